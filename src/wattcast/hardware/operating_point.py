@@ -1,0 +1,38 @@
+"""How a card is set: clocks, power limit, temperature. Voltage follows from the clock, elsewhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from wattcast.arrays import Scalar, check_positive, sweep_shape
+
+DEFAULT_TEMPERATURE_C = 50.0
+
+
+@dataclass(frozen=True)
+class OperatingPoint:
+    """Settings of a card, each a float or ``(*sweep, 1)``.
+
+    ``clock_hz`` None leaves the core clock to the governor: the highest at which the workload's
+    mean power meets ``power_limit_w`` (None: the card's default limit). A locked clock is lowered
+    too when the limit does not allow it, as cards do.
+    """
+
+    clock_hz: Scalar | None = None
+    power_limit_w: Scalar | None = None
+    temperature_c: Scalar = DEFAULT_TEMPERATURE_C
+    memory_clock_hz: Scalar | None = None
+
+    def __post_init__(self) -> None:
+        check_positive("operating point", {"clock_hz": self.clock_hz, "power_limit_w": self.power_limit_w})
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The sweep shape of the settings."""
+        return sweep_shape(
+            *(
+                f
+                for f in (self.clock_hz, self.power_limit_w, self.temperature_c, self.memory_clock_hz)
+                if f is not None
+            )
+        )
