@@ -124,9 +124,7 @@ def _check_events(text: str, where: str) -> None:
     for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
             line = event.start_mark.line + 1
-            raise bad_value(
-                f"{where}: line {line}", "plain values", "an anchor or alias", "Write the value out."
-            )
+            raise bad_value(f"{where}: line {line}", "plain values", "an anchor or alias", "Write the value out.")
         if isinstance(event, yaml.CollectionStartEvent):
             depth += 1
         elif isinstance(event, yaml.CollectionEndEvent):

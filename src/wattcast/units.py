@@ -84,9 +84,7 @@ def parse(text: object, unit: str, where: str = "quantity") -> float:
     >>> parse("4.8 TB/s", "byte/s"), parse("1830MHz", "Hz"), parse("50 MiB", "byte")
     (4800000000000.0, 1830000000.0, 52428800.0)
     """
-    wanted = (
-        f"a quantity in {unit}, such as {_EXAMPLES.get(unit, '1 ' + unit)!r}" if unit else "a pure number"
-    )
+    wanted = f"a quantity in {unit}, such as {_EXAMPLES.get(unit, '1 ' + unit)!r}" if unit else "a pure number"
     if isinstance(text, bool) or not isinstance(text, (str, int, float)):
         raise bad_unit(where, wanted, text)
     if not isinstance(text, str):

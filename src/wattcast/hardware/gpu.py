@@ -88,15 +88,13 @@ class Curve:
 
     def __post_init__(self) -> None:
         if self.clock_hz.ndim != 1 or self.clock_hz.shape != self.value.shape or self.clock_hz.size == 0:
-            raise bad_value(
-                "curve", "as many values as clocks", f"{self.value.shape} and {self.clock_hz.shape}"
-            )
+            raise bad_value("curve", "as many values as clocks", f"{self.value.shape} and {self.clock_hz.shape}")
         if not (np.diff(self.clock_hz) > 0).all():
             raise bad_value("curve.clock", "rising clocks", self.clock_hz.tolist())
 
     def at(self, clock_hz: Scalar) -> Array:
         """The value at each clock."""
-        return np.interp(clock_hz, self.clock_hz, self.value)
+        return np.asarray(np.interp(clock_hz, self.clock_hz, self.value))
 
 
 @dataclass(frozen=True)
@@ -132,7 +130,7 @@ class Gpu:
     unknown: Mapping[str, str] = field(default_factory=dict, repr=False)  # dotted path -> why
 
     def __post_init__(self) -> None:
-        check_positive(self.name, {path: value for path, value in _numbers(self, "")})
+        check_positive(self.name, dict(_numbers(self, "")))
 
     def need(self, path: str) -> Scalar:
         """The number at a dotted path, or an error that says it is not published and why.

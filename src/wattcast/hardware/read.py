@@ -114,9 +114,7 @@ class _GpuFile(msgspec.Struct, forbid_unknown_fields=True):
 
 def names() -> list[str]:
     """Catalogue GPUs, by name."""
-    return sorted(
-        path.name.removesuffix(".yaml") for path in _folder().iterdir() if path.name.endswith(".yaml")
-    )
+    return sorted(path.name.removesuffix(".yaml") for path in _folder().iterdir() if path.name.endswith(".yaml"))
 
 
 def load(name: str) -> Gpu:
@@ -197,12 +195,8 @@ class _Reader:
         return Pipes(
             self.by_dtype(group.tensor_per_cycle_sm, "pipes.tensor", "flop"),
             self.by_dtype(group.cuda_per_cycle_sm, "pipes.cuda", "flop"),
-            self.number(
-                group.int32_per_cycle_sm, "pipes.int32_per_cycle_sm", "op/cycle", "pipes.int32_op_per_cycle"
-            ),
-            self.number(
-                group.sfu_per_cycle_sm, "pipes.sfu_per_cycle_sm", "op/cycle", "pipes.sfu_op_per_cycle"
-            ),
+            self.number(group.int32_per_cycle_sm, "pipes.int32_per_cycle_sm", "op/cycle", "pipes.int32_op_per_cycle"),
+            self.number(group.sfu_per_cycle_sm, "pipes.sfu_per_cycle_sm", "op/cycle", "pipes.sfu_op_per_cycle"),
         )
 
     def by_dtype(self, leaves: dict[str, _Leaf], path: str, unit: str) -> dict[Dtype, Any]:
@@ -261,9 +255,7 @@ class _Reader:
     def need(self, leaf: _Leaf, path: str, unit: str, name: str = "") -> float:
         number = self.number(leaf, path, unit, name)
         if number is None:
-            raise bad_value(
-                f"{self.where}: {path}", "a value", "unknown", "Without it nothing can be predicted."
-            )
+            raise bad_value(f"{self.where}: {path}", "a value", "unknown", "Without it nothing can be predicted.")
         return number
 
     def number(self, leaf: _Leaf, path: str, unit: str, name: str = "") -> float | None:
@@ -293,9 +285,7 @@ class _Reader:
             return None
         self.claims[name] = Claim(self.cite(leaf.source, path), leaf.note)
         if len(leaf.clock) != len(leaf.value):
-            raise bad_value(
-                f"{self.where}: {path}", f"{len(leaf.clock)} values, one a clock", len(leaf.value)
-            )
+            raise bad_value(f"{self.where}: {path}", f"{len(leaf.clock)} values, one a clock", len(leaf.value))
         clock = [units.parse(c, "Hz", f"{self.where}: {path}.clock[{i}]") for i, c in enumerate(leaf.clock)]
         value = [units.parse(v, unit, f"{self.where}: {path}.value[{i}]") for i, v in enumerate(leaf.value)]
         return Curve(np.array(clock), np.array(value))

@@ -155,9 +155,7 @@ class Conv2d(Operator):
         if self.c % self.groups or self.k % self.groups:
             raise bad_value("conv2d.groups", f"a divisor of c={self.c} and k={self.k}", self.groups)
         if self.p < 1 or self.q < 1:
-            raise bad_value(
-                "conv2d", "a filter that fits the padded image", f"an output of {self.p} by {self.q}"
-            )
+            raise bad_value("conv2d", "a filter that fits the padded image", f"an output of {self.p} by {self.q}")
         if self.direction not in ("forward", "dgrad", "wgrad"):
             raise bad_value("conv2d.direction", "forward, dgrad or wgrad", self.direction)
 
@@ -365,9 +363,7 @@ class Elementwise(Operator):
         from wattcast.workload.elementwise import function_of
 
         return float(
-            self.read
-            if self.read is not None
-            else function_of(self.function).inputs * self.n * self.dtype.byte
+            self.read if self.read is not None else function_of(self.function).inputs * self.n * self.dtype.byte
         )
 
     @property
