@@ -158,7 +158,7 @@ def _decoded(raw: bytes) -> Operator:
 
 
 @lru_cache(maxsize=32)
-def _struct(cls: type[Operator]) -> type[msgspec.Struct]:
+def _struct(cls: type[Any]) -> type[msgspec.Struct]:
     """A strict reader with the fields of an operator, made from its dataclass so the two cannot drift."""
     hints = get_type_hints(cls)
     wanted: list[Any] = [("op", str)]
