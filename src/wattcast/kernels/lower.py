@@ -13,7 +13,7 @@ from wattcast.workload.graph import Attention, Bmm, Collective, Conv2d, Graph, L
 
 _MATMUL = (Linear, Bmm, Conv2d, Attention)
 _FAMILY = {"linear": "gemm", "bmm": "gemm"}
-_TENSOR_EVENT = {
+TENSOR_EVENT = {
     Dtype.FP64: "tensor_fp64_flop",
     Dtype.TF32: "tensor_tf32_flop",
     Dtype.BF16: "tensor_fp16_flop",
@@ -21,12 +21,13 @@ _TENSOR_EVENT = {
     Dtype.FP8: "tensor_fp8_flop",
     Dtype.INT8: "tensor_int8_op",
 }
-_CUDA_EVENT = {
+CUDA_EVENT = {
     Dtype.FP64: "cuda_fp64_flop",
     Dtype.FP32: "cuda_fp32_flop",
     Dtype.FP16: "cuda_fp16_flop",
     Dtype.BF16: "cuda_fp16_flop",
 }
+PIPE_EVENTS = tuple(dict.fromkeys([*TENSOR_EVENT.values(), *CUDA_EVENT.values()]))
 
 
 def lower(graph: Graph, gpu: Gpu) -> Kernels:
@@ -66,13 +67,13 @@ def _pipe(op: Operator, gpu: Gpu) -> tuple[str, Scalar, str]:
     cuda = gpu.pipes.cuda_flop_per_cycle
     if not isinstance(op, _MATMUL):
         dtype = Dtype.FP64 if op.dtype is Dtype.FP64 and Dtype.FP64 in cuda else Dtype.FP32
-        return _CUDA_EVENT[dtype], cuda[dtype], ""
+        return CUDA_EVENT[dtype], cuda[dtype], ""
     if op.dtype in gpu.pipes.tensor_flop_per_cycle:
-        return _TENSOR_EVENT[op.dtype], gpu.pipes.tensor_flop_per_cycle[op.dtype], ""
+        return TENSOR_EVENT[op.dtype], gpu.pipes.tensor_flop_per_cycle[op.dtype], ""
     if op.dtype in cuda:
-        return _CUDA_EVENT[op.dtype], cuda[op.dtype], ""
+        return CUDA_EVENT[op.dtype], cuda[op.dtype], ""
     note = f"{gpu.name} has no {op.dtype} unit: products in {op.dtype} at the fp32 rate of its CUDA cores"
-    return _CUDA_EVENT[Dtype.FP32], cuda[Dtype.FP32], note
+    return CUDA_EVENT[Dtype.FP32], cuda[Dtype.FP32], note
 
 
 def _chip_rate(per_sm: list[Scalar], gpu: Gpu) -> Scalar:

@@ -61,9 +61,11 @@ class ModulePower:
         """Watts of static, clock and each module in every interval."""
         activity.require(self.required_events, "module power")
         clock_hz = _clock(activity)
-        shape = np.broadcast_shapes(activity.duration_s.shape, np.shape(clock_hz))
-        idle_w = self.idle.at(clock_hz)
-        static_w = np.minimum(idle_w, self.idle.static_w)
+        shape = np.broadcast_shapes(
+            activity.duration_s.shape, np.shape(clock_hz), np.shape(activity.at.temperature_c)
+        )
+        idle_w = self.idle.at(clock_hz, activity.at.temperature_c)
+        static_w = np.minimum(idle_w, self.idle.static_w(activity.at.temperature_c))
         by_part = {STATIC: static_w, CLOCK: idle_w - static_w} | {m: np.zeros(shape) for m in self.modules}
         core = self.toggling * self.voltage.at(clock_hz) ** 2
         known = events()
@@ -92,17 +94,21 @@ def _clock(activity: Activity) -> Array:
 def _from_plain(plain: Mapping[str, Any]) -> ModulePower:
     return ModulePower(
         dict(plain["energy_j"]),
-        IdlePower(np.array(plain["idle"]["clock_hz"], float), np.array(plain["idle"]["power_w"], float)),
-        VoltageCurve(np.array(plain["voltage"]["clock_hz"], float), np.array(plain["voltage"]["relative"], float)),
+        IdlePower(**_arrays(plain["idle"])),
+        VoltageCurve(**_arrays(plain["voltage"])),
         float(plain.get("toggling", 1.0)),
     )
+
+
+def _arrays(plain: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: np.array(v, dtype=np.float64) if isinstance(v, list) else v for k, v in plain.items()}
 
 
 def _example() -> ModulePower:
     clock_hz = np.array([0.5e9, 1.0e9, 2.0e9])
     return ModulePower(
         {name: 1e-12 * (i + 1) for i, name in enumerate(events()) if not events()[name].is_mean},
-        IdlePower(clock_hz, np.array([50.0, 60.0, 90.0])),
+        IdlePower(clock_hz, np.array([50.0, 60.0, 90.0]), reference_c=45.0, per_c=0.01),
         VoltageCurve(clock_hz, np.array([0.7, 0.75, 1.0])),
     )
 

@@ -44,12 +44,14 @@ class IdlePower:
     """What the card draws with a context open and no work, by set clock.
 
     P_idle(f) = P_board + I_leak·V + C_clk·V²·f as one measured or published curve. The part above
-    its lowest point is booked as clock power, the rest as static. The model states no temperature
-    dependence: nothing here was fitted over temperature.
+    its lowest point is booked as clock power, the rest as static. Leakage makes it grow with die
+    temperature T: P_idle(f, T) = P_idle(f)·(1 + ``per_c``·(T - ``reference_c``)), not below zero.
     """
 
     clock_hz: Array
     power_w: Array
+    reference_c: float
+    per_c: float = 0.0
 
     def __post_init__(self) -> None:
         if self.clock_hz.shape != self.power_w.shape or self.clock_hz.ndim != 1 or self.clock_hz.size == 0:
@@ -57,15 +59,20 @@ class IdlePower:
         if not ((np.diff(self.clock_hz) > 0).all() and (self.power_w > 0).all()):
             raise bad_value("idle", "rising clocks and powers above zero", self.power_w.tolist())
 
-    def at(self, clock_hz: Scalar) -> Array:
-        """Idle power in W at each set clock."""
-        return np.asarray(np.interp(clock_hz, self.clock_hz, self.power_w))
+    def at(self, clock_hz: Scalar, temperature_c: Scalar) -> Array:
+        """Idle power in W at each set clock and temperature."""
+        warmer = np.maximum(1.0 + self.per_c * (np.asarray(temperature_c) - self.reference_c), 0.0)
+        return np.asarray(np.interp(clock_hz, self.clock_hz, self.power_w) * warmer)
 
-    @property
-    def static_w(self) -> float:
+    def static_w(self, temperature_c: Scalar) -> Array:
         """The floor of the curve: board, memory standby and leakage at the lowest clock."""
-        return float(self.power_w.min())
+        return self.at(self.clock_hz[np.argmin(self.power_w)], temperature_c)
 
     def to_plain(self) -> dict[str, Any]:
         """For YAML."""
-        return {"clock_hz": self.clock_hz.tolist(), "power_w": self.power_w.tolist()}
+        return {
+            "clock_hz": self.clock_hz.tolist(),
+            "power_w": self.power_w.tolist(),
+            "reference_c": self.reference_c,
+            "per_c": self.per_c,
+        }

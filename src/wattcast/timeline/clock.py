@@ -25,6 +25,7 @@ class ClockLaw:
     without: float
     activity: Array
     ratio: Array
+    toggling: float = 1.0
 
     def __post_init__(self) -> None:
         if self.activity.shape != self.ratio.shape or self.activity.size == 0 or (np.diff(self.activity) <= 0).any():
@@ -33,7 +34,7 @@ class ClockLaw:
             raise bad_value("effective clock", "ratios above 0 and at most 1", self.ratio.tolist())
 
 
-def effective_hz(timeline: Timeline, clock_hz: Scalar, law: ClockLaw | None, toggling: float = 1.0) -> Array:
+def effective_hz(timeline: Timeline, clock_hz: Scalar, law: ClockLaw | None) -> Array:
     """Effective clock of each kernel, ``(*sweep, kernel)``.
 
     Tensor activity is taken at the set clock, one step instead of a fixed point: a slower clock
@@ -44,6 +45,6 @@ def effective_hz(timeline: Timeline, clock_hz: Scalar, law: ClockLaw | None, tog
         return set_hz
     busy = timeline.tensor_cycles
     cycles = kernel_s(timeline, set_hz) * set_hz
-    activity = np.divide(busy, cycles, out=np.zeros(cycles.shape), where=cycles > 0) * toggling
+    activity = np.divide(busy, cycles, out=np.zeros(cycles.shape), where=cycles > 0) * law.toggling
     ratio = np.where(busy > 0, np.interp(activity, law.activity, law.ratio), law.without)
     return np.asarray(set_hz * ratio)

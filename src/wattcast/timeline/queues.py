@@ -21,7 +21,7 @@ from wattcast.timeline.timeline import Timeline
 def latency_s(timeline: Timeline, kernel_s: Array) -> Array:
     """End of the last kernel when the host starts at zero, ``(*sweep,)``."""
     host_s, kernel_s = np.broadcast_arrays(timeline.host_s, kernel_s)
-    host = device = end = np.zeros(kernel_s.shape[:-1])
+    host = end = np.zeros(kernel_s.shape[:-1])
     for segment in timeline.kernels.segments:
         c, d = host_s[..., segment.rows], kernel_s[..., segment.rows]
         one = (c + d) + (segment.counts - 1.0) * np.maximum(c, d)  # each position by itself
@@ -33,8 +33,7 @@ def latency_s(timeline: Timeline, kernel_s: Array) -> Array:
         many = once + (segment.repeat - 1) * np.maximum(c_sum, d_sum)
         end = np.maximum(end + segment.repeat * d_sum, host + many)
         host = host + segment.repeat * c_sum
-        device = device + segment.repeat * d_sum
-    return np.asarray(np.maximum(end, device))
+    return np.asarray(end)
 
 
 def busy_s(timeline: Timeline, kernel_s: Array) -> Array:

@@ -7,6 +7,7 @@ once. Units whose rate nobody published do not bound anything.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +16,7 @@ from wattcast.arrays import Array, Scalar
 from wattcast.errors import MissingSpecification
 from wattcast.hardware import Gpu
 from wattcast.kernels import Kernels
+from wattcast.kernels.lower import PIPE_EVENTS
 from wattcast.timeline.timeline import Phase, Timeline
 
 
@@ -35,7 +37,7 @@ class Launch:
     link_s_per_message: float
 
 
-def schedule(kernels: Kernels, gpu: Gpu, corrections: dict[str, Correction], launch: Launch) -> Timeline:
+def schedule(kernels: Kernels, gpu: Gpu, corrections: Mapping[str, Correction], launch: Launch) -> Timeline:
     """The clock-free timeline of ``kernels`` on ``gpu``."""
     of = [corrections[family] for family in kernels.family]
     compute = np.array([c.compute for c in of])
@@ -80,16 +82,20 @@ def _link_s(kernels: Kernels, gpu: Gpu, launch: Launch) -> Scalar:
     """Seconds on the links: bytes over one direction's bandwidth, plus a latency per message."""
     if not kernels.link_byte.any():
         return 0.0
-    both_ways = gpu.links.nvlink_byte_per_s or gpu.links.pcie_byte_per_s
+    links = gpu.links
+    both_ways = links.nvlink_byte_per_s if links.nvlink_byte_per_s is not None else links.pcie_byte_per_s
     if both_ways is None:
         raise MissingSpecification(f"{gpu.name}: no link to other GPUs is known. Use --tp 1 --pp 1 --dp 1.")
     return kernels.link_byte / (both_ways / 2.0) + kernels.link_hops * launch.link_s_per_message
 
 
 def _counts(kernels: Kernels) -> tuple[tuple[str, ...], Array]:
-    """Event counts of one run of each kernel; L2 carries at least what DRAM does."""
-    pipes = tuple(dict.fromkeys(kernels.pipe_event))
-    columns = {name: np.where([e == name for e in kernels.pipe_event], kernels.flop, 0.0) for name in pipes}
+    """Event counts of one run of each kernel; L2 carries at least what DRAM does.
+
+    Every pipe has a column: that a kernel leaves a pipe alone is something the prediction knows.
+    """
+    pipe = np.array(kernels.pipe_event)
+    columns = {name: np.where(pipe == name, kernels.flop, 0.0) for name in PIPE_EVENTS}
     columns |= {
         "sfu_op": kernels.sfu_op,
         "l2_byte": kernels.read_byte + kernels.write_byte,

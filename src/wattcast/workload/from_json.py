@@ -144,7 +144,7 @@ def _decoded(raw: bytes) -> Operator:
     name = from_json(raw, _Head, "op").op
     if name is None:
         raise bad_value("op", "the operator's name", "none", f"Known: {', '.join(_KINDS)}, {', '.join(functions())}.")
-    cls: type[Operator]
+    cls: Any
     given: dict[str, Any] = {}
     if name in functions():
         cls, given = Elementwise, {"function": name}
@@ -154,11 +154,14 @@ def _decoded(raw: bytes) -> Operator:
         known = [*(kind for kind in _KINDS if kind != "elementwise"), *functions()]
         raise unknown_name("operator", name, known, f"Known: {', '.join(known)}.")
     entry = from_json(raw, _struct(cls), name)
-    return cls(**given, **{item.name: getattr(entry, item.name) for item in fields(cls) if item.name not in given})
+    op: Operator = cls(
+        **given, **{item.name: getattr(entry, item.name) for item in fields(cls) if item.name not in given}
+    )
+    return op
 
 
 @lru_cache(maxsize=32)
-def _struct(cls: type[Any]) -> type[msgspec.Struct]:
+def _struct(cls: type[Operator]) -> type[msgspec.Struct]:
     """A strict reader with the fields of an operator, made from its dataclass so the two cannot drift."""
     hints = get_type_hints(cls)
     wanted: list[Any] = [("op", str)]
