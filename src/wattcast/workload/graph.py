@@ -75,7 +75,7 @@ _LEAST = {"padding": 0, "bytes": 0, "read": 0, "write": 0}
 
 
 @cache
-def _least(kind: type[Any]) -> tuple[tuple[str, int], ...]:
+def _least(kind: Any) -> tuple[tuple[str, int], ...]:
     """The whole-number fields of an operator class, with the least each may be."""
     return tuple((item.name, _LEAST.get(item.name, 1)) for item in fields(kind) if item.type == "int")
 
