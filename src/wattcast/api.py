@@ -52,7 +52,7 @@ def predict(
     or a Gpu. ``options`` are those of :class:`~wattcast.workload.options.Options`: batch, seq,
     tokens, phase, dtype, attention, head, stack, tp, pp, dp, ...
     """
-    graph = source.graph(workload, Options(**options))  # type: ignore[arg-type]
+    graph = source.load(workload, Options(**options))  # type: ignore[arg-type]
     chip = find_gpu(gpu)
     fitted = bundle or bundle_for(chip)
     notes = [*_defaults(chip, fitted, clock, power_limit, host_launch, temperature, data)]

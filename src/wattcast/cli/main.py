@@ -47,7 +47,9 @@ class _LazyGroup(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
-            raise typer.TyperException(str(unknown_name("command", args[0], COMMANDS, f"Known: {', '.join(COMMANDS)}.")))
+            raise typer.TyperException(
+                str(unknown_name("command", args[0], COMMANDS, f"Known: {', '.join(COMMANDS)}."))
+            )
         return super().resolve_command(ctx, args)
 
 
