@@ -45,7 +45,7 @@ class ModulePower:
 
     @property
     def required_events(self) -> tuple[str, ...]:
-        return tuple(self.energy_j)
+        return tuple(name for name in events() if name in self.energy_j)
 
     @property
     def modules(self) -> tuple[str, ...]:
@@ -69,10 +69,10 @@ class ModulePower:
         by_part = {STATIC: static_w, CLOCK: idle_w - static_w} | {m: np.zeros(shape) for m in self.modules}
         core = self.toggling * self.voltage.at(clock_hz) ** 2
         known = events()
-        for name, energy in self.energy_j.items():
+        for name in self.required_events:
             module = known[name].module
             scale = self.toggling if module in OWN_RAIL else core
-            by_part[module] = by_part[module] + scale * energy * activity.rate(name)  # Eq. 5
+            by_part[module] = by_part[module] + scale * self.energy_j[name] * activity.rate(name)  # Eq. 5
         return Power(np.stack([np.broadcast_to(by_part[p], shape) for p in self.parts], axis=-1), self.parts)
 
     def to_plain(self) -> dict[str, Any]:
