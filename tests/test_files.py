@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import msgspec
@@ -41,6 +42,8 @@ BOMB = b"a: &a [x,x]\nb: &b [*a,*a]\nc: &c [*b,*b]\n"
         (b"[" * 5000 + b"]" * 5000, r"levels of nesting|not valid YAML"),
         (b"- !!python/object/apply:os.system [x]\n", r"not valid YAML"),
         (b"", r"expected `object`, got `null`"),
+        (b"name: 2001-99-99\nmemory: {capacity: 1}\n", r"not valid YAML"),
+        (b"name: x\nmemory: {capacity: " + b"9" * 5000 + b"}\n", r"not valid YAML"),
     ],
 )
 def test_bad_yaml_is_named(data: bytes, says: str) -> None:
@@ -72,10 +75,8 @@ def test_nesting_deeper_than_any_workload_is_refused() -> None:
 @given(st.binary(max_size=200))
 def test_no_bytes_escape_as_another_error(data: bytes) -> None:
     for read in (from_json, from_yaml):
-        try:
-            read(data, Outer, "f")
-        except BadInput as error:
-            assert str(error).startswith("f:")
+        with contextlib.suppress(BadInput):
+            assert isinstance(read(data, Outer, "f"), Outer)
 
 
 def test_size_is_bounded(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def test_parse_reads_what_datasheets_write(text: object, unit: str, value: float
             (True, ""),
             (float("nan"), ""),
         ],
-        *[("4,8 TB/s", "byte/s"), ("1/0 W", "W"), ("9" * 200 + " W", "W"), ([1], "W")],
+        *[("4,8 TB/s", "byte/s"), ("1/0 W", "W"), ("9" * 200 + " W", "W"), ([1], "W"), (float("nan"), "")],
     ],
 )
 def test_parse_refuses_what_is_not_that_quantity(text: object, unit: str) -> None:

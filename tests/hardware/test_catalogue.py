@@ -349,7 +349,7 @@ BROKEN: list[tuple[str, Edit, str]] = [
     ),
     ("value and unknown", _put("{value: 132, source", "{value: 132, unknown: secret, source"), r"sm_count: .*both"),
     ("neither", _put("{value: 132, source: attributes}", "{source: attributes}"), r"sm_count: .*neither"),
-    ("unknown dtype", _put("    fp8:", "    fp9:"), r"unknown dtype 'fp9'.*fp8"),
+    ("unknown dtype", _put("    fp8:", "    fp9:"), r"mine.yaml: pipes.tensor_per_cycle_sm: .*fp8.*'fp9'"),
     ("disputed unit", _put("value: 50 MB,", "value: 50 MHz,"), r"l2\.capacity\.disputed: .*50 MHz"),
     ("disputed source", _put("50 MB, source: whitepaper", "50 MB, source: x"), r"l2\.capacity\.disputed\.source"),
     ("memory clock", _put("- {value: 2201 MHz", "- {value: 2201 W"), r"clocks\.memory\[1\]: .*2201 W"),
@@ -388,7 +388,7 @@ def test_a_broken_file_is_refused_by_name_and_key(edit: Edit, message: str) -> N
     assert re.search(message, said), said
     assert "\n" not in said
     assert len(said) < 600
-    if message != r"unknown dtype 'fp9'.*fp8":
+    if message != r"mine.yaml: pipes.tensor_per_cycle_sm: .*fp8.*'fp9'":
         assert said.startswith("mine.yaml:")
 
 
