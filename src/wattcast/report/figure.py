@@ -38,10 +38,8 @@ def breakdown(p: Prediction) -> Figure:
     figure = _figure(9.0, 5.0)
     axes = figure.subplots()
     ranked = sorted(p.ops, key=lambda o: -float(o.energy_j))[:MOST_OPS]
-    names = [
-        "whole workload",
-        *(f"{o.op.name} ({float(o.energy_j) / float(p.energy_j):.0%} of energy)" for o in ranked),
-    ]
+    shares = (f"{o.op}  {float(o.energy_j) / float(p.energy_j):.0%} of energy" for o in ranked)
+    names = ["whole workload", *shares]
     stacks = [p.modules, *(o.modules for o in ranked)]
     left = [0.0] * len(stacks)
     for i, module in enumerate(p.modules):
