@@ -34,11 +34,6 @@ class Role(StrEnum):
         return self is not Role.MEMORY_CLOCK
 
 
-# Board power rises with a knob at most like this power of it: V² f with V ∝ f for the core clock,
-# in proportion for units switched on and for the memory bus, whose voltage is fixed.
-STEEPEST_POWER = {Role.COMPUTE_UNITS: 1.0, Role.CORE_CLOCK: 3.0, Role.MEMORY_CLOCK: 1.0}
-
-
 @dataclass(frozen=True)
 class Knob:
     """One tunable: levels ascending, in Hz for clocks and as a count for units."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -76,11 +77,30 @@ class Tables:
         """``(phase, setting)``"""
         return self.time_s * self.power_w
 
+    @cached_property
+    def rows(self) -> Rows:
+        """The same as lists, which one lookup at a time reads faster."""
+        names = tuple(self.counters)
+        stacked = np.stack([self.counters[n] for n in names], axis=-1).tolist() if names else None
+        work = self.work.tolist() if self.work is not None else [1.0] * len(self.kernels)
+        return Rows(self.time_s.tolist(), self.power_w.tolist(), work, names, stacked)
+
     def order(self, application: str) -> npt.NDArray[np.int64]:
         """Phases of an application in the order they run."""
         if application not in self.applications:
             raise unknown_name("application", application, self.applications)
         return self.applications[application]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Tables as nested lists: ``[phase][setting]``."""
+
+    time_s: list[list[float]]
+    power_w: list[list[float]]
+    work: list[float]
+    names: tuple[str, ...]
+    counters: list[list[list[float]]] | None  # [phase][setting][name]
 
 
 @dataclass(frozen=True)
@@ -103,11 +123,6 @@ class TableRun:
         noise = noise or Noise()
         self._time_factor = np.exp(noise.time * rng.standard_normal(count)).tolist()
         self._power_factor = np.exp(noise.power * rng.standard_normal(count)).tolist()
-        self._time_s, self._power_w = tables.time_s.tolist(), tables.power_w.tolist()
-        names = tuple(tables.counters)
-        stacked = np.stack([tables.counters[n] for n in names], axis=-1).tolist() if names else None
-        self._names, self._counters = names, stacked
-        self._work = tables.work.tolist() if tables.work is not None else [1.0] * len(tables.kernels)
         self.settings: list[int] = []  # flat index of each iteration so far
 
     @property
@@ -127,14 +142,15 @@ class TableRun:
         position, self._position = self._position, self._position + 1
         phase, index = self._order[position], self._tables.lattice.flat(at)
         self.settings.append(index)
+        rows = self._tables.rows
         counters = None
-        if self._counters is not None:
-            counters = dict(zip(self._names, self._counters[phase][index], strict=True))
+        if rows.counters is not None:
+            counters = dict(zip(rows.names, rows.counters[phase][index], strict=True))
         return Observation(
             kernel=self._tables.kernels[phase],
             settings=at,
-            duration_s=self._time_s[phase][index] * self._time_factor[position],
-            power_w=self._power_w[phase][index] * self._power_factor[position],
-            work=self._work[phase],
+            duration_s=rows.time_s[phase][index] * self._time_factor[position],
+            power_w=rows.power_w[phase][index] * self._power_factor[position],
+            work=rows.work[phase],
             counters=counters,
         )

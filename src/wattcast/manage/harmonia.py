@@ -1,0 +1,153 @@
+"""The controller: coarse step from sensitivities, fine steps from feedback, memory per kernel and phase.
+
+A pure state machine: :meth:`Harmonia.step` takes a state and an observation and returns the next state and the
+settings for the next run of that kernel. No clock, no file, no random number. It follows section 5 of paper
+004 (Algorithm 1 as its prose has it) and goes past it in three ways: steps are judged by the objective itself,
+not by VALUBusy alone; scatter between equal runs is learned, and differences inside it are not acted upon;
+steps that a measured or predicted sensitivity shows to be hopeless are not tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from wattcast.fit.sensitivity import SensitivityModel
+from wattcast.manage import sensitivity
+from wattcast.manage.knobs import Lattice, Settings
+from wattcast.manage.ledger import Ledger
+from wattcast.manage.objective import Objective
+from wattcast.manage.observation import Observation
+from wattcast.manage.outlook import Beliefs
+from wattcast.manage.search import Move, Problem, View, next_move
+from wattcast.manage.sensitivity import Bin, binned
+from wattcast.manage.tuning import Tuning
+
+Bins = tuple[Bin, Bin]  # compute, bandwidth
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What the controller knows of one kernel in its present phase."""
+
+    at: Settings  # settings of the next run
+    why: str = "default"
+    ledger: Ledger = field(default_factory=Ledger)
+    beliefs: Beliefs | None = None  # from counters
+    bins: Bins | None = None
+    target: Settings | None = None  # of the coarse step
+    last: Settings | None = None  # settings of the run before
+    settled: bool = False
+    rest: int = 0  # runs to stay before the ledger is looked at again
+    spent: float = 0.0  # what risky probes have cost, in runs' worth of the objective
+    odd: int = 0  # surprises in a row
+    bad: int = 0  # unusable observations in a row
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Memories by kernel, and those of phases that may come back."""
+
+    kernels: Mapping[str, Memory] = field(default_factory=dict)
+    shelf: Mapping[tuple[str, Bins], Memory] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Harmonia:
+    """The controller's fixed part. ``fine=False`` is the coarse step alone."""
+
+    lattice: Lattice
+    default: Settings
+    objective: Objective = field(default_factory=Objective)
+    model: SensitivityModel | None = None  # None: sensitivities are measured, not predicted
+    tuning: Tuning = field(default_factory=Tuning)
+    free: tuple[bool, ...] | None = None
+    fine: bool = True
+    first: Settings | None = None  # of a kernel's first run; None: the default
+
+    @cached_property
+    def problem(self) -> Problem:
+        free = self.free or (True,) * len(self.lattice.knobs)
+        return Problem(self.lattice, self.default, self.first or self.default, self.objective, self.tuning, free)
+
+    def start(self) -> State:
+        return State()
+
+    def settings(self, state: State, kernel: str) -> Settings:
+        """Settings for the next run of a kernel."""
+        memory = state.kernels.get(kernel)
+        return self.problem.start if memory is None else memory.at
+
+    def step(self, state: State, observation: Observation) -> tuple[State, Settings]:
+        """The next state and the settings for this kernel's next run."""
+        kernel = observation.kernel
+        memory = state.kernels.get(kernel) or Memory(at=self.problem.start)
+        if not observation.usable or not self.lattice.inside(observation.settings):
+            memory = self._unusable(memory)
+            return replace(state, kernels={**state.kernels, kernel: memory}), memory.at
+        state, memory = self._phase(state, memory, observation)
+        memory = self._learn(memory, observation)
+        memory = self._decide(memory)
+        return replace(state, kernels={**state.kernels, kernel: memory}), memory.at
+
+    def _unusable(self, memory: Memory) -> Memory:
+        """Stay; after several in a row fall back to the default, which needs no reading to be safe."""
+        bad = memory.bad + 1
+        if bad < self.tuning.patience:
+            return replace(memory, bad=bad)
+        return replace(memory, bad=bad, at=self.problem.start, why="blind", settled=False, rest=0)
+
+    def _phase(self, state: State, memory: Memory, observation: Observation) -> tuple[State, Memory]:
+        """A new phase: bins changed though no knob did (with counters), or time did (without)."""
+        still = memory.last == observation.settings
+        counters = observation.usable_counters
+        if self.model is None or counters is None:
+            return state, self._surprised(memory, observation)
+        compute, bandwidth = sensitivity.predicted(self.model, counters)
+        beliefs = Beliefs(compute, bandwidth, self.tuning.margin)
+        bins = (binned(compute), binned(bandwidth))
+        if memory.bins is None:
+            return state, replace(memory, beliefs=beliefs, bins=bins, target=self._target(bins))
+        if bins == memory.bins or not still:
+            return state, memory  # sensitivities that moved with a knob say nothing of the program
+        shelf = {**state.shelf, (observation.kernel, memory.bins): memory}
+        known = shelf.get((observation.kernel, bins))
+        if known is None:
+            known = Memory(at=memory.at, beliefs=beliefs, bins=bins, target=self._target(bins))
+        return replace(state, shelf=shelf), replace(known, last=memory.last)
+
+    def _surprised(self, memory: Memory, observation: Observation) -> Memory:
+        odd = memory.ledger.surprise(observation, self.tuning.prior_sigma) > self.tuning.surprise
+        count = memory.odd + 1 if odd else 0
+        if count < self.tuning.patience:
+            return replace(memory, odd=count)
+        return Memory(at=self.problem.start, last=memory.last)  # what was learned belongs to a phase that is over
+
+    def _target(self, bins: Bins) -> Settings | None:
+        target = self.tuning.coarse_target(self.lattice, *bins)
+        problem = self.problem
+        kept = tuple(t if free else d for t, d, free in zip(target, self.default, problem.free, strict=True))
+        kept = tuple(min(t, d) for t, d in zip(kept, self.default, strict=True))
+        return None if kept == self.default else kept
+
+    def _learn(self, memory: Memory, observation: Observation) -> Memory:
+        return replace(memory, ledger=memory.ledger.record(observation), last=observation.settings, bad=0)
+
+    def _decide(self, memory: Memory) -> Memory:
+        if memory.settled and memory.rest > 0:
+            return replace(memory, rest=memory.rest - 1)
+        move = self._move(memory)
+        return replace(memory, at=move.settings, why=move.why, settled=move.settled, rest=self.tuning.rest)
+
+    def _move(self, memory: Memory) -> Move:
+        beliefs = memory.beliefs or Beliefs(None, None, self.tuning.measured_margin)
+        if self.fine:
+            return next_move(self.problem, memory.ledger, beliefs, memory.target, memory.spent)
+        if memory.beliefs is None:
+            view = View(self.problem, memory.ledger, beliefs, memory.spent)
+            probe = view.sense()
+            if probe is not None and probe not in memory.ledger.seen:
+                return Move(probe, False, "sense")
+            return Move(self._target(view.bins()) or self.default, True, "coarse")
+        return Move(memory.target or self.default, True, "coarse")
