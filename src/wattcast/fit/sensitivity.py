@@ -77,7 +77,9 @@ def aggregated(unit_sensitivity: Array, clock_sensitivity: Array) -> Array:
     return np.asarray(0.5 * (unit_sensitivity + clock_sensitivity))
 
 
-def select(counters: Mapping[str, Array], target: Array, strong: float = STRONG, most: int = MOST_COUNTERS) -> list[str]:
+def select(
+    counters: Mapping[str, Array], target: Array, strong: float = STRONG, most: int = MOST_COUNTERS
+) -> list[str]:
     """Counters strongly correlated with the target, strongest first; at least one (section 4.3)."""
     with np.errstate(invalid="ignore", divide="ignore"):
         score = {name: abs(float(np.corrcoef(column, target)[0, 1])) for name, column in counters.items()}
@@ -117,7 +119,7 @@ def fit(
 def predict_all(model: LinearModel, counters: Mapping[str, Array]) -> Array:
     """The model on columns of counters."""
     columns = [coefficient * counters[name] for name, coefficient in model.coefficients.items()]
-    return np.clip(model.intercept + np.sum(columns, axis=0), 0.0, 1.0)
+    return np.asarray(np.clip(model.intercept + np.sum(columns, axis=0), 0.0, 1.0))
 
 
 def _least_squares(

@@ -12,9 +12,9 @@ import math
 from collections.abc import Mapping
 from itertools import pairwise
 
+from wattcast.manage.beliefs import Beliefs
 from wattcast.manage.knobs import Lattice, Role, Settings
 from wattcast.manage.ledger import Seen
-from wattcast.manage.outlook import Beliefs
 
 # Exponents of board power over a knob before anything was measured: what to reckon with going up, and what to
 # count on going down. HD 7970, Titan X and A100 tables lie between, but for the A100's top clocks.
@@ -59,7 +59,9 @@ def steepest(lattice: Lattice, seen: Mapping[Settings, Seen], which: int) -> flo
     return GROWTH * max(*found, 0.0) + FLOOR if found else UP[knob.role]
 
 
-def descend(lattice: Lattice, seen: Mapping[Settings, Seen], beliefs: Beliefs, cap_w: float) -> Settings | None:
+def descend(
+    lattice: Lattice, seen: Mapping[Settings, Seen], beliefs: Beliefs | None, cap_w: float
+) -> Settings | None:
     """The next try when every setting so far broke the cap; None when one keeps to it or nothing is left."""
     at = min(seen, key=lambda s: seen[s].log_power)
     missing = seen[at].log_power - math.log(cap_w)
@@ -74,9 +76,9 @@ def descend(lattice: Lattice, seen: Mapping[Settings, Seen], beliefs: Beliefs, c
     return to if to != at else lattice.bottom
 
 
-def _weights(lattice: Lattice, beliefs: Beliefs) -> list[float]:
+def _weights(lattice: Lattice, beliefs: Beliefs | None) -> list[float]:
     """How far each knob goes down relative to the others: the less it matters, the farther."""
-    known = [beliefs.compute if knob.role.is_compute else beliefs.bandwidth for knob in lattice.knobs]
+    known = [beliefs.of(knob.role) if beliefs else None for knob in lattice.knobs]
     loose = [1.1 - (0.5 if s is None else s) for s in known]
     return [w / max(loose) for w in loose]
 

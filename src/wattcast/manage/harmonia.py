@@ -15,14 +15,16 @@ from functools import cached_property
 
 from wattcast.fit.sensitivity import SensitivityModel
 from wattcast.manage import sensitivity
+from wattcast.manage.beliefs import Beliefs
 from wattcast.manage.knobs import Lattice, Settings
 from wattcast.manage.ledger import Ledger
 from wattcast.manage.objective import Objective
 from wattcast.manage.observation import Observation
-from wattcast.manage.outlook import Beliefs
-from wattcast.manage.search import Move, Problem, View, next_move
+from wattcast.manage.problem import Problem
+from wattcast.manage.search import Move, next_move, sense
 from wattcast.manage.sensitivity import Bin, binned
 from wattcast.manage.tuning import Tuning
+from wattcast.manage.view import View
 
 Bins = tuple[Bin, Bin]  # compute, bandwidth
 
@@ -32,7 +34,7 @@ class Memory:
     """What the controller knows of one kernel in its present phase."""
 
     at: Settings  # settings of the next run
-    why: str = "default"
+    why: str = "start"
     ledger: Ledger = field(default_factory=Ledger)
     beliefs: Beliefs | None = None  # from counters
     bins: Bins | None = None
@@ -40,7 +42,6 @@ class Memory:
     last: Settings | None = None  # settings of the run before
     settled: bool = False
     rest: int = 0  # runs to stay before the ledger is looked at again
-    spent: float = 0.0  # what risky probes have cost, in runs' worth of the objective
     odd: int = 0  # surprises in a row
     bad: int = 0  # unusable observations in a row
 
@@ -62,7 +63,7 @@ class Harmonia:
     objective: Objective = field(default_factory=Objective)
     model: SensitivityModel | None = None  # None: sensitivities are measured, not predicted
     tuning: Tuning = field(default_factory=Tuning)
-    free: tuple[bool, ...] | None = None
+    free: tuple[bool, ...] | None = None  # knobs it may turn; None: all
     fine: bool = True
     first: Settings | None = None  # of a kernel's first run; None: the default
 
@@ -85,14 +86,13 @@ class Harmonia:
         memory = state.kernels.get(kernel) or Memory(at=self.problem.start)
         if not observation.usable or not self.lattice.inside(observation.settings):
             memory = self._unusable(memory)
-            return replace(state, kernels={**state.kernels, kernel: memory}), memory.at
+            return State({**state.kernels, kernel: memory}, state.shelf), memory.at
         state, memory = self._phase(state, memory, observation)
-        memory = self._learn(memory, observation)
-        memory = self._decide(memory)
-        return replace(state, kernels={**state.kernels, kernel: memory}), memory.at
+        memory = self._decide(memory, memory.ledger.record(observation), observation.settings)
+        return State({**state.kernels, kernel: memory}, state.shelf), memory.at
 
     def _unusable(self, memory: Memory) -> Memory:
-        """Stay; after several in a row fall back to the default, which needs no reading to be safe."""
+        """Stay; after several in a row fall back to the start settings, which need no reading to be safe."""
         bad = memory.bad + 1
         if bad < self.tuning.patience:
             return replace(memory, bad=bad)
@@ -100,54 +100,65 @@ class Harmonia:
 
     def _phase(self, state: State, memory: Memory, observation: Observation) -> tuple[State, Memory]:
         """A new phase: bins changed though no knob did (with counters), or time did (without)."""
-        still = memory.last == observation.settings
         counters = observation.usable_counters
         if self.model is None or counters is None:
             return state, self._surprised(memory, observation)
+        if memory.bins is not None and memory.last != observation.settings:
+            return state, memory  # sensitivities that moved with a knob say nothing of the program
         compute, bandwidth = sensitivity.predicted(self.model, counters)
-        beliefs = Beliefs(compute, bandwidth, self.tuning.margin)
         bins = (binned(compute), binned(bandwidth))
+        if bins == memory.bins:
+            return state, memory
+        beliefs = Beliefs(compute, bandwidth, self.tuning.margin)
         if memory.bins is None:
             return state, replace(memory, beliefs=beliefs, bins=bins, target=self._target(bins))
-        if bins == memory.bins or not still:
-            return state, memory  # sensitivities that moved with a knob say nothing of the program
         shelf = {**state.shelf, (observation.kernel, memory.bins): memory}
         known = shelf.get((observation.kernel, bins))
         if known is None:
             known = Memory(at=memory.at, beliefs=beliefs, bins=bins, target=self._target(bins))
-        return replace(state, shelf=shelf), replace(known, last=memory.last)
+        return State(state.kernels, shelf), replace(known, last=memory.last)
 
     def _surprised(self, memory: Memory, observation: Observation) -> Memory:
         odd = memory.ledger.surprise(observation, self.tuning.prior_sigma) > self.tuning.surprise
-        count = memory.odd + 1 if odd else 0
-        if count < self.tuning.patience:
-            return replace(memory, odd=count)
+        if not odd:
+            return memory if memory.odd == 0 else replace(memory, odd=0)
+        if memory.odd + 1 < self.tuning.patience:
+            return replace(memory, odd=memory.odd + 1)
         return Memory(at=self.problem.start, last=memory.last)  # what was learned belongs to a phase that is over
 
     def _target(self, bins: Bins) -> Settings | None:
-        target = self.tuning.coarse_target(self.lattice, *bins)
-        problem = self.problem
-        kept = tuple(t if free else d for t, d, free in zip(target, self.default, problem.free, strict=True))
-        kept = tuple(min(t, d) for t, d in zip(kept, self.default, strict=True))
+        """Where the coarse step leads: no knob above its default, none that may not be turned."""
+        wanted = self.tuning.coarse_target(self.lattice, *bins)
+        kept = tuple(
+            min(t, d) if free else d for t, d, free in zip(wanted, self.default, self.problem.free, strict=True)
+        )
         return None if kept == self.default else kept
 
-    def _learn(self, memory: Memory, observation: Observation) -> Memory:
-        return replace(memory, ledger=memory.ledger.record(observation), last=observation.settings, bad=0)
-
-    def _decide(self, memory: Memory) -> Memory:
+    def _decide(self, memory: Memory, ledger: Ledger, last: Settings) -> Memory:
         if memory.settled and memory.rest > 0:
-            return replace(memory, rest=memory.rest - 1)
-        move = self._move(memory)
-        return replace(memory, at=move.settings, why=move.why, settled=move.settled, rest=self.tuning.rest)
+            move, rest = Move(memory.at, True, memory.why), memory.rest - 1
+        else:
+            move, rest = self._move(memory, ledger), self.tuning.rest
+        return Memory(
+            move.settings,
+            move.why,
+            ledger,
+            memory.beliefs,
+            memory.bins,
+            memory.target,
+            last,
+            move.settled,
+            rest,
+            memory.odd,
+        )
 
-    def _move(self, memory: Memory) -> Move:
-        beliefs = memory.beliefs or Beliefs(None, None, self.tuning.measured_margin)
+    def _move(self, memory: Memory, ledger: Ledger) -> Move:
         if self.fine:
-            return next_move(self.problem, memory.ledger, beliefs, memory.target, memory.spent)
-        if memory.beliefs is None:
-            view = View(self.problem, memory.ledger, beliefs, memory.spent)
-            probe = view.sense()
-            if probe is not None and probe not in memory.ledger.seen:
-                return Move(probe, False, "sense")
-            return Move(self._target(view.bins()) or self.default, True, "coarse")
-        return Move(memory.target or self.default, True, "coarse")
+            return next_move(self.problem, ledger, memory.beliefs, memory.target)
+        if memory.beliefs is not None:
+            return Move(memory.target or self.default, True, "coarse")
+        view = View(self.problem, ledger, None)
+        probe = sense(view)
+        if probe is not None and probe not in ledger.seen:
+            return Move(probe, False, "sense")
+        return Move(self._target(view.bins()) or self.default, True, "coarse")

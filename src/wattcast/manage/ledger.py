@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from wattcast.manage.knobs import Settings
@@ -43,7 +43,8 @@ class Ledger:
         at = observation.settings
         old = self.seen.get(at)
         if old is None:
-            return replace(self, seen={**self.seen, at: Seen(1, log_time, log_power)}, runs=self.runs + 1)
+            seen = {**self.seen, at: Seen(1, log_time, log_power)}
+            return Ledger(seen, self.runs + 1, self.freedom, self.time_scatter, self.power_scatter)
         n = old.runs + 1
         off_time, off_power = log_time - old.log_time, log_power - old.log_power
         seen = {**self.seen, at: Seen(n, old.log_time + off_time / n, old.log_power + off_power / n)}

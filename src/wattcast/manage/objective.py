@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 
 import numpy as np
 
@@ -52,7 +53,7 @@ class Objective:
         if self.slowdown is not None and not 0 <= self.slowdown < math.inf:
             raise bad_value("slowdown", "zero or more", self.slowdown)
 
-    @property
+    @cached_property
     def time_weight(self) -> float:
         """Exponent of time once energy is written as power times time."""
         return self.goal.delay_power + 1.0

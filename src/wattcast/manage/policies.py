@@ -71,7 +71,7 @@ def scores(tables: Tables, objective: Objective) -> Array:
 
 def oracle(tables: Tables, objective: Objective) -> Indices:
     """The best setting of each phase: the whole table at once."""
-    return scores(tables, objective).argmin(axis=-1)
+    return np.asarray(scores(tables, objective).argmin(axis=-1), dtype=np.int64)
 
 
 def static_best(tables: Tables, application: str, objective: Objective) -> int:

@@ -81,16 +81,21 @@ def with_derived(counters: Mapping[str, float]) -> Mapping[str, float]:
 def predicted(model: SensitivityModel, counters: Mapping[str, float]) -> tuple[float, float]:
     """Compute and bandwidth sensitivity of a run from its counters."""
     full = with_derived(counters)
+    try:
+        return model.compute.predict(full), model.bandwidth.predict(full)
+    except KeyError:
+        raise _missing(model, full) from None
+
+
+def _missing(model: SensitivityModel, counters: Mapping[str, float]) -> MissingEvents:
     needed = {**model.compute.coefficients, **model.bandwidth.coefficients}
-    missing = [name for name in needed if name not in full]
-    if missing:
-        hint = nearest(missing[0], full)
-        raise MissingEvents(
-            f"sensitivity model {model.name!r} needs {', '.join(missing)}"
-            f"{f' (closest: {hint[0]})' if hint else ''}, absent from these counters: {', '.join(full)}. "
-            "Collect the missing counters, or fit a model to those you have (wattcast fit sensitivity)."
-        )
-    return model.compute.predict(full), model.bandwidth.predict(full)
+    missing = [name for name in needed if name not in counters]
+    hint = nearest(missing[0], counters)
+    return MissingEvents(
+        f"sensitivity model {model.name!r} needs {', '.join(missing)}"
+        f"{f' (closest: {hint[0]})' if hint else ''}, absent from these counters: {', '.join(counters)}. "
+        "Collect the missing counters, or fit a model to those you have (wattcast fit sensitivity)."
+    )
 
 
 @cache
