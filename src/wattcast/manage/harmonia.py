@@ -66,6 +66,7 @@ class Harmonia:
     free: tuple[bool, ...] | None = None  # knobs it may turn; None: all
     fine: bool = True
     first: Settings | None = None  # of a kernel's first run; None: the default
+    hint: Mapping[str, Settings] = field(default_factory=dict)  # kernel -> first guess, instead of a coarse step
 
     @cached_property
     def problem(self) -> Problem:
@@ -83,7 +84,7 @@ class Harmonia:
     def step(self, state: State, observation: Observation) -> tuple[State, Settings]:
         """The next state and the settings for this kernel's next run."""
         kernel = observation.kernel
-        memory = state.kernels.get(kernel) or Memory(at=self.problem.start)
+        memory = state.kernels.get(kernel) or Memory(at=self.problem.start, target=self.hint.get(kernel))
         if not observation.usable or not self.lattice.inside(observation.settings):
             memory = self._unusable(memory)
             return State({**state.kernels, kernel: memory}, state.shelf), memory.at

@@ -34,6 +34,7 @@ class Name(StrEnum):
     COARSE = "coarse_only"
     STATIC = "static_best"
     PREDICTIVE = "model_predictive"
+    GUIDED = "predictive_then_fine"
     HARMONIA = "harmonia"
     ORACLE = "oracle"
 
@@ -94,7 +95,7 @@ def replace_bounds(objective: Objective) -> Objective:
 
 def run(tables: Tables, application: str, policy: Name, setup: Setup) -> Run | None:
     """One application under one policy; None where the plant does not give what the policy needs."""
-    if policy in (Name.HARMONIA, Name.COARSE, Name.CORE_CLOCK):
+    if policy in (Name.HARMONIA, Name.COARSE, Name.CORE_CLOCK, Name.GUIDED):
         return _controlled(tables, application, policy, setup)
     if policy is Name.RACE_TO_IDLE:
         return _race(tables, application, setup)
@@ -138,9 +139,14 @@ def _deadline_s(tables: Tables, played: Played, objective: Objective) -> float:
 
 
 def _controlled(tables: Tables, application: str, policy: Name, setup: Setup) -> Run | None:
+    if policy is Name.GUIDED and application not in setup.forecast:
+        return None
     controller = controller_for(tables, policy, setup)
     if controller is None:
         return None
+    if policy is Name.GUIDED:
+        hint = setup.forecast[application]
+        controller = replace(controller, hint={tables.kernels[p]: hint for p in tables.order(application)})
     played, state = play_table(tables, application, controller, setup.noise, setup.seed)
     return Run(policy, played, _converged(tables, controller, state, played))
 

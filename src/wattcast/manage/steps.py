@@ -20,6 +20,7 @@ from wattcast.manage.view import View, moved
 # board power that is switched.
 POWER_ELASTICITY = {Role.COMPUTE_UNITS: 0.5, Role.CORE_CLOCK: 1.3, Role.MEMORY_CLOCK: 0.3}
 LEAST_ELASTICITY = 0.05
+IDLE_KNOB = 0.05  # a knob that moves neither time nor power by more than this share of itself is not in force
 
 
 class Step(NamedTuple):
@@ -88,16 +89,11 @@ def outlook(view: View, which: int, to: int) -> float:
     """The best change of score that moving a knob from the best setting to a level could bring."""
     problem, here = view.problem, view.best[which]
     logs, down = problem.log_levels[which], to < here
-    found = _like(view, which, to)
-    if found is None:
+    s, e = _measured(view, which, to)
+    if abs(s) < IDLE_KNOB and abs(e) < IDLE_KNOB:  # nothing known, or the knob was not what held the card
         role = problem.lattice.knobs[which].role
         low, high = view.beliefs.bounds(role, problem.has_units)
         s, e = (low, POWER_ELASTICITY[role]) if down else (high, LEAST_ELASTICITY)
-    else:
-        at, a, b = found
-        low_x, high_x = view.seen[moved(at, which, a)], view.seen[moved(at, which, b)]
-        ratio = logs[b] - logs[a]
-        s, e = (low_x.log_time - high_x.log_time) / ratio, (high_x.log_power - low_x.log_power) / ratio
     return (problem.objective.time_weight * s - e) * (logs[here] - logs[to])
 
 
@@ -113,6 +109,18 @@ def allowed(view: View, which: int, to: int) -> bool:
         return belief is not None
     cost: float = ratio ** (problem.objective.time_weight * belief) - 1.0
     return view.loss() + cost <= tuning.budget * view.runs
+
+
+def _measured(view: View, which: int, to: int) -> tuple[float, float]:
+    """Elasticities of time and power from a measured step like this one; zero where there is none."""
+    found = _like(view, which, to)
+    if found is None:
+        return 0.0, 0.0
+    at, a, b = found
+    low, high = view.seen[moved(at, which, a)], view.seen[moved(at, which, b)]
+    logs = view.problem.log_levels[which]
+    ratio = logs[b] - logs[a]
+    return (low.log_time - high.log_time) / ratio, (high.log_power - low.log_power) / ratio
 
 
 def _like(view: View, which: int, to: int) -> tuple[Settings, int, int] | None:
