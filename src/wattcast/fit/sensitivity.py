@@ -7,6 +7,7 @@ gives anyway; :func:`fit` builds them from a table of kernels run over a card's 
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,8 @@ from wattcast.files import from_yaml, read_bytes, write_whole
 
 FORMAT = 1
 STRONG = 0.5  # |correlation| at which the paper calls a counter strongly correlated (section 4.3)
+KNOBS = ("compute_units", "core_clock", "memory_clock")
+RAW, DERIVED = ("VALUBusy", "VALUUtilization", "MemUnitBusy"), "CtoMIntensity"
 MOST_COUNTERS = 7  # as many as the longer of the paper's two models
 
 
@@ -75,6 +78,18 @@ def aggregated(unit_sensitivity: Array, clock_sensitivity: Array) -> Array:
     kernel that follows only one of them follows half of compute throughput, in logarithms.
     """
     return np.asarray(0.5 * (unit_sensitivity + clock_sensitivity))
+
+
+def compute_to_memory(valu_busy: Array, valu_utilisation: Array, memory_busy: Array) -> Array:
+    """Equation 3 in %: time the vector ALUs work on active lanes over time the memory unit works.
+
+    The paper says "normalized to 100"; we take that as a percentage held at 100.
+
+    >>> float(compute_to_memory(np.array(50.0), np.array(80.0), np.array(80.0)))
+    50.0
+    """
+    active = valu_busy * valu_utilisation / 100.0
+    return np.asarray(np.minimum(100.0 * active / np.maximum(memory_busy, 1e-9), 100.0))
 
 
 def select(
@@ -138,6 +153,98 @@ def _left_out(
         model = _least_squares(counters, target, names, groups != group)
         errors.append(np.abs(predict_all(model, counters) - target)[groups == group])
     return float(np.mean(np.concatenate(errors)))
+
+
+@dataclass(frozen=True)
+class Table:
+    """Kernels with their mean counters and measured sensitivities, each ``(kernel,)``."""
+
+    kernels: tuple[str, ...]
+    counters: Mapping[str, Array]
+    sensitivity: Mapping[str, Array]
+
+    @property
+    def groups(self) -> list[str]:
+        """The application of each kernel: what stands before the first dot of its name."""
+        return [name.split(".")[0] for name in self.kernels]
+
+
+def read_table(path: Path) -> Table:
+    """A CSV of kernels over settings: ``kernel``, ``time_s``, the knobs it has, and counters.
+
+    Knobs are ``compute_units``, ``core_clock`` and ``memory_clock``; a column ``phase`` keeps behaviours of one
+    kernel apart; ``power_w`` is not used; all other columns are counters.
+    """
+    names, rows = _csv(path)
+    knobs = [k for k in KNOBS if k in names]
+    if not {"kernel", "time_s"} <= set(names) or "memory_clock" not in knobs or len(knobs) < 2:
+        wanted = "columns kernel, time_s, memory_clock and compute_units or core_clock"
+        raise bad_value(path.name, wanted, ", ".join(names))
+    keys = list(dict.fromkeys(zip(rows["kernel"], rows.get("phase", rows["kernel"]), strict=True)))
+    which = np.array([keys.index(key) for key in zip(rows["kernel"], rows.get("phase", rows["kernel"]), strict=True)])
+    number = {name: _floats(rows[name], f"{path.name}: {name}") for name in names if name not in ("kernel", "phase")}
+    counters = {name: column for name, column in number.items() if name not in {*KNOBS, "time_s", "power_w"}}
+    if set(RAW) <= set(counters):
+        counters[DERIVED] = compute_to_memory(*(counters[name] for name in RAW))
+    each = {
+        knob: np.array([_knob(number, which == i, knob, knobs, key[0]) for i, key in enumerate(keys)])
+        for knob in knobs
+    }
+    compute = [each[k] for k in ("compute_units", "core_clock") if k in each]
+    return Table(
+        tuple(key[0] for key in keys),
+        {name: np.array([column[which == i].mean() for i in range(len(keys))]) for name, column in counters.items()},
+        {"compute": aggregated(compute[0], compute[-1]), "bandwidth": each["memory_clock"]},
+    )
+
+
+def _knob(
+    number: Mapping[str, Array], rows: npt.NDArray[np.bool_], knob: str, knobs: Sequence[str], kernel: str
+) -> float:
+    """Mean sensitivity to one knob, all others at their highest."""
+    for other in knobs:
+        if other != knob:
+            rows = rows & (number[other] == number[other][rows].max())
+    values, time_s = number[knob][rows], number["time_s"][rows]
+    if len(np.unique(values)) < 2 or len(np.unique(values)) != len(values):
+        raise bad_value(kernel, f"two or more levels of {knob} with the other knobs at their highest", len(values))
+    top = int(values.argmax())
+    rest = np.arange(len(values)) != top
+    return float(measured(time_s[rest], time_s[top], values[rest], values[top]).mean())
+
+
+def _csv(path: Path) -> tuple[list[str], dict[str, list[str]]]:
+    try:
+        lines = list(csv.reader(read_bytes(path).decode("utf-8-sig").splitlines()))
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise bad_value(path.name, "a CSV file in UTF-8", str(error)) from None
+    if len(lines) < 2:
+        raise bad_value(path.name, "a header and rows", f"{len(lines)} lines")
+    names = lines[0]
+    if len(set(names)) != len(names):
+        raise bad_value(f"{path.name}: line 1", "columns of different names", ",".join(names))
+    for number, line in enumerate(lines[1:], start=2):
+        if len(line) != len(names):
+            raise bad_value(f"{path.name}: line {number}", f"{len(names)} cells", len(line))
+    return names, {name: [line[i] for line in lines[1:]] for i, name in enumerate(names)}
+
+
+def _floats(cells: Sequence[str], where: str) -> Array:
+    try:
+        column = np.array([float(cell) for cell in cells])
+    except ValueError:
+        raise bad_value(where, "numbers", next(c for c in cells if not _is_number(c))) from None
+    if not np.isfinite(column).all():
+        raise bad_value(where, "finite numbers", "NaN or infinity")
+    return column
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
 
 
 class _Linear(msgspec.Struct, forbid_unknown_fields=True):

@@ -87,9 +87,7 @@ def predicted(
     return Forecast(np.asarray(p.latency_s), np.asarray(p.power_w), p.name, str(p.status))
 
 
-def forecasts(
-    tables: Tables, gpu: Gpu, folder: Path | None = None
-) -> tuple[dict[str, Forecast], dict[str, str]]:
+def forecasts(tables: Tables, gpu: Gpu, folder: Path | None = None) -> tuple[dict[str, Forecast], dict[str, str]]:
     """Predictions for the applications of a replayed table, and why the others have none.
 
     An application's operators are read from ``folder`` (``NAME.json``, with or without the attention's tag)
@@ -119,9 +117,10 @@ def workload_of(name: str, folder: Path | None) -> tuple[str | Path, dict[str, o
             return path, {}
     match = _NAMED.fullmatch(name)
     if match is None:
-        raise bad_value(name, "an operator list in --workloads, or a name such as gpt2model_gpt2_pbf16_b8_s128_...", name)
-    model = _FAMILY_SIZES.get(match["family"], "{}").format(match["model"].replace("p", ".", 1) if _point(match) else match["model"])
-    return model, {
+        wanted = "its operator list in --workloads, or a name such as gpt2model_gpt2_pbf16_b8_s128_modeprefill"
+        raise bad_value("application", wanted, name)
+    size = re.sub(r"(?<=\d)p(?=\d)", ".", match["model"])  # opt-1p3b
+    return _FAMILY_SIZES.get(match["family"], "{}").format(size), {
         "batch": int(match["batch"]),
         "seq": int(match["seq"]),
         "dtype": match["dtype"],
@@ -143,11 +142,6 @@ def choices(
         for name in (names or found)
         if name in found
     }
-
-
-def _point(match: re.Match[str]) -> bool:
-    """Whether a ``p`` in the model's size stands for a decimal point (``opt-1p3b``)."""
-    return re.search(r"\dp\d", match["model"]) is not None
 
 
 def _idle_w(gpu: Gpu) -> float | None:

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from wattcast import units
-from wattcast.errors import bad_value, clip
+from wattcast.errors import bad_value, clip, unknown_name
 from wattcast.files import read_bytes
 from wattcast.manage.knobs import Knob, Lattice, Role, Settings
 from wattcast.manage.plant import Tables
@@ -58,6 +58,24 @@ def read(path: Path, iterations: int = ITERATIONS, default: str | None = None) -
             raise bad_value(f"{path.name}: {name}", "every pair of its clocks", f"no row for {pair}")
         groups.setdefault((memory, core), {})[name] = rows
     return [_tables(path.name, m, c, apps, iterations, default) for (m, c), apps in groups.items()]
+
+
+def without(plants: Sequence[Tables], starts: Sequence[str]) -> list[Tables]:
+    """The plants less the applications whose names start with one of ``starts``; each must match something."""
+    names = [name for tables in plants for name in tables.applications]
+    for start in starts:
+        if not any(name.startswith(start) for name in names):
+            raise unknown_name("application to leave out", start, names)
+    kept = [
+        replace(
+            tables, applications={n: o for n, o in tables.applications.items() if not n.startswith(tuple(starts))}
+        )
+        for tables in plants
+    ]
+    left = [tables for tables in kept if tables.applications]
+    if not left:
+        raise bad_value("--leave-out", "some applications left", "none")
+    return left
 
 
 def _text(path: Path) -> str:

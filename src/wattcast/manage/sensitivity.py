@@ -14,12 +14,11 @@ import numpy as np
 
 from wattcast.arrays import Array
 from wattcast.errors import MissingEvents, nearest
-from wattcast.fit.sensitivity import SensitivityModel, aggregated, measured, parse
+from wattcast.fit.sensitivity import DERIVED, RAW, SensitivityModel, aggregated, compute_to_memory, measured, parse
 from wattcast.manage.knobs import Role
 from wattcast.manage.plant import Tables
 
 LOW_EDGE, HIGH_EDGE = 0.30, 0.70  # section 5.2: "<30%, 30%-70%, and >70%"
-DERIVED = "CtoMIntensity"
 
 
 class Bin(IntEnum):
@@ -51,18 +50,6 @@ def peak_byte_per_s(memory_hz: float, bus_bit: float, channels: float, transfer_
 def ic_activity(read_write_byte_per_s: float, peak: float) -> float:
     """Equation 1: off-chip interconnect activity, of 1."""
     return read_write_byte_per_s / peak
-
-
-def compute_to_memory(valu_busy: Array, valu_utilisation: Array, memory_busy: Array) -> Array:
-    """Equation 3 in %: time the vector ALUs work on active lanes over time the memory unit works.
-
-    The paper says "normalized to 100"; we take that as a percentage held at 100.
-
-    >>> float(compute_to_memory(np.array(50.0), np.array(80.0), np.array(80.0)))
-    50.0
-    """
-    active = valu_busy * valu_utilisation / 100.0
-    return np.asarray(np.minimum(100.0 * active / np.maximum(memory_busy, 1e-9), 100.0))
 
 
 def memory_w(card_w: float, gpu_w: float, other_w: float) -> float:
@@ -129,6 +116,6 @@ def of_tables(tables: Tables) -> dict[str, Array]:
 def mean_counters(tables: Tables) -> dict[str, Array]:
     """Counters of each phase averaged over all settings (section 4.2), with the derived one."""
     full = dict(tables.counters)
-    if {"VALUBusy", "VALUUtilization", "MemUnitBusy"} <= set(full):
-        full[DERIVED] = compute_to_memory(full["VALUBusy"], full["VALUUtilization"], full["MemUnitBusy"])
+    if set(RAW) <= set(full):
+        full[DERIVED] = compute_to_memory(*(full[name] for name in RAW))
     return {name: table.mean(axis=-1) for name, table in full.items()}
