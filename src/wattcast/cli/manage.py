@@ -185,6 +185,7 @@ def watchdog(note: Path, device: Device = 0) -> None:
     """Reset a card when the controller that held it is gone. Started by ``run``."""
     import signal
 
+    from wattcast.errors import WattcastError
     from wattcast.manage.guard import WATCHDOG_READY, watch_over
     from wattcast.measure.device_plant import Card
 
@@ -194,8 +195,13 @@ def watchdog(note: Path, device: Device = 0) -> None:
     card.open()
     sys.stdout.buffer.write(WATCHDOG_READY)
     sys.stdout.flush()
-    watch_over(card, note)
-    card.close()
+    try:
+        watch_over(card, note)
+    except WattcastError as error:  # the note stays, and the next start finds it
+        sys.stderr.write(f"wattcast watchdog: {error}\n")
+        raise typer.Exit(error.exit_code) from None
+    finally:
+        card.close()
 
 
 def _objective(goal: str, slowdown: str | None, latency: str | None, cap: str | None) -> Objective:

@@ -21,6 +21,7 @@ from wattcast.manage.ledger import Seen
 UP = {Role.COMPUTE_UNITS: 0.8, Role.CORE_CLOCK: 1.4, Role.MEMORY_CLOCK: 0.5}
 DOWN = {Role.COMPUTE_UNITS: 0.15, Role.CORE_CLOCK: 0.4, Role.MEMORY_CLOCK: 0.08}
 GROWTH, FLOOR = 1.1, 0.02  # the next rise may be this much steeper than the steepest seen
+CREDIT = 0.9  # of the flattest fall seen, for a knob that goes down to make room for another
 OVERSHOOT = 1.1  # going down, aim this much below the cap, in logs
 PARTS = 16
 
@@ -33,30 +34,36 @@ def within(lattice: Lattice, seen: Mapping[Settings, Seen], to: Settings, cap_w:
 
 def reckoned_log_w(lattice: Lattice, seen: Mapping[Settings, Seen], to: Settings) -> float:
     """The log power reckoned with at ``to``: the lowest that any run allows; infinite when nothing was run."""
-    exponents = [steepest(lattice, seen, i) for i in range(len(lattice.knobs))]
+    slopes = [_slopes(lattice, seen, i) for i in range(len(lattice.knobs))]
+    up = [steepest(knob.role, found) for knob, found in zip(lattice.knobs, slopes, strict=True)]
+    down = [CREDIT * max(min(found), 0.0) if found else 0.0 for found in slopes]
 
-    def rise(start: Settings) -> float:
+    def change(start: Settings) -> float:
         return sum(
-            exponent * math.log(knob.levels[b] / knob.levels[a])
-            for knob, exponent, a, b in zip(lattice.knobs, exponents, start, to, strict=True)
-            if b > a
+            (up[i] if b > a else down[i]) * math.log(knob.levels[b] / knob.levels[a])
+            for i, (knob, a, b) in enumerate(zip(lattice.knobs, start, to, strict=True))
+            if a != b
         )
 
-    return min((x.log_power + rise(s) for s, x in seen.items()), default=math.inf)
+    return min((x.log_power + change(s) for s, x in seen.items()), default=math.inf)
 
 
-def steepest(lattice: Lattice, seen: Mapping[Settings, Seen], which: int) -> float:
-    """The exponent to reckon with for one knob going up."""
-    knob = lattice.knobs[which]
+def steepest(role: Role, slopes: list[float]) -> float:
+    """The exponent to reckon with for a knob going up, given those seen."""
+    return GROWTH * max(*slopes, 0.0) + FLOOR if slopes else UP[role]
+
+
+def _slopes(lattice: Lattice, seen: Mapping[Settings, Seen], which: int) -> list[float]:
+    """Exponents of power over one knob, between neighbours that differ in it alone."""
+    levels = lattice.knobs[which].levels
     lines: dict[Settings, list[tuple[int, float]]] = {}
     for s, x in seen.items():
-        lines.setdefault((*s[:which], -1, *s[which + 1 :]), []).append((s[which], x.log_power))
-    found = [
-        (b[1] - a[1]) / math.log(knob.levels[b[0]] / knob.levels[a[0]])
+        lines.setdefault(s[:which] + s[which + 1 :], []).append((s[which], x.log_power))
+    return [
+        (b[1] - a[1]) / math.log(levels[b[0]] / levels[a[0]])
         for line in lines.values()
         for a, b in pairwise(sorted(line))
     ]
-    return GROWTH * max(*found, 0.0) + FLOOR if found else UP[knob.role]
 
 
 def descend(

@@ -86,6 +86,10 @@ class Guard:
     def __exit__(self, *_: object) -> None:
         self._leave()
 
+    def nothing_was_set(self) -> None:
+        """The first setting was refused: there is nothing to undo."""
+        self._note.unlink(missing_ok=True)
+
     def restore(self) -> bool:
         """Reset the clocks; True when that worked. The note stays when it did not."""
         try:

@@ -61,8 +61,12 @@ def run_controlled(
     """Run ``command`` while the controller sets clocks; they are reset however this ends."""
     lattice = lattice_of(*card.clocks_hz())
     log = Log(say, lattice)
-    with Guard(card, folder, say, watchdog), _Signals() as signals:
-        card.lock(lattice.values(lattice.top)[0])  # whether setting works at all is known before the program starts
+    with Guard(card, folder, say, watchdog) as guard, _Signals() as signals:
+        try:
+            card.lock(lattice.values(lattice.top)[0])  # whether this works is known before the program starts
+        except Refused:
+            guard.nothing_was_set()
+            raise
         log(lattice.top, "set, to see whether it works")
         try:
             process = subprocess.Popen(list(command), env={**environment, **_tell(progress)})

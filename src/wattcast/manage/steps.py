@@ -20,6 +20,7 @@ from wattcast.manage.view import View, moved
 # board power that is switched.
 POWER_ELASTICITY = {Role.COMPUTE_UNITS: 0.5, Role.CORE_CLOCK: 1.3, Role.MEMORY_CLOCK: 0.3}
 LEAST_ELASTICITY = 0.05
+MOST_TRADED = 3  # levels one knob may go down for one level of another
 IDLE_KNOB = 0.05  # a knob that moves neither time nor power by more than this share of itself is not in force
 
 
@@ -67,22 +68,26 @@ def polish(view: View) -> Settings | None:
 
 
 def trade(view: View) -> Settings | None:
-    """Under a cap: one knob down to make room for another, when both together promise a gain.
+    """Under a cap: one knob down, by as little as makes room, for another up, when both together promise a gain.
 
-    The lower step is run first, as its power is what bounds the trade.
+    A knob whose fall was never measured is lowered alone first: its power is what the room is reckoned from.
     """
     problem, best, tops = view.problem, view.best, view.problem.lattice.top
-    offers = []
+    offers: list[tuple[float, Settings]] = []
     for down in problem.turns:
         for up in problem.turns:
             if down == up or best[down] == 0 or best[up] == tops[up]:
                 continue
-            lower = moved(best, down, best[down] - 1)
-            traded = moved(lower, up, best[up] + 1)
-            promise = outlook(view, down, best[down] - 1) + outlook(view, up, best[up] + 1)
-            if traded not in view.seen and promise < -problem.tuning.worth:
-                offers.append((promise, traded if lower in view.seen else lower))
-    return next((to for _, to in sorted(offers) if problem.permits(view.seen, to)), None)
+            rise = outlook(view, up, best[up] + 1)
+            for by in range(1, min(MOST_TRADED, best[down]) + 1):
+                lower = moved(best, down, best[down] - by)
+                traded = moved(lower, up, best[up] + 1)
+                promise = rise + outlook(view, down, best[down] - by)
+                if traded not in view.seen and promise < -problem.tuning.worth:
+                    known = view.line(down)[0] is not None
+                    offers.append((promise, traded if known else moved(best, down, best[down] - 1)))
+    wanted = (to for _, to in sorted(offers) if to not in view.seen)
+    return next((to for to in wanted if problem.permits(view.seen, to)), None)
 
 
 def outlook(view: View, which: int, to: int) -> float:
