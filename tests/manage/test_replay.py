@@ -56,13 +56,13 @@ def test_a_default_that_is_not_in_the_table_is_refused(table: Path, default: str
         ("", "application"),
         ("1,2,3,4,12\n", "name before"),
         ("app\n", "rows below"),
-        ("app\n810,595,1,2\n3505,700,1,2\n", "no row for"),
+        ("app\n810,595,1,2\n3505,700,1,2\n", "two core clocks"),
         ("app\n810,595,nan,2,3\n", "finite"),
         ("app\n810,595,-1,2,3\n", "above zero"),
         ("app\n810,595,1,2,99\n", "power times time"),
         ("app\n810,595,1\n", "memory MHz"),
         ("app\n810,595,x,2,3\n", "memory MHz"),
-        ("../../etc passwd\n810,595,1,2,2\n", "name"),
+        ("1234\n810,595,1,2,2\n", "name"),
         ("workload,energy\nx,1\n", "columns"),
         ("workload,energy,time\nx,1,1\n", "freq"),
         ("workload,energy,time\na_freq900_iter1.csv,nan,1\n", "finite"),
@@ -93,11 +93,22 @@ def test_runs_with_the_clock_in_their_names(tmp_path: Path) -> None:
     assert tables.power_w[0, 1] == pytest.approx((0.5 + 0.45) / (1e4 / 900 * 1e-3))
 
 
+def test_a_core_clock_without_all_memory_clocks_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "table.csv"
+    path.write_text("\n".join(block("app").splitlines()[:-1]) + "\n")
+    (tables,) = replay.read(path)
+    assert tables.lattice.shape == (4, 2)
+
+
 def test_applications_measured_at_other_clocks_are_plants_of_their_own(tmp_path: Path) -> None:
     path = tmp_path / "runs.csv"
-    rows = [f"{n}_freq{c}_iter1.csv,1,{1e4 / c},{c},60" for n, cs in (("a", (500, 900)), ("b", (900,))) for c in cs]
+    rows = [
+        f"{n}_freq{c}_iter1.csv,1,{1e4 / c},{c},60"
+        for n, cs in (("a", (500, 700, 900)), ("b", (700, 900)))
+        for c in cs
+    ]
     path.write_text("workload,energy,time,avg_freq,temp\n" + "\n".join(rows) + "\n")
-    assert [t.lattice.count for t in replay.read(path)] == [2, 1]
+    assert [t.lattice.count for t in replay.read(path)] == [3, 2]
 
 
 def test_leaving_out_what_is_not_there_is_a_mistake(table: Path) -> None:

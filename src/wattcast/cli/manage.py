@@ -62,7 +62,8 @@ def simulate(
     if export is not None:
         simulated_plants.export(plant, export)
         env.say(f"table saved: {export}")
-    _compare(env, [plant], setup, f"{plant.name}, simulated", json, plot, STRESS, sweep=sweep)
+    more = {} if sweep is None else {"perturbed": sweep}
+    _compare(env, [plant], setup, f"{plant.name}, simulated", json, plot, STRESS, [], more)
 
 
 @app.command()
@@ -78,6 +79,7 @@ def replay(
     cap: Cap = None,
     noise: Scatter = None,
     seed: Seed = 0,
+    repeats: Annotated[int, typer.Option(help="With noise: also repeat this often and count who is worse off.")] = 0,
     iterations: Annotated[int, typer.Option(help="Runs of each application.")] = 100,
     gpu: Annotated[str | None, typer.Option(help="The table's card in the catalogue, to predict it.")] = None,
     workloads: Annotated[Path | None, typer.Option(help="Folder of operator lists, NAME.json.")] = None,
@@ -97,7 +99,8 @@ def replay(
     plants = tables.without(plants, leave_out or [])
     chosen, notes = _forecast(plants, gpu, workloads, goal)
     setup = _setup(goal, _noise(noise), seed, None, chosen)
-    _compare(env, plants, setup, ", ".join(f.name for f in files), json, plot, (), notes)
+    more = _repeated(plants, setup, repeats)
+    _compare(env, plants, setup, ", ".join(f.name for f in files), json, plot, (), notes, more)
 
 
 @app.command()
@@ -261,8 +264,8 @@ def _compare(
     json: bool,
     plot: Path | None,
     without: tuple[str, ...],
-    notes: list[str] | None = None,
-    sweep: Any = None,
+    notes: list[str],
+    more: dict[str, Any],
 ) -> None:
     from wattcast.manage.outcome import compare
     from wattcast.manage.plain import comparison_out
@@ -274,17 +277,24 @@ def _compare(
         for path in save_all(plot, plants, comparison, setup):
             env.say(f"figure saved: {path}")
     if json:
-        out = comparison_out(comparison, plants, setup.objective, notes or [], without)
-        env.json(out if sweep is None else {**out, "perturbed": sweep})
+        env.json({**comparison_out(comparison, plants, setup.objective, notes, without), **more})
         return
     from wattcast.report.manage_text import print_comparison
 
-    print_comparison(env.console(), comparison, title, without=without)
-    for line in notes or []:
+    print_comparison(env.console(), comparison, title, without, more)
+    for line in notes:
         env.say(line)
-    if sweep is not None:
-        for name, row in sweep.items():
-            env.console().print(f"{row['plants']} perturbed plants, {name}: median {row['median']:.2%}")
+
+
+def _repeated(plants: list[Tables], setup: Setup, repeats: int) -> dict[str, Any]:
+    from wattcast.errors import bad_value
+    from wattcast.manage.outcome import worse_off
+
+    if not repeats:
+        return {}
+    if setup.noise is None:
+        raise bad_value("--repeats", "noise, such as --noise 1%", "none", "Without noise all repeats are alike.")
+    return {"noise": worse_off(plants, setup, repeats)}
 
 
 if __name__ == "__main__":

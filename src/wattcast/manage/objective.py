@@ -58,6 +58,11 @@ class Objective:
         """Exponent of time once energy is written as power times time."""
         return self.goal.delay_power + 1.0
 
+    @cached_property
+    def bounded(self) -> bool:
+        """Whether there is any bound besides the goal."""
+        return not (self.slowdown is None and self.latency_s is None and self.cap_w is None)
+
     def score(self, log_time: float, log_power: float, log_reference: float | None) -> float:
         """Log of the objective of one kernel, plus a wall for each broken bound.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -140,3 +140,19 @@ def geometric_mean_gain(outcomes: Sequence[Outcome], without: Sequence[str] = ()
     """
     ratios = [1 - o.ed2_gain_over_default_with_probing for o in outcomes if o.application not in without]
     return 1.0 - float(np.exp(np.mean(np.log(ratios))))
+
+
+def worse_off(plants: Sequence[Tables], setup: Setup, repeats: int, by: float = 0.01) -> dict[str, float]:
+    """Share of noisy runs of the controller that end, or are in all, worse than the default by more than ``by``."""
+    rows: list[Outcome] = []
+    for seed in range(repeats):
+        rows += compare(plants, replace(setup, seed=setup.seed + seed), [Name.HARMONIA]).outcomes
+    return {
+        "runs": float(len(rows)),
+        "share_over_1_percent_worse": float(np.mean([o.ed2_gain_over_default < -by for o in rows])),
+        "share_over_1_percent_worse_with_probing": float(
+            np.mean([o.ed2_gain_over_default_with_probing < -by for o in rows])
+        ),
+        "ed2_over_oracle": float(np.mean([o.ed2_over_oracle for o in rows])),
+        "ed2_over_oracle_with_probing": float(np.mean([o.ed2_over_oracle_with_probing for o in rows])),
+    }

@@ -2,7 +2,8 @@
 
 Two forms are read. *Blocks*: an application's name on a line of its own, then rows of memory MHz, core MHz,
 time ms, power W, energy mJ (``real_time_power_by_clock.csv``); a block that starts over without a name is an
-application of its own, called ``name#2``. *Runs*: EnergAIzer's ``workload,energy,time,avg_freq,temp`` with the
+application of its own, called ``name#2``. A core clock that lacks a
+memory clock is left out. *Runs*: EnergAIzer's ``workload,energy,time,avg_freq,temp`` with the
 set clock in the workload's name. Energy, where given, must be power times time.
 """
 
@@ -25,7 +26,7 @@ from wattcast.manage.plant import Tables
 ITERATIONS = 100
 ENERGY_TOLERANCE = 0.02  # of power times time
 _RUN = re.compile(r"(?P<name>.+)_freq(?P<mhz>\d{2,5})_iter(?P<count>\d+)(?:\.csv)?")
-_NAME = re.compile(r"[A-Za-z_][\w.+#-]*|\d+[A-Za-z_][\w.+#-]*")
+_NUMBER = re.compile(r"[-+.\deE]+")
 
 
 @dataclass(frozen=True)
@@ -51,11 +52,10 @@ def read(path: Path, iterations: int = ITERATIONS, default: str | None = None) -
     groups: dict[tuple[tuple[float, ...], tuple[float, ...]], dict[str, dict[tuple[float, float], Row]]] = {}
     for name, rows in blocks.items():
         memory = tuple(sorted({m for m, _ in rows}))
-        core = tuple(sorted({c for _, c in rows}))
-        missing = [(m, c) for m in memory for c in core if (m, c) not in rows]
-        if missing:
-            pair = f"memory {missing[0][0] / 1e6:g} MHz, core {missing[0][1] / 1e6:g} MHz"
-            raise bad_value(f"{path.name}: {name}", "every pair of its clocks", f"no row for {pair}")
+        core = tuple(c for c in sorted({c for _, c in rows}) if all((m, c) in rows for m in memory))
+        if len(core) < 2:
+            found = f"{len(rows)} rows that share {len(core)} core clock"
+            raise bad_value(f"{path.name}: {name}", "two core clocks or more at every memory clock", found)
         groups.setdefault((memory, core), {})[name] = rows
     return [_tables(path.name, m, c, apps, iterations, default) for (m, c), apps in groups.items()]
 
@@ -145,7 +145,7 @@ def _blocks(text: str, where: str) -> dict[str, dict[tuple[float, float], Row]]:
         if not line or line.startswith("#"):
             continue
         if "," not in line:
-            if not _NAME.fullmatch(line):
+            if not line.isprintable() or len(line) > 80 or _NUMBER.fullmatch(line):
                 raise bad_value(f"{where}: line {number}", "an application's name, or five numbers", line)
             name = _unused(line, blocks)
             blocks[name] = {}

@@ -81,10 +81,14 @@ def rival(view: View, most_runs: int) -> Settings | None:
     """The least tried setting that scatter does not tell from the best, or the best itself."""
     seen, best, score = view.seen, view.best, view.score
     confident, floor = view.problem.tuning.confident, score[best]
+    farthest = floor + 1.5 * confident * view.sigma  # no error of a difference is larger than sqrt(2) sigma
     close = [
         s
-        for s, x in seen.items()
-        if x.runs < most_runs and s != best and score[s] - floor < confident * view.error(s, best)
+        for s, value in score.items()
+        if value < farthest
+        and s != best
+        and seen[s].runs < most_runs
+        and value - floor < confident * view.error(s, best)
     ]
     if not close:
         return None

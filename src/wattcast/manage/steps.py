@@ -132,7 +132,7 @@ def _like(view: View, which: int, to: int) -> tuple[Settings, int, int] | None:
     """A measured step like this one: the same step beside it, else the step before it; (setting, low, high)."""
     best, here = view.best, view.best[which]
     low, high = (to, here) if to < here else (here, to)
-    rests = [rest for rest, levels in view.lanes(which).items() if low in levels and high in levels]
+    rests = [r for r, levels in view.lanes(which).items() if len(levels) > 1 and low in levels and high in levels]
     if rests:
         mine = best[:which] + best[which + 1 :]
         rest = rests[0] if len(rests) == 1 else min(rests, key=lambda r: _apart(r, mine))

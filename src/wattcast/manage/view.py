@@ -17,16 +17,14 @@ class View:
     def __init__(self, problem: Problem, ledger: Ledger, beliefs: Beliefs | None) -> None:
         self.problem, self.seen, self.runs = problem, ledger.seen, ledger.runs
         objective, tuning = problem.objective, problem.tuning
-        reference = ledger.seen.get(problem.default)
-        log_reference = reference.log_time if reference else None
-        score = objective.score
-        self.score = {s: score(x.log_time, x.log_power, log_reference) for s, x in ledger.seen.items()}
+        self.score = self._scores()
         self.best = min(self.score, key=self.score.__getitem__)
         self.sigma = ledger.sigma(objective.time_weight, tuning.prior_sigma)
         self.time_sigma = ledger.time_sigma(tuning.prior_sigma / objective.time_weight)
         self.measured = beliefs is None
         self.beliefs = self._sensed() if beliefs is None else beliefs
         self._lanes: dict[int, dict[Settings, list[int]]] = {}
+        self._near: dict[int, tuple[int | None, int | None]] = {}
 
     def bins(self) -> tuple[Bin, Bin]:
         """Compute and bandwidth sensitivity as believed, binned; what is not known counts as high."""
@@ -45,6 +43,9 @@ class View:
 
     def line(self, which: int) -> tuple[int | None, int | None]:
         """The nearest levels of a knob below and above that were tried with all others at their best."""
+        found = self._near.get(which)
+        if found is not None:
+            return found
         best, here = self.best, self.best[which]
         below = above = None
         for level in self.lanes(which)[best[:which] + best[which + 1 :]]:
@@ -52,6 +53,7 @@ class View:
                 below = level
             elif level > here and (above is None or level < above):
                 above = level
+        self._near[which] = below, above
         return below, above
 
     def error(self, a: Settings, b: Settings) -> float:
@@ -70,6 +72,14 @@ class View:
         low, ratio = sensing
         runs = 1.0 / self.seen[low].runs + 1.0 / self.seen[self.problem.default].runs
         return self.time_sigma * math.sqrt(runs) / ratio
+
+    def _scores(self) -> dict[Settings, float]:
+        objective, weight = self.problem.objective, self.problem.objective.time_weight
+        if not objective.bounded:  # the same sum, spared the calls
+            return {s: x.log_power + weight * x.log_time for s, x in self.seen.items()}
+        reference = self.seen.get(self.problem.default)
+        log_reference = reference.log_time if reference else None
+        return {s: objective.score(x.log_time, x.log_power, log_reference) for s, x in self.seen.items()}
 
     def _sensed(self) -> Beliefs:
         """Compute sensitivity from the sensing step; what is left of 1 is memory's."""

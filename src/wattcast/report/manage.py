@@ -276,7 +276,8 @@ def save_all(folder: Path, plants: Sequence[Tables], comparison: Comparison, set
         made |= _of_plant(tables, comparison, setup)
     paths = []
     for name, figure in made.items():
-        path = folder / f"{name}.png"
+        safe = "".join(c if c.isalnum() or c in "-_" else "_" for c in name)  # application names are free text
+        path = folder / f"{safe}.png"
         save(figure(), path)
         paths.append(path)
     return paths
