@@ -66,7 +66,7 @@ class Card:
         self._handle = self._call(pynvml.nvmlDeviceGetHandleByIndex, self._index)
         self.name = _text(self._call(pynvml.nvmlDeviceGetName, self._handle))
         self.uuid = _text(self._call(pynvml.nvmlDeviceGetUUID, self._handle))
-        self._gpm = _Gpm.of(pynvml, self._handle)
+        self._gpm = self._optional(_Gpm.of, pynvml, self._handle)
 
     def close(self) -> None:
         if self._nvml is not None:
@@ -102,10 +102,8 @@ class Card:
         rates = self._optional(nvml.nvmlDeviceGetUtilizationRates, handle)
         busy, memory_busy = (rates.gpu / 100.0, rates.memory / 100.0) if rates is not None else (math.nan, math.nan)
         core_hz, work = _scaled(core, 1e6), math.nan
-        if self._gpm is not None:
-            seen = self._optional(self._gpm.read)
-            if seen is not None:
-                busy, memory_busy, work = seen[0], seen[1], seen[2] * core_hz
+        if self._gpm is not None and (seen := self._optional(self._gpm.read)) is not None:
+            busy, memory_busy, work = seen[0], seen[1], seen[2] * core_hz
         return Reading(
             at_s=time.monotonic(),
             energy_j=_scaled(energy, 1e-3),
@@ -220,7 +218,7 @@ class _Gpm:
         try:
             supported = nvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice
             return cls(nvml, handle) if supported else None
-        except (nvml.NVMLError, AttributeError):
+        except (nvml.NVMLError, AttributeError):  # an old driver, or an old binding
             return None
 
     def read(self) -> tuple[float, float, float]:
@@ -236,7 +234,8 @@ class _Gpm:
             request.metrics[i].metricId = metric
         nvml.nvmlGpmMetricsGet(request)
         self._old, self._new = self._new, self._old
-        values = [request.metrics[i].value / 100.0 for i in range(len(wanted))]
+        found = [request.metrics[i] for i in range(len(wanted))]
+        values = [m.value / 100.0 if m.nvmlReturn == 0 else math.nan for m in found]
         return values[0], values[1], sum(values[2:])
 
 
