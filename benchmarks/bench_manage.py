@@ -1,4 +1,4 @@
-"""One decision of the controller, and ten thousand simulated iterations: as seconds, and against the oracle's sweep."""
+"""One decision of the controller and ten thousand iterations: as seconds, and against the oracle's sweep."""
 
 from __future__ import annotations
 

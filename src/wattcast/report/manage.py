@@ -331,4 +331,3 @@ def _only(tables: Tables, played: Played, kernel: str) -> Played:
     here = np.array([tables.kernels[p] == kernel for p in played.phase])
     columns = (played.chosen[here], played.phase[here], played.time_s[here], played.energy_j[here])
     return Played(played.application, *columns)
-
