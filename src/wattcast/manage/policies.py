@@ -17,7 +17,7 @@ from wattcast.arrays import Array
 from wattcast.fit.sensitivity import SensitivityModel
 from wattcast.manage.harmonia import Harmonia, State
 from wattcast.manage.knobs import Role, Settings
-from wattcast.manage.objective import Objective
+from wattcast.manage.objective import WALL, Objective
 from wattcast.manage.plant import Noise, Tables
 from wattcast.manage.simulate import Played, charged, play_table
 from wattcast.manage.tuning import Tuning
@@ -76,21 +76,15 @@ def oracle(tables: Tables, objective: Objective) -> Indices:
 
 
 def static_best(tables: Tables, application: str, objective: Objective) -> int:
-    """The one setting for the whole application that serves it best."""
+    """The one setting for the whole application that serves it best; a slowdown bounds its total time."""
     counts = np.bincount(tables.order(application), minlength=len(tables.kernels)).astype(np.float64)
     time_s, energy_j = counts @ tables.time_s, counts @ tables.energy_j
-    at = tables.lattice.flat(tables.default)
-    used = counts > 0
-    worst = scores(tables, objective)[used].max(axis=0) - scores(tables, replace_bounds(objective))[used].max(axis=0)
-    total = np.log(objective.total(time_s, energy_j))
+    each = replace(objective, slowdown=None)  # latency and cap hold for every run
+    walls = (scores(tables, each) - scores(tables, Objective(objective.goal)))[counts > 0].max(axis=0)
     if objective.slowdown is not None:
-        worst = np.where(time_s <= time_s[at] * (1 + objective.slowdown), 0.0, worst)
-    return int((total + np.maximum(worst, 0.0)).argmin())
-
-
-def replace_bounds(objective: Objective) -> Objective:
-    """The same goal without bounds."""
-    return Objective(objective.goal)
+        limit_s = time_s[tables.lattice.flat(tables.default)] * (1 + objective.slowdown)
+        walls = walls + np.where(time_s > limit_s * (1 + 1e-9), WALL, 0.0)
+    return int((np.log(objective.total(time_s, energy_j)) + walls).argmin())
 
 
 def run(tables: Tables, application: str, policy: Name, setup: Setup) -> Run | None:
@@ -180,8 +174,3 @@ def _converged(tables: Tables, controller: Harmonia, state: State, played: Playe
         if alone and memory is not None and memory.settled:
             last[phase] = tables.lattice.flat(memory.at)
     return last
-
-
-def with_noise(setup: Setup, noise: Noise, seed: int) -> Setup:
-    """The same comparison with measurement noise."""
-    return replace(setup, noise=noise, seed=seed)
