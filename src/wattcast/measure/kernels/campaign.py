@@ -327,6 +327,7 @@ def run_campaign(out: Path, steps: list[str], budget_s: float, few: int = 0) -> 
         campaign = Campaign(bench, out, began_s + budget_s, few)
         campaign.journals["run"] = Journal(out / "runs.jsonl", key="run")
         campaign.journals["run"].append(_run_info(bench))
+        bench.top_clock_hz = rows.seen_top_clock_hz(bench, plan()[0])
         say(f"ready after {time.monotonic() - began_s:.1f} s; top clock {bench.top_clock_hz / 1e6:.0f} MHz")
         for step in steps:
             step_s = time.monotonic()
