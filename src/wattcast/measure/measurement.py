@@ -106,7 +106,7 @@ def energy_between_j(stepped: Ticks, start_s: float, end_s: float) -> float:
     def at(moment_s: float) -> float:
         inner_j = float(np.interp(moment_s, time_s, energy_j))
         early_s, late_s = max(time_s[0] - moment_s, 0.0), max(moment_s - time_s[-1], 0.0)
-        return inner_j - before_w * early_s + after_w * late_s
+        return float(inner_j - before_w * early_s + after_w * late_s)
 
     return at(end_s) - at(start_s)
 

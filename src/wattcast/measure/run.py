@@ -8,13 +8,12 @@ command first: what was measured until then is still reported.
 from __future__ import annotations
 
 import contextlib
-import resource
 import signal
 import subprocess
 import time
 from dataclasses import dataclass
 
-from wattcast.errors import BadInput, ExitCode
+from wattcast.errors import BadInput
 from wattcast.measure.measurement import Measurement, measured
 from wattcast.measure.sampler import Sampler
 from wattcast.measure.samples import Samples
@@ -54,14 +53,12 @@ def run_command(
         raise BadInput("measure run: expected a command after --, got none. Example: measure run -- python train.py")
     with Sampler(source, index, period_s) as sampler:
         time.sleep(LEAD_S)
-        spent_s = _children_s()
-        started_s = time.monotonic()
+        spent_s, started_s = sampler.processor_s, time.monotonic()
         exit_code = _run(command, pass_output)
         ended_s = time.monotonic()
+        overhead = (sampler.processor_s - spent_s) / (ended_s - started_s)
         time.sleep(LEAD_S)
         samples, identity = sampler.since(0), sampler.identity
-        child_s = _children_s() - spent_s
-    overhead = max(_children_s() - spent_s - child_s, 0.0) / max(ended_s - started_s + 2 * LEAD_S, 1e-9)
     label = command[0].rsplit("/", 1)[-1]
     result = measured(label, samples, started_s, ended_s, overhead)
     return Run(tuple(command), exit_code, result, identity, samples, started_s)
@@ -86,14 +83,3 @@ def _run(command: list[str], pass_output: bool) -> int:
 def _forward(process: subprocess.Popen[bytes], number: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         process.send_signal(number)
-
-
-def _children_s() -> float:
-    """Processor time of children that have ended."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
-
-
-def exit_code_of(run: Run) -> int:
-    """What our own process ends with: the command's code."""
-    return run.exit_code if run.exit_code else int(ExitCode.OK)

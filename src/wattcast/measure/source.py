@@ -7,6 +7,7 @@ A source reads; it never sets anything. What it cannot read is NaN. ``NVIDIA`` g
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -79,12 +80,12 @@ def open_source(name: str = "auto", index: int = 0) -> tuple[EnergySource, Ident
     from wattcast.measure.nvml import NvmlSource
     from wattcast.measure.rapl import RaplSource
 
-    makers = {"nvml": NvmlSource, "amd": AmdSource, "rapl": RaplSource}
+    makers: dict[str, Callable[[int], EnergySource]] = {"nvml": NvmlSource, "amd": AmdSource, "rapl": RaplSource}
     if name != "auto" and name not in makers:
         raise unknown_name("energy source", name, makers, f"Known: auto, {', '.join(makers)}.")
     said: list[str] = []
     for label in makers if name == "auto" else (name,):
-        source: EnergySource = makers[label](index)
+        source = makers[label](index)
         try:
             return source, source.open()
         except MissingTool as error:
