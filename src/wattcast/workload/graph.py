@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
-from typing import ClassVar
+from functools import cache
+from typing import Any, ClassVar
 
 from wattcast.dtypes import Dtype
 from wattcast.errors import bad_value
@@ -39,16 +40,21 @@ class Operator:
     label: str = field(default="", kw_only=True, compare=False)
 
     def __post_init__(self) -> None:
-        for item in fields(self):
-            value = getattr(self, item.name)
-            if item.type == "int" and not (isinstance(value, int) and value >= _LEAST.get(item.name, 1)):
-                least = _LEAST.get(item.name, 1)
-                raise bad_value(f"{self.name}.{item.name}", f"a whole number of at least {least}", value)
+        for name, least in _least(type(self)):
+            value = getattr(self, name)
+            if not (isinstance(value, int) and value >= least):
+                raise bad_value(f"{self.name}.{name}", f"a whole number of at least {least}", value)
 
     @property
     def name(self) -> str:
         """What people call it: the kind, or for elementwise operators the function."""
         return self.kind
+
+    def __str__(self) -> str:
+        """``linear 8192x4096x4096 bf16``: the name, the sizes in order, the number format."""
+        hidden = {"count", "label", "read", "write"}
+        sizes = (v for k, v in vars(self).items() if k not in hidden and type(v) is int)
+        return f"{self.name} {'x'.join(map(str, sizes))} {self.dtype}"
 
     @property
     def flop(self) -> float:
@@ -72,6 +78,12 @@ class Operator:
 
 
 _LEAST = {"padding": 0, "bytes": 0, "read": 0, "write": 0}
+
+
+@cache
+def _least(kind: Any) -> tuple[tuple[str, int], ...]:
+    """The whole-number fields of an operator class, with the least each may be."""
+    return tuple((item.name, _LEAST.get(item.name, 1)) for item in fields(kind) if item.type == "int")
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,93 @@
+"""The only feedback in Wattcast: power lowers the clock.
+
+The governor holds the workload's time-averaged power at the limit by lowering the set clock. So:
+find the highest clock, up to the one asked for, at which mean power meets the limit. Only the cheap
+last step of the flow is repeated, on arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from wattcast.arrays import Array, Scalar
+from wattcast.fitted import Bundle
+from wattcast.flow import at_clock
+from wattcast.hardware import Gpu, OperatingPoint
+from wattcast.timeline import Timeline
+
+STEPS = 8  # of the bracketing secant below; leaves less than 1 ppm of the limit
+
+
+@dataclass(frozen=True)
+class Settled:
+    """Where the governor settles."""
+
+    at: OperatingPoint  # with the set clock, as NVML would report it, (*sweep, 1)
+    capped: npt.NDArray[np.bool_]  # (*sweep,) the power limit lowered the clock
+    met: npt.NDArray[np.bool_]  # (*sweep,) mean power is within the limit; False at the lowest clock
+
+    @property
+    def clock_hz(self) -> Array:
+        """The set clock, ``(*sweep, 1)``."""
+        return np.asarray(self.at.clock_hz, dtype=np.float64)
+
+
+def settle(timeline: Timeline, gpu: Gpu, at: OperatingPoint, bundle: Bundle) -> Settled:
+    """Highest set clock at which mean power meets the limit, by a bracketing secant on arrays.
+
+    Mean power rises with the clock: voltage and idle power do, and time does not. Where even the
+    lowest clock draws too much, the lowest clock is given and ``met`` is False.
+    """
+    top_hz = np.asarray(gpu.clocks.max_hz if at.clock_hz is None else at.clock_hz, dtype=np.float64)
+    limit_w = _limit(gpu, at)
+    wanted = _over(timeline, at, top_hz, bundle, limit_w)
+    if not (wanted > 0).any():
+        return Settled(replace(at, clock_hz=_shaped(top_hz, wanted)), wanted > 0, wanted <= 0)
+    low_hz = np.minimum(gpu.clocks.min_hz if gpu.clocks.min_hz is not None else 0.3 * top_hz, top_hz)
+    low, high = _shaped(low_hz, wanted)[..., 0], _shaped(top_hz, wanted)[..., 0]
+    over_low, over_high = _over(timeline, at, low[..., None], bundle, limit_w), wanted
+    hopeless = over_low > 0
+    solved = _secant(lambda hz: _over(timeline, at, hz[..., None], bundle, limit_w), low, high, over_low, over_high)
+    clock = np.where((wanted > 0)[..., None], np.where(hopeless[..., None], low_hz, solved[..., None]), top_hz)
+    return Settled(replace(at, clock_hz=clock), wanted > 0, ~hopeless | (wanted <= 0))
+
+
+def _secant(function: Callable[[Array], Array], low: Array, high: Array, at_low: Array, at_high: Array) -> Array:
+    """Root of a rising function between ``low`` and ``high``, elementwise, by the Illinois method.
+
+    Regula falsi that halves the value at an end kept twice running [Dowell1971], so that both ends
+    close in. A fixed number of steps, so that a batch does what each of its members would.
+    """
+    side = np.zeros(at_low.shape)
+    point = high
+    for _ in range(STEPS):
+        rise = at_high - at_low
+        share = np.divide(-at_low, rise, out=np.full(rise.shape, 0.5), where=rise > 0)
+        point = low + np.clip(share, 0.0, 1.0) * (high - low)
+        value = function(point)
+        above = value > 0
+        at_low = np.where(above, np.where(side > 0, 0.5 * at_low, at_low), value)
+        at_high = np.where(above, value, np.where(side < 0, 0.5 * at_high, at_high))
+        low, high = np.where(above, low, point), np.where(above, point, high)
+        side = np.where(above, 1.0, -1.0)
+    return point
+
+
+def _limit(gpu: Gpu, at: OperatingPoint) -> Array:
+    limit: Scalar = gpu.power.limit_w if at.power_limit_w is None else at.power_limit_w
+    return np.asarray(limit, dtype=np.float64)
+
+
+def _over(timeline: Timeline, at: OperatingPoint, clock_hz: Array, bundle: Bundle, limit_w: Array) -> Array:
+    """Watts above the limit, ``(*sweep,)``."""
+    power_w = at_clock(timeline, replace(at, clock_hz=clock_hz), bundle).power_w
+    return np.asarray(power_w - (limit_w[..., 0] if limit_w.ndim else limit_w))
+
+
+def _shaped(clock_hz: Array, like: Array) -> Array:
+    """A clock broadcast to ``(*sweep, 1)``."""
+    return np.array(np.broadcast_to(clock_hz, (*like.shape, 1)))

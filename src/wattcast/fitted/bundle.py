@@ -1,0 +1,214 @@
+"""Bundle: everything that was fitted for a device, with where it came from and how far it holds.
+
+The catalogue says what the vendor publishes; a bundle says what was measured. On disk a bundle is a
+folder ``fitted/<gpu>/`` with one readable ``bundle.yaml`` (``format: 1``, below) and, when a fit
+needs them, plain arrays beside it; never a pickle. A GPU without a folder gets the provisional rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from wattcast import units
+from wattcast.errors import bad_value, unknown_name
+from wattcast.files import from_yaml, read_bytes, write_whole
+from wattcast.power import PowerModel, kind_of, kinds
+from wattcast.power.module import ModulePower
+from wattcast.provenance import Provenance, Status
+from wattcast.timeline.clock import ClockLaw
+from wattcast.timeline.roofline import Correction, Launch
+
+FORMAT = 1
+FAMILIES = ("gemm", "conv2d", "attention", "softmax", "layernorm", "rmsnorm", "elementwise", "collective")
+
+
+@dataclass(frozen=True)
+class Residual:
+    """Measured over predicted, low and high end of the interval, from ``rows`` held-out rows."""
+
+    latency: tuple[float, float]
+    power: tuple[float, float]
+    rows: int
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """What was fitted for one device."""
+
+    gpu: str
+    status: Status
+    provenance: Provenance
+    corrections: Mapping[str, Correction]
+    launch: Launch
+    power: PowerModel
+    clock_law: ClockLaw | None
+    residuals: Mapping[str, Residual]
+    toggling: Mapping[str, float]  # kind of data -> dynamic energy relative to random data
+    interval_level: float = 0.9
+    assumptions: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for table, name in ((self.corrections, "corrections"), (self.residuals, "residuals")):
+            missing = [family for family in FAMILIES if family not in table]
+            if missing:
+                raise bad_value(f"bundle {self.gpu}: {name}", "every kernel family", f"none for {', '.join(missing)}")
+
+    def for_data(self, data: str) -> Bundle:
+        """This bundle for a workload whose operands are ``data`` (``random``, ``zeros`` ...)."""
+        if data not in self.toggling:
+            raise unknown_name("data", data, self.toggling, f"Known: {', '.join(self.toggling)}.")
+        factor = self.toggling[data]
+        if not isinstance(self.power, ModulePower):
+            raise bad_value("data", "random, which this power model is fitted on", data)
+        law = replace(self.clock_law, toggling=factor) if self.clock_law else None
+        return replace(self, power=replace(self.power, toggling=factor), clock_law=law)
+
+
+class _Correction(msgspec.Struct, forbid_unknown_fields=True):
+    compute: float
+    memory: float
+    fixed: str
+
+
+class _Launch(msgspec.Struct, forbid_unknown_fields=True):
+    host_per_operator: str
+    link_per_message: str
+
+
+class _Provenance(msgspec.Struct, forbid_unknown_fields=True):
+    source: str
+    date: str = ""
+    device: str = ""
+    note: str = ""
+
+
+class _Residual(msgspec.Struct, forbid_unknown_fields=True):
+    latency: tuple[float, float]
+    power: tuple[float, float]
+    rows: int
+
+
+class _ClockLaw(msgspec.Struct, forbid_unknown_fields=True):
+    without: float
+    activity: list[float]
+    ratio: list[float]
+
+
+class _Power(msgspec.Struct, forbid_unknown_fields=True):
+    kind: str
+    model: dict[str, Any]
+
+
+class _BundleFile(msgspec.Struct, forbid_unknown_fields=True):
+    format: int
+    gpu: str
+    status: Status
+    provenance: _Provenance
+    launch: _Launch
+    corrections: dict[str, _Correction]
+    power: _Power
+    residuals: dict[str, _Residual]
+    toggling: dict[str, float]
+    effective_clock: _ClockLaw | None = None
+    interval_level: float = 0.9
+    assumptions: list[str] = []
+
+
+def read(path: Path) -> Bundle:
+    """A bundle from its ``bundle.yaml``."""
+    return parse(read_bytes(path), path.name)
+
+
+def parse(data: bytes, where: str) -> Bundle:
+    """The bytes of a ``bundle.yaml`` -> Bundle."""
+    file = from_yaml(data, _BundleFile, where)
+    if file.format != FORMAT:
+        raise bad_value(f"{where}: format", f"{FORMAT}", file.format, "This Wattcast reads no other; fit again.")
+    law = file.effective_clock
+    return Bundle(
+        gpu=file.gpu,
+        status=file.status,
+        provenance=Provenance(**msgspec.structs.asdict(file.provenance)),
+        corrections={
+            name: Correction(c.compute, c.memory, units.parse(c.fixed, "s", f"{where}: corrections.{name}.fixed"))
+            for name, c in file.corrections.items()
+        },
+        launch=Launch(
+            units.parse(file.launch.host_per_operator, "s", f"{where}: launch.host_per_operator"),
+            units.parse(file.launch.link_per_message, "s", f"{where}: launch.link_per_message"),
+        ),
+        power=_power(file.power, where),
+        clock_law=ClockLaw(law.without, np.array(law.activity), np.array(law.ratio)) if law else None,
+        residuals={name: Residual(r.latency, r.power, r.rows) for name, r in file.residuals.items()},
+        toggling=file.toggling,
+        interval_level=file.interval_level,
+        assumptions=tuple(file.assumptions),
+    )
+
+
+def _power(power: _Power, where: str) -> PowerModel:
+    kind = kind_of(power.kind)
+    try:
+        return kind.from_plain(power.model)
+    except (KeyError, TypeError, ValueError) as error:
+        raise bad_value(f"{where}: power.model", f"the coefficients of a {power.kind} model", str(error)) from None
+
+
+def to_plain(bundle: Bundle) -> dict[str, Any]:
+    """A bundle as plain mappings, for YAML; :func:`parse` takes it back."""
+    law = bundle.clock_law
+    plain: dict[str, Any] = {
+        "format": FORMAT,
+        "gpu": bundle.gpu,
+        "status": str(bundle.status),
+        "provenance": {k: v for k, v in vars(bundle.provenance).items() if v},
+        "launch": {
+            "host_per_operator": f"{float(bundle.launch.host_s_per_operator)!r} s",
+            "link_per_message": f"{bundle.launch.link_s_per_message!r} s",
+        },
+        "corrections": {
+            name: {"compute": c.compute, "memory": c.memory, "fixed": f"{c.fixed_s!r} s"}
+            for name, c in bundle.corrections.items()
+        },
+        "power": {"kind": _kind_name(bundle.power), "model": bundle.power.to_plain()},
+        "residuals": {
+            name: {"latency": list(r.latency), "power": list(r.power), "rows": r.rows}
+            for name, r in bundle.residuals.items()
+        },
+        "toggling": dict(bundle.toggling),
+        "interval_level": bundle.interval_level,
+        "assumptions": list(bundle.assumptions),
+    }
+    if law is not None:
+        plain["effective_clock"] = {
+            "without": law.without,
+            "activity": law.activity.tolist(),
+            "ratio": law.ratio.tolist(),
+        }
+    return plain
+
+
+def write(bundle: Bundle, path: Path) -> None:
+    """Save a bundle as YAML, replacing the file only when the new one is whole."""
+    import yaml
+
+    write_whole(path, yaml.safe_dump(to_plain(bundle), sort_keys=False, allow_unicode=True).encode())
+
+
+def _kind_name(model: PowerModel) -> str:
+    return next(kind.name for kind in kinds().values() if type(kind.example()) is type(model))
+
+
+@cache
+def fitted(gpu: str) -> Bundle | None:
+    """The bundle shipped for this GPU, or None."""
+    path = files("wattcast.fitted").joinpath(gpu, "bundle.yaml")
+    return parse(path.read_bytes(), f"{gpu}/bundle.yaml") if path.is_file() else None

@@ -1,0 +1,132 @@
+"""Module power: energy per event, times how often it happens, times the square of the voltage.
+
+P = P_idle(f) + V²(f)·Σ_m E_m·n_m/t + Σ_d E_d·n_d/t   [Lee2026, Eq. 5; the same statement with
+α·C·f written as energy per event times rate], with on-chip modules m on the core rail and device
+memory d on a rail of its own. E is per event at relative voltage 1 and for random data; ``toggling``
+scales the data-dependent share for other data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from wattcast.activity import Activity, events
+from wattcast.arrays import Array
+from wattcast.errors import bad_value, unknown_name
+from wattcast.power.interface import Kind, Power
+from wattcast.power.static import IdlePower, VoltageCurve
+
+STATIC, CLOCK = "static", "clock"
+OWN_RAIL = ("dram", "link")  # modules that do not see the core voltage
+
+
+@dataclass(frozen=True)
+class ModulePower:
+    """Energies by event, an idle curve and a relative voltage curve."""
+
+    energy_j: Mapping[str, float]  # event -> J at relative voltage 1
+    idle: IdlePower
+    voltage: VoltageCurve
+    toggling: float = 1.0  # dynamic energy relative to random data
+
+    def __post_init__(self) -> None:
+        known = events()
+        for name, energy in self.energy_j.items():
+            if name not in known:
+                raise unknown_name("event", name, known)
+            if not (np.isfinite(energy) and energy >= 0):
+                raise bad_value(f"energy of {name}", "joules, zero or more", energy)
+        if not 0.0 <= self.toggling <= 2.0:
+            raise bad_value("toggling", "a factor between 0 and 2", self.toggling)
+
+    @cached_property
+    def required_events(self) -> tuple[str, ...]:
+        return tuple(name for name in events() if name in self.energy_j)
+
+    @cached_property
+    def modules(self) -> tuple[str, ...]:
+        """Modules with an energy, in the order of ``events.csv``."""
+        known = events()
+        return tuple(dict.fromkeys(known[name].module for name in known if name in self.energy_j))
+
+    @cached_property
+    def parts(self) -> tuple[str, ...]:
+        return (STATIC, CLOCK, *self.modules)
+
+    def power(self, activity: Activity) -> Power:
+        """Watts of static, clock and each module in every interval."""
+        activity.require(self.required_events, "module power")
+        clock_hz, at = _clock(activity), activity.at
+        idle_w = self.idle.at(clock_hz, at.temperature_c)
+        static_w = np.minimum(idle_w, self.idle.static_w(at.temperature_c))
+        volts_squared = self.voltage.at(clock_hz)[..., np.newaxis] ** 2
+        scale = self.toggling * np.where(self._own_rail, 1.0, volts_squared)
+        columns = [activity.events.index(name) for name in self.required_events]
+        duration_s = activity.duration_s[..., np.newaxis]
+        joules = scale * (activity.value[..., columns] @ self._energies)
+        dynamic_w = np.divide(
+            joules, duration_s, out=np.zeros(np.broadcast(joules, duration_s).shape), where=duration_s > 0
+        )
+        shape = np.broadcast_shapes(dynamic_w.shape[:-1], static_w.shape)
+        part_w = np.empty((*shape, len(self.parts)))
+        part_w[..., 0], part_w[..., 1], part_w[..., 2:] = static_w, idle_w - static_w, dynamic_w
+        return Power(part_w, self.parts)
+
+    @cached_property
+    def _energies(self) -> Array:
+        """J per event at relative voltage 1, ``(event, module)``: each event counts for one module."""
+        known, modules = events(), self.modules
+        matrix = np.zeros((len(self.required_events), len(modules)))
+        for row, name in enumerate(self.required_events):
+            matrix[row, modules.index(known[name].module)] = self.energy_j[name]
+        return matrix
+
+    @cached_property
+    def _own_rail(self) -> npt.NDArray[np.bool_]:
+        return np.array([module in OWN_RAIL for module in self.modules])
+
+    def to_plain(self) -> dict[str, Any]:
+        """For YAML."""
+        return {
+            "energy_j": dict(self.energy_j),
+            "idle": self.idle.to_plain(),
+            "voltage": self.voltage.to_plain(),
+            "toggling": self.toggling,
+        }
+
+
+def _clock(activity: Activity) -> Array:
+    if activity.at.clock_hz is None:
+        raise bad_value("activity.at.clock_hz", "the set clock of each interval", None)
+    return np.asarray(activity.at.clock_hz, dtype=np.float64)
+
+
+def _from_plain(plain: Mapping[str, Any]) -> ModulePower:
+    return ModulePower(
+        dict(plain["energy_j"]),
+        IdlePower(**_arrays(plain["idle"])),
+        VoltageCurve(**_arrays(plain["voltage"])),
+        float(plain.get("toggling", 1.0)),
+    )
+
+
+def _arrays(plain: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: np.array(v, dtype=np.float64) if isinstance(v, list) else v for k, v in plain.items()}
+
+
+def _example() -> ModulePower:
+    clock_hz = np.array([0.5e9, 1.0e9, 2.0e9])
+    return ModulePower(
+        {name: 1e-12 * (i + 1) for i, name in enumerate(events()) if not events()[name].is_mean},
+        IdlePower(clock_hz, np.array([50.0, 60.0, 90.0]), reference_c=45.0, per_c=0.01),
+        VoltageCurve(clock_hz, np.array([0.7, 0.75, 1.0])),
+    )
+
+
+KIND = Kind("module", _from_plain, _example)

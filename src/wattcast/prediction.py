@@ -1,0 +1,138 @@
+"""Prediction: what Wattcast says of a workload on a GPU, with how sure it is and what it assumed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from wattcast.activity import predicted
+from wattcast.activity.utilisation import utilisation
+from wattcast.arrays import Array, per_sweep
+from wattcast.energy import mean_w
+from wattcast.equilibrium import Settled, settle
+from wattcast.fitted import Bundle
+from wattcast.flow import Detail, Totals, analyse, at_clock, in_detail
+from wattcast.hardware import Gpu, OperatingPoint
+from wattcast.provenance import Provenance, Status
+from wattcast.timeline import Timeline
+from wattcast.uncertainty import Interval, Support, interval, support
+from wattcast.workload.graph import Graph, Operator
+
+
+@dataclass(frozen=True)
+class Module:
+    """One part of the power: mean watts, and utilisation where a peak is known. ``(*sweep,)``"""
+
+    name: str
+    power_w: Array
+    utilisation: Array | None
+
+
+@dataclass(frozen=True)
+class OperatorShare:
+    """One distinct operator: calls, and time, mean power and energy of all its calls. ``(*sweep,)``"""
+
+    op: Operator
+    count: int
+    latency_s: Array
+    power_w: Array
+    energy_j: Array
+    modules: tuple[Module, ...]
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Latency, power, energy and clock of a workload; every array is ``(*sweep,)``."""
+
+    name: str
+    gpu: str
+    latency_s: Array
+    power_w: Array
+    energy_j: Array
+    clock_hz: Array  # as NVML would report it
+    effective_clock_hz: Array
+    capped: npt.NDArray[np.bool_]
+    busy_s: Array
+    peak_power_w: Array
+    memory_byte: float | None
+    modules: tuple[Module, ...]
+    ops: tuple[OperatorShare, ...]
+    interval: Interval
+    support: Support
+    assumptions: tuple[str, ...]
+    status: Status
+    provenance: Provenance
+
+
+def predict(graph: Graph, gpu: Gpu, at: OperatingPoint, bundle: Bundle) -> Prediction:
+    """The whole flow for one workload: once per kernel, then the governor, then the clock it found."""
+    timeline = analyse(graph, gpu, bundle)
+    settled = settle(timeline, gpu, at, bundle)
+    totals = at_clock(timeline, settled.at, bundle)
+    detail = in_detail(timeline, settled.at, bundle)
+    shape = totals.power_w.shape
+    return Prediction(
+        name=graph.name,
+        gpu=gpu.name,
+        latency_s=np.broadcast_to(totals.latency_s, shape),
+        power_w=totals.power_w,
+        energy_j=totals.energy_j,
+        clock_hz=np.broadcast_to(per_sweep(settled.clock_hz), shape),
+        effective_clock_hz=np.broadcast_to(totals.effective_hz, shape),
+        capped=np.broadcast_to(settled.capped, shape),
+        busy_s=np.broadcast_to(totals.busy_s, shape),
+        peak_power_w=np.broadcast_to(detail.peak_w, shape),
+        memory_byte=graph.memory_byte,
+        modules=_modules(timeline, totals, detail, gpu, settled.at),
+        ops=_ops(timeline, detail, gpu, settled.at),
+        interval=interval(timeline, totals, detail, bundle),
+        support=support(timeline, bundle),
+        assumptions=_assumptions(graph, timeline, settled, bundle),
+        status=bundle.status,
+        provenance=bundle.provenance,
+    )
+
+
+def _assumptions(graph: Graph, timeline: Timeline, settled: Settled, bundle: Bundle) -> tuple[str, ...]:
+    notes = [*graph.assumptions, *timeline.kernels.assumptions, *bundle.assumptions]
+    if not settled.met.all():
+        notes.append("the power limit cannot be met even at the lowest clock; that clock is given")
+    if timeline.kernels.link_byte.any():
+        notes.append("collectives from link bandwidth and latency alone: unverified")
+    return tuple(dict.fromkeys(notes))
+
+
+def _modules(timeline: Timeline, totals: Totals, detail: Detail, gpu: Gpu, at: OperatingPoint) -> tuple[Module, ...]:
+    activity = predicted.whole(timeline, totals.latency_s, at)
+    busy = utilisation(activity, gpu, totals.effective_hz[..., np.newaxis])
+    return tuple(
+        Module(part, mean_w(detail.part_j[..., i], totals.latency_s), busy[part][..., 0] if part in busy else None)
+        for i, part in enumerate(detail.parts)
+    )
+
+
+def _ops(timeline: Timeline, detail: Detail, gpu: Gpu, at: OperatingPoint) -> tuple[OperatorShare, ...]:
+    activity = predicted.per_kernel(timeline, detail.kernel_s, np.zeros(detail.kernel_s.shape[:-1]), at)
+    each_hz = np.broadcast_to(detail.effective_hz, detail.kernel_s.shape)
+    clock_hz = np.concatenate([each_hz, each_hz[..., :1]], axis=-1)
+    busy = utilisation(activity, gpu, clock_hz)
+
+    def modules(kernel: int) -> tuple[Module, ...]:
+        return tuple(
+            Module(part, detail.kernel_part_w[..., kernel, i], busy[part][..., kernel] if part in busy else None)
+            for i, part in enumerate(detail.parts)
+        )
+
+    return tuple(
+        OperatorShare(
+            op,
+            int(calls),
+            detail.kernel_s[..., i] * calls,
+            detail.kernel_part_w[..., i, :].sum(axis=-1),
+            detail.kernel_j[..., i] * calls,
+            modules(i),
+        )
+        for i, (op, calls) in enumerate(zip(timeline.kernels.ops, timeline.calls, strict=True))
+    )

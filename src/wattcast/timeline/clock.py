@@ -1,0 +1,52 @@
+"""The effective clock: what the SMs run at within the clock NVML reports.
+
+Under tensor-core load Hopper slows itself within the reported clock. The law is measured, belongs to
+a bundle, and holds only for architectures known to do this; elsewhere the two clocks are equal.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from wattcast.arrays import Array, Scalar
+from wattcast.errors import bad_value
+from wattcast.timeline.timeline import Timeline, kernel_s
+
+
+@dataclass(frozen=True)
+class ClockLaw:
+    """Effective over set clock: ``without`` tensor work, else linear between points of activity.
+
+    ``activity`` is the share of cycles in which tensor pipes are busy, times data toggling.
+    """
+
+    without: float
+    activity: Array
+    ratio: Array
+    toggling: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.activity.shape != self.ratio.shape or self.activity.size == 0 or (np.diff(self.activity) <= 0).any():
+            raise bad_value("effective clock", "a ratio for each of rising activities", self.activity.tolist())
+        if not ((self.ratio > 0).all() and (self.ratio <= 1).all() and 0 < self.without <= 1):
+            raise bad_value("effective clock", "ratios above 0 and at most 1", self.ratio.tolist())
+
+
+def effective_hz(timeline: Timeline, clock_hz: Scalar, law: ClockLaw | None) -> Array:
+    """Effective clock of each kernel; broadcasts to ``(*sweep, kernel)``.
+
+    Tensor activity is taken at the set clock, one step instead of a fixed point: a slower clock
+    raises the activity of memory-bound kernels only, whose time hardly depends on it.
+    """
+    set_hz = np.asarray(clock_hz, dtype=np.float64)
+    if law is None:
+        return set_hz
+    rows = timeline.tensor_rows
+    each_s = kernel_s(timeline, set_hz)
+    cycles = each_s[..., rows] * set_hz
+    activity = law.toggling * np.divide(timeline.tensor_cycles, cycles, out=np.zeros(cycles.shape), where=cycles > 0)
+    ratio = np.full(each_s.shape, law.without)
+    ratio[..., rows] = np.interp(activity, law.activity, law.ratio)
+    return np.asarray(set_hz * ratio)

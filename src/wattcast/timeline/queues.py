@@ -1,0 +1,41 @@
+"""Host and device queues: when the device waits for the host.
+
+The host issues operators in order, each at a cost c; the device runs them in order, each for d;
+kernel i starts at max(issued_i, end of i-1). In max-plus algebra a stretch of the issue order is
+three numbers: C = Σc, D = Σd, and L, its end when both queues start empty. Stretches compose as
+
+    C = C₁ + C₂,   D = D₁ + D₂,   L = max(L₁ + D₂, C₁ + L₂)
+
+and a stretch repeated R times has L_R = L + (R - 1)·max(C, D). So eighty equal layers cost as much
+to evaluate as one. Within a stretch, L = D + max_j (C up to and with j - D before j): the furthest
+the host ever lags behind.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from wattcast.arrays import Array
+from wattcast.timeline.timeline import Timeline
+
+
+def latency_s(timeline: Timeline, kernel_s: Array) -> Array:
+    """End of the last kernel when the host starts at zero, ``(*sweep,)``."""
+    host = end = np.zeros(())
+    for segment in timeline.kernels.segments:
+        c, d = timeline.host_s[..., segment.rows], kernel_s[..., segment.rows]
+        ahead = (c - d) * segment.counts
+        lag = np.cumsum(ahead, axis=-1) - ahead + c
+        if segment.many:  # the last of several equal kernels in a row may lag furthest
+            lag += (segment.counts - 1.0) * np.maximum(c - d, 0.0)
+        c_sum, d_sum = c @ segment.counts, d @ segment.counts
+        once = d_sum + lag.max(axis=-1)
+        many = once + (segment.repeat - 1) * np.maximum(c_sum, d_sum)
+        end = np.maximum(end + segment.repeat * d_sum, host + many)
+        host = host + segment.repeat * c_sum
+    return np.asarray(end)
+
+
+def busy_s(timeline: Timeline, kernel_s: Array) -> Array:
+    """Time the device spends in kernels, ``(*sweep,)``."""
+    return np.asarray(kernel_s @ timeline.calls)

@@ -1,0 +1,205 @@
+"""Operations on symbolic tensors: each emits what eager PyTorch launches, and knows its gradient.
+
+The gradient rules are those of PyTorch's derivative formulas, kernel by kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from wattcast.dtypes import Dtype
+from wattcast.workload.elementwise import function_of
+from wattcast.workload.graph import Elementwise, Layout
+from wattcast.workload.strides import Shape, contiguous, layout_of, output_strides
+from wattcast.workload.symbolic import Tape, Tensor
+
+
+def pointwise(function: str, *inputs: Tensor, out_dtype: Dtype | None = None) -> Tensor:
+    """One elementwise kernel over broadcast inputs; the gradient is the caller's."""
+    shape = broadcast(*(t.shape for t in inputs))
+    given = [(t.shape, t.strides) for t in inputs]
+    main = max(inputs, key=lambda t: (t.numel, t.dtype.byte))
+    dtype = out_dtype or main.dtype
+    out = main.tape.empty(shape, dtype, output_strides(shape, given))
+    layout = layout_of(shape, out.strides, given)
+    main.tape.emit(elementwise(function, inputs, out, main.dtype, layout), inputs, (out,))
+    return out
+
+
+def elementwise(function: str, inputs: Sequence[Tensor], out: Tensor, dtype: Dtype, layout: Layout) -> Elementwise:
+    """The operator, with bytes stated only where they do not follow from the number of elements."""
+    n = max(out.numel, 1)
+    read = sum(t.byte for t in inputs)
+    plain = read == function_of(function).inputs * n * dtype.byte
+    return Elementwise(
+        function,
+        n,
+        dtype=dtype,
+        out_dtype=None if out.dtype is dtype else out.dtype,
+        layout=layout,
+        read=None if plain else read,
+    )
+
+
+def broadcast(*shapes: Shape) -> Shape:
+    """The common shape of operands, as NumPy and PyTorch broadcast."""
+    if all(shape == shapes[0] for shape in shapes):
+        return shapes[0]
+    rank = max(len(shape) for shape in shapes)
+    padded = [(1,) * (rank - len(shape)) + shape for shape in shapes]
+    return tuple(max(sizes) for sizes in zip(*padded, strict=True))
+
+
+def unary(function: str, x: Tensor, back: Callable[[Tensor], Tensor], save: Sequence[Tensor] = ()) -> Tensor:
+    """A pointwise function of one tensor with its gradient."""
+    out = pointwise(function, x)
+    x.tape.record((out,), (x,), lambda g: (back(g),), save)
+    return out
+
+
+def add(a: Tensor, b: Tensor | float) -> Tensor:
+    """a + b; a number is added as it is."""
+    if not isinstance(b, Tensor):
+        return unary("shift", a, lambda g: g)
+    out = pointwise("add", a, b)
+    a.tape.record((out,), (a, b), lambda g: (sum_to(g, a.shape), sum_to(g, b.shape)))
+    return out
+
+
+def mul(a: Tensor, b: Tensor | float) -> Tensor:
+    """a * b; the gradient multiplies by the other factor and sums what was broadcast."""
+    if not isinstance(b, Tensor):
+        return unary("scale", a, lambda g: g * b)
+    out = pointwise("mul", a, b)
+
+    def back(g: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        first = sum_to(pointwise("mul", g, b), a.shape) if a.needs_grad else None
+        second = sum_to(pointwise("mul", g, a), b.shape) if b.needs_grad else None
+        return first, second
+
+    a.tape.record((out,), (a, b), back, (a, b))
+    return out
+
+
+def power(x: Tensor, exponent: float) -> Tensor:
+    """x ** exponent; PyTorch multiplies out the powers 2 and 3."""
+    function = {2.0: "square", 3.0: "cube"}.get(float(exponent), "pow")
+
+    def back(g: Tensor) -> Tensor:
+        less = {2.0: "copy", 3.0: "square"}.get(float(exponent), "pow")
+        return pointwise("mul", g, pointwise("scale", pointwise(less, x)))
+
+    return unary(function, x, back, (x,))
+
+
+def rsqrt(x: Tensor) -> Tensor:
+    """1 / sqrt(x)."""
+    out = pointwise("rsqrt", x)
+    back = lambda g: (pointwise("mul", pointwise("scale", g), pointwise("cube", out)),)  # noqa: E731
+    x.tape.record((out,), (x,), back, (out,))
+    return out
+
+
+def activation(function: str, x: Tensor) -> Tensor:
+    """gelu, silu, relu, tanh ...: one kernel forward, one kernel backward that reads one tensor more."""
+    out = pointwise(function, x)
+    kept = out if function in ("relu", "tanh", "sigmoid") else x
+    x.tape.record((out,), (x,), lambda g: (pointwise(f"{function}_grad", g, kept),), (kept,))
+    return out
+
+
+def clone(x: Tensor) -> Tensor:
+    """A row-major copy."""
+    out = x.tape.empty(x.shape, x.dtype)
+    layout = layout_of(x.shape, out.strides, [(x.shape, x.strides)])
+    x.tape.emit(elementwise("copy", (x,), out, x.dtype, layout), (x,), (out,))
+    x.tape.record((out,), (x,), lambda g: (g,))
+    return out
+
+
+def cast(x: Tensor, dtype: Dtype) -> Tensor:
+    """Another number format; nothing where it is the same."""
+    if dtype is x.dtype:
+        return x
+    out = pointwise("cast", x, out_dtype=dtype)
+    x.tape.record((out,), (x,), lambda g: (g.to(x.dtype),))
+    return out
+
+
+def fill(tape: Tape, shape: Shape, dtype: Dtype) -> Tensor:
+    """A constant, a range: written, nothing read."""
+    out = tape.empty(shape, dtype)
+    tape.emit(Elementwise("fill", max(out.numel, 1), dtype=dtype), (), (out,))
+    return out
+
+
+def cat(parts: Sequence[Tensor], axis: int) -> Tensor:
+    """Parts laid side by side along ``axis``; the gradient is views of the whole."""
+    first = parts[0]
+    axis %= len(first.shape)
+    total = sum(t.shape[axis] for t in parts)
+    shape = (*first.shape[:axis], total, *first.shape[axis + 1 :])
+    out = first.tape.empty(shape, first.dtype)
+    dense = all(t.is_contiguous for t in parts)
+    layout = Layout.CONTIGUOUS if dense else Layout.STRIDED
+    first.tape.emit(elementwise("cat", parts, out, first.dtype, layout), parts, (out,))
+
+    def back(g: Tensor) -> list[Tensor]:
+        return [Tensor(g.tape, t.shape, g.strides, g.dtype, g.storage) for t in parts]
+
+    first.tape.record((out,), parts, back)
+    return out
+
+
+def reduce(function: str, x: Tensor, shape: Shape) -> Tensor:
+    """Fewer elements out of many; ``n`` counts those read."""
+    out = x.tape.empty(shape, x.dtype)
+    dense = Layout.CONTIGUOUS if x.is_contiguous else Layout.STRIDED
+    read = None if x.byte == x.numel * x.dtype.byte else x.byte
+    op = Elementwise(function, x.numel, dtype=x.dtype, layout=dense, read=read, write=out.byte)
+    x.tape.emit(op, (x,), (out,))
+    return out
+
+
+def mean_last(x: Tensor) -> Tensor:
+    """Mean over the last dimension, which stays with size 1."""
+    out = reduce("mean", x, (*x.shape[:-1], 1))
+    x.tape.record((out,), (x,), lambda g: (pointwise("scale", g.expand(*x.shape)),))
+    return out
+
+
+def sum_to(x: Tensor, shape: Shape) -> Tensor:
+    """Sum what was broadcast, so that ``shape`` is left; nothing where it is the shape already."""
+    if x.shape == shape:
+        return x
+    return reduce("sum", x, shape)
+
+
+def pad_back(g: Tensor, shape: Shape) -> Tensor:
+    """Zeros of ``shape`` with ``g`` copied into a part of them: the gradient of a slice."""
+    out = fill(g.tape, shape, g.dtype)
+    g.tape.emit(elementwise("copy", (g,), replace(g), g.dtype, Layout.STRIDED), (g,), (out,))
+    return out
+
+
+def dropout(x: Tensor, p: float) -> Tensor:
+    """Random zeros in training; PyTorch's fused kernel writes the mask beside the result."""
+    if not (x.tape.training and p > 0.0):
+        return x
+    out = x.tape.empty(x.shape, x.dtype, x.strides)
+    mask = x.tape.empty(x.shape, Dtype.BOOL, x.strides)
+    op = Elementwise("dropout", x.numel, dtype=x.dtype, write=x.numel * (x.dtype.byte + Dtype.BOOL.byte))
+    x.tape.emit(op, (x,), (out, mask))
+    x.tape.record((out,), (x,), lambda g: (pointwise("dropout_grad", g, mask),), (mask,))
+    return out
+
+
+def where(mask: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """mask ? a : b, no gradient (masks have none)."""
+    return pointwise("where", mask, a, b, out_dtype=a.dtype)
+
+
+def row_major(x: Tensor) -> bool:
+    """Whether a kernel that wants rows can take ``x`` as it is."""
+    return x.strides == contiguous(x.shape)

@@ -1,0 +1,227 @@
+"""Pieces that several architectures share: projections, norms, rotary embedding, attention, caches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from wattcast.dtypes import Dtype
+from wattcast.workload import products
+from wattcast.workload.functional import (
+    activation,
+    cat,
+    dropout,
+    elementwise,
+    fill,
+    mean_last,
+    pointwise,
+    power,
+    rsqrt,
+    unary,
+)
+from wattcast.workload.graph import Layout, Linear
+from wattcast.workload.options import AttentionMode, Head, Stack
+from wattcast.workload.symbolic import Tape, Tensor
+
+
+@dataclass(frozen=True)
+class Run:
+    """One pass as a template sees it: every default resolved."""
+
+    batch: int
+    length: int  # new tokens a sequence
+    past: int = 0  # tokens a sequence already has in the cache
+    cached: bool = True  # keys and values are kept for later
+    dtype: Dtype = Dtype.BF16  # of activations
+    weight_dtype: Dtype = Dtype.BF16  # of the weights of linear layers
+    attention: AttentionMode = AttentionMode.FLASH
+    head: Head = Head.LAST
+    stack: Stack = Stack.EAGER
+    tp: int = 1
+    training: bool = False
+    skew: float = 0.0
+    image: int = 0
+    tf32: bool = False
+
+    @property
+    def flash(self) -> bool:
+        return self.attention is AttentionMode.FLASH
+
+    @property
+    def engine(self) -> bool:
+        return self.stack is Stack.ENGINE
+
+    @property
+    def context(self) -> int:
+        """Keys each new token may look at."""
+        return self.past + self.length
+
+
+def project(run: Run, x: Tensor, features: int, bias: bool = False, *, wide: bool = False) -> Tensor:
+    """A linear layer with its own weight; ``wide`` keeps it out of fp8 and int8."""
+    tape, inner = x.tape, x.shape[-1]
+    narrow = run.dtype if wide else run.weight_dtype
+    weight = tape.parameter(features, inner, dtype=narrow)
+    offset = tape.parameter(features, dtype=run.dtype) if bias else None
+    if narrow is Dtype.FP8:
+        return _project_fp8(run, x, weight, offset)
+    return products.linear(x, weight, offset)
+
+
+def _project_fp8(run: Run, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Activations are cast to fp8 by static scales, multiplied, and come out wide."""
+    flat = pointwise("cast", x.reshape(-1, x.shape[-1]), out_dtype=Dtype.FP8)
+    (m, k), n = flat.shape, weight.shape[0]
+    out = x.tape.empty((m, n), run.dtype)
+    op = Linear(m, n, k, bias=bias is not None, dtype=Dtype.FP8, out_dtype=run.dtype)
+    x.tape.emit(op, (flat, weight), (out,))
+    return out.view(*x.shape[:-1], n)
+
+
+def layer_norm(run: Run, x: Tensor) -> Tensor:
+    """Layer norm with weight and bias."""
+    dim = x.shape[-1]
+    weight, bias = x.tape.parameter(dim, dtype=run.dtype), x.tape.parameter(dim, dtype=run.dtype)
+    return products.layer_norm(x, weight, bias)
+
+
+def rms_norm(run: Run, x: Tensor, *, gemma: bool = False) -> Tensor:
+    """RMS norm as Hugging Face spells it out, in fp32: cast, square, mean, rsqrt, scale, cast back, weight.
+
+    Gemma multiplies by (1 + weight), in fp32, before it casts back.
+    """
+    weight = x.tape.parameter(x.shape[-1], dtype=run.dtype)
+    if run.engine:
+        return products.rms_norm(x, weight)
+    with x.tape.at("norm"):
+        wide = x.to(Dtype.FP32)
+        scaled = wide * rsqrt(mean_last(power(wide, 2)) + 1e-6)
+        if gemma:
+            return (scaled * (weight.to(Dtype.FP32) + 1.0)).to(x.dtype)
+        return weight * scaled.to(x.dtype)
+
+
+def positions(tape: Tape, run: Run) -> None:
+    """Position numbers of the new tokens."""
+    pointwise("shift", fill(tape, (run.length,), Dtype.INT64))
+
+
+def rotary_tables(tape: Tape, run: Run, dim: int) -> tuple[Tensor, Tensor]:
+    """cos and sin of every position, computed in fp32 once a pass and cast to the model's format."""
+    with tape.at("rotary"):
+        place = pointwise("cast", tape.empty((1, run.length, 1), Dtype.INT64), out_dtype=Dtype.FP32)
+        rate = pointwise("cast", tape.empty((dim // 2,), run.dtype), out_dtype=Dtype.FP32)
+        angle = pointwise("mul", place, rate)
+        both = cat([angle, angle], -1)
+        cos, sin = (pointwise("scale", pointwise(name, both)) for name in ("cos", "sin"))
+        return cos.to(run.dtype), sin.to(run.dtype)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """x·cos + rotate_half(x)·sin over the last dimension."""
+    half = x.shape[-1] // 2
+    lower, upper = x.slice(-1, 0, half), x.slice(-1, half, 2 * half)
+    return x * cos + cat([-upper, lower], -1) * sin
+
+
+def append_cache(run: Run, new: Tensor) -> Tensor:
+    """The cache with the new keys or values behind it, as one fresh tensor (``DynamicCache``)."""
+    if not run.cached:
+        return new
+    batch, heads, _, dim = new.shape
+    with new.tape.at("cache"):
+        if not run.past:
+            return cat([new], 2)
+        return cat([new.tape.empty((batch, heads, run.past, dim), new.dtype), new], 2)
+
+
+def repeat_kv(x: Tensor, times: int) -> Tensor:
+    """Every key or value head copied ``times`` times, for kernels that want as many as query heads."""
+    if times == 1:
+        return x
+    batch, heads, length, dim = x.shape
+    wide = x.unsqueeze(2).expand(batch, heads, times, length, dim)
+    return wide.reshape(batch, heads * times, length, dim)
+
+
+def attend(
+    run: Run, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, mask: Tensor | None = None,
+    wide_softmax: bool = False, p: float = 0.0, window: int | None = None,
+) -> Tensor:  # fmt: skip
+    """Attention of ``[batch, heads, length, dim]`` -> ``[batch, length, heads·dim]``, fused or spelled out."""
+    with q.tape.at("attention"):
+        if run.flash:
+            out = products.attention(q, k, v, causal=causal, window=window, dropout=p)
+        else:
+            groups = q.shape[1] // k.shape[1]
+            out = _attend_eager(q, repeat_kv(k, groups), repeat_kv(v, groups), mask, wide_softmax, p)
+        merged = out.transpose(1, 2).contiguous()
+        return merged.view(*merged.shape[:2], -1)
+
+
+def _attend_eager(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, wide_softmax: bool, p: float) -> Tensor:
+    scores = products.matmul(q, k.transpose(2, 3)) * 0.125
+    if mask is not None:
+        scores = scores + mask
+    weights = products.softmax(scores.to(Dtype.FP32)).to(q.dtype) if wide_softmax else products.softmax(scores)
+    return products.matmul(dropout(weights, p), v)
+
+
+def split_heads(x: Tensor, head_dim: int) -> Tensor:
+    """``[batch, length, heads·dim]`` -> ``[batch, heads, length, dim]``, a view."""
+    batch, length, width = x.shape
+    return x.view(batch, length, width // head_dim, head_dim).transpose(1, 2)
+
+
+def gelu_new(x: Tensor) -> Tensor:
+    """GPT-2's gelu, which Hugging Face computes operator by operator: ½x(1 + tanh(√(2/π)(x + 0.0447x³)))."""
+    inner = (x + power(x, 3) * 0.044715) * 0.7979
+    # in the order PyTorch evaluates it the outer ½x comes first
+    return x * 0.5 * (activation("tanh", inner) + 1.0)
+
+
+def embed(run: Run, tape: Tape, vocab: int, dim: int, length: int | None = None, batch: int | None = None) -> Tensor:
+    """A lookup table and the rows picked from it."""
+    weight = tape.parameter(vocab, dim, dtype=run.dtype)
+    return products.embedding(weight, (batch or run.batch, length or run.length))
+
+
+def pick_last(run: Run, x: Tensor) -> Tensor:
+    """The tokens the head looks at: all, or the last of each sequence (a view)."""
+    if run.head is Head.LAST and x.shape[1] > 1:
+        return x.slice(1, x.shape[1] - 1, x.shape[1])
+    return x
+
+
+def language_head(run: Run, x: Tensor, vocab: int, tied: bool) -> Tensor:
+    """Logits of the tokens asked for, and in training the loss."""
+    with x.tape.at("logits"):
+        x = products.enter_parallel(pick_last(run, x), run.tp)
+        weight = x.tape.parameter(-(-vocab // run.tp), x.shape[-1], dtype=run.dtype, tied=tied)
+        logits = products.linear(x, weight)
+        if run.tp > 1:
+            products.exchange(logits, "all_gather", run.tp)
+        return language_loss(logits) if run.training else logits
+
+
+def language_loss(logits: Tensor) -> Tensor:
+    """Next-token cross entropy in fp32 (labels are shifted by a padded copy, int64)."""
+    rows = logits.numel // logits.shape[-1]
+    with logits.tape.at("loss"):
+        wide = logits.to(Dtype.FP32)
+        fill(logits.tape, (rows,), Dtype.INT64)
+        copied = logits.tape.empty((rows,), Dtype.INT64)
+        pointwise("copy", copied)
+        pointwise("copy", copied)
+        return products.cross_entropy(wide.view(rows, -1))
+
+
+def copy_into(x: Tensor, function: str = "copy") -> Tensor:
+    """A strided write of ``x`` into a larger tensor."""
+    out = replace(x)
+    x.tape.emit(elementwise(function, (x,), out, x.dtype, Layout.STRIDED), (x,), (out,))
+    return out
+
+
+def scale(x: Tensor) -> Tensor:
+    """x times a number."""
+    return unary("scale", x, lambda g: g * 1.0)

@@ -1,0 +1,113 @@
+"""How a model is run: phase, sizes, number format, kernels' fusion, parallelism. Nothing about any GPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from enum import StrEnum
+
+from wattcast.dtypes import Dtype
+from wattcast.errors import bad_value
+
+
+class Phase(StrEnum):
+    """What is asked of the model."""
+
+    PREFILL = "prefill"  # a whole prompt at once
+    DECODE = "decode"  # one token a sequence, behind a cache of ``seq`` tokens
+    GENERATE = "generate"  # a prefill and ``tokens - 1`` decode steps
+    TRAIN = "train"  # forward, backward, optimiser
+    FORWARD = "forward"  # one pass of a model that has no cache
+
+
+class AttentionMode(StrEnum):
+    """Scores written to memory operator by operator, or kept on the chip by one fused kernel."""
+
+    EAGER = "eager"
+    FLASH = "flash"
+
+
+class Head(StrEnum):
+    """For which tokens the language-model head runs."""
+
+    NONE = "none"
+    LAST = "last"
+    ALL = "all"
+
+
+class Stack(StrEnum):
+    """Who issues the kernels: PyTorch eager, a compiler that fuses, or an inference engine."""
+
+    EAGER = "eager"
+    COMPILED = "compiled"
+    ENGINE = "engine"
+
+
+@dataclass(frozen=True)
+class Options:
+    """The choices of one run. None means the model's own default, which the graph then states."""
+
+    batch: int = 1
+    seq: int | None = None  # prompt length; in decode the tokens already in the cache
+    tokens: int | None = None  # new tokens of ``generate``
+    phase: Phase | None = None
+    dtype: Dtype = Dtype.BF16
+    attention: AttentionMode = AttentionMode.FLASH
+    head: Head | None = None
+    stack: Stack = Stack.EAGER
+    tp: int = 1
+    pp: int = 1
+    dp: int = 1
+    skew: float = 0.0  # 0: experts share tokens evenly; 1: all choices fall on the same experts
+    recompute: bool = False  # training: run each layer's forward again in place of keeping activations
+    image: int | None = None  # side of a square picture, in pixels (latent pixels for diffusion)
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            kind = _ENUMS.get(item.name)
+            value = getattr(self, item.name)
+            if kind is not None and value is not None and not isinstance(value, kind):
+                object.__setattr__(self, item.name, _enum(kind, item.name, value))
+            if item.name in _SIZES and value is not None:
+                _check_size(item.name, value)
+        if not (isinstance(self.skew, (int, float)) and 0.0 <= self.skew <= 1.0):
+            raise bad_value("skew", "a number from 0 (balanced) to 1 (the same experts always)", self.skew)
+        if self.dtype not in RUNNABLE:
+            raise bad_value("dtype", f"one of {', '.join(RUNNABLE)}", str(self.dtype))
+        self._check_together()
+
+    def _check_together(self) -> None:
+        if self.tokens is not None and self.phase is not Phase.GENERATE:
+            raise bad_value("tokens", "phase generate", str(self.phase), "Leave tokens out, or choose generate.")
+        training = self.phase is Phase.TRAIN
+        if self.recompute and not training:
+            raise bad_value("recompute", "phase train", str(self.phase), "Only training keeps activations.")
+        if training and self.dtype in (Dtype.FP8, Dtype.INT8):
+            raise bad_value("dtype", "fp32, tf32, bf16 or fp16 in training", str(self.dtype))
+        if training and self.stack is Stack.ENGINE:
+            raise bad_value("stack", "eager or compiled in training", "engine", "An engine only serves.")
+
+
+RUNNABLE = (Dtype.FP32, Dtype.TF32, Dtype.BF16, Dtype.FP16, Dtype.FP8, Dtype.INT8)
+_ENUMS: dict[str, type[StrEnum]] = {
+    "phase": Phase,
+    "dtype": Dtype,
+    "attention": AttentionMode,
+    "head": Head,
+    "stack": Stack,
+}
+_SIZES = ("batch", "seq", "tokens", "tp", "pp", "dp", "image")
+_MOST = 1 << 31  # beyond this a size is a slip of the finger, and products would pass 64 bits
+
+
+def _enum(kind: type[StrEnum], name: str, value: object) -> StrEnum:
+    if kind is Dtype and isinstance(value, str):
+        return Dtype.of(value)
+    try:
+        return kind(str(value))
+    except ValueError:
+        raise bad_value(name, f"one of {', '.join(kind)}", value) from None
+
+
+def _check_size(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < _MOST:
+        raise bad_value(name, f"a whole number from 1 to {_MOST - 1}", value)

@@ -1,0 +1,134 @@
+"""How tensors lie in memory: PyTorch's rules for views, and for the layout of a kernel's output."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import TypeAlias
+
+from wattcast.workload.graph import Layout
+
+Shape: TypeAlias = tuple[int, ...]
+
+
+@lru_cache(maxsize=4096)
+def contiguous(shape: Shape) -> Shape:
+    """Strides of a row-major tensor.
+
+    >>> contiguous((2, 3, 4))
+    (12, 4, 1)
+    """
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
+
+
+@lru_cache(maxsize=4096)
+def dense(shape: Shape, strides: Shape, exact: bool = False) -> bool:
+    """Whether the elements fill their memory without holes or repeats; ``exact``: in row-major order.
+
+    Dimensions of size 1 have no say.
+    """
+    pairs = [(stride, size) for stride, size in zip(strides, shape, strict=True) if size != 1]
+    step = 1
+    for stride, size in reversed(pairs) if exact else sorted(pairs):
+        if stride != step:
+            return False
+        step *= size
+    return True
+
+
+@lru_cache(maxsize=4096)
+def view_strides(shape: Shape, strides: Shape, wanted: Shape) -> Shape | None:
+    """Strides of a view as ``wanted``, or None where only a copy can have that shape.
+
+    >>> view_strides((2, 8, 4), (32, 4, 1), (2, 32)), view_strides((8, 2, 4), (4, 32, 1), (8, 8))
+    ((32, 1), None)
+    """
+    result: list[int] = []
+    axis = len(wanted) - 1
+    run, base = 1, strides[-1] if strides else 1
+    for d in range(len(shape) - 1, -1, -1):
+        run *= shape[d]
+        broken = d == 0 or (shape[d - 1] != 1 and strides[d - 1] != run * base)
+        if not broken:
+            continue
+        covered = 1
+        while axis >= 0 and (covered < run or wanted[axis] == 1):
+            result.append(covered * base)
+            covered *= wanted[axis]
+            axis -= 1
+        if covered != run:
+            return None
+        if d > 0:
+            run, base = 1, strides[d - 1]
+    return tuple(reversed(result)) if axis == -1 else None
+
+
+def output_strides(shape: Shape, inputs: Sequence[tuple[Shape, Shape]]) -> Shape:
+    """Strides a pointwise kernel gives its output: dense, dimensions ordered as in the inputs.
+
+    The rule of PyTorch's TensorIterator: dimensions are sorted by the first input that tells two of
+    them apart; ties keep row-major order.
+    """
+    if all(strides == contiguous(shape) and have == shape for have, strides in inputs):
+        return contiguous(shape)
+    padded = [_padded(shape, have, strides) for have, strides in inputs]
+    order = list(range(len(shape) - 1, -1, -1))  # innermost first
+    for i in range(1, len(order)):
+        at = i
+        for j in range(i - 1, -1, -1):
+            verdict = _compare(order[j], order[at], shape, padded)
+            if verdict > 0:
+                order[j], order[at] = order[at], order[j]
+                at = j
+            elif verdict < 0:
+                break
+    result = [0] * len(shape)
+    step = 1
+    for d in order:
+        result[d] = step
+        step *= shape[d]
+    return tuple(result)
+
+
+def _padded(shape: Shape, have: Shape, strides: Shape) -> Shape:
+    lead = len(shape) - len(have)
+    inner = (0 if h == 1 and w != 1 else s for h, s, w in zip(have, strides, shape[lead:], strict=True))
+    return (*([0] * lead), *inner)
+
+
+def _compare(a: int, b: int, shape: Shape, operands: Sequence[Shape]) -> int:
+    """1 when dimension ``a`` (now more inner) belongs outside ``b``; -1 when it stays; 0 unknown."""
+    for strides in operands:
+        if not strides[a] or not strides[b]:
+            continue
+        if strides[a] != strides[b]:
+            return 1 if strides[a] > strides[b] else -1
+        if shape[a] > shape[b]:
+            return 1
+    return 0
+
+
+def layout_of(shape: Shape, strides: Shape, inputs: Sequence[tuple[Shape, Shape]]) -> Layout:
+    """How a pointwise kernel with this output walks over its inputs."""
+    if all(have == shape and step == strides for have, step in inputs):
+        return Layout.CONTIGUOUS
+    layout = Layout.CONTIGUOUS
+    for have, step in inputs:
+        if len(have) == 0 or have.count(1) == len(have):
+            continue  # a scalar rides along
+        padded = _padded(shape, have, step)
+        if any(not s and size != 1 for s, size in zip(padded, shape, strict=True)):
+            return Layout.BROADCAST
+        if not dense(have, step):
+            layout = Layout.STRIDED
+        elif layout is Layout.CONTIGUOUS and _order(shape, padded) != _order(shape, strides):
+            layout = Layout.TRANSPOSED
+    return layout
+
+
+def _order(shape: Shape, strides: Shape) -> list[int]:
+    return [d for _, d in sorted((-s, d) for d, s in enumerate(strides) if shape[d] != 1)]

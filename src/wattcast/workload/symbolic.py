@@ -1,0 +1,266 @@
+"""Tensors without data: shapes, strides, number formats, and which operators touched them.
+
+Templates are written against these as one writes eager PyTorch. Views cost nothing; whatever
+PyTorch would launch a kernel for is emitted as an operator, copies of awkwardly strided tensors
+included, because the strides are followed as PyTorch follows them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from math import prod
+from typing import TypeAlias
+
+from wattcast.dtypes import Dtype
+from wattcast.workload.graph import Operator
+from wattcast.workload.strides import contiguous, dense, view_strides
+
+Shape: TypeAlias = tuple[int, ...]
+
+
+class Storage:
+    """The bytes behind a tensor and its views; ``parameter`` bytes live as long as the model."""
+
+    __slots__ = ("byte", "parameter")
+
+    def __init__(self, byte: int, parameter: bool = False) -> None:
+        self.byte = byte
+        self.parameter = parameter
+
+
+@dataclass(eq=False, slots=True)
+class Tensor:
+    """A shape with strides over a storage; the tape it writes its operators to."""
+
+    tape: Tape
+    shape: Shape
+    strides: Shape
+    dtype: Dtype
+    storage: Storage
+    needs_grad: bool = False
+
+    @property
+    def numel(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def byte(self) -> int:
+        """Bytes that a kernel reading all of it must fetch: repeated (stride 0) dimensions once."""
+        stored = prod(size for size, stride in zip(self.shape, self.strides, strict=True) if stride)
+        return stored * self.dtype.byte
+
+    @property
+    def is_contiguous(self) -> bool:
+        return self.strides == contiguous(self.shape) or dense(self.shape, self.strides, exact=True)
+
+    # Views: no operator, and the gradient is the inverse view.
+
+    def view(self, *shape: int) -> Tensor:
+        """Another shape over the same memory; the strides must allow it."""
+        wanted = _infer(self.numel, shape)
+        strides = view_strides(self.shape, self.strides, wanted)
+        assert strides is not None, f"view of {self.shape} strides {self.strides} as {wanted}"
+        before = self.shape
+        return self.tape.viewed(self, wanted, strides, lambda g: g.reshape(*before))
+
+    def reshape(self, *shape: int) -> Tensor:
+        """A view where the strides allow it, a copy where they do not."""
+        wanted = _infer(self.numel, shape)
+        if view_strides(self.shape, self.strides, wanted) is None:
+            return self.clone().view(*wanted)
+        return self.view(*wanted)
+
+    def transpose(self, a: int, b: int) -> Tensor:
+        order = list(range(len(self.shape)))
+        order[a], order[b] = order[b], order[a]
+        return self.permute(*order)
+
+    def permute(self, *order: int) -> Tensor:
+        rank = len(order)
+        order = tuple(axis % rank for axis in order)
+        back = tuple(sorted(range(rank), key=order.__getitem__))
+        shape, strides = tuple(self.shape[i] for i in order), tuple(self.strides[i] for i in order)
+        return self.tape.viewed(self, shape, strides, lambda g: g.permute(*back))
+
+    def unsqueeze(self, axis: int) -> Tensor:
+        axis %= len(self.shape) + 1
+        shape = (*self.shape[:axis], 1, *self.shape[axis:])
+        step = self.shape[axis] * self.strides[axis] if axis < len(self.shape) else 1
+        strides = (*self.strides[:axis], step, *self.strides[axis:])
+        before = self.shape
+        return self.tape.viewed(self, shape, strides, lambda g: g.reshape(*before))
+
+    def expand(self, *shape: int) -> Tensor:
+        """Repeat dimensions of size 1 without memory; the gradient sums them."""
+        lead = len(shape) - len(self.shape)
+        wanted = tuple(self.shape[i - lead] if size == -1 else size for i, size in enumerate(shape))
+        if wanted == self.shape:
+            return self.tape.viewed(self, wanted, self.strides, lambda g: g)
+        padded = (*([1] * lead), *self.shape), (*([0] * lead), *self.strides)
+        strides = tuple(0 if have != want else step for have, step, want in zip(*padded, wanted, strict=True))
+        before = self.shape
+        return self.tape.viewed(self, wanted, strides, lambda g: g.sum_to(before))
+
+    def slice(self, axis: int, start: int, stop: int) -> Tensor:
+        """``self[..., start:stop, ...]``; the gradient is zeros with a copy inside."""
+        axis %= len(self.shape)
+        shape = (*self.shape[:axis], stop - start, *self.shape[axis + 1 :])
+        if shape == self.shape:
+            return self.tape.viewed(self, shape, self.strides, lambda g: g)
+        before = self.shape
+        return self.tape.viewed(self, shape, self.strides, lambda g: g.pad_back(before))
+
+    def select(self, axis: int) -> Tensor:
+        """One index of a dimension, which goes away."""
+        axis %= len(self.shape)
+        shape = (*self.shape[:axis], *self.shape[axis + 1 :])
+        strides = (*self.strides[:axis], *self.strides[axis + 1 :])
+        before = self.shape
+        return self.tape.viewed(self, shape, strides, lambda g: g.pad_back(before))
+
+    def split(self, *sizes: int) -> tuple[Tensor, ...]:
+        """Views of the last dimension, side by side; their gradients are laid side by side again."""
+        from wattcast.workload.functional import cat
+
+        parts = tuple(
+            Tensor(self.tape, (*self.shape[:-1], size), self.strides, self.dtype, self.storage) for size in sizes
+        )
+        self.tape.record(parts, (self,), lambda *grads: (cat([g for g in grads if g is not None], -1),))
+        return parts
+
+    # What launches a kernel.
+
+    def clone(self) -> Tensor:
+        from wattcast.workload.functional import clone
+
+        return clone(self)
+
+    def contiguous(self) -> Tensor:
+        return self if self.is_contiguous else self.clone()
+
+    def to(self, dtype: Dtype) -> Tensor:
+        from wattcast.workload.functional import cast
+
+        return cast(self, dtype)
+
+    def sum_to(self, shape: Shape) -> Tensor:
+        from wattcast.workload.functional import sum_to
+
+        return sum_to(self, shape)
+
+    def pad_back(self, shape: Shape) -> Tensor:
+        from wattcast.workload.functional import pad_back
+
+        return pad_back(self, shape)
+
+    def __add__(self, other: Tensor | float) -> Tensor:
+        from wattcast.workload.functional import add
+
+        return add(self, other)
+
+    def __mul__(self, other: Tensor | float) -> Tensor:
+        from wattcast.workload.functional import mul
+
+        return mul(self, other)
+
+    def __neg__(self) -> Tensor:
+        from wattcast.workload.functional import unary
+
+        return unary("neg", self, lambda g: -g)
+
+
+Rule: TypeAlias = Callable[..., Sequence[Tensor | None]]
+
+
+@dataclass(slots=True)
+class Node:
+    """One step of the backward pass: gradients of ``outputs`` -> gradients of ``inputs``."""
+
+    outputs: Sequence[Tensor]
+    inputs: Sequence[Tensor | None]
+    rule: Rule
+    label: str
+
+
+@dataclass(slots=True)
+class Entry:
+    """An emitted operator and the tensors it touched."""
+
+    op: Operator
+    reads: tuple[Tensor, ...]
+    writes: tuple[Tensor, ...]
+
+
+@dataclass
+class Tape:
+    """Operators in issue order, and what the backward pass needs to know about them."""
+
+    training: bool = False
+    tf32: bool = False
+    entries: list[Entry] = field(default_factory=list)
+    nodes: list[Node] = field(default_factory=list)
+    parameters: list[Tensor] = field(default_factory=list)
+    tied: list[Tensor] = field(default_factory=list)
+    saved: dict[int, Storage] = field(default_factory=dict)
+    label: str = ""
+    recording: bool = True
+
+    @contextmanager
+    def at(self, label: str) -> Iterator[None]:
+        """Label what is emitted inside."""
+        before, self.label = self.label, f"{self.label}.{label}" if self.label else label
+        try:
+            yield
+        finally:
+            self.label = before
+
+    def math(self, dtype: Dtype) -> Dtype:
+        """The format products are computed in: TF32 for fp32 tensors where the user allows it."""
+        return Dtype.TF32 if self.tf32 and dtype is Dtype.FP32 else dtype
+
+    def empty(self, shape: Shape, dtype: Dtype, strides: Shape | None = None) -> Tensor:
+        """A new tensor, contiguous unless strides are given."""
+        storage = Storage(prod(shape) * dtype.byte)
+        return Tensor(self, shape, strides or contiguous(shape), dtype, storage)
+
+    def parameter(self, *shape: int, dtype: Dtype, tied: bool = False) -> Tensor:
+        """A weight of the model; a ``tied`` one is counted where it first appeared."""
+        storage = Storage(prod(shape) * dtype.byte, parameter=True)
+        weight = Tensor(self, shape, contiguous(shape), dtype, storage, needs_grad=self.training)
+        (self.tied if tied else self.parameters).append(weight)
+        return weight
+
+    def leaf(self, tensor: Tensor) -> Tensor:
+        """``tensor`` as it enters this tape from another."""
+        wants = self.training and tensor.needs_grad
+        return Tensor(self, tensor.shape, tensor.strides, tensor.dtype, tensor.storage, wants)
+
+    def emit(self, op: Operator, reads: Sequence[Tensor], writes: Sequence[Tensor]) -> None:
+        object.__setattr__(op, "label", self.label)  # the operator is new and nobody else's yet
+        self.entries.append(Entry(op, tuple(reads), tuple(writes)))
+
+    def viewed(self, base: Tensor, shape: Shape, strides: Shape, back: Callable[[Tensor], Tensor]) -> Tensor:
+        out = Tensor(self, shape, strides, base.dtype, base.storage)
+        self.record((out,), (base,), lambda g: (back(g),))
+        return out
+
+    def record(
+        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor | None], rule: Rule, save: Sequence[Tensor] = ()
+    ) -> None:
+        """Note how gradients flow back, when any input wants one; ``save`` is kept until then."""
+        if not (self.training and self.recording) or not any(t is not None and t.needs_grad for t in inputs):
+            return
+        for out in outputs:
+            out.needs_grad = True
+        for tensor in save:
+            self.saved[id(tensor.storage)] = tensor.storage
+        self.nodes.append(Node(outputs, inputs, rule, self.label))
+
+
+def _infer(numel: int, shape: Sequence[int]) -> Shape:
+    known = prod(size for size in shape if size != -1)
+    wanted = tuple(numel // known if size == -1 else size for size in shape)
+    assert prod(wanted) == numel, f"{numel} elements as {tuple(shape)}"
+    return wanted
