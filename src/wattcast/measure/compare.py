@@ -12,10 +12,13 @@ into a clock part and a cycle part (time = cycles / clock); what is left over po
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from typing import Any
 
-from wattcast.errors import bad_value
+from wattcast.errors import BadInput, Refused, bad_value
+from wattcast.measure.measurement import Measurement
 
 
 class Term(StrEnum):
@@ -66,6 +69,27 @@ def compare(measured: Figures, predicted: Figures, tolerance: float = 0.05) -> V
     clock = measured.clock_hz / predicted.clock_hz if measured.clock_hz and predicted.clock_hz else None
     term = _term(latency, power, clock, predicted.host_share, tolerance)
     return Verdict(latency, power, latency * power, clock, term, _sentence(latency, power, clock, term, predicted))
+
+
+def against_prediction(
+    measurement: Measurement, predicted: Mapping[str, Any], iterations: int = 1, where: str = "prediction"
+) -> Verdict:
+    """A measured window against the first prediction of ``wattcast predict --json``.
+
+    ``iterations`` is how often the window ran the predicted workload. Power is the mean over the window,
+    so start-up and loading belong outside it.
+    """
+    try:
+        first = predicted["predictions"][0]
+        figures = Figures(float(first["latency_s"]), float(first["power_w"]), float(first["clock_hz"]))
+    except (KeyError, IndexError, TypeError, ValueError):
+        raise BadInput(f"{where}: expected the output of `wattcast predict --json`.") from None
+    if iterations < 1:
+        raise bad_value("--iterations", "a whole number of at least 1", iterations)
+    if measurement.power_w is None:
+        raise Refused(f"{measurement.name}: {', '.join(measurement.flags) or 'no power'}; nothing to compare.")
+    seen = Figures(measurement.duration_s / iterations, measurement.power_w, measurement.sm_clock_hz)
+    return compare(seen, figures)
 
 
 def _term(latency: float, power: float, clock: float | None, host_share: float | None, tolerance: float) -> Term:

@@ -15,9 +15,9 @@ import sys
 import time
 from collections import deque
 from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
-
-import numpy as np
+from statistics import median
 
 from wattcast.errors import MissingTool
 from wattcast.measure import ring as layout
@@ -26,7 +26,7 @@ from wattcast.measure.samples import unwrap
 from wattcast.measure.source import EnergySource, ReadError, Slow, open_source
 
 FINE_S = 0.001  # between polls when the counter is about to step
-EARLY_S = 0.004  # how long before the expected step fine polling begins
+EARLY_S = 0.003  # how long before the expected step fine polling begins
 CLOCK_POLLS, SLOW_POLLS = 3, 12  # quick polls per reading of the clock, and of everything else
 
 
@@ -36,6 +36,7 @@ class Pace:
     def __init__(self, period_s: float) -> None:
         self._period_s = period_s
         self._steps: deque[float] = deque(maxlen=6)
+        self._step_s = math.inf
         self._energy_j = math.nan
 
     def wait_s(self, now_s: float, energy_j: float) -> float:
@@ -43,11 +44,11 @@ class Pace:
         if energy_j != self._energy_j and math.isfinite(energy_j):
             if math.isfinite(self._energy_j):
                 self._steps.append(now_s)
+                self._step_s = median([b - a for a, b in pairwise(self._steps)] or [math.inf])
             self._energy_j = energy_j
         if self._period_s <= 2.0 * FINE_S or len(self._steps) < 3:
             return min(self._period_s, 0.004) if len(self._steps) < 3 else self._period_s
-        step_s = float(np.median(np.diff(self._steps)))
-        due_s = self._steps[-1] + step_s - now_s
+        due_s = self._steps[-1] + self._step_s - now_s
         if -2.0 * EARLY_S < due_s <= EARLY_S:
             return FINE_S
         return min(self._period_s, due_s - EARLY_S) if due_s > EARLY_S else self._period_s
@@ -80,7 +81,7 @@ def poll(source: EnergySource, ring: Ring, period_s: float, parent: int) -> None
             previous_j = energy_j
             energy_j += offset_j
             ring.header[layout.RESETS] += reset
-        ring.write(np.array([read_s, energy_j, clock_hz, *asdict(slow).values()]))
+        ring.write((read_s, energy_j, clock_hz, *slow.values))
         ring.header[layout.PROCESSOR_NS] = time.process_time_ns() - born_ns
         time.sleep(max(pace.wait_s(read_s, energy_j) - (time.monotonic() - began_s), 0.0))
     ring.header[layout.STATUS] = layout.STOPPED

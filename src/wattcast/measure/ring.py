@@ -8,6 +8,7 @@ never sees half of one; a reader that is overtaken drops the rows it lost. The c
 from __future__ import annotations
 
 import mmap
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -66,7 +67,7 @@ class Ring:
         with path.open("r+b") as stream:
             return cls(path, capacity, mmap.mmap(stream.fileno(), 0))
 
-    def write(self, row: npt.NDArray[np.float64]) -> None:
+    def write(self, row: Sequence[float]) -> None:
         """Append one row; the head moves last."""
         head = int(self.header[HEAD])
         self._rows[head % self.capacity] = row

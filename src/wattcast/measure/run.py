@@ -19,7 +19,7 @@ from wattcast.measure.sampler import Sampler
 from wattcast.measure.samples import Samples
 from wattcast.measure.source import Identity
 
-PERIOD_S = 0.02
+PERIOD_S = 0.045
 LEAD_S = 0.25  # samples before and after the command
 
 

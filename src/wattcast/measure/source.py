@@ -25,6 +25,12 @@ class Slow:
     temperature_c: float = math.nan
     throttle: float = math.nan
 
+    @property
+    def values(self) -> tuple[float, ...]:
+        """In the order of the ring's columns."""
+        board = self.memory_clock_hz, self.instant_w, self.average_w, self.memory_w
+        return *board, self.temperature_c, self.throttle
+
 
 @dataclass(frozen=True)
 class Identity:
