@@ -133,18 +133,24 @@ def ticks(samples: Samples) -> Ticks:
     step = np.flatnonzero(np.diff(energy_j) != 0.0)
     seen_s = 0.5 * (time_s[step] + time_s[step + 1])
     poll_s = float(np.median(np.diff(time_s))) if len(time_s) > 1 else 0.0
-    return Ticks(_on_grid_s(seen_s, poll_s), energy_j[step + 1])
+    return Ticks(_on_grid_s(seen_s, time_s[step + 1] - time_s[step], poll_s), energy_j[step + 1])
 
 
-def _on_grid_s(seen_s: Array, poll_s: float) -> Array:
-    """Times of regular steps without the jitter of polling; as seen when irregular, few, or polled too rarely."""
+def _on_grid_s(seen_s: Array, gap_s: Array, poll_s: float) -> Array:
+    """Times of regular steps without the jitter of polling; as seen when irregular, few, or polled too rarely.
+
+    ``gap_s`` lies between the polls around each sighting: a stall says little about when the step was.
+    """
     if len(seen_s) < MIN_STEPS:
         return seen_s
     step_s = float(np.median(np.diff(seen_s)))
     if step_s < 4.0 * poll_s:
         return seen_s
     number = _step_numbers(seen_s, step_s)
-    slope_s, origin_s = np.polyfit(number, seen_s, 1)
+    sharp = gap_s <= max(4.0 * poll_s, 0.05 * step_s)
+    if sharp.sum() < MIN_STEPS:
+        return seen_s
+    slope_s, origin_s = np.polyfit(number[sharp], seen_s[sharp], 1)
     grid_s = origin_s + slope_s * number
     return grid_s if float(np.median(np.abs(seen_s - grid_s))) < 0.05 * step_s else seen_s
 
