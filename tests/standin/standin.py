@@ -43,6 +43,18 @@ def compile_library(folder: Path) -> Path | None:
     if compiler is None:
         return None
     library = folder / "libnvidia-ml.so.1"
-    command = [compiler, "-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", "-o", str(library), str(SOURCE), "-lm"]
+    command = [
+        compiler,
+        "-shared",
+        "-fPIC",
+        "-O1",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        "-o",
+        str(library),
+        str(SOURCE),
+        "-lm",
+    ]
     subprocess.run(command, check=True, capture_output=True)
     return library
