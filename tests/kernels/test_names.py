@@ -117,7 +117,7 @@ KNOWN: dict[str, dict[str, object]] = {
     "sm80_xmma_fprop_implicit_gemm_f32f32_f32f32_f32_nchwkcrs_nchw_tilesize128x32x8_stage3_warpsize2x2x1_g1_ffma"
     "_aligna4_alignc4_execute_kernel__5x_cudnn": {"dtype": "fp32", "tile_n": 32, "layout": "nchw", "stages": 3},
     "conv2d_c1_k1_nhwc_specialized": {"family": "convolution_depthwise", "library": "cudnn"},
-    "void cudnn::engines_precompiled::nchwToNhwcKernel<__half, __half, float, false, true, (cudnnKernelDataType_t)0>": {
+    "void cudnn::engines_precompiled::nchwToNhwcKernel<__half, __half, float, false, true, x>": {
         "family": "layout",
         "dtype": "fp16",
     },
@@ -143,15 +143,15 @@ KNOWN: dict[str, dict[str, object]] = {
         "causal": True,
         "split_k": False,
     },
-    "void pytorch_flash::flash_fwd_splitkv_kernel<pytorch_flash::Flash_fwd_kernel_traits<96, 64, 128, 4, false, false, "
-    "cutlass::half_t, pytorch_flash::Flash_kernel_traits<96, 64, 128, 4, cutlass::half_t> >, false, false, false, "
+    "void pytorch_flash::flash_fwd_splitkv_kernel<Flash_fwd_kernel_traits<96, 64, 128, 4, false, false, "
+    "cutlass::half_t, Flash_kernel_traits<96, 64, 128, 4, cutlass::half_t> >, false, false, false, "
     "false, true, false, true, false>(pytorch_flash::Flash_fwd_params)": {
         "dtype": "fp16",
         "head_dim": 96,
         "split_k": True,
         "causal": False,
     },
-    "void pytorch_flash::flash_fwd_splitkv_combine_kernel<pytorch_flash::Flash_fwd_kernel_traits<64, 64, 256, 4, x> >": {
+    "void pytorch_flash::flash_fwd_splitkv_combine_kernel<Flash_fwd_kernel_traits<64, 64, 256, 4, x> >": {
         "family": "attention_combine"
     },
     "fmha_cutlassF_bf16_aligned_64x128_rf_sm80(PyTorchMemEffAttention::AttentionKernel)": {

@@ -82,9 +82,9 @@ def test_a_load_that_has_not_run_long_enough_is_not_settled() -> None:
 
 def test_a_capped_load_must_wait_longer() -> None:
     """The board may average above its limit for a second after the cap bites."""
-    samples = synthetic(1.3, lambda t: 690.0, throttle=lambda t: 4 if t > 0.3 else 0)
+    samples = synthetic(1.9, lambda t: 690.0, throttle=lambda t: 4 if t > 0.3 else 0)
     assert settled(samples, 0.0, Rule()) is None
-    longer = synthetic(1.7, lambda t: 690.0, throttle=lambda t: 4 if t > 0.3 else 0)
+    longer = synthetic(2.5, lambda t: 690.0, throttle=lambda t: 4 if t > 0.3 else 0)
     assert settled(longer, 0.0, Rule()) is not None
 
 

@@ -53,6 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     kernels.add_argument("--budget", default="540s")
     kernels.add_argument("--few", type=int, default=0, help="only this many operators per family: a smoke test")
+    kernels.add_argument("--after", type=int, default=0, help="skip this many operators measured elsewhere")
     kernels.set_defaults(call=_kernels)
     counters = verbs.add_parser("counters", help="hardware counters of a sample, through ncu")
     counters.add_argument("--out", type=Path, required=True)
@@ -124,7 +125,7 @@ def _kernels(options: argparse.Namespace) -> int:
 
     began_s = time.monotonic()
     budget_s = parse(options.budget, "s", "--budget")
-    counts = run_campaign(options.out, options.steps.split(","), budget_s, options.few)
+    counts = run_campaign(options.out, options.steps.split(","), budget_s, options.few, options.after)
     print(json.dumps({**dict(sorted(counts.items())), "seconds": round(time.monotonic() - began_s, 1)}, indent=1))
     return int(ExitCode.OK)
 

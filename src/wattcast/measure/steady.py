@@ -21,11 +21,12 @@ class Rule:
     """What settled means."""
 
     settle_s: float = 0.30  # before a window may begin
-    capped_settle_s: float = 0.90  # the same once the power cap has been seen
+    capped_settle_s: float = 1.40  # the same once the power cap has been seen
     least_ticks: int = 5  # stretches between counter steps
+    capped_ticks: int = 8  # the same under the cap, where the governor hunts
     clock_drift: float = 0.010  # between the halves, relative
     power_drift: float = 0.020
-    longest_s: float = 3.0  # then the window is taken as it is, and flagged
+    longest_s: float = 3.5  # then the window is taken as it is, and flagged
 
 
 @dataclass(frozen=True)
@@ -57,10 +58,9 @@ def settled(samples: Samples, started_s: float, rule: Rule) -> Window | None:
     stepped = ticks(samples)
     if stepped.intervals < rule.least_ticks:
         return None
-    running = samples.between(started_s + 0.05, np.inf)
-    settle_s = rule.capped_settle_s if "sw_power_cap" in running.throttle else rule.settle_s
-    last = stepped.last(rule.least_ticks)
-    if last.time_s[0] < started_s + settle_s:
+    capped = "sw_power_cap" in samples.between(started_s + 0.05, np.inf).throttle
+    last = stepped.last(rule.capped_ticks if capped else rule.least_ticks)
+    if last.time_s[0] < started_s + (rule.capped_settle_s if capped else rule.settle_s):
         return None
     window = _window(samples, last, rule)
     return None if "clock_drift" in window.flags or "power_drift" in window.flags else window
