@@ -38,18 +38,18 @@ SUSTAINED = {
     "attention": 38,
 }
 PATTERNS = {
-    "linear": 13,
+    "linear": 12,
     "bmm": 3,
     "conv2d": 4,
     "attention": 4,
-    "elementwise": 5,
+    "elementwise": 4,
     "softmax": 1,
     "layernorm": 1,
     "rmsnorm": 1,
 }
 CAPPED = {"linear": 40, "attention": 14, "conv2d": 8, "bmm": 2}
 DUTIES = (0.33, 0.50, 0.70)
-CAPPED_WANTED = 42
+CAPPED_WANTED = 40
 BURST_REPEATS = 120
 SUSTAINED_REPEATS = 34
 
