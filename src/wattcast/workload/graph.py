@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
-from functools import cache
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from wattcast.dtypes import Dtype
 from wattcast.errors import bad_value
@@ -74,10 +73,15 @@ class Operator:
 _LEAST = {"padding": 0, "bytes": 0, "read": 0, "write": 0}
 
 
-@cache
-def _least(kind: Any) -> tuple[tuple[str, int], ...]:
-    """The whole-number fields of an operator class, with the least each may be."""
-    return tuple((item.name, _LEAST.get(item.name, 1)) for item in fields(kind) if item.type == "int")
+_WHOLE: dict[str, tuple[tuple[str, int], ...]] = {}
+
+
+def _least(kind: type[Operator]) -> tuple[tuple[str, int], ...]:
+    """The whole-number fields of an operator class, with the least each may be; looked up once a class."""
+    if kind.__name__ not in _WHOLE:
+        whole = ((item.name, _LEAST.get(item.name, 1)) for item in fields(kind) if item.type == "int")
+        _WHOLE[kind.__name__] = tuple(whole)
+    return _WHOLE[kind.__name__]
 
 
 @dataclass(frozen=True)
@@ -137,7 +141,8 @@ class Bmm(Operator):
 class Conv2d(Operator):
     """``n`` images of ``c`` channels, ``h`` by ``w``; ``k`` filters of ``r`` by ``s``.
 
-    ``direction`` is forward, ``dgrad`` (gradient of the input) or ``wgrad`` (of the weight); all
+    ``stride_w`` and ``padding_w`` are given where columns differ from rows (a convolution over time is
+    one row high). ``direction`` is forward, ``dgrad`` (gradient of the input) or ``wgrad`` (of the weight); all
     three do the same arithmetic and move the same three tensors, read and written in other roles.
     """
 
@@ -155,6 +160,8 @@ class Conv2d(Operator):
     dilation: int = 1
     channels_last: bool = False
     direction: str = "forward"
+    stride_w: int | None = None
+    padding_w: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -173,7 +180,9 @@ class Conv2d(Operator):
     @property
     def q(self) -> int:
         """Columns of the output image."""
-        return (self.w + 2 * self.padding - self.dilation * (self.s - 1) - 1) // self.stride + 1
+        padding = self.padding if self.padding_w is None else self.padding_w
+        stride = self.stride if self.stride_w is None else self.stride_w
+        return (self.w + 2 * padding - self.dilation * (self.s - 1) - 1) // stride + 1
 
     @property
     def flop(self) -> float:
