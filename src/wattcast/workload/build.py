@@ -10,10 +10,10 @@ from wattcast.errors import bad_value
 from wattcast.workload import memory, models
 from wattcast.workload.architectures import Kind, default_size
 from wattcast.workload.graph import Block, Graph
-from wattcast.workload.layers import Run
 from wattcast.workload.models import Model
 from wattcast.workload.options import Head, Options, Phase, Stack
 from wattcast.workload.program import Program, gradient_exchange, optimiser
+from wattcast.workload.run import Run
 
 
 def build(model: str | Model, options: Options = Options()) -> Graph:  # noqa: B008  (frozen)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from wattcast.workload.functional import pointwise, reduce
 from wattcast.workload.graph import Conv2d, Elementwise
-from wattcast.workload.layers import Run
+from wattcast.workload.run import Run
 from wattcast.workload.symbolic import Tensor
 
 

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 from wattcast.dtypes import Dtype
 from wattcast.workload import layers, products
-from wattcast.workload.functional import activation, dropout, pointwise
-from wattcast.workload.layers import Run
+from wattcast.workload.functional import activation, dropout
+from wattcast.workload.graph import Elementwise
 from wattcast.workload.options import Head
 from wattcast.workload.program import Program
+from wattcast.workload.run import Run
 from wattcast.workload.symbolic import Tape, Tensor
 
 
@@ -44,9 +45,11 @@ def trace(dims: BertDims, run: Run, stages: int = 1) -> Program:
 
 def embedding(dims: BertDims, run: Run, tape: Tape) -> Tensor:
     """Token, type and position rows added up and normed."""
-    pointwise("gather", tape.empty((1, run.length), Dtype.INT64))
+    index = run.length * Dtype.INT64.byte
+    picked = tape.empty((1, run.length), Dtype.INT64)
+    tape.emit(Elementwise("gather", run.length, dtype=Dtype.INT64, read=2 * index), (), (picked,))
     x = layers.embed(run, tape, dims.vocab, dims.hidden)
-    x = x + layers.embed(run, tape, dims.types, dims.hidden)
+    x = x + layers.embed(run, tape, dims.types, dims.hidden, same=True)
     x = x + layers.embed(run, tape, dims.max_positions, dims.hidden, batch=1)
     return dropout(layers.layer_norm(run, x), dims.dropout)
 

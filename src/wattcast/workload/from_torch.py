@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 from wattcast.dtypes import Dtype
@@ -52,7 +53,8 @@ def capture(
 ) -> Capture:
     """Run ``module(*args, **kwargs)`` without data and note every operator.
 
-    Parameters and tensors may be real, fake or meta; real ones are only looked at. ``train`` adds
+    Parameters and tensors may be real or meta; real ones are only looked at. A yes-or-no question
+    about data ("is nothing padded?") is answered yes, and the graph says so. ``train`` adds
     the backward pass of ``loss(output)`` (default: ``output.loss``, or the sum of the first tensor)
     and, with ``step``, one fused AdamW step over the module's parameters.
     """
@@ -93,15 +95,15 @@ def _finish(watch: Any, module: Any, name: str, step: bool) -> Capture:
         f"{u.byte:.3g} bytes kept as unspecified elementwise work"
         for u in unmapped
     ]
+    said += [f"{where or 'the module'} asks its data a yes-or-no question: answered yes" for where in watch.answered]
     weights = sum(count * dtype.byte for dtype, count in _parameters(module).items())
     return Capture(Graph(name, tuple(blocks), None, (*said, f"weights take {weights} bytes")), unmapped)
 
 
 def _watcher(torch: Any, module: Any, tf32: bool) -> Any:
-    from torch.overrides import TorchFunctionMode
-    from torch.utils._python_dispatch import TorchDispatchMode
+    dispatch: Any = import_module("torch.utils._python_dispatch").TorchDispatchMode
 
-    class Watch(TorchDispatchMode):  # type: ignore[misc]
+    class Watch(dispatch):  # type: ignore[misc]
         """Notes operators as they are dispatched."""
 
         def __init__(self) -> None:
@@ -109,13 +111,14 @@ def _watcher(torch: Any, module: Any, tf32: bool) -> Any:
             self.ops: list[Operator] = []
             self.unknown: Counter[tuple[str, str]] = Counter()
             self.lost: dict[tuple[str, str], tuple[float, float]] = {}
+            self.answered: Counter[str] = Counter()
             self.phase = ""
             self.stack: list[str] = []
             self.hooks: list[Any] = []
             for path, child in _modules(module):
                 self.hooks.append(child.register_forward_pre_hook(self._entering(path)))
                 self.hooks.append(child.register_forward_hook(self._leaving, always_call=False))
-            self.fused = _fused_attention(torch, TorchFunctionMode)
+            self.fused = _gpu_kernels(torch)
 
         def __enter__(self) -> Any:
             self.fused.__enter__()
@@ -143,6 +146,9 @@ def _watcher(torch: Any, module: Any, tf32: bool) -> Any:
                 hook.remove()
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func is torch.ops.aten._local_scalar_dense.default and args[0].dtype is torch.bool:
+                self.answered[self.path()] += 1
+                return True
             out = func(*args, **(kwargs or {}))
             if not _is_view(func):
                 self.note(func, args, kwargs or {}, out)
@@ -184,15 +190,22 @@ def _watcher(torch: Any, module: Any, tf32: bool) -> Any:
     return Watch()
 
 
-def _fused_attention(torch: Any, base: Any) -> Any:
-    """Send scaled-dot-product attention to the kernel a GPU would pick, not to the fallback of meta tensors."""
+def _gpu_kernels(torch: Any) -> Any:
+    """Send attention and dropout to the kernels a GPU would pick, not to the fallbacks of meta tensors."""
     aten, plain = torch.ops.aten, torch.nn.functional.scaled_dot_product_attention
+    dropouts = (torch.nn.functional.dropout, torch.dropout)
+    base: Any = import_module("torch.overrides").TorchFunctionMode
 
-    class Fused(base):  # type: ignore[misc, valid-type]
+    class Fused(base):  # type: ignore[misc]
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if func is not plain:
-                return func(*args, **(kwargs or {}))
-            return route(*args, **(kwargs or {}))
+            if func is plain:
+                return route(*args, **(kwargs or {}))
+            if func in dropouts:
+                return drop(*args, **(kwargs or {}))
+            return func(*args, **(kwargs or {}))
+
+    def drop(input: Any, p: float = 0.5, training: bool = True, train: bool = True, inplace: bool = False) -> Any:
+        return aten.native_dropout(input, p, True)[0] if training and train and p > 0.0 else input
 
     def route(
         query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False,
@@ -281,9 +294,8 @@ def _default_loss(out: Any) -> Any:
 
 
 def _flop(func: Any, args: Any, kwargs: Any, out: Any) -> float:
-    from torch.utils.flop_counter import flop_registry
-
-    rule = flop_registry.get(func.overloadpacket)
+    registry: Any = import_module("torch.utils.flop_counter").flop_registry
+    rule = registry.get(func.overloadpacket)
     return float(rule(*args, **kwargs, out_val=out)) if rule else 0.0
 
 
@@ -310,10 +322,9 @@ def _without_data(torch: Any, module: Any) -> Callable[..., Any]:
 
 def _torch() -> Any:
     try:
-        import torch
+        return import_module("torch")
     except ImportError:
         raise MissingTool(
             "capturing a PyTorch module needs PyTorch. Install wattcast[torch], or give a Hugging Face config.json, "
             "a model's name or a profiler trace."
         ) from None
-    return torch

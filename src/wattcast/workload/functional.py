@@ -42,6 +42,14 @@ def elementwise(function: str, inputs: Sequence[Tensor], out: Tensor, dtype: Dty
     )
 
 
+def add_into(total: Tensor, more: Tensor) -> Tensor:
+    """``total += more``: how autograd gathers the gradients of a tensor that was used twice."""
+    given = [(total.shape, total.strides), (more.shape, more.strides)]
+    layout = layout_of(total.shape, total.strides, given)
+    total.tape.emit(elementwise("add", (total, more), total, total.dtype, layout), (total, more), (total,))
+    return total
+
+
 def broadcast(*shapes: Shape) -> Shape:
     """The common shape of operands, as NumPy and PyTorch broadcast."""
     if all(shape == shapes[0] for shape in shapes):
@@ -63,7 +71,8 @@ def add(a: Tensor, b: Tensor | float) -> Tensor:
     if not isinstance(b, Tensor):
         return unary("shift", a, lambda g: g)
     out = pointwise("add", a, b)
-    a.tape.record((out,), (a, b), lambda g: (sum_to(g, a.shape), sum_to(g, b.shape)))
+    back = lambda g: [sum_to(g, t.shape) if t.needs_grad else None for t in (a, b)]  # noqa: E731
+    a.tape.record((out,), (a, b), back)
     return out
 
 

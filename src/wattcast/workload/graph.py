@@ -115,7 +115,7 @@ class Linear(Operator):
 
 @dataclass(frozen=True)
 class Bmm(Operator):
-    """``b`` independent products ``[m, k] @ [k, n]``."""
+    """``b`` independent products ``[m, k] @ [k, n]``; ``weight_dtype`` is of the right factor, if narrower."""
 
     kind: ClassVar[str] = "bmm"
     b: int
@@ -123,6 +123,7 @@ class Bmm(Operator):
     n: int
     k: int
     out_dtype: Dtype | None = None
+    weight_dtype: Dtype | None = None
 
     @property
     def flop(self) -> float:
@@ -130,7 +131,8 @@ class Bmm(Operator):
 
     @property
     def read_byte(self) -> float:
-        return self.dtype.byte * float(self.b) * (self.m + self.n) * self.k
+        right = (self.weight_dtype or self.dtype).byte * float(self.n)
+        return float(self.b) * (self.dtype.byte * self.m + right) * self.k
 
     @property
     def write_byte(self) -> float:

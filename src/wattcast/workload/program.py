@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from math import ceil
 
 from wattcast.dtypes import Dtype
-from wattcast.workload.functional import pointwise
+from wattcast.workload.functional import add_into
 from wattcast.workload.graph import Block, Collective, Elementwise, Operator
 from wattcast.workload.symbolic import Entry, Tape, Tensor
 
@@ -113,10 +113,10 @@ def flow_back(tape: Tape, section: Section, seeds: dict[int, Tensor]) -> list[Te
             if tensor is None or grad is None or not tensor.needs_grad:
                 continue
             known = grads.get(id(tensor))
-            grads[id(tensor)] = grad if known is None else pointwise("add", known, grad)
+            grads[id(tensor)] = grad if known is None else add_into(known, grad)
     for weight in tape.tied:
         if id(weight) in grads:
-            pointwise("add", grads[id(weight)], grads[id(weight)])
+            add_into(grads[id(weight)], grads[id(weight)])
     return [grads.get(id(leaf)) for leaf in section.inputs]
 
 

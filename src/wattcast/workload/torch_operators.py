@@ -6,8 +6,11 @@ rule for bytes and layouts.
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
 from math import prod
 from typing import Any
 
@@ -66,102 +69,43 @@ def _tensors(values: Sequence[Any]) -> list[Tensor]:
     return found
 
 
-# No kernel: views are told apart by their schema; these only allocate, or ask the host.
-FREE = frozenset(
-    "empty empty_like empty_strided new_empty new_empty_strided detach alias lift_fresh _unsafe_view view "
-    "_reshape_alias resize_ set_ sym_size sym_numel sym_stride sym_storage_offset is_same_size _local_scalar_dense "
-    "_has_compatible_shallow_copy_type item scalar_tensor_host _assert_async _assert_scalar _version".split()
-)
+@dataclass(frozen=True)
+class Rule:
+    """A row of ``aten.csv``: free, fill, reduction, gather or pointwise, and the function each becomes."""
 
-# One operand: f(a). Two or more: f(a, b).
-_POINTWISE: dict[str, tuple[str, str]] = {
-    "add": ("shift", "add"),
-    "sub": ("shift", "sub"),
-    "rsub": ("shift", "sub"),
-    "mul": ("scale", "mul"),
-    "div": ("scale", "div"),
-    "maximum": ("relu", "maximum"),
-    "minimum": ("relu", "maximum"),
-    "clamp": ("relu", "maximum"),
-    "clamp_min": ("relu", "maximum"),
-    "hardtanh": ("relu", "maximum"),
-    **{name: ("compare", "compare") for name in ("lt", "le", "gt", "ge", "eq", "ne", "isin", "isnan", "isinf")},
-    **{f"logical_{name}": ("compare", "compare") for name in ("and", "or", "not", "xor")},
-    **{f"bitwise_{name}": ("compare", "compare") for name in ("and", "or", "not", "xor")},
-    "masked_fill": ("copy", "masked_fill"),
-    "where": ("where", "where"),
-    "clone": ("copy", "copy"),
-    "contiguous": ("copy", "copy"),
-    "tril": ("copy", "copy"),
-    "triu": ("copy", "copy"),
-    "flip": ("copy", "copy"),
-    "roll": ("copy", "copy"),
-    "repeat": ("copy", "copy"),
-    "repeat_interleave": ("copy", "copy"),
-    "constant_pad_nd": ("copy", "copy"),
-    "pixel_shuffle": ("copy", "copy"),
-    "pixel_unshuffle": ("copy", "copy"),
-    "upsample_nearest2d": ("copy", "copy"),
-    "upsample_bilinear2d": ("mean", "mean"),
-    "upsample_bicubic2d": ("mean", "mean"),
-    "threshold_backward": ("relu_grad", "relu_grad"),
-    "tanh_backward": ("tanh_grad", "tanh_grad"),
-    "sigmoid_backward": ("sigmoid_grad", "sigmoid_grad"),
-    "silu_backward": ("silu_grad", "silu_grad"),
-    "hardswish_backward": ("hardswish_grad", "hardswish_grad"),
-    "gelu_backward": ("gelu_grad", "gelu_grad"),
-    "native_dropout_backward": ("dropout_grad", "dropout_grad"),
-    "cumsum": ("cumsum", "cumsum"),
-    "reciprocal": ("div", "div"),
-    "erf": ("gelu", "gelu"),
-    **{
-        name: (name, name)
-        for name in "neg abs sqrt rsqrt exp log sin cos tanh sigmoid relu gelu silu hardswish".split()
-    },
-}
-_FILLS = frozenset("zeros ones full arange linspace eye zeros_like ones_like full_like new_zeros new_ones new_full "
-                   "scalar_tensor fill zero rand randn randint rand_like randn_like bernoulli normal uniform "
-                   "random tril_indices triu_indices".split())  # fmt: skip
-_REDUCTIONS = {
-    **{name: "sum" for name in "sum prod any all norm linalg_vector_norm var std var_mean count_nonzero".split()},
-    **{name: "max" for name in "max min amax amin argmax argmin median aminmax".split()},
-    "mean": "mean",
-    "topk": "topk",
-    "sort": "topk",
-    "argsort": "topk",
-    "logsumexp": "max",
-    "histc": "scatter_add",
-    "bincount": "scatter_add",
-}
-_GATHERS = frozenset("embedding index index_select gather take nonzero masked_select unfold im2col".split())
+    kind: str
+    one: str  # with one tensor given
+    several: str  # with more
+
+
+@cache
+def rules() -> dict[str, Rule]:
+    """ATen name -> rule, for all that need no arithmetic on their arguments."""
+    text = files("wattcast.workload").joinpath("aten.csv").read_text(encoding="utf-8")
+    return {row["aten"]: Rule(row["kind"], row["one"], row["several"]) for row in csv.DictReader(text.splitlines())}
 
 
 def operators(call: Call) -> list[Operator] | None:
     """What ``call`` launches, or None where nobody knows."""
-    name = call.name
-    if name in SPECIAL:
-        return SPECIAL[name](call)
-    if name in FREE:
+    if call.name in SPECIAL:
+        return SPECIAL[call.name](call)
+    rule = rules().get(call.name) or rules().get(call.name.removesuffix("_"))
+    if rule is None:
+        return None
+    if rule.kind == "free":
         return []
-    if name in _FILLS:
+    if rule.kind == "fill":
         return [Elementwise("fill", max(call.out.numel, 1), dtype=call.out.dtype)]
-    if name in _REDUCTIONS:
-        return _reduction(call)
-    if name in _GATHERS:
+    if rule.kind == "reduction":
+        return [_reduction(call, rule.one)]
+    if rule.kind == "gather":
         return [_gathered(call)]
-    bare = name.rstrip("_")
-    if bare in _FILLS:
-        return [Elementwise("fill", max(call.out.numel, 1), dtype=call.out.dtype)]
-    if bare in _POINTWISE:
-        return [_pointwise(call, _POINTWISE[bare])]
-    return None
+    return [pointwise(call, rule.one if len(call.inputs) == 1 else rule.several)]
 
 
 def pointwise(call: Call, function: str) -> Operator:
     """One elementwise kernel over all tensors given."""
     inputs, out = call.inputs, call.out
-    if call.name.endswith("_") and len(inputs) > 1 and call.name in ("copy_", "fill_"):
-        inputs = inputs[1:]
     main = max(inputs, key=lambda t: (t.numel, t.dtype.byte)) if inputs else out
     given = [(t.shape, t.strides) for t in inputs if t.shape]
     same = len({t.shape for t in inputs} | {out.shape}) == 1
@@ -175,10 +119,6 @@ def _fits(given: Sequence[tuple[tuple[int, ...], tuple[int, ...]]], out: Tensor)
         len(shape) <= len(out.shape) and all(a in (1, b) for a, b in zip(shape[::-1], out.shape[::-1], strict=False))
         for shape, _ in given
     )
-
-
-def _pointwise(call: Call, functions: tuple[str, str]) -> Operator:
-    return pointwise(call, functions[0] if len(call.inputs) == 1 else functions[1])
 
 
 def _pow(call: Call) -> list[Operator]:
@@ -213,13 +153,12 @@ def _cat(call: Call) -> list[Operator]:
     return [elementwise("cat", parts, call.out, call.out.dtype, layout)]
 
 
-def _reduction(call: Call) -> list[Operator]:
+def _reduction(call: Call, function: str) -> Operator:
     x = call.inputs[0]
     layout = Layout.CONTIGUOUS if x.is_contiguous else Layout.STRIDED
     read = None if x.byte == x.numel * x.dtype.byte else x.byte
     write = sum(t.byte for t in call.outs)
-    function = _REDUCTIONS[call.name]
-    return [Elementwise(function, max(x.numel, 1), dtype=x.dtype, layout=layout, read=read, write=write)]
+    return Elementwise(function, max(x.numel, 1), dtype=x.dtype, layout=layout, read=read, write=write)
 
 
 def _gathered(call: Call) -> Operator:
@@ -241,7 +180,9 @@ def _scatter(call: Call) -> list[Operator]:
     index = sum(t.byte for t in call.inputs[1:]) - source.byte
     n = max(source.numel, 1)
     op = Elementwise("scatter_add", n, dtype=call.out.dtype, read=2 * source.byte + index, write=source.byte)
-    return [op] if call.name.endswith("_") else [pointwise(Call("clone", call.inputs[:1], call.outs), "copy"), op]
+    return (
+        [op] if call.name.endswith("_") else [pointwise(Call("clone", tuple(call.inputs[:1]), call.outs), "copy"), op]
+    )
 
 
 def _slice_backward(call: Call) -> list[Operator]:
@@ -263,7 +204,7 @@ def _mm(call: Call) -> list[Operator]:
     vector = bias and prod(call.inputs[0].shape) == n
     op = Linear(m, n, k, bias=vector, dtype=call.math(a), out_dtype=call.wide)
     if bias and not vector:
-        return [pointwise(Call("copy", call.inputs[:1], call.outs), "copy"), op]
+        return [pointwise(Call("copy", tuple(call.inputs[:1]), call.outs), "copy"), op]
     return [op]
 
 
@@ -272,7 +213,7 @@ def _bmm(call: Call) -> list[Operator]:
     (size, m, k), n = a.shape, b.shape[-1]
     op = Bmm(size, m, n, k, dtype=call.math(a), out_dtype=call.wide)
     if len(call.inputs) == 3:
-        return [pointwise(Call("copy", call.inputs[:1], call.outs), "copy"), op]
+        return [pointwise(Call("copy", tuple(call.inputs[:1]), call.outs), "copy"), op]
     return [op]
 
 
@@ -321,9 +262,7 @@ def _attention(call: Call) -> list[Operator]:
     q, k, v = call.inputs[1:4] if back else call.inputs[:3]
     batch, heads, q_len, dim = q.shape
     flags = [value for value in call.args if isinstance(value, bool)]
-    causal = flags[-1] if "efficient" in call.name and not back else bool(flags and flags[0])
-    if "efficient" in call.name:
-        causal = bool(flags and flags[-1])
+    causal = bool(flags and (flags[-1] if "efficient" in call.name else flags[0]))
     v_dim = None if v.shape[-1] == dim else v.shape[-1]
     op = Attention(
         batch, heads, k.shape[1], q_len, k.shape[2], dim, causal=causal, v_head_dim=v_dim, backward=back,
@@ -351,7 +290,7 @@ def _convolution_backward(call: Call) -> list[Operator]:
     if mask[1]:
         ops.append(_conv_operator(call, *args, "wgrad"))
     if mask[2]:
-        ops.append(_reduction(Call("sum", (grad,), (call.outs[-1],)))[0])
+        ops.append(_reduction(Call("sum", (grad,), (call.outs[-1],)), "sum"))
     return ops
 
 
@@ -463,6 +402,7 @@ SPECIAL: dict[str, Callable[[Call], list[Operator]]] = {
     "nll_loss_forward": _nll_loss,
     "nll_loss_backward": _nll_loss,
     "embedding_dense_backward": _embedding_backward,
+    "constant_pad_nd": _slice_backward,
     "slice_backward": _slice_backward,
     "select_backward": _slice_backward,
     "index_add": _scatter,

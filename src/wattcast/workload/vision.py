@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from wattcast.workload import convolutions, layers
 from wattcast.workload.convolutions import batch_norm, conv
 from wattcast.workload.functional import activation
-from wattcast.workload.layers import Run
 from wattcast.workload.program import Program
+from wattcast.workload.run import Run
 from wattcast.workload.symbolic import Tape, Tensor
 
 
