@@ -8,7 +8,7 @@ from functools import lru_cache
 from wattcast.dtypes import Dtype
 from wattcast.errors import bad_value
 from wattcast.workload import memory, models
-from wattcast.workload.architectures import Kind, default_size
+from wattcast.workload.architectures import Kind, default_seq
 from wattcast.workload.graph import Block, Graph
 from wattcast.workload.models import Model
 from wattcast.workload.options import Head, Options, Phase, Stack
@@ -52,7 +52,7 @@ def resolve(model: Model, options: Options) -> tuple[Options, list[str]]:
             options = replace(options, image=model.dims.image)
             said.append(f"pictures of {options.image} by {options.image} (the published input)")
     elif options.seq is None:
-        options = replace(options, seq=default_size(kind, model.dims))
+        options = replace(options, seq=default_seq(kind, model.dims))
         said.append(f"seq {options.seq} (default)")
     if options.phase is Phase.GENERATE and options.tokens is None:
         options = replace(options, tokens=128)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from wattcast.workload import layers, masks, products
+from wattcast.workload import engine, layers, masks, products
 from wattcast.workload.experts import ExpertDims, mixture
 from wattcast.workload.functional import activation, cat
 from wattcast.workload.options import Head
@@ -90,6 +90,8 @@ def embedding(dims: DecoderDims, run: Run, tape: Tape) -> list[Tensor]:
 
 def layer(dims: DecoderDims, run: Run, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None) -> Tensor:
     """x + attention(norm(x)), then x + feed_forward(norm(x)); side by side in the parallel form."""
+    if run.engine:
+        return engine.decoder_layer(dims, run, x, cos, sin)
     if dims.parallel:
         normed = norm(dims, run, x)
         with x.tape.at("attention"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from wattcast.dtypes import Dtype
-from wattcast.workload import layers, masks, products
+from wattcast.workload import engine, layers, masks, products
 from wattcast.workload.functional import dropout, fill, pointwise
 from wattcast.workload.options import Head
 from wattcast.workload.program import Program
@@ -32,6 +32,11 @@ class GptDims:
     def dim(self) -> int:
         return self.hidden // self.heads
 
+    @property
+    def places(self) -> int:
+        """Rows of the position table; OPT keeps two more than it has positions."""
+        return self.max_positions + (2 if self.style == "opt" else 0)
+
 
 def trace(dims: GptDims, run: Run, stages: int = 1) -> Program:
     """One pass over ``run.length`` new tokens a sequence."""
@@ -51,7 +56,7 @@ def embedding(dims: GptDims, run: Run, tape: Tape) -> list[Tensor]:
     else:
         masks.positions(tape, run)
         positions = 1
-    places = layers.embed(run, tape, dims.max_positions, dims.hidden, batch=positions)
+    places = layers.embed(run, tape, dims.places, dims.hidden, batch=positions)
     mask = [masks.causal(tape, run)] if masks.needs_mask(run) else []
     x = x + places
     return [dropout(x, dims.dropout) if dims.style == "gpt2" else x, *mask]
@@ -68,6 +73,8 @@ def _opt_positions(run: Run, tape: Tape) -> int:
 
 def layer(dims: GptDims, run: Run, x: Tensor, mask: Tensor | None = None) -> Tensor:
     """x + attention(norm(x)), then x + mlp(norm(x))."""
+    if run.engine:
+        return engine.gpt_layer(dims, run, x)
     with x.tape.at("attention"):
         x = x + self_attention(dims, run, layers.layer_norm(run, x), mask)
     with x.tape.at("mlp"):

@@ -281,12 +281,17 @@ class Attention(Operator):
 
 @dataclass(frozen=True)
 class RowReduction(Operator):
-    """Softmax, layer norm or RMS norm over ``rows`` rows of ``dim`` elements; see the subclasses."""
+    """Softmax, layer norm or RMS norm over ``rows`` rows of ``dim`` elements; see the subclasses.
+
+    ``read`` and ``write`` (bytes) are given where other work is fused in: a residual added, a mask read.
+    """
 
     rows: int
     dim: int
     out_dtype: Dtype | None = None
     backward: bool = False
+    read: int | None = None
+    write: int | None = None
 
     @property
     def elements(self) -> float:
@@ -298,11 +303,13 @@ class RowReduction(Operator):
 
     @property
     def read_byte(self) -> float:
-        return self.dtype.byte * self.elements * (2.0 if self.backward else 1.0)
+        plain = self.dtype.byte * self.elements * (2.0 if self.backward else 1.0)
+        return plain if self.read is None else float(self.read)
 
     @property
     def write_byte(self) -> float:
-        return (self.out_dtype or self.dtype).byte * self.elements
+        plain = (self.out_dtype or self.dtype).byte * self.elements
+        return plain if self.write is None else float(self.write)
 
 
 _ROW_FLOP = {"softmax": 4.0, "layernorm": 8.0, "rmsnorm": 5.0}

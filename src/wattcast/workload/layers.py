@@ -97,9 +97,10 @@ def append_cache(run: Run, new: Tensor) -> Tensor:
         return new
     batch, heads, _, dim = new.shape
     with new.tape.at("cache"):
-        if not run.past:
-            return cat([new], 2)
-        return cat([new.tape.empty((batch, heads, run.past, dim), new.dtype), new], 2)
+        old = [new.tape.empty((batch, heads, run.past, dim), new.dtype)] if run.past else []
+        whole = cat([*old, new], 2)
+    new.tape.cache_byte += whole.byte
+    return whole
 
 
 def repeat_kv(x: Tensor, times: int) -> Tensor:
@@ -187,6 +188,12 @@ def language_head(run: Run, x: Tensor, vocab: int, *, tied: bool, bias: bool = F
         logits = products.linear(x, weight, offset)
         products.gather_parts(logits, run.tp)
         return language_loss(logits) if run.training else logits
+
+
+def classify(run: Run, x: Tensor, classes: int) -> Tensor:
+    """Scores of the classes and, in training, the loss."""
+    scores = project(run, x, classes, bias=True)
+    return products.cross_entropy(scores) if run.training else scores
 
 
 def language_loss(logits: Tensor) -> Tensor:

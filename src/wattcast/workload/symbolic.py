@@ -120,6 +120,10 @@ class Tensor:
         before = self.shape
         return self.tape.viewed(self, shape, strides, lambda g: g.pad_back(before))
 
+    def pairs(self) -> Tensor:
+        """The last dimension as pairs of neighbours, a view."""
+        return self.view(*self.shape[:-1], self.shape[-1] // 2, 2)
+
     def split(self, *sizes: int) -> tuple[Tensor, ...]:
         """Views of the last dimension, side by side; their gradients are laid side by side again."""
         from wattcast.workload.functional import cat
@@ -206,6 +210,7 @@ class Tape:
     saved: dict[int, Storage] = field(default_factory=dict)
     label: str = ""
     recording: bool = True
+    cache_byte: int = 0  # keys and values that outlive the pass
 
     @contextmanager
     def at(self, label: str) -> Iterator[None]:
