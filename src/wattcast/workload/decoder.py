@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from wattcast.workload import engine, layers, masks, products
 from wattcast.workload.experts import ExpertDims, mixture
@@ -67,6 +68,8 @@ class DecoderDims:
 
 def trace(dims: DecoderDims, run: Run, stages: int = 1) -> Program:
     """One pass over ``run.length`` new tokens a sequence."""
+    if dims.window and run.past:  # the cache drops what the window has passed
+        run = replace(run, past=min(run.past, dims.window - 1))
     program = Program(run.training, run.tf32)
     hidden, *tables = program.section("embedding", lambda tape: embedding(dims, run, tape))
     repeat = -(-dims.layers // stages)
@@ -130,7 +133,9 @@ def query_key_value(dims: DecoderDims, run: Run, x: Tensor) -> tuple[Tensor, Ten
     heads, kv_heads = dims.heads // run.tp, max(dims.kv_heads // run.tp, 1)
     widths = [count * dims.dim for count in (heads, kv_heads, kv_heads)]
     if dims.fused_projections:
-        parts = layers.project(run, x, sum(widths), dims.qkv_bias).split(*widths)
+        fused = layers.project(run, x, sum(widths), dims.qkv_bias)
+        ends = (0, widths[0], widths[0] + widths[1], sum(widths))
+        parts = [fused.slice(-1, start, stop) for start, stop in pairwise(ends)]
         return tuple(layers.split_heads(part, dims.dim) for part in parts)  # type: ignore[return-value]
     q, k = (_normed_heads(dims, run, layers.project(run, x, width, dims.qkv_bias)) for width in widths[:2])
     return q, k, layers.split_heads(layers.project(run, x, widths[2], dims.qkv_bias), dims.dim)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from wattcast.dtypes import Dtype
 from wattcast.workload import layers, products
-from wattcast.workload.functional import activation, fill, pointwise, reduce
+from wattcast.workload.functional import activation, divide, fill, pointwise, reduce, total_last
 from wattcast.workload.graph import Elementwise
 from wattcast.workload.run import Run
 from wattcast.workload.symbolic import Tensor
@@ -60,7 +60,7 @@ def route(dims: ExpertDims, run: Run, x: Tensor) -> Tensor:
     scores = layers.project(run, x, dims.experts, wide=True).to(Dtype.FP32)
     weights = _top(products.softmax(scores), dims.chosen, Dtype.FP32)
     if dims.renormalise:
-        weights = pointwise("div", weights, reduce("sum", weights, (weights.shape[0], 1)))
+        weights = divide(weights, total_last(weights))
     return weights if dims.wide_weights else weights.to(run.dtype)
 
 
@@ -85,9 +85,8 @@ def _route_grouped(dims: ExpertDims, run: Run, x: Tensor) -> Tensor:
     _top(pointwise("masked_fill", choice, drop), dims.chosen, Dtype.FP32, values=False)
     weights = _picked(scores, dims.chosen)
     if dims.renormalise:
-        total = reduce("sum", weights, (tokens, 1)) + 1e-20
-        weights = pointwise("div", weights, total)
-    return pointwise("scale", weights)
+        weights = divide(weights, total_last(weights) + 1e-20)
+    return weights * 2.5
 
 
 def _top(scores: Tensor, count: int, dtype: Dtype, *, values: bool = True) -> Tensor:
@@ -146,7 +145,7 @@ def visit(dims: ExpertDims, run: Run, x: Tensor, weights: Tensor) -> Tensor:
 def _sort_by_expert(choice: Tensor) -> None:
     n = choice.numel
     choice.tape.emit(Elementwise("topk", n, dtype=Dtype.INT64, write=2 * n * 8), (choice,), (choice,))
-    choice.tape.emit(Elementwise("div", n, dtype=Dtype.INT64, read=n * 8), (choice,), (choice,))
+    choice.tape.emit(Elementwise("scale", n, dtype=Dtype.INT64), (choice,), (choice,))
 
 
 def _count_by_expert(choice: Tensor, experts: int) -> None:

@@ -111,8 +111,9 @@ def rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary embedding over neighbouring pairs, read as strided halves and laid side by side."""
     pairs = x.pairs()
     even, odd = pairs.select(-1), pairs.select(-1)
-    first = pointwise("sub", even * cos, odd * sin)
-    x.tape.record((first,), (even, odd), lambda g: (g * cos, g * sin))
+    left, right = even * cos, odd * sin
+    first = pointwise("sub", left, right)
+    x.tape.record((first,), (left, right), lambda g: (g, pointwise("neg", g)))
     return cat([first, odd * cos + even * sin], -1)
 
 

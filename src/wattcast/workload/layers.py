@@ -219,7 +219,8 @@ def gate_fused(x: Tensor, function: str) -> Tensor:
 def copy_into(x: Tensor, function: str = "copy") -> Tensor:
     """A strided write of ``x`` into a larger tensor."""
     out = replace(x)
-    x.tape.emit(elementwise(function, (x,), out, x.dtype, Layout.STRIDED), (x,), (out,))
+    layout = Layout.STRIDED if x.byte == x.numel * x.dtype.byte else Layout.BROADCAST
+    x.tape.emit(elementwise(function, (x,), out, x.dtype, layout), (x,), (out,))
     return out
 
 

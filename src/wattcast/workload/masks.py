@@ -42,6 +42,7 @@ def causal(tape: Tape, run: Run, window: int = 0) -> Tensor:
         if window:
             near = pointwise("compare", key, pointwise("shift", query), out_dtype=Dtype.BOOL)
             keep = pointwise("compare", near, keep, out_dtype=Dtype.BOOL)
+            keep = pointwise("compare", fill(tape, (), Dtype.BOOL), keep, out_dtype=Dtype.BOOL)
         keep = keep.expand(run.batch, 1, q_len, kv_len)
         return keep if run.flash else additive(keep, run.dtype)
 

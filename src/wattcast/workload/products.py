@@ -6,7 +6,17 @@ from collections.abc import Sequence
 
 from wattcast.dtypes import Dtype
 from wattcast.workload.functional import fill, reduce
-from wattcast.workload.graph import Attention, Bmm, Collective, Elementwise, LayerNorm, Linear, RmsNorm, Softmax
+from wattcast.workload.graph import (
+    Attention,
+    Bmm,
+    Collective,
+    Elementwise,
+    LayerNorm,
+    Layout,
+    Linear,
+    RmsNorm,
+    Softmax,
+)
 from wattcast.workload.strides import dense, output_strides
 from wattcast.workload.symbolic import Tensor
 
@@ -19,11 +29,11 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, in_major: b
     out = tape.empty((m, n), x.dtype)
     narrow = None if weight.dtype is x.dtype else weight.dtype
     reads = (flat, weight) if bias is None else (flat, weight, bias)
-    tape.emit(
-        Linear(m, n, k, bias=bias is not None, dtype=tape.math(x.dtype), weight_dtype=narrow, out_dtype=_wide(x)),
-        reads,
-        (out,),
-    )
+    fused = bias is not None and (len(x.shape) == 2 or x.is_contiguous)
+    op = Linear(m, n, k, bias=fused, dtype=tape.math(x.dtype), weight_dtype=narrow, out_dtype=_wide(x))
+    tape.emit(op, reads, (out,))
+    if bias is not None and not fused:  # PyTorch folds the bias in only where the input needs no reshaping
+        tape.emit(elementwise("add", (out, bias), out, out.dtype, Layout.BROADCAST), (out, bias), (out,))
 
     def back(g: Tensor) -> Sequence[Tensor | None]:
         g = _mm_ready(g)
@@ -85,6 +95,7 @@ def _bmm(a: Tensor, b: Tensor, size: int, m: int, n: int, k: int) -> Tensor:
 
 def softmax(x: Tensor) -> Tensor:
     """Softmax over the last dimension."""
+    x = x.contiguous()
     out = x.tape.empty(x.shape, x.dtype)
     rows, dim = x.numel // x.shape[-1], x.shape[-1]
     x.tape.emit(Softmax(rows, dim, dtype=x.dtype), (x,), (out,))

@@ -15,6 +15,7 @@ from math import prod
 from typing import Any
 
 from wattcast.dtypes import Dtype
+from wattcast.workload.elementwise import function_of
 from wattcast.workload.functional import elementwise
 from wattcast.workload.graph import (
     Attention,
@@ -28,7 +29,7 @@ from wattcast.workload.graph import (
     RmsNorm,
     Softmax,
 )
-from wattcast.workload.strides import layout_of
+from wattcast.workload.strides import contiguous, layout_of
 from wattcast.workload.symbolic import Tensor
 
 
@@ -156,7 +157,7 @@ def _cat(call: Call) -> list[Operator]:
 def _reduction(call: Call, function: str) -> Operator:
     x = call.inputs[0]
     layout = Layout.CONTIGUOUS if x.is_contiguous else Layout.STRIDED
-    read = None if x.byte == x.numel * x.dtype.byte else x.byte
+    read = None if x.byte == function_of(function).inputs * x.numel * x.dtype.byte else x.byte
     write = sum(t.byte for t in call.outs)
     return Elementwise(function, max(x.numel, 1), dtype=x.dtype, layout=layout, read=read, write=write)
 
@@ -235,7 +236,7 @@ def _softmax(call: Call) -> list[Operator]:
     axis = next(v for v in call.args if isinstance(v, int) and not isinstance(v, bool))
     dim = x.shape[axis] if x.shape else 1
     out = None if call.out.dtype is x.dtype else call.out.dtype
-    return [Softmax(max(x.numel // dim, 1), dim, dtype=x.dtype, out_dtype=out, backward=back)]
+    return [*_row_major(x), Softmax(max(x.numel // dim, 1), dim, dtype=x.dtype, out_dtype=out, backward=back)]
 
 
 def _layer_norm(call: Call) -> list[Operator]:
@@ -244,7 +245,15 @@ def _layer_norm(call: Call) -> list[Operator]:
     shape = next(v for v in call.args if isinstance(v, (list, tuple)) and v and isinstance(v[0], int))
     dim = prod(shape)
     kind = RmsNorm if "rms" in call.name else LayerNorm
-    return [kind(x.numel // dim, dim, dtype=x.dtype, backward=back)]
+    return [*_row_major(x), kind(x.numel // dim, dim, dtype=x.dtype, backward=back)]
+
+
+def _row_major(x: Tensor) -> list[Operator]:
+    """Kernels over rows copy an input that does not lie in rows; PyTorch does so inside the call."""
+    if x.is_contiguous:
+        return []
+    rows = Tensor(x.tape, x.shape, contiguous(x.shape), x.dtype, x.storage)
+    return [elementwise("copy", (x,), rows, x.dtype, layout_of(x.shape, rows.strides, [(x.shape, x.strides)]))]
 
 
 def _group_norm(call: Call) -> list[Operator]:
@@ -254,7 +263,7 @@ def _group_norm(call: Call) -> list[Operator]:
     numbers = [v for v in call.args if isinstance(v, int) and not isinstance(v, bool)]
     batch, groups = numbers[0], numbers[3]
     rows = batch * groups
-    return [LayerNorm(rows, x.numel // rows, dtype=x.dtype, backward=back)]
+    return [*_row_major(x), LayerNorm(rows, x.numel // rows, dtype=x.dtype, backward=back)]
 
 
 def _attention(call: Call) -> list[Operator]:
