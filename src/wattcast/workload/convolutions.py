@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from wattcast.dtypes import Dtype
 from wattcast.workload.functional import elementwise, pointwise, reduce
 from wattcast.workload.graph import Conv2d, Elementwise, LayerNorm, Layout
 from wattcast.workload.run import Run
@@ -83,6 +84,8 @@ def batch_norm(run: Run, x: Tensor) -> Tensor:
     weight, bias = (tape.parameter(channels, dtype=run.dtype) for _ in range(2))
     out = tape.empty(x.shape, x.dtype)
     function = "batchnorm_train" if run.training else "batchnorm"
+    if run.training:  # how many batches were seen
+        tape.emit(Elementwise("shift", 1, dtype=Dtype.INT64), (), (tape.empty((1,), Dtype.INT64),))
     tape.emit(Elementwise(function, x.numel, dtype=x.dtype), (x, weight, bias), (out,))
 
     def back(g: Tensor) -> Sequence[Tensor]:

@@ -81,8 +81,7 @@ def trace(dims: DecoderDims, run: Run, stages: int = 1) -> Program:
 
 def embedding(dims: DecoderDims, run: Run, tape: Tape) -> list[Tensor]:
     """Token rows, rotary tables, and the mask that attention adds where it needs one."""
-    x = layers.embed(run, tape, dims.vocab, dims.hidden)
-    x = products.leave_parallel(x, run.tp)
+    x = layers.embed_tokens(run, tape, dims.vocab, dims.hidden)
     if dims.norm == "gemma":
         x = layers.scale_by_tensor(x)
     masks.positions(tape, run)

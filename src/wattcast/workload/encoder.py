@@ -45,7 +45,7 @@ def bert_embedding(dims: BertDims, run: Run, tape: Tape) -> Tensor:
     index = run.length * Dtype.INT64.byte
     picked = tape.empty((1, run.length), Dtype.INT64)
     tape.emit(Elementwise("gather", run.length, dtype=Dtype.INT64, read=2 * index), (), (picked,))
-    x = layers.embed(run, tape, dims.vocab, dims.hidden)
+    x = layers.embed_tokens(run, tape, dims.vocab, dims.hidden)
     x = x + layers.embed(run, tape, dims.types, dims.hidden, same=True)
     x = x + layers.embed(run, tape, dims.max_positions, dims.hidden, batch=1)
     return dropout(layers.layer_norm(run, x), dims.dropout)
@@ -70,10 +70,12 @@ def bert_head(dims: BertDims, run: Run, x: Tensor) -> Tensor:
         x = activation(dims.activation, layers.project(run, x, dims.hidden, bias=True))
         x = layers.layer_norm(run, x)
     with x.tape.at("logits"):
-        weight = x.tape.parameter(dims.vocab, dims.hidden, dtype=run.dtype, tied=True)
-        bias = x.tape.parameter(dims.vocab, dtype=run.dtype)
-        logits = products.linear(x, weight, bias)
-        return products.cross_entropy(logits.view(-1, dims.vocab)) if run.training else logits
+        share = -(-dims.vocab // run.tp)
+        weight = x.tape.parameter(share, dims.hidden, dtype=run.dtype, tied=True)
+        bias = x.tape.parameter(share, dtype=run.dtype)
+        logits = products.linear(products.enter_parallel(x, run.tp), weight, bias)
+        products.gather_parts(logits, run.tp)
+        return products.cross_entropy(logits.view(-1, share)) if run.training else logits
 
 
 def self_attention(

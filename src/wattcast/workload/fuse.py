@@ -32,7 +32,8 @@ def fuse(entries: Sequence[Entry], kept: Iterable[Storage] = (), *, keep_unread:
         for tensor in entry.reads:
             readers.setdefault(id(tensor.storage), set()).add(id(entry))
     outside = {id(storage) for storage in kept}
-    merged = (_merged(group, readers, outside, keep_unread) for group in _grouped(entries))
+    groups = _sunk(_grouped(entries), readers, outside, keep_unread)
+    merged = (_merged(group, readers, outside, keep_unread) for group in groups)
     return [entry for entry in merged if entry is not None]
 
 
@@ -40,17 +41,46 @@ def _grouped(entries: Sequence[Entry]) -> list[_Group]:
     """Each entry in the group of its latest producer, where that group may still grow."""
     groups: list[_Group] = []
     home: dict[int, int] = {}  # storage -> index of the group that wrote it last
+    seen: dict[int, int] = {}  # storage -> index of the last fusable group that read it
     for entry in entries:
-        makers = [home[id(t.storage)] for t in entry.reads if id(t.storage) in home]
-        at = max(makers, default=-1)
-        joins = at >= 0 and _fusable(entry.op) and _fusable(groups[at].entries[0].op) and _fits(groups[at], entry)
-        if not joins:
+        keys = [id(t.storage) for t in entry.reads]
+        made = max((home[key] for key in keys if key in home), default=-1)
+        beside = max((seen[key] for key in keys if key in seen), default=-1)
+        if beside <= made or _size(groups[beside]) != _elements(entry.op):
+            beside = made
+        at = next((i for i in (beside, made) if _joins(groups, i, entry)), len(groups))
+        if at == len(groups):
             groups.append(_Group())
-            at = len(groups) - 1
         groups[at].entries.append(entry)
-        for tensor in entry.writes:
-            home[id(tensor.storage)] = at
+        home |= {id(tensor.storage): at for tensor in entry.writes}
+        if _fusable(entry.op):
+            seen |= dict.fromkeys(keys, at)
     return groups
+
+
+def _joins(groups: Sequence[_Group], at: int, entry: Entry) -> bool:
+    """Whether ``entry`` may join group ``at``: it made an input, or reads the same tensor after all were made."""
+    return at >= 0 and _fusable(entry.op) and _fusable(groups[at].entries[0].op) and _fits(groups[at], entry)
+
+
+def _sunk(groups: list[_Group], readers: dict[int, set[int]], outside: set[int], keep_unread: bool) -> list[_Group]:
+    """Pointwise groups that only one later group reads are computed inside it, never written."""
+    owner = {id(entry): index for index, group in enumerate(groups) for entry in group.entries}
+    for index in range(len(groups) - 1, -1, -1):
+        group = groups[index]
+        if not all(_fusable(e.op) and not isinstance(e.op, RowReduction) for e in group.entries):
+            continue
+        keys = {id(t.storage) for e in group.entries for t in e.writes}
+        users = {owner[reader] for key in keys for reader in readers.get(key, set())} - {index}
+        wanted = keys & outside or (keep_unread and any(key not in readers for key in keys))
+        if len(users) != 1 or wanted:
+            continue
+        target = groups[users.pop()]
+        if all(_fusable(e.op) for e in target.entries) and all(_fits(target, e) for e in group.entries):
+            target.entries[:0] = group.entries
+            owner |= {id(e): owner[id(target.entries[-1])] for e in group.entries}
+            group.entries = []
+    return [group for group in groups if group.entries]
 
 
 def _fusable(op: Operator) -> bool:
@@ -59,11 +89,14 @@ def _fusable(op: Operator) -> bool:
 
 def _fits(group: _Group, entry: Entry) -> bool:
     """One iteration space: as many elements, or a row's share of them; one row reduction of a kind."""
-    size = max(_elements(e.op) for e in group.entries)
-    here = _elements(entry.op)
+    size, here = _size(group), _elements(entry.op)
     if isinstance(entry.op, RowReduction) and any(isinstance(e.op, RowReduction) for e in group.entries):
         return False
     return here == 0 or size % here == 0 or here % size == 0
+
+
+def _size(group: _Group) -> int:
+    return max(_elements(entry.op) for entry in group.entries)
 
 
 def _elements(op: Operator) -> int:
@@ -78,11 +111,12 @@ def _merged(group: _Group, readers: dict[int, set[int]], outside: set[int], keep
     members = {id(entry) for entry in group.entries}
     made: dict[int, Tensor] = {}
     read: dict[int, Tensor] = {}
+    fetched: dict[int, float] = {}  # a lookup fetches a few rows of its table
     for entry in group.entries:
         for tensor in entry.reads:
-            key = id(tensor.storage)
-            if key not in made and (key not in read or tensor.byte > read[key].byte):
-                read[key] = tensor
+            key, byte = id(tensor.storage), min(tensor.byte, entry.op.read_byte)
+            if key not in made and byte >= fetched.get(key, 0.0):
+                read[key], fetched[key] = tensor, byte
         made |= {id(t.storage): t for t in entry.writes}
     wanted = {
         key: tensor
@@ -93,16 +127,16 @@ def _merged(group: _Group, readers: dict[int, set[int]], outside: set[int], keep
         return None  # dead, or a constant that is folded into whoever reads it
     reads = tuple(t for t in read.values())
     writes = tuple(wanted.values())
-    return Entry(_operator(group, reads, writes), reads, writes)
+    return Entry(_operator(group, reads, writes, int(sum(fetched.values()))), reads, writes)
 
 
 def _constant(entry: Entry) -> bool:
     return isinstance(entry.op, Elementwise) and entry.op.function == "fill"
 
 
-def _operator(group: _Group, reads: Sequence[Tensor], writes: Sequence[Tensor]) -> Operator:
+def _operator(group: _Group, reads: Sequence[Tensor], writes: Sequence[Tensor], read: int) -> Operator:
     ops = [entry.op for entry in group.entries]
-    read, write = sum(t.byte for t in reads), sum(t.byte for t in writes)
+    write = sum(t.byte for t in writes)
     rows = next((op for op in ops if isinstance(op, RowReduction)), None) or _spelled_norm(group)
     label = ops[0].label
     main = max(reads, key=lambda t: t.byte) if reads else writes[0]
@@ -111,10 +145,9 @@ def _operator(group: _Group, reads: Sequence[Tensor], writes: Sequence[Tensor]) 
         return kind(
             rows.rows, rows.dim, backward=rows.backward, dtype=main.dtype, read=read, write=write, label=label
         )
-    size = max(_elements(op) for op in ops)
     moved = any(isinstance(op, Elementwise) and op.layout is not Layout.CONTIGUOUS for op in ops)
     return Elementwise(
-        _name(ops), size, dtype=main.dtype, layout=Layout.STRIDED if moved else Layout.CONTIGUOUS,
+        _name(ops), _size(group), dtype=main.dtype, layout=Layout.STRIDED if moved else Layout.CONTIGUOUS,
         read=read, write=write, label=label,
     )  # fmt: skip
 

@@ -50,7 +50,7 @@ def trace(dims: GptDims, run: Run, stages: int = 1) -> Program:
 
 def embedding(dims: GptDims, run: Run, tape: Tape) -> list[Tensor]:
     """Token and position rows added up; the mask that eager attention adds."""
-    x = layers.embed(run, tape, dims.vocab, dims.hidden)
+    x = layers.embed_tokens(run, tape, dims.vocab, dims.hidden)
     if dims.style == "opt":
         positions = _opt_positions(run, tape)
     else:

@@ -68,7 +68,7 @@ def _layer_body(dims: LatentDims, run: Run, dense: bool):  # type: ignore[no-unt
 
 def embedding(dims: LatentDims, run: Run, tape: Tape) -> list[Tensor]:
     """Token rows, rotary tables, the mask where one is needed."""
-    x = products.leave_parallel(layers.embed(run, tape, dims.vocab, dims.hidden), run.tp)
+    x = layers.embed_tokens(run, tape, dims.vocab, dims.hidden)
     masks.positions(tape, run)
     mask = [masks.causal(tape, run)] if masks.needs_mask(run) else []
     return [x, *layers.rotary_tables(tape, run, dims.rotary_dim), *mask]

@@ -100,6 +100,7 @@ def append_cache(run: Run, new: Tensor) -> Tensor:
         old = [new.tape.empty((batch, heads, run.past, dim), new.dtype)] if run.past else []
         whole = cat([*old, new], 2)
     new.tape.cache_byte += whole.byte
+    whole.storage.resident = True
     return whole
 
 
@@ -165,9 +166,14 @@ def gelu_new(x: Tensor) -> Tensor:
     return x * 0.5 * (activation("tanh", inner) + 1.0)
 
 
-def embed(run: Run, tape: Tape, vocab: int, dim: int, *, batch: int | None = None, same: bool = False) -> Tensor:
+def embed_tokens(run: Run, tape: Tape, vocab: int, dim: int) -> Tensor:
+    """Rows of the token table, which tensor-parallel GPUs hold a part of each and add up."""
+    return products.leave_parallel(embed(run, tape, -(-vocab // run.tp), dim), run.tp)
+
+
+def embed(run: Run, tape: Tape, rows: int, dim: int, *, batch: int | None = None, same: bool = False) -> Tensor:
     """A lookup table and the rows picked from it; ``same``: one row of indices serves every sequence."""
-    weight = tape.parameter(vocab, dim, dtype=run.dtype)
+    weight = tape.parameter(rows, dim, dtype=run.dtype)
     return products.embedding(weight, (batch or run.batch, run.length), run.length if same else None)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from wattcast.dtypes import Dtype
-from wattcast.workload.functional import fill, reduce
+from wattcast.workload.functional import elementwise, fill, pointwise, reduce
 from wattcast.workload.graph import (
     Attention,
     Bmm,
@@ -188,9 +188,14 @@ def grouped(x: Tensor, weight: Tensor, groups: Sequence[tuple[int, int]]) -> Ten
     n, k = weight.shape[1:]
     tape = x.tape
     out = tape.empty((x.shape[0], n), x.dtype)
-    narrow = None if weight.dtype is x.dtype else weight.dtype
+    if weight.dtype is Dtype.FP8:
+        narrow = pointwise("cast", x, out_dtype=Dtype.FP8)
+        for size, rows in groups:
+            tape.emit(Bmm(size, rows, n, k, dtype=Dtype.FP8, out_dtype=x.dtype), (narrow, weight), (out,))
+        return out
+    thin = None if weight.dtype is x.dtype else weight.dtype
     for size, rows in groups:
-        op = Bmm(size, rows, n, k, dtype=tape.math(x.dtype), out_dtype=_wide(x), weight_dtype=narrow)
+        op = Bmm(size, rows, n, k, dtype=tape.math(x.dtype), out_dtype=_wide(x), weight_dtype=thin)
         tape.emit(op, (x, weight), (out,))
 
     def back(g: Tensor) -> Sequence[Tensor]:

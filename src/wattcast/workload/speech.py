@@ -101,7 +101,7 @@ def attention(
 
 def embedding(dims: WhisperDims, run: Run, tape: Tape) -> list[Tensor]:
     """Token and position rows; the mask where one is needed."""
-    x = layers.embed(run, tape, dims.vocab, dims.hidden)
+    x = layers.embed_tokens(run, tape, dims.vocab, dims.hidden)
     masks.positions(tape, run)
     repeated = tape.empty((1, run.length), Dtype.INT64).expand(run.batch, run.length)
     repeated.clone()

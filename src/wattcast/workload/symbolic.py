@@ -21,13 +21,13 @@ Shape: TypeAlias = tuple[int, ...]
 
 
 class Storage:
-    """The bytes behind a tensor and its views; ``parameter`` bytes live as long as the model."""
+    """The bytes behind a tensor and its views; ``resident`` ones (weights, caches) outlive the pass."""
 
-    __slots__ = ("byte", "parameter")
+    __slots__ = ("byte", "resident")
 
-    def __init__(self, byte: int, parameter: bool = False) -> None:
+    def __init__(self, byte: int, resident: bool = False) -> None:
         self.byte = byte
-        self.parameter = parameter
+        self.resident = resident
 
 
 @dataclass(eq=False, slots=True)
@@ -232,7 +232,7 @@ class Tape:
 
     def parameter(self, *shape: int, dtype: Dtype, tied: bool = False) -> Tensor:
         """A weight of the model; a ``tied`` one is counted where it first appeared."""
-        storage = Storage(prod(shape) * dtype.byte, parameter=True)
+        storage = Storage(prod(shape) * dtype.byte, resident=True)
         weight = Tensor(self, shape, contiguous(shape), dtype, storage, needs_grad=self.training)
         (self.tied if tied else self.parameters).append(weight)
         return weight
