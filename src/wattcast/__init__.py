@@ -1,3 +1,38 @@
-"""Wattcast: how fast a GPU workload runs and how many watts and joules it takes."""
+"""Wattcast: how fast a GPU workload runs and how many watts and joules it takes, before anyone runs it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0.dev0"
+__all__ = ["Gpu", "Graph", "OperatingPoint", "Prediction", "load_gpu", "predict"]
+
+if TYPE_CHECKING:
+    from wattcast.api import predict
+    from wattcast.hardware import Gpu, OperatingPoint
+    from wattcast.hardware import load as load_gpu
+    from wattcast.prediction import Prediction
+    from wattcast.workload.graph import Graph
+
+_HOMES = {
+    "Gpu": ("wattcast.hardware", "Gpu"),
+    "Graph": ("wattcast.workload.graph", "Graph"),
+    "OperatingPoint": ("wattcast.hardware", "OperatingPoint"),
+    "Prediction": ("wattcast.prediction", "Prediction"),
+    "load_gpu": ("wattcast.hardware", "load"),
+    "predict": ("wattcast.api", "predict"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is asked for when it is asked for: ``import wattcast`` itself costs next to nothing."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'wattcast' has no attribute {name!r}")
+    import importlib
+
+    module, attribute = _HOMES[name]
+    return getattr(importlib.import_module(module), attribute)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -130,7 +130,7 @@ class Gpu:
     unknown: Mapping[str, str] = field(default_factory=dict, repr=False)  # dotted path -> why
 
     def __post_init__(self) -> None:
-        check_positive(self.name, dict(_numbers(self, "")))
+        check_positive(self.name, dict(numbers(self)))
 
     def need(self, path: str) -> Scalar:
         """The number at a dotted path, or an error that says it is not published and why.
@@ -169,7 +169,7 @@ def _replaced(node: Any, parts: list[str], value: Scalar, path: str) -> Any:
     head, rest = parts[0], parts[1:]
     names = [f.name for f in fields(node)]
     if head not in names or head in ("claims", "unknown"):
-        known = [p for p, _ in _numbers(node, "")]
+        known = [p for p, _ in numbers(node)]
         raise unknown_name("GPU field", path, known, f"Known here: {', '.join(known)}.")
     child = getattr(node, head)
     if not rest:
@@ -183,7 +183,7 @@ def _replaced(node: Any, parts: list[str], value: Scalar, path: str) -> Any:
     return replace(node, **{head: _replaced(child, rest, value, path)})
 
 
-def _numbers(node: Any, prefix: str) -> list[tuple[str, Scalar]]:
+def numbers(node: Any, prefix: str = "") -> list[tuple[str, Scalar]]:
     """Dotted path and value of every known number below ``node``."""
     found: list[tuple[str, Scalar]] = []
     for item in fields(node):
@@ -191,7 +191,7 @@ def _numbers(node: Any, prefix: str) -> list[tuple[str, Scalar]]:
         if isinstance(value, Curve) or item.name in ("claims", "unknown", "memory_hz"):
             continue
         if is_dataclass(value):
-            found += _numbers(value, f"{path}.")
+            found += numbers(value, f"{path}.")
         elif isinstance(value, Mapping):
             found += [(f"{path}.{key}", number) for key, number in value.items()]
         elif isinstance(value, (int, float, np.ndarray)):

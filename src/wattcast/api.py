@@ -1,0 +1,143 @@
+"""The Python API: names and units people type -> a Prediction.
+
+    import wattcast
+    p = wattcast.predict("llama3-8b", gpu="h100-sxm", batch=8, seq=1024)
+    float(p.latency_s), float(p.power_w)
+
+A number may be SI or a string with its unit; ``clock``, ``power_limit``, ``temperature`` and
+``host_launch`` may be arrays, and the prediction then has their broadcast shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from wattcast import hardware, units
+from wattcast.arrays import Scalar, swept
+from wattcast.errors import BadInput, bad_value
+from wattcast.fitted import Bundle, bundle_for
+from wattcast.hardware import Gpu, OperatingPoint
+from wattcast.hardware.operating_point import DEFAULT_TEMPERATURE_C
+from wattcast.prediction import Prediction
+from wattcast.prediction import predict as predict_graph
+from wattcast.workload import source
+from wattcast.workload.graph import Graph
+from wattcast.workload.options import Options
+
+Quantity: TypeAlias = str | npt.ArrayLike  # "1830 MHz", 1.83e9, or an array in SI units
+
+
+def predict(
+    workload: str | Path | Graph | Mapping[str, object],
+    gpu: str | Path | Gpu,
+    *,
+    clock: Quantity | None = None,
+    power_limit: Quantity | None = None,
+    host_launch: Quantity | None = None,
+    temperature: Quantity | None = None,
+    data: str = "random",
+    bundle: Bundle | None = None,
+    **options: object,
+) -> Prediction:
+    """Latency, power, energy and clock of a workload on a GPU.
+
+    ``workload`` is a model's name, a file (workload JSON, EnergAIzer list, Hugging Face
+    ``config.json``), a mapping of the same, or a Graph; ``gpu`` a catalogue name, your own YAML file
+    or a Gpu. ``options`` are those of :class:`~wattcast.workload.options.Options`: batch, seq,
+    tokens, phase, dtype, attention, head, stack, tp, pp, dp, ...
+    """
+    graph = source.load(workload, Options(**options))  # type: ignore[arg-type]
+    chip = find_gpu(gpu)
+    fitted = bundle or bundle_for(chip)
+    notes = [*_defaults(chip, fitted, clock, power_limit, host_launch, temperature, data)]
+    if data != "random":
+        fitted = fitted.for_data(data)
+    if host_launch is not None:
+        host_s = _amount(host_launch, "s", "host_launch")
+        fitted = replace(fitted, launch=replace(fitted.launch, host_s_per_operator=_at_least_zero(host_s)))
+    at = OperatingPoint(
+        clock_hz=_clock(chip, clock),
+        power_limit_w=None if power_limit is None else _amount(power_limit, "W", "power_limit"),
+        temperature_c=DEFAULT_TEMPERATURE_C if temperature is None else _temperature(temperature),
+    )
+    return predict_graph(replace(graph, assumptions=(*graph.assumptions, *notes)), chip, at, fitted)
+
+
+def find_gpu(gpu: str | Path | Gpu) -> Gpu:
+    """A GPU from the catalogue, from the user's own YAML file, or as it is."""
+    if isinstance(gpu, Gpu):
+        return gpu
+    if isinstance(gpu, Path) or gpu.endswith((".yaml", ".yml")):
+        return hardware.load_file(Path(gpu))
+    return hardware.load(gpu)
+
+
+def _defaults(
+    gpu: Gpu,
+    bundle: Bundle,
+    clock: Quantity | None,
+    power_limit: Quantity | None,
+    host_launch: Quantity | None,
+    temperature: Quantity | None,
+    data: str,
+) -> list[str]:
+    """Every default taken, in words."""
+    host_s = float(np.mean(bundle.launch.host_s_per_operator))
+    limit = units.show(float(np.mean(gpu.power.limit_w)), "W")
+    said = {
+        "clock: left to the governor": clock is None,
+        f"power limit: the card's default, {limit}": power_limit is None,
+        f"host: {units.show(host_s, 's')} to issue an operator": host_launch is None,
+        f"temperature: {DEFAULT_TEMPERATURE_C:g} C": temperature is None,
+        "data: random-like": data == "random",
+    }
+    return [note for note, taken in said.items() if taken]
+
+
+def _clock(gpu: Gpu, clock: Quantity | None) -> Scalar | None:
+    if clock is None:
+        return None
+    asked = _amount(clock, "Hz", "clock")
+    low, high = gpu.clocks.min_hz or 1.0, gpu.clocks.max_hz
+    if (np.asarray(asked) > np.asarray(high) * (1 + 1e-9)).any() or (np.asarray(asked) < np.asarray(low)).any():
+        span = f"between {units.show(float(np.min(low)), 'Hz')} and {units.show(float(np.max(high)), 'Hz')}"
+        worst = float(np.max(np.where(np.asarray(asked) > high, asked, np.min(asked))))
+        raise bad_value("clock", f"a clock of the {gpu.name}, {span}", units.show(worst, "Hz"))
+    return asked
+
+
+def _amount(value: Quantity, unit: str, where: str) -> Scalar:
+    if isinstance(value, str):
+        return units.parse(value, unit, where)
+    try:
+        amount = swept(value)
+    except (TypeError, ValueError):
+        raise bad_value(where, f"a number in {unit}, a string with its unit, or an array", value) from None
+    if not np.isfinite(amount).all():
+        raise bad_value(where, "finite numbers", value)
+    return amount
+
+
+def _at_least_zero(host_s: Scalar) -> Scalar:
+    if (np.asarray(host_s) < 0).any():
+        raise bad_value("host_launch", "zero or more", f"{np.min(host_s)} s")
+    return host_s
+
+
+def _temperature(value: Quantity) -> Scalar:
+    celsius = _amount(value, "C", "temperature")
+    if (np.asarray(celsius) < 0).any() or (np.asarray(celsius) > 110).any():
+        raise BadInput(f"temperature: expected a die temperature between 0 and 110 C, got {clip_number(celsius)}.")
+    return celsius
+
+
+def clip_number(value: Scalar) -> str:
+    """A scalar or the first of many, for a message."""
+    array = np.asarray(value)
+    return f"{float(array):g} C" if array.ndim == 0 else f"values from {array.min():g} to {array.max():g} C"

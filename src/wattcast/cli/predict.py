@@ -1,0 +1,97 @@
+"""``wattcast predict WORKLOAD... --gpu NAME``"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from wattcast.cli.environment import Environment
+
+app = typer.Typer(help="Predict latency, power, energy and clock of workloads on a GPU.")
+
+
+@app.command()
+def predict(
+    ctx: typer.Context,
+    workloads: Annotated[
+        list[str],
+        typer.Argument(help="Model names, workload JSON files, EnergAIzer lists, Hugging Face config.json files."),
+    ],
+    gpu: Annotated[str, typer.Option(help="Catalogue name (`wattcast gpus`) or your own YAML file.")],
+    batch: Annotated[int, typer.Option(help="Sequences or images at once.")] = 1,
+    seq: Annotated[int | None, typer.Option(help="Prompt length; in decode the context length.")] = None,
+    tokens: Annotated[int | None, typer.Option(help="Tokens to generate (phase generate).")] = None,
+    phase: Annotated[
+        str | None,
+        typer.Option(help="prefill|decode|generate|train|forward; default prefill for language, forward for vision."),
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="fp32|tf32|bf16|fp16|fp8|int8")] = "bf16",
+    attention: Annotated[str, typer.Option(help="eager|flash")] = "flash",
+    head: Annotated[
+        str | None, typer.Option(help="Language-model head for none|last|all tokens; default last, all in training.")
+    ] = None,
+    stack: Annotated[str, typer.Option(help="eager|compiled|engine: who issues the kernels.")] = "eager",
+    clock: Annotated[
+        str | None, typer.Option(help="Locked core clock, such as 1830MHz; default: the governor.")
+    ] = None,
+    power_limit: Annotated[str | None, typer.Option(help="Board power limit, such as 500W.")] = None,
+    host_launch: Annotated[
+        str | None, typer.Option(help="Host time per operator, such as 12us; 0us is a CUDA graph.")
+    ] = None,
+    temperature: Annotated[str | None, typer.Option(help="Die temperature, such as 60C.")] = None,
+    data: Annotated[str, typer.Option(help="Operand data: random|zeros|ones|relu.")] = "random",
+    tp: Annotated[int, typer.Option(help="Tensor-parallel GPUs.")] = 1,
+    pp: Annotated[int, typer.Option(help="Pipeline stages.")] = 1,
+    dp: Annotated[int, typer.Option(help="Data-parallel replicas.")] = 1,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    plot: Annotated[Path | None, typer.Option(help="Save a figure (.png, .svg, .pdf); one workload.")] = None,
+) -> None:
+    """Predict each workload, in order, on one GPU.
+
+    Example: wattcast predict llama3-8b --gpu h100-sxm --batch 8 --seq 1024
+    """
+    from wattcast import api
+    from wattcast.errors import bad_value
+
+    env: Environment = ctx.obj
+    if plot is not None and len(workloads) != 1:
+        raise bad_value("--plot", "one workload", f"{len(workloads)} workloads")
+    chip = api.find_gpu(gpu)
+    predictions = [
+        api.predict(
+            workload,
+            chip,
+            clock=clock,
+            power_limit=power_limit,
+            host_launch=host_launch,
+            temperature=temperature,
+            data=data,
+            batch=batch,
+            seq=seq,
+            tokens=tokens,
+            phase=phase,
+            dtype=dtype,
+            attention=attention,
+            head=head,
+            stack=stack,
+            tp=tp,
+            pp=pp,
+            dp=dp,
+        )
+        for workload in workloads
+    ]
+    if plot is not None:
+        from wattcast.report import figure
+
+        figure.save(figure.breakdown(predictions[0]), plot)
+        env.say(f"figure saved: {plot}")
+    if json:
+        from wattcast.report.plain import predictions_out
+
+        env.json(predictions_out(predictions))
+        return
+    from wattcast.report.text import print_predictions
+
+    print_predictions(env.console(), predictions, float(chip.memory.capacity_byte))
