@@ -107,7 +107,8 @@ def _config(name: str, dims: Any, phase: str) -> tuple[Any, str]:
 
 def _clip(dims: Any) -> Any:
     text = {
-        "num_hidden_layers": dims.text_layers, "hidden_size": dims.text_hidden, "num_attention_heads": dims.text_heads,
+        "num_hidden_layers": dims.text_layers, "hidden_size": dims.text_hidden,
+        "num_attention_heads": dims.text_heads,
         "intermediate_size": 4 * dims.text_hidden, "projection_dim": dims.shared,
     }  # fmt: skip
     vision = {

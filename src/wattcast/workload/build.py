@@ -38,6 +38,17 @@ def _build(model: Model, options: Options) -> Graph:
     return Graph(resolution.title(model, options), tuple(blocks), float(held.total_byte), tuple(said))
 
 
+@lru_cache(maxsize=256)
+def parameter_count(model: Model) -> int:
+    """All weights of a model, tied ones once, its head included."""
+    options, _ = resolve(model, Options(head=None if model.kind is Kind.VISION else _full_head(model)))
+    return trace(model, options).parameter_count
+
+
+def _full_head(model: Model) -> Head:
+    return Head.NONE if model.kind is Kind.ENCODER else Head.LAST
+
+
 def programs(model: Model, options: Options) -> list[Program]:
     """The passes that bound a run's memory: the one pass, or the prefill and the last step of a generation."""
     first = trace(model, options)

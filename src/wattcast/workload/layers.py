@@ -74,6 +74,9 @@ def rms_norm(run: Run, x: Tensor, *, gemma: bool = False) -> Tensor:
 
 def rotary_tables(tape: Tape, run: Run, dim: int) -> tuple[Tensor, Tensor]:
     """cos and sin of every position, computed in fp32 once a pass and cast to the model's format."""
+    if run.engine:  # a table made once
+        table = tape.empty((1, run.length, dim), run.dtype)
+        return table, table
     with tape.at("rotary"):
         place = pointwise("cast", tape.empty((1, run.length, 1), Dtype.INT64), out_dtype=Dtype.FP32)
         rate = pointwise("cast", tape.empty((dim // 2,), run.dtype), out_dtype=Dtype.FP32)

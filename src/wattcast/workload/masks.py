@@ -10,6 +10,8 @@ from wattcast.workload.symbolic import Tape, Tensor
 
 def positions(tape: Tape, run: Run) -> None:
     """Position numbers of the new tokens; without a cache Hugging Face also looks for packed sequences in them."""
+    if run.engine:
+        return
     place = pointwise("shift", fill(tape, (run.length,), Dtype.INT64)).unsqueeze(0)
     if run.cached:
         return

@@ -86,6 +86,24 @@ def rules() -> dict[str, Rule]:
     return {row["aten"]: Rule(row["kind"], row["one"], row["several"]) for row in csv.DictReader(text.splitlines())}
 
 
+def known(name: str) -> bool:
+    """Whether an ATen name has a rule that does work."""
+    return name in SPECIAL or (name not in _CALLERS and _kind(name) not in ("", "free"))
+
+
+def free(name: str) -> bool:
+    """Whether an ATen name is known to launch nothing itself."""
+    return _kind(name) == "free"
+
+
+def _kind(name: str) -> str:
+    rule = rules().get(name) or rules().get(name.removesuffix("_"))
+    return rule.kind if rule else ""
+
+
+_CALLERS = frozenset(["zeros", "ones", "full", "rand", "randn", "zeros_like", "ones_like", "full_like", "new_zeros"])
+
+
 def operators(call: Call) -> list[Operator] | None:
     """What ``call`` launches, or None where nobody knows."""
     if call.name in SPECIAL:
@@ -388,6 +406,8 @@ SPECIAL: dict[str, Callable[[Call], list[Operator]]] = {
     "_fused_rms_norm_backward": _layer_norm,
     "native_group_norm": _group_norm,
     "native_group_norm_backward": _group_norm,
+    "scaled_dot_product_attention": _attention,
+    "_scaled_dot_product_flash_attention_for_cpu": _attention,
     "_scaled_dot_product_flash_attention": _attention,
     "_scaled_dot_product_flash_attention_backward": _attention,
     "_scaled_dot_product_efficient_attention": _attention,
