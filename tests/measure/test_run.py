@@ -92,7 +92,7 @@ def test_results_go_to_stdout_and_overhead_to_stderr(standin: StandIn) -> None:
     code, out, err = command_line("run", "--source", "nvml", "--", *SLEEP)
     assert code == 0
     assert "mean 300" in out
-    assert "% of one processor" in err
+    assert "% of the processors" in err
 
 
 def test_against_a_prediction_it_says_which_term_is_off(standin: StandIn, tmp_path: Path) -> None:

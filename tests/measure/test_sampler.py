@@ -140,7 +140,7 @@ def _running(pid: int) -> bool:
 
 
 def test_polling_costs_little_and_says_how_much(standin: StandIn) -> None:
-    with Sampler("nvml", period_s=0.045) as sampler:
+    with Sampler("nvml", period_s=0.05, relaxed=True) as sampler:
         time.sleep(1.0)
         began_s, spent_s = time.monotonic(), sampler.processor_s
         time.sleep(2.0)

@@ -49,7 +49,7 @@ def run(
         env.json(done.plain() | ({"against": verdict.plain()} if verdict else {}))
     else:
         env.stdout.write(done.measurement.sentence + "\n")
-        env.say(f"the sampler used {100 * (done.measurement.overhead or 0.0):.2f} % of one processor")
+        env.say(f"the sampler took {100 * (done.measurement.overhead or 0.0):.2f} % of the processors")
         if verdict:
             env.stdout.write(verdict.sentence + "\n")
     raise typer.Exit(done.exit_code)

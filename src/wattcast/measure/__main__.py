@@ -96,7 +96,7 @@ def _run(options: argparse.Namespace) -> int:
     else:
         print(run.measurement.sentence, file=sys.stderr)
         overhead = run.measurement.overhead or 0.0
-        print(f"the sampler used {100 * overhead:.2f} % of one processor", file=sys.stderr)
+        print(f"the sampler took {100 * overhead:.2f} % of the processors", file=sys.stderr)
     return run.exit_code
 
 

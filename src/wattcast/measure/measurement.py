@@ -44,7 +44,7 @@ class Measurement:
     throttle: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
     steady: tuple[Stretch, ...] = ()
-    overhead: float | None = None  # processor time of the sampler over the window's length
+    overhead: float | None = None  # share of the processors that the sampler took while the window ran
 
     def require(self) -> Measurement:
         """Itself, or :class:`~wattcast.errors.Refused` with the reasons when power cannot be trusted."""
