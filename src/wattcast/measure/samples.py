@@ -174,7 +174,7 @@ def _sharp(seen: Sightings) -> npt.NDArray[np.bool_]:
     if len(gap_s) < 2:
         return np.ones(len(gap_s), dtype=bool)
     closest_s = float(np.percentile(np.diff(seen.middle_s), 5.0))
-    return gap_s <= max(3.0 * float(np.percentile(gap_s, 4.0)), 0.06 * closest_s)
+    return gap_s <= max(3.0 * float(np.percentile(gap_s, 4.0)), 0.1 * closest_s)
 
 
 def _grid(seen: Sightings) -> tuple[float, float] | None:
