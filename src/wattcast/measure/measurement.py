@@ -6,6 +6,7 @@ counter says nothing. A stretch with fewer than five whole steps keeps its time 
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -54,7 +55,8 @@ class Measurement:
 
     def plain(self) -> dict[str, object]:
         """For JSON; what was not measured is left out."""
-        return {name: value for name, value in asdict(self).items() if value is not None}
+        values = asdict(self).items()
+        return {name: v for name, v in values if v is not None and not (isinstance(v, float) and math.isnan(v))}
 
     @property
     def sentence(self) -> str:

@@ -28,8 +28,9 @@ from wattcast.measure.source import EnergySource, ReadError, Slow, open_source
 
 FINE_S = 0.001  # between polls when the counter is about to step
 EARLY_S = 0.008  # how long before the expected step fine polling begins
+SHARP_S = 0.008  # between the polls around a step, for its time to be known
 QUICK_S = 0.002  # between polls while the counter's period is being learnt, or when asked to be quick
-LEARNT = 6  # steps seen before the counter is taken as known
+LEARNT = 8  # steps seen before the counter is taken as known
 CLOCK_S, OTHER_S = 0.0045, 0.018  # between readings of the clock, and of everything else; longer beside a program
 SLOWEST_S = 0.5
 AGE_SHARE = 0.1  # a relaxed sampler waits this share of its age
@@ -44,6 +45,7 @@ class Pace:
         self._begun_s = math.nan
         self._step_s = math.inf
         self._phase_s = math.nan  # of the last step that was seen sharply
+        self._watching = False  # polling finely for the next one
         self._tried_s = -math.inf  # when the last attempt to see one failed
         self._read_s = math.nan
         self._energy_j = math.nan
@@ -57,12 +59,23 @@ class Pace:
             return min(self._period_s, QUICK_S)
         usual_s = self._usual_s(now_s)
         if now_s - max(self._phase_s, self._tried_s) < 8.0 * usual_s:
-            return usual_s
+            self._watching = False
+            return self._amid_s(now_s, usual_s)
         due_s = (self._phase_s - now_s) % self._step_s  # the next step, wherever the last one was seen
-        if due_s > self._step_s - EARLY_S:  # it has passed unseen; not again for a while
-            self._tried_s = now_s
+        if self._watching and EARLY_S < due_s < self._step_s - EARLY_S:  # it has passed unseen
+            self._watching, self._tried_s = False, now_s
+            return self._amid_s(now_s, usual_s)
+        if due_s <= EARLY_S or (self._watching and due_s >= self._step_s - EARLY_S):
+            self._watching = True
+            return FINE_S
+        return due_s - EARLY_S
+
+    def _amid_s(self, now_s: float, usual_s: float) -> float:
+        """``usual_s``, shifted so that the reading falls between steps: it then belongs to one without doubt."""
+        if usual_s < 0.4 * self._step_s:
             return usual_s
-        return FINE_S if due_s < EARLY_S else min(usual_s, due_s - EARLY_S)
+        place = (now_s + usual_s - self._phase_s) / self._step_s
+        return max(usual_s + (math.floor(place) + 0.5 - place) * self._step_s, QUICK_S)
 
     def _usual_s(self, now_s: float) -> float:
         if not self._relaxed:
@@ -73,7 +86,7 @@ class Pace:
         """Remember when the counter stepped, if this reading and the one before saw it closely."""
         self._begun_s = now_s if math.isnan(self._begun_s) else self._begun_s
         stepped = math.isfinite(energy_j) and math.isfinite(self._energy_j) and energy_j != self._energy_j
-        if stepped and now_s - self._read_s <= 6.0 * QUICK_S:
+        if stepped and now_s - self._read_s <= SHARP_S:
             self._phase_s = 0.5 * (self._read_s + now_s)
             if len(self._steps) < LEARNT:
                 self._steps.append(self._phase_s)

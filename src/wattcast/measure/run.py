@@ -21,7 +21,7 @@ from wattcast.measure.samples import Samples
 from wattcast.measure.source import Identity
 
 PERIOD_S = 0.05
-LEAD_S = 0.75  # before the command, to learn the counter's period
+LEAD_S = 1.1  # before the command, to learn the counter's period
 TAIL_S = 0.25  # after it, to see the counter step once more
 
 

@@ -159,13 +159,40 @@ def ticks(samples: Samples) -> Ticks:
     (driver reload) or wrapped; see :func:`unwrap`.
     """
     seen = sightings(samples)
-    grid = _grid(seen)
-    if grid is None:
-        return Ticks(seen.middle_s, seen.energy_j)
-    origin_s, step_s = grid
-    late = (seen.after_s - origin_s) / step_s
-    number = np.where(_sharp(seen), np.round((seen.middle_s - origin_s) / step_s), np.floor(late + 0.02))
-    return Ticks(origin_s + step_s * number, seen.energy_j, step_s)
+    for guess_s in _periods(seen):
+        found = _on_grid(seen, guess_s)
+        if found is not None:
+            return found
+    return Ticks(seen.middle_s, seen.energy_j)
+
+
+def _periods(seen: Sightings) -> list[float]:
+    """Periods the counter may have: the shortest usual time between sharp sightings, or a part of it."""
+    if len(seen.energy_j) < MIN_STEPS:
+        return []
+    sharp_s = seen.middle_s[_sharp(seen)]
+    if len(sharp_s) < MIN_STEPS:
+        return []
+    apart_s = np.sort(np.diff(sharp_s))
+    usual_s = float(np.median(apart_s[apart_s <= 1.5 * apart_s[2]]))  # most may be several steps apart
+    return [usual_s / part for part in (1, 2, 3, 4, 5)]
+
+
+def _on_grid(seen: Sightings, guess_s: float) -> Ticks | None:
+    """Steps of a counter with a period near ``guess_s``; None when the sightings do not fit one."""
+    sharp = _sharp(seen)
+    sharp_s, gap_s = seen.middle_s[sharp], (seen.after_s - seen.before_s)[sharp]
+    if guess_s < 4.0 * float(np.median(gap_s)):
+        return None
+    number = _step_numbers(sharp_s, guess_s)
+    step_s, origin_s = (float(value) for value in np.polyfit(number, sharp_s, 1))
+    if float(np.median(np.abs(sharp_s - (origin_s + step_s * number)))) > 0.05 * step_s:
+        return None
+    late = np.floor((seen.after_s - origin_s) / step_s + 0.02)
+    every = np.where(sharp, np.round((seen.middle_s - origin_s) / step_s), late)
+    if (np.diff(every) < 1.0).any():  # two steps in one period: the period is shorter
+        return None
+    return Ticks(origin_s + step_s * every, seen.energy_j, step_s)
 
 
 def _sharp(seen: Sightings) -> npt.NDArray[np.bool_]:
@@ -175,25 +202,6 @@ def _sharp(seen: Sightings) -> npt.NDArray[np.bool_]:
         return np.ones(len(gap_s), dtype=bool)
     closest_s = float(np.percentile(np.diff(seen.middle_s), 5.0))
     return gap_s <= max(3.0 * float(np.percentile(gap_s, 4.0)), 0.1 * closest_s)
-
-
-def _grid(seen: Sightings) -> tuple[float, float] | None:
-    """Origin and period of a regular counter; None when irregular, seen too little, or polled too rarely."""
-    if len(seen.energy_j) < MIN_STEPS:
-        return None
-    sharp = _sharp(seen)
-    sharp_s, gap_s = seen.middle_s[sharp], (seen.after_s - seen.before_s)[sharp]
-    neighbours_s = np.diff(sharp_s)
-    if len(neighbours_s) < MIN_STEPS - 1:
-        return None
-    third_s = float(np.sort(neighbours_s)[2])  # most sharp sightings may be several steps apart
-    step_s = float(np.median(neighbours_s[neighbours_s <= 1.5 * third_s]))
-    if step_s < 4.0 * float(np.median(gap_s)):
-        return None
-    number = _step_numbers(sharp_s, step_s)
-    slope_s, origin_s = np.polyfit(number, sharp_s, 1)
-    late_s = np.abs(sharp_s - (origin_s + slope_s * number))
-    return (float(origin_s), float(slope_s)) if float(np.median(late_s)) < 0.05 * step_s else None
 
 
 def _step_numbers(seen_s: Array, step_s: float) -> Array:

@@ -16,7 +16,7 @@ from wattcast.errors import Refused
 from wattcast.measure.measurement import Measurement, measured
 from wattcast.measure.sampler import Sampler
 
-LEAD_S = 0.75  # before the outermost window, to learn the counter's period
+LEAD_S = 1.1  # before the outermost window, to learn the counter's period
 TAIL_S = 0.25  # samples beyond the end, so that the counter steps once more
 
 
