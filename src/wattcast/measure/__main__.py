@@ -73,6 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     load.add_argument("--seconds", type=float, default=4.0)
     load.add_argument("--agree", action="store_true", help="measure them by campaign, window and run")
     load.add_argument("--out", type=Path)
+    load.add_argument("--marks", type=Path, help="write begin and end of each load here")
     load.set_defaults(call=_load)
     return parser
 
@@ -160,7 +161,7 @@ def _load(options: argparse.Namespace) -> int:
     from wattcast.measure import load
 
     if not options.agree:
-        load.load(options.seconds)
+        load.load(options.seconds, options.marks)
         return int(ExitCode.OK)
     found = json.dumps(load.agree(), indent=1)
     if options.out:
