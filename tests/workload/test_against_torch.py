@@ -6,8 +6,7 @@ Both sides are cut to two layers. The modules run on the meta device: no weights
 from __future__ import annotations
 
 import pytest
-
-from conftest import cut, moved_byte, split
+from comparing import cut, moved_byte, split
 
 hugging_face = pytest.importorskip("hugging_face", reason="PyTorch and transformers are needed")
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from wattcast.workload import decoder, diffusion, encoder, gpt, latent, speech, vision
+from wattcast.workload import clip, decoder, diffusion, encoder, gpt, latent, speech, vision
 from wattcast.workload.program import Program
 
 
@@ -36,7 +36,7 @@ TABLE: dict[str, Architecture] = {
     "whisper": Architecture(Kind.LANGUAGE, speech.WhisperDims, speech.trace),
     "bert": Architecture(Kind.ENCODER, encoder.BertDims, encoder.trace_bert),
     "vit": Architecture(Kind.VISION, encoder.VitDims, encoder.trace_vit),
-    "clip": Architecture(Kind.VISION, encoder.ClipDims, encoder.trace_clip),
+    "clip": Architecture(Kind.VISION, clip.ClipDims, clip.trace),
     "resnet": Architecture(Kind.VISION, vision.ResnetDims, vision.trace_resnet),
     "mobilevit": Architecture(Kind.VISION, vision.MobileVitDims, vision.trace_mobilevit),
     "unet": Architecture(Kind.VISION, diffusion.UnetDims, diffusion.trace_unet),

@@ -54,6 +54,17 @@ def test_all_choices_reach_the_graph(call, options: tuple[str, ...]) -> None:
     assert json.loads(done.out)["flop"] > 0
 
 
+def test_memory_by_purpose_and_what_fits(call) -> None:
+    out = json.loads(call(*SHOW, "--phase", "decode", "--capacity", "80GB", "--json").out)["memory"]
+    assert out["fits"]
+    assert out["largest_batch"] > 2
+    parts = ("weight_byte", "cache_byte", "activation_byte", "gradient_byte", "optimiser_byte", "workspace_byte")
+    assert sum(out[part] for part in parts) == out["total_byte"]
+    small = json.loads(call(*SHOW, "--capacity", "8GB", "--json").out)["memory"]
+    assert (small["fits"], small["largest_batch"]) == (False, 0)
+    assert "largest batch" in call(*SHOW, "--capacity", "80GB").out
+
+
 def test_save_and_take_back(call, tmp_path: Path) -> None:
     path = tmp_path / "llama.json"
     done = call("workload", "save", "llama3-8b", str(path), "--seq", "64", "--phase", "decode")
@@ -64,6 +75,8 @@ def test_save_and_take_back(call, tmp_path: Path) -> None:
     assert back == graph
     again = json.loads(call("workload", "show", str(path), "--json").out)
     assert again["flop"] == pytest.approx(graph.flop)
+    assert again["memory"] is None
+    assert call("workload", "show", str(path), "--capacity", "80GB").code == ExitCode.BAD_INPUT
     assert call("predict", str(path), "--gpu", "h200").code == 0
 
 

@@ -1,13 +1,9 @@
-"""Shared by the workload tests: models cut to a few layers, and comparison of graphs."""
+"""Models cut to a few layers, and graphs split for comparison."""
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent))  # hugging_face.py lives beside these tests
 
 from wattcast.workload import models
 from wattcast.workload.graph import Elementwise, Graph, Operator
