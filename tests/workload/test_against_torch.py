@@ -35,6 +35,9 @@ MORE = [
     ("deepseek-v3", "prefill"),
     ("clip-base", "forward"),
     ("whisper-tiny", "prefill"),
+    ("whisper-tiny", "decode"),
+    ("deepseek-v3", "train"),
+    ("mixtral-8x7b", "train"),
 ]
 
 
@@ -90,10 +93,11 @@ def test_a_window_shorter_than_the_context(phase: str) -> None:
     check(*pair("mistral-7b", phase, "flash", batch=1, seq=5000))
 
 
-def test_elementwise_work_is_the_same_to_the_byte_for_the_headline_models() -> None:
+@pytest.mark.parametrize("attention", ["flash", "eager"])
+def test_elementwise_work_is_the_same_for_the_headline_models(attention: str) -> None:
     """Layouts (strided, broadcast, transposed) too: equal operators, not only equal sums."""
     for name, phase in TRUTH:
-        captured, built = pair(name, phase, "flash")
+        captured, built = pair(name, phase, attention)
         assert split(built)[1] == split(captured)[1], (name, phase)
 
 

@@ -132,9 +132,10 @@ def trace_vit(dims: VitDims, run: Run, stages: int = 1) -> Program:
     """One pass over ``run.batch`` pictures."""
     program = Program(run.training, run.tf32)
     (x,) = program.section("embedding", lambda tape: patches(run, tape, dims.channels, dims.hidden, dims.patch, True))
-    body = lambda tape, x: prenorm_layer(  # noqa: E731
-        run, x, dims.heads, dims.intermediate, dims.activation, wide_softmax=True
-    )
+
+    def body(tape: Tape, x: Tensor) -> Tensor:
+        return prenorm_layer(run, x, dims.heads, dims.intermediate, dims.activation, wide_softmax=True)
+
     (x,) = program.section("layers", body, x, repeat=-(-dims.layers // stages))
     program.section("head", lambda tape, x: vit_head(dims, run, x), x)
     return program

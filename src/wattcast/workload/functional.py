@@ -81,7 +81,10 @@ def add(a: Tensor, b: Tensor | float) -> Tensor:
     if not isinstance(b, Tensor):
         return unary("shift", a, lambda g: g)
     out = pointwise("add", a, b)
-    back = lambda g: [sum_to(g, t.shape) if t.needs_grad else None for t in (a, b)]  # noqa: E731
+
+    def back(g: Tensor) -> list[Tensor | None]:
+        return [sum_to(g, t.shape) if t.needs_grad else None for t in (a, b)]
+
     a.tape.record((out,), (a, b), back)
     return out
 
@@ -136,7 +139,10 @@ def power(x: Tensor, exponent: float) -> Tensor:
 def rsqrt(x: Tensor) -> Tensor:
     """1 / sqrt(x)."""
     out = pointwise("rsqrt", x)
-    back = lambda g: (pointwise("mul", pointwise("scale", g), pointwise("cube", out)),)  # noqa: E731
+
+    def back(g: Tensor) -> tuple[Tensor]:
+        return (pointwise("mul", pointwise("scale", g), pointwise("cube", out)),)
+
     x.tape.record((out,), (x,), back, (out,))
     return out
 

@@ -164,9 +164,9 @@ def activate(function: str, x: Tensor) -> Tensor:
 
 def gelu_new(x: Tensor) -> Tensor:
     """GPT-2's gelu, which Hugging Face computes operator by operator: ½x(1 + tanh(√(2/π)(x + 0.0447x³)))."""
+    half = x * 0.5
     inner = (x + power(x, 3) * 0.044715) * 0.7979
-    # in the order PyTorch evaluates it the outer ½x comes first
-    return x * 0.5 * (activation("tanh", inner) + 1.0)
+    return half * (activation("tanh", inner) + 1.0)
 
 
 def embed_tokens(run: Run, tape: Tape, vocab: int, dim: int) -> Tensor:
