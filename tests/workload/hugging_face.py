@@ -12,8 +12,8 @@ transformers = pytest.importorskip("transformers", reason="transformers is not i
 DEVICE = torch.device("meta")
 
 
-def module(name: str, dims: Any, phase: str, attention: str) -> Any:
-    """The module a user of Hugging Face would run for ``phase``, in bf16."""
+def module(name: str, dims: Any, phase: str, attention: str, dtype: Any = torch.bfloat16) -> Any:
+    """The module a user of Hugging Face would run for ``phase``."""
     config, kind = _config(name, dims, phase)
     implementation = "sdpa" if attention == "flash" else "eager"
     if "ResNet" not in kind and "MobileViT" not in kind:
@@ -22,7 +22,7 @@ def module(name: str, dims: Any, phase: str, attention: str) -> Any:
             if hasattr(config, part):
                 getattr(config, part)._attn_implementation = implementation
     with DEVICE:
-        built = getattr(transformers, kind)(config).to(torch.bfloat16)
+        built = getattr(transformers, kind)(config).to(dtype)
     built.tie_weights()
     return built.train() if phase == "train" else built.eval()
 

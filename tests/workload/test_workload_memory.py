@@ -17,6 +17,12 @@ def test_weights_are_counted_once_in_their_format(name: str) -> None:
     assert build(name, Options(seq=seq)).memory_byte == held.total_byte
 
 
+@pytest.mark.parametrize("name", [n for n in models.names() if models.load(n).kind == "language"])
+def test_all_stacks_hold_the_same_weights(name: str) -> None:
+    held = {memory.footprint(name, Options(seq=16, stack=s)).weight_byte for s in ("eager", "compiled", "engine")}
+    assert len(held) == 1
+
+
 def test_the_cache_is_two_vectors_a_token_a_layer_a_head() -> None:
     held = memory.footprint("llama3-8b", Options(phase="decode", batch=4, seq=1000))
     assert held.cache_byte == 2 * 32 * 8 * 128 * 2 * 4 * 1001

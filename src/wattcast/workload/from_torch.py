@@ -191,9 +191,10 @@ def _watcher(torch: Any, module: Any, tf32: bool) -> Any:
 
 
 def _gpu_kernels(torch: Any) -> Any:
-    """Send attention and dropout to the kernels a GPU would pick, not to the fallbacks of meta tensors."""
+    """Send attention, dropout and fp16 softmax to the kernels a GPU would pick, not to those of meta tensors."""
     aten, plain = torch.ops.aten, torch.nn.functional.scaled_dot_product_attention
     dropouts = (torch.nn.functional.dropout, torch.dropout)
+    softmaxes = (torch.nn.functional.softmax, torch.softmax, torch.Tensor.softmax)
     base: Any = import_module("torch.overrides").TorchFunctionMode
 
     class Fused(base):  # type: ignore[misc]
@@ -202,6 +203,8 @@ def _gpu_kernels(torch: Any) -> Any:
                 return route(*args, **(kwargs or {}))
             if func in dropouts:
                 return drop(*args, **(kwargs or {}))
+            if func in softmaxes and (kwargs or {}).get("dtype") is torch.float32 and args[0].dtype is torch.float16:
+                return aten._softmax(args[0], args[1] if len(args) > 1 else kwargs["dim"], True)
             return func(*args, **(kwargs or {}))
 
     def drop(input: Any, p: float = 0.5, training: bool = True, train: bool = True, inplace: bool = False) -> Any:

@@ -79,7 +79,7 @@ def rotary_tables(tape: Tape, run: Run, dim: int) -> tuple[Tensor, Tensor]:
         return table, table
     with tape.at("rotary"):
         place = pointwise("cast", tape.empty((1, run.length, 1), Dtype.INT64), out_dtype=Dtype.FP32)
-        rate = pointwise("cast", tape.empty((dim // 2,), run.dtype), out_dtype=Dtype.FP32)
+        rate = tape.empty((dim // 2,), run.dtype).to(Dtype.FP32)
         angle = pointwise("mul", place, rate)
         both = cat([angle, angle], -1)
         cos, sin = (pointwise("scale", pointwise(name, both)) for name in ("cos", "sin"))
@@ -143,7 +143,7 @@ def _attend_eager(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, wide_sof
     scores = products.matmul(q, k.transpose(2, 3)) * 0.125
     if mask is not None:
         scores = scores + mask
-    weights = products.softmax(scores.to(Dtype.FP32)).to(q.dtype) if wide_softmax else products.softmax(scores)
+    weights = products.softmax(scores, wide=wide_softmax).to(q.dtype)
     return products.matmul(dropout(weights, p), v)
 
 

@@ -9,7 +9,7 @@ from wattcast.dtypes import Dtype
 from wattcast.errors import bad_value
 from wattcast.workload.architectures import Kind, default_seq
 from wattcast.workload.models import Model
-from wattcast.workload.options import Head, Options, Phase, Stack
+from wattcast.workload.options import AttentionMode, Head, Options, Phase, Stack
 
 DEFAULT_TOKENS = 128
 GENERATE_GROUPS = 16
@@ -109,7 +109,7 @@ def spoken(model: Model, options: Options) -> list[str]:
         said.append(_generation(options))
     if options.phase is Phase.TRAIN:
         said.append(f"weights, gradients and AdamW moments in {activation_dtype(options)}; fused AdamW, no clipping")
-    return said + _formats(options) + _stacks(model, options) + _experts(model, options) + _parallel(options)
+    return said + _formats(model, options) + _stacks(model, options) + _experts(model, options) + _parallel(options)
 
 
 def _generation(options: Options) -> str:
@@ -122,7 +122,10 @@ def group_size(steps: int) -> int:
     return max(-(-steps // GENERATE_GROUPS) | 1, 1)
 
 
-def _formats(options: Options) -> list[str]:
+def _formats(model: Model, options: Options) -> list[str]:
+    grouped = getattr(model.dims, "kv_heads", 0) not in (0, getattr(model.dims, "heads", 0))
+    if grouped and activation_dtype(options) is Dtype.FP32 and options.attention is AttentionMode.FLASH:
+        return ["fused attention is assumed, though PyTorch has no fused kernel for grouped queries in fp32"]
     if options.dtype is Dtype.FP8:
         return ["fp8: linear layers multiply in fp8, activations cast by static scales; all else in bf16"]
     if options.dtype is Dtype.INT8:
