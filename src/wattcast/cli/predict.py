@@ -17,7 +17,9 @@ def predict(
     ctx: typer.Context,
     workloads: Annotated[
         list[str],
-        typer.Argument(help="Model names, workload JSON files, EnergAIzer lists, Hugging Face config.json files."),
+        typer.Argument(
+            help="Model names, workload JSON files, EnergAIzer lists, Hugging Face config.json files, PyTorch profiler traces, ONNX."
+        ),
     ],
     gpu: Annotated[str, typer.Option(help="Catalogue name (`wattcast gpus`) or your own YAML file.")],
     batch: Annotated[int, typer.Option(help="Sequences or images at once.")] = 1,
@@ -45,6 +47,15 @@ def predict(
     tp: Annotated[int, typer.Option(help="Tensor-parallel GPUs.")] = 1,
     pp: Annotated[int, typer.Option(help="Pipeline stages.")] = 1,
     dp: Annotated[int, typer.Option(help="Data-parallel replicas.")] = 1,
+    skew: Annotated[
+        float, typer.Option(help="Experts: share of choices that fall on the same experts, 0 to 1.")
+    ] = 0.0,
+    recompute: Annotated[
+        bool, typer.Option("--recompute", help="Training: recompute activations, do not keep them.")
+    ] = False,
+    image: Annotated[
+        int | None, typer.Option(help="Side of the picture in pixels (latent pixels in diffusion).")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Save a figure (.png, .svg, .pdf); one workload.")] = None,
 ) -> None:
@@ -79,6 +90,9 @@ def predict(
             tp=tp,
             pp=pp,
             dp=dp,
+            skew=skew,
+            recompute=recompute,
+            image=image,
         )
         for workload in workloads
     ]
