@@ -18,7 +18,7 @@ def predict(
     workloads: Annotated[
         list[str],
         typer.Argument(
-            help="Model names, workload JSON files, EnergAIzer lists, Hugging Face config.json files, PyTorch profiler traces, ONNX."
+            help="Model names or files: workload JSON, EnergAIzer list, Hugging Face config.json, PyTorch trace, ONNX."
         ),
     ],
     gpu: Annotated[str, typer.Option(help="Catalogue name (`wattcast gpus`) or your own YAML file.")],

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-from wattcast.workload import decoder, diffusion, encoder, gpt, latent, speech, vision
-from wattcast.workload.program import Program
+if TYPE_CHECKING:
+    from wattcast.workload.program import Program
 
 
 class Kind(StrEnum):
@@ -21,26 +22,39 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True)
 class Architecture:
-    """One template."""
+    """One template; its module is imported when a model of the kind is first built."""
 
     kind: Kind
-    dims: type
-    trace: Callable[..., Program]
+    module: str
+    dims_name: str
+    trace_name: str = "trace"
     engine: bool = False  # whether the template itself knows how an inference engine runs it
+
+    @property
+    def dims(self) -> type:
+        """The dataclass of its dimensions."""
+        found: type = getattr(import_module(f"wattcast.workload.{self.module}"), self.dims_name)
+        return found
+
+    @property
+    def trace(self) -> Callable[..., Program]:
+        """The template."""
+        found: Callable[..., Program] = getattr(import_module(f"wattcast.workload.{self.module}"), self.trace_name)
+        return found
 
 
 TABLE: dict[str, Architecture] = {
-    "decoder": Architecture(Kind.LANGUAGE, decoder.DecoderDims, decoder.trace, engine=True),
-    "gpt": Architecture(Kind.LANGUAGE, gpt.GptDims, gpt.trace, engine=True),
-    "latent": Architecture(Kind.LANGUAGE, latent.LatentDims, latent.trace, engine=True),
-    "whisper": Architecture(Kind.LANGUAGE, speech.WhisperDims, speech.trace),
-    "bert": Architecture(Kind.ENCODER, encoder.BertDims, encoder.trace_bert),
-    "vit": Architecture(Kind.VISION, encoder.VitDims, encoder.trace_vit),
-    "clip": Architecture(Kind.VISION, encoder.ClipDims, encoder.trace_clip),
-    "resnet": Architecture(Kind.VISION, vision.ResnetDims, vision.trace_resnet),
-    "mobilevit": Architecture(Kind.VISION, vision.MobileVitDims, vision.trace_mobilevit),
-    "unet": Architecture(Kind.VISION, diffusion.UnetDims, diffusion.trace_unet),
-    "dit": Architecture(Kind.VISION, diffusion.DitDims, diffusion.trace_dit),
+    "decoder": Architecture(Kind.LANGUAGE, "decoder", "DecoderDims", engine=True),
+    "gpt": Architecture(Kind.LANGUAGE, "gpt", "GptDims", engine=True),
+    "latent": Architecture(Kind.LANGUAGE, "latent", "LatentDims", engine=True),
+    "whisper": Architecture(Kind.LANGUAGE, "speech", "WhisperDims"),
+    "bert": Architecture(Kind.ENCODER, "encoder", "BertDims", "trace_bert"),
+    "vit": Architecture(Kind.VISION, "encoder", "VitDims", "trace_vit"),
+    "clip": Architecture(Kind.VISION, "encoder", "ClipDims", "trace_clip"),
+    "resnet": Architecture(Kind.VISION, "vision", "ResnetDims", "trace_resnet"),
+    "mobilevit": Architecture(Kind.VISION, "vision", "MobileVitDims", "trace_mobilevit"),
+    "unet": Architecture(Kind.VISION, "diffusion", "UnetDims", "trace_unet"),
+    "dit": Architecture(Kind.VISION, "diffusion", "DitDims", "trace_dit"),
 }
 
 
