@@ -18,7 +18,7 @@ def predict(
     workloads: Annotated[
         list[str],
         typer.Argument(
-            help="Model names or files: workload JSON, EnergAIzer list, Hugging Face config.json, PyTorch trace, ONNX."
+            help="Model names or files: workload JSON, EnergAIzer list, Hugging Face config.json, trace, ONNX."
         ),
     ],
     gpu: Annotated[str, typer.Option(help="Catalogue name (`wattcast gpus`) or your own YAML file.")],
