@@ -1,4 +1,7 @@
-"""The table of architectures: which dimensions each has, and which template traces it."""
+"""The table of architectures: which dimensions each has, and which template traces it.
+
+A template is imported when it is first asked for, so that a cold prediction pays for one only.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True)
 class Architecture:
-    """One template; its module is imported when a model of the kind is first built."""
+    """One template: a module of this package, the names of its dimensions and of its trace function."""
 
     kind: Kind
     module: str
@@ -31,16 +34,19 @@ class Architecture:
     engine: bool = False  # whether the template itself knows how an inference engine runs it
 
     @property
-    def dims(self) -> type:
-        """The dataclass of its dimensions."""
-        found: type = getattr(import_module(f"wattcast.workload.{self.module}"), self.dims_name)
-        return found
+    def dims(self) -> Any:
+        """The frozen dataclass of its dimensions."""
+        return getattr(self._template, self.dims_name)
 
     @property
     def trace(self) -> Callable[..., Program]:
-        """The template."""
-        found: Callable[..., Program] = getattr(import_module(f"wattcast.workload.{self.module}"), self.trace_name)
+        """``trace(dims, run, stages)`` -> the program of one pass."""
+        found: Callable[..., Program] = getattr(self._template, self.trace_name)
         return found
+
+    @property
+    def _template(self) -> Any:
+        return import_module(f"wattcast.workload.{self.module}")
 
 
 TABLE: dict[str, Architecture] = {
@@ -50,7 +56,7 @@ TABLE: dict[str, Architecture] = {
     "whisper": Architecture(Kind.LANGUAGE, "speech", "WhisperDims"),
     "bert": Architecture(Kind.ENCODER, "encoder", "BertDims", "trace_bert"),
     "vit": Architecture(Kind.VISION, "encoder", "VitDims", "trace_vit"),
-    "clip": Architecture(Kind.VISION, "encoder", "ClipDims", "trace_clip"),
+    "clip": Architecture(Kind.VISION, "clip", "ClipDims"),
     "resnet": Architecture(Kind.VISION, "vision", "ResnetDims", "trace_resnet"),
     "mobilevit": Architecture(Kind.VISION, "vision", "MobileVitDims", "trace_mobilevit"),
     "unet": Architecture(Kind.VISION, "diffusion", "UnetDims", "trace_unet"),

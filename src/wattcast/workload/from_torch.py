@@ -72,8 +72,8 @@ def capture(
         except (NotImplementedError, RuntimeError) as error:
             where = watch.path() or type(module).__name__
             raise BadInput(
-                f"{where}: cannot run without data ({clip(str(error).splitlines()[0], 160)}). Shapes that depend on "
-                "values cannot be captured; take a profiler trace instead."
+                f"{where}: does not run without data ({clip(str(error).splitlines()[0], 160)}). Where a shape or a "
+                "branch depends on values, take a profiler trace instead."
             ) from error
         finally:
             watch.release()

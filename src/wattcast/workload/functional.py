@@ -11,7 +11,7 @@ from dataclasses import replace
 from wattcast.dtypes import Dtype
 from wattcast.workload.elementwise import function_of
 from wattcast.workload.graph import Elementwise, Layout
-from wattcast.workload.strides import Shape, contiguous, layout_of, output_strides
+from wattcast.workload.strides import Shape, layout_of, output_strides
 from wattcast.workload.symbolic import Tape, Tensor
 
 
@@ -234,13 +234,3 @@ def dropout(x: Tensor, p: float) -> Tensor:
     x.tape.emit(op, (x,), (out, mask))
     x.tape.record((out,), (x,), lambda g: (pointwise("dropout_grad", g, mask),), (mask,))
     return out
-
-
-def where(mask: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """mask ? a : b, no gradient (masks have none)."""
-    return pointwise("where", mask, a, b, out_dtype=a.dtype)
-
-
-def row_major(x: Tensor) -> bool:
-    """Whether a kernel that wants rows can take ``x`` as it is."""
-    return x.strides == contiguous(x.shape)

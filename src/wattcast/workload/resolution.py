@@ -12,6 +12,7 @@ from wattcast.workload.models import Model
 from wattcast.workload.options import Head, Options, Phase, Stack
 
 DEFAULT_TOKENS = 128
+GENERATE_GROUPS = 16
 _PHASES = {
     Kind.LANGUAGE: tuple(Phase),
     Kind.ENCODER: (Phase.PREFILL, Phase.FORWARD, Phase.TRAIN),
@@ -112,10 +113,13 @@ def spoken(model: Model, options: Options) -> list[str]:
 
 
 def _generation(options: Options) -> str:
-    from wattcast.workload.build import group_size
-
     size = group_size((options.tokens or 1) - 1)
     return f"the prefill yields the first token; decode steps in groups of {size}, each at its mean context"
+
+
+def group_size(steps: int) -> int:
+    """Decode steps that share one context: an odd number, so that at most about sixteen groups come out."""
+    return max(-(-steps // GENERATE_GROUPS) | 1, 1)
 
 
 def _formats(options: Options) -> list[str]:
