@@ -12,16 +12,34 @@ from wattcast.cli.environment import Environment
 app = typer.Typer(help="Predict latency, power, energy and clock of workloads on a GPU.")
 
 
+def _gpu_names(incomplete: str) -> list[str]:
+    """GPUs a shell may complete to."""
+    from wattcast import hardware
+
+    return [name for name in hardware.names() if name.startswith(incomplete)]
+
+
+def _model_names(incomplete: str) -> list[str]:
+    """Models a shell may complete to; files are the shell's own business."""
+    from wattcast.workload import models
+
+    return [name for name in models.names() if name.startswith(incomplete)]
+
+
 @app.command()
 def predict(
     ctx: typer.Context,
     workloads: Annotated[
         list[str],
         typer.Argument(
-            help="Model names or files: workload JSON, EnergAIzer list, Hugging Face config.json, trace, ONNX."
+            autocompletion=_model_names,
+            help="Model names or files: workload JSON, EnergAIzer list, Hugging Face config.json, trace, ONNX.",
         ),
     ],
-    gpu: Annotated[str, typer.Option(help="Catalogue name (`wattcast gpus`) or your own YAML file.")],
+    gpu: Annotated[
+        str,
+        typer.Option(help="Catalogue name (`wattcast gpus`) or your own YAML file.", autocompletion=_gpu_names),
+    ],
     batch: Annotated[int, typer.Option(help="Sequences or images at once.")] = 1,
     seq: Annotated[int | None, typer.Option(help="Prompt length; in decode the context length.")] = None,
     tokens: Annotated[int | None, typer.Option(help="Tokens to generate (phase generate).")] = None,
