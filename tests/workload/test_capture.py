@@ -155,6 +155,27 @@ def test_convolutions_of_all_kinds(stride: int, padding: int, groups: int) -> No
     assert convs[0].groups == groups
 
 
+def test_three_dimensions_do_the_arithmetic_pytorch_counts() -> None:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with torch.device("meta"):
+        for module, shape in (
+            (nn.Conv3d(4, 8, 3, stride=2, padding=1), (2, 4, 9, 16, 16)),
+            (nn.ConvTranspose2d(16, 8, 4, stride=2, padding=1), (2, 16, 8, 8)),
+            (nn.Conv1d(6, 8, 5, stride=2, padding=2), (2, 6, 100)),
+        ):
+            x = torch.zeros(shape, requires_grad=True)
+            with FlopCounterMode(display=False) as counter:
+                module(x).sum().backward()
+            graph = capture(module, (x,), train=True, step=False).graph
+            assert sum(op.flop for op, _ in graph.calls() if isinstance(op, Conv2d)) == counter.get_total_flops()
+
+
+def test_training_without_parameters_is_refused() -> None:
+    with torch.device("meta"), pytest.raises(BadInput, match="depends on parameters"):
+        capture(nn.ReLU(), (torch.zeros(4),), train=True)
+
+
 def test_without_pytorch_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     from wattcast.errors import MissingTool
     from wattcast.workload import from_torch

@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import Any
 
 from wattcast.dtypes import Dtype
-from wattcast.errors import BadInput, MissingTool, UnknownName, clip
+from wattcast.errors import BadInput, MissingTool, UnknownName, bad_value, clip
 from wattcast.workload.graph import Block, Elementwise, Graph, Operator
 from wattcast.workload.program import optimiser
 from wattcast.workload.symbolic import Storage, Tape, Tensor
@@ -68,7 +68,7 @@ def capture(
                 out = run(*args, **kwargs)
                 if train:
                     watch.phase = "backward"
-                    (loss or _default_loss)(out).backward()
+                    _backward(loss or _default_loss, out, type(module).__name__)
         except (NotImplementedError, RuntimeError) as error:
             where = watch.path() or type(module).__name__
             raise BadInput(
@@ -78,6 +78,13 @@ def capture(
         finally:
             watch.release()
     return _finish(watch, module, name or type(module).__name__, train and step)
+
+
+def _backward(loss: Callable[[Any], Any], out: Any, name: str) -> None:
+    value = loss(out)
+    if not getattr(value, "requires_grad", False):
+        raise bad_value(f"{name}: training", "a loss that depends on parameters", "one that does not")
+    value.backward()
 
 
 def _finish(watch: Any, module: Any, name: str, step: bool) -> Capture:
