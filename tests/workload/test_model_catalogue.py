@@ -9,8 +9,8 @@ from wattcast.workload import Options, build, models
 from wattcast.workload.build import parameter_count
 from wattcast.workload.models import make, read_model
 
-# Weights of the published checkpoints (model cards and safetensors indices on the Hugging Face hub; DiT and
-# Stable Diffusion: their papers' code). BERT and ViT without a task head, DiT without its fixed positions.
+# Weights of the published checkpoints, as commonly quoted; written down from memory, not looked up again, so a
+# mismatch may be this table's. BERT and ViT without a task head, DiT without its fixed positions.
 WEIGHTS = {
     "bert-base": 109_482_240,
     "bert-large": 335_141_888,
