@@ -12,8 +12,8 @@ transformers = pytest.importorskip("transformers", reason="transformers is not i
 DEVICE = torch.device("meta")
 
 
-def module(name: str, dims: Any, phase: str, attention: str) -> Any:
-    """The module a user of Hugging Face would run for ``phase``, in bf16."""
+def module(name: str, dims: Any, phase: str, attention: str, dtype: Any = torch.bfloat16) -> Any:
+    """The module a user of Hugging Face would run for ``phase``."""
     config, kind = _config(name, dims, phase)
     implementation = "sdpa" if attention == "flash" else "eager"
     if "ResNet" not in kind and "MobileViT" not in kind:
@@ -22,7 +22,7 @@ def module(name: str, dims: Any, phase: str, attention: str) -> Any:
             if hasattr(config, part):
                 getattr(config, part)._attn_implementation = implementation
     with DEVICE:
-        built = getattr(transformers, kind)(config).to(torch.bfloat16)
+        built = getattr(transformers, kind)(config).to(dtype)
     built.tie_weights()
     return built.train() if phase == "train" else built.eval()
 
@@ -36,8 +36,7 @@ def inputs(name: str, dims: Any, built: Any, phase: str, batch: int, seq: int) -
         picture = torch.zeros(batch, 3, dims.image, dims.image, dtype=torch.bfloat16, device=DEVICE)
         return {"pixel_values": picture, "input_ids": _tokens(batch, dims.text_length)}
     if name.startswith("whisper"):
-        sound = torch.zeros(batch, dims.mel_bins, 2 * dims.frames, dtype=torch.bfloat16, device=DEVICE)
-        return {"input_features": sound, "decoder_input_ids": _tokens(batch, seq)}
+        return _heard(dims, batch, seq) if phase == "decode" else _sound(dims, batch, seq)
     tokens = _tokens(batch, 1 if phase == "decode" else seq)
     if phase == "train":
         given = {"input_ids": tokens, "labels": tokens}
@@ -48,6 +47,25 @@ def inputs(name: str, dims: Any, built: Any, phase: str, batch: int, seq: int) -
     if phase == "decode":
         given["past_key_values"] = _cache(name, dims, built, batch, seq)
     return given
+
+
+def _sound(dims: Any, batch: int, seq: int) -> dict[str, Any]:
+    sound = torch.zeros(batch, dims.mel_bins, 2 * dims.frames, dtype=torch.bfloat16, device=DEVICE)
+    return {"input_features": sound, "decoder_input_ids": _tokens(batch, seq)}
+
+
+def _heard(dims: Any, batch: int, seq: int) -> dict[str, Any]:
+    """One step of the decoder behind a cache; the sound was encoded before."""
+    cache = transformers.EncoderDecoderCache(transformers.DynamicCache(), transformers.DynamicCache())
+    for layer in range(dims.decoder_layers):
+        for part, length in ((cache.self_attention_cache, seq), (cache.cross_attention_cache, dims.frames)):
+            shape = (batch, dims.heads, length, dims.dim)
+            part.update(*(torch.zeros(shape, dtype=torch.bfloat16, device=DEVICE) for _ in range(2)), layer)
+        cache.is_updated[layer] = True
+    hidden = torch.zeros(batch, dims.frames, dims.hidden, dtype=torch.bfloat16, device=DEVICE)
+    encoded = transformers.modeling_outputs.BaseModelOutput(last_hidden_state=hidden)
+    given = {"encoder_outputs": encoded, "decoder_input_ids": _tokens(batch, 1), "past_key_values": cache}
+    return given | {"use_cache": True}
 
 
 def _tokens(batch: int, length: int) -> Any:

@@ -11,6 +11,7 @@ from wattcast.cli.environment import Environment
 
 if TYPE_CHECKING:
     from wattcast.workload.graph import Graph
+    from wattcast.workload.options import Options
 
 app = typer.Typer(help="From a model to its operators.", no_args_is_help=True)
 
@@ -55,18 +56,22 @@ def show_workload(
     skew: Skew = 0.0,
     recompute: Recompute = False,
     image: Image = None,
+    capacity: Annotated[
+        str | None, typer.Option(help="Device memory, such as 80GB: does it fit, and the largest batch that does.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Operators, FLOPs, bytes and counts of a workload.
+    """Operators, FLOPs, bytes and counts of a workload; memory by purpose.
 
-    Example: wattcast workload show llama3-8b --batch 8 --seq 1024 --phase decode
+    Example: wattcast workload show llama3-8b --batch 8 --seq 1024 --phase decode --capacity 80GB
     """
     env: Environment = ctx.obj
     graph = _graph(workload, ctx.params)
+    held = _memory(workload, ctx.params, capacity)
     if json:
-        env.json(summary(graph))
+        env.json(summary(graph) | {"memory": held})
         return
-    _print(env, graph)
+    _print(env, graph, held)
 
 
 @app.command("save")
@@ -104,10 +109,36 @@ def save_workload(
 
 def _graph(workload: str, params: dict[str, Any]) -> Graph:
     from wattcast.workload import source
+
+    return source.load(workload, _options(params))
+
+
+def _options(params: dict[str, Any]) -> Options:
     from wattcast.workload.options import Options
 
-    given = {key: value for key, value in params.items() if key not in ("workload", "file", "json")}
-    return source.load(workload, Options(**given))
+    given = {key: value for key, value in params.items() if key not in ("workload", "file", "json", "capacity")}
+    return Options(**given)
+
+
+def _memory(workload: str, params: dict[str, Any], capacity: str | None) -> dict[str, Any] | None:
+    """Bytes by purpose, and what fits; None for a list of operators, which does not say."""
+    from wattcast.errors import bad_value
+    from wattcast.units import parse
+    from wattcast.workload import memory, source
+
+    model = source.find_model(workload)
+    if model is None:
+        if capacity is not None:
+            raise bad_value("--capacity", "a model", "a list of operators", "A list does not say what it holds.")
+        return None
+    options = _options(params)
+    footprint = memory.footprint(model, options)
+    held: dict[str, Any] = {**vars(footprint), "total_byte": footprint.total_byte}
+    if capacity is not None:
+        byte = parse(capacity, "byte", "--capacity")
+        largest = memory.largest_batch(model, options, byte)
+        held |= {"capacity_byte": byte, "fits": footprint.fits(byte), "largest_batch": largest}
+    return held
 
 
 def summary(graph: Graph) -> dict[str, Any]:
@@ -138,7 +169,7 @@ def summary(graph: Graph) -> dict[str, Any]:
     }
 
 
-def _print(env: Environment, graph: Graph) -> None:
+def _print(env: Environment, graph: Graph, held: dict[str, Any] | None) -> None:
     from rich.markup import escape
 
     from wattcast.report.text import table
@@ -153,8 +184,9 @@ def _print(env: Environment, graph: Graph) -> None:
     head.add_row("products, as run", show(sums.product_flop, "flop"))
     head.add_row("products, causal mask ignored", show(sums.product_flop_dense, "flop"))
     head.add_row("bytes read and written", show(sums.byte, "byte"))
-    if graph.memory_byte is not None:
-        head.add_row("memory", show(graph.memory_byte, "byte"))
+    for key, value in (held or {}).items():
+        words = key.removesuffix("_byte").replace("_", " ")
+        head.add_row(f"memory: {words}", show(value, "byte") if key.endswith("_byte") else str(value))
     console.print(head)
     rows = table("operator", "where", "calls", "FLOP", "bytes")
     rows.columns[1].justify = "left"

@@ -12,10 +12,8 @@ from wattcast.workload.graph import Block, Collective, Graph
 from wattcast.workload.models import Model
 from wattcast.workload.options import Head, Options, Phase, Stack
 from wattcast.workload.program import Program, gradient_exchange, optimiser
-from wattcast.workload.resolution import activation_dtype, resolve
+from wattcast.workload.resolution import activation_dtype, group_size, resolve
 from wattcast.workload.run import Run
-
-GENERATE_GROUPS = 16
 
 
 def build(model: str | Model, options: Options = Options()) -> Graph:  # noqa: B008  (frozen)
@@ -104,11 +102,6 @@ def _generate(model: Model, options: Options) -> tuple[list[Block], list[Program
         blocks += [replace(b, repeat=b.repeat * here, label=f"decode.{b.label}") for b in step.blocks()]
         done += here
     return blocks, [*passes, *programs(model, options)[1:]]
-
-
-def group_size(steps: int) -> int:
-    """Decode steps that share one context: an odd number, so that at most about sixteen groups come out."""
-    return max(-(-steps // GENERATE_GROUPS) | 1, 1)
 
 
 def _step(model: Model, options: Options, number: int) -> Program:

@@ -73,7 +73,10 @@ def trace(dims: DecoderDims, run: Run, stages: int = 1) -> Program:
     program = Program(run.training, run.tf32)
     hidden, *tables = program.section("embedding", lambda tape: embedding(dims, run, tape))
     repeat = -(-dims.layers // stages)
-    body = lambda tape, x, *shared: layer(dims, run, x, *shared)  # noqa: E731
+
+    def body(tape: Tape, x: Tensor, *shared: Tensor) -> Tensor:
+        return layer(dims, run, x, *shared)
+
     (hidden,) = program.section("layers", body, hidden, *tables, repeat=repeat)
     program.section("head", lambda tape, x: head(dims, run, x), hidden)
     return program

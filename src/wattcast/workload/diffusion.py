@@ -127,7 +127,10 @@ def trace_dit(dims: DitDims, run: Run, stages: int = 1) -> Program:
     """Noise and variance of every latent pixel, from the latent, the time and the class."""
     program = Program(run.training, run.tf32)
     x, signal = program.section("embedding", lambda tape: dit_embedding(dims, run, tape))
-    body = lambda tape, x, c: dit_layer(dims, run, x, c)  # noqa: E731
+
+    def body(tape: Tape, x: Tensor, signal: Tensor) -> Tensor:
+        return dit_layer(dims, run, x, signal)
+
     (x,) = program.section("layers", body, x, signal, repeat=-(-dims.layers // stages))
     program.section("head", lambda tape, x, c: dit_head(dims, run, x, c), x, signal)
     return program

@@ -1,11 +1,11 @@
-"""Encoders: BERT (norm after each half), the vision transformer and CLIP's towers (norm before it)."""
+"""Encoders: BERT (norm after each half) and the vision transformer (norm before it)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from wattcast.dtypes import Dtype
-from wattcast.workload import layers, masks, products
+from wattcast.workload import layers, products
 from wattcast.workload.convolutions import conv
 from wattcast.workload.functional import activation, cat, dropout
 from wattcast.workload.graph import Elementwise
@@ -106,9 +106,8 @@ def prenorm_layer(
     """x + attention(norm(x)), then x + mlp(norm(x)), with layer norms."""
     with x.tape.at("attention"):
         normed = layers.layer_norm(run, x)
-        x = dropout(
-            self_attention(run, normed, heads, causal=causal, mask=mask, wide_softmax=wide_softmax, p=p), p
-        ) + x  # fmt: skip
+        out = self_attention(run, normed, heads, causal=causal, mask=mask, wide_softmax=wide_softmax, p=p)
+        x = dropout(out, p) + x
     with x.tape.at("mlp"):
         return dropout(feed_forward(run, layers.layer_norm(run, x), width, function), p) + x
 
@@ -133,9 +132,10 @@ def trace_vit(dims: VitDims, run: Run, stages: int = 1) -> Program:
     """One pass over ``run.batch`` pictures."""
     program = Program(run.training, run.tf32)
     (x,) = program.section("embedding", lambda tape: patches(run, tape, dims.channels, dims.hidden, dims.patch, True))
-    body = lambda tape, x: prenorm_layer(  # noqa: E731
-        run, x, dims.heads, dims.intermediate, dims.activation, wide_softmax=True
-    )
+
+    def body(tape: Tape, x: Tensor) -> Tensor:
+        return prenorm_layer(run, x, dims.heads, dims.intermediate, dims.activation, wide_softmax=True)
+
     (x,) = program.section("layers", body, x, repeat=-(-dims.layers // stages))
     program.section("head", lambda tape, x: vit_head(dims, run, x), x)
     return program
@@ -163,82 +163,3 @@ def vit_head(dims: VitDims, run: Run, x: Tensor) -> Tensor:
     if not dims.pooler:
         return x
     return activation("tanh", layers.project(run, x.select(1), dims.hidden, bias=True))
-
-
-@dataclass(frozen=True)
-class ClipDims:
-    """Published dimensions of CLIP: a picture tower and a text tower."""
-
-    vision_layers: int
-    vision_hidden: int
-    vision_heads: int
-    patch: int
-    text_layers: int
-    text_hidden: int
-    text_heads: int
-    shared: int
-    vocab: int
-    text_length: int = 77
-    image: int = 224
-    channels: int = 3
-    activation: str = "quick_gelu"
-
-
-def trace_clip(dims: ClipDims, run: Run, stages: int = 1) -> Program:
-    """As many texts as pictures, each through its tower; similarities of all pairs."""
-    from dataclasses import replace
-
-    program = Program(run.training, run.tf32)
-    (x,) = program.section("vision.embedding", lambda tape: _clip_picture(dims, run, tape))
-    body = lambda tape, x: prenorm_layer(  # noqa: E731
-        run, x, dims.vision_heads, 4 * dims.vision_hidden, dims.activation, wide_softmax=True
-    )
-    (x,) = program.section("vision.layers", body, x, repeat=-(-dims.vision_layers // stages))
-    (seen,) = program.section("vision.head", lambda tape, x: _clip_seen(dims, run, x), x)
-    text = replace(run, length=dims.text_length, past=0)
-    y, *mask = program.section("text.embedding", lambda tape: _clip_text(dims, text, tape))
-    body = lambda tape, y, *m: prenorm_layer(  # noqa: E731
-        text, y, dims.text_heads, 4 * dims.text_hidden, dims.activation, causal=True, mask=m[0] if m else None,
-        wide_softmax=True,
-    )  # fmt: skip
-    (y,) = program.section("text.layers", body, y, *mask, repeat=-(-dims.text_layers // stages))
-    program.section("head", lambda tape, y, seen: _clip_match(dims, text, y, seen), y, seen)
-    return program
-
-
-def _clip_picture(dims: ClipDims, run: Run, tape: Tape) -> Tensor:
-    x = patches(run, tape, dims.channels, dims.vision_hidden, dims.patch, bias=False)
-    return layers.layer_norm(run, x)
-
-
-def _clip_seen(dims: ClipDims, run: Run, x: Tensor) -> Tensor:
-    return layers.project(run, layers.layer_norm(run, x.select(1)), dims.shared)
-
-
-def _clip_text(dims: ClipDims, run: Run, tape: Tape) -> list[Tensor]:
-    x = layers.embed(run, tape, dims.vocab, dims.text_hidden)
-    x = x + layers.embed(run, tape, dims.text_length, dims.text_hidden, batch=1)
-    return [x, *([masks.causal(tape, run)] if masks.needs_mask(run) else [])]
-
-
-def _clip_match(dims: ClipDims, run: Run, y: Tensor, seen: Tensor) -> Tensor:
-    """The text's last token, both vectors scaled to length one, all dot products."""
-    from wattcast.workload.functional import fill, pointwise, reduce
-
-    y = layers.layer_norm(run, y)
-    fill(y.tape, (run.batch,), Dtype.INT64)
-    ids = pointwise("cast", y.tape.empty(y.shape[:2], Dtype.INT64), out_dtype=Dtype.INT32)
-    found = pointwise("cast", pointwise("compare", ids, out_dtype=Dtype.BOOL), out_dtype=Dtype.INT32)
-    places = found.tape.empty((run.batch,), Dtype.INT64)
-    found.tape.emit(Elementwise("max", found.numel, dtype=Dtype.INT32, write=places.byte), (found,), (places,))
-    out = products.pick_rows(y.view(-1, dims.text_hidden), run.batch)
-    told = layers.project(run, out, dims.shared)
-    unit = []
-    for vector in (seen, told):
-        length = pointwise("sqrt", reduce("sum", pointwise("square", vector), (run.batch, 1)))
-        unit.append(pointwise("div", vector, length))
-        vector.tape.record((unit[-1],), (vector,), lambda g: (pointwise("mul", g, g),))
-    weight = unit[0]
-    logits = products.linear(unit[1], weight)
-    scale = y.tape.parameter(1, dtype=run.dtype)
-    return logits * pointwise("exp", scale)

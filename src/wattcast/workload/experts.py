@@ -54,11 +54,13 @@ def route(dims: ExpertDims, run: Run, x: Tensor) -> Tensor:
     """Scores of all experts -> weights of the chosen ones, ``[tokens, chosen]``."""
     if run.engine:
         scores = layers.project(run, x, dims.experts, wide=True)
+        if dims.router == "grouped":  # the bias that balances experts, added inside the routing kernel
+            x.tape.parameter(dims.experts, dtype=Dtype.FP32)
         return _top(products.softmax(scores), dims.chosen, scores.dtype)
     if dims.router == "grouped":
         return _route_grouped(dims, run, x)
-    scores = layers.project(run, x, dims.experts, wide=True).to(Dtype.FP32)
-    weights = _top(products.softmax(scores), dims.chosen, Dtype.FP32)
+    scores = layers.project(run, x, dims.experts, wide=True)
+    weights = _top(products.softmax(scores, wide=True), dims.chosen, Dtype.FP32)
     if dims.renormalise:
         weights = divide(weights, total_last(weights))
     return weights if dims.wide_weights else weights.to(run.dtype)

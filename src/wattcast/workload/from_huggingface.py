@@ -87,6 +87,12 @@ class _Fields:
             raise bad_value(f"{self.where}: {name}", "a number, zero or more", value)
         return float(value)
 
+    def rotary_share(self, default: float) -> float:
+        """The part of a head that is rotated; newer files keep it among the rotary parameters."""
+        rotary = self.get("rope_parameters", {})
+        inside = rotary.get("partial_rotary_factor", default) if isinstance(rotary, dict) else default
+        return self.number("partial_rotary_factor", inside)
+
     def flag(self, name: str, default: bool = False) -> bool:
         value = self.get(name, default)
         if not isinstance(value, bool):
@@ -185,7 +191,7 @@ def _qwen3_moe(f: _Fields) -> Read:
     f.only("mlp_only_layers", [])
     architecture, dims = _qwen3(f)
     more = {
-        "experts": f.size("num_experts"),
+        "experts": f.size("num_experts", "num_local_experts"),
         "experts_chosen": f.size("num_experts_per_tok"),
         "expert_intermediate": f.size("moe_intermediate_size"),
         "router_wide": False,
@@ -206,13 +212,13 @@ def _phi(f: _Fields) -> Read:
     f.only("qk_layernorm", False)
     return _decoder(
         f, norm="layer", qkv_bias=True, out_bias=True, head_bias=True, gated=False, parallel=True,
-        rotary_share=f.number("partial_rotary_factor", 0.5), activation=f.activation("hidden_act", "gelu_new"),
+        rotary_share=f.rotary_share(0.5), activation=f.activation("hidden_act", "gelu_new"),
     )  # fmt: skip
 
 
 def _phi3(f: _Fields) -> Read:
     window = f.optional("sliding_window")
-    return _decoder(f, fused_projections=True, window=window, rotary_share=f.number("partial_rotary_factor", 1.0))
+    return _decoder(f, fused_projections=True, window=window, rotary_share=f.rotary_share(1.0))
 
 
 def _gpt2(f: _Fields) -> Read:

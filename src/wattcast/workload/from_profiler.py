@@ -185,12 +185,12 @@ def _outermost(nodes: list[_Node], lost: dict[str, tuple[int, float]]) -> list[_
 
 
 def _operators(node: _Node, usual: Any, lost: dict[str, tuple[int, float]]) -> list[Operator]:
-    args = arguments(node.event.args, usual)
     seconds = sum(k.dur for k in node.kernels)
     try:
+        args = arguments(node.event.args, usual)
         outs = results(node.name, args)
         found = operators(Call(node.name, args, outs)) if outs is not None else None
-    except (IndexError, ValueError, TypeError, StopIteration, BadInput):
+    except (IndexError, KeyError, ValueError, TypeError, StopIteration, AssertionError, BadInput):
         found = None
     if found is None:
         _lose(lost, node.event.name, seconds, max(len(node.kernels), 1))

@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import Any
 
 from wattcast.dtypes import Dtype
-from wattcast.errors import BadInput, MissingTool, UnknownName, clip
+from wattcast.errors import BadInput, MissingTool, UnknownName, bad_value, clip
 from wattcast.workload.graph import Block, Elementwise, Graph, Operator
 from wattcast.workload.program import optimiser
 from wattcast.workload.symbolic import Storage, Tape, Tensor
@@ -68,16 +68,23 @@ def capture(
                 out = run(*args, **kwargs)
                 if train:
                     watch.phase = "backward"
-                    (loss or _default_loss)(out).backward()
+                    _backward(loss or _default_loss, out, type(module).__name__)
         except (NotImplementedError, RuntimeError) as error:
             where = watch.path() or type(module).__name__
             raise BadInput(
-                f"{where}: cannot run without data ({clip(str(error).splitlines()[0], 160)}). Shapes that depend on "
-                "values cannot be captured; take a profiler trace instead."
+                f"{where}: does not run without data ({clip(str(error).splitlines()[0], 160)}). Where a shape or a "
+                "branch depends on values, take a profiler trace instead."
             ) from error
         finally:
             watch.release()
     return _finish(watch, module, name or type(module).__name__, train and step)
+
+
+def _backward(loss: Callable[[Any], Any], out: Any, name: str) -> None:
+    value = loss(out)
+    if not getattr(value, "requires_grad", False):
+        raise bad_value(f"{name}: training", "a loss that depends on parameters", "one that does not")
+    value.backward()
 
 
 def _finish(watch: Any, module: Any, name: str, step: bool) -> Capture:
@@ -191,9 +198,10 @@ def _watcher(torch: Any, module: Any, tf32: bool) -> Any:
 
 
 def _gpu_kernels(torch: Any) -> Any:
-    """Send attention and dropout to the kernels a GPU would pick, not to the fallbacks of meta tensors."""
+    """Send attention, dropout and fp16 softmax to the kernels a GPU would pick, not to those of meta tensors."""
     aten, plain = torch.ops.aten, torch.nn.functional.scaled_dot_product_attention
     dropouts = (torch.nn.functional.dropout, torch.dropout)
+    softmaxes = (torch.nn.functional.softmax, torch.softmax, torch.Tensor.softmax)
     base: Any = import_module("torch.overrides").TorchFunctionMode
 
     class Fused(base):  # type: ignore[misc]
@@ -202,6 +210,8 @@ def _gpu_kernels(torch: Any) -> Any:
                 return route(*args, **(kwargs or {}))
             if func in dropouts:
                 return drop(*args, **(kwargs or {}))
+            if func in softmaxes and (kwargs or {}).get("dtype") is torch.float32 and args[0].dtype is torch.float16:
+                return aten._softmax(args[0], args[1] if len(args) > 1 else kwargs["dim"], True)
             return func(*args, **(kwargs or {}))
 
     def drop(input: Any, p: float = 0.5, training: bool = True, train: bool = True, inplace: bool = False) -> Any:

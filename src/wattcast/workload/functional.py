@@ -11,7 +11,7 @@ from dataclasses import replace
 from wattcast.dtypes import Dtype
 from wattcast.workload.elementwise import function_of
 from wattcast.workload.graph import Elementwise, Layout
-from wattcast.workload.strides import Shape, contiguous, layout_of, output_strides
+from wattcast.workload.strides import Shape, layout_of, output_strides
 from wattcast.workload.symbolic import Tape, Tensor
 
 
@@ -81,7 +81,10 @@ def add(a: Tensor, b: Tensor | float) -> Tensor:
     if not isinstance(b, Tensor):
         return unary("shift", a, lambda g: g)
     out = pointwise("add", a, b)
-    back = lambda g: [sum_to(g, t.shape) if t.needs_grad else None for t in (a, b)]  # noqa: E731
+
+    def back(g: Tensor) -> list[Tensor | None]:
+        return [sum_to(g, t.shape) if t.needs_grad else None for t in (a, b)]
+
     a.tape.record((out,), (a, b), back)
     return out
 
@@ -136,7 +139,10 @@ def power(x: Tensor, exponent: float) -> Tensor:
 def rsqrt(x: Tensor) -> Tensor:
     """1 / sqrt(x)."""
     out = pointwise("rsqrt", x)
-    back = lambda g: (pointwise("mul", pointwise("scale", g), pointwise("cube", out)),)  # noqa: E731
+
+    def back(g: Tensor) -> tuple[Tensor]:
+        return (pointwise("mul", pointwise("scale", g), pointwise("cube", out)),)
+
     x.tape.record((out,), (x,), back, (out,))
     return out
 
@@ -234,13 +240,3 @@ def dropout(x: Tensor, p: float) -> Tensor:
     x.tape.emit(op, (x,), (out, mask))
     x.tape.record((out,), (x,), lambda g: (pointwise("dropout_grad", g, mask),), (mask,))
     return out
-
-
-def where(mask: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """mask ? a : b, no gradient (masks have none)."""
-    return pointwise("where", mask, a, b, out_dtype=a.dtype)
-
-
-def row_major(x: Tensor) -> bool:
-    """Whether a kernel that wants rows can take ``x`` as it is."""
-    return x.strides == contiguous(x.shape)

@@ -106,7 +106,7 @@ def _elements(op: Operator) -> int:
 
 
 def _merged(group: _Group, readers: dict[int, set[int]], outside: set[int], keep_unread: bool) -> Entry | None:
-    if len(group.entries) == 1 and not _constant(group.entries[0]):
+    if not all(_fusable(entry.op) and entry.writes for entry in group.entries):
         return group.entries[0]
     members = {id(entry) for entry in group.entries}
     made: dict[int, Tensor] = {}
@@ -125,6 +125,8 @@ def _merged(group: _Group, readers: dict[int, set[int]], outside: set[int], keep
     }
     if not wanted or all(_constant(e) for e in group.entries):
         return None  # dead, or a constant that is folded into whoever reads it
+    if len(group.entries) == 1:
+        return group.entries[0]
     reads = tuple(t for t in read.values())
     writes = tuple(wanted.values())
     return Entry(_operator(group, reads, writes, int(sum(fetched.values()))), reads, writes)

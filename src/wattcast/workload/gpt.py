@@ -93,7 +93,7 @@ def self_attention(dims: GptDims, run: Run, x: Tensor, mask: Tensor | None) -> T
         parts = list(layers.project(run, x, 3 * width, bias=True, in_major=True).split(width, width, width))
     q, k, v = (layers.split_heads(part, dims.dim) for part in parts)
     k, v = layers.append_cache(run, k), layers.append_cache(run, v)
-    out = layers.attend(run, q, k, v, causal=True, mask=mask, p=dims.dropout if not opt else 0.0)
+    out = layers.attend(run, q, k, v, causal=True, mask=mask, wide_softmax=opt, p=0.0 if opt else dims.dropout)
     out = products.leave_parallel(layers.project(run, out, dims.hidden, bias=True, in_major=not opt), run.tp)
     return dropout(out, dims.dropout)
 

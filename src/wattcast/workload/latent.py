@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from wattcast.workload import engine, layers, masks, products
@@ -62,7 +63,7 @@ def trace(dims: LatentDims, run: Run, stages: int = 1) -> Program:
     return program
 
 
-def _layer_body(dims: LatentDims, run: Run, dense: bool):  # type: ignore[no-untyped-def]
+def _layer_body(dims: LatentDims, run: Run, dense: bool) -> Callable[..., Tensor]:
     return lambda tape, x, *shared: layer(dims, run, dense, x, *shared)
 
 

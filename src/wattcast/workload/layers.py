@@ -79,7 +79,7 @@ def rotary_tables(tape: Tape, run: Run, dim: int) -> tuple[Tensor, Tensor]:
         return table, table
     with tape.at("rotary"):
         place = pointwise("cast", tape.empty((1, run.length, 1), Dtype.INT64), out_dtype=Dtype.FP32)
-        rate = pointwise("cast", tape.empty((dim // 2,), run.dtype), out_dtype=Dtype.FP32)
+        rate = tape.empty((dim // 2,), run.dtype).to(Dtype.FP32)
         angle = pointwise("mul", place, rate)
         both = cat([angle, angle], -1)
         cos, sin = (pointwise("scale", pointwise(name, both)) for name in ("cos", "sin"))
@@ -143,7 +143,7 @@ def _attend_eager(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, wide_sof
     scores = products.matmul(q, k.transpose(2, 3)) * 0.125
     if mask is not None:
         scores = scores + mask
-    weights = products.softmax(scores.to(Dtype.FP32)).to(q.dtype) if wide_softmax else products.softmax(scores)
+    weights = products.softmax(scores, wide=wide_softmax).to(q.dtype)
     return products.matmul(dropout(weights, p), v)
 
 
@@ -164,9 +164,9 @@ def activate(function: str, x: Tensor) -> Tensor:
 
 def gelu_new(x: Tensor) -> Tensor:
     """GPT-2's gelu, which Hugging Face computes operator by operator: ½x(1 + tanh(√(2/π)(x + 0.0447x³)))."""
+    half = x * 0.5
     inner = (x + power(x, 3) * 0.044715) * 0.7979
-    # in the order PyTorch evaluates it the outer ½x comes first
-    return x * 0.5 * (activation("tanh", inner) + 1.0)
+    return half * (activation("tanh", inner) + 1.0)
 
 
 def embed_tokens(run: Run, tape: Tape, vocab: int, dim: int) -> Tensor:
@@ -225,11 +225,11 @@ def gate_fused(x: Tensor, function: str) -> Tensor:
     return out
 
 
-def copy_into(x: Tensor, function: str = "copy") -> Tensor:
+def copy_into(x: Tensor) -> Tensor:
     """A strided write of ``x`` into a larger tensor."""
     out = replace(x)
     layout = Layout.STRIDED if x.byte == x.numel * x.dtype.byte else Layout.BROADCAST
-    x.tape.emit(elementwise(function, (x,), out, x.dtype, layout), (x,), (out,))
+    x.tape.emit(elementwise("copy", (x,), out, x.dtype, layout), (x,), (out,))
     return out
 
 

@@ -6,11 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
 from wattcast.errors import bad_value
-from wattcast.workload import build, models
-from wattcast.workload.models import Model
+from wattcast.workload.models import Model, load
 from wattcast.workload.options import Options, Phase
 from wattcast.workload.program import Program
-from wattcast.workload.resolution import resolve
 
 # PyTorch's default cuBLAS workspace on Hopper, a handle and stream (CUBLAS_WORKSPACE_CONFIG, PyTorch notes)
 WORKSPACE_BYTE = 32 * 2**20
@@ -38,9 +36,12 @@ class Footprint:
 
 def footprint(model: str | Model, options: Options = Options()) -> Footprint:  # noqa: B008  (frozen)
     """What ``model`` holds at its peak under ``options``."""
-    model = models.load(model) if isinstance(model, str) else model
+    from wattcast.workload.build import programs  # which needs this module in turn
+    from wattcast.workload.resolution import resolve
+
+    model = load(model) if isinstance(model, str) else model
     options, _ = resolve(model, options)
-    return of(options, build.programs(model, options))
+    return of(options, programs(model, options))
 
 
 def of(options: Options, programs: Sequence[Program]) -> Footprint:

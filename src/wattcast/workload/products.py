@@ -93,16 +93,23 @@ def _bmm(a: Tensor, b: Tensor, size: int, m: int, n: int, k: int) -> Tensor:
     return out
 
 
-def softmax(x: Tensor) -> Tensor:
-    """Softmax over the last dimension."""
+def softmax(x: Tensor, *, wide: bool = False) -> Tensor:
+    """Softmax over the last dimension; ``wide``: computed and given back in fp32.
+
+    PyTorch's kernel widens fp16 by itself; bf16 is cast first by a kernel of its own.
+    """
+    if wide and x.dtype is not Dtype.FP16:
+        x = x.to(Dtype.FP32)
     x = x.contiguous()
-    out = x.tape.empty(x.shape, x.dtype)
+    kind = Dtype.FP32 if wide else x.dtype
+    out = x.tape.empty(x.shape, kind)
     rows, dim = x.numel // x.shape[-1], x.shape[-1]
-    x.tape.emit(Softmax(rows, dim, dtype=x.dtype), (x,), (out,))
+    x.tape.emit(Softmax(rows, dim, dtype=x.dtype, out_dtype=None if kind is x.dtype else kind), (x,), (out,))
 
     def back(g: Tensor) -> tuple[Tensor]:
         d_x = g.tape.empty(x.shape, x.dtype)
-        g.tape.emit(Softmax(rows, dim, dtype=x.dtype, backward=True), (g, out), (d_x,))
+        narrow = None if kind is x.dtype else x.dtype
+        g.tape.emit(Softmax(rows, dim, dtype=kind, out_dtype=narrow, backward=True), (g, out), (d_x,))
         return (d_x,)
 
     x.tape.record((out,), (x,), back, (out,))

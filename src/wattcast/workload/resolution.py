@@ -9,9 +9,10 @@ from wattcast.dtypes import Dtype
 from wattcast.errors import bad_value
 from wattcast.workload.architectures import Kind, default_seq
 from wattcast.workload.models import Model
-from wattcast.workload.options import Head, Options, Phase, Stack
+from wattcast.workload.options import AttentionMode, Head, Options, Phase, Stack
 
 DEFAULT_TOKENS = 128
+GENERATE_GROUPS = 16
 _PHASES = {
     Kind.LANGUAGE: tuple(Phase),
     Kind.ENCODER: (Phase.PREFILL, Phase.FORWARD, Phase.TRAIN),
@@ -108,17 +109,23 @@ def spoken(model: Model, options: Options) -> list[str]:
         said.append(_generation(options))
     if options.phase is Phase.TRAIN:
         said.append(f"weights, gradients and AdamW moments in {activation_dtype(options)}; fused AdamW, no clipping")
-    return said + _formats(options) + _stacks(model, options) + _experts(model, options) + _parallel(options)
+    return said + _formats(model, options) + _stacks(model, options) + _experts(model, options) + _parallel(options)
 
 
 def _generation(options: Options) -> str:
-    from wattcast.workload.build import group_size
-
     size = group_size((options.tokens or 1) - 1)
     return f"the prefill yields the first token; decode steps in groups of {size}, each at its mean context"
 
 
-def _formats(options: Options) -> list[str]:
+def group_size(steps: int) -> int:
+    """Decode steps that share one context: an odd number, so that at most about sixteen groups come out."""
+    return max(-(-steps // GENERATE_GROUPS) | 1, 1)
+
+
+def _formats(model: Model, options: Options) -> list[str]:
+    grouped = getattr(model.dims, "kv_heads", 0) not in (0, getattr(model.dims, "heads", 0))
+    if grouped and activation_dtype(options) is Dtype.FP32 and options.attention is AttentionMode.FLASH:
+        return ["fused attention is assumed, though PyTorch has no fused kernel for grouped queries in fp32"]
     if options.dtype is Dtype.FP8:
         return ["fp8: linear layers multiply in fp8, activations cast by static scales; all else in bf16"]
     if options.dtype is Dtype.INT8:

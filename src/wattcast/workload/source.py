@@ -13,6 +13,7 @@ from wattcast.workload import from_json
 from wattcast.workload.build import build
 from wattcast.workload.graph import Graph
 from wattcast.workload.models import Model, aliases
+from wattcast.workload.models import load as named
 from wattcast.workload.options import Options
 
 
@@ -31,6 +32,20 @@ def load(workload: str | Path | Graph | Model | Mapping[str, object], options: O
     if isinstance(workload, Path) or _looks_like_a_file(workload):
         return _from_file(Path(workload), options)
     return build(workload, options)
+
+
+def find_model(workload: str | Path | Graph | Model | Mapping[str, object]) -> Model | None:
+    """The model behind a workload, or None where it is a list of operators and has none."""
+    if isinstance(workload, (Graph, Model)):
+        return workload if isinstance(workload, Model) else None
+    if isinstance(workload, str) and not _looks_like_a_file(workload):
+        return named(workload)
+    if isinstance(workload, Mapping):
+        return _configured(msgspec.json.encode(dict(workload)), Path("workload"))
+    path = Path(workload)
+    if path.name.lower().endswith((".onnx", ".gz")):
+        return None
+    return _configured(read_bytes(path), path)
 
 
 def _looks_like_a_file(name: str) -> bool:
@@ -53,17 +68,24 @@ def _from_file(path: Path, options: Options) -> Graph:
 
 
 def _from_bytes(data: bytes, path: Path, options: Options) -> Graph:
-    keys = _keys(data)
-    if "model_type" in keys or "architectures" in keys:
-        from wattcast.workload import from_huggingface
-
-        name = path.resolve().parent.name if path.name == "config.json" else path.stem
-        return build(from_huggingface.parse(data, path.name, name), options)
-    if "traceEvents" in keys:
+    model = _configured(data, path)
+    if model is not None:
+        return build(model, options)
+    if "traceEvents" in _keys(data):
         from wattcast.workload import from_profiler
 
         return _plain(from_profiler.parse(data, path.name).graph, path, options)
     return _plain(from_json.parse(data, path.name), path, options)
+
+
+def _configured(data: bytes, path: Path) -> Model | None:
+    """The model of a Hugging Face configuration, or None where the data is something else."""
+    if not _keys(data) & {"model_type", "architectures"}:
+        return None
+    from wattcast.workload import from_huggingface
+
+    name = path.resolve().parent.name if path.name == "config.json" else path.stem
+    return from_huggingface.parse(data, path.name, name)
 
 
 def _plain(graph: Graph, path: Path, options: Options) -> Graph:

@@ -45,7 +45,10 @@ def trace(dims: WhisperDims, run: Run, stages: int = 1) -> Program:
         sound = program.section("encoder.layers", lambda tape, x: encoder_layer(dims, run, x), *sound, repeat=repeat)
         sound = program.section("encoder.norm", lambda tape, x: layers.layer_norm(run, x), *sound)
     x, *mask = program.section("decoder.embedding", lambda tape: embedding(dims, run, tape))
-    body = lambda tape, x, *rest: [decoder_layer(dims, run, x, sound, *rest)]  # noqa: E731
+
+    def body(tape: Tape, x: Tensor, *rest: Tensor) -> Tensor:
+        return decoder_layer(dims, run, x, sound, *rest)
+
     (x,) = program.section("decoder.layers", body, x, *mask, *sound, repeat=-(-dims.decoder_layers // stages))
     program.section("head", lambda tape, x: head(dims, run, x), x)
     return program

@@ -325,11 +325,17 @@ def _conv_operator(
     call: Call, x: Tensor, weight: Tensor, out: Tensor, stride: Sequence[int], padding: Sequence[int],
     dilation: Sequence[int], transposed: bool, groups: int, direction: str,
 ) -> Conv2d:  # fmt: skip
-    """A picture or a signal (one row high); a transposed convolution is the gradient of a plain one."""
+    """A picture or a signal (one row high); a transposed convolution is the gradient of a plain one.
+
+    Over three dimensions, each output slice is a picture whose channels are the slices it sees: the
+    arithmetic is exact, the image is read once a slice.
+    """
     if transposed:
         x, out = out, x
         direction = {"forward": "dgrad", "dgrad": "forward", "wgrad": "wgrad"}[direction]
     n, c = x.shape[:2]
+    if len(x.shape) == 5:
+        n, c = n * out.shape[2], c * weight.shape[2]
     k, (r, s) = weight.shape[0], _two(weight.shape[2:], 1)
     h, w = _two(x.shape[2:], 1)
     (step, step_w), (pad, pad_w) = _two(stride, 1), _two(padding, 0)
@@ -340,11 +346,10 @@ def _conv_operator(
 
 
 def _two(sizes: Sequence[int], first: int) -> tuple[int, int]:
-    if len(sizes) == 2:
-        return sizes[0], sizes[1]
+    """Rows and columns; a signal has ``first`` row."""
     if len(sizes) == 1:
         return first, sizes[0]
-    return prod(sizes[:-1]), sizes[-1]  # three dimensions: depth and rows folded
+    return sizes[-2], sizes[-1]
 
 
 def _batch_norm(call: Call) -> list[Operator]:

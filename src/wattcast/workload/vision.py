@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from wattcast.workload import convolutions, layers
@@ -45,7 +46,7 @@ def stem(dims: ResnetDims, run: Run, tape: Tape) -> Tensor:
     return convolutions.max_pool(x, 3, 2, 1)
 
 
-def _block(dims: ResnetDims, run: Run, width: int, stride: int, first: bool):  # type: ignore[no-untyped-def]
+def _block(dims: ResnetDims, run: Run, width: int, stride: int, first: bool) -> Callable[[Tape, Tensor], Tensor]:
     return lambda tape, x: bottleneck(dims, run, x, width, stride, first)
 
 
