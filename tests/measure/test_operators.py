@@ -15,9 +15,14 @@ from wattcast.measure.kernels.spec import Spec  # noqa: E402
 POOL = {"bf16": 2**24, "fp16": 2**24, "fp32": 2**25, "fp8": 2**22}
 
 
+@pytest.fixture(autouse=True)
+def without_gradients():
+    with torch.no_grad():
+        yield
+
+
 @pytest.fixture(scope="module")
 def builder() -> Builder:
-    torch.set_grad_enabled(False)
     operands = Operands(torch, "cpu", POOL)
     operands.fill("random")
     return Builder(torch, operands, l2_byte=1e5)

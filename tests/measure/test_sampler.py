@@ -100,9 +100,9 @@ def test_a_restart_brings_it_back(standin: StandIn) -> None:
 def test_a_wrapping_counter_goes_on_counting(standin: StandIn) -> None:
     """32 bits of millijoules wrap after 4.3 MJ, two hours of a busy card."""
     wrap_mj = 2**32
-    standin.follow("at 0 300 1980", f"start_mj {wrap_mj - 150_000}", f"wrap_mj {wrap_mj}")
+    standin.follow("at 0 300 1980", f"start_mj {wrap_mj - 900_000}", f"wrap_mj {wrap_mj}")  # in three seconds
     with Sampler("nvml") as sampler:
-        time.sleep(1.4)
+        assert wait_for(lambda: (sampler.since(sampler.head - 50).last("energy_j") or 0.0) > wrap_mj / 1e3 + 100.0)
         samples = sampler.since(0)
     assert (samples.known("energy_j")[1:] >= samples.known("energy_j")[:-1]).all()
     assert samples.known("energy_j")[-1] > wrap_mj / 1e3

@@ -155,3 +155,9 @@ def test_a_gap_in_the_samples_is_flagged() -> None:
     time_s = samples["time_s"]
     found = measured("gap", Samples(samples.rows[(time_s < 1.0) | (time_s > 2.5)]), 0.1, 3.9)
     assert any("no samples for 1.5 s" in flag for flag in found.flags)
+
+
+def test_a_counter_read_too_rarely_to_know_its_period_is_flagged() -> None:
+    samples = synthetic(12.0, poll_s=0.45)
+    assert ticks(samples).step_s is None
+    assert any("known only to 0.45 s" in flag for flag in measured("slow", samples, 0.5, 11.5).flags)

@@ -16,6 +16,7 @@ from wattcast.measure.samples import BENIGN, Samples, Ticks, ticks
 from wattcast.units import show
 
 LEAST_TICKS = 5
+COARSE_S = 0.15  # between readings of a counter whose period is not known, beyond which power is doubtful
 
 
 @dataclass(frozen=True)
@@ -150,6 +151,9 @@ def _flags(held: Samples, inside: Ticks, stepped: Ticks, start_s: float, end_s: 
         flags.append(f"{inside.intervals} counter steps, {LEAST_TICKS} needed")
     if (np.diff(inside.energy_j) < 0.0).any():
         flags.append("counter_reset")
+    apart_s = float(np.median(np.diff(inside.time_s))) if inside.intervals else 0.0
+    if inside.step_s is None and apart_s > COARSE_S:
+        flags.append(f"steps of the counter known only to {apart_s:.2f} s")
     gap_s = np.diff(held["time_s"]).max(initial=0.0) if len(held) else end_s - start_s
     if gap_s > 1.0:
         flags.append(f"no samples for {gap_s:.1f} s")
