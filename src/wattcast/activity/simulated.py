@@ -9,7 +9,7 @@ divided again here, so that an event counts the same from every source. Columns 
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache
@@ -105,18 +105,39 @@ class MetricTrace:
     divisor: Array  # of those events: the scaling factor already applied, or 1
     optional: Mapping[str, int]  # optional columns that are there
 
+    def blocks(self) -> Iterator[Block]:
+        """The rows in order; a row that lasts no time is a fault like any other."""
+        for block in self.file.blocks():
+            bad = np.zeros(len(block), dtype=np.bool_)
+            for name in (CYCLES, CLOCK, VOLTAGE):
+                if name in self.optional:
+                    bad |= block.value[:, self.optional[name]] <= 0
+            if bad.any():
+                row = int(np.argmax(bad))
+                if row:
+                    yield block.head(row)
+                good = block.first + row
+                raise TraceFault(
+                    f"{self.file.path.name}: line {good + 2}: expected cycles, a clock and a voltage above zero, got a "
+                    f"sample without. {good} samples before it are good.",
+                    good,
+                )
+            yield block
+
     def activity(self, block: Block, sampling: Sampling, sample: Array | None = None) -> Activity:
         """The rows of a block as intervals. ``sample`` numbers them (default: the row)."""
         index = np.arange(block.first, block.first + len(block), dtype=np.float64) if sample is None else sample
         clock_hz, voltage_v = sampling.at(index)
-        cycles = self.optional_column(block, CYCLES, sampling.sample_cycle)
-        clock_hz = clock_hz if CLOCK not in self.optional else 1e6 * self.optional_column(block, CLOCK, 0.0)
-        self._check_time(block, cycles, clock_hz)
+        if CLOCK in self.optional:
+            clock_hz = 1e6 * self.column(block, CLOCK)
+        cycles = self.column(block, CYCLES) if CYCLES in self.optional else sampling.sample_cycle
         more = {}
-        if VOLTAGE in self.optional or not np.isnan(voltage_v).any():
-            more["core_voltage"] = self.optional_column(block, VOLTAGE, voltage_v)
+        if VOLTAGE in self.optional:
+            more["core_voltage"] = self.column(block, VOLTAGE)
+        elif not np.isnan(voltage_v).any():
+            more["core_voltage"] = voltage_v
         if THREADS in self.optional:
-            more["active_thread"] = self.optional_column(block, THREADS, 0.0)
+            more["active_thread"] = self.column(block, THREADS)
         value = np.empty((len(self.events) + len(more), len(block)))
         for row, (column, divisor) in enumerate(zip(self.columns, self.divisor, strict=True)):
             np.divide(block.value[:, column], divisor, out=value[row])
@@ -125,21 +146,9 @@ class MetricTrace:
         at = OperatingPoint(clock_hz=clock_hz)
         return Activity(cycles / clock_hz, value.T, (*self.events, *more), at, Source.SIMULATED)
 
-    def optional_column(self, block: Block, name: str, default: float | Array) -> Array:
-        """Values of an optional column, or ``default`` for every row."""
-        if name in self.optional:
-            return block.value[:, self.optional[name]]
-        return np.broadcast_to(np.asarray(default, dtype=np.float64), (len(block),))
-
-    def _check_time(self, block: Block, cycles: Array, clock_hz: Array) -> None:
-        bad = np.flatnonzero(~((cycles > 0) & (clock_hz > 0)))
-        if bad.size:
-            row = int(bad[0])
-            what = f"{cycles[row]:g} cycles at {clock_hz[row]:g} Hz"
-            line = block.first + row + 2
-            raise TraceFault(
-                f"{self.file.path.name}: line {line}: expected a sample that lasts, got {what}.", block.first + row
-            )
+    def column(self, block: Block, name: str) -> Array:
+        """Values of an optional column that is there."""
+        return block.value[:, self.optional[name]]
 
 
 def open_metric_trace(

@@ -45,6 +45,10 @@ class Block:
     def __len__(self) -> int:
         return int(self.value.shape[0])
 
+    def head(self, rows: int) -> Block:
+        """The first ``rows`` rows."""
+        return Block(self.first, self.value[:rows], _first_lines(self.text, rows))
+
 
 @dataclass(frozen=True)
 class TraceFile:

@@ -157,8 +157,8 @@ def _static(
     count = sm_count or architecture.parameters.get("number_of_cores")
     if not isinstance(count, (int, float)):
         raise MissingSpecification(
-            "static power needs the number of SMs, which this architecture file does not hold. Give gpgpusim.config "
-            "or the number."
+            "static power needs the number of SMs, which this architecture file does not hold. Give "
+            "--simulator-config gpgpusim.config, or --sms."
         )
     lanes = threads if threads is not None else architecture.number("warp_size")
     said = (

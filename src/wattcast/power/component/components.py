@@ -52,6 +52,7 @@ class ComponentSet:
     compat: bool
     components: tuple[Component, ...]
     steady_leaves_out: tuple[str, ...]
+    no_comma: tuple[str, ...]
     custom: Mapping[str, str]  # counter -> custom_1 ...
 
 
@@ -70,6 +71,7 @@ class _Component(msgspec.Struct, forbid_unknown_fields=True):
 class _File(msgspec.Struct, forbid_unknown_fields=True):
     components: list[_Component]
     steady_leaves_out: list[str] = []
+    no_comma: list[str] = []
     wattcast: str = FORM
 
 
@@ -91,8 +93,10 @@ def component_set(dialect: Dialect, compat: bool = False, more: Sequence[Path] =
                 raise bad_value(f"{where}: {entry.name}", "a name of its own", "a component that is there already")
             if not (compat and entry.mode == "correct"):
                 found[entry.name] = _component(entry, compat, where)
+    base = read[0][1]
+    every = tuple(found.values())
     return ComponentSet(
-        dialect, compat, tuple(found.values()), tuple(read[0][1].steady_leaves_out), _custom(dialect, found)
+        dialect, compat, every, tuple(base.steady_leaves_out), tuple(base.no_comma), _custom(dialect, found)
     )
 
 

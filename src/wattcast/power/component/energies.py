@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
@@ -195,10 +195,12 @@ def _from_csv(path: Path, sample_cycle: int, clock_hz: float | None) -> EnergyTa
             continue
         if row[0].startswith("#"):
             notes[row[0].strip("# ").partition(" ")[0].partition("(")[0]] = _float(row[1], f"{where}: line {number}")
-        elif row[0] not in _NO_ENERGY:
-            energy[row[0]] = _float(row[1], f"{where}: line {number}: {row[0]}")
-        if len(row) > 2 and row[2] and not row[0].startswith("#"):
-            scaling[row[0]] = _float(row[2], f"{where}: line {number}: {row[0]}")
+            continue
+        figures = [_float(text, f"{where}: line {number}: {row[0]}") if text else None for text in row[1:4]]
+        if row[0] not in _NO_ENERGY:
+            energy[row[0]] = _sharpest(row[1:4], figures)
+        if len(figures) > 1 and figures[1] is not None:
+            scaling[row[0]] = figures[1]
     if "executionTime_s" not in notes or DUTY not in energy:
         raise bad_value(where, f"rows #executionTime_s and {DUTY}", "a table without")
     sample_s = notes["executionTime_s"]
@@ -219,6 +221,26 @@ def _from_csv(path: Path, sample_cycle: int, clock_hz: float | None) -> EnergyTa
         scaling=scaling,
         source=f"{path.name}",
     )
+
+
+def _sharpest(texts: Sequence[str], figures: Sequence[float | None]) -> float:
+    """Energy per count from its print and, finer where digits fall so, from energy times factor over factor."""
+    low, high = _printed_as(texts[0])
+    if len(figures) == 3 and figures[1] and figures[2]:
+        factor, scaled = _printed_as(texts[1]), _printed_as(texts[2])
+        finer = max(low, scaled[0] / factor[1]), min(high, scaled[1] / factor[0])
+        low, high = finer if finer[0] <= finer[1] else (low, high)
+    return 0.5 * (low + high)
+
+
+def _printed_as(text: str) -> tuple[float, float]:
+    """The numbers that print as ``text`` with 8 digits; a number of fewer digits is itself."""
+    mantissa = text.strip().lower().partition("e")[0].replace(".", "").lstrip("+-0")
+    value = float(text)
+    if len(mantissa) < 8 or value == 0.0:
+        return value, value
+    half = 0.5 * 10.0 ** (math.floor(math.log10(abs(value))) - 7)
+    return value - half, value + half
 
 
 def _float(text: str, where: str) -> float:

@@ -49,17 +49,23 @@ class LaneStatic:
     def at(self, activity: Activity) -> Array:
         """Watts in each interval, at the reference voltage."""
         seen = _Seen(activity)
-        works = seen.any(*_INT_ADD, *_INT_MUL, *_FP, *_DP, *_SFU, *_TENSOR, *_TEXTURE)
-        lanes = np.ceil(activity.of("active_thread")) if activity.has("active_thread") else works * self.full_warp
-        first, more = self._mix(seen, works)
+        lanes = np.ceil(self.lanes(activity))  # the original counts in whole lanes, upwards
+        first, more = self._mix(seen)
         asleep = lanes <= 0
         first = np.where(asleep, self._memory(seen), first)
         active = (self.sm_count - np.clip(activity.of("idle_sm"), 0.0, self.sm_count)) / self.sm_count
         return np.asarray((first + np.where(asleep, 0.0, (lanes - 1.0) * more)) * active)
 
-    def _mix(self, seen: _Seen, works: Mask) -> tuple[Array, Array]:
+    def lanes(self, activity: Activity) -> Array:
+        """Active threads of an executing warp: as the activity says, or full warps wherever a unit worked."""
+        if activity.has("active_thread"):
+            return activity.of("active_thread")
+        works = _Seen(activity).any(*_INT_ADD, *_INT_MUL, *_FP, *_DP, *_SFU, *_TENSOR, *_TEXTURE)
+        return np.asarray(works * self.full_warp)
+
+    def _mix(self, seen: _Seen) -> tuple[Array, Array]:
         """Power of the first lane and of each further one, by which units worked."""
-        always = np.ones_like(works)
+        always = np.ones(seen.shape, dtype=np.bool_)
         add = always if self.compat else seen.any(*_INT_ADD)  # the energy of an addition is never zero
         mul = seen.any(*_INT_MUL)
         fp, dp, sfu = seen.any(*_FP), seen.any(*_DP), seen.any(*_SFU)
