@@ -118,8 +118,8 @@ class MetricTrace:
                     yield block.head(row)
                 good = block.first + row
                 raise TraceFault(
-                    f"{self.file.path.name}: line {good + 2}: expected cycles, a clock and a voltage above zero, got a "
-                    f"sample without. {good} samples before it are good.",
+                    f"{self.file.path.name}: line {good + 2}: expected cycles, a clock and a voltage above zero, "
+                    f"got a sample without. {good} samples before it are good.",
                     good,
                 )
             yield block

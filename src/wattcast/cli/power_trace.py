@@ -22,11 +22,16 @@ def command(
     compat: Annotated[
         str | None, typer.Option(help="gpuwattch|accelwattch: reproduce the original, quirks included.")
     ] = None,
+    counters: Annotated[
+        str,
+        typer.Option(help="trace|accelwattch-hw|ncu: what the file is; hardware counters have a line per kernel."),
+    ] = "trace",
     simulator_config: Annotated[
         Path | None, typer.Option(help="gpgpusim.config; default: the one beside the architecture file.")
     ] = None,
     kernels: Annotated[
-        Path | None, typer.Option(help="Kernel names, one a line; or CSV name,uid,samples|cycles,ipc; or a simulator log.")
+        Path | None,
+        typer.Option(help="Kernel names, one a line; or CSV name,uid,samples|cycles,ipc; or a simulator log."),
     ] = None,
     components: Annotated[list[Path] | None, typer.Option(help="YAML with further components.")] = None,
     dvfs: Annotated[Path | None, typer.Option(help="CSV sample,clock,voltage: settings from that sample on.")] = None,
@@ -37,7 +42,9 @@ def command(
     ] = None,
     sms: Annotated[int | None, typer.Option(help="Number of SMs, where no file says.")] = None,
     clock: Annotated[str | None, typer.Option(help="Core clock, such as 700MHz; default: from the files.")] = None,
-    sample_cycles: Annotated[int | None, typer.Option(help="Core cycles of a sample; default: from the files.")] = None,
+    sample_cycles: Annotated[
+        int | None, typer.Option(help="Core cycles of a sample; default: from the files.")
+    ] = None,
     steady: Annotated[str | None, typer.Option(help="Steady states: watts:samples, such as 8:4.")] = None,
     gzip: Annotated[bool | None, typer.Option("--gzip/--plain", help="Default: as the trace is.")] = None,
     parquet: Annotated[bool, typer.Option(help="Write every sample to samples.parquet.")] = True,
@@ -55,6 +62,7 @@ def command(
     from wattcast.activity.simulated import Dialect
     from wattcast.naming import resolve
     from wattcast.power.component.architecture_yaml import read_architecture, write_architecture
+    from wattcast.power.component.hardware_counters import Counters, power_kernels
     from wattcast.power.component.service import TraceRequest, power_trace, summary
     from wattcast.units import parse, show
 
@@ -82,6 +90,21 @@ def command(
         parquet,
         figure,
     )
+    source = Counters(resolve("counter source", counters, [c.value for c in Counters]))
+    if source is not Counters.TRACE:
+        kernels_found = power_kernels(request, source)
+        if json:
+            env.json(kernels_found.to_plain())
+        else:
+            for name, watts in zip(kernels_found.names, kernels_found.power.total_w, strict=True):
+                env.stdout.write(f"{name[:60]:60s} {watts:10.3f} W\n")
+            env.stdout.write(f"{kernels_found.file}\n")
+        for note in kernels_found.notes:
+            env.say(f"note: {note}.")
+        if kernels_found.lost or kernels_found.partial:
+            gone, some = ", ".join(kernels_found.lost) or "none", ", ".join(kernels_found.partial) or "none"
+            env.say(f"note: components no counter shows: {gone}; shown in part: {some}.")
+        return
     job, result = power_trace(request)
     if json:
         env.json(summary(job, result))

@@ -58,8 +58,8 @@ def read_yaml(path: Path) -> Architecture:
     for name, value in file.parameters.items():
         if name not in known:
             raise bad_value(f"{where}: parameters.{name}", f"one of {len(known)} known parameters", name)
-        text = _read(known[name], value, f"{where}: parameters.{name}")
-        params.setdefault(known[name].component, {})[name] = show_value(text)
+        read = _read(known[name], value, f"{where}: parameters.{name}")
+        params.setdefault(known[name].component, {})[name] = show_value(read)
     params["system"] |= {name: f"{value!r}" for name, value in file.scaling.items()}
     for name, text in file.static.items():
         params["system"][name] = repr(units.parse(text, "W", f"{where}: static.{name}"))

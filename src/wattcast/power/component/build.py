@@ -37,11 +37,14 @@ def build(
     leakage: Leakage | None = None,
     voltage: VoltageCurve | None = None,
     threads: float | None = None,
+    capped: bool | None = None,
 ) -> Built:
     """Fold energies and scaling factors into a model.
 
     ``sm_count`` is the simulator's number of SMs, which the architecture file does not always hold.
     ``threads`` is the assumed number of active threads of a warp where the trace does not say; default: all.
+    ``capped`` cuts the pipeline duty as the simulator does; default: in compatibility mode. The originals do
+    not cut duties that come from hardware counters.
     """
     table, said = with_coalescer(table, architecture.number("core_tech_node"))
     notes = [said] if said else []
@@ -58,7 +61,7 @@ def build(
         voltage,
         static,
         lasting if lasting is None or sm_count is None else replace(lasting, sm_count=float(sm_count)),
-        DUTY_CAP if components.compat else None,
+        DUTY_CAP if (components.compat if capped is None else capped) else None,
     )
     return Built(model, (*notes, *static_notes))
 

@@ -109,8 +109,8 @@ def _component(entry: _Component, compat: bool, where: str) -> Component:
         for counter, energy in chosen.items()
     }
     constant: str | float | None = entry.constant
-    if constant is not None and constant[:1].isdigit():
-        constant = units.parse(constant, "W", f"{where}: {entry.name}.constant")
+    if entry.constant is not None and entry.constant[:1].isdigit():
+        constant = units.parse(entry.constant, "W", f"{where}: {entry.name}.constant")
     if not terms and constant is None and not entry.static:
         raise bad_value(f"{where}: {entry.name}", "terms, a constant or static", "a component nothing drives")
     return Component(entry.name, entry.title or entry.name, entry.rail, entry.clocked, constant, entry.static, terms)

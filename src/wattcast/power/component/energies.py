@@ -131,7 +131,9 @@ def _from_yaml(path: Path) -> EnergyTable:
         {k: units.parse(v.value, "J", f"{where}: energies.{k}") for k, v in file.energies.items()},
         units.parse(file.pipelines.value, "W", f"{where}: pipelines"),
         units.parse(file.reference_clock, "Hz", f"{where}: reference_clock"),
-        units.parse(file.memory_controller.value, "W", f"{where}: memory_controller") if file.memory_controller else 0.0,
+        units.parse(file.memory_controller.value, "W", f"{where}: memory_controller")
+        if file.memory_controller
+        else 0.0,
         joule.get("read"),
         joule.get("write"),
         None

@@ -15,19 +15,10 @@ if TYPE_CHECKING:
 
 MOST_BINS = 1024
 MOST_PARTS = 9
-# Okabe and Ito's colour-blind-safe set, then two greys
-_COLOURS = (
-    "#0072B2",
-    "#E69F00",
-    "#009E73",
-    "#CC79A7",
-    "#56B4E9",
-    "#D55E00",
-    "#F0E442",
-    "#000000",
-    "#7F7F7F",
-    "#BFBFBF",
-)
+# Okabe and Ito's colour-blind-safe set, then darker and lighter ones; a component keeps its colour by its place
+_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
+_SHADES = (0.0, 0.45, -0.4, 0.7, -0.65)
+_REST = "#BFBFBF"
 
 
 @dataclass
@@ -57,14 +48,17 @@ class Timeline:
         self._time_s[bins[starts]] += np.add.reduceat(duration_s, starts)
         self._sample += count
 
-    def mean(self) -> tuple[Array, Array]:
-        """Start time of each bin and its mean watts by part."""
+    def mean(self) -> tuple[Array, float, Array]:
+        """Start time of each bin, end of the last, and mean watts by part."""
         used = self._time_s > 0
         time_s = self._time_s[used]
-        return np.concatenate([[0.0], np.cumsum(time_s)[:-1]]), self._energy_j[used] / time_s[:, np.newaxis]
+        end_s = np.cumsum(time_s)
+        return np.concatenate([[0.0], end_s[:-1]]), float(end_s[-1]), self._energy_j[used] / time_s[:, np.newaxis]
 
     def _merge(self) -> None:
-        self._energy_j = np.concatenate([self._energy_j[0::2] + self._energy_j[1::2], np.zeros((MOST_BINS, self.parts))])
+        self._energy_j = np.concatenate(
+            [self._energy_j[0::2] + self._energy_j[1::2], np.zeros((MOST_BINS, self.parts))]
+        )
         self._time_s = np.concatenate([self._time_s[0::2] + self._time_s[1::2], np.zeros(MOST_BINS)])
         self.width *= 2
 
@@ -75,15 +69,18 @@ def stacked_area(timeline: Timeline, parts: tuple[str, ...], title: str, caption
         from matplotlib.figure import Figure
     except ImportError:
         raise MissingTool("figures need matplotlib. Install it: pip install 'wattcast[plot]'") from None
-    start_s, part_w = timeline.mean()
+    start_s, end_s, part_w = timeline.mean()
     order = np.argsort(-part_w.sum(axis=0), kind="stable")
     shown = [int(i) for i in order[:MOST_PARTS] if part_w[:, i].any()]
     rest = part_w.sum(axis=1) - part_w[:, shown].sum(axis=1)
     figure = Figure(figsize=(10.0, 5.0), layout="constrained")
     axes = figure.subplots()
-    stack = [part_w[:, i] for i in shown] + ([rest] if rest.any() else [])
-    names = [parts[i] for i in shown] + (["all others"] if rest.any() else [])
-    axes.stackplot(start_s * 1e6, stack, labels=names, colors=_COLOURS, step="post")
+    others = bool(rest.max(initial=0.0) > 1e-9)
+    stack = [part_w[:, i] for i in shown] + ([rest] if others else [])
+    names = [parts[i] for i in shown] + (["all others"] if others else [])
+    colours = [_colour(i) for i in shown] + [_REST]
+    edges = np.append(start_s, end_s) * 1e6
+    axes.stackplot(edges, [np.append(y, y[-1]) for y in stack], labels=names, colors=colours, step="post")
     axes.set_xlabel("Time (µs)")
     axes.set_ylabel("Power (W)")
     axes.set_ylim(bottom=0.0)
@@ -93,3 +90,10 @@ def stacked_area(timeline: Timeline, parts: tuple[str, ...], title: str, caption
     note = f"{caption}; each step is the mean of {timeline.width} sample{'s' * (timeline.width > 1)}"
     figure.supxlabel(note, fontsize=7, color="#666666")
     return figure
+
+
+def _colour(place: int) -> str:
+    base, shade = _COLOURS[place % len(_COLOURS)], _SHADES[place // len(_COLOURS) % len(_SHADES)]
+    channels = [int(base[i : i + 2], 16) for i in (1, 3, 5)]
+    mixed = [c + (255 - c) * shade if shade > 0 else c * (1.0 + shade) for c in channels]
+    return "#" + "".join(f"{round(c):02X}" for c in mixed)

@@ -158,10 +158,10 @@ class KernelEnds:
         same[rows] = True
         if following is not None and count:
             same[count] = bool((value[-1] == following).all())
-        working = [i for i, name in enumerate(self.columns) if name not in NO_WORK]
+        working = np.array([name not in NO_WORK for name in self.columns])
         ends = same[:-1] & ~same[1:]
         candidates = np.flatnonzero(ends)
-        ends[candidates] = (value[np.ix_(candidates, working)] > 0).any(axis=1)
+        ends[candidates] = (value[candidates][:, working] > 0).any(axis=1)
         empty = np.flatnonzero(value[:, 0] == 0)
         empty = empty[(value[empty] == 0).all(axis=1)]
         ends[empty] = True  # a kernel without a sample

@@ -116,9 +116,7 @@ class LaneStatic:
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> LaneStatic:
         """From YAML."""
-        return cls(
-            dict(plain["power_w"]), float(plain["sm_count"]), float(plain["full_warp"]), bool(plain["compat"])
-        )
+        return cls(dict(plain["power_w"]), float(plain["sm_count"]), float(plain["full_warp"]), bool(plain["compat"]))
 
 
 class _Seen:

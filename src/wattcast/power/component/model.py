@@ -207,7 +207,9 @@ def _from_plain(plain: Mapping[str, Any]) -> ComponentPower:
         tuple(Part(n, int(k), float(w), bool(c), bool(s)) for n, k, w, c, s in plain["parts"]),
         float(plain["reference_clock_hz"]),
         float(plain["reference_voltage_v"]),
-        None if curve is None else VoltageCurve(np.array(curve["clock_hz"], float), np.array(curve["relative"], float)),
+        None
+        if curve is None
+        else VoltageCurve(np.array(curve["clock_hz"], float), np.array(curve["relative"], float)),
         None if plain["static"] is None else LaneStatic.from_plain(plain["static"]),
         None if plain["leakage"] is None else Leakage.from_plain(plain["leakage"]),
         None if plain["duty_cap"] is None else float(plain["duty_cap"]),

@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
@@ -25,20 +25,22 @@ class TextFile:
         self._part = self.path.with_name(f".{self.path.name}.part")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self.stream: IO[bytes] = (
-                gzip.open(self._part, "wb", compresslevel=6) if compress else self._part.open("wb", buffering=0)  # type: ignore[assignment]
-            )
+            self.stream: Any = _compressed(self._part) if compress else self._part.open("wb", buffering=0)
         except OSError as error:
             raise _cannot_write(self.path, error) from error
 
     def write(self, data: bytes | str) -> None:
-        """Append."""
-        self.stream.write(data.encode() if isinstance(data, str) else data)
+        """Append. The stream has no buffer of its own: polars writes to the same file directly."""
+        view = memoryview(data.encode() if isinstance(data, str) else data)
+        while view:
+            view = view[self.stream.write(view) :]
 
     def __enter__(self) -> TextFile:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
         self.stream.close()
         if kind is None:
             os.replace(self._part, self.path)
@@ -75,7 +77,9 @@ class ParquetTable:
             self._arrow: Any = importlib.import_module("pyarrow")
             self._parquet: Any = importlib.import_module("pyarrow.parquet")
         except ImportError:
-            raise MissingTool("Parquet needs pyarrow. Install it (pip install pyarrow), or add --no-parquet.") from None
+            raise MissingTool(
+                "Parquet needs pyarrow. Install it (pip install pyarrow), or add --no-parquet."
+            ) from None
         self.path = path
         self._part = path.with_name(f".{path.name}.part")
         self._writer: Any = None
@@ -90,13 +94,19 @@ class ParquetTable:
     def __enter__(self) -> ParquetTable:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
         if self._writer is not None:
             self._writer.close()
             if kind is None:
                 os.replace(self._part, self.path)
             else:
                 self._part.unlink(missing_ok=True)
+
+
+def _compressed(path: Path) -> gzip.GzipFile:
+    return gzip.GzipFile(path, "wb", compresslevel=6)
 
 
 def _cannot_write(path: Path, error: OSError) -> BadInput:

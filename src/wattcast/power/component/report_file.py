@@ -46,25 +46,24 @@ class Labels:
         return ",".join(("start", "end", "power", "IPC", *self.counters))
 
 
-def report(kernels: Iterable[KernelPower], names: Sequence[KernelName], labels: Labels) -> Iterator[str]:
-    """The report, kernel by kernel."""
-    for kernel in kernels:
-        known = names[kernel.index] if kernel.index < len(names) else None
-        yield f"kernel_name = {known.name if known else UNKNOWN} \n"
-        yield f"kernel_launch_uid = {known.uid if known else kernel.index + 1} \n\n"
-        yield "Kernel Average Power Data:\n"
-        yield from _block("avg", kernel.mean_w, kernel.mean_part_w, kernel.mean_counter, labels)
-        if labels.totals:
-            if kernel.mean_thread is not None:
-                yield f"gpu_avg_threads_per_warp = {_g(kernel.mean_thread)}\n"
-            yield from _lines("tot", labels.counter_labels, kernel.total_counter)
-        for kind, title, extreme in (("max", "Maximum", kernel.highest), ("min", "Minimum", kernel.lowest)):
-            yield f"\nKernel {title} Power Data:\n"
-            yield from _block(kind, extreme.power_w, extreme.part_w, extreme.counter, labels)
-        yield "\nAccumulative Power Statistics Over Previous Kernels:\n"
-        yield f"gpu_tot_avg_power = {_g(kernel.so_far_mean_w)}\n"
-        yield f"gpu_tot_max_power = {_g(kernel.so_far_max_w)}\n"
-        yield f"gpu_tot_min_power = {_g(kernel.so_far_min_w)}\n\n\n"
+def report(kernel: KernelPower, names: Sequence[KernelName], labels: Labels) -> Iterator[str]:
+    """What the report says of one kernel."""
+    known = names[kernel.index] if kernel.index < len(names) else None
+    yield f"kernel_name = {known.name if known else UNKNOWN} \n"
+    yield f"kernel_launch_uid = {known.uid if known else kernel.index + 1} \n\n"
+    yield "Kernel Average Power Data:\n"
+    yield from _block("avg", kernel.mean_w, kernel.mean_part_w, kernel.mean_counter, labels)
+    if labels.totals:
+        if kernel.mean_thread is not None:
+            yield f"gpu_avg_threads_per_warp = {_g(kernel.mean_thread)}\n"
+        yield from _lines("tot", labels.counter_labels, kernel.total_counter)
+    for kind, title, extreme in (("max", "Maximum", kernel.highest), ("min", "Minimum", kernel.lowest)):
+        yield f"\nKernel {title} Power Data:\n"
+        yield from _block(kind, extreme.power_w, extreme.part_w, extreme.counter, labels)
+    yield "\nAccumulative Power Statistics Over Previous Kernels:\n"
+    yield f"gpu_tot_avg_power = {_g(kernel.so_far_mean_w)}\n"
+    yield f"gpu_tot_max_power = {_g(kernel.so_far_max_w)}\n"
+    yield f"gpu_tot_min_power = {_g(kernel.so_far_min_w)}\n\n\n"
 
 
 def steady_rows(

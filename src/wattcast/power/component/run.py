@@ -48,8 +48,8 @@ class TraceRun:
     sampling: Sampling
     out: Path
     kernels: tuple[KernelName, ...] = ()
-    config: SimulatorConfig = SimulatorConfig()
-    wanted: Wanted = Wanted()
+    config: SimulatorConfig = field(default_factory=SimulatorConfig)
+    wanted: Wanted = field(default_factory=Wanted)
     compress: bool | None = None  # default: as the trace is
 
     @property
@@ -162,15 +162,14 @@ class _Work:
         result, job = self.result, self.job
         result.kernels, result.regions, result.timeline = self.tally.kernels, self.states.found, self.timeline
         if self.report:
-            for piece in report(result.kernels, job.kernels, self.labels):
-                self.report.write(piece)
+            for kernel in result.kernels:
+                self.report.write("".join(report(kernel, job.kernels, self.labels)))
         if self.steady:
             self.steady.write(self.labels.steady_header + "\n")
             per_cycle = 1.0 / job.sampling.sample_cycle
             at = job.trace.optional.get(INSTRUCTIONS)
             ipc = [r.counter[at] * per_cycle for r in result.regions if r is not None] if at is not None else []
-            for row in steady_rows(result.regions, job.kernels, job.compat, ipc):
-                self.steady.write(row)
+            self.steady.write("".join(steady_rows(result.regions, job.kernels, job.compat, ipc)))
 
     def _total(self, power: Power, activity: Activity) -> Array:
         if self.job.compat and activity.has("core_voltage"):
@@ -213,7 +212,9 @@ class _Work:
         for a, b in pairwise([-1, *marks.tolist(), len(block)]):
             run = slice(a + 1, b)
             if b > a + 1:
-                self.tally.add(total_w[run], power.part_w[run], block.value[run], None if thread is None else thread[run])
+                self.tally.add(
+                    total_w[run], power.part_w[run], block.value[run], None if thread is None else thread[run]
+                )
                 if self.steady:
                     self.states.add(steady_w[run], block.value[run])
             if b < len(block):

@@ -74,8 +74,10 @@ def prepare(request: TraceRequest) -> tuple[TraceRun, list[str]]:
     architecture = read_architecture(request.architecture)
     if request.compat is not None and request.compat is not architecture.dialect:
         do = f"Leave --compat out or say --compat {architecture.dialect}."
-        raise bad_value("--compat", f"{architecture.dialect}, as {request.architecture.name} is", request.compat.value, do)
-    config = _config(request, notes)
+        raise bad_value(
+            "--compat", f"{architecture.dialect}, as {request.architecture.name} is", request.compat.value, do
+        )
+    config = simulator_config(request, notes)
     clock_hz = _clock(request, architecture, config)
     table = read_energies(request.energies, config.sample_cycle, clock_hz)
     if clock_hz is None:
@@ -135,7 +137,8 @@ def summary(job: TraceRun, result: TraceResult) -> dict[str, Any]:
     }
 
 
-def _config(request: TraceRequest, notes: list[str]) -> SimulatorConfig:
+def simulator_config(request: TraceRequest, notes: list[str]) -> SimulatorConfig:
+    """The simulator's configuration as files and options have it."""
     path = request.simulator_config
     for near in (request.architecture, request.trace):
         if path is None and (near.parent / CONFIG_NAME).is_file():
@@ -165,9 +168,7 @@ def _scaling(architecture: Architecture) -> dict[str, float]:
     return {name: architecture.scaling_of(name) for name in scaling_names(architecture.dialect)}
 
 
-def _leakage(
-    request: TraceRequest, table: EnergyTable, config: SimulatorConfig, notes: list[str]
-) -> Leakage | None:
+def _leakage(request: TraceRequest, table: EnergyTable, config: SimulatorConfig, notes: list[str]) -> Leakage | None:
     found = read_mcpat(request.leakage, config.sm_count) if request.leakage else table.leakage
     if found is None:
         if request.gate_idle_sms:

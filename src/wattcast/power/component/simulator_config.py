@@ -75,7 +75,9 @@ def read_config(path: Path) -> SimulatorConfig:
         power_trace_enabled=flag.switch("power_trace_enabled", False),
         power_per_cycle_dump=flag.switch("power_per_cycle_dump", False),
         steady_power_levels_enabled=flag.switch("steady_power_levels_enabled", False),
-        steady=SteadyDefinition.read(steady, f"{path.name}: -steady_state_definition") if steady else SteadyDefinition(),
+        steady=SteadyDefinition.read(steady, f"{path.name}: -steady_state_definition")
+        if steady
+        else SteadyDefinition(),
         xml_file=next((options[name] for name in _XML_OPTIONS if name in options), None),
         dvfs_enabled=flag.switch("dvfs_enabled", False),
     )

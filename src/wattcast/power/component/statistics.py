@@ -38,6 +38,22 @@ class KernelPower:
 
 
 @dataclass
+class _Sums:
+    """Over the samples of the kernel that is running."""
+
+    parts: int
+    counters: int
+    count: int = 0
+    total_w: float = 0.0
+    thread: float | None = 0.0
+    high: Extreme | None = None
+    low: Extreme | None = None
+
+    def __post_init__(self) -> None:
+        self.part_w, self.counter = np.zeros(self.parts), np.zeros(self.counters)
+
+
+@dataclass
 class Tally:
     """Sums over one kernel while its samples go by, and over everything before."""
 
@@ -50,62 +66,56 @@ class Tally:
     _all_min: float = 0.0
 
     def __post_init__(self) -> None:
-        self._begin()
+        self._sums = _Sums(self.parts, self.counters)
+
+    @property
+    def running(self) -> int:
+        """Samples of the kernel that has not ended yet."""
+        return self._sums.count
 
     def add(self, total_w: Array, part_w: Array, counter: Array, thread: Array | None) -> None:
         """Consecutive samples of the kernel that is running."""
         if not len(total_w):
             return
-        self._count += len(total_w)
-        self._sum += float(total_w.sum())
-        self._part_sum += part_w.sum(axis=0)
-        self._counter_sum += counter.sum(axis=0)
-        self._thread_sum = None if thread is None or self._thread_sum is None else self._thread_sum + float(thread.sum())
+        sums, block_w = self._sums, float(total_w.sum())
+        sums.count += len(total_w)
+        sums.total_w += block_w
+        sums.part_w += part_w.sum(axis=0)
+        sums.counter += counter.sum(axis=0)
+        sums.thread = None if thread is None or sums.thread is None else sums.thread + float(thread.sum())
         high, low = int(np.argmax(total_w)), int(np.argmin(total_w))
-        if self._high is None or total_w[high] > self._high.power_w:
-            self._high = _extreme(total_w, part_w, counter, high)
-        if self._low is None or total_w[low] < self._low.power_w:
-            self._low = _extreme(total_w, part_w, counter, low)
-        self._all_sum += float(total_w.sum())
+        if sums.high is None or total_w[high] > sums.high.power_w:
+            sums.high = _extreme(total_w, part_w, counter, high)
+        if sums.low is None or total_w[low] < sums.low.power_w:
+            sums.low = _extreme(total_w, part_w, counter, low)
+        self._all_sum += block_w
         self._all_count += len(total_w)
         self._all_max = max(self._all_max, float(total_w[high]))
         self._all_min = min(self._all_min or np.inf, float(total_w[low]))
 
     def end(self, finished: bool = True) -> None:
         """The kernel is over."""
-        nothing = Extreme(0.0, np.zeros(self.parts), np.zeros(self.counters))
+        sums, nothing = self._sums, Extreme(0.0, np.zeros(self.parts), np.zeros(self.counters))
         with np.errstate(invalid="ignore"):
-            means = [np.true_divide(s, self._count) for s in (self._part_sum, self._counter_sum)]
+            mean_part_w, mean_counter = (np.true_divide(s, sums.count) for s in (sums.part_w, sums.counter))
         self.kernels.append(
             KernelPower(
                 len(self.kernels),
-                self._count,
-                self._sum / self._count if self._count else 0.0,
-                means[0],
-                means[1],
-                self._counter_sum,
-                self._high or nothing,
-                self._low or nothing,
-                self._thread_sum / self._count if self._thread_sum is not None and self._count else None,
+                sums.count,
+                sums.total_w / sums.count if sums.count else 0.0,
+                mean_part_w,
+                mean_counter,
+                sums.counter,
+                sums.high or nothing,
+                sums.low or nothing,
+                sums.thread / sums.count if sums.thread is not None and sums.count else None,
                 self._all_sum / self._all_count if self._all_count else float("nan"),
                 self._all_max,
                 self._all_min,
                 finished,
             )
         )
-        self._begin()
-
-    @property
-    def running(self) -> int:
-        """Samples of the kernel that has not ended yet."""
-        return self._count
-
-    def _begin(self) -> None:
-        self._count, self._sum = 0, 0.0
-        self._part_sum, self._counter_sum = np.zeros(self.parts), np.zeros(self.counters)
-        self._thread_sum: float | None = 0.0
-        self._high: Extreme | None = None
-        self._low: Extreme | None = None
+        self._sums = _Sums(self.parts, self.counters)
 
 
 def _extreme(total_w: Array, part_w: Array, counter: Array, at: int) -> Extreme:
