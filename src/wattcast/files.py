@@ -63,7 +63,7 @@ def from_yaml(data: bytes, kind: type[T], where: str) -> T:
         plain = yaml.load(text, Loader=_strict_loader())  # noqa: S506  (a subclass of the safe loader)
     except UnicodeDecodeError as error:
         raise BadInput(f"{where}: not UTF-8 text (byte {error.start}).") from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # PyYAML lets bad dates and endless digits through as ValueError
         raise BadInput(f"{where}: not valid YAML ({clip(' '.join(str(error).split()), 200)}).") from None
     except RecursionError:
         raise bad_value(where, f"at most {MAX_DEPTH} levels", "more") from None

@@ -1,1 +1,1 @@
-"""Measurements -> coefficients."""
+"""records -> coefficients"""

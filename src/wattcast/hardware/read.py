@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 from importlib.resources import files
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +167,9 @@ class _Reader:
 
     def gpu(self, name: str) -> Gpu:
         file = self.file
+        sm_count = self.need(file.sm_count, "sm_count", "")
+        if not sm_count.is_integer():
+            raise bad_value(f"{self.where}: sm_count", "a whole number", sm_count)
         return Gpu(
             name=name,
             title=file.title,
@@ -173,7 +177,7 @@ class _Reader:
             architecture=file.architecture,
             compute_capability=file.compute_capability,
             process=self.text(file.process, "process"),
-            sm_count=self.need(file.sm_count, "sm_count", ""),
+            sm_count=sm_count,
             pipes=self.pipes(file.pipes),
             sm=self.sm(file.sm),
             l2=L2(
@@ -204,7 +208,9 @@ class _Reader:
         for key, leaf in leaves.items():
             at = f"{path}_{unit}_per_cycle.{key}"
             per_cycle = "op/cycle" if key.startswith("int") else "flop/cycle"
-            rates[Dtype.of(key)] = self.need(leaf, f"{path}_per_cycle_sm.{key}", per_cycle, at)
+            if key not in list(Dtype):
+                raise bad_value(f"{self.where}: {path}_per_cycle_sm", f"formats among {', '.join(Dtype)}", key)
+            rates[Dtype(key)] = self.need(leaf, f"{path}_per_cycle_sm.{key}", per_cycle, at)
         return rates
 
     def sm(self, group: _Sm) -> Sm:
@@ -268,16 +274,20 @@ class _Reader:
             tuple((str(d.value), self.cite(d.source, f"{path}.disputed")) for d in leaf.disputed),
         )
         for other in leaf.disputed:
-            units.parse(other.value, unit, f"{self.where}: {path}.disputed")
-        value = units.parse(leaf.value, unit, f"{self.where}: {path}")
+            self.positive(other.value, unit, f"{self.where}: {path}.disputed")
+        return self.positive(leaf.value, unit, f"{self.where}: {path}")
+
+    def positive(self, text: str | float | int | None, unit: str, where: str) -> float:
+        value = units.parse(text, unit, where)
         if value <= 0:
-            raise bad_value(f"{self.where}: {path}", "a number above zero", leaf.value)
+            raise bad_value(where, "a number above zero", text)
         return value
 
     def text(self, leaf: _Leaf, path: str) -> str:
         if self.missing(leaf.unknown, leaf.value is not None, leaf.source, path, path):
             return "unknown"
-        self.claims[path] = Claim(self.cite(leaf.source, path), leaf.note)
+        others = tuple((str(d.value), self.cite(d.source, f"{path}.disputed")) for d in leaf.disputed)
+        self.claims[path] = Claim(self.cite(leaf.source, path), leaf.note, others)
         return str(leaf.value)
 
     def curve(self, leaf: _CurveLeaf, path: str, unit: str, name: str) -> Curve | None:
@@ -288,6 +298,10 @@ class _Reader:
             raise bad_value(f"{self.where}: {path}", f"{len(leaf.clock)} values, one a clock", len(leaf.value))
         clock = [units.parse(c, "Hz", f"{self.where}: {path}.clock[{i}]") for i, c in enumerate(leaf.clock)]
         value = [units.parse(v, unit, f"{self.where}: {path}.value[{i}]") for i, v in enumerate(leaf.value)]
+        if any(number <= 0 for number in value):
+            raise bad_value(f"{self.where}: {path}.value", "numbers above zero", min(value))
+        if any(b <= a for a, b in pairwise(clock)):
+            raise bad_value(f"{self.where}: {path}.clock", "rising clocks", ", ".join(leaf.clock))
         return Curve(np.array(clock), np.array(value))
 
     def missing(self, unknown: str, has_value: bool, source: str, path: str, name: str) -> bool:

@@ -7,6 +7,7 @@ finite; what is unknown is null.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -25,7 +26,7 @@ class ModuleOut(msgspec.Struct):
 
 class OperatorOut(msgspec.Struct):
     name: str
-    shape: dict[str, object]  # the operator as a workload file writes it
+    shape: dict[str, Any]  # the operator as a workload file writes it
     label: str
     count: int
     latency_s: float  # of all calls

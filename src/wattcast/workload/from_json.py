@@ -72,6 +72,8 @@ def parse(data: bytes, where: str) -> Graph:
     if data.lstrip()[:1] == b"[":
         return _energaizer(data, where)
     file = from_json(data, _File, where)
+    if not file.ops:
+        raise bad_value(where, "at least one operator", "none")
     blocks: list[Block] = []
     loose: list[Operator] = []
     for index, raw in enumerate(file.ops):
@@ -179,8 +181,8 @@ def _struct(cls: type[Operator]) -> type[msgspec.Struct]:
 def _energaizer(data: bytes, where: str) -> Graph:
     """A public EnergAIzer operator list; equal neighbours become one entry with a count."""
     entries = [bytes(raw) for raw in from_json(data, list[msgspec.Raw], where)]
-    if len(entries) > MAX_OPS:
-        raise bad_value(where, f"at most {MAX_OPS} operators", len(entries))
+    if not 1 <= len(entries) <= MAX_OPS:
+        raise bad_value(where, f"from one to {MAX_OPS} operators", len(entries))
     ops = tuple(_counted(entries, where))
     note = (
         "EnergAIzer list: a product's longer role is not recorded, so for `gemm` with batch 1 dimN is read as "

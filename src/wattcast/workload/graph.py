@@ -50,6 +50,12 @@ class Operator:
         """What people call it: the kind, or for elementwise operators the function."""
         return self.kind
 
+    def __str__(self) -> str:
+        """``linear 8192x4096x4096 bf16``: the name, the sizes in order, the number format."""
+        hidden = {"count", "label", "read", "write"}
+        sizes = (v for k, v in vars(self).items() if k not in hidden and type(v) is int)
+        return f"{self.name} {'x'.join(map(str, sizes))} {self.dtype}"
+
     @property
     def flop(self) -> float:
         """Floating-point operations of one call."""

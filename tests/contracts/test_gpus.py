@@ -1,0 +1,123 @@
+"""What a prediction must hold on every catalogue GPU."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+
+from wattcast import hardware
+from wattcast.arrays import grid
+from wattcast.dtypes import Dtype
+from wattcast.fitted import bundle_for
+from wattcast.hardware import Gpu, OperatingPoint
+from wattcast.prediction import predict
+from wattcast.workload.graph import (
+    Attention,
+    Block,
+    Bmm,
+    Conv2d,
+    Elementwise,
+    Graph,
+    LayerNorm,
+    Linear,
+    RmsNorm,
+    Softmax,
+)
+
+RTOL = 1e-9
+
+
+@pytest.fixture(params=hardware.names())
+def gpu(request: pytest.FixtureRequest) -> Gpu:
+    return hardware.load(request.param)
+
+
+def graph(dtype: Dtype) -> Graph:
+    layer = (
+        Linear(512, 1024, 1024, bias=True, dtype=dtype),
+        Bmm(16, 128, 128, 64, dtype=dtype),
+        Attention(2, 8, 2, 256, 256, 64, causal=True, dtype=dtype),
+        Conv2d(4, 32, 64, 28, 28, 3, 3, padding=1, dtype=dtype),
+        Softmax(512, 512, dtype=dtype),
+        LayerNorm(512, 1024, dtype=dtype),
+        RmsNorm(512, 1024, dtype=dtype),
+        Elementwise("gelu", 1 << 20, dtype=dtype, count=3),
+    )
+    return Graph("contract", (Block(layer, 4), Block((Elementwise("copy", 1 << 24, dtype=dtype),))))
+
+
+@pytest.fixture(params=["fp32", "fp16", "bf16"])
+def work(request: pytest.FixtureRequest) -> Graph:
+    return graph(Dtype(request.param))
+
+
+def locked(gpu: Gpu) -> OperatingPoint:
+    return OperatingPoint(clock_hz=0.6 * gpu.clocks.max_hz, power_limit_w=1e6)
+
+
+def test_numbers_are_finite_and_consistent(gpu: Gpu, work: Graph) -> None:
+    p = predict(work, gpu, OperatingPoint(), bundle_for(gpu))
+    for value in (p.latency_s, p.power_w, p.energy_j, p.clock_hz, p.effective_clock_hz):
+        assert np.isfinite(value)
+        assert value > 0
+    assert_allclose(p.energy_j, p.power_w * p.latency_s, rtol=RTOL)
+    assert_allclose(sum(m.power_w for m in p.modules), p.power_w, rtol=RTOL)
+    assert p.effective_clock_hz <= p.clock_hz * (1 + RTOL)
+    assert p.clock_hz <= gpu.clocks.max_hz * (1 + RTOL)
+    assert p.power_w <= gpu.power.limit_w * 1.001 or "cannot be met" in " ".join(p.assumptions)
+    in_ops = sum(o.energy_j for o in p.ops)
+    idle_at_most = (p.latency_s - p.busy_s) * p.power_w * 2
+    assert in_ops <= p.energy_j * (1 + RTOL)
+    assert in_ops + idle_at_most >= p.energy_j * (1 - 1e-6)
+
+
+def test_a_batch_equals_its_members(gpu: Gpu, work: Graph) -> None:
+    axes = grid(clock=np.linspace(0.5, 1.0, 3) * gpu.clocks.max_hz, limit=np.array([0.6, 1.0]) * gpu.power.limit_w)
+    bundle = bundle_for(gpu)
+    batch = predict(work, gpu, OperatingPoint(axes["clock"], axes["limit"]), bundle)
+    for at in np.ndindex(3, 2):
+        point = OperatingPoint(float(axes["clock"][at][0]), float(axes["limit"][at][0]))
+        one = predict(work, gpu, point, bundle)
+        for name in ("latency_s", "power_w", "energy_j", "clock_hz", "effective_clock_hz", "capped"):
+            assert_allclose(getattr(batch, name)[at], getattr(one, name), rtol=1e-12, err_msg=name)
+
+
+@pytest.mark.parametrize("factor", [1.1, 2.0, 16.0])
+def test_at_a_locked_clock_more_bandwidth_never_slows(gpu: Gpu, work: Graph, factor: float) -> None:
+    bundle = bundle_for(gpu)
+    base = predict(work, gpu, locked(gpu), bundle)
+    wider = gpu.sweep(memory__byte_per_s=gpu.memory.byte_per_s * factor)
+    assert predict(work, wider, locked(gpu), bundle).latency_s <= base.latency_s * (1 + RTOL)
+
+
+def test_a_higher_locked_clock_never_slows_and_never_saves_power(gpu: Gpu, work: Graph) -> None:
+    clocks = np.linspace(0.4, 1.0, 7) * gpu.clocks.max_hz
+    p = predict(work, gpu, OperatingPoint(clock_hz=clocks[:, None], power_limit_w=1e6), bundle_for(gpu))
+    assert (np.diff(p.latency_s) <= 1e-15).all()
+    assert (np.diff(p.power_w) >= -1e-9).all()
+
+
+def test_a_lower_power_limit_never_speeds_up(gpu: Gpu, work: Graph) -> None:
+    limits = np.linspace(0.3, 1.0, 8) * gpu.power.limit_w
+    p = predict(work, gpu, OperatingPoint(power_limit_w=limits[:, None]), bundle_for(gpu))
+    assert (np.diff(p.clock_hz) >= -1.0).all()
+    assert (np.diff(p.latency_s) <= 1e-12).all()
+
+
+def test_provisional_coefficients_say_so(gpu: Gpu, work: Graph) -> None:
+    bundle = bundle_for(gpu)
+    p = predict(work, gpu, OperatingPoint(), bundle)
+    if bundle.status == "provisional":
+        assert not p.support.inside
+        assert any("provisional" in note for note in p.assumptions)
+
+
+def test_swept_fields_equal_replaced_ones(gpu: Gpu, work: Graph) -> None:
+    bundle = bundle_for(gpu)
+    counts = np.array([0.5, 1.0, 2.0]) * gpu.sm_count
+    swept = predict(work, gpu.sweep(sm_count=counts), locked(gpu), bundle)
+    for i, count in enumerate(counts):
+        one = predict(work, gpu.sweep(sm_count=float(count)), locked(gpu), bundle)
+        assert_allclose(swept.latency_s[i], one.latency_s, rtol=1e-12)
+        assert_allclose(swept.power_w[i], one.power_w, rtol=1e-12)

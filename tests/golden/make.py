@@ -1,0 +1,59 @@
+"""Make the golden files: ``python tests/golden/make.py``. A changed golden is explained in the commit.
+
+They freeze what others build on: the shape of the JSON output, the options and names, the workload
+file and the bundle file. They hold shapes, not predictions, so a better model changes none of them.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+import typer
+
+HERE = Path(__file__).resolve().parent
+
+
+def schema_of_output() -> object:
+    from wattcast.report.plain import PredictOut
+
+    return msgspec.json.schema(PredictOut)
+
+
+def schema_of_bundle() -> object:
+    from wattcast.fitted.bundle import FORMAT, _BundleFile
+
+    return {"format": FORMAT, "schema": msgspec.json.schema(_BundleFile)}
+
+
+def schema_of_workload() -> object:
+    from wattcast.workload.elementwise import functions
+    from wattcast.workload.from_json import _KINDS, _struct
+
+    kinds = {kind: msgspec.json.schema(_struct(cls)) for kind, cls in _KINDS.items()}
+    return {"operators": kinds, "elementwise": sorted(functions())}
+
+
+def options_of_predict() -> object:
+    from wattcast.cli.predict import app
+
+    command = typer.main.get_command(app)
+    return {p.name: {"names": sorted(p.opts), "default": repr(p.default)} for p in command.params}
+
+
+MAKERS = {
+    "output.json": schema_of_output,
+    "bundle.json": schema_of_bundle,
+    "workload.json": schema_of_workload,
+    "options.json": options_of_predict,
+}
+
+
+def text(name: str) -> str:
+    return json.dumps(MAKERS[name](), indent=1, sort_keys=True, ensure_ascii=False, default=str) + "\n"
+
+
+if __name__ == "__main__":
+    for name in MAKERS:
+        (HERE / name).write_text(text(name), encoding="utf-8")

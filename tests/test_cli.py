@@ -1,0 +1,230 @@
+"""The command line as a user meets it: results to stdout, the rest to stderr, one paragraph on a mistake."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from wattcast import __version__
+from wattcast.errors import ExitCode
+from wattcast.report.plain import PredictOut
+
+LLAMA = ("predict", "llama3-8b", "--gpu", "h100-sxm", "--batch", "8", "--seq", "1024")
+OPS = {"name": "tiny", "ops": [{"op": "linear", "m": 512, "n": 512, "k": 512, "dtype": "bf16", "count": 4}]}
+
+
+@pytest.fixture
+def workload(tmp_path: Path) -> str:
+    path = tmp_path / "tiny.json"
+    path.write_text(json.dumps(OPS))
+    return str(path)
+
+
+def test_predict_prints_the_promised_schema(call) -> None:
+    done = call(*LLAMA, "--json")
+    assert done.code == 0
+    assert done.err == ""
+    out = msgspec.json.decode(done.out, type=PredictOut)
+    assert out.wattcast == __version__
+    (p,) = out.predictions
+    assert p.gpu == "h100-sxm"
+    assert p.energy_j == pytest.approx(p.power_w * p.latency_s)
+    assert p.interval.latency_s[0] <= p.latency_s <= p.interval.latency_s[1]
+    assert p.memory_byte > 8e9 * 2
+    assert sum(m.power_w for m in p.modules) == pytest.approx(p.power_w)
+    assert not p.support.inside
+    assert "provisional" in " ".join(p.assumptions)
+
+
+def test_text_output_says_that_coefficients_are_provisional(call) -> None:
+    done = call(*LLAMA)
+    assert done.code == 0
+    assert "provisional" in done.out
+    assert "latency" in done.out
+
+
+def test_all_public_operator_lists_in_one_call_and_in_order(call, reference: Path) -> None:
+    files = sorted((reference / "energaizer" / "workloads").glob("*.json"))
+    assert len(files) == 90
+    done = call("predict", *map(str, files), "--gpu", "a100-pcie-40gb", "--clock", "900MHz", "--json")
+    assert done.code == 0
+    out = msgspec.json.decode(done.out, type=PredictOut)
+    assert [p.name for p in out.predictions] == [f.stem for f in files]
+    assert all(p.latency_s > 0 and p.power_w > 40 for p in out.predictions)
+
+
+def test_ninety_lists_take_at_most_ten_times_one(reference: Path) -> None:
+    files = [str(f) for f in sorted((reference / "energaizer" / "workloads").glob("*.json"))]
+
+    def seconds(chosen: list[str]) -> float:
+        start = os.times()
+        subprocess.run(
+            [sys.executable, "-m", "wattcast", "predict", *chosen, "--gpu", "a100-pcie-40gb", "--json"],
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
+        end = os.times()
+        return end.children_user + end.children_system - start.children_user - start.children_system
+
+    one = min(seconds([files[0]]) for _ in range(3))
+    assert seconds(files) <= 10 * one
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "says"),
+    [
+        (("predict", "llama3-8b", "--gpu", "h10-sxm"), ExitCode.BAD_INPUT, "Closest: h100-sxm"),
+        (("predict", "lama3-8b", "--gpu", "h200"), ExitCode.BAD_INPUT, "Closest: llama3-8b"),
+        (("predict", "llama3-8b", "--gpu", "h200", "--batch", "-3"), ExitCode.BAD_INPUT, "batch"),
+        (("predict", "llama3-8b", "--gpu", "h200", "--batch", "0"), ExitCode.BAD_INPUT, "batch"),
+        (("predict", "llama3-8b", "--gpu", "h200", "--seq", "0"), ExitCode.BAD_INPUT, "seq"),
+        (("predict", "llama3-8b", "--gpu", "h200", "--dtype", "fp61"), ExitCode.BAD_INPUT, "unknown dtype"),
+        (("predict", "llama3-8b", "--gpu", "h200", "--clock", "1830"), ExitCode.BAD_INPUT, "1830 MHz"),
+        (("predict", "llama3-8b", "--gpu", "h200", "--clock", "500W"), ExitCode.BAD_INPUT, "Hz"),
+        (("predict", "llama3-8b", "--gpu", "h200", "--clock", "9GHz"), ExitCode.BAD_INPUT, "1.98 GHz"),
+        (("predict", "llama3-8b", "--gpu", "h200", "--power-limit", "nanW"), ExitCode.BAD_INPUT, "power_limit"),
+        (("predict", "llama3-8b", "--gpu", "h200", "--power-limit", "-5W"), ExitCode.BAD_INPUT, "power_limit"),
+        (("predict", "llama3-8b", "--gpu", "h200", "--host-launch", "-1us"), ExitCode.BAD_INPUT, "host_launch"),
+        (("predict", "llama3-8b", "--gpu", "h200", "--data", "prime"), ExitCode.BAD_INPUT, "random"),
+        (("predict", "llama3-8b", "--gpu", "h200", "--phase", "dream"), ExitCode.BAD_INPUT, "prefill"),
+        (("predict", "llama3-8b", "--gpu", "h200", "--temperature", "400C"), ExitCode.BAD_INPUT, "temperature"),
+        (("predict", "absent.json", "--gpu", "h200"), ExitCode.BAD_INPUT, "cannot be read"),
+        (("predict", "llama3-8b", "--gpu", "absent.yaml"), ExitCode.BAD_INPUT, "cannot be read"),
+        (("predict", "llama3-8b", "--gpu", "h200", "--plot", "figure.xcf"), ExitCode.BAD_INPUT, ".png"),
+        (("predict", "llama3-8b"), ExitCode.USAGE, "--gpu"),
+        (("predict", "llama3-8b", "--gpu", "h200", "--batch", "many"), ExitCode.USAGE, "batch"),
+        (("predict", "llama3-8b", "--gpu", "h200", "--colour"), ExitCode.USAGE, "--colour"),
+        (("prdict",), ExitCode.USAGE, "Closest: predict"),
+        (("gpus", "show", "h300"), ExitCode.BAD_INPUT, "Closest: h200"),
+    ],
+)
+def test_a_mistake_gets_one_paragraph(call, tmp_path: Path, monkeypatch, argv, code: ExitCode, says: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = call(*argv)
+    assert done.code == code
+    assert says in done.err
+    assert "Traceback" not in done.err
+    assert done.err.count("\n") <= 2
+    assert done.out == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b'{"name": "x", "ops": [{"op": "linear", "m": -4, "n": 4, "k": 4}]}', "ops[0]: linear.m"),
+        (b'{"name": "x", "ops": [{"op": "linear", "m": 4, "n": 4}]}', "missing required field `k`"),
+        (b'{"name": "x", "ops": [{"op": "linear", "m": 4, "n": 4, "k": 4, "dtype": "bf17"}]}', "bf17"),
+        (b'{"name": "x", "ops": [{"op": "linear", "m": 4, "n": 4, "k": NaN}]}', "not valid JSON"),
+        (b'{"name": "x", "ops": [{"op": "lnear"}]}', "Closest: linear"),
+        (b'{"name": "x", "ops": []}', "at least one operator"),
+        (b'{"name": "x", "ops": [{"op": "gelu", "n": 4', "not valid JSON"),
+        (b"[" * 100_000, "nest"),
+        (b'[[{"dim": 4, "op": "wiggle", "prec": "bf16"}, ["elementwise"]]]', "wiggle"),
+        (b'[[{"batch": 1, "dimM": 0, "dimN": 2, "dimK": 2, "precM": "bf16"}, ["gemm"]]]', "linear.n"),
+    ],
+)
+def test_a_bad_workload_file_is_explained(call, tmp_path: Path, content: bytes, says: str) -> None:
+    path = tmp_path / "bad.json"
+    path.write_bytes(content)
+    done = call("predict", str(path), "--gpu", "h200")
+    assert done.code == ExitCode.BAD_INPUT
+    assert says in done.err
+    assert "bad.json" in done.err
+    assert done.out == ""
+
+
+def test_operands_and_limits_change_the_answer(call, workload: str) -> None:
+    def power(*options: str) -> tuple[float, float]:
+        done = call(*LLAMA, "--json", *options)
+        assert done.code == 0, done.err
+        p = msgspec.json.decode(done.out, type=PredictOut).predictions[0]
+        return p.power_w, p.latency_s
+
+    base_w, base_s = power("--clock", "1200MHz")
+    assert power("--clock", "1200MHz", "--data", "zeros")[0] < base_w
+    assert power("--clock", "1200MHz", "--temperature", "80C")[0] > base_w
+    assert power("--clock", "1500MHz")[1] < base_s
+    assert power("--power-limit", "400W")[0] == pytest.approx(400.0, rel=1e-3)
+    assert power("--clock", "1200MHz", "--host-launch", "1ms")[1] > base_s
+
+
+def test_a_workload_file_and_a_list_of_models(call, workload: str) -> None:
+    done = call("predict", workload, "--gpu", "h200", "--host-launch", "0us")
+    assert done.code == 0
+    assert "tiny" in done.out
+    done = call("predict", "gpt2", "llama3-8b", "--gpu", "h200", "--seq", "128")
+    assert done.code == 0
+    assert "2 workloads" in done.out
+
+
+def test_model_options_beside_an_operator_list_are_refused(call, workload: str) -> None:
+    done = call("predict", workload, "--gpu", "h200", "--batch", "4")
+    assert done.code == ExitCode.BAD_INPUT
+    assert "states its own sizes" in done.err
+
+
+@pytest.mark.parametrize("ending", ["png", "svg", "pdf"])
+def test_plot_writes_a_figure(call, tmp_path: Path, ending: str) -> None:
+    pytest.importorskip("matplotlib")
+    path = tmp_path / f"figure.{ending}"
+    done = call(*LLAMA, "--plot", str(path))
+    assert done.code == 0, done.err
+    head = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}[ending]
+    assert path.read_bytes().startswith(head)
+    assert str(path) in done.err
+
+
+def test_gpus_doctor_and_version(call) -> None:
+    listed = json.loads(call("gpus", "--json").out)["gpus"]
+    assert len(listed) == 18
+    shown = json.loads(call("gpus", "show", "L40S", "--json").out)
+    bandwidth = next(n for n in shown["numbers"] if n["field"] == "memory.byte_per_s")
+    assert bandwidth["value"] == 864e9
+    assert any("846" in value for value, _ in bandwidth["disputed"])
+    checks = json.loads(call("doctor", "--json").out)["checks"]
+    assert {c["name"] for c in checks} >= {"numpy", "NVIDIA driver", "matplotlib"}
+    assert call("--version").out == f"wattcast {__version__}\n"
+    for argv in (("gpus",), ("doctor",), ("gpus", "show", "h200"), ("--help",), ()):
+        done = call(*argv)
+        assert done.code == 0
+        assert done.out
+
+
+def test_traceback_is_shown_when_asked(call) -> None:
+    done = call("predict", "llama3-8b", "--gpu", "nope", "--traceback")
+    assert "Traceback" in done.err
+    assert done.code == ExitCode.BAD_INPUT
+
+
+def test_a_closed_pipe_is_no_failure() -> None:
+    command = f"{sys.executable} -m wattcast gpus --json | head -c 10 >/dev/null; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert "Traceback" not in done.stderr
+    assert "rror" not in done.stderr
+
+
+def test_ctrl_c_ends_quietly(tmp_path: Path) -> None:
+    """A named pipe nobody writes to holds the command at its first read; SIGINT must end it at once."""
+    pipe = tmp_path / "w.json"
+    os.mkfifo(pipe)
+    running = subprocess.Popen(
+        [sys.executable, "-m", "wattcast", "predict", str(pipe), "--gpu", "h200"],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    time.sleep(1.5)
+    running.send_signal(signal.SIGINT)
+    out, err = running.communicate(timeout=10)
+    assert running.returncode == ExitCode.INTERRUPTED
+    assert "Traceback" not in err
+    assert out == ""

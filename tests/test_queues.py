@@ -1,0 +1,41 @@
+"""The closed form of the two queues equals walking through them kernel by kernel."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wattcast.fitted import bundle_for
+from wattcast.flow import analyse
+from wattcast.hardware import load
+from wattcast.timeline import Timeline
+from wattcast.timeline.queues import busy_s, latency_s
+from wattcast.workload.graph import Block, Elementwise, Graph
+
+SIZES = [10, 1000, 100_000, 10_000_000]
+
+
+def walked(timeline: Timeline, each_s: np.ndarray) -> float:
+    issued = end = 0.0
+    for segment in timeline.kernels.segments:
+        for _ in range(segment.repeat):
+            for row, count in zip(segment.rows, segment.counts, strict=True):
+                for _ in range(int(count)):
+                    issued += float(timeline.host_s[row])
+                    end = max(issued, end) + float(each_s[row])
+    return end
+
+
+ops = st.builds(lambda n, c: Elementwise("relu", n, count=c), st.sampled_from(SIZES), st.integers(1, 4))
+blocks = st.builds(lambda o, r: Block(tuple(o), r), st.lists(ops, min_size=1, max_size=6), st.integers(1, 5))
+
+
+@given(st.lists(blocks, min_size=1, max_size=4), st.lists(st.floats(1e-7, 1e-4), min_size=4, max_size=4))
+def test_latency_is_what_a_walk_finds(found: list[Block], times: list[float]) -> None:
+    gpu = load("h200")
+    timeline = analyse(Graph("g", tuple(found)), gpu, bundle_for(gpu))
+    each_s = np.array(times)[: len(timeline.kernels.ops)]
+    assert float(latency_s(timeline, each_s)) == pytest.approx(walked(timeline, each_s), rel=1e-12)
+    assert float(busy_s(timeline, each_s)) <= float(latency_s(timeline, each_s)) * (1 + 1e-12)
