@@ -47,7 +47,14 @@ class Governor:
 def work() -> Iterator[dict[str, float]]:
     """Counters of one sample after another: arithmetic, then streaming, then arithmetic again."""
     nothing = {c.column: 0.0 for c in counters(Dialect.GPUWATTCH) if c.event}
-    arithmetic = {"TOT_INST": 6000.0, "FP_INT": 6000.0, "IC_H": 3000.0, "REG_RD": 4e5, "REG_WR": 2e5, "FPU_ACC": 1.6e5}
+    arithmetic = {
+        "TOT_INST": 6000.0,
+        "FP_INT": 6000.0,
+        "IC_H": 3000.0,
+        "REG_RD": 4e5,
+        "REG_WR": 2e5,
+        "FPU_ACC": 1.6e5,
+    }
     streaming = {"TOT_INST": 800.0, "DC_RM": 900.0, "L2_RM": 900.0, "NOC_A": 2000.0, "MEM_RD": 250.0}
     for kind, duty, count in ((arithmetic, 0.75, 20), (streaming, 0.1, 20), (arithmetic, 0.75, 20)):
         for _ in range(count):

@@ -224,7 +224,7 @@ def _parse_slow(text: bytes, count: int) -> tuple[Array, str | None]:
 
 def _row(line: bytes, count: int, rows: list[list[float]]) -> str | None:
     fields = line.strip().decode("ascii", "replace").split(",")
-    if len(fields) == count + 1 and not fields[-1].strip():
+    if len(fields) > 1 and not fields[-1].strip():
         fields.pop()
     if fields == [""]:
         return f"expected {count} counters, got an empty line."

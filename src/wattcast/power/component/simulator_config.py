@@ -88,7 +88,7 @@ def _options(words: list[str], name: str) -> dict[str, str]:
     options: dict[str, str] = {}
     key = None
     for word in words:
-        if word.startswith("-") and not _is_number(word):
+        if word.startswith("-") and not word[1:2].isdigit():
             key = word.lstrip("-")
             options[key] = ""
         elif key is None:
