@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from component.conftest import COLUMNS, TraceMaker, sample_rows, trace_text
 from component.test_run import KERNELS, with_ends
-
 from wattcast.cli import fit_component, power_trace
 from wattcast.power.component.architecture_yaml import read_architecture, write_architecture
 from wattcast.power.component.demo import demo_architecture, demo_energies
@@ -68,7 +68,8 @@ def test_simulator_configuration_beside_the_files_is_used(
     verb, chip: list[str], write_trace: TraceMaker, tmp_path: Path
 ) -> None:
     (tmp_path / "gpgpusim.config").write_text(
-        "-gpgpu_runtime_stat 1000\n-gpgpu_clock_domains 500:1:1:1\n-power_simulation_enabled 1\n-power_trace_enabled 1\n"
+        "-gpgpu_runtime_stat 1000\n-gpgpu_clock_domains 500:1:1:1\n"
+        "-power_simulation_enabled 1\n-power_trace_enabled 1\n"
     )
     out = tmp_path / "p"
     argv = [str(write_trace(with_ends(KERNELS))), *chip, "--out", str(out), "--no-figure", "--no-parquet", "--json"]

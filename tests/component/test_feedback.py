@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from component.conftest import COLUMNS, sample_rows
 
+from component.conftest import COLUMNS, sample_rows
 from wattcast.activity.simulated import Dialect
 from wattcast.errors import BadInput, MissingEvents, UnknownName
 from wattcast.power.component.build import build

@@ -195,7 +195,7 @@ def test_a_new_component_is_an_entry_in_a_file(tmp_path: Path, write_trace) -> N
         ("components: [{name: XP, term: {RAY: 2 nJ}}]", "unknown field"),
         ("components: [{name: XP, rail: moon, constant: 1 W}]", "rail"),
         ("wattcast: energies\ncomponents: []", "wattcast"),
-        ("components: [{name: XP, terms: {%s}}]" % ", ".join(f"C{i}: 1 nJ" for i in range(9)), "at most 8"),
+        ("components: [{name: XP, terms: {" + ", ".join(f"C{i}: 1 nJ" for i in range(9)) + "}}]", "at most 8"),
     ],
 )
 def test_bad_component_files_are_refused(tmp_path: Path, text: str, complaint: str) -> None:

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from component.conftest import COLUMNS, TraceMaker, read_lines, read_table, sample_rows, trace_text
 from hypothesis import given
 from hypothesis import strategies as st
 
+from component.conftest import COLUMNS, TraceMaker, read_lines, read_table, sample_rows, trace_text
 from wattcast.activity import trace_file
 from wattcast.activity.simulated import CLOCK, INSTRUCTIONS, VOLTAGE, Sampling
 from wattcast.errors import BadInput

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from component.conftest import read_lines, read_table
 
+from component.conftest import read_lines, read_table
 from wattcast.activity.simulated import Dialect
 from wattcast.power.component.service import TraceRequest, power_trace
 

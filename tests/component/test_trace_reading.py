@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from component.conftest import COLUMNS, TraceMaker, sample_rows, trace_text
 from hypothesis import given
 from hypothesis import strategies as st
 
+from component.conftest import COLUMNS, TraceMaker, sample_rows, trace_text
 from wattcast.activity.simulated import CYCLES, Dialect, Sampling, open_metric_trace
 from wattcast.activity.trace_file import TraceFault, TraceFile, open_trace
 from wattcast.errors import BadInput, MissingEvents, UnknownName
