@@ -16,8 +16,10 @@ HW = (
     "Pipeline_Duty,Num_Idle_SMs,Elapsed_Cycles,Chip Voltage\n"
     "app,kern,1,2,3,4,5,6,7,8,9,10,11,12,13,0.9,2.5,1000,1.0\n"
 )
-WIDE = """==PROF== Disconnected from process 1
-"ID","Kernel Name","gpu__time_duration.sum","sm__cycles_elapsed.max","sm__cycles_active.sum","dram__bytes_read.sum","sm__inst_executed.sum"
+METRICS = ("gpu__time_duration", "sm__cycles_elapsed", "sm__cycles_active", "dram__bytes_read", "sm__inst_executed")
+TITLES = ",".join(f'"{m}.{"max" if "elapsed" in m else "sum"}"' for m in METRICS)
+WIDE = f"""==PROF== Disconnected from process 1
+"ID","Kernel Name",{TITLES}
 "","","usecond","cycle","cycle","Mbyte","inst"
 "0","first","10","14,000","1,120,000","2.5","300"
 "1","second","20","28000","560000","1","400"

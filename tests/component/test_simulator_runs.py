@@ -155,7 +155,7 @@ def test_qv100_steady_states(qv100) -> None:
 
 
 def test_default_mode_has_the_same_totals_and_no_repeated_rows(reference: Path, tmp_path: Path, gtx480) -> None:
-    truth, _, strict = gtx480
+    strict = gtx480[2]
     made = request(reference, tmp_path, "gtx480_gpuwattch", "gpuwattch_gtx480", parquet=False)
     job, result = power_trace(made)
     names, watts = read_table(made.out / "power_trace.log.gz")

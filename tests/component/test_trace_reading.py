@@ -21,15 +21,16 @@ from wattcast.power.component.run import run_trace
 def read(trace: TraceFile, block_byte: int = 1 << 20) -> tuple[np.ndarray, str]:
     """All good rows, and the complaint if there was one."""
     rows: list[np.ndarray] = []
+    good, said = None, ""
     try:
         for block in trace.blocks(block_byte):
             assert block.first == sum(len(r) for r in rows)
             assert block.text.count(b"\n") == len(block)
             rows.append(block.value)
     except TraceFault as fault:
-        assert fault.rows == sum(len(r) for r in rows)
-        return np.concatenate([np.zeros((0, len(trace.columns))), *rows]), str(fault)
-    return np.concatenate([np.zeros((0, len(trace.columns))), *rows]), ""
+        good, said = fault.rows, str(fault)
+    assert good in (None, sum(len(r) for r in rows))
+    return np.concatenate([np.zeros((0, len(trace.columns))), *rows]), said
 
 
 @given(block_byte=st.integers(50, 5000), count=st.integers(0, 40), members=st.booleans(), comma=st.booleans())
