@@ -34,6 +34,13 @@ def test_xml_and_yaml_there_and_back(tmp_path: Path) -> None:
         assert back.scaling == demo.scaling
 
 
+def test_the_manuals_spellings_will_do_in_yaml(tmp_path: Path) -> None:
+    path = tmp_path / "demo.yaml"
+    write_architecture(demo_architecture(), path)
+    path.write_text(path.read_text().replace("pipelines_per_core", "pipeline_per_core").replace("temp", "Temp"))
+    assert read_architecture(path).parameters == demo_architecture().parameters
+
+
 def test_every_public_file_survives_both_conversions(reference: Path, tmp_path: Path) -> None:
     files = sorted((reference / "accelwattch" / "xml").glob("*.xml"))
     assert len(files) == 10

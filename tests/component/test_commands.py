@@ -77,7 +77,12 @@ def test_simulator_configuration_beside_the_files_is_used(
     assert code == 0
     assert json.loads(said)["duration_s"] == pytest.approx(25 * 1000 / 500e6)
     assert "gpgpusim.config found" in notes
-    assert not list(out.glob("steady_state*"))  # not enabled
+    assert list(out.glob("steady_state*"))
+    named = ["--simulator-config", str(tmp_path / "gpgpusim.config"), "--out", str(tmp_path / "q")]
+    code, _, notes = verb(power_trace.app, *argv, *named)
+    assert code == 0
+    assert "steady_power_levels_enabled off in gpgpusim.config" in notes
+    assert not list((tmp_path / "q").glob("steady_state*"))
     code, said, _ = verb(power_trace.app, *argv, "--clock", "1GHz", "--sample-cycles", "500", "--steady", "5:3")
     assert json.loads(said)["duration_s"] == pytest.approx(25 * 500e-9)
 

@@ -138,13 +138,18 @@ class MetricTrace:
             more["core_voltage"] = voltage_v
         if THREADS in self.optional:
             more["active_thread"] = self.column(block, THREADS)
-        value = np.empty((len(self.events) + len(more), len(block)))
-        for row, (column, divisor) in enumerate(zip(self.columns, self.divisor, strict=True)):
-            np.divide(block.value[:, column], divisor, out=value[row])
-        for row, extra in enumerate(more.values(), start=len(self.events)):
-            value[row] = extra
         at = OperatingPoint(clock_hz=clock_hz)
-        return Activity(cycles / clock_hz, value.T, (*self.events, *more), at, Source.SIMULATED)
+        if self._as_they_stand and not more:
+            value = block.value[:, : len(self.columns)]
+        else:
+            scaled = [block.value[:, c] / d for c, d in zip(self.columns, self.divisor, strict=True)]
+            value = np.stack([*scaled, *more.values()]).T
+        return Activity(cycles / clock_hz, value, (*self.events, *more), at, Source.SIMULATED)
+
+    @property
+    def _as_they_stand(self) -> bool:
+        """Whether the events are the first columns of the file, unscaled."""
+        return self.columns == tuple(range(len(self.columns))) and bool((self.divisor == 1.0).all())
 
     def column(self, block: Block, name: str) -> Array:
         """Values of an optional column that is there."""

@@ -107,29 +107,28 @@ def _is_gzip(path: Path) -> bool:
 def _lines(path: Path, block_byte: int) -> Iterator[bytes]:
     """The header line, then blocks of whole lines."""
     pieces = _gunzip(path, block_byte) if _is_gzip(path) else _plain(path, block_byte)
-    rest = b""
-    header_sent = False
+    rest, header_sent, ended = b"", False, False
     fault: BadInput | None = None
-    while True:
+    while not ended:
         try:
-            data = next(pieces, b"")
+            piece = next(pieces, None)
         except BadInput as error:
-            data, fault = b"", error
-        rest += data
-        if not header_sent and b"\n" in rest:
-            line, _, rest = rest.partition(b"\n")
+            piece, fault = None, error
+        data, ended = piece or b"", piece is None
+        if not header_sent and b"\n" in data:
+            line, _, data = (rest + data).partition(b"\n")
             yield line
-            header_sent = True
-        cut = rest.rfind(b"\n") + 1 if header_sent else 0
+            rest, header_sent = b"", True
+        cut = data.rfind(b"\n") + 1 if header_sent else 0
         if cut:
-            yield rest[:cut]
-            rest = rest[cut:]
+            yield rest + data[:cut] if rest else data[:cut]  # a slice of all of it is no copy
+            rest = data[cut:]
+        else:
+            rest += data
         if len(rest) > MAX_LINE_BYTE:
             raise bad_value(path.name, f"lines of at most {MAX_LINE_BYTE} bytes", "a longer one")
         if fault is not None:
             raise fault
-        if not data:
-            break
     if not header_sent:
         raise bad_value(path.name, "a header line", "no line at all")
     if rest.strip():
@@ -140,6 +139,8 @@ def _plain(path: Path, block_byte: int) -> Iterator[bytes]:
     total = 0
     with path.open("rb") as stream:
         while data := stream.read(block_byte):
+            if not data.endswith(b"\n"):
+                data += stream.readline(MAX_LINE_BYTE + 1)
             total += len(data)
             if total > MAX_TRACE_BYTE:
                 raise bad_value(path.name, f"at most {MAX_TRACE_BYTE} bytes", "more", "Cut the trace in parts.")

@@ -38,6 +38,7 @@ class Parameter:
     maximum: float
     needed_by: str  # both, gpuwattch, or empty
     unit: str
+    manual: str  # the manual's spelling, where it is another
     meaning: str
 
     def read(self, text: str) -> Value:
@@ -83,6 +84,7 @@ def parameters() -> dict[str, Parameter]:
             float(r["maximum"]),
             r["needed"],
             r["unit"],
+            r["manual"],
             r["meaning"],
         )
         for r in rows

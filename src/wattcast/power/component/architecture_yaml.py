@@ -54,8 +54,10 @@ def read_yaml(path: Path) -> Architecture:
     if file.wattcast != FORM:
         raise bad_value(f"{where}: wattcast", repr(FORM), file.wattcast)
     known = parameters()
+    spelled = {p.manual: p.name for p in known.values() if p.manual}  # the manual's own spellings will do
     params: dict[str, dict[str, str]] = {"system": {}}
-    for name, value in file.parameters.items():
+    for written, value in file.parameters.items():
+        name = spelled.get(written, written)
         if name not in known:
             raise bad_value(f"{where}: parameters.{name}", f"one of {len(known)} known parameters", name)
         read = _read(known[name], value, f"{where}: parameters.{name}")

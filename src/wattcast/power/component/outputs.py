@@ -5,7 +5,9 @@ from __future__ import annotations
 import gzip
 import importlib
 import os
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -15,6 +17,34 @@ import numpy as np
 from wattcast.arrays import Array
 from wattcast.errors import BadInput, MissingTool, clip
 from wattcast.power.component.kernels import Mask
+
+
+class Background:
+    """Does things in order on another thread, at most ``waiting`` of them behind; an error comes back at the next."""
+
+    def __init__(self, waiting: int = 2) -> None:
+        self._pool = ThreadPoolExecutor(1)
+        self._jobs: deque[Future[None]] = deque()
+        self._waiting = waiting
+
+    def do(self, work: Callable[..., None], *arguments: object) -> None:
+        """Queue ``work(*arguments)``; what it is given must not change any more."""
+        self._jobs.append(self._pool.submit(work, *arguments))
+        while len(self._jobs) > self._waiting:
+            self._jobs.popleft().result()
+
+    def drain(self) -> None:
+        """Wait until all is done."""
+        while self._jobs:
+            self._jobs.popleft().result()
+
+    def __enter__(self) -> Background:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        self._pool.shutdown(cancel_futures=True)
 
 
 class TextFile:

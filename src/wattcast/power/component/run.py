@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -18,7 +19,7 @@ from wattcast.power.component.components import ComponentSet
 from wattcast.power.component.figure import Timeline
 from wattcast.power.component.kernels import KernelEnds, KernelName, Mask
 from wattcast.power.component.model import ComponentPower
-from wattcast.power.component.outputs import ParquetTable, TextFile, write_rows, write_text_rows
+from wattcast.power.component.outputs import Background, ParquetTable, TextFile, write_rows, write_text_rows
 from wattcast.power.component.printed import Printed
 from wattcast.power.component.report_file import Labels, report, steady_rows
 from wattcast.power.component.simulator_config import SimulatorConfig
@@ -36,6 +37,7 @@ class Wanted:
     metric_trace: bool = True
     steady: bool = True
     parquet: bool = True
+    figure: bool = True  # only what it needs: it is drawn elsewhere
 
 
 @dataclass(frozen=True)
@@ -78,8 +80,10 @@ def run_trace(job: TraceRun) -> TraceResult:
     work = _Work(job)
     with ExitStack() as files:
         work.open(files)
+        files.enter_context(work.writer)
         for block, following in _with_following(job.trace, work.result):
             work.block(block, following)
+        work.writer.drain()
         work.close()
     work.result.notes.extend(_notes(job, work.result, work.ends.by_list))
     return work.result
@@ -89,7 +93,7 @@ def _with_following(trace: MetricTrace, result: TraceResult) -> Iterator[tuple[B
     """Blocks, each with the first row of the next; a fault in the file ends them and is kept."""
     held: Block | None = None
     try:
-        for block in trace.blocks():
+        for block in _ahead(trace.blocks()):
             if held is not None:
                 yield held, block.value[0]
             held = block
@@ -97,6 +101,15 @@ def _with_following(trace: MetricTrace, result: TraceResult) -> Iterator[tuple[B
         result.fault = fault
     if held is not None:
         yield held, None
+
+
+def _ahead(blocks: Iterator[Block]) -> Iterator[Block]:
+    """The same blocks, the next one read while the last is worked on."""
+    with ThreadPoolExecutor(1) as reader:
+        waiting = reader.submit(next, blocks, None)
+        while (block := waiting.result()) is not None:
+            waiting = reader.submit(next, blocks, None)
+            yield block
 
 
 class _Work:
@@ -116,6 +129,7 @@ class _Work:
         self.printed = Printed.of(job.trace, job.sampling, job.config.sm_count) if job.compat else None
         self.left_out = [i for i, p in enumerate(job.model.parts) if p in job.components.steady_leaves_out]
         self.last_w = 0.0
+        self.writer = Background()
 
     def open(self, files: ExitStack) -> None:
         """Open the files that grow with the trace."""
@@ -185,9 +199,9 @@ class _Work:
         if self.power:
             keep = slice(None) if not drop.any() else ~drop
             columns = [total_w[keep], *(part_w[keep, i] for i in range(part_w.shape[1]))]
-            write_rows(self.power, columns, trailing_comma=compat)
+            self.writer.do(write_rows, self.power, columns, compat)
         if self.metric:
-            write_text_rows(self.metric, block.text, drop, keep_comma=compat)
+            self.writer.do(write_text_rows, self.metric, block.text, drop, compat)
 
     def _empty_kernels(self, block: Block, total_w: Array, part_w: Array, ends: Mask) -> tuple[Array, Array]:
         """Rows of kernels without a sample: the simulator prints zeros behind the total of the sample before."""
@@ -233,7 +247,8 @@ class _Work:
         else:
             part_w = power.part_w
         result = self.result
-        self.timeline.add(part_w, duration_s)
+        if self.job.wanted.figure:
+            self.timeline.add(part_w, duration_s)
         if self.parquet and len(total_w):
             time_s = result.duration_s + np.cumsum(duration_s) - duration_s
             clock_hz = np.broadcast_to(np.asarray(activity.at.clock_hz), ends.shape)[keep]
@@ -245,7 +260,8 @@ class _Work:
                 "clock_hz": clock_hz,
                 "power_w": total_w,
             }
-            self.parquet.write(columns | {name: part_w[:, i] for i, name in enumerate(power.parts)})
+            columns |= {name: part_w[:, i] for i, name in enumerate(power.parts)}
+            self.writer.do(self.parquet.write, columns)
         result.samples += len(total_w)
         result.duration_s += float(duration_s.sum())
         result.energy_j += float((total_w * duration_s).sum())

@@ -212,14 +212,25 @@ def read_steps(path: Path, clock_hz: float) -> tuple[Any, Any, Any]:
 
 
 def _wanted(request: TraceRequest, config: SimulatorConfig, notes: list[str]) -> Wanted:
+    """Everything, less what a configuration named by the user switches off, and what no library can write."""
     parquet = request.parquet
     if parquet and importlib.util.find_spec("pyarrow") is None:
         parquet = False
         notes.append("no Parquet table: pyarrow is not installed")
+    if request.simulator_config is None:
+        return Wanted(parquet=parquet, figure=request.figure)
     if config.power_per_cycle_dump:
         notes.append("power_per_cycle_dump: samples.parquet holds every sample's components")
+    switches = {
+        "power_simulation_enabled": config.power_simulation_enabled,
+        "power_trace_enabled": config.power_trace_enabled,
+        "steady_power_levels_enabled": config.steady_power_levels_enabled,
+    }
+    if off := [name for name, on in switches.items() if not on]:
+        notes.append(f"{', '.join(off)} off in {request.simulator_config.name}: their files are not written")
     traces = config.power_trace_enabled
-    return Wanted(config.power_simulation_enabled, traces, traces, config.steady_power_levels_enabled, parquet)
+    steady = config.steady_power_levels_enabled
+    return Wanted(config.power_simulation_enabled, traces, traces, steady, parquet, request.figure)
 
 
 def _draw(request: TraceRequest, job: TraceRun, result: TraceResult) -> Path:
