@@ -161,3 +161,18 @@ def test_energies_behind_a_run(reference: Path) -> None:
     assert {"TOT_INST", "SHRD_ACC", "SP_ACC", "SFU_ACC", "FPU_ACC", "FP_INT", "NOC_A"} == set(found)
     for name, energy in found.items():
         assert energy == pytest.approx(known[name], rel=1e-6), name
+
+
+def test_figures_for_the_ledger(reference: Path, tmp_path: Path) -> None:
+    from wattcast.fit.component_validation import refinement, simulator_runs
+
+    runs = {error.run: error for error in simulator_runs(reference)}
+    assert max(runs["gtx480_gpuwattch"].worst_w.values()) <= 2e-5
+    assert max(runs["qv100_accelwattch"].worst_w.values()) <= 1e-4
+    assert runs["gtx480_gpuwattch"].samples == 292
+    scored = refinement(reference)
+    assert scored is not None
+    assert scored[0] == 25
+    assert scored[1].leave_one_out <= 6.6
+    assert simulator_runs(tmp_path) == []
+    assert refinement(tmp_path) is None

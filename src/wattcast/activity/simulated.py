@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cache
 from importlib.resources import files
@@ -186,6 +186,14 @@ def open_metric_trace(
     _check_complete(path, dialect, file.columns)
     optional = {name: file.columns.index(name) for name in OPTIONAL if name in file.columns}
     return MetricTrace(file, dialect, tuple(names), tuple(names.values()), np.array(divisor), optional)
+
+
+def open_power_trace(path: Path) -> TraceFile:
+    """Open a power trace: the total, then components. AccelWattch's header runs its last two names together."""
+    file = open_trace(path)
+    if file.columns[-1] == "CONSTPSTATICP":
+        return replace(file, columns=(*file.columns[:-1], "CONSTP", "STATICP"))
+    return file
 
 
 def _divisor(counter: Counter, scaling: Mapping[str, float] | None) -> float:

@@ -22,7 +22,7 @@ MAX_LINE_BYTE = 1 << 20
 MAX_TRACE_BYTE = 64 << 30
 MAX_RATIO = 400.0  # rows of digits stay below about 230:1 in deflate; runs of one byte reach 1032:1
 _RATIO_FROM_BYTE = 8 << 20  # a short file may compress as well as it likes
-_GZIP_READ_BYTE = 1 << 14  # small: what follows a member is copied once for each member
+_GZIP_READ_BYTE = 1 << 12  # small: what follows a member is copied once for each member
 BLOCK_BYTE = 8 << 20
 
 

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from wattcast.activity.simulated import Dialect, Sampling, counters, open_metric_trace
-from wattcast.activity.trace_file import open_trace
+from wattcast.activity.simulated import Sampling, counters, open_metric_trace, open_power_trace
 from wattcast.arrays import Array
 from wattcast.errors import bad_value, nearest
 from wattcast.files import read_bytes
@@ -123,9 +122,9 @@ def energies_from_run(
     that never moved have no energy here. Used to check tables, and to make one where a run is all there is.
     """
     trace = open_metric_trace(metric, architecture.dialect, dict(_all_factors(architecture)))
-    columns = _power_columns(power, architecture.dialect)
+    powers = open_power_trace(power)
     counts = np.concatenate([trace.activity(b, sampling).value for b in trace.blocks()])
-    watts = np.concatenate([block.value for block in open_trace(power).blocks()])
+    watts = np.concatenate([block.value for block in powers.blocks()])
     found: dict[str, float] = {}
     for component in component_set(architecture.dialect, compat=True).components:
         if len(component.terms) != 1 or component.clocked or component.name == "IDLE_COREP":
@@ -133,7 +132,7 @@ def energies_from_run(
         (counter,) = component.terms
         event, factor = _event(counter, architecture)
         rate = counts[:, trace.events.index(event)] / sampling.sample_s
-        part = watts[:, columns.index(component.name)]
+        part = watts[:, powers.columns.index(component.name)]
         if rate.any() and factor > 0 and part.max() > rank_digits:
             found[counter] = float(rate @ part / (rate @ rate) / factor)
     return found
@@ -146,14 +145,6 @@ def _all_factors(architecture: Architecture) -> list[tuple[str, float]]:
 def _event(counter: str, architecture: Architecture) -> tuple[str, float]:
     found = next(c for c in counters(architecture.dialect) if c.column == counter)
     return found.event, architecture.scaling_of(found.scaling)
-
-
-def _power_columns(path: Path, dialect: Dialect) -> list[str]:
-    """Columns of a power trace; AccelWattch's own header runs two of them together."""
-    names = list(open_trace(path).columns)
-    if dialect is Dialect.ACCELWATTCH and names[-1] == "CONSTPSTATICP":
-        names[-1:] = ["CONSTP", "STATICP"]
-    return names
 
 
 def _chosen(header: Sequence[str], columns: Columns) -> list[str]:
