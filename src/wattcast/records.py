@@ -18,7 +18,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeVar
 
-from wattcast.errors import BadInput, bad_value, clip, unknown_name
+from wattcast.errors import BadInput, MissingTool, bad_value, clip, unknown_name
 
 Plain = dict[str, Any]
 T = TypeVar("T", bound="KernelRow | RunInfo | NameRow")
@@ -201,3 +201,47 @@ def _tuples(value: Any) -> Any:
 
 
 _RECORD: dict[type, str] = {RunInfo: "run", KernelRow: "row", NameRow: "names"}
+
+
+def database_folder(gpu: str) -> Path:
+    """Folder of the kernel database that ships with Wattcast for ``gpu``."""
+    folder = Path(__file__).parent / "database" / gpu
+    if not (folder / ROWS_FILE).exists():
+        known = sorted(path.parent.name for path in folder.parent.glob(f"*/{ROWS_FILE}"))
+        raise unknown_name("kernel database", gpu, known, f"Known: {', '.join(known)}.")
+    return folder
+
+
+ROWS_FILE, COUNTERS_FILE = "rows.parquet", "counters.parquet"
+_JSON_COLUMNS = ("operator", "detail")
+
+
+def read_table(path: Path) -> list[Plain]:
+    """Rows of a Parquet file of ours as mappings, JSON columns opened; needs polars."""
+    polars = _polars()
+    try:
+        rows: list[Plain] = polars.read_parquet(path).to_dicts()
+    except (OSError, polars.exceptions.PolarsError) as error:
+        raise BadInput(f"{clip(path, 200)}: cannot be read as a table ({clip(error, 200)}).") from None
+    for row in rows:
+        for name in _JSON_COLUMNS:
+            if isinstance(row.get(name), str):
+                row[name] = json.loads(row[name])
+    return rows
+
+
+def write_table(path: Path, rows: list[Plain]) -> None:
+    """Mappings -> Parquet, nested mappings as JSON text; needs polars."""
+    flat = [
+        {name: json.dumps(v, sort_keys=True) if isinstance(v, dict) else v for name, v in row.items()} for row in rows
+    ]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _polars().DataFrame(flat, infer_schema_length=None).write_parquet(path, compression="zstd", compression_level=15)
+
+
+def _polars() -> Any:
+    try:
+        import polars
+    except ImportError:
+        raise MissingTool("tables need polars, which is not installed. pip install 'wattcast[measure]'") from None
+    return polars

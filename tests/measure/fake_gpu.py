@@ -36,7 +36,7 @@ class FakeGpu:
     free_s: float = 0.0
     recovered: int = 0
 
-    def prepare(self, spec: Spec) -> Graph:
+    def prepare(self, spec: Spec, graph_s: float = 0.0025) -> Graph:
         if spec.id in self.fails:
             raise RuntimeError("CUDA out of memory")
         call = Call(lambda copy: None, sets=4, fixed_byte=1000, set_byte=10)

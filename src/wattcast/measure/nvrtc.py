@@ -22,7 +22,7 @@ def compile_cubin(source: str, architecture: str = "sm_90", name: str = "kernel.
         log = b" " * _check(nvrtc.nvrtcGetProgramLogSize(program))
         _check(nvrtc.nvrtcGetProgramLog(program, log))
         raise CudaError(f"{name} does not compile: {log.decode(errors='replace').strip()}")
-    cubin = b" " * _check(nvrtc.nvrtcGetCUBINSize(program))
+    cubin: bytes = b" " * _check(nvrtc.nvrtcGetCUBINSize(program))
     _check(nvrtc.nvrtcGetCUBIN(program, cubin))
     return cubin
 

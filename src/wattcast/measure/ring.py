@@ -8,6 +8,7 @@ never sees half of one; a reader that is overtaken drops the rows it lost. The c
 from __future__ import annotations
 
 import mmap
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +29,7 @@ COLUMNS = (
 )
 _MAGIC = 0x57415454
 _HEADER = 16  # int64 words
-MAGIC, CAPACITY, HEAD, STATUS, STOP, ERRORS, LAST_ERROR, RESETS = range(8)
+MAGIC, CAPACITY, HEAD, STATUS, STOP, ERRORS, LAST_ERROR, RESETS, PROCESSOR_NS = range(9)
 STARTING, SAMPLING, LOST, STOPPED = range(4)
 
 
@@ -66,7 +67,7 @@ class Ring:
         with path.open("r+b") as stream:
             return cls(path, capacity, mmap.mmap(stream.fileno(), 0))
 
-    def write(self, row: npt.NDArray[np.float64]) -> None:
+    def write(self, row: Sequence[float]) -> None:
         """Append one row; the head moves last."""
         head = int(self.header[HEAD])
         self._rows[head % self.capacity] = row

@@ -1,13 +1,12 @@
-"""A separate process that polls the energy source, so that the measured program is never stalled.
+"""The reading side of the sampler: starts the polling process, reads its ring, notices when it is ill.
 
-``Sampler`` starts ``python -m wattcast.measure.sampler`` and reads its ring of samples. The polling
-process outlives errors of the driver (a failed reading is NaN and counted), says when the device is
-gone, and ends with its parent. A process that hangs inside the driver is noticed by its silence.
+Polling happens in a process of its own (:mod:`wattcast.measure.polling`), so that a driver call of a
+millisecond never stalls the measured program. A process that hangs inside the driver is noticed by
+its silence.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import math
@@ -16,7 +15,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -24,11 +22,9 @@ import numpy as np
 from wattcast.errors import MissingTool, Refused
 from wattcast.measure import ring as layout
 from wattcast.measure.ring import COLUMNS, Ring
-from wattcast.measure.samples import Samples, unwrap
-from wattcast.measure.source import EnergySource, Identity, ReadError, Slow, open_source
+from wattcast.measure.samples import Samples
+from wattcast.measure.source import Identity
 
-CLOCK_EVERY = 3  # polls of the counter per reading of the clock
-SLOW_EVERY = 12  # and per reading of everything else
 SILENCE_S = 3.0  # a healthy sampler is never silent this long
 
 
@@ -55,7 +51,7 @@ class Sampler:
         self._folder = tempfile.TemporaryDirectory(prefix="wattcast-")
         path = Path(self._folder.name) / "samples"
         self._ring = Ring.create(path)
-        command = [sys.executable, "-m", "wattcast.measure.sampler", str(path), source, str(index), str(period_s)]
+        command = [sys.executable, "-m", "wattcast.measure.polling", str(path), source, str(index), str(period_s)]
         package = str(Path(__file__).parents[2])
         paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
@@ -116,6 +112,11 @@ class Sampler:
         return int(self._ring.header[layout.ERRORS]) if self._ring is not None else 0
 
     @property
+    def processor_s(self) -> float:
+        """Processor time the polling process has used since its first reading."""
+        return float(self._ring.header[layout.PROCESSOR_NS]) * 1e-9 if self._ring is not None else 0.0
+
+    @property
     def head(self) -> int:
         """Number of samples so far; give it to :meth:`since` later."""
         return int(self._ring.header[layout.HEAD]) if self._ring is not None else 0
@@ -157,60 +158,3 @@ def _reason(said: str) -> str:
         return str(json.loads(said).get("missing", ""))
     except ValueError:
         return ""
-
-
-def poll(source: EnergySource, ring: Ring, period_s: float, parent: int) -> None:
-    """Read until told to stop or orphaned; never raises for what the driver does."""
-    offset_j, previous_j, loop = 0.0, 0.0, 0
-    clock_hz, slow = math.nan, Slow()
-    while not ring.header[layout.STOP] and os.getppid() == parent:
-        began = time.monotonic()
-        energy_j = math.nan
-        try:
-            energy_j = source.energy_j()
-            read_s = 0.5 * (began + time.monotonic())
-            clock_hz = source.sm_clock_hz() if loop % CLOCK_EVERY == 0 else math.nan
-            slow = source.slow() if loop % SLOW_EVERY == 0 else Slow()
-            ring.header[layout.STATUS] = layout.SAMPLING
-        except ReadError as error:
-            ring.header[layout.ERRORS] += 1
-            ring.header[layout.LAST_ERROR] = error.code
-            ring.header[layout.STATUS] = layout.LOST if error.lost else layout.SAMPLING
-            clock_hz, slow, read_s = math.nan, Slow(), began
-            time.sleep(0.05 if error.lost else 0.0)
-        if math.isfinite(energy_j):
-            offset_j, reset = unwrap(previous_j, energy_j, offset_j, source.energy_range_j)
-            previous_j = energy_j
-            energy_j += offset_j
-            ring.header[layout.RESETS] += reset
-        ring.write(np.array([read_s, energy_j, clock_hz, *asdict(slow).values()]))
-        loop += 1
-        time.sleep(max(period_s - (time.monotonic() - began), 0.0))
-    ring.header[layout.STATUS] = layout.STOPPED
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Entry of the polling process: ring file, source, device number, period."""
-    parser = argparse.ArgumentParser(prog="wattcast.measure.sampler")
-    parser.add_argument("ring", type=Path)
-    parser.add_argument("source")
-    parser.add_argument("index", type=int)
-    parser.add_argument("period_s", type=float)
-    options = parser.parse_args(arguments)
-    parent = os.getppid()
-    ring = Ring.attach(options.ring)
-    try:
-        source, identity = open_source(options.source, options.index)
-    except MissingTool as error:
-        print(json.dumps({"missing": str(error)}), flush=True)
-        return int(error.exit_code)
-    print(json.dumps(asdict(identity)), flush=True)
-    try:
-        poll(source, ring, options.period_s, parent)
-    finally:
-        source.close()
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

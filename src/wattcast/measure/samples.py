@@ -29,6 +29,7 @@ REASONS = {
     0x100: "display_clock_setting",
 }
 BENIGN = frozenset({"gpu_idle", "sw_power_cap"})
+MIN_STEPS = 6  # of a counter, before it may be called regular
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,10 @@ class Ticks:
         inside = (self.time_s >= start_s) & (self.time_s <= end_s)
         return Ticks(self.time_s[inside], self.energy_j[inside])
 
+    def last(self, intervals: int) -> Ticks:
+        """The latest stretches between steps."""
+        return Ticks(self.time_s[-intervals - 1 :], self.energy_j[-intervals - 1 :])
+
     @property
     def intervals(self) -> int:
         """Whole stretches between steps."""
@@ -119,12 +124,47 @@ class Ticks:
 def ticks(samples: Samples) -> Ticks:
     """Steps of the energy counter: each lies midway between the polls before and after it.
 
-    A counter that runs backwards was reset (driver reload) or wrapped; see :func:`unwrap`.
+    Polls see a step some milliseconds late. Where the counter steps regularly, its steps are put on the
+    regular grid they were seen around. A counter that runs backwards was reset (driver reload) or
+    wrapped; see :func:`unwrap`.
     """
     read = np.isfinite(samples["energy_j"])
     time_s, energy_j = samples["time_s"][read], samples["energy_j"][read]
     step = np.flatnonzero(np.diff(energy_j) != 0.0)
-    return Ticks(0.5 * (time_s[step] + time_s[step + 1]), energy_j[step + 1])
+    seen_s = 0.5 * (time_s[step] + time_s[step + 1])
+    poll_s = float(np.median(np.diff(time_s))) if len(time_s) > 1 else 0.0
+    return Ticks(_on_grid_s(seen_s, time_s[step + 1] - time_s[step], poll_s), energy_j[step + 1])
+
+
+def _on_grid_s(seen_s: Array, gap_s: Array, poll_s: float) -> Array:
+    """Times of regular steps without the jitter of polling; as seen when irregular, few, or polled too rarely.
+
+    ``gap_s`` lies between the polls around each sighting: a stall says little about when the step was.
+    """
+    if len(seen_s) < MIN_STEPS:
+        return seen_s
+    step_s = float(np.median(np.diff(seen_s)))
+    if step_s < 4.0 * poll_s:
+        return seen_s
+    number = _step_numbers(seen_s, step_s)
+    sharp = gap_s <= max(4.0 * poll_s, 0.05 * step_s)
+    if sharp.sum() < MIN_STEPS:
+        return seen_s
+    slope_s, origin_s = np.polyfit(number[sharp], seen_s[sharp], 1)
+    grid_s = origin_s + slope_s * number
+    return grid_s if float(np.median(np.abs(seen_s - grid_s))) < 0.05 * step_s else seen_s
+
+
+def _step_numbers(seen_s: Array, step_s: float) -> Array:
+    """Which step each sighting is, following the phase slowly, so that one late poll does not shift the rest."""
+    number, phase_s, numbers = 0.0, float(seen_s[0]), [0.0]
+    for at_s in seen_s[1:]:
+        passed = max(round((float(at_s) - phase_s) / step_s), 1)
+        number += passed
+        phase_s += passed * step_s
+        phase_s += 0.2 * (float(at_s) - phase_s)
+        numbers.append(number)
+    return np.array(numbers)
 
 
 def unwrap(previous_j: float, now_j: float, offset_j: float, range_j: float | None) -> tuple[float, bool]:

@@ -40,8 +40,11 @@ class Sensor:
             )
         if self.average_window_s is not None and self.average_window_s > 0.3:
             said.append(f"average power looks back {self.average_window_s:.1f} s: useless for shorter runs.")
-        if self.instant_window_s is not None:
-            said.append(f"instant power covers {1e3 * self.instant_window_s:.0f} ms per reading.")
+        if self.instant_window_s is not None and self.instant_period_s is not None:
+            longest_s = max(self.instant_window_s, self.instant_period_s)
+            said.append(
+                f"instant power answers within {1e3 * longest_s:.0f} ms; its maximum is one of those readings."
+            )
         return tuple(said)
 
     def plain(self) -> dict[str, object]:

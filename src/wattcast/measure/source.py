@@ -7,6 +7,7 @@ A source reads; it never sets anything. What it cannot read is NaN. ``NVIDIA`` g
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -23,6 +24,12 @@ class Slow:
     memory_w: float = math.nan
     temperature_c: float = math.nan
     throttle: float = math.nan
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        """In the order of the ring's columns."""
+        board = self.memory_clock_hz, self.instant_w, self.average_w, self.memory_w
+        return *board, self.temperature_c, self.throttle
 
 
 @dataclass(frozen=True)
@@ -79,12 +86,12 @@ def open_source(name: str = "auto", index: int = 0) -> tuple[EnergySource, Ident
     from wattcast.measure.nvml import NvmlSource
     from wattcast.measure.rapl import RaplSource
 
-    makers = {"nvml": NvmlSource, "amd": AmdSource, "rapl": RaplSource}
+    makers: dict[str, Callable[[int], EnergySource]] = {"nvml": NvmlSource, "amd": AmdSource, "rapl": RaplSource}
     if name != "auto" and name not in makers:
         raise unknown_name("energy source", name, makers, f"Known: auto, {', '.join(makers)}.")
     said: list[str] = []
     for label in makers if name == "auto" else (name,):
-        source: EnergySource = makers[label](index)
+        source = makers[label](index)
         try:
             return source, source.open()
         except MissingTool as error:

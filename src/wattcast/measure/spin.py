@@ -48,7 +48,7 @@ class Spinner:
         """Wait for the spin to end: cycles over seconds."""
         self.stream.synchronize()
         cycles, ns = self.out.tolist()
-        return 1e9 * cycles / ns
+        return float(1e9 * cycles / ns)
 
 
 def spinner(torch: Any, architecture: str = "") -> Spinner:

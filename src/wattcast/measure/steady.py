@@ -59,7 +59,7 @@ def settled(samples: Samples, started_s: float, rule: Rule) -> Window | None:
         return None
     running = samples.between(started_s + 0.05, np.inf)
     settle_s = rule.capped_settle_s if "sw_power_cap" in running.throttle else rule.settle_s
-    last = Ticks(stepped.time_s[-rule.least_ticks - 1 :], stepped.energy_j[-rule.least_ticks - 1 :])
+    last = stepped.last(rule.least_ticks)
     if last.time_s[0] < started_s + settle_s:
         return None
     window = _window(samples, last, rule)

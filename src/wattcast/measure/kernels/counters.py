@@ -116,6 +116,7 @@ def read_table(lines: Iterable[str]) -> Iterable[Plain]:
         return
     table = csv.DictReader(kept)
     order: dict[str, int] = {}
+    wanted = set(wanted_metrics())
     for place, row in enumerate(table):
         text = " ".join(value for value in row.values() if isinstance(value, str))
         found = re.search(re.escape(RANGE) + r"([0-9a-f]{16})", text)
@@ -123,7 +124,7 @@ def read_table(lines: Iterable[str]) -> Iterable[Plain]:
             continue
         spec = found[1]
         order[spec] = order.get(spec, -1) + 1
-        values = {name: _number(value) for name, value in row.items() if name and "__" in name}
+        values = {name: _number(value) for name, value in row.items() if name in wanted}
         metrics = {name: value for name, value in values.items() if value is not None}
         yield {"id": f"{spec}-{order[spec]}", "spec": spec, "kernel": row.get("Kernel Name", ""), "metrics": metrics}
 

@@ -68,8 +68,8 @@ class Gpu:
         gpu._capture(gpu._keeper, lambda: dummy.add(1.0))
         return gpu
 
-    def prepare(self, spec: Spec, most_copies: int = MOST_COPIES) -> Graph:
-        """Build, warm up, time roughly and capture; the graph runs about ``GRAPH_S``."""
+    def prepare(self, spec: Spec, graph_s: float = GRAPH_S, most_copies: int = MOST_COPIES) -> Graph:
+        """Build, warm up, time roughly and capture; the graph runs about ``graph_s``."""
         torch = self.torch
         call = self.builder.build(spec)
         with torch.cuda.stream(self.stream):
@@ -84,7 +84,7 @@ class Gpu:
         end.synchronize()
         guess_s = begin.elapsed_time(end) / 3e3
         rotating = min(call.sets, ROTATION_S / guess_s)
-        copies = int(min(max(GRAPH_S / guess_s, rotating, 1), most_copies))
+        copies = int(min(max(graph_s / guess_s, min(rotating, 4 * graph_s / guess_s), 1), most_copies))
         if guess_s < 3e-5:  # three eager calls of a short kernel show the host, not the GPU
             copies = min(max(copies, 160), most_copies)
         graph = torch.cuda.CUDAGraph()

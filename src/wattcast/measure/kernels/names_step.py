@@ -62,7 +62,7 @@ def kernels_by_range(events: Iterable[dict[str, Any]]) -> dict[str, list[dict[st
             ranges.append((begin, begin + float(event["dur"]), event["name"].removeprefix(PREFIX)))
         elif category in ("cuda_runtime", "cuda_driver") and "correlation" in event.get("args", {}):
             launched.setdefault(int(event["args"]["correlation"]), float(event["ts"]))
-        elif category == "kernel":
+        elif category in ("kernel", "gpu_memcpy", "gpu_memset"):  # a contiguous copy is no kernel
             kernels.append(event)
     ranges.sort()
     starts = [begin for begin, _, _ in ranges]

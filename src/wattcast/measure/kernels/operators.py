@@ -49,7 +49,7 @@ class Builder:
 
         self.operands.reset()
         self._precision(spec)
-        makers = {
+        makers: dict[str, Callable[[Spec], Call]] = {
             "linear": self._linear,
             "bmm": self._bmm,
             "conv2d": self._conv2d,

@@ -85,7 +85,7 @@ def _numbers(row: dict[str, str]) -> dict[str, int | str]:
 
 def log_uniform(random: Random, low: int, high: int, multiple: int = 1) -> int:
     """A whole number between ``low`` and ``high``, even in its logarithm, rounded to ``multiple``."""
-    value = low * (high / low) ** random.random()
+    value: float = low * (high / low) ** random.random()
     return max(round(value / multiple), 1) * multiple
 
 
@@ -93,9 +93,9 @@ def tokens(random: Random, high: int = 16384) -> int:
     """Tokens in a batch: decode batches, prompts, vision patches, and odd counts."""
     pick = random.random()
     if pick < 0.25:
-        return random.choice([1, 2, 4, 8, 16, 32, 64, 128, 3, 7, 12, 48, 96])
+        return int(random.choice([1, 2, 4, 8, 16, 32, 64, 128, 3, 7, 12, 48, 96]))
     if pick < 0.65:
-        return min(2 ** random.randint(7, 14), high)
+        return int(min(2 ** random.randint(7, 14), high))
     if pick < 0.75:
         return 197 * random.choice([1, 4, 8, 16, 32, 64])
     return log_uniform(random, 1, high)

@@ -22,6 +22,9 @@ from wattcast.records import KernelRow, RowKind
 BURST_S = 0.020
 LONGEST_BURST_S = 0.050
 CHUNK_S = 0.020
+PERIOD_S = 0.01236  # of a duty cycle
+DUTY_SETTLE_S = 0.30
+DUTY_TICKS = 8
 SPIN_CYCLES = 12_000_000
 TOP_SHARE = 0.995  # of the top clock, below which a burst was not at the top
 
@@ -217,31 +220,30 @@ def _seen(row: KernelRow, graph: Graph, held: Window, copy_s: np.ndarray) -> Ker
     )
 
 
-def duty_cycled(bench: Bench, spec: Spec, duty: float, idle_power_w: float, period_s: float = 0.05) -> KernelRow:
+def duty_cycled(bench: Bench, spec: Spec, duty: float, idle_power_w: float) -> KernelRow:
     """Bursts with idle gaps under the cap: power while on, from mean power, duty and idle power.
 
     On-power = (mean power x period - idle power at the gap's clock x gap) / busy time, DESIGN section 2.
-    The period divides the counter's 100 ms, so that each tick sees whole periods.
+    The board samples its power about every 20 ms, so the period is 20 ms over the golden ratio: samples
+    then fall evenly on all parts of it.
     """
     row = blank(bench, RowKind.DUTY, spec, duty=duty)
-    graph = bench.gpu.prepare(spec)
+    graph = bench.gpu.prepare(spec, graph_s=0.1 * PERIOD_S)
     try:
-        return _duty_cycled(bench, graph, row, duty, idle_power_w, period_s)
+        return _duty_cycled(bench, graph, row, duty, idle_power_w)
     finally:
         graph.drop()
 
 
-def _duty_cycled(
-    bench: Bench, graph: Graph, row: KernelRow, duty: float, idle_power_w: float, period_s: float
-) -> KernelRow:
+def _duty_cycled(bench: Bench, graph: Graph, row: KernelRow, duty: float, idle_power_w: float) -> KernelRow:
     gpu = bench.gpu
     once_s = float(gpu.timed(graph, 2)[-1]) * graph.copies
-    replays = max(round(duty * period_s / once_s), 1)
-    period_s *= max(1, round(replays * once_s / duty / period_s))
+    replays = max(round(duty * PERIOD_S / once_s), 1)
+    period_s = max(PERIOD_S, replays * once_s / duty)
     await_top(bench, 1.2)
     mark, started_s = bench.sampler.head, time.monotonic()
     busy: list[tuple[float, float]] = []
-    needed_s = 0.35 + 0.1 * (bench.rule.least_ticks + 2)
+    needed_s = DUTY_SETTLE_S + 0.1 * (DUTY_TICKS + 1.5)
     while time.monotonic() - started_s < needed_s:
         pause(started_s, len(busy) * period_s)
         begin = gpu.mark()
@@ -251,20 +253,21 @@ def _duty_cycled(
         busy.append((time.monotonic(), begin.elapsed_time(end) / 1e3))
     ended_s = time.monotonic()
     _rest(bench, ended_s, 0.05)
-    held = window(bench.sampler.since(mark), started_s + 0.3, ended_s, bench.rule)
-    inside_s = np.array([length for at, length in busy if held.start_s <= at <= held.end_s])
+    held = window(bench.sampler.since(mark), started_s + DUTY_SETTLE_S, ended_s, bench.rule)
+    inside = [(at, length) for at, length in busy if held.start_s <= at <= held.end_s]
+    inside_s = np.array([length for _, length in inside])
+    seen_period_s = (inside[-1][0] - inside[0][0]) / (len(inside) - 1)
     on_s = float(inside_s.mean())
-    share = on_s / period_s
-    on_power_w = (held.ticks.power_w - idle_power_w * (1.0 - share)) / share
-    late = busy[-1][0] - started_s > (len(busy) + 0.5) * period_s
+    share = on_s / seen_period_s
+    late = abs(seen_period_s - period_s) > 0.01 * period_s
     return replace(
         _seen(row, graph, held, inside_s / (replays * graph.copies)),
         replays=replays,
         duty=share,
         busy_s=on_s,
-        period_s=period_s,
+        period_s=seen_period_s,
         idle_power_w=idle_power_w,
-        on_power_w=on_power_w,
+        on_power_w=(held.ticks.power_w - idle_power_w * (1.0 - share)) / share,
         flags=held.flags + (("late_periods",) if late else ()),
     )
 

@@ -61,9 +61,9 @@ class Spec:
         o = self.operator
         match o["op"]:
             case "linear":
-                return 2.0 * o["m"] * o["n"] * o["k"]
+                return float(2.0 * o["m"] * o["n"] * o["k"])
             case "bmm":
-                return 2.0 * o["b"] * o["m"] * o["n"] * o["k"]
+                return float(2.0 * o["b"] * o["m"] * o["n"] * o["k"])
             case "conv2d":
                 per_pixel = o["k"] * o["c"] / o["groups"] * o["r"] * o["s"]
                 return float(2.0 * o["n"] * o["h"] * o["w"] / o["stride"] ** 2 * per_pixel)
