@@ -68,8 +68,9 @@ class Kind:
 def kinds() -> dict[str, Kind]:
     """Every registered kind of power model. A new model is one file and one line here."""
     from wattcast.power import module
+    from wattcast.power.component import model as component
 
-    return {kind.name: kind for kind in (module.KIND,)}
+    return {kind.name: kind for kind in (module.KIND, component.KIND)}
 
 
 def kind_of(name: str) -> Kind:
