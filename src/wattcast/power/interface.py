@@ -67,9 +67,15 @@ class Kind:
 
 def kinds() -> dict[str, Kind]:
     """Every registered kind of power model. A new model is one file and one line here."""
-    from wattcast.power import module
+    from wattcast.power import hybrid_rail, module, rate, switched_capacitance
 
-    return {kind.name: kind for kind in (module.KIND,)}
+    registered = (
+        module.KIND,
+        rate.KIND,
+        switched_capacitance.KIND,
+        hybrid_rail.KIND,
+    )
+    return {kind.name: kind for kind in registered}
 
 
 def kind_of(name: str) -> Kind:
