@@ -87,21 +87,22 @@ class Workbench:
     def options(self, model: Model) -> list[list[dict[str, Any]]]:
         """Settings worth trying, one axis after the other.
 
-        How activity scales and whether the voltage has a floor are tried together, since each hides
-        the other's effect.
+        Only the hybrid model has any: the others are baselines, as they are published. How activity
+        scales and whether the voltage has a floor are tried together, since each hides the other.
         """
+        if model is not Model.HYBRID:
+            return [[{"tied": False, "strength": 0.0}]]
         clocks = np.unique(self.clock_hz).size, np.unique(self.memory_clock_hz).size
-        floors = (False, True) if model is Model.HYBRID and clocks[0] > 2 and clocks[1] > 1 else (False,)
+        floors = (False, True) if clocks[0] > 2 and clocks[1] > 1 and "core" not in self.table.voltage_v else (False,)
         axes: list[list[dict[str, Any]]] = [
             [{"variant": name, "floored": flag} for name in self.tables for flag in floors]
         ]
-        if model is Model.HYBRID and clocks[1] > 3:
+        if clocks[1] > 3:
             axes.append([{"offset": flag} for flag in (False, True)])
-        if model is not Model.ALPHA_C:
-            if self._has_families():
-                first = self.start().tied
-                axes.append([{"tied": flag} for flag in (first, not first)])
-            axes.append([{"strength": strength} for strength in STRENGTHS])
+        if self._has_families():
+            first = self.start().tied
+            axes.append([{"tied": flag} for flag in (first, not first)])
+        axes.append([{"strength": strength} for strength in STRENGTHS])
         return axes
 
     def _has_families(self) -> bool:
@@ -138,7 +139,7 @@ class Workbench:
         self, model: Model, settings: Settings, design: Terms, cells: Grams, train: Mask, clocks: Mask | None
     ) -> Fit:
         table = self.tables[settings.variant]
-        how = plan(cells, *self.reference_hz, settings.floored, infer=not table.voltage_v)
+        how = plan(cells, *self.reference_hz, settings.floored)
         signed = tuple(self.estimator is Estimator.ORDINARY or flag for flag in design.signed)
         kept = cells.count[train] if clocks is None else cells.count[np.ix_(train, clocks)]
         full = table.full(train[table.benchmark])
@@ -170,10 +171,14 @@ class Workbench:
         """How much the core rail's events switch in each row; its clock stands in where nothing happens."""
         if fit.model in (Model.RATE, Model.LINEAR):
             return np.ones(self.table.rows)
-        core = np.array([r == 0 and n not in NOT_EVENTS for r, n in zip(fit.design.rail, fit.design.names, strict=True)])
+        core = np.array(
+            [r == 0 and n not in NOT_EVENTS for r, n in zip(fit.design.rail, fit.design.names, strict=True)]
+        )
         felt, _ = factors(fit.grams, fit.inferred.voltage)
         counted = (fit.design.value * felt[self.point] * fit.coefficient)[:, core].sum(axis=1)
-        return np.where(counted > 0, counted, fit.inferred.voltage[self.point, 0] ** 2 * self.table.clock_hz)
+        return np.asarray(
+            np.where(counted > 0, counted, fit.inferred.voltage[self.point, 0] ** 2 * self.table.clock_hz)
+        )
 
 
 def choose(bench: Workbench, model: Model, train: Mask, inner: Sequence[Mask]) -> Settings:

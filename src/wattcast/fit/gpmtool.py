@@ -81,13 +81,17 @@ def parse(text: str, where: str) -> Utilisations:
     if len(default) != 2 or len(sizes) != 2 or sum(sizes) != len(names):
         raise bad_value(f"{where}: lines 2 to 4", "two clocks, two sizes, and that many names", f"{len(names)} names")
     _check_names(names, where)
-    body = np.array([_row(row, 3 + len(names), where, i) for i, row in enumerate(lines[HEADER_LINES:], HEADER_LINES + 1)])
+    body = np.array(
+        [_row(row, 3 + len(names), where, i) for i, row in enumerate(lines[HEADER_LINES:], HEADER_LINES + 1)]
+    )
     share = body[:, 3:]
     over = np.argwhere((share < 0) | (share > 1.5))
     if over.size:
         row, column = over[0]
         raise bad_value(
-            f"{where}: {names[column]}, line {row + HEADER_LINES + 1}", "a share of the peak, 0 to 1", float(share[row, column]),
+            f"{where}: {names[column]}, line {row + HEADER_LINES + 1}",
+            "a share of the peak, 0 to 1",
+            float(share[row, column]),
             "Percent instead of shares? Divide by 100.",
         )
     memory = tuple(i >= sizes[0] for i in range(len(names)))
@@ -143,14 +147,12 @@ def pace(
 
 def scaling_in_words(saturation: float | None) -> str:
     """What was assumed about activity at clocks where none was measured."""
+    start = "Utilisations were measured at the default clocks only; at others, "
     if saturation is None:
-        return (
-            "Utilisations were measured at the default clocks only; at others, core rates are taken to follow the core "
-            "clock and memory rates the memory clock."
-        )
+        return start + "core rates are taken to follow the core clock and memory rates the memory clock."
     return (
-        "Utilisations were measured at the default clocks only; at others, all rates of a benchmark are taken to follow the "
-        f"core clock until it would need more than {saturation:.0%} of the memory bandwidth, and the memory clock beyond."
+        f"{start}all rates of a benchmark are taken to follow the core clock until it would need more than "
+        f"{saturation:.0%} of the memory bandwidth, and the memory clock beyond."
     )
 
 

@@ -39,7 +39,7 @@ class Grams:
         """Gram of each point over the chosen benchmarks, ``(point, term + 1, term + 1)``; zero at points left out."""
         few = int(benchmarks.sum()) <= benchmarks.size // 2
         kept = self.cell[benchmarks].sum(axis=0) if few else self._total() - self.cell[~benchmarks].sum(axis=0)
-        return kept if points is None else kept * points[:, np.newaxis, np.newaxis]
+        return np.asarray(kept if points is None else kept * points[:, np.newaxis, np.newaxis])
 
     def _total(self) -> Array:
         if "_all" not in self.__dict__:

@@ -106,7 +106,9 @@ def _frame(path: Path) -> pl.DataFrame:
             return pl.read_parquet(data)
         return pl.read_csv(data, infer_schema_length=None)
     except (pl.exceptions.PolarsError, OSError) as error:
-        raise BadInput(f"{path.name}: not a readable CSV or Parquet table ({clip(str(error).splitlines()[0], 160)}).") from None
+        raise BadInput(
+            f"{path.name}: not a readable CSV or Parquet table ({clip(str(error).splitlines()[0], 160)})."
+        ) from None
 
 
 class _Builder:
@@ -121,7 +123,10 @@ class _Builder:
 
     def table(self) -> CounterTable:
         work = self.text(self.map.benchmark)
-        clock_hz, memory_clock_hz = self.clock(self.map.clock, "clock"), self.clock(self.map.memory_clock, "memory_clock")
+        clock_hz, memory_clock_hz = (
+            self.clock(self.map.clock, "clock"),
+            self.clock(self.map.memory_clock, "memory_clock"),
+        )
         occurrence = [self.event(name, event, clock_hz, work) for name, event in self.map.events.items()]
         benchmark, names = codes(work)
         groups = self.groups(work, names)
@@ -172,7 +177,9 @@ class _Builder:
         measured = self.map.duration
         if measured is None:
             raise bad_value(
-                f"{self.where}: duration", f"a column, to turn counts of {event} into rates", "none",
+                f"{self.where}: duration",
+                f"a column, to turn counts of {event} into rates",
+                "none",
                 "Map the duration, or say `rate: true` for columns that are per second.",
             )
         if measured.unit == "cycle":
@@ -207,7 +214,9 @@ class _Builder:
         if given is None:
             return list(names)
         label = dict(zip(work, self.text(given.column), strict=True))
-        return [label[name].rpartition(given.before)[0] or label[name] if given.before else label[name] for name in names]
+        return [
+            label[name].rpartition(given.before)[0] or label[name] if given.before else label[name] for name in names
+        ]
 
     def quantity(self, measured: _Measured, unit: str, path: str) -> Array:
         found = units.factor(measured.unit)
@@ -225,7 +234,9 @@ class _Builder:
             raise bad_value(f"{self.where}: column {column!r}", "numbers", f"{series.dtype}") from None
         bad = np.flatnonzero(~np.isfinite(value))
         if bad.size:
-            raise bad_value(f"{self.where}: column {column!r}, row {bad[0] + 1}", "a finite number", clip(series[int(bad[0])]))
+            raise bad_value(
+                f"{self.where}: column {column!r}, row {bad[0] + 1}", "a finite number", clip(series[int(bad[0])])
+            )
         return np.array(value, dtype=np.float64)
 
     def text(self, column: str) -> list[str]:
@@ -234,6 +245,8 @@ class _Builder:
     def column(self, name: str) -> pl.Series:
         if name not in self.frame.columns:
             close = nearest(name, self.frame.columns)
-            hint = f" Closest: {', '.join(close)}." if close else f" It has {clip(', '.join(self.frame.columns), 200)}."
+            hint = (
+                f" Closest: {', '.join(close)}." if close else f" It has {clip(', '.join(self.frame.columns), 200)}."
+            )
             raise BadInput(f"{self.where}: missing column {clip(name)!r}.{hint}")
         return self.frame[name]

@@ -15,7 +15,7 @@ from wattcast.errors import BadInput, bad_value, clip, unknown_name
 
 Codes: TypeAlias = npt.NDArray[np.int64]
 
-RAILS = ("core", "memory")
+RAILS = ("core", "memory", "host")  # the last has no clock of its own
 MOST_SPREAD = 1000.0  # a column of watts or hertz whose largest value is so many times its smallest mixes units
 WRAP = (2.0**32, 2.0**31, 2.0**40, 2.0**48)  # widths at which hardware counters wrap
 LEAST_POWER_W, MOST_POWER_W = 0.1, 5000.0
@@ -85,15 +85,22 @@ class CounterTable:
         return np.array([p.full if p.full else m for p, m in zip(self.predictors, largest, strict=True)])
 
     def share(self, rail: str) -> Array:
-        """Activity factor of a rail: the use of its busiest unit, 0 to 1, ``(row,)``."""
+        """Activity factor of a rail: how much of each cycle its busiest unit works, 0 to 1, ``(row,)``."""
         on = [i for i, p in enumerate(self.predictors) if p.rail == rail]
         if not on:
             return np.zeros(self.rows)
-        full = np.where(self.full() > 0, self.full(), 1.0)
-        return np.asarray((self.occurrence[:, on] / full[on]).max(axis=1))
+        clock_hz = self.memory_clock_hz if rail == "memory" else self.clock_hz
+        default_hz = (self.default_hz or (1.0, 1.0))[rail == "memory"]
+        each = []
+        for i in on:
+            predictor, value = self.predictors[i], self.occurrence[:, i]
+            per_cycle = value if events()[predictor.event].is_mean else value / clock_hz
+            known = predictor.full / default_hz if predictor.full and self.default_hz else None
+            each.append(per_cycle / (known or per_cycle.max()))
+        return np.asarray(np.max(each, axis=0))
 
     def features(self) -> Array:
-        """Use of each predictor by benchmark, at the default clocks where they are there, ``(benchmark, predictor)``."""
+        """Use of each predictor, at the default clocks where they are there, ``(benchmark, predictor)``."""
         full = np.where(self.full() > 0, self.full(), 1.0)
         at = self.at_default()
         rows = [np.flatnonzero((self.benchmark == b) & at) for b in range(self.benchmarks)]
@@ -115,7 +122,10 @@ def check(table: CounterTable) -> None:
         raise bad_value(table.name, f"{rows} rows of {width} counters", f"{table.occurrence.shape}")
     if rows < width + 2:
         raise bad_value(
-            table.name, f"at least {width + 2} rows for {width} counters", f"{rows} rows", "Measure more, or map fewer."
+            table.name,
+            f"at least {width + 2} rows for {width} counters",
+            f"{rows} rows",
+            "Measure more, or map fewer.",
         )
     _check_watts(table)
     for name, clock_hz in (("clock", table.clock_hz), ("memory clock", table.memory_clock_hz)):
@@ -124,7 +134,9 @@ def check(table: CounterTable) -> None:
         _check_counter(table, predictor, table.occurrence[:, index])
     twice = {p.event for i, p in enumerate(table.predictors) if p.event in {q.event for q in table.predictors[:i]}}
     if twice:
-        raise bad_value(table.name, "each event once", f"{', '.join(sorted(twice))} twice", "Sum the columns in the map.")
+        raise bad_value(
+            table.name, "each event once", f"{', '.join(sorted(twice))} twice", "Sum the columns in the map."
+        )
 
 
 def check_wrapped(where: str, column: str, count: Array, work: Sequence[str]) -> None:
@@ -149,8 +161,8 @@ def check_wrapped(where: str, column: str, count: Array, work: Sequence[str]) ->
             wrapped = np.abs(gap - width) < 0.02 * width
             if wrapped.any() and same.max() > 0.5 * width:
                 raise BadInput(
-                    f"{where}: column {column!r} wrapped: rows of benchmark {clip(name)!r} differ by {width:.0f}, the width "
-                    f"of a counter. Read it more often, or add {width:.0f} to the low rows."
+                    f"{where}: column {column!r} wrapped: rows of {clip(name)!r} differ by {width:.0f}, the "
+                    f"width of a counter. Read it more often, or add {width:.0f} to the low rows."
                 )
 
 
@@ -158,12 +170,17 @@ def _check_watts(table: CounterTable) -> None:
     bad = np.flatnonzero(~(np.isfinite(table.power_w) & (table.power_w > 0)))
     if bad.size:
         raise bad_value(
-            f"{table.name}: power, row {bad[0] + 1}", "watts above zero", float(table.power_w[bad[0]]), "Remove or redo it."
+            f"{table.name}: power, row {bad[0] + 1}",
+            "watts above zero",
+            float(table.power_w[bad[0]]),
+            "Remove or redo it.",
         )
     low, high = float(table.power_w.min()), float(table.power_w.max())
     if low < LEAST_POWER_W or high > MOST_POWER_W:
         raise bad_value(
-            f"{table.name}: power", f"{LEAST_POWER_W} to {MOST_POWER_W:.0f} W", f"{low:.4g} to {high:.4g} W",
+            f"{table.name}: power",
+            f"{LEAST_POWER_W} to {MOST_POWER_W:.0f} W",
+            f"{low:.4g} to {high:.4g} W",
             "Is the column in mW or kW? Say so in the map: `unit: mW`.",
         )
     _check_spread(table.name, "power", table.power_w)
@@ -186,7 +203,9 @@ def _check_counter(table: CounterTable, predictor: Predictor, value: Array) -> N
         raise bad_value(f"{where}, row {np.flatnonzero(value < 0)[0] + 1}", "zero or more", float(value.min()))
     if value.max() == value.min():
         raise bad_value(
-            where, "values that differ between rows", f"{value[0]:.4g} in all {value.size}",
+            where,
+            "values that differ between rows",
+            f"{value[0]:.4g} in all {value.size}",
             "A constant column says nothing: leave it out of the map, or measure benchmarks that vary it.",
         )
 

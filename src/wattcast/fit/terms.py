@@ -17,6 +17,7 @@ from wattcast.arrays import Array
 from wattcast.fit.table import RAILS, Codes, CounterTable
 
 NO_RAIL = -1
+INFERABLE = ("core", "memory")  # rails whose voltage follows a clock of the operating point
 ACTIVE = "active_cycle"
 
 
@@ -64,7 +65,13 @@ class _Builder:
         signed: bool = False,
         members: tuple[int, ...] = (),
     ) -> None:
-        self.rows.append((name, np.broadcast_to(value, (self.table.rows,)), power, rail, signed, members))
+        value = np.broadcast_to(value, (self.table.rows,))
+        measured_v = self.table.voltage_v.get(RAILS[rail]) if rail != NO_RAIL else None
+        if measured_v is not None:
+            value, power = value * measured_v**power, 0
+        if rail >= len(INFERABLE):
+            power = 0
+        self.rows.append((name, value, power, rail, signed, members))
 
     def events(self, power: int, tied: bool) -> None:
         predictors = self.table.predictors
@@ -95,14 +102,15 @@ def terms(model: Model, table: CounterTable, offset_hz: Iterable[float] = (), ti
                 build.add(f"{name} clock", clock_hz)
         build.events(0, tied)
         return build.build()
-    for rail, (name, clock_hz) in enumerate(_all_clocks(table)):
-        varies = np.ptp(clock_hz) > 0
-        if varies and name == "core":
-            build.add("core leakage", np.ones(1), 1, rail)
-        if varies:
+    for rail, name in enumerate(RAILS):
+        if leaks(table, name):
+            build.add(f"{name} leakage", np.ones(1), 1, rail)
+        if name not in INFERABLE:
+            continue
+        clock_hz = table.clock_hz if name == "core" else table.memory_clock_hz
+        if np.ptp(clock_hz) > 0:
             build.add(f"{name} clock", clock_hz, 2, rail)
-        if name == "memory" and varies:
-            for named_hz in offset_hz:
+            for named_hz in offset_hz if name == "memory" else ():
                 build.add(f"memory offset {named_hz / 1e6:.0f} MHz", (clock_hz == named_hz) * 1.0, signed=True)
         if model is Model.ALPHA_C:
             build.add(f"{name} dynamic", table.share(name) * clock_hz, 2, rail)
@@ -119,12 +127,24 @@ def left_out(table: CounterTable) -> list[str]:
     for name, clock_hz in _all_clocks(table):
         if np.ptp(clock_hz) == 0:
             words.append(
-                f"The {name} clock is {clock_hz[0] / 1e6:.0f} MHz in every row: leakage, clock power and voltage of the "
-                f"{name} rail cannot be told from base power, and no voltage is inferred."
+                f"The {name} clock is the same in every row: leakage, clock power and voltage of the {name} rail "
+                "cannot be told from base power, and no voltage is inferred."
             )
     if not has_idle(table):
-        words.append("No row shows an idle device: what being active costs by itself cannot be told from clock power.")
+        words.append(
+            "No row shows an idle device: what being active costs by itself cannot be told from clock power."
+        )
     return words
+
+
+def leaks(table: CounterTable, rail: str) -> bool:
+    """Whether leakage of a rail can be told from base power: its voltage varies, or will be inferred.
+
+    Only the core's is inferred: memory voltage hardly moves, as the paper says of its own board.
+    """
+    if rail in table.voltage_v:
+        return bool(np.ptp(table.voltage_v[rail]) > 0)
+    return rail == "core" and bool(np.ptp(table.clock_hz) > 0)
 
 
 def has_idle(table: CounterTable) -> bool:

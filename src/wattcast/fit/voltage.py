@@ -44,7 +44,11 @@ class VoltagePlan:
     def sizes(self) -> tuple[int, int, int]:
         """Number of rises of the core curve, of the floor, and of the memory curve."""
         core = self.core_hz.size - 1 if self.core else 0
-        return core, self.memory_hz.size - 1 if self.floored and core else 0, self.memory_hz.size - 1 if self.memory else 0
+        return (
+            core,
+            self.memory_hz.size - 1 if self.floored and core else 0,
+            self.memory_hz.size - 1 if self.memory else 0,
+        )
 
     def start(self) -> Array:
         """A plain straight line to begin with."""
@@ -76,7 +80,9 @@ class VoltagePlan:
         """Voltage of the core and the memory rail as curves over their clocks."""
         core, floor, memory = self.sizes
         core_level = 1.0 + _steps(self.core_hz.size, self.core_reference) @ theta[:core] if core else None
-        memory_level = 1.0 + _steps(self.memory_hz.size, self.memory_reference) @ theta[core + floor :] if memory else None
+        memory_level = (
+            1.0 + _steps(self.memory_hz.size, self.memory_reference) @ theta[core + floor :] if memory else None
+        )
         flat = RailVoltage.constant()
         of_memory = RailVoltage(self.memory_hz, memory_level) if memory_level is not None else flat
         if core_level is None:
@@ -100,13 +106,11 @@ class Inferred:
     converged: bool
 
 
-def plan(
-    grams: Grams, core_reference_hz: float, memory_reference_hz: float, floored: bool, infer: bool = True
-) -> VoltagePlan:
+def plan(grams: Grams, core_reference_hz: float, memory_reference_hz: float, floored: bool) -> VoltagePlan:
     """What can be inferred at all: a rail's voltage needs terms that feel it and at least two clocks."""
     core_hz, core_at = np.unique(grams.clock_hz, return_inverse=True)
     memory_hz, memory_at = np.unique(grams.memory_clock_hz, return_inverse=True)
-    feels = [bool(((grams.terms.rail == rail) & (grams.terms.exponent > 0)).any()) and infer for rail in (0, 1)]
+    feels = [bool(((grams.terms.rail == rail) & (grams.terms.exponent > 0)).any()) for rail in (0, 1)]
     return VoltagePlan(
         core_hz,
         memory_hz,
@@ -149,9 +153,10 @@ def infer(grams: Grams, gram: Array, how: VoltagePlan, signed: tuple[bool, ...],
 def factors(grams: Grams, voltage: Array) -> tuple[Array, Array]:
     """V^q of each term at each point, ``(point, term)``, and its derivative with respect to V."""
     rail, exponent = grams.terms.rail, grams.terms.exponent
-    level = voltage[:, np.maximum(rail, 0)]
-    felt = np.where(rail >= 0, level**exponent, 1.0)
-    slope = np.where((rail >= 0) & (exponent > 0), exponent * level ** np.maximum(exponent - 1, 0), 0.0)
+    feels = exponent > 0
+    level = voltage[:, np.where(feels, rail, 0)]
+    felt = np.where(feels, level**exponent, 1.0)
+    slope = np.where(feels, exponent * level ** np.maximum(exponent - 1, 0), 0.0)
     return felt, slope
 
 
@@ -163,7 +168,7 @@ def jacobian(grams: Grams, how: VoltagePlan, theta: Array, coefficient: Array) -
     voltage, slope = how.at(theta)
     felt, derivative = factors(grams, voltage)
     width = coefficient.size
-    rail = np.maximum(grams.terms.rail, 0)
+    rail = np.where(grams.terms.exponent > 0, grams.terms.rail, 0)
     by_theta = (coefficient * derivative)[:, :, np.newaxis] * slope[:, rail, :]  # (point, term, parameter)
     columns = np.zeros((felt.shape[0], width + 1, width + theta.size + 1))
     index = np.arange(width)
