@@ -11,6 +11,7 @@ from wattcast.fit.choose import Fit, Settings, Workbench
 from wattcast.fit.gram import Mask
 from wattcast.fit.heldout import INNER_FOLDS
 from wattcast.fit.split import few_folds
+from wattcast.fit.table import Predictor
 from wattcast.fit.terms import ACTIVE, Model
 from wattcast.fit.voltage import factors
 
@@ -106,11 +107,15 @@ def _candidates(bench: Workbench, fit: Fit, full: Array) -> list[tuple[str, Arra
             row = idle.copy()
             row[j] += 0.5 * full[list(members)].max()
             row[k] += 0.5 * full[list(others)].max()
-            label = predictors[members[0]].column or predictors[members[0]].event
-            other = predictors[others[0]].column or predictors[others[0]].event
+            label, other = (_label(fit, at, predictors) for at in (j, k))
             name = f"{label} alone" if j == k else f"{other} with {label}"
             rows.append((name, row / fit.grams.scale / max(float(row @ fit.coefficient), 1e-9)))
     return rows
+
+
+def _label(fit: Fit, term: int, predictors: tuple[Predictor, ...]) -> str:
+    members = fit.design.members[term]
+    return fit.design.names[term] if len(members) > 1 else predictors[members[0]].column or fit.design.names[term]
 
 
 def _error(bench: Workbench, model: Model, settings: Settings, clocks: Mask) -> tuple[float, float | None]:

@@ -26,7 +26,7 @@ def power_model(fit: Fit, table: CounterTable) -> PowerModel:
         return RatePower(found["base"], events, found.get("core clock", 0.0), found.get("memory clock", 0.0))
     rails = {name: _rail(fit, table, name, found) for name in RAILS}
     if fit.model is Model.ALPHA_C:
-        pairs = [(rails[name], ALPHA[name], found[f"{name} dynamic"]) for name in ALPHA]
+        pairs = [(rails[n], ALPHA[n], found[f"{n} dynamic"]) for n in ALPHA if f"{n} dynamic" in found]
         return SwitchedCapacitance(found["base"], tuple(AlphaRail(*pair) for pair in pairs))
     events_of = {name: _events(fit, table, name) for name in RAILS}
     if ACTIVE in found:

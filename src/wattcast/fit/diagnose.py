@@ -33,7 +33,7 @@ class Coefficient:
     standard_error: float | None  # None: held at its bound
     low: float
     high: float
-    at_full_w: float  # watts when the column is at its largest
+    largest_w: float  # watts at the largest value in the table, at relative voltage 1
     vif: float | None
 
 
@@ -149,7 +149,7 @@ def _words(fit: Fit, coefficients: tuple[Coefficient, ...], condition: float) ->
         )
     negative = [c for c in coefficients if c.value < 0 and "offset" not in c.name]
     if negative:
-        listed = ", ".join(f"{c.name} ({c.at_full_w:.3g} W at full use)" for c in negative)
+        listed = ", ".join(f"{c.name} ({c.largest_w:.3g} W at the most)" for c in negative)
         words.append(
             f"Negative, which no circuit is: {listed}. Use the non-negative estimator, or better benchmarks."
         )

@@ -63,7 +63,8 @@ def held_out(
         predicted_w[rows] = bench.predict(fit)[rows]
         if bench.anchor is not None:
             anchored_w[rows] = bench.anchored(fit)[rows]
-        progress(f"{model}: held out {index + 1} of {len(outer)} by {by}")
+        if (index + 1) * 10 // len(outer) > index * 10 // len(outer):
+            progress(f"{model}: {index + 1} of {len(outer)} held out by {by}")
     known = anchored_w if bench.anchor is not None else None
     return HeldOut(
         by,

@@ -112,7 +112,7 @@ def terms(model: Model, table: CounterTable, offset_hz: Iterable[float] = (), ti
             build.add(f"{name} clock", clock_hz, 2, rail)
             for named_hz in offset_hz if name == "memory" else ():
                 build.add(f"memory offset {named_hz / 1e6:.0f} MHz", (clock_hz == named_hz) * 1.0, signed=True)
-        if model is Model.ALPHA_C:
+        if model is Model.ALPHA_C and any(p.rail == name for p in table.predictors):
             build.add(f"{name} dynamic", table.share(name) * clock_hz, 2, rail)
     if model is Model.HYBRID:
         if has_idle(table):
