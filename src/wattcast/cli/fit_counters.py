@@ -36,6 +36,10 @@ def command(
     advice: Annotated[bool, typer.Option(help="Say how many clocks are needed and what to measure next.")] = True,
     name: Annotated[str | None, typer.Option(help="Name of the saved model; default: the table's.")] = None,
     device: Annotated[str, typer.Option(help="The device that was measured, for the saved model.")] = "",
+    predict: Annotated[
+        Path | None,
+        typer.Option(help="Utilisations of applications (gpmtool form, no watts) to predict, with --json."),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Save the model as YAML.")] = None,
     figures: Annotated[Path | None, typer.Option(help="Save figures into this folder.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -47,7 +51,8 @@ def command(
     from wattcast.errors import bad_value, unknown_name
     from wattcast.fit.choose import Estimator
     from wattcast.fit.counters import Options, fit_counters, read
-    from wattcast.fit.summary import saved_model, summary
+    from wattcast.fit.gpmtool import read_applications
+    from wattcast.fit.summary import application_power, saved_model, summary
     from wattcast.fit.terms import Model
     from wattcast.power.saved import save
 
@@ -56,6 +61,8 @@ def command(
         raise unknown_name("form", form, FORMS, f"Known: {', '.join(FORMS)}.")
     if form == "table" and columns is None:
         raise bad_value("--columns", "a YAML map of the table's columns", "none", "Or say --form gpmtool.")
+    if predict is not None and not (json and form == "gpmtool"):
+        raise bad_value("--predict", "--form gpmtool and --json", f"--form {form}" + (" --json" if json else ""))
     if estimator not in tuple(Estimator):
         raise unknown_name("estimator", estimator, Estimator, f"Known: {', '.join(Estimator)}.")
     kinds = tuple(model) if model else tuple(Model)
@@ -70,7 +77,8 @@ def command(
     if figures is not None:
         _save_figures(env, result, figures)
     if json:
-        env.json(summary(result))
+        predictions = application_power(result, read_applications(predict)) if predict is not None else []
+        env.json(summary(result) | {"predictions": predictions})
         return
     _print(env, result)
 

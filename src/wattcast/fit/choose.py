@@ -141,10 +141,10 @@ class Workbench:
         table = self.tables[settings.variant]
         how = plan(cells, *self.reference_hz, settings.floored)
         signed = tuple(self.estimator is Estimator.ORDINARY or flag for flag in design.signed)
-        kept = cells.count[train] if clocks is None else cells.count[np.ix_(train, clocks)]
-        full = table.full(train[table.benchmark])
-        per_benchmark = float(kept.sum()) / max(int(train.sum()), 1)
-        pull = penalty(table, design, cells.scale, full, settings.strength, per_benchmark)
+        rows = train[table.benchmark] if clocks is None else train[table.benchmark] & clocks[self.point]
+        firmness = settings.strength * float(rows.sum()) / max(int(train.sum()), 1)
+        mean_w = float(table.power_w[rows].mean())
+        pull = penalty(table, design, cells.scale, table.full(rows), mean_w, firmness)
         found = infer(cells, cells.summed(train, clocks), how, signed, pull)
         return Fit(model, settings, design, cells, how, found, pull, signed)
 

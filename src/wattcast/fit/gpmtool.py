@@ -14,19 +14,23 @@ by a norm of order 30, which changes nothing but keeps the law smooth.
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from wattcast.activity import Activity, Source
 from wattcast.arrays import Array
 from wattcast.errors import bad_value, clip
 from wattcast.files import read_bytes
 from wattcast.fit.table import CounterTable, Predictor, codes
+from wattcast.fit.terms import ACTIVE
+from wattcast.hardware import OperatingPoint
 
 HEADER_LINES = 4
 SHARPNESS = 30.0
+MOST_SHARE = 1.5  # counters overshoot a little
 MHZ = 1e6
 # component as the tool writes it -> event; the first word of a name is the family it shares strength with
 COMPONENTS = {
@@ -61,43 +65,16 @@ class Utilisations:
 
 def read(path: Path) -> Utilisations:
     """A file of this form."""
-    try:
-        text = read_bytes(path).decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise bad_value(path.name, "UTF-8 text", f"byte {error.start}") from None
-    return parse(text, path.name)
+    return parse(_text(path), path.name)
 
 
 def parse(text: str, where: str) -> Utilisations:
     """The text of a file of this form, every cell checked."""
-    lines = [row for row in csv.reader(text.splitlines()) if row]
-    if len(lines) < HEADER_LINES + 1:
-        raise bad_value(where, f"{HEADER_LINES} header lines and rows", f"{len(lines)} lines")
-    if lines[0][0].strip() != "2":
-        raise bad_value(f"{where}: line 1", "2 clock domains (core, memory)", lines[0][0])
-    default = [_number(cell, where, 2, i) * MHZ for i, cell in enumerate(lines[1])]
-    sizes = [int(_number(cell, where, 3, i)) for i, cell in enumerate(lines[2])]
-    names = tuple(cell.strip() for cell in lines[3])
-    if len(default) != 2 or len(sizes) != 2 or sum(sizes) != len(names):
-        raise bad_value(f"{where}: lines 2 to 4", "two clocks, two sizes, and that many names", f"{len(names)} names")
-    _check_names(names, where)
-    body = np.array(
-        [_row(row, 3 + len(names), where, i) for i, row in enumerate(lines[HEADER_LINES:], HEADER_LINES + 1)]
-    )
-    share = body[:, 3:]
-    over = np.argwhere((share < 0) | (share > 1.5))
-    if over.size:
-        row, column = over[0]
-        raise bad_value(
-            f"{where}: {names[column]}, line {row + HEADER_LINES + 1}",
-            "a share of the peak, 0 to 1",
-            float(share[row, column]),
-            "Percent instead of shares? Divide by 100.",
-        )
-    memory = tuple(i >= sizes[0] for i in range(len(names)))
-    return Utilisations(
-        where, body[:, 0], body[:, 1] * MHZ, body[:, 2] * MHZ, share, names, memory, (default[0], default[1])
-    )
+    lines, default_hz, names, memory = _head(text, where)
+    rows = enumerate(lines[HEADER_LINES:], HEADER_LINES + 1)
+    body = np.array([_row(row, 3 + len(names), where, i) for i, row in rows])
+    _check_shares(body[:, 3:], names, where)
+    return Utilisations(where, body[:, 0], body[:, 1] * MHZ, body[:, 2] * MHZ, body[:, 3:], names, memory, default_hz)
 
 
 def table(file: Utilisations, saturation: float | None) -> CounterTable:
@@ -124,7 +101,75 @@ def table(file: Utilisations, saturation: float | None) -> CounterTable:
         group_names=names,
         default_hz=file.default_hz,
         notes=(scaling_in_words(saturation),),
+        scaling={
+            "default_clock_hz": file.default_hz[0],
+            "default_memory_clock_hz": file.default_hz[1],
+            **({"memory_saturation": saturation} if saturation is not None else {}),
+        },
     )
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """How utilisations at the default clocks become activity at others."""
+
+    default_hz: tuple[float, float]
+    saturation: float | None
+
+    @classmethod
+    def from_numbers(cls, numbers: Mapping[str, float]) -> Scaling:
+        """As a saved model holds it."""
+        if "default_clock_hz" not in numbers:
+            raise bad_value("scaling", "a model fitted to utilisations at default clocks", "one that was not")
+        default_hz = (numbers["default_clock_hz"], numbers["default_memory_clock_hz"])
+        return cls(default_hz, numbers.get("memory_saturation"))
+
+
+@dataclass(frozen=True)
+class Applications:
+    """Utilisations of named work at the default clocks, without power."""
+
+    names: tuple[str, ...]
+    share: Array  # (application, component)
+    components: tuple[str, ...]
+    on_memory: tuple[bool, ...]
+    default_hz: tuple[float, float]
+
+
+def read_applications(path: Path) -> Applications:
+    """A file of the same header whose rows are a name and utilisations."""
+    lines, default_hz, names, memory = _head(_text(path), path.name)
+    body = lines[HEADER_LINES:]
+    for index, row in enumerate(body, HEADER_LINES + 1):
+        if len(row) != 1 + len(names):
+            raise bad_value(
+                f"{path.name}: line {index}", f"a name and {len(names)} utilisations", f"{len(row)} cells"
+            )
+    share = np.array(
+        [
+            [_number(c, path.name, i, j) for j, c in enumerate(row[1:], 1)]
+            for i, row in enumerate(body, HEADER_LINES + 1)
+        ]
+    )
+    _check_shares(share, names, path.name)
+    return Applications(tuple(row[0] for row in body), share, names, memory, default_hz)
+
+
+def activity(work: Applications, scaling: Scaling, clock_hz: Array, memory_clock_hz: Array) -> Activity:
+    """One second of each application at each pair of clocks, ``(application, pair, 1)``, by the law above."""
+    core, memory = clock_hz / scaling.default_hz[0], memory_clock_hz / scaling.default_hz[1]
+    busy_hz = np.array([scaling.default_hz[m] for m in work.on_memory])
+    at_default = (work.share * busy_hz)[:, np.newaxis, :]
+    if scaling.saturation is None:
+        factor = np.where(np.array(work.on_memory), memory[:, np.newaxis], core[:, np.newaxis])[np.newaxis]
+    else:
+        traffic = work.share[:, list(work.on_memory)].max(axis=1, initial=0.0)
+        factor = pace(core, memory, traffic[:, np.newaxis], scaling.saturation)[..., np.newaxis]
+    busy = np.asarray((work.share > 0).any(axis=1))[:, np.newaxis] * clock_hz
+    value = np.concatenate([busy[..., np.newaxis], at_default * factor], axis=-1)
+    names = (ACTIVE, *(COMPONENTS[name.upper()] for name in work.components))
+    at = OperatingPoint(clock_hz=clock_hz[:, np.newaxis], memory_clock_hz=memory_clock_hz[:, np.newaxis])
+    return Activity(np.ones((*value.shape[:2], 1)), value[:, :, np.newaxis, :], names, at, Source.PROFILED)
 
 
 def pace(
@@ -154,6 +199,41 @@ def scaling_in_words(saturation: float | None) -> str:
         f"{start}all rates of a benchmark are taken to follow the core clock until it would need more than "
         f"{saturation:.0%} of the memory bandwidth, and the memory clock beyond."
     )
+
+
+def _text(path: Path) -> str:
+    try:
+        return read_bytes(path).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise bad_value(path.name, "UTF-8 text", f"byte {error.start}") from None
+
+
+def _head(text: str, where: str) -> tuple[list[list[str]], tuple[float, float], tuple[str, ...], tuple[bool, ...]]:
+    """All lines, the default clocks, the components, and whether each is on the memory rail."""
+    lines = [row for row in csv.reader(text.splitlines()) if row]
+    if len(lines) < HEADER_LINES + 1:
+        raise bad_value(where, f"{HEADER_LINES} header lines and rows", f"{len(lines)} lines")
+    if lines[0][0].strip() != "2":
+        raise bad_value(f"{where}: line 1", "2 clock domains (core, memory)", lines[0][0])
+    default = [_number(cell, where, 2, i) * MHZ for i, cell in enumerate(lines[1])]
+    sizes = [int(_number(cell, where, 3, i)) for i, cell in enumerate(lines[2])]
+    names = tuple(cell.strip() for cell in lines[3])
+    if len(default) != 2 or len(sizes) != 2 or sum(sizes) != len(names):
+        raise bad_value(f"{where}: lines 2 to 4", "two clocks, two sizes, and that many names", f"{len(names)} names")
+    _check_names(names, where)
+    return lines, (default[0], default[1]), names, tuple(i >= sizes[0] for i in range(len(names)))
+
+
+def _check_shares(share: Array, names: Sequence[str], where: str) -> None:
+    over = np.argwhere((share < 0) | (share > MOST_SHARE))
+    if over.size:
+        row, column = over[0]
+        raise bad_value(
+            f"{where}: {names[column]}, line {row + HEADER_LINES + 1}",
+            "a share of the peak, 0 to 1",
+            float(share[row, column]),
+            "Percent instead of shares? Divide by 100.",
+        )
 
 
 def _pace(file: Utilisations, saturation: float | None) -> Array:

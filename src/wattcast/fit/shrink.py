@@ -18,15 +18,16 @@ SPREAD = 0.25  # of the mean power
 
 
 def penalty(
-    table: CounterTable, design: Terms, scale: Array, full: Array, strength: float, rows_per_benchmark: float
+    table: CounterTable, design: Terms, scale: Array, full: Array, mean_w: float, firmness: float
 ) -> Array | None:
     """S for coefficients of columns divided by ``scale``, times how firmly it pulls.
 
-    ``full`` is each predictor's occurrence at full use, 0 where it was never seen and has no scale.
-    Strength 1 says: benchmarks miss the model by about 10 % of their power, all their rows alike, and
+    ``full`` is each predictor's occurrence at full use, 0 where it was never seen and has no scale;
+    ``mean_w`` is the mean power of the training rows; ``firmness`` is the strength times the rows of a
+    benchmark. Strength 1 says: benchmarks miss the model by about 10 % of their power, all their rows alike, and
     like units differ by about 25 % of the mean power. Both are guesses, so other strengths are tried.
     """
-    if strength <= 0:
+    if firmness <= 0:
         return None
     out = np.zeros((len(design.names), len(design.names)))
     for rail in np.unique(design.rail[design.rail >= 0]):
@@ -40,8 +41,7 @@ def penalty(
         families = [table.predictors[design.members[j][0]].family or design.names[j] for j in term]
         at_full = np.array([full[list(design.members[j])].max() for j in term]) / scale[term]
         out[np.ix_(term, term)] = at_full[:, np.newaxis] * hierarchy(families) * at_full
-    firm = strength * (MISSED / SPREAD) ** 2 * rows_per_benchmark
-    return out * (firm / float(table.power_w.mean()) ** 2)
+    return out * firmness * (MISSED / SPREAD / mean_w) ** 2
 
 
 def hierarchy(families: list[str]) -> Array:

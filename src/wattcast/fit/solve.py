@@ -9,7 +9,7 @@ import numpy as np
 from wattcast.arrays import Array
 from wattcast.errors import BadInput
 
-JITTER = 1e-10  # of a unit diagonal: lets an unseen column be factored; too small to move a seen one
+JITTER = 1e-12  # of a unit diagonal: lets an unseen column be factored; too small to move a seen one
 SINGULAR = 1e-9  # smallest eigenvalue of the Gram of unit columns that still counts as full rank
 
 

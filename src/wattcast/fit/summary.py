@@ -11,6 +11,7 @@ from wattcast import __version__
 from wattcast.arrays import Array
 from wattcast.fit.advise import enough
 from wattcast.fit.counters import CounterFit, FittedKind
+from wattcast.fit.gpmtool import Applications, Scaling, activity
 from wattcast.fit.heldout import HeldOut
 from wattcast.fit.score import Score, error_plane
 from wattcast.fit.terms import Model
@@ -72,7 +73,24 @@ def saved_model(result: CounterFit, name: str, device: str = "") -> SavedModel:
     source = f"wattcast fit counters {__version__}, {table.name}: {table.rows} rows of {table.benchmarks} benchmarks"
     when = datetime.now(tz=UTC).date().isoformat()
     notes = (*table.notes, *result.warnings)
-    return SavedModel(name, main.power, Provenance(source, when, device), errors, notes)
+    return SavedModel(name, main.power, Provenance(source, when, device), errors, notes, table.scaling)
+
+
+def application_power(result: CounterFit, work: Applications) -> list[dict[str, Any]]:
+    """Power of applications known by their utilisations at the default clocks, over the measured clock plane."""
+    scaling = Scaling.from_numbers(result.table.scaling)
+    core_hz, memory_hz = np.unique(result.table.clock_hz), np.unique(result.table.memory_clock_hz)
+    core, memory = (axis.ravel() for axis in np.meshgrid(core_hz, memory_hz, indexing="ij"))
+    total_w = main_kind(result).power.power(activity(work, scaling, core, memory)).total_w[..., 0]
+    return [
+        {
+            "name": name,
+            "core_hz": core_hz.tolist(),
+            "memory_hz": memory_hz.tolist(),
+            "power_w": row.reshape(core_hz.size, memory_hz.size).tolist(),
+        }
+        for name, row in zip(work.names, total_w, strict=True)
+    ]
 
 
 def _kind(kind: FittedKind) -> dict[str, Any]:

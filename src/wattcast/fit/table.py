@@ -60,6 +60,7 @@ class CounterTable:
     default_hz: tuple[float, float] | None = None  # core and memory clock at which users run
     voltage_v: Mapping[str, Array] = field(default_factory=dict)  # rail -> (row,), where measured
     notes: tuple[str, ...] = ()  # assumptions made on the way in
+    scaling: Mapping[str, float] = field(default_factory=dict)  # the same as numbers, where activity was scaled
 
     def __post_init__(self) -> None:
         check(self)

@@ -27,6 +27,7 @@ class SavedModel:
     provenance: Provenance
     error_percent: Mapping[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    scaling: Mapping[str, float] = field(default_factory=dict)  # how activity was carried to other clocks
 
 
 class _Provenance(msgspec.Struct, forbid_unknown_fields=True):
@@ -44,6 +45,7 @@ class _ModelFile(msgspec.Struct, forbid_unknown_fields=True):
     model: dict[str, Any]
     error_percent: dict[str, float] = {}
     notes: list[str] = []
+    scaling: dict[str, float] = {}
 
 
 def save(saved: SavedModel, path: Path) -> None:
@@ -62,6 +64,7 @@ def encode(saved: SavedModel) -> bytes:
         "provenance": {key: value for key, value in vars(saved.provenance).items() if value},
         "error_percent": {key: round(value, 3) for key, value in saved.error_percent.items()},
         "notes": list(saved.notes),
+        "scaling": dict(saved.scaling),
         "model": saved.model.to_plain(),
     }
     text: str = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=118)
@@ -88,4 +91,4 @@ def parse(data: bytes, where: str) -> SavedModel:
             f"{where}: model", f"coefficients of kind {file.kind}", f"{type(error).__name__}: {error}"
         ) from None
     provenance = Provenance(**{f: getattr(file.provenance, f) for f in file.provenance.__struct_fields__})
-    return SavedModel(file.name, model, provenance, file.error_percent, tuple(file.notes))
+    return SavedModel(file.name, model, provenance, file.error_percent, tuple(file.notes), file.scaling)
