@@ -33,6 +33,7 @@ class Options:
     folds: int = 0  # 0: leave one out; else that many parts
     clusters: int = 0  # 0: as many as there are predictors
     advice: bool = True  # training clocks and the next benchmark
+    hold: tuple[str, ...] = ("benchmark", "group", "cluster")  # what is held out; benchmarks always are
 
 
 @dataclass(frozen=True)
@@ -109,9 +110,9 @@ def _kind(bench: Workbench, model: Model, how: Options, count: int, progress: Pr
     table = bench.table
     everyone = np.ones(table.benchmarks, dtype=bool)
     labels = {"benchmark": np.arange(table.benchmarks)}
-    if np.unique(table.group).size < table.benchmarks:
+    if "group" in how.hold and np.unique(table.group).size < table.benchmarks:
         labels["group"] = table.group
-    if 2 <= count < table.benchmarks:
+    if "cluster" in how.hold and 2 <= count < table.benchmarks:
         labels["cluster"] = clusters(table.features(), count)
     settings = choose(bench, model, everyone, inner_folds(labels["benchmark"], everyone))
     fit = bench.fit(model, settings, everyone)

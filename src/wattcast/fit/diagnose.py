@@ -59,7 +59,7 @@ def diagnose(fit: Fit, table: CounterTable, train: Mask) -> Diagnosis:
     factor = _t_factor(int(train.sum()) - 1)
     inflation = _inflation(total)
     coefficients = tuple(
-        _coefficient(fit, j, error[j] if free[j] else None, factor, inflation[j]) for j in range(width)
+        _coefficient(fit, j, float(error[j]) if free[j] else None, factor, inflation[j]) for j in range(width)
     )
     _, slope = fit.how.at(fit.inferred.theta)
     voltage_error = np.sqrt(np.maximum(np.einsum("pri,ij,prj->pr", slope, covariance[width:, width:], slope), 0.0))
