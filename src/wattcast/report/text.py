@@ -53,7 +53,7 @@ def _print_one(console: Console, p: Prediction, capacity_byte: float) -> None:
     waiting = 1.0 - float(p.busy_s) / float(p.latency_s)
     rows.add_row("waiting for the host", f"{waiting:.1%}", "")
     if p.memory_byte is not None:
-        fits = "fits" if p.memory_byte <= capacity_byte else "DOES NOT FIT"
+        fits = "fits" if p.fits else "DOES NOT FIT"
         rows.add_row("memory", show(p.memory_byte, "byte"), f"{fits} in {show(capacity_byte, 'byte')}")
     console.print(rows)
     console.print(_modules(p))
