@@ -38,7 +38,7 @@ class Settings:
 
     variant: str  # which table: how activity was scaled to other clocks
     floored: bool = False  # whether the memory clock sets a floor to the core voltage
-    offset: bool = False  # an offset at the lowest memory clock
+    offset: bool = False  # offsets at the named memory clocks, or at the lowest
     tied: bool = False  # one coefficient a family
     strength: float = 1.0  # of the shrinkage, 0 for none
 
@@ -65,11 +65,22 @@ class Fit:
 class Workbench:
     """Tables and the designs made of them, each made once."""
 
-    def __init__(self, tables: Mapping[str, CounterTable], estimator: Estimator = Estimator.NON_NEGATIVE) -> None:
+    def __init__(
+        self,
+        tables: Mapping[str, CounterTable],
+        estimator: Estimator = Estimator.NON_NEGATIVE,
+        offset_hz: Sequence[float] = (),
+    ) -> None:
         if not tables:
             raise bad_value("fit", "at least one table", "none")
         self.tables, self.estimator = dict(tables), estimator
         self.table = next(iter(self.tables.values()))
+        self.named = bool(offset_hz)
+        self.offset_hz = tuple(offset_hz) or (float(self.table.memory_clock_hz.min()),)
+        gone = [hz for hz in self.offset_hz if hz not in self.table.memory_clock_hz]
+        if gone:
+            seen = ", ".join(f"{hz / 1e6:g}" for hz in np.unique(self.table.memory_clock_hz))
+            raise bad_value("offset", f"a memory clock of the table ({seen} MHz)", f"{gone[0] / 1e6:g} MHz")
         self.point, self.clock_hz, self.memory_clock_hz = points(self.table)
         self.anchor = _anchor(self.table)
         self._made: dict[tuple[Model, str, bool, bool], tuple[Terms, Grams]] = {}
@@ -97,8 +108,8 @@ class Workbench:
         axes: list[list[dict[str, Any]]] = [
             [{"variant": name, "floored": flag} for name in self.tables for flag in floors]
         ]
-        if clocks[1] > 3:
-            axes.append([{"offset": flag} for flag in (False, True)])
+        if self.named or clocks[1] > 3:
+            axes.append([{"offset": flag} for flag in ((True,) if self.named else (False, True))])
         if self._has_families():
             first = self.start().tied
             axes.append([{"tied": flag} for flag in (first, not first)])
@@ -113,16 +124,21 @@ class Workbench:
         """Terms and Gram cells for these settings."""
         key = (model, settings.variant, settings.offset, settings.tied)
         if key not in self._made:
-            offsets = (float(self.memory_clock_hz.min()),) if settings.offset else ()
+            offsets = self.offset_hz if settings.offset else ()
             table = self.tables[settings.variant]
             made = terms(model, table, offsets, settings.tied)
             self._made[key] = made, grams(table, made)
         return self._made[key]
 
-    def fit(self, model: Model, settings: Settings, train: Mask, clocks: Mask | None = None) -> Fit:
-        """Fit to the benchmarks of ``train`` (and the operating points of ``clocks``)."""
+    def fit(
+        self, model: Model, settings: Settings, train: Mask, clocks: Mask | None = None, robust: bool = True
+    ) -> Fit:
+        """Fit to the benchmarks of ``train`` (and the operating points of ``clocks``).
+
+        ``robust`` False leaves out the reweighting of outliers, for the many fits that choose settings.
+        """
         design, cells = self.design(model, settings)
-        if self.estimator is not Estimator.HUBER:
+        if self.estimator is not Estimator.HUBER or not robust:
             return self._fit(model, settings, design, cells, train, clocks)
         table = self.tables[settings.variant]
         rows = train[table.benchmark] & (clocks[self.point] if clocks is not None else True)
@@ -213,7 +229,7 @@ def held_out_errors(
     for fold in inner:
         kept, held = train & ~fold, train & fold
         if held.any() and kept.any():
-            fit = bench.fit(model, settings, kept)
+            fit = bench.fit(model, settings, kept, robust=False)
             predicted_w = bench.anchored(fit) if anchored else bench.predict(fit)
             rows = held[table.benchmark]
             error[rows] = 100.0 * np.abs(predicted_w[rows] / table.power_w[rows] - 1.0)
