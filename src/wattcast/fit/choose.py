@@ -164,11 +164,10 @@ class Workbench:
         found = infer(cells, cells.summed(train, clocks), how, signed, pull)
         return Fit(model, settings, design, cells, how, found, pull, signed)
 
-    def predict(self, fit: Fit, settings: Settings | None = None) -> Array:
+    def predict(self, fit: Fit) -> Array:
         """Watts of every row of the table."""
-        design, _ = self.design(fit.model, settings or fit.settings)
         felt, _ = factors(fit.grams, fit.inferred.voltage)
-        return np.asarray((design.value * felt[self.point] * fit.coefficient).sum(axis=1))
+        return np.asarray((fit.design.value * felt[self.point] * fit.coefficient).sum(axis=1))
 
     def anchored(self, fit: Fit) -> Array:
         """Watts of every row when each benchmark's power at the default clocks is known.
@@ -208,7 +207,7 @@ def choose(bench: Workbench, model: Model, train: Mask, inner: Sequence[Mask]) -
     best = bench.start()
     for axis in bench.options(model):
         trials = [replace(best, **option) for option in axis]
-        if len(trials) == 1:
+        if len(trials) == 1 or not inner:
             best = trials[0]
             continue
         anchored = bench.anchor is not None and not {"tied", "strength"} & set(axis[0])
@@ -237,17 +236,6 @@ def held_out_errors(
     count = np.bincount(table.benchmark[seen], minlength=table.benchmarks)
     total = np.bincount(table.benchmark[seen], error[seen], minlength=table.benchmarks)
     return np.asarray(total[count > 0] / count[count > 0])
-
-
-def labels_of(table: CounterTable, kind: str, count: int) -> Codes:
-    """Labels to hold out by: each benchmark, its group, or one of ``count`` clusters of similar work."""
-    from wattcast.fit.split import clusters
-
-    if kind == "benchmark":
-        return np.arange(table.benchmarks)
-    if kind == "group":
-        return table.group
-    return clusters(table.features(), count)
 
 
 def _anchor(table: CounterTable) -> Codes | None:
