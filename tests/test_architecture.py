@@ -9,7 +9,7 @@ import pytest
 
 SOURCE = Path(__file__).resolve().parent.parent / "src" / "wattcast"
 ORDER = [
-    *["errors", "units", "dtypes", "naming", "provenance", "files", "arrays", "reference", "records"],
+    *["errors", "units", "dtypes", "naming", "provenance", "files", "arrays", "reference", "records", "forest"],
     *["hardware", "workload", "kernels", "timeline", "activity", "power", "energy", "fitted"],
     *["flow", "equilibrium", "uncertainty", "prediction", "api"],
     *["fit", "validate", "explore", "manage", "report", "doctor"],

@@ -39,6 +39,7 @@ def test_predict_prints_the_promised_schema(call) -> None:
     assert p.energy_j == pytest.approx(p.power_w * p.latency_s)
     assert p.interval.latency_s[0] <= p.latency_s <= p.interval.latency_s[1]
     assert p.memory_byte > 8e9 * 2
+    assert p.fits is True
     assert sum(m.power_w for m in p.modules) == pytest.approx(p.power_w)
     assert not p.support.inside
     assert "provisional" in " ".join(p.assumptions)
@@ -197,6 +198,29 @@ def test_gpus_doctor_and_version(call) -> None:
         done = call(*argv)
         assert done.code == 0
         assert done.out
+
+
+@pytest.mark.parametrize(
+    ("words", "offers"),
+    [
+        ("wattcast pre", "predict"),
+        ("wattcast predict --gpu h1", "h100-sxm"),
+        ("wattcast predict llama3", "llama3-8b"),
+    ],
+)
+def test_the_shell_completes_commands_gpus_and_models(words: str, offers: str) -> None:
+    variables = os.environ | {
+        "_WATTCAST_COMPLETE": "complete_bash",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(len(words.split()) - 1),
+    }
+    command = [
+        sys.executable,
+        "-c",
+        "import sys; sys.argv[0] = 'wattcast'; from wattcast.cli.main import entry; entry()",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, env=variables)
+    assert offers in done.stdout.split()
 
 
 def test_traceback_is_shown_when_asked(call) -> None:

@@ -7,6 +7,7 @@ last step of the flow is repeated, on arrays.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,7 +19,7 @@ from wattcast.flow import at_clock
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.timeline import Timeline
 
-HALVINGS = 14  # of the clock range: about 0.1 MHz on any card, then one secant step
+STEPS = 8  # of the bracketing secant below; leaves less than 1 ppm of the limit
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Settled:
 
 
 def settle(timeline: Timeline, gpu: Gpu, at: OperatingPoint, bundle: Bundle) -> Settled:
-    """Highest set clock at which mean power meets the limit, by bisection on arrays.
+    """Highest set clock at which mean power meets the limit, by a bracketing secant on arrays.
 
     Mean power rises with the clock: voltage and idle power do, and time does not. Where even the
     lowest clock draws too much, the lowest clock is given and ``met`` is False.
@@ -47,19 +48,33 @@ def settle(timeline: Timeline, gpu: Gpu, at: OperatingPoint, bundle: Bundle) -> 
     if not (wanted > 0).any():
         return Settled(replace(at, clock_hz=_shaped(top_hz, wanted)), wanted > 0, wanted <= 0)
     low_hz = np.minimum(gpu.clocks.min_hz if gpu.clocks.min_hz is not None else 0.3 * top_hz, top_hz)
-    low, high = _shaped(low_hz, wanted), _shaped(top_hz, wanted)
-    over_low, over_high = _over(timeline, at, low, bundle, limit_w), wanted
+    low, high = _shaped(low_hz, wanted)[..., 0], _shaped(top_hz, wanted)[..., 0]
+    over_low, over_high = _over(timeline, at, low[..., None], bundle, limit_w), wanted
     hopeless = over_low > 0
-    for _ in range(HALVINGS):
-        middle = 0.5 * (low + high)
-        over = _over(timeline, at, middle, bundle, limit_w)
-        above = over > 0
-        low, over_low = np.where(above[..., None], low, middle), np.where(above, over_low, over)
-        high, over_high = np.where(above[..., None], middle, high), np.where(above, over, over_high)
-    share = np.divide(-over_low, over_high - over_low, out=np.zeros(over.shape), where=over_high > over_low)
-    solved = low + np.clip(share, 0.0, 1.0)[..., None] * (high - low)
-    clock = np.where((wanted > 0)[..., None], np.where(hopeless[..., None], low_hz, solved), top_hz)
+    solved = _secant(lambda hz: _over(timeline, at, hz[..., None], bundle, limit_w), low, high, over_low, over_high)
+    clock = np.where((wanted > 0)[..., None], np.where(hopeless[..., None], low_hz, solved[..., None]), top_hz)
     return Settled(replace(at, clock_hz=clock), wanted > 0, ~hopeless | (wanted <= 0))
+
+
+def _secant(function: Callable[[Array], Array], low: Array, high: Array, at_low: Array, at_high: Array) -> Array:
+    """Root of a rising function between ``low`` and ``high``, elementwise, by the Illinois method.
+
+    Regula falsi that halves the value at an end kept twice running [Dowell1971], so that both ends
+    close in. A fixed number of steps, so that a batch does what each of its members would.
+    """
+    side = np.zeros(at_low.shape)
+    point = high
+    for _ in range(STEPS):
+        rise = at_high - at_low
+        share = np.divide(-at_low, rise, out=np.full(rise.shape, 0.5), where=rise > 0)
+        point = low + np.clip(share, 0.0, 1.0) * (high - low)
+        value = function(point)
+        above = value > 0
+        at_low = np.where(above, np.where(side > 0, 0.5 * at_low, at_low), value)
+        at_high = np.where(above, value, np.where(side < 0, 0.5 * at_high, at_high))
+        low, high = np.where(above, low, point), np.where(above, point, high)
+        side = np.where(above, 1.0, -1.0)
+    return point
 
 
 def _limit(gpu: Gpu, at: OperatingPoint) -> Array:

@@ -43,7 +43,7 @@ class Detail:
     """The same by kernel and by part. The last interval of ``part_j`` is the idle gaps."""
 
     kernel_s: Array  # (*sweep, kernel) one run
-    effective_hz: Array  # (*sweep, kernel)
+    effective_hz: Array  # broadcasts to (*sweep, kernel)
     kernel_part_w: Array  # (*sweep, kernel, part)
     kernel_j: Array  # (*sweep, kernel) one run
     gap_j: Array  # (*sweep,)
@@ -68,7 +68,7 @@ def at_clock(timeline: Timeline, at: OperatingPoint, bundle: Bundle) -> Totals:
     total_s = latency_s(timeline, each_s)
     power = bundle.power.power(predicted.whole(timeline, total_s, at))
     in_kernels_s = busy_s(timeline, each_s)
-    cycles = (each_s * clock * timeline.calls).sum(axis=-1)
+    cycles = (each_s * clock) @ timeline.calls
     return Totals(total_s, in_kernels_s, power.total_w[..., 0], mean_w(cycles, in_kernels_s))
 
 

@@ -57,6 +57,7 @@ class Prediction:
     busy_s: Array
     peak_power_w: Array
     memory_byte: float | None
+    fits: bool | None  # in the GPU's memory (in every point of a sweep); None: unknown
     modules: tuple[Module, ...]
     ops: tuple[OperatorShare, ...]
     interval: Interval
@@ -85,6 +86,9 @@ def predict(graph: Graph, gpu: Gpu, at: OperatingPoint, bundle: Bundle) -> Predi
         busy_s=np.broadcast_to(totals.busy_s, shape),
         peak_power_w=np.broadcast_to(detail.peak_w, shape),
         memory_byte=graph.memory_byte,
+        fits=None
+        if graph.memory_byte is None
+        else bool(np.all(graph.memory_byte <= np.asarray(gpu.memory.capacity_byte))),
         modules=_modules(timeline, totals, detail, gpu, settled.at),
         ops=_ops(timeline, detail, gpu, settled.at),
         interval=interval(timeline, totals, detail, bundle),
@@ -115,7 +119,8 @@ def _modules(timeline: Timeline, totals: Totals, detail: Detail, gpu: Gpu, at: O
 
 def _ops(timeline: Timeline, detail: Detail, gpu: Gpu, at: OperatingPoint) -> tuple[OperatorShare, ...]:
     activity = predicted.per_kernel(timeline, detail.kernel_s, np.zeros(detail.kernel_s.shape[:-1]), at)
-    clock_hz = np.concatenate([detail.effective_hz, detail.effective_hz[..., :1]], axis=-1)
+    each_hz = np.broadcast_to(detail.effective_hz, detail.kernel_s.shape)
+    clock_hz = np.concatenate([each_hz, each_hz[..., :1]], axis=-1)
     busy = utilisation(activity, gpu, clock_hz)
 
     def modules(kernel: int) -> tuple[Module, ...]:

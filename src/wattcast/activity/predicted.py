@@ -25,10 +25,9 @@ def per_kernel(timeline: Timeline, duration_s: Array, gap_s: Array, at: Operatin
 
 def whole(timeline: Timeline, latency_s: Array, at: OperatingPoint) -> Activity:
     """The workload as one interval: counts of all its kernels over its latency."""
-    total = np.einsum("...ke,k->...e", timeline.value, timeline.calls)
     return Activity(
         duration_s=latency_s[..., np.newaxis],
-        value=total[..., np.newaxis, :],
+        value=timeline.total[..., np.newaxis, :],
         events=timeline.events,
         at=at,
         source=Source.PREDICTED,

@@ -27,6 +27,8 @@ COMMANDS = {
     "gpus": "gpus",
     "models": "models",
     "workload": "workload",
+    "measure": "measure",
+    "power-trace": "power_trace",
     "doctor": "doctor",
 }
 

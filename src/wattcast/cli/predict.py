@@ -12,14 +12,34 @@ from wattcast.cli.environment import Environment
 app = typer.Typer(help="Predict latency, power, energy and clock of workloads on a GPU.")
 
 
+def _gpu_names(incomplete: str) -> list[str]:
+    """GPUs a shell may complete to."""
+    from wattcast import hardware
+
+    return [name for name in hardware.names() if name.startswith(incomplete)]
+
+
+def _model_names(incomplete: str) -> list[str]:
+    """Models a shell may complete to; files are the shell's own business."""
+    from wattcast.workload import models
+
+    return [name for name in models.names() if name.startswith(incomplete)]
+
+
 @app.command()
 def predict(
     ctx: typer.Context,
     workloads: Annotated[
         list[str],
-        typer.Argument(help="Model names, workload JSON files, EnergAIzer lists, Hugging Face config.json files."),
+        typer.Argument(
+            autocompletion=_model_names,
+            help="Model names or files: workload JSON, EnergAIzer list, Hugging Face config.json, trace, ONNX.",
+        ),
     ],
-    gpu: Annotated[str, typer.Option(help="Catalogue name (`wattcast gpus`) or your own YAML file.")],
+    gpu: Annotated[
+        str,
+        typer.Option(help="Catalogue name (`wattcast gpus`) or your own YAML file.", autocompletion=_gpu_names),
+    ],
     batch: Annotated[int, typer.Option(help="Sequences or images at once.")] = 1,
     seq: Annotated[int | None, typer.Option(help="Prompt length; in decode the context length.")] = None,
     tokens: Annotated[int | None, typer.Option(help="Tokens to generate (phase generate).")] = None,
@@ -45,6 +65,15 @@ def predict(
     tp: Annotated[int, typer.Option(help="Tensor-parallel GPUs.")] = 1,
     pp: Annotated[int, typer.Option(help="Pipeline stages.")] = 1,
     dp: Annotated[int, typer.Option(help="Data-parallel replicas.")] = 1,
+    skew: Annotated[
+        float, typer.Option(help="Experts: share of choices that fall on the same experts, 0 to 1.")
+    ] = 0.0,
+    recompute: Annotated[
+        bool, typer.Option("--recompute", help="Training: recompute activations, do not keep them.")
+    ] = False,
+    image: Annotated[
+        int | None, typer.Option(help="Side of the picture in pixels (latent pixels in diffusion).")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Save a figure (.png, .svg, .pdf); one workload.")] = None,
 ) -> None:
@@ -79,6 +108,9 @@ def predict(
             tp=tp,
             pp=pp,
             dp=dp,
+            skew=skew,
+            recompute=recompute,
+            image=image,
         )
         for workload in workloads
     ]

@@ -7,6 +7,7 @@ before any cache or clock is known; ``timeline/`` turns it into cycles and secon
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +25,11 @@ class Segment:
     rows: Index  # (position,)
     counts: Array  # (position,) how often in a row each is issued
     repeat: int
+
+    @cached_property
+    def many(self) -> bool:
+        """Whether any kernel is issued several times in a row."""
+        return bool((self.counts > 1).any())
 
 
 @dataclass(frozen=True)

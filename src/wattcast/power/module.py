@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from wattcast.activity import Activity, events
 from wattcast.arrays import Array
@@ -43,37 +45,51 @@ class ModulePower:
         if not 0.0 <= self.toggling <= 2.0:
             raise bad_value("toggling", "a factor between 0 and 2", self.toggling)
 
-    @property
+    @cached_property
     def required_events(self) -> tuple[str, ...]:
         return tuple(name for name in events() if name in self.energy_j)
 
-    @property
+    @cached_property
     def modules(self) -> tuple[str, ...]:
         """Modules with an energy, in the order of ``events.csv``."""
         known = events()
         return tuple(dict.fromkeys(known[name].module for name in known if name in self.energy_j))
 
-    @property
+    @cached_property
     def parts(self) -> tuple[str, ...]:
         return (STATIC, CLOCK, *self.modules)
 
     def power(self, activity: Activity) -> Power:
         """Watts of static, clock and each module in every interval."""
         activity.require(self.required_events, "module power")
-        clock_hz = _clock(activity)
-        shape = np.broadcast_shapes(
-            activity.duration_s.shape, np.shape(clock_hz), np.shape(activity.at.temperature_c)
+        clock_hz, at = _clock(activity), activity.at
+        idle_w = self.idle.at(clock_hz, at.temperature_c)
+        static_w = np.minimum(idle_w, self.idle.static_w(at.temperature_c))
+        volts_squared = self.voltage.at(clock_hz)[..., np.newaxis] ** 2
+        scale = self.toggling * np.where(self._own_rail, 1.0, volts_squared)
+        columns = [activity.events.index(name) for name in self.required_events]
+        duration_s = activity.duration_s[..., np.newaxis]
+        joules = scale * (activity.value[..., columns] @ self._energies)
+        dynamic_w = np.divide(
+            joules, duration_s, out=np.zeros(np.broadcast(joules, duration_s).shape), where=duration_s > 0
         )
-        idle_w = self.idle.at(clock_hz, activity.at.temperature_c)
-        static_w = np.minimum(idle_w, self.idle.static_w(activity.at.temperature_c))
-        by_part = {STATIC: static_w, CLOCK: idle_w - static_w} | {m: np.zeros(shape) for m in self.modules}
-        core = self.toggling * self.voltage.at(clock_hz) ** 2
-        known = events()
-        for name in self.required_events:
-            module = known[name].module
-            scale = self.toggling if module in OWN_RAIL else core
-            by_part[module] = by_part[module] + scale * self.energy_j[name] * activity.rate(name)  # Eq. 5
-        return Power(np.stack([np.broadcast_to(by_part[p], shape) for p in self.parts], axis=-1), self.parts)
+        shape = np.broadcast_shapes(dynamic_w.shape[:-1], static_w.shape)
+        part_w = np.empty((*shape, len(self.parts)))
+        part_w[..., 0], part_w[..., 1], part_w[..., 2:] = static_w, idle_w - static_w, dynamic_w
+        return Power(part_w, self.parts)
+
+    @cached_property
+    def _energies(self) -> Array:
+        """J per event at relative voltage 1, ``(event, module)``: each event counts for one module."""
+        known, modules = events(), self.modules
+        matrix = np.zeros((len(self.required_events), len(modules)))
+        for row, name in enumerate(self.required_events):
+            matrix[row, modules.index(known[name].module)] = self.energy_j[name]
+        return matrix
+
+    @cached_property
+    def _own_rail(self) -> npt.NDArray[np.bool_]:
+        return np.array([module in OWN_RAIL for module in self.modules])
 
     def to_plain(self) -> dict[str, Any]:
         """For YAML."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from wattcast.errors import MissingTool, bad_value
@@ -37,10 +38,8 @@ def breakdown(p: Prediction) -> Figure:
     figure = _figure(9.0, 5.0)
     axes = figure.subplots()
     ranked = sorted(p.ops, key=lambda o: -float(o.energy_j))[:MOST_OPS]
-    names = [
-        "whole workload",
-        *(f"{o.op.name} ({float(o.energy_j) / float(p.energy_j):.0%} of energy)" for o in ranked),
-    ]
+    shares = (f"{o.op}  {float(o.energy_j) / float(p.energy_j):.0%} of energy" for o in ranked)
+    names = ["whole workload", *shares]
     stacks = [p.modules, *(o.modules for o in ranked)]
     left = [0.0] * len(stacks)
     for i, module in enumerate(p.modules):
@@ -54,7 +53,7 @@ def breakdown(p: Prediction) -> Figure:
     axes.set_title(f"{p.name} on {p.gpu}: {float(p.latency_s) * 1e3:.3g} ms, {float(p.power_w):.4g} W")
     axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
-    figure.text(0.01, 0.01, f"{p.status} coefficients: {p.provenance.source[:110]}", fontsize=6, color="#666666")
+    _caption(figure, f"{p.status} coefficients, {p.provenance.date}: {p.provenance.source}")
     return figure
 
 
@@ -66,6 +65,11 @@ def save(figure: Figure, path: Path) -> None:
     buffer = io.BytesIO()
     figure.savefig(buffer, format=ending, dpi=150)
     write_whole(path, buffer.getvalue())
+
+
+def _caption(figure: Figure, text: str) -> None:
+    """Where the numbers came from, small, below everything."""
+    figure.supxlabel("\n".join(wrap(text, 150)), x=0.01, ha="left", fontsize=6, color="#666666")
 
 
 def _figure(width: float, height: float) -> Figure:

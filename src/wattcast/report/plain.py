@@ -67,6 +67,7 @@ class PredictionOut(msgspec.Struct):
     interval: IntervalOut
     support: SupportOut
     memory_byte: float | None
+    fits: bool | None  # in the GPU's memory; null: unknown
     busy_s: float
     peak_power_w: float
     modules: list[ModuleOut]
@@ -108,6 +109,7 @@ def _prediction(p: Prediction) -> PredictionOut:
         ),
         support=SupportOut(p.support.inside, p.support.reason),
         memory_byte=p.memory_byte,
+        fits=p.fits,
         busy_s=_finite(p.busy_s),
         peak_power_w=_finite(p.peak_power_w),
         modules=[_module(m) for m in p.modules],

@@ -53,7 +53,7 @@ def _print_one(console: Console, p: Prediction, capacity_byte: float) -> None:
     waiting = 1.0 - float(p.busy_s) / float(p.latency_s)
     rows.add_row("waiting for the host", f"{waiting:.1%}", "")
     if p.memory_byte is not None:
-        fits = "fits" if p.memory_byte <= capacity_byte else "DOES NOT FIT"
+        fits = "fits" if p.fits else "DOES NOT FIT"
         rows.add_row("memory", show(p.memory_byte, "byte"), f"{fits} in {show(capacity_byte, 'byte')}")
     console.print(rows)
     console.print(_modules(p))
@@ -76,7 +76,7 @@ def _ops(p: Prediction) -> Table:
     ranked = sorted(p.ops, key=lambda o: -float(o.latency_s))
     for share in ranked[:MOST_OPS]:
         rows.add_row(
-            escape(f"{share.op.name} {_sizes(share.op)}"),
+            escape(str(share.op)),
             str(share.count),
             show(float(share.latency_s), "s", 3),
             f"{float(share.latency_s) / float(p.busy_s):.1%}",
@@ -90,12 +90,6 @@ def _ops(p: Prediction) -> Table:
         share_text = f"{seconds / float(p.busy_s):.1%}"
         rows.add_row(f"... {len(rest)} more", "", show(seconds, "s", 3), share_text, "", show(joules, "J", 3))
     return rows
-
-
-def _sizes(op: object) -> str:
-    skip = {"count", "label", "dtype", "function", "read", "write"}
-    sizes = [str(v) for k, v in vars(op).items() if k not in skip and isinstance(v, int) and not isinstance(v, bool)]
-    return f"{'x'.join(sizes)} {getattr(op, 'dtype', '')}"
 
 
 def _print_many(console: Console, predictions: Sequence[Prediction]) -> None:

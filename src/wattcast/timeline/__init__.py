@@ -1,5 +1,5 @@
 """Kernels -> Timeline: cycles and seconds, and what a clock makes of them."""
 
-from wattcast.timeline.timeline import Timeline, kernel_s
+from wattcast.timeline.timeline import Phase, Timeline, kernel_s
 
-__all__ = ["Timeline", "kernel_s"]
+__all__ = ["Phase", "Timeline", "kernel_s"]

@@ -35,16 +35,18 @@ class ClockLaw:
 
 
 def effective_hz(timeline: Timeline, clock_hz: Scalar, law: ClockLaw | None) -> Array:
-    """Effective clock of each kernel, ``(*sweep, kernel)``.
+    """Effective clock of each kernel; broadcasts to ``(*sweep, kernel)``.
 
     Tensor activity is taken at the set clock, one step instead of a fixed point: a slower clock
     raises the activity of memory-bound kernels only, whose time hardly depends on it.
     """
-    set_hz = np.broadcast_to(clock_hz, np.broadcast_shapes(np.shape(clock_hz), timeline.cycles.shape[:-1]))
+    set_hz = np.asarray(clock_hz, dtype=np.float64)
     if law is None:
         return set_hz
-    busy = timeline.tensor_cycles
-    cycles = kernel_s(timeline, set_hz) * set_hz
-    activity = np.divide(busy, cycles, out=np.zeros(cycles.shape), where=cycles > 0) * law.toggling
-    ratio = np.where(busy > 0, np.interp(activity, law.activity, law.ratio), law.without)
+    rows = timeline.tensor_rows
+    each_s = kernel_s(timeline, set_hz)
+    cycles = each_s[..., rows] * set_hz
+    activity = law.toggling * np.divide(timeline.tensor_cycles, cycles, out=np.zeros(cycles.shape), where=cycles > 0)
+    ratio = np.full(each_s.shape, law.without)
+    ratio[..., rows] = np.interp(activity, law.activity, law.ratio)
     return np.asarray(set_hz * ratio)

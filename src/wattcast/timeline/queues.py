@@ -7,7 +7,8 @@ three numbers: C = Σc, D = Σd, and L, its end when both queues start empty. St
     C = C₁ + C₂,   D = D₁ + D₂,   L = max(L₁ + D₂, C₁ + L₂)
 
 and a stretch repeated R times has L_R = L + (R - 1)·max(C, D). So eighty equal layers cost as much
-to evaluate as one.
+to evaluate as one. Within a stretch, L = D + max_j (C up to and with j - D before j): the furthest
+the host ever lags behind.
 """
 
 from __future__ import annotations
@@ -20,16 +21,15 @@ from wattcast.timeline.timeline import Timeline
 
 def latency_s(timeline: Timeline, kernel_s: Array) -> Array:
     """End of the last kernel when the host starts at zero, ``(*sweep,)``."""
-    host_s, kernel_s = np.broadcast_arrays(timeline.host_s, kernel_s)
-    host = end = np.zeros(kernel_s.shape[:-1])
+    host = end = np.zeros(())
     for segment in timeline.kernels.segments:
-        c, d = host_s[..., segment.rows], kernel_s[..., segment.rows]
-        one = (c + d) + (segment.counts - 1.0) * np.maximum(c, d)  # each position by itself
-        c, d = c * segment.counts, d * segment.counts
-        before = np.cumsum(c, axis=-1) - c
-        after = np.cumsum(d[..., ::-1], axis=-1)[..., ::-1] - d
-        c_sum, d_sum = c.sum(axis=-1), d.sum(axis=-1)
-        once = (before + one + after).max(axis=-1)
+        c, d = timeline.host_s[..., segment.rows], kernel_s[..., segment.rows]
+        ahead = (c - d) * segment.counts
+        lag = np.cumsum(ahead, axis=-1) - ahead + c
+        if segment.many:  # the last of several equal kernels in a row may lag furthest
+            lag += (segment.counts - 1.0) * np.maximum(c - d, 0.0)
+        c_sum, d_sum = c @ segment.counts, d @ segment.counts
+        once = d_sum + lag.max(axis=-1)
         many = once + (segment.repeat - 1) * np.maximum(c_sum, d_sum)
         end = np.maximum(end + segment.repeat * d_sum, host + many)
         host = host + segment.repeat * c_sum
@@ -38,4 +38,4 @@ def latency_s(timeline: Timeline, kernel_s: Array) -> Array:
 
 def busy_s(timeline: Timeline, kernel_s: Array) -> Array:
     """Time the device spends in kernels, ``(*sweep,)``."""
-    return np.asarray((kernel_s * timeline.calls).sum(axis=-1))
+    return np.asarray(kernel_s @ timeline.calls)

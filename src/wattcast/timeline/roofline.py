@@ -43,29 +43,24 @@ def schedule(kernels: Kernels, gpu: Gpu, corrections: Mapping[str, Correction], 
     compute = np.array([c.compute for c in of])
     memory = np.array([c.memory for c in of])
     fixed_s = np.array([c.fixed_s for c in of])
-    on_chip = compute * _cycles(kernels, gpu)
-    off_chip = memory * (kernels.read_byte + kernels.write_byte) / gpu.memory.byte_per_s
-    off_chip = np.maximum(off_chip, _link_s(kernels, gpu, launch))
-    on_chip, off_chip = np.broadcast_arrays(on_chip, off_chip)
-    tensor = np.array([event.startswith("tensor") for event in kernels.pipe_event])
+    off_chip_s = memory * (kernels.read_byte + kernels.write_byte) / gpu.memory.byte_per_s
     events, value = _counts(kernels)
+    tensor_rows = np.flatnonzero([event.startswith("tensor") for event in kernels.pipe_event])
+    calls = kernels.calls
     return Timeline(
         kernels=kernels,
-        cycles=_phases(np.zeros_like(fixed_s), on_chip),
-        seconds=_phases(fixed_s, off_chip),
-        tensor_cycles=np.where(tensor, kernels.flop / kernels.pipe_per_cycle, 0.0),
+        phases=(
+            Phase("fixed", None, fixed_s),
+            Phase("main", compute * _cycles(kernels, gpu), np.maximum(off_chip_s, _link_s(kernels, gpu, launch))),
+        ),
+        tensor_rows=tensor_rows,
+        tensor_cycles=np.asarray(kernels.flop / kernels.pipe_per_cycle)[..., tensor_rows],
         events=events,
         value=value,
-        calls=kernels.calls,
-        host_s=np.broadcast_to(launch.host_s_per_operator, on_chip.shape),
+        total=np.einsum("...ke,k->...e", value, calls),
+        calls=calls,
+        host_s=launch.host_s_per_operator * np.ones(len(kernels.ops)),
     )
-
-
-def _phases(fixed: Array, main: Array) -> Array:
-    phases = np.zeros((*main.shape, len(Phase)))
-    phases[..., Phase.FIXED] = fixed
-    phases[..., Phase.MAIN] = main
-    return phases
 
 
 def _cycles(kernels: Kernels, gpu: Gpu) -> Array:

@@ -1,26 +1,32 @@
 """What each kernel costs before any clock is chosen: cycles on chip, seconds off it.
 
-Phases overlap within and add up across: a kernel takes Σ_phase max(cycles/f, seconds) at effective
-clock f. Changing the core clock never changes the seconds, so a sweep over clocks repeats nothing
-but this sum.
+Within a phase on-chip and off-chip work overlap; phases follow one another. So a kernel takes
+Σ_phase max(cycles/f, seconds) at effective clock f. Changing the core clock never changes the
+seconds, and a sweep over clocks repeats nothing but this sum.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import IntEnum
 
 import numpy as np
+import numpy.typing as npt
 
 from wattcast.arrays import Array
 from wattcast.kernels import Kernels
 
 
-class Phase(IntEnum):
-    """Stretches of a kernel, on the last axis of a Timeline; zero when a kernel has none."""
+@dataclass(frozen=True)
+class Phase:
+    """A stretch of every kernel; zero where a kernel has none. Each broadcasts to ``(*sweep, kernel)``.
 
-    FIXED = 0  # start and end of the kernel, whatever its size
-    MAIN = 1
+    Phases are kept apart rather than on one more axis, so that one that does not vary over a sweep
+    costs a sweep nothing.
+    """
+
+    name: str
+    cycles: Array | None  # on-chip work; None: none
+    seconds: Array | None  # DRAM and link work
 
 
 @dataclass(frozen=True)
@@ -28,21 +34,26 @@ class Timeline:
     """Clock-free cost and event counts of each kernel."""
 
     kernels: Kernels
-    cycles: Array  # (*sweep, kernel, phase) on-chip work
-    seconds: Array  # (*sweep, kernel, phase) DRAM and link work
-    tensor_cycles: Array  # (*sweep, kernel) cycles the tensor pipes are busy, for the effective clock
+    phases: tuple[Phase, ...]
+    tensor_rows: npt.NDArray[np.int64]  # kernels that issue tensor instructions
+    tensor_cycles: Array  # (*sweep, tensor row) cycles the tensor pipes are busy, for the effective clock
     events: tuple[str, ...]
     value: Array  # (*sweep, kernel, event) counts of one run of each kernel
+    total: Array  # (*sweep, event) counts of the whole workload
     calls: Array  # (kernel,) how often each runs
     host_s: Array  # (*sweep, kernel) what issuing it costs the host
 
 
 def kernel_s(timeline: Timeline, effective_hz: Array) -> Array:
-    """Duration of one run of each kernel, ``(*sweep, kernel)``, at an effective clock shaped alike."""
-    total: Array = _longest(timeline, effective_hz).sum(axis=-1)
-    return total
+    """Duration of one run of each kernel, ``(*sweep, kernel)``, at an effective clock that broadcasts to it."""
+    total: Array = np.zeros(())
+    for phase in timeline.phases:
+        total = total + _phase_s(phase, effective_hz)
+    return np.asarray(total)
 
 
-def _longest(timeline: Timeline, effective_hz: Array) -> Array:
-
-    return np.maximum(timeline.cycles / effective_hz[..., np.newaxis], timeline.seconds)
+def _phase_s(phase: Phase, effective_hz: Array) -> Array:
+    if phase.cycles is None:
+        return np.asarray(phase.seconds if phase.seconds is not None else 0.0)
+    on_chip_s = phase.cycles / effective_hz
+    return on_chip_s if phase.seconds is None else np.maximum(on_chip_s, phase.seconds)

@@ -1,4 +1,4 @@
-"""A model and options -> the graph of operators, with every default stated."""
+"""A model and options -> the graph of operators one GPU runs, with every default stated."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from dataclasses import replace
 from functools import lru_cache
 
 from wattcast.dtypes import Dtype
-from wattcast.errors import bad_value
-from wattcast.workload import memory, models
-from wattcast.workload.architectures import Kind, default_size
-from wattcast.workload.graph import Block, Graph
-from wattcast.workload.layers import Run
+from wattcast.workload import memory, models, resolution
+from wattcast.workload.architectures import Kind
+from wattcast.workload.graph import Block, Collective, Graph
 from wattcast.workload.models import Model
 from wattcast.workload.options import Head, Options, Phase, Stack
 from wattcast.workload.program import Program, gradient_exchange, optimiser
+from wattcast.workload.resolution import activation_dtype, group_size, resolve
+from wattcast.workload.run import Run
 
 
 def build(model: str | Model, options: Options = Options()) -> Graph:  # noqa: B008  (frozen)
@@ -25,82 +25,33 @@ def build(model: str | Model, options: Options = Options()) -> Graph:  # noqa: B
 def _build(model: Model, options: Options) -> Graph:
     options, said = resolve(model, options)
     if options.phase is Phase.GENERATE:
-        blocks, program, more = _generate(model, options)
-        said += more
+        blocks, passes = _generate(model, options)
     else:
-        program = trace(model, options)
-        blocks = program.blocks(options.recompute)
+        passes = [trace(model, options)]
+        blocks = passes[0].blocks(options.recompute)
+    blocks += _between_gpus(options, passes[0])
     if options.phase is Phase.TRAIN:
-        if options.dp > 1:
-            blocks.append(gradient_exchange(program.parameter_count, program_dtype(options), options.dp))
-        blocks.append(optimiser(program.parameter_count, program_dtype(options)))
-    footprint = memory.of(model, options, program)
-    return Graph(title(model, options), tuple(blocks), float(footprint.total_byte), tuple(said))
+        blocks.append(optimiser(passes[0].parameter_count, activation_dtype(options)))
+    held = memory.of(options, passes)
+    return Graph(resolution.title(model, options), tuple(blocks), float(held.total_byte), tuple(said))
 
 
-def resolve(model: Model, options: Options) -> tuple[Options, list[str]]:
-    """Options with no None left where the model needs a value, and a sentence for each default."""
-    said: list[str] = []
-    kind = model.kind
-    if options.phase is None:
-        phase = Phase.PREFILL if kind is not Kind.VISION else Phase.FORWARD
-        options = replace(options, phase=phase)
-        said.append(f"phase {phase} (default of a {kind} model)")
-    _check_phase(model, options)
-    if kind is Kind.VISION:
-        if options.image is None:
-            options = replace(options, image=model.dims.image)
-            said.append(f"pictures of {options.image} by {options.image} (the published input)")
-    elif options.seq is None:
-        options = replace(options, seq=default_size(kind, model.dims))
-        said.append(f"seq {options.seq} (default)")
-    if options.phase is Phase.GENERATE and options.tokens is None:
-        options = replace(options, tokens=128)
-        said.append("tokens 128 (default)")
-    if options.head is None and kind is not Kind.VISION:
-        options = replace(options, head=_default_head(kind, options.phase))
-        said.append(f"head {options.head} (default)")
-    return options, said + _spoken(model, options)
+@lru_cache(maxsize=256)
+def parameter_count(model: Model) -> int:
+    """All weights of a model, tied ones once, its head included."""
+    options, _ = resolve(model, Options(head=None if model.kind is Kind.VISION else _full_head(model)))
+    return trace(model, options).parameter_count
 
 
-def _default_head(kind: Kind, phase: Phase | None) -> Head:
-    if phase is Phase.TRAIN:
-        return Head.ALL
-    return Head.NONE if kind is Kind.ENCODER else Head.LAST
+def _full_head(model: Model) -> Head:
+    return Head.NONE if model.kind is Kind.ENCODER else Head.LAST
 
 
-def _check_phase(model: Model, options: Options) -> None:
-    allowed = _PHASES[model.kind]
-    if options.phase not in allowed:
-        raise bad_value(f"{model.name}: phase", f"one of {', '.join(allowed)}", str(options.phase))
-
-
-_PHASES = {
-    Kind.LANGUAGE: tuple(Phase),
-    Kind.ENCODER: (Phase.PREFILL, Phase.FORWARD, Phase.TRAIN),
-    Kind.VISION: (Phase.FORWARD, Phase.TRAIN),
-}
-
-
-def _spoken(model: Model, options: Options) -> list[str]:
-    """What holds for every run of this kind and is not an option."""
-    said = []
-    if model.kind is not Kind.VISION:
-        said.append("no padding: all sequences are of one length")
-    if options.phase in (Phase.DECODE, Phase.GENERATE) and options.stack is Stack.EAGER:
-        said.append("cache grows by concatenation (Hugging Face DynamicCache)")
-    if options.phase is Phase.DECODE:
-        said.append(f"one step behind a cache of {options.seq} tokens")
-    if options.phase is Phase.TRAIN:
-        said.append(f"weights, gradients and AdamW moments in {program_dtype(options)}; fused AdamW, no clipping")
-    return said
-
-
-def program_dtype(options: Options) -> Dtype:
-    """Format of activations: fp8 and int8 narrow the linear weights only."""
-    if options.dtype is Dtype.TF32:
-        return Dtype.FP32
-    return Dtype.BF16 if options.dtype in (Dtype.FP8, Dtype.INT8) else options.dtype
+def programs(model: Model, options: Options) -> list[Program]:
+    """The passes that bound a run's memory: the one pass, or the prefill and the last step of a generation."""
+    first = trace(model, options)
+    steps = (options.tokens or 1) - 1
+    return [first, _step(model, options, steps - 1)] if steps else [first]
 
 
 def trace(model: Model, options: Options, past: int = 0, length: int | None = None) -> Program:
@@ -108,7 +59,8 @@ def trace(model: Model, options: Options, past: int = 0, length: int | None = No
     training = options.phase is Phase.TRAIN
     if options.phase is Phase.DECODE:
         past, length = options.seq or 0, 1
-    dtype = program_dtype(options)
+    dtype = activation_dtype(options)
+    served = options.stack is Stack.ENGINE and model.template.engine
     run = Run(
         batch=options.batch,
         length=length or options.seq or 1,
@@ -118,7 +70,7 @@ def trace(model: Model, options: Options, past: int = 0, length: int | None = No
         weight_dtype=options.dtype if options.dtype in (Dtype.FP8, Dtype.INT8) else dtype,
         attention=options.attention,
         head=options.head or Head.NONE,
-        stack=options.stack,
+        stack=Stack.ENGINE if served else Stack.EAGER,
         tp=options.tp,
         training=training,
         skew=options.skew,
@@ -128,47 +80,43 @@ def trace(model: Model, options: Options, past: int = 0, length: int | None = No
     program = model.template.trace(model.dims, run, options.pp)
     if training:
         program.differentiate()
+    if options.stack is not Stack.EAGER and not served:
+        program.fuse()
     return program
 
 
-def _generate(model: Model, options: Options) -> tuple[list[Block], Program, list[str]]:
+def _generate(model: Model, options: Options) -> tuple[list[Block], list[Program]]:
     """A prefill, then decode steps in groups that share their mean context.
 
     Groups hold an odd number of steps, so that the mean is a whole number and sums over a group that
     are linear in the context are exact.
     """
-    assert options.seq is not None
     assert options.tokens is not None
-    program = trace(model, options)
-    blocks = program.blocks()
-    steps = options.tokens - 1
-    size = max(-(-steps // GENERATE_GROUPS) | 1, 1)
-    done = 0
+    passes = [trace(model, options)]
+    blocks = passes[0].blocks()
+    steps, done = options.tokens - 1, 0
+    size = group_size(steps)
     while done < steps:
         here = min(size, steps - done)
-        step = trace(model, options, past=options.seq + done + here // 2, length=1)
-        blocks += [replace(b, repeat=b.repeat, label=f"decode.{b.label}") for b in _flat(step, here)]
-        program, done = step, done + here
-    said = [f"{steps} decode steps in groups of {size} at their mean context"] if size > 1 else []
-    return blocks, program, said
+        step = _step(model, options, done + here // 2)
+        blocks += [replace(b, repeat=b.repeat * here, label=f"decode.{b.label}") for b in step.blocks()]
+        done += here
+    return blocks, [*passes, *programs(model, options)[1:]]
 
 
-GENERATE_GROUPS = 16
+def _step(model: Model, options: Options, number: int) -> Program:
+    return trace(model, options, past=(options.seq or 0) + number, length=1)
 
 
-def _flat(step: Program, times: int) -> list[Block]:
-    """``times`` whole steps in a row as blocks; order inside a group is not kept."""
-    return [replace(block, repeat=block.repeat * times) for block in step.blocks()]
-
-
-def title(model: Model, options: Options) -> str:
-    """Such as ``llama3-8b prefill b8 s1024 bf16``."""
-    size = f"i{options.image}" if model.kind is Kind.VISION else f"s{options.seq}"
-    words = [model.name, str(options.phase), f"b{options.batch}", size]
-    if options.tokens:
-        words.append(f"t{options.tokens}")
-    words.append(str(options.dtype))
-    if options.stack is not Stack.EAGER:
-        words.append(str(options.stack))
-    words += [f"{name}{getattr(options, name)}" for name in ("tp", "pp", "dp") if getattr(options, name) > 1]
-    return " ".join(words)
+def _between_gpus(options: Options, program: Program) -> list[Block]:
+    """What pipeline stages hand on, and gradients that replicas sum."""
+    blocks = []
+    if options.pp > 1:
+        layers = next(s for s in program.sections if s.repeat > 1 or s.label == "layers")
+        byte = layers.outputs[0].storage.byte
+        sends = 2 if options.phase is Phase.TRAIN else 1  # activations on, gradients back
+        op = Collective("send", byte, 2, dtype=activation_dtype(options), count=sends, label="pipeline")
+        blocks.append(Block((op,), 1, "pipeline"))
+    if options.dp > 1 and options.phase is Phase.TRAIN:
+        blocks.append(gradient_exchange(program.parameter_count, activation_dtype(options), options.dp))
+    return blocks

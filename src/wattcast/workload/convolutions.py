@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from wattcast.workload.functional import pointwise, reduce
-from wattcast.workload.graph import Conv2d, Elementwise
-from wattcast.workload.layers import Run
+from wattcast.dtypes import Dtype
+from wattcast.workload.functional import elementwise, pointwise, reduce
+from wattcast.workload.graph import Conv2d, Elementwise, LayerNorm, Layout
+from wattcast.workload.run import Run
 from wattcast.workload.symbolic import Tensor
 
 
@@ -31,18 +32,49 @@ def conv(
     out = tape.empty((n, filters, op.p, op.q), x.dtype)
     tape.emit(op, (x, weight), (out,))
     if offset is not None:
-        out = pointwise("add", out, tape.empty((filters, 1, 1), x.dtype))
+        _add_bias(out, offset)
+    _record(x, weight, offset, out, operator)
+    return out
+
+
+def _add_bias(out: Tensor, bias: Tensor) -> None:
+    """cuDNN's bias is a kernel of its own, in place."""
+    out.tape.emit(elementwise("add", (out, bias), out, out.dtype, Layout.BROADCAST), (out, bias), (out,))
+
+
+def _record(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, operator: Callable[[str], Conv2d]) -> None:
+    tape = x.tape
 
     def back(g: Tensor) -> Sequence[Tensor | None]:
-        d_b = None if offset is None else reduce("sum", g, (filters,))
         d_x = tape.empty(x.shape, x.dtype) if x.needs_grad else None
         if d_x is not None:
             tape.emit(operator("dgrad"), (g, weight), (d_x,))
         d_w = tape.empty(weight.shape, x.dtype)
         tape.emit(operator("wgrad"), (g, x), (d_w,))
+        d_b = None if bias is None else reduce("sum", g, bias.shape)
         return d_x, d_w, d_b
 
-    tape.record((out,), (x, weight, offset), back, (x, weight))
+    tape.record((out,), (x, weight, bias), back, (x, weight))
+
+
+def conv1d(run: Run, x: Tensor, filters: int, size: int, *, stride: int = 1) -> Tensor:
+    """A convolution over time with bias, ``[n, c, length]``, padded to keep the length at stride 1."""
+    n, c, length = x.shape
+    tape, padding = x.tape, size // 2
+    weight, bias = tape.parameter(filters, c, size, dtype=run.dtype), tape.parameter(filters, dtype=run.dtype)
+    step = None if stride == 1 else stride
+
+    def operator(direction: str) -> Conv2d:
+        return Conv2d(
+            n, c, filters, 1, length, 1, size, padding_w=padding, stride_w=step, direction=direction,
+            dtype=tape.math(x.dtype),
+        )  # fmt: skip
+
+    op = operator("forward")
+    out = tape.empty((n, filters, op.q), x.dtype)
+    tape.emit(op, (x, weight), (out,))
+    _add_bias(out, bias)
+    _record(x, weight, bias, out, operator)
     return out
 
 
@@ -52,6 +84,8 @@ def batch_norm(run: Run, x: Tensor) -> Tensor:
     weight, bias = (tape.parameter(channels, dtype=run.dtype) for _ in range(2))
     out = tape.empty(x.shape, x.dtype)
     function = "batchnorm_train" if run.training else "batchnorm"
+    if run.training:  # how many batches were seen
+        tape.emit(Elementwise("shift", 1, dtype=Dtype.INT64), (), (tape.empty((1,), Dtype.INT64),))
     tape.emit(Elementwise(function, x.numel, dtype=x.dtype), (x, weight, bias), (out,))
 
     def back(g: Tensor) -> Sequence[Tensor]:
@@ -86,4 +120,36 @@ def mean_pool(x: Tensor) -> Tensor:
     n, c, h, w = x.shape
     out = reduce("mean", x, (n, c))
     x.tape.record((out,), (x,), lambda g: (pointwise("scale", g.view(n, c, 1, 1).expand(n, c, h, w)),))
+    return out
+
+
+def group_norm(run: Run, x: Tensor, groups: int = 32) -> Tensor:
+    """Each group of channels of each picture normed as one row."""
+    tape, channels = x.tape, x.shape[1]
+    weight, bias = (tape.parameter(channels, dtype=run.dtype) for _ in range(2))
+    x = x.contiguous()
+    rows = x.shape[0] * groups
+    out = tape.empty(x.shape, x.dtype)
+    tape.emit(LayerNorm(rows, x.numel // rows, dtype=x.dtype), (x, weight, bias), (out,))
+
+    def back(g: Tensor) -> Sequence[Tensor]:
+        d_x = tape.empty(x.shape, x.dtype)
+        tape.emit(LayerNorm(rows, x.numel // rows, dtype=x.dtype, backward=True), (g, x), (d_x,))
+        return d_x, tape.empty((channels,), x.dtype), tape.empty((channels,), x.dtype)
+
+    tape.record((out,), (x, weight, bias), back, (x,))
+    return out
+
+
+def upsample(x: Tensor) -> Tensor:
+    """Twice the height and width, nearest neighbour."""
+    n, c, h, w = x.shape
+    tape = x.tape
+    out = tape.empty((n, c, 2 * h, 2 * w), x.dtype)
+    tape.emit(elementwise("copy", (x,), out, x.dtype, Layout.BROADCAST), (x,), (out,))
+
+    def back(g: Tensor) -> tuple[Tensor]:
+        return (reduce("sum", g, x.shape),)
+
+    tape.record((out,), (x,), back)
     return out

@@ -11,7 +11,7 @@ from dataclasses import replace
 from wattcast.dtypes import Dtype
 from wattcast.workload.elementwise import function_of
 from wattcast.workload.graph import Elementwise, Layout
-from wattcast.workload.strides import Shape, contiguous, layout_of, output_strides
+from wattcast.workload.strides import Shape, layout_of, output_strides
 from wattcast.workload.symbolic import Tape, Tensor
 
 
@@ -20,7 +20,7 @@ def pointwise(function: str, *inputs: Tensor, out_dtype: Dtype | None = None) ->
     shape = broadcast(*(t.shape for t in inputs))
     given = [(t.shape, t.strides) for t in inputs]
     main = max(inputs, key=lambda t: (t.numel, t.dtype.byte))
-    dtype = out_dtype or main.dtype
+    dtype = out_dtype or promoted(inputs)
     out = main.tape.empty(shape, dtype, output_strides(shape, given))
     layout = layout_of(shape, out.strides, given)
     main.tape.emit(elementwise(function, inputs, out, main.dtype, layout), inputs, (out,))
@@ -40,6 +40,24 @@ def elementwise(function: str, inputs: Sequence[Tensor], out: Tensor, dtype: Dty
         layout=layout,
         read=None if plain else read,
     )
+
+
+def promoted(inputs: Sequence[Tensor]) -> Dtype:
+    """PyTorch's result type: the widest floating format among tensors that have dimensions."""
+    real = [t.dtype for t in inputs if t.shape] or [t.dtype for t in inputs]
+    floating = [d for d in real if d not in _WHOLE]
+    return max(floating or real, key=lambda d: d.byte)
+
+
+_WHOLE = (Dtype.INT64, Dtype.INT32, Dtype.INT8, Dtype.BOOL)
+
+
+def add_into(total: Tensor, more: Tensor) -> Tensor:
+    """``total += more``: how autograd gathers the gradients of a tensor that was used twice."""
+    given = [(total.shape, total.strides), (more.shape, more.strides)]
+    layout = layout_of(total.shape, total.strides, given)
+    total.tape.emit(elementwise("add", (total, more), total, total.dtype, layout), (total, more), (total,))
+    return total
 
 
 def broadcast(*shapes: Shape) -> Shape:
@@ -63,7 +81,11 @@ def add(a: Tensor, b: Tensor | float) -> Tensor:
     if not isinstance(b, Tensor):
         return unary("shift", a, lambda g: g)
     out = pointwise("add", a, b)
-    a.tape.record((out,), (a, b), lambda g: (sum_to(g, a.shape), sum_to(g, b.shape)))
+
+    def back(g: Tensor) -> list[Tensor | None]:
+        return [sum_to(g, t.shape) if t.needs_grad else None for t in (a, b)]
+
+    a.tape.record((out,), (a, b), back)
     return out
 
 
@@ -74,11 +96,32 @@ def mul(a: Tensor, b: Tensor | float) -> Tensor:
     out = pointwise("mul", a, b)
 
     def back(g: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        first = sum_to(pointwise("mul", g, b), a.shape) if a.needs_grad else None
-        second = sum_to(pointwise("mul", g, a), b.shape) if b.needs_grad else None
+        first = sum_to(pointwise("mul", g, b), a.shape).to(a.dtype) if a.needs_grad else None
+        second = sum_to(pointwise("mul", g, a), b.shape).to(b.dtype) if b.needs_grad else None
         return first, second
 
     a.tape.record((out,), (a, b), back, (a, b))
+    return out
+
+
+def divide(a: Tensor, b: Tensor) -> Tensor:
+    """a / b; the gradients are g / b and -g·(a / b) / b."""
+    out = pointwise("div", a, b)
+
+    def back(g: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        first = sum_to(pointwise("div", g, b), a.shape) if a.needs_grad else None
+        ratio = pointwise("div", pointwise("div", a, b), b)
+        second = sum_to(pointwise("mul", pointwise("neg", g), ratio), b.shape) if b.needs_grad else None
+        return first, second
+
+    a.tape.record((out,), (a, b), back, (a, b))
+    return out
+
+
+def total_last(x: Tensor) -> Tensor:
+    """Sum over the last dimension, which stays with size 1."""
+    out = reduce("sum", x, (*x.shape[:-1], 1))
+    x.tape.record((out,), (x,), lambda g: (g.expand(*x.shape),))
     return out
 
 
@@ -96,7 +139,10 @@ def power(x: Tensor, exponent: float) -> Tensor:
 def rsqrt(x: Tensor) -> Tensor:
     """1 / sqrt(x)."""
     out = pointwise("rsqrt", x)
-    back = lambda g: (pointwise("mul", pointwise("scale", g), pointwise("cube", out)),)  # noqa: E731
+
+    def back(g: Tensor) -> tuple[Tensor]:
+        return (pointwise("mul", pointwise("scale", g), pointwise("cube", out)),)
+
     x.tape.record((out,), (x,), back, (out,))
     return out
 
@@ -136,6 +182,7 @@ def fill(tape: Tape, shape: Shape, dtype: Dtype) -> Tensor:
 
 def cat(parts: Sequence[Tensor], axis: int) -> Tensor:
     """Parts laid side by side along ``axis``; the gradient is views of the whole."""
+    parts = [part for part in parts if part.numel]
     first = parts[0]
     axis %= len(first.shape)
     total = sum(t.shape[axis] for t in parts)
@@ -193,13 +240,3 @@ def dropout(x: Tensor, p: float) -> Tensor:
     x.tape.emit(op, (x,), (out, mask))
     x.tape.record((out,), (x,), lambda g: (pointwise("dropout_grad", g, mask),), (mask,))
     return out
-
-
-def where(mask: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """mask ? a : b, no gradient (masks have none)."""
-    return pointwise("where", mask, a, b, out_dtype=a.dtype)
-
-
-def row_major(x: Tensor) -> bool:
-    """Whether a kernel that wants rows can take ``x`` as it is."""
-    return x.strides == contiguous(x.shape)

@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
-from functools import cache
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from wattcast.dtypes import Dtype
 from wattcast.errors import bad_value
@@ -50,6 +49,12 @@ class Operator:
         """What people call it: the kind, or for elementwise operators the function."""
         return self.kind
 
+    def __str__(self) -> str:
+        """``linear 8192x4096x4096 bf16``: the name, the sizes in order, the number format."""
+        hidden = {"count", "label", "read", "write"}
+        sizes = (v for k, v in vars(self).items() if k not in hidden and type(v) is int)
+        return f"{self.name} {'x'.join(map(str, sizes))} {self.dtype}"
+
     @property
     def flop(self) -> float:
         """Floating-point operations of one call."""
@@ -74,10 +79,15 @@ class Operator:
 _LEAST = {"padding": 0, "bytes": 0, "read": 0, "write": 0}
 
 
-@cache
-def _least(kind: Any) -> tuple[tuple[str, int], ...]:
-    """The whole-number fields of an operator class, with the least each may be."""
-    return tuple((item.name, _LEAST.get(item.name, 1)) for item in fields(kind) if item.type == "int")
+_WHOLE: dict[str, tuple[tuple[str, int], ...]] = {}
+
+
+def _least(kind: type[Operator]) -> tuple[tuple[str, int], ...]:
+    """The whole-number fields of an operator class, with the least each may be; looked up once a class."""
+    if kind.__name__ not in _WHOLE:
+        whole = ((item.name, _LEAST.get(item.name, 1)) for item in fields(kind) if item.type == "int")
+        _WHOLE[kind.__name__] = tuple(whole)
+    return _WHOLE[kind.__name__]
 
 
 @dataclass(frozen=True)
@@ -111,7 +121,7 @@ class Linear(Operator):
 
 @dataclass(frozen=True)
 class Bmm(Operator):
-    """``b`` independent products ``[m, k] @ [k, n]``."""
+    """``b`` independent products ``[m, k] @ [k, n]``; ``weight_dtype`` is of the right factor, if narrower."""
 
     kind: ClassVar[str] = "bmm"
     b: int
@@ -119,6 +129,7 @@ class Bmm(Operator):
     n: int
     k: int
     out_dtype: Dtype | None = None
+    weight_dtype: Dtype | None = None
 
     @property
     def flop(self) -> float:
@@ -126,7 +137,8 @@ class Bmm(Operator):
 
     @property
     def read_byte(self) -> float:
-        return self.dtype.byte * float(self.b) * (self.m + self.n) * self.k
+        right = (self.weight_dtype or self.dtype).byte * float(self.n)
+        return float(self.b) * (self.dtype.byte * self.m + right) * self.k
 
     @property
     def write_byte(self) -> float:
@@ -137,7 +149,8 @@ class Bmm(Operator):
 class Conv2d(Operator):
     """``n`` images of ``c`` channels, ``h`` by ``w``; ``k`` filters of ``r`` by ``s``.
 
-    ``direction`` is forward, ``dgrad`` (gradient of the input) or ``wgrad`` (of the weight); all
+    ``stride_w`` and ``padding_w`` are given where columns differ from rows (a convolution over time is
+    one row high). ``direction`` is forward, ``dgrad`` (gradient of the input) or ``wgrad`` (of the weight); all
     three do the same arithmetic and move the same three tensors, read and written in other roles.
     """
 
@@ -155,6 +168,8 @@ class Conv2d(Operator):
     dilation: int = 1
     channels_last: bool = False
     direction: str = "forward"
+    stride_w: int | None = None
+    padding_w: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -173,7 +188,9 @@ class Conv2d(Operator):
     @property
     def q(self) -> int:
         """Columns of the output image."""
-        return (self.w + 2 * self.padding - self.dilation * (self.s - 1) - 1) // self.stride + 1
+        padding = self.padding if self.padding_w is None else self.padding_w
+        stride = self.stride if self.stride_w is None else self.stride_w
+        return (self.w + 2 * padding - self.dilation * (self.s - 1) - 1) // stride + 1
 
     @property
     def flop(self) -> float:
@@ -270,12 +287,17 @@ class Attention(Operator):
 
 @dataclass(frozen=True)
 class RowReduction(Operator):
-    """Softmax, layer norm or RMS norm over ``rows`` rows of ``dim`` elements; see the subclasses."""
+    """Softmax, layer norm or RMS norm over ``rows`` rows of ``dim`` elements; see the subclasses.
+
+    ``read`` and ``write`` (bytes) are given where other work is fused in: a residual added, a mask read.
+    """
 
     rows: int
     dim: int
     out_dtype: Dtype | None = None
     backward: bool = False
+    read: int | None = None
+    write: int | None = None
 
     @property
     def elements(self) -> float:
@@ -287,11 +309,13 @@ class RowReduction(Operator):
 
     @property
     def read_byte(self) -> float:
-        return self.dtype.byte * self.elements * (2.0 if self.backward else 1.0)
+        plain = self.dtype.byte * self.elements * (2.0 if self.backward else 1.0)
+        return plain if self.read is None else float(self.read)
 
     @property
     def write_byte(self) -> float:
-        return (self.out_dtype or self.dtype).byte * self.elements
+        plain = (self.out_dtype or self.dtype).byte * self.elements
+        return plain if self.write is None else float(self.write)
 
 
 _ROW_FLOP = {"softmax": 4.0, "layernorm": 8.0, "rmsnorm": 5.0}

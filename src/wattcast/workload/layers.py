@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from wattcast.dtypes import Dtype
 from wattcast.workload import products
@@ -11,60 +11,32 @@ from wattcast.workload.functional import (
     cat,
     dropout,
     elementwise,
-    fill,
     mean_last,
     pointwise,
     power,
     rsqrt,
-    unary,
 )
 from wattcast.workload.graph import Layout, Linear
-from wattcast.workload.options import AttentionMode, Head, Stack
+from wattcast.workload.masks import additive
+from wattcast.workload.options import Head
+from wattcast.workload.run import Run
 from wattcast.workload.symbolic import Tape, Tensor
 
 
-@dataclass(frozen=True)
-class Run:
-    """One pass as a template sees it: every default resolved."""
+def project(
+    run: Run, x: Tensor, features: int, bias: bool = False, *, wide: bool = False, in_major: bool = False
+) -> Tensor:
+    """A linear layer with its own weight; ``wide`` keeps it out of fp8 and int8.
 
-    batch: int
-    length: int  # new tokens a sequence
-    past: int = 0  # tokens a sequence already has in the cache
-    cached: bool = True  # keys and values are kept for later
-    dtype: Dtype = Dtype.BF16  # of activations
-    weight_dtype: Dtype = Dtype.BF16  # of the weights of linear layers
-    attention: AttentionMode = AttentionMode.FLASH
-    head: Head = Head.LAST
-    stack: Stack = Stack.EAGER
-    tp: int = 1
-    training: bool = False
-    skew: float = 0.0
-    image: int = 0
-    tf32: bool = False
-
-    @property
-    def flash(self) -> bool:
-        return self.attention is AttentionMode.FLASH
-
-    @property
-    def engine(self) -> bool:
-        return self.stack is Stack.ENGINE
-
-    @property
-    def context(self) -> int:
-        """Keys each new token may look at."""
-        return self.past + self.length
-
-
-def project(run: Run, x: Tensor, features: int, bias: bool = False, *, wide: bool = False) -> Tensor:
-    """A linear layer with its own weight; ``wide`` keeps it out of fp8 and int8."""
+    ``in_major`` weights are stored as ``[in, out]`` (GPT-2's Conv1D), so their gradient is as well.
+    """
     tape, inner = x.tape, x.shape[-1]
     narrow = run.dtype if wide else run.weight_dtype
     weight = tape.parameter(features, inner, dtype=narrow)
     offset = tape.parameter(features, dtype=run.dtype) if bias else None
     if narrow is Dtype.FP8:
         return _project_fp8(run, x, weight, offset)
-    return products.linear(x, weight, offset)
+    return products.linear(x, weight, offset, in_major=in_major)
 
 
 def _project_fp8(run: Run, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -100,16 +72,14 @@ def rms_norm(run: Run, x: Tensor, *, gemma: bool = False) -> Tensor:
         return weight * scaled.to(x.dtype)
 
 
-def positions(tape: Tape, run: Run) -> None:
-    """Position numbers of the new tokens."""
-    pointwise("shift", fill(tape, (run.length,), Dtype.INT64))
-
-
 def rotary_tables(tape: Tape, run: Run, dim: int) -> tuple[Tensor, Tensor]:
     """cos and sin of every position, computed in fp32 once a pass and cast to the model's format."""
+    if run.engine:  # a table made once
+        table = tape.empty((1, run.length, dim), run.dtype)
+        return table, table
     with tape.at("rotary"):
         place = pointwise("cast", tape.empty((1, run.length, 1), Dtype.INT64), out_dtype=Dtype.FP32)
-        rate = pointwise("cast", tape.empty((dim // 2,), run.dtype), out_dtype=Dtype.FP32)
+        rate = tape.empty((dim // 2,), run.dtype).to(Dtype.FP32)
         angle = pointwise("mul", place, rate)
         both = cat([angle, angle], -1)
         cos, sin = (pointwise("scale", pointwise(name, both)) for name in ("cos", "sin"))
@@ -119,8 +89,9 @@ def rotary_tables(tape: Tape, run: Run, dim: int) -> tuple[Tensor, Tensor]:
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """x·cos + rotate_half(x)·sin over the last dimension."""
     half = x.shape[-1] // 2
+    straight = x * cos  # first, as in the original: gradients are gathered in reverse order
     lower, upper = x.slice(-1, 0, half), x.slice(-1, half, 2 * half)
-    return x * cos + cat([-upper, lower], -1) * sin
+    return straight + cat([-upper, lower], -1) * sin
 
 
 def append_cache(run: Run, new: Tensor) -> Tensor:
@@ -129,9 +100,11 @@ def append_cache(run: Run, new: Tensor) -> Tensor:
         return new
     batch, heads, _, dim = new.shape
     with new.tape.at("cache"):
-        if not run.past:
-            return cat([new], 2)
-        return cat([new.tape.empty((batch, heads, run.past, dim), new.dtype), new], 2)
+        old = [new.tape.empty((batch, heads, run.past, dim), new.dtype)] if run.past else []
+        whole = cat([*old, new], 2)
+    new.tape.cache_byte += whole.byte
+    whole.storage.resident = True
+    return whole
 
 
 def repeat_kv(x: Tensor, times: int) -> Tensor:
@@ -145,24 +118,32 @@ def repeat_kv(x: Tensor, times: int) -> Tensor:
 
 def attend(
     run: Run, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, mask: Tensor | None = None,
-    wide_softmax: bool = False, p: float = 0.0, window: int | None = None,
+    wide_softmax: bool = False, p: float = 0.0,
 ) -> Tensor:  # fmt: skip
     """Attention of ``[batch, heads, length, dim]`` -> ``[batch, length, heads·dim]``, fused or spelled out."""
     with q.tape.at("attention"):
-        if run.flash:
-            out = products.attention(q, k, v, causal=causal, window=window, dropout=p)
-        else:
-            groups = q.shape[1] // k.shape[1]
+        groups = q.shape[1] // k.shape[1]
+        if not run.flash:
             out = _attend_eager(q, repeat_kv(k, groups), repeat_kv(v, groups), mask, wide_softmax, p)
+        elif mask is not None:
+            out = masked_attention(q, repeat_kv(k, groups), repeat_kv(v, groups), mask)
+        else:
+            out = products.attention(q, k, v, causal=causal)
         merged = out.transpose(1, 2).contiguous()
         return merged.view(*merged.shape[:2], -1)
+
+
+def masked_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """Fused attention under a yes-or-no mask, which is turned into numbers to add; nothing is skipped."""
+    additive(mask, q.dtype)
+    return products.attention(q, k, v, causal=False, masked=True)
 
 
 def _attend_eager(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, wide_softmax: bool, p: float) -> Tensor:
     scores = products.matmul(q, k.transpose(2, 3)) * 0.125
     if mask is not None:
         scores = scores + mask
-    weights = products.softmax(scores.to(Dtype.FP32)).to(q.dtype) if wide_softmax else products.softmax(scores)
+    weights = products.softmax(scores, wide=wide_softmax).to(q.dtype)
     return products.matmul(dropout(weights, p), v)
 
 
@@ -172,17 +153,31 @@ def split_heads(x: Tensor, head_dim: int) -> Tensor:
     return x.view(batch, length, width // head_dim, head_dim).transpose(1, 2)
 
 
+def activate(function: str, x: Tensor) -> Tensor:
+    """An activation by name; two of them Hugging Face spells out operator by operator."""
+    if function == "gelu_new":
+        return gelu_new(x)
+    if function == "quick_gelu":
+        return x * activation("sigmoid", x * 1.702)
+    return activation(function, x)
+
+
 def gelu_new(x: Tensor) -> Tensor:
     """GPT-2's gelu, which Hugging Face computes operator by operator: ½x(1 + tanh(√(2/π)(x + 0.0447x³)))."""
+    half = x * 0.5
     inner = (x + power(x, 3) * 0.044715) * 0.7979
-    # in the order PyTorch evaluates it the outer ½x comes first
-    return x * 0.5 * (activation("tanh", inner) + 1.0)
+    return half * (activation("tanh", inner) + 1.0)
 
 
-def embed(run: Run, tape: Tape, vocab: int, dim: int, length: int | None = None, batch: int | None = None) -> Tensor:
-    """A lookup table and the rows picked from it."""
-    weight = tape.parameter(vocab, dim, dtype=run.dtype)
-    return products.embedding(weight, (batch or run.batch, length or run.length))
+def embed_tokens(run: Run, tape: Tape, vocab: int, dim: int) -> Tensor:
+    """Rows of the token table, which tensor-parallel GPUs hold a part of each and add up."""
+    return products.leave_parallel(embed(run, tape, -(-vocab // run.tp), dim), run.tp)
+
+
+def embed(run: Run, tape: Tape, rows: int, dim: int, *, batch: int | None = None, same: bool = False) -> Tensor:
+    """A lookup table and the rows picked from it; ``same``: one row of indices serves every sequence."""
+    weight = tape.parameter(rows, dim, dtype=run.dtype)
+    return products.embedding(weight, (batch or run.batch, run.length), run.length if same else None)
 
 
 def pick_last(run: Run, x: Tensor) -> Tensor:
@@ -192,15 +187,22 @@ def pick_last(run: Run, x: Tensor) -> Tensor:
     return x
 
 
-def language_head(run: Run, x: Tensor, vocab: int, tied: bool) -> Tensor:
+def language_head(run: Run, x: Tensor, vocab: int, *, tied: bool, bias: bool = False) -> Tensor:
     """Logits of the tokens asked for, and in training the loss."""
     with x.tape.at("logits"):
         x = products.enter_parallel(pick_last(run, x), run.tp)
-        weight = x.tape.parameter(-(-vocab // run.tp), x.shape[-1], dtype=run.dtype, tied=tied)
-        logits = products.linear(x, weight)
-        if run.tp > 1:
-            products.exchange(logits, "all_gather", run.tp)
+        share = -(-vocab // run.tp)
+        weight = x.tape.parameter(share, x.shape[-1], dtype=run.dtype, tied=tied)
+        offset = x.tape.parameter(share, dtype=run.dtype) if bias else None
+        logits = products.linear(x, weight, offset)
+        products.gather_parts(logits, run.tp)
         return language_loss(logits) if run.training else logits
+
+
+def classify(run: Run, x: Tensor, classes: int) -> Tensor:
+    """Scores of the classes and, in training, the loss."""
+    scores = project(run, x, classes, bias=True)
+    return products.cross_entropy(scores) if run.training else scores
 
 
 def language_loss(logits: Tensor) -> Tensor:
@@ -208,20 +210,29 @@ def language_loss(logits: Tensor) -> Tensor:
     rows = logits.numel // logits.shape[-1]
     with logits.tape.at("loss"):
         wide = logits.to(Dtype.FP32)
-        fill(logits.tape, (rows,), Dtype.INT64)
-        copied = logits.tape.empty((rows,), Dtype.INT64)
-        pointwise("copy", copied)
-        pointwise("copy", copied)
+        labels = logits.tape.empty(logits.shape[:-1], Dtype.INT64)
+        batch, length = labels.shape
+        labels.pad_back((batch, length + 1)).slice(1, 1, length + 1).clone()
         return products.cross_entropy(wide.view(rows, -1))
 
 
-def copy_into(x: Tensor, function: str = "copy") -> Tensor:
-    """A strided write of ``x`` into a larger tensor."""
-    out = replace(x)
-    x.tape.emit(elementwise(function, (x,), out, x.dtype, Layout.STRIDED), (x,), (out,))
+def gate_fused(x: Tensor, function: str) -> Tensor:
+    """act(first half) * second half of the last dimension in one kernel, as engines run it."""
+    width = x.shape[-1] // 2
+    out = x.tape.empty((*x.shape[:-1], width), x.dtype)
+    fused = "silu_mul" if function == "silu" else "gelu_mul"
+    x.tape.emit(elementwise(fused, (x,), out, x.dtype, Layout.CONTIGUOUS), (x,), (out,))
     return out
 
 
-def scale(x: Tensor) -> Tensor:
-    """x times a number."""
-    return unary("scale", x, lambda g: g * 1.0)
+def copy_into(x: Tensor) -> Tensor:
+    """A strided write of ``x`` into a larger tensor."""
+    out = replace(x)
+    layout = Layout.STRIDED if x.byte == x.numel * x.dtype.byte else Layout.BROADCAST
+    x.tape.emit(elementwise("copy", (x,), out, x.dtype, layout), (x,), (out,))
+    return out
+
+
+def scale_by_tensor(x: Tensor) -> Tensor:
+    """x times a number that lies in device memory (Gemma's embedding scale)."""
+    return x * x.tape.empty((), x.dtype)

@@ -5,13 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from wattcast.dtypes import Dtype
-from wattcast.workload.functional import fill, pointwise, reduce
-from wattcast.workload.graph import Attention, Bmm, Collective, Elementwise, LayerNorm, Linear, RmsNorm, Softmax
-from wattcast.workload.strides import dense
-from wattcast.workload.symbolic import Tape, Tensor
+from wattcast.workload.functional import elementwise, fill, pointwise, reduce
+from wattcast.workload.graph import (
+    Attention,
+    Bmm,
+    Collective,
+    Elementwise,
+    LayerNorm,
+    Layout,
+    Linear,
+    RmsNorm,
+    Softmax,
+)
+from wattcast.workload.strides import dense, output_strides
+from wattcast.workload.symbolic import Tensor
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, in_major: bool = False) -> Tensor:
     """x @ weightᵀ + bias over the last dimension; one kernel forward, two or three backward."""
     flat = x.reshape(-1, x.shape[-1])
     (m, k), n = flat.shape, weight.shape[0]
@@ -19,17 +29,18 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     out = tape.empty((m, n), x.dtype)
     narrow = None if weight.dtype is x.dtype else weight.dtype
     reads = (flat, weight) if bias is None else (flat, weight, bias)
-    tape.emit(
-        Linear(m, n, k, bias=bias is not None, dtype=tape.math(x.dtype), weight_dtype=narrow, out_dtype=_wide(x)),
-        reads,
-        (out,),
-    )
+    fused = bias is not None and (len(x.shape) == 2 or x.is_contiguous)
+    op = Linear(m, n, k, bias=fused, dtype=tape.math(x.dtype), weight_dtype=narrow, out_dtype=_wide(x))
+    tape.emit(op, reads, (out,))
+    if bias is not None and not fused:  # PyTorch folds the bias in only where the input needs no reshaping
+        tape.emit(elementwise("add", (out, bias), out, out.dtype, Layout.BROADCAST), (out, bias), (out,))
 
     def back(g: Tensor) -> Sequence[Tensor | None]:
         g = _mm_ready(g)
         d_bias = None if bias is None else reduce("sum", g, bias.shape)
         d_x = _mm(g, weight, m, k, n, flat.shape) if flat.needs_grad else None
-        d_w = _mm(g, flat, n, k, m, weight.shape) if weight.needs_grad else None
+        rows, columns = (k, n) if in_major else (n, k)
+        d_w = _mm(g, flat, rows, columns, m, weight.shape) if weight.needs_grad else None
         return d_x, d_w, d_bias
 
     tape.record((out,), (flat, weight, bias), back, (flat, weight))
@@ -82,15 +93,23 @@ def _bmm(a: Tensor, b: Tensor, size: int, m: int, n: int, k: int) -> Tensor:
     return out
 
 
-def softmax(x: Tensor) -> Tensor:
-    """Softmax over the last dimension."""
-    out = x.tape.empty(x.shape, x.dtype)
+def softmax(x: Tensor, *, wide: bool = False) -> Tensor:
+    """Softmax over the last dimension; ``wide``: computed and given back in fp32.
+
+    PyTorch's kernel widens fp16 by itself; bf16 is cast first by a kernel of its own.
+    """
+    if wide and x.dtype is not Dtype.FP16:
+        x = x.to(Dtype.FP32)
+    x = x.contiguous()
+    kind = Dtype.FP32 if wide else x.dtype
+    out = x.tape.empty(x.shape, kind)
     rows, dim = x.numel // x.shape[-1], x.shape[-1]
-    x.tape.emit(Softmax(rows, dim, dtype=x.dtype), (x,), (out,))
+    x.tape.emit(Softmax(rows, dim, dtype=x.dtype, out_dtype=None if kind is x.dtype else kind), (x,), (out,))
 
     def back(g: Tensor) -> tuple[Tensor]:
         d_x = g.tape.empty(x.shape, x.dtype)
-        g.tape.emit(Softmax(rows, dim, dtype=x.dtype, backward=True), (g, out), (d_x,))
+        narrow = None if kind is x.dtype else x.dtype
+        g.tape.emit(Softmax(rows, dim, dtype=kind, out_dtype=narrow, backward=True), (g, out), (d_x,))
         return (d_x,)
 
     x.tape.record((out,), (x,), back, (out,))
@@ -125,11 +144,11 @@ def _row_norm(kind: type[LayerNorm] | type[RmsNorm], x: Tensor, weight: Tensor |
     return out
 
 
-def embedding(weight: Tensor, tokens: tuple[int, ...]) -> Tensor:
-    """Rows of ``weight`` for int64 tokens; the gradient adds rows into a table of zeros."""
+def embedding(weight: Tensor, tokens: tuple[int, ...], indices: int | None = None) -> Tensor:
+    """Rows of ``weight`` for int64 tokens (``indices`` distinct ones in memory); gradients add into zeros."""
     tape, dim = weight.tape, weight.shape[-1]
     out = tape.empty((*tokens, dim), weight.dtype)
-    index = (out.numel // dim) * Dtype.INT64.byte
+    index = (indices or out.numel // dim) * Dtype.INT64.byte
     tape.emit(Elementwise("gather", out.numel, dtype=weight.dtype, read=out.byte + index), (weight,), (out,))
 
     def back(g: Tensor) -> tuple[Tensor]:
@@ -142,19 +161,76 @@ def embedding(weight: Tensor, tokens: tuple[int, ...]) -> Tensor:
     return out
 
 
-def attention(
-    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, window: int | None = None, dropout: float = 0.0
-) -> Tensor:
-    """Fused attention of ``[batch, heads, length, dim]``; the result lies as ``[batch, length, heads, dim]``."""
+def pick_rows(x: Tensor, rows: int) -> Tensor:
+    """``x[index]`` for ``rows`` int64 indices; the gradient adds rows into zeros."""
+    tape = x.tape
+    out = tape.empty((rows, *x.shape[1:]), x.dtype)
+    index = rows * Dtype.INT64.byte
+    tape.emit(Elementwise("gather", out.numel, dtype=x.dtype, read=out.byte + index), (x,), (out,))
+
+    def back(g: Tensor) -> tuple[Tensor]:
+        d_x = fill(tape, x.shape, x.dtype)
+        op = Elementwise("scatter_add", g.numel, dtype=g.dtype, read=2 * g.byte + index, write=g.byte)
+        tape.emit(op, (g,), (d_x,))
+        return (d_x,)
+
+    tape.record((out,), (x,), back)
+    return out
+
+
+def sum_rows(x: Tensor, rows: int) -> Tensor:
+    """``[rows·k, dim]`` -> ``[rows, dim]``, neighbours added up."""
+    out = reduce("sum", x, (rows, x.shape[-1]))
+
+    def back(g: Tensor) -> tuple[Tensor]:
+        times = x.shape[0] // rows
+        return (g.unsqueeze(1).expand(rows, times, x.shape[-1]).reshape(*x.shape),)
+
+    x.tape.record((out,), (x,), back)
+    return out
+
+
+def grouped(x: Tensor, weight: Tensor, groups: Sequence[tuple[int, int]]) -> Tensor:
+    """Rows of ``x`` times the weight of their group, ``[group, out, in]``; ``groups`` is (how many, rows each)."""
+    n, k = weight.shape[1:]
+    tape = x.tape
+    out = tape.empty((x.shape[0], n), x.dtype)
+    if weight.dtype is Dtype.FP8:
+        narrow = pointwise("cast", x, out_dtype=Dtype.FP8)
+        for size, rows in groups:
+            tape.emit(Bmm(size, rows, n, k, dtype=Dtype.FP8, out_dtype=x.dtype), (narrow, weight), (out,))
+        return out
+    thin = None if weight.dtype is x.dtype else weight.dtype
+    for size, rows in groups:
+        op = Bmm(size, rows, n, k, dtype=tape.math(x.dtype), out_dtype=_wide(x), weight_dtype=thin)
+        tape.emit(op, (x, weight), (out,))
+
+    def back(g: Tensor) -> Sequence[Tensor]:
+        d_x, d_w = tape.empty(x.shape, x.dtype), tape.empty(weight.shape, x.dtype)
+        for size, rows in groups:
+            math = tape.math(x.dtype)
+            tape.emit(Bmm(size, rows, k, n, dtype=math, out_dtype=_wide(x)), (g, weight), (d_x,))
+            tape.emit(Bmm(size, n, k, rows, dtype=math, out_dtype=_wide(x)), (g, x), (d_w,))
+        return d_x, d_w
+
+    tape.record((out,), (x, weight), back, (x, weight))
+    return out
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, masked: bool = False) -> Tensor:
+    """Fused attention of ``[batch, heads, length, dim]``; the result lies in memory as the queries do."""
     batch, heads, q_len, dim = q.shape
     kv_heads, kv_len, v_dim = k.shape[1], k.shape[2], v.shape[-1]
     tape = q.tape
-    out = tape.empty((batch, q_len, heads, v_dim), q.dtype).transpose(1, 2)
+    shape = (batch, heads, q_len, v_dim)
+    if v_dim == dim and not masked:
+        out = tape.empty(shape, q.dtype, output_strides(shape, [(q.shape, q.strides)]))
+    else:
+        out = tape.empty((batch, q_len, heads, v_dim), q.dtype).transpose(1, 2)
 
     def operator(backward: bool) -> Attention:
-        reach = kv_len if window is None else min(kv_len, window)
         return Attention(
-            batch, heads, kv_heads, q_len, reach, dim, causal=causal and q_len > 1,
+            batch, heads, kv_heads, q_len, kv_len, dim, causal=causal and q_len > 1,
             v_head_dim=None if v_dim == dim else v_dim, backward=backward, dtype=tape.math(q.dtype),
         )  # fmt: skip
 
@@ -175,6 +251,13 @@ def exchange(x: Tensor, collective: str, gpus: int) -> Tensor:
     if gpus > 1:
         x.tape.emit(Collective(collective, x.numel * x.dtype.byte, gpus, dtype=x.dtype), (x,), (x,))
     return x
+
+
+def gather_parts(x: Tensor, gpus: int) -> None:
+    """All GPUs get all parts of ``x``, side by side."""
+    if gpus > 1:
+        whole = gpus * x.numel * x.dtype.byte
+        x.tape.emit(Collective("all_gather", whole, gpus, dtype=x.dtype), (x,), (x,))
 
 
 def enter_parallel(x: Tensor, gpus: int) -> Tensor:
@@ -210,14 +293,3 @@ def cross_entropy(logits: Tensor) -> Tensor:
 
     tape.record((loss,), (logits,), back, (logp,))
     return loss
-
-
-def causal_mask(tape: Tape, batch: int, q_len: int, kv_len: int, dtype: Dtype) -> Tensor:
-    """The additive mask eager attention reads, built as Hugging Face builds it once a forward pass."""
-    with tape.at("mask"):
-        ranges = [fill(tape, (size,), Dtype.INT64) for size in (batch, 1)]
-        ranges += [pointwise("shift", fill(tape, (size,), Dtype.INT64)) for size in (q_len, kv_len)]
-        query, key = ranges[2].view(1, 1, q_len, 1), ranges[3].view(1, 1, 1, kv_len)
-        keep = pointwise("compare", key, query, out_dtype=Dtype.BOOL)
-        zero, low = fill(tape, (), dtype), fill(tape, (), dtype)
-        return pointwise("where", keep.expand(batch, 1, q_len, kv_len), zero, low, out_dtype=dtype)

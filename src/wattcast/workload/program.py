@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from math import ceil
 
 from wattcast.dtypes import Dtype
-from wattcast.workload.functional import pointwise
+from wattcast.workload.functional import add_into, fill
+from wattcast.workload.fuse import fuse
 from wattcast.workload.graph import Block, Collective, Elementwise, Operator
 from wattcast.workload.symbolic import Entry, Tape, Tensor
 
@@ -39,11 +40,33 @@ class Section:
     @property
     def saved_byte(self) -> int:
         """Activations of one repetition that wait for the backward pass."""
-        return sum(s.byte for s in self.tape.saved.values() if not s.parameter)
+        return sum(s.byte for s in self.tape.saved.values() if not s.resident)
 
     @property
     def input_byte(self) -> int:
+        """What one repetition is given and would need to run again."""
         return sum(t.storage.byte for t in self.inputs if t.needs_grad)
+
+    @property
+    def peak_byte(self) -> int:
+        """Most bytes of passing tensors alive at once while one repetition runs forward."""
+        last: dict[int, int] = {id(t.storage): len(self.forward) for t in self.outputs}
+        for index, entry in enumerate(self.forward):
+            last |= {id(t.storage): index for t in (*entry.reads, *entry.writes) if id(t.storage) not in last
+                     or last[id(t.storage)] < index}  # fmt: skip
+        alive = sum({id(t.storage): t.storage.byte for t in self.inputs}.values())
+        known = {id(t.storage) for t in self.inputs}
+        most = alive
+        ending: dict[int, int] = {}
+        for index, entry in enumerate(self.forward):
+            for storage in (t.storage for t in (*entry.reads, *entry.writes)):
+                if id(storage) not in known and not storage.resident:
+                    known.add(id(storage))
+                    alive += storage.byte
+                    ending[last[id(storage)]] = ending.get(last[id(storage)], 0) + storage.byte
+            most = max(most, alive)
+            alive -= ending.get(index, 0)
+        return most
 
 
 @dataclass
@@ -92,6 +115,18 @@ class Program:
                 result.append(Block(ops, section.repeat, f"{section.label}.backward"))
         return result
 
+    def fuse(self) -> None:
+        """Merge what a compiler would; see :mod:`wattcast.workload.fuse`."""
+        for section in self.sections:
+            kept = [t.storage for t in section.outputs] + list(section.tape.saved.values())
+            section.forward = fuse(section.forward, kept)
+            section.backward = fuse(section.backward, keep_unread=True)
+
+    @property
+    def cache_byte(self) -> int:
+        """Keys and values kept for later."""
+        return sum(s.tape.cache_byte * s.repeat for s in self.sections)
+
     @property
     def parameter_count(self) -> int:
         return sum(s.parameter_count * s.repeat for s in self.sections)
@@ -113,10 +148,10 @@ def flow_back(tape: Tape, section: Section, seeds: dict[int, Tensor]) -> list[Te
             if tensor is None or grad is None or not tensor.needs_grad:
                 continue
             known = grads.get(id(tensor))
-            grads[id(tensor)] = grad if known is None else pointwise("add", known, grad)
+            grads[id(tensor)] = grad if known is None else add_into(known, grad)
     for weight in tape.tied:
         if id(weight) in grads:
-            pointwise("add", grads[id(weight)], grads[id(weight)])
+            add_into(grads[id(weight)], grads[id(weight)])
     return [grads.get(id(leaf)) for leaf in section.inputs]
 
 
@@ -139,8 +174,6 @@ def _ops(entries: Sequence[Entry]) -> tuple[Operator, ...]:
 
 
 def _seed(out: Tensor) -> Tensor:
-    from wattcast.workload.functional import fill
-
     return fill(out.tape, out.shape, out.dtype)
 
 

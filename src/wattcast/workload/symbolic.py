@@ -21,13 +21,13 @@ Shape: TypeAlias = tuple[int, ...]
 
 
 class Storage:
-    """The bytes behind a tensor and its views; ``parameter`` bytes live as long as the model."""
+    """The bytes behind a tensor and its views; ``resident`` ones (weights, caches) outlive the pass."""
 
-    __slots__ = ("byte", "parameter")
+    __slots__ = ("byte", "resident")
 
-    def __init__(self, byte: int, parameter: bool = False) -> None:
+    def __init__(self, byte: int, resident: bool = False) -> None:
         self.byte = byte
-        self.parameter = parameter
+        self.resident = resident
 
 
 @dataclass(eq=False, slots=True)
@@ -120,6 +120,10 @@ class Tensor:
         before = self.shape
         return self.tape.viewed(self, shape, strides, lambda g: g.pad_back(before))
 
+    def pairs(self) -> Tensor:
+        """The last dimension as pairs of neighbours, a view."""
+        return self.view(*self.shape[:-1], self.shape[-1] // 2, 2)
+
     def split(self, *sizes: int) -> tuple[Tensor, ...]:
         """Views of the last dimension, side by side; their gradients are laid side by side again."""
         from wattcast.workload.functional import cat
@@ -206,6 +210,7 @@ class Tape:
     saved: dict[int, Storage] = field(default_factory=dict)
     label: str = ""
     recording: bool = True
+    cache_byte: int = 0  # keys and values that outlive the pass
 
     @contextmanager
     def at(self, label: str) -> Iterator[None]:
@@ -227,7 +232,7 @@ class Tape:
 
     def parameter(self, *shape: int, dtype: Dtype, tied: bool = False) -> Tensor:
         """A weight of the model; a ``tied`` one is counted where it first appeared."""
-        storage = Storage(prod(shape) * dtype.byte, parameter=True)
+        storage = Storage(prod(shape) * dtype.byte, resident=True)
         weight = Tensor(self, shape, contiguous(shape), dtype, storage, needs_grad=self.training)
         (self.tied if tied else self.parameters).append(weight)
         return weight

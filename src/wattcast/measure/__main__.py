@@ -1,0 +1,175 @@
+"""``python -m wattcast.measure``: measuring on a bare GPU node, with the standard library's argument parser.
+
+Nothing here changes a clock, a limit or a mode of a card.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+
+from wattcast.errors import ExitCode, WattcastError
+from wattcast.units import parse
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Parse, call one library function, print; errors are one paragraph on stderr."""
+    options = _parser().parse_args(arguments)
+    try:
+        return int(options.call(options))
+    except WattcastError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return int(error.exit_code)
+    except KeyboardInterrupt:
+        return int(ExitCode.INTERRUPTED)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m wattcast.measure", description=__doc__)
+    verbs = parser.add_subparsers(required=True, metavar="VERB")
+    run = verbs.add_parser("run", help="time, joules and watts of a command: run [options] -- COMMAND")
+    run.add_argument("--json", action="store_true")
+    run.add_argument("--plot", type=Path)
+    _source(run)
+    run.add_argument("command", nargs=argparse.REMAINDER)
+    run.set_defaults(call=_run)
+    idle = verbs.add_parser("idle", help="power with nothing to do")
+    idle.add_argument("--seconds", type=float, default=3.0)
+    idle.add_argument("--json", action="store_true")
+    _source(idle)
+    idle.set_defaults(call=_idle)
+    sensor = verbs.add_parser("sensor", help="update period and averaging window of the power sensor")
+    sensor.add_argument("--out", type=Path)
+    sensor.add_argument("--json", action="store_true")
+    _source(sensor)
+    sensor.set_defaults(call=_sensor)
+    kernels = verbs.add_parser("kernels", help="measure operators of the plan into --out")
+    kernels.add_argument("--out", type=Path, required=True)
+    kernels.add_argument(
+        "--steps", default="idle,burst,repeat-burst,sustained,repeat-sustained,duty,pattern,clock,names"
+    )
+    kernels.add_argument("--budget", default="540s")
+    kernels.add_argument("--few", type=int, default=0, help="only this many operators per family: a smoke test")
+    kernels.add_argument("--after", type=int, default=0, help="skip this many operators measured elsewhere")
+    kernels.set_defaults(call=_kernels)
+    counters = verbs.add_parser("counters", help="hardware counters of a sample, through ncu")
+    counters.add_argument("--out", type=Path, required=True)
+    counters.add_argument("--budget", default="150s")
+    counters.add_argument("--few", type=int, default=0)
+    counters.add_argument("--target", action="store_true", help="the part that runs under ncu")
+    counters.set_defaults(call=_counters)
+    pack = verbs.add_parser("pack", help="JSON Lines of campaigns into the tables of a database")
+    pack.add_argument("folders", nargs="+", type=Path)
+    pack.add_argument("--out", type=Path, required=True)
+    pack.set_defaults(call=_pack)
+    summary = verbs.add_parser("summary", help="rows by kind and family, and repeatability")
+    summary.add_argument("database", type=Path)
+    summary.add_argument("--json", action="store_true")
+    summary.set_defaults(call=_summary)
+    load = verbs.add_parser("load", help="loads of known power, to check one way of measuring by another")
+    load.add_argument("--seconds", type=float, default=4.0)
+    load.add_argument("--agree", action="store_true", help="measure them by campaign, window and run")
+    load.add_argument("--out", type=Path)
+    load.add_argument("--marks", type=Path, help="write begin and end of each load here")
+    load.set_defaults(call=_load)
+    return parser
+
+
+def _source(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--source", default="auto", help="auto, nvml, amd or rapl")
+    parser.add_argument("--device", type=int, default=0)
+
+
+def _run(options: argparse.Namespace) -> int:
+    from wattcast.measure.run import run_command
+
+    command = options.command[1:] if options.command[:1] == ["--"] else options.command
+    run = run_command(command, options.source, options.device, pass_output=not options.json)
+    if options.plot:
+        from wattcast.measure.plot import power_figure
+
+        power_figure(run).savefig(options.plot, dpi=150)
+    if options.json:
+        print(json.dumps(run.plain()))
+    else:
+        print(run.measurement.sentence, file=sys.stderr)
+        overhead = run.measurement.overhead or 0.0
+        print(f"the sampler took {100 * overhead:.2f} % of the processors", file=sys.stderr)
+    return run.exit_code
+
+
+def _idle(options: argparse.Namespace) -> int:
+    from wattcast.measure.idle import measure_idle
+
+    result, identity = measure_idle(options.seconds, options.source, options.device)
+    print(json.dumps({"device": identity.name, **result.plain()}) if options.json else result.sentence)
+    return int(ExitCode.OK)
+
+
+def _sensor(options: argparse.Namespace) -> int:
+    from wattcast.measure.sensor_run import probe
+
+    sensor, samples = probe(options.source, options.device)
+    if options.out:
+        options.out.mkdir(parents=True, exist_ok=True)
+        samples.save(options.out / "sensor_samples.npz")
+        (options.out / "sensor.json").write_text(json.dumps(sensor.plain(), indent=1))
+    print(json.dumps(sensor.plain(), indent=1) if options.json else "\n".join(sensor.implies))
+    return int(ExitCode.OK)
+
+
+def _kernels(options: argparse.Namespace) -> int:
+    from wattcast.measure.kernels.campaign import run_campaign
+
+    began_s = time.monotonic()
+    budget_s = parse(options.budget, "s", "--budget")
+    counts = run_campaign(options.out, options.steps.split(","), budget_s, options.few, options.after)
+    print(json.dumps({**dict(sorted(counts.items())), "seconds": round(time.monotonic() - began_s, 1)}, indent=1))
+    return int(ExitCode.OK)
+
+
+def _counters(options: argparse.Namespace) -> int:
+    from wattcast.measure.kernels import counters
+
+    budget_s = parse(options.budget, "s", "--budget")
+    if options.target:
+        print(f"counted {counters.target(budget_s, options.few)} operators", file=sys.stderr)
+        return int(ExitCode.OK)
+    print(json.dumps(counters.collect(options.out, budget_s, options.few)))
+    return int(ExitCode.OK)
+
+
+def _pack(options: argparse.Namespace) -> int:
+    from wattcast.measure.pack import pack
+
+    print(json.dumps(pack(options.folders, options.out)))
+    return int(ExitCode.OK)
+
+
+def _summary(options: argparse.Namespace) -> int:
+    from wattcast.measure.summary import markdown, summarise
+
+    found = summarise(options.database)
+    print(json.dumps(found) if options.json else markdown(found), end="\n" if options.json else "")
+    return int(ExitCode.OK)
+
+
+def _load(options: argparse.Namespace) -> int:
+    from wattcast.measure import load
+
+    if not options.agree:
+        load.load(options.seconds, options.marks)
+        return int(ExitCode.OK)
+    found = json.dumps(load.agree(), indent=1)
+    if options.out:
+        options.out.mkdir(parents=True, exist_ok=True)
+        (options.out / "agree.json").write_text(found)
+    print(found)
+    return int(ExitCode.OK)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

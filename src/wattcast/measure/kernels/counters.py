@@ -1,0 +1,170 @@
+"""Hardware counters of a sample of operators, by Nsight Compute without clock or cache control.
+
+``ncu`` runs this package again (``measure counters --target``), which issues each operator once
+inside a range named after it. Metrics the installed ``ncu`` does not know are dropped first. The
+target watches its own deadline, because ``ncu`` writes its table only when the program has ended.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from wattcast.errors import MissingTool, WattcastError
+from wattcast.measure.kernels.plan import plan, subset
+from wattcast.measure.kernels.spec import Spec
+from wattcast.records import Journal, Plain
+
+COUNTED = {
+    "linear": 34,
+    "bmm": 8,
+    "conv2d": 14,
+    "softmax": 6,
+    "layernorm": 5,
+    "rmsnorm": 4,
+    "elementwise": 20,
+    "attention": 16,
+}
+POOL_BYTE = {"bf16": 15 * 10**8, "fp16": 10**9, "fp32": 2 * 10**9, "fp8": 5 * 10**8}
+RANGE = "wattcast:"
+FAILURES_BEFORE_STOP = 5
+
+
+def counted_specs(few: int = 0) -> list[Spec]:
+    """The sample: of every family, long enough to be more than a launch, small enough to replay quickly."""
+    wanted = dict.fromkeys(COUNTED, few) if few else COUNTED
+    return subset(plan(), wanted, lambda spec: 3e-6 < spec.guessed_s < 3e-3 and spec.byte < 4e8)
+
+
+def collect(out: Path, budget_s: float, few: int = 0) -> dict[str, int]:
+    """Run the sample under ``ncu``, keep its raw table, and append one row per kernel to ``counters.jsonl``."""
+    ncu = shutil.which("ncu")
+    if ncu is None:
+        raise MissingTool("Nsight Compute (ncu) is not on the PATH; counters need it.")
+    began_s = time.monotonic()
+    out.mkdir(parents=True, exist_ok=True)
+    metrics = known_metrics(wanted_metrics(), query_metrics(ncu))
+    raw = out / "counters.csv"
+    left_s = budget_s - (time.monotonic() - began_s) - 25.0
+    command = [ncu, "--clock-control", "none", "--cache-control", "none", "--profile-from-start", "off", "--nvtx"]
+    command += [
+        "--csv",
+        "--page",
+        "raw",
+        "--print-units",
+        "base",
+        "--log-file",
+        str(raw),
+        "--metrics",
+        ",".join(metrics),
+    ]
+    command += [sys.executable, "-m", "wattcast.measure", "counters", "--target", "--out", str(out)]
+    command += ["--budget", f"{left_s}s", "--few", str(few)]
+    ended = subprocess.run(command, timeout=budget_s + 20.0, check=False, env=dict(os.environ))
+    if ended.returncode != 0 or not raw.exists():
+        said = raw.read_text(errors="replace")[-600:] if raw.exists() else ""
+        print(f"ncu ended with {ended.returncode}. {said}", file=sys.stderr)
+    rows = list(read_table(raw.read_text(errors="replace").splitlines())) if raw.exists() else []
+    journal = Journal(out / "counters.jsonl")
+    for row in rows:
+        if row["id"] not in journal.ids:
+            journal.append(row)
+    return {"kernels": len(rows), "operators": len({row["spec"] for row in rows}), "metrics": len(metrics)}
+
+
+def wanted_metrics() -> list[str]:
+    """``name.suffix`` of every row of ``counter_metrics.csv``."""
+    text = files("wattcast.measure.kernels").joinpath("counter_metrics.csv").read_text(encoding="utf-8")
+    rows = csv.DictReader(text.splitlines())
+    return [row["pattern"] + (f".{row['suffix']}" if row["suffix"] else "") for row in rows]
+
+
+def query_metrics(ncu: str) -> set[str]:
+    """Base names of the metrics this ``ncu`` knows for this device; empty when it does not say."""
+    try:
+        answer = subprocess.run([ncu, "--query-metrics"], capture_output=True, text=True, timeout=60.0, check=False)
+    except subprocess.TimeoutExpired:
+        return set()
+    return set(re.findall(r"^([a-z0-9]+__[a-z0-9_]+)\s", answer.stdout, re.MULTILINE))
+
+
+def known_metrics(wanted: list[str], known: set[str]) -> list[str]:
+    """``wanted`` without what ``known`` lacks; launch facts are always there."""
+    if not known:
+        return [
+            name for name in wanted if name.startswith(("gpu__time", "sm__cycles_elapsed", "dram__", "lts__t_bytes"))
+        ]
+    return [name for name in wanted if name.startswith("launch__") or name.split(".")[0] in known]
+
+
+def read_table(lines: Iterable[str]) -> Iterable[Plain]:
+    """Rows of ``ncu --csv --page raw``: one per kernel, with the range it ran in.
+
+    Lines before the header are messages of ``ncu``; the line after it holds units.
+    """
+    kept = [line for line in lines if line.startswith('"')]
+    if not kept:
+        return
+    table = csv.DictReader(kept)
+    order: dict[str, int] = {}
+    wanted = set(wanted_metrics())
+    for place, row in enumerate(table):
+        text = " ".join(value for value in row.values() if isinstance(value, str))
+        found = re.search(re.escape(RANGE) + r"([0-9a-f]{16})", text)
+        if not found or (place == 0 and not row.get("ID")):
+            continue
+        spec = found[1]
+        order[spec] = order.get(spec, -1) + 1
+        values = {name: _number(value) for name, value in row.items() if name in wanted}
+        metrics = {name: value for name, value in values.items() if value is not None}
+        yield {"id": f"{spec}-{order[spec]}", "spec": spec, "kernel": row.get("Kernel Name", ""), "metrics": metrics}
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        return float((text or "").replace(",", ""))
+    except ValueError:
+        return None
+
+
+def target(budget_s: float, few: int = 0) -> int:
+    """What runs under ``ncu``: each operator once warm, once counted. Returns how many were counted."""
+    from wattcast.measure.kernels.gpu import Gpu
+
+    deadline = time.monotonic() + budget_s
+    gpu = Gpu.open(POOL_BYTE)
+    cudart: Any = gpu.torch.cuda.cudart()
+    counted = failed = 0
+    for spec in counted_specs(few):
+        if time.monotonic() > deadline or failed >= FAILURES_BEFORE_STOP:
+            break
+        try:
+            _count(gpu, cudart, spec)
+            counted += 1
+        except (RuntimeError, WattcastError) as error:
+            failed += 1
+            print(f"counters: {spec.id} failed: {str(error)[:200]}", file=sys.stderr)
+    return counted
+
+
+def _count(gpu: Any, cudart: Any, spec: Spec) -> None:
+    torch = gpu.torch
+    call = gpu.builder.build(spec)
+    call.run(0)
+    call.run(1)
+    torch.cuda.synchronize()
+    cudart.cudaProfilerStart()
+    torch.cuda.nvtx.range_push(RANGE + spec.id)
+    call.run(2)
+    torch.cuda.synchronize()
+    torch.cuda.nvtx.range_pop()
+    cudart.cudaProfilerStop()

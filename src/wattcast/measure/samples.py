@@ -1,0 +1,245 @@
+"""Samples over time, and power from the ticks of an energy counter.
+
+The counter steps (every 100 ms on an H200), so power is the energy between two steps over the time
+between them; anything that ends between steps is left out. DESIGN section 5.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from wattcast.measure.ring import COLUMNS
+
+Array = npt.NDArray[np.float64]
+
+# NVML's clock event reasons (nvml.h); those marked benign do not spoil a measurement.
+REASONS = {
+    0x1: "gpu_idle",
+    0x2: "applications_clocks_setting",
+    0x4: "sw_power_cap",
+    0x8: "hw_slowdown",
+    0x10: "sync_boost",
+    0x20: "sw_thermal_slowdown",
+    0x40: "hw_thermal_slowdown",
+    0x80: "hw_power_brake_slowdown",
+    0x100: "display_clock_setting",
+}
+BENIGN = frozenset({"gpu_idle", "sw_power_cap"})
+MIN_STEPS = 6  # of a counter, before it may be called regular
+
+
+@dataclass(frozen=True)
+class Samples:
+    """What the sampler saw: one array per column of :data:`~wattcast.measure.ring.COLUMNS`."""
+
+    rows: Array  # (sample, column)
+
+    def __getitem__(self, column: str) -> Array:
+        return self.rows[:, COLUMNS.index(column)]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def between(self, start_s: float, end_s: float) -> Samples:
+        """Samples taken in the closed interval."""
+        time_s = self["time_s"]
+        return Samples(self.rows[(time_s >= start_s) & (time_s <= end_s)])
+
+    def known(self, column: str) -> Array:
+        """Values of a column where it was read."""
+        values = self[column]
+        return values[np.isfinite(values)]
+
+    def mean(self, column: str) -> float | None:
+        """Mean of a column, None where it was never read."""
+        values = self.known(column)
+        return float(values.mean()) if len(values) else None
+
+    def last(self, column: str) -> float | None:
+        """Latest value of a column, None where it was never read."""
+        values = self.known(column)
+        return float(values[-1]) if len(values) else None
+
+    @property
+    def throttle(self) -> tuple[str, ...]:
+        """Names of all clock event reasons seen."""
+        bits = 0
+        for value in self.known("throttle"):
+            bits |= int(value)
+        return reason_names(bits)
+
+    def save(self, path: Path) -> None:
+        """Keep the samples for a later replay, as a compressed NumPy file."""
+        np.savez_compressed(path, columns=np.array(COLUMNS), rows=self.rows)
+
+    @classmethod
+    def load(cls, path: Path) -> Samples:
+        """Samples kept by :meth:`save`."""
+        with np.load(path, allow_pickle=False) as kept:
+            order = [list(kept["columns"]).index(name) for name in COLUMNS]
+            return cls(np.asarray(kept["rows"][:, order], dtype=np.float64))
+
+
+@dataclass(frozen=True)
+class Ticks:
+    """Times at which the energy counter stepped, and its value after each step.
+
+    Slow polling sees only some of the steps; ``step_s`` is the counter's own period where it is regular.
+    """
+
+    time_s: Array
+    energy_j: Array
+    step_s: float | None = None
+
+    def between(self, start_s: float, end_s: float) -> Ticks:
+        """Steps inside the closed interval."""
+        inside = (self.time_s >= start_s) & (self.time_s <= end_s)
+        return Ticks(self.time_s[inside], self.energy_j[inside], self.step_s)
+
+    def last(self, stretches: int) -> Ticks:
+        """The latest stretches between steps that were seen."""
+        return Ticks(self.time_s[-stretches - 1 :], self.energy_j[-stretches - 1 :], self.step_s)
+
+    @property
+    def intervals(self) -> int:
+        """Whole periods of the counter between the first step and the last."""
+        if len(self.time_s) < 2:
+            return 0
+        length_s = float(self.time_s[-1] - self.time_s[0])
+        return round(length_s / self.step_s) if self.step_s else len(self.time_s) - 1
+
+    @property
+    def interval_w(self) -> Array:
+        """Mean power of each stretch between two steps that were seen."""
+        return np.diff(self.energy_j) / np.diff(self.time_s)
+
+    @property
+    def power_w(self) -> float:
+        """Energy between the first and the last step over the time between them."""
+        return float((self.energy_j[-1] - self.energy_j[0]) / (self.time_s[-1] - self.time_s[0]))
+
+    @property
+    def spread_w(self) -> float:
+        """Standard deviation of :attr:`interval_w`."""
+        return float(self.interval_w.std(ddof=1)) if len(self.time_s) > 2 else float("nan")
+
+
+@dataclass(frozen=True)
+class Sightings:
+    """Polls that met a new value of the counter."""
+
+    before_s: Array  # the poll before, which still met the old value
+    after_s: Array  # the poll that met the new one
+    energy_j: Array
+
+    @property
+    def middle_s(self) -> Array:
+        """The best guess at the step when nothing is known of the counter."""
+        return 0.5 * (self.before_s + self.after_s)
+
+
+def sightings(samples: Samples) -> Sightings:
+    """Every change of the energy counter, as polling met it."""
+    read = np.isfinite(samples["energy_j"])
+    time_s, energy_j = samples["time_s"][read], samples["energy_j"][read]
+    step = np.flatnonzero(np.diff(energy_j) != 0.0)
+    return Sightings(time_s[step], time_s[step + 1], energy_j[step + 1])
+
+
+def ticks(samples: Samples) -> Ticks:
+    """Steps of the energy counter.
+
+    Polls see a step some milliseconds late. Where the counter steps regularly, steps are put on the
+    regular grid that the sharpest sightings lie on, and a poll between steps belongs to the step before
+    it. Otherwise a step lies midway between the polls around it. A counter that runs backwards was reset
+    (driver reload) or wrapped; see :func:`unwrap`.
+    """
+    seen = sightings(samples)
+    for guess_s in _periods(seen):
+        found = _on_grid(seen, guess_s)
+        if found is not None:
+            return found
+    return Ticks(seen.middle_s, seen.energy_j)
+
+
+def _periods(seen: Sightings) -> list[float]:
+    """Periods the counter may have: the shortest usual time between sharp sightings, or a part of it."""
+    if len(seen.energy_j) < MIN_STEPS:
+        return []
+    sharp_s = seen.middle_s[_sharp(seen)]
+    if len(sharp_s) < MIN_STEPS:
+        return []
+    apart_s = np.sort(np.diff(sharp_s))
+    usual_s = float(np.median(apart_s[apart_s <= 1.5 * apart_s[2]]))  # most may be several steps apart
+    return [usual_s / part for part in (1, 2, 3, 4, 5)]
+
+
+def _on_grid(seen: Sightings, guess_s: float) -> Ticks | None:
+    """Steps of a counter with a period near ``guess_s``; None when the sightings do not fit one."""
+    sharp = _sharp(seen)
+    sharp_s, gap_s = seen.middle_s[sharp], (seen.after_s - seen.before_s)[sharp]
+    if guess_s < 4.0 * float(np.median(gap_s)):
+        return None
+    number = _step_numbers(sharp_s, guess_s)
+    step_s, origin_s = (float(value) for value in np.polyfit(number, sharp_s, 1))
+    if float(np.median(np.abs(sharp_s - (origin_s + step_s * number)))) > 0.05 * step_s:
+        return None
+    late = np.floor((seen.after_s - origin_s) / step_s + 0.02)
+    every = np.where(sharp, np.round((seen.middle_s - origin_s) / step_s), late)
+    if (np.diff(every) < 1.0).any():  # two steps in one period: the period is shorter
+        return None
+    return Ticks(origin_s + step_s * every, seen.energy_j, step_s)
+
+
+def _sharp(seen: Sightings) -> npt.NDArray[np.bool_]:
+    """Sightings between two polls that lie close together: for the poller, and against the counter's step."""
+    gap_s = seen.after_s - seen.before_s
+    if len(gap_s) < 2:
+        return np.ones(len(gap_s), dtype=bool)
+    closest_s = float(np.percentile(np.diff(seen.middle_s), 5.0))
+    return gap_s <= max(3.0 * float(np.percentile(gap_s, 4.0)), 0.1 * closest_s)
+
+
+def _step_numbers(seen_s: Array, step_s: float) -> Array:
+    """Which step each sighting is, following the phase slowly, so that one late poll does not shift the rest."""
+    number, phase_s, numbers = 0.0, float(seen_s[0]), [0.0]
+    for at_s in seen_s[1:]:
+        passed = max(round((float(at_s) - phase_s) / step_s), 1)
+        number += passed
+        phase_s += passed * step_s
+        phase_s += 0.2 * (float(at_s) - phase_s)
+        numbers.append(number)
+    return np.array(numbers)
+
+
+def unwrap(previous_j: float, now_j: float, offset_j: float, range_j: float | None) -> tuple[float, bool]:
+    """Offset to add to a counter that wraps at ``range_j``, and whether it was reset instead.
+
+    A fall to near zero from near the top is a wrap; any other fall is a reset, after which energies
+    before and after cannot be compared.
+
+    >>> unwrap(4294967.0, 100.0, 0.0, 4294967.296)
+    (4294967.296, False)
+    >>> unwrap(5000.0, 3.0, 0.0, 4294967.296)
+    (0.0, True)
+    """
+    if now_j >= previous_j:
+        return offset_j, False
+    if range_j is not None and previous_j > 0.9 * range_j and now_j < 0.1 * range_j:
+        return offset_j + range_j, False
+    return offset_j, True
+
+
+def reason_names(bits: int) -> tuple[str, ...]:
+    """Names of the clock event reasons set in ``bits``.
+
+    >>> reason_names(0x24)
+    ('sw_power_cap', 'sw_thermal_slowdown')
+    """
+    unknown = bits & ~sum(REASONS)
+    names = [name for bit, name in REASONS.items() if bits & bit]
+    return (*names, *([f"unknown_{unknown:#x}"] if unknown else []))

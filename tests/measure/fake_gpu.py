@@ -1,0 +1,60 @@
+"""A GPU that only keeps time: a stream that is busy until some moment, so that rows can be measured without one."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+import numpy as np
+
+from wattcast.measure.kernels.gpu import Graph
+from wattcast.measure.kernels.operators import Call
+from wattcast.measure.kernels.spec import Spec
+
+
+@dataclass
+class FakeEvent:
+    """A moment on the fake stream."""
+
+    at_s: float
+
+    def synchronize(self) -> None:
+        time.sleep(max(0.0, self.at_s - time.monotonic()))
+
+    def elapsed_time(self, later: FakeEvent) -> float:
+        return 1e3 * (later.at_s - self.at_s)
+
+
+@dataclass
+class FakeGpu:
+    """Same methods as :class:`~wattcast.measure.kernels.gpu.Gpu`; every call takes ``call_s``."""
+
+    call_s: float = 1e-4
+    fails: set[str] = field(default_factory=set)  # spec ids that raise
+    operands: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(pattern="random"))
+    free_s: float = 0.0
+    recovered: int = 0
+
+    def prepare(self, spec: Spec, graph_s: float = 0.0025) -> Graph:
+        if spec.id in self.fails:
+            raise RuntimeError("CUDA out of memory")
+        call = Call(lambda copy: None, sets=4, fixed_byte=1000, set_byte=10)
+        return Graph(SimpleNamespace(reset=lambda: None), 25, call, self.call_s)
+
+    def replay(self, graph: Graph, times: int) -> None:
+        self.free_s = max(self.free_s, time.monotonic()) + times * graph.copies * self.call_s
+
+    def timed(self, graph: Graph, replays: int, warm: int = 1) -> np.ndarray:
+        self.replay(graph, replays + warm)
+        self.synchronize()
+        return np.full(replays, self.call_s) * (1.0 + 1e-4 * np.arange(replays))
+
+    def mark(self) -> FakeEvent:
+        return FakeEvent(max(self.free_s, time.monotonic()))
+
+    def synchronize(self) -> None:
+        time.sleep(max(0.0, self.free_s - time.monotonic()))
+
+    def recover(self) -> None:
+        self.recovered += 1

@@ -1,0 +1,164 @@
+"""``measure run`` and windows: what a program took, its exit code, and an interrupt that loses nothing."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import typer
+
+import wattcast.measure
+from standin import StandIn
+from wattcast.cli.environment import Environment
+from wattcast.cli.measure import app
+from wattcast.errors import BadInput, ExitCode, MissingTool, Refused
+from wattcast.measure.__main__ import main as bare_main
+from wattcast.measure.idle import measure_idle
+from wattcast.measure.run import run_command
+
+SLEEP = [sys.executable, "-c", "import time; time.sleep(1.2)"]
+
+
+def command_line(*arguments: str) -> tuple[int, str, str]:
+    """``wattcast measure ...`` as the command line calls it."""
+    env = Environment(io.StringIO(), io.StringIO())
+    try:
+        code = typer.main.get_command(app).main(list(arguments), standalone_mode=False, obj=env)
+    except typer.Exit as ended:
+        code = ended.exit_code
+    return int(code or 0), env.stdout.getvalue(), env.stderr.getvalue()
+
+
+def test_a_command_is_measured_and_its_exit_code_passes_through(standin: StandIn) -> None:
+    run = run_command([sys.executable, "-c", "import time; time.sleep(1.2); raise SystemExit(7)"], "nvml")
+    assert run.exit_code == 7
+    assert run.measurement.power_w == pytest.approx(300.0, rel=0.01)
+    assert run.measurement.energy_j == pytest.approx(300.0 * run.measurement.duration_s, rel=0.01)
+    assert run.measurement.peak_w == pytest.approx(300.0, rel=0.01)
+    assert run.measurement.overhead is not None
+    assert 0.0 < run.measurement.overhead < 0.05
+
+
+def test_a_command_killed_by_a_signal_ends_as_in_a_shell(standin: StandIn) -> None:
+    run = run_command([sys.executable, "-c", "import os; os.kill(os.getpid(), 15)"], "nvml")
+    assert run.exit_code == 143
+    assert run.measurement.power_w is None  # too short, and said so
+    assert run.measurement.flags
+
+
+def test_an_unknown_command_and_none_at_all_are_the_users_mistake(standin: StandIn) -> None:
+    with pytest.raises(BadInput, match="there is no command"):
+        run_command(["/does/not/exist"], "nvml")
+    with pytest.raises(BadInput, match="after --"):
+        run_command([], "nvml")
+
+
+def test_an_interrupt_goes_to_the_command_and_the_figures_are_still_printed(standin: StandIn) -> None:
+    code = (
+        "import signal, sys, time\nsignal.signal(2, lambda *a: sys.exit(9))\nprint('up', flush=True)\ntime.sleep(30)"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-m", "wattcast.measure", "run", "--json", "--", sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    assert process.stderr.readline() == "up\n"  # with --json the command's own output goes to stderr
+    time.sleep(1.0)
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=20)
+    assert process.returncode == 9
+    assert json.loads(out)["power_w"] == pytest.approx(300.0, rel=0.02)
+
+
+def test_the_command_line_prints_json_and_saves_a_figure(standin: StandIn, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    figure = tmp_path / "power.png"
+    code, out, _ = command_line("run", "--source", "nvml", "--json", "--plot", str(figure), "--", *SLEEP)
+    assert code == 0
+    assert json.loads(out)["device"]["name"] == "Stand-in H200"
+    assert figure.read_bytes().startswith(b"\x89PNG")
+
+
+def test_results_go_to_stdout_and_overhead_to_stderr(standin: StandIn) -> None:
+    code, out, err = command_line("run", "--source", "nvml", "--", *SLEEP)
+    assert code == 0
+    mean_w = float(re.search(r"mean (\S+) W", out)[1])
+    assert mean_w == pytest.approx(300.0, rel=0.02)
+    assert "% of the processors" in err
+
+
+def test_against_a_prediction_it_says_which_term_is_off(standin: StandIn, tmp_path: Path) -> None:
+    prediction = tmp_path / "predicted.json"
+    first = {"latency_s": 1.2, "power_w": 200.0, "clock_hz": 1.98e9}
+    prediction.write_text(json.dumps({"predictions": [first]}))
+    code, out, _ = command_line("run", "--source", "nvml", "--against", str(prediction), "--json", "--", *SLEEP)
+    assert code == 0
+    assert json.loads(out)["against"]["term"] == "energy"
+
+
+def test_idle_and_sensor_answer(standin: StandIn) -> None:
+    code, out, _ = command_line("idle", "--seconds", "1.2", "--source", "nvml", "--json")
+    assert code == 0
+    assert json.loads(out)["power_w"] == pytest.approx(300.0, rel=0.01)
+    code, out, _ = command_line("sensor", "--source", "nvml", "--json")
+    assert code == 0
+    assert json.loads(out)["energy_period_s"] == pytest.approx(0.1, rel=0.02)
+
+
+def test_idle_is_refused_while_something_runs(standin: StandIn) -> None:
+    standin.follow("at -10 100 1980", *(f"at {0.3 * i:.1f} {100 if i % 2 else 500} 1980" for i in range(20)))
+    with pytest.raises(Refused, match="something else is running"):
+        measure_idle(2.0, "nvml")
+
+
+def test_a_bare_node_without_a_device_gets_a_sentence(monkeypatch, tmp_path: Path, capsys) -> None:
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+    assert bare_main(["idle", "--source", "nvml"]) == ExitCode.MISSING
+    assert "no energy source on this machine" in capsys.readouterr().err
+    assert bare_main(["idle", "--source", "nvm"]) == ExitCode.MISSING
+
+
+def test_windows_nest_and_share_one_sampler(standin: StandIn) -> None:
+    standin.follow("at -10 200 1980", "at 1.5 500 1980")
+    with wattcast.measure.window("whole", "nvml") as whole:
+        time.sleep(1.0)
+        with wattcast.measure.window("part") as part:
+            time.sleep(1.0)
+            with pytest.raises(Refused, match="still running"):
+                _ = part.result
+    assert whole.inner == [part]
+    assert part.result.power_w is not None
+    assert part.result.power_w > whole.result.power_w > 200.0
+    assert whole.result.duration_s > part.result.duration_s + 0.9
+    assert wattcast.measure.window.__module__ == "wattcast.measure.window"
+
+
+def test_a_window_closes_when_its_block_raises(standin: StandIn) -> None:
+    seen = []
+
+    def broken() -> None:
+        with wattcast.measure.window("broken", "nvml") as live:
+            seen.append(live)
+            time.sleep(0.9)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        broken()
+    assert seen[0].result.power_w == pytest.approx(300.0, rel=0.02)
+
+
+def test_a_window_on_a_machine_without_sensors_says_so(monkeypatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+    with pytest.raises(MissingTool), wattcast.measure.window("nothing", "nvml"):
+        pass
+    assert os.environ["LD_LIBRARY_PATH"] == str(tmp_path)

@@ -1,0 +1,233 @@
+/* A stand-in for libnvidia-ml.so.1: answers what a script file says, for tests without a GPU.
+ *
+ * The script is named by WATTCAST_STANDIN and read again whenever it changes. Lines:
+ *   epoch S                     CLOCK_MONOTONIC seconds that times below count from (default: load time)
+ *   at S power_w clock_mhz [throttle_bits [temperature_c [memory_w]]]   state from then on
+ *   tick_ms N                   the energy counter and the power fields step this often (default 100)
+ *   start_mj N                  value of the counter at the epoch
+ *   wrap_mj N                   the counter wraps here
+ *   error NAME CODE FROM TO     function NAME (energy, clock, fields, temperature, throttle, set) answers CODE then
+ *   lost S                      the GPU is lost from then on
+ *   hang S SECONDS              every call sleeps this long from then on
+ *   devices N                   how many there are (default 1)
+ *   calls PATH                  setters append their arguments here
+ */
+#define _GNU_SOURCE
+#include <math.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { OK = 0, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, GPU_IS_LOST = 15 };
+enum { MOST = 512 };
+
+typedef struct { double at, power_w, clock_mhz, throttle, temperature_c, memory_w; } State;
+typedef struct { char name[24]; int code; double from, to; } Fault;
+typedef struct { uint32_t field, scope; int64_t timestamp, latency; uint32_t type, result; uint64_t value; } Field;
+
+static State states[MOST];
+static Fault faults[MOST];
+static int state_count, fault_count, device_count = 1;
+static double epoch_s, tick_s = 0.1, start_mj, wrap_mj, lost_s = INFINITY, hang_s = INFINITY, hang_for_s;
+static char calls_path[512];
+static struct timespec seen;
+
+static double monotonic_s(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec + 1e-9 * now.tv_nsec;
+}
+
+static void read_line(const char *line)
+{
+    State s = {0, 0, 0, 0, 40, 40};
+    Fault f;
+    if (sscanf(line, "at %lf %lf %lf %lf %lf %lf", &s.at, &s.power_w, &s.clock_mhz, &s.throttle, &s.temperature_c,
+               &s.memory_w) >= 3 && state_count < MOST)
+        states[state_count++] = s;
+    if (sscanf(line, "error %23s %d %lf %lf", f.name, &f.code, &f.from, &f.to) == 4 && fault_count < MOST)
+        faults[fault_count++] = f;
+    sscanf(line, "epoch %lf", &epoch_s);
+    if (sscanf(line, "tick_ms %lf", &tick_s) == 1) tick_s *= 1e-3;
+    sscanf(line, "start_mj %lf", &start_mj);
+    sscanf(line, "wrap_mj %lf", &wrap_mj);
+    sscanf(line, "lost %lf", &lost_s);
+    sscanf(line, "hang %lf %lf", &hang_s, &hang_for_s);
+    sscanf(line, "devices %d", &device_count);
+    sscanf(line, "calls %511s", calls_path);
+}
+
+static void reload(void)
+{
+    const char *path = getenv("WATTCAST_STANDIN");
+    struct stat info;
+    if (path == NULL || stat(path, &info) != 0) return;
+    if (info.st_mtim.tv_sec == seen.tv_sec && info.st_mtim.tv_nsec == seen.tv_nsec) return;
+    FILE *stream = fopen(path, "r");
+    if (stream == NULL) return;
+    char line[600];
+    seen = info.st_mtim;
+    state_count = fault_count = 0;
+    lost_s = hang_s = INFINITY;
+    while (fgets(line, sizeof line, stream) != NULL) read_line(line);
+    fclose(stream);
+}
+
+static double now_s(void) { return monotonic_s() - epoch_s; }
+
+static int enter(const char *name)
+{
+    reload();
+    double at = now_s();
+    if (at >= hang_s) usleep((useconds_t)(1e6 * hang_for_s));
+    if (at >= lost_s) return GPU_IS_LOST;
+    for (int i = 0; i < fault_count; i++)
+        if (strcmp(faults[i].name, name) == 0 && at >= faults[i].from && at < faults[i].to) return faults[i].code;
+    return OK;
+}
+
+static const State *state_at(double at)
+{
+    static const State nothing = {0, 0, 345, 0, 30, 40};
+    const State *found = &nothing;
+    for (int i = 0; i < state_count; i++)
+        if (states[i].at <= at) found = &states[i];
+    return found;
+}
+
+static double stepped_s(void) { return floor(now_s() / tick_s) * tick_s; }
+
+static double joules_until(double at)
+{
+    double sum = 0.0;
+    for (int i = 0; i < state_count; i++) {
+        double end = i + 1 < state_count ? fmin(states[i + 1].at, at) : at;
+        if (end > states[i].at) sum += (end - states[i].at) * states[i].power_w;
+    }
+    return sum;
+}
+
+static double mean_w(double window_s)
+{
+    double end = stepped_s();
+    return (joules_until(end) - joules_until(end - window_s)) / window_s;
+}
+
+__attribute__((constructor)) static void loaded(void) { epoch_s = monotonic_s(); }
+
+int nvmlInitWithFlags(unsigned flags) { (void)flags; reload(); return OK; }
+int nvmlInit_v2(void) { reload(); return OK; }
+int nvmlShutdown(void) { return OK; }
+const char *nvmlErrorString(int code) { (void)code; return "stand-in error"; }
+
+int nvmlDeviceGetCount_v2(unsigned *count) { reload(); *count = (unsigned)device_count; return OK; }
+
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **device)
+{
+    reload();
+    if ((int)index >= device_count) return INVALID_ARGUMENT;
+    *device = (void *)(uintptr_t)(index + 1);
+    return OK;
+}
+
+static int text(char *out, unsigned length, const char *value) { snprintf(out, length, "%s", value); return OK; }
+int nvmlDeviceGetName(void *d, char *out, unsigned length) { (void)d; return text(out, length, "Stand-in H200"); }
+int nvmlDeviceGetUUID(void *d, char *out, unsigned length) { (void)d; return text(out, length, "GPU-standin"); }
+int nvmlDeviceGetSerial(void *d, char *out, unsigned length) { (void)d; return text(out, length, "0000"); }
+int nvmlSystemGetDriverVersion(char *out, unsigned length) { return text(out, length, "580.0"); }
+int nvmlSystemGetNVMLVersion(char *out, unsigned length) { return text(out, length, "13.580"); }
+
+static int number(unsigned *out, unsigned value) { *out = value; return enter("number"); }
+int nvmlDeviceGetEnforcedPowerLimit(void *d, unsigned *mw) { (void)d; return number(mw, 700000); }
+int nvmlDeviceGetPowerManagementLimit(void *d, unsigned *mw) { (void)d; return number(mw, 700000); }
+int nvmlDeviceGetPowerManagementDefaultLimit(void *d, unsigned *mw) { (void)d; return number(mw, 700000); }
+int nvmlDeviceGetPowerManagementLimitConstraints(void *d, unsigned *low, unsigned *high)
+{
+    (void)d;
+    *low = 200000, *high = 700000;
+    return enter("number");
+}
+int nvmlDeviceGetMaxClockInfo(void *d, int type, unsigned *mhz) { (void)d; return number(mhz, type == 2 ? 3201 : 1980); }
+
+int nvmlDeviceGetClockInfo(void *d, int type, unsigned *mhz)
+{
+    (void)d;
+    int code = enter("clock");
+    *mhz = type == 2 ? 3201 : (unsigned)state_at(now_s())->clock_mhz;
+    return code;
+}
+
+int nvmlDeviceGetTotalEnergyConsumption(void *d, unsigned long long *mj)
+{
+    (void)d;
+    int code = enter("energy");
+    double value = start_mj + 1e3 * joules_until(stepped_s());
+    if (wrap_mj > 0) value = fmod(value, wrap_mj);
+    *mj = (unsigned long long)value;
+    return code;
+}
+
+int nvmlDeviceGetPowerUsage(void *d, unsigned *mw)
+{
+    (void)d;
+    int code = enter("power");
+    *mw = (unsigned)(1e3 * mean_w(1.0));
+    return code;
+}
+
+int nvmlDeviceGetFieldValues(void *d, int count, Field *values)
+{
+    (void)d;
+    int code = enter("fields");
+    for (int i = 0; i < count; i++) {
+        double watts = values[i].field == 185 ? mean_w(1.0) : mean_w(tick_s);
+        if (values[i].scope == 2) watts = state_at(stepped_s())->memory_w;
+        values[i].result = values[i].field == 185 || values[i].field == 186 ? OK : NOT_SUPPORTED;
+        values[i].type = 1;
+        values[i].value = (uint32_t)(1e3 * watts);
+    }
+    return code;
+}
+
+int nvmlDeviceGetTemperature(void *d, int sensor, unsigned *c)
+{
+    (void)d, (void)sensor;
+    int code = enter("temperature");
+    *c = (unsigned)state_at(now_s())->temperature_c;
+    return code;
+}
+
+int nvmlDeviceGetCurrentClocksThrottleReasons(void *d, unsigned long long *bits)
+{
+    (void)d;
+    int code = enter("throttle");
+    *bits = (unsigned long long)state_at(now_s())->throttle;
+    return code;
+}
+int nvmlDeviceGetCurrentClocksEventReasons(void *d, unsigned long long *bits)
+{
+    return nvmlDeviceGetCurrentClocksThrottleReasons(d, bits);
+}
+
+static int record(const char *name, unsigned a, unsigned b)
+{
+    int code = enter("set");
+    if (code != OK || calls_path[0] == 0) return code;
+    FILE *stream = fopen(calls_path, "a");
+    if (stream == NULL) return NOT_FOUND;
+    fprintf(stream, "%s %u %u\n", name, a, b);
+    fclose(stream);
+    return OK;
+}
+int nvmlDeviceSetGpuLockedClocks(void *d, unsigned low, unsigned high) { (void)d; return record("SetGpuLockedClocks", low, high); }
+int nvmlDeviceResetGpuLockedClocks(void *d) { (void)d; return record("ResetGpuLockedClocks", 0, 0); }
+int nvmlDeviceSetMemoryLockedClocks(void *d, unsigned low, unsigned high) { (void)d; return record("SetMemoryLockedClocks", low, high); }
+int nvmlDeviceResetMemoryLockedClocks(void *d) { (void)d; return record("ResetMemoryLockedClocks", 0, 0); }
+int nvmlDeviceSetApplicationsClocks(void *d, unsigned memory, unsigned graphics) { (void)d; return record("SetApplicationsClocks", memory, graphics); }
+int nvmlDeviceResetApplicationsClocks(void *d) { (void)d; return record("ResetApplicationsClocks", 0, 0); }
+int nvmlDeviceSetPowerManagementLimit(void *d, unsigned mw) { (void)d; return record("SetPowerManagementLimit", mw, 0); }

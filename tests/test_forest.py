@@ -1,0 +1,66 @@
+"""A fitted ensemble says the same as scikit-learn, from plain arrays alone."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+
+from wattcast.errors import BadInput
+from wattcast.forest import Forest
+
+
+@pytest.fixture(scope="module")
+def data() -> tuple[dict[str, np.ndarray], np.ndarray]:
+    rng = np.random.default_rng(3)
+    columns = {"a": rng.uniform(0, 10, 400), "b": rng.normal(size=400)}
+    return columns, np.sin(columns["a"]) + 0.3 * columns["b"]
+
+
+@pytest.fixture(scope="module")
+def forest(data) -> Forest:
+    pytest.importorskip("sklearn", reason="fitting trees needs scikit-learn")
+    from wattcast.fit.trees import fit_forest
+
+    return fit_forest(*data)
+
+
+def test_it_equals_the_library_it_came_from(data) -> None:
+    sklearn = pytest.importorskip("sklearn.ensemble")
+    from wattcast.fit.trees import _export
+
+    columns, target = data
+    rows = np.stack(list(columns.values()), axis=-1)
+    model = sklearn.HistGradientBoostingRegressor(max_iter=40, max_leaf_nodes=9).fit(rows, target)
+    assert_allclose(_export(model, tuple(columns))(columns), model.predict(rows), rtol=1e-12, atol=1e-12)
+
+
+def test_it_learns(forest: Forest, data) -> None:
+    columns, target = data
+    assert np.abs(forest(columns) - target).mean() < 0.25 * np.abs(target - np.median(target)).mean()
+
+
+def test_rows_keep_their_shape_and_do_not_mix(forest: Forest, data) -> None:
+    columns, _ = data
+    folded = {name: values.reshape(20, 20) for name, values in columns.items()}
+    assert_allclose(forest(folded).ravel(), forest(columns), rtol=0)
+    one = forest({"a": 3.0, "b": 0.5})
+    assert one.shape == ()
+
+
+def test_it_survives_a_file_without_pickles(forest: Forest, data) -> None:
+    buffer = io.BytesIO()
+    np.savez(buffer, **forest.to_arrays("gemm"))
+    buffer.seek(0)
+    back = Forest.from_arrays(np.load(buffer, allow_pickle=False), "gemm")
+    assert (back(data[0]) == forest(data[0])).all()
+
+
+def test_arrays_that_point_nowhere_are_refused(forest: Forest) -> None:
+    arrays = forest.to_arrays("x")
+    with pytest.raises(BadInput, match="exist"):
+        Forest.from_arrays(arrays | {"x.left": np.where(arrays["x.left"] > 0, 10**6, 0)}, "x")
+    with pytest.raises(BadInput, match="finite"):
+        Forest.from_arrays(arrays | {"x.value": np.full_like(arrays["x.value"], np.nan)}, "x")

@@ -1,0 +1,75 @@
+"""The repository's own habits: style, types, doctests, examples, and a README that tells the truth."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCE = ROOT / "src"
+WITH_DOCTESTS = sorted(p for p in SOURCE.rglob("*.py") if ">>> " in p.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("command", [["ruff", "check", "."], ["ruff", "format", "--check", "."], ["mypy"]])
+def test_style_and_types(command: list[str]) -> None:
+    done = subprocess.run([sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("path", WITH_DOCTESTS, ids=lambda p: str(p.relative_to(SOURCE)))
+def test_doctests(path: Path) -> None:
+    name = ".".join(path.relative_to(SOURCE).with_suffix("").parts)
+    result = doctest.testmod(importlib.import_module(name))
+    assert result.failed == 0
+    assert result.attempted > 0
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.name)
+def test_examples_run(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(path), run_name="__main__")
+    assert capsys.readouterr().out
+
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+
+
+def test_ci_runs_exactly_the_readme_test_command() -> None:
+    command = next(block for block in blocks("sh") if "pytest" in block).strip()
+    assert (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()[-1] == command
+
+
+def test_readme_python_runs() -> None:
+    for block in blocks("python"):
+        exec(compile(block, "README.md", "exec"), {})
+
+
+def test_readme_commands_run(call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    lines = [line.split("#")[0] for block in blocks("sh") for line in block.splitlines()]
+    commands = [
+        line.split("wattcast ", 1)[1].split() for line in lines if "wattcast predict" in line or "gpus" in line
+    ]
+    assert len(commands) >= 5
+    for argv in commands:
+        done = call(*argv)
+        assert done.code == 0, done.err
+
+
+def test_readme_workload_and_links(call, tmp_path: Path) -> None:
+    (workload,) = blocks("json")
+    path = tmp_path / "mlp.json"
+    path.write_text(workload)
+    assert call("predict", str(path), "--gpu", "h200").code == 0
+    for target in re.findall(r"\]\(([\w./-]+)\)", README):
+        assert (ROOT / target).exists(), target

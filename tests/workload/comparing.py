@@ -1,0 +1,34 @@
+"""Models cut to a few layers, and graphs split for comparison."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from wattcast.workload import models
+from wattcast.workload.graph import Elementwise, Graph, Operator
+from wattcast.workload.models import Model
+
+LAYER_FIELDS = ("layers", "vision_layers", "text_layers", "encoder_layers", "decoder_layers")
+
+
+def cut(name: str, layers: int = 2) -> Model:
+    """A catalogue model with ``layers`` layers (of each kind)."""
+    model = models.load(name)
+    dims = replace(model.dims, **{field: layers for field in LAYER_FIELDS if hasattr(model.dims, field)})
+    if hasattr(dims, "dense_layers"):
+        dims = replace(dims, dense_layers=1)
+    return replace(model, dims=dims)
+
+
+def split(graph: Graph) -> tuple[Counter[Operator], Counter[Operator]]:
+    """Products, attention, norms and softmax on one side; elementwise work on the other."""
+    large: Counter[Operator] = Counter()
+    small: Counter[Operator] = Counter()
+    for op, calls in graph.calls():
+        (small if isinstance(op, Elementwise) else large)[op] += calls
+    return large, small
+
+
+def moved_byte(ops: Counter[Operator]) -> float:
+    return sum((op.read_byte + op.write_byte) * calls for op, calls in ops.items())

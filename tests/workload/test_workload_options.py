@@ -1,0 +1,89 @@
+"""Options: defaults are stated, nonsense is refused with a word on what to do."""
+
+from __future__ import annotations
+
+import pytest
+
+from wattcast.dtypes import Dtype
+from wattcast.errors import BadInput, WattcastError
+from wattcast.workload import Head, Options, Phase, Stack, build
+
+
+@pytest.mark.parametrize("name", ["batch", "seq", "tokens", "tp", "pp", "dp", "image"])
+@pytest.mark.parametrize("value", [0, -3, 1.5, True, "8", 1 << 31])
+def test_sizes_are_positive_whole_numbers(name: str, value: object) -> None:
+    phase = "generate" if name == "tokens" else None
+    with pytest.raises(BadInput, match=f"{name}: expected a whole number"):
+        Options(**{name: value}, phase=phase)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"phase": "dream"}, "prefill, decode, generate, train, forward"),
+        ({"dtype": "fp61"}, "unknown dtype"),
+        ({"dtype": "int64"}, "dtype"),
+        ({"attention": "lazy"}, "eager, flash"),
+        ({"head": "tail"}, "none, last, all"),
+        ({"stack": "jax"}, "eager, compiled, engine"),
+        ({"tokens": 5}, "phase generate"),
+        ({"recompute": True}, "phase train"),
+        ({"phase": "train", "dtype": "fp8"}, "in training"),
+        ({"phase": "train", "stack": "engine"}, "only serves"),
+        ({"skew": 1.5}, "skew"),
+        ({"skew": float("nan")}, "skew"),
+    ],
+)
+def test_nonsense_is_refused(given: dict[str, object], says: str) -> None:
+    with pytest.raises(WattcastError) as error:
+        Options(**given)
+    assert says in str(error.value)
+
+
+def test_words_become_enums_and_pytorch_names_are_known() -> None:
+    options = Options(phase="decode", dtype="float16", head="all", stack="engine")
+    assert (options.phase, options.dtype, options.head, options.stack) == (
+        Phase.DECODE,
+        Dtype.FP16,
+        Head.ALL,
+        Stack.ENGINE,
+    )
+    assert hash(options) == hash(Options(phase=Phase.DECODE, dtype=Dtype.FP16, head=Head.ALL, stack=Stack.ENGINE))
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "says"),
+    [
+        ("bert-large", {"phase": "decode"}, "prefill, forward, train"),
+        ("resnet50", {"phase": "prefill"}, "forward, train"),
+        ("resnet50", {"seq": 128}, "no sequence length"),
+        ("resnet50", {"image": 100}, "a multiple of 32"),
+        ("resnet50", {"tp": 2}, "1 for a vision model"),
+        ("gpt2", {"image": 224}, "no picture"),
+        ("llama3-8b", {"tp": 3}, "a divisor of heads=32"),
+        ("qwen2-1.5b", {"tp": 3}, "divisor"),
+        ("llama3-8b", {"pp": 33}, "at most as many stages as layers (32)"),
+    ],
+)
+def test_what_a_model_cannot_do_is_said(name: str, given: dict[str, object], says: str) -> None:
+    with pytest.raises(BadInput) as error:
+        build(name, Options(**given))
+    assert says in str(error.value)
+    assert name in str(error.value)
+
+
+def test_every_default_taken_is_stated() -> None:
+    bare = " | ".join(build("llama3-8b").assumptions)
+    for word in ("phase prefill", "seq 1024", "head last", "no padding"):
+        assert word in bare
+    told = build("llama3-8b", Options(phase="prefill", seq=1024, head="last")).assumptions
+    assert not any("default" in line for line in told)
+    assert any("224 by 224" in line for line in build("resnet50").assumptions)
+    assert any("1024 this model was made for" in line for line in build("gpt2", Options(seq=4096)).assumptions)
+
+
+def test_names_say_what_is_run() -> None:
+    assert build("llama3-8b", Options(batch=8, seq=1024)).name == "llama3-8b prefill b8 s1024 bf16"
+    options = Options(phase="generate", seq=64, tokens=9, dtype="fp8", stack="engine", tp=2)
+    assert build("llama3-8b", options).name == "llama3-8b generate b1 s64 t9 fp8 engine tp2"
+    assert build("resnet50", Options(batch=2)).name == "resnet50 forward b2 i224 bf16"
