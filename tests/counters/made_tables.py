@@ -9,6 +9,7 @@ import numpy as np
 from wattcast.activity import Activity, Source
 from wattcast.fit.table import CounterTable, Predictor
 from wattcast.hardware import OperatingPoint
+from wattcast.power import preset
 from wattcast.power.hybrid_rail import EventRail, HybridRail
 from wattcast.power.rail import Clock, Rail, RailVoltage
 
@@ -56,6 +57,43 @@ def made_table(noise: float = 0.0, floored: bool = False, benchmarks: int = 14, 
     )
     power_w = truth(floored).power(activity_of(blank)).total_w[:, 0]
     return replace(blank, power_w=power_w * (1.0 + noise * rng.standard_normal(work.size)))
+
+
+def tegra_table() -> tuple[CounterTable, HybridRail]:
+    """Rows the published Tegra K1 model would draw: idle, each event alone, eight mixtures, at 30 clock pairs."""
+    model = preset.load("tegra-k1").model
+    names = model.required_events
+    rail_of = {e: rail for r, rail in zip(model.rails, ("core", "memory", "host"), strict=True) for e in r.event_f}
+    rng = np.random.default_rng(11)
+    top = np.array(
+        [{"instruction": 3e10, "cycle": 1.0 if "per" in n else 5e8}.get(n.split("_")[-1], 3e7) for n in names]
+    )
+    stress = top * rng.uniform(0.5, 1.0, len(names))
+    work = np.vstack([np.zeros(len(names)), np.diag(stress), stress * rng.uniform(0, 1, (8, len(names)))])
+    core, memory = np.array([72, 252, 396, 540, 684, 852]) * 1e6, np.array([204, 300, 396, 600, 924]) * 1e6
+    pairs = [a.ravel() for a in np.meshgrid(core, memory, indexing="ij")]
+    clock_hz, memory_hz = (np.tile(a, len(work)) for a in pairs)
+    benchmark = np.repeat(np.arange(len(work)), pairs[0].size)
+    on_host = np.array([rail_of[name] == "host" for name in names])
+    labels = tuple(f"b{i}" for i in range(len(work)))
+    table = CounterTable(
+        name="tegra",
+        power_w=np.ones(benchmark.size),
+        clock_hz=clock_hz,
+        memory_clock_hz=memory_hz,
+        occurrence=work[benchmark] * np.where(on_host, 1.0, (clock_hz / 852e6)[:, np.newaxis]),
+        predictors=tuple(Predictor(name, rail_of[name]) for name in names),
+        benchmark=benchmark,
+        benchmark_names=labels,
+        group=np.arange(len(work)),
+        group_names=labels,
+        voltage_v={
+            "core": model.rails[0].rail.voltage.at(clock_hz),
+            "memory": np.full(benchmark.size, 1.35),
+            "host": np.full(benchmark.size, 1.05),
+        },
+    )
+    return replace(table, power_w=model.power(activity_of(table)).total_w[:, 0]), model
 
 
 def activity_of(table: CounterTable) -> Activity:

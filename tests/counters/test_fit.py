@@ -231,6 +231,13 @@ def test_the_next_benchmark_stresses_what_is_least_known() -> None:
     assert all(0.0 < candidate.variance < 1.0 and candidate.determinant > 0.0 for candidate in found)
 
 
+def test_without_inner_folds_the_first_options_stand() -> None:
+    table = made_table(0.01)
+    bench = Workbench({"made": table})
+    assert inner_folds(np.zeros(table.benchmarks, dtype=np.int64), everyone(table)) == []
+    assert choose(bench, Model.HYBRID, everyone(table), []) == Settings("made", tied=False, strength=1.0)
+
+
 def test_one_benchmark_cannot_be_held_out() -> None:
     table = made_table(0.01)
     with pytest.raises(BadInput, match="at least two benchmarks"):

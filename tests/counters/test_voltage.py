@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from made_tables import CORE_HZ, MEMORY_HZ, activity_of, made_table, truth
+from made_tables import CORE_HZ, MEMORY_HZ, activity_of, made_table, tegra_table, truth
 from numpy.testing import assert_allclose
 
+from wattcast.errors import BadInput
 from wattcast.fit.build import power_model
 from wattcast.fit.choose import Estimator, Settings, Workbench
 from wattcast.fit.counters import Options, fit_counters
@@ -134,3 +135,32 @@ def test_measured_volts_are_used_instead_of_inferred_ones() -> None:
     assert_allclose(found["base"], 20.0, rtol=1e-6)
     assert_allclose(found["core clock"], 8e-9, rtol=1e-6)
     assert_allclose(power_model(fit, table).power(activity_of(table)).total_w[:, 0], table.power_w, rtol=1e-9)
+
+
+def test_the_published_tegra_model_is_found_again_from_rows_it_would_draw() -> None:
+    """Section 5.2: ordinary least squares over all benchmarks and clocks, three rails, offsets at 204 and 300 MHz.
+
+    Only the leakage of the low-power core cannot be found: its voltage never moves, so it is part of
+    the base power, as the paper says of the memory rail.
+    """
+    table, model = tegra_table()
+    bench = Workbench({"tegra": table}, Estimator.ORDINARY, (204e6, 300e6))
+    fit = bench.fit(Model.HYBRID, Settings("tegra", offset=True, strength=0.0), np.ones(table.benchmarks, dtype=bool))
+    found = dict(zip(fit.design.names, fit.coefficient, strict=True))
+    for rail in model.rails:
+        for event, wanted in rail.event_f.items():
+            assert_allclose(found[event], wanted, rtol=1e-4, err_msg=event)
+    assert_allclose(found["core clock"], 2.10e-9, rtol=1e-4)
+    assert_allclose(found["core leakage"], 0.27, rtol=1e-4)
+    assert_allclose(found["memory clock"], 258.66e-12, rtol=1e-4)
+    assert_allclose(found["memory offset 204 MHz"], -0.03, rtol=1e-3)
+    assert_allclose(found["memory offset 300 MHz"], 0.05, rtol=1e-3)
+    assert_allclose(found["base"], 0.78 + 0.79 * 1.05, rtol=1e-4)
+    assert "host leakage" not in found
+    activity = activity_of(table)
+    assert_allclose(power_model(fit, table).power(activity).total_w, model.power(activity).total_w, rtol=1e-6)
+
+
+def test_an_offset_at_a_clock_that_was_not_measured_is_refused() -> None:
+    with pytest.raises(BadInput, match=r"a memory clock of the table \(800, 2000, 3000 MHz\), got '810 MHz'"):
+        Workbench({"made": made_table()}, offset_hz=(810e6,))

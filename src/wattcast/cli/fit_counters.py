@@ -33,6 +33,10 @@ def command(
         int, typer.Option(min=0, help="Parts of benchmarks to hold out; 0 leaves one out at a time.")
     ] = 0,
     clusters: Annotated[int, typer.Option(min=0, help="Clusters of similar work; 0: as many as predictors.")] = 0,
+    offset: Annotated[
+        list[str] | None,
+        typer.Option(help="Memory clock at which power is off the line, such as 204MHz; repeatable."),
+    ] = None,
     advice: Annotated[bool, typer.Option(help="Say how many clocks are needed and what to measure next.")] = True,
     name: Annotated[str | None, typer.Option(help="Name of the saved model; default: the table's.")] = None,
     device: Annotated[str, typer.Option(help="The device that was measured, for the saved model.")] = "",
@@ -55,6 +59,7 @@ def command(
     from wattcast.fit.summary import application_power, saved_model, summary
     from wattcast.fit.terms import Model
     from wattcast.power.saved import save
+    from wattcast.units import parse
 
     env: Environment = ctx.obj
     if form not in FORMS:
@@ -69,7 +74,10 @@ def command(
     for kind in kinds:
         if kind not in tuple(Model):
             raise unknown_name("model", kind, Model, f"Known: {', '.join(Model)}.")
-    options = Options(Estimator(estimator), tuple(Model(kind) for kind in kinds), folds, clusters, advice)
+    offset_hz = tuple(parse(text, "Hz", "--offset") for text in offset or ())
+    options = Options(
+        Estimator(estimator), tuple(Model(kind) for kind in kinds), folds, clusters, advice, offset_hz=offset_hz
+    )
     result = fit_counters(read(table, form, columns), options, env.say)
     if out is not None:
         save(saved_model(result, name or table.stem, device), out)

@@ -7,7 +7,7 @@ import numpy as np
 from wattcast.arrays import Array
 from wattcast.fit.choose import Fit
 from wattcast.fit.table import RAILS, CounterTable
-from wattcast.fit.terms import ACTIVE, Model
+from wattcast.fit.terms import ACTIVE, Model, offset_name
 from wattcast.power.hybrid_rail import EventRail, HybridRail
 from wattcast.power.interface import PowerModel
 from wattcast.power.rail import Clock, Rail, RailVoltage
@@ -46,15 +46,15 @@ def _events(fit: Fit, table: CounterTable, rail: str) -> dict[str, float]:
 
 def _rail(fit: Fit, table: CounterTable, name: str, found: dict[str, float]) -> Rail:
     clock = CLOCKS[name]
-    memory_hz = float(np.unique(table.memory_clock_hz).min())
-    offset = found.get(f"memory offset {memory_hz / 1e6:.0f} MHz") if name == "memory" else None
+    clocks = np.unique(table.memory_clock_hz).tolist() if name == "memory" else []
+    offsets = tuple((hz, found[offset_name(hz)]) for hz in clocks if offset_name(hz) in found)
     return Rail(
         name,
         clock,
         _voltage(fit, table, name),
         found.get(f"{name} leakage", 0.0),
         found.get(f"{name} clock", 0.0),
-        ((memory_hz, offset),) if offset is not None else (),
+        offsets,
     )
 
 

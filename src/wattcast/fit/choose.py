@@ -38,7 +38,7 @@ class Settings:
 
     variant: str  # which table: how activity was scaled to other clocks
     floored: bool = False  # whether the memory clock sets a floor to the core voltage
-    offset: bool = False  # an offset at the lowest memory clock
+    offset: bool = False  # offsets at the named memory clocks, or at the lowest
     tied: bool = False  # one coefficient a family
     strength: float = 1.0  # of the shrinkage, 0 for none
 
@@ -65,11 +65,22 @@ class Fit:
 class Workbench:
     """Tables and the designs made of them, each made once."""
 
-    def __init__(self, tables: Mapping[str, CounterTable], estimator: Estimator = Estimator.NON_NEGATIVE) -> None:
+    def __init__(
+        self,
+        tables: Mapping[str, CounterTable],
+        estimator: Estimator = Estimator.NON_NEGATIVE,
+        offset_hz: Sequence[float] = (),
+    ) -> None:
         if not tables:
             raise bad_value("fit", "at least one table", "none")
         self.tables, self.estimator = dict(tables), estimator
         self.table = next(iter(self.tables.values()))
+        self.named = bool(offset_hz)
+        self.offset_hz = tuple(offset_hz) or (float(self.table.memory_clock_hz.min()),)
+        gone = [hz for hz in self.offset_hz if hz not in self.table.memory_clock_hz]
+        if gone:
+            seen = ", ".join(f"{hz / 1e6:g}" for hz in np.unique(self.table.memory_clock_hz))
+            raise bad_value("offset", f"a memory clock of the table ({seen} MHz)", f"{gone[0] / 1e6:g} MHz")
         self.point, self.clock_hz, self.memory_clock_hz = points(self.table)
         self.anchor = _anchor(self.table)
         self._made: dict[tuple[Model, str, bool, bool], tuple[Terms, Grams]] = {}
@@ -97,8 +108,8 @@ class Workbench:
         axes: list[list[dict[str, Any]]] = [
             [{"variant": name, "floored": flag} for name in self.tables for flag in floors]
         ]
-        if clocks[1] > 3:
-            axes.append([{"offset": flag} for flag in (False, True)])
+        if self.named or clocks[1] > 3:
+            axes.append([{"offset": flag} for flag in ((True,) if self.named else (False, True))])
         if self._has_families():
             first = self.start().tied
             axes.append([{"tied": flag} for flag in (first, not first)])
@@ -113,16 +124,21 @@ class Workbench:
         """Terms and Gram cells for these settings."""
         key = (model, settings.variant, settings.offset, settings.tied)
         if key not in self._made:
-            offsets = (float(self.memory_clock_hz.min()),) if settings.offset else ()
+            offsets = self.offset_hz if settings.offset else ()
             table = self.tables[settings.variant]
             made = terms(model, table, offsets, settings.tied)
             self._made[key] = made, grams(table, made)
         return self._made[key]
 
-    def fit(self, model: Model, settings: Settings, train: Mask, clocks: Mask | None = None) -> Fit:
-        """Fit to the benchmarks of ``train`` (and the operating points of ``clocks``)."""
+    def fit(
+        self, model: Model, settings: Settings, train: Mask, clocks: Mask | None = None, robust: bool = True
+    ) -> Fit:
+        """Fit to the benchmarks of ``train`` (and the operating points of ``clocks``).
+
+        ``robust`` False leaves out the reweighting of outliers, for the many fits that choose settings.
+        """
         design, cells = self.design(model, settings)
-        if self.estimator is not Estimator.HUBER:
+        if self.estimator is not Estimator.HUBER or not robust:
             return self._fit(model, settings, design, cells, train, clocks)
         table = self.tables[settings.variant]
         rows = train[table.benchmark] & (clocks[self.point] if clocks is not None else True)
@@ -148,11 +164,10 @@ class Workbench:
         found = infer(cells, cells.summed(train, clocks), how, signed, pull)
         return Fit(model, settings, design, cells, how, found, pull, signed)
 
-    def predict(self, fit: Fit, settings: Settings | None = None) -> Array:
+    def predict(self, fit: Fit) -> Array:
         """Watts of every row of the table."""
-        design, _ = self.design(fit.model, settings or fit.settings)
         felt, _ = factors(fit.grams, fit.inferred.voltage)
-        return np.asarray((design.value * felt[self.point] * fit.coefficient).sum(axis=1))
+        return np.asarray((fit.design.value * felt[self.point] * fit.coefficient).sum(axis=1))
 
     def anchored(self, fit: Fit) -> Array:
         """Watts of every row when each benchmark's power at the default clocks is known.
@@ -192,7 +207,7 @@ def choose(bench: Workbench, model: Model, train: Mask, inner: Sequence[Mask]) -
     best = bench.start()
     for axis in bench.options(model):
         trials = [replace(best, **option) for option in axis]
-        if len(trials) == 1:
+        if len(trials) == 1 or not inner:
             best = trials[0]
             continue
         anchored = bench.anchor is not None and not {"tied", "strength"} & set(axis[0])
@@ -213,7 +228,7 @@ def held_out_errors(
     for fold in inner:
         kept, held = train & ~fold, train & fold
         if held.any() and kept.any():
-            fit = bench.fit(model, settings, kept)
+            fit = bench.fit(model, settings, kept, robust=False)
             predicted_w = bench.anchored(fit) if anchored else bench.predict(fit)
             rows = held[table.benchmark]
             error[rows] = 100.0 * np.abs(predicted_w[rows] / table.power_w[rows] - 1.0)
@@ -221,17 +236,6 @@ def held_out_errors(
     count = np.bincount(table.benchmark[seen], minlength=table.benchmarks)
     total = np.bincount(table.benchmark[seen], error[seen], minlength=table.benchmarks)
     return np.asarray(total[count > 0] / count[count > 0])
-
-
-def labels_of(table: CounterTable, kind: str, count: int) -> Codes:
-    """Labels to hold out by: each benchmark, its group, or one of ``count`` clusters of similar work."""
-    from wattcast.fit.split import clusters
-
-    if kind == "benchmark":
-        return np.arange(table.benchmarks)
-    if kind == "group":
-        return table.group
-    return clusters(table.features(), count)
 
 
 def _anchor(table: CounterTable) -> Codes | None:

@@ -33,6 +33,7 @@ class Options:
     folds: int = 0  # 0: leave one out; else that many parts
     clusters: int = 0  # 0: as many as there are predictors
     advice: bool = True  # training clocks and the next benchmark
+    offset_hz: tuple[float, ...] = ()  # memory clocks at which power is off the line; none: tried at the lowest
     hold: tuple[str, ...] = ("benchmark", "group", "cluster")  # what is held out; benchmarks always are
 
 
@@ -89,7 +90,7 @@ def fit_counters(
 ) -> CounterFit:
     """Fit every kind of model, hold out benchmarks, groups and clusters, and say what else to measure."""
     how = options or Options()
-    bench = Workbench(tables, how.estimator)
+    bench = Workbench(tables, how.estimator, how.offset_hz)
     table = bench.table
     count = how.clusters or min(len(table.predictors), table.benchmarks // 2)
     kinds = {model: _kind(bench, model, how, count, progress) for model in how.models}

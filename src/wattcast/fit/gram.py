@@ -8,6 +8,7 @@ points kept, and a voltage only scales the columns of each point: V_p^q. Nothing
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -38,13 +39,12 @@ class Grams:
     def summed(self, benchmarks: Mask, points: Mask | None = None) -> Array:
         """Gram of each point over the chosen benchmarks, ``(point, term + 1, term + 1)``; zero at points left out."""
         few = int(benchmarks.sum()) <= benchmarks.size // 2
-        kept = self.cell[benchmarks].sum(axis=0) if few else self._total() - self.cell[~benchmarks].sum(axis=0)
+        kept = self.cell[benchmarks].sum(axis=0) if few else self._total - self.cell[~benchmarks].sum(axis=0)
         return np.asarray(kept if points is None else kept * points[:, np.newaxis, np.newaxis])
 
+    @cached_property
     def _total(self) -> Array:
-        if "_all" not in self.__dict__:
-            object.__setattr__(self, "_all", self.cell.sum(axis=0))
-        total: Array = self.__dict__["_all"]
+        total: Array = self.cell.sum(axis=0)
         return total
 
 

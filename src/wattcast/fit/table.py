@@ -76,8 +76,9 @@ class CounterTable:
         return len(self.benchmark_names)
 
     def busy(self) -> Array:
-        """1 where any event happened, 0 in rows of an idle device, ``(row,)``."""
-        return (self.occurrence > 0).any(axis=1).astype(float)
+        """1 where any event of the device happened, 0 in rows of an idle one, ``(row,)``."""
+        own = [i for i, predictor in enumerate(self.predictors) if predictor.rail != "host"]
+        return (self.occurrence[:, own] > 0).any(axis=1).astype(float)
 
     def full(self, rows: npt.NDArray[np.bool_] | None = None) -> Array:
         """Occurrence of each predictor at full use; 0 for one that never happened in ``rows``."""

@@ -111,7 +111,7 @@ def terms(model: Model, table: CounterTable, offset_hz: Iterable[float] = (), ti
         if np.ptp(clock_hz) > 0:
             build.add(f"{name} clock", clock_hz, 2, rail)
             for named_hz in offset_hz if name == "memory" else ():
-                build.add(f"memory offset {named_hz / 1e6:.0f} MHz", (clock_hz == named_hz) * 1.0, signed=True)
+                build.add(offset_name(named_hz), (clock_hz == named_hz) * 1.0, signed=True)
         if model is Model.ALPHA_C and any(p.rail == name for p in table.predictors):
             build.add(f"{name} dynamic", table.share(name) * clock_hz, 2, rail)
     if model is Model.HYBRID:
@@ -119,6 +119,11 @@ def terms(model: Model, table: CounterTable, offset_hz: Iterable[float] = (), ti
             build.add(ACTIVE, table.busy() * table.clock_hz, 2, RAILS.index("core"))
         build.events(2, tied)
     return build.build()
+
+
+def offset_name(clock_hz: float) -> str:
+    """What the offset at a memory clock is called."""
+    return f"memory offset {clock_hz / 1e6:g} MHz"
 
 
 def left_out(table: CounterTable) -> list[str]:
