@@ -29,6 +29,7 @@ COMMANDS = {
     "workload": "workload",
     "measure": "measure",
     "power-trace": "power_trace",
+    "manage": "manage",
     "doctor": "doctor",
 }
 

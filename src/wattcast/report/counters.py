@@ -12,7 +12,7 @@ import numpy as np
 
 from wattcast.activity import Activity, Source, events
 from wattcast.arrays import Array
-from wattcast.errors import MissingTool, bad_value
+from wattcast.errors import bad_value
 from wattcast.fit.counters import CounterFit
 from wattcast.fit.score import error_plane
 from wattcast.fit.summary import main_kind
@@ -20,6 +20,8 @@ from wattcast.fit.terms import Model
 from wattcast.hardware import OperatingPoint
 from wattcast.power.hybrid_rail import HybridRail
 from wattcast.power.launches import Estimate
+from wattcast.report.figure import caption as write_caption
+from wattcast.report.figure import new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -57,7 +59,7 @@ def error_planes(result: CounterFit, benchmark: int | None = None, caption: str 
     """
     models = [model for model in SHOWN if model in result.kinds]
     signed = benchmark is not None
-    figure = _figure(4.4 * len(models), 4.6)
+    figure = new_figure(4.4 * len(models), 4.6)
     axes = figure.subplots(1, len(models), squeeze=False, sharey=True)[0]
     planes = [_plane(result, model, benchmark) for model in models]
     reach = max(float(np.nanmax(np.abs(plane))) for _, _, plane in planes)
@@ -69,7 +71,7 @@ def error_planes(result: CounterFit, benchmark: int | None = None, caption: str 
     label = "Error on unseen work (%)" if signed else "Absolute error on unseen work (%)"
     figure.colorbar(image, ax=list(axes), label=label, shrink=0.85)
     who = f"benchmark {benchmark + 1}" if benchmark is not None else f"mean of {result.table.benchmarks} benchmarks"
-    _caption(
+    write_caption(
         figure, caption or f"{result.table.name}, {who}, each held out" + ("; predicted minus measured" * signed)
     )
     return figure
@@ -82,7 +84,7 @@ def power_over_time(
 
     Time in which a kernel without counters ran is left white. ``measured`` is seconds and watts.
     """
-    figure = _figure(9.0, 4.2)
+    figure = new_figure(9.0, 4.2)
     axes = figure.subplots()
     edges = np.append(estimate.start_s, estimate.start_s[-1] + estimate.activity.duration_s[-1]) * 1e3
     known = np.where(estimate.known > 0, 1.0, np.nan)
@@ -98,7 +100,9 @@ def power_over_time(
     axes.set_ylim(bottom=0.0)
     axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False, fontsize=8)
     _bare(axes)
-    _caption(figure, caption or f"estimated from {estimate.start_s.size} intervals; mean {estimate.mean_w:.4g} W")
+    write_caption(
+        figure, caption or f"estimated from {estimate.start_s.size} intervals; mean {estimate.mean_w:.4g} W"
+    )
     return figure
 
 
@@ -106,7 +110,7 @@ def costs(result: CounterFit, caption: str = "") -> Figure:
     """Watts of each cost at its largest measured value, with the 95 % interval (paper figure 12)."""
     main = main_kind(result)
     rows = main.diagnosis.coefficients
-    figure = _figure(7.5, 0.6 + 0.3 * len(rows))
+    figure = new_figure(7.5, 0.6 + 0.3 * len(rows))
     axes = figure.subplots()
     scale = np.array([c.largest_w / c.value if c.value else 0.0 for c in rows])
     value = np.array([c.largest_w for c in rows])
@@ -118,7 +122,7 @@ def costs(result: CounterFit, caption: str = "") -> Figure:
     axes.set_xlabel("Power at the largest value measured, relative voltage 1 (W)")
     axes.axvline(0.0, color=MEASURED, linewidth=0.8)
     _bare(axes)
-    _caption(figure, caption or f"{result.table.name}, {TITLES[main.model]}; bars 95 %, clustered by benchmark")
+    write_caption(figure, caption or f"{result.table.name}, {TITLES[main.model]}; bars 95 %, clustered by benchmark")
     return figure
 
 
@@ -133,7 +137,7 @@ def idle_planes(
     if gated is not None:
         panels.append((f"{gated} rail off", idle_w(model, core_hz, memory_hz, without=gated)))
     panels.append(("all rails on", idle_w(model, core_hz, memory_hz)))
-    figure = _figure(4.6 * len(panels), 4.2)
+    figure = new_figure(4.6 * len(panels), 4.2)
     axes = figure.subplots(1, len(panels), squeeze=False)[0]
     for at, (title, plane) in zip(axes, panels, strict=True):
         for index, clock_hz in enumerate(memory_hz):
@@ -146,7 +150,7 @@ def idle_planes(
     axes[-1].legend(
         title="Memory clock (MHz)", frameon=False, fontsize=7, loc="upper left", bbox_to_anchor=(1.01, 1.0)
     )
-    _caption(figure, caption or "as the model says: base, leakage and clocks; no work")
+    write_caption(figure, caption or "as the model says: base, leakage and clocks; no work")
     return figure
 
 
@@ -169,7 +173,7 @@ def voltages(
     rails = [rail for rail in result.rails if rail.clock_hz.size > 1]
     if not rails:
         raise bad_value("voltages", "a rail whose clock varies", "none")
-    figure = _figure(4.8 * len(rails), 3.8)
+    figure = new_figure(4.8 * len(rails), 3.8)
     axes = figure.subplots(1, len(rails), squeeze=False)[0]
     for at, rail in zip(axes, rails, strict=True):
         clock = rail.clock_hz / 1e6
@@ -186,13 +190,13 @@ def voltages(
         at.legend(frameon=False, fontsize=7)
         _bare(at)
     axes[0].set_ylabel("Relative voltage")
-    _caption(figure, caption or f"{result.table.name}; bars one standard error")
+    write_caption(figure, caption or f"{result.table.name}; bars one standard error")
     return figure
 
 
 def training_clocks(result: CounterFit, caption: str = "") -> Figure:
     """Error on unseen work over the whole plane by number of clock pairs trained at."""
-    figure = _figure(6.0, 3.8)
+    figure = new_figure(6.0, 3.8)
     axes = figure.subplots()
     by_memory: dict[int, list[tuple[int, float]]] = {}
     for subset in result.training_clocks:
@@ -206,7 +210,7 @@ def training_clocks(result: CounterFit, caption: str = "") -> Figure:
     axes.set_ylim(bottom=0.0)
     axes.legend(frameon=False, fontsize=8)
     _bare(axes)
-    _caption(figure, caption or result.table.name)
+    write_caption(figure, caption or result.table.name)
     return figure
 
 
@@ -281,15 +285,3 @@ def _colour(index: int) -> str:
 def _bare(*axes: Axes) -> None:
     for at in axes:
         at.spines[["top", "right"]].set_visible(False)
-
-
-def _caption(figure: Figure, text: str) -> None:
-    figure.supxlabel(text, fontsize=6, color="#666666", x=0.01, ha="left")
-
-
-def _figure(width: float, height: float) -> Figure:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise MissingTool("figures need matplotlib. Install it: pip install 'wattcast[plot]'.") from None
-    return Figure(figsize=(width, height), layout="constrained")

@@ -20,7 +20,7 @@ from wattcast.manage.outcome import Comparison, Outcome
 from wattcast.manage.plant import Tables
 from wattcast.manage.policies import Name, Run, Setup, scores
 from wattcast.manage.simulate import Played, residency
-from wattcast.report.figure import _caption, _figure, save
+from wattcast.report.figure import caption, new_figure, save
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -252,16 +252,6 @@ def predictor_accuracy(tables: Tables, models: Mapping[str, SensitivityModel]) -
         axes.set(xlim=(-0.05, 1.05), ylim=(-0.05, 1.05))
         axes.legend(fontsize=7)
     return caption(figure, f"{tables.source}; the paper states 5.71 % and 3.03 % on the real card")
-
-
-def new_figure(width: float, height: float) -> Figure:
-    return _figure(width, height)
-
-
-def caption(figure: Figure, text: str) -> Figure:
-    """What the numbers come from, below the figure."""
-    _caption(figure, text)
-    return figure
 
 
 def save_all(folder: Path, plants: Sequence[Tables], comparison: Comparison, setup: Setup) -> list[Path]:
