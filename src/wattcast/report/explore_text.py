@@ -1,0 +1,87 @@
+"""Explorations as tables for a terminal. A column's name says its unit; the cell shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.markup import escape
+
+from wattcast.explore.store import rows
+from wattcast.explore.sweep import BEST, Swept
+from wattcast.provenance import Status
+from wattcast.report.text import table
+from wattcast.units import show
+
+MOST_ROWS = 15
+_UNITS = (
+    ("byte_per_s", "byte/s"),
+    ("byte_per_cycle", "byte/cycle"),
+    ("_per_s", ""),
+    ("_j2", ""),
+    ("_hz", "Hz"),
+    ("_byte", "byte"),
+    ("_s", "s"),
+    ("_w", "W"),
+    ("_j", "J"),
+)
+
+
+def cell(column: str, value: Any) -> str:
+    """One value, in the unit its column names.
+
+    >>> cell("power_w", 412.04), cell("capped", True), cell("sm_count", 132.0), cell("reason", None)
+    ('412 W', 'yes', '132', '')
+    """
+    if value is None:
+        return ""
+    if isinstance(value, (bool, np.bool_)):
+        return "yes" if value else ""
+    if isinstance(value, str):
+        return escape(value)
+    unit = next((unit for ending, unit in _UNITS if column.endswith(ending)), "")
+    return show(float(value), unit) if unit else f"{value:.4g}" if isinstance(value, float) else f"{value:,}"
+
+
+def print_rows(console: Console, found: Sequence[Mapping[str, Any]], columns: Mapping[str, str], title: str) -> None:
+    """Rows as a table; ``columns`` maps a column to its heading. Columns that are empty everywhere are left out."""
+    used = {c: h for c, h in columns.items() if any(row.get(c) is not None for row in found)}
+    built = table(*used.values(), title=title)
+    for row in found:
+        built.add_row(*(cell(column, row.get(column)) for column in used))
+    console.print(built)
+
+
+def print_notes(console: Console, notes: Sequence[str]) -> None:
+    """What was assumed, small."""
+    if notes:
+        console.print("Assumed", style="bold")
+    for note in dict.fromkeys(notes):
+        console.print(f"  - {escape(note)}", style="dim", highlight=False)
+
+
+def print_swept(console: Console, done: Swept) -> None:
+    """The best points and the front of a sweep."""
+    study, summary = done.study, done.summary
+    mark = "" if study.bundle.status is Status.FITTED else f" ({study.bundle.status} coefficients)"
+    share = "" if summary.kept == done.points else f", {summary.kept:,} meet the constraints"
+    console.print(
+        f"[bold]{escape(study.graph.name)}[/bold] on designs around [bold]{escape(study.gpu.name)}[/bold]{mark}: "
+        f"{done.points:,} points{share}",
+        highlight=False,
+    )
+    columns = _headings(study.space.columns)
+    least = [{"least": name, **row} for name, row in zip(BEST, rows(summary.best), strict=True)]
+    print_rows(console, least, {"least": "least"} | columns, "The best of each")
+    front = rows(summary.front)
+    chosen = [front[i] for i in np.unique(np.linspace(0, len(front) - 1, min(MOST_ROWS, len(front))).astype(int))]
+    some = "" if len(chosen) == len(front) else f", {len(chosen)} of {len(front):,} shown"
+    print_rows(console, chosen, columns, f"Pareto front of {' and '.join(done.objectives)}{some}")
+
+
+def _headings(axes: Sequence[str]) -> dict[str, str]:
+    results = {"latency_s": "latency", "power_w": "power", "energy_j": "energy", "clock_hz": "clock"}
+    flags = {"capped": "capped", "limit_met": "limit met", "fits": "fits"}
+    return {name: name for name in axes} | results | flags
