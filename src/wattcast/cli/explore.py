@@ -1,4 +1,4 @@
-"""``wattcast explore designs WORKLOAD --gpu NAME --vary FIELD=VALUES``"""
+"""``wattcast explore designs|clocks|gpus|algorithms WORKLOAD``"""
 
 from __future__ import annotations
 
@@ -106,6 +106,169 @@ def designs(
     console = env.console()
     print_swept(console, done)
     print_notes(console, [*study.graph.assumptions, *study.bundle.assumptions, *done.notes])
+
+
+@app.command("clocks")
+def clocks(
+    ctx: typer.Context,
+    workload: Source,
+    gpu: GpuName,
+    clocks: Annotated[str | None, typer.Option(help="LOW:HIGH:STEP or a list; default: all of the card.")] = None,
+    power_limits: Annotated[str | None, typer.Option(help="LOW:HIGH:STEP or a list; default: the card's.")] = None,
+    slowdown: Annotated[str | None, typer.Option(help="The best clock at most this much slower: 5%.")] = None,
+    latency: Annotated[str | None, typer.Option(help="The best clock within this latency: 50ms.")] = None,
+    objective: Annotated[
+        str, typer.Option(help="energy|ed|ed2|latency: what the best clock has least of.")
+    ] = "energy",
+    batch: Batch = 1,
+    seq: Seq = None,
+    tokens: Tokens = None,
+    phase: PhaseName = None,
+    dtype: DtypeName = "bf16",
+    attention: AttentionName = "flash",
+    head: HeadName = None,
+    stack: StackName = "eager",
+    tp: Tp = 1,
+    pp: Pp = 1,
+    dp: Dp = 1,
+    skew: Skew = 0.0,
+    recompute: Recompute = False,
+    image: Image = None,
+    plot: Plot = None,
+    json: Json = False,
+) -> None:
+    """Latency, power, energy, ED and ED² over all clocks and power limits; the best clock under a bound.
+
+    Example: wattcast explore clocks llama3-8b --gpu h200 --batch 8 --seq 1024 --slowdown 5%
+    """
+    from wattcast.explore import dvfs, out
+
+    env: Environment = ctx.obj
+    least = out.objective(objective)
+    found = dvfs.clocks(
+        workload,
+        gpu,
+        clock=clocks,
+        power_limit=power_limits,
+        slowdown=slowdown,
+        latency=latency,
+        **{k: ctx.params[k] for k in OPTIONS},
+    )
+    if plot is not None:
+        from wattcast.report import explore, figure
+
+        figure.save(explore.clocks(found), plot)
+        env.say(f"figure saved: {plot}")
+    if json:
+        env.json(out.clocks_out(found, least))
+        return
+    from wattcast.report.explore_text import print_clocks
+
+    print_clocks(env.console(), found, least)
+
+
+Tariff = Annotated[str | None, typer.Option(help="Price of energy, such as 0.12USD/kWh.")]
+Carbon = Annotated[str | None, typer.Option(help="Carbon intensity, such as 400g/kWh, or a region: france.")]
+Rent = Annotated[list[str], typer.Option("--price", help="Price of a GPU, such as h200=3.50USD/h; may be repeated.")]
+Pue = Annotated[float, typer.Option(help="Energy at the meter per energy of the GPU.")]
+
+
+@app.command("gpus")
+def gpus(
+    ctx: typer.Context,
+    workload: Source,
+    gpus: Annotated[str | None, typer.Option(help="Names with commas; default: the whole catalogue.")] = None,
+    power_limit: Limit = None,
+    batch: Batch = 1,
+    seq: Seq = None,
+    tokens: Tokens = None,
+    phase: PhaseName = None,
+    dtype: DtypeName = "bf16",
+    attention: AttentionName = "flash",
+    head: HeadName = None,
+    stack: StackName = "eager",
+    tp: Tp = 1,
+    pp: Pp = 1,
+    dp: Dp = 1,
+    skew: Skew = 0.0,
+    recompute: Recompute = False,
+    image: Image = None,
+    tariff: Tariff = None,
+    carbon: Carbon = None,
+    price: Rent = [],  # noqa: B006
+    pue: Pue = 1.0,
+    plot: Plot = None,
+    json: Json = False,
+) -> None:
+    """The same workload on many GPUs: joules, cost and carbon per request, requests per joule.
+
+    Example: wattcast explore gpus llama3-8b --batch 8 --seq 1024 --gpus h100-sxm,h200 --tariff 0.12USD/kWh
+    """
+    from wattcast.explore import choices, money
+
+    env: Environment = ctx.obj
+    prices = money.prices(tariff, carbon, price, pue)
+    names = [name.strip() for name in gpus.split(",")] if gpus is not None else []
+    given = {k: ctx.params[k] for k in OPTIONS}
+    found = choices.gpus(workload, names, prices, power_limit, **given)
+    if plot is not None:
+        from wattcast.report import explore, figure
+
+        figure.save(explore.per_gpu(workload, found, given), plot)
+        env.say(f"figure saved: {plot}")
+    _show(env, json, found, prices, f"{workload} on {len(found)} GPUs, least energy per request first")
+
+
+@app.command("algorithms")
+def algorithms(
+    ctx: typer.Context,
+    workload: Source,
+    gpu: GpuName,
+    vary: Annotated[list[str], typer.Option(help="OPTION=VALUES: dtype=bf16,fp8, batch=1,2,4; may be repeated.")],
+    power_limit: Limit = None,
+    batch: Batch = 1,
+    seq: Seq = None,
+    tokens: Tokens = None,
+    phase: PhaseName = None,
+    dtype: DtypeName = "bf16",
+    attention: AttentionName = "flash",
+    head: HeadName = None,
+    stack: StackName = "eager",
+    tp: Tp = 1,
+    pp: Pp = 1,
+    dp: Dp = 1,
+    skew: Skew = 0.0,
+    recompute: Recompute = False,
+    image: Image = None,
+    tariff: Tariff = None,
+    carbon: Carbon = None,
+    price: Rent = [],  # noqa: B006
+    pue: Pue = 1.0,
+    json: Json = False,
+) -> None:
+    """Number format, attention, batch, sequence, stack, parallelism: every combination on one GPU.
+
+    Example: wattcast explore algorithms llama3-8b --gpu h200 --seq 2048
+    --vary dtype=fp32,bf16 --vary attention=eager,flash
+    """
+    from wattcast.explore import choices, money
+
+    env: Environment = ctx.obj
+    prices = money.prices(tariff, carbon, price, pue)
+    given = {k: ctx.params[k] for k in OPTIONS}
+    found = choices.algorithms(workload, gpu, vary, prices, power_limit, **given)
+    _show(env, json, found, prices, f"{workload} on {gpu}, speed-up over the first that runs")
+
+
+def _show(env: Environment, json: bool, found: Any, prices: Any, title: str) -> None:
+    from wattcast.explore.out import choices_out
+
+    if json:
+        env.json(choices_out(found, prices))
+        return
+    from wattcast.report.explore_text import print_choices
+
+    print_choices(env.console(), found, prices, title)
 
 
 def _run(env: Environment, study: Any, out: Path | None, front: tuple[str, ...], runner: Runner, yes: bool) -> Swept:

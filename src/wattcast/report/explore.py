@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from wattcast.api import find_gpu
 from wattcast.errors import bad_value
+from wattcast.explore.api import Workload, study
+from wattcast.explore.choices import Choice
+from wattcast.explore.dvfs import Clocks
+from wattcast.explore.study import Columns, table
 from wattcast.explore.sweep import Swept
 from wattcast.report.figure import COLOUR, _caption, _figure
 
@@ -93,6 +98,32 @@ def curves(
     axes.legend(frameon=False, fontsize=7)
     _caption(figure, caption)
     return figure
+
+
+def clocks(found: Clocks) -> Figure:
+    """Latency, power and energy against the asked clock, a line for each power limit."""
+    columns, bundle = found.columns, found.study.bundle
+    by_limit: dict[str, Columns] = {"the card's limit": columns}
+    if "asked_power_limit_w" in columns:
+        limits = np.unique(columns["asked_power_limit_w"])
+        at = columns["asked_power_limit_w"]
+        by_limit = {f"{limit:.0f} W": {k: v[at == limit] for k, v in columns.items()} for limit in limits[:8]}
+    title = f"{found.study.graph.name} on {found.study.gpu.name}; {bundle.status} coefficients, "
+    source = f"{bundle.provenance.date}: {bundle.provenance.source}"
+    return curves(by_limit, "asked_clock_hz", ("latency_s", "power_w", "energy_j"), title + source)
+
+
+def per_gpu(workload: Workload, found: Sequence[Choice], options: Mapping[str, Any]) -> Figure:
+    """Power and energy against latency over the clocks of each GPU, a line for each, eight at most."""
+    tables: dict[str, Columns] = {}
+    for choice in [choice for choice in found if choice.results][:8]:
+        chip = find_gpu(choice.names["gpu"])
+        low, high = float(chip.clocks.min_hz or 0.3 * chip.clocks.max_hz), float(chip.clocks.max_hz)
+        step = max((high - low) / 60.0, 1.0)
+        asked = study(workload, chip, [f"clock={low!r}Hz:{high!r}Hz:{step!r}Hz"], **options)
+        tables[chip.name] = table(asked, 0, asked.space.size)
+    caption = "each line runs over the clocks of one GPU, at its default power limit"
+    return curves(tables, "latency_s", ("power_w", "energy_j"), caption)
 
 
 def label(column: str) -> str:

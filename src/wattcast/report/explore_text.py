@@ -9,6 +9,9 @@ import numpy as np
 from rich.console import Console
 from rich.markup import escape
 
+from wattcast.explore.choices import Choice
+from wattcast.explore.dvfs import Clocks, Objective
+from wattcast.explore.money import Prices
 from wattcast.explore.store import rows
 from wattcast.explore.sweep import BEST, Swept
 from wattcast.provenance import Status
@@ -20,7 +23,8 @@ _UNITS = (
     ("byte_per_s", "byte/s"),
     ("byte_per_cycle", "byte/cycle"),
     ("_per_s", ""),
-    ("_j2", ""),
+    ("_per_j", ""),
+    ("_js", ""),
     ("_hz", "Hz"),
     ("_byte", "byte"),
     ("_s", "s"),
@@ -79,6 +83,53 @@ def print_swept(console: Console, done: Swept) -> None:
     chosen = [front[i] for i in np.unique(np.linspace(0, len(front) - 1, min(MOST_ROWS, len(front))).astype(int))]
     some = "" if len(chosen) == len(front) else f", {len(chosen)} of {len(front):,} shown"
     print_rows(console, chosen, columns, f"Pareto front of {' and '.join(done.objectives)}{some}")
+
+
+def print_clocks(console: Console, found: Clocks, least: Objective) -> None:
+    """The best clocks, and an even selection of all."""
+    study, points = found.study, rows(found.columns)
+    mark = "" if study.bundle.status is Status.FITTED else f" ({study.bundle.status} coefficients)"
+    chosen = points[found.best[least]]
+    limit = f" under a limit of {show(chosen['asked_power_limit_w'], 'W')}" if "asked_power_limit_w" in chosen else ""
+    console.print(
+        f"[bold]{escape(study.graph.name)}[/bold] on [bold]{escape(study.gpu.name)}[/bold]{mark}: least {least} "
+        f"{found.bound} at [bold]{show(chosen['asked_clock_hz'], 'Hz')}[/bold]{limit}",
+        highlight=False,
+    )
+    columns = _headings(study.space.columns) | {"slowdown": "slowdown", "energy_delay_js": "ED (J s)"}
+    best = [{"least": str(objective), **points[row]} for objective, row in found.best.items()]
+    print_rows(console, best, {"least": "least"} | columns, f"The best of each, {found.bound}")
+    some = [points[i] for i in np.unique(np.linspace(0, len(points) - 1, min(30, len(points))).astype(int))]
+    print_rows(console, some, columns, f"{len(some)} of {len(points):,} points")
+    print_notes(console, [*study.graph.assumptions, *study.bundle.assumptions])
+
+
+def print_choices(console: Console, found: Sequence[Choice], prices: Prices, title: str) -> None:
+    """Choices side by side, those that cannot be run last."""
+    money = f"cost ({prices.currency})" if prices.currency else "cost"
+    columns = {name: name for name in found[0].names} | {
+        "latency_s": "latency",
+        "power_w": "power",
+        "clock_hz": "clock",
+        "capped": "capped",
+        "fits": "fits",
+        "gpus": "GPUs",
+        "requests_per_s": "requests/s",
+        "energy_j_per_request": "J/request",
+        "requests_per_j": "requests/J",
+        "cost_per_request": f"{money}/request",
+        "carbon_g_per_request": "g CO2e/request",
+        "speedup": "speed-up",
+        "energy_ratio": "energy ratio",
+        "coefficients": "coefficients",
+    }
+    shown = [choice.row for choice in found if choice.results]
+    print_rows(console, shown, columns, title)
+    for choice in found:
+        if choice.reason:
+            names = ", ".join(str(value) for value in choice.names.values())
+            console.print(f"{escape(names)}: {escape(choice.reason)}", highlight=False)
+    print_notes(console, [*(note for choice in found for note in choice.notes), *prices.notes])
 
 
 def _headings(axes: Sequence[str]) -> dict[str, str]:
