@@ -86,7 +86,7 @@ def test_a_gpu_that_cannot_is_a_row_with_a_reason() -> None:
     assert found[0].results
     assert not found[1].results
     assert "link" in found[1].reason
-    with pytest.raises(WattcastError, match="no GPU can run this workload: tegra-k1: .*link"):
+    with pytest.raises(WattcastError, match=r"no GPU can run this workload: tegra-k1: .*link"):
         choices.gpus("gpt2", ["tegra-k1"], tp=2)
 
 

@@ -1,4 +1,4 @@
-"""``wattcast explore designs|clocks|gpus|algorithms WORKLOAD``"""
+"""``wattcast explore designs|clocks|gpus|algorithms|fleet``"""
 
 from __future__ import annotations
 
@@ -258,6 +258,33 @@ def algorithms(
     given = {k: ctx.params[k] for k in OPTIONS}
     found = choices.algorithms(workload, gpu, vary, prices, power_limit, **given)
     _show(env, json, found, prices, f"{workload} on {gpu}, speed-up over the first that runs")
+
+
+@app.command("fleet")
+def fleet(
+    ctx: typer.Context,
+    file: Annotated[Path, typer.Argument(help="YAML: gpus, workloads with rates, power.")],
+    aim: Annotated[
+        str, typer.Option(help="energy: meet every rate; throughput: as much of the mix as can be.")
+    ] = "energy",
+    power: Annotated[str | None, typer.Option(help="The site's power budget, in place of the file's: 12kW.")] = None,
+    json: Json = False,
+) -> None:
+    """Which GPU runs what, at which clock, under a site's power budget.
+
+    Example: wattcast explore fleet site.yaml --aim throughput --power 12kW
+    """
+    from wattcast.explore import fleet as fleets
+    from wattcast.explore import out
+
+    env: Environment = ctx.obj
+    found = fleets.assign(out.with_power(fleets.read(file), power), aim)
+    if json:
+        env.json(out.assignment_out(found))
+        return
+    from wattcast.report.explore_text import print_assignment
+
+    print_assignment(env.console(), found)
 
 
 def _show(env: Environment, json: bool, found: Any, prices: Any, title: str) -> None:

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from math import isfinite
 from typing import Any
 
 from wattcast import __version__
-from wattcast.errors import BadInput, unknown_name
+from wattcast.errors import BadInput, bad_value, unknown_name
 from wattcast.explore.choices import Choice
 from wattcast.explore.dvfs import Clocks, Objective
 from wattcast.explore.fields import find
+from wattcast.explore.fleet import Assignment, Fleet
 from wattcast.explore.money import Prices
+from wattcast.explore.serving import MOST_BATCH, Plan, Service
 from wattcast.explore.space import Method
 from wattcast.explore.store import rows
 from wattcast.explore.sweep import BEST, Swept
 from wattcast.explore.where import RESULTS
+from wattcast.units import parse, show
 
 
 def swept_out(done: Swept) -> dict[str, Any]:
@@ -96,4 +101,70 @@ def choices_out(found: Sequence[Choice], prices: Prices) -> dict[str, Any]:
         "currency": prices.currency or None,
         "choices": [choice.row for choice in found],
         "assumptions": list(dict.fromkeys([note for choice in found for note in choice.notes] + list(prices.notes))),
+    }
+
+
+def whole_numbers(text: str | None, where: str) -> tuple[int, ...]:
+    """``1,2,4`` -> numbers; None -> none."""
+    if text is None:
+        return ()
+    pieces = [piece.strip() for piece in text.split(",")]
+    if not all(piece.isascii() and piece.isdigit() and 1 <= int(piece) <= 1024 for piece in pieces):
+        raise bad_value(where, "whole numbers from 1 to 1024 with commas", text)
+    return tuple(int(piece) for piece in pieces)
+
+
+def plans_out(asked: Service, found: Sequence[Plan], prices: Prices) -> dict[str, Any]:
+    """Plans, best first; a GPU that cannot serve has what binds and no numbers."""
+    return {
+        "wattcast": __version__,
+        "model": asked.model.name,
+        "rate_per_s": asked.rate_per_s,
+        "prompt": asked.prompt,
+        "output": asked.output,
+        "ttft_s": asked.ttft_s if isfinite(asked.ttft_s) else None,
+        "tpot_s": asked.tpot_s if isfinite(asked.tpot_s) else None,
+        "headroom": asked.headroom,
+        "currency": prices.currency or None,
+        "plans": [{"gpu": plan.gpu, **plan.row, "served": bool(plan.row), "binds": plan.binds} for plan in found],
+        "assumptions": plan_notes(asked, found, prices),
+    }
+
+
+def plan_notes(asked: Service, found: Sequence[Plan], prices: Prices) -> list[str]:
+    """What a plan assumes, beginning with its own model."""
+    own = [
+        "steady state: requests come evenly, no queues; add --headroom for bursts",
+        f"prefills one at a time between decode steps; decode at the mean context, "
+        f"{asked.prompt + asked.steps // 2} tokens",
+        "idle GPUs keep their clock; energy per token counts prefill and idle, over output tokens",
+        f"host: {show(asked.host_s, 's')} to issue an operator{' (CUDA graphs)' if asked.host_s == 0 else ''}",
+        f"a replica has the fewest GPUs that can serve; batches tried up to {MOST_BATCH}",
+    ]
+    return list(dict.fromkeys([*own, *(note for plan in found for note in plan.notes), *prices.notes]))
+
+
+def with_power(fleet: Fleet, power: str | None) -> Fleet:
+    """The fleet with another power budget, where one is given."""
+    if power is None:
+        return fleet
+    power_w = parse(power, "W", "power")
+    if power_w <= 0:
+        raise bad_value("power", "above zero", power)
+    return replace(fleet, power_w=power_w)
+
+
+def assignment_out(found: Assignment) -> dict[str, Any]:
+    """Who runs what."""
+    return {
+        "wattcast": __version__,
+        "aim": str(found.aim),
+        "served_share": found.factor,
+        "power_w": found.power_w,
+        "peak_power_w": found.peak_w,
+        "binds": found.binds,
+        "assignment": found.rows,
+        "workloads": found.served,
+        "idle_gpus": found.idle_gpus,
+        "assumptions": list(found.notes),
     }

@@ -11,7 +11,10 @@ from rich.markup import escape
 
 from wattcast.explore.choices import Choice
 from wattcast.explore.dvfs import Clocks, Objective
+from wattcast.explore.fleet import Assignment
 from wattcast.explore.money import Prices
+from wattcast.explore.out import plan_notes
+from wattcast.explore.serving import Plan, Service
 from wattcast.explore.store import rows
 from wattcast.explore.sweep import BEST, Swept
 from wattcast.provenance import Status
@@ -41,6 +44,8 @@ def cell(column: str, value: Any) -> str:
     """
     if value is None:
         return ""
+    if column.endswith("_share"):
+        return f"{value:.0%}"
     if isinstance(value, (bool, np.bool_)):
         return "yes" if value else ""
     if isinstance(value, str):
@@ -130,6 +135,64 @@ def print_choices(console: Console, found: Sequence[Choice], prices: Prices, tit
             names = ", ".join(str(value) for value in choice.names.values())
             console.print(f"{escape(names)}: {escape(choice.reason)}", highlight=False)
     print_notes(console, [*(note for choice in found for note in choice.notes), *prices.notes])
+
+
+def print_plans(console: Console, asked: Service, found: Sequence[Plan], prices: Prices) -> None:
+    """The best plan in a sentence, then each GPU's."""
+    best = found[0].row
+    console.print(
+        f"[bold]{escape(asked.model.name)}[/bold] at {asked.rate_per_s:g} requests/s, "
+        f"{asked.prompt} + {asked.output} tokens: [bold]{best['gpus']} x {escape(best['gpu'])}[/bold], "
+        f"batch {best['batch']}, {show(best['clock_hz'], 'Hz')}, power limit {show(best['power_limit_w'], 'W')}",
+        highlight=False,
+    )
+    money = prices.currency or "cost"
+    columns = {
+        "gpu": "gpu",
+        "gpus": "GPUs",
+        "tp": "tp",
+        "batch": "batch",
+        "clock_hz": "clock",
+        "power_limit_w": "limit",
+        "ttft_s": "TTFT",
+        "tpot_s": "TPOT",
+        "prefill_share": "prefill",
+        "decode_share": "decode",
+        "idle_share": "idle",
+        "power_w": "power",
+        "energy_j_per_token": "J/token",
+        "energy_j_per_request": "J/request",
+        "cost_per_million_tokens": f"{money}/M tokens",
+        "carbon_g_per_million_tokens": "g CO2e/M tokens",
+    }
+    print_rows(console, [plan.row for plan in found if plan.row], columns, "Plans, best first")
+    for plan in found:
+        word = "binds" if plan.row else "cannot serve it"
+        console.print(f"{escape(plan.gpu)} {word}: {escape(plan.binds)}", highlight=False)
+    print_notes(console, plan_notes(asked, found, prices))
+
+
+def print_assignment(console: Console, found: Assignment) -> None:
+    """Who runs what, at which clock, and what the site draws."""
+    console.print(
+        f"[bold]{found.factor:.1%}[/bold] of every rate served, {show(found.power_w, 'W')} on average, "
+        f"{show(found.peak_w, 'W')} with every assigned GPU busy; {found.binds} bind",
+        highlight=False,
+    )
+    columns = {
+        "workload": "workload",
+        "gpu": "gpu",
+        "gpus": "GPUs",
+        "clock_hz": "clock",
+        "busy_share": "busy",
+        "power_w_per_gpu": "power each",
+        "requests_per_s": "requests/s",
+        "energy_j_per_request": "J/request",
+    }
+    print_rows(console, found.rows, columns, f"Assignment for {found.aim}")
+    left = ", ".join(f"{count} x {escape(name)}" for name, count in found.idle_gpus.items() if count)
+    console.print(f"Idle: {left or 'none'}", highlight=False)
+    print_notes(console, found.notes)
 
 
 def _headings(axes: Sequence[str]) -> dict[str, str]:
