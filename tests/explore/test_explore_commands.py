@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -89,3 +94,36 @@ def test_a_mistake_gets_one_paragraph(call, tmp_path: Path, monkeypatch, argv, c
     assert "Traceback" not in done.err
     assert done.out == ""
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_ctrl_c_keeps_finished_parts_and_the_same_command_continues(tmp_path: Path) -> None:
+    pytest.importorskip("polars")
+    script = "from wattcast.cli import main; main.COMMANDS['explore'] = 'explore'; main.entry()"
+    axes = ("--vary", "clock=600MHz:1980MHz:15MHz", "--vary", "sm_count=64:192:1", "--vary", "voltage=0.5:1.4:0.01")
+    argv = [sys.executable, "-c", script, *DESIGNS, *axes, "--workers", "2", "--out", str(tmp_path / "points")]
+    running = subprocess.Popen(
+        argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    deadline = time.monotonic() + 120
+    while not list(tmp_path.glob("points/part-*")) and time.monotonic() < deadline and running.poll() is None:
+        time.sleep(0.1)
+    os.killpg(running.pid, signal.SIGINT)  # as a terminal does: the whole group
+    out, err = running.communicate(timeout=60)
+    assert running.returncode == ExitCode.INTERRUPTED, err
+    assert "the same command continues" in err
+    assert "Traceback" not in err
+    assert out == ""
+    kept = sorted(path.name for path in tmp_path.glob("points/part-*"))
+    assert kept
+    again = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    while (
+        len(list(tmp_path.glob("points/part-*"))) <= len(kept)
+        and time.monotonic() < deadline
+        and again.poll() is None
+    ):
+        time.sleep(0.1)
+    os.killpg(again.pid, signal.SIGINT)
+    again.communicate(timeout=60)
+    assert again.returncode == ExitCode.INTERRUPTED
+    assert set(kept) < {path.name for path in tmp_path.glob("points/part-*")}

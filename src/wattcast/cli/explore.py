@@ -77,6 +77,9 @@ def designs(
     plot: Plot = None,
     heat_map: Annotated[str | None, typer.Option(help="Plot this in place of the front: X,Y or X,Y,VALUE.")] = None,
     workers: Annotated[int | None, typer.Option(help="Processes; default: one a core where it pays.")] = None,
+    cluster: Annotated[
+        str | None, typer.Option(help="Dask scheduler, such as tcp://host:8786 (one you trust), or local.")
+    ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Go, however many points there are.")] = False,
     json: Json = False,
 ) -> None:
@@ -93,7 +96,7 @@ def designs(
         workload, gpu, vary, where, sample, seed, clock, power_limit, None, **{k: ctx.params[k] for k in OPTIONS}
     )
     objectives = tuple(name.strip() for name in front.split(","))
-    done = _run(env, study, out, objectives, _runner(workers, study.space.size), yes)
+    done = _run(env, study, out, objectives, _runner(workers, cluster, study.space.size), yes)
     if plot is not None:
         _plot(env, done, plot, figure)
     if json:
@@ -313,10 +316,14 @@ def _run(env: Environment, study: Any, out: Path | None, front: tuple[str, ...],
     return done
 
 
-def _runner(workers: int | None, size: int) -> Runner:
+def _runner(workers: int | None, cluster: str | None, size: int) -> Runner:
     """Starting a process costs about a second of work, so a small space stays in this one."""
     from wattcast.explore.sweep import PART, processes
 
+    if cluster is not None:
+        from wattcast.explore.cluster import on
+
+        return on(cluster, workers)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return processes(workers if workers is not None else cores if size > 3 * PART else 1)
 

@@ -20,7 +20,7 @@ def front(objectives: Array) -> npt.NDArray[np.int64]:
     >>> front(np.array([[1.0, 9.0], [2.0, 5.0], [3.0, 7.0], [4.0, 1.0], [4.0, 1.0]])).tolist()
     [0, 1, 3]
     """
-    order = np.lexsort((np.arange(len(objectives)), *objectives.T[::-1]))
+    order = np.lexsort(objectives.T[::-1])  # stable: equal points stay in order
     ranked = objectives[order]
     if ranked.shape[1] == 2:
         best_before = np.minimum.accumulate(np.concatenate([[np.inf], ranked[:-1, 1]]))

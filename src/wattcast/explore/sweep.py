@@ -8,6 +8,7 @@ alone writes them.
 from __future__ import annotations
 
 import multiprocessing
+import signal
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
@@ -164,7 +165,7 @@ def processes(count: int) -> Runner:
                 do = "What is finished is kept; run the same command again."
                 raise WattcastError(f"a worker process died. {do}") from None
             finally:
-                pool.shutdown(wait=False, cancel_futures=True)
+                pool.shutdown(wait=True, cancel_futures=True)
 
     return runner
 
@@ -174,6 +175,7 @@ _held: Work | None = None  # what this worker process computes parts of
 
 def _hold(work: Work) -> None:
     global _held
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
     _held = work
 
 
@@ -220,7 +222,7 @@ def _best(columns: Columns) -> Columns:
     """The row of least latency, of least power, of least energy; of equal ones the first point."""
     if not len(columns["point"]):
         return columns
-    order = [np.lexsort((columns["point"], columns[name]))[0] for name in BEST]
+    order = [int(np.argmin(columns[name])) for name in BEST]  # rows are in the order of their points
     return {name: values[order] for name, values in columns.items()}
 
 
