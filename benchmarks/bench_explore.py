@@ -1,0 +1,80 @@
+"""Explorations as ratios: against a loop over single predictions, against the bare core, and by workers.
+
+Run with ``asv run --python=same``. Ratios travel between machines; seconds do not.
+"""
+
+from __future__ import annotations
+
+import resource
+import tempfile
+import time
+from pathlib import Path
+
+from wattcast.explore import api, cluster, sweep
+from wattcast.explore.study import configured, table
+from wattcast.prediction import predict
+
+AXES = ("clock=600MHz:1980MHz:15MHz", "sm_count=64:192:4", "memory.bandwidth=2TB/s:8TB/s:100GB/s")
+
+
+def million():
+    """A million designs of a whole prefill, with the governor: as many as a Sobol sample is asked for."""
+    axes = ["clock=600MHz:1980MHz", "sm_count=64:192", "memory.bandwidth=2TB/s:8TB/s"]
+    return api.study("llama3-8b", "h200", axes, sample="random:1000000", batch=8, seq=1024)
+
+
+class Explore:
+    """One model over many designs."""
+
+    timeout = 600
+
+    def setup(self) -> None:
+        self.study = api.study("llama3-8b", "h200", list(AXES), batch=8, seq=1024)
+
+    def time_million_points_to_parquet(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            sweep.run(million(), Path(folder) / "points.parquet")
+
+    time_million_points_to_parquet.number = 1
+    time_million_points_to_parquet.repeat = (1, 3, 120.0)
+
+    def peakmem_million_points_to_parquet(self) -> None:
+        self.time_million_points_to_parquet()
+
+    def track_loop_over_sweep(self) -> float:
+        """How many times faster a point of a sweep is than a single prediction in a Python loop."""
+        points = 20
+        start = time.process_time()
+        for number in range(points):
+            one = {name: values[0] for name, values in self.study.space.points(number, number + 1).items()}
+            predict(self.study.graph, *configured(self.study, one))
+        middle = time.process_time()
+        table(self.study, 0, 50_000)
+        return (middle - start) / points / ((time.process_time() - middle) / 50_000)
+
+    def track_run_over_table(self) -> float:
+        """What parts, the front, encoding and files cost on top of the evaluation itself."""
+        start = time.process_time()
+        table(self.study, 0, self.study.space.size)
+        middle = time.process_time()
+        with tempfile.TemporaryDirectory() as folder:
+            sweep.run(self.study, Path(folder) / "points.parquet")
+        return (time.process_time() - middle) / (middle - start)
+
+    def track_two_processes_over_one(self) -> float:
+        """How many times faster two processes are than one, on a machine with two free cores."""
+        return self._wall(sweep.processes(1)) / self._wall(sweep.processes(2))
+
+    def track_two_dask_workers_over_one(self) -> float:
+        """How many times faster two Dask workers are than one, on a machine with two free cores."""
+        return self._wall(cluster.on("local", 1)) / self._wall(cluster.on("local", 2))
+
+    def _wall(self, runner: sweep.Runner) -> float:
+        start = time.perf_counter()
+        sweep.run(million(), runner=runner, part_points=50_000)
+        return time.perf_counter() - start
+
+    def track_peak_memory_mb(self) -> float:
+        """Most memory this process held, in MB."""
+        self.time_million_points_to_parquet()
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

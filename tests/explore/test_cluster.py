@@ -1,0 +1,60 @@
+"""The sweep on a real local cluster, one of whose workers is killed in mid-run."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from wattcast.errors import WattcastError
+from wattcast.explore import cluster, store, sweep
+from wattcast.explore.study import Study
+
+distributed = pytest.importorskip("distributed")
+pytest.importorskip("polars")
+pytestmark = pytest.mark.filterwarnings("default")  # of Dask's own making, at shutdown
+
+
+@pytest.mark.slow
+def test_a_killed_worker_costs_nothing(study: Study, tmp_path: Path) -> None:
+    local = distributed.LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None)
+    with local, distributed.Client(local) as client:
+        pids = list(client.run(os.getpid).values())
+        assert len(pids) == 2
+        seen: list[int] = []
+
+        def killing(work, indices):
+            for part in cluster.on(local.scheduler_address)(work, indices):
+                seen.append(part.index)
+                if len(seen) == 2:
+                    os.kill(pids[0], signal.SIGKILL)
+                yield part
+
+        sweep.run(study, tmp_path / "killed", runner=killing, part_points=40)
+    parts = -(-study.space.size // 40)
+    assert sorted(seen) == list(range(parts))
+    sweep.run(study, tmp_path / "alone", part_points=40)
+    pl = store.polars()
+    killed, alone = (pl.read_parquet(tmp_path / name / "*.parquet") for name in ("killed", "alone"))
+    assert killed["point"].to_list() == list(range(study.space.size))
+    assert killed.equals(alone)
+
+
+@pytest.mark.slow
+def test_a_cluster_of_its_own_gives_the_same(call, study: Study, tmp_path: Path) -> None:
+    done = sweep.run(study, tmp_path / "x.parquet", runner=cluster.on("local", 1), part_points=300)
+    assert done.summary.front["point"].tolist() == sweep.run(study).summary.front["point"].tolist()
+    argv = ("explore", "designs", "gpt2", "--gpu", "h200", "--vary", "sm_count=64,128", "--cluster", "local")
+    done = call(*argv, "--workers", "1", "--out", str(tmp_path / "y.csv"))
+    assert done.code == 0, done.err
+    assert len((tmp_path / "y.csv").read_text().splitlines()) == 3
+
+
+def test_bad_addresses_are_explained(study: Study, monkeypatch) -> None:
+    with pytest.raises(WattcastError, match="tcp://host:8786"):
+        cluster.on("host")
+    monkeypatch.setattr(cluster, "CONNECT_S", 0.5)
+    with pytest.raises(WattcastError, match="cannot be reached"):
+        sweep.run(study, runner=cluster.on("tcp://127.0.0.1:1"))

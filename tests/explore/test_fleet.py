@@ -1,0 +1,157 @@
+"""Fleets: the program against every assignment there is, and what binds."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from wattcast.errors import ExitCode, WattcastError
+from wattcast.explore import fleet as fleets
+from wattcast.fitted import bundle_for
+
+pytest.importorskip("scipy")
+
+SITE = """
+power: {power}
+gpus: {{h200: 2, l4: 2}}
+workloads:
+  - {{name: chat, workload: gpt2, rate: {chat}, options: {{batch: 8, seq: 256}}}}
+  - {{name: search, workload: bert-large, rate: {search}, options: {{batch: 16, seq: 128}}}}
+"""
+
+
+def site(tmp_path: Path, power: str = "3 kW", chat: str = "200/s", search: str = "300/s") -> Path:
+    path = tmp_path / "site.yaml"
+    path.write_text(SITE.format(power=power, chat=chat, search=search))
+    return path
+
+
+def idle_of(fleet: fleets.Fleet) -> np.ndarray:
+    return np.array([float(fleets.idle_w(bundle_for(g), fleets.clocks_of(g)[:1])[0]) for g, _ in fleet.gpus])
+
+
+def least_power(chosen, demand: int, rate_per_s: float) -> float | None:
+    """Extra watts to serve one rate with these GPUs, cheapest work first; None where they cannot."""
+    extra, left = 0.0, rate_per_s
+    mine = [c for c in chosen if c is not None and c.demand == demand]
+    for c in sorted(mine, key=lambda c: (c.power_w - c.idle_w) / c.per_s):
+        busy = min(1.0, left / c.per_s)
+        extra, left = extra + busy * (c.power_w - c.idle_w), left - busy * c.per_s
+    return extra if left <= 1e-9 * rate_per_s else None
+
+
+def every_assignment(fleet: fleets.Fleet, columns, power_w: float):
+    """Factor, and least mean power where every rate is met, of every way to give four GPUs away."""
+    base = idle_of(fleet)
+    kinds = [kind for kind, (_, n) in enumerate(fleet.gpus) for _ in range(n)]
+    for chosen in itertools.product(*([None, *(c for c in columns if c.kind == kind)] for kind in kinds)):
+        each = list(zip(chosen, kinds, strict=True))
+        if sum(base[k] if c is None else c.power_w for c, k in each) > power_w:
+            continue
+        served = [sum(c.per_s for c in chosen if c is not None and c.demand == i) for i in range(len(fleet.demands))]
+        extra = [least_power(chosen, i, d.rate_per_s) for i, d in enumerate(fleet.demands)]
+        rest = sum(base[k] if c is None else c.idle_w for c, k in each)
+        mean_w = None if None in extra else rest + sum(extra)
+        yield min(s / d.rate_per_s for s, d in zip(served, fleet.demands, strict=True)), mean_w
+
+
+def test_the_best_is_the_best_of_all_assignments(tmp_path: Path) -> None:
+    fleet = replace(fleets.read(site(tmp_path)), power_w=700.0)
+    columns, _ = fleets._columns(fleet)
+    few = [
+        c for kind in (0, 1) for i in (0, 1) for c in [c for c in columns if c.kind == kind and c.demand == i][::6]
+    ]
+    everything = list(every_assignment(fleet, few, 700.0))
+    given, busy = fleets._solve(fleet, few, idle_of(fleet), fleets.Aim.THROUGHPUT, 700.0)
+    assert fleets._factor(fleet, few, busy) == pytest.approx(max(factor for factor, _ in everything), rel=1e-6)
+    assert (busy <= given + 1e-9).all()
+    solved = fleets._solve(fleet, few, idle_of(fleet), fleets.Aim.ENERGY, 700.0)
+    found = fleets._assignment(fleet, few, idle_of(fleet), fleets.Aim.ENERGY, *solved, ())
+    assert found.power_w == pytest.approx(
+        min(w for _, w in everything if w is not None), rel=1e-3
+    )  # HiGHS' gap is 1e-4
+
+
+def test_every_rate_is_met_within_the_budget_at_least_energy(tmp_path: Path) -> None:
+    fleet = fleets.read(site(tmp_path))
+    found = fleets.assign(fleet, "energy")
+    for row in found.served:
+        assert row["served_per_s"] >= row["asked_per_s"] * (1 - 1e-6)
+    assert found.peak_w <= 3000.0
+    assert found.power_w <= found.peak_w + 1e-6
+    for (gpu, count), left in zip(fleet.gpus, found.idle_gpus.values(), strict=True):
+        assert sum(row["gpus"] for row in found.rows if row["gpu"] == gpu.name) + left == count
+    fast = fleets.assign(fleet, "throughput")
+    assert fast.factor >= 1.0
+    assert fast.power_w >= found.power_w
+
+
+def test_a_smaller_budget_serves_less_and_binds(tmp_path: Path) -> None:
+    factors = [
+        fleets.assign(fleets.read(site(tmp_path, power)), "throughput").factor for power in ("3 kW", "800 W", "500 W")
+    ]
+    assert factors == sorted(factors, reverse=True)
+    assert factors[2] < factors[0]
+    assert "power" in fleets.assign(fleets.read(site(tmp_path, "500 W")), "throughput").binds
+
+
+def test_pue_counts_against_the_budget(tmp_path: Path) -> None:
+    fleet = fleets.read(site(tmp_path, "800 W"))
+    assert fleets.assign(replace(fleet, pue=1.4), "throughput").factor < fleets.assign(fleet, "throughput").factor
+
+
+@pytest.mark.parametrize(
+    ("power", "chat", "says"),
+    [
+        ("50 W", "1/s", "idle, more than the budget"),
+        ("300 W", "2000/s", "power: 300 W is too little"),
+        ("3 MW", "9000000/s", "GPUs: there are too few"),
+    ],
+)
+def test_what_cannot_be_says_what_binds(tmp_path: Path, power: str, chat: str, says: str) -> None:
+    with pytest.raises(WattcastError, match=says):
+        fleets.assign(fleets.read(site(tmp_path, power, chat)))
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("gpus: {}\nworkloads: []", "at least one GPU"),
+        ("gpus: {h20: 1}\nworkloads: [{workload: gpt2, rate: 1/s}]", "Closest: h200"),
+        ("gpus: {h200: 0}\nworkloads: [{workload: gpt2, rate: 1/s}]", "gpus.h200"),
+        ("gpus: {h200: 1}\nworkloads: [{workload: gpt2, rate: '1'}]", "rate"),
+        ("gpus: {h200: 1}\nworkloads: [{workload: gpt2, rate: 0/s}]", "above zero"),
+        ("gpus: {h200: 1}\nworkloads: [{workload: gpt2, rate: 1/s, options: {bach: 4}}]", "Closest: batch"),
+        ("gpus: {h200: 1}\nworkloads: [{workload: gpt2, rate: 1/s, options: {tp: 2}}]", "one GPU a workload"),
+        ("gpus: {h200: 1}\nworkloads: [{workload: gtp2, rate: 1/s}]", "Closest: gpt2"),
+        ("gpus: {l4: 1}\nworkloads: [{workload: llama3-70b, rate: 1/s}]", "does not fit"),
+        ("gpus: {h200: 1}\nworkloads: [{workload: gpt2, rate: 1/s}]\npue: 0.2", "pue"),
+        ("gpus: {h200: 1}\nworkloads: [{workload: gpt2, rate: 1/s}]\npowr: 3 kW", "Closest: power"),
+        ("gpus: {h200: 1}\nworkloads:\n" + 2 * "- {name: a, workload: gpt2, rate: 1/s}\n", "alike"),
+    ],
+)
+def test_a_bad_fleet_is_explained(call, tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "site.yaml"
+    path.write_text(text)
+    done = call("explore", "fleet", str(path))
+    assert done.code == ExitCode.BAD_INPUT, done.err
+    assert says in done.err
+    assert done.out == ""
+
+
+def test_the_command(call, tmp_path: Path) -> None:
+    path = str(site(tmp_path))
+    done = call("explore", "fleet", path, "--json")
+    assert done.code == 0, done.err
+    told = json.loads(done.out)
+    assert {row["workload"] for row in told["assignment"]} == {"chat", "search"}
+    done = call("explore", "fleet", path, "--aim", "throughput", "--power", "600W")
+    assert done.code == 0, done.err
+    assert "Assignment for throughput" in done.out
+    assert call("explore", "fleet", path, "--aim", "speed").code == ExitCode.BAD_INPUT
+    assert call("explore", "fleet", str(tmp_path / "none.yaml")).code == ExitCode.BAD_INPUT
