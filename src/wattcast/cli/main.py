@@ -29,6 +29,8 @@ COMMANDS = {
     "workload": "workload",
     "measure": "measure",
     "power-trace": "power_trace",
+    "explore": "explore",
+    "plan": "plan",
     "manage": "manage",
     "doctor": "doctor",
 }

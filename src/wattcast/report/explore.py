@@ -15,7 +15,8 @@ from wattcast.explore.choices import Choice
 from wattcast.explore.dvfs import Clocks
 from wattcast.explore.study import Columns, table
 from wattcast.explore.sweep import Swept
-from wattcast.report.figure import COLOUR, _caption, _figure
+from wattcast.report.figure import COLOUR, new_figure
+from wattcast.report.figure import caption as write_caption
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -41,7 +42,7 @@ _LABEL = {
 def front(done: Swept) -> Figure:
     """Every point (an even selection of many) by the first two objectives, and the front through them."""
     x, y = done.objectives[:2]
-    figure = _figure(7.0, 5.0)
+    figure = new_figure(7.0, 5.0)
     axes = figure.subplots()
     shown = done.summary.shown
     axes.plot(
@@ -71,7 +72,7 @@ def heat_map(done: Swept, x: str, y: str, value: str = "energy_j") -> Figure:
         raise bad_value("heat map", "two axes of a grid", f"{columns.size} by {lines.size} different values")
     least = np.full((lines.size, columns.size), np.inf)
     np.minimum.at(least, (at_y, at_x), _scaled(value, shown[value]))
-    figure = _figure(7.0, 5.0)
+    figure = new_figure(7.0, 5.0)
     axes = figure.subplots()
     seen = np.ma.masked_invalid(least)
     mesh = axes.pcolormesh(_scaled(x, columns), _scaled(y, lines), seen, shading="nearest", cmap="cividis")
@@ -87,7 +88,7 @@ def curves(
     found: Mapping[str, Mapping[str, npt.NDArray[Any]]], x: str, values: Sequence[str], caption: str
 ) -> Figure:
     """Several quantities against one, a line for each named table (a GPU, a power limit)."""
-    figure = _figure(3.4 * len(values) + 1.2, 3.6)
+    figure = new_figure(3.4 * len(values) + 1.2, 3.6)
     palette = [COLOUR[name] for name in ("dram", "tensor", "shared", "cuda", "link", "l2", "sm", "sfu")]
     for axes, value in zip(np.ravel(figure.subplots(1, len(values), squeeze=False)), values, strict=True):
         for index, (name, columns) in enumerate(found.items()):
@@ -96,7 +97,7 @@ def curves(
         axes.set_ylabel(label(value))
         axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=7)
-    _caption(figure, caption)
+    write_caption(figure, caption)
     return figure
 
 
@@ -138,4 +139,6 @@ def _scaled(column: str, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
 def _source(figure: Figure, done: Swept) -> None:
     bundle = done.study.bundle
     kept = f"{done.points:,} points, {len(done.summary.shown['point']):,} shown"
-    _caption(figure, f"{kept}; {bundle.status} coefficients, {bundle.provenance.date}: {bundle.provenance.source}")
+    write_caption(
+        figure, f"{kept}; {bundle.status} coefficients, {bundle.provenance.date}: {bundle.provenance.source}"
+    )
