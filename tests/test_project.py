@@ -60,7 +60,7 @@ def test_readme_commands_run(call, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     commands = [
         line.split("wattcast ", 1)[1].split() for line in lines if "wattcast predict" in line or "gpus" in line
     ]
-    assert len(commands) >= 5
+    assert len(commands) >= 7
     for argv in commands:
         done = call(*argv)
         assert done.code == 0, done.err
