@@ -114,8 +114,8 @@ def _modules(timeline: Timeline, totals: Totals, detail: Detail, gpu: Gpu, at: O
 
 
 def _ops(timeline: Timeline, detail: Detail, gpu: Gpu, at: OperatingPoint) -> tuple[OperatorShare, ...]:
-    activity = predicted.per_kernel(timeline, detail.kernel_s, np.zeros(detail.kernel_s.shape[:-1]), at)
     each_hz = np.broadcast_to(detail.effective_hz, detail.kernel_s.shape)
+    activity = predicted.per_kernel(timeline, detail.kernel_s, each_hz, np.zeros(detail.kernel_s.shape[:-1]), at)
     clock_hz = np.concatenate([each_hz, each_hz[..., :1]], axis=-1)
     busy = utilisation(activity, gpu, clock_hz)
 

@@ -19,19 +19,27 @@ from wattcast.timeline.timeline import Timeline, kernel_s
 class ClockLaw:
     """Effective over set clock: ``without`` tensor work, else linear between points of activity.
 
-    ``activity`` is the share of cycles in which tensor pipes are busy, times data toggling.
+    ``activity`` is the share of cycles in which tensor pipes are busy, times data toggling, times
+    (set clock / ``top_hz``) to ``clock_power``: what slows the chip is the load on its supply, which
+    falls with clock and voltage. Zero power: the set clock does not matter.
     """
 
     without: float
     activity: Array
     ratio: Array
     toggling: float = 1.0
+    clock_power: float = 0.0
+    top_hz: float = 1.0
 
     def __post_init__(self) -> None:
         if self.activity.shape != self.ratio.shape or self.activity.size == 0 or (np.diff(self.activity) <= 0).any():
             raise bad_value("effective clock", "a ratio for each of rising activities", self.activity.tolist())
         if not ((self.ratio > 0).all() and (self.ratio <= 1).all() and 0 < self.without <= 1):
             raise bad_value("effective clock", "ratios above 0 and at most 1", self.ratio.tolist())
+
+    def load(self, clock_hz: Array) -> Array:
+        """What one unit of tensor activity counts for at a set clock."""
+        return np.asarray(self.toggling * (clock_hz / self.top_hz) ** self.clock_power)
 
 
 def effective_hz(timeline: Timeline, clock_hz: Scalar, law: ClockLaw | None) -> Array:
@@ -46,7 +54,8 @@ def effective_hz(timeline: Timeline, clock_hz: Scalar, law: ClockLaw | None) -> 
     rows = timeline.tensor_rows
     each_s = kernel_s(timeline, set_hz)
     cycles = each_s[..., rows] * set_hz
-    activity = law.toggling * np.divide(timeline.tensor_cycles, cycles, out=np.zeros(cycles.shape), where=cycles > 0)
+    busy = np.divide(timeline.tensor_cycles, cycles, out=np.zeros(cycles.shape), where=cycles > 0)
+    activity = busy * law.load(set_hz)
     ratio = np.full(each_s.shape, law.without)
     ratio[..., rows] = np.interp(activity, law.activity, law.ratio)
     return np.asarray(set_hz * ratio)

@@ -38,8 +38,11 @@ class Timeline:
     tensor_rows: npt.NDArray[np.int64]  # kernels that issue tensor instructions
     tensor_cycles: Array  # (*sweep, tensor row) cycles the tensor pipes are busy, for the effective clock
     events: tuple[str, ...]
-    value: Array  # (*sweep, kernel, event) counts of one run of each kernel
-    total: Array  # (*sweep, event) counts of the whole workload
+    value: Array  # (kernel, event) counts of one run of each kernel
+    total: Array  # (event,) counts of the whole workload
+    energy_factor: Array  # (kernel,) learned factor on what a kernel's events cost
+    weighted: Array  # (event,) counts of the whole workload, each kernel's times its energy factor
+    active: Array  # (*sweep, kernel) SMs with work, averaged over the kernel
     calls: Array  # (kernel,) how often each runs
     host_s: Array  # (*sweep, kernel) what issuing it costs the host
 
