@@ -21,7 +21,7 @@ def _fit() -> None:
 def kernels(
     database: str = typer.Argument(..., help="A kernel database: its folder, its rows.parquet, or a shipped name."),
     gpu: str = typer.Option(..., "--gpu", help="The catalogue GPU it was measured on."),
-    out: Path = typer.Option(Path("."), "--out", help="Folder for bundle.yaml, arrays.npz and out_of_fold.parquet."),
+    out: str = typer.Option(".", "--out", help="Folder for bundle.yaml, arrays.npz and out_of_fold.parquet."),
     as_json: bool = typer.Option(False, "--json", help="Print the held-out ledger as JSON."),
 ) -> None:
     """Latency, power and clock of kernels: corrections, energies, V(f), clock law, intervals."""
@@ -29,10 +29,10 @@ def kernels(
     from wattcast.validate import kernel_rows, show
 
     bundle, held = fit_database(database, gpu, tell=lambda text: typer.echo(text, err=True))
-    write(bundle, held, out)
+    write(bundle, held, Path(out))
     rows = kernel_rows(held, gpu)
     typer.echo(json.dumps({"rows": rows}, indent=1) if as_json else show(rows))
-    typer.echo(f"{out / 'bundle.yaml'} written", err=True)
+    typer.echo(f"{Path(out) / 'bundle.yaml'} written", err=True)
 
 
 def _register() -> None:

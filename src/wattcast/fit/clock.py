@@ -9,6 +9,7 @@ is the load on the supply, and capped kernels at 1450 MHz slow less than the sam
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from wattcast.arrays import Array
 from wattcast.timeline.clock import ClockLaw
@@ -17,20 +18,23 @@ KNOTS = np.array([0.0, 0.25, 0.5, 0.75, 1.0])
 
 
 def fit_clock_law(
-    activity: Array, clock_hz: Array, effective_hz: Array, tensor: Array, top_hz: float, power: float = 2.0
+    activity: Array,
+    clock_hz: Array,
+    effective_hz: Array,
+    tensor: npt.NDArray[np.bool_],
+    top_hz: float,
+    power: float = 2.0,
 ) -> ClockLaw:
     """Law from rows with both clocks; ``tensor`` says which issue tensor instructions at all."""
     from scipy.optimize import nnls
 
     ratio = np.clip(effective_hz / clock_hz, 0.5, 1.0)
-    plain = ratio[~tensor.astype(bool)]
-    rows = tensor.astype(bool)
+    plain, rows = ratio[~tensor], tensor
     load = np.clip(activity[rows] * (clock_hz[rows] / top_hz) ** power, 0.0, 1.0)
     hats = np.stack([np.interp(load, KNOTS, np.eye(len(KNOTS))[i]) for i in range(len(KNOTS))], axis=-1)
     # ratio = start - Σ_{j<=i} step_j: one column for the start, the others for the steps down
     steps = -np.stack([hats[:, j:].sum(axis=1) for j in range(1, len(KNOTS))], axis=-1)
-    weight = 1.0 / np.sqrt(1.0 + ((ratio[rows] - np.median(ratio[rows])) / 0.05) ** 2 * 0)
-    found, _ = nnls(np.column_stack([hats.sum(axis=1), steps]) * weight[:, None], ratio[rows] * weight)
+    found, _ = nnls(np.column_stack([hats.sum(axis=1), steps]), ratio[rows])
     line = np.minimum(found[0] - np.concatenate([[0.0], np.cumsum(found[1:])]), 1.0)
     return ClockLaw(
         without=float(np.median(plain)) if plain.size else 1.0,

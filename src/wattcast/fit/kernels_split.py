@@ -18,7 +18,7 @@ from wattcast.fit.kernels_data import Mask, Rows
 from wattcast.fitted.bundle import Bundle, Residual
 from wattcast.flow import analyse_kernels, at_clock
 from wattcast.hardware import Gpu, OperatingPoint
-from wattcast.kernels import kernels_of
+from wattcast.kernels import kernels_of, reference_of
 from wattcast.kernels.table import Segment
 from wattcast.power.static import IdlePower
 from wattcast.timeline import kernel_s
@@ -37,7 +37,7 @@ class HeldOut:
     kind: tuple[str, ...]
     family: tuple[str, ...]
     group: tuple[str, ...]
-    operator: tuple[str, ...]
+    work: tuple[str, ...]  # the operator in words
     data: tuple[str, ...]
     fold: npt.NDArray[np.int64]
     latency_s: Array
@@ -121,8 +121,6 @@ def _under_governor(rows: Rows, i: int, gpu: Gpu, bundle: Bundle) -> tuple[float
 def _held_out(rows: Rows, wanted: Mask, fold: npt.NDArray[np.int64], predicted: Array, gpu: Gpu) -> HeldOut:
     some = rows.where(wanted)
     power_w, clock_hz, latency_s = settled(some)
-    from wattcast.kernels import reference_of
-
     reference = reference_of(gpu)
     kernels = kernels_of(some.ops, some.conditions, gpu, reference, ())
     rate = np.asarray(kernels.pipe_per_cycle) * reference.sm_count * reference.top_hz
@@ -132,7 +130,7 @@ def _held_out(rows: Rows, wanted: Mask, fold: npt.NDArray[np.int64], predicted: 
         kind=some.kind,
         family=some.family,
         group=kernels.work.group,
-        operator=tuple(str(op) for op in some.ops),
+        work=tuple(str(op) for op in some.ops),
         data=some.data,
         fold=fold[wanted],
         latency_s=latency_s,

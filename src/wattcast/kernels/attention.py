@@ -51,7 +51,7 @@ def attentions(
         "steps": keys * np.where(decode, 1.0, kept),
         "launches": 1.0 + (decode & (cut > 1)),
         "l2_byte": loads + write,
-        "shared_byte": np.where(decode, 2.0 * read, loads * 3.0),
+        "shared_byte": np.where(decode, 2.6 * read, loads * 3.6),
         "dram_read_byte": read * share,
         "dram_write_byte": write * share,
         "slots": np.where(decode, 4.0, 1.0),

@@ -22,6 +22,7 @@ _SIDE_N = np.array([64, 128, 192, 256, 64, 128, 64, 128, 64, 64, 128, 256, 192, 
 _SIDE_M = np.array([8, 8, 16, 16, 16, 32, 32, 64, 64, 128, 128, 128, 192, 256, 64, 64, 64, 32], dtype=np.float64)
 _SPLIT = np.array([1, 2, 4, 8, 16], dtype=np.float64)
 STEP_K = 64.0
+_MULTICAST = 0.5  # blocks of a cluster of two share what L2 sends
 _REDUCE_CYCLES = 1500.0  # of a split: another pass through L2
 _STEP_CYCLES = 60.0  # a step of K costs no less than its latency over the stages in flight
 
@@ -49,7 +50,7 @@ def product(
     feed = np.minimum(1.0, 0.12 + 0.88 * np.sqrt(side_n * side_m / (128.0 * 128.0)))
     waves = np.ceil(tiles * split / reference.sm_count)
     compute = waves * steps * np.maximum(2.0 * side_n * side_m * STEP_K / (rate[one] * feed), _STEP_CYCLES)
-    l2 = tiles * (side_n + side_m) * k[one] * width[one] / reference.l2_byte_per_cycle
+    l2 = _MULTICAST * tiles * (side_n + side_m) * k[one] * width[one] / reference.l2_byte_per_cycle
     reduce = np.where(split > 1, _REDUCE_CYCLES + 8.0 * split * (b * m * n)[one] / reference.l2_byte_per_cycle, 0.0)
     over = np.where((split > 1) & (steps < 4), np.inf, 0.0)
     over = over + np.where(~slim[one] & (np.minimum(side_n, side_m) < 32), np.inf, 0.0)
@@ -66,8 +67,8 @@ def product(
         "steps": steps[rows, best],
         "unit_flop": 2.0 * chosen_n * chosen_m * steps[rows, best] * STEP_K,
         "load_byte": load,
-        # each m64 warpgroup reads its own rows and all columns of the tile from shared memory
-        "shared_byte": load * (1.0 + np.maximum(chosen_n, chosen_m) / 64.0),
+        # written once; each m64 warpgroup then reads its own rows and the columns of the tile, most of them
+        "shared_byte": load * (1.0 + 0.6 * np.maximum(chosen_n, chosen_m) / 64.0),
         "fill": fill(units, reference.sm_count),
         "out_byte": b * m * n * out_width,
     }

@@ -71,6 +71,7 @@ def kernels_of(
         link_byte=np.array([byte for byte, _ in links]),
         link_hops=np.array([hops for _, hops in links]),
         segments=segments,
+        conditions=tuple(conditions),
         assumptions=tuple(dict.fromkeys(note for _, _, note in pipes if note)),
     )
 

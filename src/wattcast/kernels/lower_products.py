@@ -14,6 +14,8 @@ from wattcast.workload.graph import Bmm, Conv2d, Linear, Operator
 
 # Bytes an address must be a multiple of for the fast kernels: a 16-byte access on every row.
 _FAST_BYTE = 16
+# Warps of kernels before Hopper load their operands from shared memory each for themselves; from profiler counters.
+_SIMT_CROSSINGS, _WARP_CROSSINGS = 3.5, 2.2
 _FILTER_STEP = 32.0  # channels of one filter tap that an implicit product takes at a time
 
 
@@ -49,7 +51,8 @@ def products(
         "launches": 1.0 + (tile["split"] > 1),
         "l2_byte": tile["load_byte"] + tile["out_byte"],
         "between_byte": np.where(tile["split"] > 1, 4.0 * tile["split"] * b * m * n, 0.0),
-        "shared_byte": tile["shared_byte"] + tile["out_byte"],
+        "shared_byte": tile["shared_byte"] * np.where(simt, _SIMT_CROSSINGS, np.where(aligned, 1.0, _WARP_CROSSINGS))
+        + tile["out_byte"],
         "dram_read_byte": read,
         "dram_write_byte": tile["out_byte"] * (1.0 - np.where(linear & ~warm, warm_share, in_l2)),
         "slots": np.ones(len(ops)),
@@ -99,7 +102,7 @@ def convolutions(
         "launches": 1.0 + 2.0 * turned + 2.0 * (padded_in & ~turned) + (padded_out & ~turned),
         "l2_byte": np.where(depthwise, read + write, tile["load_byte"] + out),
         "between_byte": moved,
-        "shared_byte": np.where(depthwise, 2.0 * image, tile["shared_byte"] + out),
+        "shared_byte": np.where(depthwise, 2.0 * rs * image, tile["shared_byte"] + out),
         "dram_read_byte": read * (1.0 - kept) + weight * kept,
         "dram_write_byte": write * (1.0 - kept),
         "slots": np.where(depthwise, 8.0, 1.0),

@@ -21,6 +21,11 @@ _LANES = 32.0
 _THREADS = 2048.0  # of an SM
 _WARP_ROW = 2048.0  # longest row PyTorch's softmax gives to one warp
 _REGISTER_ROW = 10240.0  # longest row it keeps in registers; beyond, it reads the row three times
+# How often a byte crosses the banks of shared memory and L1, from profiler counters on an H200: once filled and once
+# read where a kernel streams; more where a row is walked several times.
+_STREAM_CROSSINGS, _SOFTMAX_CROSSINGS, _VECTOR_CROSSINGS, _SCALAR_CROSSINGS = 2.0, 2.7, 3.7, 12.0
+_SCALAR_PASSES = 3.0  # of a norm that loads single elements, through L2
+_TRANSPOSED_SECTORS = 4.5  # L2 moves sectors of 32 bytes; a transposing walk uses a part of each
 _REDUCE_STEPS = 4.0  # a reduction over a block takes about as long as four loads
 _LAYOUT = {layout: float(i) for i, layout in enumerate(Layout)}
 _REDUCING = ("sum", "mean", "max", "topk", "pool", "cumsum")
@@ -44,6 +49,8 @@ def row_reductions(
     threads = np.where(vector | warp, 128.0, np.where(softmax, np.clip(dim / 8.0, 128.0, 1024.0), 512.0))
     sweep = np.where(vector, 512.0, np.where(warp, 32.0 * 32.0, threads))  # elements a block loads at a time
     flop = np.array([op.flop for op in ops]) / (rows * dim)
+    crossings = np.where(softmax, _SOFTMAX_CROSSINGS, np.where(vector, _VECTOR_CROSSINGS, _SCALAR_CROSSINGS))
+    passes = np.where(softmax | vector, 1.0, _SCALAR_PASSES)
     looped = softmax & (dim > _REGISTER_ROW)
     between = np.where([_casts(op) for op in ops], 8.0 * rows * dim, 0.0)  # fp32 written and read again
     share, cold = _missing(read + write + between, conditions, reference)
@@ -52,9 +59,9 @@ def row_reductions(
         "unit_flop": per_unit * padded * flop,
         "steps": _REDUCE_STEPS + np.ceil(dim / sweep),
         "launches": np.array([_row_launches(op) for op in ops]),
-        "l2_byte": read * np.where(looped, 3.0, 1.0) + write,
+        "l2_byte": read * np.where(looped, 2.0, passes) + write,
         "between_byte": between,
-        "shared_byte": read + write,
+        "shared_byte": (read + write) * crossings,
         "dram_read_byte": read * share,
         "dram_write_byte": write * share,
         "slots": np.floor(_THREADS / threads),
@@ -111,14 +118,15 @@ def elementwise(
     share, cold = _missing(read + write, conditions, reference)
     units = np.ceil(n / _BLOCK_ELEMENTS)
     flop = np.array([op.flop for op in ops]) / n
-    # 32-byte sectors: a transposing or strided walk uses part of what it loads
+    turned = np.array([op.layout is Layout.TRANSPOSED for op in ops])
+    sectors = np.where(turned, _TRANSPOSED_SECTORS, 1.0)
     work = {
         "units": units,
         "unit_flop": _BLOCK_ELEMENTS * np.maximum(flop, 1.0),
         "steps": np.ones(len(ops)),
         "launches": np.ones(len(ops)),
-        "l2_byte": read + write,
-        "shared_byte": read + write,
+        "l2_byte": (read + write) * sectors,
+        "shared_byte": (read + write) * sectors * _STREAM_CROSSINGS,
         "dram_read_byte": read * share,
         "dram_write_byte": write * share,
         "slots": np.full(len(ops), 16.0),

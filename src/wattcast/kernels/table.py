@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wattcast.arrays import Array, Scalar
-from wattcast.kernels.work import Work
+from wattcast.kernels.work import Condition, Work
 from wattcast.workload.graph import Operator
 
 Index = npt.NDArray[np.int64]
@@ -47,7 +47,13 @@ class Kernels:
     link_byte: Array  # (kernel,) bytes that leave the device
     link_hops: Array  # (kernel,) messages in sequence
     segments: tuple[Segment, ...]
+    conditions: tuple[Condition, ...] = ()
     assumptions: tuple[str, ...] = ()
+
+    @property
+    def memo(self) -> tuple[tuple[Operator, ...], tuple[Condition, ...]]:
+        """What the shapes of all rows follow from."""
+        return self.ops, self.conditions
 
     @cached_property
     def calls(self) -> Array:

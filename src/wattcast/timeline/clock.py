@@ -12,7 +12,7 @@ import numpy as np
 
 from wattcast.arrays import Array, Scalar
 from wattcast.errors import bad_value
-from wattcast.timeline.timeline import Timeline, kernel_s
+from wattcast.timeline.timeline import Timeline, phases_s
 
 
 @dataclass(frozen=True)
@@ -52,10 +52,9 @@ def effective_hz(timeline: Timeline, clock_hz: Scalar, law: ClockLaw | None) -> 
     if law is None:
         return set_hz
     rows = timeline.tensor_rows
-    each_s = kernel_s(timeline, set_hz)
-    cycles = each_s[..., rows] * set_hz
+    cycles = phases_s(timeline.tensor_phases, set_hz) * set_hz
     busy = np.divide(timeline.tensor_cycles, cycles, out=np.zeros(cycles.shape), where=cycles > 0)
     activity = busy * law.load(set_hz)
-    ratio = np.full(each_s.shape, law.without)
+    ratio = np.full((*activity.shape[:-1], len(timeline.kernels.ops)), law.without)
     ratio[..., rows] = np.interp(activity, law.activity, law.ratio)
     return np.asarray(set_hz * ratio)

@@ -31,7 +31,7 @@ from wattcast.timeline.waves import active_share, rounds, waves
 
 @dataclass(frozen=True)
 class Correction:
-    """How far a group of kernels stays from the ideal: λ on cycles, DRAM seconds and L2, fixed time, cycles a step."""
+    """How far a group of kernels stays from the ideal: λ on cycles, DRAM and L2, fixed time, cycles a step."""
 
     compute: float
     memory: float
@@ -73,14 +73,16 @@ def schedule(
     tensor_rows = np.flatnonzero([event.startswith("tensor") for event in kernels.pipe_event])
     calls = kernels.calls
     chip_rate = np.asarray(kernels.pipe_per_cycle * gpu.sm_count)
+    phases = (
+        Phase("fixed", None, time_factor * fixed_s * work.launches),
+        Phase("serial", time_factor * serial * work.steps * rounds(kernels, gpu.sm_count), None),
+        *between,
+        Phase("main", time_factor * on_chip, np.maximum(off_chip_s, _link_s(kernels, gpu, launch))),
+    )
     return Timeline(
         kernels=kernels,
-        phases=(
-            Phase("fixed", None, time_factor * fixed_s * work.launches),
-            Phase("serial", time_factor * serial * work.steps * rounds(kernels, gpu.sm_count), None),
-            *between,
-            Phase("main", time_factor * on_chip, np.maximum(off_chip_s, _link_s(kernels, gpu, launch))),
-        ),
+        phases=phases,
+        tensor_phases=tuple(phase.at(tensor_rows) for phase in phases),
         tensor_rows=tensor_rows,
         tensor_cycles=np.asarray(kernels.flop / chip_rate)[..., tensor_rows],
         events=events,

@@ -7,8 +7,8 @@ as sane as the scaffold. Factors are held within the range seen while fitting.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -38,6 +38,9 @@ class Learned:
         return np.asarray(np.exp(np.clip(mean, self.low, self.high)))
 
 
+_MOST_KEPT = 256
+
+
 @dataclass(frozen=True)
 class Residuals:
     """Learned factors by family; a family without any keeps the scaffold's word."""
@@ -45,12 +48,17 @@ class Residuals:
     reference: Reference
     time: Mapping[str, Learned]
     energy: Mapping[str, Learned]
+    # of operators met before: factors depend on shapes alone, so chunks of a sweep need them once
+    _kept: dict[Hashable, tuple[Array, Array]] = field(default_factory=dict, repr=False, compare=False)
 
     def factors(self, kernels: Kernels, corrections: Array) -> tuple[Array, Array]:
         """Factor on time and on energy of each kernel, ``(kernel,)``; ``corrections`` are its five λ.
 
         The energy's sees, besides the shape, how busy the reference chip would be at its top clock.
         """
+        kept = self._kept.get(kernels.memo)
+        if kept is not None:
+            return kept
         rows_of: dict[str, list[int]] = {}
         for i, family in enumerate(kernels.family):
             rows_of.setdefault(family, []).append(i)
@@ -60,7 +68,10 @@ class Residuals:
         fixed_s = time * corrections[:, 2] * kernels.work.launches
         seconds = time * ideal(kernels, self.reference).seconds(logs, self.reference.top_hz)
         features = {**kernels.work.features, **rates(kernels, self.reference, seconds, fixed_s)}
-        return time, _factors(self.energy, rows_of, features, len(kernels.ops))
+        energy = _factors(self.energy, rows_of, features, len(kernels.ops))
+        if len(self._kept) < _MOST_KEPT:
+            self._kept[kernels.memo] = time, energy
+        return time, energy
 
 
 def _factors(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from typing import Any
 
 import numpy as np
 
@@ -15,9 +16,7 @@ from wattcast.records import COUNTERS_FILE, database_folder, read_table
 from wattcast.timeline.phases import counts
 from wattcast.validate.rows import Row, row
 
-# counters of one kernel -> bytes; an access to a shared-memory bank is 4 bytes wide, 32 banks side by side
-_SECTOR = 32.0
-_BANKS = 128.0
+_BANK_BYTE = 4.0  # a bank of shared memory and L1 is 4 bytes wide
 _LEAST_BYTE = 1e5  # less than this is noise of the profiler and of what L2 happened to hold
 
 
@@ -47,8 +46,10 @@ def _measured(gpu: str) -> dict[str, dict[str, float]]:
     for kernel in read_table(database_folder(gpu) / COUNTERS_FILE):
         of = total[kernel["spec"]]
         of["DRAM"] += kernel["dram__bytes_read_sum"] + kernel["dram__bytes_write_sum"]
-        of["L2"] += kernel["lts__t_bytes_sum"]
-        of["shared"] += _BANKS / 4.0 * (kernel["l1tex__data_bank_reads_sum"] + kernel["l1tex__data_bank_writes_sum"])
+        # what crosses between SMs and L2; the L2's own count also has what its two halves send one another
+        of["L2"] += kernel["l1tex__m_xbar2l1tex_read_bytes_sum"] + kernel["l1tex__m_l1tex2xbar_write_bytes_sum"]
+        banks = kernel["l1tex__data_bank_reads_sum"] + kernel["l1tex__data_bank_writes_sum"]
+        of["shared"] += _BANK_BYTE * banks
     return total
 
 
@@ -56,7 +57,7 @@ def _row(gpu: str, name: str, predicted: Array, measured: Array) -> Row:
     at = (measured > _LEAST_BYTE) & (predicted > _LEAST_BYTE)
     ratio = predicted[at] / measured[at]
     r = float(np.corrcoef(np.log(predicted[at]), np.log(measured[at]))[0, 1]) if at.sum() > 2 else float("nan")
-    more = {
+    more: dict[str, Any] = {
         "median_ratio": round(float(np.median(ratio)), 3),
         "r_of_logs": round(r, 4),
         "wanted": [0.95, 1.05],

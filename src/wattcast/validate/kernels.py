@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from wattcast import hardware
@@ -53,7 +55,11 @@ def coverage(held: HeldOut, gpu: str) -> list[Row]:
         ):
             at = (family == name) & random & kept & np.isfinite(ratio)
             share, width = _covered(ratio[at], held.fold[at])
-            more = {"coverage": round(100 * share, 1), "width": round(100 * width, 1), "wanted": [85.0, 95.0]}
+            more: dict[str, Any] = {
+                "coverage": round(100 * share, 1),
+                "width": round(100 * width, 1),
+                "wanted": [85.0, 95.0],
+            }
             rows.append(row(where, f"{quantity}, {name}", int(at.sum()), None, **more))
     return rows
 
