@@ -118,7 +118,7 @@ def fit_residuals(
     *,
     pools: tuple[tuple[str, ...], ...] = (),
     seed: int = 0,
-    trees: int = 120,
+    trees: int = 160,
 ) -> dict[str, Learned]:
     """What is left of log(measured over scaffold), by family; factors are held within the range seen.
 

@@ -10,8 +10,8 @@ import numpy.typing as npt
 from wattcast.arrays import Array
 from wattcast.timeline.kriging import Kriging
 
-_MOST_FOR_LENGTHS = 320  # rows the lengths are fitted on; all rows are used for the mean
-_STEPS = 25
+_MOST_FOR_LENGTHS = 520  # rows the lengths are fitted on; all rows are used for the mean
+_STEPS = 40
 
 
 def fit_kriging(columns: Mapping[str, npt.ArrayLike], target: Array, *, seed: int = 0) -> Kriging:

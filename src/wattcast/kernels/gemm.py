@@ -36,11 +36,13 @@ def product(
     out_width: Array,
     rate: Array,
     slim: npt.NDArray[np.bool_],
+    whole: npt.NDArray[np.bool_],
     reference: Reference,
 ) -> Columns:
     """Tile, units and traffic of ``b`` products ``[m, k] @ [k, n]``; ``rate`` is FLOP per cycle and SM.
 
     ``slim`` says where tiles a few tokens wide exist: in Hopper's library, for aligned tensor formats.
+    ``whole`` says where K is never split: on CUDA cores and in convolutions.
     """
     one = (slice(None), None)
     split = np.repeat(_SPLIT, len(_SIDE_N))
@@ -54,6 +56,7 @@ def product(
     reduce = np.where(split > 1, _REDUCE_CYCLES + 8.0 * split * (b * m * n)[one] / reference.l2_byte_per_cycle, 0.0)
     over = np.where((split > 1) & (steps < 4), np.inf, 0.0)
     over = over + np.where(~slim[one] & (np.minimum(side_n, side_m) < 32), np.inf, 0.0)
+    over = over + np.where(whole[one] & (split > 1), np.inf, 0.0)
     best = np.argmin(np.maximum(compute, l2) + reduce + over, axis=-1)
     rows = np.arange(len(m))
     chosen_n, chosen_m, chosen_split = side_n[best], side_m[best], split[best]

@@ -34,7 +34,7 @@ def products(
     aligned = ((k * width) % _FAST_BYTE == 0) & ((n * width) % _FAST_BYTE == 0)
     odd = (k % 2 != 0) | (n % 2 != 0)
     simt = np.array([op.dtype in (Dtype.FP32, Dtype.FP64) for op in ops])
-    tile = product(b, m, n, k, width, out, rate, aligned & ~simt, reference)
+    tile = product(b, m, n, k, width, out, rate, aligned & ~simt, simt, reference)
     operands = b * k * (m * width + n * weight)
     group = [_group(op, bool(ok), bool(o), float(rows)) for op, ok, o, rows in zip(ops, aligned, odd, m, strict=True)]
     activation = b * m * k * width
@@ -91,7 +91,7 @@ def convolutions(
     padded_in = ~depthwise & ~simt & ~point & (c % step != 0)
     padded_out = ~depthwise & ~simt & ~point & (n % step != 0)
     k = np.where(point, c, rs * np.ceil(c / _FILTER_STEP) * _FILTER_STEP)  # a tap at a time
-    tile = product(groups, pixels, n, k, width, width, rate, point & ~simt, reference)
+    tile = product(groups, pixels, n, k, width, width, rate, point & ~simt, ~point | simt, reference)
     moved = 2.0 * (image * (turned | padded_in) + out * (turned | padded_out))
     kept = resident(read + write + moved, reference.l2_byte)
     wide = np.where(depthwise, 0.0, np.maximum(k / (rs * c), 1.0))
@@ -171,6 +171,10 @@ def _group(op: Operator, aligned: bool, odd: bool, rows: float) -> str:
     """Products share corrections by pipe and by whether the fast kernels may run."""
     if op.dtype in (Dtype.FP32, Dtype.FP64):
         return "gemm.simt.row" if rows <= 1 else "gemm.simt"
+    if not aligned and rows <= 1:
+        return "gemm.unaligned.row"
+    if not aligned and op.dtype is Dtype.TF32:
+        return "gemm.unaligned.tf32"
     if not aligned:
         return "gemm.unaligned.odd" if odd else "gemm.unaligned"
     return "gemm.row" if rows <= 16 else f"gemm.{_PIPE.get(op.dtype, 'tensor')}"
