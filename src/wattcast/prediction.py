@@ -88,7 +88,7 @@ def predict(graph: Graph, gpu: Gpu, at: OperatingPoint, bundle: Bundle) -> Predi
         modules=_modules(timeline, totals, detail, gpu, settled.at),
         ops=_ops(timeline, detail, gpu, settled.at),
         interval=interval(timeline, totals, detail, bundle),
-        support=support(timeline, bundle),
+        support=support(timeline, detail, bundle),
         assumptions=_assumptions(graph, timeline, settled, bundle),
         status=bundle.status,
         provenance=bundle.provenance,

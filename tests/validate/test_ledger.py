@@ -40,7 +40,8 @@ def test_intervals_cover_about_what_they_say(rows: list[Row]) -> None:
     covered = [row for row in rows if "coverage" in row and row["n"] >= 40]
     assert len(covered) >= 8
     for row in covered:
-        assert 85.0 <= row["coverage"] <= 96.0, row
+        slack = 100.0 / row["n"]  # one row more or less
+        assert 85.0 - slack <= row["coverage"] <= 95.0 + slack, row
 
 
 def test_json_is_json_and_text_is_text(rows: list[Row]) -> None:

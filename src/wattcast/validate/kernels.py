@@ -8,7 +8,7 @@ import numpy as np
 
 from wattcast import hardware
 from wattcast.arrays import Array
-from wattcast.fit.kernels_split import LEVEL, HeldOut, conformal
+from wattcast.fit.kernels_split import LEVEL, HeldOut, conformal, power_pool
 from wattcast.validate.rows import Mask, Row, percent, row
 
 
@@ -49,12 +49,13 @@ def coverage(held: HeldOut, gpu: str) -> list[Row]:
     burst = np.array([kind == "burst" for kind in held.kind])
     rows = []
     for name in dict.fromkeys(held.family):
-        for quantity, ratio, kept in (
-            ("latency", held.latency_s / held.predicted_latency_s, burst),
-            ("power", held.power_w / held.predicted_power_w, ~burst),
+        for quantity, ratio, kept, alike in (
+            ("latency", held.latency_s / held.predicted_latency_s, burst, (name,)),
+            ("power", held.power_w / held.predicted_power_w, ~burst, power_pool(name)),
         ):
-            at = (family == name) & random & kept & np.isfinite(ratio)
-            share, width = _covered(ratio[at], held.fold[at])
+            known = random & kept & np.isfinite(ratio)
+            at, pool = known & (family == name), known & np.isin(family, alike)
+            share, width = _covered(ratio, held.fold, at, pool)
             more: dict[str, Any] = {
                 "coverage": round(100 * share, 1),
                 "width": round(100 * width, 1),
@@ -64,13 +65,15 @@ def coverage(held: HeldOut, gpu: str) -> list[Row]:
     return rows
 
 
-def _covered(ratio: Array, fold: Array) -> tuple[float, float]:
+def _covered(ratio: Array, fold: Array, at: Mask, pool: Mask) -> tuple[float, float]:
+    """Share of the rows ``at`` inside ends from the other folds' rows of ``pool``, and the mean width."""
     inside, widths = np.zeros(len(ratio), dtype=bool), []
-    for k in np.unique(fold):
-        low, high = conformal(ratio[fold != k], LEVEL)
-        inside[fold == k] = (ratio[fold == k] >= low) & (ratio[fold == k] <= high)
+    for k in np.unique(fold[at]):
+        low, high = conformal(ratio[pool & (fold != k)], LEVEL)
+        here = at & (fold == k)
+        inside[here] = (ratio[here] >= low) & (ratio[here] <= high)
         widths.append(high - low)
-    return float(inside.mean()), float(np.mean(widths))
+    return float(inside[at].mean()), float(np.mean(widths))
 
 
 def _latency(
