@@ -15,11 +15,11 @@ from wattcast.arrays import Array
 from wattcast.energy import energy_j, mean_w, part_energy_j
 from wattcast.fitted import Bundle
 from wattcast.hardware import Gpu, OperatingPoint
-from wattcast.kernels import lower
+from wattcast.kernels import Kernels, lower
 from wattcast.timeline import Timeline, kernel_s
 from wattcast.timeline.clock import effective_hz
+from wattcast.timeline.phases import schedule
 from wattcast.timeline.queues import busy_s, latency_s
-from wattcast.timeline.roofline import schedule
 from wattcast.workload.graph import Graph
 
 
@@ -54,7 +54,12 @@ class Detail:
 
 def analyse(graph: Graph, gpu: Gpu, bundle: Bundle) -> Timeline:
     """Workload -> clock-free timeline on this GPU."""
-    return schedule(lower(graph, gpu), gpu, bundle.corrections, bundle.launch)
+    return analyse_kernels(lower(graph, gpu, bundle.reference), gpu, bundle)
+
+
+def analyse_kernels(kernels: Kernels, gpu: Gpu, bundle: Bundle) -> Timeline:
+    """Kernels -> clock-free timeline on this GPU."""
+    return schedule(kernels, gpu, bundle.corrections, bundle.launch, bundle.learned)
 
 
 def at_clock(timeline: Timeline, at: OperatingPoint, bundle: Bundle) -> Totals:
@@ -66,7 +71,7 @@ def at_clock(timeline: Timeline, at: OperatingPoint, bundle: Bundle) -> Totals:
     clock = effective_hz(timeline, _set_clock(at), bundle.clock_law)
     each_s = kernel_s(timeline, clock)
     total_s = latency_s(timeline, each_s)
-    power = bundle.power.power(predicted.whole(timeline, total_s, at))
+    power = bundle.power.power(predicted.priced(timeline, each_s, clock, total_s, at))
     in_kernels_s = busy_s(timeline, each_s)
     cycles = (each_s * clock) @ timeline.calls
     return Totals(total_s, in_kernels_s, power.total_w[..., 0], mean_w(cycles, in_kernels_s))
@@ -77,7 +82,7 @@ def in_detail(timeline: Timeline, at: OperatingPoint, bundle: Bundle) -> Detail:
     clock = effective_hz(timeline, _set_clock(at), bundle.clock_law)
     each_s = kernel_s(timeline, clock)
     gap_s = np.maximum(latency_s(timeline, each_s) - busy_s(timeline, each_s), 0.0)
-    activity = predicted.per_kernel(timeline, each_s, gap_s, at)
+    activity = predicted.per_kernel(timeline, each_s, clock, gap_s, at, priced=True)
     power = bundle.power.power(activity)
     joules = energy_j(power, activity.duration_s)
     calls = np.append(timeline.calls, 1.0)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -46,14 +47,30 @@ class Forest:
     def __call__(self, columns: Mapping[str, npt.ArrayLike]) -> Array:
         """The sum of the trees for each row; columns broadcast to one shape, which is the result's."""
         rows = np.stack(np.broadcast_arrays(*(np.asarray(columns[name], float) for name in self.features)), axis=-1)
-        flat = rows.reshape(-1, len(self.features))
-        trees = np.arange(self.feature.shape[0])
-        node = np.zeros((len(flat), len(trees)), dtype=np.int32)
-        row = np.arange(len(flat))[:, np.newaxis]
+        flat = np.ascontiguousarray(rows.reshape(-1, len(self.features)))
+        trees, nodes = self.feature.shape
+        first = np.arange(trees, dtype=np.int64) * nodes  # where a tree begins in the flattened arrays
+        feature, threshold, left, right, value = self._flat
+        cell = np.broadcast_to(first, (len(flat), trees))
+        column = (np.arange(len(flat), dtype=np.int64) * flat.shape[1])[:, np.newaxis]
+        cells = flat.ravel()
         for _ in range(self.depth):
-            goes_left = flat[row, self.feature[trees, node]] <= self.threshold[trees, node]
-            node = np.where(goes_left, self.left[trees, node], self.right[trees, node])
-        return np.asarray(self.base + self.value[trees, node].sum(axis=-1)).reshape(rows.shape[:-1])
+            goes_left = cells.take(column + feature.take(cell)) <= threshold.take(cell)
+            cell = np.where(goes_left, left.take(cell), right.take(cell))
+        return np.asarray(self.base + value.take(cell).sum(axis=-1)).reshape(rows.shape[:-1])
+
+    @cached_property
+    def _flat(self) -> tuple[npt.NDArray[np.int64], Array, npt.NDArray[np.int64], npt.NDArray[np.int64], Array]:
+        """The arrays laid end to end; children as positions in them."""
+        trees, nodes = self.feature.shape
+        first = np.arange(trees, dtype=np.int64)[:, np.newaxis] * nodes
+        return (
+            self.feature.astype(np.int64).ravel(),
+            self.threshold.ravel(),
+            (self.left + first).ravel(),
+            (self.right + first).ravel(),
+            self.value.ravel(),
+        )
 
     def to_arrays(self, prefix: str) -> dict[str, Any]:
         """Arrays to save beside a bundle, under names that begin with ``prefix``."""

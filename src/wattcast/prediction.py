@@ -92,7 +92,7 @@ def predict(graph: Graph, gpu: Gpu, at: OperatingPoint, bundle: Bundle) -> Predi
         modules=_modules(timeline, totals, detail, gpu, settled.at),
         ops=_ops(timeline, detail, gpu, settled.at),
         interval=interval(timeline, totals, detail, bundle),
-        support=support(timeline, bundle),
+        support=support(timeline, detail, bundle),
         assumptions=_assumptions(graph, timeline, settled, bundle),
         status=bundle.status,
         provenance=bundle.provenance,
@@ -118,8 +118,8 @@ def _modules(timeline: Timeline, totals: Totals, detail: Detail, gpu: Gpu, at: O
 
 
 def _ops(timeline: Timeline, detail: Detail, gpu: Gpu, at: OperatingPoint) -> tuple[OperatorShare, ...]:
-    activity = predicted.per_kernel(timeline, detail.kernel_s, np.zeros(detail.kernel_s.shape[:-1]), at)
     each_hz = np.broadcast_to(detail.effective_hz, detail.kernel_s.shape)
+    activity = predicted.per_kernel(timeline, detail.kernel_s, each_hz, np.zeros(detail.kernel_s.shape[:-1]), at)
     clock_hz = np.concatenate([each_hz, each_hz[..., :1]], axis=-1)
     busy = utilisation(activity, gpu, clock_hz)
 

@@ -13,6 +13,10 @@ from wattcast.flow import Detail, Totals
 from wattcast.provenance import Status
 from wattcast.timeline import Timeline
 
+OUTSIDE_WIDENS = 2.0  # log-width of the residual of a kernel outside what was measured
+TRIFLE = 0.02  # share of the time in kernels nobody measured that leaves a prediction inside
+_MARGIN = 0.5  # in log2 of a size, beyond the smallest and the largest measured
+
 
 @dataclass(frozen=True)
 class Interval:
@@ -37,22 +41,55 @@ def interval(timeline: Timeline, totals: Totals, detail: Detail, bundle: Bundle)
 
     Each family's residual (measured over predicted) is weighted by its share of time, in logs: as if
     all kernels of a workload erred together. That is wider than independent errors would be. The
-    energy interval multiplies the two, for the same reason.
+    energy interval multiplies the two, for the same reason. A kernel outside what was measured counts
+    with twice its family's width.
     """
     share = mean_w(detail.kernel_s * timeline.calls, totals.busy_s[..., np.newaxis])
     of = [bundle.residuals[family] for family in timeline.kernels.family]
-    latency = np.exp(share @ np.log([r.latency for r in of]))  # (*sweep, 2)
-    power = np.exp(share @ np.log([r.power for r in of]))
+    wider = np.array([OUTSIDE_WIDENS if bundle.seen and reason else 1.0 for reason in outside(timeline, bundle)])
+    latency = np.exp(share @ (wider[:, None] * np.log([r.latency for r in of])))  # (*sweep, 2)
+    power = np.exp(share @ (wider[:, None] * np.log([r.power for r in of])))
     latency_s = totals.latency_s[..., np.newaxis] * latency
     power_w = totals.power_w[..., np.newaxis] * power
     return Interval(bundle.interval_level, latency_s, power_w, totals.energy_j[..., np.newaxis] * latency * power)
 
 
-def support(timeline: Timeline, bundle: Bundle) -> Support:
-    """Inside only when every family was fitted on held-out-tested measurements of this device."""
+def support(timeline: Timeline, detail: Detail, bundle: Bundle) -> Support:
+    """Inside when kernels like ones measured on this device and tested on held-out rows take nearly all the time."""
     if bundle.status is Status.PROVISIONAL:
         return Support(False, f"no measurements of {bundle.gpu} were fitted; coefficients are provisional")
-    bare = sorted({f for f in timeline.kernels.family if bundle.residuals[f].rows == 0})
-    if bare:
-        return Support(False, f"no held-out rows for {', '.join(bare)}")
-    return Support(True, f"all kernel families measured on {bundle.provenance.device or bundle.gpu}")
+    reasons = outside(timeline, bundle)
+    strange = np.array([bool(reason) for reason in reasons])
+    spent_s = detail.kernel_s * timeline.calls
+    share = float(np.max(mean_w(spent_s @ strange.astype(float), spent_s.sum(axis=-1))))
+    longest = np.argsort(-spent_s.reshape(-1, len(reasons)).sum(axis=0), kind="stable")
+    named = list(dict.fromkeys(reasons[i] for i in longest if reasons[i]))
+    if share > TRIFLE:
+        more = f" (and {len(named) - 1} more kinds, {share:.0%} of the time in all)" if len(named) > 1 else ""
+        return Support(False, named[0] + more)
+    rest = f"; all but {share:.1%} of the time" if named else ""
+    return Support(True, f"kernels like those measured on {bundle.provenance.device or bundle.gpu}{rest}")
+
+
+def outside(timeline: Timeline, bundle: Bundle) -> list[str]:
+    """Of each kernel, why it is outside what was measured; empty where it is inside."""
+    return [_outside(timeline, bundle, i) for i in range(len(timeline.kernels.ops))]
+
+
+def _outside(timeline: Timeline, bundle: Bundle, i: int) -> str:
+    kernels = timeline.kernels
+    op, family = kernels.ops[i], kernels.family[i]
+    if bundle.residuals[family].rows == 0:
+        return f"no held-out rows for {family}"
+    seen = bundle.seen.get(family)
+    if seen is None:
+        return ""
+    if str(op.dtype) not in seen.dtypes:
+        return f"{op}: {family} was measured in {', '.join(seen.dtypes)}, not in {op.dtype}"
+    if kernels.work.group[i] not in seen.groups:
+        return f"{op}: no kernel of the kind {kernels.work.group[i]} was measured"
+    for name, (low, high) in seen.sizes.items():
+        value = float(kernels.work.features[name][i]) if name in kernels.work.features else low
+        if not low - _MARGIN <= value <= high + _MARGIN:
+            return f"{op}: {name.removeprefix('log_')} of {2**value:.3g}, measured from {2**low:.3g} to {2**high:.3g}"
+    return ""

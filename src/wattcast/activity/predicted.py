@@ -1,4 +1,10 @@
-"""Timeline at an operating point -> Activity."""
+"""Timeline at an operating point -> Activity.
+
+To the events of the timeline comes one that a clock decides: cycles of SMs with work resident,
+active SMs · (t - t_fixed) · f, since a waiting SM draws power too, but not while a kernel is launched.
+
+``priced`` activities are what power models see: each kernel's events times its learned energy factor.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +15,36 @@ from wattcast.arrays import Array
 from wattcast.hardware import OperatingPoint
 from wattcast.timeline import Timeline
 
+BUSY = "busy_sm_cycle"
 
-def per_kernel(timeline: Timeline, duration_s: Array, gap_s: Array, at: OperatingPoint) -> Activity:
+
+def busy_cycles(timeline: Timeline, kernel_s: Array, effective_hz: Array) -> Array:
+    """Cycles of busy SMs in one run of each kernel, ``(*sweep, kernel)``."""
+    fixed_s = timeline.phases[0].seconds
+    working_s = kernel_s if fixed_s is None else kernel_s - fixed_s
+    return np.asarray(working_s * effective_hz * timeline.active)
+
+
+def per_kernel(
+    timeline: Timeline,
+    kernel_s: Array,
+    effective_hz: Array,
+    gap_s: Array,
+    at: OperatingPoint,
+    *,
+    priced: bool = False,
+) -> Activity:
     """One run of each kernel, then the idle gaps as one last interval in which nothing happens."""
-    counts = np.broadcast_to(timeline.value, (*duration_s.shape, len(timeline.events)))
-    nothing = np.zeros((*duration_s.shape[:-1], 1, len(timeline.events)))
+    counts = np.broadcast_to(timeline.value, (*kernel_s.shape, len(timeline.events)))
+    busy = np.broadcast_to(busy_cycles(timeline, kernel_s, effective_hz), kernel_s.shape)[..., np.newaxis]
+    value = np.concatenate([counts, busy], axis=-1)
+    if priced:
+        value = value * timeline.energy_factor[:, np.newaxis]
+    nothing = np.zeros((*kernel_s.shape[:-1], 1, value.shape[-1]))
     return Activity(
-        duration_s=np.concatenate([duration_s, gap_s[..., np.newaxis]], axis=-1),
-        value=np.concatenate([counts, nothing], axis=-2),
-        events=timeline.events,
+        duration_s=np.concatenate([kernel_s, gap_s[..., np.newaxis]], axis=-1),
+        value=np.concatenate([value, nothing], axis=-2),
+        events=(*timeline.events, BUSY),
         at=at,
         source=Source.PREDICTED,
     )
@@ -29,6 +56,22 @@ def whole(timeline: Timeline, latency_s: Array, at: OperatingPoint) -> Activity:
         duration_s=latency_s[..., np.newaxis],
         value=timeline.total[..., np.newaxis, :],
         events=timeline.events,
+        at=at,
+        source=Source.PREDICTED,
+    )
+
+
+def priced(
+    timeline: Timeline, kernel_s: Array, effective_hz: Array, latency_s: Array, at: OperatingPoint
+) -> Activity:
+    """The workload as one interval, as power models see it."""
+    busy = busy_cycles(timeline, kernel_s, effective_hz) @ (timeline.calls * timeline.energy_factor)
+    counts = np.broadcast_to(timeline.weighted, (*busy.shape, len(timeline.events)))
+    value = np.concatenate([counts, busy[..., np.newaxis]], axis=-1)
+    return Activity(
+        duration_s=latency_s[..., np.newaxis],
+        value=value[..., np.newaxis, :],
+        events=(*timeline.events, BUSY),
         at=at,
         source=Source.PREDICTED,
     )

@@ -9,7 +9,7 @@ from wattcast.arrays import Array
 from wattcast.dtypes import Dtype
 from wattcast.hardware import Gpu
 
-MODULES = ("tensor", "cuda", "sfu", "l2", "dram", "link")
+MODULES = ("tensor", "cuda", "sfu", "shared", "l2", "dram", "link")
 _TENSOR = {
     "tensor_fp64_flop": Dtype.FP64,
     "tensor_tf32_flop": Dtype.TF32,
@@ -30,6 +30,7 @@ def utilisation(activity: Activity, gpu: Gpu, effective_hz: Array) -> dict[str, 
         "tensor": [(e, gpu.pipes.tensor_flop_per_cycle.get(d)) for e, d in _TENSOR.items()],
         "cuda": [(e, gpu.pipes.cuda_flop_per_cycle.get(d)) for e, d in _CUDA.items()],
         "sfu": [("sfu_op", gpu.pipes.sfu_op_per_cycle)],
+        "shared": [("shared_byte", gpu.sm.shared_byte_per_cycle)],
     }
     found: dict[str, Array] = {}
     for module, pipes in per_s.items():

@@ -8,7 +8,7 @@ needs them, plain arrays beside it; never a pickle. A GPU without a folder gets 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -17,16 +17,20 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from wattcast import units
+from wattcast import hardware, units
 from wattcast.errors import bad_value, unknown_name
 from wattcast.files import from_yaml, read_bytes, write_whole
+from wattcast.fitted.learned import residuals_from, residuals_to_bytes
+from wattcast.kernels import Reference, reference_of
 from wattcast.power import PowerModel, kind_of, kinds
 from wattcast.power.module import ModulePower
 from wattcast.provenance import Provenance, Status
 from wattcast.timeline.clock import ClockLaw
-from wattcast.timeline.roofline import Correction, Launch
+from wattcast.timeline.phases import Correction, Launch
+from wattcast.timeline.residual import Residuals
 
 FORMAT = 1
+ARRAYS_FILE = "arrays.npz"
 FAMILIES = ("gemm", "conv2d", "attention", "softmax", "layernorm", "rmsnorm", "elementwise", "collective")
 
 
@@ -37,6 +41,15 @@ class Residual:
     latency: tuple[float, float]
     power: tuple[float, float]
     rows: int
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What was measured of a family: number formats, kinds of kernels, and the range of each size in log2."""
+
+    dtypes: tuple[str, ...]
+    groups: tuple[str, ...]
+    sizes: Mapping[str, tuple[float, float]]
 
 
 @dataclass(frozen=True)
@@ -52,6 +65,9 @@ class Bundle:
     clock_law: ClockLaw | None
     residuals: Mapping[str, Residual]
     toggling: Mapping[str, float]  # kind of data -> dynamic energy relative to random data
+    reference: Reference  # the chip whose library chose the kernels
+    learned: Residuals | None = None  # what the scaffold leaves over
+    seen: Mapping[str, Seen] = field(default_factory=dict)  # family -> what was measured of it
     interval_level: float = 0.9
     assumptions: tuple[str, ...] = ()
 
@@ -76,6 +92,8 @@ class _Correction(msgspec.Struct, forbid_unknown_fields=True):
     compute: float
     memory: float
     fixed: str
+    l2: float = 1.0
+    serial_cycle: float = 0.0
 
 
 class _Launch(msgspec.Struct, forbid_unknown_fields=True):
@@ -100,6 +118,24 @@ class _ClockLaw(msgspec.Struct, forbid_unknown_fields=True):
     without: float
     activity: list[float]
     ratio: list[float]
+    clock_power: float = 0.0
+    top: str = "1 Hz"
+
+
+class _Reference(msgspec.Struct, forbid_unknown_fields=True):
+    sm_count: float
+    l2_byte: float
+    l2_byte_per_cycle: float
+    dram_byte_per_cycle: float
+    top_hz: float
+    sfu_per_cycle: float
+    per_cycle: dict[str, float]
+
+
+class _Seen(msgspec.Struct, forbid_unknown_fields=True):
+    dtypes: list[str]
+    groups: list[str]
+    sizes: dict[str, tuple[float, float]]
 
 
 class _Power(msgspec.Struct, forbid_unknown_fields=True):
@@ -120,38 +156,64 @@ class _BundleFile(msgspec.Struct, forbid_unknown_fields=True):
     effective_clock: _ClockLaw | None = None
     interval_level: float = 0.9
     assumptions: list[str] = []
+    reference: _Reference | None = None
+    seen: dict[str, _Seen] = {}
+    arrays: bool = False  # whether learned factors lie beside, in arrays.npz
 
 
 def read(path: Path) -> Bundle:
-    """A bundle from its ``bundle.yaml``."""
-    return parse(read_bytes(path), path.name)
+    """A bundle from its ``bundle.yaml`` and, where it says so, the arrays beside it."""
+    beside = path.parent / ARRAYS_FILE
+    return parse(read_bytes(path), path.name, beside.read_bytes() if beside.exists() else None)
 
 
-def parse(data: bytes, where: str) -> Bundle:
-    """The bytes of a ``bundle.yaml`` -> Bundle."""
+def parse(data: bytes, where: str, arrays: bytes | None = None) -> Bundle:
+    """The bytes of a ``bundle.yaml`` and of its ``arrays.npz`` -> Bundle."""
     file = from_yaml(data, _BundleFile, where)
     if file.format != FORMAT:
         raise bad_value(f"{where}: format", f"{FORMAT}", file.format, "This Wattcast reads no other; fit again.")
-    law = file.effective_clock
+    if file.arrays and arrays is None:
+        raise bad_value(f"{where}: arrays", f"{ARRAYS_FILE} beside it", "none", "Copy the whole folder.")
+    reference = _reference(file, where)
     return Bundle(
         gpu=file.gpu,
         status=file.status,
         provenance=Provenance(**msgspec.structs.asdict(file.provenance)),
-        corrections={
-            name: Correction(c.compute, c.memory, units.parse(c.fixed, "s", f"{where}: corrections.{name}.fixed"))
-            for name, c in file.corrections.items()
-        },
+        corrections={name: _correction(c, f"{where}: corrections.{name}") for name, c in file.corrections.items()},
         launch=Launch(
             units.parse(file.launch.host_per_operator, "s", f"{where}: launch.host_per_operator"),
             units.parse(file.launch.link_per_message, "s", f"{where}: launch.link_per_message"),
         ),
         power=_power(file.power, where),
-        clock_law=ClockLaw(law.without, np.array(law.activity), np.array(law.ratio)) if law else None,
+        clock_law=_law(file.effective_clock, where),
         residuals={name: Residual(r.latency, r.power, r.rows) for name, r in file.residuals.items()},
         toggling=file.toggling,
+        reference=reference,
+        learned=residuals_from(arrays, reference) if file.arrays and arrays is not None else None,
+        seen={name: Seen(tuple(s.dtypes), tuple(s.groups), s.sizes) for name, s in file.seen.items()},
         interval_level=file.interval_level,
         assumptions=tuple(file.assumptions),
     )
+
+
+def _correction(c: _Correction, where: str) -> Correction:
+    return Correction(c.compute, c.memory, units.parse(c.fixed, "s", f"{where}.fixed"), c.l2, c.serial_cycle)
+
+
+def _law(law: _ClockLaw | None, where: str) -> ClockLaw | None:
+    if law is None:
+        return None
+    top_hz = units.parse(law.top, "Hz", f"{where}: effective_clock.top")
+    return ClockLaw(
+        law.without, np.array(law.activity), np.array(law.ratio), clock_power=law.clock_power, top_hz=top_hz
+    )
+
+
+def _reference(file: _BundleFile, where: str) -> Reference:
+    """The chip the bundle was fitted on; a bundle that does not say means the catalogue's."""
+    if file.reference is not None:
+        return Reference(**msgspec.structs.asdict(file.reference))
+    return reference_of(hardware.load(file.gpu))
 
 
 def _power(power: _Power, where: str) -> PowerModel:
@@ -175,7 +237,13 @@ def to_plain(bundle: Bundle) -> dict[str, Any]:
             "link_per_message": f"{bundle.launch.link_s_per_message!r} s",
         },
         "corrections": {
-            name: {"compute": c.compute, "memory": c.memory, "fixed": f"{c.fixed_s!r} s"}
+            name: {
+                "compute": c.compute,
+                "memory": c.memory,
+                "fixed": f"{c.fixed_s!r} s",
+                "l2": c.l2,
+                "serial_cycle": c.serial_cycle,
+            }
             for name, c in bundle.corrections.items()
         },
         "power": {"kind": _kind_name(bundle.power), "model": bundle.power.to_plain()},
@@ -192,14 +260,28 @@ def to_plain(bundle: Bundle) -> dict[str, Any]:
             "without": law.without,
             "activity": law.activity.tolist(),
             "ratio": law.ratio.tolist(),
+            "clock_power": law.clock_power,
+            "top": f"{law.top_hz!r} Hz",
         }
+    plain["reference"] = {**vars(bundle.reference), "per_cycle": dict(bundle.reference.per_cycle)}
+    plain["seen"] = {
+        name: {
+            "dtypes": list(s.dtypes),
+            "groups": list(s.groups),
+            "sizes": {size: list(ends) for size, ends in s.sizes.items()},
+        }
+        for name, s in bundle.seen.items()
+    }
+    plain["arrays"] = bundle.learned is not None
     return plain
 
 
 def write(bundle: Bundle, path: Path) -> None:
-    """Save a bundle as YAML, replacing the file only when the new one is whole."""
+    """Save a bundle as YAML and its arrays beside it, each replaced only when the new one is whole."""
     import yaml
 
+    if bundle.learned is not None:
+        write_whole(path.parent / ARRAYS_FILE, residuals_to_bytes(bundle.learned))
     write_whole(path, yaml.safe_dump(to_plain(bundle), sort_keys=False, allow_unicode=True).encode())
 
 
@@ -210,5 +292,8 @@ def _kind_name(model: PowerModel) -> str:
 @cache
 def fitted(gpu: str) -> Bundle | None:
     """The bundle shipped for this GPU, or None."""
-    path = files("wattcast.fitted").joinpath(gpu, "bundle.yaml")
-    return parse(path.read_bytes(), f"{gpu}/bundle.yaml") if path.is_file() else None
+    folder = files("wattcast.fitted").joinpath(gpu)
+    path, beside = folder.joinpath("bundle.yaml"), folder.joinpath(ARRAYS_FILE)
+    if not path.is_file():
+        return None
+    return parse(path.read_bytes(), f"{gpu}/bundle.yaml", beside.read_bytes() if beside.is_file() else None)

@@ -13,12 +13,12 @@ from wattcast.arrays import per_sweep
 from wattcast.files import from_yaml
 from wattcast.fitted.bundle import FAMILIES, Bundle, Residual
 from wattcast.hardware import Gpu
-from wattcast.kernels.lower import CUDA_EVENT, TENSOR_EVENT
+from wattcast.kernels.lower import CUDA_EVENT, TENSOR_EVENT, reference_of
 from wattcast.power.module import ModulePower
 from wattcast.power.static import IdlePower, VoltageCurve
 from wattcast.provenance import Provenance, Status
 from wattcast.timeline.clock import ClockLaw
-from wattcast.timeline.roofline import Correction, Launch
+from wattcast.timeline.phases import Correction, Launch
 
 
 class _Correction(msgspec.Struct, forbid_unknown_fields=True):
@@ -87,6 +87,7 @@ def provisional(gpu: Gpu) -> Bundle:
             name: Residual(rule.residual.latency, rule.residual.power, rule.residual.rows) for name in FAMILIES
         },
         toggling=rule.power.toggling,
+        reference=reference_of(gpu),
         assumptions=tuple(
             note
             for note in (

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 
-from wattcast.arrays import Scalar
+from wattcast.arrays import Array, Scalar, per_sweep
 from wattcast.dtypes import Dtype
 from wattcast.hardware import Gpu
+from wattcast.kernels.attention import attentions
 from wattcast.kernels.collective import link_work
+from wattcast.kernels.lower_products import convolutions, products
+from wattcast.kernels.pointwise import elementwise, row_reductions
 from wattcast.kernels.table import Kernels, Segment
+from wattcast.kernels.work import USUAL, WORK_COLUMNS, Columns, Condition, Reference, Work, resident
 from wattcast.workload.graph import Attention, Bmm, Collective, Conv2d, Graph, Linear, Operator
 
 _MATMUL = (Linear, Bmm, Conv2d, Attention)
@@ -30,7 +37,7 @@ CUDA_EVENT = {
 PIPE_EVENTS = tuple(dict.fromkeys([*TENSOR_EVENT.values(), *CUDA_EVENT.values()]))
 
 
-def lower(graph: Graph, gpu: Gpu) -> Kernels:
+def lower(graph: Graph, gpu: Gpu, reference: Reference) -> Kernels:
     """The kernels a graph becomes on ``gpu``, one a distinct operator, in issue order."""
     row_of: dict[Operator, int] = {}
     segments = []
@@ -39,33 +46,101 @@ def lower(graph: Graph, gpu: Gpu) -> Kernels:
         counts = [float(op.count) for op in block.ops]
         segments.append(Segment(np.array(rows, np.int64), np.array(counts), block.repeat))
     ops = tuple(row_of)
+    return kernels_of(ops, (USUAL,) * len(ops), gpu, reference, tuple(segments))
+
+
+def kernels_of(
+    ops: tuple[Operator, ...],
+    conditions: Sequence[Condition],
+    gpu: Gpu,
+    reference: Reference,
+    segments: tuple[Segment, ...],
+) -> Kernels:
+    """Kernels of distinct operators, each run under its condition."""
     pipes = [_pipe(op, gpu) for op in ops]
     links = [link_work(op) if isinstance(op, Collective) else (0.0, 0.0) for op in ops]
+    events = tuple(event for event, _, _ in pipes)
     return Kernels(
         ops=ops,
         family=tuple(_FAMILY.get(op.kind, op.kind) for op in ops),
-        pipe_event=tuple(event for event, _, _ in pipes),
-        pipe_per_cycle=_chip_rate([rate for _, rate, _ in pipes], gpu),
+        pipe_event=events,
+        pipe_per_cycle=_stacked([rate for _, rate, _ in pipes]),
         flop=np.array([op.flop for op in ops]),
         sfu_op=np.array([op.sfu_op for op in ops]),
-        read_byte=np.array([op.read_byte for op in ops]),
-        write_byte=np.array([op.write_byte for op in ops]),
+        work=work_of(ops, conditions, events, reference),
         link_byte=np.array([byte for byte, _ in links]),
         link_hops=np.array([hops for _, hops in links]),
-        segments=tuple(segments),
+        segments=segments,
+        conditions=tuple(conditions),
         assumptions=tuple(dict.fromkeys(note for _, _, note in pipes if note)),
     )
+
+
+def work_of(
+    ops: Sequence[Operator], conditions: Sequence[Condition], events: Sequence[str], reference: Reference
+) -> Work:
+    """Columns of every operator, family by family."""
+    group = [op.kind for op in ops]
+    columns = {name: np.zeros(len(ops)) for name in WORK_COLUMNS}
+    found: Columns = {}
+    for kinds, family in _FAMILIES:
+        rows = [i for i, op in enumerate(ops) if op.kind in kinds]
+        if not rows:
+            continue
+        rate = np.array([reference.per_cycle[events[i]] for i in rows])
+        of: Any = [ops[i] for i in rows]
+        groups, work, features = family(of, [conditions[i] for i in rows], rate, reference)
+        for i, name in zip(rows, groups, strict=True):
+            group[i] = name
+        for name, values in work.items():
+            columns[name][rows] = values
+        for name, values in features.items():
+            found.setdefault(name, np.zeros(len(ops)))[rows] = values
+    moved = [i for i, op in enumerate(ops) if isinstance(op, Collective)]
+    columns["launches"][moved] = columns["slots"][moved] = 1.0
+    columns["between_dram_byte"] = columns["between_byte"] * (
+        1.0 - resident(columns["between_byte"], reference.l2_byte)
+    )
+    found |= _ideal(columns, np.array([reference.per_cycle[event] for event in events]), reference)
+    for name in set(group):
+        found[f"is {name}"] = np.array([float(name == other) for other in group])
+    return Work(group=tuple(group), features=found, **columns)
+
+
+def _ideal(work: Columns, rate: Array, reference: Reference) -> Columns:
+    """Features every family has: the scaffold's own ideal terms on the reference chip, in logs."""
+    compute = np.maximum(np.ceil(work["units"] / reference.sm_count) * work["unit_flop"] / rate, 1.0)
+    l2 = np.maximum(work["l2_byte"] / reference.l2_byte_per_cycle, 1.0)
+    dram = np.maximum((work["dram_read_byte"] + work["dram_write_byte"]) / reference.dram_byte_per_cycle, 1.0)
+    return {
+        "ideal_compute": np.log2(compute),
+        "ideal_l2": np.log2(l2),
+        "ideal_dram": np.log2(dram),
+        "ideal_bound": np.log2(compute / np.maximum(l2, dram)),
+        "ideal_between": np.log2(np.maximum(work["between_byte"] / reference.l2_byte_per_cycle, 1.0)),
+        "steps": np.log2(np.maximum(work["steps"], 1.0)),
+    }
+
+
+_FAMILIES: tuple[tuple[tuple[str, ...], Any], ...] = (
+    (("linear", "bmm"), products),
+    (("conv2d",), convolutions),
+    (("attention",), attentions),
+    (("softmax", "layernorm", "rmsnorm"), row_reductions),
+    (("elementwise",), elementwise),
+)
 
 
 def _pipe(op: Operator, gpu: Gpu) -> tuple[str, Scalar, str]:
     """Event, rate per cycle and SM, and an assumption if the dtype has no unit of its own.
 
-    Products run on tensor cores where the chip has them for the dtype, else on CUDA cores; other
+    Products run on tensor cores where the chip has them for the dtype, else on CUDA cores; depthwise
+    convolutions have no product to speak of and run on CUDA cores; other
     operators compute in fp32 whatever they store, as PyTorch's do. A format without a unit runs at
     the fp32 rate.
     """
     cuda = gpu.pipes.cuda_flop_per_cycle
-    if not isinstance(op, _MATMUL):
+    if not isinstance(op, _MATMUL) or (isinstance(op, Conv2d) and op.groups > 1 and op.c == op.groups):
         dtype = Dtype.FP64 if op.dtype is Dtype.FP64 and Dtype.FP64 in cuda else Dtype.FP32
         return CUDA_EVENT[dtype], cuda[dtype], ""
     if op.dtype in gpu.pipes.tensor_flop_per_cycle:
@@ -76,8 +151,28 @@ def _pipe(op: Operator, gpu: Gpu) -> tuple[str, Scalar, str]:
     return CUDA_EVENT[Dtype.FP32], cuda[Dtype.FP32], note
 
 
-def _chip_rate(per_sm: list[Scalar], gpu: Gpu) -> Scalar:
-    """Rates of the whole chip, ``(*sweep, kernel)``."""
-    columns = np.broadcast_arrays(*per_sm, gpu.sm_count)[:-1] if len(per_sm) else []
-    stacked = np.stack([c[..., 0] if c.ndim else c for c in columns], axis=-1)
-    return np.asarray(stacked * gpu.sm_count)
+def _stacked(per_sm: list[Scalar]) -> Scalar:
+    """Rates of one SM, ``(*sweep, kernel)``; ``(kernel,)`` where no pipe is swept."""
+    columns = np.broadcast_arrays(*per_sm) if per_sm else []
+    return np.asarray(np.stack([c[..., 0] if c.ndim else c for c in columns], axis=-1))
+
+
+def reference_of(gpu: Gpu) -> Reference:
+    """The chip itself as the reference; of a swept field, its first value.
+
+    A format without a unit of its own runs at the fp32 rate, as in :func:`lower`; an L2 rate that
+    nobody published is taken as twice the DRAM's, as on an H200.
+    """
+    clock_hz, dram = _first(gpu.clocks.max_hz), _first(gpu.memory.byte_per_s)
+    cuda = {CUDA_EVENT[d]: _first(r) for d, r in gpu.pipes.cuda_flop_per_cycle.items()}
+    tensor = {TENSOR_EVENT[d]: _first(r) for d, r in gpu.pipes.tensor_flop_per_cycle.items()}
+    l2 = _first(gpu.l2.byte_per_cycle) if gpu.l2.byte_per_cycle is not None else 2.0 * dram / clock_hz
+    capacity = _first(gpu.l2.capacity_byte) if gpu.l2.capacity_byte is not None else 0.0
+    sfu = _first(gpu.pipes.sfu_op_per_cycle) if gpu.pipes.sfu_op_per_cycle is not None else 0.0
+    sms = _first(gpu.sm_count)
+    return Reference(sms, max(capacity, 1.0), l2, dram / clock_hz, clock_hz, sfu, cuda | tensor)
+
+
+def _first(value: Scalar) -> float:
+    array: Array = per_sweep(value)
+    return float(array.flat[0])

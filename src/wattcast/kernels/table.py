@@ -1,7 +1,7 @@
 """Kernels: what the device will be asked to run, as a struct of arrays.
 
 Equal operators become one row; the issue order keeps how often and when each runs. Work is stated
-before any cache or clock is known; ``timeline/`` turns it into cycles and seconds.
+before any clock is known; ``timeline/`` turns it into cycles and seconds.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wattcast.arrays import Array, Scalar
+from wattcast.kernels.work import Condition, Work
 from wattcast.workload.graph import Operator
 
 Index = npt.NDArray[np.int64]
@@ -39,17 +40,22 @@ class Kernels:
     ops: tuple[Operator, ...]  # what each row stands for
     family: tuple[str, ...]  # gemm, conv2d, attention, softmax, layernorm, rmsnorm, elementwise, collective
     pipe_event: tuple[str, ...]  # the event that counts each row's arithmetic, e.g. "tensor_fp16_flop"
-    pipe_per_cycle: Scalar  # (*sweep, kernel) arithmetic of the whole chip per cycle on that pipe
+    pipe_per_cycle: Scalar  # (*sweep, kernel) arithmetic of one SM per cycle on that pipe
     flop: Array  # (kernel,)
     sfu_op: Array  # (kernel,)
-    read_byte: Array  # (kernel,)
-    write_byte: Array  # (kernel,)
+    work: Work  # columns (kernel,)
     link_byte: Array  # (kernel,) bytes that leave the device
     link_hops: Array  # (kernel,) messages in sequence
     segments: tuple[Segment, ...]
+    conditions: tuple[Condition, ...] = ()
     assumptions: tuple[str, ...] = ()
 
     @property
+    def memo(self) -> tuple[tuple[Operator, ...], tuple[Condition, ...]]:
+        """What the shapes of all rows follow from."""
+        return self.ops, self.conditions
+
+    @cached_property
     def calls(self) -> Array:
         """How often each row runs in the whole workload, ``(kernel,)``."""
         total = np.zeros(len(self.ops))

@@ -3,7 +3,7 @@
 P = P_idle(f) + V²(f)·Σ_m E_m·n_m/t + Σ_d E_d·n_d/t   [Lee2026, Eq. 5; the same statement with
 α·C·f written as energy per event times rate], with on-chip modules m on the core rail and device
 memory d on a rail of its own. E is per event at relative voltage 1 and for random data; ``toggling``
-scales the data-dependent share for other data.
+scales the data-dependent modules for other data.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from wattcast.power.static import IdlePower, VoltageCurve
 
 STATIC, CLOCK = "static", "clock"
 OWN_RAIL = ("dram", "link")  # modules that do not see the core voltage
+STEADY = ("sm", "clock")  # modules whose energy does not depend on the data
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class ModulePower:
         idle_w = self.idle.at(clock_hz, at.temperature_c)
         static_w = np.minimum(idle_w, self.idle.static_w(at.temperature_c))
         volts_squared = self.voltage.at(clock_hz)[..., np.newaxis] ** 2
-        scale = self.toggling * np.where(self._own_rail, 1.0, volts_squared)
+        scale = np.where(self._steady, 1.0, self.toggling) * np.where(self._own_rail, 1.0, volts_squared)
         columns = [activity.events.index(name) for name in self.required_events]
         duration_s = activity.duration_s[..., np.newaxis]
         joules = scale * (activity.value[..., columns] @ self._energies)
@@ -90,6 +91,10 @@ class ModulePower:
     @cached_property
     def _own_rail(self) -> npt.NDArray[np.bool_]:
         return np.array([module in OWN_RAIL for module in self.modules])
+
+    @cached_property
+    def _steady(self) -> npt.NDArray[np.bool_]:
+        return np.array([module in STEADY for module in self.modules])
 
     def to_plain(self) -> dict[str, Any]:
         """For YAML."""

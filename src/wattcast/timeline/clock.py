@@ -12,26 +12,34 @@ import numpy as np
 
 from wattcast.arrays import Array, Scalar
 from wattcast.errors import bad_value
-from wattcast.timeline.timeline import Timeline, kernel_s
+from wattcast.timeline.timeline import Timeline, phases_s
 
 
 @dataclass(frozen=True)
 class ClockLaw:
     """Effective over set clock: ``without`` tensor work, else linear between points of activity.
 
-    ``activity`` is the share of cycles in which tensor pipes are busy, times data toggling.
+    ``activity`` is the share of cycles in which tensor pipes are busy, times data toggling, times
+    (set clock / ``top_hz``) to ``clock_power``: what slows the chip is the load on its supply, which
+    falls with clock and voltage. Zero power: the set clock does not matter.
     """
 
     without: float
     activity: Array
     ratio: Array
     toggling: float = 1.0
+    clock_power: float = 0.0
+    top_hz: float = 1.0
 
     def __post_init__(self) -> None:
         if self.activity.shape != self.ratio.shape or self.activity.size == 0 or (np.diff(self.activity) <= 0).any():
             raise bad_value("effective clock", "a ratio for each of rising activities", self.activity.tolist())
         if not ((self.ratio > 0).all() and (self.ratio <= 1).all() and 0 < self.without <= 1):
             raise bad_value("effective clock", "ratios above 0 and at most 1", self.ratio.tolist())
+
+    def load(self, clock_hz: Array) -> Array:
+        """What one unit of tensor activity counts for at a set clock."""
+        return np.asarray(self.toggling * (clock_hz / self.top_hz) ** self.clock_power)
 
 
 def effective_hz(timeline: Timeline, clock_hz: Scalar, law: ClockLaw | None) -> Array:
@@ -44,9 +52,9 @@ def effective_hz(timeline: Timeline, clock_hz: Scalar, law: ClockLaw | None) -> 
     if law is None:
         return set_hz
     rows = timeline.tensor_rows
-    each_s = kernel_s(timeline, set_hz)
-    cycles = each_s[..., rows] * set_hz
-    activity = law.toggling * np.divide(timeline.tensor_cycles, cycles, out=np.zeros(cycles.shape), where=cycles > 0)
-    ratio = np.full(each_s.shape, law.without)
+    cycles = phases_s(timeline.tensor_phases, set_hz) * set_hz
+    busy = np.divide(timeline.tensor_cycles, cycles, out=np.zeros(cycles.shape), where=cycles > 0)
+    activity = busy * law.load(set_hz)
+    ratio = np.full((*activity.shape[:-1], len(timeline.kernels.ops)), law.without)
     ratio[..., rows] = np.interp(activity, law.activity, law.ratio)
     return np.asarray(set_hz * ratio)

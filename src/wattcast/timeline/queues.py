@@ -23,9 +23,13 @@ def latency_s(timeline: Timeline, kernel_s: Array) -> Array:
     """End of the last kernel when the host starts at zero, ``(*sweep,)``."""
     host = end = np.zeros(())
     for segment in timeline.kernels.segments:
-        c, d = timeline.host_s[..., segment.rows], kernel_s[..., segment.rows]
-        ahead = (c - d) * segment.counts
-        lag = np.cumsum(ahead, axis=-1) - ahead + c
+        c, d = timeline.host_s.take(segment.rows, axis=-1), kernel_s.take(segment.rows, axis=-1)
+        ahead = c - d
+        if segment.many:
+            ahead *= segment.counts
+        lag = np.cumsum(ahead, axis=-1)
+        lag -= ahead
+        lag += c
         if segment.many:  # the last of several equal kernels in a row may lag furthest
             lag += (segment.counts - 1.0) * np.maximum(c - d, 0.0)
         c_sum, d_sum = c @ segment.counts, d @ segment.counts

@@ -28,6 +28,12 @@ class Phase:
     cycles: Array | None  # on-chip work; None: none
     seconds: Array | None  # DRAM and link work
 
+    def at(self, rows: npt.NDArray[np.int64]) -> Phase:
+        """The phase of some kernels alone."""
+        cycles = None if self.cycles is None else np.ascontiguousarray(self.cycles[..., rows])
+        seconds = None if self.seconds is None else np.ascontiguousarray(self.seconds[..., rows])
+        return Phase(self.name, cycles, seconds)
+
 
 @dataclass(frozen=True)
 class Timeline:
@@ -35,25 +41,35 @@ class Timeline:
 
     kernels: Kernels
     phases: tuple[Phase, ...]
+    tensor_phases: tuple[Phase, ...]  # of the tensor rows alone, for the effective clock
     tensor_rows: npt.NDArray[np.int64]  # kernels that issue tensor instructions
     tensor_cycles: Array  # (*sweep, tensor row) cycles the tensor pipes are busy, for the effective clock
     events: tuple[str, ...]
-    value: Array  # (*sweep, kernel, event) counts of one run of each kernel
-    total: Array  # (*sweep, event) counts of the whole workload
+    value: Array  # (kernel, event) counts of one run of each kernel
+    total: Array  # (event,) counts of the whole workload
+    energy_factor: Array  # (kernel,) learned factor on what a kernel's events cost
+    weighted: Array  # (event,) counts of the whole workload, each kernel's times its energy factor
+    active: Array  # (*sweep, kernel) SMs with work, averaged over the kernel
     calls: Array  # (kernel,) how often each runs
     host_s: Array  # (*sweep, kernel) what issuing it costs the host
 
 
 def kernel_s(timeline: Timeline, effective_hz: Array) -> Array:
     """Duration of one run of each kernel, ``(*sweep, kernel)``, at an effective clock that broadcasts to it."""
+    return phases_s(timeline.phases, effective_hz)
+
+
+def phases_s(phases: tuple[Phase, ...], effective_hz: Array) -> Array:
+    """Σ_phase max(cycles/f, seconds); one reciprocal of the clock serves all phases."""
+    period_s = 1.0 / effective_hz
     total: Array = np.zeros(())
-    for phase in timeline.phases:
-        total = total + _phase_s(phase, effective_hz)
+    for phase in phases:
+        total = total + _phase_s(phase, period_s)
     return np.asarray(total)
 
 
-def _phase_s(phase: Phase, effective_hz: Array) -> Array:
+def _phase_s(phase: Phase, period_s: Array) -> Array:
     if phase.cycles is None:
         return np.asarray(phase.seconds if phase.seconds is not None else 0.0)
-    on_chip_s = phase.cycles / effective_hz
-    return on_chip_s if phase.seconds is None else np.maximum(on_chip_s, phase.seconds)
+    on_chip_s = phase.cycles * period_s
+    return on_chip_s if phase.seconds is None else np.maximum(on_chip_s, phase.seconds, out=on_chip_s)

@@ -1,0 +1,238 @@
+"""``wattcast fit kernels``: the kernel database -> a bundle.
+
+Stages, each on the rows given and nothing else: the effective-clock law, corrections and learned
+residual of latency (burst rows), energies with relative V(f) and toggling (sustained and duty rows, at
+measured latency and clock), learned residual of energy. Residual quantiles come from rows held out
+(:mod:`wattcast.fit.kernels_split`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from wattcast.activity import events as known_events
+from wattcast.activity.predicted import BUSY
+from wattcast.arrays import Array
+from wattcast.fit.clock import fit_clock_law
+from wattcast.fit.energies import PowerRows, fit_power
+from wattcast.fit.kernels_data import Mask, Rows
+from wattcast.fit.kernels_latency import fit_corrections, fit_residuals, log_corrections
+from wattcast.fitted.bundle import FAMILIES, Bundle, Residual, Seen
+from wattcast.fitted.provisional import provisional
+from wattcast.hardware import Gpu
+from wattcast.hardware.operating_point import DEFAULT_TEMPERATURE_C
+from wattcast.kernels import Kernels, kernels_of, reference_of
+from wattcast.power.module import OWN_RAIL, STEADY, ModulePower
+from wattcast.power.static import IdlePower
+from wattcast.provenance import Provenance, Status
+from wattcast.timeline.clock import ClockLaw
+from wattcast.timeline.ideal import ideal, rates
+from wattcast.timeline.phases import Correction, correction_of, counts
+from wattcast.timeline.residual import Learned, Residuals
+from wattcast.timeline.waves import active_share
+
+# A card at rest draws this share of what it draws at the top clock: 83 W at 345 MHz against 130 W at 1980 MHz on an
+# H200 (driver 580). The campaign's own idle rows are all at the top clock.
+_REST_SHARE, _REST_HZ = 83.0 / 130.0, 345e6
+_POOLS = (("softmax", "layernorm", "rmsnorm"),)  # some twenty sustained rows each
+_LOW_POWER = 0.92  # a lowered clock at less than this share of the limit is a clock still climbing back, not a cap
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """Everything one set of rows gives."""
+
+    corrections: dict[str, Correction]
+    law: ClockLaw
+    power: ModulePower
+    toggling: dict[str, float]
+    learned: Residuals
+
+
+def fit_rows(rows: Rows, gpu: Gpu, idle: IdlePower) -> Fitted:
+    """All stages on ``rows``."""
+    reference = reference_of(gpu)
+    kernels = kernels_of(rows.ops, rows.conditions, gpu, reference, ())
+    law = _law(rows, kernels, gpu)
+    at = rows.is_kind("burst") & random(rows) & rows.fit
+    burst, some = rows.where(at), take(kernels, at)
+    latency_s = burst.of("latency_s")
+    effective_hz = law_hz(law, some, latency_s, reference.top_hz, reference.sm_count)
+    terms = ideal(some, reference)
+    corrections = fit_corrections(terms, some.work.group, latency_s, effective_hz)
+    logs = log_corrections([correction_of(group, corrections) for group in some.work.group])
+    time = fit_residuals(some, latency_s / terms.seconds(logs, effective_hz))
+    power, toggling, energy = _power(rows, kernels, gpu, idle, corrections, law)
+    return Fitted(corrections, law, power, toggling, Residuals(reference, time, energy))
+
+
+def bundle_of(found: Fitted, rows: Rows, gpu: Gpu, residuals: Mapping[str, Residual], note: str) -> Bundle:
+    """A bundle from what was fitted; what the rows cannot say is taken from the provisional rule, and says so."""
+    rule = provisional(gpu)
+    missing = [family for family in FAMILIES if family not in residuals]
+    unmeasured = {name: rule.corrections[name] for name in FAMILIES if name not in found.corrections}
+    return Bundle(
+        gpu=gpu.name,
+        status=Status.FITTED,
+        provenance=Provenance(f"wattcast fit kernels {rows.source}", device=rows.card, note=note),
+        corrections={**found.corrections, **unmeasured},
+        launch=rule.launch,
+        power=found.power,
+        clock_law=found.law,
+        residuals={**{f: rule.residuals[f] for f in missing}, **residuals},
+        toggling=found.toggling,
+        reference=found.learned.reference,
+        learned=found.learned,
+        seen=seen(rows, kernels_of(rows.ops, rows.conditions, gpu, found.learned.reference, ())),
+        assumptions=tuple(f"no {family} was measured: provisional corrections" for family in unmeasured),
+    )
+
+
+def idle_curve(rows: list[tuple[float, float, float]], gpu: Gpu) -> IdlePower:
+    """Idle power by clock from idle rows at the top clock; grows with temperature as those rows do."""
+    top = float(np.mean(gpu.clocks.max_hz))
+    power, degrees = np.array([p for _, p, _ in rows]), np.array([t for _, _, t in rows])
+    slope, at_zero = np.polyfit(degrees, power, 1) if np.ptp(degrees) > 3.0 else (0.0, float(power.mean()))
+    at_reference = max(float(at_zero + slope * DEFAULT_TEMPERATURE_C), 1.0)
+    return IdlePower(
+        np.array([_REST_HZ, top]),
+        np.array([_REST_SHARE * at_reference, at_reference]),
+        reference_c=DEFAULT_TEMPERATURE_C,
+        per_c=max(float(slope) / at_reference, 0.0),
+    )
+
+
+def random(rows: Rows) -> Mask:
+    """Rows on random data."""
+    return np.array([d == "random" for d in rows.data], dtype=bool)
+
+
+def take(kernels: Kernels, mask: Mask) -> Kernels:
+    """The kernels of a mask, without any issue order."""
+    at = np.flatnonzero(mask)
+    work = kernels.work
+    columns = {k: v[at] for k, v in vars(work).items() if isinstance(v, np.ndarray)}
+    features = {name: values[at] for name, values in work.features.items()}
+    return replace(
+        kernels,
+        ops=tuple(kernels.ops[i] for i in at),
+        family=tuple(kernels.family[i] for i in at),
+        conditions=tuple(kernels.conditions[i] for i in at),
+        pipe_event=tuple(kernels.pipe_event[i] for i in at),
+        pipe_per_cycle=np.asarray(kernels.pipe_per_cycle)[..., at],
+        flop=kernels.flop[at],
+        sfu_op=kernels.sfu_op[at],
+        link_byte=kernels.link_byte[at],
+        link_hops=kernels.link_hops[at],
+        work=replace(work, group=tuple(work.group[i] for i in at), features=features, **columns),
+    )
+
+
+def tensor(kernels: Kernels) -> npt.NDArray[np.bool_]:
+    """Kernels that issue tensor instructions."""
+    return np.array([event.startswith("tensor") for event in kernels.pipe_event])
+
+
+def law_hz(law: ClockLaw, kernels: Kernels, latency_s: Array, set_hz: float, sm_count: float) -> Array:
+    """Effective clock of kernels whose latency is known, at one set clock."""
+    rate = np.asarray(kernels.pipe_per_cycle) * sm_count
+    # activity in cycles of the effective clock; one step from the ratio without load suffices
+    activity = np.clip(kernels.flop / rate / (latency_s * set_hz * law.ratio[0]), 0.0, 1.0)
+    loaded = np.interp(activity * law.load(np.asarray(set_hz)), law.activity, law.ratio)
+    return np.asarray(set_hz * np.where(tensor(kernels), loaded, law.without))
+
+
+def _law(rows: Rows, kernels: Kernels, gpu: Gpu) -> ClockLaw:
+    clock, effective, latency_s = (rows.of(name) for name in ("sm_clock_hz", "effective_clock_hz", "latency_s"))
+    top_hz = float(np.mean(gpu.clocks.max_hz))
+    known = np.isfinite(clock) & np.isfinite(effective) & np.isfinite(latency_s) & rows.fit & random(rows)
+    known &= effective < 1.02 * clock  # beyond: the clock moved between the two readings
+    busy = kernels.flop / (np.asarray(kernels.pipe_per_cycle) * float(np.mean(gpu.sm_count)))
+    activity = np.clip(busy[known] / (latency_s * effective)[known], 0.0, 1.0)
+    return fit_clock_law(activity, clock[known], effective[known], tensor(kernels)[known], top_hz)
+
+
+def _power(
+    rows: Rows, kernels: Kernels, gpu: Gpu, idle: IdlePower, corrections: Mapping[str, Correction], law: ClockLaw
+) -> tuple[ModulePower, dict[str, float], dict[str, Learned]]:
+    """Energies, toggling and the learned energy factor of each family."""
+    power_w, clock_hz, latency_s = settled(rows)
+    limit_w = float(np.mean(gpu.power.limit_w))
+    known = rows.is_kind("sustained", "duty") & rows.fit & np.isfinite(power_w) & np.isfinite(clock_hz)
+    climbing = (clock_hz < 0.995 * float(np.mean(gpu.clocks.max_hz))) & (power_w < _LOW_POWER * limit_w)
+    known &= ~climbing
+    at, some = rows.where(known), take(kernels, known)
+    power_w, clock_hz, latency_s = power_w[known], clock_hz[known], latency_s[known]
+    effective = at.of("effective_clock_hz")
+    effective_hz = np.where(np.isfinite(effective), effective, 0.92 * clock_hz)
+    names, counted = counts(some)
+    fixed_s = np.array([correction_of(g, corrections).fixed_s for g in some.work.group]) * some.work.launches
+    active = active_share(some, float(np.mean(gpu.sm_count))) * float(np.mean(gpu.sm_count))
+    busy = active * np.maximum(latency_s - fixed_s, 0.0) * effective_hz
+    value = np.column_stack([counted, busy])
+    events = (*names, BUSY)
+    used = [i for i, name in enumerate(events) if value[:, i].any() and name != "link_byte"]
+    priced = PowerRows(
+        value[:, used] / latency_s[:, None],
+        tuple(events[i] for i in used),
+        tuple(known_events()[events[i]].module for i in used),
+        clock_hz,
+        power_w,
+        at.data,
+    )
+    top_hz = float(np.mean(gpu.clocks.max_hz))
+    # an error in the energy of a capped row becomes an error of its clock: they count half as much again
+    weight = np.where(clock_hz < 0.995 * top_hz, 1.5, 1.0)
+    power, toggling = fit_power(priced, idle, DEFAULT_TEMPERATURE_C, weight)
+    ratio = _energy_ratio(priced, power, toggling)
+    reference = reference_of(gpu)
+    at_top_s = latency_s * clock_hz / reference.top_hz
+    more = rates(some, reference, at_top_s, fixed_s)
+    return power, toggling, fit_residuals(some, ratio, more, pools=_POOLS, trees=0)
+
+
+def _energy_ratio(rows: PowerRows, power: ModulePower, toggling: Mapping[str, float]) -> Array:
+    """Measured over modelled dynamic power."""
+    own, steady = (np.array([m in group for m in rows.modules]) for group in (OWN_RAIL, STEADY))
+    energy = np.array([power.energy_j[name] for name in rows.events])
+    squared = power.voltage.at(rows.clock_hz)[:, None] ** 2
+    factor = np.array([toggling[d] for d in rows.data])[:, None]
+    parts = rows.rate * energy * np.where(own, 1.0, squared) * np.where(steady, 1.0, factor)
+    idle_w = power.idle.at(rows.clock_hz, DEFAULT_TEMPERATURE_C)
+    return np.asarray(np.clip((rows.power_w - idle_w) / np.maximum(parts.sum(axis=1), 1.0), 0.25, 4.0))
+
+
+def settled(rows: Rows) -> tuple[Array, Array, Array]:
+    """Power, reported clock and latency of each row: settled figures where a capped row has them.
+
+    A capped row's first second runs above the limit; its latency is carried to the settled clock by
+    the ratio of the clocks, as for a kernel bound on chip.
+    """
+    duty = rows.is_kind("duty")
+    has = np.isfinite(rows.of("settled_power_w")) & np.isfinite(rows.of("settled_clock_hz")) & ~duty
+    power_w = np.where(duty, rows.of("on_power_w"), np.where(has, rows.of("settled_power_w"), rows.of("power_w")))
+    clock_hz = np.where(has, rows.of("settled_clock_hz"), rows.of("sm_clock_hz"))
+    latency_s = rows.of("latency_s") * np.where(has, rows.of("sm_clock_hz") / clock_hz, 1.0)
+    return power_w, clock_hz, latency_s
+
+
+def seen(rows: Rows, kernels: Kernels) -> dict[str, Seen]:
+    """Formats, kinds of kernels and sizes that were measured, by family."""
+    found = {}
+    families = np.array(kernels.family)
+    for family in dict.fromkeys(kernels.family):
+        at = np.flatnonzero(families == family)
+        sizes = [n for n in kernels.work.features if n.startswith("log_") and kernels.work.features[n][at].any()]
+        found[family] = Seen(
+            dtypes=tuple(sorted({str(rows.ops[i].dtype) for i in at})),
+            groups=tuple(sorted({kernels.work.group[i] for i in at})),
+            sizes={
+                n: (float(kernels.work.features[n][at].min()), float(kernels.work.features[n][at].max()))
+                for n in sizes
+            },
+        )
+    return found

@@ -1,0 +1,153 @@
+"""Corrections of the scaffold and the learned residual of time, from measured latencies.
+
+Two stages. First λ by group: the scaffold's five non-negative corrections, fitted to the logarithm
+of the latency (relative error, so small kernels count as much as large), robustly, and pulled
+towards the family's own fit where a group has few rows. Then trees on what is left, by family.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from wattcast.arrays import Array
+from wattcast.fit.kriging import fit_kriging
+from wattcast.fit.trees import fit_forest
+from wattcast.kernels import Kernels
+from wattcast.timeline.ideal import Terms
+from wattcast.timeline.phases import Correction
+from wattcast.timeline.residual import Learned
+
+# log λ: compute, memory, fixed (s), L2, cycles a step; where a fit starts and how far it may go
+_START = np.log([1.2, 1.2, 2e-6, 1.0, 20.0])
+_LOW = np.log([0.1, 0.5, 3e-7, 0.05, 0.1])
+_HIGH = np.log([20.0, 10.0, 3e-5, 20.0, 3000.0])
+_PULL = 0.3  # weight of the family's value against one row's relative error, per unit of log λ
+
+
+def fit_corrections(
+    terms: Terms, group: Sequence[str], latency_s: Array, effective_hz: Array
+) -> dict[str, Correction]:
+    """Corrections of each family (the part of a group before its dot), then of each group."""
+    groups = np.array(group)
+    families = np.array([name.partition(".")[0] for name in group])
+    found: dict[str, Array] = {}
+    for family in dict.fromkeys(families.tolist()):
+        rows = np.flatnonzero(families == family)
+        found[family] = _fit(terms.at(rows), latency_s[rows], effective_hz[rows], None)
+        for name in dict.fromkeys(groups[rows].tolist()):
+            if name != family:
+                inside = np.flatnonzero(groups == name)
+                found[name] = _fit(terms.at(inside), latency_s[inside], effective_hz[inside], found[family])
+    return {name: _correction(value) for name, value in found.items()}
+
+
+def _fit(terms: Terms, latency_s: Array, effective_hz: Array, towards: Array | None) -> Array:
+    from scipy.optimize import least_squares
+
+    start = _START if towards is None else towards
+
+    def misfit(value: Array) -> Array:
+        error = np.log(terms.seconds(value, effective_hz)) - np.log(latency_s)
+        pull = (value - start) * (_PULL if towards is not None else 0.02)
+        return np.concatenate([error, pull])
+
+    inside = np.clip(start, _LOW + 1e-6, _HIGH - 1e-6)
+    done = least_squares(
+        misfit, inside, bounds=(_LOW, _HIGH), loss="soft_l1", f_scale=0.2, diff_step=1e-3, max_nfev=60
+    )
+    return np.asarray(done.x)
+
+
+def _correction(value: Array) -> Correction:
+    compute, memory, fixed, l2, serial = (float(x) for x in np.exp(value))
+    return Correction(compute, memory, fixed, l2, serial)
+
+
+def log_corrections(corrections: Sequence[Correction]) -> Array:
+    """Corrections as rows of log λ, ``(row, 5)``."""
+    return np.log([[c.compute, c.memory, c.fixed_s, c.l2, c.serial_cycle] for c in corrections])
+
+
+FEATURES = {
+    "gemm": (
+        *("log_b", "log_m", "log_n", "log_k", "align_m", "align_n", "align_k", "tile_n", "tile_m", "split", "fill"),
+        *("log_units", "fill_128x128", "waves_128x128", "fill_64x64", "waves_64x64", "fill_256x128"),
+        *("waves_256x128", "fill_64x8", "waves_64x8", "linear", "straight", "warm", "odd", "bias", "dtype"),
+    ),
+    "conv2d": (
+        *("log_m", "log_n", "log_k", "align_n", "align_c", "tile_n", "tile_m", "split", "fill", "log_units"),
+        *(
+            "fill_128x128",
+            "waves_128x128",
+            "waves_64x64",
+            "log_groups",
+            "turned",
+            "padded_in",
+            "padded_out",
+            "align_side",
+            "tap_padding",
+            "log_moved",
+            "log_c",
+            "log_rs",
+            "stride",
+        ),
+        *("channels_last", "log_image", "log_out", "log_side", "log_batch", "dtype"),
+    ),
+    "attention": (
+        *("log_batch", "log_heads", "log_group", "log_q", "log_kv", "head_dim", "causal", "flash", "cudnn"),
+        *("split_heads", "cold", "log_units", "fill", "fill_2", "pad_q", "log_cut"),
+    ),
+    "softmax": (
+        *("log_rows", "log_dim", "align_dim", "pow2_dim", "width", "out_width", "cold", "log_byte", "fill", "waves"),
+    ),
+    "elementwise": (
+        *("log_n", "log_read", "log_write", "log_byte", "read_per_write", "byte_per_element", "width", "out_width"),
+        *("flop_per_element", "sfu_per_element", "layout", "align_n", "moving", "reducing", "cold", "fill"),
+    ),
+}
+FEATURES["layernorm"] = FEATURES["rmsnorm"] = FEATURES["softmax"]
+COMMON = ("ideal_compute", "ideal_l2", "ideal_dram", "ideal_bound", "ideal_between", "steps")
+
+
+def fit_residuals(
+    kernels: Kernels,
+    ratio: Array,
+    more: Mapping[str, Array] | None = None,
+    *,
+    pools: tuple[tuple[str, ...], ...] = (),
+    seed: int = 0,
+    trees: int = 160,
+) -> dict[str, Learned]:
+    """What is left of log(measured over scaffold), by family; factors are held within the range seen.
+
+    ``more`` are further features of every kernel; the families of a pool, alike in features, are learned as one.
+    """
+    more = more or {}
+    families = np.array(kernels.family)
+    target = np.log(ratio)
+    found = {}
+    for family in dict.fromkeys(kernels.family):
+        pool = next((pool for pool in pools if family in pool), (family,))
+        rows = np.flatnonzero(np.isin(families, pool))
+        names = dict.fromkeys(name for other in pool for name in feature_names(other, kernels))
+        columns = {name: kernels.work.features[name][rows] for name in names}
+        columns |= {name: values[rows] for name, values in more.items()}
+        grown = trees and len(rows) >= LEAST_FOR_TREES
+        found[family] = Learned(
+            fit_forest(columns, target[rows], trees=trees, seed=seed) if grown else None,
+            fit_kriging(columns, target[rows], seed=seed),
+            float(target[rows].min()),
+            float(target[rows].max()),
+        )
+    return found
+
+
+LEAST_FOR_TREES = 100
+
+
+def feature_names(family: str, kernels: Kernels) -> tuple[str, ...]:
+    """Columns a family's residual sees: its shape, the scaffold's ideal terms, its group."""
+    groups = sorted({g for g, f in zip(kernels.work.group, kernels.family, strict=True) if f == family})
+    return (*FEATURES[family], *COMMON, *(f"is {group}" for group in groups))

@@ -1,0 +1,83 @@
+"""The whole of ``wattcast fit kernels``: held-out predictions, quantiles, a bundle from all rows, files."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import fields
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from wattcast import hardware
+from wattcast.errors import BadInput
+from wattcast.fit import kernels_data
+from wattcast.fit.kernels import bundle_of, fit_rows, idle_curve
+from wattcast.fit.kernels_split import HeldOut, hold_out, quantiles
+from wattcast.fitted import bundle as bundles
+from wattcast.fitted.bundle import Bundle
+from wattcast.records import read_table, write_table
+
+HELD_OUT_FILE = "out_of_fold.parquet"
+
+
+def fit_database(database: str | Path, gpu: str, tell: Callable[[str], None] | None = None) -> tuple[Bundle, HeldOut]:
+    """A bundle of ``gpu`` from a database, with the held-out predictions its intervals come from."""
+    chip = hardware.load(gpu)
+    rows, idle_rows = kernels_data.load(database), kernels_data.idle(database)
+    if not idle_rows:
+        raise BadInput(f"{database}: no idle rows, so static power cannot be told from work. Run the idle step.")
+    idle = idle_curve(idle_rows, chip)
+    with _one_thread():
+        held = hold_out(rows, chip, idle, tell=tell)
+        found = fit_rows(rows, chip, idle)
+    burst = sum(kind == "burst" for kind in held.kind)
+    rest = len(held.kind) - burst
+    note = f"{len(rows)} rows; residuals from {burst} burst and {rest} sustained rows held out in 5 folds"
+    return bundle_of(found, rows, chip, quantiles(held), note), held
+
+
+def _one_thread() -> Any:
+    """Fits of a few hundred rows: several threads only wait for one another, minutes on a busy machine."""
+    return importlib.import_module("threadpoolctl").threadpool_limits(limits=1)  # comes with scikit-learn
+
+
+def write(bundle: Bundle, held: HeldOut, folder: Path) -> None:
+    """``bundle.yaml``, ``arrays.npz`` and ``out_of_fold.parquet`` in ``folder``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    bundles.write(bundle, folder / "bundle.yaml")
+    write_table(folder / HELD_OUT_FILE, _plain(held))
+
+
+def held_out_of(gpu: str) -> HeldOut | None:
+    """Held-out predictions that ship with a bundle, or None."""
+    path = files("wattcast.fitted").joinpath(gpu, HELD_OUT_FILE)
+    return read_held_out(Path(str(path))) if path.is_file() else None
+
+
+def read_held_out(path: Path) -> HeldOut:
+    """Held-out predictions as :func:`write` left them."""
+    rows = read_table(path)
+    columns: dict[str, Any] = {}
+    for item in fields(HeldOut):
+        values = [row[item.name] for row in rows]
+        text = item.type == "tuple[str, ...]"
+        number = [float("nan") if v is None else v for v in values]
+        columns[item.name] = tuple(values) if text else np.array(number)
+    return HeldOut(**columns)
+
+
+def _plain(held: HeldOut) -> list[dict[str, Any]]:
+    columns = {item.name: getattr(held, item.name) for item in fields(held)}
+    return [{name: _value(values[i]) for name, values in columns.items()} for i in range(len(held.kind))]
+
+
+def _value(value: Any) -> Any:
+    if isinstance(value, str):
+        return value
+    number = float(value)
+    if not np.isfinite(number):
+        return None
+    return int(value) if isinstance(value, np.integer) else float(f"{number:.6g}")

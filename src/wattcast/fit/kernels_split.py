@@ -1,0 +1,175 @@
+"""Held-out predictions: every stage of the fit inside the training folds, shapes never on both sides.
+
+All rows of a shape (burst, sustained, duty, clock, pattern, every format of it) share a fold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from wattcast.arrays import Array
+from wattcast.equilibrium import settle
+from wattcast.fit.kernels import Fitted, bundle_of, fit_rows, random, settled
+from wattcast.fit.kernels_data import Mask, Rows
+from wattcast.fitted.bundle import Bundle, Residual
+from wattcast.flow import analyse_kernels, at_clock
+from wattcast.hardware import Gpu, OperatingPoint
+from wattcast.kernels import kernels_of, reference_of
+from wattcast.kernels.table import Segment
+from wattcast.power.static import IdlePower
+from wattcast.timeline import kernel_s
+from wattcast.timeline.clock import effective_hz
+from wattcast.workload.graph import Operator
+
+FOLDS = 5
+LEVEL = 0.9
+ROW_FAMILIES = ("softmax", "layernorm", "rmsnorm")
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Measured beside predicted, one entry a row that was held out; NaN where a row has no such figure."""
+
+    kind: tuple[str, ...]
+    family: tuple[str, ...]
+    group: tuple[str, ...]
+    work: tuple[str, ...]  # the operator in words
+    data: tuple[str, ...]
+    fold: npt.NDArray[np.int64]
+    latency_s: Array
+    power_w: Array
+    clock_hz: Array
+    predicted_latency_s: Array
+    predicted_power_w: Array
+    predicted_clock_hz: Array
+    roofline_s: Array
+
+
+def shape_of(op: Operator) -> str:
+    """What makes two rows the same shape: the operator and its sizes, whatever the number format."""
+    whole = (
+        (f.name, getattr(op, f.name)) for f in fields(op) if f.name not in ("dtype", "out_dtype", "count", "label")
+    )
+    sizes = [f"{name}={value}" for name, value in whole if not name.startswith(("read", "write"))]
+    return f"{op.name} {' '.join(sizes)}"
+
+
+def folds_of(rows: Rows, folds: int = FOLDS, seed: int = 0) -> npt.NDArray[np.int64]:
+    """Fold of each row; a shape lies in one fold."""
+    _, shape = np.unique([shape_of(op) for op in rows.ops], return_inverse=True)
+    return np.asarray(np.random.default_rng(seed).permutation(int(shape.max()) + 1)[shape] % folds)
+
+
+def hold_out(
+    rows: Rows,
+    gpu: Gpu,
+    idle: IdlePower,
+    folds: int = FOLDS,
+    seed: int = 0,
+    tell: Callable[[str], None] | None = None,
+) -> HeldOut:
+    """Predictions of every burst and sustained row from a fit that never saw its shape."""
+    fold = folds_of(rows, folds, seed)
+    wanted = rows.is_kind("burst", "sustained") & rows.fit & (rows.repeat == 0)
+    predicted = np.full((len(rows), 3), np.nan)
+    for k in range(folds):
+        found = fit_rows(rows.where(fold != k), gpu, idle)
+        test = wanted & (fold == k)
+        predicted[test] = predict_rows(found, rows.where(test), gpu)
+        if tell:
+            tell(f"fold {k + 1} of {folds}")
+    return _held_out(rows, wanted, fold, predicted, gpu)
+
+
+def predict_rows(found: Fitted, rows: Rows, gpu: Gpu) -> Array:
+    """Latency, power and clock of each row as it was run: bursts at the top clock, the rest under the governor."""
+    bundle = bundle_of(found, rows, gpu, {}, "")
+    bundle = replace(bundle, launch=replace(bundle.launch, host_s_per_operator=0.0))
+    result = np.full((len(rows), 3), np.nan)
+    burst = rows.is_kind("burst")
+    top_hz = float(np.mean(gpu.clocks.max_hz))
+    if burst.any():
+        some = rows.where(burst)
+        for name in dict.fromkeys(some.data):
+            at = np.array([d == name for d in some.data])
+            result[np.flatnonzero(burst)[at], 0] = _at_top(some.where(at), gpu, bundle.for_data(name), top_hz)
+            result[np.flatnonzero(burst)[at], 2] = top_hz
+    for i in np.flatnonzero(~burst):
+        result[i] = _under_governor(rows, int(i), gpu, bundle.for_data(rows.data[i]))
+    return result
+
+
+def _at_top(rows: Rows, gpu: Gpu, bundle: Bundle, top_hz: float) -> Array:
+    kernels = kernels_of(rows.ops, rows.conditions, gpu, bundle.reference, ())
+    timeline = analyse_kernels(kernels, gpu, bundle)
+    return kernel_s(timeline, effective_hz(timeline, np.asarray(top_hz), bundle.clock_law))
+
+
+def _under_governor(rows: Rows, i: int, gpu: Gpu, bundle: Bundle) -> tuple[float, float, float]:
+    segment = Segment(np.array([0]), np.array([1.0]), 1)
+    kernels = kernels_of((rows.ops[i],), (rows.conditions[i],), gpu, bundle.reference, (segment,))
+    timeline = analyse_kernels(kernels, gpu, bundle)
+    governed = settle(timeline, gpu, OperatingPoint(), bundle)
+    totals = at_clock(timeline, governed.at, bundle)
+    return float(totals.latency_s), float(totals.power_w), float(governed.clock_hz[..., 0])
+
+
+def _held_out(rows: Rows, wanted: Mask, fold: npt.NDArray[np.int64], predicted: Array, gpu: Gpu) -> HeldOut:
+    some = rows.where(wanted)
+    power_w, clock_hz, latency_s = settled(some)
+    reference = reference_of(gpu)
+    kernels = kernels_of(some.ops, some.conditions, gpu, reference, ())
+    rate = np.asarray(kernels.pipe_per_cycle) * reference.sm_count * reference.top_hz
+    byte = np.array([op.read_byte + op.write_byte for op in some.ops])
+    burst = some.is_kind("burst")
+    return HeldOut(
+        kind=some.kind,
+        family=some.family,
+        group=kernels.work.group,
+        work=tuple(str(op) for op in some.ops),
+        data=some.data,
+        fold=fold[wanted],
+        latency_s=latency_s,
+        power_w=np.where(burst, np.nan, power_w),
+        clock_hz=np.where(burst, np.nan, clock_hz),
+        predicted_latency_s=predicted[wanted, 0],
+        predicted_power_w=predicted[wanted, 1],
+        predicted_clock_hz=predicted[wanted, 2],
+        roofline_s=np.maximum(kernels.flop / rate, byte / float(np.mean(gpu.memory.byte_per_s))),
+    )
+
+
+def quantiles(held: HeldOut, level: float = LEVEL) -> dict[str, Residual]:
+    """Split-conformal ends of measured over predicted, by family [Lei2018]: order statistics of held-out rows."""
+    families, is_random = np.array(held.family), np.array([d == "random" for d in held.data])
+    burst = np.array([k == "burst" for k in held.kind])
+    found = {}
+    for family in dict.fromkeys(held.family):
+        at = (families == family) & is_random
+        time = (held.latency_s / held.predicted_latency_s)[at & burst]
+        alike = np.isin(families, power_pool(family)) & is_random & ~burst
+        power = (held.power_w / held.predicted_power_w)[alike]
+        found[family] = Residual(conformal(time, level), conformal(power[np.isfinite(power)], level), len(time))
+    return found
+
+
+def power_pool(family: str) -> tuple[str, ...]:
+    """Families whose residuals of power are taken together: twenty rows each are too few for tails of five percent."""
+    return ROW_FAMILIES if family in ROW_FAMILIES else (family,)
+
+
+def conformal(ratio: Array, level: float) -> tuple[float, float]:
+    """Ends between which a new ratio falls with at least ``level``, a tail of (1 - level)/2 at each side."""
+    if ratio.size == 0:
+        return (0.5, 2.0)
+    ordered, tail = np.sort(ratio), (1.0 - level) / 2.0
+    low = int(np.clip(np.floor(tail * (ratio.size + 1)) - 1, 0, ratio.size - 1))
+    high = int(np.clip(np.ceil((1.0 - tail) * (ratio.size + 1)) - 1, 0, ratio.size - 1))
+    return float(ordered[low]), float(ordered[high])
+
+
+__all__ = ["HeldOut", "conformal", "folds_of", "hold_out", "predict_rows", "quantiles", "random", "shape_of"]

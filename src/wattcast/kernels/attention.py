@@ -1,0 +1,83 @@
+"""Fused attention -> columns of work: prefill tiles queries over SMs, decode splits the cache.
+
+Prefill: blocks of 128 queries (64 for short ones) of one head walk over keys in steps of 128; a causal mask leaves
+out blocks above the diagonal, and the longest block sets the tail. Decode: few queries, so the cache
+is cut along its length to fill the SMs; a memory-bound reduction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from wattcast.arrays import Array
+from wattcast.kernels.work import Columns, Condition, Reference, fill, log2, resident
+from wattcast.workload.graph import Attention
+
+DECODE_QUERIES = 16  # up to here the kernels split the cache rather than the queries
+_BLOCK_Q, _BLOCK_KV = 128.0, 128.0
+
+
+def attentions(
+    ops: Sequence[Attention], conditions: Sequence[Condition], rate: Array, reference: Reference
+) -> tuple[list[str], Columns, Columns]:
+    """Groups, work columns and features of fused attention."""
+
+    def column(name: str) -> Array:
+        return np.array([float(getattr(op, name)) for op in ops])
+
+    batch, heads, kv_heads = column("batch"), column("heads"), column("kv_heads")
+    q, kv, dim, kept = column("q_len"), column("kv_len"), column("head_dim"), column("kept")
+    width = np.array([float(op.dtype.byte) for op in ops])
+    decode = q <= DECODE_QUERIES
+    read, write = column("read_byte"), column("write_byte")
+    flop = column("flop")
+    rows = np.where(decode, 1.0, np.ceil(q / _BLOCK_Q))
+    cut = np.where(decode, np.clip(np.floor(reference.sm_count / (batch * kv_heads)), 1.0, np.ceil(kv / 256.0)), 1.0)
+    units = batch * np.where(decode, kv_heads, heads) * rows * cut
+    keys = np.ceil(kv / cut / _BLOCK_KV)
+    padded_q = np.where(decode, 64.0, _BLOCK_Q)
+    products = flop / np.maximum(2.0 * batch * heads * q * kv * kept, 1.0)  # head dimensions of all products
+    unit_flop = 2.0 * padded_q * keys * _BLOCK_KV * products * kept
+    cold = np.array(
+        [c.rotated == "all" or (c.rotated != "none" and bool(d)) for c, d in zip(conditions, decode, strict=True)]
+    )
+    share = np.where(cold, 1.0, 1.0 - resident(read + write, reference.l2_byte))
+    loads = np.where(decode, read, units * keys * _BLOCK_KV * kept * 2.0 * dim * width + read)
+    work = {
+        "units": units,
+        "unit_flop": unit_flop,
+        "steps": keys * np.where(decode, 1.0, kept),
+        "launches": 1.0 + (decode & (cut > 1)),
+        "l2_byte": loads + write,
+        "shared_byte": np.where(decode, 2.6 * read, loads * 3.6),
+        "dram_read_byte": read * share,
+        "dram_write_byte": write * share,
+        "slots": np.where(decode, 4.0, 1.0),
+    }
+    flash = np.array([float(c.backend == "flash") for c in conditions])
+    backward = column("backward")
+    group = [
+        "attention.backward" if b else f"attention.{'decode' if d else 'prefill'}{'.flash' if f else ''}"
+        for b, d, f in zip(backward, decode, flash, strict=True)
+    ]
+    features = {
+        "log_batch": log2(batch),
+        "log_heads": log2(heads),
+        "log_group": log2(heads / kv_heads),
+        "log_q": log2(q),
+        "log_kv": log2(kv),
+        "head_dim": dim,
+        "causal": column("causal"),
+        "flash": flash,
+        "cudnn": np.array([float(c.backend == "cudnn") for c in conditions]),
+        "split_heads": np.array([float(c.layout == "bhsd") for c in conditions]),
+        "cold": cold.astype(float),
+        "log_units": log2(units),
+        "fill": fill(units, reference.sm_count),
+        "fill_2": fill(units, 2.0 * reference.sm_count),
+        "pad_q": q / (rows * _BLOCK_Q),
+        "log_cut": log2(cut),
+    }
+    return group, work, features

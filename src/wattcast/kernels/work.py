@@ -1,0 +1,109 @@
+"""What each kernel asks of the chip, before any clock or bandwidth is known, and the shape features of it.
+
+A kernel is ``units`` equal pieces (tiles, blocks, rows) that SMs take one after another, each
+``unit_flop`` of arithmetic (padding included) in ``steps`` dependent steps, plus traffic at each
+level of memory. The families fill these columns; ``timeline/`` turns them into cycles and seconds.
+The cut into units is chosen as on the reference chip, the one the bundle was fitted on, so that a
+sweep over chips repeats the arithmetic but not the choice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from wattcast.arrays import Array
+
+Columns = dict[str, Array]
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The chip whose library chose the kernels: SMs, L2 and arithmetic per cycle and SM, by event."""
+
+    sm_count: float
+    l2_byte: float
+    l2_byte_per_cycle: float
+    dram_byte_per_cycle: float  # at the top clock
+    top_hz: float
+    sfu_per_cycle: float  # of an SM; 0: unknown
+    per_cycle: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Condition:
+    """How an operator is run, where its form does not say. Empty text: as frameworks usually do."""
+
+    layout: str = ""  # of a product: nt (weights as PyTorch keeps them) or nn; of attention: bshd or bhsd
+    rotated: str = ""  # which operands come from device memory: none, weights, all
+    backend: str = ""  # of attention: default, cudnn, flash
+
+
+USUAL = Condition()
+
+
+@dataclass(frozen=True)
+class Work:
+    """Columns of all kernels, each ``(kernel,)``."""
+
+    group: tuple[str, ...]  # kernels alike enough to share corrections, e.g. "gemm.unaligned"
+    units: Array
+    unit_flop: Array
+    steps: Array  # dependent steps of one unit
+    launches: Array  # kernels the operator becomes
+    l2_byte: Array
+    shared_byte: Array
+    dram_read_byte: Array
+    dram_write_byte: Array
+    between_byte: Array  # written and read again between the kernels of one operator: casts, layouts, partial sums
+    between_dram_byte: Array  # the part of that which L2 cannot hold
+    slots: Array  # units an SM holds at a time
+    features: Mapping[str, Array] = field(default_factory=dict)
+
+
+WORK_COLUMNS = (
+    "units",
+    "unit_flop",
+    "steps",
+    "launches",
+    "l2_byte",
+    "shared_byte",
+    "dram_read_byte",
+    "dram_write_byte",
+    "between_byte",
+    "between_dram_byte",
+    "slots",
+)
+
+
+def log2(values: npt.ArrayLike) -> Array:
+    """Logarithm to base 2, zero taken as one."""
+    return np.asarray(np.log2(np.maximum(np.asarray(values, dtype=np.float64), 1.0)))
+
+
+def fill(units: Array, slots: float) -> Array:
+    """Share of the last wave's slots that have work, averaged over waves: units over whole waves.
+
+    >>> float(fill(np.array(198.0), 132.0))
+    0.75
+    """
+    waves = units / slots
+    return np.asarray(waves / np.maximum(np.ceil(waves), 1.0))
+
+
+def resident(byte: Array, l2_byte: float) -> Array:
+    """Share of a working set that L2 keeps from one kernel to the next, 1 to 0.
+
+    All of it up to a third of the capacity, none beyond it, linear between: the hash over two
+    partitions and other traffic leave less than the capacity.
+    """
+    return np.asarray(np.clip((l2_byte - byte) / (l2_byte * (1.0 - 1.0 / 3.0)), 0.0, 1.0))
+
+
+def alignment(size: npt.ArrayLike, most: int = 16) -> Array:
+    """Log2 of the largest power of two that divides a size, up to ``most``."""
+    whole = np.asarray(size, dtype=np.int64)
+    return np.asarray(np.log2(np.minimum(whole & -whole, most)), dtype=np.float64)

@@ -1,0 +1,73 @@
+"""The scaffold's ideal terms on the reference chip: what λ scale, and what the learned energy factor sees."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from wattcast.arrays import Array
+from wattcast.kernels import Kernels, Reference
+from wattcast.timeline.waves import rounds, waves
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Ideal terms, ``(kernel,)`` each; see :mod:`wattcast.timeline.phases` for how λ scale them."""
+
+    compute_cycle: Array
+    l2_cycle: Array
+    dram_s: Array
+    serial_step: Array
+    launches: Array
+    between_cycle: Array
+    between_s: Array
+
+    def seconds(self, log_corrections: Array, effective_hz: Array | float) -> Array:
+        """Latency with log λ of compute, memory, fixed seconds, L2, cycles a step: ``(kernel, 5)`` or ``(5,)``."""
+        compute, memory, fixed, l2, serial = np.moveaxis(np.exp(log_corrections), -1, 0)
+        on_chip = np.maximum(compute * self.compute_cycle, l2 * self.l2_cycle)
+        main = np.maximum(on_chip / effective_hz, memory * self.dram_s)
+        between = np.maximum(l2 * self.between_cycle / effective_hz, memory * self.between_s)
+        return np.asarray(fixed * self.launches + serial * self.serial_step / effective_hz + main + between)
+
+    def at(self, rows: npt.NDArray[np.int64]) -> Terms:
+        """The terms of some kernels."""
+        return Terms(*(column[rows] for column in vars(self).values()))
+
+
+def ideal(kernels: Kernels, reference: Reference) -> Terms:
+    """Ideal terms of every kernel on the reference chip."""
+    work, sms = kernels.work, reference.sm_count
+    rate = np.array([reference.per_cycle[event] for event in kernels.pipe_event])
+    cycles = waves(kernels, sms) * work.unit_flop / rate
+    if reference.sfu_per_cycle > 0:
+        cycles = np.maximum(cycles, kernels.sfu_op / (sms * reference.sfu_per_cycle))
+    dram = reference.dram_byte_per_cycle * reference.top_hz
+    columns = (
+        cycles,
+        work.l2_byte / reference.l2_byte_per_cycle,
+        (work.dram_read_byte + work.dram_write_byte) / dram,
+        work.steps * rounds(kernels, sms),
+        work.launches,
+        work.between_byte / reference.l2_byte_per_cycle,
+        work.between_dram_byte / dram,
+    )
+    return Terms(*(np.asarray(column, dtype=np.float64) for column in columns))
+
+
+def rates(kernels: Kernels, reference: Reference, seconds: Array, fixed_s: Array) -> dict[str, Array]:
+    """How busy the reference chip would be, as features of the energy: shares of peak rates, and the time in logs."""
+    work, sms = kernels.work, reference.sm_count
+    cycles = np.maximum(seconds * reference.top_hz, 1.0)
+    rate = np.array([reference.per_cycle[event] for event in kernels.pipe_event])
+    moved = work.dram_read_byte + work.dram_write_byte + work.between_dram_byte
+    share = work.units / sms / np.maximum(waves(kernels, sms), 1e-30)
+    return {
+        "log_time": np.log2(np.maximum(seconds * 1e6, 1e-3)),
+        "rate_dram": moved / (cycles * reference.dram_byte_per_cycle),
+        "rate_l2": (work.l2_byte + work.between_byte) / (cycles * reference.l2_byte_per_cycle),
+        "rate_pipe": kernels.flop / (cycles * sms * rate),
+        "rate_active": share * np.clip(1.0 - fixed_s / np.maximum(seconds, 1e-12), 0.0, 1.0),
+    }

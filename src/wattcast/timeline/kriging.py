@@ -1,0 +1,73 @@
+"""A fitted Gaussian process (kriging) as plain arrays: smooth between what was measured, back to its mean far away.
+
+Covariance v·exp(-r), r² = Σ_d w_d²·(x_d - x'_d)² [Rasmussen2006, Eq. 4.18, the Matérn covariance of order 1/2,
+with a length a feature]. The mean at x is m + k(x)·α with α = (K + σ²)⁻¹·(y - m) solved while fitting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from wattcast.arrays import Array
+from wattcast.errors import bad_value
+
+
+@dataclass(frozen=True)
+class Kriging:
+    """Points in scaled coordinates, and what each adds."""
+
+    features: tuple[str, ...]
+    scale: Array  # (feature,) multiplies a column
+    points: Array  # (point, feature), already scaled
+    alpha: Array  # (point,)
+    mean: float
+    variance: float
+
+    def __post_init__(self) -> None:
+        shape = (len(self.alpha), len(self.features))
+        if self.points.shape != shape or self.scale.shape != shape[1:]:
+            raise bad_value("kriging", f"points of shape {shape}", self.points.shape)
+        if not (np.isfinite(self.points).all() and np.isfinite(self.alpha).all()):
+            raise bad_value("kriging", "finite numbers", "others")
+
+    def __call__(self, columns: Mapping[str, npt.ArrayLike]) -> Array:
+        """The mean for each row of columns, ``(row,)``."""
+        return np.asarray(self.mean + self._near(columns) @ self.alpha)
+
+    def _near(self, columns: Mapping[str, npt.ArrayLike]) -> Array:
+        rows = np.stack([np.asarray(columns[name], dtype=np.float64) for name in self.features], axis=-1) * self.scale
+        squared = (rows**2).sum(axis=-1)[:, np.newaxis] + self._norms - 2.0 * rows @ self.points.T
+        return np.asarray(self.variance * np.exp(-np.sqrt(np.maximum(squared, 0.0))))
+
+    @cached_property
+    def _norms(self) -> Array:
+        return np.asarray((self.points**2).sum(axis=-1))
+
+    def to_arrays(self, prefix: str) -> dict[str, Any]:
+        """Arrays to save beside a bundle; points in single precision."""
+        return {
+            f"{prefix}.features": np.array(self.features),
+            f"{prefix}.scale": self.scale,
+            f"{prefix}.points": self.points.astype(np.float32),
+            f"{prefix}.alpha": self.alpha,
+            f"{prefix}.mean": np.array([self.mean, self.variance]),
+        }
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, Any], prefix: str) -> Kriging:
+        """A process from what :meth:`to_arrays` saved."""
+        mean, variance = (float(x) for x in arrays[f"{prefix}.mean"])
+        return cls(
+            features=tuple(str(name) for name in arrays[f"{prefix}.features"]),
+            scale=np.asarray(arrays[f"{prefix}.scale"], dtype=np.float64),
+            points=np.asarray(arrays[f"{prefix}.points"], dtype=np.float64),
+            alpha=np.asarray(arrays[f"{prefix}.alpha"], dtype=np.float64),
+            mean=mean,
+            variance=variance,
+        )

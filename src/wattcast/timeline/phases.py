@@ -1,0 +1,151 @@
+"""Kernels -> Timeline: phases of each kernel in cycles and seconds, with fitted corrections.
+
+A kernel of U units on S SMs takes W = ⌈U/S⌉ waves (U/S where blocks are many and small). Its phases
+[Lee2026, IV-B], each corrected by a λ of its group, follow one another:
+
+    fixed   λ_f · launches                                   seconds: start and drain
+    serial  λ_s · steps · max(U/(S·slots), 1)                cycles: filling the pipeline, dependent steps
+    between max(λ_2·B/β_L2, λ_d·Q/β_DRAM)                     layouts turned, partial sums, casts
+    main    max(λ_c·W·F_unit/π, λ_2·B_L2/β_L2, λ_d·Q/β_DRAM)   cycles on chip against seconds off it
+
+and the whole is scaled by a learned residual of the shape (1 where nothing was learned). Units whose
+rate nobody published do not bound anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from wattcast.arrays import Array, Scalar
+from wattcast.errors import MissingSpecification
+from wattcast.hardware import Gpu
+from wattcast.kernels import Kernels
+from wattcast.kernels.lower import PIPE_EVENTS
+from wattcast.timeline.residual import Residuals
+from wattcast.timeline.timeline import Phase, Timeline
+from wattcast.timeline.waves import active_share, rounds, waves
+
+
+@dataclass(frozen=True)
+class Correction:
+    """How far a group of kernels stays from the ideal: λ on cycles, DRAM and L2, fixed time, cycles a step."""
+
+    compute: float
+    memory: float
+    fixed_s: float
+    l2: float = 1.0
+    serial_cycle: float = 0.0
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What the host and the links add: seconds per operator issued and per message sent."""
+
+    host_s_per_operator: Scalar
+    link_s_per_message: float
+
+
+def schedule(
+    kernels: Kernels,
+    gpu: Gpu,
+    corrections: Mapping[str, Correction],
+    launch: Launch,
+    residuals: Residuals | None = None,
+) -> Timeline:
+    """The clock-free timeline of ``kernels`` on ``gpu``."""
+    of = [correction_of(group, corrections) for group in kernels.work.group]
+    compute, memory, fixed_s, l2, serial = (
+        np.array([getattr(c, name) for c in of]) for name in ("compute", "memory", "fixed_s", "l2", "serial_cycle")
+    )
+    work = kernels.work
+    time_factor = energy_factor = np.ones(len(kernels.ops))
+    if residuals is not None:
+        time_factor, energy_factor = residuals.factors(kernels, np.stack([compute, memory, fixed_s, l2, serial], -1))
+    off_chip_s = time_factor * memory * (work.dram_read_byte + work.dram_write_byte) / gpu.memory.byte_per_s
+    on_chip = compute * _compute_cycles(kernels, gpu)
+    if gpu.l2.byte_per_cycle is not None:
+        on_chip = np.maximum(on_chip, l2 * work.l2_byte / gpu.l2.byte_per_cycle)
+    between = _between(kernels, gpu, time_factor * l2, time_factor * memory)
+    events, value = counts(kernels)
+    tensor_rows = np.flatnonzero([event.startswith("tensor") for event in kernels.pipe_event])
+    calls = kernels.calls
+    chip_rate = np.asarray(kernels.pipe_per_cycle * gpu.sm_count)
+    phases = (
+        Phase("fixed", None, time_factor * fixed_s * work.launches),
+        Phase("serial", time_factor * serial * work.steps * rounds(kernels, gpu.sm_count), None),
+        *between,
+        Phase("main", time_factor * on_chip, np.maximum(off_chip_s, _link_s(kernels, gpu, launch))),
+    )
+    return Timeline(
+        kernels=kernels,
+        phases=phases,
+        tensor_phases=tuple(phase.at(tensor_rows) for phase in phases),
+        tensor_rows=tensor_rows,
+        tensor_cycles=np.asarray(kernels.flop / chip_rate)[..., tensor_rows],
+        events=events,
+        value=value,
+        total=np.einsum("ke,k->e", value, calls),
+        energy_factor=energy_factor,
+        weighted=np.einsum("ke,k->e", value, calls * energy_factor),
+        active=active_share(kernels, gpu.sm_count) * gpu.sm_count,
+        calls=calls,
+        host_s=launch.host_s_per_operator * np.ones(len(kernels.ops)),
+    )
+
+
+def _between(kernels: Kernels, gpu: Gpu, l2: Array, memory: Array) -> tuple[Phase, ...]:
+    """What an operator's kernels hand one another, when there are several."""
+    work = kernels.work
+    if not work.between_byte.any():
+        return ()
+    rate = gpu.l2.byte_per_cycle
+    cycles = None if rate is None else np.asarray(l2 * work.between_byte / rate)
+    return (Phase("between", cycles, np.asarray(memory * work.between_dram_byte / gpu.memory.byte_per_s)),)
+
+
+def correction_of(group: str, corrections: Mapping[str, Correction]) -> Correction:
+    """The corrections of a group, or of the nearest name above it: ``gemm.row`` falls back to ``gemm``."""
+    name = group
+    while name not in corrections:
+        name = name.rpartition(".")[0]
+    return corrections[name]
+
+
+def _compute_cycles(kernels: Kernels, gpu: Gpu) -> Array:
+    """Cycles of the busiest SM's pipes, ``(*sweep, kernel)``."""
+    cycles = np.asarray(waves(kernels, gpu.sm_count) * kernels.work.unit_flop / kernels.pipe_per_cycle)
+    if gpu.pipes.sfu_op_per_cycle is not None:
+        cycles = np.maximum(cycles, kernels.sfu_op / (gpu.sm_count * gpu.pipes.sfu_op_per_cycle))
+    return cycles
+
+
+def _link_s(kernels: Kernels, gpu: Gpu, launch: Launch) -> Scalar:
+    """Seconds on the links: bytes over one direction's bandwidth, plus a latency per message."""
+    if not kernels.link_byte.any():
+        return 0.0
+    links = gpu.links
+    both_ways = links.nvlink_byte_per_s if links.nvlink_byte_per_s is not None else links.pcie_byte_per_s
+    if both_ways is None:
+        raise MissingSpecification(f"{gpu.name}: no link to other GPUs is known. Use --tp 1 --pp 1 --dp 1.")
+    return kernels.link_byte / (both_ways / 2.0) + kernels.link_hops * launch.link_s_per_message
+
+
+def counts(kernels: Kernels) -> tuple[tuple[str, ...], Array]:
+    """Event counts of one run of each kernel, ``(kernel, event)``.
+
+    Every pipe has a column: that a kernel leaves a pipe alone is something the prediction knows.
+    """
+    pipe, work = np.array(kernels.pipe_event), kernels.work
+    columns = {name: np.where(pipe == name, kernels.flop, 0.0) for name in PIPE_EVENTS}
+    columns |= {
+        "sfu_op": kernels.sfu_op,
+        "shared_byte": work.shared_byte,
+        "l2_byte": work.l2_byte + work.between_byte,
+        "dram_read_byte": work.dram_read_byte + 0.5 * work.between_dram_byte,
+        "dram_write_byte": work.dram_write_byte + 0.5 * work.between_dram_byte,
+        "link_byte": kernels.link_byte,
+    }
+    return tuple(columns), np.stack(list(columns.values()), axis=-1)

@@ -1,0 +1,28 @@
+"""How units of work fall on SMs: waves, rounds, busy and lazy SMs."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from wattcast.arrays import Array, Scalar
+from wattcast.kernels import Kernels
+
+_WHOLE_WAVES = ("gemm", "conv2d")  # families whose units fill an SM each
+
+
+def waves(kernels: Kernels, sm_count: Scalar) -> Array:
+    """Rounds of units over the SMs, ``(*sweep, kernel)``: whole ones for tiles that fill an SM."""
+    rounds = np.asarray(kernels.work.units / sm_count)
+    whole = np.array([family in _WHOLE_WAVES for family in kernels.family])
+    return np.where(whole, np.ceil(rounds), np.maximum(rounds, 1.0))
+
+
+def rounds(kernels: Kernels, sm_count: Scalar) -> Array:
+    """How often an SM takes new units while the last ones still run, ``(*sweep, kernel)``; at least once."""
+    return np.maximum(kernels.work.units / (kernels.work.slots * sm_count), 1.0)
+
+
+def active_share(kernels: Kernels, sm_count: Scalar) -> Array:
+    """Share of the SMs with work, averaged over a kernel's waves, ``(*sweep, kernel)``."""
+    rounds = np.asarray(kernels.work.units / sm_count)
+    return np.where(kernels.work.units > 0, rounds / np.maximum(waves(kernels, sm_count), 1e-30), 0.0)

@@ -1,0 +1,126 @@
+"""Kernels of one GPU, held-out shapes: latency, power, clock, and whether intervals cover what they say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from wattcast import hardware
+from wattcast.arrays import Array
+from wattcast.fit.kernels_split import LEVEL, HeldOut, conformal, power_pool
+from wattcast.validate.rows import Mask, Row, percent, row
+
+
+def kernel_rows(held: HeldOut, gpu: str) -> list[Row]:
+    """Errors overall, by family, capped and uncapped apart."""
+    where = f"{gpu} kernels, held-out shapes"
+    family, data = np.array(held.family), np.array(held.data)
+    burst = np.array([kind == "burst" for kind in held.kind])
+    random = data == "random"
+    top_hz = float(np.mean(hardware.load(gpu).clocks.max_hz))
+    capped = ~burst & (held.clock_hz < 0.995 * top_hz)
+    open_, shut = ~burst & ~capped & random, capped & random
+    names = list(dict.fromkeys(held.family))
+    rows = [_latency(held, where, "latency", burst & random, "4-20 at a locked clock", 9.0, 5.5)]
+    rows += [_latency(held, where, f"latency, {f}", burst & random & (family == f), None, 15.0, None) for f in names]
+    rows += [
+        _latency(held, where, "latency, sustained, not capped", open_),
+        _latency(held, where, "latency, sustained, capped", shut),
+        _power(held, where, "power", ~burst & random, "3-4 at a locked clock", 5.0, 3.2),
+        _power(held, where, "power, not capped", open_),
+        _power(held, where, "power, capped", shut),
+    ]
+    rows += [_power(held, where, f"power, {f}", ~burst & random & (family == f)) for f in names]
+    rows += [
+        _clock(held, where, "clock as NVML reports it", ~burst & random, top_hz, 2.5, 1.3),
+        _clock(held, where, "clock, capped", shut, top_hz, 5.0, 3.0),
+    ]
+    other = ~burst & ~random
+    rows += [_power(held, where, "power, zeros, ones and rectified data", other)]
+    return rows
+
+
+def coverage(held: HeldOut, gpu: str) -> list[Row]:
+    """Share of held-out rows inside intervals whose ends come from the other folds alone, and their width."""
+    where = f"{gpu} kernels, intervals of {LEVEL:.0%}"
+    family = np.array(held.family)
+    random = np.array(held.data) == "random"
+    burst = np.array([kind == "burst" for kind in held.kind])
+    rows = []
+    for name in dict.fromkeys(held.family):
+        for quantity, ratio, kept, alike in (
+            ("latency", held.latency_s / held.predicted_latency_s, burst, (name,)),
+            ("power", held.power_w / held.predicted_power_w, ~burst, power_pool(name)),
+        ):
+            known = random & kept & np.isfinite(ratio)
+            at, pool = known & (family == name), known & np.isin(family, alike)
+            share, width = _covered(ratio, held.fold, at, pool)
+            more: dict[str, Any] = {
+                "coverage": round(100 * share, 1),
+                "width": round(100 * width, 1),
+                "wanted": [85.0, 95.0],
+            }
+            rows.append(row(where, f"{quantity}, {name}", int(at.sum()), None, **more))
+    return rows
+
+
+def _covered(ratio: Array, fold: Array, at: Mask, pool: Mask) -> tuple[float, float]:
+    """Share of the rows ``at`` inside ends from the other folds' rows of ``pool``, and the mean width."""
+    inside, widths = np.zeros(len(ratio), dtype=bool), []
+    for k in np.unique(fold[at]):
+        low, high = conformal(ratio[pool & (fold != k)], LEVEL)
+        here = at & (fold == k)
+        inside[here] = (ratio[here] >= low) & (ratio[here] <= high)
+        widths.append(high - low)
+    return float(inside[at].mean()), float(np.mean(widths))
+
+
+def _latency(
+    held: HeldOut,
+    where: str,
+    quantity: str,
+    at: Mask,
+    published: str | None = None,
+    must: float | None = None,
+    aim: float | None = None,
+) -> Row:
+    error = percent(held.predicted_latency_s[at], held.latency_s[at])
+    floor = percent(held.roofline_s[at], held.latency_s[at])
+    return row(where, quantity, int(at.sum()), error, floor, published, must, aim, median=_median(held, at))
+
+
+def _median(held: HeldOut, at: Mask) -> float | None:
+    if not at.any():
+        return None
+    return round(float(100 * np.median(np.abs(held.predicted_latency_s[at] / held.latency_s[at] - 1))), 2)
+
+
+def _power(
+    held: HeldOut,
+    where: str,
+    quantity: str,
+    at: Mask,
+    published: str | None = None,
+    must: float | None = None,
+    aim: float | None = None,
+) -> Row:
+    error = percent(held.predicted_power_w[at], held.power_w[at])
+    floor = percent(_family_mean(held)[at], held.power_w[at])
+    return row(where, quantity, int(at.sum()), error, floor, published, must, aim)
+
+
+def _family_mean(held: HeldOut) -> Array:
+    """Mean power of a row's family over the other folds: the floor."""
+    family, found = np.array(held.family), np.full(len(held.kind), np.nan)
+    known = np.isfinite(held.power_w) & (np.array(held.data) == "random")
+    for i in np.flatnonzero(np.isfinite(held.power_w)):
+        others = known & (family == family[i]) & (held.fold != held.fold[i])
+        found[i] = held.power_w[others].mean() if others.any() else np.nan
+    return found
+
+
+def _clock(held: HeldOut, where: str, quantity: str, at: Mask, top_hz: float, must: float, aim: float) -> Row:
+    error = percent(held.predicted_clock_hz[at], held.clock_hz[at])
+    floor = percent(np.full(int(at.sum()), top_hz), held.clock_hz[at])
+    return row(where, quantity, int(at.sum()), error, floor, "nobody", must, aim)

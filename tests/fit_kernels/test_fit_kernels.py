@@ -1,0 +1,119 @@
+"""Fitting stages on made-up rows whose truth is known, and the split."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+
+from wattcast.dtypes import Dtype
+from wattcast.fit.clock import fit_clock_law
+from wattcast.fit.energies import KNOTS_HZ, PowerRows, fit_power
+from wattcast.fit.kernels import idle_curve, settled
+from wattcast.fit.kernels_data import Rows, load
+from wattcast.fit.kernels_latency import fit_corrections, log_corrections
+from wattcast.fit.kernels_split import conformal, folds_of, shape_of
+from wattcast.hardware import load as load_gpu
+from wattcast.power.static import IdlePower
+from wattcast.timeline.ideal import Terms
+from wattcast.timeline.phases import Correction
+from wattcast.workload.graph import Linear
+
+
+@pytest.fixture(scope="module")
+def database() -> Rows:
+    return load("h200")
+
+
+def test_corrections_are_found_again() -> None:
+    rng = np.random.default_rng(0)
+    n = 300
+    terms = Terms(
+        compute_cycle=10 ** rng.uniform(3, 6, n),
+        l2_cycle=10 ** rng.uniform(2, 5, n),
+        dram_s=10 ** rng.uniform(-7, -3.5, n),
+        serial_step=rng.uniform(1, 200, n),
+        launches=np.ones(n),
+        between_cycle=np.zeros(n),
+        between_s=np.zeros(n),
+    )
+    truth = Correction(1.5, 1.2, 3e-6, 1.0, 30.0)
+    clock = np.full(n, 1.8e9)
+    latency = terms.seconds(log_corrections([truth])[0], clock) * rng.lognormal(0, 0.01, n)
+    found = fit_corrections(terms, ["gemm.x"] * n, latency, clock)["gemm.x"]
+    assert found.compute == pytest.approx(1.5, rel=0.03)
+    assert found.memory == pytest.approx(1.2, rel=0.03)
+    assert found.fixed_s == pytest.approx(3e-6, rel=0.1)
+
+
+def test_energies_voltage_and_toggling_are_found_again() -> None:
+    rng = np.random.default_rng(1)
+    n = 400
+    events = ("tensor_fp16_flop", "dram_read_byte", "busy_sm_cycle")
+    energy = np.array([5e-13, 5e-11, 8e-10])
+    rate = rng.uniform(0, 1, (n, 3)) * np.array([8e14, 4e12, 2.5e11])
+    clock = np.where(rng.uniform(size=n) < 0.5, 1.98e9, rng.uniform(1.36e9, 1.98e9, n))
+    volts = np.interp(clock, KNOTS_HZ, [0.80, 0.84, 0.88, 0.93, 1.0])
+    data = ["zeros" if x < 0.1 else "random" for x in rng.uniform(size=n)]
+    factor = np.array([0.4 if d == "zeros" else 1.0 for d in data])
+    idle = IdlePower(np.array([345e6, 1.98e9]), np.array([80.0, 130.0]), 45.0)
+    core = rate[:, 0] * energy[0] * factor + rate[:, 2] * energy[2]
+    power = idle.at(clock, 45.0) + volts**2 * core + rate[:, 1] * energy[1] * factor
+    model, toggling = fit_power(PowerRows(rate, events, ("tensor", "dram", "sm"), clock, power, data), idle, 45.0)
+    assert_allclose([model.energy_j[e] for e in events], energy, rtol=0.05)
+    assert_allclose(
+        model.voltage.at(np.array([1.4e9, 1.8e9])),
+        np.interp([1.4e9, 1.8e9], KNOTS_HZ, [0.80, 0.84, 0.88, 0.93, 1.0]),
+        atol=0.02,
+    )
+    assert toggling["zeros"] == pytest.approx(0.4, abs=0.05)
+
+
+def test_the_clock_law_never_rises_with_load() -> None:
+    rng = np.random.default_rng(2)
+    load_, tensor = rng.uniform(0, 1, 200), np.arange(200) % 4 != 0
+    clock = np.full(200, 1.98e9)
+    effective = clock * np.where(tensor, 0.92 - 0.15 * load_**2, 0.998)
+    law = fit_clock_law(load_, clock, effective, tensor, 1.98e9)
+    assert (np.diff(law.ratio) <= 0).all()
+    assert law.without == pytest.approx(0.998)
+    assert_allclose(np.interp(0.75, law.activity, law.ratio), 0.92 - 0.15 * 0.75**2, atol=0.01)
+
+
+def test_conformal_ends_cover_what_they_say() -> None:
+    rng = np.random.default_rng(5)
+    covered = []
+    for _ in range(200):
+        low, high = conformal(rng.lognormal(0, 0.2, 100), 0.9)
+        fresh = rng.lognormal(0, 0.2, 100)
+        covered.append(((fresh >= low) & (fresh <= high)).mean())
+    assert 0.89 < np.mean(covered) < 0.94
+
+
+def test_every_row_of_a_shape_lies_in_one_fold(database: Rows) -> None:
+    fold = folds_of(database)
+    of: dict[str, set[int]] = {}
+    for op, k in zip(database.ops, fold, strict=True):
+        of.setdefault(shape_of(op), set()).add(int(k))
+    assert all(len(folds) == 1 for folds in of.values())
+    assert set(fold) == set(range(5))
+
+
+def test_a_shape_is_the_same_in_every_format() -> None:
+    assert shape_of(Linear(1, 2, 3)) == shape_of(Linear(1, 2, 3, dtype=Dtype.FP8))
+    assert shape_of(Linear(1, 2, 3)) != shape_of(Linear(1, 2, 4))
+
+
+def test_the_database_has_what_the_fit_needs(database: Rows) -> None:
+    assert database.is_kind("burst").sum() > 3000
+    power_w, clock_hz, latency_s = settled(database)
+    sustained = database.is_kind("sustained")
+    assert np.isfinite(power_w[sustained]).all()
+    assert (clock_hz[sustained] <= 1.981e9).all()
+    assert (latency_s[sustained] > 0).all()
+
+
+def test_idle_power_grows_with_clock_and_warmth() -> None:
+    idle = idle_curve([(1.98e9, 128.0, 34.0), (1.98e9, 133.0, 42.0)], load_gpu("h200"))
+    assert idle.at(1.98e9, 42.0) == pytest.approx(133.0, abs=0.5)
+    assert idle.at(345e6, 42.0) < idle.at(1.98e9, 42.0)

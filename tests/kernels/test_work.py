@@ -1,0 +1,88 @@
+"""How operators become units, traffic and groups of kernels."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from wattcast.dtypes import Dtype
+from wattcast.hardware import load
+from wattcast.kernels import Condition, kernels_of, reference_of
+from wattcast.kernels.work import alignment, fill, resident
+from wattcast.workload.graph import Attention, Bmm, Conv2d, Elementwise, LayerNorm, Layout, Linear, Operator, Softmax
+
+GPU = load("h200")
+REFERENCE = reference_of(GPU)
+
+
+def lowered(*ops: Operator, condition: Condition | None = None):
+    return kernels_of(ops, (condition or Condition(),) * len(ops), GPU, REFERENCE, ())
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k"), [(1, 4096, 4096), (100, 1000, 777), (4096, 4096, 4096), (16384, 50257, 768)]
+)
+def test_units_of_a_product_do_at_least_its_arithmetic(m: int, n: int, k: int) -> None:
+    kernels = lowered(Linear(m, n, k))
+    padded = kernels.work.units * kernels.work.unit_flop
+    assert padded[0] >= kernels.flop[0]
+
+
+def test_large_products_waste_little_on_padding() -> None:
+    kernels = lowered(Linear(8192, 8192, 8192))
+    assert kernels.work.units[0] * kernels.work.unit_flop[0] <= 1.01 * kernels.flop[0]
+
+
+@pytest.mark.parametrize(
+    ("op", "group"),
+    [
+        (Linear(512, 1024, 1024), "gemm.tensor"),
+        (Linear(8, 1024, 1024), "gemm.row"),
+        (Linear(512, 50257, 768), "gemm.unaligned.odd"),
+        (Linear(512, 1026, 768), "gemm.unaligned"),
+        (Linear(512, 1024, 1024, dtype=Dtype.FP8), "gemm.fp8"),
+        (Linear(512, 1024, 1024, dtype=Dtype.FP32), "gemm.simt"),
+        (Bmm(16, 128, 128, 64), "gemm.tensor"),
+        (Conv2d(8, 64, 64, 56, 56, 1, 1, channels_last=True), "conv2d.point"),
+        (Conv2d(8, 64, 64, 56, 56, 3, 3, padding=1, channels_last=True), "conv2d.direct"),
+        (Conv2d(8, 64, 64, 56, 56, 3, 3, padding=1), "conv2d.turned"),
+        (Conv2d(8, 64, 64, 56, 56, 3, 3, padding=1, groups=64), "conv2d.depthwise.first.plain"),
+        (Attention(1, 32, 8, 1, 4096, 128), "attention.decode"),
+        (Attention(1, 32, 8, 4096, 4096, 128, causal=True), "attention.prefill"),
+        (Softmax(100, 128), "softmax.warp"),
+        (Softmax(100, 50257), "softmax.loop"),
+        (LayerNorm(100, 1023), "layernorm.scalar"),
+        (Elementwise("add", 1 << 20, layout=Layout.TRANSPOSED), "elementwise.transposed"),
+    ],
+)
+def test_operators_find_their_kind_of_kernel(op: Operator, group: str) -> None:
+    assert lowered(op).work.group == (group,)
+
+
+def test_weights_come_from_device_memory_and_small_activations_do_not() -> None:
+    op = Linear(64, 1024, 1024)
+    cold, warm = lowered(op), lowered(op, condition=Condition(rotated="none"))
+    assert cold.work.dram_read_byte[0] == pytest.approx(2 * 1024 * 1024)
+    assert warm.work.dram_read_byte[0] < 1e4
+
+
+def test_a_depthwise_convolution_runs_on_cuda_cores() -> None:
+    kernels = lowered(Conv2d(8, 64, 64, 56, 56, 3, 3, padding=1, groups=64))
+    assert kernels.pipe_event == ("cuda_fp32_flop",)
+
+
+def test_a_batch_of_operators_equals_its_members() -> None:
+    ops = (Linear(100, 1000, 768), Bmm(7, 33, 65, 129), Softmax(512, 3000), Attention(2, 8, 2, 256, 256, 64))
+    together = lowered(*ops).work
+    for i, op in enumerate(ops):
+        alone = lowered(op).work
+        assert alone.units[0] == together.units[i]
+        assert alone.l2_byte[0] == together.l2_byte[i]
+        assert alone.dram_read_byte[0] == together.dram_read_byte[i]
+
+
+def test_helpers() -> None:
+    assert fill(np.array(132.0), 132.0) == 1.0
+    assert fill(np.array(133.0), 132.0) == pytest.approx(133 / 264)
+    assert resident(np.array([0.0, 1e6]), 1e6).tolist() == [1.0, 0.0]
+    assert alignment([1, 6, 8, 96]).tolist() == [0.0, 1.0, 3.0, 4.0]
