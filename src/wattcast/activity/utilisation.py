@@ -24,7 +24,8 @@ def utilisation(activity: Activity, gpu: Gpu, effective_hz: Array) -> dict[str, 
     """Share of its peak each module reached in each interval, 0 to 1, ``(*sweep, interval)``.
 
     On-chip peaks are per cycle of the effective clock. A module whose peak is not published, or
-    whose events the source could not see, is left out.
+    whose events the source could not see, is left out. Where events outrun the stated peak (Hopper's
+    L2, for which only the A100's rate is published) the module counts as fully busy.
     """
     per_s = {
         "tensor": [(e, gpu.pipes.tensor_flop_per_cycle.get(d)) for e, d in _TENSOR.items()],
@@ -48,4 +49,4 @@ def utilisation(activity: Activity, gpu: Gpu, effective_hz: Array) -> dict[str, 
         found["dram"] = np.asarray(moved / gpu.memory.byte_per_s)
     if gpu.links.nvlink_byte_per_s is not None and activity.has("link_byte"):
         found["link"] = np.asarray(activity.rate("link_byte") / (gpu.links.nvlink_byte_per_s / 2.0))
-    return found
+    return {module: np.minimum(share, 1.0) for module, share in found.items()}

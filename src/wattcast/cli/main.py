@@ -29,6 +29,8 @@ COMMANDS = {
     "workload": "workload",
     "measure": "measure",
     "power-trace": "power_trace",
+    "fit": "fit",
+    "validate": "validate",
     "explore": "explore",
     "plan": "plan",
     "manage": "manage",
