@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
 from wattcast.dtypes import Dtype
+from wattcast.errors import WattcastError
 from wattcast.fit.clock import fit_clock_law
 from wattcast.fit.energies import KNOTS_HZ, PowerRows, fit_power
 from wattcast.fit.kernels import idle_curve, settled
@@ -111,6 +115,30 @@ def test_the_database_has_what_the_fit_needs(database: Rows) -> None:
     assert np.isfinite(power_w[sustained]).all()
     assert (clock_hz[sustained] <= 1.981e9).all()
     assert (latency_s[sustained] > 0).all()
+
+
+def test_a_folder_of_journals_is_read_once_each(tmp_path: Path) -> None:
+    operator = {"op": "elementwise", "function": "exp", "n": 4096, "dtype": "fp32"}
+    line = {
+        "record": "row",
+        "id": "burst-a",
+        "run": "1",
+        "kind": "burst",
+        "family": "elementwise",
+        "operator": operator,
+    }
+    text = json.dumps({**line, "latency_s": 1e-6, "sm_clock_hz": 1.98e9}) + "\n"
+    for name in ("early", "late"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "burst.jsonl").write_text(text)
+    rows = load(tmp_path)
+    assert len(rows) == 1
+    assert rows.ops[0].name == "exp"
+
+
+def test_a_folder_without_rows_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(WattcastError, match="no measured rows"):
+        load(tmp_path)
 
 
 def test_idle_power_grows_with_clock_and_warmth() -> None:

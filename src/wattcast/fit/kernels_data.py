@@ -116,9 +116,9 @@ def idle(database: str | Path) -> list[tuple[float, float, float]]:
 def _plain(database: str | Path) -> list[Plain]:
     path = Path(database)
     if path.is_dir() and not (path / ROWS_FILE).exists():
-        return [
-            row for file in sorted(path.rglob("*.jsonl")) for row in read_lines(file) if row.get("record") == "row"
-        ]
+        found = (row for file in sorted(path.rglob("*.jsonl")) for row in read_lines(file))
+        rows = [row for row in found if row.get("record") == "row"]
+        return list({(row.get("id"), row.get("run")): row for row in rows}.values())  # journals repeat earlier rows
     if path.is_dir():
         path = path / ROWS_FILE
     elif not path.exists():

@@ -158,7 +158,7 @@ def quantiles(held: HeldOut, level: float = LEVEL) -> dict[str, Residual]:
 
 
 def power_pool(family: str) -> tuple[str, ...]:
-    """Families whose residuals of power are taken together: twenty rows each are too few for 5 % tails."""
+    """Families whose residuals of power are taken together: twenty rows each are few for tails of five percent."""
     return ROW_FAMILIES if family in ROW_FAMILIES else (family,)
 
 

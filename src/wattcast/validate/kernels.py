@@ -66,7 +66,7 @@ def coverage(held: HeldOut, gpu: str) -> list[Row]:
     return rows
 
 
-def _covered(ratio: Array, fold: npt.NDArray[Any], at: Mask, pool: Mask) -> tuple[float, float]:
+def _covered(ratio: Array, fold: npt.NDArray[np.int64], at: Mask, pool: Mask) -> tuple[float, float]:
     """Share of the rows ``at`` inside ends from the other folds' rows of ``pool``, and the mean width."""
     inside, widths = np.zeros(len(ratio), dtype=bool), []
     for k in np.unique(fold[at]):

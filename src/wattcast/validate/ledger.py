@@ -9,6 +9,7 @@ from wattcast.errors import BadInput
 from wattcast.fit.kernels_run import fit_database, held_out_of
 from wattcast.fit.kernels_split import HeldOut
 from wattcast.fitted import fitted
+from wattcast.validate.choice import choice_rows
 from wattcast.validate.counters import counter_rows
 from wattcast.validate.kernels import coverage, kernel_rows
 from wattcast.validate.rows import Row
@@ -21,7 +22,7 @@ def ledger(refit: bool = False, tell: Callable[[str], None] | None = None) -> li
     rows: list[Row] = []
     for gpu in GPUS:
         held = fit_database(gpu, gpu, tell)[1] if refit else _kept(gpu)
-        rows += kernel_rows(held, gpu) + coverage(held, gpu) + counter_rows(gpu)
+        rows += kernel_rows(held, gpu) + coverage(held, gpu) + counter_rows(gpu) + choice_rows(gpu)
     return rows
 
 
