@@ -1,4 +1,4 @@
-"""``wattcast explore designs|clocks|gpus|algorithms|fleet``"""
+"""``wattcast explore designs|clocks|gpus|algorithms|fleet|published``"""
 
 from __future__ import annotations
 
@@ -288,6 +288,40 @@ def fleet(
     from wattcast.report.explore_text import print_assignment
 
     print_assignment(env.console(), found)
+
+
+@app.command("published")
+def published(
+    ctx: typer.Context,
+    figures: Annotated[Path | None, typer.Option(help="A folder to save the figures in.")] = None,
+    json: Json = False,
+) -> None:
+    """The explorations of the EnergAIzer paper with this predictor, beside its measurements.
+
+    The measurements are found through WATTCAST_REFERENCE, or as ../shared/reference beside this folder.
+    """
+    from wattcast.explore import out
+    from wattcast.explore import published as work
+    from wattcast.reference import reference_folder
+
+    env: Environment = ctx.obj
+    rows = work.measured(reference_folder(env.variables))
+    curves, formats, forecasts = work.dvfs(rows), work.formats(rows), work.forecast()
+    if figures is not None:
+        from wattcast.report import explore, figure
+
+        figure.save(explore.published_dvfs(curves), figures / "explore-dvfs.png")
+        figure.save(explore.published_formats(formats), figures / "explore-formats.png")
+        asked = {"batch": 32, "seq": 512, "attention": "eager", "head": "none"}
+        figure.save(explore.per_gpu("bert-large", forecasts, asked), figures / "explore-forecasts.png")
+        env.say(f"figures saved: {figures}")
+    told = out.published_out(curves, formats, forecasts)
+    if json:
+        env.json(told)
+        return
+    from wattcast.report.explore_text import print_published
+
+    print_published(env.console(), told)
 
 
 def _show(env: Environment, json: bool, found: Any, prices: Any, title: str) -> None:
