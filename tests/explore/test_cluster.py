@@ -58,3 +58,13 @@ def test_bad_addresses_are_explained(study: Study, monkeypatch) -> None:
     monkeypatch.setattr(cluster, "CONNECT_S", 0.5)
     with pytest.raises(WattcastError, match="cannot be reached"):
         sweep.run(study, runner=cluster.on("tcp://127.0.0.1:1"))
+
+
+@pytest.mark.slow
+def test_a_cluster_without_workers_is_told_apart(study: Study, monkeypatch) -> None:
+    monkeypatch.setattr(cluster, "WORKERS_S", 0.5)
+    with (
+        distributed.LocalCluster(n_workers=0, dashboard_address=None) as empty,
+        pytest.raises(WattcastError, match="no worker within"),
+    ):
+        sweep.run(study, runner=cluster.on(empty.scheduler_address))

@@ -118,8 +118,7 @@ def clocks(found: Clocks) -> Figure:
 def per_gpu(workload: Workload, found: Sequence[Choice], options: Mapping[str, Any]) -> Figure:
     """Power and energy against latency over the clocks of each GPU, a line for each, eight at most."""
     tables: dict[str, Columns] = {}
-    for choice in [choice for choice in found if choice.results][:8]:
-        chip = find_gpu(choice.names["gpu"])
+    for chip in [choice.chip for choice in found if choice.results and choice.chip is not None][:8]:
         low, high = float(chip.clocks.min_hz or 0.3 * chip.clocks.max_hz), float(chip.clocks.max_hz)
         step = max((high - low) / 60.0, 1.0)
         asked = study(workload, chip, [f"clock={low!r}Hz:{high!r}Hz:{step!r}Hz"], **options)
