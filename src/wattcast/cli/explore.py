@@ -76,7 +76,9 @@ def designs(
     out: Out = None,
     plot: Plot = None,
     heat_map: Annotated[str | None, typer.Option(help="Plot this in place of the front: X,Y or X,Y,VALUE.")] = None,
-    workers: Annotated[int | None, typer.Option(help="Processes; default: one a core where it pays.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="Processes; default: one for each free core, for large spaces.")
+    ] = None,
     cluster: Annotated[
         str | None, typer.Option(help="Dask scheduler, such as tcp://host:8786 (one you trust), or local.")
     ] = None,
@@ -351,15 +353,18 @@ def _run(env: Environment, study: Any, out: Path | None, front: tuple[str, ...],
 
 
 def _runner(workers: int | None, cluster: str | None, size: int) -> Runner:
-    """Starting a process costs about a second of work, so a small space stays in this one."""
+    """Starting a process costs about a second of work, so a small space stays in this one; so does a busy machine."""
     from wattcast.explore.sweep import PART, processes
 
     if cluster is not None:
         from wattcast.explore.cluster import on
 
         return on(cluster, workers)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return processes(workers if workers is not None else cores if size > 3 * PART else 1)
+    if workers is None:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        free = cores - int(os.getloadavg()[0]) if hasattr(os, "getloadavg") else cores
+        workers = max(free, 1) if size > 3 * PART else 1
+    return processes(workers)
 
 
 def _progress(env: Environment) -> Progress | None:
