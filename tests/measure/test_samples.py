@@ -81,10 +81,10 @@ def test_a_load_that_has_not_run_long_enough_is_not_settled() -> None:
 
 
 def test_a_capped_load_must_wait_longer() -> None:
-    """The board may average above its limit for a second after the cap bites."""
-    samples = synthetic(1.3, lambda t: 690.0, throttle=lambda t: 4 if t > 0.3 else 0)
+    """The governor hunts with a period of about a second: a capped window holds two of them."""
+    samples = synthetic(1.9, lambda t: 690.0, throttle=lambda t: 4 if t > 0.3 else 0)
     assert settled(samples, 0.0, Rule()) is None
-    longer = synthetic(1.7, lambda t: 690.0, throttle=lambda t: 4 if t > 0.3 else 0)
+    longer = synthetic(3.0, lambda t: 690.0, throttle=lambda t: 4 if t > 0.3 else 0)
     assert settled(longer, 0.0, Rule()) is not None
 
 
@@ -155,3 +155,9 @@ def test_a_gap_in_the_samples_is_flagged() -> None:
     time_s = samples["time_s"]
     found = measured("gap", Samples(samples.rows[(time_s < 1.0) | (time_s > 2.5)]), 0.1, 3.9)
     assert any("no samples for 1.5 s" in flag for flag in found.flags)
+
+
+def test_a_counter_read_too_rarely_to_know_its_period_is_flagged() -> None:
+    samples = synthetic(12.0, poll_s=0.45)
+    assert ticks(samples).step_s is None
+    assert any("known only to 0.45 s" in flag for flag in measured("slow", samples, 0.5, 11.5).flags)

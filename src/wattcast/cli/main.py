@@ -27,6 +27,11 @@ COMMANDS = {
     "gpus": "gpus",
     "models": "models",
     "workload": "workload",
+    "measure": "measure",
+    "power-trace": "power_trace",
+    "explore": "explore",
+    "plan": "plan",
+    "manage": "manage",
     "doctor": "doctor",
 }
 

@@ -24,8 +24,15 @@ def run(
     ctx: typer.Context,
     command: Annotated[list[str], typer.Argument(help="The command, after --.")],
     against: Annotated[
-        Path | None, typer.Option(help="Output of `wattcast predict --json`: say which term is off.")
+        str | None,
+        typer.Option(help="Model, workload file, or output of `wattcast predict --json`: say which term is off."),
     ] = None,
+    gpu: Annotated[str | None, typer.Option(help="With --against MODEL: the GPU it is predicted on.")] = None,
+    batch: Annotated[int, typer.Option(help="With --against MODEL, as in predict.")] = 1,
+    seq: Annotated[int | None, typer.Option(help="With --against MODEL, as in predict.")] = None,
+    phase: Annotated[str | None, typer.Option(help="With --against MODEL, as in predict.")] = None,
+    dtype: Annotated[str, typer.Option(help="With --against MODEL, as in predict.")] = "bf16",
+    attention: Annotated[str, typer.Option(help="With --against MODEL, as in predict.")] = "flash",
     iterations: Annotated[int, typer.Option(help="How often the command runs the predicted workload.")] = 1,
     source: Source = "auto",
     device: Device = 0,
@@ -34,13 +41,16 @@ def run(
 ) -> None:
     """Time, joules, mean and peak watts and clock of a command; its exit code passes through.
 
-    Example: wattcast measure run --plot power.png -- python train.py
+    Example: wattcast measure run --against gpt2 --gpu h200 --batch 8 --seq 1024 --iterations 50 -- python loop.py
     """
+    from wattcast.measure.compare import against_prediction
     from wattcast.measure.run import run_command
 
     env: Environment = ctx.obj
+    options = {"batch": batch, "seq": seq, "phase": phase, "dtype": dtype, "attention": attention}
+    predicted = _predicted(against, gpu, options) if against else {}  # before the run: a bad name costs nothing
     done = run_command(command, source, device, pass_output=not json)
-    verdict = _verdict(done, against, iterations) if against else None
+    verdict = against_prediction(done.measurement, predicted, iterations, against) if against else None
     if plot is not None:
         from wattcast.measure.plot import power_figure
 
@@ -49,18 +59,29 @@ def run(
         env.json(done.plain() | ({"against": verdict.plain()} if verdict else {}))
     else:
         env.stdout.write(done.measurement.sentence + "\n")
-        env.say(f"the sampler used {100 * (done.measurement.overhead or 0.0):.2f} % of one processor")
+        env.say(f"the sampler took {100 * (done.measurement.overhead or 0.0):.2f} % of the processors")
         if verdict:
             env.stdout.write(verdict.sentence + "\n")
     raise typer.Exit(done.exit_code)
 
 
-def _verdict(done: Any, against: Path, iterations: int) -> Any:
-    from wattcast.files import from_json, read_bytes
-    from wattcast.measure.compare import against_prediction
+def _predicted(against: str, gpu: str | None, options: dict[str, Any]) -> dict[str, Any]:
+    """The output of `predict --json`: from a file that holds it, or predicted now."""
+    import msgspec
 
-    predicted = from_json(read_bytes(against), dict[str, Any], against.name)
-    return against_prediction(done.measurement, predicted, iterations, against.name)
+    from wattcast import api
+    from wattcast.errors import bad_value
+    from wattcast.files import from_json, read_bytes
+    from wattcast.report.plain import predictions_out
+
+    if against.endswith(".json"):
+        plain: Any = from_json(read_bytes(Path(against)), object, against)
+        if isinstance(plain, dict) and "predictions" in plain:
+            return plain
+    if gpu is None:
+        raise bad_value("--against", "a --gpu beside a model", "none", "Name the GPU the command runs on.")
+    found: dict[str, Any] = msgspec.to_builtins(predictions_out([api.predict(against, gpu, **options)]))
+    return found
 
 
 @app.command()

@@ -184,38 +184,42 @@ def _classic(name: str) -> KernelName | None:
 
 
 _CUTLASS = re.compile(
-    r"cutlass(\d*)_(\d+)_(?:(wmma)_)?(tensorop|simt)_([a-z0-9_]*?)(gemm|fprop\w*?|dgrad\w*?|wgrad\w*?)(?:_([a-z0-9]+?))?"
-    r"_(\d+)x(\d+)_(\d+)x(\d+)_([a-z]+)"
+    r"cutlass_(?:(\d+)_)?(wmma_)?(tensorop|simt)_([a-z0-9_]*?)(gemm|fprop|dgrad|wgrad)((?:_[a-z0-9]+?)*?)"
+    r"_(\d+)x(\d+)(?:_(\d+)x(\d+))?_([a-z]{2,4})(?:_|\W|$)"
 )
 
 
 def _cutlass(name: str) -> KernelName | None:
-    """``cutlass_80_tensorop_s1688gemm_128x256_16x3_tn_align4`` and its relatives."""
+    """``cutlass_80_tensorop_s1688gemm_128x256_16x3_tn_align4`` and its relatives, cuDNN's among them."""
     found = _CUTLASS.search(name)
     if not found:
         return None
-    before, after = found[5], found[7] or ""
+    before, after = found[4], found[6]
     shape = re.search(r"(\d{3,6})$", before)
-    kind = next((word for word in ("bf16", "f16", "tf32") if word in f"{before} {after}"), "")
-    if not kind and found[4] == "tensorop" and (shape and shape[1] == "1688"):
-        kind = "tf32"
-    if not kind:
-        kind = {"s": "fp32", "d": "fp64", "h": "fp16"}.get(before[-1:] if not shape else "", "")
     return KernelName(
         name,
-        "gemm" if found[6] == "gemm" else "convolution",
-        "cutlass",
-        f"sm{found[2]}",
-        {"f16": "fp16"}.get(kind, kind),
+        "gemm" if found[5] == "gemm" else "convolution",
+        "cudnn" if "cudnn" in name else "cutlass",
+        f"sm{found[1] or 80}",
+        _cutlass_dtype(f"{before} {after}", found[3], shape[1] if shape else ""),
+        int(found[7]),
         int(found[8]),
-        int(found[9]),
-        int(found[10]),
-        int(found[11]),
+        int(found[9]) if found[9] else None,
+        int(found[10]) if found[10] else None,
         instruction=_instruction(shape[1]) if shape else None,
-        layout=found[12],
-        schedule="wmma" if found[3] else "",
+        layout=found[11],
+        schedule="wmma" if found[2] else "",
         bias="_bias" in name,
     )
+
+
+def _cutlass_dtype(text: str, unit: str, shape: str) -> str:
+    for word, dtype in (("bf16", "bf16"), ("tf32", "tf32"), ("f16", "fp16"), ("e4m3", "fp8"), ("i8", "int8")):
+        if word in text:
+            return dtype
+    if unit == "tensorop":
+        return "tf32" if shape == "1688" else ""
+    return {"s": "fp32", "d": "fp64", "h": "fp16"}.get(text[:1], "")
 
 
 _CUDNN_SDPA = re.compile(
@@ -229,31 +233,48 @@ _FMHA = re.compile(r"fmha_cutlassF_(f16|bf16|f32)_\w*?(\d+)x(\d+)_\w*?(sm\d+)")
 
 
 def _attention(name: str) -> KernelName | None:
+    if "lean_reduction_kernel" in name or "splitkv_combine" in name:
+        return KernelName(name, "attention_combine", "cudnn" if "cudnn" in name else "flash")
     if found := _CUDNN_SDPA.search(name):
         q, kv, dim, warps = (int(found[place]) for place in (3, 4, 5, 6))
         # its f16 means 16 bits wide: bf16 runs under the same name
         return KernelName(name, "attention", "cudnn", found[1], "", q, kv, warps_m=warps, head_dim=dim)
     if found := _FLASH.search(name):
-        dim, q, kv, warps = (int(found[place]) for place in (2, 3, 4, 5))
-        dtype = "bf16" if "bfloat16" in name else ("fp16" if "half" in name else "")
-        split = "splitkv" in name
-        return KernelName(
-            name, "attention", "flash", "sm80", dtype, q, kv, warps_m=warps, head_dim=dim, split_k=split
-        )
+        return _flash(name, found)
     if found := _FMHA.search(name):
         dtype = {"f16": "fp16", "bf16": "bf16", "f32": "fp32"}[found[1]]
         return KernelName(name, "attention", "cutlass", found[4], dtype, int(found[2]), int(found[3]))
-    if "lean_reduction_kernel" in name or "splitkv_combine" in name:
-        return KernelName(name, "attention_combine", "cudnn" if "cudnn" in name else "flash")
     return None
 
 
-_DTYPES = (("c10::BFloat16", "bf16"), ("c10::Half", "fp16"), ("float", "fp32"), ("double", "fp64"))
+def _flash(name: str, found: re.Match[str]) -> KernelName:
+    """FlashAttention 2's traits: head size, tile of queries, tile of keys, warps; then flags."""
+    dim, q, kv, warps = (int(found[place]) for place in (2, 3, 4, 5))
+    dtype = "bf16" if "bfloat16" in name else ("fp16" if "half" in name else "")
+    split = "splitkv" in name
+    after = re.search(r"> ?>, ((?:(?:true|false|\(bool\)[01])(?:, |>))+)", name)
+    flags = re.findall(r"true|false|[01]", after[1]) if after else []
+    place = 0 if split else 1  # the plain kernel has dropout before causal
+    causal = flags[place] in ("true", "1") if len(flags) > place else None
+    return KernelName(
+        name, "attention", "flash", "sm80", dtype, q, kv, warps_m=warps, head_dim=dim, split_k=split, causal=causal
+    )
+
+
+_DTYPES = (
+    ("c10::BFloat16", "bf16"),
+    ("__nv_bfloat16", "bf16"),
+    ("c10::Half", "fp16"),
+    ("__half", "fp16"),
+    ("float", "fp32"),
+    ("double", "fp64"),
+)
 
 
 def _dtype(text: str) -> str:
-    places = {dtype: text.find(word) for word, dtype in _DTYPES if word in text}
-    return min(places, key=lambda dtype: places[dtype]) if places else ""
+    """The format that stands first in a template's arguments."""
+    places = {text.find(word): dtype for word, dtype in _DTYPES if word in text}
+    return places[min(places)] if places else ""
 
 
 _SOFTMAX = re.compile(
@@ -290,21 +311,23 @@ def _norm(name: str) -> KernelName | None:
 
 _ELEMENTWISE = re.compile(
     r"(vectorized_elementwise_kernel|unrolled_elementwise_kernel\w*|vectorized_templated_elementwise_kernel"
-    r"|elementwise_kernel_with_index|elementwise_kernel)<(?:\(int\))?(\d+), (.*)"
+    r"|elementwise_kernel_with_index|elementwise_kernel)<(.*)"
 )
-_FUNCTOR = re.compile(
-    r"CUDAFunctor_(\w+)|(\w+?)Functor|(\w+?)_kernel_cuda|(\w+?)_kernel_impl|(\w+)_kernel\b|direct_copy_kernel"
-)
-_REDUCE = re.compile(r"reduce_kernel<(?:\(int\))?(\d+), (?:\(int\))?(\d+), (.*)")
+_REDUCE = re.compile(r"(?<![A-Za-z])reduce_kernel<(?:\(int\))?(\d+), (?:\(int\))?(\d+), (.*)")
 
 
 def _elementwise(name: str) -> KernelName | None:
+    """PyTorch's pointwise kernels: the vectorised ones name their width first, the strided ones second."""
     found = _ELEMENTWISE.search(name)
-    if not found:
+    if not found or "scatter_gather" in name:
         return None
-    kind, number, rest = found[1], int(found[2]), found[3]
-    unrolled = re.match(r"(?:\(int\))?(\d+), ", rest) if kind == "elementwise_kernel" else None
-    vector = int(unrolled[1]) if unrolled else (number if kind.startswith("vectorized") else None)
+    kind, rest = found[1], found[2]
+    numbers = re.match(r"(?:\(int\))?(\d+), (?:(?:\(int\))?(\d+), )?", rest)
+    vector = None
+    if numbers and kind.startswith("vectorized"):
+        vector = int(numbers[1])
+    elif numbers and kind == "elementwise_kernel" and numbers[2]:
+        vector = int(numbers[2])
     return KernelName(
         name,
         "elementwise",
@@ -316,14 +339,30 @@ def _elementwise(name: str) -> KernelName | None:
     )
 
 
+_FUNCTIONS = (
+    (r"direct_copy_kernel|float16_copy_kernel|bfloat16_copy_kernel|copy_kernel", "copy"),
+    (r"UnaryFunctor<.*?MulFunctor", "scale"),
+    (r"UnaryFunctor<.*?AddFunctor|CUDAFunctorOnSelf_add", "shift"),
+    (r"binary_internal::(\w+?)Functor", ""),
+    (r"CUDAFunctor_(\w+)", ""),
+    (r"(maximum|minimum|masked_fill|where)_kernel", ""),
+    (r"(\w+?)_kernel_cuda\b", ""),
+    (r"(?<!gpu)(?<!\w)(?!gpu_)(\w+?)_kernel_impl\b", ""),
+    (r"(?<!\w)(?!gpu_|elementwise)(\w+?)_kernel\(", ""),
+    (r"FillFunctor", "fill"),
+    (r"launch_clamp", "relu"),
+)
+
+
 def _function_of(text: str) -> str:
-    if "direct_copy_kernel" in text or "copy_kernel" in text:
-        return "copy"
-    found = re.search(r"at::native::(?:\(anonymous namespace\)::|<unnamed>::)?(\w+)", text)
-    word = found[1] if found else ""
-    for cut in ("CUDAFunctor_", "_kernel_cuda", "_kernel_impl", "_kernel", "_cuda"):
-        word = word.removeprefix(cut) if cut.startswith("CUDA") else word.removesuffix(cut)
-    return word.lower()
+    """What a pointwise kernel computes, by the functor in its template."""
+    for pattern, said in _FUNCTIONS:
+        if found := re.search(pattern, text):
+            word = said or found[1]
+            return (
+                word.removesuffix("_functor").removeprefix("Gelu").lower() if word != "GeluCUDAKernelImpl" else "gelu"
+            )
+    return "gelu" if "Gelu" in text else ""
 
 
 def _reduction(name: str) -> KernelName | None:
@@ -337,21 +376,26 @@ def _reduction(name: str) -> KernelName | None:
 
 _WORDS: tuple[tuple[str, str, str], ...] = (
     (r"splitKreduce", "splitk_reduce", "cublas"),
-    (r"gemvx|gemv2|gemvN|gemmk1|dot_kernel|reduce_1Block", "gemv", "cublas"),
+    (r"gemmSN_|gemmk1_|sgemm_largek|magma_\w*gemm", "gemm", "cublas"),
+    (r"gemvx|gemv2|gemvN|dot_kernel|reduce_1Block", "gemv", "cublas"),
+    (r"scal_kernel", "scale", "cublas"),
+    (r"cublasLt::epilogue", "epilogue", "cublas"),
     (r"CatArrayBatchedCopy", "cat", "pytorch"),
-    (r"vectorized_gather_kernel|indexSelect|index_elementwise_kernel|gather_kernel", "gather", "pytorch"),
-    (r"nchwToNhwc|nhwcToNchw|tensorTransform|convertTensor|nchwAddPadding|nhwcAddPadding", "layout", "cudnn"),
-    (r"conv_depthwise|DepthwiseConv|depthwise", "convolution_depthwise", "pytorch"),
-    (r"winograd", "convolution_winograd", "cudnn"),
     (
-        r"implicit_convolve|implicit_gemm|conv2d_grouped|convolve|scudnn|cudnn_generated\w*conv",
-        "convolution",
-        "cudnn",
+        r"vectorized_gather_kernel|indexSelect|index_elementwise_kernel|gather_kernel|scatter_gather",
+        "gather",
+        "pytorch",
     ),
-    (r"fft\w*(2d|1d)", "convolution_fft", "cudnn"),
+    (r"nchwToNhwc|nhwcToNchw|tensorTransform|convertTensor|nchwAddPadding|nhwcAddPadding", "layout", "cudnn"),
+    (r"flip_filter|init_device_workspace|computeOffsets|kern_precompute", "prepare", "cudnn"),
+    (r"conv2d_c1_k1|conv2d_grouped_direct|dgrad2d_c1_k1", "convolution_depthwise", "cudnn"),
+    (r"conv_depthwise|DepthwiseConv|depthwise", "convolution_depthwise", "pytorch"),
+    (r"[Ww]inograd", "convolution_winograd", "cudnn"),
+    (r"implicit_convolve|implicit_gemm|convolve|scudnn|cudnn_generated\w*conv", "convolution", "cudnn"),
+    (r"fft\w*(2d|1d)|_fft_|fft2d", "convolution_fft", "cudnn"),
     (r"[Mm]em(set|cpy)", "copy", "cuda"),
     (r"triton_", "elementwise", "triton"),
-    (r"FillFunctor|fill", "fill", "pytorch"),
+    (r"FillFunctor", "fill", "pytorch"),
 )
 
 

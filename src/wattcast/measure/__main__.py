@@ -53,6 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     kernels.add_argument("--budget", default="540s")
     kernels.add_argument("--few", type=int, default=0, help="only this many operators per family: a smoke test")
+    kernels.add_argument("--after", type=int, default=0, help="skip this many operators measured elsewhere")
     kernels.set_defaults(call=_kernels)
     counters = verbs.add_parser("counters", help="hardware counters of a sample, through ncu")
     counters.add_argument("--out", type=Path, required=True)
@@ -72,6 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     load.add_argument("--seconds", type=float, default=4.0)
     load.add_argument("--agree", action="store_true", help="measure them by campaign, window and run")
     load.add_argument("--out", type=Path)
+    load.add_argument("--marks", type=Path, help="write begin and end of each load here")
     load.set_defaults(call=_load)
     return parser
 
@@ -95,7 +97,7 @@ def _run(options: argparse.Namespace) -> int:
     else:
         print(run.measurement.sentence, file=sys.stderr)
         overhead = run.measurement.overhead or 0.0
-        print(f"the sampler used {100 * overhead:.2f} % of one processor", file=sys.stderr)
+        print(f"the sampler took {100 * overhead:.2f} % of the processors", file=sys.stderr)
     return run.exit_code
 
 
@@ -124,7 +126,7 @@ def _kernels(options: argparse.Namespace) -> int:
 
     began_s = time.monotonic()
     budget_s = parse(options.budget, "s", "--budget")
-    counts = run_campaign(options.out, options.steps.split(","), budget_s, options.few)
+    counts = run_campaign(options.out, options.steps.split(","), budget_s, options.few, options.after)
     print(json.dumps({**dict(sorted(counts.items())), "seconds": round(time.monotonic() - began_s, 1)}, indent=1))
     return int(ExitCode.OK)
 
@@ -159,7 +161,7 @@ def _load(options: argparse.Namespace) -> int:
     from wattcast.measure import load
 
     if not options.agree:
-        load.load(options.seconds)
+        load.load(options.seconds, options.marks)
         return int(ExitCode.OK)
     found = json.dumps(load.agree(), indent=1)
     if options.out:

@@ -81,8 +81,10 @@ def against_prediction(
     """
     try:
         first = predicted["predictions"][0]
-        figures = Figures(float(first["latency_s"]), float(first["power_w"]), float(first["clock_hz"]))
-    except (KeyError, IndexError, TypeError, ValueError):
+        latency_s = float(first["latency_s"])
+        waiting = max(1.0 - float(first.get("busy_s", latency_s)) / latency_s, 0.0)
+        figures = Figures(latency_s, float(first["power_w"]), float(first["clock_hz"]), waiting)
+    except (KeyError, IndexError, TypeError, ValueError, ZeroDivisionError):
         raise BadInput(f"{where}: expected the output of `wattcast predict --json`.") from None
     if iterations < 1:
         raise bad_value("--iterations", "a whole number of at least 1", iterations)

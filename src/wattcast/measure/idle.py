@@ -12,8 +12,8 @@ from wattcast.measure.source import Identity
 
 def measure_idle(length_s: float = 3.0, source: str = "auto", index: int = 0) -> tuple[Measurement, Identity]:
     """Mean power over ``length_s``; refused when someone else's work made it drift."""
-    with Sampler(source, index, period_s=0.005) as sampler:
-        time.sleep(0.3)
+    with Sampler(source, index, period_s=0.02) as sampler:
+        time.sleep(1.1)
         began_s = time.monotonic()
         time.sleep(length_s)
         ended_s = time.monotonic()

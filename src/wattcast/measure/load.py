@@ -6,18 +6,24 @@ same operators; ``agree`` does all three ways of measuring in turn.
 
 from __future__ import annotations
 
+import json
 import sys
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from wattcast.measure.kernels.gpu import Gpu, Graph
 from wattcast.measure.kernels.plan import plan
 from wattcast.measure.kernels.rows import Bench, sustained
 from wattcast.measure.kernels.spec import Spec
+from wattcast.measure.measurement import measured
 from wattcast.measure.run import run_command
 from wattcast.measure.sampler import Sampler
 from wattcast.measure.window import window
+
+SETTLE_S = 1.2
 
 
 def chosen() -> list[Spec]:
@@ -30,14 +36,18 @@ def chosen() -> list[Spec]:
     return [next(spec for spec in plan() if keep(spec)) for keep in kinds]
 
 
-def load(length_s: float, gpu: Gpu | None = None) -> None:
-    """Run each chosen operator for ``length_s``, a second of rest after each."""
-    gpu = gpu or Gpu.open()
+def load(length_s: float, marks: Path | None = None) -> None:
+    """Run each chosen operator for ``length_s``, a second of rest after each; ``marks`` gets their times."""
+    gpu, times = Gpu.open(), []
     for spec in chosen():
         graph = gpu.prepare(spec)
+        began_s = time.monotonic()
         keep_busy(gpu, graph, length_s)
+        times.append([began_s, time.monotonic()])
         graph.drop()
         time.sleep(1.0)
+    if marks is not None:
+        marks.write_text(json.dumps(times))
 
 
 def keep_busy(gpu: Any, graph: Graph, length_s: float) -> None:
@@ -53,36 +63,38 @@ def keep_busy(gpu: Any, graph: Graph, length_s: float) -> None:
     gpu.synchronize()
 
 
-def agree(length_s: float = 3.0) -> list[dict[str, object]]:
-    """Power of the chosen operators by the campaign, by windows and by ``measure run``."""
+def agree(length_s: float = 4.0) -> list[dict[str, object]]:
+    """Power of the chosen operators by the campaign, by windows and by ``measure run``; all after settling."""
     gpu = Gpu.open()
-    found: list[dict[str, object]] = []
-    for spec in chosen():
-        with Sampler("nvml") as sampler:
-            row = sustained(Bench(gpu, sampler, "agree"), spec)
-        graph = gpu.prepare(spec)
-        with window("outer", "nvml") as outer:
-            keep_busy(gpu, graph, 1.2)  # settle
-            with window("inner") as inner:
-                keep_busy(gpu, graph, length_s)
-        graph.drop()
-        found.append(
-            {
-                "spec": spec.id,
-                "operator": spec.operator,
-                "campaign_w": row.power_w,
-                "campaign_clock_hz": row.sm_clock_hz,
-                "window_w": inner.result.power_w,
-                "window_clock_hz": inner.result.sm_clock_hz,
-                "outer_w": outer.result.power_w,
-                "flags": [*row.flags, *inner.result.flags],
-            }
-        )
+    found = [_campaign_and_window(gpu, spec, length_s) for spec in chosen()]
     del gpu
-    run = run_command([sys.executable, "-m", "wattcast.measure", "load", "--seconds", str(length_s + 1.5)], "nvml")
-    plateaus = sorted(run.measurement.steady, key=lambda s: -s.power_w * min(s.duration_s, 1.0))
-    busy = sorted((s for s in plateaus if s.power_w > 200.0), key=lambda s: s.start_s)
-    for entry, stretch in zip(found, busy, strict=False):
-        entry["run_w"] = stretch.power_w
-    found.append({"run": run.plain()})
+    with tempfile.TemporaryDirectory() as folder:
+        marks = Path(folder) / "marks.json"
+        command = [sys.executable, "-m", "wattcast.measure", "load", "--marks", str(marks)]
+        run = run_command([*command, "--seconds", str(SETTLE_S + length_s)], "nvml")
+        times = json.loads(marks.read_text()) if marks.exists() else []
+    for entry, (began_s, ended_s) in zip(found, times, strict=False):
+        part = measured("part", run.samples, began_s + SETTLE_S, ended_s)
+        entry |= {"run_w": part.power_w, "run_clock_hz": part.sm_clock_hz}
+    found.append({"overhead": run.measurement.overhead, "exit_code": run.exit_code})
     return found
+
+
+def _campaign_and_window(gpu: Any, spec: Spec, length_s: float) -> dict[str, object]:
+    with Sampler("nvml") as sampler:
+        row = sustained(Bench(gpu, sampler, "agree"), spec)
+    graph = gpu.prepare(spec)
+    with window("outer", "nvml"):
+        keep_busy(gpu, graph, SETTLE_S)
+        with window("inner") as inner:
+            keep_busy(gpu, graph, length_s)
+    graph.drop()
+    return {
+        "spec": spec.id,
+        "operator": spec.operator,
+        "campaign_w": row.power_w,
+        "campaign_clock_hz": row.sm_clock_hz,
+        "window_w": inner.result.power_w,
+        "window_clock_hz": inner.result.sm_clock_hz,
+        "flags": [*row.flags, *inner.result.flags],
+    }

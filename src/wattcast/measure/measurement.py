@@ -6,6 +6,7 @@ counter says nothing. A stretch with fewer than five whole steps keeps its time 
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -15,6 +16,7 @@ from wattcast.measure.samples import BENIGN, Samples, Ticks, ticks
 from wattcast.units import show
 
 LEAST_TICKS = 5
+COARSE_S = 0.15  # between readings of a counter whose period is not known, beyond which power is doubtful
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class Measurement:
     throttle: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
     steady: tuple[Stretch, ...] = ()
-    overhead: float | None = None  # processor time of the sampler over the window's length
+    overhead: float | None = None  # share of the processors that the sampler took while the window ran
 
     def require(self) -> Measurement:
         """Itself, or :class:`~wattcast.errors.Refused` with the reasons when power cannot be trusted."""
@@ -54,7 +56,8 @@ class Measurement:
 
     def plain(self) -> dict[str, object]:
         """For JSON; what was not measured is left out."""
-        return {name: value for name, value in asdict(self).items() if value is not None}
+        values = asdict(self).items()
+        return {name: v for name, v in values if v is not None and not (isinstance(v, float) and math.isnan(v))}
 
     @property
     def sentence(self) -> str:
@@ -148,6 +151,9 @@ def _flags(held: Samples, inside: Ticks, stepped: Ticks, start_s: float, end_s: 
         flags.append(f"{inside.intervals} counter steps, {LEAST_TICKS} needed")
     if (np.diff(inside.energy_j) < 0.0).any():
         flags.append("counter_reset")
+    apart_s = float(np.median(np.diff(inside.time_s))) if inside.intervals else 0.0
+    if inside.step_s is None and apart_s > COARSE_S:
+        flags.append(f"steps of the counter known only to {apart_s:.2f} s")
     gap_s = np.diff(held["time_s"]).max(initial=0.0) if len(held) else end_s - start_s
     if gap_s > 1.0:
         flags.append(f"no samples for {gap_s:.1f} s")

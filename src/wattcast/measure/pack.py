@@ -1,18 +1,22 @@
 """JSON Lines of a campaign -> the tables that ship: ``rows.parquet`` and ``counters.parquet``.
 
 Each row gets its run's card and library versions and the kernel names of its operator, so that one
-table says everything. Rows that failed stay in, with their error and no figures.
+table says everything. Capped rows get their settled power from the raw samples of their run, where
+those were kept. Rows that failed stay in, with their error and no figures. ``operator`` is written as a
+workload file has it, so that a row turns into an operator.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from wattcast.errors import BadInput
+from wattcast.measure.kernels.capped import Settled, settle
 from wattcast.measure.kernels.counters import read_table as read_counters
+from wattcast.measure.samples import Samples
 from wattcast.records import (
     COUNTERS_FILE,
     ROWS_FILE,
@@ -25,6 +29,7 @@ from wattcast.records import (
     write_table,
 )
 
+LEAST_PHASES = 6
 _CARD = (
     "card_name",
     "card_uuid",
@@ -58,8 +63,9 @@ def pack(folders: list[Path], out: Path) -> dict[str, int]:
     if not rows:
         raise BadInput(f"no measured rows under {', '.join(str(folder) for folder in folders)}.")
     counters = [row for folder in folders for path in sorted(folder.rglob("counters.csv")) for row in _counted(path)]
-    unique = {(row.id, row.run): row for row in rows}  # a row measured again after a failure replaces it
-    packed = [_packed(row, runs.get(row.run), names.get(str(row.detail.get("spec", "")))) for row in unique.values()]
+    unique = list({(row.id, row.run): row for row in rows}.values())  # measured again after a failure: the later
+    unique = [_flag_beats(row) for row in _settle(unique, folders)]
+    packed = [_packed(row, runs.get(row.run), names.get(str(row.detail.get("spec", "")))) for row in unique]
     write_table(out / ROWS_FILE, sorted(packed, key=lambda row: (row["kind"], row["family"], row["id"], row["run"])))
     if counters:
         write_table(out / COUNTERS_FILE, sorted(counters, key=lambda row: str(row["id"])))
@@ -79,9 +85,51 @@ def _counted(path: Path) -> Iterable[Plain]:
         yield {**row, **{name.replace(".", "_"): value for name, value in metrics.items()}}
 
 
+def _settle(rows: list[KernelRow], folders: Iterable[Path]) -> list[KernelRow]:
+    """Capped rows with their settled figures, for every run whose samples were kept."""
+    kept = {path.stem.removeprefix("samples-"): path for folder in folders for path in folder.rglob("samples-*.npz")}
+    found: dict[tuple[str, str], Settled] = {}
+    for run, path in kept.items():
+        settled = settle([row for row in rows if row.run == run], Samples.load(path))
+        found |= {(row_id, run): figures for row_id, figures in settled.items()}
+    return [_with_settled(row, found.get((row.id, row.run))) for row in rows]
+
+
+def _with_settled(row: KernelRow, found: Settled | None) -> KernelRow:
+    if found is None:
+        return row
+    power_w, clock_hz = found.power_w, found.sm_clock_hz
+    return replace(row, settled_power_w=power_w, settled_clock_hz=clock_hz, settled_ticks=found.ticks)
+
+
+def _flag_beats(row: KernelRow) -> KernelRow:
+    """Duty cycles whose period beats with the board's sampling see only a few parts of it: flagged."""
+    if row.kind != "duty" or not row.period_s or phases(row.period_s) >= LEAST_PHASES:
+        return row
+    return replace(row, flags=(*row.flags, "period_beats_with_sensor"))
+
+
+def phases(period_s: float, sample_s: float = 0.02, most: int = 50) -> int:
+    """How many parts of a period are seen by samples ``sample_s`` apart; ``most`` when practically all.
+
+    >>> phases(0.05), phases(0.01236)
+    (5, 50)
+    """
+    turn = sample_s / period_s
+    return next((n for n in range(1, most) if abs(n * turn - round(n * turn)) < 0.01), most)
+
+
+def workload_form(operator: Plain) -> Plain:
+    """The operator as a workload file has it: an elementwise one is named by its function."""
+    if operator.get("op") != "elementwise":
+        return operator
+    return {"op": operator["function"], **{k: v for k, v in operator.items() if k not in ("op", "function")}}
+
+
 def _packed(row: KernelRow, run: RunInfo | None, names: NameRow | None) -> Plain:
     plain = asdict(row)
     plain["spec"] = plain["detail"].pop("spec", "")
+    plain["operator"] = workload_form(row.operator)
     plain["throttle"], plain["flags"] = list(row.throttle), list(row.flags)
     info = asdict(run) if run else {}
     plain |= {name: info.get(name) for name in _CARD}

@@ -1,8 +1,9 @@
 """The polling process: reads the energy source into the ring until told to stop.
 
 It outlives errors of the driver (a failed reading is NaN and counted), says when the device is gone,
-and ends with its parent. Once it knows the counter's step it polls quickly only around the next one:
-steps are then timed to a millisecond at a small share of a processor.
+and ends with its parent. Reading the energy counter of an H200 takes about 3 ms of a processor, other
+readings a tenth of that; so beside a program (``relaxed``) the counter is read ever more rarely as the
+run grows longer, and quickly only now and then around a step, which keeps the counter's phase known.
 """
 
 from __future__ import annotations
@@ -26,65 +27,129 @@ from wattcast.measure.samples import unwrap
 from wattcast.measure.source import EnergySource, ReadError, Slow, open_source
 
 FINE_S = 0.001  # between polls when the counter is about to step
-EARLY_S = 0.003  # how long before the expected step fine polling begins
-CLOCK_POLLS, SLOW_POLLS = 3, 12  # quick polls per reading of the clock, and of everything else
+EARLY_S = 0.008  # how long before the expected step fine polling begins
+SHARP_S = 0.008  # between the polls around a step, for its time to be known
+QUICK_S = 0.002  # between polls while the counter's period is being learnt, or when asked to be quick
+LEARNT = 8  # steps seen before the counter is taken as known
+CLOCK_S, OTHER_S = 0.0045, 0.018  # between readings of the clock, and of everything else; longer beside a program
+SLOWEST_S = 0.5
+AGE_SHARE = 0.1  # a relaxed sampler waits this share of its age
 
 
 class Pace:
-    """When to poll next: evenly, or once steps are known, evenly with a fine comb around each step."""
+    """When to read the counter next."""
 
-    def __init__(self, period_s: float) -> None:
-        self._period_s = period_s
-        self._steps: deque[float] = deque(maxlen=6)
+    def __init__(self, period_s: float, relaxed: bool = False) -> None:
+        self._period_s, self._relaxed = period_s, relaxed
+        self._steps: deque[float] = deque(maxlen=LEARNT)
+        self._begun_s = math.nan
         self._step_s = math.inf
+        self._phase_s = math.nan  # of the last step that was seen sharply
+        self._watching = False  # polling finely for the next one
+        self._tried_s = -math.inf  # when the last attempt to see one failed
+        self._read_s = math.nan
         self._energy_j = math.nan
 
-    def wait_s(self, now_s: float, energy_j: float) -> float:
-        """Time until the next poll, given the one just made."""
-        if energy_j != self._energy_j and math.isfinite(energy_j):
-            if math.isfinite(self._energy_j):
-                self._steps.append(now_s)
-                self._step_s = median([b - a for a, b in pairwise(self._steps)] or [math.inf])
-            self._energy_j = energy_j
-        if self._period_s <= 2.0 * FINE_S or len(self._steps) < 3:
-            return min(self._period_s, 0.004) if len(self._steps) < 3 else self._period_s
-        due_s = self._steps[-1] + self._step_s - now_s
-        if -2.0 * EARLY_S < due_s <= EARLY_S:
+    def wait_s(self, now_s: float, energy_j: float, quick: bool = False) -> float:
+        """Time until the next reading, given the one just made."""
+        self._note(now_s, energy_j)
+        if self._period_s <= 2.0 * FINE_S:
+            return self._period_s
+        if quick or len(self._steps) < LEARNT:
+            return min(self._period_s, QUICK_S)
+        usual_s = self._usual_s(now_s)
+        if now_s - max(self._phase_s, self._tried_s) < 8.0 * usual_s:
+            self._watching = False
+            return self._amid_s(now_s, usual_s)
+        due_s = (self._phase_s - now_s) % self._step_s  # the next step, wherever the last one was seen
+        if self._watching and EARLY_S < due_s < self._step_s - EARLY_S:  # it has passed unseen
+            self._watching, self._tried_s = False, now_s
+            return self._amid_s(now_s, usual_s)
+        if due_s <= EARLY_S or (self._watching and due_s >= self._step_s - EARLY_S):
+            self._watching = True
             return FINE_S
-        return min(self._period_s, due_s - EARLY_S) if due_s > EARLY_S else self._period_s
+        return due_s - EARLY_S
+
+    def _amid_s(self, now_s: float, usual_s: float) -> float:
+        """``usual_s``, shifted so that the reading falls between steps: it then belongs to one without doubt."""
+        if usual_s < 0.4 * self._step_s:
+            return usual_s
+        place = (now_s + usual_s - self._phase_s) / self._step_s
+        return max(usual_s + (math.floor(place) + 0.5 - place) * self._step_s, QUICK_S)
+
+    def _usual_s(self, now_s: float) -> float:
+        if not self._relaxed:
+            return self._period_s
+        return min(max(AGE_SHARE * (now_s - self._begun_s), self._period_s), SLOWEST_S)
+
+    def _note(self, now_s: float, energy_j: float) -> None:
+        """Remember when the counter stepped, if this reading and the one before saw it closely."""
+        self._begun_s = now_s if math.isnan(self._begun_s) else self._begun_s
+        stepped = math.isfinite(energy_j) and math.isfinite(self._energy_j) and energy_j != self._energy_j
+        if stepped and now_s - self._read_s <= SHARP_S:
+            self._phase_s = 0.5 * (self._read_s + now_s)
+            if len(self._steps) < LEARNT:
+                self._steps.append(self._phase_s)
+                self._step_s = median([b - a for a, b in pairwise(self._steps)] or [math.inf])
+        self._read_s = now_s
+        self._energy_j = energy_j if math.isfinite(energy_j) else self._energy_j
 
 
-def poll(source: EnergySource, ring: Ring, period_s: float, parent: int) -> None:
+def poll(source: EnergySource, ring: Ring, period_s: float, parent: int, relaxed: bool = False) -> None:
     """Read until told to stop or orphaned; never raises for what the driver does."""
-    pace, offset_j, previous_j = Pace(period_s), 0.0, 0.0
-    clock_s, slow_s = max(CLOCK_POLLS * 0.0015, period_s), max(SLOW_POLLS * 0.0015, 4.0 * period_s)
-    clock_due_s = slow_due_s = 0.0
+    pace, counter = Pace(period_s, relaxed), _Counter(source)
+    clock_s, other_s = (0.2, 0.2) if relaxed else (max(CLOCK_S, period_s), max(OTHER_S, period_s))
+    energy_due_s = clock_due_s = other_due_s = 0.0
     born_ns = time.process_time_ns()
     while not ring.header[layout.STOP] and os.getppid() == parent:
         began_s = read_s = time.monotonic()
         energy_j, clock_hz, slow = math.nan, math.nan, Slow()
         try:
-            energy_j = source.energy_j()
-            read_s = 0.5 * (began_s + time.monotonic())
+            if began_s >= energy_due_s:
+                energy_j = counter.read_j()
+                read_s = 0.5 * (began_s + time.monotonic())
+                energy_due_s = read_s + pace.wait_s(read_s, energy_j, bool(ring.header[layout.QUICK]))
             if began_s >= clock_due_s:
                 clock_hz, clock_due_s = source.sm_clock_hz(), began_s + clock_s
-            if began_s >= slow_due_s:
-                slow, slow_due_s = source.slow(), began_s + slow_s
+            if began_s >= other_due_s:
+                slow, other_due_s = source.slow(), began_s + other_s
             ring.header[layout.STATUS] = layout.SAMPLING
         except ReadError as error:
             ring.header[layout.ERRORS] += 1
             ring.header[layout.LAST_ERROR] = error.code
             ring.header[layout.STATUS] = layout.LOST if error.lost else layout.SAMPLING
-            time.sleep(0.05 if error.lost else 0.0)
-        if math.isfinite(energy_j):
-            offset_j, reset = unwrap(previous_j, energy_j, offset_j, source.energy_range_j)
-            previous_j = energy_j
-            energy_j += offset_j
-            ring.header[layout.RESETS] += reset
+            energy_due_s = began_s + (0.05 if error.lost else FINE_S)
+        ring.header[layout.RESETS] = counter.resets
         ring.write((read_s, energy_j, clock_hz, *slow.values))
         ring.header[layout.PROCESSOR_NS] = time.process_time_ns() - born_ns
-        time.sleep(max(pace.wait_s(read_s, energy_j) - (time.monotonic() - began_s), 0.0))
+        _sleep_until(min(energy_due_s, clock_due_s, other_due_s), ring)
     ring.header[layout.STATUS] = layout.STOPPED
+
+
+def _sleep_until(due_s: float, ring: Ring) -> None:
+    """Sleep, but no longer than it may take to be told to stop or to be quick."""
+    quick = bool(ring.header[layout.QUICK])
+    left_s = due_s - time.monotonic()
+    while left_s > 0.0 and not ring.header[layout.STOP] and bool(ring.header[layout.QUICK]) == quick:
+        time.sleep(min(left_s, 0.05))
+        left_s = due_s - time.monotonic()
+
+
+class _Counter:
+    """The source's energy counter without its wraps."""
+
+    def __init__(self, source: EnergySource) -> None:
+        self._source = source
+        self._offset_j = self._previous_j = 0.0
+        self.resets = 0
+
+    def read_j(self) -> float:
+        now_j = self._source.energy_j()
+        if math.isfinite(now_j):
+            self._offset_j, reset = unwrap(self._previous_j, now_j, self._offset_j, self._source.energy_range_j)
+            self._previous_j = now_j
+            self.resets += reset
+        return now_j + self._offset_j
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -94,6 +159,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("source")
     parser.add_argument("index", type=int)
     parser.add_argument("period_s", type=float)
+    parser.add_argument("--relaxed", action="store_true")
     options = parser.parse_args(arguments)
     parent = os.getppid()
     ring = Ring.attach(options.ring)
@@ -104,7 +170,7 @@ def main(arguments: list[str] | None = None) -> int:
         return int(error.exit_code)
     print(json.dumps(asdict(identity)), flush=True)
     try:
-        poll(source, ring, options.period_s, parent)
+        poll(source, ring, options.period_s, parent, options.relaxed)
     finally:
         source.close()
     return 0

@@ -1,13 +1,14 @@
 """``measure run -- COMMAND``: what a whole program took, without touching it.
 
-The sampler runs beside the command and slowly, so that its share of a processor stays under one
-percent of the run; what it took is shown. The command's exit code passes through, and an interrupt goes to the
-command first: what was measured until then is still reported.
+The sampler reads ever more rarely as the command runs on, so that it costs less than one percent of the
+run; what it took is shown, as a share of the processors there are. The command's exit code passes
+through, and an interrupt goes to the command first: what was measured until then is still reported.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import subprocess
 import time
@@ -19,8 +20,9 @@ from wattcast.measure.sampler import Sampler
 from wattcast.measure.samples import Samples
 from wattcast.measure.source import Identity
 
-PERIOD_S = 0.045
-LEAD_S = 0.25  # samples before and after the command
+PERIOD_S = 0.05
+LEAD_S = 1.1  # before the command, to learn the counter's period
+TAIL_S = 0.25  # after it, to see the counter step once more
 
 
 @dataclass(frozen=True)
@@ -51,13 +53,14 @@ def run_command(
     """Run ``command`` to its end beside the sampler; with ``pass_output`` false its stdout goes to our stderr."""
     if not command:
         raise BadInput("measure run: expected a command after --, got none. Example: measure run -- python train.py")
-    with Sampler(source, index, period_s) as sampler:
+    with Sampler(source, index, period_s, relaxed=True) as sampler:
         time.sleep(LEAD_S)
         spent_s, started_s = sampler.processor_s, time.monotonic()
         exit_code = _run(command, pass_output)
         ended_s = time.monotonic()
-        overhead = (sampler.processor_s - spent_s) / (ended_s - started_s)
-        time.sleep(LEAD_S)
+        overhead = (sampler.processor_s - spent_s) / (ended_s - started_s) / processors()
+        sampler.quick(True)
+        time.sleep(TAIL_S)
         samples, identity = sampler.since(0), sampler.identity
     label = command[0].rsplit("/", 1)[-1]
     result = measured(label, samples, started_s, ended_s, overhead)
@@ -83,3 +86,8 @@ def _run(command: list[str], pass_output: bool) -> int:
 def _forward(process: subprocess.Popen[bytes], number: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         process.send_signal(number)
+
+
+def processors() -> int:
+    """Processors this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

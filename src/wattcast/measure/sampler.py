@@ -31,8 +31,9 @@ SILENCE_S = 3.0  # a healthy sampler is never silent this long
 class Sampler:
     """The reading side. Use as a context manager; starting and stopping are explicit."""
 
-    def __init__(self, source: str = "auto", index: int = 0, period_s: float = 0.0015) -> None:
+    def __init__(self, source: str = "auto", index: int = 0, period_s: float = 0.0015, relaxed: bool = False) -> None:
         self._wanted = source, index, period_s
+        self._relaxed = relaxed
         self._process: subprocess.Popen[str] | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._ring: Ring | None = None
@@ -52,6 +53,7 @@ class Sampler:
         path = Path(self._folder.name) / "samples"
         self._ring = Ring.create(path)
         command = [sys.executable, "-m", "wattcast.measure.polling", str(path), source, str(index), str(period_s)]
+        command += ["--relaxed"] if self._relaxed else []
         package = str(Path(__file__).parents[2])
         paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
@@ -110,6 +112,11 @@ class Sampler:
     def errors(self) -> int:
         """Readings that failed so far."""
         return int(self._ring.header[layout.ERRORS]) if self._ring is not None else 0
+
+    def quick(self, wanted: bool) -> None:
+        """Read the counter as quickly as it goes, around a moment that matters; costs processor time."""
+        if self._ring is not None:
+            self._ring.header[layout.QUICK] = int(wanted)
 
     @property
     def processor_s(self) -> float:

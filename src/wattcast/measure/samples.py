@@ -86,28 +86,35 @@ class Samples:
 
 @dataclass(frozen=True)
 class Ticks:
-    """Times at which the energy counter stepped, and its value after each step."""
+    """Times at which the energy counter stepped, and its value after each step.
+
+    Slow polling sees only some of the steps; ``step_s`` is the counter's own period where it is regular.
+    """
 
     time_s: Array
     energy_j: Array
+    step_s: float | None = None
 
     def between(self, start_s: float, end_s: float) -> Ticks:
         """Steps inside the closed interval."""
         inside = (self.time_s >= start_s) & (self.time_s <= end_s)
-        return Ticks(self.time_s[inside], self.energy_j[inside])
+        return Ticks(self.time_s[inside], self.energy_j[inside], self.step_s)
 
-    def last(self, intervals: int) -> Ticks:
-        """The latest stretches between steps."""
-        return Ticks(self.time_s[-intervals - 1 :], self.energy_j[-intervals - 1 :])
+    def last(self, stretches: int) -> Ticks:
+        """The latest stretches between steps that were seen."""
+        return Ticks(self.time_s[-stretches - 1 :], self.energy_j[-stretches - 1 :], self.step_s)
 
     @property
     def intervals(self) -> int:
-        """Whole stretches between steps."""
-        return max(len(self.time_s) - 1, 0)
+        """Whole periods of the counter between the first step and the last."""
+        if len(self.time_s) < 2:
+            return 0
+        length_s = float(self.time_s[-1] - self.time_s[0])
+        return round(length_s / self.step_s) if self.step_s else len(self.time_s) - 1
 
     @property
     def interval_w(self) -> Array:
-        """Mean power of each stretch between two steps."""
+        """Mean power of each stretch between two steps that were seen."""
         return np.diff(self.energy_j) / np.diff(self.time_s)
 
     @property
@@ -118,41 +125,83 @@ class Ticks:
     @property
     def spread_w(self) -> float:
         """Standard deviation of :attr:`interval_w`."""
-        return float(self.interval_w.std(ddof=1)) if self.intervals > 1 else float("nan")
+        return float(self.interval_w.std(ddof=1)) if len(self.time_s) > 2 else float("nan")
 
 
-def ticks(samples: Samples) -> Ticks:
-    """Steps of the energy counter: each lies midway between the polls before and after it.
+@dataclass(frozen=True)
+class Sightings:
+    """Polls that met a new value of the counter."""
 
-    Polls see a step some milliseconds late. Where the counter steps regularly, its steps are put on the
-    regular grid they were seen around. A counter that runs backwards was reset (driver reload) or
-    wrapped; see :func:`unwrap`.
-    """
+    before_s: Array  # the poll before, which still met the old value
+    after_s: Array  # the poll that met the new one
+    energy_j: Array
+
+    @property
+    def middle_s(self) -> Array:
+        """The best guess at the step when nothing is known of the counter."""
+        return 0.5 * (self.before_s + self.after_s)
+
+
+def sightings(samples: Samples) -> Sightings:
+    """Every change of the energy counter, as polling met it."""
     read = np.isfinite(samples["energy_j"])
     time_s, energy_j = samples["time_s"][read], samples["energy_j"][read]
     step = np.flatnonzero(np.diff(energy_j) != 0.0)
-    seen_s = 0.5 * (time_s[step] + time_s[step + 1])
-    poll_s = float(np.median(np.diff(time_s))) if len(time_s) > 1 else 0.0
-    return Ticks(_on_grid_s(seen_s, time_s[step + 1] - time_s[step], poll_s), energy_j[step + 1])
+    return Sightings(time_s[step], time_s[step + 1], energy_j[step + 1])
 
 
-def _on_grid_s(seen_s: Array, gap_s: Array, poll_s: float) -> Array:
-    """Times of regular steps without the jitter of polling; as seen when irregular, few, or polled too rarely.
+def ticks(samples: Samples) -> Ticks:
+    """Steps of the energy counter.
 
-    ``gap_s`` lies between the polls around each sighting: a stall says little about when the step was.
+    Polls see a step some milliseconds late. Where the counter steps regularly, steps are put on the
+    regular grid that the sharpest sightings lie on, and a poll between steps belongs to the step before
+    it. Otherwise a step lies midway between the polls around it. A counter that runs backwards was reset
+    (driver reload) or wrapped; see :func:`unwrap`.
     """
-    if len(seen_s) < MIN_STEPS:
-        return seen_s
-    step_s = float(np.median(np.diff(seen_s)))
-    if step_s < 4.0 * poll_s:
-        return seen_s
-    number = _step_numbers(seen_s, step_s)
-    sharp = gap_s <= max(4.0 * poll_s, 0.05 * step_s)
-    if sharp.sum() < MIN_STEPS:
-        return seen_s
-    slope_s, origin_s = np.polyfit(number[sharp], seen_s[sharp], 1)
-    grid_s = origin_s + slope_s * number
-    return grid_s if float(np.median(np.abs(seen_s - grid_s))) < 0.05 * step_s else seen_s
+    seen = sightings(samples)
+    for guess_s in _periods(seen):
+        found = _on_grid(seen, guess_s)
+        if found is not None:
+            return found
+    return Ticks(seen.middle_s, seen.energy_j)
+
+
+def _periods(seen: Sightings) -> list[float]:
+    """Periods the counter may have: the shortest usual time between sharp sightings, or a part of it."""
+    if len(seen.energy_j) < MIN_STEPS:
+        return []
+    sharp_s = seen.middle_s[_sharp(seen)]
+    if len(sharp_s) < MIN_STEPS:
+        return []
+    apart_s = np.sort(np.diff(sharp_s))
+    usual_s = float(np.median(apart_s[apart_s <= 1.5 * apart_s[2]]))  # most may be several steps apart
+    return [usual_s / part for part in (1, 2, 3, 4, 5)]
+
+
+def _on_grid(seen: Sightings, guess_s: float) -> Ticks | None:
+    """Steps of a counter with a period near ``guess_s``; None when the sightings do not fit one."""
+    sharp = _sharp(seen)
+    sharp_s, gap_s = seen.middle_s[sharp], (seen.after_s - seen.before_s)[sharp]
+    if guess_s < 4.0 * float(np.median(gap_s)):
+        return None
+    number = _step_numbers(sharp_s, guess_s)
+    step_s, origin_s = (float(value) for value in np.polyfit(number, sharp_s, 1))
+    if float(np.median(np.abs(sharp_s - (origin_s + step_s * number)))) > 0.05 * step_s:
+        return None
+    late = np.floor((seen.after_s - origin_s) / step_s + 0.02)
+    every = np.where(sharp, np.round((seen.middle_s - origin_s) / step_s), late)
+    if (np.diff(every) < 1.0).any():  # two steps in one period: the period is shorter
+        return None
+    return Ticks(origin_s + step_s * every, seen.energy_j, step_s)
+
+
+def _sharp(seen: Sightings) -> npt.NDArray[np.bool_]:
+    """Sightings between two polls that lie close together: for the poller, and against the counter's step."""
+    gap_s = seen.after_s - seen.before_s
+    if len(gap_s) < 2:
+        return np.ones(len(gap_s), dtype=bool)
+    closest_s = float(np.percentile(np.diff(seen.middle_s), 5.0))
+    return gap_s <= max(3.0 * float(np.percentile(gap_s, 4.0)), 0.1 * closest_s)
 
 
 def _step_numbers(seen_s: Array, step_s: float) -> Array:

@@ -1,9 +1,12 @@
 """When a load has settled, and whether a window may be trusted.
 
 A window runs from one step of the energy counter to another, holds at least five stretches between
-steps, and starts only after the governor has had time to answer. It is steady when clock and power
-of its first and second half agree. DESIGN section 5: the governor answers about 90 ms after a load
-begins, and the board may average above its limit for a second.
+steps, and starts only after the governor has had time to answer (about 90 ms after a load begins,
+DESIGN section 5). It is steady when clock and power of its first and second half agree.
+
+Under the power cap there is no such quiet: an H200 runs about a second a few percent above its limit,
+then cuts the clock deeply for two tenths, and again. So a capped window holds two seconds, twice that
+cycle, and its mean is what the load settles at.
 """
 
 from __future__ import annotations
@@ -21,11 +24,13 @@ class Rule:
     """What settled means."""
 
     settle_s: float = 0.30  # before a window may begin
-    capped_settle_s: float = 0.90  # the same once the power cap has been seen
+    capped_settle_s: float = 0.50  # the same once the power cap has been seen
     least_ticks: int = 5  # stretches between counter steps
+    capped_ticks: int = 20  # the same under the cap, where the governor hunts
     clock_drift: float = 0.010  # between the halves, relative
     power_drift: float = 0.020
-    longest_s: float = 3.0  # then the window is taken as it is, and flagged
+    capped_drift: float = 0.060  # of clock or power under the cap
+    longest_s: float = 4.0  # then the window is taken as it is, and flagged
 
 
 @dataclass(frozen=True)
@@ -57,10 +62,9 @@ def settled(samples: Samples, started_s: float, rule: Rule) -> Window | None:
     stepped = ticks(samples)
     if stepped.intervals < rule.least_ticks:
         return None
-    running = samples.between(started_s + 0.05, np.inf)
-    settle_s = rule.capped_settle_s if "sw_power_cap" in running.throttle else rule.settle_s
-    last = stepped.last(rule.least_ticks)
-    if last.time_s[0] < started_s + settle_s:
+    capped = "sw_power_cap" in samples.between(started_s + 0.05, np.inf).throttle
+    last = stepped.last(rule.capped_ticks if capped else rule.least_ticks)
+    if last.time_s[0] < started_s + (rule.capped_settle_s if capped else rule.settle_s):
         return None
     window = _window(samples, last, rule)
     return None if "clock_drift" in window.flags or "power_drift" in window.flags else window
@@ -80,9 +84,10 @@ def window(samples: Samples, start_s: float, end_s: float, rule: Rule) -> Window
 def _window(samples: Samples, inside: Ticks, rule: Rule) -> Window:
     held = samples.between(float(inside.time_s[0]), float(inside.time_s[-1]))
     flags = []
-    if _drift(held.known("sm_clock_hz")) > rule.clock_drift:
+    capped = "sw_power_cap" in held.throttle
+    if _drift(held.known("sm_clock_hz")) > (rule.capped_drift if capped else rule.clock_drift):
         flags.append("clock_drift")
-    if _drift(inside.interval_w) > rule.power_drift:
+    if _drift(inside.interval_w) > (rule.capped_drift if capped else rule.power_drift):
         flags.append("power_drift")
     if (np.diff(inside.energy_j) < 0.0).any():
         flags.append("counter_reset")

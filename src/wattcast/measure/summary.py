@@ -8,7 +8,7 @@ error or a flag are left out and counted.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable
 from itertools import combinations
 from pathlib import Path
 
@@ -33,6 +33,7 @@ def summarise(database: Path) -> Plain:
         "flagged": dict(Counter(flag for row in good for flag in row["flags"])),
         "kernels": {
             "duty-cycled at three duties": _complete(good, "duty", 3),
+            "of these with a period that does not beat with the sensor": _complete(_unbeaten(good), "duty", 3),
             "with data patterns": _patterns(good),
             "with counters": len({row["spec"] for row in counters}),
             "with names": len({row["spec"] for row in good if row["kernel_names"]}),
@@ -86,6 +87,10 @@ def _complete(rows: list[Plain], kind: str, least: int) -> int:
     return sum(count >= least for count in seen.values())
 
 
+def _unbeaten(rows: list[Plain]) -> list[Plain]:
+    return [row for row in rows if "period_beats_with_sensor" not in row["flags"]]
+
+
 def _patterns(rows: list[Plain]) -> int:
     """Operators sustained on random values, zeros, ones and relu-like values."""
     seen: dict[str, set[str]] = {}
@@ -107,18 +112,35 @@ def _other_card(a: Plain, b: Plain) -> bool:
     return bool(a["card_uuid"] != b["card_uuid"])
 
 
-def _repeatability(rows: Iterable[Plain], wanted: object) -> dict[str, dict[str, float]]:
-    assert callable(wanted)
+def _repeatability(rows: list[Plain], wanted: Callable[[Plain, Plain], bool]) -> dict[str, dict[str, float]]:
+    plain = _pairs([row for row in rows if not row["flags"]], wanted)
+    settled = _pairs([_settled(row) for row in rows if not _doubtful(row)], wanted)
+    return {
+        "latency, burst": _spread(plain, "burst", "latency_s"),
+        "latency, sustained": _spread(plain, "sustained", "latency_s"),
+        "power, sustained, one window": _spread(plain, "sustained", "power_w"),
+        "power, sustained, settled where capped": _spread(settled, "sustained", "power_w"),
+    }
+
+
+def _pairs(rows: list[Plain], wanted: Callable[[Plain, Plain], bool]) -> list[tuple[str, Plain, Plain]]:
+    """Rows of the same kind, operator and data, two by two."""
     groups: dict[tuple[str, str, str], list[Plain]] = {}
     for row in rows:
-        if row["kind"] in ("burst", "sustained") and not row["flags"]:
+        if row["kind"] in ("burst", "sustained"):
             groups.setdefault((row["kind"], row["spec"], row["data"]), []).append(row)
-    pairs = [(kind, a, b) for (kind, _, _), held in groups.items() for a, b in combinations(held, 2) if wanted(a, b)]
-    return {
-        "latency, burst": _spread(pairs, "burst", "latency_s"),
-        "latency, sustained": _spread(pairs, "sustained", "latency_s"),
-        "power, sustained": _spread(pairs, "sustained", "power_w"),
-    }
+    return [(kind, a, b) for (kind, _, _), held in groups.items() for a, b in combinations(held, 2) if wanted(a, b)]
+
+
+def _settled(row: Plain) -> Plain:
+    """The row with its settled power in place of its window's, where it has one."""
+    return row | {"power_w": row["settled_power_w"]} if row.get("settled_power_w") else row
+
+
+def _doubtful(row: Plain) -> bool:
+    """Flagged; but a window that never came to rest under the cap has a settled power all the same."""
+    flags = set(row["flags"]) - ({"unsettled"} if row.get("settled_power_w") else set())
+    return bool(flags)
 
 
 def _spread(pairs: list[tuple[str, Plain, Plain]], kind: str, column: str) -> dict[str, float]:

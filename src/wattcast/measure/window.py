@@ -16,6 +16,7 @@ from wattcast.errors import Refused
 from wattcast.measure.measurement import Measurement, measured
 from wattcast.measure.sampler import Sampler
 
+LEAD_S = 1.1  # before the outermost window, to learn the counter's period
 TAIL_S = 0.25  # samples beyond the end, so that the counter steps once more
 
 
@@ -47,13 +48,13 @@ _shared: list[_Shared] = []
 
 
 @contextmanager
-def window(name: str, source: str = "auto", index: int = 0, period_s: float = 0.005) -> Iterator[Live]:
+def window(name: str, source: str = "auto", index: int = 0, period_s: float = 0.05) -> Iterator[Live]:
     """Measure the block. Raises :class:`~wattcast.errors.MissingTool` when nothing here can be measured."""
     outermost = not _shared
     if outermost:
         sampler = Sampler(source, index, period_s)
         sampler.start()
-        time.sleep(TAIL_S)  # one counter step before the window begins
+        time.sleep(LEAD_S)
         _shared.append(_Shared(sampler, [], 0))
     shared = _shared[-1]
     live = Live(name, time.monotonic())
@@ -71,7 +72,9 @@ def _close(shared: _Shared, live: Live, outermost: bool) -> None:
     shared.open.remove(live)
     live._result = Measurement(live.name, end_s - live.started_s, flags=("not evaluated",))
     try:
-        time.sleep(TAIL_S if outermost else 0.0)
+        if outermost:
+            shared.sampler.quick(True)
+            time.sleep(TAIL_S)
         samples = shared.sampler.since(shared.mark)
         live._result = measured(live.name, samples, live.started_s, end_s)
         for inner in live.inner:  # with the samples that came after they ended

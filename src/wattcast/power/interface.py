@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, Protocol, runtime_checkable
 
 from wattcast.activity import Activity
@@ -65,16 +66,25 @@ class Kind:
     example: Callable[[], PowerModel]
 
 
-def kinds() -> dict[str, Kind]:
-    """Every registered kind of power model. A new model is one file and one line here."""
-    from wattcast.power import module
+# kind -> module that defines it as KIND. A new model is one file and one line here.
+_HOMES = {
+    "module": "wattcast.power.module",
+    "rate": "wattcast.power.rate",
+    "switched_capacitance": "wattcast.power.switched_capacitance",
+    "hybrid_rail": "wattcast.power.hybrid_rail",
+    "component": "wattcast.power.component.model",
+}
 
-    return {kind.name: kind for kind in (module.KIND,)}
+
+def kinds() -> dict[str, Kind]:
+    """Every registered kind of power model."""
+    return {name: kind_of(name) for name in _HOMES}
 
 
 def kind_of(name: str) -> Kind:
-    """The kind called ``name``, or an error with the nearest names."""
-    table = kinds()
-    if name not in table:
-        raise unknown_name("power model", name, table, f"Known: {', '.join(table)}.")
-    return table[name]
+    """The kind called ``name``, or an error with the nearest names; only its own module is imported."""
+    if name not in _HOMES:
+        raise unknown_name("power model", name, _HOMES, f"Known: {', '.join(_HOMES)}.")
+    kind: Kind = import_module(_HOMES[name]).KIND
+    assert kind.name == name, f"{_HOMES[name]} defines {kind.name}, registered as {name}"
+    return kind

@@ -17,7 +17,8 @@ from wattcast.explore.published import GPU, Curve, Format
 from wattcast.explore.study import Columns, table
 from wattcast.explore.sweep import Swept
 from wattcast.fitted import bundle_for
-from wattcast.report.figure import COLOUR, _caption, _figure
+from wattcast.report.figure import COLOUR, new_figure
+from wattcast.report.figure import caption as write_caption
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -43,7 +44,7 @@ _LABEL = {
 def front(done: Swept) -> Figure:
     """Every point (an even selection of many) by the first two objectives, and the front through them."""
     x, y = done.objectives[:2]
-    figure = _figure(7.0, 5.0)
+    figure = new_figure(7.0, 5.0)
     axes = figure.subplots()
     shown = done.summary.shown
     axes.plot(
@@ -73,7 +74,7 @@ def heat_map(done: Swept, x: str, y: str, value: str = "energy_j") -> Figure:
         raise bad_value("heat map", "two axes of a grid", f"{columns.size} by {lines.size} different values")
     least = np.full((lines.size, columns.size), np.inf)
     np.minimum.at(least, (at_y, at_x), _scaled(value, shown[value]))
-    figure = _figure(7.0, 5.0)
+    figure = new_figure(7.0, 5.0)
     axes = figure.subplots()
     seen = np.ma.masked_invalid(least)
     mesh = axes.pcolormesh(_scaled(x, columns), _scaled(y, lines), seen, shading="nearest", cmap="cividis")
@@ -89,7 +90,7 @@ def curves(
     found: Mapping[str, Mapping[str, npt.NDArray[Any]]], x: str, values: Sequence[str], caption: str
 ) -> Figure:
     """Several quantities against one, a line for each named table (a GPU, a power limit)."""
-    figure = _figure(3.4 * len(values) + 1.2, 3.6)
+    figure = new_figure(3.4 * len(values) + 1.2, 3.6)
     palette = [COLOUR[name] for name in ("dram", "tensor", "shared", "cuda", "link", "l2", "sm", "sfu")]
     for axes, value in zip(np.ravel(figure.subplots(1, len(values), squeeze=False)), values, strict=True):
         for index, (name, columns) in enumerate(found.items()):
@@ -98,7 +99,7 @@ def curves(
         axes.set_ylabel(label(value))
         axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=7)
-    _caption(figure, caption)
+    write_caption(figure, caption)
     return figure
 
 
@@ -129,7 +130,7 @@ def per_gpu(workload: Workload, found: Sequence[Choice], options: Mapping[str, A
 
 def published_dvfs(found: Sequence[Curve]) -> Figure:
     """Power over clocks of the published workloads: measured dots, predicted line."""
-    figure = _figure(9.0, 5.2)
+    figure = new_figure(9.0, 5.2)
     for axes, curve in zip(np.ravel(figure.subplots(2, 3)), found, strict=True):
         axes.plot(curve.clock_hz / 1e6, curve.measured_w, "o", ms=4, color=COLOUR["sm"], label="measured")
         axes.plot(curve.clock_hz / 1e6, curve.predicted_w, "-", color=COLOUR["tensor"], label="predicted")
@@ -140,7 +141,7 @@ def published_dvfs(found: Sequence[Curve]) -> Figure:
         axes.spines[["top", "right"]].set_visible(False)
         axes.legend(frameon=False, fontsize=7)
     bundle = bundle_for(find_gpu(GPU))
-    _caption(
+    write_caption(
         figure,
         "A100-PCIE-40GB; measured: EnergAIzer artifact (a100_pcie_40gb_dvfs.csv, a100_pcie_40gb_900mhz.csv); "
         f"predicted: {bundle.status} coefficients, {bundle.provenance.date}: {bundle.provenance.source}",
@@ -150,7 +151,7 @@ def published_dvfs(found: Sequence[Curve]) -> Figure:
 
 def published_formats(found: Sequence[Format]) -> Figure:
     """Speed-up over fp32, and power, by number format and attention: bars predicted, dots measured."""
-    figure = _figure(9.0, 3.8)
+    figure = new_figure(9.0, 3.8)
     left, right = figure.subplots(1, 2)
     kinds = list(dict.fromkeys((row.dtype, row.attention) for row in found))
     cases = list(dict.fromkeys((row.model, row.batch, row.seq) for row in found))
@@ -173,7 +174,7 @@ def published_formats(found: Sequence[Format]) -> Figure:
         axes.spines[["top", "right"]].set_visible(False)
     handles, names = left.get_legend_handles_labels()
     figure.legend(handles, names, loc="outside upper center", ncols=3, frameon=False, fontsize=8)
-    _caption(figure, "A100-PCIE-40GB at 900 MHz; bars predicted, dots measured (EnergAIzer artifact)")
+    write_caption(figure, "A100-PCIE-40GB at 900 MHz; bars predicted, dots measured (EnergAIzer artifact)")
     return figure
 
 
@@ -189,4 +190,6 @@ def _scaled(column: str, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
 def _source(figure: Figure, done: Swept) -> None:
     bundle = done.study.bundle
     kept = f"{done.points:,} points, {len(done.summary.shown['point']):,} shown"
-    _caption(figure, f"{kept}; {bundle.status} coefficients, {bundle.provenance.date}: {bundle.provenance.source}")
+    write_caption(
+        figure, f"{kept}; {bundle.status} coefficients, {bundle.provenance.date}: {bundle.provenance.source}"
+    )

@@ -35,7 +35,7 @@ MOST_OPS = 10
 
 def breakdown(p: Prediction) -> Figure:
     """Where the power goes: watts by module of the whole, and of the operators that take longest."""
-    figure = _figure(9.0, 5.0)
+    figure = new_figure(9.0, 5.0)
     axes = figure.subplots()
     ranked = sorted(p.ops, key=lambda o: -float(o.energy_j))[:MOST_OPS]
     shares = (f"{o.op}  {float(o.energy_j) / float(p.energy_j):.0%} of energy" for o in ranked)
@@ -53,7 +53,7 @@ def breakdown(p: Prediction) -> Figure:
     axes.set_title(f"{p.name} on {p.gpu}: {float(p.latency_s) * 1e3:.3g} ms, {float(p.power_w):.4g} W")
     axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
-    _caption(figure, f"{p.status} coefficients, {p.provenance.date}: {p.provenance.source}")
+    caption(figure, f"{p.status} coefficients, {p.provenance.date}: {p.provenance.source}")
     return figure
 
 
@@ -67,12 +67,14 @@ def save(figure: Figure, path: Path) -> None:
     write_whole(path, buffer.getvalue())
 
 
-def _caption(figure: Figure, text: str) -> None:
-    """Where the numbers came from, small, below everything."""
+def caption(figure: Figure, text: str) -> Figure:
+    """Where the numbers came from, small, below everything; the figure itself comes back."""
     figure.supxlabel("\n".join(wrap(text, 150)), x=0.01, ha="left", fontsize=6, color="#666666")
+    return figure
 
 
-def _figure(width: float, height: float) -> Figure:
+def new_figure(width: float, height: float) -> Figure:
+    """An empty figure of that size in inches, or an error that says how to get matplotlib."""
     try:
         from matplotlib.figure import Figure
     except ImportError:

@@ -1,0 +1,34 @@
+"""Replay a table of measurements: what would a controller have saved, had it been there?"""
+
+import math
+import tempfile
+from pathlib import Path
+
+from wattcast.manage import replay
+from wattcast.manage.outcome import compare
+from wattcast.manage.policies import Name, Setup
+
+# Two made-up programs on a made-up card: one waits for memory, one computes. Rows are memory MHz, core MHz,
+# time ms, power W, energy mJ, as the tables of Guerreiro et al. have them.
+lines = []
+for name, share in (("waits", 0.1), ("computes", 0.95)):
+    lines.append(name)
+    for memory in (810, 3505):
+        for core in range(600, 1201, 40):
+            compute, transfer = share * 1200 / core, (1 - share) * 3505 / memory
+            time_ms = 10 * math.hypot(compute, transfer)
+            power = 55 + 75 * (core / 1200) ** 2.2 + 40 * memory / 3505
+            lines.append(f"{memory},{core},{time_ms:.4f},{power:.4f},{time_ms * power:.4f}")
+
+with tempfile.TemporaryDirectory() as folder:
+    path = Path(folder) / "table.csv"
+    path.write_text("\n".join(lines) + "\n")
+    plants = replay.read(path, iterations=100, default="1200/3505")
+
+comparison = compare(plants, Setup())
+for outcome in comparison.of(Name.HARMONIA):
+    settings = plants[0].lattice.show(outcome.settings) if outcome.settings else "several"
+    print(
+        f"{outcome.application}: {settings}; ED² {outcome.ed2_gain_over_default:.1%} better than the default, "
+        f"{outcome.ed2_over_oracle:.2%} from the oracle, {outcome.ed2_over_oracle_with_probing:.2%} with probing"
+    )

@@ -1,0 +1,301 @@
+"""``wattcast manage simulate|replay|watch|run``"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from wattcast.cli.environment import Environment
+
+if TYPE_CHECKING:
+    from wattcast.manage.objective import Objective
+    from wattcast.manage.plant import Noise, Tables
+    from wattcast.manage.policies import Setup
+
+app = typer.Typer(help="Steer clocks to spend less power for the same speed.", no_args_is_help=True)
+
+Goal = Annotated[str, typer.Option("--objective", help="ed2|ed|energy: what is minimised.")]
+Slowdown = Annotated[str | None, typer.Option(help="Longest time allowed over the default's, such as 10%.")]
+Latency = Annotated[str | None, typer.Option(help="Longest time of one run allowed, such as 5ms.")]
+Cap = Annotated[str | None, typer.Option(help="Board power not to be exceeded, such as 180W.")]
+Scatter = Annotated[str | None, typer.Option("--noise", help="Measurement noise of time and power, such as 1%.")]
+Seed = Annotated[int, typer.Option(help="Seed of noise and perturbation.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Plot = Annotated[Path | None, typer.Option(help="Folder to save figures in.")]
+Device = Annotated[int, typer.Option(help="Card, by NVML index.")]
+
+
+@app.command()
+def simulate(
+    ctx: typer.Context,
+    workloads: Annotated[
+        list[str] | None, typer.Argument(help="Workloads for a catalogue GPU; none for hd-7970.")
+    ] = None,
+    gpu: Annotated[str, typer.Option(help="hd-7970 (paper 004, simulated) or a catalogue GPU.")] = "hd-7970",
+    objective: Goal = "ed2",
+    slowdown: Slowdown = None,
+    latency: Latency = None,
+    cap: Cap = None,
+    noise: Scatter = None,
+    seed: Seed = 0,
+    perturbed: Annotated[int, typer.Option(help="Also run this many perturbed plants (hd-7970).")] = 0,
+    sensitivity: Annotated[Path | None, typer.Option(help="Sensitivity model (wattcast fit sensitivity).")] = None,
+    export: Annotated[Path | None, typer.Option(help="Save time and counters of all settings as CSV.")] = None,
+    json: Json = False,
+    plot: Plot = None,
+) -> None:
+    """Play all policies on a simulated card.
+
+    Example: wattcast manage simulate --perturbed 20
+    """
+    from wattcast.manage import simulated_plants
+    from wattcast.manage.hd7970 import STRESS
+
+    env: Environment = ctx.obj
+    goal = _objective(objective, slowdown, latency, cap)
+    plant, model = simulated_plants.choose(gpu, workloads or [], sensitivity)
+    setup = _setup(goal, _noise(noise), seed, model)
+    sweep = simulated_plants.sweep(perturbed, setup, seed) if perturbed else None
+    if export is not None:
+        simulated_plants.export(plant, export)
+        env.say(f"table saved: {export}")
+    more = {} if sweep is None else {"perturbed": sweep}
+    _compare(env, [plant], setup, f"{plant.name}, simulated", json, plot, STRESS, [], more)
+
+
+@app.command()
+def replay(
+    ctx: typer.Context,
+    files: Annotated[list[Path], typer.Argument(help="Tables of time and power by clock.")],
+    default: Annotated[
+        str | None, typer.Option(help="The vendor's clocks, CORE/MEM in MHz (1164/3505); default: the highest.")
+    ] = None,
+    objective: Goal = "ed2",
+    slowdown: Slowdown = None,
+    latency: Latency = None,
+    cap: Cap = None,
+    noise: Scatter = None,
+    seed: Seed = 0,
+    repeats: Annotated[int, typer.Option(help="With noise: also repeat this often and count who is worse off.")] = 0,
+    iterations: Annotated[int, typer.Option(help="Runs of each application.")] = 100,
+    gpu: Annotated[str | None, typer.Option(help="The table's card in the catalogue, to predict it.")] = None,
+    workloads: Annotated[Path | None, typer.Option(help="Folder of operator lists, NAME.json.")] = None,
+    leave_out: Annotated[list[str] | None, typer.Option(help="Applications to leave out, by start of name.")] = None,
+    json: Json = False,
+    plot: Plot = None,
+) -> None:
+    """Play all policies on tables of real measurements.
+
+    Example: wattcast manage replay real_time_power_by_clock.csv --default 1164/3505 --json
+    """
+    from wattcast.manage import replay as tables
+
+    env: Environment = ctx.obj
+    goal = _objective(objective, slowdown, latency, cap)
+    plants = [p for file in files for p in tables.read(file, iterations, default)]
+    plants = tables.without(plants, leave_out or [])
+    chosen, notes = _forecast(plants, gpu, workloads, goal)
+    setup = _setup(goal, _noise(noise), seed, None, chosen)
+    more = _repeated(plants, setup, repeats)
+    _compare(env, plants, setup, ", ".join(f.name for f in files), json, plot, (), notes, more)
+
+
+@app.command()
+def watch(
+    ctx: typer.Context,
+    device: Device = 0,
+    period: Annotated[str, typer.Option(help="Time between two readings.")] = "1s",
+    count: Annotated[int, typer.Option(help="Readings; 0: until interrupted.")] = 5,
+    objective: Goal = "ed2",
+    slowdown: Slowdown = None,
+    gpu: Annotated[str | None, typer.Option(help="Catalogue GPU of the card; default: by its name.")] = None,
+    json: Json = False,
+) -> None:
+    """Observe a card and say what could be set and what that might save. Sets nothing."""
+    from wattcast import units
+    from wattcast.manage import watching
+    from wattcast.measure.device_plant import Card
+
+    env: Environment = ctx.obj
+    seconds = units.parse(period, "s", "--period")
+    card = Card(device)
+    card.open()
+    try:
+        found = watching.watch(card, seconds, count, _objective(objective, slowdown, None, None), gpu, env.say)
+    finally:
+        card.close()
+    if json:
+        env.json(found)
+        return
+    watching.print_watched(env.console(), found)
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def run(
+    ctx: typer.Context,
+    command: Annotated[list[str], typer.Argument(help="The program, after --.")],
+    apply: Annotated[bool, typer.Option("--apply", help="Really lock clocks; else a dry run.")] = False,
+    device: Device = 0,
+    period: Annotated[str, typer.Option(help="Time between two decisions.")] = "1s",
+    objective: Goal = "ed2",
+    slowdown: Slowdown = None,
+    cap: Cap = None,
+    progress: Annotated[
+        Path | None, typer.Option(help="File the program appends a byte to per unit of work (WATTCAST_PROGRESS).")
+    ] = None,
+    sm_percent: Annotated[int | None, typer.Option(help="Share of the SMs, through a running MPS server.")] = None,
+    state: Annotated[Path | None, typer.Option(help="Folder for lock and state; root: /run/wattcast.")] = None,
+) -> None:
+    """Run a program while the controller locks clocks through NVML; they are reset however it ends.
+
+    Example: wattcast manage run --apply -- python train.py
+    """
+    from wattcast import units
+    from wattcast.errors import Refused
+    from wattcast.manage import guard, session
+    from wattcast.measure.device_plant import Card
+
+    env: Environment = ctx.obj
+    goal = _objective(objective, slowdown, None, cap)
+    seconds = units.parse(period, "s", "--period")
+    variables = dict(env.variables)
+    if sm_percent is not None:
+        variables |= session.share_of_units(sm_percent, variables)
+    card = Card(device)
+    card.open()
+    try:
+        why_not = card.why_not_set()
+        if not apply:
+            env.say(f"dry run on {card.name}: clocks would be locked and reset; add --apply to do it.")
+            if why_not:
+                env.say(f"it would be refused: {why_not}.")
+            raise typer.Exit
+        if why_not:
+            raise Refused(f"{why_not}. Nothing was set, the program was not started.")
+        folder = state or guard.state_folder(variables)
+        watchdog = guard.watchdog_command(device)
+        ended = session.run_controlled(card, command, goal, folder, seconds, env.say, variables, progress, watchdog)
+    finally:
+        card.close()
+    raise typer.Exit(ended.code if ended.code >= 0 else 128 - ended.code)
+
+
+@app.command(hidden=True)
+def watchdog(note: Path, device: Device = 0) -> None:
+    """Reset a card when the controller that held it is gone. Started by ``run``."""
+    import signal
+
+    from wattcast.errors import WattcastError
+    from wattcast.manage.guard import WATCHDOG_READY, watch_over
+    from wattcast.measure.device_plant import Card
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # it goes when the controller does, and not before
+    card = Card(device)
+    card.open()
+    sys.stdout.buffer.write(WATCHDOG_READY)
+    sys.stdout.flush()
+    try:
+        watch_over(card, note)
+    except WattcastError as error:  # the note stays, and the next start finds it
+        sys.stderr.write(f"wattcast watchdog: {error}\n")
+        raise typer.Exit(error.exit_code) from None
+    finally:
+        card.close()
+
+
+def _objective(goal: str, slowdown: str | None, latency: str | None, cap: str | None) -> Objective:
+    from wattcast import units
+    from wattcast.errors import unknown_name
+    from wattcast.manage.objective import Goal as Goals
+    from wattcast.manage.objective import Objective
+
+    known = [str(g) for g in Goals]
+    if goal not in known:
+        raise unknown_name("objective", goal, known, f"Known: {', '.join(known)}.")
+    return Objective(
+        Goals(goal),
+        None if slowdown is None else units.parse(slowdown, "", "--slowdown"),
+        None if latency is None else units.parse(latency, "s", "--latency"),
+        None if cap is None else units.parse(cap, "W", "--cap"),
+    )
+
+
+def _noise(text: str | None) -> Noise | None:
+    from wattcast import units
+    from wattcast.manage.plant import Noise
+
+    share = 0.0 if text is None else units.parse(text, "", "--noise")
+    return Noise(share, share) if share else None
+
+
+def _setup(goal: Objective, noise: Noise | None, seed: int, model: Any, forecast: Any = None) -> Setup:
+    from wattcast.manage.policies import Setup
+
+    return Setup(objective=goal, model=model, forecast=forecast or {}, noise=noise, seed=seed)
+
+
+def _forecast(
+    plants: list[Tables], gpu: str | None, workloads: Path | None, goal: Objective
+) -> tuple[dict[str, tuple[int, ...]], list[str]]:
+    from wattcast import api
+    from wattcast.manage import forecast
+
+    if gpu is None:
+        return {}, ["model_predictive: left out, as no --gpu says which card the table is of"]
+    chosen: dict[str, tuple[int, ...]] = {}
+    notes: list[str] = []
+    for tables in plants:
+        found, missing = forecast.forecasts(tables, api.find_gpu(gpu), workloads)
+        chosen |= forecast.choices(tables, found, goal)
+        notes += [f"model_predictive: none for {name}: {why}" for name, why in missing.items()]
+        notes += sorted({f"model_predictive: {f.status} coefficients" for f in found.values()})
+    return chosen, list(dict.fromkeys(notes))
+
+
+def _compare(
+    env: Environment,
+    plants: list[Tables],
+    setup: Setup,
+    title: str,
+    json: bool,
+    plot: Path | None,
+    without: tuple[str, ...],
+    notes: list[str],
+    more: dict[str, Any],
+) -> None:
+    from wattcast.manage.outcome import compare
+    from wattcast.manage.plain import comparison_out
+
+    comparison = compare(plants, setup)
+    if plot is not None:
+        from wattcast.report.manage import save_all
+
+        for path in save_all(plot, plants, comparison, setup):
+            env.say(f"figure saved: {path}")
+    if json:
+        env.json({**comparison_out(comparison, plants, setup.objective, notes, without), **more})
+        return
+    from wattcast.report.manage_text import print_comparison
+
+    print_comparison(env.console(), comparison, title, without, more)
+    for line in notes:
+        env.say(line)
+
+
+def _repeated(plants: list[Tables], setup: Setup, repeats: int) -> dict[str, Any]:
+    from wattcast.errors import bad_value
+    from wattcast.manage.outcome import worse_off
+
+    if not repeats:
+        return {}
+    if setup.noise is None:
+        raise bad_value("--repeats", "noise, such as --noise 1%", "none", "Without noise all repeats are alike.")
+    return {"noise": worse_off(plants, setup, repeats)}
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,75 @@
+"""The controller's memory of one kernel: what each setting gave, and how much two runs of the same setting differ.
+
+Frozen values only; recording an observation makes a new ledger. Times are per unit of work and everything is
+in logarithms, so that a mean is a geometric mean and a difference is a ratio.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from wattcast.manage.knobs import Settings
+from wattcast.manage.observation import Observation
+
+NOTHING: Mapping[Settings, Seen] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """Mean log time and log power over the runs of one setting."""
+
+    runs: int
+    log_time: float
+    log_power: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """All settings tried so far, with the scatter of repeated runs."""
+
+    seen: Mapping[Settings, Seen] = field(default_factory=lambda: NOTHING)
+    runs: int = 0
+    freedom: int = 0  # repeats: degrees of freedom of the scatter
+    time_scatter: float = 0.0  # sum of squares about the means, of log time
+    power_scatter: float = 0.0
+
+    def record(self, observation: Observation) -> Ledger:
+        """The ledger with one more run."""
+        log_time = math.log(observation.duration_s / observation.work)
+        log_power = math.log(observation.power_w)
+        at = observation.settings
+        old = self.seen.get(at)
+        if old is None:
+            seen = {**self.seen, at: Seen(1, log_time, log_power)}
+            return Ledger(seen, self.runs + 1, self.freedom, self.time_scatter, self.power_scatter)
+        n = old.runs + 1
+        off_time, off_power = log_time - old.log_time, log_power - old.log_power
+        seen = {**self.seen, at: Seen(n, old.log_time + off_time / n, old.log_power + off_power / n)}
+        share = (n - 1) / n  # Welford's update of the sum of squares
+        return Ledger(
+            seen,
+            self.runs + 1,
+            self.freedom + 1,
+            self.time_scatter + off_time * off_time * share,
+            self.power_scatter + off_power * off_power * share,
+        )
+
+    def sigma(self, time_weight: float, prior: float) -> float:
+        """Standard deviation of one run's score; ``prior`` counts as one repeat."""
+        squares = prior * prior + time_weight * time_weight * self.time_scatter + self.power_scatter
+        return math.sqrt(squares / (1 + self.freedom))
+
+    def time_sigma(self, prior: float) -> float:
+        """Standard deviation of one run's log time."""
+        return math.sqrt((prior * prior + self.time_scatter) / (1 + self.freedom))
+
+    def surprise(self, observation: Observation, prior: float) -> float:
+        """How far, in log time, a run is off the mean of its setting; 0 where the setting is new."""
+        old = self.seen.get(observation.settings)
+        if old is None:
+            return 0.0
+        off = abs(math.log(observation.duration_s / observation.work) - old.log_time)
+        return off if off > 6.0 * self.time_sigma(prior) else 0.0

@@ -1,0 +1,81 @@
+"""What a controller searches: knobs, where it starts, what it minimises; with tables worked out once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from wattcast.manage import cap
+from wattcast.manage.knobs import Lattice, Role, Settings
+from wattcast.manage.ledger import Seen
+from wattcast.manage.objective import Objective
+from wattcast.manage.tuning import Tuning
+
+Levels = tuple[tuple[int, ...], ...]  # [knob][level]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Fixed while a controller runs."""
+
+    lattice: Lattice
+    default: Settings
+    start: Settings  # of a kernel's first run
+    objective: Objective
+    tuning: Tuning
+    free: tuple[bool, ...]  # knobs the search may turn
+
+    @cached_property
+    def turns(self) -> tuple[int, ...]:
+        """Knobs the search may turn."""
+        return tuple(i for i, free in enumerate(self.free) if free)
+
+    @cached_property
+    def log_levels(self) -> tuple[tuple[float, ...], ...]:
+        return tuple(tuple(math.log(v) for v in knob.levels) for knob in self.lattice.knobs)
+
+    @cached_property
+    def stride_down(self) -> Levels:
+        """Levels of a fine step downwards, from each level of each knob."""
+        return tuple(tuple(self.tuning.stride(k, i, True) for i in range(len(k.levels))) for k in self.lattice.knobs)
+
+    @cached_property
+    def stride_up(self) -> Levels:
+        return tuple(tuple(self.tuning.stride(k, i, False) for i in range(len(k.levels))) for k in self.lattice.knobs)
+
+    @cached_property
+    def finest_down(self) -> Levels:
+        """Levels of the smallest step worth telling apart."""
+        return tuple(tuple(self.tuning.finest(k, i, True) for i in range(len(k.levels))) for k in self.lattice.knobs)
+
+    @cached_property
+    def finest_up(self) -> Levels:
+        return tuple(tuple(self.tuning.finest(k, i, False) for i in range(len(k.levels))) for k in self.lattice.knobs)
+
+    @cached_property
+    def memory(self) -> int | None:
+        """The memory clock, where the search may turn it."""
+        which = self.lattice.index(Role.MEMORY_CLOCK)
+        return which if which is not None and self.free[which] else None
+
+    @cached_property
+    def has_units(self) -> bool:
+        return self.lattice.index(Role.COMPUTE_UNITS) is not None
+
+    @cached_property
+    def sensing(self) -> tuple[Settings, float] | None:
+        """The sensing step from the default, one step of the core clock down, and its log ratio."""
+        which = self.lattice.index(Role.CORE_CLOCK)
+        if which is None or not self.free[which] or self.default[which] == 0:
+            return None
+        here = self.default[which]
+        to = here - self.tuning.sense(self.lattice.knobs[which], here)
+        ratio = self.log_levels[which][here] - self.log_levels[which][to]
+        return (*self.default[:which], to, *self.default[which + 1 :]), ratio
+
+    def permits(self, seen: Mapping[Settings, Seen], to: Settings) -> bool:
+        """Whether a setting may be run: under a cap, only when it is reckoned to keep to it."""
+        cap_w = self.objective.cap_w
+        return cap_w is None or cap.within(self.lattice, seen, to, cap_w)

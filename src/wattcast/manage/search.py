@@ -1,0 +1,117 @@
+"""Which settings to run next, given what was seen: a pure function of the ledger.
+
+Nothing is remembered of the search itself: at every run the next step is worked out from the ledger alone,
+so a revert is simply that the best setting is again the best, and isolation of a guilty knob is that each
+knob has a line of its own. Order: the default; back under the cap; the coarse target; sensing; close rivals
+once more; fine steps; rivals until told apart; and last the check that the default is really beaten.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from wattcast.manage import cap
+from wattcast.manage.beliefs import Beliefs
+from wattcast.manage.knobs import Settings
+from wattcast.manage.ledger import Ledger
+from wattcast.manage.problem import Problem
+from wattcast.manage.sensitivity import LOW_EDGE
+from wattcast.manage.steps import fine, polish
+from wattcast.manage.view import View
+
+
+class Move(NamedTuple):
+    """Settings for the next run; ``settled`` when nothing is left to try."""
+
+    settings: Settings
+    settled: bool
+    why: str
+
+
+def next_move(problem: Problem, ledger: Ledger, beliefs: Beliefs | None, target: Settings | None) -> Move:
+    """The settings of the next run. ``beliefs`` come from counters; None: sense them."""
+    seen = ledger.seen
+    if not seen:
+        return Move(problem.start, False, "start")
+    if problem.default not in seen and problem.permits(seen, problem.default):
+        return Move(problem.default, False, "default")
+    cap_w = problem.objective.cap_w
+    if cap_w is not None:
+        lower = cap.descend(problem.lattice, seen, beliefs, cap_w)
+        if lower is not None:
+            return Move(lower, False, "cap")
+    if target is not None and target not in seen and problem.permits(seen, target):
+        return Move(target, False, "coarse")
+    view = View(problem, ledger, beliefs)
+    return _probe(view) or verified(view)
+
+
+def _probe(view: View) -> Move | None:
+    tuning = view.problem.tuning
+    if (found := sense(view)) is not None:
+        return Move(found, False, "sense")
+    if (found := rival(view, tuning.quick_runs)) is not None:
+        return Move(found, False, "again")
+    if (found := fine(view)) is not None or (found := polish(view)) is not None:
+        return Move(found, False, "fine")
+    if (found := rival(view, tuning.rival_runs)) is not None:
+        return Move(found, False, "again")
+    return None
+
+
+def sense(view: View) -> Settings | None:
+    """Without counters, one step down of the core clock tells compute from memory.
+
+    Tried again while a risky step hangs on an answer that scatter leaves open.
+    """
+    problem, seen = view.problem, view.seen
+    if not view.measured or problem.sensing is None or problem.default not in seen:
+        return None
+    low, high = problem.sensing[0], problem.default
+    if low not in seen:
+        return low if problem.permits(seen, low) else None
+    if view.beliefs.bandwidth is None or not _risk_ahead(view):
+        return None
+    fewest = min(low, high, key=lambda s: seen[s].runs)
+    is_open = abs(view.beliefs.bandwidth - LOW_EDGE) < problem.tuning.confident * view.sense_error()
+    return fewest if is_open and seen[fewest].runs < problem.tuning.rival_runs else None
+
+
+def rival(view: View, most_runs: int) -> Settings | None:
+    """The least tried setting that scatter does not tell from the best, or the best itself."""
+    seen, best, score = view.seen, view.best, view.score
+    confident, floor = view.problem.tuning.confident, score[best]
+    farthest = floor + 1.5 * confident * view.sigma  # no error of a difference is larger than sqrt(2) sigma
+    close = [
+        s
+        for s, value in score.items()
+        if value < farthest
+        and s != best
+        and seen[s].runs < most_runs
+        and value - floor < confident * view.error(s, best)
+    ]
+    if not close:
+        return None
+    return min([*close, best], key=lambda s: (seen[s].runs, score[s]))
+
+
+def verified(view: View) -> Move:
+    """The best setting, once it is surely better than the default; until then, both in turn."""
+    default, best, tuning = view.problem.default, view.best, view.problem.tuning
+    if best == default or default not in view.score:
+        return Move(best, True, "settled")
+    if view.score[default] - view.score[best] > tuning.verified * view.error(default, best):
+        return Move(best, True, "settled")
+    fewest = min((default, best), key=lambda s: view.seen[s].runs)
+    if view.seen[fewest].runs < tuning.default_runs:
+        return Move(fewest, False, "verify")
+    return Move(default, True, "settled")
+
+
+def _risk_ahead(view: View) -> bool:
+    """Whether a risky step of the memory clock is still to be tried."""
+    problem, which = view.problem, view.problem.memory
+    if which is None or view.best[which] == 0 or view.line(which)[0] is not None:
+        return False
+    here, levels = view.best[which], problem.lattice.knobs[which].levels
+    return levels[here] / levels[here - problem.stride_down[which][here]] > problem.tuning.risky_ratio

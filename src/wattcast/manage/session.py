@@ -1,0 +1,159 @@
+"""Run a program under the controller on a real card, or watch a card; the loop around both."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from wattcast.errors import MissingTool, Refused
+from wattcast.manage.guard import Guard
+from wattcast.manage.harmonia import Harmonia
+from wattcast.manage.knobs import Lattice, Settings
+from wattcast.manage.live import ControlledCard, LivePlant, Progress, lattice_of
+from wattcast.manage.objective import Objective
+
+PROGRESS = "WATTCAST_PROGRESS"
+MPS_SHARE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
+MPS_PIPE = "CUDA_MPS_PIPE_DIRECTORY"
+ENDED_BY = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+GRACE_S = 5.0  # for the program to end after a signal was passed on
+
+
+@dataclass
+class Log:
+    """Every change, as it happens."""
+
+    say: Callable[[str], None]
+    lattice: Lattice
+    changes: list[tuple[Settings, str]] = field(default_factory=list)
+
+    def __call__(self, settings: Settings, why: str) -> None:
+        self.changes.append((settings, why))
+        self.say(f"{self.lattice.show(settings)}: {why}")
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a controlled program ended."""
+
+    code: int
+    changes: int
+    controlled: bool  # to the end
+
+
+def run_controlled(
+    card: ControlledCard,
+    command: Sequence[str],
+    objective: Objective,
+    folder: Path,
+    period_s: float,
+    say: Callable[[str], None],
+    environment: Mapping[str, str],
+    progress: Path | None = None,
+    watchdog: list[str] | None = None,
+) -> Ended:
+    """Run ``command`` while the controller sets clocks; they are reset however this ends."""
+    lattice = lattice_of(*card.clocks_hz())
+    log = Log(say, lattice)
+    with Guard(card, folder, say, watchdog) as guard, _Signals() as signals:
+        try:
+            card.lock(lattice.values(lattice.top)[0])  # whether this works is known before the program starts
+        except Refused:
+            guard.nothing_was_set()
+            raise
+        log(lattice.top, "set, to see whether it works")
+        try:
+            process = subprocess.Popen(list(command), env={**environment, **_tell(progress)})
+        except OSError as error:
+            raise MissingTool(f"{command[0]}: cannot be started ({error.strerror}).") from None
+        signals.pass_on_to(process)
+        plant = LivePlant(
+            card,
+            lattice,
+            period_s,
+            alive=lambda: process.poll() is None and not signals.stop.is_set(),
+            wait=lambda s: _wait(process, signals.stop, s),
+            progress=Progress(progress) if progress else None,
+            dry=False,
+            log=log,
+        )
+        _steer(plant, Harmonia(lattice, lattice.top, objective))
+        code = _end(process, signals.stop)
+    return Ended(code, len(log.changes), plant.controlled)
+
+
+def _tell(progress: Path | None) -> dict[str, str]:
+    return {PROGRESS: str(progress)} if progress else {}
+
+
+def _steer(plant: LivePlant, controller: Harmonia) -> None:
+    """The loop: the same controller as in simulation; without control left, only wait."""
+    state = controller.start()
+    while (kernel := plant.next_kernel()) is not None:
+        observation = plant.run(controller.settings(state, kernel))
+        if plant.controlled:
+            state, _ = controller.step(state, observation)
+
+
+def _wait(process: subprocess.Popen[bytes], stop: threading.Event, seconds: float) -> None:
+    """A period, or less when the program ends or a signal comes."""
+    pause = min(seconds, 0.05)
+    waited = 0.0
+    while waited < seconds and process.poll() is None and not stop.is_set():
+        stop.wait(pause)
+        waited += pause
+
+
+def _end(process: subprocess.Popen[bytes], stop: threading.Event) -> int:
+    if stop.is_set() and process.poll() is None:
+        try:
+            process.wait(GRACE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+    return process.wait()
+
+
+class _Signals:
+    """Passes signals on to the program and remembers that one came, so that the way out is the usual one."""
+
+    def __init__(self) -> None:
+        self.stop = threading.Event()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._before: dict[int, Any] = {}
+
+    def pass_on_to(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+
+    def __enter__(self) -> _Signals:
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._came) for number in ENDED_BY}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _came(self, number: int, _: FrameType | None) -> None:
+        self.stop.set()
+        process = self._process
+        if process is not None and process.poll() is None:
+            process.send_signal(number)
+
+
+def share_of_units(percent: int, variables: Mapping[str, str]) -> dict[str, str]:
+    """Variables that give a program a share of the SMs through MPS; Refused where no MPS server listens.
+
+    The share is fixed when a program connects, so it is a knob of its start, not of its run.
+    """
+    if not 1 <= percent <= 100:
+        raise Refused(f"--sm-percent: expected 1 to 100, got {percent}.")
+    pipe = Path(variables.get(MPS_PIPE, "/tmp/nvidia-mps")) / "control"  # noqa: S108  (NVIDIA's own default)
+    if not pipe.exists():
+        raise Refused(f"--sm-percent needs an MPS server; none listens at {pipe}. Start nvidia-cuda-mps-control -d.")
+    return {MPS_SHARE: str(percent)}

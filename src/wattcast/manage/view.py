@@ -1,0 +1,96 @@
+"""The ledger seen through an objective: scores, what scatter leaves open, and the lines through the best setting."""
+
+from __future__ import annotations
+
+import math
+
+from wattcast.manage.beliefs import Beliefs
+from wattcast.manage.knobs import Settings
+from wattcast.manage.ledger import Ledger
+from wattcast.manage.problem import Problem
+from wattcast.manage.sensitivity import Bin, binned
+
+
+class View:
+    """Worked out anew from the ledger at every decision; nothing in it is kept."""
+
+    def __init__(self, problem: Problem, ledger: Ledger, beliefs: Beliefs | None) -> None:
+        self.problem, self.seen, self.runs = problem, ledger.seen, ledger.runs
+        objective, tuning = problem.objective, problem.tuning
+        self.score = self._scores()
+        self.best = min(self.score, key=self.score.__getitem__)
+        self.sigma = ledger.sigma(objective.time_weight, tuning.prior_sigma)
+        self.time_sigma = ledger.time_sigma(tuning.prior_sigma / objective.time_weight)
+        self.measured = beliefs is None
+        self.beliefs = self._sensed() if beliefs is None else beliefs
+        self._lanes: dict[int, dict[Settings, list[int]]] = {}
+        self._near: dict[int, tuple[int | None, int | None]] = {}
+
+    def bins(self) -> tuple[Bin, Bin]:
+        """Compute and bandwidth sensitivity as believed, binned; what is not known counts as high."""
+        known = (self.beliefs.compute, self.beliefs.bandwidth)
+        compute, bandwidth = (Bin.HIGH if s is None else binned(s) for s in known)
+        return compute, bandwidth
+
+    def lanes(self, which: int) -> dict[Settings, list[int]]:
+        """Levels of a knob that were tried, by the settings of all other knobs."""
+        found = self._lanes.get(which)
+        if found is None:
+            found = self._lanes[which] = {}
+            for s in self.seen:
+                found.setdefault(s[:which] + s[which + 1 :], []).append(s[which])
+        return found
+
+    def line(self, which: int) -> tuple[int | None, int | None]:
+        """The nearest levels of a knob below and above that were tried with all others at their best."""
+        found = self._near.get(which)
+        if found is not None:
+            return found
+        best, here = self.best, self.best[which]
+        below = above = None
+        for level in self.lanes(which)[best[:which] + best[which + 1 :]]:
+            if level < here and (below is None or level > below):
+                below = level
+            elif level > here and (above is None or level < above):
+                above = level
+        self._near[which] = below, above
+        return below, above
+
+    def error(self, a: Settings, b: Settings) -> float:
+        """Standard error of the difference of two scores."""
+        return self.sigma * math.sqrt(1.0 / self.seen[a].runs + 1.0 / self.seen[b].runs)
+
+    def loss(self) -> float:
+        """What all runs off the best setting have cost, in runs' worth of the objective."""
+        floor = self.score[self.best]
+        return sum(x.runs * math.expm1(min(self.score[s] - floor, 3.0)) for s, x in self.seen.items())
+
+    def sense_error(self) -> float:
+        """Standard error of the sensed sensitivity."""
+        sensing = self.problem.sensing
+        assert sensing is not None
+        low, ratio = sensing
+        runs = 1.0 / self.seen[low].runs + 1.0 / self.seen[self.problem.default].runs
+        return self.time_sigma * math.sqrt(runs) / ratio
+
+    def _scores(self) -> dict[Settings, float]:
+        objective, weight = self.problem.objective, self.problem.objective.time_weight
+        if not objective.bounded:  # the same sum, spared the calls
+            return {s: x.log_power + weight * x.log_time for s, x in self.seen.items()}
+        reference = self.seen.get(self.problem.default)
+        log_reference = reference.log_time if reference else None
+        return {s: objective.score(x.log_time, x.log_power, log_reference) for s, x in self.seen.items()}
+
+    def _sensed(self) -> Beliefs:
+        """Compute sensitivity from the sensing step; what is left of 1 is memory's."""
+        margin, sensing = self.problem.tuning.measured_margin, self.problem.sensing
+        if sensing is None or sensing[0] not in self.seen or self.problem.default not in self.seen:
+            return Beliefs(None, None, margin)
+        low, high = self.seen[sensing[0]], self.seen[self.problem.default]
+        compute = min(max((low.log_time - high.log_time) / sensing[1], 0.0), 1.0)
+        return Beliefs(compute, 1.0 - compute, margin)
+
+
+def moved(at: Settings, which: int, to: int) -> Settings:
+    """The same settings with one knob at another level."""
+    return (*at[:which], to, *at[which + 1 :])

@@ -1,0 +1,1 @@
+"""Component power from simulator or hardware counters, after GPUWattch and AccelWattch."""

@@ -1,0 +1,178 @@
+"""25 kernels on a QV100: AccelWattch's components from hardware counters, refinement, published errors."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from wattcast.activity.profiled import read_accelwattch_hw
+from wattcast.fit.component import Constraints, Order, fit_scaling
+from wattcast.fit.component_counters import fit_counters
+from wattcast.fit.component_runs import Columns, energies_from_run, published_errors, read_runs
+from wattcast.power.component import shipped
+from wattcast.power.component.hardware_counters import Counters, power_kernels
+from wattcast.power.component.service import TraceRequest
+
+CLOCK_HZ = 1447e6  # AccelWattch's Volta clock; every component of three kernels agrees to 1e-4 at this clock only
+
+
+@pytest.fixture(scope="module")
+def table(reference: Path) -> Path:
+    return reference / "accelwattch" / "volta_hw_counters_power_components.csv"
+
+
+@pytest.fixture(scope="module")
+def kernels(reference: Path, table: Path, tmp_path_factory: pytest.TempPathFactory):
+    from wattcast.activity.simulated import Dialect
+
+    folder = reference / "accelwattch"
+    asked = TraceRequest(
+        table,
+        folder / "xml" / "accelwattch_sass_hw.xml",
+        folder / "coefficients" / "accelwattch_sass_hw.csv",
+        tmp_path_factory.mktemp("v100"),
+        compat=Dialect.ACCELWATTCH,
+        sm_count=80,
+        clock_hz=CLOCK_HZ,
+    )
+    return power_kernels(asked, Counters.ACCELWATTCH_HW)
+
+
+def published(table: Path, component: str) -> np.ndarray:
+    with table.open() as stream:
+        return np.array([float(row[f"accelwattch_HW_{component}"]) for row in csv.DictReader(stream)])
+
+
+@pytest.mark.parametrize(
+    ("component", "parts"),
+    [
+        ("DCP", ["DCP"]),
+        ("CCP", ["CCP"]),
+        ("SHRDP", ["SHRDP"]),
+        ("L2CP", ["L2CP", "NOCP"]),
+        ("DRAMP", ["DRAMP", "MCP"]),
+        ("PIPEP", ["PIPEP"]),
+    ],
+)
+def test_components_from_counters_within_one_percent(kernels, table: Path, component: str, parts: list[str]) -> None:
+    theirs = published(table, component)
+    ours = sum(kernels.power.of(part) for part in parts)
+    used = theirs > 0
+    assert np.median(np.abs(ours[used] / theirs[used] - 1)) < 0.01
+    assert (ours[~used] == 0).all()
+
+
+def test_idle_power_is_the_idle_sms_of_another_profiling_run(kernels, table: Path) -> None:
+    """Idle power is 0.2828 W an idle SM, nothing else. Three kernels agree exactly; the others' published watts
+    come from counters of another profiling run, a fraction of an SM apart: 5 % at the median, 2.4 % of the sum."""
+    theirs, ours = published(table, "IDLE_COREP"), kernels.power.of("IDLE_COREP")
+    same = np.abs(ours / theirs - 1) < 1e-4
+    assert sum(name.startswith("cutlass") for name, s in zip(kernels.names, same, strict=True) if s) == 3
+    assert np.abs(ours - theirs).max() < 0.3  # about one SM
+    assert np.abs(ours - theirs).sum() / theirs.sum() < 0.03
+
+
+def test_what_counters_do_not_show_is_named(kernels) -> None:
+    assert {"RFP", "INTP", "STATICP"} <= set(kernels.lost)
+    assert set(kernels.partial) == {"CCP", "MCP", "DRAMP"}  # no constant misses, no precharges
+    assert kernels.file.read_text().startswith("kernel,duration_s,power_w,DCP")
+
+
+@pytest.fixture(scope="module")
+def runs(table: Path):
+    return read_runs(table, Columns("hw_total_W", prefix="accelwattch_HW_", leave_out=("total_W",)))
+
+
+def test_refinement_with_bounds_declared_beforehand(runs) -> None:
+    """A factor of two either way: 6.5 % held out, against 7.5 % in sample before; the aim was 6.6."""
+    score = fit_scaling(runs).score
+    assert score.start == pytest.approx(7.46, abs=0.01)
+    assert score.leave_one_out <= 6.6
+    assert score.in_sample < score.leave_one_out < score.leave_application_out < score.constant
+    assert score.leave_application_out == pytest.approx(8.81, abs=0.05)
+
+
+@pytest.mark.parametrize("bounds", [(0.25, 4.0), (1 / 3, 3.0), (0.6, 1.7), (0.7, 1.4), (0.8, 1.25)])
+def test_refinement_does_not_hang_on_the_bounds(runs, bounds: tuple[float, float]) -> None:
+    assert fit_scaling(runs, Constraints(bounds)).score.leave_one_out <= 7.8
+
+
+def test_refinement_with_orderings(runs) -> None:
+    pytest.importorskip("clarabel")
+    orders = (Order("INTP", "FPUP", 1.2), Order("FP_MULP", "DP_MULP"))
+    found = fit_scaling(runs, Constraints(orders=orders))
+    value = dict(zip(found.names, found.value, strict=True))
+    assert value["INTP"] <= 1.2 * value["FPUP"] + 1e-6
+    assert value["FP_MULP"] <= value["DP_MULP"] + 1e-6
+    assert found.score.leave_one_out <= 7.8
+
+
+def test_published_errors_are_reproduced(reference: Path) -> None:
+    """Mean errors as AccelWattch's paper and figures print them."""
+    found = {
+        row["config"]: row for row in published_errors(reference / "accelwattch" / "accelwattch_validation_tidy.csv")
+    }
+    printed = {
+        "Volta_SASS_SIM": 9.2,
+        "Volta_PTX_SIM": 13.7,
+        "Volta_HW": 7.5,
+        "Volta_Hybrid": 8.2,
+        "Pascal_SASS_SIM": 11.0,
+        "Turing_SASS_SIM": 12.9,
+    }
+    for config, percent in printed.items():
+        assert round(float(found[config]["mape"]), 1) == percent
+    assert len(found) == 10
+
+
+def test_shipped_model_is_what_the_fit_gives(table: Path) -> None:
+    """The model in the package is our own fit to the measured watts, and states its held-out error."""
+    names, activity = read_accelwattch_hw(table, CLOCK_HZ)
+    with table.open() as stream:
+        measured = np.array([float(row["hw_total_W"]) for row in csv.DictReader(stream)])
+    groups = {
+        "DCP": ("l1_read_hit", "l1_read_miss"),
+        "SHRDP": ("shared_access",),
+        "DRAMP": ("dram_read_access",),
+    }
+    model, found = fit_counters(names, activity, measured, groups, 80.0)
+    kept = shipped.load("qv100-counters")
+    assert kept.model.power(activity).part_w == pytest.approx(model.power(activity).part_w, rel=1e-4, abs=1e-9)
+    for kind in ("in_sample", "leave_one_out", "leave_application_out", "constant"):
+        assert kept.mape[kind] == pytest.approx(getattr(found.score, kind), abs=0.01)
+    assert found.score.leave_one_out < 10.0
+
+
+def test_energies_behind_a_run(reference: Path) -> None:
+    """A run's own traces give back the energy table they were made with."""
+    from wattcast.activity.simulated import Sampling
+    from wattcast.power.component.architecture_xml import read_xml
+    from wattcast.power.component.energies import read_energies
+
+    folder = reference / "simulator_runs" / "gtx480_gpuwattch"
+    architecture = read_xml(folder / "gpuwattch_gtx480.xml")
+    found = energies_from_run(
+        folder / "metric_trace.log.gz", folder / "power_trace.log.gz", architecture, Sampling(500, 700e6)
+    )
+    known = read_energies(reference / "accelwattch" / "coefficients" / "gpuwattch_gtx480.csv").energy_j
+    assert {"TOT_INST", "SHRD_ACC", "SP_ACC", "SFU_ACC", "FPU_ACC", "FP_INT", "NOC_A"} == set(found)
+    for name, energy in found.items():
+        assert energy == pytest.approx(known[name], rel=1e-6), name
+
+
+def test_figures_for_the_ledger(reference: Path, tmp_path: Path) -> None:
+    from wattcast.fit.component_validation import refinement, simulator_runs
+
+    runs = {error.run: error for error in simulator_runs(reference)}
+    assert max(runs["gtx480_gpuwattch"].worst_w.values()) <= 2e-5
+    assert max(runs["qv100_accelwattch"].worst_w.values()) <= 1e-4
+    assert runs["gtx480_gpuwattch"].samples == 292
+    scored = refinement(reference)
+    assert scored is not None
+    assert scored[0] == 25
+    assert scored[1].leave_one_out <= 6.6
+    assert simulator_runs(tmp_path) == []
+    assert refinement(tmp_path) is None

@@ -1,0 +1,307 @@
+"""Sensor, comparison, profiler traces, counters, packing and the shipped database; recorded runs replayed."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from synthetic import DATA, synthetic
+
+from wattcast.errors import BadInput, Refused
+from wattcast.measure.compare import Figures, Term, against_prediction, compare
+from wattcast.measure.kernels.capped import settle
+from wattcast.measure.kernels.counters import known_metrics, read_table, wanted_metrics
+from wattcast.measure.kernels.names_step import kernels_by_range
+from wattcast.measure.measurement import Measurement
+from wattcast.measure.pack import pack, phases, workload_form
+from wattcast.measure.samples import Samples, ticks
+from wattcast.measure.sensor import describe
+from wattcast.measure.steady import Rule, settled
+from wattcast.measure.summary import markdown, summarise
+from wattcast.records import Journal, KernelRow, NameRow, RunInfo, database_folder
+from wattcast.records import read_table as read_parquet
+
+CAPPED = DATA / "h200_capped.npz"  # an H200 under a linear layer of 16384 x 4096 x 1024, bf16, after a convolution
+
+
+def test_the_recorded_sensor_of_an_h200_is_described_as_it_is() -> None:
+    """Recorded 2026-11-15, driver 580.159.04: 2.5 s idle, then copies of random data."""
+    samples = Samples.load(DATA / "h200_sensor.npz")
+    step_s = float(samples["time_s"][np.argmax(samples["instant_w"] > 400.0)]) - 0.05
+    found = describe(samples, step_s)
+    assert found.energy_period_s == pytest.approx(0.1, rel=2e-3)
+    assert found.instant_period_s == pytest.approx(0.1, abs=0.03)
+    assert found.average_window_s == pytest.approx(1.0, abs=0.15)
+    assert found.memory_window_s == pytest.approx(1.0, abs=0.15)
+    assert found.instant_window_s < 0.15
+    assert any("every 100 ms" in sentence for sentence in found.implies)
+    assert any("useless for shorter runs" in sentence for sentence in found.implies)
+
+
+def test_a_sensor_without_load_says_only_what_it_saw() -> None:
+    found = describe(synthetic(1.0))
+    assert found.energy_period_s == pytest.approx(0.1, rel=0.01)
+    assert found.average_window_s is None
+    rows = synthetic(1.0).rows
+    rows[:, 1] = np.nan
+    assert "no energy counter" in describe(Samples(rows)).implies[0]
+
+
+def test_a_recorded_uncapped_load_settles_at_its_power() -> None:
+    samples = Samples.load(DATA / "h200_softmax.npz")
+    stepped = ticks(samples)
+    held = settled(samples, float(stepped.time_s[8]), Rule())
+    assert held is not None
+    assert held.ticks.power_w == pytest.approx(652.0, rel=0.01)
+    assert held.flags == ()
+
+
+def test_a_recorded_capped_load_shows_why_half_a_second_is_too_little() -> None:
+    """The governor lets 720 W pass for 0.8 s, then cuts to 550 W: a flat half second is 20 W high."""
+    samples = Samples.load(CAPPED)
+    stepped = ticks(samples)
+    load = stepped.between(float(stepped.time_s[8]), float(stepped.time_s[-4]))
+    assert stepped.last(14).between(0.0, float(stepped.time_s[-4])).power_w < 705.0
+    assert load.interval_w.max() > 725.0
+    assert load.interval_w.min() < 560.0
+    assert settled(samples, float(stepped.time_s[7]), Rule()) is None  # 20 steps are wanted, and are not there
+
+
+def test_a_capped_row_finds_its_settled_power_in_the_samples() -> None:
+    samples = Samples.load(CAPPED)
+    stepped = ticks(samples)
+    last = len(stepped.time_s) - 4
+    window_w = (stepped.energy_j[last] - stepped.energy_j[last - 5]) / (
+        stepped.time_s[last] - stepped.time_s[last - 5]
+    )
+    row = KernelRow(
+        "sustained-x",
+        "sustained",
+        "linear",
+        {},
+        date="2026-11-15T02:55:45+00:00",
+        power_w=float(window_w),
+        ticks=5,
+        throttle=("sw_power_cap",),
+        copies=11,
+        replays=760,
+        latency_s=2.2345e-4,
+    )
+    found = settle([row], samples)["sustained-x"]
+    assert 690.0 < found.power_w < 706.0 < window_w
+    assert found.ticks >= 10
+    assert found.sm_clock_hz < 1.56e9
+    assert settle([replace(row, power_w=400.0)], samples) == {}
+    assert settle([replace(row, throttle=())], samples) == {}
+
+
+def test_the_term_that_is_off_is_named() -> None:
+    predicted = Figures(1.0, 500.0, 1.98e9, 0.1)
+    cases = {
+        Term.NONE: Figures(1.02, 510.0, 1.98e9),
+        Term.ENERGY: Figures(1.02, 600.0, 1.98e9),
+        Term.CLOCK: Figures(1.25, 520.0, 1.60e9),
+        Term.HOST: Figures(1.5, 380.0, 1.98e9),
+        Term.KERNELS: Figures(1.5, 510.0, 1.98e9),
+    }
+    for term, measured in cases.items():
+        verdict = compare(measured, predicted)
+        assert verdict.term is term
+        assert verdict.energy == pytest.approx(measured.latency_s * measured.power_w / 500.0)
+    assert "+50.0 %" in compare(cases[Term.HOST], predicted).sentence
+    assert compare(Figures(1.2, 500.0), Figures(1.0, 500.0, None, 0.6)).term is Term.HOST
+
+
+def test_figures_that_are_none_are_refused() -> None:
+    for wrong in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(BadInput, match="above zero"):
+            Figures(wrong, 500.0)
+
+
+def test_a_window_against_the_output_of_predict() -> None:
+    predicted = {"predictions": [{"latency_s": 0.1, "power_w": 500.0, "clock_hz": 1.98e9}]}
+    window = Measurement("run", 10.0, energy_j=5000.0, power_w=500.0, sm_clock_hz=1.98e9)
+    assert against_prediction(window, predicted, 100).term is Term.NONE
+    with pytest.raises(Refused, match="nothing to compare"):
+        against_prediction(Measurement("run", 0.1, flags=("2 counter steps, 5 needed",)), predicted)
+    with pytest.raises(BadInput, match="wattcast predict"):
+        against_prediction(window, {"predictions": []})
+    with pytest.raises(BadInput, match="at least 1"):
+        against_prediction(window, predicted, 0)
+
+
+def test_kernels_belong_to_the_range_that_launched_them() -> None:
+    """The kernel runs after the range has closed; its launch lies inside."""
+    events = [
+        {"cat": "user_annotation", "name": "wattcast:aaaa", "ts": 10.0, "dur": 20.0},
+        {"cat": "user_annotation", "name": "wattcast:bbbb", "ts": 40.0, "dur": 20.0},
+        {"cat": "user_annotation", "name": "other", "ts": 0.0, "dur": 99.0},
+        {"cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": 12.0, "args": {"correlation": 1}},
+        {"cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": 45.0, "args": {"correlation": 2}},
+        {"cat": "cuda_driver", "name": "cuLaunchKernelEx", "ts": 47.0, "args": {"correlation": 3}},
+        {"cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": 35.0, "args": {"correlation": 4}},
+        {"cat": "kernel", "name": "third", "ts": 90.0, "dur": 1.0, "args": {"correlation": 3}},
+        {"cat": "kernel", "name": "first", "ts": 70.0, "dur": 1.0, "args": {"correlation": 1}},
+        {"cat": "gpu_memcpy", "name": "second", "ts": 80.0, "dur": 1.0, "args": {"correlation": 2}},
+        {"cat": "kernel", "name": "between", "ts": 75.0, "dur": 1.0, "args": {"correlation": 4}},
+        {"cat": "kernel", "name": "unlaunched", "ts": 75.0, "dur": 1.0, "args": {}},
+    ]
+    found = {name: [event["name"] for event in held] for name, held in kernels_by_range(events).items()}
+    assert found == {"aaaa": ["first"], "bbbb": ["second", "third"]}
+
+
+NCU = """==PROF== Connected to process 508
+"ID","Kernel Name","thread Domain:Push/Pop_Range:Msg","dram__bytes_read.sum","gpu__time_duration.sum","device__x"
+"","","","byte","ns",""
+"0","nvjet_x","<default domain>:wattcast:0123456789abcdef:none","1,024","3000","7"
+"1","splitKreduce","<default domain>:wattcast:0123456789abcdef:none","7","n/a","7"
+"2","stray","","9","9","7"
+"""
+
+
+def test_counters_are_read_by_the_range_they_ran_in() -> None:
+    first, second = read_table(NCU.splitlines())
+    assert first["id"] == "0123456789abcdef-0"
+    assert first["metrics"] == {"dram__bytes_read.sum": 1024.0, "gpu__time_duration.sum": 3000.0}
+    assert second["id"].endswith("-1")
+    assert second["metrics"] == {"dram__bytes_read.sum": 7.0}
+    assert list(read_table(["==ERROR== nothing"])) == []
+
+
+def test_metrics_a_profiler_does_not_know_are_dropped() -> None:
+    wanted = wanted_metrics()
+    assert "dram__bytes_read.sum" in wanted
+    known = known_metrics(wanted, {"dram__bytes_read"})
+    assert "dram__bytes_read.sum" in known
+    assert all(name.startswith(("dram__bytes_read", "launch__")) for name in known)
+    assert known_metrics(wanted, set())  # a profiler that does not say gets the few that all know
+
+
+def test_periods_that_beat_with_the_boards_sampling_are_found() -> None:
+    assert phases(0.05) == 5
+    assert phases(0.02) == 1
+    assert phases(0.01236) > 20
+
+
+@pytest.fixture
+def campaign(tmp_path: Path) -> Path:
+    """Two rows, a repeat, a failure and a duty cycle, as a campaign leaves them."""
+    row = KernelRow(
+        "sustained-a-random",
+        "sustained",
+        "elementwise",
+        {"op": "elementwise", "function": "add", "n": 8, "dtype": "bf16"},
+        detail={"spec": "aaaa", "form": "contiguous"},
+        run="r1",
+        latency_s=1e-5,
+        power_w=400.0,
+        date="2026-11-15T00:00:00+00:00",
+    )
+    journal = Journal(tmp_path / "in" / "sustained.jsonl")
+    journal.append(row)
+    journal.append(replace(row, id="sustained-a-random-r1", repeat=1, power_w=404.0))
+    journal.append(replace(row, id="sustained-b-random", detail={"spec": "bbbb"}, error="boom", latency_s=None))
+    duty = replace(row, id="duty-a", kind="duty", period_s=0.05, on_power_w=500.0)
+    Journal(tmp_path / "in" / "duty.jsonl").append(duty)
+    Journal(tmp_path / "in" / "runs.jsonl", "run").append(RunInfo("r1", "2026-11-15", "NVIDIA H200", "GPU-1"))
+    Journal(tmp_path / "in" / "names.jsonl", "spec").append(NameRow("aaaa", ("k1",), ((1, 1, 1),), ((128, 1, 1),)))
+    (tmp_path / "in" / "counters.csv").write_text(NCU)
+    return tmp_path
+
+
+def test_packing_joins_cards_names_and_counters(campaign: Path) -> None:
+    pytest.importorskip("polars")
+    counts = pack([campaign / "in"], campaign / "out")
+    assert counts == {"rows": 4, "runs": 1, "named": 1, "counters": 2}
+    rows = {row["id"]: row for row in read_parquet(campaign / "out" / "rows.parquet")}
+    row = rows["sustained-a-random"]
+    assert row["card_uuid"] == "GPU-1"
+    assert row["kernel_names"] == ["k1"]
+    assert row["operator"] == {"op": "add", "n": 8, "dtype": "bf16"}
+    assert rows["duty-a"]["flags"] == ["period_beats_with_sensor"]
+    assert rows["sustained-b-random"]["error"] == "boom"
+    with pytest.raises(BadInput, match="no measured rows"):
+        pack([campaign / "out"], campaign / "again")
+
+
+def test_the_summary_counts_and_compares(campaign: Path) -> None:
+    pytest.importorskip("polars")
+    pack([campaign / "in"], campaign / "out")
+    found = summarise(campaign / "out")
+    assert found["rows"] == {"duty": {"elementwise": 1}, "sustained": {"elementwise": 2}}
+    assert found["failed"] == 1
+    within = found["repeatability"]["within a run"]["power, sustained, one window"]
+    assert within["pairs"] == 1
+    assert within["median"] == pytest.approx(4.0 / 402.0)
+    assert found["repeatability"]["between cards"]["latency, burst"] == {"pairs": 0}
+    assert "| elementwise | 1 | 2 |" in markdown(found)
+
+
+def test_workload_form_leaves_other_operators_alone() -> None:
+    assert workload_form({"op": "bmm", "b": 2}) == {"op": "bmm", "b": 2}
+
+
+@pytest.fixture(scope="module")
+def h200() -> Path:
+    pytest.importorskip("polars")
+    return database_folder("h200")
+
+
+def test_the_shipped_database_holds_what_its_readme_says(h200: Path) -> None:
+    """The README's tables are the summary's own words."""
+    text = (h200 / "README.md").read_text(encoding="utf-8")
+    assert markdown(summarise(h200)) in text
+    assert sum(path.stat().st_size for path in h200.iterdir()) < 15e6
+
+
+def test_the_shipped_database_is_large_enough_and_repeats(h200: Path) -> None:
+    found = summarise(h200)
+    totals = {kind: sum(families.values()) for kind, families in found["rows"].items()}
+    assert totals["burst"] >= 2500
+    assert totals["sustained"] >= 300
+    assert found["kernels"]["with data patterns"] >= 30
+    assert found["kernels"]["with counters"] >= 60
+    within = found["repeatability"]["within a run"]
+    assert within["latency, burst"]["pairs"] >= 100
+    assert within["latency, burst"]["median"] <= 0.005
+    assert within["power, sustained, settled where capped"]["pairs"] >= 30
+    assert within["power, sustained, settled where capped"]["median"] <= 0.01
+
+
+def test_every_row_of_the_shipped_database_is_an_operator(h200: Path) -> None:
+    from wattcast.workload.from_json import parse
+
+    rows = read_parquet(h200 / "rows.parquet")
+    assert all(row["card_uuid"] and row["driver"] and row["date"] for row in rows)
+    operators = [row["operator"] for row in rows if row["kind"] != "idle"]
+    graph = parse(json.dumps({"name": "h200", "ops": operators}).encode(), "h200")
+    assert len(list(graph.calls())) == len(operators)
+
+
+def test_rows_of_the_shipped_database_are_physical(h200: Path) -> None:
+    """No row beats DRAM from beyond the cache, none draws less than idle; capped loads settle near the limit."""
+    from wattcast.workload.from_json import parse
+
+    rows = [row for row in read_parquet(h200 / "rows.parquet") if row["latency_s"]]
+    for row in rows:
+        graph = parse(json.dumps({"name": "x", "ops": [row["operator"]]}).encode(), "x")
+        if row["footprint_byte"] and row["footprint_byte"] > 4 * row_l2_byte:
+            assert graph.byte / row["latency_s"] < 4.8e12, row["id"]
+        if row["kind"] == "sustained":
+            assert 120.0 < row["power_w"] < 780.0, row["id"]
+    settled_w = [row["settled_power_w"] for row in rows if row["settled_power_w"] and row["data"] == "random"]
+    assert np.percentile(settled_w, 5) > 680.0
+    assert np.percentile(settled_w, 95) < 710.0
+
+
+row_l2_byte = 60 * 2**20
+
+
+def test_measurements_go_to_json() -> None:
+    plain = Measurement("x", 1.0, power_w=2.0).plain()
+    assert json.loads(json.dumps(plain))["power_w"] == 2.0
+    assert "energy_j" not in plain
+    assert asdict(Measurement("x", 1.0))["ticks"] == 0

@@ -1,0 +1,133 @@
+"""AMD through a fake ``amdsmi``, CPUs through a fake powercap tree, and the choice among sources."""
+
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from wattcast.errors import MissingTool, UnknownName
+from wattcast.measure.amd import AmdSource
+from wattcast.measure.polling import Pace
+from wattcast.measure.rapl import RaplSource
+from wattcast.measure.source import ReadError, open_source
+
+
+def package(root: Path, name: str, energy_uj: int, range_uj: int = 65_532_610_987) -> Path:
+    folder = root / name
+    folder.mkdir(parents=True)
+    (folder / "energy_uj").write_text(f"{energy_uj}\n")
+    (folder / "max_energy_range_uj").write_text(f"{range_uj}\n")
+    return folder / "energy_uj"
+
+
+def test_rapl_adds_packages_and_unwraps_each(tmp_path: Path) -> None:
+    first, second = package(tmp_path, "intel-rapl:0", 5_000_000), package(tmp_path, "intel-rapl:1", 65_532_000_000)
+    package(tmp_path, "intel-rapl:0:0", 999)  # a core domain, counted in its package
+    source = RaplSource(root=tmp_path)
+    assert "2 package" in source.open().name
+    begin_j = source.energy_j()
+    first.write_text("6000000\n")
+    second.write_text("389013\n")  # wrapped: 0.610987 J to the top, then 0.389013 J
+    assert source.energy_j() - begin_j == pytest.approx(1.0 + 1.0, rel=1e-6)
+    assert math.isnan(source.sm_clock_hz())
+    second.unlink()
+    with pytest.raises(ReadError, match="RAPL"):
+        source.energy_j()
+
+
+def test_rapl_without_counters_or_rights_says_so(tmp_path: Path) -> None:
+    with pytest.raises(MissingTool, match="no RAPL counter"):
+        RaplSource(root=tmp_path).open()
+
+
+class AmdError(Exception):
+    pass
+
+
+def fake_amdsmi(gpus: int = 1) -> ModuleType:
+    module = ModuleType("amdsmi")
+    values = {
+        "AmdSmiException": AmdError,
+        "AmdSmiClkType": SimpleNamespace(GFX="gfx", MEM="mem"),
+        "AmdSmiTemperatureType": SimpleNamespace(HOTSPOT="hot"),
+        "AmdSmiTemperatureMetric": SimpleNamespace(CURRENT="now"),
+        "amdsmi_init": lambda: None,
+        "amdsmi_shut_down": lambda: None,
+        "amdsmi_get_processor_handles": lambda: list(range(gpus)),
+        "amdsmi_get_gpu_asic_info": lambda h: {"market_name": "Instinct MI300X", "asic_serial": "0xabc"},
+        "amdsmi_get_gpu_device_uuid": lambda h: "uuid-0",
+        "amdsmi_get_gpu_driver_info": lambda h: {"driver_version": "6.10"},
+        "amdsmi_get_energy_count": lambda h: {"energy_accumulator": 2_000_000, "counter_resolution": 15.3},
+        "amdsmi_get_clock_info": lambda h, domain: {"clk": 2100 if domain == "gfx" else 1300},
+        "amdsmi_get_temp_metric": lambda h, kind, metric: 61,
+        "amdsmi_get_power_info": lambda h: {"current_socket_power": 655, "average_socket_power": "N/A"},
+    }
+    for name, value in values.items():
+        setattr(module, name, value)
+    return module
+
+
+def test_amd_reads_energy_power_clock_and_temperature(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "amdsmi", fake_amdsmi())
+    source, identity = open_source("amd")
+    assert (identity.name, identity.driver, identity.serial) == ("Instinct MI300X", "6.10", "0xabc")
+    assert source.energy_j() == pytest.approx(30.6)  # 2e6 counts of 15.3 uJ
+    assert source.sm_clock_hz() == 2.1e9
+    slow = source.slow()
+    assert (slow.instant_w, slow.temperature_c, slow.memory_clock_hz) == (655.0, 61.0, 1.3e9)
+    assert math.isnan(slow.average_w)  # amdsmi says N/A
+    source.close()
+
+
+def test_amd_without_its_library_or_gpu_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "amdsmi", None)
+    with pytest.raises(MissingTool, match="amdsmi is not installed"):
+        AmdSource().open()
+    monkeypatch.setitem(sys.modules, "amdsmi", fake_amdsmi(gpus=1))
+    with pytest.raises(MissingTool, match="no number 3"):
+        AmdSource(3).open()
+
+
+def test_an_amd_reading_that_fails_is_an_error_or_absent(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = fake_amdsmi()
+
+    def broken(*arguments: object) -> None:
+        raise AmdError("device is busy")
+
+    module.amdsmi_get_energy_count = broken
+    module.amdsmi_get_clock_info = broken
+    monkeypatch.setitem(sys.modules, "amdsmi", module)
+    source, _ = open_source("amd")
+    with pytest.raises(ReadError, match="busy"):
+        source.energy_j()
+    assert math.isnan(source.sm_clock_hz())
+
+
+def test_an_unknown_source_is_named() -> None:
+    with pytest.raises(UnknownName, match="nvml"):
+        open_source("nvm")
+
+
+def test_the_pace_learns_the_step_and_then_rests() -> None:
+    """Beside a program of a minute: a few readings a second, and now and then a sharp one."""
+    pace, now_s, reads, sharp = Pace(0.05, relaxed=True), 0.0, 0, 0
+    previous_s = 0.0
+    while now_s < 60.0:
+        step = math.floor(now_s / 0.1)
+        sharp += now_s > 10.0 and step != math.floor(previous_s / 0.1) and now_s - previous_s < 0.01
+        reads += now_s > 10.0
+        previous_s = now_s
+        now_s += max(pace.wait_s(now_s, 30.0 * step), 1e-3)
+    assert reads / 50.0 < 6.0
+    assert sharp >= 6
+
+
+def test_the_pace_is_quick_when_asked() -> None:
+    pace, now_s = Pace(0.05), 0.0
+    for _ in range(2000):
+        now_s += pace.wait_s(now_s, 30.0 * math.floor(now_s / 0.1))
+    assert pace.wait_s(now_s, 30.0 * math.floor(now_s / 0.1), quick=True) < 0.003
