@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
@@ -203,6 +204,19 @@ def test_the_commands(call, tmp_path: Path) -> None:
     )
     assert done.code == 0, done.err
     assert "train, fp8: " in done.out
+
+
+def test_a_gpu_of_ones_own_is_compared_and_drawn(call, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    text = (files("wattcast.hardware") / "catalogue" / "h200.yaml").read_text(encoding="utf-8")
+    mine = tmp_path / "mine.yaml"
+    mine.write_text(text.replace("sm_count: {value: 132", "sm_count: {value: 160"), encoding="utf-8")
+    done = call(
+        "explore", "gpus", "gpt2", "--batch", "64", "--gpus", f"h200,{mine}", "--plot", str(tmp_path / "m.png")
+    )
+    assert done.code == 0, done.err
+    assert "mine" in done.out
+    assert (tmp_path / "m.png").exists()
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,6 @@ pytest.importorskip("polars")
 pytestmark = pytest.mark.filterwarnings("default")  # of Dask's own making, at shutdown
 
 
-@pytest.mark.slow
 def test_a_killed_worker_costs_nothing(study: Study, tmp_path: Path) -> None:
     local = distributed.LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None)
     with local, distributed.Client(local) as client:
@@ -42,7 +41,6 @@ def test_a_killed_worker_costs_nothing(study: Study, tmp_path: Path) -> None:
     assert killed.equals(alone)
 
 
-@pytest.mark.slow
 def test_a_cluster_of_its_own_gives_the_same(call, study: Study, tmp_path: Path) -> None:
     done = sweep.run(study, tmp_path / "x.parquet", runner=cluster.on("local", 1), part_points=300)
     assert done.summary.front["point"].tolist() == sweep.run(study).summary.front["point"].tolist()
@@ -58,3 +56,12 @@ def test_bad_addresses_are_explained(study: Study, monkeypatch) -> None:
     monkeypatch.setattr(cluster, "CONNECT_S", 0.5)
     with pytest.raises(WattcastError, match="cannot be reached"):
         sweep.run(study, runner=cluster.on("tcp://127.0.0.1:1"))
+
+
+def test_a_cluster_without_workers_is_told_apart(study: Study, monkeypatch) -> None:
+    monkeypatch.setattr(cluster, "WORKERS_S", 0.5)
+    with (
+        distributed.LocalCluster(n_workers=0, dashboard_address=None) as empty,
+        pytest.raises(WattcastError, match="no worker within"),
+    ):
+        sweep.run(study, runner=cluster.on(empty.scheduler_address))

@@ -96,7 +96,6 @@ def test_a_mistake_gets_one_paragraph(call, tmp_path: Path, monkeypatch, argv, c
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.slow
 def test_ctrl_c_keeps_finished_parts_and_the_same_command_continues(tmp_path: Path) -> None:
     pytest.importorskip("polars")
     script = "from wattcast.cli import main; main.COMMANDS['explore'] = 'explore'; main.entry()"

@@ -60,6 +60,28 @@ def test_constraints_keep_exactly_the_points_that_meet_them(study: Study) -> Non
     assert np.allclose(kept["energy_j"], free["energy_j"][wanted], rtol=1e-12)
 
 
+def test_parts_without_any_point_left_are_parts_all_the_same(study: Study, tmp_path: Path) -> None:
+    """Clock is the slowest axis: whole parts and chunks fall to the constraint before anything is evaluated."""
+    limits = ["clock>=1.6GHz", "sm_count<=96", "power_w>=280"]
+    bound = replace(study, where=constraints.parse(limits, study.gpu, study.space.columns))
+    done = sweep.run(bound, tmp_path / "points.parquet", part_points=40)
+    found = store.polars().read_parquet(tmp_path / "points.parquet")
+    assert found["point"].to_list() == whole(bound)["point"].tolist()
+    assert done.summary.kept == len(found) > 0
+    three = sweep.run(bound, objectives=("latency_s", "power_w", "sm_count"), part_points=40)
+    assert three.summary.kept == done.summary.kept
+
+
+def test_points_for_figures_are_few_and_of_every_value(monkeypatch) -> None:
+    """Every 50th point of a grid whose last axis has 25 values would always be of the same one."""
+    monkeypatch.setattr(sweep, "SHOWN", 200)
+    study = api.study("gpt2", "h200", ["sm_count=1:200:1", "memory.bandwidth=1TB/s:25TB/s:1TB/s"], seq=128)
+    shown = sweep.run(study).summary.shown
+    assert 120 < len(shown["point"]) < 300
+    assert len(np.unique(shown["memory.byte_per_s"])) > 20
+    assert len(np.unique(shown["sm_count"])) > 80
+
+
 def test_parts_processes_and_files_give_the_same(study: Study, tmp_path: Path) -> None:
     pl = store.polars()
     once = sweep.run(study, tmp_path / "once.parquet")

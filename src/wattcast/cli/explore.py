@@ -1,4 +1,4 @@
-"""``wattcast explore designs|clocks|gpus|algorithms|fleet``"""
+"""``wattcast explore designs|clocks|gpus|algorithms|fleet|published``"""
 
 from __future__ import annotations
 
@@ -76,7 +76,9 @@ def designs(
     out: Out = None,
     plot: Plot = None,
     heat_map: Annotated[str | None, typer.Option(help="Plot this in place of the front: X,Y or X,Y,VALUE.")] = None,
-    workers: Annotated[int | None, typer.Option(help="Processes; default: one a core where it pays.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="Processes; default: one for each free core, for large spaces.")
+    ] = None,
     cluster: Annotated[
         str | None, typer.Option(help="Dask scheduler, such as tcp://host:8786 (one you trust), or local.")
     ] = None,
@@ -290,6 +292,40 @@ def fleet(
     print_assignment(env.console(), found)
 
 
+@app.command("published")
+def published(
+    ctx: typer.Context,
+    figures: Annotated[Path | None, typer.Option(help="A folder to save the figures in.")] = None,
+    json: Json = False,
+) -> None:
+    """The explorations of the EnergAIzer paper with this predictor, beside its measurements.
+
+    The measurements are found through WATTCAST_REFERENCE, or as ../shared/reference beside this folder.
+    """
+    from wattcast.explore import out
+    from wattcast.explore import published as work
+    from wattcast.reference import reference_folder
+
+    env: Environment = ctx.obj
+    rows = work.measured(reference_folder(env.variables))
+    curves, formats, forecasts = work.dvfs(rows), work.formats(rows), work.forecast()
+    if figures is not None:
+        from wattcast.report import explore, figure
+
+        figure.save(explore.published_dvfs(curves), figures / "explore-dvfs.png")
+        figure.save(explore.published_formats(formats), figures / "explore-formats.png")
+        asked = {"batch": 32, "seq": 512, "attention": "eager", "head": "none"}
+        figure.save(explore.per_gpu("bert-large", forecasts, asked), figures / "explore-forecasts.png")
+        env.say(f"figures saved: {figures}")
+    told = out.published_out(curves, formats, forecasts)
+    if json:
+        env.json(told)
+        return
+    from wattcast.report.explore_text import print_published
+
+    print_published(env.console(), told)
+
+
 def _show(env: Environment, json: bool, found: Any, prices: Any, title: str) -> None:
     from wattcast.explore.out import choices_out
 
@@ -317,15 +353,18 @@ def _run(env: Environment, study: Any, out: Path | None, front: tuple[str, ...],
 
 
 def _runner(workers: int | None, cluster: str | None, size: int) -> Runner:
-    """Starting a process costs about a second of work, so a small space stays in this one."""
+    """Starting a process costs about a second of work, so a small space stays in this one; so does a busy machine."""
     from wattcast.explore.sweep import PART, processes
 
     if cluster is not None:
         from wattcast.explore.cluster import on
 
         return on(cluster, workers)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return processes(workers if workers is not None else cores if size > 3 * PART else 1)
+    if workers is None:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        free = cores - int(os.getloadavg()[0]) if hasattr(os, "getloadavg") else cores
+        workers = max(free, 1) if size > 3 * PART else 1
+    return processes(workers)
 
 
 def _progress(env: Environment) -> Progress | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -34,6 +34,7 @@ class Choice:
     results: Mapping[str, Any]  # columns; empty where it cannot be run
     reason: str = ""
     notes: tuple[str, ...] = ()
+    chip: Gpu | None = None
 
     @property
     def row(self) -> dict[str, Any]:
@@ -120,7 +121,7 @@ def _tried(
         settled = settle(timeline, gpu, at, bundle)
         totals = at_clock(timeline, settled.at, bundle)
     except WattcastError as error:
-        return Choice(names, {}, str(error))
+        return Choice(names, {}, str(error), chip=gpu)
     many = chosen.tp * chosen.pp * chosen.dp
     requests = chosen.batch * chosen.dp
     latency_s, energy_j = float(totals.latency_s), float(totals.energy_j)
@@ -142,7 +143,7 @@ def _tried(
         "carbon_g_per_request": prices.carbon_g(each_j),
         "coefficients": str(bundle.status),
     }
-    return Choice(names, results, notes=(*graph.assumptions, *bundle.assumptions))
+    return Choice(names, results, notes=(*graph.assumptions, *bundle.assumptions), chip=gpu)
 
 
 def _compared(choice: Choice, first: Mapping[str, Any]) -> Choice:
@@ -152,7 +153,7 @@ def _compared(choice: Choice, first: Mapping[str, Any]) -> Choice:
         "speedup": choice.results["requests_per_s"] / first["requests_per_s"],
         "energy_ratio": choice.results["energy_j_per_request"] / first["energy_j_per_request"],
     }
-    return Choice(choice.names, {**choice.results, **more}, choice.reason, choice.notes)
+    return replace(choice, results={**choice.results, **more})
 
 
 def _options(options: Mapping[str, object]) -> Options:

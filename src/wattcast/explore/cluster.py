@@ -16,7 +16,8 @@ from wattcast.errors import MissingTool, WattcastError, bad_value
 from wattcast.explore.sweep import Part, Runner, Work
 
 RETRIES = 5  # of a part whose worker died
-CONNECT_S = 10
+CONNECT_S = 10.0
+WORKERS_S = 60.0
 
 
 def on(address: str, workers: int | None = None) -> Runner:
@@ -62,7 +63,11 @@ def _parts(client: Any, work: Work, left: deque[int]) -> Iterator[Part]:
     def submit() -> Any:
         return client.submit(work.part, left.popleft(), pure=False, retries=RETRIES)
 
-    most = 2 * max(len(client.scheduler_info(n_workers=-1)["workers"]), 1)
+    try:
+        client.wait_for_workers(1, timeout=WORKERS_S)
+    except (TimeoutError, dask.TimeoutError):
+        raise WattcastError(f"cluster: no worker within {WORKERS_S} s. Start one beside the scheduler.") from None
+    most = 2 * max(len(client.nthreads()), 1)
     running = dask.as_completed([submit() for _ in range(min(most, len(left)))])
     for future in running:
         try:

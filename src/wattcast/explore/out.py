@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from math import isfinite
 from typing import Any
 
@@ -14,11 +14,14 @@ from wattcast.explore.dvfs import Clocks, Objective
 from wattcast.explore.fields import find
 from wattcast.explore.fleet import Assignment, Fleet
 from wattcast.explore.money import Prices
+from wattcast.explore.published import GPU, Curve, Format
 from wattcast.explore.serving import MOST_BATCH, Plan, Service
 from wattcast.explore.space import Method
 from wattcast.explore.store import rows
 from wattcast.explore.sweep import BEST, Swept
 from wattcast.explore.where import RESULTS
+from wattcast.fitted import bundle_for
+from wattcast.hardware import load
 from wattcast.units import parse, show
 
 
@@ -167,4 +170,19 @@ def assignment_out(found: Assignment) -> dict[str, Any]:
         "workloads": found.served,
         "idle_gpus": found.idle_gpus,
         "assumptions": list(found.notes),
+    }
+
+
+def published_out(curves: Sequence[Curve], formats: Sequence[Format], forecasts: Sequence[Choice]) -> dict[str, Any]:
+    """The published explorations: errors, and predictions beside measurements."""
+    return {
+        "wattcast": __version__,
+        "gpu": GPU,
+        "status": str(bundle_for(load(GPU)).status),
+        "dvfs": [
+            {"workload": c.name, "n": len(c.clock_hz), **{f"{k}_mape": v for k, v in c.mape().items()}}
+            for c in curves
+        ],
+        "formats": [asdict(row) for row in formats],
+        "forecasts": [choice.row for choice in forecasts],
     }

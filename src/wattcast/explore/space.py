@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
+import numpy.typing as npt
 
 from wattcast import units
 from wattcast.arrays import Array
@@ -71,6 +72,8 @@ class Space:
         twice = [axis.field.name for axis in self.axes if columns.count(axis.field.column) > 1]
         if twice:
             raise bad_value("vary", "each field once", f"{twice[0]} twice")
+        if self.size >= 1 << 62:
+            raise bad_value("vary", "fewer than 4.6e18 points", f"{self.size:.1e}", "Take larger steps.")
         if {"asked_clock_hz", "clocks.max_hz"} <= set(columns):
             raise bad_value("vary", "clock or clocks.max, not both", "both")
         for axis in self.axes:
@@ -91,10 +94,19 @@ class Space:
     def points(self, start: int, stop: int) -> dict[str, Array]:
         """Values of points ``start`` to ``stop``, by column."""
         if self.method is Method.GRID:
-            index = np.unravel_index(np.arange(start, stop), tuple(axis.values.size for axis in self.axes))
-            return {a.field.column: a.values[i] for a, i in zip(self.axes, index, strict=True)}
+            return self._grid(np.arange(start, stop))
         share = self._random(start, stop) if self.method is Method.RANDOM else self._sobol(start, stop)
         return {axis.field.column: axis.at(share[:, i]) for i, axis in enumerate(self.axes)}
+
+    def some(self, most: int) -> dict[str, Array]:
+        """At most that many points, spread over the space."""
+        if self.method is not Method.GRID or self.size <= most:
+            return self.points(0, min(self.size, most))
+        return self._grid(np.random.default_rng(self.seed).integers(0, self.size, most))
+
+    def _grid(self, number: npt.NDArray[np.int64]) -> dict[str, Array]:
+        index = np.unravel_index(number, tuple(axis.values.size for axis in self.axes))
+        return {a.field.column: a.values[i] for a, i in zip(self.axes, index, strict=True)}
 
     def _random(self, start: int, stop: int) -> Array:
         """Uniform shares, drawn in numbered blocks so that any range of points can be had alone."""

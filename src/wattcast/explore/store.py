@@ -48,7 +48,8 @@ class Store:
 
     def finished(self) -> set[int]:
         """Numbers of the parts that are there."""
-        return {int(path.stem.removeprefix("part-")) for path in self.folder.glob("part-*.parquet")}
+        numbers = (path.stem.removeprefix("part-") for path in self.folder.glob("part-*.parquet"))
+        return {int(number) for number in numbers if number.isascii() and number.isdigit()}
 
     def write(self, index: int, data: bytes) -> None:
         """One part, whole."""

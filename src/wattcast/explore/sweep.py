@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from wattcast.errors import BadInput, Refused, WattcastError, bad_value, unknown_name
 from wattcast.explore import pareto
@@ -28,7 +29,7 @@ from wattcast.units import show
 
 PART = 100_000  # points written together
 ASK_ABOVE = 100_000_000  # points
-SHOWN = 20_000  # points kept for figures, at most
+SHOWN = 20_000  # points kept for figures, about
 BEST = ("latency_s", "power_w", "energy_j")
 
 
@@ -39,7 +40,7 @@ class Summary:
     kept: int  # points that meet the constraints
     front: Columns  # the Pareto front
     best: Columns  # the point of least latency, power, energy
-    shown: Columns  # an even selection, for figures
+    shown: Columns  # a selection spread over all, for figures
 
 
 @dataclass(frozen=True)
@@ -85,8 +86,8 @@ class Work:
 
     def summary(self, columns: Columns) -> Summary:
         """Few points of many."""
-        stride = -(-self.study.space.size // SHOWN)
-        shown = {name: values[columns["point"] % stride == 0] for name, values in columns.items()}
+        chosen = _scattered(columns["point"], SHOWN / self.study.space.size)
+        shown = {name: values[chosen] for name, values in columns.items()}
         return Summary(len(columns["point"]), pareto.of_columns(columns, self.objectives), _best(columns), shown)
 
 
@@ -184,6 +185,15 @@ def _held_part(index: int) -> Part:
     return _held.part(index)
 
 
+def _scattered(point: npt.NDArray[np.int64], share: float) -> npt.NDArray[np.bool_]:
+    """About this share of all points, by a multiplicative hash of their numbers [Knuth, TAOCP 3, 6.4].
+
+    Every n-th point would fall into step with the axes of a grid and show few of their values.
+    """
+    hashed = (point.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(32)
+    return np.asarray(hashed < share * 2.0**32)
+
+
 def _objectives(study: Study, names: Sequence[str]) -> tuple[str, ...]:
     known = [*study.space.columns, *("latency_s", "power_w", "energy_j", "clock_hz", "effective_clock_hz", "busy_s")]
     for name in names:
@@ -248,9 +258,8 @@ def _joined(tables: Sequence[Columns]) -> Columns:
 def _impossible(study: Study) -> WattcastError:
     """No point is left: which constraint binds, from an even selection of points without constraints."""
     size = study.space.size
-    number = np.unique(np.linspace(0, size - 1, min(size, 2_000)).astype(np.int64))
-    drawn = [study.space.points(int(i), int(i) + 1) for i in number]
-    points = {name: np.concatenate([d[name] for d in drawn]) for name in drawn[0]}
+    points = study.space.some(2_000)
+    count = len(next(iter(points.values())))
     columns = points | evaluate(replace(study, where=()), points)
     said = []
     for where in study.where:
@@ -259,6 +268,6 @@ def _impossible(study: Study) -> WattcastError:
         closest = show(best, where.unit) if where.unit else f"{best:g}"
         said.append(f"{where} holds for {share:.1%} (closest: {closest})")
     return BadInput(
-        f"none of the {size:,} points meets every constraint. Of {number.size:,} points spread over the space, "
+        f"none of the {size:,} points meets every constraint. Of {count:,} points spread over the space, "
         f"{'; '.join(said)}. Loosen the one that holds least, or widen the space."
     )

@@ -13,8 +13,10 @@ from wattcast.errors import bad_value
 from wattcast.explore.api import Workload, study
 from wattcast.explore.choices import Choice
 from wattcast.explore.dvfs import Clocks
+from wattcast.explore.published import GPU, Curve, Format
 from wattcast.explore.study import Columns, table
 from wattcast.explore.sweep import Swept
+from wattcast.fitted import bundle_for
 from wattcast.report.figure import COLOUR, new_figure
 from wattcast.report.figure import caption as write_caption
 
@@ -117,14 +119,63 @@ def clocks(found: Clocks) -> Figure:
 def per_gpu(workload: Workload, found: Sequence[Choice], options: Mapping[str, Any]) -> Figure:
     """Power and energy against latency over the clocks of each GPU, a line for each, eight at most."""
     tables: dict[str, Columns] = {}
-    for choice in [choice for choice in found if choice.results][:8]:
-        chip = find_gpu(choice.names["gpu"])
+    for chip in [choice.chip for choice in found if choice.results and choice.chip is not None][:8]:
         low, high = float(chip.clocks.min_hz or 0.3 * chip.clocks.max_hz), float(chip.clocks.max_hz)
         step = max((high - low) / 60.0, 1.0)
         asked = study(workload, chip, [f"clock={low!r}Hz:{high!r}Hz:{step!r}Hz"], **options)
         tables[chip.name] = table(asked, 0, asked.space.size)
     caption = "each line runs over the clocks of one GPU, at its default power limit"
     return curves(tables, "latency_s", ("power_w", "energy_j"), caption)
+
+
+def published_dvfs(found: Sequence[Curve]) -> Figure:
+    """Power over clocks of the published workloads: measured dots, predicted line."""
+    figure = new_figure(9.0, 5.2)
+    for axes, curve in zip(np.ravel(figure.subplots(2, 3)), found, strict=True):
+        axes.plot(curve.clock_hz / 1e6, curve.measured_w, "o", ms=4, color=COLOUR["sm"], label="measured")
+        axes.plot(curve.clock_hz / 1e6, curve.predicted_w, "-", color=COLOUR["tensor"], label="predicted")
+        axes.set_title(f"{curve.name}: {curve.mape()['power']:.0%}", fontsize=8)
+        axes.set_xlabel("Clock (MHz)")
+        axes.set_ylabel("Power (W)")
+        axes.set_ylim(bottom=0)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(frameon=False, fontsize=7)
+    bundle = bundle_for(find_gpu(GPU))
+    write_caption(
+        figure,
+        "A100-PCIE-40GB; measured: EnergAIzer artifact (a100_pcie_40gb_dvfs.csv, a100_pcie_40gb_900mhz.csv); "
+        f"predicted: {bundle.status} coefficients, {bundle.provenance.date}: {bundle.provenance.source}",
+    )
+    return figure
+
+
+def published_formats(found: Sequence[Format]) -> Figure:
+    """Speed-up over fp32, and power, by number format and attention: bars predicted, dots measured."""
+    figure = new_figure(9.0, 3.8)
+    left, right = figure.subplots(1, 2)
+    kinds = list(dict.fromkeys((row.dtype, row.attention) for row in found))
+    cases = list(dict.fromkeys((row.model, row.batch, row.seq) for row in found))
+    base = {(r.model, r.batch, r.seq): r for r in found if (r.dtype, r.attention) == kinds[0]}
+    for index, kind in enumerate(kinds):
+        mine = [row for row in found if (row.dtype, row.attention) == kind]
+        at = np.arange(len(cases)) + 0.27 * (index - 1)
+        colour = [COLOUR["dram"], COLOUR["cuda"], COLOUR["shared"]][index % 3]
+        first = [base[(r.model, r.batch, r.seq)] for r in mine]
+        speed = [b.predicted_s / r.predicted_s for r, b in zip(mine, first, strict=True)]
+        left.bar(at, speed, 0.25, color=colour, label=" ".join(kind))
+        right.bar(at, [r.predicted_w for r in mine], 0.25, color=colour, label=" ".join(kind))
+        for x, r, b in zip(at, mine, first, strict=True):
+            if r.measured_s is not None and b.measured_s is not None and r.measured_w is not None:
+                left.plot(x, b.measured_s / r.measured_s, "o", ms=5, color=COLOUR["sm"])
+                right.plot(x, r.measured_w, "o", ms=5, color=COLOUR["sm"])
+    for axes, said in ((left, "Speed-up over fp32"), (right, "Power (W)")):
+        axes.set_xticks(range(len(cases)), [f"{m}\nb{b} s{s}" for m, b, s in cases], fontsize=7)
+        axes.set_ylabel(said)
+        axes.spines[["top", "right"]].set_visible(False)
+    handles, names = left.get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside upper center", ncols=3, frameon=False, fontsize=8)
+    write_caption(figure, "A100-PCIE-40GB at 900 MHz; bars predicted, dots measured (EnergAIzer artifact)")
+    return figure
 
 
 def label(column: str) -> str:

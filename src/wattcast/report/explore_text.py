@@ -195,6 +195,28 @@ def print_assignment(console: Console, found: Assignment) -> None:
     print_notes(console, found.notes)
 
 
+def print_published(console: Console, told: Mapping[str, Any]) -> None:
+    """Errors over clocks, number formats, forecasts."""
+    errors = {"latency_mape": "latency", "power_mape": "power", "energy_mape": "energy"}
+    shown = [row | {name: f"{row[name]:.1%}" for name in errors} for row in told["dvfs"]]
+    title = f"Clocks of the {told['gpu']} ({told['status']} coefficients): mean absolute error"
+    print_rows(console, shown, {"workload": "workload", "n": "clocks"} | errors, title)
+    columns = {
+        "model": "model",
+        "batch": "batch",
+        "seq": "tokens",
+        "dtype": "format",
+        "attention": "attention",
+        "predicted_s": "predicted",
+        "measured_s": "measured",
+        "predicted_w": "predicted ",
+        "measured_w": "measured ",
+    }
+    print_rows(console, told["formats"], columns, "Number formats and attention at 900 MHz")
+    forecast = {"gpu": "gpu", "latency_s": "latency", "power_w": "power", "clock_hz": "clock", "capped": "capped"}
+    print_rows(console, told["forecasts"], forecast, "bert-large, batch 32, 512 tokens, on other GPUs: forecasts")
+
+
 def _headings(axes: Sequence[str]) -> dict[str, str]:
     results = {"latency_s": "latency", "power_w": "power", "energy_j": "energy", "clock_hz": "clock"}
     flags = {"capped": "capped", "limit_met": "limit met", "fits": "fits"}
