@@ -33,7 +33,7 @@ def simulated() -> Comparison:
 
 
 def test_hd7970_distance_from_the_oracle_and_slowdown(simulated: Comparison) -> None:
-    """Aims of the issue: 3 % and 0.4 %, probing included. The controller was tuned on this plant."""
+    """Aims: 3 % and 0.4 %, probing included. The controller was tuned on this plant."""
     mean = simulated.mean(Name.HARMONIA)
     assert mean["ed2_over_oracle_with_probing"] < 0.03
     assert mean["slowdown_with_probing"] < 0.004

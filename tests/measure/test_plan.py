@@ -35,7 +35,7 @@ def test_a_campaign_cut_short_has_every_family() -> None:
 
 
 def test_what_the_campaign_must_cover_is_in_it() -> None:
-    """Formats, layouts and forms of DESIGN section 5 and the plan's own promise."""
+    """Formats, layouts and forms of docs/method/measuring.md and the plan's own promise."""
     specs = plan()
     linear = {(s.operator["dtype"], s.operator["bias"]) for s in specs if s.family == "linear"}
     assert {(d, b) for d in ("bf16", "fp16", "fp32", "tf32", "fp8") for b in (True, False)} <= linear

@@ -1,7 +1,7 @@
 """Samples over time, and power from the ticks of an energy counter.
 
 The counter steps (every 100 ms on an H200), so power is the energy between two steps over the time
-between them; anything that ends between steps is left out. DESIGN section 5.
+between them; anything that ends between steps is left out. See docs/method/measuring.md.
 """
 
 from __future__ import annotations

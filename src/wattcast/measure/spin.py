@@ -1,6 +1,6 @@
 """The clock the multiprocessors really run at: one block counts its own cycles against a wall timer.
 
-Under tensor-core load the hardware runs slower than the clock NVML reports (DESIGN section 2). One
+Under tensor-core load the hardware runs slower than the clock NVML reports. One
 warp spins for a number of cycles on a second stream beside the load and reads the cycle counter and
 the nanosecond timer at both ends. It takes a slot of one multiprocessor away, so it serves for the
 clock, never for the load's time.

@@ -2,7 +2,7 @@
 
 A window runs from one step of the energy counter to another, holds at least five stretches between
 steps, and starts only after the governor has had time to answer (about 90 ms after a load begins,
-DESIGN section 5). It is steady when clock and power of its first and second half agree.
+docs/method/measuring.md). It is steady when clock and power of its first and second half agree.
 
 Under the power cap there is no such quiet: an H200 runs about a second a few percent above its limit,
 then cuts the clock deeply for two tenths, and again. So a capped window holds two seconds, twice that

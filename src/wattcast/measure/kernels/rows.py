@@ -223,7 +223,7 @@ def _seen(row: KernelRow, graph: Graph, held: Window, copy_s: np.ndarray) -> Ker
 def duty_cycled(bench: Bench, spec: Spec, duty: float, idle_power_w: float) -> KernelRow:
     """Bursts with idle gaps under the cap: power while on, from mean power, duty and idle power.
 
-    On-power = (mean power x period - idle power at the gap's clock x gap) / busy time, DESIGN section 2.
+    On-power = (mean power x period - idle power at the gap's clock x gap) / busy time (docs/method/measuring.md).
     The board samples its power about every 20 ms, so the period is 20 ms over the golden ratio: samples
     then fall evenly on all parts of it.
     """
