@@ -28,7 +28,7 @@ COLOUR = {
     "l2": "#56B4E9",
     "dram": "#0072B2",
     "link": "#CC79A7",
-    "sm": "#000000",
+    "sm": "#882255",
 }
 MOST_OPS = 10
 
@@ -53,7 +53,8 @@ def breakdown(p: Prediction) -> Figure:
     axes.set_title(f"{p.name} on {p.gpu}: {float(p.latency_s) * 1e3:.3g} ms, {float(p.power_w):.4g} W")
     axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
-    caption(figure, f"{p.status} coefficients, {p.provenance.date}: {p.provenance.source}")
+    known = [p.provenance.source, p.provenance.device, p.provenance.date]
+    caption(figure, f"{p.status} coefficients: {', '.join(text for text in known if text)}")
     return figure
 
 
