@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from wattcast import hardware, units
 from wattcast.arrays import Scalar, swept
-from wattcast.errors import BadInput, bad_value
+from wattcast.errors import bad_value
 from wattcast.fitted import Bundle, bundle_for
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.hardware.operating_point import DEFAULT_TEMPERATURE_C
@@ -132,12 +132,7 @@ def _at_least_zero(host_s: Scalar) -> Scalar:
 
 def _temperature(value: Quantity) -> Scalar:
     celsius = _amount(value, "C", "temperature")
-    if (np.asarray(celsius) < 0).any() or (np.asarray(celsius) > 110).any():
-        raise BadInput(f"temperature: expected a die temperature between 0 and 110 C, got {clip_number(celsius)}.")
+    low, high = float(np.min(celsius)), float(np.max(celsius))
+    if low < 0 or high > 110:
+        raise bad_value("temperature", "die temperatures between 0 and 110 C", f"{low:g} to {high:g} C")
     return celsius
-
-
-def clip_number(value: Scalar) -> str:
-    """A scalar or the first of many, for a message."""
-    array = np.asarray(value)
-    return f"{float(array):g} C" if array.ndim == 0 else f"values from {array.min():g} to {array.max():g} C"

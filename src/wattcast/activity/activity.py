@@ -136,17 +136,15 @@ def split(activity: Activity, share: Scalar) -> Activity:
 
 def _doubled(activity: Activity) -> OperatingPoint:
     """Settings of each interval, laid out twice along the interval axis."""
-
-    def twice(setting: Scalar | None) -> Scalar | None:
-        array = np.asarray(setting, dtype=float) if setting is not None else None
-        if array is None or array.ndim == 0 or array.shape[-1] == 1:
-            return setting
-        return np.concatenate([array, array], axis=-1)
-
     at = activity.at
     return OperatingPoint(
-        twice(at.clock_hz),
-        twice(at.power_limit_w),
-        twice(at.temperature_c) if at.temperature_c is not None else 0.0,  # type: ignore[arg-type]
-        twice(at.memory_clock_hz),
+        None if at.clock_hz is None else _twice(at.clock_hz),
+        None if at.power_limit_w is None else _twice(at.power_limit_w),
+        _twice(at.temperature_c),
+        None if at.memory_clock_hz is None else _twice(at.memory_clock_hz),
     )
+
+
+def _twice(setting: Scalar) -> Scalar:
+    array = np.asarray(setting, dtype=np.float64)
+    return setting if array.ndim == 0 or array.shape[-1] == 1 else np.concatenate([array, array], axis=-1)

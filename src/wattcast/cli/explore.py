@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from wattcast.cli.environment import Environment
-from wattcast.cli.workload import (
+from wattcast.cli.options import (
     AttentionName,
     Batch,
     Dp,

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from wattcast.cli.environment import Environment
+from wattcast.cli.options import AttentionName, Batch, DtypeName, PhaseName, Seq
 
 app = typer.Typer(help="Measure time, power and energy; build a kernel database.", no_args_is_help=True)
 
@@ -27,12 +28,15 @@ def run(
         str | None,
         typer.Option(help="Model, workload file, or output of `wattcast predict --json`: say which term is off."),
     ] = None,
-    gpu: Annotated[str | None, typer.Option(help="With --against MODEL: the GPU it is predicted on.")] = None,
-    batch: Annotated[int, typer.Option(help="With --against MODEL, as in predict.")] = 1,
-    seq: Annotated[int | None, typer.Option(help="With --against MODEL, as in predict.")] = None,
-    phase: Annotated[str | None, typer.Option(help="With --against MODEL, as in predict.")] = None,
-    dtype: Annotated[str, typer.Option(help="With --against MODEL, as in predict.")] = "bf16",
-    attention: Annotated[str, typer.Option(help="With --against MODEL, as in predict.")] = "flash",
+    gpu: Annotated[
+        str | None,
+        typer.Option(help="With --against MODEL: the GPU it is predicted on; the options below are predict's."),
+    ] = None,
+    batch: Batch = 1,
+    seq: Seq = None,
+    phase: PhaseName = None,
+    dtype: DtypeName = "bf16",
+    attention: AttentionName = "flash",
     iterations: Annotated[int, typer.Option(help="How often the command runs the predicted workload.")] = 1,
     source: Source = "auto",
     device: Device = 0,

@@ -8,7 +8,7 @@ import typer
 
 from wattcast.cli.environment import Environment
 from wattcast.cli.explore import Carbon, Json, Limit, Pue, Rent, Tariff
-from wattcast.cli.workload import AttentionName, DtypeName, StackName
+from wattcast.cli.options import AttentionName, DtypeName, StackName
 
 app = typer.Typer(help="How many GPUs serve a model; batch, clock, energy and cost per token.")
 

@@ -8,6 +8,22 @@ from typing import Annotated
 import typer
 
 from wattcast.cli.environment import Environment
+from wattcast.cli.options import (
+    AttentionName,
+    Batch,
+    Dp,
+    DtypeName,
+    HeadName,
+    Image,
+    PhaseName,
+    Pp,
+    Recompute,
+    Seq,
+    Skew,
+    StackName,
+    Tokens,
+    Tp,
+)
 
 app = typer.Typer(help="Predict latency, power, energy and clock of workloads on a GPU.")
 
@@ -40,19 +56,14 @@ def predict(
         str,
         typer.Option(help="Catalogue name (`wattcast gpus`) or your own YAML file.", autocompletion=_gpu_names),
     ],
-    batch: Annotated[int, typer.Option(help="Sequences or images at once.")] = 1,
-    seq: Annotated[int | None, typer.Option(help="Prompt length; in decode the context length.")] = None,
-    tokens: Annotated[int | None, typer.Option(help="Tokens to generate (phase generate).")] = None,
-    phase: Annotated[
-        str | None,
-        typer.Option(help="prefill|decode|generate|train|forward; default prefill for language, forward for vision."),
-    ] = None,
-    dtype: Annotated[str, typer.Option(help="fp32|tf32|bf16|fp16|fp8|int8")] = "bf16",
-    attention: Annotated[str, typer.Option(help="eager|flash")] = "flash",
-    head: Annotated[
-        str | None, typer.Option(help="Language-model head for none|last|all tokens; default last, all in training.")
-    ] = None,
-    stack: Annotated[str, typer.Option(help="eager|compiled|engine: who issues the kernels.")] = "eager",
+    batch: Batch = 1,
+    seq: Seq = None,
+    tokens: Tokens = None,
+    phase: PhaseName = None,
+    dtype: DtypeName = "bf16",
+    attention: AttentionName = "flash",
+    head: HeadName = None,
+    stack: StackName = "eager",
     clock: Annotated[
         str | None, typer.Option(help="Locked core clock, such as 1830MHz; default: the governor.")
     ] = None,
@@ -62,18 +73,12 @@ def predict(
     ] = None,
     temperature: Annotated[str | None, typer.Option(help="Die temperature, such as 60C.")] = None,
     data: Annotated[str, typer.Option(help="Operand data: random|zeros|ones|relu.")] = "random",
-    tp: Annotated[int, typer.Option(help="Tensor-parallel GPUs.")] = 1,
-    pp: Annotated[int, typer.Option(help="Pipeline stages.")] = 1,
-    dp: Annotated[int, typer.Option(help="Data-parallel replicas.")] = 1,
-    skew: Annotated[
-        float, typer.Option(help="Experts: share of choices that fall on the same experts, 0 to 1.")
-    ] = 0.0,
-    recompute: Annotated[
-        bool, typer.Option("--recompute", help="Training: recompute activations, do not keep them.")
-    ] = False,
-    image: Annotated[
-        int | None, typer.Option(help="Side of the picture in pixels (latent pixels in diffusion).")
-    ] = None,
+    tp: Tp = 1,
+    pp: Pp = 1,
+    dp: Dp = 1,
+    skew: Skew = 0.0,
+    recompute: Recompute = False,
+    image: Image = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Save a figure (.png, .svg, .pdf); one workload.")] = None,
 ) -> None:
