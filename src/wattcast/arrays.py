@@ -40,11 +40,6 @@ def grid(**axes: npt.ArrayLike) -> dict[str, Scalar]:
     return {name: swept(mesh) for name, mesh in zip(axes, meshes, strict=True)}
 
 
-def sweep_shape(*fields: Scalar) -> tuple[int, ...]:
-    """The common sweep shape of floats and ``(*sweep, 1)`` arrays."""
-    return np.broadcast_shapes(*(np.shape(f)[:-1] for f in fields))
-
-
 def per_sweep(value: Scalar) -> Array:
     """``(*sweep, 1)`` -> ``(*sweep,)``; a float becomes an array of shape ()."""
     array = np.asarray(value, dtype=np.float64)

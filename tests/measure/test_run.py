@@ -99,9 +99,10 @@ def test_results_go_to_stdout_and_overhead_to_stderr(standin: StandIn) -> None:
 
 def test_against_a_prediction_it_says_which_term_is_off(standin: StandIn, tmp_path: Path) -> None:
     prediction = tmp_path / "predicted.json"
-    first = {"latency_s": 1.2, "power_w": 200.0, "clock_hz": 1.98e9}
+    first = {"latency_s": 3.1, "power_w": 200.0, "clock_hz": 1.98e9}  # 3 s and the start of an interpreter
     prediction.write_text(json.dumps({"predictions": [first]}))
-    code, out, _ = command_line("run", "--source", "nvml", "--against", str(prediction), "--json", "--", *SLEEP)
+    longer = [sys.executable, "-c", "import time; time.sleep(3.0)"]
+    code, out, _ = command_line("run", "--source", "nvml", "--against", str(prediction), "--json", "--", *longer)
     assert code == 0
     assert json.loads(out)["against"]["term"] == "energy"
 

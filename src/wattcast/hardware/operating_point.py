@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from wattcast.arrays import Scalar, check_positive, sweep_shape
+from wattcast.arrays import Scalar, check_positive
 
 DEFAULT_TEMPERATURE_C = 45.0  # a data-centre card in light use; heavier use runs warmer
 
@@ -25,14 +25,3 @@ class OperatingPoint:
 
     def __post_init__(self) -> None:
         check_positive("operating point", {"clock_hz": self.clock_hz, "power_limit_w": self.power_limit_w})
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The sweep shape of the settings."""
-        return sweep_shape(
-            *(
-                f
-                for f in (self.clock_hz, self.power_limit_w, self.temperature_c, self.memory_clock_hz)
-                if f is not None
-            )
-        )
