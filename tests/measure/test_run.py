@@ -158,9 +158,10 @@ def test_a_bare_node_without_a_device_gets_a_sentence(monkeypatch, tmp_path: Pat
 
 
 def test_windows_nest_and_share_one_sampler(standin: StandIn) -> None:
-    standin.follow("at -10 200 1980", "at 1.5 500 1980")
+    standin.follow("at -10 200 1980")
     with wattcast.measure.window("whole", "nvml") as whole:
         time.sleep(1.0)
+        standin.follow("at -10 200 1980", "at 0.3 500 1980")
         with wattcast.measure.window("part") as part:
             time.sleep(1.0)
             with pytest.raises(Refused, match="still running"):
