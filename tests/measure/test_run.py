@@ -158,18 +158,20 @@ def test_a_bare_node_without_a_device_gets_a_sentence(monkeypatch, tmp_path: Pat
 
 
 def test_windows_nest_and_share_one_sampler(standin: StandIn) -> None:
-    standin.follow("at -10 200 1980")
-    with wattcast.measure.window("whole", "nvml") as whole:
-        time.sleep(1.0)
-        standin.follow("at -10 200 1980", "at 0.3 500 1980")
-        with wattcast.measure.window("part") as part:
-            time.sleep(1.0)
-            with pytest.raises(Refused, match="still running"):
-                _ = part.result
+    with wattcast.measure.window("outermost", "nvml") as outermost:  # the sampler is up before the script begins
+        standin.follow("at -10 200 1980", "at 1.5 500 1980")
+        time.sleep(0.3)
+        with wattcast.measure.window("whole") as whole:
+            time.sleep(0.7)
+            with wattcast.measure.window("part") as part:
+                time.sleep(1.0)
+                with pytest.raises(Refused, match="still running"):
+                    _ = part.result
+    assert outermost.inner == [whole]
     assert whole.inner == [part]
     assert part.result.power_w is not None
     assert part.result.power_w > whole.result.power_w > 200.0
-    assert whole.result.duration_s > part.result.duration_s + 0.9
+    assert whole.result.duration_s > part.result.duration_s + 0.6
     assert wattcast.measure.window.__module__ == "wattcast.measure.window"
 
 
