@@ -26,6 +26,7 @@ from wattcast.records import (
     RunInfo,
     from_plain,
     read_lines,
+    read_table,
     write_table,
 )
 
@@ -45,7 +46,10 @@ _CARD = (
 
 
 def pack(folders: list[Path], out: Path) -> dict[str, int]:
-    """Pack all ``*.jsonl`` and ``counters.csv`` under ``folders``; returns how many rows of each table."""
+    """Pack all ``*.jsonl`` and ``counters.csv`` under ``folders``; returns how many rows of each table.
+
+    Tables that are in ``out`` already are added to: a row of the same id and run is replaced, the rest is kept.
+    """
     runs: dict[str, RunInfo] = {}
     names: dict[str, NameRow] = {}
     rows: list[KernelRow] = []
@@ -62,14 +66,36 @@ def pack(folders: list[Path], out: Path) -> dict[str, int]:
                 rows.append(from_plain(plain, KernelRow, where))
     if not rows:
         raise BadInput(f"no measured rows under {', '.join(str(folder) for folder in folders)}.")
-    counters = [row for folder in folders for path in sorted(folder.rglob("counters.csv")) for row in _counted(path)]
     unique = list({(row.id, row.run): row for row in rows}.values())  # measured again after a failure: the later
     unique = [_flag_beats(row) for row in _settle(unique, folders)]
     packed = [_packed(row, runs.get(row.run), names.get(str(row.detail.get("spec", "")))) for row in unique]
-    write_table(out / ROWS_FILE, sorted(packed, key=lambda row: (row["kind"], row["family"], row["id"], row["run"])))
+    counters = [row for folder in folders for path in sorted(folder.rglob("counters.csv")) for row in _counted(path)]
+    before = _before(out / ROWS_FILE)
+    together = {(row["id"], row["run"]): row for row in [*before, *_known_names(packed, before)]}
+    order = sorted(together.values(), key=lambda row: (row["kind"], row["family"], row["id"], row["run"]))
+    write_table(out / ROWS_FILE, order)
     if counters:
-        write_table(out / COUNTERS_FILE, sorted(counters, key=lambda row: str(row["id"])))
-    return {"rows": len(packed), "runs": len(runs), "named": len(names), "counters": len(counters)}
+        counted = {str(row["id"]): row for row in [*_before(out / COUNTERS_FILE), *counters]}
+        write_table(out / COUNTERS_FILE, [counted[key] for key in sorted(counted)])
+    return {
+        "rows": len(packed),
+        "runs": len(runs),
+        "named": len(names),
+        "counters": len(counters),
+        "kept": len(together) - len(packed),
+    }
+
+
+def _before(path: Path) -> list[Plain]:
+    """Rows of a table that is there already; none when it is not."""
+    return read_table(path) if path.exists() else []
+
+
+def _known_names(packed: list[Plain], before: list[Plain]) -> list[Plain]:
+    """New rows of an operator whose kernels were named earlier get those names."""
+    columns = [column for column in (packed or before)[0] if column.startswith("kernel_")]
+    known = {row["spec"]: {c: row.get(c) or [] for c in columns} for row in before if row.get("kernel_names")}
+    return [row if row["kernel_names"] else row | known.get(row["spec"], {}) for row in packed]
 
 
 def _records(folders: Iterable[Path]) -> Iterable[tuple[Plain, str]]:
