@@ -1,0 +1,189 @@
+"""The best partition of a memory array: banks, ports, ways, tag and data, found by looking at all of them.
+
+The measure is energy times the square of delay, as McPAT has it; McPAT searches its own partitions once more where the
+clock is not met, which caches of a GPU at these clocks do not need.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+from wattcast.arrays import Array
+from wattcast.errors import bad_value
+from wattcast.power.component.bottom_up.array import Access, Partition, Ports, evaluate, tree
+from wattcast.power.component.bottom_up.technology import Technology
+
+LAYOUT_OVERHEAD = 1.1 * 1.2  # placement in a macro, macros on a chip: area, and wires with it (McPAT 0.8)
+_LEAST_ROW, _MOST_ROW, _LEAST_COLUMN, _MOST_COLUMN = 8, 4096, 2, 4096
+
+
+@dataclass(frozen=True)
+class Sram:
+    """A memory array as an architect sees it."""
+
+    name: str
+    capacity_byte: int
+    block_byte: int
+    ways: int = 1
+    banks: int = 1
+    ports: Ports = Ports()
+    output_bit: int | None = None  # bits of an access; default: a block
+    tag_bit: int = 0  # of a way; 0: no tags
+    sequential: bool = False  # the tag first, then one way of data
+
+    def __post_init__(self) -> None:
+        where = f"{self.name}: "
+        for what, value in (
+            ("capacity", self.capacity_byte),
+            ("block", self.block_byte),
+            ("ways", self.ways),
+            ("banks", self.banks),
+            ("ports", self.ports.all),
+        ):
+            if value < 1:
+                raise bad_value(where + what, "at least one", value)
+        if self.output_bit is not None and self.output_bit < 1:
+            raise bad_value(where + "output", "at least one bit", self.output_bit)
+        if self.capacity_byte % (self.banks * self.block_byte * self.ways):
+            raise bad_value(
+                where + "geometry",
+                f"{self.banks} banks of whole sets of {self.ways} blocks of {self.block_byte} bytes",
+                f"{self.capacity_byte} bytes",
+                "Change capacity, banks, ways or block so that they divide.",
+            )
+
+    @property
+    def bits(self) -> int:
+        """Bits of an access."""
+        return self.output_bit or 8 * self.block_byte
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of a bank."""
+        return self.capacity_byte // (self.banks * self.block_byte)
+
+
+@dataclass(frozen=True)
+class ArrayCost:
+    """Energy of an access, leakage and area of a whole structure."""
+
+    read_j: float
+    write_j: float
+    subthreshold_w: float
+    gate_w: float
+    area_um2: float
+    delay_s: float
+    tag_read_j: float = 0.0
+    tag_write_j: float = 0.0
+    search_j: float = 0.0
+    rows: int = 0
+    columns: int = 0
+    mats: int = 0
+
+
+@cache
+def array_cost(tech: Technology, sram: Sram) -> ArrayCost:
+    """The best organisation of data and, where there are tags, of them; short-circuit and layout shares included."""
+    ways = 1 if sram.sequential else sram.ways
+    tag = None
+    if sram.tag_bit:
+        width = sram.tag_bit * sram.ways
+        tag = _best(tech, sram, sram.blocks // sram.ways, width, 1, width, sram.ways)
+    before_s = tag.delay_s if tag and sram.sequential else 0.0
+    data = _best(tech, sram, sram.blocks // ways, 8 * sram.block_byte * ways, ways, sram.bits, 0, before_s)
+    share = tech.short_circuit * LAYOUT_OVERHEAD
+    tag_read, tag_write = (share * tag.read_j, share * tag.write_j) if tag else (0.0, 0.0)
+    both = (data,) if tag is None else (data, tag)
+    return ArrayCost(
+        share * data.read_j + tag_read,
+        share * data.write_j + tag_write,
+        sum(part.subthreshold_w for part in both),
+        sum(part.gate_w for part in both),
+        LAYOUT_OVERHEAD * sum(part.area_um2 for part in both),
+        data.delay_s + before_s,
+        tag_read,
+        tag_write,
+        0.0,
+        data.rows,
+        data.columns,
+        data.mats,
+    )
+
+
+def _best(
+    tech: Technology,
+    sram: Sram,
+    rows: int,
+    columns: int,
+    select: int,
+    out_bit: int,
+    tag_ways: int,
+    before_s: float = 0.0,
+) -> ArrayCost:
+    """The best of all partitions of ``rows`` by ``columns`` cells a bank, of which ``out_bit`` leave.
+
+    ``before_s`` passes before the access begins, such as the tags' time in a cache that looks at them first.
+    """
+    part = _partitions(rows, columns, select, out_bit)
+    if part.row.size == 0:
+        raise bad_value(
+            f"{sram.name}: geometry",
+            f"subarrays of {_LEAST_ROW} to {_MOST_ROW} rows",
+            f"{rows} rows of {columns} bits",
+            "The structure is too small or too oddly shaped for a memory array.",
+        )
+    address_bit = np.log2(part.row) + np.log2(part.column_mux) + np.log2(part.mats_across * part.mats_down)
+    leaving = tag_ways or out_bit
+    coming = sram.tag_bit if tag_ways else out_bit
+    found = evaluate(tech, sram.ports, part, np.maximum(address_bit, 1.0), coming, leaving, tag_ways)
+    best = int(np.argmin(found.read_j * (found.delay_s + before_s) ** 2))
+    return _with_banks(tech, sram, part, found, best, coming, leaving, float(address_bit[best]))
+
+
+def _with_banks(
+    tech: Technology, sram: Sram, part: Partition, found: Access, best: int, in_bit: int, out_bit: int, address: float
+) -> ArrayCost:
+    """The tree between banks, laid out as near to a square as powers of two allow."""
+    width, height = float(found.width_um[best]), float(found.height_um[best])
+    down = 2 ** int(np.log2(sram.banks) / 2) if height > width else 2 ** int(np.ceil(np.log2(sram.banks) / 2))
+    across = sram.banks / down
+    one = np.ones(1)
+    banks = Partition(one, one, one, one, across * one, down * one, one, one, one)
+    ports = sram.ports
+    bits = (address * ports.all, out_bit * ports.reading, in_bit * ports.writing)
+    to, back, into = (tree(tech, banks, width, height, count) for count in bits)
+    wires_um = sum(bits) * tech.wide.pitch_um if sram.banks > 1 else 0.0
+    area = (across * width + wires_um) * (down * height + wires_um)
+    routed = to + back + into
+    return ArrayCost(
+        float(found.read_j[best]) + float((to + back).energy_j[0]),
+        float(found.write_j[best]) + float((to + into).energy_j[0]),
+        sram.banks * float(found.subthreshold_w[best]) + float(routed.subthreshold_w[0]),
+        sram.banks * float(found.gate_w[best]) + float(routed.gate_w[0]),
+        float(area),
+        float(found.delay_s[best]) + float((to + back).delay_s[0]),
+        rows=int(part.row[best]),
+        columns=int(part.column[best]),
+        mats=int(part.mats_across[best] * part.mats_down[best]),
+    )
+
+
+def _partitions(rows: int, columns: int, select: int, out_bit: int) -> Partition:
+    """Every way to cut a bank: across, down, sets beside one another, and columns to a sense amplifier."""
+    axes = (2.0 ** np.arange(0, 7), 2.0 ** np.arange(0, 8), 2.0 ** np.arange(-4, 6), 2.0 ** np.arange(0, 4))
+    across, down, beside, mux, sense = (
+        grid.ravel() for grid in np.meshgrid(*axes, 2.0 ** np.arange(0, 4) * select, indexing="ij")
+    )
+    row, column = np.ceil(rows / (down * beside)), np.ceil(columns * beside / across)
+    mats_across, mats_down = np.maximum(across / 2, 1), np.maximum(down / 2, 1)
+    per_mat = across * down / (mats_across * mats_down)
+    mat_bit = np.maximum(np.floor(per_mat * column / (mux * sense)), 1.0)
+    active = np.ceil(out_bit / mat_bit)
+    fits = (row >= min(_LEAST_ROW, rows)) & (row <= _MOST_ROW) & (column >= _LEAST_COLUMN) & (column <= _MOST_COLUMN)
+    fits &= (active <= mats_across) & (mat_bit <= out_bit) & (mat_bit >= per_mat)
+    at = np.flatnonzero(fits)
+    one: tuple[Array, ...] = (row, column, per_mat, across / mats_across, mats_across, mats_down, active, mux, mat_bit)
+    return Partition(*(values[at] for values in one))
