@@ -63,7 +63,8 @@ def cam_cost(tech: Technology, cam: Cam) -> ArrayCost:
     precharge = chain(tech, (cam.tag_bit + cam.data_bit) * precharge_f)
     search_j = _search_j(tech, cam, rows, tag_wide, high)
     width_um = cam.tag_bit * tag_wide + cam.data_bit * wide + 144.0 * tech.local.pitch_um
-    tracks_um = (cam.tag_bit + cam.data_bit) * tech.wide.pitch_um * cam.ports.all  # in and out, over two subarrays
+    # wires in and out of two subarrays, and those of the search
+    tracks_um = (cam.tag_bit + cam.data_bit) * tech.wide.pitch_um * (cam.ports.all + 0.5 * cam.ports.search)
     height_um = (rows + 1) * high + 60.0 * feature
     out_j = repeated_wire(tech).cost(height_um, cam.data_bit).energy_j
     match_j = cam.data_bit * read_column_j + as_float(out_j) + as_float(chain(tech, wordline_f).energy_j)

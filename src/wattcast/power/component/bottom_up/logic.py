@@ -15,7 +15,6 @@ from math import log, log2
 from wattcast.errors import bad_value, unknown_name
 from wattcast.power.component.bottom_up.circuits import (
     as_float,
-    chain,
     drain_f,
     gate_area_um2,
     gate_f,
@@ -133,11 +132,14 @@ def selection(tech: Technology, candidates: int) -> Block:
 
 
 def decoder(tech: Technology, bits: int) -> Block:
-    """One line of 2^bits decoded lines, each with a driver at the largest width."""
+    """One of 2^bits decoded lines switches; all of them have a driver at the largest width, 100 features."""
     lines = 2**bits
-    drive = chain(tech, as_float(gate_f(tech, 4.0 * 100.0 * tech.feature_um * (1.0 + tech.p_to_n))), inputs=2)
-    one = Block(as_float(drive.energy_j), as_float(drive.subthreshold_w), as_float(drive.gate_w))
-    return Block(one.energy_j, one.subthreshold_w * lines, one.gate_w * lines, as_float(drive.area_um2) * lines)
+    last_um = 100.0 * tech.feature_um
+    driver_um = last_um * (1.0 + 1.0 / 4.0 + 1.0 / 16.0)  # and two stages before it, a quarter each
+    sub, gate = inverter_leakage_w(tech, driver_um)
+    energy_j = as_float(gate_f(tech, driver_um * (1.0 + tech.p_to_n))) * tech.vdd2
+    area_um2 = as_float(gate_area_um2(tech, last_um)) * 1.4
+    return Block(energy_j, as_float(sub) * lines, as_float(gate) * lines, area_um2 * lines)
 
 
 def rest_of_core(tech: Technology, depth: int, warps: int) -> Block:

@@ -134,23 +134,31 @@ class Router:
 
 @cache
 def router(tech: Technology, shape: Router) -> tuple[Block, Block, Block]:
-    """Buffer (a write and a read), crossbar and arbiters of one flit that passes."""
+    """Buffer (a write and a read), crossbar and arbiters of one flit that passes.
+
+    The router is a box: its input buffers above one another, the crossbar beside them, arbiters in what room is left.
+    """
     switch = crossbar(tech, shape.inputs, shape.outputs, shape.flit_bit)
-    buffer = _buffer(tech, shape)
+    buffer, width_um, height_um = _buffer(tech, shape)
     vc = arbiter(tech, shape.channels, 0.0).times(shape.inputs)
     grant = arbiter(tech, shape.inputs, switch.area_um2**0.5).times(shape.outputs)
-    return buffer, switch, vc + grant
+    across_um = switch.area_um2 / (tech.wide.pitch_um * shape.inputs * shape.flit_bit)
+    box_um2 = shape.inputs * height_um * (width_um + across_um)
+    left_um2 = max(box_um2 - buffer.area_um2 - switch.area_um2, 0.0)
+    return buffer, switch, vc + grant + Block(0.0, area_um2=left_um2)
 
 
-def _buffer(tech: Technology, shape: Router) -> Block:
-    """A small memory array of a few flits at every input, written once and read once by a flit."""
+def _buffer(tech: Technology, shape: Router) -> tuple[Block, float, float]:
+    """A small memory array of a few flits at every input, written and read once by a flit; width and height of one."""
     one = np.ones(1)
     bits, rows = float(shape.flit_bit * shape.channels), float(shape.depth)
     part = Partition(rows * one, bits * one, one, one, one, one, one, one, shape.flit_bit * one)
     found = evaluate(tech, Ports(0, 1, shape.channels), part, one, shape.flit_bit, shape.flit_bit)
-    return Block(
+    width_um, height_um = float(found.width_um[0]), float(found.height_um[0])
+    all_of_them = Block(
         float(found.read_j[0] + found.write_j[0]),
         float(found.subthreshold_w[0]) * shape.inputs,
         float(found.gate_w[0]) * shape.inputs,
-        float(found.width_um[0] * found.height_um[0]) * shape.inputs,
+        width_um * height_um * shape.inputs,
     )
+    return all_of_them, width_um, height_um
