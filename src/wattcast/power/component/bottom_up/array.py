@@ -93,11 +93,19 @@ def cell_um(tech: Technology, ports: Ports) -> tuple[float, float]:
 
 
 def evaluate(
-    tech: Technology, ports: Ports, part: Partition, address_bit: Array, in_bit: int, out_bit: int, tag_ways: int = 0
+    tech: Technology,
+    ports: Ports,
+    part: Partition,
+    address_bit: Array,
+    in_bit: int,
+    out_bit: int,
+    tag_ways: int = 0,
+    toggle: float = 1.0,
 ) -> Access:
     """Energy of a read and a write, delay, leakage and size of a bank, for every partition.
 
-    ``tag_ways`` above zero puts comparators behind the sense amplifiers.
+    ``tag_ways`` above zero puts comparators behind the sense amplifiers. ``toggle`` is the share of data wires that
+    charge in an access; bitlines swing whatever the data.
     """
     wide_um, high_um = cell_um(tech, ports)
     swing_v = max(_SENSE_SHARE * tech.voltage_v, _SENSE_LEAST_V)
@@ -113,8 +121,8 @@ def evaluate(
     mat_width_um, mat_height_um = _mat_um(tech, ports, part, decode.area_um2, wide_um, high_um)
     # what is common to reading and writing in one mat, and what is not
     both_j = decode.energy_j + precharge.energy_j + compare.energy_j
-    read_j = both_j + read * part.column * part.per_mat + amplifier_f * tech.vdd2 * sensed + out.energy_j
-    write_j = both_j + write * part.mat_bit + out.energy_j  # data goes in along the way it comes out
+    read_j = both_j + read * part.column * part.per_mat + amplifier_f * tech.vdd2 * sensed + toggle * out.energy_j
+    write_j = both_j + write * part.mat_bit + toggle * out.energy_j  # data goes in along the way it comes out
     to, back, into = (
         tree(tech, part, mat_width_um, mat_height_um, bits * share)
         for bits, share in ((address_bit, ports.all), (out_bit, ports.reading), (in_bit, ports.writing))
@@ -128,8 +136,8 @@ def evaluate(
     idle_w = tech.off_a_per_um * _SENSE_ENABLE * tech.feature_um * tech.voltage_v * sensed * ports.reading
     width_um, height_um = _bank_um(tech, part, mat_width_um, mat_height_um, address_bit + in_bit + out_bit)
     return Access(
-        read_j * part.active_mats + to.energy_j + back.energy_j,
-        write_j * part.active_mats + to.energy_j + into.energy_j,
+        read_j * part.active_mats + to.energy_j + toggle * back.energy_j,
+        write_j * part.active_mats + to.energy_j + toggle * into.energy_j,
         to.delay_s + decode.delay_s + inside_s + out.delay_s + back.delay_s + compare.delay_s,
         decode.delay_s / 2.0 + 2.0 * inside_s,
         mats * (cells * leak_sub_w + around.subthreshold_w + idle_w) + (to + back + into).subthreshold_w,
@@ -157,9 +165,7 @@ def tree(tech: Technology, part: Partition, width_um: Scalar, height_um: Scalar,
 
 def _decoder(tech: Technology, part: Partition, wide_um: float, high_um: float) -> Cost:
     """Two predecoders of half the address each, a row gate that joins them, and the driver of the wordline."""
-    line_f = part.column * (
-        2.0 * gate_f(tech, _ACCESS * tech.feature_um) + wide_um * wire_f_per_um(tech, tech.local)
-    )
+    line_f = part.column * (2.0 * gate_f(tech, _ACCESS * tech.feature_um) + wide_um * wire_f_per_um(tech, tech.local))
     line_ohm = part.column * wide_um * wire_ohm_per_um(tech.local)
     row_gate = chain(tech, line_f, line_ohm, inputs=2)
     bits = np.maximum(np.log2(part.row), 1.0)

@@ -8,6 +8,7 @@ from math import ceil, log2
 
 from wattcast.power.component.bottom_up.array import Ports
 from wattcast.power.component.bottom_up.associative import Cam, cam_cost
+from wattcast.power.component.bottom_up.circuits import as_float, repeated_wire
 from wattcast.power.component.bottom_up.design import Cache, Design, tag_bits
 from wattcast.power.component.bottom_up.logic import (
     decoder,
@@ -67,6 +68,7 @@ class Chip:
     rest: Block
     l2: CacheCost | None
     router: tuple[Block, Block, Block]
+    link_j: float  # of a flit, beyond the router
     controller: ControllerCost
     coalescer_read_j: float
     coalescer_write_j: float
@@ -82,15 +84,21 @@ def long_channel(design: Design, tech: Technology, where: str) -> float:
 @cache
 def build_chip(design: Design) -> Chip:
     """Look at every structure once."""
-    tech = technology(
-        design.feature_nm, design.device, design.temperature_k, design.projection, design.voltage_v
-    )
+    tech = technology(design.feature_nm, design.device, design.temperature_k, design.projection, design.voltage_v)
     rf = design.registers
     banks = Sram(
-        "register file", 4 * rf.registers, rf.bank_bit // 8, 1, rf.banks, Ports(0, 1, 1), output_bit=rf.bank_bit
+        "register file",
+        4 * rf.registers // rf.arrays,
+        rf.bank_bit // 8,
+        1,
+        rf.banks,
+        Ports(0, 1, 1),
+        output_bit=rf.bank_bit,
+        toggle=design.toggle,
     )
     ports, shared = Ports(design.ports), design.shared
-    register_switch = crossbar(tech, rf.crossbar_ports, max(rf.collectors * rf.crossbar_ports // rf.banks, 1), rf.bank_bit)
+    outputs = max(rf.collectors * rf.crossbar_ports // rf.banks, 1)
+    register_switch = crossbar(tech, rf.crossbar_ports, outputs, rf.bank_bit).times(design.toggle, 1.0)
     table, masks, counts, compare_j = coalescer(tech, design.pending)
     depth = ceil(log2(rf.registers))
     fetched = design.instruction_bit // 8
@@ -102,9 +110,18 @@ def build_chip(design: Design) -> Chip:
         _cache(tech, design, design.constant, "constant cache", ports),
         _cache(tech, design, design.texture, "texture cache", ports),
         array_cost(
-            tech, Sram("shared memory", shared.capacity_byte, shared.block_byte, shared.ways, shared.banks, ports)
+            tech,
+            Sram(
+                "shared memory",
+                shared.capacity_byte,
+                shared.block_byte,
+                shared.ways,
+                shared.banks,
+                ports,
+                toggle=design.toggle,
+            ),
         ),
-        crossbar(tech, design.lanes, design.lanes, 32),
+        crossbar(tech, design.crossbar_lanes, design.crossbar_lanes, 32).times(design.toggle, 1.0),
         array_cost(tech, banks),
         register_switch,
         arbiter(tech, rf.banks, register_switch.area_um2**0.5),
@@ -124,14 +141,22 @@ def build_chip(design: Design) -> Chip:
         decoder(tech, design.opcode_bit) + decoder(tech, depth) + decoder(tech, 8),
         latch(tech),
         pipeline_bits(
-            design.warps, design.issue, 1, design.decode, design.opcode_bit, depth, design.instruction_bit, design.depth
+            design.warps,
+            design.issue,
+            1,
+            design.decode,
+            design.opcode_bit,
+            depth,
+            design.instruction_bit,
+            design.depth,
         ),
         unit_cost(tech, "alu"),
-        unit_cost(tech, "fpu"),
+        unit_cost(tech, design.fpu),
         unit_cost(tech, "sfu"),
         rest_of_core(tech, design.depth, design.warps),
         _l2(tech, design),
         router(tech, design.router),
+        design.toggle * as_float(repeated_wire(tech).cost(design.link_um, design.router.flit_bit).energy_j),
         controller_cost(tech, design.controller),
         table.read_j + masks.read_j + counts.read_j + compare_j,
         table.write_j + masks.write_j + counts.write_j + compare_j,
@@ -147,11 +172,22 @@ def build_chip(design: Design) -> Chip:
 def _cache(tech: Technology, design: Design, cache_: Cache, name: str, ports: Ports) -> CacheCost:
     """A first-level cache: all ways are read while the tags are looked up."""
     tag = tag_bits(cache_, design.address_bit)
-    sram = Sram(name, cache_.capacity_byte, cache_.block_byte, cache_.ways, cache_.banks, ports, tag_bit=tag)
+    sram = Sram(
+        name,
+        cache_.capacity_byte,
+        cache_.block_byte,
+        cache_.ways,
+        cache_.banks,
+        ports,
+        tag_bit=tag,
+        toggle=design.toggle,
+    )
     found = array_cost(tech, sram)
     lines = cache_.capacity_byte // cache_.block_byte
     line_bit = 8 * cache_.block_byte
-    return _with_buffers(tech, design, cache_, name, found, ports, design.address_bit + ceil(log2(lines)) + line_bit, line_bit)
+    return _with_buffers(
+        tech, design, cache_, name, found, ports, design.address_bit + ceil(log2(lines)) + line_bit, line_bit
+    )
 
 
 def _l2(tech: Technology, design: Design) -> CacheCost | None:
@@ -169,6 +205,7 @@ def _l2(tech: Technology, design: Design) -> CacheCost | None:
         4 * l2.block_byte,
         tag_bits(l2, design.address_bit),
         sequential=True,
+        toggle=design.toggle,
     )
     found = array_cost(tech, sram)
     lines = l2.capacity_byte // l2.block_byte

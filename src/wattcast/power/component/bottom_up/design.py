@@ -37,6 +37,8 @@ class RegisterFile:
     collectors: int
     crossbar_ports: int  # banks and collectors that the crossbar joins at once
     read_share: float = 1.0  # of a bank's energy that an operand is charged
+    arrays: int = 1  # the registers lie in so many arrays, each with its own banks and crossbar
+    operands: float = 32.0  # that one passage through the crossbar and the arbiter carries
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,12 @@ class Design:
     warp_size: int = 32
     ports: int = 1
     pending: int = 32  # entries of the coalescer's table
+    words_of_access: int = 1  # bank words and crossbar lanes one shared-memory access moves; GPUWattch counts one
+    crossbar_lanes: int = 32  # of shared memory's crossbar
+    link_um: float = 0.0  # wire between SMs and L2, beyond the network's crossbar
+    toggle: float = 1.0  # share of data wires that charge in a use; McPAT counts all
+    fpu: str = "fpu"  # row of units.csv
+    one_l1: bool = False  # L1 and texture cache lie in shared memory's array
     notes: tuple[str, ...] = field(default=())
 
     def __post_init__(self) -> None:
@@ -92,10 +100,10 @@ class Design:
         if not self.clock_hz > 0:
             raise bad_value(f"{self.name}: clock", "above zero", self.clock_hz)
         rf = self.registers
-        if rf.banks < 1 or (4 * rf.registers) % (rf.banks * rf.bank_bit // 8):
+        if rf.banks < 1 or rf.arrays < 1 or (4 * rf.registers) % (rf.arrays * rf.banks * rf.bank_bit // 8):
             raise bad_value(
                 f"{self.name}: register file",
-                f"{rf.banks} banks of whole {rf.bank_bit}-bit lines",
+                f"{rf.arrays * rf.banks} banks of whole {rf.bank_bit}-bit lines",
                 f"{rf.registers} registers",
                 "Change the registers or the banks so that they divide.",
             )
@@ -183,7 +191,8 @@ def from_architecture(architecture: Architecture, sm_count: int | None = None) -
         int(p.number("warp_size")),
         int(p.number("memory_ports")),
         int(p.number("PRT_entries", 32)),
-        tuple(p.defaults),
+        crossbar_lanes=max(int(p.number("FPU_per_core")), 1),
+        notes=tuple(p.defaults),
     )
 
 

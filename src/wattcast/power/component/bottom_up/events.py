@@ -14,14 +14,15 @@ def energies(chip: Chip) -> dict[str, float]:
     """Joules per count, by GPUWattch's counters; device memory included where the design knows it."""
     d = chip.design
     operand_j = d.clock_ratio * (
-        chip.register_crossbar.energy_j / d.warp_size
-        + chip.register_arbiter.energy_j / d.warp_size
+        chip.register_crossbar.energy_j / d.registers.operands
+        + chip.register_arbiter.energy_j / d.registers.operands
         + chip.collector.read_j
     )
     per_operand = d.clock_ratio * d.registers.read_share * _WORD_BIT / d.registers.bank_bit
     read, write = chip.coalescer_read_j, chip.coalescer_write_j
-    switch = chip.shared_crossbar.energy_j
+    switch = chip.shared_crossbar.energy_j * d.words_of_access
     buffer, crossbar, arbiter = (part.energy_j for part in chip.router)
+    crossbar *= d.toggle
     table = {
         "TOT_INST": chip.buffer.read_j + chip.buffer.write_j,
         "FP_INT": chip.window.read_j + 2.0 * chip.window.search_j + chip.window.write_j + chip.selection.energy_j,
@@ -35,7 +36,7 @@ def energies(chip: Chip) -> dict[str, float]:
         "TC_M": _read_miss_j(chip.texture, d.data.write_back) + read,
         "CC_H": chip.constant.array.read_j + switch + read,
         "CC_M": _read_miss_j(chip.constant, d.data.write_back) + read,
-        "SHRD_ACC": chip.shared.read_j + switch,
+        "SHRD_ACC": chip.shared.read_j * d.words_of_access + switch,
         "REG_RD": per_operand * chip.registers.read_j + operand_j,
         "REG_WR": per_operand * chip.registers.write_j,
         "NON_REG_OPs": operand_j,
@@ -49,7 +50,7 @@ def energies(chip: Chip) -> dict[str, float]:
         "L2_RM": 0.0,
         "L2_WH": 0.0,
         "L2_WM": 0.0,
-        "NOC_A": buffer + crossbar + arbiter,
+        "NOC_A": buffer + crossbar + arbiter + chip.link_j,
     }
     if chip.l2 is not None:
         l2 = chip.l2

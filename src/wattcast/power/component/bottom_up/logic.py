@@ -22,7 +22,7 @@ from wattcast.power.component.bottom_up.circuits import (
     nand_leakage_w,
 )
 from wattcast.power.component.bottom_up.network import Block
-from wattcast.power.component.bottom_up.technology import PACKAGE, Technology
+from wattcast.power.component.bottom_up.technology import PACKAGE, Technology, technology
 
 MACRO_OVERHEAD = 1.1  # placement and routing inside a macro (McPAT 0.8)
 
@@ -65,7 +65,7 @@ def units() -> dict[str, Unit]:
 def unit_cost(tech: Technology, name: str) -> Block:
     """An operation of a unit: E = E0 · factor · (F/F0) · (V/V0)² · short circuit.
 
-    The leakage published for a unit is taken as it is, but for the voltage and the off current of its temperature.
+    Its leakage, published for a 45 nm library, follows the off current, the width and the voltage.
     """
     if name not in units():
         raise unknown_name("functional unit", name, units())
@@ -73,13 +73,22 @@ def unit_cost(tech: Technology, name: str) -> Block:
     feature_nm = tech.feature_um * 1e3
     scale = feature_nm / unit.feature_nm * (tech.voltage_v / unit.voltage_v) ** 2
     shrink = tech.logic_area_scale if unit.area_linear else (feature_nm / 90.0) ** 2
-    leak_w = unit.leakage_w * tech.voltage_v / tech.nominal_v
+    leak_w = unit.leakage_w * _off_w_per_gate(tech) / _off_w_per_gate(_library())
     return Block(
         unit.energy_j * unit.factor * scale * tech.short_circuit,
         leak_w,
         0.0,
         unit.area_um2 * shrink * MACRO_OVERHEAD,
     )
+
+
+def _off_w_per_gate(tech: Technology) -> float:
+    return tech.off_a_per_um * tech.feature_um * tech.voltage_v
+
+
+def _library() -> Technology:
+    """The technology the leakage of ``units.csv`` holds at: 45 nm high performance, 380 K."""
+    return technology(45.0, temperature_k=380.0)
 
 
 def latch(tech: Technology) -> Block:

@@ -25,7 +25,9 @@ _TAG_EXTRA_BIT = 5  # state bits beside an address (CACTI)
 _OPCODE_BIT = 16  # of a memory request
 _ECC = 9.0 / 8.0
 _ROUTINE = 0.1  # of the peak power goes on refresh, scrubbing and the like whatever is asked (McPAT 0.8)
-_COALESCE_J = 0.443e-3 * 0.5e-9  # comparing the addresses of a warp: 0.443 mW for 0.5 ns at 1 V (GPUWattch, synthesis)
+_COALESCE_J = (
+    0.443e-3 * 0.5e-9
+)  # comparing the addresses of a warp: 0.443 mW for 0.5 ns at 1 V (GPUWattch, synthesis)
 _REQUEST_BYTE, _MASK_BYTE, _MASKS, _COUNT_BYTE = 64, 2, 16, 1  # pending-request entry, masks, counters (manual 2.2.3)
 
 

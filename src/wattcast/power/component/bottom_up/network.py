@@ -70,14 +70,20 @@ def crossbar(tech: Technology, inputs: int, outputs: int, bits: int) -> Block:
     inside_f += as_float(gate_f(tech, driver * min_um * (1.0 + p_to_n)))
     out_f = as_float(drain_f(tech, driver * min_um)) + as_float(drain_f(tech, driver * min_um * p_to_n))
     control_f = as_float(gate_f(tech, driver * min_um * (1.0 + p_to_n)))
-    gates_um2 = 2.0 * as_float(gate_area_um2(tech, driver * min_um)) + 2.0 * as_float(gate_area_um2(tech, first * min_um, 2))
+    gates_um2 = 2.0 * as_float(gate_area_um2(tech, driver * min_um)) + 2.0 * as_float(
+        gate_area_um2(tech, first * min_um, 2)
+    )
     across_um, down_um = _sides_um(tech, inputs, outputs, bits, gates_um2)
     wires_j = as_float(wire.cost(across_um + down_um).energy_j)
     switched_f = in_f * outputs + out_f * inputs + inside_f + control_f
     sub, gate = inverter_leakage_w(tech, 2.0 * driver * min_um)
     pair_sub, pair_gate = nand_leakage_w(tech, 3.0 * first * min_um, 2)
-    points = inputs * outputs * bits  # buffers, of which all but one a column are cut off by two transistors in series
-    rows, columns = (wire.cost(length, 1.0, lines * bits) for length, lines in ((across_um, inputs), (down_um, outputs)))
+    points = (
+        inputs * outputs * bits
+    )  # buffers, of which all but one a column are cut off by two transistors in series
+    rows, columns = (
+        wire.cost(length, 1.0, lines * bits) for length, lines in ((across_um, inputs), (down_um, outputs))
+    )
     lines_sub = as_float(rows.subthreshold_w + columns.subthreshold_w)
     lines_gate = as_float(rows.gate_w + columns.gate_w)
     return Block(

@@ -33,6 +33,7 @@ class Sram:
     output_bit: int | None = None  # bits of an access; default: a block
     tag_bit: int = 0  # of a way; 0: no tags
     sequential: bool = False  # the tag first, then one way of data
+    toggle: float = 1.0  # share of data wires that charge in an access
 
     def __post_init__(self) -> None:
         where = f"{self.name}: "
@@ -139,7 +140,9 @@ def _best(
     leaving = tag_ways or out_bit
     coming = sram.tag_bit if tag_ways else out_bit
     found = evaluate(tech, sram.ports, part, np.maximum(address_bit, 1.0), coming, leaving, tag_ways)
-    best = int(np.argmin(found.read_j * (found.delay_s + before_s) ** 2))
+    best = int(np.argmin(found.read_j * (found.delay_s + before_s) ** 2))  # whatever the data will be
+    if sram.toggle != 1.0:
+        found = evaluate(tech, sram.ports, part, np.maximum(address_bit, 1.0), coming, leaving, tag_ways, sram.toggle)
     return _with_banks(tech, sram, part, found, best, coming, leaving, float(address_bit[best]))
 
 
@@ -159,8 +162,8 @@ def _with_banks(
     area = (across * width + wires_um) * (down * height + wires_um)
     routed = to + back + into
     return ArrayCost(
-        float(found.read_j[best]) + float((to + back).energy_j[0]),
-        float(found.write_j[best]) + float((to + into).energy_j[0]),
+        float(found.read_j[best] + to.energy_j[0] + sram.toggle * back.energy_j[0]),
+        float(found.write_j[best] + to.energy_j[0] + sram.toggle * into.energy_j[0]),
         sram.banks * float(found.subthreshold_w[best]) + float(routed.subthreshold_w[0]),
         sram.banks * float(found.gate_w[best]) + float(routed.gate_w[0]),
         float(area),
@@ -185,5 +188,15 @@ def _partitions(rows: int, columns: int, select: int, out_bit: int) -> Partition
     fits = (row >= min(_LEAST_ROW, rows)) & (row <= _MOST_ROW) & (column >= _LEAST_COLUMN) & (column <= _MOST_COLUMN)
     fits &= (active <= mats_across) & (mat_bit <= out_bit) & (mat_bit >= per_mat)
     at = np.flatnonzero(fits)
-    one: tuple[Array, ...] = (row, column, per_mat, across / mats_across, mats_across, mats_down, active, mux, mat_bit)
+    one: tuple[Array, ...] = (
+        row,
+        column,
+        per_mat,
+        across / mats_across,
+        mats_across,
+        mats_down,
+        active,
+        mux,
+        mat_bit,
+    )
     return Partition(*(values[at] for values in one))

@@ -73,12 +73,13 @@ def _all(chip: Chip) -> Iterator[Part]:
         ("constant cache", chip.constant),
         ("texture cache", chip.texture),
     ):
-        yield part(name, "sm", memory, core, count=sms)
+        if not (design.one_l1 and name in ("L1 data cache", "texture cache")):
+            yield part(name, "sm", memory, core, count=sms)
     inside: tuple[tuple[str, Block | ArrayCost, float], ...] = (
-        ("shared memory", chip.shared, 1.0),
+        ("shared memory", chip.shared, float(design.words_of_access)),
         ("shared-memory crossbar", chip.shared_crossbar, 1.0),
-        ("register-file banks", chip.registers, 1.0),
-        ("register-file crossbar", chip.register_crossbar, 1.0),
+        ("register-file banks", chip.registers, float(design.registers.arrays)),
+        ("register-file crossbar", chip.register_crossbar, float(design.registers.arrays)),
         ("operand collectors", chip.collector, float(design.registers.collectors * design.warp_size)),
         ("instruction buffer", chip.buffer, 1.0),
         ("instruction decoders", chip.decoders, 1.0),
