@@ -1,8 +1,7 @@
 """One partition of a memory array: decoder, wordline, bitline, sense amplifier, output, and the tree between mats.
 
-After CACTI (HPL-2008-20, sections 4 to 6): an array is cut into subarrays; up to four of them share their decoding in
-a mat; mats hang on an H-tree. Every function takes arrays of partitions at once, so that ``organise.py`` can look at
-all of them in one go.
+After CACTI (HPL-2008-20, sections 4 to 6). Every function takes arrays of partitions at once, so that ``organise.py``
+can look at all of them in one go.
 """
 
 from __future__ import annotations
@@ -16,59 +15,28 @@ from wattcast.power.component.bottom_up.circuits import (
     Cost,
     chain,
     drain_f,
-    gate_area_um2,
     gate_f,
     repeated_wire,
     wire_f_per_um,
     wire_ohm_per_um,
 )
-from wattcast.power.component.bottom_up.technology import CELL_AREA_FEATURE2, Technology
-
-_CELL_ASPECT = 1.46  # height over width of a cell (CACTI 6.5)
-_ACCESS, _PULL_DOWN, _PULL_UP = 1.31, 2.08, 1.23  # transistor widths of a cell in features
-_SENSE_SHARE, _SENSE_LEAST_V = 0.05, 0.08  # bitline swing a sense amplifier needs
-_SENSE_N, _SENSE_P, _SENSE_ISO, _SENSE_ENABLE = 3.75, 7.5, 12.5, 5.0  # its transistors in features
-_MUX = 9.0  # column and sense multiplexers in features: six minimum widths
-
-
-@dataclass(frozen=True)
-class Ports:
-    """Ways into a cell."""
-
-    read_write: int = 1
-    read: int = 0
-    write: int = 0
-    search: int = 0
-
-    @property
-    def all(self) -> int:
-        """Those that need a wordline."""
-        return self.read_write + self.read + self.write
-
-    @property
-    def reading(self) -> int:
-        """Those with sense amplifiers."""
-        return self.read_write + self.read
-
-    @property
-    def writing(self) -> int:
-        """Those that data goes in by."""
-        return self.read_write + self.write
-
-
-@dataclass(frozen=True)
-class Partition:
-    """Subarrays of ``row`` by ``column`` cells, and how many of them there are and work at once. Arrays of one shape."""
-
-    row: Array
-    column: Array
-    per_mat: Array  # subarrays of a mat
-    per_mat_row: Array  # of them side by side
-    mats_across: Array
-    mats_down: Array
-    active_mats: Array
-    column_mux: Array  # bitline pairs to a sense amplifier
-    mat_bit: Array  # bits a mat gives out
+from wattcast.power.component.bottom_up.geometry import (
+    ACCESS,
+    MUX,
+    PULL_DOWN,
+    PULL_UP,
+    SENSE_ENABLE,
+    SENSE_ISO,
+    SENSE_N,
+    SENSE_P,
+    Partition,
+    Ports,
+    bank_um,
+    cell_um,
+    mat_um,
+    sensed_v,
+)
+from wattcast.power.component.bottom_up.technology import Technology
 
 
 @dataclass(frozen=True)
@@ -78,18 +46,10 @@ class Access:
     read_j: Array
     write_j: Array
     delay_s: Array
-    cycle_s: Array
     subthreshold_w: Array
     gate_w: Array
     width_um: Array
     height_um: Array
-
-
-def cell_um(tech: Technology, ports: Ports) -> tuple[float, float]:
-    """Width and height of a cell: a six-transistor cell, two wires wider and higher for each further port."""
-    side_um = tech.feature_um * (CELL_AREA_FEATURE2 / _CELL_ASPECT) ** 0.5
-    further = 2.0 * tech.local.pitch_um * (ports.all - 1 + max(ports.search - 1, 0))
-    return side_um + further, side_um * _CELL_ASPECT + further
 
 
 def evaluate(
@@ -108,7 +68,7 @@ def evaluate(
     charge in an access; bitlines swing whatever the data.
     """
     wide_um, high_um = cell_um(tech, ports)
-    swing_v = max(_SENSE_SHARE * tech.voltage_v, _SENSE_LEAST_V)
+    swing_v = sensed_v(tech)
     column_um = wide_um * part.column_mux / ports.reading
     decode = _decoder(tech, part, wide_um, high_um)
     read, write = _bitline_j(tech, part, high_um, column_um, swing_v)
@@ -118,7 +78,7 @@ def evaluate(
     leaving = part.mat_bit if not tag_ways else tag_ways / part.active_mats  # of tags only hits leave a mat
     out = _output(tech, part, high_um, leaving)
     compare = _comparators(tech, part, tag_ways)
-    mat_width_um, mat_height_um = _mat_um(tech, ports, part, decode.area_um2, wide_um, high_um)
+    mat_width_um, mat_height_um = mat_um(tech, ports, part, decode.area_um2, wide_um, high_um)
     # what is common to reading and writing in one mat, and what is not
     both_j = decode.energy_j + precharge.energy_j + compare.energy_j
     read_j = both_j + read * part.column * part.per_mat + amplifier_f * tech.vdd2 * sensed + toggle * out.energy_j
@@ -133,13 +93,12 @@ def evaluate(
     cells = part.row * part.column * part.per_mat
     mats = part.mats_across * part.mats_down
     around = decode.times(1.0, ports.all) + precharge + out.times(1.0, ports.reading) + compare
-    idle_w = tech.off_a_per_um * _SENSE_ENABLE * tech.feature_um * tech.voltage_v * sensed * ports.reading
-    width_um, height_um = _bank_um(tech, part, mat_width_um, mat_height_um, address_bit + in_bit + out_bit)
+    idle_w = tech.off_a_per_um * SENSE_ENABLE * tech.feature_um * tech.voltage_v * sensed * ports.reading
+    width_um, height_um = bank_um(tech, part, mat_width_um, mat_height_um, address_bit + in_bit + out_bit)
     return Access(
         read_j * part.active_mats + to.energy_j + toggle * back.energy_j,
         write_j * part.active_mats + to.energy_j + toggle * into.energy_j,
         to.delay_s + decode.delay_s + inside_s + out.delay_s + back.delay_s + compare.delay_s,
-        decode.delay_s / 2.0 + 2.0 * inside_s,
         mats * (cells * leak_sub_w + around.subthreshold_w + idle_w) + (to + back + into).subthreshold_w,
         mats * (cells * leak_gate_w + around.gate_w) + (to + back + into).gate_w,
         width_um,
@@ -150,9 +109,9 @@ def evaluate(
 def tree(tech: Technology, part: Partition, width_um: Scalar, height_um: Scalar, bits: Scalar) -> Cost:
     """An H-tree of ``bits`` wires from the middle of one edge of a block of mats to a mat.
 
-    The root runs half the width to the centre; each fork then halves what is left: W·(1 − 1/n) across in all, and half
-    of H·(1 − 1/m) down. The wires of every port are counted as switching, as in McPAT: an access to a structure with
-    several ports is one in which all of them work.
+    The root runs half the width to the centre; each fork then halves what is left: W·(1 - 1/n) across in all,
+    and half of H·(1 - 1/m) down. The wires of every port are counted as switching, as in McPAT: an
+    access to a structure with several ports is one in which all of them work.
     """
     wire = repeated_wire(tech)
     across = part.mats_across * width_um * (1.0 - 1.0 / part.mats_across)
@@ -165,7 +124,7 @@ def tree(tech: Technology, part: Partition, width_um: Scalar, height_um: Scalar,
 
 def _decoder(tech: Technology, part: Partition, wide_um: float, high_um: float) -> Cost:
     """Two predecoders of half the address each, a row gate that joins them, and the driver of the wordline."""
-    line_f = part.column * (2.0 * gate_f(tech, _ACCESS * tech.feature_um) + wide_um * wire_f_per_um(tech, tech.local))
+    line_f = part.column * (2.0 * gate_f(tech, ACCESS * tech.feature_um) + wide_um * wire_f_per_um(tech, tech.local))
     line_ohm = part.column * wide_um * wire_ohm_per_um(tech.local)
     row_gate = chain(tech, line_f, line_ohm, inputs=2)
     bits = np.maximum(np.log2(part.row), 1.0)
@@ -182,14 +141,14 @@ def _decoder(tech: Technology, part: Partition, wide_um: float, high_um: float) 
 
 def _bitline_f(tech: Technology, part: Partition, high_um: float) -> Array:
     """A bitline: a shared drain contact and a length of local wire for every row."""
-    drain = float(drain_f(tech, _ACCESS * tech.feature_um)) / 2.0
+    drain = float(drain_f(tech, ACCESS * tech.feature_um)) / 2.0
     return np.asarray(part.row * (drain + high_um * wire_f_per_um(tech, tech.local)))
 
 
 def _column_f(tech: Technology, column_um: Array) -> tuple[Scalar, Scalar]:
     """What hangs on a bitline: the column multiplexer, and behind it the sense amplifier's inputs."""
-    mux = drain_f(tech, _MUX * tech.feature_um, fold_um=column_um)
-    iso = drain_f(tech, _SENSE_ISO * tech.feature_um, fold_um=column_um)
+    mux = drain_f(tech, MUX * tech.feature_um, fold_um=column_um)
+    iso = drain_f(tech, SENSE_ISO * tech.feature_um, fold_um=column_um)
     return mux, 2.0 * iso + _latch_f(tech, column_um) + mux
 
 
@@ -207,7 +166,7 @@ def _bitline_j(
 def _bitline_s(tech: Technology, part: Partition, high_um: float, column_um: Array, swing_v: float) -> Array:
     """Time for a cell to pull its bitline down by the swing."""
     feature = tech.feature_um
-    cell_ohm = tech.n_resistance_ohm_um * (1.0 / (_PULL_DOWN * feature) + 1.0 / (_ACCESS * feature))
+    cell_ohm = tech.n_resistance_ohm_um * (1.0 / (PULL_DOWN * feature) + 1.0 / (ACCESS * feature))
     line_f = _bitline_f(tech, part, high_um)
     mux_f, behind_f = _column_f(tech, column_um)
     line_ohm = part.row * high_um * wire_ohm_per_um(tech.local)
@@ -218,21 +177,21 @@ def _bitline_s(tech: Technology, part: Partition, high_um: float, column_um: Arr
 def _latch_f(tech: Technology, column_um: Array) -> Scalar:
     feature = tech.feature_um
     return (
-        gate_f(tech, (_SENSE_N + _SENSE_P) * feature)
-        + drain_f(tech, _SENSE_N * feature, fold_um=column_um)
-        + drain_f(tech, _SENSE_P * feature, fold_um=column_um)
+        gate_f(tech, (SENSE_N + SENSE_P) * feature)
+        + drain_f(tech, SENSE_N * feature, fold_um=column_um)
+        + drain_f(tech, SENSE_P * feature, fold_um=column_um)
     )
 
 
 def _amplifier_f(tech: Technology, column_um: Array) -> Scalar:
     """What a sense amplifier swings fully: its latch, its isolation and the multiplexer behind it."""
-    mux = drain_f(tech, _MUX * tech.feature_um, fold_um=column_um)
-    return _latch_f(tech, column_um) + drain_f(tech, _SENSE_ISO * tech.feature_um, fold_um=column_um) + mux
+    mux = drain_f(tech, MUX * tech.feature_um, fold_um=column_um)
+    return _latch_f(tech, column_um) + drain_f(tech, SENSE_ISO * tech.feature_um, fold_um=column_um) + mux
 
 
 def _sense_s(tech: Technology, load_f: Scalar, swing_v: float) -> Array:
     """A latch grows its input exponentially: C/g_m · ln(V/swing)."""
-    transconductance = _SENSE_N * tech.feature_um / tech.n_resistance_ohm_um
+    transconductance = SENSE_N * tech.feature_um / tech.n_resistance_ohm_um
     return np.asarray(load_f / transconductance * np.log(tech.voltage_v / swing_v))
 
 
@@ -248,7 +207,7 @@ def _output(tech: Technology, part: Partition, high_um: float, bits: Array) -> C
     """From a sense amplifier through the multiplexers and down the subarray, for so many bits of a mat."""
     feature, min_um = tech.feature_um, tech.min_width_um
     inverter_f = float(gate_f(tech, min_um * (1 + tech.p_to_n)) + drain_f(tech, min_um) * (1 + tech.p_to_n))
-    mux_f = float(drain_f(tech, _MUX * feature))
+    mux_f = float(drain_f(tech, MUX * feature))
     inside_j = 0.5 * (3.0 * inverter_f + 4.0 * mux_f) * tech.vdd2
     down = repeated_wire(tech).cost(part.row * high_um)
     stage_s = 4.0 * tech.n_resistance_ohm_um / min_um * inverter_f
@@ -279,52 +238,8 @@ def _comparators(tech: Technology, part: Partition, ways: int) -> Cost:
 def _cell_leakage_w(tech: Technology, ports: Ports) -> tuple[float, float]:
     """A cell: two inverters, of which one transistor each is off, and the access transistors of its ports."""
     feature = tech.feature_um
-    pair_um = (_PULL_DOWN + _PULL_UP) * feature
-    access_um = _ACCESS * feature * ((ports.read_write + ports.write) / 2.0 + ports.read * 0.55)
+    pair_um = (PULL_DOWN + PULL_UP) * feature
+    access_um = ACCESS * feature * ((ports.read_write + ports.write) / 2.0 + ports.read * 0.55)
     sub_w = tech.off_a_per_um * (pair_um + access_um) * tech.voltage_v
-    gate_w = tech.gate_leak_a_per_um * (pair_um + ports.read * _ACCESS * feature) / 2.0 * tech.voltage_v
+    gate_w = tech.gate_leak_a_per_um * (pair_um + ports.read * ACCESS * feature) / 2.0 * tech.voltage_v
     return sub_w, gate_w
-
-
-def _folded_um(tech: Technology, width_um: float, pitch_um: Array) -> Array:
-    """Height of a transistor folded to fit a pitch."""
-    fingers = np.ceil(width_um / pitch_um)
-    return np.asarray((fingers + (fingers + 1.0) * 3.0) * tech.feature_um)
-
-
-def _mat_um(
-    tech: Technology, ports: Ports, part: Partition, rows_um2: Scalar, wide_um: float, high_um: float
-) -> tuple[Array, Array]:
-    """Width and height of a mat: cells, column circuits below them, decoders and the wires of a mat beside them."""
-    feature, pitch = tech.feature_um, tech.wide.pitch_um
-    column_um = np.asarray(wide_um * part.column_mux / ports.reading)
-    half_um = np.full_like(column_um, wide_um / (2.0 * ports.reading))
-    precharge = 6.0 * tech.p_to_n * tech.min_width_um
-    circuits_um = _folded_um(tech, precharge, half_um) + _folded_um(tech, precharge / 6.0, 2.0 * half_um)
-    circuits_um = circuits_um + np.where(part.column_mux > 1, _folded_um(tech, _MUX * feature, half_um), 0.0)
-    for share, count in ((_SENSE_P, 2), (_SENSE_ISO, 1), (_SENSE_N, 2), (_SENSE_ENABLE, 1)):
-        circuits_um = circuits_um + count * _folded_um(tech, share * feature, column_um)
-    circuits_um = circuits_um + 11.0 * feature
-    stacked = part.per_mat / part.per_mat_row
-    bits = np.log2(part.row) + np.log2(part.column_mux)
-    wires_um = (bits + 2.0 * part.mat_bit / part.per_mat_row) * pitch * ports.all
-    height_um = stacked * (part.row * high_um + circuits_um) + wires_um
-    spine_um = 2.0 * 2.0 ** (np.log2(part.row) / 2.0) * pitch * ports.all
-    rows_wide_um = rows_um2 * ports.all / (part.row * high_um * stacked)
-    width_um = part.per_mat_row * part.column * wide_um * (1.0 + 7.5 * feature / (16.0 * wide_um))
-    return np.asarray(width_um + np.maximum(spine_um, rows_wide_um)), np.asarray(height_um)
-
-
-def _bank_um(
-    tech: Technology, part: Partition, width_um: Array, height_um: Array, bits: Array
-) -> tuple[Array, Array]:
-    """A bank: its mats, and the wires of the tree between them."""
-    pitch = tech.wide.pitch_um
-    across = part.mats_across * width_um + bits * pitch * np.log2(part.mats_down)
-    down = part.mats_down * height_um + bits * pitch * np.log2(part.mats_across)
-    return np.asarray(across), np.asarray(down)
-
-
-def gates_um2(tech: Technology, count: Scalar, n_width_um: Scalar) -> Scalar:
-    """Area of so many two-input gates."""
-    return count * gate_area_um2(tech, n_width_um, 2)

@@ -1,7 +1,7 @@
 """Small fully associative buffers: miss, fill and write-back buffers, the instruction window.
 
-After the content-addressable array of CACTI 6.5: search lines drive every tag, matchlines that do not match discharge,
-and the one that does opens the wordline of the data beside it.
+After the content-addressable array of CACTI 6.5: search lines drive every tag, matchlines that do not match
+discharge, and the one that does opens the wordline of the data beside it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from functools import cache
 
 from wattcast.errors import bad_value
-from wattcast.power.component.bottom_up.array import _ACCESS, _PULL_DOWN, _PULL_UP, Ports, cell_um
 from wattcast.power.component.bottom_up.circuits import (
     as_float,
     chain,
@@ -19,9 +18,11 @@ from wattcast.power.component.bottom_up.circuits import (
     repeated_wire,
     wire_f_per_um,
 )
+from wattcast.power.component.bottom_up.geometry import ACCESS, PULL_DOWN, PULL_UP, Ports, cell_um, sensed_v
 from wattcast.power.component.bottom_up.organise import LAYOUT_OVERHEAD, ArrayCost
 from wattcast.power.component.bottom_up.technology import CELL_AREA_FEATURE2, Technology
 
+_ONE_PORT = Ports(1, 0, 0, 1)
 _HALVES = 2  # subarrays of a buffer
 
 
@@ -33,7 +34,7 @@ class Cam:
     entries: int
     tag_bit: int
     data_bit: int
-    ports: Ports = Ports(1, 0, 0, 1)
+    ports: Ports = _ONE_PORT
 
     def __post_init__(self) -> None:
         for what, value in (("entries", self.entries), ("tag", self.tag_bit), ("data", self.data_bit)):
@@ -52,12 +53,12 @@ def cam_cost(tech: Technology, cam: Cam) -> ArrayCost:
     high = max(high, tag_high)
     v2, feature = tech.vdd2, tech.feature_um
     local_f = wire_f_per_um(tech, tech.local)
-    bitline_f = (rows + 1) * (as_float(drain_f(tech, _ACCESS * feature)) / 2.0 + high * local_f)
-    swing_v = max(0.05 * tech.voltage_v, 0.08)
+    bitline_f = (rows + 1) * (as_float(drain_f(tech, ACCESS * feature)) / 2.0 + high * local_f)
+    swing_v = sensed_v(tech)
     read_column_j = 2.0 * swing_v * tech.voltage_v * bitline_f + _amplifier_j(tech)
     write_column_j = 2.0 * v2 * bitline_f
     wordline_f = (cam.tag_bit * tag_wide + cam.data_bit * wide) * local_f
-    wordline_f += (cam.tag_bit + cam.data_bit) * 2.0 * as_float(gate_f(tech, _ACCESS * feature))
+    wordline_f += (cam.tag_bit + cam.data_bit) * 2.0 * as_float(gate_f(tech, ACCESS * feature))
     decode = chain(tech, wordline_f, inputs=2)
     precharge_f = as_float(gate_f(tech, 13.0 * tech.p_to_n * tech.min_width_um)) + wide * local_f
     precharge = chain(tech, (cam.tag_bit + cam.data_bit) * precharge_f)
@@ -98,11 +99,11 @@ def _search_j(tech: Technology, cam: Cam, rows: int, tag_wide: float, high: floa
     """Search lines of every tag bit, and the matchlines of all rows but one, in both halves."""
     feature, v2 = tech.feature_um, tech.vdd2
     local_f = wire_f_per_um(tech, tech.local)
-    line_f = (rows + 1) * (as_float(gate_f(tech, _PULL_DOWN * feature)) + high * local_f)
+    line_f = (rows + 1) * (as_float(gate_f(tech, PULL_DOWN * feature)) + high * local_f)
     lines_j = as_float(chain(tech, line_f).energy_j) * cam.tag_bit
     precharge_f = as_float(gate_f(tech, 13.0 * tech.p_to_n * tech.min_width_um)) + tag_wide * local_f
     precharge_j = as_float(chain(tech, cam.tag_bit * precharge_f).energy_j)
-    match_f = cam.tag_bit * (as_float(drain_f(tech, _PULL_DOWN * feature, stack=2)) + tag_wide * local_f)
+    match_f = cam.tag_bit * (as_float(drain_f(tech, PULL_DOWN * feature, stack=2)) + tag_wide * local_f)
     gates_f = as_float(gate_f(tech, 125.0 * feature)) + as_float(drain_f(tech, 62.5 * feature, stack=2)) * 3.0
     ready_f = (rows + 1) * as_float(gate_f(tech, 6.0 * tech.p_to_n * tech.min_width_um))
     ready_j = as_float(chain(tech, ready_f).energy_j)
@@ -119,9 +120,9 @@ def _amplifier_j(tech: Technology) -> float:
 def _leakage_w(tech: Technology, cam: Cam, rows: int) -> tuple[float, float]:
     """Cells, comparators of the tags, and the gates behind the matchlines."""
     feature, volts = tech.feature_um, tech.voltage_v
-    cell_um_ = (_PULL_DOWN + _PULL_UP + _ACCESS * cam.ports.all / 2.0) * feature
+    cell_um_ = (PULL_DOWN + PULL_UP + ACCESS * cam.ports.all / 2.0) * feature
     columns = cam.tag_bit + cam.data_bit
     cells = _HALVES * (rows + 1)
-    off_um = cells * (columns * cell_um_ + cam.tag_bit * 2.0 * _PULL_DOWN * feature + 80.0 * feature)
-    on_um = cells * (columns * (_PULL_DOWN + _PULL_UP) * feature / 2.0 + cam.tag_bit * _PULL_DOWN * feature)
+    off_um = cells * (columns * cell_um_ + cam.tag_bit * 2.0 * PULL_DOWN * feature + 80.0 * feature)
+    on_um = cells * (columns * (PULL_DOWN + PULL_UP) * feature / 2.0 + cam.tag_bit * PULL_DOWN * feature)
     return tech.off_a_per_um * off_um * volts, tech.gate_leak_a_per_um * on_um * volts

@@ -169,4 +169,4 @@ def _link_um(gpu: Gpu, notes: list[str]) -> float:
 
 
 def _whole(value: Scalar) -> int:
-    return int(round(float(np.mean(value))))
+    return round(float(np.mean(value)))

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from functools import cache
 from math import ceil, log2
 
-from wattcast.power.component.bottom_up.array import Ports
 from wattcast.power.component.bottom_up.associative import Cam, cam_cost
 from wattcast.power.component.bottom_up.circuits import as_float, repeated_wire
 from wattcast.power.component.bottom_up.design import Cache, Design, tag_bits
+from wattcast.power.component.bottom_up.geometry import Ports
 from wattcast.power.component.bottom_up.logic import (
     decoder,
     latch,

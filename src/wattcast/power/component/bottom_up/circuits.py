@@ -1,4 +1,4 @@
-"""Gates, drivers and wires: capacitance, delay, leakage and area from widths, after CACTI (HPL-2008-20, sections 3, 5).
+"""Gates, drivers and wires: capacitance, delay, leakage and area from widths, after CACTI (HPL-2008-20).
 
 Widths and lengths are in microns. Functions take scalars or arrays, so that one call serves every partition of a
 memory array that a search looks at.
@@ -92,7 +92,7 @@ def nand_leakage_w(tech: Technology, n_width_um: Scalar, inputs: int) -> tuple[S
 
 
 def gate_area_um2(tech: Technology, n_width_um: Scalar, inputs: int = 1) -> Scalar:
-    """Layout of a gate: fingers between two power rails, 50 features high at most, a contact on each side of a finger."""
+    """Layout of a gate: fingers between two power rails, at most 50 features high, a contact on each side of one."""
     feature = tech.feature_um
     wide_um = n_width_um * (1.0 + tech.p_to_n)
     room_um = 41.0 * feature  # of 50, less two rails and the gap between the wells
@@ -231,4 +231,4 @@ def repeated_wire(tech: Technology, scale: float = 1.0) -> RepeatedWire:
 
 def as_float(value: Scalar | Array) -> float:
     """A scalar as a plain float."""
-    return float(np.asarray(value))
+    return float(np.asarray(value).item())

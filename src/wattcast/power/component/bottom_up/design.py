@@ -126,8 +126,8 @@ def from_architecture(architecture: Architecture, sm_count: int | None = None) -
     config = {name: p.config(f"{name}_config") for name in ("ccache", "tcache", "dcache", "sharedmemory", "L2")}
     l2s = int(p.number("number_of_L2s"))
     cores = sm_count or int(p.number("number_of_cores", 1))
-    clock_hz = p.number("target_core_clockrate", p.extra("system.core0", "clock_rate", 1000.0)) * 1e6
-    ports = int(p.extra("system.NoC0", "input_ports", 6)), int(p.extra("system.NoC0", "output_ports", 6))
+    clock_hz = p.number("target_core_clockrate", p.beside("system.core0", "clock_rate", 1000.0)) * 1e6
+    ports = int(p.beside("system.NoC0", "input_ports", 6)), int(p.beside("system.NoC0", "output_ports", 6))
     return Design(
         architecture.name,
         p.number("core_tech_node"),
@@ -149,22 +149,22 @@ def from_architecture(architecture: Architecture, sm_count: int | None = None) -
         p.cache("L20", config["L2"]) if l2s else None,
         l2s,
         Router(
-            int(p.extra("system.NoC0", "flit_bits", 32)),
+            int(p.beside("system.NoC0", "flit_bits", 32)),
             *ports,
-            int(p.extra("system.NoC0", "virtual_channel_per_port", 1)),
-            int(p.extra("system.NoC0", "input_buffer_entries_per_vc", 1)),
+            int(p.beside("system.NoC0", "virtual_channel_per_port", 1)),
+            int(p.beside("system.NoC0", "input_buffer_entries_per_vc", 1)),
         ),
         int(p.number("horizontal_nodes")) * int(p.number("vertical_nodes")),
         Controller(
-            int(p.extra("system.mc", "number_mcs", 1)),
-            int(p.extra("system.mc", "memory_channels_per_mc", 1)),
-            int(p.extra("system.mc", "databus_width", 64)),
-            int(p.extra("system.mc", "addressbus_width", 32)),
-            int(p.extra("system.mc", "req_window_size_per_channel", 32)),
-            int(p.extra("system.mc", "IO_buffer_size_per_channel", 32)),
-            int(p.extra("system.mc", "block_size", 64)),
-            p.extra("system.mc", "peak_transfer_rate", 3200.0),
-            2e6 * p.extra("system.mc", "mc_clock", 200.0),  # both edges
+            int(p.beside("system.mc", "number_mcs", 1)),
+            int(p.beside("system.mc", "memory_channels_per_mc", 1)),
+            int(p.beside("system.mc", "databus_width", 64)),
+            int(p.beside("system.mc", "addressbus_width", 32)),
+            int(p.beside("system.mc", "req_window_size_per_channel", 32)),
+            int(p.beside("system.mc", "IO_buffer_size_per_channel", 32)),
+            int(p.beside("system.mc", "block_size", 64)),
+            p.beside("system.mc", "peak_transfer_rate", 3200.0),
+            2e6 * p.beside("system.mc", "mc_clock", 200.0),  # both edges
         ),
         p.number("dram_rd_coeff"),
         p.number("dram_wr_coeff"),
@@ -178,13 +178,13 @@ def from_architecture(architecture: Architecture, sm_count: int | None = None) -
         kind == 2,
         int(p.number("number_hardware_threads")),
         int(p.number("issue_width")),
-        int(p.extra("system.core0", "decode_width", 1)),
-        max(16, int(p.extra("system.core0", "instruction_window_size", 16))),
+        int(p.beside("system.core0", "decode_width", 1)),
+        max(16, int(p.beside("system.core0", "instruction_window_size", 16))),
         int(_first(architecture.parameters["pipelines_per_core"])),
-        int(p.extra("system.core0", "pipeline_depth", 8)),
-        int(p.extra("system.core0", "opcode_width", 9)),
-        int(p.extra("system.core0", "instruction_length", 32)),
-        int(p.extra("system", "physical_address_width", 32)),
+        int(p.beside("system.core0", "pipeline_depth", 8)),
+        int(p.beside("system.core0", "opcode_width", 9)),
+        int(p.beside("system.core0", "instruction_length", 32)),
+        int(p.beside("system", "physical_address_width", 32)),
         max(int(p.number("FPU_per_core")), 1),
         int(p.number("ALU_per_core")),
         int(p.number("MUL_per_core")),
@@ -224,7 +224,7 @@ class _Parameters:
         self.defaults.append(f"{name} is not in the file: {default:g}")
         return default
 
-    def extra(self, component: str, name: str, default: float) -> float:
+    def beside(self, component: str, name: str, default: float) -> float:
         """A number the reader keeps as text because the component model does not need it."""
         text = self.architecture.other.get(component, {}).get(name)
         if text is None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from wattcast.power.component.bottom_up.chip import CacheCost, Chip
-from wattcast.power.component.energies import EnergyTable
 
 _WORD_BIT = 32
 _UNITS_OF_PIPELINE = 4.0  # a core's latches belong to fetch, load-store, memory management and execution

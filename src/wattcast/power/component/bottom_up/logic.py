@@ -92,7 +92,7 @@ def _library() -> Technology:
 
 
 def latch(tech: Technology) -> Block:
-    """A flip-flop of six NAND gates in one cycle: a third each of switching, keeping a one, keeping a zero; its clock.
+    """A flip-flop of six NAND gates in one cycle: a third each of switching, keeping a one, keeping a zero.
 
     Widths of 25 and 37.5 features (20 and 30 µm at 0.8 µm), a load of two such gates (McPAT 0.8).
     """
@@ -116,12 +116,12 @@ def pipeline_bits(
 ) -> float:
     """Latches of an in-order multithreaded pipeline, half as many again for control (McPAT 0.8).
 
-    Program counters, fetched instructions, thread states and decoded instructions once a warp; operands once an issue.
+    Program counters, fetched and decoded instructions and thread states once a warp; operands once an issue.
     """
     per_warp = 2 * word_bit + fetch * 2 * word_bit + 8 + decode * (4 * word_bit + 2**opcode_bit)
     per_issue = 3 * register_bit + 2 * (2**opcode_bit + 16 * word_bit) + 2 * word_bit
     bits = 1.5 * (per_warp * warps + per_issue * issue)
-    return bits / 6.0 * max(depth, 6)
+    return float(bits / 6.0 * max(depth, 6))
 
 
 def selection(tech: Technology, candidates: int) -> Block:
@@ -152,7 +152,7 @@ def decoder(tech: Technology, bits: int) -> Block:
 
 
 def rest_of_core(tech: Technology, depth: int, warps: int) -> Block:
-    """What nobody models one by one: area of in-order cores left over on die photographs (McPAT 0.8), and its leakage.
+    """What nobody models one by one: area in-order cores have left on die photographs (McPAT 0.8), and its leakage.
 
     (6.55 − 2.19·ln depth) mm² at 90 nm, 7 % more for each doubling of the warps.
     """

@@ -2,7 +2,7 @@
 
 The controller's transaction engine and PHY are fits of published controllers (McPAT 0.8; Cadence ChipEstimator,
 Palmer ISSCC 2007, Niagara die photographs); its queues are memory arrays. Device memory is empirical: an architecture
-file brings joules per read, write and precharge, a catalogue GPU joules per bit by kind of memory (``data/dram.csv``).
+file brings joules per read, write and precharge, a catalogue GPU joules per bit of its kind (``data/dram.csv``).
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from importlib.resources import files
 from math import log
 
 from wattcast.errors import bad_value, unknown_name
-from wattcast.power.component.bottom_up.array import Ports
 from wattcast.power.component.bottom_up.associative import Cam, cam_cost
+from wattcast.power.component.bottom_up.geometry import Ports
 from wattcast.power.component.bottom_up.logic import gates_leakage, selection
 from wattcast.power.component.bottom_up.network import Block
 from wattcast.power.component.bottom_up.organise import ArrayCost, Sram, array_cost

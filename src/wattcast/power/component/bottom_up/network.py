@@ -1,4 +1,4 @@
-"""Crossbars, arbiters and routers, after the router of CACTI 6 (Muralimanohar, MICRO 2007; arbiter of Wang, Orion 2002)."""
+"""Crossbars, arbiters and routers, after the router of CACTI 6 (MICRO 2007) and Orion (MICRO 2002)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import cache
 import numpy as np
 
 from wattcast.errors import bad_value
-from wattcast.power.component.bottom_up.array import Partition, Ports, evaluate
+from wattcast.power.component.bottom_up.array import evaluate
 from wattcast.power.component.bottom_up.circuits import (
     as_float,
     drain_f,
@@ -20,6 +20,7 @@ from wattcast.power.component.bottom_up.circuits import (
     repeated_wire,
     wire_f_per_um,
 )
+from wattcast.power.component.bottom_up.geometry import Partition, Ports
 from wattcast.power.component.bottom_up.technology import Technology
 
 _WIDE = 4.0  # crossbar wires are this much wider and further apart than the global pitch (CACTI 6)
@@ -109,7 +110,7 @@ def _sides_um(tech: Technology, inputs: int, outputs: int, bits: int, gates_um2:
 
 
 def arbiter(tech: Technology, requests: int, line_um: float) -> Block:
-    """A matrix arbiter (Orion): request and priority lines, an inner node, and a grant that runs along the crossbar."""
+    """A matrix arbiter (Orion): request and priority lines, an inner node, a grant that runs along the crossbar."""
     feature, v2 = tech.feature_um, tech.vdd2
     nor_n, nor_p, inv_n, inv_p = 6.75 * feature, 38.0 * feature, 6.25 * feature, 12.5 * feature
     nor_f = as_float(gate_f(tech, 2.0 * nor_n + nor_p))
@@ -155,7 +156,7 @@ def router(tech: Technology, shape: Router) -> tuple[Block, Block, Block]:
 
 
 def _buffer(tech: Technology, shape: Router) -> tuple[Block, float, float]:
-    """A small memory array of a few flits at every input, written and read once by a flit; width and height of one."""
+    """A small memory array of a few flits at every input, written and read once a flit; width and height of one."""
     one = np.ones(1)
     bits, rows = float(shape.flit_bit * shape.channels), float(shape.depth)
     part = Partition(rows * one, bits * one, one, one, one, one, one, one, shape.flit_bit * one)

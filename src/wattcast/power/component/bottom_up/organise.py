@@ -1,7 +1,7 @@
 """The best partition of a memory array: banks, ports, ways, tag and data, found by looking at all of them.
 
-The measure is energy times the square of delay, as McPAT has it; McPAT searches its own partitions once more where the
-clock is not met, which caches of a GPU at these clocks do not need.
+The measure is energy times the square of delay, as McPAT has it; McPAT searches once more where the clock is not
+met, which caches of a GPU at these clocks do not need.
 """
 
 from __future__ import annotations
@@ -13,10 +13,13 @@ import numpy as np
 
 from wattcast.arrays import Array
 from wattcast.errors import bad_value
-from wattcast.power.component.bottom_up.array import Access, Partition, Ports, evaluate, tree
+from wattcast.power.component.bottom_up.array import Access, evaluate, tree
+from wattcast.power.component.bottom_up.circuits import as_float
+from wattcast.power.component.bottom_up.geometry import Partition, Ports
 from wattcast.power.component.bottom_up.technology import Technology
 
 LAYOUT_OVERHEAD = 1.1 * 1.2  # placement in a macro, macros on a chip: area, and wires with it (McPAT 0.8)
+_ONE_PORT = Ports()
 _LEAST_ROW, _MOST_ROW, _LEAST_COLUMN, _MOST_COLUMN = 8, 4096, 2, 4096
 
 
@@ -29,7 +32,7 @@ class Sram:
     block_byte: int
     ways: int = 1
     banks: int = 1
-    ports: Ports = Ports()
+    ports: Ports = _ONE_PORT
     output_bit: int | None = None  # bits of an access; default: a block
     tag_bit: int = 0  # of a way; 0: no tags
     sequential: bool = False  # the tag first, then one way of data
@@ -162,12 +165,12 @@ def _with_banks(
     area = (across * width + wires_um) * (down * height + wires_um)
     routed = to + back + into
     return ArrayCost(
-        float(found.read_j[best] + to.energy_j[0] + sram.toggle * back.energy_j[0]),
-        float(found.write_j[best] + to.energy_j[0] + sram.toggle * into.energy_j[0]),
-        sram.banks * float(found.subthreshold_w[best]) + float(routed.subthreshold_w[0]),
-        sram.banks * float(found.gate_w[best]) + float(routed.gate_w[0]),
+        float(found.read_j[best] + as_float(to.energy_j) + sram.toggle * as_float(back.energy_j)),
+        float(found.write_j[best] + as_float(to.energy_j) + sram.toggle * as_float(into.energy_j)),
+        sram.banks * float(found.subthreshold_w[best]) + as_float(routed.subthreshold_w),
+        sram.banks * float(found.gate_w[best]) + as_float(routed.gate_w),
         float(area),
-        float(found.delay_s[best]) + float((to + back).delay_s[0]),
+        float(found.delay_s[best]) + as_float((to + back).delay_s),
         rows=int(part.row[best]),
         columns=int(part.column[best]),
         mats=int(part.mats_across[best] * part.mats_down[best]),

@@ -1,4 +1,4 @@
-"""Per-event energies as a table with its provenance: for a user to read, for ``power-trace`` and ``fit component`` to use."""
+"""Per-event energies as a table with its provenance, for a reader and for ``power-trace`` and ``fit component``."""
 
 from __future__ import annotations
 

@@ -115,8 +115,8 @@ def technology(
 
     ``voltage_v`` defaults to the nominal one of the device type. Outside the tables nothing is extrapolated.
 
-    >>> technology(40.0).nominal_v
-    0.9615...
+    >>> technology(45.0).nominal_v
+    1.0
     """
     own = _rows("devices.csv", device=device.value)
     row, sources = _between(own, feature_nm, f"{device.value} devices")
