@@ -59,6 +59,10 @@ class Partition:
     column_mux: Array  # bitline pairs to a sense amplifier
     mat_bit: Array  # bits a mat gives out
 
+    def at(self, index: int) -> Partition:
+        """One of the partitions, still as arrays."""
+        return Partition(*(values[[index]] for values in vars(self).values()))
+
 
 def sensed_v(tech: Technology) -> float:
     """Swing of a bitline in a read."""

@@ -1,12 +1,13 @@
-"""The best partition of a memory array: banks, ports, ways, tag and data, found by looking at all of them.
+"""The layout of a memory array: banks, ports, ways, tag and data, found by looking at all partitions.
 
-The measure is energy times the square of delay, as McPAT has it; McPAT searches once more where the clock is not
-met, which caches of a GPU at these clocks do not need.
+The measure is energy times delay among partitions of reasonable area. A layout is drawn once, for one port at 45 nm
+and nominal voltage, and shrunk or given more ports after that: so energies rise with ports, node and voltage without
+steps that a new layout would bring. (McPAT searches anew for each, by energy times delay squared.)
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
@@ -16,9 +17,11 @@ from wattcast.errors import bad_value
 from wattcast.power.component.bottom_up.array import Access, evaluate, tree
 from wattcast.power.component.bottom_up.circuits import as_float
 from wattcast.power.component.bottom_up.geometry import Partition, Ports
-from wattcast.power.component.bottom_up.technology import Technology
+from wattcast.power.component.bottom_up.technology import Technology, technology
 
 LAYOUT_OVERHEAD = 1.1 * 1.2  # placement in a macro, macros on a chip: area, and wires with it (McPAT 0.8)
+_AREA_LIMIT = 2.0  # times the smallest: without it large arrays come out at thrice the area they need
+_DRAWN_NM = 45.0
 _ONE_PORT = Ports()
 _LEAST_ROW, _MOST_ROW, _LEAST_COLUMN, _MOST_COLUMN = 8, 4096, 2, 4096
 
@@ -142,38 +145,60 @@ def _best(
     address_bit = np.log2(part.row) + np.log2(part.column_mux) + np.log2(part.mats_across * part.mats_down)
     leaving = tag_ways or out_bit
     coming = sram.tag_bit if tag_ways else out_bit
-    found = evaluate(tech, sram.ports, part, np.maximum(address_bit, 1.0), coming, leaving, tag_ways)
-    best = int(np.argmin(found.read_j * (found.delay_s + before_s) ** 2))  # whatever the data will be
-    if sram.toggle != 1.0:
-        found = evaluate(tech, sram.ports, part, np.maximum(address_bit, 1.0), coming, leaving, tag_ways, sram.toggle)
-    return _with_banks(tech, sram, part, found, best, coming, leaving, float(address_bit[best]))
-
-
-def _with_banks(
-    tech: Technology, sram: Sram, part: Partition, found: Access, best: int, in_bit: int, out_bit: int, address: float
-) -> ArrayCost:
-    """The tree between banks, laid out as near to a square as powers of two allow."""
-    width, height = float(found.width_um[best]), float(found.height_um[best])
-    down = 2 ** int(np.log2(sram.banks) / 2) if height > width else 2 ** int(np.ceil(np.log2(sram.banks) / 2))
-    across = sram.banks / down
-    one = np.ones(1)
-    banks = Partition(one, one, one, one, across * one, down * one, one, one, one)
-    ports = sram.ports
-    bits = (address * ports.all, out_bit * ports.reading, in_bit * ports.writing)
-    to, back, into = (tree(tech, banks, width, height, count) for count in bits)
-    wires_um = sum(bits) * tech.wide.pitch_um if sram.banks > 1 else 0.0
-    area = (across * width + wires_um) * (down * height + wires_um)
-    routed = to + back + into
+    bits = np.maximum(address_bit, 1.0)
+    drawn, single = technology(_DRAWN_NM), replace(sram, ports=_ONE_PORT)
+    one = evaluate(drawn, single.ports, part, bits, coming, leaving, tag_ways)
+    one = _banked(drawn, single, one, bits, (coming, leaving), 1.0)
+    area = one.width_um * one.height_um
+    measure = one.read_j * (one.delay_s + before_s)
+    best = int(np.argmin(np.where(area <= _AREA_LIMIT * area.min(), measure, np.inf)))
+    chosen = part.at(best)
+    bits = bits[[best]]
+    found = evaluate(tech, sram.ports, chosen, bits, coming, leaving, tag_ways, sram.toggle)
+    found = _banked(tech, sram, found, bits, (coming, leaving), sram.toggle)
     return ArrayCost(
-        float(found.read_j[best] + as_float(to.energy_j) + sram.toggle * as_float(back.energy_j)),
-        float(found.write_j[best] + as_float(to.energy_j) + sram.toggle * as_float(into.energy_j)),
-        sram.banks * float(found.subthreshold_w[best]) + as_float(routed.subthreshold_w),
-        sram.banks * float(found.gate_w[best]) + as_float(routed.gate_w),
-        float(area),
-        float(found.delay_s[best]) + as_float((to + back).delay_s),
-        rows=int(part.row[best]),
-        columns=int(part.column[best]),
-        mats=int(part.mats_across[best] * part.mats_down[best]),
+        as_float(found.read_j),
+        as_float(found.write_j),
+        as_float(found.subthreshold_w),
+        as_float(found.gate_w),
+        as_float(found.width_um * found.height_um),
+        as_float(found.delay_s),
+        rows=int(chosen.row[0]),
+        columns=int(chosen.column[0]),
+        mats=int(chosen.mats_across[0] * chosen.mats_down[0]),
+    )
+
+
+def _banked(
+    tech: Technology, sram: Sram, bank: Access, address: Array, data: tuple[int, int], toggle: float
+) -> Access:
+    """All banks and the tree between them, which lies along or across, whichever takes less."""
+    if sram.banks == 1:
+        return bank
+    less = 2.0 ** int(np.log2(sram.banks) / 2)
+    ways = [_laid(tech, sram, bank, address, data, toggle, down) for down in (less, sram.banks / less)]
+    first = ways[0].read_j <= ways[1].read_j
+    return Access(*(np.where(first, a, b) for a, b in zip(*(vars(way).values() for way in ways), strict=True)))
+
+
+def _laid(
+    tech: Technology, sram: Sram, bank: Access, address: Array, data: tuple[int, int], toggle: float, down: float
+) -> Access:
+    """Banks ``down`` one above the other and the rest beside them."""
+    across, one, ports = sram.banks / down, np.ones_like(bank.read_j), sram.ports
+    banks = Partition(one, one, one, one, across * one, down * one, one, one, one)
+    bits = (address * ports.all, data[1] * ports.reading * one, data[0] * ports.writing * one)
+    to, back, into = (tree(tech, banks, bank.width_um, bank.height_um, count) for count in bits)
+    routed = to + back + into
+    wires_um = sum(bits) * tech.wide.pitch_um
+    return Access(
+        bank.read_j + to.energy_j + toggle * back.energy_j,
+        bank.write_j + to.energy_j + toggle * into.energy_j,
+        np.asarray(bank.delay_s + (to + back).delay_s),
+        np.asarray(sram.banks * bank.subthreshold_w + routed.subthreshold_w),
+        np.asarray(sram.banks * bank.gate_w + routed.gate_w),
+        across * bank.width_um + wires_um,
+        down * bank.height_um + wires_um,
     )
 
 
