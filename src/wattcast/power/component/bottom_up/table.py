@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from wattcast.activity.simulated import Dialect, counters
 from wattcast.hardware import Gpu
 from wattcast.power.component.architecture import Architecture
+from wattcast.power.component.architecture_yaml import read_architecture
 from wattcast.power.component.bottom_up.catalogue import from_gpu
 from wattcast.power.component.bottom_up.chip import Chip, build_chip
 from wattcast.power.component.bottom_up.design import Design, changed, from_architecture
 from wattcast.power.component.bottom_up.events import duty_w, energies
 from wattcast.power.component.bottom_up.modules import module_energies
 from wattcast.power.component.bottom_up.parts import area_mm2, leakage, parts
+from wattcast.power.component.bottom_up.what_if import with_changes
 from wattcast.power.component.energies import EnergyTable
 
 METHOD = "bottom-up from the architecture (docs/method/component-energies.md)"
@@ -57,6 +60,7 @@ class BottomUp:
 
     chip: Chip
     modules: Mapping[str, float]  # event -> J; empty for an architecture file
+    gpu: Gpu | None = None  # of the catalogue
 
     @property
     def design(self) -> Design:
@@ -88,7 +92,23 @@ def of_gpu(
 ) -> BottomUp:
     """Energies of a GPU of the catalogue."""
     chip = build_chip(from_gpu(gpu, feature_nm, voltage_v, temperature_k))
-    return BottomUp(chip, module_energies(chip, gpu))
+    return BottomUp(chip, module_energies(chip, gpu), gpu)
+
+
+def of_file(
+    path: Path, feature_nm: float | None = None, voltage_v: float | None = None, temperature_k: float | None = None
+) -> tuple[BottomUp, Dialect]:
+    """Energies of an architecture file on disk, and the dialect it speaks."""
+    architecture = read_architecture(path)
+    given: dict[str, Any] = {"feature_nm": feature_nm, "voltage_v": voltage_v, "temperature_k": temperature_k}
+    fields = {name: value for name, value in given.items() if value is not None}
+    return of_architecture(architecture, **fields), architecture.dialect
+
+
+def with_sizes(found: BottomUp, factors: Mapping[str, float]) -> BottomUp:
+    """The same with some sizes multiplied: registers, l1, shared, l2, sms."""
+    chip = build_chip(with_changes(found.design, factors))
+    return BottomUp(chip, module_energies(chip, found.gpu) if found.gpu is not None else {}, found.gpu)
 
 
 def energy_table(found: BottomUp, dialect: Dialect = Dialect.GPUWATTCH) -> EnergyTable:
