@@ -30,7 +30,7 @@ def command(
     bottom_up: Annotated[
         Path | None,
         typer.Option(
-            help="Architecture file: columns are counts, its bottom-up energies make watts of them, factors are fitted."
+            help="Architecture file: columns are counts, its bottom-up energies make them watts, factors are fitted."
         ),
     ] = None,
     kernel: Annotated[str, typer.Option(help="Column of kernel names.")] = "kernel",

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from wattcast.power.component.bottom_up.what_if import Change
     from wattcast.validate.component_energies import Ratio
 
+_LEAST = 5e-4  # a change that is worth a line
+
 
 def show_energies(console: Console, plain: dict[str, Any]) -> None:
     """Energies by counter and by event, leakage and area by part, and where they come from."""
@@ -45,7 +47,7 @@ def show_changes(console: Console, changes: Sequence[Change]) -> None:
     """What moved, before and after."""
     listing = table("figure", "before", "after", "ratio")
     for change in changes:
-        if change.before != change.after:
+        if abs(change.ratio - 1.0) >= _LEAST:
             before, after = (_figure(value, change.unit) for value in (change.before, change.after))
             listing.add_row(change.name, before, after, f"{change.ratio:.3f}")
     console.print(listing)

@@ -79,9 +79,7 @@ def crossbar(tech: Technology, inputs: int, outputs: int, bits: int) -> Block:
     switched_f = in_f * outputs + out_f * inputs + inside_f + control_f
     sub, gate = inverter_leakage_w(tech, 2.0 * driver * min_um)
     pair_sub, pair_gate = nand_leakage_w(tech, 3.0 * first * min_um, 2)
-    points = (
-        inputs * outputs * bits
-    )  # buffers, of which all but one a column are cut off by two transistors in series
+    points = inputs * outputs * bits  # of them all but one a column are cut off by two transistors in series
     rows, columns = (
         wire.cost(length, 1.0, lines * bits) for length, lines in ((across_um, inputs), (down_um, outputs))
     )
@@ -151,7 +149,8 @@ def router(tech: Technology, shape: Router) -> tuple[Block, Block, Block]:
     grant = arbiter(tech, shape.inputs, switch.area_um2**0.5).times(shape.outputs)
     across_um = switch.area_um2 / (tech.wide.pitch_um * shape.inputs * shape.flit_bit)
     box_um2 = shape.inputs * height_um * (width_um + across_um)
-    left_um2 = max(box_um2 - buffer.area_um2 - switch.area_um2, 0.0)
+    built_um2 = buffer.area_um2 + switch.area_um2
+    left_um2 = min(max(box_um2 - built_um2, 0.0), built_um2)  # a box more than half empty would be laid out anew
     return buffer, switch, vc + grant + Block(0.0, area_um2=left_um2)
 
 
