@@ -170,6 +170,8 @@ def find_energies(
 
     found = of_architecture(architecture, int(config.sm_count) if config.sm_count else None, clock_hz)
     notes.append(f"no table of energies: {found.provenance}")
+    if left_out := found.design.notes:
+        notes.append(f"{len(left_out)} numbers the architecture file leaves out have McPAT's defaults")
     return energy_table(found, architecture.dialect)
 
 

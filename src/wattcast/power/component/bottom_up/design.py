@@ -126,13 +126,14 @@ def from_architecture(architecture: Architecture, sm_count: int | None = None) -
     config = {name: p.config(f"{name}_config") for name in ("ccache", "tcache", "dcache", "sharedmemory", "L2")}
     l2s = int(p.number("number_of_L2s"))
     cores = sm_count or int(p.number("number_of_cores", 1))
-    clock_hz = p.number("target_core_clockrate", p.beside("system.core0", "clock_rate", 1000.0)) * 1e6
+    given = "target_core_clockrate" in architecture.parameters
+    mhz = p.number("target_core_clockrate") if given else p.beside("system.core0", "clock_rate", 1000.0)
     ports = int(p.beside("system.NoC0", "input_ports", 6)), int(p.beside("system.NoC0", "output_ports", 6))
     return Design(
         architecture.name,
         p.number("core_tech_node"),
         cores,
-        clock_hz,
+        mhz * 1e6,
         RegisterFile(
             int(p.number("archi_Regs_IRF_size")),
             banks,

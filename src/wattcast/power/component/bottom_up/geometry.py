@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from wattcast.arrays import Array, Scalar
+from wattcast.errors import bad_value
 from wattcast.power.component.bottom_up.technology import CELL_AREA_FEATURE2, Technology
 
 _SENSE_SHARE, _SENSE_LEAST_V = 0.05, 0.08  # bitline swing a sense amplifier needs (CACTI 6.5)
@@ -28,6 +29,12 @@ class Ports:
     read: int = 0
     write: int = 0
     search: int = 0
+
+    def __post_init__(self) -> None:
+        if min(self.read_write, self.read, self.write, self.search) < 0:
+            raise bad_value(
+                "ports", "zero or more of each kind", (self.read_write, self.read, self.write, self.search)
+            )
 
     @property
     def all(self) -> int:

@@ -48,7 +48,8 @@ class Sram:
             ("block", self.block_byte),
             ("ways", self.ways),
             ("banks", self.banks),
-            ("ports", self.ports.all),
+            ("ports that read", self.ports.reading),
+            ("ports that write", self.ports.writing),
         ):
             if value < 1:
                 raise bad_value(where + what, "at least one", value)
