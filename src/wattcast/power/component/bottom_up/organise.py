@@ -7,7 +7,7 @@ steps that a new layout would bring. (McPAT searches anew for each, by energy ti
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
@@ -92,16 +92,45 @@ class ArrayCost:
     mats: int = 0
 
 
+@dataclass(frozen=True)
+class _Cells:
+    """Rows and columns of a bank, and the bits that go in and out of it."""
+
+    rows: int
+    columns: int
+    select: int  # ways that leave all at once and of which one is taken
+    in_bit: int
+    out_bit: int
+    banks: int
+    tag_ways: int = 0  # above zero: tags, of which only hits leave
+
+    @property
+    def leaving(self) -> int:
+        return self.tag_ways or self.out_bit
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """The partition chosen, its address bits, and its delay as drawn."""
+
+    part: Partition
+    address_bit: Array
+    delay_s: float
+
+
 @cache
 def array_cost(tech: Technology, sram: Sram) -> ArrayCost:
     """The best organisation of data and, where there are tags, of them; short-circuit and layout shares included."""
     ways = 1 if sram.sequential else sram.ways
-    tag = None
+    tags, tag = None, None
     if sram.tag_bit:
         width = sram.tag_bit * sram.ways
-        tag = _best(tech, sram, sram.blocks // sram.ways, width, 1, width, sram.ways)
-    before_s = tag.delay_s if tag and sram.sequential else 0.0
-    data = _best(tech, sram, sram.blocks // ways, 8 * sram.block_byte * ways, ways, sram.bits, 0, before_s)
+        cells = _Cells(sram.blocks // sram.ways, width, 1, sram.tag_bit, width, sram.banks, sram.ways)
+        tags = _layout(cells, sram.name)
+        tag = _built(tech, sram, cells, tags)
+    first = tags if sram.sequential else None  # the data's layout knows that it comes second
+    cells = _Cells(sram.blocks // ways, 8 * sram.block_byte * ways, ways, sram.bits, sram.bits, sram.banks)
+    data = _built(tech, sram, cells, _layout(cells, sram.name, first.delay_s if first else 0.0))
     share = tech.short_circuit * LAYOUT_OVERHEAD
     tag_read, tag_write = (share * tag.read_j, share * tag.write_j) if tag else (0.0, 0.0)
     both = (data,) if tag is None else (data, tag)
@@ -111,7 +140,7 @@ def array_cost(tech: Technology, sram: Sram) -> ArrayCost:
         sum(part.subthreshold_w for part in both),
         sum(part.gate_w for part in both),
         LAYOUT_OVERHEAD * sum(part.area_um2 for part in both),
-        data.delay_s + before_s,
+        data.delay_s + (tag.delay_s if tag and sram.sequential else 0.0),
         tag_read,
         tag_write,
         0.0,
@@ -121,42 +150,33 @@ def array_cost(tech: Technology, sram: Sram) -> ArrayCost:
     )
 
 
-def _best(
-    tech: Technology,
-    sram: Sram,
-    rows: int,
-    columns: int,
-    select: int,
-    out_bit: int,
-    tag_ways: int,
-    before_s: float = 0.0,
-) -> ArrayCost:
-    """The best of all partitions of ``rows`` by ``columns`` cells a bank, of which ``out_bit`` leave.
-
-    ``before_s`` passes before the access begins, such as the tags' time in a cache that looks at them first.
-    """
-    part = _partitions(rows, columns, select, out_bit)
+@cache
+def _layout(cells: _Cells, name: str, before_s: float = 0.0) -> _Layout:
+    """The best of all partitions; ``before_s`` passes before the access begins."""
+    part = _partitions(cells.rows, cells.columns, cells.select, cells.out_bit)
     if part.row.size == 0:
         raise bad_value(
-            f"{sram.name}: geometry",
+            f"{name}: geometry",
             f"subarrays of {_LEAST_ROW} to {_MOST_ROW} rows",
-            f"{rows} rows of {columns} bits",
+            f"{cells.rows} rows of {cells.columns} bits",
             "The structure is too small or too oddly shaped for a memory array.",
         )
-    address_bit = np.log2(part.row) + np.log2(part.column_mux) + np.log2(part.mats_across * part.mats_down)
-    leaving = tag_ways or out_bit
-    coming = sram.tag_bit if tag_ways else out_bit
-    bits = np.maximum(address_bit, 1.0)
-    drawn, single = technology(_DRAWN_NM), replace(sram, ports=_ONE_PORT)
-    one = evaluate(drawn, single.ports, part, bits, coming, leaving, tag_ways)
-    one = _banked(drawn, single, one, bits, (coming, leaving), 1.0)
+    address = np.log2(part.row) + np.log2(part.column_mux) + np.log2(part.mats_across * part.mats_down)
+    bits = np.maximum(address, 1.0)
+    drawn = technology(_DRAWN_NM)
+    one = evaluate(drawn, _ONE_PORT, part, bits, cells.in_bit, cells.leaving, cells.tag_ways)
+    one = _banked(drawn, _ONE_PORT, one, bits, cells, 1.0)
     area = one.width_um * one.height_um
     measure = one.read_j * (one.delay_s + before_s)
     best = int(np.argmin(np.where(area <= _AREA_LIMIT * area.min(), measure, np.inf)))
-    chosen = part.at(best)
-    bits = bits[[best]]
-    found = evaluate(tech, sram.ports, chosen, bits, coming, leaving, tag_ways, sram.toggle)
-    found = _banked(tech, sram, found, bits, (coming, leaving), sram.toggle)
+    return _Layout(part.at(best), bits[[best]], float(one.delay_s[best]))
+
+
+def _built(tech: Technology, sram: Sram, cells: _Cells, layout: _Layout) -> ArrayCost:
+    """A layout at a node and a voltage, with all its ports."""
+    part, bits = layout.part, layout.address_bit
+    found = evaluate(tech, sram.ports, part, bits, cells.in_bit, cells.leaving, cells.tag_ways, sram.toggle)
+    found = _banked(tech, sram.ports, found, bits, cells, sram.toggle)
     return ArrayCost(
         as_float(found.read_j),
         as_float(found.write_j),
@@ -164,31 +184,29 @@ def _best(
         as_float(found.gate_w),
         as_float(found.width_um * found.height_um),
         as_float(found.delay_s),
-        rows=int(chosen.row[0]),
-        columns=int(chosen.column[0]),
-        mats=int(chosen.mats_across[0] * chosen.mats_down[0]),
+        rows=int(part.row[0]),
+        columns=int(part.column[0]),
+        mats=int(part.mats_across[0] * part.mats_down[0]),
     )
 
 
-def _banked(
-    tech: Technology, sram: Sram, bank: Access, address: Array, data: tuple[int, int], toggle: float
-) -> Access:
+def _banked(tech: Technology, ports: Ports, bank: Access, address: Array, cells: _Cells, toggle: float) -> Access:
     """All banks and the tree between them, which lies along or across, whichever takes less."""
-    if sram.banks == 1:
+    if cells.banks == 1:
         return bank
-    less = 2.0 ** int(np.log2(sram.banks) / 2)
-    ways = [_laid(tech, sram, bank, address, data, toggle, down) for down in (less, sram.banks / less)]
+    less = 2.0 ** int(np.log2(cells.banks) / 2)
+    ways = [_laid(tech, ports, bank, address, cells, toggle, down) for down in (less, cells.banks / less)]
     first = ways[0].read_j <= ways[1].read_j
     return Access(*(np.where(first, a, b) for a, b in zip(*(vars(way).values() for way in ways), strict=True)))
 
 
 def _laid(
-    tech: Technology, sram: Sram, bank: Access, address: Array, data: tuple[int, int], toggle: float, down: float
+    tech: Technology, ports: Ports, bank: Access, address: Array, cells: _Cells, toggle: float, down: float
 ) -> Access:
     """Banks ``down`` one above the other and the rest beside them."""
-    across, one, ports = sram.banks / down, np.ones_like(bank.read_j), sram.ports
+    across, one = cells.banks / down, np.ones_like(bank.read_j)
     banks = Partition(one, one, one, one, across * one, down * one, one, one, one)
-    bits = (address * ports.all, data[1] * ports.reading * one, data[0] * ports.writing * one)
+    bits = (address * ports.all, cells.leaving * ports.reading * one, cells.in_bit * ports.writing * one)
     to, back, into = (tree(tech, banks, bank.width_um, bank.height_um, count) for count in bits)
     routed = to + back + into
     wires_um = sum(bits) * tech.wide.pitch_um
@@ -196,8 +214,8 @@ def _laid(
         bank.read_j + to.energy_j + toggle * back.energy_j,
         bank.write_j + to.energy_j + toggle * into.energy_j,
         np.asarray(bank.delay_s + (to + back).delay_s),
-        np.asarray(sram.banks * bank.subthreshold_w + routed.subthreshold_w),
-        np.asarray(sram.banks * bank.gate_w + routed.gate_w),
+        np.asarray(cells.banks * bank.subthreshold_w + routed.subthreshold_w),
+        np.asarray(cells.banks * bank.gate_w + routed.gate_w),
         across * bank.width_um + wires_um,
         down * bank.height_um + wires_um,
     )
