@@ -43,27 +43,17 @@ def rises(less: ArrayCost, more: ArrayCost, names: tuple[str, ...], least: float
 
 @given(arrays)
 @few
-def test_four_times_the_capacity(case: tuple[float, Sram]) -> None:
+def test_twice_the_capacity(case: tuple[float, Sram]) -> None:
     tech, sram = technology(case[0]), case[1]
-    rises(
-        array_cost(tech, sram),
-        array_cost(tech, replace(sram, capacity_byte=4 * sram.capacity_byte)),
-        ENERGIES + STANDING,
-    )
+    twice = replace(sram, capacity_byte=2 * sram.capacity_byte)
+    rises(array_cost(tech, sram), array_cost(tech, twice), ENERGIES + STANDING)
 
 
 @given(arrays)
 @few
-def test_twice_the_capacity_takes_more_room_and_leaks_more(case: tuple[float, Sram]) -> None:
+def test_twice_the_width(case: tuple[float, Sram]) -> None:
     tech, sram = technology(case[0]), case[1]
-    rises(array_cost(tech, sram), array_cost(tech, replace(sram, capacity_byte=2 * sram.capacity_byte)), STANDING)
-
-
-@given(arrays)
-@few
-def test_four_times_the_width(case: tuple[float, Sram]) -> None:
-    tech, sram = technology(case[0]), case[1]
-    wide = replace(sram, block_byte=4 * sram.block_byte, capacity_byte=4 * sram.capacity_byte)
+    wide = replace(sram, block_byte=2 * sram.block_byte, capacity_byte=2 * sram.capacity_byte)
     rises(array_cost(tech, sram), array_cost(tech, wide), ENERGIES + STANDING)
 
 
