@@ -27,6 +27,12 @@ def command(
     energies: Annotated[
         bool, typer.Option("--energies", help="Columns are counts: fit joules per count, such as DRAM's.")
     ] = False,
+    bottom_up: Annotated[
+        Path | None,
+        typer.Option(
+            help="Architecture file: columns are counts, its bottom-up energies make them watts, factors are fitted."
+        ),
+    ] = None,
     kernel: Annotated[str, typer.Option(help="Column of kernel names.")] = "kernel",
     application: Annotated[
         str | None, typer.Option(help="Column of programs; default: from the kernel's name.")
@@ -49,7 +55,7 @@ def command(
     """
     from wattcast.errors import bad_value
     from wattcast.fit.component import ENERGIES, Constraints, Order, fit_energies, fit_scaling
-    from wattcast.fit.component_runs import Columns, apply_factors, read_runs
+    from wattcast.fit.component_runs import Columns, apply_factors, in_watts, read_runs
     from wattcast.power.component.architecture_yaml import read_architecture, write_architecture
     from wattcast.units import parse
 
@@ -68,7 +74,15 @@ def command(
         prefix,
         tuple(leave_out or ()),
     )
-    table = read_runs(runs, layout, columns, rates=energies)
+    if energies and bottom_up is not None:
+        raise bad_value("--energies and --bottom-up", "one of them", "both")
+    table = read_runs(runs, layout, columns, rates=energies or bottom_up is not None)
+    if bottom_up is not None:
+        from wattcast.power.component.bottom_up.table import energy_table, of_file
+
+        built, dialect = of_file(bottom_up)
+        table = in_watts(table, energy_table(built, dialect))
+        env.say(f"note: {built.provenance}; its leakage and memory-controller constant are not fitted.")
     shortest_s = parse(shortest, "s", "--shortest")
     if energies:
         wide = Constraints(ENERGIES.bounds, special, orders, ENERGIES.prior_weight)

@@ -1,7 +1,8 @@
-"""``wattcast gpus [list|show NAME]``"""
+"""``wattcast gpus [list|show NAME|check-energies]``"""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -49,14 +50,46 @@ def _list(ctx: typer.Context, json: Annotated[bool, typer.Option("--json", help=
 @app.command("show")
 def show_gpu(
     ctx: typer.Context,
-    name: Annotated[str, typer.Argument(help="Catalogue name or your own YAML file.")],
+    name: Annotated[
+        str, typer.Argument(help="Catalogue name or your own YAML file; with --energies also an architecture file.")
+    ],
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    energies: Annotated[
+        bool, typer.Option("--energies", help="Energies per event, leakage and area, built from the architecture.")
+    ] = False,
+    node: Annotated[str | None, typer.Option(help="With --energies: feature size, such as 28nm.")] = None,
+    voltage: Annotated[str | None, typer.Option(help="With --energies: core voltage, such as 0.9V.")] = None,
+    temperature: Annotated[str | None, typer.Option(help="With --energies: of the die, such as 80C.")] = None,
+    change: Annotated[
+        list[str] | None,
+        typer.Option(help="With --energies: PART=FACTOR, PART one of registers, l1, shared, l2, sms; may repeat."),
+    ] = None,
+    save: Annotated[
+        Path | None, typer.Option(help="With --energies: also write them as a table for power-trace, .yaml.")
+    ] = None,
+    figure: Annotated[
+        Path | None, typer.Option(help="With --energies: draw what changes with registers, caches and SMs.")
+    ] = None,
 ) -> None:
-    """Every number of one GPU with its source; what is unknown, and why."""
+    """Every number of one GPU with its source; what is unknown, and why.
+
+    Example: wattcast gpus show h200 --energies --change registers=2
+    """
     from wattcast.api import find_gpu
     from wattcast.hardware.gpu import numbers
 
     env: Environment = ctx.obj
+    if energies:
+        from wattcast.cli.gpus_energies import Asked, show_bottom_up
+
+        show_bottom_up(env, Asked.read(name, node, voltage, temperature, change or [], save, figure), json)
+        return
+    if any(option is not None for option in (node, voltage, temperature, change, save, figure)):
+        from wattcast.errors import bad_value
+
+        raise bad_value(
+            "--node, --voltage, --temperature, --change, --save, --figure", "--energies beside them", "none"
+        )
     gpu = find_gpu(name)
     known = [
         {
@@ -86,6 +119,23 @@ def show_gpu(
     console.print(listing)
     for path, why in gpu.unknown.items():
         console.print(f"unknown: {path}: {escape(why)}", style="dim", highlight=False)
+
+
+@app.command("check-energies")
+def check_energies(
+    ctx: typer.Context,
+    reference: Annotated[
+        Path | None,
+        typer.Option(help="Folder with accelwattch/ and simulator_runs/; default: WATTCAST_REFERENCE."),
+    ] = None,
+    gpu: Annotated[str, typer.Option(help="GPU whose fitted energies to compare with.")] = "h200",
+    figure: Annotated[Path | None, typer.Option(help="Draw the ratios to dumped energies.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Every bottom-up energy beside one dumped from a simulator or fitted to a measured GPU: ratios and medians."""
+    from wattcast.cli.gpus_energies import show_check
+
+    show_check(ctx.obj, reference, gpu, figure, json)
 
 
 def _summary(gpu: Gpu) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""``wattcast power-trace METRIC_TRACE --config X.xml --energies TABLE --out DIR``"""
+"""``wattcast power-trace METRIC_TRACE --config X.xml [--energies TABLE] --out DIR``"""
 
 from __future__ import annotations
 
@@ -17,7 +17,12 @@ def command(
     ctx: typer.Context,
     trace: Annotated[Path, typer.Argument(help="Metric trace of GPUWattch or AccelWattch, plain or .gz.")],
     config: Annotated[Path, typer.Option(help="Architecture file: GPUWattch or AccelWattch XML, or our YAML.")],
-    energies: Annotated[Path, typer.Option(help="Energies per count: CSV dumped from a run, or our YAML.")],
+    energies: Annotated[
+        Path | None,
+        typer.Option(
+            help="Energies per count: CSV dumped from a run, or our YAML; default: built from the architecture file."
+        ),
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("power"),
     compat: Annotated[
         str | None, typer.Option(help="gpuwattch|accelwattch: reproduce the original, quirks included.")

@@ -14,11 +14,12 @@ import numpy as np
 
 from wattcast.activity.simulated import Sampling, counters, open_metric_trace, open_power_trace
 from wattcast.arrays import Array
-from wattcast.errors import bad_value, nearest
+from wattcast.errors import bad_value, nearest, unknown_name
 from wattcast.files import read_bytes
 from wattcast.fit.component import Runs, mape
 from wattcast.power.component.architecture import Architecture, scaling_names
 from wattcast.power.component.components import component_set
+from wattcast.power.component.energies import DUTY, EnergyTable
 
 _MAX_BYTE = 256 << 20
 
@@ -65,6 +66,23 @@ def read_runs(path: Path, columns: Columns, names: Sequence[str] | None = None, 
     )
     measured = np.array([_number(row, columns.measured, path.name) for row in rows])
     return Runs(kernels, applications, tuple(chosen), drive, measured, duration_s)
+
+
+def in_watts(runs: Runs, table: EnergyTable) -> Runs:
+    """Event rates times a table's joules: components' watts, whose factors can be fitted.
+
+    ``PIPE_A`` is a duty, not a rate, and costs watts. What the table says is drawn whatever happens (leakage, the
+    memory controllers' constant) goes into the offset.
+    """
+    joule: dict[str, Array | float] = dict(table.energy_j)
+    if runs.duration_s is not None:
+        joule[DUTY] = table.duty_w * runs.duration_s  # rates were divided by it
+    for name in runs.names:
+        if name not in joule:
+            raise unknown_name("counter", name, joule, "Name the columns to fit with --column.")
+    drive = np.stack([runs.drive[:, i] * joule[name] for i, name in enumerate(runs.names)], axis=-1)
+    leak_w = table.leakage.cores_w + table.leakage.rest_w if table.leakage else 0.0
+    return replace(runs, drive=drive, offset_w=runs.offset_w + leak_w + table.mc_constant_w)
 
 
 def application(kernel: str) -> str:

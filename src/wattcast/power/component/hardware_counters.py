@@ -18,8 +18,7 @@ from wattcast.files import write_whole
 from wattcast.power.component.architecture_yaml import read_architecture
 from wattcast.power.component.build import build
 from wattcast.power.component.components import component_set
-from wattcast.power.component.energies import read_energies
-from wattcast.power.component.service import TraceRequest, simulator_config
+from wattcast.power.component.service import TraceRequest, find_energies, simulator_config
 from wattcast.power.interface import Power
 
 
@@ -70,7 +69,7 @@ def power_kernels(request: TraceRequest, source: Counters) -> KernelResult:
     notes: list[str] = []
     architecture = read_architecture(request.architecture)
     config = simulator_config(request, notes)
-    table = read_energies(request.energies, config.sample_cycle, config.clock_hz)
+    table = find_energies(request, architecture, config, config.clock_hz, notes)
     components = component_set(architecture.dialect, request.compat is not None, request.components)
     built = build(
         architecture, table, components, sm_count=config.sm_count, threads=request.threads_per_warp, capped=False

@@ -36,7 +36,7 @@ class TraceRequest:
 
     trace: Path
     architecture: Path
-    energies: Path
+    energies: Path | None  # None: built bottom-up from the architecture
     out: Path
     compat: Dialect | None = None
     simulator_config: Path | None = None
@@ -79,10 +79,10 @@ def prepare(request: TraceRequest) -> tuple[TraceRun, list[str]]:
         )
     config = simulator_config(request, notes)
     clock_hz = _clock(request, architecture, config)
-    table = read_energies(request.energies, config.sample_cycle, clock_hz)
+    table = find_energies(request, architecture, config, clock_hz, notes)
     if clock_hz is None:
         clock_hz = table.reference_clock_hz
-        notes.append(f"core clock {units.show(clock_hz, 'Hz', 6)}, from the sample time of {request.energies.name}")
+        notes.append(f"core clock {units.show(clock_hz, 'Hz', 6)}, from the sample time of {table.name}")
     components = component_set(architecture.dialect, request.compat is not None, request.components)
     built = build(
         architecture,
@@ -154,6 +154,25 @@ def simulator_config(request: TraceRequest, notes: list[str]) -> SimulatorConfig
     if request.steady is not None:
         config = replace(config, steady=SteadyDefinition.read(request.steady, "--steady"))
     return config
+
+
+def find_energies(
+    request: TraceRequest,
+    architecture: Architecture,
+    config: SimulatorConfig,
+    clock_hz: float | None,
+    notes: list[str],
+) -> EnergyTable:
+    """The table a request names; without one, energies built from the architecture, with a note that says so."""
+    if request.energies is not None:
+        return read_energies(request.energies, config.sample_cycle, clock_hz)
+    from wattcast.power.component.bottom_up.table import energy_table, of_architecture
+
+    found = of_architecture(architecture, int(config.sm_count) if config.sm_count else None, clock_hz)
+    notes.append(f"no table of energies: {found.provenance}")
+    if left_out := found.design.notes:
+        notes.append(f"{len(left_out)} numbers the architecture file leaves out have McPAT's defaults")
+    return energy_table(found, architecture.dialect)
 
 
 def _clock(request: TraceRequest, architecture: Architecture, config: SimulatorConfig) -> float | None:
@@ -238,7 +257,8 @@ def _draw(request: TraceRequest, job: TraceRun, result: TraceResult) -> Path:
     mean_w = result.energy_j / result.duration_s
     title = f"{request.trace.name}: {mean_w:.4g} W mean, {result.samples} samples, {len(result.kernels)} kernels"
     mode = f"as {request.compat}" if request.compat else "Wattcast"
-    caption = f"{job.model.reference_clock_hz / 1e6:g} MHz reference, {request.energies.name}, {mode}"
+    energies = request.energies.name if request.energies else "bottom-up energies"
+    caption = f"{job.model.reference_clock_hz / 1e6:g} MHz reference, {energies}, {mode}"
     figure = stacked_area(result.timeline, job.model.parts, title, caption)
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=144)

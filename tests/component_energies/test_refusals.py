@@ -1,0 +1,94 @@
+"""Impossible chips and nodes off the table are refused, with what was wanted and found."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from wattcast import hardware
+from wattcast.errors import BadInput, MissingSpecification, UnknownName
+from wattcast.power.component.bottom_up.associative import Cam
+from wattcast.power.component.bottom_up.catalogue import from_gpu
+from wattcast.power.component.bottom_up.chip import build_chip
+from wattcast.power.component.bottom_up.design import Design, changed
+from wattcast.power.component.bottom_up.geometry import Ports
+from wattcast.power.component.bottom_up.network import Router, crossbar
+from wattcast.power.component.bottom_up.organise import Sram
+from wattcast.power.component.bottom_up.technology import process, technology
+from wattcast.power.component.bottom_up.what_if import with_changes
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"banks": 3}, "divide"),
+        ({"ways": 3}, "divide"),
+        ({"banks": 0}, "banks"),
+        ({"capacity_byte": 0}, "capacity"),
+        ({"block_byte": -4}, "block"),
+        ({"ports": Ports(0, 0, 0)}, "ports"),
+        ({"ports": Ports(0, 0, 1)}, "read"),
+        ({"output_bit": 0}, "output"),
+    ],
+)
+def test_arrays(fields: dict, said: str) -> None:
+    with pytest.raises(BadInput, match=said):
+        Sram(**({"name": "cache", "capacity_byte": 16384, "block_byte": 32} | fields))
+
+
+def test_ports() -> None:
+    with pytest.raises(BadInput, match="zero or more of each kind"):
+        Ports(2, -1, 0)
+
+
+def test_buffers_crossbars_and_routers() -> None:
+    with pytest.raises(BadInput, match="entries"):
+        Cam("buffer", 0, 32, 64)
+    with pytest.raises(BadInput, match="search ports"):
+        Cam("buffer", 16, 32, 64, Ports(1, 0, 0, 0))
+    with pytest.raises(BadInput, match="inputs"):
+        crossbar(technology(40.0), 0, 4, 32)
+    with pytest.raises(BadInput, match="outputs"):
+        Router(32, 6, 0)
+
+
+@pytest.mark.parametrize("node", [90.0, 66.0, 11.0, 3.0, 0.0, -5.0])
+def test_nodes_outside_the_table(node: float) -> None:
+    with pytest.raises(BadInput, match=r"11\.99 to 65 nm"):
+        technology(node)
+
+
+def test_voltage_and_temperature_outside_the_table() -> None:
+    with pytest.raises(BadInput, match="voltage"):
+        technology(40.0, voltage_v=3.3)
+    with pytest.raises(BadInput, match="300 to 400 K"):
+        technology(40.0, temperature_k=450.0)
+
+
+def test_processes() -> None:
+    with pytest.raises(UnknownName, match="TSMC"):
+        process("TSMC 4")
+    with pytest.raises(MissingSpecification, match="node inside the table"):
+        from_gpu(hardware.load("quadro-fx-5600"))
+    assert from_gpu(hardware.load("quadro-fx-5600"), feature_nm=65.0).feature_nm == 65.0
+
+
+def test_chips(demo: Design) -> None:
+    with pytest.raises(BadInput, match="register file"):
+        changed(demo, registers=replace(demo.registers, banks=7))
+    with pytest.raises(BadInput, match="sm_count"):
+        changed(demo, sm_count=0)
+    with pytest.raises(BadInput, match="divide"):
+        build_chip(changed(demo, data=replace(demo.data, banks=3)))
+
+
+def test_changes(demo: Design) -> None:
+    with pytest.raises(UnknownName, match="part to change"):
+        with_changes(demo, {"register": 2.0})
+    with pytest.raises(BadInput, match="above zero"):
+        with_changes(demo, {"l2": 0.0})
+    with pytest.raises(BadInput, match="whole number"):
+        with_changes(demo, {"sms": 0.3})
+    with pytest.raises(BadInput, match="none"):
+        with_changes(changed(demo, l2=None, l2_count=0), {"l2": 2.0})
