@@ -17,9 +17,10 @@ import numpy as np
 from wattcast import units
 from wattcast.activity import events
 from wattcast.arrays import per_sweep
+from wattcast.dtypes import Dtype
 from wattcast.errors import bad_value
 from wattcast.fitted.bundle import Bundle, Residual, fitted
-from wattcast.fitted.forecast_rule import Architecture, Rule, rule
+from wattcast.fitted.forecast_rule import Architecture, MemoryKind, Rule, rule
 from wattcast.hardware import Gpu, load
 from wattcast.kernels import reference_of
 from wattcast.power.module import ModulePower
@@ -69,7 +70,7 @@ def _forecast(gpu: Gpu) -> Bundle:
     notes = (
         f"forecast: no measurement of the {gpu.name}; carried over from the {the.parent} by specification",
         f"energy per operation: {process.logic:g} times the {the.parent}'s for logic ({gpu.process}), "
-        f"{_memory(gpu, the):g} for {gpu.memory.kind}",
+        f"{_memory(gpu, the).factor:g} for {gpu.memory.kind}",
         idle_note,
         voltage_note,
         *missing,
@@ -80,7 +81,7 @@ def _forecast(gpu: Gpu) -> Bundle:
         provenance=Provenance(the.source, the.date, note=f"parent: {parent.provenance.source}"),
         corrections=_corrections(parent, gpu, chip, the, kind),
         launch=_launch(parent, gpu, the),
-        power=replace(power, energy_j=energies(gpu, the, power.energy_j), idle=idle, voltage=voltage, toggling=1.0),
+        power=_power(gpu, the, power, idle, voltage),
         clock_law=_law(parent, gpu) if kind.clock_law else None,
         residuals=_residuals(parent, the, kind),
         toggling=parent.toggling,
@@ -108,6 +109,7 @@ def energies(gpu: Gpu, the: Rule, parent_j: Mapping[str, float]) -> dict[str, fl
             filled[event] = float(how["factor"]) * filled[how["of"]]
     filled.setdefault("link_byte", the.link_energy_j_per_byte)
     factor, known = module_factors(gpu, the), events()
+    factor["dram"], _ = _memory_factor(gpu, the, parent_j)
     return {event: joules * factor[known[event].module] for event, joules in filled.items()}
 
 
@@ -120,21 +122,40 @@ def module_factors(gpu: Gpu, the: Rule) -> dict[str, float]:
     factor = {module: volts * process.logic**power for module, power in the.classes.items()}
     factor["tensor"] *= style.tensor_delivery
     factor["sm"] *= _sm_width(gpu, the)
-    factor["dram"], factor["link"] = _memory(gpu, the), 1.0
+    factor["link"] = 1.0
     return factor
+
+
+def _power(gpu: Gpu, the: Rule, parent: ModulePower, idle: IdlePower, voltage: VoltageCurve) -> ModulePower:
+    joules = energies(gpu, the, parent.energy_j)
+    memory = [event for event in joules if event.startswith("dram")]
+    _, on_core = _memory_factor(gpu, the, parent.energy_j)
+    return ModulePower(joules, idle, voltage, 1.0, on_core if memory else 0.0)
+
+
+def _memory_factor(gpu: Gpu, the: Rule, parent_j: Mapping[str, float]) -> tuple[float, float]:
+    """Energy of a byte of device memory against the parent's, and the share of it spent on the chip."""
+    mean_j = float(np.mean([joules for event, joules in parent_j.items() if event.startswith("dram")]))
+    rail = min(the.memory_rail_j_per_byte / mean_j, 1.0)
+    kind = _memory(gpu, the)
+    on_chip = (1.0 - rail) * kind.interface * module_factors(gpu, the)["l2"]
+    whole = rail * kind.factor + on_chip
+    return whole, on_chip / whole
 
 
 def _sm_width(gpu: Gpu, the: Rule) -> float:
     """Capacitance of a working SM against the parent's: what all have alike, and its fp32 lanes."""
-    rates = [
-        float(per_sweep(next(r for d, r in g.pipes.cuda_flop_per_cycle.items() if d == "fp32")))
-        for g in (gpu, load(the.parent))
-    ]
-    return the.sm_alike + (1.0 - the.sm_alike) * rates[0] / rates[1]
+    return the.sm_alike + (1.0 - the.sm_alike) * _lanes(gpu, the)
 
 
-def _memory(gpu: Gpu, the: Rule) -> float:
-    kinds = {name.lower(): kind.factor for name, kind in the.memory.items()}
+def _lanes(gpu: Gpu, the: Rule) -> float:
+    """fp32 lanes of an SM against the parent's."""
+    own, parents = (float(per_sweep(g.pipes.cuda_flop_per_cycle[Dtype.FP32])) for g in (gpu, load(the.parent)))
+    return own / parents
+
+
+def _memory(gpu: Gpu, the: Rule) -> MemoryKind:
+    kinds = {name.lower(): kind for name, kind in the.memory.items()}
     found = kinds.get(gpu.memory.kind.lower())
     if found is None:
         raise bad_value(f"{gpu.name}: memory.kind", f"one of {', '.join(the.memory)}", gpu.memory.kind)
@@ -146,10 +167,22 @@ def _corrections(parent: Bundle, gpu: Gpu, chip: Gpu, the: Rule, kind: Architect
     style = the.styles[kind.style]
     clocks = float(per_sweep(chip.clocks.max_hz)) / float(per_sweep(gpu.clocks.max_hz))
     slower = 1.0 - the.fixed_clock_share + the.fixed_clock_share * clocks
+    lanes = 1.0 - the.fp32_instructions + the.fp32_instructions / _lanes(gpu, the)
     found = {}
     for name, c in parent.corrections.items():
-        native = style.mma_on_parent if name in style.old_groups else 1.0
-        found[name] = replace(c, compute=c.compute * native, fixed_s=c.fixed_s * slower)
+        changed = replace(c, fixed_s=c.fixed_s * slower)
+        if name in style.old_groups:
+            changed = replace(changed, compute=c.compute * style.mma_on_parent)
+        if name in style.new_groups:
+            changed = replace(
+                changed,
+                compute=c.compute * style.pipelining,
+                l2=c.l2 / style.sharing,
+                serial_cycle=c.serial_cycle * style.step,
+            )
+        if name.partition(".")[0] in the.same_programs:
+            changed = replace(changed, serial_cycle=c.serial_cycle * lanes)
+        found[name] = changed
     return found | {new: found[old] for new, old in style.renamed.items() if old in found}
 
 

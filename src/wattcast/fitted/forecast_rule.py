@@ -28,12 +28,17 @@ class MemoryKind(msgspec.Struct, forbid_unknown_fields=True):
 
     factor: float
     source: str
+    interface: float = 1.0
 
 
 class StyleRule(msgspec.Struct, forbid_unknown_fields=True):
     """What changes with the way kernels feed the tensor cores."""
 
     tensor_delivery: float
+    pipelining: float
+    step: float
+    sharing: float
+    new_groups: list[str]
     mma_on_parent: float
     old_groups: list[str]
     renamed: dict[str, str]
@@ -79,12 +84,14 @@ class Rule(msgspec.Struct, forbid_unknown_fields=True):
     processes: list[Process]
     classes: dict[str, float]
     sm_alike: float
+    memory_rail_j_per_byte: float
     memory: dict[str, MemoryKind]
     formats: dict[str, Any]
     link_energy_j_per_byte: float
     styles: dict[str, StyleRule]
     architectures: dict[str, Architecture]
     same_programs: list[str]
+    fp32_instructions: float
     fixed_clock_share: float
     host: dict[str, str]
     idle: Idle

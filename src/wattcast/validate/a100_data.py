@@ -1,0 +1,131 @@
+"""The published A100 rows [Lee2026, artifact]: whole models by clock, with their known defects marked.
+
+The rows belong to others and stay outside the project (``reference.py``). ``workload`` names model, number format,
+batch, length and clock; ``energy`` is J and ``time`` ms per iteration. Models are built from our own templates
+(Hugging Face base models, eager attention, no head), since the artifact's operator lists leave copies and casts out.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from wattcast.errors import BadInput
+from wattcast.workload import source
+from wattcast.workload.graph import Graph
+from wattcast.workload.options import Options
+
+GPU = "a100-pcie-40gb"
+FILES = {"900": "a100_pcie_40gb_900mhz.csv", "clocks": "a100_pcie_40gb_dvfs.csv"}
+_MODELS = {
+    ("gpt2model", "gpt2"): "gpt2",
+    ("optmodel", "opt-1p3b"): "opt-1.3b",
+    ("qwen2model", "qwen2-1p5b"): "qwen2-1.5b",
+    ("bertmodel", "large"): "bert-large",
+    ("vitmodel", "large"): "vit-large",
+    ("mobilevitmodel", "small"): "mobilevit-s",
+    ("resnet101", ""): "resnet101",
+}
+_NAME = re.compile(
+    r"(?P<kind>[a-z0-9]+)_(?P<config>[\w.-]*?)_p(?P<dtype>bf16|fp32)_b(?P<batch>\d+)(?:_s(?P<seq>\d+)_modeprefill)?"
+    r"(?:_attneager)?_freq(?P<clock>\d+)_iter\d+\.csv"
+)
+
+
+@dataclass(frozen=True)
+class A100Row:
+    """One measured row, in SI units."""
+
+    model: str
+    dtype: str
+    batch: int
+    seq: int | None
+    set_hz: float
+    clock_hz: float  # mean really run
+    temperature_c: float
+    latency_s: float
+    power_w: float
+    listed: bool  # the artifact has an operator list for it
+    corrupt: bool
+
+    @property
+    def energy_j(self) -> float:
+        """Joules of an iteration."""
+        return self.power_w * self.latency_s
+
+    @property
+    def name(self) -> str:
+        """What a figure calls it."""
+        length = f" s{self.seq}" if self.seq else ""
+        return f"{self.model} {self.dtype} b{self.batch}{length}"
+
+    @property
+    def graph(self) -> Graph:
+        """The operators of it."""
+        return _graph(self.model, self.batch, self.seq, self.dtype)
+
+
+def rows(folder: Path, which: str) -> list[A100Row]:
+    """The rows at 900 MHz (``900``) or over clocks (``clocks``)."""
+    path = folder / "energaizer" / "measurements" / FILES[which]
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise BadInput(f"{path.name}: cannot be read ({error.strerror}).") from None
+    lists = {p.stem for p in (folder / "energaizer" / "workloads").glob("*.json")}
+    return [_row(line, lists) for line in csv.DictReader(lines)]
+
+
+def clean(found: list[A100Row]) -> list[A100Row]:
+    """Rows that are joinable to an operator list and not corrupt; repeats become their mean.
+
+    That leaves 68 workloads at 900 MHz, and 163 rows over clocks.
+    """
+    groups: dict[tuple[str, float], list[A100Row]] = {}
+    for r in found:
+        if r.listed and not r.corrupt:
+            groups.setdefault((r.name, r.set_hz), []).append(r)
+    return [_mean(alike) for alike in groups.values()]
+
+
+def _mean(alike: list[A100Row]) -> A100Row:
+    means = {
+        name: sum(getattr(r, name) for r in alike) / len(alike)
+        for name in ("clock_hz", "temperature_c", "latency_s", "power_w")
+    }
+    return replace(alike[0], **means)
+
+
+def _row(line: dict[str, str], lists: set[str]) -> A100Row:
+    match = _NAME.fullmatch(line["workload"])
+    if match is None or (match["kind"], match["config"]) not in _MODELS:
+        raise BadInput(f"A100 rows: a workload named {line['workload']} is not understood.")
+    model, batch = _MODELS[match["kind"], match["config"]], int(match["batch"])
+    seq = int(match["seq"]) if match["seq"] else None
+    latency_s = float(line["time"]) / 1e3
+    stem = line["workload"].split("_iter")[0]
+    return A100Row(
+        model=model,
+        dtype=match["dtype"],
+        batch=batch,
+        seq=seq,
+        set_hz=float(match["clock"]) * 1e6,
+        clock_hz=float(line["avg_freq"]) * 1e6,
+        temperature_c=float(line["temp"]),
+        latency_s=latency_s,
+        power_w=float(line["energy"]) / latency_s,
+        listed=stem in lists or re.sub(r"(_attneager)?_freq\d+$", "", stem) in lists,
+        corrupt=(model, batch, seq) == ("qwen2-1.5b", 8, 4096),
+    )
+
+
+@lru_cache(maxsize=256)
+def _graph(model: str, batch: int, seq: int | None, dtype: str) -> Graph:
+    given: dict[str, Any] = {"batch": batch, "dtype": dtype, "attention": "eager"}
+    if seq is not None:
+        given |= {"seq": seq, "head": "none"}
+    return source.load(model, Options(**given))
