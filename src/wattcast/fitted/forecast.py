@@ -181,9 +181,33 @@ def _corrections(parent: Bundle, gpu: Gpu, chip: Gpu, the: Rule, kind: Architect
                 serial_cycle=c.serial_cycle * style.step,
             )
         if name.partition(".")[0] in the.same_programs:
-            changed = replace(changed, serial_cycle=c.serial_cycle * lanes)
+            changed = replace(changed, serial_cycle=c.serial_cycle * lanes, l2=_asked(c.l2, gpu, chip))
+            changed = changed if name in the.more_l2 else _streaming(changed, parent, gpu, chip, the)
         found[name] = changed
     return found | {new: found[old] for new, old in style.renamed.items() if old in found}
+
+
+def _asked(l2: float, gpu: Gpu, chip: Gpu) -> float:
+    """λ of L2 beyond 1: the SMs ask slower than L2 could answer, so it goes with their number, not with L2's rate."""
+    if l2 <= 1.0 or gpu.l2.byte_per_cycle is None or chip.l2.byte_per_cycle is None:
+        return l2
+    rates = float(per_sweep(gpu.l2.byte_per_cycle)) / float(per_sweep(chip.l2.byte_per_cycle))
+    return max(1.0, l2 * rates * float(per_sweep(chip.sm_count)) / float(per_sweep(gpu.sm_count)))
+
+
+def _streaming(c: Correction, parent: Bundle, gpu: Gpu, chip: Gpu, the: Rule) -> Correction:
+    """A kernel slower than plain streaming on the parent: bound by instructions there, so cycles of an SM here.
+
+    λ_d·Q/β_DRAM seconds on the parent are λ_d·Q·f/β_DRAM cycles of its SMs; on a chip with other SMs as many more or
+    fewer, written as a correction of its L2 term, which has the same bytes.
+    """
+    least = parent.corrections[the.streaming].memory
+    if c.memory <= least or gpu.l2.byte_per_cycle is None:
+        return c
+    per_byte = float(per_sweep(chip.clocks.max_hz)) / float(per_sweep(chip.memory.byte_per_s))
+    sms = float(per_sweep(chip.sm_count)) / float(per_sweep(gpu.sm_count))
+    cycles = c.memory * per_byte * sms * float(per_sweep(gpu.l2.byte_per_cycle))
+    return replace(c, memory=least, l2=max(c.l2, cycles))
 
 
 def _launch(parent: Bundle, gpu: Gpu, the: Rule) -> Launch:

@@ -92,6 +92,8 @@ class Rule(msgspec.Struct, forbid_unknown_fields=True):
     architectures: dict[str, Architecture]
     same_programs: list[str]
     fp32_instructions: float
+    streaming: str
+    more_l2: list[str]
     fixed_clock_share: float
     host: dict[str, str]
     idle: Idle

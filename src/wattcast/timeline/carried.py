@@ -3,6 +3,9 @@
 A kernel that is the same program on both chips keeps what the scaffold left over on the first. Trees and
 processes are asked about the shape as it looked there (its fill of the last wave, its share of L2), so they
 answer inside what they were fitted on; families without a model keep the scaffold's word.
+
+A kernel that was slower there than device memory is bound by its instructions: what it takes beyond streaming goes
+with the SMs and their clock, and is no business of another chip's memory.
 """
 
 from __future__ import annotations
@@ -47,6 +50,10 @@ class Carried(Residuals):
         )
         time[rows], energy[rows] = super().factors(some, corrections[rows])
         return time, energy
+
+    def off_chip(self, time: Array) -> Array:
+        """Seconds of device memory are scaled down by what was learned, never up."""
+        return np.minimum(time, 1.0)
 
     def _has(self, event: str) -> bool:
         return event in self.reference.per_cycle
