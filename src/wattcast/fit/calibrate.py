@@ -32,7 +32,10 @@ ENERGY_SETS = ((), ("energy",), ("energy", IDLE), ("energy", "dram_energy"), ("e
 # How far a forecast may be off, as standard deviations of logs; of the idle offset, as a share of idle power.
 PRIOR = {"launch": 0.6, "compute": 0.25, "products": 0.2, "memory": 0.15, "energy": 0.25, "dram_energy": 0.25,
          "tensor_energy": 0.25, IDLE: 0.10}  # fmt: skip
-NOISE = {"latency": 0.07, "power": 0.05}  # of a row, model error included: held-out H200 kernels, added up over a model
+NOISE = {
+    "latency": 0.07,
+    "power": 0.05,
+}  # of a row, model error included: held-out H200 kernels, added up over a model
 HUBER = 2.0
 MARGIN = 0.02  # a larger set must lower the leave-one-out error by this share
 STEPS = 8
@@ -80,7 +83,13 @@ def calibrate(
     measured: Sequence[Measured], gpu: Gpu, bundle: Bundle, source: str, notes: tuple[str, ...] = ()
 ) -> Calibration:
     """The bundle adjusted to the measured rows."""
-    rows = rows_of(measured, gpu, bundle)
+    return calibrate_rows(rows_of(measured, gpu, bundle), gpu, bundle, source, notes)
+
+
+def calibrate_rows(
+    rows: Sequence[Row], gpu: Gpu, bundle: Bundle, source: str, notes: tuple[str, ...] = ()
+) -> Calibration:
+    """The same, of rows that were analysed already."""
     idle_w = float(np.max(bundle.power.idle.power_w)) if hasattr(bundle.power, "idle") else 1.0
     seconds = np.log([r.measured.latency_s for r in rows])
     time = _best(

@@ -1,4 +1,4 @@
-"""The published A100 rows [Lee2026, artifact]: whole models by clock, with their known defects marked.
+"""Published whole-model rows [Lee2026, artifact]: by clock, on an A100 and others, with their known defects marked.
 
 The rows belong to others and stay outside the project (``reference.py``). ``workload`` names model, number format,
 batch, length and clock; ``energy`` is J and ``time`` ms per iteration. Models are built from our own templates
@@ -37,7 +37,7 @@ _NAME = re.compile(
 
 
 @dataclass(frozen=True)
-class A100Row:
+class RunRow:
     """One measured row, in SI units."""
 
     model: str
@@ -69,30 +69,63 @@ class A100Row:
         return _graph(self.model, self.batch, self.seq, self.dtype)
 
 
-def rows(folder: Path, which: str) -> list[A100Row]:
+def rows(folder: Path, which: str) -> list[RunRow]:
     """The rows at 900 MHz (``900``) or over clocks (``clocks``)."""
     path = folder / "energaizer" / "measurements" / FILES[which]
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
         raise BadInput(f"{path.name}: cannot be read ({error.strerror}).") from None
-    lists = {p.stem for p in (folder / "energaizer" / "workloads").glob("*.json")}
+    lists = _lists(folder)
     return [_row(line, lists) for line in csv.DictReader(lines)]
 
 
-def clean(found: list[A100Row]) -> list[A100Row]:
+def _lists(folder: Path) -> set[str]:
+    return {path.stem for path in (folder / "energaizer" / "workloads").glob("*.json")}
+
+
+_OTHERS = {"a100_sxm": "a100-sxm-80gb", "h100": "h100-sxm", "l40s": "l40s", "a10": "a10"}
+
+
+def others(folder: Path) -> dict[str, list[RunRow]]:
+    """Clean rows of other GPUs in files of the same form (``h100*.csv`` ...), by catalogue name, where there are any."""
+    lists = _lists(folder)
+    found: dict[str, list[RunRow]] = {}
+    for path in sorted((folder / "energaizer" / "measurements").glob("*.csv")):
+        names = [
+            gpu
+            for start, gpu in _OTHERS.items()
+            if path.name.startswith(start) and path.name[len(start) :][:1] in "_."
+        ]
+        if names:
+            lines = csv.DictReader(path.read_text(encoding="utf-8").splitlines())
+            found.setdefault(names[0], []).extend(clean([_row(line, lists) for line in lines]))
+    return found
+
+
+def published(folder: Path, clean_rows: list[RunRow]) -> list[RunRow]:
+    """Those of the rows over clocks that the artifact's own report covers."""
+    path = folder / "energaizer" / "measurements" / "artifact_dvfs_report.csv"
+    report = csv.DictReader(path.read_text(encoding="utf-8").splitlines())
+    keys = {
+        (_MODELS[r["model"], r["config"]], int(r["batch"]), int(r["seq"]), r["prec"], int(r["freq"])) for r in report
+    }
+    return [r for r in clean_rows if (r.model, r.batch, r.seq, r.dtype, round(r.set_hz / 1e6)) in keys]
+
+
+def clean(found: list[RunRow]) -> list[RunRow]:
     """Rows that are joinable to an operator list and not corrupt; repeats become their mean.
 
     That leaves 68 workloads at 900 MHz, and 163 rows over clocks.
     """
-    groups: dict[tuple[str, float], list[A100Row]] = {}
+    groups: dict[tuple[str, float], list[RunRow]] = {}
     for r in found:
         if r.listed and not r.corrupt:
             groups.setdefault((r.name, r.set_hz), []).append(r)
     return [_mean(alike) for alike in groups.values()]
 
 
-def _mean(alike: list[A100Row]) -> A100Row:
+def _mean(alike: list[RunRow]) -> RunRow:
     means = {
         name: sum(getattr(r, name) for r in alike) / len(alike)
         for name in ("clock_hz", "temperature_c", "latency_s", "power_w")
@@ -100,7 +133,7 @@ def _mean(alike: list[A100Row]) -> A100Row:
     return replace(alike[0], **means)
 
 
-def _row(line: dict[str, str], lists: set[str]) -> A100Row:
+def _row(line: dict[str, str], lists: set[str]) -> RunRow:
     match = _NAME.fullmatch(line["workload"])
     if match is None or (match["kind"], match["config"]) not in _MODELS:
         raise BadInput(f"A100 rows: a workload named {line['workload']} is not understood.")
@@ -108,7 +141,7 @@ def _row(line: dict[str, str], lists: set[str]) -> A100Row:
     seq = int(match["seq"]) if match["seq"] else None
     latency_s = float(line["time"]) / 1e3
     stem = line["workload"].split("_iter")[0]
-    return A100Row(
+    return RunRow(
         model=model,
         dtype=match["dtype"],
         batch=batch,

@@ -84,5 +84,7 @@ def _power(bundle: Bundle, factors: Mapping[str, float]) -> ModulePower:
     }
     idle_w = power.idle.power_w + factors.get(IDLE, 0.0)
     if (idle_w <= 0).any():
-        raise bad_value(f"factor {IDLE}", f"less than the idle power of {power.idle.power_w.min():.0f} W taken away", IDLE)
+        raise bad_value(
+            f"factor {IDLE}", f"less than the idle power of {power.idle.power_w.min():.0f} W taken away", IDLE
+        )
     return replace(power, energy_j=energy_j, idle=replace(power.idle, power_w=idle_w))

@@ -24,7 +24,9 @@ Columns = dict[str, Array]
 class Style(StrEnum):
     """How a library's products feed the tensor cores."""
 
-    HOPPER = "hopper"  # clusters share loads, tiles a few tokens wide exist, operands come straight from shared memory
+    HOPPER = (
+        "hopper"  # clusters share loads, tiles a few tokens wide exist, operands come straight from shared memory
+    )
     AMPERE = "ampere"  # every block loads for itself, every warp its own operands from shared memory
 
 

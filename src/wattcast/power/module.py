@@ -96,7 +96,7 @@ class ModulePower:
     @cached_property
     def _on_core(self) -> Array:
         """Share of each module's energy that follows the core voltage."""
-        shares = {module: 0.0 for module in OWN_RAIL} | {"dram": self.memory_on_core}
+        shares = dict.fromkeys(OWN_RAIL, 0.0) | {"dram": self.memory_on_core}
         return np.array([shares.get(module, 1.0) for module in self.modules])
 
     @cached_property

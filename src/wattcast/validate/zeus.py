@@ -1,8 +1,8 @@
 """Training under power limits on V100, A40, Quadro RTX 6000 and P100 [You2023, the Zeus data], after one row each.
 
-Nobody has the operators of those epochs, so each network is stood for by one of ours on the card's forecast (``PROTOTYPE``), with
-a share of the time in which the GPU waits. That share, or the scale of the energy, is set by the row at the highest
-limit; every lower limit is then predicted: the clock is the highest at which mean power meets the limit.
+Nobody has the operators of those epochs, so each network is stood for by one of ours on the card's forecast
+(``PROTOTYPE``), with a share of the time in which the GPU waits. That share, or the scale of the energy, is set by the
+row at the highest limit; every lower limit is then predicted: the clock is the highest at which mean power meets it.
 
     T(f) = d·τ(f) + 1 - d,   P(f) = (d·τ(f)·B(f) + (1 - d)·I(f)) / T(f)
 
@@ -23,11 +23,10 @@ import numpy as np
 
 from wattcast import hardware
 from wattcast.arrays import Array
-from wattcast.equilibrium import OperatingPoint
 from wattcast.errors import BadInput
 from wattcast.fitted import bundle_for
 from wattcast.flow import analyse, at_clock
-from wattcast.hardware import Gpu
+from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.power.module import ModulePower
 from wattcast.validate.rows import Row, row
 from wattcast.workload import source
@@ -43,6 +42,8 @@ PROTOTYPE = {
     "bert_base_uncased": "bert-base",
 }
 CAPPED = 0.95  # mean power above this share of the limit: the limit held the clock down
+LOWEST = 0.15  # of the top clock, where a card's lowest is not published
+WAITING = 0.85  # of the power at the highest limit: idle power is no more than this
 HELD = 0.98  # of a limit that binds, where the highest one did not: cards stay a little below
 
 
@@ -77,10 +78,19 @@ def epochs(folder: Path) -> list[Epoch]:
         raise BadInput(f"{FILE.name}: cannot be read ({error.strerror}).") from None
     groups: dict[tuple[str, ...], list[tuple[float, float]]] = defaultdict(list)
     for line in csv.DictReader(lines):
-        key = (line["gpu"], line["network"], line["dataset"], line["batch_size"], line["optimizer"], line["power_limit"])
+        key = (
+            line["gpu"],
+            line["network"],
+            line["dataset"],
+            line["batch_size"],
+            line["optimizer"],
+            line["power_limit"],
+        )
         groups[key].append((float(line["time_per_epoch"]), float(line["average_power"])))
     return [
-        Epoch(key[0], key[1], key[1:5], float(key[5]), *(float(np.mean(column)) for column in zip(*pairs, strict=True)))
+        Epoch(
+            key[0], key[1], key[1:5], float(key[5]), *(float(np.mean(column)) for column in zip(*pairs, strict=True))
+        )
         for key, pairs in groups.items()
     ]
 
@@ -102,7 +112,9 @@ def curves(gpu: str, model: str) -> Curves:
     given = {"batch": 64, "phase": "train", "dtype": "fp32"} | ({"seq": 128, "batch": 32} if "bert" in model else {})
     bundle = bundle_for(chip)
     timeline = analyse(source.load(model, Options(**given)), chip, bundle)  # type: ignore[arg-type]
-    clock_hz = np.linspace(0.3, 1.0, 141) * float(np.max(chip.clocks.max_hz))
+    top_hz = float(np.max(chip.clocks.max_hz))
+    lowest_hz = LOWEST * top_hz if chip.clocks.min_hz is None else float(np.min(chip.clocks.min_hz))
+    clock_hz = np.linspace(lowest_hz, top_hz, 181)
     totals = at_clock(timeline, OperatingPoint(clock_hz[:, np.newaxis]), bundle)
     assert isinstance(bundle.power, ModulePower)
     idle_w = bundle.power.idle.at(clock_hz, 45.0)
@@ -122,28 +134,30 @@ def predicted(found: Iterable[Epoch]) -> list[Predicted]:
     rows = []
     for alike in groups.values():
         highest = max(alike, key=lambda e: e.limit_w)
-        time, power = _calibrated(highest, curves(highest.gpu, PROTOTYPE[highest.network]))
-        held = highest.power_w / highest.limit_w if highest.power_w > CAPPED * highest.limit_w else HELD
-        at_highest = _governed(power, held * highest.limit_w)
-        for epoch in alike:
-            if epoch is highest:
-                continue
-            at = _governed(power, held * epoch.limit_w)
-            rows.append(
-                Predicted(epoch, highest, epoch.time_s / highest.time_s, time[at] / time[at_highest], float(power[at]))
-            )
+        limits_w = np.array([e.limit_w for e in alike if e is not highest])
+        time, power_w = _under(highest, curves(highest.gpu, PROTOTYPE[highest.network]), limits_w)
+        rest = (e for e in alike if e is not highest)
+        rows += [
+            Predicted(e, highest, e.time_s / highest.time_s, float(t), float(w))
+            for e, t, w in zip(rest, time, power_w, strict=True)
+        ]
     return rows
 
 
-def _calibrated(highest: Epoch, c: Curves) -> tuple[Array, Array]:
-    """Relative time and mean power over clocks, with the busy share or the energy scale set by one row."""
+def _under(highest: Epoch, c: Curves, limits_w: Array) -> tuple[Array, Array]:
+    """Time against the highest limit's, and mean power, under each limit; one row sets busy share or energy scale."""
+    held = highest.power_w / highest.limit_w if highest.power_w > CAPPED * highest.limit_w else HELD
+    idle_w = c.idle_w * min(1.0, WAITING * highest.power_w / c.idle_w[-1])
+    above_w = c.power_w - c.idle_w
+    scale = max(1.0, (highest.power_w - idle_w[-1]) / above_w[-1])
+    busy_w = idle_w + scale * above_w
     capped = highest.power_w > CAPPED * highest.limit_w
-    above_w = c.power_w[-1] - c.idle_w[-1]
-    busy = 1.0 if capped else float(np.clip((highest.power_w - c.idle_w[-1]) / above_w, 0.05, 1.0))
-    scale = max(1.0, (highest.power_w - c.idle_w[-1]) / above_w)
-    power_w = c.idle_w + scale * (c.power_w - c.idle_w)
+    busy = 1.0 if capped else float(np.clip((highest.power_w - idle_w[-1]) / (busy_w[-1] - idle_w[-1]), 0.0, 1.0))
     time = busy * c.time + 1.0 - busy
-    return time, (busy * c.time * power_w + (1.0 - busy) * c.idle_w) / time
+    mean_w = (busy * c.time * busy_w + (1.0 - busy) * idle_w) / time
+    first = _governed(mean_w, held * highest.limit_w)
+    at = np.array([_governed(mean_w, held * limit_w) for limit_w in limits_w], dtype=np.int64)
+    return time[at] / time[first], mean_w[at]
 
 
 def _governed(power_w: Array, limit_w: float) -> int:
@@ -161,13 +175,24 @@ def zeus_rows(folder: Path) -> list[Row]:
         if not some:
             continue
         true, said = (np.array(x) for x in zip(*((p.relative_time, p.predicted_time) for p in some), strict=True))
-        watts, told, limit = (
-            np.array(x) for x in zip(*((p.epoch.power_w, p.predicted_w, p.epoch.limit_w) for p in some), strict=True)
+        watts, told, limit, highest = (
+            np.array(x)
+            for x in zip(
+                *((p.epoch.power_w, p.predicted_w, p.epoch.limit_w, p.highest.power_w) for p in some), strict=True
+            )
         )
         name = "Zeus, power limits" if gpu == "all" else f"Zeus, power limits, {GPUS[gpu]}"
         rows += [
             row(name, "relative time", len(some), _mean(said - true), _mean(1.0 - true), floor_is="time unchanged"),
-            row(name, "power", len(some), _mean(told / watts - 1), _mean(limit / watts - 1), floor_is="power = limit"),
+            row(
+                name,
+                "power",
+                len(some),
+                _mean(told / watts - 1),
+                _mean(limit / watts - 1),
+                floor_is="power = limit",
+                never_above_the_highest_limits=round(_mean(np.minimum(limit, highest) / watts - 1), 2),
+            ),
         ]
     return rows
 
