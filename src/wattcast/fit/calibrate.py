@@ -1,13 +1,13 @@
 """A forecast adjusted to a few whole-model measurements of the card: as many factors as they support, never more.
 
-Factors θ are logarithms (watts for the idle offset) with Gaussian priors around the forecast. First those on time, on the
-logarithm of latency, then those on energy, on the logarithm of power. Each step minimises
+Factors θ are logarithms (watts for the idle offset) with Gaussian priors around the forecast. First those on time, on
+the logarithm of latency, then those on energy, on the logarithm of power. Each step minimises
 
     Σ_i w_i·((y_i - f_i(θ))/σ)² + Σ_j (θ_j/s_j)²
 
 by Gauss and Newton, w from Huber's loss so that one odd row does not rule. Which factors: the set with the least
-leave-one-out error, r_i/(1 - h_i) of the linearised problem [Allen1974, PRESS]; a larger set must be better by a margin,
-and no set has more factors than rows. One or two rows: the set with the largest evidence.
+leave-one-out error, r_i/(1 - h_i) of the linearised problem [Allen1974, PRESS]; a larger set must be better by a
+margin, and no set has more factors than rows. One or two rows: the set with the largest evidence.
 """
 
 from __future__ import annotations

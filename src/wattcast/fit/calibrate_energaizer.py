@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import csv
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from wattcast.errors import BadInput
+from wattcast.errors import BadInput, clip
 from wattcast.workload import source
 from wattcast.workload.graph import Graph
 from wattcast.workload.options import Options
 
 GPU = "a100-pcie-40gb"
+HEADER = ("workload", "energy", "time", "avg_freq", "temp")
 FILES = {"900": "a100_pcie_40gb_900mhz.csv", "clocks": "a100_pcie_40gb_dvfs.csv"}
 _MODELS = {
     ("gpt2model", "gpt2"): "gpt2",
@@ -30,6 +32,7 @@ _MODELS = {
     ("mobilevitmodel", "small"): "mobilevit-s",
     ("resnet101", ""): "resnet101",
 }
+_LIKE = "gpt2model_gpt2_pbf16_b8_s128_modeprefill_freq900_iter4001.csv"
 _NAME = re.compile(
     r"(?P<kind>[a-z0-9]+)_(?P<config>[\w.-]*?)_p(?P<dtype>bf16|fp32)_b(?P<batch>\d+)(?:_s(?P<seq>\d+)_modeprefill)?"
     r"(?:_attneager)?_freq(?P<clock>\d+)_iter\d+\.csv"
@@ -84,11 +87,16 @@ def _lists(folder: Path) -> set[str]:
     return {path.stem for path in (folder / "energaizer" / "workloads").glob("*.json")}
 
 
+def run_rows(lines: Iterable[dict[str, str]]) -> list[RunRow]:
+    """Rows of this form from anywhere."""
+    return [_row(line, set()) for line in lines]
+
+
 _OTHERS = {"a100_sxm": "a100-sxm-80gb", "h100": "h100-sxm", "l40s": "l40s", "a10": "a10"}
 
 
 def others(folder: Path) -> dict[str, list[RunRow]]:
-    """Clean rows of other GPUs in files of the same form (``h100*.csv`` ...), by catalogue name, where there are any."""
+    """Clean rows of other GPUs in files of the same form (``h100*.csv`` ...), by catalogue name, where there are."""
     lists = _lists(folder)
     found: dict[str, list[RunRow]] = {}
     for path in sorted((folder / "energaizer" / "measurements").glob("*.csv")):
@@ -136,10 +144,16 @@ def _mean(alike: list[RunRow]) -> RunRow:
 def _row(line: dict[str, str], lists: set[str]) -> RunRow:
     match = _NAME.fullmatch(line["workload"])
     if match is None or (match["kind"], match["config"]) not in _MODELS:
-        raise BadInput(f"A100 rows: a workload named {line['workload']} is not understood.")
+        raise BadInput(f"a run named {clip(line['workload'])} is not understood: wanted a name such as {_LIKE}.")
     model, batch = _MODELS[match["kind"], match["config"]], int(match["batch"])
     seq = int(match["seq"]) if match["seq"] else None
-    latency_s = float(line["time"]) / 1e3
+    try:
+        latency_s, energy_j, mhz, celsius = (float(line[k]) for k in ("time", "energy", "avg_freq", "temp"))
+    except ValueError:
+        raise BadInput(f"{line['workload']}: time, energy, avg_freq and temp have to be numbers.") from None
+    if not (latency_s > 0 and energy_j > 0 and mhz > 0):
+        raise BadInput(f"{line['workload']}: time, energy and avg_freq have to be above zero.")
+    latency_s /= 1e3
     stem = line["workload"].split("_iter")[0]
     return RunRow(
         model=model,
@@ -147,10 +161,10 @@ def _row(line: dict[str, str], lists: set[str]) -> RunRow:
         batch=batch,
         seq=seq,
         set_hz=float(match["clock"]) * 1e6,
-        clock_hz=float(line["avg_freq"]) * 1e6,
-        temperature_c=float(line["temp"]),
+        clock_hz=mhz * 1e6,
+        temperature_c=celsius,
         latency_s=latency_s,
-        power_w=float(line["energy"]) / latency_s,
+        power_w=energy_j / latency_s,
         listed=stem in lists or re.sub(r"(_attneager)?_freq\d+$", "", stem) in lists,
         corrupt=(model, batch, seq) == ("qwen2-1.5b", 8, 4096),
     )

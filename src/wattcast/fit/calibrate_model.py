@@ -1,7 +1,7 @@
 """Whole-model rows as functions of efficiency factors: analysed once, then evaluated cheaply.
 
-The factors are those of ``fitted/factors.py``; here they scale a clock-free timeline and its counts directly, which gives the
-same numbers as a bundle with those factors (a test holds the two together) at a hundredth of the cost.
+The factors are those of ``fitted/factors.py``; here they scale a clock-free timeline directly, which gives the same
+numbers as a bundle with those factors (a test holds the two together) at a fraction of the cost.
 """
 
 from __future__ import annotations

@@ -165,7 +165,8 @@ class _BundleFile(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read(path: Path) -> Bundle:
-    """A bundle from its ``bundle.yaml`` and, where it says so, the arrays beside it."""
+    """A bundle from its ``bundle.yaml`` (or the folder of it) and, where it says so, the arrays beside it."""
+    path = path / "bundle.yaml" if path.is_dir() else path
     beside = path.parent / ARRAYS_FILE
     return parse(read_bytes(path), path.name, beside.read_bytes() if beside.exists() else None)
 

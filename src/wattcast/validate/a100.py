@@ -104,12 +104,14 @@ def _anchored(measured: list[Measured], family: list[str], gpu: Gpu, bundle: Bun
         [_drawn(analysed, draw.choice(count, ANCHORS, replace=False).tolist(), gpu, bundle) for _ in range(DRAWS)]
     )
     moved = _against(measured, *transferred(measured, gpu))
+    anchor, eighths = "A100 900 MHz, one row as anchor, mean of all", f"A100 900 MHz, {_EIGHT}"
+    said, left = eight.mean(axis=0), count - ANCHORS
+    seconds = _rounded(one[:, 0].mean())
     return [
-        row("A100 900 MHz, one row as anchor, mean of all", "power", count - 1, float(one[:, 1].mean()), moved[1],
-            None, 8.0, 6.0, latency=_rounded(one[:, 0].mean())),
-        row(f"A100 900 MHz, {_EIGHT}", "latency", count - ANCHORS, float(eight[:, 0].mean()), floor[0], "11.7", 11.0, 8.0),
-        row(f"A100 900 MHz, {_EIGHT}", "power", count - ANCHORS, float(eight[:, 1].mean()), floor[1], "8.3", 5.8, 4.5),
-    ]  # fmt: skip
+        row(anchor, "power", count - 1, float(one[:, 1].mean()), moved[1], None, 8.0, 6.0, latency=seconds),
+        row(eighths, "latency", left, float(said[0]), floor[0], "11.7", 11.0, 8.0),
+        row(eighths, "power", left, float(said[1]), floor[1], "8.3", 5.8, 4.5),
+    ]
 
 
 def _drawn(analysed: list[AnalysedRow], chosen: list[int], gpu: Gpu, bundle: Bundle) -> tuple[float | None, ...]:

@@ -2,8 +2,8 @@
 
     t = max(launch · operators, Σ max(F/π, Q/β) / efficiency),   P = c0 + c1·u_compute·V²f + c2·u_memory
 
-*In-domain*: fitted to rows of the same GPU, leaving out one model family at a time. *Transferred*: fitted to the H200's
-kernels and carried over by specification (rates, and watts by the power limit).
+*In-domain*: fitted to rows of the same GPU, leaving out one model family at a time. *Transferred*: fitted to the
+H200's kernels and carried over by specification (rates, and watts by the power limit).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Training under power limits on V100, A40, Quadro RTX 6000 and P100 [You2023, the Zeus data], after one row each.
 
 Nobody has the operators of those epochs, so each network is stood for by one of ours on the card's forecast
-(``PROTOTYPE``), with a share of the time in which the GPU waits. That share, or the scale of the energy, is set by the
-row at the highest limit; every lower limit is then predicted: the clock is the highest at which mean power meets it.
+(``PROTOTYPE``), with a share of the time in which the GPU waits. That share, or the scale of the energy, is set by
+the row at the highest limit; lower limits are then predicted: the clock is the highest at which mean power meets one.
 
     T(f) = d·τ(f) + 1 - d,   P(f) = (d·τ(f)·B(f) + (1 - d)·I(f)) / T(f)
 
