@@ -1,4 +1,4 @@
-"""Figures of forecasts against published rows, after the EnergAIzer paper's figures 9, 11 and 12, and of power limits.
+"""Figures of forecasts against published rows, after figures 9, 11 and 12 of the EnergAIzer paper, and power limits.
 
     python -m wattcast.report.other_gpus docs/images
 
@@ -95,7 +95,7 @@ def clocks(at_900: Sequence[RunRow], over: Sequence[RunRow]) -> Figure:
 
 
 def cards() -> Figure:
-    """Power of three workloads on six cards, with 90 % intervals; nothing was measured to compare with (figure 12)."""
+    """Power of three workloads on six cards, with 90 % intervals; nothing measured to compare with (figure 12)."""
     figure = new_figure(11.0, 3.8)
     for axes, (model, batch, seq) in zip(figure.subplots(1, 3, sharey=True), FORECASTS, strict=True):
         for i, card in enumerate(CARDS):
