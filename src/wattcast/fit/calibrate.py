@@ -7,8 +7,8 @@ the logarithm of latency, then those on energy, on the logarithm of power. Each 
 
 by Gauss and Newton, w from Huber's loss so that one odd row does not rule. Which factors: the set with the least
 leave-one-out error, r_i/(1 - h_i) of the linearised problem [Allen1974, PRESS]; a larger set must be better by a
-margin, and no set has more factors than rows. One or two rows: the set with the largest evidence, and what is not
-learned counts as noise, σ_i² = σ² + Σ_j (∂f_i/∂θ_j · s_j)² over the other factors.
+margin, and no set has more factors than rows. One or two rows: the set that may have moved them most, by its priors,
+and what is not learned counts as noise, σ_i² = σ² + Σ_j (∂f_i/∂θ_j · s_j)² over the other factors.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class Fit:
     start: Array  # residuals of the forecast
     residual: Array
     left_out: Array
-    evidence: float
+    reach: float  # Σ (∂f/∂θ·s)²: what the factors may do to the rows
 
     @property
     def factors(self) -> dict[str, float]:
@@ -168,7 +168,7 @@ def _best(
     others = tuple(dict.fromkeys(name for s in sets for name in s)) if len(rows) < 3 else ()
     fits = [_fit(s, rows, target, noise, idle_w, model, others) for s in sets if len(s) <= len(rows)]
     if len(rows) < 3:
-        return max(fits, key=lambda f: f.evidence)
+        return max(fits, key=lambda f: f.reach)
     best = fits[0]
     for fit in fits[1:]:  # sets grow: a later one has to earn its factors
         if fit.score < (1.0 - MARGIN * max(len(fit.chosen) - len(best.chosen), 0)) * best.score:
@@ -208,10 +208,9 @@ def _fit(
     hessian = jacobian.T @ ((weight / spread**2)[:, np.newaxis] * jacobian) + precision
     covariance = np.linalg.inv(hessian) if chosen else np.zeros((0, 0))
     leverage = np.einsum("ij,jk,ik->i", jacobian, covariance, jacobian) * weight / spread**2
-    misfit = float(np.sum(weight * (here / spread) ** 2 + 2.0 * np.log(spread)) + theta @ precision @ theta)
-    evidence = -0.5 * (misfit + np.linalg.slogdet(hessian)[1] - np.linalg.slogdet(precision)[1])
+    reach = float(np.sum((jacobian * prior) ** 2))
     deviation = np.sqrt(np.diag(covariance)) if chosen else np.zeros(0)
-    return Fit(chosen, theta, deviation, start, here, here / np.maximum(1.0 - leverage, 0.05), float(evidence))
+    return Fit(chosen, theta, deviation, start, here, here / np.maximum(1.0 - leverage, 0.05), reach)
 
 
 def _noise(
