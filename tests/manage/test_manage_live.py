@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -123,6 +123,23 @@ def test_the_controller_finds_the_frugal_clock_of_a_live_card() -> None:
     chosen = state.kernels[KERNEL].at[0]
     assert state.kernels[KERNEL].settled
     assert ed2[chosen] <= 1.01 * ed2.min()
+
+
+@pytest.mark.parametrize(
+    ("busy", "core_hz", "told"),
+    [(1.0, 1.5e9, True), (0.1, 1.5e9, False), (math.nan, 1.5e9, False), (1.0, 0.3e9, False)],
+)
+def test_a_clock_is_the_governors_only_while_the_card_works(busy: float, core_hz: float, told: bool) -> None:
+    """An idle card falls to a low clock by itself; taken for the governor's it would lead to the lowest setting."""
+
+    class Idle(FakeCard):
+        def read(self) -> Seen:
+            return replace(super().read(), busy=busy, core_hz=core_hz)
+
+    plant = live(Idle(), 5.0)
+    seen = plant.run(plant.default)
+    assert (seen.core_hz == core_hz) is told
+    assert math.isnan(seen.core_hz) is not told
 
 
 def test_a_dry_plant_never_touches_the_card() -> None:

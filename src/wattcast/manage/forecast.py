@@ -37,6 +37,7 @@ class Forecast:
 
     time_s: Array
     power_w: Array
+    clock_hz: Array  # as the card would report it: below the one set where the power limit holds it
     workload: str
     status: str  # of the coefficients behind it
 
@@ -75,6 +76,7 @@ def plant(
         power_w=np.stack([f.power_w for f in found]),
         applications={name: np.full(iterations, i, dtype=np.int64) for i, name in enumerate(workloads)},
         idle_w=_idle_w(gpu),
+        clock_hz=np.stack([f.clock_hz for f in found]),
         source=f"predicted by Wattcast ({found[0].status} coefficients)",
     )
 
@@ -84,7 +86,7 @@ def predicted(
 ) -> Forecast:
     """One workload over a card's clocks; a power limit lowers the clocks it forbids, as the card would."""
     p = api.predict(workload, gpu, clock=np.asarray(clocks_hz), **(options or {}))  # type: ignore[arg-type]
-    return Forecast(np.asarray(p.latency_s), np.asarray(p.power_w), p.name, str(p.status))
+    return Forecast(np.asarray(p.latency_s), np.asarray(p.power_w), np.asarray(p.clock_hz), p.name, str(p.status))
 
 
 def forecasts(tables: Tables, gpu: Gpu, folder: Path | None = None) -> tuple[dict[str, Forecast], dict[str, str]]:

@@ -9,6 +9,7 @@ steps that a measured or predicted sensitivity shows to be hopeless are not trie
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -24,7 +25,9 @@ from wattcast.manage.problem import Problem
 from wattcast.manage.search import Move, next_move, sense
 from wattcast.manage.sensitivity import Bin, binned
 from wattcast.manage.tuning import Tuning
-from wattcast.manage.view import View
+from wattcast.manage.view import View, moved
+
+CLOCK_TOLERANCE = 0.005  # of a clock; cards report theirs in steps of about this
 
 Bins = tuple[Bin, Bin]  # compute, bandwidth
 
@@ -89,8 +92,27 @@ class Harmonia:
             memory = self._unusable(memory)
             return State({**state.kernels, kernel: memory}, state.shelf), memory.at
         state, memory = self._phase(state, memory, observation)
-        memory = self._decide(memory, memory.ledger.record(observation), observation.settings)
+        ledger = memory.ledger.record(observation, self._effective(memory.ledger, observation))
+        memory = self._decide(memory, ledger, observation.settings)
         return State({**state.kernels, kernel: memory}, state.shelf), memory.at
+
+    def _effective(self, ledger: Ledger, observation: Observation) -> Settings:
+        """The settings the card really ran at: the lowest core clock that would have been the same state.
+
+        A governor (power, heat) that holds the clock between two levels would hold it there for the upper one,
+        too. A clock that wavers by one level between runs counts as the same.
+        """
+        at, which, clock_hz = observation.settings, self.problem.core, observation.core_hz
+        if which is None:
+            return at
+        levels = self.lattice.knobs[which].levels
+        if not clock_hz < levels[at[which]] * (1.0 - CLOCK_TOLERANCE):  # NaN: not told
+            return at
+        level = bisect_left(levels, clock_hz * (1.0 - CLOCK_TOLERANCE))
+        before = ledger.held.get(at)
+        if before is not None and abs(before[which] - level) <= 1:
+            return before
+        return moved(at, which, level)
 
     def _unusable(self, memory: Memory) -> Memory:
         """Stay; after several in a row fall back to the start settings, which need no reading to be safe."""

@@ -15,6 +15,7 @@ from wattcast.manage.knobs import Settings
 from wattcast.manage.observation import Observation
 
 NOTHING: Mapping[Settings, Seen] = MappingProxyType({})
+NOWHERE: Mapping[Settings, Settings] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,26 +36,40 @@ class Ledger:
     freedom: int = 0  # repeats: degrees of freedom of the scatter
     time_scatter: float = 0.0  # sum of squares about the means, of log time
     power_scatter: float = 0.0
+    held: Mapping[Settings, Settings] = field(default_factory=lambda: NOWHERE)  # setting -> what the card made of it
 
-    def record(self, observation: Observation) -> Ledger:
-        """The ledger with one more run."""
+    def record(self, observation: Observation, effective: Settings | None = None) -> Ledger:
+        """The ledger with one more run.
+
+        ``effective`` are the settings the card really ran at where a governor held it below those asked for:
+        both are one state, and share what is known of it.
+        """
         log_time = math.log(observation.duration_s / observation.work)
         log_power = math.log(observation.power_w)
-        at = observation.settings
-        old = self.seen.get(at)
+        held, at = self.held, observation.settings
+        if effective is not None and effective != at:
+            held = {**held, at: effective}
+            at = effective
+        elif at in held:  # no longer: what was known of it belongs to another state
+            held = {asked: got for asked, got in held.items() if asked != at}
+        old = self.seen.get(at) if at not in self.held else None
         if old is None:
-            seen = {**self.seen, at: Seen(1, log_time, log_power)}
-            return Ledger(seen, self.runs + 1, self.freedom, self.time_scatter, self.power_scatter)
-        n = old.runs + 1
-        off_time, off_power = log_time - old.log_time, log_power - old.log_power
-        seen = {**self.seen, at: Seen(n, old.log_time + off_time / n, old.log_power + off_power / n)}
-        share = (n - 1) / n  # Welford's update of the sum of squares
+            new, share, off_time, off_power = Seen(1, log_time, log_power), 0.0, 0.0, 0.0
+        else:
+            n = old.runs + 1
+            off_time, off_power = log_time - old.log_time, log_power - old.log_power
+            new = Seen(n, old.log_time + off_time / n, old.log_power + off_power / n)
+            share = (n - 1) / n  # Welford's update of the sum of squares
+        seen = {**self.seen, at: new}
+        if held:
+            seen.update({asked: new for asked, got in held.items() if got == at})
         return Ledger(
             seen,
             self.runs + 1,
-            self.freedom + 1,
+            self.freedom + (old is not None),
             self.time_scatter + off_time * off_time * share,
             self.power_scatter + off_power * off_power * share,
+            held,
         )
 
     def sigma(self, time_weight: float, prior: float) -> float:

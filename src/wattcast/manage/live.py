@@ -20,6 +20,7 @@ from wattcast.manage.observation import Observation
 
 LEVELS = 16
 LOWEST = 0.5  # of the highest core clock; below, no objective here is ever served
+BUSY = 0.5  # share of time with a kernel running, from which the reported clock is that of the work
 KERNEL = "program"
 
 
@@ -167,7 +168,13 @@ class LivePlant:
         stale = math.isfinite(joules) and joules <= 0  # the counter stood still, or was reset
         self.reported = self.reported or done > 0
         work = done if self.reported else end.work_per_s * seconds
-        return Observation(KERNEL, at, seconds, power_w, work, None, stale)
+        return Observation(KERNEL, at, seconds, power_w, work, None, stale, self._held_hz(end))
+
+    def _held_hz(self, reading: Any) -> float:
+        """The clock a governor holds the card at; NaN when idle or unknown, as an idle card's clock says nothing."""
+        lowest_hz = self._lattice.values(self._lattice.bottom)[0]
+        held = reading.busy >= BUSY and reading.core_hz >= lowest_hz  # False for NaN
+        return float(reading.core_hz) if held else math.nan
 
     def _nearest(self, reading: Any) -> Settings:
         """The setting closest to what the card runs at, for a plant that is only watched."""

@@ -65,15 +65,28 @@ class Problem:
         return self.lattice.index(Role.COMPUTE_UNITS) is not None
 
     @cached_property
-    def sensing(self) -> tuple[Settings, float] | None:
-        """The sensing step from the default, one step of the core clock down, and its log ratio."""
-        which = self.lattice.index(Role.CORE_CLOCK)
-        if which is None or not self.free[which] or self.default[which] == 0:
+    def core(self) -> int | None:
+        """The core clock, where there is one."""
+        return self.lattice.index(Role.CORE_CLOCK)
+
+    @cached_property
+    def _sensing(self) -> dict[Settings, tuple[Settings, float] | None]:
+        return {}
+
+    def sensing(self, start: Settings) -> tuple[Settings, float] | None:
+        """The sensing step from a setting, one step of the core clock down, and its log ratio."""
+        if start not in self._sensing:
+            self._sensing[start] = self._sense(start)
+        return self._sensing[start]
+
+    def _sense(self, start: Settings) -> tuple[Settings, float] | None:
+        which = self.core
+        if which is None or not self.free[which] or start[which] == 0:
             return None
-        here = self.default[which]
+        here = start[which]
         to = here - self.tuning.sense(self.lattice.knobs[which], here)
         ratio = self.log_levels[which][here] - self.log_levels[which][to]
-        return (*self.default[:which], to, *self.default[which + 1 :]), ratio
+        return (*start[:which], to, *start[which + 1 :]), ratio
 
     def permits(self, seen: Mapping[Settings, Seen], to: Settings) -> bool:
         """Whether a setting may be run: under a cap, only when it is reckoned to keep to it."""

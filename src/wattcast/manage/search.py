@@ -64,10 +64,10 @@ def sense(view: View) -> Settings | None:
 
     Tried again while a risky step hangs on an answer that scatter leaves open.
     """
-    problem, seen = view.problem, view.seen
-    if not view.measured or problem.sensing is None or problem.default not in seen:
+    problem, seen, sensing = view.problem, view.seen, view.problem.sensing(view.default)
+    if not view.measured or sensing is None or view.default not in seen:
         return None
-    low, high = problem.sensing[0], problem.default
+    low, high = sensing[0], view.default
     if low not in seen:
         return low if problem.permits(seen, low) else None
     if view.beliefs.bandwidth is None or not _risk_ahead(view):
@@ -86,7 +86,7 @@ def rival(view: View, most_runs: int) -> Settings | None:
         s
         for s, value in score.items()
         if value < farthest
-        and s != best
+        and s not in view.alike
         and seen[s].runs < most_runs
         and value - floor < confident * view.error(s, best)
     ]
@@ -97,15 +97,17 @@ def rival(view: View, most_runs: int) -> Settings | None:
 
 def verified(view: View) -> Move:
     """The best setting, once it is surely better than the default; until then, both in turn."""
-    default, best, tuning = view.problem.default, view.best, view.problem.tuning
-    if best == default or default not in view.score:
+    default, best, tuning = view.default, view.best, view.problem.tuning
+    if best == default:
+        return Move(view.problem.default, True, "settled")
+    if default not in view.score:
         return Move(best, True, "settled")
     if view.score[default] - view.score[best] > tuning.verified * view.error(default, best):
         return Move(best, True, "settled")
     fewest = min((default, best), key=lambda s: view.seen[s].runs)
     if view.seen[fewest].runs < tuning.default_runs:
         return Move(fewest, False, "verify")
-    return Move(default, True, "settled")
+    return Move(view.problem.default, True, "settled")
 
 
 def _risk_ahead(view: View) -> bool:

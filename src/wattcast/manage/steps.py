@@ -14,14 +14,13 @@ from typing import NamedTuple
 from wattcast.manage.knobs import Role, Settings
 from wattcast.manage.objective import WALL
 from wattcast.manage.sensitivity import LOW_EDGE
-from wattcast.manage.view import View, moved
+from wattcast.manage.view import IDLE_KNOB, View, moved
 
 # Largest log change of board power per log change of a knob worth reckoning with: V² f on the share of
 # board power that is switched.
 POWER_ELASTICITY = {Role.COMPUTE_UNITS: 0.5, Role.CORE_CLOCK: 1.3, Role.MEMORY_CLOCK: 0.3}
 LEAST_ELASTICITY = 0.05
 MOST_TRADED = 3  # levels one knob may go down for one level of another
-IDLE_KNOB = 0.05  # a knob that moves neither time nor power by more than this share of itself is not in force
 
 
 class Step(NamedTuple):
@@ -72,7 +71,7 @@ def trade(view: View) -> Settings | None:
 
     A knob whose fall was never measured is lowered alone first: its power is what the room is reckoned from.
     """
-    problem, best, tops = view.problem, view.best, view.problem.lattice.top
+    problem, best, tops = view.problem, view.best, view.tops
     offers: list[tuple[float, Settings]] = []
     for down in problem.turns:
         for up in problem.turns:
@@ -154,8 +153,8 @@ def _steps(view: View, which: int) -> Iterator[Step]:
         to = here - problem.stride_down[which][here]
         if allowed(view, which, to):
             yield Step(outlook(view, which, to), which, to, True)
-    if above is None and here < problem.lattice.top[which]:
-        to = here + problem.stride_up[which][here]
+    if above is None and here < view.tops[which]:
+        to = min(here + problem.stride_up[which][here], view.tops[which])
         yield Step(outlook(view, which, to), which, to, True)
     inner = _between(view, which, below, above)
     if inner is not None and moved(view.best, which, inner.to) not in view.seen:
@@ -168,7 +167,7 @@ def _smallest(view: View, which: int) -> Iterator[int]:
     below, above = view.line(which)
     if here - down >= 0 and down < problem.stride_down[which][here] and below is None:
         yield here - down
-    if here + up <= problem.lattice.top[which] and up < problem.stride_up[which][here] and above is None:
+    if here + up <= view.tops[which] and up < problem.stride_up[which][here] and above is None:
         yield here + up
 
 

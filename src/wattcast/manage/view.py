@@ -10,21 +10,54 @@ from wattcast.manage.ledger import Ledger
 from wattcast.manage.problem import Problem
 from wattcast.manage.sensitivity import Bin, binned
 
+IDLE_KNOB = 0.05  # a knob that moves neither time nor power by more than this share of itself is not in force
+
 
 class View:
     """Worked out anew from the ledger at every decision; nothing in it is kept."""
 
     def __init__(self, problem: Problem, ledger: Ledger, beliefs: Beliefs | None) -> None:
-        self.problem, self.seen, self.runs = problem, ledger.seen, ledger.runs
+        self.problem, self.seen, self.runs, self.held = problem, ledger.seen, ledger.runs, ledger.held
         objective, tuning = problem.objective, problem.tuning
+        self._lanes: dict[int, dict[Settings, list[int]]] = {}
+        self._near: dict[int, tuple[int | None, int | None]] = {}
         self.score = self._scores()
-        self.best = min(self.score, key=self.score.__getitem__)
+        first = min(self.score, key=self.score.__getitem__)
+        self.alike = self.plateau(first)  # settings that are the same state as the best
+        self.best = self.alike[0]
+        self.default = self.alike[0] if problem.default in self.alike else self.plateau(problem.default)[0]
+        self.tops = self._tops()
         self.sigma = ledger.sigma(objective.time_weight, tuning.prior_sigma)
         self.time_sigma = ledger.time_sigma(tuning.prior_sigma / objective.time_weight)
         self.measured = beliefs is None
         self.beliefs = self._sensed() if beliefs is None else beliefs
-        self._lanes: dict[int, dict[Settings, list[int]]] = {}
-        self._near: dict[int, tuple[int | None, int | None]] = {}
+
+    def plateau(self, at: Settings) -> list[Settings]:
+        """Settings tried that are the same state as this one, itself among them, the lowest core clock first.
+
+        A governor that holds the clock below the one asked for makes all clocks above it one state. Where the
+        card tells its clock the ledger knows which; elsewhere they are neighbours on the core clock's line
+        between which neither time nor power differ.
+        """
+        which, held = self.problem.core, self.held
+        if which is None or at not in self.seen:
+            return [at]
+        if held:
+            edge = held.get(at, at)
+            return [edge, *sorted(asked for asked, got in held.items() if got == edge)]
+        levels = sorted(self.lanes(which)[at[:which] + at[which + 1 :]])
+        low = high = levels.index(at[which])
+        while low > 0 and self._same(at, which, levels[low - 1]):
+            low -= 1
+        while high + 1 < len(levels) and self._same(at, which, levels[high + 1]):
+            high += 1
+        return [moved(at, which, level) for level in levels[low : high + 1]]
+
+    def _same(self, at: Settings, which: int, level: int) -> bool:
+        """Whether another core clock gave the same time and power."""
+        logs, here, there = self.problem.log_levels[which], self.seen[at], self.seen[moved(at, which, level)]
+        least = min(IDLE_KNOB * abs(logs[at[which]] - logs[level]), self.problem.tuning.prior_sigma)
+        return abs(there.log_time - here.log_time) <= least and abs(there.log_power - here.log_power) <= least
 
     def bins(self) -> tuple[Bin, Bin]:
         """Compute and bandwidth sensitivity as believed, binned; what is not known counts as high."""
@@ -46,9 +79,11 @@ class View:
         found = self._near.get(which)
         if found is not None:
             return found
-        best, here = self.best, self.best[which]
+        best, here, top = self.best, self.best[which], self.tops[which]
         below = above = None
         for level in self.lanes(which)[best[:which] + best[which + 1 :]]:
+            if level > top:
+                continue  # the same state as the best
             if level < here and (below is None or level > below):
                 below = level
             elif level > here and (above is None or level < above):
@@ -67,10 +102,10 @@ class View:
 
     def sense_error(self) -> float:
         """Standard error of the sensed sensitivity."""
-        sensing = self.problem.sensing
+        sensing = self.problem.sensing(self.default)
         assert sensing is not None
         low, ratio = sensing
-        runs = 1.0 / self.seen[low].runs + 1.0 / self.seen[self.problem.default].runs
+        runs = 1.0 / self.seen[low].runs + 1.0 / self.seen[self.default].runs
         return self.time_sigma * math.sqrt(runs) / ratio
 
     def _scores(self) -> dict[Settings, float]:
@@ -81,12 +116,19 @@ class View:
         log_reference = reference.log_time if reference else None
         return {s: objective.score(x.log_time, x.log_power, log_reference) for s, x in self.seen.items()}
 
+    def _tops(self) -> Settings:
+        """The highest levels worth a step: clocks above a plateau's edge change nothing."""
+        tops, which = self.problem.lattice.top, self.problem.core
+        if which is None or len(self.alike) == 1:
+            return tops
+        return moved(tops, which, self.best[which])
+
     def _sensed(self) -> Beliefs:
         """Compute sensitivity from the sensing step; what is left of 1 is memory's."""
-        margin, sensing = self.problem.tuning.measured_margin, self.problem.sensing
-        if sensing is None or sensing[0] not in self.seen or self.problem.default not in self.seen:
+        margin, sensing = self.problem.tuning.measured_margin, self.problem.sensing(self.default)
+        if sensing is None or sensing[0] not in self.seen or self.default not in self.seen:
             return Beliefs(None, None, margin)
-        low, high = self.seen[sensing[0]], self.seen[self.problem.default]
+        low, high = self.seen[sensing[0]], self.seen[self.default]
         compute = min(max((low.log_time - high.log_time) / sensing[1], 0.0), 1.0)
         return Beliefs(compute, 1.0 - compute, margin)
 
