@@ -21,14 +21,14 @@ class View:
         objective, tuning = problem.objective, problem.tuning
         self._lanes: dict[int, dict[Settings, list[int]]] = {}
         self._near: dict[int, tuple[int | None, int | None]] = {}
+        self.sigma = ledger.sigma(objective.time_weight, tuning.prior_sigma)
+        self.time_sigma = ledger.time_sigma(tuning.prior_sigma / objective.time_weight)
         self.score = self._scores()
         first = min(self.score, key=self.score.__getitem__)
         self.alike = self.plateau(first)  # settings that are the same state as the best
         self.best = self.alike[0]
         self.default = self.alike[0] if problem.default in self.alike else self.plateau(problem.default)[0]
         self.tops = self._tops()
-        self.sigma = ledger.sigma(objective.time_weight, tuning.prior_sigma)
-        self.time_sigma = ledger.time_sigma(tuning.prior_sigma / objective.time_weight)
         self.measured = beliefs is None
         self.beliefs = self._sensed() if beliefs is None else beliefs
 
@@ -37,11 +37,13 @@ class View:
 
         A governor that holds the clock below the one asked for makes all clocks above it one state. Where the
         card tells its clock the ledger knows which; elsewhere they are neighbours on the core clock's line
-        between which neither time nor power differ.
+        between which neither time nor power differ, as far as scatter lets that be seen.
         """
         which, held = self.problem.core, self.held
         if which is None or at not in self.seen:
             return [at]
+        if not held and self.sigma > self.problem.tuning.prior_sigma:
+            return [at]  # no two settings can be called equal within this scatter
         if held:
             edge = held.get(at, at)
             return [edge, *sorted(asked for asked, got in held.items() if got == edge)]
