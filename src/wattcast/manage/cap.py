@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from itertools import pairwise
 
 from wattcast.manage.beliefs import Beliefs
 from wattcast.manage.knobs import Lattice, Role, Settings
-from wattcast.manage.ledger import Seen
+from wattcast.manage.ledger import Ledger, Seen
 
 # Exponents of board power over a knob before anything was measured: what to reckon with going up, and what to
 # count on going down. HD 7970, Titan X and A100 tables lie between, but for the A100's top clocks.
@@ -25,27 +24,46 @@ CREDIT = 0.9  # of the flattest fall seen, for a knob that goes down to make roo
 OVERSHOOT = 1.1  # going down, aim this much below the cap, in logs
 PARTS = 16
 
-
-def within(lattice: Lattice, seen: Mapping[Settings, Seen], to: Settings, cap_w: float) -> bool:
-    """Whether a setting keeps to the cap: it was run and did, or is reckoned to."""
-    known = seen.get(to)
-    return (known.log_power if known else reckoned_log_w(lattice, seen, to)) <= math.log(cap_w)
+LogLevels = tuple[tuple[float, ...], ...]  # [knob][level]
 
 
-def reckoned_log_w(lattice: Lattice, seen: Mapping[Settings, Seen], to: Settings) -> float:
-    """The log power reckoned with at ``to``: the lowest that any run allows; infinite when nothing was run."""
-    slopes = [_slopes(lattice, seen, i) for i in range(len(lattice.knobs))]
-    up = [steepest(knob.role, found) for knob, found in zip(lattice.knobs, slopes, strict=True)]
-    down = [CREDIT * max(min(found), 0.0) if found else 0.0 for found in slopes]
+class Reckoned:
+    """Power reckoned with at settings that were not run yet. Exponents are worked out once per decision."""
 
-    def change(start: Settings) -> float:
-        return sum(
-            (up[i] if b > a else down[i]) * math.log(knob.levels[b] / knob.levels[a])
-            for i, (knob, a, b) in enumerate(zip(lattice.knobs, start, to, strict=True))
-            if a != b
-        )
+    def __init__(self, lattice: Lattice, log_levels: LogLevels, ledger: Ledger, cap_w: float) -> None:
+        self._seen, self._log_levels, self._log_cap = ledger.seen, log_levels, math.log(cap_w)
+        slopes = [_slopes(logs, ledger, i) for i, logs in enumerate(log_levels)]
+        self._up = [steepest(knob.role, found) for knob, found in zip(lattice.knobs, slopes, strict=True)]
+        self._down = [CREDIT * max(min(found), 0.0) if found else 0.0 for found in slopes]
+        self._rows: dict[tuple[int, int], list[float]] = {}
 
-    return min((x.log_power + change(s) for s, x in seen.items()), default=math.inf)
+    def permits(self, to: Settings) -> bool:
+        """Whether a setting keeps to the cap: it was run and did, or is reckoned to from any run there was."""
+        known = self._seen.get(to)
+        if known is not None:
+            return known.log_power <= self._log_cap
+        return self.log_w(to) <= self._log_cap
+
+    def log_w(self, to: Settings) -> float:
+        """The log power reckoned with: the lowest that any run allows; infinite when nothing was run."""
+        rows = [self._row(which, level) for which, level in enumerate(to)]
+        found = math.inf
+        for at, seen in self._seen.items():
+            reckoned = seen.log_power
+            for row, level in zip(rows, at, strict=True):
+                reckoned += row[level]
+            if reckoned < found:
+                found = reckoned
+        return found
+
+    def _row(self, which: int, to: int) -> list[float]:
+        """Change of log power on the way from each level of a knob to this one."""
+        found = self._rows.get((which, to))
+        if found is None:
+            logs, up, down = self._log_levels[which], self._up[which], self._down[which]
+            end = logs[to]
+            found = self._rows[which, to] = [(up if end > log else down) * (end - log) for log in logs]
+        return found
 
 
 def steepest(role: Role, slopes: list[float]) -> float:
@@ -53,17 +71,16 @@ def steepest(role: Role, slopes: list[float]) -> float:
     return GROWTH * max(*slopes, 0.0) + FLOOR if slopes else UP[role]
 
 
-def _slopes(lattice: Lattice, seen: Mapping[Settings, Seen], which: int) -> list[float]:
+def _slopes(logs: tuple[float, ...], ledger: Ledger, which: int) -> list[float]:
     """Exponents of power over one knob, between neighbours that differ in it alone."""
-    levels = lattice.knobs[which].levels
-    lines: dict[Settings, list[tuple[int, float]]] = {}
-    for s, x in seen.items():
-        lines.setdefault(s[:which] + s[which + 1 :], []).append((s[which], x.log_power))
-    return [
-        (b[1] - a[1]) / math.log(levels[b[0]] / levels[a[0]])
-        for line in lines.values()
-        for a, b in pairwise(sorted(line))
-    ]
+    found: list[float] = []
+    for others, levels in ledger.lanes[which].items() if ledger.lanes else ():
+        if len(levels) > 1:
+            ahead, behind = others[:which], others[which:]
+            powers = [ledger.seen[(*ahead, level, *behind)].log_power for level in levels]
+            for i in range(1, len(levels)):
+                found.append((powers[i] - powers[i - 1]) / (logs[levels[i]] - logs[levels[i - 1]]))
+    return found
 
 
 def descend(

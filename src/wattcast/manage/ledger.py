@@ -1,6 +1,7 @@
 """The controller's memory of one kernel: what each setting gave, and how much two runs of the same setting differ.
 
-Frozen values only; recording an observation makes a new ledger. Times are per unit of work and everything is
+Frozen values only; recording an observation makes a new ledger. What was tried along each knob is kept sorted
+(``lanes``), so that a decision looks neighbours up instead of searching for them. Times are per unit of work and everything is
 in logarithms, so that a mean is a geometric mean and a difference is a ratio.
 """
 
@@ -15,6 +16,7 @@ from wattcast.manage.knobs import Settings
 from wattcast.manage.observation import Observation
 
 NOTHING: Mapping[Settings, Seen] = MappingProxyType({})
+Lanes = tuple[Mapping[Settings, tuple[int, ...]], ...]  # [knob][settings of all other knobs] -> levels tried
 NOWHERE: Mapping[Settings, Settings] = MappingProxyType({})
 
 
@@ -36,6 +38,7 @@ class Ledger:
     freedom: int = 0  # repeats: degrees of freedom of the scatter
     time_scatter: float = 0.0  # sum of squares about the means, of log time
     power_scatter: float = 0.0
+    lanes: Lanes = ()
     held: Mapping[Settings, Settings] = field(default_factory=lambda: NOWHERE)  # setting -> what the card made of it
 
     def record(self, observation: Observation, effective: Settings | None = None) -> Ledger:
@@ -60,15 +63,21 @@ class Ledger:
             off_time, off_power = log_time - old.log_time, log_power - old.log_power
             new = Seen(n, old.log_time + off_time / n, old.log_power + off_power / n)
             share = (n - 1) / n  # Welford's update of the sum of squares
-        seen = {**self.seen, at: new}
+        seen, lanes = {**self.seen, at: new}, self.lanes
+        if at not in self.seen:
+            lanes = _with(lanes, at)
         if held:
-            seen.update({asked: new for asked, got in held.items() if got == at})
+            same = [asked for asked, got in held.items() if got == at]
+            for asked in same:
+                lanes = lanes if asked in seen else _with(lanes, asked)
+            seen.update(dict.fromkeys(same, new))
         return Ledger(
             seen,
             self.runs + 1,
             self.freedom + (old is not None),
             self.time_scatter + off_time * off_time * share,
             self.power_scatter + off_power * off_power * share,
+            lanes,
             held,
         )
 
@@ -88,3 +97,12 @@ class Ledger:
             return 0.0
         off = abs(math.log(observation.duration_s / observation.work) - old.log_time)
         return off if off > 6.0 * self.time_sigma(prior) else 0.0
+
+
+def _with(lanes: Lanes, at: Settings) -> Lanes:
+    """The lanes with one more setting."""
+    found = []
+    for which, lane in enumerate(lanes or ({},) * len(at)):
+        others = at[:which] + at[which + 1 :]
+        found.append({**lane, others: tuple(sorted((*lane.get(others, ()), at[which])))})
+    return tuple(found)

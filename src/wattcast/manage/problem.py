@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 from wattcast.manage import cap
 from wattcast.manage.knobs import Lattice, Role, Settings
-from wattcast.manage.ledger import Seen
+from wattcast.manage.ledger import Ledger
 from wattcast.manage.objective import Objective
 from wattcast.manage.tuning import Tuning
 
@@ -31,6 +30,10 @@ class Problem:
     def turns(self) -> tuple[int, ...]:
         """Knobs the search may turn."""
         return tuple(i for i, free in enumerate(self.free) if free)
+
+    @cached_property
+    def roles(self) -> tuple[Role, ...]:
+        return tuple(knob.role for knob in self.lattice.knobs)
 
     @cached_property
     def log_levels(self) -> tuple[tuple[float, ...], ...]:
@@ -88,7 +91,7 @@ class Problem:
         ratio = self.log_levels[which][here] - self.log_levels[which][to]
         return (*start[:which], to, *start[which + 1 :]), ratio
 
-    def permits(self, seen: Mapping[Settings, Seen], to: Settings) -> bool:
-        """Whether a setting may be run: under a cap, only when it is reckoned to keep to it."""
+    def reckoned(self, ledger: Ledger) -> cap.Reckoned | None:
+        """Power reckoned with under a cap; None where there is none."""
         cap_w = self.objective.cap_w
-        return cap_w is None or cap.within(self.lattice, seen, to, cap_w)
+        return None if cap_w is None else cap.Reckoned(self.lattice, self.log_levels, ledger, cap_w)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 
 from wattcast.manage.beliefs import Beliefs
+from wattcast.manage.cap import Reckoned
 from wattcast.manage.knobs import Settings
 from wattcast.manage.ledger import Ledger
 from wattcast.manage.problem import Problem
@@ -16,10 +18,14 @@ IDLE_KNOB = 0.05  # a knob that moves neither time nor power by more than this s
 class View:
     """Worked out anew from the ledger at every decision; nothing in it is kept."""
 
-    def __init__(self, problem: Problem, ledger: Ledger, beliefs: Beliefs | None) -> None:
-        self.problem, self.seen, self.runs, self.held = problem, ledger.seen, ledger.runs, ledger.held
+    def __init__(
+        self, problem: Problem, ledger: Ledger, beliefs: Beliefs | None, reckoned: Reckoned | None = None
+    ) -> None:
+        self._reckoned = reckoned
+        self.problem, self.seen, self.runs = problem, ledger.seen, ledger.runs
+        self.lanes, self.held = ledger.lanes, ledger.held
         objective, tuning = problem.objective, problem.tuning
-        self._lanes: dict[int, dict[Settings, list[int]]] = {}
+        self._close: list[Settings] | None = None
         self._near: dict[int, tuple[int | None, int | None]] = {}
         self.sigma = ledger.sigma(objective.time_weight, tuning.prior_sigma)
         self.time_sigma = ledger.time_sigma(tuning.prior_sigma / objective.time_weight)
@@ -47,8 +53,10 @@ class View:
         if held:
             edge = held.get(at, at)
             return [edge, *sorted(asked for asked, got in held.items() if got == edge)]
-        levels = sorted(self.lanes(which)[at[:which] + at[which + 1 :]])
-        low = high = levels.index(at[which])
+        levels = self.lanes[which][at[:which] + at[which + 1 :]]
+        if len(levels) == 1:
+            return [at]
+        low = high = bisect_left(levels, at[which])
         while low > 0 and self._same(at, which, levels[low - 1]):
             low -= 1
         while high + 1 < len(levels) and self._same(at, which, levels[high + 1]):
@@ -67,35 +75,34 @@ class View:
         compute, bandwidth = (Bin.HIGH if s is None else binned(s) for s in known)
         return compute, bandwidth
 
-    def lanes(self, which: int) -> dict[Settings, list[int]]:
-        """Levels of a knob that were tried, by the settings of all other knobs."""
-        found = self._lanes.get(which)
-        if found is None:
-            found = self._lanes[which] = {}
-            for s in self.seen:
-                found.setdefault(s[:which] + s[which + 1 :], []).append(s[which])
-        return found
-
     def line(self, which: int) -> tuple[int | None, int | None]:
         """The nearest levels of a knob below and above that were tried with all others at their best."""
         found = self._near.get(which)
-        if found is not None:
-            return found
-        best, here, top = self.best, self.best[which], self.tops[which]
-        below = above = None
-        for level in self.lanes(which)[best[:which] + best[which + 1 :]]:
-            if level > top:
-                continue  # the same state as the best
-            if level < here and (below is None or level > below):
-                below = level
-            elif level > here and (above is None or level < above):
-                above = level
-        self._near[which] = below, above
-        return below, above
+        if found is None:
+            best, here = self.best, self.best[which]
+            levels = self.lanes[which][best[:which] + best[which + 1 :]]
+            i = bisect_left(levels, here)
+            below = levels[i - 1] if i else None
+            above = levels[i + 1] if i + 1 < len(levels) and levels[i + 1] <= self.tops[which] else None
+            found = self._near[which] = below, above
+        return found
 
     def error(self, a: Settings, b: Settings) -> float:
         """Standard error of the difference of two scores."""
         return self.sigma * math.sqrt(1.0 / self.seen[a].runs + 1.0 / self.seen[b].runs)
+
+    def close(self) -> list[Settings]:
+        """Settings whose score scatter does not tell from the best, other than the best's own plateau."""
+        if self._close is None:
+            score, confident, floor = self.score, self.problem.tuning.confident, self.score[self.best]
+            farthest = floor + 1.5 * confident * self.sigma  # no error of a difference is larger than sqrt(2) sigma
+            near = [s for s, value in score.items() if value < farthest and s not in self.alike]
+            self._close = [s for s in near if score[s] - floor < confident * self.error(s, self.best)]
+        return self._close
+
+    def permits(self, to: Settings) -> bool:
+        """Whether a setting may be run: under a cap, only when it is reckoned to keep to it."""
+        return self._reckoned is None or self._reckoned.permits(to)
 
     def loss(self) -> float:
         """What all runs off the best setting have cost, in runs' worth of the objective."""
