@@ -42,19 +42,14 @@ class Reckoned:
         known = self._seen.get(to)
         if known is not None:
             return known.log_power <= self._log_cap
-        return self.log_w(to) <= self._log_cap
-
-    def log_w(self, to: Settings) -> float:
-        """The log power reckoned with: the lowest that any run allows; infinite when nothing was run."""
         rows = [self._row(which, level) for which, level in enumerate(to)]
-        found = math.inf
         for at, seen in self._seen.items():
             reckoned = seen.log_power
-            for row, level in zip(rows, at, strict=True):
+            for row, level in zip(rows, at):  # noqa: B905  (as long as each other, and hot)
                 reckoned += row[level]
-            if reckoned < found:
-                found = reckoned
-        return found
+            if reckoned <= self._log_cap:
+                return True
+        return False
 
     def _row(self, which: int, to: int) -> list[float]:
         """Change of log power on the way from each level of a knob to this one."""
