@@ -73,8 +73,9 @@ def _slopes(logs: tuple[float, ...], ledger: Ledger, which: int) -> list[float]:
         if len(levels) > 1:
             ahead, behind = others[:which], others[which:]
             powers = [ledger.seen[(*ahead, level, *behind)].log_power for level in levels]
-            for i in range(1, len(levels)):
-                found.append((powers[i] - powers[i - 1]) / (logs[levels[i]] - logs[levels[i - 1]]))
+            found += [
+                (powers[i] - powers[i - 1]) / (logs[levels[i]] - logs[levels[i - 1]]) for i in range(1, len(levels))
+            ]
     return found
 
 

@@ -88,7 +88,9 @@ class Harmonia:
         """The next state and the settings for this kernel's next run."""
         kernel = observation.kernel
         memory = state.kernels.get(kernel) or Memory(at=self.problem.start, target=self.hint.get(kernel))
-        if not (observation.usable and (observation.settings == memory.at or self.lattice.inside(observation.settings))):
+        if not (
+            observation.usable and (observation.settings == memory.at or self.lattice.inside(observation.settings))
+        ):
             memory = self._unusable(memory)
             return State({**state.kernels, kernel: memory}, state.shelf), memory.at
         state, memory = self._phase(state, memory, observation)

@@ -1,8 +1,8 @@
 """The controller's memory of one kernel: what each setting gave, and how much two runs of the same setting differ.
 
-Frozen values only; recording an observation makes a new ledger. What was tried along each knob is kept sorted
-(``lanes``), so that a decision looks neighbours up instead of searching for them. Times are per unit of work and everything is
-in logarithms, so that a mean is a geometric mean and a difference is a ratio.
+Frozen values only; recording an observation makes a new ledger. Times are per unit of work and everything is
+in logarithms, so that a mean is a geometric mean and a difference is a ratio. What was tried along each knob is
+kept sorted (``lanes``), so that a decision looks neighbours up instead of searching for them.
 """
 
 from __future__ import annotations
