@@ -28,13 +28,12 @@ LogLevels = tuple[tuple[float, ...], ...]  # [knob][level]
 
 
 class Reckoned:
-    """Power reckoned with at settings that were not run yet. Exponents are worked out once per decision."""
+    """Power reckoned with at settings that were not run yet. Exponents are worked out once, and only when needed."""
 
     def __init__(self, lattice: Lattice, log_levels: LogLevels, ledger: Ledger, cap_w: float) -> None:
+        self._lattice, self._ledger = lattice, ledger
         self._seen, self._log_levels, self._log_cap = ledger.seen, log_levels, math.log(cap_w)
-        slopes = [_slopes(logs, ledger, i) for i, logs in enumerate(log_levels)]
-        self._up = [steepest(knob.role, found) for knob, found in zip(lattice.knobs, slopes, strict=True)]
-        self._down = [CREDIT * max(min(found), 0.0) if found else 0.0 for found in slopes]
+        self._exponents: list[tuple[float, float]] = []  # by knob: going up, going down
         self._rows: dict[tuple[int, int], list[float]] = {}
 
     def permits(self, to: Settings) -> bool:
@@ -55,10 +54,17 @@ class Reckoned:
         """Change of log power on the way from each level of a knob to this one."""
         found = self._rows.get((which, to))
         if found is None:
-            logs, up, down = self._log_levels[which], self._up[which], self._down[which]
+            if not self._exponents:
+                self._exponents = [self._exponent(i) for i in range(len(self._log_levels))]
+            logs, (up, down) = self._log_levels[which], self._exponents[which]
             end = logs[to]
             found = self._rows[which, to] = [(up if end > log else down) * (end - log) for log in logs]
         return found
+
+    def _exponent(self, which: int) -> tuple[float, float]:
+        slopes = _slopes(self._log_levels[which], self._ledger, which)
+        down = CREDIT * max(min(slopes), 0.0) if slopes else 0.0
+        return steepest(self._lattice.knobs[which].role, slopes), down
 
 
 def steepest(role: Role, slopes: list[float]) -> float:
@@ -69,13 +75,12 @@ def steepest(role: Role, slopes: list[float]) -> float:
 def _slopes(logs: tuple[float, ...], ledger: Ledger, which: int) -> list[float]:
     """Exponents of power over one knob, between neighbours that differ in it alone."""
     found: list[float] = []
-    for others, levels in ledger.lanes[which].items() if ledger.lanes else ():
-        if len(levels) > 1:
-            ahead, behind = others[:which], others[which:]
-            powers = [ledger.seen[(*ahead, level, *behind)].log_power for level in levels]
-            found += [
-                (powers[i] - powers[i - 1]) / (logs[levels[i]] - logs[levels[i - 1]]) for i in range(1, len(levels))
-            ]
+    for others, levels in ledger.lanes[which].pairs.items():
+        ahead, behind = others[:which], others[which:]
+        powers = [ledger.seen[(*ahead, level, *behind)].log_power for level in levels]
+        found += [
+            (powers[i] - powers[i - 1]) / (logs[levels[i]] - logs[levels[i - 1]]) for i in range(1, len(levels))
+        ]
     return found
 
 

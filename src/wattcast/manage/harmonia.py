@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 from wattcast.fit.sensitivity import SensitivityModel
 from wattcast.manage import sensitivity
@@ -29,16 +30,16 @@ from wattcast.manage.view import View, moved
 
 CLOCK_TOLERANCE = 0.005  # of a clock; cards report theirs in steps of about this
 
+NEW = Ledger()
 Bins = tuple[Bin, Bin]  # compute, bandwidth
 
 
-@dataclass(frozen=True, slots=True)
-class Memory:
+class Memory(NamedTuple):
     """What the controller knows of one kernel in its present phase."""
 
     at: Settings  # settings of the next run
     why: str = "start"
-    ledger: Ledger = field(default_factory=Ledger)
+    ledger: Ledger = NEW
     beliefs: Beliefs | None = None  # from counters
     bins: Bins | None = None
     target: Settings | None = None  # of the coarse step
@@ -49,12 +50,11 @@ class Memory:
     bad: int = 0  # unusable observations in a row
 
 
-@dataclass(frozen=True, slots=True)
-class State:
+class State(NamedTuple):
     """Memories by kernel, and those of phases that may come back."""
 
-    kernels: Mapping[str, Memory] = field(default_factory=dict)
-    shelf: Mapping[tuple[str, Bins], Memory] = field(default_factory=dict)
+    kernels: Mapping[str, Memory]
+    shelf: Mapping[tuple[str, Bins], Memory]  # by kernel and bins
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Harmonia:
         return Problem(self.lattice, self.default, self.first or self.default, self.objective, self.tuning, free)
 
     def start(self) -> State:
-        return State()
+        return State({}, {})
 
     def settings(self, state: State, kernel: str) -> Settings:
         """Settings for the next run of a kernel."""
@@ -120,8 +120,8 @@ class Harmonia:
         """Stay; after several in a row fall back to the start settings, which need no reading to be safe."""
         bad = memory.bad + 1
         if bad < self.tuning.patience:
-            return replace(memory, bad=bad)
-        return replace(memory, bad=bad, at=self.problem.start, why="blind", settled=False, rest=0)
+            return memory._replace(bad=bad)
+        return memory._replace(bad=bad, at=self.problem.start, why="blind", settled=False, rest=0)
 
     def _phase(self, state: State, memory: Memory, observation: Observation) -> tuple[State, Memory]:
         """A new phase: bins changed though no knob did (with counters), or time did (without)."""
@@ -136,19 +136,19 @@ class Harmonia:
             return state, memory
         beliefs = Beliefs(compute, bandwidth, self.tuning.margin)
         if memory.bins is None:
-            return state, replace(memory, beliefs=beliefs, bins=bins, target=self._target(bins))
+            return state, memory._replace(beliefs=beliefs, bins=bins, target=self._target(bins))
         shelf = {**state.shelf, (observation.kernel, memory.bins): memory}
         known = shelf.get((observation.kernel, bins))
         if known is None:
             known = Memory(at=memory.at, beliefs=beliefs, bins=bins, target=self._target(bins))
-        return State(state.kernels, shelf), replace(known, last=memory.last)
+        return State(state.kernels, shelf), known._replace(last=memory.last)
 
     def _surprised(self, memory: Memory, observation: Observation) -> Memory:
         odd = memory.ledger.surprise(observation, self.tuning.prior_sigma) > self.tuning.surprise
         if not odd:
-            return memory if memory.odd == 0 else replace(memory, odd=0)
+            return memory if memory.odd == 0 else memory._replace(odd=0)
         if memory.odd + 1 < self.tuning.patience:
-            return replace(memory, odd=memory.odd + 1)
+            return memory._replace(odd=memory.odd + 1)
         return Memory(at=self.problem.start, last=memory.last)  # what was learned belongs to a phase that is over
 
     def _target(self, bins: Bins) -> Settings | None:

@@ -1,27 +1,27 @@
 """The controller's memory of one kernel: what each setting gave, and how much two runs of the same setting differ.
 
-Frozen values only; recording an observation makes a new ledger. Times are per unit of work and everything is
-in logarithms, so that a mean is a geometric mean and a difference is a ratio. What was tried along each knob is
-kept sorted (``lanes``), so that a decision looks neighbours up instead of searching for them.
+Nothing in it changes; recording an observation makes a new ledger (tuples, as that happens at every decision).
+Times are per unit of work and everything is in logarithms, so that a mean is a geometric mean and a difference is
+a ratio. What was tried along each knob is kept sorted (``lanes``), so that a decision looks neighbours up instead
+of searching for them.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import NamedTuple
 
 from wattcast.manage.knobs import Settings
 from wattcast.manage.observation import Observation
 
 NOTHING: Mapping[Settings, Seen] = MappingProxyType({})
-Lanes = tuple[Mapping[Settings, tuple[int, ...]], ...]  # [knob][settings of all other knobs] -> levels tried
+Levels = tuple[int, ...]  # of one knob, ascending
 NOWHERE: Mapping[Settings, Settings] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
+class Seen(NamedTuple):
     """Mean log time and log power over the runs of one setting."""
 
     runs: int
@@ -29,17 +29,31 @@ class Seen:
     log_power: float
 
 
-@dataclass(frozen=True, slots=True)
-class Ledger:
+class Lane(NamedTuple):
+    """What was tried along one knob: levels by the settings of all other knobs, and those of two levels or more."""
+
+    levels: Mapping[Settings, Levels]
+    pairs: Mapping[Settings, Levels]
+
+    def tried(self, others: Settings, level: int) -> Lane:
+        """The lane with one more setting."""
+        known = self.levels.get(others)
+        if known is None:
+            return Lane({**self.levels, others: (level,)}, self.pairs)
+        more = tuple(sorted((*known, level)))
+        return Lane({**self.levels, others: more}, {**self.pairs, others: more})
+
+
+class Ledger(NamedTuple):
     """All settings tried so far, with the scatter of repeated runs."""
 
-    seen: Mapping[Settings, Seen] = field(default_factory=lambda: NOTHING)
+    seen: Mapping[Settings, Seen] = NOTHING
     runs: int = 0
     freedom: int = 0  # repeats: degrees of freedom of the scatter
     time_scatter: float = 0.0  # sum of squares about the means, of log time
     power_scatter: float = 0.0
-    lanes: Lanes = ()
-    held: Mapping[Settings, Settings] = field(default_factory=lambda: NOWHERE)  # setting -> what the card made of it
+    lanes: tuple[Lane, ...] = ()  # by knob
+    held: Mapping[Settings, Settings] = NOWHERE  # setting -> what the card made of it
 
     def record(self, observation: Observation, effective: Settings | None = None) -> Ledger:
         """The ledger with one more run.
@@ -99,10 +113,7 @@ class Ledger:
         return off if off > 6.0 * self.time_sigma(prior) else 0.0
 
 
-def _with(lanes: Lanes, at: Settings) -> Lanes:
+def _with(lanes: tuple[Lane, ...], at: Settings) -> tuple[Lane, ...]:
     """The lanes with one more setting."""
-    found = []
-    for which, lane in enumerate(lanes or ({},) * len(at)):
-        others = at[:which] + at[which + 1 :]
-        found.append({**lane, others: tuple(sorted((*lane.get(others, ()), at[which])))})
-    return tuple(found)
+    known = lanes or (Lane({}, {}),) * len(at)
+    return tuple([lane.tried(at[:i] + at[i + 1 :], at[i]) for i, lane in enumerate(known)])

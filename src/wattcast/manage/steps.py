@@ -80,17 +80,19 @@ def trade(view: View) -> Settings | None:
     A knob whose fall was never measured is lowered alone first: its power is what the room is reckoned from.
     """
     best, seen, turns, least = view.best, view.seen, view.problem.turns, -view.problem.tuning.worth
-    rises = {up: outlook(view, up, best[up] + 1) for up in turns if best[up] < view.tops[up]}
+    rises = [(up, outlook(view, up, best[up] + 1)) for up in turns if best[up] < view.tops[up]]
     offers: list[tuple[float, Settings]] = []
     for down in turns:
-        known = view.line(down)[0] is not None
-        for by in range(1, min(MOST_TRADED, best[down]) + 1):
-            lower = moved(best, down, best[down] - by)
-            fall = outlook(view, down, best[down] - by)
-            for up, rise in rises.items():
-                traded = moved(lower, up, best[up] + 1)
-                if up != down and rise + fall < least and traded not in seen:
-                    offers.append((rise + fall, traded if known else moved(best, down, best[down] - 1)))
+        here, logs = best[down], view.problem.log_levels[down]
+        if here == 0:
+            continue
+        known, step = view.line(down)[0] is not None, logs[here] - logs[here - 1]
+        slope = outlook(view, down, here - 1) / step
+        for to in range(here - 1, max(here - MOST_TRADED, 0) - 1, -1):
+            fall, lower = slope * (logs[here] - logs[to]), moved(best, down, to)
+            for up, rise in rises:
+                if up != down and rise + fall < least and (traded := moved(lower, up, best[up] + 1)) not in seen:
+                    offers.append((rise + fall, traded if known else moved(best, down, here - 1)))
     wanted = (to for _, to in sorted(offers) if to not in seen)
     return next((to for to in wanted if view.permits(to)), None)
 
@@ -129,8 +131,8 @@ def _measured(view: View, which: int, to: int, logs: tuple[float, ...]) -> tuple
     best, here = view.best, view.best[which]
     low, high = (to, here) if to < here else (here, to)
     others = None
-    for rest, levels in view.lanes[which].items():
-        if len(levels) > 1 and low in levels and high in levels:
+    for rest, levels in view.lanes[which].pairs.items():
+        if low in levels and high in levels:
             mine = best[:which] + best[which + 1 :]
             if others is None or _apart(rest, mine) < _apart(others, mine):
                 others = rest

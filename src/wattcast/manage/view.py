@@ -9,6 +9,7 @@ from wattcast.manage.beliefs import Beliefs
 from wattcast.manage.cap import Reckoned
 from wattcast.manage.knobs import Settings
 from wattcast.manage.ledger import Ledger
+from wattcast.manage.objective import SLACK, WALL
 from wattcast.manage.problem import Problem
 from wattcast.manage.sensitivity import Bin, binned
 
@@ -48,14 +49,19 @@ class View:
         which, held = self.problem.core, self.held
         if which is None or at not in self.seen:
             return [at]
-        if not held and self.sigma > self.problem.tuning.prior_sigma:
-            return [at]  # no two settings can be called equal within this scatter
         if held:
             edge = held.get(at, at)
             return [edge, *sorted(asked for asked, got in held.items() if got == edge)]
-        levels = self.lanes[which][at[:which] + at[which + 1 :]]
-        if len(levels) == 1:
+        most = (1.0 + self.problem.objective.time_weight) * self.problem.tuning.prior_sigma
+        low, high = self.score[at] - most, self.score[at] + most
+        if len([s for s, value in self.score.items() if low <= value <= high]) == 1:
             return [at]
+        return self._equal_clocks(at, which)
+
+    def _equal_clocks(self, at: Settings, which: int) -> list[Settings]:
+        if self.sigma > self.problem.tuning.prior_sigma:
+            return [at]  # no two settings can be called equal within this scatter
+        levels = self.lanes[which].levels[at[:which] + at[which + 1 :]]
         low = high = bisect_left(levels, at[which])
         while low > 0 and self._same(at, which, levels[low - 1]):
             low -= 1
@@ -80,7 +86,7 @@ class View:
         found = self._near.get(which)
         if found is None:
             best, here = self.best, self.best[which]
-            levels = self.lanes[which][best[:which] + best[which + 1 :]]
+            levels = self.lanes[which].levels[best[:which] + best[which + 1 :]]
             i = bisect_left(levels, here)
             below = levels[i - 1] if i else None
             above = levels[i + 1] if i + 1 < len(levels) and levels[i + 1] <= self.tops[which] else None
@@ -122,8 +128,18 @@ class View:
         if not objective.bounded:  # the same sum, spared the calls
             return {s: x.log_power + weight * x.log_time for s, x in self.seen.items()}
         reference = self.seen.get(self.problem.default)
-        log_reference = reference.log_time if reference else None
-        return {s: objective.score(x.log_time, x.log_power, log_reference) for s, x in self.seen.items()}
+        longest = objective.log_time_limits(reference.log_time if reference else None)
+        log_cap = objective.log_cap
+        found = {}
+        for s, x in self.seen.items():  # Objective.score, spared the calls
+            value = x.log_power + weight * x.log_time
+            for limit in longest:
+                if x.log_time - limit > SLACK:
+                    value += WALL + WALL * (x.log_time - limit)
+            if x.log_power - log_cap > SLACK:
+                value += WALL + WALL * (x.log_power - log_cap)
+            found[s] = value
+        return found
 
     def _tops(self) -> Settings:
         """The highest levels worth a step: clocks above a plateau's edge change nothing."""
