@@ -168,7 +168,13 @@ def test_bins_that_change_with_a_knob_are_no_new_phase_and_bins_that_change_alon
     first = state.kernels["k"].bins
     state, _ = controller.step(state, Observation("k", target, 1.0, 200.0, 1.0, free))  # a knob moved
     assert state.kernels["k"].bins == first
-    state, _ = controller.step(state, Observation("k", target, 1.0, 200.0, 1.0, free))  # none did
+    known, _ = controller.step(
+        state, Observation("k", target, 1.0, 200.0, 1.0, free)
+    )  # none did, nor time nor power:
+    assert known.kernels["k"].bins == first  # the same program, seen from other settings
+    assert known.kernels["k"].ledger.runs == 3
+    assert known.kernels["k"].beliefs != state.kernels["k"].beliefs
+    state, _ = controller.step(state, Observation("k", target, 1.3, 200.0, 1.0, free))  # none did, and time has
     assert state.kernels["k"].bins != first
     assert ("k", first) in state.shelf
     last = state.kernels["k"].last

@@ -3,13 +3,15 @@
 The first run of a kernel is at its start settings. If that breaks the cap, all knobs go down together, those
 that matter least the farthest, until it is kept; from then on a setting is run only when its power is known or
 reckoned to be below the cap. How fast power rises with a knob is reckoned from the steepest rise seen, with a
-margin, or before any was seen from what cards do. Near the cap one knob is traded against another.
+margin, or before any was seen from what cards do and what runs that differ in several knobs leave possible. Near
+the cap one knob is traded against another.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from operator import le
 
 from wattcast.manage.beliefs import Beliefs
 from wattcast.manage.knobs import Lattice, Role, Settings
@@ -28,7 +30,7 @@ LogLevels = tuple[tuple[float, ...], ...]  # [knob][level]
 
 
 class Reckoned:
-    """Power reckoned with at settings that were not run yet. Exponents are worked out once, and only when needed."""
+    """Power reckoned with at settings that were not run yet. What it takes is worked out once, when first needed."""
 
     def __init__(self, lattice: Lattice, log_levels: LogLevels, ledger: Ledger, cap_w: float) -> None:
         self._lattice, self._ledger = lattice, ledger
@@ -48,7 +50,29 @@ class Reckoned:
                 reckoned += row[level]
             if reckoned <= self._log_cap:
                 return True
+        return self._keeps_in_watts(to)
+
+    def _keeps_in_watts(self, to: Settings) -> bool:
+        """The same from the best run below, where several knobs rose at once and no exponent is known yet.
+
+        Power falls with no knob that rises, and rises with a knob the faster the higher it is (units in
+        proportion, clocks with V² f). So between two runs, one above the other in every knob, no knob adds more
+        watts per level than if all the difference were its own and even.
+        """
+        top = max(self._seen, key=lambda s: self._seen[s].log_power)
+        high_w = math.exp(self._seen[top].log_power)
+        for at, seen in self._seen.items():
+            if all(map(le, at, to)) and all(map(le, to, top)):
+                low_w = math.exp(seen.log_power)
+                share = sum(self._share(which, *levels) for which, levels in enumerate(zip(at, to, top, strict=True)))
+                if math.log(low_w + share * (high_w - low_w)) <= self._log_cap:
+                    return True
         return False
+
+    def _share(self, which: int, low: int, to: int, high: int) -> float:
+        """How far a level lies between two others."""
+        levels = self._lattice.knobs[which].levels
+        return 0.0 if to == low else (levels[to] - levels[low]) / (levels[high] - levels[low])
 
     def _row(self, which: int, to: int) -> list[float]:
         """Change of log power on the way from each level of a knob to this one."""
@@ -63,13 +87,9 @@ class Reckoned:
 
     def _exponent(self, which: int) -> tuple[float, float]:
         slopes = _slopes(self._log_levels[which], self._ledger, which)
-        down = CREDIT * max(min(slopes), 0.0) if slopes else 0.0
-        return steepest(self._lattice.knobs[which].role, slopes), down
-
-
-def steepest(role: Role, slopes: list[float]) -> float:
-    """The exponent to reckon with for a knob going up, given those seen."""
-    return GROWTH * max(*slopes, 0.0) + FLOOR if slopes else UP[role]
+        if slopes:
+            return GROWTH * max(*slopes, 0.0) + FLOOR, CREDIT * max(min(slopes), 0.0)
+        return UP[self._lattice.knobs[which].role], 0.0
 
 
 def _slopes(logs: tuple[float, ...], ledger: Ledger, which: int) -> list[float]:

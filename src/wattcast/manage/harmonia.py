@@ -137,6 +137,8 @@ class Harmonia:
         beliefs = Beliefs(compute, bandwidth, self.tuning.margin)
         if memory.bins is None:
             return state, memory._replace(beliefs=beliefs, bins=bins, target=self._target(bins))
+        if memory.ledger.confirms(observation, self.tuning.resolution):
+            return state, memory._replace(beliefs=beliefs)  # the same program: it looks different from other settings
         shelf = {**state.shelf, (observation.kernel, memory.bins): memory}
         known = shelf.get((observation.kernel, bins))
         if known is None:

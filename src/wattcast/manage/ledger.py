@@ -104,6 +104,14 @@ class Ledger(NamedTuple):
         """Standard deviation of one run's log time."""
         return math.sqrt((prior * prior + self.time_scatter) / (1 + self.freedom))
 
+    def confirms(self, observation: Observation, within: float) -> bool:
+        """Whether a run gave the time and power, in logs, that its setting gave before."""
+        old = self.seen.get(observation.settings)
+        if old is None:
+            return False
+        off_time = math.log(observation.duration_s / observation.work) - old.log_time
+        return abs(off_time) < within and abs(math.log(observation.power_w) - old.log_power) < within
+
     def surprise(self, observation: Observation, prior: float) -> float:
         """How far, in log time, a run is off the mean of its setting; 0 where the setting is new."""
         old = self.seen.get(observation.settings)
