@@ -37,6 +37,7 @@ class Reckoned:
         self._seen, self._log_levels, self._log_cap = ledger.seen, log_levels, math.log(cap_w)
         self._exponents: list[tuple[float, float]] = []  # by knob: going up, going down
         self._rows: dict[tuple[int, int], list[float]] = {}
+        self._unknown = False  # whether some knob was never changed alone
 
     def permits(self, to: Settings) -> bool:
         """Whether a setting keeps to the cap: it was run and did, or is reckoned to from any run there was."""
@@ -50,7 +51,7 @@ class Reckoned:
                 reckoned += row[level]
             if reckoned <= self._log_cap:
                 return True
-        return self._keeps_in_watts(to)
+        return self._unknown and self._keeps_in_watts(to)
 
     def _keeps_in_watts(self, to: Settings) -> bool:
         """The same from the best run below, where several knobs rose at once and no exponent is known yet.
@@ -89,6 +90,7 @@ class Reckoned:
         slopes = _slopes(self._log_levels[which], self._ledger, which)
         if slopes:
             return GROWTH * max(*slopes, 0.0) + FLOOR, CREDIT * max(min(slopes), 0.0)
+        self._unknown = True
         return UP[self._lattice.knobs[which].role], 0.0
 
 
