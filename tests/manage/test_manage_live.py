@@ -192,10 +192,14 @@ def test_a_counter_that_stands_still_is_stale_and_leads_back_to_the_default() ->
 
 def test_a_program_that_tells_nothing_is_not_tuned() -> None:
     card = FakeCard()
-    plant = LivePlant(card, lattice_of(*card.clocks_hz()), 1.0, lambda: card.now_s < 20, card.pass_time, None, False)
+    said: list[str] = []
+    lattice = lattice_of(*card.clocks_hz())
+    alive, log = (lambda: card.now_s < 20), (lambda at, why: said.append(why))
+    plant = LivePlant(card, lattice, 1.0, alive, card.pass_time, None, False, log)
     state = play(plant, Harmonia(plant.lattice, plant.default))
     assert state.kernels[KERNEL].at == plant.default
     assert set(card.calls) <= {"reset"}
+    assert sum("nothing is tuned" in why for why in said) == 1
 
 
 def test_progress_is_the_size_of_a_file(tmp_path: Path) -> None:
@@ -378,8 +382,11 @@ def test_a_program_runs_to_its_end_and_its_code_is_ours(tmp_path: Path) -> None:
         "    for _ in range(60):\n        f.write(b'.' * 5)\n        time.sleep(0.01)\n"
         "raise SystemExit(7)"
     )
-    ended = controlled(card, tmp_path / "state", sys.executable, "-c", script, progress=told)
+    said: list[str] = []
+    ended = controlled(card, tmp_path / "state", sys.executable, "-c", script, progress=told, say=said.append)
     assert ended.code == 7
+    assert said[-1].startswith(f"clocks reset after {ended.changes} change")
+    assert "against the driver's own" in said[-1] or "were best" in said[-1]
     assert ended.controlled
     assert ended.changes >= 2
     assert card.calls[-1] == "reset"

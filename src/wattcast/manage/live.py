@@ -21,6 +21,7 @@ from wattcast.manage.observation import Observation
 LEVELS = 16
 LOWEST = 0.5  # of the highest core clock; below, no objective here is ever served
 BUSY = 0.5  # share of time with a kernel running, from which the reported clock is that of the work
+BLIND_PERIODS = 5  # without visible work, after which that is said
 KERNEL = "program"
 
 
@@ -105,6 +106,7 @@ class LivePlant:
         self.controlled = not dry
         self.reported = False  # whether the program has told any progress
         self.last: Any = None  # the latest reading
+        self._blind = 0  # periods in a row without visible work
 
     @property
     def lattice(self) -> Lattice:
@@ -139,7 +141,7 @@ class LivePlant:
             self._end(at, f"not set, control ends: {error}")
             return
         self._now = at
-        self._log(at, "set")
+        self._log(at, "left to the driver" if at == self.default else "set")
 
     def _end(self, at: Settings, why: str) -> None:
         """Stop steering: the driver gets its clocks back, the program runs on."""
@@ -168,6 +170,11 @@ class LivePlant:
         stale = math.isfinite(joules) and joules <= 0  # the counter stood still, or was reset
         self.reported = self.reported or done > 0
         work = done if self.reported else end.work_per_s * seconds
+        self._blind = 0 if work > 0 else self._blind + 1  # NaN counts as none
+        if self._blind == BLIND_PERIODS and self.controlled:
+            self._log(
+                at, "no work seen, so nothing is tuned; have the program append to WATTCAST_PROGRESS (--progress)"
+            )
         return Observation(KERNEL, at, seconds, power_w, work, None, stale, self._held_hz(end))
 
     def _held_hz(self, reading: Any) -> float:

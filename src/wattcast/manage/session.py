@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import subprocess
 import threading
@@ -13,9 +14,9 @@ from typing import Any
 
 from wattcast.errors import MissingTool, Refused
 from wattcast.manage.guard import Guard
-from wattcast.manage.harmonia import Harmonia
+from wattcast.manage.harmonia import Harmonia, State
 from wattcast.manage.knobs import Lattice, Settings
-from wattcast.manage.live import ControlledCard, LivePlant, Progress, lattice_of
+from wattcast.manage.live import KERNEL, ControlledCard, LivePlant, Progress, lattice_of
 from wattcast.manage.objective import Objective
 
 PROGRESS = "WATTCAST_PROGRESS"
@@ -34,7 +35,8 @@ class Log:
     changes: list[tuple[Settings, str]] = field(default_factory=list)
 
     def __call__(self, settings: Settings, why: str) -> None:
-        self.changes.append((settings, why))
+        if why.startswith(("set", "left")):
+            self.changes.append((settings, why))
         self.say(f"{self.lattice.show(settings)}: {why}")
 
 
@@ -83,22 +85,41 @@ def run_controlled(
             dry=False,
             log=log,
         )
-        _steer(plant, Harmonia(lattice, lattice.top, objective))
+        state = _steer(plant, Harmonia(lattice, lattice.top, objective))
         code = _end(process, signals.stop)
+    count = len(log.changes)
+    say(f"clocks reset after {count} change{'s' if count > 1 else ''}. {_brought(state, lattice)}")
     return Ended(code, len(log.changes), plant.controlled)
+
+
+def _brought(state: State, lattice: Lattice) -> str:
+    """What the settings at the end brought against the default, by the runs there were."""
+    memory = state.kernels.get(KERNEL)
+    before = memory.ledger.seen.get(lattice.top) if memory else None
+    after = memory.ledger.seen.get(memory.at) if memory else None
+    if memory is None or before is None or after is None:
+        return "Nothing was learned: no period told both power and work."
+    if memory.at == lattice.top:
+        return "The driver's own clocks were best."
+    time, power = (math.exp(b - a) for a, b in zip(before[1:], after[1:], strict=True))
+    return (
+        f"{lattice.show(memory.at)} against the driver's own: time {time - 1:+.1%}, power {power - 1:+.1%}, "
+        f"energy {time * power - 1:+.1%} per unit of work."
+    )
 
 
 def _tell(progress: Path | None) -> dict[str, str]:
     return {PROGRESS: str(progress)} if progress else {}
 
 
-def _steer(plant: LivePlant, controller: Harmonia) -> None:
+def _steer(plant: LivePlant, controller: Harmonia) -> State:
     """The loop: the same controller as in simulation; without control left, only wait."""
     state = controller.start()
     while (kernel := plant.next_kernel()) is not None:
         observation = plant.run(controller.settings(state, kernel))
         if plant.controlled:
             state, _ = controller.step(state, observation)
+    return state
 
 
 def _wait(process: subprocess.Popen[bytes], stop: threading.Event, seconds: float) -> None:
