@@ -42,13 +42,13 @@ def test_predict_prints_the_promised_schema(call) -> None:
     assert p.fits is True
     assert sum(m.power_w for m in p.modules) == pytest.approx(p.power_w)
     assert not p.support.inside
-    assert "provisional" in " ".join(p.assumptions)
+    assert "no measurement of the h100-sxm" in " ".join(p.assumptions)
 
 
-def test_text_output_says_that_coefficients_are_provisional(call) -> None:
+def test_text_output_says_that_coefficients_are_inherited(call) -> None:
     done = call(*LLAMA)
     assert done.code == 0
-    assert "provisional" in done.out
+    assert "inherited" in done.out
     assert "latency" in done.out
 
 

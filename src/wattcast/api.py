@@ -22,6 +22,8 @@ from wattcast import hardware, units
 from wattcast.arrays import Scalar, swept
 from wattcast.errors import bad_value
 from wattcast.fitted import Bundle, bundle_for
+from wattcast.fitted.bundle import read as read_bundle
+from wattcast.fitted.factors import with_factors
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.hardware.operating_point import DEFAULT_TEMPERATURE_C
 from wattcast.prediction import Prediction
@@ -42,19 +44,22 @@ def predict(
     host_launch: Quantity | None = None,
     temperature: Quantity | None = None,
     data: str = "random",
-    bundle: Bundle | None = None,
+    bundle: Bundle | str | Path | None = None,
+    factors: Mapping[str, float] | None = None,
     **options: object,
 ) -> Prediction:
     """Latency, power, energy and clock of a workload on a GPU.
 
     ``workload`` is a model's name, a file (workload JSON, EnergAIzer list, Hugging Face
     ``config.json``), a mapping of the same, or a Graph; ``gpu`` a catalogue name, your own YAML file
-    or a Gpu. ``options`` are those of :class:`~wattcast.workload.options.Options`: batch, seq,
-    tokens, phase, dtype, attention, head, stack, tp, pp, dp, ...
+    or a Gpu. ``bundle`` is a folder that ``calibrate`` or ``fit`` saved, in place of the shipped one or
+    the forecast; ``factors`` are efficiency factors of your own (:mod:`wattcast.fitted.factors`).
+    ``options`` are those of :class:`~wattcast.workload.options.Options`: batch, seq, tokens, phase,
+    dtype, attention, head, stack, tp, pp, dp, ...
     """
     graph = source.load(workload, Options(**options))  # type: ignore[arg-type]
     chip = find_gpu(gpu)
-    fitted = bundle or bundle_for(chip)
+    fitted = with_factors(_bundle(bundle, chip), factors or {})
     notes = [*_defaults(chip, fitted, clock, power_limit, host_launch, temperature, data)]
     if data != "random":
         fitted = fitted.for_data(data)
@@ -67,6 +72,17 @@ def predict(
         temperature_c=DEFAULT_TEMPERATURE_C if temperature is None else _temperature(temperature),
     )
     return predict_graph(replace(graph, assumptions=(*graph.assumptions, *notes)), chip, at, fitted)
+
+
+def _bundle(bundle: Bundle | str | Path | None, gpu: Gpu) -> Bundle:
+    if bundle is None:
+        return bundle_for(gpu)
+    found = bundle if isinstance(bundle, Bundle) else read_bundle(Path(bundle))
+    if found.gpu != gpu.name and not isinstance(bundle, Bundle):
+        raise bad_value(
+            "bundle", f"one of the {gpu.name}", f"one of the {found.gpu}", "Choose the GPU it was made for."
+        )
+    return found
 
 
 def find_gpu(gpu: str | Path | Gpu) -> Gpu:

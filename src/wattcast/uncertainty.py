@@ -58,6 +58,8 @@ def support(timeline: Timeline, detail: Detail, bundle: Bundle) -> Support:
     """Inside when kernels like ones measured on this device and tested on held-out rows take nearly all the time."""
     if bundle.status is Status.PROVISIONAL:
         return Support(False, f"no measurements of {bundle.gpu} were fitted; coefficients are provisional")
+    if bundle.status is Status.INHERITED and not bundle.provenance.device:
+        return Support(False, f"a forecast: nothing was measured on the {bundle.gpu}")
     reasons = outside(timeline, bundle)
     strange = np.array([bool(reason) for reason in reasons])
     spent_s = detail.kernel_s * timeline.calls

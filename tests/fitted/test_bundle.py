@@ -93,7 +93,8 @@ def test_the_effective_clock_follows_the_load() -> None:
     assert plain.effective_clock_hz > 1.93e9
 
 
-def test_other_gpus_stay_provisional() -> None:
+def test_what_a_fit_starts_from_needs_no_bundle() -> None:
+    """Where rows are silent a fit takes the provisional rule, which must not lean on what is being fitted."""
     gpu = load("a100-sxm-80gb")
     assert provisional(gpu).learned is None
     assert replace(provisional(gpu), seen={}).seen == {}

@@ -30,6 +30,7 @@ COMMANDS = {
     "measure": "measure",
     "power-trace": "power_trace",
     "fit": "fit",
+    "calibrate": "calibrate",
     "validate": "validate",
     "explore": "explore",
     "plan": "plan",

@@ -73,6 +73,12 @@ def predict(
     ] = None,
     temperature: Annotated[str | None, typer.Option(help="Die temperature, such as 60C.")] = None,
     data: Annotated[str, typer.Option(help="Operand data: random|zeros|ones|relu.")] = "random",
+    bundle: Annotated[
+        Path | None, typer.Option(help="Folder that `calibrate` or `fit kernels` saved, in place of the shipped one.")
+    ] = None,
+    factor: Annotated[
+        list[str] | None, typer.Option(help="Your own efficiency factor, such as compute=0.9 or dram_energy=1.2.")
+    ] = None,
     tp: Tp = 1,
     pp: Pp = 1,
     dp: Dp = 1,
@@ -87,12 +93,14 @@ def predict(
     Example: wattcast predict llama3-8b --gpu h100-sxm --batch 8 --seq 1024
     """
     from wattcast import api
+    from wattcast.cli.factors import factors_of
     from wattcast.errors import bad_value
 
     env: Environment = ctx.obj
     if plot is not None and len(workloads) != 1:
         raise bad_value("--plot", "one workload", f"{len(workloads)} workloads")
     chip = api.find_gpu(gpu)
+    factors = factors_of(factor or [])
     predictions = [
         api.predict(
             workload,
@@ -102,6 +110,8 @@ def predict(
             host_launch=host_launch,
             temperature=temperature,
             data=data,
+            bundle=bundle,
+            factors=factors,
             batch=batch,
             seq=seq,
             tokens=tokens,

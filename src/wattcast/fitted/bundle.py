@@ -21,10 +21,11 @@ from wattcast import hardware, units
 from wattcast.errors import bad_value, unknown_name
 from wattcast.files import from_yaml, read_bytes, write_whole
 from wattcast.fitted.learned import residuals_from, residuals_to_bytes
-from wattcast.kernels import Reference, reference_of
+from wattcast.kernels import Reference, Style, reference_of
 from wattcast.power import PowerModel, kind_of, kinds
 from wattcast.power.module import ModulePower
 from wattcast.provenance import Provenance, Status
+from wattcast.timeline.carried import Carried
 from wattcast.timeline.clock import ClockLaw
 from wattcast.timeline.phases import Correction, Launch
 from wattcast.timeline.residual import Residuals
@@ -130,6 +131,7 @@ class _Reference(msgspec.Struct, forbid_unknown_fields=True):
     top_hz: float
     sfu_per_cycle: float
     per_cycle: dict[str, float]
+    style: Style = Style.HOPPER
 
 
 class _Seen(msgspec.Struct, forbid_unknown_fields=True):
@@ -157,12 +159,14 @@ class _BundleFile(msgspec.Struct, forbid_unknown_fields=True):
     interval_level: float = 0.9
     assumptions: list[str] = []
     reference: _Reference | None = None
+    learned_on: _Reference | None = None  # the chip learned factors were fitted on, where it is another
     seen: dict[str, _Seen] = {}
     arrays: bool = False  # whether learned factors lie beside, in arrays.npz
 
 
 def read(path: Path) -> Bundle:
-    """A bundle from its ``bundle.yaml`` and, where it says so, the arrays beside it."""
+    """A bundle from its ``bundle.yaml`` (or the folder of it) and, where it says so, the arrays beside it."""
+    path = path / "bundle.yaml" if path.is_dir() else path
     beside = path.parent / ARRAYS_FILE
     return parse(read_bytes(path), path.name, beside.read_bytes() if beside.exists() else None)
 
@@ -189,7 +193,7 @@ def parse(data: bytes, where: str, arrays: bytes | None = None) -> Bundle:
         residuals={name: Residual(r.latency, r.power, r.rows) for name, r in file.residuals.items()},
         toggling=file.toggling,
         reference=reference,
-        learned=residuals_from(arrays, reference) if file.arrays and arrays is not None else None,
+        learned=_learned(file, arrays, reference),
         seen={name: Seen(tuple(s.dtypes), tuple(s.groups), s.sizes) for name, s in file.seen.items()},
         interval_level=file.interval_level,
         assumptions=tuple(file.assumptions),
@@ -214,6 +218,19 @@ def _reference(file: _BundleFile, where: str) -> Reference:
     if file.reference is not None:
         return Reference(**msgspec.structs.asdict(file.reference))
     return reference_of(hardware.load(file.gpu))
+
+
+def _learned(file: _BundleFile, arrays: bytes | None, reference: Reference) -> Residuals | None:
+    if not file.arrays or arrays is None:
+        return None
+    if file.learned_on is None:
+        return residuals_from(arrays, reference)
+    found = residuals_from(arrays, Reference(**msgspec.structs.asdict(file.learned_on)))
+    return Carried(found.reference, found.time, found.energy)
+
+
+def _reference_plain(reference: Reference) -> dict[str, Any]:
+    return {**vars(reference), "per_cycle": dict(reference.per_cycle), "style": str(reference.style)}
 
 
 def _power(power: _Power, where: str) -> PowerModel:
@@ -263,7 +280,9 @@ def to_plain(bundle: Bundle) -> dict[str, Any]:
             "clock_power": law.clock_power,
             "top": f"{law.top_hz!r} Hz",
         }
-    plain["reference"] = {**vars(bundle.reference), "per_cycle": dict(bundle.reference.per_cycle)}
+    plain["reference"] = _reference_plain(bundle.reference)
+    if isinstance(bundle.learned, Carried):
+        plain["learned_on"] = _reference_plain(bundle.learned.reference)
     plain["seen"] = {
         name: {
             "dtypes": list(s.dtypes),

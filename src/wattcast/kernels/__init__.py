@@ -2,6 +2,6 @@
 
 from wattcast.kernels.lower import kernels_of, lower, reference_of
 from wattcast.kernels.table import Kernels
-from wattcast.kernels.work import Condition, Reference
+from wattcast.kernels.work import Condition, Reference, Style
 
-__all__ = ["Condition", "Kernels", "Reference", "kernels_of", "lower", "reference_of"]
+__all__ = ["Condition", "Kernels", "Reference", "Style", "kernels_of", "lower", "reference_of"]

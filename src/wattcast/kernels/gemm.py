@@ -15,14 +15,15 @@ import numpy as np
 import numpy.typing as npt
 
 from wattcast.arrays import Array
-from wattcast.kernels.work import Columns, Reference, alignment, fill, log2, resident
+from wattcast.kernels.work import Columns, Reference, Style, alignment, fill, log2, resident
 
 # Sides of the tiles that cuBLAS's Hopper and Ampere kernels come in, along outputs and tokens.
 _SIDE_N = np.array([64, 128, 192, 256, 64, 128, 64, 128, 64, 64, 128, 256, 192, 128, 8, 16, 32, 32], dtype=np.float64)
 _SIDE_M = np.array([8, 8, 16, 16, 16, 32, 32, 64, 64, 128, 128, 128, 192, 256, 64, 64, 64, 32], dtype=np.float64)
 _SPLIT = np.array([1, 2, 4, 8, 16], dtype=np.float64)
 STEP_K = 64.0
-_MULTICAST = 0.5  # blocks of a cluster of two share what L2 sends
+_MULTICAST = {Style.HOPPER: 0.5, Style.AMPERE: 1.0}  # blocks of a cluster of two share what L2 sends
+_AMPERE_AREA = 256.0 * 128.0  # outputs of the largest tile that registers hold before Hopper
 _REDUCE_CYCLES = 1500.0  # of a split: another pass through L2
 _STEP_CYCLES = 60.0  # a step of K costs no less than its latency over the stages in flight
 
@@ -52,10 +53,12 @@ def product(
     feed = np.minimum(1.0, 0.12 + 0.88 * np.sqrt(side_n * side_m / (128.0 * 128.0)))
     waves = np.ceil(tiles * split / reference.sm_count)
     compute = waves * steps * np.maximum(2.0 * side_n * side_m * STEP_K / (rate[one] * feed), _STEP_CYCLES)
-    l2 = _MULTICAST * tiles * (side_n + side_m) * k[one] * width[one] / reference.l2_byte_per_cycle
+    l2 = _MULTICAST[reference.style] * tiles * (side_n + side_m) * k[one] * width[one] / reference.l2_byte_per_cycle
     reduce = np.where(split > 1, _REDUCE_CYCLES + 8.0 * split * (b * m * n)[one] / reference.l2_byte_per_cycle, 0.0)
     over = np.where((split > 1) & (steps < 4), np.inf, 0.0)
-    over = over + np.where(~slim[one] & (np.minimum(side_n, side_m) < 32), np.inf, 0.0)
+    hopper = reference.style is Style.HOPPER
+    over = over + np.where(~(slim[one] & hopper) & (np.minimum(side_n, side_m) < 32), np.inf, 0.0)
+    over = over + np.where(not hopper and side_n * side_m > _AMPERE_AREA, np.inf, 0.0)
     over = over + np.where(whole[one] & (split > 1), np.inf, 0.0)
     best = np.argmin(np.maximum(compute, l2) + reduce + over, axis=-1)
     rows = np.arange(len(m))
@@ -70,11 +73,23 @@ def product(
         "steps": steps[rows, best],
         "unit_flop": 2.0 * chosen_n * chosen_m * steps[rows, best] * STEP_K,
         "load_byte": load,
-        # written once; each m64 warpgroup then reads its own rows and the columns of the tile, most of them
-        "shared_byte": load * (1.0 + 0.6 * np.maximum(chosen_n, chosen_m) / 64.0),
+        "shared_byte": load * (1.0 + _reads(chosen_n, chosen_m, reference.style)),
         "fill": fill(units, reference.sm_count),
         "out_byte": b * m * n * out_width,
     }
+
+
+def _reads(tile_n: Array, tile_m: Array, style: Style) -> Array:
+    """How often a byte that was written to shared memory is read again.
+
+    On Hopper each m64 warpgroup reads its own rows and the columns of the tile, most of them. Before, a tile is cut
+    into warp tiles of up to 64 x 64 (a quarter of a smaller tile), and each warp loads both of its operands
+    [Lee2026, IV-A]: area/w² warps of 2·w columns over the tile's own rows and columns.
+    """
+    if style is Style.HOPPER:
+        return np.asarray(0.6 * np.maximum(tile_n, tile_m) / 64.0)
+    area = tile_n * tile_m
+    return np.asarray(2.0 * area / (np.minimum(64.0, np.sqrt(area / 4.0)) * (tile_n + tile_m)))
 
 
 def panel_reread(b: Array, m: Array, n: Array, k: Array, width: Array, tile: Columns, reference: Reference) -> Array:

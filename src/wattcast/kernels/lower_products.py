@@ -9,7 +9,7 @@ import numpy as np
 from wattcast.arrays import Array
 from wattcast.dtypes import Dtype
 from wattcast.kernels.gemm import features, panel_reread, product
-from wattcast.kernels.work import Columns, Condition, Reference, alignment, log2, resident
+from wattcast.kernels.work import Columns, Condition, Reference, Style, alignment, log2, resident
 from wattcast.workload.graph import Bmm, Conv2d, Linear, Operator
 
 # Bytes an address must be a multiple of for the fast kernels: a 16-byte access on every row.
@@ -51,7 +51,8 @@ def products(
         "launches": 1.0 + (tile["split"] > 1),
         "l2_byte": tile["load_byte"] + tile["out_byte"],
         "between_byte": np.where(tile["split"] > 1, 4.0 * tile["split"] * b * m * n, 0.0),
-        "shared_byte": tile["shared_byte"] * np.where(simt, _SIMT_CROSSINGS, np.where(aligned, 1.0, _WARP_CROSSINGS))
+        "shared_byte": tile["shared_byte"]
+        * np.where(simt, _SIMT_CROSSINGS, np.where(aligned | (reference.style is Style.AMPERE), 1.0, _WARP_CROSSINGS))
         + tile["out_byte"],
         "dram_read_byte": read,
         "dram_write_byte": tile["out_byte"] * (1.0 - np.where(linear & ~warm, warm_share, in_l2)),

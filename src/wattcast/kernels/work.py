@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,15 @@ import numpy.typing as npt
 from wattcast.arrays import Array
 
 Columns = dict[str, Array]
+
+
+class Style(StrEnum):
+    """How a library's products feed the tensor cores."""
+
+    HOPPER = (
+        "hopper"  # clusters share loads, tiles a few tokens wide exist, operands come straight from shared memory
+    )
+    AMPERE = "ampere"  # every block loads for itself, every warp its own operands from shared memory
 
 
 @dataclass(frozen=True)
@@ -31,6 +41,7 @@ class Reference:
     top_hz: float
     sfu_per_cycle: float  # of an SM; 0: unknown
     per_cycle: Mapping[str, float]
+    style: Style = Style.HOPPER
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,8 @@
 P = P_idle(f) + V²(f)·Σ_m E_m·n_m/t + Σ_d E_d·n_d/t   [Lee2026, Eq. 5; the same statement with
 α·C·f written as energy per event times rate], with on-chip modules m on the core rail and device
 memory d on a rail of its own. E is per event at relative voltage 1 and for random data; ``toggling``
-scales the data-dependent modules for other data.
+scales the data-dependent modules for other data. A byte of device memory also crosses controllers and wires of
+the chip; ``memory_on_core`` is the share of its energy that is spent there and follows the core voltage.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ class ModulePower:
     idle: IdlePower
     voltage: VoltageCurve
     toggling: float = 1.0  # dynamic energy relative to random data
+    memory_on_core: float = 0.0  # share of device memory's energy that follows the core voltage
 
     def __post_init__(self) -> None:
         known = events()
@@ -45,6 +47,8 @@ class ModulePower:
                 raise bad_value(f"energy of {name}", "joules, zero or more", energy)
         if not 0.0 <= self.toggling <= 2.0:
             raise bad_value("toggling", "a factor between 0 and 2", self.toggling)
+        if not 0.0 <= self.memory_on_core <= 1.0:
+            raise bad_value("memory_on_core", "a share between 0 and 1", self.memory_on_core)
 
     @cached_property
     def required_events(self) -> tuple[str, ...]:
@@ -67,7 +71,8 @@ class ModulePower:
         idle_w = self.idle.at(clock_hz, at.temperature_c)
         static_w = np.minimum(idle_w, self.idle.static_w(at.temperature_c))
         volts_squared = self.voltage.at(clock_hz)[..., np.newaxis] ** 2
-        scale = np.where(self._steady, 1.0, self.toggling) * np.where(self._own_rail, 1.0, volts_squared)
+        volts_squared = self._on_core * volts_squared + (1.0 - self._on_core)
+        scale = np.where(self._steady, 1.0, self.toggling) * volts_squared
         columns = [activity.events.index(name) for name in self.required_events]
         duration_s = activity.duration_s[..., np.newaxis]
         joules = scale * (activity.value[..., columns] @ self._energies)
@@ -89,8 +94,10 @@ class ModulePower:
         return matrix
 
     @cached_property
-    def _own_rail(self) -> npt.NDArray[np.bool_]:
-        return np.array([module in OWN_RAIL for module in self.modules])
+    def _on_core(self) -> Array:
+        """Share of each module's energy that follows the core voltage."""
+        shares = dict.fromkeys(OWN_RAIL, 0.0) | {"dram": self.memory_on_core}
+        return np.array([shares.get(module, 1.0) for module in self.modules])
 
     @cached_property
     def _steady(self) -> npt.NDArray[np.bool_]:
@@ -103,6 +110,7 @@ class ModulePower:
             "idle": self.idle.to_plain(),
             "voltage": self.voltage.to_plain(),
             "toggling": self.toggling,
+            "memory_on_core": self.memory_on_core,
         }
 
 
@@ -118,6 +126,7 @@ def _from_plain(plain: Mapping[str, Any]) -> ModulePower:
         IdlePower(**_arrays(plain["idle"])),
         VoltageCurve(**_arrays(plain["voltage"])),
         float(plain.get("toggling", 1.0)),
+        float(plain.get("memory_on_core", 0.0)),
     )
 
 

@@ -61,14 +61,15 @@ def schedule(
         np.array([getattr(c, name) for c in of]) for name in ("compute", "memory", "fixed_s", "l2", "serial_cycle")
     )
     work = kernels.work
-    time_factor = energy_factor = np.ones(len(kernels.ops))
+    time_factor = energy_factor = off_chip = np.ones(len(kernels.ops))
     if residuals is not None:
         time_factor, energy_factor = residuals.factors(kernels, np.stack([compute, memory, fixed_s, l2, serial], -1))
-    off_chip_s = time_factor * memory * (work.dram_read_byte + work.dram_write_byte) / gpu.memory.byte_per_s
+        off_chip = residuals.off_chip(time_factor)
+    off_chip_s = off_chip * memory * (work.dram_read_byte + work.dram_write_byte) / gpu.memory.byte_per_s
     on_chip = compute * _compute_cycles(kernels, gpu)
     if gpu.l2.byte_per_cycle is not None:
         on_chip = np.maximum(on_chip, l2 * work.l2_byte / gpu.l2.byte_per_cycle)
-    between = _between(kernels, gpu, time_factor * l2, time_factor * memory)
+    between = _between(kernels, gpu, time_factor * l2, off_chip * memory)
     events, value = counts(kernels)
     tensor_rows = np.flatnonzero([event.startswith("tensor") for event in kernels.pipe_event])
     calls = kernels.calls

@@ -73,6 +73,10 @@ class Residuals:
             self._kept[kernels.memo] = time, energy
         return time, energy
 
+    def off_chip(self, time: Array) -> Array:
+        """The part of the factor on time that seconds of device memory take; here all of it."""
+        return time
+
 
 def _factors(
     models: Mapping[str, Learned], rows_of: Mapping[str, list[int]], features: Mapping[str, Array], count: int

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -9,10 +10,13 @@ from wattcast.errors import BadInput
 from wattcast.fit.kernels_run import fit_database, held_out_of
 from wattcast.fit.kernels_split import HeldOut
 from wattcast.fitted import fitted
+from wattcast.reference import reference_folder
+from wattcast.validate.a100 import a100_rows
 from wattcast.validate.choice import choice_rows
 from wattcast.validate.counters import counter_rows
 from wattcast.validate.kernels import coverage, kernel_rows
 from wattcast.validate.rows import Row
+from wattcast.validate.zeus import zeus_rows
 
 GPUS = ("h200",)  # with a fitted bundle and a database that ship
 
@@ -23,7 +27,16 @@ def ledger(refit: bool = False, tell: Callable[[str], None] | None = None) -> li
     for gpu in GPUS:
         held = fit_database(gpu, gpu, tell)[1] if refit else _kept(gpu)
         rows += kernel_rows(held, gpu) + coverage(held, gpu) + counter_rows(gpu) + choice_rows(gpu)
-    return rows
+    return rows + _of_others()
+
+
+def _of_others() -> list[Row]:
+    """Forecasts against measurements that belong to others, where those are here."""
+    folder = reference_folder(os.environ)
+    if folder is None:
+        return []
+    rows = a100_rows(folder) if (folder / "energaizer").is_dir() else []
+    return rows + (zeus_rows(folder) if (folder / "zeus").is_dir() else [])
 
 
 def _kept(gpu: str) -> HeldOut:

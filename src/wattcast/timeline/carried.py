@@ -1,0 +1,59 @@
+"""Learned factors carried to a chip they were not fitted on.
+
+A kernel that is the same program on both chips keeps what the scaffold left over on the first. Trees and
+processes are asked about the shape as it looked there (its fill of the last wave, its share of L2), so they
+answer inside what they were fitted on; families without a model keep the scaffold's word.
+
+A kernel that was slower there than device memory is bound by its instructions: what it takes beyond streaming goes
+with the SMs and their clock, and is no business of another chip's memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from wattcast.arrays import Array
+from wattcast.kernels import Kernels
+from wattcast.kernels.lower import work_of
+from wattcast.timeline.residual import Residuals
+
+
+@dataclass(frozen=True)
+class Carried(Residuals):
+    """Learned factors of another chip, ``reference``; only the families it has models for are looked at."""
+
+    def factors(self, kernels: Kernels, corrections: Array) -> tuple[Array, Array]:
+        """Factor on time and on energy of each kernel, ``(kernel,)``."""
+        known = {*self.time, *self.energy}
+        rows = [i for i, family in enumerate(kernels.family) if family in known and self._has(kernels.pipe_event[i])]
+        time, energy = np.ones(len(kernels.ops)), np.ones(len(kernels.ops))
+        if not rows:
+            return time, energy
+        ops = tuple(kernels.ops[i] for i in rows)
+        conditions = tuple(kernels.conditions[i] for i in rows)
+        kept = self._kept.get((ops, conditions))
+        if kept is not None:
+            time[rows], energy[rows] = kept
+            return time, energy
+        events = tuple(kernels.pipe_event[i] for i in rows)
+        some = replace(
+            kernels,
+            ops=ops,
+            family=tuple(kernels.family[i] for i in rows),
+            pipe_event=events,
+            flop=kernels.flop[rows],
+            sfu_op=kernels.sfu_op[rows],
+            conditions=conditions,
+            work=work_of(ops, conditions, events, self.reference),
+        )
+        time[rows], energy[rows] = super().factors(some, corrections[rows])
+        return time, energy
+
+    def off_chip(self, time: Array) -> Array:
+        """Seconds of device memory are scaled down by what was learned, never up."""
+        return np.minimum(time, 1.0)
+
+    def _has(self, event: str) -> bool:
+        return event in self.reference.per_cycle
