@@ -23,6 +23,7 @@ from wattcast.manage.knobs import Role
 from wattcast.manage.live import KERNEL, LivePlant, Progress, lattice_of
 from wattcast.manage.objective import Goal, Objective
 from wattcast.manage.simulate import play
+from wattcast.manage.sm_share import MPS_PIPE, MPS_SHARE, Units, share_of_units
 from wattcast.manage.watching import watch
 
 CORE = tuple(float(c) for c in range(600_000_000, 1_981_000_000, 60_000_000))
@@ -424,11 +425,63 @@ def test_signals_reach_the_program_and_clocks_are_reset(tmp_path: Path, number: 
 
 def test_a_share_of_the_units_needs_an_mps_server(tmp_path: Path) -> None:
     with pytest.raises(Refused, match="MPS"):
-        session.share_of_units(50, {session.MPS_PIPE: str(tmp_path)})
+        share_of_units(50, {MPS_PIPE: str(tmp_path)})
     (tmp_path / "control").touch()
-    assert session.share_of_units(50, {session.MPS_PIPE: str(tmp_path)}) == {session.MPS_SHARE: "50"}
-    with pytest.raises(Refused, match="1 to 100"):
-        session.share_of_units(0, {session.MPS_PIPE: str(tmp_path)})
+    assert share_of_units(50, {MPS_PIPE: str(tmp_path)}) == {MPS_SHARE: "50"}
+    with pytest.raises(BadInput, match="1 to 100"):
+        share_of_units(0, {MPS_PIPE: str(tmp_path)})
+
+
+@dataclass
+class SlicedCard(FakeCard):
+    """A program that keeps to the SMs it is told: memory holds it, so fewer of them draw less and lose nothing."""
+
+    units: Units | None = None
+
+    def share(self) -> float:
+        assert self.units is not None
+        return float(self.units.path.read_text()) / self.units.total
+
+    def power(self) -> float:
+        return 120.0 + (100.0 + 200.0 * self.share()) * (self.clock_hz / CORE[-1]) ** 2.5
+
+
+def test_sms_are_a_knob_where_the_program_turns_it(tmp_path: Path) -> None:
+    units = Units(tmp_path / "units", 132)
+    assert units.levels == (64.0, 80.0, 96.0, 112.0, 132.0)
+    units.reset()
+    card = SlicedCard(units=units)
+    lattice = lattice_of(*card.clocks_hz(), units.levels)
+    alive = lambda: card.now_s < 120.0  # noqa: E731
+    plant = LivePlant(card, lattice, 1.0, alive, card.pass_time, Told(card), dry=False, units=units)
+    state = play(plant, Harmonia(lattice, lattice.top))
+    memory = state.kernels[KERNEL]
+    assert memory.settled
+    assert lattice.values(memory.at)[1] == units.levels[0]
+    assert float(units.path.read_text()) == units.levels[0]
+    with pytest.raises(BadInput, match="--sms"):
+        Units(tmp_path / "units", 8)
+
+
+def test_sms_that_a_program_does_not_turn_stay_as_they_were(tmp_path: Path) -> None:
+    units = Units(tmp_path / "units", 132)
+    card = FakeCard()
+    lattice = lattice_of(*card.clocks_hz(), units.levels)
+    alive = lambda: card.now_s < 120.0  # noqa: E731
+    plant = LivePlant(card, lattice, 1.0, alive, card.pass_time, Told(card), dry=False, units=units)
+    memory = play(plant, Harmonia(lattice, lattice.top)).kernels[KERNEL]
+    assert memory.settled
+    clocks = np.asarray(lattice.knobs[0].levels)
+    ed2 = (120.0 + 300.0 * (clocks / CORE[-1]) ** 2.5) * (CORE[-1] / clocks) ** (3 * 0.1)
+    assert ed2[memory.at[0]] <= 1.01 * ed2.min()
+
+
+def test_all_sms_are_given_back_when_the_program_ends(tmp_path: Path) -> None:
+    units = Units(tmp_path / "units", 132)
+    script = "import os; assert open(os.environ['WATTCAST_UNITS']).read() == '132\\n'"
+    ended = controlled(TimedCard(), tmp_path / "state", sys.executable, "-c", script, units=units)
+    assert ended.code == 0
+    assert units.path.read_text() == "132\n"
 
 
 # -- watching ----------------------------------------------------------------------------------------------

@@ -152,6 +152,11 @@ def run(
         Path | None, typer.Option(help="File the program appends a byte to per unit of work (WATTCAST_PROGRESS).")
     ] = None,
     sm_percent: Annotated[int | None, typer.Option(help="Share of the SMs, through a running MPS server.")] = None,
+    units: Annotated[
+        Path | None,
+        typer.Option(help="File the program reads from how many SMs to use, by green contexts (WATTCAST_UNITS)."),
+    ] = None,
+    sms: Annotated[int | None, typer.Option(help="SMs of the card; default: the catalogue's.")] = None,
     state: Annotated[Path | None, typer.Option(help="Folder for lock and state; root: /run/wattcast.")] = None,
 ) -> None:
     """Run a program while the controller locks clocks through NVML; they are reset however it ends.
@@ -159,7 +164,7 @@ def run(
     Example: wattcast manage run --apply -- python train.py
     """
     from wattcast.errors import Refused, bad_value
-    from wattcast.manage import guard, session
+    from wattcast.manage import guard, session, sm_share
     from wattcast.measure.device_plant import Card
 
     env: Environment = ctx.obj
@@ -169,7 +174,7 @@ def run(
         raise bad_value("--progress", "a file in a folder that exists", str(progress))
     variables = dict(env.variables)
     if sm_percent is not None:
-        variables |= session.share_of_units(sm_percent, variables)
+        variables |= sm_share.share_of_units(sm_percent, variables)
     card = Card(device)
     card.open()
     try:
@@ -181,9 +186,12 @@ def run(
             raise typer.Exit
         if why_not:
             raise Refused(f"{why_not}. Nothing was set, the program was not started.")
+        told = sm_share.Units(units, sms or _sm_count(card.name)) if units else None
         folder = state or guard.state_folder(variables)
         watchdog = guard.watchdog_command(device)
-        ended = session.run_controlled(card, command, goal, folder, seconds, env.say, variables, progress, watchdog)
+        ended = session.run_controlled(
+            card, command, goal, folder, seconds, env.say, variables, progress, watchdog, told
+        )
     finally:
         card.close()
     raise typer.Exit(ended.code if ended.code >= 0 else 128 - ended.code)
@@ -211,6 +219,17 @@ def watchdog(note: Path, device: Device = 0) -> None:
         raise typer.Exit(error.exit_code) from None
     finally:
         card.close()
+
+
+def _sm_count(name: str) -> int:
+    """SMs of a card by what the driver calls it."""
+    from wattcast.errors import bad_value
+    from wattcast.manage.watching import chip_named
+
+    chip = chip_named(name)
+    if chip is None:
+        raise bad_value("--sms", f"how many SMs {name} has, as the catalogue does not know it", "none")
+    return int(chip.sm_count)
 
 
 def _objective(goal: str, slowdown: str | None, latency: str | None, cap: str | None) -> Objective:

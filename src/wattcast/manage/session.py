@@ -6,7 +6,8 @@ import math
 import signal
 import subprocess
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -18,10 +19,9 @@ from wattcast.manage.harmonia import Harmonia, State
 from wattcast.manage.knobs import Lattice, Settings
 from wattcast.manage.live import KERNEL, ControlledCard, LivePlant, Progress, lattice_of
 from wattcast.manage.objective import Objective
+from wattcast.manage.sm_share import UNITS, Units
 
 PROGRESS = "WATTCAST_PROGRESS"
-MPS_SHARE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
-MPS_PIPE = "CUDA_MPS_PIPE_DIRECTORY"
 ENDED_BY = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 GRACE_S = 5.0  # for the program to end after a signal was passed on
 
@@ -59,11 +59,12 @@ def run_controlled(
     environment: Mapping[str, str],
     progress: Path | None = None,
     watchdog: list[str] | None = None,
+    units: Units | None = None,
 ) -> Ended:
     """Run ``command`` while the controller sets clocks; they are reset however this ends."""
-    lattice = lattice_of(*card.clocks_hz())
+    lattice = lattice_of(*card.clocks_hz(), units.levels if units else ())
     log = Log(say, lattice)
-    with Guard(card, folder, say, watchdog) as guard, _Signals() as signals:
+    with Guard(card, folder, say, watchdog) as guard, _Signals() as signals, _restored(units):
         try:
             card.lock(lattice.values(lattice.top)[0])  # whether this works is known before the program starts
         except Refused:
@@ -71,7 +72,7 @@ def run_controlled(
             raise
         log(lattice.top, "set, to see whether it works")
         try:
-            process = subprocess.Popen(list(command), env={**environment, **_tell(progress)})
+            process = subprocess.Popen(list(command), env={**environment, **_tell(progress, units)})
         except OSError as error:
             raise MissingTool(f"{command[0]}: cannot be started ({error.strerror}).") from None
         signals.pass_on_to(process)
@@ -84,6 +85,7 @@ def run_controlled(
             progress=Progress(progress) if progress else None,
             dry=False,
             log=log,
+            units=units,
         )
         state = _steer(plant, Harmonia(lattice, lattice.top, objective))
         code = _end(process, signals.stop)
@@ -108,8 +110,22 @@ def _brought(state: State, lattice: Lattice) -> str:
     )
 
 
-def _tell(progress: Path | None) -> dict[str, str]:
-    return {PROGRESS: str(progress)} if progress else {}
+def _tell(progress: Path | None, units: Units | None) -> dict[str, str]:
+    told = {PROGRESS: progress, UNITS: units.path if units else None}
+    return {name: str(path) for name, path in told.items() if path is not None}
+
+
+@contextmanager
+def _restored(units: Units | None) -> Iterator[None]:
+    """All SMs before the program starts and after it ended."""
+    if units is None:
+        yield
+        return
+    units.reset()
+    try:
+        yield
+    finally:
+        units.reset()
 
 
 def _steer(plant: LivePlant, controller: Harmonia) -> State:
@@ -165,16 +181,3 @@ class _Signals:
         process = self._process
         if process is not None and process.poll() is None:
             process.send_signal(number)
-
-
-def share_of_units(percent: int, variables: Mapping[str, str]) -> dict[str, str]:
-    """Variables that give a program a share of the SMs through MPS; Refused where no MPS server listens.
-
-    The share is fixed when a program connects, so it is a knob of its start, not of its run.
-    """
-    if not 1 <= percent <= 100:
-        raise Refused(f"--sm-percent: expected 1 to 100, got {percent}.")
-    pipe = Path(variables.get(MPS_PIPE, "/tmp/nvidia-mps")) / "control"  # noqa: S108  (NVIDIA's own default)
-    if not pipe.exists():
-        raise Refused(f"--sm-percent needs an MPS server; none listens at {pipe}. Start nvidia-cuda-mps-control -d.")
-    return {MPS_SHARE: str(percent)}

@@ -39,7 +39,7 @@ def watch(
 ) -> dict[str, Any]:
     """Readings over ``count`` periods (0: until interrupted), their means, and advice where they allow it."""
     lattice = lattice_of(*card.clocks_hz())
-    chip = _chip(gpu, card.name)
+    chip = chip_named(card.name) if gpu is None else hardware.load(gpu)
     readings: list[Any] = [card.read()]
     try:
         while count == 0 or len(readings) <= count:
@@ -93,10 +93,8 @@ def _plain(advice: Advice, chip: Gpu | None) -> dict[str, Any]:
     }
 
 
-def _chip(gpu: str | None, name: str) -> Gpu | None:
-    """The catalogue's card of that name, asked for or guessed from what the driver calls it; None: not there."""
-    if gpu is not None:
-        return hardware.load(gpu)
+def chip_named(name: str) -> Gpu | None:
+    """The catalogue's card, guessed from what the driver calls it; None: not there."""
     words = name.lower().replace("nvidia", "").split()
     for guess in ("-".join(words), words[0] if words else ""):
         try:
