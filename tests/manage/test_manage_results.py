@@ -122,8 +122,8 @@ def predictive(a100: list, reference: Path, objective: Objective) -> Comparison:
 
 
 def test_a100_model_predictive_clock(a100: list, reference: Path) -> None:
-    """Wanted: 0.5 % in the mean, 1.5 % at worst; reached: 0.57 and 1.63 %. Rows of one and the same state differ
-    by up to 2.4 %, and the measured curves themselves would pick no better (docs/method/manage.md)."""
+    """Wanted: 0.5 % in the mean, 1.5 % at worst; reached: 0.57 and 1.63 %. Clocks the governor
+    takes back cost up to 2.4 %, and the measured curves themselves would pick no better (docs/method/manage.md)."""
     gaps = [o.ed2_over_oracle for o in predictive(a100, reference, Objective()).of(Name.PREDICTIVE)]
     assert len(gaps) == 14
     assert np.mean(gaps) < 0.007

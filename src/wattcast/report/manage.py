@@ -248,6 +248,27 @@ def convergence(tables: Tables, run: Run, objective: Objective) -> Figure:
     return caption(figure, tables.source)
 
 
+def picks(tables: Tables, comparison: Comparison, objective: Objective) -> Figure:
+    """What every core clock of a replayed card gives, and which one was picked before anything ran."""
+    figure = new_figure(7.0, 4.2)
+    axes = figure.subplots()
+    clock_mhz = tables.lattice.table(Role.CORE_CLOCK) / 1e6
+    table = scores(tables, Objective(objective.goal))
+    for i, (application, order) in enumerate(tables.applications.items()):
+        row = table[order[0]]
+        over = 100 * np.expm1(row - row.min())
+        measured = "measured, by workload" if i == 0 else None
+        axes.plot(clock_mhz, over, "o-", color=GREY, markersize=3, lw=0.6, label=measured)
+        at = int(comparison.runs[Name.PREDICTIVE, application].converged[order[0]])
+        picked = "picked by the predictor" if i == 0 else None
+        axes.plot(clock_mhz[at], over[at], "D", color=COLOUR[Name.PREDICTIVE], markersize=5, label=picked)
+    shown = clock_mhz > 0.65 * clock_mhz.max()
+    axes.set(xlabel="Core clock set (MHz)", ylabel=f"{_GOALS[objective.goal]} over the best clock's (%)")
+    axes.set(xlim=(clock_mhz[shown].min() - 10, clock_mhz.max() + 20), ylim=(-0.5, 16))
+    axes.legend(fontsize=7)
+    return caption(figure, tables.source)
+
+
 def predictor_accuracy(tables: Tables, models: Mapping[str, SensitivityModel]) -> Figure:
     """Section 7.2: predicted against measured sensitivities of all kernels, compute and bandwidth."""
     figure = new_figure(8.0, 4.0)
@@ -301,6 +322,10 @@ def _of_plant(tables: Tables, comparison: Comparison, setup: Setup) -> dict[str,
     made: dict[str, Callable[[], Figure]] = {
         f"convergence_{first}": lambda: convergence(tables, comparison.runs[Name.HARMONIA, first], setup.objective)
     }
+    if len(tables.lattice.knobs) == 1 and all(
+        (Name.PREDICTIVE, app) in comparison.runs for app in tables.applications
+    ):
+        made[f"picks_{first}"] = lambda: picks(tables, comparison, setup.objective)
     if "Graph500" not in tables.applications:
         return made
     graph = comparison.runs[Name.HARMONIA, "Graph500"].played
