@@ -7,7 +7,8 @@ the logarithm of latency, then those on energy, on the logarithm of power. Each 
 
 by Gauss and Newton, w from Huber's loss so that one odd row does not rule. Which factors: the set with the least
 leave-one-out error, r_i/(1 - h_i) of the linearised problem [Allen1974, PRESS]; a larger set must be better by a
-margin, and no set has more factors than rows. One or two rows: the set with the largest evidence.
+margin, and no set has more factors than rows. One or two rows: the set that may have moved them most, by its priors,
+and what is not learned counts as noise, σ_i² = σ² + Σ_j (∂f_i/∂θ_j · s_j)² over the other factors.
 """
 
 from __future__ import annotations
@@ -122,7 +123,7 @@ class Fit:
     start: Array  # residuals of the forecast
     residual: Array
     left_out: Array
-    evidence: float
+    reach: float  # Σ (∂f/∂θ·s)²: what the factors may do to the rows
 
     @property
     def factors(self) -> dict[str, float]:
@@ -164,9 +165,10 @@ def _best(
     model: Callable[[Sequence[Row], Mapping[str, float]], Array],
 ) -> Fit:
     """The set of factors the rows support."""
-    fits = [_fit(s, rows, target, noise, idle_w, model) for s in sets if len(s) <= len(rows)]
+    others = tuple(dict.fromkeys(name for s in sets for name in s)) if len(rows) < 3 else ()
+    fits = [_fit(s, rows, target, noise, idle_w, model, others) for s in sets if len(s) <= len(rows)]
     if len(rows) < 3:
-        return max(fits, key=lambda f: f.evidence)
+        return max(fits, key=lambda f: f.reach)
     best = fits[0]
     for fit in fits[1:]:  # sets grow: a later one has to earn its factors
         if fit.score < (1.0 - MARGIN * max(len(fit.chosen) - len(best.chosen), 0)) * best.score:
@@ -181,7 +183,9 @@ def _fit(
     noise: float,
     idle_w: float,
     model: Callable[[Sequence[Row], Mapping[str, float]], Array],
+    others: tuple[str, ...],
 ) -> Fit:
+    spread = _noise(chosen, rows, noise, idle_w, model, others)
     prior = np.array([PRIOR[name] for name in chosen])
     theta = np.zeros(len(chosen))
     precision = np.diag(1.0 / prior**2)
@@ -194,20 +198,38 @@ def _fit(
     jacobian = np.zeros((len(rows), len(chosen)))
     for _ in range(STEPS if chosen and len(rows) else 0):
         jacobian = _jacobian(value, theta, target - here)
-        weight = np.minimum(1.0, HUBER * noise / np.maximum(np.abs(here), 1e-12))
-        scaled = (weight / noise**2)[:, np.newaxis] * jacobian
+        weight = np.minimum(1.0, HUBER * spread / np.maximum(np.abs(here), 1e-12))
+        scaled = (weight / spread**2)[:, np.newaxis] * jacobian
         step = np.linalg.solve(jacobian.T @ scaled + precision, scaled.T @ here - precision @ theta)
         theta = theta + np.clip(step, -0.7, 0.7)
         here = target - value(theta)
         if np.abs(step).max() < 1e-4:
             break
-    hessian = jacobian.T @ ((weight / noise**2)[:, np.newaxis] * jacobian) + precision
+    hessian = jacobian.T @ ((weight / spread**2)[:, np.newaxis] * jacobian) + precision
     covariance = np.linalg.inv(hessian) if chosen else np.zeros((0, 0))
-    leverage = np.einsum("ij,jk,ik->i", jacobian, covariance, jacobian) * weight / noise**2
-    misfit = float(np.sum(weight * (here / noise) ** 2) + theta @ precision @ theta)
-    evidence = -0.5 * (misfit + np.linalg.slogdet(hessian)[1] - np.linalg.slogdet(precision)[1])
+    leverage = np.einsum("ij,jk,ik->i", jacobian, covariance, jacobian) * weight / spread**2
+    reach = float(np.sum((jacobian * prior) ** 2))
     deviation = np.sqrt(np.diag(covariance)) if chosen else np.zeros(0)
-    return Fit(chosen, theta, deviation, start, here, here / np.maximum(1.0 - leverage, 0.05), float(evidence))
+    return Fit(chosen, theta, deviation, start, here, here / np.maximum(1.0 - leverage, 0.05), reach)
+
+
+def _noise(
+    chosen: tuple[str, ...],
+    rows: Sequence[Row],
+    noise: float,
+    idle_w: float,
+    model: Callable[[Sequence[Row], Mapping[str, float]], Array],
+    others: tuple[str, ...],
+) -> Array:
+    """Deviation of each row: its own, and what factors outside the set may do to it."""
+    rest = tuple(name for name in others if name not in chosen)
+    variance = np.full(len(rows), noise**2)
+    if rest and len(rows):
+        nothing = np.zeros(len(rest))
+        base = model(rows, {})
+        moved = _jacobian(lambda at: model(rows, _factors(rest, at, idle_w)), nothing, base)
+        variance += (moved**2) @ np.array([PRIOR[name] ** 2 for name in rest])
+    return np.asarray(np.sqrt(variance))
 
 
 def _jacobian(value: Callable[[Array], Array], theta: Array, here: Array, step: float = 0.02) -> Array:

@@ -15,10 +15,11 @@ from wattcast import hardware
 from wattcast.arrays import Array, per_sweep
 from wattcast.fit.calibrate import calibrate, calibrate_rows
 from wattcast.fit.calibrate_energaizer import GPU, RunRow, clean, others, published, rows
-from wattcast.fit.calibrate_model import Measured, predict, rows_of
+from wattcast.fit.calibrate_model import UNCAPPED_W, Measured, predict, rows_of
 from wattcast.fit.calibrate_model import Row as AnalysedRow
 from wattcast.fitted import Bundle, bundle_for
-from wattcast.hardware import Gpu
+from wattcast.hardware import Gpu, OperatingPoint
+from wattcast.prediction import predict as predict_whole
 from wattcast.validate.a100_floor import in_domain, transferred
 from wattcast.validate.rows import Row, percent, row
 
@@ -74,6 +75,7 @@ def _zero_shot(kept: list[RunRow], everything: list[RunRow], gpu: Gpu, bundle: B
     mine, all_rows = ([as_measured(r, gpu) for r in some] for some in (kept, everything))
     error, whole = _errors(mine, {}, gpu, bundle), _errors(all_rows, {}, gpu, bundle)
     floor = _against(mine, *transferred(mine, gpu))
+    inside = _covered(mine, gpu, bundle)
     young = replace(bundle, launch=replace(bundle.launch, host_s_per_operator=12e-6))
     faster = _errors(mine, {}, gpu, young)
     where = "A100 900 MHz, forecast, no A100 rows"
@@ -88,11 +90,23 @@ def _zero_shot(kept: list[RunRow], everything: list[RunRow], gpu: Gpu, bundle: B
             f"{best} with an A100 kernel database",
             must,
             aim,
+            coverage=_rounded(inside[i]),
             with_resnet=_rounded(whole[i]),
             host_12_us=_rounded(faster[i]),
         )
         for i, (quantity, (best, must, aim)) in enumerate(zip(_QUANTITIES, wanted, strict=False))
     ]
+
+
+def _covered(measured: Sequence[Measured], gpu: Gpu, bundle: Bundle) -> tuple[float, float]:
+    """Percent of rows inside the forecast's 90 % intervals of latency and of power."""
+    latency, power = [], []
+    for m in measured:
+        at = OperatingPoint(m.clock_hz, UNCAPPED_W, m.temperature_c)
+        ends = predict_whole(m.graph, gpu, at, bundle).interval
+        latency.append(ends.latency_s[0] <= m.latency_s <= ends.latency_s[1])
+        power.append(m.power_w is not None and ends.power_w[0] <= m.power_w <= ends.power_w[1])
+    return 100.0 * float(np.mean(latency)), 100.0 * float(np.mean(power))
 
 
 def _anchored(measured: list[Measured], family: list[str], gpu: Gpu, bundle: Bundle) -> list[Row]:
