@@ -86,17 +86,23 @@ awkward = st.one_of(st.floats(allow_nan=True, allow_infinity=True), st.floats(1e
 
 
 @settings(max_examples=60)
-@given(st.lists(st.tuples(awkward, awkward, awkward, st.booleans(), st.integers(-1, 2)), min_size=1, max_size=25))
+@given(
+    st.lists(
+        st.tuples(awkward, awkward, awkward, st.booleans(), st.integers(-1, 2), awkward), min_size=1, max_size=25
+    )
+)
 def test_any_stream_of_observations_leaves_settings_on_the_lattice(
-    stream: list[tuple[float, float, float, bool, int]],
+    stream: list[tuple[float, float, float, bool, int, float]],
 ) -> None:
     """NaN, infinity, zero, negative, stale, settings that do not exist: nothing raises, nothing escapes."""
     controller = Harmonia(SMALL, SMALL.top)
     state = controller.start()
-    for duration, power, work, stale, level in stream:
+    for duration, power, work, stale, level, clock_hz in stream:
         at = controller.settings(state, "k")
         shown = (level, at[1]) if level >= 0 else (7, 7)
-        state, chosen = controller.step(state, Observation("k", shown, duration, power, work, None, stale))
+        state, chosen = controller.step(
+            state, Observation("k", shown, duration, power, work, None, stale, clock_hz * 1e6)
+        )
         assert SMALL.inside(chosen)
 
 

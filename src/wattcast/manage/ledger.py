@@ -61,7 +61,7 @@ class Ledger(NamedTuple):
         ``effective`` are the settings the card really ran at where a governor held it below those asked for:
         both are one state, and share what is known of it.
         """
-        log_time = math.log(observation.duration_s / observation.work)
+        log_time = log_time_of(observation)
         log_power = math.log(observation.power_w)
         held, at = self.held, observation.settings
         if effective is not None and effective != at:
@@ -109,7 +109,7 @@ class Ledger(NamedTuple):
         old = self.seen.get(observation.settings)
         if old is None:
             return False
-        off_time = math.log(observation.duration_s / observation.work) - old.log_time
+        off_time = log_time_of(observation) - old.log_time
         return abs(off_time) < within and abs(math.log(observation.power_w) - old.log_power) < within
 
     def surprise(self, observation: Observation, prior: float) -> float:
@@ -117,7 +117,7 @@ class Ledger(NamedTuple):
         old = self.seen.get(observation.settings)
         if old is None:
             return 0.0
-        off = abs(math.log(observation.duration_s / observation.work) - old.log_time)
+        off = abs(log_time_of(observation) - old.log_time)
         return off if off > 6.0 * self.time_sigma(prior) else 0.0
 
 
@@ -125,3 +125,8 @@ def _with(lanes: tuple[Lane, ...], at: Settings) -> tuple[Lane, ...]:
     """The lanes with one more setting."""
     known = lanes or (Lane({}, {}),) * len(at)
     return tuple([lane.tried(at[:i] + at[i + 1 :], at[i]) for i, lane in enumerate(known)])
+
+
+def log_time_of(observation: Observation) -> float:
+    """Log of time per unit of work; a difference of logs, as a ratio of extreme numbers may not be one."""
+    return math.log(observation.duration_s) - math.log(observation.work)
