@@ -226,3 +226,35 @@ def test_no_driver_is_one_sentence(tmp_path: Path) -> None:
     done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == ExitCode.MISSING
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [("tick_ms 1e9",), ("error energy 3 -1 1e9", "error power 3 -1 1e9")],
+    ids=["the energy counter stands still", "neither energy nor power can be read"],
+)
+def test_readings_that_end_in_mid_run_give_the_clocks_back(
+    standin: Any, tmp_path: Path, fault: tuple[str, ...]
+) -> None:
+    """Blind, the controller leaves the card as the vendor has it; the program runs on."""
+    arguments = controlling(tmp_path, "--progress", str(tmp_path / "told"))
+    stop = tmp_path / "stop"
+    script = (
+        "import os, time\n"
+        f"while not os.path.exists({str(stop)!r}):\n"
+        "    open(os.environ['WATTCAST_PROGRESS'], 'ab').write(b'.' * 20); time.sleep(0.05)"
+    )
+    argv, environment = command(standin, tmp_path, *arguments, sys.executable, "-c", script)
+    with subprocess.Popen(argv, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        wait_for(lambda: len({line for line in calls(tmp_path) if line.startswith("SetGpu")}) > 1)
+        standin.follow("at -10 300 1980 0 45 60", *fault, f"calls {tmp_path / 'calls.txt'}")
+        wait_for(lambda: calls(tmp_path)[-1].startswith("Reset"))
+        before = len(calls(tmp_path))
+        time.sleep(0.6)  # several periods: it stays so
+        assert process.poll() is None
+        assert len(calls(tmp_path)) == before
+        stop.touch()
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 0, said
+    assert "Traceback" not in said
+    assert notes(tmp_path) == []

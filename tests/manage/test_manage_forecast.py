@@ -9,7 +9,8 @@ import pytest
 
 from wattcast import api
 from wattcast.errors import BadInput
-from wattcast.manage import forecast
+from wattcast.manage import forecast, foresight
+from wattcast.manage.foresight import Curves
 from wattcast.manage.objective import Goal, Objective
 from wattcast.manage.outcome import compare
 from wattcast.manage.policies import Name, Setup
@@ -25,12 +26,13 @@ def test_clocks_lie_on_the_cards_own_steps() -> None:
 
 
 def test_a_forecast_picks_what_its_own_plant_rewards() -> None:
-    """On a plant that is the predictor itself, the model-predictive policy is the oracle."""
+    """On a plant that is the predictor itself, taking the prediction at its word is the oracle."""
     tables = forecast.plant({"gpt2": "gpt2"}, A100, {"batch": 8, "seq": 512}, iterations=20)
     clocks = tables.lattice.knobs[0].levels
     objective = Objective(Goal.ENERGY, slowdown=0.1)
     found = {"gpt2": forecast.predicted("gpt2", A100, clocks, {"batch": 8, "seq": 512})}
-    setup = Setup(objective=objective, forecast=forecast.choices(tables, found, objective))
+    at_its_word = {"gpt2": (found["gpt2"].best(objective, tables.default[0]),)}
+    setup = Setup(objective=objective, forecast=at_its_word)
     comparison = compare([tables], setup)
     (mine,) = comparison.of(Name.PREDICTIVE)
     assert mine.objective_over_oracle == pytest.approx(0.0, abs=1e-12)
@@ -57,3 +59,51 @@ def test_names_of_runs_lead_to_workloads(tmp_path: Path) -> None:
     assert forecast.workload_of(name, tmp_path) == (listed, {})
     with pytest.raises(BadInput, match="--workloads"):
         forecast.workload_of("2mm", None)
+
+
+def curves(core: float, limit_w: float = 1e3) -> Curves:
+    """A workload of which this share of the time at the top clock follows the core clock."""
+    clock_hz = np.linspace(0.5e9, 1.4e9, 64)
+    stretch = clock_hz[-1] / clock_hz
+    time_s = core * stretch + 1.0 - core
+    power_w = 50.0 + 200.0 / time_s / stretch**1.6
+    return Curves(clock_hz, time_s, power_w, np.full(64, 50.0), limit_w)
+
+
+LEVELS_HZ = np.linspace(0.5e9, 1.4e9, 10)
+
+
+@pytest.mark.parametrize("core", [0.0, 0.3, 1.0])
+def test_time_is_split_into_what_follows_the_core_clock_and_what_does_not(core: float) -> None:
+    assert foresight.core_share(curves(core)) == pytest.approx((core, 1 - core), abs=1e-9)
+
+
+def test_the_two_laws_of_the_path_to_dram_bracket_the_prediction() -> None:
+    """With all time in DRAM one law leaves time alone and the other makes it follow the clock one to one; energy
+    above idle is the same under both. With none there is nothing to disagree on."""
+    time_s, power_w = foresight.outlooks(curves(0.0), LEVELS_HZ)
+    assert time_s[0] == pytest.approx(np.ones(10))
+    assert time_s[1] == pytest.approx(1.4e9 / LEVELS_HZ, rel=1e-3)
+    assert (power_w[0] - 50.0) * time_s[0] == pytest.approx((power_w[1] - 50.0) * time_s[1], rel=2e-3)
+    time_s, power_w = foresight.outlooks(curves(1.0), LEVELS_HZ)
+    assert time_s[0] == pytest.approx(time_s[1])
+    assert power_w[0] == pytest.approx(power_w[1])
+
+
+def test_a_power_limit_makes_high_clocks_one_state_and_the_lowest_of_them_is_taken() -> None:
+    held = curves(1.0, limit_w=150.0)
+    time_s, power_w = foresight.outlooks(held, LEVELS_HZ)
+    assert power_w.max() == pytest.approx(150.0)
+    plateau = np.isclose(power_w[0], 150.0)
+    assert 2 <= plateau.sum() < 10
+    assert (time_s[0][plateau] == time_s[0][-1]).all()
+    level = foresight.best(held, LEVELS_HZ, Objective(), 9, worth=1e-6)
+    assert level == int(np.argmax(plateau))
+
+
+def test_a_slowdown_bound_holds_in_the_mean_of_both_laws() -> None:
+    objective = Objective(Goal.ENERGY, slowdown=0.10)
+    level = foresight.best(curves(0.5), LEVELS_HZ, objective, 9, worth=0.0)
+    time_s, _ = foresight.outlooks(curves(0.5), LEVELS_HZ)
+    slow = (time_s / time_s[:, [9]]).mean(axis=0) - 1
+    assert slow[level] <= 0.10 < slow[level - 1]

@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +23,7 @@ from wattcast.manage.knobs import Role
 from wattcast.manage.live import KERNEL, LivePlant, Progress, lattice_of
 from wattcast.manage.objective import Goal, Objective
 from wattcast.manage.simulate import play
+from wattcast.manage.sm_share import MPS_PIPE, MPS_SHARE, Units, share_of_units
 from wattcast.manage.watching import watch
 
 CORE = tuple(float(c) for c in range(600_000_000, 1_981_000_000, 60_000_000))
@@ -125,6 +126,23 @@ def test_the_controller_finds_the_frugal_clock_of_a_live_card() -> None:
     assert ed2[chosen] <= 1.01 * ed2.min()
 
 
+@pytest.mark.parametrize(
+    ("busy", "core_hz", "told"),
+    [(1.0, 1.5e9, True), (0.1, 1.5e9, False), (math.nan, 1.5e9, False), (1.0, 0.3e9, False)],
+)
+def test_a_clock_is_the_governors_only_while_the_card_works(busy: float, core_hz: float, told: bool) -> None:
+    """An idle card falls to a low clock by itself; taken for the governor's it would lead to the lowest setting."""
+
+    class Idle(FakeCard):
+        def read(self) -> Seen:
+            return replace(super().read(), busy=busy, core_hz=core_hz)
+
+    plant = live(Idle(), 5.0)
+    seen = plant.run(plant.default)
+    assert (seen.core_hz == core_hz) is told
+    assert math.isnan(seen.core_hz) is not told
+
+
 def test_a_dry_plant_never_touches_the_card() -> None:
     card = FakeCard()
     plant = live(card, 20.0, dry=True)
@@ -175,10 +193,14 @@ def test_a_counter_that_stands_still_is_stale_and_leads_back_to_the_default() ->
 
 def test_a_program_that_tells_nothing_is_not_tuned() -> None:
     card = FakeCard()
-    plant = LivePlant(card, lattice_of(*card.clocks_hz()), 1.0, lambda: card.now_s < 20, card.pass_time, None, False)
+    said: list[str] = []
+    lattice = lattice_of(*card.clocks_hz())
+    alive, log = (lambda: card.now_s < 20), (lambda at, why: said.append(why))
+    plant = LivePlant(card, lattice, 1.0, alive, card.pass_time, None, False, log)
     state = play(plant, Harmonia(plant.lattice, plant.default))
     assert state.kernels[KERNEL].at == plant.default
     assert set(card.calls) <= {"reset"}
+    assert sum("nothing is tuned" in why for why in said) == 1
 
 
 def test_progress_is_the_size_of_a_file(tmp_path: Path) -> None:
@@ -361,8 +383,11 @@ def test_a_program_runs_to_its_end_and_its_code_is_ours(tmp_path: Path) -> None:
         "    for _ in range(60):\n        f.write(b'.' * 5)\n        time.sleep(0.01)\n"
         "raise SystemExit(7)"
     )
-    ended = controlled(card, tmp_path / "state", sys.executable, "-c", script, progress=told)
+    said: list[str] = []
+    ended = controlled(card, tmp_path / "state", sys.executable, "-c", script, progress=told, say=said.append)
     assert ended.code == 7
+    assert said[-1].startswith(f"clocks reset after {ended.changes} change")
+    assert "against the driver's own" in said[-1] or "were best" in said[-1]
     assert ended.controlled
     assert ended.changes >= 2
     assert card.calls[-1] == "reset"
@@ -400,11 +425,63 @@ def test_signals_reach_the_program_and_clocks_are_reset(tmp_path: Path, number: 
 
 def test_a_share_of_the_units_needs_an_mps_server(tmp_path: Path) -> None:
     with pytest.raises(Refused, match="MPS"):
-        session.share_of_units(50, {session.MPS_PIPE: str(tmp_path)})
+        share_of_units(50, {MPS_PIPE: str(tmp_path)})
     (tmp_path / "control").touch()
-    assert session.share_of_units(50, {session.MPS_PIPE: str(tmp_path)}) == {session.MPS_SHARE: "50"}
-    with pytest.raises(Refused, match="1 to 100"):
-        session.share_of_units(0, {session.MPS_PIPE: str(tmp_path)})
+    assert share_of_units(50, {MPS_PIPE: str(tmp_path)}) == {MPS_SHARE: "50"}
+    with pytest.raises(BadInput, match="1 to 100"):
+        share_of_units(0, {MPS_PIPE: str(tmp_path)})
+
+
+@dataclass
+class SlicedCard(FakeCard):
+    """A program that keeps to the SMs it is told: memory holds it, so fewer of them draw less and lose nothing."""
+
+    units: Units | None = None
+
+    def share(self) -> float:
+        assert self.units is not None
+        return float(self.units.path.read_text()) / self.units.total
+
+    def power(self) -> float:
+        return 120.0 + (100.0 + 200.0 * self.share()) * (self.clock_hz / CORE[-1]) ** 2.5
+
+
+def test_sms_are_a_knob_where_the_program_turns_it(tmp_path: Path) -> None:
+    units = Units(tmp_path / "units", 132)
+    assert units.levels == (64.0, 80.0, 96.0, 112.0, 132.0)
+    units.reset()
+    card = SlicedCard(units=units)
+    lattice = lattice_of(*card.clocks_hz(), units.levels)
+    alive = lambda: card.now_s < 120.0  # noqa: E731
+    plant = LivePlant(card, lattice, 1.0, alive, card.pass_time, Told(card), dry=False, units=units)
+    state = play(plant, Harmonia(lattice, lattice.top))
+    memory = state.kernels[KERNEL]
+    assert memory.settled
+    assert lattice.values(memory.at)[1] == units.levels[0]
+    assert float(units.path.read_text()) == units.levels[0]
+    with pytest.raises(BadInput, match="--sms"):
+        Units(tmp_path / "units", 8)
+
+
+def test_sms_that_a_program_does_not_turn_stay_as_they_were(tmp_path: Path) -> None:
+    units = Units(tmp_path / "units", 132)
+    card = FakeCard()
+    lattice = lattice_of(*card.clocks_hz(), units.levels)
+    alive = lambda: card.now_s < 120.0  # noqa: E731
+    plant = LivePlant(card, lattice, 1.0, alive, card.pass_time, Told(card), dry=False, units=units)
+    memory = play(plant, Harmonia(lattice, lattice.top)).kernels[KERNEL]
+    assert memory.settled
+    clocks = np.asarray(lattice.knobs[0].levels)
+    ed2 = (120.0 + 300.0 * (clocks / CORE[-1]) ** 2.5) * (CORE[-1] / clocks) ** (3 * 0.1)
+    assert ed2[memory.at[0]] <= 1.01 * ed2.min()
+
+
+def test_all_sms_are_given_back_when_the_program_ends(tmp_path: Path) -> None:
+    units = Units(tmp_path / "units", 132)
+    script = "import os; assert open(os.environ['WATTCAST_UNITS']).read() == '132\\n'"
+    ended = controlled(TimedCard(), tmp_path / "state", sys.executable, "-c", script, units=units)
+    assert ended.code == 0
+    assert units.path.read_text() == "132\n"
 
 
 # -- watching ----------------------------------------------------------------------------------------------

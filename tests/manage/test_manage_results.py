@@ -110,19 +110,34 @@ def a100(reference: Path) -> list:
     return replay.without(tables, A100_LEFT_OUT)
 
 
-def test_a100_model_predictive_clock(a100: list, reference: Path) -> None:
-    """No A100 row is used. The aims (0.5 % mean, 1.5 % worst) wait for fitted coefficients: this holds what
-    the provisional ones give, so that a refit that makes it worse is seen."""
-    gpu, objective = api.find_gpu("a100-pcie-40gb"), Objective()
-    gaps = []
+def predictive(a100: list, reference: Path, objective: Objective) -> Comparison:
+    """Model-predictive policy and oracle on the A100's rows; none of them goes into the prediction."""
+    gpu, outcomes = api.find_gpu("a100-pcie-40gb"), []
     for tables in a100:
         found, missing = forecast.forecasts(tables, gpu, reference / "energaizer" / "workloads")
         assert not missing
-        setup = Setup(forecast=forecast.choices(tables, found, objective))
-        gaps += [o.ed2_over_oracle for o in compare([tables], setup, [Name.PREDICTIVE]).outcomes]
+        setup = Setup(objective=objective, forecast=forecast.choices(tables, found, objective))
+        outcomes += compare([tables], setup, [Name.PREDICTIVE, Name.ORACLE]).outcomes
+    return Comparison(tuple(outcomes), {})
+
+
+def test_a100_model_predictive_clock(a100: list, reference: Path) -> None:
+    """Wanted: 0.5 % in the mean, 1.5 % at worst; reached: 0.57 and 1.63 %. Clocks the governor
+    takes back cost up to 2.4 %, and the measured curves themselves would pick no better (docs/method/manage.md)."""
+    gaps = [o.ed2_over_oracle for o in predictive(a100, reference, Objective()).of(Name.PREDICTIVE)]
     assert len(gaps) == 14
-    assert np.mean(gaps) < 0.015
-    assert max(gaps) < 0.035
+    assert np.mean(gaps) < 0.007
+    assert max(gaps) < 0.018
+
+
+def test_a100_model_predictive_saving_at_ten_percent_slowdown(a100: list, reference: Path) -> None:
+    """At least 80 % of the oracle's saving; one of 14 breaks the bound, by less than one point."""
+    found = predictive(a100, reference, Objective(Goal.ENERGY, slowdown=0.10))
+    mine, best = (sum(o.energy_saving for o in found.of(p)) for p in (Name.PREDICTIVE, Name.ORACLE))
+    assert mine > 0.8 * best
+    slow = [o.slowdown for o in found.of(Name.PREDICTIVE)]
+    assert sum(s > 0.10 for s in slow) <= 1
+    assert max(slow) < 0.11
 
 
 def test_a100_with_feedback(a100: list) -> None:
@@ -132,5 +147,5 @@ def test_a100_with_feedback(a100: list) -> None:
     bounded = Setup(objective=Objective(Goal.ENERGY, slowdown=0.10))
     comparison = compare(a100, bounded, [Name.HARMONIA, Name.ORACLE])
     mine, best = (sum(o.energy_saving for o in comparison.of(p)) for p in (Name.HARMONIA, Name.ORACLE))
-    assert mine > 0.8 * best
+    assert mine > 0.99 * best
     assert max(o.slowdown for o in comparison.of(Name.HARMONIA)) <= 0.10 + 1e-9

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from wattcast.manage.plant import Noise, Tables
     from wattcast.manage.policies import Setup
 
+SHORTEST_PERIOD_S, LONGEST_PERIOD_S = 0.02, 3600.0
 app = typer.Typer(help="Steer clocks to spend less power for the same speed.", no_args_is_help=True)
 
 Goal = Annotated[str, typer.Option("--objective", help="ed2|ed|energy: what is minimised.")]
@@ -22,10 +23,10 @@ Slowdown = Annotated[str | None, typer.Option(help="Longest time allowed over th
 Latency = Annotated[str | None, typer.Option(help="Longest time of one run allowed, such as 5ms.")]
 Cap = Annotated[str | None, typer.Option(help="Board power not to be exceeded, such as 180W.")]
 Scatter = Annotated[str | None, typer.Option("--noise", help="Measurement noise of time and power, such as 1%.")]
-Seed = Annotated[int, typer.Option(help="Seed of noise and perturbation.")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of noise and perturbation.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Plot = Annotated[Path | None, typer.Option(help="Folder to save figures in.")]
-Device = Annotated[int, typer.Option(help="Card, by NVML index.")]
+Device = Annotated[int, typer.Option(min=0, help="Card, by NVML index.")]
 
 
 @app.command()
@@ -41,7 +42,7 @@ def simulate(
     cap: Cap = None,
     noise: Scatter = None,
     seed: Seed = 0,
-    perturbed: Annotated[int, typer.Option(help="Also run this many perturbed plants (hd-7970).")] = 0,
+    perturbed: Annotated[int, typer.Option(min=0, help="Also run this many perturbed plants (hd-7970).")] = 0,
     sensitivity: Annotated[Path | None, typer.Option(help="Sensitivity model (wattcast fit sensitivity).")] = None,
     export: Annotated[Path | None, typer.Option(help="Save time and counters of all settings as CSV.")] = None,
     json: Json = False,
@@ -79,8 +80,10 @@ def replay(
     cap: Cap = None,
     noise: Scatter = None,
     seed: Seed = 0,
-    repeats: Annotated[int, typer.Option(help="With noise: also repeat this often and count who is worse off.")] = 0,
-    iterations: Annotated[int, typer.Option(help="Runs of each application.")] = 100,
+    repeats: Annotated[
+        int, typer.Option(min=0, help="With noise: also repeat this often and count who is worse off.")
+    ] = 0,
+    iterations: Annotated[int, typer.Option(min=1, help="Runs of each application.")] = 100,
     gpu: Annotated[str | None, typer.Option(help="The table's card in the catalogue, to predict it.")] = None,
     workloads: Annotated[Path | None, typer.Option(help="Folder of operator lists, NAME.json.")] = None,
     leave_out: Annotated[list[str] | None, typer.Option(help="Applications to leave out, by start of name.")] = None,
@@ -108,19 +111,18 @@ def watch(
     ctx: typer.Context,
     device: Device = 0,
     period: Annotated[str, typer.Option(help="Time between two readings.")] = "1s",
-    count: Annotated[int, typer.Option(help="Readings; 0: until interrupted.")] = 5,
+    count: Annotated[int, typer.Option(min=0, help="Readings; 0: until interrupted.")] = 5,
     objective: Goal = "ed2",
     slowdown: Slowdown = None,
     gpu: Annotated[str | None, typer.Option(help="Catalogue GPU of the card; default: by its name.")] = None,
     json: Json = False,
 ) -> None:
     """Observe a card and say what could be set and what that might save. Sets nothing."""
-    from wattcast import units
     from wattcast.manage import watching
     from wattcast.measure.device_plant import Card
 
     env: Environment = ctx.obj
-    seconds = units.parse(period, "s", "--period")
+    seconds = _period_s(period)
     card = Card(device)
     card.open()
     try:
@@ -133,7 +135,7 @@ def watch(
     watching.print_watched(env.console(), found)
 
 
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@app.command(context_settings={"allow_interspersed_args": False})
 def run(
     ctx: typer.Context,
     command: Annotated[list[str], typer.Argument(help="The program, after --.")],
@@ -142,28 +144,37 @@ def run(
     period: Annotated[str, typer.Option(help="Time between two decisions.")] = "1s",
     objective: Goal = "ed2",
     slowdown: Slowdown = None,
+    latency: Annotated[
+        str | None, typer.Option(help="Longest time of one unit of work allowed, such as 5ms.")
+    ] = None,
     cap: Cap = None,
     progress: Annotated[
         Path | None, typer.Option(help="File the program appends a byte to per unit of work (WATTCAST_PROGRESS).")
     ] = None,
     sm_percent: Annotated[int | None, typer.Option(help="Share of the SMs, through a running MPS server.")] = None,
+    units: Annotated[
+        Path | None,
+        typer.Option(help="File the program reads from how many SMs to use, by green contexts (WATTCAST_UNITS)."),
+    ] = None,
+    sms: Annotated[int | None, typer.Option(help="SMs of the card; default: the catalogue's.")] = None,
     state: Annotated[Path | None, typer.Option(help="Folder for lock and state; root: /run/wattcast.")] = None,
 ) -> None:
     """Run a program while the controller locks clocks through NVML; they are reset however it ends.
 
     Example: wattcast manage run --apply -- python train.py
     """
-    from wattcast import units
-    from wattcast.errors import Refused
-    from wattcast.manage import guard, session
+    from wattcast.errors import Refused, bad_value
+    from wattcast.manage import guard, session, sm_share
     from wattcast.measure.device_plant import Card
 
     env: Environment = ctx.obj
-    goal = _objective(objective, slowdown, None, cap)
-    seconds = units.parse(period, "s", "--period")
+    goal = _objective(objective, slowdown, latency, cap)
+    seconds = _period_s(period)
+    if progress is not None and not progress.absolute().parent.is_dir():
+        raise bad_value("--progress", "a file in a folder that exists", str(progress))
     variables = dict(env.variables)
     if sm_percent is not None:
-        variables |= session.share_of_units(sm_percent, variables)
+        variables |= sm_share.share_of_units(sm_percent, variables)
     card = Card(device)
     card.open()
     try:
@@ -175,9 +186,12 @@ def run(
             raise typer.Exit
         if why_not:
             raise Refused(f"{why_not}. Nothing was set, the program was not started.")
+        told = sm_share.Units(units, sms or _sm_count(card.name)) if units else None
         folder = state or guard.state_folder(variables)
         watchdog = guard.watchdog_command(device)
-        ended = session.run_controlled(card, command, goal, folder, seconds, env.say, variables, progress, watchdog)
+        ended = session.run_controlled(
+            card, command, goal, folder, seconds, env.say, variables, progress, watchdog, told
+        )
     finally:
         card.close()
     raise typer.Exit(ended.code if ended.code >= 0 else 128 - ended.code)
@@ -207,6 +221,17 @@ def watchdog(note: Path, device: Device = 0) -> None:
         card.close()
 
 
+def _sm_count(name: str) -> int:
+    """SMs of a card by what the driver calls it."""
+    from wattcast.errors import bad_value
+    from wattcast.manage.watching import chip_named
+
+    chip = chip_named(name)
+    if chip is None:
+        raise bad_value("--sms", f"how many SMs {name} has, as the catalogue does not know it", "none")
+    return int(chip.sm_count)
+
+
 def _objective(goal: str, slowdown: str | None, latency: str | None, cap: str | None) -> Objective:
     from wattcast import units
     from wattcast.errors import unknown_name
@@ -226,10 +251,23 @@ def _objective(goal: str, slowdown: str | None, latency: str | None, cap: str | 
 
 def _noise(text: str | None) -> Noise | None:
     from wattcast import units
+    from wattcast.errors import bad_value
     from wattcast.manage.plant import Noise
 
     share = 0.0 if text is None else units.parse(text, "", "--noise")
+    if not 0 <= share < 1:
+        raise bad_value("--noise", "0% or more, below 100%", text)
     return Noise(share, share) if share else None
+
+
+def _period_s(text: str) -> float:
+    from wattcast import units
+    from wattcast.errors import bad_value
+
+    seconds = units.parse(text, "s", "--period")
+    if not SHORTEST_PERIOD_S <= seconds <= LONGEST_PERIOD_S:
+        raise bad_value("--period", "20 ms to 1 h: below, a card's counters stand still", text)
+    return seconds
 
 
 def _setup(goal: Objective, noise: Noise | None, seed: int, model: Any, forecast: Any = None) -> Setup:

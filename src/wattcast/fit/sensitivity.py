@@ -37,7 +37,9 @@ class LinearModel:
 
     def predict(self, counters: Mapping[str, float]) -> float:
         """One sensitivity from one set of counters."""
-        raw = self.intercept + sum(c * counters[name] for name, c in self.coefficients.items())
+        raw = self.intercept
+        for name, coefficient in self.coefficients.items():
+            raw += coefficient * counters[name]
         return min(max(raw, 0.0), 1.0)
 
 

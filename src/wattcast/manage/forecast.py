@@ -7,9 +7,10 @@ a card's clocks and takes the best by the objective, without having run anything
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -17,12 +18,18 @@ from wattcast import api
 from wattcast.arrays import Array
 from wattcast.errors import BadInput, UnknownName, bad_value
 from wattcast.hardware import Gpu
+from wattcast.manage import foresight
+from wattcast.manage.foresight import Curves
 from wattcast.manage.knobs import Knob, Lattice, Role, Settings
 from wattcast.manage.objective import Objective
 from wattcast.manage.plant import Tables
+from wattcast.manage.tuning import Tuning
+from wattcast.manage.view import moved
 from wattcast.workload.graph import Graph
 
 ITERATIONS = 100
+NO_LIMIT_W = 1e6
+EQUAL = 1e-6  # of the score: what the search for the governor's clock leaves open
 LEVELS = 24  # of the core clock, where the catalogue's steps are finer
 _NAMED = re.compile(
     r"(?P<family>[a-z0-9]+)model_(?P<model>[\w.-]+?)_p(?P<dtype>bf16|fp16|fp32)_b(?P<batch>\d+)_s(?P<seq>\d+)"
@@ -37,13 +44,15 @@ class Forecast:
 
     time_s: Array
     power_w: Array
+    clock_hz: Array  # as the card would report it: below the one set where the power limit holds it
     workload: str
     status: str  # of the coefficients behind it
+    curves: Curves  # without the power limit
 
     def best(self, objective: Objective, default_level: int) -> int:
-        """The level the objective asks for; ties go to the lower clock."""
+        """The level the objective asks for if the prediction is right; of equal ones the lowest clock."""
         scores = objective.scores(self.time_s, self.power_w, self.time_s[default_level])
-        return int(np.argmin(scores))
+        return int(np.nonzero(scores <= scores.min() + EQUAL)[0][0])
 
 
 def core_clocks(gpu: Gpu, levels: int = LEVELS) -> tuple[float, ...]:
@@ -75,6 +84,7 @@ def plant(
         power_w=np.stack([f.power_w for f in found]),
         applications={name: np.full(iterations, i, dtype=np.int64) for i, name in enumerate(workloads)},
         idle_w=_idle_w(gpu),
+        clock_hz=np.stack([f.clock_hz for f in found]),
         source=f"predicted by Wattcast ({found[0].status} coefficients)",
     )
 
@@ -83,8 +93,22 @@ def predicted(
     workload: str | Path | Graph, gpu: Gpu, clocks_hz: Sequence[float], options: Mapping[str, object] | None = None
 ) -> Forecast:
     """One workload over a card's clocks; a power limit lowers the clocks it forbids, as the card would."""
-    p = api.predict(workload, gpu, clock=np.asarray(clocks_hz), **(options or {}))  # type: ignore[arg-type]
-    return Forecast(np.asarray(p.latency_s), np.asarray(p.power_w), p.name, str(p.status))
+    clocks = np.asarray(clocks_hz)
+    more: dict[str, Any] = dict(options or {})
+    p = api.predict(workload, gpu, clock=clocks, **more)
+    grid = np.linspace(clocks[0], clocks[-1], foresight.POINTS)
+    free = api.predict(workload, gpu, clock=grid, power_limit=NO_LIMIT_W, **more)
+    idle = gpu.power.idle_w
+    curves = Curves(
+        clock_hz=grid,
+        time_s=np.asarray(free.latency_s),
+        power_w=np.asarray(free.power_w),
+        idle_w=np.zeros(grid.shape) if idle is None else np.minimum(idle.at(grid), free.power_w),
+        limit_w=float(np.min(gpu.power.limit_w)),
+    )
+    return Forecast(
+        np.asarray(p.latency_s), np.asarray(p.power_w), np.asarray(p.clock_hz), p.name, str(p.status), curves
+    )
 
 
 def forecasts(tables: Tables, gpu: Gpu, folder: Path | None = None) -> tuple[dict[str, Forecast], dict[str, str]]:
@@ -131,16 +155,16 @@ def workload_of(name: str, folder: Path | None) -> tuple[str | Path, dict[str, o
 
 
 def choices(
-    tables: Tables, found: Mapping[str, Forecast], objective: Objective, names: Iterable[str] | None = None
+    tables: Tables, found: Mapping[str, Forecast], objective: Objective, worth: float | None = None
 ) -> dict[str, Settings]:
-    """The settings each forecast picks."""
+    """The settings each forecast picks, the path to DRAM being unknown (:mod:`wattcast.manage.foresight`)."""
     which = tables.lattice.index(Role.CORE_CLOCK)
     assert which is not None
-    default = tables.default
+    default, levels = tables.default, np.asarray(tables.lattice.knobs[which].levels)
+    least = Tuning().worth if worth is None else worth
     return {
-        name: (*default[:which], found[name].best(objective, default[which]), *default[which + 1 :])
-        for name in (names or found)
-        if name in found
+        name: moved(default, which, foresight.best(f.curves, levels, objective, default[which], least))
+        for name, f in found.items()
     }
 
 

@@ -9,9 +9,11 @@ steps that a measured or predicted sensitivity shows to be hopeless are not trie
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 from wattcast.fit.sensitivity import SensitivityModel
 from wattcast.manage import sensitivity
@@ -24,18 +26,20 @@ from wattcast.manage.problem import Problem
 from wattcast.manage.search import Move, next_move, sense
 from wattcast.manage.sensitivity import Bin, binned
 from wattcast.manage.tuning import Tuning
-from wattcast.manage.view import View
+from wattcast.manage.view import View, moved
 
+CLOCK_TOLERANCE = 0.005  # of a clock; cards report theirs in steps of about this
+
+NEW = Ledger()
 Bins = tuple[Bin, Bin]  # compute, bandwidth
 
 
-@dataclass(frozen=True, slots=True)
-class Memory:
+class Memory(NamedTuple):
     """What the controller knows of one kernel in its present phase."""
 
     at: Settings  # settings of the next run
     why: str = "start"
-    ledger: Ledger = field(default_factory=Ledger)
+    ledger: Ledger = NEW
     beliefs: Beliefs | None = None  # from counters
     bins: Bins | None = None
     target: Settings | None = None  # of the coarse step
@@ -46,12 +50,11 @@ class Memory:
     bad: int = 0  # unusable observations in a row
 
 
-@dataclass(frozen=True, slots=True)
-class State:
+class State(NamedTuple):
     """Memories by kernel, and those of phases that may come back."""
 
-    kernels: Mapping[str, Memory] = field(default_factory=dict)
-    shelf: Mapping[tuple[str, Bins], Memory] = field(default_factory=dict)
+    kernels: Mapping[str, Memory]
+    shelf: Mapping[tuple[str, Bins], Memory]  # by kernel and bins
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,7 @@ class Harmonia:
         return Problem(self.lattice, self.default, self.first or self.default, self.objective, self.tuning, free)
 
     def start(self) -> State:
-        return State()
+        return State({}, {})
 
     def settings(self, state: State, kernel: str) -> Settings:
         """Settings for the next run of a kernel."""
@@ -85,19 +88,40 @@ class Harmonia:
         """The next state and the settings for this kernel's next run."""
         kernel = observation.kernel
         memory = state.kernels.get(kernel) or Memory(at=self.problem.start, target=self.hint.get(kernel))
-        if not observation.usable or not self.lattice.inside(observation.settings):
+        if not (
+            observation.usable and (observation.settings == memory.at or self.lattice.inside(observation.settings))
+        ):
             memory = self._unusable(memory)
             return State({**state.kernels, kernel: memory}, state.shelf), memory.at
         state, memory = self._phase(state, memory, observation)
-        memory = self._decide(memory, memory.ledger.record(observation), observation.settings)
+        ledger = memory.ledger.record(observation, self._effective(memory.ledger, observation))
+        memory = self._decide(memory, ledger, observation.settings)
         return State({**state.kernels, kernel: memory}, state.shelf), memory.at
+
+    def _effective(self, ledger: Ledger, observation: Observation) -> Settings:
+        """The settings the card really ran at: the lowest core clock that would have been the same state.
+
+        A governor (power, heat) that holds the clock between two levels would hold it there for the upper one,
+        too. A clock that wavers by one level between runs counts as the same.
+        """
+        at, which, clock_hz = observation.settings, self.problem.core, observation.core_hz
+        if which is None:
+            return at
+        levels = self.lattice.knobs[which].levels
+        if not clock_hz < levels[at[which]] * (1.0 - CLOCK_TOLERANCE):  # NaN: not told
+            return at
+        level = bisect_left(levels, clock_hz * (1.0 - CLOCK_TOLERANCE))
+        before = ledger.held.get(at)
+        if before is not None and abs(before[which] - level) <= 1:
+            return before
+        return moved(at, which, level)
 
     def _unusable(self, memory: Memory) -> Memory:
         """Stay; after several in a row fall back to the start settings, which need no reading to be safe."""
         bad = memory.bad + 1
         if bad < self.tuning.patience:
-            return replace(memory, bad=bad)
-        return replace(memory, bad=bad, at=self.problem.start, why="blind", settled=False, rest=0)
+            return memory._replace(bad=bad)
+        return memory._replace(bad=bad, at=self.problem.start, why="blind", settled=False, rest=0)
 
     def _phase(self, state: State, memory: Memory, observation: Observation) -> tuple[State, Memory]:
         """A new phase: bins changed though no knob did (with counters), or time did (without)."""
@@ -112,19 +136,21 @@ class Harmonia:
             return state, memory
         beliefs = Beliefs(compute, bandwidth, self.tuning.margin)
         if memory.bins is None:
-            return state, replace(memory, beliefs=beliefs, bins=bins, target=self._target(bins))
+            return state, memory._replace(beliefs=beliefs, bins=bins, target=self._target(bins))
+        if memory.ledger.confirms(observation, self.tuning.resolution):
+            return state, memory._replace(beliefs=beliefs)  # the same program: it looks different from other settings
         shelf = {**state.shelf, (observation.kernel, memory.bins): memory}
         known = shelf.get((observation.kernel, bins))
         if known is None:
             known = Memory(at=memory.at, beliefs=beliefs, bins=bins, target=self._target(bins))
-        return State(state.kernels, shelf), replace(known, last=memory.last)
+        return State(state.kernels, shelf), known._replace(last=memory.last)
 
     def _surprised(self, memory: Memory, observation: Observation) -> Memory:
         odd = memory.ledger.surprise(observation, self.tuning.prior_sigma) > self.tuning.surprise
         if not odd:
-            return memory if memory.odd == 0 else replace(memory, odd=0)
+            return memory if memory.odd == 0 else memory._replace(odd=0)
         if memory.odd + 1 < self.tuning.patience:
-            return replace(memory, odd=memory.odd + 1)
+            return memory._replace(odd=memory.odd + 1)
         return Memory(at=self.problem.start, last=memory.last)  # what was learned belongs to a phase that is over
 
     def _target(self, bins: Bins) -> Settings | None:

@@ -17,9 +17,12 @@ from typing import Any, Protocol
 from wattcast.errors import MissingTool, Refused, bad_value
 from wattcast.manage.knobs import Knob, Lattice, Role, Settings
 from wattcast.manage.observation import Observation
+from wattcast.manage.sm_share import Units
 
 LEVELS = 16
 LOWEST = 0.5  # of the highest core clock; below, no objective here is ever served
+BUSY = 0.5  # share of time with a kernel running, from which the reported clock is that of the work
+BLIND_PERIODS = 5  # without visible work, after which that is said
 KERNEL = "program"
 
 
@@ -56,8 +59,8 @@ class ControlledCard(Protocol):
     def reset(self, memory: bool = True) -> None: ...
 
 
-def lattice_of(core_hz: tuple[float, ...], memory_hz: tuple[float, ...]) -> Lattice:
-    """Knobs of a card: up to 16 core clocks of its upper half, and its memory clocks where there are several."""
+def lattice_of(core_hz: tuple[float, ...], memory_hz: tuple[float, ...], units: tuple[float, ...] = ()) -> Lattice:
+    """Knobs of a card: up to 16 core clocks of its upper half, memory clocks and SM counts where several are."""
     usable = [c for c in core_hz if c >= LOWEST * core_hz[-1]] if core_hz else []
     if not usable:
         raise MissingTool("the card names no core clock that could be locked.")
@@ -65,6 +68,8 @@ def lattice_of(core_hz: tuple[float, ...], memory_hz: tuple[float, ...]) -> Latt
     knobs = [Knob(Role.CORE_CLOCK, tuple(sorted(usable[::-1][::step])))]
     if len(memory_hz) > 1:
         knobs.append(Knob(Role.MEMORY_CLOCK, tuple(sorted(memory_hz))))
+    if len(units) > 1:
+        knobs.append(Knob(Role.COMPUTE_UNITS, units))
     return Lattice(tuple(knobs))
 
 
@@ -96,14 +101,17 @@ class LivePlant:
         progress: Progress | None = None,
         dry: bool = True,
         log: Callable[[Settings, str], None] | None = None,
+        units: Units | None = None,
     ) -> None:
         self._card, self._lattice, self._period_s = card, lattice, period_s
         self._alive, self._wait, self._progress, self._dry = alive, wait, progress, dry
         self._log = log or (lambda settings, why: None)
+        self._units = units
         self._now: Settings | None = None
         self.controlled = not dry
         self.reported = False  # whether the program has told any progress
         self.last: Any = None  # the latest reading
+        self._blind = 0  # periods in a row without visible work
 
     @property
     def lattice(self) -> Lattice:
@@ -127,10 +135,13 @@ class LivePlant:
         return self._observed(at if self.controlled else self._nearest(end), begin, end, more - done)
 
     def set(self, at: Settings) -> None:
-        """Lock the clocks of a setting; the default is the driver's own choice."""
+        """Lock the clocks of a setting, and ask for its SMs; clocks at their default are the driver's own choice."""
         values = {knob.role: v for knob, v in zip(self._lattice.knobs, self._lattice.values(at), strict=True)}
+        count = values.pop(Role.COMPUTE_UNITS, None)
         try:
-            if at == self.default:
+            if self._units is not None and count is not None:
+                self._units.set(count)
+            if all(level == top for level, top, knob in self._levels(at) if knob.role in values):
                 self._card.reset()
             else:
                 self._card.lock(values[Role.CORE_CLOCK], values.get(Role.MEMORY_CLOCK))
@@ -138,12 +149,17 @@ class LivePlant:
             self._end(at, f"not set, control ends: {error}")
             return
         self._now = at
-        self._log(at, "set")
+        self._log(at, "left to the driver" if at == self.default else "set")
+
+    def _levels(self, at: Settings) -> list[tuple[int, int, Knob]]:
+        return list(zip(at, self.default, self._lattice.knobs, strict=True))
 
     def _end(self, at: Settings, why: str) -> None:
         """Stop steering: the driver gets its clocks back, the program runs on."""
         self.controlled = False
         self._log(at, why)
+        if self._units is not None:
+            self._units.reset()
         with suppress(Refused, MissingTool):
             self._card.reset()
 
@@ -167,11 +183,26 @@ class LivePlant:
         stale = math.isfinite(joules) and joules <= 0  # the counter stood still, or was reset
         self.reported = self.reported or done > 0
         work = done if self.reported else end.work_per_s * seconds
-        return Observation(KERNEL, at, seconds, power_w, work, None, stale)
+        self._blind = 0 if work > 0 else self._blind + 1  # NaN counts as none
+        if self._blind == BLIND_PERIODS and self.controlled:
+            self._log(
+                at, "no work seen, so nothing is tuned; have the program append to WATTCAST_PROGRESS (--progress)"
+            )
+        return Observation(KERNEL, at, seconds, power_w, work, None, stale, self._held_hz(end))
+
+    def _held_hz(self, reading: Any) -> float:
+        """The clock a governor holds the card at; NaN when idle or unknown, as an idle card's clock says nothing."""
+        lowest_hz = self._lattice.values(self._lattice.bottom)[0]
+        held = reading.busy >= BUSY and reading.core_hz >= lowest_hz  # False for NaN
+        return float(reading.core_hz) if held else math.nan
 
     def _nearest(self, reading: Any) -> Settings:
         """The setting closest to what the card runs at, for a plant that is only watched."""
         if reading is None or not math.isfinite(reading.core_hz):
             return self.default
-        values = {Role.CORE_CLOCK: reading.core_hz, Role.MEMORY_CLOCK: reading.memory_hz}
+        values = {
+            Role.CORE_CLOCK: reading.core_hz,
+            Role.MEMORY_CLOCK: reading.memory_hz,
+            Role.COMPUTE_UNITS: math.inf,
+        }
         return self._lattice.nearest(*(values[knob.role] for knob in self._lattice.knobs))

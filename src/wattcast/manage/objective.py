@@ -63,6 +63,18 @@ class Objective:
         """Whether there is any bound besides the goal."""
         return not (self.slowdown is None and self.latency_s is None and self.cap_w is None)
 
+    @cached_property
+    def log_cap(self) -> float:
+        """Log of the power cap; infinite where there is none."""
+        return math.inf if self.cap_w is None else math.log(self.cap_w)
+
+    def log_time_limits(self, log_reference: float | None) -> list[float]:
+        """Logs of the longest times allowed; ``log_reference`` is that of the default settings, None if not known."""
+        limits = [] if self.latency_s is None else [math.log(self.latency_s)]
+        if self.slowdown is not None and log_reference is not None:
+            limits.append(log_reference + math.log1p(self.slowdown))
+        return limits
+
     def score(self, log_time: float, log_power: float, log_reference: float | None) -> float:
         """Log of the objective of one kernel, plus a wall for each broken bound.
 

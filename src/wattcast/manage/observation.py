@@ -15,7 +15,8 @@ class Observation:
 
     ``work`` is how much was done, in any unit that stays the same for a kernel: 1 where every run is
     alike, instructions where a counter tells, iterations reported by the program. ``stale`` says that
-    the sensor gave the values of an earlier time again.
+    the sensor gave the values of an earlier time again. ``core_hz`` is the core clock it really ran at, as
+    the card reports it; NaN where that is not told.
     """
 
     kernel: str
@@ -25,6 +26,7 @@ class Observation:
     work: float = 1.0
     counters: Mapping[str, float] | None = None
     stale: bool = False
+    core_hz: float = math.nan
 
     @property
     def usable(self) -> bool:

@@ -7,6 +7,7 @@ card is in ``measure/device_plant.py`` and has the same two methods.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -59,11 +60,13 @@ class Tables:
     memory_w: Array | None = None  # (phase, setting) part of power_w drawn by memory
     board_w: float | None = None  # constant part of power_w
     idle_w: float | None = None
+    clock_hz: Array | None = None  # (phase, setting) core clock the governor allows; None: not told
     source: str = ""
 
     def __post_init__(self) -> None:
         shape = (len(self.kernels), self.lattice.count)
-        for what, table in {"time": self.time_s, "power": self.power_w, **self.counters}.items():
+        told = {} if self.clock_hz is None else {"clock": self.clock_hz}
+        for what, table in {"time": self.time_s, "power": self.power_w, **told, **self.counters}.items():
             if table.shape != shape:
                 raise bad_value(f"{self.name}: {what}", f"a table of {shape}", table.shape)
         for what, table in {"time": self.time_s, "power": self.power_w}.items():
@@ -83,7 +86,8 @@ class Tables:
         names = tuple(self.counters)
         stacked = np.stack([self.counters[n] for n in names], axis=-1).tolist() if names else None
         work = self.work.tolist() if self.work is not None else [1.0] * len(self.kernels)
-        return Rows(self.time_s.tolist(), self.power_w.tolist(), work, names, stacked)
+        clock = None if self.clock_hz is None else self.clock_hz.tolist()
+        return Rows(self.time_s.tolist(), self.power_w.tolist(), work, names, stacked, clock)
 
     def order(self, application: str) -> npt.NDArray[np.int64]:
         """Phases of an application in the order they run."""
@@ -101,6 +105,7 @@ class Rows:
     work: list[float]
     names: tuple[str, ...]
     counters: list[list[list[float]]] | None  # [phase][setting][name]
+    clock_hz: list[list[float]] | None
 
 
 @dataclass(frozen=True)
@@ -153,4 +158,5 @@ class TableRun:
             power_w=rows.power_w[phase][index] * self._power_factor[position],
             work=rows.work[phase],
             counters=counters,
+            core_hz=math.nan if rows.clock_hz is None else rows.clock_hz[phase][index],
         )

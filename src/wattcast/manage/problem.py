@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 from wattcast.manage import cap
 from wattcast.manage.knobs import Lattice, Role, Settings
-from wattcast.manage.ledger import Seen
+from wattcast.manage.ledger import Ledger
 from wattcast.manage.objective import Objective
 from wattcast.manage.tuning import Tuning
 
@@ -31,6 +30,10 @@ class Problem:
     def turns(self) -> tuple[int, ...]:
         """Knobs the search may turn."""
         return tuple(i for i, free in enumerate(self.free) if free)
+
+    @cached_property
+    def roles(self) -> tuple[Role, ...]:
+        return tuple(knob.role for knob in self.lattice.knobs)
 
     @cached_property
     def log_levels(self) -> tuple[tuple[float, ...], ...]:
@@ -65,17 +68,30 @@ class Problem:
         return self.lattice.index(Role.COMPUTE_UNITS) is not None
 
     @cached_property
-    def sensing(self) -> tuple[Settings, float] | None:
-        """The sensing step from the default, one step of the core clock down, and its log ratio."""
-        which = self.lattice.index(Role.CORE_CLOCK)
-        if which is None or not self.free[which] or self.default[which] == 0:
+    def core(self) -> int | None:
+        """The core clock, where there is one."""
+        return self.lattice.index(Role.CORE_CLOCK)
+
+    @cached_property
+    def _sensing(self) -> dict[Settings, tuple[Settings, float] | None]:
+        return {}
+
+    def sensing(self, start: Settings) -> tuple[Settings, float] | None:
+        """The sensing step from a setting, one step of the core clock down, and its log ratio."""
+        if start not in self._sensing:
+            self._sensing[start] = self._sense(start)
+        return self._sensing[start]
+
+    def _sense(self, start: Settings) -> tuple[Settings, float] | None:
+        which = self.core
+        if which is None or not self.free[which] or start[which] == 0:
             return None
-        here = self.default[which]
+        here = start[which]
         to = here - self.tuning.sense(self.lattice.knobs[which], here)
         ratio = self.log_levels[which][here] - self.log_levels[which][to]
-        return (*self.default[:which], to, *self.default[which + 1 :]), ratio
+        return (*start[:which], to, *start[which + 1 :]), ratio
 
-    def permits(self, seen: Mapping[Settings, Seen], to: Settings) -> bool:
-        """Whether a setting may be run: under a cap, only when it is reckoned to keep to it."""
+    def reckoned(self, ledger: Ledger) -> cap.Reckoned | None:
+        """Power reckoned with under a cap; None where there is none."""
         cap_w = self.objective.cap_w
-        return cap_w is None or cap.within(self.lattice, seen, to, cap_w)
+        return None if cap_w is None else cap.Reckoned(self.lattice, self.log_levels, ledger, cap_w)

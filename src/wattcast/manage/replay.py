@@ -37,6 +37,7 @@ class Row:
     core_hz: float
     time_s: float
     power_w: float
+    ran_hz: float = math.nan  # mean core clock it really ran at
 
 
 def read(path: Path, iterations: int = ITERATIONS, default: str | None = None) -> list[Tables]:
@@ -100,6 +101,7 @@ def _tables(
     order = [(m, c) for c in core for m in memory]
     time_s = np.array([[rows[key].time_s for key in order] for rows in apps.values()])
     power_w = np.array([[rows[key].power_w for key in order] for rows in apps.values()])
+    ran_hz = np.array([[rows[key].ran_hz for key in order] for rows in apps.values()])
     return Tables(
         name=name,
         lattice=lattice,
@@ -108,6 +110,7 @@ def _tables(
         time_s=time_s,
         power_w=power_w,
         applications={app: np.full(iterations, i, dtype=np.int64) for i, app in enumerate(apps)},
+        clock_hz=ran_hz if np.isfinite(ran_hz).all() else None,
         source=f"measurements replayed from {name}",
     )
 
@@ -200,15 +203,16 @@ def _runs(text: str, where: str) -> dict[str, dict[tuple[float, float], Row]]:
         match = _RUN.fullmatch(cells.get("workload", ""))
         try:
             energy_j, time_ms = float(cells["energy"]), float(cells["time"])
+            ran_mhz = float(cells.get("avg_freq", "nan"))
         except (KeyError, ValueError):
             raise bad_value(f"{where}: line {number}", "a workload, joules and milliseconds", line) from None
         if match is None:
             raise bad_value(f"{where}: line {number}", "a workload named ..._freq<MHz>_iter<n>", line)
-        if not (0 < energy_j < math.inf and 0 < time_ms < math.inf):
+        if not (0 < energy_j < math.inf and 0 < time_ms < math.inf) or ran_mhz <= 0:
             raise bad_value(f"{where}: line {number}", "finite numbers above zero", line)
         core_hz = float(match["mhz"]) * 1e6
         rows = blocks.setdefault(match["name"], {})
         if (1.0, core_hz) in rows:
             raise bad_value(f"{where}: line {number}", "one row per workload and clock", line)
-        rows[1.0, core_hz] = Row(1.0, core_hz, time_ms * 1e-3, energy_j / (time_ms * 1e-3))
+        rows[1.0, core_hz] = Row(1.0, core_hz, time_ms * 1e-3, energy_j / (time_ms * 1e-3), ran_mhz * 1e6)
     return blocks

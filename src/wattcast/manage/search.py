@@ -16,7 +16,7 @@ from wattcast.manage.knobs import Settings
 from wattcast.manage.ledger import Ledger
 from wattcast.manage.problem import Problem
 from wattcast.manage.sensitivity import LOW_EDGE
-from wattcast.manage.steps import fine, polish
+from wattcast.manage.steps import fine, polish, steps
 from wattcast.manage.view import View
 
 
@@ -33,16 +33,17 @@ def next_move(problem: Problem, ledger: Ledger, beliefs: Beliefs | None, target:
     seen = ledger.seen
     if not seen:
         return Move(problem.start, False, "start")
-    if problem.default not in seen and problem.permits(seen, problem.default):
+    reckoned = problem.reckoned(ledger)
+    if problem.default not in seen and (reckoned is None or reckoned.permits(problem.default)):
         return Move(problem.default, False, "default")
     cap_w = problem.objective.cap_w
     if cap_w is not None:
         lower = cap.descend(problem.lattice, seen, beliefs, cap_w)
         if lower is not None:
             return Move(lower, False, "cap")
-    if target is not None and target not in seen and problem.permits(seen, target):
+    if target is not None and target not in seen and (reckoned is None or reckoned.permits(target)):
         return Move(target, False, "coarse")
-    view = View(problem, ledger, beliefs)
+    view = View(problem, ledger, beliefs, reckoned)
     return _probe(view) or verified(view)
 
 
@@ -52,7 +53,8 @@ def _probe(view: View) -> Move | None:
         return Move(found, False, "sense")
     if (found := rival(view, tuning.quick_runs)) is not None:
         return Move(found, False, "again")
-    if (found := fine(view)) is not None or (found := polish(view)) is not None:
+    fine_steps, smallest_steps = steps(view)
+    if (found := fine(view, fine_steps)) is not None or (found := polish(view, smallest_steps)) is not None:
         return Move(found, False, "fine")
     if (found := rival(view, tuning.rival_runs)) is not None:
         return Move(found, False, "again")
@@ -64,12 +66,12 @@ def sense(view: View) -> Settings | None:
 
     Tried again while a risky step hangs on an answer that scatter leaves open.
     """
-    problem, seen = view.problem, view.seen
-    if not view.measured or problem.sensing is None or problem.default not in seen:
+    problem, seen, sensing = view.problem, view.seen, view.problem.sensing(view.default)
+    if not view.measured or sensing is None or view.default not in seen:
         return None
-    low, high = problem.sensing[0], problem.default
+    low, high = sensing[0], view.default
     if low not in seen:
-        return low if problem.permits(seen, low) else None
+        return low if view.permits(low) else None
     if view.beliefs.bandwidth is None or not _risk_ahead(view):
         return None
     fewest = min(low, high, key=lambda s: seen[s].runs)
@@ -79,33 +81,26 @@ def sense(view: View) -> Settings | None:
 
 def rival(view: View, most_runs: int) -> Settings | None:
     """The least tried setting that scatter does not tell from the best, or the best itself."""
-    seen, best, score = view.seen, view.best, view.score
-    confident, floor = view.problem.tuning.confident, score[best]
-    farthest = floor + 1.5 * confident * view.sigma  # no error of a difference is larger than sqrt(2) sigma
-    close = [
-        s
-        for s, value in score.items()
-        if value < farthest
-        and s != best
-        and seen[s].runs < most_runs
-        and value - floor < confident * view.error(s, best)
-    ]
+    seen, score = view.seen, view.score
+    close = [s for s in view.close() if seen[s].runs < most_runs]
     if not close:
         return None
-    return min([*close, best], key=lambda s: (seen[s].runs, score[s]))
+    return min([*close, view.best], key=lambda s: (seen[s].runs, score[s]))
 
 
 def verified(view: View) -> Move:
     """The best setting, once it is surely better than the default; until then, both in turn."""
-    default, best, tuning = view.problem.default, view.best, view.problem.tuning
-    if best == default or default not in view.score:
+    default, best, tuning = view.default, view.best, view.problem.tuning
+    if best == default:
+        return Move(view.problem.default, True, "settled")
+    if default not in view.score:
         return Move(best, True, "settled")
     if view.score[default] - view.score[best] > tuning.verified * view.error(default, best):
         return Move(best, True, "settled")
     fewest = min((default, best), key=lambda s: view.seen[s].runs)
     if view.seen[fewest].runs < tuning.default_runs:
         return Move(fewest, False, "verify")
-    return Move(default, True, "settled")
+    return Move(view.problem.default, True, "settled")
 
 
 def _risk_ahead(view: View) -> bool:

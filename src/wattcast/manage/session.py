@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import subprocess
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -13,14 +15,13 @@ from typing import Any
 
 from wattcast.errors import MissingTool, Refused
 from wattcast.manage.guard import Guard
-from wattcast.manage.harmonia import Harmonia
+from wattcast.manage.harmonia import Harmonia, State
 from wattcast.manage.knobs import Lattice, Settings
-from wattcast.manage.live import ControlledCard, LivePlant, Progress, lattice_of
+from wattcast.manage.live import KERNEL, ControlledCard, LivePlant, Progress, lattice_of
 from wattcast.manage.objective import Objective
+from wattcast.manage.sm_share import UNITS, Units
 
 PROGRESS = "WATTCAST_PROGRESS"
-MPS_SHARE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
-MPS_PIPE = "CUDA_MPS_PIPE_DIRECTORY"
 ENDED_BY = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 GRACE_S = 5.0  # for the program to end after a signal was passed on
 
@@ -34,7 +35,8 @@ class Log:
     changes: list[tuple[Settings, str]] = field(default_factory=list)
 
     def __call__(self, settings: Settings, why: str) -> None:
-        self.changes.append((settings, why))
+        if why.startswith(("set", "left")):
+            self.changes.append((settings, why))
         self.say(f"{self.lattice.show(settings)}: {why}")
 
 
@@ -57,11 +59,12 @@ def run_controlled(
     environment: Mapping[str, str],
     progress: Path | None = None,
     watchdog: list[str] | None = None,
+    units: Units | None = None,
 ) -> Ended:
     """Run ``command`` while the controller sets clocks; they are reset however this ends."""
-    lattice = lattice_of(*card.clocks_hz())
+    lattice = lattice_of(*card.clocks_hz(), units.levels if units else ())
     log = Log(say, lattice)
-    with Guard(card, folder, say, watchdog) as guard, _Signals() as signals:
+    with Guard(card, folder, say, watchdog) as guard, _Signals() as signals, _restored(units):
         try:
             card.lock(lattice.values(lattice.top)[0])  # whether this works is known before the program starts
         except Refused:
@@ -69,7 +72,7 @@ def run_controlled(
             raise
         log(lattice.top, "set, to see whether it works")
         try:
-            process = subprocess.Popen(list(command), env={**environment, **_tell(progress)})
+            process = subprocess.Popen(list(command), env={**environment, **_tell(progress, units)})
         except OSError as error:
             raise MissingTool(f"{command[0]}: cannot be started ({error.strerror}).") from None
         signals.pass_on_to(process)
@@ -82,23 +85,57 @@ def run_controlled(
             progress=Progress(progress) if progress else None,
             dry=False,
             log=log,
+            units=units,
         )
-        _steer(plant, Harmonia(lattice, lattice.top, objective))
+        state = _steer(plant, Harmonia(lattice, lattice.top, objective))
         code = _end(process, signals.stop)
+    count = len(log.changes)
+    say(f"clocks reset after {count} change{'s' if count > 1 else ''}. {_brought(state, lattice)}")
     return Ended(code, len(log.changes), plant.controlled)
 
 
-def _tell(progress: Path | None) -> dict[str, str]:
-    return {PROGRESS: str(progress)} if progress else {}
+def _brought(state: State, lattice: Lattice) -> str:
+    """What the settings at the end brought against the default, by the runs there were."""
+    memory = state.kernels.get(KERNEL)
+    before = memory.ledger.seen.get(lattice.top) if memory else None
+    after = memory.ledger.seen.get(memory.at) if memory else None
+    if memory is None or before is None or after is None:
+        return "Nothing was learned: no period told both power and work."
+    if memory.at == lattice.top:
+        return "The driver's own clocks were best."
+    time, power = (math.exp(b - a) for a, b in zip(before[1:], after[1:], strict=True))
+    return (
+        f"{lattice.show(memory.at)} against the driver's own: time {time - 1:+.1%}, power {power - 1:+.1%}, "
+        f"energy {time * power - 1:+.1%} per unit of work."
+    )
 
 
-def _steer(plant: LivePlant, controller: Harmonia) -> None:
+def _tell(progress: Path | None, units: Units | None) -> dict[str, str]:
+    told = {PROGRESS: progress, UNITS: units.path if units else None}
+    return {name: str(path) for name, path in told.items() if path is not None}
+
+
+@contextmanager
+def _restored(units: Units | None) -> Iterator[None]:
+    """All SMs before the program starts and after it ended."""
+    if units is None:
+        yield
+        return
+    units.reset()
+    try:
+        yield
+    finally:
+        units.reset()
+
+
+def _steer(plant: LivePlant, controller: Harmonia) -> State:
     """The loop: the same controller as in simulation; without control left, only wait."""
     state = controller.start()
     while (kernel := plant.next_kernel()) is not None:
         observation = plant.run(controller.settings(state, kernel))
         if plant.controlled:
             state, _ = controller.step(state, observation)
+    return state
 
 
 def _wait(process: subprocess.Popen[bytes], stop: threading.Event, seconds: float) -> None:
@@ -144,16 +181,3 @@ class _Signals:
         process = self._process
         if process is not None and process.poll() is None:
             process.send_signal(number)
-
-
-def share_of_units(percent: int, variables: Mapping[str, str]) -> dict[str, str]:
-    """Variables that give a program a share of the SMs through MPS; Refused where no MPS server listens.
-
-    The share is fixed when a program connects, so it is a knob of its start, not of its run.
-    """
-    if not 1 <= percent <= 100:
-        raise Refused(f"--sm-percent: expected 1 to 100, got {percent}.")
-    pipe = Path(variables.get(MPS_PIPE, "/tmp/nvidia-mps")) / "control"  # noqa: S108  (NVIDIA's own default)
-    if not pipe.exists():
-        raise Refused(f"--sm-percent needs an MPS server; none listens at {pipe}. Start nvidia-cuda-mps-control -d.")
-    return {MPS_SHARE: str(percent)}

@@ -8,20 +8,18 @@ try, not what it will bring.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 from wattcast.manage.knobs import Role, Settings
 from wattcast.manage.objective import WALL
 from wattcast.manage.sensitivity import LOW_EDGE
-from wattcast.manage.view import View, moved
+from wattcast.manage.view import IDLE_KNOB, View, moved
 
 # Largest log change of board power per log change of a knob worth reckoning with: V² f on the share of
 # board power that is switched.
 POWER_ELASTICITY = {Role.COMPUTE_UNITS: 0.5, Role.CORE_CLOCK: 1.3, Role.MEMORY_CLOCK: 0.3}
 LEAST_ELASTICITY = 0.05
 MOST_TRADED = 3  # levels one knob may go down for one level of another
-IDLE_KNOB = 0.05  # a knob that moves neither time nor power by more than this share of itself is not in force
 
 
 class Step(NamedTuple):
@@ -33,37 +31,46 @@ class Step(NamedTuple):
     outer: bool
 
 
-def fine(view: View) -> Settings | None:
+def steps(view: View) -> tuple[list[Step], list[tuple[int, int]]]:
+    """Fine steps worth looking at, and the smallest ones as (knob, level), of every knob that may be turned."""
+    wide: list[Step] = []
+    small: list[tuple[int, int]] = []
+    for which in view.problem.turns:
+        below, above = view.line(which)
+        if below is None or above is None:
+            _outwards(view, which, below, above, wide, small)
+        inner = _between(view, which, below, above)
+        if inner is not None and moved(view.best, which, inner.to) not in view.seen:
+            wide.append(inner)
+    return wide, small
+
+
+def fine(view: View, found: list[Step]) -> Settings | None:
     """All promising knobs down together, else the most promising single step, else None."""
+    best, capped = view.best, view.problem.objective.cap_w is not None
     least = -view.problem.tuning.worth
-    best, seen = view.best, view.seen
-    worth = [
-        step
-        for which in view.problem.turns
-        for step in _steps(view, which)
-        if step.promise < least and view.problem.permits(seen, moved(best, step.which, step.to))
-    ]
-    down = {step.which: step.to for step in worth if step.outer and step.to < best[step.which]}
-    if len(down) > 1:
+    worth = [step for step in found if step.promise < least]
+    if capped:
+        worth = [step for step in worth if view.permits(moved(best, step.which, step.to))]
+    if len(worth) > 1:
+        down = {step.which: step.to for step in worth if step.outer and step.to < best[step.which]}
         joint = tuple(down.get(i, level) for i, level in enumerate(best))
-        if joint not in seen:
+        if len(down) > 1 and joint not in view.seen:
             return joint
     if worth:
         step = min(worth)
         return moved(best, step.which, step.to)
-    return trade(view) if view.problem.objective.cap_w is not None else None
+    return trade(view) if capped else None
 
 
-def polish(view: View) -> Settings | None:
+def polish(view: View, found: list[tuple[int, int]]) -> Settings | None:
     """The smallest step beyond what was tried, where it cannot cost much and a fine step is larger."""
-    problem, best = view.problem, view.best
-    for which in problem.turns:
-        here = best[which]
-        for to in _smallest(view, which):
-            if outlook(view, which, to) < problem.tuning.polish and (to > here or allowed(view, which, to)):
-                settings = moved(best, which, to)
-                if problem.permits(view.seen, settings):
-                    return settings
+    best, most = view.best, view.problem.tuning.polish
+    for which, to in found:
+        if outlook(view, which, to) < most and (to > best[which] or allowed(view, which, to)):
+            settings = moved(best, which, to)
+            if view.permits(settings):
+                return settings
     return None
 
 
@@ -72,120 +79,129 @@ def trade(view: View) -> Settings | None:
 
     A knob whose fall was never measured is lowered alone first: its power is what the room is reckoned from.
     """
-    problem, best, tops = view.problem, view.best, view.problem.lattice.top
+    best, seen, turns, least = view.best, view.seen, view.problem.turns, -view.problem.tuning.worth
+    rises = [(up, outlook(view, up, best[up] + 1)) for up in turns if best[up] < view.tops[up]]
     offers: list[tuple[float, Settings]] = []
-    for down in problem.turns:
-        for up in problem.turns:
-            if down == up or best[down] == 0 or best[up] == tops[up]:
-                continue
-            rise = outlook(view, up, best[up] + 1)
-            for by in range(1, min(MOST_TRADED, best[down]) + 1):
-                lower = moved(best, down, best[down] - by)
-                traded = moved(lower, up, best[up] + 1)
-                promise = rise + outlook(view, down, best[down] - by)
-                if traded not in view.seen and promise < -problem.tuning.worth:
-                    known = view.line(down)[0] is not None
-                    offers.append((promise, traded if known else moved(best, down, best[down] - 1)))
-    wanted = (to for _, to in sorted(offers) if to not in view.seen)
-    return next((to for to in wanted if problem.permits(view.seen, to)), None)
+    for down in turns:
+        here, logs = best[down], view.problem.log_levels[down]
+        if here == 0:
+            continue
+        known, step = view.line(down)[0] is not None, logs[here] - logs[here - 1]
+        slope = outlook(view, down, here - 1) / step
+        for to in range(here - 1, max(here - MOST_TRADED, 0) - 1, -1):
+            fall, lower = slope * (logs[here] - logs[to]), moved(best, down, to)
+            for up, rise in rises:
+                if up != down and rise + fall < least and (traded := moved(lower, up, best[up] + 1)) not in seen:
+                    offers.append((rise + fall, traded if known else moved(best, down, here - 1)))
+    wanted = (to for _, to in sorted(offers) if to not in seen)
+    return next((to for to in wanted if view.permits(to)), None)
 
 
 def outlook(view: View, which: int, to: int) -> float:
     """The best change of score that moving a knob from the best setting to a level could bring."""
     problem, here = view.problem, view.best[which]
-    logs, down = problem.log_levels[which], to < here
-    s, e = _measured(view, which, to)
-    if abs(s) < IDLE_KNOB and abs(e) < IDLE_KNOB:  # nothing known, or the knob was not what held the card
-        role = problem.lattice.knobs[which].role
+    logs = problem.log_levels[which]
+    s, e = _measured(view, which, to, logs)
+    if -IDLE_KNOB < s < IDLE_KNOB and -IDLE_KNOB < e < IDLE_KNOB:  # nothing known, or not what held the card
+        role = problem.roles[which]
         low, high = view.beliefs.bounds(role, problem.has_units)
-        s, e = (low, POWER_ELASTICITY[role]) if down else (high, LEAST_ELASTICITY)
+        s, e = (low, POWER_ELASTICITY[role]) if to < here else (high, LEAST_ELASTICITY)
     return (problem.objective.time_weight * s - e) * (logs[here] - logs[to])
 
 
 def allowed(view: View, which: int, to: int) -> bool:
     """Whether lowering a knob this far may be tried: not where it could cost more than it can save."""
     problem, tuning = view.problem, view.problem.tuning
-    knob = problem.lattice.knobs[which]
-    ratio = knob.levels[view.best[which]] / knob.levels[to]
+    levels = problem.lattice.knobs[which].levels
+    ratio = levels[view.best[which]] / levels[to]
     if ratio <= tuning.risky_ratio:
         return True
-    belief = view.beliefs.of(knob.role)
+    belief = view.beliefs.of(problem.roles[which])
     if belief is None or belief < LOW_EDGE:
         return belief is not None
     cost: float = ratio ** (problem.objective.time_weight * belief) - 1.0
     return view.loss() + cost <= tuning.budget * view.runs
 
 
-def _measured(view: View, which: int, to: int) -> tuple[float, float]:
-    """Elasticities of time and power from a measured step like this one; zero where there is none."""
-    found = _like(view, which, to)
-    if found is None:
-        return 0.0, 0.0
-    at, a, b = found
-    low, high = view.seen[moved(at, which, a)], view.seen[moved(at, which, b)]
-    logs = view.problem.log_levels[which]
-    ratio = logs[b] - logs[a]
-    return (low.log_time - high.log_time) / ratio, (high.log_power - low.log_power) / ratio
+def _measured(view: View, which: int, to: int, logs: tuple[float, ...]) -> tuple[float, float]:
+    """Elasticities of time and power from a measured step like this one; zero where there is none.
 
-
-def _like(view: View, which: int, to: int) -> tuple[Settings, int, int] | None:
-    """A measured step like this one: the same step beside it, else the step before it; (setting, low, high)."""
+    Like it is the same step beside it, else the step before it on the same line.
+    """
     best, here = view.best, view.best[which]
     low, high = (to, here) if to < here else (here, to)
-    rests = [r for r, levels in view.lanes(which).items() if len(levels) > 1 and low in levels and high in levels]
-    if rests:
-        mine = best[:which] + best[which + 1 :]
-        rest = rests[0] if len(rests) == 1 else min(rests, key=lambda r: _apart(r, mine))
-        return (*rest[:which], here, *rest[which:]), low, high
-    below, above = view.line(which)
-    if to < here:
-        return None if above is None else (best, here, above)
-    return None if below is None else (best, below, here)
+    others = None
+    for rest, levels in view.lanes[which].pairs.items():
+        if low in levels and high in levels:
+            mine = best[:which] + best[which + 1 :]
+            if others is None or _apart(rest, mine) < _apart(others, mine):
+                others = rest
+    if others is None:
+        below, above = view.line(which)
+        if to < here:
+            low, high = here, -1 if above is None else above
+        else:
+            low, high = -1 if below is None else below, here
+        if low < 0 or high < 0:
+            return 0.0, 0.0
+        others = best[:which] + best[which + 1 :]
+    ahead, behind = others[:which], others[which:]
+    a, b = view.seen[(*ahead, low, *behind)], view.seen[(*ahead, high, *behind)]
+    ratio = logs[high] - logs[low]
+    return (a.log_time - b.log_time) / ratio, (b.log_power - a.log_power) / ratio
 
 
 def _apart(a: Settings, b: Settings) -> int:
     return sum(abs(x - y) for x, y in zip(a, b, strict=True))
 
 
-def _steps(view: View, which: int) -> Iterator[Step]:
-    problem, here = view.problem, view.best[which]
-    below, above = view.line(which)
+def _outwards(
+    view: View, which: int, below: int | None, above: int | None, wide: list[Step], small: list[tuple[int, int]]
+) -> None:
+    """Steps of one knob beyond what was tried; the smallest only where a fine step is larger."""
+    problem, here, top = view.problem, view.best[which], view.tops[which]
     if below is None and here > 0:
-        to = here - problem.stride_down[which][here]
-        if allowed(view, which, to):
-            yield Step(outlook(view, which, to), which, to, True)
-    if above is None and here < problem.lattice.top[which]:
-        to = here + problem.stride_up[which][here]
-        yield Step(outlook(view, which, to), which, to, True)
-    inner = _between(view, which, below, above)
-    if inner is not None and moved(view.best, which, inner.to) not in view.seen:
-        yield inner
-
-
-def _smallest(view: View, which: int) -> Iterator[int]:
-    problem, here = view.problem, view.best[which]
-    down, up = problem.finest_down[which][here], problem.finest_up[which][here]
-    below, above = view.line(which)
-    if here - down >= 0 and down < problem.stride_down[which][here] and below is None:
-        yield here - down
-    if here + up <= problem.lattice.top[which] and up < problem.stride_up[which][here] and above is None:
-        yield here + up
+        stride, finest = problem.stride_down[which][here], problem.finest_down[which][here]
+        if allowed(view, which, here - stride):
+            wide.append(Step(outlook(view, which, here - stride), which, here - stride, True))
+        if finest < stride and here - finest >= 0:
+            small.append((which, here - finest))
+    if above is None and here < top:
+        stride, finest = problem.stride_up[which][here], problem.finest_up[which][here]
+        to = min(here + stride, top)
+        wide.append(Step(outlook(view, which, to), which, to, True))
+        if finest < stride and here + finest <= top:
+            small.append((which, here + finest))
 
 
 def _between(view: View, which: int, below: int | None, above: int | None) -> Step | None:
     """A level between known neighbours: the vertex of the parabola through them, or part of the way to one."""
     problem, here = view.problem, view.best[which]
-    down, up = problem.finest_down[which][here], problem.finest_up[which][here]
+    room_below = below is not None and here - below > problem.finest_down[which][here]
+    room_above = above is not None and above - here > problem.finest_up[which][here]
+    if not (room_below or room_above):
+        return None
     wall_below = below is not None and _wall(view, which, below)
     wall_above = above is not None and _wall(view, which, above)
     if below is not None and above is not None and not (wall_below or wall_above):
         return _vertex(view, which, below, above)
     promise = -2.0 * problem.tuning.worth
-    if below is not None and here - below > down:
+    if below is not None and room_below:
+        down = problem.finest_down[which][here]
         return Step(promise, which, here - max(down, (here - below) // (2 if wall_below else 3)), False)
-    if above is not None and above - here > up:
-        return Step(promise, which, here + max(up, (above - here) // (2 if wall_above else 3)), False)
+    if above is not None and room_above:
+        up = problem.finest_up[which][here]
+        to = here + max(up, (above - here) // (2 if wall_above else 3))
+        return Step(promise, which, _permitted(view, which, to, here + up), False)
     return None
+
+
+def _permitted(view: View, which: int, to: int, lowest: int) -> int:
+    """A level on the way up that a cap permits, half the way at a time; the lowest if none does."""
+    here = view.best[which]
+    while to > lowest and not view.permits(moved(view.best, which, to)):
+        to = max(lowest, here + (to - here) // 2)
+    return to
 
 
 def _vertex(view: View, which: int, below: int, above: int) -> Step | None:

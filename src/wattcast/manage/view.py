@@ -3,28 +3,77 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 
 from wattcast.manage.beliefs import Beliefs
+from wattcast.manage.cap import Reckoned
 from wattcast.manage.knobs import Settings
 from wattcast.manage.ledger import Ledger
+from wattcast.manage.objective import SLACK, WALL
 from wattcast.manage.problem import Problem
 from wattcast.manage.sensitivity import Bin, binned
+
+IDLE_KNOB = 0.05  # a knob that moves neither time nor power by more than this share of itself is not in force
 
 
 class View:
     """Worked out anew from the ledger at every decision; nothing in it is kept."""
 
-    def __init__(self, problem: Problem, ledger: Ledger, beliefs: Beliefs | None) -> None:
+    def __init__(
+        self, problem: Problem, ledger: Ledger, beliefs: Beliefs | None, reckoned: Reckoned | None = None
+    ) -> None:
+        self._reckoned = reckoned
         self.problem, self.seen, self.runs = problem, ledger.seen, ledger.runs
+        self.lanes, self.held = ledger.lanes, ledger.held
         objective, tuning = problem.objective, problem.tuning
-        self.score = self._scores()
-        self.best = min(self.score, key=self.score.__getitem__)
+        self._close: list[Settings] | None = None
+        self._near: dict[int, tuple[int | None, int | None]] = {}
         self.sigma = ledger.sigma(objective.time_weight, tuning.prior_sigma)
         self.time_sigma = ledger.time_sigma(tuning.prior_sigma / objective.time_weight)
+        self.score = self._scores()
+        first = min(self.score, key=self.score.__getitem__)
+        self.alike = self.plateau(first)  # settings that are the same state as the best
+        self.best = self.alike[0]
+        self.default = self.alike[0] if problem.default in self.alike else self.plateau(problem.default)[0]
+        self.tops = self._tops()
         self.measured = beliefs is None
         self.beliefs = self._sensed() if beliefs is None else beliefs
-        self._lanes: dict[int, dict[Settings, list[int]]] = {}
-        self._near: dict[int, tuple[int | None, int | None]] = {}
+
+    def plateau(self, at: Settings) -> list[Settings]:
+        """Settings tried that are the same state as this one, itself among them, the lowest core clock first.
+
+        A governor that holds the clock below the one asked for makes all clocks above it one state. Where the
+        card tells its clock the ledger knows which; elsewhere they are neighbours on the core clock's line
+        between which neither time nor power differ, as far as scatter lets that be seen.
+        """
+        which, held = self.problem.core, self.held
+        if which is None or at not in self.seen:
+            return [at]
+        if held:
+            edge = held.get(at, at)
+            return [edge, *sorted(asked for asked, got in held.items() if got == edge)]
+        most = (1.0 + self.problem.objective.time_weight) * self.problem.tuning.prior_sigma
+        low, high = self.score[at] - most, self.score[at] + most
+        if len([s for s, value in self.score.items() if low <= value <= high]) == 1:
+            return [at]
+        return self._equal_clocks(at, which)
+
+    def _equal_clocks(self, at: Settings, which: int) -> list[Settings]:
+        if self.sigma > self.problem.tuning.prior_sigma:
+            return [at]  # no two settings can be called equal within this scatter
+        levels = self.lanes[which].levels[at[:which] + at[which + 1 :]]
+        low = high = bisect_left(levels, at[which])
+        while low > 0 and self._same(at, which, levels[low - 1]):
+            low -= 1
+        while high + 1 < len(levels) and self._same(at, which, levels[high + 1]):
+            high += 1
+        return [moved(at, which, level) for level in levels[low : high + 1]]
+
+    def _same(self, at: Settings, which: int, level: int) -> bool:
+        """Whether another core clock gave the same time and power."""
+        logs, here, there = self.problem.log_levels[which], self.seen[at], self.seen[moved(at, which, level)]
+        least = min(IDLE_KNOB * abs(logs[at[which]] - logs[level]), self.problem.tuning.prior_sigma)
+        return abs(there.log_time - here.log_time) <= least and abs(there.log_power - here.log_power) <= least
 
     def bins(self) -> tuple[Bin, Bin]:
         """Compute and bandwidth sensitivity as believed, binned; what is not known counts as high."""
@@ -32,33 +81,34 @@ class View:
         compute, bandwidth = (Bin.HIGH if s is None else binned(s) for s in known)
         return compute, bandwidth
 
-    def lanes(self, which: int) -> dict[Settings, list[int]]:
-        """Levels of a knob that were tried, by the settings of all other knobs."""
-        found = self._lanes.get(which)
-        if found is None:
-            found = self._lanes[which] = {}
-            for s in self.seen:
-                found.setdefault(s[:which] + s[which + 1 :], []).append(s[which])
-        return found
-
     def line(self, which: int) -> tuple[int | None, int | None]:
         """The nearest levels of a knob below and above that were tried with all others at their best."""
         found = self._near.get(which)
-        if found is not None:
-            return found
-        best, here = self.best, self.best[which]
-        below = above = None
-        for level in self.lanes(which)[best[:which] + best[which + 1 :]]:
-            if level < here and (below is None or level > below):
-                below = level
-            elif level > here and (above is None or level < above):
-                above = level
-        self._near[which] = below, above
-        return below, above
+        if found is None:
+            best, here = self.best, self.best[which]
+            levels = self.lanes[which].levels[best[:which] + best[which + 1 :]]
+            i = bisect_left(levels, here)
+            below = levels[i - 1] if i else None
+            above = levels[i + 1] if i + 1 < len(levels) and levels[i + 1] <= self.tops[which] else None
+            found = self._near[which] = below, above
+        return found
 
     def error(self, a: Settings, b: Settings) -> float:
         """Standard error of the difference of two scores."""
         return self.sigma * math.sqrt(1.0 / self.seen[a].runs + 1.0 / self.seen[b].runs)
+
+    def close(self) -> list[Settings]:
+        """Settings whose score scatter does not tell from the best, other than the best's own plateau."""
+        if self._close is None:
+            score, confident, floor = self.score, self.problem.tuning.confident, self.score[self.best]
+            farthest = floor + 1.5 * confident * self.sigma  # no error of a difference is larger than sqrt(2) sigma
+            near = [s for s, value in score.items() if value < farthest and s not in self.alike]
+            self._close = [s for s in near if score[s] - floor < confident * self.error(s, self.best)]
+        return self._close
+
+    def permits(self, to: Settings) -> bool:
+        """Whether a setting may be run: under a cap, only when it is reckoned to keep to it."""
+        return self._reckoned is None or self._reckoned.permits(to)
 
     def loss(self) -> float:
         """What all runs off the best setting have cost, in runs' worth of the objective."""
@@ -67,10 +117,10 @@ class View:
 
     def sense_error(self) -> float:
         """Standard error of the sensed sensitivity."""
-        sensing = self.problem.sensing
+        sensing = self.problem.sensing(self.default)
         assert sensing is not None
         low, ratio = sensing
-        runs = 1.0 / self.seen[low].runs + 1.0 / self.seen[self.problem.default].runs
+        runs = 1.0 / self.seen[low].runs + 1.0 / self.seen[self.default].runs
         return self.time_sigma * math.sqrt(runs) / ratio
 
     def _scores(self) -> dict[Settings, float]:
@@ -78,15 +128,32 @@ class View:
         if not objective.bounded:  # the same sum, spared the calls
             return {s: x.log_power + weight * x.log_time for s, x in self.seen.items()}
         reference = self.seen.get(self.problem.default)
-        log_reference = reference.log_time if reference else None
-        return {s: objective.score(x.log_time, x.log_power, log_reference) for s, x in self.seen.items()}
+        longest = objective.log_time_limits(reference.log_time if reference else None)
+        log_cap = objective.log_cap
+        found = {}
+        for s, x in self.seen.items():  # Objective.score, spared the calls
+            value = x.log_power + weight * x.log_time
+            for limit in longest:
+                if x.log_time - limit > SLACK:
+                    value += WALL + WALL * (x.log_time - limit)
+            if x.log_power - log_cap > SLACK:
+                value += WALL + WALL * (x.log_power - log_cap)
+            found[s] = value
+        return found
+
+    def _tops(self) -> Settings:
+        """The highest levels worth a step: clocks above a plateau's edge change nothing."""
+        tops, which = self.problem.lattice.top, self.problem.core
+        if which is None or len(self.alike) == 1:
+            return tops
+        return moved(tops, which, self.best[which])
 
     def _sensed(self) -> Beliefs:
         """Compute sensitivity from the sensing step; what is left of 1 is memory's."""
-        margin, sensing = self.problem.tuning.measured_margin, self.problem.sensing
-        if sensing is None or sensing[0] not in self.seen or self.problem.default not in self.seen:
+        margin, sensing = self.problem.tuning.measured_margin, self.problem.sensing(self.default)
+        if sensing is None or sensing[0] not in self.seen or self.default not in self.seen:
             return Beliefs(None, None, margin)
-        low, high = self.seen[sensing[0]], self.seen[self.problem.default]
+        low, high = self.seen[sensing[0]], self.seen[self.default]
         compute = min(max((low.log_time - high.log_time) / sensing[1], 0.0), 1.0)
         return Beliefs(compute, 1.0 - compute, margin)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from wattcast import hardware
+from wattcast import hardware, units
 from wattcast.errors import WattcastError
 from wattcast.hardware import Gpu
 from wattcast.manage.advice import Advice, advise
@@ -19,6 +19,12 @@ from wattcast.manage.objective import Objective
 if TYPE_CHECKING:
     from rich.console import Console
 
+READ = {  # what is shown of a card: name and unit, % for shares
+    "power_w": ("power", "W"),
+    "core_hz": ("core clock", "Hz"),
+    "busy": ("utilisation", "%"),
+    "memory_busy": ("memory utilisation", "%"),
+}
 LABEL = "an estimate from readings; nothing was set"
 
 
@@ -33,7 +39,7 @@ def watch(
 ) -> dict[str, Any]:
     """Readings over ``count`` periods (0: until interrupted), their means, and advice where they allow it."""
     lattice = lattice_of(*card.clocks_hz())
-    chip = _chip(gpu, card.name)
+    chip = chip_named(card.name) if gpu is None else hardware.load(gpu)
     readings: list[Any] = [card.read()]
     try:
         while count == 0 or len(readings) <= count:
@@ -54,16 +60,14 @@ def watch(
         "busy": _known(_mean([r.busy for r in readings[1:]])),
         "memory_busy": _known(memory_busy),
         "advice": None if advice is None else _plain(advice, chip),
-        "why_no_advice": None if advice is not None else "power, clock or memory utilisation cannot be read",
+        "why_no_advice": None if advice is not None else _why_not(power_w, core_hz, memory_busy),
     }
 
 
 def print_watched(console: Console, found: dict[str, Any]) -> None:
     """The outcome for people."""
-    shown = {key: found[key] for key in ("power_w", "core_hz", "busy", "memory_busy")}
-    console.print(
-        f"{found['card']}: " + ", ".join(f"{k} {'unknown' if v is None else f'{v:.4g}'}" for k, v in shown.items())
-    )
+    said = [f"{word} {_shown(found[key], unit)}" for key, (word, unit) in READ.items()]
+    console.print(f"{found['card']}: {', '.join(said)}")
     advice = found["advice"]
     if advice is None:
         console.print(f"no advice: {found['why_no_advice']}")
@@ -89,10 +93,8 @@ def _plain(advice: Advice, chip: Gpu | None) -> dict[str, Any]:
     }
 
 
-def _chip(gpu: str | None, name: str) -> Gpu | None:
-    """The catalogue's card of that name, asked for or guessed from what the driver calls it; None: not there."""
-    if gpu is not None:
-        return hardware.load(gpu)
+def chip_named(name: str) -> Gpu | None:
+    """The catalogue's card, guessed from what the driver calls it; None: not there."""
     words = name.lower().replace("nvidia", "").split()
     for guess in ("-".join(words), words[0] if words else ""):
         try:
@@ -115,9 +117,26 @@ def _mean(values: list[float]) -> float:
     return sum(known) / len(known) if known else math.nan
 
 
+def _shown(value: float | None, unit: str) -> str:
+    return "unknown" if value is None else f"{value:.0%}" if unit == "%" else units.show(value, unit)
+
+
+def _why_not(power_w: float, core_hz: float, memory_busy: float) -> str:
+    read = {"power": power_w, "the core clock": core_hz, "memory utilisation": memory_busy}
+    missing = [name for name, value in read.items() if not math.isfinite(value)]
+    return f"the card does not tell {', '.join(missing)}" if missing else "no lower clock can be locked"
+
+
 def _known(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
 def _line(reading: Any) -> str:
-    return f"{reading.power_w:.1f} W, core {reading.core_hz / 1e6:.0f} MHz, memory busy {reading.memory_busy:.0%}"
+    known = {
+        "": (reading.power_w, "{:.1f} W"),
+        "core ": (reading.core_hz / 1e6, "{:.0f} MHz"),
+        "memory busy ": (reading.memory_busy, "{:.0%}"),
+    }
+    return ", ".join(
+        f"{name}{form.format(v) if math.isfinite(v) else 'unknown'}" for name, (v, form) in known.items()
+    )

@@ -15,7 +15,7 @@ from wattcast.fit.sensitivity import SensitivityModel, predict_all
 from wattcast.manage import sensitivity
 from wattcast.manage.hd7970 import STRESS
 from wattcast.manage.knobs import Role
-from wattcast.manage.objective import Objective
+from wattcast.manage.objective import Goal, Objective
 from wattcast.manage.outcome import Comparison, Outcome
 from wattcast.manage.plant import Tables
 from wattcast.manage.policies import Name, Run, Setup, scores
@@ -36,6 +36,7 @@ COLOUR = {  # of Okabe and Ito (2008), one per policy everywhere
     Name.HARMONIA: "#009E73",
     Name.ORACLE: "#000000",
 }
+_GOALS = {Goal.ED2: "ED²", Goal.ED: "ED", Goal.ENERGY: "Energy"}
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#E69F00", "#009E73", "#999999"
 
 
@@ -48,11 +49,11 @@ def balance_curves(tables: Tables, kernels: Sequence[str]) -> Figure:
     for axes, kernel in zip(np.atleast_1d(figure.subplots(1, len(kernels))), kernels, strict=True):
         time_s = tables.time_s[tables.kernels.index(kernel)]
         speed = time_s[tables.lattice.flat(tables.lattice.bottom)] / time_s
-        for hz in np.unique(memory):
+        for i, hz in enumerate(np.unique(memory)):
             here = memory == hz
             order = np.argsort(ratio[here], kind="stable")
             x, y = ratio[here][order], speed[here][order]
-            axes.plot(x, y, marker=".", markersize=3, lw=0.8, label=f"{hz / 1e6:.0f}")
+            axes.plot(x, y, marker=".", markersize=3, lw=0.8, color=_shade(i, 7), label=f"{hz / 1e6:.0f}")
         axes.set(title=kernel, xlabel="Ops per byte of the card (lowest = 1)", ylabel="Performance (lowest = 1)")
     axes.legend(title="memory MHz", fontsize=6)
     return caption(figure, tables.source)
@@ -65,9 +66,10 @@ def power_over_compute(tables: Tables, kernel: str) -> Figure:
     row = tables.power_w[tables.kernels.index(kernel)] / tables.power_w[tables.kernels.index(kernel), 0]
     units, core = tables.lattice.table(Role.COMPUTE_UNITS), tables.lattice.table(Role.CORE_CLOCK)
     full = tables.lattice.table(Role.MEMORY_CLOCK) == tables.lattice.table(Role.MEMORY_CLOCK).max()
-    for count in np.unique(units):
+    for i, count in enumerate(np.unique(units)):
         here = full & (units == count)
-        axes.plot(units[here] * core[here] / 1e9, row[here], marker=".", label=f"{count:.0f} units")
+        x = units[here] * core[here] / 1e9
+        axes.plot(x, row[here], marker=".", color=_shade(i, 8), label=f"{count:.0f} units")
     axes.set(title=kernel, xlabel="Compute units × core clock (GHz)", ylabel="Board power (lowest settings = 1)")
     axes.legend(fontsize=6)
     return caption(figure, tables.source)
@@ -83,7 +85,8 @@ def power_over_memory(tables: Tables, kernel: str) -> Figure:
     levels = tables.lattice.knobs[which].levels
     flat = [tables.lattice.flat((*top[:which], i, *top[which + 1 :])) for i in range(len(levels))]
     axes.plot(np.asarray(levels) / 1e6, tables.power_w[tables.kernels.index(kernel), flat], marker="o", color=BLUE)
-    axes.set(title=kernel, xlabel="Memory clock (MHz)", ylabel="Board power (W)", ylim=(0, None))
+    axes.set(title=kernel, xlabel="Memory clock (MHz)", ylabel="Board power (W)")
+    axes.set_ylim(0, 1.1 * float(tables.power_w[tables.kernels.index(kernel), flat].max()))
     return caption(figure, tables.source)
 
 
@@ -102,7 +105,8 @@ def metric_comparison(tables: Tables, kernels: Sequence[str]) -> Figure:
         axes.set_xticks(range(4), list(quantities))
         axes.set(title=kernel, ylabel="Relative to the fastest settings")
         axes.axhline(1.0, color="black", lw=0.5)
-    axes.legend(fontsize=7)
+        axes.set_ylim(0, 1.35)
+    axes.legend(fontsize=7, ncols=3, loc="upper center")
     return caption(figure, tables.source)
 
 
@@ -113,15 +117,17 @@ def sensitivity_cases(tables: Tables, kernels: Sequence[str]) -> Figure:
     found = sensitivity.of_tables(tables)
     rows = [tables.kernels.index(k) for k in kernels]
     for i, knob in enumerate(tables.lattice.knobs):
-        left.bar(np.arange(len(rows)) + 0.25 * (i - 1), found[knob.role][rows], 0.25, label=str(knob.role))
+        left.bar(np.arange(len(rows)) + 0.25 * (i - 1), found[knob.role][rows], 0.25, label=str(knob.role),
+                 color=(BLUE, ORANGE, GREEN)[i])  # fmt: skip
     shown = {"NormVGPR": 1.0, "VALUUtilization": 0.01, "icActivity": 1.0}
     top = tables.lattice.flat(tables.lattice.top)
     for i, (name, scale) in enumerate(shown.items()):
-        right.bar(np.arange(len(rows)) + 0.25 * (i - 1), scale * tables.counters[name][rows, top], 0.25, label=name)
+        right.bar(np.arange(len(rows)) + 0.25 * (i - 1), scale * tables.counters[name][rows, top], 0.25, label=name,
+                  color=("#56B4E9", "#CC79A7", GREY)[i])  # fmt: skip
     for axes, label in ((left, "Sensitivity"), (right, "Counter (of 1)")):
         axes.set_xticks(range(len(rows)), [k.split(".")[-1] for k in kernels], rotation=30, ha="right", fontsize=7)
-        axes.set_ylabel(label)
-        axes.legend(fontsize=7)
+        axes.set(ylabel=label, ylim=(0, 1.25))
+        axes.legend(fontsize=7, ncols=3, loc="upper center")
     return caption(figure, tables.source)
 
 
@@ -129,7 +135,9 @@ def gains(comparison: Comparison, field: str, label: str, source: str, without: 
     """Figures 10 to 13: one quantity per application and policy, with both geometric means at the end."""
     shown = [p for p in (Name.COARSE, Name.PREDICTIVE, Name.HARMONIA, Name.ORACLE) if comparison.of(p)]
     applications = [o.application for o in comparison.of(shown[0])]
-    both = [("mean", ()), ("mean 2", tuple(without))] if set(without) & set(applications) else [("mean", ())]
+    both: list[tuple[str, tuple[str, ...]]] = [("geo. mean", ())]
+    if set(without) & set(applications):
+        both.append(("geo. mean 2", tuple(without)))
     names = [*applications, *(name for name, _ in both)]
     figure = new_figure(max(7.0, 0.6 * len(names)), 4.2)
     axes = figure.subplots()
@@ -143,7 +151,9 @@ def gains(comparison: Comparison, field: str, label: str, source: str, without: 
     axes.axhline(0.0, color="black", lw=0.5)
     axes.set_ylabel(label)
     axes.legend(fontsize=7, frameon=False)
-    return caption(figure, f"{source}; mean 2 leaves out {', '.join(without)}" if len(both) > 1 else source)
+    return caption(
+        figure, f"{source}; mean 2, as in the paper, leaves out {', '.join(without)}" if len(both) > 1 else source
+    )
 
 
 def phases(tables: Tables, kernel: str) -> Figure:
@@ -233,7 +243,28 @@ def convergence(tables: Tables, run: Run, objective: Objective) -> Figure:
     names = np.array(tables.kernels)[played.phase]
     for kernel in dict.fromkeys(names.tolist()):
         axes.plot(np.arange(int((names == kernel).sum())), gap[names == kernel], marker=".", lw=0.8, label=kernel)
-    axes.set(title=played.application, xlabel="Iteration", ylabel=f"{objective.goal} over oracle (%)")
+    axes.set(title=played.application, xlabel="Iteration", ylabel=f"{_GOALS[objective.goal]} over oracle (%)")
+    axes.legend(fontsize=7)
+    return caption(figure, tables.source)
+
+
+def picks(tables: Tables, comparison: Comparison, objective: Objective) -> Figure:
+    """What every core clock of a replayed card gives, and which one was picked before anything ran."""
+    figure = new_figure(7.0, 4.2)
+    axes = figure.subplots()
+    clock_mhz = tables.lattice.table(Role.CORE_CLOCK) / 1e6
+    table = scores(tables, Objective(objective.goal))
+    for i, (application, order) in enumerate(tables.applications.items()):
+        row = table[order[0]]
+        over = 100 * np.expm1(row - row.min())
+        measured = "measured, by workload" if i == 0 else None
+        axes.plot(clock_mhz, over, "o-", color=GREY, markersize=3, lw=0.6, label=measured)
+        at = int(comparison.runs[Name.PREDICTIVE, application].converged[order[0]])
+        picked = "picked by the predictor" if i == 0 else None
+        axes.plot(clock_mhz[at], over[at], "D", color=COLOUR[Name.PREDICTIVE], markersize=5, label=picked)
+    shown = clock_mhz > 0.65 * clock_mhz.max()
+    axes.set(xlabel="Core clock set (MHz)", ylabel=f"{_GOALS[objective.goal]} over the best clock's (%)")
+    axes.set(xlim=(clock_mhz[shown].min() - 10, clock_mhz.max() + 20), ylim=(-0.5, 16))
     axes.legend(fontsize=7)
     return caption(figure, tables.source)
 
@@ -258,10 +289,11 @@ def save_all(folder: Path, plants: Sequence[Tables], comparison: Comparison, set
     """All figures that the plants allow, as PNG in a folder."""
     source = "; ".join(tables.source for tables in plants)
     made: dict[str, Callable[[], Figure]] = {
-        f"gains_{field}": _gains(comparison, field, label, source) for field, label in GAINS.items()
+        f"figure_{number}_{field}": _gains(comparison, field, label, source)
+        for number, (field, label) in enumerate(GAINS.items(), start=10)
     }
     if comparison.of(Name.COARSE):
-        made["contributions"] = lambda: contributions(comparison, source)
+        made["figure_18_contributions"] = lambda: contributions(comparison, source)
     for tables in plants:
         made |= _of_plant(tables, comparison, setup)
     paths = []
@@ -290,6 +322,10 @@ def _of_plant(tables: Tables, comparison: Comparison, setup: Setup) -> dict[str,
     made: dict[str, Callable[[], Figure]] = {
         f"convergence_{first}": lambda: convergence(tables, comparison.runs[Name.HARMONIA, first], setup.objective)
     }
+    if len(tables.lattice.knobs) == 1 and all(
+        (Name.PREDICTIVE, app) in comparison.runs for app in tables.applications
+    ):
+        made[f"picks_{first}"] = lambda: picks(tables, comparison, setup.objective)
     if "Graph500" not in tables.applications:
         return made
     graph = comparison.runs[Name.HARMONIA, "Graph500"].played
@@ -308,6 +344,13 @@ def _of_plant(tables: Tables, comparison: Comparison, setup: Setup) -> dict[str,
         "figure_17_power_shared": lambda: power_shared(tables, comparison, list(tables.applications)),
         "predictor_accuracy": lambda: predictor_accuracy(tables, models),
     }
+
+
+def _shade(i: int, count: int) -> tuple[float, float, float]:
+    """Of an ordered series: dark blue to light orange, told apart in grey as well."""
+    low, high = np.array([0.0, 0.2, 0.4]), np.array([0.95, 0.75, 0.3])
+    r, g, b = low + (high - low) * i / max(count - 1, 1)
+    return float(r), float(g), float(b)
 
 
 def _geometric(rows: Sequence[Outcome], field: str, without: Sequence[str]) -> float:
