@@ -1,4 +1,4 @@
-"""``wattcast measure run|idle|sensor|kernels|counters|pack|summary``: thin over :mod:`wattcast.measure`.
+"""``wattcast measure run|idle|sensor|kernels|models|counters|pack|summary``: thin over :mod:`wattcast.measure`.
 
 Nothing here changes a clock, a limit or a mode of a card.
 """
@@ -134,6 +134,28 @@ def kernels(
 
     env: Environment = ctx.obj
     counts = run_campaign(out, steps.split(",") if steps else list(STEPS), parse(budget, "s", "--budget"))
+    if json:
+        env.json(dict(sorted(counts.items())))
+    else:
+        env.stdout.writelines(f"{name}: {count}\n" for name, count in sorted(counts.items()))
+
+
+@app.command()
+def models(
+    ctx: typer.Context,
+    out: Annotated[Path, typer.Option(help="Folder for JSON Lines; a re-run continues there.")],
+    budget: Annotated[str, typer.Option(help="Stop in time, such as 420s.")] = "420s",
+    steps: Annotated[str, typer.Option(help="Comma-separated: models, profile.")] = "models,profile",
+    only: Annotated[str, typer.Option(help="One model of the plan.")] = "",
+    few: Annotated[int, typer.Option(help="Only so many rows: a smoke test.")] = 0,
+    json: Json = False,
+) -> None:
+    """Measure whole models (random weights): time, power, energy and clock of one iteration each."""
+    from wattcast.measure.models.campaign import run_models
+    from wattcast.units import parse
+
+    env: Environment = ctx.obj
+    counts = run_models(out, parse(budget, "s", "--budget"), tuple(steps.split(",")), only, few)
     if json:
         env.json(dict(sorted(counts.items())))
     else:

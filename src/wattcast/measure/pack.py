@@ -8,7 +8,7 @@ workload file has it, so that a row turns into an operator.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,12 @@ from wattcast.measure.kernels.counters import read_table as read_counters
 from wattcast.measure.samples import Samples
 from wattcast.records import (
     COUNTERS_FILE,
+    MODEL_KERNELS_FILE,
+    MODELS_FILE,
     ROWS_FILE,
     KernelRow,
+    ModelKernels,
+    ModelRow,
     NameRow,
     Plain,
     RunInfo,
@@ -49,6 +53,8 @@ def pack(folders: list[Path], out: Path) -> dict[str, int]:
     runs: dict[str, RunInfo] = {}
     names: dict[str, NameRow] = {}
     rows: list[KernelRow] = []
+    models: dict[tuple[str, str], ModelRow] = {}
+    profiles: dict[str, ModelKernels] = {}
     for plain, where in _records(folders):
         match plain.get("record"):
             case "run":
@@ -60,6 +66,15 @@ def pack(folders: list[Path], out: Path) -> dict[str, int]:
                     names[found.spec] = found
             case "row":
                 rows.append(from_plain(plain, KernelRow, where))
+            case "model":
+                model = from_plain(plain, ModelRow, where)
+                models[model.id, model.run] = model
+            case "model_kernels":
+                kernels = from_plain(plain, ModelKernels, where)
+                profiles[kernels.id] = kernels
+    whole = _pack_models(list(models.values()), list(profiles.values()), runs, out)
+    if whole and not rows:
+        return whole
     if not rows:
         raise BadInput(f"no measured rows under {', '.join(str(folder) for folder in folders)}.")
     counters = [row for folder in folders for path in sorted(folder.rglob("counters.csv")) for row in _counted(path)]
@@ -69,7 +84,25 @@ def pack(folders: list[Path], out: Path) -> dict[str, int]:
     write_table(out / ROWS_FILE, sorted(packed, key=lambda row: (row["kind"], row["family"], row["id"], row["run"])))
     if counters:
         write_table(out / COUNTERS_FILE, sorted(counters, key=lambda row: str(row["id"])))
-    return {"rows": len(packed), "runs": len(runs), "named": len(names), "counters": len(counters)}
+    return {"rows": len(packed), "runs": len(runs), "named": len(names), "counters": len(counters), **whole}
+
+
+def _pack_models(
+    models: list[ModelRow], profiles: list[ModelKernels], runs: Mapping[str, RunInfo], out: Path
+) -> dict[str, int]:
+    """Whole-model rows, each with its card, and the kernels of their iterations, into tables of their own."""
+    if not models:
+        return {}
+    packed = []
+    for row in models:
+        info = asdict(runs[row.run]) if row.run in runs else {}
+        lists = {"throttle": list(row.throttle), "flags": list(row.flags)}
+        packed.append(asdict(row) | lists | {name: info.get(name) for name in _CARD})
+    write_table(out / MODELS_FILE, sorted(packed, key=lambda row: (row["id"], row["run"])))
+    seen = [asdict(p) | {name: list(getattr(p, name)) for name in ("names", "order", "kernel_s")} for p in profiles]
+    if seen:
+        write_table(out / MODEL_KERNELS_FILE, sorted(seen, key=lambda row: row["id"]))
+    return {"models": len(packed), "profiles": len(seen)}
 
 
 def _records(folders: Iterable[Path]) -> Iterable[tuple[Plain, str]]:
