@@ -156,7 +156,7 @@ class ModelRow:
 
 @dataclass(frozen=True)
 class ModelKernels:
-    """Kernels of one eager iteration, in launch order, under the profiler: ``names[order[i]]`` took ``kernel_s[i]``."""
+    """Kernels of one eager iteration as the profiler saw them: ``names[order[i]]`` took ``kernel_s[i]``."""
 
     id: str  # of the row it belongs to
     names: tuple[str, ...] = ()
