@@ -81,9 +81,10 @@ def calibrate(cases: list[Case], gpu: Gpu, bundle: Bundle) -> Host:
     for i, case in enumerate(cases):
         others = np.array([model != case.row.model for model in models])
         elsewhere = _best(table[others], measured[others], grid) if others.any() else host_s
-        predicted = [_latency(lines[i], h, gpu, bundle) for h in (host_s, default_s, elsewhere)]
+        at = {h: _latency(lines[i], h, gpu, bundle) for h in (host_s, default_s, elsewhere)}
         asked = _asked(lines[i], float(measured[i]), gpu, bundle)
-        rows.append(HostRow(case.graph.name, case.operators, float(measured[i]), *predicted, asked))
+        seconds = float(measured[i]), at[host_s], at[default_s], at[elsewhere]
+        rows.append(HostRow(case.graph.name, case.operators, *seconds, asked))
     return Host(gpu.name, host_s, default_s, tuple(rows))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -54,15 +55,22 @@ def compare(cases: list[Case], gpu: Gpu, bundle: Bundle) -> Compared:
     """Predict every case as it was run: captured ones without a host."""
     top_hz = float(np.mean(gpu.clocks.max_hz))
     found = [_predicted(case, gpu, bundle, top_hz) for case in cases]
-    columns = [np.array(column) for column in zip(*found, strict=True)]
+    seconds, watts, hertz, top_w, low_s, high_s, low_w, high_w = (np.array(c) for c in zip(*found, strict=True))
     return Compared(
         tuple(cases),
         models_data.number(cases, lambda r: r.latency_s),
         models_data.number(cases, lambda r: r.power_w),
         models_data.number(cases, lambda r: r.sm_clock_hz),
-        *columns,
-        graph=np.array([case.row.graph for case in cases]),
-        capped=np.array([models_data.capped(case.row, top_hz) for case in cases]),
+        seconds,
+        watts,
+        hertz,
+        top_w,
+        low_s,
+        high_s,
+        low_w,
+        high_w,
+        np.array([case.row.graph for case in cases]),
+        np.array([models_data.capped(case.row, top_hz) for case in cases]),
     )
 
 
@@ -166,7 +174,11 @@ def _coverage(where: str, found: Compared, at: Mask) -> list[Row]:
     ):
         inside = float(np.mean((value >= low)[at] & (value <= high)[at])) if at.any() else float("nan")
         width = float(np.mean((high - low)[at] / middle[at])) if at.any() else float("nan")
-        more = {"coverage": round(100 * inside, 1), "width": round(100 * width, 1), "wanted": [85.0, 95.0]}
+        more: dict[str, Any] = {
+            "coverage": round(100 * inside, 1),
+            "width": round(100 * width, 1),
+            "wanted": [85.0, 95.0],
+        }
         rows.append(row(where, f"{name}, interval of 90%", int(at.sum()), None, **more))
     return rows
 
@@ -181,7 +193,7 @@ def _launched_rows(found: Compared, where: str, gpu: Gpu, bundle: Bundle) -> lis
     measured = np.array([r.latency_s for r in host.rows])
     left_out, default = (np.array([getattr(r, name) for r in host.rows]) for name in ("left_out_s", "default_s"))
     asked = [f"{r.host_s * 1e6:.1f}" for r in host.rows if r.host_s is not None]
-    more = {"host_us_per_operator": round(host.host_s * 1e6, 2), "rows_ask_for": " ".join(asked)}
+    more: dict[str, Any] = {"host_us_per_operator": round(host.host_s * 1e6, 2), "rows_ask_for": " ".join(asked)}
     name = "latency, launch cost from the other models"
     return [
         row(where, name, len(cases), percent(left_out, measured), percent(default, measured), **more),
