@@ -8,6 +8,7 @@ P = min(c + a·F/(π·t) + b·Q/(β·t), cap). Fitted to relative error on the r
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from wattcast.arrays import Array
 from wattcast.fit.models_data import Case
@@ -43,7 +44,7 @@ def family_of(model: str) -> str:
     )
 
 
-def regression(flop: Array, byte: Array, latency_s: Array, fold: Array) -> Array:
+def regression(flop: Array, byte: Array, latency_s: Array, fold: npt.NDArray[np.int64]) -> Array:
     """Latency by non-negative least squares on FLOPs, bytes and a constant, out of fold, in relative error."""
     terms = np.column_stack([np.ones(len(flop)), flop / flop.max(), byte / byte.max()])
     found = np.full(len(flop), np.nan)
