@@ -17,11 +17,12 @@ from wattcast.cli.main import main
 from wattcast.errors import BadInput, UnknownName
 from wattcast.explain import Explanation, Part, Side, explain
 from wattcast.explain.explanation import ALL, CLOCK, GAPS, ONLY, POWER, WORK
-from wattcast.explain.read import families, family_of, parse_spec, read_pair
+from wattcast.explain.read import families, parse_spec, read_pair
 from wattcast.explain.split import log_mean, split
 from wattcast.explain.text import plain, sentence
 from wattcast.fit.models_data import graph_of
 from wattcast.records import Journal, ModelKernels, ModelRow
+from wattcast.validate.kinds import family_of, kind_of
 
 positive = st.floats(1e-6, 1e6)
 
@@ -190,6 +191,7 @@ def test_an_eager_row_keeps_its_gaps() -> None:
 )
 def test_kernels_are_told_by_name(kernel: str, family: str) -> None:
     assert family_of(kernel) == family
+    assert kind_of(kernel) in ("GEMM-like", "reduction", "elementwise")
 
 
 def test_sides_without_clocks_or_energy_still_add_up() -> None:

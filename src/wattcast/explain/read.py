@@ -10,11 +10,7 @@
 
 from __future__ import annotations
 
-import csv
-import re
 from dataclasses import dataclass, replace
-from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +23,7 @@ from wattcast.files import from_json, read_bytes
 from wattcast.fit import models_data
 from wattcast.records import MODEL_KERNELS_FILE, MODELS_FILE, ModelRow, database_folder, read_lines, read_table
 from wattcast.report.plain import OperatorOut, PredictionOut, PredictOut
+from wattcast.validate.kinds import family_of
 
 PREDICTED = "predicted"
 _NUMBERS = ("batch", "seq", "tokens", "tp", "pp", "dp", "image")
@@ -208,18 +205,6 @@ def families(profile: dict[str, Any], row: ModelRow) -> tuple[Part, ...]:
     total, latency_s = sum(seconds.values()), float(row.latency_s or 0.0)
     scale = latency_s / total if row.graph or total > latency_s else 1.0
     return tuple(Part(f, (f,), (f,), (), f, float(calls[f]), scale * s) for f, s in seconds.items())
-
-
-def family_of(kernel: str) -> str:
-    """The family of a kernel by its name; the first pattern of ``kernel_families.csv`` that is found in it."""
-    return next(family for pattern, family in _patterns() if pattern.search(kernel))
-
-
-@cache
-def _patterns() -> tuple[tuple[re.Pattern[str], str], ...]:
-    text = files("wattcast.explain").joinpath("kernel_families.csv").read_text(encoding="utf-8")
-    rows = csv.DictReader(text.splitlines())
-    return tuple((re.compile(row["pattern"], re.IGNORECASE), row["family"]) for row in rows)
 
 
 def predict_row(row: ModelRow, gpu: str) -> Side:
