@@ -139,6 +139,7 @@ def _compared(
     out = []
     for quantity, at, column, true in (
         ("latency", burst, 0, latency_s),
+        ("latency, sustained", sustained, 0, latency_s),
         ("power", sustained, 1, power_w),
         ("clock", sustained, 2, clock_hz),
     ):
@@ -159,6 +160,7 @@ def _full(held: HeldOut, folds: tuple[int, ...] | None, what: str) -> tuple[floa
         return percent(held.predicted_latency_s[at], held.latency_s[at]), int(at.sum())
     at &= ~burst
     found, true = {
+        "latency, sustained": (held.predicted_latency_s, held.latency_s),
         "power": (held.predicted_power_w, held.power_w),
         "clock": (held.predicted_clock_hz, held.clock_hz),
     }[what]
