@@ -1,7 +1,7 @@
 """``wattcast fit host``: what issuing an operator costs the host, from eager whole-model rows.
 
 The host issues operators in order at a cost h each; latency rises with h, linearly once the host is the
-slower queue (docs/method/predict.md, "Host"). Each host-bound row gives the h at which its predicted
+slower queue (docs/method/whole-models.md). Each host-bound row gives the h at which its predicted
 latency is the measured one; the fitted h is the one that makes the mean absolute error of log latency over
 all rows least. Rows whose GPU is the slower queue at any plausible h say only that h is not larger, and do
 so through the same sum.
