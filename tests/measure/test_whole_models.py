@@ -25,13 +25,21 @@ from wattcast.measure.__main__ import main  # noqa: E402
 from wattcast.measure.models import build as building  # noqa: E402
 from wattcast.measure.models import campaign as module  # noqa: E402
 from wattcast.measure.models import rows  # noqa: E402
-from wattcast.measure.models.campaign import Campaign, chosen, measure_step  # noqa: E402
+from wattcast.measure.models.campaign import Campaign, chosen, measure_step, profile_step  # noqa: E402
 from wattcast.measure.models.device import as_in_eager  # noqa: E402
 from wattcast.measure.models.plan import Dims, ModelSpec, dims_of, plan  # noqa: E402
 from wattcast.measure.models.profile import kernels_of  # noqa: E402
 from wattcast.measure.sampler import Sampler  # noqa: E402
 from wattcast.measure.steady import Rule  # noqa: E402
-from wattcast.records import MODELS_FILE, Journal, ModelRow, from_plain, read_lines, read_table  # noqa: E402
+from wattcast.records import (  # noqa: E402
+    MODELS_FILE,
+    Journal,
+    ModelKernels,
+    ModelRow,
+    from_plain,
+    read_lines,
+    read_table,
+)
 from wattcast.workload import models as catalogue  # noqa: E402
 from wattcast.workload.build import build as build_graph  # noqa: E402
 from wattcast.workload.options import Options  # noqa: E402
@@ -245,6 +253,27 @@ def test_the_budget_ends_the_campaign(bench: rows.Bench, tmp_path: Path) -> None
     measure_step(campaign, specs_of("gpt2", ("prefill", True)))
     assert campaign.counts["models left for another call"] == 1
     assert not (tmp_path / "models.jsonl").exists()
+
+
+def test_profiles_follow_in_the_time_that_is_left(
+    bench: rows.Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def seen(device: Any, row_id: str, run: Callable[[], Any], name: str) -> ModelKernels:
+        if "decode" in row_id:
+            raise RuntimeError("CUPTI is busy")
+        run()
+        return ModelKernels(row_id, ("k",), (0, 0), (1e-6, 2e-6), run=name)
+
+    monkeypatch.setattr(module, "profile", seen)
+    campaign = Campaign(bench, tmp_path, time.monotonic() + 60, cut=tiny)
+    wanted = specs_of("gpt2", ("decode", True), ("prefill", True))
+    profile_step(campaign, wanted)
+    failed, good = (from_plain(row, ModelKernels) for row in read_lines(tmp_path / "model_kernels.jsonl"))
+    assert "CUPTI" in failed.error
+    assert good.kernel_s == (1e-6, 2e-6)
+    again = Campaign(bench, tmp_path, time.monotonic() + 60, cut=tiny)
+    profile_step(again, wanted)
+    assert again.counts == {"profile failed": 1}  # only what failed is tried again
 
 
 def test_packing_puts_models_in_their_own_table(tmp_path: Path) -> None:

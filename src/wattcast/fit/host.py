@@ -24,7 +24,7 @@ from wattcast.timeline import Timeline
 
 LOW_S, HIGH_S = 1e-7, 1e-3  # no host issues an operator faster or slower
 _BISECTIONS = 40
-_GRID = 160
+_GRID = 64
 _BOUND = 0.10  # a row counts as host-bound when its latency changes by this much when h halves
 
 
