@@ -18,6 +18,14 @@ settings.register_profile("wattcast", deadline=None, suppress_health_check=[Heal
 settings.load_profile("wattcast")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What polls the stand-in NVML library runs in real time: a run of its own, beside nothing else."""
+    for item in items:
+        if "standin" in getattr(item, "fixturenames", ()):
+            item.add_marker("realtime")
+
+
 @pytest.fixture(scope="session")
 def reference() -> Path:
     """The folder of independent measurements, or a skip that says it is not here."""

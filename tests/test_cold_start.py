@@ -12,6 +12,7 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.realtime  # beside nothing else
 RUNS = 5
 NUMPY = "import numpy"
 PREDICT = (

@@ -41,6 +41,24 @@ def read_bytes(path: Path, max_byte: int = MAX_BYTE) -> bytes:
     return data
 
 
+def unzipped(data: bytes, where: str, max_byte: int) -> bytes:
+    """Gunzip at most ``max_byte``; a bomb stops there. Data that are not gzip are returned as they are."""
+    if data[:2] != b"\x1f\x8b":
+        return data
+    import gzip
+    import io
+    import zlib
+
+    try:
+        with gzip.GzipFile(fileobj=io.BytesIO(data)) as stream:
+            plain = stream.read(max_byte + 1)
+    except (OSError, EOFError, zlib.error) as error:
+        raise BadInput(f"{where}: not a whole gzip file ({error}).") from None
+    if len(plain) > max_byte:
+        raise bad_value(where, f"at most {max_byte} bytes unpacked", "more")
+    return plain
+
+
 def from_json(data: bytes, kind: type[T], where: str) -> T:
     """Decode JSON into ``kind`` (a msgspec Struct or a plain type), naming the path of a bad key."""
     try:

@@ -294,12 +294,17 @@ def read_table(path: Path) -> list[Plain]:
 
 
 def write_table(path: Path, rows: list[Plain]) -> None:
-    """Mappings -> Parquet, nested mappings as JSON text; needs polars."""
+    """Mappings -> Parquet, nested mappings as JSON text; whole or not at all. Needs polars."""
     flat = [
         {name: json.dumps(v, sort_keys=True) if isinstance(v, dict) else v for name, v in row.items()} for row in rows
     ]
     path.parent.mkdir(parents=True, exist_ok=True)
-    _polars().DataFrame(flat, infer_schema_length=None).write_parquet(path, compression="zstd", compression_level=15)
+    table, beside = _polars().DataFrame(flat, infer_schema_length=None), path.with_name(path.name + ".new")
+    try:
+        table.write_parquet(beside, compression="zstd", compression_level=15)
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
 
 
 def _polars() -> Any:

@@ -215,7 +215,7 @@ def campaign(tmp_path: Path) -> Path:
 def test_packing_joins_cards_names_and_counters(campaign: Path) -> None:
     pytest.importorskip("polars")
     counts = pack([campaign / "in"], campaign / "out")
-    assert counts == {"rows": 4, "runs": 1, "named": 1, "counters": 2}
+    assert counts == {"rows": 4, "runs": 1, "named": 1, "counters": 2, "kept": 0}
     rows = {row["id"]: row for row in read_parquet(campaign / "out" / "rows.parquet")}
     row = rows["sustained-a-random"]
     assert row["card_uuid"] == "GPU-1"
@@ -225,6 +225,35 @@ def test_packing_joins_cards_names_and_counters(campaign: Path) -> None:
     assert rows["sustained-b-random"]["error"] == "boom"
     with pytest.raises(BadInput, match="no measured rows"):
         pack([campaign / "out"], campaign / "again")
+
+
+def test_packing_adds_to_a_database_and_loses_nothing(campaign: Path) -> None:
+    """A later campaign without the earlier one's files: its rows join, known operators keep their kernels' names."""
+    pytest.importorskip("polars")
+    pack([campaign / "in"], campaign / "out")
+    first = {row["id"]: row for row in read_parquet(campaign / "out" / "rows.parquet")}
+    later = KernelRow(
+        "sustained-a-random",
+        "sustained",
+        "elementwise",
+        {"op": "copy"},
+        detail={"spec": "aaaa"},
+        run="r2",
+        power_w=1.0,
+    )
+    Journal(campaign / "later" / "sustained.jsonl").append(later)
+    assert pack([campaign / "later"], campaign / "out") == {
+        "rows": 1,
+        "runs": 0,
+        "named": 0,
+        "counters": 0,
+        "kept": 4,
+    }
+    rows = {(row["id"], row["run"]): row for row in read_parquet(campaign / "out" / "rows.parquet")}
+    assert len(rows) == 5
+    assert rows["sustained-a-random", "r2"]["kernel_names"] == ["k1"]
+    assert rows["sustained-a-random", "r1"] == first["sustained-a-random"]
+    assert len(read_parquet(campaign / "out" / "counters.parquet")) == 2
 
 
 def test_the_summary_counts_and_compares(campaign: Path) -> None:

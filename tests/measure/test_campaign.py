@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 from fake_gpu import FakeGpu
 
-from standin import StandIn
+from standin import StandIn, undisturbed
 from wattcast.errors import Refused
 from wattcast.measure.kernels import campaign as module
 from wattcast.measure.kernels import rows
@@ -63,7 +63,7 @@ def test_a_burst_below_the_top_clock_is_tried_again_and_flagged(bench: Bench, st
 
 
 def test_a_sustained_row_has_power_clock_latency_and_ticks(bench: Bench) -> None:
-    row = rows.sustained(bench, SPECS[0])
+    row = undisturbed(lambda: rows.sustained(bench, SPECS[0]))
     assert row.power_w == pytest.approx(300.0, rel=0.01)
     assert row.ticks >= 5
     assert row.latency_s == pytest.approx(bench.gpu.call_s, rel=0.3)  # a stalled host leaves gaps in the fake stream
@@ -74,8 +74,12 @@ def test_a_sustained_row_has_power_clock_latency_and_ticks(bench: Bench) -> None
 
 def test_a_sustained_row_waits_for_the_governor(bench: Bench, standin: StandIn) -> None:
     """The cap bites after 0.3 s: the row must hold the settled state, and say that it was capped."""
-    standin.follow("at -1 750 1980", "at 0.3 690 1500 4 60 100")
-    row = rows.sustained(bench, SPECS[0])
+
+    def measure() -> KernelRow:
+        standin.follow("at -1 750 1980", "at 0.3 690 1500 4 60 100")
+        return rows.sustained(bench, SPECS[0])
+
+    row = undisturbed(measure)
     assert row.power_w == pytest.approx(690.0, rel=0.01)
     assert row.sm_clock_hz == pytest.approx(1.5e9)
     assert row.throttle == ("sw_power_cap",)
@@ -93,7 +97,7 @@ def test_a_load_that_never_settles_is_kept_and_flagged(bench: Bench, standin: St
 def test_a_duty_cycle_gives_the_power_while_on(bench: Bench) -> None:
     """Mean 300 W at idle 100 W and duty d: on-power must be 100 + 200 / d."""
     bench.gpu.call_s = 2e-5  # graphs of half a millisecond, so that replays can fill half a period
-    row = rows.duty_cycled(bench, SPECS[0], 0.5, idle_power_w=100.0)
+    row = undisturbed(lambda: rows.duty_cycled(bench, SPECS[0], 0.5, idle_power_w=100.0))
     assert row.duty == pytest.approx(0.5, abs=0.04)
     assert row.on_power_w == pytest.approx(100.0 + 200.0 / row.duty, rel=0.02)
     assert row.period_s >= 0.012
@@ -107,7 +111,7 @@ def test_the_clock_row_holds_what_the_spin_kernel_saw(bench: Bench) -> None:
 
 
 def test_idle_power_is_measured_without_work(bench: Bench) -> None:
-    row = rows.idle_row(bench, "top")
+    row = undisturbed(lambda: rows.idle_row(bench, "top"))
     assert row.power_w == pytest.approx(300.0, rel=0.01)
     assert row.operator == {"op": "idle"}
 

@@ -11,18 +11,20 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import typer
 
 import wattcast.measure
-from standin import StandIn
+from standin import StandIn, undisturbed
 from wattcast.cli.environment import Environment
 from wattcast.cli.measure import app
 from wattcast.errors import BadInput, ExitCode, MissingTool, Refused
 from wattcast.measure.__main__ import main as bare_main
 from wattcast.measure.idle import measure_idle
-from wattcast.measure.run import run_command
+from wattcast.measure.measurement import Measurement
+from wattcast.measure.run import Run, run_command
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(1.2)"]
 
@@ -37,8 +39,23 @@ def command_line(*arguments: str) -> tuple[int, str, str]:
     return int(code or 0), env.stdout.getvalue(), env.stderr.getvalue()
 
 
+def measured_by(*arguments: str) -> SimpleNamespace:
+    """What a command printed with ``--json``."""
+    code, out, _ = command_line(*arguments)
+    assert code == 0
+    return SimpleNamespace(**{"flags": [], **json.loads(out)})
+
+
 def test_a_command_is_measured_and_its_exit_code_passes_through(standin: StandIn) -> None:
-    run = run_command([sys.executable, "-c", "import time; time.sleep(1.2); raise SystemExit(7)"], "nvml")
+    command = [sys.executable, "-c", "import time; time.sleep(1.2); raise SystemExit(7)"]
+    runs: list[Run] = []
+
+    def measure() -> Measurement:
+        runs.append(run_command(command, "nvml"))
+        return runs[-1].measurement
+
+    undisturbed(measure)
+    run = runs[-1]
     assert run.exit_code == 7
     assert run.measurement.power_w == pytest.approx(300.0, rel=0.01)
     assert run.measurement.energy_j == pytest.approx(300.0 * run.measurement.duration_s, rel=0.01)
@@ -62,6 +79,11 @@ def test_an_unknown_command_and_none_at_all_are_the_users_mistake(standin: Stand
 
 
 def test_an_interrupt_goes_to_the_command_and_the_figures_are_still_printed(standin: StandIn) -> None:
+    found = undisturbed(_interrupted)
+    assert found.power_w == pytest.approx(300.0, rel=0.02)
+
+
+def _interrupted() -> SimpleNamespace:
     code = (
         "import signal, sys, time\nsignal.signal(2, lambda *a: sys.exit(9))\nprint('up', flush=True)\ntime.sleep(30)"
     )
@@ -77,7 +99,7 @@ def test_an_interrupt_goes_to_the_command_and_the_figures_are_still_printed(stan
     process.send_signal(signal.SIGINT)
     out, _ = process.communicate(timeout=20)
     assert process.returncode == 9
-    assert json.loads(out)["power_w"] == pytest.approx(300.0, rel=0.02)
+    return SimpleNamespace(**json.loads(out))
 
 
 def test_the_command_line_prints_json_and_saves_a_figure(standin: StandIn, tmp_path: Path) -> None:
@@ -90,11 +112,18 @@ def test_the_command_line_prints_json_and_saves_a_figure(standin: StandIn, tmp_p
 
 
 def test_results_go_to_stdout_and_overhead_to_stderr(standin: StandIn) -> None:
-    code, out, err = command_line("run", "--source", "nvml", "--", *SLEEP)
-    assert code == 0
+    errors: list[str] = []
+
+    def measure() -> SimpleNamespace:
+        code, out, err = command_line("run", "--source", "nvml", "--", *SLEEP)
+        assert code == 0
+        errors.append(err)
+        return SimpleNamespace(out=out, flags=re.findall(r"late_polls", out))
+
+    out = undisturbed(measure).out
     mean_w = float(re.search(r"mean (\S+) W", out)[1])
     assert mean_w == pytest.approx(300.0, rel=0.02)
-    assert "% of the processors" in err
+    assert "% of the processors" in errors[-1]
 
 
 def test_against_a_prediction_it_says_which_term_is_off(standin: StandIn, tmp_path: Path) -> None:
@@ -108,9 +137,8 @@ def test_against_a_prediction_it_says_which_term_is_off(standin: StandIn, tmp_pa
 
 
 def test_idle_and_sensor_answer(standin: StandIn) -> None:
-    code, out, _ = command_line("idle", "--seconds", "1.2", "--source", "nvml", "--json")
-    assert code == 0
-    assert json.loads(out)["power_w"] == pytest.approx(300.0, rel=0.01)
+    found = undisturbed(lambda: measured_by("idle", "--seconds", "1.2", "--source", "nvml", "--json"))
+    assert found.power_w == pytest.approx(300.0, rel=0.01)
     code, out, _ = command_line("sensor", "--source", "nvml", "--json")
     assert code == 0
     assert json.loads(out)["energy_period_s"] == pytest.approx(0.1, rel=0.02)
@@ -130,17 +158,20 @@ def test_a_bare_node_without_a_device_gets_a_sentence(monkeypatch, tmp_path: Pat
 
 
 def test_windows_nest_and_share_one_sampler(standin: StandIn) -> None:
-    standin.follow("at -10 200 1980", "at 1.5 500 1980")
-    with wattcast.measure.window("whole", "nvml") as whole:
-        time.sleep(1.0)
-        with wattcast.measure.window("part") as part:
-            time.sleep(1.0)
-            with pytest.raises(Refused, match="still running"):
-                _ = part.result
+    with wattcast.measure.window("outermost", "nvml") as outermost:  # the sampler is up before the script begins
+        standin.follow("at -10 200 1980", "at 1.5 500 1980")
+        time.sleep(0.3)
+        with wattcast.measure.window("whole") as whole:
+            time.sleep(0.7)
+            with wattcast.measure.window("part") as part:
+                time.sleep(1.0)
+                with pytest.raises(Refused, match="still running"):
+                    _ = part.result
+    assert outermost.inner == [whole]
     assert whole.inner == [part]
     assert part.result.power_w is not None
     assert part.result.power_w > whole.result.power_w > 200.0
-    assert whole.result.duration_s > part.result.duration_s + 0.9
+    assert whole.result.duration_s > part.result.duration_s + 0.6
     assert wattcast.measure.window.__module__ == "wattcast.measure.window"
 
 
@@ -153,9 +184,12 @@ def test_a_window_closes_when_its_block_raises(standin: StandIn) -> None:
             time.sleep(0.9)
             raise ZeroDivisionError
 
-    with pytest.raises(ZeroDivisionError):
-        broken()
-    assert seen[0].result.power_w == pytest.approx(300.0, rel=0.02)
+    def measure() -> Measurement:
+        with pytest.raises(ZeroDivisionError):
+            broken()
+        return seen[-1].result
+
+    assert undisturbed(measure).power_w == pytest.approx(300.0, rel=0.02)
 
 
 def test_a_window_on_a_machine_without_sensors_says_so(monkeypatch, tmp_path: Path) -> None:

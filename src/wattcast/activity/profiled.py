@@ -9,10 +9,12 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -27,6 +29,14 @@ _TIME = "gpu__time_duration.sum"
 _PREFIX = {"n": 1e-9, "u": 1e-6, "m": 1e-3, "": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 _UNIT_WORDS = ("second", "byte", "inst", "sector", "cycle", "request", "hz", "Hz")
 _NAME_COLUMNS = ("Kernel Name", "kernel", "Kernel", "name")
+
+
+class Configured(NamedTuple):
+    """A kernel as it was launched; empty sizes where the export does not give them."""
+
+    kernel: str
+    grid: tuple[int, ...] = ()
+    block: tuple[int, ...] = ()
 
 
 def read_accelwattch_hw(path: Path, clock_hz: float) -> tuple[tuple[str, ...], Activity]:
@@ -55,8 +65,31 @@ def read_ncu(path: Path, sm_count: float | None = None) -> tuple[tuple[str, ...]
 
     ``sm_count`` turns active SMs into idle ones. The clock of each kernel is its cycles over its time.
     """
-    names, metrics = _ncu_metrics(path)
-    count = len(names)
+    launches, metrics = _ncu_metrics(path)
+    names = tuple(launch.kernel for launch in launches)
+    return names, _ncu_activity(metrics, len(names), sm_count, path.name)
+
+
+def read_ncu_launches(path: Path, sm_count: float | None = None) -> list[tuple[Configured, dict[str, float]]]:
+    """Each launch of an Nsight Compute CSV export with the counts that it gives."""
+    launches, metrics = _ncu_metrics(path)
+    activity = _ncu_activity(metrics, len(launches), sm_count, path.name)
+    rows = [dict(zip(activity.events, row.tolist(), strict=True)) for row in activity.value]
+    return list(zip(launches, rows, strict=True))
+
+
+def ncu_metrics(wanted: Collection[str]) -> list[str]:
+    """Metrics that ``ncu`` must collect for these events, time and cycles included.
+
+    >>> ncu_metrics(["warp_instruction"])
+    ['gpu__time_duration.sum', 'sm__cycles_elapsed.max', 'sm__inst_executed.sum']
+    """
+    events = {*wanted, "core_cycle"} | ({"active_sm"} if "idle_sm" in wanted else set())
+    rows = [row for row in _table("map_ncu.csv") if row["event"] in events]
+    return sorted({_TIME, *(row["metric"] for row in rows), *(row["per"] for row in rows if row["per"])})
+
+
+def _ncu_activity(metrics: Mapping[str, Array], count: int, sm_count: float | None, where: str) -> Activity:
     columns: dict[str, Array] = {}
     for event in dict.fromkeys(row["event"] for row in _table("map_ncu.csv")):
         total = _ncu_event(event, metrics, count)
@@ -66,11 +99,11 @@ def read_ncu(path: Path, sm_count: float | None = None) -> tuple[tuple[str, ...]
     if active is not None and sm_count is not None:
         columns["idle_sm"] = np.clip(sm_count - active, 0.0, sm_count)
     if _TIME not in metrics or "core_cycle" not in columns:
-        raise bad_value(path.name, f"metrics {_TIME} and sm__cycles_elapsed.max", "an export without them")
+        raise bad_value(where, f"metrics {_TIME} and sm__cycles_elapsed.max", "an export without them")
     duration_s = metrics[_TIME]
-    _check_cycles(np.minimum(duration_s, columns["core_cycle"]), path.name)
+    _check_cycles(np.minimum(duration_s, columns["core_cycle"]), where)
     at = OperatingPoint(clock_hz=columns["core_cycle"] / duration_s)
-    return names, Activity(duration_s, np.stack(list(columns.values()), axis=-1), tuple(columns), at, Source.PROFILED)
+    return Activity(duration_s, np.stack(list(columns.values()), axis=-1), tuple(columns), at, Source.PROFILED)
 
 
 def _ncu_event(event: str, metrics: Mapping[str, Array], count: int) -> Array | None:
@@ -89,7 +122,7 @@ def _ncu_event(event: str, metrics: Mapping[str, Array], count: int) -> Array | 
     return np.maximum(total, 0.0)
 
 
-def _ncu_metrics(path: Path) -> tuple[tuple[str, ...], dict[str, Array]]:
+def _ncu_metrics(path: Path) -> tuple[tuple[Configured, ...], dict[str, Array]]:
     text = read_bytes(path, _MAX_BYTE).decode("utf-8", "replace")
     start = next((i for i, line in enumerate(text.splitlines()) if line.lstrip('"').startswith("ID")), None)
     if start is None:
@@ -101,7 +134,9 @@ def _ncu_metrics(path: Path) -> tuple[tuple[str, ...], dict[str, Array]]:
     return _ncu_wide(header, body, path.name)
 
 
-def _ncu_wide(header: list[str], body: list[list[str]], where: str) -> tuple[tuple[str, ...], dict[str, Array]]:
+def _ncu_wide(
+    header: list[str], body: list[list[str]], where: str
+) -> tuple[tuple[Configured, ...], dict[str, Array]]:
     """One row a kernel; the row before the first kernel holds units."""
     if not body or body[0][0].strip():
         raise bad_value(where, "a row of units below the header (ncu --page raw)", "none")
@@ -112,18 +147,19 @@ def _ncu_wide(header: list[str], body: list[list[str]], where: str) -> tuple[tup
     for i, name in enumerate(header):
         if "__" in name:
             metrics[name] = np.array([_value(row[i], units[i], f"{where}: {name}") for row in kernels])
-    column = header.index("Kernel Name") if "Kernel Name" in header else None
-    return tuple(row[column] if column is not None else "" for row in kernels), metrics
+    return tuple(_configured(header, row) for row in kernels), metrics
 
 
-def _ncu_long(header: list[str], body: list[list[str]], where: str) -> tuple[tuple[str, ...], dict[str, Array]]:
+def _ncu_long(
+    header: list[str], body: list[list[str]], where: str
+) -> tuple[tuple[Configured, ...], dict[str, Array]]:
     """One row a metric; the ID tells kernels apart. A metric that misses for a kernel is not used."""
     at = {name: header.index(name) for name in ("ID", "Kernel Name", "Metric Name", "Metric Unit", "Metric Value")}
-    kernels: dict[str, str] = {}
+    kernels: dict[str, Configured] = {}
     values: dict[str, dict[str, float]] = {}
     for row in body:
         kernel, name = row[at["ID"]], row[at["Metric Name"]]
-        kernels.setdefault(kernel, row[at["Kernel Name"]])
+        kernels.setdefault(kernel, _configured(header, row))
         text, unit = row[at["Metric Value"]], row[at["Metric Unit"]]
         if "__" in name:
             values.setdefault(name, {})[kernel] = _value(text, unit, f"{where}: {name}")
@@ -131,6 +167,13 @@ def _ncu_long(header: list[str], body: list[list[str]], where: str) -> tuple[tup
     if not kernels:
         raise bad_value(where, "at least one kernel", "none")
     return tuple(kernels.values()), {n: np.array([v[k] for k in kernels]) for n, v in whole.items()}
+
+
+def _configured(header: list[str], row: list[str]) -> Configured:
+    """Kernel name, grid and block of one row; sizes look like ``(128, 1, 1)``."""
+    cell = dict(zip(header, row, strict=True))
+    sizes = (tuple(int(n) for n in re.findall(r"\d+", cell.get(name, ""))) for name in ("Grid Size", "Block Size"))
+    return Configured(cell.get("Kernel Name", ""), *sizes)
 
 
 def _value(text: str, unit: str, where: str) -> float:

@@ -5,13 +5,18 @@ Nothing here changes a clock, a limit or a mode of a card.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from wattcast.cli.environment import Environment
 from wattcast.cli.options import AttentionName, Batch, DtypeName, PhaseName, Seq
+
+if TYPE_CHECKING:
+    from wattcast.cli.measure_model import Estimated
+    from wattcast.measure.run import Run
 
 app = typer.Typer(help="Measure time, power and energy; build a kernel database.", no_args_is_help=True)
 
@@ -38,6 +43,16 @@ def run(
     dtype: DtypeName = "bf16",
     attention: AttentionName = "flash",
     iterations: Annotated[int, typer.Option(help="How often the command runs the predicted workload.")] = 1,
+    model: Annotated[
+        Path | None, typer.Option(help="Power model of `fit counters --out`: estimate power from kernel launches.")
+    ] = None,
+    counters: Annotated[
+        Path | None,
+        typer.Option(help="With --model: counter book (.json) or ncu export (.csv), collected if it is not there."),
+    ] = None,
+    launches: Annotated[
+        Path | None, typer.Option(help="With --model: the PyTorch profiler trace that the command writes.")
+    ] = None,
     source: Source = "auto",
     device: Device = 0,
     json: Json = False,
@@ -46,6 +61,7 @@ def run(
     """Time, joules, mean and peak watts and clock of a command; its exit code passes through.
 
     Example: wattcast measure run --against gpt2 --gpu h200 --batch 8 --seq 1024 --iterations 50 -- python loop.py
+    Example: wattcast measure run --model m.yaml --counters ncu.csv --launches trace.json -- python traced.py
     """
     from wattcast.measure.compare import against_prediction
     from wattcast.measure.run import run_command
@@ -53,20 +69,42 @@ def run(
     env: Environment = ctx.obj
     options = {"batch": batch, "seq": seq, "phase": phase, "dtype": dtype, "attention": attention}
     predicted = _predicted(against, gpu, options) if against else {}  # before the run: a bad name costs nothing
+    prepared = _prepared(model, counters, launches, gpu, command)
     done = run_command(command, source, device, pass_output=not json)
+    from_launches = None if prepared is None else prepared(done)
     verdict = against_prediction(done.measurement, predicted, iterations, against) if against else None
     if plot is not None:
         from wattcast.measure.plot import power_figure
 
-        power_figure(done).savefig(plot, dpi=150)
+        drawn = power_figure(done) if from_launches is None else from_launches.figure(done)
+        drawn.savefig(plot, dpi=150)
     if json:
-        env.json(done.plain() | ({"against": verdict.plain()} if verdict else {}))
+        beside = {"against": verdict.plain()} if verdict else {}
+        env.json(done.plain() | beside | ({"model": from_launches.plain()} if from_launches else {}))
     else:
         env.stdout.write(done.measurement.sentence + "\n")
         env.say(f"the sampler took {100 * (done.measurement.overhead or 0.0):.2f} % of the processors")
         if verdict:
             env.stdout.write(verdict.sentence + "\n")
+        if from_launches:
+            env.stdout.write(from_launches.sentence + "\n")
     raise typer.Exit(done.exit_code)
+
+
+def _prepared(
+    model: Path | None, counters: Path | None, launches: Path | None, gpu: str | None, command: list[str]
+) -> Callable[[Run], Estimated] | None:
+    """Files of ``--model`` read before the run; what remains takes the finished run."""
+    from wattcast.errors import bad_value
+
+    if model is None:
+        if counters or launches:
+            raise bad_value("--counters and --launches", "--model FILE beside them", "none")
+        return None
+    from wattcast.cli.measure_model import estimated, prepare
+
+    ready = prepare(model, counters, launches, gpu, command)
+    return lambda run: estimated(ready, run)
 
 
 def _predicted(against: str, gpu: str | None, options: dict[str, Any]) -> dict[str, Any]:

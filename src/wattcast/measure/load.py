@@ -66,21 +66,22 @@ def keep_busy(gpu: Any, graph: Graph, length_s: float) -> None:
 def agree(length_s: float = 4.0) -> list[dict[str, object]]:
     """Power of the chosen operators by the campaign, by windows and by ``measure run``; all after settling."""
     gpu = Gpu.open()
-    found = [_campaign_and_window(gpu, spec, length_s) for spec in chosen()]
+    both = [_campaign_and_window(gpu, spec, length_s) for spec in chosen()]
+    found, doubts = [entry for entry, _ in both], [flags for _, flags in both]
     del gpu
     with tempfile.TemporaryDirectory() as folder:
         marks = Path(folder) / "marks.json"
         command = [sys.executable, "-m", "wattcast.measure", "load", "--marks", str(marks)]
         run = run_command([*command, "--seconds", str(SETTLE_S + length_s)], "nvml")
         times = json.loads(marks.read_text()) if marks.exists() else []
-    for entry, (began_s, ended_s) in zip(found, times, strict=False):
+    for entry, flags, (began_s, ended_s) in zip(found, doubts, times, strict=False):
         part = measured("part", run.samples, began_s + SETTLE_S, ended_s)
-        entry |= {"run_w": part.power_w, "run_clock_hz": part.sm_clock_hz}
+        entry |= {"run_w": part.power_w, "run_clock_hz": part.sm_clock_hz, "flags": [*flags, *part.flags]}
     found.append({"overhead": run.measurement.overhead, "exit_code": run.exit_code})
     return found
 
 
-def _campaign_and_window(gpu: Any, spec: Spec, length_s: float) -> dict[str, object]:
+def _campaign_and_window(gpu: Any, spec: Spec, length_s: float) -> tuple[dict[str, object], tuple[str, ...]]:
     with Sampler("nvml") as sampler:
         row = sustained(Bench(gpu, sampler, "agree"), spec)
     graph = gpu.prepare(spec)
@@ -89,12 +90,12 @@ def _campaign_and_window(gpu: Any, spec: Spec, length_s: float) -> dict[str, obj
         with window("inner") as inner:
             keep_busy(gpu, graph, length_s)
     graph.drop()
-    return {
+    entry: dict[str, object] = {
         "spec": spec.id,
         "operator": spec.operator,
         "campaign_w": row.power_w,
         "campaign_clock_hz": row.sm_clock_hz,
         "window_w": inner.result.power_w,
         "window_clock_hz": inner.result.sm_clock_hz,
-        "flags": [*row.flags, *inner.result.flags],
     }
+    return entry, (*row.flags, *inner.result.flags)

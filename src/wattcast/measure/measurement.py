@@ -16,6 +16,7 @@ from wattcast.measure.samples import BENIGN, Samples, Ticks, ticks
 from wattcast.units import show
 
 LEAST_TICKS = 5
+LATE_SHARE = 0.01  # of the power that late polls may have cost, beyond which it is doubtful
 COARSE_S = 0.15  # between readings of a counter whose period is not known, beyond which power is doubtful
 
 
@@ -154,6 +155,8 @@ def _flags(held: Samples, inside: Ticks, stepped: Ticks, start_s: float, end_s: 
     apart_s = float(np.median(np.diff(inside.time_s))) if inside.intervals else 0.0
     if inside.step_s is None and apart_s > COARSE_S:
         flags.append(f"steps of the counter known only to {apart_s:.2f} s")
+    if inside.power_doubt > LATE_SHARE:
+        flags.append("late_polls")
     gap_s = np.diff(held["time_s"]).max(initial=0.0) if len(held) else end_s - start_s
     if gap_s > 1.0:
         flags.append(f"no samples for {gap_s:.1f} s")

@@ -30,6 +30,7 @@ from wattcast.records import (
     RunInfo,
     from_plain,
     read_lines,
+    read_table,
     write_table,
 )
 
@@ -49,7 +50,10 @@ _CARD = (
 
 
 def pack(folders: list[Path], out: Path) -> dict[str, int]:
-    """Pack all ``*.jsonl`` and ``counters.csv`` under ``folders``; returns how many rows of each table."""
+    """Pack all ``*.jsonl`` and ``counters.csv`` under ``folders``; returns how many rows of each table.
+
+    Tables that are in ``out`` already are added to: a row of the same id and run is replaced, the rest is kept.
+    """
     runs: dict[str, RunInfo] = {}
     names: dict[str, NameRow] = {}
     rows: list[KernelRow] = []
@@ -77,14 +81,25 @@ def pack(folders: list[Path], out: Path) -> dict[str, int]:
         return whole
     if not rows:
         raise BadInput(f"no measured rows under {', '.join(str(folder) for folder in folders)}.")
-    counters = [row for folder in folders for path in sorted(folder.rglob("counters.csv")) for row in _counted(path)]
     unique = list({(row.id, row.run): row for row in rows}.values())  # measured again after a failure: the later
     unique = [_flag_beats(row) for row in _settle(unique, folders)]
     packed = [_packed(row, runs.get(row.run), names.get(str(row.detail.get("spec", "")))) for row in unique]
-    write_table(out / ROWS_FILE, sorted(packed, key=lambda row: (row["kind"], row["family"], row["id"], row["run"])))
+    counters = [row for folder in folders for path in sorted(folder.rglob("counters.csv")) for row in _counted(path)]
+    before = _before(out / ROWS_FILE)
+    together = {(row["id"], row["run"]): row for row in [*before, *_known_names(packed, before)]}
+    order = sorted(together.values(), key=lambda row: (row["kind"], row["family"], row["id"], row["run"]))
+    write_table(out / ROWS_FILE, order)
     if counters:
-        write_table(out / COUNTERS_FILE, sorted(counters, key=lambda row: str(row["id"])))
-    return {"rows": len(packed), "runs": len(runs), "named": len(names), "counters": len(counters), **whole}
+        counted = {str(row["id"]): row for row in [*_before(out / COUNTERS_FILE), *counters]}
+        write_table(out / COUNTERS_FILE, [counted[key] for key in sorted(counted)])
+    return {
+        "rows": len(packed),
+        "runs": len(runs),
+        "named": len(names),
+        "counters": len(counters),
+        "kept": len(together) - len(packed),
+        **whole,
+    }
 
 
 def _pack_models(
@@ -98,11 +113,26 @@ def _pack_models(
         info = asdict(runs[row.run]) if row.run in runs else {}
         lists = {"throttle": list(row.throttle), "flags": list(row.flags)}
         packed.append(asdict(row) | lists | {name: info.get(name) for name in _CARD})
-    write_table(out / MODELS_FILE, sorted(packed, key=lambda row: (row["id"], row["run"])))
-    seen = [asdict(p) | {name: list(getattr(p, name)) for name in ("names", "order", "kernel_s")} for p in profiles]
-    if seen:
-        write_table(out / MODEL_KERNELS_FILE, sorted(seen, key=lambda row: row["id"]))
+    together = {(row["id"], row["run"]): row for row in [*_before(out / MODELS_FILE), *packed]}
+    write_table(out / MODELS_FILE, [together[key] for key in sorted(together)])
+    lists_of = ("names", "order", "kernel_s")
+    seen = [asdict(p) | {name: list(getattr(p, name)) for name in lists_of} for p in profiles if not p.error]
+    kernels = {row["id"]: row for row in [*_before(out / MODEL_KERNELS_FILE), *seen]}
+    if kernels:
+        write_table(out / MODEL_KERNELS_FILE, [kernels[key] for key in sorted(kernels)])
     return {"models": len(packed), "profiles": len(seen)}
+
+
+def _before(path: Path) -> list[Plain]:
+    """Rows of a table that is there already; none when it is not."""
+    return read_table(path) if path.exists() else []
+
+
+def _known_names(packed: list[Plain], before: list[Plain]) -> list[Plain]:
+    """New rows of an operator whose kernels were named earlier get those names."""
+    columns = [column for column in (packed or before)[0] if column.startswith("kernel_")]
+    known = {row["spec"]: {c: row.get(c) or [] for c in columns} for row in before if row.get("kernel_names")}
+    return [row if row["kernel_names"] else row | known.get(row["spec"], {}) for row in packed]
 
 
 def _records(folders: Iterable[Path]) -> Iterable[tuple[Plain, str]]:

@@ -89,20 +89,32 @@ class Ticks:
     """Times at which the energy counter stepped, and its value after each step.
 
     Slow polling sees only some of the steps; ``step_s`` is the counter's own period where it is regular.
+    ``late_s`` is by how much a stalled poller may have misplaced each step; None where it could not.
     """
 
     time_s: Array
     energy_j: Array
     step_s: float | None = None
+    late_s: Array | None = None
 
     def between(self, start_s: float, end_s: float) -> Ticks:
         """Steps inside the closed interval."""
-        inside = (self.time_s >= start_s) & (self.time_s <= end_s)
-        return Ticks(self.time_s[inside], self.energy_j[inside], self.step_s)
+        return self._part((self.time_s >= start_s) & (self.time_s <= end_s))
 
     def last(self, stretches: int) -> Ticks:
         """The latest stretches between steps that were seen."""
-        return Ticks(self.time_s[-stretches - 1 :], self.energy_j[-stretches - 1 :], self.step_s)
+        return self._part(slice(-stretches - 1, None))
+
+    def _part(self, which: slice | npt.NDArray[np.bool_]) -> Ticks:
+        late_s = None if self.late_s is None else self.late_s[which]
+        return Ticks(self.time_s[which], self.energy_j[which], self.step_s, late_s)
+
+    @property
+    def power_doubt(self) -> float:
+        """Share of :attr:`power_w` that late polls at the first and the last step may have cost."""
+        if self.late_s is None or len(self.time_s) < 2:
+            return 0.0
+        return float((self.late_s[0] + self.late_s[-1]) / (self.time_s[-1] - self.time_s[0]))
 
     @property
     def intervals(self) -> int:
@@ -141,6 +153,12 @@ class Sightings:
         """The best guess at the step when nothing is known of the counter."""
         return 0.5 * (self.before_s + self.after_s)
 
+    @property
+    def late_s(self) -> Array:
+        """By how much that guess may be off because the poller was stalled: half of a gap beyond the usual."""
+        gap_s = self.after_s - self.before_s
+        return 0.5 * np.maximum(gap_s - np.median(gap_s), 0.0) if len(gap_s) else gap_s
+
 
 def sightings(samples: Samples) -> Sightings:
     """Every change of the energy counter, as polling met it."""
@@ -163,7 +181,7 @@ def ticks(samples: Samples) -> Ticks:
         found = _on_grid(seen, guess_s)
         if found is not None:
             return found
-    return Ticks(seen.middle_s, seen.energy_j)
+    return Ticks(seen.middle_s, seen.energy_j, late_s=seen.late_s)
 
 
 def _periods(seen: Sightings) -> list[float]:

@@ -30,6 +30,7 @@ class Rule:
     clock_drift: float = 0.010  # between the halves, relative
     power_drift: float = 0.020
     capped_drift: float = 0.060  # of clock or power under the cap
+    late_share: float = 0.010  # of the power that late polls may have cost
     longest_s: float = 4.0  # then the window is taken as it is, and flagged
 
 
@@ -67,7 +68,7 @@ def settled(samples: Samples, started_s: float, rule: Rule) -> Window | None:
     if last.time_s[0] < started_s + (rule.capped_settle_s if capped else rule.settle_s):
         return None
     window = _window(samples, last, rule)
-    return None if "clock_drift" in window.flags or "power_drift" in window.flags else window
+    return None if {"clock_drift", "power_drift", "late_polls"} & set(window.flags) else window
 
 
 def window(samples: Samples, start_s: float, end_s: float, rule: Rule) -> Window:
@@ -89,6 +90,8 @@ def _window(samples: Samples, inside: Ticks, rule: Rule) -> Window:
         flags.append("clock_drift")
     if _drift(inside.interval_w) > (rule.capped_drift if capped else rule.power_drift):
         flags.append("power_drift")
+    if inside.power_doubt > rule.late_share:
+        flags.append("late_polls")
     if (np.diff(inside.energy_j) < 0.0).any():
         flags.append("counter_reset")
     harmful = [reason for reason in held.throttle if reason not in BENIGN]

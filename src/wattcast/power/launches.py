@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from wattcast.activity import Activity, Source, events
 from wattcast.arrays import Array
@@ -114,16 +115,29 @@ def estimate(
     start_s = np.array([launch.start_s for launch in launches])
     end_s = start_s + np.array([_duration_s(launch, book, at) for launch in launches])
     edges = np.unique(np.concatenate([start_s, end_s]))
-    from_s, to_s = edges[:-1], edges[1:]
-    running = (start_s[:, np.newaxis] <= from_s) & (end_s[:, np.newaxis] >= to_s)  # (launch, interval)
-    share = running * (to_s - from_s) / (end_s - start_s)[:, np.newaxis]
-    value = np.stack(
-        [_value(e, launches, book, beside, running, share, to_s - from_s) for e in model.required_events], -1
-    )
-    activity = Activity(to_s - from_s, value, model.required_events, at, Source.PROFILED)
-    hidden = np.array([launch.key in unknown for launch in launches])
-    known = (~(running & hidden[:, np.newaxis]).any(axis=0)).astype(float)
-    return Estimate(from_s, activity, model.power(activity), known, unknown)
+    span = _Spans(np.searchsorted(edges, start_s), np.searchsorted(edges, end_s), np.diff(edges))
+    value = np.stack([_value(e, launches, book, beside, span, end_s - start_s) for e in model.required_events], -1)
+    activity = Activity(span.length_s, value, model.required_events, at, Source.PROFILED)
+    hide = set(unknown)
+    hidden = np.array([launch.key in hide for launch in launches], dtype=float)
+    known = (span.sum(hidden) == 0.0).astype(float)
+    return Estimate(edges[:-1], activity, model.power(activity), known, unknown)
+
+
+@dataclass(frozen=True)
+class _Spans:
+    """From which interval on each launch runs and before which it has ended; memory is linear in launches."""
+
+    first: npt.NDArray[np.int64]  # (launch,)
+    after: npt.NDArray[np.int64]  # (launch,)
+    length_s: Array  # (interval,)
+
+    def sum(self, per_launch: Array) -> Array:
+        """Sum over the launches that run in each interval, exactly zero where none does."""
+        count = len(self.length_s) + 1
+        change = np.bincount(self.first, per_launch, count) - np.bincount(self.after, per_launch, count)
+        running = np.cumsum(np.bincount(self.first, minlength=count) - np.bincount(self.after, minlength=count))
+        return np.where(running > 0, np.maximum(np.cumsum(change), 0.0), 0.0)[:-1]
 
 
 def save(book: CounterBook, path: Path) -> None:
@@ -188,12 +202,11 @@ def _value(
     launches: Sequence[Launch],
     book: CounterBook,
     beside: Mapping[str, float],
-    running: Array,
-    share: Array,
+    span: _Spans,
     duration_s: Array,
 ) -> Array:
     """Value of one event in each interval."""
     counted = np.array([book.count.get(launch.key, {}).get(event, 0.0) for launch in launches])
     if events()[event].is_mean:
-        return np.asarray(counted @ running + beside.get(event, 0.0))
-    return np.asarray(counted @ share + beside.get(event, 0.0) * duration_s)
+        return np.asarray(span.sum(counted) + beside.get(event, 0.0))
+    return np.asarray((span.sum(counted / duration_s) + beside.get(event, 0.0)) * span.length_s)

@@ -8,9 +8,6 @@ its innermost known operators.
 
 from __future__ import annotations
 
-import gzip
-import io
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +16,7 @@ from typing import Any
 import msgspec
 
 from wattcast.errors import BadInput, bad_value
-from wattcast.files import from_json, read_bytes
+from wattcast.files import from_json, read_bytes, unzipped
 from wattcast.workload.graph import Block, Elementwise, Graph, Operator
 from wattcast.workload.torch_operators import Call, free, known, operators
 from wattcast.workload.trace_shapes import arguments, main_dtype, results
@@ -83,9 +80,7 @@ class Profile:
 
 def read(path: Path) -> Profile:
     """A trace file, gzipped or not."""
-    data = read_bytes(path, MAX_TRACE_BYTE)
-    if data[:2] == b"\x1f\x8b":
-        data = _unzip(data, path.name)
+    data = unzipped(read_bytes(path, MAX_TRACE_BYTE), path.name, MAX_TRACE_BYTE)
     return parse(data, path.name)
 
 
@@ -229,15 +224,3 @@ def _said(
         for name, calls, seconds in unmapped
     ]
     return said
-
-
-def _unzip(data: bytes, where: str) -> bytes:
-    """Gunzip at most MAX_TRACE_BYTE; a bomb stops there."""
-    try:
-        with gzip.GzipFile(fileobj=io.BytesIO(data)) as stream:
-            plain = stream.read(MAX_TRACE_BYTE + 1)
-    except (OSError, EOFError, zlib.error) as error:
-        raise BadInput(f"{where}: not a whole gzip file ({error}).") from None
-    if len(plain) > MAX_TRACE_BYTE:
-        raise bad_value(where, f"at most {MAX_TRACE_BYTE} bytes unpacked", "more")
-    return plain

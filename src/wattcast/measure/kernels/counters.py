@@ -19,7 +19,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from wattcast.errors import MissingTool, WattcastError
+from wattcast.errors import MissingTool, Refused, WattcastError
 from wattcast.measure.kernels.plan import plan, subset
 from wattcast.measure.kernels.spec import Spec
 from wattcast.records import Journal, Plain
@@ -45,28 +45,42 @@ def counted_specs(few: int = 0) -> list[Spec]:
     return subset(plan(), wanted, lambda spec: 3e-6 < spec.guessed_s < 3e-3 and spec.byte < 4e8)
 
 
-def collect(out: Path, budget_s: float, few: int = 0) -> dict[str, int]:
-    """Run the sample under ``ncu``, keep its raw table, and append one row per kernel to ``counters.jsonl``."""
+def ncu_command(ncu: str, raw: Path, metrics: list[str]) -> list[str]:
+    """``ncu`` without clock or cache control, one row a kernel into ``raw``."""
+    text = f"{ncu} --clock-control none --cache-control none --csv --page raw --print-units base --metrics"
+    return [*text.split(), ",".join(metrics), "--log-file", str(raw)]
+
+
+def find_ncu() -> str:
+    """Path of ``ncu``, or a sentence."""
     ncu = shutil.which("ncu")
     if ncu is None:
         raise MissingTool("Nsight Compute (ncu) is not on the PATH; counters need it.")
+    return ncu
+
+
+def collect_command(command: list[str], raw: Path, wanted: list[str]) -> None:
+    """Run any command once under ``ncu``; ``raw`` gets the ``wanted`` metrics of every kernel it launches."""
+    ncu = find_ncu()
+    metrics = known_metrics(wanted, query_metrics(ncu))
+    partial = raw.with_name(raw.name + ".partial")
+    ended = subprocess.run([*ncu_command(ncu, partial, metrics), *command], check=False, stdout=2)
+    if ended.returncode != 0 or not partial.exists():
+        said = partial.read_text(errors="replace")[-300:] if partial.exists() else ""
+        partial.unlink(missing_ok=True)
+        raise Refused(f"the command under ncu ended with {ended.returncode}. {said}".strip())
+    partial.replace(raw)
+
+
+def collect(out: Path, budget_s: float, few: int = 0) -> dict[str, int]:
+    """Run the sample under ``ncu``, keep its raw table, and append one row per kernel to ``counters.jsonl``."""
+    ncu = find_ncu()
     began_s = time.monotonic()
     out.mkdir(parents=True, exist_ok=True)
     metrics = known_metrics(wanted_metrics(), query_metrics(ncu))
     raw = out / "counters.csv"
     left_s = budget_s - (time.monotonic() - began_s) - 25.0
-    command = [ncu, "--clock-control", "none", "--cache-control", "none", "--profile-from-start", "off", "--nvtx"]
-    command += [
-        "--csv",
-        "--page",
-        "raw",
-        "--print-units",
-        "base",
-        "--log-file",
-        str(raw),
-        "--metrics",
-        ",".join(metrics),
-    ]
+    command = [*ncu_command(ncu, raw, metrics), "--profile-from-start", "off", "--nvtx"]
     command += [sys.executable, "-m", "wattcast.measure", "counters", "--target", "--out", str(out)]
     command += ["--budget", f"{left_s}s", "--few", str(few)]
     ended = subprocess.run(command, timeout=budget_s + 20.0, check=False, env=dict(os.environ))
