@@ -6,9 +6,12 @@ results are kept (:mod:`wattcast.validate.store`).
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import os
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from wattcast import hardware
@@ -57,7 +60,21 @@ def ledger(
         rows += _long(f"ablations-{gpu}", partial(_ablations, gpu, held, say), long, again, env, say)
     rows += _long("titanx", partial(published.titanx_rows, reference, say), long, again, env, say)
     rows += _long("v100", partial(published.v100_rows, reference, say), long, again, env, say)
-    return rows + published.component_rows(reference, say)
+    return rows + published.component_rows(reference, say) + _forecasts(reference)
+
+
+# sets of GPUs nobody here measured: module of this package, its function, the folder its data lie in
+_FORECASTS = (("a100", "a100_rows", "energaizer"), ("zeus", "zeus_rows", "zeus"))
+
+
+def _forecasts(reference: Path | None) -> list[Row]:
+    """Forecasts against measurements that belong to others, where those and the sets' modules are here."""
+    rows: list[Row] = []
+    for module, function, folder in _FORECASTS:
+        name = f"wattcast.validate.{module}"
+        if reference and (reference / folder).is_dir() and importlib.util.find_spec(name) is not None:
+            rows += getattr(importlib.import_module(name), function)(reference)
+    return rows
 
 
 _GOALS = {
