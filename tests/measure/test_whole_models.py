@@ -26,7 +26,7 @@ from wattcast.measure.models import build as building  # noqa: E402
 from wattcast.measure.models import campaign as module  # noqa: E402
 from wattcast.measure.models import rows  # noqa: E402
 from wattcast.measure.models.campaign import Campaign, chosen, measure_step, profile_step  # noqa: E402
-from wattcast.measure.models.device import as_in_eager  # noqa: E402
+from wattcast.measure.models.device import Device, as_in_eager  # noqa: E402
 from wattcast.measure.models.plan import Dims, ModelSpec, dims_of, plan  # noqa: E402
 from wattcast.measure.models.profile import kernels_of  # noqa: E402
 from wattcast.measure.sampler import Sampler  # noqa: E402
@@ -172,6 +172,63 @@ def test_a_captured_iteration_never_waits_for_the_device(spec: ModelSpec, monkey
     run = building.iteration(built, small, torch, "meta", dims)
     with as_in_eager(torch), NoWaiting():
         run()
+
+
+class FakeCuda:
+    """The names of ``torch.cuda`` that :class:`Device` uses; a stream that does everything at once."""
+
+    def __init__(self) -> None:
+        self.replayed = self.dropped = 0
+        self.now_ms = 0.0
+        cuda = self
+
+        class Event:
+            def __init__(self, enable_timing: bool) -> None:
+                self.at_ms = 0.0
+
+            def record(self, stream: object) -> None:
+                cuda.now_ms += 1.0
+                self.at_ms = cuda.now_ms
+
+            def synchronize(self) -> None:
+                pass
+
+            def elapsed_time(self, later: Event) -> float:
+                return later.at_ms - self.at_ms
+
+        class CUDAGraph:
+            def replay(self) -> None:
+                cuda.replayed += 1
+
+            def reset(self) -> None:
+                cuda.dropped += 1
+
+        self.Event, self.CUDAGraph = Event, CUDAGraph
+        self.Stream = lambda: SimpleNamespace(wait_stream=lambda other: None)
+        self.default_stream = lambda: None
+        self.stream = lambda stream: contextlib.nullcontext()
+        self.graph = lambda graph, stream: contextlib.nullcontext()
+        self.synchronize = self.empty_cache = self.reset_peak_memory_stats = lambda: None
+        self.max_memory_reserved = lambda: 4096
+
+
+def test_the_device_captures_once_and_replays() -> None:
+    cuda = FakeCuda()
+    for name in vars(cuda):
+        if name not in ("replayed", "dropped", "now_ms"):
+            assert hasattr(torch.cuda, name), f"PyTorch has no torch.cuda.{name}"
+    calls: list[int] = []
+    device = Device(SimpleNamespace(cuda=cuda, tensor=torch.tensor, full=torch.full))
+    assert device.warm(lambda: calls.append(1)) == pytest.approx(1e-3)
+    load = device.capture(lambda: calls.append(1))
+    ran = len(calls)
+    device.issue(load, 5)
+    assert cuda.replayed == 5
+    assert len(calls) == ran  # nothing of Python runs again
+    load.drop()  # type: ignore[attr-defined]
+    device.free()
+    assert cuda.dropped == 1
+    assert device.peak_byte == 4096
 
 
 def test_patches_are_taken_back() -> None:

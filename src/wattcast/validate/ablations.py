@@ -3,7 +3,8 @@
 Every ablation runs the whole fit on altered rows and is compared with the full model on the same test rows,
 whose predictions ship with the bundle:
 
-- tile oracle: rows say which kernels ran, so that their tiles are not chosen but known;
+- tile oracle: rows say which kernels ran, so that their tiles are not chosen but known (from the cross-validation
+  itself where that keeps ``oracle_latency_s``);
 - NVML clock: the effective clock of every row is set to the reported one, so that no clock law is learned;
 - half the database: half of the training shapes, three draws;
 - no correction: the scaffold's ideal terms alone, nothing fitted;
@@ -54,11 +55,25 @@ def quick_rows(gpu: str, held: HeldOut) -> list[Row]:
     if bundle is not None:
         bare = predict_rows(_uncorrected(bundle), rows.where(test), chip)[:, 0]
         out.append(row(where, "no correction: the ideal scaffold", int(test.sum()), percent(bare, measured), full[0]))
+    out += _oracle(where, held)
     by_size = _regressed(rows.where(test), folds_of(rows)[test])
     out.append(
         row(where, "FLOPs-and-bytes regression by family", int(test.sum()), percent(by_size, measured), full[0])
     )
     return out
+
+
+def _oracle(where: str, held: HeldOut) -> list[Row]:
+    """Latency with the kernels that ran, where the cross-validation has it, beside the full model on the same rows."""
+    oracle: Array | None = getattr(held, "oracle_latency_s", None)
+    if oracle is None:
+        return []
+    at = np.isfinite(oracle)
+    error = percent(oracle[at], held.latency_s[at])
+    return [row(where, _ORACLE, int(at.sum()), error, percent(held.predicted_latency_s[at], held.latency_s[at]))]
+
+
+_ORACLE = "tile oracle: the kernels that ran"
 
 
 def long_rows(gpu: str, held: HeldOut, tell: Tell) -> list[Row]:
@@ -67,12 +82,13 @@ def long_rows(gpu: str, held: HeldOut, tell: Tell) -> list[Row]:
     idle = idle_curve(kernels_data.idle(gpu), chip)
     out = []
     with _one_thread():
-        oracle = with_true_kernels(rows)
-        if oracle is None:
-            reason = "this kernel choice cannot be told which kernels ran"
-            out.append(absent(f"{gpu} ablations, latency", "tile oracle", reason))
-        else:
-            out += _refitted(gpu, "tile oracle", oracle, held, chip, idle, tell)
+        if not hasattr(held, "oracle_latency_s"):  # else the cross-validation has done it
+            oracle = with_true_kernels(rows)
+            if oracle is None:
+                reason = "this kernel choice cannot be told which kernels ran"
+                out.append(absent(f"{gpu} ablations, latency", _ORACLE, reason))
+            else:
+                out += _refitted(gpu, _ORACLE, oracle, held, chip, idle, tell)
         out += _refitted(gpu, "NVML clock for the effective clock", _reported(rows), held, chip, idle, tell)
         out += _halved(gpu, rows, held, chip, idle, tell)
     return out

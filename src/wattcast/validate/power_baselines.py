@@ -18,9 +18,10 @@ from wattcast.fit.energies import PowerRows, fit_power
 from wattcast.fit.kernels import random, settled
 from wattcast.fit.kernels_data import Rows
 from wattcast.fit.kernels_split import folds_of
+from wattcast.fitted import bundle_for
 from wattcast.hardware import Gpu
 from wattcast.hardware.operating_point import DEFAULT_TEMPERATURE_C
-from wattcast.kernels import kernels_of, reference_of
+from wattcast.kernels import kernels_of
 from wattcast.power.module import ModulePower
 from wattcast.power.static import IdlePower, VoltageCurve
 from wattcast.timeline.phases import counts
@@ -65,7 +66,7 @@ def power_rows(rows: Rows, gpu: Gpu, idle: IdlePower) -> list[Row]:
 
 def _rates(rows: Rows, gpu: Gpu, power_w: Array, clock_hz: Array, latency_s: Array) -> tuple[PowerRows, Array]:
     """Events a second of every row, and its two activity factors ``(row, 2)``."""
-    reference = reference_of(gpu)
+    reference = bundle_for(gpu).reference
     kernels = kernels_of(rows.ops, rows.conditions, gpu, reference, ())
     names, counted = counts(kernels)
     sms = float(np.mean(gpu.sm_count))
