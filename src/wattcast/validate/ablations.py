@@ -64,7 +64,7 @@ def quick_rows(gpu: str, held: HeldOut) -> list[Row]:
 
 
 def _oracle(where: str, held: HeldOut) -> list[Row]:
-    """Latency with the kernels that ran, where the cross-validation has it, beside the full model on the same rows."""
+    """Latency with the kernels that ran, where the cross-validation has it, beside the full model on those rows."""
     oracle: Array | None = getattr(held, "oracle_latency_s", None)
     if oracle is None:
         return []
