@@ -12,7 +12,7 @@ ORDER = [
     *["errors", "units", "dtypes", "naming", "provenance", "files", "arrays", "reference", "records", "forest"],
     *["hardware", "workload", "kernels", "timeline", "activity", "power", "energy", "fitted"],
     *["flow", "equilibrium", "uncertainty", "prediction", "api"],
-    *["fit", "validate", "explore", "manage", "report", "doctor"],
+    *["fit", "validate", "explore", "manage", "report", "explain", "doctor"],
 ]
 ONLY = {  # packages that see less than their place would allow, or more
     "workload": set(ORDER[: ORDER.index("hardware")]) - {"records"},

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from wattcast.errors import BadInput, MissingTool, bad_value, clip, unknown_name
 
 Plain = dict[str, Any]
-T = TypeVar("T", bound="KernelRow | RunInfo | NameRow")
+T = TypeVar("T", bound="KernelRow | RunInfo | NameRow | ModelRow | ModelKernels")
 
 
 class RowKind(StrEnum):
@@ -116,6 +116,59 @@ class NameRow:
     error: str = ""
 
 
+@dataclass(frozen=True)
+class ModelRow:
+    """One whole model measured; the first fields are the options of ``wattcast predict``. ``None``: not measured."""
+
+    id: str
+    model: str
+    phase: str
+    batch: int
+    dtype: str
+    attention: str
+    stack: str
+    graph: bool  # one CUDA graph an iteration; false: the host launched every operator
+    seq: int | None = None  # None: a model of pictures
+    head: str = ""  # empty: the model has no language head
+    data: str = "random"
+    run: str = ""
+    date: str = ""
+    parameters: int | None = None
+    peak_memory_byte: int | None = None
+    iterations: int | None = None
+    latency_s: float | None = None  # of one iteration, settled
+    latency_spread_s: float | None = None
+    burst_latency_s: float | None = None  # of one iteration after a pause, before the governor answers
+    duration_s: float | None = None
+    power_w: float | None = None
+    power_spread_w: float | None = None
+    energy_j: float | None = None  # of one iteration
+    ticks: int | None = None
+    memory_power_w: float | None = None
+    sm_clock_hz: float | None = None
+    sm_clock_spread_hz: float | None = None
+    effective_clock_hz: float | None = None
+    temperature_c: float | None = None
+    throttle: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class ModelKernels:
+    """Kernels of one eager iteration as the profiler saw them: ``names[order[i]]`` took ``kernel_s[i]``."""
+
+    id: str  # of the row it belongs to
+    names: tuple[str, ...] = ()
+    order: tuple[int, ...] = ()
+    kernel_s: tuple[float, ...] = ()
+    run: str = ""
+    error: str = ""
+
+
+Record = KernelRow | RunInfo | NameRow | ModelRow | ModelKernels
+
+
 class Journal:
     """An append-only JSON Lines file; knows the ids it already holds."""
 
@@ -131,7 +184,7 @@ class Journal:
             self._ids = {str(row[self.key]) for row in rows if row.get(self.key) and not row.get("error")}
         return self._ids
 
-    def append(self, row: KernelRow | RunInfo | NameRow | Plain) -> None:
+    def append(self, row: Record | Plain) -> None:
         """Write one row and push it out of this process before returning."""
         plain = to_plain(row)
         ids = self.ids
@@ -146,7 +199,7 @@ class Journal:
             ids.add(str(plain[self.key]))
 
 
-def to_plain(row: KernelRow | RunInfo | NameRow | Plain) -> Plain:
+def to_plain(row: Record | Plain) -> Plain:
     """A row as JSON-ready mapping; empty fields are left out, NaN becomes absent."""
     plain = row if isinstance(row, dict) else {"record": _RECORD[type(row)], **asdict(row)}
     return {name: value for name, value in plain.items() if not _empty(value)}
@@ -203,7 +256,13 @@ def _tuples(value: Any) -> Any:
     return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
 
 
-_RECORD: dict[type, str] = {RunInfo: "run", KernelRow: "row", NameRow: "names"}
+_RECORD: dict[type, str] = {
+    RunInfo: "run",
+    KernelRow: "row",
+    NameRow: "names",
+    ModelRow: "model",
+    ModelKernels: "model_kernels",
+}
 
 
 def database_folder(gpu: str) -> Path:
@@ -216,6 +275,7 @@ def database_folder(gpu: str) -> Path:
 
 
 ROWS_FILE, COUNTERS_FILE = "rows.parquet", "counters.parquet"
+MODELS_FILE, MODEL_KERNELS_FILE = "models.parquet", "model_kernels.parquet"
 _JSON_COLUMNS = ("operator", "detail")
 
 

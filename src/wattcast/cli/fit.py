@@ -37,7 +37,7 @@ def kernels(
 
 def _register() -> None:
     """Other fits live in modules of their own and join when they are there."""
-    for name in ("counters", "component", "sensitivity"):
+    for name in ("counters", "component", "sensitivity", "host"):
         module = f"wattcast.cli.fit_{name}"
         if importlib.util.find_spec(module) is not None:
             app.command(name)(importlib.import_module(module).command)

@@ -24,6 +24,7 @@ from wattcast.errors import ExitCode, WattcastError, unknown_name
 # verb -> module below wattcast.cli; each exports `app`, a typer.Typer
 COMMANDS = {
     "predict": "predict",
+    "explain": "explain",
     "gpus": "gpus",
     "models": "models",
     "workload": "workload",

@@ -1,4 +1,4 @@
-"""``wattcast measure run|idle|sensor|kernels|counters|pack|summary``: thin over :mod:`wattcast.measure`.
+"""``wattcast measure run|idle|sensor|kernels|models|counters|pack|summary``: thin over :mod:`wattcast.measure`.
 
 Nothing here changes a clock, a limit or a mode of a card.
 """
@@ -164,14 +164,77 @@ def kernels(
     out: Annotated[Path, typer.Option(help="Folder for JSON Lines; a re-run continues there.")],
     steps: Annotated[str, typer.Option(help="Comma-separated; default all.")] = "",
     budget: Annotated[str, typer.Option(help="Stop in time, such as 540s.")] = "540s",
+    plan: Annotated[Path | None, typer.Option(help="Operators to measure in place of the plan (--suggest).")] = None,
+    suggest: Annotated[
+        int, typer.Option(min=0, help="Measure nothing: write the N rows that would help most to OUT/plan.jsonl.")
+    ] = 0,
+    gpu: Annotated[str, typer.Option(help="With --suggest: the GPU to be predicted.")] = "h200",
+    database: Annotated[str, typer.Option(help="With --suggest: the rows measured so far; default: the GPU's.")] = "",
     json: Json = False,
 ) -> None:
     """Measure the operators of the plan: bursts, sustained, duty-cycled, data patterns, clocks, names."""
     from wattcast.measure.kernels.campaign import STEPS, run_campaign
+    from wattcast.measure.kernels.listed import read_listed
     from wattcast.units import parse
 
     env: Environment = ctx.obj
-    counts = run_campaign(out, steps.split(",") if steps else list(STEPS), parse(budget, "s", "--budget"))
+    if suggest:
+        _suggest(env, suggest, gpu, database or gpu, out, json)
+        return
+    listed = read_listed(plan) if plan is not None else None
+    wanted = steps.split(",") if steps else list(STEPS)
+    counts = run_campaign(out, wanted, parse(budget, "s", "--budget"), listed=listed)
+    if json:
+        env.json(dict(sorted(counts.items())))
+    else:
+        env.stdout.writelines(f"{name}: {count}\n" for name, count in sorted(counts.items()))
+
+
+def _suggest(env: Environment, count: int, gpu: str, database: str, out: Path, as_json: bool) -> None:
+    """Rows that would help most: a list for --plan, and why each."""
+    from wattcast.cli.measure_suggest import suggestions, write
+    from wattcast.report.text import table
+
+    found, specs = suggestions(count, gpu, database, env.say)
+    path = write(out, found, specs)
+    env.say(f"saved: {path}; measure it with `python -m wattcast.measure kernels --plan {path} --out DIR`")
+    if as_json:
+        entries = [
+            {"operator": s.operator, "family": s.family, "why": f.candidate.source, "score": f.score,
+             "distance": f.distance if f.distance < 1e9 else None}
+            for f, s in zip(found, specs, strict=True)
+        ]  # fmt: skip
+        env.json({"suggestions": entries, "from_models": sum(f.candidate.share > 0 for f in found)})
+        return
+    rows = table("operator", "why", "doublings from a measured row", "worth")
+    for f, s in zip(found, specs, strict=True):
+        sizes = " ".join(f"{k}={v}" for k, v in s.operator.items() if k not in ("op", "function", "bias"))
+        away = "none of its kind" if f.distance > 1e9 else f"{f.distance:.1f}"
+        name = s.operator.get("function", s.operator["op"])
+        rows.add_row(f"{name} {sizes}", f.candidate.source, away, f"{1e3 * f.score:.3g}")
+    env.console().print(rows)
+    real = sum(f.candidate.share > 0 for f in found)
+    env.stdout.write(
+        f"{real} of {len(found)} are operators of real models, {len(found) - real} of the plan's own shapes\n"
+    )
+
+
+@app.command()
+def models(
+    ctx: typer.Context,
+    out: Annotated[Path, typer.Option(help="Folder for JSON Lines; a re-run continues there.")],
+    budget: Annotated[str, typer.Option(help="Stop in time, such as 420s.")] = "420s",
+    steps: Annotated[str, typer.Option(help="Comma-separated: models, profile.")] = "models,profile",
+    only: Annotated[str, typer.Option(help="One model of the plan.")] = "",
+    few: Annotated[int, typer.Option(help="Only so many rows: a smoke test.")] = 0,
+    json: Json = False,
+) -> None:
+    """Measure whole models (random weights): time, power, energy and clock of one iteration each."""
+    from wattcast.measure.models.campaign import run_models
+    from wattcast.units import parse
+
+    env: Environment = ctx.obj
+    counts = run_models(out, parse(budget, "s", "--budget"), tuple(steps.split(",")), only, few)
     if json:
         env.json(dict(sorted(counts.items())))
     else:

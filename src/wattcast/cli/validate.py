@@ -4,23 +4,43 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Annotated
 
 import typer
+
+from wattcast.cli.environment import Environment
 
 app = typer.Typer(help="How accurate Wattcast is, on rows not used for fitting.")
 
 
 @app.callback(invoke_without_command=True)
 def validate(
-    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
-    refit: bool = typer.Option(False, "--refit", help="Repeat the cross-validation instead of reading its results."),
-    write: str = typer.Option("", "--write", help="Write the ledger as a page, such as docs/accuracy.md."),
+    ctx: typer.Context,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    refit: Annotated[
+        bool, typer.Option("--refit", help="Repeat the cross-validation instead of reading its results.")
+    ] = False,
+    ablations: Annotated[
+        bool,
+        typer.Option(
+            "--ablations", help="Ablations and the sets that take minutes; results are kept for the next call."
+        ),
+    ] = False,
+    again: Annotated[bool, typer.Option("--again", help="With --ablations: even where results were kept.")] = False,
+    write: Annotated[str, typer.Option("--write", help="Write the ledger as a page, such as docs/accuracy.md.")] = "",
+    figures: Annotated[Path | None, typer.Option("--figures", help="Save the figures into this folder.")] = None,
 ) -> None:
     """Held-out errors beside trivial floors, published numbers and goals."""
     from wattcast.files import write_whole
     from wattcast.validate import ledger, show, to_markdown
 
-    rows = ledger(refit, tell=lambda text: typer.echo(text, err=True))
+    env = ctx.obj if isinstance(ctx.obj, Environment) else Environment()
+    rows = ledger(refit, env.say, long=ablations, again=again, variables=env.variables)
     if write:
         write_whole(Path(write), to_markdown(rows).encode())
+    if figures is not None:
+        from wattcast.report.validation import save_all
+
+        for path in save_all(figures):
+            env.say(f"figure saved: {path}")
     typer.echo(json.dumps({"rows": rows}, indent=1) if as_json else show(rows))

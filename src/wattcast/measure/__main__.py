@@ -54,7 +54,17 @@ def _parser() -> argparse.ArgumentParser:
     kernels.add_argument("--budget", default="540s")
     kernels.add_argument("--few", type=int, default=0, help="only this many operators per family: a smoke test")
     kernels.add_argument("--after", type=int, default=0, help="skip this many operators measured elsewhere")
+    kernels.add_argument(
+        "--plan", type=Path, help="operators to measure in place of the plan, one JSON object a line"
+    )
     kernels.set_defaults(call=_kernels)
+    models = verbs.add_parser("models", help="measure whole models of the plan into --out: a test set")
+    models.add_argument("--out", type=Path, required=True)
+    models.add_argument("--budget", default="420s")
+    models.add_argument("--steps", default="models,profile")
+    models.add_argument("--only", default="", help="one model of the plan")
+    models.add_argument("--few", type=int, default=0, help="only so many rows: a smoke test")
+    models.set_defaults(call=_models)
     counters = verbs.add_parser("counters", help="hardware counters of a sample, through ncu")
     counters.add_argument("--out", type=Path, required=True)
     counters.add_argument("--budget", default="150s")
@@ -123,10 +133,22 @@ def _sensor(options: argparse.Namespace) -> int:
 
 def _kernels(options: argparse.Namespace) -> int:
     from wattcast.measure.kernels.campaign import run_campaign
+    from wattcast.measure.kernels.listed import read_listed
 
     began_s = time.monotonic()
     budget_s = parse(options.budget, "s", "--budget")
-    counts = run_campaign(options.out, options.steps.split(","), budget_s, options.few, options.after)
+    listed = read_listed(options.plan) if options.plan else None
+    counts = run_campaign(options.out, options.steps.split(","), budget_s, options.few, options.after, listed)
+    print(json.dumps({**dict(sorted(counts.items())), "seconds": round(time.monotonic() - began_s, 1)}, indent=1))
+    return int(ExitCode.OK)
+
+
+def _models(options: argparse.Namespace) -> int:
+    from wattcast.measure.models.campaign import run_models
+
+    began_s = time.monotonic()
+    budget_s = parse(options.budget, "s", "--budget")
+    counts = run_models(options.out, budget_s, tuple(options.steps.split(",")), options.only, options.few)
     print(json.dumps({**dict(sorted(counts.items())), "seconds": round(time.monotonic() - began_s, 1)}, indent=1))
     return int(ExitCode.OK)
 

@@ -8,7 +8,7 @@ workload file has it, so that a row turns into an operator.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,12 @@ from wattcast.measure.kernels.counters import read_table as read_counters
 from wattcast.measure.samples import Samples
 from wattcast.records import (
     COUNTERS_FILE,
+    MODEL_KERNELS_FILE,
+    MODELS_FILE,
     ROWS_FILE,
     KernelRow,
+    ModelKernels,
+    ModelRow,
     NameRow,
     Plain,
     RunInfo,
@@ -53,6 +57,8 @@ def pack(folders: list[Path], out: Path) -> dict[str, int]:
     runs: dict[str, RunInfo] = {}
     names: dict[str, NameRow] = {}
     rows: list[KernelRow] = []
+    models: dict[tuple[str, str], ModelRow] = {}
+    profiles: dict[str, ModelKernels] = {}
     for plain, where in _records(folders):
         match plain.get("record"):
             case "run":
@@ -64,6 +70,15 @@ def pack(folders: list[Path], out: Path) -> dict[str, int]:
                     names[found.spec] = found
             case "row":
                 rows.append(from_plain(plain, KernelRow, where))
+            case "model":
+                model = from_plain(plain, ModelRow, where)
+                models[model.id, model.run] = model
+            case "model_kernels":
+                kernels = from_plain(plain, ModelKernels, where)
+                profiles[kernels.id] = kernels
+    whole = _pack_models(list(models.values()), list(profiles.values()), runs, out)
+    if whole and not rows:
+        return whole
     if not rows:
         raise BadInput(f"no measured rows under {', '.join(str(folder) for folder in folders)}.")
     unique = list({(row.id, row.run): row for row in rows}.values())  # measured again after a failure: the later
@@ -83,7 +98,29 @@ def pack(folders: list[Path], out: Path) -> dict[str, int]:
         "named": len(names),
         "counters": len(counters),
         "kept": len(together) - len(packed),
+        **whole,
     }
+
+
+def _pack_models(
+    models: list[ModelRow], profiles: list[ModelKernels], runs: Mapping[str, RunInfo], out: Path
+) -> dict[str, int]:
+    """Whole-model rows, each with its card, and the kernels of their iterations, into tables of their own."""
+    if not models:
+        return {}
+    packed = []
+    for row in models:
+        info = asdict(runs[row.run]) if row.run in runs else {}
+        lists = {"throttle": list(row.throttle), "flags": list(row.flags)}
+        packed.append(asdict(row) | lists | {name: info.get(name) for name in _CARD})
+    together = {(row["id"], row["run"]): row for row in [*_before(out / MODELS_FILE), *packed]}
+    write_table(out / MODELS_FILE, [together[key] for key in sorted(together)])
+    lists_of = ("names", "order", "kernel_s")
+    seen = [asdict(p) | {name: list(getattr(p, name)) for name in lists_of} for p in profiles if not p.error]
+    kernels = {row["id"]: row for row in [*_before(out / MODEL_KERNELS_FILE), *seen]}
+    if kernels:
+        write_table(out / MODEL_KERNELS_FILE, [kernels[key] for key in sorted(kernels)])
+    return {"models": len(packed), "profiles": len(seen)}
 
 
 def _before(path: Path) -> list[Plain]:

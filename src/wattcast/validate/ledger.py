@@ -1,45 +1,103 @@
-"""The whole ledger, as rows, as text and as a page."""
+"""The whole ledger, as rows, as text and as a page.
+
+A section is a function that returns rows; quick ones run every time, long ones when asked for, and their
+results are kept (:mod:`wattcast.validate.store`).
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+from wattcast import hardware
 from wattcast.errors import BadInput
+from wattcast.fit import kernels_data
+from wattcast.fit.kernels import idle_curve
 from wattcast.fit.kernels_run import fit_database, held_out_of
 from wattcast.fit.kernels_split import HeldOut
 from wattcast.fitted import fitted
 from wattcast.reference import reference_folder
+from wattcast.validate import ablations, published
 from wattcast.validate.a100 import a100_rows
 from wattcast.validate.choice import choice_rows
 from wattcast.validate.counters import counter_rows
 from wattcast.validate.kernels import coverage, kernel_rows
-from wattcast.validate.rows import Row
+from wattcast.validate.models import model_rows
+from wattcast.validate.power_baselines import power_rows
+from wattcast.validate.rows import Row, absent
+from wattcast.validate.store import kept, seen
+from wattcast.validate.walltime import wall_rows
 from wattcast.validate.zeus import zeus_rows
 
 GPUS = ("h200",)  # with a fitted bundle and a database that ship
+Tell = Callable[[str], None]
 
 
-def ledger(refit: bool = False, tell: Callable[[str], None] | None = None) -> list[Row]:
-    """Every set that can be found; ``refit`` repeats the cross-validation instead of reading its results."""
+def ledger(
+    refit: bool = False,
+    tell: Tell | None = None,
+    *,
+    long: bool = False,
+    again: bool = False,
+    variables: Mapping[str, str] | None = None,
+) -> list[Row]:
+    """Every set that can be found.
+
+    ``refit`` repeats the cross-validation instead of reading its results; ``long`` adds the ablations and
+    sets that take minutes (``again``: even where their results were kept).
+    """
+    say = tell or (lambda _: None)
+    env = os.environ if variables is None else variables
+    reference = reference_folder(env)
     rows: list[Row] = []
     for gpu in GPUS:
-        held = fit_database(gpu, gpu, tell)[1] if refit else _kept(gpu)
+        held = fit_database(gpu, gpu, tell)[1] if refit else held_out(gpu)
         rows += kernel_rows(held, gpu) + coverage(held, gpu) + counter_rows(gpu) + choice_rows(gpu)
-    return rows + _of_others()
+        rows += model_rows(gpu)
+        rows += _long(f"ablations-{gpu}", partial(_ablations, gpu, held, say), long, again, env, say)
+    rows += _long("titanx", partial(published.titanx_rows, reference, say), long, again, env, say)
+    rows += _long("v100", partial(published.v100_rows, reference, say), long, again, env, say)
+    return rows + published.component_rows(reference, say) + _forecasts(reference)
 
 
-def _of_others() -> list[Row]:
+def _forecasts(reference: Path | None) -> list[Row]:
     """Forecasts against measurements that belong to others, where those are here."""
-    folder = reference_folder(os.environ)
-    if folder is None:
+    if reference is None:
         return []
-    rows = a100_rows(folder) if (folder / "energaizer").is_dir() else []
-    return rows + (zeus_rows(folder) if (folder / "zeus").is_dir() else [])
+    rows = a100_rows(reference) if (reference / "energaizer").is_dir() else []
+    return rows + (zeus_rows(reference) if (reference / "zeus").is_dir() else [])
 
 
-def _kept(gpu: str) -> HeldOut:
+_GOALS = {
+    "titanx": (published.TITANX, "power, leave one benchmark out, V inferred"),
+    "v100": (published.V100, "power, leave one kernel out"),
+}
+
+
+def _long(
+    section: str, make: Callable[[], list[Row]], long: bool, again: bool, env: Mapping[str, str], say: Tell
+) -> list[Row]:
+    """A section that takes minutes: its kept rows, or made where asked for, or a row that says how to get them."""
+    if long or seen(section, env):
+        if long and (again or not seen(section, env)):
+            say(f"{section}: working")
+        return kept(section, make, env, again and long)
+    where, quantity = _GOALS.get(section, (section.replace("ablations-", "") + " ablations", "all"))
+    return [absent(where, quantity, "takes minutes: run `wattcast validate --ablations`")]
+
+
+def _ablations(gpu: str, held: HeldOut, say: Tell) -> list[Row]:
+    chip, rows = hardware.load(gpu), kernels_data.load(gpu)
+    say(f"{gpu}: quick ablations")
+    found = ablations.quick_rows(gpu, held) + power_rows(rows, chip, idle_curve(kernels_data.idle(gpu), chip))
+    return found + wall_rows(gpu) + ablations.long_rows(gpu, held, say)
+
+
+def held_out(gpu: str) -> HeldOut:
+    """The held-out predictions that ship with a GPU's bundle."""
     held = held_out_of(gpu)
     if held is None:
         raise BadInput(f"no held-out results ship for {gpu}. Run `wattcast validate --refit`.")
@@ -84,7 +142,8 @@ def to_markdown(rows: list[Row]) -> str:
 
 _LEGEND = (
     "Errors are mean absolute percentages. Floors: a plain roofline for latency, the mean of the family for power, "
-    "always the top clock for the clock. All rows of a shape lie in one of five folds; corrections, learned factors, "
+    "always the top clock for the clock; five fitted numbers, other model families only, for whole models; the full "
+    "model itself beside an ablation. All rows of a shape lie in one of five folds; corrections, learned factors, "
     "energies, V(f) and the clock law are fitted inside the other four. Interval ends are checked against folds they "
     "were not taken from; width is high minus low end over the prediction, in percent."
 )
@@ -99,4 +158,6 @@ def _cells(row: Row) -> list[str]:
 
 
 def _text(value: Any) -> str:
+    if isinstance(value, float) and 0.0 < abs(value) < 0.05:
+        return f"{value:.2g}"
     return "" if value is None else (f"{value:.1f}" if isinstance(value, float) else str(value))

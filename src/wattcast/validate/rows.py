@@ -47,3 +47,8 @@ def row(
         "aim": aim,
         **more,
     }
+
+
+def absent(where: str, quantity: str, reason: str, must: float | None = None, aim: float | None = None) -> Row:
+    """A row of the ledger whose data are not here, with the reason."""
+    return row(where, quantity, 0, None, None, None, must, aim, missing=reason)

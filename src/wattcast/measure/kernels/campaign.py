@@ -67,6 +67,7 @@ class Campaign:
     errors: Counter[str] = field(default_factory=Counter)
     journals: dict[str, Journal] = field(default_factory=dict)
     fresh: dict[str, list[Spec]] = field(default_factory=dict)  # operators measured by this process, by kind
+    listed: list[Spec] | None = None  # in place of the plan
 
     @property
     def left_s(self) -> float:
@@ -108,7 +109,9 @@ class Campaign:
         self, wanted: dict[str, int] | None = None, keep: Callable[[Spec], bool] = lambda s: True
     ) -> list[Spec]:
         """Operators of a step, or the first few of each family in a smoke test."""
-        everything = plan()
+        everything = plan() if self.listed is None else self.listed
+        if self.listed is not None and not self.few:
+            return [spec for spec in everything if keep(spec)]
         if self.few:
             return subset(everything, dict.fromkeys(SUSTAINED, self.few), keep)
         return subset(everything, wanted, keep) if wanted else everything
@@ -348,8 +351,13 @@ def last_row(journal: Journal, row_id: str) -> dict[str, Any]:
     return found
 
 
-def run_campaign(out: Path, steps: list[str], budget_s: float, few: int = 0, after: int = 0) -> Counter[str]:
-    """Run ``steps`` one after another within ``budget_s``; returns how many rows of each kind."""
+def run_campaign(
+    out: Path, steps: list[str], budget_s: float, few: int = 0, after: int = 0, listed: list[Spec] | None = None
+) -> Counter[str]:
+    """Run ``steps`` one after another within ``budget_s``; returns how many rows of each kind.
+
+    ``listed`` operators take the place of the plan's; a step then measures all of them that suit it.
+    """
     for step in steps:
         if step not in STEPS:
             raise unknown_name("step", step, STEPS, f"Known: {', '.join(STEPS)}.")
@@ -358,7 +366,7 @@ def run_campaign(out: Path, steps: list[str], budget_s: float, few: int = 0, aft
     with Sampler("nvml") as sampler:
         gpu = Gpu.open()
         bench = _bench(gpu, sampler)
-        campaign = Campaign(bench, out, began_s + budget_s, few, after)
+        campaign = Campaign(bench, out, began_s + budget_s, few, after, listed=listed)
         campaign.journals["run"] = Journal(out / "runs.jsonl", key="run")
         campaign.journals["run"].append(_run_info(bench))
         bench.top_clock_hz = rows.seen_top_clock_hz(bench, plan()[0])

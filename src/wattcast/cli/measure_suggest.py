@@ -1,0 +1,98 @@
+"""Bridge of ``measure kernels --suggest``: candidates from the catalogue's models and the plan, ranked by the fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from wattcast import api, hardware
+from wattcast.errors import WattcastError
+from wattcast.fit import kernels_data
+from wattcast.fit.suggest import Candidate, Suggestion, suggest
+from wattcast.fitted import bundle_for
+from wattcast.kernels.work import Condition
+from wattcast.measure.kernels.listed import from_operator, write_listed
+from wattcast.measure.kernels.plan import LARGEST_BYTE, LONGEST_S, plan
+from wattcast.measure.kernels.spec import Spec
+from wattcast.workload import models
+from wattcast.workload.architectures import Kind
+from wattcast.workload.from_json import operator_to_plain
+
+_Runs = tuple[dict[str, Any], ...]
+LANGUAGE: _Runs = (
+    {"batch": 4, "phase": "prefill"},
+    {"batch": 16, "phase": "decode"},
+    {"batch": 4, "attention": "eager"},
+)
+VISION: _Runs = ({"batch": 1}, {"batch": 32})
+ENCODER: _Runs = ({"batch": 16}, {"batch": 16, "attention": "eager"})
+
+
+def suggestions(
+    count: int, gpu: str, database: str, tell: Callable[[str], None]
+) -> tuple[list[Suggestion], list[Spec]]:
+    """The rows worth most that are not in the database yet, and how the campaign runs each."""
+    chip = hardware.load(gpu)
+    rows, bundle = kernels_data.load(database), bundle_for(chip)
+    measured = set(rows.spec)
+    known: dict[str, Spec] = {}
+    candidates: list[Candidate] = []
+    shares, left_out = _operators_of_models(gpu, tell)
+    for spec, share, source in [*shares, *((spec, 0.0, "plan") for spec in plan())]:
+        fits = spec.guessed_s <= LONGEST_S and spec.byte <= LARGEST_BYTE
+        if spec.id not in measured and spec.id not in known and fits:
+            known[spec.id] = spec
+            candidates.append(_candidate(spec, share, source))
+    tell(f"{len(candidates)} candidates; {left_out:.0%} of the models' time is in operators no row can stand for")
+    found = suggest(candidates, count, rows, chip, bundle)
+    place = {id(candidate): spec for candidate, spec in zip(candidates, known.values(), strict=True)}
+    return found, [place[id(suggestion.candidate)] for suggestion in found]
+
+
+def write(out: Path, found: list[Suggestion], specs: list[Spec]) -> Path:
+    """The list for ``measure kernels --plan``."""
+    path = out / "plan.jsonl"
+    write_listed(
+        path, [(s, {"why": f.candidate.source, "score": f.score}) for s, f in zip(specs, found, strict=True)]
+    )
+    return path
+
+
+def _candidate(spec: Spec, share: float, source: str) -> Candidate:
+    operator = dict(spec.operator)
+    if operator["op"] == "elementwise":
+        operator["op"] = operator.pop("function")
+    backend = str(spec.detail.get("backend", ""))
+    return Candidate(operator, Condition(spec.layout, spec.rotated, backend), share, source)
+
+
+def _operators_of_models(gpu: str, tell: Callable[[str], None]) -> tuple[list[tuple[Spec, float, str]], float]:
+    """Operators of the catalogue's models with the share of time they take, and the share that cannot be measured."""
+    shares: dict[str, float] = {}
+    specs: dict[str, tuple[Spec, str]] = {}
+    lost = total = 0.0
+    for name in models.names():
+        kind = models.load(name).kind
+        for options in {Kind.VISION: VISION, Kind.ENCODER: ENCODER}.get(kind, LANGUAGE):
+            try:
+                p = api.predict(name, gpu, host_launch=0.0, **options)
+            except WattcastError as error:  # a model that knows no such phase
+                tell(f"{name}: {error}")
+                continue
+            busy_s = float(p.busy_s)
+            total += 1.0
+            for op in p.ops:
+                share = float(op.latency_s) / busy_s
+                spec = from_operator(_plain(operator_to_plain(op.op)))
+                if spec is None:
+                    lost += share
+                    continue
+                shares[spec.id] = shares.get(spec.id, 0.0) + share
+                specs.setdefault(spec.id, (spec, p.name))
+    found = [(spec, shares[key], source) for key, (spec, source) in specs.items()]
+    return found, lost / max(total, 1.0)
+
+
+def _plain(operator: dict[str, Any]) -> dict[str, Any]:
+    return {name: str(v) if isinstance(v, str) else v for name, v in operator.items()}

@@ -1,0 +1,247 @@
+"""What a user names -> a Side: a spec, a saved prediction, a measured run, a whole-model row.
+
+- ``llama3-8b@h200,batch=8,seq=512,clock=1500MHz``: predicted now; ``@h100-sxm`` or ``,batch=16`` after it
+  changes only what it says;
+- ``FILE.json``: the output of ``wattcast predict --json`` (``FILE.json#2``: its second prediction) or of
+  ``wattcast measure run --json``;
+- ``row:ID`` or ``DATABASE#ID``: a row of ``wattcast measure models``; ``predicted``: that row's workload,
+  predicted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from wattcast import api
+from wattcast.errors import BadInput, bad_value, unknown_name
+from wattcast.explain.side import Part, Side, of_prediction
+from wattcast.files import from_json, read_bytes
+from wattcast.fit import models_data
+from wattcast.records import MODEL_KERNELS_FILE, MODELS_FILE, ModelRow, database_folder, read_lines, read_table
+from wattcast.report.plain import OperatorOut, PredictionOut, PredictOut
+from wattcast.validate.kinds import family_of
+
+PREDICTED = "predicted"
+_NUMBERS = ("batch", "seq", "tokens", "tp", "pp", "dp", "image")
+_WORDS = ("phase", "dtype", "attention", "head", "stack")
+_POINT = ("clock", "power_limit", "host_launch", "temperature", "data")
+KEYS = (*_NUMBERS, *_WORDS, "skew", "recompute", *_POINT)
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A prediction to make: workload, GPU and options."""
+
+    workload: str
+    gpu: str
+    options: dict[str, Any]
+
+
+def read_pair(a: str, b: str, gpu: str = "h200", iterations: int = 1) -> tuple[Side, Side]:
+    """Both sides; ``b`` may lean on ``a``, and either may be ``predicted`` beside a row."""
+    if PREDICTED in (a, b):
+        other = b if a == PREDICTED else a
+        row = _row_of(other, gpu)
+        if row is None:
+            raise bad_value("explain", f"a whole-model row beside {PREDICTED!r}", other)
+        sides = {other: side_of(other, gpu, iterations), PREDICTED: predict_row(row, gpu)}
+        return sides[a], sides[b]
+    first = parse_spec(a, None) if is_spec(a) else None
+    second = parse_spec(b, first) if is_spec(b) else None
+    left, right = (
+        predict_spec(spec) if spec else side_of(name, gpu, iterations) for spec, name in ((first, a), (second, b))
+    )
+    return left, right
+
+
+_UNSAID = (*_POINT, "attention", "head", "skew", "recompute")  # what the title of a workload leaves out
+
+
+def predict_spec(spec: Spec) -> Side:
+    """A spec, predicted now; its name says what the workload's title does not."""
+    side = of_prediction(api.predict(spec.workload, spec.gpu, **spec.options))
+    said = [f"{name.replace('_', ' ')} {spec.options[name]}" for name in _UNSAID if name in spec.options]
+    return replace(side, name=", ".join([side.name, *said]))
+
+
+def is_spec(text: str) -> bool:
+    """Whether the text is a workload at a GPU and not a file or a row."""
+    return not text.startswith("row:") and ("@" in text or text.startswith(","))
+
+
+def parse_spec(text: str, before: Spec | None) -> Spec:
+    """``MODEL@GPU,key=value,...``; without a model or a GPU, those of ``before`` and its options."""
+    head, *pairs = text.split(",")
+    workload, _, gpu = head.partition("@")
+    if before is None and not (workload and gpu):
+        raise bad_value(text, "MODEL@GPU,key=value,... such as llama3-8b@h200,batch=8", head or "nothing before ','")
+    options = dict(before.options) if before is not None and not workload else {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        name = name.strip().replace("-", "_")
+        if not equals:
+            raise bad_value(text, "key=value after each comma", pair)
+        if name not in KEYS:
+            raise unknown_name(f"option in {text}", name, KEYS, f"Known: {', '.join(KEYS)}.")
+        options[name] = _value(name, value.strip(), text)
+    return Spec(workload or (before.workload if before else ""), gpu or (before.gpu if before else ""), options)
+
+
+def _value(name: str, text: str, where: str) -> Any:
+    if name in _NUMBERS:
+        if not text.isdigit():
+            raise bad_value(f"{where}: {name}", "a whole number", text)
+        return int(text)
+    if name == "recompute":
+        return text.lower() in ("yes", "true", "1")
+    if name == "skew":
+        try:
+            return float(text)
+        except ValueError:
+            raise bad_value(f"{where}: skew", "a number from 0 to 1", text) from None
+    return text
+
+
+def side_of(name: str, gpu: str, iterations: int) -> Side:
+    """A file or a row."""
+    row = _row_of(name, gpu)
+    if row is not None:
+        return of_row(row, _profile_of(name, row, gpu))
+    path, _, which = name.partition("#")
+    if not Path(path).is_file():
+        raise BadInput(
+            f"{name}: neither MODEL@GPU,key=value,... nor row:ID nor a file that is there. "
+            "Save a prediction with `wattcast predict ... --json > FILE.json`."
+        )
+    plain: Any = from_json(read_bytes(Path(path)), object, path)
+    if isinstance(plain, dict) and "predictions" in plain:
+        return _saved(path, which)
+    if isinstance(plain, dict) and {"duration_s", "power_w"} <= set(plain):
+        return _run(path, plain, iterations)
+    raise bad_value(path, "the output of `predict --json` or of `measure run --json` with a power", _kind(plain))
+
+
+def _kind(plain: object) -> str:
+    return f"keys {', '.join(list(plain)[:6])}" if isinstance(plain, dict) else type(plain).__name__
+
+
+def _saved(path: str, which: str) -> Side:
+    out: PredictOut = from_json(read_bytes(Path(path)), PredictOut, path)
+    if which and not (which.isdigit() and 1 <= int(which) <= len(out.predictions)):
+        raise bad_value(f"{path}#{which}", f"a number from 1 to {len(out.predictions)}", which)
+    if not out.predictions:
+        raise bad_value(path, "at least one prediction", "none")
+    p: PredictionOut = out.predictions[int(which or 1) - 1]
+    return Side(
+        f"{p.name} on {p.gpu}",
+        False,
+        p.latency_s,
+        p.power_w,
+        p.clock_hz,
+        p.effective_clock_hz,
+        tuple(_part(op) for op in p.ops),
+        {module.name: module.power_w * p.latency_s for module in p.modules},
+        () if p.support.inside else (f"outside what was measured: {p.support.reason}",),
+    )
+
+
+_FAMILY = {"linear": "gemm", "bmm": "gemm", "conv2d": "conv2d", "attention": "attention"}
+_ROWS = ("softmax", "layernorm", "rmsnorm")
+
+
+def _part(op: OperatorOut) -> Part:
+    sizes = "x".join(str(v) for k, v in op.shape.items() if type(v) is int and k not in ("read", "write"))
+    family = _FAMILY.get(op.name, op.name if op.name in _ROWS else "elementwise")
+    modules = {module.name: module.power_w * op.latency_s for module in op.modules}
+    key = (op.name, msgspec.json.encode(op.shape, order="sorted").decode())
+    name = f"{op.name} {sizes} {op.shape.get('dtype', '')}".strip()
+    words = tuple(f"{k}={v}" for k, v in op.shape.items() if type(v) is not int)
+    return Part(name, key, (op.name, op.label), words, family, float(op.count), op.latency_s, op.energy_j, modules)
+
+
+def _run(path: str, plain: dict[str, Any], iterations: int) -> Side:
+    """``measure run --json``: totals of a command that ran the workload ``iterations`` times."""
+    if iterations < 1:
+        raise bad_value("--iterations", "a whole number of at least 1", iterations)
+    latency_s, power_w = float(plain["duration_s"]) / iterations, float(plain["power_w"])
+    if not (latency_s > 0 and power_w > 0):
+        raise bad_value(path, "a duration and a power above zero", f"{latency_s} s, {power_w} W")
+    clock = plain.get("sm_clock_hz")
+    flags = tuple(f"{path}: {flag}" for flag in plain.get("flags", ()))
+    name = f"{path}, measured"
+    return Side(name, True, latency_s, power_w, float(clock) if clock else None, None, (), {}, flags)
+
+
+def of_row(row: ModelRow, profile: dict[str, Any] | None) -> Side:
+    """A measured whole model; its kernels by family where the profiler saw them."""
+    if not (row.latency_s and row.power_w):
+        raise BadInput(f"{row.id}: no latency or no power was measured ({row.error or 'no reason given'}).")
+    parts = families(profile, row) if profile else ()
+    notes = [f"{row.id}: {flag}" for flag in row.flags]
+    if parts:
+        notes.append("times of kernel families come from one profiled iteration, scaled to the time in kernels")
+    name = f"{models_data.graph_of(row).name}, measured"
+    return Side(
+        name, True, row.latency_s, row.power_w, row.sm_clock_hz, row.effective_clock_hz, parts, {}, tuple(notes)
+    )
+
+
+def families(profile: dict[str, Any], row: ModelRow) -> tuple[Part, ...]:
+    """Kernels of a profiled iteration by family.
+
+    In a CUDA graph the device never waits, so the families' times are scaled to the whole latency; an
+    eager row keeps them, and the rest of its latency is gaps.
+    """
+    seconds: dict[str, float] = {}
+    calls: dict[str, int] = {}
+    for place, taken in zip(profile["order"], profile["kernel_s"], strict=True):
+        family = family_of(profile["names"][place])
+        seconds[family] = seconds.get(family, 0.0) + taken
+        calls[family] = calls.get(family, 0) + 1
+    total, latency_s = sum(seconds.values()), float(row.latency_s or 0.0)
+    scale = latency_s / total if row.graph or total > latency_s else 1.0
+    return tuple(Part(f, (f,), (f,), (), f, float(calls[f]), scale * s) for f, s in seconds.items())
+
+
+def predict_row(row: ModelRow, gpu: str) -> Side:
+    """The row's own workload, predicted as it was run."""
+    host = "0us" if row.graph else None
+    return of_prediction(api.predict(models_data.graph_of(row), gpu, host_launch=host))
+
+
+def _row_of(name: str, gpu: str) -> ModelRow | None:
+    """The whole-model row that ``name`` means, or None where it means something else."""
+    database, row_id = _place(name, gpu)
+    if database is None:
+        return None
+    rows = {case.row.id: case.row for case in models_data.load(database)}
+    if row_id not in rows:
+        raise unknown_name(f"row of {database}", row_id, rows, f"It has {len(rows)} rows.")
+    return rows[row_id]
+
+
+def _place(name: str, gpu: str) -> tuple[str | None, str]:
+    if name.startswith("row:"):
+        return gpu, name.removeprefix("row:")
+    path, sharp, row_id = name.partition("#")
+    held = Path(path)
+    table = held.is_dir() or held.suffix in (".parquet", ".jsonl")
+    return (str(held if held.suffix != ".jsonl" else held.parent), row_id) if sharp and table else (None, "")
+
+
+def _profile_of(name: str, row: ModelRow, gpu: str) -> dict[str, Any] | None:
+    database, _ = _place(name, gpu)
+    folder = Path(database or "")
+    folder = folder if folder.is_dir() else folder.parent if folder.is_file() else database_folder(str(database))
+    if (folder / MODEL_KERNELS_FILE).exists():
+        found = read_table(folder / MODEL_KERNELS_FILE)
+    elif (folder / MODELS_FILE).exists():
+        return None
+    else:
+        lines = (entry for path in sorted(folder.rglob("*.jsonl")) for entry in read_lines(path))
+        found = [entry for entry in lines if entry.get("record") == "model_kernels"]
+    return next((entry for entry in found if entry["id"] == row.id and not entry.get("error")), None)
