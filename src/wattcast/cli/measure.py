@@ -6,12 +6,15 @@ Nothing here changes a clock, a limit or a mode of a card.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from wattcast.cli.environment import Environment
 from wattcast.cli.options import AttentionName, Batch, DtypeName, PhaseName, Seq
+
+if TYPE_CHECKING:
+    from wattcast.measure.run import Run
 
 app = typer.Typer(help="Measure time, power and energy; build a kernel database.", no_args_is_help=True)
 
@@ -42,6 +45,7 @@ def run(
     device: Device = 0,
     json: Json = False,
     plot: Annotated[Path | None, typer.Option(help="Save power over time (.png, .svg, .pdf).")] = None,
+    save: Annotated[Path | None, typer.Option(help="Keep the samples (.npz) for `wattcast serve --replay`.")] = None,
 ) -> None:
     """Time, joules, mean and peak watts and clock of a command; its exit code passes through.
 
@@ -51,14 +55,16 @@ def run(
     from wattcast.measure.run import run_command
 
     env: Environment = ctx.obj
+    _check_files(plot, save)
     options = {"batch": batch, "seq": seq, "phase": phase, "dtype": dtype, "attention": attention}
     predicted = _predicted(against, gpu, options) if against else {}  # before the run: a bad name costs nothing
     done = run_command(command, source, device, pass_output=not json)
     verdict = against_prediction(done.measurement, predicted, iterations, against) if against else None
     if plot is not None:
-        from wattcast.measure.plot import power_figure
-
-        power_figure(done).savefig(plot, dpi=150)
+        _plot(plot, done, predicted)
+    if save is not None:
+        done.samples.save(save)
+        env.say(f"samples saved: {save}")
     if json:
         env.json(done.plain() | ({"against": verdict.plain()} if verdict else {}))
     else:
@@ -67,6 +73,37 @@ def run(
         if verdict:
             env.stdout.write(verdict.sentence + "\n")
     raise typer.Exit(done.exit_code)
+
+
+def _check_files(plot: Path | None, save: Path | None) -> None:
+    """Bad file names cost nothing when they are found before the run."""
+    from wattcast.errors import bad_value
+
+    if plot is not None:
+        from wattcast.report.figure import check_path
+
+        check_path(plot)
+    if save is not None and save.suffix != ".npz":
+        raise bad_value("--save", "a name that ends in .npz", save.name)
+
+
+def _plot(path: Path, done: Run, predicted: dict[str, Any]) -> None:
+    from wattcast.measure.samples import ticks
+    from wattcast.report.figure import save
+    from wattcast.report.recorded import Level, Recording, power_over_time
+
+    stepped, samples = ticks(done.samples), done.samples
+    recording = Recording(
+        edge_s=stepped.time_s - done.started_s,
+        step_w=stepped.interval_w if stepped.intervals else stepped.time_s[:0],
+        time_s=samples["time_s"] - done.started_s,
+        instant_w=samples["instant_w"],
+        clock_hz=samples["sm_clock_hz"],
+        device=f"{done.identity.name}, driver {done.identity.driver or 'unknown'}",
+    )
+    level = Level.of(predicted["predictions"][0]) if predicted else None
+    title = " ".join(done.command)[:80]
+    save(power_over_time(recording, title, (0.0, done.measurement.duration_s), level), path)
 
 
 def _predicted(against: str, gpu: str | None, options: dict[str, Any]) -> dict[str, Any]:
