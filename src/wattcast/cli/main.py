@@ -33,6 +33,7 @@ COMMANDS = {
     "validate": "validate",
     "explore": "explore",
     "plan": "plan",
+    "report": "report",
     "manage": "manage",
     "doctor": "doctor",
 }

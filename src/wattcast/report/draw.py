@@ -35,7 +35,8 @@ def check(name: str, path: Path) -> None:
 
 def clocks_of(seen: Sequence[Look]) -> Figure:
     """Clock curves of several configurations on the same axes."""
-    names = [f"{look.prediction.name} on {look.prediction.gpu}" for look in seen]
+    alike = len({look.prediction.name for look in seen}) == 1 and len(seen) > 1
+    names = [look.prediction.gpu if alike else f"{look.prediction.name} on {look.prediction.gpu}" for look in seen]
     labels = [f"{i + 1}: {name}" if names.count(name) > 1 else name for i, name in enumerate(names)]
     sweeps = {label: look.clocks for label, look in zip(labels, seen, strict=True)}
     chosen = {label: look.prediction for label, look in zip(labels, seen, strict=True)}

@@ -84,10 +84,28 @@ def encoded(figure: Figure, ending: str) -> bytes:
     from matplotlib import rc_context
 
     undated = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
+    _read_no_mathematics(figure)
     buffer = io.BytesIO()
     with rc_context({"svg.hashsalt": "wattcast"}):
         figure.savefig(buffer, format=ending, dpi=150, metadata=undated[ending])
     return buffer.getvalue()
+
+
+def _read_no_mathematics(figure: Figure) -> None:
+    """Names may hold dollar signs: nothing but the labels of logarithmic axes is typeset as mathematics."""
+    from matplotlib.text import Text
+
+    logarithmic = {
+        text
+        for axes in figure.axes
+        for axis in (axes.xaxis, axes.yaxis)
+        if axis.get_scale() == "log"
+        for tick in (*axis.get_major_ticks(), *axis.get_minor_ticks())
+        for text in (tick.label1, tick.label2)
+    }
+    for text in figure.findobj(Text):
+        if text not in logarithmic:
+            text.set_parse_math(False)
 
 
 def save(figure: Figure, path: Path) -> None:

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-BINS = 1200  # steps of a drawn trace; the paper is not wider
+BINS = 600  # steps of a drawn trace; more make a large SVG and show no more
+WIDE = 10.0  # from the least to the most, beyond which axes are logarithmic
 CLOSE = 80  # launches of the panel that looks closely
 FAMILY_MARKS = "os^Dv<>Ph*"
 
@@ -194,6 +195,8 @@ def pareto(points: Mapping[str, tuple[float, float]], x: str, y: str, title: str
         axes.annotate(name, (a, b), xytext=(5, 4), textcoords="offset points", fontsize=7,
                       color="black" if on_it else "#888888")  # fmt: skip
     axes.set(xlabel=x, ylabel=y)
+    if (place.max(axis=0) > WIDE * place.min(axis=0)).any() and (place > 0).all():
+        axes.set(xscale="log", yscale="log")
     axes.set_title(title, fontsize=10)
     axes.margins(x=0.12, y=0.1)
     axes.legend(frameon=False, fontsize=7)
