@@ -85,14 +85,14 @@ def test_clock_curve_meets_the_prediction_where_it_settles(seen: Look) -> None:
 
 
 def test_clock_curves_of_two_gpus_are_labelled_by_gpu(seen: Look) -> None:
-    other = look("gpt2", api.find_gpu("h100-sxm"), Options(batch=4, seq=256), largest=False)
+    other = look("gpt2", api.find_gpu("h100-sxm"), Options(batch=4, seq=256), sized=False)
     labels = [text.get_text() for text in clocks_of([seen, other]).axes[-1].get_legend().get_texts()]
     assert labels == ["h200", "h100-sxm"]
 
 
 def test_roofline_marks_lie_under_the_roof(seen: Look) -> None:
     """Of kernels that stream from DRAM; small ones live in L2 and may pass DRAM's slope."""
-    big = look("llama3-8b", api.find_gpu("h200"), Options(batch=8, seq=1024), largest=False)
+    big = look("llama3-8b", api.find_gpu("h200"), Options(batch=8, seq=1024), sized=False)
     axes = draw("roofline", big).axes[0]
     roof = axes.lines[0]
     for marks in axes.collections:

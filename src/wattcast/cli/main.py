@@ -34,6 +34,7 @@ COMMANDS = {
     "explore": "explore",
     "plan": "plan",
     "report": "report",
+    "serve": "serve",
     "manage": "manage",
     "doctor": "doctor",
 }

@@ -132,7 +132,7 @@ def predict(
 
         options = Options(**{key: ctx.params[key] for key in Options.__dataclass_fields__})
         settings = Settings(clock, power_limit, host_launch, temperature, data)
-        save(draw(figure, look(workloads[0], chip, options, settings, largest=False)), plot)
+        save(draw(figure, look(workloads[0], chip, options, settings, sized=False)), plot)
         env.say(f"figure saved: {plot}")
     if json:
         from wattcast.report.plain import predictions_out

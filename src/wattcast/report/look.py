@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -68,17 +67,16 @@ def look(
     options: Options = Options(),  # noqa: B008  (frozen)
     settings: Settings = Settings(),  # noqa: B008  (frozen)
     *,
-    largest: bool = True,
+    sized: bool = True,
 ) -> Look:
-    """Predict, then follow the run over time and over the clocks of the card; ``largest`` also seeks the batch."""
+    """Predict, then follow the run over time and over the clocks of the card; ``sized`` also asks what it holds."""
     graph = source.load(workload, options)
     prediction = api.predict(graph, gpu, **vars(settings))
     bundle, at = _bundle(gpu, settings), _settled(prediction, settings)
     timeline = analyse(graph, gpu, bundle)
     trace = trace_at(timeline, at, bundle)
-    return Look(
-        gpu, graph, prediction, trace, _clock_curve(timeline, gpu, at, bundle), _room(workload, gpu, options, largest)
-    )
+    model = source.find_model(workload) if sized else None
+    return Look(gpu, graph, prediction, trace, _clock_curve(timeline, gpu, at, bundle), room(model, gpu, options))
 
 
 def _bundle(gpu: Gpu, settings: Settings) -> Bundle:
@@ -121,13 +119,13 @@ def clock_span(gpu: Gpu) -> tuple[float, float]:
     return (LOWEST_SHARE * high_hz if low is None else float(np.mean(low))), high_hz
 
 
-def _room(workload: Any, gpu: Gpu, options: Options, largest: bool) -> Room:
+def room(model: Model | None, gpu: Gpu, options: Options) -> Room:
+    """What a model holds on a GPU; nothing known without a model."""
     capacity_byte = float(np.mean(gpu.memory.capacity_byte))
-    model = source.find_model(workload)
     if model is None:
         return Room(None, capacity_byte, None)
-    batch = memory.largest_batch(model, options, capacity_byte) if largest else None
-    return Room(memory.footprint(model, options), capacity_byte, batch)
+    largest = memory.largest_batch(model, options, capacity_byte)
+    return Room(memory.footprint(model, options), capacity_byte, largest)
 
 
 def _si(value: str | float, unit: str, where: str) -> float:
