@@ -40,7 +40,7 @@ CONFIG = {
 LIST = {"name": "<b>my</b> list", "ops": [{"op": "linear", "m": 512, "n": 4096, "k": 4096, "count": 8}]}
 
 
-def until(page, expression: str, argument: object = None, limit_s: float = 120.0) -> None:
+def until(page, expression: str, argument: object = None, limit_s: float = 60.0) -> None:
     """Wait for a JavaScript expression to hold. Playwright's own way evaluates text, which the page forbids."""
     code = expression if "=>" in expression.split("(")[0] or expression.startswith("(") else f"() => {expression}"
     end_s = time.monotonic() + limit_s
@@ -185,7 +185,7 @@ def test_uploads_good_and_bad(open_page, tmp_path: Path) -> None:
         "broken.json": ('{"name": ', "not valid JSON"),
         "number.json": ("17", "object or list"),
         "unknown.json": ('{"name": "x", "ops": [{"op": "conjure"}]}', "conjure"),
-        "strange.json": ('{"model_type": "llama", "hidden_size": "big"}', "hidden_size"),
+        "strange.json": (json.dumps(CONFIG | {"hidden_size": "big"}), "hidden_size"),
         "deep.json": ("[" * 100 + "]" * 100, "nesting"),
         "large.json": ('{"name": "x", "ops": [' + " " * 2_100_000 + "]}", "at most"),
     }

@@ -18,7 +18,7 @@ from wattcast import __version__
 from wattcast.report.plain import PredictOut
 from wattcast.web import ask, tell
 from wattcast.web.guard import Guard
-from wattcast.web.live import About, Feed, Watchers
+from wattcast.web.live import About, Feed, Watchers, recorded
 from wattcast.web.pool import Pool, refusal, running
 
 ASSETS = {
@@ -68,6 +68,14 @@ def make_app(pool: Pool, feed: Feed, hosts: Iterable[str] = ()) -> Guard:
     _live(app, Watchers(feed))
     app.openapi = lambda: _schema(app)  # type: ignore[method-assign]
     return Guard(app, hosts)
+
+
+def schema() -> dict[str, Any]:
+    """The OpenAPI schema, without a server."""
+    app = FastAPI(title="Wattcast", version=__version__)
+    _questions(app, Pool())
+    _live(app, Watchers(recorded()))
+    return _schema(app)
 
 
 def _errors(app: FastAPI) -> None:

@@ -27,7 +27,7 @@ from wattcast.report.page import document
 from wattcast.report.plain import predictions_out
 from wattcast.web import tell
 from wattcast.web.ask import Configuration, Figure, Several, check_shape, read
-from wattcast.workload import from_json, models, source
+from wattcast.workload import from_huggingface, from_json, from_profiler, models
 from wattcast.workload.graph import Graph
 from wattcast.workload.models import Model
 from wattcast.workload.options import Options
@@ -154,18 +154,15 @@ def _uploaded(digest: bytes, label: str, content: bytes) -> Model | Graph:
 
 
 def parse_upload(label: str, content: bytes) -> Model | Graph:
-    """JSON that a user dropped on the page: a Hugging Face configuration, or a list of operators of any form."""
+    """JSON that a user dropped on the page: a Hugging Face configuration, a profiler trace, a list of operators."""
     check_shape(content, label)
-    if content.lstrip()[:1] == b"[":
-        graph = from_json.parse(content, label)
-    else:
-        plain = msgspec.json.decode(content)
-        if not isinstance(plain, dict):
-            raise bad_value(label, "a JSON object or list", type(plain).__name__)
-        model = source.find_model(plain)
-        if model is not None:
-            return replace(model, name=label.removesuffix(".json") or model.name)
-        graph = source.load(plain, Options())
+    plain = msgspec.json.decode(content)
+    if not isinstance(plain, (dict, list)):
+        raise bad_value(label, "a JSON object or list", type(plain).__name__)
+    keys = set(plain) if isinstance(plain, dict) else set()
+    if keys & {"model_type", "architectures"}:
+        return from_huggingface.parse(content, label, label.removesuffix(".json"))
+    graph = from_profiler.parse(content, label).graph if "traceEvents" in keys else from_json.parse(content, label)
     count = sum(len(block.ops) for block in graph.blocks)
     if count > MOST_OPERATORS:
         raise BadInput(f"{label}: {count:,} operators; over HTTP at most {MOST_OPERATORS:,}. Use the command line.")

@@ -75,6 +75,7 @@ function askRoom() {
 }
 
 function changed() {
+  complaint = "";
   history.replaceState(null, "", `#${toLink(state).hash}`);
   fill();
   refresh(state.selected);
@@ -205,13 +206,15 @@ async function take(file) {
   if (isList(tried)) for (const key of Object.keys(DEFAULTS)) if (!/_/.test(key) && key !== "data") delete tried[key];
   try { await post("/api/view", request(tried)); } catch (error) { complain(error.message); return; }
   state.configs[state.selected] = tried;
-  $("errors").replaceChildren();
   tell(`${file.name} is read.`);
   changed();
 }
 
+let complaint = ""; // stays until the user does something else
+
 function complain(text) {
-  $("errors").replaceChildren(element("p", {}, text));
+  complaint = text;
+  drawErrors();
   tell("");
 }
 
@@ -229,9 +232,14 @@ function uploads() {
 
 // ---- results -------------------------------------------------------------------------------------------------
 
+function drawErrors() {
+  const several = state.configs.length > 1;
+  const problems = state.configs.map((_, i) => seen[i]?.error && (several ? `${i + 1}: ${seen[i].error}` : seen[i].error));
+  $("errors").replaceChildren(...[complaint, ...problems].filter(Boolean).map((text) => element("p", {}, text)));
+}
+
 function draw() {
-  const problems = state.configs.map((c, i) => [i, seen[i]?.error]).filter(([, error]) => error);
-  $("errors").replaceChildren(...problems.map(([i, error]) => element("p", {}, state.configs.length > 1 ? `${i + 1}: ${error}` : error)));
+  drawErrors();
   const lost = config().lost;
   if (lost) tell(`This link could not carry the file ${lost}: drop it again to see what the sender saw.`);
   drawTiles();
