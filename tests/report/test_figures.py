@@ -84,6 +84,15 @@ def test_clock_curve_meets_the_prediction_where_it_settles(seen: Look) -> None:
     assert (seen.clocks["power_w"] <= 500.0 * (1 + 1e-4)).all()
 
 
+@pytest.mark.parametrize("limit", ["700W", "300W", "100W"])
+def test_clock_curve_is_what_predict_says_at_each_clock(limit: str) -> None:
+    options, gpu = Options(batch=8, seq=512), api.find_gpu("h200")
+    curve = look("llama3-8b", gpu, options, Settings(power_limit=limit, clock="1GHz"), sized=False).clocks
+    p = api.predict("llama3-8b", gpu, clock=curve["asked_hz"], power_limit=limit, batch=8, seq=512)
+    for column in ("clock_hz", "latency_s", "power_w", "energy_j"):
+        assert_allclose(curve[column], getattr(p, column), rtol=2e-5)
+
+
 def test_clock_curves_of_two_gpus_are_labelled_by_gpu(seen: Look) -> None:
     other = look("gpt2", api.find_gpu("h100-sxm"), Options(batch=4, seq=256), sized=False)
     labels = [text.get_text() for text in clocks_of([seen, other]).axes[-1].get_legend().get_texts()]

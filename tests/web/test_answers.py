@@ -9,10 +9,14 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from wattcast import hardware
 from wattcast.report.plain import PredictOut
 from wattcast.web import ask, tell, work
 from wattcast.web.work import Answer, Remembering, answer
+from wattcast.workload import models
 
 CASE = {"gpu": "h200", "model": "gpt2", "batch": 4, "seq": 256}
 LIST = {"name": "list", "ops": [{"op": "linear", "m": 512, "n": 4096, "k": 4096, "count": 8}]}
@@ -183,6 +187,42 @@ def test_answers_are_remembered_within_bounds() -> None:
     assert remember("room", json.dumps(CASE).encode()) is not first
     small = Remembering(most_byte=10)
     assert small("room", json.dumps(CASE).encode()) is not small("room", json.dumps(CASE).encode())
+
+
+SIZES = st.one_of(st.integers(1, 64), st.sampled_from([1000, 4096, 100_000, 1_000_000]))
+CONFIGURATIONS = st.fixed_dictionaries(
+    {"gpu": st.sampled_from(hardware.names()), "model": st.sampled_from(models.names())},
+    optional={
+        "batch": SIZES,
+        "seq": SIZES,
+        "tokens": SIZES,
+        "phase": st.sampled_from(["prefill", "decode", "generate", "train", "forward"]),
+        "dtype": st.sampled_from(["fp32", "tf32", "bf16", "fp16", "fp8", "int8"]),
+        "attention": st.sampled_from(["eager", "flash"]),
+        "stack": st.sampled_from(["eager", "compiled", "engine"]),
+        "tp": st.sampled_from([1, 2, 8]),
+        "clock_hz": st.floats(1e8, 2.5e9),
+        "power_limit_w": st.floats(1.0, 1500.0),
+        "host_launch_s": st.floats(0.0, 1.0),
+        "temperature_c": st.floats(0.0, 110.0),
+        "data": st.sampled_from(["random", "zeros", "ones", "relu"]),
+    },
+)
+
+
+@settings(max_examples=60)
+@given(plain=CONFIGURATIONS)
+def test_whatever_is_chosen_there_is_a_prediction_or_a_reason(plain: dict) -> None:
+    found = asked("view", plain)
+    assert found.status in (200, 422), (plain, found.body)
+    if found.status == 422:
+        assert len(json.loads(found.body)["error"]) > 10
+        return
+    view = msgspec.json.decode(found.body, type=tell.ViewOut)
+    assert view.latency_s > 0
+    assert view.energy_j == pytest.approx(view.power_w * view.latency_s, rel=1e-6)
+    assert view.interval.power_w[0] <= view.power_w <= view.interval.power_w[1]
+    assert sum(view.part_w) == pytest.approx(view.power_w, rel=1e-6)
 
 
 def test_the_catalogue_has_ranges_for_the_sliders() -> None:

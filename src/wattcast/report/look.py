@@ -68,19 +68,23 @@ def look(
     settings: Settings = Settings(),  # noqa: B008  (frozen)
     *,
     sized: bool = True,
+    fitted: Bundle | None = None,
 ) -> Look:
-    """Predict, then follow the run over time and over the clocks of the card; ``sized`` also asks what it holds."""
+    """Predict, then follow the run over time and over the clocks of the card; ``sized`` also asks what it holds.
+
+    ``fitted`` is the GPU's own bundle, for those who keep it.
+    """
     graph = source.load(workload, options)
-    prediction = api.predict(graph, gpu, **vars(settings))
-    bundle, at = _bundle(gpu, settings), _settled(prediction, settings)
+    fitted = fitted or bundle_for(gpu)
+    prediction = api.predict(graph, gpu, bundle=fitted, **vars(settings))
+    bundle, at = _bundle(fitted, settings), _settled(prediction, settings)
     timeline = analyse(graph, gpu, bundle)
     trace = trace_at(timeline, at, bundle)
     model = source.find_model(workload) if sized else None
     return Look(gpu, graph, prediction, trace, _clock_curve(timeline, gpu, at, bundle), room(model, gpu, options))
 
 
-def _bundle(gpu: Gpu, settings: Settings) -> Bundle:
-    bundle = bundle_for(gpu)
+def _bundle(bundle: Bundle, settings: Settings) -> Bundle:
     if settings.data != "random":
         bundle = bundle.for_data(settings.data)
     if settings.host_launch is not None:
@@ -98,14 +102,18 @@ def _settled(p: Prediction, settings: Settings) -> OperatingPoint:
 
 
 def _clock_curve(timeline: Timeline, gpu: Gpu, at: OperatingPoint, bundle: Bundle) -> dict[str, Array]:
-    """The same run at clocks from the lowest to the highest, under the same power limit."""
+    """The same run at clocks from the lowest to the highest, under the same power limit.
+
+    Power rises with the clock, so the governor cuts every clock it cuts at all to the same one: it is sought once.
+    """
     low_hz, high_hz = clock_span(gpu)
     asked_hz = np.linspace(low_hz, high_hz, CLOCKS)
-    settled = settle(timeline, gpu, replace(at, clock_hz=swept(asked_hz)), bundle)
-    totals = at_clock(timeline, settled.at, bundle)
+    settled_hz = float(settle(timeline, gpu, replace(at, clock_hz=high_hz), bundle).clock_hz[..., 0])
+    clock_hz = np.minimum(asked_hz, settled_hz)
+    totals = at_clock(timeline, replace(at, clock_hz=swept(clock_hz)), bundle)
     return {
         "asked_hz": asked_hz,
-        "clock_hz": np.array(settled.clock_hz[..., 0]),
+        "clock_hz": clock_hz,
         "latency_s": np.array(np.broadcast_to(totals.latency_s, asked_hz.shape)),
         "power_w": np.array(totals.power_w),
         "energy_j": np.array(totals.energy_j),

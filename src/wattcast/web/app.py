@@ -193,6 +193,15 @@ def _schema(app: FastAPI) -> dict[str, Any]:
         _, found = msgspec.json.schema_components(
             list(dict.fromkeys(kinds)), ref_template="#/components/schemas/{name}"
         )
+        _say_model_or_file(found["Configuration"])
         plain.setdefault("components", {}).setdefault("schemas", {}).update(found)
         app.openapi_schema = plain
     return app.openapi_schema
+
+
+def _say_model_or_file(configuration: dict[str, Any]) -> None:
+    """What the struct's types cannot say: one of the two is needed, and not the other."""
+    for name in ("model", "file"):
+        inside = configuration["properties"][name]
+        configuration["properties"][name] = next(one for one in inside["anyOf"] if one != {"type": "null"})
+    configuration["oneOf"] = [{"required": ["model"]}, {"required": ["file"]}]

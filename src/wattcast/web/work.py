@@ -19,6 +19,7 @@ import msgspec
 
 from wattcast import hardware
 from wattcast.errors import BadInput, WattcastError, bad_value, clip
+from wattcast.fitted import Bundle, bundle_for
 from wattcast.hardware import Gpu
 from wattcast.report.draw import clocks_of, draw
 from wattcast.report.figure import encoded
@@ -114,18 +115,20 @@ def _look(asked: Configuration) -> Look:
     settings = Settings(asked.clock_hz, asked.power_limit_w, asked.host_launch_s, asked.temperature_c, asked.data)
     work = _workload(asked)
     options = Options() if isinstance(work, Graph) else asked.options()
-    return look(work, _gpu(asked.gpu), options, settings, sized=False)
+    gpu, fitted = _card(asked.gpu)
+    return look(work, gpu, options, settings, sized=False, fitted=fitted)
 
 
 def _held(asked: Configuration) -> Room:
     work = _workload(asked)
-    return room(work if isinstance(work, Model) else None, _gpu(asked.gpu), asked.options())
+    return room(work if isinstance(work, Model) else None, _card(asked.gpu)[0], asked.options())
 
 
 @lru_cache(maxsize=64)
-def _gpu(name: str) -> Gpu:
-    """A catalogue GPU; never a file."""
-    return hardware.load(name)
+def _card(name: str) -> tuple[Gpu, Bundle]:
+    """A catalogue GPU, never a file, and its coefficients."""
+    gpu = hardware.load(name)
+    return gpu, bundle_for(gpu)
 
 
 def _workload(asked: Configuration) -> Model | Graph:
