@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from serving import Server
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "standin"))
+
+from standin import StandIn, compile_library
 
 FLAGS = "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking".split()
 FLAGS += "--disable-component-update --disable-sync --force-color-profile=srgb".split()
@@ -59,3 +65,22 @@ def open_page(browser, server: Server):
         context.close()
     real = [text for text in complaints if "status of 422" not in text]  # bad input is answered so, on purpose
     assert not real, real
+
+
+@pytest.fixture(scope="session")
+def standin_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("standin")
+    if compile_library(folder) is None:
+        pytest.skip("no C compiler to build the stand-in NVML library")
+    return folder
+
+
+@pytest.fixture
+def standin(standin_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
+    """A stand-in NVML library; child processes of the test meet it."""
+    pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
+    made = StandIn(standin_folder, tmp_path / "script.txt")
+    for name, value in made.environment.items():
+        monkeypatch.setenv(name, value)
+    made.follow("at -10 300 1980 0 45 60")
+    return made

@@ -16,7 +16,7 @@ SOURCE = Path(__file__).resolve().parents[2] / "src"
 class Server:
     """``wattcast serve`` on a free port; what it said is in ``said``."""
 
-    def __init__(self, *arguments: str) -> None:
+    def __init__(self, *arguments: str, more: dict[str, str] | None = None) -> None:
         command = [sys.executable, "-m", "wattcast", "serve", "--port", "0", *arguments]
         paths = os.pathsep.join([str(SOURCE), *filter(None, [os.environ.get("PYTHONPATH")])])
         self.process = subprocess.Popen(

@@ -35,6 +35,7 @@ COMMANDS = {
     "plan": "plan",
     "report": "report",
     "serve": "serve",
+    "export": "export",
     "manage": "manage",
     "doctor": "doctor",
 }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import zipfile
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from importlib.resources import as_file, files
@@ -162,9 +163,11 @@ def recorded(path: Path | None = None) -> Replay:
         with as_file(folder.joinpath("h200-linear.npz")) as shipped:
             return _replay(Samples.load(shipped), about)
     read_bytes(path, MOST_RECORDING_BYTE)  # there, a file, and not too large
+    if not zipfile.is_zipfile(path):
+        raise BadInput(f"{path.name}: not a recording of `measure run --save`.")
     try:
         samples = Samples.load(path)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, EOFError, ValueError, KeyError, IndexError, zipfile.BadZipFile) as error:
         raise BadInput(f"{path.name}: not a recording of `measure run --save` ({clip(error)}).") from None
     return _replay(samples, About(path.stem))
 
