@@ -164,11 +164,13 @@ def _live(app: FastAPI, watchers: Watchers) -> None:
         responses=_responses("text/event-stream"),
         response_class=StreamingResponse,
     )
-    async def live(speed: Annotated[float, Query(ge=0.1, le=100.0)] = 1.0) -> Response:
+    async def live(request: Request, speed: Annotated[float, Query(ge=0.1, le=100.0)] = 1.0) -> Response:
         if watchers.full:
             return _plain(503, "as many are watching as may; try again later.")
         return StreamingResponse(
-            watchers.events(speed), media_type="text/event-stream", headers={"cache-control": "no-store"}
+            watchers.events(speed, request.is_disconnected),
+            media_type="text/event-stream",
+            headers={"cache-control": "no-store"},
         )
 
 

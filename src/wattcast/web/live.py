@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 import zipfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from importlib.resources import as_file, files
 from pathlib import Path
@@ -52,7 +53,7 @@ class Feed(Protocol):
         ...
 
     def stream(self, speed: float) -> AsyncIterator[list[dict[str, float]]]:
-        """Points as they come: time_s, and power_w with energy_j, or clock_hz."""
+        """Points as they come, at times none: time_s, and power_w with energy_j, or clock_hz."""
         ...
 
 
@@ -95,8 +96,7 @@ class Replay:
             upto = at
             while upto < len(self.found) and self.found[upto]["time_s"] <= now_s:
                 upto += 1
-            if upto > at:
-                yield self.found[at:upto]
+            yield self.found[at:upto]
             at = upto
             await asyncio.sleep(PERIOD_S)
 
@@ -121,17 +121,17 @@ class Card:
                 await asyncio.sleep(PERIOD_S)
                 samples = sampler.since(mark)
                 if not len(samples):
+                    yield []
                     continue
                 origin_s = float(samples["time_s"][0]) if origin_s is None else origin_s
                 if base_j is None and len(known := samples.known("energy_j")):
                     base_j = float(known[0])
                 recent = samples.between(float(samples["time_s"][-1]) - WINDOW_S, np.inf)
                 fresh = [p for p in points(recent, origin_s, base_j) if p["time_s"] > sent_s]
-                if fresh:
-                    sent_s = fresh[-1]["time_s"]
-                    yield fresh
+                sent_s = fresh[-1]["time_s"] if fresh else sent_s
+                yield fresh
         finally:
-            await self._leave()
+            self._leave()
 
     async def _join(self) -> Sampler:
         async with self._starting:
@@ -147,12 +147,12 @@ class Card:
                 self.about.device = f"{sampler.identity.name}, driver {sampler.identity.driver or 'unknown'}"
             return self._sampler
 
-    async def _leave(self) -> None:
-        async with self._starting:
-            self._watchers -= 1
-            if self._watchers == 0 and self._sampler is not None:
-                sampler, self._sampler = self._sampler, None
-                await asyncio.to_thread(sampler.stop)
+    def _leave(self) -> None:
+        """Without waiting for anything: whoever leaves may be a task that was cancelled."""
+        self._watchers -= 1
+        if self._watchers == 0 and self._sampler is not None:
+            sampler, self._sampler = self._sampler, None
+            threading.Thread(target=sampler.stop, daemon=True).start()
 
 
 def recorded(path: Path | None = None) -> Replay:
@@ -208,8 +208,8 @@ class Watchers:
         """Whether no more may watch."""
         return self.now >= self._most
 
-    async def events(self, speed: float) -> AsyncIterator[bytes]:
-        """What a browser's EventSource reads."""
+    async def events(self, speed: float, gone: Callable[[], Awaitable[bool]] | None = None) -> AsyncIterator[bytes]:
+        """What a browser's EventSource reads; ends when ``gone`` says that nobody reads any more."""
         self.now += 1
         stream = self.feed.stream(speed)
         try:
@@ -217,7 +217,10 @@ class Watchers:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._longest_s):
                     async for batch in stream:
-                        yield _event("points", batch)
+                        if gone is not None and await gone():
+                            return
+                        if batch:
+                            yield _event("points", batch)
             yield _event("end", {})
         except MissingTool as error:
             yield _event("end", {"error": str(error)})
