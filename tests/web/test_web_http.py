@@ -6,12 +6,13 @@ import asyncio
 import http.client
 import json
 import socket
+import sys
 import time
 
 import pytest
 from serving import Server
 
-from wattcast.errors import BadInput, Refused
+from wattcast.errors import BadInput, MissingTool, Refused
 from wattcast.web.guard import HEADERS, Guard
 from wattcast.web.live import recorded
 from wattcast.web.pool import Pool, running
@@ -196,6 +197,12 @@ def test_it_listens_on_loopback_unless_told_who_else_it_is() -> None:
         taken.listen()
         with pytest.raises(Refused, match="another --port"):
             listen("127.0.0.1", taken.getsockname()[1])
+
+
+def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    with pytest.raises(MissingTool, match=r"wattcast\[serve\]"):
+        serve("127.0.0.1", 0, recorded())
 
 
 def test_ctrl_c_ends_it_and_its_workers() -> None:

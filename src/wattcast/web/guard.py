@@ -45,7 +45,7 @@ class Guard:
         self, app: App, hosts: Iterable[str], most_byte: int = MOST_BYTE, arrive_s: float = ARRIVE_S
     ) -> None:
         self._app = app
-        self._hosts = {host.lower() for host in (*LOOPBACK, *hosts)}
+        self._hosts = {_name(host) for host in (*LOOPBACK, *hosts)}
         self._most_byte, self._arrive_s = most_byte, arrive_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
