@@ -17,7 +17,7 @@ from wattcast.explore.published import GPU, Curve, Format
 from wattcast.explore.study import Columns, table
 from wattcast.explore.sweep import Swept
 from wattcast.fitted import bundle_for
-from wattcast.report.figure import COLOUR, PREDICTED, SERIES, dots, line, new_figure
+from wattcast.report.figure import COLOUR, PREDICTED, SERIES, dots, line, new_figure, origin
 from wattcast.report.figure import caption as write_caption
 
 if TYPE_CHECKING:
@@ -108,9 +108,8 @@ def clocks(found: Clocks) -> Figure:
         limits = np.unique(columns["asked_power_limit_w"])
         at = columns["asked_power_limit_w"]
         by_limit = {f"{limit:.0f} W": {k: v[at == limit] for k, v in columns.items()} for limit in limits[:8]}
-    title = f"{found.study.graph.name} on {found.study.gpu.name}; {bundle.status} coefficients, "
-    source = f"{bundle.provenance.date}: {bundle.provenance.source}"
-    return curves(by_limit, "asked_clock_hz", ("latency_s", "power_w", "energy_j"), title + source)
+    said = f"{found.study.graph.name} on {found.study.gpu.name}; {origin(bundle)}"
+    return curves(by_limit, "asked_clock_hz", ("latency_s", "power_w", "energy_j"), said)
 
 
 def per_gpu(workload: Workload, found: Sequence[Choice], options: Mapping[str, Any]) -> Figure:
@@ -140,7 +139,7 @@ def published_dvfs(found: Sequence[Curve]) -> Figure:
     write_caption(
         figure,
         "A100-PCIE-40GB; measured: EnergAIzer artifact (a100_pcie_40gb_dvfs.csv, a100_pcie_40gb_900mhz.csv); "
-        f"predicted: {bundle.status} coefficients, {bundle.provenance.date}: {bundle.provenance.source}",
+        f"predicted: {origin(bundle)}",
     )
     return figure
 
@@ -183,8 +182,5 @@ def _scaled(column: str, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def _source(figure: Figure, done: Swept) -> None:
-    bundle = done.study.bundle
     kept = f"{done.points:,} points, {len(done.summary.shown['point']):,} shown"
-    write_caption(
-        figure, f"{kept}; {bundle.status} coefficients, {bundle.provenance.date}: {bundle.provenance.source}"
-    )
+    write_caption(figure, f"{kept}; {origin(done.study.bundle)}")

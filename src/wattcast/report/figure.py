@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from wattcast.fitted import Bundle
     from wattcast.prediction import Prediction
 
 COLOUR = {
@@ -61,8 +62,8 @@ def breakdown(p: Prediction) -> Figure:
     return caption(figure, origin(p))
 
 
-def origin(p: Prediction) -> str:
-    """Where a prediction's coefficients come from, for captions."""
+def origin(p: Prediction | Bundle) -> str:
+    """Where coefficients come from, for captions."""
     known = [p.provenance.source, p.provenance.device, p.provenance.date]
     return f"{p.status} coefficients: {', '.join(text for text in known if text)}"
 
