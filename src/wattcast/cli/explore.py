@@ -160,10 +160,9 @@ def clocks(
         **{k: ctx.params[k] for k in OPTIONS},
     )
     if plot is not None:
-        from wattcast.report import explore, figure
+        from wattcast.report import explore
 
-        figure.save(explore.clocks(found), plot)
-        env.say(f"figure saved: {plot}")
+        _save(env, explore.clocks(found), plot)
     if json:
         env.json(out.clocks_out(found, least))
         return
@@ -217,10 +216,9 @@ def gpus(
     given = {k: ctx.params[k] for k in OPTIONS}
     found = choices.gpus(workload, names, prices, power_limit, **given)
     if plot is not None:
-        from wattcast.report import explore, figure
+        from wattcast.report import explore
 
-        figure.save(explore.per_gpu(workload, found, given), plot)
-        env.say(f"figure saved: {plot}")
+        _save(env, explore.per_gpu(workload, found, given), plot)
     _show(env, json, found, prices, f"{workload} on {len(found)} GPUs, least energy per request first")
 
 
@@ -249,6 +247,7 @@ def algorithms(
     carbon: Carbon = None,
     price: Rent = [],  # noqa: B006
     pue: Pue = 1.0,
+    plot: Plot = None,
     json: Json = False,
 ) -> None:
     """Number format, attention, batch, sequence, stack, parallelism: every combination on one GPU.
@@ -262,6 +261,10 @@ def algorithms(
     prices = money.prices(tariff, carbon, price, pue)
     given = {k: ctx.params[k] for k in OPTIONS}
     found = choices.algorithms(workload, gpu, vary, prices, power_limit, **given)
+    if plot is not None:
+        from wattcast.report import choices as drawn
+
+        _save(env, drawn.algorithms(found, f"{workload} on {gpu}"), plot)
     _show(env, json, found, prices, f"{workload} on {gpu}, speed-up over the first that runs")
 
 
@@ -273,6 +276,7 @@ def fleet(
         str, typer.Option(help="energy: meet every rate; throughput: as much of the mix as can be.")
     ] = "energy",
     power: Annotated[str | None, typer.Option(help="The site's power budget, in place of the file's: 12kW.")] = None,
+    plot: Plot = None,
     json: Json = False,
 ) -> None:
     """Which GPU runs what, at which clock, under a site's power budget.
@@ -284,6 +288,10 @@ def fleet(
 
     env: Environment = ctx.obj
     found = fleets.assign(out.with_power(fleets.read(file), power), aim)
+    if plot is not None:
+        from wattcast.report import choices as drawn
+
+        _save(env, drawn.assignment(found, file.name), plot)
     if json:
         env.json(out.assignment_out(found))
         return
@@ -392,8 +400,14 @@ def _figure_words(plot: Path | None, heat_map: str | None) -> list[str]:
 
 def _plot(env: Environment, done: Swept, path: Path, words: list[str]) -> None:
     from wattcast.explore.out import column
-    from wattcast.report import explore, figure
+    from wattcast.report import explore
 
     drawn = explore.heat_map(done, *(column(done, word) for word in words)) if words else explore.front(done)
-    figure.save(drawn, path)
+    _save(env, drawn, path)
+
+
+def _save(env: Environment, figure: Any, path: Path) -> None:
+    from wattcast.report.figure import save
+
+    save(figure, path)
     env.say(f"figure saved: {path}")

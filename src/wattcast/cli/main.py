@@ -35,6 +35,9 @@ COMMANDS = {
     "validate": "validate",
     "explore": "explore",
     "plan": "plan",
+    "report": "report",
+    "serve": "serve",
+    "export": "export",
     "manage": "manage",
     "doctor": "doctor",
 }

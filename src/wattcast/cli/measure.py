@@ -57,6 +57,7 @@ def run(
     device: Device = 0,
     json: Json = False,
     plot: Annotated[Path | None, typer.Option(help="Save power over time (.png, .svg, .pdf).")] = None,
+    save: Annotated[Path | None, typer.Option(help="Keep the samples (.npz) for `wattcast serve --replay`.")] = None,
 ) -> None:
     """Time, joules, mean and peak watts and clock of a command; its exit code passes through.
 
@@ -67,6 +68,7 @@ def run(
     from wattcast.measure.run import run_command
 
     env: Environment = ctx.obj
+    _check_files(plot, save)
     options = {"batch": batch, "seq": seq, "phase": phase, "dtype": dtype, "attention": attention}
     predicted = _predicted(against, gpu, options) if against else {}  # before the run: a bad name costs nothing
     prepared = _prepared(model, counters, launches, gpu, command)
@@ -74,10 +76,10 @@ def run(
     from_launches = None if prepared is None else prepared(done)
     verdict = against_prediction(done.measurement, predicted, iterations, against) if against else None
     if plot is not None:
-        from wattcast.measure.plot import power_figure
-
-        drawn = power_figure(done) if from_launches is None else from_launches.figure(done)
-        drawn.savefig(plot, dpi=150)
+        _plot(plot, done, predicted, from_launches)
+    if save is not None:
+        done.samples.save(save)
+        env.say(f"samples saved: {save}")
     if json:
         beside = {"against": verdict.plain()} if verdict else {}
         env.json(done.plain() | beside | ({"model": from_launches.plain()} if from_launches else {}))
@@ -105,6 +107,40 @@ def _prepared(
 
     ready = prepare(model, counters, launches, gpu, command)
     return lambda run: estimated(ready, run)
+
+
+def _check_files(plot: Path | None, save: Path | None) -> None:
+    """Bad file names cost nothing when they are found before the run."""
+    from wattcast.errors import bad_value
+
+    if plot is not None:
+        from wattcast.report.figure import check_path
+
+        check_path(plot)
+    if save is not None and save.suffix != ".npz":
+        raise bad_value("--save", "a name that ends in .npz", save.name)
+
+
+def _plot(path: Path, done: Run, predicted: dict[str, Any], from_launches: Estimated | None) -> None:
+    from wattcast.measure.samples import ticks
+    from wattcast.report.figure import save
+    from wattcast.report.recorded import Level, Recording, power_over_time
+
+    if from_launches is not None:
+        save(from_launches.figure(done), path)
+        return
+    stepped, samples = ticks(done.samples), done.samples
+    recording = Recording(
+        edge_s=stepped.time_s - done.started_s,
+        step_w=stepped.interval_w if stepped.intervals else stepped.time_s[:0],
+        time_s=samples["time_s"] - done.started_s,
+        instant_w=samples["instant_w"],
+        clock_hz=samples["sm_clock_hz"],
+        device=f"{done.identity.name}, driver {done.identity.driver or 'unknown'}",
+    )
+    level = Level.of(predicted["predictions"][0]) if predicted else None
+    title = " ".join(done.command)[:80]
+    save(power_over_time(recording, title, (0.0, done.measurement.duration_s), level), path)
 
 
 def _predicted(against: str, gpu: str | None, options: dict[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from wattcast.cli.environment import Environment
-from wattcast.cli.explore import Carbon, Json, Limit, Pue, Rent, Tariff
+from wattcast.cli.explore import Carbon, Json, Limit, Plot, Pue, Rent, Tariff
 from wattcast.cli.options import AttentionName, DtypeName, StackName
 
 app = typer.Typer(help="How many GPUs serve a model; batch, clock, energy and cost per token.")
@@ -37,6 +37,7 @@ def plan(
     carbon: Carbon = None,
     price: Rent = [],  # noqa: B006
     pue: Pue = 1.0,
+    plot: Plot = None,
     json: Json = False,
 ) -> None:
     """How many GPUs, which batch, clock and power limit; energy, cost and carbon per token and request.
@@ -53,6 +54,12 @@ def plan(
     )
     names = [name.strip() for name in gpus.split(",")]
     found = serving.plan(asked, names, prices, minimise, out.whole_numbers(tp, "tp"), power_limit)
+    if plot is not None:
+        from wattcast.report import choices
+        from wattcast.report.figure import save
+
+        save(choices.plans(asked, found), plot)
+        env.say(f"figure saved: {plot}")
     if json:
         env.json(out.plans_out(asked, found, prices))
         return

@@ -87,6 +87,7 @@ def predict(
     image: Image = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Save a figure (.png, .svg, .pdf); one workload.")] = None,
+    figure: Annotated[str, typer.Option(help="What --plot draws: breakdown|timeline|roofline|clocks.")] = "breakdown",
 ) -> None:
     """Predict each workload, in order, on one GPU.
 
@@ -97,8 +98,12 @@ def predict(
     from wattcast.errors import bad_value
 
     env: Environment = ctx.obj
-    if plot is not None and len(workloads) != 1:
-        raise bad_value("--plot", "one workload", f"{len(workloads)} workloads")
+    if plot is not None:
+        from wattcast.report.draw import check
+
+        check(figure, plot)
+        if len(workloads) != 1:
+            raise bad_value("--plot", "one workload", f"{len(workloads)} workloads")
     chip = api.find_gpu(gpu)
     factors = factors_of(factor or [])
     predictions = [
@@ -130,9 +135,14 @@ def predict(
         for workload in workloads
     ]
     if plot is not None:
-        from wattcast.report import figure
+        from wattcast.report.draw import draw
+        from wattcast.report.figure import save
+        from wattcast.report.look import Settings, look
+        from wattcast.workload.options import Options
 
-        figure.save(figure.breakdown(predictions[0]), plot)
+        options = Options(**{key: ctx.params[key] for key in Options.__dataclass_fields__})
+        settings = Settings(clock, power_limit, host_launch, temperature, data)
+        save(draw(figure, look(workloads[0], chip, options, settings, sized=False)), plot)
         env.say(f"figure saved: {plot}")
     if json:
         from wattcast.report.plain import predictions_out

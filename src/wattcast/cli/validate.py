@@ -29,6 +29,10 @@ def validate(
     again: Annotated[bool, typer.Option("--again", help="With --ablations: even where results were kept.")] = False,
     write: Annotated[str, typer.Option("--write", help="Write the ledger as a page, such as docs/accuracy.md.")] = "",
     figures: Annotated[Path | None, typer.Option("--figures", help="Save the figures into this folder.")] = None,
+    plot: Annotated[
+        str, typer.Option("--plot", help="Save predicted against measured, held out (.png, .svg, .pdf).")
+    ] = "",
+    quantity: Annotated[str, typer.Option("--quantity", help="What --plot draws: latency|power|clock.")] = "latency",
 ) -> None:
     """Held-out errors beside trivial floors, published numbers and goals."""
     from wattcast.files import write_whole
@@ -43,4 +47,10 @@ def validate(
 
         for path in save_all(figures):
             env.say(f"figure saved: {path}")
+    if plot:
+        from wattcast.report.figure import save
+        from wattcast.report.heldout import held_out
+
+        save(held_out(quantity), Path(plot))
+        env.say(f"figure saved: {plot}")
     typer.echo(json.dumps({"rows": rows}, indent=1) if as_json else show(rows))

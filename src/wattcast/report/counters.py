@@ -20,8 +20,8 @@ from wattcast.fit.terms import Model
 from wattcast.hardware import OperatingPoint
 from wattcast.power.hybrid_rail import HybridRail
 from wattcast.power.launches import Estimate
+from wattcast.report.figure import MEASURED, PREDICTED, new_figure
 from wattcast.report.figure import caption as write_caption
-from wattcast.report.figure import new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -37,7 +37,6 @@ TITLES = {
 }
 # Okabe and Ito (2008), safe for colour-blind readers; parts take them in turn
 COLOURS = ("#999999", "#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7", "#F0E442", "#000000")
-MEASURED, PREDICTED = "#000000", "#D55E00"
 
 
 def all_figures(result: CounterFit) -> dict[str, Figure]:
@@ -99,7 +98,6 @@ def power_over_time(
     axes.set_ylabel("Power (W)")
     axes.set_ylim(bottom=0.0)
     axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False, fontsize=8)
-    _bare(axes)
     write_caption(
         figure, caption or f"estimated from {estimate.start_s.size} intervals; mean {estimate.mean_w:.4g} W"
     )
@@ -121,7 +119,6 @@ def costs(result: CounterFit, caption: str = "") -> Figure:
     axes.invert_yaxis()
     axes.set_xlabel("Power at the largest value measured, relative voltage 1 (W)")
     axes.axvline(0.0, color=MEASURED, linewidth=0.8)
-    _bare(axes)
     write_caption(figure, caption or f"{result.table.name}, {TITLES[main.model]}; bars 95 %, clustered by benchmark")
     return figure
 
@@ -145,7 +142,6 @@ def idle_planes(
         at.set_title(title)
         at.set_xlabel("Core clock (MHz)")
         at.set_ylim(0.0, 1.05 * max(float(p.max()) for _, p in panels))
-        _bare(at)
     axes[0].set_ylabel("Idle power (W)")
     axes[-1].legend(
         title="Memory clock (MHz)", frameon=False, fontsize=7, loc="upper left", bbox_to_anchor=(1.01, 1.0)
@@ -188,7 +184,6 @@ def voltages(
         at.set_title(f"{rail.rail} rail" + ("" if rail.identifiable else ": not identifiable"))
         at.set_xlabel("Clock (MHz)")
         at.legend(frameon=False, fontsize=7)
-        _bare(at)
     axes[0].set_ylabel("Relative voltage")
     write_caption(figure, caption or f"{result.table.name}; bars one standard error")
     return figure
@@ -209,7 +204,6 @@ def training_clocks(result: CounterFit, caption: str = "") -> Figure:
     axes.set_ylabel("Error on unseen work (%)")
     axes.set_ylim(bottom=0.0)
     axes.legend(frameon=False, fontsize=8)
-    _bare(axes)
     write_caption(figure, caption or result.table.name)
     return figure
 
@@ -280,8 +274,3 @@ def _by_memory_clock(axes: Axes, result: CounterFit) -> None:
 
 def _colour(index: int) -> str:
     return COLOURS[index % len(COLOURS)]
-
-
-def _bare(*axes: Axes) -> None:
-    for at in axes:
-        at.spines[["top", "right"]].set_visible(False)

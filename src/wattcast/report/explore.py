@@ -17,7 +17,7 @@ from wattcast.explore.published import GPU, Curve, Format
 from wattcast.explore.study import Columns, table
 from wattcast.explore.sweep import Swept
 from wattcast.fitted import bundle_for
-from wattcast.report.figure import COLOUR, new_figure
+from wattcast.report.figure import COLOUR, PREDICTED, SERIES, dots, line, new_figure, origin
 from wattcast.report.figure import caption as write_caption
 
 if TYPE_CHECKING:
@@ -52,12 +52,11 @@ def front(done: Swept) -> Figure:
     )
     best = done.summary.front
     style = "-" if len(done.objectives) == 2 else "."
-    axes.plot(_scaled(x, best[x]), _scaled(y, best[y]), style, color=COLOUR["tensor"], label="Pareto front")
+    axes.plot(_scaled(x, best[x]), _scaled(y, best[y]), style, color=PREDICTED, label="Pareto front")
     axes.set_xlabel(label(x))
     axes.set_ylabel(label(y))
     axes.set_title(f"{done.study.graph.name} on designs around {done.study.gpu.name}", fontsize=10)
     axes.legend(frameon=False)
-    axes.spines[["top", "right"]].set_visible(False)
     _source(figure, done)
     return figure
 
@@ -91,13 +90,11 @@ def curves(
 ) -> Figure:
     """Several quantities against one, a line for each named table (a GPU, a power limit)."""
     figure = new_figure(3.4 * len(values) + 1.2, 3.6)
-    palette = [COLOUR[name] for name in ("dram", "tensor", "shared", "cuda", "link", "l2", "sm", "sfu")]
     for axes, value in zip(np.ravel(figure.subplots(1, len(values), squeeze=False)), values, strict=True):
         for index, (name, columns) in enumerate(found.items()):
-            axes.plot(_scaled(x, columns[x]), _scaled(value, columns[value]), color=palette[index % 8], label=name)
+            axes.plot(_scaled(x, columns[x]), _scaled(value, columns[value]), color=SERIES[index % 8], label=name)
         axes.set_xlabel(label(x))
         axes.set_ylabel(label(value))
-        axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=7)
     write_caption(figure, caption)
     return figure
@@ -111,9 +108,8 @@ def clocks(found: Clocks) -> Figure:
         limits = np.unique(columns["asked_power_limit_w"])
         at = columns["asked_power_limit_w"]
         by_limit = {f"{limit:.0f} W": {k: v[at == limit] for k, v in columns.items()} for limit in limits[:8]}
-    title = f"{found.study.graph.name} on {found.study.gpu.name}; {bundle.status} coefficients, "
-    source = f"{bundle.provenance.date}: {bundle.provenance.source}"
-    return curves(by_limit, "asked_clock_hz", ("latency_s", "power_w", "energy_j"), title + source)
+    said = f"{found.study.graph.name} on {found.study.gpu.name}; {origin(bundle)}"
+    return curves(by_limit, "asked_clock_hz", ("latency_s", "power_w", "energy_j"), said)
 
 
 def per_gpu(workload: Workload, found: Sequence[Choice], options: Mapping[str, Any]) -> Figure:
@@ -132,19 +128,18 @@ def published_dvfs(found: Sequence[Curve]) -> Figure:
     """Power over clocks of the published workloads: measured dots, predicted line."""
     figure = new_figure(9.0, 5.2)
     for axes, curve in zip(np.ravel(figure.subplots(2, 3)), found, strict=True):
-        axes.plot(curve.clock_hz / 1e6, curve.measured_w, "o", ms=4, color=COLOUR["sm"], label="measured")
-        axes.plot(curve.clock_hz / 1e6, curve.predicted_w, "-", color=COLOUR["tensor"], label="predicted")
+        dots(axes, curve.clock_hz / 1e6, curve.measured_w)
+        line(axes, curve.clock_hz / 1e6, curve.predicted_w)
         axes.set_title(f"{curve.name}: {curve.mape()['power']:.0%}", fontsize=8)
         axes.set_xlabel("Clock (MHz)")
         axes.set_ylabel("Power (W)")
         axes.set_ylim(bottom=0)
-        axes.spines[["top", "right"]].set_visible(False)
         axes.legend(frameon=False, fontsize=7)
     bundle = bundle_for(find_gpu(GPU))
     write_caption(
         figure,
         "A100-PCIE-40GB; measured: EnergAIzer artifact (a100_pcie_40gb_dvfs.csv, a100_pcie_40gb_900mhz.csv); "
-        f"predicted: {bundle.status} coefficients, {bundle.provenance.date}: {bundle.provenance.source}",
+        f"predicted: {origin(bundle)}",
     )
     return figure
 
@@ -159,19 +154,18 @@ def published_formats(found: Sequence[Format]) -> Figure:
     for index, kind in enumerate(kinds):
         mine = [row for row in found if (row.dtype, row.attention) == kind]
         at = np.arange(len(cases)) + 0.27 * (index - 1)
-        colour = [COLOUR["dram"], COLOUR["cuda"], COLOUR["shared"]][index % 3]
+        colour = SERIES[index % 8]
         first = [base[(r.model, r.batch, r.seq)] for r in mine]
         speed = [b.predicted_s / r.predicted_s for r, b in zip(mine, first, strict=True)]
         left.bar(at, speed, 0.25, color=colour, label=" ".join(kind))
         right.bar(at, [r.predicted_w for r in mine], 0.25, color=colour, label=" ".join(kind))
         for x, r, b in zip(at, mine, first, strict=True):
             if r.measured_s is not None and b.measured_s is not None and r.measured_w is not None:
-                left.plot(x, b.measured_s / r.measured_s, "o", ms=5, color=COLOUR["sm"])
-                right.plot(x, r.measured_w, "o", ms=5, color=COLOUR["sm"])
+                dots(left, x, b.measured_s / r.measured_s, "", 5.0)
+                dots(right, x, r.measured_w, "", 5.0)
     for axes, said in ((left, "Speed-up over fp32"), (right, "Power (W)")):
         axes.set_xticks(range(len(cases)), [f"{m}\nb{b} s{s}" for m, b, s in cases], fontsize=7)
         axes.set_ylabel(said)
-        axes.spines[["top", "right"]].set_visible(False)
     handles, names = left.get_legend_handles_labels()
     figure.legend(handles, names, loc="outside upper center", ncols=3, frameon=False, fontsize=8)
     write_caption(figure, "A100-PCIE-40GB at 900 MHz; bars predicted, dots measured (EnergAIzer artifact)")
@@ -188,8 +182,5 @@ def _scaled(column: str, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def _source(figure: Figure, done: Swept) -> None:
-    bundle = done.study.bundle
     kept = f"{done.points:,} points, {len(done.summary.shown['point']):,} shown"
-    write_caption(
-        figure, f"{kept}; {bundle.status} coefficients, {bundle.provenance.date}: {bundle.provenance.source}"
-    )
+    write_caption(figure, f"{kept}; {origin(done.study.bundle)}")

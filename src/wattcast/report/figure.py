@@ -1,6 +1,8 @@
-"""Figures: one function each; takes results, returns a matplotlib Figure, never shows or saves.
+"""The common voice of all figures: colours, marks, captions, files; and the breakdown of a prediction.
 
-One colour a module everywhere, from the colour-blind-safe set of Okabe and Ito (2008).
+One function, one figure: it takes results, returns a matplotlib Figure, and never shows or saves. A module has one
+colour everywhere (Okabe and Ito, 2008); lines that compare anything else take :data:`SERIES` (Tol's muted set,
+2021), so that no line looks like a module. Measured is black dots, predicted is a line.
 """
 
 from __future__ import annotations
@@ -8,14 +10,16 @@ from __future__ import annotations
 import io
 from pathlib import Path
 from textwrap import wrap
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from wattcast.errors import MissingTool, bad_value
 from wattcast.files import write_whole
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from wattcast.fitted import Bundle
     from wattcast.prediction import Prediction
 
 COLOUR = {
@@ -30,6 +34,9 @@ COLOUR = {
     "link": "#CC79A7",
     "sm": "#882255",
 }
+SERIES = ("#332288", "#CC6677", "#117733", "#88CCEE", "#DDCC77", "#AA4499", "#44AA99", "#999933")
+MEASURED, PREDICTED = "#000000", "#332288"
+ENDINGS = ("png", "svg", "pdf")
 MOST_OPS = 10
 
 
@@ -52,20 +59,67 @@ def breakdown(p: Prediction) -> Figure:
     axes.set_xlabel("Power (W)")
     axes.set_title(f"{p.name} on {p.gpu}: {float(p.latency_s) * 1e3:.3g} ms, {float(p.power_w):.4g} W")
     axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False)
-    axes.spines[["top", "right"]].set_visible(False)
+    return caption(figure, origin(p))
+
+
+def origin(p: Prediction | Bundle) -> str:
+    """Where coefficients come from, for captions."""
     known = [p.provenance.source, p.provenance.device, p.provenance.date]
-    caption(figure, f"{p.status} coefficients: {', '.join(text for text in known if text)}")
-    return figure
+    return f"{p.status} coefficients: {', '.join(text for text in known if text)}"
+
+
+def dots(axes: Axes, x: Any, y: Any, label: str = "measured", size: float = 4.0) -> None:
+    """Measured values."""
+    axes.plot(x, y, "o", ms=size, color=MEASURED, label=label, zorder=5)
+
+
+def line(axes: Axes, x: Any, y: Any, label: str = "predicted") -> None:
+    """Predicted values."""
+    axes.plot(x, y, "-", color=PREDICTED, label=label, zorder=4)
+
+
+def encoded(figure: Figure, ending: str) -> bytes:
+    """A figure as the bytes of a PNG, SVG or PDF file; the same figure gives the same bytes."""
+    if ending not in ENDINGS:
+        raise bad_value("figure", f"one of {', '.join(ENDINGS)}", ending)
+    from matplotlib import rc_context
+
+    undated = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
+    _read_no_mathematics(figure)
+    buffer = io.BytesIO()
+    with rc_context({"svg.hashsalt": "wattcast"}):
+        figure.savefig(buffer, format=ending, dpi=150, metadata=undated[ending])
+    return buffer.getvalue()
+
+
+def _read_no_mathematics(figure: Figure) -> None:
+    """Names may hold dollar signs: nothing but the labels of logarithmic axes is typeset as mathematics."""
+    from matplotlib.text import Text
+
+    logarithmic = {
+        text
+        for axes in figure.axes
+        for axis in (axes.xaxis, axes.yaxis)
+        if axis.get_scale() == "log"
+        for tick in (*axis.get_major_ticks(), *axis.get_minor_ticks())
+        for text in (tick.label1, tick.label2)
+    }
+    for text in figure.findobj(Text):
+        if text not in logarithmic:
+            text.set_parse_math(False)
 
 
 def save(figure: Figure, path: Path) -> None:
     """Write a figure as PNG, SVG or PDF, by the ending of ``path``; whole or not at all."""
+    write_whole(path, encoded(figure, check_path(path)))
+
+
+def check_path(path: Path) -> str:
+    """The ending of a figure's file, or an error; commands ask before they compute."""
     ending = path.suffix.lower().lstrip(".")
-    if ending not in ("png", "svg", "pdf"):
+    if ending not in ENDINGS:
         raise bad_value(str(path), "a name that ends in .png, .svg or .pdf", path.name)
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format=ending, dpi=150)
-    write_whole(path, buffer.getvalue())
+    return ending
 
 
 def caption(figure: Figure, text: str) -> Figure:
@@ -75,9 +129,20 @@ def caption(figure: Figure, text: str) -> Figure:
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """An empty figure of that size in inches, or an error that says how to get matplotlib."""
+    """An empty figure of that size in inches, or an error that says how to get matplotlib.
+
+    Its axes have no top and right side, and their lines take :data:`SERIES` in turn.
+    """
     try:
         from matplotlib.figure import Figure
     except ImportError:
         raise MissingTool("figures need matplotlib. Install it: pip install 'wattcast[plot]'.") from None
-    return Figure(figsize=(width, height), layout="constrained")
+
+    class House(Figure):
+        def add_subplot(self, *args: Any, **kwargs: Any) -> Axes:
+            axes: Axes = super().add_subplot(*args, **kwargs)
+            axes.set_prop_cycle(color=SERIES)
+            axes.spines[["top", "right"]].set_visible(False)
+            return axes
+
+    return House(figsize=(width, height), layout="constrained")

@@ -55,7 +55,7 @@ def balance_curves(tables: Tables, kernels: Sequence[str]) -> Figure:
             x, y = ratio[here][order], speed[here][order]
             axes.plot(x, y, marker=".", markersize=3, lw=0.8, color=_shade(i, 7), label=f"{hz / 1e6:.0f}")
         axes.set(title=kernel, xlabel="Ops per byte of the card (lowest = 1)", ylabel="Performance (lowest = 1)")
-    axes.legend(title="memory MHz", fontsize=6)
+    axes.legend(title="memory MHz", fontsize=6, frameon=False)
     return caption(figure, tables.source)
 
 
@@ -71,7 +71,7 @@ def power_over_compute(tables: Tables, kernel: str) -> Figure:
         x = units[here] * core[here] / 1e9
         axes.plot(x, row[here], marker=".", color=_shade(i, 8), label=f"{count:.0f} units")
     axes.set(title=kernel, xlabel="Compute units × core clock (GHz)", ylabel="Board power (lowest settings = 1)")
-    axes.legend(fontsize=6)
+    axes.legend(fontsize=6, frameon=False)
     return caption(figure, tables.source)
 
 
@@ -106,7 +106,7 @@ def metric_comparison(tables: Tables, kernels: Sequence[str]) -> Figure:
         axes.set(title=kernel, ylabel="Relative to the fastest settings")
         axes.axhline(1.0, color="black", lw=0.5)
         axes.set_ylim(0, 1.35)
-    axes.legend(fontsize=7, ncols=3, loc="upper center")
+    axes.legend(fontsize=7, ncols=3, loc="upper center", frameon=False)
     return caption(figure, tables.source)
 
 
@@ -127,7 +127,7 @@ def sensitivity_cases(tables: Tables, kernels: Sequence[str]) -> Figure:
     for axes, label in ((left, "Sensitivity"), (right, "Counter (of 1)")):
         axes.set_xticks(range(len(rows)), [k.split(".")[-1] for k in kernels], rotation=30, ha="right", fontsize=7)
         axes.set(ylabel=label, ylim=(0, 1.25))
-        axes.legend(fontsize=7, ncols=3, loc="upper center")
+        axes.legend(fontsize=7, ncols=3, loc="upper center", frameon=False)
     return caption(figure, tables.source)
 
 
@@ -204,7 +204,7 @@ def power_shared(tables: Tables, comparison: Comparison, applications: Sequence[
             axes.bar(x, memory, 0.36, bottom=gpu, color=ORANGE, label="memory" if i == j == 0 else None)
     axes.set_xticks(range(len(applications)), applications, rotation=45, ha="right", fontsize=7)
     axes.set_ylabel("Power of chip and memory (default = 100)")
-    axes.legend(fontsize=7)
+    axes.legend(fontsize=7, frameon=False)
     return caption(figure, f"{tables.source}; left bar default, right bar controller; rest of the board not shown")
 
 
@@ -229,7 +229,7 @@ def contributions(comparison: Comparison, source: str) -> Figure:
     axes.set_xticks(range(len(full)), [o.application for o in full], rotation=45, ha="right", fontsize=7)
     axes.axhline(0.0, color="black", lw=0.5)
     axes.set_ylabel("ED² gain over default (%)")
-    axes.legend(fontsize=7)
+    axes.legend(fontsize=7, frameon=False)
     return caption(figure, source)
 
 
@@ -244,7 +244,7 @@ def convergence(tables: Tables, run: Run, objective: Objective) -> Figure:
     for kernel in dict.fromkeys(names.tolist()):
         axes.plot(np.arange(int((names == kernel).sum())), gap[names == kernel], marker=".", lw=0.8, label=kernel)
     axes.set(title=played.application, xlabel="Iteration", ylabel=f"{_GOALS[objective.goal]} over oracle (%)")
-    axes.legend(fontsize=7)
+    axes.legend(fontsize=7, frameon=False)
     return caption(figure, tables.source)
 
 
@@ -265,7 +265,7 @@ def picks(tables: Tables, comparison: Comparison, objective: Objective) -> Figur
     shown = clock_mhz > 0.65 * clock_mhz.max()
     axes.set(xlabel="Core clock set (MHz)", ylabel=f"{_GOALS[objective.goal]} over the best clock's (%)")
     axes.set(xlim=(clock_mhz[shown].min() - 10, clock_mhz.max() + 20), ylim=(-0.5, 16))
-    axes.legend(fontsize=7)
+    axes.legend(fontsize=7, frameon=False)
     return caption(figure, tables.source)
 
 
@@ -281,7 +281,7 @@ def predictor_accuracy(tables: Tables, models: Mapping[str, SensitivityModel]) -
         axes.plot([0, 1], [0, 1], color="black", lw=0.5)
         axes.set(title=f"{which} sensitivity", xlabel="Measured", ylabel="Predicted")
         axes.set(xlim=(-0.05, 1.05), ylim=(-0.05, 1.05))
-        axes.legend(fontsize=7)
+        axes.legend(fontsize=7, frameon=False)
     return caption(figure, f"{tables.source}; the paper states 5.71 % and 3.03 % on the real card")
 
 

@@ -104,9 +104,7 @@ def _prediction(p: Prediction) -> PredictionOut:
         clock_hz=_finite(p.clock_hz),
         effective_clock_hz=_finite(p.effective_clock_hz),
         capped=bool(p.capped),
-        interval=IntervalOut(
-            p.interval.level, _pair(p.interval.latency_s), _pair(p.interval.power_w), _pair(p.interval.energy_j)
-        ),
+        interval=interval_out(p),
         support=SupportOut(p.support.inside, p.support.reason),
         memory_byte=p.memory_byte,
         fits=p.fits,
@@ -115,8 +113,19 @@ def _prediction(p: Prediction) -> PredictionOut:
         modules=[_module(m) for m in p.modules],
         ops=[_operator(o) for o in p.ops],
         assumptions=list(p.assumptions),
-        provenance=ProvenanceOut(str(p.status), *vars(p.provenance).values()),
+        provenance=provenance_out(p),
     )
+
+
+def interval_out(p: Prediction) -> IntervalOut:
+    """The interval of a single-point prediction."""
+    ends = p.interval
+    return IntervalOut(ends.level, _pair(ends.latency_s), _pair(ends.power_w), _pair(ends.energy_j))
+
+
+def provenance_out(p: Prediction) -> ProvenanceOut:
+    """Where a prediction's coefficients come from."""
+    return ProvenanceOut(str(p.status), *vars(p.provenance).values())
 
 
 def _module(module: Module) -> ModuleOut:

@@ -1,0 +1,125 @@
+"""What the documentation's build adds: pages written from the code itself, and lists of pages that grow.
+
+``mkdocs build --strict`` calls these; the reference can therefore not fall behind.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent
+sys.path.insert(0, str(ROOT / "src"))
+
+GROWING = {"Method": "method", "Decisions": "decisions"}
+PUBLIC = {
+    "wattcast": ("predict", "load_gpu", "Prediction", "OperatingPoint", "Gpu"),
+    "wattcast.workload.options": ("Options",),
+    "wattcast.explore": None,
+    "wattcast.report.look": ("Settings", "look", "Look"),
+    "wattcast.report.trace": ("PowerTrace", "power_trace"),
+    "wattcast.report.page": ("report",),
+    "wattcast.report.predicted": ("timeline", "roofline", "clock_curves", "against_measured", "pareto"),
+}
+
+
+def on_config(config: Any) -> Any:
+    """Fill the parts of the navigation that list a folder."""
+    for entry in config["nav"]:
+        for title, folder in GROWING.items():
+            if title in entry:
+                pages = sorted(Path(config["docs_dir"], folder).glob("*.md"))
+                entry[title] = [f"{folder}/{page.name}" for page in pages]
+    return config
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Add the reference."""
+    from mkdocs.structure.files import File
+
+    files.append(File.generated(config, "reference/cli.md", content=commands_page()))
+    files.append(File.generated(config, "reference/api.md", content=python_page()))
+    return files
+
+
+def commands_page() -> str:
+    """Every command with its help and its options."""
+    import typer
+
+    from wattcast.cli.main import COMMANDS
+
+    lines = ["# Commands", "", "`wattcast COMMAND --help` says the same in a terminal.", ""]
+    for verb, module in COMMANDS.items():
+        found = typer.main.get_command(importlib.import_module(f"wattcast.cli.{module}").app)
+        lines += _command(found, f"wattcast {verb}", 2)
+    return "\n".join(lines)
+
+
+def _command(command: Any, path: str, level: int) -> list[str]:
+    lines = [f"{'#' * level} {path}", "", _paragraphs(command.help or ""), ""]
+    options = [
+        param for param in command.params if param.name not in ("help", None) and not getattr(param, "hidden", False)
+    ]
+    if options:
+        lines += ["| | |", "|---|---|"]
+        for param in options:
+            named = param.param_type_name == "argument"
+            name = param.name.upper() if named else ", ".join(f"`{word}`" for word in param.opts)
+            text = " ".join((getattr(param, "help", "") or "").split()).replace("|", "\\|")
+            lines.append(f"| {name} | {text} |")
+        lines.append("")
+    for name, inner in sorted(getattr(command, "commands", {}).items()):
+        if not inner.hidden:
+            lines += _command(inner, f"{path} {name}", level + 1)
+    return lines
+
+
+def python_page() -> str:
+    """Public functions and classes with their signatures and docstrings."""
+    lines = ["# Python", "", "Quantities are SI and carry their unit in the name.", ""]
+    for module, names in PUBLIC.items():
+        home = importlib.import_module(module)
+        lines += [f"## {module}", "", _paragraphs(inspect.getdoc(home) or ""), ""]
+        for name in names or home.__all__:
+            thing = getattr(home, name)
+            if not callable(thing):
+                continue
+            lines += [f"### {name}", "", "```text", _signature(name, thing), "```", ""]
+            lines += [_paragraphs(inspect.getdoc(thing) or ""), ""]
+    return "\n".join(lines)
+
+
+def _signature(name: str, thing: Any) -> str:
+    try:
+        text = str(inspect.signature(thing))
+    except ValueError:
+        return name
+    if len(text) > 90:
+        inside = text[1 : text.rindex(")")] if ")" in text else text
+        text = "(\n    " + inside.replace(", ", ",\n    ") + "\n)" + text[text.rindex(")") + 1 :]
+    return f"{name}{text}"
+
+
+def _paragraphs(text: str) -> str:
+    """A docstring as Markdown: roles and double backticks become single ones, examples become code."""
+    import re
+
+    text = inspect.cleandoc(text)
+    text = re.sub(r":\w+:`~?([^`]+)`", lambda m: f"`{m[1].split('.')[-1]}`", text)
+    text = text.replace("``", "`").replace("\b", "")
+    kept, code = [], False
+    for line in text.splitlines():
+        starts = line.startswith((">>> ", "... ", "Example: "))
+        if starts and not code:
+            kept += ["", "```text"]
+            code = True
+        elif code and not line.strip():
+            kept.append("```")
+            code = False
+        kept.append(line.removeprefix("Example: ") if code else line)
+    if code:
+        kept.append("```")
+    return "\n".join(kept)

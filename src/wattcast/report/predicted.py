@@ -1,0 +1,211 @@
+"""Figures of predictions: over time, against the roof, over the clock, beside measurements, among others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from wattcast.arrays import Array
+from wattcast.errors import bad_value
+from wattcast.explore.pareto import front
+from wattcast.hardware import Gpu
+from wattcast.prediction import OperatorShare, Prediction
+from wattcast.report.figure import COLOUR, PREDICTED, SERIES, caption, dots, new_figure, origin
+from wattcast.report.trace import PowerTrace
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+BINS = 600  # steps of a drawn trace; more make a large SVG and show no more
+WIDE = 10.0  # from the least to the most, beyond which axes are logarithmic
+CLOSE = 80  # launches of the panel that looks closely
+FAMILY_MARKS = "os^Dv<>Ph*"
+
+
+def timeline(trace: PowerTrace, p: Prediction, measured: tuple[Array, Array] | None = None) -> Figure:
+    """Power of one run over time, modules stacked, waiting marked below; ``measured`` is seconds and watts.
+
+    A run of many launches gets a second panel that looks closely at :data:`CLOSE` of them.
+    """
+    close = len(trace.start_s) > 5 * CLOSE and trace.whole
+    figure = new_figure(9.5, 7.2 if close else 4.6)
+    panels = np.ravel(figure.subplots(2 if close else 1, 1, squeeze=False))
+    scale, unit = time_scale(trace.duration_s)
+    _stack(panels[0], trace.binned(BINS), scale)
+    panels[0].axhline(float(p.power_w), color=PREDICTED, lw=1.2, ls="--", label=f"mean {float(p.power_w):.4g} W")
+    _mark_gaps(panels[0], trace, scale)
+    if measured is not None:
+        dots(panels[0], measured[0] * scale, measured[1], size=3.0)
+    panels[0].set_xlim(0.0, trace.duration_s * scale)
+    waiting = 1.0 - float(p.busy_s) / float(p.latency_s)
+    said = f"{p.name} on {p.gpu}: {trace.duration_s * scale:.4g} {unit}, {waiting:.1%} waiting for the host"
+    panels[0].set_title(said, fontsize=10)
+    panels[0].legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False)
+    if close:
+        middle = len(trace.start_s) // 2
+        part = trace.part(middle, middle + CLOSE)
+        _stack(panels[1], part, scale)
+        _mark_gaps(panels[1], part, scale)
+        panels[1].set_title(f"{CLOSE} launches and gaps from the middle of it", fontsize=9)
+        panels[1].set_xlim(part.start_s[0] * scale, part.end_s[-1] * scale)
+    for axes in panels:
+        axes.set_ylim(bottom=0.0)
+        axes.set(xlabel=f"Time ({unit})", ylabel="Power (W)")
+    how = "" if trace.whole else "; each stretch of the issue order at its mean"
+    return caption(figure, origin(p) + how)
+
+
+def _stack(axes: Axes, shown: PowerTrace, scale: float) -> None:
+    edges = np.append(shown.start_s, shown.end_s[-1]) * scale
+    below = np.zeros(len(shown.start_s))
+    for index, name in enumerate(shown.parts):
+        top = below + shown.part_w[:, index]
+        if shown.part_w[:, index].any():
+            axes.stairs(top, edges, baseline=below, fill=True, color=COLOUR.get(name, SERIES[index % 8]), label=name)
+        below = top
+
+
+def _mark_gaps(axes: Axes, trace: PowerTrace, scale: float) -> None:
+    """A strip under the curve where the device waits."""
+    idle = trace.idle
+    if idle.any():
+        spans = np.stack([trace.start_s[idle], (trace.end_s - trace.start_s)[idle]], axis=-1) * scale
+        strip = axes.inset_axes((0.0, -0.02, 1.0, 0.02), sharex=axes)
+        strip.broken_barh([(float(a), float(b)) for a, b in spans], (0.0, 1.0), color="#444444", lw=0)
+        strip.axis("off")
+        axes.plot([], [], color="#444444", lw=4, label="waiting")
+        axes.tick_params(axis="x", pad=8)
+
+
+def roofline(p: Prediction, gpu: Gpu) -> Figure:
+    """Speed and FLOP per joule of each operator against its FLOP per byte; area is its share of the energy.
+
+    Roofs: min(π, β·I) with the peak π of a pipe at the predicted clock and DRAM's β [Williams2009]; on the right
+    the same over the board's power limit, what a run on the roof at the limit would reach (after [Choi2013]).
+    """
+    figure = new_figure(10.5, 4.8)
+    left, right = figure.subplots(1, 2)
+    rows = [o for o in p.ops if o.op.flop > 0 and o.op.read_byte + o.op.write_byte > 0]
+    if not rows:
+        raise bad_value("roofline", "operators with arithmetic", f"none in {p.name}")
+    intensity = np.array([o.op.flop / (o.op.read_byte + o.op.write_byte) for o in rows])
+    along = np.geomspace(min(0.05, intensity.min() / 2), max(5e3, intensity.max() * 2), 200)
+    limit_w = float(np.mean(gpu.power.limit_w))
+    beta = float(np.mean(gpu.memory.byte_per_s))
+    for index, (name, peak) in enumerate(_peaks(p, gpu, rows).items()):
+        roof = np.minimum(peak, beta * along)
+        style = {"color": PREDICTED if index == 0 else SERIES[1 + index % 6], "lw": 1.2}
+        left.plot(along, roof / 1e12, label=f"{name}, {peak / 1e12:.3g} TFLOP/s", **style)
+        right.plot(along, roof / limit_w / 1e9, **style)
+    _operators(left, right, rows, intensity, float(p.energy_j))
+    for axes, said in ((left, "Speed (TFLOP/s)"), (right, "Efficiency (GFLOP/J)")):
+        axes.set(xscale="log", yscale="log", xlabel="Arithmetic per byte asked for (FLOP/B)", ylabel=said)
+    left.set_title(f"{p.name} on {p.gpu}", fontsize=10)
+    right.set_title(f"lines: on the roof at {limit_w:.4g} W", fontsize=10)
+    handles, names = left.get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside upper center", ncols=6, frameon=False, fontsize=7)
+    return caption(figure, f"marks are predicted operators, area their share of the energy; {origin(p)}")
+
+
+def _peaks(p: Prediction, gpu: Gpu, rows: Sequence[OperatorShare]) -> dict[str, float]:
+    """Peak FLOP/s of the pipes these operators may use, at the clock predicted."""
+    cycles = float(np.mean(gpu.sm_count)) * float(p.effective_clock_hz)
+    used = dict.fromkeys(o.op.dtype for o in rows)
+    tensor = {f"tensor {d}": r for d, r in gpu.pipes.tensor_flop_per_cycle.items() if d in used}
+    cuda = {f"cores {d}": r for d, r in gpu.pipes.cuda_flop_per_cycle.items() if str(d) == "fp32"}
+    return {name: float(np.mean(rate)) * cycles for name, rate in {**tensor, **cuda}.items()}
+
+
+def _operators(left: Axes, right: Axes, rows: Sequence[OperatorShare], intensity: Array, total_j: float) -> None:
+    kinds = list(dict.fromkeys(o.op.kind for o in rows))
+    for index, kind in enumerate(kinds):
+        at = [i for i, o in enumerate(rows) if o.op.kind == kind]
+        flop = np.array([rows[i].op.flop * rows[i].count for i in at])
+        spent_s = np.array([float(rows[i].latency_s) for i in at])
+        joules = np.array([float(rows[i].energy_j) for i in at])
+        style: dict[str, Any] = {"marker": FAMILY_MARKS[index % 10], "s": 12 + 500 * joules / total_j}
+        style |= {"facecolor": "none", "edgecolor": SERIES[index % 8], "linewidth": 1.2, "label": kind}
+        left.scatter(intensity[at], flop / spent_s / 1e12, **style)
+        right.scatter(intensity[at], flop / joules / 1e9, **style)
+
+
+def clock_curves(sweeps: Mapping[str, Mapping[str, Array]], chosen: Mapping[str, Prediction], source: str) -> Figure:
+    """Latency, power and energy over the set clock, a line for each configuration, a ring where it settles.
+
+    Each sweep has ``asked_hz``, ``latency_s``, ``power_w``, ``energy_j``.
+    """
+    figure = new_figure(10.5, 3.8)
+    wanted = (("latency_s", "Latency (ms)", 1e3), ("power_w", "Power (W)", 1.0), ("energy_j", "Energy (J)", 1.0))
+    for axes, (column, said, scale) in zip(np.ravel(figure.subplots(1, 3)), wanted, strict=True):
+        for index, (name, sweep) in enumerate(sweeps.items()):
+            colour = SERIES[index % 8]
+            axes.plot(sweep["asked_hz"] / 1e6, sweep[column] * scale, color=colour, label=name)
+            if name in chosen:
+                here = chosen[name]
+                axes.plot(float(here.clock_hz) / 1e6, float(getattr(here, column)) * scale, "o", ms=7, mfc="none",
+                          mec=colour, mew=1.6)  # fmt: skip
+        axes.set(xlabel="Clock asked for (MHz)", ylabel=said)
+        axes.set_ylim(bottom=0.0)
+    axes.legend(frameon=False, fontsize=7)
+    return caption(figure, f"a ring marks where the configuration settles; {source}")
+
+
+def against_measured(
+    measured: npt.ArrayLike, predicted: npt.ArrayLike, kinds: Sequence[str], unit: str, title: str, source: str
+) -> Figure:
+    """Predicted over measured, both axes logarithmic: dots are measurements, the line is equality, dashes 10 %."""
+    x, y = np.asarray(measured, dtype=np.float64), np.asarray(predicted, dtype=np.float64)
+    known = np.isfinite(x) & np.isfinite(y) & (x > 0) & (y > 0)
+    if not known.any():
+        raise bad_value("predicted against measured", "rows with both", "none")
+    figure = new_figure(6.4, 6.0)
+    axes = figure.subplots()
+    family = np.array(kinds)
+    for index, kind in enumerate(dict.fromkeys(family[known])):
+        at = known & (family == kind)
+        error = float(np.mean(np.abs(y[at] / x[at] - 1.0)))
+        axes.plot(x[at], y[at], FAMILY_MARKS[index % 10], ms=3, alpha=0.6, color=SERIES[index % 8],
+                  label=f"{kind}: {error:.1%} ({at.sum()})")  # fmt: skip
+    ends = np.array([min(x[known].min(), y[known].min()), max(x[known].max(), y[known].max())])
+    axes.plot(ends, ends, color=PREDICTED, lw=1.2)
+    for factor in (0.9, 1.1):
+        axes.plot(ends, factor * ends, color=PREDICTED, lw=0.7, ls="--")
+    axes.set(xscale="log", yscale="log", xlabel=f"Measured ({unit})", ylabel=f"Predicted ({unit})")
+    axes.set_title(title, fontsize=10)
+    axes.legend(frameon=False, fontsize=7, title="mean absolute error (rows)", title_fontsize=7)
+    return caption(figure, f"dashes are 10 % off; {source}")
+
+
+def pareto(points: Mapping[str, tuple[float, float]], x: str, y: str, title: str, source: str) -> Figure:
+    """Named points by two quantities to be small, and the front through those that nothing beats."""
+    figure = new_figure(7.0, 5.0)
+    axes = figure.subplots()
+    place = np.array(list(points.values()), dtype=np.float64)
+    best = front(place)
+    axes.step(
+        place[best, 0], place[best, 1], where="post", color=PREDICTED, lw=1.2, label="nothing is better in both"
+    )
+    for index, (name, (a, b)) in enumerate(points.items()):
+        on_it = index in best
+        axes.plot(a, b, "D", ms=5, mfc="none", mec=PREDICTED if on_it else "#888888")
+        axes.annotate(name, (a, b), xytext=(5, 4), textcoords="offset points", fontsize=7,
+                      color="black" if on_it else "#888888")  # fmt: skip
+    axes.set(xlabel=x, ylabel=y)
+    if (place.max(axis=0) > WIDE * place.min(axis=0)).any() and (place > 0).all():
+        axes.set(xscale="log", yscale="log")
+    axes.set_title(title, fontsize=10)
+    axes.margins(x=0.12, y=0.1)
+    axes.legend(frameon=False, fontsize=7)
+    return caption(figure, source)
+
+
+def time_scale(seconds: float) -> tuple[float, str]:
+    """Factor and unit in which a length of time reads best."""
+    for least, scale, unit in ((1.0, 1.0, "s"), (1e-3, 1e3, "ms")):
+        if seconds >= least:
+            return scale, unit
+    return 1e6, "µs"

@@ -1,0 +1,151 @@
+"""A few worker processes that share requests; one that takes too long is ended and replaced.
+
+A thread cannot be stopped, a process can: that makes the time limit real, keeps the server's own loop free, and
+lets two cores work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import struct
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgspec
+
+from wattcast.errors import MissingTool
+from wattcast.web.worker import READY
+
+LIMIT_S = 15.0  # of one request
+START_S = 60.0
+MOST_WAITING = 128
+
+
+class Reply(msgspec.Struct):
+    """What a worker said."""
+
+    status: int
+    type: str
+    body: bytes = b""
+
+
+def refusal(status: int, text: str) -> Reply:
+    """An error as JSON, in the form all errors have."""
+    return Reply(status, "application/json", json.dumps({"error": text}).encode())
+
+
+class Pool:
+    """Workers, started by :meth:`start`; :meth:`ask` may be called by many tasks at once."""
+
+    def __init__(self, workers: int = 2, limit_s: float = LIMIT_S) -> None:
+        self._wanted, self._limit_s = workers, limit_s
+        self._free: asyncio.Queue[asyncio.subprocess.Process] = asyncio.Queue()
+        self._all: set[asyncio.subprocess.Process] = set()
+        self._renewing: set[asyncio.Task[None]] = set()
+        self._waiting = 0
+        self.ended = 0  # workers that had to be ended
+
+    async def start(self) -> None:
+        """Start all workers; returns when they are ready."""
+        await asyncio.gather(*(self._add() for _ in range(self._wanted)))
+
+    async def stop(self) -> None:
+        """End them all."""
+        for task in self._renewing:
+            task.cancel()
+        for process in list(self._all):
+            await self._end(process)
+
+    async def ask(self, kind: str, body: bytes) -> Reply:
+        """One request to the next free worker, within the time limit."""
+        if self._waiting >= MOST_WAITING:
+            return refusal(503, "the server is busy; try again in a moment.")
+        self._waiting += 1
+        try:
+            async with asyncio.timeout(2.0 * self._limit_s):
+                process = await self._free.get()
+        except TimeoutError:
+            return refusal(503, "the server is busy; try again in a moment.")
+        finally:
+            self._waiting -= 1
+        return await self._with(process, kind, body)
+
+    async def _with(self, process: asyncio.subprocess.Process, kind: str, body: bytes) -> Reply:
+        try:
+            async with asyncio.timeout(self._limit_s):
+                reply = await _exchange(process, kind, body)
+        except TimeoutError:
+            await self._replace(process)
+            return refusal(503, f"this request took longer than {self._limit_s:g} s and was stopped.")
+        except (asyncio.IncompleteReadError, ConnectionError):
+            await self._replace(process)
+            return refusal(500, "internal error; the server's log says more.")
+        except asyncio.CancelledError:  # whoever asked is gone: the worker is in the middle of an answer
+            task = asyncio.ensure_future(self._replace(process))
+            self._renewing.add(task)
+            task.add_done_callback(self._renewing.discard)
+            raise
+        self._free.put_nowait(process)
+        return reply
+
+    async def _replace(self, process: asyncio.subprocess.Process) -> None:
+        self.ended += 1
+        await self._end(process)
+        task = asyncio.ensure_future(self._add())
+        self._renewing.add(task)
+        task.add_done_callback(self._renewing.discard)
+
+    async def _add(self) -> None:
+        package = str(Path(__file__).parents[2])
+        paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
+        one = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "wattcast.web.worker"),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            env=os.environ | one | {"PYTHONPATH": os.pathsep.join(paths)},
+        )
+        self._all.add(process)
+        try:
+            async with asyncio.timeout(START_S):
+                said = await _frame(process)
+        except (TimeoutError, asyncio.IncompleteReadError):
+            await self._end(process)
+            raise MissingTool("a worker of the server did not start; its complaint stands above.") from None
+        assert said == READY
+        self._free.put_nowait(process)
+
+    async def _end(self, process: asyncio.subprocess.Process) -> None:
+        self._all.discard(process)
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+
+async def _exchange(process: asyncio.subprocess.Process, kind: str, body: bytes) -> Reply:
+    assert process.stdin is not None
+    for data in (kind.encode(), body):
+        process.stdin.write(struct.pack("!I", len(data)) + data)
+    await process.stdin.drain()
+    header = msgspec.json.decode(await _frame(process), type=Reply)
+    return Reply(header.status, header.type, await _frame(process))
+
+
+async def _frame(process: asyncio.subprocess.Process) -> bytes:
+    assert process.stdout is not None
+    (length,) = struct.unpack("!I", await process.stdout.readexactly(4))
+    return await process.stdout.readexactly(length)
+
+
+@contextlib.asynccontextmanager
+async def running(pool: Pool) -> AsyncIterator[Pool]:
+    """A pool for the length of a block."""
+    await pool.start()
+    try:
+        yield pool
+    finally:
+        await pool.stop()

@@ -1,0 +1,105 @@
+"""The documentation: every example runs, every command that cannot be run here exists, the site builds."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+RUN = sorted([DOCS / "index.md", DOCS / "start.md", *(DOCS / "how-to").glob("*.md")])
+EVERY = sorted(DOCS.rglob("*.md"))
+FENCE = re.compile(r"^(?:[^\n]*`([\w.-]+\.(?:json|yaml|csv))`:\n\n)?```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def fences(page: Path) -> list[tuple[str, str, str]]:
+    """File name (where the sentence before ends in one), language and text of each block, in order."""
+    return [(m[1] or "", m[2], m[3]) for m in FENCE.finditer(page.read_text(encoding="utf-8"))]
+
+
+def commands(text: str) -> list[list[str]]:
+    """The command lines of a block, without their comments."""
+    joined = text.replace("\\\n", " ")
+    words = [shlex.split(line, comments=True) for line in joined.splitlines()]
+    return [w[w.index("wattcast") + 1 :] for w in words if "wattcast" in w[:2]]
+
+
+@pytest.mark.parametrize("page", RUN, ids=lambda p: p.stem)
+def test_every_example_of_a_page_runs(page: Path, call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib", reason="no matplotlib: pip install 'wattcast[plot]'")
+    monkeypatch.chdir(tmp_path)
+    space: dict[str, object] = {}
+    for name, language, text in fences(page):
+        if name:
+            Path(name).write_text(text, encoding="utf-8")
+        elif language == "python":
+            exec(compile(text, page.name, "exec"), space)
+        elif language == "sh":
+            found = commands(text)
+            assert len(found) == len(text.replace("\\\n", " ").strip().splitlines()), "a shell example is ours to run"
+            for argv in found:
+                done = call(*argv)
+                assert done.code == 0, (argv, done.err)
+    for figure in tmp_path.glob("*.[sp][vnd][gf]"):
+        assert figure.stat().st_size > 2000, figure
+
+
+@pytest.mark.parametrize("page", EVERY, ids=lambda p: p.stem)
+def test_every_command_in_the_docs_exists_with_its_options(page: Path, call) -> None:
+    for _, language, text in fences(page):
+        if language not in ("sh", "console"):
+            continue
+        for argv in commands(text):
+            ours = argv[: argv.index("--")] if "--" in argv else argv
+            done = call(*ours, "--help")
+            assert done.code == 0, (argv, done.err)
+
+
+def test_examples_that_are_not_run_say_so() -> None:
+    languages = {language for page in RUN for _, language, _ in fences(page)}
+    assert languages <= {"sh", "python", "json", "yaml", "console"}
+    counted = [language for page in RUN for _, language, _ in fences(page)]
+    assert counted.count("sh") + counted.count("python") >= 2 * counted.count("console")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("mkdocs", reason="no mkdocs: pip install 'wattcast[docs]'")
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+def test_the_site_builds_and_asks_nobody(site: Path) -> None:
+    pages = {str(path.relative_to(site)) for path in site.rglob("*.html")}
+    assert {"index.html", "start.html", "accuracy.html", "reference/cli.html", "reference/api.html"} <= pages
+    assert {f"method/{page.stem}.html" for page in (DOCS / "method").glob("*.md")} <= pages
+    for path in site.rglob("*.html"):
+        fetched = re.findall(r'<(?:script|link|img)[^>]+(?:src|href)="(https?://[^"]+)"', path.read_text())
+        assert not [address for address in fetched if "wattcast" not in address], path
+
+
+def test_links_between_pages_lead_somewhere(site: Path) -> None:
+    for path in site.rglob("*.html"):
+        if path.name == "404.html":
+            continue
+        for target in re.findall(r'<a[^>]+href="([^"#?:]+)(?:#[^"]*)?"', path.read_text(encoding="utf-8")):
+            assert (path.parent / target).exists(), f"{path.relative_to(site)}: {target}"
+
+
+def test_the_reference_names_every_command(site: Path) -> None:
+    from wattcast.cli.main import COMMANDS
+
+    text = (site / "reference" / "cli.html").read_text(encoding="utf-8")
+    for verb in COMMANDS:
+        assert f"wattcast {verb}" in text
+    api = (site / "reference" / "api.html").read_text(encoding="utf-8")
+    assert "predict(" in api
+    assert "power_trace(" in api

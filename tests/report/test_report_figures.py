@@ -1,0 +1,180 @@
+"""Figures speak with one voice, and say what the numbers say."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+
+from wattcast import api
+from wattcast.errors import BadInput, UnknownName
+from wattcast.report import figure as house
+from wattcast.report import predicted
+from wattcast.report.draw import FIGURES, clocks_of, draw
+from wattcast.report.heldout import QUANTITIES, held_out
+from wattcast.report.look import Look, Settings, look
+from wattcast.report.recorded import Level, Recording, power_over_time
+from wattcast.workload.options import Options
+
+
+@pytest.fixture(scope="module")
+def seen() -> Look:
+    return look("gpt2", api.find_gpu("h200"), Options(batch=4, seq=256), Settings(power_limit="500W"))
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_every_figure_is_drawn_the_same_twice(seen: Look, name: str) -> None:
+    data = house.encoded(draw(name, seen), "svg")
+    assert data.startswith(b"<?xml")
+    assert house.encoded(draw(name, seen), "svg") == data
+
+
+@pytest.mark.parametrize("ending", house.ENDINGS)
+def test_every_form_of_file(seen: Look, ending: str, tmp_path: Path) -> None:
+    path = tmp_path / f"figure.{ending}"
+    house.save(draw("breakdown", seen), path)
+    assert path.read_bytes().startswith({"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}[ending])
+
+
+def test_dollar_signs_in_names_are_not_mathematics(seen: Look) -> None:
+    """A name with an odd command between dollar signs used to end the drawing with a parser's error."""
+    named = replace(seen.prediction, name=r"$\frac{$ and $x^$")
+    assert house.encoded(house.breakdown(named), "png")
+
+
+def test_a_figure_nobody_knows_is_named(seen: Look) -> None:
+    with pytest.raises(UnknownName, match="timeline"):
+        draw("timelin", seen)
+    with pytest.raises(BadInput, match=r"\.png, \.svg or \.pdf"):
+        house.check_path(Path("figure.gif"))
+
+
+def test_modules_have_one_colour_in_all_figures_and_no_line_looks_like_one(seen: Look) -> None:
+    bars = draw("breakdown", seen).axes[0]
+    stack = draw("timeline", seen).axes[0]
+    in_bars = {c.get_label(): _hex(c.patches[0].get_facecolor()) for c in bars.containers}
+    in_stack = {p.get_label(): _hex(p.get_facecolor()) for p in stack.patches if p.get_label() in house.COLOUR}
+    assert len(in_stack) >= 5
+    assert in_bars.items() >= in_stack.items()
+    assert all(house.COLOUR[name] == colour for name, colour in in_bars.items())
+    assert not set(house.SERIES) & set(house.COLOUR.values())
+
+
+def test_colours_differ_for_the_colour_blind() -> None:
+    """Neighbours in the stack must differ in lightness or hue also to those who see no red or no green."""
+    for matrix in DEFICIENT.values():
+        seen_as = [matrix @ _linear(c) for c in house.COLOUR.values()]
+        apart = [np.linalg.norm(a - b) for i, a in enumerate(seen_as) for b in seen_as[:i]]
+        assert min(apart) > 0.02
+
+
+def test_breakdown_bars_add_up_to_the_power(seen: Look) -> None:
+    axes = draw("breakdown", seen).axes[0]
+    first = sum(container.patches[0].get_width() for container in axes.containers)
+    assert_allclose(first, float(seen.prediction.power_w), rtol=1e-9)
+
+
+def test_clock_curve_meets_the_prediction_where_it_settles(seen: Look) -> None:
+    for column in ("latency_s", "power_w"):
+        there = np.interp(float(seen.prediction.clock_hz), seen.clocks["clock_hz"], seen.clocks[column])
+        assert_allclose(there, float(getattr(seen.prediction, column)), rtol=0.02)
+    assert (seen.clocks["power_w"] <= 500.0 * (1 + 1e-4)).all()
+
+
+@pytest.mark.parametrize("limit", ["700W", "300W", "100W"])
+def test_clock_curve_is_what_predict_says_at_each_clock(limit: str) -> None:
+    options, gpu = Options(batch=8, seq=512), api.find_gpu("h200")
+    curve = look("llama3-8b", gpu, options, Settings(power_limit=limit, clock="1GHz"), sized=False).clocks
+    p = api.predict("llama3-8b", gpu, clock=curve["asked_hz"], power_limit=limit, batch=8, seq=512)
+    for column in ("clock_hz", "latency_s", "power_w", "energy_j"):
+        assert_allclose(curve[column], getattr(p, column), rtol=2e-5)
+
+
+def test_clock_curves_of_two_gpus_are_labelled_by_gpu(seen: Look) -> None:
+    other = look("gpt2", api.find_gpu("h100-sxm"), Options(batch=4, seq=256), sized=False)
+    labels = [text.get_text() for text in clocks_of([seen, other]).axes[-1].get_legend().get_texts()]
+    assert labels == ["h200", "h100-sxm"]
+
+
+def test_roofline_marks_lie_under_the_roof(seen: Look) -> None:
+    """Of kernels that stream from DRAM; small ones live in L2 and may pass DRAM's slope."""
+    big = look("llama3-8b", api.find_gpu("h200"), Options(batch=8, seq=1024), sized=False)
+    axes = draw("roofline", big).axes[0]
+    roof = axes.lines[0]
+    for marks in axes.collections:
+        for x, y in marks.get_offsets():
+            assert y <= 1.35 * np.interp(x, roof.get_xdata(), roof.get_ydata())
+
+
+@pytest.mark.parametrize("quantity", QUANTITIES)
+def test_held_out_rows_show_their_error(quantity: str) -> None:
+    axes = held_out(quantity).axes[0]
+    legend = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert any(text.startswith("gemm: ") and "%" in text for text in legend)
+    with pytest.raises(UnknownName):
+        held_out("colour")
+
+
+def test_measured_is_dots_and_predicted_a_line() -> None:
+    edge_s = np.arange(11) * 0.1
+    run = Recording(edge_s, np.full(10, 600.0), edge_s, np.full(11, np.nan), np.full(11, 1.5e9), "a card")
+    axes = power_over_time(run, "a run", (0.2, 0.8), Level(590.0, 550.0, 640.0, 1.5e9, "x on y")).axes[0]
+    measured, _, level = axes.lines
+    assert (measured.get_marker(), measured.get_linestyle()) == ("o", "None")
+    assert_allclose(measured.get_ydata(), 600.0)
+    assert_allclose(level.get_ydata(), 590.0)
+
+
+def test_a_front_of_points() -> None:
+    points = {"a": (1.0, 5.0), "b": (2.0, 2.0), "c": (3.0, 3.0)}
+    axes = predicted.pareto(points, "x (s)", "y (J)", "t", "s").axes[0]
+    assert axes.lines[0].get_xdata().tolist() == [1.0, 2.0]
+    with pytest.raises(BadInput, match="rows with both"):
+        predicted.against_measured([1.0], [np.nan], ["k"], "W", "t", "s")
+
+
+def test_plot_on_commands(call, tmp_path: Path) -> None:
+    fleet = tmp_path / "site.yaml"
+    fleet.write_text(
+        "gpus: {h200: 4}\npower: 12 kW\nworkloads:\n  - {workload: gpt2, rate: 20/s, options: {batch: 4, seq: 128}}\n"
+    )
+    plan = ["--rate", "2/s", "--prompt", "100", "--output", "20", "--gpus", "h200"]
+    commands = {
+        "predict": ["predict", "gpt2", "--gpu", "h200", "--seq", "128", "--figure", "timeline"],
+        "clocks": ["explore", "clocks", "gpt2", "--gpu", "h200", "--seq", "128", "--clocks", "1GHz:1.9GHz:100MHz"],
+        "algorithms": ["explore", "algorithms", "gpt2", "--gpu", "h200", "--seq", "128", "--vary", "batch=1,2"],
+        "fleet": ["explore", "fleet", str(fleet)],
+        "plan": ["plan", "gpt2", *plan],
+        "validate": ["validate", "--quantity", "power"],
+    }
+    for name, argv in commands.items():
+        path = tmp_path / f"{name}.svg"
+        done = call(*argv, "--plot", str(path))
+        assert done.code == 0, (name, done.err)
+        assert path.read_bytes().startswith(b"<?xml"), name
+    bad = call("predict", "gpt2", "--gpu", "h200", "--plot", str(tmp_path / "x.gif"))
+    assert bad.code == 3
+    assert ".png, .svg or .pdf" in bad.err
+
+
+def _hex(colour: tuple[float, ...]) -> str:
+    return "#" + "".join(f"{round(255 * c):02X}" for c in colour[:3])
+
+
+def _linear(colour: str) -> np.ndarray:
+    channels = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)]) / 255.0
+    return np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
+
+
+# Machado, Oliveira and Fernandes (2009), severity 1.0, linear RGB
+DEFICIENT = {
+    "no red": np.array(
+        [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]]
+    ),
+    "no green": np.array(
+        [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]]
+    ),
+}
