@@ -14,7 +14,7 @@ class CudaError(WattcastError):
 
 def compile_cubin(source: str, architecture: str = "sm_90", name: str = "kernel.cu") -> bytes:
     """Machine code of CUDA C ``source``; needs no GPU."""
-    nvrtc = _bindings("nvrtc")
+    nvrtc = bindings("nvrtc")
     program = _check(nvrtc.nvrtcCreateProgram(source.encode(), name.encode(), 0, [], []))
     options = [f"--gpu-architecture={architecture}".encode(), b"--std=c++17"]
     (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
@@ -42,12 +42,13 @@ class Kernel:
 
 def load(cubin: bytes, name: str) -> Kernel:
     """The kernel ``name`` (``extern "C"``) of ``cubin``, in the current context."""
-    driver = _bindings("driver")
+    driver = bindings("driver")
     module = _check(driver.cuModuleLoadData(cubin))
     return Kernel(driver, _check(driver.cuModuleGetFunction(module, name.encode())))
 
 
-def _bindings(part: str) -> Any:
+def bindings(part: str) -> Any:
+    """A part of NVIDIA's CUDA bindings (``nvrtc`` or ``driver``), or a sentence that says how to get them."""
     try:
         from importlib import import_module
 
