@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,14 +11,13 @@ from pathlib import Path
 
 from wattcast.measure.microbench import kernels
 from wattcast.measure.microbench.campaign import BROKEN, Campaign, Task, beat, now, say
-from wattcast.measure.microbench.compile import Compiled
+from wattcast.measure.microbench.compile import Compiled, cache_folder, nvrtc_version
 from wattcast.measure.microbench.device import Device, DeviceFault
 from wattcast.measure.microbench.kernels import Buffers, copy_load, row_id
 from wattcast.measure.microbench.row import MAX_POWER_OF, MicroRow
 from wattcast.measure.microbench.suite import named
 from wattcast.measure.microbench.sustain import Bench, Load, sustain
 from wattcast.measure.microbench.unit import Benchmark
-from wattcast.measure.nvrtc import bindings
 from wattcast.measure.sampler import Sampler
 from wattcast.measure.steady import Rule, window
 from wattcast.records import Journal, RunInfo
@@ -35,7 +33,7 @@ def run_child(
     """Measure the suite; 0 when done, :data:`BROKEN` when the device context was lost."""
     campaign = Campaign(out, "microbench", time.monotonic() + budget_s, since)
     benchmarks = named(list(only))
-    with Sampler("nvml") as sampler, tempfile.TemporaryDirectory() as folder:
+    with Sampler("nvml") as sampler:
         beat(out, "starting", "microbench")
         run = datetime.now(UTC).strftime("%Y%m%dT%H%M%S") + f"-{os.getpid()}"
         if not only:
@@ -46,8 +44,9 @@ def run_child(
         campaign.bench = bench
         if quick:
             bench.least_s, bench.rule = 0.9, replace(bench.rule, least_ticks=5)
-        compiled = Compiled(device.architecture, Path(folder))
-        compiled.start(min(WORKERS, max((os.cpu_count() or 2) - 2, 1)))
+        names = tuple(b.name for b in benchmarks) if only else ()
+        compiled = Compiled(device.architecture, cache_folder(), names)
+        compiled.start(worker_count())
         Journal(out / "runs.jsonl", key="run").append(run_info(bench))
         try:
             _measure(campaign, bench, benchmarks, compiled, repeats, quick)
@@ -58,6 +57,11 @@ def run_child(
         finally:
             compiled.stop()
     return 0
+
+
+def worker_count() -> int:
+    """Compiling processes that leave the measuring ones alone."""
+    return min(WORKERS, max((os.cpu_count() or 2) - 2, 1))
 
 
 def _measure(
@@ -193,11 +197,3 @@ def run_info(bench: Bench) -> RunInfo:
         top_clock_hz=identity.top_clock_hz,
     )
 
-
-def nvrtc_version() -> str:
-    """Of the run-time compiler."""
-    try:
-        status, major, minor = bindings("nvrtc").nvrtcVersion()
-        return f"{major}.{minor}" if int(status) == 0 else ""
-    except Exception:
-        return ""
