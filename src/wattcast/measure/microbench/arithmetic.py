@@ -68,7 +68,12 @@ def int_units() -> dict[str, Unit]:
         integer("int32_bit", "lop3.b32 %0, %0, %1, %2, 0x96;", ((r"LOP3.*", 1),), ring(1, 3)),
         integer("int32_minmax", "", ((r"V?IMNMX3?.*", 1),), ring(1)),
         integer("int32_popc", pair.format(op="popc"), ((r"POPC", 1), (r"LOP3.*", 1)), constants()),
-        integer("int32_clz", "{.reg .u32 t; bfind.u32 t, %0; xor.b32 %0, t, %1;}", ((r"FLO.*", 1), (r"LOP3.*", 1)), constants()),
+        integer(
+            "int32_clz",
+            "{.reg .u32 t; bfind.u32 t, %0; xor.b32 %0, t, %1;}",
+            ((r"FLO.*", 1), (r"LOP3.*", 1)),
+            constants(),
+        ),
         integer("int32_brev", pair.format(op="brev"), ((r"BREV", 1), (r"LOP3.*", 1)), constants()),
         integer("dp4a", "dp4a.s32.s32 %0, %1, %2, %0;", ((r"IDP.*", 1),), ring(1, 3), operation="dp4a"),
         integer("misc_prmt", "prmt.b32 %0, %0, %1, %2;", ((r"PRMT", 1),), _prmt_inputs),
@@ -78,8 +83,12 @@ def int_units() -> dict[str, Unit]:
     found["int32_minmax"] = _minmax(found["int32_minmax"])
     found["int32_compare"] = compare()
     found["misc_select"] = select()
-    found["int64_add"] = int64("int64_add", "add.s64 %0, %0, %1;", ((ADD32, 1), (r"IADD3\.X|IMAD\.X|UIADD3\.X|IADD\.?X?64?", 1)))
-    found["int64_mul"] = int64("int64_mul", "mul.lo.s64 %0, %0, %1;", ((r"IMAD(\.WIDE.*)?", 3), (r"IADD3.*|IMAD\.IADD|VIADD", 1)))
+    found["int64_add"] = int64(
+        "int64_add", "add.s64 %0, %0, %1;", ((ADD32, 1), (r"IADD3\.X|IMAD\.X|UIADD3\.X|IADD\.?X?64?", 1))
+    )
+    found["int64_mul"] = int64(
+        "int64_mul", "mul.lo.s64 %0, %0, %1;", ((r"IMAD(\.WIDE.*)?", 3), (r"IADD3.*|IMAD\.IADD|VIADD", 1))
+    )
     return found
 
 
@@ -128,7 +137,7 @@ def compare() -> Unit:
         x, y = pairs[(i * 5) % len(pairs)]
         q = i % preds
         return (
-            f'asm volatile("{{.reg .pred q; setp.ne.u32 q, %0, 0; setp.lt.xor.s32 q, %1, %2, q; selp.u32 %0, 1, 0, q;}}"'
+            'asm volatile("{.reg .pred q; setp.ne.u32 q, %0, 0; setp.lt.xor.s32 q, %1, %2, q; selp.u32 %0, 1, 0, q;}"'
             f' : "+r"({p}_q{q}) : "r"({p}{x}), "r"({p}{y}));'
         )
 
@@ -190,9 +199,13 @@ def _float_registers(p: str, kind: str, chains: int) -> tuple[str, str, str]:
     lines += [
         f"const {type_} {p}_a = unit_float(mixed(state + 77u));",
         f"const {type_} {p}_b = unit_float(mixed(state + 78u));",
-        f"const {type_} {p}_c = -({type_})0.99999 / {p}_a, {p}_d = -{p}_b, {p}_m = -{p}_b, {p}_r = ({type_})0.99999 / {p}_a;",
+        f"const {type_} {p}_r = ({type_})0.99999 / {p}_a, {p}_c = -{p}_r, {p}_d = -{p}_b, {p}_m = -{p}_b;",
     ]
-    bits = "(unsigned)__double_as_longlong({0}) ^ (unsigned)(__double_as_longlong({0}) >> 32)" if wide else "__float_as_uint({0})"
+    bits = (
+        "(unsigned)__double_as_longlong({0}) ^ (unsigned)(__double_as_longlong({0}) >> 32)"
+        if wide
+        else "__float_as_uint({0})"
+    )
     fold = " ^ ".join(bits.format(f"{p}{i}") for i in range(chains))
     return " ".join(lines) + f" (void){p}_d; (void){p}_m; (void){p}_r; (void){p}_c;", letter, fold
 
@@ -221,9 +234,29 @@ def float_units() -> dict[str, Unit]:
         floating("fp64_fma", "f64", "fma.rn.f64 %0, %0, %1, %2;", ((r"DFMA", 1),), flop=2.0),
         floating("fp16x2_fma", "f16x2", "fma.rn.f16x2 %0, %0, %1, %2;", ((r"HFMA2.*", 1),), flop=4.0),
         floating("bf16x2_fma", "bf16x2", "fma.rn.bf16x2 %0, %0, %1, %2;", ((r"HFMA2.*", 1),), flop=4.0),
-        floating("fp32_rcp", "f32", "{.reg .f32 t; rcp.approx.ftz.f32 t, %0; add.rn.ftz.f32 %0, t, %1;}", ((r"MUFU\.RCP", 1), (r"FADD.*", 1)), "add"),
-        floating("fp32_exp2_log2", "f32", "{.reg .f32 t; lg2.approx.ftz.f32 t, %0; ex2.approx.ftz.f32 %0, t;}", ((r"MUFU\.(LG2|EX2)", 2),), "own", operation="pair"),
-        floating("fp32_sin", "f32", "sin.approx.ftz.f32 %0, %0;", ((r"MUFU\.SIN", 1), (r"FMUL.*", 1)), "own", operation="operation"),
+        floating(
+            "fp32_rcp",
+            "f32",
+            "{.reg .f32 t; rcp.approx.ftz.f32 t, %0; add.rn.ftz.f32 %0, t, %1;}",
+            ((r"MUFU\.RCP", 1), (r"FADD.*", 1)),
+            "add",
+        ),
+        floating(
+            "fp32_exp2_log2",
+            "f32",
+            "{.reg .f32 t; lg2.approx.ftz.f32 t, %0; ex2.approx.ftz.f32 %0, t;}",
+            ((r"MUFU\.(LG2|EX2)", 2),),
+            "own",
+            operation="pair",
+        ),
+        floating(
+            "fp32_sin",
+            "f32",
+            "sin.approx.ftz.f32 %0, %0;",
+            ((r"MUFU\.SIN", 1), (r"FMUL.*", 1)),
+            "own",
+            operation="operation",
+        ),
     ]
     return {unit.name: unit for unit in units}
 
@@ -231,7 +264,9 @@ def float_units() -> dict[str, Unit]:
 def division(name: str, text: str, opcodes: Opcodes, denormal: bool) -> Unit:
     """x = a / x, which goes back and forth between x and a / x; with a denormal a every other result is denormal."""
     p, chains = name, 4
-    numerator = "__uint_as_float(0x00200000u | (mixed(state + 90u) >> 12))" if denormal else "unit_float(mixed(state + 90u))"
+    numerator = (
+        "__uint_as_float(0x00200000u | (mixed(state + 90u) >> 12))" if denormal else "unit_float(mixed(state + 90u))"
+    )
     declare = " ".join(f"float {p}{i} = unit_float(mixed(state + {i + 1}u));" for i in range(chains))
     declare += f" const float {p}_n = {numerator};"
     fold = " ^ ".join(f"__float_as_uint({p}{i})" for i in range(chains))

@@ -1,4 +1,4 @@
-"""Compiling ahead, in processes of their own, while the device measures: ``python -m wattcast.measure.microbench.compile``.
+"""Compiling ahead, in processes of their own (``python -m``), while the device measures.
 
 Each worker compiles every n-th benchmark into a folder; the campaign takes machine code from there as it
 comes, and compiles itself what no worker has brought in time.

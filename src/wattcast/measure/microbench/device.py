@@ -1,4 +1,4 @@
-"""A CUDA device through NVIDIA's own driver bindings: memory, kernels, events; every call checked, every wait bounded.
+"""A CUDA device through NVIDIA's driver bindings: memory, kernels, events. Every call is checked, every wait bounded.
 
 Nothing here changes a clock, a limit or a mode of a card.
 """
@@ -43,7 +43,7 @@ class Event:
         """Wait until the stream has come here; a device that does not answer is a fault."""
         deadline = time.monotonic() + longest_s
         query = self.device.driver.cuEventQuery
-        while int((status := query(self.handle)[0])) == 600:  # not ready
+        while int(status := query(self.handle)[0]) == 600:  # not ready
             if time.monotonic() > deadline:
                 raise DeviceFault(f"the device was still busy after {longest_s:.0f} s.")
             time.sleep(1e-4)
@@ -185,7 +185,12 @@ class Device:
         return int(self.call(query, kernel.function, threads, kernel.shared_byte))
 
     def launch(
-        self, kernel: Kernel, blocks: int, threads: int, values: tuple[int, ...], types: tuple[Any, ...] = ARGUMENT_TYPES
+        self,
+        kernel: Kernel,
+        blocks: int,
+        threads: int,
+        values: tuple[int, ...],
+        types: tuple[Any, ...] = ARGUMENT_TYPES,
     ) -> None:
         """Put one launch on the stream."""
         arguments = (values, types)

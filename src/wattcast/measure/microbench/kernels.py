@@ -61,8 +61,8 @@ class Buffers:
         size = min(most, device.free_byte // 4) >> 21 << 21
         if size < 4 * device.l2_byte:
             raise CudaError(
-                f"buffers of {size >> 20} MiB would fit into the free memory, and DRAM benchmarks need four times the "
-                f"L2 ({4 * device.l2_byte >> 20} MiB). Free some memory first."
+                f"buffers of {size >> 20} MiB would fit into the free memory, and DRAM benchmarks need four "
+                f"times the L2 ({4 * device.l2_byte >> 20} MiB). Free some memory first."
             )
         stamps, sink = device.allocate(8 * STAMP_WORDS * MOST_BLOCKS), device.allocate(4 * MOST_THREADS)
         buffers = cls(device, stamps, sink, device.allocate(size), device.allocate(size), size)
@@ -156,6 +156,7 @@ def blank(bench: Bench, benchmark: Benchmark, repeat: int, date: str) -> MicroRo
         curve=benchmark.curve,
         at=benchmark.at if benchmark.curve else None,
         repeat=repeat,
+        specification=benchmark.specification,
         run=bench.run,
         date=date,
         threads=benchmark.threads,

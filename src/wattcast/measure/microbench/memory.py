@@ -155,7 +155,8 @@ def copy(name: str, steps: int, width: int = 16, threads: int = 512) -> Unit:
 def cached(name: str, steps: int, threads: int = 512) -> Unit:
     """16-byte loads of a region that stays in L1: each block has its own, two halves in turn."""
     p, half = name, steps * threads * 16
-    declare = f"u64 {p}_at = (u64)(a + (u64)(blockIdx.x % (unsigned)(bytes / {2 * half}ull)) * {2 * half}ull + threadIdx.x * 16u);"
+    declare = f"const u64 {p}_own = blockIdx.x % (unsigned)(bytes / {2 * half}ull); "
+    declare += f"u64 {p}_at = (u64)(a + {p}_own * {2 * half}ull + threadIdx.x * 16u);"
     declare += f" unsigned {p}_s0 = 0u, {p}_s1 = 0u; u64 {p}_step = {half}ull;"
     declare += " " + " ".join(f"unsigned {p}{i}_{w};" for i in range(steps) for w in range(4))
 
@@ -164,9 +165,7 @@ def cached(name: str, steps: int, threads: int = 512) -> Unit:
         text = f"ld.global.v4.u32 {{%0, %1, %2, %3}}, [%4 + {i * threads * 16}];"
         return asm(text, outs, into("l", f"{p}_at"))
 
-    folds = " ".join(
-        f"{p}_s0 ^= {p}{i}_0 ^ {p}{i}_1; {p}_s1 ^= {p}{i}_2 ^ {p}{i}_3;" for i in range(steps)
-    )
+    folds = " ".join(f"{p}_s0 ^= {p}{i}_0 ^ {p}{i}_1; {p}_s1 ^= {p}{i}_2 ^ {p}{i}_3;" for i in range(steps))
     return Unit(
         p,
         declare,
@@ -249,9 +248,7 @@ def shared(name: str, steps: int, width: int = 4, conflicts: int = 0, write: boo
     )
 
 
-def _shared_text(
-    p: str, steps: int, row: int, words: int, write: bool
-) -> tuple[Callable[[int], str], str, Opcodes]:
+def _shared_text(p: str, steps: int, row: int, words: int, write: bool) -> tuple[Callable[[int], str], str, Opcodes]:
     kind = "v4.u32" if words == 4 else "u32"
     if write:
         given = "{%1, %2, %3, %4}" if words == 4 else "%1"
@@ -281,7 +278,7 @@ def constant(name: str, steps: int) -> Unit:
         values.append(f"{state}u")
     source = f"__constant__ unsigned {p}_table[{entries}] = {{{', '.join(values)}}};"
     declare = f"unsigned {p}_at = (seed & 3u) * 4u, {p}_step = {4 * steps}u, {p}_s = 0u; "
-    declare += f"u64 {p}_base; asm volatile(\"cvta.to.const.u64 %0, %1;\" : \"=l\"({p}_base) : \"l\"({p}_table)); "
+    declare += f'u64 {p}_base; asm volatile("cvta.to.const.u64 %0, %1;" : "=l"({p}_base) : "l"({p}_table)); '
     declare += f"{p}_at += (unsigned){p}_base; " + " ".join(f"unsigned {p}{i};" for i in range(steps))
     advance = " ".join(f"{p}_s ^= {p}{i} ^ {p}{i + 1};" for i in range(0, steps, 2))
     return Unit(
@@ -360,13 +357,17 @@ def atomic(name: str, steps: int, where: str) -> Unit:
         return Unit(
             p,
             declare,
-            lambda i: asm("red.shared.add.u32 [%0], %1;", "", into("r", f"{p}_at", f"(state | 1u)")),
+            lambda i: asm("red.shared.add.u32 [%0], %1;", "", into("r", f"{p}_at", "(state | 1u)")),
             "((unsigned *)pool)[threadIdx.x]",
             ((r"ATOMS.*", 1),),
             operation="atomic",
             byte=4.0,
         )
-    place = "(thread % (unsigned)(bytes / 4ull)) * 4u" if where == "own" else "(thread / 32u % (unsigned)(bytes / 128ull)) * 128u"
+    place = (
+        "(thread % (unsigned)(bytes / 4ull)) * 4u"
+        if where == "own"
+        else "(thread / 32u % (unsigned)(bytes / 128ull)) * 128u"
+    )
     declare = f"unsigned char *const {p}_at = b + {place}; unsigned {p}_v = 1u + (seed >> 31);"
     return Unit(
         p,

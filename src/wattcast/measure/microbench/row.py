@@ -24,6 +24,7 @@ class MicroRow:
     curve: str = ""
     at: float | None = None  # place on that curve
     repeat: int = 0
+    specification: str = ""  # which of the vendor's rates it is held against
     run: str = ""
     date: str = ""
     threads: int | None = None

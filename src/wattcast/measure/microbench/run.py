@@ -52,9 +52,7 @@ def microbench(request: Request) -> int:
         print(f"counted {counters.target(out, request.budget_s, list(request.only))} kernels", file=sys.stderr)
         return 0
     if request.child:
-        return session.run_child(
-            out, request.only, request.repeats, request.budget_s, request.since, request.quick
-        )
+        return session.run_child(out, request.only, request.repeats, request.budget_s, request.since, request.quick)
     named([name for name in request.only if name != "multimedia"])  # a wrong name costs nothing
     if request.counters:
         print(json.dumps(counters.collect(out, request.budget_s, list(request.only))))

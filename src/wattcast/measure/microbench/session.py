@@ -27,9 +27,7 @@ IDLE_S = 1.3
 WORKERS = 6
 
 
-def run_child(
-    out: Path, only: Sequence[str], repeats: int, budget_s: float, since: str, quick: bool = False
-) -> int:
+def run_child(out: Path, only: Sequence[str], repeats: int, budget_s: float, since: str, quick: bool = False) -> int:
     """Measure the suite; 0 when done, :data:`BROKEN` when the device context was lost."""
     campaign = Campaign(out, "microbench", time.monotonic() + budget_s, since)
     benchmarks = named(list(only))
@@ -80,7 +78,7 @@ def _measure(
     warm(bench, buffers, compiled, 0.5 if quick else WARM_S)
     bench.idle_power_w = idle_now_w(bench)
     for repeat in range(repeats):
-        tasks = [idle_task(bench.sampler, bench.run, "idle_context_on", repeat)]
+        tasks = [idle_task(bench.sampler, bench.run, "idle_context_on", repeat, 0.75 if quick else IDLE_S)]
         tasks += [task_of(bench, buffers, compiled, b, repeat) for b in supported]
         tasks.insert(min(6, len(tasks)), copy_task(bench, buffers, repeat))
         campaign.run(tasks)
@@ -114,7 +112,9 @@ def copy_task(bench: Bench, buffers: Buffers, repeat: int) -> Task:
 
     def blank() -> MicroRow:
         name = "dram_memcpy"
-        return MicroRow(row_id(name, repeat), name, "memory", operation="byte", repeat=repeat, run=bench.run, date=now())
+        return MicroRow(
+            row_id(name, repeat), name, "memory", operation="byte", repeat=repeat, run=bench.run, date=now()
+        )
 
     def make() -> MicroRow:
         enqueue, once_s, byte = copy_load(bench, buffers)
@@ -196,4 +196,3 @@ def run_info(bench: Bench) -> RunInfo:
         l2_byte=device.l2_byte,
         top_clock_hz=identity.top_clock_hz,
     )
-

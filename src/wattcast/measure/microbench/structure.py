@@ -34,7 +34,9 @@ def divergence(ways: int) -> Unit:
         " ^ ".join(f"__float_as_uint({p}{i})" for i in range(4)),
         ((r"FFMA.*", float(PATH_STEPS * ways)),),
         before="\n    ".join(paths),
-        around=((r"BSSY.*|BSYNC.*|ISETP.*|BRA.*|WARPSYNC.*|NOP|BREAK.*|BRX|YIELD|MOV|PLOP3.*|CALL.*", 6.0 * ways + 2),),
+        around=(
+            (r"BSSY.*|BSYNC.*|ISETP.*|BRA.*|WARPSYNC.*|NOP|BREAK.*|BRX|YIELD|MOV|PLOP3.*|CALL.*", 6.0 * ways + 2),
+        ),
         per_step=PATH_STEPS,
         operation="instruction",
     )
@@ -65,8 +67,9 @@ def bulk(name: str, working_set_of: str = "a") -> Unit:
     p = name
     size, stages = BULK_BYTE, BULK_STAGES
     declare = (
-        f"const unsigned {p}_pool = (unsigned)__cvta_generic_to_shared(pool); const unsigned {p}_bar = {p}_pool + {size * stages}u; "
-        f"const unsigned {p}_chunks = (unsigned)(bytes / {size}ull); unsigned {p}_k = blockIdx.x % {p}_chunks; unsigned {p}_phase = 0u; "
+        f"const unsigned {p}_pool = (unsigned)__cvta_generic_to_shared(pool); "
+        f"const unsigned {p}_bar = {p}_pool + {size * stages}u, {p}_chunks = (unsigned)(bytes / {size}ull); "
+        f"unsigned {p}_k = blockIdx.x % {p}_chunks, {p}_phase = 0u; "
         f"if (threadIdx.x == 0u) {{ for (unsigned s = 0; s < {stages}u; ++s) "
         f'asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" :: "r"({p}_bar + 8u * s) : "memory"); '
         'asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); '
@@ -84,7 +87,10 @@ def bulk(name: str, working_set_of: str = "a") -> Unit:
         around=(
             (r"SYNCS.*", 2.0 * stages),
             (r"ELECT|R2UR.*|UMOV|U?IADD.*|U?PLOP3.*|BRA.*|BSSY.*|BSYNC.*|VIADD.*|YIELD|UISETP.*", 20.0 * stages),
-            (r"IMAD.*|ISETP.*|SHF.*|SEL|MOV|LEA.*|LOP3.*|NOP|BREAK.*|WARPSYNC.*|BPT.*|S2UR|USEL|ULEA.*", 12.0 * stages),
+            (
+                r"IMAD.*|ISETP.*|SHF.*|SEL|MOV|LEA.*|LOP3.*|NOP|BREAK.*|WARPSYNC.*|BPT.*|S2UR|USEL|ULEA.*",
+                12.0 * stages,
+            ),
         ),
         operation="copy",
         one_thread=True,
@@ -109,7 +115,8 @@ def _stage(p: str, stage: int, buffer: str) -> str:
     wait = (
         f"{{ unsigned done = 0u; for (unsigned spin = 0; spin < {SPINS}u && !done; ++spin) "
         '{ asm volatile("{.reg .pred q; mbarrier.try_wait.parity.shared::cta.b64 q, [%1], %2; selp.u32 %0, 1, 0, q;}"'
-        f' : "=r"(done) : "r"({p}_bar + {8 * stage}u), "r"({p}_phase) : "memory"); }} if (!done) asm volatile("trap;"); }}'
+        f' : "=r"(done) : "r"({p}_bar + {8 * stage}u), "r"({p}_phase) : "memory"); }} '
+        'if (!done) asm volatile("trap;"); }'
     )
     return f"{wait} {_issue(p, f'{stage}u', buffer)}"
 

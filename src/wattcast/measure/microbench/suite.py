@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 from wattcast.errors import unknown_name
 from wattcast.measure.microbench import arithmetic, memory, mixes, structure, tensor
@@ -28,8 +29,17 @@ SPECIFIED = {
     **{"int32_popc": "popc", "int32_clz": "clz", "int32_brev": "brev", "misc_shuffle": "shuffle"},
     **{"fp32_rcp": "sfu", "fp32_exp2_log2": "sfu_pair", "fp32_sin": "sfu"},
 }
-IEEE = ((r"MUFU\.RCP", 1.0), (r"FFMA", 5.0), (r"FCHK", 1.0), (r"BSSY.*|BSYNC.*|BRA|CALL.*", 4.0), (r"MOV|IMAD\.MOV.*", 3.0))
+IEEE = (
+    (r"MUFU\.RCP", 1.0),
+    (r"FFMA", 5.0),
+    (r"FCHK", 1.0),
+    (r"BSSY.*|BSYNC.*|BRA|CALL.*", 4.0),
+    (r"MOV|IMAD\.MOV.*", 3.0),
+)
 FAST = ((r"MUFU\.RCP", 1.0), (r"FMUL", 2.0), (r"FSETP.*", 1.0), (r"FSEL", 1.0))
+
+
+Settings = dict[str, Any]
 
 
 @cache
@@ -48,8 +58,8 @@ def named(names: list[str]) -> list[Benchmark]:
     return [b for b in suite() if not names or {b.name, b.group, b.curve} & set(names)]
 
 
-def _one(unit: Unit, group: str, steps: int, **settings: object) -> Benchmark:
-    return Benchmark(unit.name, group, ((unit, steps),), **settings)  # type: ignore[arg-type]
+def _one(unit: Unit, group: str, steps: int, **settings: Any) -> Benchmark:
+    return Benchmark(unit.name, group, ((unit, steps),), **settings)
 
 
 def _arithmetic() -> list[Benchmark]:
@@ -58,9 +68,7 @@ def _arithmetic() -> list[Benchmark]:
     for unit in (*int_units().values(), *float_units().values()):
         steps = STEPS.get(unit.name, 256 if unit.name.startswith(("fp64", "int64", "dp4a", "misc")) else 128)
         weight = 0 if unit.name in first else 2
-        found.append(
-            _one(unit, "arithmetic", steps, specification=SPECIFIED.get(unit.name, ""), weight=weight)
-        )
+        found.append(_one(unit, "arithmetic", steps, specification=SPECIFIED.get(unit.name, ""), weight=weight))
     return [*found, *_divisions(), *_conversions(), *_miscellaneous()]
 
 
@@ -103,8 +111,10 @@ def _miscellaneous() -> list[Benchmark]:
 
 
 def _tensor() -> list[Benchmark]:
-    hopper: tuple[str, ...] = ("sm_90a",)
-    shape = {"threads": 256, "blocks_per_sm": 1, "shared_byte": tensor.WGMMA_SHARED_BYTE, "only": hopper}
+    shape: Settings = {
+        **{"threads": 256, "blocks_per_sm": 1},
+        **{"shared_byte": tensor.WGMMA_SHARED_BYTE, "only": ("sm_90a",)},
+    }
     found = [
         _one(
             tensor.wgmma(precision),
@@ -119,7 +129,7 @@ def _tensor() -> list[Benchmark]:
     ]
     zeros = Benchmark(
         "wgmma_bf16_zeros", "tensor", ((tensor.wgmma("bf16", zeros=True), tensor.WGMMA_STEPS),), weight=4, **shape
-    )  # type: ignore[arg-type]
+    )
     for precision in tensor.MMA:
         wide = precision == "fp64"
         found.append(
@@ -142,9 +152,7 @@ def _memory() -> list[Benchmark]:
     return [
         _one(m.stream("dram_read", 8), "memory", 8, working_set="dram", check="fold", weight=1),
         _one(m.store("dram_write", 16), "memory", 16, working_set="dram", weight=1),
-        _one(
-            m.copy("dram_copy", 8), "memory", 16, working_set="dram", interleave=False, check="copy", weight=0
-        ),
+        _one(m.copy("dram_copy", 8), "memory", 16, working_set="dram", interleave=False, check="copy", weight=0),
         _one(m.stream("l2_read", 8, read="ld.global.cg"), "memory", 8, working_set="l2", check="fold", weight=1),
         _one(m.store("l2_write", 16), "memory", 16, working_set="l2", weight=1),
         _one(m.cached("l1_read", 4), "memory", 4, working_set="l1", weight=1),
@@ -179,9 +187,7 @@ def _memory() -> list[Benchmark]:
 def _curves() -> list[Benchmark]:
     m = memory
     found = [
-        _one(
-            m.shared(f"conflicts_{c}", 8, 4, c), "memory", 8, shared_byte=65536, curve="conflicts", at=c, weight=3
-        )
+        _one(m.shared(f"conflicts_{c}", 8, 4, c), "memory", 8, shared_byte=65536, curve="conflicts", at=c, weight=3)
         for c in CONFLICTS
     ]
     found += [
@@ -225,18 +231,22 @@ def _curves() -> list[Benchmark]:
 
 
 def _structure() -> list[Benchmark]:
-    found = [
-        _one(structure.divergence(w), "structure", 1, curve="divergence", at=w, weight=3) for w in WAYS
-    ]
+    found = [_one(structure.divergence(w), "structure", 1, curve="divergence", at=w, weight=3) for w in WAYS]
     for warps in WARPS:
-        unit = floating(f"occupancy_{warps}", "f32", "fma.rn.f32 %0, %0, %1, %2;", ((r"FFMA", 1),), chains=1, flop=2.0)
-        shape = {"threads": 32 * min(warps, 32), "blocks_per_sm": 1 if warps <= 32 else 2}
+        unit = floating(
+            f"occupancy_{warps}", "f32", "fma.rn.f32 %0, %0, %1, %2;", ((r"FFMA", 1),), chains=1, flop=2.0
+        )
+        shape: Settings = {"threads": 32 * min(warps, 32), "blocks_per_sm": 1 if warps <= 32 else 2}
         found.append(_one(unit, "structure", 512, curve="occupancy", at=warps, weight=4, **shape))
     for chains in (2, 4, 8):
-        unit = floating(f"ilp_{chains}", "f32", "fma.rn.f32 %0, %0, %1, %2;", ((r"FFMA", 1),), chains=chains, flop=2.0)
+        unit = floating(
+            f"ilp_{chains}", "f32", "fma.rn.f32 %0, %0, %1, %2;", ((r"FFMA", 1),), chains=chains, flop=2.0
+        )
         found.append(_one(unit, "structure", 512, curve="ilp", at=chains, threads=128, blocks_per_sm=1, weight=5))
     for share in ACTIVE:
-        unit = floating(f"active_{round(1000 * share)}", "f32", "fma.rn.f32 %0, %0, %1, %2;", ((r"FFMA", 1),), flop=2.0)
+        unit = floating(
+            f"active_{round(1000 * share)}", "f32", "fma.rn.f32 %0, %0, %1, %2;", ((r"FFMA", 1),), flop=2.0
+        )
         shape = {"threads": 1024, "blocks_per_sm": 1, "share": share}
         found.append(_one(unit, "structure", 512, curve="active", at=share, weight=4, **shape))
     for share in (0.125, 0.25, 0.5):
@@ -245,9 +255,7 @@ def _structure() -> list[Benchmark]:
         found.append(_one(unit, "structure", 8, curve="dram_active", at=share, weight=5, **shape))
     for threads in (64, 256, 1024):
         unit = structure.barrier(f"sync_barrier_{threads}")
-        found.append(
-            _one(unit, "structure", 64, threads=threads, blocks_per_sm=min(2048 // threads, 16), weight=4)
-        )
+        found.append(_one(unit, "structure", 64, threads=threads, blocks_per_sm=min(2048 // threads, 16), weight=4))
     found.append(_one(structure.fence(), "structure", 16, weight=6))
     found.append(_one(structure.sleep("sleep_resident"), "structure", 16, weight=4))
     return found

@@ -63,8 +63,8 @@ def wgmma(precision: str, zeros: bool = False) -> Unit:
         f"for (unsigned i = threadIdx.x; i < {WGMMA_SHARED_BYTE // 4}u; i += blockDim.x) "
         f"{{ const unsigned x = mixed(state + i); ((unsigned *)pool)[i] = {word}; (void)x; }} "
         'asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); __syncthreads(); '
-        f"{kind} acc[128]; _Pragma(\"unroll\") for (int i = 0; i < 128; ++i) acc[i] = 0; "
-        f"const unsigned group = threadIdx.x / 128u; const unsigned pool_at = (unsigned)__cvta_generic_to_shared(pool); "
+        f'{kind} acc[128]; _Pragma("unroll") for (int i = 0; i < 128; ++i) acc[i] = 0; '
+        "const unsigned group = threadIdx.x / 128u, pool_at = (unsigned)__cvta_generic_to_shared(pool); "
         # start address / 16; leading offset 16 B and stride 1024 B, both / 16; bit 62: 128-byte swizzle
         "const u64 layout = (1ull << 62) | (64ull << 32) | (1ull << 16); "
         f"const u64 at_a = layout | ((pool_at + group * {A_TILE_BYTE}u) >> 4); "
@@ -132,7 +132,8 @@ def mma(precision: str) -> Unit:
     word = PRECISIONS[form.word].word
     kind = {"f": "float", "r": "int"}[form.letter]
     lines = [
-        f"unsigned {p}_{part}{n}; {{ const unsigned x = mixed(state + {50 * (part == 'b') + n + 1}u); {p}_{part}{n} = {word}; }}"
+        f"unsigned {p}_{part}{n}; {{ const unsigned x = mixed(state + {50 * (part == 'b') + n + 1}u); "
+        f"{p}_{part}{n} = {word}; }}"
         for part, count in (("a", 2 * form.a), ("b", 2 * form.b))
         for n in range(count)
     ]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -32,9 +34,10 @@ def noise(x: Ints, y: Ints) -> Ints:
     cx, cy, fx, fy = x >> 4, y >> 4, x & 15, y & 15
     top = _lattice(cx, cy) * (16 - fx) + _lattice(cx + 1, cy) * fx
     low = _lattice(cx, cy + 1) * (16 - fx) + _lattice(cx + 1, cy + 1) * fx
-    return (top * (16 - fy) + low * fy) >> 8
+    return np.asarray((top * (16 - fy) + low * fy) >> 8)
 
 
+@lru_cache(maxsize=4)
 def frame(number: int) -> Frame:
     """Frame ``number`` of the clip: a scene that pans by (2, 1) a frame, a square that moves against it."""
     y, x = np.mgrid[0:HEIGHT, 0:WIDTH]
@@ -122,7 +125,14 @@ def motion(now: Frame, before: Frame, blocks: Ints | None = None) -> npt.NDArray
     return np.stack([dx + to_x, dy + to_y, best], axis=1).astype(np.int16)
 
 
-def _try(sad, dx, dy, best, open_, pattern):  # type: ignore[no-untyped-def]
+def _try(
+    sad: Callable[[Ints, Ints], Ints],
+    dx: Ints,
+    dy: Ints,
+    best: Ints,
+    open_: npt.NDArray[np.bool_],
+    pattern: tuple[tuple[int, int], ...],
+) -> tuple[Ints, Ints, Ints]:
     """The first candidate of ``pattern`` with the lowest difference, where the search still goes on."""
     to_x, to_y = np.zeros_like(dx), np.zeros_like(dy)
     for step_x, step_y in pattern:

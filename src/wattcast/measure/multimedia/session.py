@@ -7,11 +7,13 @@ saves shows as power. ``move_frames``: frames go to the device and back, and no 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from wattcast.measure.microbench.row import MicroRow
 from wattcast.measure.microbench.session import idle_now_w, idle_task, run_info
 from wattcast.measure.microbench.sustain import Bench, Load, sustain
 from wattcast.measure.multimedia.reference import FRAME_BYTE, FRAMES, LUMA
-from wattcast.measure.multimedia.workloads import DCTS, NAMES, THREADS, Clip
+from wattcast.measure.multimedia.workloads import DCTS, NAMES, THREADS, CheckFailed, Clip
 from wattcast.measure.sampler import Sampler
 from wattcast.records import Journal
 
@@ -46,6 +48,10 @@ def run_child(out: Path, repeats: int, budget_s: float, since: str, frames: int 
         Journal(out / "runs.jsonl", key="run").append(run_info(bench))
         try:
             clip = Clip.make(device, frames)
+            for name in NAMES:  # before anything runs long; what fails here fails its own rows only
+                beat(out, f"checking {name}", "multimedia")
+                with contextlib.suppress(CheckFailed):
+                    clip.check(name)
             beat(out, "warming up", "multimedia")
             _warm(clip, 0.3 if quick else WARM_S)
             bench.idle_power_w = idle_now_w(bench)
@@ -61,14 +67,13 @@ def run_child(out: Path, repeats: int, budget_s: float, since: str, frames: int 
 def tasks(bench: Bench, clip: Clip, repeat: int) -> list[Task]:
     """All rows of one round."""
     made = [idle_task(bench.sampler, bench.run, "multimedia_idle", repeat)]
-    made += [_task(bench, clip, repeat, name, lambda name=name: _back_to_back(clip, name), name) for name in NAMES]  # type: ignore[misc]
+    made += [_task(bench, clip, repeat, name, partial(_back_to_back, clip, name), name) for name in NAMES]
     mover = Mover(clip)
-    made.append(_task(bench, clip, repeat, "move_frames", lambda: mover.load(""), "", MOVED_FRAMES))
+    made.append(_task(bench, clip, repeat, "move_frames", partial(mover.load, ""), "", MOVED_FRAMES))
     made += [
-        _task(bench, clip, repeat, f"{name}_moved", lambda name=name: mover.load(name), name, MOVED_FRAMES)  # type: ignore[misc]
-        for name in MOVED
+        _task(bench, clip, repeat, f"{name}_moved", partial(mover.load, name), name, MOVED_FRAMES) for name in MOVED
     ]
-    made += [_task(bench, clip, repeat, f"{name}_at_rate", lambda name=name: _at_rate(clip, name), name) for name in DCTS]  # type: ignore[misc]
+    made += [_task(bench, clip, repeat, f"{name}_at_rate", partial(_at_rate, clip, name), name) for name in DCTS]
     return made
 
 
@@ -90,7 +95,7 @@ def _task(
         )
 
     def make() -> MicroRow:
-        passed = clip.check(checked) if checked and repeat == 0 else ""
+        passed = clip.check(checked) if checked else ""
         made = load()
         row = sustain(bench, made, replace(blank(), checked=passed))
         return replace(row, curve="rate", at=made.period_s) if made.period_s else row
@@ -120,7 +125,7 @@ def _back_to_back(clip: Clip, name: str) -> Load:
 
 
 def _at_rate(clip: Clip, name: str) -> Load:
-    slowest_s = max(_timed_s(clip.device, lambda n=other: clip.enqueue(n)) for other in DCTS)  # type: ignore[misc]
+    slowest_s = max(_timed_s(clip.device, partial(clip.enqueue, other)) for other in DCTS)
     return replace(_back_to_back(clip, name), period_s=round(RATE_RESERVE * slowest_s, 4) or 1e-4)
 
 
