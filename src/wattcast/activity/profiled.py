@@ -73,6 +73,11 @@ def read_ncu(path: Path, sm_count: float | None = None) -> tuple[tuple[str, ...]
     return names, Activity(duration_s, np.stack(list(columns.values()), axis=-1), tuple(columns), at, Source.PROFILED)
 
 
+def ncu_metrics(path: Path) -> tuple[tuple[str, ...], dict[str, Array]]:
+    """Kernel names and every metric of an Nsight Compute CSV export in base units (shares 0 to 1), as exported."""
+    return _ncu_metrics(path)
+
+
 def _ncu_event(event: str, metrics: Mapping[str, Array], count: int) -> Array | None:
     """Σ factor · metric (over another metric), or None when a metric was not collected."""
     total = np.zeros(count)

@@ -34,6 +34,7 @@ COMMANDS = {
     "explore": "explore",
     "plan": "plan",
     "manage": "manage",
+    "tune": "tune",
     "doctor": "doctor",
 }
 

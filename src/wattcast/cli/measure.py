@@ -1,4 +1,4 @@
-"""``wattcast measure run|idle|sensor|kernels|counters|pack|summary``: thin over :mod:`wattcast.measure`.
+"""``wattcast measure run|idle|sensor|kernels|microbench|...``: thin over :mod:`wattcast.measure`.
 
 Nothing here changes a clock, a limit or a mode of a card.
 """
@@ -11,9 +11,12 @@ from typing import Annotated, Any
 import typer
 
 from wattcast.cli.environment import Environment
+from wattcast.cli.measure_microbench import microbench, multimedia
 from wattcast.cli.options import AttentionName, Batch, DtypeName, PhaseName, Seq
 
 app = typer.Typer(help="Measure time, power and energy; build a kernel database.", no_args_is_help=True)
+app.command()(microbench)
+app.command()(multimedia)
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Source = Annotated[str, typer.Option(help="auto|nvml|amd|rapl: where readings come from.")]

@@ -225,7 +225,7 @@ class Truth:
 
 
 def truths(results: Sequence[Result], gpu: Gpu) -> list[Truth]:
-    """Throughput against the specification, the copy against the driver's, curves that must rise, two rounds alike."""
+    """Throughput by the specification, the copy by the driver's, curves that must rise, two rounds alike."""
     by_name, found = first(results), []
     limits = {"fp32_fma": 0.03, "fp64_fma": 0.03, "int32_add": 0.03, "fp32_exp2_log2": 0.03, "wgmma_bf16": 0.08}
     for name, must in limits.items():
