@@ -74,7 +74,7 @@ def _request(
 
 def _show(env: Environment, show: str, gpu_name: str, figures: Path | None, write: Path | None, json: bool) -> None:
     from wattcast.api import find_gpu
-    from wattcast.explore.microbench import read_results, results_of
+    from wattcast.explore.microbench import described, read_results, results_folder, results_of
     from wattcast.files import write_whole
     from wattcast.report import microbench as report
 
@@ -85,7 +85,9 @@ def _show(env: Environment, show: str, gpu_name: str, figures: Path | None, writ
         from wattcast.report.figure import save
         from wattcast.report.microbench_figures import all_figures
 
-        for name, figure in all_figures(results, gpu, f"measured on {gpu.title}; {folder.name}").items():
+        where = folder if folder.exists() else results_folder(gpu)
+        source = ", ".join(filter(None, [described(where) or gpu.title, f"{where.name}/microbench.jsonl"]))
+        for name, figure in all_figures(results, gpu, source).items():
             save(figure, figures / f"{name}.png")
             env.say(f"figure saved: {figures / f'{name}.png'}")
     if write is not None:

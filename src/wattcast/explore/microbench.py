@@ -129,15 +129,30 @@ def _result(row: Plain, where: str) -> Result:
     )
 
 
+def described(path: Path) -> str:
+    """Card, driver and date of the runs beside results, for captions; nothing where they are not on file."""
+    file = (path if path.is_dir() else path.parent) / "runs.jsonl"
+    runs = list(read_lines(file)) if file.is_file() else []
+    if not runs:
+        return ""
+    last = runs[-1]
+    return f"{last.get('card_name', '')}, driver {last.get('driver', '')}, {str(last.get('date', ''))[:10]}"
+
+
 def results_of(gpu: Gpu) -> tuple[Result, ...]:
     """Results that ship with Wattcast for a GPU; a sentence when there are none yet."""
-    folder = Path(str(files("wattcast"))) / "database" / gpu.name
+    folder = results_folder(gpu)
     if not (folder / RESULTS_FILE).is_file():
         raise MissingSpecification(
             f"no microbenchmark results of the {gpu.name} are here yet. Measure them on one (wattcast measure "
             f"microbench --out DIR) and say --results DIR."
         )
     return read_results(folder)
+
+
+def results_folder(gpu: Gpu) -> Path:
+    """Where results that ship would lie."""
+    return Path(str(files("wattcast"))) / "database" / gpu.name
 
 
 def first(results: Iterable[Result]) -> dict[str, Result]:

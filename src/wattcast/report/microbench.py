@@ -11,7 +11,7 @@ from wattcast.explore.tune import Tuning
 from wattcast.hardware import Gpu
 from wattcast.report.text import table
 
-GROUPS = ("arithmetic", "tensor", "memory", "structure", "mix", "idle")
+GROUPS = ("arithmetic", "tensor", "memory", "structure", "mix", "multimedia", "idle")
 COLUMNS = (
     *("benchmark", "counted", "time", "spec /cycle/SM", "real /cycle/SM", "avg power", "max power*", "energy"),
     *("op/J", "nJ/op", "nJ/op above idle", "TB/s", "clock", "true clock", "ticks"),

@@ -25,7 +25,7 @@ ARGUMENT_TYPES = (
     ctypes.c_int,
 )
 WAIT_S = 20.0  # no wait for the device lasts longer
-BENIGN = {1, 2, 101, 201, 209, 218, 222, 301, 500, 600}  # errors of a call that leave the context whole
+BENIGN = {1, 2, 101, 200, 201, 209, 218, 222, 301, 500, 600, 701}  # errors of a call that leave the context whole
 
 
 class DeviceFault(CudaError):

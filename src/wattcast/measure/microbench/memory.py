@@ -340,6 +340,7 @@ def async_copy(name: str, steps: int, threads: int = 512) -> Unit:
         "((unsigned *)pool)[threadIdx.x]",
         ((r"LDGSTS.*", 1),),
         advance=f"{wait} {go(p, chunk)}",
+        finish=asm("cp.async.wait_all;"),
         around=((r"IADD3.*|IMAD.*|LOP3.*", 2.0 * steps + 2), *ADDRESS, (r"LDGDEPBAR|DEPBAR.*", 2.0), (r"LDS", 4.0)),
         operation="copy",
         byte=16.0,

@@ -77,6 +77,7 @@ def bulk(name: str, working_set_of: str = "a") -> Unit:
     )
     stage = " ".join(_stage(p, s, working_set_of) for s in range(stages))
     before = f"if (threadIdx.x == 0u) {{ {stage} }} {p}_phase ^= 1u;"
+    drain = " ".join(_wait(p, s) for s in range(stages))  # no copy may land after the block has gone
     return Unit(
         p,
         declare,
@@ -84,6 +85,7 @@ def bulk(name: str, working_set_of: str = "a") -> Unit:
         "((unsigned *)pool)[threadIdx.x]",
         ((r"UBLKCP.*", 1),),
         before=before,
+        finish=f"if (threadIdx.x == 0u) {{ {drain} }}",
         around=(
             (r"SYNCS.*", 2.0 * stages),
             (r"ELECT|R2UR.*|UMOV|U?IADD.*|U?PLOP3.*|BRA.*|BSSY.*|BSYNC.*|VIADD.*|YIELD|UISETP.*", 20.0 * stages),
@@ -112,13 +114,16 @@ def _issue(p: str, stage: str, buffer: str) -> str:
 
 
 def _stage(p: str, stage: int, buffer: str) -> str:
-    wait = (
+    return f"{_wait(p, stage)} {_issue(p, f'{stage}u', buffer)}"
+
+
+def _wait(p: str, stage: int) -> str:
+    return (
         f"{{ unsigned done = 0u; for (unsigned spin = 0; spin < {SPINS}u && !done; ++spin) "
         '{ asm volatile("{.reg .pred q; mbarrier.try_wait.parity.shared::cta.b64 q, [%1], %2; selp.u32 %0, 1, 0, q;}"'
         f' : "=r"(done) : "r"({p}_bar + {8 * stage}u), "r"({p}_phase) : "memory"); }} '
         'if (!done) asm volatile("trap;"); }'
     )
-    return f"{wait} {_issue(p, f'{stage}u', buffer)}"
 
 
 def sleep(name: str = "sleep") -> Unit:

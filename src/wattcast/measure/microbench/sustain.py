@@ -22,6 +22,7 @@ from wattcast.measure.steady import Rule, Window, settled, window
 RULE = Rule(settle_s=0.35, least_ticks=8, longest_s=4.5)
 LEAST_S = 1.2  # of load before a row may end: the memory sensor averages over a second
 CHUNK_S = 0.02
+LOOK_S = 0.04  # between looks at the samples, which take the host a millisecond or more
 AHEAD = 4  # chunks queued before the host waits
 
 
@@ -78,6 +79,7 @@ def _keep_up(bench: Bench, load: Load, mark: int, zero: Event, started_s: float)
     per_chunk = 1 if load.period_s else max(round(CHUNK_S / load.once_s), 1)
     kept = _Kept([zero], per_chunk)
     waiting: deque[Event] = deque([zero])
+    looked_s = started_s
     while time.monotonic() - started_s < bench.rule.longest_s:
         while len(waiting) < (1 if load.period_s else AHEAD) + 1:
             if load.period_s:
@@ -88,8 +90,9 @@ def _keep_up(bench: Bench, load: Load, mark: int, zero: Event, started_s: float)
             waiting.append(kept.marks[-1])
         waiting.popleft().synchronize()
         bench.sampler.check()
-        if time.monotonic() - started_s < bench.least_s:
+        if time.monotonic() - started_s < bench.least_s or time.monotonic() - looked_s < LOOK_S:
             continue
+        looked_s = time.monotonic()
         kept.held = settled(bench.sampler.since(mark), started_s, bench.rule)
         if kept.held is not None:
             break

@@ -35,6 +35,7 @@ class Unit:
     opcodes: Opcodes  # of one operation
     advance: str = ""  # once an iteration, after the operations
     before: str = ""  # once an iteration, before them
+    finish: str = ""  # once, after the loop
     around: Opcodes = ()  # what ``advance`` and ``before`` become, once an iteration
     per_step: int = 1  # operations of one thread in one step
     operation: str = "instruction"
@@ -115,6 +116,7 @@ class Benchmark:
             before="\n    ".join(unit.before for unit in units if unit.before),
             body="\n".join(lines),
             advance="\n    ".join(unit.advance for unit in units if unit.advance),
+            finish="\n  ".join(unit.finish for unit in units if unit.finish),
             fold=" ^ ".join(f"({unit.fold})" for unit in units),
             words=STAMP_WORDS,
             check=CHECK_SEED,
@@ -156,6 +158,7 @@ extern "C" __global__ void __launch_bounds__({threads}, {blocks}) {name}({signat
 {body}
     {advance}
   }}
+  {finish}
   __syncthreads();
   if (threadIdx.x == 0u) {{
     const u64 end = clock64(), end_ns = timer_ns();
