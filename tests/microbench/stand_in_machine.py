@@ -14,9 +14,29 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent.parent / "standin"))
 
 from standin import StandIn, compile_library
+from wattcast.errors import MissingTool
+from wattcast.measure.microbench.sass import disassemble
+from wattcast.measure.nvrtc import compile_cubin
 
 HERE = Path(__file__).parent
 SOURCE = HERE.parent.parent / "src"
+
+
+def compiled(source: str, architecture: str) -> bytes:
+    """Machine code, or a skip that says which tool is missing."""
+    try:
+        return compile_cubin(source, architecture)
+    except MissingTool as error:
+        pytest.skip(str(error))
+
+
+def disassembled(source: str, architecture: str) -> str:
+    """Machine code as text, or a skip that says which tool is missing."""
+    cubin = compiled(source, architecture)
+    try:
+        return disassemble(cubin)
+    except MissingTool as error:
+        pytest.skip(str(error))
 
 
 @dataclass(frozen=True)
@@ -64,6 +84,7 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def machine(libraries: Path, tmp_path: Path) -> Machine:
     pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed")
     pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
+    compiled('extern "C" __global__ void nothing() {}', "sm_90a")
     nvml = StandIn(libraries, tmp_path / "script.txt")
     nvml.follow("at -10 300 1980 0 45 60")
     environment = {

@@ -56,6 +56,7 @@ def test_a_failed_kernel_a_lost_device_and_a_second_call(machine, tmp_path: Path
     assert set(latest.values()) == {""}
 
 
+@pytest.mark.slow
 def test_a_kernel_that_never_ends_is_one_failed_row(machine, tmp_path: Path, rows) -> None:
     out = tmp_path / "out"
     text = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -14,13 +15,13 @@ from wattcast.errors import BadInput, MissingSpecification
 from wattcast.explore.microbench import (
     curve,
     first,
-    published,
     read_results,
     repeatability,
     results_of,
     specified,
     truths,
 )
+from wattcast.explore.mipp import published
 from wattcast.report import microbench as report
 
 H200 = hardware.load("h200")
@@ -146,3 +147,34 @@ def test_markdown_tables_are_rectangular(folder: Path) -> None:
     lines = [line for line in report.markdown(read_results(folder), H200).splitlines() if line.startswith("|")]
     assert len(lines) > 100
     assert {line.count("|") for line in lines} <= {len(report.COLUMNS) + 1, 8, 5}
+
+
+def test_counters_are_brought_to_the_measured_launch(folder: Path, tmp_path: Path, call) -> None:
+    """Counted on a launch of a tenth of the cycles: ten times the counts; idle rows count nothing; means stay."""
+    rows = (folder / "microbench.jsonl").read_text()
+    (tmp_path / "microbench.jsonl").write_text(rows)
+    fma = first(read_results(tmp_path))["fp32_fma"]
+    cycles = fma.time_s * fma.effective_clock_hz / 10.0
+    metrics = {"sm__cycles_elapsed.max": cycles, "smsp__inst_executed.sum": 7.0, "x__share.pct": 50.0}
+    media = {"id": "rotate", "frames": 8, "metrics": {"smsp__inst_executed.sum": 80.0}}
+    lines = [json.dumps({"id": "fp32_fma", "metrics": metrics}), json.dumps(media)]
+    (tmp_path / "microbench_counters.jsonl").write_text("\n".join(lines) + "\n")
+    common = {"group": "multimedia", "launch_s": 1e-3, "power_w": 300.0}
+    media_rows = [
+        common | {"id": "rotate", "name": "rotate", "operations": 80.0},
+        common | {"id": "rotate_moved", "name": "rotate_moved", "operations": 8.0},
+        common | {"id": "move_frames", "name": "move_frames", "operations": 8.0},
+    ]
+    (tmp_path / "multimedia.jsonl").write_text("\n".join(json.dumps(r) for r in media_rows) + "\n")
+    done = call("measure", "microbench", "--show", str(tmp_path), "--table", str(tmp_path / "t.csv"))
+    assert done.code == 0, done.err
+    with (tmp_path / "t.csv").open() as stream:
+        found = {(row["benchmark"], row["repeat"]): row for row in csv.DictReader(stream)}
+    assert float(found["fp32_fma", "0.0"]["smsp__inst_executed.sum"]) == pytest.approx(70.0)
+    assert float(found["fp32_fma", "0.0"]["x__share.pct"]) == 50.0
+    assert float(found["fp32_fma", "0.0"]["other_watts"]) == pytest.approx(400.0 - 70.0)
+    assert float(found["idle_context_on", "0.0"]["smsp__inst_executed.sum"]) == 0.0
+    assert float(found["rotate", "0.0"]["smsp__inst_executed.sum"]) == 800.0
+    assert float(found["rotate_moved", "0.0"]["smsp__inst_executed.sum"]) == 80.0
+    assert float(found["move_frames", "0.0"]["smsp__inst_executed.sum"]) == 0.0
+    assert ("int32_add", "0.0") not in found  # not counted

@@ -6,6 +6,7 @@ import re
 from collections import Counter
 
 import pytest
+from stand_in_machine import compiled, disassembled
 
 from wattcast.errors import UnknownName
 from wattcast.measure.microbench import sass
@@ -35,12 +36,7 @@ PAIRS = [(b, a) for b in suite() for a in ARCHITECTURES if b.supported(a)]
 
 
 def check(benchmark: Benchmark, architecture: str) -> None:
-    pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed")
-    try:
-        text = sass.disassemble(compile_cubin(benchmark.source, architecture, benchmark.name))
-    except sass.MissingTool as error:
-        pytest.skip(str(error))
-    found = sass.agreement(benchmark, text)
+    found = sass.agreement(benchmark, disassembled(benchmark.source, architecture))
     assert found.holds, (found.share, found.missing, found.found)
 
 
@@ -58,7 +54,6 @@ def test_every_loop_on_every_architecture(benchmark: Benchmark, architecture: st
 
 def test_a_loop_that_the_assembler_shortens_is_noticed() -> None:
     """Adding one number again and again is folded into shifted additions: half the instructions are gone."""
-    pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed")
     unit = Unit(
         "folded",
         "unsigned x = state, k = mixed(state);",
@@ -67,7 +62,7 @@ def test_a_loop_that_the_assembler_shortens_is_noticed() -> None:
         ((r"IADD3|VIADD", 1),),
     )
     benchmark = Benchmark("folded", "arithmetic", ((unit, 64),))
-    found = sass.agreement(benchmark, sass.disassemble(compile_cubin(benchmark.source, "sm_90a")))
+    found = sass.agreement(benchmark, disassembled(benchmark.source, "sm_90a"))
     assert not found.holds
 
 
@@ -133,6 +128,6 @@ def test_an_architecture_without_the_instruction_is_left_out() -> None:
 
 
 def test_an_architecture_nobody_knows_is_a_sentence() -> None:
-    pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed")
+    compiled("", "sm_90")
     with pytest.raises(CudaError, match="architecture"):
         compile_cubin("", "sm_12")

@@ -33,6 +33,9 @@ def microbench(
     gpu: Annotated[str, typer.Option(help="With --show FOLDER: the device it was measured on.")] = "h200",
     figures: Annotated[Path | None, typer.Option(help="With --show: save figures into this folder.")] = None,
     write: Annotated[Path | None, typer.Option(help="With --show: save the tables as a page.")] = None,
+    table: Annotated[
+        Path | None, typer.Option(help="With --show: CSV of watts and counters, for `fit counters`.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="With --show: print JSON.")] = False,
 ) -> None:
     """Time, power and energy of every unit of the GPU: arithmetic, memory, structure and mixes.
@@ -40,7 +43,10 @@ def microbench(
     Examples: wattcast measure microbench --out rows --repeats 2;  wattcast measure microbench --show rows
     """
     if show is not None:
-        _show(ctx.obj, show, gpu, figures, write, json)
+        if table is not None:
+            _table(ctx.obj, Path(show), table)
+        else:
+            _show(ctx.obj, show, gpu, figures, write, json)
         return
     from wattcast.measure.microbench import run
 
@@ -99,3 +105,28 @@ def _show(env: Environment, show: str, gpu_name: str, figures: Path | None, writ
     for built in report.tables(results, gpu):
         console.print(built)
     console.print(report.FOOTNOTE, style="dim", highlight=False)
+
+
+def _table(env: Environment, folder: Path, table: Path) -> None:
+    import csv
+    import io
+
+    from wattcast.errors import bad_value
+    from wattcast.explore.counter_table import COUNTERS_FILE, counter_table
+    from wattcast.explore.microbench import read_results
+    from wattcast.files import write_whole
+
+    counters = folder / COUNTERS_FILE
+    if not counters.is_file():
+        raise bad_value(str(folder), f"a folder with {COUNTERS_FILE} (measure microbench --counters)", "none")
+    results = list(read_results(folder))
+    if (folder / "multimedia.jsonl").is_file():
+        results += read_results(folder / "multimedia.jsonl")
+    lines = counter_table(results, counters)
+    stream = io.StringIO()
+    names = list(dict.fromkeys(name for line in lines for name in line))
+    writer = csv.DictWriter(stream, names)
+    writer.writeheader()
+    writer.writerows(lines)
+    write_whole(table, stream.getvalue().encode())
+    env.say(f"{len(lines)} rows with counters: {table}")

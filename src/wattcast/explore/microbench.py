@@ -21,7 +21,6 @@ from wattcast.hardware import Gpu
 from wattcast.records import Plain, read_lines
 
 RESULTS_FILE = "microbench.jsonl"
-COUNTERS_FILE = "microbench_counters.jsonl"
 
 
 @dataclass(frozen=True)
@@ -266,41 +265,3 @@ def truths(results: Sequence[Result], gpu: Gpu) -> list[Truth]:
         found.append(Truth(f"two rounds, time, worst of {len(pairs)}", max(p.time for p in pairs), 0.02))
         found.append(Truth(f"two rounds, energy, worst of {len(pairs)}", max(p.energy for p in pairs), 0.03))
     return found
-
-
-@dataclass(frozen=True)
-class Published:
-    """A benchmark of the MIPP paper on an older device, errata applied."""
-
-    device: str
-    table: str
-    benchmark: str
-    ours: str  # the benchmark of ours that is nearest
-    sm_count: int
-    operations: float
-    time_s: float
-    spec_per_cycle_sm: float | None
-    real_per_cycle_sm: float
-    power_w: float
-    max_power_w: float
-    energy_j: float
-    nj_printed: float
-    erratum: str
-
-    @property
-    def operation_j(self) -> float:
-        """Energy of an operation of the whole chip, from power and time."""
-        return self.power_w * self.time_s / self.operations
-
-
-@cache
-def published() -> tuple[Published, ...]:
-    """Tables I to IV of the MIPP paper."""
-    path = Path(str(files("wattcast"))) / "database" / "published" / "mipp.csv"
-    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
-    text = {"device", "table", "benchmark", "ours", "erratum"}
-    rows = []
-    for row in csv.DictReader(lines):
-        values: Plain = {k: v if k in text else (float(v) if v else None) for k, v in row.items()}
-        rows.append(Published(**values | {"sm_count": int(row["sm_count"])}))
-    return tuple(rows)

@@ -15,7 +15,10 @@ class CudaError(WattcastError):
 def compile_cubin(source: str, architecture: str = "sm_90", name: str = "kernel.cu") -> bytes:
     """Machine code of CUDA C ``source``; needs no GPU."""
     nvrtc = bindings("nvrtc")
-    program = _check(nvrtc.nvrtcCreateProgram(source.encode(), name.encode(), 0, [], []))
+    try:
+        program = _check(nvrtc.nvrtcCreateProgram(source.encode(), name.encode(), 0, [], []))
+    except RuntimeError as error:  # the bindings look for the library at the first call
+        raise MissingTool(f"NVRTC cannot be loaded (pip install nvidia-cuda-nvrtc): {str(error)[:200]}") from None
     options = [f"--gpu-architecture={architecture}".encode(), b"--std=c++17"]
     (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
     if int(status) != 0:

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 
 from rich.table import Table
 
-from wattcast.explore.microbench import Result, first, published, repeatability, specified, truths
+from wattcast.explore.microbench import Result, first, repeatability, specified, truths
+from wattcast.explore.mipp import published
 from wattcast.explore.tune import Tuning
 from wattcast.hardware import Gpu
 from wattcast.report.text import table

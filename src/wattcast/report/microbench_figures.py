@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from wattcast.explore.microbench import Result, curve, first, published, specified
+from wattcast.explore.microbench import Result, curve, first, specified
+from wattcast.explore.mipp import published
 from wattcast.hardware import Gpu
 from wattcast.report.figure import COLOUR, caption, new_figure
 

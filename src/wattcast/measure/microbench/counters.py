@@ -90,6 +90,7 @@ def read_table(lines: Iterable[str]) -> Iterable[Plain]:
         yield {
             "id": name.removeprefix("media_"),
             "kernel": name,
+            **({"frames": COUNTED_FRAMES} if name.startswith("media_") else {}),
             "metrics": {key: value for key, value in metrics.items() if value is not None},
         }
 

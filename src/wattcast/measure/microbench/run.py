@@ -38,6 +38,7 @@ class Request:
             raise bad_value("--repeats", "one round or more", self.repeats)
         if self.before is not None:
             campaign.adopt(self.before, self.out)
+        self.out.mkdir(parents=True, exist_ok=True)
         return self.out
 
 

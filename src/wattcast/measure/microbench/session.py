@@ -35,8 +35,9 @@ def run_child(out: Path, only: Sequence[str], repeats: int, budget_s: float, sin
         beat(out, "starting", "microbench")
         run = datetime.now(UTC).strftime("%Y%m%dT%H%M%S") + f"-{os.getpid()}"
         if not only:
-            off = idle_task(sampler, run, "idle_context_off", 0)
-            campaign.run([off])
+            off = [idle_task(sampler, run, "idle_context_off", 0)]
+            off += [idle_task(sampler, run, "idle_host_busy", 0, host_busy=True)]
+            campaign.run(off)
         device = Device.open()
         bench = Bench(device, sampler, run)
         campaign.bench = bench
@@ -123,15 +124,19 @@ def copy_task(bench: Bench, buffers: Buffers, repeat: int) -> Task:
     return Task(row_id("dram_memcpy", repeat), make, blank)
 
 
-def idle_task(sampler: Sampler, run: str, name: str, repeat: int, length_s: float = IDLE_S) -> Task:
-    """Power with nothing to do; the driver keeps the clock it likes."""
+def idle_task(
+    sampler: Sampler, run: str, name: str, repeat: int, length_s: float = IDLE_S, host_busy: bool = False
+) -> Task:
+    """Power with nothing to do on the device, the host asleep or counting; the driver keeps the clock it likes."""
 
     def blank() -> MicroRow:
         return MicroRow(row_id(name, repeat), name, "idle", repeat=repeat, run=run, date=now())
 
     def make() -> MicroRow:
         mark, began_s = sampler.head, time.monotonic()
-        time.sleep(length_s)
+        while host_busy and time.monotonic() - began_s < length_s:
+            sum(range(1000))
+        time.sleep(max(0.0, began_s + length_s - time.monotonic()))
         sampler.check()
         held = window(sampler.since(mark), began_s, time.monotonic(), Rule())
         clock, instant = held.samples.known("sm_clock_hz"), held.samples.known("instant_w")

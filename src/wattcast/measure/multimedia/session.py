@@ -69,10 +69,9 @@ def tasks(bench: Bench, clip: Clip, repeat: int) -> list[Task]:
     made = [idle_task(bench.sampler, bench.run, "multimedia_idle", repeat)]
     made += [_task(bench, clip, repeat, name, partial(_back_to_back, clip, name), name) for name in NAMES]
     mover = Mover(clip)
-    made.append(_task(bench, clip, repeat, "move_frames", partial(mover.load, ""), "", MOVED_FRAMES))
-    made += [
-        _task(bench, clip, repeat, f"{name}_moved", partial(mover.load, name), name, MOVED_FRAMES) for name in MOVED
-    ]
+    moved = min(MOVED_FRAMES, clip.frames)
+    made.append(_task(bench, clip, repeat, "move_frames", partial(mover.load, ""), "", moved))
+    made += [_task(bench, clip, repeat, f"{name}_moved", partial(mover.load, name), name, moved) for name in MOVED]
     made += [_task(bench, clip, repeat, f"{name}_at_rate", partial(_at_rate, clip, name), name) for name in DCTS]
     return made
 
@@ -90,7 +89,7 @@ def _task(
             run=bench.run,
             date=now(),
             threads=THREADS if checked else None,
-            blocks=-(-clip.items(checked) // THREADS) if checked else None,
+            blocks=-(-clip.items(checked, frames) // THREADS) if checked else None,
             operations=float(frames or clip.frames),
         )
 
@@ -145,7 +144,7 @@ class Mover:
     host: Any = None
 
     def load(self, name: str) -> Load:
-        """One unit: frames in, a kernel (or none) over the clip, as many frames of the result out."""
+        """One unit: frames in, a kernel (or none) over them, as many frames of the result out."""
         device, clip = self.clip.device, self.clip
         count = min(MOVED_FRAMES, clip.frames)
         size = count * FRAME_BYTE
@@ -158,7 +157,7 @@ class Mover:
         def enqueue() -> None:
             device.call("cuMemcpyHtoDAsync", clip.taken, to_device, size, device.stream)
             if name:
-                clip.enqueue(name)
+                clip.enqueue(name, count)
             device.call("cuMemcpyDtoHAsync", to_host, clip.result, back, device.stream)
 
         return Load(device, enqueue, _timed_s(device, enqueue))

@@ -73,22 +73,24 @@ class Clip:
         values = self.device.download(address + number * FRAME_BYTE, FRAME_BYTE, np.uint8)
         return values.astype(np.uint8, copy=False)
 
-    def items(self, name: str) -> int:
-        """Threads a workload needs."""
+    def items(self, name: str, frames: int = 0) -> int:
+        """Threads a workload needs for so many frames, or for all."""
+        count = frames or self.frames
         if name == "motion":
-            return (self.frames - 1) * BLOCKS_X * BLOCKS_Y
-        return self.frames * (LUMA if name.startswith("dct") else FRAME_BYTE)
+            return (count - 1) * BLOCKS_X * BLOCKS_Y
+        return count * (LUMA if name.startswith("dct") else FRAME_BYTE)
 
-    def enqueue(self, name: str) -> None:
-        """One launch over all frames."""
+    def enqueue(self, name: str, frames: int = 0) -> None:
+        """One launch over the first ``frames`` frames, or over all."""
         table = {"rotate": "turns", "debarrel": "map", "motion": "turns"}.get(name) or name.split("_")[1]
-        self._launch(name, self.items(name), self.taken, self.tables[table], self.result)
+        addresses = (self.taken, self.tables[table], self.result)
+        self._launch(name, self.items(name, frames), *addresses, frames=frames)
 
-    def _launch(self, name: str, items: int, *addresses: int) -> None:
+    def _launch(self, name: str, items: int, *addresses: int, frames: int = 0) -> None:
         if name not in self.kernels:
             self.kernels[name] = self.device.load(self.cubin, f"media_{name}")
         blocks = -(-items // THREADS)
-        self.device.launch(self.kernels[name], blocks, THREADS, (*addresses, self.frames), TYPES)
+        self.device.launch(self.kernels[name], blocks, THREADS, (*addresses, frames or self.frames), TYPES)
 
     def check(self, name: str) -> str:
         """Run once, on the first call, and compare one frame with NumPy; :class:`CheckFailed` when they differ."""
