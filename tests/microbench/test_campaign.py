@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from wattcast.errors import Refused
+from wattcast.measure.__main__ import main
 from wattcast.measure.microbench import counters
 from wattcast.measure.microbench.kernels import filled
 from wattcast.measure.microbench.row import MicroRow, from_plain
@@ -75,20 +76,27 @@ def test_a_kernel_that_never_ends_is_one_failed_row(machine, tmp_path: Path, row
 
 
 @pytest.mark.parametrize(
-    ("arguments", "variables", "said"),
+    ("arguments", "said"),
     [
-        (("microbench", "--out", "x", "--only", "dram_copi"), {}, "Closest: dram_copy"),
-        (("microbench",), {}, "expected a folder"),
-        (("multimedia", "--out", "x", "--frames", "1"), {}, "three frames"),
-        (("microbench", "--out", "x", "--only", "fp32_fma"), {"STANDIN_CUDA_NONE": "1"}, "need an NVIDIA GPU"),
-        (("microbench", "--out", "x", "--counters"), {}, "Nsight Compute"),
+        (("microbench", "--out", "x", "--only", "dram_copi"), "Closest: dram_copy"),
+        (("microbench",), "expected a folder"),
+        (("microbench", "--out", "x", "--repeats", "0"), "one round or more"),
+        (("multimedia", "--out", "x", "--frames", "1"), "three frames"),
+        (("microbench", "--out", "x", "--counters"), "Nsight Compute"),
     ],
 )
-def test_bad_input_and_missing_things_are_sentences(machine, tmp_path: Path, arguments, variables, said) -> None:
-    where = [str(tmp_path / "out") if part == "x" else part for part in arguments]
-    done = machine.measure(*where, **variables)
+def test_bad_input_is_a_sentence(tmp_path: Path, arguments, said: str, capsys, monkeypatch) -> None:
+    monkeypatch.setattr(counters.shutil, "which", lambda name: None)
+    code = main([str(tmp_path / "out") if part == "x" else part for part in arguments])
+    assert code != 0
+    assert said in capsys.readouterr().err
+
+
+def test_no_device_is_a_sentence(machine, tmp_path: Path) -> None:
+    only = ("--only", "fp32_fma")
+    done = machine.measure("microbench", "--out", str(tmp_path / "out"), *only, STANDIN_CUDA_NONE="1")
     assert done.returncode != 0
-    assert said in done.stderr
+    assert "need an NVIDIA GPU" in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -104,9 +112,11 @@ def test_no_driver_at_all_is_a_sentence(machine, tmp_path: Path) -> None:
 def test_counting_launches_every_kernel_once_warm(machine, tmp_path: Path) -> None:
     """What runs under ncu, without ncu: profiling begins and ends around one launch of each."""
     out = tmp_path / "out"
-    done = machine.measure("microbench", "--target", "--out", str(out), "--only", "conflicts", "--budget", "60s")
+    done = machine.measure(
+        "microbench", "--target", "--out", str(out), "--only", "conflicts_0,conflicts_1", "--budget", "60s"
+    )
     assert done.returncode == 0, done.stderr
-    assert "counted 10 kernels" in done.stderr
+    assert "counted 2 kernels" in done.stderr
 
 
 def test_a_counter_table_is_read_by_kernel_name() -> None:

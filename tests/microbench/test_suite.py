@@ -18,18 +18,14 @@ from wattcast.measure.nvrtc import CudaError, compile_cubin
 
 ARCHITECTURES = ("sm_80", "sm_90a", "sm_100")
 FEW = {  # one of each kind of source, on the architecture that has most to go wrong
-    "fp32_fma": "sm_90a",
-    "int32_add": "sm_90a",
-    "int64_mul": "sm_80",
+    "int32_popc": "sm_80",
     "div_ieee_denormal": "sm_90a",
     "misc_move": "sm_100",
     "wgmma_bf16": "sm_90a",
-    "mma_fp64_884": "sm_80",
     "dram_copy": "sm_90a",
     "conflicts_5": "sm_90a",
     "bulk_copy_l2": "sm_90a",
     "divergence_3": "sm_90a",
-    "texture_read": "sm_100",
     "mix_everything": "sm_90a",
 }
 PAIRS = [(b, a) for b in suite() for a in ARCHITECTURES if b.supported(a)]

@@ -12,8 +12,10 @@ from stand_in_machine import compiled
 from wattcast.measure.multimedia import reference
 from wattcast.measure.multimedia.workloads import DCTS, NAMES, source
 
+SLOW = pytest.mark.slow
 
-@pytest.mark.parametrize("architecture", ["sm_80", "sm_90a", "sm_100"])
+
+@pytest.mark.parametrize("architecture", ["sm_90a", *(pytest.param(a, marks=SLOW) for a in ("sm_80", "sm_100"))])
 def test_the_kernels_compile(architecture: str) -> None:
     assert compiled(source(), architecture).startswith(b"\x7fELF")
 
@@ -21,13 +23,13 @@ def test_the_kernels_compile(architecture: str) -> None:
 FEW = ("rotate", "motion", "debarrel", "dct_fp32_cached")  # the other DCTs are the same source with another type
 
 
-@pytest.mark.parametrize("names", [FEW, pytest.param(NAMES, marks=pytest.mark.slow)], ids=["few", "all"])
+@pytest.mark.parametrize("names", [FEW, pytest.param(NAMES, marks=SLOW)], ids=["few", "all"])
 def test_every_workload_equals_numpy(machine, names: tuple[str, ...]) -> None:
     """The same source that runs on the GPU, thread by thread on the host; a wrong one is noticed."""
     text = (
         "from wattcast.measure.microbench.device import Device\n"
         "from wattcast.measure.multimedia.workloads import CheckFailed, Clip\n"
-        "clip = Clip.make(Device.open(), 3)\n"
+        "clip = Clip.make(Device.open(), 2)\n"
         f"for name in {names!r}:\n"
         "    try: print(name, clip.check(name))\n"
         "    except CheckFailed as error: print(error)\n"
@@ -39,7 +41,7 @@ def test_every_workload_equals_numpy(machine, names: tuple[str, ...]) -> None:
     assert any(re.search(r"debarrel: \d+ pixels .* differ from NumPy", line) for line in lines)
 
 
-@pytest.mark.slow
+@SLOW
 def test_the_campaign_measures_every_variant(machine, tmp_path: Path, rows) -> None:
     out = tmp_path / "out"
     done = machine.measure("multimedia", "--out", str(out), "--frames", "3", "--quick", "--budget", "150s")
