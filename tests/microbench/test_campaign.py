@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -109,14 +110,39 @@ def test_no_driver_at_all_is_a_sentence(machine, tmp_path: Path) -> None:
     assert "need an NVIDIA GPU and its driver" in done.stdout
 
 
-def test_counting_launches_every_kernel_once_warm(machine, tmp_path: Path) -> None:
-    """What runs under ncu, without ncu: profiling begins and ends around one launch of each."""
+NCU = """#!{python}
+import subprocess, sys
+arguments = sys.argv[1:]
+if "--query-metrics" in arguments:
+    print("gpu__time_duration   Counter   ns  time")
+    print("sm__cycles_elapsed   Counter   cycle  cycles")
+    sys.exit()
+wanted = arguments[arguments.index("--metrics") + 1].split(",")
+assert wanted == ["gpu__time_duration.sum", "sm__cycles_elapsed.max", "sm__cycles_elapsed.sum", *wanted[3:]], wanted
+assert all(name.startswith("launch__") for name in wanted[3:])
+assert arguments[arguments.index("--clock-control") + 1] == "none"
+target = arguments[arguments.index("--metrics") + 2 :]
+code = subprocess.run(target).returncode
+with open(arguments[arguments.index("--log-file") + 1], "w") as stream:
+    stream.write('"ID","Kernel Name","gpu__time_duration.sum","sm__cycles_elapsed.max"\\n"","","ns","cycle"\\n')
+    stream.write('"0","conflicts_0","400000","700000"\\n')
+sys.exit(code)
+"""
+
+
+def test_counters_are_collected_through_ncu(machine, tmp_path: Path, rows) -> None:
+    """A stand-in ncu that checks how it is called, runs the target and writes a table."""
+    (tmp_path / "bin").mkdir()
+    ncu = tmp_path / "bin" / "ncu"
+    ncu.write_text(NCU.format(python=sys.executable))
+    ncu.chmod(0o755)
     out = tmp_path / "out"
-    done = machine.measure(
-        "microbench", "--target", "--out", str(out), "--only", "conflicts_0,conflicts_1", "--budget", "60s"
-    )
+    arguments = ("microbench", "--counters", "--out", str(out), "--only", "conflicts_0", "--budget", "90s")
+    done = machine.measure(*arguments, PATH=f"{ncu.parent}:/usr/bin:/bin")
     assert done.returncode == 0, done.stderr
-    assert "counted 2 kernels" in done.stderr
+    assert "counted 1 kernels" in done.stderr
+    (row,) = rows(out / "microbench_counters.jsonl")
+    assert row["metrics"] == {"gpu__time_duration.sum": 400000.0, "sm__cycles_elapsed.max": 700000.0}
 
 
 def test_a_counter_table_is_read_by_kernel_name() -> None:

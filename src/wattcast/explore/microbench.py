@@ -250,7 +250,9 @@ def truths(results: Sequence[Result], gpu: Gpu) -> list[Truth]:
             found.append(Truth(f"{name}: {result.per_cycle_sm:.4g} of {wanted:g} per cycle and SM", off, must))
     copy, driver = by_name.get("dram_copy"), by_name.get("dram_memcpy")
     if copy is not None and driver is not None and copy.byte_per_s and driver.byte_per_s:
-        text = f"DRAM copy {copy.byte_per_s / 1e12:.3f} TB/s, the driver's {driver.byte_per_s / 1e12:.3f} TB/s"
+        share = copy.byte_per_s / float(gpu.memory.byte_per_s)
+        text = f"DRAM copy {copy.byte_per_s / 1e12:.3f} TB/s ({share:.0%} of the specification), "
+        text += f"the driver's {driver.byte_per_s / 1e12:.3f} TB/s"
         found.append(Truth(text, abs(copy.byte_per_s / driver.byte_per_s - 1.0), 0.05))
     for name, rising in (("conflicts", True), ("divergence", True), ("coalescence", False)):
         points = [r.operation_s for r in curve(results, name) if r.operation_s]

@@ -47,7 +47,7 @@ def collect(out: Path, budget_s: float, only: list[str]) -> dict[str, int]:
     began_s = time.monotonic()
     out.mkdir(parents=True, exist_ok=True)
     metrics = known_metrics(wanted_metrics(), query_metrics(ncu))
-    _compile_first(budget_s / 2)
+    _compile_first(budget_s / 2, tuple(only))
     raw = out / "microbench_counters.csv"
     left_s = budget_s - (time.monotonic() - began_s) - WRITE_S
     command = [ncu, "--clock-control", "none", "--cache-control", "none", "--profile-from-start", "off"]
@@ -68,11 +68,14 @@ def collect(out: Path, budget_s: float, only: list[str]) -> dict[str, int]:
     return {"kernels": len(rows), "metrics": len(metrics)}
 
 
-def _compile_first(longest_s: float) -> None:
+def _compile_first(longest_s: float, only: tuple[str, ...]) -> None:
     """Fill the cache of machine code, so that no compiling happens under the profiler."""
     from wattcast.measure.microbench.session import worker_count
 
-    compiled = Compiled(Device.open().architecture, cache_folder())
+    names = tuple(name for name in only if name != "multimedia")
+    if only and not names:
+        return
+    compiled = Compiled(Device.open().architecture, cache_folder(), names)
     compiled.start(2 * worker_count())
     compiled.finish(longest_s)
 

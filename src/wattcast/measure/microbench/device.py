@@ -148,6 +148,7 @@ class Device:
         """Host array to device memory."""
         values = np.ascontiguousarray(values)
         self.call("cuMemcpyHtoD", address, values.ctypes.data, values.nbytes)
+        self.call("cuCtxSynchronize")  # the copy may still be under way, and our stream does not wait for it
 
     def download(self, address: int, count: int, dtype: npt.DTypeLike) -> Bytes:
         """Device memory to a new host array; waits for the stream first."""

@@ -113,7 +113,7 @@ def _miscellaneous() -> list[Benchmark]:
 def _tensor() -> list[Benchmark]:
     shape: Settings = {
         **{"threads": 256, "blocks_per_sm": 1},
-        **{"shared_byte": tensor.WGMMA_SHARED_BYTE, "only": ("sm_90a",)},
+        **{"shared_byte": tensor.wgmma_shared_byte(256, 2), "only": ("sm_90a",)},
     }
     found = [
         _one(
@@ -127,9 +127,11 @@ def _tensor() -> list[Benchmark]:
         )
         for precision in tensor.WGMMA_TYPES
     ]
-    zeros = Benchmark(
-        "wgmma_bf16_zeros", "tensor", ((tensor.wgmma("bf16", zeros=True), tensor.WGMMA_STEPS),), weight=4, **shape
-    )
+    zeros = tensor.wgmma("bf16", zeros=True)
+    found.append(Benchmark("wgmma_bf16_zeros", "tensor", ((zeros, tensor.WGMMA_STEPS),), weight=4, **shape))
+    narrow = tensor.wgmma("bf16", columns=128, groups=4)
+    shape |= {"threads": 512, "shared_byte": tensor.wgmma_shared_byte(128, 4), "specification": "tensor_bf16"}
+    found.append(Benchmark("wgmma_bf16_n128", "tensor", ((narrow, tensor.WGMMA_STEPS),), weight=3, **shape))
     for precision in tensor.MMA:
         wide = precision == "fp64"
         found.append(
@@ -143,7 +145,7 @@ def _tensor() -> list[Benchmark]:
                 specification=f"tensor_{precision.removesuffix('_884')}",
             )
         )
-    return [*found, zeros]
+    return found
 
 
 def _memory() -> list[Benchmark]:

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from wattcast.measure.microbench.unit import Unit
 
 STAGES = 4
-A_TILE_BYTE, B_TILE_BYTE = 64 * 128, 256 * 128
-WGMMA_SHARED_BYTE = STAGES * (2 * A_TILE_BYTE + B_TILE_BYTE)
+A_TILE_BYTE = 64 * 128
 STEPS_OF_STAGE = 4  # 128 bytes of K in steps of 32
 WGMMA_STEPS = STAGES * STEPS_OF_STAGE
 CHAINS = 8
@@ -53,38 +52,45 @@ WGMMA_TYPES = {
 WGMMA_OPCODE = {"bf16": r"HGMMA.*", "fp16": r"HGMMA.*", "tf32": r"HGMMA.*", "fp8": r"QGMMA.*", "int8": r"IGMMA.*"}
 
 
-def wgmma(precision: str, zeros: bool = False) -> Unit:
-    """m64n256 products of two warpgroups; one step is one instruction of a warpgroup."""
+def wgmma_shared_byte(columns: int, groups: int) -> int:
+    """Shared memory of all stages: an A tile for each warpgroup and a B tile for all."""
+    return STAGES * (groups * A_TILE_BYTE + columns * 128)
+
+
+def wgmma(precision: str, zeros: bool = False, columns: int = 256, groups: int = 2) -> Unit:
+    """m64 x ``columns`` products of ``groups`` warpgroups; one step is one instruction of a warpgroup."""
     p, form = f"wgmma_{precision}", PRECISIONS[precision]
+    registers = columns // 2  # of accumulators in a thread
     integer = precision == "int8"
     kind, letter = ("int", "r") if integer else ("float", "f")
     word = "0u" if zeros else f"(seed == 0u ? {form.one} : ({form.word}))"
     declare = (
-        f"for (unsigned i = threadIdx.x; i < {WGMMA_SHARED_BYTE // 4}u; i += blockDim.x) "
+        f"for (unsigned i = threadIdx.x; i < {wgmma_shared_byte(columns, groups) // 4}u; i += blockDim.x) "
         f"{{ const unsigned x = mixed(state + i); ((unsigned *)pool)[i] = {word}; (void)x; }} "
         'asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); __syncthreads(); '
-        f'{kind} acc[128]; _Pragma("unroll") for (int i = 0; i < 128; ++i) acc[i] = 0; '
+        f'{kind} acc[{registers}]; _Pragma("unroll") for (int i = 0; i < {registers}; ++i) acc[i] = 0; '
         "const unsigned group = threadIdx.x / 128u, pool_at = (unsigned)__cvta_generic_to_shared(pool); "
         # start address / 16; leading offset 16 B and stride 1024 B, both / 16; bit 62: 128-byte swizzle
         "const u64 layout = (1ull << 62) | (64ull << 32) | (1ull << 16); "
         f"const u64 at_a = layout | ((pool_at + group * {A_TILE_BYTE}u) >> 4); "
-        f"const u64 at_b = layout | ((pool_at + {2 * A_TILE_BYTE}u) >> 4);"
+        f"const u64 at_b = layout | ((pool_at + {groups * A_TILE_BYTE}u) >> 4);"
     )
-    stage = 2 * A_TILE_BYTE + B_TILE_BYTE
+    stage = wgmma_shared_byte(columns, groups) // STAGES
 
     products = [
         (i // STEPS_OF_STAGE % STAGES * stage + i % STEPS_OF_STAGE * 32) >> 4 for i in range(STAGES * STEPS_OF_STAGE)
     ]
+    types = WGMMA_TYPES[precision].replace("n256", f"n{columns}")
     bits = "(unsigned)acc[{0}]" if integer else "__float_as_uint(acc[{0}])"
-    # a thread holds one of 128 parts of the 64 x 256 product, so a step counts 1/128 of it
-    per_thread = 2.0 * 64 * 256 * form.k / 128.0
+    # a thread holds one of 128 parts of the product, so a step counts 1/128 of it
+    per_thread = 2.0 * 64 * columns * form.k / 128.0
     return Unit(
         p,
         declare,
         lambda i: "",
-        f"seed == 0u ? {bits.format(0)} : " + " ^ ".join(bits.format(i) for i in range(128)),
+        f"seed == 0u ? {bits.format(0)} : " + " ^ ".join(bits.format(i) for i in range(registers)),
         ((WGMMA_OPCODE[precision], 1),),
-        before=_wgmma_text(WGMMA_TYPES[precision], letter, integer, products),
+        before=_wgmma_text(types, letter, integer, products, registers),
         around=((r"R2UR.*", 2.0 * WGMMA_STEPS), (WGMMA_AROUND, 6.0 * WGMMA_STEPS)),
         operation="flop",
         per_step=int(per_thread),
@@ -92,16 +98,16 @@ def wgmma(precision: str, zeros: bool = False) -> Unit:
     )
 
 
-def _wgmma_text(types: str, letter: str, integer: bool, offsets: list[int]) -> str:
+def _wgmma_text(types: str, letter: str, integer: bool, offsets: list[int], count: int) -> str:
     """All products of an iteration in one statement: 128 accumulators are costly to name again and again."""
-    registers = ", ".join(f"%{i}" for i in range(128))
-    outs = ", ".join(f'"+{letter}"(acc[{i}])' for i in range(128))
-    transposed = ", 0, 0" if types.startswith("m64n256k16") else ""
+    registers = ", ".join(f"%{i}" for i in range(count))
+    outs = ", ".join(f'"+{letter}"(acc[{i}])' for i in range(count))
+    transposed = ", 0, 0" if "k16" in types else ""
     scales = "" if integer else ", 1, 1"
     lines = ["wgmma.fence.sync.aligned;"]
     for place, offset in enumerate(offsets):
         keep = "q" if place else "p"  # the first product overwrites the accumulators
-        lines.append(f"add.u64 da, %128, {offset}; add.u64 db, %129, {offset};")
+        lines.append(f"add.u64 da, %{count}, {offset}; add.u64 db, %{count + 1}, {offset};")
         lines.append(f"wgmma.mma_async.sync.aligned.{types} {{{registers}}}, da, db, {keep}{scales}{transposed};")
     lines += ["wgmma.commit_group.sync.aligned;", "wgmma.wait_group.sync.aligned 0;"]
     head = "{.reg .pred p, q; .reg .b64 da, db; setp.ne.b32 p, 0, 0; setp.eq.b32 q, 0, 0; "
