@@ -106,6 +106,11 @@ def _ncu_activity(metrics: Mapping[str, Array], count: int, sm_count: float | No
     return Activity(duration_s, np.stack(list(columns.values()), axis=-1), tuple(columns), at, Source.PROFILED)
 
 
+def ncu_metrics(path: Path) -> tuple[tuple[str, ...], dict[str, Array]]:
+    """Kernel names and every metric of an Nsight Compute CSV export in base units (shares 0 to 1), as exported."""
+    return _ncu_metrics(path)
+
+
 def _ncu_event(event: str, metrics: Mapping[str, Array], count: int) -> Array | None:
     """Σ factor · metric (over another metric), or None when a metric was not collected."""
     total = np.zeros(count)

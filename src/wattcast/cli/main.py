@@ -39,6 +39,7 @@ COMMANDS = {
     "serve": "serve",
     "export": "export",
     "manage": "manage",
+    "tune": "tune",
     "doctor": "doctor",
 }
 

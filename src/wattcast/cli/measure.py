@@ -1,4 +1,4 @@
-"""``wattcast measure run|idle|sensor|kernels|models|counters|pack|summary``: thin over :mod:`wattcast.measure`.
+"""``wattcast measure run|idle|sensor|kernels|microbench|...``: thin over :mod:`wattcast.measure`.
 
 Nothing here changes a clock, a limit or a mode of a card.
 """
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from wattcast.cli.environment import Environment
+from wattcast.cli.measure_microbench import microbench, multimedia
 from wattcast.cli.options import AttentionName, Batch, DtypeName, PhaseName, Seq
 
 if TYPE_CHECKING:
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from wattcast.measure.run import Run
 
 app = typer.Typer(help="Measure time, power and energy; build a kernel database.", no_args_is_help=True)
+app.command()(microbench)
+app.command()(multimedia)
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Source = Annotated[str, typer.Option(help="auto|nvml|amd|rapl: where readings come from.")]

@@ -9,10 +9,15 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from wattcast.errors import ExitCode, WattcastError
 from wattcast.units import parse
+
+if TYPE_CHECKING:
+    from wattcast.measure.microbench.run import Request
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -71,6 +76,8 @@ def _parser() -> argparse.ArgumentParser:
     counters.add_argument("--few", type=int, default=0)
     counters.add_argument("--target", action="store_true", help="the part that runs under ncu")
     counters.set_defaults(call=_counters)
+    _micro(verbs.add_parser("microbench", help="time, power and energy of every unit of the GPU"), _microbench)
+    _micro(verbs.add_parser("multimedia", help="rotation, motion search, DCT and debarreling of a clip"), _multimedia)
     pack = verbs.add_parser("pack", help="JSON Lines of campaigns into the tables of a database")
     pack.add_argument("folders", nargs="+", type=Path)
     pack.add_argument("--out", type=Path, required=True)
@@ -86,6 +93,22 @@ def _parser() -> argparse.ArgumentParser:
     load.add_argument("--marks", type=Path, help="write begin and end of each load here")
     load.set_defaults(call=_load)
     return parser
+
+
+def _micro(parser: argparse.ArgumentParser, call: Callable[[argparse.Namespace], int]) -> None:
+    parser.add_argument("--out", type=Path, help="folder for rows; a re-run continues there")
+    parser.add_argument("--budget", default="480s", help="stop in time")
+    parser.add_argument("--only", default="", help="names, groups or curves, comma-separated")
+    parser.add_argument("--repeats", type=int, default=1, help="rounds; 2 measures everything a second time")
+    parser.add_argument("--from", dest="before", type=Path, help="folder with rows measured before, to go on from")
+    parser.add_argument("--list", action="store_true", help="name the benchmarks")
+    parser.add_argument("--counters", action="store_true", help="hardware counters through ncu instead")
+    parser.add_argument("--quick", action="store_true", help="shorter windows: a smoke test")
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--target", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--since", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--frames", type=int, default=80, help="frames of the clip (multimedia)")
+    parser.set_defaults(call=call)
 
 
 def _source(parser: argparse.ArgumentParser) -> None:
@@ -162,6 +185,37 @@ def _counters(options: argparse.Namespace) -> int:
         return int(ExitCode.OK)
     print(json.dumps(counters.collect(options.out, budget_s, options.few)))
     return int(ExitCode.OK)
+
+
+def _microbench(options: argparse.Namespace) -> int:
+    from wattcast.measure.microbench import run
+
+    return run.microbench(_request(options))
+
+
+def _multimedia(options: argparse.Namespace) -> int:
+    from wattcast.measure.microbench import run
+
+    return run.multimedia(_request(options))
+
+
+def _request(options: argparse.Namespace) -> Request:
+    from wattcast.measure.microbench.run import Request
+
+    return Request(
+        out=options.out,
+        budget_s=parse(options.budget, "s", "--budget"),
+        only=tuple(name for name in options.only.split(",") if name),
+        repeats=options.repeats,
+        before=options.before,
+        listed=options.list,
+        counters=options.counters,
+        quick=options.quick,
+        child=options.child,
+        target=options.target,
+        since=options.since,
+        frames=options.frames,
+    )
 
 
 def _pack(options: argparse.Namespace) -> int:

@@ -14,8 +14,11 @@ class CudaError(WattcastError):
 
 def compile_cubin(source: str, architecture: str = "sm_90", name: str = "kernel.cu") -> bytes:
     """Machine code of CUDA C ``source``; needs no GPU."""
-    nvrtc = _bindings("nvrtc")
-    program = _check(nvrtc.nvrtcCreateProgram(source.encode(), name.encode(), 0, [], []))
+    nvrtc = bindings("nvrtc")
+    try:
+        program = _check(nvrtc.nvrtcCreateProgram(source.encode(), name.encode(), 0, [], []))
+    except RuntimeError as error:  # the bindings look for the library at the first call
+        raise MissingTool(f"NVRTC cannot be loaded (pip install nvidia-cuda-nvrtc): {str(error)[:200]}") from None
     options = [f"--gpu-architecture={architecture}".encode(), b"--std=c++17"]
     (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
     if int(status) != 0:
@@ -42,12 +45,13 @@ class Kernel:
 
 def load(cubin: bytes, name: str) -> Kernel:
     """The kernel ``name`` (``extern "C"``) of ``cubin``, in the current context."""
-    driver = _bindings("driver")
+    driver = bindings("driver")
     module = _check(driver.cuModuleLoadData(cubin))
     return Kernel(driver, _check(driver.cuModuleGetFunction(module, name.encode())))
 
 
-def _bindings(part: str) -> Any:
+def bindings(part: str) -> Any:
+    """A part of NVIDIA's CUDA bindings (``nvrtc`` or ``driver``), or a sentence that says how to get them."""
     try:
         from importlib import import_module
 

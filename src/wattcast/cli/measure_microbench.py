@@ -1,0 +1,132 @@
+"""``wattcast measure microbench`` and ``wattcast measure multimedia``"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from wattcast.cli.environment import Environment
+
+if TYPE_CHECKING:
+    from wattcast.measure.microbench.run import Request
+
+Out = Annotated[Path | None, typer.Option(help="Folder for rows, saved as they come; a re-run continues there.")]
+Budget = Annotated[str, typer.Option(help="Stop in time, such as 480s.")]
+Repeats = Annotated[int, typer.Option(help="Rounds; 2 measures everything a second time.")]
+Before = Annotated[Path | None, typer.Option("--from", help="Folder with rows measured before, to go on from.")]
+
+
+def microbench(
+    ctx: typer.Context,
+    out: Out = None,
+    only: Annotated[str, typer.Option(help="Names, groups or curves, comma-separated; see --list.")] = "",
+    budget: Budget = "480s",
+    repeats: Repeats = 1,
+    before: Before = None,
+    listed: Annotated[bool, typer.Option("--list", help="Name the benchmarks.")] = False,
+    counters: Annotated[bool, typer.Option(help="Hardware counters through ncu instead of time and power.")] = False,
+    show: Annotated[
+        str | None, typer.Option(help="Tables of results: a folder or file of rows, or a GPU whose results ship.")
+    ] = None,
+    gpu: Annotated[str, typer.Option(help="With --show FOLDER: the device it was measured on.")] = "h200",
+    figures: Annotated[Path | None, typer.Option(help="With --show: save figures into this folder.")] = None,
+    write: Annotated[Path | None, typer.Option(help="With --show: save the tables as a page.")] = None,
+    table: Annotated[
+        Path | None, typer.Option(help="With --show: CSV of watts and counters, for `fit counters`.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="With --show: print JSON.")] = False,
+) -> None:
+    """Time, power and energy of every unit of the GPU: arithmetic, memory, structure and mixes.
+
+    Examples: wattcast measure microbench --out rows --repeats 2;  wattcast measure microbench --show rows
+    """
+    if show is not None:
+        if table is not None:
+            _table(ctx.obj, Path(show), table)
+        else:
+            _show(ctx.obj, show, gpu, figures, write, json)
+        return
+    from wattcast.measure.microbench import run
+
+    raise typer.Exit(run.microbench(_request(out, budget, only, repeats, before, listed=listed, counters=counters)))
+
+
+def multimedia(
+    ctx: typer.Context, out: Out = None, budget: Budget = "240s", repeats: Repeats = 1, before: Before = None
+) -> None:
+    """Rotation, diamond motion search, 8x8 DCT and debarreling of an 80-frame full-HD clip, checked against NumPy."""
+    from wattcast.measure.microbench import run
+
+    raise typer.Exit(run.multimedia(_request(out, budget, "", repeats, before)))
+
+
+def _request(
+    out: Path | None,
+    budget: str,
+    only: str,
+    repeats: int,
+    before: Path | None,
+    listed: bool = False,
+    counters: bool = False,
+) -> Request:
+    from wattcast.measure.microbench.run import Request
+    from wattcast.units import parse
+
+    names = tuple(name for name in only.split(",") if name)
+    return Request(out, parse(budget, "s", "--budget"), names, repeats, before, listed, counters)
+
+
+def _show(env: Environment, show: str, gpu_name: str, figures: Path | None, write: Path | None, json: bool) -> None:
+    from wattcast.api import find_gpu
+    from wattcast.explore.microbench import described, read_results, results_folder, results_of
+    from wattcast.files import write_whole
+    from wattcast.report import microbench as report
+
+    folder = Path(show)
+    gpu = find_gpu(gpu_name if folder.exists() else show)
+    results = read_results(folder) if folder.exists() else results_of(gpu)
+    if figures is not None:
+        from wattcast.report.figure import save
+        from wattcast.report.microbench_figures import all_figures
+
+        where = folder if folder.exists() else results_folder(gpu)
+        source = ", ".join(filter(None, [described(where) or gpu.title, f"{where.name}/microbench.jsonl"]))
+        for name, figure in all_figures(results, gpu, source).items():
+            save(figure, figures / f"{name}.png")
+            env.say(f"figure saved: {figures / f'{name}.png'}")
+    if write is not None:
+        write_whole(write, report.markdown(results, gpu).encode())
+    if json:
+        env.json(report.plain(results, gpu))
+        return
+    console = env.console()
+    for built in report.tables(results, gpu):
+        console.print(built)
+    console.print(report.FOOTNOTE, style="dim", highlight=False)
+
+
+def _table(env: Environment, folder: Path, table: Path) -> None:
+    import csv
+    import io
+
+    from wattcast.errors import bad_value
+    from wattcast.explore.counter_table import COUNTERS_FILE, counter_table
+    from wattcast.explore.microbench import read_results
+    from wattcast.files import write_whole
+
+    counters = folder / COUNTERS_FILE
+    if not counters.is_file():
+        raise bad_value(str(folder), f"a folder with {COUNTERS_FILE} (measure microbench --counters)", "none")
+    results = list(read_results(folder))
+    if (folder / "multimedia.jsonl").is_file():
+        results += read_results(folder / "multimedia.jsonl")
+    lines = counter_table(results, counters)
+    stream = io.StringIO()
+    names = list(dict.fromkeys(name for line in lines for name in line))
+    writer = csv.DictWriter(stream, names)
+    writer.writeheader()
+    writer.writerows(lines)
+    write_whole(table, stream.getvalue().encode())
+    env.say(f"{len(lines)} rows with counters: {table}")

@@ -1,0 +1,85 @@
+"""Self-checks: that a kernel does what it says, by its results, before it is measured."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from wattcast.errors import WattcastError
+from wattcast.measure.microbench.tensor import PRECISIONS, WGMMA_STEPS
+from wattcast.measure.microbench.unit import CHECK_SEED
+
+if TYPE_CHECKING:
+    from wattcast.measure.microbench.kernels import Ready
+
+ROUNDS = 2  # iterations of a check
+
+
+class CheckFailed(WattcastError):
+    """A kernel's results are not what they must be."""
+
+
+def run(ready: Ready) -> str:
+    """``passed``, or nothing where no check applies; raises when the results are wrong."""
+    name = ready.benchmark.check
+    if not name:
+        return ""
+    {"copy": _copy, "fold": _fold, "count": _count, "wgmma": _wgmma}[name](ready)
+    return "passed"
+
+
+def _size(ready: Ready) -> int:
+    """Bytes that :data:`ROUNDS` iterations of all blocks cover exactly once."""
+    size = ready.benchmark.unit.chunk * ready.blocks * ROUNDS
+    if size > ready.buffers.size:
+        raise CheckFailed(f"{ready.benchmark.name}: its check needs {size} bytes, more than the buffer has.")
+    return size
+
+
+def _copy(ready: Ready) -> None:
+    held, size = ready.buffers, _size(ready)
+    device = held.device
+    device.zero(held.b, size)
+    ready.launch(ROUNDS, size=size)
+    source, copied = (device.download(address, size // 4, np.uint32) for address in (held.a, held.b))
+    wrong = int((source != copied).sum())
+    if wrong:
+        raise CheckFailed(f"{ready.benchmark.name} copied {wrong} of {size // 4} words wrongly.")
+
+
+def _fold(ready: Ready) -> None:
+    held, size = ready.buffers, _size(ready)
+    threads = ready.blocks * ready.benchmark.threads
+    held.device.zero(held.sink, 4 * threads)
+    ready.launch(ROUNDS, seed=CHECK_SEED, size=size)
+    seen = np.bitwise_xor.reduce(held.device.download(held.sink, threads, np.uint32))
+    wanted = np.bitwise_xor.reduce(held.device.download(held.a, size // 4, np.uint32))
+    if seen != wanted:
+        raise CheckFailed(f"{ready.benchmark.name} folded to {int(seen):#x}, its buffer to {int(wanted):#x}.")
+
+
+def _count(ready: Ready) -> None:
+    held, benchmark = ready.buffers, ready.benchmark
+    threads = min(ready.blocks * benchmark.threads, ready.size // 4)
+    held.device.zero(held.b, 4 * threads)
+    ready.launch(ROUNDS)
+    found = held.device.download(held.b, threads, np.uint32)
+    wanted = ROUNDS * benchmark.operations
+    if not (found == wanted).all():
+        raise CheckFailed(f"{benchmark.name} counted {int(found.min())} to {int(found.max())}, not {wanted}.")
+
+
+def _wgmma(ready: Ready) -> None:
+    """All operands 0.5 (1 for integers): every element of the product is steps x k x 0.25 (x 1)."""
+    held, benchmark = ready.buffers, ready.benchmark
+    precision = benchmark.name.removeprefix("wgmma_")
+    form = PRECISIONS[precision]
+    threads = ready.blocks * benchmark.threads
+    held.device.zero(held.sink, 4 * threads)
+    ready.launch(ROUNDS, seed=CHECK_SEED)
+    bits = held.device.download(held.sink, threads, np.uint32)
+    found = bits.view(np.int32).astype(float) if precision == "int8" else bits.view(np.float32).astype(float)
+    wanted = WGMMA_STEPS * form.k * form.half**2
+    if not np.allclose(found, wanted, rtol=1e-3):
+        raise CheckFailed(f"{benchmark.name} computed {found.min():g} to {found.max():g}, not {wanted:g}.")

@@ -1,0 +1,131 @@
+"""Structure: branch divergence, barriers, and the copies that one thread starts for its block."""
+
+from __future__ import annotations
+
+from wattcast.measure.microbench.unit import Unit, asm
+
+PATH_STEPS = 64  # multiply-adds on each path of a divergent branch
+BULK_BYTE = 8192
+BULK_STAGES = 4
+SPINS = 1 << 22  # tries of a barrier before a kernel gives up: no wait may last for ever
+
+
+def divergence(ways: int) -> Unit:
+    """``ways`` paths of the same length; lanes take them by turns, so each warp runs them one after another."""
+    p = f"divergence_{ways}"
+    # through a shuffle, or the assembler computes the operand again on every path
+    declare = f"const unsigned {p}_way = __shfl_sync(0xffffffffu, lane % {ways}u, lane); "
+    declare += f"const float {p}_a = __shfl_sync(0xffffffffu, unit_float(mixed(state + 77u)), lane); "
+    declare += " ".join(f"float {p}{i} = unit_float(mixed(state + {i + 1}u));" for i in range(4))
+    paths = []
+    for way in range(ways):
+        lines = []
+        for i in range(PATH_STEPS):
+            odd = i // 4 % 2  # negated every other time; the constant tells paths apart
+            constant = f"0f{0x3F800000 + 4096 * way + 64 * odd:08X}"
+            text = f"fma.rn.f32 %0, %0, %1, {constant};"
+            lines.append(f'asm volatile("{text}" : "+f"({p}{i % 4}) : "f"({"-" if odd else ""}{p}_a));')
+        inner = " ".join(lines)
+        paths.append(f"if ({p}_way == {way}u) {{ {inner} }}" if ways > 1 else inner)
+    return Unit(
+        p,
+        declare,
+        lambda i: "",
+        " ^ ".join(f"__float_as_uint({p}{i})" for i in range(4)),
+        ((r"FFMA.*", float(PATH_STEPS * ways)),),
+        before="\n    ".join(paths),
+        around=(
+            (r"BSSY.*|BSYNC.*|ISETP.*|BRA.*|WARPSYNC.*|NOP|BREAK.*|BRX|YIELD|MOV|PLOP3.*|CALL.*", 6.0 * ways + 2),
+        ),
+        per_step=PATH_STEPS,
+        operation="instruction",
+    )
+
+
+def barrier(name: str = "sync_barrier") -> Unit:
+    """Barriers of the whole block."""
+    return Unit(
+        name, "", lambda i: 'asm volatile("bar.sync 0;" ::: "memory");', "0u", ((r"BAR.*", 1),), operation="barrier"
+    )
+
+
+def fence(name: str = "sync_fence") -> Unit:
+    """Memory fences of the whole device."""
+    return Unit(
+        name,
+        "",
+        lambda i: 'asm volatile("fence.acq_rel.gpu;" ::: "memory");',
+        "0u",
+        ((r"MEMBAR.*", 1),),
+        around=((r"ERRBAR|CCTL.*|CGAERRBAR", 256.0),),
+        operation="fence",
+    )
+
+
+def bulk(name: str, working_set_of: str = "a") -> Unit:
+    """One thread of a block keeps four bulk copies of 8 KiB from global to shared memory under way."""
+    p = name
+    size, stages = BULK_BYTE, BULK_STAGES
+    declare = (
+        f"const unsigned {p}_pool = (unsigned)__cvta_generic_to_shared(pool); "
+        f"const unsigned {p}_bar = {p}_pool + {size * stages}u, {p}_chunks = (unsigned)(bytes / {size}ull); "
+        f"unsigned {p}_k = blockIdx.x % {p}_chunks, {p}_phase = 0u; "
+        f"if (threadIdx.x == 0u) {{ for (unsigned s = 0; s < {stages}u; ++s) "
+        f'asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" :: "r"({p}_bar + 8u * s) : "memory"); '
+        'asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); '
+        f"for (unsigned s = 0; s < {stages}u; ++s) {{ {_issue(p, 's', working_set_of)} }} }} __syncthreads();"
+    )
+    stage = " ".join(_stage(p, s, working_set_of) for s in range(stages))
+    before = f"if (threadIdx.x == 0u) {{ {stage} }} {p}_phase ^= 1u;"
+    drain = " ".join(_wait(p, s) for s in range(stages))  # no copy may land after the block has gone
+    return Unit(
+        p,
+        declare,
+        lambda i: "",
+        "((unsigned *)pool)[threadIdx.x]",
+        ((r"UBLKCP.*", 1),),
+        before=before,
+        finish=f"if (threadIdx.x == 0u) {{ {drain} }}",
+        around=(
+            (r"SYNCS.*", 2.0 * stages),
+            (r"ELECT|R2UR.*|UMOV|U?IADD.*|U?PLOP3.*|BRA.*|BSSY.*|BSYNC.*|VIADD.*|YIELD|UISETP.*", 20.0 * stages),
+            (
+                r"IMAD.*|ISETP.*|SHF.*|SEL|MOV|LEA.*|LOP3.*|NOP|BREAK.*|WARPSYNC.*|BPT.*|S2UR|USEL|ULEA.*",
+                12.0 * stages,
+            ),
+        ),
+        operation="copy",
+        one_thread=True,
+        byte=float(size),
+    )
+
+
+def _issue(p: str, stage: str, buffer: str) -> str:
+    size = BULK_BYTE
+    text = (
+        "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %3; "
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%1], [%2], %3, [%0];"
+    )
+    return (
+        f'asm volatile("{text}" :: "r"({p}_bar + 8u * {stage}), "r"({p}_pool + {size}u * {stage}), '
+        f'"l"({buffer} + (u64){p}_k * {size}ull), "r"({size}u) : "memory"); '
+        f"{p}_k += gridDim.x; if ({p}_k >= {p}_chunks) {p}_k -= {p}_chunks;"
+    )
+
+
+def _stage(p: str, stage: int, buffer: str) -> str:
+    return f"{_wait(p, stage)} {_issue(p, f'{stage}u', buffer)}"
+
+
+def _wait(p: str, stage: int) -> str:
+    return (
+        f"{{ unsigned done = 0u; for (unsigned spin = 0; spin < {SPINS}u && !done; ++spin) "
+        '{ asm volatile("{.reg .pred q; mbarrier.try_wait.parity.shared::cta.b64 q, [%1], %2; selp.u32 %0, 1, 0, q;}"'
+        f' : "=r"(done) : "r"({p}_bar + {8 * stage}u), "r"({p}_phase) : "memory"); }} '
+        'if (!done) asm volatile("trap;"); }'
+    )
+
+
+def sleep(name: str = "sleep") -> Unit:
+    """Warps that are resident and do nothing."""
+    return Unit(name, "", lambda i: asm("nanosleep.u32 1000;"), "0u", ((r"NANOSLEEP.*", 1),), operation="sleep")

@@ -1,0 +1,263 @@
+"""The suite: every benchmark, in the order in which it is measured when time is short."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from wattcast.errors import unknown_name
+from wattcast.measure.microbench import arithmetic, memory, mixes, structure, tensor
+from wattcast.measure.microbench.arithmetic import conversion, division, float_units, floating, int_units
+from wattcast.measure.microbench.unit import Benchmark, Unit
+
+CONFLICTS = (0, 1, 2, 3, 5, 7, 11, 15, 23, 31)
+COALESCENCE = (1, 2, 4, 8, 16, 32)
+ACCESS_BYTE = (1, 2, 4, 8, 16)
+WAYS = (1, 2, 3, 4, 8, 16, 32)
+WARPS = (1, 2, 4, 8, 16, 32, 64)
+ACTIVE = (0.001, 0.06, 0.125, 0.25, 0.5, 0.75, 1.0)
+ICACHE_STEPS = (2048, 8192, 12288)
+STEPS = {  # of a loop body: long where the unit is fast, so that the loop itself weighs under one percent
+    **{"fp32_add": 512, "fp32_mul": 512, "fp32_fma": 512, "fp16x2_fma": 512, "bf16x2_fma": 512, "int32_add": 512},
+    **{"int32_mad": 512, "int32_shift": 512, "int32_bit": 512, "int32_minmax": 512, "int32_compare": 480},
+}
+SPECIFIED = {
+    **dict.fromkeys(("fp32_add", "fp32_mul", "fp32_fma"), "fp32"),
+    **dict.fromkeys(("fp64_add", "fp64_mul", "fp64_fma"), "fp64"),
+    **{"fp16x2_fma": "fp16x2", "bf16x2_fma": "bf16x2", "int32_add": "int32", "int32_mad": "int32_mul"},
+    **{"int32_shift": "shift", "int32_bit": "logic", "int32_minmax": "compare", "int32_compare": "compare"},
+    **{"int32_popc": "popc", "int32_clz": "clz", "int32_brev": "brev", "misc_shuffle": "shuffle"},
+    **{"fp32_rcp": "sfu", "fp32_exp2_log2": "sfu_pair", "fp32_sin": "sfu"},
+}
+IEEE = (
+    (r"MUFU\.RCP", 1.0),
+    (r"FFMA", 5.0),
+    (r"FCHK", 1.0),
+    (r"BSSY.*|BSYNC.*|BRA|CALL.*", 4.0),
+    (r"MOV|IMAD\.MOV.*", 3.0),
+)
+FAST = ((r"MUFU\.RCP", 1.0), (r"FMUL", 2.0), (r"FSETP.*", 1.0), (r"FSEL", 1.0))
+
+
+Settings = dict[str, Any]
+
+
+@cache
+def suite() -> tuple[Benchmark, ...]:
+    """Every benchmark once, most important first; names are unique."""
+    made = (*_arithmetic(), *_tensor(), *_memory(), *_curves(), *_structure(), *mixes.mixes())
+    return tuple(sorted(made, key=lambda b: b.weight))
+
+
+def named(names: list[str]) -> list[Benchmark]:
+    """Benchmarks by name, group or curve."""
+    known = {b.name for b in suite()} | {b.group for b in suite()} | {b.curve for b in suite() if b.curve}
+    for name in names:
+        if name not in known:
+            raise unknown_name("microbenchmark", name, known, "`--list` names them all.")
+    return [b for b in suite() if not names or {b.name, b.group, b.curve} & set(names)]
+
+
+def _one(unit: Unit, group: str, steps: int, **settings: Any) -> Benchmark:
+    return Benchmark(unit.name, group, ((unit, steps),), **settings)
+
+
+def _arithmetic() -> list[Benchmark]:
+    found = []
+    first = {"fp32_fma", "fp64_fma", "int32_add", "fp32_exp2_log2"}
+    for unit in (*int_units().values(), *float_units().values()):
+        steps = STEPS.get(unit.name, 256 if unit.name.startswith(("fp64", "int64", "dp4a", "misc")) else 128)
+        weight = 0 if unit.name in first else 2
+        found.append(_one(unit, "arithmetic", steps, specification=SPECIFIED.get(unit.name, ""), weight=weight))
+    return [*found, *_divisions(), *_conversions(), *_miscellaneous()]
+
+
+def _divisions() -> list[Benchmark]:
+    ieee, fast = "div.rn.f32 %0, %1, %0;", "div.approx.f32 %0, %1, %0;"
+    forms = {
+        "div_ieee_normal": (ieee, IEEE, False),
+        "div_ieee_denormal": (ieee, IEEE, True),
+        "div_fast_normal": (fast, FAST, False),
+        "div_fast_denormal": (fast, FAST, True),
+    }
+    return [
+        _one(division(name, text, opcodes, denormal), "arithmetic", 32, weight=3, extra=((r"NOP", 32.0),))
+        for name, (text, opcodes, denormal) in forms.items()
+    ]
+
+
+def _conversions() -> list[Benchmark]:
+    int_text = "{.reg .s32 t; cvt.rzi.s32.f32 t, %0; cvt.rn.f32.s32 %0, t;}"
+    double_text = "{.reg .f64 t; cvt.f64.f32 t, %0; cvt.rn.f32.f64 %0, t;}"
+    half_text = "{.reg .b16 t; cvt.rn.f16.f32 t, %0; cvt.f32.f16 %0, t;}"
+    bfloat_text = "{.reg .b16 t; cvt.rn.bf16.f32 t, %0; cvt.f32.bf16 %0, t;}"
+    units = {
+        "convert_int32": conversion("convert_int32", int_text, ((r"F2I.*", 1), (r"I2FP?.*", 1))),
+        "convert_fp64": conversion("convert_fp64", double_text, ((r"F2F.*", 2),)),
+        "convert_fp16": conversion("convert_fp16", half_text, ((r"F2FP.*", 0.5), (r"HADD2.*", 1))),
+        "convert_bf16": conversion("convert_bf16", bfloat_text, ((r"F2FP?.*", 1), (r"IMAD\.U32|SHF.*|PRMT", 1))),
+    }
+    return [
+        _one(unit, "arithmetic", 128, weight=3, least=90 if name == "convert_bf16" else 80)
+        for name, unit in units.items()
+    ]
+
+
+def _miscellaneous() -> list[Benchmark]:
+    return [
+        _one(arithmetic.moves(64), "arithmetic", 73, threads=256, weight=3),
+        _one(arithmetic.branches(), "arithmetic", 1, weight=3),
+    ]
+
+
+def _tensor() -> list[Benchmark]:
+    shape: Settings = {
+        **{"threads": 256, "blocks_per_sm": 1},
+        **{"shared_byte": tensor.wgmma_shared_byte(256, 2), "only": ("sm_90a",)},
+    }
+    found = [
+        _one(
+            tensor.wgmma(precision),
+            "tensor",
+            tensor.WGMMA_STEPS,
+            specification=f"tensor_{precision}",
+            weight=0 if precision == "bf16" else 2,
+            check="wgmma",
+            **shape,
+        )
+        for precision in tensor.WGMMA_TYPES
+    ]
+    zeros = tensor.wgmma("bf16", zeros=True)
+    found.append(Benchmark("wgmma_bf16_zeros", "tensor", ((zeros, tensor.WGMMA_STEPS),), weight=4, **shape))
+    narrow = tensor.wgmma("bf16", columns=128, groups=4)
+    shape |= {"threads": 512, "shared_byte": tensor.wgmma_shared_byte(128, 4), "specification": "tensor_bf16"}
+    found.append(Benchmark("wgmma_bf16_n128", "tensor", ((narrow, tensor.WGMMA_STEPS),), weight=3, **shape))
+    for precision in tensor.MMA:
+        wide = precision == "fp64"
+        found.append(
+            _one(
+                tensor.mma(precision),
+                "tensor",
+                16 if wide else 64,
+                weight=2,
+                threads=256 if wide else 512,
+                only=("sm_90", "sm_90a") if wide else (),
+                specification=f"tensor_{precision.removesuffix('_884')}",
+            )
+        )
+    return found
+
+
+def _memory() -> list[Benchmark]:
+    m = memory
+    large = {"shared_byte": 65536}
+    return [
+        _one(m.stream("dram_read", 8), "memory", 8, working_set="dram", check="fold", weight=1),
+        _one(m.store("dram_write", 16), "memory", 16, working_set="dram", weight=1),
+        _one(m.copy("dram_copy", 8), "memory", 16, working_set="dram", interleave=False, check="copy", weight=0),
+        _one(m.stream("l2_read", 8, read="ld.global.cg"), "memory", 8, working_set="l2", check="fold", weight=1),
+        _one(m.store("l2_write", 16), "memory", 16, working_set="l2", weight=1),
+        _one(m.cached("l1_read", 4), "memory", 4, working_set="l1", weight=1),
+        _one(m.local("l1_write", 32), "memory", 32, weight=1),
+        _one(m.shared("shared_read", 8, 16), "memory", 8, weight=1, specification="shared", **large),
+        _one(m.shared("shared_write", 8, 16, write=True), "memory", 8, weight=1, specification="shared", **large),
+        _one(m.constant("constant_read", 64), "memory", 64, weight=1),
+        _one(m.texture("texture_read", 4), "memory", 4, working_set="texture", weight=3),
+        _one(m.async_copy("async_copy_l2", 8), "memory", 8, working_set="l2", weight=4, **large),
+        _one(m.async_copy("async_copy_dram", 8), "memory", 8, working_set="dram", weight=4, **large),
+        *(
+            _one(
+                structure.bulk(f"bulk_copy_{where}"),
+                "memory",
+                structure.BULK_STAGES,
+                threads=32,
+                blocks_per_sm=4,
+                shared_byte=structure.BULK_BYTE * structure.BULK_STAGES + 64,
+                working_set=where,
+                least=90,
+                weight=4,
+                note="one thread of a block copies",
+            )
+            for where in ("l2", "dram")
+        ),
+        _one(m.atomic("atomic_shared", 64, "shared"), "memory", 64, shared_byte=2048, weight=4),
+        _one(m.atomic("atomic_own", 64, "own"), "memory", 64, working_set="l2", check="count", weight=4),
+        _one(m.atomic("atomic_same", 64, "same"), "memory", 64, working_set="l2", weight=4),
+    ]
+
+
+def _curves() -> list[Benchmark]:
+    m = memory
+    found = [
+        _one(m.shared(f"conflicts_{c}", 8, 4, c), "memory", 8, shared_byte=65536, curve="conflicts", at=c, weight=3)
+        for c in CONFLICTS
+    ]
+    found += [
+        _one(
+            m.stream(f"coalescence_{n}", 8, 4, lanes=n),
+            "memory",
+            8,
+            working_set="dram",
+            curve="coalescence",
+            at=n,
+            weight=3,
+        )
+        for n in COALESCENCE
+    ]
+    found += [
+        _one(
+            m.copy(f"access_{n}", 8, n),
+            "memory",
+            16,
+            working_set="dram",
+            interleave=False,
+            check="copy",
+            curve="access",
+            at=n,
+            weight=3,
+        )
+        for n in ACCESS_BYTE
+    ]
+    found += [
+        _one(
+            floating(f"icache_{n}", "f32", "fma.rn.f32 %0, %0, %1, %2;", ((r"FFMA", 1),), flop=2.0),
+            "memory",
+            n,
+            curve="icache",
+            at=16 * n,
+            weight=6,
+        )
+        for n in ICACHE_STEPS
+    ]
+    return found
+
+
+def _structure() -> list[Benchmark]:
+    found = [_one(structure.divergence(w), "structure", 1, curve="divergence", at=w, weight=3) for w in WAYS]
+    for warps in WARPS:
+        unit = floating(
+            f"occupancy_{warps}", "f32", "fma.rn.f32 %0, %0, %1, %2;", ((r"FFMA", 1),), chains=1, flop=2.0
+        )
+        shape: Settings = {"threads": 32 * min(warps, 32), "blocks_per_sm": 1 if warps <= 32 else 2}
+        found.append(_one(unit, "structure", 512, curve="occupancy", at=warps, weight=4, **shape))
+    for chains in (2, 4, 8):
+        unit = floating(
+            f"ilp_{chains}", "f32", "fma.rn.f32 %0, %0, %1, %2;", ((r"FFMA", 1),), chains=chains, flop=2.0
+        )
+        found.append(_one(unit, "structure", 512, curve="ilp", at=chains, threads=128, blocks_per_sm=1, weight=5))
+    for share in ACTIVE:
+        unit = floating(
+            f"active_{round(1000 * share)}", "f32", "fma.rn.f32 %0, %0, %1, %2;", ((r"FFMA", 1),), flop=2.0
+        )
+        shape = {"threads": 1024, "blocks_per_sm": 1, "share": share}
+        found.append(_one(unit, "structure", 512, curve="active", at=share, weight=4, **shape))
+    for share in (0.125, 0.25, 0.5):
+        unit = memory.stream(f"dram_active_{round(1000 * share)}", 8, threads=1024)
+        shape = {"threads": 1024, "blocks_per_sm": 1, "share": share, "working_set": "dram"}
+        found.append(_one(unit, "structure", 8, curve="dram_active", at=share, weight=5, **shape))
+    for threads in (64, 256, 1024):
+        unit = structure.barrier(f"sync_barrier_{threads}")
+        found.append(_one(unit, "structure", 64, threads=threads, blocks_per_sm=min(2048 // threads, 16), weight=4))
+    found.append(_one(structure.fence(), "structure", 16, weight=6))
+    found.append(_one(structure.sleep("sleep_resident"), "structure", 16, weight=4))
+    return found

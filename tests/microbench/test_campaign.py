@@ -1,0 +1,189 @@
+"""The whole campaign on a stand-in GPU, through NVIDIA's real bindings: rows, failures, hangs, going on."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from wattcast.errors import Refused
+from wattcast.measure.__main__ import main
+from wattcast.measure.microbench import counters
+from wattcast.measure.microbench.kernels import filled
+from wattcast.measure.microbench.row import MicroRow, from_plain
+from wattcast.measure.microbench.stamps import read_stamps
+
+QUICK = ("--quick", "--budget", "60s")
+
+
+def test_rows_have_time_cycles_power_and_what_was_checked(machine, tmp_path: Path, rows) -> None:
+    out = tmp_path / "out"
+    done = machine.measure("microbench", "--out", str(out), "--only", "dram_copy,fp32_fma", *QUICK)
+    assert done.returncode == 0, done.stderr
+    found = {row["id"]: from_plain(row) for row in rows(out / "microbench.jsonl")}
+    assert set(found) == {"idle_context_on", "dram_copy", "dram_memcpy", "fp32_fma"}
+    fma, copy = found["fp32_fma"], found["dram_copy"]
+    assert copy.checked == "passed"
+    assert fma.power_w == pytest.approx(300.0, rel=0.02)
+    assert fma.effective_clock_hz == pytest.approx(1.75e9, rel=1e-3)
+    assert fma.active_sms == 4
+    # two blocks of 512 threads, 512 instructions each, in 2 us of 1.75 GHz
+    assert fma.operations_per_cycle_sm == pytest.approx(2 * 512 * 512 / (2e-6 * 1.75e9), rel=0.01)
+    assert fma.launch_s == pytest.approx(0.004, rel=0.3)
+    assert fma.max_power_of == "largest of the sensor's readings"
+    assert fma.memory_power_w == 60.0
+    assert copy.byte == pytest.approx(16.0 * copy.operations)
+    (run,) = rows(out / "runs.jsonl")
+    assert run["sm_count"] == 4
+
+
+def test_a_failed_kernel_a_lost_device_and_a_second_call(machine, tmp_path: Path, rows) -> None:
+    """A wrong result costs its row; an illegal address also costs the process; both are tried again later."""
+    out = tmp_path / "out"
+    only = ("--only", "dram_copy,dram_read,conflicts_0")
+    faults = {"STANDIN_CUDA_FAULT": "dram_read", "STANDIN_CUDA_WRONG": "dram_copy"}
+    done = machine.measure("microbench", "--out", str(out), *only, *QUICK, **faults)
+    assert done.returncode == 0, done.stderr
+    errors = {row["id"]: row.get("error", "") for row in rows(out / "microbench.jsonl")}
+    assert "copied" in errors["dram_copy"]
+    assert "ILLEGAL_ADDRESS" in errors["dram_read"]
+    assert errors["conflicts_0"] == ""
+    assert "failed: dram_read" in done.stderr
+    again = machine.measure("microbench", "--out", str(tmp_path / "again"), "--from", str(out), *only, *QUICK)
+    assert again.returncode == 0, again.stderr
+    assert "conflicts_0," not in again.stderr  # on file already
+    latest = {row["id"]: row.get("error", "") for row in rows(tmp_path / "again" / "microbench.jsonl")}
+    assert set(latest.values()) == {""}
+
+
+@pytest.mark.slow
+def test_a_kernel_that_never_ends_is_one_failed_row(machine, tmp_path: Path, rows) -> None:
+    out = tmp_path / "out"
+    text = (
+        "import sys; from pathlib import Path; from wattcast.measure.microbench import campaign, device\n"
+        "device.WAIT_S = 1.0\n"
+        "from wattcast.measure.microbench.campaign import supervise\n"
+        f"command = [sys.executable, '-m', 'wattcast.measure', 'microbench', '--child', '--out', {str(out)!r}, "
+        "'--only', 'conflicts_0,conflicts_1', '--quick']\n"
+        f"print(dict(supervise(Path({str(out)!r}), 'microbench', command, 45.0, stall_s=9.0)))\n"
+    )
+    done = machine.python(text, STANDIN_CUDA_HANG="conflicts_0")
+    assert done.returncode == 0, done.stderr
+    found = {row["id"]: row.get("error", "") for row in rows(out / "microbench.jsonl")}
+    assert "in time" in found["conflicts_0"] or "still busy" in found["conflicts_0"]
+    assert found["conflicts_1"] == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("microbench", "--out", "x", "--only", "dram_copi"), "Closest: dram_copy"),
+        (("microbench",), "expected a folder"),
+        (("microbench", "--out", "x", "--repeats", "0"), "one round or more"),
+        (("multimedia", "--out", "x", "--frames", "1"), "three frames"),
+        (("microbench", "--out", "x", "--counters"), "Nsight Compute"),
+    ],
+)
+def test_bad_input_is_a_sentence(tmp_path: Path, arguments, said: str, capsys, monkeypatch) -> None:
+    monkeypatch.setattr(counters.shutil, "which", lambda name: None)
+    code = main([str(tmp_path / "out") if part == "x" else part for part in arguments])
+    assert code != 0
+    assert said in capsys.readouterr().err
+
+
+def test_no_device_is_a_sentence(machine, tmp_path: Path) -> None:
+    only = ("--only", "fp32_fma")
+    done = machine.measure("microbench", "--out", str(tmp_path / "out"), *only, STANDIN_CUDA_NONE="1")
+    assert done.returncode != 0
+    assert "need an NVIDIA GPU" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_no_driver_at_all_is_a_sentence(machine, tmp_path: Path) -> None:
+    (empty := tmp_path / "empty").mkdir()
+    text = (
+        "from wattcast.measure.microbench.device import Device\ntry: Device.open()\nexcept Exception as e: print(e)"
+    )
+    done = machine.python(text, LD_LIBRARY_PATH=str(empty))
+    assert "need an NVIDIA GPU and its driver" in done.stdout
+
+
+NCU = """#!{python}
+import subprocess, sys
+arguments = sys.argv[1:]
+if "--query-metrics" in arguments:
+    print("gpu__time_duration   Counter   ns  time")
+    print("sm__cycles_elapsed   Counter   cycle  cycles")
+    sys.exit()
+wanted = arguments[arguments.index("--metrics") + 1].split(",")
+assert wanted == ["gpu__time_duration.sum", "sm__cycles_elapsed.max", "sm__cycles_elapsed.sum", *wanted[3:]], wanted
+assert all(name.startswith("launch__") for name in wanted[3:])
+assert arguments[arguments.index("--clock-control") + 1] == "none"
+target = arguments[arguments.index("--metrics") + 2 :]
+code = subprocess.run(target).returncode
+with open(arguments[arguments.index("--log-file") + 1], "w") as stream:
+    stream.write('"ID","Kernel Name","gpu__time_duration.sum","sm__cycles_elapsed.max"\\n"","","ns","cycle"\\n')
+    stream.write('"0","conflicts_0","400000","700000"\\n')
+sys.exit(code)
+"""
+
+
+def test_counters_are_collected_through_ncu(machine, tmp_path: Path, rows) -> None:
+    """A stand-in ncu that checks how it is called, runs the target and writes a table."""
+    (tmp_path / "bin").mkdir()
+    ncu = tmp_path / "bin" / "ncu"
+    ncu.write_text(NCU.format(python=sys.executable))
+    ncu.chmod(0o755)
+    out = tmp_path / "out"
+    arguments = ("microbench", "--counters", "--out", str(out), "--only", "conflicts_0", "--budget", "90s")
+    done = machine.measure(*arguments, PATH=f"{ncu.parent}:/usr/bin:/bin")
+    assert done.returncode == 0, done.stderr
+    assert "counted 1 kernels" in done.stderr
+    (row,) = rows(out / "microbench_counters.jsonl")
+    assert row["metrics"] == {"gpu__time_duration.sum": 400000.0, "sm__cycles_elapsed.max": 700000.0}
+
+
+def test_a_counter_table_is_read_by_kernel_name() -> None:
+    lines = [
+        "==PROF== Connected to process 1",
+        '"ID","Process ID","Kernel Name","gpu__time_duration.sum","sm__cycles_elapsed.max","unknown__metric"',
+        '"","","","nsecond","cycle",""',
+        '"0","1","fp32_fma","400,000","700000","1"',
+        '"1","1","media_rotate(const unsigned char *)","n/a","5",""',
+    ]
+    fma, rotate = counters.read_table(lines)
+    assert fma == {
+        "id": "fp32_fma",
+        "kernel": "fp32_fma",
+        "metrics": {"gpu__time_duration.sum": 400000.0, "sm__cycles_elapsed.max": 700000.0},
+    }
+    assert rotate["id"] == "rotate"
+    assert rotate["metrics"] == {"sm__cycles_elapsed.max": 5.0}
+
+
+def test_cycles_come_from_the_stamps_of_each_multiprocessor() -> None:
+    """Two blocks on SM 0 (one starts 100 cycles late), one on SM 7; 2 cycles a nanosecond."""
+    table = np.array([[0, 1000, 3000, 10, 1010], [0, 1100, 3100, 60, 1060], [7, 50, 2050, 10, 1010]], dtype=np.uint64)
+    found = read_stamps(table.ravel())
+    assert found.active_sms == 2
+    assert found.per_sm == pytest.approx((2100 + 2000) / 2)
+    assert found.clock_hz == pytest.approx(2e9)
+    table[1, 2] = 0
+    with pytest.raises(Refused, match="1 of 3 blocks"):
+        read_stamps(table.ravel())
+
+
+def test_the_host_knows_what_the_fill_kernel_writes() -> None:
+    words = filled(3, seed=11)
+    x = (2 * 2654435761 + 11) & 0xFFFFFFFF
+    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
+        x ^= x >> shift
+        x = x * factor & 0xFFFFFFFF
+    assert int(words[2]) == x ^ (x >> 16)
+
+
+def test_a_row_goes_to_json_and_back() -> None:
+    row = MicroRow("a", "a", "memory", flags=("unsettled",), parts={"x": 2.0}, at=0.0, power_w=1.0)
+    assert from_plain(row.plain()) == row
