@@ -78,10 +78,10 @@ def read_ncu_launches(path: Path, sm_count: float | None = None) -> list[tuple[C
     return list(zip(launches, rows, strict=True))
 
 
-def ncu_metrics(wanted: Collection[str]) -> list[str]:
+def metrics_for(wanted: Collection[str]) -> list[str]:
     """Metrics that ``ncu`` must collect for these events, time and cycles included.
 
-    >>> ncu_metrics(["warp_instruction"])
+    >>> metrics_for(["warp_instruction"])
     ['gpu__time_duration.sum', 'sm__cycles_elapsed.max', 'sm__inst_executed.sum']
     """
     events = {*wanted, "core_cycle"} | ({"active_sm"} if "idle_sm" in wanted else set())
@@ -108,7 +108,8 @@ def _ncu_activity(metrics: Mapping[str, Array], count: int, sm_count: float | No
 
 def ncu_metrics(path: Path) -> tuple[tuple[str, ...], dict[str, Array]]:
     """Kernel names and every metric of an Nsight Compute CSV export in base units (shares 0 to 1), as exported."""
-    return _ncu_metrics(path)
+    launches, metrics = _ncu_metrics(path)
+    return tuple(launch.kernel for launch in launches), metrics
 
 
 def _ncu_event(event: str, metrics: Mapping[str, Array], count: int) -> Array | None:

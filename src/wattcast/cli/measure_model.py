@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from wattcast.activity.profiled import ncu_metrics
+from wattcast.activity.profiled import metrics_for
 from wattcast.errors import bad_value
 from wattcast.hardware import OperatingPoint
 from wattcast.hardware import load as load_gpu
@@ -106,7 +106,7 @@ def prepare(model: Path, counters: Path | None, trace: Path | None, gpu: str | N
         sm_count = float(load_gpu(gpu).sm_count)
     saved = load(model)
     if not counters.exists() and counters.suffix != ".json":
-        collect_command(command, counters, ncu_metrics(saved.model.required_events))
+        collect_command(command, counters, metrics_for(saved.model.required_events))
     return Prepared(saved, read_book(counters, sm_count), trace, gpu)
 
 
