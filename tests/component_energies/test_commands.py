@@ -95,6 +95,18 @@ def test_the_check_prints_every_ratio(verb) -> None:
     assert "accelwattch" in complaint
 
 
+def test_figures(verb, chip: Path, tmp_path: Path, reference: Path) -> None:
+    sizes, ratios = tmp_path / "sizes.png", tmp_path / "ratios.svg"
+    assert verb(gpus.app, "show", str(chip), "--energies", "--figure", str(sizes))[0] == 0
+    assert sizes.read_bytes().startswith(b"\x89PNG")
+    argv = ("check-energies", "--reference", str(reference), "--figure", str(ratios))
+    code, said, _ = verb(gpus.app, *argv)
+    assert code == 0
+    assert b"<svg" in ratios.read_bytes()
+    assert said.count("gpuwattch_gtx480") > 29
+    assert "GTX480 leakage and area" in said
+
+
 def test_power_trace_without_a_table(verb, chip: Path, tmp_path: Path) -> None:
     columns = [c.column for c in counters(Dialect.GPUWATTCH)]
     random = np.random.default_rng(3)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from wattcast import hardware
-from wattcast.errors import BadInput, MissingSpecification, UnknownName
+from wattcast.errors import BadInput, MissingSpecification, UnknownName, WattcastError
 from wattcast.power.component.bottom_up.associative import Cam
 from wattcast.power.component.bottom_up.catalogue import from_gpu
 from wattcast.power.component.bottom_up.chip import build_chip
@@ -15,8 +15,10 @@ from wattcast.power.component.bottom_up.design import Design, changed
 from wattcast.power.component.bottom_up.geometry import Ports
 from wattcast.power.component.bottom_up.network import Router, crossbar
 from wattcast.power.component.bottom_up.organise import Sram
+from wattcast.power.component.bottom_up.table import of_architecture
 from wattcast.power.component.bottom_up.technology import process, technology
 from wattcast.power.component.bottom_up.what_if import with_changes
+from wattcast.power.component.demo import demo_architecture
 
 
 @pytest.mark.parametrize(
@@ -81,6 +83,27 @@ def test_chips(demo: Design) -> None:
         changed(demo, sm_count=0)
     with pytest.raises(BadInput, match="divide"):
         build_chip(changed(demo, data=replace(demo.data, banks=3)))
+
+
+BAD = [
+    ("architecture", 3.0, "one of 1, 2"),
+    ("device_type", 5.0, "one of 0, 1, 2"),
+    ("interconnect_projection_type", 2.0, "one of 0, 1"),
+    ("core_tech_node", 90.0, "65 nm"),
+    ("core_tech_node", 3.0, "65 nm"),
+    ("rf_banks", 0.0, "register file|rf_banks"),
+    ("memory_ports", 0.0, "ports"),
+    ("dcache_config", (16384, -1, 4, 1, 1, 3, 8, 0), "block"),
+    ("dcache_config", (16384, 32, 4, 3, 1, 3, 8, 0), "divide"),
+    ("L2_config", (64, 128, 8, 1, 4, 20, 64, 1), "set"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "said"), BAD)
+def test_architecture_files(name: str, value: float | tuple[int, ...], said: str) -> None:
+    good = demo_architecture()
+    with pytest.raises(WattcastError, match=said):
+        of_architecture(replace(good, parameters={**good.parameters, name: value}))
 
 
 def test_changes(demo: Design) -> None:

@@ -33,6 +33,11 @@ def show_energies(console: Console, plain: dict[str, Any]) -> None:
         for row in plain["events"]:
             events.add_row(row["event"], show(row["energy_j"], "J", 4))
         console.print(events)
+    published = table("unit", "operation at this node and voltage", "source")
+    published.columns[2].justify = "left"
+    for row in plain["units"]:
+        published.add_row(row["unit"], show(row["energy_j"], "J", 4), escape(row["source"]))
+    console.print(published)
     pieces = table("part", "count", "leakage of one", "area of one")
     for row in plain["parts"]:
         leak_w = row["subthreshold_w"] + row["gate_w"]

@@ -102,9 +102,7 @@ def gate_area_um2(tech: Technology, n_width_um: Scalar, inputs: int = 1) -> Scal
     return width_um * height_um
 
 
-def chain(
-    tech: Technology, load_f: Scalar, wire_ohm: Scalar = 0.0, inputs: int = 1, wordline_v: float | None = None
-) -> Cost:
+def chain(tech: Technology, load_f: Scalar, wire_ohm: Scalar = 0.0, inputs: int = 1) -> Cost:
     """A minimum gate of ``inputs`` inputs and the inverters behind it that drive a load, sized by logical effort.
 
     Stages of equal effort f = F^(1/N), with F = g·C_load / C_in; an even number of them, at least two. Energy is
@@ -122,12 +120,11 @@ def chain(
     n_um = last_um * _geometric(1.0 / step, stages - 1.0) + min_um * inputs
     self_f = _drain_share(tech) * n_um * (1.0 + p_to_n)
     input_f = gate_f(tech, (n_um - min_um * inputs) * (1.0 + p_to_n))
-    load_j = load_f * (tech.vdd2 if wordline_v is None else wordline_v**2)
     tau_s = tech.n_resistance_ohm_um * (tech.gate_f_per_um + _drain_share(tech)) * (1.0 + p_to_n)
     delay_s = _STEP * (stages * (step + 1.0) * tau_s / 2.0 + wire_ohm * load_f / 2.0)
     sub_w, gate_w = inverter_leakage_w(tech, n_um)
     return Cost(
-        load_j + (self_f + input_f) * tech.vdd2,
+        (load_f + self_f + input_f) * tech.vdd2,
         delay_s,
         sub_w,
         gate_w,

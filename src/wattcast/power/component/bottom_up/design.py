@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import ceil, log2
-from typing import Any
+from typing import Any, TypeVar
 
 from wattcast.errors import bad_value
 from wattcast.power.component.architecture import Architecture, Value
@@ -12,6 +13,7 @@ from wattcast.power.component.bottom_up.memory_controller import Controller
 from wattcast.power.component.bottom_up.network import Router
 from wattcast.power.component.bottom_up.technology import Device, Projection
 
+Chosen = TypeVar("Chosen")
 _BUFFERS = (16, 16, 16, 0)  # miss, fill, prefetch, write-back entries of a cache, where a file says nothing
 
 
@@ -25,6 +27,14 @@ class Cache:
     banks: int = 1
     write_back: bool = False
     buffers: tuple[int, int, int, int] = _BUFFERS
+
+    def __post_init__(self) -> None:
+        for what in ("capacity_byte", "block_byte", "ways", "banks"):
+            if getattr(self, what) < 1:
+                raise bad_value(f"cache: {what}", "at least one", getattr(self, what))
+        if self.capacity_byte < self.block_byte * self.ways:
+            wanted = f"at least one set of {self.ways} blocks of {self.block_byte} bytes"
+            raise bad_value("cache: capacity", wanted, f"{self.capacity_byte} bytes")
 
 
 @dataclass(frozen=True)
@@ -121,7 +131,7 @@ def from_architecture(architecture: Architecture, sm_count: int | None = None) -
     What the file leaves out has McPAT's default. ``sm_count`` is the simulator's, where the file does not say.
     """
     p = _Parameters(architecture)
-    kind = int(p.number("architecture"))
+    kind = p.choice("architecture", {number: number for number in _SHARE})
     banks, collectors = int(p.number("rf_banks")), int(p.number("collector_units"))
     config = {name: p.config(f"{name}_config") for name in ("ccache", "tcache", "dcache", "sharedmemory", "L2")}
     l2s = int(p.number("number_of_L2s"))
@@ -170,8 +180,8 @@ def from_architecture(architecture: Architecture, sm_count: int | None = None) -
         p.number("dram_rd_coeff"),
         p.number("dram_wr_coeff"),
         p.number("dram_pre_coeff"),
-        list(Device)[int(p.number("device_type"))],
-        list(Projection)[int(p.number("interconnect_projection_type"))],
+        p.choice("device_type", dict(enumerate(Device))),
+        p.choice("interconnect_projection_type", dict(enumerate(Projection))),
         bool(p.number("longer_channel_device")),
         p.number("temperature", 380.0),
         None,
@@ -224,6 +234,13 @@ class _Parameters:
             return self.architecture.number(name)
         self.defaults.append(f"{name} is not in the file: {default:g}")
         return default
+
+    def choice(self, name: str, of: Mapping[int, Chosen]) -> Chosen:
+        """What a number of the file stands for."""
+        number = self.number(name)
+        if number not in of:
+            raise bad_value(f"{self.architecture.name}: {name}", f"one of {', '.join(map(str, of))}", f"{number:g}")
+        return of[int(number)]
 
     def beside(self, component: str, name: str, default: float) -> float:
         """A number the reader keeps as text because the component model does not need it."""

@@ -83,7 +83,7 @@ def controller_cost(tech: Technology, mc: Controller) -> ControllerCost:
     front_j = _peak_front_j(window, word, mc)
     front = Block(
         front_j,
-        mc.channels * (window.subthreshold_w + 2.0 * word.subthreshold_w) / mc.channels,
+        window.subthreshold_w + 2.0 * word.subthreshold_w,
         window.gate_w + 2.0 * word.gate_w,
         mc.channels * (window.area_um2 + 2.0 * word.area_um2),
     ) + selection(tech, 1).times(0.0, 1.0)

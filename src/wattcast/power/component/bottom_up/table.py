@@ -15,6 +15,7 @@ from wattcast.power.component.bottom_up.catalogue import from_gpu
 from wattcast.power.component.bottom_up.chip import Chip, build_chip
 from wattcast.power.component.bottom_up.design import Design, changed, from_architecture
 from wattcast.power.component.bottom_up.events import duty_w, energies
+from wattcast.power.component.bottom_up.logic import unit_cost, units
 from wattcast.power.component.bottom_up.modules import module_energies
 from wattcast.power.component.bottom_up.parts import area_mm2, leakage, parts
 from wattcast.power.component.bottom_up.what_if import with_changes
@@ -147,6 +148,10 @@ def plain(found: BottomUp) -> dict[str, Any]:
             {"counter": name, "energy_j": joule, "from": _STANDS_ON[name]} for name, joule in energies(chip).items()
         ],
         "events": [{"event": name, "energy_j": joule} for name, joule in found.modules.items()],
+        "units": [
+            {"unit": name, "energy_j": unit_cost(tech, name).energy_j, "source": unit.source}
+            for name, unit in units().items()
+        ],
         "pipelines_w": duty_w(chip),
         "memory_controller_w": chip.controller.constant_w,
         "coalescer": {"read_j": chip.coalescer_read_j, "write_j": chip.coalescer_write_j},
