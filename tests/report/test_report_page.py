@@ -35,44 +35,49 @@ class Page(HTMLParser):
         self.words.append(data)
 
 
-def test_a_report_holds_everything_and_fetches_nothing(call, tmp_path: Path) -> None:
+def test_a_report_holds_everything_fetches_nothing_and_keeps_hostile_names_text(call, tmp_path: Path) -> None:
+    """Names, labels and notes of a workload file come from strangers; each stands in the page as it was written."""
+    ops = [{"op": "linear", "m": 512, "n": 512, "k": 512, "label": HOSTILE}, {"op": "add", "n": 4096}]
+    work = tmp_path / "work.json"
+    work.write_text(json.dumps({"name": HOSTILE, "ops": ops, "assumptions": [HOSTILE]}))
     path = tmp_path / "report.html"
-    sizes = ["--batch", "4", "--seq", "256"]
-    done = call("report", "gpt2", "--gpu", "h200,h100-sxm,gtx-480", *sizes, "--out", str(path), "--json")
+    done = call("report", str(work), "--gpu", "h200,h100-sxm", "--out", str(path), "--json")
     assert done.code == 0, done.err
-    assert json.loads(done.out)["gpus"] == ["h200", "h100-sxm", "gtx-480"]
+    assert json.loads(done.out)["gpus"] == ["h200", "h100-sxm"]
     text = path.read_text(encoding="utf-8")
     page = Page(text)
     assert page.open == []
-    words = " ".join(page.words)
-    for section in ("Summary", "Does it fit?", "Where the power goes", "Over time", "Over the clock", "Other GPUs"):
-        assert section in words
-    for section in ("How sure this is", "Assumed", "Where it comes from", "wattcast report gpt2 --gpu h200"):
-        assert section in words
-    assert "script" not in page.tags
+    assert not {"script", "img", "iframe", "object", "form", "a0"} & set(page.tags)
     assert not [v for k, v in page.attributes if k in ("src", "href", "xlink:href") and not (v or "").startswith("#")]
     assert not [k for k, _ in page.attributes if k.startswith("on")]
     names = [v for k, v in page.attributes if k == "id"]
     assert len(names) == len(set(names)), "ids are unique, or a drawing borrows from another"
     assert page.tags.count("svg") >= 6
     assert len(text) < 3_000_000
-    p = json.loads(call("predict", "gpt2", "--gpu", "h200", *sizes, "--json").out)["predictions"][0]
+    words = " ".join(page.words)
+    assert HOSTILE in words
+    for section in ("Summary", "Does it fit?", "Where the power goes", "Over time", "Over the clock", "Other GPUs"):
+        assert section in words
+    for section in ("How sure this is", "Assumed", "Where it comes from", "--gpu h200,h100-sxm"):
+        assert section in words
+    p = json.loads(call("predict", str(work), "--gpu", "h200", "--json").out)["predictions"][0]
     assert show(p["latency_s"], "s") in words
     assert show(p["energy_j"], "J") in words
     assert all(note in words for note in p["assumptions"])
 
 
-def test_hostile_names_stay_text(call, tmp_path: Path) -> None:
-    work = {"name": HOSTILE, "ops": [{"op": "linear", "m": 64, "n": 64, "k": 64, "label": HOSTILE}]}
-    work["assumptions"] = [HOSTILE]
-    (tmp_path / "w.json").write_text(json.dumps(work))
-    done = call("report", str(tmp_path / "w.json"), "--gpu", "h200", "--out", str(tmp_path / "r.html"))
-    assert done.code == 0, done.err
-    page = Page((tmp_path / "r.html").read_text(encoding="utf-8"))
-    assert page.open == []
-    assert not {"script", "img"} & set(page.tags)
-    assert not [k for k, _ in page.attributes if k.startswith("on")]
-    assert any(HOSTILE in words for words in page.words)
+def test_memory_by_purpose_and_the_largest_batch() -> None:
+    from wattcast import api
+    from wattcast.report.look import look
+    from wattcast.report.page import _room
+    from wattcast.workload.options import Options
+
+    fits = Page(_room(look("gpt2", api.find_gpu("h200"), Options(batch=4, seq=256))).text)
+    assert "Yes" in fits.words
+    assert any("largest batch" in words for words in fits.words)
+    assert {"weight", "activation", "total"} <= set(fits.words)
+    much = Page(_room(look("llama3-70b", api.find_gpu("a10"), Options(batch=4, seq=256))).text)
+    assert "No" in much.words
 
 
 def test_a_bad_name_of_the_file_is_said_before_the_work(call, tmp_path: Path) -> None:

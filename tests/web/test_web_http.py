@@ -169,7 +169,7 @@ def test_a_request_that_takes_too_long_is_stopped_and_the_next_is_answered() -> 
             assert stopped.status == 503
             assert "took longer than 0.5 s" in json.loads(stopped.body)["error"]
             assert pool.ended == 1
-            for _ in range(20):  # a busy machine may need more than half a second for the first
+            for _ in range(100):  # a busy machine may need more than half a second for the first
                 again = await pool.ask("room", json.dumps(CASE).encode())
                 if again.status == 200:
                     break

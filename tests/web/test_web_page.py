@@ -223,6 +223,10 @@ def test_downloads(open_page, tmp_path: Path) -> None:
         found.value.save_as(path)
         assert path.read_bytes().startswith(start), what
     assert json.loads((tmp_path / "wattcast.json").read_text())["predictions"][0]["gpu"] == "h200"
+    page.set_viewport_size({"width": 390, "height": 800})
+    page.goto((tmp_path / "wattcast-report.html").as_uri())
+    assert page.inner_text("h1").startswith("gpt2")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390, "the report fits a phone too"
 
 
 def test_it_works_by_keyboard_alone(open_page) -> None:

@@ -40,7 +40,7 @@ def test_answers_are_of_the_kinds_the_schema_names(server: Server, operation, mo
         pytest.skip("takes nothing that could be wrong")
 
     @settings(
-        max_examples=6 if operation.path == "/api/figure" else 15,
+        max_examples=3 if operation.path == "/api/figure" else 8,
         derandomize=True,
         deadline=None,
         phases=[Phase.generate],

@@ -15,9 +15,7 @@ app = typer.Typer(help="A page in the browser, and the same over HTTP.")
 @app.command()
 def serve(
     ctx: typer.Context,
-    host: Annotated[
-        str, typer.Option(help="Address to listen on; the default is reached from this machine only.")
-    ] = ("127.0.0.1"),
+    host: Annotated[str, typer.Option(help="Address to listen on; the default is this machine only.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port; 0 takes a free one.", min=0, max=65535)] = 8080,
     allow_host: Annotated[
         list[str] | None, typer.Option(help="A further name the server answers to; may be repeated.")

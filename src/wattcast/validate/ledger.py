@@ -23,6 +23,7 @@ from wattcast.reference import reference_folder
 from wattcast.validate import ablations, published
 from wattcast.validate.a100 import a100_rows
 from wattcast.validate.choice import choice_rows
+from wattcast.validate.component_energies import energy_rows
 from wattcast.validate.counters import counter_rows
 from wattcast.validate.kernels import coverage, kernel_rows
 from wattcast.validate.models import model_rows
@@ -60,7 +61,8 @@ def ledger(
         rows += _long(f"ablations-{gpu}", partial(_ablations, gpu, held, say), long, again, env, say)
     rows += _long("titanx", partial(published.titanx_rows, reference, say), long, again, env, say)
     rows += _long("v100", partial(published.v100_rows, reference, say), long, again, env, say)
-    return rows + published.component_rows(reference, say) + _forecasts(reference)
+    rows += published.component_rows(reference, say) + energy_rows(reference)
+    return rows + _forecasts(reference)
 
 
 def _forecasts(reference: Path | None) -> list[Row]:

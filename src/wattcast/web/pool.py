@@ -12,7 +12,7 @@ import json
 import os
 import struct
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
 
 import msgspec
@@ -23,6 +23,7 @@ from wattcast.web.worker import READY
 LIMIT_S = 15.0  # of one request
 START_S = 60.0
 MOST_WAITING = 128
+RENEWALS = 30
 
 
 class Reply(msgspec.Struct):
@@ -55,7 +56,7 @@ class Pool:
 
     async def stop(self) -> None:
         """End them all."""
-        for task in self._renewing:
+        for task in list(self._renewing):
             task.cancel()
         for process in list(self._all):
             await self._end(process)
@@ -85,9 +86,7 @@ class Pool:
             await self._replace(process)
             return refusal(500, "internal error; the server's log says more.")
         except asyncio.CancelledError:  # whoever asked is gone: the worker is in the middle of an answer
-            task = asyncio.ensure_future(self._replace(process))
-            self._renewing.add(task)
-            task.add_done_callback(self._renewing.discard)
+            self._later(self._replace(process))
             raise
         self._free.put_nowait(process)
         return reply
@@ -95,9 +94,20 @@ class Pool:
     async def _replace(self, process: asyncio.subprocess.Process) -> None:
         self.ended += 1
         await self._end(process)
-        task = asyncio.ensure_future(self._add())
+        self._later(self._renew())
+
+    def _later(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.ensure_future(work)
         self._renewing.add(task)
         task.add_done_callback(self._renewing.discard)
+
+    async def _renew(self) -> None:
+        """A worker in place of one that was ended; a machine that cannot start one now may a little later."""
+        for _ in range(RENEWALS):
+            with contextlib.suppress(MissingTool, OSError):
+                await self._add()
+                return
+            await asyncio.sleep(1.0)
 
     async def _add(self) -> None:
         package = str(Path(__file__).parents[2])
