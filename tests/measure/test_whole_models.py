@@ -360,3 +360,21 @@ def test_without_a_gpu_it_says_what_is_missing(capsys: pytest.CaptureFixture[str
     assert main(["models", "--out", str(tmp_path)]) == 4
     assert "CUDA" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("model", ["gpt2", "bert-large", "qwen2-1.5b", "llama3-8b", "qwen3-8b", "vit-large"])
+def test_attention_is_switched_between_rows_of_one_module(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows share a module: the second must run its own attention, not that of the first."""
+    functional, fused = torch.nn.functional, []
+    real = functional.scaled_dot_product_attention
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", lambda *a, **k: fused.append(1) or real(*a, **k))
+    phase = "forward" if dims_of(model).vision else "prefill"
+    dims = tiny(dims_of(model))
+    built, calls = None, []
+    for attention in ("flash", "eager", "flash"):
+        spec = ModelSpec(model, phase, 2, None if phase == "forward" else 16, attention)
+        built = built or building.build(spec, torch, "meta", dims)
+        fused.clear()
+        building.iteration(built, spec, torch, "meta", dims)()
+        calls.append(len(fused))
+    assert calls == [dims.layers, 0, dims.layers]
