@@ -180,6 +180,10 @@ def _corrections(parent: Bundle, gpu: Gpu, chip: Gpu, the: Rule, kind: Architect
                 l2=c.l2 / style.sharing,
                 serial_cycle=c.serial_cycle * style.step,
             )
+        if name in the.issue_bound:
+            crowded = float(np.clip(2.0 * _lanes(gpu, the) - 1.0, 0.0, 1.0))
+            free = min(the.issue_free, c.compute)
+            changed = replace(changed, compute=free + (c.compute - free) * crowded)
         if name.partition(".")[0] in the.same_programs:
             changed = replace(changed, serial_cycle=c.serial_cycle * lanes, l2=_asked(c.l2, gpu, chip))
             changed = changed if name in the.more_l2 else _streaming(changed, parent, gpu, chip, the)

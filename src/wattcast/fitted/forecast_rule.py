@@ -94,6 +94,8 @@ class Rule(msgspec.Struct, forbid_unknown_fields=True):
     fp32_instructions: float
     streaming: str
     more_l2: list[str]
+    issue_bound: list[str]
+    issue_free: float
     fixed_clock_share: float
     host: dict[str, str]
     idle: Idle
