@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from wattcast.manage.outcome import Comparison, Outcome
 from wattcast.manage.plant import Tables
 from wattcast.manage.policies import Name, Run, Setup, scores
 from wattcast.manage.simulate import Played, residency
+from wattcast.report.figure import COLOUR as MODULE
 from wattcast.report.figure import caption, new_figure, save
 
 if TYPE_CHECKING:
@@ -36,6 +37,11 @@ COLOUR = {  # of Okabe and Ito (2008), one per policy everywhere
     Name.HARMONIA: "#009E73",
     Name.ORACLE: "#000000",
 }
+BESIDE: dict[str, Any] = {
+    "loc": "upper left",
+    "bbox_to_anchor": (1.01, 1.0),
+    "frameon": False,
+}  # of the axes: bars fill them
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#E69F00", "#009E73", "#999999"
 
 
@@ -54,7 +60,7 @@ def balance_curves(tables: Tables, kernels: Sequence[str]) -> Figure:
             x, y = ratio[here][order], speed[here][order]
             axes.plot(x, y, marker=".", markersize=3, lw=0.8, label=f"{hz / 1e6:.0f}")
         axes.set(title=kernel, xlabel="Ops per byte of the card (lowest = 1)", ylabel="Performance (lowest = 1)")
-    axes.legend(title="memory MHz", fontsize=6, frameon=False)
+    axes.legend(title="memory MHz", fontsize=6, **BESIDE)
     return caption(figure, tables.source)
 
 
@@ -69,7 +75,7 @@ def power_over_compute(tables: Tables, kernel: str) -> Figure:
         here = full & (units == count)
         axes.plot(units[here] * core[here] / 1e9, row[here], marker=".", label=f"{count:.0f} units")
     axes.set(title=kernel, xlabel="Compute units × core clock (GHz)", ylabel="Board power (lowest settings = 1)")
-    axes.legend(fontsize=6, frameon=False)
+    axes.legend(fontsize=6, **BESIDE)
     return caption(figure, tables.source)
 
 
@@ -102,7 +108,7 @@ def metric_comparison(tables: Tables, kernels: Sequence[str]) -> Figure:
         axes.set_xticks(range(4), list(quantities))
         axes.set(title=kernel, ylabel="Relative to the fastest settings")
         axes.axhline(1.0, color="black", lw=0.5)
-    axes.legend(fontsize=7, frameon=False)
+    axes.legend(fontsize=7, **BESIDE)
     return caption(figure, tables.source)
 
 
@@ -121,7 +127,7 @@ def sensitivity_cases(tables: Tables, kernels: Sequence[str]) -> Figure:
     for axes, label in ((left, "Sensitivity"), (right, "Counter (of 1)")):
         axes.set_xticks(range(len(rows)), [k.split(".")[-1] for k in kernels], rotation=30, ha="right", fontsize=7)
         axes.set_ylabel(label)
-        axes.legend(fontsize=7, frameon=False)
+        axes.legend(fontsize=7, **BESIDE)
     return caption(figure, tables.source)
 
 
@@ -142,7 +148,7 @@ def gains(comparison: Comparison, field: str, label: str, source: str, without: 
     axes.set_xticks(range(len(names)), names, rotation=45, ha="right", fontsize=7)
     axes.axhline(0.0, color="black", lw=0.5)
     axes.set_ylabel(label)
-    axes.legend(fontsize=7, frameon=False)
+    axes.legend(fontsize=7, **BESIDE)
     return caption(figure, f"{source}; mean 2 leaves out {', '.join(without)}" if len(both) > 1 else source)
 
 
@@ -190,11 +196,11 @@ def power_shared(tables: Tables, comparison: Comparison, applications: Sequence[
         for j, policy in enumerate((Name.DEFAULT, Name.HARMONIA)):
             gpu, memory = (100 * w / sum(base) for w in shared_w(tables, comparison.runs[policy, application]))
             x = i + 0.38 * (j - 0.5)
-            axes.bar(x, gpu, 0.36, color=BLUE, label="chip" if i == j == 0 else None)
-            axes.bar(x, memory, 0.36, bottom=gpu, color=ORANGE, label="memory" if i == j == 0 else None)
+            axes.bar(x, gpu, 0.36, color=MODULE["sm"], label="chip" if i == j == 0 else None)
+            axes.bar(x, memory, 0.36, bottom=gpu, color=MODULE["dram"], label="memory" if i == j == 0 else None)
     axes.set_xticks(range(len(applications)), applications, rotation=45, ha="right", fontsize=7)
     axes.set_ylabel("Power of chip and memory (default = 100)")
-    axes.legend(fontsize=7, frameon=False)
+    axes.legend(fontsize=7, **BESIDE)
     return caption(figure, f"{tables.source}; left bar default, right bar controller; rest of the board not shown")
 
 
@@ -219,7 +225,7 @@ def contributions(comparison: Comparison, source: str) -> Figure:
     axes.set_xticks(range(len(full)), [o.application for o in full], rotation=45, ha="right", fontsize=7)
     axes.axhline(0.0, color="black", lw=0.5)
     axes.set_ylabel("ED² gain over default (%)")
-    axes.legend(fontsize=7, frameon=False)
+    axes.legend(fontsize=7, **BESIDE)
     return caption(figure, source)
 
 
@@ -234,7 +240,7 @@ def convergence(tables: Tables, run: Run, objective: Objective) -> Figure:
     for kernel in dict.fromkeys(names.tolist()):
         axes.plot(np.arange(int((names == kernel).sum())), gap[names == kernel], marker=".", lw=0.8, label=kernel)
     axes.set(title=played.application, xlabel="Iteration", ylabel=f"{objective.goal} over oracle (%)")
-    axes.legend(fontsize=7, frameon=False)
+    axes.legend(fontsize=7, **BESIDE)
     return caption(figure, tables.source)
 
 
