@@ -13,7 +13,7 @@ from wattcast import api
 from wattcast.errors import BadInput, UnknownName
 from wattcast.report import figure as house
 from wattcast.report import predicted
-from wattcast.report.draw import FIGURES, clocks_of, draw
+from wattcast.report.draw import FIGURES, clocks_of, draw, labels
 from wattcast.report.heldout import QUANTITIES, held_out
 from wattcast.report.look import Look, Settings, look
 from wattcast.report.recorded import Level, Recording, power_over_time
@@ -95,8 +95,11 @@ def test_clock_curve_is_what_predict_says_at_each_clock(limit: str) -> None:
 
 def test_clock_curves_of_two_gpus_are_labelled_by_gpu(seen: Look) -> None:
     other = look("gpt2", api.find_gpu("h100-sxm"), Options(batch=4, seq=256), sized=False)
-    labels = [text.get_text() for text in clocks_of([seen, other]).axes[-1].get_legend().get_texts()]
-    assert labels == ["h200", "h100-sxm"]
+    shown = [text.get_text() for text in clocks_of([seen, other]).axes[-1].get_legend().get_texts()]
+    assert shown == ["h200", "h100-sxm"]
+    name = seen.prediction.name
+    assert labels([seen, seen]) == [f"1: {name} on h200", f"2: {name} on h200"]
+    assert labels([seen]) == [f"{name} on h200"]
 
 
 def test_roofline_marks_lie_under_the_roof(seen: Look) -> None:

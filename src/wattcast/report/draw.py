@@ -33,13 +33,20 @@ def check(name: str, path: Path) -> None:
     check_path(path)
 
 
+def labels(seen: Sequence[Look]) -> list[str]:
+    """What tells configurations apart: the GPU where that is enough, else the workload too, else a number."""
+    gpus = [look.prediction.gpu for look in seen]
+    if len({look.prediction.name for look in seen}) == 1 and len(set(gpus)) == len(gpus) > 1:
+        return gpus
+    names = [f"{look.prediction.name} on {look.prediction.gpu}" for look in seen]
+    return [f"{i}: {name}" if names.count(name) > 1 else name for i, name in enumerate(names, start=1)]
+
+
 def clocks_of(seen: Sequence[Look]) -> Figure:
     """Clock curves of several configurations on the same axes."""
-    alike = len({look.prediction.name for look in seen}) == 1 and len(seen) > 1
-    names = [look.prediction.gpu if alike else f"{look.prediction.name} on {look.prediction.gpu}" for look in seen]
-    labels = [f"{i + 1}: {name}" if names.count(name) > 1 else name for i, name in enumerate(names)]
-    sweeps = {label: look.clocks for label, look in zip(labels, seen, strict=True)}
-    chosen = {label: look.prediction for label, look in zip(labels, seen, strict=True)}
+    named = dict(zip(labels(seen), seen, strict=True))
+    sweeps = {label: look.clocks for label, look in named.items()}
+    chosen = {label: look.prediction for label, look in named.items()}
     return predicted.clock_curves(sweeps, chosen, "; ".join(dict.fromkeys(origin(s.prediction) for s in seen)))
 
 

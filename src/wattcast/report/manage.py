@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from wattcast.manage.outcome import Comparison, Outcome
 from wattcast.manage.plant import Tables
 from wattcast.manage.policies import Name, Run, Setup, scores
 from wattcast.manage.simulate import Played, residency
+from wattcast.report.figure import COLOUR as MODULE
 from wattcast.report.figure import caption, new_figure, save
 
 if TYPE_CHECKING:
@@ -37,6 +38,11 @@ COLOUR = {  # of Okabe and Ito (2008), one per policy everywhere
     Name.ORACLE: "#000000",
 }
 _GOALS = {Goal.ED2: "ED²", Goal.ED: "ED", Goal.ENERGY: "Energy"}
+BESIDE: dict[str, Any] = {
+    "loc": "upper left",
+    "bbox_to_anchor": (1.01, 1.0),
+    "frameon": False,
+}  # of the axes: bars fill them
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#E69F00", "#009E73", "#999999"
 
 
@@ -55,7 +61,7 @@ def balance_curves(tables: Tables, kernels: Sequence[str]) -> Figure:
             x, y = ratio[here][order], speed[here][order]
             axes.plot(x, y, marker=".", markersize=3, lw=0.8, color=_shade(i, 7), label=f"{hz / 1e6:.0f}")
         axes.set(title=kernel, xlabel="Ops per byte of the card (lowest = 1)", ylabel="Performance (lowest = 1)")
-    axes.legend(title="memory MHz", fontsize=6, frameon=False)
+    axes.legend(title="memory MHz", fontsize=6, **BESIDE)
     return caption(figure, tables.source)
 
 
@@ -71,7 +77,7 @@ def power_over_compute(tables: Tables, kernel: str) -> Figure:
         x = units[here] * core[here] / 1e9
         axes.plot(x, row[here], marker=".", color=_shade(i, 8), label=f"{count:.0f} units")
     axes.set(title=kernel, xlabel="Compute units × core clock (GHz)", ylabel="Board power (lowest settings = 1)")
-    axes.legend(fontsize=6, frameon=False)
+    axes.legend(fontsize=6, **BESIDE)
     return caption(figure, tables.source)
 
 
@@ -200,11 +206,11 @@ def power_shared(tables: Tables, comparison: Comparison, applications: Sequence[
         for j, policy in enumerate((Name.DEFAULT, Name.HARMONIA)):
             gpu, memory = (100 * w / sum(base) for w in shared_w(tables, comparison.runs[policy, application]))
             x = i + 0.38 * (j - 0.5)
-            axes.bar(x, gpu, 0.36, color=BLUE, label="chip" if i == j == 0 else None)
-            axes.bar(x, memory, 0.36, bottom=gpu, color=ORANGE, label="memory" if i == j == 0 else None)
+            axes.bar(x, gpu, 0.36, color=MODULE["sm"], label="chip" if i == j == 0 else None)
+            axes.bar(x, memory, 0.36, bottom=gpu, color=MODULE["dram"], label="memory" if i == j == 0 else None)
     axes.set_xticks(range(len(applications)), applications, rotation=45, ha="right", fontsize=7)
     axes.set_ylabel("Power of chip and memory (default = 100)")
-    axes.legend(fontsize=7, frameon=False)
+    axes.legend(fontsize=7, **BESIDE)
     return caption(figure, f"{tables.source}; left bar default, right bar controller; rest of the board not shown")
 
 
@@ -229,7 +235,7 @@ def contributions(comparison: Comparison, source: str) -> Figure:
     axes.set_xticks(range(len(full)), [o.application for o in full], rotation=45, ha="right", fontsize=7)
     axes.axhline(0.0, color="black", lw=0.5)
     axes.set_ylabel("ED² gain over default (%)")
-    axes.legend(fontsize=7, frameon=False)
+    axes.legend(fontsize=7, **BESIDE)
     return caption(figure, source)
 
 

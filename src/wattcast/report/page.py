@@ -7,6 +7,7 @@ whatever the names in it are.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.resources import files
 from typing import Any
@@ -15,7 +16,7 @@ from wattcast import __version__
 from wattcast.errors import WattcastError
 from wattcast.hardware import Gpu
 from wattcast.report import predicted
-from wattcast.report.draw import clocks_of, draw
+from wattcast.report.draw import clocks_of, draw, labels
 from wattcast.report.html import Html, drawing, join, table, tag
 from wattcast.report.look import Look, Settings, look
 from wattcast.units import show
@@ -33,12 +34,15 @@ def report(
     how: str = "",
     now: datetime | None = None,
 ) -> str:
-    """The page: the first GPU at length, the others beside it. ``how`` is the command that made it."""
+    """The page: the first GPU at length, the others beside it at their own clock and power limit.
+
+    ``how`` is the command that made it.
+    """
     main = look(workload, gpus[0], options, settings)
     others: dict[str, Look | str] = {}
     for gpu in gpus[1:]:
         try:
-            others[gpu.name] = look(workload, gpu, options, Settings(host_launch=settings.host_launch))
+            others[gpu.name] = look(workload, gpu, options, replace(settings, clock=None, power_limit=None))
         except WattcastError as error:
             others[gpu.name] = str(error)
     return document(main, others, how, now or datetime.now(UTC))
@@ -55,7 +59,7 @@ def document(main: Look, others: Mapping[str, Look | str], how: str, now: dateti
         ("Over time", drawing(draw("timeline", main), f"power over time of {title}")),
         ("Against the roof", _roofline(main)),
         ("Over the clock", drawing(draw("clocks", main), f"clock curves of {title}")),
-        ("Other GPUs", _others(main, others)),
+        ("Beside others", _others(main, others)),
         ("How sure this is", _sure(main)),
         ("Assumed", tag("ul", *(tag("li", note) for note in p.assumptions))),
         ("Where it comes from", _provenance(main, how, now)),
@@ -167,9 +171,10 @@ def _others(main: Look, others: Mapping[str, Look | str]) -> Html:
     if not others:
         return Html("")
     seen = [main, *(o for o in others.values() if isinstance(o, Look))]
+    named = dict(zip(labels(seen), seen, strict=True))
     rows = [
         (
-            s.prediction.gpu,
+            label,
             show(float(s.prediction.latency_s), "s"),
             show(float(s.prediction.power_w), "W"),
             show(float(s.prediction.energy_j), "J"),
@@ -177,18 +182,17 @@ def _others(main: Look, others: Mapping[str, Look | str]) -> Html:
             {True: "fits", False: "does not fit", None: "unknown"}[s.prediction.fits],
             s.prediction.status,
         )
-        for s in seen
+        for label, s in named.items()
     ]
-    points = {s.prediction.gpu: (1e3 * float(s.prediction.latency_s), float(s.prediction.energy_j)) for s in seen}
+    points = {k: (1e3 * float(s.prediction.latency_s), float(s.prediction.energy_j)) for k, s in named.items()}
     refused = [tag("li", f"{name}: {why}") for name, why in others.items() if isinstance(why, str)]
     pieces = [
-        table(("GPU", "latency", "power", "energy", "clock", "memory", "coefficients"), rows),
+        table(("", "latency", "power", "energy", "clock", "memory", "coefficients"), rows),
         tag("ul", *refused) if refused else "",
     ]
     if len(seen) > 1:
-        title = f"{main.prediction.name}, each GPU at its own default"
-        figure = predicted.pareto(points, "Latency (ms)", "Energy (J)", title, "predicted")
-        pieces += [drawing(figure, "GPUs by latency and energy"), drawing(clocks_of(seen[:8]), "clock curves by GPU")]
+        figure = predicted.pareto(points, "Latency (ms)", "Energy (J)", main.prediction.name, "predicted")
+        pieces += [drawing(figure, "by latency and energy"), drawing(clocks_of(seen[:8]), "clock curves compared")]
     return join(pieces)
 
 
