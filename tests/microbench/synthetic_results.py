@@ -58,6 +58,7 @@ def row(benchmark: Benchmark, repeat: int = 0) -> MicroRow:
             **counted.__dict__,
             "launch_s": time_s,
             "operations_per_cycle_sm": speed,
+            "cycles": time_s * CLOCK_HZ,
             "power_w": watts(benchmark, repeat),
             "max_power_w": watts(benchmark, repeat) + 12.0,
             "idle_power_w": IDLE_W,

@@ -76,7 +76,7 @@ def test_names_are_unique_and_everything_asked_for_is_there() -> None:
     assert wanted <= set(names)
     curves = Counter(b.curve for b in suite() if b.curve)
     assert set(curves) == {
-        *("conflicts coalescence access icache divergence occupancy ilp active dram_active").split()
+        *("conflicts coalescence access icache divergence occupancy ilp active dram_active tensor_active").split()
     }
     assert curves["conflicts"] >= 8
     assert len(MIXES) >= 22  # as many as GPUWattch's suite

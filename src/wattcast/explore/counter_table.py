@@ -14,8 +14,8 @@ COUNTERS_FILE = "microbench_counters.jsonl"
 def counter_table(results: Sequence[Result], counters: Path) -> list[dict[str, float | str]]:
     """One line a measured row: its watts and the counts of one launch, for ``wattcast fit counters``.
 
-    Counts were taken on a shorter launch of the same kernel. They are brought to the measured one by cycles
-    (effective clock times time), or by frames for multimedia workloads. Idle rows, and the one that moves frames
+    Counts were taken on a shorter launch of the same kernel. They are brought to the measured one by
+    cycles, or by frames for multimedia workloads. Idle rows, and the one that moves frames
     without a kernel, count nothing. Means and shares stay as they are.
     """
     counted = {str(row["id"]): row for row in read_lines(counters)}
@@ -55,6 +55,4 @@ def _scale(r: Result, found: Plain) -> float | None:
     if found.get("frames"):
         return r.operations / float(found["frames"]) if r.operations else None
     cycles = found["metrics"].get("sm__cycles_elapsed.max")
-    if not (cycles and r.time_s and r.effective_clock_hz):
-        return None
-    return r.time_s * r.effective_clock_hz / float(cycles)
+    return r.cycles / float(cycles) if cycles and r.cycles else None

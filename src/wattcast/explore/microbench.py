@@ -45,6 +45,7 @@ class Result:
     memory_power_w: float | None
     clock_hz: float | None  # as NVML reports it
     effective_clock_hz: float | None
+    cycles: float | None  # of a launch, on a multiprocessor
     ticks: int
     flags: tuple[str, ...]
 
@@ -123,6 +124,7 @@ def _result(row: Plain, where: str) -> Result:
         memory_power_w=number("memory_power_w"),
         clock_hz=number("sm_clock_hz"),
         effective_clock_hz=number("effective_clock_hz"),
+        cycles=number("cycles"),
         ticks=int(row.get("ticks", 0)),
         flags=tuple(row.get("flags", ())),
     )

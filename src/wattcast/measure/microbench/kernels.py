@@ -179,12 +179,15 @@ def measure(bench: Bench, ready: Ready, row: MicroRow) -> MicroRow:
     words = bench.device.download(ready.buffers.stamps, ready.blocks * STAMP_WORDS, np.uint64)
     cycles = read_stamps(words.astype(np.uint64))
     per_block = benchmark.count(1, iterations)
+    # under the cap the clock wanders from launch to launch: cycles, which do not, over the mean time
+    capped = "sw_power_cap" in row.throttle
+    clock_hz = cycles.per_sm / row.launch_s if capped and row.launch_s else cycles.clock_hz
     return replace(
         row,
         checked=checked,
         cycles=cycles.per_sm,
         active_sms=cycles.active_sms,
-        effective_clock_hz=cycles.clock_hz,
+        effective_clock_hz=clock_hz,
         operations_per_cycle_sm=per_block * cycles.blocks_per_sm / cycles.per_sm,
     )
 

@@ -40,7 +40,7 @@ class MicroRow:
     cycles: float | None = None  # of a launch on a multiprocessor, by its own counter
     active_sms: int | None = None
     operations_per_cycle_sm: float | None = None
-    effective_clock_hz: float | None = None  # cycles over the nanosecond timer, inside the kernel
+    effective_clock_hz: float | None = None  # cycles over the nanosecond timer, or over the mean time where capped
     sm_clock_hz: float | None = None  # as NVML reports it
     duration_s: float | None = None  # of the window
     power_w: float | None = None

@@ -129,6 +129,10 @@ def _tensor() -> list[Benchmark]:
     ]
     zeros = tensor.wgmma("bf16", zeros=True)
     found.append(Benchmark("wgmma_bf16_zeros", "tensor", ((zeros, tensor.WGMMA_STEPS),), weight=4, **shape))
+    for share in (0.25, 0.5):  # below the power cap, which all multiprocessors together meet
+        name, parts = f"tensor_active_{round(1000 * share)}", ((tensor.wgmma("bf16"), tensor.WGMMA_STEPS),)
+        place: Settings = {"curve": "tensor_active", "at": share, "share": share}
+        found.append(Benchmark(name, "tensor", parts, weight=4, **shape, **place))
     narrow = tensor.wgmma("bf16", columns=128, groups=4)
     shape |= {"threads": 512, "shared_byte": tensor.wgmma_shared_byte(128, 4), "specification": "tensor_bf16"}
     found.append(Benchmark("wgmma_bf16_n128", "tensor", ((narrow, tensor.WGMMA_STEPS),), weight=3, **shape))

@@ -178,7 +178,7 @@ def _mma_fp64(p: str, form: Mma) -> Unit:
     fold = " ^ ".join(f"(unsigned)__double_as_longlong({p}{i}_{n})" for i in range(chains) for n in range(form.c))
     return Unit(
         p, " ".join(lines), step, fold, ((form.opcode, form.instructions),), operation="flop",
-        per_step=2 * form.multiply_adds // 32, flop=1.0, around=((r"UIADD3", 100.0),),
+        per_step=2 * form.multiply_adds // 32, flop=1.0, around=((r"UIADD3|NOP", 100.0),),
     )  # fmt: skip
 
 

@@ -39,6 +39,18 @@ def test_rows_have_time_cycles_power_and_what_was_checked(machine, tmp_path: Pat
     assert run["sm_count"] == 4
 
 
+@pytest.mark.slow
+def test_under_the_cap_the_clock_is_cycles_over_the_mean_time(machine, tmp_path: Path, rows) -> None:
+    machine.nvml.follow("at -10 690 1500 4 60 100")
+    out = tmp_path / "out"
+    done = machine.measure("microbench", "--out", str(out), "--only", "conflicts_0", "--budget", "60s")
+    assert done.returncode == 0, done.stderr
+    row = next(from_plain(r) for r in rows(out / "microbench.jsonl") if r["name"] == "conflicts_0")
+    assert row.throttle == ("sw_power_cap",)
+    assert row.ticks >= 20
+    assert row.effective_clock_hz == pytest.approx(row.cycles / row.launch_s)
+
+
 def test_a_failed_kernel_a_lost_device_and_a_second_call(machine, tmp_path: Path, rows) -> None:
     """A wrong result costs its row; an illegal address also costs the process; both are tried again later."""
     out = tmp_path / "out"
