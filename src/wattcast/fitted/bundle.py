@@ -175,6 +175,7 @@ def parse(data: bytes, where: str, arrays: bytes | None = None) -> Bundle:
     if file.arrays and arrays is None:
         raise bad_value(f"{where}: arrays", f"{ARRAYS_FILE} beside it", "none", "Copy the whole folder.")
     reference = _reference(file, where)
+    learned = residuals_from(arrays, reference) if file.arrays and arrays is not None else None
     return Bundle(
         gpu=file.gpu,
         status=file.status,
@@ -188,8 +189,8 @@ def parse(data: bytes, where: str, arrays: bytes | None = None) -> Bundle:
         clock_law=_law(file.effective_clock, where),
         residuals={name: Residual(r.latency, r.power, r.rows) for name, r in file.residuals.items()},
         toggling=file.toggling,
-        reference=reference,
-        learned=residuals_from(arrays, reference) if file.arrays and arrays is not None else None,
+        reference=reference if learned is None else learned.reference,
+        learned=learned,
         seen={name: Seen(tuple(s.dtypes), tuple(s.groups), s.sizes) for name, s in file.seen.items()},
         interval_level=file.interval_level,
         assumptions=tuple(file.assumptions),
@@ -263,7 +264,8 @@ def to_plain(bundle: Bundle) -> dict[str, Any]:
             "clock_power": law.clock_power,
             "top": f"{law.top_hz!r} Hz",
         }
-    plain["reference"] = {**vars(bundle.reference), "per_cycle": dict(bundle.reference.per_cycle)}
+    known = {name: value for name, value in vars(bundle.reference).items() if name != "choice"}
+    plain["reference"] = {**known, "per_cycle": dict(bundle.reference.per_cycle)}
     plain["seen"] = {
         name: {
             "dtypes": list(s.dtypes),
