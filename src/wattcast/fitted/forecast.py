@@ -85,7 +85,9 @@ def _forecast(gpu: Gpu) -> Bundle:
         clock_law=_law(parent, gpu) if kind.clock_law else None,
         residuals=_residuals(parent, the, kind),
         toggling=parent.toggling,
-        reference=replace(reference_of(gpu), style=kind.style),
+        reference=replace(
+            reference_of(gpu), style=kind.style, choice=parent.reference.choice if kind.whole else None
+        ),
         learned=_learned(parent, the, kind),
         seen=parent.seen,
         interval_level=parent.interval_level,
@@ -154,6 +156,12 @@ def _lanes(gpu: Gpu, the: Rule) -> float:
     return own / parents
 
 
+def _integers(gpu: Gpu, chip: Gpu) -> float:
+    """Integer lanes of an SM against the parent's; unknown ones are as many."""
+    own, parents = gpu.pipes.int32_op_per_cycle, chip.pipes.int32_op_per_cycle
+    return 1.0 if own is None or parents is None else float(per_sweep(own)) / float(per_sweep(parents))
+
+
 def _memory(gpu: Gpu, the: Rule) -> MemoryKind:
     kinds = {name.lower(): kind for name, kind in the.memory.items()}
     found = kinds.get(gpu.memory.kind.lower())
@@ -178,8 +186,9 @@ def _corrections(parent: Bundle, gpu: Gpu, chip: Gpu, the: Rule, kind: Architect
                 changed,
                 compute=c.compute * style.pipelining,
                 l2=c.l2 / style.sharing,
-                serial_cycle=c.serial_cycle * style.step,
             )
+        if name in the.integer_groups:
+            changed = replace(changed, compute=c.compute * _lanes(gpu, the) / _integers(gpu, chip))
         if name in the.issue_bound:
             crowded = float(np.clip(2.0 * _lanes(gpu, the) - 1.0, 0.0, 1.0))
             free = min(the.issue_free, c.compute)

@@ -36,7 +36,6 @@ class StyleRule(msgspec.Struct, forbid_unknown_fields=True):
 
     tensor_delivery: float
     pipelining: float
-    step: float
     sharing: float
     new_groups: list[str]
     mma_on_parent: float
@@ -94,6 +93,7 @@ class Rule(msgspec.Struct, forbid_unknown_fields=True):
     fp32_instructions: float
     streaming: str
     more_l2: list[str]
+    integer_groups: list[str]
     issue_bound: list[str]
     issue_free: float
     fixed_clock_share: float

@@ -26,8 +26,8 @@ class Carried(Residuals):
 
     def factors(self, kernels: Kernels, corrections: Array) -> tuple[Array, Array]:
         """Factor on time and on energy of each kernel, ``(kernel,)``."""
-        known = {*self.time, *self.energy}
-        rows = [i for i, family in enumerate(kernels.family) if family in known and self._has(kernels.pipe_event[i])]
+        known, learners = {*self.time, *self.energy}, kernels.work.learner
+        rows = [i for i, name in enumerate(learners) if name in known and self._has(kernels.pipe_event[i])]
         time, energy = np.ones(len(kernels.ops)), np.ones(len(kernels.ops))
         if not rows:
             return time, energy
