@@ -4,8 +4,8 @@ A kernel that is the same program on both chips keeps what the scaffold left ove
 processes are asked about the shape as it looked there (its fill of the last wave, its share of L2), so they
 answer inside what they were fitted on; families without a model keep the scaffold's word.
 
-A kernel that was slower there than device memory is bound by its instructions: what it takes beyond streaming goes
-with the SMs and their clock, and is no business of another chip's memory.
+A kernel that was slower there than the scaffold says is so on the chip: a factor above 1 scales its cycles, and is no
+business of another chip's memory.
 """
 
 from __future__ import annotations
