@@ -110,6 +110,11 @@ class View:
         """Whether a setting may be run: under a cap, only when it is reckoned to keep to it."""
         return self._reckoned is None or self._reckoned.permits(to)
 
+    def room(self, which: int) -> int:
+        """The highest level of a knob that a cap leaves room for, all others at their best."""
+        top = self.tops[which]
+        return top if self._reckoned is None else min(top, self._reckoned.highest(self.best, which))
+
     def loss(self) -> float:
         """What all runs off the best setting have cost, in runs' worth of the objective."""
         floor = self.score[self.best]
