@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from functools import cached_property
 
 from wattcast.manage.beliefs import Beliefs
 from wattcast.manage.cap import Reckoned
@@ -34,10 +35,15 @@ class View:
         first = min(self.score, key=self.score.__getitem__)
         self.alike = self.plateau(first)  # settings that are the same state as the best
         self.best = self.alike[0]
-        self.default = self.alike[0] if problem.default in self.alike else self.plateau(problem.default)[0]
         self.tops = self._tops()
         self.measured = beliefs is None
         self.beliefs = self._sensed() if beliefs is None else beliefs
+
+    @cached_property
+    def default(self) -> Settings:
+        """The default settings, or the lowest clock tried that is the same state."""
+        default = self.problem.default
+        return self.alike[0] if default in self.alike else self.plateau(default)[0]
 
     def plateau(self, at: Settings) -> list[Settings]:
         """Settings tried that are the same state as this one, itself among them, the lowest core clock first.
