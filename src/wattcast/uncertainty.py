@@ -83,7 +83,7 @@ def _outside(timeline: Timeline, bundle: Bundle, i: int) -> str:
     op, family = kernels.ops[i], kernels.family[i]
     if bundle.residuals[family].rows == 0:
         return f"no held-out rows for {family}"
-    seen = bundle.seen.get(family)
+    seen = bundle.seen.get(kernels.work.learner[i])
     if seen is None:
         return ""
     if str(op.dtype) not in seen.dtypes:

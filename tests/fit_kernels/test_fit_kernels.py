@@ -40,6 +40,8 @@ def test_corrections_are_found_again() -> None:
         launches=np.ones(n),
         between_cycle=np.zeros(n),
         between_s=np.zeros(n),
+        store_cycle=np.zeros(n),
+        store_s=np.zeros(n),
     )
     truth = Correction(1.5, 1.2, 3e-6, 1.0, 30.0)
     clock = np.full(n, 1.8e9)

@@ -38,21 +38,25 @@ def test_large_products_waste_little_on_padding() -> None:
     [
         (Linear(512, 1024, 1024), "gemm.tensor"),
         (Linear(8, 1024, 1024), "gemm.row"),
-        (Linear(512, 50257, 768), "gemm.unaligned.odd"),
-        (Linear(512, 1026, 768), "gemm.unaligned"),
+        (Linear(512, 50257, 768), "gemm.turing"),
+        (Linear(512, 1026, 768), "gemm.ampere"),
+        (Linear(1, 50257, 768), "gemm.vector"),
         (Linear(512, 1024, 1024, dtype=Dtype.FP8), "gemm.fp8"),
         (Linear(512, 1024, 1024, dtype=Dtype.FP32), "gemm.simt"),
         (Bmm(16, 128, 128, 64), "gemm.tensor"),
-        (Conv2d(8, 64, 64, 56, 56, 1, 1, channels_last=True), "conv2d.point"),
-        (Conv2d(8, 64, 64, 56, 56, 3, 3, padding=1, channels_last=True), "conv2d.direct"),
-        (Conv2d(8, 64, 64, 56, 56, 3, 3, padding=1), "conv2d.turned"),
+        (Conv2d(8, 64, 64, 56, 56, 1, 1, channels_last=True), "gemm.tensor"),
+        (Conv2d(8, 64, 64, 56, 56, 3, 3, padding=1, channels_last=True), "conv2d.hopper"),
+        (Conv2d(8, 64, 64, 56, 56, 3, 3, padding=1), "conv2d.hopper"),
         (Conv2d(8, 64, 64, 56, 56, 3, 3, padding=1, groups=64), "conv2d.depthwise.first.plain"),
         (Attention(1, 32, 8, 1, 4096, 128), "attention.decode"),
         (Attention(1, 32, 8, 4096, 4096, 128, causal=True), "attention.prefill"),
         (Softmax(100, 128), "softmax.warp"),
         (Softmax(100, 50257), "softmax.loop"),
         (LayerNorm(100, 1023), "layernorm.scalar"),
-        (Elementwise("add", 1 << 20, layout=Layout.TRANSPOSED), "elementwise.transposed"),
+        (Elementwise("add", 1 << 20, layout=Layout.TRANSPOSED), "elementwise.indexed"),
+        (Elementwise("cast", 1 << 20, out_dtype=Dtype.FP32), "elementwise.unrolled"),
+        (Elementwise("gelu", 1 << 20), "elementwise.vector"),
+        (Elementwise("sum", 1 << 20, read=1 << 21, write=1 << 11), "elementwise.reduce"),
     ],
 )
 def test_operators_find_their_kind_of_kernel(op: Operator, group: str) -> None:
@@ -86,3 +90,37 @@ def test_helpers() -> None:
     assert fill(np.array(133.0), 132.0) == pytest.approx(133 / 264)
     assert resident(np.array([0.0, 1e6]), 1e6).tolist() == [1.0, 0.0]
     assert alignment([1, 6, 8, 96]).tolist() == [0.0, 1.0, 3.0, 4.0]
+
+
+def test_a_plain_transpose_moves_more_through_l2_than_one_of_runs() -> None:
+    op = Elementwise("copy", 1 << 22, layout=Layout.TRANSPOSED)
+    plain = lowered(op, condition=Condition(rows=2048, run=1))
+    runs = lowered(op, condition=Condition(rows=2048, run=64))
+    assert plain.work.group == ("elementwise.transposed",)
+    assert plain.work.l2_byte[0] > 5 * runs.work.l2_byte[0]
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "blocks"), [(512, 16384, 512), (8192, 64, 512), (64, 3072, 4), (8, 8192, 8), (14, 15858, 14)]
+)
+def test_a_reduction_launches_the_blocks_that_were_seen(rows: int, columns: int, blocks: int) -> None:
+    """Grids of PyTorch's reduction in the H200 database."""
+    op = Elementwise("mean", rows * columns, read=2 * rows * columns, write=2 * rows)
+    assert lowered(op).work.units[0] == blocks
+
+
+def test_a_filter_is_turned_in_blocks_of_32() -> None:
+    """An image of 7 by 7 pixels costs a layout kernel as much as one of 64."""
+    small = lowered(Conv2d(8, 64, 64, 7, 7, 3, 3, padding=1)).work
+    last = lowered(Conv2d(8, 64, 64, 7, 7, 3, 3, padding=1, channels_last=True)).work
+    assert small.between_byte[0] >= 2 * 2 * 2 * (8 * 64 * 64)
+    assert last.between_byte[0] == 0.0
+    assert small.launches[0] == 4.0
+    assert last.launches[0] == 1.0
+
+
+def test_a_profiler_finds_operands_in_device_memory_and_results_in_l2() -> None:
+    op = Elementwise("add", 1 << 20)
+    counted = lowered(op, condition=Condition(rotated="counted")).work
+    assert counted.dram_read_byte[0] == op.read_byte
+    assert counted.dram_write_byte[0] == 0.0

@@ -31,7 +31,7 @@ TIME_SETS = ((), ("compute",), ("launch",), ("compute", "launch"), ("compute", "
 ENERGY_SETS = ((), ("energy",), ("energy", IDLE), ("energy", "dram_energy"), ("energy", "dram_energy", IDLE),
                ("energy", "dram_energy", "tensor_energy", IDLE))  # fmt: skip
 # How far a forecast may be off, as standard deviations of logs; of the idle offset, as a share of idle power.
-PRIOR = {"launch": 0.6, "compute": 0.25, "products": 0.2, "memory": 0.15, "energy": 0.25, "dram_energy": 0.25,
+PRIOR = {"launch": 0.4, "compute": 0.25, "products": 0.2, "memory": 0.15, "energy": 0.25, "dram_energy": 0.25,
          "tensor_energy": 0.25, IDLE: 0.10}  # fmt: skip
 NOISE = {"latency": 0.12, "power": 0.07}  # of a row: what the model itself misses, and repeats of short runs
 HUBER = 2.0

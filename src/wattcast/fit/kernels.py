@@ -19,19 +19,20 @@ from wattcast.activity.predicted import BUSY
 from wattcast.arrays import Array
 from wattcast.fit.clock import fit_clock_law
 from wattcast.fit.energies import PowerRows, fit_power
+from wattcast.fit.kernels_choice import fit_choice
 from wattcast.fit.kernels_data import Mask, Rows
-from wattcast.fit.kernels_latency import fit_corrections, fit_residuals, log_corrections
+from wattcast.fit.kernels_latency import fit_corrections, fit_residuals
 from wattcast.fitted.bundle import FAMILIES, Bundle, Residual, Seen
 from wattcast.fitted.provisional import provisional
 from wattcast.hardware import Gpu
 from wattcast.hardware.operating_point import DEFAULT_TEMPERATURE_C
-from wattcast.kernels import Kernels, kernels_of, reference_of
+from wattcast.kernels import Condition, Kernels, Reference, kernels_of, reference_of
 from wattcast.power.module import OWN_RAIL, STEADY, ModulePower
 from wattcast.power.static import IdlePower
 from wattcast.provenance import Provenance, Status
 from wattcast.timeline.clock import ClockLaw
 from wattcast.timeline.ideal import ideal, rates
-from wattcast.timeline.phases import Correction, correction_of, counts
+from wattcast.timeline.phases import Correction, blended_corrections, counts
 from wattcast.timeline.residual import Learned, Residuals
 from wattcast.timeline.waves import active_share
 
@@ -55,18 +56,20 @@ class Fitted:
 
 def fit_rows(rows: Rows, gpu: Gpu, idle: IdlePower) -> Fitted:
     """All stages on ``rows``."""
-    reference = reference_of(gpu)
+    plain = reference_of(gpu)
+    reference = replace(plain, choice=fit_choice(rows, plain))
     kernels = kernels_of(rows.ops, rows.conditions, gpu, reference, ())
     law = _law(rows, kernels, gpu)
     at = rows.is_kind("burst") & random(rows) & rows.fit
     burst, some = rows.where(at), take(kernels, at)
     latency_s = burst.of("latency_s")
     effective_hz = law_hz(law, some, latency_s, reference.top_hz, reference.sm_count)
-    terms = ideal(some, reference)
-    corrections = fit_corrections(terms, some.work.group, latency_s, effective_hz)
-    logs = log_corrections([correction_of(group, corrections) for group in some.work.group])
-    time = fit_residuals(some, latency_s / terms.seconds(logs, effective_hz))
-    power, toggling, energy = _power(rows, kernels, gpu, idle, corrections, law)
+    # corrections belong to kernels as they ran; what is left over, to kernels as they are chosen
+    ran = kernels_of(burst.ops, as_ran(burst), gpu, reference, ())
+    corrections = fit_corrections(ideal(ran, reference), ran.work.group, latency_s, effective_hz)
+    logs = np.log(blended_corrections(some.work, corrections))
+    time = fit_residuals(some, latency_s / ideal(some, reference).seconds(logs, effective_hz))
+    power, toggling, energy = _power(rows, kernels, gpu, idle, corrections, reference)
     return Fitted(corrections, law, power, toggling, Residuals(reference, time, energy))
 
 
@@ -90,6 +93,11 @@ def bundle_of(found: Fitted, rows: Rows, gpu: Gpu, residuals: Mapping[str, Resid
         seen=seen(rows, kernels_of(rows.ops, rows.conditions, gpu, found.learned.reference, ())),
         assumptions=tuple(f"no {family} was measured: provisional corrections" for family in unmeasured),
     )
+
+
+def as_ran(rows: Rows) -> tuple[Condition, ...]:
+    """Conditions with the names of the kernels that ran, where they are known: the tile oracle."""
+    return tuple(replace(c, kernels=names) for c, names in zip(rows.conditions, rows.names, strict=True))
 
 
 def idle_curve(rows: list[tuple[float, float, float]], gpu: Gpu) -> IdlePower:
@@ -157,7 +165,12 @@ def _law(rows: Rows, kernels: Kernels, gpu: Gpu) -> ClockLaw:
 
 
 def _power(
-    rows: Rows, kernels: Kernels, gpu: Gpu, idle: IdlePower, corrections: Mapping[str, Correction], law: ClockLaw
+    rows: Rows,
+    kernels: Kernels,
+    gpu: Gpu,
+    idle: IdlePower,
+    corrections: Mapping[str, Correction],
+    reference: Reference,
 ) -> tuple[ModulePower, dict[str, float], dict[str, Learned]]:
     """Energies, toggling and the learned energy factor of each family."""
     power_w, clock_hz, latency_s = settled(rows)
@@ -170,7 +183,7 @@ def _power(
     effective = at.of("effective_clock_hz")
     effective_hz = np.where(np.isfinite(effective), effective, 0.92 * clock_hz)
     names, counted = counts(some)
-    fixed_s = np.array([correction_of(g, corrections).fixed_s for g in some.work.group]) * some.work.launches
+    fixed_s = blended_corrections(some.work, corrections)[:, 2] * some.work.launches
     active = active_share(some, float(np.mean(gpu.sm_count))) * float(np.mean(gpu.sm_count))
     busy = active * np.maximum(latency_s - fixed_s, 0.0) * effective_hz
     value = np.column_stack([counted, busy])
@@ -189,7 +202,6 @@ def _power(
     weight = np.where(clock_hz < 0.995 * top_hz, 1.5, 1.0)
     power, toggling = fit_power(priced, idle, DEFAULT_TEMPERATURE_C, weight)
     ratio = _energy_ratio(priced, power, toggling)
-    reference = reference_of(gpu)
     at_top_s = latency_s * clock_hz / reference.top_hz
     more = rates(some, reference, at_top_s, fixed_s)
     return power, toggling, fit_residuals(some, ratio, more, pools=_POOLS, trees=0)
@@ -221,15 +233,23 @@ def settled(rows: Rows) -> tuple[Array, Array, Array]:
 
 
 def seen(rows: Rows, kernels: Kernels) -> dict[str, Seen]:
-    """Formats, kinds of kernels and sizes that were measured, by family."""
+    """Formats, kinds of kernels and sizes that were measured, by what learns from one another."""
     found = {}
-    families = np.array(kernels.family)
-    for family in dict.fromkeys(kernels.family):
-        at = np.flatnonzero(families == family)
+    learners = np.array(kernels.work.learner)
+    for family in dict.fromkeys(kernels.work.learner):
+        at = np.flatnonzero(learners == family)
         sizes = [n for n in kernels.work.features if n.startswith("log_") and kernels.work.features[n][at].any()]
         found[family] = Seen(
             dtypes=tuple(sorted({str(rows.ops[i].dtype) for i in at})),
-            groups=tuple(sorted({kernels.work.group[i] for i in at})),
+            groups=tuple(
+                sorted(
+                    {
+                        n.removeprefix("is ")
+                        for n in kernels.work.features
+                        if n[:3] == "is " and kernels.work.features[n][at].any()
+                    }
+                )
+            ),
             sizes={
                 n: (float(kernels.work.features[n][at].min()), float(kernels.work.features[n][at].max()))
                 for n in sizes

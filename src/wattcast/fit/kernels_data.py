@@ -7,6 +7,7 @@ journals (``*.jsonl``) as a campaign leaves them.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +43,7 @@ class Rows:
     spec: tuple[str, ...]
     repeat: npt.NDArray[np.int64]
     names: tuple[tuple[str, ...], ...]
+    blocks: tuple[tuple[int, ...], ...]  # of each named kernel
     number: dict[str, Array]
     fit: Mask  # not flagged
     source: str
@@ -69,6 +71,7 @@ class Rows:
             take(self.spec),
             self.repeat[at],
             take(self.names),
+            take(self.blocks),
             {name: values[at] for name, values in self.number.items()},
             self.fit[at],
             self.source,
@@ -100,6 +103,7 @@ def load(database: str | Path) -> Rows:
         spec=tuple(row.get("spec") or (row.get("detail") or {}).get("spec", "") for row in plain),
         repeat=np.array([int(row.get("repeat") or 0) for row in plain]),
         names=tuple(tuple(row.get("kernel_names") or ()) for row in plain),
+        blocks=tuple(tuple(math.prod(grid) for grid in row.get("kernel_grids") or ()) for row in plain),
         number={name: np.array([_number(row.get(name)) for row in plain]) for name in _NUMBERS},
         fit=np.array([not set(row.get("flags") or ()) & set(UNFIT) for row in plain], dtype=bool),
         source=Path(str(database)).name,
@@ -140,7 +144,13 @@ def _operators(entries: list[Plain], where: str) -> tuple[Operator, ...]:
 
 def _condition(row: Plain) -> Condition:
     detail = row.get("detail") or {}
-    return Condition(str(row.get("layout") or ""), str(row.get("rotated") or ""), str(detail.get("backend", "")))
+    return Condition(
+        str(row.get("layout") or ""),
+        str(row.get("rotated") or ""),
+        str(detail.get("backend") or ""),
+        int(detail.get("rows") or 0),
+        int(detail.get("inner") or 0),
+    )
 
 
 def _number(value: object) -> float:

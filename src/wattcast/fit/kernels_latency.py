@@ -15,6 +15,7 @@ from wattcast.arrays import Array
 from wattcast.fit.kriging import fit_kriging
 from wattcast.fit.trees import fit_forest
 from wattcast.kernels import Kernels
+from wattcast.kernels.work import learner_of
 from wattcast.timeline.ideal import Terms
 from wattcast.timeline.phases import Correction
 from wattcast.timeline.residual import Learned
@@ -73,27 +74,36 @@ def log_corrections(corrections: Sequence[Correction]) -> Array:
 FEATURES = {
     "gemm": (
         *("log_b", "log_m", "log_n", "log_k", "align_m", "align_n", "align_k", "tile_n", "tile_m", "split", "fill"),
-        *("log_units", "fill_128x128", "waves_128x128", "fill_64x64", "waves_64x64", "fill_256x128"),
-        *("waves_256x128", "fill_64x8", "waves_64x8", "linear", "straight", "warm", "odd", "bias", "dtype"),
-    ),
-    "conv2d": (
-        *("log_m", "log_n", "log_k", "align_n", "align_c", "tile_n", "tile_m", "split", "fill", "log_units"),
         *(
+            "log_units",
+            "rounds",
             "fill_128x128",
             "waves_128x128",
-            "waves_64x64",
-            "log_groups",
-            "turned",
-            "padded_in",
-            "padded_out",
-            "align_side",
-            "tap_padding",
-            "log_moved",
-            "log_c",
+            "linear",
+            "straight",
+            "warm",
+            "odd",
+            "bias",
+            "dtype",
+        ),
+    ),
+    "conv2d": (
+        *("log_m", "log_n", "log_k", "align_n", "align_c", "tile_n", "tile_m", "fill", "log_units", "rounds"),
+        *("log_groups", "turned", "padded_in", "padded_out", "align_side", "tap_padding", "log_moved", "log_c"),
+        *("log_rs", "stride", "channels_last", "log_image", "log_out", "log_batch", "dtype"),
+    ),
+    "depthwise": (
+        *(
             "log_rs",
             "stride",
+            "channels_last",
+            "log_image",
+            "log_out",
+            "log_side",
+            "log_batch",
+            "log_groups",
+            "dtype",
         ),
-        *("channels_last", "log_image", "log_out", "log_side", "log_batch", "dtype"),
     ),
     "attention": (
         *("log_batch", "log_heads", "log_group", "log_q", "log_kv", "head_dim", "causal", "flash", "cudnn"),
@@ -105,6 +115,7 @@ FEATURES = {
     "elementwise": (
         *("log_n", "log_read", "log_write", "log_byte", "read_per_write", "byte_per_element", "width", "out_width"),
         *("flop_per_element", "sfu_per_element", "layout", "align_n", "moving", "reducing", "cold", "fill"),
+        *("widest", "masked", "rounds", "extent_rows", "extent_columns", "align_columns", "run"),
     ),
 }
 FEATURES["layernorm"] = FEATURES["rmsnorm"] = FEATURES["softmax"]
@@ -120,15 +131,15 @@ def fit_residuals(
     seed: int = 0,
     trees: int = 160,
 ) -> dict[str, Learned]:
-    """What is left of log(measured over scaffold), by family; factors are held within the range seen.
+    """What is left of log(measured over scaffold), by learner; factors are held within the range seen.
 
     ``more`` are further features of every kernel; the families of a pool, alike in features, are learned as one.
     """
     more = more or {}
-    families = np.array(kernels.family)
+    families = np.array(kernels.work.learner)
     target = np.log(ratio)
     found = {}
-    for family in dict.fromkeys(kernels.family):
+    for family in dict.fromkeys(kernels.work.learner):
         pool = next((pool for pool in pools if family in pool), (family,))
         rows = np.flatnonzero(np.isin(families, pool))
         names = dict.fromkeys(name for other in pool for name in feature_names(other, kernels))
@@ -137,7 +148,7 @@ def fit_residuals(
         grown = trees and len(rows) >= LEAST_FOR_TREES
         found[family] = Learned(
             fit_forest(columns, target[rows], trees=trees, seed=seed) if grown else None,
-            fit_kriging(columns, target[rows], seed=seed),
+            fit_kriging(columns, _held_in(target[rows]), seed=seed),
             float(target[rows].min()),
             float(target[rows].max()),
         )
@@ -145,9 +156,17 @@ def fit_residuals(
 
 
 LEAST_FOR_TREES = 100
+_OUTLIER = 3.0  # in robust standard deviations: beyond, a row says that it is far, not how far
+
+
+def _held_in(target: Array) -> Array:
+    """Targets with outliers drawn in, for a process that takes errors as Gaussian."""
+    middle = np.median(target)
+    spread = max(1.4826 * float(np.median(np.abs(target - middle))), 1e-3)
+    return np.asarray(np.clip(target, middle - _OUTLIER * spread, middle + _OUTLIER * spread))
 
 
 def feature_names(family: str, kernels: Kernels) -> tuple[str, ...]:
     """Columns a family's residual sees: its shape, the scaffold's ideal terms, its group."""
-    groups = sorted({g for g, f in zip(kernels.work.group, kernels.family, strict=True) if f == family})
+    groups = sorted({g for g in kernels.work.group if learner_of(g) == family})
     return (*FEATURES[family], *COMMON, *(f"is {group}" for group in groups))

@@ -40,7 +40,11 @@ def fit_database(database: str | Path, gpu: str, tell: Callable[[str], None] | N
 
 
 def _one_thread() -> Any:
-    """Fits of a few hundred rows: several threads only wait for one another, minutes on a busy machine."""
+    """Fits of a few hundred rows: several threads only wait for one another, minutes on a busy machine.
+
+    Only libraries already loaded are held to one thread, so the one that grows trees is loaded first.
+    """
+    importlib.import_module("sklearn.ensemble")
     return importlib.import_module("threadpoolctl").threadpool_limits(limits=1)  # comes with scikit-learn
 
 

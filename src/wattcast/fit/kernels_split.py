@@ -13,7 +13,8 @@ import numpy.typing as npt
 
 from wattcast.arrays import Array
 from wattcast.equilibrium import settle
-from wattcast.fit.kernels import Fitted, bundle_of, fit_rows, random, settled
+from wattcast.fit.kernels import Fitted, as_ran, bundle_of, fit_rows, random, settled
+from wattcast.fit.kernels_choice import chosen_for, labels_of
 from wattcast.fit.kernels_data import Mask, Rows
 from wattcast.fitted.bundle import Bundle, Residual
 from wattcast.flow import analyse_kernels, at_clock
@@ -47,6 +48,9 @@ class HeldOut:
     predicted_power_w: Array
     predicted_clock_hz: Array
     roofline_s: Array
+    ran: tuple[str, ...]  # kernel of a product, from the names; empty: none known
+    chosen: tuple[str, ...]  # kernel the choice took without having seen the shape
+    oracle_latency_s: Array  # predicted with the kernel that ran; bursts of products alone
 
 
 def shape_of(op: Operator) -> str:
@@ -75,14 +79,31 @@ def hold_out(
     """Predictions of every burst and sustained row from a fit that never saw its shape."""
     fold = folds_of(rows, folds, seed)
     wanted = rows.is_kind("burst", "sustained") & rows.fit & (rows.repeat == 0)
-    predicted = np.full((len(rows), 3), np.nan)
+    predicted, oracle_s = np.full((len(rows), 3), np.nan), np.full(len(rows), np.nan)
+    chosen: list[str] = [""] * len(rows)
     for k in range(folds):
         found = fit_rows(rows.where(fold != k), gpu, idle)
         test = wanted & (fold == k)
-        predicted[test] = predict_rows(found, rows.where(test), gpu)
+        some = rows.where(test)
+        predicted[test] = predict_rows(found, some, gpu)
+        oracle_s[test] = oracle_rows(found, some, gpu)
+        for i, label in zip(np.flatnonzero(test), chosen_for(some, found.learned.reference), strict=True):
+            chosen[i] = str(label or "")
         if tell:
             tell(f"fold {k + 1} of {folds}")
-    return _held_out(rows, wanted, fold, predicted, gpu)
+    return _held_out(rows, wanted, fold, predicted, oracle_s, chosen, gpu)
+
+
+def oracle_rows(found: Fitted, rows: Rows, gpu: Gpu) -> Array:
+    """Latency of bursts of products with the kernels that ran instead of those chosen; NaN elsewhere."""
+    named = np.array([bool(names) for names in rows.names]) & np.isin(rows.family, ("gemm", "conv2d"))
+    at = named & rows.is_kind("burst") & random(rows)
+    result = np.full(len(rows), np.nan)
+    if at.any():
+        bundle = bundle_of(found, rows, gpu, {}, "")
+        some = rows.where(at)
+        result[at] = _at_top(replace(some, conditions=as_ran(some)), gpu, bundle, float(np.mean(gpu.clocks.max_hz)))
+    return result
 
 
 def predict_rows(found: Fitted, rows: Rows, gpu: Gpu) -> Array:
@@ -118,7 +139,15 @@ def _under_governor(rows: Rows, i: int, gpu: Gpu, bundle: Bundle) -> tuple[float
     return float(totals.latency_s), float(totals.power_w), float(governed.clock_hz[..., 0])
 
 
-def _held_out(rows: Rows, wanted: Mask, fold: npt.NDArray[np.int64], predicted: Array, gpu: Gpu) -> HeldOut:
+def _held_out(
+    rows: Rows,
+    wanted: Mask,
+    fold: npt.NDArray[np.int64],
+    predicted: Array,
+    oracle_s: Array,
+    chosen: list[str],
+    gpu: Gpu,
+) -> HeldOut:
     some = rows.where(wanted)
     power_w, clock_hz, latency_s = settled(some)
     reference = reference_of(gpu)
@@ -140,6 +169,9 @@ def _held_out(rows: Rows, wanted: Mask, fold: npt.NDArray[np.int64], predicted: 
         predicted_power_w=predicted[wanted, 1],
         predicted_clock_hz=predicted[wanted, 2],
         roofline_s=np.maximum(kernels.flop / rate, byte / float(np.mean(gpu.memory.byte_per_s))),
+        ran=tuple(str(label or "") for label in labels_of(some)),
+        chosen=tuple(chosen[i] for i in np.flatnonzero(wanted)),
+        oracle_latency_s=oracle_s[wanted],
     )
 
 

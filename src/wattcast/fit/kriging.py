@@ -10,8 +10,8 @@ import numpy.typing as npt
 from wattcast.arrays import Array
 from wattcast.timeline.kriging import Kriging
 
-_MOST_FOR_LENGTHS = 520  # rows the lengths are fitted on; all rows are used for the mean
-_STEPS = 40
+_MOST_FOR_LENGTHS = 400  # rows the lengths are fitted on; all rows are used for the mean
+_STEPS = 25
 
 
 def fit_kriging(columns: Mapping[str, npt.ArrayLike], target: Array, *, seed: int = 0) -> Kriging:
@@ -45,12 +45,15 @@ def _likeliest(rows: Array, target: Array) -> tuple[Array, float, float]:
     from scipy.optimize import minimize
 
     count, width = rows.shape
-    apart = (rows.T[:, :, None] - rows.T[:, None, :]) ** 2  # (feature, row, row)
+    # (feature, row, row); single precision: half the memory to walk over, and lengths need no more
+    apart = ((rows.T[:, :, None] - rows.T[:, None, :]) ** 2).astype(np.float32)
+    flat = apart.reshape(width, -1)
     spread = max(float(target.var()), 1e-6)
 
     def worse(value: Array) -> tuple[float, Array]:
         weight, variance, noise = np.exp(2.0 * value[:width]), np.exp(value[width]), np.exp(value[width + 1])
-        radius = np.sqrt(np.maximum(np.tensordot(weight, apart, axes=1), 1e-12))
+        squared = (weight.astype(np.float32) @ flat).reshape(count, count).astype(np.float64)
+        radius = np.sqrt(np.maximum(squared, 1e-12))
         signal = variance * np.exp(-radius)
         try:
             factor = cho_factor(signal + noise * np.eye(count), lower=True)
@@ -61,7 +64,7 @@ def _likeliest(rows: Array, target: Array) -> tuple[Array, float, float]:
         inner = inverse - np.outer(alpha, alpha)
         shrink = -signal / radius * inner
         slope = np.empty_like(value)
-        slope[:width] = 0.5 * weight * (apart.reshape(width, -1) @ shrink.ravel())
+        slope[:width] = 0.5 * weight * (flat @ shrink.ravel().astype(np.float32))
         slope[width] = 0.5 * (inner * signal).sum()
         slope[width + 1] = 0.5 * noise * np.trace(inner)
         pull = value[:width] - _START_LENGTH

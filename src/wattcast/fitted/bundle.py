@@ -179,6 +179,7 @@ def parse(data: bytes, where: str, arrays: bytes | None = None) -> Bundle:
     if file.arrays and arrays is None:
         raise bad_value(f"{where}: arrays", f"{ARRAYS_FILE} beside it", "none", "Copy the whole folder.")
     reference = _reference(file, where)
+    learned = _learned(file, arrays, reference)
     return Bundle(
         gpu=file.gpu,
         status=file.status,
@@ -192,8 +193,8 @@ def parse(data: bytes, where: str, arrays: bytes | None = None) -> Bundle:
         clock_law=_law(file.effective_clock, where),
         residuals={name: Residual(r.latency, r.power, r.rows) for name, r in file.residuals.items()},
         toggling=file.toggling,
-        reference=reference,
-        learned=_learned(file, arrays, reference),
+        reference=reference if learned is None else _chosen(reference, learned),
+        learned=learned,
         seen={name: Seen(tuple(s.dtypes), tuple(s.groups), s.sizes) for name, s in file.seen.items()},
         interval_level=file.interval_level,
         assumptions=tuple(file.assumptions),
@@ -229,8 +230,17 @@ def _learned(file: _BundleFile, arrays: bytes | None, reference: Reference) -> R
     return Carried(found.reference, found.time, found.energy)
 
 
+def _chosen(reference: Reference, learned: Residuals) -> Reference:
+    """The reference with the kernel choice that was saved, where its library is the one the choice was fitted on."""
+    if not isinstance(learned, Carried):
+        return learned.reference
+    whole = "gemm" in learned.time
+    return replace(reference, choice=learned.reference.choice) if whole else reference
+
+
 def _reference_plain(reference: Reference) -> dict[str, Any]:
-    return {**vars(reference), "per_cycle": dict(reference.per_cycle), "style": str(reference.style)}
+    known = {name: value for name, value in vars(reference).items() if name != "choice"}
+    return {**known, "per_cycle": dict(reference.per_cycle), "style": str(reference.style)}
 
 
 def _power(power: _Power, where: str) -> PowerModel:

@@ -85,7 +85,9 @@ def _forecast(gpu: Gpu) -> Bundle:
         clock_law=_law(parent, gpu) if kind.clock_law else None,
         residuals=_residuals(parent, the, kind),
         toggling=parent.toggling,
-        reference=replace(reference_of(gpu), style=kind.style),
+        reference=replace(
+            reference_of(gpu), style=kind.style, choice=parent.reference.choice if kind.whole else None
+        ),
         learned=_learned(parent, the, kind),
         seen=parent.seen,
         interval_level=parent.interval_level,
@@ -154,6 +156,12 @@ def _lanes(gpu: Gpu, the: Rule) -> float:
     return own / parents
 
 
+def _integers(gpu: Gpu, chip: Gpu) -> float:
+    """Integer lanes of an SM against the parent's; unknown ones are as many."""
+    own, parents = gpu.pipes.int32_op_per_cycle, chip.pipes.int32_op_per_cycle
+    return 1.0 if own is None or parents is None else float(per_sweep(own)) / float(per_sweep(parents))
+
+
 def _memory(gpu: Gpu, the: Rule) -> MemoryKind:
     kinds = {name.lower(): kind for name, kind in the.memory.items()}
     found = kinds.get(gpu.memory.kind.lower())
@@ -173,21 +181,19 @@ def _corrections(parent: Bundle, gpu: Gpu, chip: Gpu, the: Rule, kind: Architect
         changed = replace(c, fixed_s=c.fixed_s * slower)
         if name in style.old_groups:
             changed = replace(changed, compute=c.compute * style.mma_on_parent)
-        if name in style.new_groups:
-            changed = replace(
-                changed,
-                compute=c.compute * style.pipelining,
-                l2=c.l2 / style.sharing,
-                serial_cycle=c.serial_cycle * style.step,
-            )
+        if name in the.integer_groups:
+            changed = replace(changed, compute=c.compute * _lanes(gpu, the) / _integers(gpu, chip))
         if name in the.issue_bound:
             crowded = float(np.clip(2.0 * _lanes(gpu, the) - 1.0, 0.0, 1.0))
             free = min(the.issue_free, c.compute)
             changed = replace(changed, compute=free + (c.compute - free) * crowded)
         if name.partition(".")[0] in the.same_programs:
             changed = replace(changed, serial_cycle=c.serial_cycle * lanes, l2=_asked(c.l2, gpu, chip))
-            changed = changed if name in the.more_l2 else _streaming(changed, parent, gpu, chip, the)
+            changed = _streaming(changed, parent, gpu, chip, the)
         found[name] = changed
+    for old, new in style.native.items():
+        if old in found and new in found:
+            found[old] = replace(found[new], compute=found[old].compute, l2=found[new].l2 / style.sharing)
     return found | {new: found[old] for new, old in style.renamed.items() if old in found}
 
 
@@ -200,18 +206,18 @@ def _asked(l2: float, gpu: Gpu, chip: Gpu) -> float:
 
 
 def _streaming(c: Correction, parent: Bundle, gpu: Gpu, chip: Gpu, the: Rule) -> Correction:
-    """A kernel slower than plain streaming on the parent: bound by instructions there, so cycles of an SM here.
+    """A kernel slower than plain streaming on the parent: bound there by the bytes its SMs have in flight.
 
-    λ_d·Q/β_DRAM seconds on the parent are λ_d·Q·f/β_DRAM cycles of its SMs; on a chip with other SMs as many more or
-    fewer, written as a correction of its L2 term, which has the same bytes.
+    Little's law: rate = SMs · bytes in flight / latency, and a latency of memory is much the same in seconds. So
+    λ_d·Q/β_DRAM on the parent takes as much longer here as there are fewer SMs, whatever the memory; no kernel
+    streams faster than the plain ones.
     """
     least = parent.corrections[the.streaming].memory
-    if c.memory <= least or gpu.l2.byte_per_cycle is None:
+    if c.memory <= least:
         return c
-    per_byte = float(per_sweep(chip.clocks.max_hz)) / float(per_sweep(chip.memory.byte_per_s))
-    sms = float(per_sweep(chip.sm_count)) / float(per_sweep(gpu.sm_count))
-    cycles = c.memory * per_byte * sms * float(per_sweep(gpu.l2.byte_per_cycle))
-    return replace(c, memory=least, l2=max(c.l2, cycles))
+    slower = float(per_sweep(chip.sm_count)) / float(per_sweep(gpu.sm_count))
+    rates = float(per_sweep(gpu.memory.byte_per_s)) / float(per_sweep(chip.memory.byte_per_s))
+    return replace(c, memory=max(least, c.memory * rates * slower))
 
 
 def _launch(parent: Bundle, gpu: Gpu, the: Rule) -> Launch:

@@ -35,10 +35,8 @@ class StyleRule(msgspec.Struct, forbid_unknown_fields=True):
     """What changes with the way kernels feed the tensor cores."""
 
     tensor_delivery: float
-    pipelining: float
-    step: float
     sharing: float
-    new_groups: list[str]
+    native: dict[str, str]
     mma_on_parent: float
     old_groups: list[str]
     renamed: dict[str, str]
@@ -93,7 +91,7 @@ class Rule(msgspec.Struct, forbid_unknown_fields=True):
     same_programs: list[str]
     fp32_instructions: float
     streaming: str
-    more_l2: list[str]
+    integer_groups: list[str]
     issue_bound: list[str]
     issue_free: float
     fixed_clock_share: float

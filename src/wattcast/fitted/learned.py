@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from wattcast.errors import bad_value
 from wattcast.forest import Forest
-from wattcast.kernels import Reference
+from wattcast.kernels import Reference, choose
 from wattcast.timeline.kriging import Kriging
 from wattcast.timeline.residual import Learned, Residuals
 
 
 def residuals_to_bytes(residuals: Residuals) -> bytes:
     """The bytes of an ``arrays.npz``."""
-    arrays: dict[str, Any] = {}
+    arrays: dict[str, Any] = choose.to_arrays(residuals.reference.choice or {}, "choice")
     for kind, models in (("time", residuals.time), ("energy", residuals.energy)):
         for family, model in models.items():
             prefix = f"{kind}.{family}"
@@ -38,6 +39,8 @@ def residuals_from(data: bytes, reference: Reference) -> Residuals:
             arrays = {name: file[name] for name in file.files}
     except (OSError, ValueError) as error:
         raise bad_value("arrays.npz", "arrays saved by `wattcast fit kernels`", str(error)) from None
+    choice = choose.from_arrays(arrays, "choice")
+    reference = replace(reference, choice=choice or None)
     return Residuals(reference, _models(arrays, "time"), _models(arrays, "energy"))
 
 

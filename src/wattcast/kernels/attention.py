@@ -44,6 +44,7 @@ def attentions(
         [c.rotated == "all" or (c.rotated != "none" and bool(d)) for c, d in zip(conditions, decode, strict=True)]
     )
     share = np.where(cold, 1.0, 1.0 - resident(read + write, reference.l2_byte))
+    flash = np.array([float(c.backend == "flash") for c in conditions])
     loads = np.where(decode, read, units * keys * _BLOCK_KV * kept * 2.0 * dim * width + read)
     work = {
         "units": units,
@@ -51,12 +52,12 @@ def attentions(
         "steps": keys * np.where(decode, 1.0, kept),
         "launches": 1.0 + (decode & (cut > 1)),
         "l2_byte": loads + write,
-        "shared_byte": np.where(decode, 2.6 * read, loads * 3.6),
+        # how often a byte crosses shared memory; FlashAttention's Ampere kernels load operands each warp for itself
+        "shared_byte": np.where(decode, read, loads) * np.where(decode, 2.6, 3.6) * np.where(flash > 0, 1.9, 1.0),
         "dram_read_byte": read * share,
         "dram_write_byte": write * share,
         "slots": np.where(decode, 4.0, 1.0),
     }
-    flash = np.array([float(c.backend == "flash") for c in conditions])
     backward = column("backward")
     group = [
         "attention.backward" if b else f"attention.{'decode' if d else 'prefill'}{'.flash' if f else ''}"

@@ -1,7 +1,7 @@
-"""Products as tiles: which tile a library takes, how many there are, and what they move.
+"""Products as tiles: how many there are, what they move, and the fastest tile where no library's choice is known.
 
-A tile of ``tile_n`` outputs (weight rows) by ``tile_m`` tokens walks through K in steps; the library
-is taken to pick the tile and split of K that is fastest under the plain scaffold [Lee2026, IV-A]:
+A tile of ``tile_n`` outputs (weight rows) by ``tile_m`` tokens walks through K in steps. Without a fitted choice the
+library is taken to pick the tile and split of K that is fastest under the plain scaffold [Lee2026, IV-A]:
 
     cycles = waves·tile_n·tile_m·2·K/split / (rate·ε) + split·(reduction)
 
@@ -15,32 +15,93 @@ import numpy as np
 import numpy.typing as npt
 
 from wattcast.arrays import Array
+from wattcast.kernels.choose import KINDS, STEP_K, Picks, slots_of
 from wattcast.kernels.work import Columns, Reference, Style, alignment, fill, log2, resident
 
 # Sides of the tiles that cuBLAS's Hopper and Ampere kernels come in, along outputs and tokens.
 _SIDE_N = np.array([64, 128, 192, 256, 64, 128, 64, 128, 64, 64, 128, 256, 192, 128, 8, 16, 32, 32], dtype=np.float64)
 _SIDE_M = np.array([8, 8, 16, 16, 16, 32, 32, 64, 64, 128, 128, 128, 192, 256, 64, 64, 64, 32], dtype=np.float64)
 _SPLIT = np.array([1, 2, 4, 8, 16], dtype=np.float64)
-STEP_K = 64.0
 _MULTICAST = {Style.HOPPER: 0.5, Style.AMPERE: 1.0}  # blocks of a cluster of two share what L2 sends
 _AMPERE_AREA = 256.0 * 128.0  # outputs of the largest tile that registers hold before Hopper
 _REDUCE_CYCLES = 1500.0  # of a split: another pass through L2
 _STEP_CYCLES = 60.0  # a step of K costs no less than its latency over the stages in flight
+_LEAST_STEPS = 4.0  # of one part of a split K
+# Bytes of K that a block takes at a time, and how often a loaded byte crosses shared memory over what a Hopper kernel
+# of the same tile does (warps before Hopper load operands each for themselves; from profiler counters), by kind.
+_STEP_BYTE = np.array([128.0, 64.0, 64.0, 128.0, 32.0, 32.0, 0.0])
+_CROSSINGS = np.array([1.0, 2.2, 2.2, 2.2, 2.2, 3.5, 1.0])
+_SIDE = 128.0
+_FULL_TILE = _SIDE**2
+_HOPPER, _VECTOR = KINDS.index("hopper"), KINDS.index("vector")
+_ROW_OUTPUTS, _ROW_STEP = 8.0, 512.0  # of a block of the kernels without a tile, and elements of K it loads at a time
+_SPLIT_BLOCKS, _SPLIT_K = (
+    2.5,
+    1500.0,
+)  # blocks on an SM that a split of K aims at, and the most of K that it leaves to one
+# How the share of the pipe's rate that a tile feeds falls with its area: (128²/area)^x, by kind; measured on an H200.
+_FEED = np.array([0.0, 0.38, 0.38, 0.38, 0.38, 0.3, 0.0])
 
 
-def product(
+def tiled(
+    b: Array, m: Array, n: Array, k: Array, width: Array, out_width: Array, picks: Picks, reference: Reference
+) -> Columns:
+    """Units, steps and traffic of ``b`` products ``[m, k] @ [k, n]``: of each pick, averaged in logs by likelihood.
+
+    ``k`` may be ``(row,)`` or ``(row, pick)``, where kernels pad it each in its own way.
+    """
+    kind, tile_n, tile_m = picks.kind, picks.tile_n, picks.tile_m
+    b, m, n, width = (size[:, np.newaxis] for size in (b, m, n, width))
+    k = k[:, np.newaxis] if k.ndim == 1 else k
+    vector = kind == _VECTOR
+    tiles = b * np.ceil(n / tile_n) * np.ceil(m / tile_m)
+    slots = np.where(vector, 16.0, slots_of(kind == _HOPPER, tile_n * tile_m))
+    step = np.where(vector, _ROW_STEP, _STEP_BYTE[kind] / width)
+    most = np.maximum(np.floor(k / (_LEAST_STEPS * step)), 1.0)
+    filling = np.floor(reference.sm_count * np.where(kind == _HOPPER, 1.0, _SPLIT_BLOCKS) / tiles)
+    filling = np.maximum(filling, np.where(kind == _HOPPER, 2.0, np.ceil(k / _SPLIT_K)))
+    parts = np.where(picks.split > 0, picks.split, np.clip(filling, np.minimum(2.0, most), most))
+    units = np.where(vector, b * np.ceil(n / _ROW_OUTPUTS), tiles * parts)
+    steps = np.ceil(k / parts / step)
+    load = np.where(vector, b * n * k * width, tiles * (tile_n + tile_m) * k * width)
+    # written once; each m64 warpgroup then reads its own rows and the columns of the tile, most of them
+    shared = load * (1.0 + 0.6 * np.maximum(tile_n, tile_m) / 64.0) * _CROSSINGS[kind]
+    each = {
+        "tile_n": tile_n,
+        "tile_m": tile_m,
+        "split": parts,
+        "units": units,
+        "steps": steps,
+        "slots": slots,
+        "unit_flop": np.where(
+            vector,
+            2.0 * _ROW_OUTPUTS * m * k,
+            2.0 * tile_n * tile_m * steps * step * (_FULL_TILE / (tile_n * tile_m)) ** _FEED[kind],
+        ),
+        "load_byte": load,
+        "shared_byte": shared,
+        "fill": fill(units, reference.sm_count),
+    }
+    sure = picks.share[:, 0] == 1.0  # as it is: a logarithm and back would turn 132 units into a little more
+    found = {
+        name: np.where(sure, values[:, 0], np.exp((np.log(values) * picks.share).sum(axis=1)))
+        for name, values in each.items()
+    }
+    return found | {"out_byte": (b * m * n)[:, 0] * out_width}
+
+
+def fastest(
     b: Array,
     m: Array,
     n: Array,
     k: Array,
     width: Array,
-    out_width: Array,
     rate: Array,
     slim: npt.NDArray[np.bool_],
     whole: npt.NDArray[np.bool_],
     reference: Reference,
-) -> Columns:
-    """Tile, units and traffic of ``b`` products ``[m, k] @ [k, n]``; ``rate`` is FLOP per cycle and SM.
+) -> tuple[Array, Array, Array]:
+    """Sides of the tile along outputs and tokens, and parts of K; ``rate`` is FLOP per cycle and SM.
 
     ``slim`` says where tiles a few tokens wide exist: in Hopper's library, for aligned tensor formats.
     ``whole`` says where K is never split: on CUDA cores and in convolutions.
@@ -55,60 +116,31 @@ def product(
     compute = waves * steps * np.maximum(2.0 * side_n * side_m * STEP_K / (rate[one] * feed), _STEP_CYCLES)
     l2 = _MULTICAST[reference.style] * tiles * (side_n + side_m) * k[one] * width[one] / reference.l2_byte_per_cycle
     reduce = np.where(split > 1, _REDUCE_CYCLES + 8.0 * split * (b * m * n)[one] / reference.l2_byte_per_cycle, 0.0)
-    over = np.where((split > 1) & (steps < 4), np.inf, 0.0)
+    over = np.where((split > 1) & (steps < _LEAST_STEPS), np.inf, 0.0)
     hopper = reference.style is Style.HOPPER
     over = over + np.where(~(slim[one] & hopper) & (np.minimum(side_n, side_m) < 32), np.inf, 0.0)
     over = over + np.where(not hopper and side_n * side_m > _AMPERE_AREA, np.inf, 0.0)
     over = over + np.where(whole[one] & (split > 1), np.inf, 0.0)
     best = np.argmin(np.maximum(compute, l2) + reduce + over, axis=-1)
-    rows = np.arange(len(m))
-    chosen_n, chosen_m, chosen_split = side_n[best], side_m[best], split[best]
-    units = tiles[rows, best] * chosen_split
-    load = tiles[rows, best] * (chosen_n + chosen_m) * k * width
-    return {
-        "tile_n": chosen_n,
-        "tile_m": chosen_m,
-        "split": chosen_split,
-        "units": units,
-        "steps": steps[rows, best],
-        "unit_flop": 2.0 * chosen_n * chosen_m * steps[rows, best] * STEP_K,
-        "load_byte": load,
-        "shared_byte": load * (1.0 + _reads(chosen_n, chosen_m, reference.style)),
-        "fill": fill(units, reference.sm_count),
-        "out_byte": b * m * n * out_width,
-    }
+    return side_n[best], side_m[best], split[best]
 
 
-def _reads(tile_n: Array, tile_m: Array, style: Style) -> Array:
-    """How often a byte that was written to shared memory is read again.
+def reread(m: Array, n: Array, operand_byte: Array, out_byte: Array, tile: Columns, reference: Reference) -> Array:
+    """Bytes of the operands that DRAM gives again because tiles in flight outgrow L2.
 
-    On Hopper each m64 warpgroup reads its own rows and the columns of the tile, most of them. Before, a tile is cut
-    into warp tiles of up to 64 x 64 (a quarter of a smaller tile), and each warp loads both of its operands
-    [Lee2026, IV-A]: area/w² warps of 2·w columns over the tile's own rows and columns.
+    None where all of a product stays in L2; else more the more tiles share an operand on its shorter side, up to
+    once and a half again: profiler counters of 25 products on an H200.
     """
-    if style is Style.HOPPER:
-        return np.asarray(0.6 * np.maximum(tile_n, tile_m) / 64.0)
-    area = tile_n * tile_m
-    return np.asarray(2.0 * area / (np.minimum(64.0, np.sqrt(area / 4.0)) * (tile_n + tile_m)))
+    shorter = np.minimum(np.ceil(n / tile["tile_n"]), np.ceil(m / tile["tile_m"]))
+    again = _MOST_AGAIN * (1.0 - np.exp(-(shorter - 1.0) / _TILES_AGAIN))
+    return np.asarray(again * operand_byte * (1.0 - resident(operand_byte + out_byte, reference.l2_byte)))
 
 
-def panel_reread(b: Array, m: Array, n: Array, k: Array, width: Array, tile: Columns, reference: Reference) -> Array:
-    """Bytes DRAM gives again because tiles in flight outgrow L2.
-
-    One wave of tiles is a square panel of √SMs by √SMs tiles; it keeps its rows in L2 while it walks
-    over the columns. When both operands of a product exceed L2, each further panel reads the
-    other operand again.
-    """
-    side = np.sqrt(reference.sm_count)
-    stripe_m = tile["tile_m"] * side
-    right, left = n * k * width, m * k * width
-    exceeds = 1.0 - resident(right + np.minimum(stripe_m, m) * k * width, reference.l2_byte)
-    passes = np.maximum(np.ceil(m / stripe_m) - 1.0, 0.0)
-    return np.asarray(b * np.where(left > 0, exceeds * passes * right * 0.3, 0.0))
+_MOST_AGAIN, _TILES_AGAIN = 1.4, 9.0
 
 
 def features(b: Array, m: Array, n: Array, k: Array, tile: Columns, reference: Reference) -> Columns:
-    """Shape-only features of a product, for the kernel choice and the learned residual."""
+    """Shape-only features of a product, for the learned residual."""
     found = {
         "log_b": log2(b),
         "log_m": log2(m),
@@ -119,12 +151,14 @@ def features(b: Array, m: Array, n: Array, k: Array, tile: Columns, reference: R
         "align_k": alignment(k),
         "tile_n": tile["tile_n"],
         "tile_m": tile["tile_m"],
-        "split": tile["split"],
+        "split": log2(tile["split"]),
         "fill": tile["fill"],
         "log_units": log2(tile["units"]),
+        "rounds": np.log2(tile["units"] / (tile["slots"] * reference.sm_count)),
     }
-    for side_n, side_m in ((128.0, 128.0), (64.0, 64.0), (256.0, 128.0), (64.0, 8.0)):
-        units = b * np.ceil(n / side_n) * np.ceil(m / side_m)
-        found[f"fill_{side_n:.0f}x{side_m:.0f}"] = fill(units, reference.sm_count)
-        found[f"waves_{side_n:.0f}x{side_m:.0f}"] = np.log2(units / reference.sm_count)
+    units = b * np.ceil(n / _SIDE) * np.ceil(m / _SIDE)
+    found["fill_128x128"], found["waves_128x128"] = (
+        fill(units, reference.sm_count),
+        np.log2(units / reference.sm_count),
+    )
     return found

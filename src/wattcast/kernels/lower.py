@@ -12,10 +12,14 @@ from wattcast.dtypes import Dtype
 from wattcast.hardware import Gpu
 from wattcast.kernels.attention import attentions
 from wattcast.kernels.collective import link_work
-from wattcast.kernels.lower_products import convolutions, products
-from wattcast.kernels.pointwise import elementwise, row_reductions
+from wattcast.kernels.convolution import asked as convolutions_asked
+from wattcast.kernels.convolution import convolutions
+from wattcast.kernels.elementwise import elementwise
+from wattcast.kernels.pointwise import row_reductions
+from wattcast.kernels.products import asked as products_asked
+from wattcast.kernels.products import is_point, products
 from wattcast.kernels.table import Kernels, Segment
-from wattcast.kernels.work import USUAL, WORK_COLUMNS, Columns, Condition, Reference, Work, resident
+from wattcast.kernels.work import COUNTED, USUAL, WORK_COLUMNS, Columns, Condition, Reference, Work, resident
 from wattcast.workload.graph import Attention, Bmm, Collective, Conv2d, Graph, Linear, Operator
 
 _MATMUL = (Linear, Bmm, Conv2d, Attention)
@@ -83,8 +87,9 @@ def work_of(
     group = [op.kind for op in ops]
     columns = {name: np.zeros(len(ops)) for name in WORK_COLUMNS}
     found: Columns = {}
+    kinds_ = ["linear" if is_point(op) else op.kind for op in ops]  # a point convolution is a product
     for kinds, family in _FAMILIES:
-        rows = [i for i, op in enumerate(ops) if op.kind in kinds]
+        rows = [i for i, kind in enumerate(kinds_) if kind in kinds]
         if not rows:
             continue
         rate = np.array([reference.per_cycle[events[i]] for i in rows])
@@ -98,19 +103,66 @@ def work_of(
             found.setdefault(name, np.zeros(len(ops)))[rows] = values
     moved = [i for i, op in enumerate(ops) if isinstance(op, Collective)]
     columns["launches"][moved] = columns["slots"][moved] = 1.0
+    _as_counted(columns, ops, conditions, reference)
     columns["between_dram_byte"] = columns["between_byte"] * (
         1.0 - resident(columns["between_byte"], reference.l2_byte)
     )
     found |= _ideal(columns, np.array([reference.per_cycle[event] for event in events]), reference)
+    shared = _blended(found, len(ops))
     for name in set(group):
-        found[f"is {name}"] = np.array([float(name == other) for other in group])
+        alike = np.array([float(name == other) for other in group])
+        found[f"is {name}"] = np.where(shared, found.get(f"is {name}", 0.0), alike)
     return Work(group=tuple(group), features=found, **columns)
+
+
+def _as_counted(
+    columns: Columns, ops: Sequence[Operator], conditions: Sequence[Condition], reference: Reference
+) -> None:
+    """Device memory as a profiler that replays kernels finds it: operands come from it, results stay in L2 as far as
+    a third of it holds them (21 counted operators whose working set fits L2 read all operands and wrote nothing)."""
+    rows = [i for i, c in enumerate(conditions) if c.rotated == COUNTED]
+    if rows:
+        read, write = (np.array([getattr(ops[i], name) for i in rows]) for name in ("read_byte", "write_byte"))
+        columns["dram_read_byte"][rows] = np.maximum(columns["dram_read_byte"][rows], read)
+        columns["dram_write_byte"][rows] = np.maximum(write - reference.l2_byte / 3.0, 0.0)
+
+
+def _blended(found: Columns, count: int) -> Array:
+    """Rows of families that say themselves how likely each group is."""
+    given = [values for name, values in found.items() if name.startswith("is ")]
+    return np.sum(given, axis=0) > 0 if given else np.zeros(count, dtype=bool)
+
+
+def choice_inputs(
+    ops: Sequence[Operator], conditions: Sequence[Condition]
+) -> tuple[list[str], tuple[Array, ...], Columns]:
+    """What the kernel choice sees of each operator: its class (empty: nothing to choose), sizes and shape."""
+    classes = [""] * len(ops)
+    sizes = tuple(np.ones(len(ops)) for _ in range(4))
+    shape: Columns = {}
+    point = [is_point(op) for op in ops]
+    products_ = [i for i, op in enumerate(ops) if point[i] or isinstance(op, (Linear, Bmm))]
+    others = [i for i, op in enumerate(ops) if isinstance(op, Conv2d) and not point[i]]
+    for rows, found in (
+        (products_, lambda at: products_asked([ops[i] for i in at], [conditions[i] for i in at])),
+        (others, lambda at: convolutions_asked([op for i in at if isinstance(op := ops[i], Conv2d)])),
+    ):
+        if not rows:
+            continue
+        names, of, columns = found(rows)
+        for i, name in zip(rows, names, strict=True):
+            classes[i] = name
+        for size, values in zip(sizes, of, strict=True):
+            size[rows] = values
+        for name, values in columns.items():
+            shape.setdefault(name, np.zeros(len(ops)))[rows] = values
+    return classes, sizes, shape
 
 
 def _ideal(work: Columns, rate: Array, reference: Reference) -> Columns:
     """Features every family has: the scaffold's own ideal terms on the reference chip, in logs."""
     compute = np.maximum(np.ceil(work["units"] / reference.sm_count) * work["unit_flop"] / rate, 1.0)
-    l2 = np.maximum(work["l2_byte"] / reference.l2_byte_per_cycle, 1.0)
+    l2 = np.maximum((work["l2_byte"] + work["store_byte"]) / reference.l2_byte_per_cycle, 1.0)
     dram = np.maximum((work["dram_read_byte"] + work["dram_write_byte"]) / reference.dram_byte_per_cycle, 1.0)
     return {
         "ideal_compute": np.log2(compute),

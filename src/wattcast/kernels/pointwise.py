@@ -1,8 +1,7 @@
-"""Elementwise operators and row reductions -> columns of work: bytes first, arithmetic second.
+"""Row reductions -> columns of work: bytes first, arithmetic second.
 
-A row reduction (softmax, layer norm, RMS norm) gives each row to a block, or several short rows to
-one; an elementwise kernel gives each block a few thousand elements. Work that fits L2 stays there
-from one kernel to the next.
+Softmax, layer norm and RMS norm give each row to a block, or several short rows to one. Work that fits
+L2 stays there from one kernel to the next.
 """
 
 from __future__ import annotations
@@ -14,22 +13,17 @@ import numpy as np
 from wattcast.arrays import Array
 from wattcast.dtypes import Dtype
 from wattcast.kernels.work import Columns, Condition, Reference, alignment, fill, log2, resident
-from wattcast.workload.graph import Elementwise, Layout, RowReduction
+from wattcast.workload.graph import RowReduction
 
-_BLOCK_ELEMENTS = 1024.0
 _LANES = 32.0
 _THREADS = 2048.0  # of an SM
 _WARP_ROW = 2048.0  # longest row PyTorch's softmax gives to one warp
 _REGISTER_ROW = 10240.0  # longest row it keeps in registers; beyond, it reads the row three times
 # How often a byte crosses the banks of shared memory and L1, from profiler counters on an H200: once filled and once
 # read where a kernel streams; more where a row is walked several times.
-_STREAM_CROSSINGS, _SOFTMAX_CROSSINGS, _VECTOR_CROSSINGS, _SCALAR_CROSSINGS = 2.0, 2.7, 3.7, 12.0
+_SOFTMAX_CROSSINGS, _VECTOR_CROSSINGS, _SCALAR_CROSSINGS = 2.7, 3.7, 12.0
 _SCALAR_PASSES = 3.0  # of a norm that loads single elements, through L2
-_TRANSPOSED_SECTORS = 4.5  # L2 moves sectors of 32 bytes; a transposing walk uses a part of each
 _REDUCE_STEPS = 4.0  # a reduction over a block takes about as long as four loads
-_LAYOUT = {layout: float(i) for i, layout in enumerate(Layout)}
-_REDUCING = ("sum", "mean", "max", "topk", "pool", "cumsum")
-_MOVING = ("gather", "cat", "copy", "cast", "scatter_add")
 
 
 def row_reductions(
@@ -49,8 +43,13 @@ def row_reductions(
     threads = np.where(vector | warp, 128.0, np.where(softmax, np.clip(dim / 8.0, 128.0, 1024.0), 512.0))
     sweep = np.where(vector, 512.0, np.where(warp, 32.0 * 32.0, threads))  # elements a block loads at a time
     flop = np.array([op.flop for op in ops]) / (rows * dim)
-    crossings = np.where(softmax, _SOFTMAX_CROSSINGS, np.where(vector, _VECTOR_CROSSINGS, _SCALAR_CROSSINGS))
-    passes = np.where(softmax | vector, 1.0, _SCALAR_PASSES)
+    crossings = np.where(
+        softmax, np.where(warp, 2.0, _SOFTMAX_CROSSINGS), np.where(vector, _VECTOR_CROSSINGS, _SCALAR_CROSSINGS)
+    )
+    layer = np.array([op.kind == "layernorm" for op in ops])
+    # a long row of a layer norm is not met again in L1; its scalar kernels load weights with every row
+    again = np.where(layer, np.clip((dim * width - 6e3) / 8e3, 0.0, 1.0), 0.1)
+    passes = np.where(softmax, 1.0, np.where(vector, 1.0 + again, np.where(layer, 1.0, 0.0) + _SCALAR_PASSES))
     looped = softmax & (dim > _REGISTER_ROW)
     between = np.where([_casts(op) for op in ops], 8.0 * rows * dim, 0.0)  # fp32 written and read again
     share, cold = _missing(read + write + between, conditions, reference)
@@ -61,7 +60,7 @@ def row_reductions(
         "launches": np.array([_row_launches(op) for op in ops]),
         "l2_byte": read * np.where(looped, 2.0, passes) + write,
         "between_byte": between,
-        "shared_byte": (read + write) * crossings,
+        "shared_byte": (read + write) * crossings + 2.0 * between,
         "dram_read_byte": read * share,
         "dram_write_byte": write * share,
         "slots": np.floor(_THREADS / threads),
@@ -107,55 +106,6 @@ def _row_group(op: RowReduction) -> str:
             else ("softmax.block" if op.dim <= _REGISTER_ROW else "softmax.loop")
         )
     return f"{op.kind}.vector" if op.dim % 4 == 0 else f"{op.kind}.scalar"
-
-
-def elementwise(
-    ops: Sequence[Elementwise], conditions: Sequence[Condition], rate: Array, reference: Reference
-) -> tuple[list[str], Columns, Columns]:
-    """Groups, work columns and features of elementwise operators and plain data movement."""
-    n = np.array([float(op.n) for op in ops])
-    read, write = np.array([op.read_byte for op in ops]), np.array([op.write_byte for op in ops])
-    share, cold = _missing(read + write, conditions, reference)
-    units = np.ceil(n / _BLOCK_ELEMENTS)
-    flop = np.array([op.flop for op in ops]) / n
-    turned = np.array([op.layout is Layout.TRANSPOSED for op in ops])
-    sectors = np.where(turned, _TRANSPOSED_SECTORS, 1.0)
-    work = {
-        "units": units,
-        "unit_flop": _BLOCK_ELEMENTS * np.maximum(flop, 1.0),
-        "steps": np.ones(len(ops)),
-        "launches": np.ones(len(ops)),
-        "l2_byte": (read + write) * sectors,
-        "shared_byte": (read + write) * sectors * _STREAM_CROSSINGS,
-        "dram_read_byte": read * share,
-        "dram_write_byte": write * share,
-        "slots": np.full(len(ops), 16.0),
-    }
-    reducing = np.array([op.function in _REDUCING for op in ops])
-    moving = np.array([float(_MOVING.index(op.function) + 1 if op.function in _MOVING else 0) for op in ops])
-    features = {
-        "log_n": log2(n),
-        "log_read": log2(read),
-        "log_write": log2(write),
-        "log_byte": log2(read + write),
-        "read_per_write": np.log2(np.maximum(read, 1.0) / np.maximum(write, 1.0)),
-        "byte_per_element": (read + write) / n,
-        "width": np.array([float(op.dtype.byte) for op in ops]),
-        "out_width": np.array([float((op.out_dtype or op.dtype).byte) for op in ops]),
-        "flop_per_element": flop,
-        "sfu_per_element": np.array([op.sfu_op for op in ops]) / n,
-        "layout": np.array([_LAYOUT[op.layout] for op in ops]),
-        "align_n": alignment(n),
-        "moving": moving,
-        "reducing": reducing.astype(float),
-        "cold": cold,
-        "fill": fill(units, 8.0 * reference.sm_count),
-    }
-    group = [
-        f"elementwise.{'reduce' if r else ('gather' if op.function in ('gather', 'cat') else op.layout)}"
-        for op, r in zip(ops, reducing, strict=True)
-    ]
-    return group, work, features
 
 
 def _missing(byte: Array, conditions: Sequence[Condition], reference: Reference) -> tuple[Array, Array]:

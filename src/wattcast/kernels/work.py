@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wattcast.arrays import Array
+from wattcast.kernels.choose import Choice
 
 Columns = dict[str, Array]
 
@@ -42,6 +43,9 @@ class Reference:
     sfu_per_cycle: float  # of an SM; 0: unknown
     per_cycle: Mapping[str, float]
     style: Style = Style.HOPPER
+    choice: Choice | None = field(
+        default=None, compare=False, repr=False
+    )  # how its library picks kernels; None: unknown
 
 
 @dataclass(frozen=True)
@@ -49,11 +53,15 @@ class Condition:
     """How an operator is run, where its form does not say. Empty text: as frameworks usually do."""
 
     layout: str = ""  # of a product: nt (weights as PyTorch keeps them) or nn; of attention: bshd or bhsd
-    rotated: str = ""  # which operands come from device memory: none, weights, all
+    rotated: str = ""  # which operands come from device memory: none, weights, all, or as a profiler counts
     backend: str = ""  # of attention: default, cudnn, flash
+    rows: int = 0  # of an elementwise operator over two dimensions; 0: not said
+    run: int = 0  # elements of a turned operand that stay together; 1: a plain transpose; 0: not said
+    kernels: tuple[str, ...] = ()  # names of those that ran; empty: let the choice decide
 
 
 USUAL = Condition()
+COUNTED = "counted"  # of ``rotated``: a profiler that runs a kernel again for each of its passes
 
 
 @dataclass(frozen=True)
@@ -69,10 +77,28 @@ class Work:
     shared_byte: Array
     dram_read_byte: Array
     dram_write_byte: Array
+    store_byte: Array  # of the result through L2, where a kernel stores after its main loop; else among l2_byte
     between_byte: Array  # written and read again between the kernels of one operator: casts, layouts, partial sums
     between_dram_byte: Array  # the part of that which L2 cannot hold
     slots: Array  # units an SM holds at a time
     features: Mapping[str, Array] = field(default_factory=dict)
+
+    @property
+    def learner(self) -> tuple[str, ...]:
+        """Kernels that learn from one another: the first word of each group, depthwise convolutions apart.
+
+        A point convolution is a ``gemm``.
+        """
+        return tuple(learner_of(group) for group in self.group)
+
+
+def learner_of(group: str) -> str:
+    """Whose residual a group learns.
+
+    >>> learner_of("gemm.row"), learner_of("conv2d.depthwise.last.plain")
+    ('gemm', 'depthwise')
+    """
+    return "depthwise" if ".depthwise" in group else group.partition(".")[0]
 
 
 WORK_COLUMNS = (
@@ -84,6 +110,7 @@ WORK_COLUMNS = (
     "shared_byte",
     "dram_read_byte",
     "dram_write_byte",
+    "store_byte",
     "between_byte",
     "between_dram_byte",
     "slots",
@@ -116,5 +143,5 @@ def resident(byte: Array, l2_byte: float) -> Array:
 
 def alignment(size: npt.ArrayLike, most: int = 16) -> Array:
     """Log2 of the largest power of two that divides a size, up to ``most``."""
-    whole = np.asarray(size, dtype=np.int64)
+    whole = np.maximum(np.asarray(size, dtype=np.int64), 1)  # of less than one element nothing is known
     return np.asarray(np.log2(np.minimum(whole & -whole, most)), dtype=np.float64)

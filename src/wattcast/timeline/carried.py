@@ -4,8 +4,8 @@ A kernel that is the same program on both chips keeps what the scaffold left ove
 processes are asked about the shape as it looked there (its fill of the last wave, its share of L2), so they
 answer inside what they were fitted on; families without a model keep the scaffold's word.
 
-A kernel that was slower there than device memory is bound by its instructions: what it takes beyond streaming goes
-with the SMs and their clock, and is no business of another chip's memory.
+A kernel that was slower there than the scaffold says is so on the chip: a factor above 1 scales its cycles, and is no
+business of another chip's memory.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Carried(Residuals):
 
     def factors(self, kernels: Kernels, corrections: Array) -> tuple[Array, Array]:
         """Factor on time and on energy of each kernel, ``(kernel,)``."""
-        known = {*self.time, *self.energy}
-        rows = [i for i, family in enumerate(kernels.family) if family in known and self._has(kernels.pipe_event[i])]
+        known, learners = {*self.time, *self.energy}, kernels.work.learner
+        rows = [i for i, name in enumerate(learners) if name in known and self._has(kernels.pipe_event[i])]
         time, energy = np.ones(len(kernels.ops)), np.ones(len(kernels.ops))
         if not rows:
             return time, energy

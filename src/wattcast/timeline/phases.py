@@ -6,6 +6,7 @@ A kernel of U units on S SMs takes W = ⌈U/S⌉ waves (U/S where blocks are man
     fixed   λ_f · launches                                   seconds: start and drain
     serial  λ_s · steps · max(U/(S·slots), 1)                cycles: filling the pipeline, dependent steps
     between max(λ_2·B/β_L2, λ_d·Q/β_DRAM)                     layouts turned, partial sums, casts
+    store   max(λ_2·B/β_L2, λ_d·Q/β_DRAM)                     results of tiles, which leave after the main loop
     main    max(λ_c·W·F_unit/π, λ_2·B_L2/β_L2, λ_d·Q/β_DRAM)   cycles on chip against seconds off it
 
 and the whole is scaled by a learned residual of the shape (1 where nothing was learned). Units whose
@@ -24,6 +25,8 @@ from wattcast.errors import MissingSpecification
 from wattcast.hardware import Gpu
 from wattcast.kernels import Kernels
 from wattcast.kernels.lower import PIPE_EVENTS
+from wattcast.kernels.work import Work
+from wattcast.timeline.ideal import loads, main_dram_byte
 from wattcast.timeline.residual import Residuals
 from wattcast.timeline.timeline import Phase, Timeline
 from wattcast.timeline.waves import active_share, rounds, waves
@@ -56,20 +59,18 @@ def schedule(
     residuals: Residuals | None = None,
 ) -> Timeline:
     """The clock-free timeline of ``kernels`` on ``gpu``."""
-    of = [correction_of(group, corrections) for group in kernels.work.group]
-    compute, memory, fixed_s, l2, serial = (
-        np.array([getattr(c, name) for c in of]) for name in ("compute", "memory", "fixed_s", "l2", "serial_cycle")
-    )
     work = kernels.work
+    blended = blended_corrections(work, corrections)
+    compute, memory, fixed_s, l2, serial = blended.T
     time_factor = energy_factor = off_chip = np.ones(len(kernels.ops))
     if residuals is not None:
-        time_factor, energy_factor = residuals.factors(kernels, np.stack([compute, memory, fixed_s, l2, serial], -1))
+        time_factor, energy_factor = residuals.factors(kernels, blended)
         off_chip = residuals.off_chip(time_factor)
-    off_chip_s = off_chip * memory * (work.dram_read_byte + work.dram_write_byte) / gpu.memory.byte_per_s
+    off_chip_s = off_chip * memory * main_dram_byte(work) / gpu.memory.byte_per_s
     on_chip = compute * _compute_cycles(kernels, gpu)
     if gpu.l2.byte_per_cycle is not None:
-        on_chip = np.maximum(on_chip, l2 * work.l2_byte / gpu.l2.byte_per_cycle)
-    between = _between(kernels, gpu, time_factor * l2, off_chip * memory)
+        on_chip = np.maximum(on_chip, l2 * work.l2_byte * loads(kernels, gpu.sm_count) / gpu.l2.byte_per_cycle)
+    between = _moves(kernels, gpu, time_factor * l2, off_chip * memory)
     events, value = counts(kernels)
     tensor_rows = np.flatnonzero([event.startswith("tensor") for event in kernels.pipe_event])
     calls = kernels.calls
@@ -97,14 +98,35 @@ def schedule(
     )
 
 
-def _between(kernels: Kernels, gpu: Gpu, l2: Array, memory: Array) -> tuple[Phase, ...]:
-    """What an operator's kernels hand one another, when there are several."""
+def _moves(kernels: Kernels, gpu: Gpu, l2: Array, memory: Array) -> tuple[Phase, ...]:
+    """What an operator's kernels hand one another, when there are several, and what tiles store at their end."""
     work = kernels.work
-    if not work.between_byte.any():
-        return ()
-    rate = gpu.l2.byte_per_cycle
-    cycles = None if rate is None else np.asarray(l2 * work.between_byte / rate)
-    return (Phase("between", cycles, np.asarray(memory * work.between_dram_byte / gpu.memory.byte_per_s)),)
+    stored_byte = np.where(work.store_byte > 0, work.dram_write_byte, 0.0)
+    phases = []
+    for name, byte, dram_byte in (
+        ("between", work.between_byte, work.between_dram_byte),
+        ("store", work.store_byte, stored_byte),
+    ):
+        if byte.any():
+            rate = gpu.l2.byte_per_cycle
+            cycles = None if rate is None else np.asarray(l2 * byte / rate)
+            phases.append(Phase(name, cycles, np.asarray(memory * dram_byte / gpu.memory.byte_per_s)))
+    return tuple(phases)
+
+
+def blended_corrections(work: Work, corrections: Mapping[str, Correction]) -> Array:
+    """λ of compute, memory, fixed seconds, L2 and cycles a step of each kernel, ``(kernel, 5)``.
+
+    Where several kinds of kernel are likely, the mean of their logarithms.
+    """
+    groups = [name for name in work.features if name.startswith("is ")]
+    share = np.stack([work.features[name] for name in groups], axis=-1)
+    of = [correction_of(name.removeprefix("is "), corrections) for name in groups]
+    values = np.array([[c.compute, c.memory, c.fixed_s, c.l2, c.serial_cycle] for c in of])
+    return np.asarray(np.exp(share @ np.log(np.maximum(values, _NOTHING))))
+
+
+_NOTHING = 1e-300  # stands for a correction of zero in logs
 
 
 def correction_of(group: str, corrections: Mapping[str, Correction]) -> Correction:
@@ -144,7 +166,7 @@ def counts(kernels: Kernels) -> tuple[tuple[str, ...], Array]:
     columns |= {
         "sfu_op": kernels.sfu_op,
         "shared_byte": work.shared_byte,
-        "l2_byte": work.l2_byte + work.between_byte,
+        "l2_byte": work.l2_byte + work.store_byte + work.between_byte,
         "dram_read_byte": work.dram_read_byte + 0.5 * work.between_dram_byte,
         "dram_write_byte": work.dram_write_byte + 0.5 * work.between_dram_byte,
         "link_byte": kernels.link_byte,

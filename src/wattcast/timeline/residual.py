@@ -43,7 +43,7 @@ _MOST_KEPT = 256
 
 @dataclass(frozen=True)
 class Residuals:
-    """Learned factors by family; a family without any keeps the scaffold's word."""
+    """Learned factors by the first word of a group; a group without any keeps the scaffold's word."""
 
     reference: Reference
     time: Mapping[str, Learned]
@@ -60,11 +60,10 @@ class Residuals:
         if kept is not None:
             return kept
         rows_of: dict[str, list[int]] = {}
-        for i, family in enumerate(kernels.family):
-            rows_of.setdefault(family, []).append(i)
+        for i, learner in enumerate(kernels.work.learner):
+            rows_of.setdefault(learner, []).append(i)
         time = _factors(self.time, rows_of, kernels.work.features, len(kernels.ops))
-        with np.errstate(divide="ignore"):  # a correction may be zero
-            logs = np.log(corrections)
+        logs = np.log(corrections)
         fixed_s = time * corrections[:, 2] * kernels.work.launches
         seconds = time * ideal(kernels, self.reference).seconds(logs, self.reference.top_hz)
         features = {**kernels.work.features, **rates(kernels, self.reference, seconds, fixed_s)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from wattcast.arrays import Array, Scalar
 from wattcast.kernels import Kernels
@@ -10,11 +11,20 @@ from wattcast.kernels import Kernels
 _WHOLE_WAVES = ("gemm", "conv2d")  # families whose units fill an SM each
 
 
+def whole(kernels: Kernels) -> npt.NDArray[np.bool_]:
+    """Kernels whose units fill an SM each, ``(kernel,)``."""
+    return np.array([family in _WHOLE_WAVES for family in kernels.family])
+
+
 def waves(kernels: Kernels, sm_count: Scalar) -> Array:
     """Rounds of units over the SMs, ``(*sweep, kernel)``: whole ones for tiles that fill an SM."""
     rounds = np.asarray(kernels.work.units / sm_count)
-    whole = np.array([family in _WHOLE_WAVES for family in kernels.family])
-    return np.where(whole, np.ceil(rounds), np.maximum(rounds, 1.0))
+    return np.where(whole(kernels), np.ceil(rounds), np.maximum(rounds, 1.0))
+
+
+def imbalance(kernels: Kernels, sm_count: Scalar) -> Array:
+    """What the busiest SM loads over what an SM loads on average, ``(*sweep, kernel)``: 1 where blocks are many."""
+    return np.asarray(waves(kernels, sm_count) * sm_count / np.maximum(kernels.work.units, 1.0))
 
 
 def rounds(kernels: Kernels, sm_count: Scalar) -> Array:

@@ -1,4 +1,4 @@
-"""The kernel choice against the kernels that ran: tiles of products, parsed from their names."""
+"""The kernel choice against the kernels that ran: what it took for shapes it had not seen."""
 
 from __future__ import annotations
 
@@ -6,37 +6,50 @@ from typing import Any
 
 import numpy as np
 
-from wattcast import hardware
-from wattcast.fit import kernels_data
-from wattcast.fit.kernels import random
-from wattcast.fitted import bundle_for
-from wattcast.kernels import kernels_of
-from wattcast.kernels.names import parse_kernel_name
-from wattcast.validate.rows import Row, row
+from wattcast.fit.kernels_run import held_out_of
+from wattcast.fit.kernels_split import HeldOut
+from wattcast.validate.rows import Mask, Row, percent, row
 
 
-def choice_rows(gpu: str) -> list[Row]:
-    """How often the scaffold's fastest tile is the library's, exactly and to a factor of two of its area.
+def choice_rows(gpu: str, held: HeldOut | None = None) -> list[Row]:
+    """How often the fitted choice is the library's: kind, tile and split; and latency with the true kernel."""
+    held = held or held_out_of(gpu)
+    if held is None:
+        return []
+    burst = np.array([kind == "burst" for kind in held.kind]) & (np.array(held.data) == "random")
+    named = burst & np.array([bool(ran) and bool(chosen) for ran, chosen in zip(held.ran, held.chosen, strict=True)])
+    where, family = f"{gpu} kernel choice", np.array(held.family)
+    rows = []
+    for name in ("gemm", "conv2d"):
+        at = named & (family == name)
+        rows.append(row(where, f"kernel of {name}", int(at.sum()), None, **_agreement(held, at)))
+    for name in ("gemm", "conv2d"):
+        at = burst & (family == name) & np.isfinite(held.oracle_latency_s)
+        error = percent(held.oracle_latency_s[at], held.latency_s[at])
+        more = {"without_oracle": round(percent(held.predicted_latency_s[at], held.latency_s[at]) or 0.0, 1)}
+        rows.append(row(where, f"latency of {name}, kernel that ran (oracle)", int(at.sum()), error, **more))
+    return rows
 
-    The choice has no fitted part, so no row was used to fit it. Names give the side along outputs first.
-    """
-    rows = kernels_data.load(gpu)
-    rows = rows.where(rows.is_kind("burst") & random(rows) & (rows.repeat == 0))
-    named = [parse_kernel_name(names[0]) if names else None for names in rows.names]
-    product = np.array([family == "gemm" for family in rows.family])
-    at = product & np.array([name is not None and name.tiled for name in named])
-    some = rows.where(at)
-    tiles = [(name.tile_m, name.tile_n) for name, keep in zip(named, at, strict=True) if keep and name is not None]
-    measured = np.array(tiles, dtype=np.float64)
-    chip = hardware.load(gpu)
-    work = kernels_of(some.ops, some.conditions, chip, bundle_for(chip).reference, ()).work
-    chosen = np.stack([work.features["tile_n"], work.features["tile_m"]], axis=-1)
-    exact = (chosen == measured).all(axis=-1)
-    near = np.abs(np.log2(chosen.prod(axis=-1) / measured.prod(axis=-1))) <= 1.0
-    more: dict[str, Any] = {
-        "exact": round(float(100 * exact.mean()), 1),
-        "area_within_a_factor_of_two": round(float(100 * near.mean()), 1),
-        "distinct_tiles": len({tuple(tile) for tile in measured.tolist()}),
-        "names_not_parsed": int((product & ~at).sum()),
+
+def _agreement(held: HeldOut, at: Mask) -> dict[str, Any]:
+    """Shares in percent."""
+    ran, took = ([_parts(names[i]) for i in np.flatnonzero(at)] for names in (held.ran, held.chosen))
+    pairs = list(zip(ran, took, strict=True))
+    near = [abs(np.log2(b[1] * b[2] / (a[1] * a[2]))) <= 1.0 for a, b in pairs]
+    return {
+        "kind": _share([a[0] == b[0] for a, b in pairs]),
+        "tile_exact": _share([a[:3] == b[:3] for a, b in pairs]),
+        "area_within_a_factor_of_two": _share(near),
+        "split_of_k": _share([a[3] == b[3] for a, b in pairs]),
+        "distinct_kernels": len(set(ran)),
     }
-    return [row(f"{gpu} kernel choice", "tile of a product", len(measured), None, **more)]
+
+
+def _share(flags: list[Any]) -> float:
+    return round(float(100 * np.mean(flags)), 1) if flags else 0.0
+
+
+def _parts(text: str) -> tuple[str, int, int, bool]:
+    kind, tile, *split = text.split()
+    n, m = tile.split("x")
+    return kind, int(n), int(m), bool(split)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from wattcast.arrays import Array
 from wattcast.fit import kernels_data
 from wattcast.fitted import bundle_for
 from wattcast.kernels import kernels_of
+from wattcast.kernels.work import COUNTED
 from wattcast.records import COUNTERS_FILE, database_folder, read_table
 from wattcast.timeline.phases import counts
 from wattcast.validate.rows import Row, row
@@ -28,7 +30,7 @@ def counter_rows(gpu: str) -> list[Row]:
     specs = [spec for spec in measured if spec in first]
     chip = hardware.load(gpu)
     ops = tuple(rows.ops[first[s]] for s in specs)
-    conditions = [rows.conditions[first[s]] for s in specs]
+    conditions = [replace(rows.conditions[first[s]], rotated=COUNTED) for s in specs]
     kernels = kernels_of(ops, conditions, chip, bundle_for(chip).reference, ())
     events, value = counts(kernels)
     dram = value[:, events.index("dram_read_byte")] + value[:, events.index("dram_write_byte")]

@@ -1,0 +1,135 @@
+"""The kernel choice from the names in a database: a conditional logit for each class of products.
+
+Maximum likelihood with ridge [McFadden1974; Hastie2009, 4.4]: weak on what all candidates share, firm on each
+candidate's own taste for shapes, since most candidates were seen a few times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from wattcast.arrays import Array
+from wattcast.fit.kernels_data import Mask, Rows
+from wattcast.kernels import Reference
+from wattcast.kernels.choose import Chooser, Label, candidate_terms, label_of, pick
+from wattcast.kernels.convolution import CHOICE_COLUMNS as CONVOLUTION_COLUMNS
+from wattcast.kernels.lower import choice_inputs
+from wattcast.kernels.products import CHOICE_COLUMNS as PRODUCT_COLUMNS
+
+_SHARED_RIDGE, _OWN_RIDGE = 0.02, 1.0
+_STEPS = 80
+_SPLIT_BLOCKS = 1.9  # blocks a tile, from which K was split; padding of the grid stays below
+LEAST_ROWS = 8  # of a class, to choose at all
+
+
+def fit_choice(rows: Rows, reference: Reference) -> dict[str, Chooser]:
+    """A chooser for each class of products with enough named rows; each operator counts once."""
+    first = {(spec, op): i for i, (spec, op) in reversed(list(enumerate(zip(rows.spec, rows.ops, strict=True))))}
+    kept = sorted(i for i in first.values() if rows.names[i])
+    classes, sizes, shape = choice_inputs([rows.ops[i] for i in kept], [rows.conditions[i] for i in kept])
+    labels = labels_of(rows.where(_mask(kept, len(rows))))
+    found = {}
+    for name in dict.fromkeys(c for c in classes if c):
+        at = np.array([i for i, c in enumerate(classes) if c == name and labels[i] is not None])
+        if len(at) < LEAST_ROWS:
+            continue
+        columns = CONVOLUTION_COLUMNS if name.startswith("conv2d") else PRODUCT_COLUMNS
+        table = np.stack([shape[column][at] for column in columns], axis=-1)
+        ran = [label for i in at if (label := labels[i]) is not None]
+        found[name] = _fit(ran, tuple(size[at] for size in sizes), table, columns, reference.sm_count)
+    return found
+
+
+def labels_of(rows: Rows) -> list[Label | None]:
+    """The kernel that ran in each row, as the choice sees it; None where nothing is chosen or no name is known."""
+    classes, sizes, _ = choice_inputs(rows.ops, rows.conditions)
+    b, m, n, _ = sizes
+    return [
+        _label(rows, i, float(b[i]), float(m[i]), float(n[i])) if classes[i] and rows.names[i] else None
+        for i in range(len(rows))
+    ]
+
+
+def chosen_for(rows: Rows, reference: Reference) -> list[Label | None]:
+    """The kernel the fitted choice takes for each row; None where it chooses nothing."""
+    classes, sizes, shape = choice_inputs(rows.ops, rows.conditions)
+    b, m, n, k = sizes
+    known = [i for i, name in enumerate(classes) if name in (reference.choice or {})]
+    found: list[Label | None] = [None] * len(rows)
+    if known:
+        at = np.array(known)
+        picks = pick(
+            reference.choice,
+            [classes[i] for i in known],
+            [()] * len(known),
+            (b[at], m[at], n[at], k[at]),
+            {name: values[at] for name, values in shape.items()},
+            list,
+            reference.sm_count,
+        )
+        for row, i in enumerate(known):
+            found[i] = picks.label(row)
+    return found
+
+
+def _mask(rows: Sequence[int], count: int) -> Mask:
+    mask = np.zeros(count, dtype=bool)
+    mask[list(rows)] = True
+    return mask
+
+
+def _label(rows: Rows, i: int, b: float, m: float, n: float) -> Label | None:
+    """The kernel that ran; more blocks than tiles say that K was split, except of Hopper's, which walk over tiles."""
+    label = label_of(rows.names[i])
+    if label is None or label.kind in ("hopper", "vector") or not rows.blocks[i]:
+        return label
+    tiles = b * np.ceil(n / label.tile_n) * np.ceil(m / label.tile_m)
+    return label._replace(split=label.split or max(rows.blocks[i]) >= _SPLIT_BLOCKS * tiles)
+
+
+def _fit(ran: Sequence[Label], sizes: tuple[Array, ...], table: Array, names: tuple[str, ...], sms: float) -> Chooser:
+    from scipy.optimize import minimize
+
+    candidates = sorted(set(ran))
+    target = np.array([candidates.index(label) for label in ran])
+    kind = np.array([c.kind for c in candidates])
+    tile_n, tile_m = (np.array([float(c[i]) for c in candidates]) for i in (1, 2))
+    split = np.array([c.split for c in candidates])
+    b, m, n, k = sizes
+    terms = candidate_terms(b, m, n, k, kind, tile_n, tile_m, split, sms)
+    scale = np.maximum(terms.reshape(-1, terms.shape[-1]).std(axis=0), 1e-9)
+    mean, spread = table.mean(axis=0), np.where(table.std(axis=0) > 1e-9, table.std(axis=0), 1.0)
+    shape = np.column_stack([np.ones(len(table)), (table - mean) / spread])
+    width, count = terms.shape[-1], len(candidates)
+    done = minimize(
+        _misfit,
+        np.zeros(width + count * shape.shape[1]),
+        args=(np.ascontiguousarray(terms / scale), shape, target),
+        jac=True,
+        method="L-BFGS-B",
+        options={"maxiter": _STEPS},
+    )
+    own = done.x[width:].reshape(count, -1)
+    return Chooser(kind, tile_n, tile_m, split, done.x[:width] / scale, own, names, mean, spread)
+
+
+def _misfit(value: Array, terms: Array, shape: Array, target: npt.NDArray[np.int64]) -> tuple[float, Array]:
+    """Negative log-likelihood with ridge, and its slope."""
+    rows, count, width = terms.shape
+    weight, own = value[:width], value[width:].reshape(count, -1)
+    flat = terms.reshape(-1, width)
+    score = (flat @ weight).reshape(rows, count) + shape @ own.T
+    score -= score.max(axis=1, keepdims=True)
+    share = np.exp(score)
+    share /= share.sum(axis=1, keepdims=True)
+    picked = share[np.arange(rows), target]
+    cost = -np.log(np.maximum(picked, 1e-300)).sum()
+    cost += 0.5 * _SHARED_RIDGE * weight @ weight + 0.5 * _OWN_RIDGE * (own**2).sum()
+    share[np.arange(rows), target] -= 1.0
+    slope = np.concatenate(
+        [share.ravel() @ flat + _SHARED_RIDGE * weight, (share.T @ shape + _OWN_RIDGE * own).ravel()]
+    )
+    return float(cost), slope

@@ -1,0 +1,286 @@
+"""Which kernel a library takes for a product: a fitted choice among those seen, or the one that really ran.
+
+A candidate is a kind of kernel (:func:`kind_of`), the sides of its tile along outputs and tokens, and whether it
+splits K. The choice is a conditional logit [McFadden1974]: the candidate with the highest score
+
+    s_c = w·x_c + u_c·z,
+
+x_c what the candidate would do with the shape (padding, waves, the cost of the plain scaffold), z the shape itself.
+Where nothing was fitted, :mod:`wattcast.kernels.gemm` takes the tile that is fastest under the scaffold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from wattcast.arrays import Array
+from wattcast.errors import bad_value
+from wattcast.kernels.names import KernelName, parse_kernel_name
+
+KINDS = ("hopper", "ampere", "turing", "wmma", "indexed", "simt", "vector")
+STEP_K = 64.0
+# Blocks of kernels before Hopper that registers and shared memory of an SM hold, by elements of their tile.
+_AREAS, _HELD = np.array([2048.0, 4096.0, 8192.0, 32768.0]), np.array([12.0, 9.0, 4.0, 2.0, 1.0])
+_SHARPEN = 2.0  # how much more than its likelihood says the likeliest kernel counts, where kinds differ
+_PRODUCTS = ("gemm", "gemv", "convolution")
+Flags = npt.NDArray[np.bool_]
+
+
+class Label(NamedTuple):
+    """A kernel as the choice sees it."""
+
+    kind: str
+    tile_n: int  # along outputs (channels of a convolution)
+    tile_m: int  # along tokens (pixels)
+    split: bool  # of K over blocks, with a reduction behind
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.tile_n}x{self.tile_m}{' split' if self.split else ''}"
+
+
+VECTOR = Label("vector", 64, 8, False)  # kernels without a tile: a few rows, or a direct convolution
+
+
+def label_of(names: Sequence[str]) -> Label | None:
+    """The kernel of an operator's product among the names of all its kernels; None where there is none.
+
+    cuBLAS and CUTLASS name the side along outputs first, the xmma kernels and convolutions the other.
+
+    >>> label_of(["nvjet_sm90_tst_64x8_64x16_4x1_v_bz_splitK_TNT"])
+    Label(kind='hopper', tile_n=64, tile_m=8, split=True)
+    """
+    parsed = [parse_kernel_name(name) for name in names]
+    main = next((name for name in parsed if name.family in _PRODUCTS), None)
+    if main is None:
+        return None
+    kind = kind_of(main)
+    if kind == "vector":
+        return VECTOR
+    first, second = int(main.tile_m or 0), int(main.tile_n or 0)
+    tokens_first = "xmma" in main.name or main.family == "convolution"
+    n, m = (second, first) if tokens_first else (first, second)
+    split = any(name.split_k or name.family == "splitk_reduce" or "splitK" in name.name for name in parsed)
+    return Label(kind, n, m, split)
+
+
+def kind_of(name: KernelName) -> str:
+    """The kind of a product's kernel: by the generation it was written for and how it loads."""
+    if not name.tiled:
+        return "vector"
+    if name.architecture == "sm90":
+        return "hopper"
+    if "indexed" in name.name:
+        return "indexed"
+    if "wmma" in name.name:
+        return "wmma"
+    if any(word in name.name for word in ("simt", "ffma", "sgemm")):
+        return "simt"
+    return "turing" if name.architecture == "sm75" else "ampere"
+
+
+def slots_of(hopper: Flags, area: Array) -> Array:
+    """Tiles an SM works on at a time: one of Hopper's, which fill it; more of smaller ones before."""
+    return np.where(hopper, 1.0, _HELD[np.searchsorted(_AREAS, area, side="right")])
+
+
+@dataclass(frozen=True)
+class Picks:
+    """Candidates of each product and how likely each is, ``(row, pick)``; the likeliest first."""
+
+    kind: npt.NDArray[np.int64]  # position in KINDS
+    tile_n: Array
+    tile_m: Array
+    split: Array  # parts of K: 1 none, 0 as many as fill the chip
+    share: Array  # sums to 1
+
+    def label(self, row: int) -> Label:
+        """The likeliest kernel of a row."""
+        kind = KINDS[int(self.kind[row, 0])]
+        return Label(kind, int(self.tile_n[row, 0]), int(self.tile_m[row, 0]), bool(self.split[row, 0] != 1.0))
+
+    def of_kind(self, name: str) -> Array:
+        """How likely each row runs a kind of kernel, ``(row,)``."""
+        return np.asarray((self.share * (self.kind == KINDS.index(name))).sum(axis=1))
+
+
+MOST_PICKS = 8
+
+
+def blended(names: Sequence[Sequence[str]], picks: Picks) -> tuple[list[str], dict[str, Array]]:
+    """The group of the likeliest kernel of each row, and columns ``is GROUP`` of how likely each group is.
+
+    ``names`` are the groups of each row by kind of kernel, in the order of ``KINDS``.
+    """
+    columns: dict[str, Array] = {}
+    shares = np.stack([picks.of_kind(kind) for kind in KINDS], axis=-1)
+    for i, of in enumerate(names):
+        for j in np.flatnonzero(shares[i]):
+            columns.setdefault(f"is {of[j]}", np.zeros(len(names)))[i] += shares[i, j]
+    return [of[int(k)] for of, k in zip(names, picks.kind[:, 0], strict=True)], columns
+
+
+@dataclass(frozen=True)
+class Chooser:
+    """Candidates of one class of products and the weights that choose among them."""
+
+    kind: npt.NDArray[np.str_]  # (candidate,)
+    tile_n: Array
+    tile_m: Array
+    split: Flags
+    weight: Array  # (term,) of what a candidate would do
+    own: Array  # (candidate, 1 + shape) of the shape, a constant first
+    names: tuple[str, ...]  # columns of the shape
+    mean: Array  # (shape,)
+    spread: Array  # (shape,)
+
+    def __post_init__(self) -> None:
+        count, width = len(self.kind), 1 + len(self.names)
+        shapes = {self.tile_n.shape, self.tile_m.shape, self.split.shape}
+        if shapes != {(count,)} or self.own.shape != (count, width) or not set(self.kind) <= set(KINDS):
+            raise bad_value("kernel choice", f"{count} candidates of {width} weights", self.own.shape)
+        if not (np.isfinite(self.own).all() and np.isfinite(self.weight).all() and (self.spread > 0).all()):
+            raise bad_value("kernel choice", "finite weights", "others")
+
+    @cached_property
+    def alike(self) -> bool:
+        """Whether all candidates are of one kind."""
+        return len(set(self.kind.tolist())) == 1
+
+    @cached_property
+    def kind_index(self) -> npt.NDArray[np.int64]:
+        """Kinds as positions in ``KINDS``."""
+        return np.array([KINDS.index(str(kind)) for kind in self.kind], dtype=np.int64)
+
+    def score(self, b: Array, m: Array, n: Array, k: Array, shape: Array, sms: float) -> Array:
+        """Score of every candidate for every product, ``(row, candidate)``."""
+        terms = candidate_terms(b, m, n, k, self.kind, self.tile_n, self.tile_m, self.split, sms)
+        own = self.own[:, 0] + ((shape - self.mean) / self.spread) @ self.own[:, 1:].T
+        return np.asarray(terms @ self.weight + own)
+
+
+Choice = Mapping[str, Chooser]  # by class of products
+
+
+def pick(
+    choice: Choice | None,
+    classes: Sequence[str],
+    ran: Sequence[Sequence[str]],
+    sizes: tuple[Array, Array, Array, Array],
+    shape: Mapping[str, Array],
+    fallback: Callable[[], Sequence[Label]],
+    sms: float,
+) -> Picks:
+    """The kernels of each product: the one that ran where names are given, else as fitted, else the fallback."""
+    count = len(classes)
+    picks = Picks(
+        kind=np.zeros((count, MOST_PICKS), np.int64),
+        tile_n=np.ones((count, MOST_PICKS)),
+        tile_m=np.ones((count, MOST_PICKS)),
+        split=np.ones((count, MOST_PICKS)),
+        share=np.zeros((count, MOST_PICKS)),
+    )
+    given = [label_of(names) if names else None for names in ran]
+    rest = []
+    for name in dict.fromkeys(classes):
+        rows = [i for i, c in enumerate(classes) if c == name and given[i] is None]
+        if choice is not None and name in choice and rows:
+            _fitted(picks, rows, choice[name], tuple(size[rows] for size in sizes), shape, sms)
+        else:
+            rest += rows
+    usual = fallback() if rest else ()
+    for i in rest:
+        given[i] = usual[i]
+    for i, label in enumerate(given):
+        if label is not None:
+            _sure(picks, i, label)
+    return picks
+
+
+def _fitted(
+    picks: Picks, rows: list[int], chooser: Chooser, sizes: tuple[Array, ...], shape: Mapping[str, Array], sms: float
+) -> None:
+    columns = np.stack([shape[column][rows] for column in chooser.names], axis=-1)
+    b, m, n, k = sizes
+    score = chooser.score(b, m, n, k, columns, sms)
+    # Hopper's kernels differ in their tiles alone: the likeliest as it is. Where kinds differ by factors of time,
+    # others keep their say.
+    most = 1 if chooser.alike else min(MOST_PICKS, score.shape[1])
+    best = np.argsort(-score, axis=1, kind="stable")[:, :most]
+    share = np.exp(_SHARPEN * (np.take_along_axis(score, best, axis=1) - score.max(axis=1, keepdims=True)))
+    at = np.ix_(rows, range(most))
+    picks.kind[at] = chooser.kind_index[best]
+    picks.tile_n[at], picks.tile_m[at] = chooser.tile_n[best], chooser.tile_m[best]
+    picks.split[at] = np.where(chooser.split[best], 0.0, 1.0)
+    picks.share[at] = share / share.sum(axis=1, keepdims=True)
+
+
+def _sure(picks: Picks, row: int, label: Label) -> None:
+    picks.kind[row, 0], picks.share[row, 0] = KINDS.index(label.kind), 1.0
+    picks.tile_n[row, 0], picks.tile_m[row, 0] = label.tile_n, label.tile_m
+    picks.split[row, 0] = 0.0 if label.split else 1.0
+
+
+def candidate_terms(
+    b: Array, m: Array, n: Array, k: Array, kind: Any, tile_n: Array, tile_m: Array, split: Flags, sms: float
+) -> Array:
+    """What each candidate would do with each product, ``(row, candidate, term)``."""
+    b, m, n, k = (size[:, np.newaxis] for size in (b, m, n, k))
+    across, down = np.ceil(n / tile_n), np.ceil(m / tile_m)
+    tiles = b * across * down
+    held = slots_of(kind == "hopper", tile_n * tile_m)
+    parts = np.where(split, np.maximum(np.floor(sms * held / tiles), 2.0), 1.0)
+    full = tiles * parts / (sms * held)
+    waves = np.ceil(full)
+    area = tile_n * tile_m
+    feed = np.minimum(1.0, 0.12 + 0.88 * np.sqrt(area / 128.0**2))
+    compute = waves * held * np.ceil(k / parts / STEP_K) * np.maximum(2.0 * area * STEP_K / (4096.0 * feed), 60.0)
+    loads = tiles * (tile_n + tile_m) * k / 5500.0
+    cost = np.log(np.maximum(compute, loads) + 1500.0 * split)
+    log_compute, log_loads, log_full = np.log(compute), np.log(loads), np.log(full)
+    terms = (
+        cost - cost.min(axis=1, keepdims=True),
+        np.log(across * tile_n / n),
+        np.log(down * tile_m / m),
+        np.log(waves / full),
+        np.maximum(-log_full, 0.0),
+        np.maximum(log_full, 0.0),
+        log_compute - log_compute.min(axis=1, keepdims=True),
+        log_loads - log_loads.min(axis=1, keepdims=True),
+        np.abs(np.log(np.minimum(n, 4096.0) / tile_n) - np.log(np.minimum(m, 4096.0) / tile_m)),
+        across * tile_n == n,
+        down * tile_m == m,
+        waves <= 1,
+        waves <= 2,
+        np.maximum(m, 8.0) <= tile_m,
+        split * np.log(k),
+        split * np.log(tiles),
+        split & (tiles <= sms / 2.0),
+    )
+    return np.stack([np.broadcast_to(term, tiles.shape) for term in terms], axis=-1, dtype=np.float64)
+
+
+def to_arrays(choice: Choice, prefix: str) -> dict[str, Any]:
+    """Arrays to save beside a bundle."""
+    return {
+        f"{prefix}.{name}.{item}": np.array(values) if item == "names" else values
+        for name, chooser in choice.items()
+        for item, values in ((item.name, getattr(chooser, item.name)) for item in fields(chooser))
+    }
+
+
+def from_arrays(arrays: Mapping[str, Any], prefix: str) -> dict[str, Chooser]:
+    """A choice from what :func:`to_arrays` saved; empty where there is none."""
+    items = tuple(item.name for item in fields(Chooser))
+    found = [key.split(".")[1] for key in arrays if key.startswith(f"{prefix}.") and key.endswith(".weight")]
+    choice = {}
+    for name in found:
+        of = {item: np.asarray(arrays[f"{prefix}.{name}.{item}"]) for item in items}
+        columns: Any = tuple(str(column) for column in of.pop("names"))
+        choice[name] = Chooser(**of, names=columns)
+    return choice

@@ -1,0 +1,113 @@
+"""The kernel choice: labels from names, a fitted logit, the oracle and the fallback."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+
+from wattcast.errors import WattcastError
+from wattcast.fit.kernels_choice import chosen_for, fit_choice, labels_of
+from wattcast.fit.kernels_data import Rows, load
+from wattcast.hardware import load as load_gpu
+from wattcast.kernels import Condition, Reference, kernels_of, reference_of
+from wattcast.kernels.choose import Label, from_arrays, label_of, to_arrays
+from wattcast.workload.graph import Linear
+
+GPU = load_gpu("h200")
+NVJET = "nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_TNT"
+
+
+@pytest.fixture(scope="module")
+def rows() -> Rows:
+    """Products in bf16 and fp16 whose sizes are whole powers of two and the like: a part that is quick to fit."""
+    database = load("h200")
+    kept = database.is_kind("burst") & np.array(
+        [isinstance(op, Linear) and op.dtype.byte == 2 and op.k % 8 == 0 and op.n % 8 == 0 for op in database.ops]
+    )
+    return database.where(kept)
+
+
+@pytest.fixture(scope="module")
+def reference(rows: Rows) -> Reference:
+    half = np.arange(len(rows)) % 2 == 0
+    plain = reference_of(GPU)
+    return replace(plain, choice=fit_choice(rows.where(half), plain))
+
+
+@pytest.mark.parametrize(
+    ("names", "label"),
+    [
+        ([NVJET], Label("hopper", 256, 128, False)),
+        (
+            ["nvjet_sm90_tst_96x64_64x10_1x2_h_bz_splitK_TNN", "splitKreduce_kernel<32>"],
+            Label("hopper", 96, 64, True),
+        ),
+        (
+            [
+                "sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize128x32x8_stage3_warpsize2x2x1_ffma_execute_kernel__5x_cublas"
+            ],
+            Label("simt", 32, 128, False),
+        ),
+        (
+            ["cutlass::Kernel2<cutlass_75_tensorop_bf16_s1688gemm_bf16_256x128_nn_align1>(Params)"],
+            Label("turing", 256, 128, False),
+        ),
+        (["void gemmSN_TN_kernel<float, 128, 16, 2, 4, 4, 4, true>"], Label("vector", 64, 8, False)),
+    ],
+)
+def test_names_say_which_kernel_ran(names: list[str], label: Label) -> None:
+    assert label_of(names) == label
+
+
+def test_no_product_has_no_label() -> None:
+    assert label_of(["void at::native::vectorized_elementwise_kernel<4, x>(int)"]) is None
+
+
+def test_the_choice_finds_kernels_of_shapes_it_has_not_seen(rows: Rows, reference: Reference) -> None:
+    """Half of the rows fit it, the other half test it; the fastest tile of the scaffold agrees in about 30 %."""
+    half = np.arange(len(rows)) % 2 == 1
+    ran, took = labels_of(rows.where(half)), chosen_for(rows.where(half), reference)
+    exact = np.mean([a == b for a, b in zip(ran, took, strict=True) if a is not None])
+    assert exact > 0.4
+
+
+def test_the_oracle_takes_the_kernel_that_ran(reference: Reference) -> None:
+    op = (Linear(4096, 4096, 4096),)
+    kernels = kernels_of(op, (Condition(kernels=(NVJET,)),), GPU, reference, ())
+    assert kernels.work.features["tile_n"][0] == pytest.approx(256)
+    assert kernels.work.features["tile_m"][0] == pytest.approx(128)
+    assert kernels.work.units[0] == pytest.approx(16 * 32)
+
+
+def test_a_batch_of_products_is_chosen_as_its_members(reference: Reference) -> None:
+    ops = (Linear(100, 1000, 768), Linear(4096, 11008, 4096), Linear(1, 4096, 4096))
+    together = kernels_of(ops, (Condition(),) * 3, GPU, reference, ()).work
+    for i, op in enumerate(ops):
+        alone = kernels_of((op,), (Condition(),), GPU, reference, ()).work
+        assert alone.group[0] == together.group[i]
+        assert_allclose(alone.units[0], together.units[i], rtol=1e-12)
+
+
+def test_without_a_choice_the_fastest_tile_is_taken() -> None:
+    kernels = kernels_of((Linear(8192, 8192, 8192),), (Condition(),), GPU, reference_of(GPU), ())
+    assert kernels.work.group == ("gemm.tensor",)
+    assert kernels.work.features["tile_n"][0] * kernels.work.features["tile_m"][0] >= 128 * 128
+
+
+def test_it_survives_being_saved(reference: Reference) -> None:
+    assert reference.choice is not None
+    back = from_arrays(to_arrays(reference.choice, "choice"), "choice")
+    ops = (Linear(300, 5000, 768),)
+    first = kernels_of(ops, (Condition(),), GPU, reference, ()).work
+    second = kernels_of(ops, (Condition(),), GPU, replace(reference, choice=back), ()).work
+    assert first.units[0] == second.units[0]
+
+
+def test_weights_that_do_not_fit_are_refused(reference: Reference) -> None:
+    assert reference.choice is not None
+    chooser = next(iter(reference.choice.values()))
+    with pytest.raises(WattcastError):
+        replace(chooser, own=chooser.own[:, :-1])
