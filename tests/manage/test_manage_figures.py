@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from wattcast.manage import hd7970
+from wattcast import api
+from wattcast.manage import forecast, hd7970
 from wattcast.manage.objective import Objective
 from wattcast.manage.outcome import Comparison, compare
 from wattcast.manage.policies import Name, Setup
@@ -67,3 +68,14 @@ def test_power_saved_splits_between_chip_and_memory(comparison: Comparison) -> N
         after = figures.shared_w(TABLES, comparison.runs[Name.HARMONIA, application])
         chip, memory = chip + before[0] - after[0], memory + before[1] - after[1]
     assert 0.5 < chip / (chip + memory) < 0.85
+
+
+def test_picks_lie_on_the_measured_curves() -> None:
+    gpu = api.find_gpu("a100-pcie-40gb")
+    tables = forecast.plant({"gpt2": "gpt2"}, gpu, {"batch": 8, "seq": 512}, iterations=5)
+    found = {"gpt2": forecast.predicted("gpt2", gpu, tables.lattice.knobs[0].levels, {"batch": 8, "seq": 512})}
+    choices = forecast.choices(tables, found, Objective())
+    figure = figures.picks(tables, compare([tables], Setup(forecast=choices)), Objective())
+    curve, pick = figure.axes[0].lines
+    assert tuple(*pick.get_xydata()) in {tuple(point) for point in curve.get_xydata()}
+    assert figure.axes[0].get_xlabel()

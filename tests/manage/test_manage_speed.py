@@ -1,7 +1,8 @@
 """One decision under 50 µs and 10,000 simulated iterations under 1 s, on a machine that may be busy.
 
-A step is a pure function, so every decision is made several times over and its shortest time counts; that time is
-set against plain Python work done in between (:func:`plain_work`), which slows down as much as the step does.
+A step is a pure function, so every decision is made several times over, in passes some time apart, and its shortest
+time counts; that time is set against plain Python work done in between (:func:`plain_work`), which slows down as
+much as the step does.
 docs/method/manage.md has the microseconds.
 """
 
@@ -22,6 +23,7 @@ from wattcast.manage.plant import TableRun
 from wattcast.manage.sensitivity import preset
 from wattcast.manage.simulate import play_table
 
+PASSES = 5
 APPLICATIONS = ("CoMD", "Graph500", "SPMV", "BPT")
 
 
@@ -59,17 +61,21 @@ def decisions(controller: Harmonia) -> Iterator[tuple[State, Observation]]:
 
 
 @pytest.mark.parametrize(
-    ("objective", "mean", "worst"), [(Objective(), 6.0, 20.0), (Objective(cap_w=180.0), 20.0, 80.0)]
+    ("objective", "mean", "worst"), [(Objective(), 6.0, 20.0), (Objective(cap_w=180.0), 20.0, 100.0)]
 )
 def test_decisions_cost_no_more_than_a_few_hundred_dictionary_entries(
     no_collection: None, objective: Objective, mean: float, worst: float
 ) -> None:
     tables = hd7970.tables()
     controller = Harmonia(tables.lattice, tables.default, objective, preset("hd7970_simulated"))
-    costs = []
-    for state, seen in decisions(controller):
-        unit_s = shortest_s(plain_work, 5)
-        costs.append(shortest_s(lambda s=state, o=seen: controller.step(s, o), 5) / unit_s)  # type: ignore[misc]
+    made = list(decisions(controller))
+    shortest, unit_s = np.full(len(made), np.inf), np.full(len(made), np.inf)
+    for _ in range(PASSES):
+        for i, (state, seen) in enumerate(made):
+            unit_s[i] = min(unit_s[i], shortest_s(plain_work, 2))
+            step_s = shortest_s(lambda s=state, o=seen: controller.step(s, o), 2)  # type: ignore[misc]
+            shortest[i] = min(shortest[i], step_s)
+    costs = shortest / np.median(unit_s)
     assert np.mean(costs) < mean
     assert np.quantile(costs, 0.99) < worst
 

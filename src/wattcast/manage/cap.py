@@ -10,6 +10,7 @@ the cap one knob is traded against another.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Mapping
 from operator import le
 
@@ -53,6 +54,11 @@ class Reckoned:
                 return True
         return self._unknown and self._keeps_in_watts(to)
 
+    def highest(self, at: Settings, which: int) -> int:
+        """The highest level of one knob that is reckoned to keep to the cap, from a setting that was run."""
+        logs, (up, _) = self._log_levels[which], self._known()[which]
+        return bisect_right(logs, logs[at[which]] + (self._log_cap - self._seen[at].log_power) / up) - 1
+
     def _keeps_in_watts(self, to: Settings) -> bool:
         """The same from the best run below, where several knobs rose at once and no exponent is known yet.
 
@@ -79,12 +85,15 @@ class Reckoned:
         """Change of log power on the way from each level of a knob to this one."""
         found = self._rows.get((which, to))
         if found is None:
-            if not self._exponents:
-                self._exponents = [self._exponent(i) for i in range(len(self._log_levels))]
-            logs, (up, down) = self._log_levels[which], self._exponents[which]
+            logs, (up, down) = self._log_levels[which], self._known()[which]
             end = logs[to]
             found = self._rows[which, to] = [(up if end > log else down) * (end - log) for log in logs]
         return found
+
+    def _known(self) -> list[tuple[float, float]]:
+        if not self._exponents:
+            self._exponents = [self._exponent(i) for i in range(len(self._log_levels))]
+        return self._exponents
 
     def _exponent(self, which: int) -> tuple[float, float]:
         slopes = _slopes(self._log_levels[which], self._ledger, which)

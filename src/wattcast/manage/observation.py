@@ -31,7 +31,10 @@ class Observation:
     @property
     def usable(self) -> bool:
         """Time, power and work are finite and above zero, and new. A NaN anywhere makes it unusable."""
-        return not self.stale and _positive(self.duration_s) and _positive(self.power_w) and _positive(self.work)
+        most = math.inf
+        return (
+            not self.stale and 0.0 < self.duration_s < most and 0.0 < self.power_w < most and 0.0 < self.work < most
+        )
 
     @property
     def usable_counters(self) -> Mapping[str, float] | None:
@@ -40,7 +43,3 @@ class Observation:
         if counters is None or not all(map(math.isfinite, counters.values())):
             return None
         return counters
-
-
-def _positive(value: float) -> bool:
-    return 0.0 < value < math.inf  # False for NaN

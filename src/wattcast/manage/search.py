@@ -66,8 +66,10 @@ def sense(view: View) -> Settings | None:
 
     Tried again while a risky step hangs on an answer that scatter leaves open.
     """
+    if not view.measured:
+        return None
     problem, seen, sensing = view.problem, view.seen, view.problem.sensing(view.default)
-    if not view.measured or sensing is None or view.default not in seen:
+    if sensing is None or view.default not in seen:
         return None
     low, high = sensing[0], view.default
     if low not in seen:

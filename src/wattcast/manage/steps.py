@@ -192,16 +192,8 @@ def _between(view: View, which: int, below: int | None, above: int | None) -> St
     if above is not None and room_above:
         up = problem.finest_up[which][here]
         to = here + max(up, (above - here) // (2 if wall_above else 3))
-        return Step(promise, which, _permitted(view, which, to, here + up), False)
+        return Step(promise, which, max(min(to, view.room(which)), here + up), False)
     return None
-
-
-def _permitted(view: View, which: int, to: int, lowest: int) -> int:
-    """A level on the way up that a cap permits, half the way at a time; the lowest if none does."""
-    here = view.best[which]
-    while to > lowest and not view.permits(moved(view.best, which, to)):
-        to = max(lowest, here + (to - here) // 2)
-    return to
 
 
 def _vertex(view: View, which: int, below: int, above: int) -> Step | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from functools import cached_property
 
 from wattcast.manage.beliefs import Beliefs
 from wattcast.manage.cap import Reckoned
@@ -34,10 +35,15 @@ class View:
         first = min(self.score, key=self.score.__getitem__)
         self.alike = self.plateau(first)  # settings that are the same state as the best
         self.best = self.alike[0]
-        self.default = self.alike[0] if problem.default in self.alike else self.plateau(problem.default)[0]
         self.tops = self._tops()
         self.measured = beliefs is None
         self.beliefs = self._sensed() if beliefs is None else beliefs
+
+    @cached_property
+    def default(self) -> Settings:
+        """The default settings, or the lowest clock tried that is the same state."""
+        default = self.problem.default
+        return self.alike[0] if default in self.alike else self.plateau(default)[0]
 
     def plateau(self, at: Settings) -> list[Settings]:
         """Settings tried that are the same state as this one, itself among them, the lowest core clock first.
@@ -109,6 +115,11 @@ class View:
     def permits(self, to: Settings) -> bool:
         """Whether a setting may be run: under a cap, only when it is reckoned to keep to it."""
         return self._reckoned is None or self._reckoned.permits(to)
+
+    def room(self, which: int) -> int:
+        """The highest level of a knob that a cap leaves room for, all others at their best."""
+        top = self.tops[which]
+        return top if self._reckoned is None else min(top, self._reckoned.highest(self.best, which))
 
     def loss(self) -> float:
         """What all runs off the best setting have cost, in runs' worth of the objective."""
