@@ -264,7 +264,7 @@ def to_plain(bundle: Bundle) -> dict[str, Any]:
             "clock_power": law.clock_power,
             "top": f"{law.top_hz!r} Hz",
         }
-    known = {name: value for name, value in vars(bundle.reference).items() if name != "choice"}
+    known = {name: value for name, value in vars(bundle.reference).items() if name not in ("choice", "kept")}
     plain["reference"] = {**known, "per_cycle": dict(bundle.reference.per_cycle)}
     plain["seen"] = {
         name: {
