@@ -9,7 +9,7 @@ sweep over chips repeats the arithmetic but not the choice.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -43,9 +43,10 @@ class Reference:
     sfu_per_cycle: float  # of an SM; 0: unknown
     per_cycle: Mapping[str, float]
     style: Style = Style.HOPPER
-    choice: Choice | None = field(
-        default=None, compare=False, repr=False
-    )  # how its library picks kernels; None: unknown
+    # how its library picks kernels; None: unknown
+    choice: Choice | None = field(default=None, compare=False, repr=False)
+    # work of operators met before: it depends on nothing that a sweep changes
+    kept: dict[Hashable, Work] = field(default_factory=dict, init=False, compare=False, repr=False)
 
 
 @dataclass(frozen=True)
