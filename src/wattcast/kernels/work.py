@@ -133,5 +133,5 @@ def resident(byte: Array, l2_byte: float) -> Array:
 
 def alignment(size: npt.ArrayLike, most: int = 16) -> Array:
     """Log2 of the largest power of two that divides a size, up to ``most``."""
-    whole = np.asarray(size, dtype=np.int64)
+    whole = np.maximum(np.asarray(size, dtype=np.int64), 1)
     return np.asarray(np.log2(np.minimum(whole & -whole, most)), dtype=np.float64)
