@@ -158,15 +158,14 @@ def choice_inputs(
     sizes = tuple(np.ones(len(ops)) for _ in range(4))
     shape: Columns = {}
     point = [is_point(op) for op in ops]
-    products_ = [i for i, op in enumerate(ops) if point[i] or isinstance(op, (Linear, Bmm))]
-    others = [i for i, op in enumerate(ops) if isinstance(op, Conv2d) and not point[i]]
-    for rows, found in (
-        (products_, lambda at: products_asked([ops[i] for i in at], [conditions[i] for i in at])),
-        (others, lambda at: convolutions_asked([op for i in at if isinstance(op := ops[i], Conv2d)])),
-    ):
-        if not rows:
-            continue
-        names, of, columns = found(rows)
+    whole = [i for i, op in enumerate(ops) if point[i] or isinstance(op, (Linear, Bmm))]
+    rest = [(i, op) for i, op in enumerate(ops) if isinstance(op, Conv2d) and not point[i]]
+    parts = []
+    if whole:
+        parts.append((whole, products_asked([ops[i] for i in whole], [conditions[i] for i in whole])))
+    if rest:
+        parts.append(([i for i, _ in rest], convolutions_asked([op for _, op in rest])))
+    for rows, (names, of, columns) in parts:
         for i, name in zip(rows, names, strict=True):
             classes[i] = name
         for size, values in zip(sizes, of, strict=True):

@@ -123,7 +123,7 @@ def log2(values: npt.ArrayLike) -> Array:
     return np.asarray(np.log2(np.maximum(np.asarray(values, dtype=np.float64), 1.0)))
 
 
-def fill(units: Array, slots: float) -> Array:
+def fill(units: Array, slots: Array | float) -> Array:
     """Share of the last wave's slots that have work, averaged over waves: units over whole waves.
 
     >>> float(fill(np.array(198.0), 132.0))
