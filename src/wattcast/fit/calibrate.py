@@ -7,8 +7,8 @@ the logarithm of latency, then those on energy, on the logarithm of power. Each 
 
 by Gauss and Newton, w from Huber's loss so that one odd row does not rule. Which factors: the set with the least
 leave-one-out error, r_i/(1 - h_i) of the linearised problem [Allen1974, PRESS]; a larger set must be better by a
-standard error, and no set has more factors than rows. One or two rows: the set that may have moved them most, by its priors,
-and what is not learned counts as noise, σ_i² = σ² + Σ_j (∂f_i/∂θ_j · s_j)² over the other factors.
+standard error, and no set has more factors than rows. One or two rows: the set that may have moved them most, by its
+priors, and what is not learned counts as noise, σ_i² = σ² + Σ_j (∂f_i/∂θ_j · s_j)² over the other factors.
 """
 
 from __future__ import annotations
