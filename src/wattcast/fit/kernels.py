@@ -39,7 +39,7 @@ from wattcast.timeline.waves import active_share
 # A card at rest draws this share of what it draws at the top clock: 83 W at 345 MHz against 130 W at 1980 MHz on an
 # H200 (driver 580). The campaign's own idle rows are all at the top clock.
 _REST_SHARE, _REST_HZ = 83.0 / 130.0, 345e6
-_POOLS = (("softmax", "layernorm", "rmsnorm"),)  # some twenty sustained rows each
+_POOLS = (("softmax", "layernorm", "rmsnorm"), ("conv2d", "depthwise"))  # some twenty sustained rows each
 _LOW_POWER = 0.92  # a lowered clock at less than this share of the limit is a clock still climbing back, not a cap
 
 

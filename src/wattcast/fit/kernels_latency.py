@@ -148,7 +148,7 @@ def fit_residuals(
         grown = trees and len(rows) >= LEAST_FOR_TREES
         found[family] = Learned(
             fit_forest(columns, target[rows], trees=trees, seed=seed) if grown else None,
-            fit_kriging(columns, _held_in(target[rows]), seed=seed),
+            fit_kriging(columns, _held_in(target[rows]) if trees and family in _RAGGED else target[rows], seed=seed),
             float(target[rows].min()),
             float(target[rows].max()),
         )
@@ -156,6 +156,7 @@ def fit_residuals(
 
 
 LEAST_FOR_TREES = 100
+_RAGGED = ("gemm", "conv2d", "depthwise")  # where a kernel not foreseen leaves a row far off
 _OUTLIER = 3.0  # in robust standard deviations: beyond, a row says that it is far, not how far
 
 

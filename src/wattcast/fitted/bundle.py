@@ -239,7 +239,7 @@ def _chosen(reference: Reference, learned: Residuals) -> Reference:
 
 
 def _reference_plain(reference: Reference) -> dict[str, Any]:
-    known = {name: value for name, value in vars(reference).items() if name != "choice"}
+    known = {name: value for name, value in vars(reference).items() if name not in ("choice", "kept")}
     return {**known, "per_cycle": dict(reference.per_cycle), "style": str(reference.style)}
 
 

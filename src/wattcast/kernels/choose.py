@@ -120,8 +120,9 @@ def blended(names: Sequence[Sequence[str]], picks: Picks) -> tuple[list[str], di
     columns: dict[str, Array] = {}
     shares = np.stack([picks.of_kind(kind) for kind in KINDS], axis=-1)
     for i, of in enumerate(names):
-        for j in np.flatnonzero(shares[i]):
-            columns.setdefault(f"is {of[j]}", np.zeros(len(names)))[i] += shares[i, j]
+        for name, share in zip(of, shares[i].tolist(), strict=True):
+            if share > 0:
+                columns.setdefault(f"is {name}", np.zeros(len(names)))[i] += share
     return [of[int(k)] for of, k in zip(names, picks.kind[:, 0], strict=True)], columns
 
 

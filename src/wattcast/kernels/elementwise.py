@@ -41,7 +41,7 @@ def elementwise(
     n = np.array([float(op.n) for op in ops])
     read, write = np.array([op.read_byte for op in ops]), np.array([op.write_byte for op in ops])
     width = np.array([float(op.dtype.byte) for op in ops])
-    rows = np.array([_rows(op, c) for op, c in zip(ops, conditions, strict=True)])
+    rows = np.clip([_rows(op, c) for op, c in zip(ops, conditions, strict=True)], 1.0, n)
     columns = n / rows
     run = np.array([_run(op, c) for op, c in zip(ops, conditions, strict=True)])
     kind = np.array([_kind(op, r, r_) for op, r, r_ in zip(ops, rows, run, strict=True)])
@@ -97,11 +97,11 @@ def _rows(op: Elementwise, condition: Condition) -> float:
     if condition.rows:
         return float(condition.rows)
     if op.function in _REDUCING:
-        return max(op.write_byte / (op.out_dtype or op.dtype).byte, 1.0)
+        return op.write_byte / (op.out_dtype or op.dtype).byte
     indices = (op.read_byte - op.n * op.dtype.byte) / 8.0
     if op.function == "gather" and indices >= 1.0:
         return indices
-    return max(op.n / _USUAL_COLUMNS, 1.0)
+    return op.n / _USUAL_COLUMNS
 
 
 def _run(op: Elementwise, condition: Condition) -> float:

@@ -71,13 +71,30 @@ def kernels_of(
         pipe_per_cycle=_stacked([rate for _, rate, _ in pipes]),
         flop=np.array([op.flop for op in ops]),
         sfu_op=np.array([op.sfu_op for op in ops]),
-        work=work_of(ops, conditions, events, reference),
+        work=_kept_work(ops, tuple(conditions), events, reference),
         link_byte=np.array([byte for byte, _ in links]),
         link_hops=np.array([hops for _, hops in links]),
         segments=segments,
         conditions=tuple(conditions),
         assumptions=tuple(dict.fromkeys(note for _, _, note in pipes if note)),
     )
+
+
+_MOST_KEPT, _MOST_OPS = 128, 512  # workloads kept, and distinct operators of one worth keeping
+
+
+def _kept_work(
+    ops: tuple[Operator, ...], conditions: tuple[Condition, ...], events: tuple[str, ...], reference: Reference
+) -> Work:
+    """Work of the operators, from before where they were met."""
+    if len(ops) > _MOST_OPS:
+        return work_of(ops, conditions, events, reference)
+    key = ops, conditions, events
+    if key not in reference.kept:
+        if len(reference.kept) >= _MOST_KEPT:
+            reference.kept.clear()
+        reference.kept[key] = work_of(ops, conditions, events, reference)
+    return reference.kept[key]
 
 
 def work_of(
@@ -141,15 +158,14 @@ def choice_inputs(
     sizes = tuple(np.ones(len(ops)) for _ in range(4))
     shape: Columns = {}
     point = [is_point(op) for op in ops]
-    products_ = [i for i, op in enumerate(ops) if point[i] or isinstance(op, (Linear, Bmm))]
-    others = [i for i, op in enumerate(ops) if isinstance(op, Conv2d) and not point[i]]
-    for rows, found in (
-        (products_, lambda at: products_asked([ops[i] for i in at], [conditions[i] for i in at])),
-        (others, lambda at: convolutions_asked([op for i in at if isinstance(op := ops[i], Conv2d)])),
-    ):
-        if not rows:
-            continue
-        names, of, columns = found(rows)
+    whole = [i for i, op in enumerate(ops) if point[i] or isinstance(op, (Linear, Bmm))]
+    rest = [(i, op) for i, op in enumerate(ops) if isinstance(op, Conv2d) and not point[i]]
+    parts = []
+    if whole:
+        parts.append((whole, products_asked([ops[i] for i in whole], [conditions[i] for i in whole])))
+    if rest:
+        parts.append(([i for i, _ in rest], convolutions_asked([op for _, op in rest])))
+    for rows, (names, of, columns) in parts:
         for i, name in zip(rows, names, strict=True):
             classes[i] = name
         for size, values in zip(sizes, of, strict=True):

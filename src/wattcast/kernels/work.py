@@ -9,7 +9,7 @@ sweep over chips repeats the arithmetic but not the choice.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -43,9 +43,10 @@ class Reference:
     sfu_per_cycle: float  # of an SM; 0: unknown
     per_cycle: Mapping[str, float]
     style: Style = Style.HOPPER
-    choice: Choice | None = field(
-        default=None, compare=False, repr=False
-    )  # how its library picks kernels; None: unknown
+    # how its library picks kernels; None: unknown
+    choice: Choice | None = field(default=None, compare=False, repr=False)
+    # work of operators met before: it depends on nothing that a sweep changes
+    kept: dict[Hashable, Work] = field(default_factory=dict, init=False, compare=False, repr=False)
 
 
 @dataclass(frozen=True)
@@ -122,7 +123,7 @@ def log2(values: npt.ArrayLike) -> Array:
     return np.asarray(np.log2(np.maximum(np.asarray(values, dtype=np.float64), 1.0)))
 
 
-def fill(units: Array, slots: float) -> Array:
+def fill(units: Array, slots: Array | float) -> Array:
     """Share of the last wave's slots that have work, averaged over waves: units over whole waves.
 
     >>> float(fill(np.array(198.0), 132.0))
@@ -143,5 +144,5 @@ def resident(byte: Array, l2_byte: float) -> Array:
 
 def alignment(size: npt.ArrayLike, most: int = 16) -> Array:
     """Log2 of the largest power of two that divides a size, up to ``most``."""
-    whole = np.maximum(np.asarray(size, dtype=np.int64), 1)  # of less than one element nothing is known
+    whole = np.maximum(np.asarray(size, dtype=np.int64), 1)
     return np.asarray(np.log2(np.minimum(whole & -whole, most)), dtype=np.float64)

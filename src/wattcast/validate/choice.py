@@ -26,7 +26,9 @@ def choice_rows(gpu: str, held: HeldOut | None = None) -> list[Row]:
     for name in ("gemm", "conv2d"):
         at = burst & (family == name) & np.isfinite(held.oracle_latency_s)
         error = percent(held.oracle_latency_s[at], held.latency_s[at])
-        more = {"without_oracle": round(percent(held.predicted_latency_s[at], held.latency_s[at]) or 0.0, 1)}
+        more: dict[str, Any] = {
+            "without_oracle": round(percent(held.predicted_latency_s[at], held.latency_s[at]) or 0.0, 1)
+        }
         rows.append(row(where, f"latency of {name}, kernel that ran (oracle)", int(at.sum()), error, **more))
     return rows
 
