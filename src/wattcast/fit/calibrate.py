@@ -7,8 +7,8 @@ the logarithm of latency, then those on energy, on the logarithm of power. Each 
 
 by Gauss and Newton, w from Huber's loss so that one odd row does not rule. Which factors: the set with the least
 leave-one-out error, r_i/(1 - h_i) of the linearised problem [Allen1974, PRESS]; a larger set must be better by a
-margin, and no set has more factors than rows. One or two rows: the set that may have moved them most, by its priors,
-and what is not learned counts as noise, σ_i² = σ² + Σ_j (∂f_i/∂θ_j · s_j)² over the other factors.
+standard error, and no set has more factors than rows. One or two rows: the set that may have moved them most, by its
+priors, and what is not learned counts as noise, σ_i² = σ² + Σ_j (∂f_i/∂θ_j · s_j)² over the other factors.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PRIOR = {"launch": 0.4, "compute": 0.25, "products": 0.2, "memory": 0.15, "energ
          "tensor_energy": 0.25, IDLE: 0.10}  # fmt: skip
 NOISE = {"latency": 0.12, "power": 0.07}  # of a row: what the model itself misses, and repeats of short runs
 HUBER = 2.0
-MARGIN = 0.02  # a larger set must lower the leave-one-out error by this share
+ERRORS = 1.0  # standard errors by which a larger set must lower the leave-one-out error [Breiman1984]
 STEPS = 8
 
 
@@ -168,7 +168,8 @@ def _best(
         return max(fits, key=lambda f: f.reach)
     best = fits[0]
     for fit in fits[1:]:  # sets grow: a later one has to earn its factors
-        if fit.score < (1.0 - MARGIN * max(len(fit.chosen) - len(best.chosen), 0)) * best.score:
+        gain = np.abs(best.left_out) - np.abs(fit.left_out)
+        if gain.mean() > ERRORS * gain.std(ddof=1) / np.sqrt(len(gain)):
             best = fit
     return best
 
