@@ -72,4 +72,8 @@ def _phase_s(phase: Phase, period_s: Array) -> Array:
     if phase.cycles is None:
         return np.asarray(phase.seconds if phase.seconds is not None else 0.0)
     on_chip_s = phase.cycles * period_s
-    return on_chip_s if phase.seconds is None else np.maximum(on_chip_s, phase.seconds, out=on_chip_s)
+    if phase.seconds is None:
+        return on_chip_s
+    # in place where a sweep allows: memory's bandwidth may be swept where nothing on chip is
+    wide = on_chip_s.shape == np.broadcast_shapes(on_chip_s.shape, phase.seconds.shape)
+    return np.maximum(on_chip_s, phase.seconds, out=on_chip_s if wide else None)
