@@ -34,6 +34,9 @@ _LIBRARIES = {  # distribution -> (module, what it is for, extra that installs i
     "scipy": ("scipy", "fitting and fleet planning", "fit"),
     "polars": ("polars", "tables of measurements", "fit"),
     "matplotlib": ("matplotlib", "--plot", "plot"),
+    "fastapi": ("fastapi", "serve", "serve"),
+    "uvicorn": ("uvicorn", "serve", "serve"),
+    "prometheus-client": ("prometheus_client", "export prometheus", "serve"),
     "nvidia-ml-py": ("pynvml", "measuring NVIDIA GPUs", "measure"),
     "torch": ("torch", "capturing PyTorch programs, measuring kernels", "torch"),
 }
