@@ -1,8 +1,8 @@
 """Cold start: what an import and a first prediction cost over importing NumPy, in CPU time.
 
 CPU time of fresh interpreters, the median of several, so that a busy machine does not decide. Bytecode is there, as
-``pip install`` leaves it: an editable installation of the tests, or a variable that forbids writing it, would have every
-interpreter compile the package anew.
+``pip install`` leaves it: an editable installation, or a variable that forbids writing it, would have every interpreter
+compile the package anew.
 """
 
 from __future__ import annotations
