@@ -411,6 +411,19 @@ def test_a_program_that_cannot_be_started_leaves_nothing_changed(tmp_path: Path)
     assert card.calls[-1] == "reset"
 
 
+def test_a_signal_at_any_moment_of_the_wait_is_only_remembered() -> None:
+    """An Event set by a handler while the same thread waits on it never returned: the lock inside is held by the
+    code that was interrupted. What a handler touches must have no lock."""
+    signals = session._Signals()
+    assert not [value for value in vars(signals).values() if hasattr(value, "wait") or hasattr(value, "acquire")]
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(30)"]) as process, signals:
+        signals.pass_on_to(process)
+        for _ in range(200):
+            signals._came(signal.SIGTERM, None)
+        assert signals.came
+        assert process.wait(20) == -signal.SIGTERM
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signals_reach_the_program_and_clocks_are_reset(tmp_path: Path, number: signal.Signals) -> None:
     card = TimedCard()

@@ -6,6 +6,7 @@ import math
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -80,15 +81,15 @@ def run_controlled(
             card,
             lattice,
             period_s,
-            alive=lambda: process.poll() is None and not signals.stop.is_set(),
-            wait=lambda s: _wait(process, signals.stop, s),
+            alive=lambda: process.poll() is None and not signals.came,
+            wait=lambda s: _wait(process, signals, s),
             progress=Progress(progress) if progress else None,
             dry=False,
             log=log,
             units=units,
         )
         state = _steer(plant, Harmonia(lattice, lattice.top, objective))
-        code = _end(process, signals.stop)
+        code = _end(process, signals)
     count = len(log.changes)
     say(f"clocks reset after {count} change{'s' if count > 1 else ''}. {_brought(state, lattice)}")
     return Ended(code, len(log.changes), plant.controlled)
@@ -138,17 +139,17 @@ def _steer(plant: LivePlant, controller: Harmonia) -> State:
     return state
 
 
-def _wait(process: subprocess.Popen[bytes], stop: threading.Event, seconds: float) -> None:
+def _wait(process: subprocess.Popen[bytes], signals: _Signals, seconds: float) -> None:
     """A period, or less when the program ends or a signal comes."""
     pause = min(seconds, 0.05)
     waited = 0.0
-    while waited < seconds and process.poll() is None and not stop.is_set():
-        stop.wait(pause)
+    while waited < seconds and process.poll() is None and not signals.came:
+        time.sleep(pause)
         waited += pause
 
 
-def _end(process: subprocess.Popen[bytes], stop: threading.Event) -> int:
-    if stop.is_set() and process.poll() is None:
+def _end(process: subprocess.Popen[bytes], signals: _Signals) -> int:
+    if signals.came and process.poll() is None:
         try:
             process.wait(GRACE_S)
         except subprocess.TimeoutExpired:
@@ -160,7 +161,7 @@ class _Signals:
     """Passes signals on to the program and remembers that one came, so that the way out is the usual one."""
 
     def __init__(self) -> None:
-        self.stop = threading.Event()
+        self.came = False  # no Event: its lock may be held by the very code a signal interrupts
         self._process: subprocess.Popen[bytes] | None = None
         self._before: dict[int, Any] = {}
 
@@ -177,7 +178,7 @@ class _Signals:
             signal.signal(number, handler)
 
     def _came(self, number: int, _: FrameType | None) -> None:
-        self.stop.set()
+        self.came = True
         process = self._process
         if process is not None and process.poll() is None:
             process.send_signal(number)
