@@ -1,8 +1,8 @@
 """Cold start: what an import and a first prediction cost over importing NumPy, in CPU time.
 
 CPU time of fresh interpreters, the median of several, so that a busy machine does not decide. Bytecode is there, as
-``pip install`` leaves it: in an editable installation, or where a variable forbids writing it, every interpreter would
-compile the package anew.
+``pip install`` leaves it: in an editable installation, or where a variable forbids writing it, every interpreter
+would compile the package anew.
 """
 
 from __future__ import annotations
