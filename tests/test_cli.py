@@ -252,3 +252,10 @@ def test_ctrl_c_ends_quietly(tmp_path: Path) -> None:
     assert running.returncode == ExitCode.INTERRUPTED
     assert "Traceback" not in err
     assert out == ""
+
+
+def test_a_group_without_a_command_prints_its_help_and_no_empty_complaint(call) -> None:
+    done = call("manage")
+    assert done.code == 2
+    assert "simulate" in done.out + done.err
+    assert "wattcast: ." not in done.err
