@@ -54,6 +54,12 @@ class Window:
     def duration_s(self) -> float:
         return self.end_s - self.start_s
 
+    def whole(self, edges_s: np.ndarray) -> np.ndarray:
+        """Lengths of the chunks between ``edges_s`` that lie wholly inside; the last one's when none does."""
+        length_s = np.diff(edges_s)
+        inside = (edges_s[:-1] >= self.start_s) & (edges_s[1:] <= self.end_s)
+        return length_s[inside] if inside.any() else length_s[-1:]
+
 
 def settled(samples: Samples, started_s: float, rule: Rule) -> Window | None:
     """The latest window of a running load if it is steady, else None: keep the load running.

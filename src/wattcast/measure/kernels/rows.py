@@ -175,7 +175,7 @@ def _sustained(bench: Bench, graph: Graph, row: KernelRow) -> KernelRow:
     _rest(bench, time.monotonic(), 1.0)
     held = held or window(seen, started_s + rule.capped_settle_s, time.monotonic(), rule)
     edges_s = started_s + np.array([zero.elapsed_time(m) for m in marks]) / 1e3
-    copy_s = _inside(edges_s, held) / (per_chunk * graph.copies)
+    copy_s = held.whole(edges_s) / (per_chunk * graph.copies)
     measured = _seen(row, graph, held, copy_s)
     flags = (*measured.flags, *(("unsettled",) if late else ()))
     return replace(measured, effective_clock_hz=clock_hz, replays=per_chunk * (len(marks) - 1), flags=flags)
@@ -189,13 +189,6 @@ def _spin_beside(bench: Bench, graph: Graph, per_chunk: int) -> float | None:
     bench.spinner.start(SPIN_CYCLES)
     bench.gpu.replay(graph, 2 * per_chunk)
     return bench.spinner.clock_hz()
-
-
-def _inside(edges_s: np.ndarray, held: Window) -> np.ndarray:
-    """Lengths of the chunks that lie wholly inside the window; all of them when none does."""
-    length_s = np.diff(edges_s)
-    inside = (edges_s[:-1] >= held.start_s) & (edges_s[1:] <= held.end_s)
-    return length_s[inside] if inside.any() else length_s[-1:]
 
 
 def _seen(row: KernelRow, graph: Graph, held: Window, copy_s: np.ndarray) -> KernelRow:

@@ -62,7 +62,7 @@ def sustain(bench: Bench, load: Load, row: MicroRow) -> MicroRow:
     held = kept.held or window(bench.sampler.since(mark), started_s + bench.rule.capped_settle_s, ended_s, bench.rule)
     edges_s = started_s + np.array([zero.elapsed_time(event) for event in kept.marks]) / 1e3
     load.device.recycle(kept.marks)
-    unit_s = _inside_s(edges_s, held) / kept.per_chunk
+    unit_s = held.whole(edges_s) / kept.per_chunk
     return _seen(bench, row, held, unit_s, late)
 
 
@@ -97,13 +97,6 @@ def _keep_up(bench: Bench, load: Load, mark: int, zero: Event, started_s: float)
         if kept.held is not None:
             break
     return kept
-
-
-def _inside_s(edges_s: npt.NDArray[np.float64], held: Window) -> npt.NDArray[np.float64]:
-    """Lengths of the chunks that lie wholly inside the window; the last one when none does."""
-    length_s = np.diff(edges_s)
-    inside = (edges_s[:-1] >= held.start_s) & (edges_s[1:] <= held.end_s)
-    return length_s[inside] if inside.any() else length_s[-1:]
 
 
 def _seen(bench: Bench, row: MicroRow, held: Window, unit_s: npt.NDArray[np.float64], late: bool) -> MicroRow:

@@ -141,7 +141,7 @@ def _sustained(bench: Bench, load: Callable[[], Any], once_s: float, row: ModelR
     device.synchronize()
     held = held or window(seen, started_s + rule.capped_settle_s, time.monotonic(), rule)
     edges_s = started_s + np.array([zero.elapsed_time(m) for m in marks]) / 1e3
-    each_s = _inside(edges_s, held) / per_chunk
+    each_s = held.whole(edges_s) / per_chunk
     measured = _seen(row, held, each_s)
     flags = (*measured.flags, *(("unsettled",) if late else ()))
     return replace(measured, effective_clock_hz=clock_hz, iterations=per_chunk * (len(marks) - 1), flags=flags)
@@ -155,13 +155,6 @@ def _spin_beside(bench: Bench, load: Callable[[], Any], per_chunk: int) -> float
     bench.spinner.start(SPIN_CYCLES)
     bench.device.issue(load, 2 * per_chunk)
     return bench.spinner.clock_hz()
-
-
-def _inside(edges_s: np.ndarray, held: Window) -> np.ndarray:
-    """Lengths of the chunks that lie wholly inside the window; the last one when none does."""
-    length_s = np.diff(edges_s)
-    inside = (edges_s[:-1] >= held.start_s) & (edges_s[1:] <= held.end_s)
-    return length_s[inside] if inside.any() else length_s[-1:]
 
 
 def _seen(row: ModelRow, held: Window, each_s: np.ndarray) -> ModelRow:
