@@ -16,7 +16,7 @@ from standin import StandIn, undisturbed
 from wattcast.cli.environment import Environment
 from wattcast.cli.measure import app
 from wattcast.errors import BadInput
-from wattcast.power.launch_log import merged, read_book, read_launches
+from wattcast.power.launch_log import read_book, read_launches
 from wattcast.power.launches import CounterBook, LaunchKey, save
 from wattcast.power.rate import RatePower
 from wattcast.power.saved import SavedModel
@@ -112,8 +112,6 @@ def test_an_export_of_ncu_becomes_a_book_keyed_by_configuration(tmp_path: Path) 
     book = read_book(path)
     assert set(book.count) == {KEY, LaunchKey("scale<float,4>", (480, 1, 1), (64, 1, 1))}
     assert book.count[KEY]["core_cycle"] == 1800.0
-    newer = CounterBook().with_pass(KEY, {"core_cycle": 1.0})
-    assert merged(book, newer).count[KEY] == {"core_cycle": 1.0}
 
 
 def test_bad_traces_are_named(tmp_path: Path) -> None:

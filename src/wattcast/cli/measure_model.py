@@ -18,7 +18,6 @@ from wattcast.hardware import load as load_gpu
 from wattcast.measure.kernels.counters import collect_command
 from wattcast.measure.measurement import Measurement, measured
 from wattcast.measure.run import Run
-from wattcast.power.interface import PowerModel
 from wattcast.power.launch_log import LaunchLog, read_book, read_launches
 from wattcast.power.launches import CounterBook, Estimate, Launch, estimate
 from wattcast.power.saved import SavedModel, load
@@ -35,7 +34,6 @@ class Prepared:
     saved: SavedModel
     book: CounterBook
     trace: Path
-    gpu: str | None
 
 
 @dataclass(frozen=True)
@@ -44,7 +42,6 @@ class Estimated:
 
     estimate: Estimate
     same_stretch: Measurement | None
-    model: PowerModel
     origin_s: float | None  # of the estimate's time on the sampler's clock
 
     def plain(self) -> dict[str, Any]:
@@ -107,7 +104,7 @@ def prepare(model: Path, counters: Path | None, trace: Path | None, gpu: str | N
     saved = load(model)
     if not counters.exists() and counters.suffix != ".json":
         collect_command(command, counters, metrics_for(saved.model.required_events))
-    return Prepared(saved, read_book(counters, sm_count), trace, gpu)
+    return Prepared(saved, read_book(counters, sm_count), trace)
 
 
 def estimated(prepared: Prepared, run: Run) -> Estimated:
@@ -122,7 +119,7 @@ def estimated(prepared: Prepared, run: Run) -> Estimated:
     at = OperatingPoint(clock_hz=clocks.sm_clock_hz, memory_clock_hz=held.mean("memory_clock_hz"))
     launches = [_from_zero(launch, first_s) for launch in log.launches]
     found = estimate(launches, prepared.book, prepared.saved.model, at)
-    return Estimated(found, stretch, prepared.saved.model, now_s if inside else None)
+    return Estimated(found, stretch, now_s if inside else None)
 
 
 def _figure(found: Estimated, run: Run) -> Figure:

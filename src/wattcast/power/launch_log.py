@@ -79,11 +79,6 @@ def read_book(path: Path, sm_count: float | None = None) -> CounterBook:
     return book
 
 
-def merged(old: CounterBook, new: CounterBook) -> CounterBook:
-    """Both books; where both know a launch the newer counts stand."""
-    return CounterBook({**old.count, **new.count}, {**old.passes, **new.passes})
-
-
 def plain_name(kernel: str) -> str:
     """A kernel's name without the marks that tools differ in: spaces, return type, parameters.
 
