@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from wattcast import hardware, units
 from wattcast.arrays import Scalar, swept
-from wattcast.errors import bad_value
+from wattcast.errors import bad_value, unknown_name
 from wattcast.fitted import Bundle, bundle_for
 from wattcast.fitted.bundle import read as read_bundle
 from wattcast.fitted.factors import with_factors
@@ -32,6 +32,7 @@ from wattcast.workload import source
 from wattcast.workload.graph import Graph
 from wattcast.workload.options import Options
 
+CARDS = ("another", "this")
 Quantity: TypeAlias = str | npt.ArrayLike  # "1830 MHz", 1.83e9, or an array in SI units
 
 
@@ -46,6 +47,7 @@ def predict(
     data: str = "random",
     bundle: Bundle | str | Path | None = None,
     factors: Mapping[str, float] | None = None,
+    card: str = "another",
     **options: object,
 ) -> Prediction:
     """Latency, power, energy and clock of a workload on a GPU.
@@ -54,6 +56,7 @@ def predict(
     ``config.json``), a mapping of the same, or a Graph; ``gpu`` a catalogue name, your own YAML file
     or a Gpu. ``bundle`` is a folder that ``calibrate`` or ``fit`` saved, in place of the shipped one or
     the forecast; ``factors`` are efficiency factors of your own (:mod:`wattcast.fitted.factors`).
+    ``card``: ``another`` of the kind (intervals hold how far cards differ) or ``this``, the one it was fitted on.
     ``options`` are those of :class:`~wattcast.workload.options.Options`: batch, seq, tokens, phase,
     dtype, attention, head, stack, tp, pp, dp, ...
     """
@@ -63,6 +66,12 @@ def predict(
     notes = [*_defaults(chip, fitted, clock, power_limit, host_launch, temperature, data)]
     if data != "random":
         fitted = fitted.for_data(data)
+    if card not in CARDS:
+        raise unknown_name("card", card, CARDS, "Is it the card the bundle was fitted on, or another of its kind?")
+    if card == "this":
+        fitted = fitted.for_this_card()
+    else:
+        notes.append("intervals: for another card of the kind")
     if host_launch is not None:
         host_s = _amount(host_launch, "s", "host_launch")
         fitted = replace(fitted, launch=replace(fitted.launch, host_s_per_operator=_at_least_zero(host_s)))

@@ -9,6 +9,7 @@ import numpy as np
 from wattcast.arrays import Array
 from wattcast.energy import mean_w
 from wattcast.fitted import Bundle
+from wattcast.fitted.cards import NORMAL_P90
 from wattcast.flow import Detail, Totals
 from wattcast.provenance import Status
 from wattcast.timeline import Timeline
@@ -42,16 +43,35 @@ def interval(timeline: Timeline, totals: Totals, detail: Detail, bundle: Bundle)
     Each family's residual (measured over predicted) is weighted by its share of time, in logs: as if
     all kernels of a workload erred together. That is wider than independent errors would be. The
     energy interval multiplies the two, for the same reason. A kernel outside what was measured counts
-    with twice its family's width.
+    with twice its family's width. Residuals are of the card that was measured; the ends are moved out by how far
+    another card of the kind may be, unless the bundle is told that it is this one
+    (:meth:`~wattcast.fitted.bundle.Bundle.for_this_card`).
     """
     share = mean_w(detail.kernel_s * timeline.calls, totals.busy_s[..., np.newaxis])
     of = [bundle.residuals[family] for family in timeline.kernels.family]
     wider = np.array([OUTSIDE_WIDENS if bundle.seen and reason else 1.0 for reason in outside(timeline, bundle)])
     latency = np.exp(share @ (wider[:, None] * np.log([r.latency for r in of])))  # (*sweep, 2)
     power = np.exp(share @ (wider[:, None] * np.log([r.power for r in of])))
+    latency, power = (
+        moved_out(ends, NORMAL_P90 * spread)  # residuals are of 90 % as well
+        for ends, spread in ((latency, bundle.cards.latency), (power, bundle.cards.power))
+    )
     latency_s = totals.latency_s[..., np.newaxis] * latency
     power_w = totals.power_w[..., np.newaxis] * power
     return Interval(bundle.interval_level, latency_s, power_w, totals.energy_j[..., np.newaxis] * latency * power)
+
+
+def moved_out(ends: Array, by: float) -> Array:
+    """Low and high factors ``(..., 2)`` with a further log-spread ``by``, in quadrature, each side by itself.
+
+    >>> moved_out(np.exp([-0.3, 0.3]), 0.4).round(3).tolist()
+    [0.607, 1.649]
+    """
+    if by == 0.0:
+        return ends
+    logs = np.log(ends)
+    middle = np.clip(0.0, logs[..., :1], logs[..., 1:])  # the prediction, where it lies inside
+    return np.asarray(np.exp(middle + np.hypot(logs - middle, by) * np.array([-1.0, 1.0])))
 
 
 def support(timeline: Timeline, detail: Detail, bundle: Bundle) -> Support:

@@ -79,6 +79,9 @@ def predict(
     factor: Annotated[
         list[str] | None, typer.Option(help="Your own efficiency factor, such as compute=0.9 or dram_energy=1.2.")
     ] = None,
+    card: Annotated[
+        str, typer.Option(help="Whose intervals: another of the kind, or this one, which the bundle was fitted on.")
+    ] = "another",
     tp: Tp = 1,
     pp: Pp = 1,
     dp: Dp = 1,
@@ -117,6 +120,7 @@ def predict(
             data=data,
             bundle=bundle,
             factors=factors,
+            card=card,
             batch=batch,
             seq=seq,
             tokens=tokens,

@@ -26,7 +26,13 @@ def validate(
             "--ablations", help="Ablations and the sets that take minutes; results are kept for the next call."
         ),
     ] = False,
-    again: Annotated[bool, typer.Option("--again", help="With --ablations: even where results were kept.")] = False,
+    learning: Annotated[
+        bool,
+        typer.Option("--learning", help="Error against number of rows; takes minutes, goes on where it was stopped."),
+    ] = False,
+    again: Annotated[
+        bool, typer.Option("--again", help="With --ablations or --learning: even where results were kept.")
+    ] = False,
     write: Annotated[str, typer.Option("--write", help="Write the ledger as a page, such as docs/accuracy.md.")] = "",
     figures: Annotated[Path | None, typer.Option("--figures", help="Save the figures into this folder.")] = None,
     plot: Annotated[
@@ -39,7 +45,7 @@ def validate(
     from wattcast.validate import ledger, show, to_markdown
 
     env = ctx.obj if isinstance(ctx.obj, Environment) else Environment()
-    rows = ledger(refit, env.say, long=ablations, again=again, variables=env.variables)
+    rows = ledger(refit, env.say, long=ablations, learning=learning, again=again, variables=env.variables)
     if write:
         write_whole(Path(write), to_markdown(rows).encode())
     if figures is not None:

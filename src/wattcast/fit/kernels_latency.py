@@ -142,6 +142,8 @@ def fit_residuals(
     for family in dict.fromkeys(kernels.work.learner):
         pool = next((pool for pool in pools if family in pool), (family,))
         rows = np.flatnonzero(np.isin(families, pool))
+        if len(rows) < LEAST_FOR_PROCESS:
+            continue  # too few to learn from: the scaffold's word stands
         names = dict.fromkeys(name for other in pool for name in feature_names(other, kernels))
         columns = {name: kernels.work.features[name][rows] for name in names}
         columns |= {name: values[rows] for name, values in more.items()}
@@ -156,6 +158,7 @@ def fit_residuals(
 
 
 LEAST_FOR_TREES = 100
+LEAST_FOR_PROCESS = 8
 _RAGGED = ("gemm", "conv2d", "depthwise")  # where a kernel not foreseen leaves a row far off
 _OUTLIER = 3.0  # in robust standard deviations: beyond, a row says that it is far, not how far
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import numpy as np
 from wattcast import hardware
 from wattcast.errors import BadInput
 from wattcast.fit import kernels_data
+from wattcast.fit.cards import spread
 from wattcast.fit.kernels import bundle_of, fit_rows, idle_curve
 from wattcast.fit.kernels_split import HeldOut, hold_out, quantiles
 from wattcast.fitted import bundle as bundles
@@ -36,7 +37,8 @@ def fit_database(database: str | Path, gpu: str, tell: Callable[[str], None] | N
     burst = sum(kind == "burst" for kind in held.kind)
     rest = len(held.kind) - burst
     note = f"{len(rows)} rows; residuals from {burst} burst and {rest} sustained rows held out in 5 folds"
-    return bundle_of(found, rows, chip, quantiles(held), note), held
+    bundle = bundle_of(found, rows, chip, quantiles(held), note)
+    return replace(bundle, cards=spread(database)), held
 
 
 def _one_thread() -> Any:

@@ -22,6 +22,8 @@ def fit_kriging(columns: Mapping[str, npt.ArrayLike], target: Array, *, seed: in
     raw = np.stack([np.asarray(columns[name], dtype=np.float64) for name in names], axis=-1)
     spread = raw.std(axis=0)
     kept = spread > 1e-9
+    if not kept.any():  # rows all alike: one column stands for them
+        kept[0], spread[0] = True, 1.0
     names = tuple(name for name, keep in zip(names, kept, strict=True) if keep)
     raw, spread = raw[:, kept], spread[kept]
     mean = float(np.median(target))

@@ -20,6 +20,7 @@ import numpy as np
 from wattcast import hardware, units
 from wattcast.errors import bad_value, unknown_name
 from wattcast.files import from_yaml, read_bytes, write_whole
+from wattcast.fitted.cards import THIS_CARD, CardSpread, published_spread
 from wattcast.fitted.learned import residuals_from, residuals_to_bytes
 from wattcast.kernels import Reference, Style, reference_of
 from wattcast.power import PowerModel, kind_of, kinds
@@ -71,6 +72,7 @@ class Bundle:
     seen: Mapping[str, Seen] = field(default_factory=dict)  # family -> what was measured of it
     interval_level: float = 0.9
     assumptions: tuple[str, ...] = ()
+    cards: CardSpread = field(default_factory=published_spread)  # how far another card of the kind may be
 
     def __post_init__(self) -> None:
         for table, name in ((self.corrections, "corrections"), (self.residuals, "residuals")):
@@ -87,6 +89,10 @@ class Bundle:
             raise bad_value("data", "random, which this power model is fitted on", data)
         law = replace(self.clock_law, toggling=factor) if self.clock_law else None
         return replace(self, power=replace(self.power, toggling=factor), clock_law=law)
+
+    def for_this_card(self) -> Bundle:
+        """This bundle for the very card it was fitted on: intervals leave out how far other cards may be."""
+        return replace(self, cards=THIS_CARD)
 
 
 class _Correction(msgspec.Struct, forbid_unknown_fields=True):
@@ -140,6 +146,13 @@ class _Seen(msgspec.Struct, forbid_unknown_fields=True):
     sizes: dict[str, tuple[float, float]]
 
 
+class _Cards(msgspec.Struct, forbid_unknown_fields=True):
+    latency: float
+    power: float
+    cards: int
+    source: str
+
+
 class _Power(msgspec.Struct, forbid_unknown_fields=True):
     kind: str
     model: dict[str, Any]
@@ -161,6 +174,7 @@ class _BundleFile(msgspec.Struct, forbid_unknown_fields=True):
     reference: _Reference | None = None
     learned_on: _Reference | None = None  # the chip learned factors were fitted on, where it is another
     seen: dict[str, _Seen] = {}
+    cards: _Cards | None = None  # absent: the published figures
     arrays: bool = False  # whether learned factors lie beside, in arrays.npz
 
 
@@ -198,6 +212,7 @@ def parse(data: bytes, where: str, arrays: bytes | None = None) -> Bundle:
         seen={name: Seen(tuple(s.dtypes), tuple(s.groups), s.sizes) for name, s in file.seen.items()},
         interval_level=file.interval_level,
         assumptions=tuple(file.assumptions),
+        cards=CardSpread(**msgspec.structs.asdict(file.cards)) if file.cards else published_spread(),
     )
 
 
@@ -301,6 +316,8 @@ def to_plain(bundle: Bundle) -> dict[str, Any]:
         }
         for name, s in bundle.seen.items()
     }
+    if bundle.cards != published_spread():
+        plain["cards"] = dict(vars(bundle.cards))
     plain["arrays"] = bundle.learned is not None
     return plain
 

@@ -92,6 +92,7 @@ def _forecast(gpu: Gpu) -> Bundle:
         seen=parent.seen,
         interval_level=parent.interval_level,
         assumptions=tuple(note for note in notes if note),
+        cards=parent.cards,
     )
 
 

@@ -26,6 +26,7 @@ from wattcast.validate.choice import choice_rows
 from wattcast.validate.component_energies import energy_rows
 from wattcast.validate.counters import counter_rows
 from wattcast.validate.kernels import coverage, kernel_rows
+from wattcast.validate.learning import learning_rows
 from wattcast.validate.models import model_rows
 from wattcast.validate.power_baselines import power_rows
 from wattcast.validate.rows import Row, absent
@@ -42,13 +43,14 @@ def ledger(
     tell: Tell | None = None,
     *,
     long: bool = False,
+    learning: bool = False,
     again: bool = False,
     variables: Mapping[str, str] | None = None,
 ) -> list[Row]:
     """Every set that can be found.
 
     ``refit`` repeats the cross-validation instead of reading its results; ``long`` adds the ablations and
-    sets that take minutes (``again``: even where their results were kept).
+    sets that take minutes, ``learning`` the learning curves (``again``: even where their results were kept).
     """
     say = tell or (lambda _: None)
     env = os.environ if variables is None else variables
@@ -58,6 +60,7 @@ def ledger(
         held = fit_database(gpu, gpu, tell)[1] if refit else held_out(gpu)
         rows += kernel_rows(held, gpu) + coverage(held, gpu) + counter_rows(gpu) + choice_rows(gpu)
         rows += model_rows(gpu)
+        rows += learning_rows(gpu, env, say, learning, again)
         rows += _long(f"ablations-{gpu}", partial(_ablations, gpu, held, say), long, again, env, say)
     rows += _long("titanx", partial(published.titanx_rows, reference, say), long, again, env, say)
     rows += _long("v100", partial(published.v100_rows, reference, say), long, again, env, say)

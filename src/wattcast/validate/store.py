@@ -22,6 +22,7 @@ _INGREDIENTS = ("kernels", "timeline", "activity", "power", "fit", "fitted", "ha
 _MAKERS = (
     "ablations.py",
     "floors.py",
+    "learning.py",
     "power_baselines.py",
     "published.py",
     "walltime.py",
