@@ -22,13 +22,18 @@ def kernels(
     database: str = typer.Argument(..., help="A kernel database: its folder, its rows.parquet, or a shipped name."),
     gpu: str = typer.Option(..., "--gpu", help="The catalogue GPU it was measured on."),
     out: str = typer.Option(".", "--out", help="Folder for bundle.yaml, arrays.npz and out_of_fold.parquet."),
+    inherit: bool | None = typer.Option(
+        None,
+        "--inherit/--alone",
+        help="Move the card's forecast by the rows, or fit from nothing; default: inherit below 1000 burst rows.",
+    ),
     as_json: bool = typer.Option(False, "--json", help="Print the held-out ledger as JSON."),
 ) -> None:
     """Latency, power and clock of kernels: corrections, energies, V(f), clock law, intervals."""
     from wattcast.fit.kernels_run import fit_database, write
     from wattcast.validate import kernel_rows, show
 
-    bundle, held = fit_database(database, gpu, tell=lambda text: typer.echo(text, err=True))
+    bundle, held = fit_database(database, gpu, tell=lambda text: typer.echo(text, err=True), inherits=inherit)
     write(bundle, held, Path(out))
     rows = kernel_rows(held, gpu)
     typer.echo(json.dumps({"rows": rows}, indent=1) if as_json else show(rows))

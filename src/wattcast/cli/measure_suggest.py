@@ -6,27 +6,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from wattcast import api, hardware
-from wattcast.errors import WattcastError
+from wattcast import hardware
 from wattcast.fit import kernels_data
+from wattcast.fit.model_operators import operators_of_models
 from wattcast.fit.suggest import Candidate, Suggestion, suggest
 from wattcast.fitted import bundle_for
 from wattcast.kernels.work import Condition
 from wattcast.measure.kernels.listed import from_operator, write_listed
 from wattcast.measure.kernels.plan import LARGEST_BYTE, LONGEST_S, plan
 from wattcast.measure.kernels.spec import Spec
-from wattcast.workload import models
-from wattcast.workload.architectures import Kind
 from wattcast.workload.from_json import operator_to_plain
-
-_Runs = tuple[dict[str, Any], ...]
-LANGUAGE: _Runs = (
-    {"batch": 4, "phase": "prefill"},
-    {"batch": 16, "phase": "decode"},
-    {"batch": 4, "attention": "eager"},
-)
-VISION: _Runs = ({"batch": 1}, {"batch": 32})
-ENCODER: _Runs = ({"batch": 16}, {"batch": 16, "attention": "eager"})
 
 
 def suggestions(
@@ -71,27 +60,17 @@ def _operators_of_models(gpu: str, tell: Callable[[str], None]) -> tuple[list[tu
     """Operators of the catalogue's models with the share of time they take, and the share that cannot be measured."""
     shares: dict[str, float] = {}
     specs: dict[str, tuple[Spec, str]] = {}
-    lost = total = 0.0
-    for name in models.names():
-        kind = models.load(name).kind
-        for options in {Kind.VISION: VISION, Kind.ENCODER: ENCODER}.get(kind, LANGUAGE):
-            try:
-                p = api.predict(name, gpu, host_launch=0.0, **options)
-            except WattcastError as error:  # a model that knows no such phase
-                tell(f"{name}: {error}")
-                continue
-            busy_s = float(p.busy_s)
-            total += 1.0
-            for op in p.ops:
-                share = float(op.latency_s) / busy_s
-                spec = from_operator(_plain(operator_to_plain(op.op)))
-                if spec is None:
-                    lost += share
-                    continue
-                shares[spec.id] = shares.get(spec.id, 0.0) + share
-                specs.setdefault(spec.id, (spec, p.name))
-    found = [(spec, shares[key], source) for key, (spec, source) in specs.items()]
-    return found, lost / max(total, 1.0)
+    found = operators_of_models(gpu, tell)
+    lost = 0.0
+    for item in found:
+        spec = from_operator(_plain(operator_to_plain(item.op)))
+        if spec is None:
+            lost += item.share
+            continue
+        shares[spec.id] = shares.get(spec.id, 0.0) + item.share
+        specs.setdefault(spec.id, (spec, item.run))
+    listed = [(spec, shares[key], source) for key, (spec, source) in specs.items()]
+    return listed, lost / max(sum(item.share for item in found), 1e-30)
 
 
 def _plain(operator: dict[str, Any]) -> dict[str, Any]:

@@ -250,8 +250,8 @@ def _bundle(forecast: Bundle, done: Calibration, time: Fit, energy: Fit, source:
     note = f"calibrated on {done.rows} whole-model row{'s' if done.rows > 1 else ''}: {said}"
     residuals = {
         family: Residual(
-            _ends(forecast.residuals[family].latency, time.left_out),
-            _ends(forecast.residuals[family].power, energy.left_out),
+            shrunk_ends(forecast.residuals[family].latency, time.left_out),
+            shrunk_ends(forecast.residuals[family].power, energy.left_out),
             forecast.residuals[family].rows,
         )
         for family in FAMILIES
@@ -270,7 +270,7 @@ def _bundle(forecast: Bundle, done: Calibration, time: Fit, energy: Fit, source:
 PRIOR_ROWS = 4.0  # how many rows the forecast's own interval counts for
 
 
-def _ends(forecast: tuple[float, float], left_out: Array) -> tuple[float, float]:
+def shrunk_ends(forecast: tuple[float, float], left_out: Array) -> tuple[float, float]:
     """Interval ends: variance of rows left out and of the forecast, weighted by the number of rows."""
     known = left_out if left_out.size > 2 else np.zeros(0)
     ends = []

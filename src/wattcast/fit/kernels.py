@@ -67,9 +67,10 @@ def fit_rows(rows: Rows, gpu: Gpu, idle: IdlePower) -> Fitted:
     # corrections belong to kernels as they ran; what is left over, to kernels as they are chosen
     ran = kernels_of(burst.ops, as_ran(burst), gpu, reference, ())
     corrections = fit_corrections(ideal(ran, reference), ran.work.group, latency_s, effective_hz)
-    logs = np.log(blended_corrections(some.work, corrections))
+    known = {**provisional(gpu).corrections, **corrections}  # a family without bursts may have sustained rows
+    logs = np.log(blended_corrections(some.work, known))
     time = fit_residuals(some, latency_s / ideal(some, reference).seconds(logs, effective_hz))
-    power, toggling, energy = _power(rows, kernels, gpu, idle, corrections, reference)
+    power, toggling, energy = _power(rows, kernels, gpu, idle, known, reference)
     return Fitted(corrections, law, power, toggling, Residuals(reference, time, energy))
 
 

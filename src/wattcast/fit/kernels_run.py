@@ -13,21 +13,34 @@ import numpy as np
 
 from wattcast import hardware
 from wattcast.errors import BadInput
-from wattcast.fit import kernels_data
+from wattcast.fit import few_rows, kernels_data
 from wattcast.fit.cards import spread
 from wattcast.fit.kernels import bundle_of, fit_rows, idle_curve
 from wattcast.fit.kernels_split import HeldOut, hold_out, quantiles
 from wattcast.fitted import bundle as bundles
+from wattcast.fitted import bundle_for
 from wattcast.fitted.bundle import Bundle
 from wattcast.records import read_table, write_table
 
 HELD_OUT_FILE = "out_of_fold.parquet"
 
 
-def fit_database(database: str | Path, gpu: str, tell: Callable[[str], None] | None = None) -> tuple[Bundle, HeldOut]:
-    """A bundle of ``gpu`` from a database, with the held-out predictions its intervals come from."""
+def fit_database(
+    database: str | Path, gpu: str, tell: Callable[[str], None] | None = None, inherits: bool | None = None
+) -> tuple[Bundle, HeldOut]:
+    """A bundle of ``gpu`` from a database, with the held-out predictions its intervals come from.
+
+    ``inherits``: whether the rows move the card's forecast (or shipped bundle) instead of being fitted from nothing;
+    None: when they are few (:mod:`wattcast.fit.few_rows`).
+    """
     chip = hardware.load(gpu)
     rows, idle_rows = kernels_data.load(database), kernels_data.idle(database)
+    if inherits is None:
+        inherits = int((rows.is_kind("burst") & rows.fit).sum()) < few_rows.FEW
+    if inherits:
+        with _one_thread():
+            bundle, held = few_rows.fit_few(rows, chip, bundle_for(chip), idle_rows, tell or (lambda _: None))
+        return replace(bundle, cards=spread(database)), held
     if not idle_rows:
         raise BadInput(f"{database}: no idle rows, so static power cannot be told from work. Run the idle step.")
     idle = idle_curve(idle_rows, chip)

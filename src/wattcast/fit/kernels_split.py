@@ -108,7 +108,11 @@ def oracle_rows(found: Fitted, rows: Rows, gpu: Gpu) -> Array:
 
 def predict_rows(found: Fitted, rows: Rows, gpu: Gpu) -> Array:
     """Latency, power and clock of each row as it was run: bursts at the top clock, the rest under the governor."""
-    bundle = bundle_of(found, rows, gpu, {}, "")
+    return predict_with(bundle_of(found, rows, gpu, {}, ""), rows, gpu)
+
+
+def predict_with(bundle: Bundle, rows: Rows, gpu: Gpu) -> Array:
+    """The same from a bundle."""
     bundle = replace(bundle, launch=replace(bundle.launch, host_s_per_operator=0.0))
     result = np.full((len(rows), 3), np.nan)
     burst = rows.is_kind("burst")

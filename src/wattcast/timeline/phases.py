@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from wattcast.arrays import Array, Scalar
-from wattcast.errors import MissingSpecification
+from wattcast.errors import MissingSpecification, bad_value
 from wattcast.hardware import Gpu
 from wattcast.kernels import Kernels
 from wattcast.kernels.lower import PIPE_EVENTS
@@ -132,8 +132,10 @@ _NOTHING = 1e-300  # stands for a correction of zero in logs
 def correction_of(group: str, corrections: Mapping[str, Correction]) -> Correction:
     """The corrections of a group, or of the nearest name above it: ``gemm.row`` falls back to ``gemm``."""
     name = group
-    while name not in corrections:
+    while name and name not in corrections:
         name = name.rpartition(".")[0]
+    if not name:
+        raise bad_value("corrections", f"{group}, or what it is a kind of", ", ".join(corrections))
     return corrections[name]
 
 
