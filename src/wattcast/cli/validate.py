@@ -53,6 +53,8 @@ def validate(
 
         for path in save_all(figures):
             env.say(f"figure saved: {path}")
+        if learning:
+            _learning_figure(figures, env)
     if plot:
         from wattcast.report.figure import save
         from wattcast.report.heldout import held_out
@@ -60,3 +62,15 @@ def validate(
         save(held_out(quantity), Path(plot))
         env.say(f"figure saved: {plot}")
     typer.echo(json.dumps({"rows": rows}, indent=1) if as_json else show(rows))
+
+
+def _learning_figure(folder: Path, env: Environment) -> None:
+    from wattcast.report.figure import save
+    from wattcast.report.learning import learning_curves
+    from wattcast.validate.learning import curves
+    from wattcast.validate.ledger import GPUS
+
+    for gpu in GPUS:
+        path = folder / f"learning-{gpu}.png"
+        save(learning_curves(curves(gpu, env.variables, env.say), gpu), path)
+        env.say(f"figure saved: {path}")

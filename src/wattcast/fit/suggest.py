@@ -1,9 +1,9 @@
-"""Which rows would help most: operators of real models that take time and are unlike anything measured.
+"""Which rows would help most: those that take away most of the uncertainty where predictions are asked for.
 
-A candidate's uncertainty is the width of its family's interval times how new it is; newness follows from its
-distance, in doublings of its sizes, to the nearest measured row of its kind. Its worth is uncertainty times
-the share of time it takes in real models (a small equal share for rows of the plan, which spread evenly). Rows
-are picked one by one; each makes those like it less new.
+The residual of a kernel is taken as a Gaussian process over its log2 sizes, of its family's width: kernels of one
+group within a few doublings tell about one another, those of other groups of the family half as much. A candidate
+is worth the variance it takes away from all targets [Cohn1996], each weighted by the share of time it takes in real
+models (targets of the plan count alike). Rows are picked one by one; each is taken as measured for the next.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from wattcast.arrays import Array
 from wattcast.fit.kernels_data import Rows
@@ -23,9 +24,13 @@ from wattcast.kernels.work import Condition
 from wattcast.workload import from_json
 from wattcast.workload.graph import Operator
 
-_REACH = 1.0  # doublings within which a measured row tells about another
-_KNOWN = 0.15  # uncertainty that stays beside a measured neighbour, as a share
+REACH = 8.0  # doublings within which a measured row tells about another: where the covariance has fallen to 1/e
+ACROSS = 0.5  # covariance of kernels of one size in two groups of a family
+NOISE = 0.05  # of the variance: what a row does not tell even of itself
 PLAN_SHARE = 0.3  # of the suggestions, from the plan's random shapes
+MOST_KNOWN = 1500  # measured rows of a family that are looked at, those nearest to candidates first
+
+Index = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -57,16 +62,16 @@ def suggest(
     ops = operators_of([c.operator for c in candidates])
     kernels = kernels_of(ops, [c.condition for c in candidates], gpu, bundle.reference, ())
     known = kernels_of(rows.ops, rows.conditions, gpu, bundle.reference, ())
-    distance = _distances(kernels, known)
-    width = np.array([np.log(np.divide(*bundle.residuals[family].latency[::-1])) for family in kernels.family])
-    real = np.array([c.share > 0 for c in candidates])
     share = np.array([c.share for c in candidates])
-    share = np.where(real, share / max(share.sum(), 1e-30), 1.0 / max((~real).sum(), 1))
+    real = share > 0
     from_plan = min(round(plan_share * count), int((~real).sum()))
-    picked = _greedy(kernels, distance, width * share, real, count - from_plan)
-    picked += _greedy(kernels, distance, width * share, ~real, from_plan)
-    scores = [(i, float(width[i] * share[i] * _newness(distance[i]))) for i in picked]
-    return [Suggestion(candidates[i], score, float(distance[i]), float(width[i])) for i, score in scores]
+    width = widths(kernels, bundle)
+    first = pick(kernels, known, width, share, real, count - from_plan)
+    taken = np.isin(np.arange(len(share)), [i for i, _ in first])
+    # the plan's rows are judged by one another, with what was just picked as measured
+    rest = pick(kernels, known, width, (~real).astype(float), ~real & ~taken, from_plan, taken)
+    distance = distances(kernels, known)
+    return [Suggestion(candidates[i], worth, float(distance[i]), float(width[i])) for i, worth in (*first, *rest)]
 
 
 def operators_of(entries: Sequence[dict[str, Any]]) -> tuple[Operator, ...]:
@@ -77,40 +82,113 @@ def operators_of(entries: Sequence[dict[str, Any]]) -> tuple[Operator, ...]:
     return tuple(op for block in graph.blocks for op in block.ops)
 
 
-def _newness(distance: Array | float) -> Array:
-    return np.asarray(_KNOWN + (1.0 - _KNOWN) * (1.0 - np.exp(-0.5 * (np.asarray(distance) / _REACH) ** 2)))
+def widths(kernels: Kernels, bundle: Bundle) -> Array:
+    """Log-width of the interval of each kernel's family."""
+    return np.array([np.log(np.divide(*bundle.residuals[family].latency[::-1])) for family in kernels.family])
 
 
-def _greedy(kernels: Kernels, distance: Array, worth: Array, allowed: Array, count: int) -> list[int]:
-    """Pick by worth x newness; what was picked counts as measured for the next."""
-    places, now = _sizes(kernels), distance.copy()
-    groups = np.array(kernels.work.group)
-    left = allowed.copy()
-    picked: list[int] = []
+def pick(
+    kernels: Kernels,
+    known: Kernels,
+    width: Array,
+    weight: Array,
+    allowed: npt.NDArray[np.bool_],
+    count: int,
+    measured: npt.NDArray[np.bool_] | None = None,
+) -> list[tuple[int, float]]:
+    """Candidates in the order of their worth, with the worth: variance taken from targets of ``weight``.
+
+    ``measured`` are candidates to take as measured already. Families do not tell about one another, so each is a
+    problem of its own; the best of any is picked next.
+    """
+    learners, others = np.array(kernels.work.learner), np.array(known.work.learner)
+    share = weight / max(float(weight.sum()), 1e-30)
+    problems = []
+    for name in dict.fromkeys(learners[allowed].tolist()):
+        here = np.flatnonzero((learners == name) & (allowed | (weight > 0)))
+        extra = np.flatnonzero((learners == name) & measured) if measured is not None else np.zeros(0, dtype=np.int64)
+        problems.append(
+            _Problem(kernels, here, known, np.flatnonzero(others == name), extra, width, share, allowed[here])
+        )
+    found: list[tuple[int, float]] = []
     for _ in range(min(count, int(allowed.sum()))):
-        best = int(np.argmax(np.where(left, worth * _newness(now), -1.0)))
-        picked.append(best)
-        left[best] = False
-        alike = groups == groups[best]
-        now[alike] = np.minimum(now[alike], np.linalg.norm(places[alike] - places[best], axis=1))
-    return picked
+        best = max(problems, key=lambda problem: problem.worth)
+        found.append((best.place, best.worth))
+        best.take()
+    return found
 
 
-def _distances(kernels: Kernels, known: Kernels) -> Array:
+class _Problem:
+    """One family: covariance of candidates and targets, given what was measured; shrinks with every pick."""
+
+    def __init__(
+        self,
+        kernels: Kernels,
+        here: Index,
+        known: Kernels,
+        there: Index,
+        extra: Index,
+        width: Array,
+        share: Array,
+        allowed: npt.NDArray[np.bool_],
+    ) -> None:
+        self._here, self._left, self._weight = here, allowed.copy(), share[here]
+        names = sorted({n for n in (*kernels.work.features, *known.work.features) if n.startswith("log_")})
+        sizes, groups = _places(kernels, here, names)
+        near = _near(sizes, groups, sizes, groups)
+        before = [_places(known, there, names), _places(kernels, extra, names)]
+        points, kinds = np.concatenate([p for p, _ in before]), np.concatenate([g for _, g in before])
+        if len(points) > MOST_KNOWN:
+            kept = np.argsort(-_near(points, kinds, sizes, groups).max(axis=1), kind="stable")[:MOST_KNOWN]
+            points, kinds = points[kept], kinds[kept]
+        if len(points):
+            cross = _near(points, kinds, sizes, groups)
+            inner = _near(points, kinds, points, kinds) + NOISE * np.eye(len(points))
+            near = near - cross.T @ np.linalg.solve(inner, cross)
+        scale = width[here]
+        self._covariance = near * scale[:, None] * scale
+        self._noise = NOISE * scale**2
+        self._look()
+
+    def take(self) -> None:
+        """The best candidate as measured."""
+        column = self._covariance[:, self._best].copy()
+        self._covariance -= np.outer(column, column) / (column[self._best] + self._noise[self._best])
+        self._left[self._best] = False
+        self._look()
+
+    def _look(self) -> None:
+        variance = np.maximum(np.diag(self._covariance), 0.0) + self._noise
+        gain = (self._covariance**2 @ self._weight) / variance
+        gain = np.where(self._left, gain, -1.0)
+        self._best = int(np.argmax(gain))
+        self.worth, self.place = float(gain[self._best]), int(self._here[self._best])
+
+
+def _places(kernels: Kernels, rows: Index, names: Sequence[str]) -> tuple[Array, npt.NDArray[np.str_]]:
+    """Log2 sizes ``(row, size)`` and groups."""
+    nothing = np.zeros(len(kernels.ops))
+    sizes = np.column_stack([kernels.work.features.get(name, nothing)[rows] for name in names])
+    return sizes, np.array(kernels.work.group, dtype=np.str_)[rows]
+
+
+def _near(a: Array, group_a: npt.NDArray[np.str_], b: Array, group_b: npt.NDArray[np.str_]) -> Array:
+    """Covariance of residuals over the variance, ``(a, b)``."""
+    squared = (a**2).sum(axis=-1)[:, None] + (b**2).sum(axis=-1) - 2.0 * a @ b.T
+    alike = np.where(group_a[:, None] == group_b, 1.0, ACROSS)
+    return np.asarray(alike * np.exp(-np.sqrt(np.maximum(squared, 0.0)) / REACH))
+
+
+def distances(kernels: Kernels, known: Kernels) -> Array:
     """Doublings from each kernel to the nearest known one of its group."""
     names = sorted(n for n in kernels.work.features if n.startswith("log_") and n in known.work.features)
-    mine, theirs = _sizes(kernels, names), _sizes(known, names)
-    group, other = np.array(kernels.work.group), np.array(known.work.group)
+    everything, other = (np.arange(len(k.ops)) for k in (kernels, known))
+    mine, group = _places(kernels, everything, names)
+    theirs, kinds = _places(known, other, names)
     found = np.full(len(group), np.inf)
     for name in set(group.tolist()):
-        here, there = np.flatnonzero(group == name), np.flatnonzero(other == name)
+        here, there = np.flatnonzero(group == name), np.flatnonzero(kinds == name)
         if len(there):
             apart = np.linalg.norm(mine[here][:, None, :] - theirs[there][None, :, :], axis=-1)
             found[here] = apart.min(axis=1)
     return found
-
-
-def _sizes(kernels: Kernels, names: Sequence[str] = ()) -> Array:
-    """Log2 sizes of each kernel, ``(kernel, size)``."""
-    used = names or sorted(name for name in kernels.work.features if name.startswith("log_"))
-    return np.column_stack([kernels.work.features[name] for name in used])

@@ -22,6 +22,7 @@ from wattcast.fitted import fitted
 from wattcast.reference import reference_folder
 from wattcast.validate import ablations, published
 from wattcast.validate.a100 import a100_rows
+from wattcast.validate.cards import card_rows, coverage_rows
 from wattcast.validate.choice import choice_rows
 from wattcast.validate.component_energies import energy_rows
 from wattcast.validate.counters import counter_rows
@@ -29,8 +30,10 @@ from wattcast.validate.kernels import coverage, kernel_rows
 from wattcast.validate.learning import learning_rows
 from wattcast.validate.models import model_rows
 from wattcast.validate.power_baselines import power_rows
+from wattcast.validate.pretended import few_rows
 from wattcast.validate.rows import Row, absent
 from wattcast.validate.store import kept, seen
+from wattcast.validate.suggesting import suggest_rows
 from wattcast.validate.walltime import wall_rows
 from wattcast.validate.zeus import zeus_rows
 
@@ -60,7 +63,9 @@ def ledger(
         held = fit_database(gpu, gpu, tell)[1] if refit else held_out(gpu)
         rows += kernel_rows(held, gpu) + coverage(held, gpu) + counter_rows(gpu) + choice_rows(gpu)
         rows += model_rows(gpu)
-        rows += learning_rows(gpu, env, say, learning, again)
+        rows += learning_rows(gpu, env, say, learning, again) + card_rows(gpu)
+        for name, study in (("cards", coverage_rows), ("suggest", suggest_rows), ("few-rows", few_rows)):
+            rows += _long(f"{name}-{gpu}", partial(study, gpu, say), learning, again, env, say)
         rows += _long(f"ablations-{gpu}", partial(_ablations, gpu, held, say), long, again, env, say)
     rows += _long("titanx", partial(published.titanx_rows, reference, say), long, again, env, say)
     rows += _long("v100", partial(published.v100_rows, reference, say), long, again, env, say)
@@ -90,6 +95,9 @@ def _long(
         if long and (again or not seen(section, env)):
             say(f"{section}: working")
         return kept(section, make, env, again and long)
+    if section.startswith(("suggest-", "few-rows-", "cards-")):
+        name, _, gpu = section.rpartition("-")
+        return [absent(f"{gpu} {name.replace('-', ' ')}", "all", "takes minutes: run `wattcast validate --learning`")]
     where, quantity = _GOALS.get(section, (section.replace("ablations-", "") + " ablations", "all"))
     return [absent(where, quantity, "takes minutes: run `wattcast validate --ablations`")]
 

@@ -21,10 +21,13 @@ _PACKAGE = Path(__file__).parents[1]
 _INGREDIENTS = ("kernels", "timeline", "activity", "power", "fit", "fitted", "hardware", "database", "workload")
 _MAKERS = (
     "ablations.py",
+    "cards.py",
     "floors.py",
     "learning.py",
     "power_baselines.py",
+    "pretended.py",
     "published.py",
+    "suggesting.py",
     "walltime.py",
     "walltime.csv",
     "volta.yaml",
