@@ -51,7 +51,9 @@ def test_what_is_new_comes_before_what_was_measured(rows: Rows) -> None:
 
 def test_two_that_are_alike_are_not_both_taken_first(rows: Rows) -> None:
     twins = [linear(16000, 60000, 30000, 0.4), linear(16000, 60000, 30016, 0.39), linear(1, 60000, 60, 0.3)]
-    assert ranked(twins, 2, rows) == ["16000x60000x30000", "1x60000x60"]
+    first, second = ranked(twins, 2, rows)
+    assert first.startswith("16000x60000x300")
+    assert second == "1x60000x60"
 
 
 def test_a_share_comes_from_the_plan(rows: Rows) -> None:
