@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from wattcast.measure.kernels.plan import LARGEST_BYTE, LONGEST_S, plan
 from wattcast.measure.kernels.spec import Spec
 from wattcast.workload.from_json import operator_to_plain
 
+ROUNDS = 4  # rounds of the plan that candidates come from
+
 
 def suggestions(
     count: int, gpu: str, database: str, tell: Callable[[str], None]
@@ -28,7 +31,8 @@ def suggestions(
     known: dict[str, Spec] = {}
     candidates: list[Candidate] = []
     shares, left_out = _operators_of_models(gpu, tell)
-    for spec, share, source in [*shares, *((spec, 0.0, "plan") for spec in plan())]:
+    spread = (replace(spec, chosen="suggested") for round_ in range(1, ROUNDS + 1) for spec in plan(round_))
+    for spec, share, source in [*shares, *((spec, 0.0, "plan") for spec in spread)]:
         fits = spec.guessed_s <= LONGEST_S and spec.byte <= LARGEST_BYTE
         if spec.id not in measured and spec.id not in known and fits:
             known[spec.id] = spec
@@ -67,6 +71,7 @@ def _operators_of_models(gpu: str, tell: Callable[[str], None]) -> tuple[list[tu
         if spec is None:
             lost += item.share
             continue
+        spec = replace(spec, chosen="models")
         shares[spec.id] = shares.get(spec.id, 0.0) + item.share
         specs.setdefault(spec.id, (spec, item.run))
     listed = [(spec, shares[key], source) for key, (spec, source) in specs.items()]
