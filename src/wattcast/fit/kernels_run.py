@@ -51,7 +51,7 @@ def fit_database(
     rest = len(held.kind) - burst
     note = f"{len(rows)} rows; residuals from {burst} burst and {rest} sustained rows held out in 5 folds"
     bundle = bundle_of(found, rows, chip, quantiles(held), note)
-    return replace(bundle, cards=spread(database)), held
+    return replace(bundle, cards=spread(database, held)), held
 
 
 def _one_thread() -> Any:

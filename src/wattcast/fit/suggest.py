@@ -28,6 +28,7 @@ REACH = 8.0  # doublings within which a measured row tells about another: where 
 ACROSS = 0.5  # covariance of kernels of one size in two groups of a family
 NOISE = 0.05  # of the variance: what a row does not tell even of itself
 PLAN_SHARE = 0.3  # of the suggestions, from the plan's random shapes
+MOST_CANDIDATES = 1500  # of a family that are weighed against one another
 MOST_KNOWN = 1500  # measured rows of a family that are looked at, those nearest to candidates first
 
 Index = npt.NDArray[np.int64]
@@ -105,7 +106,7 @@ def pick(
     share = weight / max(float(weight.sum()), 1e-30)
     problems = []
     for name in dict.fromkeys(learners[allowed].tolist()):
-        here = np.flatnonzero((learners == name) & (allowed | (weight > 0)))
+        here = _foremost(np.flatnonzero((learners == name) & (allowed | (weight > 0))), share * width**2)
         extra = np.flatnonzero((learners == name) & measured) if measured is not None else np.zeros(0, dtype=np.int64)
         problems.append(
             _Problem(kernels, here, known, np.flatnonzero(others == name), extra, width, share, allowed[here])
@@ -116,6 +117,15 @@ def pick(
         found.append((best.place, best.worth))
         best.take()
     return found
+
+
+def _foremost(rows: Index, worth: Array) -> Index:
+    """At most :data:`MOST_CANDIDATES` rows: those of most worth, and where many are alike, evenly among them."""
+    if len(rows) <= MOST_CANDIDATES:
+        return rows
+    evenly = np.random.default_rng(0).permutation(len(rows))
+    ranked = evenly[np.argsort(-worth[rows][evenly], kind="stable")]
+    return np.sort(rows[ranked[:MOST_CANDIDATES]])
 
 
 class _Problem:

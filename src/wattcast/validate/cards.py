@@ -16,11 +16,11 @@ import numpy.typing as npt
 from wattcast import hardware
 from wattcast.arrays import Array
 from wattcast.fit import kernels_data
-from wattcast.fit.cards import KINDS, Components, components, origins, spread_of
+from wattcast.fit.cards import KINDS, PLAN, Components, Shifted, origins, seen_of, spread_of
 from wattcast.fit.kernels import fit_rows, idle_curve, random, settled
 from wattcast.fit.kernels_data import Mask, Rows
 from wattcast.fit.kernels_run import _one_thread
-from wattcast.fit.kernels_split import FOLDS, LEVEL, conformal, folds_of, predict_rows
+from wattcast.fit.kernels_split import FOLDS, LEVEL, HeldOut, conformal, folds_of, power_pool, predict_rows
 from wattcast.fitted.cards import NORMAL_P90, CardSpread, published_spread
 from wattcast.uncertainty import moved_out
 from wattcast.validate.learning import Tell
@@ -29,20 +29,22 @@ from wattcast.validate.rows import Row, absent, row
 LEAST_ROWS = 1000  # of a card, to be fitted by itself
 
 
-def card_rows(gpu: str) -> list[Row]:
+def card_rows(gpu: str, held: HeldOut) -> list[Row]:
     """Spread between cards: what the database shows, or what is taken in its place."""
     rows, origin = kernels_data.load(gpu), origins(gpu)
     where = f"{gpu} cards of the kind"
-    found = {quantity: components(rows, origin, quantity) for quantity in KINDS}
-    spread = spread_of(found["latency"], found["power"])
-    return [_spread(where, quantity, found[quantity], spread) for quantity in KINDS]
+    found = {quantity: seen_of(rows, origin, quantity, held) for quantity in KINDS}
+    return [_spread(where, quantity, found[quantity], spread_of(found)) for quantity in KINDS]
 
 
-def _spread(where: str, quantity: str, found: Components | None, spread: CardSpread) -> Row:
+def _spread(where: str, quantity: str, found: Components | list[Shifted], spread: CardSpread) -> Row:
     taken = getattr(spread, quantity)
-    if found is None:
-        more: dict[str, Any] = {"taken": f"{100 * taken:.2f} %", "cards": 1, "from": spread.source}
-        return row(where, f"{quantity}, deviation of another card", 0, None, **more)
+    if not isinstance(found, Components):
+        more: dict[str, Any] = {"taken": f"{100 * taken:.2f} %"}
+        for i, s in enumerate(found):
+            more[f"card_{i + 2}_against_1"] = f"{100 * s.shift:+.2f} ± {100 * s.error:.2f} % by {s.rows} rows"
+        more["from"] = spread.source
+        return row(where, f"{quantity}, deviation of another card", sum(s.rows for s in found), None, **more)
     more = {
         "taken": f"{100 * taken:.2f} %",
         "cards": found.cards,
@@ -57,7 +59,9 @@ def coverage_rows(gpu: str, tell: Tell) -> list[Row]:
     """Share of other cards' rows inside intervals of a card; minutes, where there are several cards."""
     rows, origin = kernels_data.load(gpu), origins(gpu)
     where = f"{gpu} cards of the kind"
+    sustained = {card for card, kind in zip(origin.card, rows.kind, strict=True) if kind == "sustained"}
     cards = [card for card in dict.fromkeys(origin.card) if origin.card.count(card) >= LEAST_ROWS]
+    cards = [card for card in cards if card in sustained]  # others have no power to fit
     if len(set(origin.card)) < 2 or not cards:
         reason = "rows of one card alone: nothing to count intervals for another card against"
         return [absent(where, f"{quantity}, rows of another card inside intervals", reason) for quantity in KINDS]
@@ -66,7 +70,12 @@ def coverage_rows(gpu: str, tell: Tell) -> list[Row]:
         tell(f"cards: fitting {card} alone")
         mine = np.array([c == card for c in origin.card])
         ratio, fold = _predicted(gpu, rows, mine)
-        out += [_inside(where, card, quantity, rows, mine, ratio[quantity], fold) for quantity in KINDS]
+        for quantity in KINDS:
+            others = {
+                why: ~mine & np.array([c == why for c in origin.chosen]) for why in dict.fromkeys(origin.chosen)
+            }
+            found = [_inside(where, quantity, w, rows, (mine, o), ratio[quantity], fold) for w, o in others.items()]
+            out += [one for one in found if one["n"]]
     return out
 
 
@@ -86,24 +95,32 @@ def _predicted(gpu: str, rows: Rows, mine: Mask) -> tuple[dict[str, Array], npt.
 
 
 def _inside(
-    where: str, card: str, quantity: str, rows: Rows, mine: Mask, ratio: Array, fold: npt.NDArray[np.int64]
+    where: str,
+    quantity: str,
+    chosen: str,
+    rows: Rows,
+    cards: tuple[Mask, Mask],
+    ratio: Array,
+    fold: npt.NDArray[np.int64],
 ) -> Row:
-    """Share of the other cards' rows inside the measured card's intervals, as they are and moved out."""
-    known = published_spread()
+    """Share of another card's rows inside the measured card's intervals, as they are and moved out."""
+    known, (mine, others) = published_spread(), cards
     at = rows.is_kind(KINDS[quantity]) & np.isfinite(ratio)
     families, inside, wider = np.array(rows.family), [], []
     for name in dict.fromkeys(rows.family):
-        own, other = at & mine & (families == name), at & ~mine & (families == name)
+        alike = power_pool(name) if quantity == "power" else (name,)
+        own, other = at & mine & np.isin(families, alike), at & others & (families == name)
         for k in np.unique(fold[other]):
             ends = np.array(conformal(ratio[own & (fold != k)], LEVEL))
             far = moved_out(ends, NORMAL_P90 * getattr(known, quantity))
             some = ratio[other & (fold == k)]
             inside += ((some >= ends[0]) & (some <= ends[1])).tolist()
             wider += ((some >= far[0]) & (some <= far[1])).tolist()
-    more: dict[str, Any] = {
-        "coverage": round(100 * float(np.mean(wider)), 1),
-        "as_for_this_card": round(100 * float(np.mean(inside)), 1),
-        "wanted": [85.0, 95.0],
-        "fitted_on": card,
-    }
-    return row(where, f"{quantity}, rows of another card inside intervals of {LEVEL:.0%}", len(inside), None, **more)
+    more: dict[str, Any] = {"wanted": [85.0, 95.0]}
+    if inside:
+        more |= {
+            "coverage": round(100 * float(np.mean(wider)), 1),
+            "as_for_this_card": round(100 * float(np.mean(inside)), 1),
+        }
+    what = "at random" if chosen == PLAN else f"chosen as {chosen}"
+    return row(where, f"{quantity}, rows of another card, {what}, inside {LEVEL:.0%}", len(inside), None, **more)

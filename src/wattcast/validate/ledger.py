@@ -63,7 +63,7 @@ def ledger(
         held = fit_database(gpu, gpu, tell)[1] if refit else held_out(gpu)
         rows += kernel_rows(held, gpu) + coverage(held, gpu) + counter_rows(gpu) + choice_rows(gpu)
         rows += model_rows(gpu)
-        rows += learning_rows(gpu, env, say, learning, again) + card_rows(gpu)
+        rows += learning_rows(gpu, env, say, learning, again) + card_rows(gpu, held)
         for name, study in (("cards", coverage_rows), ("suggest", suggest_rows), ("few-rows", few_rows)):
             rows += _long(f"{name}-{gpu}", partial(study, gpu, say), learning, again, env, say)
         rows += _long(f"ablations-{gpu}", partial(_ablations, gpu, held, say), long, again, env, say)
