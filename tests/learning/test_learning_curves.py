@@ -16,7 +16,9 @@ from wattcast.validate.learning import Curve
 
 @pytest.fixture(scope="module")
 def rows() -> Rows:
-    return kernels_data.load("h200")
+    """Every fifth row: enough of every family."""
+    whole = kernels_data.load("h200")
+    return whole.where(np.arange(len(whole)) % 5 == 0)
 
 
 @pytest.fixture
@@ -64,7 +66,7 @@ def test_subsets_are_nested_and_keep_shapes_whole(rows: Rows) -> None:
     for op, at in zip(rows.ops, place.tolist(), strict=True):
         of.setdefault(shape_of(op), set()).add(at)
     assert all(len(at) == 1 for at in of.values())
-    assert (place < 1 / 8).mean() == pytest.approx(1 / 8, abs=0.03)
+    assert (place < 1 / 8).mean() == pytest.approx(1 / 8, abs=0.04)
     assert not np.array_equal(place, learning.nested(rows, 0, 0))
 
 
@@ -79,6 +81,8 @@ def made_up(rows: Rows, floor: float, monkeypatch: pytest.MonkeyPatch) -> list[i
         return np.column_stack([latency_s * off, power_w * off, clock_hz])
 
     monkeypatch.setattr(learning, "_fitted", fitted)
+    monkeypatch.setattr(learning.kernels_data, "load", lambda _: rows)
+    monkeypatch.setattr(learning, "noise", lambda _: {("burst", "all"): 0.5})
     return called
 
 
@@ -92,7 +96,9 @@ def test_curves_show_the_law_and_are_made_once(
     assert len(said) == len(called)
     whole = found["latency", "all"]
     assert whole.law.law.floor == pytest.approx(5.0, abs=0.5)  # rates are on a grid
-    assert whole.law.doubled == pytest.approx(5.0 + 200.0 * (2 * max(called)) ** -0.5, rel=0.02)  # subsets vary in size
+    assert whole.law.doubled == pytest.approx(
+        5.0 + 200.0 * (2 * max(called)) ** -0.5, rel=0.02
+    )  # subsets vary in size
     assert whole.law.law.rate == pytest.approx(0.5, abs=0.06)
     assert (np.diff(whole.rows) > 0).all()
     assert (np.diff(whole.error) < 0).all()

@@ -1,9 +1,11 @@
 """Which rows would help most: those that take away most of the uncertainty where predictions are asked for.
 
-The residual of a kernel is taken as a Gaussian process over its log2 sizes, of its family's width: kernels of one
-group within a few doublings tell about one another, those of other groups of the family half as much. A candidate
-is worth the variance it takes away from all targets [Cohn1996], each weighted by the share of time it takes in real
-models (targets of the plan count alike). Rows are picked one by one; each is taken as measured for the next.
+The residual of a kernel is taken as a Gaussian process over its log2 sizes: kernels of one group within a few
+doublings tell about one another, those of other groups of the family half as much. A candidate is worth the variance
+it takes away from all targets [Cohn1996], each weighted by the share of time it takes in real models (targets of the
+plan count alike). Rows are picked one by one; each is taken as measured for the next. All families count as equally
+unsure: where errors are large because the model is wrong, more rows do not help, and going by the width of intervals
+spends them there (``docs/method/bigger-database.md`` has the comparison).
 """
 
 from __future__ import annotations
@@ -66,12 +68,11 @@ def suggest(
     share = np.array([c.share for c in candidates])
     real = share > 0
     from_plan = min(round(plan_share * count), int((~real).sum()))
-    width = widths(kernels, bundle)
-    first = pick(kernels, known, width, share, real, count - from_plan)
+    first = pick(kernels, known, share, real, count - from_plan)
     taken = np.isin(np.arange(len(share)), [i for i, _ in first])
     # the plan's rows are judged by one another, with what was just picked as measured
-    rest = pick(kernels, known, width, (~real).astype(float), ~real & ~taken, from_plan, taken)
-    distance = distances(kernels, known)
+    rest = pick(kernels, known, (~real).astype(float), ~real & ~taken, from_plan, taken)
+    distance, width = distances(kernels, known), widths(kernels, bundle)
     return [Suggestion(candidates[i], worth, float(distance[i]), float(width[i])) for i, worth in (*first, *rest)]
 
 
@@ -91,7 +92,6 @@ def widths(kernels: Kernels, bundle: Bundle) -> Array:
 def pick(
     kernels: Kernels,
     known: Kernels,
-    width: Array,
     weight: Array,
     allowed: npt.NDArray[np.bool_],
     count: int,
@@ -106,11 +106,9 @@ def pick(
     share = weight / max(float(weight.sum()), 1e-30)
     problems = []
     for name in dict.fromkeys(learners[allowed].tolist()):
-        here = _foremost(np.flatnonzero((learners == name) & (allowed | (weight > 0))), share * width**2)
+        here = _foremost(np.flatnonzero((learners == name) & (allowed | (weight > 0))), share)
         extra = np.flatnonzero((learners == name) & measured) if measured is not None else np.zeros(0, dtype=np.int64)
-        problems.append(
-            _Problem(kernels, here, known, np.flatnonzero(others == name), extra, width, share, allowed[here])
-        )
+        problems.append(_Problem(kernels, here, known, np.flatnonzero(others == name), extra, share, allowed[here]))
     found: list[tuple[int, float]] = []
     for _ in range(min(count, int(allowed.sum()))):
         best = max(problems, key=lambda problem: problem.worth)
@@ -138,7 +136,6 @@ class _Problem:
         known: Kernels,
         there: Index,
         extra: Index,
-        width: Array,
         share: Array,
         allowed: npt.NDArray[np.bool_],
     ) -> None:
@@ -155,20 +152,18 @@ class _Problem:
             cross = _near(points, kinds, sizes, groups)
             inner = _near(points, kinds, points, kinds) + NOISE * np.eye(len(points))
             near = near - cross.T @ np.linalg.solve(inner, cross)
-        scale = width[here]
-        self._covariance = near * scale[:, None] * scale
-        self._noise = NOISE * scale**2
+        self._covariance = near
         self._look()
 
     def take(self) -> None:
         """The best candidate as measured."""
         column = self._covariance[:, self._best].copy()
-        self._covariance -= np.outer(column, column) / (column[self._best] + self._noise[self._best])
+        self._covariance -= np.outer(column, column) / (column[self._best] + NOISE)
         self._left[self._best] = False
         self._look()
 
     def _look(self) -> None:
-        variance = np.maximum(np.diag(self._covariance), 0.0) + self._noise
+        variance = np.maximum(np.diag(self._covariance), 0.0) + NOISE
         gain = (self._covariance**2 @ self._weight) / variance
         gain = np.where(self._left, gain, -1.0)
         self._best = int(np.argmax(gain))

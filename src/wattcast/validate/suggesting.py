@@ -33,8 +33,9 @@ from wattcast.validate.learning import Tell
 from wattcast.validate.rows import Mask, Row, row
 
 STARTS = (50, 200)  # bursts measured to begin with
-GROWS = (2.0, 4.0)  # to so many times as many
-REPLICATES = 3  # a held-out fold and a draw each
+GROWS = (4.0,)  # to so many times as many
+HELD = (3, 4)  # folds held out; the way of suggesting was settled on the others
+DRAWS = 2
 WEIGHTS = ("as rows of the plan", "as operators of real models")
 
 
@@ -101,12 +102,12 @@ def suggested(pool: Pool, start: Index, count: int, rng: np.random.Generator) ->
     """As ``measure kernels --suggest`` orders them: a share for real models, the rest for the plan."""
     everything = np.arange(len(pool.bursts))
     known = np.isin(everything, start)
-    width, before = widths(pool.kernels, pool.bundle), take(pool.kernels, known)
+    before = take(pool.kernels, known)
     from_plan = round(PLAN_SHARE * count)
-    first = [i for i, _ in pick(pool.kernels, before, width, pool.share, ~known, count - from_plan)]
+    first = [i for i, _ in pick(pool.kernels, before, pool.share, ~known, count - from_plan)]
     taken = np.isin(everything, first)
     even = np.ones(len(everything))
-    rest = [i for i, _ in pick(pool.kernels, before, width, even, ~known & ~taken, from_plan, taken)]
+    rest = [i for i, _ in pick(pool.kernels, before, even, ~known & ~taken, from_plan, taken)]
     # both kinds in proportion, so that any beginning of the list has its share of each
     place = [*(np.arange(len(first)) / len(first)), *((np.arange(len(rest)) + 0.5) / max(len(rest), 1))]
     return np.array([*first, *rest])[np.argsort(place, kind="stable")]
@@ -121,18 +122,20 @@ WAYS: dict[str, Order] = {
 
 
 def suggest_rows(gpu: str, tell: Tell) -> list[Row]:
-    """Errors by way of choosing and number of rows, mean over replicates; the floor is random choice."""
+    """Errors by way of choosing and number of rows, mean over folds and draws; the floor is random choice."""
     found: dict[tuple[int, int, str], list[Array]] = {}
     with _one_thread():
-        for replicate in range(REPLICATES):
-            pool = pool_of(gpu, replicate)
+        for fold in HELD:
+            pool = pool_of(gpu, fold)
             for start in STARTS:
-                for (total, way), error in trial(pool, start, replicate, tell).items():
-                    found.setdefault((start, total, way), []).append(error)
+                for draw in range(DRAWS):
+                    tell(f"suggest: fold {fold + 1} held out, from {start} rows, draw {draw + 1} of {DRAWS}")
+                    for (total, way), error in trial(pool, start, draw).items():
+                        found.setdefault((start, total, way), []).append(error)
     return [_row(gpu, key, i, each, found) for i in range(len(WEIGHTS)) for key, each in found.items()]
 
 
-def trial(pool: Pool, start: int, seed: int, tell: Tell) -> dict[tuple[int, str], Array]:
+def trial(pool: Pool, start: int, seed: int) -> dict[tuple[int, str], Array]:
     """Errors, one for each weighting, from ``start`` rows and from those each way adds."""
     rng = np.random.default_rng([seed, start])
     begin = np.asarray(rng.permutation(len(pool.bursts))[:start])
@@ -140,7 +143,6 @@ def trial(pool: Pool, start: int, seed: int, tell: Tell) -> dict[tuple[int, str]
     for name, order in WAYS.items():
         more = order(pool, begin, round((max(GROWS) - 1.0) * start), rng)
         for times in GROWS:
-            tell(f"suggest: fold {seed + 1} held out, {start} rows grown to {round(times * start)}, {name}")
             some = np.concatenate([begin, more[: round((times - 1.0) * start)]])
             found[round(times * start), name] = scored(pool, some)
     return found

@@ -1,0 +1,166 @@
+"""A fit from few rows: nothing to learn moves nothing, a card that differs is followed, and the command does both."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from wattcast.cli.environment import Environment
+from wattcast.cli.main import main
+from wattcast.errors import WattcastError
+from wattcast.fit import kernels_data
+from wattcast.fit.few_rows import FEW
+from wattcast.fit.inherit import Level, shrink
+from wattcast.fit.inherit_kernels import inherit, with_idle
+from wattcast.fit.kernels import random
+from wattcast.fit.kernels_run import _one_thread
+from wattcast.fit.kernels_split import folds_of
+from wattcast.fitted import fitted
+from wattcast.fitted.bundle import read
+from wattcast.hardware import load as load_gpu
+from wattcast.provenance import Status
+from wattcast.records import ROWS_FILE, database_folder, read_table, write_table
+from wattcast.timeline.phases import Correction, correction_of
+from wattcast.validate.pretended import Setting, distorted, drawn, errors
+
+
+@pytest.fixture(scope="module")
+def twin() -> Setting:
+    """A card whose forecast is the shipped bundle: its rows have nothing new to say."""
+    rows, shipped = kernels_data.load("h200"), fitted("h200")
+    assert shipped is not None
+    fold = folds_of(rows)
+    usable = rows.is_kind("burst", "sustained") & rows.fit & (rows.repeat == 0) & random(rows)
+    own, test = (rows.where(usable & (fold == k)) for k in (3, 4))
+    test = test.where(np.arange(len(test)) % 3 == 0)
+    return Setting(load_gpu("h200"), shipped, own, test, kernels_data.idle("h200"))
+
+
+def linear(count: int, shift: float, spread: float) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(count)
+    slopes = rng.uniform(0, 1, (count, 3))
+    return slopes, slopes @ np.array([shift, 0.0, 0.0]) + rng.normal(0, spread, count)
+
+
+def test_rows_that_say_nothing_move_nothing() -> None:
+    slopes, target = linear(50, 0.0, 0.1)
+    found = shrink(lambda t: target - slopes @ t, lambda _: slopes, [Level("all", range(3), 0.1)], np.full(50, 0.1))
+    free = np.linalg.lstsq(slopes, target, rcond=None)[0]
+    assert np.abs(found.theta).max() < np.abs(free).max()
+    assert np.abs(found.theta).max() < 0.05
+
+
+def test_a_clear_shift_is_followed() -> None:
+    slopes, target = linear(80, 0.4, 0.05)
+    found = shrink(lambda t: target - slopes @ t, lambda _: slopes, [Level("all", range(3), 0.1)], np.full(80, 0.1))
+    assert found.theta == pytest.approx([0.4, 0.0, 0.0], abs=0.06)
+    assert found.spreads["all"] > 0.15
+    assert (found.deviation < 0.05).all()
+
+
+def test_an_odd_row_does_not_rule() -> None:
+    slopes, target = linear(60, 0.2, 0.03)
+    target[0] += 5.0
+    found = shrink(lambda t: target - slopes @ t, lambda _: slopes, [Level("all", range(3), 0.1)], np.full(60, 0.05))
+    assert found.theta[0] == pytest.approx(0.2, abs=0.08)
+
+
+def test_a_twin_is_left_as_it_is(twin: Setting) -> None:
+    own = twin.own.where(drawn(twin.own, 50, 0))
+    with _one_thread():
+        found = inherit(own, twin.gpu, twin.parent, twin.idle)
+        before, after = (errors(b, twin.test, twin.gpu) for b in (twin.parent, found.bundle))
+    assert (after < 1.05 * before).all()
+
+
+def test_fifty_rows_of_another_chip_halve_what_is_to_be_learned(twin: Setting) -> None:
+    """The chip is distorted, the forecast is not told; the twin's own error is what can be reached."""
+    some = replace(twin, own=twin.own.where(drawn(twin.own, 50, 1)))
+    with _one_thread():
+        chip = distorted(some, 1)
+        found = inherit(chip.own, chip.gpu, chip.parent, chip.idle)
+        best = errors(twin.parent, twin.test, twin.gpu)
+        before, after = (errors(b, chip.test, chip.gpu) for b in (chip.parent, found.bundle))
+    assert (before > best + 2.0).all()
+    assert (after - best < 0.5 * (before - best)).all()
+    assert "card" in found.latency.levels
+    assert found.latency.held_out < found.latency.forecast
+
+
+def test_without_rows_the_forecast_stands(twin: Setting) -> None:
+    nothing = twin.own.where(np.zeros(len(twin.own), dtype=bool))
+    found = inherit(nothing, twin.gpu, twin.parent, [])
+    assert found.bundle.corrections == twin.parent.corrections
+    assert found.latency.levels == found.power.levels == ()
+
+
+def test_idle_rows_scale_the_idle_curve(twin: Setting) -> None:
+    doubled = with_idle(twin.parent, [(hz, 2.0 * watts, degrees) for hz, watts, degrees in twin.idle])
+    ratio = doubled.power.idle.power_w / with_idle(twin.parent, twin.idle).power.idle.power_w  # type: ignore[attr-defined]
+    assert ratio == pytest.approx(2.0)
+
+
+def run(*argv: str) -> tuple[int, str, str]:
+    out, err = io.StringIO(), io.StringIO()
+    code = main(list(argv), Environment(stdout=out, stderr=err, variables={}))
+    return code, out.getvalue(), err.getvalue()
+
+
+def few(folder: Path, count: int) -> Path:
+    """A database with a few rows of the shipped one: two thirds bursts, a third sustained, and its idle rows."""
+    rows = [row for row in read_table(database_folder("h200") / ROWS_FILE) if not row["error"]]
+    rng = np.random.default_rng(5)
+
+    def some(kind: str, n: int) -> list[dict[str, object]]:
+        of_kind = [
+            r for r in rows if r["kind"] == kind and r["data"] == "random" and not r["flags"] and not r["repeat"]
+        ]
+        return [of_kind[i] for i in rng.permutation(len(of_kind))[:n]]
+
+    folder.mkdir()
+    sustained = count // 3
+    idle = [row for row in rows if row["kind"] == "idle"]
+    write_table(folder / ROWS_FILE, [*some("burst", count - sustained), *some("sustained", sustained), *idle])
+    return folder
+
+
+def test_fifty_rows_make_a_bundle_that_predicts(tmp_path: Path) -> None:
+    database = few(tmp_path / "mine", 50)
+    code, out, err = run("fit", "kernels", str(database), "--gpu", "h200", "--out", str(tmp_path / "fitted"))
+    assert code == 0, err
+    found = read(tmp_path / "fitted")
+    assert found.status is Status.INHERITED
+    assert "50 rows moved the forecast" in found.provenance.note
+    assert found.provenance.device.startswith("NVIDIA H200")
+    for family, residual in found.residuals.items():
+        assert residual.latency[0] < 1 < residual.latency[1], family
+    code, out, err = run("predict", "gpt2", "--gpu", "h200", "--seq", "256", "--bundle", str(tmp_path / "fitted"))
+    assert code == 0, err
+    assert "W" in out
+
+
+def test_rows_of_another_kind_of_card_move_its_forecast(tmp_path: Path) -> None:
+    """Rows of an H200 called those of an H100: memory is faster than the forecast thinks, and the fit follows."""
+    database = few(tmp_path / "mine", 90)
+    code, _, err = run("fit", "kernels", str(database), "--gpu", "h100-sxm", "--out", str(tmp_path / "fitted"))
+    assert code == 0, err
+    assert "time by card" in read(tmp_path / "fitted").provenance.note
+
+
+def test_few_rows_alone_refuse_or_fit_but_never_hang(tmp_path: Path) -> None:
+    """A family without bursts had no corrections, and looking for them never ended."""
+    database = few(tmp_path / "mine", 60)
+    code, _, err = run("fit", "kernels", str(database), "--gpu", "h200", "--alone", "--out", str(tmp_path / "fitted"))
+    assert code == 0, err
+    assert read(tmp_path / "fitted").status is Status.FITTED
+    with pytest.raises(WattcastError, match="conv2d"):
+        correction_of("conv2d.point", {"gemm": Correction(1.0, 1.0, 1e-6)})
+
+
+def test_the_shipped_database_is_fitted_alone() -> None:
+    rows = kernels_data.load("h200")
+    assert (rows.is_kind("burst") & rows.fit).sum() > FEW
