@@ -6,6 +6,7 @@ import io
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from wattcast import hardware
@@ -62,6 +63,22 @@ def test_a_share_comes_from_the_plan(rows: Rows) -> None:
     found = ranked([*real, *random], 10, rows, plan_share=0.3)
     assert sum(source.endswith("x3000x7000") for source in found) == 3
     assert ranked([], 5, rows) == []
+
+
+def test_nothing_measured_yet_begins_with_what_takes_most_time(rows: Rows) -> None:
+    nothing = rows.where(np.zeros(len(rows), dtype=bool))
+    some = [linear(512, 4096, 4096, 0.1), linear(4096, 14336, 4096, 0.7), linear(1, 4096, 4096, 0.2)]
+    assert ranked(some, 1, nothing) == ["4096x14336x4096"]
+
+
+def test_thousands_of_candidates_are_weighed(rows: Rows) -> None:
+    """More than are compared: those of most weight stay, and none is picked twice."""
+    rng = np.random.default_rng(0)
+    many = [linear(*(int(2**x) for x in rng.uniform(4, 14, 3)), 1e-4) for _ in range(1800)]
+    heavy = linear(16000, 60000, 30000, 0.5)
+    found = ranked([*many, heavy], 30, rows)
+    assert heavy.source in found
+    assert len(set(found)) == 30
 
 
 def run(*argv: str) -> tuple[int, str, str]:

@@ -7,11 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from wattcast import hardware
+from wattcast.errors import WattcastError
 from wattcast.fit import kernels_data
+from wattcast.fit.kernels_data import Rows
 from wattcast.fit.model_operators import operators_of_models
 from wattcast.fit.suggest import Candidate, Suggestion, suggest
 from wattcast.fitted import bundle_for
+from wattcast.fitted.forecast_rule import rule
 from wattcast.kernels.work import Condition
 from wattcast.measure.kernels.listed import from_operator, write_listed
 from wattcast.measure.kernels.plan import LARGEST_BYTE, LONGEST_S, plan
@@ -26,7 +31,7 @@ def suggestions(
 ) -> tuple[list[Suggestion], list[Spec]]:
     """The rows worth most that are not in the database yet, and how the campaign runs each."""
     chip = hardware.load(gpu)
-    rows, bundle = kernels_data.load(database), bundle_for(chip)
+    rows, bundle = _measured(gpu, database, tell), bundle_for(chip)
     measured = set(rows.spec)
     known: dict[str, Spec] = {}
     candidates: list[Candidate] = []
@@ -41,6 +46,18 @@ def suggestions(
     found = suggest(candidates, count, rows, chip, bundle)
     place = {id(candidate): spec for candidate, spec in zip(candidates, known.values(), strict=True)}
     return found, [place[id(suggestion.candidate)] for suggestion in found]
+
+
+def _measured(gpu: str, database: str, tell: Callable[[str], None]) -> Rows:
+    """The rows so far; of a GPU that no database ships for, and none is named, there are none."""
+    try:
+        return kernels_data.load(database)
+    except WattcastError:
+        if database != gpu:
+            raise
+        tell(f"no database of the {gpu} was named or ships: as if nothing was measured")
+        known = kernels_data.load(rule().parent)
+        return known.where(np.zeros(len(known), dtype=bool))
 
 
 def write(out: Path, found: list[Suggestion], specs: list[Spec]) -> Path:

@@ -13,11 +13,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
 
 from wattcast.arrays import Array
+from wattcast.fit.kernels import take
 from wattcast.fit.kernels_data import Rows
 from wattcast.fitted import Bundle
 from wattcast.hardware import Gpu
@@ -64,7 +66,8 @@ def suggest(
         return []
     ops = operators_of([c.operator for c in candidates])
     kernels = kernels_of(ops, [c.condition for c in candidates], gpu, bundle.reference, ())
-    known = kernels_of(rows.ops, rows.conditions, gpu, bundle.reference, ())
+    nothing = take(kernels, np.zeros(len(ops), dtype=bool))
+    known = kernels_of(rows.ops, rows.conditions, gpu, bundle.reference, ()) if len(rows) else nothing
     share = np.array([c.share for c in candidates])
     real = share > 0
     from_plan = min(round(plan_share * count), int((~real).sum()))
@@ -170,14 +173,14 @@ class _Problem:
         self.worth, self.place = float(gain[self._best]), int(self._here[self._best])
 
 
-def _places(kernels: Kernels, rows: Index, names: Sequence[str]) -> tuple[Array, npt.NDArray[np.str_]]:
-    """Log2 sizes ``(row, size)`` and groups."""
+def _places(kernels: Kernels, rows: Index, names: Sequence[str]) -> tuple[Array, Index]:
+    """Log2 sizes ``(row, size)`` and groups as numbers."""
     nothing = np.zeros(len(kernels.ops))
     sizes = np.column_stack([kernels.work.features.get(name, nothing)[rows] for name in names])
-    return sizes, np.array(kernels.work.group, dtype=np.str_)[rows]
+    return sizes, np.array([crc32(kernels.work.group[i].encode()) for i in rows], dtype=np.int64)
 
 
-def _near(a: Array, group_a: npt.NDArray[np.str_], b: Array, group_b: npt.NDArray[np.str_]) -> Array:
+def _near(a: Array, group_a: Index, b: Array, group_b: Index) -> Array:
     """Covariance of residuals over the variance, ``(a, b)``."""
     squared = (a**2).sum(axis=-1)[:, None] + (b**2).sum(axis=-1) - 2.0 * a @ b.T
     alike = np.where(group_a[:, None] == group_b, 1.0, ACROSS)
