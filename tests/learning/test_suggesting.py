@@ -1,4 +1,4 @@
-"""The study of suggestions: weights lie where real work is, every way adds new rows, suggested ones are worth more."""
+"""The study of suggestions: weights lie where work is, every way adds new rows, suggested ones are worth more."""
 
 from __future__ import annotations
 

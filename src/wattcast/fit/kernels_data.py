@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -113,8 +114,34 @@ def load(database: str | Path) -> Rows:
 
 def idle(database: str | Path) -> list[tuple[float, float, float]]:
     """Clock (Hz), power (W) and temperature (C) of the idle rows."""
-    rows = [row for row in _plain(database) if row.get("kind") == "idle" and row.get("power_w")]
-    return [(float(r["sm_clock_hz"]), float(r["power_w"]), float(r["temperature_c"])) for r in rows]
+    plain = _plain(database)
+    rows = [row for row in plain if row.get("kind") == "idle" and row.get("power_w")]
+    power_w, degrees = (np.array([float(row[name]) for row in rows]) for name in ("power_w", "temperature_c"))
+    card = [str(row.get("card_uuid") or "") for row in rows]
+    weight = Counter(str(row.get("card_uuid") or "") for row in plain if row.get("kind") == "sustained")
+    levelled_w = _at_one_level(power_w, degrees, card, weight)
+    return [
+        (float(row["sm_clock_hz"]), float(watts), float(row["temperature_c"]))
+        for row, watts in zip(rows, levelled_w, strict=True)
+    ]
+
+
+def _at_one_level(power_w: Array, degrees: Array, card: list[str], weight: Mapping[str, float]) -> Array:
+    """Idle power of several cards as of one: P = level of the card + slope · T, and levels averaged by ``weight``.
+
+    Cards differ by some watts and are met at different temperatures: pooled as they are, the slope is that of none.
+    """
+    names = list(dict.fromkeys(card))
+    if len(names) < 2:
+        return power_w
+    own = np.array([[name == c for name in names] for c in card], dtype=np.float64)  # (row, card)
+    mean_w, mean_c = ((own.T @ values) / own.sum(axis=0) for values in (power_w, degrees))
+    warmer = degrees - own @ mean_c
+    slope = float(warmer @ (power_w - own @ mean_w)) / max(float(warmer @ warmer), 1e-9)
+    level_w = mean_w - slope * mean_c
+    share = np.array([float(weight.get(name, 0)) for name in names])
+    common_w = float(level_w @ share / share.sum()) if share.sum() > 0 else float(level_w.mean())
+    return np.asarray(power_w + common_w - own @ level_w)
 
 
 def _plain(database: str | Path) -> list[Plain]:
