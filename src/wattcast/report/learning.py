@@ -45,17 +45,15 @@ def learning_curves(curves: Sequence[Curve], gpu: str) -> Figure:
 
 
 def _draw(axes: Axes, curve: Curve) -> None:
-    colour = _COLOUR[curve.quantity]
-    what = {"latency": "latency (bursts)", "power": "power (sustained)"}[curve.quantity]
-    axes.errorbar(
-        curve.rows, curve.error, yerr=curve.spread, fmt="o", ms=3.5, lw=0.8, color=colour, label=f"{what}, held out"
-    )
+    colour, first = _COLOUR[curve.quantity], curve.quantity == "latency"
+    what = {"latency": "latency of bursts", "power": "power of sustained rows"}[curve.quantity]
+    axes.errorbar(curve.rows, curve.error, yerr=curve.spread, fmt="o", ms=3.5, lw=0.8, color=colour, label=what)
     along = np.geomspace(curve.rows[0], 4.0 * curve.rows[-1], 60)
-    axes.plot(along, curve.law.law.at(along), "-", lw=1.0, color=colour, label=f"{what}, law")
+    axes.plot(along, curve.law.law.at(along), "-", lw=1.0, color=colour, label="law" if first else None)
     low, high = curve.law.doubled_ends
     axes.plot([2.0 * curve.rows[-1]] * 2, [low, high], "-", lw=4.0, alpha=0.35, color=colour)
     if curve.noise is not None:
-        axes.axhline(curve.noise, ls=":", lw=1.0, color=colour, label=f"{what}, repeats")
+        axes.axhline(curve.noise, ls=":", lw=1.0, color=colour, label="repeats" if first else None)
 
 
 def _finish(axes: Axes, title: str) -> None:
