@@ -120,7 +120,9 @@ def plainly(ledger: Ledger, to: Settings, log_cap: float) -> bool:
     top = max(seen, key=lambda s: seen[s].log_power)
     for at, here in seen.items():
         if unknown and all(map(le, at, to)) and all(map(le, to, top)):
-            levels = [(k.levels[a], k.levels[b], k.levels[c]) for k, a, b, c in zip(lattice.knobs, at, to, top)]
+            levels = [
+                (k.levels[a], k.levels[b], k.levels[c]) for k, a, b, c in zip(lattice.knobs, at, to, top, strict=True)
+            ]
             share = sum((b - a) / (c - a) for a, b, c in levels if b != a)
             low_w, high_w = math.exp(here.log_power), math.exp(seen[top].log_power)
             if math.log(low_w + share * (high_w - low_w)) <= log_cap:
