@@ -55,6 +55,14 @@ class Problem:
         return self.objective.time_weight
 
     @cached_property
+    def safe(self) -> tuple[tuple[int, ...], ...]:
+        """The lowest level of each knob that no risk is run with, from each of its levels."""
+        most, levels = self.tuning.risky_ratio, [knob.levels for knob in self.lattice.knobs]
+        return tuple(
+            tuple(next(i for i, low in enumerate(row) if high / low <= most) for high in row) for row in levels
+        )
+
+    @cached_property
     def tables(self) -> cap.Tables:
         return cap.tables(self.lattice)
 

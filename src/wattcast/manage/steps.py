@@ -37,9 +37,10 @@ def steps(view: View) -> tuple[list[Step], list[tuple[int, int]]]:
         below, above = view.line(which)
         if below is None or above is None:
             _outwards(view, which, below, above, wide, small)
-        inner = _between(view, which, below, above)
-        if inner is not None and view.lines[which].along[inner.to] not in view.seen:
-            wide.append(inner)
+        if below is not None or above is not None:
+            inner = _between(view, which, below, above)
+            if inner is not None and view.lines[which].along[inner.to] not in view.seen:
+                wide.append(inner)
     return wide, small
 
 
@@ -47,7 +48,8 @@ def fine(view: View, found: list[Step]) -> Settings | None:
     """All promising knobs down together, else the most promising single step, else None."""
     best, capped = view.best, view.problem.objective.cap_w is not None
     least = -view.problem.tuning.worth
-    worth = sorted(step for step in found if step.promise < least)
+    worth = [step for step in found if step.promise < least]
+    worth.sort()
     if len(worth) > 1:
         down = {s.which: s.to for s in worth if s.outer and s.to < best[s.which] and _keeps(view, s)}
         joint = tuple([down.get(i, level) for i, level in enumerate(best)])
@@ -84,6 +86,8 @@ def trade(view: View) -> Settings | None:
     """
     best, seen, turns, least = view.best, view.seen, view.problem.turns, -view.problem.tuning.worth
     rises = sorted([(outlook(view, up, best[up] + 1), up) for up in turns if best[up] < view.tops[up]])
+    if not rises:
+        return None
     offers: list[tuple[float, Settings]] = []
     for down in turns:
         here, logs = best[down], view.problem.log_levels[down]
@@ -91,7 +95,10 @@ def trade(view: View) -> Settings | None:
             continue
         known, along = view.line(down)[0] is not None, view.lines[down].along
         slope = outlook(view, down, here - 1) / (logs[here] - logs[here - 1])
-        for to in range(here - 1, max(here - MOST_TRADED, 0) - 1, -1):
+        lowest = max(here - MOST_TRADED, 0)
+        if rises[0][0] + slope * (logs[here] - logs[lowest if slope < 0.0 else here - 1]) >= least:
+            continue  # not even the best rise for the best fall
+        for to in range(here - 1, lowest - 1, -1):
             fall = slope * (logs[here] - logs[to])
             for rise, up in rises:
                 if rise + fall >= least:
@@ -118,11 +125,11 @@ def outlook(view: View, which: int, to: int) -> float:
 
 def allowed(view: View, which: int, to: int) -> bool:
     """Whether lowering a knob this far may be tried: not where it could cost more than it can save."""
-    problem, tuning = view.problem, view.problem.tuning
-    levels = problem.lattice.knobs[which].levels
-    ratio = levels[view.best[which]] / levels[to]
-    if ratio <= tuning.risky_ratio:
+    problem, here = view.problem, view.best[which]
+    if to >= problem.safe[which][here]:
         return True
+    levels, tuning = problem.lattice.knobs[which].levels, problem.tuning
+    ratio = levels[here] / levels[to]
     belief = view.beliefs.of(problem.roles[which])
     if belief is None or belief < LOW_EDGE:
         return belief is not None

@@ -31,8 +31,7 @@ class View:
         self._near: list[tuple[int | None, int | None] | None] = [None] * len(problem.roles)
         self._bounds: list[tuple[float, float] | None] = [None] * len(problem.roles)
         self.outlooks: dict[tuple[int, int], float] = {}  # of steps from the best, by knob and level; see steps
-        self.sigma = ledger.sigma(objective.time_weight, tuning.prior_sigma)
-        self.time_sigma = ledger.time_sigma(tuning.prior_sigma / objective.time_weight)
+        self._ledger, self.sigma = ledger, ledger.sigma(problem.time_weight, tuning.prior_sigma)
         self.score = self._scores()
         first = min(self.score, key=self.score.__getitem__)
         self.alike = self.plateau(first)  # settings that are the same state as the best
@@ -148,7 +147,8 @@ class View:
         assert sensing is not None
         low, ratio = sensing
         runs = 1.0 / self.seen[low].runs + 1.0 / self.seen[self.default].runs
-        return self.time_sigma * math.sqrt(runs) / ratio
+        time_sigma = self._ledger.time_sigma(self.problem.tuning.prior_sigma / self.problem.time_weight)
+        return time_sigma * math.sqrt(runs) / ratio
 
     def _scores(self) -> dict[Settings, float]:
         objective, weight = self.problem.objective, self.problem.objective.time_weight
