@@ -131,3 +131,27 @@ def test_a_figure_by_an_unknown_name_lists_those_there_are(call) -> None:
     alone = call("manage", "simulate", "--figure", "predictor_accuracy")
     assert alone.code == ExitCode.BAD_INPUT
     assert "--plot FILE" in alone.err
+
+
+def test_a_bare_node_refuses_a_bad_name_before_it_runs_and_writes_whole_files(tmp_path: Path, capsys) -> None:
+    from wattcast.measure import plot
+    from wattcast.measure.__main__ import main
+
+    ran = tmp_path / "ran"
+    assert main(["run", "--plot", str(tmp_path / "x.gif"), "--", "touch", str(ran)]) == ExitCode.BAD_INPUT
+    assert ".png, .svg or .pdf" in capsys.readouterr().err
+    assert not ran.exists()
+    pytest.importorskip("matplotlib")
+    old = tmp_path / "old.svg"
+    old.write_bytes(b"old")
+
+    class Broken:
+        def savefig(self, *_: object, **__: object) -> None:
+            raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        plot.save(Broken(), old)
+    assert old.read_bytes() == b"old"
+    plot.save(figure.new_figure(2.0, 2.0), old)
+    assert old.read_bytes().startswith(b"<?xml")
+    assert [path.name for path in tmp_path.iterdir()] == ["old.svg"]

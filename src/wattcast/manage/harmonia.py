@@ -79,7 +79,7 @@ class Harmonia:
     def start(self) -> State:
         """The first state. Tables that decisions look things up in are worked out here, not in the first decision."""
         self.problem.prepare()
-        assert self._targets
+        _ = self._targets
         return State({}, {})
 
     def settings(self, state: State, kernel: str) -> Settings:
