@@ -88,7 +88,7 @@ class Ledger(NamedTuple):
                 lanes = lanes if asked in seen else _with(lanes, asked)
             seen.update(dict.fromkeys(same, new))
             changed = [at, *same]
-        if log_levels is not None:
+        if log_levels is not None and (old is None or held or new.log_power != old.log_power):
             for one in changed:
                 lanes = _rising(lanes, seen, one, log_levels)
         return Ledger(

@@ -146,7 +146,8 @@ def _measured(view: View, which: int, to: int, logs: tuple[float, ...]) -> tuple
     low, high = (to, here) if to < here else (here, to)
     others, nearest = None, 0
     pairs = view.lanes[which].pairs
-    if to in pairs.get(mine, ()):
+    own = pairs.get(mine)
+    if own is not None and to in own:
         others = mine
     else:
         for rest, levels in pairs.items():
@@ -157,6 +158,8 @@ def _measured(view: View, which: int, to: int, logs: tuple[float, ...]) -> tuple
                     if apart == 1:
                         break
     if others is None:
+        if own is None:
+            return 0.0, 0.0
         below, above = view.line(which)
         if to < here:
             low, high = here, -1 if above is None else above
