@@ -13,7 +13,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from operator import add, itemgetter, le, mul
+from operator import add, itemgetter, le
 
 from wattcast.manage.beliefs import Beliefs
 from wattcast.manage.knobs import Lattice, Role, Settings
@@ -113,8 +113,7 @@ class Reckoned:
         """Change of log power on the way from the level of each run setting to this one."""
         which, to = key
         gaps, (up, down) = self._tables.gaps[which][to], self._exponents[which]
-        row = list(map(mul, gaps, [up] * to + [down] * (len(gaps) - to)))
-        found = self._columns[key] = list(map(row.__getitem__, self._levels[which]))
+        found = self._columns[key] = [(up if level < to else down) * gaps[level] for level in self._levels[which]]
         return found
 
     def _keeps_in_watts(self, to: Settings) -> bool:
