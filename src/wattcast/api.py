@@ -63,7 +63,7 @@ def predict(
     graph = source.load(workload, Options(**options))  # type: ignore[arg-type]
     chip = find_gpu(gpu)
     fitted = with_factors(_bundle(bundle, chip), factors or {})
-    return predict_graph(*asked(graph, chip, fitted, clock, power_limit, host_launch, temperature, data))
+    return predict_graph(*asked(graph, chip, fitted, clock, power_limit, host_launch, temperature, data, card))
 
 
 def asked(
@@ -75,6 +75,7 @@ def asked(
     host_launch: Quantity | None = None,
     temperature: Quantity | None = None,
     data: str = "random",
+    card: str = "another",
 ) -> tuple[Graph, Gpu, OperatingPoint, Bundle]:
     """What the flow takes: the graph with every default taken noted, the GPU, how it is set, and its bundle."""
     notes = [*_defaults(chip, fitted, clock, power_limit, host_launch, temperature, data)]
