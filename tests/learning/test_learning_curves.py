@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+
 import numpy as np
 import pytest
 
@@ -12,6 +14,7 @@ from wattcast.fit.power_law import Law, Learned, fit_law, learned
 from wattcast.report.learning import learning_curves
 from wattcast.validate import learning
 from wattcast.validate.learning import Curve
+from wattcast.validate.rows import Row, row
 
 
 @pytest.fixture(scope="module")
@@ -146,3 +149,28 @@ def curve(error: float, noise: float | None, buys: tuple[float, float]) -> Curve
 )
 def test_the_limit_is_named(error: float, noise: float | None, buys: tuple[float, float], limit: str) -> None:
     assert curve(error, noise, buys).limited_by == limit
+
+
+def test_asking_for_learning_runs_every_study_once(kept: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+
+    def study(name: str) -> object:
+        def rows(gpu: str, *_: object) -> list[Row]:
+            made.append(name)
+            return [row(f"{gpu} {name}", "a quantity", 1, 2.0)]
+
+        return rows
+
+    whole = importlib.import_module("wattcast.validate.ledger")
+    for name in ("suggest_rows", "few_rows", "coverage_rows", "learning_rows"):
+        monkeypatch.setattr(whole, name, study(name))
+    for name in ("model_rows", "energy_rows", "choice_rows", "counter_rows", "_forecasts", "kernel_rows", "coverage"):
+        monkeypatch.setattr(whole, name, lambda *_: [])  # which are not this test's business
+    quick = whole.ledger(variables=kept)
+    assert made == ["learning_rows"]  # which looks by itself whether it was asked for
+    assert sum("--learning" in str(r.get("missing")) for r in quick) == 5
+    for _ in range(2):
+        sets = [r["set"] for r in whole.ledger(learning=True, variables=kept)]
+        assert {"h200 suggest_rows", "h200 few_rows", "h200 coverage_rows"} <= set(sets)
+    assert made.count("few_rows") == 3  # a card each, kept the second time
+    assert made.count("suggest_rows") == made.count("coverage_rows") == 1

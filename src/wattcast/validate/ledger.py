@@ -30,7 +30,7 @@ from wattcast.validate.kernels import coverage, kernel_rows
 from wattcast.validate.learning import learning_rows
 from wattcast.validate.models import model_rows
 from wattcast.validate.power_baselines import power_rows
-from wattcast.validate.pretended import few_rows
+from wattcast.validate.pretended import CARDS, few_rows
 from wattcast.validate.rows import Row, absent
 from wattcast.validate.store import kept, seen
 from wattcast.validate.suggesting import suggest_rows
@@ -64,8 +64,13 @@ def ledger(
         rows += kernel_rows(held, gpu) + coverage(held, gpu) + counter_rows(gpu) + choice_rows(gpu)
         rows += model_rows(gpu)
         rows += learning_rows(gpu, env, say, learning, again) + card_rows(gpu, held)
-        for name, study in (("cards", coverage_rows), ("suggest", suggest_rows), ("few-rows", few_rows)):
-            rows += _long(f"{name}-{gpu}", partial(study, gpu, say), learning, again, env, say)
+        studies = {
+            f"cards-{gpu}": partial(coverage_rows, gpu, say),
+            f"suggest-{gpu}": partial(suggest_rows, gpu, say),
+        }
+        studies |= {f"few-rows-{i}-{gpu}": partial(few_rows, gpu, card, say) for i, card in enumerate(CARDS)}
+        for section, study in studies.items():
+            rows += _long(section, study, learning, again, env, say)
         rows += _long(f"ablations-{gpu}", partial(_ablations, gpu, held, say), long, again, env, say)
     rows += _long("titanx", partial(published.titanx_rows, reference, say), long, again, env, say)
     rows += _long("v100", partial(published.v100_rows, reference, say), long, again, env, say)
@@ -97,7 +102,8 @@ def _long(
         return kept(section, make, env, again and long)
     if section.startswith(("suggest-", "few-rows-", "cards-")):
         name, _, gpu = section.rpartition("-")
-        return [absent(f"{gpu} {name.replace('-', ' ')}", "all", "takes minutes: run `wattcast validate --learning`")]
+        where = f"{gpu} {name.replace('-', ' ').rstrip(' 0123456789')}"
+        return [absent(where, "all", "takes minutes: run `wattcast validate --learning`")]
     where, quantity = _GOALS.get(section, (section.replace("ablations-", "") + " ablations", "all"))
     return [absent(where, quantity, "takes minutes: run `wattcast validate --ablations`")]
 

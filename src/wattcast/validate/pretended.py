@@ -53,21 +53,18 @@ class Setting:
     idle: Idle
 
 
-def few_rows(gpu: str, tell: Tell) -> list[Row]:
-    """Errors of the three, by number of rows, mean over draws; the floor is the forecast's."""
+def few_rows(gpu: str, card: str, tell: Tell) -> list[Row]:
+    """Errors of the three ways of one card, by number of rows, mean over draws; the floor is the forecast's."""
+    found: dict[tuple[int, str], list[Array]] = {}
     with _one_thread():
         base = setting(gpu)
-        found: list[Row] = []
-        for card in CARDS:
-            errors: dict[tuple[int, str], list[Array]] = {}
-            for draw in range(DRAWS):
-                some = pretended(base, card, draw)
-                for count in COUNTS:
-                    tell(f"few rows: {card}, draw {draw + 1} of {DRAWS}, {count} rows")
-                    for arm, error in compared(some, count, draw).items():
-                        errors.setdefault((count, arm), []).append(error)
-            found += _rows(gpu, card, errors)
-    return found
+        for draw in range(DRAWS):
+            some = pretended(base, card, draw)
+            for count in COUNTS:
+                tell(f"few rows: {card}, draw {draw + 1} of {DRAWS}, {count} rows")
+                for arm, error in compared(some, count, draw).items():
+                    found.setdefault((count, arm), []).append(error)
+    return _rows(gpu, card, found)
 
 
 def setting(gpu: str) -> Setting:
