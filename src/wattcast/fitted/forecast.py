@@ -222,7 +222,8 @@ def _streaming(c: Correction, parent: Bundle, gpu: Gpu, chip: Gpu, the: Rule) ->
 
 def _launch(parent: Bundle, gpu: Gpu, the: Rule) -> Launch:
     told = the.host.get(gpu.architecture, the.host["default"])
-    return parent.launch if told == "parent" else replace(parent.launch, host_s_per_operator=units.parse(told, "s"))
+    host_s = parent.launch.host_s_per_operator if told == "parent" else units.parse(told, "s")
+    return replace(parent.launch, host_s_per_operator=host_s, host_weights=the.host_weights)
 
 
 def _law(parent: Bundle, gpu: Gpu) -> ClockLaw | None:
