@@ -3,8 +3,8 @@
 The templates are of Hugging Face transformers 5. The runs' own operator lists [Lee2026, artifact] show an earlier
 version 4: BERT adds a mask to its scores though nothing is padded; OPT scales its queries and not the scores again;
 GPT-2 divides scores by a tensor, which it makes in every layer, as it does the mask's value. Version 4 keeps the
-first keys and values of a cache as they are, where 5 copies them. The lists leave copies, casts of norms and embeddings
-out, so they do not replace the templates; a test holds the operators on scores against them.
+first keys and values of a cache as they are, where 5 copies them. The lists leave copies, casts of norms and
+embeddings out, so they do not replace the templates; a test holds the operators on scores against them.
 """
 
 from __future__ import annotations
