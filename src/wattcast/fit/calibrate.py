@@ -6,9 +6,11 @@ the logarithm of latency, then those on energy, on the logarithm of power. Each 
     Σ_i w_i·((y_i - f_i(θ))/σ)² + Σ_j (θ_j/s_j)²
 
 by Gauss and Newton, w from Huber's loss so that one odd row does not rule. Which factors: the set with the least
-leave-one-out error, r_i/(1 - h_i) of the linearised problem [Allen1974, PRESS]; a larger set must be better by a
-standard error, and no set has more factors than rows. One or two rows: the set that may have moved them most, by its
-priors, and what is not learned counts as noise, σ_i² = σ² + Σ_j (∂f_i/∂θ_j · s_j)² over the other factors.
+leave-one-out error, r_i/(1 - h_i) of the linearised problem [Allen1974, PRESS]; a larger set must be better by two
+standard errors, since several are tried, and no set has more factors than rows. The smallest has no factor on time, and
+the energy scale: one number of a process for all operations is what a forecast knows least, and its prior holds it
+back. One or two rows: the set that may have moved them most, by its priors, and what is not learned counts as noise,
+σ_i² = σ² + Σ_j (∂f_i/∂θ_j · s_j)² over the other factors.
 """
 
 from __future__ import annotations
@@ -28,14 +30,14 @@ from wattcast.provenance import Provenance, Status
 
 TIME_SETS = ((), ("compute",), ("launch",), ("compute", "launch"), ("compute", "launch", "memory"),
              ("compute", "launch", "products"), ("compute", "launch", "memory", "products"))  # fmt: skip
-ENERGY_SETS = ((), ("energy",), ("energy", IDLE), ("energy", "dram_energy"), ("energy", "dram_energy", IDLE),
+ENERGY_SETS = (("energy",), ("energy", IDLE), ("energy", "dram_energy"), ("energy", "dram_energy", IDLE),
                ("energy", "dram_energy", "tensor_energy", IDLE))  # fmt: skip
 # How far a forecast may be off, as standard deviations of logs; of the idle offset, as a share of idle power.
 PRIOR = {"launch": 0.4, "compute": 0.25, "products": 0.2, "memory": 0.15, "energy": 0.25, "dram_energy": 0.25,
          "tensor_energy": 0.25, IDLE: 0.10}  # fmt: skip
 NOISE = {"latency": 0.12, "power": 0.07}  # of a row: what the model itself misses, and repeats of short runs
 HUBER = 2.0
-ERRORS = 1.0  # standard errors by which a larger set must lower the leave-one-out error [Breiman1984]
+ERRORS = 2.0  # standard errors by which a larger set must lower the leave-one-out error [Breiman1984]
 STEPS = 8
 
 
@@ -163,7 +165,8 @@ def _best(
 ) -> Fit:
     """The set of factors the rows support."""
     others = tuple(dict.fromkeys(name for s in sets for name in s)) if len(rows) < 3 else ()
-    fits = [_fit(s, rows, target, noise, idle_w, model, others) for s in sets if len(s) <= len(rows)]
+    able = [s for s in sets if len(s) <= len(rows)] or [()]
+    fits = [_fit(s, rows, target, noise, idle_w, model, others) for s in able]
     if len(rows) < 3:
         return max(fits, key=lambda f: f.reach)
     best = fits[0]
