@@ -71,6 +71,7 @@ def _forecast(gpu: Gpu) -> Bundle:
         f"forecast: no measurement of the {gpu.name}; carried over from the {the.parent} by specification",
         f"energy per operation: {process.logic:g} times the {the.parent}'s for logic ({gpu.process}), "
         f"{_memory(gpu, the).factor:g} for {gpu.memory.kind}",
+        "host: times the mean operator's cost " + ", ".join(f"{w:g} {kind}" for kind, w in the.host_weights.items()),
         idle_note,
         voltage_note,
         *missing,
