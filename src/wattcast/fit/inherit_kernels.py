@@ -29,7 +29,7 @@ _WIDTH = len(PHASES)
 TIME_LEVELS: tuple[tuple[str, ...], ...] = ((), ("card",), ("card", "family"), ("card", "family", "group"))
 ENERGY_LEVELS: tuple[tuple[str, ...], ...] = ((), ("card",), ("card", "module"))
 FOLDS = 5
-ERRORS = 1.0  # standard errors by which a further level must lower the held-out error
+ERRORS = 1.5  # standard errors by which a further level must lower the held-out error
 LEAST_ROWS = 5  # of a kind, to move anything
 # how far a forecast may be off, in logs, where the search for it starts
 _TIME = {"card": 0.15, "family": 0.10, "group": 0.07}
@@ -92,7 +92,7 @@ Mover = Callable[[Rows, Gpu, Bundle, tuple[str, ...]], tuple[Shift | None, Bundl
 
 
 def _best(rows: Rows, gpu: Gpu, bundle: Bundle, sets: Sequence[tuple[str, ...]], move: Mover) -> tuple[Moved, Bundle]:
-    """The levels that lower the held-out error; a larger set must do so by a standard error [Breiman1984]."""
+    """The levels that lower the held-out error; a larger set must do so by some standard errors [Breiman1984]."""
     fold = folds_of(rows, min(FOLDS, len(rows))) if len(rows) else np.zeros(0, dtype=np.int64)
     best: tuple[tuple[str, ...], Array] = (), np.zeros(0)
     start = np.zeros(0)
