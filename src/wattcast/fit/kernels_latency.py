@@ -89,7 +89,7 @@ FEATURES = {
     ),
     "conv2d": (
         *("log_m", "log_n", "log_k", "align_n", "align_c", "tile_n", "tile_m", "fill", "log_units", "rounds"),
-        *("log_groups", "turned", "padded_in", "padded_out", "align_side", "tap_padding", "log_moved", "log_c"),
+        *("log_groups", "turned", "padded_in", "padded_out", "align_side", "tap_padding", "log_turns", "log_c"),
         *("log_rs", "stride", "channels_last", "log_image", "log_out", "log_batch", "dtype"),
     ),
     "depthwise": (

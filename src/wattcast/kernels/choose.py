@@ -11,6 +11,7 @@ Where nothing was fitted, :mod:`wattcast.kernels.gemm` takes the tile that is fa
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -23,12 +24,14 @@ from wattcast.arrays import Array
 from wattcast.errors import bad_value
 from wattcast.kernels.names import KernelName, parse_kernel_name
 
-KINDS = ("hopper", "ampere", "turing", "wmma", "indexed", "simt", "vector")
+KINDS = ("hopper", "ampere", "turing", "wmma", "indexed", "direct", "simt", "plain", "vector")
 STEP_K = 64.0
 # Blocks of kernels before Hopper that registers and shared memory of an SM hold, by elements of their tile.
 _AREAS, _HELD = np.array([2048.0, 4096.0, 8192.0, 32768.0]), np.array([12.0, 9.0, 4.0, 2.0, 1.0])
 _SHARPEN = 2.0  # how much more than its likelihood says the likeliest kernel counts, where kinds differ
 _PRODUCTS = ("gemm", "gemv", "convolution")
+# cuDNN's convolutions on CUDA cores say the logarithms of their sides: ..._sgemm<float, float, 1024, 5, 5, ...>
+_PLAIN = re.compile(r"convolve\w*<(?:[^<>,]+, )+?(?:128|256|512|1024), (\d), (\d),")
 Flags = npt.NDArray[np.bool_]
 
 
@@ -44,7 +47,7 @@ class Label(NamedTuple):
         return f"{self.kind} {self.tile_n}x{self.tile_m}{' split' if self.split else ''}"
 
 
-VECTOR = Label("vector", 64, 8, False)  # kernels without a tile: a few rows, or a direct convolution
+VECTOR = Label("vector", 64, 8, False)  # kernels without a tile: a few rows
 
 
 def label_of(names: Sequence[str]) -> Label | None:
@@ -62,6 +65,8 @@ def label_of(names: Sequence[str]) -> Label | None:
     kind = kind_of(main)
     if kind == "vector":
         return VECTOR
+    if kind == "plain":
+        return _plain(main.name)
     first, second = int(main.tile_m or 0), int(main.tile_n or 0)
     tokens_first = "xmma" in main.name or main.family == "convolution"
     n, m = (second, first) if tokens_first else (first, second)
@@ -69,14 +74,24 @@ def label_of(names: Sequence[str]) -> Label | None:
     return Label(kind, n, m, split)
 
 
+def _plain(name: str) -> Label:
+    """A convolution on CUDA cores that takes the image as it lies; 32 by 32 where its name does not say."""
+    sides = _PLAIN.search(name)
+    m, n = (2 ** int(sides[1]), 2 ** int(sides[2])) if sides else (32, 32)
+    return Label("plain", n, m, False)
+
+
 def kind_of(name: KernelName) -> str:
-    """The kind of a product's kernel: by the generation it was written for and how it loads."""
+    """The kind of a product's kernel: by the generation it was written for and how it loads.
+
+    Of the indexed ones (an index for every pixel), direct ones load past shared memory and are slow by factors.
+    """
     if not name.tiled:
-        return "vector"
+        return "plain" if name.family == "convolution" else "vector"
     if name.architecture == "sm90":
         return "hopper"
     if "indexed" in name.name:
-        return "indexed"
+        return "direct" if "wo_smem" in name.name else "indexed"
     if "wmma" in name.name:
         return "wmma"
     if any(word in name.name for word in ("simt", "ffma", "sgemm")):

@@ -47,7 +47,7 @@ def products(
     shape = _shape(ops, conditions, s)
     warm = shape["warm"] > 0
     picks = _picks(ops, conditions, s, shape, rate, reference)
-    tile = tiled(s.b, s.m, s.n, s.k, s.width, s.out_width, picks, reference)
+    tile = tiled(s.b, s.m, s.n, s.k, s.width, s.out_width, rate, picks, reference)
     right = s.b * s.n * s.k * s.weight_width
     in_l2 = resident(s.left_byte + right + tile["out_byte"], reference.l2_byte)
     # weights come from DRAM unless measured warm; activations only where they outgrow L2
