@@ -19,7 +19,7 @@ from wattcast.activity.predicted import BUSY
 from wattcast.arrays import Array
 from wattcast.fit.clock import fit_clock_law
 from wattcast.fit.energies import PowerRows, fit_power
-from wattcast.fit.kernels_choice import fit_choice
+from wattcast.fit.kernels_choice import fit_choice, parts_of
 from wattcast.fit.kernels_data import Mask, Rows
 from wattcast.fit.kernels_latency import fit_corrections, fit_residuals
 from wattcast.fitted.bundle import FAMILIES, Bundle, Residual, Seen
@@ -97,7 +97,8 @@ def bundle_of(found: Fitted, rows: Rows, gpu: Gpu, residuals: Mapping[str, Resid
 
 def as_ran(rows: Rows) -> tuple[Condition, ...]:
     """Conditions with the names of the kernels that ran, where they are known: the tile oracle."""
-    return tuple(replace(c, kernels=names) for c, names in zip(rows.conditions, rows.names, strict=True))
+    ran = zip(rows.conditions, rows.names, parts_of(rows), strict=True)
+    return tuple(replace(c, kernels=names, parts=parts) for c, names, parts in ran)
 
 
 def idle_curve(rows: list[tuple[float, float, float]], gpu: Gpu) -> IdlePower:

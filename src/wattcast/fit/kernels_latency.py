@@ -30,9 +30,10 @@ _PULL = 0.3  # weight of the family's value against one row's relative error, pe
 def fit_corrections(
     terms: Terms, group: Sequence[str], latency_s: Array, effective_hz: Array
 ) -> dict[str, Correction]:
-    """Corrections of each family (the part of a group before its dot), then of each group."""
+    """Corrections of each family (the part of a group before its dot; depthwise convolutions apart), then of each
+    group."""
     groups = np.array(group)
-    families = np.array([name.partition(".")[0] for name in group])
+    families = np.array([name[: name.find(".depthwise") + 10] if ".depthwise" in name else name.partition(".")[0] for name in group])
     found: dict[str, Array] = {}
     for family in dict.fromkeys(families.tolist()):
         rows = np.flatnonzero(families == family)

@@ -24,7 +24,7 @@ from wattcast.arrays import Array
 from wattcast.errors import bad_value
 from wattcast.kernels.names import KernelName, parse_kernel_name
 
-KINDS = ("hopper", "ampere", "turing", "wmma", "indexed", "direct", "simt", "plain", "vector")
+KINDS = ("hopper", "ampere", "turing", "wmma", "direct", "simt", "plain", "vector")
 STEP_K = 64.0
 # Blocks of kernels before Hopper that registers and shared memory of an SM hold, by elements of their tile.
 _AREAS, _HELD = np.array([2048.0, 4096.0, 8192.0, 32768.0]), np.array([12.0, 9.0, 4.0, 2.0, 1.0])
@@ -33,6 +33,8 @@ _PRODUCTS = ("gemm", "gemv", "convolution")
 # cuDNN's convolutions on CUDA cores say the logarithms of their sides: ..._sgemm<float, float, 1024, 5, 5, ...>
 _PLAIN = re.compile(r"convolve\w*<(?:[^<>,]+, )+?(?:128|256|512|1024), (\d), (\d),")
 Flags = npt.NDArray[np.bool_]
+Ran = tuple[Sequence[str], int]  # names of the kernels that ran, none: unknown; parts of K, 0: as the names say
+NOT_RUN: Ran = ((), 0)
 
 
 class Label(NamedTuple):
@@ -58,10 +60,11 @@ def label_of(names: Sequence[str]) -> Label | None:
     >>> label_of(["nvjet_sm90_tst_64x8_64x16_4x1_v_bz_splitK_TNT"])
     Label(kind='hopper', tile_n=64, tile_m=8, split=True)
     """
-    parsed = [parse_kernel_name(name) for name in names]
-    main = next((name for name in parsed if name.family in _PRODUCTS), None)
-    if main is None:
+    at = main_of(names)
+    if at is None:
         return None
+    parsed = [parse_kernel_name(name) for name in names]
+    main = parsed[at]
     kind = kind_of(main)
     if kind == "vector":
         return VECTOR
@@ -74,6 +77,11 @@ def label_of(names: Sequence[str]) -> Label | None:
     return Label(kind, n, m, split)
 
 
+def main_of(names: Sequence[str]) -> int | None:
+    """Place of the kernel of the product itself among the names of an operator's kernels."""
+    return next((i for i, name in enumerate(names) if parse_kernel_name(name).family in _PRODUCTS), None)
+
+
 def _plain(name: str) -> Label:
     """A convolution on CUDA cores that takes the image as it lies; 32 by 32 where its name does not say."""
     sides = _PLAIN.search(name)
@@ -84,14 +92,14 @@ def _plain(name: str) -> Label:
 def kind_of(name: KernelName) -> str:
     """The kind of a product's kernel: by the generation it was written for and how it loads.
 
-    Of the indexed ones (an index for every pixel), direct ones load past shared memory and are slow by factors.
+    Direct ones load operands past shared memory, an element at a time, and are slow by factors.
     """
     if not name.tiled:
         return "plain" if name.family == "convolution" else "vector"
     if name.architecture == "sm90":
         return "hopper"
-    if "indexed" in name.name:
-        return "direct" if "wo_smem" in name.name else "indexed"
+    if "wo_smem" in name.name:
+        return "direct"
     if "wmma" in name.name:
         return "wmma"
     if any(word in name.name for word in ("simt", "ffma", "sgemm")):
@@ -186,7 +194,7 @@ Choice = Mapping[str, Chooser]  # by class of products
 def pick(
     choice: Choice | None,
     classes: Sequence[str],
-    ran: Sequence[Sequence[str]],
+    ran: Sequence[Ran],
     sizes: tuple[Array, Array, Array, Array],
     shape: Mapping[str, Array],
     fallback: Callable[[], Sequence[Label]],
@@ -201,7 +209,8 @@ def pick(
         split=np.ones((count, MOST_PICKS)),
         share=np.zeros((count, MOST_PICKS)),
     )
-    given = [label_of(names) if names else None for names in ran]
+    given = [label_of(names) if names else None for names, _ in ran]
+    parts = [count for _, count in ran]
     rest = []
     for name in dict.fromkeys(classes):
         rows = [i for i, c in enumerate(classes) if c == name and given[i] is None]
@@ -214,7 +223,7 @@ def pick(
         given[i] = usual[i]
     for i, label in enumerate(given):
         if label is not None:
-            _sure(picks, i, label)
+            _sure(picks, i, label, parts[i])
     return picks
 
 
@@ -236,10 +245,10 @@ def _fitted(
     picks.share[at] = share / share.sum(axis=1, keepdims=True)
 
 
-def _sure(picks: Picks, row: int, label: Label) -> None:
+def _sure(picks: Picks, row: int, label: Label, parts: int) -> None:
     picks.kind[row, 0], picks.share[row, 0] = KINDS.index(label.kind), 1.0
     picks.tile_n[row, 0], picks.tile_m[row, 0] = label.tile_n, label.tile_m
-    picks.split[row, 0] = 0.0 if label.split else 1.0
+    picks.split[row, 0] = float(parts) if parts else (0.0 if label.split else 1.0)
 
 
 def candidate_terms(

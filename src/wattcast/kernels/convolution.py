@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from wattcast.arrays import Array
 from wattcast.dtypes import Dtype
-from wattcast.kernels.choose import KINDS, Label, Picks, blended, pick
+from wattcast.kernels.choose import KINDS, NOT_RUN, Label, Picks, blended, pick
 from wattcast.kernels.gemm import fastest, features, tiled
 from wattcast.kernels.products import FAST_BYTE, choice_columns, code_of
 from wattcast.kernels.work import Columns, Condition, Reference, Style, alignment, log2, resident
@@ -43,6 +43,9 @@ CHOICE_COLUMNS = (
     "stride",
     "channels_last",
     "align_c",
+    "align_k",
+    "log_batch",
+    "log_side",
 )
 
 
@@ -74,7 +77,7 @@ def convolutions(
     extra = _shape(ops, s)
     picks = _picks(ops, conditions, s, extra, rate, reference)
     # kernels that walk a tap at a time pad its channels
-    whole = np.isin(picks.kind, [KINDS.index(kind) for kind in ("indexed", "direct", "simt", "plain")])
+    whole = np.isin(picks.kind, [KINDS.index(kind) for kind in ("direct", "simt", "plain")])
     tap = np.where(picks.kind == _HOPPER, np.where(s.c > 32, 128.0, 64.0)[:, np.newaxis], _TAP_BYTE)
     tap = np.maximum(tap / s.width[:, np.newaxis], 16.0)
     k = s.rs[:, np.newaxis] * np.where(whole, s.c[:, np.newaxis], np.ceil(s.c[:, np.newaxis] / tap) * tap)
@@ -128,6 +131,7 @@ def asked(ops: Sequence[Conv2d]) -> tuple[list[str], tuple[Array, ...], Columns]
 def _shape(ops: Sequence[Conv2d], s: _Sizes) -> Columns:
     return {
         "align_c": alignment(s.c),
+        "align_k": alignment(s.n),
         "log_c": log2(s.c),
         "log_rs": log2(s.rs),
         "log_groups": log2(s.groups),
@@ -189,7 +193,7 @@ def _picks(
         fast = "ampere" if reference.style is Style.AMPERE else "hopper"
         return [Label("simt" if x else fast, int(n[i]), int(m[i]), False) for i, x in enumerate(s.simt)]
 
-    ran = [() if d else c.kernels for c, d in zip(conditions, s.depthwise, strict=True)]
+    ran = [NOT_RUN if d else (c.kernels, c.parts) for c, d in zip(conditions, s.depthwise, strict=True)]
     shape = choice_columns(*sizes) | extra
     return pick(reference.choice, _classes(ops, s), ran, sizes, shape, usual, reference.sm_count)
 

@@ -29,19 +29,18 @@ _STEP_CYCLES = 60.0  # a step of K costs no less than its latency over the stage
 _LEAST_STEPS = 4.0  # of one part of a split K
 # Bytes of K that a block takes at a time, and how often a loaded byte crosses shared memory over what a Hopper kernel
 # of the same tile does (warps before Hopper load operands each for themselves; from profiler counters), by kind.
-_STEP_BYTE = np.array([128.0, 64.0, 64.0, 128.0, 64.0, 32.0, 32.0, 32.0, 0.0])
-_CROSSINGS = np.array([1.0, 2.2, 2.2, 2.2, 2.2, 2.2, 3.5, 3.5, 1.0])
+_STEP_BYTE = np.array([128.0, 64.0, 64.0, 128.0, 32.0, 32.0, 32.0, 0.0])
+_CROSSINGS = np.array([1.0, 2.2, 2.2, 2.2, 2.2, 3.5, 3.5, 1.0])
 _SIDE = 128.0
 _FULL_TILE = _SIDE**2
 _HOPPER, _VECTOR = KINDS.index("hopper"), KINDS.index("vector")
 _CUDA = [KINDS.index(kind) for kind in ("simt", "plain", "vector")]  # whatever the format
 _ROW_OUTPUTS, _ROW_STEP = 8.0, 512.0  # of a block of the kernels without a tile, and elements of K it loads at a time
-_SPLIT_BLOCKS, _SPLIT_K = (
-    2.5,
-    1500.0,
-)  # blocks on an SM that a split of K aims at, and the most of K that it leaves to one
+# Blocks on an SM that a split of K aims at, by kind, and the most of K that it leaves to one; from grids.
+_SPLIT_BLOCKS = np.array([1.0, 1.0, 2.5, 2.5, 2.5, 2.0, 2.0, 2.5])
+_SPLIT_K = 1500.0
 # How the share of the pipe's rate that a tile feeds falls with its area: (128²/area)^x, by kind; measured on an H200.
-_FEED = np.array([0.0, 0.38, 0.38, 0.38, 0.38, 0.38, 0.3, 0.3, 0.0])
+_FEED = np.array([0.0, 0.38, 0.38, 0.38, 0.38, 0.3, 0.3, 0.0])
 
 
 def tiled(
@@ -70,7 +69,7 @@ def tiled(
     slots = np.where(vector, 16.0, slots_of(kind == _HOPPER, tile_n * tile_m))
     step = np.where(vector, _ROW_STEP, _STEP_BYTE[kind] / width)
     most = np.maximum(np.floor(k / (_LEAST_STEPS * step)), 1.0)
-    filling = np.floor(reference.sm_count * np.where(kind == _HOPPER, 1.0, _SPLIT_BLOCKS) / tiles)
+    filling = np.floor(reference.sm_count * _SPLIT_BLOCKS[kind] / tiles)
     filling = np.maximum(filling, np.where(kind == _HOPPER, 2.0, np.ceil(k / _SPLIT_K)))
     parts = np.where(picks.split > 0, picks.split, np.clip(filling, np.minimum(2.0, most), most))
     units = np.where(vector, b * np.ceil(n / _ROW_OUTPUTS), tiles * parts)

@@ -124,7 +124,7 @@ def _picks(
             for x, ok, o, rows, n, m, split in flags
         ]
 
-    ran = [c.kernels for c in conditions]
+    ran = [(c.kernels, c.parts) for c in conditions]
     return pick(reference.choice, _classes(ops, s), ran, sizes, shape, usual, reference.sm_count)
 
 

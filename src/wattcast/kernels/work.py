@@ -59,6 +59,7 @@ class Condition:
     rows: int = 0  # of an elementwise operator over two dimensions; 0: not said
     run: int = 0  # elements of a turned operand that stay together; 1: a plain transpose; 0: not said
     kernels: tuple[str, ...] = ()  # names of those that ran; empty: let the choice decide
+    parts: int = 0  # of K that the kernel that ran made, by its grid; 0: as its name says
 
 
 USUAL = Condition()
