@@ -6,7 +6,7 @@ All rows of a shape (burst, sustained, duty, clock, pattern, every format of it)
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,7 @@ from wattcast.equilibrium import settle
 from wattcast.fit.kernels import Fitted, as_ran, bundle_of, fit_rows, random, settled
 from wattcast.fit.kernels_choice import chosen_for, labels_of
 from wattcast.fit.kernels_data import Mask, Rows
+from wattcast.fit.kernels_folds import FOLDS, folds_of, shape_of
 from wattcast.fitted.bundle import Bundle, Residual
 from wattcast.flow import analyse_kernels, at_clock
 from wattcast.hardware import Gpu, OperatingPoint
@@ -24,9 +25,7 @@ from wattcast.kernels.table import Segment
 from wattcast.power.static import IdlePower
 from wattcast.timeline import kernel_s
 from wattcast.timeline.clock import effective_hz
-from wattcast.workload.graph import Operator
 
-FOLDS = 5
 LEVEL = 0.9
 ROW_FAMILIES = ("softmax", "layernorm", "rmsnorm")
 
@@ -51,21 +50,6 @@ class HeldOut:
     ran: tuple[str, ...]  # kernel of a product, from the names; empty: none known
     chosen: tuple[str, ...]  # kernel the choice took without having seen the shape
     oracle_latency_s: Array  # predicted with the kernel that ran; bursts of products alone
-
-
-def shape_of(op: Operator) -> str:
-    """What makes two rows the same shape: the operator and its sizes, whatever the number format."""
-    whole = (
-        (f.name, getattr(op, f.name)) for f in fields(op) if f.name not in ("dtype", "out_dtype", "count", "label")
-    )
-    sizes = [f"{name}={value}" for name, value in whole if not name.startswith(("read", "write"))]
-    return f"{op.name} {' '.join(sizes)}"
-
-
-def folds_of(rows: Rows, folds: int = FOLDS, seed: int = 0) -> npt.NDArray[np.int64]:
-    """Fold of each row; a shape lies in one fold."""
-    _, shape = np.unique([shape_of(op) for op in rows.ops], return_inverse=True)
-    return np.asarray(np.random.default_rng(seed).permutation(int(shape.max()) + 1)[shape] % folds)
 
 
 def hold_out(

@@ -223,7 +223,9 @@ def _layouts(
     turn += filters * np.where(ragged, _SLOW_TRANSFORM * s.weight / s.width, _blocks(n, s.rs, s.c))
     pad = padded_in * s.image + padded_out * s.out + padded * s.weight
     byte = turned * (s.image + s.out) + filters * s.weight + pad
-    starts = 2.0 * turned + filters * np.where(ragged, _LIGHT_TRANSFORM / _LIGHT, 1.0) + padded_in + padded_out + padded
+    starts = (
+        2.0 * turned + filters * np.where(ragged, _LIGHT_TRANSFORM / _LIGHT, 1.0) + padded_in + padded_out + padded
+    )
     return 2.0 * byte, turn + _SLOW_PAD * pad / s.width, 1.0 + _LIGHT * starts
 
 

@@ -12,8 +12,7 @@ from wattcast.kernels import Kernels, Reference
 from wattcast.kernels.work import Work
 from wattcast.timeline.waves import imbalance, rounds, waves
 
-
-# Elements of a layout kernel that an SM turns in a cycle: 575 thousand million a second on 132 SMs at 1.98 GHz, of two
+# Elements of a layout kernel that an SM turns in a cycle: 575e9 a second on 132 SMs at 1.98 GHz, of two
 # and of four bytes alike, from the times of layout kernels in the H200 database.
 TURNS_PER_CYCLE = 2.2
 
