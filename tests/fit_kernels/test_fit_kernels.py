@@ -15,8 +15,9 @@ from wattcast.fit.clock import fit_clock_law
 from wattcast.fit.energies import KNOTS_HZ, PowerRows, fit_power
 from wattcast.fit.kernels import idle_curve, settled
 from wattcast.fit.kernels_data import Rows, load
+from wattcast.fit.kernels_interval import conformal
 from wattcast.fit.kernels_latency import fit_corrections, log_corrections
-from wattcast.fit.kernels_split import conformal, folds_of, shape_of
+from wattcast.fit.kernels_split import folds_of, shape_of
 from wattcast.hardware import load as load_gpu
 from wattcast.power.static import IdlePower
 from wattcast.timeline.ideal import Terms

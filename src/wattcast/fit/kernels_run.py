@@ -15,7 +15,8 @@ from wattcast import hardware
 from wattcast.errors import BadInput
 from wattcast.fit import kernels_data
 from wattcast.fit.kernels import bundle_of, fit_rows, idle_curve
-from wattcast.fit.kernels_split import HeldOut, hold_out, quantiles
+from wattcast.fit.kernels_interval import quantiles
+from wattcast.fit.kernels_split import HeldOut, hold_out
 from wattcast.fitted import bundle as bundles
 from wattcast.fitted.bundle import Bundle
 from wattcast.records import read_table, write_table

@@ -17,7 +17,7 @@ from wattcast.fit.kernels import Fitted, as_ran, bundle_of, fit_rows, random, se
 from wattcast.fit.kernels_choice import chosen_for, labels_of
 from wattcast.fit.kernels_data import Mask, Rows
 from wattcast.fit.kernels_folds import FOLDS, folds_of, shape_of
-from wattcast.fitted.bundle import Bundle, Residual
+from wattcast.fitted.bundle import Bundle
 from wattcast.flow import analyse_kernels, at_clock
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.kernels import kernels_of, reference_of
@@ -25,9 +25,6 @@ from wattcast.kernels.table import Segment
 from wattcast.power.static import IdlePower
 from wattcast.timeline import kernel_s
 from wattcast.timeline.clock import effective_hz
-
-LEVEL = 0.9
-ROW_FAMILIES = ("softmax", "layernorm", "rmsnorm")
 
 
 @dataclass(frozen=True)
@@ -159,33 +156,4 @@ def _held_out(
     )
 
 
-def quantiles(held: HeldOut, level: float = LEVEL) -> dict[str, Residual]:
-    """Split-conformal ends of measured over predicted, by family [Lei2018]: order statistics of held-out rows."""
-    families, is_random = np.array(held.family), np.array([d == "random" for d in held.data])
-    burst = np.array([k == "burst" for k in held.kind])
-    found = {}
-    for family in dict.fromkeys(held.family):
-        at = (families == family) & is_random
-        time = (held.latency_s / held.predicted_latency_s)[at & burst]
-        alike = np.isin(families, power_pool(family)) & is_random & ~burst
-        power = (held.power_w / held.predicted_power_w)[alike]
-        found[family] = Residual(conformal(time, level), conformal(power[np.isfinite(power)], level), len(time))
-    return found
-
-
-def power_pool(family: str) -> tuple[str, ...]:
-    """Families whose residuals of power are taken together: twenty rows each are few for tails of five percent."""
-    return ROW_FAMILIES if family in ROW_FAMILIES else (family,)
-
-
-def conformal(ratio: Array, level: float) -> tuple[float, float]:
-    """Ends between which a new ratio falls with at least ``level``, a tail of (1 - level)/2 at each side."""
-    if ratio.size == 0:
-        return (0.5, 2.0)
-    ordered, tail = np.sort(ratio), (1.0 - level) / 2.0
-    low = int(np.clip(np.floor(tail * (ratio.size + 1)) - 1, 0, ratio.size - 1))
-    high = int(np.clip(np.ceil((1.0 - tail) * (ratio.size + 1)) - 1, 0, ratio.size - 1))
-    return float(ordered[low]), float(ordered[high])
-
-
-__all__ = ["HeldOut", "conformal", "folds_of", "hold_out", "predict_rows", "quantiles", "random", "shape_of"]
+__all__ = ["HeldOut", "folds_of", "hold_out", "predict_rows", "random", "shape_of"]
