@@ -72,6 +72,7 @@ class KernelRow:
     sets: int = 1  # distinct operand sets the copies walk through
     footprint_byte: int | None = None  # bytes of operands and outputs all copies touch
     data: str = "random"
+    chosen: str = "plan"  # plan: at random; models: an operator of real models; suggested: by expected uncertainty
     repeat: int = 0
     run: str = ""
     date: str = ""

@@ -23,6 +23,14 @@ def test_the_plan_is_the_same_every_time() -> None:
     assert plan()[0].id == "12855c7cd8328e85"  # rows on file carry these ids: a changed plan must be a new plan
 
 
+def test_rounds_of_the_plan_share_no_operator() -> None:
+    first, second, third = ({spec.id for spec in plan(number)} for number in (1, 2, 3))
+    assert not first & second
+    assert not third & (first | second)
+    assert min(len(second), len(third)) > 3400
+    assert {spec.family for spec in plan(2)[:60]} == FAMILIES
+
+
 def test_no_operator_stands_twice_and_none_is_too_long() -> None:
     specs = plan()
     assert len({spec.id for spec in specs}) == len(specs) >= 3500

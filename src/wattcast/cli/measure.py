@@ -204,6 +204,7 @@ def kernels(
     steps: Annotated[str, typer.Option(help="Comma-separated; default all.")] = "",
     budget: Annotated[str, typer.Option(help="Stop in time, such as 540s.")] = "540s",
     plan: Annotated[Path | None, typer.Option(help="Operators to measure in place of the plan (--suggest).")] = None,
+    round_: Annotated[int, typer.Option("--round", min=1, help="Of the plan: each holds other operators.")] = 1,
     suggest: Annotated[
         int, typer.Option(min=0, help="Measure nothing: write the N rows that would help most to OUT/plan.jsonl.")
     ] = 0,
@@ -222,7 +223,7 @@ def kernels(
         return
     listed = read_listed(plan) if plan is not None else None
     wanted = steps.split(",") if steps else list(STEPS)
-    counts = run_campaign(out, wanted, parse(budget, "s", "--budget"), listed=listed)
+    counts = run_campaign(out, wanted, parse(budget, "s", "--budget"), listed=listed, round_=round_)
     if json:
         env.json(dict(sorted(counts.items())))
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ LANGUAGE: _Runs = (
     {"batch": 4, "attention": "eager"},
 )
 VISION: _Runs = ({"batch": 1}, {"batch": 32})
+ROUNDS = 4  # rounds of the plan that candidates come from
 ENCODER: _Runs = ({"batch": 16}, {"batch": 16, "attention": "eager"})
 
 
@@ -39,7 +41,8 @@ def suggestions(
     known: dict[str, Spec] = {}
     candidates: list[Candidate] = []
     shares, left_out = _operators_of_models(gpu, tell)
-    for spec, share, source in [*shares, *((spec, 0.0, "plan") for spec in plan())]:
+    spread = (replace(spec, chosen="suggested") for round_ in range(1, ROUNDS + 1) for spec in plan(round_))
+    for spec, share, source in [*shares, *((spec, 0.0, "plan") for spec in spread)]:
         fits = spec.guessed_s <= LONGEST_S and spec.byte <= LARGEST_BYTE
         if spec.id not in measured and spec.id not in known and fits:
             known[spec.id] = spec
@@ -88,6 +91,7 @@ def _operators_of_models(gpu: str, tell: Callable[[str], None]) -> tuple[list[tu
                 if spec is None:
                     lost += share
                     continue
+                spec = replace(spec, chosen="models")
                 shares[spec.id] = shares.get(spec.id, 0.0) + share
                 specs.setdefault(spec.id, (spec, p.name))
     found = [(spec, shares[key], source) for key, (spec, source) in specs.items()]

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from wattcast.errors import ExitCode, WattcastError
+from wattcast.errors import ExitCode, WattcastError, bad_value
 from wattcast.units import parse
 
 if TYPE_CHECKING:
@@ -62,6 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     kernels.add_argument(
         "--plan", type=Path, help="operators to measure in place of the plan, one JSON object a line"
     )
+    kernels.add_argument("--round", type=int, default=1, help="of the plan: each holds other operators")
     kernels.set_defaults(call=_kernels)
     models = verbs.add_parser("models", help="measure whole models of the plan into --out: a test set")
     models.add_argument("--out", type=Path, required=True)
@@ -161,7 +162,11 @@ def _kernels(options: argparse.Namespace) -> int:
     began_s = time.monotonic()
     budget_s = parse(options.budget, "s", "--budget")
     listed = read_listed(options.plan) if options.plan else None
-    counts = run_campaign(options.out, options.steps.split(","), budget_s, options.few, options.after, listed)
+    if options.round < 1:
+        raise bad_value("--round", "1 or more", options.round)
+    counts = run_campaign(
+        options.out, options.steps.split(","), budget_s, options.few, options.after, listed, options.round
+    )
     print(json.dumps({**dict(sorted(counts.items())), "seconds": round(time.monotonic() - began_s, 1)}, indent=1))
     return int(ExitCode.OK)
 

@@ -21,6 +21,7 @@ from wattcast.measure.kernels.spec import Spec
 from wattcast.measure.measurement import measured
 from wattcast.measure.run import run_command
 from wattcast.measure.sampler import Sampler
+from wattcast.measure.samples import ticks
 from wattcast.measure.window import window
 
 SETTLE_S = 1.2
@@ -76,7 +77,12 @@ def agree(length_s: float = 4.0) -> list[dict[str, object]]:
         times = json.loads(marks.read_text()) if marks.exists() else []
     for entry, flags, (began_s, ended_s) in zip(found, doubts, times, strict=False):
         part = measured("part", run.samples, began_s + SETTLE_S, ended_s)
-        entry |= {"run_w": part.power_w, "run_clock_hz": part.sm_clock_hz, "flags": [*flags, *part.flags]}
+        whole = ticks(run.samples).between(began_s + SETTLE_S, ended_s)  # a step at the edge holds rest, too
+        entry |= {
+            "run_w": whole.power_w if whole.intervals else None,
+            "run_clock_hz": part.sm_clock_hz,
+            "flags": [*flags, *part.flags],
+        }
     found.append({"overhead": run.measurement.overhead, "exit_code": run.exit_code})
     return found
 

@@ -86,7 +86,8 @@ def pack(folders: list[Path], out: Path) -> dict[str, int]:
     packed = [_packed(row, runs.get(row.run), names.get(str(row.detail.get("spec", "")))) for row in unique]
     counters = [row for folder in folders for path in sorted(folder.rglob("counters.csv")) for row in _counted(path)]
     before = _before(out / ROWS_FILE)
-    together = {(row["id"], row["run"]): row for row in [*before, *_known_names(packed, before)]}
+    everything = [*({"chosen": "plan", **row} for row in before), *_known_names(packed, before)]
+    together = {(row["id"], row["run"]): row for row in everything}
     order = sorted(together.values(), key=lambda row: (row["kind"], row["family"], row["id"], row["run"]))
     write_table(out / ROWS_FILE, order)
     if counters:

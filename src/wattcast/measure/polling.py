@@ -14,7 +14,6 @@ import math
 import os
 import sys
 import time
-from collections import deque
 from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
@@ -41,12 +40,13 @@ class Pace:
 
     def __init__(self, period_s: float, relaxed: bool = False) -> None:
         self._period_s, self._relaxed = period_s, relaxed
-        self._steps: deque[float] = deque(maxlen=LEARNT)
+        self._steps: list[float] = []
         self._begun_s = math.nan
         self._step_s = math.inf
         self._phase_s = math.nan  # of the last step that was seen sharply
         self._watching = False  # polling finely for the next one
         self._tried_s = -math.inf  # when the last attempt to see one failed
+        self._lost = False  # it failed: look through a whole period
         self._read_s = math.nan
         self._energy_j = math.nan
 
@@ -58,13 +58,15 @@ class Pace:
         if quick or len(self._steps) < LEARNT:
             return min(self._period_s, QUICK_S)
         usual_s = self._usual_s(now_s)
+        if self._lost and now_s - self._tried_s < 2.5 * self._step_s:
+            return QUICK_S
         if now_s - max(self._phase_s, self._tried_s) < 8.0 * usual_s:
             self._watching = False
             return self._amid_s(now_s, usual_s)
         due_s = (self._phase_s - now_s) % self._step_s  # the next step, wherever the last one was seen
         if self._watching and EARLY_S < due_s < self._step_s - EARLY_S:  # it has passed unseen
-            self._watching, self._tried_s = False, now_s
-            return self._amid_s(now_s, usual_s)
+            self._watching, self._tried_s, self._lost = False, now_s, True
+            return QUICK_S
         if due_s <= EARLY_S or (self._watching and due_s >= self._step_s - EARLY_S):
             self._watching = True
             return FINE_S
@@ -87,12 +89,19 @@ class Pace:
         self._begun_s = now_s if math.isnan(self._begun_s) else self._begun_s
         stepped = math.isfinite(energy_j) and math.isfinite(self._energy_j) and energy_j != self._energy_j
         if stepped and now_s - self._read_s <= SHARP_S:
-            self._phase_s = 0.5 * (self._read_s + now_s)
-            if len(self._steps) < LEARNT:
-                self._steps.append(self._phase_s)
-                self._step_s = median([b - a for a, b in pairwise(self._steps)] or [math.inf])
+            self._phase_s, self._lost = 0.5 * (self._read_s + now_s), False
+            self._learn()
         self._read_s = now_s
         self._energy_j = energy_j if math.isfinite(energy_j) else self._energy_j
+
+    def _learn(self) -> None:
+        """The period: the usual time between steps, then ever more exactly from the first step to the latest."""
+        if len(self._steps) < LEARNT:
+            self._steps.append(self._phase_s)
+            self._step_s = median([b - a for a, b in pairwise(self._steps)] or [math.inf])
+        if len(self._steps) == LEARNT:
+            passed_s = self._phase_s - self._steps[0]
+            self._step_s = passed_s / round(passed_s / self._step_s)
 
 
 def poll(source: EnergySource, ring: Ring, period_s: float, parent: int, relaxed: bool = False) -> None:

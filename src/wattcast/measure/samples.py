@@ -223,14 +223,20 @@ def _sharp(seen: Sightings) -> npt.NDArray[np.bool_]:
 
 
 def _step_numbers(seen_s: Array, step_s: float) -> Array:
-    """Which step each sighting is, following the phase slowly, so that one late poll does not shift the rest."""
-    number, phase_s, numbers = 0.0, float(seen_s[0]), [0.0]
+    """Which step each sighting is, following the phase slowly, so that one late poll does not shift the rest.
+
+    Sightings may be seconds apart, so the period is learnt on the way: it is known ever better from the first
+    sighting to the latest, and a percent of error in the first guess would miscount.
+    """
+    number, phase_s, numbers, period_s = 0.0, float(seen_s[0]), [0.0], step_s
     for at_s in seen_s[1:]:
-        passed = max(round((float(at_s) - phase_s) / step_s), 1)
+        passed = max(round((float(at_s) - phase_s) / period_s), 1)
         number += passed
-        phase_s += passed * step_s
+        phase_s += passed * period_s
         phase_s += 0.2 * (float(at_s) - phase_s)
         numbers.append(number)
+        if number >= MIN_STEPS:
+            period_s = (phase_s - float(seen_s[0])) / number
     return np.array(numbers)
 
 

@@ -68,6 +68,7 @@ class Campaign:
     journals: dict[str, Journal] = field(default_factory=dict)
     fresh: dict[str, list[Spec]] = field(default_factory=dict)  # operators measured by this process, by kind
     listed: list[Spec] | None = None  # in place of the plan
+    round_: int = 1  # of the plan
 
     @property
     def left_s(self) -> float:
@@ -109,7 +110,7 @@ class Campaign:
         self, wanted: dict[str, int] | None = None, keep: Callable[[Spec], bool] = lambda s: True
     ) -> list[Spec]:
         """Operators of a step, or the first few of each family in a smoke test."""
-        everything = plan() if self.listed is None else self.listed
+        everything = plan(self.round_) if self.listed is None else self.listed
         if self.listed is not None and not self.few:
             return [spec for spec in everything if keep(spec)]
         if self.few:
@@ -352,7 +353,13 @@ def last_row(journal: Journal, row_id: str) -> dict[str, Any]:
 
 
 def run_campaign(
-    out: Path, steps: list[str], budget_s: float, few: int = 0, after: int = 0, listed: list[Spec] | None = None
+    out: Path,
+    steps: list[str],
+    budget_s: float,
+    few: int = 0,
+    after: int = 0,
+    listed: list[Spec] | None = None,
+    round_: int = 1,
 ) -> Counter[str]:
     """Run ``steps`` one after another within ``budget_s``; returns how many rows of each kind.
 
@@ -366,7 +373,7 @@ def run_campaign(
     with Sampler("nvml") as sampler:
         gpu = Gpu.open()
         bench = _bench(gpu, sampler)
-        campaign = Campaign(bench, out, began_s + budget_s, few, after, listed=listed)
+        campaign = Campaign(bench, out, began_s + budget_s, few, after, listed=listed, round_=round_)
         campaign.journals["run"] = Journal(out / "runs.jsonl", key="run")
         campaign.journals["run"].append(_run_info(bench))
         bench.top_clock_hz = rows.seen_top_clock_hz(bench, plan()[0])

@@ -11,7 +11,7 @@ from wattcast.errors import BadInput, bad_value
 from wattcast.measure.kernels.spec import Spec
 from wattcast.records import read_lines
 
-_FIELDS = ("family", "operator", "layout", "rotated", "detail")
+_FIELDS = ("family", "operator", "layout", "rotated", "detail", "chosen")
 
 
 def read_listed(path: Path) -> list[Spec]:

@@ -2,7 +2,7 @@
 
 Shapes are half real model dimensions, half log-uniform random ones with odd sizes among them. The
 seed fixes the plan, so that a stopped campaign continues where it was and another card measures the
-same rows.
+same rows. Further rounds are other operators by the same rules.
 """
 
 from __future__ import annotations
@@ -33,11 +33,13 @@ WANTED = {
 }
 
 
-def plan(seed: int = SEED, wanted: dict[str, int] | None = None) -> list[Spec]:
-    """All operators, families interleaved in proportion, no operator twice."""
+def plan(round_: int = 1) -> list[Spec]:
+    """All operators of a round, families interleaved in proportion, none twice and none of an earlier round."""
+    earlier = {spec.id for before in range(1, round_) for spec in plan(before)}
     placed: list[tuple[float, str, Spec]] = []
-    for family, count in (wanted or WANTED).items():
-        chosen = _distinct(_MAKERS[family], Random(f"{seed}-{family}"), count)  # noqa: S311  (shapes, not secrets)
+    for family, count in WANTED.items():
+        random = Random(f"{SEED + round_ - 1}-{family}")  # noqa: S311  (shapes, not secrets)
+        chosen = [spec for spec in _distinct(_MAKERS[family], random, count) if spec.id not in earlier]
         placed += [((place + 0.5) / len(chosen), family, spec) for place, spec in enumerate(chosen)]
     return [spec for _, _, spec in sorted(placed, key=lambda item: item[:2])]
 

@@ -61,6 +61,7 @@ def blank(bench: Bench, kind: RowKind, spec: Spec, repeat: int = 0, duty: float 
         detail=spec.detail | {"spec": spec.id},
         rotated=spec.rotated,
         data=data,
+        chosen=spec.chosen,
         repeat=repeat,
         run=bench.run,
         date=datetime.now(UTC).isoformat(timespec="seconds"),

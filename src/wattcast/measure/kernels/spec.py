@@ -23,6 +23,7 @@ class Spec:
     layout: str = ""
     rotated: str = "none"
     detail: dict[str, Any] = field(default_factory=dict)
+    chosen: str = field(default="plan", compare=False)  # why it is measured; changes nothing of what runs
 
     @property
     def id(self) -> str:
