@@ -241,7 +241,11 @@ def _power(
     ratio = _energy_ratio(priced, power, toggling)
     at_top_s = latency_s * clock_hz / reference.top_hz
     more = rates(some, reference, at_top_s, fixed_s)
-    return power, toggling, fit_residuals([Sample(some, ratio, more)], pools=_POOLS, trees=0)
+    return (
+        power,
+        toggling,
+        fit_residuals([Sample(some, ratio, more)], pools=_POOLS, trees=150, leaves=6, hold_in=False),
+    )
 
 
 def _energy_ratio(rows: PowerRows, power: ModulePower, toggling: Mapping[str, float]) -> Array:

@@ -151,10 +151,13 @@ def fit_residuals(
     pools: tuple[tuple[str, ...], ...] = (),
     seed: int = 0,
     trees: int = 300,
+    leaves: int = 12,
+    hold_in: bool = True,
 ) -> dict[str, Learned]:
     """What is left of log(measured over scaffold), by learner; factors are held within the range seen.
 
-    The families of a pool, alike in features, are learned as one. A row may be in several samples.
+    The families of a pool, alike in features, are learned as one. A row may be in several samples. ``hold_in``: the
+    process sees outliers of products and convolutions drawn in.
     """
     found = {}
     for family in dict.fromkeys(name for sample in samples for name in sample.kernels.work.learner):
@@ -170,17 +173,19 @@ def fit_residuals(
         grown = trees and len(target) >= LEAST_FOR_TREES
         again = any(sample.again and len(part) for sample, (_, part) in zip(samples, parts, strict=True))
         found[family] = Learned(
-            fit_forest(columns, target, trees=trees, least_rows=LEAST_ROWS * (2 if again else 1), seed=seed)
+            fit_forest(
+                columns, target, trees=trees, leaves=leaves, least_rows=LEAST_ROWS * (2 if again else 1), seed=seed
+            )
             if grown
             else None,
-            fit_kriging(columns, _held_in(target) if trees and family in _RAGGED else target, seed=seed),
+            fit_kriging(columns, _held_in(target) if hold_in and family in _RAGGED else target, seed=seed),
             float(target.min()),
             float(target.max()),
         )
     return found
 
 
-LEAST_FOR_TREES = 100
+LEAST_FOR_TREES = 40
 LEAST_ROWS = 6  # measured rows in a leaf
 _RAGGED = ("gemm", "conv2d", "depthwise")  # where a kernel not foreseen leaves a row far off
 _OUTLIER = 3.0  # in robust standard deviations: beyond, a row says that it is far, not how far

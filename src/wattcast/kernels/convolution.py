@@ -243,7 +243,7 @@ def _depthwise_kind(op: Conv2d) -> str:
     if not op.channels_last:
         tiled_ = op.dtype is Dtype.FP16 and op.r * op.s <= 9 and op.stride == 1
         return "first.tiled" if tiled_ else "first.plain"
-    if half and op.r * op.s == 1:
+    if (op.r * op.s == 1 and op.stride > 1) or op.c in (8, 16):
         return "last.direct"
     if not half:
         return "last.wide"
