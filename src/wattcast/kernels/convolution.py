@@ -72,7 +72,8 @@ def convolutions(
 ) -> tuple[list[str], Columns, Columns]:
     """Groups, work columns and features."""
     s = _sizes(ops)
-    read, write = np.array([op.read_byte for op in ops]), np.array([op.write_byte for op in ops])
+    write = np.array([op.write_byte for op in ops])
+    read = np.array([op.read_byte for op in ops]) - s.image * (1.0 - _touched(ops))
     step = FAST_BYTE / s.width
     extra = _shape(ops, s)
     picks = _picks(ops, conditions, s, extra, rate, reference)
@@ -198,6 +199,12 @@ def _picks(
     return pick(reference.choice, _classes(ops, s), ran, sizes, shape, usual, reference.sm_count)
 
 
+def _touched(ops: Sequence[Conv2d]) -> Array:
+    """Share of the image's pixels under any filter: strides beyond the filter leave pixels out."""
+    across = np.array([min(op.s / (op.stride_w or op.stride), 1.0) for op in ops])
+    return np.array([min(op.r / op.stride, 1.0) for op in ops]) * across
+
+
 def _layouts(
     ops: Sequence[Conv2d],
     s: _Sizes,
@@ -243,7 +250,7 @@ def _depthwise_kind(op: Conv2d) -> str:
     if not op.channels_last:
         tiled_ = op.dtype is Dtype.FP16 and op.r * op.s <= 9 and op.stride == 1
         return "first.tiled" if tiled_ else "first.plain"
-    if (op.r * op.s == 1 and op.stride > 1) or op.c in (8, 16):
+    if op.r * op.s == 1 and (op.stride > 1 or op.c <= 16):
         return "last.direct"
     if not half:
         return "last.wide"
@@ -262,7 +269,9 @@ def _depthwise(ops: Sequence[Conv2d], s: _Sizes, kind: npt.NDArray[np.str_]) -> 
         2.0,
     )
     shared = np.select([kind == "last.special", np.isin(kind, _TAPS)], [0.6, 1.1], 1.2) * s.rs * s.image
-    return np.maximum(np.ceil(units), 1.0), held, s.rs + 5.0, shared
+    # the direct kernel takes elements of a pixel from lines far apart: as long as forty taps, whatever its filter
+    steps = np.where(kind == "last.direct", 40.0, s.rs + 5.0)
+    return np.maximum(np.ceil(units), 1.0), held, steps, shared
 
 
 def _group(op: Conv2d, depthwise: str, kind: str) -> str:

@@ -20,6 +20,7 @@ from wattcast.kernels.work import Columns, Condition, Reference, Style, resident
 from wattcast.workload.graph import Bmm, Conv2d, Linear, Operator
 
 FAST_BYTE = 16  # a row must be a multiple of this for the fast kernels: a 16-byte access on every row
+_MANY_CHANNELS = 1 << 20  # input times output channels
 _SLIM = 16.0  # tokens up to which a Hopper product is bound by its weights
 
 
@@ -188,6 +189,8 @@ def is_point(op: Operator) -> bool:
     """Whether an operator is a convolution that libraries run as a plain product."""
     if not isinstance(op, Conv2d) or op.groups > 1 or op.dtype in (Dtype.FP32, Dtype.FP64):
         return False
+    if not op.channels_last and op.n > 1 and op.h * op.w % 2 and op.c * op.k >= _MANY_CHANNELS:
+        return False  # images of odd size would be read an element at a time: cuDNN turns them
     return op.r == op.s == op.stride == 1 and (op.stride_w or 1) == 1 and not op.padding and not op.padding_w
 
 
