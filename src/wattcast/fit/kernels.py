@@ -127,8 +127,19 @@ def bundle_of(found: Fitted, rows: Rows, gpu: Gpu, residuals: Mapping[str, Resid
         reference=found.learned.reference,
         learned=found.learned,
         seen=seen(rows, kernels_of(rows.ops, rows.conditions, gpu, found.learned.reference, ())),
+        settles=settles(rows, gpu),
         assumptions=tuple(f"no {family} was measured: provisional corrections" for family in unmeasured),
     )
+
+
+def settles(rows: Rows, gpu: Gpu) -> float:
+    """Share of its limit at which the governor holds the board, from capped rows that were measured settled."""
+    capped = np.isfinite(rows.of("settled_power_w")) & (
+        rows.of("settled_clock_hz") < 0.995 * float(np.mean(gpu.clocks.max_hz))
+    )
+    share = rows.of("settled_power_w")[capped & random(rows) & rows.fit] / float(np.mean(gpu.power.limit_w))
+    share = share[share > _LOW_POWER]
+    return float(np.clip(np.median(share), _LOW_POWER, 1.0)) if share.size else 1.0
 
 
 def as_ran(rows: Rows) -> tuple[Condition, ...]:
@@ -184,11 +195,15 @@ def tensor(kernels: Kernels) -> npt.NDArray[np.bool_]:
 
 def law_hz(law: ClockLaw, kernels: Kernels, latency_s: Array, set_hz: float, sm_count: float) -> Array:
     """Effective clock of kernels whose latency is known, at one set clock."""
-    rate = np.asarray(kernels.pipe_per_cycle) * sm_count
-    # activity in cycles of the effective clock; one step from the ratio without load suffices
-    activity = np.clip(kernels.flop / rate / (latency_s * set_hz * law.ratio[0]), 0.0, 1.0)
-    loaded = np.interp(activity * law.load(np.asarray(set_hz)), law.activity, law.ratio)
+    busy_s = kernels.flop / (np.asarray(kernels.pipe_per_cycle) * sm_count)
+    loaded = np.full(len(kernels.ops), float(law.ratio[0]))
+    for _ in range(_CLOCK_STEPS):  # activity counts in cycles of the effective clock itself
+        activity = np.clip(busy_s / (latency_s * set_hz * loaded), 0.0, 1.0)
+        loaded = np.interp(activity * law.load(np.asarray(set_hz)), law.activity, law.ratio)
     return np.asarray(set_hz * np.where(tensor(kernels), loaded, law.without))
+
+
+_CLOCK_STEPS = 6  # a fixed point that closes in by about a fifth a step
 
 
 def _law(rows: Rows, kernels: Kernels, gpu: Gpu) -> ClockLaw:

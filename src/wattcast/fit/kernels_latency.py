@@ -172,9 +172,17 @@ def fit_residuals(
         target = np.concatenate([part for _, part in parts])
         grown = trees and len(target) >= LEAST_FOR_TREES
         again = any(sample.again and len(part) for sample, (_, part) in zip(samples, parts, strict=True))
+        # |predicted / measured - 1| is what is scored: a row far above the scaffold weighs less than one below it
+        weight = np.exp(np.clip(np.median(target) - target, -1.0, 1.0))
         found[family] = Learned(
             fit_forest(
-                columns, target, trees=trees, leaves=leaves, least_rows=LEAST_ROWS * (2 if again else 1), seed=seed
+                columns,
+                target,
+                weight,
+                trees=trees,
+                leaves=leaves,
+                least_rows=LEAST_ROWS * (2 if again else 1),
+                seed=seed,
             )
             if grown
             else None,
