@@ -16,7 +16,7 @@ from wattcast.fitted.bundle import Residual
 
 LEVEL = 0.9
 POOL = ("softmax", "layernorm", "rmsnorm")  # whose power has few rows each, and whose kernels are alike
-PRIOR_ROWS = 10.0
+PRIOR_ROWS = 4.0
 
 
 def quantiles(held: HeldOut, level: float = LEVEL) -> dict[str, Residual]:

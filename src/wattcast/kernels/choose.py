@@ -166,7 +166,10 @@ class Chooser:
     def __post_init__(self) -> None:
         count, width = len(self.kind), 1 + len(self.names)
         shapes = {self.tile_n.shape, self.tile_m.shape, self.split.shape}
-        if shapes != {(count,)} or self.own.shape != (count, width) or not set(self.kind) <= set(KINDS):
+        strange = sorted(set(self.kind.tolist()) - set(KINDS))
+        if strange:
+            raise bad_value("kernel choice", f"kinds among {', '.join(KINDS)}", ", ".join(strange), "Fit again.")
+        if shapes != {(count,)} or self.own.shape != (count, width):
             raise bad_value("kernel choice", f"{count} candidates of {width} weights", self.own.shape)
         if not (np.isfinite(self.own).all() and np.isfinite(self.weight).all() and (self.spread > 0).all()):
             raise bad_value("kernel choice", "finite weights", "others")
