@@ -202,7 +202,7 @@ def _picks(
 def _touched(ops: Sequence[Conv2d]) -> Array:
     """Share of the image's pixels under any filter: strides beyond the filter leave pixels out."""
     across = np.array([min(op.s / (op.stride_w or op.stride), 1.0) for op in ops])
-    return np.array([min(op.r / op.stride, 1.0) for op in ops]) * across
+    return np.asarray(np.array([min(op.r / op.stride, 1.0) for op in ops]) * across)
 
 
 def _layouts(
