@@ -1,52 +1,116 @@
-"""One decision of the controller and ten thousand iterations: as seconds, and against the oracle's sweep."""
+"""One decision of the controller, with and without a power cap, and ten thousand iterations.
+
+As asv tracks it, or as a table: ``python -m benchmarks.bench_manage``. A decision is a pure function, so each is made
+again in passes some time apart and its shortest time counts; garbage collection is off, and how often a decision took
+over 50 µs as it came is shown beside (collection on, stalls of the machine and all). Units are plain Python
+work done in between, a hundred entries put into a dictionary, which slows down as much as the machine does.
+"""
 
 from __future__ import annotations
 
+import gc
 import time
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from wattcast.manage import hd7970
-from wattcast.manage.harmonia import Harmonia
+from wattcast.manage.harmonia import Harmonia, State
 from wattcast.manage.objective import Objective
+from wattcast.manage.observation import Observation
 from wattcast.manage.plant import TableRun
-from wattcast.manage.policies import oracle
+from wattcast.manage.policies import Name, Setup, controller_for, oracle
 from wattcast.manage.sensitivity import preset
 from wattcast.manage.simulate import play_table
 
 ITERATIONS = 10_000
+PASSES = 8
+MOST_US = 50.0
+CAPS_W = (None, 150.0, 180.0)
+POLICIES = (Name.HARMONIA, Name.COARSE, Name.CORE_CLOCK)  # those that decide while a program runs
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Decisions of one controller, in µs."""
+
+    mean_us: float
+    p99_us: float
+    worst_us: float
+    unit_us: float
+    over_as_it_came: float  # share
+
+
+def moments(controller: Harmonia) -> Iterator[tuple[State, Observation]]:
+    """Every state and observation of all applications of the simulated card, searching and settled."""
+    tables = hd7970.tables()
+    for application in tables.applications:
+        run, state = TableRun(tables, application), controller.start()
+        while (kernel := run.next_kernel()) is not None:
+            observation = run.run(controller.settings(state, kernel))
+            yield state, observation
+            state, _ = controller.step(state, observation)
+
+
+def plain_work() -> None:
+    """The unit of cost."""
+    found = {}
+    for i in range(100):
+        found[i] = i * 1.5
+
+
+def cost(controller: Harmonia) -> Cost:
+    """What its decisions take."""
+    made = list(moments(controller))
+    came = np.array([_us(lambda s=s, o=o: controller.step(s, o)) for s, o in made])
+    shortest, unit = np.full(len(made), np.inf), np.full(len(made), np.inf)
+    gc.disable()
+    for _ in range(PASSES):
+        for i, (s, o) in enumerate(made):
+            shortest[i] = min(shortest[i], _us(lambda s=s, o=o: controller.step(s, o)))
+            unit[i] = min(unit[i], _us(plain_work))
+    gc.enable()
+    p99 = float(np.quantile(shortest, 0.99))
+    return Cost(shortest.mean(), p99, shortest.max(), float(np.median(unit)), float((came > MOST_US).mean()))
+
+
+def _us(work) -> float:
+    begin = time.perf_counter()
+    work()
+    return 1e6 * (time.perf_counter() - begin)
+
+
+def controller(cap_w: float | None, policy: Name = Name.HARMONIA) -> Harmonia:
+    setup = Setup(objective=Objective(cap_w=cap_w), model=preset("hd7970_simulated"))
+    found = controller_for(hd7970.tables(), policy, setup)
+    assert found is not None
+    return found
 
 
 class Manage:
     """The controller on the simulated HD 7970."""
 
-    def setup(self) -> None:
+    params = CAPS_W
+    param_names = ("cap_w",)
+
+    def setup(self, cap_w: float | None) -> None:
         tables = hd7970.tables()
         order = np.resize(tables.applications["CoMD"], ITERATIONS)
         self.tables = replace(tables, applications={"long": order})
-        self.controller = Harmonia(tables.lattice, tables.default, model=preset("hd7970_simulated"))
+        self.controller = controller(cap_w)
         assert self.tables.rows
-        self.moments = list(self._moments())
 
-    def _moments(self):
-        """Every state and observation of the first runs of an application, searching and settled."""
-        run, state = TableRun(hd7970.tables(), "CoMD"), self.controller.start()
-        while (kernel := run.next_kernel()) is not None:
-            observation = run.run(self.controller.settings(state, kernel))
-            yield state, observation
-            state, _ = self.controller.step(state, observation)
-
-    def time_ten_thousand_iterations(self) -> None:
+    def time_ten_thousand_iterations(self, cap_w: float | None) -> None:
         play_table(self.tables, "long", self.controller)
 
-    def track_decision_us(self) -> float:
-        begin = time.perf_counter()
-        for state, observation in self.moments:
-            self.controller.step(state, observation)
-        return 1e6 * (time.perf_counter() - begin) / len(self.moments)
+    def track_decision_us(self, cap_w: float | None) -> float:
+        return cost(self.controller).mean_us
 
-    def track_iterations_per_oracle_sweep(self) -> float:
+    def track_p99_decision_us(self, cap_w: float | None) -> float:
+        return cost(self.controller).p99_us
+
+    def track_iterations_per_oracle_sweep(self, cap_w: float | None) -> float:
         """How many controlled iterations take as long as the oracle over 448 settings of 32 phases."""
         begin = time.perf_counter()
         oracle(self.tables, Objective())
@@ -54,3 +118,15 @@ class Manage:
         begin = time.perf_counter()
         play_table(self.tables, "long", self.controller)
         return sweep_s / ((time.perf_counter() - begin) / ITERATIONS)
+
+
+if __name__ == "__main__":
+    print("policy, cap: mean / 99 % / worst in µs; the same in units; over 50 µs as they came")
+    for name in POLICIES:
+        for watts in CAPS_W:
+            c = cost(controller(watts, name))
+            us = [c.mean_us, c.p99_us, c.worst_us]
+            units = " / ".join(f"{v / c.unit_us:.1f}" for v in us)
+            shown = " / ".join(f"{v:.0f}" for v in us)
+            held = f"{watts:.0f} W" if watts else "no cap"
+            print(f"{name:16s} {held:7s} {shown:16s} {units:20s} unit {c.unit_us:.1f} µs, {c.over_as_it_came:.1%}")

@@ -60,6 +60,20 @@ def predict(
     graph = source.load(workload, Options(**options))  # type: ignore[arg-type]
     chip = find_gpu(gpu)
     fitted = with_factors(_bundle(bundle, chip), factors or {})
+    return predict_graph(*asked(graph, chip, fitted, clock, power_limit, host_launch, temperature, data))
+
+
+def asked(
+    graph: Graph,
+    chip: Gpu,
+    fitted: Bundle,
+    clock: Quantity | None = None,
+    power_limit: Quantity | None = None,
+    host_launch: Quantity | None = None,
+    temperature: Quantity | None = None,
+    data: str = "random",
+) -> tuple[Graph, Gpu, OperatingPoint, Bundle]:
+    """What the flow takes: the graph with every default taken noted, the GPU, how it is set, and its bundle."""
     notes = [*_defaults(chip, fitted, clock, power_limit, host_launch, temperature, data)]
     if data != "random":
         fitted = fitted.for_data(data)
@@ -71,7 +85,7 @@ def predict(
         power_limit_w=None if power_limit is None else _amount(power_limit, "W", "power_limit"),
         temperature_c=DEFAULT_TEMPERATURE_C if temperature is None else _temperature(temperature),
     )
-    return predict_graph(replace(graph, assumptions=(*graph.assumptions, *notes)), chip, at, fitted)
+    return replace(graph, assumptions=(*graph.assumptions, *notes)), chip, at, fitted
 
 
 def _bundle(bundle: Bundle | str | Path | None, gpu: Gpu) -> Bundle:

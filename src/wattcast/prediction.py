@@ -69,7 +69,11 @@ class Prediction:
 
 def predict(graph: Graph, gpu: Gpu, at: OperatingPoint, bundle: Bundle) -> Prediction:
     """The whole flow for one workload: once per kernel, then the governor, then the clock it found."""
-    timeline = analyse(graph, gpu, bundle)
+    return predict_timeline(analyse(graph, gpu, bundle), graph, gpu, at, bundle)
+
+
+def predict_timeline(timeline: Timeline, graph: Graph, gpu: Gpu, at: OperatingPoint, bundle: Bundle) -> Prediction:
+    """The same from the workload's timeline, for those who go on using it."""
     settled = settle(timeline, gpu, at, bundle)
     totals = at_clock(timeline, settled.at, bundle)
     detail = in_detail(timeline, settled.at, bundle)

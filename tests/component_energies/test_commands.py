@@ -97,9 +97,9 @@ def test_the_check_prints_every_ratio(verb) -> None:
 
 def test_figures(verb, chip: Path, tmp_path: Path, reference: Path) -> None:
     sizes, ratios = tmp_path / "sizes.png", tmp_path / "ratios.svg"
-    assert verb(gpus.app, "show", str(chip), "--energies", "--figure", str(sizes))[0] == 0
+    assert verb(gpus.app, "show", str(chip), "--energies", "--plot", str(sizes))[0] == 0
     assert sizes.read_bytes().startswith(b"\x89PNG")
-    argv = ("check-energies", "--reference", str(reference), "--figure", str(ratios))
+    argv = ("check-energies", "--reference", str(reference), "--plot", str(ratios))
     code, said, _ = verb(gpus.app, *argv)
     assert code == 0
     assert b"<svg" in ratios.read_bytes()

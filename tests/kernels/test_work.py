@@ -41,6 +41,9 @@ def test_large_products_waste_little_on_padding() -> None:
         (Linear(512, 50257, 768), "gemm.turing"),
         (Linear(512, 1026, 768), "gemm.ampere"),
         (Linear(1, 50257, 768), "gemm.vector"),
+        (Linear(50257, 768, 8192), "gemm.tensor"),
+        (Linear(50257, 768, 8192, turned=True), "gemm.turing"),
+        (Linear(768, 1024, 1023, turned=True), "gemm.tensor"),
         (Linear(512, 1024, 1024, dtype=Dtype.FP8), "gemm.fp8"),
         (Linear(512, 1024, 1024, dtype=Dtype.FP32), "gemm.simt"),
         (Bmm(16, 128, 128, 64), "gemm.tensor"),
@@ -56,6 +59,8 @@ def test_large_products_waste_little_on_padding() -> None:
         (Elementwise("add", 1 << 20, layout=Layout.TRANSPOSED), "elementwise.indexed"),
         (Elementwise("cast", 1 << 20, out_dtype=Dtype.FP32), "elementwise.unrolled"),
         (Elementwise("gelu", 1 << 20), "elementwise.vector"),
+        (Elementwise("cat", 1 << 20), "elementwise.vector"),
+        (Elementwise("cat", 1 << 20, layout=Layout.STRIDED), "elementwise.cat"),
         (Elementwise("sum", 1 << 20, read=1 << 21, write=1 << 11), "elementwise.reduce"),
     ],
 )

@@ -187,7 +187,7 @@ def test_simulate_says_what_is_missing(call: Any, arguments: tuple[str, ...]) ->
 
 def test_figures_are_saved(call: Any, table: str, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    done = call("manage", "replay", table, "--plot", str(tmp_path / "figures"))
+    done = call("manage", "replay", table, "--figures", str(tmp_path / "figures"))
     assert done.code == 0, done.err
     assert len(list((tmp_path / "figures").glob("*.png"))) >= 5
 

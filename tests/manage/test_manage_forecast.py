@@ -9,7 +9,7 @@ import pytest
 
 from wattcast import api
 from wattcast.errors import BadInput
-from wattcast.manage import forecast, foresight
+from wattcast.manage import forecast, foresight, replay
 from wattcast.manage.foresight import Curves
 from wattcast.manage.objective import Goal, Objective
 from wattcast.manage.outcome import compare
@@ -78,32 +78,49 @@ def test_time_is_split_into_what_follows_the_core_clock_and_what_does_not(core: 
     assert foresight.core_share(curves(core)) == pytest.approx((core, 1 - core), abs=1e-9)
 
 
-def test_the_two_laws_of_the_path_to_dram_bracket_the_prediction() -> None:
-    """With all time in DRAM one law leaves time alone and the other makes it follow the clock one to one; energy
-    above idle is the same under both. With none there is nothing to disagree on."""
-    time_s, power_w = foresight.outlooks(curves(0.0), LEVELS_HZ)
-    assert time_s[0] == pytest.approx(np.ones(10))
-    assert time_s[1] == pytest.approx(1.4e9 / LEVELS_HZ, rel=1e-3)
-    assert (power_w[0] - 50.0) * time_s[0] == pytest.approx((power_w[1] - 50.0) * time_s[1], rel=2e-3)
-    time_s, power_w = foresight.outlooks(curves(1.0), LEVELS_HZ)
-    assert time_s[0] == pytest.approx(time_s[1])
-    assert power_w[0] == pytest.approx(power_w[1])
+def test_the_path_to_dram_follows_the_clock_below_the_knee_and_costs_no_energy() -> None:
+    """As on the Titan X: time put down to the knee, then one to one. With no time in DRAM nothing changes."""
+    all_dram = curves(0.0)
+    time_s, power_w = foresight.outlook(all_dram, LEVELS_HZ)
+    above = LEVELS_HZ >= foresight.KNEE * 1.4e9
+    assert 0 < above.sum() < 10
+    assert time_s[above] == pytest.approx(np.ones(above.sum()), rel=1e-3)
+    assert time_s[~above] == pytest.approx(foresight.KNEE * 1.4e9 / LEVELS_HZ[~above], rel=1e-3)
+    free_w = np.interp(LEVELS_HZ, all_dram.clock_hz, all_dram.power_w)
+    assert (power_w - 50.0) * time_s == pytest.approx(free_w - 50.0, rel=5e-3)
+    all_core = curves(1.0)
+    time_s, power_w = foresight.outlook(all_core, LEVELS_HZ)
+    assert time_s == pytest.approx(np.interp(LEVELS_HZ, all_core.clock_hz, all_core.time_s))
+    assert power_w == pytest.approx(np.interp(LEVELS_HZ, all_core.clock_hz, all_core.power_w))
 
 
 def test_a_power_limit_makes_high_clocks_one_state_and_the_lowest_of_them_is_taken() -> None:
     held = curves(1.0, limit_w=150.0)
-    time_s, power_w = foresight.outlooks(held, LEVELS_HZ)
-    assert power_w.max() == pytest.approx(150.0)
-    plateau = np.isclose(power_w[0], 150.0)
+    time_s, power_w = foresight.outlook(held, LEVELS_HZ)
+    limit_w = foresight.HELD * 150.0
+    assert power_w.max() == pytest.approx(limit_w)
+    plateau = np.isclose(power_w, limit_w)
     assert 2 <= plateau.sum() < 10
-    assert (time_s[0][plateau] == time_s[0][-1]).all()
+    assert (time_s[plateau] == time_s[-1]).all()
     level = foresight.best(held, LEVELS_HZ, Objective(), 9, worth=1e-6)
     assert level == int(np.argmax(plateau))
 
 
-def test_a_slowdown_bound_holds_in_the_mean_of_both_laws() -> None:
+def test_a_slowdown_bound_holds_on_the_path_to_dram() -> None:
     objective = Objective(Goal.ENERGY, slowdown=0.10)
     level = foresight.best(curves(0.5), LEVELS_HZ, objective, 9, worth=0.0)
-    time_s, _ = foresight.outlooks(curves(0.5), LEVELS_HZ)
-    slow = (time_s / time_s[:, [9]]).mean(axis=0) - 1
+    time_s, _ = foresight.outlook(curves(0.5), LEVELS_HZ)
+    slow = time_s / time_s[9] - 1
     assert slow[level] <= 0.10 < slow[level - 1]
+
+
+def test_the_knee_is_the_titan_x_s(reference: Path) -> None:
+    """Microbenchmarks that follow the memory clock: their time over the core clock gives the knee to a percent."""
+    (tables,) = replay.read(reference / "titanx" / "micro_time_power_by_clock.csv")
+    core_hz, memory_hz = (np.array(knob.levels) for knob in tables.lattice.knobs)
+    time_s = tables.time_s.reshape(len(tables.kernels), len(core_hz), len(memory_hz))
+    follows = -np.log(time_s[:, -1, -1] / time_s[:, -1, -2]) / np.log(memory_hz[-1] / memory_hz[-2])
+    bound = time_s[follows > 0.85, :, -1]
+    assert len(bound) == 16
+    slower = np.median(bound / bound[:, [-1]], axis=0)
+    assert slower == pytest.approx(np.maximum(1.0, foresight.KNEE * core_hz[-1] / core_hz), rel=0.02)

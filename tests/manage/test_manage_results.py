@@ -122,12 +122,11 @@ def predictive(a100: list, reference: Path, objective: Objective) -> Comparison:
 
 
 def test_a100_model_predictive_clock(a100: list, reference: Path) -> None:
-    """Wanted: 0.5 % in the mean, 1.5 % at worst; reached: 0.64 and 1.63 %, as the measured curves themselves would
-    (docs/method/manage.md). This holds what is reached, so that a refit that makes it worse is seen."""
+    """Wanted: 0.5 % in the mean, 1.5 % at worst."""
     gaps = [o.ed2_over_oracle for o in predictive(a100, reference, Objective()).of(Name.PREDICTIVE)]
     assert len(gaps) == 14
-    assert np.mean(gaps) < 0.008
-    assert max(gaps) < 0.018
+    assert np.mean(gaps) < 0.005
+    assert max(gaps) < 0.015
 
 
 def test_a100_model_predictive_saving_at_ten_percent_slowdown(a100: list, reference: Path) -> None:

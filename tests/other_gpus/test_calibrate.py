@@ -52,6 +52,23 @@ def test_rows_that_agree_with_the_forecast_teach_nothing() -> None:
     assert abs(found.factors.get("idle_offset", 0.0)) < 2.0
 
 
+def test_a_host_in_a_slow_mood_is_no_factor() -> None:
+    """Launch-bound rows are found a quarter apart from day to day: one such row says nothing about the next, and
+    rows of the GPU must not pay for it. A host half as fast again shows in the test above."""
+    rows = synthetic({})
+    waits = [i for i, (model, batch, _) in enumerate(CASES) if batch == 1 and model != "opt-1.3b"]
+    for i in waits[:1]:
+        rows[i] = Measured(**{**vars(rows[i]), "latency_s": 1.25 * rows[i].latency_s})
+    found = calibrate(rows, GPU, forecast(GPU), "rows")
+    assert not {"launch", "compute", "memory", "products"} & set(found.factors)
+
+
+def test_the_energy_scale_is_always_learned_and_held_back_by_its_prior() -> None:
+    found = calibrate(synthetic({"energy": 0.95}), GPU, forecast(GPU), "rows")
+    assert set(found.factors) == {"energy"}
+    assert 0.945 < found.factors["energy"] < 0.975
+
+
 def test_one_row_gives_at_most_one_factor_of_each_kind() -> None:
     found = calibrate(synthetic({"compute": 1.3, "energy": 0.7}, count=2)[1:], GPU, forecast(GPU), "row")
     assert len(found.learned) <= 2

@@ -28,10 +28,14 @@ TOP = OperatingPoint(power_limit_w=1e6)
 
 
 def test_a_chip_like_the_parent_is_predicted_like_the_parent() -> None:
-    """Nothing is lost on the way: the H200 itself, under another name, comes out as its fitted bundle says."""
-    parent = load("h200")
+    """Nothing is lost on the way: the H200 itself, under another name, comes out as its fitted bundle says.
+
+    But for the host, whose cost a forecast spreads over operators by their kind.
+    """
+    parent, own = load("h200"), fitted("h200")
     twin = replace(parent, name="twin")
-    one, two = predict(WORK, parent, TOP, fitted("h200")), predict(WORK, twin, TOP, forecast(twin))
+    carried = replace(forecast(twin), launch=own.launch)
+    one, two = predict(WORK, parent, TOP, own), predict(WORK, twin, TOP, carried)
     assert_allclose(two.latency_s, one.latency_s, rtol=0.05)
     assert_allclose(two.power_w, one.power_w, rtol=0.10)
     assert two.status == "inherited"

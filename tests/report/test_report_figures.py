@@ -9,13 +9,16 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-from wattcast import api
+from wattcast import api, prediction
 from wattcast.errors import BadInput, UnknownName
+from wattcast.flow import analyse
 from wattcast.report import figure as house
+from wattcast.report import look as looking
 from wattcast.report import predicted
 from wattcast.report.draw import FIGURES, clocks_of, draw, labels
 from wattcast.report.heldout import QUANTITIES, held_out
 from wattcast.report.look import Look, Settings, look
+from wattcast.report.plain import predictions_out
 from wattcast.report.recorded import Level, Recording, power_over_time
 from wattcast.workload.options import Options
 
@@ -23,6 +26,18 @@ from wattcast.workload.options import Options
 @pytest.fixture(scope="module")
 def seen() -> Look:
     return look("gpt2", api.find_gpu("h200"), Options(batch=4, seq=256), Settings(power_limit="500W"))
+
+
+def test_a_look_analyses_its_workload_once(seen: Look, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The prediction, the course over time and the clock curve share one timeline; it used to be made twice."""
+    times = []
+    monkeypatch.setattr(looking, "analyse", lambda *given: times.append(given) or analyse(*given))
+    monkeypatch.setattr(prediction, "analyse", lambda *given: times.append(given) or analyse(*given))
+    settings = Settings(clock="1.2GHz", power_limit="500W", host_launch="3us", temperature="70C", data="zeros")
+    again = look("gpt2", seen.gpu, Options(batch=4, seq=256), settings)
+    assert len(times) == 1
+    alone = api.predict("gpt2", "h200", batch=4, seq=256, **vars(settings))
+    assert predictions_out([again.prediction]) == predictions_out([alone])
 
 
 def test_a_figure_drawn_twice_is_the_same_file(seen: Look) -> None:

@@ -64,6 +64,18 @@ def test_the_head_runs_for_the_tokens_asked() -> None:
     assert rows == {"none": [], "last": [3], "all": [300]}
 
 
+def test_gradients_of_weights_read_both_operands_turned() -> None:
+    graph = build("gpt2", Options(phase="train", batch=16, seq=512))
+    head = [
+        op for block in graph.blocks for op in block.ops if isinstance(op, Linear) and 50257 in (op.m, op.n, op.k)
+    ]
+    assert [(op.m, op.n, op.k, op.turned) for op in head] == [
+        (8192, 50257, 768, False),
+        (8192, 768, 50257, False),
+        (50257, 768, 8192, True),
+    ]
+
+
 def test_training_does_three_times_the_products_and_more_with_recomputation() -> None:
     forward = build("llama3-8b", Options(phase="forward", seq=512, head="all", attention="eager"))
     train = build("llama3-8b", Options(phase="train", seq=512, attention="eager"))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from wattcast.cli.environment import Environment
+from wattcast.cli.figures import Plot, save_one
 
 app = typer.Typer(help="What caused the difference between two predictions, or a prediction and a measured run.")
 
@@ -27,7 +27,7 @@ def explain(
         int, typer.Option(help="How often the command of `measure run` ran the workload, warm-up excluded.")
     ] = 1,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    plot: Annotated[Path | None, typer.Option(help="Save a figure (.png, .svg, .pdf).")] = None,
+    plot: Plot = None,
 ) -> None:
     """Which operators, modules and terms (clock, cycles, power, idle gaps) caused the difference; it adds up exactly.
 
@@ -42,10 +42,8 @@ def explain(
     found = split(*read_pair(a, b, gpu, iterations))
     if plot is not None:
         from wattcast.explain.figure import difference
-        from wattcast.report.figure import save
 
-        save(difference(found), plot)
-        env.say(f"figure saved: {plot}")
+        save_one(env, difference(found), plot)
     if json:
         env.json(plain(found))
         return

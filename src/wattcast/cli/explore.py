@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from wattcast.cli.environment import Environment
+from wattcast.cli.figures import Drawn, Figures, Format, Plot, Which, save_one
 from wattcast.cli.options import (
     AttentionName,
     Batch,
@@ -38,7 +39,6 @@ Clock = Annotated[str | None, typer.Option(help="Locked core clock, such as 1830
 Limit = Annotated[str | None, typer.Option(help="Board power limit, such as 500W.")]
 Vary = Annotated[list[str], typer.Option(help="FIELD=LOW:HIGH:STEP, FIELD=A,B,C; may be repeated.")]
 Out = Annotated[Path | None, typer.Option(help="Every point: a .parquet, .csv or .json file, or a folder of parts.")]
-Plot = Annotated[Path | None, typer.Option(help="Save a figure (.png, .svg, .pdf).")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -162,7 +162,7 @@ def clocks(
     if plot is not None:
         from wattcast.report import explore
 
-        _save(env, explore.clocks(found), plot)
+        save_one(env, explore.clocks(found), plot)
     if json:
         env.json(out.clocks_out(found, least))
         return
@@ -218,7 +218,7 @@ def gpus(
     if plot is not None:
         from wattcast.report import explore
 
-        _save(env, explore.per_gpu(workload, found, given), plot)
+        save_one(env, explore.per_gpu(workload, found, given), plot)
     _show(env, json, found, prices, f"{workload} on {len(found)} GPUs, least energy per request first")
 
 
@@ -264,7 +264,7 @@ def algorithms(
     if plot is not None:
         from wattcast.report import choices as drawn
 
-        _save(env, drawn.algorithms(found, f"{workload} on {gpu}"), plot)
+        save_one(env, drawn.algorithms(found, f"{workload} on {gpu}"), plot)
     _show(env, json, found, prices, f"{workload} on {gpu}, speed-up over the first that runs")
 
 
@@ -291,7 +291,7 @@ def fleet(
     if plot is not None:
         from wattcast.report import choices as drawn
 
-        _save(env, drawn.assignment(found, file.name), plot)
+        save_one(env, drawn.assignment(found, file.name), plot)
     if json:
         env.json(out.assignment_out(found))
         return
@@ -303,7 +303,10 @@ def fleet(
 @app.command("published")
 def published(
     ctx: typer.Context,
-    figures: Annotated[Path | None, typer.Option(help="A folder to save the figures in.")] = None,
+    plot: Plot = None,
+    figure: Which = None,
+    figures: Figures = None,
+    format: Format = "png",
     json: Json = False,
 ) -> None:
     """The explorations of the EnergAIzer paper with this predictor, beside its measurements.
@@ -315,16 +318,13 @@ def published(
     from wattcast.reference import reference_folder
 
     env: Environment = ctx.obj
+    drawn = Drawn(plot, figure, figures, format)
     rows = work.measured(reference_folder(env.variables))
     curves, formats, forecasts = work.dvfs(rows), work.formats(rows), work.forecast()
-    if figures is not None:
-        from wattcast.report import explore, figure
+    if drawn.any:
+        from wattcast.report.explore import published_figures
 
-        figure.save(explore.published_dvfs(curves), figures / "explore-dvfs.png")
-        figure.save(explore.published_formats(formats), figures / "explore-formats.png")
-        asked = {"batch": 32, "seq": 512, "attention": "eager", "head": "none"}
-        figure.save(explore.per_gpu("bert-large", forecasts, asked), figures / "explore-forecasts.png")
-        env.say(f"figures saved: {figures}")
+        drawn.save(env, published_figures(curves, formats, forecasts))
     told = out.published_out(curves, formats, forecasts)
     if json:
         env.json(told)
@@ -403,11 +403,4 @@ def _plot(env: Environment, done: Swept, path: Path, words: list[str]) -> None:
     from wattcast.report import explore
 
     drawn = explore.heat_map(done, *(column(done, word) for word in words)) if words else explore.front(done)
-    _save(env, drawn, path)
-
-
-def _save(env: Environment, figure: Any, path: Path) -> None:
-    from wattcast.report.figure import save
-
-    save(figure, path)
-    env.say(f"figure saved: {path}")
+    save_one(env, drawn, path)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from wattcast.cli.environment import Environment
+from wattcast.cli.figures import Drawn, Figures, Format, Plot, Which
 
 if TYPE_CHECKING:
     from wattcast.fit.counters import CounterFit
@@ -45,7 +46,10 @@ def command(
         typer.Option(help="Utilisations of applications (gpmtool form, no watts) to predict, with --json."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Save the model as YAML.")] = None,
-    figures: Annotated[Path | None, typer.Option(help="Save figures into this folder.")] = None,
+    plot: Plot = None,
+    figure: Which = None,
+    figures: Figures = None,
+    format: Format = "png",
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Fit counter models to a table, judge them on work they have not seen, and explain them.
@@ -62,6 +66,7 @@ def command(
     from wattcast.units import parse
 
     env: Environment = ctx.obj
+    drawn = Drawn(plot, figure, figures, format)
     if form not in FORMS:
         raise unknown_name("form", form, FORMS, f"Known: {', '.join(FORMS)}.")
     if form == "table" and columns is None:
@@ -82,22 +87,15 @@ def command(
     if out is not None:
         save(saved_model(result, name or table.stem, device), out)
         env.say(f"model saved: {out}")
-    if figures is not None:
-        _save_figures(env, result, figures)
+    if drawn.any:
+        from wattcast.report.counters import all_figures
+
+        drawn.save(env, all_figures(result))
     if json:
         predictions = application_power(result, read_applications(predict)) if predict is not None else []
         env.json(summary(result) | {"predictions": predictions})
         return
     _print(env, result)
-
-
-def _save_figures(env: Environment, result: CounterFit, folder: Path) -> None:
-    from wattcast.report import counters
-    from wattcast.report.figure import save
-
-    for name, figure in counters.all_figures(result).items():
-        save(figure, folder / f"{name}.png")
-        env.say(f"figure saved: {folder / f'{name}.png'}")
 
 
 def _print(env: Environment, result: CounterFit) -> None:

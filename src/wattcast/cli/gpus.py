@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from wattcast.cli.environment import Environment
+from wattcast.cli.figures import Plot
 
 if TYPE_CHECKING:
     from wattcast.hardware import Gpu
@@ -67,9 +68,7 @@ def show_gpu(
     save: Annotated[
         Path | None, typer.Option(help="With --energies: also write them as a table for power-trace, .yaml.")
     ] = None,
-    figure: Annotated[
-        Path | None, typer.Option(help="With --energies: draw what changes with registers, caches and SMs.")
-    ] = None,
+    plot: Plot = None,
 ) -> None:
     """Every number of one GPU with its source; what is unknown, and why.
 
@@ -82,13 +81,13 @@ def show_gpu(
     if energies:
         from wattcast.cli.gpus_energies import Asked, show_bottom_up
 
-        show_bottom_up(env, Asked.read(name, node, voltage, temperature, change or [], save, figure), json)
+        show_bottom_up(env, Asked.read(name, node, voltage, temperature, change or [], save, plot), json)
         return
-    if any(option is not None for option in (node, voltage, temperature, change, save, figure)):
+    if any(option is not None for option in (node, voltage, temperature, change, save, plot)):
         from wattcast.errors import bad_value
 
         raise bad_value(
-            "--node, --voltage, --temperature, --change, --save, --figure", "--energies beside them", "none"
+            "--node, --voltage, --temperature, --change, --save, --plot", "--energies beside them", "none"
         )
     gpu = find_gpu(name)
     known = [
@@ -129,13 +128,13 @@ def check_energies(
         typer.Option(help="Folder with accelwattch/ and simulator_runs/; default: WATTCAST_REFERENCE."),
     ] = None,
     gpu: Annotated[str, typer.Option(help="GPU whose fitted energies to compare with.")] = "h200",
-    figure: Annotated[Path | None, typer.Option(help="Draw the ratios to dumped energies.")] = None,
+    plot: Plot = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Every bottom-up energy beside one dumped from a simulator or fitted to a measured GPU: ratios and medians."""
     from wattcast.cli.gpus_energies import show_check
 
-    show_check(ctx.obj, reference, gpu, figure, json)
+    show_check(ctx.obj, reference, gpu, plot, json)
 
 
 def _summary(gpu: Gpu) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from wattcast.activity.simulated import Dialect
 from wattcast.cli.environment import Environment
+from wattcast.cli.figures import save_one
 from wattcast.errors import bad_value
 from wattcast.files import write_whole
 from wattcast.power.component.bottom_up.chip import build_chip
@@ -28,7 +29,7 @@ class Asked:
     temperature_k: float | None
     factors: dict[str, float]
     save: Path | None
-    figure: Path | None
+    plot: Path | None
 
     @classmethod
     def read(
@@ -39,7 +40,7 @@ class Asked:
         temperature: str | None,
         changes: list[str],
         save: Path | None,
-        figure: Path | None,
+        plot: Path | None,
     ) -> Asked:
         """Options as texts -> numbers."""
         return cls(
@@ -49,7 +50,7 @@ class Asked:
             None if temperature is None else parse(temperature, "C", "--temperature") + _ZERO_C_IN_K,
             dict(_factor(text) for text in changes),
             save,
-            figure,
+            plot,
         )
 
 
@@ -61,11 +62,10 @@ def show_bottom_up(env: Environment, asked: Asked, json: bool) -> None:
     changed = with_sizes(found, asked.factors) if asked.factors else found
     if asked.save is not None:
         write_whole(asked.save, to_yaml(energy_table(changed, dialect)))
-    if asked.figure is not None:
+    if asked.plot is not None:
         from wattcast.report.energies_figure import what_if_figure
-        from wattcast.report.figure import save
 
-        save(what_if_figure(changed.design), asked.figure)
+        save_one(env, what_if_figure(changed.design), asked.plot)
     moved = compare(build_chip(found.design), build_chip(changed.design)) if asked.factors else ()
     if json:
         changes = [vars(change) | {"ratio": change.ratio} for change in moved]
@@ -77,7 +77,7 @@ def show_bottom_up(env: Environment, asked: Asked, json: bool) -> None:
         show_changes(console, moved)
 
 
-def show_check(env: Environment, reference: Path | None, gpu: str, figure: Path | None, json: bool) -> None:
+def show_check(env: Environment, reference: Path | None, gpu: str, plot: Path | None, json: bool) -> None:
     """Every ratio, then medians and ranks against their goals."""
     from wattcast.reference import VARIABLE, reference_folder
     from wattcast.report.energies import show_ratios
@@ -90,13 +90,12 @@ def show_check(env: Environment, reference: Path | None, gpu: str, figure: Path 
     dumped = dumped_ratios(folder) if folder is not None else []
     standing = leakage_area_ratios(folder) if folder is not None else []
     ratios = dumped + standing + fitted_ratios(gpu)
-    if figure is not None:
+    if plot is not None:
         from wattcast.report.energies_figure import ratios_figure
-        from wattcast.report.figure import save
 
         if not dumped:
-            raise bad_value("--figure", "dumped energies to compare with", "none", f"Name them with {VARIABLE}.")
-        save(ratios_figure(dumped), figure)
+            raise bad_value("--plot", "dumped energies to compare with", "none", f"Name them with {VARIABLE}.")
+        save_one(env, ratios_figure(dumped), plot)
     rows = energy_rows(folder, gpu)
     if json:
         env.json({"ratios": [vars(r) | {"ratio": r.ratio} for r in ratios], "rows": rows})

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from wattcast.cli.environment import Environment
+from wattcast.cli.figures import Drawn, Figures, Format, Plot, Which
 
 if TYPE_CHECKING:
     from wattcast.manage.objective import Objective
@@ -25,7 +26,6 @@ Cap = Annotated[str | None, typer.Option(help="Board power not to be exceeded, s
 Scatter = Annotated[str | None, typer.Option("--noise", help="Measurement noise of time and power, such as 1%.")]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of noise and perturbation.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Plot = Annotated[Path | None, typer.Option(help="Folder to save figures in.")]
 Device = Annotated[int, typer.Option(min=0, help="Card, by NVML index.")]
 
 
@@ -47,6 +47,9 @@ def simulate(
     export: Annotated[Path | None, typer.Option(help="Save time and counters of all settings as CSV.")] = None,
     json: Json = False,
     plot: Plot = None,
+    figure: Which = None,
+    figures: Figures = None,
+    format: Format = "png",
 ) -> None:
     """Play all policies on a simulated card.
 
@@ -56,6 +59,7 @@ def simulate(
     from wattcast.manage.hd7970 import STRESS
 
     env: Environment = ctx.obj
+    drawn = Drawn(plot, figure, figures, format)
     goal = _objective(objective, slowdown, latency, cap)
     plant, model = simulated_plants.choose(gpu, workloads or [], sensitivity)
     setup = _setup(goal, _noise(noise), seed, model)
@@ -64,7 +68,7 @@ def simulate(
         simulated_plants.export(plant, export)
         env.say(f"table saved: {export}")
     more = {} if sweep is None else {"perturbed": sweep}
-    _compare(env, [plant], setup, f"{plant.name}, simulated", json, plot, STRESS, [], more)
+    _compare(env, [plant], setup, f"{plant.name}, simulated", json, drawn, STRESS, [], more)
 
 
 @app.command()
@@ -89,6 +93,9 @@ def replay(
     leave_out: Annotated[list[str] | None, typer.Option(help="Applications to leave out, by start of name.")] = None,
     json: Json = False,
     plot: Plot = None,
+    figure: Which = None,
+    figures: Figures = None,
+    format: Format = "png",
 ) -> None:
     """Play all policies on tables of real measurements.
 
@@ -97,13 +104,24 @@ def replay(
     from wattcast.manage import replay as tables
 
     env: Environment = ctx.obj
+    drawn = Drawn(plot, figure, figures, format)
     goal = _objective(objective, slowdown, latency, cap)
     plants = [p for file in files for p in tables.read(file, iterations, default)]
     plants = tables.without(plants, leave_out or [])
     chosen, notes = _forecast(plants, gpu, workloads, goal)
     setup = _setup(goal, _noise(noise), seed, None, chosen)
     more = _repeated(plants, setup, repeats)
-    _compare(env, plants, setup, ", ".join(f.name for f in files), json, plot, (), notes, more)
+    _compare(
+        env,
+        plants,
+        setup,
+        ", ".join(f.name for f in files),
+        json,
+        drawn,
+        (),
+        notes,
+        more,
+    )
 
 
 @app.command()
@@ -300,7 +318,7 @@ def _compare(
     setup: Setup,
     title: str,
     json: bool,
-    plot: Path | None,
+    wanted: Drawn,
     without: tuple[str, ...],
     notes: list[str],
     more: dict[str, Any],
@@ -309,11 +327,10 @@ def _compare(
     from wattcast.manage.plain import comparison_out
 
     comparison = compare(plants, setup)
-    if plot is not None:
-        from wattcast.report.manage import save_all
+    if wanted.any:
+        from wattcast.report.manage import all_figures
 
-        for path in save_all(plot, plants, comparison, setup):
-            env.say(f"figure saved: {path}")
+        wanted.save(env, all_figures(plants, comparison, setup))
     if json:
         env.json({**comparison_out(comparison, plants, setup.objective, notes, without), **more})
         return

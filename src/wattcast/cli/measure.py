@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from wattcast.cli.environment import Environment
+from wattcast.cli.figures import Plot
 from wattcast.cli.measure_microbench import microbench, multimedia
 from wattcast.cli.options import AttentionName, Batch, DtypeName, PhaseName, Seq
 
@@ -59,7 +60,7 @@ def run(
     source: Source = "auto",
     device: Device = 0,
     json: Json = False,
-    plot: Annotated[Path | None, typer.Option(help="Save power over time (.png, .svg, .pdf).")] = None,
+    plot: Plot = None,
     save: Annotated[Path | None, typer.Option(help="Keep the samples (.npz) for `wattcast serve --replay`.")] = None,
 ) -> None:
     """Time, joules, mean and peak watts and clock of a command; its exit code passes through.
@@ -71,7 +72,7 @@ def run(
     from wattcast.measure.run import run_command
 
     env: Environment = ctx.obj
-    _check_files(plot, save)
+    _check_samples(save)
     options = {"batch": batch, "seq": seq, "phase": phase, "dtype": dtype, "attention": attention}
     predicted = _predicted(against, gpu, options) if against else {}  # before the run: a bad name costs nothing
     prepared = _prepared(model, counters, launches, gpu, command)
@@ -112,14 +113,10 @@ def _prepared(
     return lambda run: estimated(ready, run)
 
 
-def _check_files(plot: Path | None, save: Path | None) -> None:
-    """Bad file names cost nothing when they are found before the run."""
+def _check_samples(save: Path | None) -> None:
+    """A bad file name costs nothing when it is found before the run."""
     from wattcast.errors import bad_value
 
-    if plot is not None:
-        from wattcast.report.figure import check_path
-
-        check_path(plot)
     if save is not None and save.suffix != ".npz":
         raise bad_value("--save", "a name that ends in .npz", save.name)
 

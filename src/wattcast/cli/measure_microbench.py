@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from wattcast.cli.environment import Environment
+from wattcast.cli.figures import Drawn, Figures, Format, Plot, Which
 
 if TYPE_CHECKING:
     from wattcast.measure.microbench.run import Request
@@ -31,7 +32,10 @@ def microbench(
         str | None, typer.Option(help="Tables of results: a folder or file of rows, or a GPU whose results ship.")
     ] = None,
     gpu: Annotated[str, typer.Option(help="With --show FOLDER: the device it was measured on.")] = "h200",
-    figures: Annotated[Path | None, typer.Option(help="With --show: save figures into this folder.")] = None,
+    plot: Plot = None,
+    figure: Which = None,
+    figures: Figures = None,
+    format: Format = "png",
     write: Annotated[Path | None, typer.Option(help="With --show: save the tables as a page.")] = None,
     table: Annotated[
         Path | None, typer.Option(help="With --show: CSV of watts and counters, for `fit counters`.")
@@ -42,11 +46,16 @@ def microbench(
 
     Examples: wattcast measure microbench --out rows --repeats 2;  wattcast measure microbench --show rows
     """
+    drawn = Drawn(plot, figure, figures, format)
+    if drawn.any and (show is None or table is not None):
+        from wattcast.errors import bad_value
+
+        raise bad_value("--plot and --figures", "--show RESULTS, and no --table, beside them", "others")
     if show is not None:
         if table is not None:
             _table(ctx.obj, Path(show), table)
         else:
-            _show(ctx.obj, show, gpu, figures, write, json)
+            _show(ctx.obj, show, gpu, drawn, write, json)
         return
     from wattcast.measure.microbench import run
 
@@ -78,7 +87,7 @@ def _request(
     return Request(out, parse(budget, "s", "--budget"), names, repeats, before, listed, counters)
 
 
-def _show(env: Environment, show: str, gpu_name: str, figures: Path | None, write: Path | None, json: bool) -> None:
+def _show(env: Environment, show: str, gpu_name: str, drawn: Drawn, write: Path | None, json: bool) -> None:
     from wattcast.api import find_gpu
     from wattcast.explore.microbench import described, read_results, results_folder, results_of
     from wattcast.files import write_whole
@@ -87,15 +96,12 @@ def _show(env: Environment, show: str, gpu_name: str, figures: Path | None, writ
     folder = Path(show)
     gpu = find_gpu(gpu_name if folder.exists() else show)
     results = read_results(folder) if folder.exists() else results_of(gpu)
-    if figures is not None:
-        from wattcast.report.figure import save
+    if drawn.any:
         from wattcast.report.microbench_figures import all_figures
 
         where = folder if folder.exists() else results_folder(gpu)
         source = ", ".join(filter(None, [described(where) or gpu.title, f"{where.name}/microbench.jsonl"]))
-        for name, figure in all_figures(results, gpu, source).items():
-            save(figure, figures / f"{name}.png")
-            env.say(f"figure saved: {figures / f'{name}.png'}")
+        drawn.save(env, all_figures(results, gpu, source))
     if write is not None:
         write_whole(write, report.markdown(results, gpu).encode())
     if json:

@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 from wattcast.cli.environment import Environment
-from wattcast.cli.explore import Carbon, Json, Limit, Plot, Pue, Rent, Tariff
+from wattcast.cli.explore import Carbon, Json, Limit, Pue, Rent, Tariff
+from wattcast.cli.figures import Plot, save_one
 from wattcast.cli.options import AttentionName, DtypeName, StackName
 
 app = typer.Typer(help="How many GPUs serve a model; batch, clock, energy and cost per token.")
@@ -56,10 +57,8 @@ def plan(
     found = serving.plan(asked, names, prices, minimise, out.whole_numbers(tp, "tp"), power_limit)
     if plot is not None:
         from wattcast.report import choices
-        from wattcast.report.figure import save
 
-        save(choices.plans(asked, found), plot)
-        env.say(f"figure saved: {plot}")
+        save_one(env, choices.plans(asked, found), plot)
     if json:
         env.json(out.plans_out(asked, found, prices))
         return

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from wattcast.cli.environment import Environment
+from wattcast.cli.figures import Plot, save_one
 
 app = typer.Typer(help="Power by component from a simulator's metric trace, in the simulator's own files.")
 
@@ -54,9 +55,7 @@ def command(
     gzip: Annotated[bool | None, typer.Option("--gzip/--plain", help="Default: as the trace is.")] = None,
     parquet: Annotated[bool, typer.Option(help="Write every sample to samples.parquet.")] = True,
     figure: Annotated[bool, typer.Option(help="Draw components.png.")] = True,
-    plot: Annotated[
-        Path | None, typer.Option(help="Also save the figure here (.png, .svg, .pdf); components by sample.")
-    ] = None,
+    plot: Plot = None,
     save_config: Annotated[
         Path | None, typer.Option(help="Also write the architecture as .xml or .yaml, whichever is named.")
     ] = None,
@@ -76,9 +75,6 @@ def command(
 
     env: Environment = ctx.obj
     if plot is not None:
-        from wattcast.report.figure import check_path
-
-        check_path(plot)
         figure = True
     if save_config is not None:
         write_architecture(read_architecture(config), save_config)
@@ -121,11 +117,10 @@ def command(
     job, result = power_trace(request)
     if plot is not None and result.timeline is not None and result.duration_s:
         from wattcast.power.component.figure import stacked_area
-        from wattcast.report.figure import save
 
         title = f"{trace.name}: {show(result.energy_j / result.duration_s, 'W')} mean"
-        save(stacked_area(result.timeline, job.model.parts, title, energies.name if energies else "bottom-up"), plot)
-        env.say(f"figure saved: {plot}")
+        origin = energies.name if energies else "bottom-up"
+        save_one(env, stacked_area(result.timeline, job.model.parts, title, origin), plot)
     if json:
         env.json(summary(job, result))
     else:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from wattcast.cli.environment import Environment
+from wattcast.cli.figures import Plot, save_one
 from wattcast.cli.options import (
     AttentionName,
     Batch,
@@ -86,7 +87,7 @@ def predict(
     recompute: Recompute = False,
     image: Image = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    plot: Annotated[Path | None, typer.Option(help="Save a figure (.png, .svg, .pdf); one workload.")] = None,
+    plot: Plot = None,
     figure: Annotated[str, typer.Option(help="What --plot draws: breakdown|timeline|roofline|clocks.")] = "breakdown",
 ) -> None:
     """Predict each workload, in order, on one GPU.
@@ -136,14 +137,12 @@ def predict(
     ]
     if plot is not None:
         from wattcast.report.draw import draw
-        from wattcast.report.figure import save
         from wattcast.report.look import Settings, look
         from wattcast.workload.options import Options
 
         options = Options(**{key: ctx.params[key] for key in Options.__dataclass_fields__})
         settings = Settings(clock, power_limit, host_launch, temperature, data)
-        save(draw(figure, look(workloads[0], chip, options, settings, sized=False)), plot)
-        env.say(f"figure saved: {plot}")
+        save_one(env, draw(figure, look(workloads[0], chip, options, settings, sized=False)), plot)
     if json:
         from wattcast.report.plain import predictions_out
 

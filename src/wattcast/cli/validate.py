@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from wattcast.cli.environment import Environment
+from wattcast.cli.figures import Figures, Format, Plot, save_one
 
 app = typer.Typer(help="How accurate Wattcast is, on rows not used for fitting.")
 
@@ -28,10 +29,9 @@ def validate(
     ] = False,
     again: Annotated[bool, typer.Option("--again", help="With --ablations: even where results were kept.")] = False,
     write: Annotated[str, typer.Option("--write", help="Write the ledger as a page, such as docs/accuracy.md.")] = "",
-    figures: Annotated[Path | None, typer.Option("--figures", help="Save the figures into this folder.")] = None,
-    plot: Annotated[
-        str, typer.Option("--plot", help="Save predicted against measured, held out (.png, .svg, .pdf).")
-    ] = "",
+    figures: Figures = None,
+    format: Format = "png",
+    plot: Plot = None,
     quantity: Annotated[str, typer.Option("--quantity", help="What --plot draws: latency|power|clock.")] = "latency",
 ) -> None:
     """Held-out errors beside trivial floors, published numbers and goals."""
@@ -45,12 +45,10 @@ def validate(
     if figures is not None:
         from wattcast.report.validation import save_all
 
-        for path in save_all(figures):
+        for path in save_all(figures, ending=format):
             env.say(f"figure saved: {path}")
-    if plot:
-        from wattcast.report.figure import save
+    if plot is not None:
         from wattcast.report.heldout import held_out
 
-        save(held_out(quantity), Path(plot))
-        env.say(f"figure saved: {plot}")
+        save_one(env, held_out(quantity), plot)
     typer.echo(json.dumps({"rows": rows}, indent=1) if as_json else show(rows))

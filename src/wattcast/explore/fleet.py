@@ -229,7 +229,8 @@ def _solve(
     done = milp(cost, constraints=limits, bounds=bounds, integrality=integrality, options={"time_limit": LIMIT_S})
     if done.x is None:
         return None
-    return np.round(done.x[:size]), done.x[size : 2 * size]
+    given = np.round(done.x[:size])
+    return given, np.minimum(done.x[size : 2 * size], given)  # the solver's whole numbers are whole to 1e-6
 
 
 def _impossible(fleet: Fleet, columns: list[_Column], base_w: Array) -> WattcastError:

@@ -2,7 +2,8 @@
 
 The rows belong to others and stay outside the project (``reference.py``). ``workload`` names model, number format,
 batch, length and clock; ``energy`` is J and ``time`` ms per iteration. Models are built from our own templates
-(Hugging Face base models, eager attention, no head), since the artifact's operator lists leave copies and casts out.
+(Hugging Face base models, eager attention, no head; ``calibrate_operators.py``), since the artifact's operator lists
+leave copies and casts out.
 """
 
 from __future__ import annotations
@@ -13,12 +14,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from wattcast.errors import BadInput, clip
-from wattcast.workload import source
+from wattcast.fit.calibrate_operators import run_graph
 from wattcast.workload.graph import Graph
-from wattcast.workload.options import Options
 
 GPU = "a100-pcie-40gb"
 HEADER = ("workload", "energy", "time", "avg_freq", "temp")
@@ -172,7 +171,4 @@ def _row(line: dict[str, str], lists: set[str]) -> RunRow:
 
 @lru_cache(maxsize=256)
 def _graph(model: str, batch: int, seq: int | None, dtype: str) -> Graph:
-    given: dict[str, Any] = {"batch": batch, "dtype": dtype, "attention": "eager"}
-    if seq is not None:
-        given |= {"seq": seq, "head": "none"}
-    return source.load(model, Options(**given))
+    return run_graph(model, batch, seq, dtype)

@@ -94,7 +94,8 @@ def with_launch(bundle: Bundle, host_s: float) -> Bundle:
 
 
 def _latency(line: Timeline, host_s: float, gpu: Gpu, bundle: Bundle) -> float:
-    return float(governed(with_host(line, host_s), gpu, bundle)[0].latency_s)
+    launch = replace(bundle.launch, host_s_per_operator=host_s)
+    return float(governed(with_host(line, launch), gpu, bundle)[0].latency_s)
 
 
 def _best(table: Array, measured: Array, grid: Array) -> float:

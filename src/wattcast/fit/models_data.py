@@ -23,6 +23,7 @@ from wattcast.flow import Totals, analyse, at_clock
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.records import MODELS_FILE, ModelRow, Plain, database_folder, from_plain, read_lines, read_table
 from wattcast.timeline import Timeline
+from wattcast.timeline.phases import Launch
 from wattcast.workload.build import build
 from wattcast.workload.graph import Graph
 from wattcast.workload.options import Options
@@ -83,9 +84,9 @@ def timelines(cases: list[Case], gpu: Gpu, bundle: Bundle) -> list[Timeline]:
     return [analyse(case.graph, gpu, bundle) for case in cases]
 
 
-def with_host(timeline: Timeline, host_s: float) -> Timeline:
+def with_host(timeline: Timeline, launch: Launch) -> Timeline:
     """The timeline with another launch cost of the host; nothing else depends on it."""
-    return replace(timeline, host_s=np.full(timeline.host_s.shape, host_s))
+    return replace(timeline, host_s=launch.host_s([op.kind for op in timeline.kernels.ops]))
 
 
 def governed(timeline: Timeline, gpu: Gpu, bundle: Bundle) -> tuple[Totals, float]:

@@ -101,6 +101,7 @@ class _Correction(msgspec.Struct, forbid_unknown_fields=True):
 class _Launch(msgspec.Struct, forbid_unknown_fields=True):
     host_per_operator: str
     link_per_message: str
+    host_weights: dict[str, float] = {}
 
 
 class _Provenance(msgspec.Struct, forbid_unknown_fields=True):
@@ -190,6 +191,7 @@ def parse(data: bytes, where: str, arrays: bytes | None = None) -> Bundle:
         launch=Launch(
             units.parse(file.launch.host_per_operator, "s", f"{where}: launch.host_per_operator"),
             units.parse(file.launch.link_per_message, "s", f"{where}: launch.link_per_message"),
+            file.launch.host_weights,
         ),
         power=_power(file.power, where),
         clock_law=_law(file.effective_clock, where),
@@ -271,6 +273,7 @@ def to_plain(bundle: Bundle) -> dict[str, Any]:
         "launch": {
             "host_per_operator": f"{float(bundle.launch.host_s_per_operator)!r} s",
             "link_per_message": f"{bundle.launch.link_s_per_message!r} s",
+            **({"host_weights": dict(bundle.launch.host_weights)} if bundle.launch.host_weights else {}),
         },
         "corrections": {
             name: {

@@ -71,6 +71,7 @@ def _forecast(gpu: Gpu) -> Bundle:
         f"forecast: no measurement of the {gpu.name}; carried over from the {the.parent} by specification",
         f"energy per operation: {process.logic:g} times the {the.parent}'s for logic ({gpu.process}), "
         f"{_memory(gpu, the).factor:g} for {gpu.memory.kind}",
+        "host: times the mean operator's cost " + ", ".join(f"{w:g} {kind}" for kind, w in the.host_weights.items()),
         idle_note,
         voltage_note,
         *missing,
@@ -222,7 +223,8 @@ def _streaming(c: Correction, parent: Bundle, gpu: Gpu, chip: Gpu, the: Rule) ->
 
 def _launch(parent: Bundle, gpu: Gpu, the: Rule) -> Launch:
     told = the.host.get(gpu.architecture, the.host["default"])
-    return parent.launch if told == "parent" else replace(parent.launch, host_s_per_operator=units.parse(told, "s"))
+    host_s = parent.launch.host_s_per_operator if told == "parent" else units.parse(told, "s")
+    return replace(parent.launch, host_s_per_operator=host_s, host_weights=the.host_weights)
 
 
 def _law(parent: Bundle, gpu: Gpu) -> ClockLaw | None:

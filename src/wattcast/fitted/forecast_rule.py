@@ -96,6 +96,7 @@ class Rule(msgspec.Struct, forbid_unknown_fields=True):
     issue_free: float
     fixed_clock_share: float
     host: dict[str, str]
+    host_weights: dict[str, float]
     idle: Idle
     voltage: Voltage
     spread: dict[str, Spread]

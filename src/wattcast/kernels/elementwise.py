@@ -115,8 +115,8 @@ def _kind(op: Elementwise, rows: float, run: float) -> str:
         return "reduce"
     if op.function == "gather":
         return "gather" if rows > _FEW_ROWS else "gather.few"
-    if op.function == "cat":
-        return "cat"
+    if op.function == "cat":  # parts without holes are copied sixteen bytes at a time
+        return "vector" if op.layout is Layout.CONTIGUOUS else "cat"
     alike = rows <= 1 and (op.layout is not Layout.BROADCAST or op.read_byte >= 2 * op.n * op.dtype.byte)
     turned = op.layout is Layout.TRANSPOSED
     whole = op.layout is Layout.CONTIGUOUS or alike or (turned and rows <= run)

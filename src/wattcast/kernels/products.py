@@ -38,6 +38,7 @@ class _Sizes:
     left_byte: Array  # of all products; a filter that all images share counts once
     linear: npt.NDArray[np.bool_]  # the right operand is a weight
     bias_byte: Array
+    row: Array  # elements of a row of the left operand as it lies in memory: k, or m where it is turned
 
 
 def products(
@@ -88,8 +89,8 @@ def _shape(ops: Sequence[Operator], conditions: Sequence[Condition], s: _Sizes) 
         "linear": s.linear,
         "straight": np.array([c.layout == "nn" for c in conditions]) | (~s.linear & _is(ops, Conv2d)),
         "warm": np.array([c.rotated == "none" for c in conditions]),
-        "odd": (s.k % 2 != 0) | (s.n % 2 != 0),
-        "half": (s.k % 4 != 0) | (s.n % 4 != 0),
+        "odd": (s.row % 2 != 0) | (s.n % 2 != 0),
+        "half": (s.row % 4 != 0) | (s.n % 4 != 0),
         "bias": s.bias_byte > 0,
         "dtype": np.array([code_of(op.dtype) for op in ops]),
         "weight_width": s.weight_width,
@@ -98,7 +99,7 @@ def _shape(ops: Sequence[Operator], conditions: Sequence[Condition], s: _Sizes) 
 
 
 def _aligned(s: _Sizes) -> npt.NDArray[np.bool_]:
-    return np.asarray(((s.k * s.width) % FAST_BYTE == 0) & ((s.n * s.width) % FAST_BYTE == 0))
+    return np.asarray(((s.row * s.width) % FAST_BYTE == 0) & ((s.n * s.width) % FAST_BYTE == 0))
 
 
 def _classes(ops: Sequence[Operator], s: _Sizes) -> list[str]:
@@ -197,7 +198,9 @@ def is_point(op: Operator) -> bool:
 def _sizes(ops: Sequence[Operator]) -> _Sizes:
     rows = np.array([_row(op) for op in ops], dtype=np.float64)
     b, m, n, k, width, weight, out, shared, linear, bias = rows.T
-    return _Sizes(b, m, n, k, width, weight, out, np.where(shared > 0, 1.0, b) * m * k * width, linear > 0, bias)
+    left_byte = np.where(shared > 0, 1.0, b) * m * k * width
+    row = np.where([isinstance(op, Linear) and op.turned for op in ops], m, k)
+    return _Sizes(b, m, n, k, width, weight, out, left_byte, linear > 0, bias, row)
 
 
 def _row(op: Operator) -> tuple[float, ...]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from wattcast.manage.knobs import Role
 
 
-@dataclass(frozen=True, slots=True)
-class Beliefs:
+class Beliefs(NamedTuple):
     """Compute and bandwidth sensitivity, None where unknown, and how far they may be off."""
 
     compute: float | None

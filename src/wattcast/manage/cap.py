@@ -12,11 +12,12 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Mapping
-from operator import le
+from dataclasses import dataclass, field
+from operator import add, itemgetter, le
 
 from wattcast.manage.beliefs import Beliefs
 from wattcast.manage.knobs import Lattice, Role, Settings
-from wattcast.manage.ledger import Ledger, Seen
+from wattcast.manage.ledger import Lane, Ledger, LogLevels, Seen
 
 # Exponents of board power over a knob before anything was measured: what to reckon with going up, and what to
 # count on going down. HD 7970, Titan X and A100 tables lie between, but for the A100's top clocks.
@@ -26,38 +27,94 @@ GROWTH, FLOOR = 1.1, 0.02  # the next rise may be this much steeper than the ste
 CREDIT = 0.9  # of the flattest fall seen, for a knob that goes down to make room for another
 OVERSHOOT = 1.1  # going down, aim this much below the cap, in logs
 PARTS = 16
+ROUNDING = 1e-9
+FAR = 1e300  # more than any share, less than infinity
 
-LogLevels = tuple[tuple[float, ...], ...]  # [knob][level]
+
+@dataclass(frozen=True)
+class Tables:
+    """What is reckoned along, worked out once."""
+
+    lattice: Lattice
+    log_levels: LogLevels
+    gaps: tuple[tuple[tuple[float, ...], ...], ...]  # [knob][to][from], of log levels
+    _shares: dict[tuple[int, int, int], list[float]] = field(default_factory=dict)
+
+    def share_row(self, which: int, to: int, top: int) -> list[float]:
+        """By level of a knob, how far ``to`` lies between it and ``top``; infinite from levels above ``to``."""
+        found = self._shares.get((which, to, top))
+        if found is None:
+            levels = self.lattice.knobs[which].levels
+            below = [(levels[to] - low) / (levels[top] - low) for low in levels[:to]]
+            found = self._shares[which, to, top] = [*below, 0.0, *[math.inf] * (len(levels) - to - 1)]
+        return found
+
+
+def tables(lattice: Lattice) -> Tables:
+    """The tables of a lattice."""
+    logs = tuple(tuple(math.log(v) for v in knob.levels) for knob in lattice.knobs)
+    return Tables(lattice, logs, tuple(tuple(tuple(to - x for x in row) for to in row) for row in logs))
 
 
 class Reckoned:
-    """Power reckoned with at settings that were not run yet. What it takes is worked out once, when first needed."""
+    """Power reckoned with at settings that were not run yet, from every setting that was.
 
-    def __init__(self, lattice: Lattice, log_levels: LogLevels, ledger: Ledger, cap_w: float) -> None:
-        self._lattice, self._ledger = lattice, ledger
-        self._seen, self._log_levels, self._log_cap = ledger.seen, log_levels, math.log(cap_w)
+    A *column* has an entry for every run setting, in the ledger's order: what one level of one knob adds to it. Each
+    is worked out once, when first needed; a setting is judged by adding one column per knob.
+    """
+
+    __slots__ = (
+        "_columns", "_exponents", "_lanes", "_levels", "_limits", "_log_cap", "_log_powers", "_seen", "_shares",
+        "_tables", "_top", "_unknown", "_watts",
+    )  # fmt: skip
+
+    def __init__(self, tables: Tables, ledger: Ledger, log_cap: float) -> None:
+        self._tables, self._lanes, self._seen, self._log_cap = tables, ledger.lanes, ledger.seen, log_cap
+        self._log_powers: list[float] = []
+        self._levels: list[Settings] = []  # by knob, columns
         self._exponents: list[tuple[float, float]] = []  # by knob: going up, going down
-        self._rows: dict[tuple[int, int], list[float]] = {}
+        self._columns: dict[tuple[int, int], list[float]] = {}  # by knob and level: change of log power
         self._unknown = False  # whether some knob was never changed alone
+        self._top: Settings = ()  # the setting of the most power
+        self._watts: list[tuple[float, float]] = []  # power, and what is missing to the most
+        self._limits: list[float] = []  # of shares, beyond which the cap is surely broken
+        self._shares: dict[tuple[int, int], list[float]] = {}  # by knob and level: how far it lies towards the top
 
     def permits(self, to: Settings) -> bool:
         """Whether a setting keeps to the cap: it was run and did, or is reckoned to from any run there was."""
         known = self._seen.get(to)
         if known is not None:
             return known.log_power <= self._log_cap
-        rows = [self._row(which, level) for which, level in enumerate(to)]
-        for at, seen in self._seen.items():
-            reckoned = seen.log_power
-            for row, level in zip(rows, at):  # noqa: B905  (as long as each other, and hot)
-                reckoned += row[level]
-            if reckoned <= self._log_cap:
-                return True
-        return self._unknown and self._keeps_in_watts(to)
+        columns, reckoned = self._columns, iter(self._log_powers or self._prepare())
+        for key in enumerate(to):
+            reckoned = map(add, reckoned, columns.get(key) or self._column(key))
+        return min(reckoned) <= self._log_cap or (self._unknown and self._keeps_in_watts(to))
 
     def highest(self, at: Settings, which: int) -> int:
         """The highest level of one knob that is reckoned to keep to the cap, from a setting that was run."""
-        logs, (up, _) = self._log_levels[which], self._known()[which]
+        if not self._exponents:
+            self._prepare()
+        logs, (up, _) = self._tables.log_levels[which], self._exponents[which]
         return bisect_right(logs, logs[at[which]] + (self._log_cap - self._seen[at].log_power) / up) - 1
+
+    def _prepare(self) -> list[float]:
+        self._levels = list(zip(*self._seen, strict=True))
+        self._exponents = [self._exponent(i, lane) for i, lane in enumerate(self._lanes)]
+        self._log_powers = list(map(itemgetter(2), self._seen.values()))
+        return self._log_powers
+
+    def _exponent(self, which: int, lane: Lane) -> tuple[float, float]:
+        if lane.slopes:
+            return GROWTH * max(lane.steepest, 0.0) + FLOOR, CREDIT * max(lane.flattest, 0.0)
+        self._unknown = True
+        return UP[self._tables.lattice.knobs[which].role], 0.0
+
+    def _column(self, key: tuple[int, int]) -> list[float]:
+        """Change of log power on the way from the level of each run setting to this one."""
+        which, to = key
+        gaps, (up, down) = self._tables.gaps[which][to], self._exponents[which]
+        found = self._columns[key] = [(up if level < to else down) * gaps[level] for level in self._levels[which]]
+        return found
 
     def _keeps_in_watts(self, to: Settings) -> bool:
         """The same from the best run below, where several knobs rose at once and no exponent is known yet.
@@ -66,61 +123,41 @@ class Reckoned:
         proportion, clocks with V² f). So between two runs, one above the other in every knob, no knob adds more
         watts per level than if all the difference were its own and even.
         """
-        top = max(self._seen, key=lambda s: self._seen[s].log_power)
-        high_w = math.exp(self._seen[top].log_power)
-        for at, seen in self._seen.items():
-            if all(map(le, at, to)) and all(map(le, to, top)):
-                low_w = math.exp(seen.log_power)
-                share = sum(self._share(which, *levels) for which, levels in enumerate(zip(at, to, top, strict=True)))
-                if math.log(low_w + share * (high_w - low_w)) <= self._log_cap:
-                    return True
-        return False
+        if not self._limits:
+            self._prepare_watts()
+        if not all(map(le, to, self._top)):
+            return False
+        shares, added = self._shares, [0.0] * len(self._limits)
+        for key in enumerate(to):
+            added = list(map(add, added, shares.get(key) or self._share(key)))
+        if not any(map(le, added, self._limits)):
+            return False
+        each = zip(self._watts, added, strict=True)
+        return any(math.log(w + share * more) <= self._log_cap for (w, more), share in each if share < math.inf)
 
-    def _share(self, which: int, low: int, to: int, high: int) -> float:
-        """How far a level lies between two others."""
-        levels = self._lattice.knobs[which].levels
-        return 0.0 if to == low else (levels[to] - levels[low]) / (levels[high] - levels[low])
+    def _prepare_watts(self) -> None:
+        highest = max(self._log_powers)
+        self._top = list(self._seen)[self._log_powers.index(highest)]
+        most_w, cap_w = math.exp(highest), math.exp(self._log_cap) * (1.0 + ROUNDING)
+        watts = list(map(math.exp, self._log_powers))
+        self._watts = [(w, most_w - w) for w in watts]
+        at_most = FAR if most_w <= cap_w else -1.0
+        self._limits = [(cap_w - w) / (most_w - w) if w < most_w else at_most for w in watts]
 
-    def _row(self, which: int, to: int) -> list[float]:
-        """Change of log power on the way from each level of a knob to this one."""
-        found = self._rows.get((which, to))
-        if found is None:
-            logs, (up, down) = self._log_levels[which], self._known()[which]
-            end = logs[to]
-            found = self._rows[which, to] = [(up if end > log else down) * (end - log) for log in logs]
+    def _share(self, key: tuple[int, int]) -> list[float]:
+        """How far a level lies from that of each run setting towards the top's; infinite where it is below."""
+        which, to = key
+        row = self._tables.share_row(which, to, self._top[which])
+        found = self._shares[key] = list(map(row.__getitem__, self._levels[which]))
         return found
-
-    def _known(self) -> list[tuple[float, float]]:
-        if not self._exponents:
-            self._exponents = [self._exponent(i) for i in range(len(self._log_levels))]
-        return self._exponents
-
-    def _exponent(self, which: int) -> tuple[float, float]:
-        slopes = _slopes(self._log_levels[which], self._ledger, which)
-        if slopes:
-            return GROWTH * max(*slopes, 0.0) + FLOOR, CREDIT * max(min(slopes), 0.0)
-        self._unknown = True
-        return UP[self._lattice.knobs[which].role], 0.0
-
-
-def _slopes(logs: tuple[float, ...], ledger: Ledger, which: int) -> list[float]:
-    """Exponents of power over one knob, between neighbours that differ in it alone."""
-    found: list[float] = []
-    for others, levels in ledger.lanes[which].pairs.items():
-        ahead, behind = others[:which], others[which:]
-        powers = [ledger.seen[(*ahead, level, *behind)].log_power for level in levels]
-        found += [
-            (powers[i] - powers[i - 1]) / (logs[levels[i]] - logs[levels[i - 1]]) for i in range(1, len(levels))
-        ]
-    return found
 
 
 def descend(
-    lattice: Lattice, seen: Mapping[Settings, Seen], beliefs: Beliefs | None, cap_w: float
+    lattice: Lattice, seen: Mapping[Settings, Seen], beliefs: Beliefs | None, log_cap: float
 ) -> Settings | None:
     """The next try when every setting so far broke the cap; None when one keeps to it or nothing is left."""
     at = min(seen, key=lambda s: seen[s].log_power)
-    missing = seen[at].log_power - math.log(cap_w)
+    missing = seen[at].log_power - log_cap
     if missing <= 0 or at == lattice.bottom:
         return None
     weights = _weights(lattice, beliefs)

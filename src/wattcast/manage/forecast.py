@@ -157,7 +157,7 @@ def workload_of(name: str, folder: Path | None) -> tuple[str | Path, dict[str, o
 def choices(
     tables: Tables, found: Mapping[str, Forecast], objective: Objective, worth: float | None = None
 ) -> dict[str, Settings]:
-    """The settings each forecast picks, the path to DRAM being unknown (:mod:`wattcast.manage.foresight`)."""
+    """The settings each forecast picks, with what the predictor does not know (:mod:`wattcast.manage.foresight`)."""
     which = tables.lattice.index(Role.CORE_CLOCK)
     assert which is not None
     default, levels = tables.default, np.asarray(tables.lattice.knobs[which].levels)

@@ -77,6 +77,9 @@ class Harmonia:
         return Problem(self.lattice, self.default, self.first or self.default, self.objective, self.tuning, free)
 
     def start(self) -> State:
+        """The first state. Tables that decisions look things up in are worked out here, not in the first decision."""
+        self.problem.prepare()
+        _ = self._targets
         return State({}, {})
 
     def settings(self, state: State, kernel: str) -> Settings:
@@ -94,7 +97,8 @@ class Harmonia:
             memory = self._unusable(memory)
             return State({**state.kernels, kernel: memory}, state.shelf), memory.at
         state, memory = self._phase(state, memory, observation)
-        ledger = memory.ledger.record(observation, self._effective(memory.ledger, observation))
+        effective = self._effective(memory.ledger, observation)
+        ledger = memory.ledger.record(observation, effective, self.problem.reckoned_along)
         memory = self._decide(memory, ledger, observation.settings)
         return State({**state.kernels, kernel: memory}, state.shelf), memory.at
 
@@ -153,8 +157,16 @@ class Harmonia:
             return memory._replace(odd=memory.odd + 1)
         return Memory(at=self.problem.start, last=memory.last)  # what was learned belongs to a phase that is over
 
+    @cached_property
+    def _targets(self) -> dict[Bins, Settings | None]:
+        return {(compute, bandwidth): self._coarse((compute, bandwidth)) for compute in Bin for bandwidth in Bin}
+
     def _target(self, bins: Bins) -> Settings | None:
-        """Where the coarse step leads: no knob above its default, none that may not be turned."""
+        """Where the coarse step leads, from a table of all nine."""
+        return self._targets[bins]
+
+    def _coarse(self, bins: Bins) -> Settings | None:
+        """No knob above its default, none that may not be turned."""
         wanted = self.tuning.coarse_target(self.lattice, *bins)
         kept = tuple(
             min(t, d) if free else d for t, d, free in zip(wanted, self.default, self.problem.free, strict=True)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 from itertools import pairwise, product
+from typing import NamedTuple
 
 import numpy as np
 
@@ -52,6 +53,13 @@ class Knob:
     def show(self, level: int) -> str:
         """A level for people."""
         return units.show(self.levels[level], self.unit)
+
+
+class Line(NamedTuple):
+    """The settings that differ from one in a single knob."""
+
+    others: Settings  # levels of all other knobs
+    along: tuple[Settings, ...]  # by level of the knob
 
 
 @dataclass(frozen=True)
@@ -97,6 +105,21 @@ class Lattice:
     def unflat(self, index: int) -> Settings:
         """The setting at a position of flat tables."""
         return tuple(int(level) for level in np.unravel_index(index, self.shape))
+
+    @cached_property
+    def _lines(self) -> dict[Settings, tuple[Line, ...]]:
+        return {}
+
+    def lines(self, at: Settings) -> tuple[Line, ...]:
+        """The lines through a setting, by knob; made when a setting is first asked for, and kept."""
+        found = self._lines.get(at)
+        if found is None:
+            found = self._lines[at] = tuple(self._line(at, which) for which in range(len(at)))
+        return found
+
+    def _line(self, at: Settings, which: int) -> Line:
+        ahead, behind = at[:which], at[which + 1 :]
+        return Line(ahead + behind, tuple((*ahead, level, *behind) for level in range(self.shape[which])))
 
     def inside(self, at: Settings) -> bool:
         return len(at) == len(self.shape) and all(0 <= level < n for level, n in zip(at, self.shape, strict=True))

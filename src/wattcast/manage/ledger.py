@@ -18,6 +18,8 @@ from wattcast.manage.observation import Observation
 
 NOTHING: Mapping[Settings, Seen] = MappingProxyType({})
 Levels = tuple[int, ...]  # of one knob, ascending
+NO_SLOPES: Mapping[Settings, tuple[float, float]] = MappingProxyType({})
+LogLevels = tuple[tuple[float, ...], ...]  # [knob][level]
 NOWHERE: Mapping[Settings, Settings] = MappingProxyType({})
 
 
@@ -30,18 +32,16 @@ class Seen(NamedTuple):
 
 
 class Lane(NamedTuple):
-    """What was tried along one knob: levels by the settings of all other knobs, and those of two levels or more."""
+    """What was tried along one knob, by the settings of all other knobs.
+
+    Under a cap also how fast power rises between neighbours, in logs: on each line at most and at least, and on all.
+    """
 
     levels: Mapping[Settings, Levels]
-    pairs: Mapping[Settings, Levels]
-
-    def tried(self, others: Settings, level: int) -> Lane:
-        """The lane with one more setting."""
-        known = self.levels.get(others)
-        if known is None:
-            return Lane({**self.levels, others: (level,)}, self.pairs)
-        more = tuple(sorted((*known, level)))
-        return Lane({**self.levels, others: more}, {**self.pairs, others: more})
+    pairs: Mapping[Settings, Levels]  # of two levels or more
+    slopes: Mapping[Settings, tuple[float, float]] = NO_SLOPES  # of pairs
+    steepest: float = -math.inf
+    flattest: float = math.inf
 
 
 class Ledger(NamedTuple):
@@ -55,11 +55,13 @@ class Ledger(NamedTuple):
     lanes: tuple[Lane, ...] = ()  # by knob
     held: Mapping[Settings, Settings] = NOWHERE  # setting -> what the card made of it
 
-    def record(self, observation: Observation, effective: Settings | None = None) -> Ledger:
+    def record(
+        self, observation: Observation, effective: Settings | None = None, log_levels: LogLevels | None = None
+    ) -> Ledger:
         """The ledger with one more run.
 
         ``effective`` are the settings the card really ran at where a governor held it below those asked for:
-        both are one state, and share what is known of it.
+        both are one state, and share what is known of it. With ``log_levels`` the lanes know how power rises.
         """
         log_time = log_time_of(observation)
         log_power = math.log(observation.power_w)
@@ -77,7 +79,7 @@ class Ledger(NamedTuple):
             off_time, off_power = log_time - old.log_time, log_power - old.log_power
             new = Seen(n, old.log_time + off_time / n, old.log_power + off_power / n)
             share = (n - 1) / n  # Welford's update of the sum of squares
-        seen, lanes = {**self.seen, at: new}, self.lanes
+        seen, lanes, changed = {**self.seen, at: new}, self.lanes, [at]
         if at not in self.seen:
             lanes = _with(lanes, at)
         if held:
@@ -85,6 +87,10 @@ class Ledger(NamedTuple):
             for asked in same:
                 lanes = lanes if asked in seen else _with(lanes, asked)
             seen.update(dict.fromkeys(same, new))
+            changed = [at, *same]
+        if log_levels is not None and (old is None or held or new.log_power != old.log_power):
+            for one in changed:
+                lanes = _rising(lanes, seen, one, log_levels)
         return Ledger(
             seen,
             self.runs + 1,
@@ -123,8 +129,49 @@ class Ledger(NamedTuple):
 
 def _with(lanes: tuple[Lane, ...], at: Settings) -> tuple[Lane, ...]:
     """The lanes with one more setting."""
-    known = lanes or (Lane({}, {}),) * len(at)
-    return tuple([lane.tried(at[:i] + at[i + 1 :], at[i]) for i, lane in enumerate(known)])
+    found = []
+    for i, (levels, pairs, slopes, steepest, flattest) in enumerate(lanes or (Lane({}, {}),) * len(at)):
+        others, level = at[:i] + at[i + 1 :], at[i]
+        known = levels.get(others)
+        if known is None:
+            found.append(Lane({**levels, others: (level,)}, pairs, slopes, steepest, flattest))
+        else:
+            more = tuple(sorted((*known, level)))
+            found.append(Lane({**levels, others: more}, {**pairs, others: more}, slopes, steepest, flattest))
+    return tuple(found)
+
+
+def _rising(
+    lanes: tuple[Lane, ...], seen: Mapping[Settings, Seen], at: Settings, log_levels: LogLevels
+) -> tuple[Lane, ...]:
+    """The lanes with the exponents of power on the lines through a setting, whose power is new."""
+    found = []
+    for i, lane in enumerate(lanes):
+        ahead, behind = at[:i], at[i + 1 :]
+        others = ahead + behind
+        levels = lane.pairs.get(others)
+        if levels is not None:
+            slopes, logs = [], log_levels[i]
+            low, p = levels[0], seen[(*ahead, levels[0], *behind)].log_power
+            for high in levels[1:]:
+                q = seen[(*ahead, high, *behind)].log_power
+                slopes.append((q - p) / (logs[high] - logs[low]))
+                low, p = high, q
+            lane = _with_slopes(lane, others, (max(slopes), min(slopes)))
+        found.append(lane)
+    return tuple(found)
+
+
+def _with_slopes(lane: Lane, others: Settings, new: tuple[float, float]) -> Lane:
+    """The lane with the slopes of one line; all are looked through only where it may have lost an extreme."""
+    old = lane.slopes.get(others)
+    if old == new:
+        return lane
+    slopes = {**lane.slopes, others: new}
+    if old is None or (new[0] >= old[0] and new[1] <= old[1]):
+        return Lane(lane.levels, lane.pairs, slopes, max(lane.steepest, new[0]), min(lane.flattest, new[1]))
+    steep, flat = zip(*slopes.values(), strict=True)
+    return Lane(lane.levels, lane.pairs, slopes, max(steep), min(flat))
 
 
 def log_time_of(observation: Observation) -> float:

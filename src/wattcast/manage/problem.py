@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import cached_property
 
 from wattcast.manage import cap
 from wattcast.manage.knobs import Lattice, Role, Settings
-from wattcast.manage.ledger import Ledger
+from wattcast.manage.ledger import Ledger, LogLevels
 from wattcast.manage.objective import Objective
 from wattcast.manage.tuning import Tuning
 
 Levels = tuple[tuple[int, ...], ...]  # [knob][level]
+
+
+# Largest log change of board power per log change of a knob worth reckoning with: V² f on the share of
+# board power that is switched.
+POWER_ELASTICITY = {Role.COMPUTE_UNITS: 0.5, Role.CORE_CLOCK: 1.3, Role.MEMORY_CLOCK: 0.3}
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,12 @@ class Problem:
     tuning: Tuning
     free: tuple[bool, ...]  # knobs the search may turn
 
+    def prepare(self) -> None:
+        """Work all tables out now."""
+        for name, value in vars(type(self)).items():
+            if isinstance(value, cached_property):
+                getattr(self, name)
+
     @cached_property
     def turns(self) -> tuple[int, ...]:
         """Knobs the search may turn."""
@@ -36,8 +46,29 @@ class Problem:
         return tuple(knob.role for knob in self.lattice.knobs)
 
     @cached_property
-    def log_levels(self) -> tuple[tuple[float, ...], ...]:
-        return tuple(tuple(math.log(v) for v in knob.levels) for knob in self.lattice.knobs)
+    def elastic(self) -> tuple[float, ...]:
+        """Largest power elasticity of each knob."""
+        return tuple(POWER_ELASTICITY[role] for role in self.roles)
+
+    @cached_property
+    def time_weight(self) -> float:
+        return self.objective.time_weight
+
+    @cached_property
+    def safe(self) -> tuple[tuple[int, ...], ...]:
+        """The lowest level of each knob that no risk is run with, from each of its levels."""
+        most, levels = self.tuning.risky_ratio, [knob.levels for knob in self.lattice.knobs]
+        return tuple(
+            tuple(next(i for i, low in enumerate(row) if high / low <= most) for high in row) for row in levels
+        )
+
+    @cached_property
+    def tables(self) -> cap.Tables:
+        return cap.tables(self.lattice)
+
+    @cached_property
+    def log_levels(self) -> LogLevels:
+        return self.tables.log_levels
 
     @cached_property
     def stride_down(self) -> Levels:
@@ -91,7 +122,11 @@ class Problem:
         ratio = self.log_levels[which][here] - self.log_levels[which][to]
         return (*start[:which], to, *start[which + 1 :]), ratio
 
+    @cached_property
+    def reckoned_along(self) -> LogLevels | None:
+        """Log levels along which the ledger keeps how power rises: under a cap."""
+        return None if self.objective.cap_w is None else self.log_levels
+
     def reckoned(self, ledger: Ledger) -> cap.Reckoned | None:
         """Power reckoned with under a cap; None where there is none."""
-        cap_w = self.objective.cap_w
-        return None if cap_w is None else cap.Reckoned(self.lattice, self.log_levels, ledger, cap_w)
+        return None if self.objective.cap_w is None else cap.Reckoned(self.tables, ledger, self.objective.log_cap)

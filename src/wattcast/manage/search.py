@@ -33,17 +33,15 @@ def next_move(problem: Problem, ledger: Ledger, beliefs: Beliefs | None, target:
     seen = ledger.seen
     if not seen:
         return Move(problem.start, False, "start")
-    reckoned = problem.reckoned(ledger)
-    if problem.default not in seen and (reckoned is None or reckoned.permits(problem.default)):
+    view = View(problem, ledger, beliefs, problem.reckoned(ledger))
+    if problem.default not in seen and view.permits(problem.default):
         return Move(problem.default, False, "default")
-    cap_w = problem.objective.cap_w
-    if cap_w is not None:
-        lower = cap.descend(problem.lattice, seen, beliefs, cap_w)
+    if view.over_cap:
+        lower = cap.descend(problem.lattice, seen, beliefs, problem.objective.log_cap)
         if lower is not None:
             return Move(lower, False, "cap")
-    if target is not None and target not in seen and (reckoned is None or reckoned.permits(target)):
+    if target is not None and target not in seen and view.permits(target):
         return Move(target, False, "coarse")
-    view = View(problem, ledger, beliefs, reckoned)
     return _probe(view) or verified(view)
 
 

@@ -8,16 +8,14 @@ try, not what it will bring.
 
 from __future__ import annotations
 
+from operator import sub
 from typing import NamedTuple
 
-from wattcast.manage.knobs import Role, Settings
+from wattcast.manage.knobs import Settings
 from wattcast.manage.objective import WALL
 from wattcast.manage.sensitivity import LOW_EDGE
 from wattcast.manage.view import IDLE_KNOB, View, moved
 
-# Largest log change of board power per log change of a knob worth reckoning with: V² f on the share of
-# board power that is switched.
-POWER_ELASTICITY = {Role.COMPUTE_UNITS: 0.5, Role.CORE_CLOCK: 1.3, Role.MEMORY_CLOCK: 0.3}
 LEAST_ELASTICITY = 0.05
 MOST_TRADED = 3  # levels one knob may go down for one level of another
 
@@ -39,9 +37,10 @@ def steps(view: View) -> tuple[list[Step], list[tuple[int, int]]]:
         below, above = view.line(which)
         if below is None or above is None:
             _outwards(view, which, below, above, wide, small)
-        inner = _between(view, which, below, above)
-        if inner is not None and moved(view.best, which, inner.to) not in view.seen:
-            wide.append(inner)
+        if below is not None or above is not None:
+            inner = _between(view, which, below, above)
+            if inner is not None and view.lines[which].along[inner.to] not in view.seen:
+                wide.append(inner)
     return wide, small
 
 
@@ -50,17 +49,23 @@ def fine(view: View, found: list[Step]) -> Settings | None:
     best, capped = view.best, view.problem.objective.cap_w is not None
     least = -view.problem.tuning.worth
     worth = [step for step in found if step.promise < least]
-    if capped:
-        worth = [step for step in worth if view.permits(moved(best, step.which, step.to))]
+    worth.sort()
     if len(worth) > 1:
-        down = {step.which: step.to for step in worth if step.outer and step.to < best[step.which]}
-        joint = tuple(down.get(i, level) for i, level in enumerate(best))
+        down = {s.which: s.to for s in worth if s.outer and s.to < best[s.which] and _keeps(view, s)}
+        joint = tuple([down.get(i, level) for i, level in enumerate(best)])
         if len(down) > 1 and joint not in view.seen:
             return joint
-    if worth:
-        step = min(worth)
-        return moved(best, step.which, step.to)
+    for step in worth:
+        if _keeps(view, step):
+            return view.lines[step.which].along[step.to]
     return trade(view) if capped else None
+
+
+def _keeps(view: View, step: Step) -> bool:
+    """Whether a step keeps to the cap: downwards from a setting that does, always."""
+    if step.to < view.best[step.which] and not view.over_cap:
+        return True
+    return view.permits(view.lines[step.which].along[step.to])
 
 
 def polish(view: View, found: list[tuple[int, int]]) -> Settings | None:
@@ -68,7 +73,7 @@ def polish(view: View, found: list[tuple[int, int]]) -> Settings | None:
     best, most = view.best, view.problem.tuning.polish
     for which, to in found:
         if outlook(view, which, to) < most and (to > best[which] or allowed(view, which, to)):
-            settings = moved(best, which, to)
+            settings = view.lines[which].along[to]
             if view.permits(settings):
                 return settings
     return None
@@ -80,42 +85,51 @@ def trade(view: View) -> Settings | None:
     A knob whose fall was never measured is lowered alone first: its power is what the room is reckoned from.
     """
     best, seen, turns, least = view.best, view.seen, view.problem.turns, -view.problem.tuning.worth
-    rises = [(up, outlook(view, up, best[up] + 1)) for up in turns if best[up] < view.tops[up]]
+    rises = sorted([(outlook(view, up, best[up] + 1), up) for up in turns if best[up] < view.tops[up]])
+    if not rises:
+        return None
     offers: list[tuple[float, Settings]] = []
     for down in turns:
         here, logs = best[down], view.problem.log_levels[down]
         if here == 0:
             continue
-        known, step = view.line(down)[0] is not None, logs[here] - logs[here - 1]
-        slope = outlook(view, down, here - 1) / step
-        for to in range(here - 1, max(here - MOST_TRADED, 0) - 1, -1):
-            fall, lower = slope * (logs[here] - logs[to]), moved(best, down, to)
-            for up, rise in rises:
-                if up != down and rise + fall < least and (traded := moved(lower, up, best[up] + 1)) not in seen:
-                    offers.append((rise + fall, traded if known else moved(best, down, here - 1)))
+        known, along = view.line(down)[0] is not None, view.lines[down].along
+        slope = outlook(view, down, here - 1) / (logs[here] - logs[here - 1])
+        lowest = max(here - MOST_TRADED, 0)
+        if rises[0][0] + slope * (logs[here] - logs[lowest if slope < 0.0 else here - 1]) >= least:
+            continue  # not even the best rise for the best fall
+        for to in range(here - 1, lowest - 1, -1):
+            fall = slope * (logs[here] - logs[to])
+            for rise, up in rises:
+                if rise + fall >= least:
+                    break
+                if up != down and (traded := moved(along[to], up, best[up] + 1)) not in seen:
+                    offers.append((rise + fall, traded if known else along[here - 1]))
     wanted = (to for _, to in sorted(offers) if to not in seen)
     return next((to for to in wanted if view.permits(to)), None)
 
 
 def outlook(view: View, which: int, to: int) -> float:
     """The best change of score that moving a knob from the best setting to a level could bring."""
-    problem, here = view.problem, view.best[which]
-    logs = problem.log_levels[which]
-    s, e = _measured(view, which, to, logs)
-    if -IDLE_KNOB < s < IDLE_KNOB and -IDLE_KNOB < e < IDLE_KNOB:  # nothing known, or not what held the card
-        role = problem.roles[which]
-        low, high = view.beliefs.bounds(role, problem.has_units)
-        s, e = (low, POWER_ELASTICITY[role]) if to < here else (high, LEAST_ELASTICITY)
-    return (problem.objective.time_weight * s - e) * (logs[here] - logs[to])
+    found = view.outlooks.get((which, to))
+    if found is None:
+        problem, here = view.problem, view.best[which]
+        logs = problem.log_levels[which]
+        s, e = _measured(view, which, to, logs)
+        if -IDLE_KNOB < s < IDLE_KNOB and -IDLE_KNOB < e < IDLE_KNOB:  # nothing known, or not what held the card
+            low, high = view.bounds(which)
+            s, e = (low, problem.elastic[which]) if to < here else (high, LEAST_ELASTICITY)
+        found = view.outlooks[which, to] = (problem.time_weight * s - e) * (logs[here] - logs[to])
+    return found
 
 
 def allowed(view: View, which: int, to: int) -> bool:
     """Whether lowering a knob this far may be tried: not where it could cost more than it can save."""
-    problem, tuning = view.problem, view.problem.tuning
-    levels = problem.lattice.knobs[which].levels
-    ratio = levels[view.best[which]] / levels[to]
-    if ratio <= tuning.risky_ratio:
+    problem, here = view.problem, view.best[which]
+    if to >= problem.safe[which][here]:
         return True
+    levels, tuning = problem.lattice.knobs[which].levels, problem.tuning
+    ratio = levels[here] / levels[to]
     belief = view.beliefs.of(problem.roles[which])
     if belief is None or belief < LOW_EDGE:
         return belief is not None
@@ -128,15 +142,24 @@ def _measured(view: View, which: int, to: int, logs: tuple[float, ...]) -> tuple
 
     Like it is the same step beside it, else the step before it on the same line.
     """
-    best, here = view.best, view.best[which]
+    here, mine, seen = view.best[which], view.lines[which].others, view.seen
     low, high = (to, here) if to < here else (here, to)
-    others = None
-    for rest, levels in view.lanes[which].pairs.items():
-        if low in levels and high in levels:
-            mine = best[:which] + best[which + 1 :]
-            if others is None or _apart(rest, mine) < _apart(others, mine):
-                others = rest
+    others, nearest = None, 0
+    pairs = view.lanes[which].pairs
+    own = pairs.get(mine)
+    if own is not None and to in own:
+        others = mine
+    else:
+        for rest, levels in pairs.items():
+            if low in levels and high in levels:
+                apart = sum(map(abs, map(sub, rest, mine)))
+                if others is None or apart < nearest:
+                    others, nearest = rest, apart
+                    if apart == 1:
+                        break
     if others is None:
+        if own is None:
+            return 0.0, 0.0
         below, above = view.line(which)
         if to < here:
             low, high = here, -1 if above is None else above
@@ -144,15 +167,12 @@ def _measured(view: View, which: int, to: int, logs: tuple[float, ...]) -> tuple
             low, high = -1 if below is None else below, here
         if low < 0 or high < 0:
             return 0.0, 0.0
-        others = best[:which] + best[which + 1 :]
+        others = mine
     ahead, behind = others[:which], others[which:]
-    a, b = view.seen[(*ahead, low, *behind)], view.seen[(*ahead, high, *behind)]
+    _, low_time, low_power = seen[(*ahead, low, *behind)]
+    _, high_time, high_power = seen[(*ahead, high, *behind)]
     ratio = logs[high] - logs[low]
-    return (a.log_time - b.log_time) / ratio, (b.log_power - a.log_power) / ratio
-
-
-def _apart(a: Settings, b: Settings) -> int:
-    return sum(abs(x - y) for x, y in zip(a, b, strict=True))
+    return (low_time - high_time) / ratio, (high_power - low_power) / ratio
 
 
 def _outwards(
@@ -201,8 +221,8 @@ def _vertex(view: View, which: int, below: int, above: int) -> Step | None:
     logs = problem.log_levels[which]
     x0, x1 = logs[below] - logs[here], logs[above] - logs[here]
     floor = view.score[view.best]
-    y0 = (view.score[moved(view.best, which, below)] - floor) / x0
-    y1 = (view.score[moved(view.best, which, above)] - floor) / x1
+    y0 = (view.score[view.lines[which].along[below]] - floor) / x0
+    y1 = (view.score[view.lines[which].along[above]] - floor) / x1
     curvature = (y0 - y1) / (x0 - x1)
     if curvature <= 0:
         return None
@@ -215,4 +235,4 @@ def _vertex(view: View, which: int, below: int, above: int) -> Step | None:
 
 
 def _wall(view: View, which: int, level: int) -> bool:
-    return view.score[moved(view.best, which, level)] - view.score[view.best] > 0.5 * WALL
+    return view.score[view.lines[which].along[level]] - view.score[view.best] > 0.5 * WALL

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from functools import cached_property
 
 from wattcast.manage.beliefs import Beliefs
 from wattcast.manage.cap import Reckoned
@@ -28,22 +27,29 @@ class View:
         self.lanes, self.held = ledger.lanes, ledger.held
         objective, tuning = problem.objective, problem.tuning
         self._close: list[Settings] | None = None
-        self._near: dict[int, tuple[int | None, int | None]] = {}
-        self.sigma = ledger.sigma(objective.time_weight, tuning.prior_sigma)
-        self.time_sigma = ledger.time_sigma(tuning.prior_sigma / objective.time_weight)
+        self._default: Settings | None = None
+        self._near: list[tuple[int | None, int | None] | None] = [None] * len(problem.roles)
+        self._bounds: list[tuple[float, float] | None] = [None] * len(problem.roles)
+        self.outlooks: dict[tuple[int, int], float] = {}  # of steps from the best, by knob and level; see steps
+        self._ledger, self.sigma = ledger, ledger.sigma(problem.time_weight, tuning.prior_sigma)
         self.score = self._scores()
         first = min(self.score, key=self.score.__getitem__)
         self.alike = self.plateau(first)  # settings that are the same state as the best
         self.best = self.alike[0]
+        self.lines = problem.lattice.lines(self.best)
+        # the best breaks the cap only when all do
+        self.over_cap = reckoned is not None and self.seen[self.best].log_power > objective.log_cap
         self.tops = self._tops()
         self.measured = beliefs is None
         self.beliefs = self._sensed() if beliefs is None else beliefs
 
-    @cached_property
+    @property
     def default(self) -> Settings:
         """The default settings, or the lowest clock tried that is the same state."""
-        default = self.problem.default
-        return self.alike[0] if default in self.alike else self.plateau(default)[0]
+        if self._default is None:
+            default = self.problem.default
+            self._default = self.alike[0] if default in self.alike else self.plateau(default)[0]
+        return self._default
 
     def plateau(self, at: Settings) -> list[Settings]:
         """Settings tried that are the same state as this one, itself among them, the lowest core clock first.
@@ -58,16 +64,18 @@ class View:
         if held:
             edge = held.get(at, at)
             return [edge, *sorted(asked for asked, got in held.items() if got == edge)]
-        most = (1.0 + self.problem.objective.time_weight) * self.problem.tuning.prior_sigma
-        low, high = self.score[at] - most, self.score[at] + most
-        if len([s for s, value in self.score.items() if low <= value <= high]) == 1:
-            return [at]
-        return self._equal_clocks(at, which)
-
-    def _equal_clocks(self, at: Settings, which: int) -> list[Settings]:
         if self.sigma > self.problem.tuning.prior_sigma:
             return [at]  # no two settings can be called equal within this scatter
-        levels = self.lanes[which].levels[at[:which] + at[which + 1 :]]
+        levels = self.lanes[which].levels[self.problem.lattice.lines(at)[which].others]
+        if len(levels) == 1:
+            return [at]
+        most = (1.0 + self.problem.time_weight) * self.problem.tuning.prior_sigma
+        low, high = self.score[at] - most, self.score[at] + most
+        if len([value for value in self.score.values() if low <= value <= high]) == 1:
+            return [at]
+        return self._equal_clocks(at, which, levels)
+
+    def _equal_clocks(self, at: Settings, which: int, levels: tuple[int, ...]) -> list[Settings]:
         low = high = bisect_left(levels, at[which])
         while low > 0 and self._same(at, which, levels[low - 1]):
             low -= 1
@@ -89,14 +97,21 @@ class View:
 
     def line(self, which: int) -> tuple[int | None, int | None]:
         """The nearest levels of a knob below and above that were tried with all others at their best."""
-        found = self._near.get(which)
+        found = self._near[which]
         if found is None:
-            best, here = self.best, self.best[which]
-            levels = self.lanes[which].levels[best[:which] + best[which + 1 :]]
+            here, levels = self.best[which], self.lanes[which].levels[self.lines[which].others]
             i = bisect_left(levels, here)
             below = levels[i - 1] if i else None
             above = levels[i + 1] if i + 1 < len(levels) and levels[i + 1] <= self.tops[which] else None
             found = self._near[which] = below, above
+        return found
+
+    def bounds(self, which: int) -> tuple[float, float]:
+        """Lowest and highest sensitivity to a knob that the beliefs allow."""
+        found = self._bounds[which]
+        if found is None:
+            problem = self.problem
+            found = self._bounds[which] = self.beliefs.bounds(problem.roles[which], problem.has_units)
         return found
 
     def error(self, a: Settings, b: Settings) -> float:
@@ -132,7 +147,8 @@ class View:
         assert sensing is not None
         low, ratio = sensing
         runs = 1.0 / self.seen[low].runs + 1.0 / self.seen[self.default].runs
-        return self.time_sigma * math.sqrt(runs) / ratio
+        time_sigma = self._ledger.time_sigma(self.problem.tuning.prior_sigma / self.problem.time_weight)
+        return time_sigma * math.sqrt(runs) / ratio
 
     def _scores(self) -> dict[Settings, float]:
         objective, weight = self.problem.objective, self.problem.objective.time_weight
@@ -141,15 +157,14 @@ class View:
         reference = self.seen.get(self.problem.default)
         longest = objective.log_time_limits(reference.log_time if reference else None)
         log_cap = objective.log_cap
-        found = {}
-        for s, x in self.seen.items():  # Objective.score, spared the calls
-            value = x.log_power + weight * x.log_time
+        found = {s: power + weight * time for s, (_, time, power) in self.seen.items()}
+        for s, (_, time, _) in self.seen.items() if longest else ():  # Objective.score, spared the calls
             for limit in longest:
-                if x.log_time - limit > SLACK:
-                    value += WALL + WALL * (x.log_time - limit)
-            if x.log_power - log_cap > SLACK:
-                value += WALL + WALL * (x.log_power - log_cap)
-            found[s] = value
+                if time - limit > SLACK:
+                    found[s] += WALL + WALL * (time - limit)
+        if log_cap < math.inf:
+            for s, power in [(s, power) for s, (_, _, power) in self.seen.items() if power - log_cap > SLACK]:
+                found[s] += WALL + WALL * (power - log_cap)
         return found
 
     def _tops(self) -> Settings:

@@ -37,7 +37,7 @@ def _parser() -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(required=True, metavar="VERB")
     run = verbs.add_parser("run", help="time, joules and watts of a command: run [options] -- COMMAND")
     run.add_argument("--json", action="store_true")
-    run.add_argument("--plot", type=Path)
+    run.add_argument("--plot", type=Path, metavar="FILE", help="save power over time (.png, .svg, .pdf)")
     _source(run)
     run.add_argument("command", nargs=argparse.REMAINDER)
     run.set_defaults(call=_run)
@@ -121,11 +121,15 @@ def _run(options: argparse.Namespace) -> int:
     from wattcast.measure.run import run_command
 
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
+    if options.plot:
+        from wattcast.measure.plot import check_path
+
+        check_path(options.plot)
     run = run_command(command, options.source, options.device, pass_output=not options.json)
     if options.plot:
-        from wattcast.measure.plot import power_figure
+        from wattcast.measure.plot import power_figure, save
 
-        power_figure(run).savefig(options.plot, dpi=150)
+        save(power_figure(run), options.plot)
     if options.json:
         print(json.dumps(run.plain()))
     else:

@@ -1,14 +1,39 @@
-"""Power over time of a run, as a figure; matplotlib is imported here alone."""
+"""Power over time of a run, as a figure; matplotlib is imported here alone.
+
+A bare GPU node has this package and no ``report/``, so the few lines that check and write a file are here once more.
+"""
 
 from __future__ import annotations
 
+import io
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from wattcast.errors import MissingTool
+from wattcast.errors import MissingTool, bad_value
 from wattcast.measure.run import Run
 from wattcast.measure.samples import ticks
+
+ENDINGS = (".png", ".svg", ".pdf")
+
+
+def check_path(path: Path) -> None:
+    """An error, before anything is measured, where a figure could not be saved under this name."""
+    if path.suffix.lower() not in ENDINGS or path.is_dir():
+        raise bad_value("--plot", f"a file that ends in {', '.join(ENDINGS[:-1])} or {ENDINGS[-1]}", str(path))
+
+
+def save(figure: Any, path: Path) -> None:
+    """Write a figure by the ending of its name; whole or not at all."""
+    drawn, beside = io.BytesIO(), path.with_name(path.name + ".new")
+    figure.savefig(drawn, format=path.suffix.lower().lstrip("."), dpi=150)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        beside.write_bytes(drawn.getvalue())
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
 
 
 def power_figure(run: Run) -> Any:

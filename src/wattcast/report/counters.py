@@ -6,6 +6,7 @@ One function, one figure; each takes results and returns a matplotlib Figure, an
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,7 +21,7 @@ from wattcast.fit.terms import Model
 from wattcast.hardware import OperatingPoint
 from wattcast.power.hybrid_rail import HybridRail
 from wattcast.power.launches import Estimate
-from wattcast.report.figure import MEASURED, PREDICTED, new_figure
+from wattcast.report.figure import MEASURED, PREDICTED, Maker, new_figure
 from wattcast.report.figure import caption as write_caption
 
 if TYPE_CHECKING:
@@ -39,15 +40,15 @@ TITLES = {
 COLOURS = ("#999999", "#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7", "#F0E442", "#000000")
 
 
-def all_figures(result: CounterFit) -> dict[str, Figure]:
+def all_figures(result: CounterFit) -> dict[str, Maker]:
     """Every figure that a fit can show, by file name."""
-    figures = {"costs": costs(result)}
+    figures: dict[str, Maker] = {"costs": partial(costs, result)}
     if np.unique(result.table.clock_hz).size > 1 and np.unique(result.table.memory_clock_hz).size > 1:
-        figures["error_planes"] = error_planes(result)
+        figures["error_planes"] = partial(error_planes, result)
     if any(rail.clock_hz.size > 1 for rail in result.rails):
-        figures["voltages"] = voltages(result)
+        figures["voltages"] = partial(voltages, result)
     if result.training_clocks:
-        figures["training_clocks"] = training_clocks(result)
+        figures["training_clocks"] = partial(training_clocks, result)
     return figures
 
 

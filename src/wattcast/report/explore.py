@@ -17,7 +17,7 @@ from wattcast.explore.published import GPU, Curve, Format
 from wattcast.explore.study import Columns, table
 from wattcast.explore.sweep import Swept
 from wattcast.fitted import bundle_for
-from wattcast.report.figure import COLOUR, PREDICTED, SERIES, dots, line, new_figure, origin
+from wattcast.report.figure import COLOUR, PREDICTED, SERIES, Maker, dots, line, new_figure, origin
 from wattcast.report.figure import caption as write_caption
 
 if TYPE_CHECKING:
@@ -184,3 +184,15 @@ def _scaled(column: str, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
 def _source(figure: Figure, done: Swept) -> None:
     kept = f"{done.points:,} points, {len(done.summary.shown['point']):,} shown"
     write_caption(figure, f"{kept}; {origin(done.study.bundle)}")
+
+
+def published_figures(
+    curves: Sequence[Curve], formats: Sequence[Format], forecasts: Sequence[Choice]
+) -> dict[str, Maker]:
+    """The figures of ``explore published``, by file name."""
+    asked = {"batch": 32, "seq": 512, "attention": "eager", "head": "none"}
+    return {
+        "explore-dvfs": lambda: published_dvfs(curves),
+        "explore-formats": lambda: published_formats(formats),
+        "explore-forecasts": lambda: per_gpu("bert-large", forecasts, asked),
+    }

@@ -8,11 +8,13 @@ colour everywhere (Okabe and Ito, 2008); lines that compare anything else take :
 from __future__ import annotations
 
 import io
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
-from wattcast.errors import MissingTool, bad_value
+from wattcast.errors import MissingTool, bad_value, unknown_name
 from wattcast.files import write_whole
 
 if TYPE_CHECKING:
@@ -38,6 +40,9 @@ SERIES = ("#332288", "#CC6677", "#117733", "#88CCEE", "#DDCC77", "#AA4499", "#44
 MEASURED, PREDICTED = "#000000", "#332288"
 ENDINGS = ("png", "svg", "pdf")
 MOST_OPS = 10
+NO_MATPLOTLIB = "figures need matplotlib. Install it: pip install 'wattcast[plot]'."
+
+Maker = Callable[[], "Figure"]  # draws when called
 
 
 def breakdown(p: Prediction) -> Figure:
@@ -80,8 +85,7 @@ def line(axes: Axes, x: Any, y: Any, label: str = "predicted") -> None:
 
 def encoded(figure: Figure, ending: str) -> bytes:
     """A figure as the bytes of a PNG, SVG or PDF file; the same figure gives the same bytes."""
-    if ending not in ENDINGS:
-        raise bad_value("figure", f"one of {', '.join(ENDINGS)}", ending)
+    check_ending(ending)
     from matplotlib import rc_context
 
     undated = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
@@ -114,12 +118,47 @@ def save(figure: Figure, path: Path) -> None:
     write_whole(path, encoded(figure, check_path(path)))
 
 
+def save_set(made: Mapping[str, Maker], folder: Path, ending: str) -> list[Path]:
+    """Draw and write several figures into a folder, one after the other; the files they went to."""
+    paths = []
+    for name, make in made.items():
+        safe = "".join(c if c.isalnum() or c in "-_" else "_" for c in name)  # names may hold what users wrote
+        paths.append(folder / f"{safe}.{check_ending(ending)}")
+        save(make(), paths[-1])
+    return paths
+
+
+def drawn(made: Mapping[str, Maker], name: str | None = None) -> Figure:
+    """One of several figures, by name; the first where none is given."""
+    known = list(made)
+    if not known:
+        raise bad_value("figure", "something to draw", "none")
+    if name is not None and name not in made:
+        raise unknown_name("figure", name, known, f"Known: {', '.join(known)}.")
+    return made[known[0] if name is None else name]()
+
+
 def check_path(path: Path) -> str:
     """The ending of a figure's file, or an error; commands ask before they compute."""
     ending = path.suffix.lower().lstrip(".")
     if ending not in ENDINGS:
-        raise bad_value(str(path), "a name that ends in .png, .svg or .pdf", path.name)
+        raise bad_value(str(path), "a name that ends in .png, .svg or .pdf", path.name or str(path))
+    if path.is_dir():
+        raise bad_value(str(path), "a file", "a folder")
     return ending
+
+
+def check_ending(ending: str) -> str:
+    """A format of figures, or an error."""
+    if ending not in ENDINGS:
+        raise bad_value("format of figures", f"one of {', '.join(ENDINGS)}", ending)
+    return ending
+
+
+def check_tool() -> None:
+    """An error that says how to get matplotlib, where it is not installed; it is not imported for that."""
+    if find_spec("matplotlib") is None:
+        raise MissingTool(NO_MATPLOTLIB)
 
 
 def caption(figure: Figure, text: str) -> Figure:
@@ -136,7 +175,7 @@ def new_figure(width: float, height: float) -> Figure:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise MissingTool("figures need matplotlib. Install it: pip install 'wattcast[plot]'.") from None
+        raise MissingTool(NO_MATPLOTLIB) from None
 
     class House(Figure):
         def add_subplot(self, *args: Any, **kwargs: Any) -> Axes:

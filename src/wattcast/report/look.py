@@ -10,14 +10,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from wattcast import api, units
+from wattcast import api
 from wattcast.arrays import Array, swept
 from wattcast.equilibrium import settle
 from wattcast.fitted import Bundle, bundle_for
 from wattcast.flow import analyse, at_clock
 from wattcast.hardware import Gpu, OperatingPoint
-from wattcast.hardware.operating_point import DEFAULT_TEMPERATURE_C
-from wattcast.prediction import Prediction
+from wattcast.prediction import Prediction, predict_timeline
 from wattcast.report.trace import PowerTrace, trace_at
 from wattcast.timeline import Timeline
 from wattcast.workload import memory, source
@@ -75,30 +74,13 @@ def look(
     ``fitted`` is the GPU's own bundle, for those who keep it.
     """
     graph = source.load(workload, options)
-    fitted = fitted or bundle_for(gpu)
-    prediction = api.predict(graph, gpu, bundle=fitted, **vars(settings))
-    bundle, at = _bundle(fitted, settings), _settled(prediction, settings)
+    noted, _, wanted, bundle = api.asked(graph, gpu, fitted or bundle_for(gpu), **vars(settings))
     timeline = analyse(graph, gpu, bundle)
+    prediction = predict_timeline(timeline, noted, gpu, wanted, bundle)
+    at = replace(wanted, clock_hz=np.array([float(prediction.clock_hz)]))
     trace = trace_at(timeline, at, bundle)
     model = source.find_model(workload) if sized else None
     return Look(gpu, graph, prediction, trace, _clock_curve(timeline, gpu, at, bundle), room(model, gpu, options))
-
-
-def _bundle(bundle: Bundle, settings: Settings) -> Bundle:
-    if settings.data != "random":
-        bundle = bundle.for_data(settings.data)
-    if settings.host_launch is not None:
-        host_s = _si(settings.host_launch, "s", "host_launch")
-        bundle = replace(bundle, launch=replace(bundle.launch, host_s_per_operator=host_s))
-    return bundle
-
-
-def _settled(p: Prediction, settings: Settings) -> OperatingPoint:
-    warm_c = DEFAULT_TEMPERATURE_C
-    if settings.temperature is not None:
-        warm_c = _si(settings.temperature, "C", "temperature")
-    limit_w = None if settings.power_limit is None else _si(settings.power_limit, "W", "power_limit")
-    return OperatingPoint(clock_hz=np.array([float(p.clock_hz)]), power_limit_w=limit_w, temperature_c=warm_c)
 
 
 def _clock_curve(timeline: Timeline, gpu: Gpu, at: OperatingPoint, bundle: Bundle) -> dict[str, Array]:
@@ -134,7 +116,3 @@ def room(model: Model | None, gpu: Gpu, options: Options) -> Room:
         return Room(None, capacity_byte, None)
     largest = memory.largest_batch(model, options, capacity_byte)
     return Room(memory.footprint(model, options), capacity_byte, largest)
-
-
-def _si(value: str | float, unit: str, where: str) -> float:
-    return units.parse(value, unit, where) if isinstance(value, str) else float(value)

@@ -5,8 +5,7 @@ Every caption says what the plant is: simulated, predicted, or replayed from whi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,7 +20,7 @@ from wattcast.manage.plant import Tables
 from wattcast.manage.policies import Name, Run, Setup, scores
 from wattcast.manage.simulate import Played, residency
 from wattcast.report.figure import COLOUR as MODULE
-from wattcast.report.figure import caption, new_figure, save
+from wattcast.report.figure import Maker, caption, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -291,10 +290,10 @@ def predictor_accuracy(tables: Tables, models: Mapping[str, SensitivityModel]) -
     return caption(figure, f"{tables.source}; the paper states 5.71 % and 3.03 % on the real card")
 
 
-def save_all(folder: Path, plants: Sequence[Tables], comparison: Comparison, setup: Setup) -> list[Path]:
-    """All figures that the plants allow, as PNG in a folder."""
+def all_figures(plants: Sequence[Tables], comparison: Comparison, setup: Setup) -> dict[str, Maker]:
+    """All figures that the plants allow, by name."""
     source = "; ".join(tables.source for tables in plants)
-    made: dict[str, Callable[[], Figure]] = {
+    made: dict[str, Maker] = {
         f"figure_{number}_{field}": _gains(comparison, field, label, source)
         for number, (field, label) in enumerate(GAINS.items(), start=10)
     }
@@ -302,13 +301,7 @@ def save_all(folder: Path, plants: Sequence[Tables], comparison: Comparison, set
         made["figure_18_contributions"] = lambda: contributions(comparison, source)
     for tables in plants:
         made |= _of_plant(tables, comparison, setup)
-    paths = []
-    for name, figure in made.items():
-        safe = "".join(c if c.isalnum() or c in "-_" else "_" for c in name)  # application names are free text
-        path = folder / f"{safe}.png"
-        save(figure(), path)
-        paths.append(path)
-    return paths
+    return made
 
 
 GAINS = {
@@ -319,13 +312,13 @@ GAINS = {
 }
 
 
-def _gains(comparison: Comparison, field: str, label: str, source: str) -> Callable[[], Figure]:
+def _gains(comparison: Comparison, field: str, label: str, source: str) -> Maker:
     return lambda: gains(comparison, field, label, source)
 
 
-def _of_plant(tables: Tables, comparison: Comparison, setup: Setup) -> dict[str, Callable[[], Figure]]:
+def _of_plant(tables: Tables, comparison: Comparison, setup: Setup) -> dict[str, Maker]:
     first = next(iter(tables.applications))
-    made: dict[str, Callable[[], Figure]] = {
+    made: dict[str, Maker] = {
         f"convergence_{first}": lambda: convergence(tables, comparison.runs[Name.HARMONIA, first], setup.objective)
     }
     if len(tables.lattice.knobs) == 1 and all(

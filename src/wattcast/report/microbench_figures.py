@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from wattcast.explore.microbench import Result, curve, first, specified
 from wattcast.explore.mipp import published
 from wattcast.hardware import Gpu
-from wattcast.report.figure import COLOUR, caption, new_figure
+from wattcast.report.figure import COLOUR, Maker, caption, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -119,14 +120,14 @@ def devices_figure(results: Sequence[Result], gpu: Gpu, source: str) -> Figure:
     return caption(figure, source + "; GTX 660 and TK1: MIPP (2016), Tables I and II, errata applied")
 
 
-def all_figures(results: Sequence[Result], gpu: Gpu, source: str) -> dict[str, Figure]:
+def all_figures(results: Sequence[Result], gpu: Gpu, source: str) -> dict[str, Maker]:
     """Every figure the results have points for, by file name."""
-    made = {
-        f"microbench-{name}": curve_figure(results, name, gpu, source)
+    made: dict[str, Maker] = {
+        f"microbench-{name}": partial(curve_figure, results, name, gpu, source)
         for name in CURVES
         if len([r for r in curve(results, name) if r.operation_s and r.operation_j]) > 1
     }
-    made["microbench-throughput"] = throughput_figure(results, gpu, source)
-    made["microbench-energy"] = energy_figure(results, gpu, source)
-    made["microbench-devices"] = devices_figure(results, gpu, source)
+    made["microbench-throughput"] = partial(throughput_figure, results, gpu, source)
+    made["microbench-energy"] = partial(energy_figure, results, gpu, source)
+    made["microbench-devices"] = partial(devices_figure, results, gpu, source)
     return made

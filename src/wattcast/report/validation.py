@@ -37,9 +37,8 @@ _KIND_COLOUR = {"GEMM-like": "#332288", "reduction": "#CC6677", "elementwise": "
 _DOT = "#000000"
 
 
-def save_all(folder: Path, gpu: str = "h200") -> list[Path]:
-    """Every figure whose data are there, as PNG files in ``folder``."""
-    folder.mkdir(parents=True, exist_ok=True)
+def save_all(folder: Path, gpu: str = "h200", ending: str = "png") -> list[Path]:
+    """Every figure whose data are there, as files in ``folder``."""
     held = held_out(gpu)
     makers: dict[str, Callable[[], Figure | None]] = {
         "validation-latency": lambda: latency_by_family(held, gpu),
@@ -49,11 +48,11 @@ def save_all(folder: Path, gpu: str = "h200") -> list[Path]:
         "validation-equal-latency": lambda: equal_latency(cases(gpu, held), gpu),
         "validation-models": lambda: whole_models(gpu),
     }
-    made = []
+    made: list[Path] = []
     for name, make in makers.items():
         figure = make()
         if figure is not None:
-            made.append(folder / f"{name}.png")
+            made.append(folder / f"{name}.{ending}")
             save(figure, made[-1])
     return made
 

@@ -15,8 +15,8 @@ rate nobody published do not bound anything.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -45,10 +45,20 @@ class Correction:
 
 @dataclass(frozen=True)
 class Launch:
-    """What the host and the links add: seconds per operator issued and per message sent."""
+    """What the host and the links add: seconds per operator issued and per message sent.
+
+    ``host_weights``: what issuing an operator of some kind costs over that, by its kind; others by ``other``.
+    Empty: all cost the same.
+    """
 
     host_s_per_operator: Scalar
     link_s_per_message: float
+    host_weights: Mapping[str, float] = field(default_factory=dict)
+
+    def host_s(self, kinds: Sequence[str]) -> Array:
+        """Seconds the host takes to issue operators of these kinds, ``(*sweep, operator)``."""
+        rest = self.host_weights.get("other", 1.0)
+        return np.asarray(self.host_s_per_operator * np.array([self.host_weights.get(kind, rest) for kind in kinds]))
 
 
 def schedule(
@@ -94,7 +104,7 @@ def schedule(
         weighted=np.einsum("ke,k->e", value, calls * energy_factor),
         active=active_share(kernels, gpu.sm_count) * gpu.sm_count,
         calls=calls,
-        host_s=launch.host_s_per_operator * np.ones(len(kernels.ops)),
+        host_s=launch.host_s([op.kind for op in kernels.ops]),
     )
 
 

@@ -94,7 +94,8 @@ def _least(kind: type[Operator]) -> tuple[tuple[str, int], ...]:
 class Linear(Operator):
     """``out[m, n] = in[m, k] @ weight[n, k]ᵀ (+ bias[n])``: m tokens, n out features, k in features.
 
-    ``weight_dtype`` differs from ``dtype`` for int8 or fp8 weights kept narrow in memory.
+    ``weight_dtype`` differs from ``dtype`` for int8 or fp8 weights kept narrow in memory. ``turned``: both
+    operands lie in memory with k outermost, as for the gradient of a weight, so that their rows are m and n long.
     """
 
     kind: ClassVar[str] = "linear"
@@ -104,6 +105,7 @@ class Linear(Operator):
     bias: bool = False
     weight_dtype: Dtype | None = None
     out_dtype: Dtype | None = None
+    turned: bool = False
 
     @property
     def flop(self) -> float:

@@ -40,7 +40,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, in_major: b
         d_bias = None if bias is None else reduce("sum", g, bias.shape)
         d_x = _mm(g, weight, m, k, n, flat.shape) if flat.needs_grad else None
         rows, columns = (k, n) if in_major else (n, k)
-        d_w = _mm(g, flat, rows, columns, m, weight.shape) if weight.needs_grad else None
+        d_w = _mm(g, flat, rows, columns, m, weight.shape, turned=True) if weight.needs_grad else None
         return d_x, d_w, d_bias
 
     tape.record((out,), (flat, weight, bias), back, (flat, weight))
@@ -56,9 +56,10 @@ def _mm_ready(g: Tensor) -> Tensor:
     return g if dense(g.shape, g.strides) or 1 in g.strides else g.clone()
 
 
-def _mm(a: Tensor, b: Tensor, m: int, n: int, k: int, shape: tuple[int, ...]) -> Tensor:
+def _mm(a: Tensor, b: Tensor, m: int, n: int, k: int, shape: tuple[int, ...], *, turned: bool = False) -> Tensor:
     out = a.tape.empty(shape, a.dtype)
-    a.tape.emit(Linear(m, n, k, dtype=a.tape.math(a.dtype), out_dtype=_wide(a)), (a, b), (out,))
+    op = Linear(m, n, k, dtype=a.tape.math(a.dtype), out_dtype=_wide(a), turned=turned)
+    a.tape.emit(op, (a, b), (out,))
     return out
 
 

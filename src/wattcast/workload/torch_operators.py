@@ -221,7 +221,8 @@ def _mm(call: Call) -> list[Operator]:
         return []
     bias = len(call.inputs) == 3
     vector = bias and prod(call.inputs[0].shape) == n
-    op = Linear(m, n, k, bias=vector, dtype=call.math(a), out_dtype=call.wide)
+    turned = m > 1 and k > 1 and a.strides[0] == 1 != a.strides[1] and b.strides[-1] == 1
+    op = Linear(m, n, k, bias=vector, dtype=call.math(a), out_dtype=call.wide, turned=turned)
     if bias and not vector:
         return [pointwise(Call("copy", tuple(call.inputs[:1]), call.outs), "copy"), op]
     return [op]

@@ -310,7 +310,7 @@ function drawTime(view) {
   const [by, unit] = scale(view.latency_s, "s");
   stackedTime($("timeline"), trace, view.parts, view.power_w, by, unit, `Power over time: ${show(view.latency_s, "s")}, mean ${show(view.power_w, "W")}, peak ${show(view.peak_power_w, "W")}`);
   const how = view.trace.whole ? "" : "; each stretch at its mean";
-  $("time-said").textContent = `mean ${show(view.power_w, "W")} (dashed), the busiest kernel ${show(view.peak_power_w, "W")}; black below: waiting for the host${how}`;
+  $("time-said").textContent = `mean ${show(view.power_w, "W")} (dashed), the busiest kernel ${show(view.peak_power_w, "W")}; marks below: waiting for the host${how}`;
 }
 
 function drawClocks() {

@@ -45,7 +45,7 @@ export function stackedBars(into, rows, parts, label) {
   const most = Math.max(...rows.map((row) => row.watts.reduce((a, b) => a + b, 0)), 1);
   const x = (watts) => (watts / most) * (width - 2);
   const foot = height - 30;
-  for (const at of ticks(0, most, Math.max(2, Math.floor(width / 110)))) {
+  for (const at of ticks(0, most, Math.max(4, Math.floor(width / 110)))) {
     root.append(svg("line", { x1: x(at), x2: x(at), y1: top, y2: foot, class: "grid" }));
     const anchor = at === 0 ? "start" : x(at) > width - 18 ? "end" : "middle";
     root.append(svg("text", { x: x(at), y: foot + 13, "text-anchor": anchor, class: "soft" }, short(at)));
@@ -73,7 +73,7 @@ function frame(root, width, height, xs, ys, xLabel, yLabel) {
     root.append(svg("line", { x1: box.left, x2: box.right, y1: y(at), y2: y(at), class: "grid" }));
     root.append(svg("text", { x: box.left - 5, y: y(at) + 4, "text-anchor": "end", class: "soft" }, short(at)));
   }
-  for (const at of ticks(xs[0], xs[1], Math.max(2, Math.floor(width / 100)))) {
+  for (const at of ticks(xs[0], xs[1], Math.max(4, Math.floor(width / 100)))) {
     root.append(svg("line", { x1: x(at), x2: x(at), y1: box.bottom, y2: box.bottom + 4, class: "axis" }));
     root.append(svg("text", { x: x(at), y: box.bottom + 17, "text-anchor": "middle", class: "soft" }, short(at)));
   }
