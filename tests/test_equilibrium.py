@@ -22,13 +22,14 @@ def parts():
     return analyse(HEAVY, gpu, bundle), gpu, bundle
 
 
-def test_a_capped_workload_draws_exactly_the_limit(parts) -> None:
+def test_a_capped_workload_draws_what_the_governor_makes_of_the_limit(parts) -> None:
+    """An H200 at its cap settles at 99.3 % of the limit, not at the limit."""
     timeline, gpu, bundle = parts
     limits = np.array([300.0, 400.0, 500.0, 600.0])[:, None]
     settled = settle(timeline, gpu, OperatingPoint(power_limit_w=limits), bundle)
     assert settled.capped.all()
     assert settled.met.all()
-    assert_allclose(at_clock(timeline, settled.at, bundle).power_w, limits[:, 0], rtol=1e-6)
+    assert_allclose(at_clock(timeline, settled.at, bundle).power_w, bundle.settles * limits[:, 0], rtol=1e-6)
 
 
 def test_an_uncapped_workload_runs_at_the_clock_asked_for(parts) -> None:
@@ -57,4 +58,4 @@ def test_the_limit_is_the_highest_clock_that_meets_it(parts) -> None:
     settled = settle(timeline, gpu, OperatingPoint(power_limit_w=500.0), bundle)
     step_hz = 1e6
     above = OperatingPoint(clock_hz=settled.clock_hz + step_hz)
-    assert at_clock(timeline, above, bundle).power_w > 500.0
+    assert at_clock(timeline, above, bundle).power_w > bundle.settles * 500.0

@@ -37,13 +37,13 @@ class Settled:
 
 
 def settle(timeline: Timeline, gpu: Gpu, at: OperatingPoint, bundle: Bundle) -> Settled:
-    """Highest set clock at which mean power meets the limit, by a bracketing secant on arrays.
+    """Highest set clock at which mean power meets what the governor makes of the limit, by a bracketing secant.
 
     Mean power rises with the clock: voltage and idle power do, and time does not. Where even the
     lowest clock draws too much, the lowest clock is given and ``met`` is False.
     """
     top_hz = np.asarray(gpu.clocks.max_hz if at.clock_hz is None else at.clock_hz, dtype=np.float64)
-    limit_w = _limit(gpu, at)
+    limit_w = _limit(gpu, at) * bundle.settles
     wanted = _over(timeline, at, top_hz, bundle, limit_w)
     if not (wanted > 0).any():
         return Settled(replace(at, clock_hz=_shaped(top_hz, wanted)), wanted > 0, wanted <= 0)

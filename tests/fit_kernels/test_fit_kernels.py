@@ -13,12 +13,15 @@ from wattcast.dtypes import Dtype
 from wattcast.errors import WattcastError
 from wattcast.fit.clock import fit_clock_law
 from wattcast.fit.energies import KNOTS_HZ, PowerRows, fit_power
-from wattcast.fit.kernels import idle_curve, settled
+from wattcast.fit.kernels import idle_curve, law_hz, settled, settles
 from wattcast.fit.kernels_data import Rows, load
-from wattcast.fit.kernels_latency import fit_corrections, log_corrections
-from wattcast.fit.kernels_split import conformal, folds_of, shape_of
+from wattcast.fit.kernels_interval import conformal, power_ends
+from wattcast.fit.kernels_latency import Sample, fit_corrections, fit_residuals, log_corrections
+from wattcast.fit.kernels_split import folds_of, shape_of
 from wattcast.hardware import load as load_gpu
+from wattcast.kernels import Condition, kernels_of, reference_of
 from wattcast.power.static import IdlePower
+from wattcast.timeline.clock import ClockLaw
 from wattcast.timeline.ideal import Terms
 from wattcast.timeline.phases import Correction
 from wattcast.workload.graph import Linear
@@ -40,6 +43,7 @@ def test_corrections_are_found_again() -> None:
         launches=np.ones(n),
         between_cycle=np.zeros(n),
         between_s=np.zeros(n),
+        turn_cycle=np.zeros(n),
         store_cycle=np.zeros(n),
         store_s=np.zeros(n),
     )
@@ -94,6 +98,50 @@ def test_conformal_ends_cover_what_they_say() -> None:
         fresh = rng.lognormal(0, 0.2, 100)
         covered.append(((fresh >= low) & (fresh <= high)).mean())
     assert 0.89 < np.mean(covered) < 0.94
+
+
+def test_a_family_of_few_rows_gets_ends_of_its_own_width() -> None:
+    """Twenty rows of softmax erred more than those of norms, and shared their ends: too narrow for it."""
+    rng = np.random.default_rng(6)
+    covered: dict[str, list[float]] = {"softmax": [], "rmsnorm": []}
+    spread = {"softmax": 0.15, "layernorm": 0.06, "rmsnorm": 0.06}
+    family = np.repeat(list(spread), 24)
+    for _ in range(300):
+        ratio = np.exp(rng.normal(size=72) * np.array([spread[f] for f in family]))
+        for name, found in covered.items():
+            low, high = power_ends(ratio, family, name)
+            fresh = np.exp(rng.normal(size=200) * spread[name])
+            found.append(float(((fresh >= low) & (fresh <= high)).mean()))
+    assert all(0.86 < np.mean(found) < 0.95 for found in covered.values())
+    alone = np.exp(rng.normal(size=50))
+    assert power_ends(alone, np.repeat("gemm", 50), "gemm") == conformal(alone, 0.9)
+
+
+def test_a_kernels_own_clock_is_found_from_its_latency() -> None:
+    """Activity counts in cycles of the effective clock itself; one step from the clock without load left it high."""
+    gpu = load_gpu("h200")
+    kernels = kernels_of((Linear(8192, 8192, 8192),), (Condition(),), gpu, reference_of(gpu), ())
+    law = ClockLaw(1.0, np.array([0.0, 1.0]), np.array([0.95, 0.75]), top_hz=1.98e9)
+    activity, rate = 0.9, float(np.asarray(kernels.pipe_per_cycle)[0]) * 132.0
+    true_hz = 1.98e9 * (0.95 - 0.2 * activity)
+    latency_s = kernels.flop / rate / (activity * true_hz)
+    assert_allclose(law_hz(law, kernels, latency_s, 1.98e9, 132.0), true_hz, rtol=1e-3)
+
+
+def test_a_row_may_count_as_it_ran_and_as_it_is_chosen() -> None:
+    """Both samples say the same of a shape; the factor learned from both is that."""
+    gpu = load_gpu("h200")
+    rng = np.random.default_rng(7)
+    ops = tuple(Linear(int(m), 1024, 8 * int(k)) for m, k in zip(*(2 ** rng.uniform(4, 11, (2, 60))), strict=True))
+    kernels = kernels_of(ops, (Condition(),) * 60, gpu, reference_of(gpu), ())
+    ratio = np.exp(0.1 * kernels.work.features["log_m"] - 0.5)
+    learned = fit_residuals([Sample(kernels, ratio), Sample(kernels, ratio, again=True)])["gemm"]
+    error = learned(kernels.work.features, list(range(60))) / ratio - 1.0
+    assert np.abs(error).mean() < 0.05
+
+
+def test_the_governor_settles_a_little_below_the_limit(database: Rows) -> None:
+    assert 0.985 < settles(database, load_gpu("h200")) < 1.0
 
 
 def test_every_row_of_a_shape_lies_in_one_fold(database: Rows) -> None:

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
+from wattcast.dtypes import Dtype
 from wattcast.errors import WattcastError
-from wattcast.fit.kernels_choice import chosen_for, fit_choice, labels_of
+from wattcast.fit.kernels_choice import chosen_for, fit_choice, labels_of, parts_of
 from wattcast.fit.kernels_data import Rows, load
 from wattcast.hardware import load as load_gpu
 from wattcast.kernels import Condition, Reference, kernels_of, reference_of
@@ -56,6 +57,17 @@ def reference(rows: Rows) -> Reference:
             Label("turing", 256, 128, False),
         ),
         (["void gemmSN_TN_kernel<float, 128, 16, 2, 4, 4, 4, true>"], Label("vector", 64, 8, False)),
+        (
+            ["void precomputed_convolve_sgemm<__nv_bfloat16, 128, 6, 7, 3, 3, 5, 1, false>(int)"],
+            Label("plain", 128, 64, False),
+        ),
+        (
+            [
+                "sm80_xmma_fprop_implicit_gemm_indexed_wo_smem_f16f16_f16f32_f32_nhwckrsc_nhwc_"
+                "tilesize128x32x16_stage1_warpsize4x1x1_g1_tensor16x8x16_aligna2_alignc8_execute_kernel__5x_cudnn"
+            ],
+            Label("direct", 32, 128, False),
+        ),
     ],
 )
 def test_names_say_which_kernel_ran(names: list[str], label: Label) -> None:
@@ -72,6 +84,34 @@ def test_the_choice_finds_kernels_of_shapes_it_has_not_seen(rows: Rows, referenc
     ran, took = labels_of(rows.where(half)), chosen_for(rows.where(half), reference)
     exact = np.mean([a == b for a, b in zip(ran, took, strict=True) if a is not None])
     assert exact > 0.4
+
+
+def test_parts_of_k_are_those_of_the_products_own_grid() -> None:
+    """Blocks of layout kernels were once taken for the product's: convolutions that never split K were said to, and
+    products split without a kernel that adds up were said not to."""
+    database = load("h200")
+    named = np.array([bool(names) for names in database.names]) & database.is_kind("burst")
+    of = database.where(named & np.isin(database.family, ("gemm", "conv2d")))
+    parts, labels = np.array(parts_of(of)), labels_of(of)
+    turned = np.array([any("nchwToNhwc" in name for name in names) for names in of.names])
+    known = turned & np.array([label is not None and label.kind in ("ampere", "simt") for label in labels])
+    assert known.sum() > 30
+    assert (parts[known] == 1).mean() > 0.7
+    apart = [
+        i
+        for i, (label, names) in enumerate(zip(labels, of.names, strict=True))
+        if label is not None and label.split and parts[i] > 1 and not any("reduce" in n.lower() for n in names)
+    ]
+    assert len(apart) > 10
+
+
+def test_a_known_number_of_parts_is_taken(reference: Reference) -> None:
+    name = "sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize64x64x8_stage3_warpsize2x2x1_ffma_execute_kernel__5x_cublas"
+    op = (Linear(128, 768, 768, dtype=Dtype.FP32),)
+    split = kernels_of(op, (Condition(kernels=(name,), parts=7),), GPU, reference, ()).work
+    whole = kernels_of(op, (Condition(kernels=(name,)),), GPU, reference, ()).work
+    assert split.units[0] == 7 * whole.units[0]
+    assert split.between_byte[0] > whole.between_byte[0] == 0.0
 
 
 def test_the_oracle_takes_the_kernel_that_ran(reference: Reference) -> None:
@@ -111,3 +151,10 @@ def test_weights_that_do_not_fit_are_refused(reference: Reference) -> None:
     chooser = next(iter(reference.choice.values()))
     with pytest.raises(WattcastError):
         replace(chooser, own=chooser.own[:, :-1])
+
+
+def test_a_kind_that_is_not_known_is_named(reference: Reference) -> None:
+    assert reference.choice is not None
+    chooser = next(iter(reference.choice.values()))
+    with pytest.raises(WattcastError, match="indexed"):
+        replace(chooser, kind=np.full(len(chooser.kind), "indexed"))

@@ -114,14 +114,58 @@ def test_a_reduction_launches_the_blocks_that_were_seen(rows: int, columns: int,
     assert lowered(op).work.units[0] == blocks
 
 
-def test_a_filter_is_turned_in_blocks_of_32() -> None:
-    """An image of 7 by 7 pixels costs a layout kernel as much as one of 64."""
+def test_an_image_is_turned_in_blocks_of_32() -> None:
+    """An image of 7 by 7 pixels costs a layout kernel as much as one of 64; layout kernels start fast."""
     small = lowered(Conv2d(8, 64, 64, 7, 7, 3, 3, padding=1)).work
     last = lowered(Conv2d(8, 64, 64, 7, 7, 3, 3, padding=1, channels_last=True)).work
-    assert small.between_byte[0] >= 2 * 2 * 2 * (8 * 64 * 64)
-    assert last.between_byte[0] == 0.0
-    assert small.launches[0] == 4.0
+    images, filters = 2 * 8 * 64 * 64, 64 * 32 * 64
+    assert small.turn_element[0] == images + filters
+    assert small.between_byte[0] == 2 * 2 * (2 * 8 * 49 * 64 + 64 * 64 * 9)
+    assert last.between_byte[0] == last.turn_element[0] == 0.0
     assert last.launches[0] == 1.0
+    assert 1.5 < small.launches[0] < 3.0
+
+
+def test_strides_beyond_the_filter_leave_pixels_unread() -> None:
+    """A filter of one tap and stride 2 reads a quarter of the image."""
+    whole = Conv2d(256, 256, 512, 56, 56, 1, 1, channels_last=True)
+    sparse = Conv2d(256, 256, 512, 56, 56, 1, 1, stride=2, channels_last=True)
+    image = 2 * 256 * 256 * 56 * 56
+    assert lowered(sparse).work.dram_read_byte[0] == pytest.approx(image / 4 + 2 * 256 * 512, rel=1e-3)
+    assert lowered(whole).work.dram_read_byte[0] > image
+
+
+def test_images_of_odd_size_and_many_channels_are_turned() -> None:
+    """cuDNN does not read 7 by 7 images an element at a time where channels are many; of one image it does."""
+    assert lowered(Conv2d(32, 2048, 512, 7, 7, 1, 1)).work.turn_element[0] > 0
+    assert lowered(Conv2d(1, 2048, 512, 7, 7, 1, 1)).work.turn_element[0] == 0.0
+    assert lowered(Conv2d(32, 1024, 256, 14, 14, 1, 1)).work.turn_element[0] == 0.0
+
+
+def test_a_kernel_on_cuda_cores_takes_as_long_whatever_the_format() -> None:
+    """A bf16 product that the library gives to CUDA cores is not done at the tensor cores' rate."""
+    name = "void implicit_convolve_sgemm<__nv_bfloat16, __nv_bfloat16, 1024, 5, 5, 3, 3, 3, 1, false>(int)"
+    ran = Condition(kernels=(name,))
+    op = Conv2d(5, 248, 96, 80, 80, 7, 7, padding=3)
+    slow, fast = lowered(op, condition=ran), lowered(op)
+    assert slow.work.group == ("conv2d.plain",)
+    assert slow.work.turn_element[0] == 0.0
+    rates = np.asarray(slow.pipe_per_cycle) / REFERENCE.per_cycle["cuda_fp32_flop"]
+    assert slow.work.units[0] * slow.work.unit_flop[0] > rates[0] * slow.flop[0]
+    assert fast.work.units[0] * fast.work.unit_flop[0] < 3 * fast.flop[0]
+
+
+@pytest.mark.parametrize(
+    ("op", "kind"),
+    [
+        (Conv2d(24, 96, 96, 152, 152, 1, 1, stride=2, groups=96, channels_last=True), "last.direct"),
+        (Conv2d(256, 56, 56, 51, 51, 1, 1, groups=56, channels_last=True), "last.special"),
+        (Conv2d(4, 99, 99, 89, 89, 1, 1, groups=99, channels_last=True), "last.plain"),
+        (Conv2d(8, 96, 96, 56, 56, 3, 3, padding=1, groups=96, channels_last=True, dtype=Dtype.TF32), "last.wide"),
+    ],
+)
+def test_depthwise_kernels_as_names_in_the_database_have_them(op: Conv2d, kind: str) -> None:
+    assert lowered(op).work.group == (f"conv2d.depthwise.{kind}",)
 
 
 def test_a_profiler_finds_operands_in_device_memory_and_results_in_l2() -> None:

@@ -8,7 +8,7 @@ from numpy.testing import assert_allclose
 
 from wattcast.errors import WattcastError
 from wattcast.fit.kriging import fit_kriging
-from wattcast.timeline.kriging import Kriging
+from wattcast.timeline.kriging import Kriging, _product
 from wattcast.timeline.residual import Learned
 
 
@@ -60,3 +60,10 @@ def test_a_kind_of_kernel_that_is_absent_counts_as_none(fitted) -> None:
 def test_shapes_that_do_not_match_are_refused() -> None:
     with pytest.raises(WattcastError, match="kriging"):
         Kriging(("a",), np.ones(1), np.ones((3, 2)), np.ones(3), 0.0, 1.0)
+
+
+@pytest.mark.parametrize("rows", [1, 7, 9, 40, 600])
+def test_blocks_of_a_product_make_the_product(rows: int) -> None:
+    rng = np.random.default_rng(rows)
+    left, right = rng.normal(size=(rows, 5)), rng.normal(size=(5, 2500))
+    assert_allclose(_product(left, right), left @ right, rtol=1e-12, atol=1e-12)

@@ -19,9 +19,10 @@ from wattcast.activity.predicted import BUSY
 from wattcast.arrays import Array
 from wattcast.fit.clock import fit_clock_law
 from wattcast.fit.energies import PowerRows, fit_power
-from wattcast.fit.kernels_choice import fit_choice
+from wattcast.fit.kernels_choice import fit_choice, parts_of
 from wattcast.fit.kernels_data import Mask, Rows
-from wattcast.fit.kernels_latency import fit_corrections, fit_residuals
+from wattcast.fit.kernels_folds import folds_of
+from wattcast.fit.kernels_latency import Sample, fit_corrections, fit_residuals
 from wattcast.fitted.bundle import FAMILIES, Bundle, Residual, Seen
 from wattcast.fitted.provisional import provisional
 from wattcast.hardware import Gpu
@@ -64,14 +65,49 @@ def fit_rows(rows: Rows, gpu: Gpu, idle: IdlePower) -> Fitted:
     burst, some = rows.where(at), take(kernels, at)
     latency_s = burst.of("latency_s")
     effective_hz = law_hz(law, some, latency_s, reference.top_hz, reference.sm_count)
-    # corrections belong to kernels as they ran; what is left over, to kernels as they are chosen
     ran = kernels_of(burst.ops, as_ran(burst), gpu, reference, ())
     corrections = fit_corrections(ideal(ran, reference), ran.work.group, latency_s, effective_hz)
     known = {**provisional(gpu).corrections, **corrections}  # a family without bursts may have sustained rows
-    logs = np.log(blended_corrections(some.work, known))
-    time = fit_residuals(some, latency_s / ideal(some, reference).seconds(logs, effective_hz))
+    time = fit_residuals(_samples(burst, ran, rows, gpu, plain, known, effective_hz))
     power, toggling, energy = _power(rows, kernels, gpu, idle, known, reference)
     return Fitted(corrections, law, power, toggling, Residuals(reference, time, energy))
+
+
+def _samples(
+    burst: Rows,
+    ran: Kernels,
+    rows: Rows,
+    gpu: Gpu,
+    plain: Reference,
+    corrections: dict[str, Correction],
+    clock_hz: Array,
+) -> list[Sample]:
+    """What the learned factor of time is fitted on.
+
+    Every row as the choice would have it that never saw its shape, since that is what a prediction gets: choices are
+    fitted without each of a few inner folds in turn. And every product that has a name once more, as it ran.
+    """
+    latency_s = burst.of("latency_s")
+
+    def sample(kernels: Kernels, at: Mask, again: bool = False) -> Sample:
+        logs = np.log(blended_corrections(kernels.work, corrections))
+        return Sample(kernels, latency_s[at] / ideal(kernels, plain).seconds(logs, clock_hz[at]), again=again)
+
+    inner = dict(zip(rows.ops, folds_of(rows, _INNER, seed=1), strict=True))
+    fold_of = np.array([inner[op] for op in burst.ops])
+    all_folds = np.array([inner[op] for op in rows.ops])
+    found = []
+    for k in range(_INNER):
+        at = fold_of == k
+        if at.any():
+            some = burst.where(at)
+            unseen = replace(plain, choice=fit_choice(rows.where(all_folds != k), plain))
+            found.append(sample(kernels_of(some.ops, some.conditions, gpu, unseen, ()), at))
+    named = np.isin(ran.work.learner, ("gemm", "conv2d")) & np.array([bool(names) for names in burst.names])
+    return [*found, sample(take(ran, named), named, again=True)] if named.any() else found
+
+
+_INNER = 4
 
 
 def bundle_of(found: Fitted, rows: Rows, gpu: Gpu, residuals: Mapping[str, Residual], note: str) -> Bundle:
@@ -92,13 +128,25 @@ def bundle_of(found: Fitted, rows: Rows, gpu: Gpu, residuals: Mapping[str, Resid
         reference=found.learned.reference,
         learned=found.learned,
         seen=seen(rows, kernels_of(rows.ops, rows.conditions, gpu, found.learned.reference, ())),
+        settles=settles(rows, gpu),
         assumptions=tuple(f"no {family} was measured: provisional corrections" for family in unmeasured),
     )
 
 
+def settles(rows: Rows, gpu: Gpu) -> float:
+    """Share of its limit at which the governor holds the board, from capped rows that were measured settled."""
+    capped = np.isfinite(rows.of("settled_power_w")) & (
+        rows.of("settled_clock_hz") < 0.995 * float(np.mean(gpu.clocks.max_hz))
+    )
+    share = rows.of("settled_power_w")[capped & random(rows) & rows.fit] / float(np.mean(gpu.power.limit_w))
+    share = share[share > _LOW_POWER]
+    return float(np.clip(np.median(share), _LOW_POWER, 1.0)) if share.size else 1.0
+
+
 def as_ran(rows: Rows) -> tuple[Condition, ...]:
     """Conditions with the names of the kernels that ran, where they are known: the tile oracle."""
-    return tuple(replace(c, kernels=names) for c, names in zip(rows.conditions, rows.names, strict=True))
+    ran = zip(rows.conditions, rows.names, parts_of(rows), strict=True)
+    return tuple(replace(c, kernels=names, parts=parts) for c, names, parts in ran)
 
 
 def idle_curve(rows: list[tuple[float, float, float]], gpu: Gpu) -> IdlePower:
@@ -148,9 +196,10 @@ def tensor(kernels: Kernels) -> npt.NDArray[np.bool_]:
 
 def law_hz(law: ClockLaw, kernels: Kernels, latency_s: Array, set_hz: float, sm_count: float) -> Array:
     """Effective clock of kernels whose latency is known, at one set clock."""
-    rate = np.asarray(kernels.pipe_per_cycle) * sm_count
-    # activity in cycles of the effective clock; one step from the ratio without load suffices
-    activity = np.clip(kernels.flop / rate / (latency_s * set_hz * law.ratio[0]), 0.0, 1.0)
+    busy_s = kernels.flop / (np.asarray(kernels.pipe_per_cycle) * sm_count)
+    # activity in cycles of the effective clock; one step from the ratio without load: further ones run away from
+    # what spin kernels see under the densest products
+    activity = np.clip(busy_s / (latency_s * set_hz * law.ratio[0]), 0.0, 1.0)
     loaded = np.interp(activity * law.load(np.asarray(set_hz)), law.activity, law.ratio)
     return np.asarray(set_hz * np.where(tensor(kernels), loaded, law.without))
 
@@ -205,7 +254,11 @@ def _power(
     ratio = _energy_ratio(priced, power, toggling)
     at_top_s = latency_s * clock_hz / reference.top_hz
     more = rates(some, reference, at_top_s, fixed_s)
-    return power, toggling, fit_residuals(some, ratio, more, pools=_POOLS, trees=0)
+    return (
+        power,
+        toggling,
+        fit_residuals([Sample(some, ratio, more)], pools=_POOLS, trees=150, leaves=6, hold_in=False),
+    )
 
 
 def _energy_ratio(rows: PowerRows, power: ModulePower, toggling: Mapping[str, float]) -> Array:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from wattcast.arrays import Array
 from wattcast.fit.kernels_data import Mask, Rows
 from wattcast.kernels import Reference
-from wattcast.kernels.choose import Chooser, Label, candidate_terms, label_of, pick
+from wattcast.kernels.choose import NOT_RUN, Chooser, Label, candidate_terms, label_of, main_of, pick
 from wattcast.kernels.convolution import CHOICE_COLUMNS as CONVOLUTION_COLUMNS
 from wattcast.kernels.lower import choice_inputs
 from wattcast.kernels.products import CHOICE_COLUMNS as PRODUCT_COLUMNS
@@ -53,6 +53,18 @@ def labels_of(rows: Rows) -> list[Label | None]:
     ]
 
 
+def parts_of(rows: Rows) -> list[int]:
+    """Parts of K that the kernel that ran made, by its grid; 0 where nothing is known."""
+    classes, sizes, _ = choice_inputs(rows.ops, rows.conditions)
+    b, m, n, _ = sizes
+    found = [0] * len(rows)
+    for i, name in enumerate(classes):
+        label = label_of(rows.names[i]) if name and rows.names[i] else None
+        if label is not None:
+            found[i] = _parts(rows, i, label, float(b[i]), float(m[i]), float(n[i]))
+    return found
+
+
 def chosen_for(rows: Rows, reference: Reference) -> list[Label | None]:
     """The kernel the fitted choice takes for each row; None where it chooses nothing."""
     classes, sizes, shape = choice_inputs(rows.ops, rows.conditions)
@@ -64,7 +76,7 @@ def chosen_for(rows: Rows, reference: Reference) -> list[Label | None]:
         picks = pick(
             reference.choice,
             [classes[i] for i in known],
-            [()] * len(known),
+            [NOT_RUN] * len(known),
             (b[at], m[at], n[at], k[at]),
             {name: values[at] for name, values in shape.items()},
             list,
@@ -82,12 +94,19 @@ def _mask(rows: Sequence[int], count: int) -> Mask:
 
 
 def _label(rows: Rows, i: int, b: float, m: float, n: float) -> Label | None:
-    """The kernel that ran; more blocks than tiles say that K was split, except of Hopper's, which walk over tiles."""
+    """The kernel that ran; more blocks than tiles say that K was split, whatever the name says."""
     label = label_of(rows.names[i])
-    if label is None or label.kind in ("hopper", "vector") or not rows.blocks[i]:
-        return label
+    return label and label._replace(split=label.split or _parts(rows, i, label, b, m, n) > 1)
+
+
+def _parts(rows: Rows, i: int, label: Label, b: float, m: float, n: float) -> int:
+    """Blocks of the product's kernel a tile, 0 where they do not say: Hopper's walk over tiles."""
+    at = main_of(rows.names[i])
+    if label.kind in ("hopper", "vector") or at is None or at >= len(rows.blocks[i]):
+        return 0
     tiles = b * np.ceil(n / label.tile_n) * np.ceil(m / label.tile_m)
-    return label._replace(split=label.split or max(rows.blocks[i]) >= _SPLIT_BLOCKS * tiles)
+    parts = rows.blocks[i][at] / tiles
+    return round(parts) if parts >= _SPLIT_BLOCKS else 1
 
 
 def _fit(ran: Sequence[Label], sizes: tuple[Array, ...], table: Array, names: tuple[str, ...], sms: float) -> Chooser:

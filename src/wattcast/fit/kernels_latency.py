@@ -8,6 +8,7 @@ towards the family's own fit where a group has few rows. Then trees on what is l
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -30,9 +31,10 @@ _PULL = 0.3  # weight of the family's value against one row's relative error, pe
 def fit_corrections(
     terms: Terms, group: Sequence[str], latency_s: Array, effective_hz: Array
 ) -> dict[str, Correction]:
-    """Corrections of each family (the part of a group before its dot), then of each group."""
+    """Corrections of each family (the part of a group before its dot; depthwise convolutions apart), then of each
+    group."""
     groups = np.array(group)
-    families = np.array([name.partition(".")[0] for name in group])
+    families = np.array([_family(name) for name in group])
     found: dict[str, Array] = {}
     for family in dict.fromkeys(families.tolist()):
         rows = np.flatnonzero(families == family)
@@ -42,6 +44,10 @@ def fit_corrections(
                 inside = np.flatnonzero(groups == name)
                 found[name] = _fit(terms.at(inside), latency_s[inside], effective_hz[inside], found[family])
     return {name: _correction(value) for name, value in found.items()}
+
+
+def _family(group: str) -> str:
+    return "conv2d.depthwise" if learner_of(group) == "depthwise" else group.partition(".")[0]
 
 
 def _fit(terms: Terms, latency_s: Array, effective_hz: Array, towards: Array | None) -> Array:
@@ -89,7 +95,7 @@ FEATURES = {
     ),
     "conv2d": (
         *("log_m", "log_n", "log_k", "align_n", "align_c", "tile_n", "tile_m", "fill", "log_units", "rounds"),
-        *("log_groups", "turned", "padded_in", "padded_out", "align_side", "tap_padding", "log_moved", "log_c"),
+        *("log_groups", "turned", "padded_in", "padded_out", "align_side", "tap_padding", "log_turns", "log_c"),
         *("log_rs", "stride", "channels_last", "log_image", "log_out", "log_batch", "dtype"),
     ),
     "depthwise": (
@@ -122,43 +128,76 @@ FEATURES["layernorm"] = FEATURES["rmsnorm"] = FEATURES["softmax"]
 COMMON = ("ideal_compute", "ideal_l2", "ideal_dram", "ideal_bound", "ideal_between", "steps")
 
 
+@dataclass(frozen=True)
+class Sample:
+    """Kernels, measured over scaffold of each, and further features."""
+
+    kernels: Kernels
+    ratio: Array
+    more: Mapping[str, Array] = field(default_factory=dict)
+    again: bool = False  # its rows are in other samples too
+
+    def of(self, families: Sequence[str], names: Sequence[str]) -> tuple[dict[str, Array], Array]:
+        """Columns ``names`` and the target of some families' kernels; a column that is not here is zero."""
+        at = np.flatnonzero(np.isin(self.kernels.work.learner, families))
+        known = {**self.kernels.work.features, **self.more}
+        nothing = np.zeros(len(at))
+        return {n: known[n][at] if n in known else nothing for n in names}, np.log(self.ratio[at])
+
+
 def fit_residuals(
-    kernels: Kernels,
-    ratio: Array,
-    more: Mapping[str, Array] | None = None,
+    samples: Sequence[Sample],
     *,
     pools: tuple[tuple[str, ...], ...] = (),
     seed: int = 0,
-    trees: int = 160,
+    trees: int = 300,
+    leaves: int = 12,
+    hold_in: bool = True,
 ) -> dict[str, Learned]:
     """What is left of log(measured over scaffold), by learner; factors are held within the range seen.
 
-    ``more`` are further features of every kernel; the families of a pool, alike in features, are learned as one.
+    The families of a pool, alike in features, are learned as one. A row may be in several samples. ``hold_in``: the
+    process sees outliers of products and convolutions drawn in.
     """
-    more = more or {}
-    families = np.array(kernels.work.learner)
-    target = np.log(ratio)
     found = {}
-    for family in dict.fromkeys(kernels.work.learner):
+    for family in dict.fromkeys(name for sample in samples for name in sample.kernels.work.learner):
         pool = next((pool for pool in pools if family in pool), (family,))
-        rows = np.flatnonzero(np.isin(families, pool))
-        if len(rows) < LEAST_FOR_PROCESS:
+        names = tuple(
+            dict.fromkeys(
+                name for s in samples for other in pool for name in (*feature_names(other, s.kernels), *s.more)
+            )
+        )
+        parts = [sample.of(pool, names) for sample in samples]
+        columns = {name: np.concatenate([part[name] for part, _ in parts]) for name in names}
+        target = np.concatenate([part for _, part in parts])
+        if len(target) < LEAST_FOR_PROCESS:
             continue  # too few to learn from: the scaffold's word stands
-        names = dict.fromkeys(name for other in pool for name in feature_names(other, kernels))
-        columns = {name: kernels.work.features[name][rows] for name in names}
-        columns |= {name: values[rows] for name, values in more.items()}
-        grown = trees and len(rows) >= LEAST_FOR_TREES
+        grown = trees and len(target) >= LEAST_FOR_TREES
+        again = any(sample.again and len(part) for sample, (_, part) in zip(samples, parts, strict=True))
+        # |predicted / measured - 1| is what is scored: a row far above the scaffold weighs less than one below it
+        weight = np.exp(np.clip(np.median(target) - target, -1.0, 1.0))
         found[family] = Learned(
-            fit_forest(columns, target[rows], trees=trees, seed=seed) if grown else None,
-            fit_kriging(columns, _held_in(target[rows]) if trees and family in _RAGGED else target[rows], seed=seed),
-            float(target[rows].min()),
-            float(target[rows].max()),
+            fit_forest(
+                columns,
+                target,
+                weight,
+                trees=trees,
+                leaves=leaves,
+                least_rows=LEAST_ROWS * (2 if again else 1),
+                seed=seed,
+            )
+            if grown
+            else None,
+            fit_kriging(columns, _held_in(target) if hold_in and family in _RAGGED else target, seed=seed),
+            float(target.min()),
+            float(target.max()),
         )
     return found
 
 
-LEAST_FOR_TREES = 100
+LEAST_FOR_TREES = 40
 LEAST_FOR_PROCESS = 8
+LEAST_ROWS = 6  # measured rows in a leaf
 _RAGGED = ("gemm", "conv2d", "depthwise")  # where a kernel not foreseen leaves a row far off
 _OUTLIER = 3.0  # in robust standard deviations: beyond, a row says that it is far, not how far
 

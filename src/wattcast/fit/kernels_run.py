@@ -16,7 +16,8 @@ from wattcast.errors import BadInput
 from wattcast.fit import few_rows, kernels_data
 from wattcast.fit.cards import spread
 from wattcast.fit.kernels import bundle_of, fit_rows, idle_curve
-from wattcast.fit.kernels_split import HeldOut, hold_out, quantiles
+from wattcast.fit.kernels_interval import quantiles
+from wattcast.fit.kernels_split import HeldOut, hold_out
 from wattcast.fitted import bundle as bundles
 from wattcast.fitted import bundle_for
 from wattcast.fitted.bundle import Bundle

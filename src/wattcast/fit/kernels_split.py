@@ -6,7 +6,7 @@ All rows of a shape (burst, sustained, duty, clock, pattern, every format of it)
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,8 @@ from wattcast.equilibrium import settle
 from wattcast.fit.kernels import Fitted, as_ran, bundle_of, fit_rows, random, settled
 from wattcast.fit.kernels_choice import chosen_for, labels_of
 from wattcast.fit.kernels_data import Mask, Rows
-from wattcast.fitted.bundle import Bundle, Residual
+from wattcast.fit.kernels_folds import FOLDS, folds_of, shape_of
+from wattcast.fitted.bundle import Bundle
 from wattcast.flow import analyse_kernels, at_clock
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.kernels import kernels_of, reference_of
@@ -24,11 +25,6 @@ from wattcast.kernels.table import Segment
 from wattcast.power.static import IdlePower
 from wattcast.timeline import kernel_s
 from wattcast.timeline.clock import effective_hz
-from wattcast.workload.graph import Operator
-
-FOLDS = 5
-LEVEL = 0.9
-ROW_FAMILIES = ("softmax", "layernorm", "rmsnorm")
 
 
 @dataclass(frozen=True)
@@ -51,21 +47,6 @@ class HeldOut:
     ran: tuple[str, ...]  # kernel of a product, from the names; empty: none known
     chosen: tuple[str, ...]  # kernel the choice took without having seen the shape
     oracle_latency_s: Array  # predicted with the kernel that ran; bursts of products alone
-
-
-def shape_of(op: Operator) -> str:
-    """What makes two rows the same shape: the operator and its sizes, whatever the number format."""
-    whole = (
-        (f.name, getattr(op, f.name)) for f in fields(op) if f.name not in ("dtype", "out_dtype", "count", "label")
-    )
-    sizes = [f"{name}={value}" for name, value in whole if not name.startswith(("read", "write"))]
-    return f"{op.name} {' '.join(sizes)}"
-
-
-def folds_of(rows: Rows, folds: int = FOLDS, seed: int = 0) -> npt.NDArray[np.int64]:
-    """Fold of each row; a shape lies in one fold."""
-    _, shape = np.unique([shape_of(op) for op in rows.ops], return_inverse=True)
-    return np.asarray(np.random.default_rng(seed).permutation(int(shape.max()) + 1)[shape] % folds)
 
 
 def hold_out(
@@ -179,33 +160,4 @@ def _held_out(
     )
 
 
-def quantiles(held: HeldOut, level: float = LEVEL) -> dict[str, Residual]:
-    """Split-conformal ends of measured over predicted, by family [Lei2018]: order statistics of held-out rows."""
-    families, is_random = np.array(held.family), np.array([d == "random" for d in held.data])
-    burst = np.array([k == "burst" for k in held.kind])
-    found = {}
-    for family in dict.fromkeys(held.family):
-        at = (families == family) & is_random
-        time = (held.latency_s / held.predicted_latency_s)[at & burst]
-        alike = np.isin(families, power_pool(family)) & is_random & ~burst
-        power = (held.power_w / held.predicted_power_w)[alike]
-        found[family] = Residual(conformal(time, level), conformal(power[np.isfinite(power)], level), len(time))
-    return found
-
-
-def power_pool(family: str) -> tuple[str, ...]:
-    """Families whose residuals of power are taken together: twenty rows each are few for tails of five percent."""
-    return ROW_FAMILIES if family in ROW_FAMILIES else (family,)
-
-
-def conformal(ratio: Array, level: float) -> tuple[float, float]:
-    """Ends between which a new ratio falls with at least ``level``, a tail of (1 - level)/2 at each side."""
-    if ratio.size == 0:
-        return (0.5, 2.0)
-    ordered, tail = np.sort(ratio), (1.0 - level) / 2.0
-    low = int(np.clip(np.floor(tail * (ratio.size + 1)) - 1, 0, ratio.size - 1))
-    high = int(np.clip(np.ceil((1.0 - tail) * (ratio.size + 1)) - 1, 0, ratio.size - 1))
-    return float(ordered[low]), float(ordered[high])
-
-
-__all__ = ["HeldOut", "conformal", "folds_of", "hold_out", "predict_rows", "quantiles", "random", "shape_of"]
+__all__ = ["HeldOut", "folds_of", "hold_out", "predict_rows", "random", "shape_of"]

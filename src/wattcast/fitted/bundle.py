@@ -71,6 +71,7 @@ class Bundle:
     learned: Residuals | None = None  # what the scaffold leaves over
     seen: Mapping[str, Seen] = field(default_factory=dict)  # family -> what was measured of it
     interval_level: float = 0.9
+    settles: float = 1.0  # share of a power limit at which the governor holds the board
     assumptions: tuple[str, ...] = ()
     cards: CardSpread = field(default_factory=published_spread)  # how far another card of the kind may be
 
@@ -171,6 +172,7 @@ class _BundleFile(msgspec.Struct, forbid_unknown_fields=True):
     toggling: dict[str, float]
     effective_clock: _ClockLaw | None = None
     interval_level: float = 0.9
+    settles: float = 1.0
     assumptions: list[str] = []
     reference: _Reference | None = None
     learned_on: _Reference | None = None  # the chip learned factors were fitted on, where it is another
@@ -213,6 +215,7 @@ def parse(data: bytes, where: str, arrays: bytes | None = None) -> Bundle:
         learned=learned,
         seen={name: Seen(tuple(s.dtypes), tuple(s.groups), s.sizes) for name, s in file.seen.items()},
         interval_level=file.interval_level,
+        settles=_share(file.settles, f"{where}: settles"),
         assumptions=tuple(file.assumptions),
         cards=CardSpread(**msgspec.structs.asdict(file.cards)) if file.cards else published_spread(),
     )
@@ -260,6 +263,12 @@ def _reference_plain(reference: Reference) -> dict[str, Any]:
     return {**known, "per_cycle": dict(reference.per_cycle), "style": str(reference.style)}
 
 
+def _share(value: float, where: str) -> float:
+    if not 0.5 <= value <= 1.0:
+        raise bad_value(where, "a share of the power limit between 0.5 and 1", value)
+    return value
+
+
 def _power(power: _Power, where: str) -> PowerModel:
     kind = kind_of(power.kind)
     try:
@@ -298,6 +307,7 @@ def to_plain(bundle: Bundle) -> dict[str, Any]:
         },
         "toggling": dict(bundle.toggling),
         "interval_level": bundle.interval_level,
+        "settles": bundle.settles,
         "assumptions": list(bundle.assumptions),
     }
     if law is not None:

@@ -195,7 +195,8 @@ def _corrections(parent: Bundle, gpu: Gpu, chip: Gpu, the: Rule, kind: Architect
         found[name] = changed
     for old, new in style.native.items():
         if old in found and new in found:
-            found[old] = replace(found[new], compute=found[old].compute, l2=found[new].l2 / style.sharing)
+            cycles = found.get(style.native_cycles, found[old]).compute
+            found[old] = replace(found[new], compute=cycles, l2=found[new].l2 / style.sharing)
     return found | {new: found[old] for new, old in style.renamed.items() if old in found}
 
 

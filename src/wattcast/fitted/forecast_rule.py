@@ -37,6 +37,7 @@ class StyleRule(msgspec.Struct, forbid_unknown_fields=True):
     tensor_delivery: float
     sharing: float
     native: dict[str, str]
+    native_cycles: str  # the group whose cycles native products take; empty: their own
     mma_on_parent: float
     old_groups: list[str]
     renamed: dict[str, str]

@@ -11,6 +11,7 @@ Where nothing was fitted, :mod:`wattcast.kernels.gemm` takes the tile that is fa
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -23,13 +24,17 @@ from wattcast.arrays import Array
 from wattcast.errors import bad_value
 from wattcast.kernels.names import KernelName, parse_kernel_name
 
-KINDS = ("hopper", "ampere", "turing", "wmma", "indexed", "simt", "vector")
+KINDS = ("hopper", "ampere", "turing", "wmma", "direct", "simt", "plain", "vector")
 STEP_K = 64.0
 # Blocks of kernels before Hopper that registers and shared memory of an SM hold, by elements of their tile.
 _AREAS, _HELD = np.array([2048.0, 4096.0, 8192.0, 32768.0]), np.array([12.0, 9.0, 4.0, 2.0, 1.0])
 _SHARPEN = 2.0  # how much more than its likelihood says the likeliest kernel counts, where kinds differ
 _PRODUCTS = ("gemm", "gemv", "convolution")
+# cuDNN's convolutions on CUDA cores say the logarithms of their sides: ..._sgemm<float, float, 1024, 5, 5, ...>
+_PLAIN = re.compile(r"convolve\w*<(?:[^<>,]+, )+?(?:128|256|512|1024), (\d), (\d),")
 Flags = npt.NDArray[np.bool_]
+Ran = tuple[Sequence[str], int]  # names of the kernels that ran, none: unknown; parts of K, 0: as the names say
+NOT_RUN: Ran = ((), 0)
 
 
 class Label(NamedTuple):
@@ -44,7 +49,7 @@ class Label(NamedTuple):
         return f"{self.kind} {self.tile_n}x{self.tile_m}{' split' if self.split else ''}"
 
 
-VECTOR = Label("vector", 64, 8, False)  # kernels without a tile: a few rows, or a direct convolution
+VECTOR = Label("vector", 64, 8, False)  # kernels without a tile: a few rows
 
 
 def label_of(names: Sequence[str]) -> Label | None:
@@ -55,13 +60,16 @@ def label_of(names: Sequence[str]) -> Label | None:
     >>> label_of(["nvjet_sm90_tst_64x8_64x16_4x1_v_bz_splitK_TNT"])
     Label(kind='hopper', tile_n=64, tile_m=8, split=True)
     """
-    parsed = [parse_kernel_name(name) for name in names]
-    main = next((name for name in parsed if name.family in _PRODUCTS), None)
-    if main is None:
+    at = main_of(names)
+    if at is None:
         return None
+    parsed = [parse_kernel_name(name) for name in names]
+    main = parsed[at]
     kind = kind_of(main)
     if kind == "vector":
         return VECTOR
+    if kind == "plain":
+        return _plain(main.name)
     first, second = int(main.tile_m or 0), int(main.tile_n or 0)
     tokens_first = "xmma" in main.name or main.family == "convolution"
     n, m = (second, first) if tokens_first else (first, second)
@@ -69,14 +77,29 @@ def label_of(names: Sequence[str]) -> Label | None:
     return Label(kind, n, m, split)
 
 
+def main_of(names: Sequence[str]) -> int | None:
+    """Place of the kernel of the product itself among the names of an operator's kernels."""
+    return next((i for i, name in enumerate(names) if parse_kernel_name(name).family in _PRODUCTS), None)
+
+
+def _plain(name: str) -> Label:
+    """A convolution on CUDA cores that takes the image as it lies; 32 by 32 where its name does not say."""
+    sides = _PLAIN.search(name)
+    m, n = (2 ** int(sides[1]), 2 ** int(sides[2])) if sides else (32, 32)
+    return Label("plain", n, m, False)
+
+
 def kind_of(name: KernelName) -> str:
-    """The kind of a product's kernel: by the generation it was written for and how it loads."""
+    """The kind of a product's kernel: by the generation it was written for and how it loads.
+
+    Direct ones load operands past shared memory, an element at a time, and are slow by factors.
+    """
     if not name.tiled:
-        return "vector"
+        return "plain" if name.family == "convolution" else "vector"
     if name.architecture == "sm90":
         return "hopper"
-    if "indexed" in name.name:
-        return "indexed"
+    if "wo_smem" in name.name:
+        return "direct"
     if "wmma" in name.name:
         return "wmma"
     if any(word in name.name for word in ("simt", "ffma", "sgemm")):
@@ -143,7 +166,10 @@ class Chooser:
     def __post_init__(self) -> None:
         count, width = len(self.kind), 1 + len(self.names)
         shapes = {self.tile_n.shape, self.tile_m.shape, self.split.shape}
-        if shapes != {(count,)} or self.own.shape != (count, width) or not set(self.kind) <= set(KINDS):
+        strange = sorted(set(self.kind.tolist()) - set(KINDS))
+        if strange:
+            raise bad_value("kernel choice", f"kinds among {', '.join(KINDS)}", ", ".join(strange), "Fit again.")
+        if shapes != {(count,)} or self.own.shape != (count, width):
             raise bad_value("kernel choice", f"{count} candidates of {width} weights", self.own.shape)
         if not (np.isfinite(self.own).all() and np.isfinite(self.weight).all() and (self.spread > 0).all()):
             raise bad_value("kernel choice", "finite weights", "others")
@@ -171,7 +197,7 @@ Choice = Mapping[str, Chooser]  # by class of products
 def pick(
     choice: Choice | None,
     classes: Sequence[str],
-    ran: Sequence[Sequence[str]],
+    ran: Sequence[Ran],
     sizes: tuple[Array, Array, Array, Array],
     shape: Mapping[str, Array],
     fallback: Callable[[], Sequence[Label]],
@@ -186,7 +212,8 @@ def pick(
         split=np.ones((count, MOST_PICKS)),
         share=np.zeros((count, MOST_PICKS)),
     )
-    given = [label_of(names) if names else None for names in ran]
+    given = [label_of(names) if names else None for names, _ in ran]
+    parts = [count for _, count in ran]
     rest = []
     for name in dict.fromkeys(classes):
         rows = [i for i, c in enumerate(classes) if c == name and given[i] is None]
@@ -199,7 +226,7 @@ def pick(
         given[i] = usual[i]
     for i, label in enumerate(given):
         if label is not None:
-            _sure(picks, i, label)
+            _sure(picks, i, label, parts[i])
     return picks
 
 
@@ -221,10 +248,10 @@ def _fitted(
     picks.share[at] = share / share.sum(axis=1, keepdims=True)
 
 
-def _sure(picks: Picks, row: int, label: Label) -> None:
+def _sure(picks: Picks, row: int, label: Label, parts: int) -> None:
     picks.kind[row, 0], picks.share[row, 0] = KINDS.index(label.kind), 1.0
     picks.tile_n[row, 0], picks.tile_m[row, 0] = label.tile_n, label.tile_m
-    picks.split[row, 0] = 0.0 if label.split else 1.0
+    picks.split[row, 0] = float(parts) if parts else (0.0 if label.split else 1.0)
 
 
 def candidate_terms(

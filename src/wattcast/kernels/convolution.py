@@ -16,15 +16,17 @@ import numpy.typing as npt
 
 from wattcast.arrays import Array
 from wattcast.dtypes import Dtype
-from wattcast.kernels.choose import KINDS, Label, Picks, blended, pick
+from wattcast.kernels.choose import KINDS, NOT_RUN, Label, Picks, blended, pick
 from wattcast.kernels.gemm import fastest, features, tiled
 from wattcast.kernels.products import FAST_BYTE, choice_columns, code_of
 from wattcast.kernels.work import Columns, Condition, Reference, Style, alignment, log2, resident
 from wattcast.workload.graph import Conv2d
 
 _TURN = 32.0  # side of what a block of a layout kernel turns
-_SLOW_PAD = 1.5  # how much slower padding is than turning, an element
-_SLOW_TRANSFORM = 4.0  # the same of the kernel that turns and pads a filter at once
+# From the times of 300 layout kernels in the H200 database: how much slower than turning an element it is to pad one,
+# to turn and pad one of a filter at once; and the fixed time of each over that of the kernel of the product.
+_SLOW_PAD, _SLOW_TRANSFORM = 1.6, 7.5
+_LIGHT, _LIGHT_TRANSFORM = 0.35, 2.0
 _TAP_BYTE = (
     64.0  # of one filter tap that an implicit product takes at a time; twice as many of Hopper's with many channels
 )
@@ -41,6 +43,9 @@ CHOICE_COLUMNS = (
     "stride",
     "channels_last",
     "align_c",
+    "align_k",
+    "log_batch",
+    "log_side",
 )
 
 
@@ -67,21 +72,22 @@ def convolutions(
 ) -> tuple[list[str], Columns, Columns]:
     """Groups, work columns and features."""
     s = _sizes(ops)
-    read, write = np.array([op.read_byte for op in ops]), np.array([op.write_byte for op in ops])
+    write = np.array([op.write_byte for op in ops])
+    read = np.array([op.read_byte for op in ops]) - s.image * (1.0 - _touched(ops))
     step = FAST_BYTE / s.width
     extra = _shape(ops, s)
     picks = _picks(ops, conditions, s, extra, rate, reference)
     # kernels that walk a tap at a time pad its channels
-    whole = np.isin(picks.kind, [KINDS.index(kind) for kind in ("indexed", "simt", "vector")])
+    whole = np.isin(picks.kind, [KINDS.index(kind) for kind in ("direct", "simt", "plain")])
     tap = np.where(picks.kind == _HOPPER, np.where(s.c > 32, 128.0, 64.0)[:, np.newaxis], _TAP_BYTE)
     tap = np.maximum(tap / s.width[:, np.newaxis], 16.0)
     k = s.rs[:, np.newaxis] * np.where(whole, s.c[:, np.newaxis], np.ceil(s.c[:, np.newaxis] / tap) * tap)
-    tile = tiled(s.groups, s.pixels, s.n, k, s.width, s.width, picks, reference)
-    plain = 1.0 - picks.of_kind("vector")
-    wide = 1.0 - picks.of_kind("indexed") - picks.of_kind("vector")
+    tile = tiled(s.groups, s.pixels, s.n, k, s.width, s.width, rate, picks, reference)
+    plain = 1.0 - picks.of_kind("plain")
+    wide = plain - np.where(s.width <= 2, picks.of_kind("direct"), 0.0)
     turned = (~s.depthwise & np.where(s.simt, s.last, ~s.last)) * plain
     pads = (~s.depthwise & ~s.simt & s.last) * wide
-    moved, launches = _layouts(ops, s, turned, pads * (s.c % step != 0), pads * (s.n % step != 0), step)
+    moved, turns, launches = _layouts(ops, s, turned, pads * (s.c % step != 0), pads * (s.n % step != 0), step)
     kept = resident(read + write + moved, reference.l2_byte)
     depth_kind = np.array([_depthwise_kind(op) if d else "" for op, d in zip(ops, s.depthwise, strict=True)])
     units, threads_held, steps, shared = _depthwise(ops, s, depth_kind)
@@ -93,10 +99,11 @@ def convolutions(
         "steps": np.where(d, steps, tile["steps"]),
         "launches": launches,
         "l2_byte": np.where(
-            d, read * np.where(depth_kind == "last.plain", 1.0 + s.rs / 5.0, 1.0) + write, tile["load_byte"]
+            d, read * np.where(np.isin(depth_kind, _TAPS), 1.0 + s.rs / 5.0, 1.0) + write, tile["load_byte"]
         ),
         "store_byte": np.where(d, 0.0, s.out),
         "between_byte": moved,
+        "turn_element": turns,
         "shared_byte": np.where(d, shared, tile["shared_byte"] + s.out),
         "dram_read_byte": read * (1.0 - kept) + s.weight * kept,
         "dram_write_byte": write * (1.0 - kept),
@@ -108,6 +115,7 @@ def convolutions(
         "turned": turned,
         "padded_in": pads * (s.c % step != 0),
         "padded_out": pads * (s.n % step != 0),
+        "log_turns": log2(turns),
         "tap_padding": np.where(d, 0.0, k[:, 0] / (s.rs * s.c)),
         "log_moved": log2(moved),
     }
@@ -124,6 +132,7 @@ def asked(ops: Sequence[Conv2d]) -> tuple[list[str], tuple[Array, ...], Columns]
 def _shape(ops: Sequence[Conv2d], s: _Sizes) -> Columns:
     return {
         "align_c": alignment(s.c),
+        "align_k": alignment(s.n),
         "log_c": log2(s.c),
         "log_rs": log2(s.rs),
         "log_groups": log2(s.groups),
@@ -185,9 +194,15 @@ def _picks(
         fast = "ampere" if reference.style is Style.AMPERE else "hopper"
         return [Label("simt" if x else fast, int(n[i]), int(m[i]), False) for i, x in enumerate(s.simt)]
 
-    ran = [() if d else c.kernels for c, d in zip(conditions, s.depthwise, strict=True)]
+    ran = [NOT_RUN if d else (c.kernels, c.parts) for c, d in zip(conditions, s.depthwise, strict=True)]
     shape = choice_columns(*sizes) | extra
     return pick(reference.choice, _classes(ops, s), ran, sizes, shape, usual, reference.sm_count)
+
+
+def _touched(ops: Sequence[Conv2d]) -> Array:
+    """Share of the image's pixels under any filter: strides beyond the filter leave pixels out."""
+    across = np.array([min(op.s / (op.stride_w or op.stride), 1.0) for op in ops])
+    return np.asarray(np.array([min(op.r / op.stride, 1.0) for op in ops]) * across)
 
 
 def _layouts(
@@ -197,10 +212,11 @@ def _layouts(
     padded_in: Array,
     padded_out: Array,
     step: Array,
-) -> tuple[Array, Array]:
-    """Bytes that layout kernels read and write, whole blocks of them, and kernels of the operator in all.
+) -> tuple[Array, Array, Array]:
+    """Bytes that layout kernels read and write, elements they turn (whole blocks of them), and all kernels' starts.
 
-    ``turned``, ``padded_in`` and ``padded_out`` say how likely each is.
+    ``turned``, ``padded_in`` and ``padded_out`` say how likely each is. A layout kernel starts in part of the time
+    that the product's takes.
     """
     batch = np.array([float(op.n) for op in ops])
     side, out_side = (
@@ -211,15 +227,21 @@ def _layouts(
     padded = np.maximum(padded_in, padded_out)
     ragged = ~s.simt & (n % step != 0)
     turn = turned * (_blocks(batch, side, c) + _blocks(batch, out_side, n))
-    turn += filters * _blocks(n, s.rs, s.c) * np.where(ragged, _SLOW_TRANSFORM, 1.0)
+    turn += filters * np.where(ragged, _SLOW_TRANSFORM * s.weight / s.width, _blocks(n, s.rs, s.c))
     pad = padded_in * s.image + padded_out * s.out + padded * s.weight
-    launches = 1.0 + 2.0 * turned + filters + padded_in + padded_out + padded
-    return 2.0 * (turn * s.width + _SLOW_PAD * pad), launches
+    byte = turned * (s.image + s.out) + filters * s.weight + pad
+    starts = (
+        2.0 * turned + filters * np.where(ragged, _LIGHT_TRANSFORM / _LIGHT, 1.0) + padded_in + padded_out + padded
+    )
+    return 2.0 * byte, turn + _SLOW_PAD * pad / s.width, 1.0 + _LIGHT * starts
 
 
 def _blocks(batch: Array, side: Array, channels: Array) -> Array:
     """Elements of the whole blocks that turn ``batch`` images."""
     return np.asarray(batch * np.ceil(side / _TURN) * np.ceil(channels / _TURN) * _TURN**2)
+
+
+_TAPS = ("last.plain", "last.wide")  # one kernel, which loads every tap; slower in half precision, which it widens
 
 
 def _depthwise_kind(op: Conv2d) -> str:
@@ -228,9 +250,11 @@ def _depthwise_kind(op: Conv2d) -> str:
     if not op.channels_last:
         tiled_ = op.dtype is Dtype.FP16 and op.r * op.s <= 9 and op.stride == 1
         return "first.tiled" if tiled_ else "first.plain"
-    if half and op.r * op.s == 1:
+    if op.r * op.s == 1 and (op.stride > 1 or op.c <= 16):
         return "last.direct"
-    return "last.special" if half and op.n >= 8 and op.c % 4 == 0 else "last.plain"
+    if not half:
+        return "last.wide"
+    return "last.special" if op.n >= 8 and op.c % 4 == 0 else "last.plain"
 
 
 def _depthwise(ops: Sequence[Conv2d], s: _Sizes, kind: npt.NDArray[np.str_]) -> tuple[Array, Array, Array, Array]:
@@ -240,12 +264,14 @@ def _depthwise(ops: Sequence[Conv2d], s: _Sizes, kind: npt.NDArray[np.str_]) -> 
     units = np.select([kind == "first.tiled", kind == "last.special"], [tiles, elements / 5000.0], elements / 1024.0)
     large = s.rs > 25
     held = np.select(
-        [kind == "first.tiled", kind == "last.special", kind == "last.plain"],
+        [kind == "first.tiled", kind == "last.special", np.isin(kind, _TAPS)],
         [np.full(len(ops), 4.0), np.where(large, 2.0, 6.0), np.full(len(ops), 12.0)],
         2.0,
     )
-    shared = np.select([kind == "last.special", kind == "last.plain"], [0.6, 1.1], 1.2) * s.rs * s.image
-    return np.maximum(np.ceil(units), 1.0), held, s.rs + 5.0, shared
+    shared = np.select([kind == "last.special", np.isin(kind, _TAPS)], [0.6, 1.1], 1.2) * s.rs * s.image
+    # the direct kernel takes elements of a pixel from lines far apart: as long as forty taps, whatever its filter
+    steps = np.where(kind == "last.direct", 40.0, s.rs + 5.0)
+    return np.maximum(np.ceil(units), 1.0), held, steps, shared
 
 
 def _group(op: Conv2d, depthwise: str, kind: str) -> str:

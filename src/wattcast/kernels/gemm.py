@@ -29,24 +29,35 @@ _STEP_CYCLES = 60.0  # a step of K costs no less than its latency over the stage
 _LEAST_STEPS = 4.0  # of one part of a split K
 # Bytes of K that a block takes at a time, and how often a loaded byte crosses shared memory over what a Hopper kernel
 # of the same tile does (warps before Hopper load operands each for themselves; from profiler counters), by kind.
-_STEP_BYTE = np.array([128.0, 64.0, 64.0, 128.0, 32.0, 32.0, 0.0])
-_CROSSINGS = np.array([1.0, 2.2, 2.2, 2.2, 2.2, 3.5, 1.0])
+_STEP_BYTE = np.array([128.0, 64.0, 64.0, 128.0, 32.0, 32.0, 32.0, 0.0])
+_CROSSINGS = np.array([1.0, 2.2, 2.2, 2.2, 2.2, 3.5, 3.5, 1.0])
 _SIDE = 128.0
 _FULL_TILE = _SIDE**2
 _HOPPER, _VECTOR = KINDS.index("hopper"), KINDS.index("vector")
+_CUDA = [KINDS.index(kind) for kind in ("simt", "plain", "vector")]  # whatever the format
 _ROW_OUTPUTS, _ROW_STEP = 8.0, 512.0  # of a block of the kernels without a tile, and elements of K it loads at a time
-_SPLIT_BLOCKS, _SPLIT_K = (
-    2.5,
-    1500.0,
-)  # blocks on an SM that a split of K aims at, and the most of K that it leaves to one
+# Blocks on an SM that a split of K aims at, by kind, and the most of K that it leaves to one; from grids.
+_SPLIT_BLOCKS = np.array([1.0, 1.0, 2.5, 2.5, 2.5, 2.0, 2.0, 2.5])
+_SPLIT_K = 1500.0
 # How the share of the pipe's rate that a tile feeds falls with its area: (128²/area)^x, by kind; measured on an H200.
-_FEED = np.array([0.0, 0.38, 0.38, 0.38, 0.38, 0.3, 0.0])
+_FEED = np.array([0.0, 0.38, 0.38, 0.38, 0.38, 0.3, 0.3, 0.0])
 
 
 def tiled(
-    b: Array, m: Array, n: Array, k: Array, width: Array, out_width: Array, picks: Picks, reference: Reference
+    b: Array,
+    m: Array,
+    n: Array,
+    k: Array,
+    width: Array,
+    out_width: Array,
+    rate: Array,
+    picks: Picks,
+    reference: Reference,
 ) -> Columns:
     """Units, steps and traffic of ``b`` products ``[m, k] @ [k, n]``: of each pick, averaged in logs by likelihood.
+
+    ``rate`` is FLOP per cycle and SM of the format's own pipe; kernels on CUDA cores take the longer by as much as
+    those are slower, so that arithmetic over ``rate`` is right for both.
 
     ``k`` may be ``(row,)`` or ``(row, pick)``, where kernels pad it each in its own way.
     """
@@ -58,12 +69,15 @@ def tiled(
     slots = np.where(vector, 16.0, slots_of(kind == _HOPPER, tile_n * tile_m))
     step = np.where(vector, _ROW_STEP, _STEP_BYTE[kind] / width)
     most = np.maximum(np.floor(k / (_LEAST_STEPS * step)), 1.0)
-    filling = np.floor(reference.sm_count * np.where(kind == _HOPPER, 1.0, _SPLIT_BLOCKS) / tiles)
+    filling = np.floor(reference.sm_count * _SPLIT_BLOCKS[kind] / tiles)
     filling = np.maximum(filling, np.where(kind == _HOPPER, 2.0, np.ceil(k / _SPLIT_K)))
     parts = np.where(picks.split > 0, picks.split, np.clip(filling, np.minimum(2.0, most), most))
     units = np.where(vector, b * np.ceil(n / _ROW_OUTPUTS), tiles * parts)
     steps = np.ceil(k / parts / step)
     load = np.where(vector, b * n * k * width, tiles * (tile_n + tile_m) * k * width)
+    cores = reference.per_cycle.get("cuda_fp32_flop", 0.0)
+    slower = rate[:, np.newaxis] / cores if cores > 0 else np.ones((len(rate), 1))
+    slower = np.where(np.isin(kind, _CUDA), np.maximum(slower, 1.0), 1.0)
     # written once; each m64 warpgroup then reads its own rows and the columns of the tile, most of them
     shared = load * (1.0 + 0.6 * np.maximum(tile_n, tile_m) / 64.0) * _CROSSINGS[kind]
     each = {
@@ -73,7 +87,8 @@ def tiled(
         "units": units,
         "steps": steps,
         "slots": slots,
-        "unit_flop": np.where(
+        "unit_flop": slower
+        * np.where(
             vector,
             2.0 * _ROW_OUTPUTS * m * k,
             2.0 * tile_n * tile_m * steps * step * (_FULL_TILE / (tile_n * tile_m)) ** _FEED[kind],

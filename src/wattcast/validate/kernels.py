@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,8 @@ import numpy.typing as npt
 
 from wattcast import hardware
 from wattcast.arrays import Array
-from wattcast.fit.kernels_split import LEVEL, HeldOut, conformal, power_pool
+from wattcast.fit.kernels_interval import LEVEL, conformal, power_ends
+from wattcast.fit.kernels_split import HeldOut
 from wattcast.validate.rows import Mask, Row, percent, row
 
 
@@ -50,13 +52,13 @@ def coverage(held: HeldOut, gpu: str) -> list[Row]:
     burst = np.array([kind == "burst" for kind in held.kind])
     rows = []
     for name in dict.fromkeys(held.family):
-        for quantity, ratio, kept, alike in (
-            ("latency", held.latency_s / held.predicted_latency_s, burst, (name,)),
-            ("power", held.power_w / held.predicted_power_w, ~burst, power_pool(name)),
+        for quantity, ratio, kept, ends in (
+            ("latency", held.latency_s / held.predicted_latency_s, burst, _own_ends),
+            ("power", held.power_w / held.predicted_power_w, ~burst, power_ends),
         ):
             known = random & kept & np.isfinite(ratio)
-            at, pool = known & (family == name), known & np.isin(family, alike)
-            share, width = _covered(ratio, held.fold, at, pool)
+            at = known & (family == name)
+            share, width = _covered(ratio, held.fold, family, name, known, ends)
             more: dict[str, Any] = {
                 "coverage": round(100 * share, 1),
                 "width": round(100 * width, 1),
@@ -66,11 +68,24 @@ def coverage(held: HeldOut, gpu: str) -> list[Row]:
     return rows
 
 
-def _covered(ratio: Array, fold: npt.NDArray[np.int64], at: Mask, pool: Mask) -> tuple[float, float]:
-    """Share of the rows ``at`` inside ends from the other folds' rows of ``pool``, and the mean width."""
+def _own_ends(ratio: Array, family: npt.NDArray[np.str_], name: str) -> tuple[float, float]:
+    return conformal(ratio[family == name])
+
+
+def _covered(
+    ratio: Array,
+    fold: npt.NDArray[np.int64],
+    family: npt.NDArray[np.str_],
+    name: str,
+    known: Mask,
+    ends: Callable[[Array, npt.NDArray[np.str_], str], tuple[float, float]],
+) -> tuple[float, float]:
+    """Share of the known rows of a family inside ends from the other folds' rows, and the mean width."""
+    at = known & (family == name)
     inside, widths = np.zeros(len(ratio), dtype=bool), []
     for k in np.unique(fold[at]):
-        low, high = conformal(ratio[pool & (fold != k)], LEVEL)
+        others = known & (fold != k)
+        low, high = ends(ratio[others], family[others], name)
         here = at & (fold == k)
         inside[here] = (ratio[here] >= low) & (ratio[here] <= high)
         widths.append(high - low)
