@@ -16,7 +16,8 @@ from wattcast.fit.calibrate import shrunk_ends
 from wattcast.fit.inherit_kernels import Idle, Inherited, inherit, moved_by
 from wattcast.fit.kernels import bundle_of, fit_rows, idle_curve
 from wattcast.fit.kernels_data import Rows
-from wattcast.fit.kernels_split import FOLDS, HeldOut, _held_out, folds_of, hold_out, predict_with, quantiles
+from wattcast.fit.kernels_interval import quantiles
+from wattcast.fit.kernels_split import FOLDS, HeldOut, _held_out, folds_of, hold_out, predict_with
 from wattcast.fitted.bundle import FAMILIES, Bundle, Residual
 from wattcast.hardware import Gpu
 from wattcast.provenance import Provenance, Status

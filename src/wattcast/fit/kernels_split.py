@@ -160,4 +160,4 @@ def _held_out(
     )
 
 
-__all__ = ["HeldOut", "folds_of", "hold_out", "predict_rows", "random", "shape_of"]
+__all__ = ["FOLDS", "HeldOut", "folds_of", "hold_out", "predict_rows", "random", "shape_of"]

@@ -20,7 +20,8 @@ from wattcast.fit.cards import KINDS, PLAN, Components, Shifted, origins, seen_o
 from wattcast.fit.kernels import fit_rows, idle_curve, random, settled
 from wattcast.fit.kernels_data import Mask, Rows
 from wattcast.fit.kernels_run import _one_thread
-from wattcast.fit.kernels_split import FOLDS, LEVEL, HeldOut, conformal, folds_of, power_pool, predict_rows
+from wattcast.fit.kernels_interval import LEVEL, conformal, power_ends
+from wattcast.fit.kernels_split import FOLDS, HeldOut, folds_of, predict_rows
 from wattcast.fitted.cards import NORMAL_P90, CardSpread, published_spread
 from wattcast.uncertainty import moved_out
 from wattcast.validate.learning import Tell
@@ -108,10 +109,13 @@ def _inside(
     at = rows.is_kind(KINDS[quantity]) & np.isfinite(ratio)
     families, inside, wider = np.array(rows.family), [], []
     for name in dict.fromkeys(rows.family):
-        alike = power_pool(name) if quantity == "power" else (name,)
-        own, other = at & mine & np.isin(families, alike), at & others & (families == name)
+        other = at & others & (families == name)
         for k in np.unique(fold[other]):
-            ends = np.array(conformal(ratio[own & (fold != k)], LEVEL))
+            own = at & mine & (fold != k)
+            if quantity == "power":
+                ends = np.array(power_ends(ratio[own], families[own], name, LEVEL))
+            else:
+                ends = np.array(conformal(ratio[own & (families == name)], LEVEL))
             far = moved_out(ends, NORMAL_P90 * getattr(known, quantity))
             some = ratio[other & (fold == k)]
             inside += ((some >= ends[0]) & (some <= ends[1])).tolist()
