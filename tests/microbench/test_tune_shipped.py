@@ -12,8 +12,8 @@ import pytest
 
 from wattcast import hardware
 from wattcast.explore.microbench import Result, first, results_folder, results_of
-from wattcast.explore.tune import tune
-from wattcast.explore.tune_work import TIME, profile_of
+from wattcast.explore.tune import counted_profile, tune
+from wattcast.explore.tune_work import TIME
 from wattcast.records import read_lines
 
 H200 = hardware.load("h200")
@@ -93,7 +93,7 @@ def test_the_power_of_a_kernel_follows_from_its_counts() -> None:
         row = measured().get(name)
         if row is None or not row.power_w or row.power_w > 690.0 or row.group == "idle":
             continue
-        profile = profile_of(name, metrics | {TIME: metrics[TIME] * 1e-9}, results, 127.0)
+        profile = counted_profile(name, metrics, results)
         errors.append(profile.energy_j / profile.time_s / row.power_w - 1.0)
     assert len(errors) > 90
     assert np.median(np.abs(errors)) < 0.15

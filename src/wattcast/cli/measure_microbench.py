@@ -32,7 +32,9 @@ def microbench(
     ] = None,
     gpu: Annotated[str, typer.Option(help="With --show FOLDER: the device it was measured on.")] = "h200",
     figures: Annotated[Path | None, typer.Option(help="With --show: save figures into this folder.")] = None,
-    write: Annotated[Path | None, typer.Option(help="With --show: save the tables as a page.")] = None,
+    write: Annotated[
+        Path | None, typer.Option(help="With --show: save the tables as a page, or renew those of a page with marks.")
+    ] = None,
     table: Annotated[
         Path | None, typer.Option(help="With --show: CSV of watts and counters, for `fit counters`.")
     ] = None,
@@ -97,7 +99,13 @@ def _show(env: Environment, show: str, gpu_name: str, figures: Path | None, writ
             save(figure, figures / f"{name}.png")
             env.say(f"figure saved: {figures / f'{name}.png'}")
     if write is not None:
-        write_whole(write, report.markdown(results, gpu).encode())
+        from wattcast.report.microbench_page import has_tables, renewed
+
+        page = write.read_text(encoding="utf-8") if write.is_file() else ""
+        beside = (folder if folder.is_dir() else results_folder(gpu)) / "multimedia.jsonl"
+        every = (*results, *read_results(beside)) if beside.is_file() else results
+        text = renewed(page, every, gpu) if has_tables(page) else report.markdown(results, gpu)
+        write_whole(write, text.encode())
     if json:
         env.json(report.plain(results, gpu))
         return

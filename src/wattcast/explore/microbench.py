@@ -236,6 +236,28 @@ def specified(gpu: Gpu, result: Result) -> float | None:
 
 
 @dataclass(frozen=True)
+class Fault:
+    """What is known against a kernel's rows: ``wrong`` (not what its name says) or ``slow`` (short of its unit)."""
+
+    kind: str
+    why: str
+
+
+@cache
+def _faults() -> dict[tuple[str, int], Fault]:
+    text = files("wattcast.explore").joinpath("microbench_faults.csv").read_text(encoding="utf-8")
+    rows = csv.DictReader(text.splitlines())
+    told = {(row["name"], int(row["version"])): row for row in rows}
+    like = {key: told.get((row["why"].removeprefix("as "), key[1]), row)["why"] for key, row in told.items()}
+    return {key: Fault(row["kind"], like[key]) for key, row in told.items()}
+
+
+def fault_of(result: Result) -> Fault | None:
+    """The known fault of the kernel that measured a row, mended in a later version."""
+    return _faults().get((result.name, result.version))
+
+
+@dataclass(frozen=True)
 class Truth:
     """A statement that measurements must bear out."""
 

@@ -40,7 +40,7 @@ def tune(path: Path, results: Sequence[Result]) -> Tuning:
     names, metrics = ncu_metrics(path)
     if TIME not in metrics:
         raise bad_value(path.name, f"the metric {TIME}", "an export without it", "Collect it with ncu --metrics.")
-    idle_w = _idle_w(results)
+    idle_w = idle_power_w(results)
     if not usable_units(results, metrics):
         wanted = ", ".join(dict.fromkeys(name for _, names, _ in UNITS.values() for name in names))
         raise BadInput(f"{path.name}: no unit's work can be counted. Collect with ncu --metrics {TIME},{wanted}")
@@ -48,13 +48,25 @@ def tune(path: Path, results: Sequence[Result]) -> Tuning:
     for i, name in enumerate(names):
         values = {metric: float(column[i]) for metric, column in metrics.items() if np.isfinite(column[i])}
         profiles.append(profile_of(name, values, results, idle_w))
-    advice = [found for p in profiles for judge in JUDGES.values() if (found := judge.advise(p, results)) is not None]
-    ranked = sorted((a for a in advice if a.matters), key=lambda a: -abs(a.joules))
     missing = {name: tuple(m for m in judge.needs if m not in metrics) for name, judge in JUDGES.items()}
-    return Tuning(tuple(profiles), tuple(ranked), {name: lacks for name, lacks in missing.items() if lacks})
+    advice = ranked(profiles, results)
+    return Tuning(tuple(profiles), advice, {name: lacks for name, lacks in missing.items() if lacks})
 
 
-def _idle_w(results: Sequence[Result]) -> float:
+def ranked(profiles: Sequence[Profile], results: Sequence[Result]) -> tuple[Advice, ...]:
+    """Advice that matters on all of ``profiles``, most joules first."""
+    advice = [found for p in profiles for judge in JUDGES.values() if (found := judge.advise(p, results)) is not None]
+    return tuple(sorted((a for a in advice if a.matters), key=lambda a: -abs(a.joules)))
+
+
+def counted_profile(name: str, counters: Mapping[str, float], results: Sequence[Result]) -> Profile:
+    """A kernel from a row of ``microbench_counters.jsonl``, whose units are ncu's (nanoseconds, percent)."""
+    values = {metric: value / 100.0 if ".pct" in metric else value for metric, value in counters.items()}
+    return profile_of(name, values | {TIME: counters[TIME] * 1e-9}, results, idle_power_w(results))
+
+
+def idle_power_w(results: Sequence[Result]) -> float:
+    """With a context and no work: the median of what stands beside the rows, or idle rows."""
     known = [r.idle_power_w for r in results if r.idle_power_w]
     known = known or [r.power_w for r in results if r.group == "idle" and r.power_w]
     if not known:

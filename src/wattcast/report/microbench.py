@@ -103,13 +103,14 @@ def markdown(results: Sequence[Result], gpu: Gpu) -> str:
     for group in GROUPS:
         rows = rows_of(results, gpu, group)
         if rows:
-            parts.append(f"## {group}\n\n{_pipes([list(COLUMNS), *rows])}")
-    parts += [f"## Devices side by side\n\n{_pipes(side_by_side_rows(results, gpu))}"]
-    parts += [f"## What must hold\n\n{_pipes(truth_rows(results, gpu))}"]
+            parts.append(f"## {group}\n\n{pipes([list(COLUMNS), *rows])}")
+    parts += [f"## Devices side by side\n\n{pipes(side_by_side_rows(results, gpu))}"]
+    parts += [f"## What must hold\n\n{pipes(truth_rows(results, gpu))}"]
     return "\n\n".join(parts) + f"\n\n{FOOTNOTE}\n"
 
 
-def _pipes(rows: list[Row]) -> str:
+def pipes(rows: list[Row]) -> str:
+    """A table as Markdown."""
     lines = ["| " + " | ".join(row) + " |" for row in rows]
     return "\n".join([lines[0], "|---" * len(rows[0]) + "|", *lines[1:]])
 
