@@ -22,6 +22,7 @@ from wattcast.explore.microbench import (
     truths,
 )
 from wattcast.explore.mipp import published
+from wattcast.measure.microbench.suite import suite
 from wattcast.report import microbench as report
 
 H200 = hardware.load("h200")
@@ -128,6 +129,11 @@ def test_the_tables_name_the_sensor_and_put_devices_side_by_side(folder: Path, c
     assert done.code == 0, done.err
     assert "largest of the sensor's readings" in done.out
     assert "gtx-660" in done.out
+    assert "older kernel" not in done.err
+    shipped = call("measure", "microbench", "--show", "h200")
+    missing = {b.name for b in suite() if b.version > 1} - {r.name for r in results_of(H200) if r.version > 1}
+    told = shipped.err.partition("older kernel: ")[2].strip().split(", ")
+    assert missing <= set(told) if missing else "older kernel" not in shipped.err
     plain = json.loads(call("measure", "microbench", "--show", str(folder), "--json").out)
     fma = next(r for r in plain["results"] if r["name"] == "fp32_fma" and r["repeat"] == 0)
     assert fma["specified_per_cycle_sm"] == 128.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +11,8 @@ import typer
 from wattcast.cli.environment import Environment
 
 if TYPE_CHECKING:
+    from wattcast.explore.microbench import Result
+    from wattcast.hardware import Gpu
     from wattcast.measure.microbench.run import Request
 
 Out = Annotated[Path | None, typer.Option(help="Folder for rows, saved as they come; a re-run continues there.")]
@@ -113,6 +116,19 @@ def _show(env: Environment, show: str, gpu_name: str, figures: Path | None, writ
     for built in report.tables(results, gpu):
         console.print(built)
     console.print(report.FOOTNOTE, style="dim", highlight=False)
+    again = _to_measure(results, gpu)
+    if again:
+        env.say(f"not measured, or by an older kernel: {', '.join(again)}")
+
+
+def _to_measure(results: Sequence[Result], gpu: Gpu) -> list[str]:
+    """Benchmarks that the device supports and whose newest kernel is not among ``results``."""
+    from wattcast.measure.microbench.suite import suite
+
+    number = gpu.compute_capability.replace(".", "")
+    architecture = f"sm_{number}a" if number == "90" else f"sm_{number}"
+    have = {r.name: r.version for r in results}
+    return [b.name for b in suite() if b.supported(architecture) and have.get(b.name, 0) < b.version]
 
 
 def _table(env: Environment, folder: Path, table: Path) -> None:
