@@ -19,7 +19,8 @@ COLUMNS = (
 )
 FOOTNOTE = (
     "* the largest of the sensor's readings in the window, which may miss shorter peaks; "
-    "rates are per true cycle and SM; † not what its name says, ‡ below its unit's limit: the kernel has been mended since"
+    "rates are per true cycle and SM; "
+    "† not what its name says, ‡ below its unit's limit: the kernel has been mended since"
 )
 Row = list[str]
 
