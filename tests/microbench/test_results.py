@@ -118,6 +118,18 @@ def test_two_rounds_are_compared_benchmark_by_benchmark(folder: Path) -> None:
     assert max(p.energy for p in pairs) == pytest.approx(0.014, rel=0.02)
 
 
+def test_rounds_of_two_cards_say_nothing_about_repeating(folder: Path, tmp_path: Path) -> None:
+    rows = [json.loads(line) for line in (folder / "microbench.jsonl").read_text().splitlines()]
+    rows = [row | {"run": str(row.get("repeat", 0))} for row in rows]
+    (tmp_path / "microbench.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+    runs = [{"run": "0", "card_uuid": "GPU-a"}, {"run": "1", "card_uuid": "GPU-b"}]
+    (tmp_path / "runs.jsonl").write_text("\n".join(json.dumps(run) for run in runs))
+    assert repeatability(read_results(tmp_path)) == []
+    runs[1]["card_uuid"] = "GPU-a"
+    (tmp_path / "runs.jsonl").write_text("\n".join(json.dumps(run) for run in runs))
+    assert len(repeatability(read_results(tmp_path))) > 140
+
+
 def test_curves_come_in_order(folder: Path) -> None:
     points = curve(read_results(folder), "conflicts")
     assert [p.at for p in points] == sorted(p.at for p in points)

@@ -49,6 +49,7 @@ class Result:
     cycles: float | None  # of a launch, on a multiprocessor
     ticks: int
     flags: tuple[str, ...]
+    card: str = ""  # its UUID, where the file of runs beside the rows names it
 
     @property
     def energy_j(self) -> float | None:
@@ -97,14 +98,21 @@ def read_results(path: Path) -> tuple[Result, ...]:
             latest[str(row.get("id"))] = row
     if not latest:
         raise BadInput(f"{file.name} holds no row without an error: measure again (wattcast measure microbench).")
-    found = [_result(row, file.name) for row in latest.values()]
+    cards = _cards(file.parent)
+    found = [_result(row, file.name, cards.get(str(row.get("run")), "")) for row in latest.values()]
     newest: dict[str, int] = {}
     for r in found:
         newest[r.name] = max(newest.get(r.name, 1), r.version)
     return tuple(r for r in found if r.version == newest[r.name])
 
 
-def _result(row: Plain, where: str) -> Result:
+def _cards(folder: Path) -> dict[str, str]:
+    """The card of every run."""
+    file = folder / "runs.jsonl"
+    return {str(r.get("run")): str(r.get("card_uuid", "")) for r in read_lines(file)} if file.is_file() else {}
+
+
+def _result(row: Plain, where: str, card: str) -> Result:
     def number(name: str) -> float | None:
         value = row.get(name)
         if value is None:
@@ -136,6 +144,7 @@ def _result(row: Plain, where: str) -> Result:
         cycles=number("cycles"),
         ticks=int(row.get("ticks", 0)),
         flags=tuple(row.get("flags", ())),
+        card=card,
     )
 
 
@@ -185,12 +194,14 @@ class Pair:
 
 
 def repeatability(results: Sequence[Result]) -> list[Pair]:
-    """First and second round of every benchmark that has both; energies at the time of each."""
+    """First and second round of every benchmark that has both, on one card; energies at the time of each."""
     again = {r.name: r for r in results if r.repeat == 1}
     pairs = []
     for name, a in first(results).items():
         b = again.get(name)
         if b is None or not (a.operation_s and b.operation_s and a.operation_j and b.operation_j):
+            continue
+        if a.card and b.card and a.card != b.card:
             continue
         pairs.append(Pair(name, _apart(a.operation_s, b.operation_s), _apart(a.operation_j, b.operation_j)))
     return pairs
