@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from wattcast.measure.microbench.kernels import with_counts
+from wattcast.measure.microbench.kernels import row_id, with_counts
 from wattcast.measure.microbench.row import MicroRow
 from wattcast.measure.microbench.suite import suite
 from wattcast.measure.microbench.unit import Benchmark
 
 SMS, CLOCK_HZ, IDLE_W = 132, 1.9e9, 120.0
+DRAM_BYTE_PER_S = 4.15e12
 RATES = {  # operations per cycle and SM
     **{"fp32_fma": 127.0, "fp32_add": 127.0, "fp64_fma": 63.5, "int32_add": 63.8, "fp32_exp2_log2": 7.95},
     **{"fp32_rcp": 15.9, "wgmma_bf16": 3950.0, "convert_int32": 31.0, "fp16x2_fma": 127.0, "int32_popc": 15.9},
@@ -29,7 +30,11 @@ def rate(benchmark: Benchmark) -> float:
         "occupancy": lambda: min(8.0 * at, 126.0),
         "active": lambda: 127.0,
     }
-    return curves[benchmark.curve]() if benchmark.curve in curves else RATES.get(benchmark.name, 10.0)
+    if benchmark.curve in curves:
+        return curves[benchmark.curve]()
+    if benchmark.working_set == "dram" and benchmark.name not in RATES:  # a little slower than dram_copy
+        return DRAM_BYTE_PER_S / (benchmark.unit.byte * SMS * CLOCK_HZ) if benchmark.unit.byte else 10.0
+    return RATES.get(benchmark.name, 10.0)
 
 
 def watts(benchmark: Benchmark, repeat: int) -> float:
@@ -41,13 +46,14 @@ def watts(benchmark: Benchmark, repeat: int) -> float:
 
 def row(benchmark: Benchmark, repeat: int = 0) -> MicroRow:
     blank = MicroRow(
-        f"{benchmark.name}-r{repeat}" if repeat else benchmark.name,
+        row_id(benchmark.name, repeat, benchmark.version),
         benchmark.name,
         benchmark.group,
         operation=benchmark.unit.operation,
         curve=benchmark.curve,
         at=benchmark.at if benchmark.curve else None,
         repeat=repeat,
+        version=benchmark.version,
         specification=benchmark.specification,
     )
     counted = with_counts(blank, benchmark, SMS * benchmark.blocks_per_sm, 1000)

@@ -23,8 +23,9 @@ def test_rows_have_time_cycles_power_and_what_was_checked(machine, tmp_path: Pat
     done = machine.measure("microbench", "--out", str(out), "--only", "dram_copy,fp32_fma", *QUICK)
     assert done.returncode == 0, done.stderr
     found = {row["id"]: from_plain(row) for row in rows(out / "microbench.jsonl")}
-    assert set(found) == {"idle_context_on", "dram_copy", "dram_memcpy", "fp32_fma"}
-    fma, copy = found["fp32_fma"], found["dram_copy"]
+    assert set(found) == {"idle_context_on", "dram_copy", "dram_memcpy", "fp32_fma-v2"}
+    fma, copy = found["fp32_fma-v2"], found["dram_copy"]
+    assert (fma.name, fma.version, copy.version) == ("fp32_fma", 2, 1)
     assert copy.checked == "passed"
     assert fma.power_w == pytest.approx(300.0, rel=0.02)
     assert fma.effective_clock_hz == pytest.approx(1.75e9, rel=1e-3)
@@ -169,10 +170,20 @@ def test_a_counter_table_is_read_by_kernel_name() -> None:
     assert fma == {
         "id": "fp32_fma",
         "kernel": "fp32_fma",
+        "version": 2,
         "metrics": {"gpu__time_duration.sum": 400000.0, "sm__cycles_elapsed.max": 700000.0},
     }
     assert rotate["id"] == "rotate"
     assert rotate["metrics"] == {"sm__cycles_elapsed.max": 5.0}
+
+
+def test_a_kernel_that_has_changed_is_counted_again(tmp_path: Path) -> None:
+    path = tmp_path / "microbench_counters.jsonl"
+    path.write_text('{"id":"fp32_fma","metrics":{}}\n{"id":"fp32_add","metrics":{}}\n{"id":"rotate","metrics":{}}\n')
+    assert counters.counted_ids(tmp_path) == {"fp32_add", "rotate"}
+    with path.open("a") as stream:
+        stream.write('{"id":"fp32_fma","version":2,"metrics":{}}\n')
+    assert counters.counted_ids(tmp_path) == {"fp32_add", "rotate", "fp32_fma"}
 
 
 def test_cycles_come_from_the_stamps_of_each_multiprocessor() -> None:

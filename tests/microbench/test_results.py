@@ -22,6 +22,7 @@ from wattcast.explore.microbench import (
     truths,
 )
 from wattcast.explore.mipp import published
+from wattcast.measure.microbench.suite import suite
 from wattcast.report import microbench as report
 
 H200 = hardware.load("h200")
@@ -79,7 +80,7 @@ def test_the_specification_of_each_benchmark(folder: Path, name: str, wanted: fl
 def test_truths_hold_or_do_not(folder: Path) -> None:
     results = read_results(folder)
     held = truths(results, H200)
-    assert len(held) == 11
+    assert len(held) == 12
     assert [t.statement for t in held if not t.holds] == []
     slow = [replace(r, per_cycle_sm=120.0) if r.name == "fp32_fma" else r for r in results]
     assert [t.statement.split(":")[0] for t in truths(slow, H200) if not t.holds] == ["fp32_fma"]
@@ -87,11 +88,46 @@ def test_truths_hold_or_do_not(folder: Path) -> None:
     assert any(t.statement.startswith("conflicts") and not t.holds for t in truths(bent, H200))
 
 
+def test_the_best_copy_counts_and_nothing_is_faster_than_dram(folder: Path) -> None:
+    """An asynchronous copy once showed 6.5 TB/s: a third of what it should have fetched was not fetched."""
+    results = read_results(folder)
+    slow = [replace(r, time_s=1.2 * r.time_s) if r.name == "dram_copy" else r for r in results]
+    (copy,) = [t for t in truths(slow, H200) if "the driver's" in t.statement]
+    assert copy.holds
+    assert not copy.statement.startswith("dram_copy ")
+    fast = [replace(r, time_s=0.5 * r.time_s) if r.name == "async_copy_dram" else r for r in results]
+    (above,) = [t.statement for t in truths(fast, H200) if not t.holds]
+    assert "async_copy_dram" in above
+
+
+def test_the_newest_kernel_of_a_name_counts(tmp_path: Path) -> None:
+    rows = [
+        {"id": "x", "name": "x"},
+        {"id": "x-v2", "name": "x", "version": 2},
+        {"id": "x-r1", "name": "x", "repeat": 1},
+    ]
+    rows += [{"id": "y", "name": "y"}]
+    (tmp_path / "microbench.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+    assert [(r.name, r.version, r.repeat) for r in read_results(tmp_path)] == [("x", 2, 0), ("y", 1, 0)]
+
+
 def test_two_rounds_are_compared_benchmark_by_benchmark(folder: Path) -> None:
     pairs = repeatability(read_results(folder))
     assert len(pairs) > 140
     assert max(p.time for p in pairs) == pytest.approx(0.004, rel=0.02)
     assert max(p.energy for p in pairs) == pytest.approx(0.014, rel=0.02)
+
+
+def test_rounds_of_two_cards_say_nothing_about_repeating(folder: Path, tmp_path: Path) -> None:
+    rows = [json.loads(line) for line in (folder / "microbench.jsonl").read_text().splitlines()]
+    rows = [row | {"run": str(row.get("repeat", 0))} for row in rows]
+    (tmp_path / "microbench.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+    runs = [{"run": "0", "card_uuid": "GPU-a"}, {"run": "1", "card_uuid": "GPU-b"}]
+    (tmp_path / "runs.jsonl").write_text("\n".join(json.dumps(run) for run in runs))
+    assert repeatability(read_results(tmp_path)) == []
+    runs[1]["card_uuid"] = "GPU-a"
+    (tmp_path / "runs.jsonl").write_text("\n".join(json.dumps(run) for run in runs))
+    assert len(repeatability(read_results(tmp_path))) > 140
 
 
 def test_curves_come_in_order(folder: Path) -> None:
@@ -105,6 +141,11 @@ def test_the_tables_name_the_sensor_and_put_devices_side_by_side(folder: Path, c
     assert done.code == 0, done.err
     assert "largest of the sensor's readings" in done.out
     assert "gtx-660" in done.out
+    assert "older kernel" not in done.err
+    shipped = call("measure", "microbench", "--show", "h200")
+    missing = {b.name for b in suite() if b.version > 1} - {r.name for r in results_of(H200) if r.version > 1}
+    told = shipped.err.partition("older kernel: ")[2].strip().split(", ")
+    assert missing <= set(told) if missing else "older kernel" not in shipped.err
     plain = json.loads(call("measure", "microbench", "--show", str(folder), "--json").out)
     fma = next(r for r in plain["results"] if r["name"] == "fp32_fma" and r["repeat"] == 0)
     assert fma["specified_per_cycle_sm"] == 128.0

@@ -25,6 +25,8 @@ FEW = {  # one of each kind of source, on the architecture that has most to go w
     "dram_copy": "sm_90a",
     "conflicts_5": "sm_90a",
     "bulk_copy_l2": "sm_90a",
+    "dram_copy_bulk": "sm_90a",
+    "dram_copy_claimed": "sm_90a",
     "divergence_3": "sm_90a",
     "mix_everything": "sm_90a",
 }
@@ -111,6 +113,8 @@ def test_operations_of_a_launch() -> None:
     assert wgmma.count(1, 1) == 2 * 16 * 2 * 64 * 256 * 16
     (bulk,) = named(["bulk_copy_l2"])
     assert bulk.count(1, 1) * bulk.unit.byte == 4 * 8192
+    (through,) = named(["dram_copy_bulk"])  # six stages, each read and written
+    assert through.count(1, 1) * through.unit.byte == 2 * 6 * 8192
 
 
 def test_an_unknown_name_is_refused_with_the_nearest() -> None:

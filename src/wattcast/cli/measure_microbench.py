@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,6 +12,8 @@ from wattcast.cli.environment import Environment
 from wattcast.cli.figures import Drawn, Figures, Format, Plot, Which
 
 if TYPE_CHECKING:
+    from wattcast.explore.microbench import Result
+    from wattcast.hardware import Gpu
     from wattcast.measure.microbench.run import Request
 
 Out = Annotated[Path | None, typer.Option(help="Folder for rows, saved as they come; a re-run continues there.")]
@@ -36,7 +39,9 @@ def microbench(
     figure: Which = None,
     figures: Figures = None,
     format: Format = "png",
-    write: Annotated[Path | None, typer.Option(help="With --show: save the tables as a page.")] = None,
+    write: Annotated[
+        Path | None, typer.Option(help="With --show: save the tables as a page, or renew those of a page with marks.")
+    ] = None,
     table: Annotated[
         Path | None, typer.Option(help="With --show: CSV of watts and counters, for `fit counters`.")
     ] = None,
@@ -103,7 +108,13 @@ def _show(env: Environment, show: str, gpu_name: str, drawn: Drawn, write: Path 
         source = ", ".join(filter(None, [described(where) or gpu.title, f"{where.name}/microbench.jsonl"]))
         drawn.save(env, all_figures(results, gpu, source))
     if write is not None:
-        write_whole(write, report.markdown(results, gpu).encode())
+        from wattcast.report.microbench_page import has_tables, renewed
+
+        page = write.read_text(encoding="utf-8") if write.is_file() else ""
+        beside = (folder if folder.is_dir() else results_folder(gpu)) / "multimedia.jsonl"
+        every = (*results, *read_results(beside)) if beside.is_file() else results
+        text = renewed(page, every, gpu) if has_tables(page) else report.markdown(results, gpu)
+        write_whole(write, text.encode())
     if json:
         env.json(report.plain(results, gpu))
         return
@@ -111,6 +122,19 @@ def _show(env: Environment, show: str, gpu_name: str, drawn: Drawn, write: Path 
     for built in report.tables(results, gpu):
         console.print(built)
     console.print(report.FOOTNOTE, style="dim", highlight=False)
+    again = _to_measure(results, gpu)
+    if again:
+        env.say(f"not measured, or by an older kernel: {', '.join(again)}")
+
+
+def _to_measure(results: Sequence[Result], gpu: Gpu) -> list[str]:
+    """Benchmarks that the device supports and whose newest kernel is not among ``results``."""
+    from wattcast.measure.microbench.suite import suite
+
+    number = gpu.compute_capability.replace(".", "")
+    architecture = f"sm_{number}a" if number == "90" else f"sm_{number}"
+    have = {r.name: r.version for r in results}
+    return [b.name for b in suite() if b.supported(architecture) and have.get(b.name, 0) < b.version]
 
 
 def _table(env: Environment, folder: Path, table: Path) -> None:

@@ -7,7 +7,7 @@ energy above idle leaves out what the card draws with a context open and no work
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -33,6 +33,7 @@ class Result:
     curve: str
     at: float
     repeat: int
+    version: int  # of the kernel
     specification: str
     operations: float | None
     byte: float | None
@@ -48,6 +49,7 @@ class Result:
     cycles: float | None  # of a launch, on a multiprocessor
     ticks: int
     flags: tuple[str, ...]
+    card: str = ""  # its UUID, where the file of runs beside the rows names it
 
     @property
     def energy_j(self) -> float | None:
@@ -83,7 +85,10 @@ class Result:
 
 
 def read_results(path: Path) -> tuple[Result, ...]:
-    """Rows of a file, or of ``microbench.jsonl`` in a folder; failed rows are left out, the last of a name counts."""
+    """Rows of a file, or of ``microbench.jsonl`` in a folder.
+
+    Failed rows are left out; the last of an id counts, and of a name only its newest kernel.
+    """
     file = path / RESULTS_FILE if path.is_dir() else path
     if not file.is_file():
         raise bad_value(str(path), f"a folder with {RESULTS_FILE}, or such a file", "none")
@@ -93,10 +98,21 @@ def read_results(path: Path) -> tuple[Result, ...]:
             latest[str(row.get("id"))] = row
     if not latest:
         raise BadInput(f"{file.name} holds no row without an error: measure again (wattcast measure microbench).")
-    return tuple(_result(row, file.name) for row in latest.values())
+    cards = _cards(file.parent)
+    found = [_result(row, file.name, cards.get(str(row.get("run")), "")) for row in latest.values()]
+    newest: dict[str, int] = {}
+    for r in found:
+        newest[r.name] = max(newest.get(r.name, 1), r.version)
+    return tuple(r for r in found if r.version == newest[r.name])
 
 
-def _result(row: Plain, where: str) -> Result:
+def _cards(folder: Path) -> dict[str, str]:
+    """The card of every run."""
+    file = folder / "runs.jsonl"
+    return {str(r.get("run")): str(r.get("card_uuid", "")) for r in read_lines(file)} if file.is_file() else {}
+
+
+def _result(row: Plain, where: str, card: str) -> Result:
     def number(name: str) -> float | None:
         value = row.get(name)
         if value is None:
@@ -112,6 +128,7 @@ def _result(row: Plain, where: str) -> Result:
         curve=str(row.get("curve", "")),
         at=number("at") or 0.0,
         repeat=int(row.get("repeat", 0)),
+        version=int(row.get("version", 1)),
         specification=str(row.get("specification", "")),
         operations=number("operations"),
         byte=number("byte"),
@@ -127,6 +144,7 @@ def _result(row: Plain, where: str) -> Result:
         cycles=number("cycles"),
         ticks=int(row.get("ticks", 0)),
         flags=tuple(row.get("flags", ())),
+        card=card,
     )
 
 
@@ -176,12 +194,14 @@ class Pair:
 
 
 def repeatability(results: Sequence[Result]) -> list[Pair]:
-    """First and second round of every benchmark that has both; energies at the time of each."""
+    """First and second round of every benchmark that has both, on one card; energies at the time of each."""
     again = {r.name: r for r in results if r.repeat == 1}
     pairs = []
     for name, a in first(results).items():
         b = again.get(name)
         if b is None or not (a.operation_s and b.operation_s and a.operation_j and b.operation_j):
+            continue
+        if a.card and b.card and a.card != b.card:
             continue
         pairs.append(Pair(name, _apart(a.operation_s, b.operation_s), _apart(a.operation_j, b.operation_j)))
     return pairs
@@ -227,6 +247,28 @@ def specified(gpu: Gpu, result: Result) -> float | None:
 
 
 @dataclass(frozen=True)
+class Fault:
+    """What is known against a kernel's rows: ``wrong`` (not what its name says) or ``slow`` (short of its unit)."""
+
+    kind: str
+    why: str
+
+
+@cache
+def _faults() -> dict[tuple[str, int], Fault]:
+    text = files("wattcast.explore").joinpath("microbench_faults.csv").read_text(encoding="utf-8")
+    rows = csv.DictReader(text.splitlines())
+    told = {(row["name"], int(row["version"])): row for row in rows}
+    like = {key: told.get((row["why"].removeprefix("as "), key[1]), row)["why"] for key, row in told.items()}
+    return {key: Fault(row["kind"], like[key]) for key, row in told.items()}
+
+
+def fault_of(result: Result) -> Fault | None:
+    """The known fault of the kernel that measured a row, mended in a later version."""
+    return _faults().get((result.name, result.version))
+
+
+@dataclass(frozen=True)
 class Truth:
     """A statement that measurements must bear out."""
 
@@ -250,12 +292,7 @@ def truths(results: Sequence[Result], gpu: Gpu) -> list[Truth]:
         if result is not None and result.per_cycle_sm and wanted:
             off = abs(result.per_cycle_sm / wanted - 1.0)
             found.append(Truth(f"{name}: {result.per_cycle_sm:.4g} of {wanted:g} per cycle and SM", off, must))
-    copy, driver = by_name.get("dram_copy"), by_name.get("dram_memcpy")
-    if copy is not None and driver is not None and copy.byte_per_s and driver.byte_per_s:
-        share = copy.byte_per_s / float(gpu.memory.byte_per_s)
-        text = f"DRAM copy {copy.byte_per_s / 1e12:.3f} TB/s ({share:.0%} of the specification), "
-        text += f"the driver's {driver.byte_per_s / 1e12:.3f} TB/s"
-        found.append(Truth(text, abs(copy.byte_per_s / driver.byte_per_s - 1.0), 0.05))
+    found += _dram_truths(by_name, gpu)
     for name, rising in (("conflicts", True), ("divergence", True), ("coalescence", False)):
         points = [r.operation_s for r in curve(results, name) if r.operation_s]
         if len(points) > 1:
@@ -268,4 +305,27 @@ def truths(results: Sequence[Result], gpu: Gpu) -> list[Truth]:
     if pairs:
         found.append(Truth(f"two rounds, time, worst of {len(pairs)}", max(p.time for p in pairs), 0.02))
         found.append(Truth(f"two rounds, energy, worst of {len(pairs)}", max(p.energy for p in pairs), 0.03))
+    return found
+
+
+def best_copy(results: Iterable[Result]) -> Result | None:
+    """The fastest of our ways to copy DRAM."""
+    ways = [r for r in first(results).values() if r.name.startswith("dram_copy") and r.byte_per_s]
+    return max(ways, key=lambda r: r.byte_per_s or 0.0, default=None)
+
+
+def _dram_truths(by_name: Mapping[str, Result], gpu: Gpu) -> list[Truth]:
+    """Our best copy by the driver's; nothing faster than DRAM can be, or it did not come from there."""
+    found, most = [], float(gpu.memory.byte_per_s)
+    copy, driver = best_copy(by_name.values()), by_name.get("dram_memcpy")
+    if copy is not None and driver is not None and copy.byte_per_s and driver.byte_per_s:
+        text = f"{copy.name} {copy.byte_per_s / 1e12:.3f} TB/s ({copy.byte_per_s / most:.0%} of the specification), "
+        text += f"the driver's {driver.byte_per_s / 1e12:.3f} TB/s"
+        found.append(Truth(text, abs(copy.byte_per_s / driver.byte_per_s - 1.0), 0.05))
+    rows = [r for r in by_name.values() if r.group in ("memory", "structure") and r.byte_per_s and "dram" in r.name]
+    if rows:
+        top = max(rows, key=lambda r: r.byte_per_s or 0.0)
+        rate = top.byte_per_s or 0.0
+        text = f"no DRAM row above the specification: {top.name} {rate / 1e12:.3f} of {most / 1e12:.3g} TB/s"
+        found.append(Truth(text, max(rate / most - 1.0, 0.0), 0.0))
     return found

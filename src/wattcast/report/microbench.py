@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from rich.table import Table
 
-from wattcast.explore.microbench import Result, first, repeatability, specified, truths
+from wattcast.explore.microbench import Result, fault_of, first, repeatability, specified, truths
 from wattcast.explore.mipp import published
 from wattcast.explore.tune import Tuning
 from wattcast.hardware import Gpu
@@ -14,10 +14,14 @@ from wattcast.report.text import table
 
 GROUPS = ("arithmetic", "tensor", "memory", "structure", "mix", "multimedia", "idle")
 COLUMNS = (
-    *("benchmark", "counted", "time", "spec /cycle/SM", "real /cycle/SM", "avg power", "max power*", "energy"),
-    *("op/J", "nJ/op", "nJ/op above idle", "TB/s", "clock", "true clock", "ticks"),
+    *("benchmark", "counted", "time ms", "spec /cycle", "real /cycle", "avg W", "max W*", "energy J"),
+    *("Gop/J", "nJ/op", "nJ/op above idle", "TB/s", "clock MHz", "true MHz", "ticks"),
 )
-FOOTNOTE = "* the largest of the sensor's readings in the window, which may miss shorter peaks"
+FOOTNOTE = (
+    "* the largest of the sensor's readings in the window, which may miss shorter peaks; "
+    "rates are per true cycle and SM; "
+    "† not what its name says, ‡ below its unit's limit: the kernel has been mended since"
+)
 Row = list[str]
 
 
@@ -28,26 +32,32 @@ def rows_of(results: Sequence[Result], gpu: Gpu, group: str) -> list[Row]:
 
 def _cells(r: Result, spec: float | None) -> Row:
     return [
-        r.name,
+        named(r),
         r.operation,
-        _shown(r.time_s, 1e3, "ms"),
+        _shown(r.time_s, 1e3),
         _shown(spec, 1.0),
         _shown(r.per_cycle_sm, 1.0),
-        _shown(r.power_w, 1.0, "W"),
-        _shown(r.max_power_w, 1.0, "W"),
-        _shown(r.energy_j, 1.0, "J"),
-        _shown(r.operations_per_j, 1.0),
-        _shown(r.operation_j, 1e9),
-        _shown(r.operation_above_idle_j, 1e9),
+        _shown(r.power_w, 1.0),
+        _shown(r.max_power_w, 1.0),
+        _shown(r.energy_j, 1.0, 3),
+        _shown(r.operations_per_j, 1e-9, 3),
+        _shown(r.operation_j, 1e9, 3),
+        _shown(r.operation_above_idle_j, 1e9, 3),
         _shown(r.byte_per_s, 1e-12),
-        _shown(r.clock_hz, 1e-6, "MHz"),
-        _shown(r.effective_clock_hz, 1e-6, "MHz"),
+        _shown(r.clock_hz, 1e-6),
+        _shown(r.effective_clock_hz, 1e-6),
         str(r.ticks) if r.ticks else "-",
     ]
 
 
-def _shown(value: float | None, scale: float, unit: str = "") -> str:
-    return "-" if value is None else f"{value * scale:.4g}{' ' + unit if unit else ''}"
+def named(r: Result) -> str:
+    """A benchmark's name, with a mark where its kernel is known to have a fault."""
+    fault = fault_of(r)
+    return r.name + ("" if fault is None else " †" if fault.kind == "wrong" else " ‡")
+
+
+def _shown(value: float | None, scale: float, digits: int = 4) -> str:
+    return "-" if value is None else f"{value * scale:.{digits}g}"
 
 
 def tables(results: Sequence[Result], gpu: Gpu) -> list[Table]:
@@ -57,6 +67,8 @@ def tables(results: Sequence[Result], gpu: Gpu) -> list[Table]:
         rows = rows_of(results, gpu, group)
         if rows:
             built = table(*COLUMNS, title=f"{group} on {gpu.name}")
+            for column in built.columns[:2]:
+                column.no_wrap = True
             for row in rows:
                 built.add_row(*row)
             found.append(built)
@@ -103,13 +115,14 @@ def markdown(results: Sequence[Result], gpu: Gpu) -> str:
     for group in GROUPS:
         rows = rows_of(results, gpu, group)
         if rows:
-            parts.append(f"## {group}\n\n{_pipes([list(COLUMNS), *rows])}")
-    parts += [f"## Devices side by side\n\n{_pipes(side_by_side_rows(results, gpu))}"]
-    parts += [f"## What must hold\n\n{_pipes(truth_rows(results, gpu))}"]
+            parts.append(f"## {group}\n\n{pipes([list(COLUMNS), *rows])}")
+    parts += [f"## Devices side by side\n\n{pipes(side_by_side_rows(results, gpu))}"]
+    parts += [f"## What must hold\n\n{pipes(truth_rows(results, gpu))}"]
     return "\n\n".join(parts) + f"\n\n{FOOTNOTE}\n"
 
 
-def _pipes(rows: list[Row]) -> str:
+def pipes(rows: list[Row]) -> str:
+    """A table as Markdown."""
     lines = ["| " + " | ".join(row) + " |" for row in rows]
     return "\n".join([lines[0], "|---" * len(rows[0]) + "|", *lines[1:]])
 

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from wattcast.explore.microbench import Result, curve, first, specified
+from wattcast.explore.microbench import Result, curve, fault_of, first, specified
 from wattcast.explore.mipp import published
 from wattcast.hardware import Gpu
 from wattcast.report.figure import COLOUR, Maker, caption, new_figure
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 CURVES = {  # curve: title, axis, logarithmic
@@ -21,8 +22,11 @@ CURVES = {  # curve: title, axis, logarithmic
     "divergence": ("Branch divergence", "Paths a warp takes", True),
     "occupancy": ("Occupancy, one chain of instructions", "Resident warps on an SM", True),
     "active": ("Active multiprocessors", "Share of SMs with work", False),
-    "icache": ("Instruction cache", "Bytes of straight code", True),
+    "icache": ("Instruction cache", "KiB of straight code", True),
 }
+
+
+BY_BYTE = ("access",)  # an operation moves as many bytes as the axis says
 
 
 def curve_figure(results: Sequence[Result], name: str, gpu: Gpu, source: str) -> Figure:
@@ -32,11 +36,12 @@ def curve_figure(results: Sequence[Result], name: str, gpu: Gpu, source: str) ->
     figure = new_figure(9.0, 3.8)
     left, right = figure.subplots(1, 2)
     x = [r.at for r in points]
-    best_s = min((r.operation_s or 1.0 for r in points), default=1.0)
-    best_j = min((r.operation_j or 1.0 for r in points), default=1.0)
-    left.plot(x, [(r.operation_s or 0.0) / best_s for r in points], "o-", color=COLOUR["dram"], label="time")
-    left.plot(x, [(r.operation_j or 0.0) / best_j for r in points], "s--", color=COLOUR["tensor"], label="energy")
-    left.set_ylabel("Of an operation, over the best point")
+    each = [r.at if name in BY_BYTE else 1.0 for r in points]
+    time = [(r.operation_s or 0.0) / n for r, n in zip(points, each, strict=True)]
+    energy = [(r.operation_j or 0.0) / n for r, n in zip(points, each, strict=True)]
+    left.plot(x, [seconds / min(time) for seconds in time], "o-", color=COLOUR["dram"], label="time")
+    left.plot(x, [joules / min(energy) for joules in energy], "s--", color=COLOUR["tensor"], label="energy")
+    left.set_ylabel(f"Of {'a byte' if name in BY_BYTE else 'an operation'}, over the best point")
     right.plot(x, [r.power_w or 0.0 for r in points], "o-", color=COLOUR["shared"], label="average")
     largest = [(r.at, r.max_power_w) for r in points if r.max_power_w]
     if largest:
@@ -50,11 +55,13 @@ def curve_figure(results: Sequence[Result], name: str, gpu: Gpu, source: str) ->
         axes.spines[["top", "right"]].set_visible(False)
         if logarithmic:
             axes.set_xscale("log", base=2)
-            axes.set_xticks(x, [f"{value:g}" for value in x])
-    if max((r.operation_s or 0.0) / best_s for r in points) > 6.0:
+            axes.set_xticks(x, [f"{value / 1024:g}" if name == "icache" else f"{value:g}" for value in x])
+    if max(time) / min(time) > 6.0:
         left.set_yscale("log", base=2)
+        left.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     figure.suptitle(f"{title}: {gpu.title}")
-    return caption(figure, source)
+    faults = [fault for r in points if (fault := fault_of(r)) is not None]
+    return caption(figure, source + (f". To be measured again: {faults[0].why}" if faults else ""))
 
 
 def throughput_figure(results: Sequence[Result], gpu: Gpu, source: str) -> Figure:
@@ -69,7 +76,7 @@ def throughput_figure(results: Sequence[Result], gpu: Gpu, source: str) -> Figur
     for place, (r, spec) in enumerate(known):
         axes.text(0.02, place, f"{r.per_cycle_sm:.4g} of {spec:g}", va="center", fontsize=7)
     axes.set_yticks(range(len(known)), [r.name for r, _ in known], fontsize=7)
-    axes.invert_yaxis()
+    axes.set_ylim(len(known) - 0.4, -0.6)
     axes.set_xlabel("Measured over specified, operations per true cycle and SM")
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_title(gpu.title)
@@ -77,24 +84,39 @@ def throughput_figure(results: Sequence[Result], gpu: Gpu, source: str) -> Figur
 
 
 def energy_figure(results: Sequence[Result], gpu: Gpu, source: str) -> Figure:
-    """Energy of an operation, idle included and above idle."""
-    known = [
-        r for r in first(results).values() if r.group in ("arithmetic", "memory") and not r.curve and r.operation_j
-    ]
-    known.sort(key=lambda r: r.operation_j or 0.0)
-    figure = new_figure(8.0, 1.0 + 0.22 * len(known))
-    axes = figure.subplots()
-    total = [1e12 * (r.operation_j or 0.0) for r in known]
-    above = [1e12 * (r.operation_above_idle_j or 0.0) for r in known]
-    axes.plot(total, range(len(known)), "o", color=COLOUR["static"], label="idle power included")
-    axes.plot(above, range(len(known)), "o", color=COLOUR["tensor"], label="above idle")
-    axes.set_yticks(range(len(known)), [f"{r.name} ({r.operation})" for r in known], fontsize=7)
-    axes.set_xscale("log")
-    axes.set_xlabel("Energy (pJ) of an operation of one thread")
-    axes.legend(frameon=False)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.set_title(gpu.title)
+    """Energy of an arithmetic operation and of a byte, idle included and above idle."""
+    rows = [r for r in first(results).values() if not r.curve and r.operation_j and not _wrong(r)]
+    arithmetic = sorted((r for r in rows if r.group == "arithmetic"), key=lambda r: r.operation_j or 0.0)
+    memory = sorted(
+        (r for r in rows if r.group == "memory" and r.byte), key=lambda r: (r.energy_j or 0.0) / (r.byte or 1.0)
+    )
+    figure = new_figure(9.6, 1.2 + 0.22 * max(len(arithmetic), len(memory)))
+    left, right = figure.subplots(1, 2)
+    _energies(left, arithmetic, [1.0] * len(arithmetic), [f"{r.name} ({r.operation})" for r in arithmetic])
+    _energies(right, memory, [(r.byte or 1.0) / (r.operations or 1.0) for r in memory], [r.name for r in memory])
+    left.set_xlabel("Energy (pJ) of an operation of one thread")
+    right.set_xlabel("Energy (pJ) of a byte")
+    left.legend(frameon=False, loc="lower right", fontsize=8)
+    figure.suptitle(gpu.title)
     return caption(figure, source)
+
+
+def _wrong(r: Result) -> bool:
+    fault = fault_of(r)
+    return fault is not None and fault.kind == "wrong"
+
+
+def _energies(axes: Axes, rows: Sequence[Result], each: Sequence[float], labels: Sequence[str]) -> None:
+    """Two dots a row, its joules over ``each``."""
+    total = [1e12 * (r.operation_j or 0.0) / n for r, n in zip(rows, each, strict=True)]
+    above = [1e12 * (r.operation_above_idle_j or 0.0) / n for r, n in zip(rows, each, strict=True)]
+    axes.plot(total, range(len(rows)), "o", color=COLOUR["static"], label="idle power included")
+    axes.plot(above, range(len(rows)), "o", color=COLOUR["tensor"], label="above idle")
+    axes.set_yticks(range(len(rows)), labels, fontsize=7)
+    axes.set_ylim(-0.7, len(rows) - 0.3)
+    axes.set_xscale("log")
+    axes.grid(axis="y", linewidth=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
 
 
 def devices_figure(results: Sequence[Result], gpu: Gpu, source: str) -> Figure:

@@ -12,6 +12,11 @@ from collections.abc import Callable
 from wattcast.measure.microbench.unit import Opcodes, Unit, asm, inout, into
 
 CHAINS = 8
+HELD = 128  # steps with one multiplier
+ADDENDS = {  # about 1.414 and its negative: what fits into an instruction
+    "f64": ("0d3FF6A09E00000000", "0dBFF6A09E00000000"),
+    "f32": ("0f3FB504F3", "0fBFB504F3"),
+}
 ADD32 = r"IADD3|IADD|VIADD|IMAD\.IADD"
 
 
@@ -189,6 +194,32 @@ def floating(
     return Unit(p, declare, step, fold, opcodes, flop=flop, operation=operation)
 
 
+def multiply_adds(name: str, kind: str = "f32", chains: int = CHAINS) -> Unit:
+    """Multiply-adds that wait for no register bank (banks.py): x·a+b for :data:`HELD` steps, then x·r-b, r near 1/a.
+
+    The multiplier changes rarely, so the assembler holds it; the last round with r is negated, so chains go
+    back and forth and stay bounded. Where the assembler lets go of what it holds (doubles every few
+    instructions, few chains at every one) the addend is part of the instruction: two registers are read.
+    """
+    p, wide = name, kind == "f64"
+    stated = wide or chains < CHAINS
+    type_, letter = ("double", "d") if wide else ("float", "f")
+    declare, _, fold = _float_registers(p, kind, chains)
+    declare += f" const {type_} {p}_g = ({type_})1 + ({p}_a - ({type_})1) * ({type_})0.0625;"
+    declare += f" const {type_} {p}_i = ({type_})0.99999 / {p}_g;"
+
+    def step(i: int) -> str:
+        shrinks = i // HELD % 2 == 1
+        last = shrinks and i % HELD >= HELD - chains
+        multiplier = f"{'-' if last else ''}{p}_{'i' if shrinks else 'g'}"
+        own = inout(letter, f"{p}{i % chains}")
+        if stated:
+            return asm(f"fma.rn.{kind} %0, %0, %1, {ADDENDS[kind][shrinks]};", own, into(letter, multiplier))
+        return asm("fma.rn.f32 %0, %0, %1, %2;", own, into(letter, multiplier, f"{p}_{'d' if shrinks else 'b'}"))
+
+    return Unit(p, declare, step, fold, ((r"DFMA" if wide else r"FFMA", 1),), flop=2.0)
+
+
 def _float_registers(p: str, kind: str, chains: int) -> tuple[str, str, str]:
     """Declarations, constraint letter and folding expression of a kind of register."""
     if kind in ("f16x2", "bf16x2"):
@@ -228,10 +259,10 @@ def float_units() -> dict[str, Unit]:
     units = [
         floating("fp32_add", "f32", "add.rn.f32 %0, %0, %1;", ((r"FADD", 1),), "add"),
         floating("fp32_mul", "f32", "mul.rn.f32 %0, %0, %1;", ((r"FMUL", 1),), "mul"),
-        floating("fp32_fma", "f32", "fma.rn.f32 %0, %0, %1, %2;", ((r"FFMA", 1),), flop=2.0),
+        multiply_adds("fp32_fma"),
         floating("fp64_add", "f64", "add.rn.f64 %0, %0, %1;", ((r"DADD", 1),), "add"),
         floating("fp64_mul", "f64", "mul.rn.f64 %0, %0, %1;", ((r"DMUL", 1),), "mul"),
-        floating("fp64_fma", "f64", "fma.rn.f64 %0, %0, %1, %2;", ((r"DFMA", 1),), flop=2.0),
+        multiply_adds("fp64_fma", "f64"),
         floating("fp16x2_fma", "f16x2", "fma.rn.f16x2 %0, %0, %1, %2;", ((r"HFMA2.*", 1),), flop=4.0),
         floating("bf16x2_fma", "bf16x2", "fma.rn.bf16x2 %0, %0, %1, %2;", ((r"HFMA2.*", 1),), flop=4.0),
         floating(
@@ -259,6 +290,14 @@ def float_units() -> dict[str, Unit]:
         ),
     ]
     return {unit.name: unit for unit in units}
+
+
+def register_fmas() -> dict[str, Unit]:
+    """Multiply-adds of three registers whose multiplier changes every round: they meet bank conflicts (banks.py)."""
+    return {
+        "fp32_fma": floating("fp32_fma", "f32", "fma.rn.f32 %0, %0, %1, %2;", ((r"FFMA", 1),), flop=2.0),
+        "fp64_fma": floating("fp64_fma", "f64", "fma.rn.f64 %0, %0, %1, %2;", ((r"DFMA", 1),), flop=2.0),
+    }
 
 
 def division(name: str, text: str, opcodes: Opcodes, denormal: bool) -> Unit:

@@ -23,9 +23,9 @@ from wattcast.measure.microbench import kernels
 from wattcast.measure.microbench.campaign import say
 from wattcast.measure.microbench.compile import Compiled, cache_folder
 from wattcast.measure.microbench.device import Device, DeviceFault
-from wattcast.measure.microbench.suite import named
+from wattcast.measure.microbench.suite import named, suite
 from wattcast.measure.nvrtc import CudaError
-from wattcast.records import Journal, Plain
+from wattcast.records import Journal, Plain, read_lines
 
 BUFFER_BYTE = 512 << 20  # ncu saves and restores what a kernel may write
 COUNTED_S = 4e-4  # of a counted launch
@@ -62,10 +62,18 @@ def collect(out: Path, budget_s: float, only: list[str]) -> dict[str, int]:
     if code != 0:
         say(f"ncu ended with {code}. {said[-600:]}")
     journal = Journal(out / "microbench_counters.jsonl")
-    rows = [row for row in read_table(said.splitlines()) if row["id"] not in journal.ids]
+    have = counted_ids(out)
+    rows = [row for row in read_table(said.splitlines()) if row["id"] not in have]
     for row in rows:
         journal.append(row)
     return {"kernels": len(rows), "metrics": len(metrics)}
+
+
+def counted_ids(out: Path) -> set[str]:
+    """Kernels whose counters are on file, as they are today: a kernel that has changed since is counted again."""
+    path, now = out / "microbench_counters.jsonl", {b.name: b.version for b in suite()}
+    rows = read_lines(path) if path.exists() else iter(())
+    return {str(row["id"]) for row in rows if int(row.get("version", 1)) >= now.get(str(row["id"]), 1)}
 
 
 def _compile_first(longest_s: float, only: tuple[str, ...]) -> None:
@@ -84,7 +92,7 @@ def read_table(lines: Iterable[str]) -> Iterable[Plain]:
     """Rows of ``ncu --csv --page raw``: one a kernel, by its name; messages and the line of units are passed over."""
     kept = [line for line in lines if line.startswith('"')]
     table = csv.DictReader(kept)
-    wanted = set(wanted_metrics())
+    wanted, versions = set(wanted_metrics()), {b.name: b.version for b in suite() if b.version > 1}
     for row in table:
         name = (row.get("Kernel Name") or "").split("(")[0].strip()
         if not row.get("ID") or not name:
@@ -93,6 +101,7 @@ def read_table(lines: Iterable[str]) -> Iterable[Plain]:
         yield {
             "id": name.removeprefix("media_"),
             "kernel": name,
+            **({"version": versions[name]} if name in versions else {}),
             **({"frames": COUNTED_FRAMES} if name.startswith("media_") else {}),
             "metrics": {key: value for key, value in metrics.items() if value is not None},
         }
@@ -111,7 +120,7 @@ def target(out: Path, budget_s: float, only: list[str]) -> int:
     deadline_s = time.monotonic() + budget_s
     device = Device.open()
     counted = 0
-    have = Journal(out / "microbench_counters.jsonl").ids
+    have = counted_ids(out)
     if not only or "multimedia" in only:
         counted += _multimedia(device, have)
     compiled = Compiled(device.architecture, cache_folder())

@@ -14,12 +14,12 @@ from wattcast.measure.microbench.device import Device, Kernel
 from wattcast.measure.microbench.row import MicroRow
 from wattcast.measure.microbench.stamps import read_stamps
 from wattcast.measure.microbench.sustain import Bench, Load, sustain
-from wattcast.measure.microbench.unit import STAMP_WORDS, Benchmark
+from wattcast.measure.microbench.unit import SINK_WORDS, STAMP_WORDS, Benchmark
 from wattcast.measure.nvrtc import CudaError, compile_cubin
 
 LAUNCH_S = 0.004  # a launch lasts about this long
 LONGEST_S = 0.5  # one iteration that takes longer is refused
-MOST_BLOCKS, MOST_THREADS = 1 << 14, 1 << 19
+MOST_BLOCKS = 1 << 14
 FILL = r"""
 extern "C" __global__ void fill(unsigned *out, unsigned long long words, unsigned seed)
 {
@@ -64,7 +64,7 @@ class Buffers:
                 f"buffers of {size >> 20} MiB would fit into the free memory, and DRAM benchmarks need four "
                 f"times the L2 ({4 * device.l2_byte >> 20} MiB). Free some memory first."
             )
-        stamps, sink = device.allocate(8 * STAMP_WORDS * MOST_BLOCKS), device.allocate(4 * MOST_THREADS)
+        stamps, sink = device.allocate(8 * STAMP_WORDS * MOST_BLOCKS), device.allocate(4 * SINK_WORDS)
         buffers = cls(device, stamps, sink, device.allocate(size), device.allocate(size), size)
         kernel = device.load(compile_cubin(FILL, device.architecture, "fill.cu"), "fill")
         for address, seed in ((buffers.a, 11), (buffers.b, 12)):
@@ -149,13 +149,14 @@ def calibrate(ready: Ready, wanted_s: float = LAUNCH_S) -> int:
 def blank(bench: Bench, benchmark: Benchmark, repeat: int, date: str) -> MicroRow:
     """A row that says what is to be measured."""
     return MicroRow(
-        row_id(benchmark.name, repeat),
+        row_id(benchmark.name, repeat, benchmark.version),
         benchmark.name,
         benchmark.group,
         operation=benchmark.unit.operation,
         curve=benchmark.curve,
         at=benchmark.at if benchmark.curve else None,
         repeat=repeat,
+        version=benchmark.version,
         specification=benchmark.specification,
         run=bench.run,
         date=date,
@@ -163,9 +164,9 @@ def blank(bench: Bench, benchmark: Benchmark, repeat: int, date: str) -> MicroRo
     )
 
 
-def row_id(name: str, repeat: int) -> str:
-    """The same in every run, so that a campaign can be continued."""
-    return f"{name}-r{repeat}" if repeat else name
+def row_id(name: str, repeat: int, version: int = 1) -> str:
+    """The same in every run, so that a campaign can be continued; another one for a kernel that has changed."""
+    return name + (f"-v{version}" if version > 1 else "") + (f"-r{repeat}" if repeat else "")
 
 
 def measure(bench: Bench, ready: Ready, row: MicroRow) -> MicroRow:

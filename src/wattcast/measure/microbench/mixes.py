@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from wattcast.measure.microbench.arithmetic import conversion, float_units, int_units
+from wattcast.measure.microbench.arithmetic import conversion, float_units, int_units, register_fmas
 from wattcast.measure.microbench.memory import cached, shared, stream
 from wattcast.measure.microbench.tensor import mma
 from wattcast.measure.microbench.unit import Benchmark, Unit
 
-_FLOAT, _INT = float_units(), int_units()
+_FLOAT, _INT, _FMA = float_units(), int_units(), register_fmas()
 _CONVERT = conversion(
     "convert", "{.reg .s32 t; cvt.rzi.s32.f32 t, %0; cvt.rn.f32.s32 %0, t;}", ((r"F2I.*", 1), (r"I2FP?.*", 1))
 )
@@ -59,15 +59,16 @@ def _mix(name: str, parts: dict[str, int]) -> Benchmark:
         shared_byte=16384 if "shared" in parts else 0,
         working_set=where,
         weight=5,
+        version=2 if where == "l2" else 1,
     )
 
 
 def _unit(part: str) -> Unit:
     made: dict[str, Unit] = {
-        "fma": _FLOAT["fp32_fma"],
+        "fma": _FMA["fp32_fma"],
         "int": _INT["int32_add"],
         "sfu": _FLOAT["fp32_exp2_log2"],
-        "fp64": _FLOAT["fp64_fma"],
+        "fp64": _FMA["fp64_fma"],
         "half": _FLOAT["fp16x2_fma"],
         "convert": _CONVERT,
         "tensor": mma("bf16"),

@@ -17,13 +17,14 @@ MAX_POWER_OF = "largest of the sensor's readings"
 class MicroRow:
     """One measurement. ``None`` means not measured, never zero."""
 
-    id: str  # name and repeat: the same in every run
+    id: str  # name, version and repeat: the same in every run
     name: str
     group: str  # arithmetic, tensor, memory, structure, mix, idle, multimedia
     operation: str = ""  # what is counted
     curve: str = ""
     at: float | None = None  # place on that curve
     repeat: int = 0
+    version: int = 1  # of the kernel: rows of an older one are kept, and count only while there is no newer one
     specification: str = ""  # which of the vendor's rates it is held against
     run: str = ""
     date: str = ""

@@ -23,6 +23,14 @@ SLACK = 0.02  # by which a count may miss
 
 
 @dataclass(frozen=True)
+class Instruction:
+    """One line of a disassembly."""
+
+    opcode: str
+    operands: str
+
+
+@dataclass(frozen=True)
 class Agreement:
     """How much of a loop body its benchmark foretold."""
 
@@ -61,35 +69,35 @@ def nvdisasm() -> str:
     raise MissingTool("nvdisasm is not installed (pip install nvidia-cuda-nvdisasm).")
 
 
-def loops(text: str) -> list[list[str]]:
-    """Opcodes of every loop: from the target of a backward branch to the branch."""
-    opcodes: list[tuple[str, str]] = []
+def loops(text: str) -> list[list[Instruction]]:
+    """Every loop: from the target of a backward branch to the branch."""
+    lines: list[Instruction] = []
     labels: dict[str, int] = {}
     for line in text.splitlines():
         label = _LABEL.match(line)
         if label:
-            labels[label[1]] = len(opcodes)
+            labels[label[1]] = len(lines)
         elif found := _LINE.match(line):
-            opcodes.append((found[1], found[2]))
+            lines.append(Instruction(found[1], found[2].strip()))
     bodies = []
-    for place, (opcode, rest) in enumerate(opcodes):
-        target = re.search(r"\.L[\w.$]*", rest) if opcode.startswith("BRA") else None
+    for place, line_ in enumerate(lines):
+        target = re.search(r"\.L[\w.$]*", line_.operands) if line_.opcode.startswith("BRA") else None
         begin = labels.get(target[0]) if target else None
         if begin is not None and begin < place:
-            bodies.append([name for name, _ in opcodes[begin : place + 1]])
+            bodies.append(lines[begin : place + 1])
     return bodies
 
 
-def main_loop(text: str, wanted: str) -> list[str]:
+def main_loop(text: str, wanted: str) -> list[Instruction]:
     """The loop with the most instructions that match ``wanted``; the shortest of these."""
-    scored = [(sum(bool(re.fullmatch(wanted, op)) for op in body), -len(body), body) for body in loops(text)]
-    return max(scored, default=(0, 0, []))[2]
+    scored = [(sum(bool(re.fullmatch(wanted, i.opcode)) for i in body), -len(body), body) for body in loops(text)]
+    return max(scored, default=(0, 0, []), key=lambda entry: entry[:2])[2]
 
 
 def agreement(benchmark: Benchmark, text: str) -> Agreement:
     """Hold a disassembly against the declaration: operations exactly, what surrounds them at most."""
     own = _joined([(pattern, n * count) for unit, n in benchmark.parts for pattern, count in unit.opcodes])
-    body = main_loop(text, own[0][0])
+    body = [line.opcode for line in main_loop(text, own[0][0])]
     left = Counter(body)
     missing, explained = [], 0
     for pattern, count in own:

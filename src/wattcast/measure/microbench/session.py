@@ -96,7 +96,11 @@ def task_of(bench: Bench, buffers: Buffers, compiled: Compiled, benchmark: Bench
             if not _lost(bench.device):
                 bench.device.unload(ready.kernel)
 
-    return Task(row_id(benchmark.name, repeat), make, lambda: kernels.blank(bench, benchmark, repeat, now()))
+    return Task(
+        row_id(benchmark.name, repeat, benchmark.version),
+        make,
+        lambda: kernels.blank(bench, benchmark, repeat, now()),
+    )
 
 
 def _lost(device: Device) -> bool:

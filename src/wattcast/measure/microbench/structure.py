@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from wattcast.measure.microbench.unit import Unit, asm
+from wattcast.measure.microbench.unit import Opcodes, Unit, asm
 
 PATH_STEPS = 64  # multiply-adds on each path of a divergent branch
 BULK_BYTE = 8192
 BULK_STAGES = 4
+THROUGH_STAGES = 6  # of a copy through shared memory
 SPINS = 1 << 22  # tries of a barrier before a kernel gives up: no wait may last for ever
 
 
@@ -68,7 +69,8 @@ def bulk(name: str, working_set_of: str = "a") -> Unit:
     size, stages = BULK_BYTE, BULK_STAGES
     declare = (
         f"const unsigned {p}_pool = (unsigned)__cvta_generic_to_shared(pool); "
-        f"const unsigned {p}_bar = {p}_pool + {size * stages}u, {p}_chunks = (unsigned)(bytes / {size}ull); "
+        f"const unsigned {p}_bar = {p}_pool + {size * stages}u, {p}_chunks = (unsigned)(bytes / {size}ull), "
+        f"{p}_step = gridDim.x % {p}_chunks; "
         f"unsigned {p}_k = blockIdx.x % {p}_chunks, {p}_phase = 0u; "
         f"if (threadIdx.x == 0u) {{ for (unsigned s = 0; s < {stages}u; ++s) "
         f'asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" :: "r"({p}_bar + 8u * s) : "memory"); '
@@ -86,14 +88,7 @@ def bulk(name: str, working_set_of: str = "a") -> Unit:
         ((r"UBLKCP.*", 1),),
         before=before,
         finish=f"if (threadIdx.x == 0u) {{ {drain} }}",
-        around=(
-            (r"SYNCS.*", 2.0 * stages),
-            (r"ELECT|R2UR.*|UMOV|U?IADD.*|U?PLOP3.*|BRA.*|BSSY.*|BSYNC.*|VIADD.*|YIELD|UISETP.*", 20.0 * stages),
-            (
-                r"IMAD.*|ISETP.*|SHF.*|SEL|MOV|LEA.*|LOP3.*|NOP|BREAK.*|WARPSYNC.*|BPT.*|S2UR|USEL|ULEA.*",
-                12.0 * stages,
-            ),
-        ),
+        around=_bulk_around(stages),
         operation="copy",
         one_thread=True,
         byte=float(size),
@@ -109,12 +104,64 @@ def _issue(p: str, stage: str, buffer: str) -> str:
     return (
         f'asm volatile("{text}" :: "r"({p}_bar + 8u * {stage}), "r"({p}_pool + {size}u * {stage}), '
         f'"l"({buffer} + (u64){p}_k * {size}ull), "r"({size}u) : "memory"); '
-        f"{p}_k += gridDim.x; if ({p}_k >= {p}_chunks) {p}_k -= {p}_chunks;"
+        f"{p}_k += {p}_step; if ({p}_k >= {p}_chunks) {p}_k -= {p}_chunks;"
     )
 
 
 def _stage(p: str, stage: int, buffer: str) -> str:
     return f"{_wait(p, stage)} {_issue(p, f'{stage}u', buffer)}"
+
+
+def bulk_there_and_back(name: str) -> Unit:
+    """A copy of one buffer to the other in bulk: into shared memory and out again, one thread of a block for all.
+
+    Stage by stage: wait for what came in, send it out, and when the one before has been read, load into its place.
+    """
+    p, size, stages = name, BULK_BYTE, THROUGH_STAGES
+    declare = (
+        f"const unsigned {p}_pool = (unsigned)__cvta_generic_to_shared(pool); "
+        f"const unsigned {p}_bar = {p}_pool + {size * stages}u, {p}_chunks = (unsigned)(bytes / {size}ull), "
+        f"{p}_step = gridDim.x % {p}_chunks; "
+        f"unsigned {p}_k = blockIdx.x % {p}_chunks, {p}_out = {p}_k, {p}_phase = 0u; "
+        f"if (threadIdx.x == 0u) {{ for (unsigned s = 0; s < {stages}u; ++s) "
+        f'asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" :: "r"({p}_bar + 8u * s) : "memory"); '
+        'asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); '
+        f"for (unsigned s = 0; s < {stages - 1}u; ++s) {{ {_issue(p, 's', 'a')} }} }} __syncthreads();"
+    )
+    turns = []
+    for s in range(stages):
+        send = (
+            f'asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2; cp.async.bulk.commit_group;" '
+            f':: "l"(b + (u64){p}_out * {size}ull), "r"({p}_pool + {size * s}u), "r"({size}u) : "memory"); '
+            f"{p}_out += {p}_step; if ({p}_out >= {p}_chunks) {p}_out -= {p}_chunks;"
+        )
+        read = 'asm volatile("cp.async.bulk.wait_group.read 1;" ::: "memory");'
+        turns.append(f"{_wait(p, s)} {send} {read} {_issue(p, f'{(s - 1) % stages}u', 'a')}")
+    drain = " ".join(_wait(p, s) for s in range(stages - 1))
+    drain += ' asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");'
+    return Unit(
+        p,
+        declare,
+        lambda i: "",
+        "((unsigned *)pool)[threadIdx.x]",
+        ((r"UBLKCP.*", 2),),
+        before=f"if (threadIdx.x == 0u) {{ {' '.join(turns)} }} {p}_phase ^= 1u;",
+        finish=f"if (threadIdx.x == 0u) {{ {drain} }}",
+        around=_bulk_around(2 * stages),
+        operation="copy",
+        one_thread=True,
+        byte=2.0 * size,
+        chunk=size * stages,
+    )
+
+
+def _bulk_around(copies: int) -> Opcodes:
+    """What waiting for and starting ``copies`` bulk copies takes."""
+    return (
+        (r"SYNCS.*|UTMACMDFLUSH|DEPBAR.*", 2.0 * copies),
+        (r"ELECT|R2UR.*|UMOV|U?IADD.*|U?PLOP3.*|BRA.*|BSSY.*|BSYNC.*|VIADD.*|YIELD|UISETP.*", 20.0 * copies),
+        (r"IMAD.*|ISETP.*|SHF.*|SEL|MOV|LEA.*|LOP3.*|NOP|BREAK.*|WARPSYNC.*|BPT.*|S2UR|USEL|ULEA.*", 12.0 * copies),
+    )
 
 
 def _wait(p: str, stage: int) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from wattcast.errors import unknown_name
 from wattcast.measure.microbench import arithmetic, memory, mixes, structure, tensor
-from wattcast.measure.microbench.arithmetic import conversion, division, float_units, floating, int_units
+from wattcast.measure.microbench.arithmetic import conversion, division, float_units, int_units, multiply_adds
 from wattcast.measure.microbench.unit import Benchmark, Unit
 
 CONFLICTS = (0, 1, 2, 3, 5, 7, 11, 15, 23, 31)
@@ -68,7 +68,9 @@ def _arithmetic() -> list[Benchmark]:
     for unit in (*int_units().values(), *float_units().values()):
         steps = STEPS.get(unit.name, 256 if unit.name.startswith(("fp64", "int64", "dp4a", "misc")) else 128)
         weight = 0 if unit.name in first else 2
-        found.append(_one(unit, "arithmetic", steps, specification=SPECIFIED.get(unit.name, ""), weight=weight))
+        settings = {"specification": SPECIFIED.get(unit.name, ""), "weight": weight}
+        settings["version"] = 2 if unit.name in ("fp32_fma", "fp64_fma") else 1
+        found.append(_one(unit, "arithmetic", steps, **settings))
     return [*found, *_divisions(), *_conversions(), *_miscellaneous()]
 
 
@@ -159,16 +161,44 @@ def _memory() -> list[Benchmark]:
         _one(m.stream("dram_read", 8), "memory", 8, working_set="dram", check="fold", weight=1),
         _one(m.store("dram_write", 16), "memory", 16, working_set="dram", weight=1),
         _one(m.copy("dram_copy", 8), "memory", 16, working_set="dram", interleave=False, check="copy", weight=0),
-        _one(m.stream("l2_read", 8, read="ld.global.cg"), "memory", 8, working_set="l2", check="fold", weight=1),
-        _one(m.store("l2_write", 16), "memory", 16, working_set="l2", weight=1),
+        *_copies(),
+        _one(
+            m.stream("l2_read", 8, read="ld.global.cg"),
+            "memory",
+            8,
+            working_set="l2",
+            check="fold",
+            weight=1,
+            version=2,
+        ),
+        _one(
+            m.store("l2_write", 8),
+            "memory",
+            8,
+            working_set="l2",
+            weight=1,
+            version=2,
+            extra=((r"LOP3.*|IMAD.*|SEL|ISETP.*|IADD3.*", 4.0),),  # changing what is stored
+        ),
         _one(m.cached("l1_read", 4), "memory", 4, working_set="l1", weight=1),
-        _one(m.local("l1_write", 32), "memory", 32, weight=1),
+        _one(m.local("l1_write", 32), "memory", 32, weight=1, version=2),
         _one(m.shared("shared_read", 8, 16), "memory", 8, weight=1, specification="shared", **large),
         _one(m.shared("shared_write", 8, 16, write=True), "memory", 8, weight=1, specification="shared", **large),
         _one(m.constant("constant_read", 64), "memory", 64, weight=1),
         _one(m.texture("texture_read", 4), "memory", 4, working_set="texture", weight=3),
-        _one(m.async_copy("async_copy_l2", 8), "memory", 8, working_set="l2", weight=4, **large),
-        _one(m.async_copy("async_copy_dram", 8), "memory", 8, working_set="dram", weight=4, **large),
+        *(
+            _one(
+                m.async_copy(f"async_copy_{where}", 4),
+                "memory",
+                4,
+                working_set=where,
+                check="fold",
+                weight=4,
+                version=2,
+                **large,
+            )
+            for where in ("l2", "dram")
+        ),
         *(
             _one(
                 structure.bulk(f"bulk_copy_{where}"),
@@ -188,6 +218,26 @@ def _memory() -> list[Benchmark]:
         _one(m.atomic("atomic_own", 64, "own"), "memory", 64, working_set="l2", check="count", weight=4),
         _one(m.atomic("atomic_same", 64, "same"), "memory", 64, working_set="l2", weight=4),
     ]
+
+
+def _copies() -> list[Benchmark]:
+    """Further ways to copy DRAM: which of them comes nearest to the driver's own is measured, not known."""
+    m, place = memory, {"working_set": "dram", "check": "copy", "weight": 1}
+    nc = "ld.global.nc.L1::no_allocate"
+    short = {"extra": ((r"U?IADD.*|ULDC|S2R|LOP3.*|VIADDMNMX.*|PLOP3.*", 4.0),)}  # a short body: addresses weigh more
+    ways: dict[str, tuple[Unit, int, Settings]] = {
+        "streaming": (m.copy("dram_copy_streaming", 8, read="ld.global.cs", write="st.global.cs"), 16, {}),
+        "prefetch": (m.copy("dram_copy_prefetch", 8, read=f"{nc}.L2::256B"), 16, {}),
+        "warps": (m.copy("dram_copy_warps", 4), 8, {"blocks_per_sm": 4} | short),
+        "rows": (m.copy("dram_copy_rows", 8, threads=1024), 16, {"threads": 1024, "blocks_per_sm": 1}),
+        "few": (m.copy("dram_copy_few", 4, threads=1024), 8, {"threads": 1024, "blocks_per_sm": 1} | short),
+        "claimed": (m.claimed_copy("dram_copy_claimed", 8), 16, {"shared_byte": 16}),
+    }
+    found = [_one(unit, "memory", steps, interleave=False, **(place | shape)) for unit, steps, shape in ways.values()]
+    through = structure.bulk_there_and_back("dram_copy_bulk")
+    shape: Settings = {"threads": 32, "blocks_per_sm": 4, "least": 90, "note": "one thread of a block copies"}
+    shape["shared_byte"] = structure.BULK_BYTE * structure.THROUGH_STAGES + 64
+    return [*found, _one(through, "memory", structure.THROUGH_STAGES, **(place | shape))]
 
 
 def _curves() -> list[Benchmark]:
@@ -224,12 +274,13 @@ def _curves() -> list[Benchmark]:
     ]
     found += [
         _one(
-            floating(f"icache_{n}", "f32", "fma.rn.f32 %0, %0, %1, %2;", ((r"FFMA", 1),), flop=2.0),
+            multiply_adds(f"icache_{n}"),
             "memory",
             n,
             curve="icache",
             at=16 * n,
             weight=6,
+            version=2,
         )
         for n in ICACHE_STEPS
     ]
@@ -239,21 +290,16 @@ def _curves() -> list[Benchmark]:
 def _structure() -> list[Benchmark]:
     found = [_one(structure.divergence(w), "structure", 1, curve="divergence", at=w, weight=3) for w in WAYS]
     for warps in WARPS:
-        unit = floating(
-            f"occupancy_{warps}", "f32", "fma.rn.f32 %0, %0, %1, %2;", ((r"FFMA", 1),), chains=1, flop=2.0
-        )
-        shape: Settings = {"threads": 32 * min(warps, 32), "blocks_per_sm": 1 if warps <= 32 else 2}
+        unit = multiply_adds(f"occupancy_{warps}", chains=1)
+        shape: Settings = {"threads": 32 * min(warps, 32), "blocks_per_sm": 1 if warps <= 32 else 2, "version": 2}
         found.append(_one(unit, "structure", 512, curve="occupancy", at=warps, weight=4, **shape))
     for chains in (2, 4, 8):
-        unit = floating(
-            f"ilp_{chains}", "f32", "fma.rn.f32 %0, %0, %1, %2;", ((r"FFMA", 1),), chains=chains, flop=2.0
-        )
-        found.append(_one(unit, "structure", 512, curve="ilp", at=chains, threads=128, blocks_per_sm=1, weight=5))
+        unit = multiply_adds(f"ilp_{chains}", chains=chains)
+        shape = {"threads": 128, "blocks_per_sm": 1, "version": 2}
+        found.append(_one(unit, "structure", 512, curve="ilp", at=chains, weight=5, **shape))
     for share in ACTIVE:
-        unit = floating(
-            f"active_{round(1000 * share)}", "f32", "fma.rn.f32 %0, %0, %1, %2;", ((r"FFMA", 1),), flop=2.0
-        )
-        shape = {"threads": 1024, "blocks_per_sm": 1, "share": share}
+        unit = multiply_adds(f"active_{round(1000 * share)}")
+        shape = {"threads": 1024, "blocks_per_sm": 1, "share": share, "version": 2}
         found.append(_one(unit, "structure", 512, curve="active", at=share, weight=4, **shape))
     for share in (0.125, 0.25, 0.5):
         unit = memory.stream(f"dram_active_{round(1000 * share)}", 8, threads=1024)

@@ -20,6 +20,7 @@ SIGNATURE = (
     "unsigned long long bytes, unsigned seed, int iterations"
 )
 STAMP_WORDS = 5  # of each block: multiprocessor, cycle counter and nanosecond timer at begin and end
+SINK_WORDS = 1 << 19  # of the sink: the most threads a launch may have
 CHECK_SEED = 0  # with this seed a kernel stores what it computed
 TAIL: Opcodes = ((r"U?IADD3?|VIADD", 3.0), (r"U?ISETP.*|PLOP3.*", 1.0), (r"BRA.*", 1.0))  # of the loop itself
 
@@ -69,6 +70,7 @@ class Benchmark:
     interleave: bool = True
     extra: Opcodes = ()  # further instructions of an iteration
     weight: int = 5  # smaller runs earlier
+    version: int = 1  # grows when the kernel changes, so that what an older one measured is measured again
 
     @property
     def unit(self) -> Unit:

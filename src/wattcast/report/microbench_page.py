@@ -1,0 +1,222 @@
+"""Tables of the page that reads microbenchmark results, each kept between two marks in the page's text.
+
+``wattcast measure microbench --show GPU --write PAGE`` renews them; what stands around them is written by hand.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from wattcast.errors import bad_value
+from wattcast.explore.microbench import Fault, Result, curve, fault_of, first, results_folder, specified
+from wattcast.explore.tune import counted_profile, ranked
+from wattcast.hardware import Gpu
+from wattcast.records import read_lines
+from wattcast.report.microbench import Row, pipes, side_by_side_rows, truth_rows
+
+MARK = re.compile(r"<!-- table: (\w+) -->\n.*?<!-- end -->", re.DOTALL)
+CURVES = {  # curve: what is counted along it
+    "conflicts": "bank conflicts",
+    "coalescence": "neighbouring lanes",
+    "access": "bytes a thread",
+    "divergence": "paths",
+    "occupancy": "warps on an SM",
+    "ilp": "chains a warp",
+    "icache": "bytes of code",
+    "dram_active": "share of SMs",
+    "tensor_active": "share of SMs",
+}
+KNOWN = {  # a kernel with one bottleneck: the one that does the same without it
+    **{"conflicts_31": "conflicts_0", "conflicts_7": "conflicts_0", "coalescence_1": "coalescence_32"},
+    **{"divergence_32": "divergence_1", "divergence_4": "divergence_1", "fp64_fma": "fp32_fma"},
+    "occupancy_1": "occupancy_64",
+}
+
+
+def renewed(page: str, results: Sequence[Result], gpu: Gpu) -> str:
+    """The page with its tables made anew; an unknown table is refused by name."""
+
+    def table(found: re.Match[str]) -> str:
+        make = TABLES.get(found[1])
+        if make is None:
+            raise bad_value("table", f"one of {', '.join(TABLES)}", found[1])
+        return f"<!-- table: {found[1]} -->\n{pipes(make(results, gpu))}\n<!-- end -->"
+
+    return MARK.sub(table, page)
+
+
+def has_tables(page: str) -> bool:
+    """Whether a page has marks."""
+    return MARK.search(page) is not None
+
+
+def _named(r: Result) -> str:
+    fault = fault_of(r)
+    return f"`{r.name}`" + ("" if fault is None else " †" if fault.kind == "wrong" else " ‡")
+
+
+def _number(value: float | None, digits: int = 3) -> str:
+    return "-" if value is None else f"{value:.{digits}g}" if abs(value) < 1000 else f"{value:.0f}"
+
+
+def unit_rows(results: Sequence[Result], gpu: Gpu) -> list[Row]:
+    """Arithmetic and tensor units: rate by the specification, energy of an operation, operations of a joule."""
+    head = [
+        "benchmark",
+        "counted",
+        "specified",
+        "measured",
+        "W",
+        "pJ",
+        "pJ above idle",
+        "Gop/J",
+        "true MHz",
+        "NVML MHz",
+    ]
+    rows = [head]
+    for r in first(results).values():
+        if r.group not in ("arithmetic", "tensor") or r.curve or not r.operation_j or not r.operations_per_j:
+            continue
+        above = r.operation_above_idle_j
+        rows.append(
+            [
+                _named(r),
+                r.operation,
+                _number(specified(gpu, r), 4),
+                _number(r.per_cycle_sm, 4),
+                _number(r.power_w),
+                _number(1e12 * r.operation_j),
+                _number(1e12 * above if above is not None else None),
+                _number(r.operations_per_j / 1e9),
+                _number((r.effective_clock_hz or 0.0) / 1e6, 4),
+                _number((r.clock_hz or 0.0) / 1e6, 4),
+            ]
+        )
+    return rows
+
+
+def memory_rows(results: Sequence[Result], gpu: Gpu) -> list[Row]:
+    """Memory: bytes a second, power of the card and of its memory, energy of a byte."""
+    rows = [["benchmark", "TB/s", "of DRAM's", "W", "memory W", "pJ a byte", "above idle", "true MHz"]]
+    for r in first(results).values():
+        if r.group != "memory" or r.curve or not r.byte_per_s or not r.energy_j or not r.byte:
+            continue
+        share = r.byte_per_s / float(gpu.memory.byte_per_s) if "dram" in r.name else None
+        above = max((r.power_w or 0.0) - (r.idle_power_w or 0.0), 0.0) / r.byte_per_s
+        rows.append(
+            [
+                _named(r),
+                f"{r.byte_per_s / 1e12:.3f}",
+                "-" if share is None else f"{share:.0%}",
+                _number(r.power_w),
+                _number(r.memory_power_w),
+                _number(1e12 * r.energy_j / r.byte),
+                _number(1e12 * above),
+                _number(r.effective_clock_hz / 1e6 if r.effective_clock_hz else None, 4),
+            ]
+        )
+    return rows
+
+
+def curve_rows(results: Sequence[Result], gpu: Gpu) -> list[Row]:
+    """Every curve: rate, time and energy of an operation over the best point's, power."""
+    rows = [["curve", "at", "operations /cycle/SM", "time", "energy", "W"]]
+    for name, what in CURVES.items():
+        points = [r for r in curve(results, name) if r.operation_s and r.operation_j]
+        each = [r.at if name == "access" else 1.0 for r in points]  # there an operation moves so many bytes
+        time = [(r.operation_s or 0.0) / n for r, n in zip(points, each, strict=True)]
+        energy = [(r.operation_j or 0.0) / n for r, n in zip(points, each, strict=True)]
+        for r, s, j in zip(points, time, energy, strict=True):
+            mark = _named(r).removeprefix(f"`{r.name}`")
+            cells = [_number(r.per_cycle_sm, 4), f"{s / min(time):.2f}", f"{j / min(energy):.2f}", _number(r.power_w)]
+            rows.append([f"{name} ({what}){mark}", f"{r.at:g}", *cells])
+    return rows
+
+
+def active_rows(results: Sequence[Result], gpu: Gpu) -> list[Row]:
+    """Power by the number of SMs at work, and the line through it."""
+    points = [(round(r.at * int(gpu.sm_count)) or 1, r.power_w) for r in curve(results, "active") if r.power_w]
+    count, power_w = (np.array(column, dtype=float) for column in zip(*points, strict=True))
+    slope_w, fixed_w = np.polyfit(count, power_w, 1)
+    rows: list[Row] = [["SMs at work", "W", f"{fixed_w:.1f} W + {slope_w:.3f} W an SM"]]
+    return [
+        *rows,
+        *([f"{n:.0f}", f"{w:.1f}", f"{fixed_w + slope_w * n:.1f}"] for n, w in zip(count, power_w, strict=True)),
+    ]
+
+
+def idle_rows(results: Sequence[Result], gpu: Gpu) -> list[Row]:
+    """Nothing to do: with and without a context."""
+    idle = [r for r in first(results).values() if r.group == "idle"]
+    cells = [[_number(r.power_w, 4), _number(r.memory_power_w), _number((r.clock_hz or 0.0) / 1e6)] for r in idle]
+    return [["row", "W", "memory W", "NVML MHz"], *([f"`{r.name}`", *c] for r, c in zip(idle, cells, strict=True))]
+
+
+def clock_rows(results: Sequence[Result], gpu: Gpu) -> list[Row]:
+    """Rows whose true clock is more than 2 % from what NVML says."""
+    rows = [["row", "true MHz", "NVML MHz", "true over NVML", "W"]]
+    for r in first(results).values():
+        if r.clock_hz and r.effective_clock_hz and abs(r.effective_clock_hz / r.clock_hz - 1.0) > 0.02:
+            cells = [_number(r.effective_clock_hz / 1e6, 4), _number(r.clock_hz / 1e6, 4)]
+            rows.append([_named(r), *cells, f"{r.effective_clock_hz / r.clock_hz:.3f}", _number(r.power_w)])
+    return rows
+
+
+def fault_rows(results: Sequence[Result], gpu: Gpu) -> list[Row]:
+    """Rows of kernels that have been mended since, and why."""
+    named: dict[Fault, list[str]] = {}
+    for r in first(results).values():
+        fault = fault_of(r)
+        if fault is not None:
+            named.setdefault(fault, []).append(f"`{r.name}`")
+    order = sorted(named, key=lambda fault: (fault.kind != "wrong", -len(named[fault])))
+    rows = [[", ".join(named[fault]), "†" if fault.kind == "wrong" else "‡", fault.why] for fault in order]
+    return [["rows", "", "why"], *rows] if rows else [["rows"], ["none"]]
+
+
+def advice_rows(results: Sequence[Result], gpu: Gpu) -> list[Row]:
+    """What ``tune`` says first of kernels whose bottleneck is known, beside what was measured without it."""
+    path, by_name = results_folder(gpu) / "microbench_counters.jsonl", first(results)
+    counted = {str(row["id"]): row["metrics"] for row in read_lines(path)}
+    rows = [["kernel", "bottleneck", "time", "measured", "energy", "measured"]]
+    for name, without in KNOWN.items():
+        advice = ranked([counted_profile(name, counted[name], results)], results)
+        a, b = by_name[name], by_name[without]
+        if not advice or not (a.operation_s and b.operation_s and a.operation_j and b.operation_j):
+            continue
+        pairs = (
+            advice[0].time,
+            b.operation_s / a.operation_s - 1.0,
+            advice[0].energy,
+            b.operation_j / a.operation_j - 1.0,
+        )
+        rows.append([f"`{name}`", advice[0].bottleneck, *(f"{100.0 * value:.1f} %" for value in pairs)])
+    return rows
+
+
+def multimedia_rows(results: Sequence[Result], gpu: Gpu) -> list[Row]:
+    """Workloads on the clip: time and energy of a frame."""
+    rows = [["workload", "us a frame", "W", "mJ a frame", "above idle"]]
+    for r in first(results).values():
+        if r.group == "multimedia" and r.operation_s and r.operation_j and r.operation_above_idle_j is not None:
+            joules = [_number(1e3 * r.operation_j), _number(1e3 * r.operation_above_idle_j)]
+            rows.append([f"`{r.name}`", _number(1e6 * r.operation_s), _number(r.power_w), *joules])
+    return rows
+
+
+TABLES: Mapping[str, Callable[[Sequence[Result], Gpu], list[Row]]] = {
+    "units": unit_rows,
+    "memory": memory_rows,
+    "curves": curve_rows,
+    "active": active_rows,
+    "idle": idle_rows,
+    "clocks": clock_rows,
+    "faults": fault_rows,
+    "advice": advice_rows,
+    "multimedia": multimedia_rows,
+    "devices": side_by_side_rows,
+    "truths": truth_rows,
+}

@@ -1,0 +1,64 @@
+"""The pages that read the H200's results say what the data say."""
+
+from __future__ import annotations
+
+import csv
+import re
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+
+from wattcast import hardware
+from wattcast.errors import BadInput
+from wattcast.explore.microbench import RESULTS_FILE, fault_of, read_results, results_folder, results_of
+from wattcast.measure.microbench.suite import suite
+from wattcast.records import read_lines
+from wattcast.report.microbench_page import MARK, TABLES, has_tables, renewed
+
+H200 = hardware.load("h200")
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = DOCS / "method" / "h200-units.md"
+
+
+def test_every_table_of_the_page_is_what_the_data_make() -> None:
+    """``wattcast measure microbench --show h200 --write docs/method/h200-units.md`` changes nothing."""
+    page = PAGE.read_text(encoding="utf-8")
+    assert set(MARK.findall(page)) == set(TABLES)
+    multimedia = read_results(results_folder(H200) / "multimedia.jsonl")
+    assert renewed(page, (*results_of(H200), *multimedia), H200) == page
+    assert page.count("\n| `") > 100
+
+
+def test_the_command_renews_a_page_and_keeps_its_words(tmp_path: Path, call) -> None:
+    path = tmp_path / "page.md"
+    path.write_text("Before.\n\n<!-- table: idle -->\nold\n<!-- end -->\n\nAfter.\n")
+    done = call("measure", "microbench", "--show", "h200", "--write", str(path))
+    assert done.code == 0, done.err
+    text = path.read_text()
+    assert text.startswith("Before.\n")
+    assert text.endswith("\nAfter.\n")
+    assert "idle_context_on" in text
+    assert "old" not in text
+    with pytest.raises(BadInput, match="unit"):
+        renewed("<!-- table: unit -->\n<!-- end -->", results_of(H200), H200)
+    assert not has_tables("no marks")
+
+
+def test_figures_of_the_page_exist() -> None:
+    images = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", PAGE.read_text(encoding="utf-8"))
+    assert len(images) == 10
+    assert all((PAGE.parent / image).is_file() for image in images)
+
+
+def test_faults_are_of_kernels_that_were_mended() -> None:
+    """Every fault names an older version of a kernel of the suite; what was mended has a fault or had failed."""
+    text = files("wattcast.explore").joinpath("microbench_faults.csv").read_text(encoding="utf-8")
+    rows = list(csv.DictReader(text.splitlines()))
+    now = {b.name: b.version for b in suite()}
+    assert all(int(row["version"]) < now[row["name"]] for row in rows)
+    assert {row["kind"] for row in rows} == {"wrong", "slow"}
+    failed = {str(row["name"]) for row in read_lines(results_folder(H200) / RESULTS_FILE) if row.get("error")}
+    assert {name for name, version in now.items() if version > 1} == {row["name"] for row in rows} | failed
+    alike = {r.name: fault_of(r) for r in results_of(H200) if r.name in ("mix_int_l2", "l2_read") and r.version == 1}
+    assert len(set(alike.values())) <= 1  # "as l2_read" tells l2_read's reason
