@@ -83,6 +83,13 @@ def command(
     if next(iter(tables.values())).rail_w:
         from wattcast.cli.fit_rails import fit_two_rails
 
+        if estimator != "nnls" or model or folds or clusters or offset:
+            raise bad_value(
+                "--estimator, --model, --folds, --clusters, --offset",
+                "none of them, since the map has a rail measured by itself",
+                "some",
+                "Remove `rails` from the map to fit all kinds of model to the total.",
+            )
         fit_two_rails(env, next(iter(tables.values())), name or table.stem, device, out, figures, json)
         return
     result = fit_counters(tables, options, env.say)

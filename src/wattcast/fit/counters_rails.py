@@ -1,7 +1,7 @@
 """Counter models of a card that measures its memory by itself: two rails, each fitted to its own power.
 
-P = P_base + I·0 + C_clk·V²·f + V²·Σ C_i·ρ_i  (the rest of the card)  +  P_mem + Σ E_d·ρ_d  (memory)
-[Stokke2016, Eq. 8 to 10 with an inferred relative V]. Three steps, all non-negative and on relative errors:
+P = P_base + C_clk·V²·f + V²·Σ C_i·ρ_i (all but memory) + P_mem + Σ E_d·ρ_d (memory)   [Stokke2016, Eq. 8 to 10,
+leakage within the base, V relative]. Three steps, all non-negative and on relative errors:
 
 1. memory power against DRAM traffic, outliers weighted down (the sensor is a one-second average);
 2. power of the idle device over the clock: a base and a clock tree;

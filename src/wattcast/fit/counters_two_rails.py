@@ -24,6 +24,9 @@ from wattcast.power.saved import SavedModel
 from wattcast.provenance import Provenance
 from wattcast.records import database_folder
 
+NO_LEVERAGE = 1e-6  # least that a row may leave to the others
+ALONE = 0.05  # of the largest occurrence, below which a benchmark says nothing about an event
+
 
 @dataclass(frozen=True)
 class RailsFit:
@@ -65,7 +68,7 @@ def fit_rails(table: CounterTable, leaning: float | None = None) -> RailsFit:
         mine = table.benchmark == benchmark
         held_w[mine & train] = solve_rails(design, train & ~mine, chosen).total_w(design)[mine & train]
     coefficients, number = _diagnosed(design, costs, train, chosen)
-    words = _words(table, coefficients, number)
+    words = _words(table, train, coefficients, number)
     model = _model(design, costs)
     return RailsFit(
         table, design, costs, model, chosen, trials, train, test, predicted_w, held_w, coefficients, number, words
@@ -81,7 +84,7 @@ def activity_of(table: CounterTable, names: Sequence[str]) -> Activity:
 
 
 def _diagnosed(design: Design, costs: Costs, train: Mask, leaning: float) -> tuple[tuple[Coefficient, ...], float]:
-    """Standard errors (sandwich), intervals, variance inflation and condition number of both rails."""
+    """Standard errors (sandwich, residuals as of unseen rows), intervals, variance inflation, condition number."""
     busy = train & ~design.idle
     rest_w = (design.power_w - costs.memory_power_w(design) - design.static @ costs.static)[busy]
     side = np.where(rest_w > design.core[busy] @ costs.core, leaning, 1.0 - leaning)
@@ -100,8 +103,10 @@ def _rail_coefficients(
     weighted = columns * weight[:, np.newaxis]
     free = np.flatnonzero(found > 0)
     bread = np.linalg.inv(weighted[:, free].T @ weighted[:, free])
-    score = weighted[:, free] * ((target - columns @ found) * weight)[:, np.newaxis]
-    covariance = bread @ (score.T @ score) @ bread * target.size / max(target.size - free.size, 1)
+    leverage = np.einsum("ij,jk,ik->i", weighted[:, free], bread, weighted[:, free])
+    unseen = (target - columns @ found) * weight / np.maximum(1.0 - leverage, NO_LEVERAGE)  # HC3 [MacKinnon1985]
+    score = weighted[:, free] * unseen[:, np.newaxis]
+    covariance = bread @ (score.T @ score) @ bread
     error = dict(zip(free.tolist(), np.sqrt(np.diag(covariance)).tolist(), strict=True))
     factor = t_factor(target.size - free.size)
     with_base = np.concatenate([weight[:, np.newaxis], weighted], axis=1)
@@ -115,8 +120,13 @@ def _rail_coefficients(
     return rows
 
 
-def _words(table: CounterTable, coefficients: tuple[Coefficient, ...], number: float) -> tuple[str, ...]:
+def _words(table: CounterTable, rows: Mask, coefficients: tuple[Coefficient, ...], number: float) -> tuple[str, ...]:
     words = [f"Not trained on: {name}: {reason}." for name, reason in table.left_out.items()]
+    seen = rows[:, np.newaxis] & (table.occurrence > ALONE * table.occurrence[rows].max(axis=0))
+    count = [np.unique(table.benchmark[column]).size for column in seen.T]
+    alone = [p.event for p, benchmarks in zip(table.predictors, count, strict=True) if benchmarks == 1]
+    if alone:
+        words.append(f"Rests on a single benchmark, so that its interval says nothing: {', '.join(alone)}.")
     unsure = [c.name for c in coefficients if c.standard_error is not None and c.low <= 0.0]
     held = [c.name for c in coefficients if c.standard_error is None]
     if unsure:
@@ -155,12 +165,12 @@ def unit_cost(event: str, cost: float) -> str:
 def summary(result: RailsFit) -> dict[str, Any]:
     """The fit as plain data."""
     table, test = result.table, result.test
-    default = table.at_default()
+    default, group = table.at_default(), np.array(table.group_names)[table.group][table.benchmark]
     sets = {
         "trained on": (result.train, False),
         "trained on, benchmark held out": (result.train, True),
         "the same, at the top clock": (result.train & default, True),
-        **{f"never trained on: {', '.join(table.test)}": (test, False)},
+        **{f"never trained on, {name}": (test & (group == name), False) for name in table.test},
     }
     return {
         "leaning": result.leaning,
@@ -196,7 +206,7 @@ def summary(result: RailsFit) -> dict[str, Any]:
 
 def saved_rails(result: RailsFit, name: str, device: str, date: str = "") -> SavedModel:
     """The model with its errors, to be written to a file."""
-    errors = {what: error for what, _, error in summary(result)["errors"]}
+    errors = {what.replace(",", ""): error for what, _, error in summary(result)["errors"]}
     leaning = f"Leaning {result.leaning:g}, chosen by held-out {result.table.choose_on} rows."
     source = f"wattcast fit counters, {int(result.train.sum())} rows of {result.table.name}"
     return SavedModel(name, result.model, Provenance(source, date, device), errors, (leaning, *result.warnings))

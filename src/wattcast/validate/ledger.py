@@ -24,6 +24,7 @@ from wattcast.validate import ablations, published
 from wattcast.validate.a100 import a100_rows
 from wattcast.validate.choice import choice_rows
 from wattcast.validate.component_energies import energy_rows
+from wattcast.validate.counter_model import counter_model_rows
 from wattcast.validate.counters import counter_rows
 from wattcast.validate.kernels import coverage, kernel_rows
 from wattcast.validate.models import model_rows
@@ -57,7 +58,7 @@ def ledger(
     for gpu in GPUS:
         held = fit_database(gpu, gpu, tell)[1] if refit else held_out(gpu)
         rows += kernel_rows(held, gpu) + coverage(held, gpu) + counter_rows(gpu) + choice_rows(gpu)
-        rows += model_rows(gpu)
+        rows += model_rows(gpu) + counter_model_rows(gpu)
         rows += _long(f"ablations-{gpu}", partial(_ablations, gpu, held, say), long, again, env, say)
     rows += _long("titanx", partial(published.titanx_rows, reference, say), long, again, env, say)
     rows += _long("v100", partial(published.v100_rows, reference, say), long, again, env, say)
