@@ -29,7 +29,7 @@ def fit_two_rails(
         from wattcast.report.counters_rails import all_figures
         from wattcast.report.figure import save as save_figure
 
-        for title, figure in all_figures(result).items():
+        for title, figure in all_figures(result, device).items():
             save_figure(figure, figures / f"{title}.png")
             env.say(f"figure saved: {figures / f'{title}.png'}")
     if json:

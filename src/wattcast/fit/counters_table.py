@@ -44,7 +44,7 @@ def table_lines(folder: Path, gpu: str) -> list[Line]:
         raise bad_value(str(folder), f"a folder with {COUNTERS_FILE} (measure microbench --counters)", "none")
     counted = {str(row["id"]): row for row in read_lines(counters)}
     names = sorted({name for row in counted.values() for name in row["metrics"]})
-    most = max(_dram_byte_per_s(row["metrics"]) for row in counted.values())
+    most = max((_dram_byte_per_s(row["metrics"]) for row in counted.values()), default=0.0)
     lines: list[Line] = []
     for row in _measured(folder / name for name in RESULT_FILES):
         metrics = _counts(row, counted, names, most)
@@ -126,15 +126,19 @@ def _scaled(metrics: Metrics, scale: float) -> dict[str, float]:
 def _from_dram(metrics: dict[str, float], name: str, frames: float) -> dict[str, float]:
     """DRAM traffic of a clip that is larger than L2."""
     read_byte = frames * LUMA_BYTE * (1.0 if name.startswith(LUMA_ONLY) else COLOUR)
-    least = {"read": read_byte, "write": metrics["l1tex__m_l1tex2xbar_write_bytes.sum"]}
+    least = {"read": read_byte, "write": metrics.get("l1tex__m_l1tex2xbar_write_bytes.sum", 0.0)}
     for way, byte in least.items():
+        if f"dram__bytes_{way}.sum" not in metrics:
+            continue
         whole = max(metrics[f"dram__bytes_{way}.sum"], byte)
         metrics |= {f"dram__bytes_{way}.sum": whole, f"dram__sectors_{way}.sum": whole / SECTOR_BYTE}
     return metrics
 
 
 def _dram_byte_per_s(metrics: Metrics) -> float:
-    return (metrics["dram__bytes_read.sum"] + metrics["dram__bytes_write.sum"]) / _seconds(metrics)
+    """Zero where the profiler was not asked for it."""
+    byte = metrics.get("dram__bytes_read.sum", 0.0) + metrics.get("dram__bytes_write.sum", 0.0)
+    return byte / _seconds(metrics) if byte else 0.0
 
 
 def _seconds(metrics: Metrics) -> float:

@@ -41,18 +41,18 @@ DCT = tuple(
 )  # from the dearest
 
 
-def all_figures(fit: RailsFit) -> dict[str, Figure]:
-    """Every figure that a fit can show, by file name."""
+def all_figures(fit: RailsFit, device: str = "") -> dict[str, Figure]:
+    """Every figure that a fit can show, by file name; ``device`` is named in the captions."""
     names = {fit.table.benchmark_names[fit.table.benchmark[i]] for i in np.flatnonzero(fit.test)}
-    figures = {"counters-rails-errors": errors(fit), "counters-rails-costs": costs(fit)}
+    figures = {"counters-rails-errors": errors(fit, device), "counters-rails-costs": costs(fit, device)}
     if names:
-        figures["counters-rails-multimedia"] = multimedia(fit)
+        figures["counters-rails-multimedia"] = multimedia(fit, device)
     if names.issuperset(DCT):
-        figures["counters-rails-dct"] = dct(fit)
+        figures["counters-rails-dct"] = dct(fit, device)
     return figures
 
 
-def multimedia(fit: RailsFit, caption: str = "") -> Figure:
+def multimedia(fit: RailsFit, device: str = "") -> Figure:
     """Power of each workload that was not trained on: parts stacked, measured as dots (paper figure 8's parts)."""
     rows = _rows(fit)
     kept = [name for name in rows if not name.endswith("_moved") and name != "move_frames"]
@@ -60,11 +60,11 @@ def multimedia(fit: RailsFit, caption: str = "") -> Figure:
     axes = figure.subplots()
     _stacked(axes, fit, [rows[name] for name in kept], [name.replace("_", " ") for name in kept])
     axes.set_title(f"mean absolute error {_error(fit, [rows[n] for n in kept]):.1f} %", fontsize=9)
-    write_caption(figure, caption or f"{fit.table.name}; trained on {int(fit.train.sum())} microbenchmarks only")
+    write_caption(figure, f"{_source(fit, device)}; trained on {int(fit.train.sum())} microbenchmarks only")
     return figure
 
 
-def dct(fit: RailsFit, caption: str = "") -> Figure:
+def dct(fit: RailsFit, device: str = "") -> Figure:
     """The DCT at a fixed frame rate in four variants: what data type and caching save (paper figure 13)."""
     rows = _rows(fit)
     figure = new_figure(8.2, 4.8)
@@ -79,11 +79,12 @@ def dct(fit: RailsFit, caption: str = "") -> Figure:
         top_w = max(fit.table.power_w[rows[name]], fit.predicted_w[rows[name]])
         axes.text(place, top_w + 14.0, text, ha="center", va="bottom", fontsize=8)
     axes.set_ylim(top=1.2 * float(fit.table.power_w[first]))
-    write_caption(figure, caption or f"{fit.table.name}; 80 frames every 6.6 ms; trained on microbenchmarks only")
+    every = f"a pass every {1e3 * fit.table.duration_s[first]:.1f} ms; " if fit.table.duration_s is not None else ""
+    write_caption(figure, f"{_source(fit, device)}; {every}trained on microbenchmarks only")
     return figure
 
 
-def errors(fit: RailsFit, caption: str = "") -> Figure:
+def errors(fit: RailsFit, device: str = "") -> Figure:
     """Predicted against measured power: microbenchmarks each held out, and rows never trained on."""
     figure = new_figure(5.6, 5.2)
     axes = figure.subplots()
@@ -92,7 +93,7 @@ def errors(fit: RailsFit, caption: str = "") -> Figure:
     axes.fill_between([0.0, top_w], [0.0, 0.9 * top_w], [0.0, 1.1 * top_w], color="#DDDDDD", label="within 10 %")
     for rows, colour, name in (
         (fit.train, PREDICTED, "microbenchmarks, held out"),
-        (fit.test, SERIES[1], "multimedia"),
+        (fit.test, SERIES[1], "never trained on"),
     ):
         if rows.any():
             label = f"{name}: {fit.error_percent(rows, held_out=True):.1f} %"
@@ -102,11 +103,11 @@ def errors(fit: RailsFit, caption: str = "") -> Figure:
     axes.set_xlim(0.0, top_w)
     axes.set_ylim(0.0, top_w)
     axes.legend(frameon=False, fontsize=8, loc="upper left")
-    write_caption(figure, caption or fit.table.name)
+    write_caption(figure, _source(fit, device))
     return figure
 
 
-def costs(fit: RailsFit, caption: str = "") -> Figure:
+def costs(fit: RailsFit, device: str = "") -> Figure:
     """Watts of each cost at its largest measured value, with the 95 % interval (paper figure 12)."""
     rows = [c for c in fit.coefficients if c.value > 0]
     figure = new_figure(7.5, 0.8 + 0.28 * len(rows))
@@ -119,8 +120,12 @@ def costs(fit: RailsFit, caption: str = "") -> Figure:
     axes.set_yticks(range(len(rows)), [c.name for c in rows])
     axes.invert_yaxis()
     axes.set_xlabel("Power at the largest value measured, relative voltage 1 (W)")
-    write_caption(figure, caption or f"{fit.table.name}; bars 95 %")
+    write_caption(figure, f"{_source(fit, device)}; bars 95 %")
     return figure
+
+
+def _source(fit: RailsFit, device: str) -> str:
+    return ", ".join(filter(None, [device, fit.table.name]))
 
 
 def _rows(fit: RailsFit) -> dict[str, int]:
