@@ -102,7 +102,7 @@ def design_of(table: CounterTable) -> Design:
 def leaning_errors(table: CounterTable, design: Design, train: Mask) -> dict[float, float]:
     """Error of each leaning on the group it is chosen by, not trained on; rows at the default clocks only.
 
-    Rows that met the power cap are not used: their clock swings, and power and time are of different moments.
+    Rows that met the power cap are not used: their clock swings, and its mean says little about V² and rates.
     """
     group = np.array(table.group_names)[table.group][table.benchmark]
     held = (group == table.choose_on) & train & table.at_default()
