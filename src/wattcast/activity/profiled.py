@@ -67,13 +67,13 @@ def read_ncu(path: Path, sm_count: float | None = None) -> tuple[tuple[str, ...]
     """
     launches, metrics = _ncu_metrics(path)
     names = tuple(launch.kernel for launch in launches)
-    return names, _ncu_activity(metrics, len(names), sm_count, path.name)
+    return names, _ncu_activity(metrics, sm_count, path.name)
 
 
 def read_ncu_launches(path: Path, sm_count: float | None = None) -> list[tuple[Configured, dict[str, float]]]:
     """Each launch of an Nsight Compute CSV export with the counts that it gives."""
     launches, metrics = _ncu_metrics(path)
-    activity = _ncu_activity(metrics, len(launches), sm_count, path.name)
+    activity = _ncu_activity(metrics, sm_count, path.name)
     rows = [dict(zip(activity.events, row.tolist(), strict=True)) for row in activity.value]
     return list(zip(launches, rows, strict=True))
 
@@ -86,15 +86,25 @@ def metrics_for(wanted: Collection[str]) -> list[str]:
     """
     events = {*wanted, "core_cycle"} | ({"active_sm"} if "idle_sm" in wanted else set())
     rows = [row for row in _table("map_ncu.csv") if row["event"] in events]
-    return sorted({_TIME, *(row["metric"] for row in rows), *(row["per"] for row in rows if row["per"])})
+    beside = (row[column] for row in rows for column in ("per", "times") if row[column])
+    return sorted({_TIME, *(row["metric"] for row in rows), *beside})
 
 
-def _ncu_activity(metrics: Mapping[str, Array], count: int, sm_count: float | None, where: str) -> Activity:
-    columns: dict[str, Array] = {}
-    for event in dict.fromkeys(row["event"] for row in _table("map_ncu.csv")):
-        total = _ncu_event(event, metrics, count)
-        if total is not None:
-            columns[event] = total
+def ncu_events(metrics: Mapping[str, Array]) -> dict[str, Array]:
+    """Every event that these metrics give, ``(kernel,)`` each; one that misses a metric is left out.
+
+    >>> {name: value.tolist() for name, value in ncu_events({"lts__t_bytes.sum": np.array([64.0])}).items()}
+    {'l2_byte': [64.0]}
+    """
+    count = len(next(iter(metrics.values()), ()))
+    found = {
+        name: _ncu_event(name, metrics, count) for name in dict.fromkeys(r["event"] for r in _table("map_ncu.csv"))
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _ncu_activity(metrics: Mapping[str, Array], sm_count: float | None, where: str) -> Activity:
+    columns = ncu_events(metrics)
     active = columns.pop("active_sm", None)
     if active is not None and sm_count is not None:
         columns["idle_sm"] = np.clip(sm_count - active, 0.0, sm_count)
@@ -113,14 +123,16 @@ def ncu_metrics(path: Path) -> tuple[tuple[str, ...], dict[str, Array]]:
 
 
 def _ncu_event(event: str, metrics: Mapping[str, Array], count: int) -> Array | None:
-    """Σ factor · metric (over another metric), or None when a metric was not collected."""
+    """Σ factor · metric (times one, over another), zero or more; None when a metric was not collected."""
     total = np.zeros(count)
     for row in _table("map_ncu.csv"):
         if row["event"] != event:
             continue
-        if row["metric"] not in metrics or (row["per"] and row["per"] not in metrics):
+        if any(name and name not in metrics for name in (row["metric"], row["per"], row["times"])):
             return None
         amount = float(row["factor"]) * metrics[row["metric"]]
+        if row["times"]:
+            amount = amount * metrics[row["times"]]
         if row["per"]:
             below = metrics[row["per"]]
             amount = np.divide(amount, below, out=np.zeros(count), where=below > 0)
@@ -201,7 +213,7 @@ def _value(text: str, unit: str, where: str) -> float:
 @cache
 def _table(name: str) -> list[dict[str, str]]:
     text = files("wattcast.activity").joinpath(name).read_text(encoding="utf-8")
-    return list(csv.DictReader(text.splitlines()))
+    return list(csv.DictReader(text.splitlines(), restval=""))
 
 
 def _rows(path: Path) -> list[dict[str, str]]:

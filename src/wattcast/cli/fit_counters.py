@@ -20,7 +20,8 @@ def command(
     ctx: typer.Context,
     table: Annotated[Path, typer.Argument(help="CSV or Parquet of counters and watts.")],
     columns: Annotated[
-        Path | None, typer.Option(help="YAML map of the table's columns; see docs/method/counters.md.")
+        Path | None,
+        typer.Option(help="YAML map of the table's columns, or the name of one that ships, such as h200."),
     ] = None,
     form: Annotated[str, typer.Option(help="table, or gpmtool for files like micro_gtxtitanx.csv.")] = "table",
     estimator: Annotated[
@@ -83,7 +84,20 @@ def command(
     options = Options(
         Estimator(estimator), tuple(Model(kind) for kind in kinds), folds, clusters, advice, offset_hz=offset_hz
     )
-    result = fit_counters(read(table, form, columns), options, env.say)
+    tables = read(table, form, columns)
+    if next(iter(tables.values())).rail_w:
+        from wattcast.cli.fit_rails import fit_two_rails
+
+        if estimator != "nnls" or model or folds or clusters or offset:
+            raise bad_value(
+                "--estimator, --model, --folds, --clusters, --offset",
+                "none of them, since the map has a rail measured by itself",
+                "some",
+                "Remove `rails` from the map to fit all kinds of model to the total.",
+            )
+        fit_two_rails(env, next(iter(tables.values())), name or table.stem, device, out, figures, json)
+        return
+    result = fit_counters(tables, options, env.say)
     if out is not None:
         save(saved_model(result, name or table.stem, device), out)
         env.say(f"model saved: {out}")

@@ -48,7 +48,8 @@ def run(
     attention: AttentionName = "flash",
     iterations: Annotated[int, typer.Option(help="How often the command runs the predicted workload.")] = 1,
     model: Annotated[
-        Path | None, typer.Option(help="Power model of `fit counters --out`: estimate power from kernel launches.")
+        Path | None,
+        typer.Option(help="Power model of `fit counters --out`, or h200: estimate power from kernel launches."),
     ] = None,
     counters: Annotated[
         Path | None,

@@ -58,7 +58,7 @@ def microbench(
         raise bad_value("--plot and --figures", "--show RESULTS, and no --table, beside them", "others")
     if show is not None:
         if table is not None:
-            _table(ctx.obj, Path(show), table)
+            _table(ctx.obj, show, gpu, table)
         else:
             _show(ctx.obj, show, gpu, drawn, write, json)
         return
@@ -137,25 +137,20 @@ def _to_measure(results: Sequence[Result], gpu: Gpu) -> list[str]:
     return [b.name for b in suite() if b.supported(architecture) and have.get(b.name, 0) < b.version]
 
 
-def _table(env: Environment, folder: Path, table: Path) -> None:
+def _table(env: Environment, show: str, gpu_name: str, table: Path) -> None:
     import csv
     import io
 
-    from wattcast.errors import bad_value
-    from wattcast.explore.counter_table import COUNTERS_FILE, counter_table
-    from wattcast.explore.microbench import read_results
+    from wattcast.api import find_gpu
+    from wattcast.explore.microbench import results_folder
     from wattcast.files import write_whole
+    from wattcast.fit.counters_table import table_lines
 
-    counters = folder / COUNTERS_FILE
-    if not counters.is_file():
-        raise bad_value(str(folder), f"a folder with {COUNTERS_FILE} (measure microbench --counters)", "none")
-    results = list(read_results(folder))
-    if (folder / "multimedia.jsonl").is_file():
-        results += read_results(folder / "multimedia.jsonl")
-    lines = counter_table(results, counters)
+    folder = Path(show)
+    gpu = find_gpu(gpu_name if folder.exists() else show)
+    lines = table_lines(folder if folder.exists() else results_folder(gpu), gpu.name)
     stream = io.StringIO()
-    names = list(dict.fromkeys(name for line in lines for name in line))
-    writer = csv.DictWriter(stream, names)
+    writer = csv.DictWriter(stream, list(dict.fromkeys(name for line in lines for name in line)))
     writer.writeheader()
     writer.writerows(lines)
     write_whole(table, stream.getvalue().encode())

@@ -56,16 +56,16 @@ def diagnose(fit: Fit, table: CounterTable, train: Mask) -> Diagnosis:
     covariance, free = _covariance(fit, train)
     width = fit.grams.width
     error = np.sqrt(np.maximum(np.diag(covariance), 0.0))
-    factor = _t_factor(int(train.sum()) - 1)
-    inflation = _inflation(total)
+    factor = t_factor(int(train.sum()) - 1)
+    vif = inflation(total)
     coefficients = tuple(
-        _coefficient(fit, j, float(error[j]) if free[j] else None, factor, inflation[j]) for j in range(width)
+        _coefficient(fit, j, float(error[j]) if free[j] else None, factor, vif[j]) for j in range(width)
     )
     _, slope = fit.how.at(fit.inferred.theta)
     voltage_error = np.sqrt(np.maximum(np.einsum("pri,ij,prj->pr", slope, covariance[width:, width:], slope), 0.0))
-    condition = _condition(total)
-    words = _words(fit, coefficients, condition)
-    return Diagnosis(coefficients, condition, voltage_error, tuple(words))
+    number = condition(total)
+    words = _words(fit, coefficients, number)
+    return Diagnosis(coefficients, number, voltage_error, tuple(words))
 
 
 def _covariance(fit: Fit, train: Mask) -> tuple[Array, Mask]:
@@ -110,7 +110,7 @@ def _coefficient(fit: Fit, j: int, error: float | None, factor: float, vif: floa
     )
 
 
-def _inflation(total: Array) -> list[float | None]:
+def inflation(total: Array) -> list[float | None]:
     """Variance inflation of each column given the others; the base, which is the first, has none."""
     base = total[0]
     rest = (total - np.outer(base, base) / total[0, 0])[1:, 1:]
@@ -125,7 +125,7 @@ def _inflation(total: Array) -> list[float | None]:
     return out
 
 
-def _condition(total: Array) -> float:
+def condition(total: Array) -> float:
     size = np.sqrt(np.diag(total))
     value = np.linalg.eigvalsh(total / size / size[:, np.newaxis])
     return float(np.sqrt(value[-1] / max(value[0], 1e-300)))
@@ -161,7 +161,7 @@ def _words(fit: Fit, coefficients: tuple[Coefficient, ...], condition: float) ->
     return words
 
 
-def _t_factor(freedom: int) -> float:
+def t_factor(freedom: int) -> float:
     from scipy.stats import t
 
     return float(t.ppf(0.5 + LEVEL / 2.0, max(freedom, 1)))

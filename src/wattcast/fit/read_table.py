@@ -15,12 +15,19 @@ The map names columns and their units; nothing is guessed::
       l1_read_word: {column: [l1_hits, shared_loads], times: [null, shared_efficiency]}   # Eq. 6
       active_sm: {column: idle_sm, from: 80}                                              # 80 - column
       dram_byte: {column: dram_gb_per_s, scale: 1e9, rate: true, rail: memory}
+    rails: {memory: {column: memory_watts, unit: W}}   # a rail measured by itself: fit/counters_rails.py
+    left_out: {l2_read: "its traffic was another while it was counted"}
+    test: [multimedia]                         # groups that are predicted, never trained on
+    choose_on: mix                             # group whose held-out error chooses how the fit leans
+
+``--columns h200`` is a map that ships (``columns/h200.yaml``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -78,6 +85,10 @@ class ColumnMap(msgspec.Struct, forbid_unknown_fields=True):
     memory_clock: _Measured | str | None = None
     default: _Default | None = None
     voltage: dict[str, _Measured] = {}
+    rails: dict[str, _Measured] = {}
+    left_out: dict[str, str] = {}
+    test: list[str] = []
+    choose_on: str = ""
 
 
 def read(path: Path, columns: Path) -> CounterTable:
@@ -86,7 +97,10 @@ def read(path: Path, columns: Path) -> CounterTable:
 
 
 def read_map(path: Path) -> ColumnMap:
-    """A column map."""
+    """A column map: a file, or the name of one that ships."""
+    shipped = files("wattcast.fit").joinpath("columns", f"{path.name}.yaml")
+    if not path.exists() and len(path.parts) == 1 and shipped.is_file():
+        return from_yaml(shipped.read_bytes(), ColumnMap, f"{path.name}.yaml")
     return from_yaml(read_bytes(path, MOST_MAP_BYTE), ColumnMap, path.name)
 
 
@@ -144,8 +158,13 @@ class _Builder:
             group_names=group_names,
             default_hz=self.default(),
             voltage_v={rail: self.quantity(m, "V", f"voltage.{rail}") for rail, m in self.map.voltage.items()},
+            rail_w={rail: self.quantity(m, "W", f"rails.{rail}") for rail, m in self.map.rails.items()},
+            left_out=self.map.left_out,
+            test=tuple(self.map.test),
+            choose_on=self.map.choose_on,
+            duration_s=self.duration_s(clock_hz, "all") if self.map.duration else None,
         )
-        unknown = [rail for rail in self.map.voltage if rail not in RAILS]
+        unknown = [rail for rail in (*self.map.voltage, *self.map.rails) if rail not in RAILS]
         if unknown:
             raise unknown_name("rail", unknown[0], RAILS)
         return replace(table, notes=("Activity was counted at every row's own clocks; nothing is scaled.",))

@@ -61,6 +61,11 @@ class CounterTable:
     voltage_v: Mapping[str, Array] = field(default_factory=dict)  # rail -> (row,), where measured
     notes: tuple[str, ...] = ()  # assumptions made on the way in
     scaling: Mapping[str, float] = field(default_factory=dict)  # the same as numbers, where activity was scaled
+    rail_w: Mapping[str, Array] = field(default_factory=dict)  # rail -> (row,), where measured by itself
+    left_out: Mapping[str, str] = field(default_factory=dict)  # benchmark -> why it is not trained on
+    test: tuple[str, ...] = ()  # groups that are predicted and never trained on
+    choose_on: str = ""  # group whose held-out error chooses how the fit leans
+    duration_s: Array | None = None  # (row,) of what was counted, where known
 
     def __post_init__(self) -> None:
         check(self)

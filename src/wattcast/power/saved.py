@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +73,20 @@ def encode(saved: SavedModel) -> bytes:
 
 
 def load(path: Path) -> SavedModel:
-    """Read a model file."""
+    """Read a model file, or the model that ships under that name (``h200``)."""
+    if not path.exists() and len(path.parts) == 1 and path.name in shipped():
+        return parse(_shipped(path.name).read_bytes(), f"{path.name}.yaml")
     return parse(read_bytes(path, MOST_FILE_BYTE), path.name)
+
+
+def shipped() -> list[str]:
+    """Fitted models that ship, by name."""
+    return sorted(p.name.removesuffix(".yaml") for p in _shipped("").iterdir() if p.name.endswith(".yaml"))
+
+
+def _shipped(name: str) -> Any:
+    folder = files("wattcast.power").joinpath("presets", "fitted")
+    return folder.joinpath(f"{name}.yaml") if name else folder
 
 
 def parse(data: bytes, where: str) -> SavedModel:
