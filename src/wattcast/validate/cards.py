@@ -19,8 +19,8 @@ from wattcast.fit import kernels_data
 from wattcast.fit.cards import KINDS, PLAN, Components, Shifted, origins, seen_of, spread_of
 from wattcast.fit.kernels import fit_rows, idle_curve, random, settled
 from wattcast.fit.kernels_data import Mask, Rows
-from wattcast.fit.kernels_run import _one_thread
 from wattcast.fit.kernels_interval import LEVEL, conformal, power_ends
+from wattcast.fit.kernels_run import _one_thread
 from wattcast.fit.kernels_split import FOLDS, HeldOut, folds_of, predict_rows
 from wattcast.fitted.cards import NORMAL_P90, CardSpread, published_spread
 from wattcast.uncertainty import moved_out
