@@ -13,7 +13,8 @@ from wattcast.fit import kernels_data
 from wattcast.fit.suggest import Candidate, Suggestion, suggest
 from wattcast.fitted import bundle_for
 from wattcast.kernels.work import Condition
-from wattcast.measure.kernels.listed import from_operator, write_listed
+from wattcast.measure.kernels.from_workload import from_operator
+from wattcast.measure.kernels.listed import write_listed
 from wattcast.measure.kernels.plan import LARGEST_BYTE, LONGEST_S, plan
 from wattcast.measure.kernels.spec import Spec
 from wattcast.workload import models

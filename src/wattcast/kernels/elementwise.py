@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from wattcast.arrays import Array
 from wattcast.dtypes import Dtype
-from wattcast.kernels.grids import grid_of, special
+from wattcast.kernels.grids import grid_of, joins_cache, special
 from wattcast.kernels.work import Columns, Condition, Reference, alignment, fill, log2, resident
 from wattcast.workload.graph import Elementwise, Layout
 
@@ -46,7 +46,7 @@ def elementwise(
     columns = n / rows
     run = np.array([_run(op, c) for op, c in zip(ops, conditions, strict=True)])
     kind = np.array([_kind(op, r, r_) for op, r, r_ in zip(ops, rows, run, strict=True)])
-    cold = np.array([float(c.rotated == "all") for c in conditions])
+    cold = np.array([float(_cold(op, c)) for op, c in zip(ops, conditions, strict=True)])
     share = np.where(cold > 0, 1.0, 1.0 - resident(read + write, reference.l2_byte))
     flop = np.array([op.flop for op in ops]) / n
     sfu = np.array([op.sfu_op for op in ops]) / n
@@ -92,6 +92,11 @@ def elementwise(
         "run": np.minimum(run, 64.0),
     }
     return [f"elementwise.{own or name}" for own, name in zip(named, kind, strict=True)], work, features
+
+
+def _cold(op: Elementwise, condition: Condition) -> bool:
+    """Whether operands come from device memory: made so on purpose, or a cache."""
+    return condition.rotated == "all" or (condition.rotated != "none" and joins_cache(op))
 
 
 def _own_grids(launch: Columns, named: Sequence[str], ops: Sequence[Elementwise], sm_count: float) -> None:

@@ -40,11 +40,16 @@ def special(op: Elementwise) -> str:
         return "reduce.columns"
     if op.function == "cat" and op.layout is Layout.CONTIGUOUS:
         return "vector.cat"
-    if op.function == "cat" and op.rows and op.run and op.run < _SMALL_PART * op.n / op.rows:
+    if joins_cache(op):
         return "cat.append"
     if op.function == "dropout":
         return "vector.dropout"
     return _BY_FUNCTION.get(op.function, "")
+
+
+def joins_cache(op: Elementwise) -> bool:
+    """Whether a little is put behind a lot: a cache, which no kernel before has touched in this pass."""
+    return op.function == "cat" and bool(op.rows and op.run and op.run < _SMALL_PART * op.n / op.rows)
 
 
 _BY_FUNCTION = {

@@ -86,7 +86,7 @@ def row_reductions(
 
 
 def _row_launches(op: RowReduction) -> float:
-    """A norm that cannot load four at a time is two kernels, as is its gradient; another output format adds a cast."""
+    """A norm of odd rows is two kernels, as is every norm's gradient; another output format adds a cast."""
     pair = op.kind != "softmax" and (op.dim % 4 != 0 or op.backward)
     return 1.0 + pair + _casts(op)
 

@@ -40,7 +40,8 @@ def conv(
 
 def _add_bias(out: Tensor, bias: Tensor) -> None:
     """cuDNN's bias is a kernel of its own, in place."""
-    out.tape.emit(elementwise("add", (out, bias), out, out.dtype, Layout.BROADCAST), (out, bias), (out,))
+    planes = prod(out.shape[:2]), None
+    out.tape.emit(elementwise("add", (out, bias), out, out.dtype, Layout.BROADCAST, planes), (out, bias), (out,))
 
 
 def _record(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, operator: Callable[[str], Conv2d]) -> None:

@@ -326,7 +326,7 @@ def _convolution(call: Call) -> list[Operator]:
     bias = call.args[2]
     if bias is None:
         return [op]
-    return [op, elementwise("add", (out, bias), out, out.dtype, Layout.BROADCAST)]
+    return [op, elementwise("add", (out, bias), out, out.dtype, Layout.BROADCAST, (prod(out.shape[:2]), None))]
 
 
 def _convolution_backward(call: Call) -> list[Operator]:
