@@ -9,7 +9,7 @@ finds them in L2 when they fit. Some rows do otherwise on purpose; ``rotated`` s
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,6 +60,7 @@ class Builder:
             "rmsnorm": self._rmsnorm,
             "attention": self._attention,
             "elementwise": lambda s: elementwise_calls.build(self, s),
+            "chain": self._chain,
         }
         if spec.operator["op"] not in makers:
             raise unknown_name("operator", spec.operator["op"], makers)
@@ -71,10 +72,9 @@ class Builder:
             return backward_calls.convolution_gradient(self, spec)
         return makers[spec.operator["op"]](spec)
 
-    def build_chain(self, specs: Sequence[Spec]) -> Call:
+    def _chain(self, spec: Spec) -> Call:
         """Calls of several operators, one after another; each has operands of its own."""
-        self.operands.reset()
-        calls = [self.build(spec, fresh=False) for spec in specs]
+        calls = [self.build(Spec(**member), fresh=False) for member in spec.detail["members"]]
 
         def run(i: int) -> list[Any]:
             return [call.run(i) for call in calls]
