@@ -295,3 +295,46 @@ def test_what_the_gpu_alone_can_run_is_built(builder: Builder) -> None:
     assert spec is not None
     assert (spec.layout, spec.rotated) == ("nt", "weights")
     assert from_operator({"op": "linear", "m": 15, "n": 32, "k": 64, "dtype": "fp8", "out_dtype": "bf16"}) is None
+
+
+def test_the_plan_of_training_is_fixed_and_its_small_operators_run(builder: Builder) -> None:
+    from wattcast.measure.kernels.plan import LARGEST_BYTE, LONGEST_S, plan
+    from wattcast.measure.kernels.training_plan import WANTED, training_plan
+
+    specs = training_plan()
+    assert [spec.id for spec in specs] == [spec.id for spec in training_plan()]
+    assert len({spec.id for spec in specs}) == len(specs) == sum(count for count, _ in WANTED.values())
+    assert not {spec.id for spec in specs} & {spec.id for spec in plan()}
+    assert max(spec.guessed_s for spec in specs) <= LONGEST_S
+    assert max(spec.byte for spec in specs) <= LARGEST_BYTE
+    kinds = {(spec.operator["op"], spec.detail.get("form", "")) for spec in specs}
+    assert {(spec.operator["op"], spec.detail.get("form", "")) for spec in specs[:60]} == kinds
+    small = [s for s in specs if s.byte < 4e6 and s.flop < 3e7 and s.operator["op"] not in ("rmsnorm", "attention")]
+    ran = set()
+    for spec in small[:60]:
+        builder.build(spec).run(0)
+        ran.add((spec.operator["op"], spec.detail.get("form", "")))
+    assert len(ran) >= 8, ran
+
+
+def test_the_plan_of_training_is_one_of_our_workloads() -> None:
+    """Every operator reads back as a workload file's, into the group that its rows are to speak for."""
+    import json
+
+    from wattcast.hardware import load
+    from wattcast.kernels import Condition, kernels_of, reference_of
+    from wattcast.measure.kernels.training_plan import training_plan
+    from wattcast.measure.pack import workload_form
+    from wattcast.workload.from_json import parse
+
+    specs = training_plan()
+    text = json.dumps({"name": "training", "ops": [workload_form(spec.operator) for spec in specs]})
+    ops = tuple(op for op, _ in parse(text.encode(), "training").calls())
+    conditions = [Condition(s.layout, s.rotated, "", int(s.detail.get("rows", 0))) for s in specs]
+    gpu = load("h200")
+    groups = set(kernels_of(ops, conditions, gpu, reference_of(gpu), ()).work.group)
+    wanted = {"cat.append", "vector.cat", "reduce.columns", "batchnorm", "batchnorm.train", "batchnorm.backward"}
+    wanted |= {"pool", "pool.backward", "optimizer", "scatter", "vector.dropout"}
+    assert {f"elementwise.{name}" for name in wanted} <= groups
+    assert {"layernorm.backward", "rmsnorm.backward", "softmax.backward", "attention.backward"} <= groups
+    assert {"attention.prefill.dropout", "gemm.turing"} <= groups

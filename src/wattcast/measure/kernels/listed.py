@@ -9,16 +9,20 @@ from typing import Any
 
 from wattcast.errors import BadInput, bad_value
 from wattcast.measure.kernels.spec import Spec
+from wattcast.measure.kernels.training_plan import NAME, training_plan
 from wattcast.records import read_lines
 
 _FIELDS = ("family", "operator", "layout", "rotated", "detail", "chosen")
 
 
 def read_listed(path: Path) -> list[Spec]:
-    """The operators of a file, none twice."""
+    """The operators of a file, none twice; ``training`` names the plan of what training runs."""
+    if str(path) == NAME:
+        return training_plan()
     if not path.is_file():
         raise BadInput(
-            f"--plan: there is no file {path}. `wattcast measure kernels --suggest N --out DIR` writes one."
+            f"--plan: there is no file {path}. `wattcast measure kernels --suggest N --out DIR` writes one; "
+            f"`{NAME}` stands for the plan of gradients, caches and batch norm."
         )
     found: dict[str, Spec] = {}
     for number, line in enumerate(read_lines(path), start=1):
