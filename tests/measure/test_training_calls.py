@@ -338,3 +338,23 @@ def test_the_plan_of_training_is_one_of_our_workloads() -> None:
     assert {f"elementwise.{name}" for name in wanted} <= groups
     assert {"layernorm.backward", "rmsnorm.backward", "softmax.backward", "attention.backward"} <= groups
     assert {"attention.prefill.dropout", "gemm.turing"} <= groups
+
+
+def test_every_operator_of_the_plan_runs_on_tensors_without_data() -> None:
+    """Shapes and arguments of all calls, cuDNN's and FlashAttention's among them, through PyTorch's meta device."""
+    from dataclasses import replace
+
+    from wattcast.measure.kernels.chain import chains
+    from wattcast.measure.kernels.gpu import POOL_BYTE
+    from wattcast.measure.kernels.training_plan import training_plan
+
+    without = Builder(torch, Operands(torch, "meta", POOL_BYTE), l2_byte=50e6)
+    specs = training_plan()
+    back = [s for s in specs if s.operator["op"] == "attention" and s.operator.get("backward")]
+    flash = [replace(spec, detail={"backend": "flash"}) for spec in back]
+    for spec in [*specs[:450], *flash, *back, *(chain.spec for chain in chains())]:
+        out = without.build(spec).run(0)
+        if spec in flash or spec in back:
+            o = spec.operator
+            assert out[0].shape == (o["batch"], o["heads"], o["q_len"], o["head_dim"])
+            assert out[1].shape == (o["batch"], o["kv_heads"], o["kv_len"], o["head_dim"])
