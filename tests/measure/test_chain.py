@@ -11,9 +11,11 @@ import pytest
 from fake_gpu import FakeGpu
 
 from standin import StandIn
+from wattcast.errors import BadInput
 from wattcast.measure.kernels.campaign import STEPS, Campaign
 from wattcast.measure.kernels.chain import chains
 from wattcast.measure.kernels.chain_extra import extras, summarise_chains
+from wattcast.measure.kernels.listed import read_listed
 from wattcast.measure.kernels.rows import Bench
 from wattcast.measure.pack import pack
 from wattcast.measure.sampler import Sampler
@@ -36,6 +38,14 @@ def test_chains_hold_six_to_twelve_different_operators() -> None:
     for chain in found:
         assert 6 <= len(chain.members) <= 12
         assert len({member.id for member in chain.members}) > len(chain.members) // 2
+
+
+def test_members_and_training_are_plans_by_name() -> None:
+    named = read_listed(Path("chains"))
+    assert {spec.id for spec in named} == {member.id for chain in chains() for member in chain.members}
+    assert len(read_listed(Path("training"))) > 800
+    with pytest.raises(BadInput, match="training"):
+        read_listed(Path("trainings"))
 
 
 def test_a_chain_runs_its_members_one_after_another() -> None:

@@ -50,7 +50,7 @@ def suggestions(
         if spec.id not in measured and spec.id not in known and fits:
             known[spec.id] = spec
             candidates.append(_candidate(spec, share, source))
-    tell(f"{len(candidates)} candidates; {left_out:.0%} of the models' time is in operators no row can stand for")
+    tell(f"{len(candidates)} candidates; {left_out:.1%} of the models' time is in operators no row can stand for")
     found = suggest(candidates, count, rows, chip, bundle)
     place = {id(candidate): spec for candidate, spec in zip(candidates, known.values(), strict=True)}
     return found, [place[id(suggestion.candidate)] for suggestion in found]

@@ -58,6 +58,11 @@ def chains() -> list[Chain]:
     return found
 
 
+def members() -> list[Spec]:
+    """Operators of all chains, none twice: a plan for the step that names their kernels."""
+    return list({member.id: member for chain in chains() for member in chain.members}.values())
+
+
 def _named(spec: Spec) -> Spec:
     return Spec(spec.family, spec.operator, spec.layout, spec.rotated, spec.detail, "models")
 

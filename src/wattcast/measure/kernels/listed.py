@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from wattcast.errors import BadInput, bad_value
+from wattcast.measure.kernels.chain import members
 from wattcast.measure.kernels.spec import Spec
-from wattcast.measure.kernels.training_plan import NAME, training_plan
+from wattcast.measure.kernels.training_plan import training_plan
 from wattcast.records import read_lines
 
+NAMED: dict[str, Callable[[], list[Spec]]] = {"training": training_plan, "chains": members}
 _FIELDS = ("family", "operator", "layout", "rotated", "detail", "chosen")
 
 
 def read_listed(path: Path) -> list[Spec]:
-    """The operators of a file, none twice; ``training`` names the plan of what training runs."""
-    if str(path) == NAME:
-        return training_plan()
+    """The operators of a file, none twice, or of a plan that has a name."""
+    if str(path) in NAMED:
+        return NAMED[str(path)]()
     if not path.is_file():
         raise BadInput(
             f"--plan: there is no file {path}. `wattcast measure kernels --suggest N --out DIR` writes one; "
-            f"`{NAME}` stands for the plan of gradients, caches and batch norm."
+            f"`training` is the plan of gradients, caches and batch norm, `chains` the members of chains."
         )
     found: dict[str, Spec] = {}
     for number, line in enumerate(read_lines(path), start=1):

@@ -16,7 +16,6 @@ from wattcast.measure.kernels.plan import LARGEST_BYTE, LONGEST_S, convolutions,
 from wattcast.measure.kernels.spec import Spec
 
 SEED = 20261115
-NAME = "training"  # of the plan, where a file is asked for
 Plain = dict[str, Any]
 Maker = Callable[[Random], Plain]
 
