@@ -9,9 +9,12 @@ from typing import Any
 
 from wattcast.errors import BadInput, bad_value
 from wattcast.measure.kernels.chain import members
+from wattcast.measure.kernels.from_workload import from_operator
 from wattcast.measure.kernels.spec import Spec
 from wattcast.measure.kernels.training_plan import training_plan
 from wattcast.records import read_lines
+
+__all__ = ["NAMED", "from_operator", "read_listed", "write_listed"]
 
 NAMED: dict[str, Callable[[], list[Spec]]] = {"training": training_plan, "chains": members}
 _FIELDS = ("family", "operator", "layout", "rotated", "detail", "chosen")
