@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from wattcast.errors import BadInput, MissingTool, bad_value, clip, unknown_name
 
 Plain = dict[str, Any]
-T = TypeVar("T", bound="KernelRow | RunInfo | NameRow | ModelRow | ModelKernels")
+T = TypeVar("T", bound="KernelRow | RunInfo | NameRow | ModelRow | ModelKernels | ChainRow")
 
 
 class RowKind(StrEnum):
@@ -32,6 +32,7 @@ class RowKind(StrEnum):
     DUTY = "duty"  # bursts with idle gaps: power while on, above the cap
     CLOCK = "clock"  # effective clock by a spin kernel beside the load
     IDLE = "idle"  # a context open, no work
+    CHAIN = "chain"  # a burst of several operators one after another, kept in a table of its own
 
 
 @dataclass(frozen=True)
@@ -167,7 +168,27 @@ class ModelKernels:
     error: str = ""
 
 
-Record = KernelRow | RunInfo | NameRow | ModelRow | ModelKernels
+@dataclass(frozen=True)
+class ChainRow:
+    """Several operators one after another in one graph; ``None`` means not measured."""
+
+    id: str
+    name: str
+    specs: tuple[str, ...] = ()  # of the members, in order; their own rows have these in ``spec``
+    alone_s: tuple[float, ...] = ()  # latency of each member by itself, measured in the same run; empty: not of all
+    copies: int | None = None
+    replays: int | None = None
+    latency_s: float | None = None  # of the whole chain
+    latency_spread_s: float | None = None
+    sm_clock_hz: float | None = None
+    temperature_c: float | None = None
+    flags: tuple[str, ...] = ()
+    run: str = ""
+    date: str = ""
+    error: str = ""
+
+
+Record = KernelRow | RunInfo | NameRow | ModelRow | ModelKernels | ChainRow
 
 
 class Journal:
@@ -263,6 +284,7 @@ _RECORD: dict[type, str] = {
     NameRow: "names",
     ModelRow: "model",
     ModelKernels: "model_kernels",
+    ChainRow: "chain",
 }
 
 
@@ -277,6 +299,7 @@ def database_folder(gpu: str) -> Path:
 
 ROWS_FILE, COUNTERS_FILE = "rows.parquet", "counters.parquet"
 MODELS_FILE, MODEL_KERNELS_FILE = "models.parquet", "model_kernels.parquet"
+CHAINS_FILE = "chains.parquet"
 _JSON_COLUMNS = ("operator", "detail")
 
 

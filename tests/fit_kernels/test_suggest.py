@@ -19,7 +19,8 @@ from wattcast.fit.suggest import Candidate, suggest
 from wattcast.fitted import bundle_for
 from wattcast.kernels.work import Condition
 from wattcast.measure.kernels.campaign import Campaign
-from wattcast.measure.kernels.listed import from_operator, read_listed
+from wattcast.measure.kernels.from_workload import from_operator
+from wattcast.measure.kernels.listed import read_listed
 from wattcast.measure.kernels.plan import plan
 
 WEIGHTS = Condition("nt", "weights", "")

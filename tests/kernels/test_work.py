@@ -59,7 +59,17 @@ def test_large_products_waste_little_on_padding() -> None:
         (Elementwise("add", 1 << 20, layout=Layout.TRANSPOSED), "elementwise.indexed"),
         (Elementwise("cast", 1 << 20, out_dtype=Dtype.FP32), "elementwise.unrolled"),
         (Elementwise("gelu", 1 << 20), "elementwise.vector"),
-        (Elementwise("cat", 1 << 20), "elementwise.vector"),
+        (Elementwise("cat", 1 << 20), "elementwise.vector.cat"),
+        (Elementwise("cat", 1 << 20, layout=Layout.STRIDED, rows=64, run=64), "elementwise.cat.append"),
+        (Elementwise("cat", 1 << 20, layout=Layout.STRIDED, rows=64, run=1 << 13), "elementwise.cat"),
+        (Elementwise("sum", 1 << 20, layout=Layout.TRANSPOSED, write=1 << 11), "elementwise.reduce.columns"),
+        (Elementwise("batchnorm", 1 << 20, rows=64, run=1024), "elementwise.batchnorm"),
+        (Elementwise("adamw", 1 << 20), "elementwise.optimizer"),
+        (Elementwise("dropout", 1 << 20), "elementwise.vector.dropout"),
+        (LayerNorm(100, 1024, backward=True), "layernorm.backward"),
+        (Softmax(100, 128, backward=True), "softmax.backward"),
+        (Attention(1, 32, 8, 4096, 4096, 128, backward=True), "attention.backward"),
+        (Attention(1, 32, 8, 4096, 4096, 128, dropout=True), "attention.prefill.dropout"),
         (Elementwise("cat", 1 << 20, layout=Layout.STRIDED), "elementwise.cat"),
         (Elementwise("sum", 1 << 20, read=1 << 21, write=1 << 11), "elementwise.reduce"),
     ],
@@ -181,3 +191,38 @@ def test_a_pool_that_writes_more_than_it_counts_is_finite() -> None:
     work = lowered(Elementwise("pool", 1000, read=2000, write=8000)).work
     assert np.isfinite([values[0] for values in work.features.values()]).all()
     assert work.units[0] >= 1
+
+
+def test_a_reduction_over_rows_is_cut_as_pytorch_cuts_it() -> None:
+    """The gradient of a bias, [8192, 768] in bf16: six blocks wide, each cut in 128, two kernels."""
+    kernels = lowered(Elementwise("sum", 8192 * 768, layout=Layout.TRANSPOSED, write=2 * 768))
+    assert kernels.work.units[0] == 6 * 128
+    assert kernels.work.launches[0] == 2
+    short = lowered(Elementwise("sum", 128 * 4096, layout=Layout.TRANSPOSED, write=2 * 4096))
+    assert (short.work.units[0], short.work.launches[0]) == (32, 1)
+
+
+def test_a_cache_comes_from_device_memory_and_one_part_carries_the_work() -> None:
+    halves = Elementwise("cat", 1 << 20, layout=Layout.STRIDED, rows=64, run=1 << 13)
+    cache = Elementwise("cat", 1 << 20, layout=Layout.STRIDED, rows=64, run=64)
+    of_halves, of_cache = lowered(halves).work, lowered(cache).work
+    assert of_cache.steps[0] == pytest.approx(2 * of_halves.steps[0])
+    assert of_cache.dram_read_byte[0] == cache.read_byte > of_halves.dram_read_byte[0]
+    warm = lowered(cache, condition=Condition(rotated="none"))
+    assert warm.work.dram_read_byte[0] == of_halves.dram_read_byte[0]
+
+
+def test_the_gradient_of_a_norm_reads_twice() -> None:
+    forward, backward = (lowered(LayerNorm(65536, 4096, backward=b)).work for b in (False, True))
+    assert backward.launches[0] == 2
+    assert backward.dram_read_byte[0] == pytest.approx(4 * forward.dram_read_byte[0])
+
+
+def test_shapes_a_workload_says_are_those_a_measured_row_says() -> None:
+    """Rows of the database hold their two-dimensional shape beside the operator, workloads in it."""
+    said = Elementwise("copy", 1 << 20, layout=Layout.TRANSPOSED, rows=4096, run=128)
+    beside = Elementwise("copy", 1 << 20, layout=Layout.TRANSPOSED)
+    a, b = lowered(said), lowered(beside, condition=Condition(rows=4096, run=128))
+    assert a.work.features["extent_rows"] == b.work.features["extent_rows"] == 12
+    assert a.work.features["run"] == b.work.features["run"]
+    assert a.work.units == b.work.units

@@ -104,7 +104,7 @@ def test_operators_that_launched_kernels_become_the_graph() -> None:
         Attention(4, 12, 12, 128, 128, 64, causal=True),
         Conv2d(8, 3, 16, 32, 32, 3, 3, stride=2, padding=1),
         ops[6],
-        Elementwise("cat", 4 * 12 * 101 * 64),
+        Elementwise("cat", 4 * 12 * 101 * 64, rows=4 * 12, run=64),
     ]
     assert ops[6].name == "add"
     assert ops[6].n == 8 * 16 * 16 * 16

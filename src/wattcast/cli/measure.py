@@ -201,7 +201,9 @@ def kernels(
     out: Annotated[Path, typer.Option(help="Folder for JSON Lines; a re-run continues there.")],
     steps: Annotated[str, typer.Option(help="Comma-separated; default all.")] = "",
     budget: Annotated[str, typer.Option(help="Stop in time, such as 540s.")] = "540s",
-    plan: Annotated[Path | None, typer.Option(help="Operators to measure in place of the plan (--suggest).")] = None,
+    plan: Annotated[
+        Path | None, typer.Option(help="Operators to measure in place of the plan (--suggest), or: training, chains.")
+    ] = None,
     round_: Annotated[int, typer.Option("--round", min=1, help="Of the plan: each holds other operators.")] = 1,
     suggest: Annotated[
         int, typer.Option(min=0, help="Measure nothing: write the N rows that would help most to OUT/plan.jsonl.")

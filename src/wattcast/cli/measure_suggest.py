@@ -18,7 +18,8 @@ from wattcast.fit.suggest import Candidate, Suggestion, suggest
 from wattcast.fitted import bundle_for
 from wattcast.fitted.forecast_rule import rule
 from wattcast.kernels.work import Condition
-from wattcast.measure.kernels.listed import from_operator, write_listed
+from wattcast.measure.kernels.from_workload import from_operator
+from wattcast.measure.kernels.listed import write_listed
 from wattcast.measure.kernels.plan import LARGEST_BYTE, LONGEST_S, plan
 from wattcast.measure.kernels.spec import Spec
 from wattcast.workload.from_json import operator_to_plain
@@ -42,7 +43,7 @@ def suggestions(
         if spec.id not in measured and spec.id not in known and fits:
             known[spec.id] = spec
             candidates.append(_candidate(spec, share, source))
-    tell(f"{len(candidates)} candidates; {left_out:.0%} of the models' time is in operators no row can stand for")
+    tell(f"{len(candidates)} candidates; {left_out:.1%} of the models' time is in operators no row can stand for")
     found = suggest(candidates, count, rows, chip, bundle)
     place = {id(candidate): spec for candidate, spec in zip(candidates, known.values(), strict=True)}
     return found, [place[id(suggestion.candidate)] for suggestion in found]

@@ -154,7 +154,8 @@ _ROWS = ("softmax", "layernorm", "rmsnorm")
 
 
 def _part(op: OperatorOut) -> Part:
-    sizes = "x".join(str(v) for k, v in op.shape.items() if type(v) is int and k not in ("read", "write"))
+    hidden = ("read", "write", "run", *(("rows",) if "n" in op.shape else ()))  # as an operator's own text
+    sizes = "x".join(str(v) for k, v in op.shape.items() if type(v) is int and k not in hidden)
     family = _FAMILY.get(op.name, op.name if op.name in _ROWS else "elementwise")
     modules = {module.name: module.power_w * op.latency_s for module in op.modules}
     key = (op.name, msgspec.json.encode(op.shape, order="sorted").decode())

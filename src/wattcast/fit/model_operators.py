@@ -17,9 +17,11 @@ LANGUAGE: _Runs = (
     {"batch": 4, "phase": "prefill"},
     {"batch": 16, "phase": "decode"},
     {"batch": 4, "attention": "eager"},
+    {"batch": 64, "phase": "decode"},
+    {"batch": 4, "phase": "train", "seq": 512},
 )
-VISION: _Runs = ({"batch": 1}, {"batch": 32})
-ENCODER: _Runs = ({"batch": 16}, {"batch": 16, "attention": "eager"})
+VISION: _Runs = ({"batch": 1}, {"batch": 32}, {"batch": 128}, {"batch": 32, "phase": "train"})
+ENCODER: _Runs = ({"batch": 16}, {"batch": 16, "attention": "eager"}, {"batch": 16, "phase": "train"})
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 Prefill: blocks of 128 queries (64 for short ones) of one head walk over keys in steps of 128; a causal mask leaves
 out blocks above the diagonal, and the longest block sets the tail. Decode: few queries, so the cache
-is cut along its length to fill the SMs; a memory-bound reduction.
+is cut along its length to fill the SMs; a memory-bound reduction. Backward: a kernel for the products of gradient and
+result by row, the five products with gradients of queries added up in fp32, and one that casts those.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from wattcast.workload.graph import Attention
 
 DECODE_QUERIES = 16  # up to here the kernels split the cache rather than the queries
 _BLOCK_Q, _BLOCK_KV = 128.0, 128.0
+_BACKWARD_LAUNCHES = 3.0  # as cuDNN's, in whole models on an H200
 
 
 def attentions(
@@ -32,7 +34,7 @@ def attentions(
     width = np.array([float(op.dtype.byte) for op in ops])
     decode = q <= DECODE_QUERIES
     read, write = column("read_byte"), column("write_byte")
-    flop = column("flop")
+    flop, backward = column("flop"), column("backward")
     rows = np.where(decode, 1.0, np.ceil(q / _BLOCK_Q))
     cut = np.where(decode, np.clip(np.floor(reference.sm_count / (batch * kv_heads)), 1.0, np.ceil(kv / 256.0)), 1.0)
     units = batch * np.where(decode, kv_heads, heads) * rows * cut
@@ -50,7 +52,8 @@ def attentions(
         "units": units,
         "unit_flop": unit_flop,
         "steps": keys * np.where(decode, 1.0, kept),
-        "launches": 1.0 + (decode & (cut > 1)),
+        "launches": np.where(backward > 0, _BACKWARD_LAUNCHES, 1.0 + (decode & (cut > 1))),
+        "between_byte": np.where(backward > 0, 2.0 * 4.0 * batch * heads * q * dim, 0.0),
         "l2_byte": loads + write,
         # how often a byte crosses shared memory; FlashAttention's Ampere kernels load operands each warp for itself
         "shared_byte": np.where(decode, read, loads) * np.where(decode, 2.6, 3.6) * np.where(flash > 0, 1.9, 1.0),
@@ -58,11 +61,7 @@ def attentions(
         "dram_write_byte": write * share,
         "slots": np.where(decode, 4.0, 1.0),
     }
-    backward = column("backward")
-    group = [
-        "attention.backward" if b else f"attention.{'decode' if d else 'prefill'}{'.flash' if f else ''}"
-        for b, d, f in zip(backward, decode, flash, strict=True)
-    ]
+    group = [_group(op, bool(d), c.backend) for op, d, c in zip(ops, decode, conditions, strict=True)]
     features = {
         "log_batch": log2(batch),
         "log_heads": log2(heads),
@@ -82,3 +81,11 @@ def attentions(
         "log_cut": log2(cut),
     }
     return group, work, features
+
+
+def _group(op: Attention, decode: bool, backend: str) -> str:
+    """Gradients and dropped weights are kernels of their own, as is each library's."""
+    if op.backward:
+        return "attention.backward"
+    name = f"attention.{'decode' if decode else 'prefill'}{'.flash' if backend == 'flash' else ''}"
+    return f"{name}.dropout" if op.dropout else name

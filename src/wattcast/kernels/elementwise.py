@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from wattcast.arrays import Array
 from wattcast.dtypes import Dtype
+from wattcast.kernels.grids import grid_of, joins_cache, special
 from wattcast.kernels.work import Columns, Condition, Reference, alignment, fill, log2, resident
 from wattcast.workload.graph import Elementwise, Layout
 
@@ -45,11 +46,13 @@ def elementwise(
     columns = n / rows
     run = np.array([_run(op, c) for op, c in zip(ops, conditions, strict=True)])
     kind = np.array([_kind(op, r, r_) for op, r, r_ in zip(ops, rows, run, strict=True)])
-    cold = np.array([float(c.rotated == "all") for c in conditions])
+    cold = np.array([float(_cold(op, c)) for op, c in zip(ops, conditions, strict=True)])
     share = np.where(cold > 0, 1.0, 1.0 - resident(read + write, reference.l2_byte))
     flop = np.array([op.flop for op in ops]) / n
     sfu = np.array([op.sfu_op for op in ops]) / n
     launch = _launch(kind, n, rows, columns, width, np.array([op.dtype is not Dtype.FP32 for op in ops]), ops)
+    named = [special(op) for op in ops]
+    _own_grids(launch, named, ops, reference.sm_count)
     indexed = np.isin(kind, ("indexed", "transposed", "cat"))
     masked = np.array([op.function in ("masked_fill", "where") for op in ops])
     cost = np.maximum(flop, 1.0) + _SFU_FLOP * sfu + _MASK_FLOP * masked
@@ -58,7 +61,6 @@ def elementwise(
     work = {
         **launch,
         "unit_flop": cost * n / launch["units"],
-        "launches": np.ones(len(ops)),
         "l2_byte": moved,
         "shared_byte": moved + read + write,
         "dram_read_byte": read * share,
@@ -89,7 +91,24 @@ def elementwise(
         "align_columns": alignment(columns),
         "run": np.minimum(run, 64.0),
     }
-    return [f"elementwise.{name}" for name in kind], work, features
+    return [f"elementwise.{own or name}" for own, name in zip(named, kind, strict=True)], work, features
+
+
+def _cold(op: Elementwise, condition: Condition) -> bool:
+    """Whether operands come from device memory: made so on purpose, or a cache."""
+    return condition.rotated == "all" or (condition.rotated != "none" and joins_cache(op))
+
+
+def _own_grids(launch: Columns, named: Sequence[str], ops: Sequence[Elementwise], sm_count: float) -> None:
+    """Put in the grids of kinds that have one of their own."""
+    for i, (name, op) in enumerate(zip(named, ops, strict=True)):
+        grid = grid_of(name, op, sm_count) if name else None
+        if grid is not None:
+            for column in _GRID:
+                launch[column][i] = getattr(grid, column)
+
+
+_GRID = ("units", "steps", "slots", "launches", "between_byte")
 
 
 def _rows(op: Elementwise, condition: Condition) -> float:
@@ -101,12 +120,13 @@ def _rows(op: Elementwise, condition: Condition) -> float:
     indices = (op.read_byte - op.n * op.dtype.byte) / 8.0
     if op.function == "gather" and indices >= 1.0:
         return indices
-    return op.n / _USUAL_COLUMNS
+    return float(op.rows) if op.rows else op.n / _USUAL_COLUMNS
 
 
 def _run(op: Elementwise, condition: Condition) -> float:
     """Elements of a turned operand that stay together."""
-    return float(condition.run) if condition.run else _USUAL_RUN
+    turned = op.layout is Layout.TRANSPOSED and op.run
+    return float(condition.run or turned or _USUAL_RUN)
 
 
 def _kind(op: Elementwise, rows: float, run: float) -> str:
@@ -164,7 +184,9 @@ def _launch(
         [2.0 + reduce_steps, 1.0 + rows, np.maximum(n / (_CAT_BLOCKS * _CAT_THREADS), 1.0)],
         1.0,
     )
-    return {"units": units, "steps": steps, "slots": np.minimum(np.floor(_THREADS / threads), _MOST_BLOCKS)}
+    slots = np.minimum(np.floor(_THREADS / threads), _MOST_BLOCKS)
+    one = np.ones(len(n))
+    return {"units": units, "steps": steps * one, "slots": slots, "launches": one, "between_byte": 0.0 * one}
 
 
 def _reduction(rows: Array, columns: Array, width: Array) -> tuple[Array, Array]:

@@ -53,15 +53,17 @@ def row_reductions(
     looped = softmax & (dim > _REGISTER_ROW)
     between = np.where([_casts(op) for op in ops], 8.0 * rows * dim, 0.0)  # fp32 written and read again
     share, cold = _missing(read + write + between, conditions, reference)
+    # the gradient of a norm reads gradient and input once for the input's and once more for the weights'
+    twice = np.where([op.backward and op.kind != "softmax" for op in ops], 2.0, 1.0)
     work = {
         "units": units,
         "unit_flop": per_unit * padded * flop,
         "steps": _REDUCE_STEPS + np.ceil(dim / sweep),
         "launches": np.array([_row_launches(op) for op in ops]),
-        "l2_byte": read * np.where(looped, 2.0, passes) + write,
+        "l2_byte": read * np.where(looped, 2.0, passes) * twice + write,
         "between_byte": between,
         "shared_byte": (read + write) * crossings + 2.0 * between,
-        "dram_read_byte": read * share,
+        "dram_read_byte": read * share * twice,
         "dram_write_byte": write * share,
         "slots": np.floor(_THREADS / threads),
     }
@@ -84,8 +86,8 @@ def row_reductions(
 
 
 def _row_launches(op: RowReduction) -> float:
-    """A norm that cannot load four at a time is two kernels; another output format adds a cast."""
-    pair = op.kind != "softmax" and op.dim % 4 != 0
+    """A norm of odd rows is two kernels, as is every norm's gradient; another output format adds a cast."""
+    pair = op.kind != "softmax" and (op.dim % 4 != 0 or op.backward)
     return 1.0 + pair + _casts(op)
 
 

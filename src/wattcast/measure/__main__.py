@@ -60,7 +60,9 @@ def _parser() -> argparse.ArgumentParser:
     kernels.add_argument("--few", type=int, default=0, help="only this many operators per family: a smoke test")
     kernels.add_argument("--after", type=int, default=0, help="skip this many operators measured elsewhere")
     kernels.add_argument(
-        "--plan", type=Path, help="operators to measure in place of the plan, one JSON object a line"
+        "--plan",
+        type=Path,
+        help="operators to measure in place of the plan, one JSON object a line; or: training, chains",
     )
     kernels.add_argument("--round", type=int, default=1, help="of the plan: each holds other operators")
     kernels.set_defaults(call=_kernels)

@@ -1,4 +1,4 @@
-"""JSON Lines of a campaign -> the tables that ship: ``rows.parquet`` and ``counters.parquet``.
+"""JSON Lines of a campaign -> the tables that ship: ``rows.parquet``, ``counters.parquet``, ``chains.parquet``.
 
 Each row gets its run's card and library versions and the kernel names of its operator, so that one
 table says everything. Capped rows get their settled power from the raw samples of their run, where
@@ -18,10 +18,12 @@ from wattcast.measure.kernels.capped import Settled, settle
 from wattcast.measure.kernels.counters import read_table as read_counters
 from wattcast.measure.samples import Samples
 from wattcast.records import (
+    CHAINS_FILE,
     COUNTERS_FILE,
     MODEL_KERNELS_FILE,
     MODELS_FILE,
     ROWS_FILE,
+    ChainRow,
     KernelRow,
     ModelKernels,
     ModelRow,
@@ -59,6 +61,7 @@ def pack(folders: list[Path], out: Path) -> dict[str, int]:
     rows: list[KernelRow] = []
     models: dict[tuple[str, str], ModelRow] = {}
     profiles: dict[str, ModelKernels] = {}
+    chains: dict[tuple[str, str], ChainRow] = {}
     for plain, where in _records(folders):
         match plain.get("record"):
             case "run":
@@ -76,7 +79,11 @@ def pack(folders: list[Path], out: Path) -> dict[str, int]:
             case "model_kernels":
                 kernels = from_plain(plain, ModelKernels, where)
                 profiles[kernels.id] = kernels
+            case "chain":
+                chain = from_plain(plain, ChainRow, where)
+                chains[chain.id, chain.run] = chain
     whole = _pack_models(list(models.values()), list(profiles.values()), runs, out)
+    whole |= _pack_chains(list(chains.values()), runs, out)
     if whole and not rows:
         return whole
     if not rows:
@@ -122,6 +129,20 @@ def _pack_models(
     if kernels:
         write_table(out / MODEL_KERNELS_FILE, [kernels[key] for key in sorted(kernels)])
     return {"models": len(packed), "profiles": len(seen)}
+
+
+def _pack_chains(chains: list[ChainRow], runs: Mapping[str, RunInfo], out: Path) -> dict[str, int]:
+    """Chains of operators, each with its card, into a table of their own."""
+    if not chains:
+        return {}
+    packed = []
+    for row in chains:
+        info = asdict(runs[row.run]) if row.run in runs else {}
+        lists = {name: list(getattr(row, name)) for name in ("specs", "alone_s", "flags")}
+        packed.append(asdict(row) | lists | {name: info.get(name) for name in _CARD})
+    together = {(row["id"], row["run"]): row for row in [*_before(out / CHAINS_FILE), *packed]}
+    write_table(out / CHAINS_FILE, [together[key] for key in sorted(together)])
+    return {"chains": len(packed)}
 
 
 def _before(path: Path) -> list[Plain]:

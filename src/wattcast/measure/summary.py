@@ -14,7 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from wattcast.records import COUNTERS_FILE, ROWS_FILE, Plain, read_table
+from wattcast.measure.kernels.chain_extra import summarise_chains
+from wattcast.records import CHAINS_FILE, COUNTERS_FILE, ROWS_FILE, Plain, read_table
 
 FAMILIES = ("linear", "bmm", "conv2d", "attention", "softmax", "layernorm", "rmsnorm", "elementwise")
 
@@ -24,6 +25,7 @@ def summarise(database: Path) -> Plain:
     folder = database if database.is_dir() else database.parent
     rows = read_table(folder / ROWS_FILE)
     counters = read_table(folder / COUNTERS_FILE) if (folder / COUNTERS_FILE).exists() else []
+    chains = read_table(folder / CHAINS_FILE) if (folder / CHAINS_FILE).exists() else []
     good = [row for row in rows if not row["error"]]
     return {
         "database": folder.name,
@@ -43,6 +45,7 @@ def summarise(database: Path) -> Plain:
             "between runs of one card": _repeatability(good, _same_card),
             "between cards": _repeatability(good, _other_card),
         },
+        **({"chains": summarise_chains(chains, good)} if chains else {}),
     }
 
 
@@ -64,7 +67,21 @@ def markdown(summary: Plain) -> str:
         for where, quantities in summary["repeatability"].items()
         for quantity, seen in quantities.items()
     ]
+    if "chains" in summary:
+        lines += ["", *_chains(summary["chains"])]
     return "\n".join(lines) + "\n"
+
+
+def _chains(parts: Plain) -> list[str]:
+    """Extra time a kernel of chains, in microseconds."""
+    lines = ["| chains | number | extra a kernel, mean | median | 10th to 90th percentile |", "|---|---|---|---|---|"]
+    for part, seen in parts.items():
+        if seen["chains"]:
+            mean, median, low, high = (1e6 * seen[f"{name}_s"] for name in ("mean", "median", "p10", "p90"))
+            lines.append(
+                f"| {part} | {seen['chains']} | {mean:.2f} us | {median:.2f} us | {low:.2f} to {high:.2f} us |"
+            )
+    return lines
 
 
 def _percent(seen: dict[str, float]) -> str:

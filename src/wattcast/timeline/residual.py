@@ -36,11 +36,32 @@ class Learned:
         wanted = dict.fromkeys(name for model, _ in parts for name in model.features)
         # a kind of kernel that this workload lacks has no column
         columns = {name: features[name][rows] if name in features else nothing for name in wanted}
+        for name in features:
+            above = _above(name, wanted)
+            if above:
+                columns[above] = columns[above] + features[name][rows]
         mean = sum((weight * model(columns) for model, weight in parts), nothing)
         return np.asarray(np.exp(np.clip(mean, self.low, self.high)))
 
 
 PROCESS_SHARE = 0.6  # of the process in the average: chosen on held-out folds
+
+
+def _above(name: str, known: Mapping[str, object]) -> str:
+    """The nearest kind above one that was not measured, as its corrections are; nothing where it was or none is.
+
+    >>> _above("is elementwise.cat.append", {"is elementwise.cat": None})
+    'is elementwise.cat'
+    """
+    if not name.startswith("is ") or name in known:
+        return ""
+    while "." in name:
+        name = name.rpartition(".")[0]
+        if name in known:
+            return name
+    return ""
+
+
 _MOST_KEPT = 256
 
 

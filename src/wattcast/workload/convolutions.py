@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 
 from wattcast.dtypes import Dtype
 from wattcast.workload.functional import elementwise, pointwise, reduce
@@ -39,7 +40,8 @@ def conv(
 
 def _add_bias(out: Tensor, bias: Tensor) -> None:
     """cuDNN's bias is a kernel of its own, in place."""
-    out.tape.emit(elementwise("add", (out, bias), out, out.dtype, Layout.BROADCAST), (out, bias), (out,))
+    planes = prod(out.shape[:2]), None
+    out.tape.emit(elementwise("add", (out, bias), out, out.dtype, Layout.BROADCAST, planes), (out, bias), (out,))
 
 
 def _record(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, operator: Callable[[str], Conv2d]) -> None:
@@ -86,11 +88,13 @@ def batch_norm(run: Run, x: Tensor) -> Tensor:
     function = "batchnorm_train" if run.training else "batchnorm"
     if run.training:  # how many batches were seen
         tape.emit(Elementwise("shift", 1, dtype=Dtype.INT64), (), (tape.empty((1,), Dtype.INT64),))
-    tape.emit(Elementwise(function, x.numel, dtype=x.dtype), (x, weight, bias), (out,))
+    pixels = prod(x.shape[2:])
+    tape.emit(Elementwise(function, x.numel, dtype=x.dtype, rows=channels, run=pixels), (x, weight, bias), (out,))
 
     def back(g: Tensor) -> Sequence[Tensor]:
         d_x = tape.empty(x.shape, x.dtype)
-        tape.emit(Elementwise("batchnorm_grad", x.numel, dtype=x.dtype, read=4 * x.byte), (g, x), (d_x,))
+        op = Elementwise("batchnorm_grad", x.numel, dtype=x.dtype, read=4 * x.byte, rows=channels, run=pixels)
+        tape.emit(op, (g, x), (d_x,))
         return d_x, tape.empty((channels,), x.dtype), tape.empty((channels,), x.dtype)
 
     tape.record((out,), (x, weight, bias), back, (x,))
@@ -104,11 +108,12 @@ def max_pool(x: Tensor, size: int, stride: int, padding: int) -> Tensor:
     tape = x.tape
     out = tape.empty((n, c, p, q), x.dtype)
     index = out.numel * 8
-    tape.emit(Elementwise("pool", x.numel, dtype=x.dtype, write=out.byte + index), (x,), (out,))
+    tape.emit(Elementwise("pool", x.numel, dtype=x.dtype, write=out.byte + index, rows=n * c), (x,), (out,))
 
     def back(g: Tensor) -> tuple[Tensor]:
         d_x = tape.empty(x.shape, x.dtype)
-        tape.emit(Elementwise("pool_grad", x.numel, dtype=x.dtype, read=g.byte + index), (g,), (d_x,))
+        op = Elementwise("pool_grad", x.numel, dtype=x.dtype, read=g.byte + index, rows=n * c)
+        tape.emit(op, (g,), (d_x,))
         return (d_x,)
 
     tape.record((out,), (x,), back)

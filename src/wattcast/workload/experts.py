@@ -138,7 +138,7 @@ def visit(dims: ExpertDims, run: Run, x: Tensor, weights: Tensor) -> Tensor:
     inner = products.grouped(rows, up, groups)
     if run.engine:
         gated = layers.gate_fused(inner, dims.activation)
-        return reduce("sum", products.grouped(gated, down, groups), (tokens, dims.hidden))
+        return reduce("sum", products.grouped(gated, down, groups), (tokens, dims.hidden), across=True)
     gate, value = inner.split(width, width)
     out = products.grouped(activation(dims.activation, gate) * value, down, groups)
     return _put_back(out, order, tokens, x.dtype)

@@ -231,7 +231,8 @@ def _conv(call: _Call) -> list[Operator]:
     )  # fmt: skip
     if len(call.inputs) == 2:
         return [op]
-    bias = elementwise("add", (call.out, call.inputs[2]), call.out, x.dtype, Layout.BROADCAST)
+    planes = prod(call.out.shape[:2]), None
+    bias = elementwise("add", (call.out, call.inputs[2]), call.out, x.dtype, Layout.BROADCAST, planes)
     return [op, bias]
 
 
@@ -249,7 +250,7 @@ def _layer_norm(call: _Call) -> list[Operator]:
 
 def _batch_norm(call: _Call) -> list[Operator]:
     x = call.inputs[0]
-    return [Elementwise("batchnorm", x.numel, dtype=x.dtype)]
+    return [Elementwise("batchnorm", x.numel, dtype=x.dtype, rows=x.shape[1], run=prod(x.shape[2:]))]
 
 
 def _reduce(function: str) -> Callable[[_Call], list[Operator]]:
@@ -268,7 +269,7 @@ def _gather(call: _Call) -> list[Operator]:
 def _copy(call: _Call) -> list[Operator]:
     x, out = call.inputs[0], call.out
     layout = Layout.TRANSPOSED if call.node.op_type == "Transpose" else Layout.STRIDED
-    return [elementwise("copy", (x,), out, x.dtype, layout)]
+    return [elementwise("copy", (x,), out, x.dtype, layout, (None, None))]  # how it walks is not looked at
 
 
 def _power(call: _Call) -> list[Operator]:

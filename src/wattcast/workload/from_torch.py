@@ -165,7 +165,7 @@ def _watcher(torch: Any, module: Any, tf32: bool) -> Any:
             tape = Tape()
             given = _symbolic(torch, tape, (*args, *kwargs.values()))
             results = tuple(t for t in _flat(_symbolic(torch, tape, (out,))) if isinstance(t, Tensor))
-            call = Call(func.overloadpacket.__name__, given, results, tf32)
+            call = Call(func.overloadpacket.__name__, given, results, tf32, len(args))
             if not results and not call.inputs:
                 return
             if results and all(t.numel == 0 for t in results):

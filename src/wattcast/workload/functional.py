@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from math import prod
 
 from wattcast.dtypes import Dtype
 from wattcast.workload.elementwise import function_of
 from wattcast.workload.graph import Elementwise, Layout
-from wattcast.workload.strides import Shape, layout_of, output_strides
+from wattcast.workload.strides import Shape, extent, layout_of, output_strides
 from wattcast.workload.symbolic import Tape, Tensor
 
 
@@ -27,11 +28,15 @@ def pointwise(function: str, *inputs: Tensor, out_dtype: Dtype | None = None) ->
     return out
 
 
-def elementwise(function: str, inputs: Sequence[Tensor], out: Tensor, dtype: Dtype, layout: Layout) -> Elementwise:
+def elementwise(
+    function: str, inputs: Sequence[Tensor], out: Tensor, dtype: Dtype, layout: Layout,
+    extents: tuple[int | None, int | None] | None = None,
+) -> Elementwise:  # fmt: skip
     """The operator, with bytes stated only where they do not follow from the number of elements."""
     n = max(out.numel, 1)
     read = sum(t.byte for t in inputs)
     plain = read == function_of(function).inputs * n * dtype.byte
+    rows, run = extents or extent(layout, out.shape, out.strides, [(t.shape, t.strides) for t in inputs])
     return Elementwise(
         function,
         n,
@@ -39,6 +44,8 @@ def elementwise(function: str, inputs: Sequence[Tensor], out: Tensor, dtype: Dty
         out_dtype=None if out.dtype is dtype else out.dtype,
         layout=layout,
         read=None if plain else read,
+        rows=rows,
+        run=run,
     )
 
 
@@ -190,7 +197,8 @@ def cat(parts: Sequence[Tensor], axis: int) -> Tensor:
     out = first.tape.empty(shape, first.dtype)
     dense = all(t.is_contiguous for t in parts)
     layout = Layout.CONTIGUOUS if dense else Layout.STRIDED
-    first.tape.emit(elementwise("cat", parts, out, first.dtype, layout), parts, (out,))
+    op = elementwise("cat", parts, out, first.dtype, layout, joined(parts, axis))
+    first.tape.emit(op, parts, (out,))
 
     def back(g: Tensor) -> list[Tensor]:
         return [Tensor(g.tape, t.shape, g.strides, g.dtype, g.storage) for t in parts]
@@ -199,12 +207,19 @@ def cat(parts: Sequence[Tensor], axis: int) -> Tensor:
     return out
 
 
-def reduce(function: str, x: Tensor, shape: Shape) -> Tensor:
-    """Fewer elements out of many; ``n`` counts those read."""
+def joined(parts: Sequence[Tensor], axis: int) -> tuple[int, int]:
+    """How often the parts of a concatenation follow one another, and elements of the last of them."""
+    rows = prod(parts[0].shape[:axis])
+    return max(rows, 1), max(parts[-1].numel // max(rows, 1), 1)
+
+
+def reduce(function: str, x: Tensor, shape: Shape, *, across: bool = False) -> Tensor:
+    """Fewer elements out of many; ``n`` counts those read. ``across``: the innermost dimension stays."""
     out = x.tape.empty(shape, x.dtype)
     dense = Layout.CONTIGUOUS if x.is_contiguous else Layout.STRIDED
+    layout = Layout.TRANSPOSED if across and x.strides[-1] == 1 else dense
     read = None if x.byte == x.numel * x.dtype.byte else x.byte
-    op = Elementwise(function, x.numel, dtype=x.dtype, layout=dense, read=read, write=out.byte)
+    op = Elementwise(function, x.numel, dtype=x.dtype, layout=layout, read=read, write=out.byte)
     x.tape.emit(op, (x,), (out,))
     return out
 
@@ -220,7 +235,8 @@ def sum_to(x: Tensor, shape: Shape) -> Tensor:
     """Sum what was broadcast, so that ``shape`` is left; nothing where it is the shape already."""
     if x.shape == shape:
         return x
-    return reduce("sum", x, shape)
+    across = bool(shape) and shape[-1] == x.shape[-1] > 1
+    return reduce("sum", x, shape, across=across)
 
 
 def pad_back(g: Tensor, shape: Shape) -> Tensor:

@@ -51,7 +51,7 @@ class Operator:
 
     def __str__(self) -> str:
         """``linear 8192x4096x4096 bf16``: the name, the sizes in order, the number format."""
-        hidden = {"count", "label", "read", "write"}
+        hidden = {"count", "label", "read", "write"} | ({"rows", "run"} if self.kind == "elementwise" else set())
         sizes = (v for k, v in vars(self).items() if k not in hidden and type(v) is int)
         return f"{self.name} {'x'.join(map(str, sizes))} {self.dtype}"
 
@@ -221,7 +221,8 @@ class Attention(Operator):
     """Fused scaled-dot-product attention: scores never leave the chip.
 
     ``flop`` counts the work a causal mask leaves; ``flop_dense`` ignores the mask, as PyTorch's
-    counter does. ``backward`` runs five products in place of two.
+    counter does. ``backward`` runs five products in place of two. ``dropout``: weights are dropped at random, in
+    training.
     """
 
     kind: ClassVar[str] = "attention"
@@ -234,6 +235,7 @@ class Attention(Operator):
     causal: bool = False
     v_head_dim: int | None = None
     backward: bool = False
+    dropout: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -354,6 +356,18 @@ class Elementwise(Operator):
 
     ``read`` and ``write`` (bytes) are given when shapes do not follow from ``n``: broadcasts,
     concatenations, gathers, reductions. ``out_dtype`` differs from ``dtype`` in casts.
+
+    ``rows`` and ``run`` say how it walks, where a layout leaves that open (None: not known). ``rows`` is the outer
+    side of the two dimensions its shape folds into; ``run`` counts elements that lie together:
+
+    - strided: ``n / rows`` elements of the input lie together;
+    - broadcast: the small input serves whole rows (it holds a row, or several) or holds one element a row;
+    - transposed: ``run`` elements lie together in input and output, and ``n / rows`` such runs follow one another in
+      the output that do not in the input; 1 is a plain transpose;
+    - cat: ``rows`` times, the parts follow one another; ``run`` elements are of the last part;
+    - reductions: ``rows`` results; transposed, where neighbours in memory belong to different results;
+    - batch norm: ``rows`` channels of ``run`` pixels; transposed, where channels are innermost;
+    - pool: ``rows`` planes.
     """
 
     kind: ClassVar[str] = "elementwise"
@@ -363,6 +377,8 @@ class Elementwise(Operator):
     layout: Layout = Layout.CONTIGUOUS
     read: int | None = None
     write: int | None = None
+    rows: int | None = None
+    run: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -373,6 +389,10 @@ class Elementwise(Operator):
             value = getattr(self, item)
             if value is not None and value < 0:
                 raise bad_value(f"{self.function}.{item}", "bytes, zero or more", value)
+        for item in ("rows", "run"):
+            value = getattr(self, item)
+            if value is not None and not 1 <= value <= self.n:
+                raise bad_value(f"{self.function}.{item}", f"from 1 to its {self.n} elements", value)
 
     @property
     def name(self) -> str:

@@ -128,7 +128,7 @@ def attend(
         elif mask is not None:
             out = masked_attention(q, repeat_kv(k, groups), repeat_kv(v, groups), mask)
         else:
-            out = products.attention(q, k, v, causal=causal)
+            out = products.attention(q, k, v, causal=causal, dropped=run.training and p > 0.0)
         merged = out.transpose(1, 2).contiguous()
         return merged.view(*merged.shape[:2], -1)
 

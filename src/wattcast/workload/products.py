@@ -37,7 +37,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, in_major: b
 
     def back(g: Tensor) -> Sequence[Tensor | None]:
         g = _mm_ready(g)
-        d_bias = None if bias is None else reduce("sum", g, bias.shape)
+        d_bias = None if bias is None else reduce("sum", g, bias.shape, across=True)
         d_x = _mm(g, weight, m, k, n, flat.shape) if flat.needs_grad else None
         rows, columns = (k, n) if in_major else (n, k)
         d_w = _mm(g, flat, rows, columns, m, weight.shape, turned=True) if weight.needs_grad else None
@@ -181,7 +181,7 @@ def pick_rows(x: Tensor, rows: int) -> Tensor:
 
 def sum_rows(x: Tensor, rows: int) -> Tensor:
     """``[rows·k, dim]`` -> ``[rows, dim]``, neighbours added up."""
-    out = reduce("sum", x, (rows, x.shape[-1]))
+    out = reduce("sum", x, (rows, x.shape[-1]), across=True)
 
     def back(g: Tensor) -> tuple[Tensor]:
         times = x.shape[0] // rows
@@ -218,7 +218,9 @@ def grouped(x: Tensor, weight: Tensor, groups: Sequence[tuple[int, int]]) -> Ten
     return out
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, masked: bool = False) -> Tensor:
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, masked: bool = False, dropped: bool = False
+) -> Tensor:
     """Fused attention of ``[batch, heads, length, dim]``; the result lies in memory as the queries do."""
     batch, heads, q_len, dim = q.shape
     kv_heads, kv_len, v_dim = k.shape[1], k.shape[2], v.shape[-1]
@@ -232,7 +234,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, masked: bool = F
     def operator(backward: bool) -> Attention:
         return Attention(
             batch, heads, kv_heads, q_len, kv_len, dim, causal=causal and q_len > 1,
-            v_head_dim=None if v_dim == dim else v_dim, backward=backward, dtype=tape.math(q.dtype),
+            v_head_dim=None if v_dim == dim else v_dim, backward=backward, dropout=dropped,
+            dtype=tape.math(q.dtype),
         )  # fmt: skip
 
     tape.emit(operator(False), (q, k, v), (out,))

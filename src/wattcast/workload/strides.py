@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from math import prod
 from typing import TypeAlias
 
 from wattcast.workload.graph import Layout
@@ -128,6 +129,78 @@ def layout_of(shape: Shape, strides: Shape, inputs: Sequence[tuple[Shape, Shape]
         elif layout is Layout.CONTIGUOUS and _order(shape, padded) != _order(shape, strides):
             layout = Layout.TRANSPOSED
     return layout
+
+
+def extent(
+    layout: Layout, shape: Shape, strides: Shape, inputs: Sequence[tuple[Shape, Shape]]
+) -> tuple[int | None, int | None]:
+    """``rows`` and ``run`` of a pointwise kernel (see :class:`~wattcast.workload.graph.Elementwise`).
+
+    Read off the input that makes the layout what it is, dimensions taken in the order of the output's memory.
+
+    >>> extent(Layout.BROADCAST, (8, 4, 16), (64, 16, 1), [((8, 4, 16), (64, 16, 1)), ((16,), (1,))])
+    (32, None)
+    >>> extent(Layout.TRANSPOSED, (2, 8, 4, 16), (512, 64, 16, 1), [((2, 8, 4, 16), (512, 16, 128, 1))])
+    (256, 16)
+    """
+    return _extent(layout, shape, strides, tuple(inputs))
+
+
+@lru_cache(maxsize=4096)
+def _extent(
+    layout: Layout, shape: Shape, strides: Shape, inputs: tuple[tuple[Shape, Shape], ...]
+) -> tuple[int | None, int | None]:
+    if layout is Layout.CONTIGUOUS or not shape:
+        return None, None
+    order = [d for _, d in sorted((-step, d) for d, step in enumerate(strides) if shape[d] != 1)]
+    sizes = [shape[d] for d in order]
+    total = prod(sizes)
+    walks = [
+        [_padded(shape, have, step)[d] for d in order]
+        for have, step in inputs
+        if len(have) <= len(shape) and have.count(1) < len(have) and _spreads(shape, have)
+    ]
+    if layout is Layout.BROADCAST:
+        small = [walk for walk in walks if 0 in walk]
+        return (total // _inner(sizes, small[-1]), None) if small else (None, None)
+    runs = [_together(sizes, walk) for walk in walks]
+    if not runs:
+        return None, None
+    run = min(runs)
+    if layout is Layout.STRIDED:
+        return total // run, None
+    beside, covered = 1, 1
+    for size in reversed(sizes):  # the dimension next to the run
+        if covered >= run:
+            beside = size
+            break
+        covered *= size
+    return total // beside, run
+
+
+def _spreads(shape: Shape, have: Shape) -> bool:
+    lead = len(shape) - len(have)
+    return all(h in (1, w) for h, w in zip(have, shape[lead:], strict=True))
+
+
+def _inner(sizes: Sequence[int], walk: Sequence[int]) -> int:
+    """Elements of the innermost dimensions that are all repeated, or all not."""
+    repeated, count = not walk[-1], 1
+    for size, step in zip(reversed(sizes), reversed(walk), strict=True):
+        if (not step) is not repeated:
+            break
+        count *= size
+    return count
+
+
+def _together(sizes: Sequence[int], walk: Sequence[int]) -> int:
+    """Neighbours in the output that are neighbours in the input."""
+    count = 1
+    for size, step in zip(reversed(sizes), reversed(walk), strict=True):
+        if step != count:
+            break
+        count *= size
+    return count
 
 
 def _order(shape: Shape, strides: Shape) -> list[int]:

@@ -16,7 +16,7 @@ from typing import Any
 
 from wattcast.dtypes import Dtype
 from wattcast.workload.elementwise import function_of
-from wattcast.workload.functional import elementwise
+from wattcast.workload.functional import elementwise, joined
 from wattcast.workload.graph import (
     Attention,
     Bmm,
@@ -41,6 +41,7 @@ class Call:
     args: tuple[Any, ...]
     outs: tuple[Tensor, ...]
     tf32: bool = False
+    placed: int | None = None  # arguments given by place, before those given by name; None: all
 
     @property
     def inputs(self) -> list[Tensor]:
@@ -169,15 +170,28 @@ def _cat(call: Call) -> list[Operator]:
     parts = [t for t in call.inputs if t.numel]
     plain = all(t.is_contiguous for t in parts)
     layout = Layout.CONTIGUOUS if plain else Layout.STRIDED
-    return [elementwise("cat", parts, call.out, call.out.dtype, layout)]
+    axis = next((v for v in call.args if isinstance(v, int) and not isinstance(v, bool)), 0)
+    extents = joined(parts, axis % max(len(parts[0].shape), 1)) if parts else (None, None)
+    return [elementwise("cat", parts, call.out, call.out.dtype, layout, extents)]
 
 
 def _reduction(call: Call, function: str) -> Operator:
     x = call.inputs[0]
     layout = Layout.CONTIGUOUS if x.is_contiguous else Layout.STRIDED
+    if _keeps_last(call, x):
+        layout = Layout.TRANSPOSED
     read = None if x.byte == function_of(function).inputs * x.numel * x.dtype.byte else x.byte
     write = sum(t.byte for t in call.outs)
     return Elementwise(function, max(x.numel, 1), dtype=x.dtype, layout=layout, read=read, write=write)
+
+
+def _keeps_last(call: Call, x: Tensor) -> bool:
+    """Whether a reduction over named dimensions leaves the innermost alone, so that neighbours are not added up."""
+    axes = next((v for v in call.args if isinstance(v, (list, tuple)) and v), None)
+    whole = axes is not None and all(isinstance(axis, int) for axis in axes)
+    if axes is None or not whole or not x.shape or x.strides[-1] != 1:
+        return False
+    return len(x.shape) - 1 not in {axis % len(x.shape) for axis in axes}
 
 
 def _gathered(call: Call) -> Operator:
@@ -292,11 +306,17 @@ def _attention(call: Call) -> list[Operator]:
     flags = [value for value in call.args if isinstance(value, bool)]
     causal = bool(flags and (flags[-1] if "efficient" in call.name else flags[0]))
     v_dim = None if v.shape[-1] == dim else v.shape[-1]
+    place = next((places[back] for name, places in _DROPOUT.items() if name in call.name), 4)
+    chance = call.args[place] if place < len(call.args[: call.placed]) else 0.0
+    dropped = isinstance(chance, float) and chance > 0.0
     op = Attention(
         batch, heads, k.shape[1], q_len, k.shape[2], dim, causal=causal, v_head_dim=v_dim, backward=back,
-        dtype=call.math(q),
+        dropout=dropped, dtype=call.math(q),
     )  # fmt: skip
     return [op]
+
+
+_DROPOUT = {"flash": (3, 10), "efficient": (5, 9), "cudnn": (5, 13)}  # place of the argument, forward and backward
 
 
 def _convolution(call: Call) -> list[Operator]:
@@ -306,7 +326,7 @@ def _convolution(call: Call) -> list[Operator]:
     bias = call.args[2]
     if bias is None:
         return [op]
-    return [op, elementwise("add", (out, bias), out, out.dtype, Layout.BROADCAST)]
+    return [op, elementwise("add", (out, bias), out, out.dtype, Layout.BROADCAST, (prod(out.shape[:2]), None))]
 
 
 def _convolution_backward(call: Call) -> list[Operator]:
@@ -354,21 +374,26 @@ def _two(sizes: Sequence[int], first: int) -> tuple[int, int]:
 
 
 def _batch_norm(call: Call) -> list[Operator]:
-    if "backward" in call.name:
-        grad, x = call.inputs[:2]
-        return [Elementwise("batchnorm_grad", x.numel, dtype=x.dtype, read=4 * grad.byte)]
-    x = call.inputs[0]
+    back = "backward" in call.name
+    x = call.inputs[1] if back else call.inputs[0]
+    last = len(x.shape) > 2 and x.strides[1] == 1 != x.shape[1]
+    layout = Layout.TRANSPOSED if last else Layout.CONTIGUOUS
     training = "no_training" not in call.name and True in call.args
-    return [Elementwise("batchnorm_train" if training else "batchnorm", x.numel, dtype=x.dtype)]
+    function = "batchnorm_grad" if back else "batchnorm_train" if training else "batchnorm"
+    read = 4 * call.inputs[0].byte if back else None
+    pixels = prod(x.shape[2:])
+    return [Elementwise(function, x.numel, dtype=x.dtype, layout=layout, read=read, rows=x.shape[1], run=pixels)]
 
 
 def _pool(call: Call) -> list[Operator]:
     if "backward" in call.name:
         grad = call.inputs[0]
         read = grad.byte + sum(t.byte for t in call.inputs[2:])
-        return [Elementwise("pool_grad", call.out.numel, dtype=grad.dtype, read=read)]
+        planes = prod(call.out.shape[:-2])
+        return [Elementwise("pool_grad", call.out.numel, dtype=grad.dtype, read=read, rows=planes)]
     x = call.inputs[0]
-    return [Elementwise("pool", x.numel, dtype=x.dtype, write=sum(t.byte for t in call.outs))]
+    write = sum(t.byte for t in call.outs)
+    return [Elementwise("pool", x.numel, dtype=x.dtype, write=write, rows=prod(x.shape[:-2]))]
 
 
 def _dropout(call: Call) -> list[Operator]:

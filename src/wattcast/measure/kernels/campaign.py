@@ -16,16 +16,19 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from wattcast.errors import Refused, unknown_name
 from wattcast.measure.kernels import rows
+from wattcast.measure.kernels.chain import chain_step
 from wattcast.measure.kernels.gpu import Gpu
 from wattcast.measure.kernels.plan import plan, subset
 from wattcast.measure.kernels.rows import Bench
 from wattcast.measure.kernels.spec import Spec
 from wattcast.measure.sampler import Sampler
-from wattcast.records import Journal, KernelRow, RowKind, RunInfo
+from wattcast.records import ChainRow, Journal, KernelRow, RowKind, RunInfo
+
+Row = TypeVar("Row", KernelRow, ChainRow)
 
 SUSTAINED = {
     "linear": 100,
@@ -67,6 +70,7 @@ class Campaign:
     errors: Counter[str] = field(default_factory=Counter)
     journals: dict[str, Journal] = field(default_factory=dict)
     fresh: dict[str, list[Spec]] = field(default_factory=dict)  # operators measured by this process, by kind
+    latency_s: dict[str, float] = field(default_factory=dict)  # of the rows measured by this process, by id
     listed: list[Spec] | None = None  # in place of the plan
     round_: int = 1  # of the plan
 
@@ -79,9 +83,7 @@ class Campaign:
         """The file of one kind of row."""
         return self.journals.setdefault(kind, Journal(self.out / f"{kind}.jsonl"))
 
-    def measure(
-        self, row_id: str, kind: str, spec: Spec, make: Callable[[], KernelRow], blank: Callable[[], KernelRow]
-    ) -> None:
+    def measure(self, row_id: str, kind: str, spec: Spec, make: Callable[[], Row], blank: Callable[[], Row]) -> None:
         """Measure one row unless it is on file; record it or the reason it failed."""
         journal = self.journal(kind)
         if row_id in journal.ids:
@@ -90,10 +92,11 @@ class Campaign:
         try:
             row = make()
             self.fresh.setdefault(str(kind), []).append(spec)
+            self.latency_s |= {row_id: row.latency_s} if row.latency_s else {}
         except Exception as error:
             row = replace(blank(), error=f"{type(error).__name__}: {error}"[:400])
             self.counts[f"{kind} errors"] += 1
-            self.errors[f"{row.family} {kind}: {row.error}"[:160]] += 1
+            self.errors[f"{spec.family} {kind}: {row.error}"[:160]] += 1
             self._mend(error)
         journal.append(row)
         self.counts[str(kind)] += 1
@@ -133,10 +136,11 @@ def burst_step(campaign: Campaign) -> None:
     specs = campaign.specs()
     reserve_s = 0.3 if campaign.few else min(BURST_REPEATS * 0.15, 0.3 * campaign.left_s)
     for spec in campaign.within(specs[campaign.after :], reserve_s, "burst"):
-        _burst(campaign, spec)
+        measure_burst(campaign, spec)
 
 
-def _burst(campaign: Campaign, spec: Spec, repeat: int = 0) -> None:
+def measure_burst(campaign: Campaign, spec: Spec, repeat: int = 0) -> None:
+    """One burst row, unless it is on file."""
     bench = campaign.bench
     campaign.measure(
         rows.row_id(RowKind.BURST, spec, bench.gpu.operands.pattern, repeat=repeat),
@@ -171,7 +175,7 @@ def repeat_burst_step(campaign: Campaign) -> None:
     """Burst rows measured a second time, for repeatability within a run."""
     rows.await_top(campaign.bench, 1.5)
     for spec in campaign.within(spread(campaign.fresh.get(RowKind.BURST, []), BURST_REPEATS), 0.3, "repeat-burst"):
-        _burst(campaign, spec, repeat=1)
+        measure_burst(campaign, spec, repeat=1)
 
 
 def repeat_sustained_step(campaign: Campaign) -> None:
@@ -248,7 +252,7 @@ def pattern_step(campaign: Campaign) -> None:
             if pattern == "random" and spec.id in already:  # the sustained step has it
                 continue
             _sustain(campaign, spec)
-            _burst(campaign, spec)
+            measure_burst(campaign, spec)
 
 
 def clock_step(campaign: Campaign) -> None:
@@ -313,6 +317,7 @@ STEPS: dict[str, Callable[[Campaign], None]] = {
     "clock": clock_step,
     "idle": idle_step,
     "names": names_step,
+    "chain": chain_step,
 }
 
 

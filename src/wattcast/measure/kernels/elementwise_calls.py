@@ -8,6 +8,7 @@ from typing import Any
 from wattcast.measure.kernels.operands import torch_dtype
 from wattcast.measure.kernels.operators import Builder, Call
 from wattcast.measure.kernels.spec import Spec
+from wattcast.measure.kernels.training_calls import FORMS
 
 Apply = Callable[..., Any]
 
@@ -15,7 +16,8 @@ Apply = Callable[..., Any]
 def build(builder: Builder, spec: Spec) -> Call:
     """The call for an elementwise spec; ``detail["form"]`` picks the shape of its operands."""
     form = spec.detail["form"]
-    makers = {
+    makers: dict[str, Callable[[Builder, Spec], Callable[[], Any]]] = {
+        **FORMS,
         "contiguous": _contiguous,
         "strided": _strided,
         "broadcast": _broadcast,
@@ -25,7 +27,7 @@ def build(builder: Builder, spec: Spec) -> Call:
     }
     width = torch_dtype(builder.torch, spec.operator["dtype"]).itemsize
     out = torch_dtype(builder.torch, spec.operator.get("out_dtype", spec.operator["dtype"])).itemsize
-    n, inputs = spec.operator["n"], 2 if spec.operator["function"] in _BINARY else 1
+    n, inputs = spec.operator["n"], _inputs(spec)
     byte = spec.operator.get("read", inputs * n * width) + spec.operator.get("write", n * out)
     sets = builder.sets(spec, byte, spec.rotated == "all")
     runs = [makers[form](builder, spec) for _ in range(sets)]
@@ -60,11 +62,33 @@ def _function(torch: Any, spec: Spec) -> Apply:
         "max": lambda x: x.amax(-1),
         "masked_fill": lambda x, mask: x.masked_fill(mask, 0.0),
         "where": lambda x, y, mask: torch.where(mask, x, y),
+        "shift": lambda x: x + 0.5,
+        "cube": lambda x: x**3,
+        "sqrt": torch.sqrt,
+        "log": torch.log,
+        "abs": torch.abs,
+        "sin": torch.sin,
+        "cos": torch.cos,
+        "hardswish": functional.hardswish,
+        "fill": lambda x: torch.full_like(x, 0.5),
+        "relu_grad": lambda g, y: torch.ops.aten.threshold_backward(g, y, 0),
+        "tanh_grad": torch.ops.aten.tanh_backward,
+        "sigmoid_grad": torch.ops.aten.sigmoid_backward,
+        "gelu_grad": torch.ops.aten.gelu_backward,
+        "gelu_tanh_grad": lambda g, x: torch.ops.aten.gelu_backward(g, x, approximate="tanh"),
+        "silu_grad": torch.ops.aten.silu_backward,
+        "hardswish_grad": torch.ops.aten.hardswish_backward,
     }
     return table[spec.operator["function"]]
 
 
 _BINARY = ("add", "mul", "sub", "div", "maximum")
+GRADIENTS = ("relu_grad", "tanh_grad", "sigmoid_grad", "gelu_grad", "gelu_tanh_grad", "silu_grad", "hardswish_grad")
+MORE_UNARY = ("shift", "cube", "sqrt", "log", "abs", "sin", "cos", "hardswish", "fill")
+
+
+def _inputs(spec: Spec) -> int:
+    return 2 if spec.operator["function"] in (*_BINARY, *GRADIENTS) else 1
 
 
 def _sizes(spec: Spec) -> tuple[str, int, int]:
@@ -73,8 +97,7 @@ def _sizes(spec: Spec) -> tuple[str, int, int]:
 
 def _contiguous(builder: Builder, spec: Spec) -> Callable[[], Any]:
     dtype, rows, cols = _sizes(spec)
-    inputs = 2 if spec.operator["function"] in _BINARY else 1
-    views = [builder.operands.take(dtype, rows, cols) for _ in range(inputs)]
+    views = [builder.operands.take(dtype, rows, cols) for _ in range(_inputs(spec))]
     apply = _function(builder.torch, spec)
     return lambda: apply(*views)
 
@@ -84,27 +107,33 @@ def _strided(builder: Builder, spec: Spec) -> Callable[[], Any]:
     torch, (dtype, rows, cols) = builder.torch, _sizes(spec)
     function = spec.operator["function"]
     if function == "cat":
-        left = max(cols // 2, 1)
+        left = cols - spec.detail["last"] if "last" in spec.detail else max(cols // 2, 1)
         parts = [builder.operands.take(dtype, rows, 2 * side)[:, :side] for side in (left, cols - left)]
         return lambda: torch.cat(parts, dim=1)
-    inputs = 2 if function in _BINARY else 1
-    views = [builder.operands.take(dtype, rows, 2 * cols)[:, cols:] for _ in range(inputs)]
+    views = [builder.operands.take(dtype, rows, 2 * cols)[:, cols:] for _ in range(_inputs(spec))]
     apply = _function(torch, spec)
     return lambda: apply(*views)
 
 
 def _broadcast(builder: Builder, spec: Spec) -> Callable[[], Any]:
-    """One operand is a row (a bias) or a column (a scale per row)."""
+    """One operand is a row (a bias), several rows that each serve many, or a column (a scale per row)."""
     dtype, rows, cols = _sizes(spec)
-    shape = (1, cols) if spec.detail["over"] == "rows" else (rows, 1)
-    full = builder.operands.take(dtype, rows, cols)
+    groups = spec.detail.get("groups", 1)
+    whole = (groups, rows // groups, cols) if groups > 1 else (rows, cols)
+    by_row = (rows, 1) if groups == 1 else (1, rows // groups, 1)
+    by_column = (1, cols) if groups == 1 else (groups, 1, cols)
+    shape = by_row if spec.detail["over"] == "cols" else by_column
     small = builder.operands.take(dtype, *shape)
     apply, function = _function(builder.torch, spec), spec.operator["function"]
+    if _inputs(spec) == 1 and function not in ("masked_fill", "where"):  # a small tensor spread out
+        spread = small.expand(whole)
+        return lambda: apply(spread)
+    full = builder.operands.take(dtype, *whole)
     if function == "masked_fill":
         mask = small > 0
         return lambda: apply(full, mask)
     if function == "where":
-        mask, other = small > 0, builder.operands.take(dtype, rows, cols)
+        mask, other = small > 0, builder.operands.take(dtype, *whole)
         return lambda: apply(full, other, mask)
     return lambda: apply(full, small)
 

@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from wattcast.errors import BadInput, bad_value
+from wattcast.measure.kernels.chain import members
+from wattcast.measure.kernels.from_workload import from_operator
 from wattcast.measure.kernels.spec import Spec
+from wattcast.measure.kernels.training_plan import training_plan
 from wattcast.records import read_lines
 
+__all__ = ["NAMED", "from_operator", "read_listed", "write_listed"]
+
+NAMED: dict[str, Callable[[], list[Spec]]] = {"training": training_plan, "chains": members}
 _FIELDS = ("family", "operator", "layout", "rotated", "detail", "chosen")
 
 
 def read_listed(path: Path) -> list[Spec]:
-    """The operators of a file, none twice."""
+    """The operators of a file, none twice, or of a plan that has a name."""
+    if str(path) in NAMED:
+        return NAMED[str(path)]()
     if not path.is_file():
         raise BadInput(
-            f"--plan: there is no file {path}. `wattcast measure kernels --suggest N --out DIR` writes one."
+            f"--plan: there is no file {path}. `wattcast measure kernels --suggest N --out DIR` writes one; "
+            f"`training` is the plan of gradients, caches and batch norm, `chains` the members of chains."
         )
     found: dict[str, Spec] = {}
     for number, line in enumerate(read_lines(path), start=1):
@@ -38,47 +47,3 @@ def write_listed(path: Path, specs: Iterable[tuple[Spec, dict[str, Any]]]) -> No
     with path.open("w", encoding="utf-8") as stream:
         for spec, more in specs:
             stream.write(json.dumps({name: getattr(spec, name) for name in _FIELDS} | more) + "\n")
-
-
-def from_operator(plain: dict[str, Any]) -> Spec | None:
-    """A model's operator (as a workload file writes it) as the campaign runs it; None where it cannot.
-
-    Weights of linear layers and convolutions and the cache of decode come from DRAM, as in a model. Strided,
-    broadcast and transposing elementwise operators do not say their two-dimensional shape, and are left out.
-    """
-    from wattcast.measure.kernels.elementwise_plan import BINARY, UNARY
-
-    operator = {k: v for k, v in plain.items() if k not in ("count", "label")}
-    match operator["op"]:
-        case "linear":
-            narrow = {"weight_dtype", "out_dtype"} & set(operator)
-            return None if narrow else Spec("linear", {"bias": False, **operator}, "nt", "weights")
-        case "bmm":
-            return None if {"weight_dtype", "out_dtype"} & set(operator) else Spec("bmm", operator, "nn")
-        case "conv2d":
-            return _convolution(operator)
-        case "softmax" | "layernorm" | "rmsnorm":
-            return Spec(operator["op"], operator, "contiguous")
-        case "attention":
-            decode = operator["q_len"] == 1
-            given = {"causal": False, **operator}
-            layout, rotated = ("bhsd", "all") if decode else ("bshd", "none")
-            return Spec("attention", given, layout, rotated, {"backend": "default"})
-        case name if name in (*UNARY, *BINARY, "cast", "copy") and not {"layout", "read", "write"} & set(operator):
-            columns = operator["n"] & -operator["n"]  # the largest power of two in it
-            detail = {"form": "contiguous", "rows": operator["n"] // columns, "cols": columns}
-            return Spec(
-                "elementwise", {**operator, "op": "elementwise", "function": name}, "contiguous", "none", detail
-            )
-    return None
-
-
-_CONVOLUTION = ("op", "n", "c", "k", "h", "w", "r", "s", "stride", "padding", "groups", "channels_last", "dtype")
-
-
-def _convolution(operator: dict[str, Any]) -> Spec | None:
-    """A forward convolution with one stride and no dilation."""
-    given = {"stride": 1, "padding": 0, "groups": 1, "channels_last": False, **operator}
-    if set(given) - set(_CONVOLUTION):
-        return None
-    return Spec("conv2d", given, "nhwc" if given["channels_last"] else "nchw", "weights")

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from wattcast.errors import unknown_name
+from wattcast.measure.kernels.backward_calls import DROPPED
 from wattcast.measure.kernels.operands import Operands, torch_dtype
 from wattcast.measure.kernels.spec import Spec
 
@@ -43,11 +44,12 @@ class Builder:
     operands: Operands
     l2_byte: float
 
-    def build(self, spec: Spec) -> Call:
-        """Views for ``spec`` and the call over them."""
-        from wattcast.measure.kernels import elementwise_calls
+    def build(self, spec: Spec, *, fresh: bool = True) -> Call:
+        """Views for ``spec`` and the call over them; not ``fresh``: beside those handed out before."""
+        from wattcast.measure.kernels import backward_calls, elementwise_calls
 
-        self.operands.reset()
+        if fresh:
+            self.operands.reset()
         self._precision(spec)
         makers: dict[str, Callable[[Spec], Call]] = {
             "linear": self._linear,
@@ -58,10 +60,27 @@ class Builder:
             "rmsnorm": self._rmsnorm,
             "attention": self._attention,
             "elementwise": lambda s: elementwise_calls.build(self, s),
+            "chain": self._chain,
         }
         if spec.operator["op"] not in makers:
             raise unknown_name("operator", spec.operator["op"], makers)
+        if spec.operator.get("backward") and spec.operator["op"] == "attention":
+            return backward_calls.attention_gradient(self, spec)
+        if spec.operator.get("backward"):
+            return backward_calls.row_gradient(self, spec)
+        if spec.operator.get("direction", "forward") != "forward":
+            return backward_calls.convolution_gradient(self, spec)
         return makers[spec.operator["op"]](spec)
+
+    def _chain(self, spec: Spec) -> Call:
+        """Calls of several operators, one after another; each has operands of its own."""
+        calls = [self.build(Spec(**member), fresh=False) for member in spec.detail["members"]]
+
+        def run(i: int) -> list[Any]:
+            return [call.run(i) for call in calls]
+
+        fixed, each = (sum(getattr(call, name) for call in calls) for name in ("fixed_byte", "set_byte"))
+        return Call(run, max(call.sets for call in calls), fixed, each)
 
     def sets(self, spec: Spec, byte: float, rotate: bool) -> int:
         """Operand sets so that ``byte`` each pass three times the L2; one when not rotating."""
@@ -79,6 +98,9 @@ class Builder:
         torch, o, dtype = self.torch, spec.operator, spec.operator["dtype"]
         m, n, k, bias = o["m"], o["n"], o["k"], o["bias"]
         width = torch_dtype(torch, dtype).itemsize
+        if o.get("turned"):  # the gradient of a weight: both operands have k outermost
+            left, right = self.operands.take(dtype, k, m), self.operands.take(dtype, k, n)
+            return Call(lambda i: torch.mm(left.t(), right), 1, (m * k + n * k + m * n) * width, 0)
         sets = self.sets(spec, n * k * width, spec.rotated != "none")
         x = self.operands.take(dtype, m, k)
         b = self.operands.take("bf16" if dtype == "fp8" else dtype, n) if bias else None
@@ -111,14 +133,23 @@ class Builder:
         weight = k * (c // groups) * r * s
         width = torch_dtype(torch, dtype).itemsize
         sets = self.sets(spec, weight * width, spec.rotated != "none")
-        image = self._image(dtype, n, c, h, w, o["channels_last"])
-        filters = [self._image(dtype, k, c // groups, r, s, o["channels_last"]) for _ in range(sets)]
-        places = {"stride": o["stride"], "padding": o["padding"], "groups": groups}
-        p = (h + 2 * o["padding"] - r) // o["stride"] + 1
-        byte = (n * c * h * w + n * k * p * p) * width, weight * width
+        image = self.image(dtype, n, c, h, w, o["channels_last"])
+        filters = [self.image(dtype, k, c // groups, r, s, o["channels_last"]) for _ in range(sets)]
+        stride, padding, dilation = self.places(o)
+        places = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
+        p = (h + 2 * padding[0] - dilation[0] * (r - 1) - 1) // stride[0] + 1
+        q = (w + 2 * padding[1] - dilation[1] * (s - 1) - 1) // stride[1] + 1
+        byte = (n * c * h * w + n * k * p * q) * width, weight * width
         return Call(lambda i: torch.nn.functional.conv2d(image, filters[i % sets], **places), sets, *byte)
 
-    def _image(self, dtype: str, n: int, c: int, h: int, w: int, channels_last: bool) -> Any:
+    def places(self, o: dict[str, Any]) -> tuple[list[int], list[int], list[int]]:
+        """Stride, padding and dilation of rows and columns."""
+        stride = [o["stride"], o.get("stride_w") or o["stride"]]
+        wide = o.get("padding_w")
+        return stride, [o["padding"], o["padding"] if wide is None else wide], 2 * [o.get("dilation", 1)]
+
+    def image(self, dtype: str, n: int, c: int, h: int, w: int, channels_last: bool) -> Any:
+        """(pictures, channels, rows, columns), channels outermost or innermost in memory."""
         if channels_last:
             return self.operands.take(dtype, n, h, w, c).permute(0, 3, 1, 2)
         return self.operands.take(dtype, n, c, h, w)
@@ -156,15 +187,16 @@ class Builder:
         width = torch_dtype(self.torch, o["dtype"]).itemsize
         cache_byte = 2 * batch * kv_heads * kv_len * dim * width
         sets = self.sets(spec, cache_byte, spec.rotated == "all")
-        q = self._heads(spec, batch, heads, q_len, dim)
-        kvs = [[self._heads(spec, batch, kv_heads, kv_len, dim) for _ in "kv"] for _ in range(sets)]
+        q = self.heads(spec, batch, heads, q_len, dim)
+        kvs = [[self.heads(spec, batch, kv_heads, kv_len, dim) for _ in "kv"] for _ in range(sets)]
         fixed_byte = 2 * batch * heads * q_len * dim * width
         sdpa = self.torch.nn.functional.scaled_dot_product_attention
         options: dict[str, Any] = {"is_causal": o["causal"], "enable_gqa": heads != kv_heads}
+        options["dropout_p"] = DROPPED if o.get("dropout") else 0.0
         run = self._with_backend(spec, lambda i: sdpa(q, *kvs[i % sets], **options))
         return Call(run, sets, fixed_byte, cache_byte)
 
-    def _heads(self, spec: Spec, batch: int, heads: int, length: int, dim: int) -> Any:
+    def heads(self, spec: Spec, batch: int, heads: int, length: int, dim: int) -> Any:
         """(batch, heads, length, dim): from a projection (bshd in memory) or a cache (bhsd)."""
         if spec.layout == "bhsd":
             return self.operands.take(spec.operator["dtype"], batch, heads, length, dim)

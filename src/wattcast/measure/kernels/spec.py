@@ -52,9 +52,9 @@ class Spec:
                 heads = 2 * o["heads"] * o["q_len"] + 2 * o["kv_heads"] * o["kv_len"]
                 return float(width * o["batch"] * o["head_dim"] * heads)
             case "elementwise":
-                return float(3 * max(width, 4) * o["n"])
+                return float((7 if o["function"] == "adamw" else 3) * max(width, 4) * o["n"])
             case _:
-                return float(2 * max(width, 4) * o["rows"] * o["dim"])
+                return float((4 if o.get("backward") else 2) * max(width, 4) * o["rows"] * o["dim"])
 
     @property
     def flop(self) -> float:
@@ -69,7 +69,8 @@ class Spec:
                 per_pixel = o["k"] * o["c"] / o["groups"] * o["r"] * o["s"]
                 return float(2.0 * o["n"] * o["h"] * o["w"] / o["stride"] ** 2 * per_pixel)
             case "attention":
-                return float(4.0 * o["batch"] * o["heads"] * o["q_len"] * o["kv_len"] * o["head_dim"])
+                products = 10.0 if o.get("backward") else 4.0
+                return float(products * o["batch"] * o["heads"] * o["q_len"] * o["kv_len"] * o["head_dim"])
             case _:
                 return 0.0
 

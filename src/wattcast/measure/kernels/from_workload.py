@@ -1,0 +1,227 @@
+"""A model's operator, as a workload file writes it -> the Spec that the campaign can run, or None where it cannot.
+
+Weights of linear layers and convolutions and the cache of decode come from DRAM, as in a model. An elementwise
+operator that is not contiguous is taken where it says how it walks (``rows`` and ``run``), which the front ends of
+workloads do wherever they know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import isqrt
+from typing import Any
+
+from wattcast.dtypes import Dtype
+from wattcast.measure.kernels.spec import Spec
+
+FORMATS = ("bf16", "fp16", "fp32", "tf32", "fp8")  # of the operand pools
+_LEAST_PAST = 4  # times the new part: a cache, rather than two halves laid side by side
+Plain = dict[str, Any]
+
+
+def from_operator(plain: Plain) -> Spec | None:
+    """The operator as the campaign runs it; None where it cannot."""
+    operator = {k: v for k, v in plain.items() if k not in ("count", "label")}
+    if not {operator.get(name, "bf16") for name in ("dtype", "out_dtype", "weight_dtype")} <= set(FORMATS):
+        return None
+    match operator["op"]:
+        case "linear":
+            return _linear(operator)
+        case "bmm":
+            wide = operator["dtype"] == "tf32" and operator.pop("out_dtype", None)
+            return None if {"weight_dtype", "out_dtype"} & set(operator) and not wide else Spec("bmm", operator, "nn")
+        case "conv2d":
+            return _convolution(operator)
+        case "softmax" | "layernorm" | "rmsnorm":
+            fused = {"read", "write"} & set(operator)
+            return None if fused else Spec(operator["op"], operator, "contiguous")
+        case "attention":
+            return _attention(operator)
+        case "collective":
+            return None
+    return _elementwise(operator)
+
+
+def _linear(operator: Plain) -> Spec | None:
+    given = {"bias": False, **operator}
+    if given["dtype"] == "tf32":
+        given.pop("out_dtype", None)  # fp32, as its operands
+    narrow = given["dtype"] == "fp8" and given.get("out_dtype") == "bf16"
+    if "weight_dtype" in given or ("out_dtype" in given and not narrow):
+        return None
+    if given["dtype"] == "fp8" and (not narrow or any(given[name] % 16 for name in "mnk")):
+        return None
+    if given.get("turned"):
+        return None if given["dtype"] == "fp8" or given["bias"] else Spec("linear", given, "tn")
+    return Spec("linear", given, "nt", "weights")
+
+
+_CONVOLUTION = ("op", "n", "c", "k", "h", "w", "r", "s", "stride", "padding", "groups", "channels_last", "dtype")
+_MORE_CONVOLUTION = ("direction", "stride_w", "padding_w", "dilation")
+
+
+def _convolution(operator: Plain) -> Spec | None:
+    given = {"stride": 1, "padding": 0, "groups": 1, "channels_last": False, **operator}
+    if set(given) - {*_CONVOLUTION, *_MORE_CONVOLUTION}:
+        return None
+    rotated = "none" if given.get("direction") == "wgrad" else "weights"
+    return Spec("conv2d", given, "nhwc" if given["channels_last"] else "nchw", rotated)
+
+
+def _attention(operator: Plain) -> Spec | None:
+    if "v_head_dim" in operator or operator["dtype"] not in ("bf16", "fp16"):
+        return None
+    decode = operator["q_len"] == 1
+    if decode and operator.get("backward"):
+        return None
+    layout, rotated = ("bhsd", "all") if decode else ("bshd", "none")
+    return Spec("attention", {"causal": False, **operator}, layout, rotated, {"backend": "default"})
+
+
+def _elementwise(operator: Plain) -> Spec | None:
+    """By how its operands lie; each form knows the sizes it needs."""
+    name = operator["op"]
+    given = {**operator, "op": "elementwise", "function": name}
+    width = Dtype(given["dtype"]).byte
+    if name in _OWN:
+        return _OWN[name](given, width)
+    if name in ("sum", "mean", "max"):
+        return _reduction(given, width)
+    if name == "cat":
+        return _cat(given)
+    layout = given.get("layout", "contiguous")
+    if layout == "broadcast":
+        return _broadcast(given, width)
+    if name not in _plain_functions() or {"read", "write"} & set(given):
+        return None
+    if layout == "contiguous":
+        columns = given["n"] & -given["n"]  # the largest power of two in it
+        return _spec(given, "contiguous", rows=given["n"] // columns, cols=columns)
+    rows = given.get("rows")
+    if not rows or given["n"] % rows:
+        return None
+    cols = given["n"] // rows
+    if layout == "strided":
+        return _spec(given, "strided", rows=rows, cols=cols)
+    run = given.get("run", 0)
+    return _spec(given, "transposed", rows=rows, cols=cols, inner=run) if run and rows % run == 0 else None
+
+
+def _plain_functions() -> tuple[str, ...]:
+    from wattcast.measure.kernels.elementwise_calls import GRADIENTS, MORE_UNARY
+    from wattcast.measure.kernels.elementwise_plan import BINARY, UNARY
+
+    return (*UNARY, *MORE_UNARY, *BINARY, *GRADIENTS, "cast", "copy")
+
+
+def _spec(given: Plain, form: str, rotated: str = "none", *, layout: str = "", **detail: Any) -> Spec:
+    layout = layout or given.get("layout", "contiguous")
+    return Spec("elementwise", given, layout, rotated, {"form": form, **detail})
+
+
+def _reduction(given: Plain, width: int) -> Spec | None:
+    results = given.get("write", 0) // width
+    if "read" in given or not results or given["n"] % results or "out_dtype" in given:
+        return None
+    layout = given.get("layout", "contiguous")
+    if layout == "strided":
+        return None
+    return _spec(given, "columns" if layout == "transposed" else "reduce", rows=results, cols=given["n"] // results)
+
+
+def _cat(given: Plain) -> Spec | None:
+    rows, last = given.get("rows"), given.get("run")
+    if {"read", "write"} & set(given) or not rows or not last or given["n"] % rows:
+        return None
+    cols = given["n"] // rows
+    if cols >= (_LEAST_PAST + 1) * last and cols % last == 0:  # a cache differs from layer to layer
+        return _spec(given, "append", "all", rows=rows, cols=cols, last=last)
+    strided = given.get("layout") == "strided" and last < cols
+    return _spec(given, "strided" if strided else "join", rows=rows, cols=cols, last=last)
+
+
+def _broadcast(given: Plain, width: int) -> Spec | None:
+    """The small operand holds one element a row, or rows that serve several each."""
+    name, rows, n = given["function"], given.get("rows"), given["n"]
+    both = name in ("add", "mul", "sub", "div", "maximum")
+    if not (both or name in ("copy", "scale")) or not rows or n % rows or "out_dtype" in given:
+        return None
+    cols = n // rows
+    small = (given.get("read", 2 * n * width) - both * n * width) // width
+    if small == rows and small != cols:
+        return _spec(given, "broadcast", rows=rows, cols=cols, over="cols")
+    if small % cols == 0 and rows % (small // cols) == 0:
+        groups: Plain = {"groups": small // cols} if small > cols else {}
+        return _spec(given, "broadcast", over="rows", rows=rows, cols=cols, **groups)
+    if both and small > 1 and rows % small == 0:  # an element a channel, for every picture
+        return _spec(given, "broadcast", over="cols", rows=rows, cols=cols, groups=rows // small)
+    return None
+
+
+def _gather(given: Plain, width: int) -> Spec | None:
+    rows = (given.get("read", 0) - given["n"] * width) // 8
+    if rows < 1 or given["n"] % rows or "write" in given or given["n"] < 8 * rows:
+        return None
+    return _spec(given, "gather", layout="strided", rows=rows, cols=given["n"] // rows)
+
+
+def _scatter(given: Plain, width: int) -> Spec | None:
+    rows = (given.get("read", 0) - 2 * given["n"] * width) // 8
+    if rows < 1 or given["n"] % rows or given["n"] < 8 * rows:
+        return None
+    return _spec(given, "scatter", rows=rows, cols=given["n"] // rows)
+
+
+def _batch_norm(given: Plain, width: int) -> Spec | None:
+    channels, pixels = given.get("rows"), given.get("run")
+    if not channels or not pixels or given["n"] % (channels * pixels):
+        return None
+    high = next(side for side in range(isqrt(pixels), 0, -1) if pixels % side == 0)
+    layout = "nhwc" if given.get("layout") == "transposed" else "nchw"
+    pictures = given["n"] // (channels * pixels)
+    return _spec(
+        given, "batchnorm", layout=layout, pictures=pictures, channels=channels, high=high, wide=pixels // high
+    )
+
+
+def _pool(given: Plain, width: int) -> Spec | None:
+    """Square windows over square planes, of a size that gives as many results as are written (with their places)."""
+    planes = given.get("rows")
+    moved = given.get("write" if given["function"] == "pool" else "read")
+    if not planes or not moved or moved % (width + 8):
+        return None
+    side, out = isqrt(given["n"] // planes), isqrt(moved // (width + 8) // planes)
+    if side * side * planes != given["n"] or not out:
+        return None
+    stride = max(round(side / out), 1)
+    for size, padding in ((3, 1), (2, 0), (3, 0), (stride, 0), (stride + 1, stride // 2)):
+        if (side + 2 * padding - size) // stride + 1 == out:
+            return _spec(
+                given, "pool", planes=planes, side=side, size=size, stride=stride, padding=padding
+            )  # fmt: skip
+    return None
+
+
+def _dropout(given: Plain, width: int) -> Spec | None:
+    columns = given["n"] & -given["n"]
+    if given.get("layout", "contiguous") != "contiguous":
+        return None
+    return _spec(given, "dropout", rows=given["n"] // columns, cols=columns)
+
+
+def _adamw(given: Plain, width: int) -> Spec | None:
+    return _spec(given, "adamw")
+
+
+_OWN: dict[str, Callable[[Plain, int], Spec | None]] = {
+    "gather": _gather,
+    "scatter_add": _scatter,
+    "batchnorm": _batch_norm,
+    "batchnorm_train": _batch_norm,
+    "batchnorm_grad": _batch_norm,
+    "pool": _pool,
+    "pool_grad": _pool,
+    "dropout": _dropout,
+    "dropout_grad": _dropout,
+    "adamw": _adamw,
+}
