@@ -5,7 +5,8 @@ All rows of a shape (burst, sustained, duty, clock, pattern, every format of it)
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -62,17 +63,36 @@ def hold_out(
     wanted = rows.is_kind("burst", "sustained") & rows.fit & (rows.repeat == 0)
     predicted, oracle_s = np.full((len(rows), 3), np.nan), np.full(len(rows), np.nan)
     chosen: list[str] = [""] * len(rows)
-    for k in range(folds):
-        found = fit_rows(rows.where(fold != k), gpu, idle)
-        test = wanted & (fold == k)
-        some = rows.where(test)
-        predicted[test] = predict_rows(found, some, gpu)
-        oracle_s[test] = oracle_rows(found, some, gpu)
-        for i, label in zip(np.flatnonzero(test), chosen_for(some, found.learned.reference), strict=True):
-            chosen[i] = str(label or "")
+    tests = [wanted & (fold == k) for k in range(folds)]
+    work = ((rows.where(fold != k), rows.where(test), gpu, idle) for k, test in enumerate(tests))
+    for k, (test, found) in enumerate(zip(tests, _each(work, len(rows)), strict=True)):
+        predicted[test], oracle_s[test] = found[0], found[1]
+        for i, label in zip(np.flatnonzero(test), found[2], strict=True):
+            chosen[i] = label
         if tell:
             tell(f"fold {k + 1} of {folds}")
     return _held_out(rows, wanted, fold, predicted, oracle_s, chosen, gpu)
+
+
+def _each(work: Iterable[tuple[Rows, Rows, Gpu, IdlePower]], size: int) -> Iterable[_Fold]:
+    """Folds one after another, or beside each other where each takes a while."""
+    if size < _MANY_ROWS:
+        return (_fold(*one) for one in work)
+    joblib = importlib.import_module("joblib")  # comes with scikit-learn
+    found: Iterable[_Fold] = joblib.Parallel(n_jobs=-1, return_as="generator")(
+        joblib.delayed(_fold)(*one) for one in work
+    )
+    return found
+
+
+def _fold(known: Rows, test: Rows, gpu: Gpu, idle: IdlePower) -> _Fold:
+    found = fit_rows(known, gpu, idle)
+    labels = [str(label or "") for label in chosen_for(test, found.learned.reference)]
+    return predict_rows(found, test, gpu), oracle_rows(found, test, gpu), labels
+
+
+_Fold = tuple[Array, Array, list[str]]  # latency, power and clock; latency by the kernels that ran; kernels chosen
+_MANY_ROWS = 2000
 
 
 def oracle_rows(found: Fitted, rows: Rows, gpu: Gpu) -> Array:
