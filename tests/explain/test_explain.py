@@ -231,7 +231,7 @@ def test_plain_of_totals_has_no_gaps(tmp_path: Path) -> None:
         (["@h200", "gpt2@h200"], "MODEL@GPU"),
         (["nothing.json", "gpt2@h200"], "neither"),
         (["predicted", "gpt2@h200"], "whole-model row"),
-        (["row:none", "gpt2@h200"], "models"),
+        (["row:none", "gpt2@h200"], "unknown row of h200"),
         (["gpt2@h201", "gpt2@h200"], "h200"),
     ],
 )
