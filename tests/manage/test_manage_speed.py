@@ -64,7 +64,7 @@ def made(controller: Harmonia, applications: tuple[str, ...]) -> Iterator[tuple[
             state, _ = controller.step(state, seen)
 
 
-@pytest.mark.parametrize(("cap_w", "most"), [(None, 4_500), (150.0, 12_000), (180.0, 12_000)])
+@pytest.mark.parametrize(("cap_w", "most"), [(None, 4_000), (150.0, 10_000), (180.0, 9_700)])
 def test_no_decision_runs_more_than_a_few_thousand_bytecodes(cap_w: float | None, most: int) -> None:
     """Before power along each knob was kept in the ledger, decisions under a cap of 150 W ran up to 18,800."""
     tables = hd7970.tables()

@@ -52,9 +52,10 @@ def fine(view: View, found: list[Step]) -> Settings | None:
     worth.sort()
     if len(worth) > 1:
         down = {s.which: s.to for s in worth if s.outer and s.to < best[s.which] and _keeps(view, s)}
-        joint = tuple([down.get(i, level) for i, level in enumerate(best)])
-        if len(down) > 1 and joint not in view.seen:
-            return joint
+        if len(down) > 1:
+            joint = tuple([down.get(i, level) for i, level in enumerate(best)])
+            if joint not in view.seen:
+                return joint
     for step in worth:
         if _keeps(view, step):
             return view.lines[step.which].along[step.to]
@@ -146,6 +147,8 @@ def _measured(view: View, which: int, to: int, logs: tuple[float, ...]) -> tuple
     low, high = (to, here) if to < here else (here, to)
     others, nearest = None, 0
     pairs = view.lanes[which].pairs
+    if not pairs:
+        return 0.0, 0.0
     own = pairs.get(mine)
     if own is not None and to in own:
         others = mine

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 
 from wattcast.manage.beliefs import Beliefs
 from wattcast.manage.cap import Reckoned
@@ -14,6 +14,7 @@ from wattcast.manage.problem import Problem
 from wattcast.manage.sensitivity import Bin, binned
 
 IDLE_KNOB = 0.05  # a knob that moves neither time nor power by more than this share of itself is not in force
+ALONE = (None, None)
 
 
 class View:
@@ -33,6 +34,7 @@ class View:
         self.outlooks: dict[tuple[int, int], float] = {}  # of steps from the best, by knob and level; see steps
         self._ledger, self.sigma = ledger, ledger.sigma(problem.time_weight, tuning.prior_sigma)
         self.score = self._scores()
+        self._ordered = sorted(self.score.values())
         first = min(self.score, key=self.score.__getitem__)
         self.alike = self.plateau(first)  # settings that are the same state as the best
         self.best = self.alike[0]
@@ -71,7 +73,7 @@ class View:
             return [at]
         most = (1.0 + self.problem.time_weight) * self.problem.tuning.prior_sigma
         low, high = self.score[at] - most, self.score[at] + most
-        if len([value for value in self.score.values() if low <= value <= high]) == 1:
+        if bisect_right(self._ordered, high) - bisect_left(self._ordered, low) == 1:
             return [at]
         return self._equal_clocks(at, which, levels)
 
@@ -100,10 +102,13 @@ class View:
         found = self._near[which]
         if found is None:
             here, levels = self.best[which], self.lanes[which].levels[self.lines[which].others]
-            i = bisect_left(levels, here)
-            below = levels[i - 1] if i else None
-            above = levels[i + 1] if i + 1 < len(levels) and levels[i + 1] <= self.tops[which] else None
-            found = self._near[which] = below, above
+            if len(levels) == 1:
+                found = self._near[which] = ALONE
+            else:
+                i = bisect_left(levels, here)
+                below = levels[i - 1] if i else None
+                above = levels[i + 1] if i + 1 < len(levels) and levels[i + 1] <= self.tops[which] else None
+                found = self._near[which] = below, above
         return found
 
     def bounds(self, which: int) -> tuple[float, float]:
@@ -123,8 +128,11 @@ class View:
         if self._close is None:
             score, confident, floor = self.score, self.problem.tuning.confident, self.score[self.best]
             farthest = floor + 1.5 * confident * self.sigma  # no error of a difference is larger than sqrt(2) sigma
-            near = [s for s, value in score.items() if value < farthest and s not in self.alike]
-            self._close = [s for s in near if score[s] - floor < confident * self.error(s, self.best)]
+            if bisect_left(self._ordered, farthest) <= 1:  # none but the best
+                self._close = []
+            else:
+                near = [s for s, value in score.items() if value < farthest and s not in self.alike]
+                self._close = [s for s in near if score[s] - floor < confident * self.error(s, self.best)]
         return self._close
 
     def permits(self, to: Settings) -> bool:
