@@ -13,8 +13,8 @@ from fake_gpu import FakeGpu
 
 from standin import StandIn, undisturbed
 from wattcast.errors import Refused
-from wattcast.measure.kernels import campaign as module
 from wattcast.measure.kernels import rows
+from wattcast.measure.kernels import steps as module
 from wattcast.measure.kernels.campaign import Campaign
 from wattcast.measure.kernels.plan import plan
 from wattcast.measure.kernels.rows import Bench

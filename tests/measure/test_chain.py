@@ -12,11 +12,12 @@ from fake_gpu import FakeGpu
 
 from standin import StandIn
 from wattcast.errors import BadInput
-from wattcast.measure.kernels.campaign import STEPS, Campaign
+from wattcast.measure.kernels.campaign import Campaign
 from wattcast.measure.kernels.chain import chains
 from wattcast.measure.kernels.chain_extra import extras, summarise_chains
 from wattcast.measure.kernels.listed import read_listed
 from wattcast.measure.kernels.rows import Bench
+from wattcast.measure.kernels.steps import STEPS
 from wattcast.measure.pack import pack
 from wattcast.measure.sampler import Sampler
 from wattcast.measure.summary import markdown, summarise

@@ -7,9 +7,9 @@ from collections import Counter
 
 import pytest
 
-from wattcast.measure.kernels.campaign import PATTERNS, SUSTAINED, likely_capped, spread, worth_sustaining
 from wattcast.measure.kernels.counters import counted_specs
 from wattcast.measure.kernels.plan import LARGEST_BYTE, LONGEST_S, convolutions, plan, subset, transformers
+from wattcast.measure.kernels.steps import PATTERNS, SUSTAINED, likely_capped, spread, worth_sustaining
 from wattcast.measure.load import chosen
 from wattcast.measure.pack import workload_form
 from wattcast.workload.elementwise import functions

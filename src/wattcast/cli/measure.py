@@ -213,8 +213,9 @@ def kernels(
     json: Json = False,
 ) -> None:
     """Measure the operators of the plan: bursts, sustained, duty-cycled, data patterns, clocks, names."""
-    from wattcast.measure.kernels.campaign import STEPS, run_campaign
     from wattcast.measure.kernels.listed import read_listed
+    from wattcast.measure.kernels.run import run_campaign
+    from wattcast.measure.kernels.steps import STEPS
     from wattcast.units import parse
 
     env: Environment = ctx.obj

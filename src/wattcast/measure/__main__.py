@@ -162,8 +162,8 @@ def _sensor(options: argparse.Namespace) -> int:
 
 
 def _kernels(options: argparse.Namespace) -> int:
-    from wattcast.measure.kernels.campaign import run_campaign
     from wattcast.measure.kernels.listed import read_listed
+    from wattcast.measure.kernels.run import run_campaign
 
     began_s = time.monotonic()
     budget_s = parse(options.budget, "s", "--budget")

@@ -1,60 +1,27 @@
-"""The campaign: steps over the plan, each row saved as soon as it is measured, within a time budget.
+"""One campaign: where rows go, when to stop, which operators; each row is saved as soon as it is measured.
 
 A row that fails is recorded with its error and the campaign goes on; a row already on file is
-skipped, so a stopped campaign continues. Steps are independent and may run in different calls.
+skipped, so a stopped campaign continues.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
 import sys
 import time
-import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from wattcast.errors import Refused, unknown_name
+from wattcast.errors import Refused
 from wattcast.measure.kernels import rows
-from wattcast.measure.kernels.chain import chain_step
-from wattcast.measure.kernels.gpu import Gpu
 from wattcast.measure.kernels.plan import plan, subset
 from wattcast.measure.kernels.rows import Bench
 from wattcast.measure.kernels.spec import Spec
-from wattcast.measure.sampler import Sampler
-from wattcast.records import ChainRow, Journal, KernelRow, RowKind, RunInfo
+from wattcast.records import ChainRow, Journal, KernelRow, RowKind
 
 Row = TypeVar("Row", KernelRow, ChainRow)
-
-SUSTAINED = {
-    "linear": 100,
-    "bmm": 20,
-    "conv2d": 34,
-    "softmax": 16,
-    "layernorm": 12,
-    "rmsnorm": 12,
-    "elementwise": 48,
-    "attention": 38,
-}
-PATTERNS = {
-    "linear": 12,
-    "bmm": 3,
-    "conv2d": 4,
-    "attention": 4,
-    "elementwise": 4,
-    "softmax": 1,
-    "layernorm": 1,
-    "rmsnorm": 1,
-}
-CAPPED = {"linear": 40, "attention": 14, "conv2d": 8, "bmm": 2}
-DUTIES = (0.33, 0.50, 0.70)
-CAPPED_WANTED = 40
-BURST_REPEATS = 120
-SUSTAINED_REPEATS = 34
 
 
 @dataclass
@@ -117,7 +84,7 @@ class Campaign:
         if self.listed is not None and not self.few:
             return [spec for spec in everything if keep(spec)]
         if self.few:
-            return subset(everything, dict.fromkeys(SUSTAINED, self.few), keep)
+            return subset(everything, dict.fromkeys((spec.family for spec in everything), self.few), keep)
         return subset(everything, wanted, keep) if wanted else everything
 
     def within(self, specs: list[Spec], each_s: float, label: str) -> Iterator[Spec]:
@@ -131,14 +98,6 @@ class Campaign:
             yield spec
 
 
-def burst_step(campaign: Campaign) -> None:
-    """Burst rows over the whole plan."""
-    specs = campaign.specs()
-    reserve_s = 0.3 if campaign.few else min(BURST_REPEATS * 0.15, 0.3 * campaign.left_s)
-    for spec in campaign.within(specs[campaign.after :], reserve_s, "burst"):
-        measure_burst(campaign, spec)
-
-
 def measure_burst(campaign: Campaign, spec: Spec, repeat: int = 0) -> None:
     """One burst row, unless it is on file."""
     bench = campaign.bench
@@ -149,310 +108,6 @@ def measure_burst(campaign: Campaign, spec: Spec, repeat: int = 0) -> None:
         lambda: rows.burst(bench, spec, repeat),
         lambda: rows.blank(bench, RowKind.BURST, spec, repeat),
     )
-
-
-def sustained_step(campaign: Campaign) -> None:
-    """Sustained rows over a spread of the plan, most of them long enough to be more than a launch."""
-    specs = campaign.specs(SUSTAINED, worth_sustaining)
-    warm_step(campaign)
-    reserve_s = 3.0 if campaign.few else min(SUSTAINED_REPEATS * 2.0, 0.4 * campaign.left_s)
-    for spec in campaign.within(specs[:3] if campaign.few else specs[campaign.after :], reserve_s, "sustained"):
-        _sustain(campaign, spec)
-
-
-def _sustain(campaign: Campaign, spec: Spec, repeat: int = 0) -> None:
-    bench = campaign.bench
-    campaign.measure(
-        rows.row_id(RowKind.SUSTAINED, spec, bench.gpu.operands.pattern, repeat=repeat),
-        RowKind.SUSTAINED,
-        spec,
-        lambda: rows.sustained(bench, spec, repeat),
-        lambda: rows.blank(bench, RowKind.SUSTAINED, spec, repeat),
-    )
-
-
-def repeat_burst_step(campaign: Campaign) -> None:
-    """Burst rows measured a second time, for repeatability within a run."""
-    rows.await_top(campaign.bench, 1.5)
-    for spec in campaign.within(spread(campaign.fresh.get(RowKind.BURST, []), BURST_REPEATS), 0.3, "repeat-burst"):
-        measure_burst(campaign, spec, repeat=1)
-
-
-def repeat_sustained_step(campaign: Campaign) -> None:
-    """Sustained rows measured a second time."""
-    again = spread(campaign.fresh.get(RowKind.SUSTAINED, []), SUSTAINED_REPEATS)
-    for spec in campaign.within(again, 3.5, "repeat-sustained"):
-        _sustain(campaign, spec, repeat=1)
-
-
-def spread(specs: list[Spec], count: int) -> list[Spec]:
-    """``count`` of the operators, evenly over the order they were measured in."""
-    if len(specs) <= count:
-        return specs
-    return [specs[round(place * (len(specs) - 1) / (count - 1))] for place in range(count)]
-
-
-def warm_step(campaign: Campaign, longest_s: float = 12.0) -> None:
-    """Bring the card to its working temperature: leakage makes a cold card draw one or two percent less."""
-    bench = campaign.bench
-    graph = bench.gpu.prepare(subset(plan(), {"linear": 1}, likely_capped)[0])
-    end_s = time.monotonic() + (0.5 if campaign.few else min(longest_s, 0.1 * campaign.left_s))
-    while time.monotonic() < end_s:
-        bench.gpu.timed(graph, 40)
-    graph.drop()
-    say(f"warm: {bench.sampler.since(bench.sampler.head - 100).last('temperature_c')} C")
-
-
-def duty_step(campaign: Campaign) -> None:
-    """Sustained, then three duties, for kernels that meet the power cap."""
-    bench, done = campaign.bench, 0
-    candidates = campaign.specs(CAPPED, lambda spec: likely_capped(spec) and spec.guessed_s < 1.5e-3)
-    warm_idle_w = _warm_idle_w(campaign, "duty-begin", candidates)
-    for spec in campaign.within(candidates, 9.0, "duty"):
-        if done >= (campaign.few or CAPPED_WANTED):
-            break
-        _sustain(campaign, spec)
-        sustained = last_row(campaign.journal(RowKind.SUSTAINED), rows.row_id(RowKind.SUSTAINED, spec))
-        if not campaign.few and "sw_power_cap" not in sustained.get("throttle", ()):
-            campaign.counts["duty not capped"] += 1
-            continue
-        for duty in DUTIES:
-            campaign.measure(
-                rows.row_id(RowKind.DUTY, spec, duty=duty),
-                RowKind.DUTY,
-                spec,
-                lambda spec=spec, duty=duty: rows.duty_cycled(bench, spec, duty, warm_idle_w),  # type: ignore[misc]
-                lambda spec=spec, duty=duty: rows.blank(bench, RowKind.DUTY, spec, duty=duty),  # type: ignore[misc]
-            )
-        done += 1
-    _warm_idle_w(campaign, "duty-end", candidates)
-
-
-def _warm_idle_w(campaign: Campaign, name: str, specs: list[Spec]) -> float:
-    """Idle power at the top clock, measured right after a load, as in the gaps of a duty cycle."""
-    bench = campaign.bench
-    with contextlib.suppress(Exception):
-        rows.burst(bench, specs[0])
-    time.sleep(0.5)  # the governor answers a burst late
-    rows.await_top(bench, 1.5)
-    row = rows.idle_row(bench, name)
-    campaign.journal(RowKind.IDLE).append(row)
-    return row.power_w or float("nan")
-
-
-def pattern_step(campaign: Campaign) -> None:
-    """The same kernels on random values, zeros, ones and values after a ReLU."""
-    bench = campaign.bench
-    specs = campaign.specs(PATTERNS, worth_patterns)
-    specs = specs[:2] if campaign.few else specs
-    already = {spec.id for spec in campaign.specs(SUSTAINED, worth_sustaining)}
-    for pattern in ("zeros",) if campaign.few else ("zeros", "relu", "ones", "random"):
-        bench.gpu.operands.fill(pattern)
-        for spec in campaign.within(specs, 3.0, f"pattern {pattern}"):
-            if pattern == "random" and spec.id in already:  # the sustained step has it
-                continue
-            _sustain(campaign, spec)
-            measure_burst(campaign, spec)
-
-
-def clock_step(campaign: Campaign) -> None:
-    """Effective clock in bursts, from elementwise kernels to the densest matrix products."""
-    bench = campaign.bench
-    specs = campaign.specs(
-        {"linear": 40, "attention": 12, "conv2d": 10, "bmm": 6, "elementwise": 8}, worth_sustaining
-    )
-    for spec in campaign.within(specs, 0.5, "clock"):
-        campaign.measure(
-            rows.row_id(RowKind.CLOCK, spec),
-            RowKind.CLOCK,
-            spec,
-            lambda spec=spec: rows.clock_row(bench, spec),  # type: ignore[misc]
-            lambda spec=spec: rows.blank(bench, RowKind.CLOCK, spec),  # type: ignore[misc]
-        )
-
-
-def idle_step(campaign: Campaign) -> None:
-    """Idle power in two states: right after work at the top clock, and after the clock has fallen."""
-    bench = campaign.bench
-    specs = campaign.specs(keep=likely_capped)
-    _warm_idle_w(campaign, "top", specs)
-    if campaign.few:
-        return
-    deadline = time.monotonic() + 25.0
-    while time.monotonic() < deadline:
-        clock_hz = bench.sampler.since(bench.sampler.head - 12).last("sm_clock_hz")
-        if clock_hz is not None and clock_hz < 0.5 * bench.top_clock_hz:
-            time.sleep(1.0)
-            break
-        time.sleep(0.2)
-    campaign.journal(RowKind.IDLE).append(rows.idle_row(bench, "rest", 2.0))
-
-
-def names_step(campaign: Campaign) -> None:
-    """Kernel names of every operator of the plan."""
-    from wattcast.measure.kernels.names_step import profile_batch
-
-    journal = campaign.journals.setdefault("names", Journal(campaign.out / "names.jsonl", key="spec"))
-    specs = [spec for spec in campaign.specs() if spec.id not in journal.ids]
-    size = 80
-    profile_batch(
-        campaign.bench.gpu, specs[:2], campaign.bench.run
-    )  # the first session of a process may miss kernels
-    for start in range(0, len(specs), size):
-        if campaign.left_s < 15.0:
-            say(f"names: budget spent after {start} of {len(specs)}")
-            return
-        for row in profile_batch(campaign.bench.gpu, specs[start : start + size], campaign.bench.run):
-            journal.append(row)
-            campaign.counts["names errors" if row.error else "names"] += 1
-
-
-STEPS: dict[str, Callable[[Campaign], None]] = {
-    "burst": burst_step,
-    "sustained": sustained_step,
-    "repeat-burst": repeat_burst_step,
-    "repeat-sustained": repeat_sustained_step,
-    "duty": duty_step,
-    "pattern": pattern_step,
-    "clock": clock_step,
-    "idle": idle_step,
-    "names": names_step,
-    "chain": chain_step,
-}
-
-
-def likely_capped(spec: Spec) -> bool:
-    """Dense products large enough to fill the card for tens of microseconds."""
-    dense = spec.family in ("linear", "bmm", "conv2d", "attention") and spec.operator["dtype"] in (
-        "bf16",
-        "fp16",
-        "fp8",
-    )
-    return (
-        dense
-        and spec.flop > 1.5e11
-        and spec.flop / max(spec.byte, 1.0) > 400.0
-        and spec.operator.get("groups", 1) == 1
-    )
-
-
-def worth_sustaining(spec: Spec) -> bool:
-    """Long enough that power is the kernel's; one in ten of the short ones stays in."""
-    return spec.guessed_s > 4e-6 or int(spec.id[0], 16) == 0
-
-
-def worth_patterns(spec: Spec) -> bool:
-    """Long enough for data to matter."""
-    return spec.guessed_s > 3e-5
-
-
-def last_row(journal: Journal, row_id: str) -> dict[str, Any]:
-    """The latest row on file with this id."""
-    from wattcast.records import read_lines
-
-    found: dict[str, Any] = {}
-    for row in read_lines(journal.path):
-        if row.get("id") == row_id:
-            found = row
-    return found
-
-
-def run_campaign(
-    out: Path,
-    steps: list[str],
-    budget_s: float,
-    few: int = 0,
-    after: int = 0,
-    listed: list[Spec] | None = None,
-    round_: int = 1,
-) -> Counter[str]:
-    """Run ``steps`` one after another within ``budget_s``; returns how many rows of each kind.
-
-    ``listed`` operators take the place of the plan's; a step then measures all of them that suit it.
-    """
-    for step in steps:
-        if step not in STEPS:
-            raise unknown_name("step", step, STEPS, f"Known: {', '.join(STEPS)}.")
-    began_s = time.monotonic()
-    out.mkdir(parents=True, exist_ok=True)
-    with Sampler("nvml") as sampler:
-        gpu = Gpu.open()
-        bench = _bench(gpu, sampler)
-        campaign = Campaign(bench, out, began_s + budget_s, few, after, listed=listed, round_=round_)
-        campaign.journals["run"] = Journal(out / "runs.jsonl", key="run")
-        campaign.journals["run"].append(_run_info(bench))
-        bench.top_clock_hz = rows.seen_top_clock_hz(bench, plan()[0])
-        say(f"ready after {time.monotonic() - began_s:.1f} s; top clock {bench.top_clock_hz / 1e6:.0f} MHz")
-        for step in steps:
-            step_s = time.monotonic()
-            try:
-                STEPS[step](campaign)
-            except Exception as error:
-                campaign.counts[f"{step} step failed: {type(error).__name__}: {error}"[:300]] += 1
-                traceback.print_exc(limit=6)
-                if sampler.lost:
-                    break
-            say(f"{step}: {time.monotonic() - step_s:.1f} s")
-        if {"sustained", "duty", "pattern"} & set(steps):
-            rows.samples_of(bench).save(out / f"samples-{bench.run}.npz")
-        campaign.counts["sampler read errors"] += sampler.errors
-        for text, count in campaign.errors.most_common(15):
-            say(f"{count} x {text}")
-    return campaign.counts
-
-
-def _bench(gpu: Gpu, sampler: Sampler) -> Bench:
-    from wattcast.measure.spin import spinner
-
-    run = datetime.now(UTC).strftime("%Y%m%dT%H%M%S") + f"-{os.getpid()}"
-    bench = Bench(gpu, sampler, run, top_clock_hz=sampler.identity.top_clock_hz or 0.0)
-    try:
-        bench.spinner = spinner(gpu.torch)
-    except Exception as error:
-        say(f"no spin kernel: {type(error).__name__}: {error}")
-    return bench
-
-
-def _run_info(bench: Bench) -> RunInfo:
-    from wattcast import __version__
-
-    torch, identity = bench.gpu.torch, bench.sampler.identity
-    properties = torch.cuda.get_device_properties(0)
-    cublas = ".".join(str(part) for part in _cublas_version(torch))
-    return RunInfo(
-        bench.run,
-        datetime.now(UTC).isoformat(timespec="seconds"),
-        card_name=identity.name,
-        card_uuid=identity.uuid,
-        card_serial=identity.serial,
-        driver=identity.driver,
-        cuda=str(torch.version.cuda),
-        torch=str(torch.__version__),
-        cublas=cublas,
-        cudnn=str(torch.backends.cudnn.version()),
-        nvml=identity.library,
-        wattcast=__version__,
-        power_limit_w=identity.power_limit_w,
-        sm_count=properties.multi_processor_count,
-        l2_byte=properties.L2_cache_size,
-        top_clock_hz=identity.top_clock_hz,
-    )
-
-
-def _cublas_version(torch: Any) -> tuple[int, ...]:
-    """cuBLAS says its version through its own library, which PyTorch has loaded."""
-    import ctypes
-
-    for name in ("libcublas.so.13", "libcublas.so.12", "libcublas.so"):
-        with contextlib.suppress(OSError, AttributeError):
-            library = ctypes.CDLL(name)
-            values = []
-            for item in range(3):  # MAJOR_VERSION, MINOR_VERSION, PATCH_LEVEL
-                number = ctypes.c_int()
-                library.cublasGetProperty(item, ctypes.byref(number))
-                values.append(number.value)
-            return tuple(values)
-    return ()
 
 
 def say(text: str) -> None:

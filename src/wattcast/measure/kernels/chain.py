@@ -10,16 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from wattcast.measure.kernels import rows
+from wattcast.measure.kernels.campaign import Campaign, measure_burst
 from wattcast.measure.kernels.from_workload import from_operator
 from wattcast.measure.kernels.plan import transformers
 from wattcast.measure.kernels.spec import Spec
 from wattcast.records import ChainRow, KernelRow, RowKind
-
-if TYPE_CHECKING:
-    from wattcast.measure.kernels.campaign import Campaign
 
 MODELS = ("gpt2", "llama3-8b")
 TOKENS = (1, 16, 128, 2048)
@@ -177,8 +175,6 @@ def chain_step(campaign: Campaign) -> None:
 
 
 def _measure(campaign: Campaign, chain: Chain) -> None:
-    from wattcast.measure.kernels.campaign import measure_burst
-
     bench, spec = campaign.bench, chain.spec
     pattern = bench.gpu.operands.pattern
     names = {member.id: rows.row_id(RowKind.BURST, member, pattern) for member in chain.members}
