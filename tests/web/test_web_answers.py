@@ -54,7 +54,7 @@ def test_settings_reach_the_model() -> None:
     assert held["latency_s"] > free["latency_s"]
     capped = json.loads(asked("view", CASE | {"model": "llama3-8b", "seq": 1024, "power_limit_w": 400}).body)
     assert capped["capped"]
-    assert capped["power_w"] == pytest.approx(400, rel=1e-3)
+    assert 0.98 * 400 < capped["power_w"] <= 400  # the governor settles a little below its limit
     graph = json.loads(asked("view", CASE | {"host_launch_s": 0.0}).body)
     assert graph["busy_s"] == pytest.approx(graph["latency_s"], rel=1e-6)
     warm = json.loads(asked("view", CASE | {"temperature_c": 80}).body)

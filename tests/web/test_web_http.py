@@ -8,11 +8,13 @@ import json
 import socket
 import sys
 import time
+from contextlib import closing
 
 import pytest
 from serving import Server
 
 from wattcast.errors import BadInput, MissingTool, Refused
+from wattcast.web.ask import MOST_BYTE
 from wattcast.web.guard import HEADERS, Guard
 from wattcast.web.live import recorded
 from wattcast.web.pool import Pool, running
@@ -90,14 +92,19 @@ def test_a_foreign_origin_and_a_form_are_refused(server: Server) -> None:
 
 
 def test_bodies_are_bounded(server: Server) -> None:
-    big = b" " * (3 << 20)
-    answer, data = ask(server, "POST", "/api/view", big, **{"content_type": "application/json"})
-    assert answer.status == 413
-    assert b"at most" in data
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
-    connection.request("POST", "/api/view", iter([big]), JSON, encode_chunked=True)
-    assert connection.getresponse().status == 413
-    connection.close()
+    """By the length it announces, before any of it is read; and by what comes where it announces none."""
+    with closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=120)) as connection:
+        connection.putrequest("POST", "/api/view")
+        for name, value in (JSON | {"Content-Length": str(3 << 20)}).items():
+            connection.putheader(name, value)
+        connection.endheaders()
+        answer = connection.getresponse()
+        assert answer.status == 413
+        assert b"at most" in answer.read()
+    with closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)) as connection:
+        # one byte too much: the server reads it all, and does not hang up on a client that is still sending
+        connection.request("POST", "/api/view", iter([b" " * (MOST_BYTE + 1)]), JSON, encode_chunked=True)
+        assert connection.getresponse().status == 413
 
 
 def test_errors_tell_nothing_of_the_inside(server: Server) -> None:
