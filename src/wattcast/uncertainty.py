@@ -89,7 +89,7 @@ def support(timeline: Timeline, detail: Detail, bundle: Bundle) -> Support:
     if share > TRIFLE:
         more = f" (and {len(named) - 1} more kinds, {share:.0%} of the time in all)" if len(named) > 1 else ""
         return Support(False, named[0] + more)
-    rest = f"; all but {share:.1%} of the time" if named else ""
+    rest = f"; all but {share:.1%} of the time" if named and share >= 5e-4 else ""
     return Support(True, f"kernels like those measured on {bundle.provenance.device or bundle.gpu}{rest}")
 
 
