@@ -6,7 +6,6 @@ skipped, so a stopped campaign continues.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -19,6 +18,7 @@ from wattcast.measure.kernels import rows
 from wattcast.measure.kernels.plan import plan, subset
 from wattcast.measure.kernels.rows import Bench
 from wattcast.measure.kernels.spec import Spec
+from wattcast.measure.run_info import say
 from wattcast.records import ChainRow, Journal, KernelRow, RowKind
 
 Row = TypeVar("Row", KernelRow, ChainRow)
@@ -108,8 +108,3 @@ def measure_burst(campaign: Campaign, spec: Spec, repeat: int = 0) -> None:
         lambda: rows.burst(bench, spec, repeat),
         lambda: rows.blank(bench, RowKind.BURST, spec, repeat),
     )
-
-
-def say(text: str) -> None:
-    """Progress, to stderr."""
-    print(text, file=sys.stderr, flush=True)

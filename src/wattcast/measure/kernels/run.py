@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import time
 import traceback
 from collections import Counter
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from wattcast.errors import unknown_name
 from wattcast.measure.kernels import rows
-from wattcast.measure.kernels.campaign import Campaign, say
+from wattcast.measure.kernels.campaign import Campaign
 from wattcast.measure.kernels.gpu import Gpu
 from wattcast.measure.kernels.plan import plan
 from wattcast.measure.kernels.rows import Bench
 from wattcast.measure.kernels.spec import Spec
 from wattcast.measure.kernels.steps import STEPS
+from wattcast.measure.run_info import run_name, say, spinner_if_any, torch_run_info
 from wattcast.measure.sampler import Sampler
-from wattcast.records import Journal, RunInfo
+from wattcast.records import Journal
 
 
 def run_campaign(
@@ -43,10 +40,11 @@ def run_campaign(
     out.mkdir(parents=True, exist_ok=True)
     with Sampler("nvml") as sampler:
         gpu = Gpu.open()
-        bench = _bench(gpu, sampler)
+        bench = Bench(gpu, sampler, run_name(), top_clock_hz=sampler.identity.top_clock_hz or 0.0)
+        bench.spinner = spinner_if_any(gpu.torch)
         campaign = Campaign(bench, out, began_s + budget_s, few, after, listed=listed, round_=round_)
         campaign.journals["run"] = Journal(out / "runs.jsonl", key="run")
-        campaign.journals["run"].append(_run_info(bench))
+        campaign.journals["run"].append(torch_run_info(bench.run, sampler.identity, gpu.torch))
         bench.top_clock_hz = rows.seen_top_clock_hz(bench, plan()[0])
         say(f"ready after {time.monotonic() - began_s:.1f} s; top clock {bench.top_clock_hz / 1e6:.0f} MHz")
         for step in steps:
@@ -65,57 +63,3 @@ def run_campaign(
         for text, count in campaign.errors.most_common(15):
             say(f"{count} x {text}")
     return campaign.counts
-
-
-def _bench(gpu: Gpu, sampler: Sampler) -> Bench:
-    from wattcast.measure.spin import spinner
-
-    run = datetime.now(UTC).strftime("%Y%m%dT%H%M%S") + f"-{os.getpid()}"
-    bench = Bench(gpu, sampler, run, top_clock_hz=sampler.identity.top_clock_hz or 0.0)
-    try:
-        bench.spinner = spinner(gpu.torch)
-    except Exception as error:
-        say(f"no spin kernel: {type(error).__name__}: {error}")
-    return bench
-
-
-def _run_info(bench: Bench) -> RunInfo:
-    from wattcast import __version__
-
-    torch, identity = bench.gpu.torch, bench.sampler.identity
-    properties = torch.cuda.get_device_properties(0)
-    cublas = ".".join(str(part) for part in _cublas_version(torch))
-    return RunInfo(
-        bench.run,
-        datetime.now(UTC).isoformat(timespec="seconds"),
-        card_name=identity.name,
-        card_uuid=identity.uuid,
-        card_serial=identity.serial,
-        driver=identity.driver,
-        cuda=str(torch.version.cuda),
-        torch=str(torch.__version__),
-        cublas=cublas,
-        cudnn=str(torch.backends.cudnn.version()),
-        nvml=identity.library,
-        wattcast=__version__,
-        power_limit_w=identity.power_limit_w,
-        sm_count=properties.multi_processor_count,
-        l2_byte=properties.L2_cache_size,
-        top_clock_hz=identity.top_clock_hz,
-    )
-
-
-def _cublas_version(torch: Any) -> tuple[int, ...]:
-    """cuBLAS says its version through its own library, which PyTorch has loaded."""
-    import ctypes
-
-    for name in ("libcublas.so.13", "libcublas.so.12", "libcublas.so"):
-        with contextlib.suppress(OSError, AttributeError):
-            library = ctypes.CDLL(name)
-            values = []
-            for item in range(3):  # MAJOR_VERSION, MINOR_VERSION, PATCH_LEVEL
-                number = ctypes.c_int()
-                library.cublasGetProperty(item, ctypes.byref(number))
-                values.append(number.value)
-            return tuple(values)
-    return ()

@@ -8,10 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 from wattcast.measure.kernels import rows
-from wattcast.measure.kernels.campaign import Campaign, measure_burst, say
+from wattcast.measure.kernels.campaign import Campaign, measure_burst
 from wattcast.measure.kernels.chain import chain_step
 from wattcast.measure.kernels.plan import plan, subset
 from wattcast.measure.kernels.spec import Spec
+from wattcast.measure.run_info import say
 from wattcast.records import Journal, RowKind, read_lines
 
 SUSTAINED = {

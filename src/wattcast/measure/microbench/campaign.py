@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -22,6 +21,7 @@ from wattcast.errors import MissingTool, Refused, WattcastError
 from wattcast.measure.microbench.device import DeviceFault
 from wattcast.measure.microbench.row import MicroRow
 from wattcast.measure.microbench.sustain import Bench
+from wattcast.measure.run_info import say
 from wattcast.records import Journal, Plain, read_lines
 
 BROKEN = 75  # exit code of a child whose device context is lost
@@ -233,8 +233,3 @@ def adopt(source: Path, out: Path) -> int:
             (out / path.name).write_bytes(path.read_bytes())
             taken += 1
     return taken
-
-
-def say(text: str) -> None:
-    """Progress, to stderr."""
-    print(text, file=sys.stderr, flush=True)

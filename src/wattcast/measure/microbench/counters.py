@@ -20,11 +20,11 @@ from pathlib import Path
 from wattcast.errors import MissingTool
 from wattcast.measure.kernels.counters import known_metrics, query_metrics
 from wattcast.measure.microbench import kernels
-from wattcast.measure.microbench.campaign import say
 from wattcast.measure.microbench.compile import Compiled, cache_folder
 from wattcast.measure.microbench.device import Device, DeviceFault
 from wattcast.measure.microbench.suite import named, suite
 from wattcast.measure.nvrtc import CudaError
+from wattcast.measure.run_info import say
 from wattcast.records import Journal, Plain, read_lines
 
 BUFFER_BYTE = 512 << 20  # ncu saves and restores what a kernel may write

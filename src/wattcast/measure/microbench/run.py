@@ -11,6 +11,7 @@ from pathlib import Path
 from wattcast.errors import BadInput, bad_value
 from wattcast.measure.microbench import campaign, counters, session
 from wattcast.measure.microbench.suite import named
+from wattcast.measure.run_info import say
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,6 @@ def _supervise(request: Request, out: Path, verb: str) -> Counter[str]:
 def _report(out: Path, kind: str, counts: Counter[str]) -> int:
     """Counts to stdout, failures by name to stderr; failures alone are no failure of the whole."""
     for name, error in campaign.failures(out / f"{kind}.jsonl").items():
-        campaign.say(f"failed: {name}: {error}")
+        say(f"failed: {name}: {error}")
     print(json.dumps(dict(sorted(counts.items()))))
     return 0 if counts["measured"] else 4

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from wattcast.measure.microbench import kernels
-from wattcast.measure.microbench.campaign import BROKEN, Campaign, Task, beat, now, say
+from wattcast.measure.microbench.campaign import BROKEN, Campaign, Task, beat, now
 from wattcast.measure.microbench.compile import Compiled, cache_folder, nvrtc_version
 from wattcast.measure.microbench.device import Device, DeviceFault
 from wattcast.measure.microbench.kernels import Buffers, copy_load, row_id
@@ -18,6 +18,7 @@ from wattcast.measure.microbench.row import MAX_POWER_OF, MicroRow
 from wattcast.measure.microbench.suite import named
 from wattcast.measure.microbench.sustain import Bench, Load, sustain
 from wattcast.measure.microbench.unit import Benchmark
+from wattcast.measure.run_info import run_info, say
 from wattcast.measure.sampler import Sampler
 from wattcast.measure.steady import Rule, window
 from wattcast.records import Journal, RunInfo
@@ -46,7 +47,7 @@ def run_child(out: Path, only: Sequence[str], repeats: int, budget_s: float, sin
         names = tuple(b.name for b in benchmarks) if only else ()
         compiled = Compiled(device.architecture, cache_folder(), names)
         compiled.start(worker_count())
-        Journal(out / "runs.jsonl", key="run").append(run_info(bench))
+        Journal(out / "runs.jsonl", key="run").append(info_of(bench))
         try:
             _measure(campaign, bench, benchmarks, compiled, repeats, quick)
             sampler.since(0).save(out / "samples-microbench.npz")
@@ -185,23 +186,9 @@ def warm(bench: Bench, buffers: Buffers, compiled: Compiled, length_s: float) ->
     bench.device.unload(ready.kernel)
 
 
-def run_info(bench: Bench) -> RunInfo:
+def info_of(bench: Bench) -> RunInfo:
     """Which card, which libraries."""
-    from wattcast import __version__
-
-    identity, device = bench.sampler.identity, bench.device
-    return RunInfo(
-        bench.run,
-        now(),
-        card_name=identity.name,
-        card_uuid=identity.uuid,
-        card_serial=identity.serial,
-        driver=identity.driver,
-        cuda=nvrtc_version(),
-        nvml=identity.library,
-        wattcast=__version__,
-        power_limit_w=identity.power_limit_w,
-        sm_count=device.sm_count,
-        l2_byte=device.l2_byte,
-        top_clock_hz=identity.top_clock_hz,
+    device = bench.device
+    return run_info(
+        bench.run, bench.sampler.identity, sm_count=device.sm_count, l2_byte=device.l2_byte, cuda=nvrtc_version()
     )

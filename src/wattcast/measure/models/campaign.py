@@ -6,13 +6,10 @@ stopped campaign continues. Rows of a model share one module. Kernel profiles co
 
 from __future__ import annotations
 
-import os
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +20,9 @@ from wattcast.measure.models.device import Device
 from wattcast.measure.models.plan import Dims, ModelSpec, dims_of, plan
 from wattcast.measure.models.profile import profile
 from wattcast.measure.models.rows import Bench
+from wattcast.measure.run_info import run_name, say, spinner_if_any, torch_run_info
 from wattcast.measure.sampler import Sampler
-from wattcast.records import Journal, ModelKernels, RunInfo
+from wattcast.records import Journal, ModelKernels
 
 ROW_S, PROFILE_S = 8.0, 6.0  # time kept back for one more of each
 
@@ -134,9 +132,9 @@ def run_models(
     device = Device.open()
     out.mkdir(parents=True, exist_ok=True)
     with Sampler("nvml") as sampler:
-        bench = Bench(device, sampler, datetime.now(UTC).strftime("%Y%m%dT%H%M%S") + f"-{os.getpid()}")
-        bench.spinner = _spinner(device.torch)
-        Journal(out / "runs.jsonl", key="run").append(_run_info(bench))
+        bench = Bench(device, sampler, run_name())
+        bench.spinner = spinner_if_any(device.torch)
+        Journal(out / "runs.jsonl", key="run").append(torch_run_info(bench.run, sampler.identity, device.torch))
         campaign = Campaign(bench, out, began_s + budget_s)
         say(f"ready after {time.monotonic() - began_s:.1f} s; {len(specs)} rows planned")
         for step in steps:
@@ -163,42 +161,3 @@ def _within(campaign: Campaign, specs: list[ModelSpec], each_s: float, label: st
             return
         say(f"{label}: {place + 1} of {len(specs)}, {campaign.left_s:.0f} s left")
         yield spec
-
-
-def _spinner(torch: Any) -> Any:
-    from wattcast.measure.spin import spinner
-
-    try:
-        return spinner(torch)
-    except Exception as error:
-        say(f"no spin kernel: {type(error).__name__}: {error}")
-        return None
-
-
-def _run_info(bench: Bench) -> RunInfo:
-    from wattcast import __version__
-
-    torch, identity = bench.device.torch, bench.sampler.identity
-    properties = torch.cuda.get_device_properties(0)
-    return RunInfo(
-        bench.run,
-        datetime.now(UTC).isoformat(timespec="seconds"),
-        card_name=identity.name,
-        card_uuid=identity.uuid,
-        card_serial=identity.serial,
-        driver=identity.driver,
-        cuda=str(torch.version.cuda),
-        torch=str(torch.__version__),
-        cudnn=str(torch.backends.cudnn.version()),
-        nvml=identity.library,
-        wattcast=__version__,
-        power_limit_w=identity.power_limit_w,
-        sm_count=properties.multi_processor_count,
-        l2_byte=properties.L2_cache_size,
-        top_clock_hz=identity.top_clock_hz,
-    )
-
-
-def say(text: str) -> None:
-    """Progress, to stderr."""
-    print(text, file=sys.stderr, flush=True)

@@ -17,14 +17,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from wattcast.measure.microbench.campaign import BROKEN, Campaign, Task, beat, now, say
+from wattcast.measure.microbench.campaign import BROKEN, Campaign, Task, beat, now
 from wattcast.measure.microbench.device import Device, DeviceFault
 from wattcast.measure.microbench.kernels import row_id
 from wattcast.measure.microbench.row import MicroRow
-from wattcast.measure.microbench.session import idle_now_w, idle_task, run_info
+from wattcast.measure.microbench.session import idle_now_w, idle_task, info_of
 from wattcast.measure.microbench.sustain import Bench, Load, sustain
 from wattcast.measure.multimedia.reference import FRAME_BYTE, FRAMES, LUMA
 from wattcast.measure.multimedia.workloads import DCTS, NAMES, THREADS, CheckFailed, Clip
+from wattcast.measure.run_info import say
 from wattcast.measure.sampler import Sampler
 from wattcast.records import Journal
 
@@ -45,7 +46,7 @@ def run_child(out: Path, repeats: int, budget_s: float, since: str, frames: int 
         campaign.bench = bench
         if quick:
             bench.least_s, bench.rule = 0.9, replace(bench.rule, least_ticks=5)
-        Journal(out / "runs.jsonl", key="run").append(run_info(bench))
+        Journal(out / "runs.jsonl", key="run").append(info_of(bench))
         try:
             clip = Clip.make(device, frames)
             for name in NAMES:  # before anything runs long; what fails here fails its own rows only
