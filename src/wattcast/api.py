@@ -60,7 +60,7 @@ def predict(
     ``options`` are those of :class:`~wattcast.workload.options.Options`: batch, seq, tokens, phase,
     dtype, attention, head, stack, tp, pp, dp, ...
     """
-    graph = source.load(workload, Options(**options))  # type: ignore[arg-type]
+    graph = source.load(workload, Options.of(**options))
     chip = find_gpu(gpu)
     fitted = with_factors(_bundle(bundle, chip), factors or {})
     return predict_graph(*asked(graph, chip, fitted, clock, power_limit, host_launch, temperature, data, card))

@@ -77,7 +77,7 @@ def study(
         clock_hz=None if clock is None else _clock(chip, clock),
         power_limit_w=None if power_limit is None else units.parse(power_limit, "W", "power_limit"),
     )
-    graph = source.load(workload, Options(**options))  # type: ignore[arg-type]
+    graph = source.load(workload, Options.of(**options))
     return Study(graph, chip, bundle or bundle_for(chip), space, at, constraints.parse(where, chip, space.columns))
 
 

@@ -54,7 +54,7 @@ def gpus(
     twice = [chip.name for chip in chips if [other.name for other in chips].count(chip.name) > 1]
     if twice:
         raise bad_value("gpus", "each GPU once", f"{twice[0]} twice")
-    chosen = _options(options)
+    chosen = Options.of(**options)
     graph = source.load(workload, chosen)
     at = _settings(power_limit)
     found = [_tried({"gpu": chip.name}, lambda: (graph, chosen), chip, prices, at) for chip in chips]
@@ -98,7 +98,7 @@ def algorithms(
 
 
 def _asked(workload: Workload, options: Mapping[str, object]) -> tuple[Graph, Options]:
-    chosen = _options(options)
+    chosen = Options.of(**options)
     return source.load(workload, chosen), chosen
 
 
@@ -154,10 +154,6 @@ def _compared(choice: Choice, first: Mapping[str, Any]) -> Choice:
         "energy_ratio": choice.results["energy_j_per_request"] / first["energy_j_per_request"],
     }
     return replace(choice, results={**choice.results, **more})
-
-
-def _options(options: Mapping[str, object]) -> Options:
-    return Options(**options)  # type: ignore[arg-type]
 
 
 def _axes(vary: Sequence[str]) -> dict[str, list[Any]]:

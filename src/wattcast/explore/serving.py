@@ -166,7 +166,7 @@ def service(
     spare, host_s = units.parse(headroom, "", "headroom"), units.parse(host_launch, "s", "host_launch")
     if not rate_per_s > 0 or min(limits) <= 0 or spare < 0 or host_s < 0:
         raise BadInput("rate, ttft and tpot are above zero, headroom and host_launch zero or more.")
-    chosen = Options(**{"stack": "engine", **options})  # type: ignore[arg-type]
+    chosen = Options.of(**{"stack": "engine", **options})
     return Service(found, rate_per_s, prompt, output, limits[0], limits[1], spare, chosen, host_s)
 
 

@@ -62,14 +62,14 @@ def missing(database: str | Path) -> str:
 
 def graph_of(row: ModelRow) -> Graph:
     """The operators of the row's workload; it is written in the catalogue's own terms."""
-    options = Options(
+    options = Options.of(
         batch=row.batch,
         seq=row.seq,
-        phase=row.phase,  # type: ignore[arg-type]
-        dtype=row.dtype,  # type: ignore[arg-type]
-        attention=row.attention,  # type: ignore[arg-type]
-        head=row.head or None,  # type: ignore[arg-type]
-        stack=row.stack,  # type: ignore[arg-type]
+        phase=row.phase,
+        dtype=row.dtype,
+        attention=row.attention,
+        head=row.head or None,
+        stack=row.stack,
     )
     return build(row.model, options)
 

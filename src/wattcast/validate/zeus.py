@@ -111,7 +111,7 @@ def curves(gpu: str, model: str) -> Curves:
     chip = _chip(gpu)
     given = {"batch": 64, "phase": "train", "dtype": "fp32"} | ({"seq": 128, "batch": 32} if "bert" in model else {})
     bundle = bundle_for(chip)
-    timeline = analyse(source.load(model, Options(**given)), chip, bundle)  # type: ignore[arg-type]
+    timeline = analyse(source.load(model, Options.of(**given)), chip, bundle)
     top_hz = float(np.max(chip.clocks.max_hz))
     lowest_hz = LOWEST * top_hz if chip.clocks.min_hz is None else float(np.min(chip.clocks.min_hz))
     clock_hz = np.linspace(lowest_hz, top_hz, 181)

@@ -61,6 +61,11 @@ class Options:
     recompute: bool = False  # training: run each layer's forward again in place of keeping activations
     image: int | None = None  # side of a square picture, in pixels (latent pixels for diffusion)
 
+    @classmethod
+    def of(cls, **given: object) -> Options:
+        """Choices by name, as people and files give them: words stand for phases, formats and stacks."""
+        return cls(**given)  # type: ignore[arg-type]  # checked, and words looked up, when made
+
     def __post_init__(self) -> None:
         for item in fields(self):
             kind = _ENUMS.get(item.name)
