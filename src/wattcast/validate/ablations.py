@@ -3,8 +3,7 @@
 Every ablation runs the whole fit on altered rows and is compared with the full model on the same test rows,
 whose predictions ship with the bundle:
 
-- tile oracle: rows say which kernels ran, so that their tiles are not chosen but known (from the cross-validation
-  itself where that keeps ``oracle_latency_s``);
+- tile oracle: rows say which kernels ran, so that tiles are not chosen but known (in the cross-validation itself);
 - NVML clock: the effective clock of every row is set to the reported one, so that no clock law is learned;
 - half the database: half of the training shapes, three draws;
 - no correction: the scaffold's ideal terms alone, nothing fitted;
@@ -14,8 +13,7 @@ whose predictions ship with the bundle:
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields, replace
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -30,13 +28,12 @@ from wattcast.fit.kernels_split import HeldOut, folds_of, predict_rows, shape_of
 from wattcast.fitted import Bundle, fitted
 from wattcast.fitted.bundle import FAMILIES
 from wattcast.hardware import Gpu
-from wattcast.kernels.work import Condition
 from wattcast.power.module import ModulePower
 from wattcast.power.static import IdlePower
 from wattcast.timeline.phases import Correction
 from wattcast.timeline.residual import Residuals
 from wattcast.validate.floors import regression
-from wattcast.validate.rows import Row, absent, percent, row
+from wattcast.validate.rows import Row, percent, row
 
 Tell = Callable[[str], None]
 FOLDS = (0, 1)  # of five: a fit takes a minute or two
@@ -55,7 +52,7 @@ def quick_rows(gpu: str, held: HeldOut) -> list[Row]:
     if bundle is not None:
         bare = predict_rows(_uncorrected(bundle), rows.where(test), chip)[:, 0]
         out.append(row(where, "no correction: the ideal scaffold", int(test.sum()), percent(bare, measured), full[0]))
-    out += _oracle(where, held)
+    out.append(_oracle(where, held))
     by_size = _regressed(rows.where(test), folds_of(rows)[test])
     out.append(
         row(where, "FLOPs-and-bytes regression by family", int(test.sum()), percent(by_size, measured), full[0])
@@ -63,17 +60,12 @@ def quick_rows(gpu: str, held: HeldOut) -> list[Row]:
     return out
 
 
-def _oracle(where: str, held: HeldOut) -> list[Row]:
-    """Latency with the kernels that ran, where the cross-validation has it, beside the full model on those rows."""
-    oracle: Array | None = getattr(held, "oracle_latency_s", None)
-    if oracle is None:
-        return []
-    at = np.isfinite(oracle)
-    error = percent(oracle[at], held.latency_s[at])
-    return [row(where, _ORACLE, int(at.sum()), error, percent(held.predicted_latency_s[at], held.latency_s[at]))]
-
-
-_ORACLE = "tile oracle: the kernels that ran"
+def _oracle(where: str, held: HeldOut) -> Row:
+    """Latency of products with the kernels that ran, beside the full model on those rows."""
+    oracle_s = held.oracle_latency_s
+    at = np.isfinite(oracle_s)
+    error, full = (percent(s[at], held.latency_s[at]) for s in (oracle_s, held.predicted_latency_s))
+    return row(where, "tile oracle: the kernels that ran", int(at.sum()), error, full)
 
 
 def long_rows(gpu: str, held: HeldOut, tell: Tell) -> list[Row]:
@@ -82,27 +74,9 @@ def long_rows(gpu: str, held: HeldOut, tell: Tell) -> list[Row]:
     idle = idle_curve(kernels_data.idle(gpu), chip)
     out = []
     with _one_thread():
-        if not hasattr(held, "oracle_latency_s"):  # else the cross-validation has done it
-            oracle = with_true_kernels(rows)
-            if oracle is None:
-                reason = "this kernel choice cannot be told which kernels ran"
-                out.append(absent(f"{gpu} ablations, latency", _ORACLE, reason))
-            else:
-                out += _refitted(gpu, _ORACLE, oracle, held, chip, idle, tell)
         out += _refitted(gpu, "NVML clock for the effective clock", _reported(rows), held, chip, idle, tell)
         out += _halved(gpu, rows, held, chip, idle, tell)
     return out
-
-
-def with_true_kernels(rows: Rows) -> Rows | None:
-    """Rows whose conditions name the kernels that ran; None where conditions cannot say so."""
-    if "kernels" not in {item.name for item in fields(Condition)}:
-        return None
-    named: list[Any] = [
-        replace(condition, **{"kernels": names})  # type: ignore[arg-type]
-        for condition, names in zip(rows.conditions, rows.names, strict=True)
-    ]
-    return replace(rows, conditions=tuple(named))
 
 
 def _reported(rows: Rows) -> Rows:
