@@ -92,6 +92,10 @@ def test_names_are_unique_and_everything_asked_for_is_there() -> None:
 def test_the_most_important_come_first() -> None:
     first = [b.name for b in suite()][:8]
     assert {"fp32_fma", "fp64_fma", "int32_add", "wgmma_bf16", "dram_copy"} <= set(first)
+    places = {b.name: place for place, b in enumerate(suite())}
+    curves = ("conflicts", "coalescence", "divergence")
+    held = [b.name for b in suite() if b.curve in curves or b.name.startswith("dram_copy")]
+    assert max(places[name] for name in held) < places["mma_bf16"]  # all that must hold comes before what only is read
 
 
 @pytest.mark.parametrize("conflicts", range(32))

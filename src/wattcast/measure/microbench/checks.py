@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from wattcast.measure.microbench.kernels import Ready
 
 ROUNDS = 2  # iterations of a check
-LOOKED_BYTE = 128 << 20  # of a copy, at its begin and at its end
+LOOKED_BYTE = 64 << 20  # of a copy, at its begin and at its end
 
 
 class CheckFailed(WattcastError):

@@ -258,7 +258,7 @@ def _copies() -> list[Benchmark]:
 def _curves() -> list[Benchmark]:
     m = memory
     found = [
-        _one(m.shared(f"conflicts_{c}", 8, 4, c), "memory", 8, shared_byte=65536, curve="conflicts", at=c, weight=3)
+        _one(m.shared(f"conflicts_{c}", 8, 4, c), "memory", 8, shared_byte=65536, curve="conflicts", at=c, weight=1)
         for c in CONFLICTS
     ]
     found += [
@@ -269,7 +269,7 @@ def _curves() -> list[Benchmark]:
             working_set="dram",
             curve="coalescence",
             at=n,
-            weight=3,
+            weight=1,
         )
         for n in COALESCENCE
     ]
@@ -324,7 +324,7 @@ def _rates() -> list[Benchmark]:
 
 
 def _structure() -> list[Benchmark]:
-    place: Settings = {"curve": "divergence", "weight": 3, "version": 2}
+    place: Settings = {"curve": "divergence", "weight": 1, "version": 2}
     found = [_one(structure.divergence(w), "structure", 1, at=w, **place) for w in WAYS]
     for warps in WARPS:
         unit = multiply_adds(f"occupancy_{warps}", chains=1)
