@@ -95,7 +95,7 @@ def test_the_most_important_come_first() -> None:
     places = {b.name: place for place, b in enumerate(suite())}
     curves = ("conflicts", "coalescence", "divergence")
     held = [b.name for b in suite() if b.curve in curves or b.name.startswith("dram_copy")]
-    assert max(places[name] for name in held) < places["mma_bf16"]  # all that must hold comes before what only is read
+    assert max(places[name] for name in held) < places["mma_bf16"]  # what must hold comes before what is only read
 
 
 @pytest.mark.parametrize("conflicts", range(32))
