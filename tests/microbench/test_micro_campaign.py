@@ -14,6 +14,7 @@ from wattcast.measure.microbench import counters
 from wattcast.measure.microbench.kernels import filled
 from wattcast.measure.microbench.row import MicroRow, from_plain
 from wattcast.measure.microbench.stamps import read_stamps
+from wattcast.measure.microbench.suite import suite
 
 QUICK = ("--quick", "--budget", "60s")
 
@@ -23,7 +24,7 @@ def test_rows_have_time_cycles_power_and_what_was_checked(machine, tmp_path: Pat
     done = machine.measure("microbench", "--out", str(out), "--only", "dram_copy,fp32_fma", *QUICK)
     assert done.returncode == 0, done.stderr
     found = {row["id"]: from_plain(row) for row in rows(out / "microbench.jsonl")}
-    assert set(found) == {"idle_context_on", "dram_copy", "dram_memcpy", "fp32_fma-v2"}
+    assert set(found) == {"idle_context_on", "dram_copy", "dram_memcpy-v2", "fp32_fma-v2"}
     fma, copy = found["fp32_fma-v2"], found["dram_copy"]
     assert (fma.name, fma.version, copy.version) == ("fp32_fma", 2, 1)
     assert copy.checked == "passed"
@@ -34,7 +35,7 @@ def test_rows_have_time_cycles_power_and_what_was_checked(machine, tmp_path: Pat
     assert fma.operations_per_cycle_sm == pytest.approx(2 * 512 * 512 / (2e-6 * 1.75e9), rel=0.01)
     assert fma.launch_s == pytest.approx(0.004, rel=0.3)
     assert fma.max_power_of == "largest of the sensor's readings"
-    assert fma.memory_power_w == 60.0
+    assert fma.memory_power_w is None  # a quick row is shorter than the memory sensor's average
     assert copy.byte == pytest.approx(16.0 * copy.operations)
     (run,) = rows(out / "runs.jsonl")
     assert run["sm_count"] == 4
@@ -48,6 +49,7 @@ def test_under_the_cap_the_clock_is_cycles_over_the_mean_time(machine, tmp_path:
     assert done.returncode == 0, done.stderr
     row = next(from_plain(r) for r in rows(out / "microbench.jsonl") if r["name"] == "conflicts_0")
     assert row.throttle == ("sw_power_cap",)
+    assert row.memory_power_w == 100.0
     assert row.ticks >= 20
     assert row.effective_clock_hz == pytest.approx(row.cycles / row.launch_s)
 
@@ -179,11 +181,36 @@ def test_a_counter_table_is_read_by_kernel_name() -> None:
 
 def test_a_kernel_that_has_changed_is_counted_again(tmp_path: Path) -> None:
     path = tmp_path / "microbench_counters.jsonl"
-    path.write_text('{"id":"fp32_fma","metrics":{}}\n{"id":"fp32_add","metrics":{}}\n{"id":"rotate","metrics":{}}\n')
-    assert counters.counted_ids(tmp_path) == {"fp32_add", "rotate"}
+    path.write_text('{"id":"fp32_fma","metrics":{}}\n{"id":"fp32_mul","metrics":{}}\n{"id":"rotate","metrics":{}}\n')
+    assert counters.counted_ids(tmp_path) == {"fp32_mul", "rotate"}
     with path.open("a") as stream:
         stream.write('{"id":"fp32_fma","version":2,"metrics":{}}\n')
-    assert counters.counted_ids(tmp_path) == {"fp32_add", "rotate", "fp32_fma"}
+    assert counters.counted_ids(tmp_path) == {"fp32_mul", "rotate", "fp32_fma"}
+
+
+def test_what_was_counted_before_is_counted_last() -> None:
+    ordered = [b.name for b in counters.in_order(suite(), {"int32_add", "dram_copy_bulk"})]
+    assert ordered[-2:] == ["int32_add", "dram_copy_bulk"]
+    assert ordered.index("icache_12288") < ordered.index("dram_copy_whole")  # one of several ways to the same end
+
+
+def test_a_second_round_follows_the_first_and_is_shorter(machine, tmp_path: Path, rows) -> None:
+    """No second checks and no second calibration; ways to copy once; what was counted before is no reason to skip."""
+    out = tmp_path / "out"
+    only = ("--only", "conflicts_0,dram_copy_whole", "--repeats", "2", "--budget", "60s")
+    done = machine.measure("microbench", "--out", str(out), *only)
+    assert done.returncode == 0, done.stderr
+    found = [from_plain(row) for row in rows(out / "microbench.jsonl")]
+    assert [row.repeat for row in found] == sorted(row.repeat for row in found)
+    names = [row.id for row in found if row.group == "memory"]
+    assert names == ["dram_copy_whole", "conflicts_0", "dram_memcpy-v2", "conflicts_0-r1", "dram_memcpy-v2-r1"]
+    by_id = {row.id: row for row in found}
+    one, two, whole = (by_id[name] for name in ("conflicts_0", "conflicts_0-r1", "dram_copy_whole"))
+    assert (one.ticks, two.ticks) == (8, 5)
+    assert one.iterations == two.iterations
+    assert (one.memory_power_w, two.memory_power_w) == (60.0, None)
+    assert (whole.checked, whole.iterations) == ("passed", 1)
+    assert whole.byte == pytest.approx(2 * 32768 * whole.blocks)
 
 
 def test_cycles_come_from_the_stamps_of_each_multiprocessor() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 
@@ -14,11 +15,15 @@ from wattcast.errors import BadInput
 from wattcast.explore.microbench import RESULTS_FILE, fault_of, read_results, results_folder, results_of
 from wattcast.measure.microbench.suite import suite
 from wattcast.records import read_lines
-from wattcast.report.microbench_page import MARK, TABLES, has_tables, renewed
+from wattcast.report.microbench_page import MARK, TABLES, has_tables, rate_rows, renewed
 
 H200 = hardware.load("h200")
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = DOCS / "method" / "h200-units.md"
+REPEATED = {
+    *("fp32_add fp64_add int64_mul fp32_sin convert_int32 convert_fp64 convert_fp16 convert_bf16").split(),
+    *(b.name for b in suite() if b.curve == "divergence"),
+}
 
 
 def test_every_table_of_the_page_is_what_the_data_make() -> None:
@@ -52,13 +57,25 @@ def test_figures_of_the_page_exist() -> None:
 
 
 def test_faults_are_of_kernels_that_were_mended() -> None:
-    """Every fault names an older version of a kernel of the suite; what was mended has a fault or had failed."""
+    """Every fault names an older version of a kernel of the suite; what was mended has a fault or had failed,
+    or its operands repeated, which takes nothing from its rate."""
     text = files("wattcast.explore").joinpath("microbench_faults.csv").read_text(encoding="utf-8")
     rows = list(csv.DictReader(text.splitlines()))
     now = {b.name: b.version for b in suite()}
     assert all(int(row["version"]) < now[row["name"]] for row in rows)
     assert {row["kind"] for row in rows} == {"wrong", "slow"}
     failed = {str(row["name"]) for row in read_lines(results_folder(H200) / RESULTS_FILE) if row.get("error")}
-    assert {name for name, version in now.items() if version > 1} == {row["name"] for row in rows} | failed
+    assert {name for name, version in now.items() if version > 1} == {row["name"] for row in rows} | failed | REPEATED
     alike = {r.name: fault_of(r) for r in results_of(H200) if r.name in ("mix_int_l2", "l2_read") and r.version == 1}
     assert len(set(alike.values())) <= 1  # "as l2_read" tells l2_read's reason
+
+
+def test_rates_of_dram_are_a_table_of_their_own() -> None:
+    """From the least to the most; of a row of 131 W, idle 130 W, at 0.1 TB/s a byte costs 10 pJ."""
+    plain = next(r for r in results_of(H200) if r.name == "dram_read")
+    slow = {"name": "dram_rate_04", "curve": "dram_rate", "byte": 1e8, "time_s": 1e-3, "power_w": 131.0}
+    made = [replace(plain, **slow, idle_power_w=130.0), replace(plain, curve="dram_rate"), plain]
+    rows = rate_rows([made[1], made[0]], H200)
+    assert [row[0] for row in rows[1:]] == ["`dram_rate_04`", "`dram_read`"]
+    assert rows[1][1:4] == ["0.100", "2%", "131"]
+    assert rows[1][-1] == "10"

@@ -205,7 +205,9 @@ def test_counters_are_brought_to_the_measured_launch(folder: Path, tmp_path: Pat
     cycles = fma.cycles / 10.0
     metrics = {"sm__cycles_elapsed.max": cycles, "smsp__inst_executed.sum": 7.0, "x__share.pct": 50.0}
     media = {"id": "rotate", "frames": 8, "metrics": {"smsp__inst_executed.sum": 80.0}}
-    lines = [json.dumps({"id": "fp32_fma", "metrics": metrics}), json.dumps(media)]
+    older = {"id": "fp64_fma", "metrics": metrics}  # of a kernel that has changed since
+    lines = [json.dumps({"id": "fp32_fma", "version": fma.version, "metrics": metrics}), json.dumps(media)]
+    lines.append(json.dumps(older))
     (tmp_path / "microbench_counters.jsonl").write_text("\n".join(lines) + "\n")
     common = {"group": "multimedia", "launch_s": 1e-3, "power_w": 300.0}
     media_rows = [
@@ -226,3 +228,5 @@ def test_counters_are_brought_to_the_measured_launch(folder: Path, tmp_path: Pat
     assert float(found["rotate_moved", "0.0"]["smsp__inst_executed.sum"]) == 80.0
     assert float(found["move_frames", "0.0"]["smsp__inst_executed.sum"]) == 0.0
     assert ("int32_add", "0.0") not in found  # not counted
+    assert ("fp64_fma", "0.0") not in found  # not as it is today
+    assert not any(repeat == "1.0" for _, repeat in found)  # a second round only says how well the first repeats

@@ -28,6 +28,8 @@ FEW = {  # one of each kind of source, on the architecture that has most to go w
     "dram_copy_bulk": "sm_90a",
     "dram_copy_claimed": "sm_90a",
     "divergence_3": "sm_90a",
+    "dram_rate_12": "sm_90a",
+    "convert_fp16": "sm_90a",
     "mix_everything": "sm_90a",
 }
 PAIRS = [(b, a) for b in suite() for a in ARCHITECTURES if b.supported(a)]
@@ -78,7 +80,8 @@ def test_names_are_unique_and_everything_asked_for_is_there() -> None:
     assert wanted <= set(names)
     curves = Counter(b.curve for b in suite() if b.curve)
     assert set(curves) == {
-        *("conflicts coalescence access icache divergence occupancy ilp active dram_active tensor_active").split()
+        *("conflicts coalescence access icache divergence occupancy ilp active dram_active tensor_active").split(),
+        *("dram_rate dram_rate_copy").split(),
     }
     assert curves["conflicts"] >= 8
     assert len(MIXES) >= 22  # as many as GPUWattch's suite
@@ -89,6 +92,10 @@ def test_names_are_unique_and_everything_asked_for_is_there() -> None:
 def test_the_most_important_come_first() -> None:
     first = [b.name for b in suite()][:8]
     assert {"fp32_fma", "fp64_fma", "int32_add", "wgmma_bf16", "dram_copy"} <= set(first)
+    places = {b.name: place for place, b in enumerate(suite())}
+    curves = ("conflicts", "coalescence", "divergence")
+    held = [b.name for b in suite() if b.curve in curves or b.name.startswith("dram_copy")]
+    assert max(places[name] for name in held) < places["mma_bf16"]  # what must hold comes before what is only read
 
 
 @pytest.mark.parametrize("conflicts", range(32))

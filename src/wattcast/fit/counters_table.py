@@ -37,7 +37,8 @@ def table_lines(folder: Path, gpu: str) -> list[Line]:
     """One line a measured row: watts by rail, clocks, the counts of one launch, and the events they are.
 
     ``relative_voltage`` is that of the GPU's fitted bundle at the reported clock, absent where there is no
-    bundle. Rows without power or counters are left out; the last row of an id counts.
+    bundle. Rows of the first round and of a kernel's newest version, where that version was counted; rows without
+    power are left out, and the last row of an id counts.
     """
     counters = folder / COUNTERS_FILE
     if not counters.is_file():
@@ -76,9 +77,16 @@ def _measured(paths: Iterable[Path]) -> Iterator[Plain]:
     for path in paths:
         latest: dict[str, Plain] = {}
         for row in read_lines(path) if path.is_file() else ():
-            if not row.get("error") and row.get("power_w"):
-                latest[str(row["id"])] = row
+            name = str(row.get("name"))
+            newest = name not in latest or _version(row) >= _version(latest[name])
+            if not row.get("error") and row.get("power_w") and not row.get("repeat") and newest:
+                latest[name] = row
         yield from latest.values()
+
+
+def _version(row: Plain) -> int:
+    """Of the kernel; repetitions are shorter and say nothing of memory power, so only the first round has lines."""
+    return int(row.get("version", 1))
 
 
 def _line(row: Plain, gpu: str) -> Line:
@@ -106,7 +114,7 @@ def _counts(row: Plain, counted: Mapping[str, Plain], names: list[str], most: fl
     if row["group"] == "idle" or name == NO_KERNEL:
         return dict.fromkeys(names, 0.0)
     found = counted.get(name.removesuffix("_at_rate").removesuffix(MOVED))
-    if found is None or not row.get("launch_s"):
+    if found is None or not row.get("launch_s") or _version(found) != _version(row):
         return None
     metrics: Metrics = found["metrics"]
     if found.get("frames"):

@@ -121,6 +121,19 @@ def memory_rows(results: Sequence[Result], gpu: Gpu) -> list[Row]:
     return rows
 
 
+def rate_rows(results: Sequence[Result], gpu: Gpu) -> list[Row]:
+    """DRAM at a part of its rate: power of the card and of its memory, and energy of a byte above idle."""
+    rows = [["benchmark", "TB/s", "of DRAM's", "W", "memory W", "pJ a byte above idle"]]
+    for r in sorted(first(results).values(), key=lambda r: r.byte_per_s or 0.0):
+        if r.curve not in ("dram_rate", "dram_rate_copy") or not r.byte_per_s or not r.power_w:
+            continue
+        above_j = max(r.power_w - (r.idle_power_w or 0.0), 0.0) / r.byte_per_s
+        share = r.byte_per_s / float(gpu.memory.byte_per_s)
+        cells = [f"{r.byte_per_s / 1e12:.3f}", f"{share:.0%}", _number(r.power_w), _number(r.memory_power_w)]
+        rows.append([_named(r), *cells, _number(1e12 * above_j)])
+    return rows
+
+
 def curve_rows(results: Sequence[Result], gpu: Gpu) -> list[Row]:
     """Every curve: rate, time and energy of an operation over the best point's, power."""
     rows = [["curve", "at", "operations /cycle/SM", "time", "energy", "W"]]
@@ -210,6 +223,7 @@ def multimedia_rows(results: Sequence[Result], gpu: Gpu) -> list[Row]:
 TABLES: Mapping[str, Callable[[Sequence[Result], Gpu], list[Row]]] = {
     "units": unit_rows,
     "memory": memory_rows,
+    "rates": rate_rows,
     "curves": curve_rows,
     "active": active_rows,
     "idle": idle_rows,

@@ -8,6 +8,7 @@ lone chain would overflow, so that operands stay as random as they began.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from wattcast.measure.microbench.unit import Opcodes, Unit, asm, inout, into
 
@@ -92,7 +93,7 @@ def int_units() -> dict[str, Unit]:
         "int64_add", "add.s64 %0, %0, %1;", ((ADD32, 1), (r"IADD3\.X|IMAD\.X|UIADD3\.X|IADD\.?X?64?", 1))
     )
     found["int64_mul"] = int64(
-        "int64_mul", "mul.lo.s64 %0, %0, %1;", ((r"IMAD(\.WIDE.*)?", 3), (r"IADD3.*|IMAD\.IADD|VIADD", 1))
+        "int64_mul", "mul.lo.s64 %0, %0, %1;", ((r"IMAD(\.WIDE.*)?", 3), (r"IADD3.*|IMAD\.IADD|VIADD", 1)), odd=True
     )
     return found
 
@@ -151,11 +152,12 @@ def compare() -> Unit:
     return Unit(p, declare, step, fold, ((r"ISETP.*", 1),), around=((r"SEL|ISETP.*", 2.0 * preds),))
 
 
-def int64(name: str, text: str, opcodes: Opcodes, inputs: int = 1) -> Unit:
-    """Chains of 64-bit integers in a ring."""
+def int64(name: str, text: str, opcodes: Opcodes, inputs: int = 1, odd: bool = False) -> Unit:
+    """Chains of 64-bit integers in a ring; ``odd`` ones have products that stay odd and never become zero."""
     p = name
     declare = " ".join(
-        f"u64 {p}{i} = ((u64)mixed(state + {i + 1}u) << 32) | mixed(state + {i + 51}u);" for i in range(CHAINS)
+        f"u64 {p}{i} = ((u64)mixed(state + {i + 1}u) << 32) | mixed(state + {i + 51}u){' | 1u' * odd};"
+        for i in range(CHAINS)
     )
 
     def step(i: int) -> str:
@@ -177,7 +179,7 @@ def floating(
     operation: str = "instruction",
 ) -> Unit:
     """Chains of floating-point registers. ``form``: fma (x·a+b, x·c+d, with a·c near -1), mul (x·a, x/a),
-    add (x+a, x-a) or own (x alone)."""
+    add (x+a, x-a), turn (by a) or own (x alone)."""
     p = name
     declare, constraint, fold = _float_registers(p, kind, chains)
 
@@ -187,11 +189,38 @@ def floating(
             "fma": ([f"{p}_c", f"{p}_d"] if odd else [f"{p}_a", f"{p}_b"]),
             "mul": [f"{p}_r" if odd else f"{p}_a"],
             "add": [f"{p}_m" if odd else f"{p}_b"],
+            "turn": [f"{p}_b"],
             "own": [],
         }[form]
         return asm(text, inout(constraint, f"{p}{i % chains}"), into(constraint, *names))
 
     return Unit(p, declare, step, fold, opcodes, flop=flop, operation=operation)
+
+
+def sums(name: str, kind: str, opcode: str) -> Unit:
+    """Additions of two registers that both change: x + y, then y - x, in pairs of chains.
+
+    (x, y) -> (x + y, -x) comes back after six rounds but for rounding, so values stay bounded, and no operand is
+    held as a constant addend would be.
+    """
+    p = name
+    declare, letter, fold = _float_registers(p, kind, CHAINS)
+
+    def step(i: int) -> str:
+        to, sign = turned(i)
+        return asm(
+            f"{'sub' if sign < 0 else 'add'}.rn.{kind} %0, %0, %1;",
+            inout(letter, f"{p}{to}"),
+            into(letter, f"{p}{to ^ 1}"),
+        )
+
+    return Unit(p, declare, step, fold, ((opcode, 1),), flop=1.0)
+
+
+def turned(i: int, chains: int = CHAINS) -> tuple[int, float]:
+    """The chain of step i and the sign of its neighbour: x0 + x1, x2 + x3, ..., then x1 - x0, x3 - x2, ..."""
+    half = i // (chains // 2) % 2
+    return i % (chains // 2) * 2 + half, -1.0 if half else 1.0
 
 
 def multiply_adds(name: str, kind: str = "f32", chains: int = CHAINS) -> Unit:
@@ -257,10 +286,10 @@ def _half_registers(p: str, kind: str, chains: int) -> tuple[str, str, str]:
 def float_units() -> dict[str, Unit]:
     """fp32, fp64, packed halves and special functions."""
     units = [
-        floating("fp32_add", "f32", "add.rn.f32 %0, %0, %1;", ((r"FADD", 1),), "add"),
+        sums("fp32_add", "f32", r"FADD"),
         floating("fp32_mul", "f32", "mul.rn.f32 %0, %0, %1;", ((r"FMUL", 1),), "mul"),
         multiply_adds("fp32_fma"),
-        floating("fp64_add", "f64", "add.rn.f64 %0, %0, %1;", ((r"DADD", 1),), "add"),
+        sums("fp64_add", "f64", r"DADD"),
         floating("fp64_mul", "f64", "mul.rn.f64 %0, %0, %1;", ((r"DMUL", 1),), "mul"),
         multiply_adds("fp64_fma", "f64"),
         floating("fp16x2_fma", "f16x2", "fma.rn.f16x2 %0, %0, %1, %2;", ((r"HFMA2.*", 1),), flop=4.0),
@@ -280,12 +309,12 @@ def float_units() -> dict[str, Unit]:
             "own",
             operation="pair",
         ),
-        floating(
+        floating(  # 7.5 sin x + b is chaotic; the sine alone goes to zero
             "fp32_sin",
             "f32",
-            "sin.approx.ftz.f32 %0, %0;",
-            ((r"MUFU\.SIN", 1), (r"FMUL.*", 1)),
-            "own",
+            "{.reg .f32 t; sin.approx.ftz.f32 t, %0; fma.rn.ftz.f32 %0, t, 0f40F00000, %1;}",
+            ((r"MUFU\.SIN", 1), (r"FMUL.*", 1), (r"FFMA.*", 1)),
+            "turn",
             operation="operation",
         ),
     ]
@@ -333,6 +362,31 @@ def conversion(name: str, text: str, opcodes: Opcodes, per_step: int = 2) -> Uni
         opcodes,
         per_step=per_step,
         operation="conversion",
+    )
+
+
+def turning_conversion(name: str, there: str, back: str, register: str, opcodes: Opcodes) -> Unit:
+    """A float there and back, then added to its neighbour as in :func:`sums`: no value comes twice in a row."""
+    plain = conversion(name, "", (*opcodes, (r"FADD", 1)))
+
+    def step(i: int) -> str:
+        to, sign = turned(i)
+        add = "sub" if sign < 0 else "add"
+        text = f"{{.reg .{register} t; .reg .f32 u; {there} t, %0; {back} u, t; {add}.rn.f32 %0, u, %1;}}"
+        return asm(text, inout("f", f"{name}{to}"), into("f", f"{name}{to ^ 1}"))
+
+    return replace(plain, step=step)
+
+
+def integer_conversion(name: str, opcodes: Opcodes) -> Unit:
+    """A float to an integer of 32 bits, a linear congruential step, and back to a float: all bits are random."""
+    plain = conversion(name, "", (*opcodes, (r"IMAD", 1)))
+    text = "{.reg .s32 t; cvt.rzi.s32.f32 t, %0; mad.lo.s32 t, t, %1, %2; cvt.rn.f32.s32 %0, t;}"
+    declare = f" const unsigned {name}_k = (mixed(state + 77u) & ~7u) | 5u, {name}_c = mixed(state + 78u) | 1u;"
+    return replace(
+        plain,
+        declare=plain.declare + declare,
+        step=lambda i: asm(text, inout("f", f"{name}{i % CHAINS}"), into("r", f"{name}_k", f"{name}_c")),
     )
 
 

@@ -23,6 +23,7 @@ from wattcast.measure.microbench import kernels
 from wattcast.measure.microbench.compile import Compiled, cache_folder
 from wattcast.measure.microbench.device import Device, DeviceFault
 from wattcast.measure.microbench.suite import named, suite
+from wattcast.measure.microbench.unit import Benchmark
 from wattcast.measure.nvrtc import CudaError
 from wattcast.measure.run_info import say
 from wattcast.records import Journal, Plain, read_lines
@@ -39,8 +40,11 @@ def wanted_metrics() -> list[str]:
     return [row["metric"] for row in csv.DictReader(text.splitlines())]
 
 
-def collect(out: Path, budget_s: float, only: list[str]) -> dict[str, int]:
-    """Run the suite under ``ncu`` within ``budget_s``; one row a kernel into ``microbench_counters.jsonl``."""
+def collect(out: Path, budget_s: float, only: list[str], before: Path | None = None) -> dict[str, int]:
+    """Run the suite under ``ncu`` within ``budget_s``; one row a kernel into ``microbench_counters.jsonl``.
+
+    What ``before`` has counters of, as the kernels are today, comes last.
+    """
     ncu = shutil.which("ncu")
     if ncu is None:
         raise MissingTool("Nsight Compute (ncu) is not on the PATH; counters need it.")
@@ -54,6 +58,7 @@ def collect(out: Path, budget_s: float, only: list[str]) -> dict[str, int]:
     command += ["--csv", "--page", "raw", "--print-units", "base", "--log-file", str(raw)]
     command += ["--metrics", ",".join(metrics), sys.executable, "-m", "wattcast.measure", "microbench", "--target"]
     command += ["--out", str(out), "--budget", f"{left_s:.1f}s", *(["--only", ",".join(only)] if only else [])]
+    command += ["--from", str(before)] if before is not None else []
     try:
         code = subprocess.run(command, timeout=budget_s + 30.0, check=False, env=dict(os.environ)).returncode
     except subprocess.TimeoutExpired:
@@ -115,7 +120,7 @@ def number(text: str | None) -> float | None:
         return None
 
 
-def target(out: Path, budget_s: float, only: list[str]) -> int:
+def target(out: Path, budget_s: float, only: list[str], before: Path | None = None) -> int:
     """What runs under ``ncu``; returns how many kernels were counted."""
     deadline_s = time.monotonic() + budget_s
     device = Device.open()
@@ -127,8 +132,7 @@ def target(out: Path, budget_s: float, only: list[str]) -> int:
     buffers = kernels.Buffers.take(device, BUFFER_BYTE)
     names = [name for name in only if name != "multimedia"]
     wanted = [b for b in named(names) if b.supported(device.architecture) and b.name not in have]
-    if only and not names:
-        wanted = []
+    wanted = [] if only and not names else in_order(wanted, counted_ids(before) if before is not None else set())
     for place, benchmark in enumerate(wanted):
         if time.monotonic() > deadline_s:
             say(f"counters: budget spent after {place} of {len(wanted)} kernels")
@@ -149,6 +153,11 @@ def target(out: Path, budget_s: float, only: list[str]) -> int:
         except CudaError as error:
             say(f"counters: {benchmark.name}: {error}")
     return counted
+
+
+def in_order(benchmarks: Iterable[Benchmark], known: set[str]) -> list[Benchmark]:
+    """What no counters are known of first, several ways to the same end last of these."""
+    return sorted(benchmarks, key=lambda b: (b.name in known, b.once))
 
 
 def _multimedia(device: Device, have: set[str]) -> int:

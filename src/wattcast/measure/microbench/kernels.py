@@ -19,7 +19,7 @@ from wattcast.measure.nvrtc import CudaError, compile_cubin
 
 LAUNCH_S = 0.004  # a launch lasts about this long
 LONGEST_S = 0.5  # one iteration that takes longer is refused
-MOST_BLOCKS = 1 << 14
+MOST_BLOCKS = 1 << 17
 FILL = r"""
 extern "C" __global__ void fill(unsigned *out, unsigned long long words, unsigned seed)
 {
@@ -119,7 +119,7 @@ class Ready:
 
 
 def prepare(benchmark: Benchmark, buffers: Buffers, cubin: bytes) -> Ready:
-    """Load a benchmark; as many blocks as it wants on each multiprocessor, all at once."""
+    """Load a benchmark; as many blocks as it wants on each multiprocessor, all at once, or one for every chunk."""
     device = buffers.device
     kernel = device.load(cubin, benchmark.name, benchmark.shared_byte)
     fits = device.resident(kernel, benchmark.threads)
@@ -128,12 +128,17 @@ def prepare(benchmark: Benchmark, buffers: Buffers, cubin: bytes) -> Ready:
     sms = max(round(benchmark.share * device.sm_count), 1)
     blocks = sms * min(fits, benchmark.blocks_per_sm)
     size = buffers.size_of(benchmark.working_set, blocks)
+    if benchmark.whole:
+        blocks = min(size // benchmark.unit.chunk, MOST_BLOCKS)
+        size = blocks * benchmark.unit.chunk
     texture = device.texture(buffers.a, 1 << 20) if benchmark.working_set == "texture" else 0
     return Ready(benchmark, buffers, kernel, blocks, size, texture)
 
 
 def calibrate(ready: Ready, wanted_s: float = LAUNCH_S) -> int:
     """Iterations that make a launch last about ``wanted_s``; approached from below, so that none runs away."""
+    if ready.benchmark.whole:
+        return 1
     iterations, took_s = 1, ready.timed_s(1)
     for _ in range(8):
         took_s = min(ready.timed_s(iterations) for _ in range(2))  # a host that stalls makes one look long
@@ -169,11 +174,11 @@ def row_id(name: str, repeat: int, version: int = 1) -> str:
     return name + (f"-v{version}" if version > 1 else "") + (f"-r{repeat}" if repeat else "")
 
 
-def measure(bench: Bench, ready: Ready, row: MicroRow) -> MicroRow:
-    """Check once, find the length of a launch, keep it up until settled, read the stamps."""
+def measure(bench: Bench, ready: Ready, row: MicroRow, iterations: int = 0) -> MicroRow:
+    """Check once, find the length of a launch where it is not known, keep it up until settled, read the stamps."""
     benchmark = ready.benchmark
     checked = checks.run(ready) if row.repeat == 0 else ""
-    iterations = calibrate(ready)
+    iterations = iterations or calibrate(ready)
     once_s = ready.timed_s(iterations)
     load = Load(bench.device, lambda: ready.launch(iterations), once_s)
     row = sustain(bench, load, with_counts(row, benchmark, ready.blocks, iterations))
@@ -209,9 +214,8 @@ def with_counts(row: MicroRow, benchmark: Benchmark, blocks: int, iterations: in
 
 
 def copy_load(bench: Bench, buffers: Buffers) -> tuple[Callable[[], None], float, float]:
-    """The driver's own device-to-device copy: how to enqueue one, its seconds and the bytes it reads and writes."""
-    device = bench.device
-    size = min(buffers.size, 1 << 30)
+    """The driver's own copy of a whole buffer: how to enqueue one, its seconds and the bytes it reads and writes."""
+    device, size = bench.device, buffers.size
 
     def enqueue() -> None:
         device.copy(buffers.b, buffers.a, size)

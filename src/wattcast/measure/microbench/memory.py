@@ -17,7 +17,12 @@ REGISTERS = {1: ("u8", "r", 1), 2: ("u16", "r", 1), 4: ("u32", "r", 1), 8: ("v2.
 ADDRESS: Opcodes = (
     (r"IMAD.*|LEA.*|U?IADD.*|VIADD.*|U?ISETP.*|SEL|MOV|UIMAD.*|ULEA.*|USEL|UMOV|U?LDCU?.*|R2UR.*|U?PLOP3.*", 13.0),
 )
+SPINS = 1 << 12  # naps of a paced unit before it goes on anyway
 FOLD = r"LOP3.*|PRMT|ULOP3.*"
+PACE: Opcodes = (  # waiting for a moment
+    (r"NANOSLEEP.*|CS2R.*|S2U?R|BRA.*|BSSY.*|BSYNC.*|BREAK.*|BAR.*|WARPSYNC.*|CALL.*|NOP|YIELD", 12.0),
+    (r"ISETP.*|IADD.*|VIADD.*|IMAD.*|MOV|SHF.*|U?LDCU?.*|PLOP3.*", 20.0),
+)
 TURN = (r"LOP3.*|SHF.*|IMAD.*", 16.0)  # what :func:`turn` becomes
 
 
@@ -183,6 +188,23 @@ def claimed_copy(name: str, steps: int, threads: int = 512) -> Unit:
     )
     advance = f"__syncthreads(); if (threadIdx.x == 0u) {p}_next[0] = {p}_mine; __syncthreads();"
     return replace(plain, declare=declare, before=before, advance=advance, around=around)
+
+
+def paced(unit: Unit, period_cycles: int) -> Unit:
+    """A streaming unit that begins an iteration every so many cycles: DRAM at a part of its rate, warps at rest.
+
+    One thread of a block watches the clock, asleep most of the time; the others wait at a barrier.
+    Blocks begin spread over half a period, so that their traffic is, too.
+    """
+    p = unit.name
+    declare = f" u64 {p}_next = clock64() + blockIdx.x % 16u * {period_cycles // 32}ull;"
+    before = (
+        f'if (threadIdx.x == 0u) {{ _Pragma("unroll 1") for (unsigned spin = 0u; '
+        f"spin < {SPINS}u && (long long)({p}_next - clock64()) > 0; ++spin) "
+        f'asm volatile("nanosleep.u32 200;"); {p}_next += {period_cycles}ull; }} __syncthreads();'
+    )
+    around = (*unit.around, *PACE)
+    return replace(unit, declare=unit.declare + declare, before=before, around=around)
 
 
 def cached(name: str, steps: int, threads: int = 512) -> Unit:

@@ -37,7 +37,7 @@ class Request:
             raise BadInput("--out: expected a folder for the rows, got none.")
         if self.repeats < 1:
             raise bad_value("--repeats", "one round or more", self.repeats)
-        if self.before is not None:
+        if self.before is not None and not (self.counters or self.target):
             campaign.adopt(self.before, self.out)
         self.out.mkdir(parents=True, exist_ok=True)
         return self.out
@@ -51,13 +51,14 @@ def microbench(request: Request) -> int:
         return 0
     out = request.folder()
     if request.target:
-        print(f"counted {counters.target(out, request.budget_s, list(request.only))} kernels", file=sys.stderr)
+        counted = counters.target(out, request.budget_s, list(request.only), request.before)
+        print(f"counted {counted} kernels", file=sys.stderr)
         return 0
     if request.child:
         return session.run_child(out, request.only, request.repeats, request.budget_s, request.since, request.quick)
     named([name for name in request.only if name != "multimedia"])  # a wrong name costs nothing
     if request.counters:
-        print(json.dumps(counters.collect(out, request.budget_s, list(request.only))))
+        print(json.dumps(counters.collect(out, request.budget_s, list(request.only), request.before)))
         return 0
     return _report(out, "microbench", _supervise(request, out, "microbench"))
 

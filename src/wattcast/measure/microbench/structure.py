@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from wattcast.measure.microbench.unit import Opcodes, Unit, asm
+from wattcast.measure.microbench.unit import Opcodes, Unit, asm, inout, into
 
 PATH_STEPS = 64  # multiply-adds on each path of a divergent branch
 BULK_BYTE = 8192
@@ -12,20 +12,25 @@ SPINS = 1 << 22  # tries of a barrier before a kernel gives up: no wait may last
 
 
 def divergence(ways: int) -> Unit:
-    """``ways`` paths of the same length; lanes take them by turns, so each warp runs them one after another."""
+    """``ways`` paths of the same length; lanes take them by turns, so each warp runs them one after another.
+
+    Half of a path grows by g, the other half shrinks by r near 1/g and turns the sign last, as
+    :func:`~wattcast.measure.microbench.arithmetic.multiply_adds` does, so that values neither settle nor overflow.
+    """
     p = f"divergence_{ways}"
-    # through a shuffle, or the assembler computes the operand again on every path
+    # through a shuffle, or the assembler computes the operands again on every path
     declare = f"const unsigned {p}_way = __shfl_sync(0xffffffffu, lane % {ways}u, lane); "
-    declare += f"const float {p}_a = __shfl_sync(0xffffffffu, unit_float(mixed(state + 77u)), lane); "
+    declare += f"const float {p}_g = __shfl_sync(0xffffffffu, 1.0f + (unit_float(state) - 1.0f) * 0.0625f, lane); "
+    declare += f"const float {p}_r = __shfl_sync(0xffffffffu, 0.999999f / {p}_g, lane); "
     declare += " ".join(f"float {p}{i} = unit_float(mixed(state + {i + 1}u));" for i in range(4))
     paths = []
     for way in range(ways):
         lines = []
         for i in range(PATH_STEPS):
-            odd = i // 4 % 2  # negated every other time; the constant tells paths apart
-            constant = f"0f{0x3F800000 + 4096 * way + 64 * odd:08X}"
-            text = f"fma.rn.f32 %0, %0, %1, {constant};"
-            lines.append(f'asm volatile("{text}" : "+f"({p}{i % 4}) : "f"({"-" if odd else ""}{p}_a));')
+            shrinks, last = i >= PATH_STEPS // 2, i >= PATH_STEPS - 4
+            constant = f"0f{(0xBF800000 if shrinks else 0x3F800000) + 4096 * way:08X}"  # tells paths apart
+            multiplier = f"{'-' if last else ''}{p}_{'r' if shrinks else 'g'}"
+            lines.append(asm(f"fma.rn.f32 %0, %0, %1, {constant};", inout("f", f"{p}{i % 4}"), into("f", multiplier)))
         inner = " ".join(lines)
         paths.append(f"if ({p}_way == {way}u) {{ {inner} }}" if ways > 1 else inner)
     return Unit(

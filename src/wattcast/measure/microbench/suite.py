@@ -7,7 +7,7 @@ from typing import Any
 
 from wattcast.errors import unknown_name
 from wattcast.measure.microbench import arithmetic, memory, mixes, structure, tensor
-from wattcast.measure.microbench.arithmetic import conversion, division, float_units, int_units, multiply_adds
+from wattcast.measure.microbench.arithmetic import division, float_units, int_units, multiply_adds
 from wattcast.measure.microbench.unit import Benchmark, Unit
 
 CONFLICTS = (0, 1, 2, 3, 5, 7, 11, 15, 23, 31)
@@ -17,6 +17,10 @@ WAYS = (1, 2, 3, 4, 8, 16, 32)
 WARPS = (1, 2, 4, 8, 16, 32, 64)
 ACTIVE = (0.001, 0.06, 0.125, 0.25, 0.5, 0.75, 1.0)
 ICACHE_STEPS = (2048, 8192, 12288)
+RATES = {  # of DRAM, bytes a cycle and SM: blocks of an SM, loads an iteration; 1 of 132 SMs at 1.98 GHz is 0.26 TB/s
+    **{0.4: (1, 1), 1.2: (2, 2), 2.8: (2, 4), 5.6: (2, 8)},
+}
+COPY_RATES = {1.6: (1, 2), 4.8: (2, 4)}  # read and written
 STEPS = {  # of a loop body: long where the unit is fast, so that the loop itself weighs under one percent
     **{"fp32_add": 512, "fp32_mul": 512, "fp32_fma": 512, "fp16x2_fma": 512, "bf16x2_fma": 512, "int32_add": 512},
     **{"int32_mad": 512, "int32_shift": 512, "int32_bit": 512, "int32_minmax": 512, "int32_compare": 480},
@@ -29,6 +33,7 @@ SPECIFIED = {
     **{"int32_popc": "popc", "int32_clz": "clz", "int32_brev": "brev", "misc_shuffle": "shuffle"},
     **{"fp32_rcp": "sfu", "fp32_exp2_log2": "sfu_pair", "fp32_sin": "sfu"},
 }
+MENDED = {"fp32_fma", "fp64_fma", "fp32_add", "fp64_add", "int64_mul", "fp32_sin"}  # version 2
 IEEE = (
     (r"MUFU\.RCP", 1.0),
     (r"FFMA", 5.0),
@@ -45,7 +50,7 @@ Settings = dict[str, Any]
 @cache
 def suite() -> tuple[Benchmark, ...]:
     """Every benchmark once, most important first; names are unique."""
-    made = (*_arithmetic(), *_tensor(), *_memory(), *_curves(), *_structure(), *mixes.mixes())
+    made = (*_arithmetic(), *_tensor(), *_memory(), *_curves(), *_rates(), *_structure(), *mixes.mixes())
     return tuple(sorted(made, key=lambda b: b.weight))
 
 
@@ -69,7 +74,7 @@ def _arithmetic() -> list[Benchmark]:
         steps = STEPS.get(unit.name, 256 if unit.name.startswith(("fp64", "int64", "dp4a", "misc")) else 128)
         weight = 0 if unit.name in first else 2
         settings = {"specification": SPECIFIED.get(unit.name, ""), "weight": weight}
-        settings["version"] = 2 if unit.name in ("fp32_fma", "fp64_fma") else 1
+        settings["version"] = 2 if unit.name in MENDED else 1
         found.append(_one(unit, "arithmetic", steps, **settings))
     return [*found, *_divisions(), *_conversions(), *_miscellaneous()]
 
@@ -89,18 +94,19 @@ def _divisions() -> list[Benchmark]:
 
 
 def _conversions() -> list[Benchmark]:
-    int_text = "{.reg .s32 t; cvt.rzi.s32.f32 t, %0; cvt.rn.f32.s32 %0, t;}"
-    double_text = "{.reg .f64 t; cvt.f64.f32 t, %0; cvt.rn.f32.f64 %0, t;}"
-    half_text = "{.reg .b16 t; cvt.rn.f16.f32 t, %0; cvt.f32.f16 %0, t;}"
-    bfloat_text = "{.reg .b16 t; cvt.rn.bf16.f32 t, %0; cvt.f32.bf16 %0, t;}"
+    turning = arithmetic.turning_conversion
     units = {
-        "convert_int32": conversion("convert_int32", int_text, ((r"F2I.*", 1), (r"I2FP?.*", 1))),
-        "convert_fp64": conversion("convert_fp64", double_text, ((r"F2F.*", 2),)),
-        "convert_fp16": conversion("convert_fp16", half_text, ((r"F2FP.*", 0.5), (r"HADD2.*", 1))),
-        "convert_bf16": conversion("convert_bf16", bfloat_text, ((r"F2FP?.*", 1), (r"IMAD\.U32|SHF.*|PRMT", 1))),
+        "convert_int32": arithmetic.integer_conversion("convert_int32", ((r"F2I.*", 1), (r"I2FP?.*", 1))),
+        "convert_fp64": turning("convert_fp64", "cvt.f64.f32", "cvt.rn.f32.f64", "f64", ((r"F2F.*", 2),)),
+        "convert_fp16": turning(
+            "convert_fp16", "cvt.rn.f16.f32", "cvt.f32.f16", "b16", ((r"F2FP.*", 0.5), (r"HADD2.*", 1))
+        ),
+        "convert_bf16": turning(
+            "convert_bf16", "cvt.rn.bf16.f32", "cvt.f32.bf16", "b16", ((r"F2FP?.*", 1), (r"IMAD\.U32|SHF.*|PRMT", 1))
+        ),
     }
     return [
-        _one(unit, "arithmetic", 128, weight=3, least=90 if name == "convert_bf16" else 80)
+        _one(unit, "arithmetic", 128, weight=3, version=2, least=90 if name == "convert_bf16" else 80)
         for name, unit in units.items()
     ]
 
@@ -221,8 +227,11 @@ def _memory() -> list[Benchmark]:
 
 
 def _copies() -> list[Benchmark]:
-    """Further ways to copy DRAM: which of them comes nearest to the driver's own is measured, not known."""
-    m, place = memory, {"working_set": "dram", "check": "copy", "weight": 1}
+    """Further ways to copy DRAM: which of them comes nearest to the driver's own is measured, not known.
+
+    ``whole`` ones give every chunk a block of its own, as elementwise operators do, which reach 4.2 TB/s on an H200.
+    """
+    m, place = memory, {"working_set": "dram", "check": "copy", "weight": 1, "once": True}
     nc = "ld.global.nc.L1::no_allocate"
     short = {"extra": ((r"U?IADD.*|ULDC|S2R|LOP3.*|VIADDMNMX.*|PLOP3.*", 4.0),)}  # a short body: addresses weigh more
     ways: dict[str, tuple[Unit, int, Settings]] = {
@@ -232,6 +241,12 @@ def _copies() -> list[Benchmark]:
         "rows": (m.copy("dram_copy_rows", 8, threads=1024), 16, {"threads": 1024, "blocks_per_sm": 1}),
         "few": (m.copy("dram_copy_few", 4, threads=1024), 8, {"threads": 1024, "blocks_per_sm": 1} | short),
         "claimed": (m.claimed_copy("dram_copy_claimed", 8), 16, {"shared_byte": 16}),
+        "whole": (m.copy("dram_copy_whole", 4), 8, {"blocks_per_sm": 4, "whole": True} | short),
+        "whole_few": (
+            m.copy("dram_copy_whole_few", 2, threads=256),
+            4,
+            {"threads": 256, "blocks_per_sm": 8, "whole": True} | short,
+        ),
     }
     found = [_one(unit, "memory", steps, interleave=False, **(place | shape)) for unit, steps, shape in ways.values()]
     through = structure.bulk_there_and_back("dram_copy_bulk")
@@ -243,7 +258,7 @@ def _copies() -> list[Benchmark]:
 def _curves() -> list[Benchmark]:
     m = memory
     found = [
-        _one(m.shared(f"conflicts_{c}", 8, 4, c), "memory", 8, shared_byte=65536, curve="conflicts", at=c, weight=3)
+        _one(m.shared(f"conflicts_{c}", 8, 4, c), "memory", 8, shared_byte=65536, curve="conflicts", at=c, weight=1)
         for c in CONFLICTS
     ]
     found += [
@@ -254,7 +269,7 @@ def _curves() -> list[Benchmark]:
             working_set="dram",
             curve="coalescence",
             at=n,
-            weight=3,
+            weight=1,
         )
         for n in COALESCENCE
     ]
@@ -287,8 +302,30 @@ def _curves() -> list[Benchmark]:
     return found
 
 
+def _rates() -> list[Benchmark]:
+    """DRAM at a part of its rate: reads and copies by the clock, and reads among multiply-adds that set the pace."""
+    found, m = [], memory
+    place: Settings = {"working_set": "dram", "weight": 3}
+    for rate, (blocks, steps) in RATES.items():
+        name = f"dram_rate_{round(10 * rate):02d}"
+        unit = m.paced(m.stream(name, steps), round(blocks * 512 * 16 * steps / rate))
+        shape: Settings = place | {"blocks_per_sm": blocks, "curve": "dram_rate", "at": rate, "check": "fold"}
+        found.append(_one(unit, "structure", steps, **shape))
+    for rate, (blocks, steps) in COPY_RATES.items():
+        name = f"dram_rate_copy_{round(10 * rate):02d}"
+        unit = m.paced(m.copy(name, steps), round(blocks * 512 * 16 * 2 * steps / rate))
+        shape = place | {"blocks_per_sm": blocks, "curve": "dram_rate_copy", "at": rate, "check": "copy"}
+        found.append(_one(unit, "structure", 2 * steps, interleave=False, **shape))
+    fma = arithmetic.register_fmas()["fp32_fma"]
+    for steps in (1, 2):
+        parts = ((m.stream("dram", steps), steps), (fma, 1024))
+        found.append(Benchmark(f"dram_fma_{steps}", "structure", parts, **place))
+    return found
+
+
 def _structure() -> list[Benchmark]:
-    found = [_one(structure.divergence(w), "structure", 1, curve="divergence", at=w, weight=3) for w in WAYS]
+    place: Settings = {"curve": "divergence", "weight": 1, "version": 2}
+    found = [_one(structure.divergence(w), "structure", 1, at=w, **place) for w in WAYS]
     for warps in WARPS:
         unit = multiply_adds(f"occupancy_{warps}", chains=1)
         shape: Settings = {"threads": 32 * min(warps, 32), "blocks_per_sm": 1 if warps <= 32 else 2, "version": 2}

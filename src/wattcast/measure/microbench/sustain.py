@@ -21,6 +21,9 @@ from wattcast.measure.steady import Rule, Window, settled, window
 
 RULE = Rule(settle_s=0.35, least_ticks=8, longest_s=4.5)
 LEAST_S = 1.2  # of load before a row may end: the memory sensor averages over a second
+AGAIN_TICKS, AGAIN_S = 5, 0.85  # the same of a repetition, which says nothing of memory power
+MEMORY_S = 1.1  # of load, below which the memory sensor's average holds what went before
+LINGER_S = 0.25  # that the power cap of the load before may still be reported
 CHUNK_S = 0.02
 LOOK_S = 0.04  # between looks at the samples, which take the host a millisecond or more
 AHEAD = 4  # chunks queued before the host waits
@@ -47,6 +50,11 @@ class Bench:
     rule: Rule = field(default_factory=lambda: RULE)
     least_s: float = LEAST_S
 
+    def again(self) -> Bench:
+        """The same for a repetition: shorter where the power cap is not met."""
+        rule = replace(self.rule, least_ticks=min(self.rule.least_ticks, AGAIN_TICKS))
+        return replace(self, rule=rule, least_s=min(self.least_s, AGAIN_S))
+
 
 def sustain(bench: Bench, load: Load, row: MicroRow) -> MicroRow:
     """The row with time, power, clock and memory power of the settled load."""
@@ -63,7 +71,7 @@ def sustain(bench: Bench, load: Load, row: MicroRow) -> MicroRow:
     edges_s = started_s + np.array([zero.elapsed_time(event) for event in kept.marks]) / 1e3
     load.device.recycle(kept.marks)
     unit_s = held.whole(edges_s) / kept.per_chunk
-    return _seen(bench, row, held, unit_s, late)
+    return _seen(bench, row, held, started_s, unit_s, late)
 
 
 @dataclass
@@ -93,13 +101,16 @@ def _keep_up(bench: Bench, load: Load, mark: int, zero: Event, started_s: float)
         if time.monotonic() - started_s < bench.least_s or time.monotonic() - looked_s < LOOK_S:
             continue
         looked_s = time.monotonic()
-        kept.held = settled(bench.sampler.since(mark), started_s, bench.rule)
+        recent = bench.sampler.since(mark).between(started_s + LINGER_S, np.inf)
+        kept.held = settled(recent, started_s, bench.rule)
         if kept.held is not None:
             break
     return kept
 
 
-def _seen(bench: Bench, row: MicroRow, held: Window, unit_s: npt.NDArray[np.float64], late: bool) -> MicroRow:
+def _seen(
+    bench: Bench, row: MicroRow, held: Window, started_s: float, unit_s: npt.NDArray[np.float64], late: bool
+) -> MicroRow:
     clock, instant = held.samples.known("sm_clock_hz"), held.samples.known("instant_w")
     return replace(
         row,
@@ -112,7 +123,7 @@ def _seen(bench: Bench, row: MicroRow, held: Window, unit_s: npt.NDArray[np.floa
         max_power_w=float(instant.max()) if len(instant) else None,
         max_power_of=MAX_POWER_OF if len(instant) else "",
         idle_power_w=bench.idle_power_w,
-        memory_power_w=held.samples.last("memory_w"),
+        memory_power_w=held.samples.last("memory_w") if held.end_s - started_s >= MEMORY_S else None,
         sm_clock_hz=float(clock.mean()) if len(clock) else None,
         temperature_c=held.samples.mean("temperature_c"),
         ticks=held.ticks.intervals,

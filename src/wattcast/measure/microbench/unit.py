@@ -57,6 +57,7 @@ class Benchmark:
     threads: int = 512
     blocks_per_sm: int = 2
     share: float = 1.0  # of the multiprocessors that get blocks
+    whole: bool = False  # a block for every chunk of the buffer, once, instead of a few that walk through it
     shared_byte: int = 0  # of a block, requested at launch
     working_set: str = ""  # "", "l1", "l2" or "dram": how large the buffers are
     least: int = 80  # compute capability times ten
@@ -70,6 +71,7 @@ class Benchmark:
     interleave: bool = True
     extra: Opcodes = ()  # further instructions of an iteration
     weight: int = 5  # smaller runs earlier
+    once: bool = False  # one of several ways to the same end: measured in the first round only
     version: int = 1  # grows when the kernel changes, so that what an older one measured is measured again
 
     @property
