@@ -129,7 +129,7 @@ def prepare(benchmark: Benchmark, buffers: Buffers, cubin: bytes) -> Ready:
     blocks = sms * min(fits, benchmark.blocks_per_sm)
     size = buffers.size_of(benchmark.working_set, blocks)
     if benchmark.whole:
-        blocks = min(size // benchmark.unit.chunk, MOST_BLOCKS)
+        blocks = min(size // benchmark.unit.chunk, MOST_BLOCKS * benchmark.stamped)
         size = blocks * benchmark.unit.chunk
     texture = device.texture(buffers.a, 1 << 20) if benchmark.working_set == "texture" else 0
     return Ready(benchmark, buffers, kernel, blocks, size, texture)
@@ -182,9 +182,10 @@ def measure(bench: Bench, ready: Ready, row: MicroRow, iterations: int = 0) -> M
     once_s = ready.timed_s(iterations)
     load = Load(bench.device, lambda: ready.launch(iterations), once_s)
     row = sustain(bench, load, with_counts(row, benchmark, ready.blocks, iterations))
-    words = bench.device.download(ready.buffers.stamps, ready.blocks * STAMP_WORDS, np.uint64)
+    stamped = -(-ready.blocks // benchmark.stamped)
+    words = bench.device.download(ready.buffers.stamps, stamped * STAMP_WORDS, np.uint64)
     cycles = read_stamps(words.astype(np.uint64))
-    per_block = benchmark.count(1, iterations)
+    per_block = benchmark.count(1, iterations) * benchmark.stamped
     # under the cap the clock wanders from launch to launch: cycles, which do not, over the mean time
     capped = "sw_power_cap" in row.throttle
     clock_hz = cycles.per_sm / row.launch_s if capped and row.launch_s else cycles.clock_hz

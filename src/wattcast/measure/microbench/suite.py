@@ -226,6 +226,24 @@ def _memory() -> list[Benchmark]:
     ]
 
 
+def _thin_copies(short: Settings) -> dict[str, tuple[Unit, int, Settings]]:
+    """A block for every few KiB, a load or two for a thread: what elementwise operators launch."""
+    shapes = {
+        "thin": (1, 128, "ld.global"),
+        "thin_two": (2, 128, "ld.global"),
+        "thin_four": (4, 128, "ld.global"),
+        "thin_wide": (1, 512, "ld.global"),
+    }
+    return {
+        name: (
+            memory.block_copy(f"dram_copy_{name}", steps, threads, read),
+            2 * steps,
+            {"threads": threads, "blocks_per_sm": 2048 // threads, "whole": True, "stamped": 32} | short,
+        )
+        for name, (steps, threads, read) in shapes.items()
+    }
+
+
 def _copies() -> list[Benchmark]:
     """Further ways to copy DRAM: which of them comes nearest to the driver's own is measured, not known.
 
@@ -247,6 +265,7 @@ def _copies() -> list[Benchmark]:
             4,
             {"threads": 256, "blocks_per_sm": 8, "whole": True} | short,
         ),
+        **_thin_copies(short),
     }
     found = [_one(unit, "memory", steps, interleave=False, **(place | shape)) for unit, steps, shape in ways.values()]
     through = structure.bulk_there_and_back("dram_copy_bulk")

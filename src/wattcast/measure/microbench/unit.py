@@ -58,6 +58,7 @@ class Benchmark:
     blocks_per_sm: int = 2
     share: float = 1.0  # of the multiprocessors that get blocks
     whole: bool = False  # a block for every chunk of the buffer, once, instead of a few that walk through it
+    stamped: int = 1  # every how many blocks one writes its stamps: a timer costs short blocks much of their time
     shared_byte: int = 0  # of a block, requested at launch
     working_set: str = ""  # "", "l1", "l2" or "dram": how large the buffers are
     least: int = 80  # compute capability times ten
@@ -122,6 +123,8 @@ class Benchmark:
             advance="\n    ".join(unit.advance for unit in units if unit.advance),
             finish="\n  ".join(unit.finish for unit in units if unit.finish),
             fold=" ^ ".join(f"({unit.fold})" for unit in units),
+            begin=BEGIN if self.stamped == 1 else BEGIN_OF_SOME.format(every=self.stamped),
+            end=END if self.stamped == 1 else END_OF_SOME.format(every=self.stamped),
             words=STAMP_WORDS,
             check=CHECK_SEED,
         )
@@ -137,6 +140,18 @@ def body(parts: tuple[tuple[Unit, int], ...], interleave: bool = True) -> list[s
     placed.sort(key=lambda entry: entry[:3])
     return [unit.step(place) for _, _, place, unit in placed]
 
+
+# Stamps of every block, or of some: these alone wait for one another and read the timer.
+BEGIN = "__syncthreads();\n  const u64 begin_ns = timer_ns(), begin = clock64();"
+BEGIN_OF_SOME = (
+    "const bool stamped = blockIdx.x % {every}u == 0u;\n"
+    "  const u64 begin_ns = stamped ? timer_ns() : 0ull, begin = stamped ? (u64)clock64() : 0ull;"
+)
+END = "__syncthreads();\n  if (threadIdx.x == 0u) {\n    const unsigned place = blockIdx.x;"
+END_OF_SOME = (
+    "if (stamped) __syncthreads();\n"
+    "  if (stamped && threadIdx.x == 0u) {{\n    const unsigned place = blockIdx.x / {every}u;"
+)
 
 TEMPLATE = """\
 typedef unsigned long long u64;
@@ -154,8 +169,7 @@ extern "C" __global__ void __launch_bounds__({threads}, {blocks}) {name}({signat
   const unsigned lane = threadIdx.x & 31u, thread = blockIdx.x * {threads}u + threadIdx.x;
   unsigned state = mixed(thread * 2654435761u + seed);
   {declare}
-  __syncthreads();
-  const u64 begin_ns = timer_ns(), begin = clock64();
+  {begin}
 #pragma unroll 1
   for (int iteration = 0; iteration < iterations; ++iteration) {{
     {before}
@@ -163,11 +177,10 @@ extern "C" __global__ void __launch_bounds__({threads}, {blocks}) {name}({signat
     {advance}
   }}
   {finish}
-  __syncthreads();
-  if (threadIdx.x == 0u) {{
+  {end}
     const u64 end = clock64(), end_ns = timer_ns();
     unsigned sm; asm volatile("mov.u32 %0, %%smid;" : "=r"(sm));
-    u64 *out = stamps + {words}ull * blockIdx.x;
+    u64 *out = stamps + {words}ull * place;
     out[0] = sm; out[1] = begin; out[2] = end; out[3] = begin_ns; out[4] = end_ns;
   }}
   const unsigned folded = {fold};
