@@ -166,7 +166,7 @@ def copy(
 
 
 def block_copy(name: str, steps: int, threads: int, read: str = "ld.global.nc.L1::no_allocate") -> Unit:
-    """The same copy of the one chunk that has the block's number: few words of code before the loads are on their way."""
+    """The same copy of the chunk that has the block's number: little code before the loads are on their way."""
     p, plain = name, copy(name, steps, threads=threads, read=read)
     registers = " ".join(f"unsigned {p}{i}_{w};" for i in range(steps) for w in range(4))
     declare = f"unsigned char *const {p}_at = a + (u64)blockIdx.x * {plain.chunk}ull + threadIdx.x * 16u;"
