@@ -21,7 +21,7 @@ from wattcast.measure.kernels.steps import STEPS
 from wattcast.measure.pack import pack
 from wattcast.measure.sampler import Sampler
 from wattcast.measure.summary import markdown, summarise
-from wattcast.records import CHAINS_FILE, ChainRow, from_plain, read_lines, read_table
+from wattcast.records import CHAINS_FILE, ROWS_FILE, ChainRow, database_folder, from_plain, read_lines, read_table
 
 
 @pytest.fixture
@@ -105,3 +105,14 @@ def test_the_extra_time_is_shared_among_kernels() -> None:
     seen = summarise_chains([chain, chain | {"latency_s": 1.3e-5}], rows)
     assert seen["all"]["mean_s"] == pytest.approx(1.5e-6)
     assert seen["norm"]["share_of_chain"] == pytest.approx((0.3 + 6 / 13) / 2)
+
+
+def test_the_plan_common_to_all_cards_is_of_rows_that_ship() -> None:
+    """What is measured on every card was measured on another: otherwise cards could not be compared."""
+    shipped = read_table(database_folder("h200") / ROWS_FILE)
+    for name, kind, least in (("common", "burst", 200), ("common-sustained", "sustained", 50)):
+        specs = read_listed(Path(name))
+        known = {row["spec"] for row in shipped if row["kind"] == kind and row["chosen"] != "common"}
+        assert len(specs) >= least
+        assert {spec.chosen for spec in specs} == {"common"}
+        assert all(spec.id in known for spec in specs)

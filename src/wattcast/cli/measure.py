@@ -202,7 +202,10 @@ def kernels(
     steps: Annotated[str, typer.Option(help="Comma-separated; default all.")] = "",
     budget: Annotated[str, typer.Option(help="Stop in time, such as 540s.")] = "540s",
     plan: Annotated[
-        Path | None, typer.Option(help="Operators to measure in place of the plan (--suggest), or: training, chains.")
+        Path | None,
+        typer.Option(
+            help="Operators to measure in place of the plan (--suggest), or: training, chains, common, common-sustained."
+        ),
     ] = None,
     round_: Annotated[int, typer.Option("--round", min=1, help="Of the plan: each holds other operators.")] = 1,
     suggest: Annotated[

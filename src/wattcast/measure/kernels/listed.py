@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
+from functools import partial
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,6 @@ from wattcast.records import read_lines
 
 __all__ = ["NAMED", "from_operator", "read_listed", "write_listed"]
 
-NAMED: dict[str, Callable[[], list[Spec]]] = {"training": training_plan, "chains": members}
 _FIELDS = ("family", "operator", "layout", "rotated", "detail", "chosen")
 
 
@@ -27,8 +28,13 @@ def read_listed(path: Path) -> list[Spec]:
     if not path.is_file():
         raise BadInput(
             f"--plan: there is no file {path}. `wattcast measure kernels --suggest N --out DIR` writes one; "
-            f"`training` is the plan of gradients, caches and batch norm, `chains` the members of chains."
+            f"`training` is the plan of gradients, caches and batch norm, `chains` the members of chains, `common` and "
+            f"`common-sustained` what is measured on every card, to tell cards apart."
         )
+    return _read(path)
+
+
+def _read(path: Path) -> list[Spec]:
     found: dict[str, Spec] = {}
     for number, line in enumerate(read_lines(path), start=1):
         given = {name: line[name] for name in _FIELDS if name in line}
@@ -39,6 +45,18 @@ def read_listed(path: Path) -> list[Spec]:
     if not found:
         raise bad_value(path.name, "at least one operator", "none")
     return list(found.values())
+
+
+def _shipped(name: str) -> list[Spec]:
+    return _read(Path(str(files("wattcast.measure.kernels").joinpath(name))))
+
+
+NAMED: dict[str, Callable[[], list[Spec]]] = {
+    "training": training_plan,
+    "chains": members,
+    "common": partial(_shipped, "common_burst.jsonl"),
+    "common-sustained": partial(_shipped, "common_sustained.jsonl"),
+}
 
 
 def write_listed(path: Path, specs: Iterable[tuple[Spec, dict[str, Any]]]) -> None:
