@@ -62,7 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     kernels.add_argument(
         "--plan",
         type=Path,
-        help="operators to measure in place of the plan, one JSON object a line; or: training, chains, common, common-sustained",
+        help="operators in place of the plan, a JSON object a line; or: training, chains, common, common-sustained",
     )
     kernels.add_argument("--round", type=int, default=1, help="of the plan: each holds other operators")
     kernels.set_defaults(call=_kernels)

@@ -28,8 +28,8 @@ def read_listed(path: Path) -> list[Spec]:
     if not path.is_file():
         raise BadInput(
             f"--plan: there is no file {path}. `wattcast measure kernels --suggest N --out DIR` writes one; "
-            f"`training` is the plan of gradients, caches and batch norm, `chains` the members of chains, `common` and "
-            f"`common-sustained` what is measured on every card, to tell cards apart."
+            "`training` is the plan of gradients, caches and batch norm, `chains` the members of chains, `common` "
+            "and `common-sustained` what is measured on every card, to tell cards apart."
         )
     return _read(path)
 
