@@ -9,22 +9,29 @@ H200 database). Work that fits L2 stays there from one kernel to the next.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
 from wattcast.arrays import Array
 from wattcast.dtypes import Dtype
+from wattcast.kernels.function_cost import ISSUE_PER_CYCLE, STORE_BYTE_PER_CYCLE, cost_of
+from wattcast.kernels.grid import BLOCK_CYCLE
 from wattcast.kernels.grids import grid_of, joins_cache, special
-from wattcast.kernels.work import Columns, Condition, Reference, alignment, fill, log2, resident
+from wattcast.kernels.work import Columns, Condition, Reference, alignment, fill, kept, log2
 from wattcast.workload.graph import Elementwise, Layout
 
 _VECTOR_BLOCK, _CAST_BLOCK = 1024.0, 512.0  # elements of a block of 128 threads
 _THREADS = 2048.0  # of an SM
 _MOST_BLOCKS = 16.0  # of an SM in flight: the chip starts small blocks no faster
-# Arithmetic of an address, of each operand's, of a mask, of a special function
-_INDEX_FLOP, _OPERAND_FLOP, _MASK_FLOP, _SFU_FLOP = 130.0, 15.0, 80.0, 4.0
+# Instructions of an address, of each operand's, of a cast that loads single elements
+_INDEX_ISSUE, _OPERAND_ISSUE, _CAST_ISSUE = 65.0, 7.5, 55.0
+_SUM_ISSUE, _MAX_ISSUE = 8.0, 24.0  # of an element of a reduction: a maximum looks for NaN
+_REDUCE_BLOCK_CYCLE = 900.0  # of an SM for a block of a reduction, beside its elements
+_START_STEP = 400.0  # cycles of a function's start that count as a step
 _CAT_BLOCKS, _CAT_THREADS = 528.0, 512.0
+_ONE_BATCH = 64  # rows of a cache measured as of one batch: what is new lies together, however it was sliced
 _FEW_ROWS = 16.0  # up to here a gather loops over its rows
 _USUAL_RUN, _USUAL_COLUMNS = 64.0, 4096.0  # of a turned operand (a head), and of a row, where nothing else is said
 _SECTOR_BYTE = 30.0  # that L2 moves for each element of a transposing walk: most of a sector, from profiler counters
@@ -39,6 +46,7 @@ def elementwise(
     ops: Sequence[Elementwise], conditions: Sequence[Condition], rate: Array, reference: Reference
 ) -> tuple[list[str], Columns, Columns]:
     """Groups, work columns and features of elementwise operators and plain data movement."""
+    ops = [_as_it_lies(op, c) for op, c in zip(ops, conditions, strict=True)]
     n = np.array([float(op.n) for op in ops])
     read, write = np.array([op.read_byte for op in ops]), np.array([op.write_byte for op in ops])
     width = np.array([float(op.dtype.byte) for op in ops])
@@ -47,20 +55,29 @@ def elementwise(
     run = np.array([_run(op, c) for op, c in zip(ops, conditions, strict=True)])
     kind = np.array([_kind(op, r, r_) for op, r, r_ in zip(ops, rows, run, strict=True)])
     cold = np.array([float(_cold(op, c)) for op, c in zip(ops, conditions, strict=True)])
-    share = np.where(cold > 0, 1.0, 1.0 - resident(read + write, reference.l2_byte))
-    flop = np.array([op.flop for op in ops]) / n
-    sfu = np.array([op.sfu_op for op in ops]) / n
+    share = np.where(cold > 0, 1.0, 1.0 - kept(read + write, reference.l2_byte))
     launch = _launch(kind, n, rows, columns, width, np.array([op.dtype is not Dtype.FP32 for op in ops]), ops)
+    cost = [cost_of(op.function) for op in ops]
+    issue = _issue(kind, ops, np.array([c.issue for c in cost]), (read + write) / (n * width))
+    launch["sm_cycle"] = _sm_cycles(kind, n, write, issue, launch["units"], reference.sm_count)
+    launch["steps"] = launch["steps"] + np.array([c.start_cycle for c in cost]) / _START_STEP
+    launch["steps"] = launch["steps"] + share * np.where(kind == "reduce", launch["steps"], 1.0)
+    launch["once"] = (kind != "reduce").astype(float)
     named = [special(op) for op in ops]
-    _own_grids(launch, named, ops, reference.sm_count)
-    indexed = np.isin(kind, ("indexed", "transposed", "cat"))
-    masked = np.array([op.function in ("masked_fill", "where") for op in ops])
-    cost = np.maximum(flop, 1.0) + _SFU_FLOP * sfu + _MASK_FLOP * masked
-    cost = cost + np.where(indexed, _INDEX_FLOP + _OPERAND_FLOP * (read + write) / (n * width), 0.0)
+    _own_grids(launch, named, ops, reference.sm_count, share)
+    filled = np.array([op.function == "masked_fill" for op in ops])  # in a copy, which is a kernel of its own
+    launch["launches"] = launch["launches"] + filled
+    launch["between_byte"] = launch["between_byte"] + np.where(filled, 2.0 * width * n, 0.0)
     moved = read + write + np.where(kind == "transposed", (_SECTOR_BYTE - width) * n, 0.0)
+    each = np.maximum(launch["units"] / reference.sm_count, 1.0)
+    rounds = launch["units"] / (launch["slots"] * reference.sm_count)
     work = {
-        **launch,
-        "unit_flop": cost * n / launch["units"],
+        "units": launch["units"],
+        "slots": launch["slots"],
+        "launches": launch["launches"],
+        "between_byte": launch["between_byte"],
+        "steps": np.where(launch["once"] > 0, launch["steps"] / np.maximum(rounds, 1.0), launch["steps"]),
+        "unit_flop": rate * launch["sm_cycle"] / each,
         "l2_byte": moved,
         "shared_byte": moved + read + write,
         "dram_read_byte": read * share,
@@ -75,17 +92,17 @@ def elementwise(
         "byte_per_element": (read + write) / n,
         "width": width,
         "out_width": np.array([float((op.out_dtype or op.dtype).byte) for op in ops]),
-        "flop_per_element": flop,
-        "sfu_per_element": sfu,
+        "flop_per_element": issue,
+        "sfu_per_element": np.array([c.start_cycle for c in cost]),
         "layout": np.array([_LAYOUT[op.layout] for op in ops]),
         "align_n": alignment(n),
         "moving": np.array([float(_MOVING.index(op.function) + 1 if op.function in _MOVING else 0) for op in ops]),
         "reducing": np.array([float(op.function in _REDUCING) for op in ops]),
         "widest": np.array([float(op.function == "max") for op in ops]),
-        "masked": masked.astype(float),
+        "masked": np.array([float(op.function in ("masked_fill", "where")) for op in ops]),
         "cold": cold,
         "fill": fill(launch["units"], launch["slots"] * reference.sm_count),
-        "rounds": np.log2(launch["units"] / (launch["slots"] * reference.sm_count)),
+        "rounds": np.log2(rounds),
         "extent_rows": log2(rows),
         "extent_columns": log2(columns),
         "align_columns": alignment(columns),
@@ -99,16 +116,44 @@ def _cold(op: Elementwise, condition: Condition) -> bool:
     return condition.rotated == "all" or (condition.rotated != "none" and joins_cache(op))
 
 
-def _own_grids(launch: Columns, named: Sequence[str], ops: Sequence[Elementwise], sm_count: float) -> None:
+def _as_it_lies(op: Elementwise, condition: Condition) -> Elementwise:
+    """The operator as the campaign ran it: the slice behind a cache of one batch has no holes."""
+    whole = condition.rows and condition.rows <= _ONE_BATCH and op.layout is Layout.STRIDED and joins_cache(op)
+    return replace(op, layout=Layout.CONTIGUOUS) if whole else op
+
+
+def _issue(kind: Names, ops: Sequence[Elementwise], issue: Array, operands: Array) -> Array:
+    """Instructions an element."""
+    addressed = np.isin(kind, ("indexed", "transposed", "cat"))
+    found = np.where(addressed, issue + _INDEX_ISSUE + _OPERAND_ISSUE * operands, issue)
+    found = np.where(kind == "unrolled", _CAST_ISSUE, found)
+    widest = np.array([op.function == "max" for op in ops])
+    return np.where(kind == "reduce", np.where(widest, _MAX_ISSUE, _SUM_ISSUE), found)
+
+
+def _sm_cycles(kind: Names, n: Array, write: Array, issue: Array, units: Array, sm_count: float) -> Array:
+    """Cycles of the busiest SM: to issue, to store, or to take a block after another."""
+    spread = np.minimum(units, sm_count)
+    issued, stored = n * issue / ISSUE_PER_CYCLE / spread, write / STORE_BYTE_PER_CYCLE / spread
+    blocks = np.maximum(units / sm_count, 1.0)
+    found = np.where(kind == "reduce", issued + blocks * _REDUCE_BLOCK_CYCLE, np.maximum(issued, stored))
+    return np.where(kind == "gather", np.maximum(found, blocks * BLOCK_CYCLE), found)
+
+
+def _own_grids(
+    launch: Columns, named: Sequence[str], ops: Sequence[Elementwise], sm_count: float, missing: Array
+) -> None:
     """Put in the grids of kinds that have one of their own."""
     for i, (name, op) in enumerate(zip(named, ops, strict=True)):
-        grid = grid_of(name, op, sm_count) if name else None
+        grid = grid_of(name, op, sm_count, float(missing[i])) if name else None
         if grid is not None:
             for column in _GRID:
                 launch[column][i] = getattr(grid, column)
+            if grid.sm_cycle:
+                launch["sm_cycle"][i] = grid.sm_cycle
 
 
-_GRID = ("units", "steps", "slots", "launches", "between_byte")
+_GRID = ("units", "steps", "slots", "launches", "between_byte", "once")
 
 
 def _rows(op: Elementwise, condition: Condition) -> float:
