@@ -17,14 +17,16 @@ from wattcast.workload.graph import Elementwise, Layout
 
 _WARP = 32.0
 # SM cycles of a warp's step, from times of the kernels on an H200: normalising channels first, channels last
-_STEP_CYCLE, _LAST_STEP_CYCLE = 16.3, 11.7
+_STEP_CYCLE, _LAST_STEP_CYCLE, _CUDNN_LAST_CYCLE = 12.2, 11.7, 24.0
+_FROM_MEMORY = 0.33  # more of them where operands come from device memory
 _MOST_BLOCKS = 262144.0  # of a normalisation
 _STATISTICS_THREADS, _STATISTICS_SLOTS = 512.0, 2.0
 _REDUCE_STEPS = 6.0  # a sum over a block takes about as long as six loads
 _PARTS, _LAST_CHANNELS, _LAST_THREADS = 128.0, 32.0, 16.0  # channels last: parts, and a block's channels and rows
 _FEWEST_PARTS = 8.0  # of sums that meet in memory
 _LAST_LOADS = 4.0  # a thread has in flight
-_CUDNN_STEPS = 0.6  # loads of cuDNN's threads, each of several values, against one of single values
+# cuDNN keeps a channel of up to so many values on its SM and loads it at once; loads against those of single values
+_CUDNN_KEPT, _CUDNN_STEPS, _CUDNN_LAST_STEPS, _CUDNN_REDUCE_STEPS = 32768.0, 0.25, 0.4, 8.0
 _CUDNN_LAST_BLOCKS = 2.0  # an SM, channels last
 
 
@@ -42,7 +44,7 @@ def batch_norm(op: Elementwise, sm_count: float, missing: float) -> Grid | None:
     shape = _shape(op)
     if shape is None:
         return None
-    blocks, steps, slots, cycle = _normalise(shape, sm_count)
+    blocks, steps, slots, cycle = _normalise(shape, sm_count, missing)
     return Grid(blocks, waits(steps, missing), slots, 1.0 if shape.cudnn else 3.0, 0.0, cycle, True)
 
 
@@ -51,10 +53,10 @@ def batch_norm_train(op: Elementwise, sm_count: float, missing: float) -> Grid |
     shape = _shape(op)
     if shape is None:
         return None
-    blocks, steps, slots = _statistics(shape, sm_count)
     if shape.cudnn:
-        return Grid(blocks, waits(_CUDNN_STEPS * steps, missing), slots, 1.0 + shape.last)
-    _, after, _, cycle = _normalise(shape, sm_count)
+        return _cudnn(shape, sm_count, missing)
+    blocks, steps, slots = _statistics(shape, sm_count)
+    _, after, _, cycle = _normalise(shape, sm_count, missing)
     launches = 3.0 + (shape.last and blocks > ceil(shape.channels / _LAST_CHANNELS))
     return Grid(blocks, waits(steps, missing) + after, slots, launches, sm_cycle=cycle)
 
@@ -64,10 +66,22 @@ def batch_norm_grad(op: Elementwise, sm_count: float, missing: float) -> Grid | 
     shape = _shape(op)
     if shape is None:
         return None
-    blocks, steps, slots = _statistics(shape, sm_count)
     if shape.cudnn:
-        return Grid(blocks, waits(_CUDNN_STEPS * steps, missing), slots, 1.0 + shape.last)
-    return Grid(blocks, waits(2.0 * steps, missing), slots, 3.0 if shape.last else 1.0)
+        return _cudnn(shape, sm_count, missing)
+    blocks, steps, slots = _statistics(shape, sm_count)
+    if shape.last:  # several loads in flight
+        return Grid(blocks, waits(steps, missing), slots, 3.0)
+    return Grid(blocks, waits(2.0 * steps, 2.0 * missing), slots)
+
+
+def _cudnn(shape: _Shape, sm_count: float, missing: float) -> Grid:
+    """One kernel for sums and results."""
+    blocks, steps, slots = _statistics(shape, sm_count)
+    walk = steps - _REDUCE_STEPS
+    if shape.last:
+        return Grid(blocks, waits(_CUDNN_LAST_STEPS * walk, missing), slots, 2.0)
+    share = _CUDNN_STEPS if shape.pixels * shape.pictures <= _CUDNN_KEPT else 1.0
+    return Grid(blocks, _CUDNN_REDUCE_STEPS + waits(share * walk, missing), slots)
 
 
 def _shape(op: Elementwise) -> _Shape | None:
@@ -78,19 +92,20 @@ def _shape(op: Elementwise) -> _Shape | None:
     return _Shape(channels, pixels, pictures, op.layout is Layout.TRANSPOSED, op.dtype is Dtype.FP32)
 
 
-def _normalise(shape: _Shape, sm_count: float) -> tuple[float, float, float, float]:
+def _normalise(shape: _Shape, sm_count: float, missing: float) -> tuple[float, float, float, float]:
     """Blocks, steps, slots and SM cycles of the pass that scales."""
     if shape.last:
         blocks, values = _last(shape, sm_count)
         warps = _LAST_CHANNELS * _LAST_THREADS / _WARP
-        cycle = blocks / sm_count * max(warps * values * _LAST_STEP_CYCLE, BLOCK_CYCLE)
+        each = _CUDNN_LAST_CYCLE if shape.cudnn else _LAST_STEP_CYCLE
+        cycle = blocks / sm_count * max(warps * values * each, BLOCK_CYCLE)
         return blocks, ceil(values / _LAST_LOADS), SM_THREADS / (warps * _WARP), cycle
     threads = max(_threads(shape.pixels / 4.0), min(_threads(shape.pixels), 64.0))
     high = max(64.0 // threads, 1.0)
     groups = max(1.0, min(_MOST_BLOCKS // shape.channels, ceil(shape.pictures / high)))
     steps = ceil(shape.pixels / threads) * max(shape.pictures / (high * groups), 1.0)
     blocks = shape.channels * groups
-    each = max(threads * high / _WARP * steps * _STEP_CYCLE, BLOCK_CYCLE)
+    each = max(threads * high / _WARP * steps * _STEP_CYCLE * (1.0 + _FROM_MEMORY * missing), BLOCK_CYCLE)
     return blocks, steps, min(SM_THREADS / (threads * high), 32.0), max(blocks / sm_count, 1.0) * each
 
 

@@ -55,7 +55,7 @@ def elementwise(
     run = np.array([_run(op, c) for op, c in zip(ops, conditions, strict=True)])
     kind = np.array([_kind(op, r, r_) for op, r, r_ in zip(ops, rows, run, strict=True)])
     cold = np.array([float(_cold(op, c)) for op, c in zip(ops, conditions, strict=True)])
-    share = np.where(cold > 0, 1.0, 1.0 - kept(read + write, reference.l2_byte))
+    share = np.where(cold > 0, 1.0, 1.0 - kept(read + write - _again(ops), reference.l2_byte))
     launch = _launch(kind, n, rows, columns, width, np.array([op.dtype is not Dtype.FP32 for op in ops]), ops)
     cost = [cost_of(op.function) for op in ops]
     issue = _issue(kind, ops, np.array([c.issue for c in cost]), (read + write) / (n * width))
@@ -114,6 +114,13 @@ def elementwise(
 def _cold(op: Elementwise, condition: Condition) -> bool:
     """Whether operands come from device memory: made so on purpose, or a cache."""
     return condition.rotated == "all" or (condition.rotated != "none" and joins_cache(op))
+
+
+def _again(ops: Sequence[Elementwise]) -> Array:
+    """Bytes that an operator reads a second time."""
+    twice = {"batchnorm_train": 1.0, "batchnorm_grad": 2.0}
+    again = np.array([twice.get(op.function, 0.0) * op.n * op.dtype.byte for op in ops])
+    return np.minimum(again, [op.read_byte / 2.0 for op in ops])
 
 
 def _as_it_lies(op: Elementwise, condition: Condition) -> Elementwise:

@@ -24,7 +24,7 @@ _PARAMETER_CYCLE = 0.6  # of an SM for a parameter where sizes are even, from ti
 _FEW_INDICES = 3072.0  # up to here the gradient of a table is one kernel
 _SORTED_LAUNCHES = 31.0  # beyond, indices are sorted: eight passes, their set-up, and the sums
 _SORTED_CYCLE = 2.85  # of an SM for an element in those sums: 5.7 ns a block of 1024 threads, twice
-_POOL_THREADS = 256.0
+_POOL_THREADS, _MOST_PLANES = 256.0, 65535.0
 _POOL_CYCLE, _POOL_WARP_CYCLE = 3.9, 92.0  # of an SM for a result, and for a warp of pixels in the gradient
 
 
@@ -108,8 +108,10 @@ def _pool_grad(op: Elementwise, sm_count: float, missing: float) -> Grid:
     """Zeros first; then a block for 256 pixels of a plane, a thread a pixel, which walks over the windows above it."""
     planes = float(op.rows or 1)
     pixels = op.n / planes
-    blocks = planes * ceil(pixels / _POOL_THREADS)
-    each = max(_POOL_WARP_CYCLE * ceil(pixels / 32.0) * planes / blocks, BLOCK_CYCLE)
+    across = ceil(pixels / _POOL_THREADS)
+    blocks = min(planes, _MOST_PLANES) * across
+    again = 1.0 + (max(planes / _MOST_PLANES, 1.0) - 1.0) / 3.0  # a block's further planes load while it computes
+    each = again * max(_POOL_WARP_CYCLE * ceil(pixels / 32.0) / across, 2.0 * BLOCK_CYCLE)
     return Grid(blocks, 4.0, SM_THREADS / _POOL_THREADS, 2.0, 0.0, each * max(blocks / sm_count, 1.0), True)
 
 
