@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from wattcast.arrays import Array
-from wattcast.kernels.row_grids import casts, padded, rows_of_warp, softmax_kernel, walk_of
+from wattcast.kernels.row_grids import casts, met_again, padded, rows_of_warp, softmax_kernel, walk_of
 from wattcast.kernels.work import Columns, Condition, Reference, alignment, fill, kept, log2
 from wattcast.workload.graph import RowReduction
 
@@ -47,7 +47,7 @@ def row_reductions(
     )
     layer = np.array([op.kind == "layernorm" for op in ops])
     # a long row of a layer norm is not met again in L1; its scalar kernels load weights with every row
-    again = np.where(layer, np.clip((dim * width - 6e3) / 8e3, 0.0, 1.0), 0.1)
+    again = np.where(layer, [met_again(op.dim * op.dtype.byte) for op in ops], np.clip(dim * width / 2e4 - 0.5, 0.1, 1.0))
     scalar = np.where(backward, 1.0, np.where(layer, 1.0, 0.0) + _SCALAR_PASSES)
     passes = np.where(softmax, 1.0, np.where(vector, 1.0 + again, scalar))
     looped = softmax & np.array([softmax_kernel(op) == "loop" for op in ops])
@@ -56,13 +56,14 @@ def row_reductions(
     between = between + np.where(softmax & backward, 3.0 * rows * dim * width, 0.0)
     share, cold = _missing(read + write + between, conditions, reference)
     # rows in flight are read again from L2, or from device memory where they do not fit together
-    flown = np.minimum(rows, 2.0 * reference.sm_count) * dim * width
-    rereads = np.where(looped & ~backward, 2.0 * (1.0 - kept(flown, reference.l2_byte)), 0.0)
+    slots = np.floor(_THREADS / threads)
+    flown = np.minimum(rows, slots * reference.sm_count) * dim * width
+    rereads = np.where(softmax, np.where(looped & ~backward, 2.0, 0.0), np.where(vector, again, 1.0))
+    rereads = rereads * (1.0 - kept(flown, reference.l2_byte)) * (share > 0)
     # the gradient of a norm reads gradient and input once for the input's and once more for the weights'
     twice = np.where(~softmax & backward, 2.0, 1.0)
-    slots = np.floor(_THREADS / threads)
     rounds = np.maximum(units / (slots * reference.sm_count), 1.0)
-    steps, unit_flop = _REDUCE_STEPS + np.ceil(dim / sweep), per_unit * wide * flop
+    steps, unit_flop = _REDUCE_STEPS + np.ceil(dim / sweep) * (1.0 + share), per_unit * wide * flop
     for i, op in enumerate(ops):
         walk = walk_of(op, reference.sm_count, float(share[i]))
         if walk is not None:

@@ -16,15 +16,20 @@ from wattcast.dtypes import Dtype
 from wattcast.kernels.grid import waits
 from wattcast.workload.graph import RowReduction
 
-WARP_ROW, WARP_ROW_BACKWARD = 2048, 1024  # longest rows given to one warp
+WARP_ROW, WARP_ROW_ELSE = 2048, 1024  # longest rows given to one warp; of a gradient, or where it casts by itself
 REGISTER_ROW = 9216  # longest row kept in registers
 _BLOCK = 1024.0
 _TWO_BLOCKS = 6.0  # elements a thread may hold for an SM to take two blocks
-# SM cycles: of an element of a warp's row, of such a row, of a thousand elements in registers (two blocks, one), of a
-# row walked thrice, of its elements, of an element cast beforehand
-_WARP_CYCLE, _WARP_ROW_CYCLE, _HELD_CYCLE, _HELD_ALONE_CYCLE = 0.372, 6.0, 750.0, 1000.0
-_WALK_ROW_CYCLE, _WALK_CYCLE, _CAST_CYCLE = 2000.0, 0.41, 0.7
-_BACKWARD_CYCLE = 0.47  # of an element of a gradient
+# SM cycles of a warp's row: each lane's place in it, each element, the row; the same of 2,048 places, which take so
+# many registers that fewer warps fit
+_WARP_CYCLES, _WIDEST_CYCLES = (0.25, 0.12, 6.0), (0.2, 0.33, 6.0)
+# SM cycles: of a thousand elements in registers (two blocks, one), of a row walked thrice, of its elements, of an
+# element cast beforehand
+_HELD_CYCLE, _HELD_ALONE_CYCLE, _WALK_ROW_CYCLE, _WALK_CYCLE, _CAST_CYCLE = 750.0, 1000.0, 2000.0, 0.41, 0.7
+_SOFTMAX_BACKWARD_CYCLE = 0.47  # of an element
+# SM cycles of an element of a norm's gradient: at all, a byte of it, and a byte that L1 does not hold until it is met
+# again
+_BACKWARD_CYCLES = (0.2, 0.11, 0.12)
 _GRADIENT_ROWS = 32.0  # that a block of the weights' gradient takes at a time
 _RMS_SHARE = 0.75  # of a step of it without a mean
 
@@ -57,9 +62,9 @@ def casts(op: RowReduction) -> bool:
 
 def softmax_kernel(op: RowReduction) -> str:
     """``warp``, ``block`` (in registers; not where it casts by itself) or ``loop``."""
-    if op.dim <= (WARP_ROW_BACKWARD if op.backward else WARP_ROW):
-        return "warp"
     fused = op.out_dtype is not None and op.out_dtype is not op.dtype and not casts(op)
+    if op.dim <= (WARP_ROW_ELSE if op.backward or fused else WARP_ROW):
+        return "warp"
     return "block" if op.dim <= REGISTER_ROW and not fused and not op.backward else "loop"
 
 
@@ -82,7 +87,8 @@ def _softmax(op: RowReduction, sm_count: float, missing: float) -> Walk:
     if kernel == "warp":
         held = padded(op.dim)
         steps = max(held / 32.0, 1.0) * rows_of_warp(op.dim)
-        cycle = max(op.rows / sm_count, 1.0) * (_WARP_CYCLE * held + _WARP_ROW_CYCLE)
+        place, element, row = _WIDEST_CYCLES if held >= WARP_ROW else _WARP_CYCLES
+        cycle = max(op.rows / sm_count, 1.0) * (place * held + element * op.dim + row)
         return Walk(waits(steps, 0.5 * missing), cycle)
     each = ceil(op.dim / _BLOCK)
     if kernel == "block":
@@ -90,25 +96,38 @@ def _softmax(op: RowReduction, sm_count: float, missing: float) -> Walk:
         cycle = each * (_HELD_CYCLE if two else _HELD_ALONE_CYCLE)
         return Walk(4.0 + waits(4.0 * each, missing), _in_rounds(op.rows, sm_count, 2.0 if two else 1.0) * cycle)
     return Walk(
-        12.0 + waits(2.0 * each, missing),
+        12.0 + waits(2.0 * each, 0.3 * missing),
         _in_rounds(op.rows, sm_count, 2.0) * (_WALK_ROW_CYCLE + _WALK_CYCLE * op.dim),
     )
 
 
 def _in_rounds(rows: float, sm_count: float, blocks: float) -> float:
-    """Blocks of the busiest SM: whole rounds once there is more than one."""
+    """Blocks of the busiest SM: whole rounds once there is more than one; a block alone takes its steps' time."""
     at_once = sm_count * blocks
-    return blocks * ceil(rows / at_once) if rows > at_once else rows / sm_count
+    if rows > at_once:
+        return blocks * ceil(rows / at_once)
+    return rows / sm_count if rows > sm_count else 0.0
 
 
 def _softmax_gradient(op: RowReduction, sm_count: float, missing: float) -> Walk:
     each = max(padded(op.dim) / 32.0, 1.0) if softmax_kernel(op) == "warp" else 12.0 + 2.0 * ceil(op.dim / _BLOCK)
-    return Walk(waits(each, 0.5 * missing), _BACKWARD_CYCLE * op.elements / sm_count)
+    return Walk(waits(each, 0.5 * missing), _SOFTMAX_BACKWARD_CYCLE * op.elements / sm_count)
 
 
 def _gradient(op: RowReduction, sm_count: float, missing: float) -> Walk:
     share = _RMS_SHARE if op.kind == "rmsnorm" else 1.0
     crowd = max(ceil(op.dim / 32.0) / sm_count, 1.0)
     weights = ceil(op.rows / _GRADIENT_ROWS) * share * crowd
-    own = 8.0 + ceil(op.dim / 512.0)
-    return Walk(own + waits(weights, 0.3 * missing), _BACKWARD_CYCLE * op.elements / sm_count)
+    own = 8.0 + (ceil(op.dim / 512.0) if op.dim % 4 == 0 else ceil(op.dim / 64.0))
+    always, byte, again = _BACKWARD_CYCLES
+    each = always + op.dtype.byte * (byte + again * met_again(op.dim * op.dtype.byte))
+    return Walk(own + waits(weights, 0.3 * missing), each * op.elements / sm_count)
+
+
+def met_again(row_byte: float) -> float:
+    """Share of a row that L1 no longer holds when a norm comes back to it.
+
+    >>> met_again(4096.0), met_again(16384.0)
+    (0.0, 1.0)
+    """
+    return min(max((row_byte - 6e3) / 8e3, 0.0), 1.0)
