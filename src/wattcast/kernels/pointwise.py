@@ -11,17 +11,15 @@ from collections.abc import Sequence
 import numpy as np
 
 from wattcast.arrays import Array
-from wattcast.kernels.row_grids import casts, met_again, padded, rows_of_warp, softmax_kernel, walk_of
+from wattcast.kernels.row_grids import casts, met_again, rows_of_warp, softmax_kernel, walk_of
 from wattcast.kernels.work import Columns, Condition, Reference, alignment, fill, kept, log2
 from wattcast.workload.graph import RowReduction
 
-_LANES = 32.0
 _THREADS = 2048.0  # of an SM
 # How often a byte crosses the banks of shared memory and L1, from profiler counters on an H200: once filled and once
 # read where a kernel streams; more where a row is walked several times.
 _SOFTMAX_CROSSINGS, _VECTOR_CROSSINGS, _SCALAR_CROSSINGS = 2.7, 3.7, 12.0
 _SCALAR_PASSES = 3.0  # of a norm that loads single elements, through L2
-_REDUCE_STEPS = 4.0  # a reduction over a block takes about as long as four loads
 
 
 def row_reductions(
@@ -37,11 +35,8 @@ def row_reductions(
     warp = softmax & np.array([softmax_kernel(op) == "warp" for op in ops])  # a warp takes a row or two, a block four
     per_unit = np.where(warp, [4.0 * rows_of_warp(op.dim) for op in ops], 1.0)
     units = np.ceil(rows / per_unit)
-    wide = np.where(warp, [padded(op.dim) for op in ops], np.ceil(dim / _LANES) * _LANES)
     vector = ~softmax & (dim % 4 == 0)
     threads = np.where(vector | warp | backward, 128.0, np.where(softmax, 1024.0, 512.0))
-    sweep = np.where(vector, 512.0, threads)  # elements a block loads at a time
-    flop = np.array([op.flop for op in ops]) / (rows * dim)
     crossings = np.where(
         softmax, np.where(warp, 2.0, _SOFTMAX_CROSSINGS), np.where(vector, _VECTOR_CROSSINGS, _SCALAR_CROSSINGS)
     )
@@ -63,16 +58,12 @@ def row_reductions(
     # the gradient of a norm reads gradient and input once for the input's and once more for the weights'
     twice = np.where(~softmax & backward, 2.0, 1.0)
     rounds = np.maximum(units / (slots * reference.sm_count), 1.0)
-    steps, unit_flop = _REDUCE_STEPS + np.ceil(dim / sweep) * (1.0 + share), per_unit * wide * flop
-    for i, op in enumerate(ops):
-        walk = walk_of(op, reference.sm_count, float(share[i]))
-        if walk is not None:
-            steps[i] = walk.steps / rounds[i]
-            unit_flop[i] = rate[i] * walk.sm_cycle / max(units[i] / reference.sm_count, 1.0)
+    walks = [walk_of(op, reference.sm_count, float(missing)) for op, missing in zip(ops, share, strict=True)]
+    cycles = np.array([walk.sm_cycle for walk in walks])
     work = {
         "units": units,
-        "unit_flop": unit_flop,
-        "steps": steps,
+        "unit_flop": rate * cycles / np.maximum(units / reference.sm_count, 1.0),
+        "steps": np.array([walk.steps for walk in walks]) / rounds,
         "launches": np.array([_row_launches(op) for op in ops]),
         "l2_byte": read * np.where(looped & ~backward, 3.0, passes) * twice + write,
         "between_byte": between,

@@ -30,6 +30,10 @@ _SOFTMAX_BACKWARD_CYCLE = 0.47  # of an element
 # SM cycles of an element of a norm's gradient: at all, a byte of it, and a byte that L1 does not hold until it is met
 # again
 _BACKWARD_CYCLES = (0.2, 0.11, 0.12)
+# SM cycles of a row of a norm and of its bytes, four elements at a time; of an element where each is loaded alone
+_NORM_CYCLES, _SCALAR_CYCLE = {"layernorm": (215.0, 0.15), "rmsnorm": (150.0, 0.08)}, 0.03
+_FP32_ROW_CYCLE = 80.0  # more, of a row of fp32
+_REDUCE_STEPS = 4.0  # a reduction over a block takes about as long as four loads
 _GRADIENT_ROWS = 32.0  # that a block of the weights' gradient takes at a time
 _RMS_SHARE = 0.75  # of a step of it without a mean
 
@@ -42,12 +46,12 @@ class Walk:
     sm_cycle: float
 
 
-def walk_of(op: RowReduction, sm_count: float, missing: float) -> Walk | None:
-    """How the operator walks, ``missing`` being the share of its bytes that L2 does not hold; None: as others."""
+def walk_of(op: RowReduction, sm_count: float, missing: float) -> Walk:
+    """How the operator walks, ``missing`` being the share of its bytes that L2 does not hold."""
     if op.backward:
         return _softmax_gradient(op, sm_count, missing) if op.kind == "softmax" else _gradient(op, sm_count, missing)
     if op.kind != "softmax":
-        return None
+        return _norm(op, sm_count, missing)
     found = _softmax(op, sm_count, missing)
     if not casts(op):
         return found
@@ -112,6 +116,16 @@ def _in_rounds(rows: float, sm_count: float, blocks: float) -> float:
 def _softmax_gradient(op: RowReduction, sm_count: float, missing: float) -> Walk:
     each = max(padded(op.dim) / 32.0, 1.0) if softmax_kernel(op) == "warp" else 12.0 + 2.0 * ceil(op.dim / _BLOCK)
     return Walk(waits(each, 0.5 * missing), _SOFTMAX_BACKWARD_CYCLE * op.elements / sm_count)
+
+
+def _norm(op: RowReduction, sm_count: float, missing: float) -> Walk:
+    loads = ceil(op.dim / 512.0)
+    if op.dim % 4:  # single elements, in blocks of 512 threads that wait for one another's sums
+        rounds = max(op.rows / (4.0 * sm_count), 1.0)
+        return Walk((_REDUCE_STEPS + loads) * rounds + loads * missing, op.rows / sm_count * _SCALAR_CYCLE * op.dim)
+    row, byte = _NORM_CYCLES[op.kind]
+    cycle = row + byte * op.dim * op.dtype.byte + (_FP32_ROW_CYCLE if op.dtype is Dtype.FP32 else 0.0)
+    return Walk(_REDUCE_STEPS + waits(loads, missing), op.rows / sm_count * cycle)
 
 
 def _gradient(op: RowReduction, sm_count: float, missing: float) -> Walk:
