@@ -11,11 +11,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from wattcast.arrays import Array
+from wattcast.kernels.splits import cudnn_parts, flash_parts
 from wattcast.kernels.work import Columns, Condition, Reference, fill, log2, resident
 from wattcast.workload.graph import Attention
 
+Mask = npt.NDArray[np.bool_]
 DECODE_QUERIES = 16  # up to here the kernels split the cache rather than the queries
 _BLOCK_Q, _BLOCK_KV = 128.0, 128.0
 _BACKWARD_LAUNCHES = 3.0  # as cuDNN's, in whole models on an H200
@@ -36,22 +39,26 @@ def attentions(
     read, write = column("read_byte"), column("write_byte")
     flop, backward = column("flop"), column("backward")
     rows = np.where(decode, 1.0, np.ceil(q / _BLOCK_Q))
-    cut = np.where(decode, np.clip(np.floor(reference.sm_count / (batch * kv_heads)), 1.0, np.ceil(kv / 256.0)), 1.0)
+    flash = np.array([float(c.backend == "flash") for c in conditions])
+    cut = np.array([_parts(op, bool(f), reference.sm_count) for op, f in zip(ops, flash, strict=True)])
     units = batch * np.where(decode, kv_heads, heads) * rows * cut
     keys = np.ceil(kv / cut / _BLOCK_KV)
     padded_q = np.where(decode, 64.0, _BLOCK_Q)
     products = flop / np.maximum(2.0 * batch * heads * q * kv * kept, 1.0)  # head dimensions of all products
-    unit_flop = 2.0 * padded_q * keys * _BLOCK_KV * products * kept
+    met = _met(column("causal") > 0, kept, rows, keys)
+    unit_flop = 2.0 * padded_q * keys * _BLOCK_KV * products * met
     cold = np.array(
         [c.rotated == "all" or (c.rotated != "none" and bool(d)) for c, d in zip(conditions, decode, strict=True)]
     )
     share = np.where(cold, 1.0, 1.0 - resident(read + write, reference.l2_byte))
-    flash = np.array([float(c.backend == "flash") for c in conditions])
-    loads = np.where(decode, read, units * keys * _BLOCK_KV * kept * 2.0 * dim * width + read)
+    loads = np.where(decode, read, units * keys * _BLOCK_KV * met * 2.0 * dim * width + read)
+    slots = np.where(decode, np.where(flash > 0, 2.0, 4.0), 1.0)
+    rounds = np.maximum(units / (slots * reference.sm_count), 1.0)
+    whole = np.where(decode & (flash > 0), np.ceil(rounds) / rounds, 1.0)  # of blocks equally long
     work = {
         "units": units,
         "unit_flop": unit_flop,
-        "steps": keys * np.where(decode, 1.0, kept),
+        "steps": keys * np.where(decode, 1.0, met) * whole,
         "launches": np.where(backward > 0, _BACKWARD_LAUNCHES, 1.0 + (decode & (cut > 1))),
         "between_byte": np.where(backward > 0, 2.0 * 4.0 * batch * heads * q * dim, 0.0),
         "l2_byte": loads + write,
@@ -59,7 +66,7 @@ def attentions(
         "shared_byte": np.where(decode, read, loads) * np.where(decode, 2.6, 3.6) * np.where(flash > 0, 1.9, 1.0),
         "dram_read_byte": read * share,
         "dram_write_byte": write * share,
-        "slots": np.where(decode, 4.0, 1.0),
+        "slots": slots,
     }
     group = [_group(op, bool(d), c.backend) for op, d, c in zip(ops, decode, conditions, strict=True)]
     features = {
@@ -81,6 +88,22 @@ def attentions(
         "log_cut": log2(cut),
     }
     return group, work, features
+
+
+def _parts(op: Attention, flash: bool, sm_count: float) -> float:
+    """Parts that the keys are cut into."""
+    if op.q_len > DECODE_QUERIES or op.backward:
+        return 1.0
+    blocks = float(op.batch * op.kv_heads)
+    if flash:
+        return flash_parts(blocks, op.kv_len, op.head_dim, sm_count)
+    return cudnn_parts(blocks, op.kv_len, sm_count)
+
+
+def _met(causal: Mask, kept: Array, rows: Array, keys: Array) -> Array:
+    """Share of the blocks of keys that blocks of queries walk over: those on a causal diagonal count whole."""
+    whole = (keys - np.minimum(rows, keys) + (np.minimum(rows, keys) + 1.0) / 2.0) / keys
+    return np.where(causal & (rows > 1), np.maximum(kept, whole), kept)
 
 
 def _group(op: Attention, decode: bool, backend: str) -> str:
