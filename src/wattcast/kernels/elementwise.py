@@ -120,7 +120,7 @@ def _again(ops: Sequence[Elementwise]) -> Array:
     """Bytes that an operator reads a second time."""
     twice = {"batchnorm_train": 1.0, "batchnorm_grad": 2.0}
     again = np.array([twice.get(op.function, 0.0) * op.n * op.dtype.byte for op in ops])
-    return np.minimum(again, [op.read_byte / 2.0 for op in ops])
+    return np.asarray(np.minimum(again, [op.read_byte / 2.0 for op in ops]))
 
 
 def _as_it_lies(op: Elementwise, condition: Condition) -> Elementwise:

@@ -5,15 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 SM_THREADS = 2048.0
-BLOCK_CYCLE = 150.0  # of an SM for a block however small: 0.62 ns a block on 132 SMs at 1.85 GHz (gathers, batch norm)
+# Cycles of an SM for a block however small: 0.62 ns a block on 132 SMs at 1.85 GHz, of gathers and batch norm
+BLOCK_CYCLE = 150.0
 
 
 @dataclass(frozen=True)
 class Grid:
     """Blocks, dependent steps of one, blocks an SM holds, kernels, bytes they hand one another, and SM cycles.
 
-    ``sm_cycle`` is what the blocks cost the busiest SM; 0: what their elements say. ``once``: that holds what rounds of
-    blocks take, so that only the first pays for its steps.
+    ``sm_cycle`` is what the blocks cost the busiest SM; 0: what their elements say. ``once``: that holds what rounds
+    of blocks take, so that only the first pays for its steps.
     """
 
     units: float

@@ -60,8 +60,10 @@ _BY_FUNCTION = {
 
 
 def grid_of(kind: str, op: Elementwise, sm_count: float, missing: float) -> Grid | None:
-    """How the work of ``op`` is cut, ``missing`` being the share of its bytes that L2 does not hold; None: as any other
-    kernel that streams."""
+    """How the work of ``op`` is cut; None: as any other kernel that streams.
+
+    ``missing`` is the share of its bytes that L2 does not hold.
+    """
     maker = _GRIDS.get(kind)
     return maker(op, sm_count, missing) if maker else None
 
@@ -105,7 +107,7 @@ def _pool(op: Elementwise, sm_count: float, missing: float) -> Grid:
 
 
 def _pool_grad(op: Elementwise, sm_count: float, missing: float) -> Grid:
-    """Zeros first; then a block for 256 pixels of a plane, a thread a pixel, which walks over the windows above it."""
+    """Zeros first; then a block for 256 pixels of a plane, a thread a pixel, which walks over its windows."""
     planes = float(op.rows or 1)
     pixels = op.n / planes
     across = ceil(pixels / _POOL_THREADS)

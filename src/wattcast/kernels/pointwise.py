@@ -12,7 +12,7 @@ import numpy as np
 
 from wattcast.arrays import Array
 from wattcast.kernels.row_grids import casts, met_again, rows_of_warp, softmax_kernel, walk_of
-from wattcast.kernels.work import Columns, Condition, Reference, alignment, fill, kept, log2
+from wattcast.kernels.work import Columns, Condition, Reference, alignment, fill, kept, log2, resident
 from wattcast.workload.graph import RowReduction
 
 _THREADS = 2048.0  # of an SM
@@ -42,7 +42,8 @@ def row_reductions(
     )
     layer = np.array([op.kind == "layernorm" for op in ops])
     # a long row of a layer norm is not met again in L1; its scalar kernels load weights with every row
-    again = np.where(layer, [met_again(op.dim * op.dtype.byte) for op in ops], np.clip(dim * width / 2e4 - 0.5, 0.1, 1.0))
+    long = np.clip(dim * width / 2e4 - 0.5, 0.1, 1.0)
+    again = np.where(layer, [met_again(op.dim * op.dtype.byte) for op in ops], long)
     scalar = np.where(backward, 1.0, np.where(layer, 1.0, 0.0) + _SCALAR_PASSES)
     passes = np.where(softmax, 1.0, np.where(vector, 1.0 + again, scalar))
     looped = softmax & np.array([softmax_kernel(op) == "loop" for op in ops])
@@ -54,7 +55,7 @@ def row_reductions(
     slots = np.floor(_THREADS / threads)
     flown = np.minimum(rows, slots * reference.sm_count) * dim * width
     rereads = np.where(softmax, np.where(looped & ~backward, 2.0, 0.0), np.where(vector, again, 1.0))
-    rereads = rereads * (1.0 - kept(flown, reference.l2_byte)) * (share > 0)
+    rereads = rereads * (1.0 - resident(flown, reference.l2_byte)) * (share > 0)
     # the gradient of a norm reads gradient and input once for the input's and once more for the weights'
     twice = np.where(~softmax & backward, 2.0, 1.0)
     rounds = np.maximum(units / (slots * reference.sm_count), 1.0)

@@ -3,8 +3,8 @@
 Cycles are from bursts on an H200 whose times they bound; registers, threads and which kernel runs are those that a
 profiler saw. A row of softmax of up to 2,048 elements is a warp's; up to 9,216 it stays in the registers of a block
 of 1,024 threads, of which an SM holds two up to six elements a thread and one beyond; longer rows are walked three
-times. The gradient of a norm is a kernel for the input, a block a row, and one for the weights: a block for 32 columns
-that walks over all rows, 32 at a time.
+times. The gradient of a norm is a kernel for the input, a block a row, and one for the weights: a block for 32
+columns that walks over all rows, 32 at a time.
 """
 
 from __future__ import annotations
