@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import ceil, log2
 
 from wattcast.dtypes import Dtype
-from wattcast.kernels.grid import waits
+from wattcast.kernels.grid import BLOCK_CYCLE, waits
 from wattcast.workload.graph import RowReduction
 
 WARP_ROW, WARP_ROW_ELSE = 2048, 1024  # longest rows given to one warp; of a gradient, or where it casts by itself
@@ -30,9 +30,9 @@ _SOFTMAX_BACKWARD_CYCLE = 0.47  # of an element
 # SM cycles of an element of a norm's gradient: at all, a byte of it, and a byte that L1 does not hold until it is met
 # again
 _BACKWARD_CYCLES = (0.2, 0.11, 0.12)
-# SM cycles of a row of a norm and of its bytes, four elements at a time; of an element where each is loaded alone
-_NORM_CYCLES, _SCALAR_CYCLE = {"layernorm": (215.0, 0.15), "rmsnorm": (150.0, 0.08)}, 0.03
-_FP32_ROW_CYCLE = 80.0  # more, of a row of fp32
+# SM cycles of a row of a norm, of its bytes, and of a row more in fp32; four elements at a time
+_NORM_CYCLES = {"layernorm": (215.0, 0.16, 100.0), "rmsnorm": (110.0, 0.075, 25.0)}
+_SCALAR_CYCLE, _SCALAR_SLOTS = 0.03, 2.0  # of an element where each is loaded alone, and blocks an SM holds
 _REDUCE_STEPS = 4.0  # a reduction over a block takes about as long as four loads
 _GRADIENT_ROWS = 32.0  # that a block of the weights' gradient takes at a time
 _RMS_SHARE = 0.75  # of a step of it without a mean
@@ -121,10 +121,10 @@ def _softmax_gradient(op: RowReduction, sm_count: float, missing: float) -> Walk
 def _norm(op: RowReduction, sm_count: float, missing: float) -> Walk:
     loads = ceil(op.dim / 512.0)
     if op.dim % 4:  # single elements, in blocks of 512 threads that wait for one another's sums
-        rounds = max(op.rows / (4.0 * sm_count), 1.0)
+        rounds = max(op.rows / (_SCALAR_SLOTS * sm_count), 1.0)
         return Walk((_REDUCE_STEPS + loads) * rounds + loads * missing, op.rows / sm_count * _SCALAR_CYCLE * op.dim)
-    row, byte = _NORM_CYCLES[op.kind]
-    cycle = row + byte * op.dim * op.dtype.byte + (_FP32_ROW_CYCLE if op.dtype is Dtype.FP32 else 0.0)
+    row, byte, wide = _NORM_CYCLES[op.kind]
+    cycle = max(row + byte * op.dim * op.dtype.byte, BLOCK_CYCLE) + (wide if op.dtype is Dtype.FP32 else 0.0)
     return Walk(_REDUCE_STEPS + waits(loads, missing), op.rows / sm_count * cycle)
 
 
