@@ -32,7 +32,8 @@ def row_reductions(
     out = np.array([float((op.out_dtype or op.dtype).byte) for op in ops])
     softmax = np.array([op.kind == "softmax" for op in ops])
     backward = np.array([op.backward for op in ops])
-    warp = softmax & np.array([softmax_kernel(op) == "warp" for op in ops])  # a warp takes a row or two, a block four
+    kernel = np.array([softmax_kernel(op) if op.kind == "softmax" else "" for op in ops])
+    warp, looped = kernel == "warp", kernel == "loop"  # a warp takes a row or two, a block four warps
     per_unit = np.where(warp, [4.0 * rows_of_warp(op.dim) for op in ops], 1.0)
     units = np.ceil(rows / per_unit)
     vector = ~softmax & (dim % 4 == 0)
@@ -46,7 +47,6 @@ def row_reductions(
     again = np.where(layer, [met_again(op.dim * op.dtype.byte) for op in ops], long)
     scalar = np.where(backward, 1.0, np.where(layer, 1.0, 0.0) + _SCALAR_PASSES)
     passes = np.where(softmax, 1.0, np.where(vector, 1.0 + again, scalar))
-    looped = softmax & np.array([softmax_kernel(op) == "loop" for op in ops])
     between = np.where([casts(op) for op in ops], 8.0 * rows * dim, 0.0)  # fp32 written and read again
     # the gradient of softmax multiplies first: a product written, and read again beside the result
     between = between + np.where(softmax & backward, 3.0 * rows * dim * width, 0.0)
