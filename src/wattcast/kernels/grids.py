@@ -17,6 +17,7 @@ from wattcast.workload.graph import Elementwise, Layout
 
 _CAT_BLOCKS_PER_SM, _CAT_THREADS = 2.0, 512.0  # for each part
 _SMALL_PART = 0.25  # of a row: below, one part's blocks carry the work
+_COLUMN_CYCLE = 0.08  # of an SM for an element of a sum over rows: ten instructions
 _CHUNK, _CHUNK_THREADS, _CHUNK_VECTOR = 65536.0, 512.0, 4.0  # of a tensor list
 _MOST_CHUNKS = 320.0  # of one kernel
 _TENSORS = 16  # that a list is taken to have
@@ -90,7 +91,9 @@ def _columns(op: Elementwise, sm_count: float, missing: float) -> Grid:
         parts = max(min(ceil(sm_count * slots / blocks), ceil(values / 16.0)), ceil(values / 256.0))
     steps = 2.0 + waits(ceil(values / parts / 4.0), missing)
     met = parts > 1
-    return Grid(blocks * parts, steps + met * ceil(parts / high), slots, 1.0 + met, met * 8.0 * results * parts)
+    steps += met * ceil(parts / high)
+    cycle = (_COLUMN_CYCLE * op.n + BLOCK_CYCLE * blocks * parts) / sm_count
+    return Grid(blocks * parts, steps, slots, 1.0 + met, met * 8.0 * results * parts, cycle)
 
 
 def _append(op: Elementwise, sm_count: float, missing: float) -> Grid:
