@@ -9,29 +9,24 @@ name above it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from math import ceil, log2
 
+from wattcast.kernels.batch_norm import batch_norm, batch_norm_grad, batch_norm_train
+from wattcast.kernels.grid import BLOCK_CYCLE, SM_THREADS, Grid, waits
 from wattcast.workload.graph import Elementwise, Layout
 
-_THREADS = 2048.0  # of an SM
 _CAT_BLOCKS_PER_SM, _CAT_THREADS = 2.0, 512.0  # for each part
 _SMALL_PART = 0.25  # of a row: below, one part's blocks carry the work
+_COLUMN_CYCLE = 0.08  # of an SM for an element of a sum over rows: ten instructions
 _CHUNK, _CHUNK_THREADS, _CHUNK_VECTOR = 65536.0, 512.0, 4.0  # of a tensor list
+_MOST_CHUNKS = 320.0  # of one kernel
+_TENSORS = 16  # that a list is taken to have
+_PARAMETER_CYCLE = 0.6  # of an SM for a parameter where sizes are even, from times on an H200
 _FEW_INDICES = 3072.0  # up to here the gradient of a table is one kernel
-_SORTED_LAUNCHES = 18.0  # beyond, indices are sorted: eight passes, their set-up, and the sums
-_POOL_THREADS = 256.0
-
-
-@dataclass(frozen=True)
-class Grid:
-    """Blocks, dependent steps of one, blocks an SM holds, kernels, and bytes they hand one another."""
-
-    units: float
-    steps: float
-    slots: float
-    launches: float = 1.0
-    between_byte: float = 0.0
+_SORTED_LAUNCHES = 31.0  # beyond, indices are sorted: eight passes, their set-up, and the sums
+_SORTED_CYCLE = 2.85  # of an SM for an element in those sums: 5.7 ns a block of 1024 threads, twice
+_POOL_THREADS, _MOST_PLANES = 256.0, 65535.0
+_POOL_CYCLE, _POOL_WARP_CYCLE = 3.9, 92.0  # of an SM for a result, and for a warp of pixels in the gradient
 
 
 def special(op: Elementwise) -> str:
@@ -44,6 +39,8 @@ def special(op: Elementwise) -> str:
         return "cat.append"
     if op.function == "dropout":
         return "vector.dropout"
+    if op.function == "scatter_add" and indices_of(op) > _FEW_INDICES:
+        return "scatter.sorted"
     return _BY_FUNCTION.get(op.function, "")
 
 
@@ -63,13 +60,16 @@ _BY_FUNCTION = {
 }
 
 
-def grid_of(kind: str, op: Elementwise, sm_count: float) -> Grid | None:
-    """How the work of ``op`` is cut; None: as any other kernel that streams."""
+def grid_of(kind: str, op: Elementwise, sm_count: float, missing: float) -> Grid | None:
+    """How the work of ``op`` is cut; None: as any other kernel that streams.
+
+    ``missing`` is the share of its bytes that L2 does not hold.
+    """
     maker = _GRIDS.get(kind)
-    return maker(op, sm_count) if maker else None
+    return maker(op, sm_count, missing) if maker else None
 
 
-def _columns(op: Elementwise, sm_count: float) -> Grid:
+def _columns(op: Elementwise, sm_count: float, missing: float) -> Grid:
     """PyTorch's reduction where neighbours belong to different results (``setReduceConfig``).
 
     A thread takes up to four results side by side; 32 threads lie along the results and the others along what is
@@ -85,65 +85,87 @@ def _columns(op: Elementwise, sm_count: float) -> Grid:
     shared = length >= 16.0 * high or length >= 256.0
     blocks = ceil(results / (vector * wide * (1.0 if shared else high)))
     values = length / high if shared else length
-    slots = _THREADS / (wide * high)
+    slots = SM_THREADS / (wide * high)
     parts = 1.0
     if shared and values >= 256.0 and blocks <= sm_count * slots:
         parts = max(min(ceil(sm_count * slots / blocks), ceil(values / 16.0)), ceil(values / 256.0))
-    steps = 2.0 + ceil(values / parts / 4.0)
+    steps = 2.0 + waits(ceil(values / parts / 4.0), missing)
     met = parts > 1
-    return Grid(blocks * parts, steps + met * ceil(parts / high), slots, 1.0 + met, met * 8.0 * results * parts)
+    steps += met * ceil(parts / high)
+    cycle = (_COLUMN_CYCLE * op.n + BLOCK_CYCLE * blocks * parts) / sm_count
+    return Grid(blocks * parts, steps, slots, 1.0 + met, met * 8.0 * results * parts, cycle)
 
 
-def _append(op: Elementwise, sm_count: float) -> Grid:
+def _append(op: Elementwise, sm_count: float, missing: float) -> Grid:
     """Two blocks an SM for each part, an element at a time: those of the small part have nothing to do."""
     blocks = _CAT_BLOCKS_PER_SM * sm_count
-    return Grid(blocks, max(op.n / (blocks * _CAT_THREADS), 1.0), _THREADS / _CAT_THREADS)
+    return Grid(blocks, max(op.n / (blocks * _CAT_THREADS), 1.0), SM_THREADS / _CAT_THREADS)
 
 
-def _batch_norm(op: Elementwise, sm_count: float) -> Grid | None:
-    """A block a channel and picture (or a few), single elements; before it, a kernel over the channels."""
-    if op.layout is not Layout.CONTIGUOUS or not op.rows or not op.run:
-        return None
-    pixels, channels = float(op.run), float(op.rows)
-    pictures = op.n / (pixels * channels)
-    threads = max(next((t for t in (32.0, 64.0, 128.0, 256.0) if pixels / 4.0 <= t), 512.0), 32.0)
-    high = max(64.0 // threads, 1.0)
-    groups = max(1.0, min(262144.0 // channels, ceil(pictures / high)))
-    steps = ceil(pixels / threads) * max(pictures / (high * groups), 1.0)
-    return Grid(channels * groups, steps, _THREADS / (threads * high), 2.0)
-
-
-def _pool(op: Elementwise, sm_count: float) -> Grid:
+def _pool(op: Elementwise, sm_count: float, missing: float) -> Grid:
     """A thread a result (with its place, an int64), which walks over its window."""
     results = max(op.write_byte / (op.dtype.byte + 8.0), 1.0)
-    return Grid(ceil(results / _POOL_THREADS), max(op.n / results, 1.0), _THREADS / _POOL_THREADS)
+    cycle = _POOL_CYCLE * max(results / sm_count, _POOL_THREADS)
+    return Grid(ceil(results / _POOL_THREADS), 4.0, SM_THREADS / _POOL_THREADS, 1.0, 0.0, cycle, True)
 
 
-def _optimizer(op: Elementwise, sm_count: float) -> Grid:
-    """A block a chunk of 65,536 parameters, four of them a thread at a time."""
-    each = min(_CHUNK, float(op.n))
-    steps = ceil(each / (_CHUNK_THREADS * _CHUNK_VECTOR))
-    return Grid(ceil(op.n / _CHUNK), steps, _THREADS / _CHUNK_THREADS)
+def _pool_grad(op: Elementwise, sm_count: float, missing: float) -> Grid:
+    """Zeros first; then a block for 256 pixels of a plane, a thread a pixel, which walks over its windows."""
+    planes = float(op.rows or 1)
+    pixels = op.n / planes
+    across = ceil(pixels / _POOL_THREADS)
+    blocks = min(planes, _MOST_PLANES) * across
+    again = 1.0 + (max(planes / _MOST_PLANES, 1.0) - 1.0) / 3.0  # a block's further planes load while it computes
+    each = again * max(_POOL_WARP_CYCLE * ceil(pixels / 32.0) / across, 2.0 * BLOCK_CYCLE)
+    return Grid(blocks, 4.0, SM_THREADS / _POOL_THREADS, 2.0, 0.0, each * max(blocks / sm_count, 1.0), True)
 
 
-def _scatter(op: Elementwise, sm_count: float) -> Grid | None:
-    """Few rows: one kernel, a block for 32 columns, that walks over all indices; many: sorted first."""
-    indices = (op.read_byte - 2.0 * op.n * op.dtype.byte) / 8.0
-    if indices < 1.0 or op.n < indices:
+def _optimizer(op: Elementwise, sm_count: float, missing: float) -> Grid:
+    """A block a chunk of 65,536 parameters of one tensor, four of them a thread at a time; 320 chunks a kernel.
+
+    Tensors whose size four does not divide are loaded an element at a time, at twice the cost.
+    """
+    size = max(op.n // _TENSORS, 1)
+    chunks = ceil((op.n / _TENSORS) / _CHUNK)
+    blocks = float(min(_TENSORS, op.n) * chunks)
+    longer = op.n % _TENSORS
+    odd = sum(count for count, n in ((longer, size + 1), (_TENSORS - longer, size)) if n % 4) / _TENSORS
+    steps = ceil(min(size, _CHUNK) / (_CHUNK_THREADS * _CHUNK_VECTOR))
+    cycle = _PARAMETER_CYCLE * (1.0 + odd) * op.n / sm_count
+    return Grid(blocks, steps, SM_THREADS / _CHUNK_THREADS, ceil(blocks / _MOST_CHUNKS), sm_cycle=cycle)
+
+
+def _scatter(op: Elementwise, sm_count: float, missing: float) -> Grid | None:
+    """Few rows: zeros, and one kernel, a block for 32 columns, that walks over all indices."""
+    indices = indices_of(op)
+    if indices < 1.0:
         return None
-    columns = op.n / indices
-    if indices > _FEW_INDICES:
-        return Grid(ceil(op.n / 1024.0), 1.0, 16.0, _SORTED_LAUNCHES, _SORTED_LAUNCHES * 16.0 * indices)
-    return Grid(ceil(columns / 32.0), 1.0 + ceil(indices / 32.0), 2.0)
+    return Grid(ceil(op.n / indices / 32.0), 1.0 + ceil(indices / 32.0), 2.0, 2.0)
 
 
-_GRIDS: dict[str, Callable[[Elementwise, float], Grid | None]] = {
+def _sorted(op: Elementwise, sm_count: float, missing: float) -> Grid:
+    """Many rows: indices are sorted, then a thread a column of each run of like indices, and one for each row."""
+    cycle = _SORTED_CYCLE * op.n / sm_count
+    return Grid(ceil(op.n / 1024.0), 1.0, 2.0, _SORTED_LAUNCHES, 0.0, cycle, True)
+
+
+def indices_of(op: Elementwise) -> float:
+    """Rows that a gradient of a table adds up, from its bytes; 0: they do not say."""
+    indices = (op.read_byte - 2.0 * op.n * op.dtype.byte) / 8.0
+    return indices if 1.0 <= indices <= op.n else 0.0
+
+
+_GRIDS: dict[str, Callable[[Elementwise, float, float], Grid | None]] = {
     "reduce.columns": _columns,
     "cat.append": _append,
-    "batchnorm": _batch_norm,
+    "batchnorm": batch_norm,
+    "batchnorm.train": batch_norm_train,
+    "batchnorm.backward": batch_norm_grad,
     "pool": _pool,
+    "pool.backward": _pool_grad,
     "optimizer": _optimizer,
     "scatter": _scatter,
+    "scatter.sorted": _sorted,
 }
 
 

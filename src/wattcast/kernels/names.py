@@ -278,11 +278,12 @@ def _dtype(text: str) -> str:
 
 
 _SOFTMAX = re.compile(
-    r"(softmax_warp_forward|cunn_SoftMaxForward\w*|cunn_SpatialSoftMaxForward|softmax_warp_backward)<(.*)"
+    r"(softmax_warp_forward|cunn_SoftMaxForward\w*|cunn_SpatialSoftMaxForward|softmax_warp_backward"
+    r"|cunn_SoftMaxBackward\w*)<(.*)"
 )
 _NORM = re.compile(
     r"(vectorized_layer_norm_kernel|RowwiseMomentsCUDAKernel|LayerNormForwardCUDAKernel|ComputeFusedParams\w*"
-    r"|batch_norm\w*|rms_norm\w*|layer_norm\w*|GroupNorm\w*)"
+    r"|batch_norm\w*|rms_norm\w*|layer_norm\w*|GroupNorm\w*|GammaBetaBackward\w*)"
 )
 
 
@@ -376,6 +377,17 @@ def _reduction(name: str) -> KernelName | None:
 
 _WORDS: tuple[tuple[str, str, str], ...] = (
     (r"splitKreduce", "splitk_reduce", "cublas"),
+    (r"cudnn::(bn_(fw|bw)_|batchnorm_(fw|bw)tr_)", "norm", "cudnn"),
+    (r"convert_dq_to_16bits|compute_dot_do_o|fmha_reduce_head|philox::unpack_cudnn", "attention_part", "cudnn"),
+    (r"multi_tensor_apply_kernel", "optimizer", "pytorch"),
+    (r"fused_dropout_kernel", "dropout", "pytorch"),
+    (r"max_pool_(forward|backward)|avg_pool", "pool", "pytorch"),
+    (r"radix_sort::|unique_by_key::|scan::Device", "sort", "cub"),
+    (
+        r"embedding_backward|compute_grad_weight|sum_and_scatter|krn_partial|compute_num_of_partial_segments",
+        "scatter",
+        "pytorch",
+    ),
     (r"gemmSN_|gemmk1_|sgemm_largek|magma_\w*gemm", "gemm", "cublas"),
     (r"gemvx|gemv2|gemvN|dot_kernel|reduce_1Block", "gemv", "cublas"),
     (r"scal_kernel", "scale", "cublas"),

@@ -11,19 +11,15 @@ from collections.abc import Sequence
 import numpy as np
 
 from wattcast.arrays import Array
-from wattcast.dtypes import Dtype
-from wattcast.kernels.work import Columns, Condition, Reference, alignment, fill, log2, resident
+from wattcast.kernels.row_grids import casts, met_again, rows_of_warp, softmax_kernel, walk_of
+from wattcast.kernels.work import Columns, Condition, Reference, alignment, fill, kept, log2, resident
 from wattcast.workload.graph import RowReduction
 
-_LANES = 32.0
 _THREADS = 2048.0  # of an SM
-_WARP_ROW = 2048.0  # longest row PyTorch's softmax gives to one warp
-_REGISTER_ROW = 10240.0  # longest row it keeps in registers; beyond, it reads the row three times
 # How often a byte crosses the banks of shared memory and L1, from profiler counters on an H200: once filled and once
 # read where a kernel streams; more where a row is walked several times.
 _SOFTMAX_CROSSINGS, _VECTOR_CROSSINGS, _SCALAR_CROSSINGS = 2.7, 3.7, 12.0
 _SCALAR_PASSES = 3.0  # of a norm that loads single elements, through L2
-_REDUCE_STEPS = 4.0  # a reduction over a block takes about as long as four loads
 
 
 def row_reductions(
@@ -35,37 +31,47 @@ def row_reductions(
     width = np.array([float(op.dtype.byte) for op in ops])
     out = np.array([float((op.out_dtype or op.dtype).byte) for op in ops])
     softmax = np.array([op.kind == "softmax" for op in ops])
-    warp = softmax & (dim <= _WARP_ROW)  # a warp takes a row, a block four
-    per_unit = np.where(warp, 4.0, 1.0)
+    backward = np.array([op.backward for op in ops])
+    kernel = np.array([softmax_kernel(op) if op.kind == "softmax" else "" for op in ops])
+    warp, looped = kernel == "warp", kernel == "loop"  # a warp takes a row or two, a block four warps
+    per_unit = np.where(warp, [4.0 * rows_of_warp(op.dim) for op in ops], 1.0)
     units = np.ceil(rows / per_unit)
-    padded = np.where(warp, 2.0 ** np.ceil(np.log2(dim)), np.ceil(dim / _LANES) * _LANES)
     vector = ~softmax & (dim % 4 == 0)
-    threads = np.where(vector | warp, 128.0, np.where(softmax, np.clip(dim / 8.0, 128.0, 1024.0), 512.0))
-    sweep = np.where(vector, 512.0, np.where(warp, 32.0 * 32.0, threads))  # elements a block loads at a time
-    flop = np.array([op.flop for op in ops]) / (rows * dim)
+    threads = np.where(vector | warp | backward, 128.0, np.where(softmax, 1024.0, 512.0))
     crossings = np.where(
         softmax, np.where(warp, 2.0, _SOFTMAX_CROSSINGS), np.where(vector, _VECTOR_CROSSINGS, _SCALAR_CROSSINGS)
     )
     layer = np.array([op.kind == "layernorm" for op in ops])
     # a long row of a layer norm is not met again in L1; its scalar kernels load weights with every row
-    again = np.where(layer, np.clip((dim * width - 6e3) / 8e3, 0.0, 1.0), 0.1)
-    passes = np.where(softmax, 1.0, np.where(vector, 1.0 + again, np.where(layer, 1.0, 0.0) + _SCALAR_PASSES))
-    looped = softmax & (dim > _REGISTER_ROW)
-    between = np.where([_casts(op) for op in ops], 8.0 * rows * dim, 0.0)  # fp32 written and read again
+    long = np.clip(dim * width / 2e4 - 0.5, 0.1, 1.0)
+    again = np.where(layer, [met_again(op.dim * op.dtype.byte) for op in ops], long)
+    scalar = np.where(backward, 1.0, np.where(layer, 1.0, 0.0) + _SCALAR_PASSES)
+    passes = np.where(softmax, 1.0, np.where(vector, 1.0 + again, scalar))
+    between = np.where([casts(op) for op in ops], 8.0 * rows * dim, 0.0)  # fp32 written and read again
+    # the gradient of softmax multiplies first: a product written, and read again beside the result
+    between = between + np.where(softmax & backward, 3.0 * rows * dim * width, 0.0)
     share, cold = _missing(read + write + between, conditions, reference)
+    # rows in flight are read again from L2, or from device memory where they do not fit together
+    slots = np.floor(_THREADS / threads)
+    flown = np.minimum(rows, slots * reference.sm_count) * dim * width
+    rereads = np.where(softmax, np.where(looped & ~backward, 2.0, 0.0), np.where(vector, again, 1.0))
+    rereads = rereads * (1.0 - resident(flown, reference.l2_byte)) * (share > 0)
     # the gradient of a norm reads gradient and input once for the input's and once more for the weights'
-    twice = np.where([op.backward and op.kind != "softmax" for op in ops], 2.0, 1.0)
+    twice = np.where(~softmax & backward, 2.0, 1.0)
+    rounds = np.maximum(units / (slots * reference.sm_count), 1.0)
+    walks = [walk_of(op, reference.sm_count, float(missing)) for op, missing in zip(ops, share, strict=True)]
+    cycles = np.array([walk.sm_cycle for walk in walks])
     work = {
         "units": units,
-        "unit_flop": per_unit * padded * flop,
-        "steps": _REDUCE_STEPS + np.ceil(dim / sweep),
+        "unit_flop": rate * cycles / np.maximum(units / reference.sm_count, 1.0),
+        "steps": np.array([walk.steps for walk in walks]) / rounds,
         "launches": np.array([_row_launches(op) for op in ops]),
-        "l2_byte": read * np.where(looped, 2.0, passes) * twice + write,
+        "l2_byte": read * np.where(looped & ~backward, 3.0, passes) * twice + write,
         "between_byte": between,
         "shared_byte": (read + write) * crossings + 2.0 * between,
-        "dram_read_byte": read * share * twice,
+        "dram_read_byte": read * share * (twice + rereads),
         "dram_write_byte": write * share,
-        "slots": np.floor(_THREADS / threads),
+        "slots": slots,
     }
     features = {
         "log_rows": log2(rows),
@@ -86,15 +92,9 @@ def row_reductions(
 
 
 def _row_launches(op: RowReduction) -> float:
-    """A norm of odd rows is two kernels, as is every norm's gradient; another output format adds a cast."""
-    pair = op.kind != "softmax" and (op.dim % 4 != 0 or op.backward)
-    return 1.0 + pair + _casts(op)
-
-
-def _casts(op: RowReduction) -> bool:
-    """Whether another output format is a kernel of its own: PyTorch fuses it into softmax for fp16 alone."""
-    other = op.out_dtype is not None and op.out_dtype is not op.dtype
-    return other and not (op.kind == "softmax" and op.dtype is Dtype.FP16)
+    """A norm of odd rows is two kernels, as is every gradient; another output format adds a cast."""
+    pair = op.backward or (op.kind != "softmax" and op.dim % 4 != 0)
+    return 1.0 + pair + casts(op)
 
 
 def _row_group(op: RowReduction) -> str:
@@ -102,15 +102,11 @@ def _row_group(op: RowReduction) -> str:
     if op.backward:
         return f"{op.kind}.backward"
     if op.kind == "softmax":
-        return (
-            "softmax.warp"
-            if op.dim <= _WARP_ROW
-            else ("softmax.block" if op.dim <= _REGISTER_ROW else "softmax.loop")
-        )
+        return f"softmax.{softmax_kernel(op)}"
     return f"{op.kind}.vector" if op.dim % 4 == 0 else f"{op.kind}.scalar"
 
 
 def _missing(byte: Array, conditions: Sequence[Condition], reference: Reference) -> tuple[Array, Array]:
     """Share of the bytes that DRAM must move, and whether the operands were made cold on purpose."""
     cold = np.array([float(c.rotated == "all") for c in conditions])
-    return np.where(cold > 0, 1.0, 1.0 - resident(byte, reference.l2_byte)), cold
+    return np.where(cold > 0, 1.0, 1.0 - kept(byte, reference.l2_byte)), cold
