@@ -40,7 +40,15 @@ from wattcast.timeline.waves import active_share
 # A card at rest draws this share of what it draws at the top clock: 83 W at 345 MHz against 130 W at 1980 MHz on an
 # H200 (driver 580). The campaign's own idle rows are all at the top clock.
 _REST_SHARE, _REST_HZ = 83.0 / 130.0, 345e6
-_POOLS = (("softmax", "layernorm", "rmsnorm"), ("conv2d", "depthwise"))  # some twenty sustained rows each
+# Families with some forty sustained rows learn from one another's; passes over data learn from those over rows as
+# well, which do better among themselves.
+_ROWS, _CONVOLUTIONS = ("softmax", "layernorm", "rmsnorm"), ("conv2d", "depthwise")
+_POOLS = {
+    **dict.fromkeys(_ROWS, _ROWS),
+    **dict.fromkeys(_CONVOLUTIONS, _CONVOLUTIONS),
+    "elementwise": (*_ROWS, "elementwise"),
+}
+_LEAST_SURE = 0.05  # of a kernel that draws little more than the card at rest
 _LOW_POWER = 0.92  # a lowered clock at less than this share of the limit is a clock still climbing back, not a cap
 
 
@@ -254,11 +262,10 @@ def _power(
     ratio = _energy_ratio(priced, power, toggling)
     at_top_s = latency_s * clock_hz / reference.top_hz
     more = rates(some, reference, at_top_s, fixed_s)
-    return (
-        power,
-        toggling,
-        fit_residuals([Sample(some, ratio, more)], pools=_POOLS, trees=150, leaves=6, hold_in=False),
-    )
+    # a percent of power is the more percent of dynamic power, the smaller that is
+    sure = np.clip(1.0 - idle.at(clock_hz, DEFAULT_TEMPERATURE_C) / power_w, _LEAST_SURE, 1.0)
+    sample = Sample(some, ratio, more, sure=sure)
+    return power, toggling, fit_residuals([sample], pools=_POOLS, trees=300, leaves=8, hold_in=False)
 
 
 def _energy_ratio(rows: PowerRows, power: ModulePower, toggling: Mapping[str, float]) -> Array:

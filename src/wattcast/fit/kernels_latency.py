@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import numpy as np
 
@@ -136,19 +137,21 @@ class Sample:
     ratio: Array
     more: Mapping[str, Array] = field(default_factory=dict)
     again: bool = False  # its rows are in other samples too
+    sure: Array | None = None  # how well each ratio is known, above 0 to 1; None: all alike
 
-    def of(self, families: Sequence[str], names: Sequence[str]) -> tuple[dict[str, Array], Array]:
-        """Columns ``names`` and the target of some families' kernels; a column that is not here is zero."""
+    def of(self, families: Sequence[str], names: Sequence[str]) -> tuple[dict[str, Array], Array, Array]:
+        """Columns ``names``, target and how well it is known, of some families; a column that is not here is zero."""
         at = np.flatnonzero(np.isin(self.kernels.work.learner, families))
         known = {**self.kernels.work.features, **self.more}
         nothing = np.zeros(len(at))
-        return {n: known[n][at] if n in known else nothing for n in names}, np.log(self.ratio[at])
+        sure = np.ones(len(at)) if self.sure is None else self.sure[at]
+        return {n: known[n][at] if n in known else nothing for n in names}, np.log(self.ratio[at]), sure
 
 
 def fit_residuals(
     samples: Sequence[Sample],
     *,
-    pools: tuple[tuple[str, ...], ...] = (),
+    pools: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
     seed: int = 0,
     trees: int = 300,
     leaves: int = 12,
@@ -156,26 +159,26 @@ def fit_residuals(
 ) -> dict[str, Learned]:
     """What is left of log(measured over scaffold), by learner; factors are held within the range seen.
 
-    The families of a pool, alike in features, are learned as one. A row may be in several samples. ``hold_in``: the
-    process sees outliers of products and convolutions drawn in.
+    ``pools``: further families whose rows a family learns from, alike in features. A row may be in several samples.
+    ``hold_in``: the process sees outliers of products and convolutions drawn in.
     """
     found = {}
     for family in dict.fromkeys(name for sample in samples for name in sample.kernels.work.learner):
-        pool = next((pool for pool in pools if family in pool), (family,))
+        pool = pools.get(family, (family,))
         names = tuple(
             dict.fromkeys(
                 name for s in samples for other in pool for name in (*feature_names(other, s.kernels), *s.more)
             )
         )
         parts = [sample.of(pool, names) for sample in samples]
-        columns = {name: np.concatenate([part[name] for part, _ in parts]) for name in names}
-        target = np.concatenate([part for _, part in parts])
+        columns = {name: np.concatenate([part[name] for part, *_ in parts]) for name in names}
+        target, sure = (np.concatenate([part[place] for part in parts]) for place in (1, 2))
         if len(target) < LEAST_FOR_PROCESS:
             continue  # too few to learn from: the scaffold's word stands
         grown = trees and len(target) >= LEAST_FOR_TREES
-        again = any(sample.again and len(part) for sample, (_, part) in zip(samples, parts, strict=True))
+        again = any(sample.again and len(part[1]) for sample, part in zip(samples, parts, strict=True))
         # |predicted / measured - 1| is what is scored: a row far above the scaffold weighs less than one below it
-        weight = np.exp(np.clip(np.median(target) - target, -1.0, 1.0))
+        weight = np.exp(np.clip(np.median(target) - target, -1.0, 1.0)) * sure
         found[family] = Learned(
             fit_forest(
                 columns,
@@ -188,7 +191,7 @@ def fit_residuals(
             )
             if grown
             else None,
-            fit_kriging(columns, _held_in(target) if hold_in and family in _RAGGED else target, seed=seed),
+            fit_kriging(columns, _held_in(target) if hold_in and family in _RAGGED else target, sure=sure, seed=seed),
             float(target.min()),
             float(target.max()),
         )

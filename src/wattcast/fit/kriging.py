@@ -14,8 +14,13 @@ _MOST_FOR_LENGTHS = 400  # rows the lengths are fitted on; all rows are used for
 _STEPS = 25
 
 
-def fit_kriging(columns: Mapping[str, npt.ArrayLike], target: Array, *, seed: int = 0) -> Kriging:
-    """Lengths, signal and noise by maximum marginal likelihood [Rasmussen2006, Eq. 5.8-5.9], then the mean."""
+def fit_kriging(
+    columns: Mapping[str, npt.ArrayLike], target: Array, *, sure: Array | None = None, seed: int = 0
+) -> Kriging:
+    """Lengths, signal and noise by maximum marginal likelihood [Rasmussen2006, Eq. 5.8-5.9], then the mean.
+
+    ``sure``: how well each target is known; its noise is as the inverse of this, the same on average.
+    """
     from scipy.linalg import cho_factor, cho_solve
 
     names = tuple(columns)
@@ -32,7 +37,7 @@ def fit_kriging(columns: Mapping[str, npt.ArrayLike], target: Array, *, seed: in
     length, variance, noise = _likeliest(rows[picked], target[picked] - mean)
     points = rows * length
     near = variance * np.exp(-_distance(points))
-    near[np.diag_indices_from(near)] += noise
+    near[np.diag_indices_from(near)] += noise if sure is None else noise * (sure**2).mean() / sure**2
     alpha = cho_solve(cho_factor(near, lower=True), target - mean)
     return Kriging(names, length / spread, points, np.asarray(alpha), mean, variance)
 
