@@ -204,7 +204,7 @@ def kernels(
     plan: Annotated[
         Path | None,
         typer.Option(
-            help="Operators to measure in place of the plan (--suggest), or: training, chains, common, common-sustained."
+            help="Operators in place of the plan (from --suggest), or: training, chains, common, common-sustained."
         ),
     ] = None,
     round_: Annotated[int, typer.Option("--round", min=1, help="Of the plan: each holds other operators.")] = 1,
