@@ -87,6 +87,7 @@ FEATURES = {
             "waves_128x128",
             "linear",
             "straight",
+            "left_turned",
             "warm",
             "odd",
             "bias",
@@ -96,7 +97,7 @@ FEATURES = {
     "conv2d": (
         *("log_m", "log_n", "log_k", "align_n", "align_c", "tile_n", "tile_m", "fill", "log_units", "rounds"),
         *("log_groups", "turned", "padded_in", "padded_out", "align_side", "tap_padding", "log_turns", "log_c"),
-        *("log_rs", "stride", "channels_last", "log_image", "log_out", "log_batch", "dtype"),
+        *("log_rs", "stride", "channels_last", "log_image", "log_out", "log_batch", "dtype", "dgrad", "wgrad"),
     ),
     "depthwise": (
         *(
@@ -109,6 +110,8 @@ FEATURES = {
             "log_batch",
             "log_groups",
             "dtype",
+            "dgrad",
+            "wgrad",
         ),
     ),
     "attention": (

@@ -28,6 +28,8 @@ KINDS = ("hopper", "ampere", "turing", "wmma", "direct", "simt", "plain", "vecto
 STEP_K = 64.0
 # Blocks of kernels before Hopper that registers and shared memory of an SM hold, by elements of their tile.
 _AREAS, _HELD = np.array([2048.0, 4096.0, 8192.0, 32768.0]), np.array([12.0, 9.0, 4.0, 2.0, 1.0])
+_MOST_VECTORS = 128.0  # rows for which a kernel without a tile is ever taken: 96 are the most in the H200 database
+_SURE = 0.9  # how likely Hopper's kernels are in all, from which the likeliest of them stands alone
 _SHARPEN = 2.0  # how much more than its likelihood says the likeliest kernel counts, where kinds differ
 _PRODUCTS = ("gemm", "gemv", "convolution")
 # cuDNN's convolutions on CUDA cores say the logarithms of their sides: ..._sgemm<float, float, 1024, 5, 5, ...>
@@ -175,11 +177,6 @@ class Chooser:
             raise bad_value("kernel choice", "finite weights", "others")
 
     @cached_property
-    def alike(self) -> bool:
-        """Whether all candidates are of one kind."""
-        return len(set(self.kind.tolist())) == 1
-
-    @cached_property
     def kind_index(self) -> npt.NDArray[np.int64]:
         """Kinds as positions in ``KINDS``."""
         return np.array([KINDS.index(str(kind)) for kind in self.kind], dtype=np.int64)
@@ -188,7 +185,8 @@ class Chooser:
         """Score of every candidate for every product, ``(row, candidate)``."""
         terms = candidate_terms(b, m, n, k, self.kind, self.tile_n, self.tile_m, self.split, sms)
         own = self.own[:, 0] + ((shape - self.mean) / self.spread) @ self.own[:, 1:].T
-        return np.asarray(terms @ self.weight + own)
+        beyond = (self.kind == "vector") & (m[:, np.newaxis] > _MOST_VECTORS)
+        return np.where(beyond, -np.inf, terms @ self.weight + own)
 
 
 Choice = Mapping[str, Chooser]  # by class of products
@@ -236,16 +234,20 @@ def _fitted(
     columns = np.stack([shape[column][rows] for column in chooser.names], axis=-1)
     b, m, n, k = sizes
     score = chooser.score(b, m, n, k, columns, sms)
-    # Hopper's kernels differ in their tiles alone: the likeliest as it is. Where kinds differ by factors of time,
-    # others keep their say.
-    most = 1 if chooser.alike else min(MOST_PICKS, score.shape[1])
+    most = min(MOST_PICKS, score.shape[1])
     best = np.argsort(-score, axis=1, kind="stable")[:, :most]
     share = np.exp(_SHARPEN * (np.take_along_axis(score, best, axis=1) - score.max(axis=1, keepdims=True)))
+    share /= share.sum(axis=1, keepdims=True)
+    # Hopper's kernels differ in their tiles alone: the likeliest as it is. Where kinds differ by factors of time,
+    # others keep their say.
+    hopper = chooser.kind_index[best] == KINDS.index("hopper")
+    sure = hopper[:, 0] & ((share * hopper).sum(axis=1) > _SURE)
+    share[sure] = np.arange(most) == 0
     at = np.ix_(rows, range(most))
     picks.kind[at] = chooser.kind_index[best]
     picks.tile_n[at], picks.tile_m[at] = chooser.tile_n[best], chooser.tile_m[best]
     picks.split[at] = np.where(chooser.split[best], 0.0, 1.0)
-    picks.share[at] = share / share.sum(axis=1, keepdims=True)
+    picks.share[at] = share
 
 
 def _sure(picks: Picks, row: int, label: Label, parts: int) -> None:
