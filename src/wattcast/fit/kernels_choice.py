@@ -14,7 +14,7 @@ import numpy.typing as npt
 from wattcast.arrays import Array
 from wattcast.fit.kernels_data import Mask, Rows
 from wattcast.kernels import Reference
-from wattcast.kernels.choose import NOT_RUN, Chooser, Label, candidate_terms, label_of, main_of, pick
+from wattcast.kernels.choose import NOT_RUN, Chooser, Label, candidate_terms, impossible, label_of, main_of, pick
 from wattcast.kernels.convolution import CHOICE_COLUMNS as CONVOLUTION_COLUMNS
 from wattcast.kernels.lower import choice_inputs
 from wattcast.kernels.products import CHOICE_COLUMNS as PRODUCT_COLUMNS
@@ -126,7 +126,7 @@ def _fit(ran: Sequence[Label], sizes: tuple[Array, ...], table: Array, names: tu
     done = minimize(
         _misfit,
         np.zeros(width + count * shape.shape[1]),
-        args=(np.ascontiguousarray(terms / scale), shape, target),
+        args=(np.ascontiguousarray(terms / scale), shape, target, _barred(kind, m, table, names, target)),
         jac=True,
         method="L-BFGS-B",
         options={"maxiter": _STEPS},
@@ -135,12 +135,26 @@ def _fit(ran: Sequence[Label], sizes: tuple[Array, ...], table: Array, names: tu
     return Chooser(kind, tile_n, tile_m, split, done.x[:width] / scale, own, names, mean, spread)
 
 
-def _misfit(value: Array, terms: Array, shape: Array, target: npt.NDArray[np.int64]) -> tuple[float, Array]:
+def _barred(
+    kind: npt.NDArray[np.str_], m: Array, table: Array, names: Sequence[str], target: npt.NDArray[np.int64]
+) -> Array:
+    """What is taken from the score of candidates that cannot be, unless one of them ran."""
+    barred = impossible(kind, m, table, names)
+    barred[np.arange(len(target)), target] = False
+    return np.where(barred, _NEVER, 0.0)
+
+
+_NEVER = 50.0  # in logs
+
+
+def _misfit(
+    value: Array, terms: Array, shape: Array, target: npt.NDArray[np.int64], barred: Array
+) -> tuple[float, Array]:
     """Negative log-likelihood with ridge, and its slope."""
     rows, count, width = terms.shape
     weight, own = value[:width], value[width:].reshape(count, -1)
     flat = terms.reshape(-1, width)
-    score = (flat @ weight).reshape(rows, count) + shape @ own.T
+    score = (flat @ weight).reshape(rows, count) + shape @ own.T - barred
     score -= score.max(axis=1, keepdims=True)
     share = np.exp(score)
     share /= share.sum(axis=1, keepdims=True)

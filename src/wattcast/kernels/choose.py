@@ -29,6 +29,7 @@ STEP_K = 64.0
 # Blocks of kernels before Hopper that registers and shared memory of an SM hold, by elements of their tile.
 _AREAS, _HELD = np.array([2048.0, 4096.0, 8192.0, 32768.0]), np.array([12.0, 9.0, 4.0, 2.0, 1.0])
 _MOST_VECTORS = 128.0  # rows for which a kernel without a tile is ever taken: 96 are the most in the H200 database
+_LOG_TAPS = 5.0  # log2 of the taps of a filter that Hopper's kernels walk over
 _SURE = 0.9  # how likely Hopper's kernels are in all, from which the likeliest of them stands alone
 _SHARPEN = 2.0  # how much more than its likelihood says the likeliest kernel counts, where kinds differ
 _PRODUCTS = ("gemm", "gemv", "convolution")
@@ -185,8 +186,19 @@ class Chooser:
         """Score of every candidate for every product, ``(row, candidate)``."""
         terms = candidate_terms(b, m, n, k, self.kind, self.tile_n, self.tile_m, self.split, sms)
         own = self.own[:, 0] + ((shape - self.mean) / self.spread) @ self.own[:, 1:].T
-        beyond = (self.kind == "vector") & (m[:, np.newaxis] > _MOST_VECTORS)
-        return np.where(beyond, -np.inf, terms @ self.weight + own)
+        return np.where(impossible(self.kind, m, shape, self.names), -np.inf, terms @ self.weight + own)
+
+
+def impossible(kind: npt.NDArray[np.str_], m: Array, shape: Array, names: Sequence[str]) -> Flags:
+    """Candidates that no library takes for a product, ``(row, candidate)``.
+
+    A kernel without a tile for many rows; a Hopper kernel for a filter of more taps than a mask of 32 bits holds
+    (none of 130 such convolutions in the H200 database ran one).
+    """
+    beyond = (kind == "vector") & (m[:, np.newaxis] > _MOST_VECTORS)
+    if "log_rs" in names:
+        beyond |= (kind == "hopper") & (shape[:, [names.index("log_rs")]] > _LOG_TAPS)
+    return np.asarray(beyond)
 
 
 Choice = Mapping[str, Chooser]  # by class of products
