@@ -257,7 +257,7 @@ def _power(
     return (
         power,
         toggling,
-        fit_residuals([Sample(some, ratio, more)], pools=_POOLS, trees=150, leaves=6, hold_in=False),
+        fit_residuals([Sample(some, ratio, more)], pools=_POOLS, trees=150, leaves=6, rate=0.06, hold_in=False),
     )
 
 

@@ -153,8 +153,9 @@ def fit_residuals(
     *,
     pools: tuple[tuple[str, ...], ...] = (),
     seed: int = 0,
-    trees: int = 300,
+    trees: int = 150,
     leaves: int = 12,
+    rate: float = 0.12,
     hold_in: bool = True,
 ) -> dict[str, Learned]:
     """What is left of log(measured over scaffold), by learner; factors are held within the range seen.
@@ -187,6 +188,7 @@ def fit_residuals(
                 trees=trees,
                 leaves=leaves,
                 least_rows=LEAST_ROWS * (2 if again else 1),
+                rate=rate,
                 seed=seed,
             )
             if grown

@@ -301,11 +301,12 @@ def _dtype(text: str) -> str:
 
 
 _SOFTMAX = re.compile(
-    r"(softmax_warp_forward|cunn_SoftMaxForward\w*|cunn_SpatialSoftMaxForward|softmax_warp_backward)<(.*)"
+    r"(softmax_warp_forward|cunn_SoftMaxForward\w*|cunn_SpatialSoftMaxForward|softmax_warp_backward"
+    r"|cunn_SoftMaxBackward\w*)<(.*)"
 )
 _NORM = re.compile(
     r"(vectorized_layer_norm_kernel|RowwiseMomentsCUDAKernel|LayerNormForwardCUDAKernel|ComputeFusedParams\w*"
-    r"|batch_norm\w*|rms_norm\w*|layer_norm\w*|GroupNorm\w*)"
+    r"|batch_norm\w*|rms_norm\w*|layer_norm\w*|GroupNorm\w*|GammaBetaBackward\w*)"
 )
 
 
@@ -399,6 +400,17 @@ def _reduction(name: str) -> KernelName | None:
 
 _WORDS: tuple[tuple[str, str, str], ...] = (
     (r"splitKreduce", "splitk_reduce", "cublas"),
+    (r"cudnn::(bn_(fw|bw)_|batchnorm_(fw|bw)tr_)", "norm", "cudnn"),
+    (r"convert_dq_to_16bits|compute_dot_do_o|fmha_reduce_head|philox::unpack_cudnn", "attention_part", "cudnn"),
+    (r"multi_tensor_apply_kernel", "optimizer", "pytorch"),
+    (r"fused_dropout_kernel", "dropout", "pytorch"),
+    (r"max_pool_(forward|backward)|avg_pool", "pool", "pytorch"),
+    (r"radix_sort::|unique_by_key::|scan::Device", "sort", "cub"),
+    (
+        r"embedding_backward|compute_grad_weight|sum_and_scatter|krn_partial|compute_num_of_partial_segments",
+        "scatter",
+        "pytorch",
+    ),
     (r"gemmSN_|gemmk1_|sgemm_largek|magma_\w*gemm", "gemm", "cublas"),
     (r"gemvx|gemv2|gemvN|dot_kernel|reduce_1Block", "gemv", "cublas"),
     (r"scal_kernel", "scale", "cublas"),
@@ -415,12 +427,14 @@ _WORDS: tuple[tuple[str, str, str], ...] = (
         "prepare",
         "cudnn",
     ),
-    (r"conv2d_c1_k1|conv2d_grouped_direct|dgrad2d_c1_k1", "convolution_depthwise", "cudnn"),
+    (r"conv2d_c1_k1|(conv|grad)2d_grouped_direct|[dw]grad2d_c1_k1", "convolution_depthwise", "cudnn"),
     (r"conv_depthwise|DepthwiseConv|depthwise", "convolution_depthwise", "pytorch"),
-    (r"dgrad_engine", "convolution_direct", "cudnn"),
+    (r"dgrad_engine|image_first_layer", "convolution_direct", "cudnn"),
+    (r"reduction::kernel::ReduceSplitK", "splitk_reduce", "cudnn"),
+    (r"reduce_wgrad", "convolution_sum", "cudnn"),
     (r"[Ww]inograd", "convolution_winograd", "cudnn"),
     (r"implicit_convolve|implicit_gemm|convolve|scudnn|cudnn_generated\w*conv", "convolution", "cudnn"),
-    (r"fft\w*(2d|1d)|_fft_|fft2d", "convolution_fft", "cudnn"),
+    (r"fft\w*(2d|1d)|_fft\b|_fft_|fft2d|pointwise_mult_and_sum_complex", "convolution_fft", "cudnn"),
     (r"[Mm]em(set|cpy)", "copy", "cuda"),
     (r"triton_", "elementwise", "triton"),
     (r"FillFunctor", "fill", "pytorch"),
