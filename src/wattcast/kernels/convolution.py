@@ -112,7 +112,7 @@ def convolutions(
         "unit_flop": np.where(d, taps / units, tile["unit_flop"]),
         "steps": np.where(d, steps, tile["steps"]),
         "launches": launches + (depth_kind == "last.filter"),  # of parts and of their sum
-        "l2_byte": np.where(d, read * _reads(depth_kind, s.rs) + write, tile["load_byte"]),
+        "l2_byte": np.where(d, read + write + _again(depth_kind, s), tile["load_byte"]),
         "store_byte": np.where(d, 0.0, write),
         "between_byte": moved,
         "turn_element": turns,
@@ -298,9 +298,11 @@ def _depthwise_kind(op: Conv2d) -> str:
     return "last.special" if op.n >= 8 and op.c % 4 == 0 else "last.plain"
 
 
-def _reads(kind: npt.NDArray[np.str_], rs: Array) -> Array:
-    """How often depthwise kernels load an operand through L2."""
-    return np.select([np.isin(kind, _TAPS), kind == "first.filter"], [1.0 + rs / 5.0, rs], 1.0)
+def _again(kind: npt.NDArray[np.str_], s: _Sizes) -> Array:
+    """Bytes that depthwise kernels load through L2 beyond each operand once: a part of the taps of each result, and
+    all operands for each weight of a filter's gradient."""
+    taps, weights = s.rs / 5.0 * s.out, (s.rs - 1.0) * (s.image + s.out)
+    return np.select([np.isin(kind, _TAPS), kind == "first.filter"], [taps, weights], 0.0)
 
 
 def _depthwise(ops: Sequence[Conv2d], s: _Sizes, kind: npt.NDArray[np.str_]) -> tuple[Array, Array, Array, Array]:
