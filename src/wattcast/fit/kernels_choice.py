@@ -7,22 +7,28 @@ candidate's own taste for shapes, since most candidates were seen a few times.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
 from wattcast.arrays import Array
 from wattcast.fit.kernels_data import Mask, Rows
+from wattcast.forest import depth_of
 from wattcast.kernels import Reference
-from wattcast.kernels.choose import NOT_RUN, Chooser, Label, candidate_terms, label_of, main_of, pick
+from wattcast.kernels.choose import NOT_RUN, Chooser, Label, candidate_terms, impossible, label_of, main_of, pick
 from wattcast.kernels.convolution import CHOICE_COLUMNS as CONVOLUTION_COLUMNS
 from wattcast.kernels.lower import choice_inputs
 from wattcast.kernels.products import CHOICE_COLUMNS as PRODUCT_COLUMNS
+from wattcast.kernels.votes import Votes
 
 _SHARED_RIDGE, _OWN_RIDGE = 0.02, 1.0
 _STEPS = 80
 _SPLIT_BLOCKS = 1.9  # blocks a tile, from which K was split; padding of the grid stays below
 LEAST_ROWS = 8  # of a class, to choose at all
+_STRAYS = 0.02
+VOTED = ("conv2d-half", "conv2d-tf32", "conv2d-fp32")  # classes for which trees vote: cuDNN's rules have many corners
+_TREES = 40
 
 
 def fit_choice(rows: Rows, reference: Reference) -> dict[str, Chooser]:
@@ -39,8 +45,20 @@ def fit_choice(rows: Rows, reference: Reference) -> dict[str, Chooser]:
         columns = CONVOLUTION_COLUMNS if name.startswith("conv2d") else PRODUCT_COLUMNS
         table = np.stack([shape[column][at] for column in columns], axis=-1)
         ran = [label for i in at if (label := labels[i]) is not None]
-        found[name] = _fit(ran, tuple(size[at] for size in sizes), table, columns, reference.sm_count)
+        known = _usual(ran)
+        ran, table, at = [ran[i] for i in known], table[known], at[known]
+        chooser = _fit(ran, tuple(size[at] for size in sizes), table, columns, reference.sm_count)
+        found[name] = replace(chooser, votes=_votes(chooser, ran, table)) if name in VOTED else chooser
     return found
+
+
+def _usual(ran: Sequence[Label]) -> npt.NDArray[np.int64]:
+    """Rows to choose from: of a class that runs Hopper's kernels but for a few strays, Hopper's alone.
+
+    One stray would make its kernel a candidate for all, at a guess.
+    """
+    hopper = np.array([label.kind == "hopper" for label in ran])
+    return np.flatnonzero(hopper) if hopper.mean() > 1.0 - _STRAYS else np.arange(len(ran))
 
 
 def labels_of(rows: Rows) -> list[Label | None]:
@@ -126,7 +144,7 @@ def _fit(ran: Sequence[Label], sizes: tuple[Array, ...], table: Array, names: tu
     done = minimize(
         _misfit,
         np.zeros(width + count * shape.shape[1]),
-        args=(np.ascontiguousarray(terms / scale), shape, target),
+        args=(np.ascontiguousarray(terms / scale), shape, target, _barred(kind, m, table, names, target)),
         jac=True,
         method="L-BFGS-B",
         options={"maxiter": _STEPS},
@@ -135,12 +153,46 @@ def _fit(ran: Sequence[Label], sizes: tuple[Array, ...], table: Array, names: tu
     return Chooser(kind, tile_n, tile_m, split, done.x[:width] / scale, own, names, mean, spread)
 
 
-def _misfit(value: Array, terms: Array, shape: Array, target: npt.NDArray[np.int64]) -> tuple[float, Array]:
+def _votes(chooser: Chooser, ran: Sequence[Label], table: Array) -> Votes:
+    """Trees that tell the kernels apart which ran, each row by a leaf of its own."""
+    from sklearn.ensemble import ExtraTreesClassifier
+
+    kinds = zip(chooser.kind, chooser.tile_n, chooser.tile_m, chooser.split, strict=True)
+    place = {Label(str(k), int(n), int(m), bool(split)): i for i, (k, n, m, split) in enumerate(kinds)}
+    model = ExtraTreesClassifier(_TREES, random_state=0).fit(table, [place[label] for label in ran])
+    grown = [tree.tree_ for tree in model.estimators_]
+    shape = len(grown), max(tree.node_count for tree in grown)
+    itself = np.broadcast_to(np.arange(shape[1], dtype=np.int32), shape)
+    feature, candidate, threshold = np.zeros(shape, np.int32), np.zeros(shape, np.int32), np.zeros(shape)
+    left, right = itself.copy(), itself.copy()
+    for i, tree in enumerate(grown):
+        at = np.flatnonzero(tree.children_left >= 0)
+        feature[i, at], threshold[i, at] = tree.feature[at], tree.threshold[at]
+        left[i, at], right[i, at] = tree.children_left[at], tree.children_right[at]
+        candidate[i, : tree.node_count] = model.classes_[tree.value[:, 0].argmax(axis=1)]
+    return Votes(feature, threshold, left, right, candidate, depth_of(left, right))
+
+
+def _barred(
+    kind: npt.NDArray[np.str_], m: Array, table: Array, names: Sequence[str], target: npt.NDArray[np.int64]
+) -> Array:
+    """What is taken from the score of candidates that cannot be, unless one of them ran."""
+    barred = impossible(kind, m, table, names)
+    barred[np.arange(len(target)), target] = False
+    return np.where(barred, _NEVER, 0.0)
+
+
+_NEVER = 50.0  # in logs
+
+
+def _misfit(
+    value: Array, terms: Array, shape: Array, target: npt.NDArray[np.int64], barred: Array
+) -> tuple[float, Array]:
     """Negative log-likelihood with ridge, and its slope."""
     rows, count, width = terms.shape
     weight, own = value[:width], value[width:].reshape(count, -1)
     flat = terms.reshape(-1, width)
-    score = (flat @ weight).reshape(rows, count) + shape @ own.T
+    score = (flat @ weight).reshape(rows, count) + shape @ own.T - barred
     score -= score.max(axis=1, keepdims=True)
     share = np.exp(score)
     share /= share.sum(axis=1, keepdims=True)

@@ -88,6 +88,7 @@ FEATURES = {
             "waves_128x128",
             "linear",
             "straight",
+            "left_turned",
             "warm",
             "odd",
             "bias",
@@ -97,7 +98,7 @@ FEATURES = {
     "conv2d": (
         *("log_m", "log_n", "log_k", "align_n", "align_c", "tile_n", "tile_m", "fill", "log_units", "rounds"),
         *("log_groups", "turned", "padded_in", "padded_out", "align_side", "tap_padding", "log_turns", "log_c"),
-        *("log_rs", "stride", "channels_last", "log_image", "log_out", "log_batch", "dtype"),
+        *("log_rs", "stride", "channels_last", "log_image", "log_out", "log_batch", "dtype", "dgrad", "wgrad"),
     ),
     "depthwise": (
         *(
@@ -110,6 +111,8 @@ FEATURES = {
             "log_batch",
             "log_groups",
             "dtype",
+            "dgrad",
+            "wgrad",
         ),
     ),
     "attention": (
@@ -153,8 +156,9 @@ def fit_residuals(
     *,
     pools: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
     seed: int = 0,
-    trees: int = 300,
+    trees: int = 150,
     leaves: int = 12,
+    rate: float = 0.12,
     hold_in: bool = True,
 ) -> dict[str, Learned]:
     """What is left of log(measured over scaffold), by learner; factors are held within the range seen.
@@ -187,6 +191,7 @@ def fit_residuals(
                 trees=trees,
                 leaves=leaves,
                 least_rows=LEAST_ROWS * (2 if again else 1),
+                rate=rate,
                 seed=seed,
             )
             if grown

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from wattcast.arrays import Array
 from wattcast.timeline.kriging import Kriging
 
-_MOST_FOR_LENGTHS = 400  # rows the lengths are fitted on; all rows are used for the mean
+_MOST_FOR_LENGTHS = 300  # rows the lengths are fitted on; all rows are used for the mean
 _STEPS = 25
 
 

@@ -6,6 +6,7 @@ splits K. The choice is a conditional logit [McFadden1974]: the candidate with t
     s_c = w·x_c + u_c·z,
 
 x_c what the candidate would do with the shape (padding, waves, the cost of the plain scaffold), z the shape itself.
+Where a class has them, trees vote beside it (:mod:`wattcast.kernels.votes`).
 Where nothing was fitted, :mod:`wattcast.kernels.gemm` takes the tile that is fastest under the scaffold.
 """
 
@@ -23,11 +24,15 @@ import numpy.typing as npt
 from wattcast.arrays import Array
 from wattcast.errors import bad_value
 from wattcast.kernels.names import KernelName, parse_kernel_name
+from wattcast.kernels.votes import Votes
 
 KINDS = ("hopper", "ampere", "turing", "wmma", "direct", "simt", "plain", "vector")
 STEP_K = 64.0
 # Blocks of kernels before Hopper that registers and shared memory of an SM hold, by elements of their tile.
 _AREAS, _HELD = np.array([2048.0, 4096.0, 8192.0, 32768.0]), np.array([12.0, 9.0, 4.0, 2.0, 1.0])
+_MOST_VECTORS = 128.0  # rows for which a kernel without a tile is ever taken: 96 are the most in the H200 database
+_LOG_TAPS = 5.0  # log2 of the taps of a filter that Hopper's kernels walk over
+_VOTES = 0.6  # of the trees beside the logit, where a class has them: chosen on held-out folds
 _SHARPEN = 2.0  # how much more than its likelihood says the likeliest kernel counts, where kinds differ
 _PRODUCTS = ("gemm", "gemv", "convolution")
 # cuDNN's convolutions on CUDA cores say the logarithms of their sides: ..._sgemm<float, float, 1024, 5, 5, ...>
@@ -162,6 +167,7 @@ class Chooser:
     names: tuple[str, ...]  # columns of the shape
     mean: Array  # (shape,)
     spread: Array  # (shape,)
+    votes: Votes | None = None
 
     def __post_init__(self) -> None:
         count, width = len(self.kind), 1 + len(self.names)
@@ -189,6 +195,28 @@ class Chooser:
         terms = candidate_terms(b, m, n, k, self.kind, self.tile_n, self.tile_m, self.split, sms)
         own = self.own[:, 0] + ((shape - self.mean) / self.spread) @ self.own[:, 1:].T
         return np.asarray(terms @ self.weight + own)
+
+
+def impossible(kind: npt.NDArray[np.str_], m: Array, shape: Array, names: Sequence[str]) -> Flags:
+    """Candidates that no library takes for a product, ``(row, candidate)``.
+
+    A kernel without a tile for many rows; a Hopper kernel for a filter of more taps than a mask of 32 bits holds
+    (none of 130 such convolutions in the H200 database ran one).
+    """
+    beyond = (kind == "vector") & (m[:, np.newaxis] > _MOST_VECTORS)
+    if "log_rs" in names:
+        beyond |= (kind == "hopper") & (shape[:, [names.index("log_rs")]] > _LOG_TAPS)
+    return np.asarray(beyond)
+
+
+def _settled(score: Array, chooser: Chooser, m: Array, shape: Array) -> Array:
+    """Scores with the votes of trees mixed in, as logs of shares, and without what cannot be."""
+    if chooser.votes is not None:
+        share = np.exp(score - score.max(axis=1, keepdims=True))
+        share /= share.sum(axis=1, keepdims=True)
+        votes = chooser.votes.share(shape, score.shape[1])
+        score = np.log(np.maximum((1.0 - _VOTES) * share + _VOTES * votes, 1e-12))
+    return np.where(impossible(chooser.kind, m, shape, chooser.names), -np.inf, score)
 
 
 Choice = Mapping[str, Chooser]  # by class of products
@@ -235,7 +263,7 @@ def _fitted(
 ) -> None:
     columns = np.stack([shape[column][rows] for column in chooser.names], axis=-1)
     b, m, n, k = sizes
-    score = chooser.score(b, m, n, k, columns, sms)
+    score = _settled(chooser.score(b, m, n, k, columns, sms), chooser, m, columns)
     # Hopper's kernels differ in their tiles alone: the likeliest as it is. Where kinds differ by factors of time,
     # others keep their say.
     most = 1 if chooser.alike else min(MOST_PICKS, score.shape[1])
@@ -295,20 +323,26 @@ def candidate_terms(
 
 def to_arrays(choice: Choice, prefix: str) -> dict[str, Any]:
     """Arrays to save beside a bundle."""
-    return {
-        f"{prefix}.{name}.{item}": np.array(values) if item == "names" else values
-        for name, chooser in choice.items()
-        for item, values in ((item.name, getattr(chooser, item.name)) for item in fields(chooser))
-    }
+    arrays: dict[str, Any] = {}
+    for name, chooser in choice.items():
+        for item in _ITEMS:
+            values = getattr(chooser, item)
+            arrays[f"{prefix}.{name}.{item}"] = np.array(values) if item == "names" else values
+        if chooser.votes is not None:
+            arrays |= chooser.votes.to_arrays(f"{prefix}.{name}.votes")
+    return arrays
+
+
+_ITEMS = tuple(item.name for item in fields(Chooser) if item.name != "votes")
 
 
 def from_arrays(arrays: Mapping[str, Any], prefix: str) -> dict[str, Chooser]:
     """A choice from what :func:`to_arrays` saved; empty where there is none."""
-    items = tuple(item.name for item in fields(Chooser))
     found = [key.split(".")[1] for key in arrays if key.startswith(f"{prefix}.") and key.endswith(".weight")]
     choice = {}
     for name in found:
-        of = {item: np.asarray(arrays[f"{prefix}.{name}.{item}"]) for item in items}
+        of = {item: np.asarray(arrays[f"{prefix}.{name}.{item}"]) for item in _ITEMS}
         columns: Any = tuple(str(column) for column in of.pop("names"))
-        choice[name] = Chooser(**of, names=columns)
+        votes = Votes.from_arrays(arrays, f"{prefix}.{name}.votes", len(columns), len(of["kind"]))
+        choice[name] = Chooser(**of, names=columns, votes=votes)
     return choice

@@ -1,6 +1,8 @@
 """Convolutions -> columns of work: implicit products with the layout kernels around them, and depthwise kernels.
 
-An implicit product has M = batch·p·q, N = output channels, K = c·r·s, and reads the image, not the im2col matrix.
+An implicit product has M = batch·p·q, N = output channels, K = c·r·s, and reads the image, not the im2col matrix;
+that of the image's gradient M = batch·h·w, N = c, K = k·r·s (of strides beyond one, the taps that meet a pixel), that
+of the filter's M = k, N = c·r·s, K = batch·p·q.
 Tensor kernels want channels last in multiples of 16 bytes, fp32 ones channels first: images and filters that lie
 otherwise are turned by kernels of 32 by 32 elements a block, or padded. Blocks of all kernels are cuDNN's and
 PyTorch's own, as the grids in the H200 database have them.
@@ -9,7 +11,7 @@ PyTorch's own, as the grids in the H200 database have them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +33,7 @@ _TAP_BYTE = (
     64.0  # of one filter tap that an implicit product takes at a time; twice as many of Hopper's with many channels
 )
 _HOPPER = KINDS.index("hopper")
+_MANY_PIXELS = 6000.0
 CHOICE_COLUMNS = (
     "m",
     "n",
@@ -46,6 +49,8 @@ CHOICE_COLUMNS = (
     "align_k",
     "log_batch",
     "log_side",
+    "dgrad",
+    "wgrad",
 )
 
 
@@ -53,10 +58,13 @@ CHOICE_COLUMNS = (
 class _Sizes:
     """Arrays ``(row,)``."""
 
-    pixels: Array  # of all outputs' images
     n: Array  # output channels of a group
     c: Array  # input channels of a group
     rs: Array
+    product_m: Array  # sides of the implicit product of a group
+    product_n: Array
+    product_c: Array  # channels of a tap that it walks over; pixels, for the gradient of a filter
+    product_rs: Array  # taps that it walks over
     groups: Array
     width: Array
     image: Array  # bytes
@@ -66,23 +74,29 @@ class _Sizes:
     simt: npt.NDArray[np.bool_]
     depthwise: npt.NDArray[np.bool_]
 
+    @property
+    def product(self) -> tuple[Array, Array, Array, Array]:
+        """The implicit products: how many, M, N and K."""
+        return self.groups, self.product_m, self.product_n, self.product_c * self.product_rs
+
 
 def convolutions(
     ops: Sequence[Conv2d], conditions: Sequence[Condition], rate: Array, reference: Reference
 ) -> tuple[list[str], Columns, Columns]:
     """Groups, work columns and features."""
     s = _sizes(ops)
-    write = np.array([op.write_byte for op in ops])
-    read = np.array([op.read_byte for op in ops]) - s.image * (1.0 - _touched(ops))
-    step = FAST_BYTE / s.width
     extra = _shape(ops, s)
+    write = np.array([op.write_byte for op in ops])
+    read = np.array([op.read_byte for op in ops]) - s.image * (1.0 - _touched(ops)) * (extra["dgrad"] == 0)
+    step = FAST_BYTE / s.width
     picks = _picks(ops, conditions, s, extra, rate, reference)
     # kernels that walk a tap at a time pad its channels
     whole = np.isin(picks.kind, [KINDS.index(kind) for kind in ("direct", "simt", "plain")])
-    tap = np.where(picks.kind == _HOPPER, np.where(s.c > 32, 128.0, 64.0)[:, np.newaxis], _TAP_BYTE)
+    tap = np.where(picks.kind == _HOPPER, np.where(s.product_c > 32, 128.0, 64.0)[:, np.newaxis], _TAP_BYTE)
     tap = np.maximum(tap / s.width[:, np.newaxis], 16.0)
-    k = s.rs[:, np.newaxis] * np.where(whole, s.c[:, np.newaxis], np.ceil(s.c[:, np.newaxis] / tap) * tap)
-    tile = tiled(s.groups, s.pixels, s.n, k, s.width, s.width, rate, picks, reference)
+    deep = s.product_c[:, np.newaxis]
+    k = s.product_rs[:, np.newaxis] * np.where(whole, deep, np.ceil(deep / tap) * tap)
+    tile = tiled(s.groups, s.product_m, s.product_n, k, s.width, s.width, rate, picks, reference)
     plain = 1.0 - picks.of_kind("plain")
     wide = plain - np.where(s.width <= 2, picks.of_kind("direct"), 0.0)
     turned = (~s.depthwise & np.where(s.simt, s.last, ~s.last)) * plain
@@ -92,19 +106,17 @@ def convolutions(
     depth_kind = np.array([_depthwise_kind(op) if d else "" for op, d in zip(ops, s.depthwise, strict=True)])
     units, threads_held, steps, shared = _depthwise(ops, s, depth_kind)
     d = s.depthwise
-    taps = 2.0 * s.rs * s.out / s.width
+    taps = 2.0 * s.rs * np.where(extra["dgrad"] > 0, s.image, s.out) / s.width  # strides leave none out of an image's
     work = {
         "units": np.where(d, units, tile["units"]),
         "unit_flop": np.where(d, taps / units, tile["unit_flop"]),
         "steps": np.where(d, steps, tile["steps"]),
-        "launches": launches,
-        "l2_byte": np.where(
-            d, read * np.where(np.isin(depth_kind, _TAPS), 1.0 + s.rs / 5.0, 1.0) + write, tile["load_byte"]
-        ),
-        "store_byte": np.where(d, 0.0, s.out),
+        "launches": launches + (depth_kind == "last.filter"),  # of parts and of their sum
+        "l2_byte": np.where(d, read + write + _again(depth_kind, s), tile["load_byte"]),
+        "store_byte": np.where(d, 0.0, write),
         "between_byte": moved,
         "turn_element": turns,
-        "shared_byte": np.where(d, shared, tile["shared_byte"] + s.out),
+        "shared_byte": np.where(d, shared, tile["shared_byte"] + write),
         "dram_read_byte": read * (1.0 - kept) + s.weight * kept,
         "dram_write_byte": write * (1.0 - kept),
         "slots": np.where(d, threads_held, tile["slots"]),
@@ -116,16 +128,16 @@ def convolutions(
         "padded_in": pads * (s.c % step != 0),
         "padded_out": pads * (s.n % step != 0),
         "log_turns": log2(turns),
-        "tap_padding": np.where(d, 0.0, k[:, 0] / (s.rs * s.c)),
+        "tap_padding": np.where(d, 0.0, k[:, 0] / s.product[3]),
         "log_moved": log2(moved),
     }
-    return group, work, blend | features(s.groups, s.pixels, s.n, s.c * s.rs, tile, reference) | extra
+    return group, work, blend | features(*s.product, tile, reference) | extra
 
 
 def asked(ops: Sequence[Conv2d]) -> tuple[list[str], tuple[Array, ...], Columns]:
     """What the kernel choice sees of convolutions: their classes (none of depthwise ones), sizes and shapes."""
     s = _sizes(ops)
-    sizes = (s.groups, s.pixels, s.n, s.c * s.rs)
+    sizes = s.product
     return _classes(ops, s), sizes, choice_columns(*sizes) | _shape(ops, s)
 
 
@@ -144,7 +156,8 @@ def _shape(ops: Sequence[Conv2d], s: _Sizes) -> Columns:
         "log_out": log2(s.out),
         "log_side": log2([op.h for op in ops]),
         "log_batch": log2([op.n for op in ops]),
-        "direction": np.array([float(("forward", "dgrad", "wgrad").index(op.direction)) for op in ops]),
+        "dgrad": np.array([float(op.direction == "dgrad") for op in ops]),
+        "wgrad": np.array([float(op.direction == "wgrad") for op in ops]),
     }
 
 
@@ -156,11 +169,15 @@ def _sizes(ops: Sequence[Conv2d]) -> _Sizes:
     groups = np.array([float(op.groups) for op in ops])
     c = np.array([float(op.c) for op in ops]) / groups
     image, weight, out = (np.array(x, dtype=np.float64) for x in zip(*(op._tensors_byte for op in ops), strict=True))
+    m, across, deep, walked = np.array([_product(op) for op in ops], dtype=np.float64).T
     return _Sizes(
-        pixels=np.array([float(op.n) * op.p * op.q for op in ops]),
         n=np.array([float(op.k) for op in ops]) / groups,
         c=c,
         rs=np.array([float(op.r) * op.s for op in ops]),
+        product_m=m,
+        product_n=across,
+        product_c=deep,
+        product_rs=walked,
         groups=groups,
         width=np.array([float(op.dtype.byte) for op in ops]),
         image=image,
@@ -170,6 +187,18 @@ def _sizes(ops: Sequence[Conv2d]) -> _Sizes:
         simt=np.array([op.dtype in (Dtype.FP32, Dtype.FP64) for op in ops]),
         depthwise=(groups > 1) & (c == 1),
     )
+
+
+def _product(op: Conv2d) -> tuple[float, float, float, float]:
+    """M, N, and K as channels and taps, of the implicit product of a group."""
+    c, k, taps, pixels = op.c // op.groups, op.k // op.groups, float(op.r * op.s), float(op.n) * op.p * op.q
+    if op.direction == "wgrad":
+        whole = max(FAST_BYTE // op.dtype.byte, 1)  # channels of an image are padded to 16 bytes
+        return k, -(-c // whole) * whole * taps, pixels, 1.0
+    if op.direction == "dgrad":
+        image = float(op.n) * op.h * op.w
+        return image, c, k, taps * min(pixels / image, 1.0)
+    return pixels, k, c, taps
 
 
 def class_of(dtype: Dtype) -> str:
@@ -186,7 +215,7 @@ def _picks(
     rate: Array,
     reference: Reference,
 ) -> Picks:
-    sizes = (s.groups, s.pixels, s.n, s.c * s.rs)
+    sizes = s.product
 
     def usual() -> list[Label]:
         never = np.zeros(len(ops), dtype=bool)
@@ -196,7 +225,17 @@ def _picks(
 
     ran = [NOT_RUN if d else (c.kernels, c.parts) for c, d in zip(conditions, s.depthwise, strict=True)]
     shape = choice_columns(*sizes) | extra
-    return pick(reference.choice, _classes(ops, s), ran, sizes, shape, usual, reference.sm_count)
+    picks = pick(reference.choice, _classes(ops, s), ran, sizes, shape, usual, reference.sm_count)
+    return replace(picks, split=np.where(_shares_k(picks, s, extra["wgrad"], reference.sm_count), 0.0, picks.split))
+
+
+def _shares_k(picks: Picks, s: _Sizes, wgrad: Array, sms: float) -> npt.NDArray[np.bool_]:
+    """Hopper's kernels of a filter's gradient that share K among blocks, which their names do not say: few tiles and
+    many pixels (a workspace is prepared for those)."""
+    groups, m, n, k = (size[:, np.newaxis] for size in s.product)
+    tiles = groups * np.ceil(n / picks.tile_n) * np.ceil(m / picks.tile_m)
+    few = (picks.kind == _HOPPER) & (tiles <= sms / 2.0)
+    return np.asarray(few & (wgrad[:, np.newaxis] > 0) & (k > _MANY_PIXELS))
 
 
 def _touched(ops: Sequence[Conv2d]) -> Array:
@@ -247,6 +286,8 @@ _TAPS = ("last.plain", "last.wide")  # one kernel, which loads every tap; slower
 def _depthwise_kind(op: Conv2d) -> str:
     """The kernel that cuDNN and PyTorch have for a depthwise convolution."""
     half = op.dtype.byte <= 2
+    if op.direction != "forward":
+        return f"{'last' if op.channels_last else 'first'}.{'filter' if op.direction == 'wgrad' else 'back'}"
     if not op.channels_last:
         tiled_ = op.dtype is Dtype.FP16 and op.r * op.s <= 9 and op.stride == 1
         return "first.tiled" if tiled_ else "first.plain"
@@ -257,20 +298,40 @@ def _depthwise_kind(op: Conv2d) -> str:
     return "last.special" if op.n >= 8 and op.c % 4 == 0 else "last.plain"
 
 
+def _again(kind: npt.NDArray[np.str_], s: _Sizes) -> Array:
+    """Bytes that depthwise kernels load through L2 beyond each operand once: a part of the taps of each result, and
+    all operands for each weight of a filter's gradient."""
+    taps, weights = s.rs / 5.0 * s.out, (s.rs - 1.0) * (s.image + s.out)
+    return np.select([np.isin(kind, _TAPS), kind == "first.filter"], [taps, weights], 0.0)
+
+
 def _depthwise(ops: Sequence[Conv2d], s: _Sizes, kind: npt.NDArray[np.str_]) -> tuple[Array, Array, Array, Array]:
     """Blocks, blocks an SM holds, dependent steps and bytes through shared memory of depthwise kernels."""
-    elements = s.out / s.width
+    out, image = s.out / s.width, s.image / s.width
     tiles = np.array([op.n * np.ceil(op.q / 40.0) * op.c * np.ceil(op.p / 10.0) / 8.0 for op in ops])
-    units = np.select([kind == "first.tiled", kind == "last.special"], [tiles, elements / 5000.0], elements / 1024.0)
+    units = np.select(
+        [kind == name for name in ("first.tiled", "last.special", "first.back", "last.back", "first.filter")],
+        [tiles, out / 5000.0, image / 1024.0, image / 4096.0, s.groups * s.rs],
+        out / 1024.0,
+    )
     large = s.rs > 25
+    warps = np.array([min(op.n, 8.0) for op in ops])
     held = np.select(
-        [kind == "first.tiled", kind == "last.special", np.isin(kind, _TAPS)],
-        [np.full(len(ops), 4.0), np.where(large, 2.0, 6.0), np.full(len(ops), 12.0)],
+        [
+            kind == "first.tiled",
+            np.isin(kind, ("last.special", "last.back")),
+            np.isin(kind, _TAPS),
+            kind == "first.filter",
+        ],
+        [np.full(len(ops), 4.0), np.where(large, 2.0, 6.0), np.full(len(ops), 12.0), np.minimum(64.0 / warps, 32.0)],
         2.0,
     )
     shared = np.select([kind == "last.special", np.isin(kind, _TAPS)], [0.6, 1.1], 1.2) * s.rs * s.image
-    # the direct kernel takes elements of a pixel from lines far apart: as long as forty taps, whatever its filter
-    steps = np.where(kind == "last.direct", 40.0, s.rs + 5.0)
+    # The direct kernel takes elements of a pixel from lines far apart: as long as forty taps, whatever its filter.
+    # That of a filter's gradient has a block for each weight; up to eight warps walk over images, and to begin with
+    # one is as long as four steps: eleven launches of the H200 database.
+    rows = np.array([np.ceil(op.n / 8.0) * (np.ceil(op.p * op.q / 32.0) + 4.0) + 5.0 for op in ops])
+    steps = np.select([kind == "last.direct", kind == "first.filter"], [np.full(len(ops), 40.0), rows], s.rs + 5.0)
     return np.maximum(np.ceil(units), 1.0), held, steps, shared
 
 

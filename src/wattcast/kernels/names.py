@@ -213,6 +213,29 @@ def _cutlass(name: str) -> KernelName | None:
     )
 
 
+_MANGLED = re.compile(r"^_ZN\d+cutlass\w*?(ImplicitGemm|Gemm)\w*?GemmShapeILi(\d+)ELi(\d+)ELi(\d+)E")
+
+
+def _mangled(name: str) -> KernelName | None:
+    """A CUTLASS kernel under its C++ name: the first shape is the tile's."""
+    found = _MANGLED.search(name)
+    if not found:
+        return None
+    return KernelName(
+        name,
+        "convolution" if found[1] == "ImplicitGemm" else "gemm",
+        "cudnn" if "cudnn" in name else "cutlass",
+        "sm80",
+        next(
+            (dtype for word, dtype in (("bfloat16", "bf16"), ("tfloat32", "tf32"), ("half", "fp16")) if word in name),
+            "",
+        ),
+        int(found[2]),
+        int(found[3]),
+        int(found[4]),
+    )
+
+
 def _cutlass_dtype(text: str, unit: str, shape: str) -> str:
     for word, dtype in (("bf16", "bf16"), ("tf32", "tf32"), ("f16", "fp16"), ("e4m3", "fp8"), ("i8", "int8")):
         if word in text:
@@ -399,12 +422,19 @@ _WORDS: tuple[tuple[str, str, str], ...] = (
         "pytorch",
     ),
     (r"nchwToNhwc|nhwcToNchw|tensorTransform|convertTensor|nchwAddPadding|nhwcAddPadding", "layout", "cudnn"),
-    (r"flip_filter|init_device_workspace|computeOffsets|kern_precompute", "prepare", "cudnn"),
-    (r"conv2d_c1_k1|conv2d_grouped_direct|dgrad2d_c1_k1", "convolution_depthwise", "cudnn"),
+    (
+        r"flip_filter|init_device_workspace|computeOffsets|kern_precompute|dgrad_indexed::kernel_helper|scalePacked",
+        "prepare",
+        "cudnn",
+    ),
+    (r"conv2d_c1_k1|(conv|grad)2d_grouped_direct|[dw]grad2d_c1_k1", "convolution_depthwise", "cudnn"),
     (r"conv_depthwise|DepthwiseConv|depthwise", "convolution_depthwise", "pytorch"),
+    (r"dgrad_engine|image_first_layer", "convolution_direct", "cudnn"),
+    (r"reduction::kernel::ReduceSplitK", "splitk_reduce", "cudnn"),
+    (r"reduce_wgrad", "convolution_sum", "cudnn"),
     (r"[Ww]inograd", "convolution_winograd", "cudnn"),
     (r"implicit_convolve|implicit_gemm|convolve|scudnn|cudnn_generated\w*conv", "convolution", "cudnn"),
-    (r"fft\w*(2d|1d)|_fft_|fft2d", "convolution_fft", "cudnn"),
+    (r"fft\w*(2d|1d)|_fft\b|_fft_|fft2d|pointwise_mult_and_sum_complex", "convolution_fft", "cudnn"),
     (r"[Mm]em(set|cpy)", "copy", "cuda"),
     (r"triton_", "elementwise", "triton"),
     (r"FillFunctor", "fill", "pytorch"),
@@ -423,6 +453,7 @@ _GRAMMARS: tuple[Callable[[str], KernelName | None], ...] = (
     _attention,
     _xmma,
     _cutlass,
+    _mangled,
     _classic,
     _softmax,
     _norm,

@@ -21,6 +21,7 @@ from wattcast.workload.graph import Bmm, Conv2d, Linear, Operator
 
 FAST_BYTE = 16  # a row must be a multiple of this for the fast kernels: a 16-byte access on every row
 _MANY_CHANNELS = 1 << 20  # input times output channels
+_MOST_PARTS = 2.7  # bytes of sums of a filter's gradient, one for each image, over those of what it is made from
 _SLIM = 16.0  # tokens up to which a Hopper product is bound by its weights
 
 
@@ -38,7 +39,14 @@ class _Sizes:
     left_byte: Array  # of all products; a filter that all images share counts once
     linear: npt.NDArray[np.bool_]  # the right operand is a weight
     bias_byte: Array
-    row: Array  # elements of a row of the left operand as it lies in memory: k, or m where it is turned
+    turned: npt.NDArray[np.bool_]  # the left operand lies with k outermost, so that its rows are m long
+    straight: npt.NDArray[np.bool_]  # so does the right one, its rows n long, as far as its form says
+    parts_byte: Array  # of one sum for each image, written and read again: a filter's gradient, channels first
+
+    @property
+    def row(self) -> Array:
+        """Elements of a row of the left operand as it lies in memory."""
+        return np.where(self.turned, self.m, self.k)
 
 
 def products(
@@ -60,10 +68,10 @@ def products(
         "units": tile["units"],
         "unit_flop": tile["unit_flop"],
         "steps": tile["steps"],
-        "launches": 1.0 + np.minimum(tile["split"] - 1.0, 1.0),
+        "launches": 1.0 + np.minimum(tile["split"] - 1.0, 1.0) + (s.parts_byte > 0),
         "l2_byte": tile["load_byte"],
         "store_byte": tile["out_byte"],
-        "between_byte": np.where(tile["split"] > 1.01, 4.0 * tile["split"] * s.b * s.m * s.n, 0.0),
+        "between_byte": np.where(tile["split"] > 1.01, 4.0 * tile["split"] * s.b * s.m * s.n, 0.0) + s.parts_byte,
         "shared_byte": tile["shared_byte"] + tile["out_byte"],
         "dram_read_byte": read,
         "dram_write_byte": tile["out_byte"] * (1.0 - kept),
@@ -75,7 +83,7 @@ def products(
     return group, work, found | {name: shape[name] for name in _OWN_FEATURES}
 
 
-_OWN_FEATURES = ("linear", "straight", "warm", "odd", "half", "bias", "dtype", "weight_width")
+_OWN_FEATURES = ("linear", "straight", "left_turned", "warm", "odd", "half", "bias", "dtype", "weight_width")
 
 
 def asked(ops: Sequence[Operator], conditions: Sequence[Condition]) -> tuple[list[str], tuple[Array, ...], Columns]:
@@ -87,8 +95,9 @@ def asked(ops: Sequence[Operator], conditions: Sequence[Condition]) -> tuple[lis
 def _shape(ops: Sequence[Operator], conditions: Sequence[Condition], s: _Sizes) -> Columns:
     columns = {
         "linear": s.linear,
-        "straight": np.array([c.layout == "nn" for c in conditions]) | (~s.linear & _is(ops, Conv2d)),
-        "warm": np.array([c.rotated == "none" for c in conditions]),
+        "straight": np.array([c.layout == "nn" for c in conditions]) | s.straight,
+        "left_turned": s.turned,
+        "warm": s.linear & np.array([c.rotated == "none" for c in conditions]),
         "odd": (s.row % 2 != 0) | (s.n % 2 != 0),
         "half": (s.row % 4 != 0) | (s.n % 4 != 0),
         "bias": s.bias_byte > 0,
@@ -99,7 +108,9 @@ def _shape(ops: Sequence[Operator], conditions: Sequence[Condition], s: _Sizes) 
 
 
 def _aligned(s: _Sizes) -> npt.NDArray[np.bool_]:
-    return np.asarray(((s.row * s.width) % FAST_BYTE == 0) & ((s.n * s.width) % FAST_BYTE == 0))
+    """Rows of both operands in whole fast accesses; of operands that lie with k outermost, k makes none by itself."""
+    whole = ((s.row * s.width) % FAST_BYTE == 0) & ((s.n * s.width) % FAST_BYTE == 0)
+    return np.asarray(whole & (s.k * s.width >= FAST_BYTE))
 
 
 def _classes(ops: Sequence[Operator], s: _Sizes) -> list[str]:
@@ -165,7 +176,23 @@ def choice_columns(b: Array, m: Array, n: Array, k: Array) -> Columns:
     }
 
 
-CHOICE_COLUMNS = ("b", "m", "n", "k", "small_m", "small_out", "linear", "straight", "odd", "half", "bias", "dtype")
+CHOICE_COLUMNS = (
+    *(
+        "b",
+        "m",
+        "n",
+        "k",
+        "small_m",
+        "small_out",
+        "linear",
+        "straight",
+        "left_turned",
+        "odd",
+        "half",
+        "bias",
+        "dtype",
+    ),
+)
 
 
 def _group(dtype: Dtype, kind: str, rows: float) -> str:
@@ -192,31 +219,47 @@ def is_point(op: Operator) -> bool:
         return False
     if not op.channels_last and op.n > 1 and op.h * op.w % 2 and op.c * op.k >= _MANY_CHANNELS:
         return False  # images of odd size would be read an element at a time: cuDNN turns them
+    sums = 4.0 * op.n * op.k * op.c if op.direction == "wgrad" and not op.channels_last and op.n > 1 else 0.0
+    if sums > _MOST_PARTS * op.read_byte:
+        return False  # one for each image outgrow the images: cuDNN turns these instead
     return op.r == op.s == op.stride == 1 and (op.stride_w or 1) == 1 and not op.padding and not op.padding_w
 
 
 def _sizes(ops: Sequence[Operator]) -> _Sizes:
-    rows = np.array([_row(op) for op in ops], dtype=np.float64)
-    b, m, n, k, width, weight, out, shared, linear, bias = rows.T
+    rows = np.array([_point(op) if isinstance(op, Conv2d) else _row(op) for op in ops], dtype=np.float64)
+    b, m, n, k, width, weight, out, shared, linear, bias, turned, straight, parts = rows.T
     left_byte = np.where(shared > 0, 1.0, b) * m * k * width
-    row = np.where([isinstance(op, Linear) and op.turned for op in ops], m, k)
-    return _Sizes(b, m, n, k, width, weight, out, left_byte, linear > 0, bias, row)
+    return _Sizes(b, m, n, k, width, weight, out, left_byte, linear > 0, bias, turned > 0, straight > 0, parts)
 
 
 def _row(op: Operator) -> tuple[float, ...]:
-    """b, m, n, k, element bytes of the three operands, is the left shared, is the right a weight, bias bytes."""
-    width = float(op.dtype.byte)
-    if isinstance(op, Conv2d):
-        if op.channels_last:
-            return 1.0, float(op.n * op.p * op.q), op.k, op.c, width, width, width, 0.0, 1.0, 0.0
-        return op.n, op.k, float(op.p * op.q), op.c, width, width, width, 1.0, 0.0, 0.0
+    """b, m, n, k, element bytes of the three operands, is the left shared, is the right a weight, bias bytes, are the
+    operands turned, bytes of parts."""
     assert isinstance(op, (Linear, Bmm))
+    width = float(op.dtype.byte)
     weight = float((getattr(op, "weight_dtype", None) or op.dtype).byte)
     out = float((getattr(op, "out_dtype", None) or op.dtype).byte)
-    linear = isinstance(op, Linear)
-    bias = width * op.n if isinstance(op, Linear) and op.bias else 0.0
-    return (op.b if isinstance(op, Bmm) else 1), op.m, op.n, op.k, width, weight, out, 0.0, float(linear), bias
+    if isinstance(op, Bmm):
+        return op.b, op.m, op.n, op.k, width, weight, out, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
+    # the gradient of a weight is a product of activations: nothing of it comes from DRAM as weights do
+    bias, turned = width * op.n * op.bias, float(op.turned)
+    return 1.0, op.m, op.n, op.k, width, weight, out, 0.0, 1.0 - turned, bias, turned, turned, 0.0
 
 
-def _is(ops: Sequence[Operator], kind: type[Operator]) -> npt.NDArray[np.bool_]:
-    return np.array([isinstance(op, kind) for op in ops])
+def _point(op: Conv2d) -> tuple[float, ...]:
+    """The same of a point convolution: forward, or the gradient of its image or its filter.
+
+    Channels last: pixels by channels. Channels first: a product for each image, which all share the filter; its
+    gradient is a sum over images, each in fp32.
+    """
+    width, side = float(op.dtype.byte), float(op.p * op.q)
+    if op.direction == "wgrad":
+        if op.channels_last:
+            return 1.0, op.k, op.c, op.n * side, width, width, width, 0.0, 0.0, 0.0, 1.0, 1.0, 0.0
+        out, parts = (4.0, 8.0 * op.n * op.k * op.c) if op.n > 1 else (width, 0.0)
+        return op.n, op.k, op.c, side, width, width, out, 0.0, 0.0, 0.0, 0.0, 0.0, parts
+    back = op.direction == "dgrad"
+    into, of = (op.c, op.k) if back else (op.k, op.c)
+    if op.channels_last:
+        return 1.0, op.n * side, into, of, width, width, width, 0.0, 1.0, 0.0, 0.0, float(back), 0.0
+    return op.n, into, side, of, width, width, width, 1.0, 0.0, 0.0, float(back), 1.0, 0.0

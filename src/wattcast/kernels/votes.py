@@ -1,0 +1,66 @@
+"""Trees that vote for a candidate: which kernel a library took for shapes alike, where its rule has corners.
+
+Extremely randomised trees [Geurts2006] as plain arrays; a leaf points to itself and holds the candidate it votes for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from wattcast.arrays import Array
+from wattcast.errors import bad_value
+from wattcast.forest import Index, depth_of
+
+_KEPT = ("feature", "threshold", "left", "right", "candidate")
+
+
+@dataclass(frozen=True)
+class Votes:
+    """Arrays ``(tree, node)``."""
+
+    feature: Index  # column a node looks at
+    threshold: Array  # go left at or below
+    left: Index
+    right: Index
+    candidate: Index  # a leaf's vote
+    depth: int
+
+    def __post_init__(self) -> None:
+        shapes = {getattr(self, name).shape for name in _KEPT}
+        if len(shapes) != 1 or self.feature.ndim != 2:
+            raise bad_value("kernel choice", "votes of one shape (tree, node)", shapes)
+
+    def share(self, columns: Array, candidates: int) -> Array:
+        """Share of the trees that vote for each candidate, ``(row, candidate)``; columns are ``(row, column)``."""
+        trees = np.arange(len(self.feature))
+        rows = np.arange(len(columns))[:, np.newaxis]
+        node = np.zeros((len(columns), len(trees)), dtype=np.int64)
+        for _ in range(self.depth):
+            goes_left = columns[rows, self.feature[trees, node]] <= self.threshold[trees, node]
+            node = np.where(goes_left, self.left[trees, node], self.right[trees, node])
+        vote = rows * candidates + self.candidate[trees, node]
+        count = np.bincount(vote.ravel(), minlength=len(columns) * candidates)
+        return np.asarray(count.reshape(len(columns), candidates) / len(trees))
+
+    def to_arrays(self, prefix: str) -> dict[str, Any]:
+        """Arrays to save, under names that begin with ``prefix``."""
+        return {f"{prefix}.{name}": getattr(self, name) for name in _KEPT}
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, Any], prefix: str, columns: int, candidates: int) -> Votes | None:
+        """What :meth:`to_arrays` saved; None where there is nothing."""
+        if f"{prefix}.feature" not in arrays:
+            return None
+        given = {name: np.asarray(arrays[f"{prefix}.{name}"]) for name in _KEPT}
+        most = {"feature": columns, "candidate": candidates, "left": given["left"].shape[-1]}
+        most["right"] = most["left"]
+        if any((given[name] < 0).any() or (given[name] >= end).any() for name, end in most.items()):
+            raise bad_value("kernel choice", "votes of nodes, columns and candidates that exist", "others")
+        whole: dict[str, npt.NDArray[np.int32]] = {name: given[name].astype(np.int32) for name in most}
+        threshold = np.asarray(given["threshold"], dtype=np.float64)
+        return cls(threshold=threshold, depth=depth_of(whole["left"], whole["right"]), **whole)

@@ -1,0 +1,96 @@
+"""Trees that vote beside the kernel choice, and what no library takes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+
+from wattcast.errors import WattcastError
+from wattcast.fit.kernels_choice import chosen_for, fit_choice, labels_of
+from wattcast.fit.kernels_data import Rows, load
+from wattcast.hardware import load as load_gpu
+from wattcast.kernels import Reference, reference_of
+from wattcast.kernels.choose import from_arrays, impossible, to_arrays
+from wattcast.kernels.votes import Votes
+from wattcast.workload.graph import Conv2d, Linear
+
+GPU = load_gpu("h200")
+
+
+@pytest.fixture(scope="module")
+def database() -> Rows:
+    rows = load("h200")
+    return rows.where(rows.is_kind("burst"))
+
+
+@pytest.fixture(scope="module")
+def convolutions(database: Rows) -> Rows:
+    half = [isinstance(op, Conv2d) and op.dtype.byte == 2 and op.groups == 1 for op in database.ops]
+    return database.where(np.array(half))
+
+
+@pytest.fixture(scope="module")
+def reference(convolutions: Rows) -> Reference:
+    plain = reference_of(GPU)
+    return replace(plain, choice=fit_choice(convolutions.where(np.arange(len(convolutions)) % 2 == 0), plain))
+
+
+def test_trees_vote_for_the_leaf_a_row_falls_into() -> None:
+    #  column 0 <= 1 ? candidate 2 : (column 1 <= 5 ? candidate 0 : candidate 1); the second tree always says 1
+    votes = Votes(
+        feature=np.array([[0, 0, 1, 0, 0], [0, 0, 0, 0, 0]], np.int32),
+        threshold=np.array([[1.0, 0.0, 5.0, 0.0, 0.0], [0.0] * 5]),
+        left=np.array([[1, 1, 3, 3, 4], [0, 1, 2, 3, 4]], np.int32),
+        right=np.array([[2, 1, 4, 3, 4], [0, 1, 2, 3, 4]], np.int32),
+        candidate=np.array([[0, 2, 0, 0, 1], [1, 0, 0, 0, 0]], np.int32),
+        depth=2,
+    )
+    share = votes.share(np.array([[0.0, 9.0], [2.0, 5.0], [2.0, 6.0]]), 3)
+    assert_allclose(share, [[0.0, 0.5, 0.5], [0.5, 0.5, 0.0], [0.0, 1.0, 0.0]])
+
+
+def test_votes_find_more_kernels_of_shapes_not_seen(convolutions: Rows, reference: Reference) -> None:
+    """Half of the convolutions fit, the other half test."""
+    test = convolutions.where(np.arange(len(convolutions)) % 2 == 1)
+    ran = labels_of(test)
+    alone = {name: replace(chooser, votes=None) for name, chooser in (reference.choice or {}).items()}
+
+    def right(of: Reference) -> float:
+        took = chosen_for(test, of)
+        return float(np.mean([a == b for a, b in zip(ran, took, strict=True) if a is not None and b is not None]))
+
+    assert right(reference) > right(replace(reference, choice=alone)) > 0.3
+
+
+def test_votes_survive_being_saved(convolutions: Rows, reference: Reference) -> None:
+    arrays = to_arrays(reference.choice or {}, "choice")
+    back = replace(reference, choice=from_arrays(arrays, "choice"))
+    assert chosen_for(convolutions, back) == chosen_for(convolutions, reference)
+    older = {name: values for name, values in arrays.items() if ".votes." not in name}
+    assert all(chooser.votes is None for chooser in from_arrays(older, "choice").values())
+
+
+def test_votes_for_what_does_not_exist_are_refused(reference: Reference) -> None:
+    arrays = to_arrays(reference.choice or {}, "choice")
+    arrays["choice.conv2d-half.votes.candidate"] = arrays["choice.conv2d-half.votes.candidate"] + 1000
+    with pytest.raises(WattcastError, match="votes"):
+        from_arrays(arrays, "choice")
+
+
+def test_no_library_takes_a_vector_kernel_for_many_rows_nor_hopper_for_large_filters() -> None:
+    """A product of 4096 rows was once given a kernel for a few, and predicted eighteen times too slow."""
+    kind = np.array(["vector", "hopper", "ampere"])
+    few = impossible(kind, np.array([8.0, 4096.0]), np.zeros((2, 1)), ("k",))
+    assert few.tolist() == [[False, False, False], [True, False, False]]
+    taps = impossible(kind, np.full(2, 8.0), np.log2([[25.0], [49.0]]), ("log_rs",))
+    assert taps.tolist() == [[False, False, False], [False, True, False]]
+
+
+def test_a_stray_does_not_become_a_candidate(database: Rows) -> None:
+    """Four gradients of one token ran another kind of kernel: every product in half precision was then a blend."""
+    half = [isinstance(op, Linear) and op.dtype.byte == 2 and (op.turned or op.m == 1024) for op in database.ops]
+    choice = fit_choice(database.where(np.array(half)), reference_of(GPU))
+    assert set(choice["half"].kind.tolist()) == {"hopper"}
