@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
@@ -28,20 +29,45 @@ class Learned:
     low: float
     high: float
 
-    def __call__(self, features: Mapping[str, Array], rows: list[int]) -> Array:
+    def __call__(self, features: Features, rows: list[int]) -> Array:
+        table = features.columns(self._wanted, rows)
         both = self.forest is not None and self.kriging is not None
-        weights = (1.0 - PROCESS_SHARE, PROCESS_SHARE) if both else (1.0, 1.0)
-        parts = [(m, w) for m, w in zip((self.forest, self.kriging), weights, strict=True) if m is not None]
-        nothing = np.zeros(len(rows))
-        wanted = dict.fromkeys(name for model, _ in parts for name in model.features)
-        # a kind of kernel that this workload lacks has no column
-        columns = {name: features[name][rows] if name in features else nothing for name in wanted}
-        for name in features:
-            above = _above(name, wanted)
-            if above:
-                columns[above] = columns[above] + features[name][rows]
-        mean = sum((weight * model(columns) for model, weight in parts), nothing)
+        share = PROCESS_SHARE if both else 1.0
+        mean = np.zeros(len(rows))
+        if self.forest is not None:
+            mean += (1.0 - share if both else 1.0) * self.forest.of(table[:, : len(self.forest.features)])
+        if self.kriging is not None:
+            mean += share * self.kriging.of(table.take(self._of_kriging, axis=1))
         return np.asarray(np.exp(np.clip(mean, self.low, self.high)))
+
+    @cached_property
+    def _wanted(self) -> dict[str, int]:
+        """Columns that trees or process read, those of the trees first, each with its place."""
+        names = (name for model in (self.forest, self.kriging) if model is not None for name in model.features)
+        return {name: i for i, name in enumerate(dict.fromkeys(names))}
+
+    @cached_property
+    def _of_kriging(self) -> list[int]:
+        return [self._wanted[name] for name in self.kriging.features] if self.kriging is not None else []
+
+
+class Features:
+    """Features of all kernels as one table, a row a feature, from which each family takes its own."""
+
+    def __init__(self, named: Mapping[str, Array], count: int) -> None:
+        self._at = {name: i for i, name in enumerate(named, 1)}
+        self._kinds = [name for name in named if name.startswith("is ")]
+        self._table = np.array([np.zeros(count), *named.values()])
+
+    def columns(self, wanted: Mapping[str, int], rows: list[int]) -> Array:
+        """The columns of a family for its rows, ``(row, feature)``; a kind that this workload lacks is a zero."""
+        at = self._at
+        found = self._table[np.ix_([at.get(name, 0) for name in wanted], rows)]
+        for name in self._kinds:
+            above = "" if name in wanted else _above(name, wanted)
+            if above:
+                found[wanted[above]] += self._table[at[name]].take(rows)
+        return np.ascontiguousarray(found.T)
 
 
 PROCESS_SHARE = 0.6  # of the process in the average: chosen on held-out folds
@@ -86,12 +112,13 @@ class Residuals:
         rows_of: dict[str, list[int]] = {}
         for i, learner in enumerate(kernels.work.learner):
             rows_of.setdefault(learner, []).append(i)
-        time = _factors(self.time, rows_of, kernels.work.features, len(kernels.ops))
+        count = len(kernels.ops)
+        time = _factors(self.time, rows_of, Features(kernels.work.features, count), count)
         logs = np.log(corrections)
         fixed_s = time * corrections[:, 2] * kernels.work.launches
         seconds = time * ideal(kernels, self.reference).seconds(logs, self.reference.top_hz)
         features = {**kernels.work.features, **rates(kernels, self.reference, seconds, fixed_s)}
-        energy = _factors(self.energy, rows_of, features, len(kernels.ops))
+        energy = _factors(self.energy, rows_of, Features(features, count), count)
         if len(self._kept) < _MOST_KEPT:
             self._kept[kernels.memo] = time, energy
         return time, energy
@@ -102,7 +129,7 @@ class Residuals:
 
 
 def _factors(
-    models: Mapping[str, Learned], rows_of: Mapping[str, list[int]], features: Mapping[str, Array], count: int
+    models: Mapping[str, Learned], rows_of: Mapping[str, list[int]], features: Features, count: int
 ) -> Array:
     found = np.ones(count)
     for family, rows in rows_of.items():
