@@ -1,8 +1,8 @@
 """A fitted ensemble of regression trees as plain arrays: read without scikit-learn, evaluated at once.
 
-Trees are stored level by level in arrays shaped ``(tree, node)``; a leaf points to itself. Small trees are not walked:
-all their questions are asked at once, and each that sends a row to the right crosses out the leaves to its left. The
-first leaf left is the row's [Lucchese2015, QuickScorer]. Large trees are walked, all rows one step at a time.
+Trees are stored level by level in arrays shaped ``(tree, node)``; a leaf points to itself. Small trees are not
+walked: all their questions are asked at once, and each that sends a row to the right crosses out the leaves to its
+left. The first leaf left is the row's [Lucchese2015, QuickScorer]. Large trees are walked, all rows a step at a time.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Forest:
     def of(self, rows: Array) -> Array:
         """The sum of the trees for each row ``(row, feature)``, columns in the order of ``features``."""
         if self._leaves is None:
-            return self.base + self.value.ravel().take(self._walked(rows)).sum(axis=-1)
+            return np.asarray(self.base + self.value.ravel().take(self._walked(rows)).sum(axis=-1))
         found = np.empty(len(rows))
         for start in range(0, len(rows), _BLOCK):
             found[start : start + _BLOCK] = self._leaves.sums(rows[start : start + _BLOCK])
@@ -68,7 +68,7 @@ class Forest:
         left, right = ((child + first[:, np.newaxis]).ravel() for child in (self.left, self.right))
         feature, threshold = self.feature.astype(np.int64).ravel(), self.threshold.ravel()
         column = (np.arange(len(rows), dtype=np.int64) * rows.shape[1])[:, np.newaxis]
-        cell = np.broadcast_to(first, (len(rows), trees))
+        cell: npt.NDArray[np.int64] = np.broadcast_to(first, (len(rows), trees))
         for _ in range(self.depth):
             goes_left = rows.ravel().take(column + feature.take(cell)) <= threshold.take(cell)
             cell = np.where(goes_left, left.take(cell), right.take(cell))
@@ -138,19 +138,17 @@ class _Leaves:
         crossed *= self.left
         trees = len(self.first)
         of_tree = np.bitwise_or.reduce(crossed.reshape(len(rows), len(self.left) // max(trees, 1), trees), axis=1)
-        leaf = _lowest_zero().take(of_tree)
-        leaf += self.first
+        leaf = np.add(_lowest_zero().take(of_tree), self.first)
         return np.asarray(self.value.take(leaf).sum(axis=-1))
 
 
 def _leaves(forest: Forest, inner: npt.NDArray[np.bool_]) -> _Leaves:
     """Leaves of each tree counted from left to right, and which of them lie on the left of each question."""
     trees, nodes = inner.shape
-    node = np.flatnonzero(inner)  # positions in the arrays laid end to end
+    node = _reached(forest, inner)
     tree = node // nodes
     left, right = (child.ravel()[node] + tree * nodes for child in (forest.left, forest.right))
-    below = np.ones(inner.size, dtype=np.intp)  # leaves under each node
-    first = np.zeros(inner.size, dtype=np.intp)  # the first of them
+    below, first = np.ones(inner.size, np.intp), np.zeros(inner.size, np.intp)  # leaves under a node, and their first
     for _ in range(forest.depth):
         below[node] = below.take(left) + below.take(right)
     for _ in range(forest.depth):
@@ -168,8 +166,20 @@ def _leaves(forest: Forest, inner: npt.NDArray[np.bool_]) -> _Leaves:
     return _Leaves(feature, threshold, crossed, value, np.arange(trees) * (most + 1))
 
 
+def _reached(forest: Forest, inner: npt.NDArray[np.bool_]) -> npt.NDArray[np.intp]:
+    """Questions that a path from a root leads to, as positions in the arrays laid end to end."""
+    trees, nodes = inner.shape
+    found, level = [], np.arange(trees, dtype=np.intp) * nodes
+    for _ in range(forest.depth + 1):
+        level = level[inner.ravel()[level]]
+        found.append(level)
+        tree = level // nodes * nodes
+        level = np.concatenate([child.ravel()[level] + tree for child in (forest.left, forest.right)])
+    return np.sort(np.concatenate(found))
+
+
 @cache
 def _lowest_zero() -> npt.NDArray[np.intp]:
     """Place of the lowest bit that is not set, of every word."""
     words = np.arange(1 << _MOST_LEAVES)
-    return np.log2(~words & (words + 1)).astype(np.intp)
+    return np.asarray(np.log2(~words & (words + 1)), dtype=np.intp)
