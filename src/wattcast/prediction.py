@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +18,7 @@ from wattcast.flow import Detail, Totals, analyse, at_clock, in_detail
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.provenance import Provenance, Status
 from wattcast.timeline import Timeline
-from wattcast.uncertainty import Interval, Support, interval, support
+from wattcast.uncertainty import Interval, Support, interval, outside, support
 from wattcast.workload.graph import Graph, Operator
 
 
@@ -31,6 +32,26 @@ class Module:
 
 
 @dataclass(frozen=True)
+class ModuleTable:
+    """The modules of all operators, as arrays with operators on the last axis."""
+
+    parts: tuple[str, ...]
+    power_w: Array  # (*sweep, operator, part)
+    utilisation: Mapping[str, Array]  # part -> (*sweep, operator)
+
+    def of(self, row: int) -> tuple[Module, ...]:
+        """The modules of one operator."""
+        return tuple(
+            Module(
+                part,
+                self.power_w[..., row, i],
+                self.utilisation[part][..., row] if part in self.utilisation else None,
+            )
+            for i, part in enumerate(self.parts)
+        )
+
+
+@dataclass(frozen=True)
 class OperatorShare:
     """One distinct operator: calls, and time, mean power and energy of all its calls. ``(*sweep,)``"""
 
@@ -39,7 +60,13 @@ class OperatorShare:
     latency_s: Array
     power_w: Array
     energy_j: Array
-    modules: tuple[Module, ...]
+    table: ModuleTable = field(repr=False)
+    row: int
+
+    @property
+    def modules(self) -> tuple[Module, ...]:
+        """Its power by module."""
+        return self.table.of(self.row)
 
 
 @dataclass(frozen=True)
@@ -77,6 +104,7 @@ def predict_timeline(timeline: Timeline, graph: Graph, gpu: Gpu, at: OperatingPo
     settled = settle(timeline, gpu, at, bundle)
     totals = at_clock(timeline, settled.at, bundle)
     detail = in_detail(timeline, settled.at, bundle)
+    reasons = outside(timeline, bundle)
     shape = totals.power_w.shape
     return Prediction(
         name=graph.name,
@@ -95,8 +123,8 @@ def predict_timeline(timeline: Timeline, graph: Graph, gpu: Gpu, at: OperatingPo
         else bool(np.all(graph.memory_byte <= np.asarray(gpu.memory.capacity_byte))),
         modules=_modules(timeline, totals, detail, gpu, settled.at),
         ops=_ops(timeline, detail, gpu, settled.at),
-        interval=interval(timeline, totals, detail, bundle),
-        support=support(timeline, detail, bundle),
+        interval=interval(timeline, totals, detail, bundle, reasons),
+        support=support(timeline, detail, bundle, reasons),
         assumptions=_assumptions(graph, timeline, settled, bundle),
         status=bundle.status,
         provenance=bundle.provenance,
@@ -125,22 +153,14 @@ def _ops(timeline: Timeline, detail: Detail, gpu: Gpu, at: OperatingPoint) -> tu
     each_hz = np.broadcast_to(detail.effective_hz, detail.kernel_s.shape)
     activity = predicted.per_kernel(timeline, detail.kernel_s, each_hz, np.zeros(detail.kernel_s.shape[:-1]), at)
     clock_hz = np.concatenate([each_hz, each_hz[..., :1]], axis=-1)
-    busy = utilisation(activity, gpu, clock_hz)
-
-    def modules(kernel: int) -> tuple[Module, ...]:
-        return tuple(
-            Module(part, detail.kernel_part_w[..., kernel, i], busy[part][..., kernel] if part in busy else None)
-            for i, part in enumerate(detail.parts)
+    table = ModuleTable(detail.parts, detail.kernel_part_w, utilisation(activity, gpu, clock_hz))
+    spent_s, power_w, spent_j = (
+        np.moveaxis(values, -1, 0)
+        for values in (
+            detail.kernel_s * timeline.calls,
+            detail.kernel_part_w.sum(axis=-1),
+            detail.kernel_j * timeline.calls,
         )
-
-    return tuple(
-        OperatorShare(
-            op,
-            int(calls),
-            detail.kernel_s[..., i] * calls,
-            detail.kernel_part_w[..., i, :].sum(axis=-1),
-            detail.kernel_j[..., i] * calls,
-            modules(i),
-        )
-        for i, (op, calls) in enumerate(zip(timeline.kernels.ops, timeline.calls, strict=True))
     )
+    rows = zip(timeline.kernels.ops, timeline.calls.tolist(), spent_s, power_w, spent_j, strict=True)
+    return tuple(OperatorShare(op, int(calls), s, w, j, table, i) for i, (op, calls, s, w, j) in enumerate(rows))
