@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 from wattcast.dtypes import Dtype
 from wattcast.errors import bad_value
+from wattcast.workload.elementwise import function_of
 
 
 class Layout(StrEnum):
@@ -23,6 +24,11 @@ class Layout(StrEnum):
     STRIDED = "strided"
     BROADCAST = "broadcast"
     TRANSPOSED = "transposed"
+
+    __hash__ = str.__hash__  # as its word, which is what it equals
+
+
+_Any = TypeVar("_Any", bound="Operator")
 
 
 @dataclass(frozen=True)
@@ -39,10 +45,17 @@ class Operator:
     label: str = field(default="", kw_only=True, compare=False)
 
     def __post_init__(self) -> None:
+        given = self.__dict__
         for name, least in _least(type(self)):
-            value = getattr(self, name)
+            value = given[name]
             if not (isinstance(value, int) and value >= least):
                 raise bad_value(f"{self.name}.{name}", f"a whole number of at least {least}", value)
+
+    def again(self: _Any, label: str) -> _Any:
+        """The same operator elsewhere in the model; it was checked when it was first made."""
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__, label=label)
+        return other
 
     @property
     def name(self) -> str:
@@ -79,15 +92,15 @@ class Operator:
 _LEAST = {"padding": 0, "bytes": 0, "read": 0, "write": 0}
 
 
-_WHOLE: dict[str, tuple[tuple[str, int], ...]] = {}
+_WHOLE: dict[type, tuple[tuple[str, int], ...]] = {}
 
 
 def _least(kind: type[Operator]) -> tuple[tuple[str, int], ...]:
     """The whole-number fields of an operator class, with the least each may be; looked up once a class."""
-    if kind.__name__ not in _WHOLE:
+    if kind not in _WHOLE:
         whole = ((item.name, _LEAST.get(item.name, 1)) for item in fields(kind) if item.type == "int")
-        _WHOLE[kind.__name__] = tuple(whole)
-    return _WHOLE[kind.__name__]
+        _WHOLE[kind] = tuple(whole)
+    return _WHOLE[kind]
 
 
 @dataclass(frozen=True)
@@ -382,15 +395,11 @@ class Elementwise(Operator):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        from wattcast.workload.elementwise import function_of
-
         function_of(self.function)
-        for item in ("read", "write"):
-            value = getattr(self, item)
+        for item, value in (("read", self.read), ("write", self.write)):
             if value is not None and value < 0:
                 raise bad_value(f"{self.function}.{item}", "bytes, zero or more", value)
-        for item in ("rows", "run"):
-            value = getattr(self, item)
+        for item, value in (("rows", self.rows), ("run", self.run)):
             if value is not None and not 1 <= value <= self.n:
                 raise bad_value(f"{self.function}.{item}", f"from 1 to its {self.n} elements", value)
 
@@ -400,20 +409,14 @@ class Elementwise(Operator):
 
     @property
     def flop(self) -> float:
-        from wattcast.workload.elementwise import function_of
-
         return function_of(self.function).flop * self.n
 
     @property
     def sfu_op(self) -> float:
-        from wattcast.workload.elementwise import function_of
-
         return function_of(self.function).sfu_op * self.n
 
     @property
     def read_byte(self) -> float:
-        from wattcast.workload.elementwise import function_of
-
         return float(
             self.read if self.read is not None else function_of(self.function).inputs * self.n * self.dtype.byte
         )
