@@ -62,6 +62,8 @@ def _secant(function: Callable[[Array], Array], low: Array, high: Array, at_low:
     Regula falsi that halves the value at an end kept twice running [Dowell1971], so that both ends
     close in. A fixed number of steps, so that a batch does what each of its members would.
     """
+    if not at_low.ndim:
+        return _secant_of_one(function, float(low), float(high), float(at_low), float(at_high))
     side = np.zeros(at_low.shape)
     point = high
     for _ in range(STEPS):
@@ -75,6 +77,25 @@ def _secant(function: Callable[[Array], Array], low: Array, high: Array, at_low:
         low, high = np.where(above, low, point), np.where(above, point, high)
         side = np.where(above, 1.0, -1.0)
     return point
+
+
+def _secant_of_one(
+    function: Callable[[Array], Array], low: float, high: float, at_low: float, at_high: float
+) -> Array:
+    """The same of a single number, which arrays would only slow down."""
+    side, point = 0.0, high
+    for _ in range(STEPS):
+        rise = at_high - at_low
+        share = -at_low / rise if rise > 0 else 0.5
+        point = low + min(max(share, 0.0), 1.0) * (high - low)
+        value = float(function(np.array(point)))
+        if value > 0:
+            at_low, at_high = (0.5 * at_low if side > 0 else at_low), value
+            high, side = point, 1.0
+        else:
+            at_low, at_high = value, (0.5 * at_high if side < 0 else at_high)
+            low, side = point, -1.0
+    return np.array(point)
 
 
 def _limit(gpu: Gpu, at: OperatingPoint) -> Array:

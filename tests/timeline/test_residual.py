@@ -43,7 +43,7 @@ def test_it_survives_being_saved(fitted) -> None:
 def test_factors_are_held_within_the_range_seen(fitted) -> None:
     model, columns, _ = fitted
     learned = Learned(None, model, -0.1, 0.2)
-    factor = learned(Features(columns, 200), list(range(200)))
+    factor = learned(Features(columns, 200), np.arange(200))
     assert factor.min() == pytest.approx(np.exp(-0.1))
     assert factor.max() == pytest.approx(np.exp(0.2))
 
@@ -53,7 +53,7 @@ def test_a_kind_of_kernel_that_is_absent_counts_as_none(fitted) -> None:
     learned = Learned(None, model, -9.0, 9.0)
     without = {name: values for name, values in columns.items() if name != "noise"}
     zero = {**columns, "noise": np.zeros(200)}
-    rows = list(range(200))
+    rows = np.arange(200)
     assert_allclose(learned(Features(without, 200), rows), learned(Features(zero, 200), rows))
 
 
@@ -64,7 +64,7 @@ def test_shapes_that_do_not_match_are_refused() -> None:
 
 def test_a_kind_that_was_not_measured_counts_as_the_one_above_it() -> None:
     named = {"is cat": np.array([0.0, 1.0, 0.0]), "is cat.append": np.array([0.5, 0.0, 1.0])}
-    found = Features(named, 3).columns({"is cat": 0, "size": 1}, [0, 2])
+    found = Features(named, 3).columns({"is cat": 0, "size": 1}, np.array([0, 2]))
     assert_allclose(found, [[0.5, 0.0], [1.0, 0.0]])
 
 

@@ -122,6 +122,11 @@ class Picks:
     split: Array  # parts of K: 1 none, 0 as many as fill the chip
     share: Array  # sums to 1
 
+    def narrow(self) -> Picks:
+        """The first pick of each row alone, where every row is sure of it."""
+        sure = bool((self.share[:, 0] == 1.0).all())
+        return Picks(*(values[:, :1] for values in vars(self).values())) if sure else self
+
     def label(self, row: int) -> Label:
         """The likeliest kernel of a row."""
         kind = KINDS[int(self.kind[row, 0])]
@@ -135,18 +140,18 @@ class Picks:
 MOST_PICKS = 8
 
 
-def blended(names: Sequence[Sequence[str]], picks: Picks) -> tuple[list[str], dict[str, Array]]:
+def blended(name_of: Callable[[int, str], str], picks: Picks) -> tuple[list[str], dict[str, Array]]:
     """The group of the likeliest kernel of each row, and columns ``is GROUP`` of how likely each group is.
 
-    ``names`` are the groups of each row by kind of kernel, in the order of ``KINDS``.
+    ``name_of`` is the group of a row run by a kind of kernel.
     """
     columns: dict[str, Array] = {}
-    shares = np.stack([picks.of_kind(kind) for kind in KINDS], axis=-1)
-    for i, of in enumerate(names):
-        for name, share in zip(of, shares[i].tolist(), strict=True):
-            if share > 0:
-                columns.setdefault(f"is {name}", np.zeros(len(names)))[i] += share
-    return [of[int(k)] for of, k in zip(names, picks.kind[:, 0], strict=True)], columns
+    count = len(picks.kind)
+    alike = picks.kind[:, np.newaxis] == np.arange(len(KINDS))[:, np.newaxis]
+    shares = (picks.share[:, np.newaxis] * alike).sum(axis=-1)  # (row, kind)
+    for i, k in np.argwhere(shares > 0).tolist():
+        columns.setdefault(f"is {name_of(i, KINDS[k])}", np.zeros(count))[i] += shares[i, k]
+    return [name_of(i, KINDS[k]) for i, k in enumerate(picks.kind[:, 0].tolist())], columns
 
 
 @dataclass(frozen=True)
@@ -227,7 +232,7 @@ def pick(
     for i, label in enumerate(given):
         if label is not None:
             _sure(picks, i, label, parts[i])
-    return picks
+    return picks.narrow()
 
 
 def _fitted(
@@ -238,14 +243,17 @@ def _fitted(
     score = chooser.score(b, m, n, k, columns, sms)
     # Hopper's kernels differ in their tiles alone: the likeliest as it is. Where kinds differ by factors of time,
     # others keep their say.
-    most = 1 if chooser.alike else min(MOST_PICKS, score.shape[1])
-    best = np.argsort(-score, axis=1, kind="stable")[:, :most]
-    share = np.exp(_SHARPEN * (np.take_along_axis(score, best, axis=1) - score.max(axis=1, keepdims=True)))
-    at = np.ix_(rows, range(most))
+    if chooser.alike:
+        best, share = score.argmax(axis=1)[:, np.newaxis], np.ones((len(rows), 1))
+    else:
+        best = np.argsort(-score, axis=1, kind="stable")[:, :MOST_PICKS]
+        share = np.exp(_SHARPEN * (np.take_along_axis(score, best, axis=1) - score.max(axis=1, keepdims=True)))
+        share /= share.sum(axis=1, keepdims=True)
+    at = np.array(rows)[:, np.newaxis], np.arange(best.shape[1])
     picks.kind[at] = chooser.kind_index[best]
     picks.tile_n[at], picks.tile_m[at] = chooser.tile_n[best], chooser.tile_m[best]
     picks.split[at] = np.where(chooser.split[best], 0.0, 1.0)
-    picks.share[at] = share / share.sum(axis=1, keepdims=True)
+    picks.share[at] = share
 
 
 def _sure(picks: Picks, row: int, label: Label, parts: int) -> None:
@@ -290,7 +298,10 @@ def candidate_terms(
         split * np.log(tiles),
         split & (tiles <= sms / 2.0),
     )
-    return np.stack([np.broadcast_to(term, tiles.shape) for term in terms], axis=-1, dtype=np.float64)
+    found = np.empty((*tiles.shape, len(terms)))
+    for i, term in enumerate(terms):
+        found[..., i] = term
+    return found
 
 
 def to_arrays(choice: Choice, prefix: str) -> dict[str, Any]:

@@ -9,6 +9,7 @@ H200 database). Work that fits L2 stays there from one kernel to the next.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -32,32 +33,26 @@ _LAYOUT = {layout: float(i) for i, layout in enumerate(Layout)}
 _REDUCING = ("sum", "mean", "max", "topk", "pool", "cumsum")
 _MOVING = ("gather", "cat", "copy", "cast", "scatter_add")
 _KINDS = ("vector", "unrolled", "copy", "indexed", "transposed", "cat", "gather", "gather.few", "reduce")
-Names = npt.NDArray[np.str_]
+_VECTOR, _UNROLLED, _COPY, _INDEXED, _TRANSPOSED, _CAT, _GATHER, _FEW, _REDUCE = range(len(_KINDS))
+_MASKED = ("masked_fill", "where")
 
 
 def elementwise(
     ops: Sequence[Elementwise], conditions: Sequence[Condition], rate: Array, reference: Reference
 ) -> tuple[list[str], Columns, Columns]:
     """Groups, work columns and features of elementwise operators and plain data movement."""
-    n = np.array([float(op.n) for op in ops])
-    read, write = np.array([op.read_byte for op in ops]), np.array([op.write_byte for op in ops])
-    width = np.array([float(op.dtype.byte) for op in ops])
-    rows = np.clip([_rows(op, c) for op, c in zip(ops, conditions, strict=True)], 1.0, n)
-    columns = n / rows
-    run = np.array([_run(op, c) for op, c in zip(ops, conditions, strict=True)])
-    kind = np.array([_kind(op, r, r_) for op, r, r_ in zip(ops, rows, run, strict=True)])
-    cold = np.array([float(_cold(op, c)) for op, c in zip(ops, conditions, strict=True)])
-    share = np.where(cold > 0, 1.0, 1.0 - resident(read + write, reference.l2_byte))
-    flop = np.array([op.flop for op in ops]) / n
-    sfu = np.array([op.sfu_op for op in ops]) / n
-    launch = _launch(kind, n, rows, columns, width, np.array([op.dtype is not Dtype.FP32 for op in ops]), ops)
+    s = _Sizes(*np.array([_row(op, c) for op, c in zip(ops, conditions, strict=True)], dtype=np.float64).T)
+    n, read, write, width, rows, kind = s.n, s.read, s.write, s.width, s.rows, s.kind.astype(np.intp)
+    columns, both = n / rows, read + write
+    share = np.where(s.cold > 0, 1.0, 1.0 - resident(both, reference.l2_byte))
+    flop, sfu = s.flop / n, s.sfu_op / n
+    launch = _launch(kind, n, rows, columns, width, s.cast > 0)
     named = [special(op) for op in ops]
     _own_grids(launch, named, ops, reference.sm_count)
-    indexed = np.isin(kind, ("indexed", "transposed", "cat"))
-    masked = np.array([op.function in ("masked_fill", "where") for op in ops])
-    cost = np.maximum(flop, 1.0) + _SFU_FLOP * sfu + _MASK_FLOP * masked
-    cost = cost + np.where(indexed, _INDEX_FLOP + _OPERAND_FLOP * (read + write) / (n * width), 0.0)
-    moved = read + write + np.where(kind == "transposed", (_SECTOR_BYTE - width) * n, 0.0)
+    indexed = (kind >= _INDEXED) & (kind <= _CAT)
+    cost = np.maximum(flop, 1.0) + _SFU_FLOP * sfu + _MASK_FLOP * s.masked
+    cost = cost + np.where(indexed, _INDEX_FLOP + _OPERAND_FLOP * both / (n * width), 0.0)
+    moved = both + np.where(kind == _TRANSPOSED, (_SECTOR_BYTE - width) * n, 0.0)
     work = {
         **launch,
         "unit_flop": cost * n / launch["units"],
@@ -66,32 +61,83 @@ def elementwise(
         "dram_read_byte": read * share,
         "dram_write_byte": write * share,
     }
+    held = launch["slots"] * reference.sm_count
     features = {
         "log_n": log2(n),
         "log_read": log2(read),
         "log_write": log2(write),
-        "log_byte": log2(read + write),
+        "log_byte": log2(both),
         "read_per_write": np.log2(np.maximum(read, 1.0) / np.maximum(write, 1.0)),
-        "byte_per_element": (read + write) / n,
+        "byte_per_element": both / n,
         "width": width,
-        "out_width": np.array([float((op.out_dtype or op.dtype).byte) for op in ops]),
+        "out_width": s.out_width,
         "flop_per_element": flop,
         "sfu_per_element": sfu,
-        "layout": np.array([_LAYOUT[op.layout] for op in ops]),
+        "layout": s.layout,
         "align_n": alignment(n),
-        "moving": np.array([float(_MOVING.index(op.function) + 1 if op.function in _MOVING else 0) for op in ops]),
-        "reducing": np.array([float(op.function in _REDUCING) for op in ops]),
-        "widest": np.array([float(op.function == "max") for op in ops]),
-        "masked": masked.astype(float),
-        "cold": cold,
-        "fill": fill(launch["units"], launch["slots"] * reference.sm_count),
-        "rounds": np.log2(launch["units"] / (launch["slots"] * reference.sm_count)),
+        "moving": s.moving,
+        "reducing": s.reducing,
+        "widest": s.widest,
+        "masked": s.masked,
+        "cold": s.cold,
+        "fill": fill(launch["units"], held),
+        "rounds": np.log2(launch["units"] / held),
         "extent_rows": log2(rows),
         "extent_columns": log2(columns),
         "align_columns": alignment(columns),
-        "run": np.minimum(run, 64.0),
+        "run": np.minimum(s.run, 64.0),
     }
-    return [f"elementwise.{own or name}" for own, name in zip(named, kind, strict=True)], work, features
+    return [f"elementwise.{own or _KINDS[k]}" for own, k in zip(named, kind.tolist(), strict=True)], work, features
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """Arrays ``(row,)``, as :func:`_row` has them."""
+
+    n: Array
+    read: Array  # bytes
+    write: Array
+    width: Array  # bytes of an element
+    out_width: Array
+    rows: Array
+    run: Array
+    kind: Array  # position in _KINDS
+    flop: Array
+    sfu_op: Array
+    cold: Array  # 1: operands come from device memory
+    layout: Array
+    moving: Array
+    reducing: Array
+    widest: Array
+    masked: Array
+    cast: Array
+
+
+def _row(op: Elementwise, condition: Condition) -> tuple[float, ...]:
+    """What the columns need to know of one operator."""
+    name, n = op.function, float(op.n)
+    read, write, out_width = op.read_byte, op.write_byte, float((op.out_dtype or op.dtype).byte)
+    rows = min(max(_rows(op, condition, read, write / out_width), 1.0), n)
+    run = _run(op, condition)
+    return (
+        n,
+        read,
+        write,
+        float(op.dtype.byte),
+        out_width,
+        rows,
+        run,
+        _kind(op, rows, run, read),
+        op.flop,
+        op.sfu_op,
+        _cold(op, condition),
+        _LAYOUT[op.layout],
+        _MOVING.index(name) + 1.0 if name in _MOVING else 0.0,
+        name in _REDUCING,
+        name == "max",
+        name in _MASKED,
+        name == "cast",
+    )
 
 
 def _cold(op: Elementwise, condition: Condition) -> bool:
@@ -111,14 +157,13 @@ def _own_grids(launch: Columns, named: Sequence[str], ops: Sequence[Elementwise]
 _GRID = ("units", "steps", "slots", "launches", "between_byte")
 
 
-def _rows(op: Elementwise, condition: Condition) -> float:
+def _rows(op: Elementwise, condition: Condition, read: float, results: float) -> float:
     """Rows of the operand: as said, as the bytes say (an index or a result each), or as usual."""
     if condition.rows:
         return float(condition.rows)
     if op.function in _REDUCING:
-        return op.write_byte / (op.out_dtype or op.dtype).byte
-    indices = (op.read_byte - op.n * op.dtype.byte) / 8.0
-    if op.function == "gather" and indices >= 1.0:
+        return results
+    if op.function == "gather" and (indices := (read - op.n * op.dtype.byte) / 8.0) >= 1.0:
         return indices
     return float(op.rows) if op.rows else op.n / _USUAL_COLUMNS
 
@@ -129,64 +174,58 @@ def _run(op: Elementwise, condition: Condition) -> float:
     return float(condition.run or turned or _USUAL_RUN)
 
 
-def _kind(op: Elementwise, rows: float, run: float) -> str:
+def _kind(op: Elementwise, rows: float, run: float, read: float) -> int:
     """The kernel PyTorch has for it."""
     if op.function in _REDUCING:
-        return "reduce"
+        return _REDUCE
     if op.function == "gather":
-        return "gather" if rows > _FEW_ROWS else "gather.few"
+        return _GATHER if rows > _FEW_ROWS else _FEW
     if op.function == "cat":  # parts without holes are copied sixteen bytes at a time
-        return "vector" if op.layout is Layout.CONTIGUOUS else "cat"
-    alike = rows <= 1 and (op.layout is not Layout.BROADCAST or op.read_byte >= 2 * op.n * op.dtype.byte)
+        return _VECTOR if op.layout is Layout.CONTIGUOUS else _CAT
+    alike = rows <= 1 and (op.layout is not Layout.BROADCAST or read >= 2 * op.n * op.dtype.byte)
     turned = op.layout is Layout.TRANSPOSED
     whole = op.layout is Layout.CONTIGUOUS or alike or (turned and rows <= run)
     if whole and op.function == "copy":
-        return "copy"
+        return _COPY
     if whole:
-        return "unrolled" if op.function == "cast" and op.dtype is not Dtype.FP32 else "vector"
-    return "transposed" if turned and run <= 1 else "indexed"
+        return _UNROLLED if op.function == "cast" and op.dtype is not Dtype.FP32 else _VECTOR
+    return _TRANSPOSED if turned and run <= 1 else _INDEXED
 
 
 def _launch(
-    kind: Names,
-    n: Array,
-    rows: Array,
-    columns: Array,
-    width: Array,
-    narrow: npt.NDArray[np.bool_],
-    ops: Sequence[Elementwise],
+    kind: npt.NDArray[np.intp], n: Array, rows: Array, columns: Array, width: Array, cast: npt.NDArray[np.bool_]
 ) -> Columns:
-    """Blocks, dependent steps of one, and blocks an SM holds at a time."""
-    cast = np.array([op.function == "cast" for op in ops])
-    per_thread = np.where((width >= 4) & ~cast, 2.0, 4.0)  # of an indexed kernel
-    chunks = np.ceil(columns * width / 16.0)  # 16-byte pieces of a gathered row
-    gather_threads = np.clip(np.ceil(chunks / 32.0) * 32.0, 32.0, 256.0)
-    reduce_blocks, reduce_steps = _reduction(rows, columns, width)
-    few = kind == "gather.few"
-    units = np.select(
-        [kind == "reduce", few, kind == "gather", kind == "cat", np.isin(kind, ("indexed", "transposed"))],
-        [
-            reduce_blocks,
-            np.ceil(columns / 128.0),
-            rows * np.ceil(chunks / 256.0),
-            np.full(len(n), _CAT_BLOCKS),
-            np.ceil(n / (128.0 * per_thread)),
-        ],
-        np.ceil(n / np.where(kind == "unrolled", _CAST_BLOCK, _VECTOR_BLOCK)),
-    )
-    threads = np.select(
-        [kind == "reduce", kind == "gather", kind == "cat"],
-        [np.full(len(n), 512.0), gather_threads, _CAT_THREADS],
-        128.0,
-    )
-    steps = np.select(
-        [kind == "reduce", few, kind == "cat"],
-        [2.0 + reduce_steps, 1.0 + rows, np.maximum(n / (_CAT_BLOCKS * _CAT_THREADS), 1.0)],
-        1.0,
-    )
+    """Blocks, dependent steps of one, and blocks an SM holds at a time: those of the usual kind, then of the rest."""
+    units = np.ceil(n / np.where(kind == _UNROLLED, _CAST_BLOCK, _VECTOR_BLOCK))
+    threads, steps = np.full(len(n), 128.0), np.ones(len(n))
+    at = np.flatnonzero((kind == _INDEXED) | (kind == _TRANSPOSED))
+    if at.size:
+        per_thread = np.where((width[at] >= 4) & ~cast[at], 2.0, 4.0)
+        units[at] = np.ceil(n[at] / (128.0 * per_thread))
+    at = np.flatnonzero(kind == _REDUCE)
+    if at.size:
+        units[at], loads = _reduction(rows[at], columns[at], width[at])
+        threads[at], steps[at] = 512.0, 2.0 + loads
+    at = np.flatnonzero(kind == _GATHER)
+    if at.size:
+        chunks = np.ceil(columns[at] * width[at] / 16.0)  # 16-byte pieces of a gathered row
+        units[at] = rows[at] * np.ceil(chunks / 256.0)
+        threads[at] = np.clip(np.ceil(chunks / 32.0) * 32.0, 32.0, 256.0)
+    at = np.flatnonzero(kind == _FEW)
+    if at.size:
+        units[at], steps[at] = np.ceil(columns[at] / 128.0), 1.0 + rows[at]
+    at = np.flatnonzero(kind == _CAT)
+    if at.size:
+        units[at], threads[at] = _CAT_BLOCKS, _CAT_THREADS
+        steps[at] = np.maximum(n[at] / (_CAT_BLOCKS * _CAT_THREADS), 1.0)
     slots = np.minimum(np.floor(_THREADS / threads), _MOST_BLOCKS)
-    one = np.ones(len(n))
-    return {"units": units, "steps": steps * one, "slots": slots, "launches": one, "between_byte": 0.0 * one}
+    return {
+        "units": units,
+        "steps": steps,
+        "slots": slots,
+        "launches": np.ones(len(n)),
+        "between_byte": np.zeros(len(n)),
+    }
 
 
 def _reduction(rows: Array, columns: Array, width: Array) -> tuple[Array, Array]:

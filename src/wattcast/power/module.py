@@ -97,10 +97,9 @@ class ModulePower:
     def priced(self, names: Sequence[str], counts: Array) -> Priced:
         """What ``counts`` of the events ``names`` cost, and one more of ``names[-1]``, which has no count yet."""
         columns = [names.index(name) for name in self.required_events]
-        known, each = (
-            np.append(values, last)[columns] @ self._energies
-            for values, last in ((counts, 0.0), (np.zeros(len(counts)), 1.0))
-        )
+        both = np.zeros((2, len(names)))
+        both[0, :-1], both[1, -1] = counts, 1.0
+        known, each = both[:, columns] @ self._energies
         scale = np.where(self._steady, 1.0, self.toggling)
         core, rest = scale * self._on_core, scale * (1.0 - self._on_core)
         return Priced(float(core @ known), float(rest @ known), float(core @ each), float(rest @ each))
@@ -112,8 +111,7 @@ class ModulePower:
         """
         volts_squared = per_sweep(self.voltage.at(clock_hz)) ** 2
         joules = volts_squared * (cost.core_j + cost.core_j_each * more) + (cost.rest_j + cost.rest_j_each * more)
-        shape = np.broadcast_shapes(joules.shape, duration_s.shape)
-        dynamic_w = np.divide(joules, duration_s, out=np.zeros(shape), where=duration_s > 0)
+        dynamic_w = np.where(duration_s > 0, joules / np.where(duration_s > 0, duration_s, 1.0), 0.0)
         return np.asarray(per_sweep(self.idle.at(clock_hz, temperature_c)) + dynamic_w)
 
     @cached_property

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
+import numpy.typing as npt
 
 from wattcast.arrays import Array
 from wattcast.forest import Forest
@@ -29,7 +30,7 @@ class Learned:
     low: float
     high: float
 
-    def __call__(self, features: Features, rows: list[int]) -> Array:
+    def __call__(self, features: Features, rows: npt.NDArray[np.intp]) -> Array:
         table = features.columns(self._wanted, rows)
         both = self.forest is not None and self.kriging is not None
         share = PROCESS_SHARE if both else 1.0
@@ -52,17 +53,17 @@ class Learned:
 
 
 class Features:
-    """Features of all kernels as one table, a row a feature, from which each family takes its own."""
+    """Features of all kernels as one table, from which each family takes its own."""
 
     def __init__(self, named: Mapping[str, Array], count: int) -> None:
         self._at = {name: i for i, name in enumerate(named, 1)}
         self._kinds = [name for name in named if name.startswith("is ")]
-        self._table = np.array([np.zeros(count), *named.values()])
+        self._table = np.array([np.zeros(count), *named.values()])  # (feature, kernel), nothing first
 
-    def columns(self, wanted: Mapping[str, int], rows: list[int]) -> Array:
+    def columns(self, wanted: Mapping[str, int], rows: npt.NDArray[np.intp]) -> Array:
         """The columns of a family for its rows, ``(row, feature)``; a kind that this workload lacks is a zero."""
         at = self._at
-        found = self._table[np.ix_([at.get(name, 0) for name in wanted], rows)]
+        found = self._table.take([at.get(name, 0) for name in wanted], axis=0).take(rows, axis=1)
         for name in self._kinds:
             above = "" if name in wanted else _above(name, wanted)
             if above:
@@ -109,9 +110,10 @@ class Residuals:
         kept = self._kept.get(kernels.memo)
         if kept is not None:
             return kept
-        rows_of: dict[str, list[int]] = {}
-        for i, learner in enumerate(kernels.work.learner):
-            rows_of.setdefault(learner, []).append(i)
+        learners = kernels.work.learner
+        code = {name: i for i, name in enumerate(dict.fromkeys(learners))}
+        codes = np.array([code[name] for name in learners])
+        rows_of = {name: np.flatnonzero(codes == i) for name, i in code.items()}
         count = len(kernels.ops)
         time = _factors(self.time, rows_of, Features(kernels.work.features, count), count)
         logs = np.log(corrections)
@@ -129,7 +131,7 @@ class Residuals:
 
 
 def _factors(
-    models: Mapping[str, Learned], rows_of: Mapping[str, list[int]], features: Features, count: int
+    models: Mapping[str, Learned], rows_of: Mapping[str, npt.NDArray[np.intp]], features: Features, count: int
 ) -> Array:
     found = np.ones(count)
     for family, rows in rows_of.items():
