@@ -11,6 +11,7 @@ import os
 import re
 import tempfile
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -132,6 +133,7 @@ def _check_events(text: str, where: str) -> None:
             raise bad_value(where, f"at most {MAX_DEPTH} levels of nesting", "more")
 
 
+@cache
 def _strict_loader() -> type:
     import yaml
 
