@@ -191,9 +191,15 @@ class Chooser:
 
     def score(self, b: Array, m: Array, n: Array, k: Array, shape: Array, sms: float) -> Array:
         """Score of every candidate for every product, ``(row, candidate)``."""
-        terms = candidate_terms(b, m, n, k, self.kind, self.tile_n, self.tile_m, self.split, sms)
+        terms = _terms(b, m, n, k, self._candidates, sms)
         own = self.own[:, 0] + ((shape - self.mean) / self.spread) @ self.own[:, 1:].T
-        return np.asarray(terms @ self.weight + own)
+        if self.alike:  # the highest alone matters
+            return np.asarray((self.weight @ terms.reshape(len(terms), -1)).reshape(own.shape) + own)
+        return np.asarray(np.ascontiguousarray(np.moveaxis(terms, 0, -1)) @ self.weight + own)
+
+    @cached_property
+    def _candidates(self) -> _Candidates:
+        return _candidates(self.kind, self.tile_n, self.tile_m, self.split)
 
 
 Choice = Mapping[str, Chooser]  # by class of products
@@ -266,41 +272,63 @@ def candidate_terms(
     b: Array, m: Array, n: Array, k: Array, kind: Any, tile_n: Array, tile_m: Array, split: Flags, sms: float
 ) -> Array:
     """What each candidate would do with each product, ``(row, candidate, term)``."""
+    return np.moveaxis(_terms(b, m, n, k, _candidates(kind, tile_n, tile_m, split), sms), 0, -1)
+
+
+@dataclass(frozen=True)
+class _Candidates:
+    """What does not depend on the product, ``(candidate,)``."""
+
+    tile_n: Array
+    tile_m: Array
+    split: Flags
+    held: Array  # tiles on an SM at a time
+    step_cycles: Array  # of a step of K of all of them
+    split_cycles: Array
+
+
+def _candidates(kind: Any, tile_n: Array, tile_m: Array, split: Flags) -> _Candidates:
+    area = tile_n * tile_m
+    held = slots_of(kind == "hopper", area)
+    feed = np.minimum(1.0, 0.12 + 0.88 * np.sqrt(area / 128.0**2))
+    cycles = np.maximum(2.0 * area * STEP_K / (4096.0 * feed), 60.0)
+    return _Candidates(tile_n, tile_m, split, held, cycles, 1500.0 * split)
+
+
+def _terms(b: Array, m: Array, n: Array, k: Array, of: _Candidates, sms: float) -> Array:
+    """The same as :func:`candidate_terms` with terms first, ``(term, row, candidate)``."""
     b, m, n, k = (size[:, np.newaxis] for size in (b, m, n, k))
+    tile_n, tile_m, split, held = of.tile_n, of.tile_m, of.split, of.held
     across, down = np.ceil(n / tile_n), np.ceil(m / tile_m)
     tiles = b * across * down
-    held = slots_of(kind == "hopper", tile_n * tile_m)
     parts = np.where(split, np.maximum(np.floor(sms * held / tiles), 2.0), 1.0)
     full = tiles * parts / (sms * held)
     waves = np.ceil(full)
-    area = tile_n * tile_m
-    feed = np.minimum(1.0, 0.12 + 0.88 * np.sqrt(area / 128.0**2))
-    compute = waves * held * np.ceil(k / parts / STEP_K) * np.maximum(2.0 * area * STEP_K / (4096.0 * feed), 60.0)
+    compute = waves * held * np.ceil(k / parts / STEP_K) * of.step_cycles
     loads = tiles * (tile_n + tile_m) * k / 5500.0
-    cost = np.log(np.maximum(compute, loads) + 1500.0 * split)
+    cost = np.log(np.maximum(compute, loads) + of.split_cycles)
     log_compute, log_loads, log_full = np.log(compute), np.log(loads), np.log(full)
-    terms = (
-        cost - cost.min(axis=1, keepdims=True),
-        np.log(across * tile_n / n),
-        np.log(down * tile_m / m),
-        np.log(waves / full),
-        np.maximum(-log_full, 0.0),
-        np.maximum(log_full, 0.0),
-        log_compute - log_compute.min(axis=1, keepdims=True),
-        log_loads - log_loads.min(axis=1, keepdims=True),
-        np.abs(np.log(np.minimum(n, 4096.0) / tile_n) - np.log(np.minimum(m, 4096.0) / tile_m)),
-        across * tile_n == n,
-        down * tile_m == m,
-        waves <= 1,
-        waves <= 2,
-        np.maximum(m, 8.0) <= tile_m,
-        split * np.log(k),
-        split * np.log(tiles),
-        split & (tiles <= sms / 2.0),
-    )
-    found = np.empty((*tiles.shape, len(terms)))
-    for i, term in enumerate(terms):
-        found[..., i] = term
+    across *= tile_n
+    down *= tile_m
+    found = np.empty((17, *tiles.shape))
+    np.subtract(cost, cost.min(axis=1, keepdims=True), out=found[0])
+    np.log(across / n, out=found[1])
+    np.log(down / m, out=found[2])
+    np.log(waves / full, out=found[3])
+    np.maximum(-log_full, 0.0, out=found[4])
+    np.maximum(log_full, 0.0, out=found[5])
+    np.subtract(log_compute, log_compute.min(axis=1, keepdims=True), out=found[6])
+    np.subtract(log_loads, log_loads.min(axis=1, keepdims=True), out=found[7])
+    sides = np.log(np.minimum(n, 4096.0) / tile_n) - np.log(np.minimum(m, 4096.0) / tile_m)
+    np.abs(sides, out=found[8])
+    found[9] = across == n
+    found[10] = down == m
+    found[11] = waves <= 1
+    found[12] = waves <= 2
+    found[13] = np.maximum(m, 8.0) <= tile_m
+    found[14] = split * np.log(k)
+    found[15] = split * np.log(tiles)
+    found[16] = split & (tiles <= sms / 2.0)
     return found
 
 

@@ -105,25 +105,20 @@ def work_of(
 ) -> Work:
     """Columns of every operator, family by family."""
     group = [op.kind for op in ops]
-    columns = dict(zip(WORK_COLUMNS, np.zeros((len(WORK_COLUMNS), len(ops))), strict=True))
-    found: Columns = {}
     kinds_ = ["linear" if is_point(op) else op.kind for op in ops]  # a point convolution is a product
     rates = np.array([reference.per_cycle[event] for event in events])
+    parts = []
     for kinds, family in _FAMILIES:
         rows = [i for i, kind in enumerate(kinds_) if kind in kinds]
         if not rows:
             continue
-        at = np.array(rows)
         of: Any = [ops[i] for i in rows]
-        groups, work, features = family(of, [conditions[i] for i in rows], rates[at], reference)
+        groups, work, features = family(of, [conditions[i] for i in rows], rates[rows], reference)
         for i, name in zip(rows, groups, strict=True):
             group[i] = name
-        for name, values in work.items():
-            columns[name][at] = values
-        for name, values in features.items():
-            if name not in found:
-                found[name] = np.zeros(len(ops))
-            found[name][at] = values
+        parts.append((rows, work, features))
+    columns = _merged([(rows, work) for rows, work, _ in parts], len(ops), WORK_COLUMNS)
+    found = _merged([(rows, features) for rows, _, features in parts], len(ops))
     moved = [i for i, op in enumerate(ops) if isinstance(op, Collective)]
     columns["launches"][moved] = columns["slots"][moved] = 1.0
     _as_counted(columns, ops, conditions, reference)
@@ -140,6 +135,15 @@ def work_of(
             np.where(shared, found[f"is {name}"], alike) if f"is {name}" in found else alike * ~shared
         )
     return Work(group=tuple(group), features=found, **columns)
+
+
+def _merged(parts: Sequence[tuple[list[int], Columns]], count: int, names: Sequence[str] = ()) -> Columns:
+    """Columns of all operators from those of each family; zero where a family has none."""
+    place = {name: i for i, name in enumerate(dict.fromkeys([*names, *(name for _, of in parts for name in of)]))}
+    table = np.zeros((len(place), count))
+    for rows, of in parts:
+        table[np.ix_([place[name] for name in of], rows)] = np.array(list(of.values()))
+    return dict(zip(place, table, strict=True))
 
 
 def _as_counted(

@@ -42,8 +42,8 @@ def _planned(
     lie = [(have, strides) for have, strides, _ in given]
     strides = output_strides(shape, lie)
     layout = layout_of(shape, strides, lie)
-    out = (shape, strides, dtype)
-    return main, shape, strides, dtype, _operator(function, given, out, given[main][2], layout)
+    op = _made(function, given, (shape, strides, dtype), given[main][2], layout, None)
+    return main, shape, strides, dtype, op
 
 
 def elementwise(
@@ -55,10 +55,9 @@ def elementwise(
     return _operator(function, given, (out.shape, out.strides, out.dtype), dtype, layout, extents).again("")
 
 
-@lru_cache(maxsize=4096)
-def _operator(
+def _made(
     function: str, given: tuple[_Operand, ...], out: _Operand, dtype: Dtype, layout: Layout,
-    extents: tuple[int | None, int | None] | None = None,
+    extents: tuple[int | None, int | None] | None,
 ) -> Elementwise:  # fmt: skip
     n = max(prod(out[0]), 1)
     read = sum(held_byte(*operand) for operand in given)
@@ -74,6 +73,9 @@ def _operator(
         rows=rows,
         run=run,
     )
+
+
+_operator = lru_cache(maxsize=4096)(_made)
 
 
 def promoted(inputs: Sequence[Tensor]) -> Dtype:

@@ -146,14 +146,7 @@ def extent(
     >>> extent(Layout.TRANSPOSED, (2, 8, 4, 16), (512, 64, 16, 1), [((2, 8, 4, 16), (512, 16, 128, 1))])
     (256, 16)
     """
-    return (None, None) if layout is Layout.CONTIGUOUS else _extent(layout, shape, strides, tuple(inputs))
-
-
-@lru_cache(maxsize=4096)
-def _extent(
-    layout: Layout, shape: Shape, strides: Shape, inputs: tuple[tuple[Shape, Shape], ...]
-) -> tuple[int | None, int | None]:
-    if not shape:
+    if layout is Layout.CONTIGUOUS or not shape:
         return None, None
     order = [d for _, d in sorted((-step, d) for d, step in enumerate(strides) if shape[d] != 1)]
     sizes = [shape[d] for d in order]
