@@ -70,7 +70,10 @@ def at_clock(timeline: Timeline, at: OperatingPoint, bundle: Bundle) -> Totals:
     All models are linear in counts at a given clock, so the workload's mean power is that of its
     counts added up, over its latency: no need to look at kernels one by one.
     """
-    ran = _run(timeline, _set_clock(at), bundle)
+    return _totals(timeline, at, bundle, _run(timeline, _set_clock(at), bundle))
+
+
+def _totals(timeline: Timeline, at: OperatingPoint, bundle: Bundle, ran: _Run) -> Totals:
     in_kernels_s = busy_s(timeline, ran.each_s)
     cycles = (ran.each_s * ran.effective_hz) @ timeline.calls
     power_w = _mean_power(timeline, at, bundle)(ran)
@@ -122,14 +125,20 @@ def _mean_power(timeline: Timeline, at: OperatingPoint, bundle: Bundle) -> Calla
 
 def in_detail(timeline: Timeline, at: OperatingPoint, bundle: Bundle) -> Detail:
     """What :func:`at_clock` sums up, by kernel and by part."""
-    clock = effective_hz(timeline, _set_clock(at), bundle.clock_law)
-    each_s = kernel_s(timeline, clock)
-    gap_s = np.maximum(latency_s(timeline, each_s) - busy_s(timeline, each_s), 0.0)
+    return both(timeline, at, bundle)[1]
+
+
+def both(timeline: Timeline, at: OperatingPoint, bundle: Bundle) -> tuple[Totals, Detail]:
+    """:func:`at_clock` and :func:`in_detail`, for those who want both."""
+    ran = _run(timeline, _set_clock(at), bundle)
+    totals = _totals(timeline, at, bundle, ran)
+    clock, each_s = ran.effective_hz, ran.each_s
+    gap_s = np.maximum(totals.latency_s - totals.busy_s, 0.0)
     activity = predicted.per_kernel(timeline, each_s, clock, gap_s, at, priced=True)
     power = bundle.power.power(activity)
     joules = energy_j(power, activity.duration_s)
     calls = np.append(timeline.calls, 1.0)
-    return Detail(
+    return totals, Detail(
         kernel_s=each_s,
         effective_hz=clock,
         kernel_part_w=power.part_w[..., :-1, :],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +15,7 @@ from wattcast.arrays import Array, per_sweep
 from wattcast.energy import mean_w
 from wattcast.equilibrium import Settled, settle
 from wattcast.fitted import Bundle
-from wattcast.flow import Detail, Totals, analyse, at_clock, in_detail
+from wattcast.flow import Detail, Totals, analyse, both
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.provenance import Provenance, Status
 from wattcast.timeline import Timeline
@@ -33,22 +34,28 @@ class Module:
 
 @dataclass(frozen=True)
 class ModuleTable:
-    """The modules of all operators, as arrays with operators on the last axis."""
+    """The modules of all operators, looked up when somebody asks for one's."""
 
-    parts: tuple[str, ...]
-    power_w: Array  # (*sweep, operator, part)
-    utilisation: Mapping[str, Array]  # part -> (*sweep, operator)
+    timeline: Timeline
+    detail: Detail
+    gpu: Gpu
+    at: OperatingPoint
 
     def of(self, row: int) -> tuple[Module, ...]:
         """The modules of one operator."""
+        power_w, busy = self.detail.kernel_part_w, self._utilisation
         return tuple(
-            Module(
-                part,
-                self.power_w[..., row, i],
-                self.utilisation[part][..., row] if part in self.utilisation else None,
-            )
-            for i, part in enumerate(self.parts)
+            Module(part, power_w[..., row, i], busy[part][..., row] if part in busy else None)
+            for i, part in enumerate(self.detail.parts)
         )
+
+    @cached_property
+    def _utilisation(self) -> Mapping[str, Array]:
+        """How busy each module is while an operator runs: part -> ``(*sweep, operator)``."""
+        each_s = self.detail.kernel_s
+        each_hz = np.broadcast_to(self.detail.effective_hz, each_s.shape)
+        activity = predicted.per_kernel(self.timeline, each_s, each_hz, np.zeros(each_s.shape[:-1]), self.at)
+        return utilisation(activity, self.gpu, np.concatenate([each_hz, each_hz[..., :1]], axis=-1))
 
 
 @dataclass(frozen=True)
@@ -102,8 +109,7 @@ def predict(graph: Graph, gpu: Gpu, at: OperatingPoint, bundle: Bundle) -> Predi
 def predict_timeline(timeline: Timeline, graph: Graph, gpu: Gpu, at: OperatingPoint, bundle: Bundle) -> Prediction:
     """The same from the workload's timeline, for those who go on using it."""
     settled = settle(timeline, gpu, at, bundle)
-    totals = at_clock(timeline, settled.at, bundle)
-    detail = in_detail(timeline, settled.at, bundle)
+    totals, detail = both(timeline, settled.at, bundle)
     reasons = outside(timeline, bundle)
     shape = totals.power_w.shape
     return Prediction(
@@ -150,10 +156,7 @@ def _modules(timeline: Timeline, totals: Totals, detail: Detail, gpu: Gpu, at: O
 
 
 def _ops(timeline: Timeline, detail: Detail, gpu: Gpu, at: OperatingPoint) -> tuple[OperatorShare, ...]:
-    each_hz = np.broadcast_to(detail.effective_hz, detail.kernel_s.shape)
-    activity = predicted.per_kernel(timeline, detail.kernel_s, each_hz, np.zeros(detail.kernel_s.shape[:-1]), at)
-    clock_hz = np.concatenate([each_hz, each_hz[..., :1]], axis=-1)
-    table = ModuleTable(detail.parts, detail.kernel_part_w, utilisation(activity, gpu, clock_hz))
+    table = ModuleTable(timeline, detail, gpu, at)
     spent_s, power_w, spent_j = (
         np.moveaxis(values, -1, 0)
         for values in (

@@ -292,7 +292,7 @@ def _candidates(kind: Any, tile_n: Array, tile_m: Array, split: Flags) -> _Candi
     held = slots_of(kind == "hopper", area)
     feed = np.minimum(1.0, 0.12 + 0.88 * np.sqrt(area / 128.0**2))
     cycles = np.maximum(2.0 * area * STEP_K / (4096.0 * feed), 60.0)
-    return _Candidates(tile_n, tile_m, split, held, cycles, 1500.0 * split)
+    return _Candidates(tile_n, tile_m, split, held, cycles, np.where(split, 1500.0, 0.0))
 
 
 def _terms(b: Array, m: Array, n: Array, k: Array, of: _Candidates, sms: float) -> Array:

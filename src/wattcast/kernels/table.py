@@ -17,6 +17,7 @@ from wattcast.kernels.work import USUAL, Condition, Work
 from wattcast.workload.graph import Operator
 
 Index = npt.NDArray[np.int64]
+_FILLING = ("gemm", "conv2d")  # families whose units fill an SM each
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,11 @@ class Kernels:
     memo: Memo  # of ops and conditions
     conditions: tuple[Condition, ...] = ()
     assumptions: tuple[str, ...] = ()
+
+    @cached_property
+    def fills(self) -> npt.NDArray[np.bool_]:
+        """Kernels whose units fill an SM each, ``(kernel,)``."""
+        return np.array([family in _FILLING for family in self.family])
 
     @cached_property
     def calls(self) -> Array:
