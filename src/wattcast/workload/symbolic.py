@@ -82,10 +82,7 @@ class Tensor:
         return self.permute(*order)
 
     def permute(self, *order: int) -> Tensor:
-        rank = len(order)
-        order = tuple(axis % rank for axis in order)
-        back = tuple(sorted(range(rank), key=order.__getitem__))
-        shape, strides = tuple(self.shape[i] for i in order), tuple(self.strides[i] for i in order)
+        shape, strides, back = _permuted(self.shape, self.strides, order)
         return self.tape.viewed(self, shape, strides, lambda g: g.permute(*back))
 
     def unsqueeze(self, axis: int) -> Tensor:
@@ -247,12 +244,13 @@ class Tape:
         return Tensor(self, tensor.shape, tensor.strides, tensor.dtype, tensor.storage, wants)
 
     def emit(self, op: Operator, reads: Sequence[Tensor], writes: Sequence[Tensor]) -> None:
-        object.__setattr__(op, "label", self.label)  # the operator is new and nobody else's yet
+        op.__dict__["label"] = self.label  # the operator is new and nobody else's yet
         self.entries.append(Entry(op, tuple(reads), tuple(writes)))
 
     def viewed(self, base: Tensor, shape: Shape, strides: Shape, back: Callable[[Tensor], Tensor]) -> Tensor:
         out = Tensor(self, shape, strides, base.dtype, base.storage)
-        self.record((out,), (base,), lambda g: (back(g),))
+        if self.training:
+            self.record((out,), (base,), lambda g: (back(g),))
         return out
 
     def record(
@@ -266,6 +264,15 @@ class Tape:
         for tensor in save:
             self.saved[id(tensor.storage)] = tensor.storage
         self.nodes.append(Node(outputs, inputs, rule, self.label))
+
+
+@lru_cache(maxsize=4096)
+def _permuted(shape: Shape, strides: Shape, order: Shape) -> tuple[Shape, Shape, Shape]:
+    """Shape and strides with dimensions in another order, and the order that leads back."""
+    rank = len(order)
+    order = tuple(axis % rank for axis in order)
+    back = tuple(sorted(range(rank), key=order.__getitem__))
+    return tuple(shape[i] for i in order), tuple(strides[i] for i in order), back
 
 
 @lru_cache(maxsize=4096)
