@@ -47,9 +47,10 @@ def lower(graph: Graph, gpu: Gpu, reference: Reference) -> Kernels:
     row_of: dict[Operator, int] = {}
     segments = []
     for block in graph.blocks:
-        rows = [row_of.setdefault(op, len(row_of)) for op in block.ops]
-        counts = [float(op.count) for op in block.ops]
-        segments.append(Segment(np.array(rows, np.int64), np.array(counts), block.repeat))
+        distinct, places = block.distinct
+        rows = np.array([row_of.setdefault(op, len(row_of)) for op in distinct], np.int64)
+        counts = np.array([op.count for op in block.ops], np.float64)
+        segments.append(Segment(rows.take(places), counts, block.repeat))
     ops = tuple(row_of)
     return kernels_of(ops, (USUAL,) * len(ops), gpu, reference, tuple(segments))
 

@@ -7,6 +7,7 @@ import numpy as np
 from wattcast.arrays import Array, Scalar
 from wattcast.kernels import Kernels
 
+
 def waves(kernels: Kernels, sm_count: Scalar) -> Array:
     """Rounds of units over the SMs, ``(*sweep, kernel)``: whole ones for tiles that fill an SM."""
     rounds = np.asarray(kernels.work.units / sm_count)

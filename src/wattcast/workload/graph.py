@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
+from functools import cached_property
 from typing import ClassVar, TypeVar
 
 from wattcast.dtypes import Dtype
@@ -64,7 +65,7 @@ class Operator:
 
     def __str__(self) -> str:
         """``linear 8192x4096x4096 bf16``: the name, the sizes in order, the number format."""
-        hidden = {"count", "label", "read", "write"} | ({"rows", "run"} if self.kind == "elementwise" else set())
+        hidden = _HIDDEN_ROWS if self.kind == "elementwise" else _HIDDEN
         sizes = (v for k, v in vars(self).items() if k not in hidden and type(v) is int)
         return f"{self.name} {'x'.join(map(str, sizes))} {self.dtype}"
 
@@ -89,6 +90,8 @@ class Operator:
         return 0.0
 
 
+_HIDDEN = frozenset({"count", "label", "read", "write", "p", "q"})  # what an operator's name leaves out
+_HIDDEN_ROWS = _HIDDEN | {"rows", "run"}
 _LEAST = {"padding": 0, "bytes": 0, "read": 0, "write": 0}
 
 
@@ -195,12 +198,12 @@ class Conv2d(Operator):
         if self.direction not in ("forward", "dgrad", "wgrad"):
             raise bad_value("conv2d.direction", "forward, dgrad or wgrad", self.direction)
 
-    @property
+    @cached_property
     def p(self) -> int:
         """Rows of the output image."""
         return (self.h + 2 * self.padding - self.dilation * (self.r - 1) - 1) // self.stride + 1
 
-    @property
+    @cached_property
     def q(self) -> int:
         """Columns of the output image."""
         padding = self.padding if self.padding_w is None else self.padding_w
@@ -467,6 +470,13 @@ class Block:
     def __post_init__(self) -> None:
         if self.repeat < 1:
             raise bad_value("block.repeat", "a whole number of at least 1", self.repeat)
+
+    @cached_property
+    def distinct(self) -> tuple[tuple[Operator, ...], tuple[int, ...]]:
+        """The operators that differ, in order of appearance, and which of them stands at each position."""
+        place: dict[Operator, int] = {}
+        places = tuple([place.setdefault(op, len(place)) for op in self.ops])
+        return tuple(place), places
 
 
 @dataclass(frozen=True)
