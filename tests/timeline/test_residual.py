@@ -9,7 +9,7 @@ from numpy.testing import assert_allclose
 from wattcast.errors import WattcastError
 from wattcast.fit.kriging import fit_kriging
 from wattcast.timeline.kriging import Kriging
-from wattcast.timeline.residual import Features, Learned
+from wattcast.timeline.residual import Features, Learned, Wanted
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def test_shapes_that_do_not_match_are_refused() -> None:
 
 def test_a_kind_that_was_not_measured_counts_as_the_one_above_it() -> None:
     named = {"is cat": np.array([0.0, 1.0, 0.0]), "is cat.append": np.array([0.5, 0.0, 1.0])}
-    found = Features(named, 3).columns({"is cat": 0, "size": 1}, np.array([0, 2]))
+    found = Features(named, 3).columns(Wanted(["is cat", "size"]), np.array([0, 2]))
     assert_allclose(found, [[0.5, 0.0], [1.0, 0.0]])
 
 

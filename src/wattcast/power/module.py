@@ -111,7 +111,10 @@ class ModulePower:
         """
         volts_squared = per_sweep(self.voltage.at(clock_hz)) ** 2
         joules = volts_squared * (cost.core_j + cost.core_j_each * more) + (cost.rest_j + cost.rest_j_each * more)
-        dynamic_w = np.where(duration_s > 0, joules / np.where(duration_s > 0, duration_s, 1.0), 0.0)
+        if not duration_s.ndim:
+            dynamic_w = joules / duration_s if duration_s > 0 else np.zeros_like(joules)
+        else:
+            dynamic_w = np.where(duration_s > 0, joules / np.where(duration_s > 0, duration_s, 1.0), 0.0)
         return np.asarray(per_sweep(self.idle.at(clock_hz, temperature_c)) + dynamic_w)
 
     @cached_property

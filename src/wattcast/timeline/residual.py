@@ -7,7 +7,7 @@ as sane as the scaffold. Factors are held within the range seen while fitting.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -42,14 +42,28 @@ class Learned:
         return np.asarray(np.exp(np.clip(mean, self.low, self.high)))
 
     @cached_property
-    def _wanted(self) -> dict[str, int]:
-        """Columns that trees or process read, those of the trees first, each with its place."""
+    def _wanted(self) -> Wanted:
+        """Columns that trees or process read, those of the trees first."""
         names = (name for model in (self.forest, self.kriging) if model is not None for name in model.features)
-        return {name: i for i, name in enumerate(dict.fromkeys(names))}
+        return Wanted(dict.fromkeys(names))
 
     @cached_property
     def _of_kriging(self) -> list[int]:
-        return [self._wanted[name] for name in self.kriging.features] if self.kriging is not None else []
+        return [self._wanted.places[name] for name in self.kriging.features] if self.kriging is not None else []
+
+
+class Wanted:
+    """Names of columns, each with its place, and which of them stands for a kind that is not among them."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self.places = {name: i for i, name in enumerate(names)}
+        self._above: dict[str, str] = {}  # of kinds met before; there are as many as the lowering has groups
+
+    def above(self, name: str) -> str:
+        """The nearest kind above one that was not measured; nothing where it was or none is."""
+        if name not in self._above:
+            self._above[name] = _above(name, self.places)
+        return self._above[name]
 
 
 class Features:
@@ -60,14 +74,19 @@ class Features:
         self._kinds = [name for name in named if name.startswith("is ")]
         self._table = np.array([np.zeros(count), *named.values()])  # (feature, kernel), nothing first
 
-    def columns(self, wanted: Mapping[str, int], rows: npt.NDArray[np.intp]) -> Array:
+    def add(self, named: Mapping[str, Array]) -> None:
+        """More features."""
+        self._at |= {name: i for i, name in enumerate(named, len(self._table))}
+        self._table = np.concatenate([self._table, list(named.values())])
+
+    def columns(self, wanted: Wanted, rows: npt.NDArray[np.intp]) -> Array:
         """The columns of a family for its rows, ``(row, feature)``; a kind that this workload lacks is a zero."""
         at = self._at
-        found = self._table.take([at.get(name, 0) for name in wanted], axis=0).take(rows, axis=1)
+        found = self._table.take([at.get(name, 0) for name in wanted.places], axis=0).take(rows, axis=1)
         for name in self._kinds:
-            above = "" if name in wanted else _above(name, wanted)
+            above = wanted.above(name)
             if above:
-                found[wanted[above]] += self._table[at[name]].take(rows)
+                found[wanted.places[above]] += self._table[at[name]].take(rows)
         return np.ascontiguousarray(found.T)
 
 
@@ -115,12 +134,13 @@ class Residuals:
         codes = np.array([code[name] for name in learners])
         rows_of = {name: np.flatnonzero(codes == i) for name, i in code.items()}
         count = len(kernels.ops)
-        time = _factors(self.time, rows_of, Features(kernels.work.features, count), count)
+        features = Features(kernels.work.features, count)
+        time = _factors(self.time, rows_of, features, count)
         logs = np.log(corrections)
         fixed_s = time * corrections[:, 2] * kernels.work.launches
         seconds = time * ideal(kernels, self.reference).seconds(logs, self.reference.top_hz)
-        features = {**kernels.work.features, **rates(kernels, self.reference, seconds, fixed_s)}
-        energy = _factors(self.energy, rows_of, Features(features, count), count)
+        features.add(rates(kernels, self.reference, seconds, fixed_s))
+        energy = _factors(self.energy, rows_of, features, count)
         if len(self._kept) < _MOST_KEPT:
             self._kept[kernels.memo] = time, energy
         return time, energy

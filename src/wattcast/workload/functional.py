@@ -84,6 +84,9 @@ def promoted(inputs: Sequence[Tensor]) -> Dtype:
 
 
 def _promoted(given: Sequence[_Operand]) -> Dtype:
+    first = given[0][2]
+    if all(dtype is first for _, _, dtype in given):
+        return first
     real = [dtype for shape, _, dtype in given if shape] or [dtype for _, _, dtype in given]
     floating = [d for d in real if d not in _WHOLE]
     return max(floating or real, key=lambda d: d.byte)
