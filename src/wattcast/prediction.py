@@ -149,8 +149,9 @@ def _assumptions(graph: Graph, timeline: Timeline, settled: Settled, bundle: Bun
 def _modules(timeline: Timeline, totals: Totals, detail: Detail, gpu: Gpu, at: OperatingPoint) -> tuple[Module, ...]:
     activity = predicted.whole(timeline, totals.latency_s, at)
     busy = utilisation(activity, gpu, totals.effective_hz[..., np.newaxis])
+    power_w = mean_w(detail.part_j, totals.latency_s[..., np.newaxis])
     return tuple(
-        Module(part, mean_w(detail.part_j[..., i], totals.latency_s), busy[part][..., 0] if part in busy else None)
+        Module(part, power_w[..., i], busy[part][..., 0] if part in busy else None)
         for i, part in enumerate(detail.parts)
     )
 

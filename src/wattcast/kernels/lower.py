@@ -143,7 +143,7 @@ def _merged(parts: Sequence[tuple[list[int], Columns]], count: int, names: Seque
     place = {name: i for i, name in enumerate(dict.fromkeys([*names, *(name for _, of in parts for name in of)]))}
     table = np.zeros((len(place), count))
     for rows, of in parts:
-        table[np.ix_([place[name] for name in of], rows)] = np.array(list(of.values()))
+        table[np.array([place[name] for name in of])[:, np.newaxis], rows] = np.array(list(of.values()))
     return dict(zip(place, table, strict=True))
 
 
