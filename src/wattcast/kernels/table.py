@@ -47,6 +47,9 @@ class Memo:
     def __hash__(self) -> int:
         return self._hash
 
+    def __reduce__(self) -> tuple[type[Memo], tuple[tuple[Operator, ...], tuple[Condition, ...]]]:
+        return Memo, (self.ops, self.conditions)  # another process hashes words otherwise
+
     def __eq__(self, other: object) -> bool:
         same = isinstance(other, Memo) and self._hash == other._hash
         return same and self.ops == other.ops and self.conditions == other.conditions  # type: ignore[attr-defined]
