@@ -15,7 +15,8 @@ from wattcast.fit.kernels_data import Rows, load
 from wattcast.fitted import bundle_for
 from wattcast.hardware import load as load_gpu
 from wattcast.kernels import Condition, Reference, kernels_of, reference_of
-from wattcast.kernels.choose import Label, candidate_terms, from_arrays, label_of, to_arrays
+from wattcast.kernels.candidates import candidate_terms
+from wattcast.kernels.choose import Label, from_arrays, label_of, to_arrays
 from wattcast.workload.graph import Linear
 
 GPU = load_gpu("h200")

@@ -22,17 +22,14 @@ import numpy.typing as npt
 
 from wattcast.arrays import Array
 from wattcast.errors import bad_value
+from wattcast.kernels.candidates import Candidates, Flags, terms_first
 from wattcast.kernels.names import KernelName, parse_kernel_name
 
 KINDS = ("hopper", "ampere", "turing", "wmma", "direct", "simt", "plain", "vector")
-STEP_K = 64.0
-# Blocks of kernels before Hopper that registers and shared memory of an SM hold, by elements of their tile.
-_AREAS, _HELD = np.array([2048.0, 4096.0, 8192.0, 32768.0]), np.array([12.0, 9.0, 4.0, 2.0, 1.0])
 _SHARPEN = 2.0  # how much more than its likelihood says the likeliest kernel counts, where kinds differ
 _PRODUCTS = ("gemm", "gemv", "convolution")
 # cuDNN's convolutions on CUDA cores say the logarithms of their sides: ..._sgemm<float, float, 1024, 5, 5, ...>
 _PLAIN = re.compile(r"convolve\w*<(?:[^<>,]+, )+?(?:128|256|512|1024), (\d), (\d),")
-Flags = npt.NDArray[np.bool_]
 Ran = tuple[Sequence[str], int]  # names of the kernels that ran, none: unknown; parts of K, 0: as the names say
 NOT_RUN: Ran = ((), 0)
 
@@ -105,11 +102,6 @@ def kind_of(name: KernelName) -> str:
     if any(word in name.name for word in ("simt", "ffma", "sgemm")):
         return "simt"
     return "turing" if name.architecture == "sm75" else "ampere"
-
-
-def slots_of(hopper: Flags, area: Array) -> Array:
-    """Tiles an SM works on at a time: one of Hopper's, which fill it; more of smaller ones before."""
-    return np.where(hopper, 1.0, _HELD[np.searchsorted(_AREAS, area, side="right")])
 
 
 @dataclass(frozen=True)
@@ -191,15 +183,15 @@ class Chooser:
 
     def score(self, b: Array, m: Array, n: Array, k: Array, shape: Array, sms: float) -> Array:
         """Score of every candidate for every product, ``(row, candidate)``."""
-        terms = _terms(b, m, n, k, self._candidates, sms)
+        terms = terms_first(b, m, n, k, self._candidates, sms)
         own = self.own[:, 0] + ((shape - self.mean) / self.spread) @ self.own[:, 1:].T
         if self.alike:  # the highest alone matters
             return np.asarray((self.weight @ terms.reshape(len(terms), -1)).reshape(own.shape) + own)
         return np.asarray(np.ascontiguousarray(np.moveaxis(terms, 0, -1)) @ self.weight + own)
 
     @cached_property
-    def _candidates(self) -> _Candidates:
-        return _candidates(self.kind, self.tile_n, self.tile_m, self.split)
+    def _candidates(self) -> Candidates:
+        return Candidates.of(self.kind, self.tile_n, self.tile_m, self.split)
 
 
 Choice = Mapping[str, Chooser]  # by class of products
@@ -266,70 +258,6 @@ def _sure(picks: Picks, row: int, label: Label, parts: int) -> None:
     picks.kind[row, 0], picks.share[row, 0] = KINDS.index(label.kind), 1.0
     picks.tile_n[row, 0], picks.tile_m[row, 0] = label.tile_n, label.tile_m
     picks.split[row, 0] = float(parts) if parts else (0.0 if label.split else 1.0)
-
-
-def candidate_terms(
-    b: Array, m: Array, n: Array, k: Array, kind: Any, tile_n: Array, tile_m: Array, split: Flags, sms: float
-) -> Array:
-    """What each candidate would do with each product, ``(row, candidate, term)``."""
-    return np.moveaxis(_terms(b, m, n, k, _candidates(kind, tile_n, tile_m, split), sms), 0, -1)
-
-
-@dataclass(frozen=True)
-class _Candidates:
-    """What does not depend on the product, ``(candidate,)``."""
-
-    tile_n: Array
-    tile_m: Array
-    split: Flags
-    held: Array  # tiles on an SM at a time
-    step_cycles: Array  # of a step of K of all of them
-    split_cycles: Array
-
-
-def _candidates(kind: Any, tile_n: Array, tile_m: Array, split: Flags) -> _Candidates:
-    area = tile_n * tile_m
-    held = slots_of(kind == "hopper", area)
-    feed = np.minimum(1.0, 0.12 + 0.88 * np.sqrt(area / 128.0**2))
-    cycles = np.maximum(2.0 * area * STEP_K / (4096.0 * feed), 60.0)
-    return _Candidates(tile_n, tile_m, split, held, cycles, np.where(split, 1500.0, 0.0))
-
-
-def _terms(b: Array, m: Array, n: Array, k: Array, of: _Candidates, sms: float) -> Array:
-    """The same as :func:`candidate_terms` with terms first, ``(term, row, candidate)``."""
-    b, m, n, k = (size[:, np.newaxis] for size in (b, m, n, k))
-    tile_n, tile_m, split, held = of.tile_n, of.tile_m, of.split, of.held
-    across, down = np.ceil(n / tile_n), np.ceil(m / tile_m)
-    tiles = b * across * down
-    parts = np.where(split, np.maximum(np.floor(sms * held / tiles), 2.0), 1.0)
-    full = tiles * parts / (sms * held)
-    waves = np.ceil(full)
-    compute = waves * held * np.ceil(k / parts / STEP_K) * of.step_cycles
-    loads = tiles * (tile_n + tile_m) * k / 5500.0
-    cost = np.log(np.maximum(compute, loads) + of.split_cycles)
-    log_compute, log_loads, log_full = np.log(compute), np.log(loads), np.log(full)
-    across *= tile_n
-    down *= tile_m
-    found = np.empty((17, *tiles.shape))
-    np.subtract(cost, cost.min(axis=1, keepdims=True), out=found[0])
-    np.log(across / n, out=found[1])
-    np.log(down / m, out=found[2])
-    np.log(waves / full, out=found[3])
-    np.maximum(-log_full, 0.0, out=found[4])
-    np.maximum(log_full, 0.0, out=found[5])
-    np.subtract(log_compute, log_compute.min(axis=1, keepdims=True), out=found[6])
-    np.subtract(log_loads, log_loads.min(axis=1, keepdims=True), out=found[7])
-    sides = np.log(np.minimum(n, 4096.0) / tile_n) - np.log(np.minimum(m, 4096.0) / tile_m)
-    np.abs(sides, out=found[8])
-    found[9] = across == n
-    found[10] = down == m
-    found[11] = waves <= 1
-    found[12] = waves <= 2
-    found[13] = np.maximum(m, 8.0) <= tile_m
-    found[14] = split * np.log(k)
-    found[15] = split * np.log(tiles)
-    found[16] = split & (tiles <= sms / 2.0)
-    return found
 
 
 def to_arrays(choice: Choice, prefix: str) -> dict[str, Any]:

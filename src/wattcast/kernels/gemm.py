@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from wattcast.arrays import Array
-from wattcast.kernels.choose import KINDS, STEP_K, Picks, slots_of
+from wattcast.kernels.candidates import STEP_K, slots_of
+from wattcast.kernels.choose import KINDS, Picks
 from wattcast.kernels.work import Columns, Reference, Style, alignment, fill, log2, resident
 
 # Sides of the tiles that cuBLAS's Hopper and Ampere kernels come in, along outputs and tokens.
