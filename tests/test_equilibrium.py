@@ -8,8 +8,9 @@ from numpy.testing import assert_allclose
 
 from wattcast.equilibrium import settle
 from wattcast.fitted import bundle_for
-from wattcast.flow import analyse, at_clock
+from wattcast.flow import analyse, at_clock, both, power_at
 from wattcast.hardware import OperatingPoint, load
+from wattcast.workload import Options, build
 from wattcast.workload.graph import Graph, Linear
 
 HEAVY = Graph.of("heavy", [Linear(8192, 8192, 8192, count=10)])
@@ -59,3 +60,33 @@ def test_the_limit_is_the_highest_clock_that_meets_it(parts) -> None:
     step_hz = 1e6
     above = OperatingPoint(clock_hz=settled.clock_hz + step_hz)
     assert at_clock(timeline, above, bundle).power_w > bundle.settles * 500.0
+
+
+MODEL = build("gpt2", Options(batch=8, seq=512))
+
+
+@pytest.mark.parametrize("clock_hz", [1.2e9, np.array([[0.7e9], [1.2e9], [1.98e9]])])
+def test_the_mean_power_is_that_of_the_parts_added_up(clock_hz) -> None:
+    gpu = load("h200")
+    bundle = bundle_for(gpu)
+    timeline = analyse(MODEL, gpu, bundle)
+    at = OperatingPoint(clock_hz=clock_hz, temperature_c=60.0)
+    totals, detail = both(timeline, at, bundle)
+    parts_j = (detail.kernel_j * timeline.calls).sum(axis=-1) + detail.gap_j
+    assert_allclose(totals.energy_j, parts_j, rtol=1e-12)
+    assert_allclose(power_at(timeline, at, bundle)(np.asarray(clock_hz)), totals.power_w, rtol=1e-12)
+
+
+def test_a_batch_of_one_workload_settles_as_it_does_alone() -> None:
+    """One design takes a shorter way through phases, queues and the secant than a sweep does."""
+    gpu = load("h200")
+    bundle = bundle_for(gpu)
+    timeline = analyse(MODEL, gpu, bundle)
+    limits = [250.0, 320.0, 500.0]
+    batch = settle(timeline, gpu, OperatingPoint(power_limit_w=np.array(limits)[:, None]), bundle)
+    totals = at_clock(timeline, batch.at, bundle)
+    for i, limit in enumerate(limits):
+        alone = settle(timeline, gpu, OperatingPoint(power_limit_w=limit), bundle)
+        one = at_clock(timeline, alone.at, bundle)
+        assert_allclose(alone.clock_hz[0], batch.clock_hz[i, 0], rtol=1e-10)
+        assert_allclose([one.latency_s, one.power_w], [totals.latency_s[i], totals.power_w[i]], rtol=1e-10)

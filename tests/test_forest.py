@@ -64,3 +64,25 @@ def test_arrays_that_point_nowhere_are_refused(forest: Forest) -> None:
         Forest.from_arrays(arrays | {"x.left": np.where(arrays["x.left"] > 0, 10**6, 0)}, "x")
     with pytest.raises(BadInput, match="finite"):
         Forest.from_arrays(arrays | {"x.value": np.full_like(arrays["x.value"], np.nan)}, "x")
+
+
+@pytest.mark.parametrize(("trees", "depth"), [(1, 0), (3, 1), (20, 3), (5, 6)])
+def test_trees_answered_at_once_are_the_trees_walked(trees: int, depth: int) -> None:
+    """Random trees, some branches cut short; the last are too large to be answered at once."""
+    rng = np.random.default_rng(depth)
+    nodes = 2 ** (depth + 1) - 1
+    itself = np.broadcast_to(np.arange(nodes, dtype=np.int32), (trees, nodes))
+    inner = (rng.random((trees, nodes)) < 0.8) & (itself < nodes // 2)
+    left, right = np.where(inner, 2 * itself + 1, itself), np.where(inner, 2 * itself + 2, itself)
+    feature = rng.integers(0, 2, (trees, nodes), dtype=np.int32)
+    made = rng.normal(size=(2, trees, nodes))
+    forest = Forest(("a", "b"), 0.5, feature, made[0].round(1), left, right, made[1], depth)
+    rows = rng.normal(size=(70, 2)).round(1)  # some on a threshold
+    for row, found in zip(rows, forest.of(rows), strict=True):
+        total = 0.5
+        for t in range(trees):
+            node = 0
+            while inner[t, node]:
+                node = left[t, node] if row[feature[t, node]] <= forest.threshold[t, node] else right[t, node]
+            total += forest.value[t, node]
+        assert found == pytest.approx(total, rel=1e-12)

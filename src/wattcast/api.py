@@ -128,8 +128,8 @@ def _defaults(
     data: str,
 ) -> list[str]:
     """Every default taken, in words."""
-    host_s = float(np.mean(bundle.launch.host_s_per_operator))
-    limit = units.show(float(np.mean(gpu.power.limit_w)), "W")
+    host_s, limit_w = (_mean(value) for value in (bundle.launch.host_s_per_operator, gpu.power.limit_w))
+    limit = units.show(limit_w, "W")
     said = {
         "clock: left to the governor": clock is None,
         f"power limit: the card's default, {limit}": power_limit is None,
@@ -138,6 +138,10 @@ def _defaults(
         "data: random-like": data == "random",
     }
     return [note for note, taken in said.items() if taken]
+
+
+def _mean(value: Scalar) -> float:
+    return value if isinstance(value, float) else float(np.mean(value))
 
 
 def _clock(gpu: Gpu, clock: Quantity | None) -> Scalar | None:

@@ -21,10 +21,8 @@ class Dtype(StrEnum):
     INT8 = "int8"
     BOOL = "bool"
 
-    @property
-    def byte(self) -> int:
-        """Bytes one element takes in memory."""
-        return _BYTE[self]
+    byte: int  # one element takes in memory
+    __hash__ = str.__hash__  # as its word, which is what it equals
 
     @classmethod
     def of(cls, name: str) -> Dtype:
@@ -49,6 +47,8 @@ _BYTE = {
     Dtype.INT8: 1,
     Dtype.BOOL: 1,
 }
+for _dtype, _byte in _BYTE.items():
+    _dtype.byte = _byte
 _ALIASES = {
     "float64": "fp64",
     "double": "fp64",

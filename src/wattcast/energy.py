@@ -20,5 +20,7 @@ def part_energy_j(power: Power, duration_s: Array) -> Array:
 
 def mean_w(joules: Array, seconds: Array) -> Array:
     """Mean power; no time, no power."""
-    shape = np.broadcast_shapes(np.shape(joules), np.shape(seconds))
-    return np.divide(joules, seconds, out=np.zeros(shape), where=np.asarray(seconds) > 0)
+    spent = np.asarray(seconds) > 0
+    if spent.all():
+        return np.asarray(joules / seconds)
+    return np.divide(joules, seconds, out=np.zeros(np.broadcast_shapes(joules.shape, seconds.shape)), where=spent)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from wattcast.arrays import Array, Scalar
 from wattcast.fitted import Bundle
-from wattcast.flow import at_clock
+from wattcast.flow import power_at
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.timeline import Timeline
 
@@ -43,15 +43,15 @@ def settle(timeline: Timeline, gpu: Gpu, at: OperatingPoint, bundle: Bundle) -> 
     lowest clock draws too much, the lowest clock is given and ``met`` is False.
     """
     top_hz = np.asarray(gpu.clocks.max_hz if at.clock_hz is None else at.clock_hz, dtype=np.float64)
-    limit_w = _limit(gpu, at) * bundle.settles
-    wanted = _over(timeline, at, top_hz, bundle, limit_w)
+    over = _over(power_at(timeline, at, bundle), _limit(gpu, at) * bundle.settles)
+    wanted = over(top_hz)
     if not (wanted > 0).any():
         return Settled(replace(at, clock_hz=_shaped(top_hz, wanted)), wanted > 0, wanted <= 0)
     low_hz = np.minimum(gpu.clocks.min_hz if gpu.clocks.min_hz is not None else 0.3 * top_hz, top_hz)
     low, high = _shaped(low_hz, wanted)[..., 0], _shaped(top_hz, wanted)[..., 0]
-    over_low, over_high = _over(timeline, at, low[..., None], bundle, limit_w), wanted
+    over_low = over(low[..., None])
     hopeless = over_low > 0
-    solved = _secant(lambda hz: _over(timeline, at, hz[..., None], bundle, limit_w), low, high, over_low, over_high)
+    solved = _secant(lambda hz: over(hz[..., None]), low, high, over_low, wanted)
     clock = np.where((wanted > 0)[..., None], np.where(hopeless[..., None], low_hz, solved[..., None]), top_hz)
     return Settled(replace(at, clock_hz=clock), wanted > 0, ~hopeless | (wanted <= 0))
 
@@ -62,6 +62,8 @@ def _secant(function: Callable[[Array], Array], low: Array, high: Array, at_low:
     Regula falsi that halves the value at an end kept twice running [Dowell1971], so that both ends
     close in. A fixed number of steps, so that a batch does what each of its members would.
     """
+    if not at_low.ndim:
+        return _secant_of_one(function, float(low), float(high), float(at_low), float(at_high))
     side = np.zeros(at_low.shape)
     point = high
     for _ in range(STEPS):
@@ -77,15 +79,34 @@ def _secant(function: Callable[[Array], Array], low: Array, high: Array, at_low:
     return point
 
 
+def _secant_of_one(
+    function: Callable[[Array], Array], low: float, high: float, at_low: float, at_high: float
+) -> Array:
+    """The same of a single number, which arrays would only slow down."""
+    side, point = 0.0, high
+    for _ in range(STEPS):
+        rise = at_high - at_low
+        share = -at_low / rise if rise > 0 else 0.5
+        point = low + min(max(share, 0.0), 1.0) * (high - low)
+        value = float(function(np.array(point)))
+        if value > 0:
+            at_low, at_high = (0.5 * at_low if side > 0 else at_low), value
+            high, side = point, 1.0
+        else:
+            at_low, at_high = value, (0.5 * at_high if side < 0 else at_high)
+            low, side = point, -1.0
+    return np.array(point)
+
+
 def _limit(gpu: Gpu, at: OperatingPoint) -> Array:
     limit: Scalar = gpu.power.limit_w if at.power_limit_w is None else at.power_limit_w
     return np.asarray(limit, dtype=np.float64)
 
 
-def _over(timeline: Timeline, at: OperatingPoint, clock_hz: Array, bundle: Bundle, limit_w: Array) -> Array:
-    """Watts above the limit, ``(*sweep,)``."""
-    power_w = at_clock(timeline, replace(at, clock_hz=clock_hz), bundle).power_w
-    return np.asarray(power_w - (limit_w[..., 0] if limit_w.ndim else limit_w))
+def _over(power_w: Callable[[Array], Array], limit_w: Array) -> Callable[[Array], Array]:
+    """Watts above the limit as a function of the set clock, ``(*sweep, 1)`` -> ``(*sweep,)``."""
+    limit = limit_w[..., 0] if limit_w.ndim else limit_w
+    return lambda clock_hz: np.asarray(power_w(clock_hz) - limit)
 
 
 def _shaped(clock_hz: Array, like: Array) -> Array:

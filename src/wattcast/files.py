@@ -11,6 +11,7 @@ import os
 import re
 import tempfile
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -119,6 +120,8 @@ def write_whole(path: Path, data: bytes) -> None:
 def _check_events(text: str, where: str) -> None:
     import yaml
 
+    if not re.search(r"[&*]", text) and len(re.findall(r"[-\[{:?]", text)) <= MAX_DEPTH:
+        return  # no anchor can be, and every level takes one of these to begin
     depth = 0
     for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
@@ -132,6 +135,7 @@ def _check_events(text: str, where: str) -> None:
             raise bad_value(where, f"at most {MAX_DEPTH} levels of nesting", "more")
 
 
+@cache
 def _strict_loader() -> type:
     import yaml
 

@@ -6,7 +6,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from wattcast.energy import energy_j, mean_w, part_energy_j
 from wattcast.fitted import Bundle
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.kernels import Kernels, lower
+from wattcast.power.module import ModulePower
 from wattcast.timeline import Timeline, kernel_s
 from wattcast.timeline.clock import effective_hz
 from wattcast.timeline.phases import schedule
@@ -68,25 +70,75 @@ def at_clock(timeline: Timeline, at: OperatingPoint, bundle: Bundle) -> Totals:
     All models are linear in counts at a given clock, so the workload's mean power is that of its
     counts added up, over its latency: no need to look at kernels one by one.
     """
-    clock = effective_hz(timeline, _set_clock(at), bundle.clock_law)
-    each_s = kernel_s(timeline, clock)
-    total_s = latency_s(timeline, each_s)
-    power = bundle.power.power(predicted.priced(timeline, each_s, clock, total_s, at))
-    in_kernels_s = busy_s(timeline, each_s)
-    cycles = (each_s * clock) @ timeline.calls
-    return Totals(total_s, in_kernels_s, power.total_w[..., 0], mean_w(cycles, in_kernels_s))
+    return _totals(timeline, at, bundle, _run(timeline, _set_clock(at), bundle))
+
+
+def _totals(timeline: Timeline, at: OperatingPoint, bundle: Bundle, ran: _Run) -> Totals:
+    in_kernels_s = busy_s(timeline, ran.each_s)
+    cycles = (ran.each_s * ran.effective_hz) @ timeline.calls
+    power_w = _mean_power(timeline, at, bundle)(ran)
+    return Totals(ran.latency_s, in_kernels_s, power_w, mean_w(cycles, in_kernels_s))
+
+
+def power_at(timeline: Timeline, at: OperatingPoint, bundle: Bundle) -> Callable[[Array], Array]:
+    """Mean power as a function of the set clock, ``(*sweep, 1)`` -> ``(*sweep,)``.
+
+    That of :func:`at_clock`, for many clocks: what no clock changes is worked out once.
+    """
+    mean_power = _mean_power(timeline, at, bundle)
+    return lambda clock_hz: mean_power(_run(timeline, clock_hz, bundle))
+
+
+@dataclass(frozen=True)
+class _Run:
+    """A timeline at a set clock."""
+
+    clock_hz: Array
+    effective_hz: Array
+    each_s: Array  # (*sweep, kernel)
+    latency_s: Array  # (*sweep,)
+
+
+def _run(timeline: Timeline, clock_hz: Array, bundle: Bundle) -> _Run:
+    running_hz = effective_hz(timeline, clock_hz, bundle.clock_law)
+    each_s = kernel_s(timeline, running_hz)
+    return _Run(clock_hz, running_hz, each_s, latency_s(timeline, each_s))
+
+
+def _mean_power(timeline: Timeline, at: OperatingPoint, bundle: Bundle) -> Callable[[_Run], Array]:
+    model, names = bundle.power, (*timeline.events, predicted.BUSY)
+    if not isinstance(model, ModulePower) or not set(model.required_events) <= set(names):
+        return lambda ran: model.power(
+            predicted.priced(
+                timeline, ran.each_s, ran.effective_hz, ran.latency_s, replace(at, clock_hz=ran.clock_hz)
+            )
+        ).total_w[..., 0]
+    cost = model.priced(names, timeline.weighted)
+    weight = timeline.calls * timeline.energy_factor
+
+    def power_w(ran: _Run) -> Array:
+        busy = predicted.busy_cycles(timeline, ran.each_s, ran.effective_hz) @ weight
+        return model.mean_w(cost, busy, ran.latency_s, ran.clock_hz, at.temperature_c)
+
+    return power_w
 
 
 def in_detail(timeline: Timeline, at: OperatingPoint, bundle: Bundle) -> Detail:
     """What :func:`at_clock` sums up, by kernel and by part."""
-    clock = effective_hz(timeline, _set_clock(at), bundle.clock_law)
-    each_s = kernel_s(timeline, clock)
-    gap_s = np.maximum(latency_s(timeline, each_s) - busy_s(timeline, each_s), 0.0)
+    return both(timeline, at, bundle)[1]
+
+
+def both(timeline: Timeline, at: OperatingPoint, bundle: Bundle) -> tuple[Totals, Detail]:
+    """:func:`at_clock` and :func:`in_detail`, for those who want both."""
+    ran = _run(timeline, _set_clock(at), bundle)
+    totals = _totals(timeline, at, bundle, ran)
+    clock, each_s = ran.effective_hz, ran.each_s
+    gap_s = np.maximum(totals.latency_s - totals.busy_s, 0.0)
     activity = predicted.per_kernel(timeline, each_s, clock, gap_s, at, priced=True)
     power = bundle.power.power(activity)
     joules = energy_j(power, activity.duration_s)
     calls = np.append(timeline.calls, 1.0)
-    return Detail(
+    return totals, Detail(
         kernel_s=each_s,
         effective_hz=clock,
         kernel_part_w=power.part_w[..., :-1, :],

@@ -1,14 +1,15 @@
 """A fitted ensemble of regression trees as plain arrays: read without scikit-learn, evaluated at once.
 
-Trees are stored level by level in arrays shaped ``(tree, node)``; a leaf points to itself, so that
-every row takes the same number of steps and no row needs an ``if``.
+Trees are stored level by level in arrays shaped ``(tree, node)``; a leaf points to itself. Small trees are not
+walked: all their questions are asked at once, and each that sends a row to the right crosses out the leaves to its
+left. The first leaf left is the row's [Lucchese2015, QuickScorer]. Large trees are walked, all rows a step at a time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,8 @@ from wattcast.arrays import Array
 from wattcast.errors import bad_value
 
 Index = npt.NDArray[np.int32]
+_MOST_LEAVES = 16  # of a tree, a bit of a word each
+_BLOCK = 32  # rows whose answers stay in a cache of a megabyte
 
 
 @dataclass(frozen=True)
@@ -47,30 +50,35 @@ class Forest:
     def __call__(self, columns: Mapping[str, npt.ArrayLike]) -> Array:
         """The sum of the trees for each row; columns broadcast to one shape, which is the result's."""
         rows = np.stack(np.broadcast_arrays(*(np.asarray(columns[name], float) for name in self.features)), axis=-1)
-        flat = np.ascontiguousarray(rows.reshape(-1, len(self.features)))
+        return self.of(rows.reshape(-1, len(self.features))).reshape(rows.shape[:-1])
+
+    def of(self, rows: Array) -> Array:
+        """The sum of the trees for each row ``(row, feature)``, columns in the order of ``features``."""
+        if self._leaves is None:
+            return np.asarray(self.base + self.value.ravel().take(self._walked(rows)).sum(axis=-1))
+        found = np.empty(len(rows))
+        for start in range(0, len(rows), _BLOCK):
+            found[start : start + _BLOCK] = self._leaves.sums(rows[start : start + _BLOCK])
+        return self.base + found
+
+    def _walked(self, rows: Array) -> npt.NDArray[np.int64]:
+        """The leaf of each row in each tree, from the root down, as positions in the arrays laid end to end."""
         trees, nodes = self.feature.shape
-        first = np.arange(trees, dtype=np.int64) * nodes  # where a tree begins in the flattened arrays
-        feature, threshold, left, right, value = self._flat
-        cell = np.broadcast_to(first, (len(flat), trees))
-        column = (np.arange(len(flat), dtype=np.int64) * flat.shape[1])[:, np.newaxis]
-        cells = flat.ravel()
+        first = np.arange(trees, dtype=np.int64) * nodes
+        left, right = ((child + first[:, np.newaxis]).ravel() for child in (self.left, self.right))
+        feature, threshold = self.feature.astype(np.int64).ravel(), self.threshold.ravel()
+        column = (np.arange(len(rows), dtype=np.int64) * rows.shape[1])[:, np.newaxis]
+        cell: npt.NDArray[np.int64] = np.broadcast_to(first, (len(rows), trees))
         for _ in range(self.depth):
-            goes_left = cells.take(column + feature.take(cell)) <= threshold.take(cell)
+            goes_left = rows.ravel().take(column + feature.take(cell)) <= threshold.take(cell)
             cell = np.where(goes_left, left.take(cell), right.take(cell))
-        return np.asarray(self.base + value.take(cell).sum(axis=-1)).reshape(rows.shape[:-1])
+        return cell
 
     @cached_property
-    def _flat(self) -> tuple[npt.NDArray[np.int64], Array, npt.NDArray[np.int64], npt.NDArray[np.int64], Array]:
-        """The arrays laid end to end; children as positions in them."""
-        trees, nodes = self.feature.shape
-        first = np.arange(trees, dtype=np.int64)[:, np.newaxis] * nodes
-        return (
-            self.feature.astype(np.int64).ravel(),
-            self.threshold.ravel(),
-            (self.left + first).ravel(),
-            (self.right + first).ravel(),
-            self.value.ravel(),
-        )
+    def _leaves(self) -> _Leaves | None:
+        """The trees as questions all asked at once; None where a tree is too large for that."""
+        inner = self.left != np.arange(self.left.shape[-1])
+        return _leaves(self, inner) if int(inner.sum(axis=-1).max(initial=0)) < _MOST_LEAVES else None
 
     def to_arrays(self, prefix: str) -> dict[str, Any]:
         """Arrays to save beside a bundle, under names that begin with ``prefix``."""
@@ -112,3 +120,66 @@ def depth_of(left: Index, right: Index) -> int:
         following[rows[inner], right[rows[inner], columns[inner]]] = True
         level, depth = following, depth + 1
     raise bad_value("forest", "trees", "a cycle")
+
+
+@dataclass(frozen=True)
+class _Leaves:
+    """Every question of every tree, ``(question, tree)`` laid end to end; those a small tree lacks are never true."""
+
+    feature: npt.NDArray[np.intp]
+    threshold: Array
+    left: npt.NDArray[np.uint16]  # leaves on the left of a question, a bit each
+    value: Array  # (tree, leaf) laid end to end
+    first: npt.NDArray[np.intp]  # (tree,) where a tree's leaves begin
+
+    def sums(self, rows: Array) -> Array:
+        """What the leaves of each row add up to."""
+        crossed = (rows.take(self.feature, axis=1) > self.threshold).astype(np.uint16)
+        crossed *= self.left
+        trees = len(self.first)
+        of_tree = np.bitwise_or.reduce(crossed.reshape(len(rows), len(self.left) // max(trees, 1), trees), axis=1)
+        leaf = np.add(_lowest_zero().take(of_tree), self.first)
+        return np.asarray(self.value.take(leaf).sum(axis=-1))
+
+
+def _leaves(forest: Forest, inner: npt.NDArray[np.bool_]) -> _Leaves:
+    """Leaves of each tree counted from left to right, and which of them lie on the left of each question."""
+    trees, nodes = inner.shape
+    node = _reached(forest, inner)
+    tree = node // nodes
+    left, right = (child.ravel()[node] + tree * nodes for child in (forest.left, forest.right))
+    below, first = np.ones(inner.size, np.intp), np.zeros(inner.size, np.intp)  # leaves under a node, and their first
+    for _ in range(forest.depth):
+        below[node] = below.take(left) + below.take(right)
+    for _ in range(forest.depth):
+        first[left] = first.take(node)
+        first[right] = first.take(node) + below.take(left)
+    most = int(inner.sum(axis=-1).max(initial=0))
+    question = (np.cumsum(inner, axis=-1).ravel()[node] - 1) * trees + tree
+    feature, threshold = np.zeros(most * trees, np.intp), np.full(most * trees, np.inf)
+    crossed, value = np.zeros(most * trees, np.uint16), np.zeros(trees * (most + 1))
+    feature[question], threshold[question] = forest.feature.ravel()[node], forest.threshold.ravel()[node]
+    crossed[question] = ((1 << below.take(left)) - 1) << first.take(node)
+    ends = np.concatenate([np.arange(trees) * nodes, left, right])
+    ends = ends[~inner.ravel()[ends]]
+    value[ends // nodes * (most + 1) + first.take(ends)] = forest.value.ravel()[ends]
+    return _Leaves(feature, threshold, crossed, value, np.arange(trees) * (most + 1))
+
+
+def _reached(forest: Forest, inner: npt.NDArray[np.bool_]) -> npt.NDArray[np.intp]:
+    """Questions that a path from a root leads to, as positions in the arrays laid end to end."""
+    trees, nodes = inner.shape
+    found, level = [], np.arange(trees, dtype=np.intp) * nodes
+    for _ in range(forest.depth + 1):
+        level = level[inner.ravel()[level]]
+        found.append(level)
+        tree = level // nodes * nodes
+        level = np.concatenate([child.ravel()[level] + tree for child in (forest.left, forest.right)])
+    return np.sort(np.concatenate(found))
+
+
+@cache
+def _lowest_zero() -> npt.NDArray[np.intp]:
+    """Place of the lowest bit that is not set, of every word."""
+    words = np.arange(1 << _MOST_LEAVES)
+    return np.asarray(np.log2(~words & (words + 1)), dtype=np.intp)

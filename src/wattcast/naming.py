@@ -21,6 +21,8 @@ def fold(name: str) -> str:
 def resolve(kind: str, found: str, known: Iterable[str], aliases: Mapping[str, str] | None = None) -> str:
     """The known name that ``found`` means, or :class:`~wattcast.errors.UnknownName` with the nearest."""
     names = list(known)
+    if found in names:
+        return found
     table = {fold(name): name for name in names} | {fold(a): n for a, n in (aliases or {}).items()}
     if (name := table.get(fold(found))) is not None:
         return name

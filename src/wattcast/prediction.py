@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -13,11 +15,11 @@ from wattcast.arrays import Array, per_sweep
 from wattcast.energy import mean_w
 from wattcast.equilibrium import Settled, settle
 from wattcast.fitted import Bundle
-from wattcast.flow import Detail, Totals, analyse, at_clock, in_detail
+from wattcast.flow import Detail, Totals, analyse, both
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.provenance import Provenance, Status
 from wattcast.timeline import Timeline
-from wattcast.uncertainty import Interval, Support, interval, support
+from wattcast.uncertainty import Interval, Support, interval, outside, support
 from wattcast.workload.graph import Graph, Operator
 
 
@@ -31,6 +33,32 @@ class Module:
 
 
 @dataclass(frozen=True)
+class ModuleTable:
+    """The modules of all operators, looked up when somebody asks for one's."""
+
+    timeline: Timeline
+    detail: Detail
+    gpu: Gpu
+    at: OperatingPoint
+
+    def of(self, row: int) -> tuple[Module, ...]:
+        """The modules of one operator."""
+        power_w, busy = self.detail.kernel_part_w, self._utilisation
+        return tuple(
+            Module(part, power_w[..., row, i], busy[part][..., row] if part in busy else None)
+            for i, part in enumerate(self.detail.parts)
+        )
+
+    @cached_property
+    def _utilisation(self) -> Mapping[str, Array]:
+        """How busy each module is while an operator runs: part -> ``(*sweep, operator)``."""
+        each_s = self.detail.kernel_s
+        each_hz = np.broadcast_to(self.detail.effective_hz, each_s.shape)
+        activity = predicted.per_kernel(self.timeline, each_s, each_hz, np.zeros(each_s.shape[:-1]), self.at)
+        return utilisation(activity, self.gpu, np.concatenate([each_hz, each_hz[..., :1]], axis=-1))
+
+
+@dataclass(frozen=True)
 class OperatorShare:
     """One distinct operator: calls, and time, mean power and energy of all its calls. ``(*sweep,)``"""
 
@@ -39,7 +67,13 @@ class OperatorShare:
     latency_s: Array
     power_w: Array
     energy_j: Array
-    modules: tuple[Module, ...]
+    table: ModuleTable = field(repr=False)
+    row: int
+
+    @property
+    def modules(self) -> tuple[Module, ...]:
+        """Its power by module."""
+        return self.table.of(self.row)
 
 
 @dataclass(frozen=True)
@@ -75,8 +109,8 @@ def predict(graph: Graph, gpu: Gpu, at: OperatingPoint, bundle: Bundle) -> Predi
 def predict_timeline(timeline: Timeline, graph: Graph, gpu: Gpu, at: OperatingPoint, bundle: Bundle) -> Prediction:
     """The same from the workload's timeline, for those who go on using it."""
     settled = settle(timeline, gpu, at, bundle)
-    totals = at_clock(timeline, settled.at, bundle)
-    detail = in_detail(timeline, settled.at, bundle)
+    totals, detail = both(timeline, settled.at, bundle)
+    reasons = outside(timeline, bundle)
     shape = totals.power_w.shape
     return Prediction(
         name=graph.name,
@@ -95,8 +129,8 @@ def predict_timeline(timeline: Timeline, graph: Graph, gpu: Gpu, at: OperatingPo
         else bool(np.all(graph.memory_byte <= np.asarray(gpu.memory.capacity_byte))),
         modules=_modules(timeline, totals, detail, gpu, settled.at),
         ops=_ops(timeline, detail, gpu, settled.at),
-        interval=interval(timeline, totals, detail, bundle),
-        support=support(timeline, detail, bundle),
+        interval=interval(timeline, totals, detail, bundle, reasons),
+        support=support(timeline, detail, bundle, reasons),
         assumptions=_assumptions(graph, timeline, settled, bundle),
         status=bundle.status,
         provenance=bundle.provenance,
@@ -115,32 +149,22 @@ def _assumptions(graph: Graph, timeline: Timeline, settled: Settled, bundle: Bun
 def _modules(timeline: Timeline, totals: Totals, detail: Detail, gpu: Gpu, at: OperatingPoint) -> tuple[Module, ...]:
     activity = predicted.whole(timeline, totals.latency_s, at)
     busy = utilisation(activity, gpu, totals.effective_hz[..., np.newaxis])
+    power_w = mean_w(detail.part_j, totals.latency_s[..., np.newaxis])
     return tuple(
-        Module(part, mean_w(detail.part_j[..., i], totals.latency_s), busy[part][..., 0] if part in busy else None)
+        Module(part, power_w[..., i], busy[part][..., 0] if part in busy else None)
         for i, part in enumerate(detail.parts)
     )
 
 
 def _ops(timeline: Timeline, detail: Detail, gpu: Gpu, at: OperatingPoint) -> tuple[OperatorShare, ...]:
-    each_hz = np.broadcast_to(detail.effective_hz, detail.kernel_s.shape)
-    activity = predicted.per_kernel(timeline, detail.kernel_s, each_hz, np.zeros(detail.kernel_s.shape[:-1]), at)
-    clock_hz = np.concatenate([each_hz, each_hz[..., :1]], axis=-1)
-    busy = utilisation(activity, gpu, clock_hz)
-
-    def modules(kernel: int) -> tuple[Module, ...]:
-        return tuple(
-            Module(part, detail.kernel_part_w[..., kernel, i], busy[part][..., kernel] if part in busy else None)
-            for i, part in enumerate(detail.parts)
+    table = ModuleTable(timeline, detail, gpu, at)
+    spent_s, power_w, spent_j = (
+        np.moveaxis(values, -1, 0)
+        for values in (
+            detail.kernel_s * timeline.calls,
+            detail.kernel_part_w.sum(axis=-1),
+            detail.kernel_j * timeline.calls,
         )
-
-    return tuple(
-        OperatorShare(
-            op,
-            int(calls),
-            detail.kernel_s[..., i] * calls,
-            detail.kernel_part_w[..., i, :].sum(axis=-1),
-            detail.kernel_j[..., i] * calls,
-            modules(i),
-        )
-        for i, (op, calls) in enumerate(zip(timeline.kernels.ops, timeline.calls, strict=True))
     )
+    rows = zip(timeline.kernels.ops, timeline.calls.tolist(), spent_s, power_w, spent_j, strict=True)
+    return tuple(OperatorShare(op, int(calls), s, w, j, table, i) for i, (op, calls, s, w, j) in enumerate(rows))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,7 +38,9 @@ class Support:
     reason: str
 
 
-def interval(timeline: Timeline, totals: Totals, detail: Detail, bundle: Bundle) -> Interval:
+def interval(
+    timeline: Timeline, totals: Totals, detail: Detail, bundle: Bundle, reasons: Sequence[str] | None = None
+) -> Interval:
     """Interval of the whole from the residuals of its kernels' families.
 
     Each family's residual (measured over predicted) is weighted by its share of time, in logs: as if
@@ -45,13 +48,16 @@ def interval(timeline: Timeline, totals: Totals, detail: Detail, bundle: Bundle)
     energy interval multiplies the two, for the same reason. A kernel outside what was measured counts
     with twice its family's width. Residuals are of the card that was measured; the ends are moved out by how far
     another card of the kind may be, unless the bundle is told that it is this one
-    (:meth:`~wattcast.fitted.bundle.Bundle.for_this_card`).
+    (:meth:`~wattcast.fitted.bundle.Bundle.for_this_card`). ``reasons``: what :func:`outside` said, if it was asked.
     """
     share = mean_w(detail.kernel_s * timeline.calls, totals.busy_s[..., np.newaxis])
-    of = [bundle.residuals[family] for family in timeline.kernels.family]
-    wider = np.array([OUTSIDE_WIDENS if bundle.seen and reason else 1.0 for reason in outside(timeline, bundle)])
-    latency = np.exp(share @ (wider[:, None] * np.log([r.latency for r in of])))  # (*sweep, 2)
-    power = np.exp(share @ (wider[:, None] * np.log([r.power for r in of])))
+    reasons = outside(timeline, bundle) if reasons is None else reasons
+    families = list(dict.fromkeys(timeline.kernels.family))
+    ends = np.log([(*bundle.residuals[name].latency, *bundle.residuals[name].power) for name in families])
+    wider = np.array([OUTSIDE_WIDENS if bundle.seen and reason else 1.0 for reason in reasons])
+    of = [families.index(name) for name in timeline.kernels.family]
+    both = np.exp(share @ (wider[:, np.newaxis] * ends[of]))  # (*sweep, 4)
+    latency, power = both[..., :2], both[..., 2:]
     latency, power = (
         moved_out(ends, NORMAL_P90 * spread)  # residuals are of 90 % as well
         for ends, spread in ((latency, bundle.cards.latency), (power, bundle.cards.power))
@@ -74,13 +80,16 @@ def moved_out(ends: Array, by: float) -> Array:
     return np.asarray(np.exp(middle + np.hypot(logs - middle, by) * np.array([-1.0, 1.0])))
 
 
-def support(timeline: Timeline, detail: Detail, bundle: Bundle) -> Support:
-    """Inside when kernels like ones measured on this device and tested on held-out rows take nearly all the time."""
+def support(timeline: Timeline, detail: Detail, bundle: Bundle, reasons: Sequence[str] | None = None) -> Support:
+    """Inside when kernels like ones measured on this device and tested on held-out rows take nearly all the time.
+
+    ``reasons`` are what :func:`outside` said, if it was asked.
+    """
     if bundle.status is Status.PROVISIONAL:
         return Support(False, f"no measurements of {bundle.gpu} were fitted; coefficients are provisional")
     if bundle.status is Status.INHERITED and not bundle.provenance.device:
         return Support(False, f"a forecast: nothing was measured on the {bundle.gpu}")
-    reasons = outside(timeline, bundle)
+    reasons = outside(timeline, bundle) if reasons is None else reasons
     strange = np.array([bool(reason) for reason in reasons])
     spent_s = detail.kernel_s * timeline.calls
     share = float(np.max(mean_w(spent_s @ strange.astype(float), spent_s.sum(axis=-1))))
@@ -95,23 +104,42 @@ def support(timeline: Timeline, detail: Detail, bundle: Bundle) -> Support:
 
 def outside(timeline: Timeline, bundle: Bundle) -> list[str]:
     """Of each kernel, why it is outside what was measured; empty where it is inside."""
-    return [_outside(timeline, bundle, i) for i in range(len(timeline.kernels.ops))]
-
-
-def _outside(timeline: Timeline, bundle: Bundle, i: int) -> str:
     kernels = timeline.kernels
-    op, family = kernels.ops[i], kernels.family[i]
-    if bundle.residuals[family].rows == 0:
-        return f"no held-out rows for {family}"
-    seen = bundle.seen.get(kernels.work.learner[i])
-    if seen is None:
-        return ""
-    if str(op.dtype) not in seen.dtypes:
-        return f"{op}: {family} was measured in {', '.join(seen.dtypes)}, not in {op.dtype}"
-    if kernels.work.group[i] not in seen.groups:
-        return f"{op}: no kernel of the kind {kernels.work.group[i]} was measured"
-    for name, (low, high) in seen.sizes.items():
-        value = float(kernels.work.features[name][i]) if name in kernels.work.features else low
-        if not low - _MARGIN <= value <= high + _MARGIN:
-            return f"{op}: {name.removeprefix('log_')} of {2**value:.3g}, measured from {2**low:.3g} to {2**high:.3g}"
-    return ""
+    reasons = [""] * len(kernels.ops)
+    to_size: dict[str, list[int]] = {}
+    for i, (op, family, learner) in enumerate(zip(kernels.ops, kernels.family, kernels.work.learner, strict=True)):
+        seen = bundle.seen.get(learner)
+        if bundle.residuals[family].rows == 0:
+            reasons[i] = f"no held-out rows for {family}"
+        elif seen is None:
+            continue
+        elif op.dtype not in seen.dtypes:
+            reasons[i] = f"{op}: {family} was measured in {', '.join(seen.dtypes)}, not in {op.dtype}"
+        elif kernels.work.group[i] not in seen.groups:
+            reasons[i] = f"{op}: no kernel of the kind {kernels.work.group[i]} was measured"
+        else:
+            to_size.setdefault(learner, []).append(i)
+    for learner, rows in to_size.items():
+        for row, why in _sizes_outside(timeline, bundle.seen[learner].sizes, rows).items():
+            reasons[row] = f"{kernels.ops[row]}: {why}"
+    return reasons
+
+
+def _sizes_outside(timeline: Timeline, sizes: Mapping[str, tuple[float, float]], rows: list[int]) -> dict[int, str]:
+    """Which of these kernels have a size beyond those measured, and the first such size in words."""
+    features = timeline.kernels.work.features
+    names = [name for name in sizes if name in features]
+    if not names:
+        return {}
+    values = np.array([features[name] for name in names])[:, rows]
+    low, high = np.array([sizes[name] for name in names]).T[:, :, np.newaxis]
+    strange = ~((low - _MARGIN <= values) & (values <= high + _MARGIN))
+    found = {}
+    for at in np.flatnonzero(strange.any(axis=0)):
+        first = int(np.argmax(strange[:, at]))
+        name, value = names[first], float(values[first, at])
+        least, most = sizes[name]
+        found[rows[at]] = (
+            f"{name.removeprefix('log_')} of {2**value:.3g}, measured from {2**least:.3g} to {2**most:.3g}"
+        )
+    return found

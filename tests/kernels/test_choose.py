@@ -12,8 +12,10 @@ from wattcast.dtypes import Dtype
 from wattcast.errors import WattcastError
 from wattcast.fit.kernels_choice import chosen_for, fit_choice, labels_of, parts_of
 from wattcast.fit.kernels_data import Rows, load
+from wattcast.fitted import bundle_for
 from wattcast.hardware import load as load_gpu
 from wattcast.kernels import Condition, Reference, kernels_of, reference_of
+from wattcast.kernels.candidates import candidate_terms
 from wattcast.kernels.choose import Label, from_arrays, label_of, to_arrays
 from wattcast.workload.graph import Linear
 
@@ -158,3 +160,16 @@ def test_a_kind_that_is_not_known_is_named(reference: Reference) -> None:
     chooser = next(iter(reference.choice.values()))
     with pytest.raises(WattcastError, match="indexed"):
         replace(chooser, kind=np.full(len(chooser.kind), "indexed"))
+
+
+def test_scores_are_weights_times_what_candidates_would_do() -> None:
+    """Where all candidates are of one kind, scores are added up in another order than while fitting."""
+    reference = bundle_for(GPU).reference
+    rng = np.random.default_rng(5)
+    sizes = tuple(2.0 ** rng.integers(0, 13, 9) for _ in range(4))
+    for chooser in reference.choice.values():
+        shape = rng.normal(size=(9, len(chooser.names)))
+        of = chooser.kind, chooser.tile_n, chooser.tile_m, chooser.split
+        own = chooser.own[:, 0] + ((shape - chooser.mean) / chooser.spread) @ chooser.own[:, 1:].T
+        plain = candidate_terms(*sizes, *of, reference.sm_count) @ chooser.weight + own
+        assert_allclose(chooser.score(*sizes, shape, reference.sm_count), plain, rtol=1e-12, atol=1e-12)

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import pickle
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
 from wattcast.dtypes import Dtype
 from wattcast.hardware import load
 from wattcast.kernels import Condition, kernels_of, reference_of
-from wattcast.kernels.work import alignment, fill, resident
+from wattcast.kernels.table import Memo
+from wattcast.kernels.work import USUAL, alignment, fill, resident
 from wattcast.workload.graph import Attention, Bmm, Conv2d, Elementwise, LayerNorm, Layout, Linear, Operator, Softmax
 
 GPU = load("h200")
@@ -226,3 +232,15 @@ def test_shapes_a_workload_says_are_those_a_measured_row_says() -> None:
     assert a.work.features["extent_rows"] == b.work.features["extent_rows"] == 12
     assert a.work.features["run"] == b.work.features["run"]
     assert a.work.units == b.work.units
+
+
+def test_operators_met_before_are_found_again_also_in_another_process() -> None:
+    """Words hash differently in every process, so a hash that travelled with its operators would find nothing."""
+    ops = (Linear(8, 16, 32), Linear(8, 16, 64))
+    memo = Memo(ops, (USUAL, USUAL))
+    script = "import pickle, sys; memo = pickle.load(sys.stdin.buffer); "
+    script += "from wattcast.kernels.table import Memo; assert {memo: 1}[Memo(memo.ops, memo.conditions)] == 1"
+    environment = os.environ | {"PYTHONHASHSEED": "7"}
+    subprocess.run([sys.executable, "-c", script], input=pickle.dumps(memo), check=True, env=environment)
+    assert memo == Memo((Linear(8, 16, 32), Linear(8, 16, 64)), (Condition(), Condition()))
+    assert memo != Memo(ops, (USUAL, Condition(rotated="all")))

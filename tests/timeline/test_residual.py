@@ -8,8 +8,8 @@ from numpy.testing import assert_allclose
 
 from wattcast.errors import WattcastError
 from wattcast.fit.kriging import fit_kriging
-from wattcast.timeline.kriging import Kriging, _product
-from wattcast.timeline.residual import Learned
+from wattcast.timeline.kriging import Kriging
+from wattcast.timeline.residual import Features, Learned, Wanted
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def test_it_survives_being_saved(fitted) -> None:
 def test_factors_are_held_within_the_range_seen(fitted) -> None:
     model, columns, _ = fitted
     learned = Learned(None, model, -0.1, 0.2)
-    factor = learned(columns, list(range(200)))
+    factor = learned(Features(columns, 200), np.arange(200))
     assert factor.min() == pytest.approx(np.exp(-0.1))
     assert factor.max() == pytest.approx(np.exp(0.2))
 
@@ -53,8 +53,8 @@ def test_a_kind_of_kernel_that_is_absent_counts_as_none(fitted) -> None:
     learned = Learned(None, model, -9.0, 9.0)
     without = {name: values for name, values in columns.items() if name != "noise"}
     zero = {**columns, "noise": np.zeros(200)}
-    rows = list(range(200))
-    assert_allclose(learned(without, rows), learned(zero, rows))
+    rows = np.arange(200)
+    assert_allclose(learned(Features(without, 200), rows), learned(Features(zero, 200), rows))
 
 
 def test_shapes_that_do_not_match_are_refused() -> None:
@@ -62,8 +62,17 @@ def test_shapes_that_do_not_match_are_refused() -> None:
         Kriging(("a",), np.ones(1), np.ones((3, 2)), np.ones(3), 0.0, 1.0)
 
 
-@pytest.mark.parametrize("rows", [1, 7, 9, 40, 600])
-def test_blocks_of_a_product_make_the_product(rows: int) -> None:
+def test_a_kind_that_was_not_measured_counts_as_the_one_above_it() -> None:
+    named = {"is cat": np.array([0.0, 1.0, 0.0]), "is cat.append": np.array([0.5, 0.0, 1.0])}
+    found = Features(named, 3).columns(Wanted(["is cat", "size"]), np.array([0, 2]))
+    assert_allclose(found, [[0.5, 0.0], [1.0, 0.0]])
+
+
+@pytest.mark.parametrize("rows", [1, 7, 9, 40])
+def test_a_few_rows_at_a_time_are_all_rows(rows: int) -> None:
     rng = np.random.default_rng(rows)
-    left, right = rng.normal(size=(rows, 5)), rng.normal(size=(5, 2500))
-    assert_allclose(_product(left, right), left @ right, rtol=1e-12, atol=1e-12)
+    points, asked = rng.normal(size=(2500, 5)), rng.normal(size=(rows, 5))
+    model = Kriging(tuple("abcde"), rng.uniform(0.5, 2.0, 5), points, rng.normal(size=2500), 0.3, 2.0)
+    distance = np.linalg.norm((asked * model.scale)[:, np.newaxis] - points, axis=-1)
+    plain = model.mean + (model.variance * np.exp(-distance)) @ model.alpha
+    assert_allclose(model(dict(zip("abcde", asked.T, strict=True))), plain, rtol=1e-9, atol=1e-9)

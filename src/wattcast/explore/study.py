@@ -188,7 +188,7 @@ def _with_voltage(bundle: Bundle, factor: Array) -> Bundle:
 
 
 def _feed(hashed: Any, value: Any) -> None:
-    """Every field of a value into a hash, arrays by their bytes."""
+    """Every field of a value into a hash, arrays by their bytes; not what it keeps from earlier use."""
     hashed.update(type(value).__name__.encode())
     if isinstance(value, np.ndarray):
         hashed.update(str((value.dtype.str, value.shape)).encode() + np.ascontiguousarray(value).tobytes())
@@ -196,8 +196,9 @@ def _feed(hashed: Any, value: Any) -> None:
         hashed.update(str(value.value).encode())
     elif is_dataclass(value):
         for item in fields(value):
-            hashed.update(item.name.encode())
-            _feed(hashed, getattr(value, item.name))
+            if item.init and not item.name.startswith("_"):
+                hashed.update(item.name.encode())
+                _feed(hashed, getattr(value, item.name))
     elif isinstance(value, Mapping):
         for key in sorted(value, key=str):
             hashed.update(str(key).encode())

@@ -16,7 +16,8 @@ from wattcast.arrays import Array
 from wattcast.fit.kernels_data import Mask, Rows
 from wattcast.forest import depth_of
 from wattcast.kernels import Reference
-from wattcast.kernels.choose import NOT_RUN, Chooser, Label, candidate_terms, impossible, label_of, main_of, pick
+from wattcast.kernels.candidates import candidate_terms
+from wattcast.kernels.choose import NOT_RUN, Chooser, Label, impossible, label_of, main_of, pick
 from wattcast.kernels.convolution import CHOICE_COLUMNS as CONVOLUTION_COLUMNS
 from wattcast.kernels.lower import choice_inputs
 from wattcast.kernels.products import CHOICE_COLUMNS as PRODUCT_COLUMNS

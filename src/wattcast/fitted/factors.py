@@ -33,9 +33,9 @@ def names() -> tuple[str, ...]:
 
 def with_factors(bundle: Bundle, factors: Mapping[str, float]) -> Bundle:
     """The bundle with factors applied; each is noted among its assumptions."""
-    check(factors)
     if not factors:
         return bundle
+    check(factors)
     notes = tuple(f"factor of your own: {name} {value:g}" for name, value in factors.items())
     return replace(
         bundle,

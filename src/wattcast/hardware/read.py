@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, lru_cache
 from importlib.resources import files
 from itertools import pairwise
 from pathlib import Path
@@ -120,7 +120,12 @@ def names() -> list[str]:
 
 def load(name: str) -> Gpu:
     """The catalogue GPU of that name (case, ``-``, ``_``, ``.`` and blanks do not matter)."""
-    return _load(naming.resolve("gpu", name, names(), ALIASES))
+    return _load(_known(name))
+
+
+@lru_cache(maxsize=256)
+def _known(name: str) -> str:
+    return naming.resolve("gpu", name, names(), ALIASES)
 
 
 def load_file(path: Path) -> Gpu:

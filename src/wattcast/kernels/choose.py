@@ -23,13 +23,11 @@ import numpy.typing as npt
 
 from wattcast.arrays import Array
 from wattcast.errors import bad_value
+from wattcast.kernels.candidates import Candidates, Flags, terms_first
 from wattcast.kernels.names import KernelName, parse_kernel_name
 from wattcast.kernels.votes import Votes
 
 KINDS = ("hopper", "ampere", "turing", "wmma", "direct", "simt", "plain", "vector")
-STEP_K = 64.0
-# Blocks of kernels before Hopper that registers and shared memory of an SM hold, by elements of their tile.
-_AREAS, _HELD = np.array([2048.0, 4096.0, 8192.0, 32768.0]), np.array([12.0, 9.0, 4.0, 2.0, 1.0])
 _MOST_VECTORS = 128.0  # rows for which a kernel without a tile is ever taken: 96 are the most in the H200 database
 _LOG_TAPS = 5.0  # log2 of the taps of a filter that Hopper's kernels walk over
 _VOTES = 0.6  # of the trees beside the logit, where a class has them: chosen on held-out folds
@@ -37,7 +35,6 @@ _SHARPEN = 2.0  # how much more than its likelihood says the likeliest kernel co
 _PRODUCTS = ("gemm", "gemv", "convolution")
 # cuDNN's convolutions on CUDA cores say the logarithms of their sides: ..._sgemm<float, float, 1024, 5, 5, ...>
 _PLAIN = re.compile(r"convolve\w*<(?:[^<>,]+, )+?(?:128|256|512|1024), (\d), (\d),")
-Flags = npt.NDArray[np.bool_]
 Ran = tuple[Sequence[str], int]  # names of the kernels that ran, none: unknown; parts of K, 0: as the names say
 NOT_RUN: Ran = ((), 0)
 
@@ -112,11 +109,6 @@ def kind_of(name: KernelName) -> str:
     return "turing" if name.architecture == "sm75" else "ampere"
 
 
-def slots_of(hopper: Flags, area: Array) -> Array:
-    """Tiles an SM works on at a time: one of Hopper's, which fill it; more of smaller ones before."""
-    return np.where(hopper, 1.0, _HELD[np.searchsorted(_AREAS, area, side="right")])
-
-
 @dataclass(frozen=True)
 class Picks:
     """Candidates of each product and how likely each is, ``(row, pick)``; the likeliest first."""
@@ -126,6 +118,11 @@ class Picks:
     tile_m: Array
     split: Array  # parts of K: 1 none, 0 as many as fill the chip
     share: Array  # sums to 1
+
+    def narrow(self) -> Picks:
+        """The first pick of each row alone, where every row is sure of it."""
+        sure = bool((self.share[:, 0] == 1.0).all())
+        return Picks(*(values[:, :1] for values in vars(self).values())) if sure else self
 
     def label(self, row: int) -> Label:
         """The likeliest kernel of a row."""
@@ -140,18 +137,18 @@ class Picks:
 MOST_PICKS = 8
 
 
-def blended(names: Sequence[Sequence[str]], picks: Picks) -> tuple[list[str], dict[str, Array]]:
+def blended(name_of: Callable[[int, str], str], picks: Picks) -> tuple[list[str], dict[str, Array]]:
     """The group of the likeliest kernel of each row, and columns ``is GROUP`` of how likely each group is.
 
-    ``names`` are the groups of each row by kind of kernel, in the order of ``KINDS``.
+    ``name_of`` is the group of a row run by a kind of kernel.
     """
     columns: dict[str, Array] = {}
-    shares = np.stack([picks.of_kind(kind) for kind in KINDS], axis=-1)
-    for i, of in enumerate(names):
-        for name, share in zip(of, shares[i].tolist(), strict=True):
-            if share > 0:
-                columns.setdefault(f"is {name}", np.zeros(len(names)))[i] += share
-    return [of[int(k)] for of, k in zip(names, picks.kind[:, 0], strict=True)], columns
+    count = len(picks.kind)
+    alike = picks.kind[:, np.newaxis] == np.arange(len(KINDS))[:, np.newaxis]
+    shares = (picks.share[:, np.newaxis] * alike).sum(axis=-1)  # (row, kind)
+    for i, k in np.argwhere(shares > 0).tolist():
+        columns.setdefault(f"is {name_of(i, KINDS[k])}", np.zeros(count))[i] += shares[i, k]
+    return [name_of(i, KINDS[k]) for i, k in enumerate(picks.kind[:, 0].tolist())], columns
 
 
 @dataclass(frozen=True)
@@ -192,9 +189,15 @@ class Chooser:
 
     def score(self, b: Array, m: Array, n: Array, k: Array, shape: Array, sms: float) -> Array:
         """Score of every candidate for every product, ``(row, candidate)``."""
-        terms = candidate_terms(b, m, n, k, self.kind, self.tile_n, self.tile_m, self.split, sms)
+        terms = terms_first(b, m, n, k, self._candidates, sms)
         own = self.own[:, 0] + ((shape - self.mean) / self.spread) @ self.own[:, 1:].T
-        return np.asarray(terms @ self.weight + own)
+        if self.alike:  # the highest alone matters
+            return np.asarray((self.weight @ terms.reshape(len(terms), -1)).reshape(own.shape) + own)
+        return np.asarray(np.ascontiguousarray(np.moveaxis(terms, 0, -1)) @ self.weight + own)
+
+    @cached_property
+    def _candidates(self) -> Candidates:
+        return Candidates.of(self.kind, self.tile_n, self.tile_m, self.split)
 
 
 def impossible(kind: npt.NDArray[np.str_], m: Array, shape: Array, names: Sequence[str]) -> Flags:
@@ -255,7 +258,7 @@ def pick(
     for i, label in enumerate(given):
         if label is not None:
             _sure(picks, i, label, parts[i])
-    return picks
+    return picks.narrow()
 
 
 def _fitted(
@@ -266,59 +269,23 @@ def _fitted(
     score = _settled(chooser.score(b, m, n, k, columns, sms), chooser, m, columns)
     # Hopper's kernels differ in their tiles alone: the likeliest as it is. Where kinds differ by factors of time,
     # others keep their say.
-    most = 1 if chooser.alike else min(MOST_PICKS, score.shape[1])
-    best = np.argsort(-score, axis=1, kind="stable")[:, :most]
-    share = np.exp(_SHARPEN * (np.take_along_axis(score, best, axis=1) - score.max(axis=1, keepdims=True)))
-    at = np.ix_(rows, range(most))
+    if chooser.alike:
+        best, share = score.argmax(axis=1)[:, np.newaxis], np.ones((len(rows), 1))
+    else:
+        best = np.argsort(-score, axis=1, kind="stable")[:, :MOST_PICKS]
+        share = np.exp(_SHARPEN * (np.take_along_axis(score, best, axis=1) - score.max(axis=1, keepdims=True)))
+        share /= share.sum(axis=1, keepdims=True)
+    at = np.array(rows)[:, np.newaxis], np.arange(best.shape[1])
     picks.kind[at] = chooser.kind_index[best]
     picks.tile_n[at], picks.tile_m[at] = chooser.tile_n[best], chooser.tile_m[best]
     picks.split[at] = np.where(chooser.split[best], 0.0, 1.0)
-    picks.share[at] = share / share.sum(axis=1, keepdims=True)
+    picks.share[at] = share
 
 
 def _sure(picks: Picks, row: int, label: Label, parts: int) -> None:
     picks.kind[row, 0], picks.share[row, 0] = KINDS.index(label.kind), 1.0
     picks.tile_n[row, 0], picks.tile_m[row, 0] = label.tile_n, label.tile_m
     picks.split[row, 0] = float(parts) if parts else (0.0 if label.split else 1.0)
-
-
-def candidate_terms(
-    b: Array, m: Array, n: Array, k: Array, kind: Any, tile_n: Array, tile_m: Array, split: Flags, sms: float
-) -> Array:
-    """What each candidate would do with each product, ``(row, candidate, term)``."""
-    b, m, n, k = (size[:, np.newaxis] for size in (b, m, n, k))
-    across, down = np.ceil(n / tile_n), np.ceil(m / tile_m)
-    tiles = b * across * down
-    held = slots_of(kind == "hopper", tile_n * tile_m)
-    parts = np.where(split, np.maximum(np.floor(sms * held / tiles), 2.0), 1.0)
-    full = tiles * parts / (sms * held)
-    waves = np.ceil(full)
-    area = tile_n * tile_m
-    feed = np.minimum(1.0, 0.12 + 0.88 * np.sqrt(area / 128.0**2))
-    compute = waves * held * np.ceil(k / parts / STEP_K) * np.maximum(2.0 * area * STEP_K / (4096.0 * feed), 60.0)
-    loads = tiles * (tile_n + tile_m) * k / 5500.0
-    cost = np.log(np.maximum(compute, loads) + 1500.0 * split)
-    log_compute, log_loads, log_full = np.log(compute), np.log(loads), np.log(full)
-    terms = (
-        cost - cost.min(axis=1, keepdims=True),
-        np.log(across * tile_n / n),
-        np.log(down * tile_m / m),
-        np.log(waves / full),
-        np.maximum(-log_full, 0.0),
-        np.maximum(log_full, 0.0),
-        log_compute - log_compute.min(axis=1, keepdims=True),
-        log_loads - log_loads.min(axis=1, keepdims=True),
-        np.abs(np.log(np.minimum(n, 4096.0) / tile_n) - np.log(np.minimum(m, 4096.0) / tile_m)),
-        across * tile_n == n,
-        down * tile_m == m,
-        waves <= 1,
-        waves <= 2,
-        np.maximum(m, 8.0) <= tile_m,
-        split * np.log(k),
-        split * np.log(tiles),
-        split & (tiles <= sms / 2.0),
-    )
-    return np.stack([np.broadcast_to(term, tiles.shape) for term in terms], axis=-1, dtype=np.float64)
 
 
 def to_arrays(choice: Choice, prefix: str) -> dict[str, Any]:

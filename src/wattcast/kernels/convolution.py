@@ -121,8 +121,7 @@ def convolutions(
         "dram_write_byte": write * (1.0 - kept),
         "slots": np.where(d, threads_held, tile["slots"]),
     }
-    names = [[_group(op, str(depth), kind) for kind in KINDS] for op, depth in zip(ops, depth_kind, strict=True)]
-    group, blend = blended(names, picks)
+    group, blend = blended(lambda i, kind: _group(ops[i], str(depth_kind[i]), kind), picks)
     extra |= {
         "turned": turned,
         "padded_in": pads * (s.c % step != 0),

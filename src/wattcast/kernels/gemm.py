@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from wattcast.arrays import Array
-from wattcast.kernels.choose import KINDS, STEP_K, Picks, slots_of
+from wattcast.kernels.candidates import STEP_K, slots_of
+from wattcast.kernels.choose import KINDS, Picks
 from wattcast.kernels.work import Columns, Reference, Style, alignment, fill, log2, resident
 
 # Sides of the tiles that cuBLAS's Hopper and Ampere kernels come in, along outputs and tokens.
@@ -34,7 +35,7 @@ _CROSSINGS = np.array([1.0, 2.2, 2.2, 2.2, 2.2, 3.5, 3.5, 1.0])
 _SIDE = 128.0
 _FULL_TILE = _SIDE**2
 _HOPPER, _VECTOR = KINDS.index("hopper"), KINDS.index("vector")
-_CUDA = [KINDS.index(kind) for kind in ("simt", "plain", "vector")]  # whatever the format
+_CUDA = np.array([kind in ("simt", "plain", "vector") for kind in KINDS])  # whatever the format
 _ROW_OUTPUTS, _ROW_STEP = 8.0, 512.0  # of a block of the kernels without a tile, and elements of K it loads at a time
 # Blocks on an SM that a split of K aims at, by kind, and the most of K that it leaves to one; from grids.
 _SPLIT_BLOCKS = np.array([1.0, 1.0, 2.5, 2.5, 2.5, 2.0, 2.0, 2.5])
@@ -77,7 +78,7 @@ def tiled(
     load = np.where(vector, b * n * k * width, tiles * (tile_n + tile_m) * k * width)
     cores = reference.per_cycle.get("cuda_fp32_flop", 0.0)
     slower = rate[:, np.newaxis] / cores if cores > 0 else np.ones((len(rate), 1))
-    slower = np.where(np.isin(kind, _CUDA), np.maximum(slower, 1.0), 1.0)
+    slower = np.where(_CUDA[kind], np.maximum(slower, 1.0), 1.0)
     # written once; each m64 warpgroup then reads its own rows and the columns of the tile, most of them
     shared = load * (1.0 + 0.6 * np.maximum(tile_n, tile_m) / 64.0) * _CROSSINGS[kind]
     each = {
@@ -98,10 +99,12 @@ def tiled(
         "fill": fill(units, reference.sm_count),
     }
     sure = picks.share[:, 0] == 1.0  # as it is: a logarithm and back would turn 132 units into a little more
-    found = {
-        name: np.where(sure, values[:, 0], np.exp((np.log(values) * picks.share).sum(axis=1)))
-        for name, values in each.items()
-    }
+    found = {name: values[:, 0] for name, values in each.items()}
+    if not sure.all():
+        found = {
+            name: np.where(sure, found[name], np.exp((np.log(values) * picks.share).sum(axis=1)))
+            for name, values in each.items()
+        }
     return found | {"out_byte": (b * m * n)[:, 0] * out_width}
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from wattcast.arrays import Array, Scalar, per_sweep
 from wattcast.dtypes import Dtype
@@ -18,7 +19,7 @@ from wattcast.kernels.elementwise import elementwise
 from wattcast.kernels.pointwise import row_reductions
 from wattcast.kernels.products import asked as products_asked
 from wattcast.kernels.products import is_point, products
-from wattcast.kernels.table import Kernels, Segment
+from wattcast.kernels.table import Kernels, Memo, Segment
 from wattcast.kernels.work import COUNTED, USUAL, WORK_COLUMNS, Columns, Condition, Reference, Work, resident
 from wattcast.workload.graph import Attention, Bmm, Collective, Conv2d, Graph, Linear, Operator
 
@@ -46,9 +47,10 @@ def lower(graph: Graph, gpu: Gpu, reference: Reference) -> Kernels:
     row_of: dict[Operator, int] = {}
     segments = []
     for block in graph.blocks:
-        rows = [row_of.setdefault(op, len(row_of)) for op in block.ops]
-        counts = [float(op.count) for op in block.ops]
-        segments.append(Segment(np.array(rows, np.int64), np.array(counts), block.repeat))
+        distinct, places = block.distinct
+        rows = np.array([row_of.setdefault(op, len(row_of)) for op in distinct], np.int64)
+        counts = np.array([op.count for op in block.ops], np.float64)
+        segments.append(Segment(rows.take(places), counts, block.repeat))
     ops = tuple(row_of)
     return kernels_of(ops, (USUAL,) * len(ops), gpu, reference, tuple(segments))
 
@@ -62,20 +64,23 @@ def kernels_of(
 ) -> Kernels:
     """Kernels of distinct operators, each run under its condition."""
     pipes = [_pipe(op, gpu) for op in ops]
-    links = [link_work(op) if isinstance(op, Collective) else (0.0, 0.0) for op in ops]
-    events = tuple(event for event, _, _ in pipes)
+    links = np.array([link_work(op) if isinstance(op, Collective) else (0.0, 0.0) for op in ops]).T
+    events = tuple([event for event, _, _ in pipes])
+    memo = Memo(ops, tuple(conditions))
+    flop, sfu_op = np.array([(op.flop, op.sfu_op) for op in ops]).T.copy()
     return Kernels(
         ops=ops,
-        family=tuple(_FAMILY.get(op.kind, op.kind) for op in ops),
+        memo=memo,
+        family=tuple([_FAMILY.get(op.kind, op.kind) for op in ops]),
         pipe_event=events,
         pipe_per_cycle=_stacked([rate for _, rate, _ in pipes]),
-        flop=np.array([op.flop for op in ops]),
-        sfu_op=np.array([op.sfu_op for op in ops]),
-        work=_kept_work(ops, tuple(conditions), events, reference),
-        link_byte=np.array([byte for byte, _ in links]),
-        link_hops=np.array([hops for _, hops in links]),
+        flop=flop,
+        sfu_op=sfu_op,
+        work=_kept_work(memo, events, reference),
+        link_byte=links[0],
+        link_hops=links[1],
         segments=segments,
-        conditions=tuple(conditions),
+        conditions=memo.conditions,
         assumptions=tuple(dict.fromkeys(note for _, _, note in pipes if note)),
     )
 
@@ -83,18 +88,17 @@ def kernels_of(
 _MOST_KEPT, _MOST_OPS = 128, 512  # workloads kept, and distinct operators of one worth keeping
 
 
-def _kept_work(
-    ops: tuple[Operator, ...], conditions: tuple[Condition, ...], events: tuple[str, ...], reference: Reference
-) -> Work:
+def _kept_work(memo: Memo, events: tuple[str, ...], reference: Reference) -> Work:
     """Work of the operators, from before where they were met."""
-    if len(ops) > _MOST_OPS:
-        return work_of(ops, conditions, events, reference)
-    key = ops, conditions, events
-    if key not in reference.kept:
+    if len(memo.ops) > _MOST_OPS:
+        return work_of(memo.ops, memo.conditions, events, reference)
+    key = memo, events
+    work = reference.kept.get(key)
+    if work is None:
         if len(reference.kept) >= _MOST_KEPT:
             reference.kept.clear()
-        reference.kept[key] = work_of(ops, conditions, events, reference)
-    return reference.kept[key]
+        work = reference.kept[key] = work_of(memo.ops, memo.conditions, events, reference)
+    return work
 
 
 def work_of(
@@ -102,34 +106,45 @@ def work_of(
 ) -> Work:
     """Columns of every operator, family by family."""
     group = [op.kind for op in ops]
-    columns = {name: np.zeros(len(ops)) for name in WORK_COLUMNS}
-    found: Columns = {}
     kinds_ = ["linear" if is_point(op) else op.kind for op in ops]  # a point convolution is a product
+    rates = np.array([reference.per_cycle[event] for event in events])
+    parts = []
     for kinds, family in _FAMILIES:
         rows = [i for i, kind in enumerate(kinds_) if kind in kinds]
         if not rows:
             continue
-        rate = np.array([reference.per_cycle[events[i]] for i in rows])
         of: Any = [ops[i] for i in rows]
-        groups, work, features = family(of, [conditions[i] for i in rows], rate, reference)
+        groups, work, features = family(of, [conditions[i] for i in rows], rates[rows], reference)
         for i, name in zip(rows, groups, strict=True):
             group[i] = name
-        for name, values in work.items():
-            columns[name][rows] = values
-        for name, values in features.items():
-            found.setdefault(name, np.zeros(len(ops)))[rows] = values
+        parts.append((rows, work, features))
+    columns = _merged([(rows, work) for rows, work, _ in parts], len(ops), WORK_COLUMNS)
+    found = _merged([(rows, features) for rows, _, features in parts], len(ops))
     moved = [i for i, op in enumerate(ops) if isinstance(op, Collective)]
     columns["launches"][moved] = columns["slots"][moved] = 1.0
     _as_counted(columns, ops, conditions, reference)
     columns["between_dram_byte"] = columns["between_byte"] * (
         1.0 - resident(columns["between_byte"], reference.l2_byte)
     )
-    found |= _ideal(columns, np.array([reference.per_cycle[event] for event in events]), reference)
+    found |= _ideal(columns, rates, reference)
     shared = _blended(found, len(ops))
-    for name in set(group):
-        alike = np.array([float(name == other) for other in group])
-        found[f"is {name}"] = np.where(shared, found.get(f"is {name}", 0.0), alike)
+    code = {name: i for i, name in enumerate(dict.fromkeys(group))}
+    codes = np.array([code[name] for name in group])
+    for name, i in code.items():
+        alike = codes == i
+        found[f"is {name}"] = (
+            np.where(shared, found[f"is {name}"], alike) if f"is {name}" in found else alike * ~shared
+        )
     return Work(group=tuple(group), features=found, **columns)
+
+
+def _merged(parts: Sequence[tuple[list[int], Columns]], count: int, names: Sequence[str] = ()) -> Columns:
+    """Columns of all operators from those of each family; zero where a family has none."""
+    place = {name: i for i, name in enumerate(dict.fromkeys([*names, *(name for _, of in parts for name in of)]))}
+    table = np.zeros((len(place), count))
+    for rows, of in parts:
+        table[np.array([place[name] for name in of])[:, np.newaxis], rows] = np.array(list(of.values()))
+    return dict(zip(place, table, strict=True))
 
 
 def _as_counted(
@@ -144,10 +159,10 @@ def _as_counted(
         columns["dram_write_byte"][rows] = np.maximum(write - reference.l2_byte / 3.0, 0.0)
 
 
-def _blended(found: Columns, count: int) -> Array:
+def _blended(found: Columns, count: int) -> npt.NDArray[np.bool_]:
     """Rows of families that say themselves how likely each group is."""
     given = [values for name, values in found.items() if name.startswith("is ")]
-    return np.sum(given, axis=0) > 0 if given else np.zeros(count, dtype=bool)
+    return np.asarray(np.sum(given, axis=0) > 0 if given else np.zeros(count, dtype=bool))
 
 
 def choice_inputs(
@@ -221,7 +236,9 @@ def _pipe(op: Operator, gpu: Gpu) -> tuple[str, Scalar, str]:
 
 def _stacked(per_sm: list[Scalar]) -> Scalar:
     """Rates of one SM, ``(*sweep, kernel)``; ``(kernel,)`` where no pipe is swept."""
-    columns = np.broadcast_arrays(*per_sm) if per_sm else []
+    if all(isinstance(rate, float) for rate in per_sm):
+        return np.array(per_sm)
+    columns = np.broadcast_arrays(*per_sm)
     return np.asarray(np.stack([c[..., 0] if c.ndim else c for c in columns], axis=-1))
 
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from wattcast.arrays import Array
 from wattcast.dtypes import Dtype
-from wattcast.kernels.choose import KINDS, Label, Picks, blended, pick
+from wattcast.kernels.choose import Label, Picks, blended, pick
 from wattcast.kernels.gemm import fastest, features, reread, tiled
 from wattcast.kernels.work import Columns, Condition, Reference, Style, resident
 from wattcast.workload.graph import Bmm, Conv2d, Linear, Operator
@@ -77,8 +77,7 @@ def products(
         "dram_write_byte": tile["out_byte"] * (1.0 - kept),
         "slots": tile["slots"],
     }
-    names = [[_group(op.dtype, kind, float(m)) for kind in KINDS] for op, m in zip(ops, s.m, strict=True)]
-    group, blend = blended(names, picks)
+    group, blend = blended(lambda i, kind: _group(ops[i].dtype, kind, float(s.m[i])), picks)
     found = blend | features(s.b, s.m, s.n, s.k, tile, reference)
     return group, work, found | {name: shape[name] for name in _OWN_FEATURES}
 

@@ -13,10 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from wattcast.arrays import Array, Scalar
-from wattcast.kernels.work import Condition, Work
+from wattcast.kernels.work import USUAL, Condition, Work
 from wattcast.workload.graph import Operator
 
 Index = npt.NDArray[np.int64]
+_FILLING = ("gemm", "conv2d")  # families whose units fill an SM each
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,27 @@ class Segment:
         return bool((self.counts > 1).any())
 
 
+class Memo:
+    """What the shapes of all rows follow from, for finding them again; hashed once."""
+
+    __slots__ = ("_hash", "conditions", "ops")
+
+    def __init__(self, ops: tuple[Operator, ...], conditions: tuple[Condition, ...]) -> None:
+        self.ops, self.conditions = ops, conditions
+        usual = conditions.count(USUAL) == len(conditions)
+        self._hash = hash((ops, () if usual else conditions))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __reduce__(self) -> tuple[type[Memo], tuple[tuple[Operator, ...], tuple[Condition, ...]]]:
+        return Memo, (self.ops, self.conditions)  # another process hashes words otherwise
+
+    def __eq__(self, other: object) -> bool:
+        same = isinstance(other, Memo) and self._hash == other._hash
+        return same and self.ops == other.ops and self.conditions == other.conditions  # type: ignore[attr-defined]
+
+
 @dataclass(frozen=True)
 class Kernels:
     """Distinct kernels on the last axis, and the order in which the host issues them."""
@@ -47,13 +69,14 @@ class Kernels:
     link_byte: Array  # (kernel,) bytes that leave the device
     link_hops: Array  # (kernel,) messages in sequence
     segments: tuple[Segment, ...]
+    memo: Memo  # of ops and conditions
     conditions: tuple[Condition, ...] = ()
     assumptions: tuple[str, ...] = ()
 
-    @property
-    def memo(self) -> tuple[tuple[Operator, ...], tuple[Condition, ...]]:
-        """What the shapes of all rows follow from."""
-        return self.ops, self.conditions
+    @cached_property
+    def fills(self) -> npt.NDArray[np.bool_]:
+        """Kernels whose units fill an SM each, ``(kernel,)``."""
+        return np.array([family in _FILLING for family in self.family])
 
     @cached_property
     def calls(self) -> Array:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -86,7 +87,7 @@ class Work:
     slots: Array  # units an SM holds at a time
     features: Mapping[str, Array] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def learner(self) -> tuple[str, ...]:
         """Kernels that learn from one another: the first word of each group, depthwise convolutions apart.
 

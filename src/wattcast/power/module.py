@@ -9,7 +9,7 @@ the chip; ``memory_on_core`` is the share of its energy that is spent there and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wattcast.activity import Activity, events
-from wattcast.arrays import Array
+from wattcast.arrays import Array, Scalar, per_sweep
 from wattcast.errors import bad_value, unknown_name
 from wattcast.power.interface import Kind, Power
 from wattcast.power.static import IdlePower, VoltageCurve
@@ -26,6 +26,16 @@ from wattcast.power.static import IdlePower, VoltageCurve
 STATIC, CLOCK = "static", "clock"
 OWN_RAIL = ("dram", "link")  # modules that do not see the core voltage
 STEADY = ("sm", "clock")  # modules whose energy does not depend on the data
+
+
+@dataclass(frozen=True)
+class Priced:
+    """Joules of known counts, and of one more event: on the core rail at relative voltage 1, and on others."""
+
+    core_j: float
+    rest_j: float
+    core_j_each: float
+    rest_j_each: float
 
 
 @dataclass(frozen=True)
@@ -83,6 +93,29 @@ class ModulePower:
         part_w = np.empty((*shape, len(self.parts)))
         part_w[..., 0], part_w[..., 1], part_w[..., 2:] = static_w, idle_w - static_w, dynamic_w
         return Power(part_w, self.parts)
+
+    def priced(self, names: Sequence[str], counts: Array) -> Priced:
+        """What ``counts`` of the events ``names`` cost, and one more of ``names[-1]``, which has no count yet."""
+        columns = [names.index(name) for name in self.required_events]
+        both = np.zeros((2, len(names)))
+        both[0, :-1], both[1, -1] = counts, 1.0
+        known, each = both[:, columns] @ self._energies
+        scale = np.where(self._steady, 1.0, self.toggling)
+        core, rest = scale * self._on_core, scale * (1.0 - self._on_core)
+        return Priced(float(core @ known), float(rest @ known), float(core @ each), float(rest @ each))
+
+    def mean_w(self, cost: Priced, more: Array, duration_s: Array, clock_hz: Array, temperature_c: Scalar) -> Array:
+        """Total power, ``(*sweep,)``, of priced counts and ``more`` of the last event within ``duration_s``.
+
+        The parts of :meth:`power` added up, without looking at them one by one. The clock is ``(*sweep, 1)``.
+        """
+        volts_squared = per_sweep(self.voltage.at(clock_hz)) ** 2
+        joules = volts_squared * (cost.core_j + cost.core_j_each * more) + (cost.rest_j + cost.rest_j_each * more)
+        if not duration_s.ndim:
+            dynamic_w = joules / duration_s if duration_s > 0 else np.zeros_like(joules)
+        else:
+            dynamic_w = np.where(duration_s > 0, joules / np.where(duration_s > 0, duration_s, 1.0), 0.0)
+        return np.asarray(per_sweep(self.idle.at(clock_hz, temperature_c)) + dynamic_w)
 
     @cached_property
     def _energies(self) -> Array:

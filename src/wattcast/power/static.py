@@ -61,7 +61,8 @@ class IdlePower:
 
     def at(self, clock_hz: Scalar, temperature_c: Scalar) -> Array:
         """Idle power in W at each set clock and temperature."""
-        warmer = np.maximum(1.0 + self.per_c * (np.asarray(temperature_c) - self.reference_c), 0.0)
+        warmer: Scalar = 1.0 + self.per_c * (temperature_c - self.reference_c)
+        warmer = max(warmer, 0.0) if isinstance(warmer, float) else np.maximum(warmer, 0.0)
         return np.asarray(np.interp(clock_hz, self.clock_hz, self.power_w) * warmer)
 
     def static_w(self, temperature_c: Scalar) -> Array:

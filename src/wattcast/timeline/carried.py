@@ -17,6 +17,7 @@ import numpy as np
 from wattcast.arrays import Array
 from wattcast.kernels import Kernels
 from wattcast.kernels.lower import work_of
+from wattcast.kernels.table import Memo
 from wattcast.timeline.residual import Residuals
 
 
@@ -33,7 +34,8 @@ class Carried(Residuals):
             return time, energy
         ops = tuple(kernels.ops[i] for i in rows)
         conditions = tuple(kernels.conditions[i] for i in rows)
-        kept = self._kept.get((ops, conditions))
+        memo = Memo(ops, conditions)
+        kept = self._kept.get(memo)
         if kept is not None:
             time[rows], energy[rows] = kept
             return time, energy
@@ -46,6 +48,7 @@ class Carried(Residuals):
             flop=kernels.flop[rows],
             sfu_op=kernels.sfu_op[rows],
             conditions=conditions,
+            memo=memo,
             work=work_of(ops, conditions, events, self.reference),
         )
         time[rows], energy[rows] = super().factors(some, corrections[rows])

@@ -52,7 +52,7 @@ def effective_hz(timeline: Timeline, clock_hz: Scalar, law: ClockLaw | None) -> 
     if law is None:
         return set_hz
     rows = timeline.tensor_rows
-    cycles = phases_s(timeline.tensor_phases, set_hz) * set_hz
+    cycles = phases_s(timeline.tensor_phases, timeline.tensor_stack, set_hz) * set_hz
     busy = np.divide(timeline.tensor_cycles, cycles, out=np.zeros(cycles.shape), where=cycles > 0)
     activity = busy * law.load(set_hz)
     ratio = np.full((*activity.shape[:-1], len(timeline.kernels.ops)), law.without)

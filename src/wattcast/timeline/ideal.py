@@ -75,6 +75,8 @@ def loads(kernels: Kernels, sms: Scalar) -> Array:
 
     Products, too, have it, but their loads hide behind more arithmetic: it fitted them worse.
     """
+    if "conv2d" not in kernels.family:
+        return np.ones(len(kernels.ops))
     gathered = np.array([name == "conv2d" for name in kernels.work.learner])
     return np.where(gathered, imbalance(kernels, sms), 1.0)
 

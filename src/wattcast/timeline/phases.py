@@ -176,9 +176,8 @@ def counts(kernels: Kernels) -> tuple[tuple[str, ...], Array]:
 
     Every pipe has a column: that a kernel leaves a pipe alone is something the prediction knows.
     """
-    pipe, work = np.array(kernels.pipe_event), kernels.work
-    columns = {name: np.where(pipe == name, kernels.flop, 0.0) for name in PIPE_EVENTS}
-    columns |= {
+    work, pipes = kernels.work, len(PIPE_EVENTS)
+    columns = {
         "sfu_op": kernels.sfu_op,
         "shared_byte": work.shared_byte,
         "l2_byte": work.l2_byte + work.store_byte + work.between_byte,
@@ -186,4 +185,10 @@ def counts(kernels: Kernels) -> tuple[tuple[str, ...], Array]:
         "dram_write_byte": work.dram_write_byte + 0.5 * work.between_dram_byte,
         "link_byte": kernels.link_byte,
     }
-    return tuple(columns), np.stack(list(columns.values()), axis=-1)
+    value = np.zeros((len(kernels.ops), pipes + len(columns)))
+    value[np.arange(len(kernels.ops)), [_PIPE_PLACE[event] for event in kernels.pipe_event]] = kernels.flop
+    value[:, pipes:] = np.array(list(columns.values())).T
+    return (*PIPE_EVENTS, *columns), value
+
+
+_PIPE_PLACE = {event: i for i, event in enumerate(PIPE_EVENTS)}

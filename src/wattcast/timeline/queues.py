@@ -16,11 +16,13 @@ from __future__ import annotations
 import numpy as np
 
 from wattcast.arrays import Array
-from wattcast.timeline.timeline import Timeline
+from wattcast.timeline.timeline import Order, Timeline
 
 
 def latency_s(timeline: Timeline, kernel_s: Array) -> Array:
     """End of the last kernel when the host starts at zero, ``(*sweep,)``."""
+    if kernel_s.ndim == 1 and timeline.order is not None:
+        return _at_once(timeline.order, kernel_s)
     host = end = np.zeros(())
     for segment in timeline.kernels.segments:
         c, d = timeline.host_s.take(segment.rows, axis=-1), kernel_s.take(segment.rows, axis=-1)
@@ -37,6 +39,27 @@ def latency_s(timeline: Timeline, kernel_s: Array) -> Array:
         many = once + (segment.repeat - 1) * np.maximum(c_sum, d_sum)
         end = np.maximum(end + segment.repeat * d_sum, host + many)
         host = host + segment.repeat * c_sum
+    return np.asarray(end)
+
+
+def _at_once(order: Order, kernel_s: Array) -> Array:
+    """The same for one design: all segments in one go, since each of so few kernels costs more than its numbers."""
+    d = kernel_s.take(order.rows)
+    ahead = order.host_s - d
+    furthest = order.host_s if not order.many else order.host_s + (order.counts - 1.0) * np.maximum(ahead, 0.0)
+    if order.many:
+        ahead = ahead * order.counts
+        d = d * order.counts
+    lag = np.cumsum(ahead)
+    lag -= ahead
+    before = lag[order.starts]
+    lags = (np.maximum.reduceat(lag + furthest, order.starts) - before).tolist()
+    host = end = 0.0
+    segments = zip(order.repeats, order.segment_host_s, np.add.reduceat(d, order.starts).tolist(), lags, strict=True)
+    for repeat, c_sum, d_sum, lag_s in segments:
+        many = d_sum + lag_s + (repeat - 1) * max(c_sum, d_sum)
+        end = max(end + repeat * d_sum, host + many)
+        host += repeat * c_sum
     return np.asarray(end)
 
 

@@ -7,10 +7,12 @@ as sane as the scaffold. Factors are held within the range seen while fitting.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
+import numpy.typing as npt
 
 from wattcast.arrays import Array
 from wattcast.forest import Forest
@@ -28,20 +30,64 @@ class Learned:
     low: float
     high: float
 
-    def __call__(self, features: Mapping[str, Array], rows: list[int]) -> Array:
+    def __call__(self, features: Features, rows: npt.NDArray[np.intp]) -> Array:
+        table = features.columns(self._wanted, rows)
         both = self.forest is not None and self.kriging is not None
-        weights = (1.0 - PROCESS_SHARE, PROCESS_SHARE) if both else (1.0, 1.0)
-        parts = [(m, w) for m, w in zip((self.forest, self.kriging), weights, strict=True) if m is not None]
-        nothing = np.zeros(len(rows))
-        wanted = dict.fromkeys(name for model, _ in parts for name in model.features)
-        # a kind of kernel that this workload lacks has no column
-        columns = {name: features[name][rows] if name in features else nothing for name in wanted}
-        for name in features:
-            above = _above(name, wanted)
-            if above:
-                columns[above] = columns[above] + features[name][rows]
-        mean = sum((weight * model(columns) for model, weight in parts), nothing)
+        share = PROCESS_SHARE if both else 1.0
+        mean = np.zeros(len(rows))
+        if self.forest is not None:
+            mean += (1.0 - share if both else 1.0) * self.forest.of(table[:, : len(self.forest.features)])
+        if self.kriging is not None:
+            mean += share * self.kriging.of(table.take(self._of_kriging, axis=1))
         return np.asarray(np.exp(np.clip(mean, self.low, self.high)))
+
+    @cached_property
+    def _wanted(self) -> Wanted:
+        """Columns that trees or process read, those of the trees first."""
+        names = (name for model in (self.forest, self.kriging) if model is not None for name in model.features)
+        return Wanted(dict.fromkeys(names))
+
+    @cached_property
+    def _of_kriging(self) -> list[int]:
+        return [self._wanted.places[name] for name in self.kriging.features] if self.kriging is not None else []
+
+
+class Wanted:
+    """Names of columns, each with its place, and which of them stands for a kind that is not among them."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self.places = {name: i for i, name in enumerate(names)}
+        self._above: dict[str, str] = {}  # of kinds met before; there are as many as the lowering has groups
+
+    def above(self, name: str) -> str:
+        """The nearest kind above one that was not measured; nothing where it was or none is."""
+        if name not in self._above:
+            self._above[name] = _above(name, self.places)
+        return self._above[name]
+
+
+class Features:
+    """Features of all kernels as one table, from which each family takes its own."""
+
+    def __init__(self, named: Mapping[str, Array], count: int) -> None:
+        self._at = {name: i for i, name in enumerate(named, 1)}
+        self._kinds = [name for name in named if name.startswith("is ")]
+        self._table = np.array([np.zeros(count), *named.values()])  # (feature, kernel), nothing first
+
+    def add(self, named: Mapping[str, Array]) -> None:
+        """More features."""
+        self._at |= {name: i for i, name in enumerate(named, len(self._table))}
+        self._table = np.concatenate([self._table, list(named.values())])
+
+    def columns(self, wanted: Wanted, rows: npt.NDArray[np.intp]) -> Array:
+        """The columns of a family for its rows, ``(row, feature)``; a kind that this workload lacks is a zero."""
+        at = self._at
+        found = self._table.take([at.get(name, 0) for name in wanted.places], axis=0).take(rows, axis=1)
+        for name in self._kinds:
+            above = wanted.above(name)
+            if above:
+                found[wanted.places[above]] += self._table[at[name]].take(rows)
+        return np.ascontiguousarray(found.T)
 
 
 PROCESS_SHARE = 0.6  # of the process in the average: chosen on held-out folds
@@ -83,15 +129,18 @@ class Residuals:
         kept = self._kept.get(kernels.memo)
         if kept is not None:
             return kept
-        rows_of: dict[str, list[int]] = {}
-        for i, learner in enumerate(kernels.work.learner):
-            rows_of.setdefault(learner, []).append(i)
-        time = _factors(self.time, rows_of, kernels.work.features, len(kernels.ops))
+        learners = kernels.work.learner
+        code = {name: i for i, name in enumerate(dict.fromkeys(learners))}
+        codes = np.array([code[name] for name in learners])
+        rows_of = {name: np.flatnonzero(codes == i) for name, i in code.items()}
+        count = len(kernels.ops)
+        features = Features(kernels.work.features, count)
+        time = _factors(self.time, rows_of, features, count)
         logs = np.log(corrections)
         fixed_s = time * corrections[:, 2] * kernels.work.launches
         seconds = time * ideal(kernels, self.reference).seconds(logs, self.reference.top_hz)
-        features = {**kernels.work.features, **rates(kernels, self.reference, seconds, fixed_s)}
-        energy = _factors(self.energy, rows_of, features, len(kernels.ops))
+        features.add(rates(kernels, self.reference, seconds, fixed_s))
+        energy = _factors(self.energy, rows_of, features, count)
         if len(self._kept) < _MOST_KEPT:
             self._kept[kernels.memo] = time, energy
         return time, energy
@@ -102,7 +151,7 @@ class Residuals:
 
 
 def _factors(
-    models: Mapping[str, Learned], rows_of: Mapping[str, list[int]], features: Mapping[str, Array], count: int
+    models: Mapping[str, Learned], rows_of: Mapping[str, npt.NDArray[np.intp]], features: Features, count: int
 ) -> Array:
     found = np.ones(count)
     for family, rows in rows_of.items():

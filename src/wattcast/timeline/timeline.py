@@ -8,12 +8,15 @@ seconds, and a sweep over clocks repeats nothing but this sum.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
 
 from wattcast.arrays import Array
 from wattcast.kernels import Kernels
+from wattcast.kernels.table import Segment
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,55 @@ class Phase:
 
 
 @dataclass(frozen=True)
+class Stack:
+    """All phases of all kernels, ``(phase, kernel)``: for one clock, in three steps whatever their number."""
+
+    cycles: Array
+    seconds: Array
+
+
+def stacked(phases: tuple[Phase, ...]) -> Stack | None:
+    """The phases on one more axis; None where one of them varies over a sweep."""
+    given = [part for phase in phases for part in (phase.cycles, phase.seconds) if part is not None]
+    if any(part.ndim != 1 for part in given):
+        return None
+    nothing = np.zeros(len(given[0]))
+    cycles = np.array([nothing if phase.cycles is None else phase.cycles for phase in phases])
+    return Stack(cycles, np.array([nothing if phase.seconds is None else phase.seconds for phase in phases]))
+
+
+@dataclass(frozen=True)
+class Order:
+    """The issue order of all segments laid end to end, with what issuing costs the host."""
+
+    rows: npt.NDArray[np.int64]  # (position,)
+    counts: Array  # (position,) how often in a row each is issued
+    host_s: Array  # (position,)
+    starts: list[int]  # where each segment begins
+    repeats: list[int]
+    segment_host_s: list[float]  # to issue each segment once
+    many: bool  # whether any kernel is issued several times in a row
+
+
+def ordered(segments: tuple[Segment, ...], host_s: Array) -> Order:
+    """The issue order; ``host_s`` is of each kernel."""
+    sizes = [len(segment.rows) for segment in segments]
+    starts = [0, *accumulate(sizes[:-1])]
+    rows = np.concatenate([segment.rows for segment in segments])
+    counts = np.concatenate([segment.counts for segment in segments])
+    host = host_s.take(rows)
+    return Order(
+        rows,
+        counts,
+        host,
+        starts,
+        [segment.repeat for segment in segments],
+        np.add.reduceat(host * counts, starts).tolist(),
+        any(segment.many for segment in segments),
+    )
+
+
+@dataclass(frozen=True)
 class Timeline:
     """Clock-free cost and event counts of each kernel."""
 
@@ -53,15 +105,32 @@ class Timeline:
     calls: Array  # (kernel,) how often each runs
     host_s: Array  # (*sweep, kernel) what issuing it costs the host
 
+    @cached_property
+    def stack(self) -> Stack | None:
+        """The phases on one more axis, where nothing but the clock is swept."""
+        return stacked(self.phases)
+
+    @cached_property
+    def tensor_stack(self) -> Stack | None:
+        """Those of the tensor rows."""
+        return stacked(self.tensor_phases)
+
+    @cached_property
+    def order(self) -> Order | None:
+        """The issue order laid end to end, where nothing but the clock is swept."""
+        return ordered(self.kernels.segments, self.host_s) if self.host_s.ndim == 1 else None
+
 
 def kernel_s(timeline: Timeline, effective_hz: Array) -> Array:
     """Duration of one run of each kernel, ``(*sweep, kernel)``, at an effective clock that broadcasts to it."""
-    return phases_s(timeline.phases, effective_hz)
+    return phases_s(timeline.phases, timeline.stack, effective_hz)
 
 
-def phases_s(phases: tuple[Phase, ...], effective_hz: Array) -> Array:
+def phases_s(phases: tuple[Phase, ...], stack: Stack | None, effective_hz: Array) -> Array:
     """Σ_phase max(cycles/f, seconds); one reciprocal of the clock serves all phases."""
     period_s = 1.0 / effective_hz
+    if stack is not None and effective_hz.ndim <= 1:
+        return np.asarray(np.maximum(stack.cycles * period_s, stack.seconds).sum(axis=0))
     total: Array = np.zeros(())
     for phase in phases:
         total = total + _phase_s(phase, period_s)

@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from wattcast.arrays import Array, Scalar
 from wattcast.kernels import Kernels
-
-_WHOLE_WAVES = ("gemm", "conv2d")  # families whose units fill an SM each
-
-
-def whole(kernels: Kernels) -> npt.NDArray[np.bool_]:
-    """Kernels whose units fill an SM each, ``(kernel,)``."""
-    return np.array([family in _WHOLE_WAVES for family in kernels.family])
 
 
 def waves(kernels: Kernels, sm_count: Scalar) -> Array:
     """Rounds of units over the SMs, ``(*sweep, kernel)``: whole ones for tiles that fill an SM."""
     rounds = np.asarray(kernels.work.units / sm_count)
-    return np.where(whole(kernels), np.ceil(rounds), np.maximum(rounds, 1.0))
+    return np.where(kernels.fills, np.ceil(rounds), np.maximum(rounds, 1.0))
 
 
 def imbalance(kernels: Kernels, sm_count: Scalar) -> Array:

@@ -7,25 +7,43 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from math import prod
 
 from wattcast.dtypes import Dtype
 from wattcast.workload.elementwise import function_of
 from wattcast.workload.graph import Elementwise, Layout
 from wattcast.workload.strides import Shape, extent, layout_of, output_strides
-from wattcast.workload.symbolic import Tape, Tensor
+from wattcast.workload.symbolic import Tape, Tensor, held_byte
 
 
 def pointwise(function: str, *inputs: Tensor, out_dtype: Dtype | None = None) -> Tensor:
     """One elementwise kernel over broadcast inputs; the gradient is the caller's."""
-    shape = broadcast(*(t.shape for t in inputs))
-    given = [(t.shape, t.strides) for t in inputs]
-    main = max(inputs, key=lambda t: (t.numel, t.dtype.byte))
-    dtype = out_dtype or promoted(inputs)
-    out = main.tape.empty(shape, dtype, output_strides(shape, given))
-    layout = layout_of(shape, out.strides, given)
-    main.tape.emit(elementwise(function, inputs, out, main.dtype, layout), inputs, (out,))
+    given = tuple([(t.shape, t.strides, t.dtype) for t in inputs])
+    main, shape, strides, dtype, op = _planned(function, given, out_dtype)
+    tape = inputs[main].tape
+    out = tape.empty(shape, dtype, strides)
+    tape.emit(op.again(""), inputs, (out,))
     return out
+
+
+_Operand = tuple[Shape, Shape, Dtype]
+
+
+@lru_cache(maxsize=4096)
+def _planned(
+    function: str, given: tuple[_Operand, ...], out_dtype: Dtype | None
+) -> tuple[int, Shape, Shape, Dtype, Elementwise]:
+    """Of a pointwise kernel: which input is the largest, shape, strides and format of the result, the operator."""
+    shape = broadcast(*[have for have, _, _ in given])
+    sizes = [(prod(have), dtype.byte) for have, _, dtype in given]
+    main = sizes.index(max(sizes))
+    dtype = out_dtype or _promoted(given)
+    lie = [(have, strides) for have, strides, _ in given]
+    strides = output_strides(shape, lie)
+    layout = layout_of(shape, strides, lie)
+    op = _made(function, given, (shape, strides, dtype), given[main][2], layout, None)
+    return main, shape, strides, dtype, op
 
 
 def elementwise(
@@ -33,15 +51,23 @@ def elementwise(
     extents: tuple[int | None, int | None] | None = None,
 ) -> Elementwise:  # fmt: skip
     """The operator, with bytes stated only where they do not follow from the number of elements."""
-    n = max(out.numel, 1)
-    read = sum(t.byte for t in inputs)
+    given = tuple([(t.shape, t.strides, t.dtype) for t in inputs])
+    return _operator(function, given, (out.shape, out.strides, out.dtype), dtype, layout, extents).again("")
+
+
+def _made(
+    function: str, given: tuple[_Operand, ...], out: _Operand, dtype: Dtype, layout: Layout,
+    extents: tuple[int | None, int | None] | None,
+) -> Elementwise:  # fmt: skip
+    n = max(prod(out[0]), 1)
+    read = sum(held_byte(*operand) for operand in given)
     plain = read == function_of(function).inputs * n * dtype.byte
-    rows, run = extents or extent(layout, out.shape, out.strides, [(t.shape, t.strides) for t in inputs])
+    rows, run = extents or extent(layout, out[0], out[1], [(shape, strides) for shape, strides, _ in given])
     return Elementwise(
         function,
         n,
         dtype=dtype,
-        out_dtype=None if out.dtype is dtype else out.dtype,
+        out_dtype=None if out[2] is dtype else out[2],
         layout=layout,
         read=None if plain else read,
         rows=rows,
@@ -49,9 +75,19 @@ def elementwise(
     )
 
 
+_operator = lru_cache(maxsize=4096)(_made)
+
+
 def promoted(inputs: Sequence[Tensor]) -> Dtype:
     """PyTorch's result type: the widest floating format among tensors that have dimensions."""
-    real = [t.dtype for t in inputs if t.shape] or [t.dtype for t in inputs]
+    return _promoted([(t.shape, t.strides, t.dtype) for t in inputs])
+
+
+def _promoted(given: Sequence[_Operand]) -> Dtype:
+    first = given[0][2]
+    if all(dtype is first for _, _, dtype in given):
+        return first
+    real = [dtype for shape, _, dtype in given if shape] or [dtype for _, _, dtype in given]
     floating = [d for d in real if d not in _WHOLE]
     return max(floating or real, key=lambda d: d.byte)
 
@@ -69,7 +105,7 @@ def add_into(total: Tensor, more: Tensor) -> Tensor:
 
 def broadcast(*shapes: Shape) -> Shape:
     """The common shape of operands, as NumPy and PyTorch broadcast."""
-    if all(shape == shapes[0] for shape in shapes):
+    if shapes.count(shapes[0]) == len(shapes):
         return shapes[0]
     rank = max(len(shape) for shape in shapes)
     padded = [(1,) * (rank - len(shape)) + shape for shape in shapes]

@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
-from typing import ClassVar
+from functools import cached_property
+from typing import ClassVar, TypeVar
 
 from wattcast.dtypes import Dtype
 from wattcast.errors import bad_value
+from wattcast.workload.elementwise import function_of
 
 
 class Layout(StrEnum):
@@ -23,6 +25,11 @@ class Layout(StrEnum):
     STRIDED = "strided"
     BROADCAST = "broadcast"
     TRANSPOSED = "transposed"
+
+    __hash__ = str.__hash__  # as its word, which is what it equals
+
+
+_Any = TypeVar("_Any", bound="Operator")
 
 
 @dataclass(frozen=True)
@@ -39,10 +46,17 @@ class Operator:
     label: str = field(default="", kw_only=True, compare=False)
 
     def __post_init__(self) -> None:
+        given = self.__dict__
         for name, least in _least(type(self)):
-            value = getattr(self, name)
+            value = given[name]
             if not (isinstance(value, int) and value >= least):
                 raise bad_value(f"{self.name}.{name}", f"a whole number of at least {least}", value)
+
+    def again(self: _Any, label: str) -> _Any:
+        """The same operator elsewhere in the model; it was checked when it was first made."""
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__, label=label)
+        return other
 
     @property
     def name(self) -> str:
@@ -51,7 +65,7 @@ class Operator:
 
     def __str__(self) -> str:
         """``linear 8192x4096x4096 bf16``: the name, the sizes in order, the number format."""
-        hidden = {"count", "label", "read", "write"} | ({"rows", "run"} if self.kind == "elementwise" else set())
+        hidden = _HIDDEN_ROWS if self.kind == "elementwise" else _HIDDEN
         sizes = (v for k, v in vars(self).items() if k not in hidden and type(v) is int)
         return f"{self.name} {'x'.join(map(str, sizes))} {self.dtype}"
 
@@ -76,18 +90,20 @@ class Operator:
         return 0.0
 
 
+_HIDDEN = frozenset({"count", "label", "read", "write", "p", "q"})  # what an operator's name leaves out
+_HIDDEN_ROWS = _HIDDEN | {"rows", "run"}
 _LEAST = {"padding": 0, "bytes": 0, "read": 0, "write": 0}
 
 
-_WHOLE: dict[str, tuple[tuple[str, int], ...]] = {}
+_WHOLE: dict[type, tuple[tuple[str, int], ...]] = {}
 
 
 def _least(kind: type[Operator]) -> tuple[tuple[str, int], ...]:
     """The whole-number fields of an operator class, with the least each may be; looked up once a class."""
-    if kind.__name__ not in _WHOLE:
+    if kind not in _WHOLE:
         whole = ((item.name, _LEAST.get(item.name, 1)) for item in fields(kind) if item.type == "int")
-        _WHOLE[kind.__name__] = tuple(whole)
-    return _WHOLE[kind.__name__]
+        _WHOLE[kind] = tuple(whole)
+    return _WHOLE[kind]
 
 
 @dataclass(frozen=True)
@@ -182,12 +198,12 @@ class Conv2d(Operator):
         if self.direction not in ("forward", "dgrad", "wgrad"):
             raise bad_value("conv2d.direction", "forward, dgrad or wgrad", self.direction)
 
-    @property
+    @cached_property
     def p(self) -> int:
         """Rows of the output image."""
         return (self.h + 2 * self.padding - self.dilation * (self.r - 1) - 1) // self.stride + 1
 
-    @property
+    @cached_property
     def q(self) -> int:
         """Columns of the output image."""
         padding = self.padding if self.padding_w is None else self.padding_w
@@ -382,15 +398,11 @@ class Elementwise(Operator):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        from wattcast.workload.elementwise import function_of
-
         function_of(self.function)
-        for item in ("read", "write"):
-            value = getattr(self, item)
+        for item, value in (("read", self.read), ("write", self.write)):
             if value is not None and value < 0:
                 raise bad_value(f"{self.function}.{item}", "bytes, zero or more", value)
-        for item in ("rows", "run"):
-            value = getattr(self, item)
+        for item, value in (("rows", self.rows), ("run", self.run)):
             if value is not None and not 1 <= value <= self.n:
                 raise bad_value(f"{self.function}.{item}", f"from 1 to its {self.n} elements", value)
 
@@ -400,20 +412,14 @@ class Elementwise(Operator):
 
     @property
     def flop(self) -> float:
-        from wattcast.workload.elementwise import function_of
-
         return function_of(self.function).flop * self.n
 
     @property
     def sfu_op(self) -> float:
-        from wattcast.workload.elementwise import function_of
-
         return function_of(self.function).sfu_op * self.n
 
     @property
     def read_byte(self) -> float:
-        from wattcast.workload.elementwise import function_of
-
         return float(
             self.read if self.read is not None else function_of(self.function).inputs * self.n * self.dtype.byte
         )
@@ -464,6 +470,13 @@ class Block:
     def __post_init__(self) -> None:
         if self.repeat < 1:
             raise bad_value("block.repeat", "a whole number of at least 1", self.repeat)
+
+    @cached_property
+    def distinct(self) -> tuple[tuple[Operator, ...], tuple[int, ...]]:
+        """The operators that differ, in order of appearance, and which of them stands at each position."""
+        place: dict[Operator, int] = {}
+        places = tuple([place.setdefault(op, len(place)) for op in self.ops])
+        return tuple(place), places
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,14 @@ class Model:
 
 def names() -> list[str]:
     """Catalogue models, by name."""
-    return sorted(path.name.removesuffix(".yaml") for path in _folder().iterdir() if path.name.endswith(".yaml"))
+    return list(_names())
+
+
+@cache
+def _names() -> tuple[str, ...]:
+    return tuple(
+        sorted(path.name.removesuffix(".yaml") for path in _folder().iterdir() if path.name.endswith(".yaml"))
+    )
 
 
 @cache

@@ -10,7 +10,7 @@ from wattcast.dtypes import Dtype
 from wattcast.workload.functional import add_into, fill
 from wattcast.workload.fuse import fuse
 from wattcast.workload.graph import Block, Collective, Elementwise, Operator
-from wattcast.workload.symbolic import Entry, Tape, Tensor
+from wattcast.workload.symbolic import Entry, Storage, Tape, Tensor
 
 # torch.optim's fused AdamW hands at most 320 chunks of 65,536 elements to one launch
 ADAMW_ELEMENTS_PER_LAUNCH = 320 * 65_536
@@ -50,21 +50,23 @@ class Section:
     @property
     def peak_byte(self) -> int:
         """Most bytes of passing tensors alive at once while one repetition runs forward."""
-        last: dict[int, int] = {id(t.storage): len(self.forward) for t in self.outputs}
+        last: dict[Storage, int] = {}
         for index, entry in enumerate(self.forward):
-            last |= {id(t.storage): index for t in (*entry.reads, *entry.writes) if id(t.storage) not in last
-                     or last[id(t.storage)] < index}  # fmt: skip
-        alive = sum({id(t.storage): t.storage.byte for t in self.inputs}.values())
-        known = {id(t.storage) for t in self.inputs}
-        most = alive
+            for tensor in (*entry.reads, *entry.writes):
+                last[tensor.storage] = index
+        last.update((t.storage, len(self.forward)) for t in self.outputs)
+        known = {t.storage for t in self.inputs}
+        alive = most = sum(storage.byte for storage in known)
         ending: dict[int, int] = {}
         for index, entry in enumerate(self.forward):
-            for storage in (t.storage for t in (*entry.reads, *entry.writes)):
-                if id(storage) not in known and not storage.resident:
-                    known.add(id(storage))
+            for tensor in (*entry.reads, *entry.writes):
+                storage = tensor.storage
+                if storage not in known and not storage.resident:
+                    known.add(storage)
                     alive += storage.byte
-                    ending[last[id(storage)]] = ending.get(last[id(storage)], 0) + storage.byte
-            most = max(most, alive)
+                    ending[last[storage]] = ending.get(last[storage], 0) + storage.byte
+            if alive > most:
+                most = alive
             alive -= ending.get(index, 0)
         return most
 

@@ -74,8 +74,9 @@ def output_strides(shape: Shape, inputs: Sequence[tuple[Shape, Shape]]) -> Shape
     The rule of PyTorch's TensorIterator: dimensions are sorted by the first input that tells two of
     them apart; ties keep row-major order.
     """
-    if all(strides == contiguous(shape) and have == shape for have, strides in inputs):
-        return contiguous(shape)
+    usual = contiguous(shape)
+    if all(have == shape and strides == usual for have, strides in inputs):
+        return usual
     padded = [_padded(shape, have, strides) for have, strides in inputs]
     order = list(range(len(shape) - 1, -1, -1))  # innermost first
     for i in range(1, len(order)):
@@ -96,6 +97,8 @@ def output_strides(shape: Shape, inputs: Sequence[tuple[Shape, Shape]]) -> Shape
 
 
 def _padded(shape: Shape, have: Shape, strides: Shape) -> Shape:
+    if have == shape:
+        return strides
     lead = len(shape) - len(have)
     inner = (0 if h == 1 and w != 1 else s for h, s, w in zip(have, strides, shape[lead:], strict=True))
     return (*([0] * lead), *inner)
@@ -143,23 +146,17 @@ def extent(
     >>> extent(Layout.TRANSPOSED, (2, 8, 4, 16), (512, 64, 16, 1), [((2, 8, 4, 16), (512, 16, 128, 1))])
     (256, 16)
     """
-    return _extent(layout, shape, strides, tuple(inputs))
-
-
-@lru_cache(maxsize=4096)
-def _extent(
-    layout: Layout, shape: Shape, strides: Shape, inputs: tuple[tuple[Shape, Shape], ...]
-) -> tuple[int | None, int | None]:
     if layout is Layout.CONTIGUOUS or not shape:
         return None, None
     order = [d for _, d in sorted((-step, d) for d, step in enumerate(strides) if shape[d] != 1)]
     sizes = [shape[d] for d in order]
     total = prod(sizes)
-    walks = [
-        [_padded(shape, have, step)[d] for d in order]
+    lie = [
+        _padded(shape, have, step)
         for have, step in inputs
         if len(have) <= len(shape) and have.count(1) < len(have) and _spreads(shape, have)
     ]
+    walks = [[steps[d] for d in order] for steps in lie]
     if layout is Layout.BROADCAST:
         small = [walk for walk in walks if 0 in walk]
         return (total // _inner(sizes, small[-1]), None) if small else (None, None)
@@ -180,7 +177,7 @@ def _extent(
 
 def _spreads(shape: Shape, have: Shape) -> bool:
     lead = len(shape) - len(have)
-    return all(h in (1, w) for h, w in zip(have, shape[lead:], strict=True))
+    return have == shape or all(h in (1, w) for h, w in zip(have, shape[lead:], strict=True))
 
 
 def _inner(sizes: Sequence[int], walk: Sequence[int]) -> int:

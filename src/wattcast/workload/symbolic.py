@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from math import prod
 from typing import TypeAlias
 
@@ -18,6 +19,13 @@ from wattcast.workload.graph import Operator
 from wattcast.workload.strides import contiguous, dense, view_strides
 
 Shape: TypeAlias = tuple[int, ...]
+
+
+def held_byte(shape: Shape, strides: Shape, dtype: Dtype) -> int:
+    """Bytes of a tensor, repeated (stride 0) dimensions once."""
+    if 0 not in strides:
+        return prod(shape) * dtype.byte
+    return prod(size for size, stride in zip(shape, strides, strict=True) if stride) * dtype.byte
 
 
 class Storage:
@@ -48,8 +56,7 @@ class Tensor:
     @property
     def byte(self) -> int:
         """Bytes that a kernel reading all of it must fetch: repeated (stride 0) dimensions once."""
-        stored = prod(size for size, stride in zip(self.shape, self.strides, strict=True) if stride)
-        return stored * self.dtype.byte
+        return held_byte(self.shape, self.strides, self.dtype)
 
     @property
     def is_contiguous(self) -> bool:
@@ -59,18 +66,15 @@ class Tensor:
 
     def view(self, *shape: int) -> Tensor:
         """Another shape over the same memory; the strides must allow it."""
-        wanted = _infer(self.numel, shape)
-        strides = view_strides(self.shape, self.strides, wanted)
+        wanted, strides = _viewed(self.shape, self.strides, shape)
         assert strides is not None, f"view of {self.shape} strides {self.strides} as {wanted}"
         before = self.shape
         return self.tape.viewed(self, wanted, strides, lambda g: g.reshape(*before))
 
     def reshape(self, *shape: int) -> Tensor:
         """A view where the strides allow it, a copy where they do not."""
-        wanted = _infer(self.numel, shape)
-        if view_strides(self.shape, self.strides, wanted) is None:
-            return self.clone().view(*wanted)
-        return self.view(*wanted)
+        wanted, strides = _viewed(self.shape, self.strides, shape)
+        return self.clone().view(*wanted) if strides is None else self.view(*wanted)
 
     def transpose(self, a: int, b: int) -> Tensor:
         order = list(range(len(self.shape)))
@@ -78,10 +82,7 @@ class Tensor:
         return self.permute(*order)
 
     def permute(self, *order: int) -> Tensor:
-        rank = len(order)
-        order = tuple(axis % rank for axis in order)
-        back = tuple(sorted(range(rank), key=order.__getitem__))
-        shape, strides = tuple(self.shape[i] for i in order), tuple(self.strides[i] for i in order)
+        shape, strides, back = _permuted(self.shape, self.strides, order)
         return self.tape.viewed(self, shape, strides, lambda g: g.permute(*back))
 
     def unsqueeze(self, axis: int) -> Tensor:
@@ -243,12 +244,13 @@ class Tape:
         return Tensor(self, tensor.shape, tensor.strides, tensor.dtype, tensor.storage, wants)
 
     def emit(self, op: Operator, reads: Sequence[Tensor], writes: Sequence[Tensor]) -> None:
-        object.__setattr__(op, "label", self.label)  # the operator is new and nobody else's yet
+        op.__dict__["label"] = self.label  # the operator is new and nobody else's yet
         self.entries.append(Entry(op, tuple(reads), tuple(writes)))
 
     def viewed(self, base: Tensor, shape: Shape, strides: Shape, back: Callable[[Tensor], Tensor]) -> Tensor:
         out = Tensor(self, shape, strides, base.dtype, base.storage)
-        self.record((out,), (base,), lambda g: (back(g),))
+        if self.training:
+            self.record((out,), (base,), lambda g: (back(g),))
         return out
 
     def record(
@@ -264,8 +266,20 @@ class Tape:
         self.nodes.append(Node(outputs, inputs, rule, self.label))
 
 
-def _infer(numel: int, shape: Sequence[int]) -> Shape:
-    known = prod(size for size in shape if size != -1)
-    wanted = tuple(numel // known if size == -1 else size for size in shape)
-    assert prod(wanted) == numel, f"{numel} elements as {tuple(shape)}"
-    return wanted
+@lru_cache(maxsize=4096)
+def _permuted(shape: Shape, strides: Shape, order: Shape) -> tuple[Shape, Shape, Shape]:
+    """Shape and strides with dimensions in another order, and the order that leads back."""
+    rank = len(order)
+    order = tuple(axis % rank for axis in order)
+    back = tuple(sorted(range(rank), key=order.__getitem__))
+    return tuple(shape[i] for i in order), tuple(strides[i] for i in order), back
+
+
+@lru_cache(maxsize=4096)
+def _viewed(shape: Shape, strides: Shape, asked: Shape) -> tuple[Shape, Shape | None]:
+    """The shape asked for, what ``-1`` leaves open filled in, and the strides of a view where one is possible."""
+    numel = prod(shape)
+    known = prod(size for size in asked if size != -1)
+    wanted = tuple(numel // known if size == -1 else size for size in asked)
+    assert prod(wanted) == numel, f"{numel} elements as {asked}"
+    return wanted, view_strides(shape, strides, wanted)

@@ -1,0 +1,37 @@
+"""Operators and blocks: what equals what, and what a name leaves out."""
+
+from __future__ import annotations
+
+import pytest
+
+from wattcast.dtypes import Dtype
+from wattcast.workload.graph import Block, Conv2d, Elementwise, Linear
+
+
+def test_equal_operators_of_a_block_are_one_wherever_they_stand() -> None:
+    first, other = Linear(8, 16, 32, label="a"), Elementwise("relu", 64)
+    block = Block((first, other, Linear(8, 16, 32, label="b", count=3), other))
+    distinct, places = block.distinct
+    assert distinct == (first, other)
+    assert places == (0, 1, 0, 1)
+
+
+def test_the_same_operator_elsewhere_differs_in_its_label_alone() -> None:
+    op = Elementwise("add", 64, dtype=Dtype.FP16, rows=4, label="here")
+    again = op.again("there")
+    assert again == op
+    assert hash(again) == hash(op)
+    assert (again.label, op.label, again.rows, again.dtype) == ("there", "here", 4, Dtype.FP16)
+
+
+def test_what_was_worked_out_of_a_convolution_is_not_part_of_its_name() -> None:
+    op = Conv2d(1, 3, 64, 224, 224, 7, 7, stride=2, padding=3)
+    name = str(op)
+    assert (op.p, op.q) == (112, 112)
+    assert str(op) == name
+    assert op == Conv2d(1, 3, 64, 224, 224, 7, 7, stride=2, padding=3)
+
+
+@pytest.mark.parametrize("dtype", list(Dtype))
+def test_a_format_is_found_by_its_word(dtype: Dtype) -> None:
+    assert {dtype: dtype.byte}[str(dtype)] == dtype.byte > 0
