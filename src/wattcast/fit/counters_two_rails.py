@@ -24,6 +24,7 @@ from wattcast.power.saved import SavedModel
 from wattcast.provenance import Provenance
 from wattcast.records import database_folder
 
+OTHER_CARD = "card-b"  # folder with the rows of another card, which the fit that ships does not use
 NO_LEVERAGE = 1e-6  # least that a row may leave to the others
 ALONE = 0.05  # of the largest occurrence, below which a benchmark says nothing about an event
 
@@ -213,11 +214,11 @@ def saved_rails(result: RailsFit, name: str, device: str, date: str = "") -> Sav
 
 
 @cache
-def shipped_fit(gpu: str) -> RailsFit:
-    """The fit to the microbenchmarks that ship for a GPU, by the map of its name."""
+def shipped_fit(gpu: str, card: str = "") -> RailsFit:
+    """The fit to the microbenchmarks that ship for a GPU, or for another card of it, by the map of its name."""
     import polars as pl
 
-    lines = table_lines(database_folder(gpu), gpu)
+    lines = table_lines(database_folder(gpu) / card, gpu)
     names = list(dict.fromkeys(name for line in lines for name in line))
     frame = pl.DataFrame({name: [line.get(name) for line in lines] for name in names}, strict=False)
     return fit_rails(read_table.build(frame, read_table.read_map(Path(gpu)), f"microbenchmarks of {gpu}"))
