@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from wattcast.explore.microbench import RESULTS_FILE, Result, first, read_results, results_folder
+from wattcast.explore.microbench import Result, first, read_results, results_folder
+from wattcast.fit.counters_table import OTHER_CARD, RESULT_FILES
 from wattcast.hardware import Gpu
 
-OTHER_CARD = "card-b"  # folder beside the rows of the card that everything else reads
 NEAR_CAP = 0.97  # share of the power limit from which on the limit, not the card, sets the power
-MULTIMEDIA_FILE = "multimedia.jsonl"
 
 
 @dataclass(frozen=True)
@@ -29,7 +27,7 @@ class CardPair:
 def other_card(gpu: Gpu) -> tuple[Result, ...]:
     """Rows of the other card that ships, multimedia included; none where there is no such card."""
     folder = results_folder(gpu) / OTHER_CARD
-    return _with_multimedia(folder) if (folder / RESULTS_FILE).is_file() else ()
+    return tuple(r for name in RESULT_FILES if (folder / name).is_file() for r in read_results(folder / name))
 
 
 def card_pairs(results: Sequence[Result], others: Sequence[Result], gpu: Gpu) -> list[CardPair]:
@@ -59,8 +57,3 @@ def _kind(result: Result) -> str:
         result.name.startswith(("dram_", "coalescence_", "access_")) or result.name.endswith("_dram")
     )
     return "DRAM" if moves else result.group
-
-
-def _with_multimedia(folder: Path) -> tuple[Result, ...]:
-    beside = folder / MULTIMEDIA_FILE
-    return (*read_results(folder), *(read_results(beside) if beside.is_file() else ()))

@@ -24,7 +24,6 @@ from wattcast.power.saved import SavedModel
 from wattcast.provenance import Provenance
 from wattcast.records import database_folder
 
-OTHER_CARD = "card-b"  # folder with the rows of another card, which the fit that ships does not use
 NO_LEVERAGE = 1e-6  # least that a row may leave to the others
 ALONE = 0.05  # of the largest occurrence, below which a benchmark says nothing about an event
 

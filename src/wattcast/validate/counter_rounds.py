@@ -11,8 +11,8 @@ import numpy as np
 
 from wattcast.arrays import Array
 from wattcast.fit.counters_rails import Mask, leaning_errors, solve_rails
-from wattcast.fit.counters_table import RESULT_FILES, moves_frames
-from wattcast.fit.counters_two_rails import OTHER_CARD, RailsFit, activity_of, shipped_fit
+from wattcast.fit.counters_table import OTHER_CARD, RESULT_FILES, moves_frames
+from wattcast.fit.counters_two_rails import RailsFit, activity_of, shipped_fit
 from wattcast.records import database_folder, read_lines
 
 PARTIAL_RATES = ("dram_rate_", "dram_fma_")
