@@ -95,6 +95,14 @@ def test_atomics_take_the_same_cycles_in_both_rounds_on_the_median_sm() -> None:
         assert min(r.time_s * r.effective_clock_hz / r.cycles for r in (a, b)) > 1.1
 
 
+def test_what_two_rounds_differ_in_lasts_longer_than_a_row() -> None:
+    """Launches of a row agree, so the difference is the card's and not the measurement's; the cap alone swings."""
+    rows = [row for row in read_lines(results_folder(H200) / "microbench.jsonl") if row["name"] in TIME_APART]
+    spread = {row["name"]: row["launch_spread_s"] / row["launch_s"] for row in rows if "throttle" not in row}
+    assert set(spread) == TIME_APART - {"mix_fp64_l2"}
+    assert max(spread.values()) < 0.005
+
+
 def test_the_largest_power_is_said_to_be_the_sensors() -> None:
     rows = [row for row in read_lines(results_folder(H200) / "microbench.jsonl") if row.get("max_power_w")]
     assert len(rows) == 343
