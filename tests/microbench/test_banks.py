@@ -7,6 +7,7 @@ from stand_in_machine import disassembled
 
 from wattcast import hardware
 from wattcast.explore.microbench import RESULTS_FILE, first, results_folder, results_of
+from wattcast.fit.counters_table import OTHER_CARD
 from wattcast.measure.microbench.arithmetic import register_fmas
 from wattcast.measure.microbench.banks import Banks, banks, loads, sources
 from wattcast.measure.microbench.sass import Instruction, main_loop
@@ -15,7 +16,7 @@ from wattcast.measure.microbench.unit import Benchmark
 from wattcast.records import read_lines
 
 # loops of one pipe, which is what the model is about
-MEASURED = ("fp32_add", "fp64_mul")
+MEASURED = ("fp32_add", "fp64_mul", "fp32_fma", "fp64_fma")
 MORE = (
     "int32_add",
     "fp16x2_fma",
@@ -79,8 +80,8 @@ def test_what_is_held_is_not_read_again() -> None:
 
 @pytest.mark.parametrize(("name", "steps"), [("fp32_fma", 512), ("fp64_fma", 256)])
 def test_the_model_explains_the_first_rounds_multiply_adds(name: str, steps: int) -> None:
-    """Rows without a version are of the first kernels: 113.6 of 128 and 59.0 of 64 a cycle and SM."""
-    rows = {row["id"]: row for row in read_lines(results_folder(hardware.load("h200")) / RESULTS_FILE)}
+    """Card B measured the first kernels: 113.6 of 128 and 59.0 of 64 a cycle and SM."""
+    rows = {row["id"]: row for row in read_lines(results_folder(hardware.load("h200")) / OTHER_CARD / RESULTS_FILE)}
     benchmark = Benchmark(name, "arithmetic", ((register_fmas()[name], steps),))
     found, per_cycle = modelled(benchmark)
     assert found.conflicts > steps / 9

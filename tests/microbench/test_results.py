@@ -16,11 +16,10 @@ from wattcast.explore.microbench import (
     curve,
     first,
     read_results,
-    repeatability,
     results_of,
     specified,
-    truths,
 )
+from wattcast.explore.microbench_truths import repeatability, truths
 from wattcast.explore.mipp import published
 from wattcast.measure.microbench.suite import suite
 from wattcast.report import microbench as report

@@ -1,4 +1,4 @@
-"""What microbenchmarks found on a device: rates and energies from their rows, curves, agreement of two runs.
+"""What microbenchmarks found on a device: rates and energies from their rows, curves, known faults.
 
 A row holds what was read (docs/method/microbenchmarks.md). Energy of a launch is mean power times its time;
 energy above idle leaves out what the card draws with a context open and no work.
@@ -7,7 +7,7 @@ energy above idle leaves out what the card draws with a context open and no work
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -184,33 +184,6 @@ def curve(results: Iterable[Result], name: str) -> list[Result]:
     return sorted((r for r in results if r.curve == name and r.repeat == 0), key=lambda r: r.at)
 
 
-@dataclass(frozen=True)
-class Pair:
-    """One benchmark measured twice; differences relative to the mean."""
-
-    name: str
-    time: float
-    energy: float
-
-
-def repeatability(results: Sequence[Result]) -> list[Pair]:
-    """First and second round of every benchmark that has both, on one card; energies at the time of each."""
-    again = {r.name: r for r in results if r.repeat == 1}
-    pairs = []
-    for name, a in first(results).items():
-        b = again.get(name)
-        if b is None or not (a.operation_s and b.operation_s and a.operation_j and b.operation_j):
-            continue
-        if a.card and b.card and a.card != b.card:
-            continue
-        pairs.append(Pair(name, _apart(a.operation_s, b.operation_s), _apart(a.operation_j, b.operation_j)))
-    return pairs
-
-
-def _apart(a: float, b: float) -> float:
-    return abs(a - b) / (0.5 * (a + b))
-
-
 @cache
 def _stated() -> dict[tuple[str, str], float]:
     text = files("wattcast.explore").joinpath("throughput.csv").read_text(encoding="utf-8")
@@ -264,68 +237,5 @@ def _faults() -> dict[tuple[str, int], Fault]:
 
 
 def fault_of(result: Result) -> Fault | None:
-    """The known fault of the kernel that measured a row, mended in a later version."""
+    """The known fault of the kernel that measured a row."""
     return _faults().get((result.name, result.version))
-
-
-@dataclass(frozen=True)
-class Truth:
-    """A statement that measurements must bear out."""
-
-    statement: str
-    found: float  # relative difference, or the share of points that go the wrong way
-    must: float
-
-    @property
-    def holds(self) -> bool:
-        """Whether they do."""
-        return self.found <= self.must
-
-
-def truths(results: Sequence[Result], gpu: Gpu) -> list[Truth]:
-    """Throughput by the specification, the copy by the driver's, curves that must rise, two rounds alike."""
-    by_name, found = first(results), []
-    limits = {"fp32_fma": 0.03, "fp64_fma": 0.03, "int32_add": 0.03, "fp32_exp2_log2": 0.03, "wgmma_bf16": 0.08}
-    for name, must in limits.items():
-        result = by_name.get(name)
-        wanted = specified(gpu, result) if result is not None else None
-        if result is not None and result.per_cycle_sm and wanted:
-            off = abs(result.per_cycle_sm / wanted - 1.0)
-            found.append(Truth(f"{name}: {result.per_cycle_sm:.4g} of {wanted:g} per cycle and SM", off, must))
-    found += _dram_truths(by_name, gpu)
-    for name, rising in (("conflicts", True), ("divergence", True), ("coalescence", False)):
-        points = [r.operation_s for r in curve(results, name) if r.operation_s]
-        if len(points) > 1:
-            steps = np.diff(points) * (1.0 if rising else -1.0)
-            wrong = float((steps < -0.02 * np.array(points[:-1])).mean())
-            found.append(
-                Truth(f"{name}: time an operation {'rises' if rising else 'falls'} along the curve", wrong, 0.0)
-            )
-    pairs = repeatability(results)
-    if pairs:
-        found.append(Truth(f"two rounds, time, worst of {len(pairs)}", max(p.time for p in pairs), 0.02))
-        found.append(Truth(f"two rounds, energy, worst of {len(pairs)}", max(p.energy for p in pairs), 0.03))
-    return found
-
-
-def best_copy(results: Iterable[Result]) -> Result | None:
-    """The fastest of our ways to copy DRAM."""
-    ways = [r for r in first(results).values() if r.name.startswith("dram_copy") and r.byte_per_s]
-    return max(ways, key=lambda r: r.byte_per_s or 0.0, default=None)
-
-
-def _dram_truths(by_name: Mapping[str, Result], gpu: Gpu) -> list[Truth]:
-    """Our best copy by the driver's; nothing faster than DRAM can be, or it did not come from there."""
-    found, most = [], float(gpu.memory.byte_per_s)
-    copy, driver = best_copy(by_name.values()), by_name.get("dram_memcpy")
-    if copy is not None and driver is not None and copy.byte_per_s and driver.byte_per_s:
-        text = f"{copy.name} {copy.byte_per_s / 1e12:.3f} TB/s ({copy.byte_per_s / most:.0%} of the specification), "
-        text += f"the driver's {driver.byte_per_s / 1e12:.3f} TB/s"
-        found.append(Truth(text, abs(copy.byte_per_s / driver.byte_per_s - 1.0), 0.05))
-    rows = [r for r in by_name.values() if r.group in ("memory", "structure") and r.byte_per_s and "dram" in r.name]
-    if rows:
-        top = max(rows, key=lambda r: r.byte_per_s or 0.0)
-        rate = top.byte_per_s or 0.0
-        text = f"no DRAM row above the specification: {top.name} {rate / 1e12:.3f} of {most / 1e12:.3g} TB/s"
-        found.append(Truth(text, max(rate / most - 1.0, 0.0), 0.0))
-    return found

@@ -21,6 +21,7 @@ from wattcast.records import Plain, read_lines
 
 COUNTERS_FILE = "microbench_counters.jsonl"
 RESULT_FILES = ("microbench.jsonl", "multimedia.jsonl")
+OTHER_CARD = "card-b"  # folder beside these with the rows of another card, which the fit that ships does not use
 DRAM_BOUND = 0.5  # share of the largest DRAM rate of all counted kernels from which on DRAM sets the time
 LUMA_BYTE = 1920 * 1080  # of a full-HD frame; planar 4:2:0 has half as much again of colour
 COLOUR = 1.5

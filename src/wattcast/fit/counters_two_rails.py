@@ -213,11 +213,11 @@ def saved_rails(result: RailsFit, name: str, device: str, date: str = "") -> Sav
 
 
 @cache
-def shipped_fit(gpu: str) -> RailsFit:
-    """The fit to the microbenchmarks that ship for a GPU, by the map of its name."""
+def shipped_fit(gpu: str, card: str = "") -> RailsFit:
+    """The fit to the microbenchmarks that ship for a GPU, or for another card of it, by the map of its name."""
     import polars as pl
 
-    lines = table_lines(database_folder(gpu), gpu)
+    lines = table_lines(database_folder(gpu) / card, gpu)
     names = list(dict.fromkeys(name for line in lines for name in line))
     frame = pl.DataFrame({name: [line.get(name) for line in lines] for name in names}, strict=False)
     return fit_rails(read_table.build(frame, read_table.read_map(Path(gpu)), f"microbenchmarks of {gpu}"))

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 
 from rich.table import Table
 
-from wattcast.explore.microbench import Result, fault_of, first, repeatability, specified, truths
+from wattcast.explore.microbench import Result, fault_of, first, specified
+from wattcast.explore.microbench_truths import repeatability, truths
 from wattcast.explore.mipp import published
 from wattcast.explore.tune import Tuning
 from wattcast.hardware import Gpu
@@ -20,7 +21,7 @@ COLUMNS = (
 FOOTNOTE = (
     "* the largest of the sensor's readings in the window, which may miss shorter peaks; "
     "rates are per true cycle and SM; "
-    "† not what its name says, ‡ below its unit's limit: the kernel has been mended since"
+    "† not what its name says, ‡ below its unit's limit: why is told in explore/microbench_faults.csv"
 )
 Row = list[str]
 

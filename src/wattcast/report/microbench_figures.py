@@ -46,7 +46,7 @@ def curve_figure(results: Sequence[Result], name: str, gpu: Gpu, source: str) ->
     largest = [(r.at, r.max_power_w) for r in points if r.max_power_w]
     if largest:
         places, watts = zip(*largest, strict=True)
-        right.plot(places, watts, "^:", color=COLOUR["link"], label="largest reading")
+        right.plot(places, watts, "^:", color=COLOUR["link"], label="largest sensor reading")
     right.set_ylabel("Power (W)")
     right.set_ylim(0.0, 1.2 * max((r.max_power_w or r.power_w or 1.0 for r in points), default=1.0))
     for axes in (left, right):

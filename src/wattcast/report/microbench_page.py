@@ -12,6 +12,7 @@ import numpy as np
 
 from wattcast.errors import bad_value
 from wattcast.explore.microbench import Fault, Result, curve, fault_of, first, results_folder, specified
+from wattcast.explore.microbench_cards import card_pairs, other_card
 from wattcast.explore.tune import counted_profile, ranked
 from wattcast.hardware import Gpu
 from wattcast.records import read_lines
@@ -179,15 +180,32 @@ def clock_rows(results: Sequence[Result], gpu: Gpu) -> list[Row]:
 
 
 def fault_rows(results: Sequence[Result], gpu: Gpu) -> list[Row]:
-    """Rows of kernels that have been mended since, and why."""
-    named: dict[Fault, list[str]] = {}
-    for r in first(results).values():
-        fault = fault_of(r)
-        if fault is not None:
-            named.setdefault(fault, []).append(f"`{r.name}`")
-    order = sorted(named, key=lambda fault: (fault.kind != "wrong", -len(named[fault])))
-    rows = [[", ".join(named[fault]), "†" if fault.kind == "wrong" else "‡", fault.why] for fault in order]
-    return [["rows", "", "why"], *rows] if rows else [["rows"], ["none"]]
+    """What is known against rows that ship, first those of this card, and why."""
+    cells: list[Row] = []
+    for card, rows in (("E", results), ("B", other_card(gpu))):
+        named: dict[Fault, list[str]] = {}
+        for r in first(rows).values():
+            fault = fault_of(r)
+            if fault is not None:
+                named.setdefault(fault, []).append(f"`{r.name}`")
+        order = sorted(named, key=lambda fault: (fault.kind != "wrong", -len(named[fault])))
+        cells += [[card, ", ".join(named[f]), "†" if f.kind == "wrong" else "‡", f.why] for f in order]
+    return [["card", "rows", "", "why"], *cells]
+
+
+def card_rows(results: Sequence[Result], gpu: Gpu) -> list[Row]:
+    """The other card over this one, by kind of work: times, and watts where the power limit does not set them."""
+    pairs = card_pairs(results, other_card(gpu), gpu)
+    rows = [["work", "rows", "time apart, median", "rows below the cap", "power: median", "from", "to", "memory W"]]
+    for kind in dict.fromkeys(pair.kind for pair in pairs):
+        mine = [pair for pair in pairs if pair.kind == kind]
+        time = [abs(pair.time) for pair in mine if pair.time is not None]
+        power = [pair.power for pair in mine if not pair.capped]
+        memory_w = [pair.memory_w for pair in mine if pair.memory_w is not None]
+        cells = [f"{value:+.1%}" for value in (np.median(power), min(power), max(power))] if power else ["-"] * 3
+        shown = [f"{np.median(time):.2%}" if time else "-", str(len(power)), *cells, f"{np.median(memory_w):+.0f}"]
+        rows.append([kind, str(len(mine)), *shown])
+    return rows
 
 
 def advice_rows(results: Sequence[Result], gpu: Gpu) -> list[Row]:
@@ -229,6 +247,7 @@ TABLES: Mapping[str, Callable[[Sequence[Result], Gpu], list[Row]]] = {
     "idle": idle_rows,
     "clocks": clock_rows,
     "faults": fault_rows,
+    "cards": card_rows,
     "advice": advice_rows,
     "multimedia": multimedia_rows,
     "devices": side_by_side_rows,

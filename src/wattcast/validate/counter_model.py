@@ -21,6 +21,7 @@ from wattcast.fit.counters_table import MOVED, NO_KERNEL, SECTOR_BYTE, events_of
 from wattcast.fit.counters_two_rails import RailsFit, shipped_fit
 from wattcast.hardware import OperatingPoint
 from wattcast.records import COUNTERS_FILE, ROWS_FILE, Plain, database_folder, read_table
+from wattcast.validate.counter_rounds import side_reports
 from wattcast.validate.rows import Mask, Row, percent, row
 
 AT_RATE = "_at_rate"
@@ -123,6 +124,7 @@ def _multimedia(fit: RailsFit, gpu: str) -> list[Row]:
             at_a_frame_rate=_rounded(percent(predicted[~queued], measured[~queued])),
             worst=f"{worst.name} {worst.off_percent:+.1f} %",
             plain_least_squares=_rounded(_plain(fit)),
+            **{what: _rounded(error) for what, error in side_reports(fit, gpu).items()},
         ),
         row(
             f"{gpu.upper()} microbenchmarks",
