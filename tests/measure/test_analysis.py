@@ -98,6 +98,14 @@ def test_a_capped_row_finds_its_settled_power_in_the_samples() -> None:
     assert settle([replace(row, throttle=())], samples) == {}
 
 
+def test_a_capped_row_that_holds_a_cycle_is_settled_as_it_is() -> None:
+    """Whole cycles of capped loads draw alike: power alone would find another row's window, with another clock."""
+    row = KernelRow("sustained-y", "sustained", "linear", {}, power_w=691.0, sm_clock_hz=1.9e9, ticks=20)
+    row = replace(row, throttle=("sw_power_cap",), date="2026-11-15T02:55:45+00:00")
+    found = settle([row], Samples.load(CAPPED))["sustained-y"]
+    assert (found.power_w, found.sm_clock_hz, found.ticks) == (691.0, 1.9e9, 20)
+
+
 def test_the_term_that_is_off_is_named() -> None:
     predicted = Figures(1.0, 500.0, 1.98e9, 0.1)
     cases = {

@@ -265,7 +265,7 @@ def _power(
     # a percent of power is the more percent of dynamic power, the smaller that is
     sure = np.clip(1.0 - idle.at(clock_hz, DEFAULT_TEMPERATURE_C) / power_w, _LEAST_SURE, 1.0)
     sample = Sample(some, ratio, more, sure=sure)
-    return power, toggling, fit_residuals([sample], pools=_POOLS, trees=300, leaves=8, rate=0.06, hold_in=False)
+    return power, toggling, fit_residuals([sample], pools=_POOLS, leaves=8, hold_in=False)
 
 
 def _energy_ratio(rows: PowerRows, power: ModulePower, toggling: Mapping[str, float]) -> Array:

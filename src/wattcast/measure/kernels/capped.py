@@ -5,7 +5,8 @@ about 0.3 s. A window of half a second that asks for steady power finds the firs
 where the load settles at 695 W. The raw samples hold the whole load, so its settled power and clock can
 be had afterwards: from 0.35 s after the load began to the end of the row's own window, when that is at
 least one cycle long. The row's own figures stay as they are: power, clock and latency of one window
-belong together.
+belong together. A row whose own window holds a cycle is settled as it is; to look for it among the samples
+would find other rows, since whole cycles of all capped loads draw alike.
 """
 
 from __future__ import annotations
@@ -37,13 +38,13 @@ class Settled:
 
 def settle(rows: list[KernelRow], samples: Samples) -> dict[str, Settled]:
     """Settled figures by row id, for the capped sustained rows of one run whose windows the samples hold."""
-    capped = [row for row in rows if _capped(row)]
+    found = {row.id: own for row in rows if _capped(row) and (own := _own(row)) is not None}
+    capped = [row for row in rows if _capped(row) and row.id not in found]
     seen, grid_s = sightings(samples), ticks(samples).time_s
     seen_s, energy_j = seen.middle_s, seen.energy_j
     if not capped or len(grid_s) != len(seen_s) or len(grid_s) < CYCLE_TICKS:
-        return {}
+        return found
     offset_s = _offset_s(capped, seen_s, grid_s, energy_j)
-    found: dict[str, Settled] = {}
     for row in capped:
         last = _window_end(row, offset_s, seen_s, grid_s, energy_j)
         settled = _widen(row, last, grid_s, energy_j, samples) if last is not None else None
@@ -54,6 +55,13 @@ def settle(rows: list[KernelRow], samples: Samples) -> dict[str, Settled]:
 
 def _capped(row: KernelRow) -> bool:
     return row.kind == "sustained" and not row.error and "sw_power_cap" in row.throttle and bool(row.power_w)
+
+
+def _own(row: KernelRow) -> Settled | None:
+    """A row's own figures, where its window holds at least one cycle."""
+    if row.power_w is None or row.sm_clock_hz is None or (row.ticks or 0) < CYCLE_TICKS:
+        return None
+    return Settled(row.power_w, row.sm_clock_hz, row.ticks or 0)
 
 
 def _offset_s(rows: list[KernelRow], seen_s: Array, grid_s: Array, energy_j: Array) -> float:
