@@ -184,7 +184,7 @@ def _corrections(parent: Bundle, gpu: Gpu, chip: Gpu, the: Rule, kind: Architect
         if name in style.old_groups:
             changed = replace(changed, compute=c.compute * style.mma_on_parent)
         if name in the.integer_groups:
-            changed = replace(changed, compute=c.compute * _lanes(gpu, the) / _integers(gpu, chip))
+            changed = replace(changed, compute=c.compute / _integers(gpu, chip))
         if name in the.issue_bound:
             crowded = float(np.clip(2.0 * _lanes(gpu, the) - 1.0, 0.0, 1.0))
             free = min(the.issue_free, c.compute)
@@ -201,9 +201,12 @@ def _corrections(parent: Bundle, gpu: Gpu, chip: Gpu, the: Rule, kind: Architect
 
 
 def _asked(l2: float, gpu: Gpu, chip: Gpu) -> float:
-    """λ of L2 beyond 1: the SMs ask slower than L2 could answer, so it goes with their number, not with L2's rate."""
+    """λ of L2 beyond 1: the SMs ask slower than L2 could answer, so it goes with their number, not with L2's rate.
+
+    Below 1, L2 did not bound the kernel on the parent; here it may.
+    """
     if l2 <= 1.0 or gpu.l2.byte_per_cycle is None or chip.l2.byte_per_cycle is None:
-        return l2
+        return max(l2, 1.0)
     rates = float(per_sweep(gpu.l2.byte_per_cycle)) / float(per_sweep(chip.l2.byte_per_cycle))
     return max(1.0, l2 * rates * float(per_sweep(chip.sm_count)) / float(per_sweep(gpu.sm_count)))
 
@@ -213,11 +216,11 @@ def _streaming(c: Correction, parent: Bundle, gpu: Gpu, chip: Gpu, the: Rule) ->
 
     Little's law: rate = SMs · bytes in flight / latency, and a latency of memory is much the same in seconds. So
     λ_d·Q/β_DRAM on the parent takes as much longer here as there are fewer SMs, whatever the memory; no kernel
-    streams faster than the plain ones.
+    streams faster than the plain ones. A λ below theirs says only that memory did not bound the kernel on the parent.
     """
     least = parent.corrections[the.streaming].memory
     if c.memory <= least:
-        return c
+        return replace(c, memory=least)
     slower = float(per_sweep(chip.sm_count)) / float(per_sweep(gpu.sm_count))
     rates = float(per_sweep(gpu.memory.byte_per_s)) / float(per_sweep(chip.memory.byte_per_s))
     return replace(c, memory=max(least, c.memory * rates * slower))
