@@ -57,7 +57,6 @@ def test_damaged_arrays_are_refused_without_a_traceback(tmp_path: Path) -> None:
     ("op", "word"),
     [
         (Linear(1 << 20, 64, 1 << 17), "measured from"),
-        (Attention(1, 8, 8, 64, 64, 64, backward=True), "kind"),
         (Elementwise("fill", 1024, dtype=Dtype.INT64), "int64"),
     ],
 )
@@ -71,6 +70,19 @@ def test_what_was_not_measured_is_outside_and_wider(op, word: str) -> None:
     got_low, got_high = p.interval.latency_s / p.latency_s
     assert got_low <= low
     assert got_high >= high
+
+
+def test_a_kind_of_kernel_that_was_not_measured_is_outside() -> None:
+    gpu, bundle = load("h200"), fitted("h200")
+    graph = Graph.of("odd", [Attention(1, 8, 8, 64, 64, 64, backward=True)])
+    seen = bundle.seen["attention"]
+    fewer = replace(seen, groups=tuple(group for group in seen.groups if "backward" not in group))
+    unaware = replace(bundle, seen={**bundle.seen, "attention": fewer})
+    known, unknown = (predict(graph, gpu, OperatingPoint(), one) for one in (bundle, unaware))
+    assert known.support.inside
+    assert not unknown.support.inside
+    assert "kind" in unknown.support.reason
+    assert (unknown.interval.latency_s[1] > known.interval.latency_s[1]).all()
 
 
 def test_zeros_draw_less_and_run_no_slower() -> None:

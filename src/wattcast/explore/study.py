@@ -76,7 +76,7 @@ def evaluate(study: Study, columns: Mapping[str, npt.NDArray[Any]]) -> Columns:
     timeline = analyse(study.graph, chip, bundle)
     top_hz: Scalar = chip.clocks.max_hz if at.clock_hz is None else at.clock_hz
     totals = at_clock(timeline, replace(at, clock_hz=top_hz), bundle)
-    limit_w = per_sweep(chip.power.limit_w if at.power_limit_w is None else at.power_limit_w)
+    limit_w = bundle.settles * per_sweep(chip.power.limit_w if at.power_limit_w is None else at.power_limit_w)
     over = np.broadcast_to(totals.power_w - limit_w > 0, (size,))
     found = {
         "latency_s": totals.latency_s,

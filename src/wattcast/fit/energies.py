@@ -97,7 +97,8 @@ def _voltage(rows: PowerRows, idle_w: Array, core: Array, apart: Array) -> Array
     matrix = (hats @ steps) * (core / rows.power_w)[:, None]
     target = (rows.power_w - idle_w - apart) / rows.power_w
     top = 1e3 * steps[-1]
-    done = lsq_linear(np.vstack([matrix, top]), np.append(target, 1e3), bounds=(np.r_[0.2, np.zeros(4)], np.inf))
+    limits = np.r_[0.2, np.zeros(4)], np.inf  # few unknowns: an exact method, which no degenerate set of rows upsets
+    done = lsq_linear(np.vstack([matrix, top]), np.append(target, 1e3), bounds=limits, method="bvls")
     return np.asarray(np.minimum(np.sqrt(steps @ done.x), 1.0))
 
 
