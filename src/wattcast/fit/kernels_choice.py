@@ -154,10 +154,12 @@ def _fit(ran: Sequence[Label], sizes: tuple[Array, ...], table: Array, names: tu
     return Chooser(kind, tile_n, tile_m, split, done.x[:width] / scale, own, names, mean, spread)
 
 
-def _votes(chooser: Chooser, ran: Sequence[Label], table: Array) -> Votes:
-    """Trees that tell the kernels apart which ran, each row by a leaf of its own."""
+def _votes(chooser: Chooser, ran: Sequence[Label], table: Array) -> Votes | None:
+    """Trees that tell the kernels apart which ran, each row by a leaf of its own; none where most ran but once."""
     from sklearn.ensemble import ExtraTreesClassifier
 
+    if 2 * len(set(ran)) > len(ran):
+        return None
     kinds = zip(chooser.kind, chooser.tile_n, chooser.tile_m, chooser.split, strict=True)
     place = {Label(str(k), int(n), int(m), bool(split)): i for i, (k, n, m, split) in enumerate(kinds)}
     model = ExtraTreesClassifier(_TREES, random_state=0).fit(table, [place[label] for label in ran])
