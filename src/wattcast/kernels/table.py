@@ -51,8 +51,9 @@ class Memo:
         return Memo, (self.ops, self.conditions)  # another process hashes words otherwise
 
     def __eq__(self, other: object) -> bool:
-        same = isinstance(other, Memo) and self._hash == other._hash
-        return same and self.ops == other.ops and self.conditions == other.conditions  # type: ignore[attr-defined]
+        if not isinstance(other, Memo) or self._hash != other._hash:
+            return False
+        return self.ops == other.ops and self.conditions == other.conditions
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from functools import cache
 from typing import Any
 
 from wattcast.errors import unknown_name
-from wattcast.measure.microbench import arithmetic, memory, mixes, structure, tensor
+from wattcast.measure.microbench import arithmetic, copies, memory, mixes, structure, tensor
 from wattcast.measure.microbench.arithmetic import division, float_units, int_units, multiply_adds
 from wattcast.measure.microbench.unit import Benchmark, Unit
 
@@ -166,7 +166,7 @@ def _memory() -> list[Benchmark]:
     return [
         _one(m.stream("dram_read", 8), "memory", 8, working_set="dram", check="fold", weight=1),
         _one(m.store("dram_write", 16), "memory", 16, working_set="dram", weight=1),
-        _one(m.copy("dram_copy", 8), "memory", 16, working_set="dram", interleave=False, check="copy", weight=0),
+        _one(copies.copy("dram_copy", 8), "memory", 16, working_set="dram", interleave=False, check="copy", weight=0),
         *_copies(),
         _one(
             m.stream("l2_read", 8, read="ld.global.cg"),
@@ -194,7 +194,7 @@ def _memory() -> list[Benchmark]:
         _one(m.texture("texture_read", 4), "memory", 4, working_set="texture", weight=3),
         *(
             _one(
-                m.async_copy(f"async_copy_{where}", 4),
+                copies.async_copy(f"async_copy_{where}", 4),
                 "memory",
                 4,
                 working_set=where,
@@ -228,19 +228,14 @@ def _memory() -> list[Benchmark]:
 
 def _thin_copies(short: Settings) -> dict[str, tuple[Unit, int, Settings]]:
     """A block for every few KiB, a load or two for a thread: what elementwise operators launch."""
-    shapes = {
-        "thin": (1, 128, "ld.global"),
-        "thin_two": (2, 128, "ld.global"),
-        "thin_four": (4, 128, "ld.global"),
-        "thin_wide": (1, 512, "ld.global"),
-    }
+    shapes = {"thin": (1, 128), "thin_two": (2, 128), "thin_four": (4, 128), "thin_wide": (1, 512)}
     return {
         name: (
-            memory.block_copy(f"dram_copy_{name}", steps, threads, read),
+            copies.block_copy(f"dram_copy_{name}", steps, threads),
             2 * steps,
             {"threads": threads, "blocks_per_sm": 2048 // threads, "whole": True, "stamped": 32} | short,
         )
-        for name, (steps, threads, read) in shapes.items()
+        for name, (steps, threads) in shapes.items()
     }
 
 
@@ -249,19 +244,19 @@ def _copies() -> list[Benchmark]:
 
     ``whole`` ones give every chunk a block of its own, as elementwise operators do, which reach 4.2 TB/s on an H200.
     """
-    m, place = memory, {"working_set": "dram", "check": "copy", "weight": 1, "once": True}
+    place = {"working_set": "dram", "check": "copy", "weight": 1, "once": True}
     nc = "ld.global.nc.L1::no_allocate"
     short = {"extra": ((r"U?IADD.*|ULDC|S2R|LOP3.*|VIADDMNMX.*|PLOP3.*", 4.0),)}  # a short body: addresses weigh more
     ways: dict[str, tuple[Unit, int, Settings]] = {
-        "streaming": (m.copy("dram_copy_streaming", 8, read="ld.global.cs", write="st.global.cs"), 16, {}),
-        "prefetch": (m.copy("dram_copy_prefetch", 8, read=f"{nc}.L2::256B"), 16, {}),
-        "warps": (m.copy("dram_copy_warps", 4), 8, {"blocks_per_sm": 4} | short),
-        "rows": (m.copy("dram_copy_rows", 8, threads=1024), 16, {"threads": 1024, "blocks_per_sm": 1}),
-        "few": (m.copy("dram_copy_few", 4, threads=1024), 8, {"threads": 1024, "blocks_per_sm": 1} | short),
-        "claimed": (m.claimed_copy("dram_copy_claimed", 8), 16, {"shared_byte": 16}),
-        "whole": (m.copy("dram_copy_whole", 4), 8, {"blocks_per_sm": 4, "whole": True} | short),
+        "streaming": (copies.copy("dram_copy_streaming", 8, read="ld.global.cs", write="st.global.cs"), 16, {}),
+        "prefetch": (copies.copy("dram_copy_prefetch", 8, read=f"{nc}.L2::256B"), 16, {}),
+        "warps": (copies.copy("dram_copy_warps", 4), 8, {"blocks_per_sm": 4} | short),
+        "rows": (copies.copy("dram_copy_rows", 8, threads=1024), 16, {"threads": 1024, "blocks_per_sm": 1}),
+        "few": (copies.copy("dram_copy_few", 4, threads=1024), 8, {"threads": 1024, "blocks_per_sm": 1} | short),
+        "claimed": (copies.claimed_copy("dram_copy_claimed", 8), 16, {"shared_byte": 16}),
+        "whole": (copies.copy("dram_copy_whole", 4), 8, {"blocks_per_sm": 4, "whole": True} | short),
         "whole_few": (
-            m.copy("dram_copy_whole_few", 2, threads=256),
+            copies.copy("dram_copy_whole_few", 2, threads=256),
             4,
             {"threads": 256, "blocks_per_sm": 8, "whole": True} | short,
         ),
@@ -294,7 +289,7 @@ def _curves() -> list[Benchmark]:
     ]
     found += [
         _one(
-            m.copy(f"access_{n}", 8, n),
+            copies.copy(f"access_{n}", 8, n),
             "memory",
             16,
             working_set="dram",
@@ -332,7 +327,7 @@ def _rates() -> list[Benchmark]:
         found.append(_one(unit, "structure", steps, **shape))
     for rate, (blocks, steps) in COPY_RATES.items():
         name = f"dram_rate_copy_{round(10 * rate):02d}"
-        unit = m.paced(m.copy(name, steps), round(blocks * 512 * 16 * 2 * steps / rate))
+        unit = m.paced(copies.copy(name, steps), round(blocks * 512 * 16 * 2 * steps / rate))
         shape = place | {"blocks_per_sm": blocks, "curve": "dram_rate_copy", "at": rate, "check": "copy"}
         found.append(_one(unit, "structure", 2 * steps, interleave=False, **shape))
     fma = arithmetic.register_fmas()["fp32_fma"]
