@@ -16,6 +16,7 @@ from wattcast.report import validation
 from wattcast.validate import ablations, ledger, published, store
 from wattcast.validate import ledger as whole
 from wattcast.validate.cases import NEAR, cases
+from wattcast.validate.chains import chain_rows
 from wattcast.validate.kinds import KINDS, of_profile
 from wattcast.validate.ledger import held_out
 from wattcast.validate.power_baselines import power_rows
@@ -204,3 +205,9 @@ def test_counter_models_meet_their_goals(reference: Path) -> None:
     titanx, v100 = (make(reference, lambda _: None) for make in (published.titanx_rows, published.v100_rows))
     for found in (*titanx[:2], v100[0]):
         assert found["mape"] <= found["must"]
+
+
+def test_chains_are_in_the_ledger_and_the_law_beats_the_sum_of_members() -> None:
+    (found,) = chain_rows("h200")
+    assert found["n"] >= 40
+    assert found["mape"] < 0.6 * found["floor"]

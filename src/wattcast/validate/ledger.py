@@ -23,6 +23,7 @@ from wattcast.reference import reference_folder
 from wattcast.validate import ablations, published
 from wattcast.validate.a100 import a100_rows
 from wattcast.validate.cards import card_rows, coverage_rows
+from wattcast.validate.chains import chain_rows
 from wattcast.validate.choice import choice_rows
 from wattcast.validate.component_energies import energy_rows
 from wattcast.validate.counter_model import counter_model_rows
@@ -63,6 +64,7 @@ def ledger(
     for gpu in GPUS:
         held = fit_database(gpu, gpu, tell)[1] if refit else held_out(gpu)
         rows += kernel_rows(held, gpu) + coverage(held, gpu) + counter_rows(gpu) + choice_rows(gpu)
+        rows += chain_rows(gpu)
         rows += model_rows(gpu) + counter_model_rows(gpu)
         rows += learning_rows(gpu, env, say, learning, again) + card_rows(gpu, held)
         studies = {
