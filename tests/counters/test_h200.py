@@ -17,6 +17,7 @@ from wattcast.cli.measure_model import prepare
 from wattcast.errors import BadInput
 from wattcast.fit.counters_table import table_lines
 from wattcast.fit.counters_two_rails import RailsFit, activity_of, shipped_fit
+from wattcast.measure.microbench.suite import suite
 from wattcast.power import saved
 from wattcast.records import database_folder, read_lines
 from wattcast.report.counters_rails import PARTS, all_figures
@@ -95,7 +96,11 @@ def test_the_second_round_was_used_as_decided_beforehand(fit: RailsFit) -> None:
         row for name in ("microbench", "multimedia") for row in read_lines(database_folder("h200") / f"{name}.jsonl")
     ]
     runs = {row["run"]: row["card_uuid"] for row in read_lines(database_folder("h200") / "runs.jsonl")}
-    assert {runs[row["run"]] for row in rows} == {"GPU-e6869e55-eb64-0399-404a-06d15b81ec23"}
+    counters = database_folder("h200") / "microbench_counters.jsonl"
+    counted = {row["id"]: row.get("version", 1) for row in read_lines(counters)}
+    later = [row for row in rows if row.get("version", 1) > counted.get(row["name"], row.get("version", 1))]
+    assert {row["name"] for row in later} == {b.name for b in suite() if b.turns > 1}  # not used here
+    assert {runs[row["run"]] for row in rows if row not in later} == {"GPU-e6869e55-eb64-0399-404a-06d15b81ec23"}
     assert not [row for row in rows if row.get("error")]
     trained = {fit.table.benchmark_names[b] for b in fit.table.benchmark[fit.train]}
     measured = {row["name"] for row in rows if row["group"] != "multimedia"}

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
+from wattcast.errors import BadInput
 from wattcast.measure.kernels.counters import counted_specs
+from wattcast.measure.kernels.listed import write_listed
 from wattcast.measure.kernels.plan import LARGEST_BYTE, LONGEST_S, convolutions, plan, subset, transformers
 from wattcast.measure.kernels.steps import PATTERNS, SUSTAINED, likely_capped, spread, worth_sustaining
 from wattcast.measure.load import chosen
@@ -99,6 +102,14 @@ def test_counted_operators_are_of_every_family_and_small_enough_to_replay() -> N
     assert len(specs) >= 60
     assert {s.family for s in specs} == FAMILIES
     assert max(s.byte for s in specs) < 4e8
+
+
+def test_a_list_may_say_what_is_counted(tmp_path: Path) -> None:
+    wanted = [plan()[3], plan()[9]]
+    write_listed(tmp_path / "list.jsonl", [(spec, {}) for spec in wanted])
+    assert [s.id for s in counted_specs(listed=str(tmp_path / "list.jsonl"))] == [s.id for s in wanted]
+    with pytest.raises(BadInput, match="no file"):
+        counted_specs(listed=str(tmp_path / "other.jsonl"))
 
 
 def test_repeats_are_spread_over_the_run() -> None:

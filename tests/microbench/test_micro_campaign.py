@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +14,10 @@ from wattcast.measure.__main__ import main
 from wattcast.measure.microbench import counters
 from wattcast.measure.microbench.kernels import filled
 from wattcast.measure.microbench.row import MicroRow, from_plain
+from wattcast.measure.microbench.session import as_before
 from wattcast.measure.microbench.stamps import read_stamps
 from wattcast.measure.microbench.suite import suite
+from wattcast.measure.microbench.sustain import Bench
 
 QUICK = ("--quick", "--budget", "60s")
 
@@ -223,6 +226,31 @@ def test_cycles_come_from_the_stamps_of_each_multiprocessor() -> None:
     table[1, 2] = 0
     with pytest.raises(Refused, match="1 of 3 blocks"):
         read_stamps(table.ravel())
+
+
+def test_an_sm_that_is_served_sooner_counts_with_the_blocks_it_took() -> None:
+    """Three blocks on SM 0 and one on SM 7, all within 3,000 cycles: two blocks an SM."""
+    times = [(0, 0, 1000), (0, 1000, 2000), (0, 2000, 3000), (7, 0, 3000)]
+    found = read_stamps(np.array([[sm, b, e, b, e] for sm, b, e in times], dtype=np.uint64).ravel())
+    assert (found.blocks_per_sm, found.per_sm) == (2.0, 3000.0)
+
+
+def test_what_lives_in_l2_gets_many_blocks_one_after_another(machine, tmp_path: Path, rows) -> None:
+    out = tmp_path / "out"
+    done = machine.measure("microbench", "--out", str(out), "--only", "l2_read,conflicts_0", *QUICK)
+    assert done.returncode == 0, done.stderr
+    blocks = {row["name"]: row["blocks"] for row in rows(out / "microbench.jsonl") if row.get("blocks")}
+    assert blocks["l2_read"] == 16 * 4 * 2
+    assert blocks["conflicts_0"] <= 4 * 2
+
+
+def test_a_row_at_the_cap_is_repeated_at_its_full_length() -> None:
+    """A short load may end before the governor has cut the clock: 715 W for 0.8 s on an H200 that holds 697."""
+    bench = Bench(None, None, "run")
+    row = MicroRow("a", "a", "arithmetic")
+    assert as_before(bench, None) is bench
+    assert as_before(bench, replace(row, throttle=("sw_power_cap",))) is bench
+    assert as_before(bench, row).rule.least_ticks < bench.rule.least_ticks
 
 
 def test_the_host_knows_what_the_fill_kernel_writes() -> None:

@@ -67,7 +67,7 @@ def shape(benchmark: Benchmark) -> tuple[str, int, int, int]:
     found = CHUNK.search(unit.declare)
     assert found is not None
     device = type("Device", (), {"l2_byte": L2_BYTE})()
-    blocks = max(round(benchmark.share * SMS), 1) * benchmark.blocks_per_sm
+    blocks = max(round(benchmark.share * SMS), 1) * benchmark.blocks_per_sm * benchmark.turns
     size = Buffers(device, 0, 0, 0, 0, DRAM_BYTE).size_of(benchmark.working_set, blocks)
     return found[1], int(found[2]), blocks, size
 

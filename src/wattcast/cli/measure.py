@@ -270,6 +270,7 @@ def models(
     budget: Annotated[str, typer.Option(help="Stop in time, such as 420s.")] = "420s",
     steps: Annotated[str, typer.Option(help="Comma-separated: models, profile.")] = "models,profile",
     only: Annotated[str, typer.Option(help="One model of the plan.")] = "",
+    tier: Annotated[int, typer.Option(help="One tier of the plan: what no other card has.")] = 0,
     few: Annotated[int, typer.Option(help="Only so many rows: a smoke test.")] = 0,
     json: Json = False,
 ) -> None:
@@ -278,7 +279,7 @@ def models(
     from wattcast.units import parse
 
     env: Environment = ctx.obj
-    counts = run_models(out, parse(budget, "s", "--budget"), tuple(steps.split(",")), only, few)
+    counts = run_models(out, parse(budget, "s", "--budget"), tuple(steps.split(",")), only, few, tier)
     if json:
         env.json(dict(sorted(counts.items())))
     else:
@@ -290,13 +291,14 @@ def counters(
     ctx: typer.Context,
     out: Annotated[Path, typer.Option(help="Folder for the raw table.")],
     budget: Annotated[str, typer.Option(help="Stop in time, such as 120s.")] = "150s",
+    plan: Annotated[str, typer.Option(help="Operators in place of the sample, a JSON object a line.")] = "",
 ) -> None:
     """Hardware counters of a sample of operators, through ncu."""
     from wattcast.measure.kernels import counters as library
     from wattcast.units import parse
 
     env: Environment = ctx.obj
-    env.json(library.collect(out, parse(budget, "s", "--budget")))
+    env.json(library.collect(out, parse(budget, "s", "--budget"), listed=plan))
 
 
 @app.command()

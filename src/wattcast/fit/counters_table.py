@@ -38,8 +38,8 @@ def table_lines(folder: Path, gpu: str) -> list[Line]:
     """One line a measured row: watts by rail, clocks, the counts of one launch, and the events they are.
 
     ``relative_voltage`` is that of the GPU's fitted bundle at the reported clock, absent where there is no
-    bundle. Rows of the first round and of a kernel's newest version, where that version was counted; rows without
-    power are left out, and the last row of an id counts.
+    bundle. Rows of the first round and of the version of a kernel that was counted; rows without power are left out,
+    and the last row of an id counts.
     """
     counters = folder / COUNTERS_FILE
     if not counters.is_file():
@@ -48,7 +48,7 @@ def table_lines(folder: Path, gpu: str) -> list[Line]:
     names = sorted({name for row in counted.values() for name in row["metrics"]})
     most = max((_dram_byte_per_s(row["metrics"]) for row in counted.values()), default=0.0)
     lines: list[Line] = []
-    for row in _measured(folder / name for name in RESULT_FILES):
+    for row in _measured((folder / name for name in RESULT_FILES), counted):
         metrics = _counts(row, counted, names, most)
         if metrics is not None:
             lines.append({**_line(row, gpu), **metrics, **events_of(metrics)})
@@ -74,15 +74,20 @@ def moves_frames(name: str) -> bool:
     return name == NO_KERNEL or name.endswith(MOVED)
 
 
-def _measured(paths: Iterable[Path]) -> Iterator[Plain]:
+def _measured(paths: Iterable[Path], counted: Mapping[str, Plain]) -> Iterator[Plain]:
     for path in paths:
         latest: dict[str, Plain] = {}
         for row in read_lines(path) if path.is_file() else ():
             name = str(row.get("name"))
-            newest = name not in latest or _version(row) >= _version(latest[name])
-            if not row.get("error") and row.get("power_w") and not row.get("repeat") and newest:
+            same = _version(row) == _version(counted.get(_kernel(name), row))
+            if not row.get("error") and row.get("power_w") and not row.get("repeat") and same:
                 latest[name] = row
         yield from latest.values()
+
+
+def _kernel(name: str) -> str:
+    """The counted kernel of a row: of one at a frame rate, or one that moves frames, the plain one."""
+    return name.removesuffix("_at_rate").removesuffix(MOVED)
 
 
 def _version(row: Plain) -> int:
@@ -114,8 +119,8 @@ def _counts(row: Plain, counted: Mapping[str, Plain], names: list[str], most: fl
     name = str(row["name"])
     if row["group"] == "idle" or name == NO_KERNEL:
         return dict.fromkeys(names, 0.0)
-    found = counted.get(name.removesuffix("_at_rate").removesuffix(MOVED))
-    if found is None or not row.get("launch_s") or _version(found) != _version(row):
+    found = counted.get(_kernel(name))
+    if found is None or not row.get("launch_s"):
         return None
     metrics: Metrics = found["metrics"]
     if found.get("frames"):

@@ -71,12 +71,14 @@ def _parser() -> argparse.ArgumentParser:
     models.add_argument("--budget", default="420s")
     models.add_argument("--steps", default="models,profile")
     models.add_argument("--only", default="", help="one model of the plan")
+    models.add_argument("--tier", type=int, default=0, help="one tier of the plan: what no other card has")
     models.add_argument("--few", type=int, default=0, help="only so many rows: a smoke test")
     models.set_defaults(call=_models)
     counters = verbs.add_parser("counters", help="hardware counters of a sample, through ncu")
     counters.add_argument("--out", type=Path, required=True)
     counters.add_argument("--budget", default="150s")
     counters.add_argument("--few", type=int, default=0)
+    counters.add_argument("--plan", default="", help="operators in place of the sample, a JSON object a line")
     counters.add_argument("--target", action="store_true", help="the part that runs under ncu")
     counters.set_defaults(call=_counters)
     _micro(verbs.add_parser("microbench", help="time, power and energy of every unit of the GPU"), _microbench)
@@ -182,7 +184,8 @@ def _models(options: argparse.Namespace) -> int:
 
     began_s = time.monotonic()
     budget_s = parse(options.budget, "s", "--budget")
-    counts = run_models(options.out, budget_s, tuple(options.steps.split(",")), options.only, options.few)
+    steps = tuple(options.steps.split(","))
+    counts = run_models(options.out, budget_s, steps, options.only, options.few, options.tier)
     print(json.dumps({**dict(sorted(counts.items())), "seconds": round(time.monotonic() - began_s, 1)}, indent=1))
     return int(ExitCode.OK)
 
@@ -192,9 +195,9 @@ def _counters(options: argparse.Namespace) -> int:
 
     budget_s = parse(options.budget, "s", "--budget")
     if options.target:
-        print(f"counted {counters.target(budget_s, options.few)} operators", file=sys.stderr)
+        print(f"counted {counters.target(budget_s, options.few, options.plan)} operators", file=sys.stderr)
         return int(ExitCode.OK)
-    print(json.dumps(counters.collect(options.out, budget_s, options.few)))
+    print(json.dumps(counters.collect(options.out, budget_s, options.few, options.plan)))
     return int(ExitCode.OK)
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from wattcast.errors import MissingTool, Refused, WattcastError
+from wattcast.measure.kernels.listed import read_listed
 from wattcast.measure.kernels.plan import plan, subset
 from wattcast.measure.kernels.spec import Spec
 from wattcast.records import Journal, Plain
@@ -39,8 +40,10 @@ RANGE = "wattcast:"
 FAILURES_BEFORE_STOP = 5
 
 
-def counted_specs(few: int = 0) -> list[Spec]:
-    """The sample: of every family, long enough to be more than a launch, small enough to replay quickly."""
+def counted_specs(few: int = 0, listed: str = "") -> list[Spec]:
+    """A list, or the sample: of every family, longer than a mere launch, small enough to replay quickly."""
+    if listed:
+        return read_listed(Path(listed))[: few or None]
     wanted = dict.fromkeys(COUNTED, few) if few else COUNTED
     return subset(plan(), wanted, lambda spec: 3e-6 < spec.guessed_s < 3e-3 and spec.byte < 4e8)
 
@@ -72,9 +75,10 @@ def collect_command(command: list[str], raw: Path, wanted: list[str]) -> None:
     partial.replace(raw)
 
 
-def collect(out: Path, budget_s: float, few: int = 0) -> dict[str, int]:
+def collect(out: Path, budget_s: float, few: int = 0, listed: str = "") -> dict[str, int]:
     """Run the sample under ``ncu``, keep its raw table, and append one row per kernel to ``counters.jsonl``."""
     ncu = find_ncu()
+    counted_specs(few, listed)  # a list that cannot be read is said before anything is started
     began_s = time.monotonic()
     out.mkdir(parents=True, exist_ok=True)
     metrics = known_metrics(wanted_metrics(), query_metrics(ncu))
@@ -82,7 +86,7 @@ def collect(out: Path, budget_s: float, few: int = 0) -> dict[str, int]:
     left_s = budget_s - (time.monotonic() - began_s) - 25.0
     command = [*ncu_command(ncu, raw, metrics), "--profile-from-start", "off", "--nvtx"]
     command += [sys.executable, "-m", "wattcast.measure", "counters", "--target", "--out", str(out)]
-    command += ["--budget", f"{left_s}s", "--few", str(few)]
+    command += ["--budget", f"{left_s}s", "--few", str(few), "--plan", listed]
     ended = subprocess.run(command, timeout=budget_s + 20.0, check=False, env=dict(os.environ))
     if ended.returncode != 0 or not raw.exists():
         said = raw.read_text(errors="replace")[-600:] if raw.exists() else ""
@@ -150,7 +154,7 @@ def _number(text: str | None) -> float | None:
         return None
 
 
-def target(budget_s: float, few: int = 0) -> int:
+def target(budget_s: float, few: int = 0, listed: str = "") -> int:
     """What runs under ``ncu``: each operator once warm, once counted. Returns how many were counted."""
     from wattcast.measure.kernels.gpu import Gpu
 
@@ -158,7 +162,7 @@ def target(budget_s: float, few: int = 0) -> int:
     gpu = Gpu.open(POOL_BYTE)
     cudart: Any = gpu.torch.cuda.cudart()
     counted = failed = 0
-    for spec in counted_specs(few):
+    for spec in counted_specs(few, listed):
         if time.monotonic() > deadline or failed >= FAILURES_BEFORE_STOP:
             break
         try:

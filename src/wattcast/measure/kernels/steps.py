@@ -96,12 +96,13 @@ def warm_step(campaign: Campaign, longest_s: float = 12.0) -> None:
 
 
 def duty_step(campaign: Campaign) -> None:
-    """Sustained, then three duties, for kernels that meet the power cap."""
-    bench, done = campaign.bench, 0
-    candidates = campaign.specs(CAPPED, lambda spec: likely_capped(spec) and spec.guessed_s < 1.5e-3)
+    """Sustained, then three duties, for kernels that meet the power cap: any of a list, the likely ones of the plan."""
+    bench, done, any_ = campaign.bench, 0, campaign.listed is not None
+    candidates = campaign.specs(CAPPED, lambda spec: any_ or (likely_capped(spec) and spec.guessed_s < 1.5e-3))
+    wanted = campaign.few or (len(candidates) if any_ else CAPPED_WANTED)
     warm_idle_w = _warm_idle_w(campaign, "duty-begin", candidates)
     for spec in campaign.within(candidates, 9.0, "duty"):
-        if done >= (campaign.few or CAPPED_WANTED):
+        if done >= wanted:
             break
         _sustain(campaign, spec)
         sustained = last_row(campaign.journal(RowKind.SUSTAINED), rows.row_id(RowKind.SUSTAINED, spec))
@@ -137,7 +138,8 @@ def pattern_step(campaign: Campaign) -> None:
     bench = campaign.bench
     specs = campaign.specs(PATTERNS, worth_patterns)
     specs = specs[:2] if campaign.few else specs
-    already = {spec.id for spec in campaign.specs(SUSTAINED, worth_sustaining)}
+    planned = campaign.specs(SUSTAINED, worth_sustaining) if campaign.listed is None else []
+    already = {spec.id for spec in planned}
     for pattern in ("zeros",) if campaign.few else ("zeros", "relu", "ones", "random"):
         bench.gpu.operands.fill(pattern)
         for spec in campaign.within(specs, 3.0, f"pattern {pattern}"):

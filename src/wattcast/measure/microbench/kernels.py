@@ -126,7 +126,7 @@ def prepare(benchmark: Benchmark, buffers: Buffers, cubin: bytes) -> Ready:
     if fits < 1:
         raise CudaError(f"{benchmark.name} does not fit on a multiprocessor.")
     sms = max(round(benchmark.share * device.sm_count), 1)
-    blocks = sms * min(fits, benchmark.blocks_per_sm)
+    blocks = sms * min(fits, benchmark.blocks_per_sm) * benchmark.turns
     size = buffers.size_of(benchmark.working_set, blocks)
     if benchmark.whole:
         blocks = min(size // benchmark.unit.chunk, MOST_BLOCKS * benchmark.stamped)

@@ -59,7 +59,7 @@ def _mix(name: str, parts: dict[str, int]) -> Benchmark:
         shared_byte=16384 if "shared" in parts else 0,
         working_set=where,
         weight=5,
-        version=2 if where == "l2" else 1,
+        version=3 if where == "l2" else 1,
     )
 
 

@@ -18,7 +18,7 @@ class Cycles:
     per_sm: float  # median over multiprocessors: from its first block's begin to its last one's end
     clock_hz: float  # median over blocks: cycles over nanoseconds
     active_sms: int
-    blocks_per_sm: float  # median over the multiprocessors that had any
+    blocks_per_sm: float  # mean over the multiprocessors that had any
 
 
 def read_stamps(words: npt.NDArray[np.uint64]) -> Cycles:
@@ -31,4 +31,4 @@ def read_stamps(words: npt.NDArray[np.uint64]) -> Cycles:
     spans = np.array([end[sm == s].max() - begin[sm == s].min() for s in order], dtype=float)
     counts = np.array([(sm == s).sum() for s in order], dtype=float)
     clock_hz = np.median((end - begin) / (end_ns - begin_ns)) * 1e9
-    return Cycles(float(np.median(spans)), float(clock_hz), len(order), float(np.median(counts)))
+    return Cycles(float(np.median(spans)), float(clock_hz), len(order), float(counts.mean()))

@@ -175,7 +175,7 @@ def _memory() -> list[Benchmark]:
             working_set="l2",
             check="fold",
             weight=1,
-            version=2,
+            version=3,
         ),
         _one(
             m.store("l2_write", 8),
@@ -183,7 +183,7 @@ def _memory() -> list[Benchmark]:
             8,
             working_set="l2",
             weight=1,
-            version=2,
+            version=3,
             extra=((r"LOP3.*|IMAD.*|SEL|ISETP.*|IADD3.*", 4.0),),  # changing what is stored
         ),
         _one(m.cached("l1_read", 4), "memory", 4, working_set="l1", weight=1),
@@ -200,7 +200,7 @@ def _memory() -> list[Benchmark]:
                 working_set=where,
                 check="fold",
                 weight=4,
-                version=2,
+                version=3 if where == "l2" else 2,
                 **large,
             )
             for where in ("l2", "dram")
@@ -216,13 +216,14 @@ def _memory() -> list[Benchmark]:
                 working_set=where,
                 least=90,
                 weight=4,
+                version=2 if where == "l2" else 1,
                 note="one thread of a block copies",
             )
             for where in ("l2", "dram")
         ),
         _one(m.atomic("atomic_shared", 64, "shared"), "memory", 64, shared_byte=2048, weight=4),
-        _one(m.atomic("atomic_own", 64, "own"), "memory", 64, working_set="l2", check="count", weight=4),
-        _one(m.atomic("atomic_same", 64, "same"), "memory", 64, working_set="l2", weight=4),
+        _one(m.atomic("atomic_own", 64, "own"), "memory", 64, working_set="l2", check="count", weight=4, version=2),
+        _one(m.atomic("atomic_same", 64, "same"), "memory", 64, working_set="l2", weight=4, version=2),
     ]
 
 

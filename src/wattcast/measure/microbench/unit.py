@@ -20,7 +20,8 @@ SIGNATURE = (
     "unsigned long long bytes, unsigned seed, int iterations"
 )
 STAMP_WORDS = 5  # of each block: multiprocessor, cycle counter and nanosecond timer at begin and end
-SINK_WORDS = 1 << 19  # of the sink: the most threads a launch may have
+L2_TURNS = 16  # of a benchmark that lives in L2: see `Benchmark.turns`
+SINK_WORDS = 1 << 22  # of the sink: the most threads a launch may have
 CHECK_SEED = 0  # with this seed a kernel stores what it computed
 TAIL: Opcodes = ((r"U?IADD3?|VIADD", 3.0), (r"U?ISETP.*|PLOP3.*", 1.0), (r"BRA.*", 1.0))  # of the loop itself
 
@@ -79,6 +80,15 @@ class Benchmark:
     def unit(self) -> Unit:
         """What is reported."""
         return self.parts[0][0]
+
+    @property
+    def turns(self) -> int:
+        """Blocks for each place on a multiprocessor, one after another.
+
+        L2 serves some multiprocessors sooner than others, and which depends on where a buffer lies; these take more
+        blocks, so that a launch is not as long as its slowest multiprocessor (docs/method/microbenchmarks.md).
+        """
+        return L2_TURNS if self.working_set == "l2" else 1
 
     @property
     def steps(self) -> int:

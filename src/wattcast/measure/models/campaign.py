@@ -122,12 +122,13 @@ def run_models(
     steps: tuple[str, ...] = ("models", "profile"),
     only: str = "",
     few: int = 0,
+    tier: int = 0,
 ) -> Counter[str]:
-    """Measure the plan within ``budget_s``; ``only`` keeps one model, ``few`` so many rows. Returns counts."""
+    """Measure the plan within ``budget_s``; ``only`` keeps one model, ``tier`` one tier, ``few`` so many rows."""
     for step in steps:
         if step not in STEPS:
             raise unknown_name("step", step, STEPS, f"Known: {', '.join(STEPS)}.")
-    specs = chosen(only, few)
+    specs = chosen(only, few, tier)
     began_s = time.monotonic()
     device = Device.open()
     out.mkdir(parents=True, exist_ok=True)
@@ -144,12 +145,15 @@ def run_models(
     return campaign.counts
 
 
-def chosen(only: str = "", few: int = 0) -> list[ModelSpec]:
-    """Rows of the plan, or of one model, or the first few."""
+def chosen(only: str = "", few: int = 0, tier: int = 0) -> list[ModelSpec]:
+    """Rows of the plan, or of one model, or of one tier, or the first few."""
     known = list(dict.fromkeys(spec.model for spec in plan()))
     if only and only not in known:
         raise unknown_name("planned model", only, known, f"Planned: {', '.join(known)}.")
-    specs = [spec for spec in plan() if not only or spec.model == only]
+    tiers = sorted({spec.tier for spec in plan()})
+    if tier and tier not in tiers:
+        raise unknown_name("tier", str(tier), map(str, tiers), f"Planned: {', '.join(map(str, tiers))}.")
+    specs = [spec for spec in plan() if only in ("", spec.model) and tier in (0, spec.tier)]
     return specs[:few] if few else specs
 
 
