@@ -96,7 +96,7 @@ def warm_step(campaign: Campaign, longest_s: float = 12.0) -> None:
 
 
 def duty_step(campaign: Campaign) -> None:
-    """Sustained, then three duties, for kernels that meet the power cap: any of a list, the likely ones of the plan."""
+    """Sustained, then three duties, for kernels that meet the power cap: any listed, or likely ones of the plan."""
     bench, done, any_ = campaign.bench, 0, campaign.listed is not None
     candidates = campaign.specs(CAPPED, lambda spec: any_ or (likely_capped(spec) and spec.guessed_s < 1.5e-3))
     wanted = campaign.few or (len(candidates) if any_ else CAPPED_WANTED)
