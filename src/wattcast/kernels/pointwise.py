@@ -18,7 +18,10 @@ from wattcast.workload.graph import RowReduction
 _THREADS = 2048.0  # of an SM
 # How often a byte crosses the banks of shared memory and L1, from profiler counters on an H200: once filled and once
 # read where a kernel streams; more where a row is walked several times.
-_SOFTMAX_CROSSINGS, _VECTOR_CROSSINGS, _SCALAR_CROSSINGS = 2.7, 3.7, 12.0
+_SOFTMAX_CROSSINGS, _VECTOR_CROSSINGS = 2.7, 3.7
+# A norm that loads single elements: bytes of a row, where 512 threads add up their moments, of an element and of each of
+# its bytes (eight counted norms of 31 to 38,717 elements).
+_SCALAR_ROW, _SCALAR_ELEMENT, _SCALAR_BYTE = 46.5e3, 5.0, 6.25
 _SCALAR_PASSES = 3.0  # of a norm that loads single elements, through L2
 
 
@@ -38,8 +41,11 @@ def row_reductions(
     units = np.ceil(rows / per_unit)
     vector = ~softmax & (dim % 4 == 0)
     threads = np.where(vector | warp | backward, 128.0, np.where(softmax, 1024.0, 512.0))
-    crossings = np.where(
-        softmax, np.where(warp, 2.0, _SOFTMAX_CROSSINGS), np.where(vector, _VECTOR_CROSSINGS, _SCALAR_CROSSINGS)
+    crossings = np.where(softmax, np.where(warp, 2.0, _SOFTMAX_CROSSINGS), _VECTOR_CROSSINGS)
+    crossed = np.where(
+        softmax | vector | backward,
+        (read + write) * crossings,
+        rows * (_SCALAR_ROW + dim * (_SCALAR_ELEMENT + _SCALAR_BYTE * width)),
     )
     layer = np.array([op.kind == "layernorm" for op in ops])
     # a long row of a layer norm is not met again in L1; its scalar kernels load weights with every row
@@ -68,7 +74,7 @@ def row_reductions(
         "launches": np.array([_row_launches(op) for op in ops]),
         "l2_byte": read * np.where(looped & ~backward, 3.0, passes) * twice + write,
         "between_byte": between,
-        "shared_byte": (read + write) * crossings + 2.0 * between,
+        "shared_byte": crossed + 2.0 * between,
         "dram_read_byte": read * share * (twice + rereads),
         "dram_write_byte": write * share,
         "slots": slots,
