@@ -3,6 +3,10 @@
 Axes run ``(*sweep, interval)``, events or parts last. One configuration is the sweep of shape
 ``()``. A field of a GPU or an operating point is a float, or an array shaped ``(*sweep, 1)``, so
 that it broadcasts against kernels on the last axis.
+
+In memory it is the sweep that lies end to end (``order="F"`` where a field first meets the kernels; what is
+computed from there keeps it): a step over a million points and forty kernels is forty long loops, not a
+million short ones.
 """
 
 from __future__ import annotations
