@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from enum import Enum
 from typing import Any, TypeAlias
@@ -26,7 +26,7 @@ from wattcast.workload.graph import Graph
 
 Columns: TypeAlias = dict[str, npt.NDArray[Any]]  # a table: column name -> values, all of one length
 
-CHUNK = 5_000  # points evaluated together: a few megabytes of kernels, which stay in cache
+CHUNK = 2_500  # points evaluated together: less than a megabyte an array, which stays in cache
 
 
 @dataclass(frozen=True)
@@ -59,40 +59,67 @@ class ScaledVoltage(VoltageCurve):
 
 
 def table(study: Study, start: int, stop: int) -> Columns:
-    """The points from ``start`` to ``stop`` that meet every constraint, as columns, in chunks."""
-    chunks = [_chunk(study, first, min(first + CHUNK, stop)) for first in range(start, stop, CHUNK)]
-    return {name: np.concatenate([chunk[name] for chunk in chunks]) for name in chunks[0]}
+    """The points from ``start`` to ``stop`` that meet every constraint, as columns."""
+    points = study.space.points(start, stop)
+    number = np.arange(start, stop)
+    for where in study.where:
+        if where.column in points:
+            kept = where.holds(points)
+            points, number = {name: values[kept] for name, values in points.items()}, number[kept]
+    results = evaluate(study, points) if number.size else _nothing(study)
+    columns: Columns = {"point": number, **points, **results}
+    for where in study.where:
+        if where.column in results:
+            kept = where.holds(columns)
+            columns = {name: values[kept] for name, values in columns.items()}
+    return columns
 
 
-def evaluate(study: Study, columns: Mapping[str, npt.NDArray[Any]]) -> Columns:
-    """Latency, power, energy and clock of each point, with the governor.
+def evaluate(study: Study, columns: Columns) -> Columns:
+    """Latency, power, energy and clock of each point, with the governor, in chunks.
 
     Points whose power at the clock asked for is within the limit are done after one step; only the
     others go through :func:`~wattcast.equilibrium.settle`. That is what ``settle`` does with each point
     alone, so results are those of single predictions.
     """
+    result = _chunked(_asked, study, columns)
+    rows = np.flatnonzero(result["capped"])
+    if rows.size:
+        over = {name: values[rows] for name, values in columns.items()}
+        for name, values in _chunked(_governed, study, over).items():
+            result[name][rows] = values
+    return result
+
+
+def _chunked(step: Callable[[Study, Columns], Columns], study: Study, columns: Columns) -> Columns:
+    """What ``step`` finds for all points, a few at a time; what it finds for all alike, for each of them."""
     size = len(next(iter(columns.values())))
+    result: Columns = {}
+    for first in range(0, size, CHUNK):
+        some = slice(first, first + CHUNK)
+        for name, values in step(study, {name: values[some] for name, values in columns.items()}).items():
+            result.setdefault(name, np.empty(size, values.dtype))[some] = values
+    return result
+
+
+def _asked(study: Study, columns: Columns) -> Columns:
+    """Each point at the clock asked for, and whether that takes too much power."""
     chip, at, bundle = configured(study, columns)
     timeline = analyse(study.graph, chip, bundle)
     top_hz: Scalar = chip.clocks.max_hz if at.clock_hz is None else at.clock_hz
     totals = at_clock(timeline, replace(at, clock_hz=top_hz), bundle)
     limit_w = bundle.settles * per_sweep(chip.power.limit_w if at.power_limit_w is None else at.power_limit_w)
-    over = np.broadcast_to(totals.power_w - limit_w > 0, (size,))
-    found = {
+    return {
         "latency_s": totals.latency_s,
         "power_w": totals.power_w,
         "energy_j": totals.energy_j,
         "clock_hz": per_sweep(top_hz),
         "effective_clock_hz": totals.effective_hz,
         "busy_s": totals.busy_s,
+        "capped": totals.power_w - limit_w > 0,
+        "limit_met": np.array(True),
+        **_fits(study.graph, chip),
     }
-    result = {name: np.array(np.broadcast_to(value, (size,)), dtype=np.float64) for name, value in found.items()}
-    met = np.ones(size, dtype=bool)
-    if over.any():
-        rows = np.flatnonzero(over)
-        for name, values in _governed(study, {name: values[rows] for name, values in columns.items()}).items():
-            (met if name == "limit_met" else result[name])[rows] = values
-    return result | {"capped": over.copy(), "limit_met": met} | _fits(study.graph, chip, size)
 
 
 def configured(study: Study, columns: Mapping[str, npt.NDArray[Any]]) -> tuple[Gpu, OperatingPoint, Bundle]:
@@ -131,29 +158,14 @@ def idle_fields(study: Study) -> list[str]:
     return unused
 
 
-def _chunk(study: Study, start: int, stop: int) -> Columns:
-    points = study.space.points(start, stop)
-    number = np.arange(start, stop)
-    for where in study.where:
-        if where.column in points:
-            kept = where.holds(points)
-            points, number = {name: values[kept] for name, values in points.items()}, number[kept]
-    results = evaluate(study, points) if number.size else _nothing(study)
-    columns: Columns = {"point": number, **points, **results}
-    for where in study.where:
-        if where.column in results:
-            kept = where.holds(columns)
-            columns = {name: values[kept] for name, values in columns.items()}
-    return columns
-
-
 def _nothing(study: Study) -> Columns:
     """The result columns of no points."""
     one = evaluate(study, study.space.points(0, 1))
     return {name: values[:0] for name, values in one.items()}
 
 
-def _governed(study: Study, columns: Mapping[str, npt.NDArray[Any]]) -> Columns:
+def _governed(study: Study, columns: Columns) -> Columns:
+    """What differs where the governor lowers the clock."""
     chip, at, bundle = configured(study, columns)
     timeline = analyse(study.graph, chip, bundle)
     settled = settle(timeline, chip, at, bundle)
@@ -169,12 +181,11 @@ def _governed(study: Study, columns: Mapping[str, npt.NDArray[Any]]) -> Columns:
     }
 
 
-def _fits(graph: Graph, chip: Gpu, size: int) -> Columns:
+def _fits(graph: Graph, chip: Gpu) -> Columns:
     """Whether the workload fits in memory; no column where nobody knows."""
     if graph.memory_byte is None:
         return {}
-    held = graph.memory_byte <= per_sweep(chip.memory.capacity_byte)
-    return {"fits": np.array(np.broadcast_to(held, (size,)))}
+    return {"fits": np.asarray(graph.memory_byte <= per_sweep(chip.memory.capacity_byte))}
 
 
 def _with_voltage(bundle: Bundle, factor: Array) -> Bundle:
