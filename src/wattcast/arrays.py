@@ -11,6 +11,7 @@ million short ones.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TypeAlias
 
@@ -53,7 +54,7 @@ def per_sweep(value: Scalar) -> Array:
 def check_positive(where: str, values: Mapping[str, Scalar | None]) -> None:
     """Every value is finite and above zero; None means unknown and passes."""
     for name, value in values.items():
-        if value is None:
+        if value is None or (isinstance(value, float) and 0.0 < value < math.inf):
             continue
         array = np.asarray(value)
         if not (np.isfinite(array).all() and (array > 0).all()):

@@ -23,10 +23,12 @@ from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.power.module import ModulePower
 from wattcast.power.static import VoltageCurve
 from wattcast.workload.graph import Graph
+from wattcast.workload.totals import distinct
 
 Columns: TypeAlias = dict[str, npt.NDArray[Any]]  # a table: column name -> values, all of one length
 
-CHUNK = 2_500  # points evaluated together: less than a megabyte an array, which stays in cache
+CELLS = 200_000  # points times kernels evaluated together: less than two megabytes an array, which stay in cache
+_LARGE = 4_000_000  # numbers; less than the 32 MiB above which glibc gives back any memory that is freed
 
 
 @dataclass(frozen=True)
@@ -94,9 +96,13 @@ def evaluate(study: Study, columns: Columns) -> Columns:
 def _chunked(step: Callable[[Study, Columns], Columns], study: Study, columns: Columns) -> Columns:
     """What ``step`` finds for all points, a few at a time; what it finds for all alike, for each of them."""
     size = len(next(iter(columns.values())))
+    count = max(CELLS // len(distinct(study.graph)), 1)
+    # From a large block that is freed glibc learns to keep blocks up to its size (mallopt(3), M_MMAP_THRESHOLD).
+    # Otherwise every chunk's arrays come from the system and go back to it: a third of a sweep's time.
+    np.empty(_LARGE)
     result: Columns = {}
-    for first in range(0, size, CHUNK):
-        some = slice(first, first + CHUNK)
+    for first in range(0, size, count):
+        some = slice(first, first + count)
         for name, values in step(study, {name: values[some] for name, values in columns.items()}).items():
             result.setdefault(name, np.empty(size, values.dtype))[some] = values
     return result
