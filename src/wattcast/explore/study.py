@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass, replace
-from enum import Enum
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -15,6 +14,7 @@ from wattcast.arrays import Array, Scalar, per_sweep, swept
 from wattcast.equilibrium import settle
 from wattcast.errors import MissingSpecification
 from wattcast.explore.fields import Kind
+from wattcast.explore.identity import fingerprint, packed, unpacked
 from wattcast.explore.space import Space
 from wattcast.explore.where import Where
 from wattcast.fitted import Bundle
@@ -44,9 +44,15 @@ class Study:
 
     def digest(self) -> str:
         """A fingerprint: equal studies have equal results."""
-        hashed = hashlib.sha256()
-        _feed(hashed, self)
-        return hashed.hexdigest()
+        return fingerprint(self)
+
+    def __reduce__(self) -> tuple[Callable[[bytes], Study], tuple[bytes]]:
+        return unpacked, (self._packed,)
+
+    @cached_property
+    def _packed(self) -> bytes:
+        """What workers are sent, part after part."""
+        return packed(self)
 
 
 @dataclass(frozen=True)
@@ -202,26 +208,3 @@ def _with_voltage(bundle: Bundle, factor: Array) -> Bundle:
         )
     scaled = ScaledVoltage(power.voltage.clock_hz, power.voltage.relative, swept(factor))
     return replace(bundle, power=replace(power, voltage=scaled))
-
-
-def _feed(hashed: Any, value: Any) -> None:
-    """Every field of a value into a hash, arrays by their bytes; not what it keeps from earlier use."""
-    hashed.update(type(value).__name__.encode())
-    if isinstance(value, np.ndarray):
-        hashed.update(str((value.dtype.str, value.shape)).encode() + np.ascontiguousarray(value).tobytes())
-    elif isinstance(value, Enum):
-        hashed.update(str(value.value).encode())
-    elif is_dataclass(value):
-        for item in fields(value):
-            if item.init and not item.name.startswith("_"):
-                hashed.update(item.name.encode())
-                _feed(hashed, getattr(value, item.name))
-    elif isinstance(value, Mapping):
-        for key in sorted(value, key=str):
-            hashed.update(str(key).encode())
-            _feed(hashed, value[key])
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            _feed(hashed, item)
-    else:
-        hashed.update(repr(value).encode() + b";")
