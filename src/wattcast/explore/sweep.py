@@ -11,7 +11,7 @@ import multiprocessing
 import signal
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -150,17 +150,20 @@ def processes(count: int) -> Runner:
 
     def runner(work: Work, indices: Iterable[int]) -> Iterator[Part]:
         left = deque(indices)
-        if count == 1 or len(left) < 2:
+        others = min(count, len(left)) - 1
+        if others < 1:
             yield from here(work, left)
             return
         context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(min(count, len(left)), context, _hold, (work,)) as pool:
-            running = {pool.submit(_held_part, left.popleft()) for _ in range(min(2 * count, len(left)))}
+        with ProcessPoolExecutor(others, context, _hold, (work,)) as pool:
+            running: set[Future[Part]] = set()
             try:
-                while running:
-                    finished, running = wait(running, return_when=FIRST_COMPLETED)
-                    while left and len(running) < 2 * count:
+                while left or running:
+                    while left and len(running) <= others:  # each has one, and one waits for whoever is first
                         running.add(pool.submit(_held_part, left.popleft()))
+                    if left:
+                        yield work.part(left.popleft())
+                    finished, running = wait(running, 0.0 if left else None, FIRST_COMPLETED)
                     yield from (future.result() for future in finished)
             except BrokenProcessPool:
                 do = "What is finished is kept; run the same command again."
