@@ -27,7 +27,7 @@ from wattcast.workload.totals import distinct
 
 Columns: TypeAlias = dict[str, npt.NDArray[Any]]  # a table: column name -> values, all of one length
 
-CELLS = 200_000  # points times kernels evaluated together: less than two megabytes an array, which stay in cache
+CELLS = 300_000  # points times kernels evaluated together: few megabytes an array, which stay in cache
 _LARGE = 4_000_000  # numbers; less than the 32 MiB above which glibc gives back any memory that is freed
 
 
