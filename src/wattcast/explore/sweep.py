@@ -70,7 +70,7 @@ class Work:
 
     study: Study
     objectives: tuple[str, ...]
-    encoded: bool
+    compression: str | None  # of what is written; None: nothing is
     part_points: int
 
     @property
@@ -82,7 +82,8 @@ class Work:
         """Compute part ``index``."""
         start = index * self.part_points
         columns = table(self.study, start, min(start + self.part_points, self.study.space.size))
-        return Part(index, self.summary(columns), encode(columns) if self.encoded else None)
+        data = None if self.compression is None else encode(columns, self.compression)
+        return Part(index, self.summary(columns), data)
 
     def summary(self, columns: Columns) -> Summary:
         """Few points of many."""
@@ -113,9 +114,9 @@ def run(
     if size > ASK_ABOVE and not yes:
         do = "Take larger steps, or add --yes to go."
         raise Refused(f"the space has {size:,} points, more than {ASK_ABOVE:,}. {do}")
-    work = Work(study, _objectives(study, objectives), out is not None, part_points)
-    notes = _notes(study)
+    wanted, notes = _objectives(study, objectives), _notes(study)
     store = None if out is None else open_store(out, study.digest(), _about(study), size, part_points)
+    work = Work(study, wanted, store.compression if store else None, part_points)
     done = store.finished() if store else set()
     summaries = deque(work.summary(store.read(index)) for index in sorted(done)) if store else deque()
     count = sum(_part_size(work, index) for index in done)
