@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from wattcast.explore.identity import packed, unpacked
 from wattcast.explore.study import Study, table
+from wattcast.power import kind_of, kinds
 
 
 def test_a_used_study_ships_no_more_than_a_fresh_one(study: Study) -> None:
@@ -31,6 +34,13 @@ def test_an_unpacked_study_is_the_same_study(study: Study) -> None:
     assert list(found) == list(wanted)
     for name, values in wanted.items():
         assert np.array_equal(found[name], values), name
+
+
+@pytest.mark.parametrize("kind", kinds())
+def test_every_power_model_travels(study: Study, kind: str) -> None:
+    with_it = replace(study, bundle=replace(study.bundle, power=kind_of(kind).example()))
+    unpacked.cache_clear()
+    assert pickle.loads(pickle.dumps(with_it)).digest() == with_it.digest() != study.digest()
 
 
 def test_a_worker_that_gets_a_study_again_goes_on_with_what_it_has(study: Study) -> None:
