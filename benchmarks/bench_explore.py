@@ -1,6 +1,7 @@
 """Explorations as ratios: against a loop over single predictions, against the bare core, and by workers.
 
-Run with ``asv run --python=same``. Ratios travel between machines; seconds do not.
+Run with ``asv run --python=same``. Ratios travel between machines; seconds do not. By hand,
+``python benchmarks/bench_explore.py`` times a million designs in one process and in two.
 """
 
 from __future__ import annotations
@@ -21,6 +22,20 @@ def million():
     """A million designs of a whole prefill, with the governor: as many as a Sobol sample is asked for."""
     axes = ["clock=600MHz:1980MHz", "sm_count=64:192", "memory.bandwidth=2TB/s:8TB/s"]
     return api.study("llama3-8b", "h200", axes, sample="random:1000000", batch=8, seq=1024)
+
+
+def timed(workers: int) -> tuple[float, float]:
+    """Seconds by the clock and of processor time, workers' included, of a million designs to Parquet."""
+    before_s, start_s = _processor_s(), time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        sweep.run(million(), Path(folder) / "points.parquet", runner=sweep.processes(workers))
+    return time.perf_counter() - start_s, _processor_s() - before_s
+
+
+def _processor_s() -> float:
+    """Processor time of this process and of those it has waited for."""
+    used = [resource.getrusage(whose) for whose in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in used)
 
 
 class Explore:
@@ -65,6 +80,10 @@ class Explore:
         """How many times faster two processes are than one, on a machine with two free cores."""
         return self._wall(sweep.processes(1)) / self._wall(sweep.processes(2))
 
+    def track_processor_time_of_two_processes_over_one(self) -> float:
+        """What starting and feeding a second process costs: 1 is nothing."""
+        return timed(2)[1] / timed(1)[1]
+
     def track_two_dask_workers_over_one(self) -> float:
         """How many times faster two Dask workers are than one, on a machine with two free cores."""
         return self._wall(cluster.on("local", 1)) / self._wall(cluster.on("local", 2))
@@ -78,3 +97,9 @@ class Explore:
         """Most memory this process held, in MB."""
         self.time_million_points_to_parquet()
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+if __name__ == "__main__":  # workers that are spawned import this file again
+    for count in (1, 2) * 4:
+        wall_s, processor_s = timed(count)
+        print(f"{count} worker{'s' * (count > 1)}: {wall_s:5.2f} s by the clock, {processor_s:5.2f} s of processors")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -39,3 +41,23 @@ def test_latency_is_what_a_walk_finds(found: list[Block], times: list[float]) ->
     each_s = np.array(times)[: len(timeline.kernels.ops)]
     assert float(latency_s(timeline, each_s)) == pytest.approx(walked(timeline, each_s), rel=1e-12)
     assert float(busy_s(timeline, each_s)) <= float(latency_s(timeline, each_s)) * (1 + 1e-12)
+
+
+@given(
+    st.lists(blocks, min_size=1, max_size=4),
+    st.lists(st.lists(st.floats(1e-7, 1e-4), min_size=4, max_size=4), min_size=1, max_size=5),
+    st.lists(st.floats(1e-7, 1e-4), min_size=5, max_size=5),
+)
+def test_a_sweep_is_what_a_walk_finds_at_each_of_its_points(
+    found: list[Block], times: list[list[float]], host: list[float]
+) -> None:
+    """A sweep takes another way: kernel after kernel over all points, be the host's cost swept or not."""
+    gpu = load("h200")
+    timeline = analyse(Graph("g", tuple(found)), gpu, bundle_for(gpu))
+    each_s = np.array(times, order="F")[:, : len(timeline.kernels.ops)]
+    swept_host_s = np.array(host[: len(each_s)])[:, np.newaxis] * np.ones(each_s.shape[1])
+    varied = replace(timeline, host_s=swept_host_s)
+    alike, apart = latency_s(timeline, each_s), latency_s(varied, each_s)
+    for i, one_s in enumerate(each_s):
+        assert alike[i] == pytest.approx(walked(timeline, one_s), rel=1e-12)
+        assert apart[i] == pytest.approx(walked(replace(timeline, host_s=swept_host_s[i]), one_s), rel=1e-12)

@@ -3,10 +3,15 @@
 Axes run ``(*sweep, interval)``, events or parts last. One configuration is the sweep of shape
 ``()``. A field of a GPU or an operating point is a float, or an array shaped ``(*sweep, 1)``, so
 that it broadcasts against kernels on the last axis.
+
+In memory it is the sweep that lies end to end (``order="F"`` where a field first meets the kernels; what is
+computed from there keeps it): a step over a million points and forty kernels is forty long loops, not a
+million short ones.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TypeAlias
 
@@ -49,7 +54,7 @@ def per_sweep(value: Scalar) -> Array:
 def check_positive(where: str, values: Mapping[str, Scalar | None]) -> None:
     """Every value is finite and above zero; None means unknown and passes."""
     for name, value in values.items():
-        if value is None:
+        if value is None or (isinstance(value, float) and 0.0 < value < math.inf):
             continue
         array = np.asarray(value)
         if not (np.isfinite(array).all() and (array > 0).all()):

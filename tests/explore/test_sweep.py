@@ -10,9 +10,11 @@ import pytest
 
 from wattcast.errors import BadInput, Refused, WattcastError
 from wattcast.explore import api, store, sweep
+from wattcast.explore import study as studies
 from wattcast.explore import where as constraints
 from wattcast.explore.study import Study, configured, idle_fields, table
 from wattcast.prediction import predict
+from wattcast.workload.totals import distinct
 
 QUANTITIES = ("latency_s", "power_w", "energy_j", "clock_hz", "effective_clock_hz", "busy_s")
 pytest.importorskip("polars")
@@ -32,6 +34,25 @@ def test_points_equal_single_predictions(study: Study) -> None:
             assert found[name][number] == pytest.approx(float(getattr(alone, name)), rel=1e-12), (name, number)
         assert bool(alone.capped) == bool(found["capped"][number])
         assert bool(alone.fits) == bool(found["fits"][number])
+
+
+def test_chunks_change_nothing(study: Study, monkeypatch) -> None:
+    """Points above their limit are gathered over all chunks before the governor sees them, in chunks again."""
+    found = whole(study)
+    monkeypatch.setattr(studies, "CELLS", 7 * len(distinct(study.graph)))
+    small = whole(study)
+    assert list(small) == list(found)
+    for name, values in found.items():
+        assert small[name].dtype == values.dtype
+        assert np.allclose(small[name], values, rtol=1e-12, atol=0), name
+
+
+def test_what_changes_nothing_is_found_for_every_point() -> None:
+    """A field no model uses leaves results without a sweep axis, below the limit and above it."""
+    for limit, capped in (("1000W", False), ("250W", True)):
+        found = whole(api.study("gpt2", "h200", ["links.pcie=64GB/s,128GB/s"], power_limit=limit, batch=64, seq=512))
+        assert found["capped"].tolist() == [capped, capped]
+        assert found["latency_s"][0] == found["latency_s"][1] > 0
 
 
 def test_a_limit_below_idle_power_is_said_not_hidden() -> None:

@@ -46,6 +46,11 @@ class Store:
     folder: Path
     target: Path | None  # the one file they are joined into; None: they stay
 
+    @property
+    def compression(self) -> str:
+        """Of parts: small where they stay, fast where they are read once and go."""
+        return "zstd" if self.target is None else "lz4"
+
     def finished(self) -> set[int]:
         """Numbers of the parts that are there."""
         numbers = (path.stem.removeprefix("part-") for path in self.folder.glob("part-*.parquet"))
@@ -108,10 +113,11 @@ def open_store(out: Path, study: str, about: str, points: int, part_points: int)
     return store
 
 
-def encode(columns: Mapping[str, npt.NDArray[Any]]) -> bytes:
+def encode(columns: Mapping[str, npt.NDArray[Any]], compression: str = "zstd") -> bytes:
     """Columns as the bytes of a Parquet file."""
     buffer = io.BytesIO()
-    polars().DataFrame(dict(columns)).write_parquet(buffer, compression="zstd", compression_level=1)
+    level = 1 if compression == "zstd" else None
+    polars().DataFrame(dict(columns)).write_parquet(buffer, compression=compression, compression_level=level)
     return buffer.getvalue()
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass, replace
-from enum import Enum
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -15,6 +14,7 @@ from wattcast.arrays import Array, Scalar, per_sweep, swept
 from wattcast.equilibrium import settle
 from wattcast.errors import MissingSpecification
 from wattcast.explore.fields import Kind
+from wattcast.explore.identity import fingerprint, packed, unpacked
 from wattcast.explore.space import Space
 from wattcast.explore.where import Where
 from wattcast.fitted import Bundle
@@ -23,10 +23,12 @@ from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.power.module import ModulePower
 from wattcast.power.static import VoltageCurve
 from wattcast.workload.graph import Graph
+from wattcast.workload.totals import distinct
 
 Columns: TypeAlias = dict[str, npt.NDArray[Any]]  # a table: column name -> values, all of one length
 
-CHUNK = 5_000  # points evaluated together: a few megabytes of kernels, which stay in cache
+CELLS = 300_000  # points times kernels evaluated together: few megabytes an array, which stay in cache
+_LARGE = 4_000_000  # numbers; less than the 32 MiB above which glibc gives back any memory that is freed
 
 
 @dataclass(frozen=True)
@@ -42,9 +44,15 @@ class Study:
 
     def digest(self) -> str:
         """A fingerprint: equal studies have equal results."""
-        hashed = hashlib.sha256()
-        _feed(hashed, self)
-        return hashed.hexdigest()
+        return fingerprint(self)
+
+    def __reduce__(self) -> tuple[Callable[[bytes], Study], tuple[bytes]]:
+        return unpacked, (self._packed,)
+
+    @cached_property
+    def _packed(self) -> bytes:
+        """What workers are sent, part after part."""
+        return packed(self)
 
 
 @dataclass(frozen=True)
@@ -59,40 +67,71 @@ class ScaledVoltage(VoltageCurve):
 
 
 def table(study: Study, start: int, stop: int) -> Columns:
-    """The points from ``start`` to ``stop`` that meet every constraint, as columns, in chunks."""
-    chunks = [_chunk(study, first, min(first + CHUNK, stop)) for first in range(start, stop, CHUNK)]
-    return {name: np.concatenate([chunk[name] for chunk in chunks]) for name in chunks[0]}
+    """The points from ``start`` to ``stop`` that meet every constraint, as columns."""
+    points = study.space.points(start, stop)
+    number = np.arange(start, stop)
+    for where in study.where:
+        if where.column in points:
+            kept = where.holds(points)
+            points, number = {name: values[kept] for name, values in points.items()}, number[kept]
+    results = evaluate(study, points) if number.size else _nothing(study)
+    columns: Columns = {"point": number, **points, **results}
+    for where in study.where:
+        if where.column in results:
+            kept = where.holds(columns)
+            columns = {name: values[kept] for name, values in columns.items()}
+    return columns
 
 
-def evaluate(study: Study, columns: Mapping[str, npt.NDArray[Any]]) -> Columns:
-    """Latency, power, energy and clock of each point, with the governor.
+def evaluate(study: Study, columns: Columns) -> Columns:
+    """Latency, power, energy and clock of each point, with the governor, in chunks.
 
     Points whose power at the clock asked for is within the limit are done after one step; only the
     others go through :func:`~wattcast.equilibrium.settle`. That is what ``settle`` does with each point
     alone, so results are those of single predictions.
     """
+    result = _chunked(_asked, study, columns)
+    rows = np.flatnonzero(result["capped"])
+    if rows.size:
+        over = {name: values[rows] for name, values in columns.items()}
+        for name, values in _chunked(_governed, study, over).items():
+            result[name][rows] = values
+    return result
+
+
+def _chunked(step: Callable[[Study, Columns], Columns], study: Study, columns: Columns) -> Columns:
+    """What ``step`` finds for all points, a few at a time; what it finds for all alike, for each of them."""
     size = len(next(iter(columns.values())))
+    count = max(CELLS // len(distinct(study.graph)), 1)
+    # From a large block that is freed glibc learns to keep blocks up to its size (mallopt(3), M_MMAP_THRESHOLD).
+    # Otherwise every chunk's arrays come from the system and go back to it: a third of a sweep's time.
+    np.empty(_LARGE)
+    result: Columns = {}
+    for first in range(0, size, count):
+        some = slice(first, first + count)
+        for name, values in step(study, {name: values[some] for name, values in columns.items()}).items():
+            result.setdefault(name, np.empty(size, values.dtype))[some] = values
+    return result
+
+
+def _asked(study: Study, columns: Columns) -> Columns:
+    """Each point at the clock asked for, and whether that takes too much power."""
     chip, at, bundle = configured(study, columns)
     timeline = analyse(study.graph, chip, bundle)
     top_hz: Scalar = chip.clocks.max_hz if at.clock_hz is None else at.clock_hz
     totals = at_clock(timeline, replace(at, clock_hz=top_hz), bundle)
     limit_w = bundle.settles * per_sweep(chip.power.limit_w if at.power_limit_w is None else at.power_limit_w)
-    over = np.broadcast_to(totals.power_w - limit_w > 0, (size,))
-    found = {
+    return {
         "latency_s": totals.latency_s,
         "power_w": totals.power_w,
         "energy_j": totals.energy_j,
         "clock_hz": per_sweep(top_hz),
         "effective_clock_hz": totals.effective_hz,
         "busy_s": totals.busy_s,
+        "capped": totals.power_w - limit_w > 0,
+        "limit_met": np.array(True),
+        **_fits(study.graph, chip),
     }
-    result = {name: np.array(np.broadcast_to(value, (size,)), dtype=np.float64) for name, value in found.items()}
-    met = np.ones(size, dtype=bool)
-    if over.any():
-        rows = np.flatnonzero(over)
-        for name, values in _governed(study, {name: values[rows] for name, values in columns.items()}).items():
-            (met if name == "limit_met" else result[name])[rows] = values
-    return result | {"capped": over.copy(), "limit_met": met} | _fits(study.graph, chip, size)
 
 
 def configured(study: Study, columns: Mapping[str, npt.NDArray[Any]]) -> tuple[Gpu, OperatingPoint, Bundle]:
@@ -131,29 +170,14 @@ def idle_fields(study: Study) -> list[str]:
     return unused
 
 
-def _chunk(study: Study, start: int, stop: int) -> Columns:
-    points = study.space.points(start, stop)
-    number = np.arange(start, stop)
-    for where in study.where:
-        if where.column in points:
-            kept = where.holds(points)
-            points, number = {name: values[kept] for name, values in points.items()}, number[kept]
-    results = evaluate(study, points) if number.size else _nothing(study)
-    columns: Columns = {"point": number, **points, **results}
-    for where in study.where:
-        if where.column in results:
-            kept = where.holds(columns)
-            columns = {name: values[kept] for name, values in columns.items()}
-    return columns
-
-
 def _nothing(study: Study) -> Columns:
     """The result columns of no points."""
     one = evaluate(study, study.space.points(0, 1))
     return {name: values[:0] for name, values in one.items()}
 
 
-def _governed(study: Study, columns: Mapping[str, npt.NDArray[Any]]) -> Columns:
+def _governed(study: Study, columns: Columns) -> Columns:
+    """What differs where the governor lowers the clock."""
     chip, at, bundle = configured(study, columns)
     timeline = analyse(study.graph, chip, bundle)
     settled = settle(timeline, chip, at, bundle)
@@ -169,12 +193,11 @@ def _governed(study: Study, columns: Mapping[str, npt.NDArray[Any]]) -> Columns:
     }
 
 
-def _fits(graph: Graph, chip: Gpu, size: int) -> Columns:
+def _fits(graph: Graph, chip: Gpu) -> Columns:
     """Whether the workload fits in memory; no column where nobody knows."""
     if graph.memory_byte is None:
         return {}
-    held = graph.memory_byte <= per_sweep(chip.memory.capacity_byte)
-    return {"fits": np.array(np.broadcast_to(held, (size,)))}
+    return {"fits": np.asarray(graph.memory_byte <= per_sweep(chip.memory.capacity_byte))}
 
 
 def _with_voltage(bundle: Bundle, factor: Array) -> Bundle:
@@ -185,26 +208,3 @@ def _with_voltage(bundle: Bundle, factor: Array) -> Bundle:
         )
     scaled = ScaledVoltage(power.voltage.clock_hz, power.voltage.relative, swept(factor))
     return replace(bundle, power=replace(power, voltage=scaled))
-
-
-def _feed(hashed: Any, value: Any) -> None:
-    """Every field of a value into a hash, arrays by their bytes; not what it keeps from earlier use."""
-    hashed.update(type(value).__name__.encode())
-    if isinstance(value, np.ndarray):
-        hashed.update(str((value.dtype.str, value.shape)).encode() + np.ascontiguousarray(value).tobytes())
-    elif isinstance(value, Enum):
-        hashed.update(str(value.value).encode())
-    elif is_dataclass(value):
-        for item in fields(value):
-            if item.init and not item.name.startswith("_"):
-                hashed.update(item.name.encode())
-                _feed(hashed, getattr(value, item.name))
-    elif isinstance(value, Mapping):
-        for key in sorted(value, key=str):
-            hashed.update(str(key).encode())
-            _feed(hashed, value[key])
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            _feed(hashed, item)
-    else:
-        hashed.update(repr(value).encode() + b";")

@@ -11,7 +11,7 @@ import multiprocessing
 import signal
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -70,7 +70,7 @@ class Work:
 
     study: Study
     objectives: tuple[str, ...]
-    encoded: bool
+    compression: str | None  # of what is written; None: nothing is
     part_points: int
 
     @property
@@ -82,7 +82,8 @@ class Work:
         """Compute part ``index``."""
         start = index * self.part_points
         columns = table(self.study, start, min(start + self.part_points, self.study.space.size))
-        return Part(index, self.summary(columns), encode(columns) if self.encoded else None)
+        data = None if self.compression is None else encode(columns, self.compression)
+        return Part(index, self.summary(columns), data)
 
     def summary(self, columns: Columns) -> Summary:
         """Few points of many."""
@@ -113,9 +114,9 @@ def run(
     if size > ASK_ABOVE and not yes:
         do = "Take larger steps, or add --yes to go."
         raise Refused(f"the space has {size:,} points, more than {ASK_ABOVE:,}. {do}")
-    work = Work(study, _objectives(study, objectives), out is not None, part_points)
-    notes = _notes(study)
+    wanted, notes = _objectives(study, objectives), _notes(study)
     store = None if out is None else open_store(out, study.digest(), _about(study), size, part_points)
+    work = Work(study, wanted, store.compression if store else None, part_points)
     done = store.finished() if store else set()
     summaries = deque(work.summary(store.read(index)) for index in sorted(done)) if store else deque()
     count = sum(_part_size(work, index) for index in done)
@@ -150,17 +151,20 @@ def processes(count: int) -> Runner:
 
     def runner(work: Work, indices: Iterable[int]) -> Iterator[Part]:
         left = deque(indices)
-        if count == 1 or len(left) < 2:
+        others = min(count, len(left)) - 1
+        if others < 1:
             yield from here(work, left)
             return
         context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(min(count, len(left)), context, _hold, (work,)) as pool:
-            running = {pool.submit(_held_part, left.popleft()) for _ in range(min(2 * count, len(left)))}
+        with ProcessPoolExecutor(others, context, _hold, (work,)) as pool:
+            running: set[Future[Part]] = set()
             try:
-                while running:
-                    finished, running = wait(running, return_when=FIRST_COMPLETED)
-                    while left and len(running) < 2 * count:
+                while left or running:
+                    while left and len(running) <= others:  # each has one, and one waits for whoever is first
                         running.add(pool.submit(_held_part, left.popleft()))
+                    if left:
+                        yield work.part(left.popleft())
+                    finished, running = wait(running, 0.0 if left else None, FIRST_COMPLETED)
                     yield from (future.result() for future in finished)
             except BrokenProcessPool:
                 do = "What is finished is kept; run the same command again."

@@ -53,8 +53,9 @@ def effective_hz(timeline: Timeline, clock_hz: Scalar, law: ClockLaw | None) -> 
         return set_hz
     rows = timeline.tensor_rows
     cycles = phases_s(timeline.tensor_phases, timeline.tensor_stack, set_hz) * set_hz
-    busy = np.divide(timeline.tensor_cycles, cycles, out=np.zeros(cycles.shape), where=cycles > 0)
+    busy = np.divide(timeline.tensor_cycles, cycles, out=np.zeros(cycles.shape, order="F"), where=cycles > 0)
     activity = busy * law.load(set_hz)
-    ratio = np.full((*activity.shape[:-1], len(timeline.kernels.ops)), law.without)
-    ratio[..., rows] = np.interp(activity, law.activity, law.ratio)
-    return np.asarray(set_hz * ratio)
+    running_hz = np.full((*activity.shape[:-1], len(timeline.kernels.ops)), law.without, order="F")
+    running_hz[..., rows] = np.interp(activity.T, law.activity, law.ratio).T  # transposed, it lies end to end
+    running_hz *= set_hz
+    return running_hz

@@ -78,7 +78,9 @@ def loads(kernels: Kernels, sms: Scalar) -> Array:
     if "conv2d" not in kernels.family:
         return np.ones(len(kernels.ops))
     gathered = np.array([name == "conv2d" for name in kernels.work.learner])
-    return np.where(gathered, imbalance(kernels, sms), 1.0)
+    uneven = imbalance(kernels, sms)
+    uneven[..., ~gathered] = 1.0
+    return uneven
 
 
 def main_dram_byte(work: Work) -> Array:

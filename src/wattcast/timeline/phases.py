@@ -29,7 +29,7 @@ from wattcast.kernels.work import Work
 from wattcast.timeline.ideal import TURNS_PER_CYCLE, loads, main_dram_byte
 from wattcast.timeline.residual import Residuals
 from wattcast.timeline.timeline import Phase, Timeline
-from wattcast.timeline.waves import active_share, rounds, waves
+from wattcast.timeline.waves import active, rounds, waves
 
 
 @dataclass(frozen=True)
@@ -76,33 +76,35 @@ def schedule(
     if residuals is not None:
         time_factor, energy_factor = residuals.factors(kernels, blended)
         off_chip = residuals.off_chip(time_factor)
-    off_chip_s = off_chip * memory * main_dram_byte(work) / gpu.memory.byte_per_s
-    on_chip = compute * _compute_cycles(kernels, gpu)
+    off_chip_s = np.divide(off_chip * memory * main_dram_byte(work), gpu.memory.byte_per_s, order="F")
+    in_waves = waves(kernels, gpu.sm_count)
+    on_chip = _compute_cycles(kernels, gpu, in_waves, time_factor * compute)
     if gpu.l2.byte_per_cycle is not None:
-        on_chip = np.maximum(on_chip, l2 * work.l2_byte * loads(kernels, gpu.sm_count) / gpu.l2.byte_per_cycle)
+        loaded_byte = time_factor * l2 * work.l2_byte * loads(kernels, gpu.sm_count)
+        on_chip = np.maximum(on_chip, np.divide(loaded_byte, gpu.l2.byte_per_cycle, order="F"))
     between = _moves(kernels, gpu, time_factor, l2, off_chip * memory)
     events, value = counts(kernels)
     tensor_rows = np.flatnonzero([event.startswith("tensor") for event in kernels.pipe_event])
     calls = kernels.calls
-    chip_rate = np.asarray(kernels.pipe_per_cycle * gpu.sm_count)
+    tensor_each = kernels.flop[tensor_rows] / np.asarray(kernels.pipe_per_cycle)[..., tensor_rows]
     phases = (
         Phase("fixed", None, time_factor * fixed_s * work.launches),
-        Phase("serial", time_factor * serial * work.steps * rounds(kernels, gpu.sm_count), None),
+        Phase("serial", (time_factor * serial * work.steps) * rounds(kernels, gpu.sm_count), None),
         *between,
-        Phase("main", time_factor * on_chip, np.maximum(off_chip_s, _link_s(kernels, gpu, launch))),
+        Phase("main", on_chip, np.maximum(off_chip_s, _link_s(kernels, gpu, launch))),
     )
     return Timeline(
         kernels=kernels,
         phases=phases,
         tensor_phases=tuple(phase.at(tensor_rows) for phase in phases),
         tensor_rows=tensor_rows,
-        tensor_cycles=np.asarray(kernels.flop / chip_rate)[..., tensor_rows],
+        tensor_cycles=np.divide(tensor_each, gpu.sm_count, order="F"),
         events=events,
         value=value,
         total=np.einsum("ke,k->e", value, calls),
         energy_factor=energy_factor,
         weighted=np.einsum("ke,k->e", value, calls * energy_factor),
-        active=active_share(kernels, gpu.sm_count) * gpu.sm_count,
+        active=active(kernels, in_waves),
         calls=calls,
         host_s=launch.host_s([op.kind for op in kernels.ops]),
     )
@@ -113,17 +115,16 @@ def _moves(kernels: Kernels, gpu: Gpu, time: Array, l2: Array, memory: Array) ->
     work = kernels.work
     stored_byte = np.where(work.store_byte > 0, work.dram_write_byte, 0.0)
     phases = []
-    turn = work.turn_element / (TURNS_PER_CYCLE * gpu.sm_count)
+    turn = np.divide(work.turn_element, TURNS_PER_CYCLE * gpu.sm_count, order="F")
     for name, byte, dram_byte, least in (
         ("between", work.between_byte, work.between_dram_byte, turn),
         ("store", work.store_byte, stored_byte, np.zeros(())),
     ):
         if byte.any():
             rate = gpu.l2.byte_per_cycle
-            cycles = least if rate is None else np.maximum(l2 * byte / rate, least)
-            phases.append(
-                Phase(name, np.asarray(time * cycles), np.asarray(memory * dram_byte / gpu.memory.byte_per_s))
-            )
+            cycles = least if rate is None else np.maximum(np.divide(l2 * byte, rate, order="F"), least)
+            off_chip_s = np.divide(memory * dram_byte, gpu.memory.byte_per_s, order="F")
+            phases.append(Phase(name, np.asarray(time * cycles), off_chip_s))
     return tuple(phases)
 
 
@@ -152,11 +153,12 @@ def correction_of(group: str, corrections: Mapping[str, Correction]) -> Correcti
     return corrections[name]
 
 
-def _compute_cycles(kernels: Kernels, gpu: Gpu) -> Array:
-    """Cycles of the busiest SM's pipes, ``(*sweep, kernel)``."""
-    cycles = np.asarray(waves(kernels, gpu.sm_count) * kernels.work.unit_flop / kernels.pipe_per_cycle)
+def _compute_cycles(kernels: Kernels, gpu: Gpu, in_waves: Array, factor: Array) -> Array:
+    """Cycles of the busiest SM's pipes, ``(*sweep, kernel)``, times a factor a kernel."""
+    cycles = np.asarray(in_waves * (factor * kernels.work.unit_flop / kernels.pipe_per_cycle))
     if gpu.pipes.sfu_op_per_cycle is not None:
-        cycles = np.maximum(cycles, kernels.sfu_op / (gpu.sm_count * gpu.pipes.sfu_op_per_cycle))
+        sfu_per_cycle = gpu.sm_count * gpu.pipes.sfu_op_per_cycle
+        cycles = np.maximum(cycles, np.divide(factor * kernels.sfu_op, sfu_per_cycle, order="F"))
     return cycles
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import numpy as np
 
 from wattcast.arrays import Array
+from wattcast.kernels.table import Segment
 from wattcast.timeline.timeline import Order, Timeline
 
 
@@ -25,21 +26,27 @@ def latency_s(timeline: Timeline, kernel_s: Array) -> Array:
         return _at_once(timeline.order, kernel_s)
     host = end = np.zeros(())
     for segment in timeline.kernels.segments:
-        c, d = timeline.host_s.take(segment.rows, axis=-1), kernel_s.take(segment.rows, axis=-1)
-        ahead = c - d
-        if segment.many:
-            ahead *= segment.counts
-        lag = np.cumsum(ahead, axis=-1)
-        lag -= ahead
-        lag += c
-        if segment.many:  # the last of several equal kernels in a row may lag furthest
-            lag += (segment.counts - 1.0) * np.maximum(c - d, 0.0)
-        c_sum, d_sum = c @ segment.counts, d @ segment.counts
-        once = d_sum + lag.max(axis=-1)
-        many = once + (segment.repeat - 1) * np.maximum(c_sum, d_sum)
+        c_sum, d_sum, lag = _stretch(segment, timeline.host_s, kernel_s)
+        many = d_sum + lag + (segment.repeat - 1) * np.maximum(c_sum, d_sum)
         end = np.maximum(end + segment.repeat * d_sum, host + many)
         host = host + segment.repeat * c_sum
     return np.asarray(end)
+
+
+def _stretch(segment: Segment, host_s: Array, kernel_s: Array) -> tuple[Array, Array, Array]:
+    """C, D and how far the host ever lags behind, of a segment run once; kernel after kernel, each a whole sweep."""
+    c_sum: Array = np.zeros(host_s.shape[:-1])
+    d_sum, lag, now = np.zeros((3, *kernel_s.shape[:-1]))
+    lag -= np.inf
+    for row, count in zip(segment.rows.tolist(), segment.counts.tolist(), strict=True):
+        c, d = host_s[..., row], kernel_s[..., row]
+        np.subtract(c_sum + c, d_sum, out=now)
+        if count > 1:  # the last of several equal kernels in a row may lag furthest
+            now += (count - 1.0) * np.maximum(c - d, 0.0)
+        np.maximum(lag, now, out=lag)
+        c_sum = c_sum + count * c
+        d_sum += d if count == 1 else count * d
+    return c_sum, d_sum, lag
 
 
 def _at_once(order: Order, kernel_s: Array) -> Array:

@@ -33,8 +33,8 @@ class Phase:
 
     def at(self, rows: npt.NDArray[np.int64]) -> Phase:
         """The phase of some kernels alone."""
-        cycles = None if self.cycles is None else np.ascontiguousarray(self.cycles[..., rows])
-        seconds = None if self.seconds is None else np.ascontiguousarray(self.seconds[..., rows])
+        cycles = None if self.cycles is None else self.cycles[..., rows]
+        seconds = None if self.seconds is None else self.seconds[..., rows]
         return Phase(self.name, cycles, seconds)
 
 
@@ -133,16 +133,19 @@ def phases_s(phases: tuple[Phase, ...], stack: Stack | None, effective_hz: Array
         return np.asarray(np.maximum(stack.cycles * period_s, stack.seconds).sum(axis=0))
     total: Array = np.zeros(())
     for phase in phases:
-        total = total + _phase_s(phase, period_s)
+        if phase.cycles is None:
+            total = total + (0.0 if phase.seconds is None else phase.seconds)
+            continue
+        part_s = np.multiply(phase.cycles, period_s, order="F")
+        if phase.seconds is not None:
+            part_s = np.maximum(part_s, phase.seconds, out=_into(part_s, phase.seconds))
+        total = np.add(part_s, total, out=_into(part_s, total))
     return np.asarray(total)
 
 
-def _phase_s(phase: Phase, period_s: Array) -> Array:
-    if phase.cycles is None:
-        return np.asarray(phase.seconds if phase.seconds is not None else 0.0)
-    on_chip_s = phase.cycles * period_s
-    if phase.seconds is None:
-        return on_chip_s
-    # in place where a sweep allows: memory's bandwidth may be swept where nothing on chip is
-    wide = on_chip_s.shape == np.broadcast_shapes(on_chip_s.shape, phase.seconds.shape)
-    return np.maximum(on_chip_s, phase.seconds, out=on_chip_s if wide else None)
+def _into(array: Array, other: Array) -> Array | None:
+    """The array itself, for a step in place, where ``other`` does not make it wider.
+
+    It may: of a sweep over memory alone, nothing on chip varies.
+    """
+    return array if array.shape == np.broadcast_shapes(array.shape, other.shape) else None

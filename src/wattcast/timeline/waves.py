@@ -10,8 +10,8 @@ from wattcast.kernels import Kernels
 
 def waves(kernels: Kernels, sm_count: Scalar) -> Array:
     """Rounds of units over the SMs, ``(*sweep, kernel)``: whole ones for tiles that fill an SM."""
-    rounds = np.asarray(kernels.work.units / sm_count)
-    return np.where(kernels.fills, np.ceil(rounds), np.maximum(rounds, 1.0))
+    rounds = np.divide(kernels.work.units, sm_count, order="F")
+    return np.ceil(rounds, out=np.maximum(rounds, 1.0), where=kernels.fills)
 
 
 def imbalance(kernels: Kernels, sm_count: Scalar) -> Array:
@@ -21,10 +21,15 @@ def imbalance(kernels: Kernels, sm_count: Scalar) -> Array:
 
 def rounds(kernels: Kernels, sm_count: Scalar) -> Array:
     """How often an SM takes new units while the last ones still run, ``(*sweep, kernel)``; at least once."""
-    return np.maximum(kernels.work.units / (kernels.work.slots * sm_count), 1.0)
+    each = np.divide(kernels.work.units / kernels.work.slots, sm_count, order="F")
+    return np.maximum(each, 1.0, out=each)
+
+
+def active(kernels: Kernels, waves: Array) -> Array:
+    """SMs with work, averaged over a kernel's waves, ``(*sweep, kernel)``."""
+    return np.asarray(kernels.work.units / np.maximum(waves, 1e-30))
 
 
 def active_share(kernels: Kernels, sm_count: Scalar) -> Array:
     """Share of the SMs with work, averaged over a kernel's waves, ``(*sweep, kernel)``."""
-    rounds = np.asarray(kernels.work.units / sm_count)
-    return np.where(kernels.work.units > 0, rounds / np.maximum(waves(kernels, sm_count), 1e-30), 0.0)
+    return np.asarray(active(kernels, waves(kernels, sm_count)) / sm_count)

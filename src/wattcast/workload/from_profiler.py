@@ -18,7 +18,8 @@ import msgspec
 from wattcast.errors import BadInput, bad_value
 from wattcast.files import from_json, read_bytes, unzipped
 from wattcast.workload.graph import Block, Elementwise, Graph, Operator
-from wattcast.workload.torch_operators import Call, free, known, operators
+from wattcast.workload.torch_call import Call
+from wattcast.workload.torch_operators import free, known, operators
 from wattcast.workload.trace_shapes import arguments, main_dtype, results
 
 MAX_TRACE_BYTE = 1 << 29

@@ -18,7 +18,9 @@ from wattcast.errors import BadInput, MissingTool, UnknownName, bad_value, clip
 from wattcast.workload.graph import Block, Elementwise, Graph, Operator
 from wattcast.workload.program import optimiser
 from wattcast.workload.symbolic import Storage, Tape, Tensor
-from wattcast.workload.torch_operators import Call, operators, pointwise
+from wattcast.workload.torch_call import Call
+from wattcast.workload.torch_operators import operators
+from wattcast.workload.torch_pointwise import pointwise
 
 
 @dataclass(frozen=True)
