@@ -55,24 +55,15 @@ class Forest:
     def of(self, rows: Array) -> Array:
         """The sum of the trees for each row ``(row, feature)``, columns in the order of ``features``."""
         if self._leaves is None:
-            return np.asarray(self.base + self.value.ravel().take(self._walked(rows)).sum(axis=-1))
+            return np.asarray(self.base + self.value.ravel().take(self._walk.leaves(rows)).sum(axis=-1))
         found = np.empty(len(rows))
         for start in range(0, len(rows), _BLOCK):
             found[start : start + _BLOCK] = self._leaves.sums(rows[start : start + _BLOCK])
         return self.base + found
 
-    def _walked(self, rows: Array) -> npt.NDArray[np.int64]:
-        """The leaf of each row in each tree, from the root down, as positions in the arrays laid end to end."""
-        trees, nodes = self.feature.shape
-        first = np.arange(trees, dtype=np.int64) * nodes
-        left, right = ((child + first[:, np.newaxis]).ravel() for child in (self.left, self.right))
-        feature, threshold = self.feature.astype(np.int64).ravel(), self.threshold.ravel()
-        column = (np.arange(len(rows), dtype=np.int64) * rows.shape[1])[:, np.newaxis]
-        cell: npt.NDArray[np.int64] = np.broadcast_to(first, (len(rows), trees))
-        for _ in range(self.depth):
-            goes_left = rows.ravel().take(column + feature.take(cell)) <= threshold.take(cell)
-            cell = np.where(goes_left, left.take(cell), right.take(cell))
-        return cell
+    @cached_property
+    def _walk(self) -> Walk:
+        return Walk.of(self.feature, self.threshold, self.left, self.right, self.depth)
 
     @cached_property
     def _leaves(self) -> _Leaves | None:
@@ -120,6 +111,40 @@ def depth_of(left: Index, right: Index) -> int:
         following[rows[inner], right[rows[inner], columns[inner]]] = True
         level, depth = following, depth + 1
     raise bad_value("forest", "trees", "a cycle")
+
+
+_LOOK = 5  # levels after which it is worth a look whether all rows have reached a leaf
+
+
+@dataclass(frozen=True)
+class Walk:
+    """Trees laid end to end to be walked from the root down, every node twice: to the right, then to the left."""
+
+    feature: npt.NDArray[np.intp]
+    threshold: Array
+    child: npt.NDArray[np.intp]
+    root: npt.NDArray[np.intp]  # (tree,)
+    depth: int
+
+    @classmethod
+    def of(cls, feature: Index, threshold: Array, left: Index, right: Index, depth: int) -> Walk:
+        """From arrays ``(tree, node)``."""
+        trees, nodes = feature.shape
+        first = np.arange(trees, dtype=np.intp) * nodes
+        child = 2 * (np.stack([right, left], axis=-1).astype(np.intp) + first[:, np.newaxis, np.newaxis])
+        twice = np.repeat(feature.astype(np.intp).ravel(), 2), np.repeat(threshold.ravel(), 2)
+        return cls(*twice, child.ravel(), 2 * first, depth)
+
+    def leaves(self, rows: Array) -> npt.NDArray[np.intp]:
+        """The leaf of each row in each tree, ``(row, tree)``, as positions in the arrays laid end to end."""
+        flat, column = rows.ravel(), np.arange(0, rows.size, max(rows.shape[1], 1))[:, np.newaxis]
+        node: npt.NDArray[np.intp] = np.broadcast_to(self.root, (len(rows), len(self.root)))
+        for level in range(self.depth):
+            goes_left = flat.take(column + self.feature.take(node)) <= self.threshold.take(node)
+            before, node = node, self.child.take(node + goes_left)
+            if level % _LOOK == _LOOK - 1 and (node == before).all():
+                break
+        return node // 2
 
 
 @dataclass(frozen=True)
