@@ -146,8 +146,12 @@ def blended(name_of: Callable[[int, str], str], picks: Picks) -> tuple[list[str]
     count = len(picks.kind)
     alike = picks.kind[:, np.newaxis] == np.arange(len(KINDS))[:, np.newaxis]
     shares = (picks.share[:, np.newaxis] * alike).sum(axis=-1)  # (row, kind)
-    for i, k in np.argwhere(shares > 0).tolist():
-        columns.setdefault(f"is {name_of(i, KINDS[k])}", np.zeros(count))[i] += shares[i, k]
+    rows, kinds = np.nonzero(shares)
+    for i, k, share in zip(rows.tolist(), kinds.tolist(), shares[rows, kinds].tolist(), strict=True):
+        name = f"is {name_of(i, KINDS[k])}"
+        if name not in columns:
+            columns[name] = np.zeros(count)
+        columns[name][i] += share
     return [name_of(i, KINDS[k]) for i, k in enumerate(picks.kind[:, 0].tolist())], columns
 
 
@@ -264,7 +268,7 @@ def pick(
 def _fitted(
     picks: Picks, rows: list[int], chooser: Chooser, sizes: tuple[Array, ...], shape: Mapping[str, Array], sms: float
 ) -> None:
-    columns = np.stack([shape[column][rows] for column in chooser.names], axis=-1)
+    columns = np.array([shape[column] for column in chooser.names]).T[rows]
     b, m, n, k = sizes
     score = _settled(chooser.score(b, m, n, k, columns, sms), chooser, m, columns)
     # Hopper's kernels differ in their tiles alone: the likeliest as it is. Where kinds differ by factors of time,
