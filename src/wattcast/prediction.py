@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -15,7 +15,7 @@ from wattcast.arrays import Array, per_sweep
 from wattcast.energy import mean_w
 from wattcast.equilibrium import Settled, settle
 from wattcast.fitted import Bundle
-from wattcast.flow import Detail, Totals, analyse, at_clock, in_detail
+from wattcast.flow import Detail, Totals, analyse, analyse_many, at_clock, in_detail
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.provenance import Provenance, Status
 from wattcast.timeline import Timeline
@@ -151,6 +151,22 @@ class Prediction:
 def predict(graph: Graph, gpu: Gpu, at: OperatingPoint, bundle: Bundle) -> Prediction:
     """The whole flow for one workload: once per kernel, then the governor, then the clock it found."""
     return predict_timeline(analyse(graph, gpu, bundle), graph, gpu, at, bundle)
+
+
+def predict_many(graphs: Sequence[Graph], gpu: Gpu, at: OperatingPoint, bundle: Bundle) -> list[Prediction]:
+    """The same of many workloads, in order: kernels of as many as fit a table are looked at together."""
+    found = []
+    for start in range(0, len(graphs), TOGETHER):
+        some = graphs[start : start + TOGETHER]
+        timelines = analyse_many(some, gpu, bundle)
+        found += [
+            predict_timeline(timeline, graph, gpu, at, bundle)
+            for timeline, graph in zip(timelines, some, strict=True)
+        ]
+    return found
+
+
+TOGETHER = 128  # workloads, of some fifty kernels each
 
 
 def predict_timeline(timeline: Timeline, graph: Graph, gpu: Gpu, at: OperatingPoint, bundle: Bundle) -> Prediction:

@@ -18,7 +18,7 @@ from wattcast.kernels.elementwise import elementwise
 from wattcast.kernels.pointwise import row_reductions
 from wattcast.kernels.products import asked as products_asked
 from wattcast.kernels.products import is_point, products
-from wattcast.kernels.table import Kernels, Memo, Segment
+from wattcast.kernels.table import Index, Kernels, Memo, Segment
 from wattcast.kernels.work import COUNTED, USUAL, WORK_COLUMNS, Columns, Condition, Reference, Work, resident
 from wattcast.workload.graph import Attention, Bmm, Collective, Conv2d, Graph, Linear, Operator
 
@@ -43,6 +43,26 @@ PIPE_EVENTS = tuple(dict.fromkeys([*TENSOR_EVENT.values(), *CUDA_EVENT.values()]
 
 def lower(graph: Graph, gpu: Gpu, reference: Reference) -> Kernels:
     """The kernels a graph becomes on ``gpu``, one a distinct operator, in issue order."""
+    ops, segments = _issued(graph)
+    return kernels_of(ops, (USUAL,) * len(ops), gpu, reference, segments)
+
+
+_Part = tuple[Index, tuple[Operator, ...], tuple[Segment, ...]]
+
+
+def lower_many(graphs: Sequence[Graph], gpu: Gpu, reference: Reference) -> tuple[Kernels, list[_Part]]:
+    """The kernels of all graphs in one table; of each, its rows, its operators, and the order they are issued in."""
+    row_of: dict[Operator, int] = {}
+    places = []
+    for graph in graphs:
+        ops, segments = _issued(graph)
+        places.append((np.array([row_of.setdefault(op, len(row_of)) for op in ops], np.int64), ops, segments))
+    all_ops = tuple(row_of)
+    return kernels_of(all_ops, (USUAL,) * len(all_ops), gpu, reference, ()), places
+
+
+def _issued(graph: Graph) -> tuple[tuple[Operator, ...], tuple[Segment, ...]]:
+    """The distinct operators of a graph and the order in which they are issued."""
     row_of: dict[Operator, int] = {}
     segments = []
     for block in graph.blocks:
@@ -50,8 +70,7 @@ def lower(graph: Graph, gpu: Gpu, reference: Reference) -> Kernels:
         rows = np.array([row_of.setdefault(op, len(row_of)) for op in distinct], np.int64)
         counts = np.array([op.count for op in block.ops], np.float64)
         segments.append(Segment(rows.take(places), counts, block.repeat))
-    ops = tuple(row_of)
-    return kernels_of(ops, (USUAL,) * len(ops), gpu, reference, tuple(segments))
+    return tuple(row_of), tuple(segments)
 
 
 def kernels_of(
@@ -83,7 +102,7 @@ def kernels_of(
         link_hops=links[1],
         segments=segments,
         conditions=memo.conditions,
-        assumptions=tuple(dict.fromkeys(note for _, _, note in pipes if note)),
+        notes=tuple([note for _, _, note in pipes]),
     )
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import cached_property
+from functools import cache, cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -93,9 +93,20 @@ class Work:
 
         A point convolution is a ``gemm``.
         """
-        return tuple(learner_of(group) for group in self.group)
+        return tuple([learner_of(group) for group in self.group])
+
+    def at(self, rows: npt.NDArray[np.intp]) -> Work:
+        """The work of some kernels."""
+        columns = np.array([getattr(self, name) for name in WORK_COLUMNS]).take(rows, axis=1)
+        features = np.array(list(self.features.values())).take(rows, axis=1)
+        return Work(
+            group=tuple([self.group[i] for i in rows.tolist()]),
+            features=dict(zip(self.features, features, strict=True)),
+            **dict(zip(WORK_COLUMNS, columns, strict=True)),
+        )
 
 
+@cache
 def learner_of(group: str) -> str:
     """Whose residual a group learns.
 

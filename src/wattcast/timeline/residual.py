@@ -108,7 +108,7 @@ def _above(name: str, known: Mapping[str, object]) -> str:
     return ""
 
 
-_MOST_KEPT = 256
+_MOST_KEPT, _MOST_ROWS = 256, 512  # workloads kept, and kernels of one worth keeping
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class Residuals:
         seconds = time * ideal(kernels, self.reference).seconds(logs, self.reference.top_hz)
         features.add(rates(kernels, self.reference, seconds, fixed_s))
         energy = _factors(self.energy, rows_of, features, count)
-        if len(self._kept) < _MOST_KEPT:
+        if len(self._kept) < _MOST_KEPT and count <= _MOST_ROWS:
             self._kept[kernels.memo] = time, energy
         return time, energy
 
