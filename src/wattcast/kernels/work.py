@@ -97,13 +97,17 @@ class Work:
 
     def at(self, rows: npt.NDArray[np.intp]) -> Work:
         """The work of some kernels."""
-        columns = np.array([getattr(self, name) for name in WORK_COLUMNS]).take(rows, axis=1)
-        features = np.array(list(self.features.values())).take(rows, axis=1)
+        values = self._table.take(rows, axis=1)
         return Work(
             group=tuple([self.group[i] for i in rows.tolist()]),
-            features=dict(zip(self.features, features, strict=True)),
-            **dict(zip(WORK_COLUMNS, columns, strict=True)),
+            features=dict(zip(self.features, values[len(WORK_COLUMNS) :], strict=True)),
+            **dict(zip(WORK_COLUMNS, values, strict=False)),
         )
+
+    @cached_property
+    def _table(self) -> Array:
+        """Columns and features, ``(column, kernel)``, for those who take rows of them again and again."""
+        return np.array([*(getattr(self, name) for name in WORK_COLUMNS), *self.features.values()])
 
 
 @cache

@@ -421,12 +421,13 @@ class Elementwise(Operator):
     def __post_init__(self) -> None:
         super().__post_init__()
         function_of(self.function)
-        for item, value in (("read", self.read), ("write", self.write)):
-            if value is not None and value < 0:
-                raise bad_value(f"{self.function}.{item}", "bytes, zero or more", value)
-        for item, value in (("rows", self.rows), ("run", self.run)):
-            if value is not None and not 1 <= value <= self.n:
-                raise bad_value(f"{self.function}.{item}", f"from 1 to its {self.n} elements", value)
+        given, n = self.__dict__, self.n
+        for item in ("read", "write"):
+            if given[item] is not None and given[item] < 0:
+                raise bad_value(f"{self.function}.{item}", "bytes, zero or more", given[item])
+        for item in ("rows", "run"):
+            if given[item] is not None and not 1 <= given[item] <= n:
+                raise bad_value(f"{self.function}.{item}", f"from 1 to its {n} elements", given[item])
 
     @property
     def name(self) -> str:

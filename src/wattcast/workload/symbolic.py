@@ -7,8 +7,7 @@ included, because the strides are followed as PyTorch follows them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import prod
@@ -213,14 +212,15 @@ class Tape:
     recording: bool = True
     cache_byte: int = 0  # keys and values that outlive the pass
 
-    @contextmanager
-    def at(self, label: str) -> Iterator[None]:
+    def at(self, label: str) -> Labelled:
         """Label what is emitted inside."""
-        before, self.label = self.label, f"{self.label}.{label}" if self.label else label
-        try:
-            yield
-        finally:
-            self.label = before
+        return Labelled(self, label)
+
+    def clear(self) -> None:
+        """Forget all that was written."""
+        for written in (self.entries, self.nodes, self.parameters, self.tied):
+            written.clear()
+        self.saved.clear()
 
     def math(self, dtype: Dtype) -> Dtype:
         """The format products are computed in: TF32 for fp32 tensors where the user allows it."""
@@ -264,6 +264,21 @@ class Tape:
         for tensor in save:
             self.saved[id(tensor.storage)] = tensor.storage
         self.nodes.append(Node(outputs, inputs, rule, self.label))
+
+
+class Labelled:
+    """A stretch of a tape whose operators have one more word in their label."""
+
+    __slots__ = ("before", "tape", "word")
+
+    def __init__(self, tape: Tape, word: str) -> None:
+        self.tape, self.word, self.before = tape, word, tape.label
+
+    def __enter__(self) -> None:
+        self.tape.label = f"{self.before}.{self.word}" if self.before else self.word
+
+    def __exit__(self, *_: object) -> None:
+        self.tape.label = self.before
 
 
 @lru_cache(maxsize=4096)
