@@ -20,7 +20,7 @@ from wattcast.errors import bad_value
 
 Index = npt.NDArray[np.int32]
 _MOST_LEAVES = 16  # of a tree, a bit of a word each
-_BLOCK = 32  # rows whose answers stay in a cache of a megabyte
+_BLOCK = 128  # rows whose answers stay in a cache of a megabyte
 
 
 @dataclass(frozen=True)
@@ -149,22 +149,27 @@ class Walk:
 
 @dataclass(frozen=True)
 class _Leaves:
-    """Every question of every tree, ``(question, tree)`` laid end to end; those a small tree lacks are never true."""
+    """Every question of every tree, ``(question, tree)`` laid end to end; those a small tree lacks are never true.
 
-    feature: npt.NDArray[np.intp]
-    threshold: Array
-    left: npt.NDArray[np.uint16]  # leaves on the left of a question, a bit each
+    Trees share many questions: each is asked once.
+    """
+
+    feature: npt.NDArray[np.intp]  # (distinct question,)
+    threshold: Array  # (distinct question, 1)
+    which: npt.NDArray[np.intp]  # the distinct question that each is
+    left: npt.NDArray[np.uint16]  # leaves on the left of a question, a bit each; (question, 1)
     value: Array  # (tree, leaf) laid end to end
-    first: npt.NDArray[np.intp]  # (tree,) where a tree's leaves begin
+    first: npt.NDArray[np.intp]  # where a tree's leaves begin, (tree, 1)
 
     def sums(self, rows: Array) -> Array:
         """What the leaves of each row add up to."""
-        crossed = (rows.take(self.feature, axis=1) > self.threshold).astype(np.uint16)
-        crossed *= self.left
+        asked = (np.ascontiguousarray(rows.T).take(self.feature, axis=0) > self.threshold).astype(np.uint16)
+        crossed = np.negative(asked, out=asked).take(self.which, axis=0)  # all bits or none
+        crossed &= self.left
         trees = len(self.first)
-        of_tree = np.bitwise_or.reduce(crossed.reshape(len(rows), len(self.left) // max(trees, 1), trees), axis=1)
+        of_tree = np.bitwise_or.reduce(crossed.reshape(len(crossed) // max(trees, 1), trees, len(rows)), axis=0)
         leaf = np.add(_lowest_zero().take(of_tree), self.first)
-        return np.asarray(self.value.take(leaf).sum(axis=-1))
+        return np.asarray(self.value.take(leaf).sum(axis=0))
 
 
 def _leaves(forest: Forest, inner: npt.NDArray[np.bool_]) -> _Leaves:
@@ -188,7 +193,16 @@ def _leaves(forest: Forest, inner: npt.NDArray[np.bool_]) -> _Leaves:
     ends = np.concatenate([np.arange(trees) * nodes, left, right])
     ends = ends[~inner.ravel()[ends]]
     value[ends // nodes * (most + 1) + first.take(ends)] = forest.value.ravel()[ends]
-    return _Leaves(feature, threshold, crossed, value, np.arange(trees) * (most + 1))
+    distinct, which = np.unique(np.stack([feature, threshold], axis=-1), axis=0, return_inverse=True)
+    first = np.arange(trees) * (most + 1)
+    return _Leaves(
+        distinct[:, 0].astype(np.intp),
+        distinct[:, 1:],
+        which.ravel(),
+        crossed[:, np.newaxis],
+        value,
+        first[:, np.newaxis],
+    )
 
 
 def _reached(forest: Forest, inner: npt.NDArray[np.bool_]) -> npt.NDArray[np.intp]:

@@ -187,6 +187,11 @@ class Chooser:
         return len(set(self.kind.tolist())) == 1
 
     @cached_property
+    def all_possible(self) -> bool:
+        """Whether no shape bars any candidate."""
+        return not ("vector" in self.kind or ("hopper" in self.kind and "log_rs" in self.names))
+
+    @cached_property
     def kind_index(self) -> npt.NDArray[np.int64]:
         """Kinds as positions in ``KINDS``."""
         return np.array([KINDS.index(str(kind)) for kind in self.kind], dtype=np.int64)
@@ -223,6 +228,8 @@ def _settled(score: Array, chooser: Chooser, m: Array, shape: Array) -> Array:
         share /= share.sum(axis=1, keepdims=True)
         votes = chooser.votes.share(shape, score.shape[1])
         score = np.log(np.maximum((1.0 - _VOTES) * share + _VOTES * votes, 1e-12))
+    if chooser.all_possible:
+        return score
     return np.where(impossible(chooser.kind, m, shape, chooser.names), -np.inf, score)
 
 
