@@ -218,7 +218,7 @@ def _reached(forest: Forest, inner: npt.NDArray[np.bool_]) -> npt.NDArray[np.int
 
 
 @cache
-def _lowest_zero() -> npt.NDArray[np.intp]:
+def _lowest_zero() -> npt.NDArray[np.uint8]:
     """Place of the lowest bit that is not set, of every word."""
     words = np.arange(1 << _MOST_LEAVES)
-    return np.asarray(np.log2(~words & (words + 1)), dtype=np.intp)
+    return np.asarray(np.log2(~words & (words + 1)), dtype=np.uint8)

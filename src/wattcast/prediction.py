@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,8 @@ from wattcast.provenance import Provenance, Status
 from wattcast.timeline import Timeline
 from wattcast.uncertainty import Interval, Support, interval, outside, support
 from wattcast.workload.graph import Graph, Operator
+
+_Any = TypeVar("_Any", bound=np.generic)
 
 
 @dataclass(frozen=True)
@@ -173,17 +176,17 @@ def predict_timeline(timeline: Timeline, graph: Graph, gpu: Gpu, at: OperatingPo
     """The same from the workload's timeline, for those who go on using it."""
     settled = settle(timeline, gpu, at, bundle)
     totals = at_clock(timeline, settled.at, bundle)
-    shape, memory_byte = totals.power_w.shape, graph.memory_byte
+    power_w, memory_byte = totals.power_w, graph.memory_byte
     return Prediction(
         name=graph.name,
         gpu=gpu.name,
-        latency_s=np.broadcast_to(totals.latency_s, shape),
-        power_w=totals.power_w,
+        latency_s=_like(totals.latency_s, power_w),
+        power_w=power_w,
         energy_j=totals.energy_j,
-        clock_hz=np.broadcast_to(per_sweep(settled.clock_hz), shape),
-        effective_clock_hz=np.broadcast_to(totals.effective_hz, shape),
-        capped=np.broadcast_to(settled.capped, shape),
-        busy_s=np.broadcast_to(totals.busy_s, shape),
+        clock_hz=_like(per_sweep(settled.clock_hz), power_w),
+        effective_clock_hz=_like(totals.effective_hz, power_w),
+        capped=_like(settled.capped, power_w),
+        busy_s=_like(totals.busy_s, power_w),
         memory_byte=memory_byte,
         fits=None if memory_byte is None else bool(np.all(memory_byte <= np.asarray(gpu.memory.capacity_byte))),
         assumptions=_assumptions(graph, timeline, settled, bundle),
@@ -191,6 +194,11 @@ def predict_timeline(timeline: Timeline, graph: Graph, gpu: Gpu, at: OperatingPo
         provenance=bundle.provenance,
         behind=_Behind(timeline, totals, gpu, settled.at, bundle),
     )
+
+
+def _like(values: npt.NDArray[_Any], of: Array) -> npt.NDArray[_Any]:
+    """Values of a prediction's shape, whatever varies over its sweep."""
+    return values if values.shape == of.shape else np.broadcast_to(values, of.shape)
 
 
 def _assumptions(graph: Graph, timeline: Timeline, settled: Settled, bundle: Bundle) -> tuple[str, ...]:

@@ -106,7 +106,7 @@ def kernels_of(
     )
 
 
-_MOST_KEPT, _MOST_OPS = 128, 512  # workloads kept, and distinct operators of one worth keeping
+_MOST_KEPT, _MOST_OPS = 256, 1024  # workloads kept, and distinct operators of one worth keeping
 
 
 def _kept_work(memo: Memo, events: tuple[str, ...], reference: Reference) -> Work:
@@ -117,7 +117,7 @@ def _kept_work(memo: Memo, events: tuple[str, ...], reference: Reference) -> Wor
     work = reference.kept.get(key)
     if work is None:
         if len(reference.kept) >= _MOST_KEPT:
-            reference.kept.clear()
+            reference.kept.pop(next(iter(reference.kept)), None)  # the oldest
         work = reference.kept[key] = work_of(memo.ops, memo.conditions, events, reference)
     return work
 

@@ -158,7 +158,7 @@ def resident(byte: Array, l2_byte: float) -> Array:
     All of it up to a third of the capacity, none beyond it, linear between: the hash over two
     partitions and other traffic leave less than the capacity.
     """
-    return np.asarray(np.clip((l2_byte - byte) / (l2_byte * (1.0 - 1.0 / 3.0)), 0.0, 1.0))
+    return _share((l2_byte - byte) / (l2_byte * (1.0 - 1.0 / 3.0)))
 
 
 def kept(byte: Array, l2_byte: float) -> Array:
@@ -169,10 +169,15 @@ def kept(byte: Array, l2_byte: float) -> Array:
     >>> float(kept(np.array(50e6), 62.9e6)), float(kept(np.array(4e6), 62.9e6))
     (0.0, 1.0)
     """
-    return np.asarray(np.clip((_NONE_KEPT * l2_byte - byte) / ((_NONE_KEPT - _ALL_KEPT) * l2_byte), 0.0, 1.0))
+    return _share((_NONE_KEPT * l2_byte - byte) / ((_NONE_KEPT - _ALL_KEPT) * l2_byte))
 
 
 _ALL_KEPT, _NONE_KEPT = 0.1, 0.77  # of the capacity
+
+
+def _share(values: Array) -> Array:
+    """Values drawn in to 0 and 1, as ``np.clip`` does in four times as long."""
+    return np.minimum(np.maximum(values, 0.0), 1.0)
 
 
 def alignment(size: npt.ArrayLike, most: int = 16) -> Array:

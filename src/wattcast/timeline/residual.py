@@ -39,7 +39,7 @@ class Learned:
             mean += (1.0 - share if both else 1.0) * self.forest.of(table[:, : len(self.forest.features)])
         if self.kriging is not None:
             mean += share * self.kriging.of(table.take(self._of_kriging, axis=1))
-        return np.asarray(np.exp(np.clip(mean, self.low, self.high)))
+        return np.asarray(np.exp(np.minimum(np.maximum(mean, self.low), self.high)))
 
     @cached_property
     def _wanted(self) -> Wanted:
@@ -110,7 +110,7 @@ def _above(name: str, known: Mapping[str, object]) -> str:
     return ""
 
 
-_MOST_KEPT, _MOST_ROWS = 256, 512  # workloads kept, and kernels of one worth keeping
+_MOST_KEPT, _MOST_ROWS = 256, 1024  # workloads kept, and kernels of one worth keeping
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,9 @@ class Residuals:
         seconds = time * ideal(kernels, self.reference).seconds(logs, self.reference.top_hz)
         features.add(rates(kernels, self.reference, seconds, fixed_s))
         energy = _factors(self.energy, rows_of, features, count)
-        if len(self._kept) < _MOST_KEPT and count <= _MOST_ROWS:
+        if count <= _MOST_ROWS:
+            if len(self._kept) >= _MOST_KEPT:
+                self._kept.pop(next(iter(self._kept)), None)  # the oldest
             self._kept[kernels.memo] = time, energy
         return time, energy
 
