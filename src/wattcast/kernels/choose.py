@@ -31,6 +31,7 @@ KINDS = ("hopper", "ampere", "turing", "wmma", "direct", "simt", "plain", "vecto
 _MOST_VECTORS = 128.0  # rows for which a kernel without a tile is ever taken: 96 are the most in the H200 database
 _LOG_TAPS = 5.0  # log2 of the taps of a filter that Hopper's kernels walk over
 _VOTES = 0.6  # of the trees beside the logit, where a class has them: chosen on held-out folds
+_TOGETHER = 64  # products whose candidates' terms stay in a cache
 _SHARPEN = 2.0  # how much more than its likelihood says the likeliest kernel counts, where kinds differ
 _PRODUCTS = ("gemm", "gemv", "convolution")
 # cuDNN's convolutions on CUDA cores say the logarithms of their sides: ..._sgemm<float, float, 1024, 5, 5, ...>
@@ -260,7 +261,10 @@ def pick(
     for name in dict.fromkeys(classes):
         rows = [i for i, c in enumerate(classes) if c == name and given[i] is None]
         if choice is not None and name in choice and rows:
-            _fitted(picks, rows, choice[name], tuple(size[rows] for size in sizes), shape, sms)
+            most = _TOGETHER if choice[name].alike else len(rows)  # where shares are blended, rounding would show
+            for start in range(0, len(rows), most):
+                some = rows[start : start + most]
+                _fitted(picks, some, choice[name], tuple(size[some] for size in sizes), shape, sms)
         else:
             rest += rows
     usual = fallback() if rest else ()
@@ -275,7 +279,7 @@ def pick(
 def _fitted(
     picks: Picks, rows: list[int], chooser: Chooser, sizes: tuple[Array, ...], shape: Mapping[str, Array], sms: float
 ) -> None:
-    columns = np.array([shape[column] for column in chooser.names]).T[rows]
+    columns = np.array([shape[column][rows] for column in chooser.names]).T.copy()
     b, m, n, k = sizes
     score = _settled(chooser.score(b, m, n, k, columns, sms), chooser, m, columns)
     # Hopper's kernels differ in their tiles alone: the likeliest as it is. Where kinds differ by factors of time,
