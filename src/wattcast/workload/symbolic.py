@@ -126,53 +126,37 @@ class Tensor:
 
     def split(self, *sizes: int) -> tuple[Tensor, ...]:
         """Views of the last dimension, side by side; their gradients are laid side by side again."""
-        from wattcast.workload.functional import cat
-
         parts = tuple(
             Tensor(self.tape, (*self.shape[:-1], size), self.strides, self.dtype, self.storage) for size in sizes
         )
-        self.tape.record(parts, (self,), lambda *grads: (cat([g for g in grads if g is not None], -1),))
+        self.tape.record(parts, (self,), lambda *grads: (functional.cat([g for g in grads if g is not None], -1),))
         return parts
 
     # What launches a kernel.
 
     def clone(self) -> Tensor:
-        from wattcast.workload.functional import clone
-
-        return clone(self)
+        return functional.clone(self)
 
     def contiguous(self) -> Tensor:
         return self if self.is_contiguous else self.clone()
 
     def to(self, dtype: Dtype) -> Tensor:
-        from wattcast.workload.functional import cast
-
-        return cast(self, dtype)
+        return functional.cast(self, dtype)
 
     def sum_to(self, shape: Shape) -> Tensor:
-        from wattcast.workload.functional import sum_to
-
-        return sum_to(self, shape)
+        return functional.sum_to(self, shape)
 
     def pad_back(self, shape: Shape) -> Tensor:
-        from wattcast.workload.functional import pad_back
-
-        return pad_back(self, shape)
+        return functional.pad_back(self, shape)
 
     def __add__(self, other: Tensor | float) -> Tensor:
-        from wattcast.workload.functional import add
-
-        return add(self, other)
+        return functional.add(self, other)
 
     def __mul__(self, other: Tensor | float) -> Tensor:
-        from wattcast.workload.functional import mul
-
-        return mul(self, other)
+        return functional.mul(self, other)
 
     def __neg__(self) -> Tensor:
-        from wattcast.workload.functional import unary
-
-        return unary("neg", self, lambda g: -g)
+        return functional.unary("neg", self, lambda g: -g)
 
 
 Rule: TypeAlias = Callable[..., Sequence[Tensor | None]]
@@ -298,3 +282,6 @@ def _viewed(shape: Shape, strides: Shape, asked: Shape) -> tuple[Shape, Shape | 
     wanted = tuple(numel // known if size == -1 else size for size in asked)
     assert prod(wanted) == numel, f"{numel} elements as {asked}"
     return wanted, view_strides(shape, strides, wanted)
+
+
+import wattcast.workload.functional as functional  # noqa: E402  # which needs all of this module
