@@ -52,7 +52,7 @@ def effective_hz(timeline: Timeline, clock_hz: Scalar, law: ClockLaw | None) -> 
     if law is None:
         return set_hz
     rows, stack = timeline.tensor_rows, timeline.tensor_stack
-    if stack is not None and set_hz.size == 1:
+    if stack is not None and set_hz.size == 1 and set_hz.ndim <= 1:
         return _of_one(timeline, stack, set_hz.item(), law)
     cycles = phases_s(timeline.tensor_phases, stack, set_hz) * set_hz
     busy = np.divide(timeline.tensor_cycles, cycles, out=np.zeros(cycles.shape), where=cycles > 0)
