@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
@@ -10,6 +12,7 @@ from wattcast.equilibrium import settle
 from wattcast.fitted import bundle_for
 from wattcast.flow import analyse, at_clock, both, power_at
 from wattcast.hardware import OperatingPoint, load
+from wattcast.power.static import VoltageCurve
 from wattcast.workload import Options, build
 from wattcast.workload.graph import Graph, Linear
 
@@ -90,3 +93,32 @@ def test_a_batch_of_one_workload_settles_as_it_does_alone() -> None:
         one = at_clock(timeline, alone.at, bundle)
         assert_allclose(alone.clock_hz[0], batch.clock_hz[i, 0], rtol=1e-10)
         assert_allclose([one.latency_s, one.power_w], [totals.latency_s[i], totals.power_w[i]], rtol=1e-10)
+
+
+def test_a_sweep_of_one_point_keeps_its_shape() -> None:
+    """One clock in a sweep is no design without a sweep: it once took the short way of those, and lost its axis."""
+    gpu = load("h200")
+    bundle = bundle_for(gpu)
+    timeline = analyse(build("gpt2", Options(batch=8, seq=128)), gpu, bundle)
+    alone = settle(timeline, gpu, OperatingPoint(power_limit_w=300.0), bundle)
+    swept_one = settle(timeline, gpu, OperatingPoint(np.array([[1.98e9]]), np.array([[300.0]])), bundle)
+    assert swept_one.clock_hz.shape == (1, 1)
+    assert_allclose(swept_one.clock_hz.ravel(), alone.clock_hz.ravel(), rtol=1e-12)
+    totals = at_clock(timeline, swept_one.at, bundle)
+    assert totals.power_w.shape == totals.latency_s.shape == (1,)
+
+
+def test_a_voltage_curve_that_is_scaled_is_asked_itself() -> None:
+    """A kind of voltage curve with a rule of its own is not replaced by the points it was made from."""
+
+    class Lower(VoltageCurve):
+        def at(self, clock_hz):
+            return 0.9 * super().at(clock_hz)
+
+    gpu = load("h200")
+    bundle = bundle_for(gpu)
+    timeline = analyse(build("gpt2", Options(batch=8, seq=128)), gpu, bundle)
+    at = OperatingPoint(clock_hz=np.array([1.5e9]))
+    curve = bundle.power.voltage
+    lower = replace(bundle, power=replace(bundle.power, voltage=Lower(curve.clock_hz, curve.relative)))
+    assert at_clock(timeline, at, lower).power_w < at_clock(timeline, at, bundle).power_w

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0.dev0"
-__all__ = ["Gpu", "Graph", "OperatingPoint", "Prediction", "load_gpu", "predict"]
+__all__ = ["Gpu", "Graph", "OperatingPoint", "Prediction", "load_gpu", "predict", "predict_many"]
 
 if TYPE_CHECKING:
-    from wattcast.api import predict
+    from wattcast.api import predict, predict_many
     from wattcast.hardware import Gpu, OperatingPoint
     from wattcast.hardware import load as load_gpu
     from wattcast.prediction import Prediction
@@ -21,6 +21,7 @@ _HOMES = {
     "Prediction": ("wattcast.prediction", "Prediction"),
     "load_gpu": ("wattcast.hardware", "load"),
     "predict": ("wattcast.api", "predict"),
+    "predict_many": ("wattcast.api", "predict_many"),
 }
 
 

@@ -20,6 +20,7 @@ from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.timeline import Timeline
 
 STEPS = 8  # of the bracketing secant below; leaves less than 1 ppm of the limit
+_MET_W = 2e-11  # as close to the limit as more steps would come
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,8 @@ def _secant_of_one(
         else:
             at_low, at_high = value, (0.5 * at_high if side < 0 else at_high)
             low, side = point, -1.0
+        if abs(value) < _MET_W:
+            break
     return np.array(point)
 
 

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,7 +16,7 @@ from wattcast.arrays import Array
 from wattcast.energy import energy_j, mean_w, part_energy_j
 from wattcast.fitted import Bundle
 from wattcast.hardware import Gpu, OperatingPoint
-from wattcast.kernels import Kernels, lower
+from wattcast.kernels import Kernels, lower, lower_many
 from wattcast.power.module import ModulePower
 from wattcast.timeline import Timeline, kernel_s
 from wattcast.timeline.clock import effective_hz
@@ -57,6 +57,13 @@ class Detail:
 def analyse(graph: Graph, gpu: Gpu, bundle: Bundle) -> Timeline:
     """Workload -> clock-free timeline on this GPU."""
     return analyse_kernels(lower(graph, gpu, bundle.reference), gpu, bundle)
+
+
+def analyse_many(graphs: Sequence[Graph], gpu: Gpu, bundle: Bundle) -> list[Timeline]:
+    """The same of many workloads: their kernels are one table, of which each takes its rows."""
+    kernels, parts = lower_many(graphs, gpu, bundle.reference)
+    whole = analyse_kernels(kernels, gpu, bundle)
+    return [whole.at(*part) for part in parts]
 
 
 def analyse_kernels(kernels: Kernels, gpu: Gpu, bundle: Bundle) -> Timeline:

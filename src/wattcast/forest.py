@@ -20,7 +20,7 @@ from wattcast.errors import bad_value
 
 Index = npt.NDArray[np.int32]
 _MOST_LEAVES = 16  # of a tree, a bit of a word each
-_BLOCK = 32  # rows whose answers stay in a cache of a megabyte
+_BLOCK = 128  # rows whose answers stay in a cache of a megabyte
 
 
 @dataclass(frozen=True)
@@ -55,24 +55,15 @@ class Forest:
     def of(self, rows: Array) -> Array:
         """The sum of the trees for each row ``(row, feature)``, columns in the order of ``features``."""
         if self._leaves is None:
-            return np.asarray(self.base + self.value.ravel().take(self._walked(rows)).sum(axis=-1))
+            return np.asarray(self.base + self.value.ravel().take(self._walk.leaves(rows)).sum(axis=-1))
         found = np.empty(len(rows))
         for start in range(0, len(rows), _BLOCK):
             found[start : start + _BLOCK] = self._leaves.sums(rows[start : start + _BLOCK])
         return self.base + found
 
-    def _walked(self, rows: Array) -> npt.NDArray[np.int64]:
-        """The leaf of each row in each tree, from the root down, as positions in the arrays laid end to end."""
-        trees, nodes = self.feature.shape
-        first = np.arange(trees, dtype=np.int64) * nodes
-        left, right = ((child + first[:, np.newaxis]).ravel() for child in (self.left, self.right))
-        feature, threshold = self.feature.astype(np.int64).ravel(), self.threshold.ravel()
-        column = (np.arange(len(rows), dtype=np.int64) * rows.shape[1])[:, np.newaxis]
-        cell: npt.NDArray[np.int64] = np.broadcast_to(first, (len(rows), trees))
-        for _ in range(self.depth):
-            goes_left = rows.ravel().take(column + feature.take(cell)) <= threshold.take(cell)
-            cell = np.where(goes_left, left.take(cell), right.take(cell))
-        return cell
+    @cached_property
+    def _walk(self) -> Walk:
+        return Walk.of(self.feature, self.threshold, self.left, self.right, self.depth)
 
     @cached_property
     def _leaves(self) -> _Leaves | None:
@@ -122,24 +113,63 @@ def depth_of(left: Index, right: Index) -> int:
     raise bad_value("forest", "trees", "a cycle")
 
 
+_LOOK = 5  # levels after which it is worth a look whether all rows have reached a leaf
+
+
 @dataclass(frozen=True)
-class _Leaves:
-    """Every question of every tree, ``(question, tree)`` laid end to end; those a small tree lacks are never true."""
+class Walk:
+    """Trees laid end to end to be walked from the root down, every node twice: to the right, then to the left."""
 
     feature: npt.NDArray[np.intp]
     threshold: Array
-    left: npt.NDArray[np.uint16]  # leaves on the left of a question, a bit each
+    child: npt.NDArray[np.intp]
+    root: npt.NDArray[np.intp]  # (tree,)
+    depth: int
+
+    @classmethod
+    def of(cls, feature: Index, threshold: Array, left: Index, right: Index, depth: int) -> Walk:
+        """From arrays ``(tree, node)``."""
+        trees, nodes = feature.shape
+        first = np.arange(trees, dtype=np.intp) * nodes
+        child = 2 * (np.stack([right, left], axis=-1).astype(np.intp) + first[:, np.newaxis, np.newaxis])
+        twice = np.repeat(feature.astype(np.intp).ravel(), 2), np.repeat(threshold.ravel(), 2)
+        return cls(*twice, child.ravel(), 2 * first, depth)
+
+    def leaves(self, rows: Array) -> npt.NDArray[np.intp]:
+        """The leaf of each row in each tree, ``(row, tree)``, as positions in the arrays laid end to end."""
+        flat, column = rows.ravel(), np.arange(0, rows.size, max(rows.shape[1], 1))[:, np.newaxis]
+        node: npt.NDArray[np.intp] = np.broadcast_to(self.root, (len(rows), len(self.root)))
+        for level in range(self.depth):
+            goes_left = flat.take(column + self.feature.take(node)) <= self.threshold.take(node)
+            before, node = node, self.child.take(node + goes_left)
+            if level % _LOOK == _LOOK - 1 and (node == before).all():
+                break
+        return node // 2
+
+
+@dataclass(frozen=True)
+class _Leaves:
+    """Every question of every tree, ``(question, tree)`` laid end to end; those a small tree lacks are never true.
+
+    Trees share many questions: each is asked once.
+    """
+
+    feature: npt.NDArray[np.intp]  # (distinct question,)
+    threshold: Array  # (distinct question, 1)
+    which: npt.NDArray[np.intp]  # the distinct question that each is
+    left: npt.NDArray[np.uint16]  # leaves on the left of a question, a bit each; (question, 1)
     value: Array  # (tree, leaf) laid end to end
-    first: npt.NDArray[np.intp]  # (tree,) where a tree's leaves begin
+    first: npt.NDArray[np.intp]  # where a tree's leaves begin, (tree, 1)
 
     def sums(self, rows: Array) -> Array:
         """What the leaves of each row add up to."""
-        crossed = (rows.take(self.feature, axis=1) > self.threshold).astype(np.uint16)
-        crossed *= self.left
+        asked = (np.ascontiguousarray(rows.T).take(self.feature, axis=0) > self.threshold).astype(np.uint16)
+        crossed = np.negative(asked, out=asked).take(self.which, axis=0)  # all bits or none
+        crossed &= self.left
         trees = len(self.first)
-        of_tree = np.bitwise_or.reduce(crossed.reshape(len(rows), len(self.left) // max(trees, 1), trees), axis=1)
+        of_tree = np.bitwise_or.reduce(crossed.reshape(len(crossed) // max(trees, 1), trees, len(rows)), axis=0)
         leaf = np.add(_lowest_zero().take(of_tree), self.first)
-        return np.asarray(self.value.take(leaf).sum(axis=-1))
+        return np.asarray(self.value.take(leaf).sum(axis=0))
 
 
 def _leaves(forest: Forest, inner: npt.NDArray[np.bool_]) -> _Leaves:
@@ -163,7 +193,16 @@ def _leaves(forest: Forest, inner: npt.NDArray[np.bool_]) -> _Leaves:
     ends = np.concatenate([np.arange(trees) * nodes, left, right])
     ends = ends[~inner.ravel()[ends]]
     value[ends // nodes * (most + 1) + first.take(ends)] = forest.value.ravel()[ends]
-    return _Leaves(feature, threshold, crossed, value, np.arange(trees) * (most + 1))
+    distinct, which = np.unique(np.stack([feature, threshold], axis=-1), axis=0, return_inverse=True)
+    first = np.arange(trees) * (most + 1)
+    return _Leaves(
+        distinct[:, 0].astype(np.intp),
+        distinct[:, 1:],
+        which.ravel(),
+        crossed[:, np.newaxis],
+        value,
+        first[:, np.newaxis],
+    )
 
 
 def _reached(forest: Forest, inner: npt.NDArray[np.bool_]) -> npt.NDArray[np.intp]:
@@ -179,7 +218,7 @@ def _reached(forest: Forest, inner: npt.NDArray[np.bool_]) -> npt.NDArray[np.int
 
 
 @cache
-def _lowest_zero() -> npt.NDArray[np.intp]:
+def _lowest_zero() -> npt.NDArray[np.uint8]:
     """Place of the lowest bit that is not set, of every word."""
     words = np.arange(1 << _MOST_LEAVES)
-    return np.asarray(np.log2(~words & (words + 1)), dtype=np.intp)
+    return np.asarray(np.log2(~words & (words + 1)), dtype=np.uint8)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -15,12 +16,14 @@ from wattcast.arrays import Array, per_sweep
 from wattcast.energy import mean_w
 from wattcast.equilibrium import Settled, settle
 from wattcast.fitted import Bundle
-from wattcast.flow import Detail, Totals, analyse, both
+from wattcast.flow import Detail, Totals, analyse, analyse_many, at_clock, in_detail
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.provenance import Provenance, Status
 from wattcast.timeline import Timeline
 from wattcast.uncertainty import Interval, Support, interval, outside, support
 from wattcast.workload.graph import Graph, Operator
+
+_Any = TypeVar("_Any", bound=np.generic)
 
 
 @dataclass(frozen=True)
@@ -77,8 +80,32 @@ class OperatorShare:
 
 
 @dataclass(frozen=True)
+class _Behind:
+    """What a prediction was made from, for whoever wants to know more than its numbers."""
+
+    timeline: Timeline
+    totals: Totals
+    gpu: Gpu
+    at: OperatingPoint  # with the clock the governor found
+    bundle: Bundle
+
+    @cached_property
+    def detail(self) -> Detail:
+        """The workload by kernel and by part."""
+        return in_detail(self.timeline, self.at, self.bundle)
+
+    @cached_property
+    def reasons(self) -> list[str]:
+        """Of each kernel, why it is outside what was measured."""
+        return outside(self.timeline, self.bundle)
+
+
+@dataclass(frozen=True)
 class Prediction:
-    """Latency, power, energy and clock of a workload; every array is ``(*sweep,)``."""
+    """Latency, power, energy and clock of a workload; every array is ``(*sweep,)``.
+
+    What else there is to say (parts of the power, operators, interval, support) is worked out when it is asked for.
+    """
 
     name: str
     gpu: str
@@ -89,16 +116,39 @@ class Prediction:
     effective_clock_hz: Array
     capped: npt.NDArray[np.bool_]
     busy_s: Array
-    peak_power_w: Array
     memory_byte: float | None
     fits: bool | None  # in the GPU's memory (in every point of a sweep); None: unknown
-    modules: tuple[Module, ...]
-    ops: tuple[OperatorShare, ...]
-    interval: Interval
-    support: Support
     assumptions: tuple[str, ...]
     status: Status
     provenance: Provenance
+    behind: _Behind = field(repr=False, compare=False)
+
+    @cached_property
+    def peak_power_w(self) -> Array:
+        """The most any kernel draws."""
+        return np.broadcast_to(self.behind.detail.peak_w, self.power_w.shape)
+
+    @cached_property
+    def modules(self) -> tuple[Module, ...]:
+        """The power by module."""
+        return _modules(self.behind)
+
+    @cached_property
+    def ops(self) -> tuple[OperatorShare, ...]:
+        """The distinct operators, in order of appearance."""
+        return _ops(self.behind)
+
+    @cached_property
+    def interval(self) -> Interval:
+        """How far off latency, power and energy may be."""
+        b = self.behind
+        return interval(b.timeline, b.totals, b.detail, b.bundle, b.reasons)
+
+    @cached_property
+    def support(self) -> Support:
+        """Whether anything like this was measured."""
+        b = self.behind
+        return support(b.timeline, b.detail, b.bundle, b.reasons)
 
 
 def predict(graph: Graph, gpu: Gpu, at: OperatingPoint, bundle: Bundle) -> Prediction:
@@ -106,35 +156,49 @@ def predict(graph: Graph, gpu: Gpu, at: OperatingPoint, bundle: Bundle) -> Predi
     return predict_timeline(analyse(graph, gpu, bundle), graph, gpu, at, bundle)
 
 
+def predict_many(graphs: Sequence[Graph], gpu: Gpu, at: OperatingPoint, bundle: Bundle) -> list[Prediction]:
+    """The same of many workloads, in order: kernels of as many as fit a table are looked at together."""
+    found = []
+    for start in range(0, len(graphs), TOGETHER):
+        some = graphs[start : start + TOGETHER]
+        timelines = analyse_many(some, gpu, bundle)
+        found += [
+            predict_timeline(timeline, graph, gpu, at, bundle)
+            for timeline, graph in zip(timelines, some, strict=True)
+        ]
+    return found
+
+
+TOGETHER = 128  # workloads, of some fifty kernels each
+
+
 def predict_timeline(timeline: Timeline, graph: Graph, gpu: Gpu, at: OperatingPoint, bundle: Bundle) -> Prediction:
     """The same from the workload's timeline, for those who go on using it."""
     settled = settle(timeline, gpu, at, bundle)
-    totals, detail = both(timeline, settled.at, bundle)
-    reasons = outside(timeline, bundle)
-    shape = totals.power_w.shape
+    totals = at_clock(timeline, settled.at, bundle)
+    power_w, memory_byte = totals.power_w, graph.memory_byte
     return Prediction(
         name=graph.name,
         gpu=gpu.name,
-        latency_s=np.broadcast_to(totals.latency_s, shape),
-        power_w=totals.power_w,
+        latency_s=_like(totals.latency_s, power_w),
+        power_w=power_w,
         energy_j=totals.energy_j,
-        clock_hz=np.broadcast_to(per_sweep(settled.clock_hz), shape),
-        effective_clock_hz=np.broadcast_to(totals.effective_hz, shape),
-        capped=np.broadcast_to(settled.capped, shape),
-        busy_s=np.broadcast_to(totals.busy_s, shape),
-        peak_power_w=np.broadcast_to(detail.peak_w, shape),
-        memory_byte=graph.memory_byte,
-        fits=None
-        if graph.memory_byte is None
-        else bool(np.all(graph.memory_byte <= np.asarray(gpu.memory.capacity_byte))),
-        modules=_modules(timeline, totals, detail, gpu, settled.at),
-        ops=_ops(timeline, detail, gpu, settled.at),
-        interval=interval(timeline, totals, detail, bundle, reasons),
-        support=support(timeline, detail, bundle, reasons),
+        clock_hz=_like(per_sweep(settled.clock_hz), power_w),
+        effective_clock_hz=_like(totals.effective_hz, power_w),
+        capped=_like(settled.capped, power_w),
+        busy_s=_like(totals.busy_s, power_w),
+        memory_byte=memory_byte,
+        fits=None if memory_byte is None else bool(np.all(memory_byte <= np.asarray(gpu.memory.capacity_byte))),
         assumptions=_assumptions(graph, timeline, settled, bundle),
         status=bundle.status,
         provenance=bundle.provenance,
+        behind=_Behind(timeline, totals, gpu, settled.at, bundle),
     )
+
+
+def _like(values: npt.NDArray[_Any], of: Array) -> npt.NDArray[_Any]:
+    """Values of a prediction's shape, whatever varies over its sweep."""
+    return values if values.shape == of.shape else np.broadcast_to(values, of.shape)
 
 
 def _assumptions(graph: Graph, timeline: Timeline, settled: Settled, bundle: Bundle) -> tuple[str, ...]:
@@ -146,9 +210,10 @@ def _assumptions(graph: Graph, timeline: Timeline, settled: Settled, bundle: Bun
     return tuple(dict.fromkeys(notes))
 
 
-def _modules(timeline: Timeline, totals: Totals, detail: Detail, gpu: Gpu, at: OperatingPoint) -> tuple[Module, ...]:
-    activity = predicted.whole(timeline, totals.latency_s, at)
-    busy = utilisation(activity, gpu, totals.effective_hz[..., np.newaxis])
+def _modules(behind: _Behind) -> tuple[Module, ...]:
+    totals, detail = behind.totals, behind.detail
+    activity = predicted.whole(behind.timeline, totals.latency_s, behind.at)
+    busy = utilisation(activity, behind.gpu, totals.effective_hz[..., np.newaxis])
     power_w = mean_w(detail.part_j, totals.latency_s[..., np.newaxis])
     return tuple(
         Module(part, power_w[..., i], busy[part][..., 0] if part in busy else None)
@@ -156,8 +221,9 @@ def _modules(timeline: Timeline, totals: Totals, detail: Detail, gpu: Gpu, at: O
     )
 
 
-def _ops(timeline: Timeline, detail: Detail, gpu: Gpu, at: OperatingPoint) -> tuple[OperatorShare, ...]:
-    table = ModuleTable(timeline, detail, gpu, at)
+def _ops(behind: _Behind) -> tuple[OperatorShare, ...]:
+    timeline, detail = behind.timeline, behind.detail
+    table = ModuleTable(timeline, detail, behind.gpu, behind.at)
     spent_s, power_w, spent_j = (
         np.moveaxis(values, -1, 0)
         for values in (

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pickle
+from dataclasses import replace
+
 import pytest
 
 from wattcast.dtypes import Dtype
-from wattcast.workload.graph import Block, Conv2d, Elementwise, Linear
+from wattcast.workload.graph import Block, Bmm, Conv2d, Elementwise, Linear
 
 
 def test_equal_operators_of_a_block_are_one_wherever_they_stand() -> None:
@@ -22,6 +25,18 @@ def test_the_same_operator_elsewhere_differs_in_its_label_alone() -> None:
     assert again == op
     assert hash(again) == hash(op)
     assert (again.label, op.label, again.rows, again.dtype) == ("there", "here", 4, Dtype.FP16)
+
+
+def test_the_hash_of_an_operator_is_kept_but_is_no_part_of_it() -> None:
+    """It is worked out once; it stays behind when the operator changes or leaves for another process."""
+    op = Linear(8, 16, 32)
+    name, other = str(op), replace(op, m=9)
+    assert hash(op) == hash(Linear(8, 16, 32, label="elsewhere"))
+    assert hash(other) != hash(op) == hash(replace(other, m=8))
+    assert str(op) == name
+    assert pickle.loads(pickle.dumps(op)) == op
+    assert vars(pickle.loads(pickle.dumps(op))).keys() == vars(Linear(8, 16, 32)).keys()
+    assert len({Linear(8, 16, 32), Linear(8, 16, 32, turned=True), Bmm(1, 8, 16, 32)}) == 3
 
 
 def test_what_was_worked_out_of_a_convolution_is_not_part_of_its_name() -> None:

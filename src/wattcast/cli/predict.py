@@ -110,35 +110,32 @@ def predict(
             raise bad_value("--plot", "one workload", f"{len(workloads)} workloads")
     chip = api.find_gpu(gpu)
     factors = factors_of(factor or [])
-    predictions = [
-        api.predict(
-            workload,
-            chip,
-            clock=clock,
-            power_limit=power_limit,
-            host_launch=host_launch,
-            temperature=temperature,
-            data=data,
-            bundle=bundle,
-            factors=factors,
-            card=card,
-            batch=batch,
-            seq=seq,
-            tokens=tokens,
-            phase=phase,
-            dtype=dtype,
-            attention=attention,
-            head=head,
-            stack=stack,
-            tp=tp,
-            pp=pp,
-            dp=dp,
-            skew=skew,
-            recompute=recompute,
-            image=image,
-        )
-        for workload in workloads
-    ]
+    predictions = api.predict_many(
+        workloads,
+        chip,
+        clock=clock,
+        power_limit=power_limit,
+        host_launch=host_launch,
+        temperature=temperature,
+        data=data,
+        bundle=bundle,
+        factors=factors,
+        card=card,
+        batch=batch,
+        seq=seq,
+        tokens=tokens,
+        phase=phase,
+        dtype=dtype,
+        attention=attention,
+        head=head,
+        stack=stack,
+        tp=tp,
+        pp=pp,
+        dp=dp,
+        skew=skew,
+        recompute=recompute,
+        image=image,
+    )
     if plot is not None:
         from wattcast.report.draw import draw
         from wattcast.report.look import Settings, look

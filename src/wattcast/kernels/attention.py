@@ -33,15 +33,10 @@ def attentions(
 ) -> tuple[list[str], Columns, Columns]:
     """Groups, work columns and features of fused attention."""
 
-    def column(name: str) -> Array:
-        return np.array([float(getattr(op, name)) for op in ops])
-
-    batch, heads, kv_heads = column("batch"), column("heads"), column("kv_heads")
-    q, kv, dim, kept = column("q_len"), column("kv_len"), column("head_dim"), column("kept")
+    table = np.array([[getattr(op, name) for name in _COLUMNS] for op in ops], dtype=np.float64)
+    batch, heads, kv_heads, q, kv, dim, kept, read, write, flop, backward, causal = table.T
     width = np.array([float(op.dtype.byte) for op in ops])
     decode = q <= DECODE_QUERIES
-    read, write = column("read_byte"), column("write_byte")
-    flop, backward = column("flop"), column("backward")
     rows = np.where(decode, 1.0, np.ceil(q / _BLOCK_Q))
     odd = np.array([op.head_dim % 8 != 0 for op in ops])
     flash = np.maximum([float(c.backend == "flash") for c in conditions], odd)  # which takes any head once padded
@@ -51,7 +46,7 @@ def attentions(
     padded_q = np.where(decode & ((flash == 0) | (cut > 1)), 64.0, _BLOCK_Q)
     products = flop / np.maximum(2.0 * batch * heads * q * kv * kept, 1.0)  # head dimensions of all products
     products = products + np.array([_score(op) for op in ops])
-    met = _met(column("causal") > 0, kept, rows, keys)
+    met = _met(causal > 0, kept, rows, keys)
     unit_flop = 2.0 * padded_q * keys * _BLOCK_KV * products * met
     cold = np.array(
         [c.rotated == "all" or (c.rotated != "none" and bool(d)) for c, d in zip(conditions, decode, strict=True)]
@@ -86,7 +81,7 @@ def attentions(
         "log_q": log2(q),
         "log_kv": log2(kv),
         "head_dim": dim,
-        "causal": column("causal"),
+        "causal": causal,
         "flash": flash,
         "cudnn": np.array([float(c.backend == "cudnn") for c in conditions]),
         "split_heads": np.array([float(c.layout == "bhsd") for c in conditions]),
@@ -98,6 +93,12 @@ def attentions(
         "log_cut": log2(cut),
     }
     return group, work, features
+
+
+_COLUMNS = (
+    *("batch", "heads", "kv_heads", "q_len", "kv_len", "head_dim"),
+    *("kept", "read_byte", "write_byte", "flop", "backward", "causal"),
+)
 
 
 def _parts(op: Attention, flash: bool, sm_count: float) -> float:

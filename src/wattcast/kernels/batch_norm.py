@@ -134,4 +134,6 @@ def _last(shape: _Shape, sm_count: float, fewest: float = 1.0) -> tuple[float, f
 
 def _threads(size: float) -> float:
     """The least of 32, 64, ... 512 that reaches a size, or 512."""
-    return next((t for t in (32.0, 64.0, 128.0, 256.0) if size <= t), 512.0)
+    if size > 64.0:
+        return 128.0 if size <= 128.0 else 256.0 if size <= 256.0 else 512.0
+    return 32.0 if size <= 32.0 else 64.0

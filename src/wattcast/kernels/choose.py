@@ -31,6 +31,7 @@ KINDS = ("hopper", "ampere", "turing", "wmma", "direct", "simt", "plain", "vecto
 _MOST_VECTORS = 128.0  # rows for which a kernel without a tile is ever taken: 96 are the most in the H200 database
 _LOG_TAPS = 5.0  # log2 of the taps of a filter that Hopper's kernels walk over
 _VOTES = 0.6  # of the trees beside the logit, where a class has them: chosen on held-out folds
+_TOGETHER = 64  # products whose candidates' terms stay in a cache
 _SHARPEN = 2.0  # how much more than its likelihood says the likeliest kernel counts, where kinds differ
 _PRODUCTS = ("gemm", "gemv", "convolution")
 # cuDNN's convolutions on CUDA cores say the logarithms of their sides: ..._sgemm<float, float, 1024, 5, 5, ...>
@@ -146,8 +147,12 @@ def blended(name_of: Callable[[int, str], str], picks: Picks) -> tuple[list[str]
     count = len(picks.kind)
     alike = picks.kind[:, np.newaxis] == np.arange(len(KINDS))[:, np.newaxis]
     shares = (picks.share[:, np.newaxis] * alike).sum(axis=-1)  # (row, kind)
-    for i, k in np.argwhere(shares > 0).tolist():
-        columns.setdefault(f"is {name_of(i, KINDS[k])}", np.zeros(count))[i] += shares[i, k]
+    rows, kinds = np.nonzero(shares)
+    for i, k, share in zip(rows.tolist(), kinds.tolist(), shares[rows, kinds].tolist(), strict=True):
+        name = f"is {name_of(i, KINDS[k])}"
+        if name not in columns:
+            columns[name] = np.zeros(count)
+        columns[name][i] += share
     return [name_of(i, KINDS[k]) for i, k in enumerate(picks.kind[:, 0].tolist())], columns
 
 
@@ -181,6 +186,11 @@ class Chooser:
     def alike(self) -> bool:
         """Whether all candidates are of one kind."""
         return len(set(self.kind.tolist())) == 1
+
+    @cached_property
+    def all_possible(self) -> bool:
+        """Whether no shape bars any candidate."""
+        return not ("vector" in self.kind or ("hopper" in self.kind and "log_rs" in self.names))
 
     @cached_property
     def kind_index(self) -> npt.NDArray[np.int64]:
@@ -219,6 +229,8 @@ def _settled(score: Array, chooser: Chooser, m: Array, shape: Array) -> Array:
         share /= share.sum(axis=1, keepdims=True)
         votes = chooser.votes.share(shape, score.shape[1])
         score = np.log(np.maximum((1.0 - _VOTES) * share + _VOTES * votes, 1e-12))
+    if chooser.all_possible:
+        return score
     return np.where(impossible(chooser.kind, m, shape, chooser.names), -np.inf, score)
 
 
@@ -249,7 +261,10 @@ def pick(
     for name in dict.fromkeys(classes):
         rows = [i for i, c in enumerate(classes) if c == name and given[i] is None]
         if choice is not None and name in choice and rows:
-            _fitted(picks, rows, choice[name], tuple(size[rows] for size in sizes), shape, sms)
+            most = _TOGETHER if choice[name].alike else len(rows)  # where shares are blended, rounding would show
+            for start in range(0, len(rows), most):
+                some = rows[start : start + most]
+                _fitted(picks, some, choice[name], tuple(size[some] for size in sizes), shape, sms)
         else:
             rest += rows
     usual = fallback() if rest else ()
@@ -264,7 +279,7 @@ def pick(
 def _fitted(
     picks: Picks, rows: list[int], chooser: Chooser, sizes: tuple[Array, ...], shape: Mapping[str, Array], sms: float
 ) -> None:
-    columns = np.stack([shape[column][rows] for column in chooser.names], axis=-1)
+    columns = np.array([shape[column][rows] for column in chooser.names]).T.copy()
     b, m, n, k = sizes
     score = _settled(chooser.score(b, m, n, k, columns, sms), chooser, m, columns)
     # Hopper's kernels differ in their tiles alone: the likeliest as it is. Where kinds differ by factors of time,

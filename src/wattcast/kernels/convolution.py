@@ -33,6 +33,7 @@ _TAP_BYTE = (
     64.0  # of one filter tap that an implicit product takes at a time; twice as many of Hopper's with many channels
 )
 _HOPPER = KINDS.index("hopper")
+_WHOLE_TAPS = np.array([kind in ("direct", "simt", "plain") for kind in KINDS])
 _MANY_PIXELS = 6000.0
 CHOICE_COLUMNS = (
     "m",
@@ -91,7 +92,7 @@ def convolutions(
     step = FAST_BYTE / s.width
     picks = _picks(ops, conditions, s, extra, rate, reference)
     # kernels that walk a tap at a time pad its channels
-    whole = np.isin(picks.kind, [KINDS.index(kind) for kind in ("direct", "simt", "plain")])
+    whole = _WHOLE_TAPS[picks.kind]
     tap = np.where(picks.kind == _HOPPER, np.where(s.product_c > 32, 128.0, 64.0)[:, np.newaxis], _TAP_BYTE)
     tap = np.maximum(tap / s.width[:, np.newaxis], 16.0)
     deep = s.product_c[:, np.newaxis]
@@ -104,15 +105,16 @@ def convolutions(
     moved, turns, launches = _layouts(ops, s, turned, pads * (s.c % step != 0), pads * (s.n % step != 0), step)
     kept = resident(read + write + moved, reference.l2_byte)
     depth_kind = np.array([_depthwise_kind(op) if d else "" for op, d in zip(ops, s.depthwise, strict=True)])
-    units, threads_held, steps, shared = _depthwise(ops, s, depth_kind)
     d = s.depthwise
+    none = np.ones(len(ops))
+    units, threads_held, steps, shared, again = _depthwise(ops, s, depth_kind) if d.any() else (none,) * 5
     taps = 2.0 * s.rs * np.where(extra["dgrad"] > 0, s.image, s.out) / s.width  # strides leave none out of an image's
     work = {
         "units": np.where(d, units, tile["units"]),
         "unit_flop": np.where(d, taps / units, tile["unit_flop"]),
         "steps": np.where(d, steps, tile["steps"]),
         "launches": launches + (depth_kind == "last.filter"),  # of parts and of their sum
-        "l2_byte": np.where(d, read + write + _again(depth_kind, s), tile["load_byte"]),
+        "l2_byte": np.where(d, read + write + again, tile["load_byte"]),
         "store_byte": np.where(d, 0.0, write),
         "between_byte": moved,
         "turn_element": turns,
@@ -202,8 +204,10 @@ def _product(op: Conv2d) -> tuple[float, float, float, float]:
 
 def class_of(dtype: Dtype) -> str:
     """Convolutions among whose kernels cuDNN chooses alike."""
-    base = {Dtype.TF32: "tf32", Dtype.FP32: "fp32", Dtype.FP64: "fp32"}.get(dtype, "half")
-    return f"conv2d-{base}"
+    return _CLASS.get(dtype, "conv2d-half")
+
+
+_CLASS = {Dtype.TF32: "conv2d-tf32", Dtype.FP32: "conv2d-fp32", Dtype.FP64: "conv2d-fp32"}
 
 
 def _picks(
@@ -304,8 +308,8 @@ def _again(kind: npt.NDArray[np.str_], s: _Sizes) -> Array:
     return np.select([np.isin(kind, _TAPS), kind == "first.filter"], [taps, weights], 0.0)
 
 
-def _depthwise(ops: Sequence[Conv2d], s: _Sizes, kind: npt.NDArray[np.str_]) -> tuple[Array, Array, Array, Array]:
-    """Blocks, blocks an SM holds, dependent steps and bytes through shared memory of depthwise kernels."""
+def _depthwise(ops: Sequence[Conv2d], s: _Sizes, kind: npt.NDArray[np.str_]) -> tuple[Array, ...]:
+    """Blocks, blocks an SM holds, dependent steps, bytes through shared memory and again of depthwise kernels."""
     out, image = s.out / s.width, s.image / s.width
     tiles = np.array([op.n * np.ceil(op.q / 40.0) * op.c * np.ceil(op.p / 10.0) / 8.0 for op in ops])
     units = np.select(
@@ -331,7 +335,7 @@ def _depthwise(ops: Sequence[Conv2d], s: _Sizes, kind: npt.NDArray[np.str_]) -> 
     # one is as long as four steps: eleven launches of the H200 database.
     rows = np.array([np.ceil(op.n / 8.0) * (np.ceil(op.p * op.q / 32.0) + 4.0) + 5.0 for op in ops])
     steps = np.select([kind == "last.direct", kind == "first.filter"], [np.full(len(ops), 40.0), rows], s.rs + 5.0)
-    return np.maximum(np.ceil(units), 1.0), held, steps, shared
+    return np.maximum(np.ceil(units), 1.0), held, steps, shared, _again(kind, s)
 
 
 def _group(op: Conv2d, depthwise: str, kind: str) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
@@ -117,11 +118,11 @@ class _Sizes:
     rows: Array
     run: Array
     kind: Array  # position in _KINDS
-    issue: Array  # instructions an element
-    start_cycle: Array  # until a first result, beyond those of an addition
-    again: Array  # bytes read a second time
     cold: Array  # 1: operands come from device memory
     layout: Array
+    again: Array  # bytes read a second time
+    issue: Array  # instructions an element
+    start_cycle: Array  # until a first result, beyond those of an addition
     moving: Array
     reducing: Array
     widest: Array
@@ -132,24 +133,36 @@ class _Sizes:
 
 def _row(op: Elementwise, condition: Condition) -> tuple[float, ...]:
     """What the columns need to know of one operator."""
-    name, n = op.function, float(op.n)
-    read, write, out_width = op.read_byte, op.write_byte, float((op.out_dtype or op.dtype).byte)
+    name, n, width = op.function, float(op.n), float(op.dtype.byte)
+    read, write = op.read_byte, op.write_byte
+    out_width = width if op.out_dtype is None else float(op.out_dtype.byte)
     rows = min(max(_rows(op, condition, read, write / out_width), 1.0), n)
-    run, cost = _run(op, condition), cost_of(name)
+    run = _run(op, condition)
+    twice, *rest = _of_function(name)
     return (
         n,
         read,
         write,
-        float(op.dtype.byte),
+        width,
         out_width,
         rows,
         run,
         _kind(op, rows, run, read),
-        cost.issue,
-        cost.start_cycle,
-        min(_TWICE.get(name, 0.0) * n * op.dtype.byte, read / 2.0),
         _cold(op, condition),
         _LAYOUT[op.layout],
+        min(twice * n * width, read / 2.0),
+        *rest,
+    )
+
+
+@cache
+def _of_function(name: str) -> tuple[float, ...]:
+    """What follows from the function alone: operands read twice, and the columns from ``issue`` to ``cast``."""
+    cost = cost_of(name)
+    return (
+        _TWICE.get(name, 0.0),
+        cost.issue,
+        cost.start_cycle,
         _MOVING.index(name) + 1.0 if name in _MOVING else 0.0,
         name in _REDUCING,
         name == "max",

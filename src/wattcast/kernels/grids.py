@@ -31,17 +31,16 @@ _POOL_CYCLE, _POOL_WARP_CYCLE = 3.9, 92.0  # of an SM for a result, and for a wa
 
 def special(op: Elementwise) -> str:
     """The kind of kernel below ``elementwise`` that has a grid of its own here, or nothing."""
-    if op.function in ("sum", "mean", "max") and op.layout is Layout.TRANSPOSED:
-        return "reduce.columns"
-    if op.function == "cat" and op.layout is Layout.CONTIGUOUS:
+    name = op.function
+    if name in ("sum", "mean", "max"):
+        return "reduce.columns" if op.layout is Layout.TRANSPOSED else ""
+    if name == "cat" and op.layout is Layout.CONTIGUOUS:
         return "vector.cat"
-    if joins_cache(op):
-        return "cat.append"
-    if op.function == "dropout":
-        return "vector.dropout"
-    if op.function == "scatter_add" and indices_of(op) > _FEW_INDICES:
+    if name == "cat":
+        return "cat.append" if joins_cache(op) else ""
+    if name == "scatter_add" and indices_of(op) > _FEW_INDICES:
         return "scatter.sorted"
-    return _BY_FUNCTION.get(op.function, "")
+    return _BY_FUNCTION.get(name, "")
 
 
 def joins_cache(op: Elementwise) -> bool:
@@ -50,6 +49,7 @@ def joins_cache(op: Elementwise) -> bool:
 
 
 _BY_FUNCTION = {
+    "dropout": "vector.dropout",
     "batchnorm": "batchnorm",
     "batchnorm_train": "batchnorm.train",
     "batchnorm_grad": "batchnorm.backward",

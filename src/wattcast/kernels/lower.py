@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from wattcast.arrays import Array, Scalar, per_sweep
 from wattcast.dtypes import Dtype
@@ -19,7 +18,7 @@ from wattcast.kernels.elementwise import elementwise
 from wattcast.kernels.pointwise import row_reductions
 from wattcast.kernels.products import asked as products_asked
 from wattcast.kernels.products import is_point, products
-from wattcast.kernels.table import Kernels, Memo, Segment
+from wattcast.kernels.table import Index, Kernels, Memo, Segment
 from wattcast.kernels.work import COUNTED, USUAL, WORK_COLUMNS, Columns, Condition, Reference, Work, resident
 from wattcast.workload.graph import Attention, Bmm, Collective, Conv2d, Graph, Linear, Operator
 
@@ -44,6 +43,26 @@ PIPE_EVENTS = tuple(dict.fromkeys([*TENSOR_EVENT.values(), *CUDA_EVENT.values()]
 
 def lower(graph: Graph, gpu: Gpu, reference: Reference) -> Kernels:
     """The kernels a graph becomes on ``gpu``, one a distinct operator, in issue order."""
+    ops, segments = _issued(graph)
+    return kernels_of(ops, (USUAL,) * len(ops), gpu, reference, segments)
+
+
+_Part = tuple[Index, tuple[Operator, ...], tuple[Segment, ...]]
+
+
+def lower_many(graphs: Sequence[Graph], gpu: Gpu, reference: Reference) -> tuple[Kernels, list[_Part]]:
+    """The kernels of all graphs in one table; of each, its rows, its operators, and the order they are issued in."""
+    row_of: dict[Operator, int] = {}
+    places = []
+    for graph in graphs:
+        ops, segments = _issued(graph)
+        places.append((np.array([row_of.setdefault(op, len(row_of)) for op in ops], np.int64), ops, segments))
+    all_ops = tuple(row_of)
+    return kernels_of(all_ops, (USUAL,) * len(all_ops), gpu, reference, ()), places
+
+
+def _issued(graph: Graph) -> tuple[tuple[Operator, ...], tuple[Segment, ...]]:
+    """The distinct operators of a graph and the order in which they are issued."""
     row_of: dict[Operator, int] = {}
     segments = []
     for block in graph.blocks:
@@ -51,8 +70,7 @@ def lower(graph: Graph, gpu: Gpu, reference: Reference) -> Kernels:
         rows = np.array([row_of.setdefault(op, len(row_of)) for op in distinct], np.int64)
         counts = np.array([op.count for op in block.ops], np.float64)
         segments.append(Segment(rows.take(places), counts, block.repeat))
-    ops = tuple(row_of)
-    return kernels_of(ops, (USUAL,) * len(ops), gpu, reference, tuple(segments))
+    return tuple(row_of), tuple(segments)
 
 
 def kernels_of(
@@ -63,8 +81,11 @@ def kernels_of(
     segments: tuple[Segment, ...],
 ) -> Kernels:
     """Kernels of distinct operators, each run under its condition."""
-    pipes = [_pipe(op, gpu) for op in ops]
-    links = np.array([link_work(op) if isinstance(op, Collective) else (0.0, 0.0) for op in ops]).T
+    pipes = _pipes(ops, gpu)
+    links = np.zeros((2, len(ops)))
+    for i, op in enumerate(ops):
+        if isinstance(op, Collective):
+            links[:, i] = link_work(op)
     events = tuple([event for event, _, _ in pipes])
     memo = Memo(ops, tuple(conditions))
     flop, sfu_op = np.array([(op.flop, op.sfu_op) for op in ops]).T.copy()
@@ -81,11 +102,11 @@ def kernels_of(
         link_hops=links[1],
         segments=segments,
         conditions=memo.conditions,
-        assumptions=tuple(dict.fromkeys(note for _, _, note in pipes if note)),
+        notes=tuple([note for _, _, note in pipes]),
     )
 
 
-_MOST_KEPT, _MOST_OPS = 128, 512  # workloads kept, and distinct operators of one worth keeping
+_MOST_KEPT, _MOST_OPS = 256, 1024  # workloads kept, and distinct operators of one worth keeping
 
 
 def _kept_work(memo: Memo, events: tuple[str, ...], reference: Reference) -> Work:
@@ -96,7 +117,7 @@ def _kept_work(memo: Memo, events: tuple[str, ...], reference: Reference) -> Wor
     work = reference.kept.get(key)
     if work is None:
         if len(reference.kept) >= _MOST_KEPT:
-            reference.kept.clear()
+            reference.kept.pop(next(iter(reference.kept)), None)  # the oldest
         work = reference.kept[key] = work_of(memo.ops, memo.conditions, events, reference)
     return work
 
@@ -106,13 +127,9 @@ def work_of(
 ) -> Work:
     """Columns of every operator, family by family."""
     group = [op.kind for op in ops]
-    kinds_ = ["linear" if is_point(op) else op.kind for op in ops]  # a point convolution is a product
     rates = np.array([reference.per_cycle[event] for event in events])
     parts = []
-    for kinds, family in _FAMILIES:
-        rows = [i for i, kind in enumerate(kinds_) if kind in kinds]
-        if not rows:
-            continue
+    for family, rows in _by_family(ops).items():
         of: Any = [ops[i] for i in rows]
         groups, work, features = family(of, [conditions[i] for i in rows], rates[rows], reference)
         for i, name in zip(rows, groups, strict=True):
@@ -127,15 +144,18 @@ def work_of(
         1.0 - resident(columns["between_byte"], reference.l2_byte)
     )
     found |= _ideal(columns, rates, reference)
-    shared = _blended(found, len(ops))
-    code = {name: i for i, name in enumerate(dict.fromkeys(group))}
-    codes = np.array([code[name] for name in group])
-    for name, i in code.items():
-        alike = codes == i
-        found[f"is {name}"] = (
-            np.where(shared, found[f"is {name}"], alike) if f"is {name}" in found else alike * ~shared
-        )
+    found |= _groups(group, found)
     return Work(group=tuple(group), features=found, **columns)
+
+
+def _by_family(ops: Sequence[Operator]) -> dict[Any, list[int]]:
+    """Rows of each family that there is, in the order of the families."""
+    rows: dict[Any, list[int]] = {family: [] for family in _FAMILY_OF.values()}
+    for i, op in enumerate(ops):
+        family = _FAMILY_OF.get("linear" if is_point(op) else op.kind)  # a point convolution is a product
+        if family is not None:
+            rows[family].append(i)
+    return {family: found for family, found in rows.items() if found}
 
 
 def _merged(parts: Sequence[tuple[list[int], Columns]], count: int, names: Sequence[str] = ()) -> Columns:
@@ -159,10 +179,18 @@ def _as_counted(
         columns["dram_write_byte"][rows] = np.maximum(write - reference.l2_byte / 3.0, 0.0)
 
 
-def _blended(found: Columns, count: int) -> npt.NDArray[np.bool_]:
-    """Rows of families that say themselves how likely each group is."""
+def _groups(group: Sequence[str], found: Columns) -> Columns:
+    """Columns ``is GROUP``, how likely each row is of it: some families say so themselves, else all or not."""
+    place = {name: i for i, name in enumerate(dict.fromkeys(group))}
+    alike = np.zeros((len(place), len(group)))
+    alike[[place[name] for name in group], np.arange(len(group))] = 1.0
     given = [values for name, values in found.items() if name.startswith("is ")]
-    return np.asarray(np.sum(given, axis=0) > 0 if given else np.zeros(count, dtype=bool))
+    if given:
+        shared = np.add.reduce(given) > 0
+        told = [found.get(f"is {name}", 0.0) for name in place]
+        for i, values in enumerate(told):
+            alike[i, shared] = values[shared] if isinstance(values, np.ndarray) else values
+    return {f"is {name}": alike[i] for name, i in place.items()}
 
 
 def choice_inputs(
@@ -205,16 +233,38 @@ def _ideal(work: Columns, rate: Array, reference: Reference) -> Columns:
     }
 
 
-_FAMILIES: tuple[tuple[tuple[str, ...], Any], ...] = (
-    (("linear", "bmm"), products),
-    (("conv2d",), convolutions),
-    (("attention",), attentions),
-    (("softmax", "layernorm", "rmsnorm"), row_reductions),
-    (("elementwise",), elementwise),
-)
+_FAMILY_OF: dict[str, Any] = {
+    "linear": products,
+    "bmm": products,
+    "conv2d": convolutions,
+    "attention": attentions,
+    "softmax": row_reductions,
+    "layernorm": row_reductions,
+    "rmsnorm": row_reductions,
+    "elementwise": elementwise,
+}
 
 
-def _pipe(op: Operator, gpu: Gpu) -> tuple[str, Scalar, str]:
+_Pipe = tuple[str, Scalar, str]
+
+
+def _pipes(ops: Sequence[Operator], gpu: Gpu) -> list[_Pipe]:
+    """The pipe of each operator; those of a kind and format share one, depthwise convolutions apart."""
+    known: dict[tuple[object, ...], _Pipe] = {}
+    found = []
+    for op in ops:
+        key = (op.kind, op.dtype, isinstance(op, Conv2d) and _depthwise(op))
+        if key not in known:
+            known[key] = _pipe(op, gpu)
+        found.append(known[key])
+    return found
+
+
+def _depthwise(op: Conv2d) -> bool:
+    return op.groups > 1 and op.c == op.groups
+
+
+def _pipe(op: Operator, gpu: Gpu) -> _Pipe:
     """Event, rate per cycle and SM, and an assumption if the dtype has no unit of its own.
 
     Products run on tensor cores where the chip has them for the dtype, else on CUDA cores; depthwise
@@ -223,7 +273,7 @@ def _pipe(op: Operator, gpu: Gpu) -> tuple[str, Scalar, str]:
     the fp32 rate.
     """
     cuda = gpu.pipes.cuda_flop_per_cycle
-    if not isinstance(op, _MATMUL) or (isinstance(op, Conv2d) and op.groups > 1 and op.c == op.groups):
+    if not isinstance(op, _MATMUL) or (isinstance(op, Conv2d) and _depthwise(op)):
         dtype = Dtype.FP64 if op.dtype is Dtype.FP64 and Dtype.FP64 in cuda else Dtype.FP32
         return CUDA_EVENT[dtype], cuda[dtype], ""
     if op.dtype in gpu.pipes.tensor_flop_per_cycle:

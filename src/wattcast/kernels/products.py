@@ -157,20 +157,22 @@ def _usual(simt: bool, aligned: bool, odd: bool, rows: float, style: Style) -> s
 
 def class_of(dtype: Dtype, aligned: bool) -> str:
     """Products among whose kernels the library chooses alike."""
-    base = {Dtype.FP8: "fp8", Dtype.INT8: "fp8", Dtype.TF32: "tf32", Dtype.FP32: "fp32", Dtype.FP64: "fp64"}.get(
-        dtype, "half"
-    )
+    base = _CLASS.get(dtype, "half")
     return base if aligned or base in ("fp32", "tf32") else f"{base}-unaligned"
+
+
+_CLASS = {Dtype.FP8: "fp8", Dtype.INT8: "fp8", Dtype.TF32: "tf32", Dtype.FP32: "fp32", Dtype.FP64: "fp64"}
 
 
 def choice_columns(b: Array, m: Array, n: Array, k: Array) -> Columns:
     """Sizes as the kernel choice sees them, in log2."""
+    log_m = np.log2(m)
     return {
         "b": np.log2(b),
-        "m": np.log2(m),
+        "m": log_m,
         "n": np.log2(n),
         "k": np.log2(k),
-        "small_m": np.minimum(np.log2(m), 7.0),
+        "small_m": np.minimum(log_m, 7.0),
         "small_out": np.minimum(np.log2(b * m * n), 20.0),
     }
 
@@ -207,9 +209,10 @@ _PIPE = {Dtype.FP8: "fp8", Dtype.INT8: "fp8", Dtype.TF32: "tf32"}
 
 def code_of(dtype: Dtype) -> float:
     """A number for each pipe: trees cut between them."""
-    return {Dtype.FP8: 0.0, Dtype.INT8: 0.0, Dtype.BF16: 1.0, Dtype.FP16: 2.0, Dtype.TF32: 3.0, Dtype.FP32: 4.0}.get(
-        dtype, 5.0
-    )
+    return _CODE.get(dtype, 5.0)
+
+
+_CODE = {Dtype.FP8: 0.0, Dtype.INT8: 0.0, Dtype.BF16: 1.0, Dtype.FP16: 2.0, Dtype.TF32: 3.0, Dtype.FP32: 4.0}
 
 
 def is_point(op: Operator) -> bool:

@@ -72,7 +72,35 @@ class Kernels:
     segments: tuple[Segment, ...]
     memo: Memo  # of ops and conditions
     conditions: tuple[Condition, ...] = ()
-    assumptions: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # what had to be assumed of each row; empty: nothing
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """All that had to be assumed."""
+        return tuple(dict.fromkeys(note for note in self.notes if note))
+
+    def at(self, rows: Index, ops: tuple[Operator, ...], segments: tuple[Segment, ...] = ()) -> Kernels:
+        """Some rows as kernels of their own; ``ops`` equal theirs under other labels, ``segments`` count in them."""
+        some = rows.tolist()
+        family, events, conditions, notes = (
+            tuple([of[i] for i in some]) for of in (self.family, self.pipe_event, self.conditions, self.notes)
+        )
+        rate = self.pipe_per_cycle
+        return Kernels(
+            ops=ops,
+            family=family,
+            pipe_event=events,
+            pipe_per_cycle=rate if isinstance(rate, float) else rate.take(rows, axis=-1),
+            flop=self.flop.take(rows),
+            sfu_op=self.sfu_op.take(rows),
+            work=self.work.at(rows),
+            link_byte=self.link_byte.take(rows),
+            link_hops=self.link_hops.take(rows),
+            segments=segments,
+            memo=Memo(ops, conditions),
+            conditions=conditions,
+            notes=notes,
+        )
 
     @cached_property
     def fills(self) -> npt.NDArray[np.bool_]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import numpy.typing as npt
 
 from wattcast.arrays import Array
 from wattcast.errors import bad_value
-from wattcast.forest import Index, depth_of
+from wattcast.forest import Index, Walk, depth_of
 
 _KEPT = ("feature", "threshold", "left", "right", "candidate")
 
@@ -37,15 +38,14 @@ class Votes:
 
     def share(self, columns: Array, candidates: int) -> Array:
         """Share of the trees that vote for each candidate, ``(row, candidate)``; columns are ``(row, column)``."""
-        trees = np.arange(len(self.feature))
         rows = np.arange(len(columns))[:, np.newaxis]
-        node = np.zeros((len(columns), len(trees)), dtype=np.int64)
-        for _ in range(self.depth):
-            goes_left = columns[rows, self.feature[trees, node]] <= self.threshold[trees, node]
-            node = np.where(goes_left, self.left[trees, node], self.right[trees, node])
-        vote = rows * candidates + self.candidate[trees, node]
+        vote = rows * candidates + self.candidate.ravel().take(self._walk.leaves(columns))
         count = np.bincount(vote.ravel(), minlength=len(columns) * candidates)
-        return np.asarray(count.reshape(len(columns), candidates) / len(trees))
+        return np.asarray(count.reshape(len(columns), candidates) / len(self.feature))
+
+    @cached_property
+    def _walk(self) -> Walk:
+        return Walk.of(self.feature, self.threshold, self.left, self.right, self.depth)
 
     def to_arrays(self, prefix: str) -> dict[str, Any]:
         """Arrays to save, under names that begin with ``prefix``."""

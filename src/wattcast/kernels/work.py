@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import cached_property
+from functools import cache, cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -93,9 +93,24 @@ class Work:
 
         A point convolution is a ``gemm``.
         """
-        return tuple(learner_of(group) for group in self.group)
+        return tuple([learner_of(group) for group in self.group])
+
+    def at(self, rows: npt.NDArray[np.intp]) -> Work:
+        """The work of some kernels."""
+        values = self._table.take(rows, axis=1)
+        return Work(
+            group=tuple([self.group[i] for i in rows.tolist()]),
+            features=dict(zip(self.features, values[len(WORK_COLUMNS) :], strict=True)),
+            **dict(zip(WORK_COLUMNS, values, strict=False)),
+        )
+
+    @cached_property
+    def _table(self) -> Array:
+        """Columns and features, ``(column, kernel)``, for those who take rows of them again and again."""
+        return np.array([*(getattr(self, name) for name in WORK_COLUMNS), *self.features.values()])
 
 
+@cache
 def learner_of(group: str) -> str:
     """Whose residual a group learns.
 
@@ -143,7 +158,7 @@ def resident(byte: Array, l2_byte: float) -> Array:
     All of it up to a third of the capacity, none beyond it, linear between: the hash over two
     partitions and other traffic leave less than the capacity.
     """
-    return np.asarray(np.clip((l2_byte - byte) / (l2_byte * (1.0 - 1.0 / 3.0)), 0.0, 1.0))
+    return _share((l2_byte - byte) / (l2_byte * (1.0 - 1.0 / 3.0)))
 
 
 def kept(byte: Array, l2_byte: float) -> Array:
@@ -154,10 +169,15 @@ def kept(byte: Array, l2_byte: float) -> Array:
     >>> float(kept(np.array(50e6), 62.9e6)), float(kept(np.array(4e6), 62.9e6))
     (0.0, 1.0)
     """
-    return np.asarray(np.clip((_NONE_KEPT * l2_byte - byte) / ((_NONE_KEPT - _ALL_KEPT) * l2_byte), 0.0, 1.0))
+    return _share((_NONE_KEPT * l2_byte - byte) / ((_NONE_KEPT - _ALL_KEPT) * l2_byte))
 
 
 _ALL_KEPT, _NONE_KEPT = 0.1, 0.77  # of the capacity
+
+
+def _share(values: Array) -> Array:
+    """Values drawn in to 0 and 1, as ``np.clip`` does in four times as long."""
+    return np.minimum(np.maximum(values, 0.0), 1.0)
 
 
 def alignment(size: npt.ArrayLike, most: int = 16) -> Array:

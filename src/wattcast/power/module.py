@@ -109,13 +109,28 @@ class ModulePower:
 
         The parts of :meth:`power` added up, without looking at them one by one. The clock is ``(*sweep, 1)``.
         """
+        one = not duration_s.ndim and not more.ndim and clock_hz.size == 1 and clock_hz.ndim <= 1
+        if one and isinstance(temperature_c, float) and self._plain_curves:
+            return np.asarray(
+                self._mean_w_of_one(cost, float(more), float(duration_s), clock_hz.item(), temperature_c)
+            )
         volts_squared = per_sweep(self.voltage.at(clock_hz)) ** 2
         joules = volts_squared * (cost.core_j + cost.core_j_each * more) + (cost.rest_j + cost.rest_j_each * more)
-        if not duration_s.ndim:
-            dynamic_w = joules / duration_s if duration_s > 0 else np.zeros_like(joules)
-        else:
-            dynamic_w = np.where(duration_s > 0, joules / np.where(duration_s > 0, duration_s, 1.0), 0.0)
+        dynamic_w = np.where(duration_s > 0, joules / np.where(duration_s > 0, duration_s, 1.0), 0.0)
         return np.asarray(per_sweep(self.idle.at(clock_hz, temperature_c)) + dynamic_w)
+
+    def _mean_w_of_one(
+        self, cost: Priced, more: float, duration_s: float, clock_hz: float, temperature_c: float
+    ) -> float:
+        """The same of a single design, which arrays would only slow down."""
+        volts_squared = self.voltage.at_one(clock_hz) ** 2
+        joules = volts_squared * (cost.core_j + cost.core_j_each * more) + (cost.rest_j + cost.rest_j_each * more)
+        return self.idle.at_one(clock_hz, temperature_c) + (joules / duration_s if duration_s > 0 else 0.0)
+
+    @cached_property
+    def _plain_curves(self) -> bool:
+        """Whether idle power and voltage are curves by clock and nothing else; a sweep may scale them."""
+        return type(self.idle) is IdlePower and type(self.voltage) is VoltageCurve
 
     @cached_property
     def _energies(self) -> Array:

@@ -33,24 +33,12 @@ class Carried(Residuals):
         if not rows:
             return time, energy
         ops = tuple(kernels.ops[i] for i in rows)
-        conditions = tuple(kernels.conditions[i] for i in rows)
-        memo = Memo(ops, conditions)
-        kept = self._kept.get(memo)
+        kept = self._kept.get(Memo(ops, tuple(kernels.conditions[i] for i in rows)))
         if kept is not None:
             time[rows], energy[rows] = kept
             return time, energy
-        events = tuple(kernels.pipe_event[i] for i in rows)
-        some = replace(
-            kernels,
-            ops=ops,
-            family=tuple(kernels.family[i] for i in rows),
-            pipe_event=events,
-            flop=kernels.flop[rows],
-            sfu_op=kernels.sfu_op[rows],
-            conditions=conditions,
-            memo=memo,
-            work=work_of(ops, conditions, events, self.reference),
-        )
+        some = kernels.at(np.array(rows), ops)
+        some = replace(some, work=work_of(some.ops, some.conditions, some.pipe_event, self.reference))
         time[rows], energy[rows] = super().factors(some, corrections[rows])
         return time, energy
 

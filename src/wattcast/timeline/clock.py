@@ -12,7 +12,7 @@ import numpy as np
 
 from wattcast.arrays import Array, Scalar
 from wattcast.errors import bad_value
-from wattcast.timeline.timeline import Timeline, phases_s
+from wattcast.timeline.timeline import Stack, Timeline, phases_s
 
 
 @dataclass(frozen=True)
@@ -51,11 +51,27 @@ def effective_hz(timeline: Timeline, clock_hz: Scalar, law: ClockLaw | None) -> 
     set_hz = np.asarray(clock_hz, dtype=np.float64)
     if law is None:
         return set_hz
-    rows = timeline.tensor_rows
-    cycles = phases_s(timeline.tensor_phases, timeline.tensor_stack, set_hz) * set_hz
+    rows, stack = timeline.tensor_rows, timeline.tensor_stack
+    if stack is not None and set_hz.size == 1 and set_hz.ndim <= 1:
+        return _of_one(timeline, stack, set_hz.item(), law)
+    cycles = phases_s(timeline.tensor_phases, stack, set_hz) * set_hz
     busy = np.divide(timeline.tensor_cycles, cycles, out=np.zeros(cycles.shape, order="F"), where=cycles > 0)
     activity = busy * law.load(set_hz)
     running_hz = np.full((*activity.shape[:-1], len(timeline.kernels.ops)), law.without, order="F")
     running_hz[..., rows] = np.interp(activity.T, law.activity, law.ratio).T  # transposed, it lies end to end
     running_hz *= set_hz
     return running_hz
+
+
+def _of_one(timeline: Timeline, stack: Stack, set_hz: float, law: ClockLaw) -> Array:
+    """The same at a single clock, in as few steps as it takes."""
+    found = np.full(len(timeline.kernels.ops), set_hz * law.without)
+    if len(timeline.tensor_rows):
+        cycles = np.maximum(stack.cycles, stack.seconds * set_hz).sum(axis=0)
+        load = law.toggling * (set_hz / law.top_hz) ** law.clock_power
+        activity = timeline.tensor_cycles / np.maximum(cycles, _NO_TIME) * load
+        found[timeline.tensor_rows] = set_hz * np.interp(activity, law.activity, law.ratio)
+    return found
+
+
+_NO_TIME = 1e-300  # of a kernel that takes none, which is not busy either

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from wattcast.arrays import Array
 from wattcast.errors import bad_value
 
-_BLOCK = 40_000  # distances held at a time: they stay in a cache from one step to the next
+_BLOCK = 80_000  # distances held at a time: they stay in a cache from one step to the next
 _UNTHREADED = 500_000  # multiplications of a product that no library gives to threads
 
 

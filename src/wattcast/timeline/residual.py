@@ -39,7 +39,7 @@ class Learned:
             mean += (1.0 - share if both else 1.0) * self.forest.of(table[:, : len(self.forest.features)])
         if self.kriging is not None:
             mean += share * self.kriging.of(table.take(self._of_kriging, axis=1))
-        return np.asarray(np.exp(np.clip(mean, self.low, self.high)))
+        return np.asarray(np.exp(np.minimum(np.maximum(mean, self.low), self.high)))
 
     @cached_property
     def _wanted(self) -> Wanted:
@@ -53,40 +53,42 @@ class Learned:
 
 
 class Wanted:
-    """Names of columns, each with its place, and which of them stands for a kind that is not among them."""
+    """Names of columns, each with its place, and where to find them among the features of a workload."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self.places = {name: i for i, name in enumerate(names)}
-        self._above: dict[str, str] = {}  # of kinds met before; there are as many as the lowering has groups
+        self._found: dict[tuple[str, ...], tuple[list[int], list[tuple[int, int]]]] = {}
 
-    def above(self, name: str) -> str:
-        """The nearest kind above one that was not measured; nothing where it was or none is."""
-        if name not in self._above:
-            self._above[name] = _above(name, self.places)
-        return self._above[name]
+    def among(self, names: tuple[str, ...]) -> tuple[list[int], list[tuple[int, int]]]:
+        """Which of ``names`` each column is, counted from one (none: 0), and which stand for a column above them."""
+        if names not in self._found:
+            if len(self._found) >= _MOST_KEPT:
+                self._found.clear()
+            at = {name: i for i, name in enumerate(names, 1)}
+            above = [(_above(name, self.places), i) for name, i in at.items()]
+            stands = [(self.places[kind], i) for kind, i in above if kind]
+            self._found[names] = [at.get(name, 0) for name in self.places], stands
+        return self._found[names]
 
 
 class Features:
     """Features of all kernels as one table, from which each family takes its own."""
 
     def __init__(self, named: Mapping[str, Array], count: int) -> None:
-        self._at = {name: i for i, name in enumerate(named, 1)}
-        self._kinds = [name for name in named if name.startswith("is ")]
+        self._names = tuple(named)
         self._table = np.array([np.zeros(count), *named.values()])  # (feature, kernel), nothing first
 
     def add(self, named: Mapping[str, Array]) -> None:
         """More features."""
-        self._at |= {name: i for i, name in enumerate(named, len(self._table))}
+        self._names = (*self._names, *named)
         self._table = np.concatenate([self._table, list(named.values())])
 
     def columns(self, wanted: Wanted, rows: npt.NDArray[np.intp]) -> Array:
         """The columns of a family for its rows, ``(row, feature)``; a kind that this workload lacks is a zero."""
-        at = self._at
-        found = self._table.take([at.get(name, 0) for name in wanted.places], axis=0).take(rows, axis=1)
-        for name in self._kinds:
-            above = wanted.above(name)
-            if above:
-                found[wanted.places[above]] += self._table[at[name]].take(rows)
+        places, stands = wanted.among(self._names)
+        found = self._table.take(places, axis=0).take(rows, axis=1)
+        for column, name in stands:
+            found[column] += self._table[name].take(rows)
         return np.ascontiguousarray(found.T)
 
 
@@ -108,7 +110,7 @@ def _above(name: str, known: Mapping[str, object]) -> str:
     return ""
 
 
-_MOST_KEPT = 256
+_MOST_KEPT, _MOST_ROWS = 256, 1024  # workloads kept, and kernels of one worth keeping
 
 
 @dataclass(frozen=True)
@@ -141,7 +143,9 @@ class Residuals:
         seconds = time * ideal(kernels, self.reference).seconds(logs, self.reference.top_hz)
         features.add(rates(kernels, self.reference, seconds, fixed_s))
         energy = _factors(self.energy, rows_of, features, count)
-        if len(self._kept) < _MOST_KEPT:
+        if count <= _MOST_ROWS:
+            if len(self._kept) >= _MOST_KEPT:
+                self._kept.pop(next(iter(self._kept)), None)  # the oldest
             self._kept[kernels.memo] = time, energy
         return time, energy
 

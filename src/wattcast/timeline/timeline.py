@@ -17,6 +17,7 @@ import numpy.typing as npt
 from wattcast.arrays import Array
 from wattcast.kernels import Kernels
 from wattcast.kernels.table import Segment
+from wattcast.workload.graph import Operator
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,31 @@ class Timeline:
     active: Array  # (*sweep, kernel) SMs with work, averaged over the kernel
     calls: Array  # (kernel,) how often each runs
     host_s: Array  # (*sweep, kernel) what issuing it costs the host
+
+    def at(self, rows: npt.NDArray[np.int64], ops: tuple[Operator, ...], segments: tuple[Segment, ...]) -> Timeline:
+        """Some kernels, issued in an order of their own, as a timeline of their own."""
+        kernels = self.kernels.at(rows, ops, segments)
+        phases = tuple(phase.at(rows) for phase in self.phases)
+        place = np.full(len(self.calls), -1)
+        place[self.tensor_rows] = np.arange(len(self.tensor_rows))
+        tensor = place.take(rows)
+        tensor_rows = np.flatnonzero(tensor >= 0)
+        value, energy_factor, calls = self.value.take(rows, axis=0), self.energy_factor.take(rows), kernels.calls
+        return Timeline(
+            kernels=kernels,
+            phases=phases,
+            tensor_phases=tuple(phase.at(tensor_rows) for phase in phases),
+            tensor_rows=tensor_rows,
+            tensor_cycles=self.tensor_cycles.take(tensor.take(tensor_rows), axis=-1),
+            events=self.events,
+            value=value,
+            total=calls @ value,
+            energy_factor=energy_factor,
+            weighted=(calls * energy_factor) @ value,
+            active=self.active.take(rows, axis=-1),
+            calls=calls,
+            host_s=self.host_s.take(rows, axis=-1),
+        )
 
     @cached_property
     def stack(self) -> Stack | None:

@@ -33,6 +33,8 @@ def _build(model: Model, options: Options) -> Graph:
     if options.phase is Phase.TRAIN:
         blocks.append(optimiser(passes[0].parameter_count, activation_dtype(options)))
     held = memory.of(options, passes)
+    for program in passes:
+        program.release()
     return Graph(resolution.title(model, options), tuple(blocks), float(held.total_byte), tuple(said))
 
 

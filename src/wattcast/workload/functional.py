@@ -14,16 +14,16 @@ from wattcast.dtypes import Dtype
 from wattcast.workload.elementwise import function_of
 from wattcast.workload.graph import Elementwise, Layout
 from wattcast.workload.strides import Shape, extent, layout_of, output_strides
-from wattcast.workload.symbolic import Tape, Tensor, held_byte
+from wattcast.workload.symbolic import Entry, Storage, Tape, Tensor, held_byte
 
 
 def pointwise(function: str, *inputs: Tensor, out_dtype: Dtype | None = None) -> Tensor:
     """One elementwise kernel over broadcast inputs; the gradient is the caller's."""
     given = tuple([(t.shape, t.strides, t.dtype) for t in inputs])
-    main, shape, strides, dtype, op = _planned(function, given, out_dtype)
+    main, shape, strides, dtype, byte, op = _planned(function, given, out_dtype)
     tape = inputs[main].tape
-    out = tape.empty(shape, dtype, strides)
-    tape.emit(op.again(""), inputs, (out,))
+    out = Tensor(tape, shape, strides, dtype, Storage(byte))
+    tape.entries.append(Entry(op.again(tape.label), inputs, (out,)))
     return out
 
 
@@ -33,8 +33,8 @@ _Operand = tuple[Shape, Shape, Dtype]
 @lru_cache(maxsize=4096)
 def _planned(
     function: str, given: tuple[_Operand, ...], out_dtype: Dtype | None
-) -> tuple[int, Shape, Shape, Dtype, Elementwise]:
-    """Of a pointwise kernel: which input is the largest, shape, strides and format of the result, the operator."""
+) -> tuple[int, Shape, Shape, Dtype, int, Elementwise]:
+    """Of a pointwise kernel: its largest input; shape, strides, format and bytes of its result; the operator."""
     shape = broadcast(*[have for have, _, _ in given])
     sizes = [(prod(have), dtype.byte) for have, _, dtype in given]
     main = sizes.index(max(sizes))
@@ -43,7 +43,7 @@ def _planned(
     strides = output_strides(shape, lie)
     layout = layout_of(shape, strides, lie)
     op = _made(function, given, (shape, strides, dtype), given[main][2], layout, None)
-    return main, shape, strides, dtype, op
+    return main, shape, strides, dtype, prod(shape) * dtype.byte, op
 
 
 def elementwise(
@@ -63,7 +63,7 @@ def _made(
     read = sum(held_byte(*operand) for operand in given)
     plain = read == function_of(function).inputs * n * dtype.byte
     rows, run = extents or extent(layout, out[0], out[1], [(shape, strides) for shape, strides, _ in given])
-    return Elementwise(
+    op = Elementwise(
         function,
         n,
         dtype=dtype,
@@ -73,6 +73,8 @@ def _made(
         rows=rows,
         run=run,
     )
+    hash(op)  # once for all its copies
+    return op
 
 
 _operator = lru_cache(maxsize=4096)(_made)

@@ -52,6 +52,20 @@ class Operator:
             if not (isinstance(value, int) and value >= least):
                 raise bad_value(f"{self.name}.{name}", f"a whole number of at least {least}", value)
 
+    def __init_subclass__(cls) -> None:
+        type.__setattr__(cls, "__hash__", Operator.__hash__)  # a dataclass leaves one that is there
+
+    def __hash__(self) -> int:
+        """Of what is compared, once: copies elsewhere in a model have it too."""
+        known = self.__dict__
+        if "_hash" not in known:
+            known["_hash"] = hash((self.kind, *(known[name] for name in _compared(self.__class__))))
+        found: int = known["_hash"]
+        return found
+
+    def __getstate__(self) -> dict[str, object]:
+        return {name: value for name, value in self.__dict__.items() if name != "_hash"}  # words hash anew elsewhere
+
     def again(self: _Any, label: str) -> _Any:
         """The same operator elsewhere in the model; it was checked when it was first made."""
         other = object.__new__(type(self))
@@ -90,12 +104,13 @@ class Operator:
         return 0.0
 
 
-_HIDDEN = frozenset({"count", "label", "read", "write", "p", "q"})  # what an operator's name leaves out
+_HIDDEN = frozenset({"count", "label", "read", "write", "p", "q", "_hash"})  # what an operator's name leaves out
 _HIDDEN_ROWS = _HIDDEN | {"rows", "run"}
 _LEAST = {"padding": 0, "bytes": 0, "read": 0, "write": 0}
 
 
 _WHOLE: dict[type, tuple[tuple[str, int], ...]] = {}
+_COMPARED: dict[type, tuple[str, ...]] = {}
 
 
 def _least(kind: type[Operator]) -> tuple[tuple[str, int], ...]:
@@ -104,6 +119,13 @@ def _least(kind: type[Operator]) -> tuple[tuple[str, int], ...]:
         whole = ((item.name, _LEAST.get(item.name, 1)) for item in fields(kind) if item.type == "int")
         _WHOLE[kind] = tuple(whole)
     return _WHOLE[kind]
+
+
+def _compared(kind: type[Operator]) -> tuple[str, ...]:
+    """The fields of an operator class that make two of them equal; looked up once a class."""
+    if kind not in _COMPARED:
+        _COMPARED[kind] = tuple(item.name for item in fields(kind) if item.compare)
+    return _COMPARED[kind]
 
 
 @dataclass(frozen=True)
@@ -399,12 +421,13 @@ class Elementwise(Operator):
     def __post_init__(self) -> None:
         super().__post_init__()
         function_of(self.function)
-        for item, value in (("read", self.read), ("write", self.write)):
-            if value is not None and value < 0:
-                raise bad_value(f"{self.function}.{item}", "bytes, zero or more", value)
-        for item, value in (("rows", self.rows), ("run", self.run)):
-            if value is not None and not 1 <= value <= self.n:
-                raise bad_value(f"{self.function}.{item}", f"from 1 to its {self.n} elements", value)
+        given, n = self.__dict__, self.n
+        for item in ("read", "write"):
+            if given[item] is not None and given[item] < 0:
+                raise bad_value(f"{self.function}.{item}", "bytes, zero or more", given[item])
+        for item in ("rows", "run"):
+            if given[item] is not None and not 1 <= given[item] <= n:
+                raise bad_value(f"{self.function}.{item}", f"from 1 to its {n} elements", given[item])
 
     @property
     def name(self) -> str:

@@ -124,6 +124,12 @@ class Program:
             section.forward = fuse(section.forward, kept)
             section.backward = fuse(section.backward, keep_unread=True)
 
+    def release(self) -> None:
+        """Let go of tensors and tapes, which hold one another and would wait for the garbage collector."""
+        for section in self.sections:
+            section.tape.clear()
+        self.sections.clear()
+
     @property
     def cache_byte(self) -> int:
         """Keys and values kept for later."""

@@ -78,29 +78,37 @@ def output_strides(shape: Shape, inputs: Sequence[tuple[Shape, Shape]]) -> Shape
     if all(have == shape and strides == usual for have, strides in inputs):
         return usual
     padded = [_padded(shape, have, strides) for have, strides in inputs]
-    order = list(range(len(shape) - 1, -1, -1))  # innermost first
+    result = [0] * len(shape)
+    step = 1
+    for d in _innermost_first(shape, padded):
+        result[d] = step
+        step *= shape[d]
+    return tuple(result)
+
+
+def _innermost_first(shape: Shape, operands: Sequence[Shape]) -> list[int]:
+    """Dimensions in the order of the inputs' memory."""
+    first = operands[0]
+    if 0 not in first and len(set(first)) == len(first):  # which tells all of them apart
+        return sorted(range(len(shape)), key=first.__getitem__)
+    order = list(range(len(shape) - 1, -1, -1))
     for i in range(1, len(order)):
         at = i
         for j in range(i - 1, -1, -1):
-            verdict = _compare(order[j], order[at], shape, padded)
+            verdict = _compare(order[j], order[at], shape, operands)
             if verdict > 0:
                 order[j], order[at] = order[at], order[j]
                 at = j
             elif verdict < 0:
                 break
-    result = [0] * len(shape)
-    step = 1
-    for d in order:
-        result[d] = step
-        step *= shape[d]
-    return tuple(result)
+    return order
 
 
 def _padded(shape: Shape, have: Shape, strides: Shape) -> Shape:
     if have == shape:
         return strides
     lead = len(shape) - len(have)
-    inner = (0 if h == 1 and w != 1 else s for h, s, w in zip(have, strides, shape[lead:], strict=True))
+    inner = [0 if h == 1 and w != 1 else s for h, s, w in zip(have, strides, shape[lead:], strict=True)]
     return (*([0] * lead), *inner)
 
 
@@ -125,11 +133,11 @@ def layout_of(shape: Shape, strides: Shape, inputs: Sequence[tuple[Shape, Shape]
         if len(have) == 0 or have.count(1) == len(have):
             continue  # a scalar rides along
         padded = _padded(shape, have, step)
-        if any(not s and size != 1 for s, size in zip(padded, shape, strict=True)):
+        if 0 in padded and any(not s and size != 1 for s, size in zip(padded, shape, strict=True)):
             return Layout.BROADCAST
         if not dense(have, step):
             layout = Layout.STRIDED
-        elif layout is Layout.CONTIGUOUS and _order(shape, padded) != _order(shape, strides):
+        elif layout is Layout.CONTIGUOUS and padded != strides and _order(shape, padded) != _order(shape, strides):
             layout = Layout.TRANSPOSED
     return layout
 
@@ -148,7 +156,7 @@ def extent(
     """
     if layout is Layout.CONTIGUOUS or not shape:
         return None, None
-    order = [d for _, d in sorted((-step, d) for d, step in enumerate(strides) if shape[d] != 1)]
+    order = _order(shape, strides)
     sizes = [shape[d] for d in order]
     total = prod(sizes)
     lie = [
@@ -201,4 +209,5 @@ def _together(sizes: Sequence[int], walk: Sequence[int]) -> int:
 
 
 def _order(shape: Shape, strides: Shape) -> list[int]:
-    return [d for _, d in sorted((-s, d) for d, s in enumerate(strides) if shape[d] != 1)]
+    """Dimensions that have a say, outermost first."""
+    return sorted([d for d, size in enumerate(shape) if size != 1], key=lambda d: -strides[d])

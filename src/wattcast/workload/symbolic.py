@@ -7,8 +7,7 @@ included, because the strides are followed as PyTorch follows them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import prod
@@ -127,53 +126,37 @@ class Tensor:
 
     def split(self, *sizes: int) -> tuple[Tensor, ...]:
         """Views of the last dimension, side by side; their gradients are laid side by side again."""
-        from wattcast.workload.functional import cat
-
         parts = tuple(
             Tensor(self.tape, (*self.shape[:-1], size), self.strides, self.dtype, self.storage) for size in sizes
         )
-        self.tape.record(parts, (self,), lambda *grads: (cat([g for g in grads if g is not None], -1),))
+        self.tape.record(parts, (self,), lambda *grads: (functional.cat([g for g in grads if g is not None], -1),))
         return parts
 
     # What launches a kernel.
 
     def clone(self) -> Tensor:
-        from wattcast.workload.functional import clone
-
-        return clone(self)
+        return functional.clone(self)
 
     def contiguous(self) -> Tensor:
         return self if self.is_contiguous else self.clone()
 
     def to(self, dtype: Dtype) -> Tensor:
-        from wattcast.workload.functional import cast
-
-        return cast(self, dtype)
+        return functional.cast(self, dtype)
 
     def sum_to(self, shape: Shape) -> Tensor:
-        from wattcast.workload.functional import sum_to
-
-        return sum_to(self, shape)
+        return functional.sum_to(self, shape)
 
     def pad_back(self, shape: Shape) -> Tensor:
-        from wattcast.workload.functional import pad_back
-
-        return pad_back(self, shape)
+        return functional.pad_back(self, shape)
 
     def __add__(self, other: Tensor | float) -> Tensor:
-        from wattcast.workload.functional import add
-
-        return add(self, other)
+        return functional.add(self, other)
 
     def __mul__(self, other: Tensor | float) -> Tensor:
-        from wattcast.workload.functional import mul
-
-        return mul(self, other)
+        return functional.mul(self, other)
 
     def __neg__(self) -> Tensor:
-        from wattcast.workload.functional import unary
-
-        return unary("neg", self, lambda g: -g)
+        return functional.unary("neg", self, lambda g: -g)
 
 
 Rule: TypeAlias = Callable[..., Sequence[Tensor | None]]
@@ -213,14 +196,15 @@ class Tape:
     recording: bool = True
     cache_byte: int = 0  # keys and values that outlive the pass
 
-    @contextmanager
-    def at(self, label: str) -> Iterator[None]:
+    def at(self, label: str) -> Labelled:
         """Label what is emitted inside."""
-        before, self.label = self.label, f"{self.label}.{label}" if self.label else label
-        try:
-            yield
-        finally:
-            self.label = before
+        return Labelled(self, label)
+
+    def clear(self) -> None:
+        """Forget all that was written."""
+        for written in (self.entries, self.nodes, self.parameters, self.tied):
+            written.clear()
+        self.saved.clear()
 
     def math(self, dtype: Dtype) -> Dtype:
         """The format products are computed in: TF32 for fp32 tensors where the user allows it."""
@@ -266,6 +250,21 @@ class Tape:
         self.nodes.append(Node(outputs, inputs, rule, self.label))
 
 
+class Labelled:
+    """A stretch of a tape whose operators have one more word in their label."""
+
+    __slots__ = ("before", "tape", "word")
+
+    def __init__(self, tape: Tape, word: str) -> None:
+        self.tape, self.word, self.before = tape, word, tape.label
+
+    def __enter__(self) -> None:
+        self.tape.label = f"{self.before}.{self.word}" if self.before else self.word
+
+    def __exit__(self, *_: object) -> None:
+        self.tape.label = self.before
+
+
 @lru_cache(maxsize=4096)
 def _permuted(shape: Shape, strides: Shape, order: Shape) -> tuple[Shape, Shape, Shape]:
     """Shape and strides with dimensions in another order, and the order that leads back."""
@@ -283,3 +282,6 @@ def _viewed(shape: Shape, strides: Shape, asked: Shape) -> tuple[Shape, Shape | 
     wanted = tuple(numel // known if size == -1 else size for size in asked)
     assert prod(wanted) == numel, f"{numel} elements as {asked}"
     return wanted, view_strides(shape, strides, wanted)
+
+
+import wattcast.workload.functional as functional  # noqa: E402  # which needs all of this module
