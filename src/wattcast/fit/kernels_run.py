@@ -18,6 +18,8 @@ from wattcast.fit.cards import spread
 from wattcast.fit.kernels import bundle_of, fit_rows, idle_curve
 from wattcast.fit.kernels_interval import quantiles
 from wattcast.fit.kernels_split import HeldOut, hold_out
+from wattcast.fit.nearness import near_of
+from wattcast.fit.unseen import learn
 from wattcast.fitted import bundle as bundles
 from wattcast.fitted import bundle_for
 from wattcast.fitted.bundle import Bundle
@@ -48,11 +50,14 @@ def fit_database(
     with _one_thread():
         held = hold_out(rows, chip, idle, tell=tell)
         found = fit_rows(rows, chip, idle)
+        near = near_of(held)
+        residuals = quantiles(held, near=near)
+        widening = learn(rows, chip, idle, residuals, near, tell)
     burst = sum(kind == "burst" for kind in held.kind)
     rest = len(held.kind) - burst
     note = f"{len(rows)} rows; residuals from {burst} burst and {rest} sustained rows held out in 5 folds"
-    bundle = bundle_of(found, rows, chip, quantiles(held), note)
-    return replace(bundle, cards=spread(database, held)), held
+    bundle = bundle_of(found, rows, chip, residuals, note)
+    return replace(bundle, cards=spread(database, held), widening=widening), held
 
 
 def _one_thread() -> Any:
@@ -82,7 +87,7 @@ def read_held_out(path: Path) -> HeldOut:
     rows = read_table(path)
     columns: dict[str, Any] = {}
     for item in fields(HeldOut):
-        values = [row[item.name] for row in rows]
+        values = [row.get(item.name) for row in rows]
         text = item.type == "tuple[str, ...]"
         number = [float("nan") if v is None else v for v in values]
         columns[item.name] = tuple(values) if text else np.array(number)

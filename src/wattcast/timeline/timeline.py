@@ -104,6 +104,7 @@ class Timeline:
     active: Array  # (*sweep, kernel) SMs with work, averaged over the kernel
     calls: Array  # (kernel,) how often each runs
     host_s: Array  # (*sweep, kernel) what issuing it costs the host
+    near: Array | None = None  # (kernel,) 1 to 0: how like the nearest measured row; NaN where nothing was learned
 
     @cached_property
     def stack(self) -> Stack | None:

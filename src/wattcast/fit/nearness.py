@@ -1,0 +1,66 @@
+"""How the error of latency grows away from measured rows, from rows held out.
+
+A row held out is predicted from the others; its nearness to them is exp(-r) of the nearest in the coordinates of the
+learned factor (:mod:`wattcast.timeline.kriging`). The 90th percentile of |log(measured / predicted)|, over the median of
+its family, is taken as t·(1 + c·(1 - near)) by quantile regression [Koenker1978]: the c of the least pinball loss, each
+with its best t. Then a + b·(1 - near) with b/a = c, scaled so that the middle held-out row has 1.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from wattcast.arrays import Array
+from wattcast.fit.kernels_split import HeldOut
+from wattcast.fitted.widening import UNSCALED
+
+LEAST_ROWS = 300  # with a nearness, to learn from
+_LEVEL = 0.9
+_SLOPES = np.concatenate([[0.0], np.geomspace(0.25, 40.0, 45)])
+
+Names = npt.NDArray[np.str_]
+
+
+def fit_near(log_ratio: Array, family: Names, near: Array) -> tuple[float, float]:
+    """a and b of :class:`~wattcast.fitted.widening.Widening`; 1 and 0 of too few rows."""
+    known = np.isfinite(near) & np.isfinite(log_ratio)
+    if known.sum() < LEAST_ROWS:
+        return UNSCALED
+    size, away, of = np.abs(log_ratio[known]), 1.0 - near[known], family[known]
+    for name in np.unique(of):
+        size[of == name] /= max(float(np.median(size[of == name])), 1e-6)
+    slope = min(_SLOPES, key=lambda c: _loss(size, 1.0 + c * away))
+    middle = float(np.median(1.0 + slope * away))
+    return 1.0 / middle, float(slope) / middle
+
+
+def _loss(size: Array, spread: Array) -> float:
+    """Pinball loss of ``size`` against t·``spread`` for the t that is best: a weighted quantile of their ratio."""
+    t = weighted_quantile(size / spread, spread, _LEVEL)
+    over = size - t * spread
+    return float(np.mean(np.maximum(_LEVEL * over, (_LEVEL - 1.0) * over)))
+
+
+def weighted_quantile(values: Array, weight: Array, level: float) -> float:
+    """The least value that a share ``level`` of the weight does not exceed.
+
+    >>> weighted_quantile(np.array([3.0, 1.0, 2.0]), np.array([1.0, 1.0, 2.0]), 0.75)
+    2.0
+    """
+    order = np.argsort(values)
+    below = np.cumsum(weight[order])
+    at = int(np.searchsorted(below, level * below[-1] * (1.0 - 1e-12)))
+    return float(values[order][min(at, values.size - 1)])
+
+
+def near_of(held: HeldOut) -> tuple[float, float]:
+    """a and b from held-out bursts on random data."""
+    at = np.array([k == "burst" and d == "random" for k, d in zip(held.kind, held.data, strict=True)])
+    log_ratio = np.log(held.latency_s[at] / held.predicted_latency_s[at])
+    return fit_near(log_ratio, np.array(held.family)[at], held.near[at])
+
+
+def scale_of(near: Array, line: tuple[float, float]) -> Array:
+    """What log-ends are multiplied by, 1 where a row has no nearness."""
+    return np.asarray(np.where(np.isfinite(near), line[0] + line[1] * (1.0 - near), 1.0))

@@ -1,0 +1,116 @@
+"""How much less sure a prediction is of a kernel unlike those measured: learned by leaving measured ones out.
+
+Two things widen an interval. *Distance*: the ends of a family, in logs, are those of a typical held-out row times
+
+    a + b·(1 - near),   near = exp(-r) of the nearest measured row in the coordinates of the learned factor,
+
+so that they are narrow beside measured rows and wide far from them, the same 90 % in both places. *Kind*: what was
+never measured at all (a function, a kind of kernel, a number format, a size beyond the range) moves the ends out
+further, in quadrature, by the half-width that held 90 % of the rows when such a thing was left out of the fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache
+from importlib.resources import files
+from types import MappingProxyType
+
+import msgspec
+import numpy as np
+
+from wattcast.arrays import Array
+from wattcast.errors import bad_value
+from wattcast.files import from_yaml
+
+
+class Why(StrEnum):
+    """Why a kernel is outside what was measured."""
+
+    KIND = "kind"  # no kernel of its kind, or too few functions of that kind to speak for another
+    FORM = "form"  # its function, where many others of the same kernel were measured
+    DTYPE = "dtype"  # its number format
+    SIZE = "size"  # a size beyond the range
+
+
+@dataclass(frozen=True)
+class Apart:
+    """Half-width in logs that the ends of an interval are moved out by, of latency and of power; from how many."""
+
+    latency: float
+    power: float
+    rows: int  # left out, of bursts and sustained rows together
+    kinds: int  # things left out in turn
+
+    def __post_init__(self) -> None:
+        for name, value in (("latency", self.latency), ("power", self.power)):
+            if not 0.0 <= value < 5.0:
+                raise bad_value(f"widening.{name}", "a half-width of logs, from 0 to below 5", value)
+
+
+@dataclass(frozen=True)
+class Widening:
+    """What distance from measured rows and things never measured add to an interval."""
+
+    near: tuple[float, float]  # a and b
+    apart: Mapping[Why, Apart]
+    source: str
+
+    def __post_init__(self) -> None:
+        if not (self.near[0] > 0.0 and self.near[1] >= 0.0):
+            raise bad_value("widening.near", "a above 0, and b of 0 or more", self.near)
+        missing = [str(why) for why in Why if why not in self.apart]
+        if missing:
+            raise bad_value("widening.apart", "a half-width for every reason", f"none for {', '.join(missing)}")
+
+    def scale(self, near: Array | None) -> Array:
+        """By what log-ends are multiplied, from each kernel's nearness; 1 where nothing was learned.
+
+        >>> usual().scale(np.array([np.nan])).tolist()
+        [1.0]
+        """
+        if near is None or self.near == UNSCALED:
+            return np.ones(() if near is None else near.shape)
+        found = self.near[0] + self.near[1] * (1.0 - near)
+        return np.asarray(np.where(np.isnan(near), 1.0, found))
+
+
+UNSCALED = (1.0, 0.0)
+
+
+class WideningFile(msgspec.Struct, forbid_unknown_fields=True):
+    """As a bundle and ``widening.yaml`` write it."""
+
+    near: tuple[float, float]
+    apart: dict[str, dict[str, float]]
+    source: str
+
+
+def from_plain(plain: WideningFile) -> Widening:
+    """A widening from its file."""
+    unknown = sorted(set(plain.apart) - {str(why) for why in Why})
+    if unknown:
+        raise bad_value("widening.apart", f"reasons among {', '.join(Why)}", ", ".join(unknown))
+    apart = {
+        Why(name): Apart(v["latency"], v["power"], int(v.get("rows", 0)), int(v.get("kinds", 0)))
+        for name, v in plain.apart.items()
+    }
+    return Widening(plain.near, MappingProxyType(apart), plain.source)
+
+
+def to_plain(widening: Widening) -> dict[str, object]:
+    """The same as plain mappings; :func:`from_plain` takes them back."""
+    return {
+        "near": list(widening.near),
+        "apart": {str(why): dict(vars(apart)) for why, apart in widening.apart.items()},
+        "source": widening.source,
+    }
+
+
+@cache
+def usual() -> Widening:
+    """What a bundle takes that was fitted on too little to learn its own."""
+    data = files("wattcast.fitted").joinpath("widening.yaml").read_bytes()
+    return from_plain(from_yaml(data, WideningFile, "widening.yaml"))
