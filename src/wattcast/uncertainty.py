@@ -62,8 +62,8 @@ def interval(
     all kernels of a workload erred together. That is wider than independent errors would be. The
     energy interval multiplies the two, for the same reason. Ends of latency follow the distance of a kernel from
     measured ones, and those of one outside what was measured are moved out by what it cost to leave such out of a
-    fit (:mod:`wattcast.fitted.widening`). Residuals are of the card that was measured; the ends are moved out by how far
-    another card of the kind may be, unless the bundle is told that it is this one
+    fit (:mod:`wattcast.fitted.widening`). Residuals are of the card that was measured; the ends are moved out by how
+    far another card of the kind may be, unless the bundle is told that it is this one
     (:meth:`~wattcast.fitted.bundle.Bundle.for_this_card`). ``reasons``: what :func:`outside` said, if it was asked.
     """
     share = mean_w(detail.kernel_s * timeline.calls, totals.busy_s[..., np.newaxis])
@@ -92,11 +92,12 @@ def kernel_ends(timeline: Timeline, bundle: Bundle, reasons: Reasons) -> Array:
     if strange:
         rows = [i for i, _ in strange]
         by = np.array([(apart.latency, apart.latency, apart.power, apart.power) for _, apart in strange])
-        ends[rows] = _logs_moved_out(ends[rows].reshape(-1, 2), by.reshape(-1, 2)).reshape(-1, 4)
+        ends[rows] = logs_moved_out(ends[rows].reshape(-1, 2), by.reshape(-1, 2)).reshape(-1, 4)
     return np.asarray(ends)
 
 
-def _logs_moved_out(logs: Array, by: Array | float) -> Array:
+def logs_moved_out(logs: Array, by: Array | float) -> Array:
+    """Logs of low and high ends ``(..., 2)`` with a further spread ``by``, as :func:`moved_out`."""
     middle = np.clip(0.0, logs[..., :1], logs[..., 1:])  # the prediction, where it lies inside
     return np.asarray(middle + np.hypot(logs - middle, by) * np.array([-1.0, 1.0]))
 
@@ -109,7 +110,7 @@ def moved_out(ends: Array, by: float) -> Array:
     """
     if by == 0.0:
         return ends
-    return np.asarray(np.exp(_logs_moved_out(np.log(ends), by)))
+    return np.asarray(np.exp(logs_moved_out(np.log(ends), by)))
 
 
 def support(timeline: Timeline, detail: Detail, bundle: Bundle, reasons: Reasons | None = None) -> Support:

@@ -99,11 +99,10 @@ def _bundle(found: Inherited, held: HeldOut, rows: Rows, forecast: Bundle) -> Bu
         f"{len(rows)} rows moved the forecast: time by {moved['time']}, energy by {moved['energy']}; "
         f"intervals from {len(held.kind)} rows held out in {FOLDS} folds and the forecast's own"
     )
+    typical = _typical(held, forecast)
     residuals = {
         family: Residual(
-            shrunk_ends(
-                forecast.residuals[family].latency, np.log(_ratio(_typical(held, forecast), "latency", family))
-            ),
+            shrunk_ends(forecast.residuals[family].latency, np.log(_ratio(typical, "latency", family))),
             shrunk_ends(forecast.residuals[family].power, np.log(_ratio(held, "power", family))),
             forecast.residuals[family].rows,
         )

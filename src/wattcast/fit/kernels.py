@@ -316,7 +316,10 @@ def seen(rows: Rows, kernels: Kernels) -> dict[str, Seen]:
                 )
             ),
             sizes={
-                n: (float(kernels.work.features[n][at].min()), float(kernels.work.features[n][at].max()))
+                n: (
+                    round(float(kernels.work.features[n][at].min()), 4),
+                    round(float(kernels.work.features[n][at].max()), 4),
+                )
                 for n in sizes
             },
             forms={group: frozenset(names) for group, names in sorted(forms[family].items())},

@@ -2,8 +2,9 @@
 
 Split conformal [Lei2018]: order statistics of measured over predicted. Families of few rows are taken together after
 each ratio's logarithm was divided by the spread of its own family (the same paper, section 5.2, with one spread a
-family), and the spread of a family is drawn to that of all of them by as many rows as :data:`PRIOR_ROWS`. Latency's are
-divided by how far their row is from the others (:mod:`wattcast.fit.nearness`): ends are those of a typical row.
+family), and the spread of a family is drawn to that of all of them by as many rows as :data:`PRIOR_ROWS`. Those of
+latency are divided by what the distance from other rows makes of them (:mod:`wattcast.fit.nearness`): ends are of a
+row at a typical distance.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """How the error of latency grows away from measured rows, from rows held out.
 
 A row held out is predicted from the others; its nearness to them is exp(-r) of the nearest in the coordinates of the
-learned factor (:mod:`wattcast.timeline.kriging`). The 90th percentile of |log(measured / predicted)|, over the median of
-its family, is taken as t·(1 + c·(1 - near)) by quantile regression [Koenker1978]: the c of the least pinball loss, each
-with its best t. Then a + b·(1 - near) with b/a = c, scaled so that the middle held-out row has 1.
+learned factor (:mod:`wattcast.timeline.kriging`). The 90th percentile of |log(measured / predicted)|, over the median
+of its family, is taken as t·(1 + c·(1 - near)) by quantile regression [Koenker1978]: the c of the least pinball loss,
+each with its best t. Then a + b·(1 - near) with b/a = c, scaled so that the middle held-out row has 1.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def fit_near(log_ratio: Array, family: Names, near: Array) -> tuple[float, float
         size[of == name] /= max(float(np.median(size[of == name])), 1e-6)
     slope = min(_SLOPES, key=lambda c: _loss(size, 1.0 + c * away))
     middle = float(np.median(1.0 + slope * away))
-    return 1.0 / middle, float(slope) / middle
+    return round(1.0 / middle, 6), round(float(slope) / middle, 6)
 
 
 def _loss(size: Array, spread: Array) -> float:

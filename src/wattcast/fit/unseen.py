@@ -1,10 +1,10 @@
-"""What it costs a fit never to have measured something: functions, kinds of kernels, formats and sizes left out in turn.
+"""What it costs a fit never to have measured something: functions, kinds of kernels, formats, sizes left out in turn.
 
 Each round leaves some of them out, a few of every family, fits the rest whole and predicts what was left out. Why a
-row is outside is asked of the same code that judges predictions (:func:`wattcast.uncertainty.outside`), so a half-width
-is learned for the sentence it will go with: of each row, how far the ends of its family at its distance would have to be
-moved out, in quadrature, to hold it; of all rows of a reason, the 90th percentile, each thing left out counting alike,
-since the next one not measured is another thing and not another row.
+row is outside is asked of the code that judges predictions (:func:`wattcast.uncertainty.outside`), so a half-width is
+learned for the sentence it will go with: of each row, how far the ends of its family at its distance would have to be
+moved out, in quadrature, to hold it; of all rows of a reason, the 90th percentile, each thing left out counting
+alike, since the next thing not measured is another thing and not another row.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def learn(
     """What distance and things never measured add to an interval, of a fit on ``rows``."""
     left = leave_out(rows, gpu, idle, residuals, near, tell)
     apart = apart_of(left)
-    said = f"{rows.source}: {len(set(left.thing))} functions, kinds, formats and sizes left out in {sum(ROUNDS.values())} fits"
+    said = f"{rows.source}: {len(set(left.thing))} functions, kinds, formats and sizes left out of fits in turn"
     return Widening(near, MappingProxyType({why: apart.get(why, usual().apart[why]) for why in Why}), said)
 
 
@@ -100,7 +100,7 @@ def _half_width(needed: Array, things: Names) -> float | None:
     if len(count) < LEAST_KINDS:
         return None
     weight = np.array([1.0 / count[thing] for thing in things[known]])
-    return weighted_quantile(needed[known], weight, LEVEL)
+    return round(weighted_quantile(needed[known], weight, LEVEL), 4)
 
 
 def leave_out(
@@ -127,9 +127,8 @@ def leave_out(
     )
 
 
-def _each(
-    work: Iterable[tuple[Rows, Names, Gpu, IdlePower, Mapping[str, Residual], tuple[float, float]]], size: int
-) -> Iterable[LeftOut]:
+def _each(work: Iterable[_Round], size: int) -> Iterable[LeftOut]:
+    """Rounds one after another, or beside each other where each takes a while."""
     if size < _MANY_ROWS:
         return (_round(*one) for one in work)
     joblib = importlib.import_module("joblib")  # comes with scikit-learn
@@ -137,6 +136,9 @@ def _each(
         joblib.delayed(_round)(*one) for one in work
     )
     return found
+
+
+_Round = tuple[Rows, Names, Gpu, IdlePower, Mapping[str, Residual], tuple[float, float]]
 
 
 def _round(
@@ -220,4 +222,4 @@ def _cuts(name: str, values: Array, own: Mask, counted: Mask) -> list[tuple[str,
         return []
     low, high = np.quantile(here, [CUT, 1.0 - CUT])
     both = ((f"small {name}", own & (values < low)), (f"large {name}", own & (values > high)))
-    return [(label, gone) for label, gone in both if LEAST_ROWS <= (gone & counted).sum()]
+    return [(label, gone) for label, gone in both if (gone & counted).sum() >= LEAST_ROWS]

@@ -157,7 +157,7 @@ class _Seen(msgspec.Struct, forbid_unknown_fields=True):
     dtypes: list[str]
     groups: list[str]
     sizes: dict[str, tuple[float, float]]
-    forms: dict[str, list[str]] | None = None
+    forms: dict[str, str] | None = None  # group -> forms with commas between: a list is slower to read
 
 
 class _Cards(msgspec.Struct, forbid_unknown_fields=True):
@@ -236,7 +236,9 @@ def parse(data: bytes, where: str, arrays: bytes | None = None) -> Bundle:
 
 
 def _seen(seen: _Seen) -> Seen:
-    forms = None if seen.forms is None else {group: frozenset(names) for group, names in seen.forms.items()}
+    forms = (
+        None if seen.forms is None else {group: frozenset(names.split(", ")) for group, names in seen.forms.items()}
+    )
     return Seen(tuple(seen.dtypes), tuple(seen.groups), seen.sizes, forms)
 
 
@@ -345,7 +347,11 @@ def to_plain(bundle: Bundle) -> dict[str, Any]:
             "dtypes": list(s.dtypes),
             "groups": list(s.groups),
             "sizes": {size: list(ends) for size, ends in s.sizes.items()},
-            **({} if s.forms is None else {"forms": {group: sorted(names) for group, names in s.forms.items()}}),
+            **(
+                {}
+                if s.forms is None
+                else {"forms": {group: ", ".join(sorted(names)) for group, names in s.forms.items()}}
+            ),
         }
         for name, s in bundle.seen.items()
     }
