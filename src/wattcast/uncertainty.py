@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -60,7 +60,8 @@ def interval(
 
     Each family's residual (measured over predicted) is weighted by its share of time, in logs: as if
     all kernels of a workload erred together. That is wider than independent errors would be. The
-    energy interval multiplies the two, for the same reason. Ends of latency follow the distance of a kernel from
+    energy interval multiplies the two, for the same reason. That of latency is moved out by what chains of operators
+    took beyond their members alone. Ends of latency follow the distance of a kernel from
     measured ones, and those of one outside what was measured are moved out by what it cost to leave such out of a
     fit (:mod:`wattcast.fitted.widening`). Residuals are of the card that was measured; the ends are moved out by how
     far another card of the kind may be, unless the bundle is told that it is this one
@@ -68,12 +69,17 @@ def interval(
     """
     share = mean_w(detail.kernel_s * timeline.calls, totals.busy_s[..., np.newaxis])
     reasons = outside(timeline, bundle) if reasons is None else reasons
-    both = np.exp(share @ kernel_ends(timeline, bundle, reasons))  # (*sweep, 4)
-    latency, power = both[..., :2], both[..., 2:]
-    latency, power = (
-        moved_out(ends, NORMAL_P90 * spread)  # residuals are of 90 % as well
-        for ends, spread in ((latency, bundle.cards.latency), (power, bundle.cards.power))
-    )
+    logs = share @ kernel_ends(timeline, bundle, reasons)  # (*sweep, 4)
+    by = NORMAL_P90 * np.array([bundle.cards.latency, bundle.cards.latency, bundle.cards.power, bundle.cards.power])
+    among = bundle.widening.among
+    if among is not None and len(timeline.calls) > 1:
+        runs = float(timeline.calls @ timeline.kernels.work.launches)
+        mixed = 1.0 - (share * share).sum(axis=-1)
+        by = np.broadcast_to(by, logs.shape).copy()
+        by[..., :2] = np.hypot(by[..., :2], among.logs(runs, totals.latency_s, mixed))
+    pairs = (*logs.shape[:-1], 2, 2)  # latency and power, low and high; residuals are of 90 % as well
+    ends = np.exp(logs_moved_out(logs.reshape(pairs), by.reshape((*by.shape[:-1], 2, 2))))
+    latency, power = ends[..., 0, :], ends[..., 1, :]
     latency_s = totals.latency_s[..., np.newaxis] * latency
     power_w = totals.power_w[..., np.newaxis] * power
     return Interval(bundle.interval_level, latency_s, power_w, totals.energy_j[..., np.newaxis] * latency * power)
@@ -98,8 +104,11 @@ def kernel_ends(timeline: Timeline, bundle: Bundle, reasons: Reasons) -> Array:
 
 def logs_moved_out(logs: Array, by: Array | float) -> Array:
     """Logs of low and high ends ``(..., 2)`` with a further spread ``by``, as :func:`moved_out`."""
-    middle = np.clip(0.0, logs[..., :1], logs[..., 1:])  # the prediction, where it lies inside
-    return np.asarray(middle + np.hypot(logs - middle, by) * np.array([-1.0, 1.0]))
+    middle = np.minimum(np.maximum(0.0, logs[..., :1]), logs[..., 1:])  # the prediction, where it lies inside
+    return np.asarray(middle + np.hypot(logs - middle, by) * _OUTWARD)
+
+
+_OUTWARD = np.array([-1.0, 1.0])
 
 
 def moved_out(ends: Array, by: float) -> Array:
@@ -140,37 +149,38 @@ def outside(timeline: Timeline, bundle: Bundle) -> list[Strange | None]:
     kernels = timeline.kernels
     reasons: list[Strange | None] = [None] * len(kernels.ops)
     to_size: dict[str, list[int]] = {}
-    groups, learners = kernels.work.group, kernels.work.learner
-    for i, (op, family) in enumerate(zip(kernels.ops, kernels.family, strict=True)):
-        seen = bundle.seen.get(learners[i])
-        if bundle.residuals[family].rows == 0:
+    unheld = {family for family, residual in bundle.residuals.items() if residual.rows == 0}
+    for i, (op, family, group, learner) in enumerate(
+        zip(kernels.ops, kernels.family, kernels.work.group, kernels.work.learner, strict=True)
+    ):
+        seen = bundle.seen.get(learner)
+        if family in unheld:
             reasons[i] = Strange(Why.KIND, f"no held-out rows for {family}")
         elif seen is None:
             continue
         elif op.dtype not in seen.dtypes:
             said = f"{op}: {family} was measured in {', '.join(seen.dtypes)}, not in {op.dtype}"
             reasons[i] = Strange(Why.DTYPE, said)
-        elif groups[i] not in seen.groups:
-            reasons[i] = Strange(Why.KIND, f"{op}: no kernel of the kind {groups[i]} was measured")
+        elif group not in seen.every_group:
+            reasons[i] = Strange(Why.KIND, f"{op}: no kernel of the kind {group} was measured")
+        elif seen.forms is not None and (form := form_of(op)) not in seen.every_form:
+            reasons[i] = _form_outside(op, form, seen.forms.get(group, frozenset()), group)
+        elif learner in to_size:
+            to_size[learner].append(i)
         else:
-            reasons[i] = _form_outside(op, groups[i], seen)
-            if reasons[i] is None:
-                to_size.setdefault(learners[i], []).append(i)
+            to_size[learner] = [i]
     for learner, rows in to_size.items():
-        for row, why in _sizes_outside(timeline, bundle.seen[learner].sizes, rows).items():
+        for row, why in _sizes_outside(timeline, bundle.seen[learner], rows).items():
             reasons[row] = Strange(Why.SIZE, f"{kernels.ops[row]}: {why}")
     return reasons
 
 
-def _form_outside(op: Operator, group: str, seen: Seen) -> Strange | None:
-    """Whether no operator of this form was measured of a family; one that ran as another kernel counts as measured.
+def _form_outside(op: Operator, form: str, alike: frozenset[str], group: str) -> Strange:
+    """Why a form that was not measured is outside, and which ran as the same kernel.
 
-    Where many forms ran as the same kernel, as plain functions of an element do, another is much like them. Where
-    few did, as in reductions, sorting may be called the same kernel for want of a better name.
+    Where many forms did, as plain functions of an element do, another is much like them. Where few did, as in
+    reductions, sorting may be called the same kernel for want of a better name.
     """
-    if seen.forms is None or (form := form_of(op)) in seen.every_form:
-        return None
-    alike = seen.forms.get(group, frozenset())
     why = Why.FORM if len(alike) >= MANY_FORMS else Why.KIND
     return Strange(why, f"{op}: {form} was never measured, only {_few(alike)} that run as {group}")
 
@@ -181,20 +191,22 @@ def _few(names: frozenset[str]) -> str:
     return (", ".join(shown) or "others") + (f" and {rest} more" if rest > 0 else "")
 
 
-def _sizes_outside(timeline: Timeline, sizes: Mapping[str, tuple[float, float]], rows: list[int]) -> dict[int, str]:
+def _sizes_outside(timeline: Timeline, seen: Seen, rows: list[int]) -> dict[int, str]:
     """Which of these kernels have a size beyond those measured, and the first such size in words."""
     features = timeline.kernels.work.features
-    names = [name for name in sizes if name in features]
-    if not names:
+    known, low, high = seen.bounds
+    kept = [i for i, name in enumerate(known) if name in features]
+    if not kept:
         return {}
-    values = np.array([features[name] for name in names])[:, rows]
-    low, high = np.array([sizes[name] for name in names]).T[:, :, np.newaxis]
-    strange = ~((low - _MARGIN <= values) & (values <= high + _MARGIN))
+    values = np.array([features[known[i]] for i in kept]).take(rows, axis=1)
+    inside = (low[kept] - _MARGIN <= values) & (values <= high[kept] + _MARGIN)
+    if inside.all():
+        return {}
     found = {}
-    for at in np.flatnonzero(strange.any(axis=0)):
-        first = int(np.argmax(strange[:, at]))
-        name, value = names[first], float(values[first, at])
-        least, most = sizes[name]
+    for at in np.flatnonzero(~inside.all(axis=0)):
+        first = int(np.argmin(inside[:, at]))
+        name, value = known[kept[first]], float(values[first, at])
+        least, most = seen.sizes[name]
         found[rows[at]] = (
             f"{name.removeprefix('log_')} of {2**value:.3g}, measured from {2**least:.3g} to {2**most:.3g}"
         )

@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 
 from wattcast import hardware, units
+from wattcast.arrays import Array
 from wattcast.errors import bad_value, unknown_name
 from wattcast.files import from_yaml, read_bytes, write_whole
 from wattcast.fitted.cards import THIS_CARD, CardSpread, published_spread
@@ -57,6 +58,17 @@ class Seen:
     groups: tuple[str, ...]
     sizes: Mapping[str, tuple[float, float]]
     forms: Mapping[str, frozenset[str]] | None = None
+
+    @cached_property
+    def bounds(self) -> tuple[tuple[str, ...], Array, Array]:
+        """Names of the sizes, and the smallest and largest of each, ``(size, 1)``."""
+        ends = np.array(list(self.sizes.values()), dtype=np.float64).reshape(-1, 2)
+        return tuple(self.sizes), ends[:, :1], ends[:, 1:]
+
+    @cached_property
+    def every_group(self) -> frozenset[str]:
+        """Kinds of kernels measured."""
+        return frozenset(self.groups)
 
     @cached_property
     def every_form(self) -> frozenset[str]:

@@ -7,6 +7,9 @@ Two things widen an interval. *Distance*: the ends of a family, in logs, are tho
 so that they are narrow beside measured rows and wide far from them, the same 90 % in both places. *Kind*: what was
 never measured at all (a function, a kind of kernel, a number format, a size beyond the range) moves the ends out
 further, in quadrature, by the half-width that held 90 % of the rows when such a thing was left out of the fit.
+
+Rows are of operators that ran by themselves, over and over. *Among others*, where caches are not their own, they cost
+more or less than that: by a share of their time and by seconds a kernel that were seen of chains of operators.
 """
 
 from __future__ import annotations
@@ -51,12 +54,36 @@ class Apart:
 
 
 @dataclass(frozen=True)
+class Among:
+    """What chains of operators took beyond their members alone: low and high ends of 90 % of them."""
+
+    share: tuple[float, float]  # of the members' time
+    kernel_s: tuple[float, float]  # a kernel
+    chains: int
+
+    def __post_init__(self) -> None:
+        if not (-1.0 < self.share[0] <= self.share[1] and self.kernel_s[0] <= self.kernel_s[1]):
+            raise bad_value("widening.among", "a low and a high end, shares above -1", (self.share, self.kernel_s))
+
+    def logs(self, kernels: float, latency_s: Array, mixed: Array) -> Array:
+        """Log-ends ``(*sweep, 2)`` of a workload: the nearer of share and seconds, by how mixed it is.
+
+        ``mixed`` is 1 - Σ share², 0 of one kernel alone, which is what was measured.
+        """
+        seconds = kernels * np.array(self.kernel_s) / latency_s[..., np.newaxis]
+        low = np.maximum(seconds[..., 0], self.share[0]).clip(-0.9, 0.0)
+        high = np.minimum(seconds[..., 1], self.share[1]).clip(0.0)
+        return np.asarray(np.log1p(np.stack([low, high], axis=-1)) * mixed[..., np.newaxis])
+
+
+@dataclass(frozen=True)
 class Widening:
-    """What distance from measured rows and things never measured add to an interval."""
+    """What distance from measured rows, things never measured and other kernels add to an interval."""
 
     near: tuple[float, float]  # a and b
     apart: Mapping[Why, Apart]
     source: str
+    among: Among | None = None  # None: no chains were measured
 
     def __post_init__(self) -> None:
         if not (self.near[0] > 0.0 and self.near[1] >= 0.0):
@@ -80,12 +107,21 @@ class Widening:
 UNSCALED = (1.0, 0.0)
 
 
+class AmongFile(msgspec.Struct, forbid_unknown_fields=True):
+    """The same of :class:`Among`."""
+
+    share: tuple[float, float]
+    kernel_s: tuple[float, float]
+    chains: int
+
+
 class WideningFile(msgspec.Struct, forbid_unknown_fields=True):
     """As a bundle and ``widening.yaml`` write it."""
 
     near: tuple[float, float]
     apart: dict[str, dict[str, float]]
     source: str
+    among: AmongFile | None = None
 
 
 def from_plain(plain: WideningFile) -> Widening:
@@ -97,16 +133,22 @@ def from_plain(plain: WideningFile) -> Widening:
         Why(name): Apart(v["latency"], v["power"], int(v.get("rows", 0)), int(v.get("kinds", 0)))
         for name, v in plain.apart.items()
     }
-    return Widening(plain.near, MappingProxyType(apart), plain.source)
+    among = None if plain.among is None else Among(**msgspec.structs.asdict(plain.among))
+    return Widening(plain.near, MappingProxyType(apart), plain.source, among)
 
 
 def to_plain(widening: Widening) -> dict[str, object]:
     """The same as plain mappings; :func:`from_plain` takes them back."""
-    return {
+    plain: dict[str, object] = {
         "near": list(widening.near),
         "apart": {str(why): dict(vars(apart)) for why, apart in widening.apart.items()},
         "source": widening.source,
     }
+    among = widening.among
+    if among is not None:
+        both = {"share": list(among.share), "kernel_s": list(among.kernel_s)}
+        plain["among"] = {**both, "chains": among.chains}
+    return plain
 
 
 @cache
