@@ -93,7 +93,9 @@ def kernel_ends(timeline: Timeline, bundle: Bundle, reasons: Reasons) -> Array:
     ends = known[[families[name] for name in of_kernel]]
     if not bundle.seen:
         return np.asarray(ends)
-    ends[:, :2] *= bundle.widening.scale(timeline.near)[..., np.newaxis]
+    scale = bundle.widening.scale(timeline.near)
+    if scale is not None:
+        ends *= np.repeat(scale.T, 2, axis=1)
     strange = [(i, bundle.widening.apart[reason.why]) for i, reason in enumerate(reasons) if reason is not None]
     if strange:
         rows = [i for i, _ in strange]

@@ -42,7 +42,7 @@ def judged(rows: Rows, gone: np.ndarray, spread: float, shift: float, seed: int,
     log_ratio = rng.normal(0, spread, (len(rows), 2)) + np.where(gone, shift, 0.0)[:, np.newaxis]
     tested = rows.is_kind("burst", "sustained") & rows.fit & random(rows)
     ratio = np.where(tested[:, np.newaxis], np.exp(log_ratio), np.nan)
-    return Judged(ratio, rng.uniform(0.5, 1.0, len(rows)), np.where(gone, why, "").astype("<U8"))
+    return Judged(ratio, rng.uniform(0.5, 1.0, (len(rows), 2)), np.where(gone, why, "").astype("<U8"))
 
 
 def shares(found: object) -> dict[str, float]:

@@ -16,12 +16,12 @@ from wattcast.fit import kernels_data, unseen
 from wattcast.fit.kernels_data import Rows
 from wattcast.fit.kernels_interval import conformal, scaled
 from wattcast.fit.kernels_run import held_out_of
-from wattcast.fit.nearness import fit_near, near_of, scale_of
+from wattcast.fit.nearness import fit_near, near_of
 from wattcast.fit.unseen import LeftOut, apart_of, rounds
 from wattcast.fitted import bundle as bundles
 from wattcast.fitted import fitted, forecast
 from wattcast.fitted.forms import form_of
-from wattcast.fitted.widening import UNSCALED, Apart, Why, Widening, WideningFile, from_plain, usual
+from wattcast.fitted.widening import UNSCALED, Apart, Why, Widening, WideningFile, from_plain, scale_of, usual
 from wattcast.hardware import OperatingPoint
 from wattcast.hardware import load as load_gpu
 from wattcast.prediction import Prediction, predict
@@ -210,20 +210,23 @@ def test_few_rows_tell_nothing_of_distance() -> None:
     rng = np.random.default_rng(0)
     assert fit_near(rng.normal(size=50), np.array(["gemm"] * 50), rng.uniform(size=50)) == UNSCALED
     assert fit_near(rng.normal(size=5000), np.array(["gemm"] * 5000), np.full(5000, np.nan)) == UNSCALED
-    assert usual().scale(None).tolist() == 1.0
-    assert replace(usual(), near=(0.5, 2.0)).scale(np.array([1.0, 0.75, np.nan])).tolist() == [0.5, 1.0, 1.0]
+    assert usual().scale(None) is None
+    found = replace(usual(), near=(0.5, 2.0)).scale(np.array([[1.0, 0.75, np.nan], [1.0, 0.75, np.nan]]))
+    assert found is not None
+    assert found.tolist() == [[0.5, 1.0, 1.0], [1.0, 1.0, 1.0]]
 
 
 def test_held_out_rows_are_covered_at_every_distance() -> None:
     held = held_out_of("h200")
     assert held is not None
-    assert near_of(held)[1] > near_of(held)[0]
+    assert all(b > a for a, b in near_of(held))
     rows = coverage(held, "h200")
-    quarters = [row for row in rows if "quarter" in row["quantity"]]
-    assert len(quarters) == 4
     for row in rows:
         assert 85.0 <= row["coverage"] <= 95.0, row
-    assert quarters[0]["width"] > 2.0 * quarters[-1]["width"]
+    for quantity in ("latency", "power"):
+        quarters = [row for row in rows if "quarter" in row["quantity"] and quantity in row["quantity"]]
+        assert len(quarters) == 4
+        assert quarters[0]["width"] > 1.5 * quarters[-1]["width"]
 
 
 def test_rounds_leave_out_little_of_a_family_and_nothing_twice() -> None:
@@ -264,7 +267,9 @@ def test_leaving_things_out_says_why_each_is_outside(monkeypatch: pytest.MonkeyP
     assert shipped is not None
     from wattcast.fit.kernels import idle_curve
 
-    left = unseen.leave_out(rows, chip, idle_curve(kernels_data.idle("h200"), chip), shipped.residuals, UNSCALED)
+    left = unseen.leave_out(
+        rows, chip, idle_curve(kernels_data.idle("h200"), chip), shipped.residuals, (UNSCALED, UNSCALED)
+    )
     why = np.array(left.why)
     assert (why != "").mean() > 0.5
     assert {"kind", "dtype", "size"} <= set(why.tolist())
@@ -292,6 +297,6 @@ def test_a_widening_out_of_reason_is_refused() -> None:
     with pytest.raises(WattcastError, match="half-width"):
         Apart(-0.1, 0.0, 1, 1)
     with pytest.raises(WattcastError, match="every reason"):
-        Widening(UNSCALED, {Why.KIND: Apart(0.1, 0.1, 1, 1)}, "")
+        Widening(UNSCALED, UNSCALED, {Why.KIND: Apart(0.1, 0.1, 1, 1)}, "")
     with pytest.raises(WattcastError, match="reasons among"):
         from_plain(WideningFile((1.0, 0.0), {"colour": {"latency": 0.1, "power": 0.1}}, ""))

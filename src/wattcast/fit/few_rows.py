@@ -46,7 +46,7 @@ def fit_few(rows: Rows, gpu: Gpu, forecast: Bundle, idle: Idle, tell: Tell) -> t
     note = f"{len(rows)} rows, nothing inherited: held out, that came closer than the forecast moved by them"
     near = near_of(alone)
     found_alone = bundle_of(fit_rows(rows, gpu, idle_curve(idle, gpu)), rows, gpu, quantiles(alone, near=near), note)
-    return replace(found_alone, widening=replace(usual(), near=near)), alone
+    return replace(found_alone, widening=replace(usual(), near=near[0], near_power=near[1])), alone
 
 
 def hold_out_inherited(rows: Rows, gpu: Gpu, forecast: Bundle, idle: Idle, found: Inherited) -> HeldOut:
@@ -54,12 +54,12 @@ def hold_out_inherited(rows: Rows, gpu: Gpu, forecast: Bundle, idle: Idle, found
     fold = folds_of(rows, FOLDS)
     wanted = rows.is_kind("burst", "sustained") & rows.fit & (rows.repeat == 0)
     wanted &= np.array([data in forecast.toggling for data in rows.data])
-    predicted, near = np.full((len(rows), 3), np.nan), np.full(len(rows), np.nan)
+    predicted, near = np.full((len(rows), 3), np.nan), np.full((2, len(rows)), np.nan)
     for k in np.unique(fold[wanted]):
         test = wanted & (fold == k)
         moved = moved_by(rows.where(fold != k), gpu, forecast, idle, found.latency.levels, found.power.levels)
         predicted[test] = predict_with(moved, rows.where(test), gpu)
-        near[test] = near_rows(moved, rows.where(test), gpu)
+        near[:, test] = near_rows(moved, rows.where(test), gpu)
     return _held_out(rows, wanted, fold, predicted, np.full(len(rows), np.nan), [""] * len(rows), near, gpu)
 
 
@@ -85,9 +85,10 @@ def _ratio(held: HeldOut, quantity: str, family: str = "") -> Array:
 
 
 def _typical(held: HeldOut, forecast: Bundle) -> HeldOut:
-    """Held-out latencies as of rows at a typical distance from what the forecast's parent measured."""
-    ratio = scaled(held.latency_s / held.predicted_latency_s, held.near, forecast.widening.near)
-    return replace(held, latency_s=held.predicted_latency_s * ratio)
+    """Held-out figures as of rows at a typical distance from what the forecast's parent measured."""
+    time = scaled(held.latency_s / held.predicted_latency_s, held.near, forecast.widening.near)
+    power = scaled(held.power_w / held.predicted_power_w, held.near_power, forecast.widening.near_power)
+    return replace(held, latency_s=held.predicted_latency_s * time, power_w=held.predicted_power_w * power)
 
 
 def _bundle(found: Inherited, held: HeldOut, rows: Rows, forecast: Bundle) -> Bundle:
@@ -103,7 +104,7 @@ def _bundle(found: Inherited, held: HeldOut, rows: Rows, forecast: Bundle) -> Bu
     residuals = {
         family: Residual(
             shrunk_ends(forecast.residuals[family].latency, np.log(_ratio(typical, "latency", family))),
-            shrunk_ends(forecast.residuals[family].power, np.log(_ratio(held, "power", family))),
+            shrunk_ends(forecast.residuals[family].power, np.log(_ratio(typical, "power", family))),
             forecast.residuals[family].rows,
         )
         for family in FAMILIES

@@ -48,7 +48,8 @@ class HeldOut:
     ran: tuple[str, ...]  # kernel of a product, from the names; empty: none known
     chosen: tuple[str, ...]  # kernel the choice took without having seen the shape
     oracle_latency_s: Array  # predicted with the kernel that ran; bursts of products alone
-    near: Array  # 1 to 0: how like the nearest row that was not held out
+    near: Array  # 1 to 0: how like the nearest row that was not held out, as the learned factor of time sees it
+    near_power: Array  # the same, as that of energy does
 
 
 def hold_out(
@@ -62,12 +63,12 @@ def hold_out(
     """Predictions of every burst and sustained row from a fit that never saw its shape."""
     fold = folds_of(rows, folds, seed)
     wanted = rows.is_kind("burst", "sustained") & rows.fit & (rows.repeat == 0)
-    predicted, (oracle_s, near) = np.full((len(rows), 3), np.nan), np.full((2, len(rows)), np.nan)
+    predicted, oracle_s, near = (np.full(shape, np.nan) for shape in ((len(rows), 3), len(rows), (2, len(rows))))
     chosen: list[str] = [""] * len(rows)
     tests = [wanted & (fold == k) for k in range(folds)]
     work = ((rows.where(fold != k), rows.where(test), gpu, idle) for k, test in enumerate(tests))
     for k, (test, found) in enumerate(zip(tests, _each(work, len(rows)), strict=True)):
-        predicted[test], oracle_s[test], near[test] = found[0], found[1], found[3]
+        predicted[test], oracle_s[test], near[:, test] = found[0], found[1], found[3]
         for i, label in zip(np.flatnonzero(test), found[2], strict=True):
             chosen[i] = label
         if tell:
@@ -133,9 +134,9 @@ def predict_with(bundle: Bundle, rows: Rows, gpu: Gpu) -> Array:
 
 
 def near_rows(bundle: Bundle, rows: Rows, gpu: Gpu) -> Array:
-    """How like the nearest row that a bundle learned from each row is, 1 to 0; NaN where it learned nothing."""
+    """How like the nearest row that a bundle learned time and energy from each row is, ``(2, row)``; NaN: nothing."""
     near = analyse_rows(bundle, rows, gpu).near
-    return np.full(len(rows), np.nan) if near is None else near
+    return np.full((2, len(rows)), np.nan) if near is None else near
 
 
 def analyse_rows(bundle: Bundle, rows: Rows, gpu: Gpu) -> Timeline:
@@ -191,7 +192,8 @@ def _held_out(
         ran=tuple(str(label or "") for label in labels_of(some)),
         chosen=tuple(chosen[i] for i in np.flatnonzero(wanted)),
         oracle_latency_s=oracle_s[wanted],
-        near=near[wanted],
+        near=near[0, wanted],
+        near_power=near[1, wanted],
     )
 
 

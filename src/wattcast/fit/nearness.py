@@ -1,9 +1,10 @@
-"""How the error of latency grows away from measured rows, from rows held out.
+"""How errors grow away from measured rows, from rows held out.
 
 A row held out is predicted from the others; its nearness to them is exp(-r) of the nearest in the coordinates of the
-learned factor (:mod:`wattcast.timeline.kriging`). The 90th percentile of |log(measured / predicted)|, over the median
-of its family, is taken as t·(1 + c·(1 - near)) by quantile regression [Koenker1978]: the c of the least pinball loss,
-each with its best t. Then a + b·(1 - near) with b/a = c, scaled so that the middle held-out row has 1.
+learned factor of time, or of energy (:mod:`wattcast.timeline.kriging`). The 90th percentile of
+|log(measured / predicted)|, over the median of its family, is taken as t·(1 + c·(1 - near)) by quantile regression
+[Koenker1978]: the c of the least pinball loss, each with its best t. Then a + b·(1 - near) with b/a = c, scaled so
+that the middle held-out row has 1.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import numpy.typing as npt
 
 from wattcast.arrays import Array
 from wattcast.fit.kernels_split import HeldOut
-from wattcast.fitted.widening import UNSCALED
+from wattcast.fitted.widening import UNSCALED, Line
 
 LEAST_ROWS = 300  # with a nearness, to learn from
 _LEVEL = 0.9
@@ -22,7 +23,7 @@ _SLOPES = np.concatenate([[0.0], np.geomspace(0.25, 40.0, 45)])
 Names = npt.NDArray[np.str_]
 
 
-def fit_near(log_ratio: Array, family: Names, near: Array) -> tuple[float, float]:
+def fit_near(log_ratio: Array, family: Names, near: Array) -> Line:
     """a and b of :class:`~wattcast.fitted.widening.Widening`; 1 and 0 of too few rows."""
     known = np.isfinite(near) & np.isfinite(log_ratio)
     if known.sum() < LEAST_ROWS:
@@ -54,13 +55,13 @@ def weighted_quantile(values: Array, weight: Array, level: float) -> float:
     return float(values[order][min(at, values.size - 1)])
 
 
-def near_of(held: HeldOut) -> tuple[float, float]:
-    """a and b from held-out bursts on random data."""
-    at = np.array([k == "burst" and d == "random" for k, d in zip(held.kind, held.data, strict=True)])
-    log_ratio = np.log(held.latency_s[at] / held.predicted_latency_s[at])
-    return fit_near(log_ratio, np.array(held.family)[at], held.near[at])
-
-
-def scale_of(near: Array, line: tuple[float, float]) -> Array:
-    """What log-ends are multiplied by, 1 where a row has no nearness."""
-    return np.asarray(np.where(np.isfinite(near), line[0] + line[1] * (1.0 - near), 1.0))
+def near_of(held: HeldOut) -> tuple[Line, Line]:
+    """The lines of latency, from held-out bursts, and of power, from held-out sustained rows, on random data."""
+    family, random = np.array(held.family), np.array(held.data) == "random"
+    burst = np.array([kind == "burst" for kind in held.kind])
+    latency, power = np.log(held.latency_s / held.predicted_latency_s), np.log(held.power_w / held.predicted_power_w)
+    of_latency, of_power = random & burst, random & ~burst
+    return (
+        fit_near(latency[of_latency], family[of_latency], held.near[of_latency]),
+        fit_near(power[of_power], family[of_power], held.near_power[of_power]),
+    )

@@ -25,7 +25,7 @@ from wattcast.fit.kernels_split import _MANY_ROWS, analyse_rows, predict_with
 from wattcast.fit.nearness import weighted_quantile
 from wattcast.fitted.bundle import Residual
 from wattcast.fitted.forms import form_of
-from wattcast.fitted.widening import Apart, Why, Widening, usual
+from wattcast.fitted.widening import Apart, Line, Why, Widening, usual
 from wattcast.hardware import Gpu
 from wattcast.kernels import Kernels, kernels_of, reference_of
 from wattcast.power.static import IdlePower
@@ -66,14 +66,15 @@ def learn(
     gpu: Gpu,
     idle: IdlePower,
     residuals: Mapping[str, Residual],
-    near: tuple[float, float],
+    near: tuple[Line, Line],
     tell: Callable[[str], None] | None = None,
 ) -> Widening:
     """What distance and things never measured add to an interval, of a fit on ``rows``."""
     left = leave_out(rows, gpu, idle, residuals, near, tell)
     apart = apart_of(left)
     said = f"{rows.source}: {len(set(left.thing))} functions, kinds, formats and sizes left out of fits in turn"
-    return Widening(near, MappingProxyType({why: apart.get(why, usual().apart[why]) for why in Why}), said)
+    every = MappingProxyType({why: apart.get(why, usual().apart[why]) for why in Why})
+    return Widening(*near, every, said)
 
 
 def apart_of(left: LeftOut, without: str = "") -> dict[Why, Apart]:
@@ -108,7 +109,7 @@ def leave_out(
     gpu: Gpu,
     idle: IdlePower,
     residuals: Mapping[str, Residual],
-    near: tuple[float, float],
+    near: tuple[Line, Line],
     tell: Callable[[str], None] | None = None,
 ) -> LeftOut:
     """Every row that some round left out, as the fit of that round predicts it."""
@@ -138,7 +139,7 @@ def _each(work: Iterable[_Round], size: int) -> Iterable[LeftOut]:
     return found
 
 
-_Round = tuple[Rows, Names, Gpu, IdlePower, Mapping[str, Residual], tuple[float, float]]
+_Round = tuple[Rows, Names, Gpu, IdlePower, Mapping[str, Residual], tuple[Line, Line]]
 
 
 def _round(
@@ -147,13 +148,13 @@ def _round(
     gpu: Gpu,
     idle: IdlePower,
     residuals: Mapping[str, Residual],
-    near: tuple[float, float],
+    near: tuple[Line, Line],
 ) -> LeftOut:
     """One fit without the rows that have a thing's name, and what it says of them."""
     gone = thing != ""
     known = rows.where(~gone)
     bundle = bundle_of(fit_rows(known, gpu, idle), known, gpu, residuals, "")
-    bundle = replace(bundle, widening=replace(usual(), near=near))
+    bundle = replace(bundle, widening=replace(usual(), near=near[0], near_power=near[1]))
     at = np.flatnonzero(gone & rows.is_kind("burst", "sustained") & rows.fit & random(rows))
     test = rows.where(np.isin(np.arange(len(rows)), at))
     predicted = predict_with(bundle, test, gpu)

@@ -4,7 +4,8 @@ Two things widen an interval. *Distance*: the ends of a family, in logs, are tho
 
     a + b·(1 - near),   near = exp(-r) of the nearest measured row in the coordinates of the learned factor,
 
-so that they are narrow beside measured rows and wide far from them, the same 90 % in both places. *Kind*: what was
+so that they are narrow beside measured rows and wide far from them, the same 90 % in both places; latency and power
+each have a line of their own. *Kind*: what was
 never measured at all (a function, a kind of kernel, a number format, a size beyond the range) moves the ends out
 further, in quadrature, by the half-width that held 90 % of the rows when such a thing was left out of the fit.
 
@@ -27,6 +28,9 @@ import numpy as np
 from wattcast.arrays import Array
 from wattcast.errors import bad_value
 from wattcast.files import from_yaml
+
+Line = tuple[float, float]
+UNSCALED: Line = (1.0, 0.0)
 
 
 class Why(StrEnum):
@@ -80,31 +84,41 @@ class Among:
 class Widening:
     """What distance from measured rows, things never measured and other kernels add to an interval."""
 
-    near: tuple[float, float]  # a and b
+    near: Line  # a and b of latency
+    near_power: Line
     apart: Mapping[Why, Apart]
     source: str
     among: Among | None = None  # None: no chains were measured
 
     def __post_init__(self) -> None:
-        if not (self.near[0] > 0.0 and self.near[1] >= 0.0):
-            raise bad_value("widening.near", "a above 0, and b of 0 or more", self.near)
+        for line in (self.near, self.near_power):
+            if not (line[0] > 0.0 and line[1] >= 0.0):
+                raise bad_value("widening.near", "a above 0, and b of 0 or more", line)
         missing = [str(why) for why in Why if why not in self.apart]
         if missing:
             raise bad_value("widening.apart", "a half-width for every reason", f"none for {', '.join(missing)}")
 
-    def scale(self, near: Array | None) -> Array:
-        """By what log-ends are multiplied, from each kernel's nearness; 1 where nothing was learned.
+    def scale(self, near: Array | None) -> Array | None:
+        """By what log-ends of latency and of power are multiplied, ``(2, kernel)``; None: by nothing.
 
-        >>> usual().scale(np.array([np.nan])).tolist()
-        [1.0]
+        ``near`` is that of each kernel, ``(2, kernel)``; where nothing was learned, ends stay as they are.
+
+        >>> usual().scale(np.array([[0.5], [0.5]])) is None
+        True
         """
-        if near is None or self.near == UNSCALED:
-            return np.ones(() if near is None else near.shape)
-        found = self.near[0] + self.near[1] * (1.0 - near)
-        return np.asarray(np.where(np.isnan(near), 1.0, found))
+        if near is None or self.near == self.near_power == UNSCALED:
+            return None
+        return scale_of(near, np.array([self.near, self.near_power]).T[..., np.newaxis])
 
 
-UNSCALED = (1.0, 0.0)
+def scale_of(near: Array, line: Line | Array) -> Array:
+    """a + b·(1 - near), 1 where there is no nearness.
+
+    >>> scale_of(np.array([1.0, 0.5, np.nan]), (0.5, 1.0)).tolist()
+    [0.5, 1.0, 1.0]
+    """
+    found = line[0] + line[1] * (1.0 - near)
+    return np.asarray(np.where(np.isnan(found), 1.0, found))
 
 
 class AmongFile(msgspec.Struct, forbid_unknown_fields=True):
@@ -118,9 +132,10 @@ class AmongFile(msgspec.Struct, forbid_unknown_fields=True):
 class WideningFile(msgspec.Struct, forbid_unknown_fields=True):
     """As a bundle and ``widening.yaml`` write it."""
 
-    near: tuple[float, float]
+    near: Line
     apart: dict[str, dict[str, float]]
     source: str
+    near_power: Line = UNSCALED
     among: AmongFile | None = None
 
 
@@ -134,13 +149,14 @@ def from_plain(plain: WideningFile) -> Widening:
         for name, v in plain.apart.items()
     }
     among = None if plain.among is None else Among(**msgspec.structs.asdict(plain.among))
-    return Widening(plain.near, MappingProxyType(apart), plain.source, among)
+    return Widening(plain.near, plain.near_power, MappingProxyType(apart), plain.source, among)
 
 
 def to_plain(widening: Widening) -> dict[str, object]:
     """The same as plain mappings; :func:`from_plain` takes them back."""
     plain: dict[str, object] = {
         "near": list(widening.near),
+        "near_power": list(widening.near_power),
         "apart": {str(why): dict(vars(apart)) for why, apart in widening.apart.items()},
         "source": widening.source,
     }

@@ -26,10 +26,11 @@ class Carried(Residuals):
     """Learned factors of another chip, ``reference``; only the families it has models for are looked at."""
 
     def factors(self, kernels: Kernels, corrections: Array) -> tuple[Array, Array, Array]:
-        """Factor on time, on energy, and nearness of each kernel, ``(kernel,)``."""
+        """Factor on time and on energy of each kernel, ``(kernel,)``, and nearness."""
         known, learners = {*self.time, *self.energy}, kernels.work.learner
         rows = [i for i, name in enumerate(learners) if name in known and self._has(kernels.pipe_event[i])]
-        time, energy, near = np.ones(len(kernels.ops)), np.ones(len(kernels.ops)), np.full(len(kernels.ops), np.nan)
+        time, energy = np.ones(len(kernels.ops)), np.ones(len(kernels.ops))
+        near = np.full((2, len(kernels.ops)), np.nan)
         if not rows:
             return time, energy, near
         ops = tuple(kernels.ops[i] for i in rows)
@@ -37,7 +38,7 @@ class Carried(Residuals):
         memo = Memo(ops, conditions)
         kept = self._kept.get(memo)
         if kept is not None:
-            time[rows], energy[rows], near[rows] = kept
+            time[rows], energy[rows], near[:, rows] = kept
             return time, energy, near
         events = tuple(kernels.pipe_event[i] for i in rows)
         some = replace(
@@ -51,7 +52,7 @@ class Carried(Residuals):
             memo=memo,
             work=work_of(ops, conditions, events, self.reference),
         )
-        time[rows], energy[rows], near[rows] = super().factors(some, corrections[rows])
+        time[rows], energy[rows], near[:, rows] = super().factors(some, corrections[rows])
         return time, energy, near
 
     def off_chip(self, time: Array) -> Array:

@@ -122,9 +122,10 @@ class Residuals:
     _kept: dict[Hashable, tuple[Array, Array, Array]] = field(default_factory=dict, repr=False, compare=False)
 
     def factors(self, kernels: Kernels, corrections: Array) -> tuple[Array, Array, Array]:
-        """Factor on time, on energy, and nearness of each kernel, ``(kernel,)``; ``corrections`` are its five λ.
+        """Factor on time and on energy of each kernel, ``(kernel,)``, and nearness; ``corrections`` are its five λ.
 
-        Nearness is that of the nearest row the factor on time was learned from, 1 to 0; NaN where nothing was.
+        Nearness, ``(2, kernel)``, is that of the nearest row the factor on time and the one on energy were learned
+        from, 1 to 0; NaN where nothing was.
         The energy's sees, besides the shape, how busy the reference chip would be at its top clock.
         """
         kept = self._kept.get(kernels.memo)
@@ -136,13 +137,13 @@ class Residuals:
         rows_of = {name: np.flatnonzero(codes == i) for name, i in code.items()}
         count = len(kernels.ops)
         features = Features(kernels.work.features, count)
-        near = np.full(count, np.nan)
-        time = _factors(self.time, rows_of, features, count, near)
+        near = np.full((2, count), np.nan)
+        time = _factors(self.time, rows_of, features, count, near[0])
         logs = np.log(corrections)
         fixed_s = time * corrections[:, 2] * kernels.work.launches
         seconds = time * ideal(kernels, self.reference).seconds(logs, self.reference.top_hz)
         features.add(rates(kernels, self.reference, seconds, fixed_s))
-        energy = _factors(self.energy, rows_of, features, count)
+        energy = _factors(self.energy, rows_of, features, count, near[1])
         if len(self._kept) < _MOST_KEPT:
             self._kept[kernels.memo] = time, energy, near
         return time, energy, near
@@ -157,14 +158,12 @@ def _factors(
     rows_of: Mapping[str, npt.NDArray[np.intp]],
     features: Features,
     count: int,
-    near: Array | None = None,
+    near: Array,
 ) -> Array:
     found = np.ones(count)
     for family, rows in rows_of.items():
-        if family not in models:
-            continue
-        own = np.full(len(rows), np.nan)
-        found[rows] = models[family](features, rows, None if near is None else own)
-        if near is not None:
+        if family in models:
+            own = np.full(len(rows), np.nan)
+            found[rows] = models[family](features, rows, own)
             near[rows] = own
     return found

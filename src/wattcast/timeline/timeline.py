@@ -104,7 +104,8 @@ class Timeline:
     active: Array  # (*sweep, kernel) SMs with work, averaged over the kernel
     calls: Array  # (kernel,) how often each runs
     host_s: Array  # (*sweep, kernel) what issuing it costs the host
-    near: Array | None = None  # (kernel,) 1 to 0: how like the nearest measured row; NaN where nothing was learned
+    # (2, kernel) how like the nearest row that time and energy were learned from, 1 to 0; NaN where nothing was
+    near: Array | None = None
 
     @cached_property
     def stack(self) -> Stack | None:

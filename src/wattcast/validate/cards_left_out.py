@@ -25,11 +25,11 @@ from wattcast.fit.kernels_data import Mask, Rows
 from wattcast.fit.kernels_interval import LEVEL, conformal, power_ends, scaled
 from wattcast.fit.kernels_run import _one_thread
 from wattcast.fit.kernels_split import FOLDS, analyse_rows, folds_of, predict_with
-from wattcast.fit.nearness import fit_near, scale_of
+from wattcast.fit.nearness import fit_near
 from wattcast.fit.unseen import apart_of, leave_out
 from wattcast.fitted.bundle import Bundle, Residual
 from wattcast.fitted.cards import NORMAL_P90, CardSpread
-from wattcast.fitted.widening import UNSCALED, Apart, Why, usual
+from wattcast.fitted.widening import Apart, Line, Why, scale_of, usual
 from wattcast.hardware import Gpu
 from wattcast.power.static import IdlePower
 from wattcast.uncertainty import logs_moved_out, moved_out, outside
@@ -44,7 +44,7 @@ class Judged:
     """What a fit without some cards says of each row; NaN and empty where it was not asked."""
 
     ratio: Array  # (row, 2) measured over predicted: latency, power
-    near: Array
+    near: Array  # (row, 2) how like the nearest row fitted on
     why: npt.NDArray[np.str_]  # outside what was fitted on, and why; empty: inside
 
 
@@ -80,19 +80,19 @@ def _fold(rows: Rows, known: Mask, asked: tuple[Mask, Mask], gpu: Gpu, idle: Idl
 
 def _judged(rows: Rows, bundle: Bundle, gpu: Gpu) -> Judged:
     if not len(rows):
-        return Judged(np.zeros((0, 2)), np.zeros(0), np.zeros(0, dtype="<U8"))
+        return Judged(np.zeros((0, 2)), np.zeros((0, 2)), np.zeros(0, dtype="<U8"))
     predicted, timeline = predict_with(bundle, rows, gpu), analyse_rows(bundle, rows, gpu)
     power_w, _, latency_s = settled(rows)
     assert timeline.near is not None, "a fitted bundle has learned factors"
     return Judged(
         np.column_stack([latency_s / predicted[:, 0], power_w / predicted[:, 1]]),
-        timeline.near,
+        timeline.near.T,
         np.array(["" if reason is None else str(reason.why) for reason in outside(timeline, bundle)], dtype="<U8"),
     )
 
 
 def _joined(count: int, parts: list[tuple[Mask, Judged]]) -> Judged:
-    ratio, near, why = np.full((count, 2), np.nan), np.full(count, np.nan), np.full(count, "", dtype="<U8")
+    ratio, near, why = np.full((count, 2), np.nan), np.full((count, 2), np.nan), np.full(count, "", dtype="<U8")
     for at, one in parts:
         ratio[at], near[at], why[at] = one.ratio, one.near, one.why
     return Judged(ratio, near, why)
@@ -103,27 +103,24 @@ def learned_apart(rows: Rows, gone: Mask, new: Judged, gpu: Gpu, idle: IdlePower
     if (gone & (new.why != "")).sum() < MANY_OUTSIDE:
         return dict(usual().apart)
     tell("cards: functions and kinds left out of the others")
-    line, ends = latency_ends(rows, ~gone, new)
-    power = _own_power(rows, ~gone, new)
-    residuals = {name: Residual(ends[name], power.get(name, (0.8, 1.25)), 1) for name in ends}
+    (time, latency), (energy, power) = (own_ends(rows, ~gone, new, quantity) for quantity in KINDS)
+    residuals = {name: Residual(latency[name], power.get(name, (0.8, 1.25)), 1) for name in latency}
     with _one_thread():
-        left = leave_out(rows.where(~gone), gpu, idle, residuals, line)
+        left = leave_out(rows.where(~gone), gpu, idle, residuals, (time, energy))
     return {**usual().apart, **apart_of(left)}
 
 
-def latency_ends(rows: Rows, own: Mask, new: Judged) -> tuple[tuple[float, float], dict[str, tuple[float, float]]]:
+def own_ends(rows: Rows, own: Mask, new: Judged, quantity: str) -> tuple[Line, dict[str, tuple[float, float]]]:
     """Growth of the ends with distance, and those of each family at a typical one, from held-out rows of ``own``."""
-    at = own & rows.is_kind("burst") & np.isfinite(new.ratio[:, 0])
-    ratio, near, family = new.ratio[at, 0], new.near[at], np.array(rows.family)[at]
+    place = list(KINDS).index(quantity)
+    at = own & rows.is_kind(KINDS[quantity]) & np.isfinite(new.ratio[:, place])
+    ratio, near, family = new.ratio[at, place], new.near[at, place], np.array(rows.family)[at]
     line = fit_near(np.log(ratio), family, near)
     typical = scaled(ratio, near, line)
-    return line, {str(name): conformal(typical[family == name], LEVEL) for name in np.unique(family)}
-
-
-def _own_power(rows: Rows, own: Mask, new: Judged) -> dict[str, tuple[float, float]]:
-    at = own & rows.is_kind("sustained") & np.isfinite(new.ratio[:, 1])
-    family = np.array(rows.family)[at]
-    return {str(name): power_ends(new.ratio[at, 1], family, str(name), LEVEL) for name in np.unique(family)}
+    names = [str(name) for name in np.unique(family)]
+    if quantity == "power":
+        return line, {name: power_ends(typical, family, name, LEVEL) for name in names}
+    return line, {name: conformal(typical[family == name], LEVEL) for name in names}
 
 
 @dataclass(frozen=True)
@@ -147,15 +144,15 @@ def counted(
     apart: dict[Why, Apart],
 ) -> Counted:
     """Classes of the rows of ``gone``, and which lie inside."""
-    time = quantity == "latency"
-    place = 0 if time else 1
+    place = list(KINDS).index(quantity)
     at = gone & rows.is_kind(KINDS[quantity]) & np.isfinite(new.ratio[:, place])
     shared = at & _measured_by(rows, ~gone, quantity) & np.isfinite(again.ratio[:, place])
-    line, known = latency_ends(rows, ~gone, new) if time else (UNSCALED, _own_power(rows, ~gone, new))
+    line, known = own_ends(rows, ~gone, new, quantity)
     at &= np.isin(rows.family, list(known))
     of_class = np.where(at & shared, CLASSES[0], np.where(at & (new.why == ""), CLASSES[1], CLASSES[2]))
     ratio = np.where(shared, again.ratio[:, place], new.ratio[:, place])
-    near, why = np.where(shared, again.near, new.near), np.where(shared, again.why, new.why)
+    near = np.where(shared, again.near[:, place], new.near[:, place])
+    why = np.where(shared, again.why, new.why)
     ends = np.log([known.get(name, (1.0, 1.0)) for name in rows.family]) * scale_of(near, line)[:, np.newaxis]
     by = np.array([getattr(apart[Why(w)], quantity) if w else 0.0 for w in why.tolist()])
     ends = np.exp(logs_moved_out(ends, by[:, np.newaxis]))

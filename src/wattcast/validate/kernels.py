@@ -11,8 +11,8 @@ from wattcast import hardware
 from wattcast.arrays import Array
 from wattcast.fit.kernels_interval import LEVEL, conformal, power_ends, scaled
 from wattcast.fit.kernels_split import HeldOut
-from wattcast.fit.nearness import fit_near, scale_of
-from wattcast.fitted.widening import UNSCALED
+from wattcast.fit.nearness import fit_near
+from wattcast.fitted.widening import scale_of
 from wattcast.validate.rows import Mask, Row, percent, row
 
 
@@ -63,9 +63,11 @@ def coverage(held: HeldOut, gpu: str) -> list[Row]:
         for quantity, (known, inside, width) in found.items():
             at = known & (family == name)
             rows.append(row(where, f"{quantity}, {name}", int(at.sum()), None, **_share(inside[at], width[at])))
-    known, inside, width = found["latency"]
-    for label, part in _by_distance(held.near, known).items():
-        rows.append(row(where, f"latency, {label}", int(part.sum()), None, **_share(inside[part], width[part])))
+    for quantity, near in (("latency", held.near), ("power", held.near_power)):
+        known, inside, width = found[quantity]
+        for label, part in _by_distance(near, known).items():
+            share = _share(inside[part], width[part])
+            rows.append(row(where, f"{quantity}, {label}", int(part.sum()), None, **share))
     return rows
 
 
@@ -92,20 +94,19 @@ def _covered(
     quantity: str, ratio: Array, held: HeldOut, family: npt.NDArray[np.str_], known: Mask
 ) -> tuple[Mask, Array]:
     """Which rows lie inside ends from the other folds' rows, and the width of each."""
+    near = held.near if quantity == "latency" else held.near_power
     inside, width = np.zeros(len(ratio), dtype=bool), np.full(len(ratio), np.nan)
     for k in np.unique(held.fold[known]):
         others = known & (held.fold != k)
-        line = UNSCALED
-        if quantity == "latency":
-            line = fit_near(np.log(ratio[others]), family[others], held.near[others])
-        typical = scaled(ratio[others], held.near[others], line)
+        line = fit_near(np.log(ratio[others]), family[others], near[others])
+        typical = scaled(ratio[others], near[others], line)
         for name in np.unique(family[known & (held.fold == k)]):
             here = known & (held.fold == k) & (family == name)
             if quantity == "latency":
                 low, high = conformal(typical[family[others] == name])
             else:
-                low, high = power_ends(ratio[others], family[others], str(name))
-            scale = scale_of(held.near[here], line)
+                low, high = power_ends(typical, family[others], str(name))
+            scale = scale_of(near[here], line)
             inside[here] = (ratio[here] >= low**scale) & (ratio[here] <= high**scale)
             width[here] = high**scale - low**scale
     return inside, width
