@@ -13,7 +13,6 @@ import importlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
@@ -73,7 +72,7 @@ def learn(
     left = leave_out(rows, gpu, idle, residuals, near, tell)
     apart = apart_of(left)
     said = f"{rows.source}: {len(set(left.thing))} functions, kinds, formats and sizes left out of fits in turn"
-    every = MappingProxyType({why: apart.get(why, usual().apart[why]) for why in Why})
+    every = {why: apart.get(why, usual().apart[why]) for why in Why}
     return Widening(*near, every, said)
 
 

@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 from importlib.resources import files
-from types import MappingProxyType
 
 import msgspec
 import numpy as np
@@ -149,7 +148,7 @@ def from_plain(plain: WideningFile) -> Widening:
         for name, v in plain.apart.items()
     }
     among = None if plain.among is None else Among(**msgspec.structs.asdict(plain.among))
-    return Widening(plain.near, plain.near_power, MappingProxyType(apart), plain.source, among)
+    return Widening(plain.near, plain.near_power, apart, plain.source, among)
 
 
 def to_plain(widening: Widening) -> dict[str, object]:
