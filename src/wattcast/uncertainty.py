@@ -166,7 +166,7 @@ def outside(timeline: Timeline, bundle: Bundle) -> list[Strange | None]:
         elif group not in seen.every_group:
             reasons[i] = Strange(Why.KIND, f"{op}: no kernel of the kind {group} was measured")
         elif seen.forms is not None and (form := form_of(op)) not in seen.every_form:
-            reasons[i] = _form_outside(op, form, seen.forms.get(group, frozenset()), group)
+            reasons[i] = _form_outside(op, form, seen.forms.get(group, ()), group)
         elif learner in to_size:
             to_size[learner].append(i)
         else:
@@ -177,7 +177,7 @@ def outside(timeline: Timeline, bundle: Bundle) -> list[Strange | None]:
     return reasons
 
 
-def _form_outside(op: Operator, form: str, alike: frozenset[str], group: str) -> Strange:
+def _form_outside(op: Operator, form: str, alike: tuple[str, ...], group: str) -> Strange:
     """Why a form that was not measured is outside, and which ran as the same kernel.
 
     Where many forms did, as plain functions of an element do, another is much like them. Where few did, as in
@@ -187,8 +187,8 @@ def _form_outside(op: Operator, form: str, alike: frozenset[str], group: str) ->
     return Strange(why, f"{op}: {form} was never measured, only {_few(alike)} that run as {group}")
 
 
-def _few(names: frozenset[str]) -> str:
-    shown = sorted(names)[:3]
+def _few(names: tuple[str, ...]) -> str:
+    shown = names[:3]
     rest = len(names) - len(shown)
     return (", ".join(shown) or "others") + (f" and {rest} more" if rest > 0 else "")
 

@@ -38,7 +38,7 @@ def predicted(op: Operator, as_if_measured: bool = False) -> Prediction:
     if as_if_measured:
         seen = bundle.seen[op.kind]
         assert seen.forms is not None
-        claimed = replace(seen, forms={group: names | {form_of(op)} for group, names in seen.forms.items()})
+        claimed = replace(seen, forms={group: (*names, form_of(op)) for group, names in seen.forms.items()})
         bundle = replace(bundle, seen={**bundle.seen, op.kind: claimed})
     return predict(Graph.of("one", [op]), load_gpu("h200"), OperatingPoint(), bundle)
 

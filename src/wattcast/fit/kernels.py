@@ -322,6 +322,6 @@ def seen(rows: Rows, kernels: Kernels) -> dict[str, Seen]:
                 )
                 for n in sizes
             },
-            forms={group: frozenset(names) for group, names in sorted(forms[family].items())},
+            forms={group: tuple(sorted(names)) for group, names in sorted(forms[family].items())},
         )
     return found

@@ -57,7 +57,7 @@ class Seen:
     dtypes: tuple[str, ...]
     groups: tuple[str, ...]
     sizes: Mapping[str, tuple[float, float]]
-    forms: Mapping[str, frozenset[str]] | None = None
+    forms: Mapping[str, tuple[str, ...]] | None = None
 
     @cached_property
     def bounds(self) -> tuple[tuple[str, ...], Array, Array]:
@@ -73,7 +73,7 @@ class Seen:
     @cached_property
     def every_form(self) -> frozenset[str]:
         """Forms measured, whatever they ran as."""
-        return frozenset().union(*(self.forms or {}).values())
+        return frozenset(name for names in (self.forms or {}).values() for name in names)
 
 
 @dataclass(frozen=True)
@@ -248,9 +248,7 @@ def parse(data: bytes, where: str, arrays: bytes | None = None) -> Bundle:
 
 
 def _seen(seen: _Seen) -> Seen:
-    forms = (
-        None if seen.forms is None else {group: frozenset(names.split(", ")) for group, names in seen.forms.items()}
-    )
+    forms = None if seen.forms is None else {group: tuple(names.split(", ")) for group, names in seen.forms.items()}
     return Seen(tuple(seen.dtypes), tuple(seen.groups), seen.sizes, forms)
 
 
@@ -359,11 +357,7 @@ def to_plain(bundle: Bundle) -> dict[str, Any]:
             "dtypes": list(s.dtypes),
             "groups": list(s.groups),
             "sizes": {size: list(ends) for size, ends in s.sizes.items()},
-            **(
-                {}
-                if s.forms is None
-                else {"forms": {group: ", ".join(sorted(names)) for group, names in s.forms.items()}}
-            ),
+            **({} if s.forms is None else {"forms": {group: ", ".join(names) for group, names in s.forms.items()}}),
         }
         for name, s in bundle.seen.items()
     }
