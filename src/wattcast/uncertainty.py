@@ -60,12 +60,12 @@ def interval(
 
     Each family's residual (measured over predicted) is weighted by its share of time, in logs: as if
     all kernels of a workload erred together. That is wider than independent errors would be. The
-    energy interval multiplies the two, for the same reason. That of latency is moved out by what chains of operators
-    took beyond their members alone. Ends of latency follow the distance of a kernel from
-    measured ones, and those of one outside what was measured are moved out by what it cost to leave such out of a
-    fit (:mod:`wattcast.fitted.widening`). Residuals are of the card that was measured; the ends are moved out by how
-    far another card of the kind may be, unless the bundle is told that it is this one
-    (:meth:`~wattcast.fitted.bundle.Bundle.for_this_card`). ``reasons``: what :func:`outside` said, if it was asked.
+    energy interval multiplies the two, for the same reason. The ends of a kernel follow its distance from measured
+    ones; those of one outside what was measured are moved out by what it cost to leave such out of a fit, and those
+    of the latency of several kernels by what they cost one another (:mod:`wattcast.fitted.widening`). Residuals are
+    of the card that was measured; the ends are moved out by how far another card of the kind may be, unless the
+    bundle is told that it is this one (:meth:`~wattcast.fitted.bundle.Bundle.for_this_card`). ``reasons``: what
+    :func:`outside` said, if it was asked.
     """
     share = mean_w(detail.kernel_s * timeline.calls, totals.busy_s[..., np.newaxis])
     reasons = outside(timeline, bundle) if reasons is None else reasons
@@ -76,7 +76,7 @@ def interval(
         runs = float(timeline.calls @ timeline.kernels.work.launches)
         mixed = 1.0 - (share * share).sum(axis=-1)
         by = np.broadcast_to(by, logs.shape).copy()
-        by[..., :2] = np.hypot(by[..., :2], among.logs(runs, totals.latency_s, mixed))
+        by[..., :2] = np.hypot(by[..., :2], among.logs(runs, totals.busy_s, mixed))
     pairs = (*logs.shape[:-1], 2, 2)  # latency and power, low and high; residuals are of 90 % as well
     ends = np.exp(logs_moved_out(logs.reshape(pairs), by.reshape((*by.shape[:-1], 2, 2))))
     latency, power = ends[..., 0, :], ends[..., 1, :]

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from wattcast.dtypes import Dtype
 from wattcast.errors import WattcastError
 from wattcast.fit import kernels_data, unseen
+from wattcast.fit.chains import among_of
 from wattcast.fit.kernels_data import Rows
 from wattcast.fit.kernels_interval import conformal, scaled
 from wattcast.fit.kernels_run import held_out_of
@@ -21,7 +22,7 @@ from wattcast.fit.unseen import LeftOut, apart_of, rounds
 from wattcast.fitted import bundle as bundles
 from wattcast.fitted import fitted, forecast
 from wattcast.fitted.forms import form_of
-from wattcast.fitted.widening import UNSCALED, Apart, Why, Widening, WideningFile, from_plain, scale_of, usual
+from wattcast.fitted.widening import UNSCALED, Among, Apart, Why, Widening, WideningFile, from_plain, scale_of, usual
 from wattcast.hardware import OperatingPoint
 from wattcast.hardware import load as load_gpu
 from wattcast.prediction import Prediction, predict
@@ -293,7 +294,38 @@ def test_a_bundle_keeps_its_widening_and_forms(tmp_path: Path) -> None:
     assert bundles.read(tmp_path).widening == usual()
 
 
+def test_kernels_among_others_are_less_sure_the_shorter_they_are() -> None:
+    """Rows ran by themselves: chains of operators say what caches that are not their own may cost."""
+    shipped, gpu = fitted("h200"), load_gpu("h200")
+    assert shipped is not None
+    assert shipped.widening.among is not None
+    assert shipped.widening.among == among_of("h200", shipped.reference.l2_byte)
+    assert shipped.widening.among.chains >= 40
+    plain = replace(shipped, widening=replace(shipped.widening, among=None))
+    one, short, long = (
+        Graph.of("some", list(ops))
+        for ops in (
+            [Linear(64, 1024, 1024, count=8)],
+            [Linear(64, 1024, 1024), Softmax(64, 1024), Elementwise("add", 65536)],
+            [Linear(8192, 8192, 8192), Softmax(65536, 4096), Elementwise("add", 1 << 28)],
+        )
+    )
+    wider = []
+    for graph in (one, short, long):
+        with_, without = (predict(graph, gpu, OperatingPoint(), b) for b in (shipped, plain))
+        np.testing.assert_allclose(with_.interval.power_w, without.interval.power_w)
+        wider.append(width(with_) / width(without))
+    assert wider[0] == pytest.approx(1.0)
+    assert wider[1] > 1.1
+    assert 1.0 <= wider[2] < 1.01
+    clocks = OperatingPoint(clock_hz=np.linspace(1e9, 1.9e9, 3)[:, np.newaxis])
+    swept = predict(short, gpu, clocks, shipped)
+    assert swept.interval.latency_s.shape == (3, 2)
+
+
 def test_a_widening_out_of_reason_is_refused() -> None:
+    with pytest.raises(WattcastError, match="low and a high end"):
+        Among((0.2, -0.1), (0.0, 1e-6), 30)
     with pytest.raises(WattcastError, match="half-width"):
         Apart(-0.1, 0.0, 1, 1)
     with pytest.raises(WattcastError, match="every reason"):

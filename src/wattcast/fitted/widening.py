@@ -68,12 +68,12 @@ class Among:
         if not (-1.0 < self.share[0] <= self.share[1] and self.kernel_s[0] <= self.kernel_s[1]):
             raise bad_value("widening.among", "a low and a high end, shares above -1", (self.share, self.kernel_s))
 
-    def logs(self, kernels: float, latency_s: Array, mixed: Array) -> Array:
+    def logs(self, kernels: float, busy_s: Array, mixed: Array) -> Array:
         """Log-ends ``(*sweep, 2)`` of a workload: the nearer of share and seconds, by how mixed it is.
 
         ``mixed`` is 1 - Σ share², 0 of one kernel alone, which is what was measured.
         """
-        seconds = kernels * np.array(self.kernel_s) / latency_s[..., np.newaxis]
+        seconds = kernels * np.array(self.kernel_s) / np.maximum(busy_s, 1e-12)[..., np.newaxis]
         low = np.maximum(seconds[..., 0], self.share[0]).clip(-0.9, 0.0)
         high = np.minimum(seconds[..., 1], self.share[1]).clip(0.0)
         return np.asarray(np.log1p(np.stack([low, high], axis=-1)) * mixed[..., np.newaxis])
