@@ -4,7 +4,8 @@ A row held out is predicted from the others; its nearness to them is exp(-r) of 
 learned factor of time, or of energy (:mod:`wattcast.timeline.kriging`). The 90th percentile of
 |log(measured / predicted)|, over the median of its family, is taken as t·(1 + c·(1 - near)) by quantile regression
 [Koenker1978]: the c of the least pinball loss, each with its best t. Then a + b·(1 - near) with b/a = c, scaled so
-that the middle held-out row has 1.
+that the middle held-out row has 1. The nearest twentieth of the held-out rows count as equally near: what lies closer
+to a measured row than they do was not held out, so nothing narrower was seen to hold.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from wattcast.fit.kernels_split import HeldOut
 from wattcast.fitted.widening import UNSCALED, Line
 
 LEAST_ROWS = 300  # with a nearness, to learn from
+NEAREST = 0.95  # of the held-out rows are not nearer than what counts as beside a measured one
 _LEVEL = 0.9
 _SLOPES = np.concatenate([[0.0], np.geomspace(0.25, 40.0, 45)])
 
@@ -24,16 +26,17 @@ Names = npt.NDArray[np.str_]
 
 
 def fit_near(log_ratio: Array, family: Names, near: Array) -> Line:
-    """a and b of :class:`~wattcast.fitted.widening.Widening`; 1 and 0 of too few rows."""
+    """a, b and c of :class:`~wattcast.fitted.widening.Widening`; of too few rows those that do nothing."""
     known = np.isfinite(near) & np.isfinite(log_ratio)
     if known.sum() < LEAST_ROWS:
         return UNSCALED
-    size, away, of = np.abs(log_ratio[known]), 1.0 - near[known], family[known]
+    nearest = float(np.quantile(near[known], NEAREST))
+    size, away, of = np.abs(log_ratio[known]), 1.0 - np.minimum(near[known], nearest), family[known]
     for name in np.unique(of):
         size[of == name] /= max(float(np.median(size[of == name])), 1e-6)
     slope = min(_SLOPES, key=lambda c: _loss(size, 1.0 + c * away))
     middle = float(np.median(1.0 + slope * away))
-    return round(1.0 / middle, 6), round(float(slope) / middle, 6)
+    return round(1.0 / middle, 6), round(float(slope) / middle, 6), round(nearest, 6)
 
 
 def _loss(size: Array, spread: Array) -> float:

@@ -2,10 +2,10 @@
 
 Two things widen an interval. *Distance*: the ends of a family, in logs, are those of a typical held-out row times
 
-    a + b·(1 - near),   near = exp(-r) of the nearest measured row in the coordinates of the learned factor,
+    a + b·(1 - min(near, c)),   near = exp(-r) of the nearest measured row in the coordinates of the learned factor,
 
-so that they are narrow beside measured rows and wide far from them, the same 90 % in both places; latency and power
-each have a line of their own. *Kind*: what was
+so that they are narrow beside measured rows and wide far from them, the same 90 % in both places, and beside a row no
+narrower than was seen of held-out rows; latency and power each have a line of their own. *Kind*: what was
 never measured at all (a function, a kind of kernel, a number format, a size beyond the range) moves the ends out
 further, in quadrature, by the half-width that held 90 % of the rows when such a thing was left out of the fit.
 
@@ -28,8 +28,8 @@ from wattcast.arrays import Array
 from wattcast.errors import bad_value
 from wattcast.files import from_yaml
 
-Line = tuple[float, float]
-UNSCALED: Line = (1.0, 0.0)
+Line = tuple[float, float, float]  # a, b, c
+UNSCALED: Line = (1.0, 0.0, 1.0)
 
 
 class Why(StrEnum):
@@ -83,7 +83,7 @@ class Among:
 class Widening:
     """What distance from measured rows, things never measured and other kernels add to an interval."""
 
-    near: Line  # a and b of latency
+    near: Line  # of latency
     near_power: Line
     apart: Mapping[Why, Apart]
     source: str
@@ -91,8 +91,8 @@ class Widening:
 
     def __post_init__(self) -> None:
         for line in (self.near, self.near_power):
-            if not (line[0] > 0.0 and line[1] >= 0.0):
-                raise bad_value("widening.near", "a above 0, and b of 0 or more", line)
+            if not (line[0] > 0.0 and line[1] >= 0.0 and 0.0 <= line[2] <= 1.0):
+                raise bad_value("widening.near", "a above 0, b of 0 or more, c from 0 to 1", line)
         missing = [str(why) for why in Why if why not in self.apart]
         if missing:
             raise bad_value("widening.apart", "a half-width for every reason", f"none for {', '.join(missing)}")
@@ -111,12 +111,12 @@ class Widening:
 
 
 def scale_of(near: Array, line: Line | Array) -> Array:
-    """a + b·(1 - near), 1 where there is no nearness.
+    """a + b·(1 - min(near, c)), 1 where there is no nearness.
 
-    >>> scale_of(np.array([1.0, 0.5, np.nan]), (0.5, 1.0)).tolist()
-    [0.5, 1.0, 1.0]
+    >>> scale_of(np.array([1.0, 0.5, np.nan]), (0.5, 1.0, 0.75)).tolist()
+    [0.75, 1.0, 1.0]
     """
-    found = line[0] + line[1] * (1.0 - near)
+    found = line[0] + line[1] * (1.0 - np.minimum(near, line[2]))
     return np.asarray(np.where(np.isnan(found), 1.0, found))
 
 
