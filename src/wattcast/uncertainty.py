@@ -13,7 +13,7 @@ from wattcast.fitted import Bundle
 from wattcast.fitted.bundle import Seen
 from wattcast.fitted.cards import NORMAL_P90
 from wattcast.fitted.forms import form_of
-from wattcast.fitted.widening import Why
+from wattcast.fitted.widening import OUTWARD, Why
 from wattcast.flow import Detail, Totals
 from wattcast.provenance import Status
 from wattcast.timeline import Timeline
@@ -70,16 +70,14 @@ def interval(
     share = mean_w(detail.kernel_s * timeline.calls, totals.busy_s[..., np.newaxis])
     reasons = outside(timeline, bundle) if reasons is None else reasons
     logs = share @ kernel_ends(timeline, bundle, reasons)  # (*sweep, 4)
-    by = NORMAL_P90 * np.array([bundle.cards.latency, bundle.cards.latency, bundle.cards.power, bundle.cards.power])
+    by: Array | float = NORMAL_P90 * bundle.cards.latency  # residuals are of 90 % as well
     among = bundle.widening.among
     if among is not None and len(timeline.calls) > 1:
         runs = float(timeline.calls @ timeline.kernels.work.launches)
         mixed = 1.0 - (share * share).sum(axis=-1)
-        by = np.broadcast_to(by, logs.shape).copy()
-        by[..., :2] = np.hypot(by[..., :2], among.logs(runs, totals.busy_s, mixed))
-    pairs = (*logs.shape[:-1], 2, 2)  # latency and power, low and high; residuals are of 90 % as well
-    ends = np.exp(logs_moved_out(logs.reshape(pairs), by.reshape((*by.shape[:-1], 2, 2))))
-    latency, power = ends[..., 0, :], ends[..., 1, :]
+        by = np.hypot(by, among.logs(runs, totals.busy_s, mixed))
+    latency = np.exp(logs_moved_out(logs[..., :2], by))
+    power = np.exp(logs_moved_out(logs[..., 2:], NORMAL_P90 * bundle.cards.power))
     latency_s = totals.latency_s[..., np.newaxis] * latency
     power_w = totals.power_w[..., np.newaxis] * power
     return Interval(bundle.interval_level, latency_s, power_w, totals.energy_j[..., np.newaxis] * latency * power)
@@ -107,10 +105,7 @@ def kernel_ends(timeline: Timeline, bundle: Bundle, reasons: Reasons) -> Array:
 def logs_moved_out(logs: Array, by: Array | float) -> Array:
     """Logs of low and high ends ``(..., 2)`` with a further spread ``by``, as :func:`moved_out`."""
     middle = np.minimum(np.maximum(0.0, logs[..., :1]), logs[..., 1:])  # the prediction, where it lies inside
-    return np.asarray(middle + np.hypot(logs - middle, by) * _OUTWARD)
-
-
-_OUTWARD = np.array([-1.0, 1.0])
+    return np.asarray(middle + np.hypot(logs - middle, by) * OUTWARD)
 
 
 def moved_out(ends: Array, by: float) -> Array:

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cache
+from functools import cache, cached_property
 from importlib.resources import files
 
 import msgspec
@@ -30,6 +30,7 @@ from wattcast.files import from_yaml
 
 Line = tuple[float, float, float]  # a, b, c
 UNSCALED: Line = (1.0, 0.0, 1.0)
+OUTWARD = np.array([-1.0, 1.0])  # of a low and a high end
 
 
 class Why(StrEnum):
@@ -73,10 +74,15 @@ class Among:
 
         ``mixed`` is 1 - Σ share², 0 of one kernel alone, which is what was measured.
         """
-        seconds = kernels * np.array(self.kernel_s) / np.maximum(busy_s, 1e-12)[..., np.newaxis]
-        low = np.maximum(seconds[..., 0], self.share[0]).clip(-0.9, 0.0)
-        high = np.minimum(seconds[..., 1], self.share[1]).clip(0.0)
-        return np.asarray(np.log1p(np.stack([low, high], axis=-1)) * mixed[..., np.newaxis])
+        share, kernel_s = self._outward
+        seconds = kernels * kernel_s / np.maximum(busy_s, 1e-12)[..., np.newaxis]
+        nearer = np.maximum(np.minimum(seconds, share), 0.0)
+        return np.asarray(np.log1p(nearer * OUTWARD) * mixed[..., np.newaxis])
+
+    @cached_property
+    def _outward(self) -> tuple[Array, Array]:
+        """Shares and seconds as distances from the prediction."""
+        return np.array(self.share) * OUTWARD, np.array(self.kernel_s) * OUTWARD
 
 
 @dataclass(frozen=True)
@@ -107,7 +113,11 @@ class Widening:
         """
         if near is None or self.near == self.near_power == UNSCALED:
             return None
-        return scale_of(near, np.array([self.near, self.near_power]).T[..., np.newaxis])
+        return scale_of(near, self._lines)
+
+    @cached_property
+    def _lines(self) -> Array:
+        return np.array([self.near, self.near_power]).T[..., np.newaxis]
 
 
 def scale_of(near: Array, line: Line | Array) -> Array:
