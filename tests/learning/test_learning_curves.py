@@ -162,13 +162,13 @@ def test_asking_for_learning_runs_every_study_once(kept: dict[str, str], monkeyp
         return rows
 
     whole = importlib.import_module("wattcast.validate.ledger")
-    for name in ("suggest_rows", "few_rows", "coverage_rows", "learning_rows"):
+    for name in ("suggest_rows", "few_rows", "coverage_rows", "unseen_rows", "learning_rows"):
         monkeypatch.setattr(whole, name, study(name))
     for name in ("model_rows", "energy_rows", "choice_rows", "counter_rows", "_forecasts", "kernel_rows", "coverage"):
         monkeypatch.setattr(whole, name, lambda *_: [])  # which are not this test's business
     quick = whole.ledger(variables=kept)
     assert made == ["learning_rows"]  # which looks by itself whether it was asked for
-    assert sum("--learning" in str(r.get("missing")) for r in quick) == 5
+    assert sum("--learning" in str(r.get("missing")) for r in quick) == 6
     for _ in range(2):
         sets = [r["set"] for r in whole.ledger(learning=True, variables=kept)]
         assert {"h200 suggest_rows", "h200 few_rows", "h200 coverage_rows"} <= set(sets)

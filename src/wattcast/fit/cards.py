@@ -22,7 +22,7 @@ import numpy as np
 from wattcast.arrays import Array
 from wattcast.fit import kernels_data
 from wattcast.fit.kernels import settled
-from wattcast.fit.kernels_data import Rows
+from wattcast.fit.kernels_data import Mask, Rows
 from wattcast.fit.kernels_split import HeldOut
 from wattcast.fitted.cards import NORMAL_P90, CardSpread, published, published_spread
 
@@ -77,6 +77,12 @@ def origins(database: str | Path) -> Origin:
         for name, usual in (("card_uuid", ""), ("run", ""), ("chosen", PLAN))
     )
     return Origin(card, run, chosen)
+
+
+def without(origin: Origin, gone: Mask) -> Origin:
+    """The origins of the rows that stay."""
+    kept = np.flatnonzero(~gone)
+    return Origin(*(tuple(column[i] for i in kept) for column in (origin.card, origin.run, origin.chosen)))
 
 
 def spread(database: str | Path, held: HeldOut | None = None) -> CardSpread:
@@ -161,8 +167,7 @@ def components(rows: Rows, origin: Origin, quantity: str) -> Components | None:
     pairs = list(between_cards(rows, origin, quantity))
     if not pairs:
         return None
-    still = repeats(rows, origin, quantity)
-    noise = _p90(np.abs(still)) / NORMAL_P90 / np.sqrt(2.0) if still.size else 0.0
+    noise = _noise(rows, origin, quantity)
     middle = np.array([np.median(p.log_ratio) for p in pairs])
     within = np.array([_p90(np.abs(p.log_ratio - m)) / NORMAL_P90 for p, m in zip(pairs, middle, strict=True)])
     count = np.array([p.log_ratio.size for p in pairs])
@@ -171,6 +176,12 @@ def components(rows: Rows, origin: Origin, quantity: str) -> Components | None:
     card = max(float(np.mean(middle**2 - np.pi / 2.0 * within**2 / count)) / 2.0, 0.0)
     cards = len({name for p in pairs for name in (p.first, p.second)})
     return Components(quantity, card**0.5, by_kernel**0.5, float(noise), cards, int(count.sum()))
+
+
+def _noise(rows: Rows, origin: Origin, quantity: str) -> float:
+    """Standard deviation of one row among repeats."""
+    still = repeats(rows, origin, quantity)
+    return float(_p90(np.abs(still)) / NORMAL_P90 / np.sqrt(2.0)) if still.size else 0.0
 
 
 def between_cards(rows: Rows, origin: Origin, quantity: str) -> Iterator[Apart]:
@@ -189,6 +200,25 @@ def between_cards(rows: Rows, origin: Origin, quantity: str) -> Iterator[Apart]:
         if len(common) >= LEAST_COMMON:
             ratio = np.array([means[second][key] - means[first][key] for key in common])
             yield Apart(first, second, quantity, ratio)
+
+
+def inside_spread(rows: Rows, origin: Origin, quantity: str) -> dict[str, Mask]:
+    """Of each card with kernels in common, which of them lie within 90 % of the spread that the others show.
+
+    Differences to every other card, each against sqrt(apart² + 2·noise²): spread and repeats of both.
+    """
+    pairs = list(between_cards(rows, origin, quantity))
+    found = {}
+    for card in dict.fromkeys(name for p in pairs for name in (p.first, p.second)):
+        gone = np.array([c == card for c in origin.card])
+        rest, others = rows.where(~gone), without(origin, gone)
+        seen = components(rest, others, quantity)
+        spread = getattr(spread_of({q: seen if q == quantity and seen else [] for q in KINDS}), quantity)
+        noise = _noise(rest, others, quantity)
+        within = NORMAL_P90 * float(np.sqrt(spread**2 + 2.0 * noise**2))
+        apart = np.concatenate([p.log_ratio for p in pairs if card in (p.first, p.second)])
+        found[card] = np.abs(apart) <= within
+    return found
 
 
 def repeats(rows: Rows, origin: Origin, quantity: str, family: str = ALL) -> Array:

@@ -16,14 +16,17 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from wattcast.arrays import Array
 from wattcast.errors import BadInput
+from wattcast.fit.kernels_interval import conformal
+from wattcast.fitted.widening import Among
 from wattcast.kernels.work import kept
-from wattcast.records import Plain
+from wattcast.records import CHAINS_FILE, ROWS_FILE, Plain, database_folder, read_table
 
 _REDUCING = ("layernorm", "rmsnorm", "softmax", "sum", "mean", "max")  # loads that wait for one another
 _SIGN = np.array([1.0, 1.0, 1.0, 1.0, -1.0])
@@ -105,6 +108,26 @@ def fit_chain_law(chains: Chains) -> ChainLaw:
     left = chains.terms * _SIGN / scale / chains.chain_s[:, None]
     value, _ = nnls(left, (chains.chain_s - chains.alone_s) / chains.chain_s)
     return ChainLaw(*(value / scale).tolist())
+
+
+def among_of(database: str | Path, l2_byte: float) -> Among | None:
+    """What chains took beyond their members alone; None of a database without chains."""
+    folder = Path(database) if Path(database).is_dir() else database_folder(str(database))
+    if not (folder / CHAINS_FILE).is_file() or not (folder / ROWS_FILE).is_file():
+        return None
+    chains = chains_of(read_table(folder / CHAINS_FILE), read_table(folder / ROWS_FILE), l2_byte)
+    if len(chains.name) < LEAST_CHAINS:
+        return None
+    extra_s = chains.chain_s - chains.alone_s
+    share, kernel_s = (conformal(one, 0.9) for one in (extra_s / chains.alone_s, extra_s / chains.terms[:, 0]))
+    return Among(
+        (round(share[0], 4), round(share[1], 4)),
+        (float(f"{kernel_s[0]:.3g}"), float(f"{kernel_s[1]:.3g}")),
+        len(chains.name),
+    )
+
+
+LEAST_CHAINS = 20
 
 
 def held_out_error(chains: Chains) -> Array:

@@ -16,9 +16,11 @@ from wattcast.fit.calibrate import shrunk_ends
 from wattcast.fit.inherit_kernels import Idle, Inherited, inherit, moved_by
 from wattcast.fit.kernels import bundle_of, fit_rows, idle_curve
 from wattcast.fit.kernels_data import Rows
-from wattcast.fit.kernels_interval import quantiles
-from wattcast.fit.kernels_split import FOLDS, HeldOut, _held_out, folds_of, hold_out, predict_with
+from wattcast.fit.kernels_interval import quantiles, scaled
+from wattcast.fit.kernels_split import FOLDS, HeldOut, _held_out, folds_of, hold_out, near_rows, predict_with
+from wattcast.fit.nearness import near_of
 from wattcast.fitted.bundle import FAMILIES, Bundle, Residual
+from wattcast.fitted.widening import usual
 from wattcast.hardware import Gpu
 from wattcast.provenance import Provenance, Status
 
@@ -42,7 +44,9 @@ def fit_few(rows: Rows, gpu: Gpu, forecast: Bundle, idle: Idle, tell: Tell) -> t
     if not all(error(alone, quantity) < error(held, quantity) for quantity in ("latency", "power")):
         return bundle, held
     note = f"{len(rows)} rows, nothing inherited: held out, that came closer than the forecast moved by them"
-    return bundle_of(fit_rows(rows, gpu, idle_curve(idle, gpu)), rows, gpu, quantiles(alone), note), alone
+    near = near_of(alone)
+    found_alone = bundle_of(fit_rows(rows, gpu, idle_curve(idle, gpu)), rows, gpu, quantiles(alone, near=near), note)
+    return replace(found_alone, widening=replace(usual(), near=near[0], near_power=near[1])), alone
 
 
 def hold_out_inherited(rows: Rows, gpu: Gpu, forecast: Bundle, idle: Idle, found: Inherited) -> HeldOut:
@@ -50,12 +54,13 @@ def hold_out_inherited(rows: Rows, gpu: Gpu, forecast: Bundle, idle: Idle, found
     fold = folds_of(rows, FOLDS)
     wanted = rows.is_kind("burst", "sustained") & rows.fit & (rows.repeat == 0)
     wanted &= np.array([data in forecast.toggling for data in rows.data])
-    predicted = np.full((len(rows), 3), np.nan)
+    predicted, near = np.full((len(rows), 3), np.nan), np.full((2, len(rows)), np.nan)
     for k in np.unique(fold[wanted]):
         test = wanted & (fold == k)
         moved = moved_by(rows.where(fold != k), gpu, forecast, idle, found.latency.levels, found.power.levels)
         predicted[test] = predict_with(moved, rows.where(test), gpu)
-    return _held_out(rows, wanted, fold, predicted, np.full(len(rows), np.nan), [""] * len(rows), gpu)
+        near[:, test] = near_rows(moved, rows.where(test), gpu)
+    return _held_out(rows, wanted, fold, predicted, np.full(len(rows), np.nan), [""] * len(rows), near, gpu)
 
 
 def error(held: HeldOut, quantity: str) -> float:
@@ -79,6 +84,13 @@ def _ratio(held: HeldOut, quantity: str, family: str = "") -> Array:
     return np.asarray(ratio[at])
 
 
+def _typical(held: HeldOut, forecast: Bundle) -> HeldOut:
+    """Held-out figures as of rows at a typical distance from what the forecast's parent measured."""
+    time = scaled(held.latency_s / held.predicted_latency_s, held.near, forecast.widening.near)
+    power = scaled(held.power_w / held.predicted_power_w, held.near_power, forecast.widening.near_power)
+    return replace(held, latency_s=held.predicted_latency_s * time, power_w=held.predicted_power_w * power)
+
+
 def _bundle(found: Inherited, held: HeldOut, rows: Rows, forecast: Bundle) -> Bundle:
     moved = {
         quantity: " and ".join(what.levels) or "nothing"
@@ -88,10 +100,11 @@ def _bundle(found: Inherited, held: HeldOut, rows: Rows, forecast: Bundle) -> Bu
         f"{len(rows)} rows moved the forecast: time by {moved['time']}, energy by {moved['energy']}; "
         f"intervals from {len(held.kind)} rows held out in {FOLDS} folds and the forecast's own"
     )
+    typical = _typical(held, forecast)
     residuals = {
         family: Residual(
-            shrunk_ends(forecast.residuals[family].latency, np.log(_ratio(held, "latency", family))),
-            shrunk_ends(forecast.residuals[family].power, np.log(_ratio(held, "power", family))),
+            shrunk_ends(forecast.residuals[family].latency, np.log(_ratio(typical, "latency", family))),
+            shrunk_ends(forecast.residuals[family].power, np.log(_ratio(typical, "power", family))),
             forecast.residuals[family].rows,
         )
         for family in FAMILIES

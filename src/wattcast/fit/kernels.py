@@ -24,6 +24,7 @@ from wattcast.fit.kernels_data import Mask, Rows
 from wattcast.fit.kernels_folds import folds_of
 from wattcast.fit.kernels_latency import Sample, fit_corrections, fit_residuals
 from wattcast.fitted.bundle import FAMILIES, Bundle, Residual, Seen
+from wattcast.fitted.forms import form_of
 from wattcast.fitted.provisional import provisional
 from wattcast.hardware import Gpu
 from wattcast.hardware.operating_point import DEFAULT_TEMPERATURE_C
@@ -294,8 +295,11 @@ def settled(rows: Rows) -> tuple[Array, Array, Array]:
 
 
 def seen(rows: Rows, kernels: Kernels) -> dict[str, Seen]:
-    """Formats, kinds of kernels and sizes that were measured, by what learns from one another."""
+    """Formats, kinds of kernels, sizes and forms that were measured, by what learns from one another."""
     found = {}
+    forms: dict[str, dict[str, set[str]]] = {}
+    for op, learner, group in zip(rows.ops, kernels.work.learner, kernels.work.group, strict=True):
+        forms.setdefault(learner, {}).setdefault(group, set()).add(form_of(op))
     learners = np.array(kernels.work.learner)
     for family in dict.fromkeys(kernels.work.learner):
         at = np.flatnonzero(learners == family)
@@ -312,8 +316,12 @@ def seen(rows: Rows, kernels: Kernels) -> dict[str, Seen]:
                 )
             ),
             sizes={
-                n: (float(kernels.work.features[n][at].min()), float(kernels.work.features[n][at].max()))
+                n: (
+                    round(float(kernels.work.features[n][at].min()), 4),
+                    round(float(kernels.work.features[n][at].max()), 4),
+                )
                 for n in sizes
             },
+            forms={group: tuple(sorted(names)) for group, names in sorted(forms[family].items())},
         )
     return found

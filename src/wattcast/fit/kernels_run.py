@@ -15,12 +15,16 @@ from wattcast import hardware
 from wattcast.errors import BadInput
 from wattcast.fit import few_rows, kernels_data
 from wattcast.fit.cards import spread
+from wattcast.fit.chains import among_of
 from wattcast.fit.kernels import bundle_of, fit_rows, idle_curve
 from wattcast.fit.kernels_interval import quantiles
 from wattcast.fit.kernels_split import HeldOut, hold_out
+from wattcast.fit.nearness import near_of
+from wattcast.fit.unseen import learn
 from wattcast.fitted import bundle as bundles
 from wattcast.fitted import bundle_for
 from wattcast.fitted.bundle import Bundle
+from wattcast.kernels import reference_of
 from wattcast.records import read_table, write_table
 
 HELD_OUT_FILE = "out_of_fold.parquet"
@@ -48,11 +52,15 @@ def fit_database(
     with _one_thread():
         held = hold_out(rows, chip, idle, tell=tell)
         found = fit_rows(rows, chip, idle)
+        near = near_of(held)
+        residuals = quantiles(held, near=near)
+        widening = learn(rows, chip, idle, residuals, near, tell)
+    among = among_of(database, reference_of(chip).l2_byte)
     burst = sum(kind == "burst" for kind in held.kind)
     rest = len(held.kind) - burst
     note = f"{len(rows)} rows; residuals from {burst} burst and {rest} sustained rows held out in 5 folds"
-    bundle = bundle_of(found, rows, chip, quantiles(held), note)
-    return replace(bundle, cards=spread(database, held)), held
+    bundle = bundle_of(found, rows, chip, residuals, note)
+    return replace(bundle, cards=spread(database, held), widening=replace(widening, among=among)), held
 
 
 def _one_thread() -> Any:
@@ -82,7 +90,7 @@ def read_held_out(path: Path) -> HeldOut:
     rows = read_table(path)
     columns: dict[str, Any] = {}
     for item in fields(HeldOut):
-        values = [row[item.name] for row in rows]
+        values = [row.get(item.name) for row in rows]
         text = item.type == "tuple[str, ...]"
         number = [float("nan") if v is None else v for v in values]
         columns[item.name] = tuple(values) if text else np.array(number)

@@ -24,7 +24,7 @@ from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.kernels import kernels_of, reference_of
 from wattcast.kernels.table import Segment
 from wattcast.power.static import IdlePower
-from wattcast.timeline import kernel_s
+from wattcast.timeline import Timeline, kernel_s
 from wattcast.timeline.clock import effective_hz
 
 
@@ -48,6 +48,8 @@ class HeldOut:
     ran: tuple[str, ...]  # kernel of a product, from the names; empty: none known
     chosen: tuple[str, ...]  # kernel the choice took without having seen the shape
     oracle_latency_s: Array  # predicted with the kernel that ran; bursts of products alone
+    near: Array  # 1 to 0: how like the nearest row that was not held out, as the learned factor of time sees it
+    near_power: Array  # the same, as that of energy does
 
 
 def hold_out(
@@ -61,17 +63,17 @@ def hold_out(
     """Predictions of every burst and sustained row from a fit that never saw its shape."""
     fold = folds_of(rows, folds, seed)
     wanted = rows.is_kind("burst", "sustained") & rows.fit & (rows.repeat == 0)
-    predicted, oracle_s = np.full((len(rows), 3), np.nan), np.full(len(rows), np.nan)
+    predicted, oracle_s, near = (np.full(shape, np.nan) for shape in ((len(rows), 3), len(rows), (2, len(rows))))
     chosen: list[str] = [""] * len(rows)
     tests = [wanted & (fold == k) for k in range(folds)]
     work = ((rows.where(fold != k), rows.where(test), gpu, idle) for k, test in enumerate(tests))
     for k, (test, found) in enumerate(zip(tests, _each(work, len(rows)), strict=True)):
-        predicted[test], oracle_s[test] = found[0], found[1]
+        predicted[test], oracle_s[test], near[:, test] = found[0], found[1], found[3]
         for i, label in zip(np.flatnonzero(test), found[2], strict=True):
             chosen[i] = label
         if tell:
             tell(f"fold {k + 1} of {folds}")
-    return _held_out(rows, wanted, fold, predicted, oracle_s, chosen, gpu)
+    return _held_out(rows, wanted, fold, predicted, oracle_s, chosen, near, gpu)
 
 
 def _each(work: Iterable[tuple[Rows, Rows, Gpu, IdlePower]], size: int) -> Iterable[_Fold]:
@@ -88,10 +90,12 @@ def _each(work: Iterable[tuple[Rows, Rows, Gpu, IdlePower]], size: int) -> Itera
 def _fold(known: Rows, test: Rows, gpu: Gpu, idle: IdlePower) -> _Fold:
     found = fit_rows(known, gpu, idle)
     labels = [str(label or "") for label in chosen_for(test, found.learned.reference)]
-    return predict_rows(found, test, gpu), oracle_rows(found, test, gpu), labels
+    near = near_rows(bundle_of(found, test, gpu, {}, ""), test, gpu)
+    return predict_rows(found, test, gpu), oracle_rows(found, test, gpu), labels, near
 
 
-_Fold = tuple[Array, Array, list[str]]  # latency, power and clock; latency by the kernels that ran; kernels chosen
+# latency, power and clock; latency by the kernels that ran; kernels chosen; nearness
+_Fold = tuple[Array, Array, list[str], Array]
 _MANY_ROWS = 2000
 
 
@@ -129,9 +133,19 @@ def predict_with(bundle: Bundle, rows: Rows, gpu: Gpu) -> Array:
     return result
 
 
+def near_rows(bundle: Bundle, rows: Rows, gpu: Gpu) -> Array:
+    """How like the nearest row that a bundle learned time and energy from each row is, ``(2, row)``; NaN: nothing."""
+    near = analyse_rows(bundle, rows, gpu).near
+    return np.full((2, len(rows)), np.nan) if near is None else near
+
+
+def analyse_rows(bundle: Bundle, rows: Rows, gpu: Gpu) -> Timeline:
+    """The kernels of rows, one each, without any issue order."""
+    return analyse_kernels(kernels_of(rows.ops, rows.conditions, gpu, bundle.reference, ()), gpu, bundle)
+
+
 def _at_top(rows: Rows, gpu: Gpu, bundle: Bundle, top_hz: float) -> Array:
-    kernels = kernels_of(rows.ops, rows.conditions, gpu, bundle.reference, ())
-    timeline = analyse_kernels(kernels, gpu, bundle)
+    timeline = analyse_rows(bundle, rows, gpu)
     return kernel_s(timeline, effective_hz(timeline, np.asarray(top_hz), bundle.clock_law))
 
 
@@ -151,6 +165,7 @@ def _held_out(
     predicted: Array,
     oracle_s: Array,
     chosen: list[str],
+    near: Array,
     gpu: Gpu,
 ) -> HeldOut:
     some = rows.where(wanted)
@@ -177,6 +192,8 @@ def _held_out(
         ran=tuple(str(label or "") for label in labels_of(some)),
         chosen=tuple(chosen[i] for i in np.flatnonzero(wanted)),
         oracle_latency_s=oracle_s[wanted],
+        near=near[0, wanted],
+        near_power=near[1, wanted],
     )
 
 

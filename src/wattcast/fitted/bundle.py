@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, cached_property
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,14 @@ import msgspec
 import numpy as np
 
 from wattcast import hardware, units
+from wattcast.arrays import Array
 from wattcast.errors import bad_value, unknown_name
 from wattcast.files import from_yaml, read_bytes, write_whole
 from wattcast.fitted.cards import THIS_CARD, CardSpread, published_spread
 from wattcast.fitted.learned import residuals_from, residuals_to_bytes
+from wattcast.fitted.widening import Widening, WideningFile, usual
+from wattcast.fitted.widening import from_plain as widening_from
+from wattcast.fitted.widening import to_plain as widening_to
 from wattcast.kernels import Reference, Style, reference_of
 from wattcast.power import PowerModel, kind_of, kinds
 from wattcast.power.module import ModulePower
@@ -47,11 +51,29 @@ class Residual:
 
 @dataclass(frozen=True)
 class Seen:
-    """What was measured of a family: number formats, kinds of kernels, and the range of each size in log2."""
+    """What was measured of a family: number formats, kinds of kernels, the range of each size in log2, and the forms
+    of operators (:func:`~wattcast.fitted.forms.form_of`) that ran in each kind; None: not known."""
 
     dtypes: tuple[str, ...]
     groups: tuple[str, ...]
     sizes: Mapping[str, tuple[float, float]]
+    forms: Mapping[str, tuple[str, ...]] | None = None
+
+    @cached_property
+    def bounds(self) -> tuple[tuple[str, ...], Array, Array]:
+        """Names of the sizes, and the smallest and largest of each, ``(size, 1)``."""
+        ends = np.array(list(self.sizes.values()), dtype=np.float64).reshape(-1, 2)
+        return tuple(self.sizes), ends[:, :1], ends[:, 1:]
+
+    @cached_property
+    def every_group(self) -> frozenset[str]:
+        """Kinds of kernels measured."""
+        return frozenset(self.groups)
+
+    @cached_property
+    def every_form(self) -> frozenset[str]:
+        """Forms measured, whatever they ran as."""
+        return frozenset(name for names in (self.forms or {}).values() for name in names)
 
 
 @dataclass(frozen=True)
@@ -74,6 +96,7 @@ class Bundle:
     settles: float = 1.0  # share of a power limit at which the governor holds the board
     assumptions: tuple[str, ...] = ()
     cards: CardSpread = field(default_factory=published_spread)  # how far another card of the kind may be
+    widening: Widening = field(default_factory=usual)  # of intervals, away from what was measured
 
     def __post_init__(self) -> None:
         for table, name in ((self.corrections, "corrections"), (self.residuals, "residuals")):
@@ -146,6 +169,7 @@ class _Seen(msgspec.Struct, forbid_unknown_fields=True):
     dtypes: list[str]
     groups: list[str]
     sizes: dict[str, tuple[float, float]]
+    forms: dict[str, str] | None = None  # group -> forms with commas between: a list is slower to read
 
 
 class _Cards(msgspec.Struct, forbid_unknown_fields=True):
@@ -178,6 +202,7 @@ class _BundleFile(msgspec.Struct, forbid_unknown_fields=True):
     learned_on: _Reference | None = None  # the chip learned factors were fitted on, where it is another
     seen: dict[str, _Seen] = {}
     cards: _Cards | None = None  # absent: the published figures
+    widening: WideningFile | None = None  # absent: the usual one
     arrays: bool = False  # whether learned factors lie beside, in arrays.npz
 
 
@@ -213,12 +238,18 @@ def parse(data: bytes, where: str, arrays: bytes | None = None) -> Bundle:
         toggling=file.toggling,
         reference=reference if learned is None else _chosen(reference, learned),
         learned=learned,
-        seen={name: Seen(tuple(s.dtypes), tuple(s.groups), s.sizes) for name, s in file.seen.items()},
+        seen={name: _seen(s) for name, s in file.seen.items()},
         interval_level=file.interval_level,
         settles=_share(file.settles, f"{where}: settles"),
         assumptions=tuple(file.assumptions),
         cards=CardSpread(**msgspec.structs.asdict(file.cards)) if file.cards else published_spread(),
+        widening=widening_from(file.widening) if file.widening else usual(),
     )
+
+
+def _seen(seen: _Seen) -> Seen:
+    forms = None if seen.forms is None else {group: tuple(names.split(", ")) for group, names in seen.forms.items()}
+    return Seen(tuple(seen.dtypes), tuple(seen.groups), seen.sizes, forms)
 
 
 def _correction(c: _Correction, where: str) -> Correction:
@@ -326,11 +357,14 @@ def to_plain(bundle: Bundle) -> dict[str, Any]:
             "dtypes": list(s.dtypes),
             "groups": list(s.groups),
             "sizes": {size: list(ends) for size, ends in s.sizes.items()},
+            **({} if s.forms is None else {"forms": {group: ", ".join(names) for group, names in s.forms.items()}}),
         }
         for name, s in bundle.seen.items()
     }
     if bundle.cards != published_spread():
         plain["cards"] = dict(vars(bundle.cards))
+    if bundle.widening != usual():
+        plain["widening"] = widening_to(bundle.widening)
     plain["arrays"] = bundle.learned is not None
     return plain
 

@@ -94,6 +94,7 @@ def _forecast(gpu: Gpu) -> Bundle:
         interval_level=parent.interval_level,
         assumptions=tuple(note for note in notes if note),
         cards=parent.cards,
+        widening=parent.widening,
     )
 
 

@@ -25,22 +25,23 @@ from wattcast.timeline.residual import Residuals
 class Carried(Residuals):
     """Learned factors of another chip, ``reference``; only the families it has models for are looked at."""
 
-    def factors(self, kernels: Kernels, corrections: Array) -> tuple[Array, Array]:
-        """Factor on time and on energy of each kernel, ``(kernel,)``."""
+    def factors(self, kernels: Kernels, corrections: Array) -> tuple[Array, Array, Array]:
+        """Factor on time and on energy of each kernel, ``(kernel,)``, and nearness."""
         known, learners = {*self.time, *self.energy}, kernels.work.learner
         rows = [i for i, name in enumerate(learners) if name in known and self._has(kernels.pipe_event[i])]
         time, energy = np.ones(len(kernels.ops)), np.ones(len(kernels.ops))
+        near = np.full((2, len(kernels.ops)), np.nan)
         if not rows:
-            return time, energy
+            return time, energy, near
         ops = tuple(kernels.ops[i] for i in rows)
         kept = self._kept.get(Memo(ops, tuple(kernels.conditions[i] for i in rows)))
         if kept is not None:
-            time[rows], energy[rows] = kept
-            return time, energy
+            time[rows], energy[rows], near[:, rows] = kept
+            return time, energy, near
         some = kernels.at(np.array(rows), ops)
         some = replace(some, work=work_of(some.ops, some.conditions, some.pipe_event, self.reference))
-        time[rows], energy[rows] = super().factors(some, corrections[rows])
-        return time, energy
+        time[rows], energy[rows], near[:, rows] = super().factors(some, corrections[rows])
+        return time, energy, near
 
     def off_chip(self, time: Array) -> Array:
         """Seconds of device memory are scaled down by what was learned, never up."""

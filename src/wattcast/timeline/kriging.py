@@ -53,8 +53,10 @@ class Kriging:
         """The mean for each row of columns, ``(row,)``."""
         return self.of(np.stack([np.asarray(columns[name], dtype=np.float64) for name in self.features], axis=-1))
 
-    def of(self, rows: Array) -> Array:
+    def of(self, rows: Array, near_out: Array | None = None) -> Array:
         """The mean for each row ``(row, feature)``, columns in the order of ``features``.
+
+        ``near_out`` takes exp(-r) of the nearest point: 1 where a row is one, towards 0 where none is like it.
 
         |x|² + |p|² - 2x·p, a few rows at a time. In this order: where a row is a point, what is left of the squares
         is rounding, and another order would round otherwise.
@@ -73,6 +75,8 @@ class Kriging:
             np.sqrt(near, out=near)
             np.exp(np.negative(near, out=near), out=near)
             found[i : i + most] = near @ self._weights
+            if near_out is not None:
+                near.max(axis=1, out=near_out[i : i + most])
         return found + self.mean
 
     @cached_property

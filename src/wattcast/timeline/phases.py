@@ -73,8 +73,9 @@ def schedule(
     blended = blended_corrections(work, corrections)
     compute, memory, fixed_s, l2, serial = blended.T
     time_factor = energy_factor = off_chip = np.ones(len(kernels.ops))
+    near = None
     if residuals is not None:
-        time_factor, energy_factor = residuals.factors(kernels, blended)
+        time_factor, energy_factor, near = residuals.factors(kernels, blended)
         off_chip = residuals.off_chip(time_factor)
     off_chip_s = np.divide(off_chip * memory * main_dram_byte(work), gpu.memory.byte_per_s, order="F")
     in_waves = waves(kernels, gpu.sm_count)
@@ -107,6 +108,7 @@ def schedule(
         active=active(kernels, in_waves),
         calls=calls,
         host_s=launch.host_s([op.kind for op in kernels.ops]),
+        near=near,
     )
 
 

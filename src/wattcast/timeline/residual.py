@@ -30,7 +30,7 @@ class Learned:
     low: float
     high: float
 
-    def __call__(self, features: Features, rows: npt.NDArray[np.intp]) -> Array:
+    def __call__(self, features: Features, rows: npt.NDArray[np.intp], near_out: Array | None = None) -> Array:
         table = features.columns(self._wanted, rows)
         both = self.forest is not None and self.kriging is not None
         share = PROCESS_SHARE if both else 1.0
@@ -38,7 +38,7 @@ class Learned:
         if self.forest is not None:
             mean += (1.0 - share if both else 1.0) * self.forest.of(table[:, : len(self.forest.features)])
         if self.kriging is not None:
-            mean += share * self.kriging.of(table.take(self._of_kriging, axis=1))
+            mean += share * self.kriging.of(table.take(self._of_kriging, axis=1), near_out)
         return np.asarray(np.exp(np.minimum(np.maximum(mean, self.low), self.high)))
 
     @cached_property
@@ -121,11 +121,13 @@ class Residuals:
     time: Mapping[str, Learned]
     energy: Mapping[str, Learned]
     # of operators met before: factors depend on shapes alone, so chunks of a sweep need them once
-    _kept: dict[Hashable, tuple[Array, Array]] = field(default_factory=dict, repr=False, compare=False)
+    _kept: dict[Hashable, tuple[Array, Array, Array]] = field(default_factory=dict, repr=False, compare=False)
 
-    def factors(self, kernels: Kernels, corrections: Array) -> tuple[Array, Array]:
-        """Factor on time and on energy of each kernel, ``(kernel,)``; ``corrections`` are its five λ.
+    def factors(self, kernels: Kernels, corrections: Array) -> tuple[Array, Array, Array]:
+        """Factor on time and on energy of each kernel, ``(kernel,)``, and nearness; ``corrections`` are its five λ.
 
+        Nearness, ``(2, kernel)``, is that of the nearest row the factor on time and the one on energy were learned
+        from, 1 to 0; NaN where nothing was.
         The energy's sees, besides the shape, how busy the reference chip would be at its top clock.
         """
         kept = self._kept.get(kernels.memo)
@@ -137,17 +139,18 @@ class Residuals:
         rows_of = {name: np.flatnonzero(codes == i) for name, i in code.items()}
         count = len(kernels.ops)
         features = Features(kernels.work.features, count)
-        time = _factors(self.time, rows_of, features, count)
+        near = np.full((2, count), np.nan)
+        time = _factors(self.time, rows_of, features, count, near[0])
         logs = np.log(corrections)
         fixed_s = time * corrections[:, 2] * kernels.work.launches
         seconds = time * ideal(kernels, self.reference).seconds(logs, self.reference.top_hz)
         features.add(rates(kernels, self.reference, seconds, fixed_s))
-        energy = _factors(self.energy, rows_of, features, count)
+        energy = _factors(self.energy, rows_of, features, count, near[1])
         if count <= _MOST_ROWS:
             if len(self._kept) >= _MOST_KEPT:
                 self._kept.pop(next(iter(self._kept)), None)  # the oldest
-            self._kept[kernels.memo] = time, energy
-        return time, energy
+            self._kept[kernels.memo] = time, energy, near
+        return time, energy, near
 
     def off_chip(self, time: Array) -> Array:
         """The part of the factor on time that seconds of device memory take; here all of it."""
@@ -155,10 +158,16 @@ class Residuals:
 
 
 def _factors(
-    models: Mapping[str, Learned], rows_of: Mapping[str, npt.NDArray[np.intp]], features: Features, count: int
+    models: Mapping[str, Learned],
+    rows_of: Mapping[str, npt.NDArray[np.intp]],
+    features: Features,
+    count: int,
+    near: Array,
 ) -> Array:
     found = np.ones(count)
     for family, rows in rows_of.items():
         if family in models:
-            found[rows] = models[family](features, rows)
+            own = np.full(len(rows), np.nan)
+            found[rows] = models[family](features, rows, own)
+            near[rows] = own
     return found

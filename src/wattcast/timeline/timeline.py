@@ -105,6 +105,8 @@ class Timeline:
     active: Array  # (*sweep, kernel) SMs with work, averaged over the kernel
     calls: Array  # (kernel,) how often each runs
     host_s: Array  # (*sweep, kernel) what issuing it costs the host
+    # (2, kernel) how like the nearest row that time and energy were learned from, 1 to 0; NaN where nothing was
+    near: Array | None = None
 
     def at(self, rows: npt.NDArray[np.int64], ops: tuple[Operator, ...], segments: tuple[Segment, ...]) -> Timeline:
         """Some kernels, issued in an order of their own, as a timeline of their own."""

@@ -1,9 +1,7 @@
 """Cards of one kind: how far they are apart, and whether intervals for another card cover one.
 
-With rows of two cards or more, each card in turn is the one that was measured: the model is fitted on its rows alone,
-in folds by shape, intervals come from its own held-out rows and are moved out by the published spread between cards
-(not by that of the cards at hand, which would be judged by itself), and rows of the other cards, of shapes that the
-fit has not seen, are counted inside. With one card there is nothing to count, and a row says so.
+Every card is left out in turn (small ones together, each counted by itself); :mod:`wattcast.validate.cards_left_out`
+says what is counted. With one card there is nothing to count, and a row says so.
 """
 
 from __future__ import annotations
@@ -11,31 +9,30 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from wattcast import hardware
-from wattcast.arrays import Array
 from wattcast.fit import kernels_data
-from wattcast.fit.cards import KINDS, PLAN, Components, Shifted, origins, seen_of, spread_of
-from wattcast.fit.kernels import fit_rows, idle_curve, random, settled
+from wattcast.fit.cards import KINDS, PLAN, Components, Origin, Shifted, inside_spread, origins, seen_of, spread_of
+from wattcast.fit.kernels import idle_curve
 from wattcast.fit.kernels_data import Mask, Rows
-from wattcast.fit.kernels_interval import LEVEL, conformal, power_ends
-from wattcast.fit.kernels_run import _one_thread
-from wattcast.fit.kernels_split import FOLDS, HeldOut, folds_of, predict_rows
-from wattcast.fitted.cards import NORMAL_P90, CardSpread, published_spread
-from wattcast.uncertainty import moved_out
+from wattcast.fit.kernels_interval import LEVEL
+from wattcast.fit.kernels_split import HeldOut
+from wattcast.fitted.cards import CardSpread
+from wattcast.validate.cards_left_out import CLASSES, Counted, counted, judge, learned_apart
 from wattcast.validate.learning import Tell
 from wattcast.validate.rows import Row, absent, row
 
-LEAST_ROWS = 1000  # of a card, to be fitted by itself
+SMALL = 1000  # rows of a card: below, it is left out together with others like it
+LEAST_SAID = 20  # rows; of fewer a share says nothing
 
 
 def card_rows(gpu: str, held: HeldOut) -> list[Row]:
-    """Spread between cards: what the database shows, or what is taken in its place."""
+    """Spread between cards: what the database shows, what is taken, and whether it holds for a card left out."""
     rows, origin = kernels_data.load(gpu), origins(gpu)
     where = f"{gpu} cards of the kind"
     found = {quantity: seen_of(rows, origin, quantity, held) for quantity in KINDS}
-    return [_spread(where, quantity, found[quantity], spread_of(found)) for quantity in KINDS]
+    spreads = [_spread(where, quantity, found[quantity], spread_of(found)) for quantity in KINDS]
+    return spreads + [one for quantity in KINDS for one in _common(where, quantity, rows, origin)]
 
 
 def _spread(where: str, quantity: str, found: Components | list[Shifted], spread: CardSpread) -> Row:
@@ -56,75 +53,83 @@ def _spread(where: str, quantity: str, found: Components | list[Shifted], spread
     return row(where, f"{quantity}, deviation of another card", found.rows, None, **more)
 
 
+def _common(where: str, quantity: str, rows: Rows, origin: Origin) -> list[Row]:
+    """Kernels in common, each card left out: share of them within the spread that the other cards show."""
+    found = inside_spread(rows, origin, quantity)
+    if not found:
+        return []
+    inside = np.concatenate(list(found.values()))
+    more: dict[str, Any] = {"wanted": [85.0, 95.0], "coverage": round(100 * float(inside.mean()), 1)}
+    more |= {f"card_{name_of(card)}": round(100 * float(one.mean()), 1) for card, one in found.items()}
+    name = f"{quantity}, kernels in common, inside the spread that the other cards show"
+    return [row(where, name, int(inside.size), None, **more)]
+
+
+def name_of(card: str) -> str:
+    """A card in short: the first digits of its identity."""
+    return card.removeprefix("GPU-").partition("-")[0] or "unnamed"
+
+
 def coverage_rows(gpu: str, tell: Tell) -> list[Row]:
-    """Share of other cards' rows inside intervals of a card; minutes, where there are several cards."""
+    """Share of the rows of cards left out that lie inside intervals made without them; minutes."""
     rows, origin = kernels_data.load(gpu), origins(gpu)
     where = f"{gpu} cards of the kind"
-    sustained = {card for card, kind in zip(origin.card, rows.kind, strict=True) if kind == "sustained"}
-    cards = [card for card in dict.fromkeys(origin.card) if origin.card.count(card) >= LEAST_ROWS]
-    cards = [card for card in cards if card in sustained]  # others have no power to fit
-    if len(set(origin.card)) < 2 or not cards:
+    if len(set(origin.card)) < 2:
         reason = "rows of one card alone: nothing to count intervals for another card against"
         return [absent(where, f"{quantity}, rows of another card inside intervals", reason) for quantity in KINDS]
+    chip = hardware.load(gpu)
+    idle = idle_curve(kernels_data.idle(gpu), chip)
+    tables: list[Counted] = []
+    for cards in left_out_together(origin.card):
+        tell(f"cards: fitting without {', '.join(map(name_of, cards))}")
+        gone = np.isin(origin.card, cards)
+        new, again = judge(rows, gone, chip, idle)
+        apart = learned_apart(rows, gone, new, chip, idle, tell)
+        tables += [counted(rows, origin, gone, quantity, new, again, apart) for quantity in KINDS]
+    return _said(where, rows, origin, tables)
+
+
+def left_out_together(cards: tuple[str, ...]) -> list[tuple[str, ...]]:
+    """Cards with many rows each by itself, the others together: without few rows a fit is what it was."""
+    names = list(dict.fromkeys(cards))
+    small = tuple(name for name in names if cards.count(name) < SMALL)
+    large = [(name,) for name in names if name not in small]
+    return large + ([small] if small else [])
+
+
+def _said(where: str, rows: Rows, origin: Origin, tables: list[Counted]) -> list[Row]:
+    """Each class of all cards together, of each card, and of new operators by why they were measured."""
+    card, chosen = np.array(origin.card), np.array(origin.chosen)
     out: list[Row] = []
-    for card in cards:
-        tell(f"cards: fitting {card} alone")
-        mine = np.array([c == card for c in origin.card])
-        ratio, fold = _predicted(gpu, rows, mine)
-        for quantity in KINDS:
-            others = {
-                why: ~mine & np.array([c == why for c in origin.chosen]) for why in dict.fromkeys(origin.chosen)
-            }
-            found = [_inside(where, quantity, w, rows, (mine, o), ratio[quantity], fold) for w, o in others.items()]
-            out += [one for one in found if one["n"]]
+    for quantity in KINDS:
+        mine = [table for table in tables if table.quantity == quantity]
+        for name in CLASSES:
+            whole = np.ones(len(rows), dtype=bool)
+            parts = {"all cards": whole}
+            parts |= {f"card {name_of(c)}": card == c for c in dict.fromkeys(origin.card)}
+            if name == CLASSES[1]:
+                reasons = dict.fromkeys(origin.chosen)
+                parts |= {_chosen(why): chosen == why for why in reasons}
+            found = [_counted_row(where, f"{quantity}, {name}, {part}", name, mine, at) for part, at in parts.items()]
+            out += [one for one in found if one["n"] >= LEAST_SAID]
     return out
 
 
-def _predicted(gpu: str, rows: Rows, mine: Mask) -> tuple[dict[str, Array], npt.NDArray[np.int64]]:
-    """Measured over predicted of every row, from a fit of one card's rows in the other folds."""
-    chip = hardware.load(gpu)
-    idle, fold = idle_curve(kernels_data.idle(gpu), chip), folds_of(rows)
-    tested = rows.is_kind("burst", "sustained") & rows.fit & random(rows)
-    predicted = np.full((len(rows), 3), np.nan)
-    with _one_thread():
-        for k in range(FOLDS):
-            test = tested & (fold == k)
-            found = fit_rows(rows.where(mine & (fold != k)), chip, idle)
-            predicted[test] = predict_rows(found, rows.where(test), chip)
-    power_w, _, latency_s = settled(rows)
-    return {"latency": latency_s / predicted[:, 0], "power": power_w / predicted[:, 1]}, fold
+def _chosen(why: str) -> str:
+    return "at random" if why == PLAN else f"chosen as {why}"
 
 
-def _inside(
-    where: str,
-    quantity: str,
-    chosen: str,
-    rows: Rows,
-    cards: tuple[Mask, Mask],
-    ratio: Array,
-    fold: npt.NDArray[np.int64],
-) -> Row:
-    """Share of another card's rows inside the measured card's intervals, as they are and moved out."""
-    known, (mine, others) = published_spread(), cards
-    at = rows.is_kind(KINDS[quantity]) & np.isfinite(ratio)
-    families, inside, wider = np.array(rows.family), [], []
-    for name in dict.fromkeys(rows.family):
-        other = at & others & (families == name)
-        for k in np.unique(fold[other]):
-            own = at & mine & (fold != k)
-            if quantity == "power":
-                ends = np.array(power_ends(ratio[own], families[own], name, LEVEL))
-            else:
-                ends = np.array(conformal(ratio[own & (families == name)], LEVEL))
-            far = moved_out(ends, NORMAL_P90 * getattr(known, quantity))
-            some = ratio[other & (fold == k)]
-            inside += ((some >= ends[0]) & (some <= ends[1])).tolist()
-            wider += ((some >= far[0]) & (some <= far[1])).tolist()
+def _counted_row(where: str, quantity: str, of_class: str, tables: list[Counted], part: Mask) -> Row:
+    at = [table.of_class == of_class for table in tables]
+    inside, own, width = (
+        np.concatenate([getattr(table, name)[here & part] for table, here in zip(tables, at, strict=True)])
+        for name in ("inside", "as_for_this_card", "width")
+    )
     more: dict[str, Any] = {"wanted": [85.0, 95.0]}
-    if inside:
+    if inside.size:
         more |= {
-            "coverage": round(100 * float(np.mean(wider)), 1),
-            "as_for_this_card": round(100 * float(np.mean(inside)), 1),
+            "coverage": round(100 * float(inside.mean()), 1),
+            "as_for_this_card": round(100 * float(own.mean()), 1),
+            "median_width": round(100 * float(np.median(width)), 1),
         }
-    what = "at random" if chosen == PLAN else f"chosen as {chosen}"
-    return row(where, f"{quantity}, rows of another card, {what}, inside {LEVEL:.0%}", len(inside), None, **more)
+    return row(where, f"{quantity}, inside {LEVEL:.0%}", int(inside.size), None, **more)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,8 +9,10 @@ import numpy.typing as npt
 
 from wattcast import hardware
 from wattcast.arrays import Array
-from wattcast.fit.kernels_interval import LEVEL, conformal, power_ends
+from wattcast.fit.kernels_interval import LEVEL, conformal, power_ends, scaled
 from wattcast.fit.kernels_split import HeldOut
+from wattcast.fit.nearness import fit_near
+from wattcast.fitted.widening import scale_of
 from wattcast.validate.rows import Mask, Row, percent, row
 
 
@@ -51,45 +52,64 @@ def coverage(held: HeldOut, gpu: str) -> list[Row]:
     random = np.array(held.data) == "random"
     burst = np.array([kind == "burst" for kind in held.kind])
     rows = []
+    found = {}
+    for quantity, ratio, kept in (
+        ("latency", held.latency_s / held.predicted_latency_s, burst),
+        ("power", held.power_w / held.predicted_power_w, ~burst),
+    ):
+        known = random & kept & np.isfinite(ratio)
+        found[quantity] = known, *_covered(quantity, ratio, held, family, known)
     for name in dict.fromkeys(held.family):
-        for quantity, ratio, kept, ends in (
-            ("latency", held.latency_s / held.predicted_latency_s, burst, _own_ends),
-            ("power", held.power_w / held.predicted_power_w, ~burst, power_ends),
-        ):
-            known = random & kept & np.isfinite(ratio)
+        for quantity, (known, inside, width) in found.items():
             at = known & (family == name)
-            share, width = _covered(ratio, held.fold, family, name, known, ends)
-            more: dict[str, Any] = {
-                "coverage": round(100 * share, 1),
-                "width": round(100 * width, 1),
-                "wanted": [85.0, 95.0],
-            }
-            rows.append(row(where, f"{quantity}, {name}", int(at.sum()), None, **more))
+            rows.append(row(where, f"{quantity}, {name}", int(at.sum()), None, **_share(inside[at], width[at])))
+    for quantity, near in (("latency", held.near), ("power", held.near_power)):
+        known, inside, width = found[quantity]
+        for label, part in _by_distance(near, known).items():
+            share = _share(inside[part], width[part])
+            rows.append(row(where, f"{quantity}, {label}", int(part.sum()), None, **share))
     return rows
 
 
-def _own_ends(ratio: Array, family: npt.NDArray[np.str_], name: str) -> tuple[float, float]:
-    return conformal(ratio[family == name])
+def _share(inside: Mask, width: Array) -> dict[str, Any]:
+    return {
+        "coverage": round(100 * float(inside.mean()), 1),
+        "width": round(100 * float(width.mean()), 1),
+        "median_width": round(100 * float(np.median(width)), 1),
+        "wanted": [85.0, 95.0],
+    }
+
+
+def _by_distance(near: Array, known: Mask) -> dict[str, Mask]:
+    """Quarters of the rows by how like the nearest other row they are; none where that was not kept."""
+    if not np.isfinite(near[known]).any():
+        return {}
+    edges = np.quantile(near[known & np.isfinite(near)], [0.25, 0.5, 0.75])
+    quarter = np.where(np.isfinite(near), np.searchsorted(edges, near), -1)
+    labels = ("farthest quarter from other rows", "second quarter", "third quarter", "nearest quarter")
+    return {label: known & (quarter == i) for i, label in enumerate(labels)}
 
 
 def _covered(
-    ratio: Array,
-    fold: npt.NDArray[np.int64],
-    family: npt.NDArray[np.str_],
-    name: str,
-    known: Mask,
-    ends: Callable[[Array, npt.NDArray[np.str_], str], tuple[float, float]],
-) -> tuple[float, float]:
-    """Share of the known rows of a family inside ends from the other folds' rows, and the mean width."""
-    at = known & (family == name)
-    inside, widths = np.zeros(len(ratio), dtype=bool), []
-    for k in np.unique(fold[at]):
-        others = known & (fold != k)
-        low, high = ends(ratio[others], family[others], name)
-        here = at & (fold == k)
-        inside[here] = (ratio[here] >= low) & (ratio[here] <= high)
-        widths.append(high - low)
-    return float(inside[at].mean()), float(np.mean(widths))
+    quantity: str, ratio: Array, held: HeldOut, family: npt.NDArray[np.str_], known: Mask
+) -> tuple[Mask, Array]:
+    """Which rows lie inside ends from the other folds' rows, and the width of each."""
+    near = held.near if quantity == "latency" else held.near_power
+    inside, width = np.zeros(len(ratio), dtype=bool), np.full(len(ratio), np.nan)
+    for k in np.unique(held.fold[known]):
+        others = known & (held.fold != k)
+        line = fit_near(np.log(ratio[others]), family[others], near[others])
+        typical = scaled(ratio[others], near[others], line)
+        for name in np.unique(family[known & (held.fold == k)]):
+            here = known & (held.fold == k) & (family == name)
+            if quantity == "latency":
+                low, high = conformal(typical[family[others] == name])
+            else:
+                low, high = power_ends(typical, family[others], str(name))
+            scale = scale_of(near[here], line)
+            inside[here] = (ratio[here] >= low**scale) & (ratio[here] <= high**scale)
+            width[here] = high**scale - low**scale
+    return inside, width
 
 
 def _latency(

@@ -36,6 +36,7 @@ from wattcast.validate.pretended import CARDS, few_rows
 from wattcast.validate.rows import Row, absent
 from wattcast.validate.store import kept, seen
 from wattcast.validate.suggesting import suggest_rows
+from wattcast.validate.unseen import unseen_rows
 from wattcast.validate.walltime import wall_rows
 from wattcast.validate.zeus import zeus_rows
 
@@ -69,6 +70,7 @@ def ledger(
         rows += learning_rows(gpu, env, say, learning, again) + card_rows(gpu, held)
         studies = {
             f"cards-{gpu}": partial(coverage_rows, gpu, say),
+            f"never-measured-{gpu}": partial(unseen_rows, gpu, held, say),
             f"suggest-{gpu}": partial(suggest_rows, gpu, say),
         }
         studies |= {f"few-rows-{i}-{gpu}": partial(few_rows, gpu, card, say) for i, card in enumerate(CARDS)}
@@ -103,7 +105,7 @@ def _long(
         if long and (again or not seen(section, env)):
             say(f"{section}: working")
         return kept(section, make, env, again and long)
-    if section.startswith(("suggest-", "few-rows-", "cards-")):
+    if section.startswith(("suggest-", "few-rows-", "cards-", "never-measured-")):
         name, _, gpu = section.rpartition("-")
         where = f"{gpu} {name.replace('-', ' ').rstrip(' 0123456789')}"
         return [absent(where, "all", "takes minutes: run `wattcast validate --learning`")]

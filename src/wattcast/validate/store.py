@@ -22,12 +22,14 @@ _INGREDIENTS = ("kernels", "timeline", "activity", "power", "fit", "fitted", "ha
 _MAKERS = (
     "ablations.py",
     "cards.py",
+    "cards_left_out.py",
     "floors.py",
     "learning.py",
     "power_baselines.py",
     "pretended.py",
     "published.py",
     "suggesting.py",
+    "unseen.py",
     "walltime.py",
     "walltime.csv",
     "volta.yaml",
@@ -65,7 +67,8 @@ def digest() -> str:
     """A name for the state of everything a result depends on."""
     found = hashlib.sha256()
     inside = [path for part in _INGREDIENTS for path in sorted((_PACKAGE / part).rglob("*"))]
-    for path in [*inside, *(Path(__file__).parent / name for name in _MAKERS)]:
+    makers = [_PACKAGE / "uncertainty.py", *(Path(__file__).parent / name for name in _MAKERS)]
+    for path in [*inside, *makers]:
         if path.is_file() and path.suffix in (".py", ".yaml", ".csv", ".npz", ".parquet"):
             found.update(path.relative_to(_PACKAGE).as_posix().encode())
             found.update(path.read_bytes())
