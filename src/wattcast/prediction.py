@@ -20,7 +20,7 @@ from wattcast.flow import Detail, Totals, analyse, analyse_many, at_clock, in_de
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.provenance import Provenance, Status
 from wattcast.timeline import Timeline
-from wattcast.uncertainty import Interval, Support, interval, outside, support
+from wattcast.uncertainty import Interval, Reasons, Support, interval, outside, support
 from wattcast.workload.graph import Graph, Operator
 
 _Any = TypeVar("_Any", bound=np.generic)
@@ -95,7 +95,7 @@ class _Behind:
         return in_detail(self.timeline, self.at, self.bundle)
 
     @cached_property
-    def reasons(self) -> list[str]:
+    def reasons(self) -> Reasons:
         """Of each kernel, why it is outside what was measured."""
         return outside(self.timeline, self.bundle)
 

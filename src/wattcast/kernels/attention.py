@@ -68,7 +68,10 @@ def attentions(
         + np.where(odd, 3.0 * read, 0.0),
         "l2_byte": loads + write,
         # how often a byte crosses shared memory; FlashAttention's Ampere kernels load operands each warp for itself
-        "shared_byte": np.where(decode, read, loads) * np.where(decode, 2.6, 3.6) * np.where(flash > 0, 1.9, 1.0),
+        "shared_byte": np.where(decode, read, loads)
+        * np.where(decode, 2.6, 3.6)
+        * np.where(flash > 0, 1.9, 1.0)
+        * np.where(backward > 0, 2.5, 1.0),  # five products of a block in place of two
         "dram_read_byte": read * share,
         "dram_write_byte": write * share,
         "slots": slots,

@@ -131,6 +131,7 @@ class Timeline:
             active=self.active.take(rows, axis=-1),
             calls=calls,
             host_s=self.host_s.take(rows, axis=-1),
+            near=None if self.near is None else self.near.take(rows, axis=-1),
         )
 
     @cached_property
