@@ -27,13 +27,18 @@ def kernels(
         "--inherit/--alone",
         help="Move the card's forecast by the rows, or fit from nothing; default: inherit below 1000 burst rows.",
     ),
+    leave_out: bool = typer.Option(
+        False,
+        "--leave-out",
+        help="Learn anew how far intervals reach for what was never measured: fifteen more fits, minutes.",
+    ),
     as_json: bool = typer.Option(False, "--json", help="Print the held-out ledger as JSON."),
 ) -> None:
     """Latency, power and clock of kernels: corrections, energies, V(f), clock law, intervals."""
     from wattcast.fit.kernels_run import fit_database, write
     from wattcast.validate import kernel_rows, show
 
-    bundle, held = fit_database(database, gpu, tell=lambda text: typer.echo(text, err=True), inherits=inherit)
+    bundle, held = fit_database(database, gpu, lambda text: typer.echo(text, err=True), inherit, leave_out)
     write(bundle, held, Path(out))
     rows = kernel_rows(held, gpu)
     typer.echo(json.dumps({"rows": rows}, indent=1) if as_json else show(rows))

@@ -24,6 +24,7 @@ from wattcast.fit.unseen import learn
 from wattcast.fitted import bundle as bundles
 from wattcast.fitted import bundle_for
 from wattcast.fitted.bundle import Bundle
+from wattcast.fitted.widening import Line, Widening, usual
 from wattcast.kernels import reference_of
 from wattcast.records import read_table, write_table
 
@@ -31,12 +32,17 @@ HELD_OUT_FILE = "out_of_fold.parquet"
 
 
 def fit_database(
-    database: str | Path, gpu: str, tell: Callable[[str], None] | None = None, inherits: bool | None = None
+    database: str | Path,
+    gpu: str,
+    tell: Callable[[str], None] | None = None,
+    inherits: bool | None = None,
+    leaves_out: bool = False,
 ) -> tuple[Bundle, HeldOut]:
     """A bundle of ``gpu`` from a database, with the held-out predictions its intervals come from.
 
     ``inherits``: whether the rows move the card's forecast (or shipped bundle) instead of being fitted from nothing;
-    None: when they are few (:mod:`wattcast.fit.few_rows`).
+    None: when they are few (:mod:`wattcast.fit.few_rows`). ``leaves_out``: learn anew, by fifteen more fits, how far
+    intervals must reach for what was never measured (:mod:`wattcast.fit.unseen`), instead of taking what ships.
     """
     chip = hardware.load(gpu)
     rows, idle_rows = kernels_data.load(database), kernels_data.idle(database)
@@ -54,13 +60,19 @@ def fit_database(
         found = fit_rows(rows, chip, idle)
         near = near_of(held)
         residuals = quantiles(held, near=near)
-        widening = learn(rows, chip, idle, residuals, near, tell)
+        widening = learn(rows, chip, idle, residuals, near, tell) if leaves_out else _shipped(gpu, near)
     among = among_of(database, reference_of(chip).l2_byte)
     burst = sum(kind == "burst" for kind in held.kind)
     rest = len(held.kind) - burst
     note = f"{len(rows)} rows; residuals from {burst} burst and {rest} sustained rows held out in 5 folds"
     bundle = bundle_of(found, rows, chip, residuals, note)
     return replace(bundle, cards=spread(database, held), widening=replace(widening, among=among)), held
+
+
+def _shipped(gpu: str, near: tuple[Line, Line]) -> Widening:
+    """What never measured things add by the GPU's shipped bundle, or usually; distance by the rows at hand."""
+    known = bundles.fitted(gpu)
+    return replace(usual() if known is None else known.widening, near=near[0], near_power=near[1])
 
 
 def _one_thread() -> Any:

@@ -19,7 +19,7 @@ _THREADS = 2048.0  # of an SM
 # How often a byte crosses the banks of shared memory and L1, from profiler counters on an H200: once filled and once
 # read where a kernel streams; more where a row is walked several times.
 _SOFTMAX_CROSSINGS, _VECTOR_CROSSINGS = 2.7, 3.7
-# A norm that loads single elements: bytes of a row, where 512 threads add up moments, of an element and of a byte of it
+# A norm that loads single elements: bytes of a row, where 512 threads add up moments, of an element, of a byte of it
 # (eight counted norms of 31 to 38,717 elements).
 _SCALAR_ROW, _SCALAR_ELEMENT, _SCALAR_BYTE = 46.5e3, 5.0, 6.25
 _SCALAR_PASSES = 3.0  # of a norm that loads single elements, through L2
