@@ -20,7 +20,7 @@ from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.timeline import Timeline
 
 STEPS = 8  # of the bracketing secant below; leaves less than 1 ppm of the limit
-_MET_W = 2e-11  # as close to the limit as more steps would come
+_MET = 5e-14  # of the power between the ends: as close to the limit as more steps would come
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def _secant_of_one(
     function: Callable[[Array], Array], low: float, high: float, at_low: float, at_high: float
 ) -> Array:
     """The same of a single number, which arrays would only slow down."""
-    side, point = 0.0, high
+    side, point, met = 0.0, high, _MET * (at_high - at_low)
     for _ in range(STEPS):
         rise = at_high - at_low
         share = -at_low / rise if rise > 0 else 0.5
@@ -96,7 +96,7 @@ def _secant_of_one(
         else:
             at_low, at_high = value, (0.5 * at_high if side < 0 else at_high)
             low, side = point, -1.0
-        if abs(value) < _MET_W:
+        if abs(value) < met:
             break
     return np.array(point)
 
