@@ -102,8 +102,9 @@ def _generate(model: Model, options: Options) -> tuple[list[Block], list[Program
         here = min(size, steps - done)
         step = _step(model, options, done + here // 2)
         blocks += [replace(b, repeat=b.repeat * here, label=f"decode.{b.label}") for b in step.blocks()]
+        step.release()
         done += here
-    return blocks, [*passes, *programs(model, options)[1:]]
+    return blocks, [*passes, _step(model, options, steps - 1)] if steps else passes
 
 
 def _step(model: Model, options: Options, number: int) -> Program:
