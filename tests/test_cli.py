@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -237,7 +238,11 @@ def test_a_closed_pipe_is_no_failure() -> None:
 
 
 def test_ctrl_c_ends_quietly(tmp_path: Path) -> None:
-    """A named pipe nobody writes to holds the command at its first read; SIGINT must end it at once."""
+    """A named pipe nobody writes to holds the command at its first read; SIGINT must end it at once.
+
+    A writer can open the pipe once a reader waits at it. Where tests run in the background SIGINT is ignored, and a child
+    would inherit that.
+    """
     pipe = tmp_path / "w.json"
     os.mkfifo(pipe)
     running = subprocess.Popen(
@@ -245,10 +250,21 @@ def test_ctrl_c_ends_quietly(tmp_path: Path) -> None:
         stderr=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
-    time.sleep(1.5)
+    writer = None
+    for _ in range(1200):
+        with contextlib.suppress(OSError):  # nobody reads yet
+            writer = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+            break
+        time.sleep(0.05)
+    assert writer is not None
     running.send_signal(signal.SIGINT)
-    out, err = running.communicate(timeout=10)
+    try:
+        out, err = running.communicate(timeout=60)
+    finally:
+        os.close(writer)
+        running.kill()
     assert running.returncode == ExitCode.INTERRUPTED
     assert "Traceback" not in err
     assert out == ""
