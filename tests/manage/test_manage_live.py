@@ -375,16 +375,19 @@ def controlled(card: FakeCard, folder: Path, *command: str, **more: object) -> s
 
 
 def test_a_program_runs_to_its_end_and_its_code_is_ours(tmp_path: Path) -> None:
-    card = TimedCard()
-    told = tmp_path / "progress"
+    """On a busy machine a program may be over before a period has told anything; that is said, and tried again."""
     script = (
         "import os, time\n"
         "with open(os.environ['WATTCAST_PROGRESS'], 'ab', buffering=0) as f:\n"
         "    for _ in range(60):\n        f.write(b'.' * 5)\n        time.sleep(0.01)\n"
         "raise SystemExit(7)"
     )
-    said: list[str] = []
-    ended = controlled(card, tmp_path / "state", sys.executable, "-c", script, progress=told, say=said.append)
+    for attempt in range(5):
+        card, folder, said = TimedCard(), tmp_path / str(attempt), list[str]()
+        command = (sys.executable, "-c", script)
+        ended = controlled(card, folder, *command, progress=tmp_path / f"progress{attempt}", say=said.append)
+        if "Nothing was learned" not in said[-1]:
+            break
     assert ended.code == 7
     assert said[-1].startswith(f"clocks reset after {ended.changes} change")
     assert "against the driver's own" in said[-1] or "were best" in said[-1]
