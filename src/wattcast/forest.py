@@ -21,6 +21,7 @@ from wattcast.errors import bad_value
 Index = npt.NDArray[np.int32]
 _MOST_LEAVES = 16  # of a tree, a bit of a word each
 _BLOCK = 128  # rows whose answers stay in a cache of a megabyte
+_LOOK = 5  # levels after which it is worth a look whether all rows have reached a leaf
 
 
 @dataclass(frozen=True)
@@ -111,9 +112,6 @@ def depth_of(left: Index, right: Index) -> int:
         following[rows[inner], right[rows[inner], columns[inner]]] = True
         level, depth = following, depth + 1
     raise bad_value("forest", "trees", "a cycle")
-
-
-_LOOK = 5  # levels after which it is worth a look whether all rows have reached a leaf
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from wattcast.uncertainty import Interval, Reasons, Support, interval, outside, 
 from wattcast.workload.graph import Graph, Operator
 
 _Any = TypeVar("_Any", bound=np.generic)
+TOGETHER = 128  # workloads whose kernels are one table, of some fifty kernels each
 
 
 @dataclass(frozen=True)
@@ -167,9 +168,6 @@ def predict_many(graphs: Sequence[Graph], gpu: Gpu, at: OperatingPoint, bundle: 
             for timeline, graph in zip(timelines, some, strict=True)
         ]
     return found
-
-
-TOGETHER = 128  # workloads, of some fifty kernels each
 
 
 def predict_timeline(timeline: Timeline, graph: Graph, gpu: Gpu, at: OperatingPoint, bundle: Bundle) -> Prediction:

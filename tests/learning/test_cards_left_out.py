@@ -14,7 +14,7 @@ from wattcast.fit.kernels_data import Rows
 from wattcast.fitted.cards import published_spread
 from wattcast.fitted.widening import usual
 from wattcast.validate.cards import SMALL, _said, left_out_together, name_of
-from wattcast.validate.cards_left_out import CLASSES, Judged, counted
+from wattcast.validate.cards_left_out import CLASSES, Counted, Judged, counted
 
 
 @pytest.fixture(scope="module")
@@ -45,13 +45,9 @@ def judged(rows: Rows, gone: np.ndarray, spread: float, shift: float, seed: int,
     return Judged(ratio, rng.uniform(0.5, 1.0, (len(rows), 2)), np.where(gone, why, "").astype("<U8"))
 
 
-def shares(found: object) -> dict[str, float]:
-    table = found
-    return {
-        name: float(table.inside[table.of_class == name].mean())  # type: ignore[attr-defined]
-        for name in CLASSES
-        if (table.of_class == name).any()  # type: ignore[attr-defined]
-    }
+def shares(found: Counted) -> dict[str, float]:
+    at = {name: found.of_class == name for name in CLASSES}
+    return {name: float(found.inside[own].mean()) for name, own in at.items() if own.any()}
 
 
 @pytest.mark.parametrize("quantity", list(KINDS))

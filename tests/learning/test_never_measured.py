@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wattcast.dtypes import Dtype
-from wattcast.errors import WattcastError
-from wattcast.fit import kernels_data, unseen
+from wattcast.errors import BadInput, WattcastError
+from wattcast.fit import kernels_data, kernels_run, unseen
 from wattcast.fit.chains import among_of
 from wattcast.fit.kernels import idle_curve
 from wattcast.fit.kernels_data import Rows
@@ -333,3 +333,20 @@ def test_a_widening_out_of_reason_is_refused() -> None:
         Widening(UNSCALED, UNSCALED, {Why.KIND: Apart(0.1, 0.1, 1, 1)}, "")
     with pytest.raises(WattcastError, match="reasons among"):
         from_plain(WideningFile(UNSCALED, {"colour": {"latency": 0.1, "power": 0.1}}, ""))
+
+
+def test_a_fit_takes_what_ships_unless_it_learns_anew() -> None:
+    """Half-widths of what was never measured, and what chains cost; distance is always of the rows at hand."""
+    near = ((0.5, 1.0, 0.9), (0.6, 0.8, 0.95))
+    shipped = fitted("h200")
+    assert shipped is not None
+    found = kernels_run._shipped("h200", near)
+    assert (found.near, found.near_power) == near
+    assert (found.apart, found.among) == (shipped.widening.apart, shipped.widening.among)
+    assert found.among is not None
+    assert kernels_run._shipped("a100-pcie-40gb", near).apart == usual().apart
+
+
+def test_leaving_out_of_a_fit_that_inherits_is_refused() -> None:
+    with pytest.raises(BadInput, match="--alone"):
+        kernels_run.fit_database("h200", "h200", inherits=True, leaves_out=True)

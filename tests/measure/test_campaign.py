@@ -184,6 +184,26 @@ def test_duty_takes_capped_kernels_only(bench: Bench, standin: StandIn, tmp_path
     assert not (tmp_path / "duty.jsonl").exists()
 
 
+def test_all_kernels_of_a_list_are_duty_cycled(bench: Bench, standin: StandIn, tmp_path: Path, monkeypatch) -> None:
+    """Whoever lists kernels knows that they meet the cap: no fixed number, and no guess at which ones may."""
+    monkeypatch.setattr(module, "CAPPED_WANTED", 1)
+    monkeypatch.setattr(module, "likely_capped", lambda spec: False)
+    monkeypatch.setattr(module, "DUTIES", (0.5,))
+    monkeypatch.setattr(module, "last_row", lambda journal, row_id: {"throttle": ["sw_power_cap"]})
+    standin.follow("at -10 300 1980")
+    campaign = Campaign(bench, tmp_path, time.monotonic() + 120, listed=list(SPECS[:2]))
+    module.duty_step(campaign)
+    assert {row.detail["spec"] for row in read(tmp_path / "duty.jsonl")} == {spec.id for spec in SPECS[:2]}
+
+
+def test_patterns_of_a_list_include_random_values(bench: Bench, tmp_path: Path, monkeypatch) -> None:
+    """No other step of the campaign measures them, as the sustained one does for the plan."""
+    monkeypatch.setattr(module, "worth_patterns", lambda spec: True)
+    campaign = Campaign(bench, tmp_path, time.monotonic() + 120, listed=[SPECS[0]])
+    module.pattern_step(campaign)
+    assert {row.data for row in read(tmp_path / "sustained.jsonl")} == {"zeros", "relu", "ones", "random"}
+
+
 def test_patterns_are_measured_under_their_own_ids(bench: Bench, tmp_path: Path) -> None:
     campaign = Campaign(bench, tmp_path, time.monotonic() + 60, few=1)
     module.pattern_step(campaign)

@@ -30,6 +30,7 @@ from wattcast.records import CHAINS_FILE, ROWS_FILE, Plain, database_folder, rea
 
 _REDUCING = ("layernorm", "rmsnorm", "softmax", "sum", "mean", "max")  # loads that wait for one another
 _SIGN = np.array([1.0, 1.0, 1.0, 1.0, -1.0])
+LEAST_CHAINS = 20  # to say how far workloads of several kernels may be from their sum
 
 
 @dataclass(frozen=True)
@@ -125,9 +126,6 @@ def among_of(database: str | Path, l2_byte: float) -> Among | None:
         (float(f"{kernel_s[0]:.3g}"), float(f"{kernel_s[1]:.3g}")),
         len(chains.name),
     )
-
-
-LEAST_CHAINS = 20
 
 
 def held_out_error(chains: Chains) -> Array:

@@ -48,6 +48,11 @@ def fit_database(
     rows, idle_rows = kernels_data.load(database), kernels_data.idle(database)
     if inherits is None:
         inherits = int((rows.is_kind("burst") & rows.fit).sum()) < few_rows.FEW
+    if inherits and leaves_out:
+        raise BadInput(
+            "--leave-out is for a fit from nothing, and these rows move the card's forecast: leave it away, or ask for "
+            "--alone."
+        )
     if inherits:
         with _one_thread():
             bundle, held = few_rows.fit_few(rows, chip, bundle_for(chip), idle_rows, tell or (lambda _: None))
@@ -61,7 +66,7 @@ def fit_database(
         near = near_of(held)
         residuals = quantiles(held, near=near)
         widening = learn(rows, chip, idle, residuals, near, tell) if leaves_out else _shipped(gpu, near)
-    among = among_of(database, reference_of(chip).l2_byte)
+    among = among_of(database, reference_of(chip).l2_byte) or _shipped(gpu, near).among
     burst = sum(kind == "burst" for kind in held.kind)
     rest = len(held.kind) - burst
     note = f"{len(rows)} rows; residuals from {burst} burst and {rest} sustained rows held out in 5 folds"

@@ -5,8 +5,7 @@ All rows of a shape (burst, sustained, duty, clock, pattern, every format of it)
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,6 +13,7 @@ import numpy.typing as npt
 
 from wattcast.arrays import Array
 from wattcast.equilibrium import settle
+from wattcast.fit.beside import each
 from wattcast.fit.kernels import Fitted, as_ran, bundle_of, fit_rows, random, settled
 from wattcast.fit.kernels_choice import chosen_for, labels_of
 from wattcast.fit.kernels_data import Mask, Rows
@@ -67,24 +67,13 @@ def hold_out(
     chosen: list[str] = [""] * len(rows)
     tests = [wanted & (fold == k) for k in range(folds)]
     work = ((rows.where(fold != k), rows.where(test), gpu, idle) for k, test in enumerate(tests))
-    for k, (test, found) in enumerate(zip(tests, _each(work, len(rows)), strict=True)):
+    for k, (test, found) in enumerate(zip(tests, each(_fold, work, len(rows)), strict=True)):
         predicted[test], oracle_s[test], near[:, test] = found[0], found[1], found[3]
         for i, label in zip(np.flatnonzero(test), found[2], strict=True):
             chosen[i] = label
         if tell:
             tell(f"fold {k + 1} of {folds}")
     return _held_out(rows, wanted, fold, predicted, oracle_s, chosen, near, gpu)
-
-
-def _each(work: Iterable[tuple[Rows, Rows, Gpu, IdlePower]], size: int) -> Iterable[_Fold]:
-    """Folds one after another, or beside each other where each takes a while."""
-    if size < _MANY_ROWS:
-        return (_fold(*one) for one in work)
-    joblib = importlib.import_module("joblib")  # comes with scikit-learn
-    found: Iterable[_Fold] = joblib.Parallel(n_jobs=-1, return_as="generator")(
-        joblib.delayed(_fold)(*one) for one in work
-    )
-    return found
 
 
 def _fold(known: Rows, test: Rows, gpu: Gpu, idle: IdlePower) -> _Fold:
@@ -96,7 +85,6 @@ def _fold(known: Rows, test: Rows, gpu: Gpu, idle: IdlePower) -> _Fold:
 
 # latency, power and clock; latency by the kernels that ran; kernels chosen; nearness
 _Fold = tuple[Array, Array, list[str], Array]
-_MANY_ROWS = 2000
 
 
 def oracle_rows(found: Fitted, rows: Rows, gpu: Gpu) -> Array:

@@ -9,18 +9,18 @@ alike, since the next thing not measured is another thing and not another row.
 
 from __future__ import annotations
 
-import importlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from wattcast.arrays import Array
+from wattcast.fit.beside import each
 from wattcast.fit.kernels import bundle_of, fit_rows, random, settled
 from wattcast.fit.kernels_data import Mask, Rows
-from wattcast.fit.kernels_split import _MANY_ROWS, analyse_rows, predict_with
+from wattcast.fit.kernels_split import analyse_rows, predict_with
 from wattcast.fit.nearness import weighted_quantile
 from wattcast.fitted.bundle import Residual
 from wattcast.fitted.forms import form_of
@@ -115,7 +115,7 @@ def leave_out(
     plan = rounds(rows, gpu)
     work = ((rows, thing, gpu, idle, residuals, near) for thing in plan)
     found = []
-    for i, one in enumerate(_each(work, len(rows))):
+    for i, one in enumerate(each(_round, work, len(rows))):
         found.append(one)
         if tell:
             tell(f"left out {i + 1} of {len(plan)}")
@@ -125,20 +125,6 @@ def leave_out(
         tuple(why for one in found for why in one.why),
         *(np.concatenate([getattr(one, name) for one in found]) for name in ("latency", "power", "ends")),
     )
-
-
-def _each(work: Iterable[_Round], size: int) -> Iterable[LeftOut]:
-    """Rounds one after another, or beside each other where each takes a while."""
-    if size < _MANY_ROWS:
-        return (_round(*one) for one in work)
-    joblib = importlib.import_module("joblib")  # comes with scikit-learn
-    found: Iterable[LeftOut] = joblib.Parallel(n_jobs=-1, return_as="generator")(
-        joblib.delayed(_round)(*one) for one in work
-    )
-    return found
-
-
-_Round = tuple[Rows, Names, Gpu, IdlePower, Mapping[str, Residual], tuple[Line, Line]]
 
 
 def _round(

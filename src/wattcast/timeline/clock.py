@@ -14,6 +14,8 @@ from wattcast.arrays import Array, Scalar
 from wattcast.errors import bad_value
 from wattcast.timeline.timeline import Stack, Timeline, phases_s
 
+_NO_TIME = 1e-300  # of a kernel that takes none, which is not busy either
+
 
 @dataclass(frozen=True)
 class ClockLaw:
@@ -72,6 +74,3 @@ def _of_one(timeline: Timeline, stack: Stack, set_hz: float, law: ClockLaw) -> A
         activity = timeline.tensor_cycles / np.maximum(cycles, _NO_TIME) * load
         found[timeline.tensor_rows] = set_hz * np.interp(activity, law.activity, law.ratio)
     return found
-
-
-_NO_TIME = 1e-300  # of a kernel that takes none, which is not busy either
