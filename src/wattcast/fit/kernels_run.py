@@ -50,8 +50,8 @@ def fit_database(
         inherits = int((rows.is_kind("burst") & rows.fit).sum()) < few_rows.FEW
     if inherits and leaves_out:
         raise BadInput(
-            "--leave-out is for a fit from nothing, and these rows move the card's forecast: leave it away, or ask for "
-            "--alone."
+            "--leave-out is for a fit from nothing, and these rows move the card's forecast: "
+            "leave it away, or ask for --alone."
         )
     if inherits:
         with _one_thread():
