@@ -56,14 +56,21 @@ class Detail:
 
 def analyse(graph: Graph, gpu: Gpu, bundle: Bundle) -> Timeline:
     """Workload -> clock-free timeline on this GPU."""
-    return analyse_kernels(lower(graph, gpu, bundle.reference), gpu, bundle)
+    return _among(analyse_kernels(lower(graph, gpu, bundle.reference), gpu, bundle), bundle)
 
 
 def analyse_many(graphs: Sequence[Graph], gpu: Gpu, bundle: Bundle) -> list[Timeline]:
     """The same of many workloads: their kernels are one table, of which each takes its rows."""
     kernels, parts = lower_many(graphs, gpu, bundle.reference)
     whole = analyse_kernels(kernels, gpu, bundle)
-    return [whole.at(*part) for part in parts]
+    return [_among(whole.at(*part), bundle) for part in parts]
+
+
+def _among(timeline: Timeline, bundle: Bundle) -> Timeline:
+    """The timeline of operators that were measured by themselves, among one another."""
+    if bundle.cold is None:
+        return timeline
+    return timeline.later(bundle.cold.extra_s(timeline.kernels, bundle.reference.l2_byte))
 
 
 def analyse_kernels(kernels: Kernels, gpu: Gpu, bundle: Bundle) -> Timeline:

@@ -176,6 +176,8 @@ class ChainRow:
     name: str
     specs: tuple[str, ...] = ()  # of the members, in order; their own rows have these in ``spec``
     alone_s: tuple[float, ...] = ()  # latency of each member by itself, measured in the same run; empty: not of all
+    operators: tuple[str, ...] = ()  # of the members, JSON as in a workload file, where no rows of theirs are kept
+    handed_on: bool = False  # each member reads what the one before wrote, as in a model
     copies: int | None = None
     replays: int | None = None
     latency_s: float | None = None  # of the whole chain

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from wattcast.dtypes import Dtype
 from wattcast.errors import BadInput, WattcastError
 from wattcast.fit import kernels_data, kernels_run, unseen
-from wattcast.fit.chains import among_of
+from wattcast.fit.cold import among_of, measured_layers
 from wattcast.fit.kernels import idle_curve
 from wattcast.fit.kernels_data import Rows
 from wattcast.fit.kernels_interval import conformal, scaled
@@ -296,12 +296,14 @@ def test_a_bundle_keeps_its_widening_and_forms(tmp_path: Path) -> None:
 
 
 def test_kernels_among_others_are_less_sure_the_shorter_they_are() -> None:
-    """Rows ran by themselves: chains of operators say what caches that are not their own may cost."""
+    """Rows ran by themselves: layers of models say what caches that are not their own may cost."""
     shipped, gpu = fitted("h200"), load_gpu("h200")
     assert shipped is not None
     assert shipped.widening.among is not None
-    assert shipped.widening.among == among_of("h200", shipped.reference.l2_byte)
-    assert shipped.widening.among.chains >= 40
+    layers = measured_layers("h200", gpu)
+    assert layers is not None
+    assert shipped.widening.among == among_of(layers)
+    assert shipped.widening.among.layers >= 36
     plain = replace(shipped, widening=replace(shipped.widening, among=None))
     one, short, long = (
         Graph.of("some", list(ops))
@@ -336,7 +338,7 @@ def test_a_widening_out_of_reason_is_refused() -> None:
 
 
 def test_a_fit_takes_what_ships_unless_it_learns_anew() -> None:
-    """Half-widths of what was never measured, and what chains cost; distance is always of the rows at hand."""
+    """Half-widths of what was never measured, and what layers cost; distance is always of the rows at hand."""
     near = ((0.5, 1.0, 0.9), (0.6, 0.8, 0.95))
     shipped = fitted("h200")
     assert shipped is not None

@@ -15,7 +15,7 @@ from wattcast import hardware
 from wattcast.errors import BadInput
 from wattcast.fit import few_rows, kernels_data
 from wattcast.fit.cards import spread
-from wattcast.fit.chains import among_of
+from wattcast.fit.cold import among_of, fit_cold, measured_layers
 from wattcast.fit.kernels import bundle_of, fit_rows, idle_curve
 from wattcast.fit.kernels_interval import quantiles
 from wattcast.fit.kernels_split import HeldOut, hold_out
@@ -25,7 +25,6 @@ from wattcast.fitted import bundle as bundles
 from wattcast.fitted import bundle_for
 from wattcast.fitted.bundle import Bundle
 from wattcast.fitted.widening import Line, Widening, usual
-from wattcast.kernels import reference_of
 from wattcast.records import read_table, write_table
 
 HELD_OUT_FILE = "out_of_fold.parquet"
@@ -66,12 +65,15 @@ def fit_database(
         near = near_of(held)
         residuals = quantiles(held, near=near)
         widening = learn(rows, chip, idle, residuals, near, tell) if leaves_out else _shipped(gpu, near)
-    among = among_of(database, reference_of(chip).l2_byte) or _shipped(gpu, near).among
+    layers, shipped = measured_layers(database, chip), bundles.fitted(gpu)
+    cold = None if shipped is None else shipped.cold
+    if layers is not None:
+        cold, widening = fit_cold(layers), replace(widening, among=among_of(layers))
     burst = sum(kind == "burst" for kind in held.kind)
     rest = len(held.kind) - burst
     note = f"{len(rows)} rows; residuals from {burst} burst and {rest} sustained rows held out in 5 folds"
     bundle = bundle_of(found, rows, chip, residuals, note)
-    return replace(bundle, cards=spread(database, held), widening=replace(widening, among=among)), held
+    return replace(bundle, cards=spread(database, held), widening=widening, cold=cold), held
 
 
 def _shipped(gpu: str, near: tuple[Line, Line]) -> Widening:

@@ -32,6 +32,7 @@ from wattcast.power.module import ModulePower
 from wattcast.provenance import Provenance, Status
 from wattcast.timeline.carried import Carried
 from wattcast.timeline.clock import ClockLaw
+from wattcast.timeline.cold import Cold
 from wattcast.timeline.phases import Correction, Launch
 from wattcast.timeline.residual import Residuals
 
@@ -97,6 +98,7 @@ class Bundle:
     assumptions: tuple[str, ...] = ()
     cards: CardSpread = field(default_factory=published_spread)  # how far another card of the kind may be
     widening: Widening = field(default_factory=usual)  # of intervals, away from what was measured
+    cold: Cold | None = None  # what operators take more among others; None: not known
 
     def __post_init__(self) -> None:
         for table, name in ((self.corrections, "corrections"), (self.residuals, "residuals")):
@@ -131,6 +133,12 @@ class _Launch(msgspec.Struct, forbid_unknown_fields=True):
     host_per_operator: str
     link_per_message: str
     host_weights: dict[str, float] = {}
+
+
+class _Cold(msgspec.Struct, forbid_unknown_fields=True):
+    operator: str
+    s_per_byte: float
+    layers: int = 0
 
 
 class _Provenance(msgspec.Struct, forbid_unknown_fields=True):
@@ -203,6 +211,7 @@ class _BundleFile(msgspec.Struct, forbid_unknown_fields=True):
     seen: dict[str, _Seen] = {}
     cards: _Cards | None = None  # absent: the published figures
     widening: WideningFile | None = None  # absent: the usual one
+    cold: _Cold | None = None  # absent: operators cost among others what they cost by themselves
     arrays: bool = False  # whether learned factors lie beside, in arrays.npz
 
 
@@ -244,6 +253,7 @@ def parse(data: bytes, where: str, arrays: bytes | None = None) -> Bundle:
         assumptions=tuple(file.assumptions),
         cards=CardSpread(**msgspec.structs.asdict(file.cards)) if file.cards else published_spread(),
         widening=widening_from(file.widening) if file.widening else usual(),
+        cold=_cold(file.cold, where),
     )
 
 
@@ -263,6 +273,12 @@ def _law(law: _ClockLaw | None, where: str) -> ClockLaw | None:
     return ClockLaw(
         law.without, np.array(law.activity), np.array(law.ratio), clock_power=law.clock_power, top_hz=top_hz
     )
+
+
+def _cold(cold: _Cold | None, where: str) -> Cold | None:
+    if cold is None:
+        return None
+    return Cold(units.parse(cold.operator, "s", f"{where}: cold.operator"), cold.s_per_byte, cold.layers)
 
 
 def _reference(file: _BundleFile, where: str) -> Reference:
@@ -365,6 +381,9 @@ def to_plain(bundle: Bundle) -> dict[str, Any]:
         plain["cards"] = dict(vars(bundle.cards))
     if bundle.widening != usual():
         plain["widening"] = widening_to(bundle.widening)
+    if bundle.cold is not None:
+        cold = bundle.cold
+        plain["cold"] = {"operator": f"{cold.operator_s!r} s", "s_per_byte": cold.s_per_byte, "layers": cold.layers}
     plain["arrays"] = bundle.learned is not None
     return plain
 

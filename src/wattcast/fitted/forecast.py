@@ -95,6 +95,7 @@ def _forecast(gpu: Gpu) -> Bundle:
         assumptions=tuple(note for note in notes if note),
         cards=parent.cards,
         widening=parent.widening,
+        cold=parent.cold,
     )
 
 

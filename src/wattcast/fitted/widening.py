@@ -10,7 +10,8 @@ never measured at all (a function, a kind of kernel, a number format, a size bey
 further, in quadrature, by the half-width that held 90 % of the rows when such a thing was left out of the fit.
 
 Rows are of operators that ran by themselves, over and over. *Among others*, where caches are not their own, they cost
-more or less than that: by a share of their time and by seconds a kernel that were seen of chains of operators.
+more (:mod:`wattcast.timeline.cold`), and more or less than that says: by a share of their time and by seconds a
+kernel that were seen of layers of models.
 """
 
 from __future__ import annotations
@@ -59,11 +60,11 @@ class Apart:
 
 @dataclass(frozen=True)
 class Among:
-    """What chains of operators took beyond their members alone: low and high ends of 90 % of them."""
+    """What layers took beyond what was predicted from their operators: low and high ends of 90 % of them."""
 
-    share: tuple[float, float]  # of the members' time
+    share: tuple[float, float]  # of the operators' time
     kernel_s: tuple[float, float]  # a kernel
-    chains: int
+    layers: int
 
     def __post_init__(self) -> None:
         if not (-1.0 < self.share[0] <= self.share[1] and self.kernel_s[0] <= self.kernel_s[1]):
@@ -93,7 +94,7 @@ class Widening:
     near_power: Line
     apart: Mapping[Why, Apart]
     source: str
-    among: Among | None = None  # None: no chains were measured
+    among: Among | None = None  # None: no layers were measured
 
     def __post_init__(self) -> None:
         for line in (self.near, self.near_power):
@@ -135,7 +136,7 @@ class AmongFile(msgspec.Struct, forbid_unknown_fields=True):
 
     share: tuple[float, float]
     kernel_s: tuple[float, float]
-    chains: int
+    layers: int
 
 
 class WideningFile(msgspec.Struct, forbid_unknown_fields=True):
@@ -172,7 +173,7 @@ def to_plain(widening: Widening) -> dict[str, object]:
     among = widening.among
     if among is not None:
         both = {"share": list(among.share), "kernel_s": list(among.kernel_s)}
-        plain["among"] = {**both, "chains": among.chains}
+        plain["among"] = {**both, "layers": among.layers}
     return plain
 
 

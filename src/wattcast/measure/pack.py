@@ -138,7 +138,7 @@ def _pack_chains(chains: list[ChainRow], runs: Mapping[str, RunInfo], out: Path)
     packed = []
     for row in chains:
         info = asdict(runs[row.run]) if row.run in runs else {}
-        lists = {name: list(getattr(row, name)) for name in ("specs", "alone_s", "flags")}
+        lists = {name: list(getattr(row, name)) for name in ("specs", "alone_s", "operators", "flags")}
         packed.append(asdict(row) | lists | {name: info.get(name) for name in _CARD})
     together = {(row["id"], row["run"]): row for row in [*_before(out / CHAINS_FILE), *packed]}
     write_table(out / CHAINS_FILE, [together[key] for key in sorted(together)])

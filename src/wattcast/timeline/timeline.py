@@ -7,7 +7,7 @@ seconds, and a sweep over clocks repeats nothing but this sum.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 
@@ -133,6 +133,16 @@ class Timeline:
             host_s=self.host_s.take(rows, axis=-1),
             near=None if self.near is None else self.near.take(rows, axis=-1),
         )
+
+    def later(self, extra_s: Array) -> Timeline:
+        """The same where each run of a kernel takes so many seconds more; ``(kernel,)``, none of tensor rows."""
+        phases = tuple(
+            replace(phase, seconds=phase.seconds + extra_s)
+            if phase.cycles is None and phase.seconds is not None
+            else phase
+            for phase in self.phases
+        )
+        return replace(self, phases=phases)
 
     @cached_property
     def stack(self) -> Stack | None:

@@ -23,12 +23,12 @@ from wattcast.reference import reference_folder
 from wattcast.validate import ablations, published
 from wattcast.validate.a100 import a100_rows
 from wattcast.validate.cards import card_rows, coverage_rows
-from wattcast.validate.chains import chain_rows
 from wattcast.validate.choice import choice_rows
 from wattcast.validate.component_energies import energy_rows
 from wattcast.validate.counter_model import counter_model_rows
 from wattcast.validate.counters import counter_rows
 from wattcast.validate.kernels import coverage, kernel_rows
+from wattcast.validate.layers import layer_rows
 from wattcast.validate.learning import learning_rows
 from wattcast.validate.models import model_rows
 from wattcast.validate.power_baselines import power_rows
@@ -65,7 +65,7 @@ def ledger(
     for gpu in GPUS:
         held = fit_database(gpu, gpu, tell)[1] if refit else held_out(gpu)
         rows += kernel_rows(held, gpu) + coverage(held, gpu) + counter_rows(gpu) + choice_rows(gpu)
-        rows += chain_rows(gpu)
+        rows += layer_rows(gpu)
         rows += model_rows(gpu) + counter_model_rows(gpu)
         rows += learning_rows(gpu, env, say, learning, again) + card_rows(gpu, held)
         studies = {

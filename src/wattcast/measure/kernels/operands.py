@@ -19,7 +19,7 @@ class Operands:
     """Pools of one pattern of values on one device."""
 
     def __init__(self, torch: Any, device: str, pool_byte: dict[str, int]) -> None:
-        self._torch, self._device = torch, device
+        self._torch, self.device = torch, device
         self.pattern = ""
         self._next: dict[str, int] = {}
         self._pools = {
@@ -63,10 +63,10 @@ class Operands:
     def _draw(self, pattern: str, count: int) -> Any:
         torch = self._torch
         if pattern == "zeros":
-            return torch.zeros(count, dtype=torch.bfloat16, device=self._device)
+            return torch.zeros(count, dtype=torch.bfloat16, device=self.device)
         if pattern == "ones":
-            return torch.ones(count, dtype=torch.bfloat16, device=self._device)
-        values = torch.randn(count, dtype=torch.float32, device=self._device)
+            return torch.ones(count, dtype=torch.bfloat16, device=self.device)
+        values = torch.randn(count, dtype=torch.float32, device=self.device)
         return values.clamp_(min=0.0) if pattern == "relu" else values
 
 

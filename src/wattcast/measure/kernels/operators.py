@@ -61,6 +61,7 @@ class Builder:
             "attention": self._attention,
             "elementwise": lambda s: elementwise_calls.build(self, s),
             "chain": self._chain,
+            "stack": self._stack,
         }
         if spec.operator["op"] not in makers:
             raise unknown_name("operator", spec.operator["op"], makers)
@@ -81,6 +82,24 @@ class Builder:
 
         fixed, each = (sum(getattr(call, name) for call in calls) for name in ("fixed_byte", "set_byte"))
         return Call(run, max(call.sets for call in calls), fixed, each)
+
+    def _stack(self, spec: Spec) -> Call:
+        """A model of made-up sizes: its layers hand on their results, and each has weights of its own."""
+        from wattcast.measure.models.build import build, iteration
+        from wattcast.measure.models.device import as_in_eager
+        from wattcast.measure.models.plan import Dims, ModelSpec
+
+        given, device = spec.detail, self.operands.device
+        dims = Dims(**given["dims"])
+        row = ModelSpec(dims.model, given["phase"], given["batch"], given["seq"])
+        built = build(row, self.torch, device, dims)
+        step = iteration(built, row, self.torch, device, dims)
+
+        def run(i: int) -> Any:
+            with as_in_eager(self.torch):
+                return step()
+
+        return Call(run, 1, built.parameters * self.torch.bfloat16.itemsize, 0)
 
     def sets(self, spec: Spec, byte: float, rotate: bool) -> int:
         """Operand sets so that ``byte`` each pass three times the L2; one when not rotating."""

@@ -12,6 +12,7 @@ from wattcast.measure.kernels.campaign import Campaign, measure_burst
 from wattcast.measure.kernels.chain import chain_step
 from wattcast.measure.kernels.plan import plan, subset
 from wattcast.measure.kernels.spec import Spec
+from wattcast.measure.kernels.stack import stack_step
 from wattcast.measure.run_info import say
 from wattcast.records import Journal, RowKind, read_lines
 
@@ -212,6 +213,7 @@ STEPS: dict[str, Callable[[Campaign], None]] = {
     "idle": idle_step,
     "names": names_step,
     "chain": chain_step,
+    "stack": stack_step,
 }
 
 

@@ -1,0 +1,89 @@
+"""Write ``stacks.jsonl``: ``python tests/measure/make_stacks.py``.
+
+Models of made-up sizes, none of them one that is measured whole, so that what is learned from their layers can be
+judged by whole models. Layers are spelled by Wattcast's own front end.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import wattcast.measure.kernels as measured
+from wattcast.measure.kernels.from_workload import from_operator
+from wattcast.measure.models.plan import Dims
+from wattcast.workload import source
+from wattcast.workload.from_json import operator_to_plain
+from wattcast.workload.graph import Graph
+from wattcast.workload.options import Options
+
+FILE = Path(measured.__file__).parent / "stacks.jsonl"
+SIZES = (
+    ("decode", 1, 512),
+    ("decode", 8, 1536),
+    ("decode", 24, 768),
+    ("prefill", 1, 192),
+    ("prefill", 1, 1024),
+    ("prefill", 4, 512),
+)
+MADE_UP = (
+    Dims("llama-2048", "llama", 1, 2048, 32, 4, 64, 5632, 32000, 8192, False),
+    Dims("qwen3-2560", "qwen3", 1, 2560, 24, 8, 128, 7680, 32000, 8192, False),
+    Dims("gpt2-2048", "gpt2", 1, 2048, 16, 16, 128, 8192, 32000, 2048, True),
+    Dims("qwen2-3072", "qwen2", 1, 3072, 24, 4, 128, 9216, 32000, 8192, False),
+    Dims("gpt2-896", "gpt2", 1, 896, 14, 14, 64, 3584, 32000, 2048, True),
+    Dims("llama-5120", "llama", 1, 5120, 40, 8, 128, 13824, 32000, 8192, False),
+)
+
+
+def config(dims: Dims, layers: int) -> dict[str, Any]:
+    """The sizes as Hugging Face writes them."""
+    if dims.architecture == "gpt2":
+        sizes = {"n_layer": layers, "n_embd": dims.hidden, "n_head": dims.heads, "n_positions": dims.max_positions}
+    else:
+        sizes = {
+            "num_hidden_layers": layers,
+            "hidden_size": dims.hidden,
+            "intermediate_size": dims.intermediate,
+            "num_attention_heads": dims.heads,
+            "num_key_value_heads": dims.kv_heads,
+            "head_dim": dims.head_dim,
+            "max_position_embeddings": dims.max_positions,
+            "tie_word_embeddings": dims.tied,
+        }
+    return {"model_type": dims.architecture, "vocab_size": dims.vocab, **sizes}
+
+
+def layer(graph: Graph) -> list[dict[str, Any]]:
+    """The distinct operators of the block that repeats, each with how often it is called."""
+    block = next(block for block in graph.blocks if block.repeat > 1)
+    calls: dict[Any, int] = {}
+    for op in block.ops:
+        calls[op] = calls.get(op, 0) + op.count
+    return [_runnable(operator_to_plain(op)) | {"count": count} for op, count in calls.items()]
+
+
+def _runnable(plain: dict[str, Any]) -> dict[str, Any]:
+    """As the campaign runs it: one element for all of a single row is an operand like any other."""
+    kept = {name: value for name, value in plain.items() if name not in ("count", "label")}
+    if from_operator(kept) is None:
+        kept = {name: value for name, value in kept.items() if name not in ("layout", "rows", "read")}
+    return kept
+
+
+def lines() -> list[str]:
+    """One stack a line."""
+    found = []
+    for dims in MADE_UP:
+        for phase, batch, seq in SIZES:
+            graph = source.load(config(dims, 4), Options.of(phase=phase, batch=batch, seq=seq))
+            name = f"stack {dims.model} {phase} {batch} {seq}"
+            line = {"name": name, "dims": asdict(dims), "phase": phase, "batch": batch, "seq": seq}
+            found.append(json.dumps(line | {"members": layer(graph)}))
+    return found
+
+
+if __name__ == "__main__":
+    FILE.write_text("\n".join(lines()) + "\n", encoding="utf-8")

@@ -1,0 +1,88 @@
+"""Stacks of made-up layers: listed as the front end spells them, built on the CPU, measured on a stand-in GPU."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import make_stacks
+import pytest
+from fake_gpu import FakeGpu
+
+from standin import StandIn
+from wattcast.measure.kernels.campaign import Campaign
+from wattcast.measure.kernels.rows import Bench
+from wattcast.measure.kernels.stack import FEW, MANY, layer_row, stacks
+from wattcast.measure.kernels.steps import STEPS
+from wattcast.measure.models.plan import plan
+from wattcast.measure.pack import pack
+from wattcast.measure.sampler import Sampler
+from wattcast.records import CHAINS_FILE, ChainRow, KernelRow, RowKind, from_plain, read_lines, read_table
+
+
+@pytest.fixture
+def bench(standin: StandIn) -> Iterator[Bench]:
+    gpu = FakeGpu()
+    gpu.operands = SimpleNamespace(pattern="random")
+    with Sampler("nvml") as sampler:
+        yield Bench(gpu, sampler, "run-1", None, top_clock_hz=1.98e9)
+
+
+def test_the_list_is_what_the_front_end_spells() -> None:
+    assert make_stacks.FILE.read_text(encoding="utf-8").splitlines() == make_stacks.lines()
+
+
+def test_no_stack_is_a_model_that_is_measured_whole() -> None:
+    assert not {stack.dims.model for stack in stacks()} & {spec.model for spec in plan()}
+    assert len({stack.spec(MANY).id for stack in stacks()}) == len(stacks()) >= 20
+    assert all(len(stack.members) >= 15 for stack in stacks())
+
+
+def test_a_stack_hands_on_its_results() -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    pytest.importorskip("transformers", minversion="5", reason="transformers 5 is not installed")
+    from wattcast.measure.kernels.operands import Operands
+    from wattcast.measure.kernels.operators import Builder
+
+    stack = next(stack for stack in stacks() if stack.name == "stack qwen3-2560 decode 1 512")
+    dims = replace(stack.dims, hidden=64, heads=2, kv_heads=1, head_dim=32, intermediate=96, vocab=50)
+    small = replace(stack, dims=dims, batch=2, seq=8)
+    builder = Builder(torch, Operands(torch, "cpu", {"bf16": 2**12}), l2_byte=1e5)
+    calls = [builder.build(small.spec(layers)) for layers in (FEW, MANY)]
+    with torch.no_grad():
+        assert calls[0].run(0).logits.shape == (2, 1, 50)
+    assert calls[1].fixed_byte > calls[0].fixed_byte
+
+
+def test_a_layer_is_the_difference_of_two_depths() -> None:
+    few, many = (
+        KernelRow(f"burst-{s}", RowKind.BURST, "stack", {}, latency_s=s, latency_spread_s=0.0, flags=flags, run="r")
+        for s, flags in ((3.0, ("clock_low",)), (11.0, ()))
+    )
+    stack = stacks()[0]
+    alone_s = {member.id: 0.01 for member in stack.members}
+    row = layer_row(few, many, stack, alone_s)
+    assert row.latency_s == pytest.approx(8.0 / (MANY - FEW))
+    assert row.handed_on
+    assert row.flags == ("clock_low",)
+    assert sum(row.alone_s) == pytest.approx(0.4)
+    assert len(row.operators) == len(row.specs) == 40
+    del alone_s[stack.members[3].id]
+    assert layer_row(few, many, stack, alone_s).alone_s == ()
+
+
+def test_the_step_measures_operators_first_and_packs_layers_with_chains(bench: Bench, tmp_path: Path) -> None:
+    STEPS["stack"](Campaign(bench, tmp_path, time.monotonic() + 120, few=1))
+    (found,) = [from_plain(row, ChainRow) for row in read_lines(tmp_path / "chain.jsonl")]
+    alone = {row["detail"]["spec"]: row["latency_s"] for row in read_lines(tmp_path / "burst.jsonl")}
+    assert found.name == stacks()[0].name
+    assert not found.error
+    assert found.alone_s == tuple(alone[spec] for spec in found.specs)
+    pack([tmp_path], tmp_path / "out")
+    (row,) = read_table(tmp_path / "out" / CHAINS_FILE)
+    assert row["handed_on"] is True
+    assert json.loads(row["operators"][0])["op"] == "cast"
