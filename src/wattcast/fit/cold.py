@@ -53,11 +53,8 @@ class Layers:
 
 def layers_of(chains: Sequence[Plain], gpu: Gpu) -> Layers:
     """Layers among the chains of a database whose operators were all measured by themselves."""
-    good = [
-        row
-        for row in chains
-        if row.get("handed_on") and row.get("latency_s") and row.get("alone_s") and not row.get("error")
-    ]
+    whole = [row for row in chains if row.get("handed_on") and row.get("latency_s") and row.get("alone_s")]
+    good = [row for row in whole if not (row.get("error") or row.get("flags"))]
     if not good:
         raise BadInput("no layer has all its operators measured by themselves. Measure them: `--steps stack`.")
     reference = reference_of(gpu)
