@@ -7,6 +7,7 @@ judged by whole models. Layers are spelled by Wattcast's own front end.
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,9 @@ from wattcast.measure.kernels.from_workload import from_operator
 from wattcast.measure.models.plan import Dims
 from wattcast.workload import source
 from wattcast.workload.from_json import operator_to_plain
-from wattcast.workload.graph import Graph
-from wattcast.workload.options import Options
+from wattcast.workload.graph import Elementwise, Graph, Operator
+from wattcast.workload.options import Options, Phase
+from wattcast.workload.program import ADAMW_ELEMENTS_PER_LAUNCH, ALIGNED
 
 FILE = Path(measured.__file__).parent / "stacks.jsonl"
 SIZES = (
@@ -27,6 +29,8 @@ SIZES = (
     ("prefill", 1, 192),
     ("prefill", 1, 1024),
     ("prefill", 4, 512),
+    ("train", 1, 256),
+    ("train", 4, 512),
 )
 MADE_UP = (
     Dims("llama-2048", "llama", 1, 2048, 32, 4, 64, 5632, 32000, 8192, False),
@@ -56,13 +60,28 @@ def config(dims: Dims, layers: int) -> dict[str, Any]:
     return {"model_type": dims.architecture, "vocab_size": dims.vocab, **sizes}
 
 
-def layer(graph: Graph) -> list[dict[str, Any]]:
-    """The distinct operators of the block that repeats, each with how often it is called."""
-    block = next(block for block in graph.blocks if block.repeat > 1)
-    calls: dict[Any, int] = {}
-    for op in block.ops:
+def layer(dims: Dims, options: Options) -> list[dict[str, Any]]:
+    """The distinct operators of what repeats, each with how often it is called; in training its optimizer too."""
+    few, graph = (source.load(config(dims, layers), options) for layers in (_LAYERS // 2, _LAYERS))
+    calls: dict[Operator, int] = {}
+    for op in (op for block in graph.blocks if block.repeat > 1 for op in block.ops):
         calls[op] = calls.get(op, 0) + op.count
+    if options.phase is Phase.TRAIN:
+        each = (math.prod(_optimiser(graph)) - math.prod(_optimiser(few))) // (_LAYERS - _LAYERS // 2)
+        count = math.ceil(each / ADAMW_ELEMENTS_PER_LAUNCH)
+        n = each // count // ALIGNED * ALIGNED
+        calls[Elementwise("adamw", n, dtype=options.dtype, write=3 * n * options.dtype.byte)] = count
     return [_runnable(operator_to_plain(op)) | {"count": count} for op, count in calls.items()]
+
+
+_LAYERS = 4
+
+
+def _optimiser(graph: Graph) -> tuple[int, int]:
+    """Elements of one launch of the optimizer, and launches."""
+    (op,) = (op for block in graph.blocks for op in block.ops if op.name == "adamw")
+    assert isinstance(op, Elementwise)
+    return op.n, op.count
 
 
 def _runnable(plain: dict[str, Any]) -> dict[str, Any]:
@@ -78,10 +97,10 @@ def lines() -> list[str]:
     found = []
     for dims in MADE_UP:
         for phase, batch, seq in SIZES:
-            graph = source.load(config(dims, 4), Options.of(phase=phase, batch=batch, seq=seq))
+            options = Options.of(phase=phase, batch=batch, seq=seq)
             name = f"stack {dims.model} {phase} {batch} {seq}"
             line = {"name": name, "dims": asdict(dims), "phase": phase, "batch": batch, "seq": seq}
-            found.append(json.dumps(line | {"members": layer(graph)}))
+            found.append(json.dumps(line | {"members": layer(dims, options)}))
     return found
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from wattcast.workload import Options, build
 from wattcast.workload.graph import Attention, Collective, Graph, Linear
+from wattcast.workload.program import ALIGNED
 from wattcast.workload.totals import totals
 
 
@@ -49,7 +50,7 @@ def test_training_exchanges_gradients_of_activations_and_of_weights() -> None:
     assert exchanges(graph)["all_reduce"][0] == (2 * 32 + 1) + (2 * 32 + 1) + 1
     (gradients,) = [op for op, _ in graph.calls() if isinstance(op, Collective) and op.gpus == 8]
     step = next(op for op, _ in graph.calls() if op.name == "adamw")
-    assert gradients.bytes == pytest.approx(step.n * step.count * 2, rel=1e-6)
+    assert 0 <= step.n * step.count * 2 - gradients.bytes < 2 * ALIGNED * step.count  # launches are whole vectors
 
 
 def test_pipeline_stages_hand_on_activations() -> None:

@@ -12,8 +12,10 @@ from wattcast.workload.fuse import fuse
 from wattcast.workload.graph import Block, Collective, Elementwise, Operator
 from wattcast.workload.symbolic import Entry, Storage, Tape, Tensor
 
-# torch.optim's fused AdamW hands at most 320 chunks of 65,536 elements to one launch
-ADAMW_ELEMENTS_PER_LAUNCH = 320 * 65_536
+# torch.optim's fused AdamW hands at most 320 chunks to one launch
+_CHUNK = 65_536
+ADAMW_ELEMENTS_PER_LAUNCH = 320 * _CHUNK
+ALIGNED = 1024  # elements: tensors of parameters are whole vectors long, and a launch of several chunks takes such
 
 
 @dataclass
@@ -167,6 +169,7 @@ def optimiser(parameters: int, dtype: Dtype) -> Block:
     """One fused AdamW step: reads parameter, gradient and two moments, writes all but the gradient."""
     launches = max(ceil(parameters / ADAMW_ELEMENTS_PER_LAUNCH), 1)
     n = ceil(parameters / launches)
+    n = ceil(n / ALIGNED) * ALIGNED if n > _CHUNK else n
     op = Elementwise("adamw", n, dtype=dtype, write=3 * n * dtype.byte, count=launches, label="optimiser")
     return Block((op,), 1, "optimiser")
 

@@ -96,7 +96,7 @@ class Builder:
         step = iteration(built, row, self.torch, device, dims)
 
         def run(i: int) -> Any:
-            with as_in_eager(self.torch):
+            with as_in_eager(self.torch), self.torch.set_grad_enabled(row.phase == "train"):
                 return step()
 
         return Call(run, 1, built.parameters * self.torch.bfloat16.itemsize, 0)
