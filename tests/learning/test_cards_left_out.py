@@ -55,12 +55,16 @@ def test_a_card_like_the_others_is_covered_and_one_far_off_is_not(rows: Rows, or
     card = max(set(origin.card), key=origin.card.count)
     gone = np.array([c == card for c in origin.card])
     apart = dict(usual().apart)
-    like = counted(rows, origin, gone, quantity, *(judged(rows, gone, 0.1, 0.0, s) for s in (0, 1)), apart)
-    assert set(np.unique(like.of_class)) == {"", *CLASSES[:2]}
-    assert not (like.of_class[~gone] != "").any()
-    for share in shares(like).values():
-        assert 0.85 < share < 0.97
-    assert (like.inside | ~like.as_for_this_card).all()  # the spread between cards never narrows
+    drawn = []
+    for seed in range(0, 12, 2):  # a few hundred rows of one draw are a few percent off by chance
+        judgements = (judged(rows, gone, 0.1, 0.0, s) for s in (seed, seed + 1))
+        like = counted(rows, origin, gone, quantity, *judgements, apart)
+        assert set(np.unique(like.of_class)) == {"", *CLASSES[:2]}
+        assert not (like.of_class[~gone] != "").any()
+        assert (like.inside | ~like.as_for_this_card).all()  # the spread between cards never narrows
+        drawn.append(list(shares(like).values()))
+    assert (np.mean(drawn, axis=0) > 0.87).all()
+    assert (np.mean(drawn, axis=0) < 0.95).all()
     off = counted(rows, origin, gone, quantity, *(judged(rows, gone, 0.1, 0.4, s) for s in (0, 1)), apart)
     for share in shares(off).values():
         assert share < 0.3
