@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from math import prod
 
 from wattcast.dtypes import Dtype
-from wattcast.workload.functional import elementwise, pointwise, reduce
+from wattcast.workload.functional import reduce
 from wattcast.workload.graph import Conv2d, Elementwise, LayerNorm, Layout
+from wattcast.workload.pointwise import elementwise, pointwise
 from wattcast.workload.run import Run
 from wattcast.workload.symbolic import Tensor
 

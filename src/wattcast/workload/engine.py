@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from wattcast.workload import layers, products
 from wattcast.workload.experts import mixture
-from wattcast.workload.functional import pointwise
 from wattcast.workload.graph import Attention, Bmm, Elementwise, LayerNorm, Layout, RmsNorm
+from wattcast.workload.pointwise import pointwise
 from wattcast.workload.run import Run
 from wattcast.workload.symbolic import Tensor
 

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from wattcast.dtypes import Dtype
 from wattcast.workload import layers, products
-from wattcast.workload.functional import activation, divide, fill, pointwise, reduce, total_last
+from wattcast.workload.functional import activation, divide, fill, reduce, total_last
 from wattcast.workload.graph import Elementwise
+from wattcast.workload.pointwise import pointwise
 from wattcast.workload.run import Run
 from wattcast.workload.symbolic import Tensor
 

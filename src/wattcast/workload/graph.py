@@ -7,15 +7,17 @@ it must read and write when nothing is cached; FLOPs count a multiply-add as two
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from functools import cached_property
+from operator import itemgetter
 from typing import ClassVar, TypeVar
 
 from wattcast.dtypes import Dtype
 from wattcast.errors import bad_value
 from wattcast.workload.elementwise import function_of
+from wattcast.workload.sizes import Size
 
 
 class Layout(StrEnum):
@@ -46,30 +48,47 @@ class Operator:
     label: str = field(default="", kw_only=True, compare=False)
 
     def __post_init__(self) -> None:
-        given = self.__dict__
-        for name, least in _least(type(self)):
-            value = given[name]
-            if not (isinstance(value, int) and value >= least):
+        known = self.__dict__
+        for name, least in _WHOLE.get(self.__class__) or _least(self.__class__):
+            value = known[name]
+            if not (isinstance(value, (int, Size)) and value >= least):
                 raise bad_value(f"{self.name}.{name}", f"a whole number of at least {least}", value)
 
     def __init_subclass__(cls) -> None:
-        type.__setattr__(cls, "__hash__", Operator.__hash__)  # a dataclass leaves one that is there
+        type.__setattr__(cls, "__hash__", Operator.__hash__)  # a dataclass leaves those that are there
+        type.__setattr__(cls, "__eq__", Operator.__eq__)
 
     def __hash__(self) -> int:
         """Of what is compared, once: copies elsewhere in a model have it too."""
+        return (self.__dict__.get("_identity") or self._identify())[0]
+
+    def __eq__(self, other: object) -> bool:
+        """Of a class and equal in all that is compared, which copies know at once."""
+        if other.__class__ is not self.__class__:
+            return NotImplemented
+        mine = self.__dict__.get("_identity") or self._identify()
+        its = other.__dict__.get("_identity") or other._identify()
+        return mine is its or bool(mine == its)
+
+    def _identify(self) -> tuple[int, tuple[object, ...]]:
+        """What is compared, and before it its hash; kept, since a graph's operators are looked up again and again."""
         known = self.__dict__
-        if "_hash" not in known:
-            known["_hash"] = hash((self.kind, *(known[name] for name in _compared(self.__class__))))
-        found: int = known["_hash"]
+        pick = _COMPARED.get(self.__class__) or _compared(self.__class__)
+        key = (self.kind, *pick(known))
+        known["_identity"] = found = hash(key), key
         return found
 
     def __getstate__(self) -> dict[str, object]:
-        return {name: value for name, value in self.__dict__.items() if name != "_hash"}  # words hash anew elsewhere
+        return {
+            name: value for name, value in self.__dict__.items() if name != "_identity"
+        }  # words hash anew elsewhere
 
     def again(self: _Any, label: str) -> _Any:
         """The same operator elsewhere in the model; it was checked when it was first made."""
-        other = object.__new__(type(self))
-        other.__dict__.update(self.__dict__, label=label)
+        other = object.__new__(self.__class__)
+        known = other.__dict__
+        known.update(self.__dict__)
+        known["label"] = label
         return other
 
     @property
@@ -104,28 +123,26 @@ class Operator:
         return 0.0
 
 
-_HIDDEN = frozenset({"count", "label", "read", "write", "p", "q", "_hash"})  # what an operator's name leaves out
+_HIDDEN = frozenset({"count", "label", "read", "write", "p", "q"})  # what an operator's name leaves out
 _HIDDEN_ROWS = _HIDDEN | {"rows", "run"}
 _LEAST = {"padding": 0, "bytes": 0, "read": 0, "write": 0}
 
 
 _WHOLE: dict[type, tuple[tuple[str, int], ...]] = {}
-_COMPARED: dict[type, tuple[str, ...]] = {}
+_COMPARED: dict[type, Callable[[dict[str, object]], tuple[object, ...]]] = {}
 
 
 def _least(kind: type[Operator]) -> tuple[tuple[str, int], ...]:
     """The whole-number fields of an operator class, with the least each may be; looked up once a class."""
-    if kind not in _WHOLE:
-        whole = ((item.name, _LEAST.get(item.name, 1)) for item in fields(kind) if item.type == "int")
-        _WHOLE[kind] = tuple(whole)
-    return _WHOLE[kind]
+    whole = ((item.name, _LEAST.get(item.name, 1)) for item in fields(kind) if item.type == "int")
+    _WHOLE[kind] = found = tuple(whole)
+    return found
 
 
-def _compared(kind: type[Operator]) -> tuple[str, ...]:
-    """The fields of an operator class that make two of them equal; looked up once a class."""
-    if kind not in _COMPARED:
-        _COMPARED[kind] = tuple(item.name for item in fields(kind) if item.compare)
-    return _COMPARED[kind]
+def _compared(kind: type[Operator]) -> Callable[[dict[str, object]], tuple[object, ...]]:
+    """Picks the fields of an operator class that make two of them equal; looked up once a class."""
+    _COMPARED[kind] = found = itemgetter(*(item.name for item in fields(kind) if item.compare))
+    return found
 
 
 @dataclass(frozen=True)
@@ -215,22 +232,30 @@ class Conv2d(Operator):
         super().__post_init__()
         if self.c % self.groups or self.k % self.groups:
             raise bad_value("conv2d.groups", f"a divisor of c={self.c} and k={self.k}", self.groups)
+        known = self.__dict__
+        known["p"], known["q"] = self._output()
         if self.p < 1 or self.q < 1:
             raise bad_value("conv2d", "a filter that fits the padded image", f"an output of {self.p} by {self.q}")
         if self.direction not in ("forward", "dgrad", "wgrad"):
             raise bad_value("conv2d.direction", "forward, dgrad or wgrad", self.direction)
 
+    def _output(self) -> tuple[int, int]:
+        """Rows and columns of the output image."""
+        padding = self.padding if self.padding_w is None else self.padding_w
+        stride = self.stride if self.stride_w is None else self.stride_w
+        high = self.h + 2 * self.padding - self.dilation * (self.r - 1) - 1
+        wide = self.w + 2 * padding - self.dilation * (self.s - 1) - 1
+        return high // self.stride + 1, wide // stride + 1
+
     @cached_property
     def p(self) -> int:
         """Rows of the output image."""
-        return (self.h + 2 * self.padding - self.dilation * (self.r - 1) - 1) // self.stride + 1
+        return self._output()[0]
 
     @cached_property
     def q(self) -> int:
         """Columns of the output image."""
-        padding = self.padding if self.padding_w is None else self.padding_w
-        stride = self.stride if self.stride_w is None else self.stride_w
-        return (self.w + 2 * padding - self.dilation * (self.s - 1) - 1) // stride + 1
+        return self._output()[1]
 
     @property
     def flop(self) -> float:
@@ -428,6 +453,20 @@ class Elementwise(Operator):
         for item in ("rows", "run"):
             if given[item] is not None and not 1 <= given[item] <= n:
                 raise bad_value(f"{self.function}.{item}", f"from 1 to its {n} elements", given[item])
+
+    def sized(
+        self, label: str, n: int, read: int | None = None, rows: int | None = None, run: int | None = None,
+        write: int | None = None,
+    ) -> Elementwise:  # fmt: skip
+        """The same function of another size, which the caller answers for; several times as fast as a new one.
+
+        Most operators of most models are pointwise, and of sizes that follow from those of checked ones.
+        """
+        other = self.again(label)
+        known = other.__dict__
+        known.pop("_identity", None)
+        known["n"], known["read"], known["write"], known["rows"], known["run"] = n, read, write, rows, run
+        return other
 
     @property
     def name(self) -> str:

@@ -31,11 +31,11 @@ class Section:
     @property
     def parameter_byte(self) -> int:
         """Weights of one repetition."""
-        return sum(p.storage.byte for p in self.tape.parameters)
+        return sum([p.storage.byte for p in self.tape.parameters])
 
     @property
     def parameter_count(self) -> int:
-        return sum(p.numel for p in self.tape.parameters)
+        return sum([p.numel for p in self.tape.parameters])
 
     @property
     def saved_byte(self) -> int:
@@ -51,23 +51,28 @@ class Section:
     def peak_byte(self) -> int:
         """Most bytes of passing tensors alive at once while one repetition runs forward."""
         last: dict[Storage, int] = {}
+        born: list[tuple[int, Storage]] = []
         for index, entry in enumerate(self.forward):
-            for tensor in (*entry.reads, *entry.writes):
-                last[tensor.storage] = index
-        last.update((t.storage, len(self.forward)) for t in self.outputs)
-        known = {t.storage for t in self.inputs}
-        alive = most = sum(storage.byte for storage in known)
-        ending: dict[int, int] = {}
-        for index, entry in enumerate(self.forward):
-            for tensor in (*entry.reads, *entry.writes):
-                storage = tensor.storage
-                if storage not in known and not storage.resident:
-                    known.add(storage)
-                    alive += storage.byte
-                    ending[last[storage]] = ending.get(last[storage], 0) + storage.byte
+            for touched in (entry.reads, entry.writes):
+                for tensor in touched:
+                    storage = tensor.storage
+                    if storage not in last:
+                        born.append((index, storage))
+                    last[storage] = index
+        end = len(self.forward)
+        last.update([(tensor.storage, end) for tensor in self.outputs])
+        given = {tensor.storage for tensor in self.inputs}
+        alive = most = sum([storage.byte for storage in given])
+        coming, going = [0] * end, [0] * (end + 1)
+        for index, storage in born:
+            if not storage.resident and storage not in given:
+                coming[index] += storage.byte
+                going[last[storage]] += storage.byte
+        for more, less in zip(coming, going, strict=False):  # what is put out goes after the end
+            alive += more
             if alive > most:
                 most = alive
-            alive -= ending.get(index, 0)
+            alive -= less
         return most
 
 
@@ -149,14 +154,15 @@ def flow_back(tape: Tape, section: Section, seeds: dict[int, Tensor]) -> list[Te
     grads = {key: _onto(tape, grad) for key, grad in seeds.items()}
     for node in reversed(tape.nodes):
         given = [grads.pop(id(out), None) for out in node.outputs]
-        if all(g is None for g in given):
+        if given.count(None) == len(given):
             continue
         tape.label = f"{node.label}.backward"
         for tensor, grad in zip(node.inputs, node.rule(*given), strict=True):
             if tensor is None or grad is None or not tensor.needs_grad:
                 continue
-            known = grads.get(id(tensor))
-            grads[id(tensor)] = grad if known is None else add_into(known, grad)
+            key = id(tensor)
+            known = grads.get(key)
+            grads[key] = grad if known is None else add_into(known, grad)
     for weight in tape.tied:
         if id(weight) in grads:
             add_into(grads[id(weight)], grads[id(weight)])
@@ -178,7 +184,7 @@ def gradient_exchange(parameters: int, dtype: Dtype, gpus: int) -> Block:
 
 
 def _ops(entries: Sequence[Entry]) -> tuple[Operator, ...]:
-    return tuple(entry.op for entry in entries)
+    return tuple([entry.op for entry in entries])
 
 
 def _seed(out: Tensor) -> Tensor:
