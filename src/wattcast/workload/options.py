@@ -66,7 +66,7 @@ class Options:
     def of(cls, **given: object) -> Options:
         """Choices by name, as people and files give them: words stand for phases, formats and stacks."""
         for name in given:
-            if name not in cls.__dataclass_fields__:
+            if name not in OPTION_NAMES:
                 raise unknown_option(name)
         return cls(**given)  # type: ignore[arg-type]  # checked, and words looked up, when made
 
@@ -98,6 +98,7 @@ class Options:
             raise bad_value("stack", "eager or compiled in training", "engine", "An engine only serves.")
 
 
+OPTION_NAMES = tuple(item.name for item in fields(Options))
 RUNNABLE = (Dtype.FP32, Dtype.TF32, Dtype.BF16, Dtype.FP16, Dtype.FP8, Dtype.INT8)
 _ENUMS: dict[str, type[StrEnum]] = {
     "phase": Phase,
@@ -112,12 +113,11 @@ MOST = 1 << 31  # beyond this a size is a slip of the finger, and products would
 
 def unknown_option(name: str, beside: Iterable[str] = ()) -> UnknownName:
     """What to say of a name that is no option; ``beside`` are others that stand where it was given."""
-    known = [item.name for item in fields(Options)]
-    there = f"Options of a model: {', '.join(known)}."
-    settings = list(beside)
+    settings = tuple(beside)
+    there = f"Options of a model: {', '.join(OPTION_NAMES)}."
     if settings:
         there += f" Settings beside them: {', '.join(settings)}."
-    return unknown_name("option", name, [*known, *settings], there)
+    return unknown_name("option", name, OPTION_NAMES + settings, there)
 
 
 def _enum(kind: type[StrEnum], name: str, value: object) -> StrEnum:

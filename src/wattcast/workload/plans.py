@@ -1,11 +1,11 @@
 """What a model becomes for one batch after another: traced the first times, then read off a plan.
 
-Operators of a model at another batch are the same ones with other sizes. So when a structure (a model under given
-options, but for the batch) is asked for again and again, it is traced once more with a batch that is a
-:class:`~wattcast.workload.sizes.Size`. That trace costs several times an ordinary one, and yields every field of every
-operator as a polynomial in the batch, with the batches for which these hold. From then on a graph is those polynomials'
-values. Outside these batches, and for models whose operators are no polynomials (experts that share tokens unevenly),
-the model is traced as ever: a graph is the same either way.
+The operators of a model at another batch are the same ones with other sizes. So when a structure (a model under given
+options, but for the batch) is asked for again and again, it is traced once more, with a batch that is a
+:class:`~wattcast.workload.sizes.Size`. That costs some four ordinary traces, and yields every field of every operator
+as a polynomial in the batch, with the batches for which these hold. From then on a graph is their values for a batch,
+at a tenth of the cost. For other batches, and where fields are no polynomials (tokens that experts cannot share
+evenly, operators that a compiler fuses), the model is traced as ever: a graph is the same either way.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Any, TypeAlias, cast
 from wattcast.workload.graph import Block, Operator
 from wattcast.workload.models import Model
 from wattcast.workload.options import MOST, Options
-from wattcast.workload.sizes import NotPlain, Size, Span
+from wattcast.workload.sizes import Largest, NotPlain, Size, Span
 
 Traced: TypeAlias = tuple[Sequence[Block], int]  # blocks, and the bytes they hold at their peak
-WORTH = 3  # builds after which a structure is worth a plan
-_MOST_PLANS = 3  # of one structure, for batches apart
+WORTH = 3  # builds of a structure, the last of which is worth a plan
+_MOST_TRIES = 3  # for plans of one structure, which may hold for batches apart, or not be possible
 _MOST_STRUCTURES = 256
 
 
@@ -49,32 +49,35 @@ class _Line:
 
 @dataclass(frozen=True)
 class Plan:
-    """A traced model as lines, and which of them stand in each block under which label."""
+    """A traced model as lines, and which of them stand in each block (under which label, where not its line's)."""
 
     span: Span
     lines: tuple[_Line, ...]
-    blocks: tuple[tuple[tuple[tuple[int, str], ...], int, str], ...]
-    held_byte: int | Size
+    blocks: tuple[tuple[tuple[tuple[int, str | None], ...], int, str], ...]
+    held_byte: int | Size | Largest
 
     @classmethod
-    def of(cls, span: Span, blocks: Sequence[Block], held_byte: int | Size) -> Plan:
+    def of(cls, span: Span, blocks: Sequence[Block], held_byte: int | Size | Largest) -> Plan:
         """The plan of a trace whose sizes know the batch."""
-        place: dict[Operator, int] = {}
-        laid = [
-            (tuple([(place.setdefault(op, len(place)), op.label) for op in block.ops]), block.repeat, block.label)
-            for block in blocks
-        ]
-        return cls(span, tuple([_line(op) for op in place]), tuple(laid), held_byte)
+        first: dict[tuple[Operator, int], tuple[int, str]] = {}  # equal operators that run equally often are one line
+        laid = []
+        for block in blocks:
+            rows: list[tuple[int, str | None]] = []
+            for op in block.ops:
+                row, label = first.setdefault((op, op.count), (len(first), op.label))
+                rows.append((row, None if op.label == label else op.label))
+            laid.append((tuple(rows), block.repeat, block.label))
+        return cls(span, tuple([_line(op) for op, _ in first]), tuple(laid), held_byte)
 
     def at(self, batch: int) -> Traced:
         """What the trace would have given for ``batch``, which its span must hold."""
         ops = [line.at(batch) for line in self.lines]
         blocks = [
-            Block(tuple([ops[row].again(label) for row, label in rows]), repeat, name)
+            Block(tuple([ops[row] if label is None else ops[row].again(label) for row, label in rows]), repeat, name)
             for rows, repeat, name in self.blocks
         ]
         held = self.held_byte
-        return blocks, held.at(batch) if isinstance(held, Size) else held
+        return blocks, held if isinstance(held, int) else held.at(batch)
 
 
 def _line(op: Operator) -> _Line:
@@ -82,15 +85,16 @@ def _line(op: Operator) -> _Line:
     sizes = {name: value for name, value in known.items() if isinstance(value, Size)}
     straight = tuple([(name, *size.of) for name, size in sizes.items() if len(size.of) == 2])
     curved = tuple([(name, size) for name, size in sizes.items() if len(size.of) > 2])
-    return _Line(type(op), known, straight, curved)  # type: ignore[arg-type]  # two coefficients each
+    return _Line(type(op), known, straight, curved)
 
 
 @dataclass
 class _Structure:
-    """How often a structure was traced, and the plans that came of it."""
+    """The plans of a structure; how often it was traced since the last try for one, and how many tries there were."""
 
-    traced: int = 0
     plans: list[Plan] = field(default_factory=list)
+    traced: int = 0
+    tries: int = 0
 
     def find(self, batch: int) -> Plan | None:
         """The plan that holds for a batch, if there is one."""
@@ -98,6 +102,10 @@ class _Structure:
             if plan.span.holds(batch):
                 return plan
         return None
+
+    def worth_a_plan(self, batch: int) -> bool:
+        """Asked for often enough, and not for a batch of one, whose dimension has no say in how tensors lie."""
+        return batch > 1 and self.traced + 1 >= WORTH and self.tries < _MOST_TRIES
 
 
 _STRUCTURES: dict[tuple[object, ...], _Structure] = {}
@@ -107,22 +115,15 @@ def blocks_of(model: Model, options: Options, trace: Callable[[Model, Options], 
     """``trace(model, options)``, from a plan where there is one that holds."""
     structure, batch = _structure(model, options), options.batch
     plan = structure.find(batch)
-    if plan is None and _worth(structure, batch):
-        plan = _planned(model, options, trace)
-        structure.traced = 0
-        if plan is None:
-            structure.traced = -(1 << 62)  # never again
-        else:
+    if plan is None and structure.worth_a_plan(batch):
+        structure.traced, structure.tries = 0, structure.tries + 1
+        plan = plan_of(model, options, trace)
+        if plan is not None:
             structure.plans.append(plan)
     if plan is not None:
         return plan.at(batch)
     structure.traced += 1
     return trace(model, options)
-
-
-def _worth(structure: _Structure, batch: int) -> bool:
-    """A batch of one is like no other: its dimension has no say in how tensors lie."""
-    return batch > 1 and structure.traced + 1 >= WORTH and len(structure.plans) < _MOST_PLANS
 
 
 def _structure(model: Model, options: Options) -> _Structure:
@@ -136,7 +137,7 @@ def _structure(model: Model, options: Options) -> _Structure:
     return structure
 
 
-def _planned(model: Model, options: Options, trace: Callable[[Model, Options], Traced]) -> Plan | None:
+def plan_of(model: Model, options: Options, trace: Callable[[Model, Options], Traced]) -> Plan | None:
     """The plan of a structure, traced with a batch that leaves its marks; None where there can be none."""
     span = Span(options.batch, MOST)
     marked = object.__new__(Options)  # checked already, with a plain batch

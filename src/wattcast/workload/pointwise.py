@@ -58,20 +58,25 @@ def _blank(function: str, dtype: Dtype, result: Dtype, layout: Layout) -> Elemen
 def _spread(function: str, inputs: Sequence[Tensor], out_dtype: Dtype | None) -> tuple[Shape, Dtype, Elementwise]:
     """Of row-major operands of several shapes: shape and format of the result, and the operator."""
     shape = broadcast(*[tensor.shape for tensor in inputs])
-    n, rows, held, read, main = prod(shape) or 1, None, -1, 0, inputs[0]
+    dtype = result = inputs[0].dtype
+    n, rows, read, mixed = prod(shape) or 1, None, 0, False
     for tensor in inputs:
-        elements, byte = prod(tensor.shape), tensor.dtype.byte
-        read += elements * byte
-        if elements > held or (elements == held and byte > main.dtype.byte):
-            main, held = tensor, elements
+        elements = prod(tensor.shape)
+        read += elements * tensor.dtype.byte
+        mixed = mixed or tensor.dtype is not dtype
         if elements != n and elements > 1:
             rows = n // _inner(shape, tensor.shape)
-    dtype = main.dtype
-    result = out_dtype or promoted(inputs)
+    if mixed:
+        dtype, result = _main(inputs).dtype, promoted(inputs)
+    result = out_dtype or result
     plain = read == function_of(function).inputs * n * dtype.byte
-    layout = Layout.CONTIGUOUS if rows is None else Layout.BROADCAST
-    op = _blank(function, dtype, result, layout)
-    return shape, result, op.sized(main.tape.label, n, None if plain else read, rows)
+    blank = _blank(function, dtype, result, Layout.CONTIGUOUS if rows is None else Layout.BROADCAST)
+    return shape, result, blank.sized(inputs[0].tape.label, n, None if plain else read, rows)
+
+
+def _main(inputs: Sequence[Tensor]) -> Tensor:
+    """The input with the most elements, of those the widest, of those the first."""
+    return max(inputs, key=lambda tensor: (tensor.numel, tensor.dtype.byte))
 
 
 def _inner(shape: Shape, have: Shape) -> int:

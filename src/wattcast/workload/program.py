@@ -10,6 +10,7 @@ from wattcast.dtypes import Dtype
 from wattcast.workload.functional import add_into, fill
 from wattcast.workload.fuse import fuse
 from wattcast.workload.graph import Block, Collective, Elementwise, Operator
+from wattcast.workload.sizes import largest
 from wattcast.workload.symbolic import Entry, Storage, Tape, Tensor
 
 # torch.optim's fused AdamW hands at most 320 chunks of 65,536 elements to one launch
@@ -62,7 +63,8 @@ class Section:
         end = len(self.forward)
         last.update([(tensor.storage, end) for tensor in self.outputs])
         given = {tensor.storage for tensor in self.inputs}
-        alive = most = sum([storage.byte for storage in given])
+        alive = sum([storage.byte for storage in given])
+        reached = [alive]
         coming, going = [0] * end, [0] * (end + 1)
         for index, storage in born:
             if not storage.resident and storage not in given:
@@ -70,10 +72,9 @@ class Section:
                 going[last[storage]] += storage.byte
         for more, less in zip(coming, going, strict=False):  # what is put out goes after the end
             alive += more
-            if alive > most:
-                most = alive
+            reached.append(alive)
             alive -= less
-        return most
+        return largest(reached)
 
 
 @dataclass

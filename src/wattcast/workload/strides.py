@@ -77,7 +77,8 @@ def walk(shape: Shape, inputs: Operands) -> tuple[Shape, Layout, int | None, int
     """Of a pointwise kernel: the strides of its output, its layout, and ``rows`` and ``run`` of that."""
     lie = [_padded(shape, have, step) for have, step in inputs]
     strides = _packed(shape, lie)
-    layout = _layout(shape, strides, inputs, lie)
+    others = [(operand, padded) for operand, padded in zip(inputs, lie, strict=True) if padded != strides]
+    layout = _layout(shape, strides, others)
     return strides, layout, *_extent(layout, shape, strides, inputs, lie)
 
 
@@ -108,7 +109,7 @@ def _innermost_first(shape: Shape, operands: Sequence[Shape]) -> list[int]:
     first = operands[0]
     if 0 not in first:
         told = sorted(range(len(shape)), key=first.__getitem__)
-        if all([first[a] != first[b] for a, b in pairwise(told)]):  # which tells all of them apart
+        if all(first[a] != first[b] for a, b in pairwise(told)):  # which tells all of them apart
             return told
     order = list(range(len(shape) - 1, -1, -1))
     for i in range(1, len(order)):
@@ -148,18 +149,18 @@ def _compare(a: int, b: int, shape: Shape, operands: Sequence[Shape]) -> int:
 
 def layout_of(shape: Shape, strides: Shape, inputs: Operands) -> Layout:
     """How a pointwise kernel with this output walks over its inputs."""
+    if all(have == shape and step == strides for have, step in inputs):
+        return Layout.CONTIGUOUS
     told = [(have, step) for have, step in inputs if have.count(1) < len(have)]  # a scalar rides along
-    return _layout(shape, strides, told, [_padded(shape, have, step) for have, step in told])
+    return _layout(shape, strides, [((have, step), _padded(shape, have, step)) for have, step in told])
 
 
-def _layout(shape: Shape, strides: Shape, inputs: Operands, lie: Sequence[Shape]) -> Layout:
+def _layout(shape: Shape, strides: Shape, operands: Sequence[tuple[tuple[Shape, Shape], Shape]]) -> Layout:
     layout = Layout.CONTIGUOUS
-    for (have, step), padded in zip(inputs, lie, strict=True):
-        if padded == strides and have == shape:
-            continue  # as the result lies
+    for (have, step), padded in operands:
         if have.count(1) == len(have):
-            continue  # a scalar rides along
-        if 0 in padded and any([not s and size != 1 for s, size in zip(padded, shape, strict=True)]):
+            continue
+        if 0 in padded and any(not s and size != 1 for s, size in zip(padded, shape, strict=True)):
             return Layout.BROADCAST
         if not dense(have, step):
             layout = Layout.STRIDED
@@ -215,7 +216,7 @@ def _extent(
 
 def _spreads(shape: Shape, have: Shape) -> bool:
     lead = len(shape) - len(have)
-    return have == shape or all([h in (1, w) for h, w in zip(have, shape[lead:], strict=True)])
+    return have == shape or all(h in (1, w) for h, w in zip(have, shape[lead:], strict=True))
 
 
 def _inner(sizes: Sequence[int], walk: Sequence[int]) -> int:
