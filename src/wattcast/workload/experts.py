@@ -180,6 +180,8 @@ def shares(picks: int, experts: int, chosen: int, skew: float) -> list[tuple[int
     >>> shares(512, 8, 2, 0.0), shares(512, 8, 2, 0.5), shares(6, 8, 2, 0.0)
     ([(8, 64)], [(2, 160), (6, 32)], [(6, 1)])
     """
+    if not skew and picks < experts:
+        return [(picks, 1)]
     if not skew:
         each, more = picks // experts, picks % experts
         shared = [(more, each + 1), (experts - more, each)]

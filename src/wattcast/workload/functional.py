@@ -11,7 +11,7 @@ from math import prod
 
 from wattcast.dtypes import Dtype
 from wattcast.workload.graph import Elementwise, Layout
-from wattcast.workload.pointwise import elementwise, pointwise
+from wattcast.workload.pointwise import blank, elementwise, pointwise
 from wattcast.workload.strides import Shape, layout_of
 from wattcast.workload.symbolic import Tape, Tensor
 
@@ -131,7 +131,7 @@ def cast(x: Tensor, dtype: Dtype) -> Tensor:
 def fill(tape: Tape, shape: Shape, dtype: Dtype) -> Tensor:
     """A constant, a range: written, nothing read."""
     out = tape.empty(shape, dtype)
-    tape.emit(Elementwise("fill", max(out.numel, 1), dtype=dtype), (), (out,))
+    tape.emit(blank("fill", dtype, dtype).sized("", out.numel or 1), (), (out,))
     return out
 
 
@@ -166,8 +166,9 @@ def reduce(function: str, x: Tensor, shape: Shape, *, across: bool = False) -> T
     out = x.tape.empty(shape, x.dtype)
     dense = Layout.CONTIGUOUS if x.is_contiguous else Layout.STRIDED
     layout = Layout.TRANSPOSED if across and x.strides[-1] == 1 else dense
-    read = None if x.byte == x.numel * x.dtype.byte else x.byte
-    op = Elementwise(function, x.numel, dtype=x.dtype, layout=layout, read=read, write=out.byte)
+    n, byte = x.numel, x.byte
+    read = None if byte == n * x.dtype.byte else byte
+    op = blank(function, x.dtype, x.dtype, layout).sized("", n, read, write=out.byte)
     x.tape.emit(op, (x,), (out,))
     return out
 

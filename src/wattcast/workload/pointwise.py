@@ -20,21 +20,25 @@ from wattcast.workload.symbolic import Entry, Storage, Tensor, held_byte
 
 def pointwise(function: str, *inputs: Tensor, out_dtype: Dtype | None = None) -> Tensor:
     """One elementwise kernel over broadcast inputs; the gradient is the caller's."""
-    tape = inputs[0].tape
-    shape = inputs[0].shape
-    same = True
-    for tensor in inputs:
-        if tensor.strides != contiguous(tensor.shape):
-            return _irregular(function, inputs, out_dtype)
-        same = same and tensor.shape == shape
+    first = inputs[0]
+    tape, shape, strides = first.tape, first.shape, first.strides
+    regular, same = strides == contiguous(shape), True
+    for other in inputs[1:]:
+        if other.shape == shape:
+            regular = regular and other.strides == strides
+        else:
+            same = False
+            regular = regular and other.strides == contiguous(other.shape)
+    if not regular:
+        return _irregular(function, inputs, out_dtype)
     if same:
         n = prod(shape) or 1
-        dtype, read, blank = _alike(function, tuple([tensor.dtype for tensor in inputs]), out_dtype)
-        op = blank.sized(tape.label, n, read and read * n)
+        dtype, read, plain = _alike(function, tuple([tensor.dtype for tensor in inputs]), out_dtype)
+        op = plain.sized(tape.label, n, read and read * n)
     else:
         shape, dtype, op = _spread(function, inputs, out_dtype)
-        n = op.n
-    out = Tensor(tape, shape, contiguous(shape), dtype, Storage(n * dtype.byte))
+        n, strides = op.n, contiguous(shape)
+    out = Tensor(tape, shape, strides, dtype, Storage(n * dtype.byte))
     tape.entries.append(Entry(op, inputs, (out,)))
     return out
 
@@ -46,12 +50,12 @@ def _alike(function: str, given: tuple[Dtype, ...], out_dtype: Dtype | None) -> 
     result = out_dtype or widest(given)
     read = sum([d.byte for d in given])
     plain = read == function_of(function).inputs * dtype.byte
-    return result, None if plain else read, _blank(function, dtype, result, Layout.CONTIGUOUS)
+    return result, None if plain else read, blank(function, dtype, result, Layout.CONTIGUOUS)
 
 
 @lru_cache(maxsize=1024)
-def _blank(function: str, dtype: Dtype, result: Dtype, layout: Layout) -> Elementwise:
-    """An operator that has all but its sizes."""
+def blank(function: str, dtype: Dtype, result: Dtype, layout: Layout = Layout.CONTIGUOUS) -> Elementwise:
+    """An operator that has all but its sizes, which ``sized`` gives it."""
     return Elementwise(function, 1, dtype=dtype, out_dtype=None if result is dtype else result, layout=layout)
 
 
@@ -70,8 +74,9 @@ def _spread(function: str, inputs: Sequence[Tensor], out_dtype: Dtype | None) ->
         dtype, result = _main(inputs).dtype, promoted(inputs)
     result = out_dtype or result
     plain = read == function_of(function).inputs * n * dtype.byte
-    blank = _blank(function, dtype, result, Layout.CONTIGUOUS if rows is None else Layout.BROADCAST)
-    return shape, result, blank.sized(inputs[0].tape.label, n, None if plain else read, rows)
+    layout = Layout.CONTIGUOUS if rows is None else Layout.BROADCAST
+    op = blank(function, dtype, result, layout)
+    return shape, result, op.sized(inputs[0].tape.label, n, None if plain else read, rows)
 
 
 def _main(inputs: Sequence[Tensor]) -> Tensor:
@@ -138,7 +143,7 @@ def _made(
     n = n or 1
     read = sum([held_byte(*operand) for operand in given])
     plain = read == function_of(function).inputs * n * dtype.byte
-    return _blank(function, dtype, result, layout).sized("", n, None if plain else read, *extents)
+    return blank(function, dtype, result, layout).sized("", n, None if plain else read, *extents)
 
 
 def promoted(inputs: Sequence[Tensor]) -> Dtype:
