@@ -4,8 +4,8 @@ The operators of a model at another batch are the same ones with other sizes. So
 options, but for the batch) is asked for again and again, it is traced once more, with a batch that is a
 :class:`~wattcast.workload.sizes.Size`. That costs some four ordinary traces, and yields every field of every operator
 as a polynomial in the batch, with the batches for which these hold. From then on a graph is their values for a batch,
-at a tenth of the cost. For other batches, and where fields are no polynomials (tokens that experts cannot share
-evenly, operators that a compiler fuses), the model is traced as ever: a graph is the same either way.
+at about an eighth of the cost. For other batches, and where fields are no polynomials (tokens that experts cannot
+share evenly, operators that a compiler fuses), the model is traced as ever: a graph is the same either way.
 """
 
 from __future__ import annotations
