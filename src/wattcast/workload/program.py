@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from math import ceil
 
 from wattcast.dtypes import Dtype
@@ -63,18 +64,13 @@ class Section:
         end = len(self.forward)
         last.update([(tensor.storage, end) for tensor in self.outputs])
         given = {tensor.storage for tensor in self.inputs}
-        alive = sum([storage.byte for storage in given])
-        reached = [alive]
-        coming, going = [0] * end, [0] * (end + 1)
+        coming, going = [0] * end, [0] * (end + 1)  # what is put out goes after the end
         for index, storage in born:
             if not storage.resident and storage not in given:
                 coming[index] += storage.byte
                 going[last[storage]] += storage.byte
-        for more, less in zip(coming, going, strict=False):  # what is put out goes after the end
-            alive += more
-            reached.append(alive)
-            alive -= less
-        return largest(reached)
+        more = [byte - gone for byte, gone in zip(coming, [0, *going], strict=False)]
+        return largest(list(accumulate(more, initial=sum([storage.byte for storage in given]))))
 
 
 @dataclass
