@@ -31,7 +31,7 @@ from wattcast.prediction import predict as predict_graph
 from wattcast.prediction import predict_many as predict_graphs
 from wattcast.workload import source
 from wattcast.workload.graph import Graph
-from wattcast.workload.options import Options
+from wattcast.workload.options import OPTION_NAMES, Options, unknown_option
 
 CARDS = ("another", "this")
 Workload: TypeAlias = str | Path | Graph | Mapping[str, object]
@@ -62,7 +62,7 @@ def predict(
     ``options`` are those of :class:`~wattcast.workload.options.Options`: batch, seq, tokens, phase,
     dtype, attention, head, stack, tp, pp, dp, ...
     """
-    graph = source.load(workload, Options.of(**options))
+    graph = source.load(workload, _options(options))
     chip = find_gpu(gpu)
     fitted = with_factors(_bundle(bundle, chip), factors or {})
     return predict_graph(*asked(graph, chip, fitted, clock, power_limit, host_launch, temperature, data, card))
@@ -89,11 +89,22 @@ def predict_many(
         wattcast.predict_many(["llama3-8b", ("llama3-8b", {"phase": "decode"}), ("resnet50", {"batch": 64})], "h200")
     """
     pairs = [item if isinstance(item, tuple) else (item, {}) for item in workloads]
-    graphs = [source.load(workload, Options.of(**(options | dict(own)))) for workload, own in pairs]
+    graphs = [source.load(workload, _options(options | dict(own))) for workload, own in pairs]
     chip = find_gpu(gpu)
     fitted = with_factors(_bundle(bundle, chip), factors or {})
     notes, at, fitted = _settings(chip, fitted, clock, power_limit, host_launch, temperature, data, card)
     return predict_graphs([_noted(graph, notes) for graph in graphs], chip, at, fitted)
+
+
+SETTINGS = ("clock", "power_limit", "host_launch", "temperature", "data", "bundle", "factors", "card")
+
+
+def _options(given: Mapping[str, object]) -> Options:
+    """The options of a model; a name that is none of them may have been meant for a setting of :func:`predict`."""
+    for name in given:
+        if name not in OPTION_NAMES:
+            raise unknown_option(name, SETTINGS)
+    return Options.of(**given)
 
 
 def asked(

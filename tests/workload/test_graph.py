@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from wattcast.dtypes import Dtype
-from wattcast.workload.graph import Block, Bmm, Conv2d, Elementwise, Linear
+from wattcast.workload.graph import Block, Bmm, Conv2d, Elementwise, LayerNorm, Layout, Linear, RmsNorm
 
 
 def test_equal_operators_of_a_block_are_one_wherever_they_stand() -> None:
@@ -25,6 +25,22 @@ def test_the_same_operator_elsewhere_differs_in_its_label_alone() -> None:
     assert again == op
     assert hash(again) == hash(op)
     assert (again.label, op.label, again.rows, again.dtype) == ("there", "here", 4, Dtype.FP16)
+
+
+def test_another_size_of_an_operator_is_as_if_it_were_made_anew() -> None:
+    op = Elementwise("add", 64, dtype=Dtype.FP16, layout=Layout.BROADCAST, read=5, rows=4, label="here")
+    hash(op)
+    other = op.sized("there", 32, rows=2, write=7)
+    made = Elementwise("add", 32, dtype=Dtype.FP16, layout=Layout.BROADCAST, rows=2, write=7, label="there")
+    assert repr(other) == repr(made)
+    assert other == made != op
+    assert hash(other) == hash(made) != hash(op)
+
+
+def test_operators_of_two_classes_are_never_equal() -> None:
+    assert LayerNorm(8, 16) != RmsNorm(8, 16)
+    assert LayerNorm(8, 16) == LayerNorm(8, 16, label="elsewhere", count=2)
+    assert (LayerNorm(8, 16) == "layernorm") is False
 
 
 def test_the_hash_of_an_operator_is_kept_but_is_no_part_of_it() -> None:

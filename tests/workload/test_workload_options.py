@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
+
 import pytest
 
+import wattcast
+from wattcast.api import SETTINGS
 from wattcast.dtypes import Dtype
-from wattcast.errors import BadInput, WattcastError
+from wattcast.errors import BadInput, UnknownName, WattcastError
 from wattcast.workload import Head, Options, Phase, Stack, build
 
 
@@ -38,6 +43,26 @@ def test_nonsense_is_refused(given: dict[str, object], says: str) -> None:
     with pytest.raises(WattcastError) as error:
         Options(**given)
     assert says in str(error.value)
+
+
+def test_an_option_nobody_knows_is_named_with_the_nearest() -> None:
+    with pytest.raises(UnknownName, match=r"unknown option 'sequ'\. Closest: seq\. Options of a model: batch, seq,"):
+        Options.of(sequ=5)
+
+
+def test_a_setting_misspelt_as_an_option_is_found_among_the_settings() -> None:
+    """``power_limit_w=450`` used to end in a bare TypeError of ``Options.__init__``."""
+    with pytest.raises(UnknownName) as error:
+        wattcast.predict("bert-base", "h200", power_limit_w=450)
+    assert "unknown option 'power_limit_w'. Closest: power_limit." in str(error.value)
+    with pytest.raises(UnknownName, match="Closest: batch"):
+        wattcast.predict_many([("bert-base", {"bacth": 3})], "h200")
+
+
+@pytest.mark.parametrize("asking", [wattcast.predict, wattcast.predict_many])
+def test_the_settings_named_are_those_there_are(asking: Callable[..., object]) -> None:
+    named = inspect.signature(asking).parameters.values()
+    assert tuple(p.name for p in named if p.kind is p.KEYWORD_ONLY) == SETTINGS
 
 
 def test_words_become_enums_and_pytorch_names_are_known() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +45,7 @@ class Architecture:
         found: Callable[..., Program] = getattr(self._template, self.trace_name)
         return found
 
-    @property
+    @cached_property
     def _template(self) -> Any:
         return import_module(f"wattcast.workload.{self.module}")
 

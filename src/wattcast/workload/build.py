@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from wattcast.dtypes import Dtype
-from wattcast.workload import memory, models, resolution
+from wattcast.workload import memory, models, plans, resolution
 from wattcast.workload.architectures import Kind
 from wattcast.workload.graph import Block, Collective, Graph
 from wattcast.workload.models import Model
@@ -24,6 +24,12 @@ def build(model: str | Model, options: Options = Options()) -> Graph:  # noqa: B
 @lru_cache(maxsize=256)
 def _build(model: Model, options: Options) -> Graph:
     options, said = resolve(model, options)
+    blocks, held_byte = plans.blocks_of(model, options, _traced)
+    return Graph(resolution.title(model, options), tuple(blocks), float(held_byte), tuple(said))
+
+
+def _traced(model: Model, options: Options) -> tuple[list[Block], int]:
+    """The blocks of operators, and the bytes a GPU holds at their peak."""
     if options.phase is Phase.GENERATE:
         blocks, passes = _generate(model, options)
     else:
@@ -32,10 +38,10 @@ def _build(model: Model, options: Options) -> Graph:
     blocks += _between_gpus(options, passes[0])
     if options.phase is Phase.TRAIN:
         blocks.append(optimiser(passes[0].parameter_count, activation_dtype(options)))
-    held = memory.of(options, passes)
+    held_byte = memory.of(options, passes).total_byte
     for program in passes:
         program.release()
-    return Graph(resolution.title(model, options), tuple(blocks), float(held.total_byte), tuple(said))
+    return blocks, held_byte
 
 
 @lru_cache(maxsize=256)

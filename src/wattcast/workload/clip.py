@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from wattcast.dtypes import Dtype
 from wattcast.workload import layers, masks, products
 from wattcast.workload.encoder import patches, prenorm_layer
-from wattcast.workload.functional import divide, fill, pointwise, power, total_last, unary
+from wattcast.workload.functional import divide, fill, power, total_last, unary
 from wattcast.workload.graph import Elementwise
+from wattcast.workload.pointwise import pointwise
 from wattcast.workload.program import Program
 from wattcast.workload.run import Run
 from wattcast.workload.symbolic import Tape, Tensor

@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from math import prod
 
 from wattcast.dtypes import Dtype
-from wattcast.workload.functional import elementwise, pointwise, reduce
+from wattcast.workload.functional import reduce
 from wattcast.workload.graph import Conv2d, Elementwise, LayerNorm, Layout
+from wattcast.workload.pointwise import blank, elementwise, pointwise
 from wattcast.workload.run import Run
 from wattcast.workload.symbolic import Tensor
 
@@ -87,13 +88,13 @@ def batch_norm(run: Run, x: Tensor) -> Tensor:
     out = tape.empty(x.shape, x.dtype)
     function = "batchnorm_train" if run.training else "batchnorm"
     if run.training:  # how many batches were seen
-        tape.emit(Elementwise("shift", 1, dtype=Dtype.INT64), (), (tape.empty((1,), Dtype.INT64),))
-    pixels = prod(x.shape[2:])
-    tape.emit(Elementwise(function, x.numel, dtype=x.dtype, rows=channels, run=pixels), (x, weight, bias), (out,))
+        tape.emit(blank("shift", Dtype.INT64, Dtype.INT64).sized("", 1), (), (tape.empty((1,), Dtype.INT64),))
+    n, pixels = x.numel, prod(x.shape[2:])
+    tape.emit(blank(function, x.dtype, x.dtype).sized("", n, None, channels, pixels), (x, weight, bias), (out,))
 
     def back(g: Tensor) -> Sequence[Tensor]:
         d_x = tape.empty(x.shape, x.dtype)
-        op = Elementwise("batchnorm_grad", x.numel, dtype=x.dtype, read=4 * x.byte, rows=channels, run=pixels)
+        op = blank("batchnorm_grad", x.dtype, x.dtype).sized("", n, 4 * x.byte, channels, pixels)
         tape.emit(op, (g, x), (d_x,))
         return d_x, tape.empty((channels,), x.dtype), tape.empty((channels,), x.dtype)
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from wattcast.dtypes import Dtype
 from wattcast.workload import encoder, layers, products
 from wattcast.workload.convolutions import conv, group_norm, upsample
-from wattcast.workload.functional import activation, cat, fill, pointwise
+from wattcast.workload.functional import activation, cat, fill
+from wattcast.workload.pointwise import pointwise
 from wattcast.workload.program import Program
 from wattcast.workload.run import Run
 from wattcast.workload.symbolic import Tape, Tensor

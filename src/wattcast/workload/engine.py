@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from wattcast.workload import layers, products
 from wattcast.workload.experts import mixture
-from wattcast.workload.functional import pointwise
 from wattcast.workload.graph import Attention, Bmm, Elementwise, LayerNorm, Layout, RmsNorm
+from wattcast.workload.pointwise import pointwise
 from wattcast.workload.run import Run
 from wattcast.workload.symbolic import Tensor
 
@@ -81,7 +81,8 @@ def _split(fused: Tensor, heads: tuple[int, int, int], dim: int) -> tuple[Tensor
 
 def turn(q: Tensor, k: Tensor, cos: Tensor, share: float) -> None:
     """Rotary embedding of queries and keys, in place, in one kernel."""
-    n = int((q.numel + k.numel) * share)
+    whole = q.numel + k.numel
+    n = whole if share == 1.0 else int(whole * share)
     op = Elementwise("rotary", n, dtype=q.dtype, layout=Layout.STRIDED, read=n * q.dtype.byte + 2 * cos.byte)
     q.tape.emit(op, (q, k, cos), (q, k))
 

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from wattcast.dtypes import Dtype
 from wattcast.workload import layers, products
-from wattcast.workload.functional import activation, divide, fill, pointwise, reduce, total_last
+from wattcast.workload.functional import activation, divide, fill, reduce, total_last
 from wattcast.workload.graph import Elementwise
+from wattcast.workload.pointwise import pointwise
 from wattcast.workload.run import Run
 from wattcast.workload.symbolic import Tensor
 
@@ -179,6 +180,12 @@ def shares(picks: int, experts: int, chosen: int, skew: float) -> list[tuple[int
     >>> shares(512, 8, 2, 0.0), shares(512, 8, 2, 0.5), shares(6, 8, 2, 0.0)
     ([(8, 64)], [(2, 160), (6, 32)], [(6, 1)])
     """
+    if not skew and picks < experts:
+        return [(picks, 1)]
+    if not skew:
+        each, more = picks // experts, picks % experts
+        shared = [(more, each + 1), (experts - more, each)]
+        return [(size, rows) for size, rows in shared if size and rows]
     hot = round(picks * skew)
     even = _spread_evenly(picks - hot, experts)
     busy = min(chosen, experts)

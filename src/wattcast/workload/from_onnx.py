@@ -16,7 +16,6 @@ from typing import Any
 from wattcast.dtypes import Dtype
 from wattcast.errors import BadInput, MissingTool, bad_value, clip
 from wattcast.files import read_bytes
-from wattcast.workload.functional import elementwise
 from wattcast.workload.graph import (
     Block,
     Bmm,
@@ -29,6 +28,7 @@ from wattcast.workload.graph import (
     Operator,
     Softmax,
 )
+from wattcast.workload.pointwise import elementwise
 from wattcast.workload.strides import contiguous, layout_of
 from wattcast.workload.symbolic import Storage, Tape, Tensor
 

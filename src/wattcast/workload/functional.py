@@ -7,94 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from math import prod
 
 from wattcast.dtypes import Dtype
-from wattcast.workload.elementwise import function_of
 from wattcast.workload.graph import Elementwise, Layout
-from wattcast.workload.strides import Shape, extent, layout_of, output_strides
-from wattcast.workload.symbolic import Entry, Storage, Tape, Tensor, held_byte
-
-
-def pointwise(function: str, *inputs: Tensor, out_dtype: Dtype | None = None) -> Tensor:
-    """One elementwise kernel over broadcast inputs; the gradient is the caller's."""
-    given = tuple([(t.shape, t.strides, t.dtype) for t in inputs])
-    main, shape, strides, dtype, byte, op = _planned(function, given, out_dtype)
-    tape = inputs[main].tape
-    out = Tensor(tape, shape, strides, dtype, Storage(byte))
-    tape.entries.append(Entry(op.again(tape.label), inputs, (out,)))
-    return out
-
-
-_Operand = tuple[Shape, Shape, Dtype]
-
-
-@lru_cache(maxsize=4096)
-def _planned(
-    function: str, given: tuple[_Operand, ...], out_dtype: Dtype | None
-) -> tuple[int, Shape, Shape, Dtype, int, Elementwise]:
-    """Of a pointwise kernel: its largest input; shape, strides, format and bytes of its result; the operator."""
-    shape = broadcast(*[have for have, _, _ in given])
-    sizes = [(prod(have), dtype.byte) for have, _, dtype in given]
-    main = sizes.index(max(sizes))
-    dtype = out_dtype or _promoted(given)
-    lie = [(have, strides) for have, strides, _ in given]
-    strides = output_strides(shape, lie)
-    layout = layout_of(shape, strides, lie)
-    op = _made(function, given, (shape, strides, dtype), given[main][2], layout, None)
-    return main, shape, strides, dtype, prod(shape) * dtype.byte, op
-
-
-def elementwise(
-    function: str, inputs: Sequence[Tensor], out: Tensor, dtype: Dtype, layout: Layout,
-    extents: tuple[int | None, int | None] | None = None,
-) -> Elementwise:  # fmt: skip
-    """The operator, with bytes stated only where they do not follow from the number of elements."""
-    given = tuple([(t.shape, t.strides, t.dtype) for t in inputs])
-    return _operator(function, given, (out.shape, out.strides, out.dtype), dtype, layout, extents).again("")
-
-
-def _made(
-    function: str, given: tuple[_Operand, ...], out: _Operand, dtype: Dtype, layout: Layout,
-    extents: tuple[int | None, int | None] | None,
-) -> Elementwise:  # fmt: skip
-    n = max(prod(out[0]), 1)
-    read = sum(held_byte(*operand) for operand in given)
-    plain = read == function_of(function).inputs * n * dtype.byte
-    rows, run = extents or extent(layout, out[0], out[1], [(shape, strides) for shape, strides, _ in given])
-    op = Elementwise(
-        function,
-        n,
-        dtype=dtype,
-        out_dtype=None if out[2] is dtype else out[2],
-        layout=layout,
-        read=None if plain else read,
-        rows=rows,
-        run=run,
-    )
-    hash(op)  # once for all its copies
-    return op
-
-
-_operator = lru_cache(maxsize=4096)(_made)
-
-
-def promoted(inputs: Sequence[Tensor]) -> Dtype:
-    """PyTorch's result type: the widest floating format among tensors that have dimensions."""
-    return _promoted([(t.shape, t.strides, t.dtype) for t in inputs])
-
-
-def _promoted(given: Sequence[_Operand]) -> Dtype:
-    first = given[0][2]
-    if all(dtype is first for _, _, dtype in given):
-        return first
-    real = [dtype for shape, _, dtype in given if shape] or [dtype for _, _, dtype in given]
-    floating = [d for d in real if d not in _WHOLE]
-    return max(floating or real, key=lambda d: d.byte)
-
-
-_WHOLE = (Dtype.INT64, Dtype.INT32, Dtype.INT8, Dtype.BOOL)
+from wattcast.workload.pointwise import blank, elementwise, pointwise
+from wattcast.workload.strides import Shape, layout_of
+from wattcast.workload.symbolic import Tape, Tensor
 
 
 def add_into(total: Tensor, more: Tensor) -> Tensor:
@@ -103,15 +22,6 @@ def add_into(total: Tensor, more: Tensor) -> Tensor:
     layout = layout_of(total.shape, total.strides, given)
     total.tape.emit(elementwise("add", (total, more), total, total.dtype, layout), (total, more), (total,))
     return total
-
-
-def broadcast(*shapes: Shape) -> Shape:
-    """The common shape of operands, as NumPy and PyTorch broadcast."""
-    if shapes.count(shapes[0]) == len(shapes):
-        return shapes[0]
-    rank = max(len(shape) for shape in shapes)
-    padded = [(1,) * (rank - len(shape)) + shape for shape in shapes]
-    return tuple(max(sizes) for sizes in zip(*padded, strict=True))
 
 
 def unary(function: str, x: Tensor, back: Callable[[Tensor], Tensor], save: Sequence[Tensor] = ()) -> Tensor:
@@ -221,7 +131,7 @@ def cast(x: Tensor, dtype: Dtype) -> Tensor:
 def fill(tape: Tape, shape: Shape, dtype: Dtype) -> Tensor:
     """A constant, a range: written, nothing read."""
     out = tape.empty(shape, dtype)
-    tape.emit(Elementwise("fill", max(out.numel, 1), dtype=dtype), (), (out,))
+    tape.emit(blank("fill", dtype, dtype).sized("", out.numel or 1), (), (out,))
     return out
 
 
@@ -256,8 +166,9 @@ def reduce(function: str, x: Tensor, shape: Shape, *, across: bool = False) -> T
     out = x.tape.empty(shape, x.dtype)
     dense = Layout.CONTIGUOUS if x.is_contiguous else Layout.STRIDED
     layout = Layout.TRANSPOSED if across and x.strides[-1] == 1 else dense
-    read = None if x.byte == x.numel * x.dtype.byte else x.byte
-    op = Elementwise(function, x.numel, dtype=x.dtype, layout=layout, read=read, write=out.byte)
+    n, byte = x.numel, x.byte
+    read = None if byte == n * x.dtype.byte else byte
+    op = blank(function, x.dtype, x.dtype, layout).sized("", n, read, write=out.byte)
     x.tape.emit(op, (x,), (out,))
     return out
 

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from wattcast.dtypes import Dtype
 from wattcast.workload import engine, layers, masks, products
-from wattcast.workload.functional import dropout, fill, pointwise
+from wattcast.workload.functional import dropout, fill
 from wattcast.workload.options import Head
+from wattcast.workload.pointwise import pointwise
 from wattcast.workload.program import Program
 from wattcast.workload.run import Run
 from wattcast.workload.symbolic import Tape, Tensor

@@ -8,14 +8,15 @@ it must read and write when nothing is cached; FLOPs count a multiply-add as two
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
-from typing import ClassVar, TypeVar
+from typing import ClassVar
 
 from wattcast.dtypes import Dtype
 from wattcast.errors import bad_value
 from wattcast.workload.elementwise import function_of
+from wattcast.workload.operators import Operator as Operator
 
 
 class Layout(StrEnum):
@@ -27,105 +28,6 @@ class Layout(StrEnum):
     TRANSPOSED = "transposed"
 
     __hash__ = str.__hash__  # as its word, which is what it equals
-
-
-_Any = TypeVar("_Any", bound="Operator")
-
-
-@dataclass(frozen=True)
-class Operator:
-    """One call that the host issues. ``count`` is how often in a row; ``label`` says where in the model.
-
-    Neither changes what one call costs, so neither takes part in equality.
-    """
-
-    kind: ClassVar[str] = ""
-
-    dtype: Dtype = field(default=Dtype.BF16, kw_only=True)
-    count: int = field(default=1, kw_only=True, compare=False)
-    label: str = field(default="", kw_only=True, compare=False)
-
-    def __post_init__(self) -> None:
-        given = self.__dict__
-        for name, least in _least(type(self)):
-            value = given[name]
-            if not (isinstance(value, int) and value >= least):
-                raise bad_value(f"{self.name}.{name}", f"a whole number of at least {least}", value)
-
-    def __init_subclass__(cls) -> None:
-        type.__setattr__(cls, "__hash__", Operator.__hash__)  # a dataclass leaves one that is there
-
-    def __hash__(self) -> int:
-        """Of what is compared, once: copies elsewhere in a model have it too."""
-        known = self.__dict__
-        if "_hash" not in known:
-            known["_hash"] = hash((self.kind, *(known[name] for name in _compared(self.__class__))))
-        found: int = known["_hash"]
-        return found
-
-    def __getstate__(self) -> dict[str, object]:
-        return {name: value for name, value in self.__dict__.items() if name != "_hash"}  # words hash anew elsewhere
-
-    def again(self: _Any, label: str) -> _Any:
-        """The same operator elsewhere in the model; it was checked when it was first made."""
-        other = object.__new__(type(self))
-        other.__dict__.update(self.__dict__, label=label)
-        return other
-
-    @property
-    def name(self) -> str:
-        """What people call it: the kind, or for elementwise operators the function."""
-        return self.kind
-
-    def __str__(self) -> str:
-        """``linear 8192x4096x4096 bf16``: the name, the sizes in order, the number format."""
-        hidden = _HIDDEN_ROWS if self.kind == "elementwise" else _HIDDEN
-        sizes = (v for k, v in vars(self).items() if k not in hidden and type(v) is int)
-        return f"{self.name} {'x'.join(map(str, sizes))} {self.dtype}"
-
-    @property
-    def flop(self) -> float:
-        """Floating-point operations of one call."""
-        return 0.0
-
-    @property
-    def sfu_op(self) -> float:
-        """Special-function operations (exponentials, reciprocals, tanh) of one call."""
-        return 0.0
-
-    @property
-    def read_byte(self) -> float:
-        """Bytes one call reads when nothing is cached."""
-        return 0.0
-
-    @property
-    def write_byte(self) -> float:
-        """Bytes one call writes."""
-        return 0.0
-
-
-_HIDDEN = frozenset({"count", "label", "read", "write", "p", "q", "_hash"})  # what an operator's name leaves out
-_HIDDEN_ROWS = _HIDDEN | {"rows", "run"}
-_LEAST = {"padding": 0, "bytes": 0, "read": 0, "write": 0}
-
-
-_WHOLE: dict[type, tuple[tuple[str, int], ...]] = {}
-_COMPARED: dict[type, tuple[str, ...]] = {}
-
-
-def _least(kind: type[Operator]) -> tuple[tuple[str, int], ...]:
-    """The whole-number fields of an operator class, with the least each may be; looked up once a class."""
-    if kind not in _WHOLE:
-        whole = ((item.name, _LEAST.get(item.name, 1)) for item in fields(kind) if item.type == "int")
-        _WHOLE[kind] = tuple(whole)
-    return _WHOLE[kind]
-
-
-def _compared(kind: type[Operator]) -> tuple[str, ...]:
-    """The fields of an operator class that make two of them equal; looked up once a class."""
-    if kind not in _COMPARED:
-        _COMPARED[kind] = tuple(item.name for item in fields(kind) if item.compare)
-    return _COMPARED[kind]
 
 
 @dataclass(frozen=True)
@@ -215,22 +117,30 @@ class Conv2d(Operator):
         super().__post_init__()
         if self.c % self.groups or self.k % self.groups:
             raise bad_value("conv2d.groups", f"a divisor of c={self.c} and k={self.k}", self.groups)
+        known = self.__dict__
+        known["p"], known["q"] = self._output()
         if self.p < 1 or self.q < 1:
             raise bad_value("conv2d", "a filter that fits the padded image", f"an output of {self.p} by {self.q}")
         if self.direction not in ("forward", "dgrad", "wgrad"):
             raise bad_value("conv2d.direction", "forward, dgrad or wgrad", self.direction)
 
+    def _output(self) -> tuple[int, int]:
+        """Rows and columns of the output image."""
+        padding = self.padding if self.padding_w is None else self.padding_w
+        stride = self.stride if self.stride_w is None else self.stride_w
+        high = self.h + 2 * self.padding - self.dilation * (self.r - 1) - 1
+        wide = self.w + 2 * padding - self.dilation * (self.s - 1) - 1
+        return high // self.stride + 1, wide // stride + 1
+
     @cached_property
     def p(self) -> int:
         """Rows of the output image."""
-        return (self.h + 2 * self.padding - self.dilation * (self.r - 1) - 1) // self.stride + 1
+        return self._output()[0]
 
     @cached_property
     def q(self) -> int:
         """Columns of the output image."""
-        padding = self.padding if self.padding_w is None else self.padding_w
-        stride = self.stride if self.stride_w is None else self.stride_w
-        return (self.w + 2 * padding - self.dilation * (self.s - 1) - 1) // stride + 1
+        return self._output()[1]
 
     @property
     def flop(self) -> float:
@@ -428,6 +338,20 @@ class Elementwise(Operator):
         for item in ("rows", "run"):
             if given[item] is not None and not 1 <= given[item] <= n:
                 raise bad_value(f"{self.function}.{item}", f"from 1 to its {n} elements", given[item])
+
+    def sized(
+        self, label: str, n: int, read: int | None = None, rows: int | None = None, run: int | None = None,
+        write: int | None = None,
+    ) -> Elementwise:  # fmt: skip
+        """The same function of another size, which the caller answers for; several times as fast as a new one.
+
+        Most operators of most models are pointwise, and of sizes that follow from those of checked ones.
+        """
+        other = self.again(label)
+        known = other.__dict__
+        known.pop("_identity", None)
+        known["n"], known["read"], known["write"], known["rows"], known["run"] = n, read, write, rows, run
+        return other
 
     @property
     def name(self) -> str:

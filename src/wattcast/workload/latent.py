@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from wattcast.workload import engine, layers, masks, products
 from wattcast.workload.experts import ExpertDims, mixture
-from wattcast.workload.functional import activation, cat, pointwise
+from wattcast.workload.functional import activation, cat
 from wattcast.workload.options import Head
+from wattcast.workload.pointwise import pointwise
 from wattcast.workload.program import Program
 from wattcast.workload.run import Run
 from wattcast.workload.symbolic import Tape, Tensor

@@ -6,19 +6,11 @@ from dataclasses import replace
 
 from wattcast.dtypes import Dtype
 from wattcast.workload import products
-from wattcast.workload.functional import (
-    activation,
-    cat,
-    dropout,
-    elementwise,
-    mean_last,
-    pointwise,
-    power,
-    rsqrt,
-)
+from wattcast.workload.functional import activation, cat, dropout, mean_last, power, rsqrt
 from wattcast.workload.graph import Layout, Linear
 from wattcast.workload.masks import additive
 from wattcast.workload.options import Head
+from wattcast.workload.pointwise import elementwise, pointwise
 from wattcast.workload.run import Run
 from wattcast.workload.symbolic import Tape, Tensor
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from wattcast.dtypes import Dtype
-from wattcast.workload.functional import cat, fill, pointwise, reduce
+from wattcast.workload.functional import cat, fill, reduce
+from wattcast.workload.pointwise import pointwise
 from wattcast.workload.run import Run
 from wattcast.workload.symbolic import Tape, Tensor
 

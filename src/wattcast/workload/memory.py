@@ -9,6 +9,7 @@ from wattcast.errors import bad_value
 from wattcast.workload.models import Model, load
 from wattcast.workload.options import Options, Phase
 from wattcast.workload.program import Program
+from wattcast.workload.sizes import largest
 
 # PyTorch's default cuBLAS workspace on Hopper, a handle and stream (CUBLAS_WORKSPACE_CONFIG, PyTorch notes)
 WORKSPACE_BYTE = 32 * 2**20
@@ -53,7 +54,7 @@ def of(options: Options, programs: Sequence[Program]) -> Footprint:
     """
     training = options.phase is Phase.TRAIN
     weights = programs[0].parameter_byte
-    activations = max(_activation_byte(program, training, options.recompute) for program in programs)
+    activations = largest([_activation_byte(program, training, options.recompute) for program in programs])
     return Footprint(
         weight_byte=weights,
         cache_byte=max(program.cache_byte for program in programs),
@@ -65,7 +66,7 @@ def of(options: Options, programs: Sequence[Program]) -> Footprint:
 
 
 def _activation_byte(program: Program, training: bool, recompute: bool) -> int:
-    passing = max(section.peak_byte for section in program.sections)
+    passing = largest([section.peak_byte for section in program.sections])
     if not training:
         return passing
     if not recompute:

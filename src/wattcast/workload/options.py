@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from enum import StrEnum
 
 from wattcast.dtypes import Dtype
-from wattcast.errors import bad_value
+from wattcast.errors import UnknownName, bad_value, unknown_name
 
 
 class Phase(StrEnum):
@@ -64,16 +65,21 @@ class Options:
     @classmethod
     def of(cls, **given: object) -> Options:
         """Choices by name, as people and files give them: words stand for phases, formats and stacks."""
+        for name in given:
+            if name not in OPTION_NAMES:
+                raise unknown_option(name)
         return cls(**given)  # type: ignore[arg-type]  # checked, and words looked up, when made
 
     def __post_init__(self) -> None:
-        for item in fields(self):
-            kind = _ENUMS.get(item.name)
-            value = getattr(self, item.name)
-            if kind is not None and value is not None and not isinstance(value, kind):
-                object.__setattr__(self, item.name, _enum(kind, item.name, value))
-            if item.name in _SIZES and value is not None:
-                _check_size(item.name, value)
+        given = self.__dict__
+        for name in _SIZES:
+            value = given[name]
+            if value is not None and not (value.__class__ is int and 0 < value < MOST):
+                _check_size(name, value)
+        for name, kind in _ENUMS.items():
+            value = given[name]
+            if value is not None and value.__class__ is not kind:
+                object.__setattr__(self, name, _enum(kind, name, value))
         if not (isinstance(self.skew, (int, float)) and 0.0 <= self.skew <= 1.0):
             raise bad_value("skew", "a number from 0 (balanced) to 1 (the same experts always)", self.skew)
         if self.dtype not in RUNNABLE:
@@ -92,6 +98,7 @@ class Options:
             raise bad_value("stack", "eager or compiled in training", "engine", "An engine only serves.")
 
 
+OPTION_NAMES = tuple(item.name for item in fields(Options))
 RUNNABLE = (Dtype.FP32, Dtype.TF32, Dtype.BF16, Dtype.FP16, Dtype.FP8, Dtype.INT8)
 _ENUMS: dict[str, type[StrEnum]] = {
     "phase": Phase,
@@ -101,7 +108,16 @@ _ENUMS: dict[str, type[StrEnum]] = {
     "stack": Stack,
 }
 _SIZES = ("batch", "seq", "tokens", "tp", "pp", "dp", "image")
-_MOST = 1 << 31  # beyond this a size is a slip of the finger, and products would pass 64 bits
+MOST = 1 << 31  # beyond this a size is a slip of the finger, and products would pass 64 bits
+
+
+def unknown_option(name: str, beside: Iterable[str] = ()) -> UnknownName:
+    """What to say of a name that is no option; ``beside`` are others that stand where it was given."""
+    settings = tuple(beside)
+    there = f"Options of a model: {', '.join(OPTION_NAMES)}."
+    if settings:
+        there += f" Settings beside them: {', '.join(settings)}."
+    return unknown_name("option", name, OPTION_NAMES + settings, there)
 
 
 def _enum(kind: type[StrEnum], name: str, value: object) -> StrEnum:
@@ -114,5 +130,5 @@ def _enum(kind: type[StrEnum], name: str, value: object) -> StrEnum:
 
 
 def _check_size(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < _MOST:
-        raise bad_value(name, f"a whole number from 1 to {_MOST - 1}", value)
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < MOST:
+        raise bad_value(name, f"a whole number from 1 to {MOST - 1}", value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from wattcast.dtypes import Dtype
-from wattcast.workload.functional import elementwise, fill, pointwise, reduce
+from wattcast.workload.functional import fill, reduce
 from wattcast.workload.graph import (
     Attention,
     Bmm,
@@ -17,6 +17,7 @@ from wattcast.workload.graph import (
     RmsNorm,
     Softmax,
 )
+from wattcast.workload.pointwise import elementwise, pointwise
 from wattcast.workload.strides import dense, output_strides
 from wattcast.workload.symbolic import Tensor
 

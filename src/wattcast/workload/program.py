@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from math import ceil
 
 from wattcast.dtypes import Dtype
 from wattcast.workload.functional import add_into, fill
 from wattcast.workload.fuse import fuse
 from wattcast.workload.graph import Block, Collective, Elementwise, Operator
+from wattcast.workload.sizes import largest
 from wattcast.workload.symbolic import Entry, Storage, Tape, Tensor
 
 # torch.optim's fused AdamW hands at most 320 chunks to one launch
@@ -33,11 +35,11 @@ class Section:
     @property
     def parameter_byte(self) -> int:
         """Weights of one repetition."""
-        return sum(p.storage.byte for p in self.tape.parameters)
+        return sum([p.storage.byte for p in self.tape.parameters])
 
     @property
     def parameter_count(self) -> int:
-        return sum(p.numel for p in self.tape.parameters)
+        return sum([p.numel for p in self.tape.parameters])
 
     @property
     def saved_byte(self) -> int:
@@ -53,24 +55,24 @@ class Section:
     def peak_byte(self) -> int:
         """Most bytes of passing tensors alive at once while one repetition runs forward."""
         last: dict[Storage, int] = {}
+        born: list[tuple[int, Storage]] = []
         for index, entry in enumerate(self.forward):
-            for tensor in (*entry.reads, *entry.writes):
-                last[tensor.storage] = index
-        last.update((t.storage, len(self.forward)) for t in self.outputs)
-        known = {t.storage for t in self.inputs}
-        alive = most = sum(storage.byte for storage in known)
-        ending: dict[int, int] = {}
-        for index, entry in enumerate(self.forward):
-            for tensor in (*entry.reads, *entry.writes):
-                storage = tensor.storage
-                if storage not in known and not storage.resident:
-                    known.add(storage)
-                    alive += storage.byte
-                    ending[last[storage]] = ending.get(last[storage], 0) + storage.byte
-            if alive > most:
-                most = alive
-            alive -= ending.get(index, 0)
-        return most
+            for touched in (entry.reads, entry.writes):
+                for tensor in touched:
+                    storage = tensor.storage
+                    if storage not in last:
+                        born.append((index, storage))
+                    last[storage] = index
+        end = len(self.forward)
+        last.update([(tensor.storage, end) for tensor in self.outputs])
+        given = {tensor.storage for tensor in self.inputs}
+        coming, going = [0] * end, [0] * (end + 1)  # what is put out goes after the end
+        for index, storage in born:
+            if not storage.resident and storage not in given:
+                coming[index] += storage.byte
+                going[last[storage]] += storage.byte
+        more = [byte - gone for byte, gone in zip(coming, [0, *going], strict=False)]
+        return largest(list(accumulate(more, initial=sum([storage.byte for storage in given]))))
 
 
 @dataclass
@@ -151,14 +153,15 @@ def flow_back(tape: Tape, section: Section, seeds: dict[int, Tensor]) -> list[Te
     grads = {key: _onto(tape, grad) for key, grad in seeds.items()}
     for node in reversed(tape.nodes):
         given = [grads.pop(id(out), None) for out in node.outputs]
-        if all(g is None for g in given):
+        if given.count(None) == len(given):
             continue
         tape.label = f"{node.label}.backward"
         for tensor, grad in zip(node.inputs, node.rule(*given), strict=True):
             if tensor is None or grad is None or not tensor.needs_grad:
                 continue
-            known = grads.get(id(tensor))
-            grads[id(tensor)] = grad if known is None else add_into(known, grad)
+            key = id(tensor)
+            known = grads.get(key)
+            grads[key] = grad if known is None else add_into(known, grad)
     for weight in tape.tied:
         if id(weight) in grads:
             add_into(grads[id(weight)], grads[id(weight)])
@@ -181,7 +184,7 @@ def gradient_exchange(parameters: int, dtype: Dtype, gpus: int) -> Block:
 
 
 def _ops(entries: Sequence[Entry]) -> tuple[Operator, ...]:
-    return tuple(entry.op for entry in entries)
+    return tuple([entry.op for entry in entries])
 
 
 def _seed(out: Tensor) -> Tensor:

@@ -23,44 +23,50 @@ _PHASES = {
 def resolve(model: Model, options: Options) -> tuple[Options, list[str]]:
     """Options with no None left where the model needs a value, and a sentence for each default taken."""
     said: list[str] = []
-    kind = model.kind
-    if options.phase is None:
-        options = replace(options, phase=Phase.FORWARD if kind is Kind.VISION else Phase.PREFILL)
-        said.append(f"phase {options.phase} (default of a {kind} model)")
-    if options.phase not in _PHASES[kind]:
-        raise bad_value(f"{model.name}: phase", f"one of {', '.join(_PHASES[kind])}", str(options.phase))
-    options, more = _sizes(model, options)
+    taken: dict[str, Any] = {}
+    kind, phase = model.kind, options.phase
+    if phase is None:
+        taken["phase"] = phase = Phase.FORWARD if kind is Kind.VISION else Phase.PREFILL
+        said.append(f"phase {phase} (default of a {kind} model)")
+    if phase not in _PHASES[kind]:
+        raise bad_value(f"{model.name}: phase", f"one of {', '.join(_PHASES[kind])}", str(phase))
+    sizes, more = _sizes(model, options, phase)
+    taken |= sizes
     said += more
     if options.head is None and kind is not Kind.VISION:
-        options = replace(options, head=_default_head(kind, options.phase))
-        said.append(f"head {options.head} (default)")
+        taken["head"] = _default_head(kind, phase)
+        said.append(f"head {taken['head']} (default)")
+    options = replace(options, **taken) if taken else options
     check_parallel(model, options)
     return options, said + spoken(model, options)
 
 
-def _sizes(model: Model, options: Options) -> tuple[Options, list[str]]:
-    said = []
+def _sizes(model: Model, options: Options, phase: Phase) -> tuple[dict[str, int], list[str]]:
+    """The sizes that are left to the model, and a sentence for each."""
+    said, taken = [], {}
     if model.kind is Kind.VISION:
         if options.seq is not None:
             raise bad_value(f"{model.name}: seq", "no sequence length for a vision model", options.seq)
-        if options.image is None:
-            options = replace(options, image=model.dims.image)
-            said.append(f"pictures of {options.image} by {options.image} (the published input)")
-        _check_image(model, options.image)
-        return options, said
+        image = options.image
+        if image is None:
+            taken["image"] = image = model.dims.image
+            said.append(f"pictures of {image} by {image} (the published input)")
+        _check_image(model, image)
+        return taken, said
     if options.image is not None:
         raise bad_value(f"{model.name}: image", f"no picture for a {model.kind} model", options.image)
-    if options.seq is None:
-        options = replace(options, seq=default_seq(model.kind, model.dims))
-        said.append(f"seq {options.seq} (default)")
-    if options.phase is Phase.GENERATE and options.tokens is None:
-        options = replace(options, tokens=DEFAULT_TOKENS)
+    seq, tokens = options.seq, options.tokens
+    if seq is None:
+        taken["seq"] = seq = default_seq(model.kind, model.dims)
+        said.append(f"seq {seq} (default)")
+    if phase is Phase.GENERATE and tokens is None:
+        taken["tokens"] = tokens = DEFAULT_TOKENS
         said.append(f"tokens {DEFAULT_TOKENS} (default)")
     most = getattr(model.dims, "max_positions", 0)
-    longest = (options.seq or 0) + (options.tokens or 1) - 1
+    longest = seq + (tokens or 1) - 1
     if most and longest > most:
         said.append(f"{longest} positions are more than the {most} this model was made for")
-    return options, said
+    return taken, said
 
 
 def _check_image(model: Model, image: int | None) -> None:

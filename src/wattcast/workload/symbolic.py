@@ -68,57 +68,59 @@ class Tensor:
         wanted, strides = _viewed(self.shape, self.strides, shape)
         assert strides is not None, f"view of {self.shape} strides {self.strides} as {wanted}"
         before = self.shape
-        return self.tape.viewed(self, wanted, strides, lambda g: g.reshape(*before))
+        return self.tape.viewed(self, wanted, strides, lambda g: (g.reshape(*before),))
 
     def reshape(self, *shape: int) -> Tensor:
         """A view where the strides allow it, a copy where they do not."""
         wanted, strides = _viewed(self.shape, self.strides, shape)
-        return self.clone().view(*wanted) if strides is None else self.view(*wanted)
+        if strides is None:
+            return self.clone().view(*wanted)
+        before = self.shape
+        return self.tape.viewed(self, wanted, strides, lambda g: (g.reshape(*before),))
 
     def transpose(self, a: int, b: int) -> Tensor:
-        order = list(range(len(self.shape)))
-        order[a], order[b] = order[b], order[a]
-        return self.permute(*order)
+        return self.permute(*_swapped(len(self.shape), a, b))
 
     def permute(self, *order: int) -> Tensor:
-        shape, strides, back = _permuted(self.shape, self.strides, order)
-        return self.tape.viewed(self, shape, strides, lambda g: g.permute(*back))
+        order, back = _ordered(order)
+        shape, strides = tuple(map(self.shape.__getitem__, order)), tuple(map(self.strides.__getitem__, order))
+        return self.tape.viewed(self, shape, strides, lambda g: (g.permute(*back),))
 
     def unsqueeze(self, axis: int) -> Tensor:
-        axis %= len(self.shape) + 1
-        shape = (*self.shape[:axis], 1, *self.shape[axis:])
-        step = self.shape[axis] * self.strides[axis] if axis < len(self.shape) else 1
-        strides = (*self.strides[:axis], step, *self.strides[axis:])
-        before = self.shape
-        return self.tape.viewed(self, shape, strides, lambda g: g.reshape(*before))
+        before, steps = self.shape, self.strides
+        axis %= len(before) + 1
+        shape = (*before[:axis], 1, *before[axis:])
+        step = before[axis] * steps[axis] if axis < len(before) else 1
+        strides = (*steps[:axis], step, *steps[axis:])
+        return self.tape.viewed(self, shape, strides, lambda g: (g.reshape(*before),))
 
     def expand(self, *shape: int) -> Tensor:
         """Repeat dimensions of size 1 without memory; the gradient sums them."""
-        lead = len(shape) - len(self.shape)
-        wanted = tuple(self.shape[i - lead] if size == -1 else size for i, size in enumerate(shape))
-        if wanted == self.shape:
-            return self.tape.viewed(self, wanted, self.strides, lambda g: g)
-        padded = (*([1] * lead), *self.shape), (*([0] * lead), *self.strides)
-        strides = tuple(0 if have != want else step for have, step, want in zip(*padded, wanted, strict=True))
         before = self.shape
-        return self.tape.viewed(self, wanted, strides, lambda g: g.sum_to(before))
+        lead = len(shape) - len(before)
+        wanted = tuple([before[i - lead] if size == -1 else size for i, size in enumerate(shape)])
+        if wanted == before:
+            return self.tape.viewed(self, wanted, self.strides, lambda g: (g,))
+        padded = (1,) * lead + before, (0,) * lead + self.strides
+        strides = tuple([0 if have != want else step for have, step, want in zip(*padded, wanted, strict=True)])
+        return self.tape.viewed(self, wanted, strides, lambda g: (g.sum_to(before),))
 
     def slice(self, axis: int, start: int, stop: int) -> Tensor:
         """``self[..., start:stop, ...]``; the gradient is zeros with a copy inside."""
-        axis %= len(self.shape)
-        shape = (*self.shape[:axis], stop - start, *self.shape[axis + 1 :])
-        if shape == self.shape:
-            return self.tape.viewed(self, shape, self.strides, lambda g: g)
         before = self.shape
-        return self.tape.viewed(self, shape, self.strides, lambda g: g.pad_back(before))
+        axis %= len(before)
+        shape = (*before[:axis], stop - start, *before[axis + 1 :])
+        if shape == before:
+            return self.tape.viewed(self, shape, self.strides, lambda g: (g,))
+        return self.tape.viewed(self, shape, self.strides, lambda g: (g.pad_back(before),))
 
     def select(self, axis: int) -> Tensor:
         """One index of a dimension, which goes away."""
-        axis %= len(self.shape)
-        shape = (*self.shape[:axis], *self.shape[axis + 1 :])
-        strides = (*self.strides[:axis], *self.strides[axis + 1 :])
         before = self.shape
-        return self.tape.viewed(self, shape, strides, lambda g: g.pad_back(before))
+        axis %= len(before)
+        shape = (*before[:axis], *before[axis + 1 :])
+        strides = (*self.strides[:axis], *self.strides[axis + 1 :])
+        return self.tape.viewed(self, shape, strides, lambda g: (g.pad_back(before),))
 
     def pairs(self) -> Tensor:
         """The last dimension as pairs of neighbours, a view."""
@@ -126,10 +128,10 @@ class Tensor:
 
     def split(self, *sizes: int) -> tuple[Tensor, ...]:
         """Views of the last dimension, side by side; their gradients are laid side by side again."""
-        parts = tuple(
-            Tensor(self.tape, (*self.shape[:-1], size), self.strides, self.dtype, self.storage) for size in sizes
-        )
-        self.tape.record(parts, (self,), lambda *grads: (functional.cat([g for g in grads if g is not None], -1),))
+        tape, strides, dtype, storage = self.tape, self.strides, self.dtype, self.storage
+        lead = self.shape[:-1]
+        parts = tuple([Tensor(tape, (*lead, size), strides, dtype, storage) for size in sizes])
+        tape.record(parts, (self,), lambda *grads: (functional.cat([g for g in grads if g is not None], -1),))
         return parts
 
     # What launches a kernel.
@@ -193,8 +195,11 @@ class Tape:
     tied: list[Tensor] = field(default_factory=list)
     saved: dict[int, Storage] = field(default_factory=dict)
     label: str = ""
-    recording: bool = True
     cache_byte: int = 0  # keys and values that outlive the pass
+    recording: bool = field(init=False)  # how gradients will flow back: in training, while it runs forward
+
+    def __post_init__(self) -> None:
+        self.recording = self.training
 
     def at(self, label: str) -> Labelled:
         """Label what is emitted inside."""
@@ -231,17 +236,24 @@ class Tape:
         op.__dict__["label"] = self.label  # the operator is new and nobody else's yet
         self.entries.append(Entry(op, tuple(reads), tuple(writes)))
 
-    def viewed(self, base: Tensor, shape: Shape, strides: Shape, back: Callable[[Tensor], Tensor]) -> Tensor:
+    def viewed(self, base: Tensor, shape: Shape, strides: Shape, rule: Rule) -> Tensor:
+        """``base`` in another shape, without an operator; ``rule`` leads its gradient back."""
         out = Tensor(self, shape, strides, base.dtype, base.storage)
-        if self.training:
-            self.record((out,), (base,), lambda g: (back(g),))
+        if self.recording and base.needs_grad:
+            out.needs_grad = True
+            self.nodes.append(Node((out,), (base,), rule, self.label))
         return out
 
     def record(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor | None], rule: Rule, save: Sequence[Tensor] = ()
     ) -> None:
         """Note how gradients flow back, when any input wants one; ``save`` is kept until then."""
-        if not (self.training and self.recording) or not any(t is not None and t.needs_grad for t in inputs):
+        if not self.recording:
+            return
+        for tensor in inputs:
+            if tensor is not None and tensor.needs_grad:
+                break
+        else:
             return
         for out in outputs:
             out.needs_grad = True
@@ -265,22 +277,31 @@ class Labelled:
         self.tape.label = self.before
 
 
-@lru_cache(maxsize=4096)
-def _permuted(shape: Shape, strides: Shape, order: Shape) -> tuple[Shape, Shape, Shape]:
-    """Shape and strides with dimensions in another order, and the order that leads back."""
+@lru_cache
+def _ordered(order: Shape) -> tuple[Shape, Shape]:
+    """An order of dimensions counted from the first, and the one that leads back."""
     rank = len(order)
-    order = tuple(axis % rank for axis in order)
-    back = tuple(sorted(range(rank), key=order.__getitem__))
-    return tuple(shape[i] for i in order), tuple(strides[i] for i in order), back
+    order = tuple([axis % rank for axis in order])
+    return order, tuple(sorted(range(rank), key=order.__getitem__))
+
+
+@lru_cache
+def _swapped(rank: int, a: int, b: int) -> Shape:
+    order = list(range(rank))
+    order[a], order[b] = order[b], order[a]
+    return tuple(order)
 
 
 @lru_cache(maxsize=4096)
 def _viewed(shape: Shape, strides: Shape, asked: Shape) -> tuple[Shape, Shape | None]:
     """The shape asked for, what ``-1`` leaves open filled in, and the strides of a view where one is possible."""
-    numel = prod(shape)
-    known = prod(size for size in asked if size != -1)
-    wanted = tuple(numel // known if size == -1 else size for size in asked)
+    numel, known = prod(shape), prod(asked)
+    wanted = asked
+    if known < 0:  # -1 is one of the factors
+        wanted = tuple([numel // -known if size == -1 else size for size in asked])
     assert prod(wanted) == numel, f"{numel} elements as {asked}"
+    if numel and shape and strides == contiguous(shape):
+        return wanted, contiguous(wanted)
     return wanted, view_strides(shape, strides, wanted)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from math import prod
 
-from wattcast.workload.functional import elementwise
 from wattcast.workload.graph import Elementwise, LayerNorm, Layout, Operator, RmsNorm, Softmax
+from wattcast.workload.pointwise import elementwise
 from wattcast.workload.strides import contiguous, layout_of
 from wattcast.workload.symbolic import Tensor
 from wattcast.workload.torch_call import Call

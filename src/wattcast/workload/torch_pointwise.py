@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from wattcast.workload.elementwise import function_of
-from wattcast.workload.functional import elementwise, joined
+from wattcast.workload.functional import joined
 from wattcast.workload.graph import Elementwise, Layout, Operator
+from wattcast.workload.pointwise import elementwise
 from wattcast.workload.strides import layout_of
 from wattcast.workload.symbolic import Tensor
 from wattcast.workload.torch_call import Call

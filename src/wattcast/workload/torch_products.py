@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from wattcast.workload.functional import elementwise
 from wattcast.workload.graph import Attention, Bmm, Conv2d, Layout, Linear, Operator
+from wattcast.workload.pointwise import elementwise
 from wattcast.workload.symbolic import Tensor
 from wattcast.workload.torch_call import Call
 from wattcast.workload.torch_pointwise import pointwise, reduction

@@ -9,7 +9,7 @@ from math import prod
 from typing import Any
 
 from wattcast.dtypes import Dtype
-from wattcast.workload.functional import broadcast, promoted
+from wattcast.workload.pointwise import broadcast, promoted
 from wattcast.workload.strides import contiguous, output_strides
 from wattcast.workload.symbolic import Storage, Tape, Tensor
 
