@@ -34,7 +34,11 @@ class Terms:
 
     def seconds(self, log_corrections: Array, effective_hz: Array | float) -> Array:
         """Latency with log λ of compute, memory, fixed seconds, L2, cycles a step: ``(kernel, 5)`` or ``(5,)``."""
-        compute, memory, fixed, l2, serial = np.moveaxis(np.exp(log_corrections), -1, 0)
+        return self.corrected(np.moveaxis(np.exp(log_corrections), -1, 0), effective_hz)
+
+    def corrected(self, corrections: Array, effective_hz: Array | float) -> Array:
+        """The same with the five λ themselves, on the first axis."""
+        compute, memory, fixed, l2, serial = corrections
         on_chip = np.maximum(compute * self.compute_cycle, l2 * self.l2_cycle)
         main = np.maximum(on_chip / effective_hz, memory * self.dram_s)
         on_chip = np.maximum(l2 * self.between_cycle, self.turn_cycle)
@@ -50,8 +54,7 @@ class Terms:
 def ideal(kernels: Kernels, reference: Reference) -> Terms:
     """Ideal terms of every kernel on the reference chip."""
     work, sms = kernels.work, reference.sm_count
-    rate = np.array([reference.per_cycle[event] for event in kernels.pipe_event])
-    cycles = waves(kernels, sms) * work.unit_flop / rate
+    cycles = waves(kernels, sms) * work.unit_flop / _rate(kernels, reference)
     if reference.sfu_per_cycle > 0:
         cycles = np.maximum(cycles, kernels.sfu_op / (sms * reference.sfu_per_cycle))
     dram = reference.dram_byte_per_cycle * reference.top_hz
@@ -88,17 +91,30 @@ def main_dram_byte(work: Work) -> Array:
     return np.asarray(work.dram_read_byte + np.where(work.store_byte > 0, 0.0, work.dram_write_byte))
 
 
-def rates(kernels: Kernels, reference: Reference, seconds: Array, fixed_s: Array) -> dict[str, Array]:
-    """How busy the reference chip would be, as features of the energy: shares of peak rates, and the time in logs."""
+RATES = ("log_time", "rate_dram", "rate_l2", "rate_pipe", "rate_active")
+
+
+def rates(kernels: Kernels, reference: Reference, seconds: Array, fixed_s: Array) -> Array:
+    """How busy the reference chip would be, as features of the energy, ``(RATES, kernel)``.
+
+    Shares of peak rates, and the time in logs.
+    """
     work, sms = kernels.work, reference.sm_count
     cycles = np.maximum(seconds * reference.top_hz, 1.0)
-    rate = np.array([reference.per_cycle[event] for event in kernels.pipe_event])
+    found = np.empty((len(RATES), len(cycles)))
+    log_time, dram, l2, pipe, active = found
+    np.log2(np.maximum(seconds * 1e6, 1e-3), out=log_time)
     moved = work.dram_read_byte + work.dram_write_byte + work.between_dram_byte
-    share = work.units / sms / np.maximum(waves(kernels, sms), 1e-30)
-    return {
-        "log_time": np.log2(np.maximum(seconds * 1e6, 1e-3)),
-        "rate_dram": moved / (cycles * reference.dram_byte_per_cycle),
-        "rate_l2": (work.l2_byte + work.store_byte + work.between_byte) / (cycles * reference.l2_byte_per_cycle),
-        "rate_pipe": kernels.flop / (cycles * sms * rate),
-        "rate_active": share * np.clip(1.0 - fixed_s / np.maximum(seconds, 1e-12), 0.0, 1.0),
-    }
+    np.divide(moved, cycles * reference.dram_byte_per_cycle, out=dram)
+    moved = work.l2_byte + work.store_byte + work.between_byte
+    np.divide(moved, cycles * reference.l2_byte_per_cycle, out=l2)
+    np.divide(kernels.flop, cycles * (sms * _rate(kernels, reference)), out=pipe)
+    share = work.units / (sms * np.maximum(waves(kernels, sms), 1e-30))
+    drawn_in = np.minimum(np.maximum(1.0 - fixed_s / np.maximum(seconds, 1e-12), 0.0), 1.0)
+    np.multiply(share, drawn_in, out=active)
+    return found
+
+
+def _rate(kernels: Kernels, reference: Reference) -> Array:
+    """Arithmetic of an SM per cycle on each kernel's pipe."""
+    return np.array([reference.per_cycle[event] for event in kernels.pipe_event])

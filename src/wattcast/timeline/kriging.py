@@ -58,39 +58,45 @@ class Kriging:
 
         ``near_out`` takes exp(-r) of the nearest point: 1 where a row is one, towards 0 where none is like it.
 
-        |x|² + |p|² - 2x·p, a few rows at a time. In this order: where a row is a point, what is left of the squares
-        is rounding, and another order would round otherwise.
+        r² = |x|² + |p|² - 2x·p as one product of a few rows at a time, [x, |x|², 1]·[-2p, 1, |p|²]. Where a row is a
+        point, what is left is rounding, some 1e-15 of |x|², and may be below zero.
         """
-        scaled = rows * self.scale
-        squares = (scaled**2).sum(axis=-1)[:, np.newaxis]
-        most = max(_BLOCK // max(len(self.alpha), 1), 1)
-        near, sums = np.empty((2, min(len(rows), most), len(self.alpha)))
-        found = np.empty(len(rows))
+        table = np.empty((len(rows), len(self.features) + 2))
+        scaled = np.multiply(rows, self.scale, out=table[:, :-2])
+        np.einsum("ij,ij->i", scaled, scaled, out=table[:, -2])
+        table[:, -1] = 1.0
+        points, weights = self._distinct
+        most = max(_BLOCK // max(len(weights), 1), 1)
+        distances = np.empty((min(len(rows), most), len(weights)))
+        found, nearest = np.empty((2, len(rows)))
         for i in range(0, len(rows), most):
-            some = scaled[i : i + most]
-            near, sums = near[: len(some)], sums[: len(some)]
-            _product(some, self._doubled, near)
-            np.subtract(np.add(squares[i : i + most], self._norms, out=sums), near, out=near)
-            np.maximum(near, 0.0, out=near)
-            np.sqrt(near, out=near)
-            np.exp(np.negative(near, out=near), out=near)
-            found[i : i + most] = near @ self._weights
-            if near_out is not None:
-                near.max(axis=1, out=near_out[i : i + most])
+            some = distances[: len(rows) - i]
+            _product(table[i : i + most], points, some)
+            low = some.min(axis=1, out=nearest[i : i + most])
+            if low.min() < 0.0:
+                np.maximum(some, 0.0, out=some)
+            np.negative(np.sqrt(some, out=some), out=some)
+            np.matmul(np.exp(some, out=some), weights, out=found[i : i + most])
+        if near_out is not None:
+            np.exp(-np.sqrt(np.maximum(nearest, 0.0)), out=near_out)
         return found + self.mean
 
     @cached_property
-    def _norms(self) -> Array:
-        return np.asarray((self.points**2).sum(axis=-1))
+    def _distinct(self) -> tuple[Array, Array]:
+        """Factors of the squared distance to each distinct point, ``(feature + 2, point)``, and what it adds.
 
-    @cached_property
-    def _doubled(self) -> Array:
-        """Twice the points, ``(feature, point)``: squared distances take away twice a product."""
-        return np.ascontiguousarray(2.0 * self.points.T)
-
-    @cached_property
-    def _weights(self) -> Array:
-        return self.variance * self.alpha
+        What was measured twice is a point twice, in the same place: they add as one, and their α, which may be large
+        and of opposite sign, lose fewer digits.
+        """
+        places: dict[bytes, int] = {}
+        which = [places.setdefault(point.tobytes(), len(places)) for point in np.ascontiguousarray(self.points)]
+        points = np.empty((len(self.features) + 2, len(places)))
+        points[:-2, which] = -2.0 * self.points.T
+        points[-2] = 1.0
+        points[-1] = 0.25 * (points[:-2] ** 2).sum(axis=0)
+        weights = np.zeros(len(places))
+        np.add.at(weights, which, self.variance * self.alpha)
+        return points, weights
 
     def to_arrays(self, prefix: str) -> dict[str, Any]:
         """Arrays to save beside a bundle; points in single precision."""
