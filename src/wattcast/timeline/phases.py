@@ -97,7 +97,6 @@ def schedule(
     return Timeline(
         kernels=kernels,
         phases=phases,
-        tensor_phases=tuple(phase.at(tensor_rows) for phase in phases),
         tensor_rows=tensor_rows,
         tensor_cycles=np.divide(tensor_each, gpu.sm_count, order="F"),
         events=events,
