@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from wattcast.errors import bad_value
 Index = npt.NDArray[np.int32]
 _MOST_LEAVES = 16  # of a tree, a bit of a word each
 _BLOCK = 128  # rows whose answers stay in a cache of a megabyte
-_FEW = 8  # rows that are looked at one by one
+_FEW = 6  # rows that are looked at one by one
 _LOOK = 5  # levels after which it is worth a look whether all rows have reached a leaf
 
 
@@ -60,8 +60,11 @@ class Forest:
             return np.asarray(self.base + self.value.ravel().take(self._walk.leaves(rows)).sum(axis=-1))
         if len(rows) <= _BLOCK:
             return self.base + self._leaves.sums(rows)
-        blocks = [self._leaves.sums(rows[start : start + _BLOCK]) for start in range(0, len(rows), _BLOCK)]
-        return self.base + np.concatenate(blocks)
+        found = np.empty(len(rows))
+        size = -(-len(rows) // -(-len(rows) // _BLOCK))  # blocks of one size; the last may begin a little earlier
+        for start in (min(start, len(rows) - size) for start in range(0, len(rows), size)):
+            found[start : start + size] = self._leaves.sums(rows[start : start + size])
+        return self.base + found
 
     @cached_property
     def _walk(self) -> Walk:
@@ -166,11 +169,13 @@ class _Leaves:
 
     def _of_many(self, rows: Array) -> Array:
         """Rows on the last axis: ``(question, tree, row)``."""
-        asked = np.ascontiguousarray(rows.T).take(self.feature, axis=0) > self.threshold
+        threshold, left = self._repeated(len(rows))
+        asked = np.ascontiguousarray(rows.T).take(self.feature, axis=0) > threshold
         crossed = asked.astype(np.uint16).take(self.which, axis=0)
-        crossed *= self.left
+        crossed *= left
         of_tree = np.bitwise_or.reduce(crossed.reshape(*self._shape, len(rows)), axis=0)
-        leaf = np.add(_lowest_zero().take(of_tree), self.first)
+        leaf = self._lowest_zero.take(of_tree)
+        leaf += self.first
         return np.asarray(self.value.take(leaf).sum(axis=0))
 
     def _of_few(self, rows: Array) -> Array:
@@ -178,8 +183,29 @@ class _Leaves:
         feature, threshold = self._each
         crossed = (rows.take(feature, axis=1) > threshold) * self.left[:, 0]
         of_tree = np.bitwise_or.reduce(crossed.reshape(len(rows), *self._shape), axis=1)
-        leaf = np.add(_lowest_zero().take(of_tree), self.first[:, 0])
+        leaf = self._lowest_zero.take(of_tree)
+        leaf += self.first[:, 0]
         return np.asarray(self.value.take(leaf).sum(axis=1))
+
+    def _repeated(self, rows: int) -> tuple[Array, npt.NDArray[np.uint16]]:
+        """Thresholds and masks once a row: NumPy then walks them in one long loop, not in as many as questions.
+
+        Of the number of rows last asked for, which a model of whatever size asks for again.
+        """
+        if rows not in self._kept:
+            self._kept.clear()
+            self._kept[rows] = np.repeat(self.threshold, rows, axis=1), np.repeat(self.left, rows, axis=1)
+        return self._kept[rows]
+
+    @cached_property
+    def _kept(self) -> dict[int, tuple[Array, npt.NDArray[np.uint16]]]:
+        return {}
+
+    @cached_property
+    def _lowest_zero(self) -> npt.NDArray[np.intp]:
+        """Place of the lowest bit that is not set, of every word that the leaves of a tree can make."""
+        words = np.arange(1 << (self._shape[0] + 1))
+        return np.log2(~words & (words + 1)).astype(np.intp)
 
     @cached_property
     def _shape(self) -> tuple[int, int]:
@@ -235,10 +261,3 @@ def _reached(forest: Forest, inner: npt.NDArray[np.bool_]) -> npt.NDArray[np.int
         tree = level // nodes * nodes
         level = np.concatenate([child.ravel()[level] + tree for child in (forest.left, forest.right)])
     return np.sort(np.concatenate(found))
-
-
-@cache
-def _lowest_zero() -> npt.NDArray[np.uint8]:
-    """Place of the lowest bit that is not set, of every word."""
-    words = np.arange(1 << _MOST_LEAVES)
-    return np.asarray(np.log2(~words & (words + 1)), dtype=np.uint8)
