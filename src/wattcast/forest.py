@@ -174,8 +174,7 @@ class _Leaves:
         crossed = asked.astype(np.uint16).take(self.which, axis=0)
         crossed *= left
         of_tree = np.bitwise_or.reduce(crossed.reshape(*self._shape, len(rows)), axis=0)
-        leaf = self._lowest_zero.take(of_tree)
-        leaf += self.first
+        leaf = np.add(self._lowest_zero.take(of_tree), self.first)
         return np.asarray(self.value.take(leaf).sum(axis=0))
 
     def _of_few(self, rows: Array) -> Array:
@@ -183,8 +182,7 @@ class _Leaves:
         feature, threshold = self._each
         crossed = (rows.take(feature, axis=1) > threshold) * self.left[:, 0]
         of_tree = np.bitwise_or.reduce(crossed.reshape(len(rows), *self._shape), axis=1)
-        leaf = self._lowest_zero.take(of_tree)
-        leaf += self.first[:, 0]
+        leaf = np.add(self._lowest_zero.take(of_tree), self.first[:, 0])
         return np.asarray(self.value.take(leaf).sum(axis=1))
 
     def _repeated(self, rows: int) -> tuple[Array, npt.NDArray[np.uint16]]:
@@ -205,7 +203,7 @@ class _Leaves:
     def _lowest_zero(self) -> npt.NDArray[np.intp]:
         """Place of the lowest bit that is not set, of every word that the leaves of a tree can make."""
         words = np.arange(1 << (self._shape[0] + 1))
-        return np.log2(~words & (words + 1)).astype(np.intp)
+        return np.asarray(np.log2(~words & (words + 1)), dtype=np.intp)
 
     @cached_property
     def _shape(self) -> tuple[int, int]:

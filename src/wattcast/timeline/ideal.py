@@ -10,7 +10,7 @@ import numpy.typing as npt
 from wattcast.arrays import Array, Scalar
 from wattcast.kernels import Kernels, Reference
 from wattcast.kernels.work import Work
-from wattcast.timeline.waves import imbalance, rounds, waves
+from wattcast.timeline.waves import rounds, waves
 
 # Elements of a layout kernel that an SM turns in a cycle: 575e9 a second on 132 SMs at 1.98 GHz, of two
 # and of four bytes alike, from the times of layout kernels in the H200 database.
@@ -54,41 +54,42 @@ class Terms:
 def ideal(kernels: Kernels, reference: Reference) -> Terms:
     """Ideal terms of every kernel on the reference chip."""
     work, sms = kernels.work, reference.sm_count
-    cycles = waves(kernels, sms) * work.unit_flop / _rate(kernels, reference)
+    in_waves = waves(kernels, sms)
+    cycles = in_waves * work.unit_flop / _rate(kernels, reference)
     if reference.sfu_per_cycle > 0:
         cycles = np.maximum(cycles, kernels.sfu_op / (sms * reference.sfu_per_cycle))
     dram = reference.dram_byte_per_cycle * reference.top_hz
-    columns = (
-        cycles,
-        work.l2_byte * loads(kernels, sms) / reference.l2_byte_per_cycle,
-        main_dram_byte(work) / dram,
-        work.steps * rounds(kernels, sms),
-        work.launches,
-        work.between_byte / reference.l2_byte_per_cycle,
-        work.between_dram_byte / dram,
-        work.turn_element / (TURNS_PER_CYCLE * sms),
-        work.store_byte / reference.l2_byte_per_cycle,
-        np.where(work.store_byte > 0, work.dram_write_byte, 0.0) / dram,
+    stored_byte = late_dram_byte(work)
+    return Terms(
+        compute_cycle=cycles,
+        l2_cycle=work.l2_byte * loads(kernels, sms, in_waves) / reference.l2_byte_per_cycle,
+        dram_s=(work.dram_read_byte + (work.dram_write_byte - stored_byte)) / dram,
+        serial_step=work.steps * rounds(kernels, sms),
+        launches=work.launches,
+        between_cycle=work.between_byte / reference.l2_byte_per_cycle,
+        between_s=work.between_dram_byte / dram,
+        turn_cycle=work.turn_element / (TURNS_PER_CYCLE * sms),
+        store_cycle=work.store_byte / reference.l2_byte_per_cycle,
+        store_s=stored_byte / dram,
     )
-    return Terms(*(np.asarray(column, dtype=np.float64) for column in columns))
 
 
-def loads(kernels: Kernels, sms: Scalar) -> Array:
+def loads(kernels: Kernels, sms: Scalar, in_waves: Array) -> Scalar:
     """Imbalance of what tiles of convolutions load, which bounds the busiest SM; other kernels spread evenly.
 
+    What the busiest SM loads over what an SM loads on average, ``(*sweep, kernel)``; 1 where no kernel has any.
     Products, too, have it, but their loads hide behind more arithmetic: it fitted them worse.
     """
     if "conv2d" not in kernels.family:
-        return np.ones(len(kernels.ops))
-    gathered = np.array([name == "conv2d" for name in kernels.work.learner])
-    uneven = imbalance(kernels, sms)
-    uneven[..., ~gathered] = 1.0
+        return 1.0
+    uneven = np.asarray(in_waves * sms / np.maximum(kernels.work.units, 1.0))
+    uneven[..., [name != "conv2d" for name in kernels.work.learner]] = 1.0
     return uneven
 
 
-def main_dram_byte(work: Work) -> Array:
-    """Bytes of device memory that overlap a kernel's main loop: all but results stored after it."""
-    return np.asarray(work.dram_read_byte + np.where(work.store_byte > 0, 0.0, work.dram_write_byte))
+def late_dram_byte(work: Work) -> Array:
+    """Bytes of device memory that results take after a kernel's main loop; all others overlap it."""
+    return np.where(work.store_byte > 0, work.dram_write_byte, 0.0)
 
 
 RATES = ("log_time", "rate_dram", "rate_l2", "rate_pipe", "rate_active")
