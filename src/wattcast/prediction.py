@@ -222,13 +222,7 @@ def _modules(behind: _Behind) -> tuple[Module, ...]:
 def _ops(behind: _Behind) -> tuple[OperatorShare, ...]:
     timeline, detail = behind.timeline, behind.detail
     table = ModuleTable(timeline, detail, behind.gpu, behind.at)
-    spent_s, power_w, spent_j = (
-        np.moveaxis(values, -1, 0)
-        for values in (
-            detail.kernel_s * timeline.calls,
-            detail.kernel_part_w.sum(axis=-1),
-            detail.kernel_j * timeline.calls,
-        )
-    )
+    columns = (detail.kernel_s * timeline.calls, detail.kernel_part_w.sum(axis=-1), detail.kernel_j * timeline.calls)
+    spent_s, power_w, spent_j = (of if of.ndim == 1 else np.moveaxis(of, -1, 0) for of in columns)
     rows = zip(timeline.kernels.ops, timeline.calls.tolist(), spent_s, power_w, spent_j, strict=True)
     return tuple(OperatorShare(op, int(calls), s, w, j, table, i) for i, (op, calls, s, w, j) in enumerate(rows))

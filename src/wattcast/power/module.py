@@ -83,9 +83,9 @@ class ModulePower:
         volts_squared = self.voltage.at(clock_hz)[..., np.newaxis] ** 2
         volts_squared = self._on_core * volts_squared + (1.0 - self._on_core)
         scale = np.where(self._steady, 1.0, self.toggling) * volts_squared
-        columns = [activity.events.index(name) for name in self.required_events]
+        columns = self._columns(activity.events)
         duration_s = activity.duration_s[..., np.newaxis]
-        joules = scale * (activity.value[..., columns] @ self._energies)
+        joules = scale * (activity.value.take(columns, axis=-1) @ self._energies)
         dynamic_w = np.divide(
             joules, duration_s, out=np.zeros(np.broadcast(joules, duration_s).shape), where=duration_s > 0
         )
@@ -110,8 +110,7 @@ class ModulePower:
         """Joules of one event of each name, ``(2, event)``: on the core rail at relative voltage 1, and on others."""
         scale = np.where(self._steady, 1.0, self.toggling)
         found = np.zeros((2, len(names)))
-        columns = [names.index(name) for name in self.required_events]
-        found[:, columns] = scale * np.array([self._on_core, 1.0 - self._on_core]) @ self._energies.T
+        found[:, self._columns(names)] = scale * np.array([self._on_core, 1.0 - self._on_core]) @ self._energies.T
         return found
 
     @cached_property
@@ -141,6 +140,10 @@ class ModulePower:
         volts_squared = self.voltage.at_one(clock_hz) ** 2
         joules = volts_squared * (cost.core_j + cost.core_j_each * more) + (cost.rest_j + cost.rest_j_each * more)
         return self.idle.at_one(clock_hz, temperature_c) + (joules / duration_s if duration_s > 0 else 0.0)
+
+    def _columns(self, names: tuple[str, ...]) -> npt.NDArray[np.intp]:
+        """Where the events it needs stand among ``names``."""
+        return np.array([names.index(name) for name in self.required_events], dtype=np.intp)
 
     @cached_property
     def _plain_curves(self) -> bool:
