@@ -88,15 +88,19 @@ class Kriging:
         What was measured twice is a point twice, in the same place: they add as one, and their α, which may be large
         and of opposite sign, lose fewer digits.
         """
+        rows = np.ascontiguousarray(self.points)
         places: dict[bytes, int] = {}
-        which = [places.setdefault(point.tobytes(), len(places)) for point in np.ascontiguousarray(self.points)]
+        as_bytes = rows.view(f"V{rows.itemsize * len(self.features)}").ravel().tolist()
+        which = [places.setdefault(row, len(places)) for row in as_bytes]
+        weights = np.bincount(which, weights=self.variance * self.alpha)
+        first = np.empty(len(places), np.intp)
+        first[which[::-1]] = np.arange(len(which))[::-1]
         points = np.empty((len(self.features) + 2, len(places)))
-        points[:-2, which] = -2.0 * self.points.T
+        np.multiply(rows.take(first, axis=0).T, -2.0, out=points[:-2])
         points[-2] = 1.0
-        points[-1] = 0.25 * (points[:-2] ** 2).sum(axis=0)
-        weights = np.zeros(len(places))
-        np.add.at(weights, which, self.variance * self.alpha)
-        return points, weights
+        np.einsum("ij,ij->j", points[:-2], points[:-2], out=points[-1])
+        points[-1] *= 0.25
+        return points, np.asarray(weights, dtype=np.float64)
 
     def to_arrays(self, prefix: str) -> dict[str, Any]:
         """Arrays to save beside a bundle; points in single precision."""
