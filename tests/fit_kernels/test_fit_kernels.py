@@ -140,7 +140,7 @@ def test_a_row_may_count_as_it_ran_and_as_it_is_chosen() -> None:
     learned = fit_residuals([Sample(kernels, ratio), Sample(kernels, ratio, again=True)])["gemm"]
     features = kernels.work.features
     table, near = np.array([np.zeros(60), *features.values()]), np.empty(60)
-    error = Plan({"gemm": learned}, kernels.work.learner, tuple(features)).factors(table, near) / ratio - 1.0
+    error = Plan({"gemm": learned}, kernels.work.learner, tuple(features)).of(table, near) / ratio - 1.0
     assert np.abs(error).mean() < 0.05
 
 

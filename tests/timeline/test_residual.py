@@ -17,7 +17,7 @@ def factors(model: Learned, named: dict[str, np.ndarray], learners: tuple[str, .
     """Of kernels with these features, all of the model's family unless said otherwise."""
     count = len(next(iter(named.values())))
     plan = Plan({"gemm": model}, learners or ("gemm",) * count, tuple(named))
-    return plan.factors(np.array([np.zeros(count), *named.values()]), np.empty(count))
+    return plan.of(np.array([np.zeros(count), *named.values()]), np.empty(count))
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +69,7 @@ def test_kernels_that_nobody_learned_of_keep_a_factor_of_one_and_others_their_pl
     learned = Learned(None, model, -9.0, 9.0)
     learners = tuple("other" if i % 3 == 0 else "gemm" for i in range(200))
     plan, near = Plan({"gemm": learned}, learners, tuple(columns)), np.empty(200)
-    found = plan.factors(np.array([np.zeros(200), *columns.values()]), near)
+    found = plan.of(np.array([np.zeros(200), *columns.values()]), near)
     known = np.arange(200) % 3 > 0
     assert_allclose(found[known], factors(learned, columns)[known], rtol=1e-12)
     assert (found[~known] == 1.0).all()

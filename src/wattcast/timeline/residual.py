@@ -123,7 +123,7 @@ class Plan:
         limits = [*((models[name].low, models[name].high) for name in rows_of), (0.0, 0.0)]
         self._low, self._high = np.repeat(np.array(limits), sizes, axis=0).T.copy()
 
-    def factors(self, table: Array, near_out: Array) -> Array:
+    def of(self, table: Array, near_out: Array) -> Array:
         """The factor of each kernel, from features ``(feature, kernel)`` of which the first is nothing."""
         features = table.ravel()
         logs, near = np.zeros(len(self._back)), np.full(len(self._back), np.nan)
@@ -163,12 +163,12 @@ class Residuals:
         of_time, of_energy = self._plan(kernels.work.learner, tuple(features))
         near = np.empty((2, count))
         table = np.concatenate([np.zeros(count), *features.values()]).reshape(-1, count)
-        time = of_time.factors(table, near[0])
+        time = of_time.of(table, near[0])
         terms = ideal(kernels, self.reference)
         seconds = time * terms.corrected(corrections.T, self.reference.top_hz)
         fixed_s = time * corrections[:, 2] * kernels.work.launches
         table = np.concatenate([table, rates(kernels, self.reference, seconds, fixed_s)])
-        energy = of_energy.factors(table, near[1])
+        energy = of_energy.of(table, near[1])
         if count <= _MOST_ROWS:
             _keep(self._kept, kernels.memo, (time, energy, near), _MOST_KEPT)
         return time, energy, near
