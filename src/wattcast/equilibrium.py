@@ -20,8 +20,9 @@ from wattcast.flow import Ran, Running, Totals
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.timeline import Timeline
 
-STEPS = 8  # of the secant below, at most: the catalogue takes 4 to 8 to come within ``_MET``
-_MET = 2e-13  # of the limit: where a step ends the search, since the next would be rounding
+STEPS = 8  # of the secant below that the catalogue takes at most to meet the limit to rounding
+_MOST_STEPS = 30  # where voltage rises in stairs
+_ROUNDING, _ENOUGH = 2e-13, 1e-8  # of the limit: what ends the search, and what ends it after ``STEPS``
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Settled:
 
 
 def settle(timeline: Timeline, gpu: Gpu, at: OperatingPoint, bundle: Bundle) -> Settled:
-    """Highest set clock at which mean power meets what the governor makes of the limit, by a bracketing secant.
+    """Highest set clock at which mean power meets what the governor makes of the limit, by a secant.
 
     Mean power rises with the clock: voltage and idle power do, and time does not. Where even the
     lowest clock draws too much, the lowest clock is given and ``met`` is False.
@@ -79,39 +80,39 @@ def _settled(running: Running, gpu: Gpu, at: OperatingPoint, bundle: Bundle) -> 
 def _secant(
     over: Callable[[Array], Array], least: Array, high: Array, at_high: Array, limit_w: Array
 ) -> tuple[Array, npt.NDArray[np.bool_]]:
-    """Where a rising function is zero, elementwise, and whether it is; ``least`` where it is above zero even there.
+    """Where a rising function is zero, elementwise, and whether it is anywhere; ``least`` where it is not even there.
 
     The first guess takes power as proportional to the clock; then the line through the last two points
     [Press2007, 9.2] says where to look next. Where that is outside the ends known so far: the lowest clock, if
     nothing below the limit is known, or their middle. Points that are there stay, so that a batch does what each of
     its members would.
     """
-    low, before, at_before, met_w = least, high, at_high, _MET * limit_w
+    low, before, at_before = least, high, at_high
     point = np.minimum(np.maximum(high * (limit_w / (limit_w + at_high)), least), high)
-    value = over(point)
-    for _ in range(STEPS - 1):
-        there = np.abs(value) <= met_w
+    value, free = over(point), at_high <= 0  # free: no limit lowers their clock
+    for step in range(1, _MOST_STEPS):
+        there = free | (np.abs(value) <= _close(step) * limit_w) | ((value > 0) & (point <= least))
         if there.all():
             break
         low, high = np.where(value > 0, low, point), np.where(value > 0, point, high)
         rise = value - at_before
-        step = np.divide(value * (point - before), rise, out=np.full(rise.shape, np.inf), where=rise != 0)
-        following = point - step
+        back = np.divide(value * (point - before), rise, out=np.full(rise.shape, np.inf), where=rise != 0)
+        following = point - back
         inside = (low <= following) & (following <= high)
         other = np.where((following < low) & (low == least), least, 0.5 * (low + high))
         before, at_before = point, value
         point = np.where(there, point, np.where(inside, following, other))
         value = over(point)
-    return point, value <= met_w
+    return point, (value <= _ENOUGH * limit_w) | (point > least)
 
 
 def _secant_of_one(running: Running, least: float, high: float, at_high: float, limit_w: float) -> tuple[Ran, bool]:
     """The same of a single design, which arrays would only slow down: how it runs at the clock found."""
-    low, before, at_before, met_w = least, high, at_high, _MET * limit_w
+    low, before, at_before = least, high, at_high
     point = max(high * (limit_w / (limit_w + at_high)), least)
     ran, value = _over_one(running, point, limit_w)
-    for _ in range(STEPS - 1):
-        if abs(value) <= met_w:
+    for step in range(1, _MOST_STEPS):
+        if abs(value) <= _close(step) * limit_w or (value > 0 and point <= least):
             break
         low, high = (low, point) if value > 0 else (point, high)
         rise = value - at_before
@@ -120,7 +121,11 @@ def _secant_of_one(running: Running, least: float, high: float, at_high: float, 
         other = least if following < low == least else 0.5 * (low + high)
         point = following if low <= following <= high else other
         ran, value = _over_one(running, point, limit_w)
-    return ran, value <= met_w
+    return ran, value <= _ENOUGH * limit_w or point > least
+
+
+def _close(step: int) -> float:
+    return _ROUNDING if step < STEPS else _ENOUGH
 
 
 def _over_one(running: Running, clock_hz: float, limit_w: float) -> tuple[Ran, float]:
