@@ -27,8 +27,20 @@ def _product(left: Array, right: Array, out: Array) -> None:
     On a busy machine a product of 8 by 39 by 3,700 took 18 ms in threads and 0.3 ms in blocks.
     """
     wide = max(_UNTHREADED // left.size, 64)
+    if right.shape[1] <= wide:
+        np.matmul(left, right, out=out)
+        return
     for j in range(0, right.shape[1], wide):
         np.matmul(left, right[:, j : j + wide], out=out[:, j : j + wide])
+
+
+def nearness(squares: Array) -> Array:
+    """exp(-r) of the nearest point, from r²: 1 where a row is one, towards 0 where none is like it.
+
+    >>> nearness(np.array([-1e-15, np.log(2.0) ** 2])).tolist()
+    [1.0, 0.5]
+    """
+    return np.exp(-np.sqrt(np.maximum(squares, 0.0)))
 
 
 @dataclass(frozen=True)
@@ -53,10 +65,10 @@ class Kriging:
         """The mean for each row of columns, ``(row,)``."""
         return self.of(np.stack([np.asarray(columns[name], dtype=np.float64) for name in self.features], axis=-1))
 
-    def of(self, rows: Array, near_out: Array | None = None) -> Array:
+    def of(self, rows: Array, nearest_out: Array | None = None) -> Array:
         """The mean for each row ``(row, feature)``, columns in the order of ``features``.
 
-        ``near_out`` takes exp(-r) of the nearest point: 1 where a row is one, towards 0 where none is like it.
+        ``nearest_out`` takes r² of the nearest point, for :func:`nearness`.
 
         r² = |x|² + |p|² - 2x·p as one product of a few rows at a time, [x, |x|², 1]·[-2p, 1, |p|²]. Where a row is a
         point, what is left is rounding, some 1e-15 of |x|², and may be below zero.
@@ -68,7 +80,7 @@ class Kriging:
         points, weights = self._distinct
         most = max(_BLOCK // max(len(weights), 1), 1)
         distances = np.empty((min(len(rows), most), len(weights)))
-        found, nearest = np.empty((2, len(rows)))
+        found, nearest = np.empty(len(rows)), np.empty(len(rows)) if nearest_out is None else nearest_out
         for i in range(0, len(rows), most):
             some = distances[: len(rows) - i]
             _product(table[i : i + most], points, some)
@@ -77,8 +89,6 @@ class Kriging:
                 np.maximum(some, 0.0, out=some)
             np.negative(np.sqrt(some, out=some), out=some)
             np.matmul(np.exp(some, out=some), weights, out=found[i : i + most])
-        if near_out is not None:
-            np.exp(-np.sqrt(np.maximum(nearest, 0.0)), out=near_out)
         return found + self.mean
 
     @cached_property
@@ -93,10 +103,10 @@ class Kriging:
         as_bytes = rows.view(f"V{rows.itemsize * len(self.features)}").ravel().tolist()
         which = [places.setdefault(row, len(places)) for row in as_bytes]
         weights = np.bincount(which, weights=self.variance * self.alpha)
-        first = np.empty(len(places), np.intp)
-        first[which[::-1]] = np.arange(len(which))[::-1]
+        one_of = np.empty(len(places), np.intp)
+        one_of[which] = np.arange(len(which))
         points = np.empty((len(self.features) + 2, len(places)))
-        np.multiply(rows.take(first, axis=0).T, -2.0, out=points[:-2])
+        np.multiply(rows.take(one_of, axis=0).T, -2.0, out=points[:-2])
         points[-2] = 1.0
         np.einsum("ij,ij->j", points[:-2], points[:-2], out=points[-1])
         points[-1] *= 0.25

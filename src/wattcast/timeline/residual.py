@@ -19,7 +19,7 @@ from wattcast.arrays import Array
 from wattcast.forest import Forest
 from wattcast.kernels import Kernels, Reference
 from wattcast.timeline.ideal import RATES, ideal, rates
-from wattcast.timeline.kriging import Kriging
+from wattcast.timeline.kriging import Kriging, nearness
 
 Index = npt.NDArray[np.intp]
 _Kept = TypeVar("_Kept")
@@ -43,12 +43,12 @@ class Learned:
         models = (model for model in (self.forest, self.kriging) if model is not None)
         return tuple(dict.fromkeys(name for model in models for name in model.features))
 
-    def logs(self, table: Array, near_out: Array | None = None) -> Array:
-        """Log of the factor of each row of ``wanted`` columns, wherever it lies."""
+    def logs(self, table: Array, nearest_out: Array | None = None) -> Array:
+        """Log of the factor of each row of ``wanted`` columns, wherever it lies; see :meth:`Kriging.of`."""
         if self.kriging is None:
             return np.zeros(len(table)) if self.forest is None else self.forest.of(table)
         own = table if self._of_kriging is None else table.take(self._of_kriging, axis=1)
-        smooth = self.kriging.of(own, near_out)
+        smooth = self.kriging.of(own, nearest_out)
         if self.forest is None:
             return smooth
         return PROCESS_SHARE * smooth + (1.0 - PROCESS_SHARE) * self.forest.of(table)
@@ -126,15 +126,15 @@ class Plan:
     def of(self, table: Array, near_out: Array) -> Array:
         """The factor of each kernel, from features ``(feature, kernel)`` of which the first is nothing."""
         features = table.ravel()
-        logs, near = np.zeros(len(self._back)), np.full(len(self._back), np.nan)
+        logs, nearest = np.zeros(len(self._back)), np.full(len(self._back), np.nan)
         start = 0
         for part in self._parts:
             stop = start + len(part.rows)
-            logs[start:stop] = part.model.logs(part.table(features), near[start:stop])
+            logs[start:stop] = part.model.logs(part.table(features), nearest[start:stop])
             start = stop
         np.maximum(logs, self._low, out=logs)
         np.minimum(logs, self._high, out=logs)
-        near.take(self._back, out=near_out)
+        nearness(nearest).take(self._back, out=near_out)
         return np.exp(logs, out=logs).take(self._back)
 
 
