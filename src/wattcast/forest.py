@@ -21,7 +21,7 @@ from wattcast.errors import bad_value
 Index = npt.NDArray[np.int32]
 _MOST_LEAVES = 16  # of a tree, a bit of a word each
 _BLOCK = 128  # rows whose answers stay in a cache of a megabyte
-_FEW = 6  # rows that are looked at one by one
+_FEW, _MOST_REPEATED = 6, 64  # rows that are looked at one by one, and of which thresholds are repeated
 _LOOK = 5  # levels after which it is worth a look whether all rows have reached a leaf
 
 
@@ -60,11 +60,8 @@ class Forest:
             return np.asarray(self.base + self.value.ravel().take(self._walk.leaves(rows)).sum(axis=-1))
         if len(rows) <= _BLOCK:
             return self.base + self._leaves.sums(rows)
-        found = np.empty(len(rows))
-        size = -(-len(rows) // -(-len(rows) // _BLOCK))  # blocks of one size; the last may begin a little earlier
-        for start in (min(start, len(rows) - size) for start in range(0, len(rows), size)):
-            found[start : start + size] = self._leaves.sums(rows[start : start + size])
-        return self.base + found
+        blocks = [self._leaves.sums(rows[start : start + _BLOCK]) for start in range(0, len(rows), _BLOCK)]
+        return self.base + np.concatenate(blocks)
 
     @cached_property
     def _walk(self) -> Walk:
@@ -188,8 +185,11 @@ class _Leaves:
     def _repeated(self, rows: int) -> tuple[Array, npt.NDArray[np.uint16]]:
         """Thresholds and masks once a row: NumPy then walks them in one long loop, not in as many as questions.
 
-        Of the number of rows last asked for, which a model of whatever size asks for again.
+        Of the number of rows last asked for, which a model of whatever size asks for again. Where rows are many,
+        loops are long anyway.
         """
+        if rows > _MOST_REPEATED:
+            return self.threshold, self.left
         if rows not in self._kept:
             self._kept.clear()
             self._kept[rows] = np.repeat(self.threshold, rows, axis=1), np.repeat(self.left, rows, axis=1)
