@@ -57,16 +57,18 @@ def governed(timeline: Timeline, gpu: Gpu, at: OperatingPoint, bundle: Bundle) -
 
 def _settled(running: Running, gpu: Gpu, at: OperatingPoint, bundle: Bundle) -> tuple[Settled, Ran | None]:
     top_hz = np.asarray(gpu.clocks.max_hz if at.clock_hz is None else at.clock_hz, dtype=np.float64)
+    top_hz = top_hz if top_hz.ndim else top_hz.reshape(1)
     limit_w = per_sweep(_limit(gpu, at)) * bundle.settles
     ran = running.at(top_hz)
     wanted = np.asarray(running.power_w(ran) - limit_w)
-    if not (wanted > 0).any():
-        clock_hz = _shaped(top_hz, wanted)
-        return Settled(replace(at, clock_hz=clock_hz), wanted > 0, wanted <= 0), None if wanted.ndim else ran
     low_hz = np.minimum(gpu.clocks.min_hz if gpu.clocks.min_hz is not None else 0.3 * top_hz, top_hz)
     if not wanted.ndim:
-        ran, met = _secant_of_one(running, low_hz.item(), top_hz.item(), wanted.item(), limit_w.item())
+        met = True
+        if wanted > 0:
+            ran, met = _secant_of_one(running, low_hz.item(), top_hz.item(), wanted.item(), limit_w.item())
         return Settled(replace(at, clock_hz=ran.clock_hz), wanted > 0, np.array(met)), ran
+    if not (wanted > 0).any():
+        return Settled(replace(at, clock_hz=_shaped(top_hz, wanted)), wanted > 0, wanted <= 0), None
     low, high = _shaped(low_hz, wanted)[..., 0], _shaped(top_hz, wanted)[..., 0]
 
     def over(clock_hz: Array) -> Array:
