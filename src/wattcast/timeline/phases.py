@@ -89,7 +89,7 @@ def schedule(
     events, value = counts(kernels)
     tensor_rows = np.array([i for i, event in enumerate(kernels.pipe_event) if event in _TENSOR], dtype=np.int64)
     calls = kernels.calls
-    tensor_each = kernels.flop[tensor_rows] / np.asarray(kernels.pipe_per_cycle)[..., tensor_rows]
+    tensor_each = kernels.flop.take(tensor_rows) / np.asarray(kernels.pipe_per_cycle).take(tensor_rows, axis=-1)
     phases = (
         Phase("fixed", None, time_factor * fixed_s * work.launches),
         Phase("serial", (time_factor * serial * work.steps) * rounds(kernels, gpu.sm_count), None),
@@ -137,7 +137,7 @@ def blended_corrections(work: Work, corrections: Mapping[str, Correction]) -> Ar
     Where several kinds of kernel are likely, the mean of their logarithms.
     """
     groups = [name for name in work.features if name.startswith("is ")]
-    share = np.array([work.features[name] for name in groups])
+    share = np.concatenate([work.features[name] for name in groups]).reshape(len(groups), -1)
     of = [correction_of(name.removeprefix("is "), corrections) for name in groups]
     values = np.array([(c.compute, c.memory, c.fixed_s, c.l2, c.serial_cycle) for c in of])
     return np.asarray(np.exp(share.T @ np.log(np.maximum(values, _NOTHING))))
