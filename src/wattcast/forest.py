@@ -190,10 +190,12 @@ class _Leaves:
         """
         if rows > _MOST_REPEATED:
             return self.threshold, self.left
-        if rows not in self._kept:
+        found = self._kept.get(rows)
+        if found is None:
+            found = np.repeat(self.threshold, rows, axis=1), np.repeat(self.left, rows, axis=1)
             self._kept.clear()
-            self._kept[rows] = np.repeat(self.threshold, rows, axis=1), np.repeat(self.left, rows, axis=1)
-        return self._kept[rows]
+            self._kept[rows] = found
+        return found
 
     @cached_property
     def _kept(self) -> dict[int, tuple[Array, npt.NDArray[np.uint16]]]:

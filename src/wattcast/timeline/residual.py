@@ -24,8 +24,7 @@ from wattcast.timeline.kriging import Kriging, nearness
 Index = npt.NDArray[np.intp]
 _Kept = TypeVar("_Kept")
 PROCESS_SHARE = 0.6  # of the process in the average: chosen on held-out folds
-_MOST_KEPT, _MOST_ROWS = 256, 1024  # workloads kept, and kernels of one worth keeping
-_MOST_PLANS = 256  # of some kilobytes each
+_MOST_KEPT, _MOST_ROWS = 256, 1024  # workloads and plans kept, and kernels of one worth keeping
 
 
 @dataclass(frozen=True)
@@ -178,7 +177,8 @@ class Residuals:
         found = self._plans.get((learners, names))
         if found is None:
             found = Plan(self.time, learners, names), Plan(self.energy, learners, (*names, *RATES))
-            _keep(self._plans, (learners, names), found, _MOST_PLANS)
+            if len(learners) <= _MOST_ROWS:
+                _keep(self._plans, (learners, names), found, _MOST_KEPT)
         return found
 
     def off_chip(self, time: Array) -> Array:
