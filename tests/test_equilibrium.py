@@ -95,6 +95,25 @@ def test_a_batch_of_one_workload_settles_as_it_does_alone() -> None:
         assert_allclose([one.latency_s, one.power_w], [totals.latency_s[i], totals.power_w[i]], rtol=1e-10)
 
 
+@pytest.mark.parametrize("name", ["h200", "a100-sxm-80gb", "a100-pcie-40gb", "quadro-fx-5600"])
+def test_the_limit_is_met_wherever_voltage_has_its_stairs(name: str) -> None:
+    """A bracketing secant of eight steps once ended 0.07 % beside the limit of an A100, whose voltage has stairs."""
+    gpu = load(name)
+    bundle = bundle_for(gpu)
+    timeline = analyse(HEAVY, gpu, bundle)
+    limits = gpu.power.limit_w * np.linspace(0.2, 1.0, 33)
+    settled = settle(timeline, gpu, OperatingPoint(power_limit_w=limits[:, None]), bundle)
+    found = settled.capped & settled.met
+    assert found.any()
+    power_w = at_clock(timeline, settled.at, bundle).power_w
+    assert_allclose(power_w[found], bundle.settles * limits[found], rtol=2e-8)
+    assert (settled.clock_hz[~settled.met] == settled.clock_hz.min()).all()
+    for limit, clock_hz, met in zip(limits, settled.clock_hz, settled.met, strict=True):
+        alone = settle(timeline, gpu, OperatingPoint(power_limit_w=float(limit)), bundle)
+        assert_allclose(alone.clock_hz, clock_hz, rtol=1e-10)
+        assert alone.met == met
+
+
 def test_a_sweep_of_one_point_keeps_its_shape() -> None:
     """One clock in a sweep is no design without a sweep: it once took the short way of those, and lost its axis."""
     gpu = load("h200")

@@ -77,7 +77,10 @@ def test_trees_answered_at_once_are_the_trees_walked(trees: int, depth: int) -> 
     feature = rng.integers(0, 2, (trees, nodes), dtype=np.int32)
     made = rng.normal(size=(2, trees, nodes))
     forest = Forest(("a", "b"), 0.5, feature, made[0].round(1), left, right, made[1], depth)
-    rows = rng.normal(size=(70, 2)).round(1)  # some on a threshold
+    rows = rng.normal(size=(200, 2)).round(1)  # some on a threshold
+    few = [forest.of(rows[i : i + 5]) for i in range(0, 200, 5)]
+    assert_allclose(np.concatenate(few), forest.of(rows), rtol=1e-12)
+    assert forest.of(rows[:0]).shape == (0,)
     for row, found in zip(rows, forest.of(rows), strict=True):
         total = 0.5
         for t in range(trees):

@@ -7,20 +7,22 @@ last step of the flow is repeated, on arrays.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from wattcast.arrays import Array, Scalar
+from wattcast.arrays import Array, Scalar, per_sweep
 from wattcast.fitted import Bundle
-from wattcast.flow import power_at
+from wattcast.flow import Ran, Running, Totals
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.timeline import Timeline
 
-STEPS = 8  # of the bracketing secant below; leaves less than 1 ppm of the limit
-_MET = 5e-14  # of the power between the ends: as close to the limit as more steps would come
+STEPS = 8  # of the secant below that the catalogue takes at most to meet the limit to rounding
+_MOST_STEPS = 30  # where voltage rises in stairs
+_ROUNDING, _ENOUGH = 2e-13, 1e-8  # of the limit: what ends the search, and what ends it after ``STEPS``
 
 
 @dataclass(frozen=True)
@@ -38,78 +40,104 @@ class Settled:
 
 
 def settle(timeline: Timeline, gpu: Gpu, at: OperatingPoint, bundle: Bundle) -> Settled:
-    """Highest set clock at which mean power meets what the governor makes of the limit, by a bracketing secant.
+    """Highest set clock at which mean power meets what the governor makes of the limit, by a secant.
 
     Mean power rises with the clock: voltage and idle power do, and time does not. Where even the
     lowest clock draws too much, the lowest clock is given and ``met`` is False.
     """
+    return _settled(Running(timeline, at, bundle), gpu, at, bundle)[0]
+
+
+def governed(timeline: Timeline, gpu: Gpu, at: OperatingPoint, bundle: Bundle) -> tuple[Settled, Totals, Ran | None]:
+    """Where the governor settles, and the workload there; of a single design also how it ran, which is little."""
+    running = Running(timeline, at, bundle)
+    settled, ran = _settled(running, gpu, at, bundle)
+    return settled, running.totals(running.at(settled.clock_hz) if ran is None else ran), ran
+
+
+def _settled(running: Running, gpu: Gpu, at: OperatingPoint, bundle: Bundle) -> tuple[Settled, Ran | None]:
     top_hz = np.asarray(gpu.clocks.max_hz if at.clock_hz is None else at.clock_hz, dtype=np.float64)
-    over = _over(power_at(timeline, at, bundle), _limit(gpu, at) * bundle.settles)
-    wanted = over(top_hz)
-    if not (wanted > 0).any():
-        return Settled(replace(at, clock_hz=_shaped(top_hz, wanted)), wanted > 0, wanted <= 0)
+    top_hz = top_hz if top_hz.ndim else top_hz.reshape(1)
+    limit_w = per_sweep(_limit(gpu, at)) * bundle.settles
+    ran = running.at(top_hz)
+    wanted = np.asarray(running.power_w(ran) - limit_w)
     low_hz = np.minimum(gpu.clocks.min_hz if gpu.clocks.min_hz is not None else 0.3 * top_hz, top_hz)
+    if not wanted.ndim:
+        met = True
+        if wanted > 0:
+            ran, met = _secant_of_one(running, low_hz.item(), top_hz.item(), wanted.item(), limit_w.item())
+        return Settled(replace(at, clock_hz=ran.clock_hz), wanted > 0, np.array(met)), ran
+    if not (wanted > 0).any():
+        return Settled(replace(at, clock_hz=_shaped(top_hz, wanted)), wanted > 0, wanted <= 0), None
     low, high = _shaped(low_hz, wanted)[..., 0], _shaped(top_hz, wanted)[..., 0]
-    over_low = over(low[..., None])
-    hopeless = over_low > 0
-    solved = _secant(lambda hz: over(hz[..., None]), low, high, over_low, wanted)
-    clock = np.where((wanted > 0)[..., None], np.where(hopeless[..., None], low_hz, solved[..., None]), top_hz)
-    return Settled(replace(at, clock_hz=clock), wanted > 0, ~hopeless | (wanted <= 0))
+
+    def over(clock_hz: Array) -> Array:
+        return np.asarray(running.power_w(running.at(clock_hz[..., np.newaxis])) - limit_w)
+
+    solved, solvable = _secant(over, low, high, wanted, limit_w)
+    clock = np.where((wanted > 0)[..., None], solved[..., None], top_hz)
+    return Settled(replace(at, clock_hz=clock), wanted > 0, solvable | (wanted <= 0)), None
 
 
-def _secant(function: Callable[[Array], Array], low: Array, high: Array, at_low: Array, at_high: Array) -> Array:
-    """Root of a rising function between ``low`` and ``high``, elementwise, by the Illinois method.
+def _secant(
+    over: Callable[[Array], Array], least: Array, high: Array, at_high: Array, limit_w: Array
+) -> tuple[Array, npt.NDArray[np.bool_]]:
+    """Where a rising function is zero, elementwise, and whether it is anywhere; ``least`` where it is not even there.
 
-    Regula falsi that halves the value at an end kept twice running [Dowell1971], so that both ends
-    close in. A fixed number of steps, so that a batch does what each of its members would.
+    The first guess takes power as proportional to the clock; then the line through the last two points
+    [Press2007, 9.2] says where to look next. Where that is outside the ends known so far: the lowest clock, if
+    nothing below the limit is known, or their middle. Points that are there stay, so that a batch does what each of
+    its members would.
     """
-    if not at_low.ndim:
-        return _secant_of_one(function, float(low), float(high), float(at_low), float(at_high))
-    side = np.zeros(at_low.shape)
-    point = high
-    for _ in range(STEPS):
-        rise = at_high - at_low
-        share = np.divide(-at_low, rise, out=np.full(rise.shape, 0.5), where=rise > 0)
-        point = low + np.clip(share, 0.0, 1.0) * (high - low)
-        value = function(point)
-        above = value > 0
-        at_low = np.where(above, np.where(side > 0, 0.5 * at_low, at_low), value)
-        at_high = np.where(above, value, np.where(side < 0, 0.5 * at_high, at_high))
-        low, high = np.where(above, low, point), np.where(above, point, high)
-        side = np.where(above, 1.0, -1.0)
-    return point
-
-
-def _secant_of_one(
-    function: Callable[[Array], Array], low: float, high: float, at_low: float, at_high: float
-) -> Array:
-    """The same of a single number, which arrays would only slow down."""
-    side, point, met = 0.0, high, _MET * (at_high - at_low)
-    for _ in range(STEPS):
-        rise = at_high - at_low
-        share = -at_low / rise if rise > 0 else 0.5
-        point = low + min(max(share, 0.0), 1.0) * (high - low)
-        value = float(function(np.array(point)))
-        if value > 0:
-            at_low, at_high = (0.5 * at_low if side > 0 else at_low), value
-            high, side = point, 1.0
-        else:
-            at_low, at_high = value, (0.5 * at_high if side < 0 else at_high)
-            low, side = point, -1.0
-        if abs(value) < met:
+    low, before, at_before = least, high, at_high
+    point = np.minimum(np.maximum(high * (limit_w / (limit_w + at_high)), least), high)
+    value, free = over(point), at_high <= 0  # free: no limit lowers their clock
+    for step in range(1, _MOST_STEPS):
+        there = free | (np.abs(value) <= _close(step) * limit_w) | ((value > 0) & (point <= least))
+        if there.all():
             break
-    return np.array(point)
+        low, high = np.where(value > 0, low, point), np.where(value > 0, point, high)
+        rise = value - at_before
+        back = np.divide(value * (point - before), rise, out=np.full(rise.shape, np.inf), where=rise != 0)
+        following = point - back
+        inside = (low <= following) & (following <= high)
+        other = np.where((following < low) & (low == least), least, 0.5 * (low + high))
+        before, at_before = point, value
+        point = np.where(there, point, np.where(inside, following, other))
+        value = over(point)
+    return point, (value <= _ENOUGH * limit_w) | (point > least)
+
+
+def _secant_of_one(running: Running, least: float, high: float, at_high: float, limit_w: float) -> tuple[Ran, bool]:
+    """The same of a single design, which arrays would only slow down: how it runs at the clock found."""
+    low, before, at_before = least, high, at_high
+    point = max(high * (limit_w / (limit_w + at_high)), least)
+    ran, value = _over_one(running, point, limit_w)
+    for step in range(1, _MOST_STEPS):
+        if abs(value) <= _close(step) * limit_w or (value > 0 and point <= least):
+            break
+        low, high = (low, point) if value > 0 else (point, high)
+        rise = value - at_before
+        following = point - (value * (point - before) / rise if rise != 0 else math.inf)
+        before, at_before = point, value
+        other = least if following < low == least else 0.5 * (low + high)
+        point = following if low <= following <= high else other
+        ran, value = _over_one(running, point, limit_w)
+    return ran, value <= _ENOUGH * limit_w or point > least
+
+
+def _close(step: int) -> float:
+    return _ROUNDING if step < STEPS else _ENOUGH
+
+
+def _over_one(running: Running, clock_hz: float, limit_w: float) -> tuple[Ran, float]:
+    ran = running.at(np.array([clock_hz]))
+    return ran, running.power_w(ran).item() - limit_w
 
 
 def _limit(gpu: Gpu, at: OperatingPoint) -> Array:
     limit: Scalar = gpu.power.limit_w if at.power_limit_w is None else at.power_limit_w
     return np.asarray(limit, dtype=np.float64)
-
-
-def _over(power_w: Callable[[Array], Array], limit_w: Array) -> Callable[[Array], Array]:
-    """Watts above the limit as a function of the set clock, ``(*sweep, 1)`` -> ``(*sweep,)``."""
-    limit = limit_w[..., 0] if limit_w.ndim else limit_w
-    return lambda clock_hz: np.asarray(power_w(clock_hz) - limit)
 
 
 def _shaped(clock_hz: Array, like: Array) -> Array:

@@ -84,14 +84,8 @@ def at_clock(timeline: Timeline, at: OperatingPoint, bundle: Bundle) -> Totals:
     All models are linear in counts at a given clock, so the workload's mean power is that of its
     counts added up, over its latency: no need to look at kernels one by one.
     """
-    return _totals(timeline, at, bundle, _run(timeline, _set_clock(at), bundle))
-
-
-def _totals(timeline: Timeline, at: OperatingPoint, bundle: Bundle, ran: _Run) -> Totals:
-    in_kernels_s = busy_s(timeline, ran.each_s)
-    cycles = (ran.each_s * ran.effective_hz) @ timeline.calls
-    power_w = _mean_power(timeline, at, bundle)(ran)
-    return Totals(ran.latency_s, in_kernels_s, power_w, mean_w(cycles, in_kernels_s))
+    running = Running(timeline, at, bundle)
+    return running.totals(running.at(_set_clock(at)))
 
 
 def power_at(timeline: Timeline, at: OperatingPoint, bundle: Bundle) -> Callable[[Array], Array]:
@@ -99,12 +93,12 @@ def power_at(timeline: Timeline, at: OperatingPoint, bundle: Bundle) -> Callable
 
     That of :func:`at_clock`, for many clocks: what no clock changes is worked out once.
     """
-    mean_power = _mean_power(timeline, at, bundle)
-    return lambda clock_hz: mean_power(_run(timeline, clock_hz, bundle))
+    running = Running(timeline, at, bundle)
+    return lambda clock_hz: running.power_w(running.at(clock_hz))
 
 
 @dataclass(frozen=True)
-class _Run:
+class Ran:
     """A timeline at a set clock."""
 
     clock_hz: Array
@@ -113,46 +107,49 @@ class _Run:
     latency_s: Array  # (*sweep,)
 
 
-def _run(timeline: Timeline, clock_hz: Array, bundle: Bundle) -> _Run:
-    running_hz = effective_hz(timeline, clock_hz, bundle.clock_law)
-    each_s = kernel_s(timeline, running_hz)
-    return _Run(clock_hz, running_hz, each_s, latency_s(timeline, each_s))
+class Running:
+    """A timeline to be looked at under one clock after another: what none of them changes is worked out once."""
+
+    def __init__(self, timeline: Timeline, at: OperatingPoint, bundle: Bundle) -> None:
+        self._timeline, self._at, self._bundle = timeline, at, bundle
+        self._weight = timeline.calls * timeline.energy_factor
+        self._module = bundle.power if isinstance(bundle.power, ModulePower) else None
+        names = (*timeline.events, predicted.BUSY)
+        self._cost = self._module.priced(names, timeline.weighted) if self._module is not None else None
+
+    def at(self, clock_hz: Array) -> Ran:
+        """The timeline at a set clock, ``(*sweep, 1)``."""
+        running_hz = effective_hz(self._timeline, clock_hz, self._bundle.clock_law)
+        each_s = kernel_s(self._timeline, running_hz)
+        return Ran(clock_hz, running_hz, each_s, latency_s(self._timeline, each_s))
+
+    def power_w(self, ran: Ran) -> Array:
+        """Mean power, ``(*sweep,)``."""
+        timeline = self._timeline
+        if self._module is None or self._cost is None:
+            at = replace(self._at, clock_hz=ran.clock_hz)
+            seen = predicted.priced(timeline, ran.each_s, ran.effective_hz, ran.latency_s, at)
+            return self._bundle.power.power(seen).total_w[..., 0]
+        busy = predicted.busy_cycles(timeline, ran.each_s, ran.effective_hz) @ self._weight
+        return self._module.mean_w(self._cost, busy, ran.latency_s, ran.clock_hz, self._at.temperature_c)
+
+    def totals(self, ran: Ran) -> Totals:
+        """The workload as a whole."""
+        in_kernels_s = busy_s(self._timeline, ran.each_s)
+        cycles = (ran.each_s * ran.effective_hz) @ self._timeline.calls
+        return Totals(ran.latency_s, in_kernels_s, self.power_w(ran), mean_w(cycles, in_kernels_s))
 
 
-def _mean_power(timeline: Timeline, at: OperatingPoint, bundle: Bundle) -> Callable[[_Run], Array]:
-    model, names = bundle.power, (*timeline.events, predicted.BUSY)
-    if not isinstance(model, ModulePower) or not set(model.required_events) <= set(names):
-        return lambda ran: model.power(
-            predicted.priced(
-                timeline, ran.each_s, ran.effective_hz, ran.latency_s, replace(at, clock_hz=ran.clock_hz)
-            )
-        ).total_w[..., 0]
-    cost = model.priced(names, timeline.weighted)
-    weight = timeline.calls * timeline.energy_factor
-
-    def power_w(ran: _Run) -> Array:
-        busy = predicted.busy_cycles(timeline, ran.each_s, ran.effective_hz) @ weight
-        return model.mean_w(cost, busy, ran.latency_s, ran.clock_hz, at.temperature_c)
-
-    return power_w
-
-
-def in_detail(timeline: Timeline, at: OperatingPoint, bundle: Bundle) -> Detail:
-    """What :func:`at_clock` sums up, by kernel and by part."""
-    return both(timeline, at, bundle)[1]
-
-
-def both(timeline: Timeline, at: OperatingPoint, bundle: Bundle) -> tuple[Totals, Detail]:
-    """:func:`at_clock` and :func:`in_detail`, for those who want both."""
-    ran = _run(timeline, _set_clock(at), bundle)
-    totals = _totals(timeline, at, bundle, ran)
+def in_detail(timeline: Timeline, at: OperatingPoint, bundle: Bundle, ran: Ran | None = None) -> Detail:
+    """What :func:`at_clock` sums up, by kernel and by part; ``ran``: the timeline at that clock, if it is known."""
+    ran = Running(timeline, at, bundle).at(_set_clock(at)) if ran is None else ran
     clock, each_s = ran.effective_hz, ran.each_s
-    gap_s = np.maximum(totals.latency_s - totals.busy_s, 0.0)
+    gap_s = np.maximum(ran.latency_s - busy_s(timeline, each_s), 0.0)
     activity = predicted.per_kernel(timeline, each_s, clock, gap_s, at, priced=True)
     power = bundle.power.power(activity)
     joules = energy_j(power, activity.duration_s)
     calls = np.append(timeline.calls, 1.0)
-    return totals, Detail(
+    return Detail(
         kernel_s=each_s,
         effective_hz=clock,
         kernel_part_w=power.part_w[..., :-1, :],
@@ -162,6 +159,13 @@ def both(timeline: Timeline, at: OperatingPoint, bundle: Bundle) -> tuple[Totals
         parts=power.parts,
         peak_w=power.total_w[..., :-1].max(axis=-1),
     )
+
+
+def both(timeline: Timeline, at: OperatingPoint, bundle: Bundle) -> tuple[Totals, Detail]:
+    """:func:`at_clock` and :func:`in_detail`, for those who want both."""
+    running = Running(timeline, at, bundle)
+    ran = running.at(_set_clock(at))
+    return running.totals(ran), in_detail(timeline, at, bundle, ran)
 
 
 def _set_clock(at: OperatingPoint) -> Array:

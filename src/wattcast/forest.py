@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from wattcast.errors import bad_value
 Index = npt.NDArray[np.int32]
 _MOST_LEAVES = 16  # of a tree, a bit of a word each
 _BLOCK = 128  # rows whose answers stay in a cache of a megabyte
+_FEW, _MOST_REPEATED = 6, 64  # rows that are looked at one by one, and of which thresholds are repeated
 _LOOK = 5  # levels after which it is worth a look whether all rows have reached a leaf
 
 
@@ -57,10 +58,10 @@ class Forest:
         """The sum of the trees for each row ``(row, feature)``, columns in the order of ``features``."""
         if self._leaves is None:
             return np.asarray(self.base + self.value.ravel().take(self._walk.leaves(rows)).sum(axis=-1))
-        found = np.empty(len(rows))
-        for start in range(0, len(rows), _BLOCK):
-            found[start : start + _BLOCK] = self._leaves.sums(rows[start : start + _BLOCK])
-        return self.base + found
+        if len(rows) <= _BLOCK:
+            return self.base + self._leaves.sums(rows)
+        blocks = [self._leaves.sums(rows[start : start + _BLOCK]) for start in range(0, len(rows), _BLOCK)]
+        return self.base + np.concatenate(blocks)
 
     @cached_property
     def _walk(self) -> Walk:
@@ -161,13 +162,60 @@ class _Leaves:
 
     def sums(self, rows: Array) -> Array:
         """What the leaves of each row add up to."""
-        asked = (np.ascontiguousarray(rows.T).take(self.feature, axis=0) > self.threshold).astype(np.uint16)
-        crossed = np.negative(asked, out=asked).take(self.which, axis=0)  # all bits or none
-        crossed &= self.left
-        trees = len(self.first)
-        of_tree = np.bitwise_or.reduce(crossed.reshape(len(crossed) // max(trees, 1), trees, len(rows)), axis=0)
-        leaf = np.add(_lowest_zero().take(of_tree), self.first)
+        return self._of_few(rows) if len(rows) <= _FEW else self._of_many(rows)
+
+    def _of_many(self, rows: Array) -> Array:
+        """Rows on the last axis: ``(question, tree, row)``."""
+        threshold, left = self._repeated(len(rows))
+        asked = np.ascontiguousarray(rows.T).take(self.feature, axis=0) > threshold
+        crossed = asked.astype(np.uint16).take(self.which, axis=0)
+        crossed *= left
+        of_tree = np.bitwise_or.reduce(crossed.reshape(*self._shape, len(rows)), axis=0)
+        leaf = np.add(self._lowest_zero.take(of_tree), self.first)
         return np.asarray(self.value.take(leaf).sum(axis=0))
+
+    def _of_few(self, rows: Array) -> Array:
+        """Rows on the first axis, and trees on the last: of a few, asking again is cheaper than finding an answer."""
+        feature, threshold = self._each
+        crossed = (rows.take(feature, axis=1) > threshold) * self.left[:, 0]
+        of_tree = np.bitwise_or.reduce(crossed.reshape(len(rows), *self._shape), axis=1)
+        leaf = np.add(self._lowest_zero.take(of_tree), self.first[:, 0])
+        return np.asarray(self.value.take(leaf).sum(axis=1))
+
+    def _repeated(self, rows: int) -> tuple[Array, npt.NDArray[np.uint16]]:
+        """Thresholds and masks once a row: NumPy then walks them in one long loop, not in as many as questions.
+
+        Of the number of rows last asked for, which a model of whatever size asks for again. Where rows are many,
+        loops are long anyway.
+        """
+        if rows > _MOST_REPEATED:
+            return self.threshold, self.left
+        found = self._kept.get(rows)
+        if found is None:
+            found = np.repeat(self.threshold, rows, axis=1), np.repeat(self.left, rows, axis=1)
+            self._kept.clear()
+            self._kept[rows] = found
+        return found
+
+    @cached_property
+    def _kept(self) -> dict[int, tuple[Array, npt.NDArray[np.uint16]]]:
+        return {}
+
+    @cached_property
+    def _lowest_zero(self) -> npt.NDArray[np.intp]:
+        """Place of the lowest bit that is not set, of every word that the leaves of a tree can make."""
+        words = np.arange(1 << (self._shape[0] + 1))
+        return np.asarray(np.log2(~words & (words + 1)), dtype=np.intp)
+
+    @cached_property
+    def _shape(self) -> tuple[int, int]:
+        """Questions of a tree, and trees."""
+        return len(self.which) // max(len(self.first), 1), len(self.first)
+
+    @cached_property
+    def _each(self) -> tuple[npt.NDArray[np.intp], Array]:
+        """Feature and threshold of every question, those that trees share as often as they do."""
+        return self.feature.take(self.which), self.threshold[:, 0].take(self.which)
 
 
 def _leaves(forest: Forest, inner: npt.NDArray[np.bool_]) -> _Leaves:
@@ -213,10 +261,3 @@ def _reached(forest: Forest, inner: npt.NDArray[np.bool_]) -> npt.NDArray[np.int
         tree = level // nodes * nodes
         level = np.concatenate([child.ravel()[level] + tree for child in (forest.left, forest.right)])
     return np.sort(np.concatenate(found))
-
-
-@cache
-def _lowest_zero() -> npt.NDArray[np.uint8]:
-    """Place of the lowest bit that is not set, of every word."""
-    words = np.arange(1 << _MOST_LEAVES)
-    return np.asarray(np.log2(~words & (words + 1)), dtype=np.uint8)

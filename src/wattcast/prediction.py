@@ -14,9 +14,9 @@ from wattcast.activity import predicted
 from wattcast.activity.utilisation import utilisation
 from wattcast.arrays import Array, per_sweep
 from wattcast.energy import mean_w
-from wattcast.equilibrium import Settled, settle
+from wattcast.equilibrium import Settled, governed
 from wattcast.fitted import Bundle
-from wattcast.flow import Detail, Totals, analyse, analyse_many, at_clock, in_detail
+from wattcast.flow import Detail, Ran, Totals, analyse, analyse_many, in_detail
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.provenance import Provenance, Status
 from wattcast.timeline import Timeline
@@ -89,11 +89,12 @@ class _Behind:
     gpu: Gpu
     at: OperatingPoint  # with the clock the governor found
     bundle: Bundle
+    ran: Ran | None = None  # at that clock, of a single design
 
     @cached_property
     def detail(self) -> Detail:
         """The workload by kernel and by part."""
-        return in_detail(self.timeline, self.at, self.bundle)
+        return in_detail(self.timeline, self.at, self.bundle, self.ran)
 
     @cached_property
     def reasons(self) -> Reasons:
@@ -172,8 +173,7 @@ def predict_many(graphs: Sequence[Graph], gpu: Gpu, at: OperatingPoint, bundle: 
 
 def predict_timeline(timeline: Timeline, graph: Graph, gpu: Gpu, at: OperatingPoint, bundle: Bundle) -> Prediction:
     """The same from the workload's timeline, for those who go on using it."""
-    settled = settle(timeline, gpu, at, bundle)
-    totals = at_clock(timeline, settled.at, bundle)
+    settled, totals, ran = governed(timeline, gpu, at, bundle)
     power_w, memory_byte = totals.power_w, graph.memory_byte
     return Prediction(
         name=graph.name,
@@ -190,7 +190,7 @@ def predict_timeline(timeline: Timeline, graph: Graph, gpu: Gpu, at: OperatingPo
         assumptions=_assumptions(graph, timeline, settled, bundle),
         status=bundle.status,
         provenance=bundle.provenance,
-        behind=_Behind(timeline, totals, gpu, settled.at, bundle),
+        behind=_Behind(timeline, totals, gpu, settled.at, bundle, ran),
     )
 
 
@@ -222,13 +222,7 @@ def _modules(behind: _Behind) -> tuple[Module, ...]:
 def _ops(behind: _Behind) -> tuple[OperatorShare, ...]:
     timeline, detail = behind.timeline, behind.detail
     table = ModuleTable(timeline, detail, behind.gpu, behind.at)
-    spent_s, power_w, spent_j = (
-        np.moveaxis(values, -1, 0)
-        for values in (
-            detail.kernel_s * timeline.calls,
-            detail.kernel_part_w.sum(axis=-1),
-            detail.kernel_j * timeline.calls,
-        )
-    )
+    columns = (detail.kernel_s * timeline.calls, detail.kernel_part_w.sum(axis=-1), detail.kernel_j * timeline.calls)
+    spent_s, power_w, spent_j = (of if of.ndim == 1 else np.moveaxis(of, -1, 0) for of in columns)
     rows = zip(timeline.kernels.ops, timeline.calls.tolist(), spent_s, power_w, spent_j, strict=True)
     return tuple(OperatorShare(op, int(calls), s, w, j, table, i) for i, (op, calls, s, w, j) in enumerate(rows))

@@ -21,6 +21,7 @@ from wattcast.workload.graph import Operator
 
 TRIFLE = 0.02  # share of the time in kernels nobody measured that leaves a prediction inside
 MANY_FORMS = 8  # of operators that ran as one kind of kernel, to speak for one that was not measured
+_ENDS_OF = [0, 0, 1, 1]  # low and high end of latency, and of power
 _MARGIN = 0.5  # in log2 of a size, beyond the smallest and the largest measured
 
 
@@ -88,18 +89,18 @@ def kernel_ends(timeline: Timeline, bundle: Bundle, reasons: Reasons) -> Array:
     of_kernel = timeline.kernels.family
     families = {name: i for i, name in enumerate(dict.fromkeys(of_kernel))}
     known = np.log([(*bundle.residuals[name].latency, *bundle.residuals[name].power) for name in families])
-    ends = known[[families[name] for name in of_kernel]]
+    ends = known.take([families[name] for name in of_kernel], axis=0)
     if not bundle.seen:
-        return np.asarray(ends)
+        return ends
     scale = bundle.widening.scale(timeline.near)
     if scale is not None:
-        ends *= np.repeat(scale.T, 2, axis=1)
+        ends *= scale.T.take(_ENDS_OF, axis=1)
     strange = [(i, bundle.widening.apart[reason.why]) for i, reason in enumerate(reasons) if reason is not None]
     if strange:
         rows = [i for i, _ in strange]
         by = np.array([(apart.latency, apart.latency, apart.power, apart.power) for _, apart in strange])
         ends[rows] = logs_moved_out(ends[rows].reshape(-1, 2), by.reshape(-1, 2)).reshape(-1, 4)
-    return np.asarray(ends)
+    return ends
 
 
 def logs_moved_out(logs: Array, by: Array | float) -> Array:
@@ -129,6 +130,8 @@ def support(timeline: Timeline, detail: Detail, bundle: Bundle, reasons: Reasons
     if bundle.status is Status.INHERITED and not bundle.provenance.device:
         return Support(False, f"a forecast: nothing was measured on the {bundle.gpu}")
     reasons = outside(timeline, bundle) if reasons is None else reasons
+    if not any(reasons):
+        return Support(True, f"kernels like those measured on {bundle.provenance.device or bundle.gpu}")
     strange = np.array([reason is not None for reason in reasons])
     spent_s = detail.kernel_s * timeline.calls
     share = float(np.max(mean_w(spent_s @ strange.astype(float), spent_s.sum(axis=-1))))
@@ -195,8 +198,10 @@ def _sizes_outside(timeline: Timeline, seen: Seen, rows: list[int]) -> dict[int,
     kept = [i for i, name in enumerate(known) if name in features]
     if not kept:
         return {}
+    if len(kept) < len(known):
+        low, high = low[kept], high[kept]
     values = np.array([features[known[i]] for i in kept]).take(rows, axis=1)
-    inside = (low[kept] - _MARGIN <= values) & (values <= high[kept] + _MARGIN)
+    inside = (low - _MARGIN <= values) & (values <= high + _MARGIN)
     if inside.all():
         return {}
     found = {}

@@ -24,7 +24,7 @@ from wattcast.power.static import IdlePower
 from wattcast.timeline.clock import ClockLaw
 from wattcast.timeline.ideal import Terms
 from wattcast.timeline.phases import Correction
-from wattcast.timeline.residual import Features
+from wattcast.timeline.residual import Plan
 from wattcast.workload.graph import Linear
 
 
@@ -138,7 +138,9 @@ def test_a_row_may_count_as_it_ran_and_as_it_is_chosen() -> None:
     kernels = kernels_of(ops, (Condition(),) * 60, gpu, reference_of(gpu), ())
     ratio = np.exp(0.1 * kernels.work.features["log_m"] - 0.5)
     learned = fit_residuals([Sample(kernels, ratio), Sample(kernels, ratio, again=True)])["gemm"]
-    error = learned(Features(kernels.work.features, 60), np.arange(60)) / ratio - 1.0
+    features = kernels.work.features
+    table, near = np.array([np.zeros(60), *features.values()]), np.empty(60)
+    error = Plan({"gemm": learned}, kernels.work.learner, tuple(features)).of(table, near) / ratio - 1.0
     assert np.abs(error).mean() < 0.05
 
 

@@ -8,8 +8,16 @@ from numpy.testing import assert_allclose
 
 from wattcast.errors import WattcastError
 from wattcast.fit.kriging import fit_kriging
+from wattcast.forest import Forest
 from wattcast.timeline.kriging import Kriging
-from wattcast.timeline.residual import Features, Learned, Wanted
+from wattcast.timeline.residual import Learned, Part, Plan
+
+
+def factors(model: Learned, named: dict[str, np.ndarray], learners: tuple[str, ...] = ()) -> np.ndarray:
+    """Of kernels with these features, all of the model's family unless said otherwise."""
+    count = len(next(iter(named.values())))
+    plan = Plan({"gemm": model}, learners or ("gemm",) * count, tuple(named))
+    return plan.of(np.array([np.zeros(count), *named.values()]), np.empty(count))
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +51,7 @@ def test_it_survives_being_saved(fitted) -> None:
 def test_factors_are_held_within_the_range_seen(fitted) -> None:
     model, columns, _ = fitted
     learned = Learned(None, model, -0.1, 0.2)
-    factor = learned(Features(columns, 200), np.arange(200))
+    factor = factors(learned, columns)
     assert factor.min() == pytest.approx(np.exp(-0.1))
     assert factor.max() == pytest.approx(np.exp(0.2))
 
@@ -53,8 +61,39 @@ def test_a_kind_of_kernel_that_is_absent_counts_as_none(fitted) -> None:
     learned = Learned(None, model, -9.0, 9.0)
     without = {name: values for name, values in columns.items() if name != "noise"}
     zero = {**columns, "noise": np.zeros(200)}
-    rows = np.arange(200)
-    assert_allclose(learned(Features(without, 200), rows), learned(Features(zero, 200), rows))
+    assert_allclose(factors(learned, without), factors(learned, zero))
+
+
+def test_kernels_that_nobody_learned_of_keep_a_factor_of_one_and_others_their_places(fitted) -> None:
+    model, columns, _ = fitted
+    learned = Learned(None, model, -9.0, 9.0)
+    learners = tuple("other" if i % 3 == 0 else "gemm" for i in range(200))
+    plan, near = Plan({"gemm": learned}, learners, tuple(columns)), np.empty(200)
+    found = plan.of(np.array([np.zeros(200), *columns.values()]), near)
+    known = np.arange(200) % 3 > 0
+    assert_allclose(found[known], factors(learned, columns)[known], rtol=1e-12)
+    assert (found[~known] == 1.0).all()
+    assert np.isnan(near[~known]).all()
+    assert_allclose(near[known], 1.0, atol=1e-6)  # they are the rows it was fitted on
+
+
+def test_a_point_measured_twice_counts_twice() -> None:
+    """The two lie in one place: what they add is added up."""
+    points, alpha = np.array([[0.0, 1.0], [2.0, 0.0], [0.0, 1.0]]), np.array([3.0, 1.0, -1.0])
+    model = Kriging(("a", "b"), np.ones(2), points, alpha, 0.5, 2.0)
+    distance = np.hypot(*(np.array([1.0, 1.0]) - points).T)
+    found = model({"a": [1.0], "b": [1.0]})
+    assert_allclose(found, 0.5 + 2.0 * (np.exp(-distance) @ alpha), rtol=1e-12)
+
+
+def test_trees_and_process_may_read_other_columns(fitted) -> None:
+    """Trees that read a column the process does not, in front of the others."""
+    model, columns, _ = fitted
+    split = {"feature": [[0]], "left": [[0]], "right": [[0]], "threshold": [[0.0]], "value": [[0.0]]}
+    leaf = {f"x.{name}": np.array(value) for name, value in split.items()}
+    trees = Forest.from_arrays(leaf | {"x.features": ["c", "a"], "x.base": 0.1}, "x")
+    found = factors(Learned(trees, model, -9.0, 9.0), {"b": columns["b"], "c": columns["a"], **columns})
+    assert_allclose(found, np.exp(0.4 * 0.1 + 0.6 * model(columns)), rtol=1e-12)
 
 
 def test_shapes_that_do_not_match_are_refused() -> None:
@@ -64,7 +103,9 @@ def test_shapes_that_do_not_match_are_refused() -> None:
 
 def test_a_kind_that_was_not_measured_counts_as_the_one_above_it() -> None:
     named = {"is cat": np.array([0.0, 1.0, 0.0]), "is cat.append": np.array([0.5, 0.0, 1.0])}
-    found = Features(named, 3).columns(Wanted(["is cat", "size"]), np.array([0, 2]))
+    process = Kriging(("is cat", "size"), np.ones(2), np.zeros((1, 2)), np.ones(1), 0.0, 1.0)
+    part = Part.of(Learned(None, process, -1.0, 1.0), [0, 2], tuple(named), 3)
+    found = part.table(np.concatenate([np.zeros(3), *named.values()]))
     assert_allclose(found, [[0.5, 0.0], [1.0, 0.0]])
 
 

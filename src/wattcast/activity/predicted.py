@@ -35,15 +35,15 @@ def per_kernel(
     priced: bool = False,
 ) -> Activity:
     """One run of each kernel, then the idle gaps as one last interval in which nothing happens."""
-    counts = np.broadcast_to(timeline.value, (*kernel_s.shape, len(timeline.events)))
-    busy = np.broadcast_to(busy_cycles(timeline, kernel_s, effective_hz), kernel_s.shape)[..., np.newaxis]
-    value = np.concatenate([counts, busy], axis=-1)
+    kernels, events = timeline.value.shape
+    value = np.zeros((*kernel_s.shape[:-1], kernels + 1, events + 1))
+    value[..., :-1, :-1] = timeline.value
+    value[..., :-1, -1] = busy_cycles(timeline, kernel_s, effective_hz)
     if priced:
-        value = value * timeline.energy_factor[:, np.newaxis]
-    nothing = np.zeros((*kernel_s.shape[:-1], 1, value.shape[-1]))
+        value[..., :-1, :] *= timeline.energy_factor[:, np.newaxis]
     return Activity(
         duration_s=np.concatenate([kernel_s, gap_s[..., np.newaxis]], axis=-1),
-        value=np.concatenate([value, nothing], axis=-2),
+        value=value,
         events=(*timeline.events, BUSY),
         at=at,
         source=Source.PREDICTED,

@@ -88,6 +88,5 @@ def scaled(row: Row, factors: Mapping[str, float]) -> Timeline:
     return replace(
         timeline,
         phases=tuple(phase(p, on_chip) for p in timeline.phases),
-        tensor_phases=tuple(phase(p, on_chip[timeline.tensor_rows]) for p in timeline.tensor_phases),
         host_s=timeline.host_s * factors.get("launch", 1.0),
     )

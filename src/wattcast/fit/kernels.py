@@ -33,7 +33,7 @@ from wattcast.power.module import OWN_RAIL, STEADY, ModulePower
 from wattcast.power.static import IdlePower
 from wattcast.provenance import Provenance, Status
 from wattcast.timeline.clock import ClockLaw
-from wattcast.timeline.ideal import ideal, rates
+from wattcast.timeline.ideal import RATES, ideal, rates
 from wattcast.timeline.phases import Correction, blended_corrections, counts
 from wattcast.timeline.residual import Learned, Residuals
 from wattcast.timeline.waves import active_share
@@ -262,7 +262,7 @@ def _power(
     power, toggling = fit_power(priced, idle, DEFAULT_TEMPERATURE_C, weight)
     ratio = _energy_ratio(priced, power, toggling)
     at_top_s = latency_s * clock_hz / reference.top_hz
-    more = rates(some, reference, at_top_s, fixed_s)
+    more = dict(zip(RATES, rates(some, reference, at_top_s, fixed_s), strict=True))
     # a percent of power is the more percent of dynamic power, the smaller that is
     sure = np.clip(1.0 - idle.at(clock_hz, DEFAULT_TEMPERATURE_C) / power_w, _LEAST_SURE, 1.0)
     sample = Sample(some, ratio, more, sure=sure)

@@ -9,7 +9,7 @@ the chip; ``memory_on_core`` is the share of its energy that is spent there and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -83,9 +83,9 @@ class ModulePower:
         volts_squared = self.voltage.at(clock_hz)[..., np.newaxis] ** 2
         volts_squared = self._on_core * volts_squared + (1.0 - self._on_core)
         scale = np.where(self._steady, 1.0, self.toggling) * volts_squared
-        columns = [activity.events.index(name) for name in self.required_events]
+        columns = self._columns(activity.events)
         duration_s = activity.duration_s[..., np.newaxis]
-        joules = scale * (activity.value[..., columns] @ self._energies)
+        joules = scale * (activity.value.take(columns, axis=-1) @ self._energies)
         dynamic_w = np.divide(
             joules, duration_s, out=np.zeros(np.broadcast(joules, duration_s).shape), where=duration_s > 0
         )
@@ -94,15 +94,29 @@ class ModulePower:
         part_w[..., 0], part_w[..., 1], part_w[..., 2:] = static_w, idle_w - static_w, dynamic_w
         return Power(part_w, self.parts)
 
-    def priced(self, names: Sequence[str], counts: Array) -> Priced:
-        """What ``counts`` of the events ``names`` cost, and one more of ``names[-1]``, which has no count yet."""
-        columns = [names.index(name) for name in self.required_events]
-        both = np.zeros((2, len(names)))
-        both[0, :-1], both[1, -1] = counts, 1.0
-        known, each = both[:, columns] @ self._energies
+    def priced(self, names: tuple[str, ...], counts: Array) -> Priced | None:
+        """What ``counts`` of the events ``names`` cost, and one more of ``names[-1]``, which has no count yet.
+
+        None where an event it needs is not among them.
+        """
+        if names not in self._prices:
+            if not set(self.required_events) <= set(names):
+                return None
+            self._prices[names] = self._price_each(names)
+        core, rest = self._prices[names]
+        return Priced(float(core[:-1] @ counts), float(rest[:-1] @ counts), float(core[-1]), float(rest[-1]))
+
+    def _price_each(self, names: tuple[str, ...]) -> Array:
+        """Joules of one event of each name, ``(2, event)``: on the core rail at relative voltage 1, and on others."""
         scale = np.where(self._steady, 1.0, self.toggling)
-        core, rest = scale * self._on_core, scale * (1.0 - self._on_core)
-        return Priced(float(core @ known), float(rest @ known), float(core @ each), float(rest @ each))
+        found = np.zeros((2, len(names)))
+        found[:, self._columns(names)] = scale * np.array([self._on_core, 1.0 - self._on_core]) @ self._energies.T
+        return found
+
+    @cached_property
+    def _prices(self) -> dict[tuple[str, ...], Array]:
+        """Of the names asked for before: there are hardly two."""
+        return {}
 
     def mean_w(self, cost: Priced, more: Array, duration_s: Array, clock_hz: Array, temperature_c: Scalar) -> Array:
         """Total power, ``(*sweep,)``, of priced counts and ``more`` of the last event within ``duration_s``.
@@ -126,6 +140,10 @@ class ModulePower:
         volts_squared = self.voltage.at_one(clock_hz) ** 2
         joules = volts_squared * (cost.core_j + cost.core_j_each * more) + (cost.rest_j + cost.rest_j_each * more)
         return self.idle.at_one(clock_hz, temperature_c) + (joules / duration_s if duration_s > 0 else 0.0)
+
+    def _columns(self, names: tuple[str, ...]) -> npt.NDArray[np.intp]:
+        """Where the events it needs stand among ``names``."""
+        return np.array([names.index(name) for name in self.required_events], dtype=np.intp)
 
     @cached_property
     def _plain_curves(self) -> bool:

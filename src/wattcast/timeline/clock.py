@@ -67,10 +67,11 @@ def effective_hz(timeline: Timeline, clock_hz: Scalar, law: ClockLaw | None) -> 
 
 def _of_one(timeline: Timeline, stack: Stack, set_hz: float, law: ClockLaw) -> Array:
     """The same at a single clock, in as few steps as it takes."""
-    found = np.full(len(timeline.kernels.ops), set_hz * law.without)
+    found = np.empty(len(timeline.calls))
+    found.fill(set_hz * law.without)
     if len(timeline.tensor_rows):
-        cycles = np.maximum(stack.cycles, stack.seconds * set_hz).sum(axis=0)
         load = law.toggling * (set_hz / law.top_hz) ** law.clock_power
-        activity = timeline.tensor_cycles / np.maximum(cycles, _NO_TIME) * load
+        cycles = np.maximum(stack.cycles_at(set_hz), _NO_TIME)
+        activity = timeline.tensor_cycles * load / cycles
         found[timeline.tensor_rows] = set_hz * np.interp(activity, law.activity, law.ratio)
     return found

@@ -27,8 +27,20 @@ def _product(left: Array, right: Array, out: Array) -> None:
     On a busy machine a product of 8 by 39 by 3,700 took 18 ms in threads and 0.3 ms in blocks.
     """
     wide = max(_UNTHREADED // left.size, 64)
+    if right.shape[1] <= wide:
+        np.matmul(left, right, out=out)
+        return
     for j in range(0, right.shape[1], wide):
         np.matmul(left, right[:, j : j + wide], out=out[:, j : j + wide])
+
+
+def nearness(squares: Array) -> Array:
+    """exp(-r) of the nearest point, from r²: 1 where a row is one, towards 0 where none is like it.
+
+    >>> nearness(np.array([-1e-15, np.log(2.0) ** 2])).tolist()
+    [1.0, 0.5]
+    """
+    return np.exp(-np.sqrt(np.maximum(squares, 0.0)))
 
 
 @dataclass(frozen=True)
@@ -53,44 +65,52 @@ class Kriging:
         """The mean for each row of columns, ``(row,)``."""
         return self.of(np.stack([np.asarray(columns[name], dtype=np.float64) for name in self.features], axis=-1))
 
-    def of(self, rows: Array, near_out: Array | None = None) -> Array:
+    def of(self, rows: Array, nearest_out: Array | None = None) -> Array:
         """The mean for each row ``(row, feature)``, columns in the order of ``features``.
 
-        ``near_out`` takes exp(-r) of the nearest point: 1 where a row is one, towards 0 where none is like it.
+        ``nearest_out`` takes r² of the nearest point, for :func:`nearness`.
 
-        |x|² + |p|² - 2x·p, a few rows at a time. In this order: where a row is a point, what is left of the squares
-        is rounding, and another order would round otherwise.
+        r² = |x|² + |p|² - 2x·p as one product of a few rows at a time, [x, |x|², 1]·[-2p, 1, |p|²]. Where a row is a
+        point, what is left is rounding, some 1e-15 of |x|², and may be below zero.
         """
-        scaled = rows * self.scale
-        squares = (scaled**2).sum(axis=-1)[:, np.newaxis]
-        most = max(_BLOCK // max(len(self.alpha), 1), 1)
-        near, sums = np.empty((2, min(len(rows), most), len(self.alpha)))
-        found = np.empty(len(rows))
+        table = np.empty((len(rows), len(self.features) + 2))
+        scaled = np.multiply(rows, self.scale, out=table[:, :-2])
+        np.einsum("ij,ij->i", scaled, scaled, out=table[:, -2])
+        table[:, -1] = 1.0
+        points, weights = self._distinct
+        most = max(_BLOCK // max(len(weights), 1), 1)
+        distances = np.empty((min(len(rows), most), len(weights)))
+        found, nearest = np.empty(len(rows)), np.empty(len(rows)) if nearest_out is None else nearest_out
         for i in range(0, len(rows), most):
-            some = scaled[i : i + most]
-            near, sums = near[: len(some)], sums[: len(some)]
-            _product(some, self._doubled, near)
-            np.subtract(np.add(squares[i : i + most], self._norms, out=sums), near, out=near)
-            np.maximum(near, 0.0, out=near)
-            np.sqrt(near, out=near)
-            np.exp(np.negative(near, out=near), out=near)
-            found[i : i + most] = near @ self._weights
-            if near_out is not None:
-                near.max(axis=1, out=near_out[i : i + most])
+            some = distances[: len(rows) - i]
+            _product(table[i : i + most], points, some)
+            low = some.min(axis=1, out=nearest[i : i + most])
+            if low.min() < 0.0:
+                np.maximum(some, 0.0, out=some)
+            np.negative(np.sqrt(some, out=some), out=some)
+            np.matmul(np.exp(some, out=some), weights, out=found[i : i + most])
         return found + self.mean
 
     @cached_property
-    def _norms(self) -> Array:
-        return np.asarray((self.points**2).sum(axis=-1))
+    def _distinct(self) -> tuple[Array, Array]:
+        """Factors of the squared distance to each distinct point, ``(feature + 2, point)``, and what it adds.
 
-    @cached_property
-    def _doubled(self) -> Array:
-        """Twice the points, ``(feature, point)``: squared distances take away twice a product."""
-        return np.ascontiguousarray(2.0 * self.points.T)
-
-    @cached_property
-    def _weights(self) -> Array:
-        return self.variance * self.alpha
+        What was measured twice is a point twice, in the same place: they add as one, and their α, which may be large
+        and of opposite sign, lose fewer digits.
+        """
+        rows = np.ascontiguousarray(self.points)
+        places: dict[bytes, int] = {}
+        as_bytes = rows.view(f"V{rows.itemsize * len(self.features)}").ravel().tolist()
+        which = [places.setdefault(row, len(places)) for row in as_bytes]
+        weights = np.bincount(which, weights=self.variance * self.alpha)
+        one_of = np.empty(len(places), np.intp)
+        one_of[which] = np.arange(len(which))
+        points = np.empty((len(self.features) + 2, len(places)))
+        np.multiply(rows.take(one_of, axis=0).T, -2.0, out=points[:-2])
+        points[-2] = 1.0
+        np.einsum("ij,ij->j", points[:-2], points[:-2], out=points[-1])
+        points[-1] *= 0.25
+        return points, np.asarray(weights, dtype=np.float64)
 
     def to_arrays(self, prefix: str) -> dict[str, Any]:
         """Arrays to save beside a bundle; points in single precision."""

@@ -26,7 +26,7 @@ from wattcast.hardware import Gpu
 from wattcast.kernels import Kernels
 from wattcast.kernels.lower import PIPE_EVENTS
 from wattcast.kernels.work import Work
-from wattcast.timeline.ideal import TURNS_PER_CYCLE, loads, main_dram_byte
+from wattcast.timeline.ideal import TURNS_PER_CYCLE, late_dram_byte, loads
 from wattcast.timeline.residual import Residuals
 from wattcast.timeline.timeline import Phase, Timeline
 from wattcast.timeline.waves import active, rounds, waves
@@ -77,17 +77,19 @@ def schedule(
     if residuals is not None:
         time_factor, energy_factor, near = residuals.factors(kernels, blended)
         off_chip = residuals.off_chip(time_factor)
-    off_chip_s = np.divide(off_chip * memory * main_dram_byte(work), gpu.memory.byte_per_s, order="F")
+    late_byte = late_dram_byte(work)
+    main_byte = work.dram_read_byte + (work.dram_write_byte - late_byte)
+    off_chip_s = np.divide(off_chip * memory * main_byte, gpu.memory.byte_per_s, order="F")
     in_waves = waves(kernels, gpu.sm_count)
     on_chip = _compute_cycles(kernels, gpu, in_waves, time_factor * compute)
     if gpu.l2.byte_per_cycle is not None:
-        loaded_byte = time_factor * l2 * work.l2_byte * loads(kernels, gpu.sm_count)
+        loaded_byte = time_factor * l2 * work.l2_byte * loads(kernels, gpu.sm_count, in_waves)
         on_chip = np.maximum(on_chip, np.divide(loaded_byte, gpu.l2.byte_per_cycle, order="F"))
-    between = _moves(kernels, gpu, time_factor, l2, off_chip * memory)
+    between = _moves(kernels, gpu, time_factor, l2, off_chip * memory, late_byte)
     events, value = counts(kernels)
-    tensor_rows = np.flatnonzero([event.startswith("tensor") for event in kernels.pipe_event])
+    tensor_rows = np.array([i for i, event in enumerate(kernels.pipe_event) if event in _TENSOR], dtype=np.int64)
     calls = kernels.calls
-    tensor_each = kernels.flop[tensor_rows] / np.asarray(kernels.pipe_per_cycle)[..., tensor_rows]
+    tensor_each = kernels.flop.take(tensor_rows) / np.asarray(kernels.pipe_per_cycle).take(tensor_rows, axis=-1)
     phases = (
         Phase("fixed", None, time_factor * fixed_s * work.launches),
         Phase("serial", (time_factor * serial * work.steps) * rounds(kernels, gpu.sm_count), None),
@@ -97,14 +99,13 @@ def schedule(
     return Timeline(
         kernels=kernels,
         phases=phases,
-        tensor_phases=tuple(phase.at(tensor_rows) for phase in phases),
         tensor_rows=tensor_rows,
         tensor_cycles=np.divide(tensor_each, gpu.sm_count, order="F"),
         events=events,
         value=value,
-        total=np.einsum("ke,k->e", value, calls),
+        total=calls @ value,
         energy_factor=energy_factor,
-        weighted=np.einsum("ke,k->e", value, calls * energy_factor),
+        weighted=(calls * energy_factor) @ value,
         active=active(kernels, in_waves),
         calls=calls,
         host_s=launch.host_s([op.kind for op in kernels.ops]),
@@ -112,21 +113,21 @@ def schedule(
     )
 
 
-def _moves(kernels: Kernels, gpu: Gpu, time: Array, l2: Array, memory: Array) -> tuple[Phase, ...]:
+def _moves(kernels: Kernels, gpu: Gpu, time: Array, l2: Array, memory: Array, late_byte: Array) -> tuple[Phase, ...]:
     """What an operator's kernels hand one another, when there are several, and what tiles store at their end."""
-    work = kernels.work
-    stored_byte = np.where(work.store_byte > 0, work.dram_write_byte, 0.0)
+    work, rate = kernels.work, gpu.l2.byte_per_cycle
+
+    def phase(name: str, byte: Array, dram_byte: Array, least: Array) -> Phase:
+        cycles = least if rate is None else np.maximum(np.divide(l2 * byte, rate, order="F"), least)
+        off_chip_s = np.divide(memory * dram_byte, gpu.memory.byte_per_s, order="F")
+        return Phase(name, np.asarray(time * cycles), off_chip_s)
+
     phases = []
-    turn = np.divide(work.turn_element, TURNS_PER_CYCLE * gpu.sm_count, order="F")
-    for name, byte, dram_byte, least in (
-        ("between", work.between_byte, work.between_dram_byte, turn),
-        ("store", work.store_byte, stored_byte, np.zeros(())),
-    ):
-        if byte.any():
-            rate = gpu.l2.byte_per_cycle
-            cycles = least if rate is None else np.maximum(np.divide(l2 * byte, rate, order="F"), least)
-            off_chip_s = np.divide(memory * dram_byte, gpu.memory.byte_per_s, order="F")
-            phases.append(Phase(name, np.asarray(time * cycles), off_chip_s))
+    if work.between_byte.any():
+        turn = np.divide(work.turn_element, TURNS_PER_CYCLE * gpu.sm_count, order="F")
+        phases.append(phase("between", work.between_byte, work.between_dram_byte, turn))
+    if work.store_byte.any():  # nothing is turned: what does not vary over a sweep of SMs stays so
+        phases.append(phase("store", work.store_byte, late_byte, np.zeros(())))
     return tuple(phases)
 
 
@@ -136,10 +137,10 @@ def blended_corrections(work: Work, corrections: Mapping[str, Correction]) -> Ar
     Where several kinds of kernel are likely, the mean of their logarithms.
     """
     groups = [name for name in work.features if name.startswith("is ")]
-    share = np.stack([work.features[name] for name in groups], axis=-1)
+    share = np.concatenate([work.features[name] for name in groups]).reshape(len(groups), -1)
     of = [correction_of(name.removeprefix("is "), corrections) for name in groups]
-    values = np.array([[c.compute, c.memory, c.fixed_s, c.l2, c.serial_cycle] for c in of])
-    return np.asarray(np.exp(share @ np.log(np.maximum(values, _NOTHING))))
+    values = np.array([(c.compute, c.memory, c.fixed_s, c.l2, c.serial_cycle) for c in of])
+    return np.asarray(np.exp(share.T @ np.log(np.maximum(values, _NOTHING))))
 
 
 _NOTHING = 1e-300  # stands for a correction of zero in logs
@@ -181,18 +182,18 @@ def counts(kernels: Kernels) -> tuple[tuple[str, ...], Array]:
     Every pipe has a column: that a kernel leaves a pipe alone is something the prediction knows.
     """
     work, pipes = kernels.work, len(PIPE_EVENTS)
-    columns = {
-        "sfu_op": kernels.sfu_op,
-        "shared_byte": work.shared_byte,
-        "l2_byte": work.l2_byte + work.store_byte + work.between_byte,
-        "dram_read_byte": work.dram_read_byte + 0.5 * work.between_dram_byte,
-        "dram_write_byte": work.dram_write_byte + 0.5 * work.between_dram_byte,
-        "link_byte": kernels.link_byte,
-    }
-    value = np.zeros((len(kernels.ops), pipes + len(columns)))
+    value = np.zeros((len(kernels.ops), len(_EVENTS)))
     value[np.arange(len(kernels.ops)), [_PIPE_PLACE[event] for event in kernels.pipe_event]] = kernels.flop
-    value[:, pipes:] = np.array(list(columns.values())).T
-    return (*PIPE_EVENTS, *columns), value
+    value[:, pipes] = kernels.sfu_op
+    value[:, pipes + 1] = work.shared_byte
+    value[:, pipes + 2] = work.l2_byte + work.store_byte + work.between_byte
+    half_byte = 0.5 * work.between_dram_byte
+    value[:, pipes + 3] = work.dram_read_byte + half_byte
+    value[:, pipes + 4] = work.dram_write_byte + half_byte
+    value[:, pipes + 5] = kernels.link_byte
+    return _EVENTS, value
 
 
+_EVENTS = (*PIPE_EVENTS, "sfu_op", "shared_byte", "l2_byte", "dram_read_byte", "dram_write_byte", "link_byte")
+_TENSOR = frozenset(event for event in PIPE_EVENTS if event.startswith("tensor"))
 _PIPE_PLACE = {event: i for i, event in enumerate(PIPE_EVENTS)}

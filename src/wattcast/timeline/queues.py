@@ -53,13 +53,13 @@ def _at_once(order: Order, kernel_s: Array) -> Array:
     """The same for one design: all segments in one go, since each of so few kernels costs more than its numbers."""
     d = kernel_s.take(order.rows)
     ahead = order.host_s - d
-    furthest = order.host_s if not order.many else order.host_s + (order.counts - 1.0) * np.maximum(ahead, 0.0)
+    furthest = d  # each kernel's lag, less what is added up to and with it: host - ahead
     if order.many:
-        ahead = ahead * order.counts
-        d = d * order.counts
-    lag = np.cumsum(ahead)
-    lag -= ahead
-    before = lag[order.starts]
+        furthest = order.host_s + (order.counts - 1.0) * np.maximum(ahead, 0.0)
+        ahead, d = ahead * order.counts, d * order.counts
+        furthest -= ahead
+    lag = np.add.accumulate(ahead)
+    before = lag.take(order.starts) - ahead.take(order.starts)
     lags = (np.maximum.reduceat(lag + furthest, order.starts) - before).tolist()
     host = end = 0.0
     segments = zip(order.repeats, order.segment_host_s, np.add.reduceat(d, order.starts).tolist(), lags, strict=True)

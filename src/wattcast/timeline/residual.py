@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,8 +18,13 @@ import numpy.typing as npt
 from wattcast.arrays import Array
 from wattcast.forest import Forest
 from wattcast.kernels import Kernels, Reference
-from wattcast.timeline.ideal import ideal, rates
-from wattcast.timeline.kriging import Kriging
+from wattcast.timeline.ideal import RATES, ideal, rates
+from wattcast.timeline.kriging import Kriging, nearness
+
+Index = npt.NDArray[np.intp]
+_Kept = TypeVar("_Kept")
+PROCESS_SHARE = 0.6  # of the process in the average: chosen on held-out folds
+_MOST_KEPT, _MOST_ROWS = 256, 1024  # workloads and plans kept, and kernels of one worth keeping
 
 
 @dataclass(frozen=True)
@@ -30,69 +36,58 @@ class Learned:
     low: float
     high: float
 
-    def __call__(self, features: Features, rows: npt.NDArray[np.intp], near_out: Array | None = None) -> Array:
-        table = features.columns(self._wanted, rows)
-        both = self.forest is not None and self.kriging is not None
-        share = PROCESS_SHARE if both else 1.0
-        mean = np.zeros(len(rows))
-        if self.forest is not None:
-            mean += (1.0 - share if both else 1.0) * self.forest.of(table[:, : len(self.forest.features)])
-        if self.kriging is not None:
-            mean += share * self.kriging.of(table.take(self._of_kriging, axis=1), near_out)
-        return np.asarray(np.exp(np.minimum(np.maximum(mean, self.low), self.high)))
-
     @cached_property
-    def _wanted(self) -> Wanted:
+    def wanted(self) -> tuple[str, ...]:
         """Columns that trees or process read, those of the trees first."""
-        names = (name for model in (self.forest, self.kriging) if model is not None for name in model.features)
-        return Wanted(dict.fromkeys(names))
+        models = (model for model in (self.forest, self.kriging) if model is not None)
+        return tuple(dict.fromkeys(name for model in models for name in model.features))
+
+    def logs(self, table: Array, nearest_out: Array | None = None) -> Array:
+        """Log of the factor of each row of ``wanted`` columns, wherever it lies; see :meth:`Kriging.of`."""
+        if self.kriging is None:
+            return np.zeros(len(table)) if self.forest is None else self.forest.of(table)
+        own = table if self._of_kriging is None else table.take(self._of_kriging, axis=1)
+        smooth = self.kriging.of(own, nearest_out)
+        if self.forest is None:
+            return smooth
+        return PROCESS_SHARE * smooth + (1.0 - PROCESS_SHARE) * self.forest.of(table)
 
     @cached_property
-    def _of_kriging(self) -> list[int]:
-        return [self._wanted.places[name] for name in self.kriging.features] if self.kriging is not None else []
+    def _of_kriging(self) -> Index | None:
+        """Which of the columns the process reads; None: all."""
+        if self.kriging is None or self.kriging.features == self.wanted:
+            return None
+        return np.array([self.wanted.index(name) for name in self.kriging.features])
 
 
-class Wanted:
-    """Names of columns, each with its place, and where to find them among the features of a workload."""
+@dataclass(frozen=True)
+class Part:
+    """The rows of a workload that a model speaks for, and where their columns lie in its table of features."""
 
-    def __init__(self, names: Iterable[str]) -> None:
-        self.places = {name: i for i, name in enumerate(names)}
-        self._found: dict[tuple[str, ...], tuple[list[int], list[tuple[int, int]]]] = {}
+    model: Learned
+    rows: Index  # (row, 1)
+    columns: Index  # (column,) where each begins in the table laid end to end
+    stands: tuple[tuple[int, int], ...]  # columns to which a kind below them adds, and where that begins
 
-    def among(self, names: tuple[str, ...]) -> tuple[list[int], list[tuple[int, int]]]:
-        """Which of ``names`` each column is, counted from one (none: 0), and which stand for a column above them."""
-        if names not in self._found:
-            if len(self._found) >= _MOST_KEPT:
-                self._found.clear()
-            at = {name: i for i, name in enumerate(names, 1)}
-            above = [(_above(name, self.places), i) for name, i in at.items()]
-            stands = [(self.places[kind], i) for kind, i in above if kind]
-            self._found[names] = [at.get(name, 0) for name in self.places], stands
-        return self._found[names]
+    @classmethod
+    def of(cls, model: Learned, rows: Iterable[int], names: tuple[str, ...], count: int) -> Part:
+        """Of a workload with features ``names`` of ``count`` kernels; a kind that it lacks is a zero."""
+        begins = {name: i * count for i, name in enumerate(names, 1)}
+        places = {name: i for i, name in enumerate(model.wanted)}
+        above = ((_above(name, places), begin) for name, begin in begins.items())
+        return cls(
+            model,
+            np.array(rows, dtype=np.intp)[:, np.newaxis],
+            np.array([begins.get(name, 0) for name in places], dtype=np.intp),
+            tuple((places[kind], begin) for kind, begin in above if kind),
+        )
 
-
-class Features:
-    """Features of all kernels as one table, from which each family takes its own."""
-
-    def __init__(self, named: Mapping[str, Array], count: int) -> None:
-        self._names = tuple(named)
-        self._table = np.array([np.zeros(count), *named.values()])  # (feature, kernel), nothing first
-
-    def add(self, named: Mapping[str, Array]) -> None:
-        """More features."""
-        self._names = (*self._names, *named)
-        self._table = np.concatenate([self._table, list(named.values())])
-
-    def columns(self, wanted: Wanted, rows: npt.NDArray[np.intp]) -> Array:
-        """The columns of a family for its rows, ``(row, feature)``; a kind that this workload lacks is a zero."""
-        places, stands = wanted.among(self._names)
-        found = self._table.take(places, axis=0).take(rows, axis=1)
-        for column, name in stands:
-            found[column] += self._table[name].take(rows)
-        return np.ascontiguousarray(found.T)
-
-
-PROCESS_SHARE = 0.6  # of the process in the average: chosen on held-out folds
+    def table(self, features: Array) -> Array:
+        """Columns of its rows, ``(row, column)``, from the features of all kernels laid end to end."""
+        found = features.take(self.columns + self.rows)
+        for column, begin in self.stands:
+            found[:, column] += features.take(begin + self.rows[:, 0])
+        return found
 
 
 def _above(name: str, known: Mapping[str, object]) -> str:
@@ -110,7 +105,36 @@ def _above(name: str, known: Mapping[str, object]) -> str:
     return ""
 
 
-_MOST_KEPT, _MOST_ROWS = 256, 1024  # workloads kept, and kernels of one worth keeping
+class Plan:
+    """Who learned what of which kernels: the same for workloads of equal kinds in equal order, whatever their sizes.
+
+    Rows of one model lie together while they are looked at; those nobody learned anything of come last.
+    """
+
+    def __init__(self, models: Mapping[str, Learned], learners: tuple[str, ...], names: tuple[str, ...]) -> None:
+        rows_of: dict[str, list[int]] = {}
+        for row, name in enumerate(learners):
+            rows_of.setdefault(name if name in models else "", []).append(row)
+        others = rows_of.pop("", [])
+        self._parts = [Part.of(models[name], rows, names, len(learners)) for name, rows in rows_of.items()]
+        self._back = np.argsort([row for rows in (*rows_of.values(), others) for row in rows])
+        sizes = [*map(len, rows_of.values()), len(others)]
+        limits = [*((models[name].low, models[name].high) for name in rows_of), (0.0, 0.0)]
+        self._low, self._high = np.repeat(np.array(limits), sizes, axis=0).T.copy()
+
+    def of(self, table: Array, near_out: Array) -> Array:
+        """The factor of each kernel, from features ``(feature, kernel)`` of which the first is nothing."""
+        features = table.ravel()
+        logs, nearest = np.zeros(len(self._back)), np.full(len(self._back), np.nan)
+        start = 0
+        for part in self._parts:
+            stop = start + len(part.rows)
+            logs[start:stop] = part.model.logs(part.table(features), nearest[start:stop])
+            start = stop
+        np.maximum(logs, self._low, out=logs)
+        np.minimum(logs, self._high, out=logs)
+        nearness(nearest).take(self._back, out=near_out)
+        return np.exp(logs, out=logs).take(self._back)
 
 
 @dataclass(frozen=True)
@@ -122,6 +146,7 @@ class Residuals:
     energy: Mapping[str, Learned]
     # of operators met before: factors depend on shapes alone, so chunks of a sweep need them once
     _kept: dict[Hashable, tuple[Array, Array, Array]] = field(default_factory=dict, repr=False, compare=False)
+    _plans: dict[Hashable, tuple[Plan, Plan]] = field(default_factory=dict, repr=False, compare=False)
 
     def factors(self, kernels: Kernels, corrections: Array) -> tuple[Array, Array, Array]:
         """Factor on time and on energy of each kernel, ``(kernel,)``, and nearness; ``corrections`` are its five λ.
@@ -133,41 +158,36 @@ class Residuals:
         kept = self._kept.get(kernels.memo)
         if kept is not None:
             return kept
-        learners = kernels.work.learner
-        code = {name: i for i, name in enumerate(dict.fromkeys(learners))}
-        codes = np.array([code[name] for name in learners])
-        rows_of = {name: np.flatnonzero(codes == i) for name, i in code.items()}
-        count = len(kernels.ops)
-        features = Features(kernels.work.features, count)
-        near = np.full((2, count), np.nan)
-        time = _factors(self.time, rows_of, features, count, near[0])
-        logs = np.log(corrections)
+        count, features = len(kernels.ops), kernels.work.features
+        of_time, of_energy = self._plan(kernels.work.learner, tuple(features))
+        near = np.empty((2, count))
+        table = np.concatenate([np.zeros(count), *features.values()]).reshape(-1, count)
+        time = of_time.of(table, near[0])
+        terms = ideal(kernels, self.reference)
+        seconds = time * terms.corrected(corrections.T, self.reference.top_hz)
         fixed_s = time * corrections[:, 2] * kernels.work.launches
-        seconds = time * ideal(kernels, self.reference).seconds(logs, self.reference.top_hz)
-        features.add(rates(kernels, self.reference, seconds, fixed_s))
-        energy = _factors(self.energy, rows_of, features, count, near[1])
+        table = np.concatenate([table, rates(kernels, self.reference, seconds, fixed_s)])
+        energy = of_energy.of(table, near[1])
         if count <= _MOST_ROWS:
-            if len(self._kept) >= _MOST_KEPT:
-                self._kept.pop(next(iter(self._kept)), None)  # the oldest
-            self._kept[kernels.memo] = time, energy, near
+            _keep(self._kept, kernels.memo, (time, energy, near), _MOST_KEPT)
         return time, energy, near
+
+    def _plan(self, learners: tuple[str, ...], names: tuple[str, ...]) -> tuple[Plan, Plan]:
+        """Of time and of energy."""
+        found = self._plans.get((learners, names))
+        if found is None:
+            found = Plan(self.time, learners, names), Plan(self.energy, learners, (*names, *RATES))
+            if len(learners) <= _MOST_ROWS:
+                _keep(self._plans, (learners, names), found, _MOST_KEPT)
+        return found
 
     def off_chip(self, time: Array) -> Array:
         """The part of the factor on time that seconds of device memory take; here all of it."""
         return time
 
 
-def _factors(
-    models: Mapping[str, Learned],
-    rows_of: Mapping[str, npt.NDArray[np.intp]],
-    features: Features,
-    count: int,
-    near: Array,
-) -> Array:
-    found = np.ones(count)
-    for family, rows in rows_of.items():
-        if family in models:
-            own = np.full(len(rows), np.nan)
-            found[rows] = models[family](features, rows, own)
-            near[rows] = own
-    return found
+def _keep(among: dict[Hashable, _Kept], key: Hashable, value: _Kept, most: int) -> None:
+    """One more, in place of the oldest where there are many."""
+    if len(among) >= most:
+        among.pop(next(iter(among)), None)
+    among[key] = value

@@ -46,15 +46,28 @@ class Stack:
     cycles: Array
     seconds: Array
 
+    def at(self, rows: npt.NDArray[np.int64]) -> Stack:
+        """The phases of some kernels alone."""
+        return Stack(self.cycles.take(rows, axis=1), self.seconds.take(rows, axis=1))
+
+    def cycles_at(self, clock_hz: Array | float) -> Array:
+        """Cycles of each kernel at a clock, ``(kernel,)``: Σ_phase max(cycles, seconds·f)."""
+        spent = self.seconds * clock_hz
+        return np.asarray(np.add.reduce(np.maximum(spent, self.cycles, out=spent), axis=0))
+
 
 def stacked(phases: tuple[Phase, ...]) -> Stack | None:
     """The phases on one more axis; None where one of them varies over a sweep."""
     given = [part for phase in phases for part in (phase.cycles, phase.seconds) if part is not None]
     if any(part.ndim != 1 for part in given):
         return None
-    nothing = np.zeros(len(given[0]))
-    cycles = np.array([nothing if phase.cycles is None else phase.cycles for phase in phases])
-    return Stack(cycles, np.array([nothing if phase.seconds is None else phase.seconds for phase in phases]))
+    cycles, seconds = np.zeros((2, len(phases), len(given[0])))
+    for i, phase in enumerate(phases):
+        if phase.cycles is not None:
+            cycles[i] = phase.cycles
+        if phase.seconds is not None:
+            seconds[i] = phase.seconds
+    return Stack(cycles, seconds)
 
 
 @dataclass(frozen=True)
@@ -64,7 +77,7 @@ class Order:
     rows: npt.NDArray[np.int64]  # (position,)
     counts: Array  # (position,) how often in a row each is issued
     host_s: Array  # (position,)
-    starts: list[int]  # where each segment begins
+    starts: npt.NDArray[np.intp]  # where each segment begins
     repeats: list[int]
     segment_host_s: list[float]  # to issue each segment once
     many: bool  # whether any kernel is issued several times in a row
@@ -73,7 +86,7 @@ class Order:
 def ordered(segments: tuple[Segment, ...], host_s: Array) -> Order:
     """The issue order; ``host_s`` is of each kernel."""
     sizes = [len(segment.rows) for segment in segments]
-    starts = [0, *accumulate(sizes[:-1])]
+    starts = np.array([0, *accumulate(sizes[:-1])])
     rows = np.concatenate([segment.rows for segment in segments])
     counts = np.concatenate([segment.counts for segment in segments])
     host = host_s.take(rows)
@@ -94,7 +107,6 @@ class Timeline:
 
     kernels: Kernels
     phases: tuple[Phase, ...]
-    tensor_phases: tuple[Phase, ...]  # of the tensor rows alone, for the effective clock
     tensor_rows: npt.NDArray[np.int64]  # kernels that issue tensor instructions
     tensor_cycles: Array  # (*sweep, tensor row) cycles the tensor pipes are busy, for the effective clock
     events: tuple[str, ...]
@@ -120,7 +132,6 @@ class Timeline:
         return Timeline(
             kernels=kernels,
             phases=phases,
-            tensor_phases=tuple(phase.at(tensor_rows) for phase in phases),
             tensor_rows=tensor_rows,
             tensor_cycles=self.tensor_cycles.take(tensor.take(tensor_rows), axis=-1),
             events=self.events,
@@ -150,9 +161,14 @@ class Timeline:
         return stacked(self.phases)
 
     @cached_property
+    def tensor_phases(self) -> tuple[Phase, ...]:
+        """The phases of the tensor rows alone, for the effective clock."""
+        return tuple(phase.at(self.tensor_rows) for phase in self.phases)
+
+    @cached_property
     def tensor_stack(self) -> Stack | None:
-        """Those of the tensor rows."""
-        return stacked(self.tensor_phases)
+        """The same on one more axis."""
+        return None if self.stack is None else self.stack.at(self.tensor_rows)
 
     @cached_property
     def order(self) -> Order | None:
@@ -167,9 +183,9 @@ def kernel_s(timeline: Timeline, effective_hz: Array) -> Array:
 
 def phases_s(phases: tuple[Phase, ...], stack: Stack | None, effective_hz: Array) -> Array:
     """Σ_phase max(cycles/f, seconds); one reciprocal of the clock serves all phases."""
-    period_s = 1.0 / effective_hz
     if stack is not None and effective_hz.ndim <= 1:
-        return np.asarray(np.maximum(stack.cycles * period_s, stack.seconds).sum(axis=0))
+        return np.asarray(stack.cycles_at(effective_hz) / effective_hz)
+    period_s = 1.0 / effective_hz
     total: Array = np.zeros(())
     for phase in phases:
         if phase.cycles is None:

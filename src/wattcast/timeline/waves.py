@@ -14,11 +14,6 @@ def waves(kernels: Kernels, sm_count: Scalar) -> Array:
     return np.ceil(rounds, out=np.maximum(rounds, 1.0), where=kernels.fills)
 
 
-def imbalance(kernels: Kernels, sm_count: Scalar) -> Array:
-    """What the busiest SM loads over what an SM loads on average, ``(*sweep, kernel)``: 1 where blocks are many."""
-    return np.asarray(waves(kernels, sm_count) * sm_count / np.maximum(kernels.work.units, 1.0))
-
-
 def rounds(kernels: Kernels, sm_count: Scalar) -> Array:
     """How often an SM takes new units while the last ones still run, ``(*sweep, kernel)``; at least once."""
     each = np.divide(kernels.work.units / kernels.work.slots, sm_count, order="F")
