@@ -1,8 +1,10 @@
 """One prediction of every model in the catalogue on the GPU that was measured, once all is loaded.
 
-A workload is new (built, lowered and predicted for the first time in this process) or known (predicted again); told
-is what reading all of a prediction adds (parts, operators, interval, support). Ninety workloads, evenly from the
-catalogue, go through ``predict_many``, all of them new. CPU time, the least of several, since machines are shared.
+A workload is first (of a model in a phase that this process has not met, or met once: it is traced), new (at a batch
+not met before: its sizes are read off a plan) or known (predicted again); all but the last are built, lowered and
+predicted for the first time. Told is what reading all of a prediction adds (parts, operators, interval, support).
+Ninety workloads, evenly from the catalogue, go through ``predict_many``, likewise. CPU time, the least of several,
+since machines are shared.
 Ratios are over a thousand small steps of NumPy, of which a prediction is made: they travel between machines,
 milliseconds do not. Run by hand for a table by phase: ``python benchmarks/bench_models.py``.
 """
@@ -22,8 +24,9 @@ from wattcast.workload import models
 from wattcast.workload.architectures import Kind
 
 GPU = "h200"
-BATCHES = (3, 5, 6, 7)  # a new workload each time
-MANY_BATCHES = {True: (9, 10, 11, 12), False: (13, 14, 17, 18)}  # with training, without
+FIRST_BATCHES, PLANNED_BATCH, NEW_BATCHES = (3, 5), 6, (7, 9, 10, 11)  # a workload not met before each time
+MANY_BATCHES = {True: (12, 13, 14, 15), False: (17, 18, 19, 21)}  # with training, without
+FIRST_LENGTHS = (320, 352)  # which no structure met before has
 MANY = 90
 LIMIT_S = 5e-3
 _PHASES = {Kind.LANGUAGE: ("prefill", "decode", "train"), Kind.ENCODER: ("forward", "train")}
@@ -56,21 +59,28 @@ def told(prediction: Prediction) -> None:
     _ = prediction.interval, prediction.support, prediction.peak_power_w, prediction.modules, prediction.ops
 
 
-def measured() -> dict[tuple[str, str], tuple[float, float, float]]:
-    """Seconds of a new prediction, of a known one, and of reading it, by model and phase: the least of a few each."""
+def measured() -> dict[tuple[str, str], tuple[float, float, float, float]]:
+    """Seconds of a first, a new and a known prediction, and of reading it, by model and phase; the least of a few."""
     for name in ("bert-base", "resnet50"):
         told(predict(name, GPU, batch=2))
     found = {}
     for name, options in workloads():
-        asked = [partial(predict, name, GPU, batch=batch, **options) for batch in BATCHES]
-        new, known = min(map(seconds, asked)), min(map(seconds, asked))
-        found[name, str(options["phase"])] = new, known, min(seconds(partial(told, ask())) for ask in asked)
+        ask = partial(predict, name, GPU, **options)
+        first = min(seconds(partial(ask, batch=batch)) for batch in FIRST_BATCHES)
+        ask(batch=PLANNED_BATCH)
+        new, known = (min(seconds(partial(ask, batch=batch)) for batch in NEW_BATCHES) for _ in range(2))
+        read = min(seconds(partial(told, ask(batch=batch))) for batch in NEW_BATCHES)
+        found[name, str(options["phase"])] = first, new, known, read
     return found
 
 
-def ninety(batch: int, training: bool) -> list[tuple[str, dict[str, object]]]:
+def ninety(batch: int, training: bool, length: int = 0) -> list[tuple[str, dict[str, object]]]:
     """Ninety different workloads: evenly from the catalogue, or its inference and some of that at a larger batch."""
-    of = [(name, options) for name, options in workloads() if training or options["phase"] != "train"]
+    of = [
+        (name, options | ({"seq": length} if length and "seq" in options else {}))
+        for name, options in workloads()
+        if training or options["phase"] != "train"
+    ]
     if len(of) >= MANY:
         return [
             (name, options | {"batch": batch}) for name, options in (of[i * len(of) // MANY] for i in range(MANY))
@@ -85,6 +95,12 @@ def many_s(training: bool) -> float:
     return min(seconds(partial(predict_many, ninety(batch, training), GPU)) for batch in MANY_BATCHES[training])
 
 
+def first_many_s(training: bool) -> float:
+    """The same of models at lengths of sequences not met before."""
+    lengths = [length + training for length in FIRST_LENGTHS]
+    return min(seconds(partial(predict_many, ninety(22, training, length), GPU)) for length in lengths)
+
+
 class Catalogue:
     """The whole catalogue, measured once."""
 
@@ -93,8 +109,9 @@ class Catalogue:
     def setup_cache(self) -> dict[str, float]:
         """New and known: median and worst in ms, and the median over a thousand steps of NumPy."""
         steps = min(seconds(thousand_steps) for _ in range(20))
-        new, known, read = zip(*measured().values(), strict=True)
+        first, new, known, read = zip(*measured().values(), strict=True)
         return {
+            "first_median_ms": 1e3 * statistics.median(first),
             "new_median_ms": 1e3 * statistics.median(new),
             "new_worst_ms": 1e3 * max(new),
             "new_within_limit": sum(s < LIMIT_S for s in new) / len(new),
@@ -103,9 +120,14 @@ class Catalogue:
             "told_median_ms": 1e3 * statistics.median(read),
             "many_s": many_s(training=True),
             "many_inference_s": many_s(training=False),
+            "first_many_s": first_many_s(training=True),
             "new_over_steps": statistics.median(new) / steps,
             "known_over_steps": statistics.median(known) / steps,
         }
+
+    def track_first_median_ms(self, found: dict[str, float]) -> float:
+        """Of a model that this process has not met."""
+        return found["first_median_ms"]
 
     def track_new_median_ms(self, found: dict[str, float]) -> float:
         return found["new_median_ms"]
@@ -129,6 +151,10 @@ class Catalogue:
         """Ninety new workloads, inference alone."""
         return found["many_inference_s"]
 
+    def track_first_many_s(self, found: dict[str, float]) -> float:
+        """Ninety workloads of lengths not met before."""
+        return found["first_many_s"]
+
     def track_known_median_ms(self, found: dict[str, float]) -> float:
         return found["known_median_ms"]
 
@@ -150,7 +176,7 @@ def main() -> None:
     table = measured()
     for phase in dict.fromkeys(phase for _, phase in table):
         rows = {name: times for (name, of), times in table.items() if of == phase}
-        for i, kind in enumerate(("new", "known", "told")):
+        for i, kind in enumerate(("first", "new", "known", "told")):
             worst = max(rows, key=lambda name: rows[name][i])
             middle, most = 1e3 * statistics.median(times[i] for times in rows.values()), 1e3 * rows[worst][i]
             within = sum(times[i] < LIMIT_S for times in rows.values())
@@ -158,12 +184,16 @@ def main() -> None:
                 f"{phase:8} {kind:6} median {middle:6.2f} ms, worst {most:6.2f} ms ({worst}), "
                 f"{within} of {len(rows)} under {1e3 * LIMIT_S:g} ms"
             )
-    new = [times[0] for times in table.values()]
-    within = sum(s < LIMIT_S for s in new)
-    print(f"all      new    median {1e3 * statistics.median(new):6.2f} ms, {within} of {len(new)} under 5 ms")
-    print(
-        f"{MANY} new in one go: {many_s(True):.2f} s evenly from the catalogue, {many_s(False):.2f} s inference alone"
-    )
+    for i, kind in enumerate(("first", "new")):
+        every = [times[i] for times in table.values()]
+        within = sum(s < LIMIT_S for s in every)
+        print(
+            f"all      {kind:6} median {1e3 * statistics.median(every):6.2f} ms, {within} of {len(every)} under 5 ms"
+        )
+    for kind, of in (("first", first_many_s), ("new", many_s)):
+        print(
+            f"{MANY} {kind} in one go: {of(True):.2f} s evenly from the catalogue, {of(False):.2f} s inference alone"
+        )
     print(f"a thousand small steps of NumPy: {steps_ms:.2f} ms")
 
 
