@@ -13,18 +13,19 @@ Where nothing was fitted, :mod:`wattcast.kernels.gemm` takes the tile that is fa
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from wattcast.arrays import Array
 from wattcast.errors import bad_value
-from wattcast.kernels.candidates import Candidates, Flags, terms_first
+from wattcast.kernels.candidates import Flags
 from wattcast.kernels.names import KernelName, parse_kernel_name
+from wattcast.kernels.score import Scorer
 from wattcast.kernels.votes import Votes
 
 KINDS = ("hopper", "ampere", "turing", "wmma", "direct", "simt", "plain", "vector")
@@ -120,10 +121,16 @@ class Picks:
     split: Array  # parts of K: 1 none, 0 as many as fill the chip
     share: Array  # sums to 1
 
+    @cached_property
+    def sure(self) -> Flags:
+        """Rows of which one kernel is certain, ``(row,)``."""
+        return np.asarray(self.share[:, 0] == 1.0)
+
     def narrow(self) -> Picks:
         """The first pick of each row alone, where every row is sure of it."""
-        sure = bool((self.share[:, 0] == 1.0).all())
-        return Picks(*(values[:, :1] for values in vars(self).values())) if sure else self
+        if self.share.shape[1] == 1 or not self.sure.all():
+            return self
+        return Picks(self.kind[:, :1], self.tile_n[:, :1], self.tile_m[:, :1], self.split[:, :1], self.share[:, :1])
 
     def label(self, row: int) -> Label:
         """The likeliest kernel of a row."""
@@ -138,22 +145,39 @@ class Picks:
 MOST_PICKS = 8
 
 
-def blended(name_of: Callable[[int, str], str], picks: Picks) -> tuple[list[str], dict[str, Array]]:
+Form = TypeVar("Form", bound=Hashable)
+
+
+def blended(
+    name_of: Callable[[Form, str], str], forms: Sequence[Form], picks: Picks
+) -> tuple[list[str], dict[str, Array]]:
     """The group of the likeliest kernel of each row, and columns ``is GROUP`` of how likely each group is.
 
-    ``name_of`` is the group of a row run by a kind of kernel.
+    ``name_of`` is the group of a form run by a kind of kernel. Without columns every row is sure of its group.
     """
-    columns: dict[str, Array] = {}
-    count = len(picks.kind)
-    alike = picks.kind[:, np.newaxis] == np.arange(len(KINDS))[:, np.newaxis]
+    names: dict[tuple[Form, int], str] = {}
+
+    def name(form: Form, kind: int) -> str:
+        if (form, kind) not in names:
+            names[form, kind] = name_of(form, KINDS[kind])
+        return names[form, kind]
+
+    groups = [name(form, kind) for form, kind in zip(forms, picks.kind[:, 0].tolist(), strict=True)]
+    if picks.share.shape[1] == 1:
+        return groups, {}
+    alike = picks.kind[:, np.newaxis] == _KIND_PLACES
     shares = (picks.share[:, np.newaxis] * alike).sum(axis=-1)  # (row, kind)
-    rows, kinds = np.nonzero(shares)
-    for i, k, share in zip(rows.tolist(), kinds.tolist(), shares[rows, kinds].tolist(), strict=True):
-        name = f"is {name_of(i, KINDS[k])}"
-        if name not in columns:
-            columns[name] = np.zeros(count)
-        columns[name][i] += share
-    return [name_of(i, KINDS[k]) for i, k in enumerate(picks.kind[:, 0].tolist())], columns
+    rows, kinds = shares.nonzero()
+    columns: dict[str, Array] = {}
+    for i, kind, share in zip(rows.tolist(), kinds.tolist(), shares[rows, kinds].tolist(), strict=True):
+        column = f"is {name(forms[i], kind)}"
+        if column not in columns:
+            columns[column] = np.zeros(len(forms))
+        columns[column][i] += share
+    return groups, columns
+
+
+_KIND_PLACES = np.arange(len(KINDS))[:, np.newaxis]
 
 
 @dataclass(frozen=True)
@@ -198,16 +222,28 @@ class Chooser:
         return np.array([KINDS.index(str(kind)) for kind in self.kind], dtype=np.int64)
 
     def score(self, b: Array, m: Array, n: Array, k: Array, shape: Array, sms: float) -> Array:
-        """Score of every candidate for every product, ``(row, candidate)``."""
-        terms = terms_first(b, m, n, k, self._candidates, sms)
-        own = self.own[:, 0] + ((shape - self.mean) / self.spread) @ self.own[:, 1:].T
-        if self.alike:  # the highest alone matters
-            return np.asarray((self.weight @ terms.reshape(len(terms), -1)).reshape(own.shape) + own)
-        return np.asarray(np.ascontiguousarray(np.moveaxis(terms, 0, -1)) @ self.weight + own)
+        """Score of every candidate for every product, ``(row, candidate)``, up to a constant of each row."""
+        scorer = self._scorers.get(sms)
+        if scorer is None:
+            taste = self.own[:, 1:] / self.spread
+            own = np.column_stack([self.own[:, 0] - taste @ self.mean, taste])
+            scorer = Scorer.by(self.kind, (self.tile_n, self.tile_m), self.split, self.weight, own, sms)
+            self._scorers[sms] = scorer
+        return scorer.scores(b, m, n, k, shape)
 
     @cached_property
-    def _candidates(self) -> Candidates:
-        return Candidates.of(self.kind, self.tile_n, self.tile_m, self.split)
+    def _scorers(self) -> dict[float, Scorer]:
+        """By the SMs of the chip; fits and bundles have one."""
+        return {}
+
+    def picks(self, best: npt.NDArray[np.intp], share: Array) -> Picks:
+        """Candidates ``(row, pick)`` and how likely each is."""
+        parts = self._parts.take(best)
+        return Picks(self.kind_index.take(best), self.tile_n.take(best), self.tile_m.take(best), parts, share)
+
+    @cached_property
+    def _parts(self) -> Array:
+        return np.where(self.split, 0.0, 1.0)
 
 
 def impossible(kind: npt.NDArray[np.str_], m: Array, shape: Array, names: Sequence[str]) -> Flags:
@@ -247,60 +283,74 @@ def pick(
     sms: float,
 ) -> Picks:
     """The kernels of each product: the one that ran where names are given, else as fitted, else the fallback."""
-    count = len(classes)
-    picks = Picks(
-        kind=np.zeros((count, MOST_PICKS), np.int64),
-        tile_n=np.ones((count, MOST_PICKS)),
-        tile_m=np.ones((count, MOST_PICKS)),
-        split=np.ones((count, MOST_PICKS)),
-        share=np.zeros((count, MOST_PICKS)),
-    )
     given = [label_of(names) if names else None for names, _ in ran]
-    parts = [count for _, count in ran]
-    rest = []
-    for name in dict.fromkeys(classes):
-        rows = [i for i, c in enumerate(classes) if c == name and given[i] is None]
-        if choice is not None and name in choice and rows:
-            most = _TOGETHER if choice[name].alike else len(rows)  # where shares are blended, rounding would show
-            for start in range(0, len(rows), most):
-                some = rows[start : start + most]
-                _fitted(picks, some, choice[name], tuple(size[some] for size in sizes), shape, sms)
-        else:
+    found, rest = [], []
+    for name, rows in _by_class(classes, given).items():
+        chooser = choice.get(name) if choice is not None else None
+        if chooser is None:
             rest += rows
+            continue
+        most = _TOGETHER if chooser.alike else len(rows)  # where shares are blended, rounding would show
+        for start in range(0, len(rows), most):
+            some = rows[start : start + most]
+            found.append((some, _fitted(some, chooser, sizes, shape, sms)))
     usual = fallback() if rest else ()
     for i in rest:
         given[i] = usual[i]
-    for i, label in enumerate(given):
-        if label is not None:
-            _sure(picks, i, label, parts[i])
-    return picks.narrow()
+    sure = [i for i, label in enumerate(given) if label is not None]
+    if sure:
+        found.append((sure, _sure([(label, ran[i][1]) for i, label in enumerate(given) if label is not None])))
+    return _joined(found, len(classes))
+
+
+def _by_class(classes: Sequence[str], given: Sequence[Label | None]) -> dict[str, list[int]]:
+    """Rows of each class that have no kernel yet."""
+    rows: dict[str, list[int]] = {}
+    for i, name in enumerate(classes):
+        if given[i] is None:
+            rows.setdefault(name, []).append(i)
+    return rows
 
 
 def _fitted(
-    picks: Picks, rows: list[int], chooser: Chooser, sizes: tuple[Array, ...], shape: Mapping[str, Array], sms: float
-) -> None:
-    columns = np.array([shape[column][rows] for column in chooser.names]).T.copy()
-    b, m, n, k = sizes
+    rows: list[int], chooser: Chooser, sizes: tuple[Array, ...], shape: Mapping[str, Array], sms: float
+) -> Picks:
+    columns = np.array([*sizes, *(shape[column] for column in chooser.names)])
+    if len(rows) < columns.shape[1]:
+        columns = columns.take(rows, axis=1)
+    (b, m, n, k), columns = columns[:4], columns[4:].T
     score = _settled(chooser.score(b, m, n, k, columns, sms), chooser, m, columns)
     # Hopper's kernels differ in their tiles alone: the likeliest as it is. Where kinds differ by factors of time,
     # others keep their say.
     if chooser.alike:
-        best, share = score.argmax(axis=1)[:, np.newaxis], np.ones((len(rows), 1))
-    else:
-        best = np.argsort(-score, axis=1, kind="stable")[:, :MOST_PICKS]
-        share = np.exp(_SHARPEN * (np.take_along_axis(score, best, axis=1) - score.max(axis=1, keepdims=True)))
-        share /= share.sum(axis=1, keepdims=True)
-    at = np.array(rows)[:, np.newaxis], np.arange(best.shape[1])
-    picks.kind[at] = chooser.kind_index[best]
-    picks.tile_n[at], picks.tile_m[at] = chooser.tile_n[best], chooser.tile_m[best]
-    picks.split[at] = np.where(chooser.split[best], 0.0, 1.0)
-    picks.share[at] = share
+        return chooser.picks(score.argmax(axis=1)[:, np.newaxis], np.ones((len(rows), 1)))
+    best = np.argsort(-score, axis=1, kind="stable")[:, :MOST_PICKS]
+    share = np.exp(_SHARPEN * (np.take_along_axis(score, best, axis=1) - score.max(axis=1, keepdims=True)))
+    return chooser.picks(best, share / share.sum(axis=1, keepdims=True))
 
 
-def _sure(picks: Picks, row: int, label: Label, parts: int) -> None:
-    picks.kind[row, 0], picks.share[row, 0] = KINDS.index(label.kind), 1.0
-    picks.tile_n[row, 0], picks.tile_m[row, 0] = label.tile_n, label.tile_m
-    picks.split[row, 0] = float(parts) if parts else (0.0 if label.split else 1.0)
+def _sure(labels: Sequence[tuple[Label, int]]) -> Picks:
+    """Kernels that are known, with the parts of K each made (0: as its label says)."""
+    rows = [
+        (KINDS.index(label.kind), label.tile_n, label.tile_m, parts or (0 if label.split else 1), 1)
+        for label, parts in labels
+    ]
+    kind, *rest = np.array(rows, dtype=np.float64).T[:, :, np.newaxis]
+    return Picks(kind.astype(np.int64), *rest)
+
+
+def _joined(parts: Sequence[tuple[list[int], Picks]], count: int) -> Picks:
+    """The picks of all rows; those that have fewer than others have picks beyond that never run."""
+    if len(parts) == 1:
+        return parts[0][1].narrow()
+    width = max([picks.share.shape[1] for _, picks in parts], default=1)
+    kind, rest = np.zeros((count, width), np.int64), np.ones((4, count, width))
+    rest[-1] = 0.0
+    for rows, picks in parts:
+        at = slice(0, picks.share.shape[1])
+        kind[rows, at] = picks.kind
+        rest[:, rows, at] = picks.tile_n, picks.tile_m, picks.split, picks.share
+    return Picks(kind, *rest).narrow()
 
 
 def to_arrays(choice: Choice, prefix: str) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from wattcast.dtypes import Dtype
 from wattcast.kernels.choose import KINDS, NOT_RUN, Label, Picks, blended, pick
 from wattcast.kernels.gemm import fastest, features, tiled
 from wattcast.kernels.products import FAST_BYTE, choice_columns, code_of
-from wattcast.kernels.work import Columns, Condition, Reference, Style, alignment, log2, resident
+from wattcast.kernels.work import Columns, Reference, Style, Told, alignment, log2, resident
 from wattcast.workload.graph import Conv2d
 
 _TURN = 32.0  # side of what a block of a layout kernel turns
@@ -82,7 +82,7 @@ class _Sizes:
 
 
 def convolutions(
-    ops: Sequence[Conv2d], conditions: Sequence[Condition], rate: Array, reference: Reference
+    ops: Sequence[Conv2d], told: Told, rate: Array, reference: Reference
 ) -> tuple[list[str], Columns, Columns]:
     """Groups, work columns and features."""
     s = _sizes(ops)
@@ -90,7 +90,7 @@ def convolutions(
     write = np.array([op.write_byte for op in ops])
     read = np.array([op.read_byte for op in ops]) - s.image * (1.0 - _touched(ops)) * (extra["dgrad"] == 0)
     step = FAST_BYTE / s.width
-    picks = _picks(ops, conditions, s, extra, rate, reference)
+    picks = _picks(ops, told, s, extra, rate, reference)
     # kernels that walk a tap at a time pad its channels
     whole = _WHOLE_TAPS[picks.kind]
     tap = np.where(picks.kind == _HOPPER, np.where(s.product_c > 32, 128.0, 64.0)[:, np.newaxis], _TAP_BYTE)
@@ -123,7 +123,9 @@ def convolutions(
         "dram_write_byte": write * (1.0 - kept),
         "slots": np.where(d, threads_held, tile["slots"]),
     }
-    group, blend = blended(lambda i, kind: _group(ops[i], str(depth_kind[i]), kind), picks)
+    group, blend = blended(
+        _group, [(op.groups > 1, kind) for op, kind in zip(ops, depth_kind.tolist(), strict=True)], picks
+    )
     extra |= {
         "turned": turned,
         "padded_in": pads * (s.c % step != 0),
@@ -212,7 +214,7 @@ _CLASS = {Dtype.TF32: "conv2d-tf32", Dtype.FP32: "conv2d-fp32", Dtype.FP64: "con
 
 def _picks(
     ops: Sequence[Conv2d],
-    conditions: Sequence[Condition],
+    told: Told,
     s: _Sizes,
     extra: Columns,
     rate: Array,
@@ -226,7 +228,7 @@ def _picks(
         fast = "ampere" if reference.style is Style.AMPERE else "hopper"
         return [Label("simt" if x else fast, int(n[i]), int(m[i]), False) for i, x in enumerate(s.simt)]
 
-    ran = [NOT_RUN if d else (c.kernels, c.parts) for c, d in zip(conditions, s.depthwise, strict=True)]
+    ran = [NOT_RUN if d else of for of, d in zip(told.ran, s.depthwise.tolist(), strict=True)]
     shape = choice_columns(*sizes) | extra
     picks = pick(reference.choice, _classes(ops, s), ran, sizes, shape, usual, reference.sm_count)
     return replace(picks, split=np.where(_shares_k(picks, s, extra["wgrad"], reference.sm_count), 0.0, picks.split))
@@ -338,8 +340,9 @@ def _depthwise(ops: Sequence[Conv2d], s: _Sizes, kind: npt.NDArray[np.str_]) -> 
     return np.maximum(np.ceil(units), 1.0), held, steps, shared, _again(kind, s)
 
 
-def _group(op: Conv2d, depthwise: str, kind: str) -> str:
+def _group(form: tuple[bool, str], kind: str) -> str:
     """Convolutions share corrections by the kind of kernel cuDNN and PyTorch have for them."""
+    grouped, depthwise = form
     if depthwise:
         return f"conv2d.depthwise.{depthwise}"
-    return "conv2d.grouped" if op.groups > 1 else f"conv2d.{kind}"
+    return "conv2d.grouped" if grouped else f"conv2d.{kind}"

@@ -8,9 +8,9 @@ H200 database). Work that fits L2 stays there from one kernel to the next.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from operator import attrgetter
 
 import numpy as np
 import numpy.typing as npt
@@ -19,16 +19,13 @@ from wattcast.arrays import Array
 from wattcast.dtypes import Dtype
 from wattcast.kernels.function_cost import ISSUE_PER_CYCLE, STORE_BYTE_PER_CYCLE, cost_of
 from wattcast.kernels.grid import BLOCK_CYCLE
-from wattcast.kernels.grids import grid_of, joins_cache, special
-from wattcast.kernels.work import Columns, Condition, Reference, alignment, fill, kept, log2
+from wattcast.kernels.grids import SPECIAL, grid_of, joins_cache, special
+from wattcast.kernels.work import Columns, Constants, Reference, Told, alignments, fill, kept, logs
 from wattcast.workload.graph import Elementwise, Layout
 
-_VECTOR_BLOCK, _CAST_BLOCK = 1024.0, 512.0  # elements of a block of 128 threads
 _THREADS = 2048.0  # of an SM
 _MOST_BLOCKS = 16.0  # of an SM in flight: the chip starts small blocks no faster
-# Instructions of an address, of each operand's, of a cast that loads single elements
-_INDEX_ISSUE, _OPERAND_ISSUE, _CAST_ISSUE = 65.0, 7.5, 55.0
-_SUM_ISSUE, _MAX_ISSUE = 8.0, 24.0  # of an element of a reduction: a maximum looks for NaN
+_MAX_ISSUE = 24.0  # instructions of an element of a maximum, which looks for NaN
 _REDUCE_BLOCK_CYCLE = 900.0  # of an SM for a block of a reduction, beside its elements
 _START_STEP = 400.0  # cycles of a function's start that count as a step
 _CAT_BLOCKS, _CAT_THREADS = 528.0, 512.0
@@ -43,26 +40,48 @@ _KINDS = ("vector", "unrolled", "copy", "indexed", "transposed", "cat", "gather"
 _VECTOR, _UNROLLED, _COPY, _INDEXED, _TRANSPOSED, _CAT, _GATHER, _FEW, _REDUCE = range(len(_KINDS))
 _MASKED = ("masked_fill", "where")
 _TWICE = {"batchnorm_train": 1.0, "batchnorm_grad": 2.0}  # operands that are read a second time
+# Of each kind: elements of a block, and of one whose elements are wide and not cast; blocks an SM holds; whether the
+# function counts among the instructions of an element, those beside it, and those of each operand's address.
+_BY_KIND = np.array(
+    [
+        [1024.0, 1024.0, 16.0, 1.0, 0.0, 0.0],
+        [512.0, 512.0, 16.0, 0.0, 55.0, 0.0],  # a cast loads single elements
+        [1024.0, 1024.0, 16.0, 1.0, 0.0, 0.0],
+        [512.0, 256.0, 16.0, 1.0, 65.0, 7.5],
+        [512.0, 256.0, 16.0, 1.0, 65.0, 7.5],
+        [1024.0, 1024.0, 4.0, 1.0, 65.0, 7.5],
+        [1024.0, 1024.0, 16.0, 1.0, 0.0, 0.0],
+        [1024.0, 1024.0, 16.0, 1.0, 0.0, 0.0],
+        [1024.0, 1024.0, 4.0, 0.0, 8.0, 0.0],
+    ]
+).T.copy()
+_Kinds = npt.NDArray[np.intp]
 
 
 def elementwise(
-    ops: Sequence[Elementwise], conditions: Sequence[Condition], rate: Array, reference: Reference
+    ops: Sequence[Elementwise], told: Told, rate: Array, reference: Reference
 ) -> tuple[list[str], Columns, Columns]:
     """Groups, work columns and features of elementwise operators and plain data movement."""
-    ops = [_as_it_lies(op, c) for op, c in zip(ops, conditions, strict=True)]
-    s = _Sizes(*np.array([_row(op, c) for op, c in zip(ops, conditions, strict=True)], dtype=np.float64).T)
-    n, read, write, width, rows, kind = s.n, s.read, s.write, s.width, s.rows, s.kind.astype(np.intp)
+    ops = ops if told.usual else _as_they_lie(ops, told)
+    s = _sizes(ops, told)
+    n, read, write, width, rows, kind = s.n, s.read, s.write, s.width, s.rows, s.kind
     columns, both, sms = n / rows, read + write, reference.sm_count
-    share = np.where(s.cold > 0, 1.0, 1.0 - kept(both - s.again, reference.l2_byte))
-    launch = _launch(kind, n, rows, columns, width, s.cast > 0)
-    issue = _issue(kind, s, both / (n * width))
+    operands = both / (n * width)
+    share = 1.0 - kept(both - s.again, reference.l2_byte)
+    if s.cold.any():
+        share[s.cold] = 1.0
+    launch, issue = _launch(s, columns, operands)
     launch["sm_cycle"] = _sm_cycles(kind, n, write, issue, launch["units"], sms)
     launch["steps"] += s.start_cycle / _START_STEP
-    launch["steps"] += share * np.where(kind == _REDUCE, launch["steps"], 1.0)
-    launch["once"] = (kind != _REDUCE).astype(float)
-    named = [special(op) for op in ops]
+    launch["steps"] += share * np.where(s.reducing > 0, launch["steps"], 1.0)
+    launch["once"] = 1.0 - s.reducing
+    named = [special(op) if op.function in SPECIAL else "" for op in ops]
     _own_grids(launch, named, ops, sms, share)
-    moved = both + np.where(kind == _TRANSPOSED, (_sector_byte(columns, both / (n * width)) - width) * n, 0.0)
+    moved = both
+    if (turned := (kind == _TRANSPOSED).nonzero()[0]).size:
+        moved = both.copy()
+        sector = _sector_byte(columns[turned], operands[turned])
+        moved[turned] += (sector - width[turned]) * n[turned]
     held = launch["slots"] * sms
     rounds = launch["units"] / held
     work = {
@@ -78,49 +97,47 @@ def elementwise(
         "dram_read_byte": read * share,
         "dram_write_byte": write * share,
     }
-    features = {
-        "log_n": log2(n),
-        "log_read": log2(read),
-        "log_write": log2(write),
-        "log_byte": log2(both),
-        "read_per_write": np.log2(np.maximum(read, 1.0) / np.maximum(write, 1.0)),
-        "byte_per_element": both / n,
-        "width": width,
-        "out_width": s.out_width,
-        "flop_per_element": issue,
-        "sfu_per_element": s.start_cycle,
-        "layout": s.layout,
-        "align_n": alignment(n),
-        "moving": s.moving,
-        "reducing": s.reducing,
-        "widest": s.widest,
-        "masked": s.masked,
-        "cold": s.cold,
-        "fill": fill(launch["units"], held),
-        "rounds": np.log2(rounds),
-        "extent_rows": log2(rows),
-        "extent_columns": log2(columns),
-        "align_columns": alignment(columns),
-        "run": np.minimum(s.run, 64.0),
-    }
+    large = {"log_n": n, "log_read": read, "log_write": write, "log_byte": both}
+    ratio, filled = np.log2(np.array([np.maximum(read, 1.0) / np.maximum(write, 1.0), rounds]))
+    features = (
+        logs(large | {"extent_rows": rows, "extent_columns": columns})
+        | alignments({"align_n": n, "align_columns": columns})
+        | {
+            "read_per_write": ratio,
+            "byte_per_element": both / n,
+            "width": width,
+            "out_width": s.out_width,
+            "flop_per_element": issue,
+            "sfu_per_element": s.start_cycle,
+            "layout": s.layout,
+            "moving": s.moving,
+            "reducing": s.reducing,
+            "widest": s.widest,
+            "masked": s.masked,
+            "cold": s.cold.astype(np.float64),
+            "fill": fill(launch["units"], held),
+            "rounds": filled,
+            "run": np.minimum(s.run, 64.0),
+        }
+    )
     return [f"elementwise.{own or _KINDS[k]}" for own, k in zip(named, kind.tolist(), strict=True)], work, features
 
 
 @dataclass(frozen=True)
 class _Sizes:
-    """Arrays ``(row,)``, as :func:`_row` has them."""
+    """Arrays ``(row,)``."""
 
     n: Array
     read: Array  # bytes
     write: Array
-    width: Array  # bytes of an element
-    out_width: Array
     rows: Array
     run: Array
-    kind: Array  # position in _KINDS
-    cold: Array  # 1: operands come from device memory
-    layout: Array
+    kind: _Kinds  # position in _KINDS
+    cold: npt.NDArray[np.bool_]  # operands come from device memory
     again: Array  # bytes read a second time
+    width: Array  # bytes of an element
+    out_width: Array
+    layout: Array
     issue: Array  # instructions an element
     start_cycle: Array  # until a first result, beyond those of an addition
     moving: Array
@@ -128,39 +145,36 @@ class _Sizes:
     widest: Array
     masked: Array
     filled: Array
-    cast: Array
+    wide: Array  # 1: elements of four bytes or more that are not cast
 
 
-def _row(op: Elementwise, condition: Condition) -> tuple[float, ...]:
-    """What the columns need to know of one operator."""
-    name, n, width = op.function, float(op.n), float(op.dtype.byte)
-    read, write = op.read_byte, op.write_byte
-    out_width = width if op.out_dtype is None else float(op.out_dtype.byte)
-    rows = min(max(_rows(op, condition, read, write / out_width), 1.0), n)
-    run = _run(op, condition)
-    twice, *rest = _of_function(name)
-    return (
-        n,
-        read,
-        write,
-        width,
-        out_width,
-        rows,
-        run,
-        _kind(op, rows, run, read),
-        _cold(op, condition),
-        _LAYOUT[op.layout],
-        min(twice * n * width, read / 2.0),
-        *rest,
-    )
+_Form = tuple[str, Layout, Dtype, Dtype | None]
+_form: Callable[[Elementwise], _Form] = attrgetter("function", "layout", "dtype", "out_dtype")
 
 
-@cache
-def _of_function(name: str) -> tuple[float, ...]:
-    """What follows from the function alone: operands read twice, and the columns from ``issue`` to ``cast``."""
+def _of_form(form: _Form) -> tuple[float, ...]:
+    """What follows from the form alone: operands read twice, the kernel (of several, that of operands which do not
+    lie whole), that of operands which do, whether a layout leaves it open; then columns of sizes, from ``width``."""
+    name, layout, dtype, out_dtype = form
     cost = cost_of(name)
+    whole, open_ = _COPY if name == "copy" else _VECTOR, layout is not Layout.CONTIGUOUS
+    if name == "cast" and dtype is not Dtype.FP32:
+        whole = _UNROLLED
+    kind = _INDEXED if open_ else whole
+    if name in _REDUCING:
+        kind, open_ = _REDUCE, False
+    elif name == "gather":
+        kind, open_ = _GATHER, False
+    elif name == "cat":  # parts without holes are copied sixteen bytes at a time
+        kind, open_ = _CAT if open_ else _VECTOR, False
     return (
         _TWICE.get(name, 0.0),
+        kind,
+        whole,
+        open_,
+        dtype.byte,
+        (out_dtype or dtype).byte,
+        _LAYOUT[layout],
         cost.issue,
         cost.start_cycle,
         _MOVING.index(name) + 1.0 if name in _MOVING else 0.0,
@@ -168,13 +182,53 @@ def _of_function(name: str) -> tuple[float, ...]:
         name == "max",
         name in _MASKED,
         name == "masked_fill",
-        name == "cast",
+        dtype.byte >= 4 and name != "cast",
     )
 
 
-def _cold(op: Elementwise, condition: Condition) -> bool:
+_FORMS = Constants(_of_form)
+
+
+def _sizes(ops: Sequence[Elementwise], told: Told) -> _Sizes:
+    """Sizes of all rows; ``rows`` and ``run`` as conditions say, as bytes say (an index or a result each), as the
+    operator says, or as usual."""
+    twice, kinds, whole, open_, *form = _FORMS.rows([_form(op) for op in ops])
+    width, out_width, layout, reducing = form[0], form[1], form[2], form[6]
+    n, read, write, rows, run = np.array(
+        [(op.n, op.read_byte, op.write_byte, op.rows, op.run) for op in ops], dtype=np.float64
+    ).T.copy()  # not a number: not known
+    turned = layout == _LAYOUT[Layout.TRANSPOSED]
+    run = np.where(turned & (run > 0), run, _USUAL_RUN)
+    rows = np.where(rows > 0, rows, n / _USUAL_COLUMNS)
+    if reducing.any():
+        rows = np.where(reducing > 0, write / out_width, rows)
+    kind = kinds.astype(np.intp)
+    gathers = (kind == _GATHER).nonzero()[0]
+    if gathers.size:
+        indices = (read - n * width)[gathers] / 8.0
+        rows[gathers] = np.where(indices >= 1.0, indices, rows[gathers])
+    if not told.usual:
+        rows, run = np.where(told.rows > 0, told.rows, rows), np.where(told.run > 0, told.run, run)
+    rows = np.minimum(np.maximum(rows, 1.0), n)
+    if gathers.size:
+        kind[gathers[rows[gathers] <= _FEW_ROWS]] = _FEW
+    if open_.any():
+        # an operand of one row lies whole, as does a turned one that stays together; one that is spread over all
+        # rows does only beside another as large
+        alike = (rows <= 1.0) & ((layout != _LAYOUT[Layout.BROADCAST]) | (read >= 2.0 * n * width))
+        kind = np.where((open_ > 0) & turned & (run <= 1.0), _TRANSPOSED, kind)
+        kind = np.where((open_ > 0) & (alike | (turned & (rows <= run))), whole.astype(np.intp), kind)
+    again = np.minimum(twice * n * width, read / 2.0)
+    return _Sizes(n, read, write, rows, run, kind, _cold(ops, told), again, *form)
+
+
+def _cold(ops: Sequence[Elementwise], told: Told) -> npt.NDArray[np.bool_]:
     """Whether operands come from device memory: made so on purpose, or a cache."""
-    return condition.rotated == "all" or (condition.rotated != "none" and joins_cache(op))
+    cold = told.cold.copy()
+    for i, op in enumerate(ops):
+        if op.function == "cat" and joins_cache(op):
+            cold[i] |= not told.warm[i]
+    return cold
 
 
 def _sector_byte(columns: Array, operands: Array) -> Array:
@@ -183,116 +237,83 @@ def _sector_byte(columns: Array, operands: Array) -> Array:
     return _SECTOR_BYTE * np.where(operands < 3.0, met, 1.0)
 
 
-def _as_it_lies(op: Elementwise, condition: Condition) -> Elementwise:
-    """The operator as the campaign ran it: the slice behind a cache of one batch has no holes."""
-    whole = condition.rows and condition.rows <= _ONE_BATCH and op.layout is Layout.STRIDED and joins_cache(op)
-    return replace(op, layout=Layout.CONTIGUOUS) if whole else op
+def _as_they_lie(ops: Sequence[Elementwise], told: Told) -> list[Elementwise]:
+    """Operators as the campaign ran them: the slice behind a cache of one batch has no holes."""
+    return [
+        replace(op, layout=Layout.CONTIGUOUS)
+        if 0 < rows <= _ONE_BATCH and op.layout is Layout.STRIDED and joins_cache(op)
+        else op
+        for op, rows in zip(ops, told.rows.tolist(), strict=True)
+    ]
 
 
-def _issue(kind: npt.NDArray[np.intp], s: _Sizes, operands: Array) -> Array:
-    """Instructions an element."""
-    addressed = (kind >= _INDEXED) & (kind <= _CAT)
-    found = np.where(addressed, s.issue + _INDEX_ISSUE + _OPERAND_ISSUE * operands, s.issue)
-    found = np.where(kind == _UNROLLED, _CAST_ISSUE, found)
-    return np.where(kind == _REDUCE, np.where(s.widest > 0, _MAX_ISSUE, _SUM_ISSUE), found)
-
-
-def _sm_cycles(
-    kind: npt.NDArray[np.intp], n: Array, write: Array, issue: Array, units: Array, sm_count: float
-) -> Array:
+def _sm_cycles(kind: _Kinds, n: Array, write: Array, issue: Array, units: Array, sm_count: float) -> Array:
     """Cycles of the busiest SM: to issue, to store, or to take a block after another."""
     spread = np.minimum(units, sm_count)
     issued, stored = n * issue / ISSUE_PER_CYCLE / spread, write / STORE_BYTE_PER_CYCLE / spread
-    blocks = np.maximum(units / sm_count, 1.0)
-    found = np.where(kind == _REDUCE, issued + blocks * _REDUCE_BLOCK_CYCLE, np.maximum(issued, stored))
-    return np.where(kind == _GATHER, np.maximum(found, blocks * BLOCK_CYCLE), found)
+    found = np.maximum(issued, stored)
+    if kind.max() >= _GATHER:
+        blocks = np.maximum(units / sm_count, 1.0)
+        found = np.where(kind == _REDUCE, issued + blocks * _REDUCE_BLOCK_CYCLE, found)
+        found = np.where(kind == _GATHER, np.maximum(found, blocks * BLOCK_CYCLE), found)
+    return found
 
 
 def _own_grids(
     launch: Columns, named: Sequence[str], ops: Sequence[Elementwise], sm_count: float, missing: Array
 ) -> None:
     """Put in the grids of kinds that have one of their own."""
-    for i, (name, op) in enumerate(zip(named, ops, strict=True)):
-        grid = grid_of(name, op, sm_count, float(missing[i])) if name else None
+    rows, grids = [], []
+    for i, name in enumerate(named):
+        grid = grid_of(name, ops[i], sm_count, float(missing[i])) if name else None
         if grid is not None:
-            for column in _GRID:
-                launch[column][i] = getattr(grid, column)
-            if grid.sm_cycle:
-                launch["sm_cycle"][i] = grid.sm_cycle
+            rows.append(i)
+            grids.append(_grid(grid))
+    if rows:
+        *values, sm_cycle = np.array(grids).T
+        for column, value in zip(_GRID, values, strict=True):
+            launch[column][rows] = value
+        launch["sm_cycle"][rows] = np.where(sm_cycle > 0, sm_cycle, launch["sm_cycle"][rows])
 
 
 _GRID = ("units", "steps", "slots", "launches", "between_byte", "once")
+_grid = attrgetter(*_GRID, "sm_cycle")
 
 
-def _rows(op: Elementwise, condition: Condition, read: float, results: float) -> float:
-    """Rows of the operand: as said, as the bytes say (an index or a result each), or as usual."""
-    if condition.rows:
-        return float(condition.rows)
-    if op.function in _REDUCING:
-        return results
-    if op.function == "gather" and (indices := (read - op.n * op.dtype.byte) / 8.0) >= 1.0:
-        return indices
-    return float(op.rows) if op.rows else op.n / _USUAL_COLUMNS
+def _launch(s: _Sizes, columns: Array, operands: Array) -> tuple[Columns, Array]:
+    """Blocks, dependent steps of one, and blocks an SM holds at a time; and instructions an element."""
+    n, kind = s.n, s.kind
+    narrow, wide, slots, own, beside, each = _BY_KIND.take(kind, axis=1)
+    units = np.ceil(n / np.where(s.wide > 0, wide, narrow))
+    issue = own * s.issue + beside + each * operands
+    steps = np.ones(len(n))
+    if kind.max() >= _CAT:
+        _launch_others(s, columns, units, steps, slots)
+        issue = np.where(s.widest > 0, _MAX_ISSUE, issue)
+    launch = {"units": units, "steps": steps, "slots": slots}
+    return launch | {"launches": np.ones(len(n)), "between_byte": np.zeros(len(n))}, issue
 
 
-def _run(op: Elementwise, condition: Condition) -> float:
-    """Elements of a turned operand that stay together."""
-    turned = op.layout is Layout.TRANSPOSED and op.run
-    return float(condition.run or turned or _USUAL_RUN)
-
-
-def _kind(op: Elementwise, rows: float, run: float, read: float) -> int:
-    """The kernel PyTorch has for it."""
-    if op.function in _REDUCING:
-        return _REDUCE
-    if op.function == "gather":
-        return _GATHER if rows > _FEW_ROWS else _FEW
-    if op.function == "cat":  # parts without holes are copied sixteen bytes at a time
-        return _VECTOR if op.layout is Layout.CONTIGUOUS else _CAT
-    alike = rows <= 1 and (op.layout is not Layout.BROADCAST or read >= 2 * op.n * op.dtype.byte)
-    turned = op.layout is Layout.TRANSPOSED
-    whole = op.layout is Layout.CONTIGUOUS or alike or (turned and rows <= run)
-    if whole and op.function == "copy":
-        return _COPY
-    if whole:
-        return _UNROLLED if op.function == "cast" and op.dtype is not Dtype.FP32 else _VECTOR
-    return _TRANSPOSED if turned and run <= 1 else _INDEXED
-
-
-def _launch(
-    kind: npt.NDArray[np.intp], n: Array, rows: Array, columns: Array, width: Array, cast: npt.NDArray[np.bool_]
-) -> Columns:
-    """Blocks, dependent steps of one, and blocks an SM holds at a time: those of the usual kind, then of the rest."""
-    units = np.ceil(n / np.where(kind == _UNROLLED, _CAST_BLOCK, _VECTOR_BLOCK))
-    threads, steps = np.full(len(n), 128.0), np.ones(len(n))
-    at = np.flatnonzero((kind == _INDEXED) | (kind == _TRANSPOSED))
-    if at.size:
-        per_thread = np.where((width[at] >= 4) & ~cast[at], 2.0, 4.0)
-        units[at] = np.ceil(n[at] / (128.0 * per_thread))
-    at = np.flatnonzero(kind == _REDUCE)
+def _launch_others(s: _Sizes, columns: Array, units: Array, steps: Array, slots: Array) -> None:
+    """Put in what kernels do that are not a thread for so many elements."""
+    n, rows, width, kind = s.n, s.rows, s.width, s.kind
+    at = (kind == _REDUCE).nonzero()[0]
     if at.size:
         units[at], loads = _reduction(rows[at], columns[at], width[at])
-        threads[at], steps[at] = 512.0, 2.0 + loads
-    at = np.flatnonzero(kind == _GATHER)
+        steps[at] = 2.0 + loads
+    at = (kind == _GATHER).nonzero()[0]
     if at.size:
         chunks = np.ceil(columns[at] * width[at] / 16.0)  # 16-byte pieces of a gathered row
         units[at] = rows[at] * np.ceil(chunks / 256.0)
-        threads[at] = np.clip(np.ceil(chunks / 32.0) * 32.0, 32.0, 256.0)
-    at = np.flatnonzero(kind == _FEW)
+        threads = np.clip(np.ceil(chunks / 32.0) * 32.0, 32.0, 256.0)
+        slots[at] = np.minimum(np.floor(_THREADS / threads), _MOST_BLOCKS)
+    at = (kind == _FEW).nonzero()[0]
     if at.size:
         units[at], steps[at] = np.ceil(columns[at] / 128.0), 1.0 + rows[at]
-    at = np.flatnonzero(kind == _CAT)
+    at = (kind == _CAT).nonzero()[0]
     if at.size:
-        units[at], threads[at] = _CAT_BLOCKS, _CAT_THREADS
+        units[at] = _CAT_BLOCKS
         steps[at] = np.maximum(n[at] / (_CAT_BLOCKS * _CAT_THREADS), 1.0)
-    slots = np.minimum(np.floor(_THREADS / threads), _MOST_BLOCKS)
-    return {
-        "units": units,
-        "steps": steps,
-        "slots": slots,
-        "launches": np.ones(len(n)),
-        "between_byte": np.zeros(len(n)),
-    }
 
 
 def _reduction(rows: Array, columns: Array, width: Array) -> tuple[Array, Array]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from wattcast.arrays import Array, Scalar, per_sweep
 from wattcast.dtypes import Dtype
@@ -19,9 +21,10 @@ from wattcast.kernels.pointwise import row_reductions
 from wattcast.kernels.products import asked as products_asked
 from wattcast.kernels.products import is_point, products
 from wattcast.kernels.table import Index, Kernels, Memo, Segment
-from wattcast.kernels.work import COUNTED, USUAL, WORK_COLUMNS, Columns, Condition, Reference, Work, resident
+from wattcast.kernels.work import USUAL, WORK_COLUMNS, Columns, Condition, Reference, Told, Work, resident
 from wattcast.workload.graph import Attention, Bmm, Collective, Conv2d, Graph, Linear, Operator
 
+Rows = npt.NDArray[np.intp]
 _MATMUL = (Linear, Bmm, Conv2d, Attention)
 _FAMILY = {"linear": "gemm", "bmm": "gemm"}
 TENSOR_EVENT = {
@@ -66,10 +69,9 @@ def _issued(graph: Graph) -> tuple[tuple[Operator, ...], tuple[Segment, ...]]:
     row_of: dict[Operator, int] = {}
     segments = []
     for block in graph.blocks:
-        distinct, places = block.distinct
-        rows = np.array([row_of.setdefault(op, len(row_of)) for op in distinct], np.int64)
+        rows = np.array([row_of.setdefault(op, len(row_of)) for op in block.ops], np.int64)
         counts = np.array([op.count for op in block.ops], np.float64)
-        segments.append(Segment(rows.take(places), counts, block.repeat))
+        segments.append(Segment(rows, counts, block.repeat))
     return tuple(row_of), tuple(segments)
 
 
@@ -81,12 +83,12 @@ def kernels_of(
     segments: tuple[Segment, ...],
 ) -> Kernels:
     """Kernels of distinct operators, each run under its condition."""
-    pipes = _pipes(ops, gpu)
+    events, rates, notes = _pipes(ops, gpu)
     links = np.zeros((2, len(ops)))
     for i, op in enumerate(ops):
-        if isinstance(op, Collective):
+        if op.kind == "collective":
+            assert isinstance(op, Collective)
             links[:, i] = link_work(op)
-    events = tuple([event for event, _, _ in pipes])
     memo = Memo(ops, tuple(conditions))
     flop, sfu_op = np.array([(op.flop, op.sfu_op) for op in ops]).T.copy()
     return Kernels(
@@ -94,7 +96,7 @@ def kernels_of(
         memo=memo,
         family=tuple([_FAMILY.get(op.kind, op.kind) for op in ops]),
         pipe_event=events,
-        pipe_per_cycle=_stacked([rate for _, rate, _ in pipes]),
+        pipe_per_cycle=rates,
         flop=flop,
         sfu_op=sfu_op,
         work=_kept_work(memo, events, reference),
@@ -102,7 +104,7 @@ def kernels_of(
         link_hops=links[1],
         segments=segments,
         conditions=memo.conditions,
-        notes=tuple([note for _, _, note in pipes]),
+        notes=notes,
     )
 
 
@@ -126,20 +128,21 @@ def work_of(
     ops: Sequence[Operator], conditions: Sequence[Condition], events: Sequence[str], reference: Reference
 ) -> Work:
     """Columns of every operator, family by family."""
-    group = [op.kind for op in ops]
     rates = np.array([reference.per_cycle[event] for event in events])
+    told = Told.by(conditions)
+    group = [op.kind for op in ops]
     parts = []
     for family, rows in _by_family(ops).items():
-        of: Any = [ops[i] for i in rows]
-        groups, work, features = family(of, [conditions[i] for i in rows], rates[rows], reference)
+        at = np.array(rows)
+        groups, work, features = family([ops[i] for i in rows], told.at(at), rates[at], reference)
         for i, name in zip(rows, groups, strict=True):
             group[i] = name
-        parts.append((rows, work, features))
-    columns = _merged([(rows, work) for rows, work, _ in parts], len(ops), WORK_COLUMNS)
-    found = _merged([(rows, features) for rows, _, features in parts], len(ops))
-    moved = [i for i, op in enumerate(ops) if isinstance(op, Collective)]
+        parts.append((at, work, features))
+    columns, found = _merged(parts, len(ops))
+    moved = [i for i, name in enumerate(group) if name == "collective"]
     columns["launches"][moved] = columns["slots"][moved] = 1.0
-    _as_counted(columns, ops, conditions, reference)
+    if not told.usual:
+        _as_counted(columns, ops, told, reference)
     columns["between_dram_byte"] = columns["between_byte"] * (
         1.0 - resident(columns["between_byte"], reference.l2_byte)
     )
@@ -152,29 +155,43 @@ def _by_family(ops: Sequence[Operator]) -> dict[Any, list[int]]:
     """Rows of each family that there is, in the order of the families."""
     rows: dict[Any, list[int]] = {family: [] for family in _FAMILY_OF.values()}
     for i, op in enumerate(ops):
-        family = _FAMILY_OF.get("linear" if is_point(op) else op.kind)  # a point convolution is a product
+        kind = op.kind
+        if kind == "conv2d" and is_point(op):
+            kind = "linear"  # a point convolution is a product
+        family = _FAMILY_OF.get(kind)
         if family is not None:
             rows[family].append(i)
     return {family: found for family, found in rows.items() if found}
 
 
-def _merged(parts: Sequence[tuple[list[int], Columns]], count: int, names: Sequence[str] = ()) -> Columns:
-    """Columns of all operators from those of each family; zero where a family has none."""
-    place = {name: i for i, name in enumerate(dict.fromkeys([*names, *(name for _, of in parts for name in of)]))}
-    table = np.zeros((len(place), count))
-    for rows, of in parts:
-        table[np.array([place[name] for name in of])[:, np.newaxis], rows] = np.array(list(of.values()))
-    return dict(zip(place, table, strict=True))
+def _merged(parts: Sequence[tuple[Rows, Columns, Columns]], count: int) -> tuple[Columns, Columns]:
+    """Work and features of all operators from those of each family; zero where a family has none."""
+    names, places = _places(tuple([(tuple(work), tuple(features)) for _, work, features in parts]))
+    table = np.zeros((len(WORK_COLUMNS) + len(names), count))
+    for (rows, work, features), place in zip(parts, places, strict=True):
+        table[place, rows] = np.array([*work.values(), *features.values()])
+    return dict(zip(WORK_COLUMNS, table, strict=False)), dict(zip(names, table[len(WORK_COLUMNS) :], strict=True))
 
 
-def _as_counted(
-    columns: Columns, ops: Sequence[Operator], conditions: Sequence[Condition], reference: Reference
-) -> None:
+_Names = tuple[str, ...]
+
+
+@lru_cache(maxsize=256)
+def _places(families: tuple[tuple[_Names, _Names], ...]) -> tuple[_Names, list[Rows]]:
+    """Names of the features of all families, and the rows of a table, work above them, that each family fills."""
+    names = tuple(dict.fromkeys([name for _, features in families for name in features]))
+    work, found = ({name: i for i, name in enumerate(of)} for of in (WORK_COLUMNS, names))
+    below = len(WORK_COLUMNS)
+    places = [[*(work[name] for name in mine), *(found[name] + below for name in rest)] for mine, rest in families]
+    return names, [np.array(place)[:, np.newaxis] for place in places]
+
+
+def _as_counted(columns: Columns, ops: Sequence[Operator], told: Told, reference: Reference) -> None:
     """Device memory as a profiler that replays kernels finds it: operands come from it, results stay in L2 as far as
     a third of it holds them (21 counted operators whose working set fits L2 read all operands and wrote nothing)."""
-    rows = [i for i, c in enumerate(conditions) if c.rotated == COUNTED]
-    if rows:
-        read, write = (np.array([getattr(ops[i], name) for i in rows]) for name in ("read_byte", "write_byte"))
+    rows = told.counted.nonzero()[0]
+    if rows.size:
+        read, write = np.array([(ops[i].read_byte, ops[i].write_byte) for i in rows.tolist()]).T
         columns["dram_read_byte"][rows] = np.maximum(columns["dram_read_byte"][rows], read)
         columns["dram_write_byte"][rows] = np.maximum(write - reference.l2_byte / 3.0, 0.0)
 
@@ -184,20 +201,21 @@ def _groups(group: Sequence[str], found: Columns) -> Columns:
     place = {name: i for i, name in enumerate(dict.fromkeys(group))}
     alike = np.zeros((len(place), len(group)))
     alike[[place[name] for name in group], np.arange(len(group))] = 1.0
+    columns = {f"is {name}": values for name, values in zip(place, alike, strict=True)}
     given = [values for name, values in found.items() if name.startswith("is ")]
     if given:
         shared = np.add.reduce(given) > 0
-        told = [found.get(f"is {name}", 0.0) for name in place]
-        for i, values in enumerate(told):
-            alike[i, shared] = values[shared] if isinstance(values, np.ndarray) else values
-    return {f"is {name}": alike[i] for name, i in place.items()}
+        alike[:, shared] = 0.0
+        for name in columns.keys() & found.keys():
+            columns[name][shared] = found[name][shared]
+    return columns
 
 
 def choice_inputs(
     ops: Sequence[Operator], conditions: Sequence[Condition]
 ) -> tuple[list[str], tuple[Array, ...], Columns]:
     """What the kernel choice sees of each operator: its class (empty: nothing to choose), sizes and shape."""
-    classes = [""] * len(ops)
+    classes, told = [""] * len(ops), Told.by(conditions)
     sizes = tuple(np.ones(len(ops)) for _ in range(4))
     shape: Columns = {}
     point = [is_point(op) for op in ops]
@@ -205,7 +223,7 @@ def choice_inputs(
     rest = [(i, op) for i, op in enumerate(ops) if isinstance(op, Conv2d) and not point[i]]
     parts = []
     if whole:
-        parts.append((whole, products_asked([ops[i] for i in whole], [conditions[i] for i in whole])))
+        parts.append((whole, products_asked([ops[i] for i in whole], told.at(np.array(whole)))))
     if rest:
         parts.append(([i for i, _ in rest], convolutions_asked([op for _, op in rest])))
     for rows, (names, of, columns) in parts:
@@ -220,17 +238,18 @@ def choice_inputs(
 
 def _ideal(work: Columns, rate: Array, reference: Reference) -> Columns:
     """Features every family has: the scaffold's own ideal terms on the reference chip, in logs."""
-    compute = np.maximum(np.ceil(work["units"] / reference.sm_count) * work["unit_flop"] / rate, 1.0)
-    l2 = np.maximum((work["l2_byte"] + work["store_byte"]) / reference.l2_byte_per_cycle, 1.0)
-    dram = np.maximum((work["dram_read_byte"] + work["dram_write_byte"]) / reference.dram_byte_per_cycle, 1.0)
-    return {
-        "ideal_compute": np.log2(compute),
-        "ideal_l2": np.log2(l2),
-        "ideal_dram": np.log2(dram),
-        "ideal_bound": np.log2(compute / np.maximum(l2, dram)),
-        "ideal_between": np.log2(np.maximum(work["between_byte"] / reference.l2_byte_per_cycle, 1.0)),
-        "steps": np.log2(np.maximum(work["steps"], 1.0)),
-    }
+    table = np.empty((6, len(rate)))
+    table[0] = np.ceil(work["units"] / reference.sm_count) * work["unit_flop"] / rate
+    table[1] = (work["l2_byte"] + work["store_byte"]) / reference.l2_byte_per_cycle
+    table[2] = (work["dram_read_byte"] + work["dram_write_byte"]) / reference.dram_byte_per_cycle
+    table[3] = work["between_byte"] / reference.l2_byte_per_cycle
+    table[4] = work["steps"]
+    table = np.maximum(table, 1.0, out=table)
+    table[5] = table[0] / np.maximum(table[1], table[2])
+    return dict(zip(_IDEAL, np.log2(table, out=table), strict=True))
+
+
+_IDEAL = ("ideal_compute", "ideal_l2", "ideal_dram", "ideal_between", "steps", "ideal_bound")
 
 
 _FAMILY_OF: dict[str, Any] = {
@@ -248,20 +267,24 @@ _FAMILY_OF: dict[str, Any] = {
 _Pipe = tuple[str, Scalar, str]
 
 
-def _pipes(ops: Sequence[Operator], gpu: Gpu) -> list[_Pipe]:
-    """The pipe of each operator; those of a kind and format share one, depthwise convolutions apart."""
+def _pipes(ops: Sequence[Operator], gpu: Gpu) -> tuple[tuple[str, ...], Scalar, tuple[str, ...]]:
+    """Event, rate and note of each operator's pipe; those of a kind and format share one, depthwise convolutions
+    apart."""
     known: dict[tuple[object, ...], _Pipe] = {}
-    found = []
+    place: dict[tuple[object, ...], int] = {}
+    at = []
     for op in ops:
-        key = (op.kind, op.dtype, isinstance(op, Conv2d) and _depthwise(op))
+        key = (op.kind, op.dtype, _depthwise(op))
         if key not in known:
             known[key] = _pipe(op, gpu)
-        found.append(known[key])
-    return found
+            place[key] = len(place)
+        at.append(place[key])
+    events, rates, notes = zip(*known.values(), strict=True)
+    return tuple([events[i] for i in at]), _stacked(rates).take(at, axis=-1), tuple([notes[i] for i in at])
 
 
-def _depthwise(op: Conv2d) -> bool:
-    return op.groups > 1 and op.c == op.groups
+def _depthwise(op: Operator) -> bool:
+    return isinstance(op, Conv2d) and op.groups > 1 and op.c == op.groups
 
 
 def _pipe(op: Operator, gpu: Gpu) -> _Pipe:
@@ -273,7 +296,7 @@ def _pipe(op: Operator, gpu: Gpu) -> _Pipe:
     the fp32 rate.
     """
     cuda = gpu.pipes.cuda_flop_per_cycle
-    if not isinstance(op, _MATMUL) or (isinstance(op, Conv2d) and _depthwise(op)):
+    if not isinstance(op, _MATMUL) or _depthwise(op):
         dtype = Dtype.FP64 if op.dtype is Dtype.FP64 and Dtype.FP64 in cuda else Dtype.FP32
         return CUDA_EVENT[dtype], cuda[dtype], ""
     if op.dtype in gpu.pipes.tensor_flop_per_cycle:
@@ -284,7 +307,7 @@ def _pipe(op: Operator, gpu: Gpu) -> _Pipe:
     return CUDA_EVENT[Dtype.FP32], cuda[Dtype.FP32], note
 
 
-def _stacked(per_sm: list[Scalar]) -> Scalar:
+def _stacked(per_sm: Sequence[Scalar]) -> Array:
     """Rates of one SM, ``(*sweep, kernel)``; ``(kernel,)`` where no pipe is swept."""
     if all(isinstance(rate, float) for rate in per_sm):
         return np.array(per_sm)

@@ -9,18 +9,21 @@ sweep over chips repeats the arithmetic but not the choice.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
+from typing import Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from wattcast.arrays import Array
-from wattcast.kernels.choose import Choice
+from wattcast.kernels.choose import NOT_RUN, Choice, Ran
 
 Columns = dict[str, Array]
+_Form = TypeVar("_Form", bound=Hashable)
+Flags = npt.NDArray[np.bool_]
 
 
 class Style(StrEnum):
@@ -65,6 +68,65 @@ class Condition:
 
 USUAL = Condition()
 COUNTED = "counted"  # of ``rotated``: a profiler that runs a kernel again for each of its passes
+
+
+@dataclass(frozen=True)
+class Told:
+    """What the conditions of all rows say, each ``(row,)``."""
+
+    usual: bool  # nothing of any row
+    cold: Flags  # all operands come from device memory
+    warm: Flags  # none does
+    counted: Flags
+    straight: Flags  # of a product: its right operand lies with k outermost
+    split_heads: Flags  # of attention: heads outside of positions
+    flash: Flags
+    cudnn: Flags
+    rows: Array  # 0: not said
+    run: Array
+    ran: Sequence[Ran]
+
+    @classmethod
+    def by(cls, conditions: Sequence[Condition]) -> Told:
+        """Read off conditions; those of a whole workload are usual, and need not be looked at."""
+        if conditions.count(USUAL) == len(conditions):
+            return _told_nothing(len(conditions))
+        return _told(conditions)
+
+    def at(self, rows: npt.NDArray[np.intp]) -> Told:
+        """Of some rows."""
+        if self.usual:
+            return _told_nothing(len(rows))
+        columns = {name: values[rows] for name, values in vars(self).items() if isinstance(values, np.ndarray)}
+        return Told(usual=False, ran=[self.ran[i] for i in rows.tolist()], **columns)
+
+
+def _told(conditions: Sequence[Condition]) -> Told:
+    rotated, layout, backend = zip(*((c.rotated, c.layout, c.backend) for c in conditions), strict=True)
+
+    def flags(words: Sequence[str], wanted: str) -> Flags:
+        return np.array([word == wanted for word in words], dtype=bool)
+
+    return Told(
+        usual=False,
+        cold=flags(rotated, "all"),
+        warm=flags(rotated, "none"),
+        counted=flags(rotated, COUNTED),
+        straight=flags(layout, "nn"),
+        split_heads=flags(layout, "bhsd"),
+        flash=flags(backend, "flash"),
+        cudnn=flags(backend, "cudnn"),
+        rows=np.array([float(c.rows) for c in conditions]),
+        run=np.array([float(c.run) for c in conditions]),
+        ran=[(c.kernels, c.parts) for c in conditions],
+    )
+
+
+@lru_cache(maxsize=1024)
+def _told_nothing(count: int) -> Told:
+    no, zero = np.zeros(count, dtype=bool), np.zeros(count)
+    no.flags.writeable = zero.flags.writeable = False
+    return Told(True, no, no, no, no, no, no, no, zero, zero, (NOT_RUN,) * count)
 
 
 @dataclass(frozen=True)
@@ -137,9 +199,36 @@ WORK_COLUMNS = (
 )
 
 
+class Constants(Generic[_Form]):
+    """What follows from an operator's form and not from its sizes (function, layout, number format): worked out once
+    for each form met, and taken for all rows at once."""
+
+    def __init__(self, of_form: Callable[[_Form], Sequence[float]]) -> None:
+        self._of_form = of_form
+        self._known: tuple[dict[_Form, int], Array] = {}, np.empty((0, 0))  # the place of each, and (column, form)
+
+    def rows(self, forms: Sequence[_Form]) -> Array:
+        """Of each row, ``(column, row)``."""
+        place, table = self._known
+        try:
+            at = [place[form] for form in forms]
+        except KeyError:
+            met = list(dict.fromkeys([*place, *forms]))
+            place = {form: i for i, form in enumerate(met)}
+            table = np.array([self._of_form(form) for form in met], dtype=np.float64).T.copy()
+            self._known = place, table
+            at = [place[form] for form in forms]
+        return table.take(at, axis=1)
+
+
 def log2(values: npt.ArrayLike) -> Array:
     """Logarithm to base 2, zero taken as one."""
     return np.asarray(np.log2(np.maximum(np.asarray(values, dtype=np.float64), 1.0)))
+
+
+def logs(columns: Columns) -> Columns:
+    """The same of several columns at once."""
+    return dict(zip(columns, log2(list(columns.values())), strict=True))
 
 
 def fill(units: Array, slots: Array | float) -> Array:
@@ -184,3 +273,8 @@ def alignment(size: npt.ArrayLike, most: int = 16) -> Array:
     """Log2 of the largest power of two that divides a size, up to ``most``."""
     whole = np.maximum(np.asarray(size, dtype=np.int64), 1)  # of less than one element nothing is known
     return np.asarray(np.log2(np.minimum(whole & -whole, most)), dtype=np.float64)
+
+
+def alignments(columns: Columns) -> Columns:
+    """The same of several columns at once."""
+    return dict(zip(columns, alignment(list(columns.values())), strict=True))
