@@ -8,8 +8,9 @@ H200 database). Work that fits L2 stays there from one kernel to the next.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import ceil, floor, log2
 from operator import attrgetter
 
 import numpy as np
@@ -18,14 +19,15 @@ import numpy.typing as npt
 from wattcast.arrays import Array
 from wattcast.dtypes import Dtype
 from wattcast.kernels.function_cost import ISSUE_PER_CYCLE, STORE_BYTE_PER_CYCLE, cost_of
-from wattcast.kernels.grid import BLOCK_CYCLE
+from wattcast.kernels.grid import BLOCK_CYCLE, Grid
 from wattcast.kernels.grids import SPECIAL, grid_of, joins_cache, special
-from wattcast.kernels.work import Columns, Constants, Reference, Told, alignments, fill, kept, logs
+from wattcast.kernels.work import Columns, Constants, Reference, Told, alignments, kept, logs
+from wattcast.workload.elementwise import function_of
 from wattcast.workload.graph import Elementwise, Layout
 
 _THREADS = 2048.0  # of an SM
 _MOST_BLOCKS = 16.0  # of an SM in flight: the chip starts small blocks no faster
-_MAX_ISSUE = 24.0  # instructions of an element of a maximum, which looks for NaN
+_SUM_ISSUE, _MAX_ISSUE = 8.0, 24.0  # of an element of a reduction: a maximum looks for NaN
 _REDUCE_BLOCK_CYCLE = 900.0  # of an SM for a block of a reduction, beside its elements
 _START_STEP = 400.0  # cycles of a function's start that count as a step
 _CAT_BLOCKS, _CAT_THREADS = 528.0, 512.0
@@ -40,21 +42,23 @@ _KINDS = ("vector", "unrolled", "copy", "indexed", "transposed", "cat", "gather"
 _VECTOR, _UNROLLED, _COPY, _INDEXED, _TRANSPOSED, _CAT, _GATHER, _FEW, _REDUCE = range(len(_KINDS))
 _MASKED = ("masked_fill", "where")
 _TWICE = {"batchnorm_train": 1.0, "batchnorm_grad": 2.0}  # operands that are read a second time
-# Of each kind: elements of a block, and of one whose elements are wide and not cast; blocks an SM holds; whether the
-# function counts among the instructions of an element, those beside it, and those of each operand's address.
+# Of each kind that is a thread for so many elements: elements of a block, and of one whose elements are wide and not
+# cast; whether the function counts among the instructions of an element, those beside it, and those of each operand's
+# address. Of the others, what they issue.
 _BY_KIND = np.array(
     [
-        [1024.0, 1024.0, 16.0, 1.0, 0.0, 0.0],
-        [512.0, 512.0, 16.0, 0.0, 55.0, 0.0],  # a cast loads single elements
-        [1024.0, 1024.0, 16.0, 1.0, 0.0, 0.0],
-        [512.0, 256.0, 16.0, 1.0, 65.0, 7.5],
-        [512.0, 256.0, 16.0, 1.0, 65.0, 7.5],
-        [1024.0, 1024.0, 4.0, 1.0, 65.0, 7.5],
-        [1024.0, 1024.0, 16.0, 1.0, 0.0, 0.0],
-        [1024.0, 1024.0, 16.0, 1.0, 0.0, 0.0],
-        [1024.0, 1024.0, 4.0, 0.0, 8.0, 0.0],
+        [1024.0, 1024.0, 1.0, 0.0, 0.0],
+        [512.0, 512.0, 0.0, 55.0, 0.0],  # a cast loads single elements
+        [1024.0, 1024.0, 1.0, 0.0, 0.0],
+        [512.0, 256.0, 1.0, 65.0, 7.5],
+        [512.0, 256.0, 1.0, 65.0, 7.5],
+        [1024.0, 1024.0, 1.0, 65.0, 7.5],
+        [1024.0, 1024.0, 1.0, 0.0, 0.0],
+        [1024.0, 1024.0, 1.0, 0.0, 0.0],
+        [1024.0, 1024.0, 1.0, 0.0, 0.0],
     ]
 ).T.copy()
+_GROUPS = tuple(f"elementwise.{kind}" for kind in _KINDS)
 _Kinds = npt.NDArray[np.intp]
 
 
@@ -70,57 +74,51 @@ def elementwise(
     share = 1.0 - kept(both - s.again, reference.l2_byte)
     if s.cold.any():
         share[s.cold] = 1.0
-    launch, issue = _launch(s, columns, operands)
-    launch["sm_cycle"] = _sm_cycles(kind, n, write, issue, launch["units"], sms)
-    launch["steps"] += s.start_cycle / _START_STEP
-    launch["steps"] += share * np.where(s.reducing > 0, launch["steps"], 1.0)
-    launch["once"] = 1.0 - s.reducing
+    issue, launch = _launch(s, operands, share, sms)
     named = [special(op) if op.function in SPECIAL else "" for op in ops]
-    _own_grids(launch, named, ops, sms, share)
+    _own_grids(launch, [*_by_rows(s, columns, issue, share, sms), *_by_name(named, ops, share, sms)])
+    units, steps, slots, launches, between, sm_cycle, once = launch
     moved = both
     if (turned := (kind == _TRANSPOSED).nonzero()[0]).size:
         moved = both.copy()
         sector = _sector_byte(columns[turned], operands[turned])
         moved[turned] += (sector - width[turned]) * n[turned]
-    held = launch["slots"] * sms
-    rounds = launch["units"] / held
+    rounds, waves = units / (slots * sms), units / sms
     work = {
-        "units": launch["units"],
-        "slots": launch["slots"],
+        "units": units,
+        "slots": slots,
         # a masked fill is made in a copy, which is a kernel of its own
-        "launches": launch["launches"] + s.filled,
-        "between_byte": launch["between_byte"] + s.filled * 2.0 * width * n,
-        "steps": np.where(launch["once"] > 0, launch["steps"] / np.maximum(rounds, 1.0), launch["steps"]),
-        "unit_flop": rate * launch["sm_cycle"] / np.maximum(launch["units"] / sms, 1.0),
+        "launches": launches + s.filled,
+        "between_byte": between + s.filled * 2.0 * width * n,
+        "steps": np.where(once > 0, steps / np.maximum(rounds, 1.0), steps),
+        "unit_flop": rate * sm_cycle / np.maximum(waves, 1.0),
         "l2_byte": moved,
         "shared_byte": moved + both,
         "dram_read_byte": read * share,
         "dram_write_byte": write * share,
     }
     large = {"log_n": n, "log_read": read, "log_write": write, "log_byte": both}
-    ratio, filled = np.log2(np.array([np.maximum(read, 1.0) / np.maximum(write, 1.0), rounds]))
-    features = (
-        logs(large | {"extent_rows": rows, "extent_columns": columns})
-        | alignments({"align_n": n, "align_columns": columns})
-        | {
-            "read_per_write": ratio,
-            "byte_per_element": both / n,
-            "width": width,
-            "out_width": s.out_width,
-            "flop_per_element": issue,
-            "sfu_per_element": s.start_cycle,
-            "layout": s.layout,
-            "moving": s.moving,
-            "reducing": s.reducing,
-            "widest": s.widest,
-            "masked": s.masked,
-            "cold": s.cold.astype(np.float64),
-            "fill": fill(launch["units"], held),
-            "rounds": filled,
-            "run": np.minimum(s.run, 64.0),
-        }
-    )
-    return [f"elementwise.{own or _KINDS[k]}" for own, k in zip(named, kind.tolist(), strict=True)], work, features
+    features = logs(large | {"extent_rows": rows, "extent_columns": columns})
+    features |= alignments({"align_n": n, "align_columns": columns})
+    features |= {
+        "read_per_write": np.log2(np.maximum(read, 1.0) / np.maximum(write, 1.0)),
+        "byte_per_element": both / n,
+        "width": width,
+        "out_width": s.out_width,
+        "flop_per_element": issue,
+        "sfu_per_element": s.start_cycle,
+        "layout": s.layout,
+        "moving": s.moving,
+        "reducing": s.reducing,
+        "widest": s.widest,
+        "masked": s.masked,
+        "cold": s.cold.astype(np.float64),
+        "fill": rounds / np.maximum(np.ceil(rounds), 1.0),
+        "rounds": np.log2(rounds),
+        "run": np.minimum(s.run, 64.0),
+    }
+    groups = [f"elementwise.{own}" if own else _GROUPS[k] for own, k in zip(named, kind.tolist(), strict=True)]
+    return groups, work, features
 
 
 @dataclass(frozen=True)
@@ -153,8 +151,9 @@ _form: Callable[[Elementwise], _Form] = attrgetter("function", "layout", "dtype"
 
 
 def _of_form(form: _Form) -> tuple[float, ...]:
-    """What follows from the form alone: operands read twice, the kernel (of several, that of operands which do not
-    lie whole), that of operands which do, whether a layout leaves it open; then columns of sizes, from ``width``."""
+    """What follows from the form alone: operands, those read twice, the kernel (of several, that of operands which do
+    not lie whole), that of operands which do, whether a layout leaves it open; then columns of sizes, from
+    ``width``."""
     name, layout, dtype, out_dtype = form
     cost = cost_of(name)
     whole, open_ = _COPY if name == "copy" else _VECTOR, layout is not Layout.CONTIGUOUS
@@ -168,6 +167,7 @@ def _of_form(form: _Form) -> tuple[float, ...]:
     elif name == "cat":  # parts without holes are copied sixteen bytes at a time
         kind, open_ = _CAT if open_ else _VECTOR, False
     return (
+        function_of(name).inputs,
         _TWICE.get(name, 0.0),
         kind,
         whole,
@@ -175,7 +175,7 @@ def _of_form(form: _Form) -> tuple[float, ...]:
         dtype.byte,
         (out_dtype or dtype).byte,
         _LAYOUT[layout],
-        cost.issue,
+        (_MAX_ISSUE if name == "max" else _SUM_ISSUE) if name in _REDUCING else cost.issue,
         cost.start_cycle,
         _MOVING.index(name) + 1.0 if name in _MOVING else 0.0,
         name in _REDUCING,
@@ -187,16 +187,18 @@ def _of_form(form: _Form) -> tuple[float, ...]:
 
 
 _FORMS = Constants(_of_form)
+_given: Callable[[Elementwise], tuple[int | None, ...]] = attrgetter("n", "read", "write", "rows", "run")
 
 
 def _sizes(ops: Sequence[Elementwise], told: Told) -> _Sizes:
     """Sizes of all rows; ``rows`` and ``run`` as conditions say, as bytes say (an index or a result each), as the
     operator says, or as usual."""
-    twice, kinds, whole, open_, *form = _FORMS.rows([_form(op) for op in ops])
+    inputs, twice, kinds, whole, open_, *form = _FORMS.rows([_form(op) for op in ops])
     width, out_width, layout, reducing = form[0], form[1], form[2], form[6]
-    n, read, write, rows, run = np.array(
-        [(op.n, op.read_byte, op.write_byte, op.rows, op.run) for op in ops], dtype=np.float64
-    ).T.copy()  # not a number: not known
+    # not a number: not given
+    n, read, write, rows, run = np.array([_given(op) for op in ops], dtype=np.float64).T.copy()
+    read = np.where(np.isnan(read), inputs * n * width, read)
+    write = np.where(np.isnan(write), n * out_width, write)
     turned = layout == _LAYOUT[Layout.TRANSPOSED]
     run = np.where(turned & (run > 0), run, _USUAL_RUN)
     rows = np.where(rows > 0, rows, n / _USUAL_COLUMNS)
@@ -247,91 +249,94 @@ def _as_they_lie(ops: Sequence[Elementwise], told: Told) -> list[Elementwise]:
     ]
 
 
-def _sm_cycles(kind: _Kinds, n: Array, write: Array, issue: Array, units: Array, sm_count: float) -> Array:
-    """Cycles of the busiest SM: to issue, to store, or to take a block after another."""
-    spread = np.minimum(units, sm_count)
-    issued, stored = n * issue / ISSUE_PER_CYCLE / spread, write / STORE_BYTE_PER_CYCLE / spread
-    found = np.maximum(issued, stored)
-    if kind.max() >= _GATHER:
-        blocks = np.maximum(units / sm_count, 1.0)
-        found = np.where(kind == _REDUCE, issued + blocks * _REDUCE_BLOCK_CYCLE, found)
-        found = np.where(kind == _GATHER, np.maximum(found, blocks * BLOCK_CYCLE), found)
-    return found
+def _launch(s: _Sizes, operands: Array, share: Array, sm_count: float) -> tuple[Array, Array]:
+    """Instructions an element, and grids ``(column, row)`` of kernels that are a thread for so many elements.
 
-
-def _own_grids(
-    launch: Columns, named: Sequence[str], ops: Sequence[Elementwise], sm_count: float, missing: Array
-) -> None:
-    """Put in the grids of kinds that have one of their own."""
-    rows, grids = [], []
-    for i, name in enumerate(named):
-        grid = grid_of(name, ops[i], sm_count, float(missing[i])) if name else None
-        if grid is not None:
-            rows.append(i)
-            grids.append(_grid(grid))
-    if rows:
-        *values, sm_cycle = np.array(grids).T
-        for column, value in zip(_GRID, values, strict=True):
-            launch[column][rows] = value
-        launch["sm_cycle"][rows] = np.where(sm_cycle > 0, sm_cycle, launch["sm_cycle"][rows])
-
-
-_GRID = ("units", "steps", "slots", "launches", "between_byte", "once")
-_grid = attrgetter(*_GRID, "sm_cycle")
-
-
-def _launch(s: _Sizes, columns: Array, operands: Array) -> tuple[Columns, Array]:
-    """Blocks, dependent steps of one, and blocks an SM holds at a time; and instructions an element."""
-    n, kind = s.n, s.kind
-    narrow, wide, slots, own, beside, each = _BY_KIND.take(kind, axis=1)
-    units = np.ceil(n / np.where(s.wide > 0, wide, narrow))
+    The busiest SM takes as long as it issues or stores; a first result waits for its function, and for device memory.
+    """
+    narrow, wide, own, beside, each = _BY_KIND.take(s.kind, axis=1)
     issue = own * s.issue + beside + each * operands
-    steps = np.ones(len(n))
-    if kind.max() >= _CAT:
-        _launch_others(s, columns, units, steps, slots)
-        issue = np.where(s.widest > 0, _MAX_ISSUE, issue)
-    launch = {"units": units, "steps": steps, "slots": slots}
-    return launch | {"launches": np.ones(len(n)), "between_byte": np.zeros(len(n))}, issue
+    launch = np.repeat(_USUAL_GRID, len(s.n), axis=1)
+    units = np.ceil(s.n / np.where(s.wide > 0, wide, narrow), out=launch[0])
+    np.add(s.start_cycle / _START_STEP + 1.0, share, out=launch[1])
+    work = np.maximum(s.n * issue / ISSUE_PER_CYCLE, s.write / STORE_BYTE_PER_CYCLE)
+    np.divide(work, np.minimum(units, sm_count), out=launch[_SM_CYCLE])
+    return issue, launch
 
 
-def _launch_others(s: _Sizes, columns: Array, units: Array, steps: Array, slots: Array) -> None:
-    """Put in what kernels do that are not a thread for so many elements."""
-    n, rows, width, kind = s.n, s.rows, s.width, s.kind
-    at = (kind == _REDUCE).nonzero()[0]
-    if at.size:
-        units[at], loads = _reduction(rows[at], columns[at], width[at])
-        steps[at] = 2.0 + loads
-    at = (kind == _GATHER).nonzero()[0]
-    if at.size:
-        chunks = np.ceil(columns[at] * width[at] / 16.0)  # 16-byte pieces of a gathered row
-        units[at] = rows[at] * np.ceil(chunks / 256.0)
-        threads = np.clip(np.ceil(chunks / 32.0) * 32.0, 32.0, 256.0)
-        slots[at] = np.minimum(np.floor(_THREADS / threads), _MOST_BLOCKS)
-    at = (kind == _FEW).nonzero()[0]
-    if at.size:
-        units[at], steps[at] = np.ceil(columns[at] / 128.0), 1.0 + rows[at]
-    at = (kind == _CAT).nonzero()[0]
-    if at.size:
-        units[at] = _CAT_BLOCKS
-        steps[at] = np.maximum(n[at] / (_CAT_BLOCKS * _CAT_THREADS), 1.0)
+_USUAL_GRID = np.array(Grid(0.0, 0.0, _MOST_BLOCKS, once=True), dtype=np.float64)[:, np.newaxis]
+_SM_CYCLE = Grid._fields.index("sm_cycle")
 
 
-def _reduction(rows: Array, columns: Array, width: Array) -> tuple[Array, Array]:
+def _own_grids(launch: Array, grids: Sequence[tuple[int, Grid]]) -> None:
+    """Put in the grids of rows that have one of their own; the last counts, less cycles that it does not say."""
+    if grids:
+        found = dict(grids)
+        table, rows = np.array(list(found.values()), dtype=np.float64).T, list(found)
+        table[_SM_CYCLE] = np.where(table[_SM_CYCLE] > 0, table[_SM_CYCLE], launch[_SM_CYCLE, rows])
+        launch[:, rows] = table
+
+
+def _by_name(
+    named: Sequence[str], ops: Sequence[Elementwise], share: Array, sm_count: float
+) -> Iterator[tuple[int, Grid]]:
+    """Grids of kinds that have one of their own."""
+    for i, name in enumerate(named):
+        grid = grid_of(name, ops[i], sm_count, float(share[i])) if name else None
+        if grid is not None:
+            yield i, grid
+
+
+def _by_rows(s: _Sizes, columns: Array, issue: Array, share: Array, sm_count: float) -> Iterator[tuple[int, Grid]]:
+    """Grids of kernels that are cut by rows, of which a workload has a few."""
+    at = (s.kind >= _CAT).nonzero()[0]
+    if at.size:
+        table = np.array([s.kind, s.n, s.rows, columns, s.width, issue, s.write, s.start_cycle, share])
+        for i, (kind, *sizes) in zip(at.tolist(), table.take(at, axis=1).T.tolist(), strict=True):
+            yield i, _cut(int(kind), sizes, sm_count)
+
+
+def _cut(kind: int, sizes: Sequence[float], sm_count: float) -> Grid:
+    """One of them: a reduction, a gather of many rows or of few, a concatenation."""
+    n, rows, columns, width, issue, write, start_cycle, missing = sizes
+    start, once = start_cycle / _START_STEP, 1.0 + missing
+    issued, stored = n * issue / ISSUE_PER_CYCLE, write / STORE_BYTE_PER_CYCLE
+
+    def cycle(units: float) -> float:
+        return max(issued, stored) / min(units, sm_count)
+
+    if kind == _REDUCE:
+        units, loads = _reduction(rows, columns, width)
+        block_cycle = max(units / sm_count, 1.0) * _REDUCE_BLOCK_CYCLE
+        steps = (2.0 + loads + start) * once
+        return Grid(units, steps, _THREADS / 512.0, sm_cycle=issued / min(units, sm_count) + block_cycle)
+    if kind == _GATHER:
+        chunks = ceil(columns * width / 16.0)  # 16-byte pieces of a gathered row
+        units = rows * ceil(chunks / 256.0)
+        slots = min(_THREADS // min(ceil(chunks / 32.0) * 32.0, 256.0), _MOST_BLOCKS)
+        least = max(units / sm_count, 1.0) * BLOCK_CYCLE
+        return Grid(units, start + once, slots, sm_cycle=max(cycle(units), least), once=True)
+    if kind == _FEW:
+        units = ceil(columns / 128.0)
+        return Grid(units, rows + start + once, _MOST_BLOCKS, sm_cycle=cycle(units), once=True)
+    steps = max(n / (_CAT_BLOCKS * _CAT_THREADS), 1.0) + start + missing
+    return Grid(_CAT_BLOCKS, steps, _THREADS / _CAT_THREADS, sm_cycle=cycle(_CAT_BLOCKS), once=True)
+
+
+def _reduction(rows: float, columns: float, width: float) -> tuple[float, float]:
     """Blocks, and loads each thread makes one after another, of PyTorch's reduction over the last dimension.
 
     A block is 512 threads, 32 along the row where there are 16 rows or more; a row that leaves a thread 256 values,
     or 16 for each row of the block, has a block of its own.
     """
-    vector = np.where(columns >= 128, 16.0 / width, 1.0)
-    along = _power(columns / vector)
-    high = np.minimum(_power(rows), 512.0 / np.minimum(along, 32.0))
-    wide = np.minimum(along, 512.0 / high)
-    values = columns / wide
-    whole = (values >= 16.0 * high) | (values >= 256.0)
-    blocks = np.where(whole, rows, np.ceil(rows / high))
-    return blocks, np.ceil(values / np.where(whole, high, 1.0) / 4.0)
+    along = _power(columns / (16.0 / width if columns >= 128 else 1.0))
+    high = min(_power(rows), 512.0 / min(along, 32.0))
+    values = columns / min(along, 512.0 / high)
+    if values >= 16.0 * high or values >= 256.0:
+        return rows, ceil(values / high / 4.0)
+    return ceil(rows / high), ceil(values / 4.0)
 
 
-def _power(size: Array) -> Array:
+def _power(size: float) -> float:
     """The largest power of two within a size, up to 512."""
-    return np.asarray(2.0 ** np.floor(np.log2(np.clip(size, 1.0, 512.0))))
+    return float(2.0 ** floor(log2(min(max(size, 1.0), 512.0))))

@@ -38,8 +38,7 @@ def row_reductions(
     # rows in flight are read again from L2, or from device memory where they do not fit together
     flown = np.minimum(rows, slots * sms) * dim * width
     rereads = rereads * (1.0 - resident(flown, reference.l2_byte)) * (share > 0)
-    walks = [walk_of(op, sms, missing) for op, missing in zip(ops, share.tolist(), strict=True)]
-    steps, cycles = np.array([(walk.steps, walk.sm_cycle) for walk in walks]).T
+    steps, cycles = np.array([walk_of(op, sms, missing) for op, missing in zip(ops, share.tolist(), strict=True)]).T
     waves = units / sms
     work = {
         "units": units,

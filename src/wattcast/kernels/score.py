@@ -22,24 +22,24 @@ _Index = npt.NDArray[np.intp]
 
 @dataclass(frozen=True)
 class Scorer:
-    """Weights folded together; candidates in an order in which those that split K come last."""
+    """Weights folded together; candidates in an order in which those that split K come last, ``(candidate,)``."""
 
-    back: _Index  # (candidate,) where each candidate lies in that order
+    back: _Index  # where each candidate lies in that order
+    first_split: int
     side: Array  # (side,) distinct sides of tiles: along outputs, then along tokens
     of: _Index  # (side,) 0: along outputs, 1: along tokens
-    side_weight: Array  # (3, side) of the log of tiles along it, of a whole number of them, of one that holds it all
-    at_n: _Index  # (candidate,) places among the sides
+    side_weight: Array  # (3, side) of the log of tiles along it, of a whole number of them, of one that is enough
+    at_n: _Index  # places among the sides
     at_m: _Index
-    first_split: int
-    capacity: Array  # (candidate,) tiles on the chip at a time
+    capacity: Array  # tiles on the chip at a time
+    few: float  # tiles that leave half of the chip idle
     cycles: Array  # of a step of K of all tiles on an SM
     loads: Array  # cycles to load what a tile needs of an element of K
     slant: Array  # log of how much longer a tile is along outputs
-    weight: Array  # (7, 1, 1) of the terms that all candidates have
-    split_weight: Array  # (5, 1, 1) of those that split K
+    weight: Array  # (term,) that all candidates have
+    split_weight: Array  # (term,) of those that split K
     taste: Array  # (shape, candidate) of the shape
-    constant: Array  # (candidate,)
-    few: float  # tiles that leave half of the chip idle
+    constant: Array
 
     @classmethod
     def by(cls, kind: Any, sides: tuple[Array, Array], split: Any, weight: Array, own: Array, sms: float) -> Scorer:
@@ -48,61 +48,57 @@ class Scorer:
         tile_n, tile_m = (side[order] for side in sides)
         held, step_cycles = scaffold(kind[order], tile_n, tile_m)
         (side_n, at_n), (side_m, at_m) = (np.unique(side, return_inverse=True) for side in (tile_n, tile_m))
-        w, n = weight, len(side_n)
-        capacity = sms * held
+        w, n, capacity, cycles = weight, len(side_n), sms * held, held * step_cycles
         constant = own[order, 0] + w[1] * np.log(tile_n) + w[2] * np.log(tile_m)
-        constant += w[6] * np.log(held * step_cycles) + w[7] * np.log(capacity * (tile_n + tile_m))
+        constant += w[6] * np.log(cycles) + w[7] * np.log(capacity * (tile_n + tile_m))
         along = np.array([[w[1], w[9], 0.0]] * n + [[w[2], w[10], w[13]]] * len(side_m))
-        shared = np.array([w[0], w[3] + w[6], w[5] + w[7] - w[3], -w[4] - w[5], w[8], w[11], w[12]])
         return cls(
             back=np.argsort(order),
+            first_split=int(np.count_nonzero(~split)),
             side=np.concatenate([side_n, side_m]),
             of=np.repeat([0, 1], [n, len(side_m)]),
             side_weight=along.T.copy(),
             at_n=at_n,
             at_m=at_m + n,
-            first_split=int(np.count_nonzero(~split)),
             capacity=capacity,
-            cycles=held * step_cycles,
+            few=sms / 2.0,
+            cycles=cycles,
             loads=(tile_n + tile_m) / LOADS,
             slant=np.log(tile_n / tile_m),
-            weight=shared[:, np.newaxis, np.newaxis],
-            split_weight=np.array([w[6], -w[7], w[14], w[15], w[16]])[:, np.newaxis, np.newaxis],
+            weight=np.array([w[0], w[3] + w[6], w[5] + w[7] - w[3], -w[4] - w[5], w[8], w[11], w[12]]),
+            split_weight=np.array([w[6], -w[7], w[15], w[14], w[16]]),
             taste=own[order, 1:].T.copy(),
             constant=constant,
-            few=sms / 2.0,
         )
 
     def scores(self, b: Array, m: Array, n: Array, k: Array, shape: Array) -> Array:
         """Score of every candidate for every product, ``(row, candidate)``; sizes are ``(row,)``."""
-        along, tiles = self._along(b, m, n)
-        b, m, n, k = (size[:, np.newaxis] for size in (b, m, n, k))
-        steps = np.ceil(k / STEP_K)
-        full, compute = tiles / self.capacity, self.cycles * steps
-        split, some = slice(self.first_split, None), tiles.shape[1] > self.first_split
-        if some:
-            parts = np.maximum(np.floor(self.capacity[split] / tiles[:, split]), 2.0)
-            full[:, split] = tiles[:, split] * parts / self.capacity[split]
-            shorter = np.ceil(k / parts / STEP_K)
-            compute[:, split] = self.cycles[split] * shorter
-        waves = np.ceil(full)
-        cost = np.maximum(compute * waves, tiles * (self.loads * k))
-        if some:
-            cost[:, split] += SPLIT_CYCLES
-        terms = np.empty((len(self.weight), *tiles.shape))
-        np.log(cost, out=terms[0])
-        np.log(waves, out=terms[1])
-        np.log(full, out=terms[2])
-        np.minimum(terms[2], 0.0, out=terms[3])
-        np.subtract(np.log(np.minimum(n, LONGEST) / np.minimum(m, LONGEST)), self.slant, out=terms[4])
-        np.abs(terms[4], out=terms[4])
-        terms[5] = waves <= 1.0
-        terms[6] = waves <= 2.0
-        terms *= self.weight
-        found = np.add.reduce(terms)
-        found += along
-        if some:
-            found[:, split] += self._split(tiles[:, split], shorter / steps, parts, k)
+        found, tiles = self._along(b, m, n)
+        k, ratio = k[:, np.newaxis], np.log(np.minimum(n, LONGEST) / np.minimum(m, LONGEST))
+        terms, steps = np.empty((len(self.weight), *tiles.shape)), np.ceil(k / STEP_K)
+        cost, waves, full, below, sides, one_wave, two_waves = terms
+        np.divide(tiles, self.capacity, out=full)
+        cycles = self.cycles * steps
+        if self.first_split < len(self.back):
+            at = (slice(None), slice(self.first_split, None))
+            capacity, some = self.capacity[at[1]], tiles[at]
+            parts = np.maximum(np.floor(capacity / some), 2.0)
+            np.divide(some * parts, capacity, out=full[at])
+            fewer = np.ceil(k / parts / STEP_K)
+            np.multiply(self.cycles[at[1]], fewer, out=cycles[at])
+            found[at] += self._split(some, fewer / steps, parts, k)
+        np.ceil(full, out=waves)
+        cycles *= waves
+        tiles *= self.loads * k
+        np.maximum(cycles, tiles, out=cost)
+        cost[:, self.first_split :] += SPLIT_CYCLES
+        np.less_equal(waves, 1.0, out=one_wave)
+        np.less_equal(waves, 2.0, out=two_waves)
+        np.log(terms[:3], out=terms[:3])
+        np.minimum(full, 0.0, out=below)  # by now its log
+        np.subtract(ratio[:, np.newaxis], self.slant, out=sides)
+        np.abs(sides, out=sides)
+        found += (self.weight @ terms.reshape(len(terms), -1)).reshape(found.shape)
         found += shape @ self.taste
         found += self.constant
         return np.asarray(found.take(self.back, axis=1))
@@ -110,24 +106,23 @@ class Scorer:
     def _along(self, b: Array, m: Array, n: Array) -> tuple[Array, Array]:
         """What both sides of each tile add to its score, and how many tiles there are."""
         size = np.array([n, m]).T.take(self.of, axis=1)
-        tiles = np.ceil(size / self.side)
-        log, whole, within = self.side_weight
-        found = np.log(tiles) * log
+        both = np.empty((2, *size.shape))
+        found, tiles = both
+        np.ceil(np.divide(size, self.side, out=tiles), out=tiles)
+        log, whole, enough = self.side_weight
+        np.multiply(np.log(tiles), log, out=found)
         found += (tiles * self.side == size) * whole
-        found += (np.maximum(size, 8.0) <= self.side) * within
-        both = found.take(self.at_n, axis=1)
-        both += found.take(self.at_m, axis=1)
-        across = b[:, np.newaxis] * tiles.take(self.at_n, axis=1)
-        across *= tiles.take(self.at_m, axis=1)
-        return both, across
+        found += (np.maximum(size, 8.0) <= self.side) * enough
+        (by_n, across), (by_m, down) = both.take(self.at_n, axis=2), both.take(self.at_m, axis=2)
+        by_n += by_m
+        across *= down
+        across *= b[:, np.newaxis]
+        return by_n, across
 
     def _split(self, tiles: Array, steps: Array, parts: Array, k: Array) -> Array:
         """What candidates that split K have beyond the terms of all."""
         terms = np.empty((len(self.split_weight), *tiles.shape))
-        np.log(steps, out=terms[0])
-        np.log(parts, out=terms[1])
-        terms[2] = np.log(k)
-        np.log(tiles, out=terms[3])
-        terms[4] = tiles <= self.few
-        terms *= self.split_weight
-        return np.asarray(np.add.reduce(terms))
+        terms[0], terms[1], terms[2], terms[3] = steps, parts, tiles, k
+        np.log(terms[:4], out=terms[:4])
+        np.less_equal(tiles, self.few, out=terms[4])
+        return np.asarray((self.split_weight @ terms.reshape(len(terms), -1)).reshape(tiles.shape))
