@@ -15,7 +15,7 @@ import numpy as np
 
 from wattcast.arrays import Array
 from wattcast.kernels.splits import cudnn_parts, flash_parts
-from wattcast.kernels.work import Columns, Reference, Told, logs, resident
+from wattcast.kernels.work import Part, Reference, Told, columns_of, resident_share
 from wattcast.workload.graph import Attention
 
 DECODE_QUERIES = 16  # up to here the kernels split the cache rather than the queries
@@ -27,40 +27,33 @@ _PAD_LAUNCHES = 6.0  # PyTorch's, where a head's dimension is no multiple of eig
 _SCORE, _DROPPED_SCORE, _BACKWARD_SCORE, _DROPPED_BACKWARD_SCORE = 110.0, 385.0, 166.0, 210.0
 
 
-def attentions(
-    ops: Sequence[Attention], told: Told, rate: Array, reference: Reference
-) -> tuple[list[str], Columns, Columns]:
+def attentions(ops: Sequence[Attention], told: Told, rate: Array, reference: Reference) -> Part:
     """Groups, work columns and features of fused attention."""
     # which takes any head once padded
     flash = [asked or op.head_dim % 8 != 0 for op, asked in zip(ops, told.flash.tolist(), strict=True)]
-    rows = [_row(op, by_flash, reference.sm_count) for op, by_flash in zip(ops, flash, strict=True)]
-    found = dict(zip(_COLUMNS, np.array(rows, dtype=np.float64).T.copy(), strict=True))
-    read, write = found.pop("read"), found.pop("write")
-    cold = told.cold | ((found.pop("decode") > 0) & ~told.warm)
-    share = np.where(cold, 1.0, 1.0 - resident(read + write, reference.l2_byte))
-    work = {name: found.pop(name) for name in _WORK} | {
-        "dram_read_byte": read * share,
-        "dram_write_byte": write * share,
-    }
-    features = logs({name: found.pop(name) for name in _LOGS} | {"log_units": work["units"]}) | found
-    features |= {
-        "flash": np.array(flash, dtype=np.float64),
-        "cudnn": told.cudnn.astype(np.float64),
-        "split_heads": told.split_heads.astype(np.float64),
-        "cold": cold.astype(np.float64),
-    }
-    return [_group(op, by_flash) for op, by_flash in zip(ops, flash, strict=True)], work, features
+    cold = [
+        made or (op.q_len <= DECODE_QUERIES and not warm)
+        for op, made, warm in zip(ops, told.cold.tolist(), told.warm.tolist(), strict=True)
+    ]
+    table = columns_of([_row(*of, reference) for of in zip(ops, flash, cold, strict=True)])
+    work, logs = dict(zip(_WORK, table, strict=False)), dict(zip(_LOGS, table[len(_WORK) :], strict=False))
+    plain = dict(zip(_PLAIN, table[len(_WORK) + len(_LOGS) :], strict=True))
+    plain |= {"cudnn": told.cudnn.astype(np.float64), "split_heads": told.split_heads.astype(np.float64)}
+    return Part([_group(op, by_flash) for op, by_flash in zip(ops, flash, strict=True)], work, plain, logs, {})
 
 
-_WORK = ("units", "unit_flop", "steps", "launches", "between_byte", "l2_byte", "shared_byte", "slots")
-_LOGS = ("log_batch", "log_heads", "log_group", "log_q", "log_kv", "log_cut")
-_COLUMNS = ("read", "write", "decode", *_WORK, *_LOGS, "head_dim", "causal", "fill", "fill_2", "pad_q")
+_WORK = (
+    *("units", "unit_flop", "steps", "launches", "between_byte", "l2_byte", "shared_byte", "slots"),
+    *("dram_read_byte", "dram_write_byte"),
+)
+_LOGS = ("log_batch", "log_heads", "log_group", "log_q", "log_kv", "log_cut", "log_units")
+_PLAIN = ("head_dim", "causal", "fill", "fill_2", "pad_q", "flash", "cold")
 
 
-def _row(op: Attention, flash: bool, sm_count: float) -> tuple[float, ...]:
+def _row(op: Attention, flash: bool, cold: bool, reference: Reference) -> tuple[float, ...]:
     """The columns of one operator: a workload has a few, for which plain numbers are faster than arrays."""
     batch, heads, q, dim, width = op.batch, op.heads, float(op.q_len), float(op.head_dim), float(op.dtype.byte)
-    kept, read, write = op.kept, op.read_byte, op.write_byte
+    kept, read, write, sm_count = op.kept, op.read_byte, op.write_byte, reference.sm_count
     decode = op.q_len <= DECODE_QUERIES
     rows = 1.0 if decode else float(ceil(q / _BLOCK_Q))
     cut = _parts(op, flash, sm_count)
@@ -86,12 +79,13 @@ def _row(op: Attention, flash: bool, sm_count: float) -> tuple[float, ...]:
         whole = ceil(rounds) / rounds
     unit_flop = 2.0 * padded_q * keys * _BLOCK_KV * (products + _score(op)) * met
     steps = keys * (1.0 if decode else met) * whole
+    missing = 1.0 if cold else 1.0 - resident_share(read + write, reference.l2_byte)
     waves = units / sm_count
     return (
-        *(read, write, decode),
         *(units, unit_flop, steps, launches, between, loads + write, loads * crossings, slots),
-        *(batch, heads, heads / op.kv_heads, q, op.kv_len, cut),
-        *(dim, op.causal, _filled(waves), _filled(waves / 2.0), q / (rows * _BLOCK_Q)),
+        *(read * missing, write * missing),
+        *(batch, heads, heads / op.kv_heads, q, op.kv_len, cut, units),
+        *(dim, op.causal, _filled(waves), _filled(waves / 2.0), q / (rows * _BLOCK_Q), flash, cold),
     )
 
 

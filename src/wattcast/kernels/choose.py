@@ -229,7 +229,7 @@ class Chooser:
             own = np.column_stack([self.own[:, 0] - taste @ self.mean, taste])
             scorer = Scorer.by(self.kind, (self.tile_n, self.tile_m), self.split, self.weight, own, sms)
             self._scorers[sms] = scorer
-        return scorer.scores(b, m, n, k, shape)
+        return scorer.scores(b, m, n, k, shape.T)
 
     @cached_property
     def _scorers(self) -> dict[float, Scorer]:

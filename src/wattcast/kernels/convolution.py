@@ -11,17 +11,19 @@ PyTorch's own, as the grids in the H200 database have them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from math import ceil
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from wattcast.arrays import Array
 from wattcast.dtypes import Dtype
-from wattcast.kernels.choose import KINDS, NOT_RUN, Label, Picks, blended, pick
+from wattcast.kernels.choose import KINDS, NOT_RUN, VECTOR, Label, Picks, blended, pick
 from wattcast.kernels.gemm import fastest, features, tiled
 from wattcast.kernels.products import FAST_BYTE, choice_columns, code_of
-from wattcast.kernels.work import Columns, Reference, Style, Told, alignment, log2, resident
+from wattcast.kernels.work import Columns, Part, Reference, Style, Told, alignment, columns_of, log2, resident
 from wattcast.workload.graph import Conv2d
 
 _TURN = 32.0  # side of what a block of a layout kernel turns
@@ -55,8 +57,7 @@ CHOICE_COLUMNS = (
 )
 
 
-@dataclass(frozen=True)
-class _Sizes:
+class _Sizes(NamedTuple):
     """Arrays ``(row,)``."""
 
     n: Array  # output channels of a group
@@ -71,9 +72,20 @@ class _Sizes:
     image: Array  # bytes
     weight: Array
     out: Array
-    last: npt.NDArray[np.bool_]
-    simt: npt.NDArray[np.bool_]
-    depthwise: npt.NDArray[np.bool_]
+    last: Array  # 1: channels lie last
+    simt: Array  # 1: a format for CUDA cores
+    depthwise: Array  # 1: a channel a group
+    batch: Array
+    side: Array  # pixels of an image
+    out_side: Array
+    high: Array
+    stride: Array
+    touched: Array  # share of the image's pixels under any filter: strides beyond the filter leave pixels out
+    code: Array  # of the number format
+    dgrad: Array  # 1: the gradient of the image
+    wgrad: Array  # 1: the gradient of the filter
+    read: Array  # bytes
+    write: Array
 
     @property
     def product(self) -> tuple[Array, Array, Array, Array]:
@@ -81,127 +93,115 @@ class _Sizes:
         return self.groups, self.product_m, self.product_n, self.product_c * self.product_rs
 
 
-def convolutions(
-    ops: Sequence[Conv2d], told: Told, rate: Array, reference: Reference
-) -> tuple[list[str], Columns, Columns]:
+def convolutions(ops: Sequence[Conv2d], told: Told, rate: Array, reference: Reference) -> Part:
     """Groups, work columns and features."""
     s = _sizes(ops)
-    extra = _shape(ops, s)
-    write = np.array([op.write_byte for op in ops])
-    read = np.array([op.read_byte for op in ops]) - s.image * (1.0 - _touched(ops)) * (extra["dgrad"] == 0)
-    step = FAST_BYTE / s.width
-    picks = _picks(ops, told, s, extra, rate, reference)
+    read, write = s.read - s.image * (1.0 - s.touched) * (s.dgrad == 0), s.write
+    step, product, simt = FAST_BYTE / s.width, s.product, s.simt > 0
+    picks = _picks(ops, told, s, rate, reference)
     # kernels that walk a tap at a time pad its channels
-    whole = _WHOLE_TAPS[picks.kind]
     tap = np.where(picks.kind == _HOPPER, np.where(s.product_c > 32, 128.0, 64.0)[:, np.newaxis], _TAP_BYTE)
     tap = np.maximum(tap / s.width[:, np.newaxis], 16.0)
     deep = s.product_c[:, np.newaxis]
-    k = s.product_rs[:, np.newaxis] * np.where(whole, deep, np.ceil(deep / tap) * tap)
-    tile = tiled(s.groups, s.product_m, s.product_n, k, s.width, s.width, rate, picks, reference)
+    k = s.product_rs[:, np.newaxis] * np.where(_WHOLE_TAPS.take(picks.kind), deep, np.ceil(deep / tap) * tap)
+    tile = tiled(*product[:3], k, s.width, s.width, rate, picks, reference)
     plain = 1.0 - picks.of_kind("plain")
     wide = plain - np.where(s.width <= 2, picks.of_kind("direct"), 0.0)
-    turned = (~s.depthwise & np.where(s.simt, s.last, ~s.last)) * plain
-    pads = (~s.depthwise & ~s.simt & s.last) * wide
-    moved, turns, launches = _layouts(ops, s, turned, pads * (s.c % step != 0), pads * (s.n % step != 0), step)
+    dense = 1.0 - s.depthwise
+    turned = dense * np.where(simt, s.last, 1.0 - s.last) * plain
+    pads = dense * (1.0 - s.simt) * s.last * wide
+    padded_in, padded_out = pads * (s.c % step != 0), pads * (s.n % step != 0)
+    moved, turns, launches = _layouts(s, turned, padded_in, padded_out, step)
     kept = resident(read + write + moved, reference.l2_byte)
-    depth_kind = np.array([_depthwise_kind(op) if d else "" for op, d in zip(ops, s.depthwise, strict=True)])
-    d = s.depthwise
-    none = np.ones(len(ops))
-    units, threads_held, steps, shared, again = _depthwise(ops, s, depth_kind) if d.any() else (none,) * 5
-    taps = 2.0 * s.rs * np.where(extra["dgrad"] > 0, s.image, s.out) / s.width  # strides leave none out of an image's
     work = {
-        "units": np.where(d, units, tile["units"]),
-        "unit_flop": np.where(d, taps / units, tile["unit_flop"]),
-        "steps": np.where(d, steps, tile["steps"]),
-        "launches": launches + (depth_kind == "last.filter"),  # of parts and of their sum
-        "l2_byte": np.where(d, read + write + again, tile["load_byte"]),
-        "store_byte": np.where(d, 0.0, write),
+        "units": tile["units"],
+        "unit_flop": tile["unit_flop"],
+        "steps": tile["steps"],
+        "launches": launches,
+        "l2_byte": tile["load_byte"],
+        "store_byte": write,
         "between_byte": moved,
         "turn_element": turns,
-        "shared_byte": np.where(d, shared, tile["shared_byte"] + write),
+        "shared_byte": tile["shared_byte"] + write,
         "dram_read_byte": read * (1.0 - kept) + s.weight * kept,
         "dram_write_byte": write * (1.0 - kept),
-        "slots": np.where(d, threads_held, tile["slots"]),
+        "slots": tile["slots"],
     }
-    group, blend = blended(
-        _group, [(op.groups > 1, kind) for op, kind in zip(ops, depth_kind.tolist(), strict=True)], picks
-    )
-    extra |= {
+    padding = k[:, 0] / product[3]
+    names = [""] * len(ops)
+    if s.depthwise.any():
+        work, padding = {name: values.copy() for name, values in work.items()}, padding * dense
+        _put_depthwise(work, names, ops, s, read + write)
+    group, blend = blended(_group, [(op.groups > 1, name) for op, name in zip(ops, names, strict=True)], picks)
+    features_, logs, aligned = features(*product, tile, reference)
+    logs |= {"log_turns": turns, "log_moved": moved, "log_groups": s.groups, "log_image": s.image, "log_out": s.out}
+    aligned |= {"align_side": s.side} | _alignments(s)
+    features_ |= _plain_shape(s) | {
         "turned": turned,
-        "padded_in": pads * (s.c % step != 0),
-        "padded_out": pads * (s.n % step != 0),
-        "log_turns": log2(turns),
-        "tap_padding": np.where(d, 0.0, k[:, 0] / s.product[3]),
-        "log_moved": log2(moved),
+        "padded_in": padded_in,
+        "padded_out": padded_out,
+        "tap_padding": padding,
     }
-    return group, work, blend | features(*s.product, tile, reference) | extra
+    return Part(group, work, features_ | blend, logs | _logs(s), aligned)
 
 
 def asked(ops: Sequence[Conv2d]) -> tuple[list[str], tuple[Array, ...], Columns]:
     """What the kernel choice sees of convolutions: their classes (none of depthwise ones), sizes and shapes."""
     s = _sizes(ops)
-    sizes = s.product
-    return _classes(ops, s), sizes, choice_columns(*sizes) | _shape(ops, s)
+    return _classes(ops, s), s.product, _shape(s)
 
 
-def _shape(ops: Sequence[Conv2d], s: _Sizes) -> Columns:
-    return {
-        "align_c": alignment(s.c),
-        "align_k": alignment(s.n),
-        "log_c": log2(s.c),
-        "log_rs": log2(s.rs),
-        "log_groups": log2(s.groups),
-        "stride": np.array([float(op.stride) for op in ops]),
-        "channels_last": s.last.astype(float),
-        "dtype": np.array([code_of(op.dtype) for op in ops]),
-        "align_side": alignment([op.h * op.w for op in ops]),
-        "log_image": log2(s.image),
-        "log_out": log2(s.out),
-        "log_side": log2([op.h for op in ops]),
-        "log_batch": log2([op.n for op in ops]),
-        "dgrad": np.array([float(op.direction == "dgrad") for op in ops]),
-        "wgrad": np.array([float(op.direction == "wgrad") for op in ops]),
-    }
+def _shape(s: _Sizes) -> Columns:
+    logs, aligned = _logs(s), _alignments(s)
+    found = choice_columns(*s.product) | _plain_shape(s)
+    found |= zip(logs, log2(list(logs.values())), strict=True)
+    return found | dict(zip(aligned, alignment(list(aligned.values())), strict=True))
+
+
+def _logs(s: _Sizes) -> Columns:
+    """Sizes that the choice and the residual see in logs."""
+    return {"log_c": s.c, "log_rs": s.rs, "log_side": s.high, "log_batch": s.batch}
+
+
+def _alignments(s: _Sizes) -> Columns:
+    """Sizes of which they see what divides them."""
+    return {"align_c": s.c, "align_k": s.n}
+
+
+def _plain_shape(s: _Sizes) -> Columns:
+    return {"stride": s.stride, "channels_last": s.last, "dtype": s.code, "dgrad": s.dgrad, "wgrad": s.wgrad}
 
 
 def _classes(ops: Sequence[Conv2d], s: _Sizes) -> list[str]:
-    return ["" if d else class_of(op.dtype) for op, d in zip(ops, s.depthwise, strict=True)]
+    return ["" if d else class_of(op.dtype) for op, d in zip(ops, s.depthwise.tolist(), strict=True)]
 
 
 def _sizes(ops: Sequence[Conv2d]) -> _Sizes:
-    groups = np.array([float(op.groups) for op in ops])
-    c = np.array([float(op.c) for op in ops]) / groups
-    image, weight, out = (np.array(x, dtype=np.float64) for x in zip(*(op._tensors_byte for op in ops), strict=True))
-    m, across, deep, walked = np.array([_product(op) for op in ops], dtype=np.float64).T
-    return _Sizes(
-        n=np.array([float(op.k) for op in ops]) / groups,
-        c=c,
-        rs=np.array([float(op.r) * op.s for op in ops]),
-        product_m=m,
-        product_n=across,
-        product_c=deep,
-        product_rs=walked,
-        groups=groups,
-        width=np.array([float(op.dtype.byte) for op in ops]),
-        image=image,
-        weight=weight,
-        out=out,
-        last=np.array([op.channels_last for op in ops]),
-        simt=np.array([op.dtype in (Dtype.FP32, Dtype.FP64) for op in ops]),
-        depthwise=(groups > 1) & (c == 1),
+    return _Sizes(*columns_of([_row(op) for op in ops]))
+
+
+def _row(op: Conv2d) -> tuple[float, ...]:
+    """The columns of one convolution."""
+    groups, r, width, p, q = op.groups, op.r, op.dtype.byte, op.p, op.q
+    taps, side, out_side, c, n = r * op.s, op.h * op.w, p * q, op.c // groups, op.k // groups
+    image, weight, out = op._tensors_byte
+    pixels = op.n * out_side
+    wgrad, dgrad = op.direction == "wgrad", op.direction == "dgrad"
+    product: tuple[float, ...]
+    if wgrad:
+        whole = max(FAST_BYTE // width, 1)  # channels of an image are padded to 16 bytes
+        product, read, write = (n, -(-c // whole) * whole * taps, pixels, 1), image + out, weight
+    elif dgrad:
+        all_ = op.n * side
+        product, read, write = (all_, c, n, taps * min(pixels / all_, 1.0)), out + weight, image
+    else:
+        product, read, write = (pixels, n, c, taps), image + weight, out
+    touched = min(r / op.stride, 1.0) * min(op.s / (op.stride_w or op.stride), 1.0)
+    simt = op.dtype is Dtype.FP32 or op.dtype is Dtype.FP64
+    return (
+        *(n, c, taps, *product, groups, width, image, weight, out, op.channels_last, simt, groups > 1 and c == 1),
+        *(op.n, side, out_side, op.h, op.stride, touched, code_of(op.dtype), dgrad, wgrad, read, write),
     )
-
-
-def _product(op: Conv2d) -> tuple[float, float, float, float]:
-    """M, N, and K as channels and taps, of the implicit product of a group."""
-    c, k, taps, pixels = op.c // op.groups, op.k // op.groups, float(op.r * op.s), float(op.n) * op.p * op.q
-    if op.direction == "wgrad":
-        whole = max(FAST_BYTE // op.dtype.byte, 1)  # channels of an image are padded to 16 bytes
-        return k, -(-c // whole) * whole * taps, pixels, 1.0
-    if op.direction == "dgrad":
-        image = float(op.n) * op.h * op.w
-        return image, c, k, taps * min(pixels / image, 1.0)
-    return pixels, k, c, taps
 
 
 def class_of(dtype: Dtype) -> str:
@@ -212,65 +212,52 @@ def class_of(dtype: Dtype) -> str:
 _CLASS = {Dtype.TF32: "conv2d-tf32", Dtype.FP32: "conv2d-fp32", Dtype.FP64: "conv2d-fp32"}
 
 
-def _picks(
-    ops: Sequence[Conv2d],
-    told: Told,
-    s: _Sizes,
-    extra: Columns,
-    rate: Array,
-    reference: Reference,
-) -> Picks:
-    sizes = s.product
+def _picks(ops: Sequence[Conv2d], told: Told, s: _Sizes, rate: Array, reference: Reference) -> Picks:
+    sizes, classes = s.product, _classes(ops, s)
 
     def usual() -> list[Label]:
-        never = np.zeros(len(ops), dtype=bool)
-        n, m, _ = fastest(*sizes, s.width, rate, never, ~never, reference)
+        """Of those for which nothing was fitted; the others are not asked for."""
+        rows = np.array([i for i, name in enumerate(classes) if name not in (reference.choice or ())])
+        never = np.zeros(len(rows), dtype=bool)
+        b, m, n, k, width, of_pipe = (values[rows] for values in (*sizes, s.width, rate))
+        n, m, _ = fastest(b, m, n, k, width, of_pipe, never, ~never, reference)
         fast = "ampere" if reference.style is Style.AMPERE else "hopper"
-        return [Label("simt" if x else fast, int(n[i]), int(m[i]), False) for i, x in enumerate(s.simt)]
+        found = [VECTOR] * len(ops)
+        for i, tile_n, tile_m in zip(rows.tolist(), n.tolist(), m.tolist(), strict=True):
+            found[i] = Label("simt" if s.simt[i] else fast, int(tile_n), int(tile_m), False)
+        return found
 
-    ran = [NOT_RUN if d else of for of, d in zip(told.ran, s.depthwise.tolist(), strict=True)]
-    shape = choice_columns(*sizes) | extra
-    picks = pick(reference.choice, _classes(ops, s), ran, sizes, shape, usual, reference.sm_count)
-    return replace(picks, split=np.where(_shares_k(picks, s, extra["wgrad"], reference.sm_count), 0.0, picks.split))
+    ran = told.ran
+    if not told.usual:
+        ran = [NOT_RUN if d else of for of, d in zip(told.ran, s.depthwise.tolist(), strict=True)]
+    picks = pick(reference.choice, classes, ran, sizes, _shape(s), usual, reference.sm_count)
+    if not s.wgrad.any():
+        return picks
+    return replace(picks, split=np.where(_shares_k(picks, s, reference.sm_count), 0.0, picks.split))
 
 
-def _shares_k(picks: Picks, s: _Sizes, wgrad: Array, sms: float) -> npt.NDArray[np.bool_]:
+def _shares_k(picks: Picks, s: _Sizes, sms: float) -> npt.NDArray[np.bool_]:
     """Hopper's kernels of a filter's gradient that share K among blocks, which their names do not say: few tiles and
     many pixels (a workspace is prepared for those)."""
     groups, m, n, k = (size[:, np.newaxis] for size in s.product)
     tiles = groups * np.ceil(n / picks.tile_n) * np.ceil(m / picks.tile_m)
     few = (picks.kind == _HOPPER) & (tiles <= sms / 2.0)
-    return np.asarray(few & (wgrad[:, np.newaxis] > 0) & (k > _MANY_PIXELS))
-
-
-def _touched(ops: Sequence[Conv2d]) -> Array:
-    """Share of the image's pixels under any filter: strides beyond the filter leave pixels out."""
-    across = np.array([min(op.s / (op.stride_w or op.stride), 1.0) for op in ops])
-    return np.asarray(np.array([min(op.r / op.stride, 1.0) for op in ops]) * across)
+    return np.asarray(few & (s.wgrad[:, np.newaxis] > 0) & (k > _MANY_PIXELS))
 
 
 def _layouts(
-    ops: Sequence[Conv2d],
-    s: _Sizes,
-    turned: Array,
-    padded_in: Array,
-    padded_out: Array,
-    step: Array,
+    s: _Sizes, turned: Array, padded_in: Array, padded_out: Array, step: Array
 ) -> tuple[Array, Array, Array]:
     """Bytes that layout kernels read and write, elements they turn (whole blocks of them), and all kernels' starts.
 
     ``turned``, ``padded_in`` and ``padded_out`` say how likely each is. A layout kernel starts in part of the time
     that the product's takes.
     """
-    batch = np.array([float(op.n) for op in ops])
-    side, out_side = (
-        np.array(x, dtype=np.float64) for x in zip(*((op.h * op.w, op.p * op.q) for op in ops), strict=True)
-    )
     c, n = s.c * s.groups, s.n * s.groups
     filters = turned * (s.rs > 1)
     padded = np.maximum(padded_in, padded_out)
-    ragged = ~s.simt & (n % step != 0)
-    turn = turned * (_blocks(batch, side, c) + _blocks(batch, out_side, n))
+    ragged = (s.simt == 0) & (n % step != 0)
+    turn = turned * (_blocks(s.batch, s.side, c) + _blocks(s.batch, s.out_side, n))
     turn += filters * np.where(ragged, _SLOW_TRANSFORM * s.weight / s.width, _blocks(n, s.rs, s.c))
     pad = padded_in * s.image + padded_out * s.out + padded * s.weight
     byte = turned * (s.image + s.out) + filters * s.weight + pad
@@ -303,41 +290,48 @@ def _depthwise_kind(op: Conv2d) -> str:
     return "last.special" if op.n >= 8 and op.c % 4 == 0 else "last.plain"
 
 
-def _again(kind: npt.NDArray[np.str_], s: _Sizes) -> Array:
-    """Bytes that depthwise kernels load through L2 beyond each operand once: a part of the taps of each result, and
-    all operands for each weight of a filter's gradient."""
-    taps, weights = s.rs / 5.0 * s.out, (s.rs - 1.0) * (s.image + s.out)
-    return np.select([np.isin(kind, _TAPS), kind == "first.filter"], [taps, weights], 0.0)
+def _put_depthwise(work: Columns, names: list[str], ops: Sequence[Conv2d], s: _Sizes, both: Array) -> None:
+    """Put in the work of depthwise kernels, and their kinds."""
+    rows, found = s.depthwise.nonzero()[0], []
+    for i in rows.tolist():
+        names[i] = _depthwise_kind(ops[i])
+        found.append(_depthwise(ops[i], names[i]))
+    units, flop, held, steps, shared, again, launches = columns_of(found)
+    work["units"][rows], work["unit_flop"][rows] = units, flop
+    work["slots"][rows], work["steps"][rows], work["shared_byte"][rows] = held, steps, shared
+    work["l2_byte"][rows], work["store_byte"][rows] = both[rows] + again, 0.0
+    work["launches"][rows] += launches
 
 
-def _depthwise(ops: Sequence[Conv2d], s: _Sizes, kind: npt.NDArray[np.str_]) -> tuple[Array, ...]:
-    """Blocks, blocks an SM holds, dependent steps, bytes through shared memory and again of depthwise kernels."""
-    out, image = s.out / s.width, s.image / s.width
-    tiles = np.array([op.n * np.ceil(op.q / 40.0) * op.c * np.ceil(op.p / 10.0) / 8.0 for op in ops])
-    units = np.select(
-        [kind == name for name in ("first.tiled", "last.special", "first.back", "last.back", "first.filter")],
-        [tiles, out / 5000.0, image / 1024.0, image / 4096.0, s.groups * s.rs],
-        out / 1024.0,
-    )
-    large = s.rs > 25
-    warps = np.array([min(op.n, 8.0) for op in ops])
-    held = np.select(
-        [
-            kind == "first.tiled",
-            np.isin(kind, ("last.special", "last.back")),
-            np.isin(kind, _TAPS),
-            kind == "first.filter",
-        ],
-        [np.full(len(ops), 4.0), np.where(large, 2.0, 6.0), np.full(len(ops), 12.0), np.minimum(64.0 / warps, 32.0)],
-        2.0,
-    )
-    shared = np.select([kind == "last.special", np.isin(kind, _TAPS)], [0.6, 1.1], 1.2) * s.rs * s.image
-    # The direct kernel takes elements of a pixel from lines far apart: as long as forty taps, whatever its filter.
-    # That of a filter's gradient has a block for each weight; up to eight warps walk over images, and to begin with
-    # one is as long as four steps: eleven launches of the H200 database.
-    rows = np.array([np.ceil(op.n / 8.0) * (np.ceil(op.p * op.q / 32.0) + 4.0) + 5.0 for op in ops])
-    steps = np.select([kind == "last.direct", kind == "first.filter"], [np.full(len(ops), 40.0), rows], s.rs + 5.0)
-    return np.maximum(np.ceil(units), 1.0), held, steps, shared, _again(kind, s)
+def _depthwise(op: Conv2d, kind: str) -> tuple[float, ...]:
+    """Blocks, arithmetic of one, blocks an SM holds, dependent steps, bytes through shared memory and again through
+    L2, and kernels more of a depthwise convolution."""
+    width, taps, (image, _, out) = op.dtype.byte, op.r * op.s, op._tensors_byte
+    pixels, held, steps, shared, again, launches = out / width, 2.0, taps + 5.0, 1.2, 0.0, 0.0
+    units = pixels / 1024.0
+    if kind == "first.tiled":
+        units, held = op.n * ceil(op.q / 40.0) * op.c * ceil(op.p / 10.0) / 8.0, 4.0
+    elif kind == "first.back":
+        units = image / width / 1024.0
+    elif kind == "first.filter":
+        # A block for each weight; up to eight warps walk over images, and to begin with one is as long as four steps:
+        # eleven launches of the H200 database. It loads all operands for each weight.
+        units, held = op.groups * taps, min(64.0 / min(op.n, 8.0), 32.0)
+        steps = ceil(op.n / 8.0) * (ceil(op.p * op.q / 32.0) + 4.0) + 5.0
+        again = (taps - 1.0) * (image + out)
+    elif kind in ("last.special", "last.back"):
+        units = pixels / 5000.0 if kind == "last.special" else image / width / 4096.0
+        held, shared = 2.0 if taps > 25 else 6.0, 0.6 if kind == "last.special" else 1.2
+    elif kind in _TAPS:
+        held, shared, again = 12.0, 1.1, taps / 5.0 * out  # a part of the taps of each result
+    elif kind == "last.direct":
+        steps = 40.0  # elements of a pixel lie in lines far apart: as long as forty taps, whatever its filter
+    elif kind == "last.filter":
+        launches = 1.0  # of parts and of their sum
+    units = max(ceil(units), 1.0)
+    # strides leave none out of an image's gradient
+    flop = 2.0 * taps * (image if op.direction == "dgrad" else out) / width / units
+    return units, flop, held, steps, shared * taps * image, again, launches
 
 
 def _group(form: tuple[bool, str], kind: str) -> str:

@@ -21,7 +21,7 @@ from wattcast.dtypes import Dtype
 from wattcast.kernels.function_cost import ISSUE_PER_CYCLE, STORE_BYTE_PER_CYCLE, cost_of
 from wattcast.kernels.grid import BLOCK_CYCLE, Grid
 from wattcast.kernels.grids import SPECIAL, grid_of, joins_cache, special
-from wattcast.kernels.work import Columns, Constants, Reference, Told, alignments, kept, logs
+from wattcast.kernels.work import Constants, Part, Reference, Told, kept
 from wattcast.workload.elementwise import function_of
 from wattcast.workload.graph import Elementwise, Layout
 
@@ -62,9 +62,7 @@ _GROUPS = tuple(f"elementwise.{kind}" for kind in _KINDS)
 _Kinds = npt.NDArray[np.intp]
 
 
-def elementwise(
-    ops: Sequence[Elementwise], told: Told, rate: Array, reference: Reference
-) -> tuple[list[str], Columns, Columns]:
+def elementwise(ops: Sequence[Elementwise], told: Told, rate: Array, reference: Reference) -> Part:
     """Groups, work columns and features of elementwise operators and plain data movement."""
     ops = ops if told.usual else _as_they_lie(ops, told)
     s = _sizes(ops, told)
@@ -97,10 +95,7 @@ def elementwise(
         "dram_read_byte": read * share,
         "dram_write_byte": write * share,
     }
-    large = {"log_n": n, "log_read": read, "log_write": write, "log_byte": both}
-    features = logs(large | {"extent_rows": rows, "extent_columns": columns})
-    features |= alignments({"align_n": n, "align_columns": columns})
-    features |= {
+    plain = {
         "read_per_write": np.log2(np.maximum(read, 1.0) / np.maximum(write, 1.0)),
         "byte_per_element": both / n,
         "width": width,
@@ -117,8 +112,10 @@ def elementwise(
         "rounds": np.log2(rounds),
         "run": np.minimum(s.run, 64.0),
     }
+    logs = {"log_n": n, "log_read": read, "log_write": write, "log_byte": both}
+    logs |= {"extent_rows": rows, "extent_columns": columns}
     groups = [f"elementwise.{own}" if own else _GROUPS[k] for own, k in zip(named, kind.tolist(), strict=True)]
-    return groups, work, features
+    return Part(groups, work, plain, logs, {"align_n": n, "align_columns": columns})
 
 
 @dataclass(frozen=True)

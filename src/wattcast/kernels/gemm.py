@@ -19,7 +19,7 @@ import numpy.typing as npt
 from wattcast.arrays import Array
 from wattcast.kernels.candidates import STEP_K, slots_of
 from wattcast.kernels.choose import KINDS, Picks
-from wattcast.kernels.work import Columns, Reference, Style, alignments, fill, logs
+from wattcast.kernels.work import Columns, Reference, Style, fill
 
 # Sides of the tiles that cuBLAS's Hopper and Ampere kernels come in, along outputs and tokens.
 _SIDE_N = np.array([64, 128, 192, 256, 64, 128, 64, 128, 64, 64, 128, 256, 192, 128, 8, 16, 32, 32], dtype=np.float64)
@@ -175,21 +175,18 @@ def reread(m: Array, n: Array, operand_byte: Array, in_l2: Array, tile: Columns)
 _MOST_AGAIN, _TILES_AGAIN = 1.4, 9.0
 
 
-def features(b: Array, m: Array, n: Array, k: Array, tile: Columns, reference: Reference) -> Columns:
-    """Shape-only features of a product, for the learned residual."""
+def features(b: Array, m: Array, n: Array, k: Array, tile: Columns, reference: Reference) -> tuple[Columns, ...]:
+    """Shape-only features of a product, for the learned residual: plain, in logs, and by alignment."""
     units = b * np.ceil(n / _SIDE) * np.ceil(m / _SIDE)
-    full = tile["slots"] * reference.sm_count
-    rounds, waves = np.log2(np.array([tile["units"] / full, units / reference.sm_count]))
-    found = {"log_b": b, "log_m": m, "log_n": n, "log_k": k, "split": tile["split"], "log_units": tile["units"]}
-    return (
-        logs(found)
-        | alignments({"align_m": m, "align_n": n, "align_k": k})
-        | {
-            "tile_n": tile["tile_n"],
-            "tile_m": tile["tile_m"],
-            "fill": tile["fill"],
-            "rounds": rounds,
-            "fill_128x128": fill(units, reference.sm_count),
-            "waves_128x128": waves,
-        }
-    )
+    waves = np.array([tile["units"] / tile["slots"], units]) / reference.sm_count
+    rounds, waves_128 = np.log2(waves)
+    plain = {
+        "tile_n": tile["tile_n"],
+        "tile_m": tile["tile_m"],
+        "fill": tile["fill"],
+        "rounds": rounds,
+        "fill_128x128": waves[1] / np.maximum(np.ceil(waves[1]), 1.0),
+        "waves_128x128": waves_128,
+    }
+    logs = {"log_b": b, "log_m": m, "log_n": n, "log_k": k, "split": tile["split"], "log_units": tile["units"]}
+    return plain, logs, {"align_m": m, "align_n": n, "align_k": k}

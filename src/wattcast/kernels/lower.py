@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
+from itertools import chain
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +22,18 @@ from wattcast.kernels.pointwise import row_reductions
 from wattcast.kernels.products import asked as products_asked
 from wattcast.kernels.products import is_point, products
 from wattcast.kernels.table import Index, Kernels, Memo, Segment
-from wattcast.kernels.work import USUAL, WORK_COLUMNS, Columns, Condition, Reference, Told, Work, resident
+from wattcast.kernels.work import (
+    USUAL,
+    WORK_COLUMNS,
+    Columns,
+    Condition,
+    Part,
+    Reference,
+    Told,
+    Work,
+    alignment,
+    resident,
+)
 from wattcast.workload.graph import Attention, Bmm, Collective, Conv2d, Graph, Linear, Operator
 
 Rows = npt.NDArray[np.intp]
@@ -134,11 +146,11 @@ def work_of(
     parts = []
     for family, rows in _by_family(ops).items():
         at = np.array(rows)
-        groups, work, features = family([ops[i] for i in rows], told.at(at), rates[at], reference)
-        for i, name in zip(rows, groups, strict=True):
+        part: Part = family([ops[i] for i in rows], told.at(at), rates[at], reference)
+        for i, name in zip(rows, part.group, strict=True):
             group[i] = name
-        parts.append((at, work, features))
-    columns, found = _merged(parts, len(ops))
+        parts.append((at, part))
+    columns, found, blends = _merged(parts, len(ops))
     moved = [i for i, name in enumerate(group) if name == "collective"]
     columns["launches"][moved] = columns["slots"][moved] = 1.0
     if not told.usual:
@@ -147,7 +159,7 @@ def work_of(
         1.0 - resident(columns["between_byte"], reference.l2_byte)
     )
     found |= _ideal(columns, rates, reference)
-    found |= _groups(group, found)
+    found |= _groups(group, {name: found[name] for name in blends})
     return Work(group=tuple(group), features=found, **columns)
 
 
@@ -164,26 +176,48 @@ def _by_family(ops: Sequence[Operator]) -> dict[Any, list[int]]:
     return {family: found for family, found in rows.items() if found}
 
 
-def _merged(parts: Sequence[tuple[Rows, Columns, Columns]], count: int) -> tuple[Columns, Columns]:
-    """Work and features of all operators from those of each family; zero where a family has none."""
-    names, places = _places(tuple([(tuple(work), tuple(features)) for _, work, features in parts]))
-    table = np.zeros((len(WORK_COLUMNS) + len(names), count))
-    for (rows, work, features), place in zip(parts, places, strict=True):
-        table[place, rows] = np.array([*work.values(), *features.values()])
-    return dict(zip(WORK_COLUMNS, table, strict=False)), dict(zip(names, table[len(WORK_COLUMNS) :], strict=True))
-
-
 _Names = tuple[str, ...]
 
 
+def _merged(parts: Sequence[tuple[Rows, Part]], count: int) -> tuple[Columns, Columns, _Names]:
+    """Work and features of all operators from those of each family, zero where a family has none; and the features
+    that say how likely a row is of a group."""
+    of = _places(tuple([tuple(map(tuple, part[1:])) for _, part in parts]))
+    table = np.zeros((len(WORK_COLUMNS) + len(of.names), count))
+    for (rows, part), place in zip(parts, of.places, strict=True):
+        table[place, rows] = np.array([column for columns in part[1:] for column in columns.values()])
+    logs, aligned = table[of.logs : of.aligned], table[of.aligned : of.plain]
+    np.log2(np.maximum(logs, 1.0, out=logs), out=logs)
+    aligned[:] = alignment(aligned)
+    work = dict(zip(WORK_COLUMNS, table, strict=False))
+    return work, dict(zip(of.names, table[of.logs :], strict=True)), of.blends
+
+
+class _Places(NamedTuple):
+    """Where the columns of all families lie in a table: work, then features in logs, by alignment, plain."""
+
+    names: _Names  # of features
+    blends: _Names  # those of them that say how likely a row is of a group
+    logs: int
+    aligned: int
+    plain: int
+    places: list[Rows]  # of each family, ``(column, 1)``
+
+
 @lru_cache(maxsize=256)
-def _places(families: tuple[tuple[_Names, _Names], ...]) -> tuple[_Names, list[Rows]]:
-    """Names of the features of all families, and the rows of a table, work above them, that each family fills."""
-    names = tuple(dict.fromkeys([name for _, features in families for name in features]))
-    work, found = ({name: i for i, name in enumerate(of)} for of in (WORK_COLUMNS, names))
-    below = len(WORK_COLUMNS)
-    places = [[*(work[name] for name in mine), *(found[name] + below for name in rest)] for mine, rest in families]
-    return names, [np.array(place)[:, np.newaxis] for place in places]
+def _places(families: tuple[tuple[_Names, ...], ...]) -> _Places:
+    """From the names of each family's columns, as a :class:`Part` has them."""
+    _, plain, logs, aligned = (tuple(dict.fromkeys(chain(*of))) for of in zip(*families, strict=True))
+    names = (*logs, *aligned, *plain)
+    place = {name: i for i, name in enumerate((*WORK_COLUMNS, *names))}
+    return _Places(
+        names=names,
+        blends=tuple(name for name in plain if name.startswith("is ")),
+        logs=len(WORK_COLUMNS),
+        aligned=len(WORK_COLUMNS) + len(logs),
+        plain=len(WORK_COLUMNS) + len(logs) + len(aligned),
+        places=[np.array([place[name] for name in chain(*family)])[:, np.newaxis] for family in families],
+    )
 
 
 def _as_counted(columns: Columns, ops: Sequence[Operator], told: Told, reference: Reference) -> None:
@@ -196,18 +230,16 @@ def _as_counted(columns: Columns, ops: Sequence[Operator], told: Told, reference
         columns["dram_write_byte"][rows] = np.maximum(write - reference.l2_byte / 3.0, 0.0)
 
 
-def _groups(group: Sequence[str], found: Columns) -> Columns:
-    """Columns ``is GROUP``, how likely each row is of it: some families say so themselves, else all or not."""
+def _groups(group: Sequence[str], told: Columns) -> Columns:
+    """Columns ``is GROUP``, how likely each row is of it: some families have told, else all or not."""
     place = {name: i for i, name in enumerate(dict.fromkeys(group))}
-    alike = np.zeros((len(place), len(group)))
-    alike[[place[name] for name in group], np.arange(len(group))] = 1.0
+    alike = np.equal(np.arange(len(place))[:, np.newaxis], [place[name] for name in group]).astype(np.float64)
     columns = {f"is {name}": values for name, values in zip(place, alike, strict=True)}
-    given = [values for name, values in found.items() if name.startswith("is ")]
-    if given:
-        shared = np.add.reduce(given) > 0
+    if told:
+        shared = np.add.reduce(list(told.values())) > 0
         alike[:, shared] = 0.0
-        for name in columns.keys() & found.keys():
-            columns[name][shared] = found[name][shared]
+        for name in columns.keys() & told.keys():
+            columns[name][shared] = told[name][shared]
     return columns
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from wattcast.arrays import Array
 from wattcast.kernels.row_grids import casts, met_again, rows_of_warp, softmax_kernel, walk_of
-from wattcast.kernels.work import Columns, Reference, Told, alignment, fill, kept, logs, resident
+from wattcast.kernels.work import Part, Reference, Told, columns_of, fill, kept_share, resident_share
 from wattcast.workload.graph import RowReduction
 
 _THREADS = 2048.0  # of an SM
@@ -26,58 +26,45 @@ _SCALAR_ROW, _SCALAR_ELEMENT, _SCALAR_BYTE = 46.5e3, 5.0, 6.25
 _SCALAR_PASSES = 3.0  # of a norm that loads single elements, through L2
 
 
-def row_reductions(
-    ops: Sequence[RowReduction], told: Told, rate: Array, reference: Reference
-) -> tuple[list[str], Columns, Columns]:
+def row_reductions(ops: Sequence[RowReduction], told: Told, rate: Array, reference: Reference) -> Part:
     """Groups, work columns and features of softmax and norms."""
-    table = np.array([_row(op) for op in ops], dtype=np.float64).T.copy()
-    rows, dim, width, out, read, write, between, kind, backward, launches = table[:10]
-    units, slots, crossed, passes, rereads, twice = table[10:]
-    sms = reference.sm_count
-    share = np.where(told.cold, 1.0, 1.0 - kept(read + write + between, reference.l2_byte))
-    # rows in flight are read again from L2, or from device memory where they do not fit together
-    flown = np.minimum(rows, slots * sms) * dim * width
-    rereads = rereads * (1.0 - resident(flown, reference.l2_byte)) * (share > 0)
-    steps, cycles = np.array([walk_of(op, sms, missing) for op, missing in zip(ops, share.tolist(), strict=True)]).T
-    waves = units / sms
-    work = {
-        "units": units,
-        "unit_flop": rate * cycles / np.maximum(waves, 1.0),
-        "steps": steps / np.maximum(units / (slots * sms), 1.0),
-        "launches": launches,
-        "l2_byte": read * passes * twice + write,
-        "between_byte": between,
-        "shared_byte": crossed + 2.0 * between,
-        "dram_read_byte": read * share * (twice + rereads),
-        "dram_write_byte": write * share,
-        "slots": slots,
-    }
-    features = logs({"log_rows": rows, "log_dim": dim, "log_byte": read + write})
-    features |= {
-        "align_dim": alignment(dim),
-        "pow2_dim": dim / 2.0 ** np.ceil(features["log_dim"]),
-        "width": width,
-        "out_width": out,
-        "cold": told.cold.astype(np.float64),
-        "fill": fill(units, 2.0 * sms),
+    rows = [_row(*of, reference) for of in zip(ops, told.cold.tolist(), strict=True)]
+    dim, units, cycles, slots, *rest = columns_of(rows)
+    waves = units / reference.sm_count
+    work = {"units": units, "slots": slots, "unit_flop": rate * cycles / np.maximum(waves, 1.0)}
+    work |= zip(_WORK, rest, strict=False)
+    plain = dict(zip(_PLAIN, rest[len(_WORK) :], strict=False)) | {
+        "pow2_dim": dim / 2.0 ** np.ceil(np.log2(dim)),
+        "fill": fill(units, 2.0 * reference.sm_count),
         "waves": np.log2(waves),
-        "kind": kind,
-        "backward": backward,
     }
-    return [_row_group(op) for op in ops], work, features
+    logs = {"log_rows": rest[-2], "log_dim": dim, "log_byte": rest[-1]}
+    return Part([_row_group(op) for op in ops], work, plain, logs, {"align_dim": dim})
 
 
-def _row(op: RowReduction) -> tuple[float, ...]:
-    """What the columns need to know of one operator, of which a workload has a few."""
-    elements, softmax = op.elements, op.kind == "softmax"
-    read, write = op.read_byte, op.write_byte
+_WORK = ("steps", "launches", "l2_byte", "between_byte", "shared_byte", "dram_read_byte", "dram_write_byte")
+_PLAIN = ("width", "out_width", "cold", "kind", "backward")
+
+
+def _row(op: RowReduction, cold: bool, reference: Reference) -> tuple[float, ...]:
+    """The columns of one operator: a workload has a few, for which plain numbers are faster than arrays."""
+    elements, softmax, width = op.elements, op.kind == "softmax", op.dtype.byte
+    read, write, sms = op.read_byte, op.write_byte, reference.sm_count
+    both = read + write
     between = 8.0 * elements if casts(op) else 0.0  # fp32 written and read again
     if softmax and op.backward:  # it multiplies first: a product written, and read again beside the result
-        between += 3.0 * elements * op.dtype.byte
+        between += 3.0 * elements * width
+    missing = 1.0 if cold else 1.0 - kept_share(both + between, reference.l2_byte)
+    units, slots, crossed, passes, rereads, twice = _softmax(op, both) if softmax else _norm(op, both)
+    if rereads:  # rows in flight, from L2, or from device memory where they do not fit together
+        flown = min(op.rows, slots * sms) * op.dim * width
+        rereads = rereads * (1.0 - resident_share(flown, reference.l2_byte)) if missing > 0 else 0.0
+    steps, sm_cycle = walk_of(op, sms, missing)
     return (
-        *(op.rows, op.dim, op.dtype.byte, (op.out_dtype or op.dtype).byte, read, write, between),
-        *(_PLACE[op.kind], op.backward, _row_launches(op)),
-        *(_softmax(op, read + write) if softmax else _norm(op, read + write)),
+        *(op.dim, units, sm_cycle, slots),
+        *(steps / max(units / (slots * sms), 1.0), _row_launches(op), read * passes * twice + write, between),
+        *(crossed + 2.0 * between, read * missing * (twice + rereads), write * missing),
+        *(width, (op.out_dtype or op.dtype).byte, cold, _PLACE[op.kind], op.backward, op.rows, both),
     )
 
 

@@ -7,8 +7,7 @@ for each image where they are first.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,7 +15,7 @@ from wattcast.arrays import Array
 from wattcast.dtypes import Dtype
 from wattcast.kernels.choose import Label, Picks, blended, pick
 from wattcast.kernels.gemm import fastest, features, reread, tiled
-from wattcast.kernels.work import Columns, Reference, Style, Told, resident
+from wattcast.kernels.work import Columns, Part, Reference, Style, Told, columns_of, resident
 from wattcast.workload.graph import Bmm, Conv2d, Linear, Operator
 
 FAST_BYTE = 16  # a row must be a multiple of this for the fast kernels: a 16-byte access on every row
@@ -25,8 +24,7 @@ _MOST_PARTS = 2.7  # bytes of sums of a filter's gradient, one for each image, o
 _SLIM = 16.0  # tokens up to which a Hopper product is bound by its weights
 
 
-@dataclass(frozen=True)
-class _Sizes:
+class _Sizes(NamedTuple):
     """Arrays ``(row,)`` of products ``b`` times ``[m, k] @ [k, n]``."""
 
     b: Array
@@ -42,27 +40,16 @@ class _Sizes:
     turned: Array  # 1: the left operand lies with k outermost, so that its rows are m long
     straight: Array  # 1: so does the right one, its rows n long, as far as its form says
     parts_byte: Array  # of one sum for each image, written and read again: a filter's gradient, channels first
-
-    @cached_property
-    def row(self) -> Array:
-        """Elements of a row of the left operand as it lies in memory."""
-        return np.where(self.turned > 0, self.m, self.k) if self.turned.any() else self.k
-
-    @cached_property
-    def aligned(self) -> list[bool]:
-        """Rows of both operands in whole fast accesses; of operands that lie with k outermost, k makes none by
-        itself."""
-        byte = np.array([self.row, self.n, self.k]) * self.width
-        whole: list[bool] = (~(byte[:2] % FAST_BYTE).any(axis=0) & (byte[2] >= FAST_BYTE)).tolist()
-        return whole
+    odd: Array  # 1: two does not divide the rows of both operands as they lie
+    half: Array  # 1: nor does four
+    aligned: Array  # 1: rows of both operands in whole fast accesses, and so is k
+    code: Array  # of the number format
 
 
-def products(
-    ops: Sequence[Operator], told: Told, rate: Array, reference: Reference
-) -> tuple[list[str], Columns, Columns]:
+def products(ops: Sequence[Operator], told: Told, rate: Array, reference: Reference) -> Part:
     """Groups, work columns and features of products."""
     s = _sizes(ops)
-    shape = _shape(ops, told, s)
+    shape = _shape(told, s)
     picks = _picks(ops, told, s, shape, rate, reference)
     tile = tiled(s.b, s.m, s.n, s.k, s.width, s.out_width, rate, picks, reference)
     right, out = s.b * s.n * s.k * s.weight_width, tile["out_byte"]
@@ -93,8 +80,9 @@ def products(
     }
     forms = [(op.dtype, slim) for op, slim in zip(ops, (s.m <= _SLIM).tolist(), strict=True)]
     group, blend = blended(_group, forms, picks)
-    found = blend | features(s.b, s.m, s.n, s.k, tile, reference)
-    return group, work, found | {name: shape[name] for name in _OWN_FEATURES}
+    plain, logs, aligned = features(s.b, s.m, s.n, s.k, tile, reference)
+    plain |= {name: shape[name] for name in _OWN_FEATURES}
+    return Part(group, work, plain | blend, logs, aligned)
 
 
 _OWN_FEATURES = ("linear", "straight", "left_turned", "warm", "odd", "half", "bias", "dtype", "weight_width")
@@ -103,26 +91,25 @@ _OWN_FEATURES = ("linear", "straight", "left_turned", "warm", "odd", "half", "bi
 def asked(ops: Sequence[Operator], told: Told) -> tuple[list[str], tuple[Array, ...], Columns]:
     """What the kernel choice sees of products: their classes, sizes and shapes."""
     s = _sizes(ops)
-    return _classes(ops, s), (s.b, s.m, s.n, s.k), _shape(ops, told, s)
+    return _classes(ops, s), (s.b, s.m, s.n, s.k), _shape(told, s)
 
 
-def _shape(ops: Sequence[Operator], told: Told, s: _Sizes) -> Columns:
-    by_two, by_four = (np.array([s.row, s.n]) % np.array([2.0, 4.0])[:, np.newaxis, np.newaxis]).any(axis=1)
+def _shape(told: Told, s: _Sizes) -> Columns:
     return choice_columns(s.b, s.m, s.n, s.k) | {
         "linear": s.linear,
         "straight": s.straight if told.usual else np.maximum(s.straight, told.straight),
         "left_turned": s.turned,
         "warm": s.linear * told.warm,
-        "odd": by_two.astype(np.float64),
-        "half": by_four.astype(np.float64),
+        "odd": s.odd,
+        "half": s.half,
         "bias": (s.bias_byte > 0).astype(np.float64),
-        "dtype": np.array([code_of(op.dtype) for op in ops]),
+        "dtype": s.code,
         "weight_width": s.weight_width,
     }
 
 
 def _classes(ops: Sequence[Operator], s: _Sizes) -> list[str]:
-    return [class_of(op.dtype, whole) for op, whole in zip(ops, s.aligned, strict=True)]
+    return [class_of(op.dtype, whole > 0) for op, whole in zip(ops, s.aligned.tolist(), strict=True)]
 
 
 def _picks(
@@ -132,10 +119,10 @@ def _picks(
 
     def usual() -> list[Label]:
         simt = np.array([op.dtype in (Dtype.FP32, Dtype.FP64) for op in ops])
-        sides = fastest(*sizes, s.width, rate, np.array(s.aligned) & ~simt, simt, reference)
-        flags = zip(simt, s.aligned, shape["odd"] > 0, s.m, *sides, strict=True)
+        sides = fastest(*sizes, s.width, rate, (s.aligned > 0) & ~simt, simt, reference)
+        flags = zip(simt, s.aligned > 0, s.odd > 0, s.m, *sides, strict=True)
         return [
-            Label(_usual(bool(x), ok, bool(o), float(rows), reference.style), int(n), int(m), bool(split > 1))
+            Label(_usual(bool(x), bool(ok), bool(o), float(rows), reference.style), int(n), int(m), bool(split > 1))
             for x, ok, o, rows, n, m, split in flags
         ]
 
@@ -214,12 +201,21 @@ def is_point(op: Operator) -> bool:
 
 
 def _sizes(ops: Sequence[Operator]) -> _Sizes:
-    rows = [_point(op) if isinstance(op, Conv2d) else _row(op) for op in ops]
-    return _Sizes(*np.array(rows, dtype=np.float64).T.copy())
+    return _Sizes(*columns_of([_row(op) for op in ops]))
 
 
 def _row(op: Operator) -> tuple[float, ...]:
-    """The columns of :class:`_Sizes`."""
+    """The columns of one product; how it is aligned follows from whole numbers."""
+    found = _point(op) if isinstance(op, Conv2d) else _plain(op)
+    _, m, n, k, width, *_, turned, _, _ = found
+    row = m if turned else k
+    # rows of both operands; of operands that lie with k outermost, k makes no fast access by itself
+    aligned = row * width % FAST_BYTE == n * width % FAST_BYTE == 0 and k * width >= FAST_BYTE
+    return *found, (row | n) & 1, (row | n) & 3 > 0, aligned, code_of(op.dtype)
+
+
+def _plain(op: Operator) -> tuple[int, ...]:
+    """The columns of :class:`_Sizes` up to ``parts_byte``."""
     assert isinstance(op, (Linear, Bmm))
     width = op.dtype.byte
     weight = width if op.weight_dtype is None else op.weight_dtype.byte
@@ -231,7 +227,7 @@ def _row(op: Operator) -> tuple[float, ...]:
     return 1, op.m, op.n, op.k, width, weight, out, 0, not op.turned, bias, op.turned, op.turned, 0
 
 
-def _point(op: Conv2d) -> tuple[float, ...]:
+def _point(op: Conv2d) -> tuple[int, ...]:
     """The same of a point convolution: forward, or the gradient of its image or its filter.
 
     Channels last: pixels by channels. Channels first: a product for each image, which all share the filter; its

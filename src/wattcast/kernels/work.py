@@ -13,7 +13,8 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache, cached_property, lru_cache
-from typing import Generic, TypeVar
+from itertools import chain
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -172,6 +173,19 @@ class Work:
         return np.array([*(getattr(self, name) for name in WORK_COLUMNS), *self.features.values()])
 
 
+class Part(NamedTuple):
+    """What a family knows of its rows: groups, columns of work, and features.
+
+    Sizes of which features are logarithms or alignments are given as they are: that is done once for all families.
+    """
+
+    group: Sequence[str]
+    work: Columns
+    plain: Columns
+    logs: Columns
+    aligned: Columns
+
+
 @cache
 def learner_of(group: str) -> str:
     """Whose residual a group learns.
@@ -221,14 +235,15 @@ class Constants(Generic[_Form]):
         return table.take(at, axis=1)
 
 
+def columns_of(rows: Sequence[Sequence[float]]) -> Array:
+    """Numbers of each row as columns, ``(column, row)``."""
+    flat = np.fromiter(chain.from_iterable(rows), np.float64, len(rows) * len(rows[0]))
+    return flat.reshape(len(rows), -1).T.copy()
+
+
 def log2(values: npt.ArrayLike) -> Array:
     """Logarithm to base 2, zero taken as one."""
     return np.asarray(np.log2(np.maximum(np.asarray(values, dtype=np.float64), 1.0)))
-
-
-def logs(columns: Columns) -> Columns:
-    """The same of several columns at once."""
-    return dict(zip(columns, log2(list(columns.values())), strict=True))
 
 
 def fill(units: Array, slots: Array | float) -> Array:
@@ -247,7 +262,15 @@ def resident(byte: Array, l2_byte: float) -> Array:
     All of it up to a third of the capacity, none beyond it, linear between: the hash over two
     partitions and other traffic leave less than the capacity.
     """
-    return _share((l2_byte - byte) / (l2_byte * (1.0 - 1.0 / 3.0)))
+    return _share(l2_byte - byte, l2_byte * _SOME_RESIDENT)
+
+
+def resident_share(byte: float, l2_byte: float) -> float:
+    """:func:`resident` of one kernel."""
+    return min(max((l2_byte - byte) / (l2_byte * _SOME_RESIDENT), 0.0), 1.0)
+
+
+_SOME_RESIDENT = 1.0 - 1.0 / 3.0  # of the capacity
 
 
 def kept(byte: Array, l2_byte: float) -> Array:
@@ -258,23 +281,23 @@ def kept(byte: Array, l2_byte: float) -> Array:
     >>> float(kept(np.array(50e6), 62.9e6)), float(kept(np.array(4e6), 62.9e6))
     (0.0, 1.0)
     """
-    return _share((_NONE_KEPT * l2_byte - byte) / ((_NONE_KEPT - _ALL_KEPT) * l2_byte))
+    return _share(_NONE_KEPT * l2_byte - byte, (_NONE_KEPT - _ALL_KEPT) * l2_byte)
+
+
+def kept_share(byte: float, l2_byte: float) -> float:
+    """:func:`kept` of one kernel."""
+    return min(max((_NONE_KEPT * l2_byte - byte) / ((_NONE_KEPT - _ALL_KEPT) * l2_byte), 0.0), 1.0)
 
 
 _ALL_KEPT, _NONE_KEPT = 0.1, 0.77  # of the capacity
 
 
-def _share(values: Array) -> Array:
-    """Values drawn in to 0 and 1, as ``np.clip`` does in four times as long."""
-    return np.minimum(np.maximum(values, 0.0), 1.0)
+def _share(room: Array, whole: float) -> Array:
+    """A part of a whole drawn in to 0 and 1, as ``np.clip`` does in four times as long."""
+    return np.minimum(np.maximum(room / whole, 0.0), 1.0)
 
 
 def alignment(size: npt.ArrayLike, most: int = 16) -> Array:
     """Log2 of the largest power of two that divides a size, up to ``most``."""
     whole = np.maximum(np.asarray(size, dtype=np.int64), 1)  # of less than one element nothing is known
     return np.asarray(np.log2(np.minimum(whole & -whole, most)), dtype=np.float64)
-
-
-def alignments(columns: Columns) -> Columns:
-    """The same of several columns at once."""
-    return dict(zip(columns, alignment(list(columns.values())), strict=True))
