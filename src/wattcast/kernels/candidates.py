@@ -9,24 +9,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from wattcast.arrays import Array
+from wattcast.kernels.tiles import Flags, slots_of
 
 STEP_K = 64.0
 LOADS = 5500.0  # elements of both operands that the scaffold loads in a cycle
 SPLIT_CYCLES = 1500.0  # of a split of K: another pass through L2
 LONGEST = 4096.0  # side of a product beyond which its ratio to the other tells no more
-# Blocks of kernels before Hopper that registers and shared memory of an SM hold, by elements of their tile.
-_AREAS, _HELD = np.array([2048.0, 4096.0, 8192.0, 32768.0]), np.array([12.0, 9.0, 4.0, 2.0, 1.0])
-Flags = npt.NDArray[np.bool_]
-
-
-def slots_of(hopper: Flags, area: Array) -> Array:
-    """Tiles an SM works on at a time: one of Hopper's, which fill it; more of smaller ones before."""
-    if hopper.all():
-        return np.ones(area.shape)
-    return np.where(hopper, 1.0, _HELD[np.searchsorted(_AREAS, area, side="right")])
 
 
 def candidate_terms(

@@ -23,12 +23,11 @@ import numpy.typing as npt
 
 from wattcast.arrays import Array
 from wattcast.errors import bad_value
-from wattcast.kernels.candidates import Flags
 from wattcast.kernels.names import KernelName, parse_kernel_name
 from wattcast.kernels.score import Scorer
+from wattcast.kernels.tiles import HOPPER, KINDS, TILE_CONSTANTS, VECTOR_KIND, Flags, tile_constants
 from wattcast.kernels.votes import Votes
 
-KINDS = ("hopper", "ampere", "turing", "wmma", "direct", "simt", "plain", "vector")
 _MOST_VECTORS = 128.0  # rows for which a kernel without a tile is ever taken: 96 are the most in the H200 database
 _LOG_TAPS = 5.0  # log2 of the taps of a filter that Hopper's kernels walk over
 _VOTES = 0.6  # of the trees beside the logit, where a class has them: chosen on held-out folds
@@ -120,6 +119,7 @@ class Picks:
     tile_m: Array
     split: Array  # parts of K: 1 none, 0 as many as fill the chip
     share: Array  # sums to 1
+    constants: Array  # (constant, row, pick), as :func:`tile_constants` has them
 
     @cached_property
     def sure(self) -> Flags:
@@ -130,7 +130,7 @@ class Picks:
         """The first pick of each row alone, where every row is sure of it."""
         if self.share.shape[1] == 1 or not self.sure.all():
             return self
-        return Picks(self.kind[:, :1], self.tile_n[:, :1], self.tile_m[:, :1], self.split[:, :1], self.share[:, :1])
+        return Picks(*(values[..., :1] for values in vars(self).values() if values.ndim > 1))
 
     def label(self, row: int) -> Label:
         """The likeliest kernel of a row."""
@@ -155,29 +155,18 @@ def blended(
 
     ``name_of`` is the group of a form run by a kind of kernel. Without columns every row is sure of its group.
     """
-    names: dict[tuple[Form, int], str] = {}
-
-    def name(form: Form, kind: int) -> str:
-        if (form, kind) not in names:
-            names[form, kind] = name_of(form, KINDS[kind])
-        return names[form, kind]
-
-    groups = [name(form, kind) for form, kind in zip(forms, picks.kind[:, 0].tolist(), strict=True)]
     if picks.share.shape[1] == 1:
-        return groups, {}
-    alike = picks.kind[:, np.newaxis] == _KIND_PLACES
-    shares = (picks.share[:, np.newaxis] * alike).sum(axis=-1)  # (row, kind)
-    rows, kinds = shares.nonzero()
-    columns: dict[str, Array] = {}
-    for i, kind, share in zip(rows.tolist(), kinds.tolist(), shares[rows, kinds].tolist(), strict=True):
-        column = f"is {name(forms[i], kind)}"
-        if column not in columns:
-            columns[column] = np.zeros(len(forms))
-        columns[column][i] += share
-    return groups, columns
-
-
-_KIND_PLACES = np.arange(len(KINDS))[:, np.newaxis]
+        return [name_of(form, KINDS[k]) for form, k in zip(forms, picks.kind[:, 0].tolist(), strict=True)], {}
+    of = {form: i for i, form in enumerate(dict.fromkeys(forms))}
+    given = [name_of(form, kind) for form in of for kind in KINDS]
+    place = {name: i for i, name in enumerate(dict.fromkeys(given))}
+    of_kind = np.array([place[name] for name in given]).reshape(len(of), len(KINDS))
+    group = of_kind[np.array([of[form] for form in forms])[:, np.newaxis], picks.kind]  # (row, pick)
+    at = group * len(forms) + np.arange(len(forms))[:, np.newaxis]
+    shares = np.bincount(at.ravel(), picks.share.ravel(), len(place) * len(forms)).reshape(len(place), -1)
+    names = list(place)
+    columns = {f"is {name}": of_name for name, of_name in zip(names, shares, strict=True) if of_name.any()}
+    return [names[i] for i in group[:, 0].tolist()], columns
 
 
 @dataclass(frozen=True)
@@ -223,13 +212,12 @@ class Chooser:
 
     def score(self, b: Array, m: Array, n: Array, k: Array, shape: Array, sms: float) -> Array:
         """Score of every candidate for every product, ``(row, candidate)``, up to a constant of each row."""
-        scorer = self._scorers.get(sms)
-        if scorer is None:
+        if sms not in self._scorers:
             taste = self.own[:, 1:] / self.spread
             own = np.column_stack([self.own[:, 0] - taste @ self.mean, taste])
-            scorer = Scorer.by(self.kind, (self.tile_n, self.tile_m), self.split, self.weight, own, sms)
-            self._scorers[sms] = scorer
-        return scorer.scores(b, m, n, k, shape.T)
+            sides = self.tile_n, self.tile_m
+            self._scorers[sms] = Scorer.by(self.kind, sides, self.split, self.weight, own, sms)
+        return self._scorers[sms].scores(b, m, n, k, shape)
 
     @cached_property
     def _scorers(self) -> dict[float, Scorer]:
@@ -238,12 +226,14 @@ class Chooser:
 
     def picks(self, best: npt.NDArray[np.intp], share: Array) -> Picks:
         """Candidates ``(row, pick)`` and how likely each is."""
-        parts = self._parts.take(best)
-        return Picks(self.kind_index.take(best), self.tile_n.take(best), self.tile_m.take(best), parts, share)
+        found = self._table.take(best, axis=1)
+        return Picks(self.kind_index.take(best), found[0], found[1], found[2], share, found[3:])
 
     @cached_property
-    def _parts(self) -> Array:
-        return np.where(self.split, 0.0, 1.0)
+    def _table(self) -> Array:
+        """Sides, parts of K and constants of the candidates."""
+        constants = tile_constants(self.kind_index, self.tile_n, self.tile_m)
+        return np.array([self.tile_n, self.tile_m, np.where(self.split, 0.0, 1.0), *constants])
 
 
 def impossible(kind: npt.NDArray[np.str_], m: Array, shape: Array, names: Sequence[str]) -> Flags:
@@ -252,9 +242,13 @@ def impossible(kind: npt.NDArray[np.str_], m: Array, shape: Array, names: Sequen
     A kernel without a tile for many rows; a Hopper kernel for a filter of more taps than a mask of 32 bits holds
     (none of 130 such convolutions in the H200 database ran one).
     """
-    beyond = (kind == "vector") & (m[:, np.newaxis] > _MOST_VECTORS)
+    return _barred(kind == "vector", kind == "hopper", m, shape, names)
+
+
+def _barred(vector: Flags, hopper: Flags, m: Array, shape: Array, names: Sequence[str]) -> Flags:
+    beyond = vector & (m[:, np.newaxis] > _MOST_VECTORS)
     if "log_rs" in names:
-        beyond |= (kind == "hopper") & (shape[:, [names.index("log_rs")]] > _LOG_TAPS)
+        beyond |= hopper & (shape[:, [names.index("log_rs")]] > _LOG_TAPS)
     return np.asarray(beyond)
 
 
@@ -262,12 +256,13 @@ def _settled(score: Array, chooser: Chooser, m: Array, shape: Array) -> Array:
     """Scores with the votes of trees mixed in, as logs of shares, and without what cannot be."""
     if chooser.votes is not None:
         share = np.exp(score - score.max(axis=1, keepdims=True))
-        share /= share.sum(axis=1, keepdims=True)
-        votes = chooser.votes.share(shape, score.shape[1])
-        score = np.log(np.maximum((1.0 - _VOTES) * share + _VOTES * votes, 1e-12))
+        share *= (1.0 - _VOTES) / share.sum(axis=1, keepdims=True)
+        share += _VOTES * chooser.votes.share(shape, score.shape[1])
+        score = np.log(np.maximum(share, 1e-12, out=share), out=share)
     if chooser.all_possible:
         return score
-    return np.where(impossible(chooser.kind, m, shape, chooser.names), -np.inf, score)
+    kind = chooser.kind_index
+    return np.where(_barred(kind == VECTOR_KIND, kind == HOPPER, m, shape, chooser.names), -np.inf, score)
 
 
 Choice = Mapping[str, Chooser]  # by class of products
@@ -325,7 +320,8 @@ def _fitted(
     if chooser.alike:
         return chooser.picks(score.argmax(axis=1)[:, np.newaxis], np.ones((len(rows), 1)))
     best = np.argsort(-score, axis=1, kind="stable")[:, :MOST_PICKS]
-    share = np.exp(_SHARPEN * (np.take_along_axis(score, best, axis=1) - score.max(axis=1, keepdims=True)))
+    likely = score[np.arange(len(rows))[:, np.newaxis], best]
+    share = np.exp(_SHARPEN * (likely - likely[:, :1]))
     return chooser.picks(best, share / share.sum(axis=1, keepdims=True))
 
 
@@ -335,8 +331,9 @@ def _sure(labels: Sequence[tuple[Label, int]]) -> Picks:
         (KINDS.index(label.kind), label.tile_n, label.tile_m, parts or (0 if label.split else 1), 1)
         for label, parts in labels
     ]
-    kind, *rest = np.array(rows, dtype=np.float64).T[:, :, np.newaxis]
-    return Picks(kind.astype(np.int64), *rest)
+    of_row, tile_n, tile_m, split, share = np.array(rows, dtype=np.float64).T[:, :, np.newaxis]
+    kind = of_row.astype(np.int64)
+    return Picks(kind, tile_n, tile_m, split, share, tile_constants(kind, tile_n, tile_m))
 
 
 def _joined(parts: Sequence[tuple[list[int], Picks]], count: int) -> Picks:
@@ -344,13 +341,13 @@ def _joined(parts: Sequence[tuple[list[int], Picks]], count: int) -> Picks:
     if len(parts) == 1:
         return parts[0][1].narrow()
     width = max([picks.share.shape[1] for _, picks in parts], default=1)
-    kind, rest = np.zeros((count, width), np.int64), np.ones((4, count, width))
-    rest[-1] = 0.0
+    kind, rest = np.zeros((count, width), np.int64), np.ones((4 + TILE_CONSTANTS, count, width))
+    rest[3] = 0.0
     for rows, picks in parts:
         at = slice(0, picks.share.shape[1])
         kind[rows, at] = picks.kind
-        rest[:, rows, at] = picks.tile_n, picks.tile_m, picks.split, picks.share
-    return Picks(kind, *rest).narrow()
+        rest[:, rows, at] = np.array([picks.tile_n, picks.tile_m, picks.split, picks.share, *picks.constants])
+    return Picks(kind, rest[0], rest[1], rest[2], rest[3], rest[4:]).narrow()
 
 
 def to_arrays(choice: Choice, prefix: str) -> dict[str, Any]:

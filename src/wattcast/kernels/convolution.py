@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from math import ceil
 from typing import NamedTuple
 
@@ -20,9 +21,10 @@ import numpy.typing as npt
 
 from wattcast.arrays import Array
 from wattcast.dtypes import Dtype
-from wattcast.kernels.choose import KINDS, NOT_RUN, VECTOR, Label, Picks, blended, pick
+from wattcast.kernels.choose import NOT_RUN, VECTOR, Label, Picks, blended, pick
 from wattcast.kernels.gemm import fastest, features, tiled
 from wattcast.kernels.products import FAST_BYTE, choice_columns, code_of
+from wattcast.kernels.tiles import HOPPER, KINDS
 from wattcast.kernels.work import Columns, Part, Reference, Style, Told, alignment, columns_of, log2, resident
 from wattcast.workload.graph import Conv2d
 
@@ -34,7 +36,6 @@ _LIGHT, _LIGHT_TRANSFORM = 0.35, 2.0
 _TAP_BYTE = (
     64.0  # of one filter tap that an implicit product takes at a time; twice as many of Hopper's with many channels
 )
-_HOPPER = KINDS.index("hopper")
 _WHOLE_TAPS = np.array([kind in ("direct", "simt", "plain") for kind in KINDS])
 _MANY_PIXELS = 6000.0
 CHOICE_COLUMNS = (
@@ -100,7 +101,7 @@ def convolutions(ops: Sequence[Conv2d], told: Told, rate: Array, reference: Refe
     step, product, simt = FAST_BYTE / s.width, s.product, s.simt > 0
     picks = _picks(ops, told, s, rate, reference)
     # kernels that walk a tap at a time pad its channels
-    tap = np.where(picks.kind == _HOPPER, np.where(s.product_c > 32, 128.0, 64.0)[:, np.newaxis], _TAP_BYTE)
+    tap = np.where(picks.kind == HOPPER, np.where(s.product_c > 32, 128.0, 64.0)[:, np.newaxis], _TAP_BYTE)
     tap = np.maximum(tap / s.width[:, np.newaxis], 16.0)
     deep = s.product_c[:, np.newaxis]
     k = s.product_rs[:, np.newaxis] * np.where(_WHOLE_TAPS.take(picks.kind), deep, np.ceil(deep / tap) * tap)
@@ -241,7 +242,7 @@ def _shares_k(picks: Picks, s: _Sizes, sms: float) -> npt.NDArray[np.bool_]:
     many pixels (a workspace is prepared for those)."""
     groups, m, n, k = (size[:, np.newaxis] for size in s.product)
     tiles = groups * np.ceil(n / picks.tile_n) * np.ceil(m / picks.tile_m)
-    few = (picks.kind == _HOPPER) & (tiles <= sms / 2.0)
+    few = (picks.kind == HOPPER) & (tiles <= sms / 2.0)
     return np.asarray(few & (s.wgrad[:, np.newaxis] > 0) & (k > _MANY_PIXELS))
 
 
@@ -334,6 +335,7 @@ def _depthwise(op: Conv2d, kind: str) -> tuple[float, ...]:
     return units, flop, held, steps, shared * taps * image, again, launches
 
 
+@cache
 def _group(form: tuple[bool, str], kind: str) -> str:
     """Convolutions share corrections by the kind of kernel cuDNN and PyTorch have for them."""
     grouped, depthwise = form

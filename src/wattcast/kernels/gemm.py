@@ -17,8 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from wattcast.arrays import Array
-from wattcast.kernels.candidates import STEP_K, slots_of
-from wattcast.kernels.choose import KINDS, Picks
+from wattcast.kernels.candidates import STEP_K
+from wattcast.kernels.choose import Picks
+from wattcast.kernels.tiles import SIDE, VECTOR_KIND
 from wattcast.kernels.work import Columns, Reference, Style, fill
 
 # Sides of the tiles that cuBLAS's Hopper and Ampere kernels come in, along outputs and tokens.
@@ -30,28 +31,8 @@ _AMPERE_AREA = 256.0 * 128.0  # outputs of the largest tile that registers hold 
 _REDUCE_CYCLES = 1500.0  # of a split: another pass through L2
 _STEP_CYCLES = 60.0  # a step of K costs no less than its latency over the stages in flight
 _LEAST_STEPS = 4.0  # of one part of a split K
-_SIDE = 128.0
-_FULL_TILE = _SIDE**2
-_HOPPER, _VECTOR = KINDS.index("hopper"), KINDS.index("vector")
 _ROW_OUTPUTS, _ROW_STEP = 8.0, 512.0  # of a block of the kernels without a tile, and elements of K it loads at a time
 _SPLIT_K = 1500.0  # the most of K that a split leaves to a block; from grids
-_BY_KIND = np.array(
-    [
-        # bytes of K that a block takes at a time
-        [128.0, 64.0, 64.0, 128.0, 32.0, 32.0, 32.0, 0.0],
-        # how often a loaded byte crosses shared memory over what a Hopper kernel of the same tile does (warps before
-        # Hopper load operands each for themselves; from profiler counters)
-        [1.0, 2.2, 2.2, 2.2, 2.2, 3.5, 3.5, 1.0],
-        # blocks on an SM that a split of K aims at; from grids
-        [1.0, 1.0, 2.5, 2.5, 2.5, 2.0, 2.0, 2.5],
-        # how the share of the pipe's rate that a tile feeds falls with its area: (128²/area)^x; measured on an H200
-        [0.0, 0.38, 0.38, 0.38, 0.38, 0.3, 0.3, 0.0],
-        # parts of a split K at least; 0: by its length
-        [2.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0],
-        # on CUDA cores, whatever the format
-        [float(kind in ("simt", "plain", "vector")) for kind in KINDS],
-    ]
-)
 
 
 def tiled(
@@ -72,22 +53,21 @@ def tiled(
 
     ``k`` may be ``(row,)`` or ``(row, pick)``, where kernels pad it each in its own way.
     """
-    kind, tile_n, tile_m, parts = picks.kind, picks.tile_n, picks.tile_m, picks.split
-    step_byte, crossings, blocks, feed, fewest, cuda = _BY_KIND.take(kind, axis=1)
+    tile_n, tile_m, parts = picks.tile_n, picks.tile_m, picks.split
+    step_byte, blocks, fewest, cuda, slots, feed, crossings = picks.constants
     b, m, n, width = (size[:, np.newaxis] for size in (b, m, n, width))
     k = k[:, np.newaxis] if k.ndim == 1 else k
-    area = tile_n * tile_m
     tiles = b * np.ceil(n / tile_n) * np.ceil(m / tile_m)
-    slots, step, vector = slots_of(kind == _HOPPER, area), step_byte / width, kind == _VECTOR
-    some = bool(vector.any())  # kernels without a tile: a block takes some outputs of all rows
-    if some:
-        step, slots = np.where(vector, _ROW_STEP, step), np.where(vector, 16.0, slots)
+    step, vector = step_byte / width, None
+    if not step_byte.all():  # kernels without a tile: a block takes some outputs of all rows
+        vector = picks.kind == VECTOR_KIND
+        step = np.where(vector, _ROW_STEP, step)
     if not parts.all():
         parts = np.where(parts > 0, parts, _parts(k, step, tiles, reference.sm_count * blocks, fewest))
     units, steps = tiles * parts, np.ceil(k / parts / step)
     load = tiles * (tile_n + tile_m) * k * width
-    unit_flop = 2.0 * area * steps * step * (_FULL_TILE / area) ** feed
-    if some:
+    unit_flop = 2.0 * tile_n * tile_m * steps * step * feed
+    if vector is not None:
         units = np.where(vector, b * np.ceil(n / _ROW_OUTPUTS), units)
         load = np.where(vector, b * n * k * width, load)
         unit_flop = np.where(vector, 2.0 * _ROW_OUTPUTS * m * k, unit_flop)
@@ -95,8 +75,7 @@ def tiled(
         cores = reference.per_cycle.get("cuda_fp32_flop", 0.0)
         slower = rate[:, np.newaxis] / cores if cores > 0 else np.ones((len(rate), 1))
         unit_flop = unit_flop * np.where(cuda > 0, np.maximum(slower, 1.0), 1.0)
-    # written once; each m64 warpgroup then reads its own rows and the columns of the tile, most of them
-    shared = load * (1.0 + 0.6 * np.maximum(tile_n, tile_m) / 64.0) * crossings
+    shared = load * crossings
     each = (tile_n, tile_m, parts, units, steps, slots, unit_flop, load, shared, fill(units, reference.sm_count))
     return dict(zip(_TILED, _averaged(each, picks), strict=True)) | {"out_byte": (b * m * n)[:, 0] * out_width}
 
@@ -177,7 +156,7 @@ _MOST_AGAIN, _TILES_AGAIN = 1.4, 9.0
 
 def features(b: Array, m: Array, n: Array, k: Array, tile: Columns, reference: Reference) -> tuple[Columns, ...]:
     """Shape-only features of a product, for the learned residual: plain, in logs, and by alignment."""
-    units = b * np.ceil(n / _SIDE) * np.ceil(m / _SIDE)
+    units = b * np.ceil(n / SIDE) * np.ceil(m / SIDE)
     waves = np.array([tile["units"] / tile["slots"], units]) / reference.sm_count
     rounds, waves_128 = np.log2(waves)
     plain = {

@@ -237,9 +237,9 @@ def _groups(group: Sequence[str], told: Columns) -> Columns:
     columns = {f"is {name}": values for name, values in zip(place, alike, strict=True)}
     if told:
         shared = np.add.reduce(list(told.values())) > 0
-        alike[:, shared] = 0.0
+        alike *= ~shared
         for name in columns.keys() & told.keys():
-            columns[name][shared] = told[name][shared]
+            columns[name] += told[name]
     return columns
 
 
@@ -306,7 +306,7 @@ def _pipes(ops: Sequence[Operator], gpu: Gpu) -> tuple[tuple[str, ...], Scalar, 
     place: dict[tuple[object, ...], int] = {}
     at = []
     for op in ops:
-        key = (op.kind, op.dtype, _depthwise(op))
+        key = (op.kind, op.dtype, op.kind == "conv2d" and _depthwise(op))
         if key not in known:
             known[key] = _pipe(op, gpu)
             place[key] = len(place)

@@ -7,6 +7,7 @@ for each image where they are first.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -166,6 +167,7 @@ CHOICE_COLUMNS = (
 )
 
 
+@cache
 def _group(form: tuple[Dtype, bool], kind: str) -> str:
     """Products share corrections by the kind of kernel and its pipe; those of a few tokens have their own."""
     dtype, slim = form
@@ -200,6 +202,9 @@ def is_point(op: Operator) -> bool:
     return op.direction != "wgrad" or 4.0 * op.n * op.k * op.c <= _MOST_PARTS * op.read_byte
 
 
+_TURNED = _Sizes._fields.index("turned")
+
+
 def _sizes(ops: Sequence[Operator]) -> _Sizes:
     return _Sizes(*columns_of([_row(op) for op in ops]))
 
@@ -207,8 +212,8 @@ def _sizes(ops: Sequence[Operator]) -> _Sizes:
 def _row(op: Operator) -> tuple[float, ...]:
     """The columns of one product; how it is aligned follows from whole numbers."""
     found = _point(op) if isinstance(op, Conv2d) else _plain(op)
-    _, m, n, k, width, *_, turned, _, _ = found
-    row = m if turned else k
+    n, k, width = found[2], found[3], found[4]
+    row = found[1] if found[_TURNED] else k
     # rows of both operands; of operands that lie with k outermost, k makes no fast access by itself
     aligned = row * width % FAST_BYTE == n * width % FAST_BYTE == 0 and k * width >= FAST_BYTE
     return *found, (row | n) & 1, (row | n) & 3 > 0, aligned, code_of(op.dtype)
