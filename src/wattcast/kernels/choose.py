@@ -163,9 +163,13 @@ def blended(
     of_kind = np.array([place[name] for name in given]).reshape(len(of), len(KINDS))
     group = of_kind[np.array([of[form] for form in forms])[:, np.newaxis], picks.kind]  # (row, pick)
     at = group * len(forms) + np.arange(len(forms))[:, np.newaxis]
-    shares = np.bincount(at.ravel(), picks.share.ravel(), len(place) * len(forms)).reshape(len(place), -1)
+    shares: Array = np.bincount(at.ravel(), picks.share.ravel(), len(place) * len(forms)).astype(np.float64)
     names = list(place)
-    columns = {f"is {name}": of_name for name, of_name in zip(names, shares, strict=True) if of_name.any()}
+    columns = {
+        f"is {name}": of_name
+        for name, of_name in zip(names, shares.reshape(len(place), -1), strict=True)
+        if of_name.any()
+    }
     return [names[i] for i in group[:, 0].tolist()], columns
 
 
