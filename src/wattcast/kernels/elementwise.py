@@ -8,10 +8,12 @@ H200 database). Work that fits L2 stays there from one kernel to the next.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cache, lru_cache
 from math import ceil, floor, log2
 from operator import attrgetter
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +23,7 @@ from wattcast.dtypes import Dtype
 from wattcast.kernels.function_cost import ISSUE_PER_CYCLE, STORE_BYTE_PER_CYCLE, cost_of
 from wattcast.kernels.grid import BLOCK_CYCLE, Grid
 from wattcast.kernels.grids import SPECIAL, grid_of, joins_cache, special
-from wattcast.kernels.work import Constants, Part, Reference, Told, kept
+from wattcast.kernels.work import Flags, Part, Reference, Told, columns_of, kept
 from wattcast.workload.elementwise import function_of
 from wattcast.workload.graph import Elementwise, Layout
 
@@ -65,7 +67,9 @@ _Kinds = npt.NDArray[np.intp]
 def elementwise(ops: Sequence[Elementwise], told: Told, rate: Array, reference: Reference) -> Part:
     """Groups, work columns and features of elementwise operators and plain data movement."""
     ops = ops if told.usual else _as_they_lie(ops, told)
-    s = _sizes(ops, told)
+    forms = tuple([_form(op) for op in ops])
+    of = _known_forms(forms) if len(ops) <= _MOST_ROWS else _forms(forms)
+    s = _sizes(ops, of, told)
     n, read, write, width, rows, kind = s.n, s.read, s.write, s.width, s.rows, s.kind
     columns, both, sms = n / rows, read + write, reference.sm_count
     operands = both / (n * width)
@@ -73,7 +77,7 @@ def elementwise(ops: Sequence[Elementwise], told: Told, rate: Array, reference: 
     if s.cold.any():
         share[s.cold] = 1.0
     issue, launch = _launch(s, operands, share, sms)
-    named = [special(op) if op.function in SPECIAL else "" for op in ops]
+    named = {i: name for i in of.special if (name := special(ops[i]))}
     _own_grids(launch, [*_by_rows(s, columns, issue, share, sms), *_by_name(named, ops, share, sms)])
     units, steps, slots, launches, between, sm_cycle, once = launch
     moved = both
@@ -114,12 +118,13 @@ def elementwise(ops: Sequence[Elementwise], told: Told, rate: Array, reference: 
     }
     logs = {"log_n": n, "log_read": read, "log_write": write, "log_byte": both}
     logs |= {"extent_rows": rows, "extent_columns": columns}
-    groups = [f"elementwise.{own}" if own else _GROUPS[k] for own, k in zip(named, kind.tolist(), strict=True)]
+    groups = [_GROUPS[k] for k in kind.tolist()]
+    for i, name in named.items():
+        groups[i] = f"elementwise.{name}"
     return Part(groups, work, plain, logs, {"align_n": n, "align_columns": columns})
 
 
-@dataclass(frozen=True)
-class _Sizes:
+class _Sizes(NamedTuple):
     """Arrays ``(row,)``."""
 
     n: Array
@@ -145,12 +150,55 @@ class _Sizes:
 
 _Form = tuple[str, Layout, Dtype, Dtype | None]
 _form: Callable[[Elementwise], _Form] = attrgetter("function", "layout", "dtype", "out_dtype")
+_given: Callable[[Elementwise], tuple[int | None, ...]] = attrgetter("n", "read", "write", "rows", "run")
 
 
+class _Forms(NamedTuple):
+    """What follows from the forms of all rows, whatever their sizes."""
+
+    inputs: Array  # bytes of the operands of an element
+    twice: Array  # of those read twice
+    kind: _Kinds  # the kernel; of several, that of operands which do not lie whole
+    whole: _Kinds  # that of operands which do
+    open: Flags  # whether it is the layout that leaves this open
+    spread: Flags  # an operand is broadcast
+    turned: Flags
+    reduces: _Kinds  # places of reductions
+    gathers: _Kinds
+    joins: list[int]  # places of what may join a cache
+    special: list[int]  # places of what may have a grid of its own
+    columns: Sequence[Array]  # of sizes, from ``width``
+
+
+def _forms(forms: tuple[_Form, ...]) -> _Forms:
+    table = columns_of([_of_form(form) for form in forms])
+    inputs, twice, kinds, whole, open_ = table[:5]
+    width, layout = table[5], table[7]
+    kind = kinds.astype(np.intp)
+    return _Forms(
+        inputs=inputs * width,
+        twice=twice * width,
+        kind=kind,
+        whole=whole.astype(np.intp),
+        open=open_ > 0,
+        spread=layout == _LAYOUT[Layout.BROADCAST],
+        turned=layout == _LAYOUT[Layout.TRANSPOSED],
+        reduces=(kind == _REDUCE).nonzero()[0],
+        gathers=(kind == _GATHER).nonzero()[0],
+        joins=[i for i, form in enumerate(forms) if form[0] == "cat"],
+        special=[i for i, form in enumerate(forms) if form[0] in SPECIAL],
+        columns=list(table[5:]),
+    )
+
+
+_known_forms = lru_cache(maxsize=512)(_forms)
+_MOST_ROWS = 1024  # of a workload whose forms are worth keeping
+
+
+@cache
 def _of_form(form: _Form) -> tuple[float, ...]:
-    """What follows from the form alone: operands, those read twice, the kernel (of several, that of operands which do
-    not lie whole), that of operands which do, whether a layout leaves it open; then columns of sizes, from
-    ``width``."""
+    """Operands, those read twice, the kernel (of several, that of operands which do not lie whole), that of operands
+    which do, whether a layout leaves it open; then columns of sizes, from ``width``."""
     name, layout, dtype, out_dtype = form
     cost = cost_of(name)
     whole, open_ = _COPY if name == "copy" else _VECTOR, layout is not Layout.CONTIGUOUS
@@ -183,51 +231,37 @@ def _of_form(form: _Form) -> tuple[float, ...]:
     )
 
 
-_FORMS = Constants(_of_form)
-_given: Callable[[Elementwise], tuple[int | None, ...]] = attrgetter("n", "read", "write", "rows", "run")
-
-
-def _sizes(ops: Sequence[Elementwise], told: Told) -> _Sizes:
+def _sizes(ops: Sequence[Elementwise], of: _Forms, told: Told) -> _Sizes:
     """Sizes of all rows; ``rows`` and ``run`` as conditions say, as bytes say (an index or a result each), as the
     operator says, or as usual."""
-    inputs, twice, kinds, whole, open_, *form = _FORMS.rows([_form(op) for op in ops])
-    width, out_width, layout, reducing = form[0], form[1], form[2], form[6]
+    width, out_width = of.columns[0], of.columns[1]
     # not a number: not given
     n, read, write, rows, run = np.array([_given(op) for op in ops], dtype=np.float64).T.copy()
-    read = np.where(np.isnan(read), inputs * n * width, read)
+    read = np.where(np.isnan(read), of.inputs * n, read)
     write = np.where(np.isnan(write), n * out_width, write)
-    turned = layout == _LAYOUT[Layout.TRANSPOSED]
-    run = np.where(turned & (run > 0), run, _USUAL_RUN)
+    run = np.where(of.turned & (run > 0), run, _USUAL_RUN)
     rows = np.where(rows > 0, rows, n / _USUAL_COLUMNS)
-    if reducing.any():
-        rows = np.where(reducing > 0, write / out_width, rows)
-    kind = kinds.astype(np.intp)
-    gathers = (kind == _GATHER).nonzero()[0]
-    if gathers.size:
-        indices = (read - n * width)[gathers] / 8.0
-        rows[gathers] = np.where(indices >= 1.0, indices, rows[gathers])
+    if of.reduces.size:
+        rows[of.reduces] = (write / out_width)[of.reduces]
+    if of.gathers.size:
+        indices = (read - n * width)[of.gathers] / 8.0
+        rows[of.gathers] = np.where(indices >= 1.0, indices, rows[of.gathers])
     if not told.usual:
         rows, run = np.where(told.rows > 0, told.rows, rows), np.where(told.run > 0, told.run, run)
     rows = np.minimum(np.maximum(rows, 1.0), n)
-    if gathers.size:
-        kind[gathers[rows[gathers] <= _FEW_ROWS]] = _FEW
-    if open_.any():
-        # an operand of one row lies whole, as does a turned one that stays together; one that is spread over all
-        # rows does only beside another as large
-        alike = (rows <= 1.0) & ((layout != _LAYOUT[Layout.BROADCAST]) | (read >= 2.0 * n * width))
-        kind = np.where((open_ > 0) & turned & (run <= 1.0), _TRANSPOSED, kind)
-        kind = np.where((open_ > 0) & (alike | (turned & (rows <= run))), whole.astype(np.intp), kind)
-    again = np.minimum(twice * n * width, read / 2.0)
-    return _Sizes(n, read, write, rows, run, kind, _cold(ops, told), again, *form)
-
-
-def _cold(ops: Sequence[Elementwise], told: Told) -> npt.NDArray[np.bool_]:
-    """Whether operands come from device memory: made so on purpose, or a cache."""
-    cold = told.cold.copy()
-    for i, op in enumerate(ops):
-        if op.function == "cat" and joins_cache(op):
-            cold[i] |= not told.warm[i]
-    return cold
+    # an operand of one row lies whole, as does a turned one that stays together; one that is spread over all rows
+    # does only beside another as large
+    alike = (rows <= 1.0) & (~of.spread | (read >= 2.0 * n * width))
+    whole = of.open & (alike | (of.turned & (rows <= run)))
+    kind = np.where(whole, of.whole, of.kind)
+    kind[of.open & of.turned & (run <= 1.0) & ~whole] = _TRANSPOSED
+    if of.gathers.size:
+        kind[of.gathers[rows[of.gathers] <= _FEW_ROWS]] = _FEW
+    cold = told.cold
+    if of.joins:  # made so on purpose, or a cache
+        cold = cold.copy()
+        cold[[i for i in of.joins if joins_cache(ops[i]) and not told.warm[i]]] = True
+    return _Sizes(n, read, write, rows, run, kind, cold, np.minimum(of.twice * n, read / 2.0), *of.columns)
 
 
 def _sector_byte(columns: Array, operands: Array) -> Array:
@@ -275,11 +309,11 @@ def _own_grids(launch: Array, grids: Sequence[tuple[int, Grid]]) -> None:
 
 
 def _by_name(
-    named: Sequence[str], ops: Sequence[Elementwise], share: Array, sm_count: float
+    named: Mapping[int, str], ops: Sequence[Elementwise], share: Array, sm_count: float
 ) -> Iterator[tuple[int, Grid]]:
     """Grids of kinds that have one of their own."""
-    for i, name in enumerate(named):
-        grid = grid_of(name, ops[i], sm_count, float(share[i])) if name else None
+    for i, name in named.items():
+        grid = grid_of(name, ops[i], sm_count, float(share[i]))
         if grid is not None:
             yield i, grid
 

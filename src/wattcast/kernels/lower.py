@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import chain
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,6 +33,7 @@ from wattcast.kernels.work import (
     Told,
     Work,
     alignment,
+    columns_of,
     resident,
 )
 from wattcast.workload.graph import Attention, Bmm, Collective, Conv2d, Graph, Linear, Operator
@@ -102,7 +104,7 @@ def kernels_of(
             assert isinstance(op, Collective)
             links[:, i] = link_work(op)
     memo = Memo(ops, tuple(conditions))
-    flop, sfu_op = np.array([(op.flop, op.sfu_op) for op in ops]).T.copy()
+    flop, sfu_op = columns_of(list(map(_arithmetic, ops)))
     return Kernels(
         ops=ops,
         memo=memo,
@@ -120,6 +122,7 @@ def kernels_of(
     )
 
 
+_arithmetic: Callable[[Operator], tuple[float, float]] = attrgetter("flop", "sfu_op")
 _MOST_KEPT, _MOST_OPS = 256, 1024  # workloads kept, and distinct operators of one worth keeping
 
 
@@ -302,16 +305,17 @@ _Pipe = tuple[str, Scalar, str]
 def _pipes(ops: Sequence[Operator], gpu: Gpu) -> tuple[tuple[str, ...], Scalar, tuple[str, ...]]:
     """Event, rate and note of each operator's pipe; those of a kind and format share one, depthwise convolutions
     apart."""
-    known: dict[tuple[object, ...], _Pipe] = {}
     place: dict[tuple[object, ...], int] = {}
+    known: list[_Pipe] = []
     at = []
     for op in ops:
         key = (op.kind, op.dtype, op.kind == "conv2d" and _depthwise(op))
-        if key not in known:
-            known[key] = _pipe(op, gpu)
-            place[key] = len(place)
-        at.append(place[key])
-    events, rates, notes = zip(*known.values(), strict=True)
+        i = place.get(key)
+        if i is None:
+            i = place[key] = len(known)
+            known.append(_pipe(op, gpu))
+        at.append(i)
+    events, rates, notes = zip(*known, strict=True)
     return tuple([events[i] for i in at]), _stacked(rates).take(at, axis=-1), tuple([notes[i] for i in at])
 
 

@@ -9,12 +9,12 @@ sweep over chips repeats the arithmetic but not the choice.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache, cached_property, lru_cache
 from itertools import chain
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +23,6 @@ from wattcast.arrays import Array
 from wattcast.kernels.choose import NOT_RUN, Choice, Ran
 
 Columns = dict[str, Array]
-_Form = TypeVar("_Form", bound=Hashable)
 Flags = npt.NDArray[np.bool_]
 
 
@@ -211,28 +210,6 @@ WORK_COLUMNS = (
     "between_dram_byte",
     "slots",
 )
-
-
-class Constants(Generic[_Form]):
-    """What follows from an operator's form and not from its sizes (function, layout, number format): worked out once
-    for each form met, and taken for all rows at once."""
-
-    def __init__(self, of_form: Callable[[_Form], Sequence[float]]) -> None:
-        self._of_form = of_form
-        self._known: tuple[dict[_Form, int], Array] = {}, np.empty((0, 0))  # the place of each, and (column, form)
-
-    def rows(self, forms: Sequence[_Form]) -> Array:
-        """Of each row, ``(column, row)``."""
-        place, table = self._known
-        try:
-            at = [place[form] for form in forms]
-        except KeyError:
-            met = list(dict.fromkeys([*place, *forms]))
-            place = {form: i for i, form in enumerate(met)}
-            table = np.array([self._of_form(form) for form in met], dtype=np.float64).T.copy()
-            self._known = place, table
-            at = [place[form] for form in forms]
-        return table.take(at, axis=1)
 
 
 def columns_of(rows: Sequence[Sequence[float]]) -> Array:
