@@ -13,10 +13,10 @@ Where nothing was fitted, :mod:`wattcast.kernels.gemm` takes the tile that is fa
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any, NamedTuple, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,32 +24,23 @@ import numpy.typing as npt
 from wattcast.arrays import Array
 from wattcast.errors import bad_value
 from wattcast.kernels.names import KernelName, parse_kernel_name
+from wattcast.kernels.picks import Label as Label
+from wattcast.kernels.picks import Picks, joined
 from wattcast.kernels.score import Scorer
-from wattcast.kernels.tiles import HOPPER, KINDS, TILE_CONSTANTS, VECTOR_KIND, Flags, tile_constants
+from wattcast.kernels.tiles import HOPPER, KINDS, VECTOR_KIND, Flags, tile_constants
 from wattcast.kernels.votes import Votes
 
 _MOST_VECTORS = 128.0  # rows for which a kernel without a tile is ever taken: 96 are the most in the H200 database
 _LOG_TAPS = 5.0  # log2 of the taps of a filter that Hopper's kernels walk over
 _VOTES = 0.6  # of the trees beside the logit, where a class has them: chosen on held-out folds
 _TOGETHER = 64  # products whose candidates' terms stay in a cache
+MOST_PICKS = 8
 _SHARPEN = 2.0  # how much more than its likelihood says the likeliest kernel counts, where kinds differ
 _PRODUCTS = ("gemm", "gemv", "convolution")
 # cuDNN's convolutions on CUDA cores say the logarithms of their sides: ..._sgemm<float, float, 1024, 5, 5, ...>
 _PLAIN = re.compile(r"convolve\w*<(?:[^<>,]+, )+?(?:128|256|512|1024), (\d), (\d),")
 Ran = tuple[Sequence[str], int]  # names of the kernels that ran, none: unknown; parts of K, 0: as the names say
 NOT_RUN: Ran = ((), 0)
-
-
-class Label(NamedTuple):
-    """A kernel as the choice sees it."""
-
-    kind: str
-    tile_n: int  # along outputs (channels of a convolution)
-    tile_m: int  # along tokens (pixels)
-    split: bool  # of K over blocks, with a reduction behind
-
-    def __str__(self) -> str:
-        return f"{self.kind} {self.tile_n}x{self.tile_m}{' split' if self.split else ''}"
 
 
 VECTOR = Label("vector", 64, 8, False)  # kernels without a tile: a few rows
@@ -108,69 +99,6 @@ def kind_of(name: KernelName) -> str:
     if any(word in name.name for word in ("simt", "ffma", "sgemm")):
         return "simt"
     return "turing" if name.architecture == "sm75" else "ampere"
-
-
-@dataclass(frozen=True)
-class Picks:
-    """Candidates of each product and how likely each is, ``(row, pick)``; the likeliest first."""
-
-    kind: npt.NDArray[np.int64]  # position in KINDS
-    tile_n: Array
-    tile_m: Array
-    split: Array  # parts of K: 1 none, 0 as many as fill the chip
-    share: Array  # sums to 1
-    constants: Array  # (constant, row, pick), as :func:`tile_constants` has them
-
-    @cached_property
-    def sure(self) -> Flags:
-        """Rows of which one kernel is certain, ``(row,)``."""
-        return np.asarray(self.share[:, 0] == 1.0)
-
-    def narrow(self) -> Picks:
-        """The first pick of each row alone, where every row is sure of it."""
-        if self.share.shape[1] == 1 or not self.sure.all():
-            return self
-        return Picks(*(values[..., :1] for values in vars(self).values() if values.ndim > 1))
-
-    def label(self, row: int) -> Label:
-        """The likeliest kernel of a row."""
-        kind = KINDS[int(self.kind[row, 0])]
-        return Label(kind, int(self.tile_n[row, 0]), int(self.tile_m[row, 0]), bool(self.split[row, 0] != 1.0))
-
-    def of_kind(self, name: str) -> Array:
-        """How likely each row runs a kind of kernel, ``(row,)``."""
-        return np.asarray((self.share * (self.kind == KINDS.index(name))).sum(axis=1))
-
-
-MOST_PICKS = 8
-
-
-Form = TypeVar("Form", bound=Hashable)
-
-
-def blended(
-    name_of: Callable[[Form, str], str], forms: Sequence[Form], picks: Picks
-) -> tuple[list[str], dict[str, Array]]:
-    """The group of the likeliest kernel of each row, and columns ``is GROUP`` of how likely each group is.
-
-    ``name_of`` is the group of a form run by a kind of kernel. Without columns every row is sure of its group.
-    """
-    if picks.share.shape[1] == 1:
-        return [name_of(form, KINDS[k]) for form, k in zip(forms, picks.kind[:, 0].tolist(), strict=True)], {}
-    of = {form: i for i, form in enumerate(dict.fromkeys(forms))}
-    given = [name_of(form, kind) for form in of for kind in KINDS]
-    place = {name: i for i, name in enumerate(dict.fromkeys(given))}
-    of_kind = np.array([place[name] for name in given]).reshape(len(of), len(KINDS))
-    group = of_kind[np.array([of[form] for form in forms])[:, np.newaxis], picks.kind]  # (row, pick)
-    at = group * len(forms) + np.arange(len(forms))[:, np.newaxis]
-    shares: Array = np.bincount(at.ravel(), picks.share.ravel(), len(place) * len(forms)).astype(np.float64)
-    names = list(place)
-    columns = {
-        f"is {name}": of_name
-        for name, of_name in zip(names, shares.reshape(len(place), -1), strict=True)
-        if of_name.any()
-    }
-    return [names[i] for i in group[:, 0].tolist()], columns
 
 
 @dataclass(frozen=True)
@@ -299,7 +227,7 @@ def pick(
     sure = [i for i, label in enumerate(given) if label is not None]
     if sure:
         found.append((sure, _sure([(label, ran[i][1]) for i, label in enumerate(given) if label is not None])))
-    return _joined(found, len(classes))
+    return joined(found, len(classes))
 
 
 def _by_class(classes: Sequence[str], given: Sequence[Label | None]) -> dict[str, list[int]]:
@@ -338,20 +266,6 @@ def _sure(labels: Sequence[tuple[Label, int]]) -> Picks:
     of_row, tile_n, tile_m, split, share = np.array(rows, dtype=np.float64).T[:, :, np.newaxis]
     kind = of_row.astype(np.int64)
     return Picks(kind, tile_n, tile_m, split, share, tile_constants(kind, tile_n, tile_m))
-
-
-def _joined(parts: Sequence[tuple[list[int], Picks]], count: int) -> Picks:
-    """The picks of all rows; those that have fewer than others have picks beyond that never run."""
-    if len(parts) == 1:
-        return parts[0][1].narrow()
-    width = max([picks.share.shape[1] for _, picks in parts], default=1)
-    kind, rest = np.zeros((count, width), np.int64), np.ones((4 + TILE_CONSTANTS, count, width))
-    rest[3] = 0.0
-    for rows, picks in parts:
-        at = slice(0, picks.share.shape[1])
-        kind[rows, at] = picks.kind
-        rest[:, rows, at] = np.array([picks.tile_n, picks.tile_m, picks.split, picks.share, *picks.constants])
-    return Picks(kind, rest[0], rest[1], rest[2], rest[3], rest[4:]).narrow()
 
 
 def to_arrays(choice: Choice, prefix: str) -> dict[str, Any]:

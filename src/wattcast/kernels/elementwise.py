@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cache, lru_cache
 from math import ceil, floor, log2
 from operator import attrgetter
 from typing import NamedTuple
@@ -19,17 +18,15 @@ import numpy as np
 import numpy.typing as npt
 
 from wattcast.arrays import Array
-from wattcast.dtypes import Dtype
-from wattcast.kernels.function_cost import ISSUE_PER_CYCLE, STORE_BYTE_PER_CYCLE, cost_of
+from wattcast.kernels.elementwise_forms import CAT, FEW, GATHER, KINDS, REDUCE, TRANSPOSED, Forms, Kinds, forms_of
+from wattcast.kernels.function_cost import ISSUE_PER_CYCLE, STORE_BYTE_PER_CYCLE
 from wattcast.kernels.grid import BLOCK_CYCLE, Grid
-from wattcast.kernels.grids import SPECIAL, grid_of, joins_cache, special
-from wattcast.kernels.work import Flags, Part, Reference, Told, columns_of, kept
-from wattcast.workload.elementwise import function_of
+from wattcast.kernels.grids import grid_of, joins_cache, special
+from wattcast.kernels.work import Part, Reference, Told, kept
 from wattcast.workload.graph import Elementwise, Layout
 
 _THREADS = 2048.0  # of an SM
 _MOST_BLOCKS = 16.0  # of an SM in flight: the chip starts small blocks no faster
-_SUM_ISSUE, _MAX_ISSUE = 8.0, 24.0  # of an element of a reduction: a maximum looks for NaN
 _REDUCE_BLOCK_CYCLE = 900.0  # of an SM for a block of a reduction, beside its elements
 _START_STEP = 400.0  # cycles of a function's start that count as a step
 _CAT_BLOCKS, _CAT_THREADS = 528.0, 512.0
@@ -37,13 +34,6 @@ _ONE_BATCH = 64  # rows of a cache measured as of one batch: what is new lies to
 _FEW_ROWS = 16.0  # up to here a gather loops over its rows
 _USUAL_RUN, _USUAL_COLUMNS = 64.0, 4096.0  # of a turned operand (a head), and of a row, where nothing else is said
 _SECTOR_BYTE = 30.0  # that L2 moves for each element of a transposing walk: most of a sector, from profiler counters
-_LAYOUT = {layout: float(i) for i, layout in enumerate(Layout)}
-_REDUCING = ("sum", "mean", "max", "topk", "pool", "cumsum")
-_MOVING = ("gather", "cat", "copy", "cast", "scatter_add")
-_KINDS = ("vector", "unrolled", "copy", "indexed", "transposed", "cat", "gather", "gather.few", "reduce")
-_VECTOR, _UNROLLED, _COPY, _INDEXED, _TRANSPOSED, _CAT, _GATHER, _FEW, _REDUCE = range(len(_KINDS))
-_MASKED = ("masked_fill", "where")
-_TWICE = {"batchnorm_train": 1.0, "batchnorm_grad": 2.0}  # operands that are read a second time
 # Of each kind that is a thread for so many elements: elements of a block, and of one whose elements are wide and not
 # cast; whether the function counts among the instructions of an element, those beside it, and those of each operand's
 # address. Of the others, what they issue.
@@ -60,15 +50,13 @@ _BY_KIND = np.array(
         [1024.0, 1024.0, 1.0, 0.0, 0.0],
     ]
 ).T.copy()
-_GROUPS = tuple(f"elementwise.{kind}" for kind in _KINDS)
-_Kinds = npt.NDArray[np.intp]
+_GROUPS = tuple(f"elementwise.{kind}" for kind in KINDS)
 
 
 def elementwise(ops: Sequence[Elementwise], told: Told, rate: Array, reference: Reference) -> Part:
     """Groups, work columns and features of elementwise operators and plain data movement."""
     ops = ops if told.usual else _as_they_lie(ops, told)
-    forms = tuple([_form(op) for op in ops])
-    of = _known_forms(forms) if len(ops) <= _MOST_ROWS else _forms(forms)
+    of = forms_of(ops)
     s = _sizes(ops, of, told)
     n, read, write, width, rows, kind = s.n, s.read, s.write, s.width, s.rows, s.kind
     columns, both, sms = n / rows, read + write, reference.sm_count
@@ -81,7 +69,7 @@ def elementwise(ops: Sequence[Elementwise], told: Told, rate: Array, reference: 
     _own_grids(launch, [*_by_rows(s, columns, issue, share, sms), *_by_name(named, ops, share, sms)])
     units, steps, slots, launches, between, sm_cycle, once = launch
     moved = both
-    if (turned := (kind == _TRANSPOSED).nonzero()[0]).size:
+    if (turned := (kind == TRANSPOSED).nonzero()[0]).size:
         moved = both.copy()
         sector = _sector_byte(columns[turned], operands[turned])
         moved[turned] += (sector - width[turned]) * n[turned]
@@ -132,7 +120,7 @@ class _Sizes(NamedTuple):
     write: Array
     rows: Array
     run: Array
-    kind: _Kinds  # position in _KINDS
+    kind: Kinds  # position in KINDS
     cold: npt.NDArray[np.bool_]  # operands come from device memory
     again: Array  # bytes read a second time
     width: Array  # bytes of an element
@@ -148,90 +136,10 @@ class _Sizes(NamedTuple):
     wide: Array  # 1: elements of four bytes or more that are not cast
 
 
-_Form = tuple[str, Layout, Dtype, Dtype | None]
-_form: Callable[[Elementwise], _Form] = attrgetter("function", "layout", "dtype", "out_dtype")
 _given: Callable[[Elementwise], tuple[int | None, ...]] = attrgetter("n", "read", "write", "rows", "run")
 
 
-class _Forms(NamedTuple):
-    """What follows from the forms of all rows, whatever their sizes."""
-
-    inputs: Array  # bytes of the operands of an element
-    twice: Array  # of those read twice
-    kind: _Kinds  # the kernel; of several, that of operands which do not lie whole
-    whole: _Kinds  # that of operands which do
-    open: Flags  # whether it is the layout that leaves this open
-    spread: Flags  # an operand is broadcast
-    turned: Flags
-    reduces: _Kinds  # places of reductions
-    gathers: _Kinds
-    joins: list[int]  # places of what may join a cache
-    special: list[int]  # places of what may have a grid of its own
-    columns: Sequence[Array]  # of sizes, from ``width``
-
-
-def _forms(forms: tuple[_Form, ...]) -> _Forms:
-    table = columns_of([_of_form(form) for form in forms])
-    inputs, twice, kinds, whole, open_ = table[:5]
-    width, layout = table[5], table[7]
-    kind = kinds.astype(np.intp)
-    return _Forms(
-        inputs=inputs * width,
-        twice=twice * width,
-        kind=kind,
-        whole=whole.astype(np.intp),
-        open=open_ > 0,
-        spread=layout == _LAYOUT[Layout.BROADCAST],
-        turned=layout == _LAYOUT[Layout.TRANSPOSED],
-        reduces=(kind == _REDUCE).nonzero()[0],
-        gathers=(kind == _GATHER).nonzero()[0],
-        joins=[i for i, form in enumerate(forms) if form[0] == "cat"],
-        special=[i for i, form in enumerate(forms) if form[0] in SPECIAL],
-        columns=list(table[5:]),
-    )
-
-
-_known_forms = lru_cache(maxsize=512)(_forms)
-_MOST_ROWS = 1024  # of a workload whose forms are worth keeping
-
-
-@cache
-def _of_form(form: _Form) -> tuple[float, ...]:
-    """Operands, those read twice, the kernel (of several, that of operands which do not lie whole), that of operands
-    which do, whether a layout leaves it open; then columns of sizes, from ``width``."""
-    name, layout, dtype, out_dtype = form
-    cost = cost_of(name)
-    whole, open_ = _COPY if name == "copy" else _VECTOR, layout is not Layout.CONTIGUOUS
-    if name == "cast" and dtype is not Dtype.FP32:
-        whole = _UNROLLED
-    kind = _INDEXED if open_ else whole
-    if name in _REDUCING:
-        kind, open_ = _REDUCE, False
-    elif name == "gather":
-        kind, open_ = _GATHER, False
-    elif name == "cat":  # parts without holes are copied sixteen bytes at a time
-        kind, open_ = _CAT if open_ else _VECTOR, False
-    return (
-        function_of(name).inputs,
-        _TWICE.get(name, 0.0),
-        kind,
-        whole,
-        open_,
-        dtype.byte,
-        (out_dtype or dtype).byte,
-        _LAYOUT[layout],
-        (_MAX_ISSUE if name == "max" else _SUM_ISSUE) if name in _REDUCING else cost.issue,
-        cost.start_cycle,
-        _MOVING.index(name) + 1.0 if name in _MOVING else 0.0,
-        name in _REDUCING,
-        name == "max",
-        name in _MASKED,
-        name == "masked_fill",
-        dtype.byte >= 4 and name != "cast",
-    )
-
-
-def _sizes(ops: Sequence[Elementwise], of: _Forms, told: Told) -> _Sizes:
+def _sizes(ops: Sequence[Elementwise], of: Forms, told: Told) -> _Sizes:
     """Sizes of all rows; ``rows`` and ``run`` as conditions say, as bytes say (an index or a result each), as the
     operator says, or as usual."""
     width, out_width = of.columns[0], of.columns[1]
@@ -254,9 +162,9 @@ def _sizes(ops: Sequence[Elementwise], of: _Forms, told: Told) -> _Sizes:
     alike = (rows <= 1.0) & (~of.spread | (read >= 2.0 * n * width))
     whole = of.open & (alike | (of.turned & (rows <= run)))
     kind = np.where(whole, of.whole, of.kind)
-    kind[of.open & of.turned & (run <= 1.0) & ~whole] = _TRANSPOSED
+    kind[of.open & of.turned & (run <= 1.0) & ~whole] = TRANSPOSED
     if of.gathers.size:
-        kind[of.gathers[rows[of.gathers] <= _FEW_ROWS]] = _FEW
+        kind[of.gathers[rows[of.gathers] <= _FEW_ROWS]] = FEW
     cold = told.cold
     if of.joins:  # made so on purpose, or a cache
         cold = cold.copy()
@@ -320,7 +228,7 @@ def _by_name(
 
 def _by_rows(s: _Sizes, columns: Array, issue: Array, share: Array, sm_count: float) -> Iterator[tuple[int, Grid]]:
     """Grids of kernels that are cut by rows, of which a workload has a few."""
-    at = (s.kind >= _CAT).nonzero()[0]
+    at = (s.kind >= CAT).nonzero()[0]
     if at.size:
         table = np.array([s.kind, s.n, s.rows, columns, s.width, issue, s.write, s.start_cycle, share])
         for i, (kind, *sizes) in zip(at.tolist(), table.take(at, axis=1).T.tolist(), strict=True):
@@ -336,18 +244,18 @@ def _cut(kind: int, sizes: Sequence[float], sm_count: float) -> Grid:
     def cycle(units: float) -> float:
         return max(issued, stored) / min(units, sm_count)
 
-    if kind == _REDUCE:
+    if kind == REDUCE:
         units, loads = _reduction(rows, columns, width)
         block_cycle = max(units / sm_count, 1.0) * _REDUCE_BLOCK_CYCLE
         steps = (2.0 + loads + start) * once
         return Grid(units, steps, _THREADS / 512.0, sm_cycle=issued / min(units, sm_count) + block_cycle)
-    if kind == _GATHER:
+    if kind == GATHER:
         chunks = ceil(columns * width / 16.0)  # 16-byte pieces of a gathered row
         units = rows * ceil(chunks / 256.0)
         slots = min(_THREADS // min(ceil(chunks / 32.0) * 32.0, 256.0), _MOST_BLOCKS)
         least = max(units / sm_count, 1.0) * BLOCK_CYCLE
         return Grid(units, start + once, slots, sm_cycle=max(cycle(units), least), once=True)
-    if kind == _FEW:
+    if kind == FEW:
         units = ceil(columns / 128.0)
         return Grid(units, rows + start + once, _MOST_BLOCKS, sm_cycle=cycle(units), once=True)
     steps = max(n / (_CAT_BLOCKS * _CAT_THREADS), 1.0) + start + missing

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from wattcast.arrays import Array
 from wattcast.kernels.candidates import STEP_K
-from wattcast.kernels.choose import Picks
+from wattcast.kernels.picks import Picks
 from wattcast.kernels.tiles import SIDE, VECTOR_KIND
 from wattcast.kernels.work import Columns, Reference, Style, fill
 

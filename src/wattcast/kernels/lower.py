@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
-from itertools import chain
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from wattcast.arrays import Array, Scalar, per_sweep
 from wattcast.dtypes import Dtype
@@ -19,26 +16,24 @@ from wattcast.kernels.collective import link_work
 from wattcast.kernels.convolution import asked as convolutions_asked
 from wattcast.kernels.convolution import convolutions
 from wattcast.kernels.elementwise import elementwise
+from wattcast.kernels.merge import groups_of, merged
 from wattcast.kernels.pointwise import row_reductions
 from wattcast.kernels.products import asked as products_asked
 from wattcast.kernels.products import is_point, products
 from wattcast.kernels.table import Index, Kernels, Memo, Segment
 from wattcast.kernels.work import (
     USUAL,
-    WORK_COLUMNS,
     Columns,
     Condition,
     Part,
     Reference,
     Told,
     Work,
-    alignment,
     columns_of,
     resident,
 )
 from wattcast.workload.graph import Attention, Bmm, Collective, Conv2d, Graph, Linear, Operator
 
-Rows = npt.NDArray[np.intp]
 _MATMUL = (Linear, Bmm, Conv2d, Attention)
 _FAMILY = {"linear": "gemm", "bmm": "gemm"}
 TENSOR_EVENT = {
@@ -153,7 +148,7 @@ def work_of(
         for i, name in zip(rows, part.group, strict=True):
             group[i] = name
         parts.append((at, part))
-    columns, found, blends = _merged(parts, len(ops))
+    columns, found, blends = merged(parts, len(ops))
     moved = [i for i, name in enumerate(group) if name == "collective"]
     columns["launches"][moved] = columns["slots"][moved] = 1.0
     if not told.usual:
@@ -162,7 +157,7 @@ def work_of(
         1.0 - resident(columns["between_byte"], reference.l2_byte)
     )
     found |= _ideal(columns, rates, reference)
-    found |= _groups(group, {name: found[name] for name in blends})
+    found |= groups_of(group, {name: found[name] for name in blends})
     return Work(group=tuple(group), features=found, **columns)
 
 
@@ -179,50 +174,6 @@ def _by_family(ops: Sequence[Operator]) -> dict[Any, list[int]]:
     return {family: found for family, found in rows.items() if found}
 
 
-_Names = tuple[str, ...]
-
-
-def _merged(parts: Sequence[tuple[Rows, Part]], count: int) -> tuple[Columns, Columns, _Names]:
-    """Work and features of all operators from those of each family, zero where a family has none; and the features
-    that say how likely a row is of a group."""
-    of = _places(tuple([tuple(map(tuple, part[1:])) for _, part in parts]))
-    table = np.zeros((len(WORK_COLUMNS) + len(of.names), count))
-    for (rows, part), place in zip(parts, of.places, strict=True):
-        table[place, rows] = np.array([column for columns in part[1:] for column in columns.values()])
-    logs, aligned = table[of.logs : of.aligned], table[of.aligned : of.plain]
-    np.log2(np.maximum(logs, 1.0, out=logs), out=logs)
-    aligned[:] = alignment(aligned)
-    work = dict(zip(WORK_COLUMNS, table, strict=False))
-    return work, dict(zip(of.names, table[of.logs :], strict=True)), of.blends
-
-
-class _Places(NamedTuple):
-    """Where the columns of all families lie in a table: work, then features in logs, by alignment, plain."""
-
-    names: _Names  # of features
-    blends: _Names  # those of them that say how likely a row is of a group
-    logs: int
-    aligned: int
-    plain: int
-    places: list[Rows]  # of each family, ``(column, 1)``
-
-
-@lru_cache(maxsize=256)
-def _places(families: tuple[tuple[_Names, ...], ...]) -> _Places:
-    """From the names of each family's columns, as a :class:`Part` has them."""
-    _, plain, logs, aligned = (tuple(dict.fromkeys(chain(*of))) for of in zip(*families, strict=True))
-    names = (*logs, *aligned, *plain)
-    place = {name: i for i, name in enumerate((*WORK_COLUMNS, *names))}
-    return _Places(
-        names=names,
-        blends=tuple(name for name in plain if name.startswith("is ")),
-        logs=len(WORK_COLUMNS),
-        aligned=len(WORK_COLUMNS) + len(logs),
-        plain=len(WORK_COLUMNS) + len(logs) + len(aligned),
-        places=[np.array([place[name] for name in chain(*family)])[:, np.newaxis] for family in families],
-    )
-
-
 def _as_counted(columns: Columns, ops: Sequence[Operator], told: Told, reference: Reference) -> None:
     """Device memory as a profiler that replays kernels finds it: operands come from it, results stay in L2 as far as
     a third of it holds them (21 counted operators whose working set fits L2 read all operands and wrote nothing)."""
@@ -231,19 +182,6 @@ def _as_counted(columns: Columns, ops: Sequence[Operator], told: Told, reference
         read, write = np.array([(ops[i].read_byte, ops[i].write_byte) for i in rows.tolist()]).T
         columns["dram_read_byte"][rows] = np.maximum(columns["dram_read_byte"][rows], read)
         columns["dram_write_byte"][rows] = np.maximum(write - reference.l2_byte / 3.0, 0.0)
-
-
-def _groups(group: Sequence[str], told: Columns) -> Columns:
-    """Columns ``is GROUP``, how likely each row is of it: some families have told, else all or not."""
-    place = {name: i for i, name in enumerate(dict.fromkeys(group))}
-    alike = np.equal(np.arange(len(place))[:, np.newaxis], [place[name] for name in group]).astype(np.float64)
-    columns = {f"is {name}": values for name, values in zip(place, alike, strict=True)}
-    if told:
-        shared = np.add.reduce(list(told.values())) > 0
-        alike *= ~shared
-        for name in columns.keys() & told.keys():
-            columns[name] += told[name]
-    return columns
 
 
 def choice_inputs(

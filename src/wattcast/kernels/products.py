@@ -14,8 +14,9 @@ import numpy as np
 
 from wattcast.arrays import Array
 from wattcast.dtypes import Dtype
-from wattcast.kernels.choose import Label, Picks, blended, pick
+from wattcast.kernels.choose import pick
 from wattcast.kernels.gemm import fastest, features, reread, tiled
+from wattcast.kernels.picks import Label, Picks, blended
 from wattcast.kernels.work import Columns, Part, Reference, Style, Told, columns_of, resident
 from wattcast.workload.graph import Bmm, Conv2d, Linear, Operator
 
