@@ -24,7 +24,7 @@ from wattcast.kernels.choose import NOT_RUN, VECTOR, pick
 from wattcast.kernels.depthwise import put_depthwise
 from wattcast.kernels.gemm import fastest, features, tiled
 from wattcast.kernels.picks import Label, Picks, blended
-from wattcast.kernels.products import FAST_BYTE, choice_columns, code_of
+from wattcast.kernels.products import FAST_BYTE, SIMT, choice_columns, code_of
 from wattcast.kernels.tiles import HOPPER, KINDS
 from wattcast.kernels.work import Columns, Part, Reference, Style, Told, alignment, columns_of, log2, resident
 from wattcast.workload.graph import Conv2d
@@ -184,25 +184,25 @@ def _sizes(ops: Sequence[Conv2d]) -> _Sizes:
 
 def _row(op: Conv2d) -> tuple[float, ...]:
     """The columns of one convolution."""
-    groups, r, width, p, q = op.groups, op.r, op.dtype.byte, op.p, op.q
-    taps, side, out_side, c, n = r * op.s, op.h * op.w, p * q, op.c // groups, op.k // groups
-    image, weight, out = op._tensors_byte
-    pixels = op.n * out_side
+    images, groups, r, stride, dtype = op.n, op.groups, op.r, op.stride, op.dtype
+    width, taps, side, out_side = dtype.byte, r * op.s, op.h * op.w, op.p * op.q
+    c, n, pixels = op.c // groups, op.k // groups, images * out_side
+    image, weight, out = images * op.c * side * width, op.k * c * taps * width, op.k * pixels * width
     wgrad, dgrad = op.direction == "wgrad", op.direction == "dgrad"
     product: tuple[float, ...]
     if wgrad:
         whole = max(FAST_BYTE // width, 1)  # channels of an image are padded to 16 bytes
         product, read, write = (n, -(-c // whole) * whole * taps, pixels, 1), image + out, weight
     elif dgrad:
-        all_ = op.n * side
+        all_ = images * side
         product, read, write = (all_, c, n, taps * min(pixels / all_, 1.0)), out + weight, image
     else:
         product, read, write = (pixels, n, c, taps), image + weight, out
-    touched = min(r / op.stride, 1.0) * min(op.s / (op.stride_w or op.stride), 1.0)
-    simt = op.dtype is Dtype.FP32 or op.dtype is Dtype.FP64
+    touched = min(r / stride, 1.0) * min(op.s / (op.stride_w or stride), 1.0)
+    depthwise = groups > 1 and c == 1
     return (
-        *(n, c, taps, *product, groups, width, image, weight, out, op.channels_last, simt, groups > 1 and c == 1),
-        *(op.n, side, out_side, op.h, op.stride, touched, code_of(op.dtype), dgrad, wgrad, read, write),
+        *(n, c, taps, *product, groups, width, image, weight, out, op.channels_last, dtype in SIMT, depthwise),
+        *(images, side, out_side, op.h, stride, touched, code_of(dtype), dgrad, wgrad, read, write),
     )
 
 

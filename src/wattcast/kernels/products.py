@@ -23,6 +23,7 @@ from wattcast.workload.graph import Bmm, Conv2d, Linear, Operator
 FAST_BYTE = 16  # a row must be a multiple of this for the fast kernels: a 16-byte access on every row
 _MANY_CHANNELS = 1 << 20  # input times output channels
 _MOST_PARTS = 2.7  # bytes of sums of a filter's gradient, one for each image, over those of what it is made from
+SIMT = (Dtype.FP32, Dtype.FP64)  # formats for CUDA cores
 _SLIM = 16.0  # tokens up to which a Hopper product is bound by its weights
 
 
@@ -120,7 +121,7 @@ def _picks(
     sizes = (s.b, s.m, s.n, s.k)
 
     def usual() -> list[Label]:
-        simt = np.array([op.dtype in (Dtype.FP32, Dtype.FP64) for op in ops])
+        simt = np.array([op.dtype in SIMT for op in ops])
         sides = fastest(*sizes, s.width, rate, (s.aligned > 0) & ~simt, simt, reference)
         flags = zip(simt, s.aligned > 0, s.odd > 0, s.m, *sides, strict=True)
         return [
@@ -193,7 +194,7 @@ def is_point(op: Operator) -> bool:
     """Whether an operator is a convolution that libraries run as a plain product."""
     if not isinstance(op, Conv2d) or op.r != 1 or op.s != 1 or op.stride != 1 or op.groups > 1:
         return False
-    if (op.stride_w or 1) != 1 or op.padding or op.padding_w or op.dtype in (Dtype.FP32, Dtype.FP64):
+    if (op.stride_w or 1) != 1 or op.padding or op.padding_w or op.dtype in SIMT:
         return False
     if op.channels_last or op.n == 1:
         return True
