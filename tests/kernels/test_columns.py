@@ -13,9 +13,20 @@ from wattcast.fitted import bundle_for
 from wattcast.hardware import load as load_gpu
 from wattcast.kernels import Condition, kernels_of
 from wattcast.kernels.elementwise_forms import forms_of
+from wattcast.kernels.function_cost import ISSUE_PER_CYCLE
 from wattcast.kernels.tiles import KINDS, tile_constants
 from wattcast.kernels.work import USUAL, Told, kept, kept_share, resident, resident_share
-from wattcast.workload.graph import Attention, Conv2d, Elementwise, LayerNorm, Layout, Linear, Operator, Softmax
+from wattcast.workload.graph import (
+    Attention,
+    Collective,
+    Conv2d,
+    Elementwise,
+    LayerNorm,
+    Layout,
+    Linear,
+    Operator,
+    Softmax,
+)
 
 GPU = load_gpu("h200")
 REFERENCE = bundle_for(GPU).reference
@@ -78,6 +89,24 @@ def test_columns_of_mixed_families_are_those_of_each_operator() -> None:
         for name, values in work.features.items():
             own = alone.features.get(name, np.zeros(1))
             assert_allclose(values[i], own[0], rtol=1e-10, atol=1e-12, err_msg=f"{op}: {name}")
+
+
+def test_a_workload_of_collectives_alone_has_no_family() -> None:
+    work = kernels_of((Collective("all_reduce", 800, 8),), (USUAL,), GPU, REFERENCE, ()).work
+    assert work.launches.tolist() == work.slots.tolist() == [1.0]
+    assert work.features["is collective"].tolist() == [1.0]
+
+
+def test_what_is_put_behind_a_small_cache_is_spread_over_all_sms() -> None:
+    """Its grid says nothing of cycles: they stay those of a concatenation, whose blocks are many however small it is,
+    and not those of a block for 1,024 elements."""
+    op = Elementwise("cat", 4096, layout=Layout.STRIDED, rows=16, run=8)
+    kernels = kernels_of((op,), (USUAL,), GPU, REFERENCE, ())
+    assert kernels.work.group == ("elementwise.cat.append",)
+    issue = kernels.work.features["flop_per_element"][0]
+    sm_cycle = op.n * issue / ISSUE_PER_CYCLE / REFERENCE.sm_count
+    rate = REFERENCE.per_cycle[kernels.pipe_event[0]]
+    assert_allclose(kernels.work.unit_flop[0], rate * sm_cycle / 2.0, rtol=1e-12)
 
 
 def test_forms_are_looked_up_once_and_cannot_be_changed() -> None:

@@ -8,7 +8,7 @@ H200 database). Work that fits L2 stays there from one kernel to the next.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import ceil, floor, log2
 from operator import attrgetter
@@ -22,7 +22,7 @@ from wattcast.kernels.elementwise_forms import CAT, FEW, GATHER, KINDS, REDUCE, 
 from wattcast.kernels.function_cost import ISSUE_PER_CYCLE, STORE_BYTE_PER_CYCLE
 from wattcast.kernels.grid import BLOCK_CYCLE, Grid
 from wattcast.kernels.grids import grid_of, joins_cache, special
-from wattcast.kernels.work import Part, Reference, Told, kept
+from wattcast.kernels.work import Part, Reference, Told, columns_of, kept
 from wattcast.workload.graph import Elementwise, Layout
 
 _THREADS = 2048.0  # of an SM
@@ -66,7 +66,8 @@ def elementwise(ops: Sequence[Elementwise], told: Told, rate: Array, reference: 
         share[s.cold] = 1.0
     issue, launch = _launch(s, operands, share, sms)
     named = {i: name for i in of.special if (name := special(ops[i]))}
-    _own_grids(launch, [*_by_rows(s, columns, issue, share, sms), *_by_name(named, ops, share, sms)])
+    _own_grids(launch, _by_rows(s, columns, issue, share, sms))
+    _own_grids(launch, _by_name(named, ops, share, sms))
     units, steps, slots, launches, between, sm_cycle, once = launch
     moved = both
     if (turned := (kind == TRANSPOSED).nonzero()[0]).size:
@@ -207,32 +208,28 @@ _USUAL_GRID = np.array(Grid(0.0, 0.0, _MOST_BLOCKS, once=True), dtype=np.float64
 _SM_CYCLE = Grid._fields.index("sm_cycle")
 
 
-def _own_grids(launch: Array, grids: Sequence[tuple[int, Grid]]) -> None:
-    """Put in the grids of rows that have one of their own; the last counts, less cycles that it does not say."""
+def _own_grids(launch: Array, grids: Mapping[int, Grid]) -> None:
+    """Put in the grids of rows that have one of their own; cycles that it does not say stay as they are."""
     if grids:
-        found = dict(grids)
-        table, rows = np.array(list(found.values()), dtype=np.float64).T, list(found)
+        table, rows = columns_of(list(grids.values())), list(grids)
         table[_SM_CYCLE] = np.where(table[_SM_CYCLE] > 0, table[_SM_CYCLE], launch[_SM_CYCLE, rows])
         launch[:, rows] = table
 
 
-def _by_name(
-    named: Mapping[int, str], ops: Sequence[Elementwise], share: Array, sm_count: float
-) -> Iterator[tuple[int, Grid]]:
+def _by_name(named: Mapping[int, str], ops: Sequence[Elementwise], share: Array, sm_count: float) -> dict[int, Grid]:
     """Grids of kinds that have one of their own."""
-    for i, name in named.items():
-        grid = grid_of(name, ops[i], sm_count, float(share[i]))
-        if grid is not None:
-            yield i, grid
+    found = {i: grid_of(name, ops[i], sm_count, float(share[i])) for i, name in named.items()}
+    return {i: grid for i, grid in found.items() if grid is not None}
 
 
-def _by_rows(s: _Sizes, columns: Array, issue: Array, share: Array, sm_count: float) -> Iterator[tuple[int, Grid]]:
+def _by_rows(s: _Sizes, columns: Array, issue: Array, share: Array, sm_count: float) -> dict[int, Grid]:
     """Grids of kernels that are cut by rows, of which a workload has a few."""
     at = (s.kind >= CAT).nonzero()[0]
-    if at.size:
-        table = np.array([s.kind, s.n, s.rows, columns, s.width, issue, s.write, s.start_cycle, share])
-        for i, (kind, *sizes) in zip(at.tolist(), table.take(at, axis=1).T.tolist(), strict=True):
-            yield i, _cut(int(kind), sizes, sm_count)
+    if not at.size:
+        return {}
+    table = np.array([s.n, s.rows, columns, s.width, issue, s.write, s.start_cycle, share]).take(at, axis=1)
+    rows = zip(at.tolist(), s.kind[at].tolist(), table.T.tolist(), strict=True)
+    return {i: _cut(kind, sizes, sm_count) for i, kind, sizes in rows}
 
 
 def _cut(kind: int, sizes: Sequence[float], sm_count: float) -> Grid:

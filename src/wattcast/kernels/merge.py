@@ -44,7 +44,7 @@ class _Places(NamedTuple):
 @lru_cache(maxsize=256)
 def _places(families: tuple[tuple[_Names, ...], ...]) -> _Places:
     """From the names of each family's columns, as a :class:`Part` has them."""
-    _, plain, logs, aligned = (tuple(dict.fromkeys(chain(*of))) for of in zip(*families, strict=True))
+    plain, logs, aligned = (tuple(dict.fromkeys(chain(*(family[i] for family in families)))) for i in (1, 2, 3))
     names = (*logs, *aligned, *plain)
     place = {name: i for i, name in enumerate((*WORK_COLUMNS, *names))}
     return _Places(
