@@ -11,6 +11,8 @@ from numpy.testing import assert_allclose
 from wattcast.errors import WattcastError
 from wattcast.fit.kernels_choice import chosen_for, fit_choice, labels_of
 from wattcast.fit.kernels_data import Rows, load
+from wattcast.fitted import bundle_for
+from wattcast.forest import Walk
 from wattcast.hardware import load as load_gpu
 from wattcast.kernels import Reference, reference_of
 from wattcast.kernels.choose import from_arrays, impossible, to_arrays
@@ -50,6 +52,18 @@ def test_trees_vote_for_the_leaf_a_row_falls_into() -> None:
     )
     share = votes.share(np.array([[0.0, 9.0], [2.0, 5.0], [2.0, 6.0]]), 3)
     assert_allclose(share, [[0.0, 0.5, 0.5], [0.5, 0.5, 0.0], [0.0, 1.0, 0.0]])
+
+
+def test_trees_that_end_early_are_left_behind_where_they_ended() -> None:
+    """The trees that ship end after three to 25 questions; all rows walked to the end vote the same."""
+    reference = bundle_for(GPU).reference
+    votes = reference.choice["conv2d-half"].votes
+    columns = np.random.default_rng(3).normal(4.0, 4.0, size=(50, int(votes.feature.max()) + 1))
+    walk = Walk.of(votes.feature, votes.threshold, votes.left, votes.right, votes.depth)
+    vote = votes.candidate.ravel()[walk.leaves(columns)]
+    count = int(votes.candidate.max()) + 1
+    assert votes.depth > 12
+    assert_allclose(votes.share(columns, count), (vote[..., np.newaxis] == np.arange(count)).mean(axis=1))
 
 
 def test_votes_find_more_kernels_of_shapes_not_seen(convolutions: Rows, reference: Reference) -> None:

@@ -9,16 +9,15 @@ result by row, the five products with gradients of queries added up in fp32, and
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import ceil
 
 import numpy as np
-import numpy.typing as npt
 
 from wattcast.arrays import Array
 from wattcast.kernels.splits import cudnn_parts, flash_parts
-from wattcast.kernels.work import Columns, Condition, Reference, fill, log2, resident
+from wattcast.kernels.work import Part, Reference, Told, columns_of, resident_share
 from wattcast.workload.graph import Attention
 
-Mask = npt.NDArray[np.bool_]
 DECODE_QUERIES = 16  # up to here the kernels split the cache rather than the queries
 _BLOCK_Q, _BLOCK_KV = 128.0, 128.0
 _BACKWARD_LAUNCHES, _HEAD_LAUNCHES = 4.0, 2.0  # cuDNN's, and those that add up heads which share keys
@@ -28,80 +27,71 @@ _PAD_LAUNCHES = 6.0  # PyTorch's, where a head's dimension is no multiple of eig
 _SCORE, _DROPPED_SCORE, _BACKWARD_SCORE, _DROPPED_BACKWARD_SCORE = 110.0, 385.0, 166.0, 210.0
 
 
-def attentions(
-    ops: Sequence[Attention], conditions: Sequence[Condition], rate: Array, reference: Reference
-) -> tuple[list[str], Columns, Columns]:
+def attentions(ops: Sequence[Attention], told: Told, rate: Array, reference: Reference) -> Part:
     """Groups, work columns and features of fused attention."""
-
-    table = np.array([[getattr(op, name) for name in _COLUMNS] for op in ops], dtype=np.float64)
-    batch, heads, kv_heads, q, kv, dim, kept, read, write, flop, backward, causal = table.T
-    width = np.array([float(op.dtype.byte) for op in ops])
-    decode = q <= DECODE_QUERIES
-    rows = np.where(decode, 1.0, np.ceil(q / _BLOCK_Q))
-    odd = np.array([op.head_dim % 8 != 0 for op in ops])
-    flash = np.maximum([float(c.backend == "flash") for c in conditions], odd)  # which takes any head once padded
-    cut = np.array([_parts(op, bool(f), reference.sm_count) for op, f in zip(ops, flash, strict=True)])
-    units = batch * np.where(decode, kv_heads, heads) * rows * cut
-    keys = np.ceil(kv / cut / _BLOCK_KV)
-    padded_q = np.where(decode & ((flash == 0) | (cut > 1)), 64.0, _BLOCK_Q)
-    products = flop / np.maximum(2.0 * batch * heads * q * kv * kept, 1.0)  # head dimensions of all products
-    products = products + np.array([_score(op) for op in ops])
-    met = _met(causal > 0, kept, rows, keys)
-    unit_flop = 2.0 * padded_q * keys * _BLOCK_KV * products * met
-    cold = np.array(
-        [c.rotated == "all" or (c.rotated != "none" and bool(d)) for c, d in zip(conditions, decode, strict=True)]
-    )
-    share = np.where(cold, 1.0, 1.0 - resident(read + write, reference.l2_byte))
-    loads = np.where(decode, read, units * keys * _BLOCK_KV * met * 2.0 * dim * width + read)
-    shares = heads > kv_heads
-    slots = np.where(decode, np.where(flash > 0, 2.0, 4.0), 1.0)
-    rounds = np.maximum(units / (slots * reference.sm_count), 1.0)
-    whole = np.where(decode & (flash > 0), np.ceil(rounds) / rounds, 1.0)  # of blocks equally long
-    work = {
-        "units": units,
-        "unit_flop": unit_flop,
-        "steps": keys * np.where(decode, 1.0, met) * whole,
-        "launches": np.where(backward > 0, _BACKWARD_LAUNCHES + shares * _HEAD_LAUNCHES, 1.0 + (decode & (cut > 1)))
-        + odd * _PAD_LAUNCHES,
-        # gradients of queries in fp32, of keys and values by head; operands with zeros behind each head
-        "between_byte": np.where(backward > 0, (8.0 * q + shares * 4.0 * width * kv) * batch * heads * dim, 0.0)
-        + np.where(odd, 3.0 * read, 0.0),
-        "l2_byte": loads + write,
-        # how often a byte crosses shared memory; FlashAttention's Ampere kernels load operands each warp for itself
-        "shared_byte": np.where(decode, read, loads)
-        * np.where(decode, 2.6, 3.6)
-        * np.where(flash > 0, 1.9, 1.0)
-        * np.where(backward > 0, 2.5, 1.0),  # five products of a block in place of two
-        "dram_read_byte": read * share,
-        "dram_write_byte": write * share,
-        "slots": slots,
-    }
-    group = [_group(op, bool(d), bool(f)) for op, d, f in zip(ops, decode, flash, strict=True)]
-    features = {
-        "log_batch": log2(batch),
-        "log_heads": log2(heads),
-        "log_group": log2(heads / kv_heads),
-        "log_q": log2(q),
-        "log_kv": log2(kv),
-        "head_dim": dim,
-        "causal": causal,
-        "flash": flash,
-        "cudnn": np.array([float(c.backend == "cudnn") for c in conditions]),
-        "split_heads": np.array([float(c.layout == "bhsd") for c in conditions]),
-        "cold": cold.astype(float),
-        "log_units": log2(units),
-        "fill": fill(units, reference.sm_count),
-        "fill_2": fill(units, 2.0 * reference.sm_count),
-        "pad_q": q / (rows * _BLOCK_Q),
-        "log_cut": log2(cut),
-    }
-    return group, work, features
+    # which takes any head once padded
+    flash = [asked or op.head_dim % 8 != 0 for op, asked in zip(ops, told.flash.tolist(), strict=True)]
+    cold = [
+        made or (op.q_len <= DECODE_QUERIES and not warm)
+        for op, made, warm in zip(ops, told.cold.tolist(), told.warm.tolist(), strict=True)
+    ]
+    table = columns_of([_row(*of, reference) for of in zip(ops, flash, cold, strict=True)])
+    work, logs = dict(zip(_WORK, table, strict=False)), dict(zip(_LOGS, table[len(_WORK) :], strict=False))
+    plain = dict(zip(_PLAIN, table[len(_WORK) + len(_LOGS) :], strict=True))
+    plain |= {"cudnn": told.cudnn.astype(np.float64), "split_heads": told.split_heads.astype(np.float64)}
+    return Part([_group(op, by_flash) for op, by_flash in zip(ops, flash, strict=True)], work, plain, logs, {})
 
 
-_COLUMNS = (
-    *("batch", "heads", "kv_heads", "q_len", "kv_len", "head_dim"),
-    *("kept", "read_byte", "write_byte", "flop", "backward", "causal"),
+_WORK = (
+    *("units", "unit_flop", "steps", "launches", "between_byte", "l2_byte", "shared_byte", "slots"),
+    *("dram_read_byte", "dram_write_byte"),
 )
+_LOGS = ("log_batch", "log_heads", "log_group", "log_q", "log_kv", "log_cut", "log_units")
+_PLAIN = ("head_dim", "causal", "fill", "fill_2", "pad_q", "flash", "cold")
+
+
+def _row(op: Attention, flash: bool, cold: bool, reference: Reference) -> tuple[float, ...]:
+    """The columns of one operator: a workload has a few, for which plain numbers are faster than arrays."""
+    batch, heads, q, dim, width = op.batch, op.heads, float(op.q_len), float(op.head_dim), float(op.dtype.byte)
+    kept, read, write, sm_count = op.kept, op.read_byte, op.write_byte, reference.sm_count
+    decode = op.q_len <= DECODE_QUERIES
+    rows = 1.0 if decode else float(ceil(q / _BLOCK_Q))
+    cut = _parts(op, flash, sm_count)
+    units = batch * (op.kv_heads if decode else heads) * rows * cut
+    keys = float(ceil(op.kv_len / cut / _BLOCK_KV))
+    padded_q = 64.0 if decode and (not flash or cut > 1) else _BLOCK_Q
+    products = op.flop / max(2.0 * batch * heads * q * op.kv_len * kept, 1.0)  # head dimensions of all products
+    met = _met(kept, rows, keys) if op.causal else kept
+    loads = read if decode else units * keys * _BLOCK_KV * met * 2.0 * dim * width + read
+    # how often a byte crosses shared memory; FlashAttention's Ampere kernels load operands each warp for itself
+    crossings = (2.6 if decode else 3.6) * (1.9 if flash else 1.0)
+    launches, between, whole = 1.0 + (decode and cut > 1), 0.0, 1.0
+    if op.backward:  # gradients of queries in fp32, of keys and values by head; five products of a block for two
+        shares = heads > op.kv_heads
+        launches = _BACKWARD_LAUNCHES + shares * _HEAD_LAUNCHES
+        between = (8.0 * q + shares * 4.0 * width * op.kv_len) * batch * heads * dim
+        crossings *= 2.5
+    if op.head_dim % 8:  # operands with zeros behind each head
+        launches, between = launches + _PAD_LAUNCHES, between + 3.0 * read
+    slots = (2.0 if flash else 4.0) if decode else 1.0
+    if decode and flash:  # blocks equally long
+        rounds = max(units / (slots * sm_count), 1.0)
+        whole = ceil(rounds) / rounds
+    unit_flop = 2.0 * padded_q * keys * _BLOCK_KV * (products + _score(op)) * met
+    steps = keys * (1.0 if decode else met) * whole
+    missing = 1.0 if cold else 1.0 - resident_share(read + write, reference.l2_byte)
+    waves = units / sm_count
+    return (
+        *(units, unit_flop, steps, launches, between, loads + write, loads * crossings, slots),
+        *(read * missing, write * missing),
+        *(batch, heads, heads / op.kv_heads, q, op.kv_len, cut, units),
+        *(dim, op.causal, _filled(waves), _filled(waves / 2.0), q / (rows * _BLOCK_Q), flash, cold),
+    )
+
+
+def _filled(waves: float) -> float:
+    """Share of whole waves that has work."""
+    return waves / max(ceil(waves), 1)
 
 
 def _parts(op: Attention, flash: bool, sm_count: float) -> float:
@@ -114,10 +104,12 @@ def _parts(op: Attention, flash: bool, sm_count: float) -> float:
     return cudnn_parts(blocks, op.kv_len, sm_count)
 
 
-def _met(causal: Mask, kept: Array, rows: Array, keys: Array) -> Array:
+def _met(kept: float, rows: float, keys: float) -> float:
     """Share of the blocks of keys that blocks of queries walk over: those on a causal diagonal count whole."""
-    whole = (keys - np.minimum(rows, keys) + (np.minimum(rows, keys) + 1.0) / 2.0) / keys
-    return np.where(causal & (rows > 1), np.maximum(kept, whole), kept)
+    if rows <= 1:
+        return kept
+    least = min(rows, keys)
+    return max(kept, (keys - least + (least + 1.0) / 2.0) / keys)
 
 
 def _score(op: Attention) -> float:
@@ -127,10 +119,11 @@ def _score(op: Attention) -> float:
     return _DROPPED_SCORE if op.dropout else _SCORE
 
 
-def _group(op: Attention, decode: bool, flash: bool) -> str:
+def _group(op: Attention, flash: bool) -> str:
     """Gradients and dropped weights are kernels of their own, as is each library's."""
     if op.backward:
         name = "attention.backward"
     else:
+        decode = op.q_len <= DECODE_QUERIES
         name = f"attention.{'decode' if decode else 'prefill'}{'.flash' if flash else ''}"
     return f"{name}.dropout" if op.dropout else name

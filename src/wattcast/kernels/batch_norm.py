@@ -8,8 +8,8 @@ grids are those of ``Normalization.cuh``; all were checked against kernels an H2
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import ceil
+from typing import NamedTuple
 
 from wattcast.dtypes import Dtype
 from wattcast.kernels.grid import BLOCK_CYCLE, SM_THREADS, Grid, waits
@@ -30,8 +30,7 @@ _CUDNN_KEPT, _CUDNN_STEPS, _CUDNN_LAST_STEPS, _CUDNN_REDUCE_STEPS = 32768.0, 0.2
 _CUDNN_LAST_BLOCKS = 2.0  # an SM, channels last
 
 
-@dataclass(frozen=True)
-class _Shape:
+class _Shape(NamedTuple):
     channels: float
     pixels: float
     pictures: float

@@ -16,40 +16,31 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from wattcast.arrays import Array
 from wattcast.errors import bad_value
-from wattcast.kernels.candidates import Candidates, Flags, terms_first
 from wattcast.kernels.names import KernelName, parse_kernel_name
+from wattcast.kernels.picks import Label as Label
+from wattcast.kernels.picks import Picks, joined
+from wattcast.kernels.score import Scorer
+from wattcast.kernels.tiles import HOPPER, KINDS, VECTOR_KIND, Flags, tile_constants
 from wattcast.kernels.votes import Votes
 
-KINDS = ("hopper", "ampere", "turing", "wmma", "direct", "simt", "plain", "vector")
 _MOST_VECTORS = 128.0  # rows for which a kernel without a tile is ever taken: 96 are the most in the H200 database
 _LOG_TAPS = 5.0  # log2 of the taps of a filter that Hopper's kernels walk over
 _VOTES = 0.6  # of the trees beside the logit, where a class has them: chosen on held-out folds
 _TOGETHER = 64  # products whose candidates' terms stay in a cache
+MOST_PICKS = 8
 _SHARPEN = 2.0  # how much more than its likelihood says the likeliest kernel counts, where kinds differ
 _PRODUCTS = ("gemm", "gemv", "convolution")
 # cuDNN's convolutions on CUDA cores say the logarithms of their sides: ..._sgemm<float, float, 1024, 5, 5, ...>
 _PLAIN = re.compile(r"convolve\w*<(?:[^<>,]+, )+?(?:128|256|512|1024), (\d), (\d),")
 Ran = tuple[Sequence[str], int]  # names of the kernels that ran, none: unknown; parts of K, 0: as the names say
 NOT_RUN: Ran = ((), 0)
-
-
-class Label(NamedTuple):
-    """A kernel as the choice sees it."""
-
-    kind: str
-    tile_n: int  # along outputs (channels of a convolution)
-    tile_m: int  # along tokens (pixels)
-    split: bool  # of K over blocks, with a reduction behind
-
-    def __str__(self) -> str:
-        return f"{self.kind} {self.tile_n}x{self.tile_m}{' split' if self.split else ''}"
 
 
 VECTOR = Label("vector", 64, 8, False)  # kernels without a tile: a few rows
@@ -111,52 +102,6 @@ def kind_of(name: KernelName) -> str:
 
 
 @dataclass(frozen=True)
-class Picks:
-    """Candidates of each product and how likely each is, ``(row, pick)``; the likeliest first."""
-
-    kind: npt.NDArray[np.int64]  # position in KINDS
-    tile_n: Array
-    tile_m: Array
-    split: Array  # parts of K: 1 none, 0 as many as fill the chip
-    share: Array  # sums to 1
-
-    def narrow(self) -> Picks:
-        """The first pick of each row alone, where every row is sure of it."""
-        sure = bool((self.share[:, 0] == 1.0).all())
-        return Picks(*(values[:, :1] for values in vars(self).values())) if sure else self
-
-    def label(self, row: int) -> Label:
-        """The likeliest kernel of a row."""
-        kind = KINDS[int(self.kind[row, 0])]
-        return Label(kind, int(self.tile_n[row, 0]), int(self.tile_m[row, 0]), bool(self.split[row, 0] != 1.0))
-
-    def of_kind(self, name: str) -> Array:
-        """How likely each row runs a kind of kernel, ``(row,)``."""
-        return np.asarray((self.share * (self.kind == KINDS.index(name))).sum(axis=1))
-
-
-MOST_PICKS = 8
-
-
-def blended(name_of: Callable[[int, str], str], picks: Picks) -> tuple[list[str], dict[str, Array]]:
-    """The group of the likeliest kernel of each row, and columns ``is GROUP`` of how likely each group is.
-
-    ``name_of`` is the group of a row run by a kind of kernel.
-    """
-    columns: dict[str, Array] = {}
-    count = len(picks.kind)
-    alike = picks.kind[:, np.newaxis] == np.arange(len(KINDS))[:, np.newaxis]
-    shares = (picks.share[:, np.newaxis] * alike).sum(axis=-1)  # (row, kind)
-    rows, kinds = np.nonzero(shares)
-    for i, k, share in zip(rows.tolist(), kinds.tolist(), shares[rows, kinds].tolist(), strict=True):
-        name = f"is {name_of(i, KINDS[k])}"
-        if name not in columns:
-            columns[name] = np.zeros(count)
-        columns[name][i] += share
-    return [name_of(i, KINDS[k]) for i, k in enumerate(picks.kind[:, 0].tolist())], columns
-
-
-@dataclass(frozen=True)
 class Chooser:
     """Candidates of one class of products and the weights that choose among them."""
 
@@ -198,16 +143,29 @@ class Chooser:
         return np.array([KINDS.index(str(kind)) for kind in self.kind], dtype=np.int64)
 
     def score(self, b: Array, m: Array, n: Array, k: Array, shape: Array, sms: float) -> Array:
-        """Score of every candidate for every product, ``(row, candidate)``."""
-        terms = terms_first(b, m, n, k, self._candidates, sms)
-        own = self.own[:, 0] + ((shape - self.mean) / self.spread) @ self.own[:, 1:].T
-        if self.alike:  # the highest alone matters
-            return np.asarray((self.weight @ terms.reshape(len(terms), -1)).reshape(own.shape) + own)
-        return np.asarray(np.ascontiguousarray(np.moveaxis(terms, 0, -1)) @ self.weight + own)
+        """Score of every candidate for every product, ``(row, candidate)``, up to a constant of each row."""
+        if sms not in self._scorers:
+            taste = self.own[:, 1:] / self.spread
+            own = np.column_stack([self.own[:, 0] - taste @ self.mean, taste])
+            sides = self.tile_n, self.tile_m
+            self._scorers[sms] = Scorer.by(self.kind, sides, self.split, self.weight, own, sms)
+        return self._scorers[sms].scores(b, m, n, k, shape)
 
     @cached_property
-    def _candidates(self) -> Candidates:
-        return Candidates.of(self.kind, self.tile_n, self.tile_m, self.split)
+    def _scorers(self) -> dict[float, Scorer]:
+        """By the SMs of the chip; fits and bundles have one."""
+        return {}
+
+    def picks(self, best: npt.NDArray[np.intp], share: Array) -> Picks:
+        """Candidates ``(row, pick)`` and how likely each is."""
+        found = self._table.take(best, axis=1)
+        return Picks(self.kind_index.take(best), found[0], found[1], found[2], share, found[3:])
+
+    @cached_property
+    def _table(self) -> Array:
+        """Sides, parts of K and constants of the candidates."""
+        constants = tile_constants(self.kind_index, self.tile_n, self.tile_m)
+        return np.array([self.tile_n, self.tile_m, np.where(self.split, 0.0, 1.0), *constants])
 
 
 def impossible(kind: npt.NDArray[np.str_], m: Array, shape: Array, names: Sequence[str]) -> Flags:
@@ -216,9 +174,13 @@ def impossible(kind: npt.NDArray[np.str_], m: Array, shape: Array, names: Sequen
     A kernel without a tile for many rows; a Hopper kernel for a filter of more taps than a mask of 32 bits holds
     (none of 130 such convolutions in the H200 database ran one).
     """
-    beyond = (kind == "vector") & (m[:, np.newaxis] > _MOST_VECTORS)
+    return _barred(kind == "vector", kind == "hopper", m, shape, names)
+
+
+def _barred(vector: Flags, hopper: Flags, m: Array, shape: Array, names: Sequence[str]) -> Flags:
+    beyond = vector & (m[:, np.newaxis] > _MOST_VECTORS)
     if "log_rs" in names:
-        beyond |= (kind == "hopper") & (shape[:, [names.index("log_rs")]] > _LOG_TAPS)
+        beyond |= hopper & (shape[:, [names.index("log_rs")]] > _LOG_TAPS)
     return np.asarray(beyond)
 
 
@@ -226,12 +188,13 @@ def _settled(score: Array, chooser: Chooser, m: Array, shape: Array) -> Array:
     """Scores with the votes of trees mixed in, as logs of shares, and without what cannot be."""
     if chooser.votes is not None:
         share = np.exp(score - score.max(axis=1, keepdims=True))
-        share /= share.sum(axis=1, keepdims=True)
-        votes = chooser.votes.share(shape, score.shape[1])
-        score = np.log(np.maximum((1.0 - _VOTES) * share + _VOTES * votes, 1e-12))
+        share *= (1.0 - _VOTES) / share.sum(axis=1, keepdims=True)
+        share += _VOTES * chooser.votes.share(shape, score.shape[1])
+        score = np.log(np.maximum(share, 1e-12, out=share), out=share)
     if chooser.all_possible:
         return score
-    return np.where(impossible(chooser.kind, m, shape, chooser.names), -np.inf, score)
+    kind = chooser.kind_index
+    return np.where(_barred(kind == VECTOR_KIND, kind == HOPPER, m, shape, chooser.names), -np.inf, score)
 
 
 Choice = Mapping[str, Chooser]  # by class of products
@@ -247,60 +210,62 @@ def pick(
     sms: float,
 ) -> Picks:
     """The kernels of each product: the one that ran where names are given, else as fitted, else the fallback."""
-    count = len(classes)
-    picks = Picks(
-        kind=np.zeros((count, MOST_PICKS), np.int64),
-        tile_n=np.ones((count, MOST_PICKS)),
-        tile_m=np.ones((count, MOST_PICKS)),
-        split=np.ones((count, MOST_PICKS)),
-        share=np.zeros((count, MOST_PICKS)),
-    )
     given = [label_of(names) if names else None for names, _ in ran]
-    parts = [count for _, count in ran]
-    rest = []
-    for name in dict.fromkeys(classes):
-        rows = [i for i, c in enumerate(classes) if c == name and given[i] is None]
-        if choice is not None and name in choice and rows:
-            most = _TOGETHER if choice[name].alike else len(rows)  # where shares are blended, rounding would show
-            for start in range(0, len(rows), most):
-                some = rows[start : start + most]
-                _fitted(picks, some, choice[name], tuple(size[some] for size in sizes), shape, sms)
-        else:
+    found, rest = [], []
+    for name, rows in _by_class(classes, given).items():
+        chooser = choice.get(name) if choice is not None else None
+        if chooser is None:
             rest += rows
+            continue
+        most = _TOGETHER if chooser.alike else len(rows)  # where shares are blended, rounding would show
+        for start in range(0, len(rows), most):
+            some = rows[start : start + most]
+            found.append((some, _fitted(some, chooser, sizes, shape, sms)))
     usual = fallback() if rest else ()
     for i in rest:
         given[i] = usual[i]
-    for i, label in enumerate(given):
-        if label is not None:
-            _sure(picks, i, label, parts[i])
-    return picks.narrow()
+    sure = [i for i, label in enumerate(given) if label is not None]
+    if sure:
+        found.append((sure, _sure([(label, ran[i][1]) for i, label in enumerate(given) if label is not None])))
+    return joined(found, len(classes))
+
+
+def _by_class(classes: Sequence[str], given: Sequence[Label | None]) -> dict[str, list[int]]:
+    """Rows of each class that have no kernel yet."""
+    rows: dict[str, list[int]] = {}
+    for i, name in enumerate(classes):
+        if given[i] is None:
+            rows.setdefault(name, []).append(i)
+    return rows
 
 
 def _fitted(
-    picks: Picks, rows: list[int], chooser: Chooser, sizes: tuple[Array, ...], shape: Mapping[str, Array], sms: float
-) -> None:
-    columns = np.array([shape[column][rows] for column in chooser.names]).T.copy()
-    b, m, n, k = sizes
+    rows: list[int], chooser: Chooser, sizes: tuple[Array, ...], shape: Mapping[str, Array], sms: float
+) -> Picks:
+    columns = np.array([*sizes, *(shape[column] for column in chooser.names)])
+    if len(rows) < columns.shape[1]:
+        columns = columns.take(rows, axis=1)
+    (b, m, n, k), columns = columns[:4], columns[4:].T
     score = _settled(chooser.score(b, m, n, k, columns, sms), chooser, m, columns)
     # Hopper's kernels differ in their tiles alone: the likeliest as it is. Where kinds differ by factors of time,
     # others keep their say.
     if chooser.alike:
-        best, share = score.argmax(axis=1)[:, np.newaxis], np.ones((len(rows), 1))
-    else:
-        best = np.argsort(-score, axis=1, kind="stable")[:, :MOST_PICKS]
-        share = np.exp(_SHARPEN * (np.take_along_axis(score, best, axis=1) - score.max(axis=1, keepdims=True)))
-        share /= share.sum(axis=1, keepdims=True)
-    at = np.array(rows)[:, np.newaxis], np.arange(best.shape[1])
-    picks.kind[at] = chooser.kind_index[best]
-    picks.tile_n[at], picks.tile_m[at] = chooser.tile_n[best], chooser.tile_m[best]
-    picks.split[at] = np.where(chooser.split[best], 0.0, 1.0)
-    picks.share[at] = share
+        return chooser.picks(score.argmax(axis=1)[:, np.newaxis], np.ones((len(rows), 1)))
+    best = np.argsort(-score, axis=1, kind="stable")[:, :MOST_PICKS]
+    likely = score[np.arange(len(rows))[:, np.newaxis], best]
+    share = np.exp(_SHARPEN * (likely - likely[:, :1]))
+    return chooser.picks(best, share / share.sum(axis=1, keepdims=True))
 
 
-def _sure(picks: Picks, row: int, label: Label, parts: int) -> None:
-    picks.kind[row, 0], picks.share[row, 0] = KINDS.index(label.kind), 1.0
-    picks.tile_n[row, 0], picks.tile_m[row, 0] = label.tile_n, label.tile_m
-    picks.split[row, 0] = float(parts) if parts else (0.0 if label.split else 1.0)
+def _sure(labels: Sequence[tuple[Label, int]]) -> Picks:
+    """Kernels that are known, with the parts of K each made (0: as its label says)."""
+    rows = [
+        (KINDS.index(label.kind), label.tile_n, label.tile_m, parts or (0 if label.split else 1), 1)
+        for label, parts in labels
+    ]
+    of_row, tile_n, tile_m, split, share = np.array(rows, dtype=np.float64).T[:, :, np.newaxis]
+    kind = of_row.astype(np.int64)
+    return Picks(kind, tile_n, tile_m, split, share, tile_constants(kind, tile_n, tile_m))
 
 
 def to_arrays(choice: Choice, prefix: str) -> dict[str, Any]:

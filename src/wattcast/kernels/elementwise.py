@@ -8,27 +8,25 @@ H200 database). Work that fits L2 stays there from one kernel to the next.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cache
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from math import ceil, floor, log2
+from operator import attrgetter
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from wattcast.arrays import Array
-from wattcast.dtypes import Dtype
-from wattcast.kernels.function_cost import ISSUE_PER_CYCLE, STORE_BYTE_PER_CYCLE, cost_of
-from wattcast.kernels.grid import BLOCK_CYCLE
+from wattcast.kernels.elementwise_forms import CAT, FEW, GATHER, KINDS, REDUCE, TRANSPOSED, Forms, Kinds, forms_of
+from wattcast.kernels.function_cost import ISSUE_PER_CYCLE, STORE_BYTE_PER_CYCLE
+from wattcast.kernels.grid import BLOCK_CYCLE, Grid
 from wattcast.kernels.grids import grid_of, joins_cache, special
-from wattcast.kernels.work import Columns, Condition, Reference, alignment, fill, kept, log2
+from wattcast.kernels.work import Part, Reference, Told, columns_of, kept
 from wattcast.workload.graph import Elementwise, Layout
 
-_VECTOR_BLOCK, _CAST_BLOCK = 1024.0, 512.0  # elements of a block of 128 threads
 _THREADS = 2048.0  # of an SM
 _MOST_BLOCKS = 16.0  # of an SM in flight: the chip starts small blocks no faster
-# Instructions of an address, of each operand's, of a cast that loads single elements
-_INDEX_ISSUE, _OPERAND_ISSUE, _CAST_ISSUE = 65.0, 7.5, 55.0
-_SUM_ISSUE, _MAX_ISSUE = 8.0, 24.0  # of an element of a reduction: a maximum looks for NaN
 _REDUCE_BLOCK_CYCLE = 900.0  # of an SM for a block of a reduction, beside its elements
 _START_STEP = 400.0  # cycles of a function's start that count as a step
 _CAT_BLOCKS, _CAT_THREADS = 528.0, 512.0
@@ -36,53 +34,61 @@ _ONE_BATCH = 64  # rows of a cache measured as of one batch: what is new lies to
 _FEW_ROWS = 16.0  # up to here a gather loops over its rows
 _USUAL_RUN, _USUAL_COLUMNS = 64.0, 4096.0  # of a turned operand (a head), and of a row, where nothing else is said
 _SECTOR_BYTE = 30.0  # that L2 moves for each element of a transposing walk: most of a sector, from profiler counters
-_LAYOUT = {layout: float(i) for i, layout in enumerate(Layout)}
-_REDUCING = ("sum", "mean", "max", "topk", "pool", "cumsum")
-_MOVING = ("gather", "cat", "copy", "cast", "scatter_add")
-_KINDS = ("vector", "unrolled", "copy", "indexed", "transposed", "cat", "gather", "gather.few", "reduce")
-_VECTOR, _UNROLLED, _COPY, _INDEXED, _TRANSPOSED, _CAT, _GATHER, _FEW, _REDUCE = range(len(_KINDS))
-_MASKED = ("masked_fill", "where")
-_TWICE = {"batchnorm_train": 1.0, "batchnorm_grad": 2.0}  # operands that are read a second time
+# Of each kind that is a thread for so many elements: elements of a block, and of one whose elements are wide and not
+# cast; whether the function counts among the instructions of an element, those beside it, and those of each operand's
+# address. Of the others, what they issue.
+_BY_KIND = np.array(
+    [
+        [1024.0, 1024.0, 1.0, 0.0, 0.0],
+        [512.0, 512.0, 0.0, 55.0, 0.0],  # a cast loads single elements
+        [1024.0, 1024.0, 1.0, 0.0, 0.0],
+        [512.0, 256.0, 1.0, 65.0, 7.5],
+        [512.0, 256.0, 1.0, 65.0, 7.5],
+        [1024.0, 1024.0, 1.0, 65.0, 7.5],
+        [1024.0, 1024.0, 1.0, 0.0, 0.0],
+        [1024.0, 1024.0, 1.0, 0.0, 0.0],
+        [1024.0, 1024.0, 1.0, 0.0, 0.0],
+    ]
+).T.copy()
+_GROUPS = tuple(f"elementwise.{kind}" for kind in KINDS)
 
 
-def elementwise(
-    ops: Sequence[Elementwise], conditions: Sequence[Condition], rate: Array, reference: Reference
-) -> tuple[list[str], Columns, Columns]:
+def elementwise(ops: Sequence[Elementwise], told: Told, rate: Array, reference: Reference) -> Part:
     """Groups, work columns and features of elementwise operators and plain data movement."""
-    ops = [_as_it_lies(op, c) for op, c in zip(ops, conditions, strict=True)]
-    s = _Sizes(*np.array([_row(op, c) for op, c in zip(ops, conditions, strict=True)], dtype=np.float64).T)
-    n, read, write, width, rows, kind = s.n, s.read, s.write, s.width, s.rows, s.kind.astype(np.intp)
+    ops = ops if told.usual else _as_they_lie(ops, told)
+    of = forms_of(ops)
+    s = _sizes(ops, of, told)
+    n, read, write, width, rows, kind = s.n, s.read, s.write, s.width, s.rows, s.kind
     columns, both, sms = n / rows, read + write, reference.sm_count
-    share = np.where(s.cold > 0, 1.0, 1.0 - kept(both - s.again, reference.l2_byte))
-    launch = _launch(kind, n, rows, columns, width, s.cast > 0)
-    issue = _issue(kind, s, both / (n * width))
-    launch["sm_cycle"] = _sm_cycles(kind, n, write, issue, launch["units"], sms)
-    launch["steps"] += s.start_cycle / _START_STEP
-    launch["steps"] += share * np.where(kind == _REDUCE, launch["steps"], 1.0)
-    launch["once"] = (kind != _REDUCE).astype(float)
-    named = [special(op) for op in ops]
-    _own_grids(launch, named, ops, sms, share)
-    moved = both + np.where(kind == _TRANSPOSED, (_sector_byte(columns, both / (n * width)) - width) * n, 0.0)
-    held = launch["slots"] * sms
-    rounds = launch["units"] / held
+    operands = both / (n * width)
+    share = 1.0 - kept(both - s.again, reference.l2_byte)
+    if s.cold.any():
+        share[s.cold] = 1.0
+    issue, launch = _launch(s, operands, share, sms)
+    named = {i: name for i in of.special if (name := special(ops[i]))}
+    _own_grids(launch, _by_rows(s, columns, issue, share, sms))
+    _own_grids(launch, _by_name(named, ops, share, sms))
+    units, steps, slots, launches, between, sm_cycle, once = launch
+    moved = both
+    if (turned := (kind == TRANSPOSED).nonzero()[0]).size:
+        moved = both.copy()
+        sector = _sector_byte(columns[turned], operands[turned])
+        moved[turned] += (sector - width[turned]) * n[turned]
+    rounds, waves = units / (slots * sms), units / sms
     work = {
-        "units": launch["units"],
-        "slots": launch["slots"],
+        "units": units,
+        "slots": slots,
         # a masked fill is made in a copy, which is a kernel of its own
-        "launches": launch["launches"] + s.filled,
-        "between_byte": launch["between_byte"] + s.filled * 2.0 * width * n,
-        "steps": np.where(launch["once"] > 0, launch["steps"] / np.maximum(rounds, 1.0), launch["steps"]),
-        "unit_flop": rate * launch["sm_cycle"] / np.maximum(launch["units"] / sms, 1.0),
+        "launches": launches + s.filled,
+        "between_byte": between + s.filled * 2.0 * width * n,
+        "steps": np.where(once > 0, steps / np.maximum(rounds, 1.0), steps),
+        "unit_flop": rate * sm_cycle / np.maximum(waves, 1.0),
         "l2_byte": moved,
         "shared_byte": moved + both,
         "dram_read_byte": read * share,
         "dram_write_byte": write * share,
     }
-    features = {
-        "log_n": log2(n),
-        "log_read": log2(read),
-        "log_write": log2(write),
-        "log_byte": log2(both),
+    plain = {
         "read_per_write": np.log2(np.maximum(read, 1.0) / np.maximum(write, 1.0)),
         "byte_per_element": both / n,
         "width": width,
@@ -90,37 +96,37 @@ def elementwise(
         "flop_per_element": issue,
         "sfu_per_element": s.start_cycle,
         "layout": s.layout,
-        "align_n": alignment(n),
         "moving": s.moving,
         "reducing": s.reducing,
         "widest": s.widest,
         "masked": s.masked,
-        "cold": s.cold,
-        "fill": fill(launch["units"], held),
+        "cold": s.cold.astype(np.float64),
+        "fill": rounds / np.maximum(np.ceil(rounds), 1.0),
         "rounds": np.log2(rounds),
-        "extent_rows": log2(rows),
-        "extent_columns": log2(columns),
-        "align_columns": alignment(columns),
         "run": np.minimum(s.run, 64.0),
     }
-    return [f"elementwise.{own or _KINDS[k]}" for own, k in zip(named, kind.tolist(), strict=True)], work, features
+    logs = {"log_n": n, "log_read": read, "log_write": write, "log_byte": both}
+    logs |= {"extent_rows": rows, "extent_columns": columns}
+    groups = [_GROUPS[k] for k in kind.tolist()]
+    for i, name in named.items():
+        groups[i] = f"elementwise.{name}"
+    return Part(groups, work, plain, logs, {"align_n": n, "align_columns": columns})
 
 
-@dataclass(frozen=True)
-class _Sizes:
-    """Arrays ``(row,)``, as :func:`_row` has them."""
+class _Sizes(NamedTuple):
+    """Arrays ``(row,)``."""
 
     n: Array
     read: Array  # bytes
     write: Array
-    width: Array  # bytes of an element
-    out_width: Array
     rows: Array
     run: Array
-    kind: Array  # position in _KINDS
-    cold: Array  # 1: operands come from device memory
-    layout: Array
+    kind: Kinds  # position in KINDS
+    cold: npt.NDArray[np.bool_]  # operands come from device memory
     again: Array  # bytes read a second time
+    width: Array  # bytes of an element
+    out_width: Array
+    layout: Array
     issue: Array  # instructions an element
     start_cycle: Array  # until a first result, beyond those of an addition
     moving: Array
@@ -128,53 +134,43 @@ class _Sizes:
     widest: Array
     masked: Array
     filled: Array
-    cast: Array
+    wide: Array  # 1: elements of four bytes or more that are not cast
 
 
-def _row(op: Elementwise, condition: Condition) -> tuple[float, ...]:
-    """What the columns need to know of one operator."""
-    name, n, width = op.function, float(op.n), float(op.dtype.byte)
-    read, write = op.read_byte, op.write_byte
-    out_width = width if op.out_dtype is None else float(op.out_dtype.byte)
-    rows = min(max(_rows(op, condition, read, write / out_width), 1.0), n)
-    run = _run(op, condition)
-    twice, *rest = _of_function(name)
-    return (
-        n,
-        read,
-        write,
-        width,
-        out_width,
-        rows,
-        run,
-        _kind(op, rows, run, read),
-        _cold(op, condition),
-        _LAYOUT[op.layout],
-        min(twice * n * width, read / 2.0),
-        *rest,
-    )
+_given: Callable[[Elementwise], tuple[int | None, ...]] = attrgetter("n", "read", "write", "rows", "run")
 
 
-@cache
-def _of_function(name: str) -> tuple[float, ...]:
-    """What follows from the function alone: operands read twice, and the columns from ``issue`` to ``cast``."""
-    cost = cost_of(name)
-    return (
-        _TWICE.get(name, 0.0),
-        cost.issue,
-        cost.start_cycle,
-        _MOVING.index(name) + 1.0 if name in _MOVING else 0.0,
-        name in _REDUCING,
-        name == "max",
-        name in _MASKED,
-        name == "masked_fill",
-        name == "cast",
-    )
-
-
-def _cold(op: Elementwise, condition: Condition) -> bool:
-    """Whether operands come from device memory: made so on purpose, or a cache."""
-    return condition.rotated == "all" or (condition.rotated != "none" and joins_cache(op))
+def _sizes(ops: Sequence[Elementwise], of: Forms, told: Told) -> _Sizes:
+    """Sizes of all rows; ``rows`` and ``run`` as conditions say, as bytes say (an index or a result each), as the
+    operator says, or as usual."""
+    width, out_width = of.columns[0], of.columns[1]
+    # not a number: not given
+    n, read, write, rows, run = np.array([_given(op) for op in ops], dtype=np.float64).T.copy()
+    read = np.where(np.isnan(read), of.inputs * n, read)
+    write = np.where(np.isnan(write), n * out_width, write)
+    run = np.where(of.turned & (run > 0), run, _USUAL_RUN)
+    rows = np.where(rows > 0, rows, n / _USUAL_COLUMNS)
+    if of.reduces.size:
+        rows[of.reduces] = (write / out_width)[of.reduces]
+    if of.gathers.size:
+        indices = (read - n * width)[of.gathers] / 8.0
+        rows[of.gathers] = np.where(indices >= 1.0, indices, rows[of.gathers])
+    if not told.usual:
+        rows, run = np.where(told.rows > 0, told.rows, rows), np.where(told.run > 0, told.run, run)
+    rows = np.minimum(np.maximum(rows, 1.0), n)
+    # an operand of one row lies whole, as does a turned one that stays together; one that is spread over all rows
+    # does only beside another as large
+    alike = (rows <= 1.0) & (~of.spread | (read >= 2.0 * n * width))
+    whole = of.open & (alike | (of.turned & (rows <= run)))
+    kind = np.where(whole, of.whole, of.kind)
+    kind[of.open & of.turned & (run <= 1.0) & ~whole] = TRANSPOSED
+    if of.gathers.size:
+        kind[of.gathers[rows[of.gathers] <= _FEW_ROWS]] = FEW
+    cold = told.cold
+    if of.joins:  # made so on purpose, or a cache
+        cold = cold.copy()
+        cold[[i for i in of.joins if joins_cache(ops[i]) and not told.warm[i]]] = True
+    return _Sizes(n, read, write, rows, run, kind, cold, np.minimum(of.twice * n, read / 2.0), *of.columns)
 
 
 def _sector_byte(columns: Array, operands: Array) -> Array:
@@ -183,134 +179,100 @@ def _sector_byte(columns: Array, operands: Array) -> Array:
     return _SECTOR_BYTE * np.where(operands < 3.0, met, 1.0)
 
 
-def _as_it_lies(op: Elementwise, condition: Condition) -> Elementwise:
-    """The operator as the campaign ran it: the slice behind a cache of one batch has no holes."""
-    whole = condition.rows and condition.rows <= _ONE_BATCH and op.layout is Layout.STRIDED and joins_cache(op)
-    return replace(op, layout=Layout.CONTIGUOUS) if whole else op
+def _as_they_lie(ops: Sequence[Elementwise], told: Told) -> list[Elementwise]:
+    """Operators as the campaign ran them: the slice behind a cache of one batch has no holes."""
+    return [
+        replace(op, layout=Layout.CONTIGUOUS)
+        if 0 < rows <= _ONE_BATCH and op.layout is Layout.STRIDED and joins_cache(op)
+        else op
+        for op, rows in zip(ops, told.rows.tolist(), strict=True)
+    ]
 
 
-def _issue(kind: npt.NDArray[np.intp], s: _Sizes, operands: Array) -> Array:
-    """Instructions an element."""
-    addressed = (kind >= _INDEXED) & (kind <= _CAT)
-    found = np.where(addressed, s.issue + _INDEX_ISSUE + _OPERAND_ISSUE * operands, s.issue)
-    found = np.where(kind == _UNROLLED, _CAST_ISSUE, found)
-    return np.where(kind == _REDUCE, np.where(s.widest > 0, _MAX_ISSUE, _SUM_ISSUE), found)
+def _launch(s: _Sizes, operands: Array, share: Array, sm_count: float) -> tuple[Array, Array]:
+    """Instructions an element, and grids ``(column, row)`` of kernels that are a thread for so many elements.
+
+    The busiest SM takes as long as it issues or stores; a first result waits for its function, and for device memory.
+    """
+    narrow, wide, own, beside, each = _BY_KIND.take(s.kind, axis=1)
+    issue = own * s.issue + beside + each * operands
+    launch = np.repeat(_USUAL_GRID, len(s.n), axis=1)
+    units = np.ceil(s.n / np.where(s.wide > 0, wide, narrow), out=launch[0])
+    np.add(s.start_cycle / _START_STEP + 1.0, share, out=launch[1])
+    work = np.maximum(s.n * issue / ISSUE_PER_CYCLE, s.write / STORE_BYTE_PER_CYCLE)
+    np.divide(work, np.minimum(units, sm_count), out=launch[_SM_CYCLE])
+    return issue, launch
 
 
-def _sm_cycles(
-    kind: npt.NDArray[np.intp], n: Array, write: Array, issue: Array, units: Array, sm_count: float
-) -> Array:
-    """Cycles of the busiest SM: to issue, to store, or to take a block after another."""
-    spread = np.minimum(units, sm_count)
-    issued, stored = n * issue / ISSUE_PER_CYCLE / spread, write / STORE_BYTE_PER_CYCLE / spread
-    blocks = np.maximum(units / sm_count, 1.0)
-    found = np.where(kind == _REDUCE, issued + blocks * _REDUCE_BLOCK_CYCLE, np.maximum(issued, stored))
-    return np.where(kind == _GATHER, np.maximum(found, blocks * BLOCK_CYCLE), found)
+_USUAL_GRID = np.array(Grid(0.0, 0.0, _MOST_BLOCKS, once=True), dtype=np.float64)[:, np.newaxis]
+_SM_CYCLE = Grid._fields.index("sm_cycle")
 
 
-def _own_grids(
-    launch: Columns, named: Sequence[str], ops: Sequence[Elementwise], sm_count: float, missing: Array
-) -> None:
-    """Put in the grids of kinds that have one of their own."""
-    for i, (name, op) in enumerate(zip(named, ops, strict=True)):
-        grid = grid_of(name, op, sm_count, float(missing[i])) if name else None
-        if grid is not None:
-            for column in _GRID:
-                launch[column][i] = getattr(grid, column)
-            if grid.sm_cycle:
-                launch["sm_cycle"][i] = grid.sm_cycle
+def _own_grids(launch: Array, grids: Mapping[int, Grid]) -> None:
+    """Put in the grids of rows that have one of their own; cycles that it does not say stay as they are."""
+    if grids:
+        table, rows = columns_of(list(grids.values())), list(grids)
+        table[_SM_CYCLE] = np.where(table[_SM_CYCLE] > 0, table[_SM_CYCLE], launch[_SM_CYCLE, rows])
+        launch[:, rows] = table
 
 
-_GRID = ("units", "steps", "slots", "launches", "between_byte", "once")
+def _by_name(named: Mapping[int, str], ops: Sequence[Elementwise], share: Array, sm_count: float) -> dict[int, Grid]:
+    """Grids of kinds that have one of their own."""
+    found = {i: grid_of(name, ops[i], sm_count, float(share[i])) for i, name in named.items()}
+    return {i: grid for i, grid in found.items() if grid is not None}
 
 
-def _rows(op: Elementwise, condition: Condition, read: float, results: float) -> float:
-    """Rows of the operand: as said, as the bytes say (an index or a result each), or as usual."""
-    if condition.rows:
-        return float(condition.rows)
-    if op.function in _REDUCING:
-        return results
-    if op.function == "gather" and (indices := (read - op.n * op.dtype.byte) / 8.0) >= 1.0:
-        return indices
-    return float(op.rows) if op.rows else op.n / _USUAL_COLUMNS
+def _by_rows(s: _Sizes, columns: Array, issue: Array, share: Array, sm_count: float) -> dict[int, Grid]:
+    """Grids of kernels that are cut by rows, of which a workload has a few."""
+    at = (s.kind >= CAT).nonzero()[0]
+    if not at.size:
+        return {}
+    table = np.array([s.n, s.rows, columns, s.width, issue, s.write, s.start_cycle, share]).take(at, axis=1)
+    rows = zip(at.tolist(), s.kind[at].tolist(), table.T.tolist(), strict=True)
+    return {i: _cut(kind, sizes, sm_count) for i, kind, sizes in rows}
 
 
-def _run(op: Elementwise, condition: Condition) -> float:
-    """Elements of a turned operand that stay together."""
-    turned = op.layout is Layout.TRANSPOSED and op.run
-    return float(condition.run or turned or _USUAL_RUN)
+def _cut(kind: int, sizes: Sequence[float], sm_count: float) -> Grid:
+    """One of them: a reduction, a gather of many rows or of few, a concatenation."""
+    n, rows, columns, width, issue, write, start_cycle, missing = sizes
+    start, once = start_cycle / _START_STEP, 1.0 + missing
+    issued, stored = n * issue / ISSUE_PER_CYCLE, write / STORE_BYTE_PER_CYCLE
+
+    def cycle(units: float) -> float:
+        return max(issued, stored) / min(units, sm_count)
+
+    if kind == REDUCE:
+        units, loads = _reduction(rows, columns, width)
+        block_cycle = max(units / sm_count, 1.0) * _REDUCE_BLOCK_CYCLE
+        steps = (2.0 + loads + start) * once
+        return Grid(units, steps, _THREADS / 512.0, sm_cycle=issued / min(units, sm_count) + block_cycle)
+    if kind == GATHER:
+        chunks = ceil(columns * width / 16.0)  # 16-byte pieces of a gathered row
+        units = rows * ceil(chunks / 256.0)
+        slots = min(_THREADS // min(ceil(chunks / 32.0) * 32.0, 256.0), _MOST_BLOCKS)
+        least = max(units / sm_count, 1.0) * BLOCK_CYCLE
+        return Grid(units, start + once, slots, sm_cycle=max(cycle(units), least), once=True)
+    if kind == FEW:
+        units = ceil(columns / 128.0)
+        return Grid(units, rows + start + once, _MOST_BLOCKS, sm_cycle=cycle(units), once=True)
+    steps = max(n / (_CAT_BLOCKS * _CAT_THREADS), 1.0) + start + missing
+    return Grid(_CAT_BLOCKS, steps, _THREADS / _CAT_THREADS, sm_cycle=cycle(_CAT_BLOCKS), once=True)
 
 
-def _kind(op: Elementwise, rows: float, run: float, read: float) -> int:
-    """The kernel PyTorch has for it."""
-    if op.function in _REDUCING:
-        return _REDUCE
-    if op.function == "gather":
-        return _GATHER if rows > _FEW_ROWS else _FEW
-    if op.function == "cat":  # parts without holes are copied sixteen bytes at a time
-        return _VECTOR if op.layout is Layout.CONTIGUOUS else _CAT
-    alike = rows <= 1 and (op.layout is not Layout.BROADCAST or read >= 2 * op.n * op.dtype.byte)
-    turned = op.layout is Layout.TRANSPOSED
-    whole = op.layout is Layout.CONTIGUOUS or alike or (turned and rows <= run)
-    if whole and op.function == "copy":
-        return _COPY
-    if whole:
-        return _UNROLLED if op.function == "cast" and op.dtype is not Dtype.FP32 else _VECTOR
-    return _TRANSPOSED if turned and run <= 1 else _INDEXED
-
-
-def _launch(
-    kind: npt.NDArray[np.intp], n: Array, rows: Array, columns: Array, width: Array, cast: npt.NDArray[np.bool_]
-) -> Columns:
-    """Blocks, dependent steps of one, and blocks an SM holds at a time: those of the usual kind, then of the rest."""
-    units = np.ceil(n / np.where(kind == _UNROLLED, _CAST_BLOCK, _VECTOR_BLOCK))
-    threads, steps = np.full(len(n), 128.0), np.ones(len(n))
-    at = np.flatnonzero((kind == _INDEXED) | (kind == _TRANSPOSED))
-    if at.size:
-        per_thread = np.where((width[at] >= 4) & ~cast[at], 2.0, 4.0)
-        units[at] = np.ceil(n[at] / (128.0 * per_thread))
-    at = np.flatnonzero(kind == _REDUCE)
-    if at.size:
-        units[at], loads = _reduction(rows[at], columns[at], width[at])
-        threads[at], steps[at] = 512.0, 2.0 + loads
-    at = np.flatnonzero(kind == _GATHER)
-    if at.size:
-        chunks = np.ceil(columns[at] * width[at] / 16.0)  # 16-byte pieces of a gathered row
-        units[at] = rows[at] * np.ceil(chunks / 256.0)
-        threads[at] = np.clip(np.ceil(chunks / 32.0) * 32.0, 32.0, 256.0)
-    at = np.flatnonzero(kind == _FEW)
-    if at.size:
-        units[at], steps[at] = np.ceil(columns[at] / 128.0), 1.0 + rows[at]
-    at = np.flatnonzero(kind == _CAT)
-    if at.size:
-        units[at], threads[at] = _CAT_BLOCKS, _CAT_THREADS
-        steps[at] = np.maximum(n[at] / (_CAT_BLOCKS * _CAT_THREADS), 1.0)
-    slots = np.minimum(np.floor(_THREADS / threads), _MOST_BLOCKS)
-    return {
-        "units": units,
-        "steps": steps,
-        "slots": slots,
-        "launches": np.ones(len(n)),
-        "between_byte": np.zeros(len(n)),
-    }
-
-
-def _reduction(rows: Array, columns: Array, width: Array) -> tuple[Array, Array]:
+def _reduction(rows: float, columns: float, width: float) -> tuple[float, float]:
     """Blocks, and loads each thread makes one after another, of PyTorch's reduction over the last dimension.
 
     A block is 512 threads, 32 along the row where there are 16 rows or more; a row that leaves a thread 256 values,
     or 16 for each row of the block, has a block of its own.
     """
-    vector = np.where(columns >= 128, 16.0 / width, 1.0)
-    along = _power(columns / vector)
-    high = np.minimum(_power(rows), 512.0 / np.minimum(along, 32.0))
-    wide = np.minimum(along, 512.0 / high)
-    values = columns / wide
-    whole = (values >= 16.0 * high) | (values >= 256.0)
-    blocks = np.where(whole, rows, np.ceil(rows / high))
-    return blocks, np.ceil(values / np.where(whole, high, 1.0) / 4.0)
+    along = _power(columns / (16.0 / width if columns >= 128 else 1.0))
+    high = min(_power(rows), 512.0 / min(along, 32.0))
+    values = columns / min(along, 512.0 / high)
+    if values >= 16.0 * high or values >= 256.0:
+        return rows, ceil(values / high / 4.0)
+    return ceil(rows / high), ceil(values / 4.0)
 
 
-def _power(size: Array) -> Array:
+def _power(size: float) -> float:
     """The largest power of two within a size, up to 512."""
-    return np.asarray(2.0 ** np.floor(np.log2(np.clip(size, 1.0, 512.0))))
+    return float(2.0 ** floor(log2(min(max(size, 1.0), 512.0))))

@@ -11,13 +11,16 @@ gives every operand once, and again when the panel that is in flight exceeds L2.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
 from wattcast.arrays import Array
-from wattcast.kernels.candidates import STEP_K, slots_of
-from wattcast.kernels.choose import KINDS, Picks
-from wattcast.kernels.work import Columns, Reference, Style, alignment, fill, log2, resident
+from wattcast.kernels.candidates import STEP_K
+from wattcast.kernels.picks import Picks
+from wattcast.kernels.tiles import SIDE, VECTOR_KIND
+from wattcast.kernels.work import Columns, Reference, Style, fill
 
 # Sides of the tiles that cuBLAS's Hopper and Ampere kernels come in, along outputs and tokens.
 _SIDE_N = np.array([64, 128, 192, 256, 64, 128, 64, 128, 64, 64, 128, 256, 192, 128, 8, 16, 32, 32], dtype=np.float64)
@@ -28,20 +31,8 @@ _AMPERE_AREA = 256.0 * 128.0  # outputs of the largest tile that registers hold 
 _REDUCE_CYCLES = 1500.0  # of a split: another pass through L2
 _STEP_CYCLES = 60.0  # a step of K costs no less than its latency over the stages in flight
 _LEAST_STEPS = 4.0  # of one part of a split K
-# Bytes of K that a block takes at a time, and how often a loaded byte crosses shared memory over what a Hopper kernel
-# of the same tile does (warps before Hopper load operands each for themselves; from profiler counters), by kind.
-_STEP_BYTE = np.array([128.0, 64.0, 64.0, 128.0, 32.0, 32.0, 32.0, 0.0])
-_CROSSINGS = np.array([1.0, 2.2, 2.2, 2.2, 2.2, 3.5, 3.5, 1.0])
-_SIDE = 128.0
-_FULL_TILE = _SIDE**2
-_HOPPER, _VECTOR = KINDS.index("hopper"), KINDS.index("vector")
-_CUDA = np.array([kind in ("simt", "plain", "vector") for kind in KINDS])  # whatever the format
 _ROW_OUTPUTS, _ROW_STEP = 8.0, 512.0  # of a block of the kernels without a tile, and elements of K it loads at a time
-# Blocks on an SM that a split of K aims at, by kind, and the most of K that it leaves to one; from grids.
-_SPLIT_BLOCKS = np.array([1.0, 1.0, 2.5, 2.5, 2.5, 2.0, 2.0, 2.5])
-_SPLIT_K = 1500.0
-# How the share of the pipe's rate that a tile feeds falls with its area: (128²/area)^x, by kind; measured on an H200.
-_FEED = np.array([0.0, 0.38, 0.38, 0.38, 0.38, 0.3, 0.3, 0.0])
+_SPLIT_K = 1500.0  # the most of K that a split leaves to a block; from grids
 
 
 def tiled(
@@ -62,50 +53,56 @@ def tiled(
 
     ``k`` may be ``(row,)`` or ``(row, pick)``, where kernels pad it each in its own way.
     """
-    kind, tile_n, tile_m = picks.kind, picks.tile_n, picks.tile_m
+    tile_n, tile_m, parts = picks.tile_n, picks.tile_m, picks.split
+    step_byte, blocks, fewest, cuda, slots, feed, crossings = picks.constants
     b, m, n, width = (size[:, np.newaxis] for size in (b, m, n, width))
     k = k[:, np.newaxis] if k.ndim == 1 else k
-    vector = kind == _VECTOR
     tiles = b * np.ceil(n / tile_n) * np.ceil(m / tile_m)
-    slots = np.where(vector, 16.0, slots_of(kind == _HOPPER, tile_n * tile_m))
-    step = np.where(vector, _ROW_STEP, _STEP_BYTE[kind] / width)
+    step, vector = step_byte / width, None
+    if not step_byte.all():  # kernels without a tile: a block takes some outputs of all rows
+        vector = picks.kind == VECTOR_KIND
+        step = np.where(vector, _ROW_STEP, step)
+    if not parts.all():
+        parts = np.where(parts > 0, parts, _parts(k, step, tiles, reference.sm_count * blocks, fewest))
+    units, steps = tiles * parts, np.ceil(k / parts / step)
+    load = tiles * (tile_n + tile_m) * k * width
+    unit_flop = 2.0 * tile_n * tile_m * steps * step * feed
+    if vector is not None:
+        units = np.where(vector, b * np.ceil(n / _ROW_OUTPUTS), units)
+        load = np.where(vector, b * n * k * width, load)
+        unit_flop = np.where(vector, 2.0 * _ROW_OUTPUTS * m * k, unit_flop)
+    if cuda.any():
+        cores = reference.per_cycle.get("cuda_fp32_flop", 0.0)
+        slower = rate[:, np.newaxis] / cores if cores > 0 else np.ones((len(rate), 1))
+        unit_flop = unit_flop * np.where(cuda > 0, np.maximum(slower, 1.0), 1.0)
+    shared = load * crossings
+    each = (tile_n, tile_m, parts, units, steps, slots, unit_flop, load, shared, fill(units, reference.sm_count))
+    return dict(zip(_TILED, _averaged(each, picks), strict=True)) | {"out_byte": (b * m * n)[:, 0] * out_width}
+
+
+_TILED = (
+    *("tile_n", "tile_m", "split", "units", "steps", "slots"),
+    *("unit_flop", "load_byte", "shared_byte", "fill"),
+)
+
+
+def _parts(k: Array, step: Array, tiles: Array, blocks: Array, fewest: Array) -> Array:
+    """Parts that K is cut into to fill the chip; Hopper's kernels make two or more, others by the length of K."""
     most = np.maximum(np.floor(k / (_LEAST_STEPS * step)), 1.0)
-    filling = np.floor(reference.sm_count * _SPLIT_BLOCKS[kind] / tiles)
-    filling = np.maximum(filling, np.where(kind == _HOPPER, 2.0, np.ceil(k / _SPLIT_K)))
-    parts = np.where(picks.split > 0, picks.split, np.clip(filling, np.minimum(2.0, most), most))
-    units = np.where(vector, b * np.ceil(n / _ROW_OUTPUTS), tiles * parts)
-    steps = np.ceil(k / parts / step)
-    load = np.where(vector, b * n * k * width, tiles * (tile_n + tile_m) * k * width)
-    cores = reference.per_cycle.get("cuda_fp32_flop", 0.0)
-    slower = rate[:, np.newaxis] / cores if cores > 0 else np.ones((len(rate), 1))
-    slower = np.where(_CUDA[kind], np.maximum(slower, 1.0), 1.0)
-    # written once; each m64 warpgroup then reads its own rows and the columns of the tile, most of them
-    shared = load * (1.0 + 0.6 * np.maximum(tile_n, tile_m) / 64.0) * _CROSSINGS[kind]
-    each = {
-        "tile_n": tile_n,
-        "tile_m": tile_m,
-        "split": parts,
-        "units": units,
-        "steps": steps,
-        "slots": slots,
-        "unit_flop": slower
-        * np.where(
-            vector,
-            2.0 * _ROW_OUTPUTS * m * k,
-            2.0 * tile_n * tile_m * steps * step * (_FULL_TILE / (tile_n * tile_m)) ** _FEED[kind],
-        ),
-        "load_byte": load,
-        "shared_byte": shared,
-        "fill": fill(units, reference.sm_count),
-    }
-    sure = picks.share[:, 0] == 1.0  # as it is: a logarithm and back would turn 132 units into a little more
-    found = {name: values[:, 0] for name, values in each.items()}
-    if not sure.all():
-        found = {
-            name: np.where(sure, found[name], np.exp((np.log(values) * picks.share).sum(axis=1)))
-            for name, values in each.items()
-        }
-    return found | {"out_byte": (b * m * n)[:, 0] * out_width}
+    filling = np.maximum(np.floor(blocks / tiles), np.where(fewest > 0, fewest, np.ceil(k / _SPLIT_K)))
+    return np.minimum(np.maximum(filling, np.minimum(2.0, most)), most)
+
+
+def _averaged(each: Sequence[Array], picks: Picks) -> Sequence[Array]:
+    """Columns ``(row,)`` of columns ``(row, pick)``: averaged in logs by likelihood.
+
+    A row that is sure of its kernel is as it is: a logarithm and back would turn 132 units into a little more.
+    """
+    if picks.share.shape[1] == 1:
+        return [values[:, 0] for values in each]
+    table = np.array(each)
+    mean = np.exp((np.log(table) * picks.share).sum(axis=-1))
+    return list(np.where(picks.sure, table[..., 0], mean))
 
 
 def fastest(
@@ -143,40 +140,32 @@ def fastest(
     return side_n[best], side_m[best], split[best]
 
 
-def reread(m: Array, n: Array, operand_byte: Array, out_byte: Array, tile: Columns, reference: Reference) -> Array:
+def reread(m: Array, n: Array, operand_byte: Array, in_l2: Array, tile: Columns) -> Array:
     """Bytes of the operands that DRAM gives again because tiles in flight outgrow L2.
 
-    None where all of a product stays in L2; else more the more tiles share an operand on its shorter side, up to
-    once and a half again: profiler counters of 25 products on an H200.
+    None where all of a product stays in L2 (``in_l2``, the share that does); else more the more tiles share an
+    operand on its shorter side, up to once and a half again: profiler counters of 25 products on an H200.
     """
     shorter = np.minimum(np.ceil(n / tile["tile_n"]), np.ceil(m / tile["tile_m"]))
     again = _MOST_AGAIN * (1.0 - np.exp(-(shorter - 1.0) / _TILES_AGAIN))
-    return np.asarray(again * operand_byte * (1.0 - resident(operand_byte + out_byte, reference.l2_byte)))
+    return np.asarray(again * operand_byte * (1.0 - in_l2))
 
 
 _MOST_AGAIN, _TILES_AGAIN = 1.4, 9.0
 
 
-def features(b: Array, m: Array, n: Array, k: Array, tile: Columns, reference: Reference) -> Columns:
-    """Shape-only features of a product, for the learned residual."""
-    found = {
-        "log_b": log2(b),
-        "log_m": log2(m),
-        "log_n": log2(n),
-        "log_k": log2(k),
-        "align_m": alignment(m),
-        "align_n": alignment(n),
-        "align_k": alignment(k),
+def features(b: Array, m: Array, n: Array, k: Array, tile: Columns, reference: Reference) -> tuple[Columns, ...]:
+    """Shape-only features of a product, for the learned residual: plain, in logs, and by alignment."""
+    units = b * np.ceil(n / SIDE) * np.ceil(m / SIDE)
+    waves = np.array([tile["units"] / tile["slots"], units]) / reference.sm_count
+    rounds, waves_128 = np.log2(waves)
+    plain = {
         "tile_n": tile["tile_n"],
         "tile_m": tile["tile_m"],
-        "split": log2(tile["split"]),
         "fill": tile["fill"],
-        "log_units": log2(tile["units"]),
-        "rounds": np.log2(tile["units"] / (tile["slots"] * reference.sm_count)),
+        "rounds": rounds,
+        "fill_128x128": waves[1] / np.maximum(np.ceil(waves[1]), 1.0),
+        "waves_128x128": waves_128,
     }
-    units = b * np.ceil(n / _SIDE) * np.ceil(m / _SIDE)
-    found["fill_128x128"], found["waves_128x128"] = (
-        fill(units, reference.sm_count),
-        np.log2(units / reference.sm_count),
-    )
-    return found
+    logs = {"log_b": b, "log_m": m, "log_n": n, "log_k": k, "split": tile["split"], "log_units": tile["units"]}
+    return plain, logs, {"align_m": m, "align_n": n, "align_k": k}

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 SM_THREADS = 2048.0
 # Cycles of an SM for a block however small: 0.62 ns a block on 132 SMs at 1.85 GHz, of gathers and batch norm
 BLOCK_CYCLE = 150.0
 
 
-@dataclass(frozen=True)
-class Grid:
+class Grid(NamedTuple):
     """Blocks, dependent steps of one, blocks an SM holds, kernels, bytes they hand one another, and SM cycles.
 
     ``sm_cycle`` is what the blocks cost the busiest SM; 0: what their elements say. ``once``: that holds what rounds

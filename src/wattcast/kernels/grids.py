@@ -60,6 +60,9 @@ _BY_FUNCTION = {
 }
 
 
+SPECIAL = frozenset({*_BY_FUNCTION, "sum", "mean", "max", "cat"})  # functions that may have such a kind
+
+
 def grid_of(kind: str, op: Elementwise, sm_count: float, missing: float) -> Grid | None:
     """How the work of ``op`` is cut; None: as any other kernel that streams.
 

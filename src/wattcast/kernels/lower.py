@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -15,11 +16,22 @@ from wattcast.kernels.collective import link_work
 from wattcast.kernels.convolution import asked as convolutions_asked
 from wattcast.kernels.convolution import convolutions
 from wattcast.kernels.elementwise import elementwise
+from wattcast.kernels.merge import groups_of, merged
 from wattcast.kernels.pointwise import row_reductions
 from wattcast.kernels.products import asked as products_asked
 from wattcast.kernels.products import is_point, products
 from wattcast.kernels.table import Index, Kernels, Memo, Segment
-from wattcast.kernels.work import COUNTED, USUAL, WORK_COLUMNS, Columns, Condition, Reference, Work, resident
+from wattcast.kernels.work import (
+    USUAL,
+    Columns,
+    Condition,
+    Part,
+    Reference,
+    Told,
+    Work,
+    columns_of,
+    resident,
+)
 from wattcast.workload.graph import Attention, Bmm, Collective, Conv2d, Graph, Linear, Operator
 
 _MATMUL = (Linear, Bmm, Conv2d, Attention)
@@ -66,10 +78,9 @@ def _issued(graph: Graph) -> tuple[tuple[Operator, ...], tuple[Segment, ...]]:
     row_of: dict[Operator, int] = {}
     segments = []
     for block in graph.blocks:
-        distinct, places = block.distinct
-        rows = np.array([row_of.setdefault(op, len(row_of)) for op in distinct], np.int64)
+        rows = np.array([row_of.setdefault(op, len(row_of)) for op in block.ops], np.int64)
         counts = np.array([op.count for op in block.ops], np.float64)
-        segments.append(Segment(rows.take(places), counts, block.repeat))
+        segments.append(Segment(rows, counts, block.repeat))
     return tuple(row_of), tuple(segments)
 
 
@@ -81,20 +92,20 @@ def kernels_of(
     segments: tuple[Segment, ...],
 ) -> Kernels:
     """Kernels of distinct operators, each run under its condition."""
-    pipes = _pipes(ops, gpu)
+    events, rates, notes = _pipes(ops, gpu)
     links = np.zeros((2, len(ops)))
     for i, op in enumerate(ops):
-        if isinstance(op, Collective):
+        if op.kind == "collective":
+            assert isinstance(op, Collective)
             links[:, i] = link_work(op)
-    events = tuple([event for event, _, _ in pipes])
     memo = Memo(ops, tuple(conditions))
-    flop, sfu_op = np.array([(op.flop, op.sfu_op) for op in ops]).T.copy()
+    flop, sfu_op = columns_of(list(map(_arithmetic, ops)))
     return Kernels(
         ops=ops,
         memo=memo,
         family=tuple([_FAMILY.get(op.kind, op.kind) for op in ops]),
         pipe_event=events,
-        pipe_per_cycle=_stacked([rate for _, rate, _ in pipes]),
+        pipe_per_cycle=rates,
         flop=flop,
         sfu_op=sfu_op,
         work=_kept_work(memo, events, reference),
@@ -102,10 +113,11 @@ def kernels_of(
         link_hops=links[1],
         segments=segments,
         conditions=memo.conditions,
-        notes=tuple([note for _, _, note in pipes]),
+        notes=notes,
     )
 
 
+_arithmetic: Callable[[Operator], tuple[float, float]] = attrgetter("flop", "sfu_op")
 _MOST_KEPT, _MOST_OPS = 256, 1024  # workloads kept, and distinct operators of one worth keeping
 
 
@@ -126,25 +138,26 @@ def work_of(
     ops: Sequence[Operator], conditions: Sequence[Condition], events: Sequence[str], reference: Reference
 ) -> Work:
     """Columns of every operator, family by family."""
-    group = [op.kind for op in ops]
     rates = np.array([reference.per_cycle[event] for event in events])
+    told = Told.by(conditions)
+    group = [op.kind for op in ops]
     parts = []
     for family, rows in _by_family(ops).items():
-        of: Any = [ops[i] for i in rows]
-        groups, work, features = family(of, [conditions[i] for i in rows], rates[rows], reference)
-        for i, name in zip(rows, groups, strict=True):
+        at = np.array(rows)
+        part: Part = family([ops[i] for i in rows], told.at(at), rates[at], reference)
+        for i, name in zip(rows, part.group, strict=True):
             group[i] = name
-        parts.append((rows, work, features))
-    columns = _merged([(rows, work) for rows, work, _ in parts], len(ops), WORK_COLUMNS)
-    found = _merged([(rows, features) for rows, _, features in parts], len(ops))
-    moved = [i for i, op in enumerate(ops) if isinstance(op, Collective)]
+        parts.append((at, part))
+    columns, found, blends = merged(parts, len(ops))
+    moved = [i for i, name in enumerate(group) if name == "collective"]
     columns["launches"][moved] = columns["slots"][moved] = 1.0
-    _as_counted(columns, ops, conditions, reference)
+    if not told.usual:
+        _as_counted(columns, ops, told, reference)
     columns["between_dram_byte"] = columns["between_byte"] * (
         1.0 - resident(columns["between_byte"], reference.l2_byte)
     )
     found |= _ideal(columns, rates, reference)
-    found |= _groups(group, found)
+    found |= groups_of(group, {name: found[name] for name in blends})
     return Work(group=tuple(group), features=found, **columns)
 
 
@@ -152,52 +165,30 @@ def _by_family(ops: Sequence[Operator]) -> dict[Any, list[int]]:
     """Rows of each family that there is, in the order of the families."""
     rows: dict[Any, list[int]] = {family: [] for family in _FAMILY_OF.values()}
     for i, op in enumerate(ops):
-        family = _FAMILY_OF.get("linear" if is_point(op) else op.kind)  # a point convolution is a product
+        kind = op.kind
+        if kind == "conv2d" and is_point(op):
+            kind = "linear"  # a point convolution is a product
+        family = _FAMILY_OF.get(kind)
         if family is not None:
             rows[family].append(i)
     return {family: found for family, found in rows.items() if found}
 
 
-def _merged(parts: Sequence[tuple[list[int], Columns]], count: int, names: Sequence[str] = ()) -> Columns:
-    """Columns of all operators from those of each family; zero where a family has none."""
-    place = {name: i for i, name in enumerate(dict.fromkeys([*names, *(name for _, of in parts for name in of)]))}
-    table = np.zeros((len(place), count))
-    for rows, of in parts:
-        table[np.array([place[name] for name in of])[:, np.newaxis], rows] = np.array(list(of.values()))
-    return dict(zip(place, table, strict=True))
-
-
-def _as_counted(
-    columns: Columns, ops: Sequence[Operator], conditions: Sequence[Condition], reference: Reference
-) -> None:
+def _as_counted(columns: Columns, ops: Sequence[Operator], told: Told, reference: Reference) -> None:
     """Device memory as a profiler that replays kernels finds it: operands come from it, results stay in L2 as far as
     a third of it holds them (21 counted operators whose working set fits L2 read all operands and wrote nothing)."""
-    rows = [i for i, c in enumerate(conditions) if c.rotated == COUNTED]
-    if rows:
-        read, write = (np.array([getattr(ops[i], name) for i in rows]) for name in ("read_byte", "write_byte"))
+    rows = told.counted.nonzero()[0]
+    if rows.size:
+        read, write = np.array([(ops[i].read_byte, ops[i].write_byte) for i in rows.tolist()]).T
         columns["dram_read_byte"][rows] = np.maximum(columns["dram_read_byte"][rows], read)
         columns["dram_write_byte"][rows] = np.maximum(write - reference.l2_byte / 3.0, 0.0)
-
-
-def _groups(group: Sequence[str], found: Columns) -> Columns:
-    """Columns ``is GROUP``, how likely each row is of it: some families say so themselves, else all or not."""
-    place = {name: i for i, name in enumerate(dict.fromkeys(group))}
-    alike = np.zeros((len(place), len(group)))
-    alike[[place[name] for name in group], np.arange(len(group))] = 1.0
-    given = [values for name, values in found.items() if name.startswith("is ")]
-    if given:
-        shared = np.add.reduce(given) > 0
-        told = [found.get(f"is {name}", 0.0) for name in place]
-        for i, values in enumerate(told):
-            alike[i, shared] = values[shared] if isinstance(values, np.ndarray) else values
-    return {f"is {name}": alike[i] for name, i in place.items()}
 
 
 def choice_inputs(
     ops: Sequence[Operator], conditions: Sequence[Condition]
 ) -> tuple[list[str], tuple[Array, ...], Columns]:
     """What the kernel choice sees of each operator: its class (empty: nothing to choose), sizes and shape."""
-    classes = [""] * len(ops)
+    classes, told = [""] * len(ops), Told.by(conditions)
     sizes = tuple(np.ones(len(ops)) for _ in range(4))
     shape: Columns = {}
     point = [is_point(op) for op in ops]
@@ -205,7 +196,7 @@ def choice_inputs(
     rest = [(i, op) for i, op in enumerate(ops) if isinstance(op, Conv2d) and not point[i]]
     parts = []
     if whole:
-        parts.append((whole, products_asked([ops[i] for i in whole], [conditions[i] for i in whole])))
+        parts.append((whole, products_asked([ops[i] for i in whole], told.at(np.array(whole)))))
     if rest:
         parts.append(([i for i, _ in rest], convolutions_asked([op for _, op in rest])))
     for rows, (names, of, columns) in parts:
@@ -220,17 +211,18 @@ def choice_inputs(
 
 def _ideal(work: Columns, rate: Array, reference: Reference) -> Columns:
     """Features every family has: the scaffold's own ideal terms on the reference chip, in logs."""
-    compute = np.maximum(np.ceil(work["units"] / reference.sm_count) * work["unit_flop"] / rate, 1.0)
-    l2 = np.maximum((work["l2_byte"] + work["store_byte"]) / reference.l2_byte_per_cycle, 1.0)
-    dram = np.maximum((work["dram_read_byte"] + work["dram_write_byte"]) / reference.dram_byte_per_cycle, 1.0)
-    return {
-        "ideal_compute": np.log2(compute),
-        "ideal_l2": np.log2(l2),
-        "ideal_dram": np.log2(dram),
-        "ideal_bound": np.log2(compute / np.maximum(l2, dram)),
-        "ideal_between": np.log2(np.maximum(work["between_byte"] / reference.l2_byte_per_cycle, 1.0)),
-        "steps": np.log2(np.maximum(work["steps"], 1.0)),
-    }
+    table = np.empty((6, len(rate)))
+    table[0] = np.ceil(work["units"] / reference.sm_count) * work["unit_flop"] / rate
+    table[1] = (work["l2_byte"] + work["store_byte"]) / reference.l2_byte_per_cycle
+    table[2] = (work["dram_read_byte"] + work["dram_write_byte"]) / reference.dram_byte_per_cycle
+    table[3] = work["between_byte"] / reference.l2_byte_per_cycle
+    table[4] = work["steps"]
+    table = np.maximum(table, 1.0, out=table)
+    table[5] = table[0] / np.maximum(table[1], table[2])
+    return dict(zip(_IDEAL, np.log2(table, out=table), strict=True))
+
+
+_IDEAL = ("ideal_compute", "ideal_l2", "ideal_dram", "ideal_between", "steps", "ideal_bound")
 
 
 _FAMILY_OF: dict[str, Any] = {
@@ -248,20 +240,25 @@ _FAMILY_OF: dict[str, Any] = {
 _Pipe = tuple[str, Scalar, str]
 
 
-def _pipes(ops: Sequence[Operator], gpu: Gpu) -> list[_Pipe]:
-    """The pipe of each operator; those of a kind and format share one, depthwise convolutions apart."""
-    known: dict[tuple[object, ...], _Pipe] = {}
-    found = []
+def _pipes(ops: Sequence[Operator], gpu: Gpu) -> tuple[tuple[str, ...], Scalar, tuple[str, ...]]:
+    """Event, rate and note of each operator's pipe; those of a kind and format share one, depthwise convolutions
+    apart."""
+    place: dict[tuple[object, ...], int] = {}
+    known: list[_Pipe] = []
+    at = []
     for op in ops:
-        key = (op.kind, op.dtype, isinstance(op, Conv2d) and _depthwise(op))
-        if key not in known:
-            known[key] = _pipe(op, gpu)
-        found.append(known[key])
-    return found
+        key = (op.kind, op.dtype, op.kind == "conv2d" and _depthwise(op))
+        i = place.get(key)
+        if i is None:
+            i = place[key] = len(known)
+            known.append(_pipe(op, gpu))
+        at.append(i)
+    events, rates, notes = zip(*known, strict=True)
+    return tuple([events[i] for i in at]), _stacked(rates).take(at, axis=-1), tuple([notes[i] for i in at])
 
 
-def _depthwise(op: Conv2d) -> bool:
-    return op.groups > 1 and op.c == op.groups
+def _depthwise(op: Operator) -> bool:
+    return isinstance(op, Conv2d) and op.groups > 1 and op.c == op.groups
 
 
 def _pipe(op: Operator, gpu: Gpu) -> _Pipe:
@@ -273,7 +270,7 @@ def _pipe(op: Operator, gpu: Gpu) -> _Pipe:
     the fp32 rate.
     """
     cuda = gpu.pipes.cuda_flop_per_cycle
-    if not isinstance(op, _MATMUL) or (isinstance(op, Conv2d) and _depthwise(op)):
+    if not isinstance(op, _MATMUL) or _depthwise(op):
         dtype = Dtype.FP64 if op.dtype is Dtype.FP64 and Dtype.FP64 in cuda else Dtype.FP32
         return CUDA_EVENT[dtype], cuda[dtype], ""
     if op.dtype in gpu.pipes.tensor_flop_per_cycle:
@@ -284,7 +281,7 @@ def _pipe(op: Operator, gpu: Gpu) -> _Pipe:
     return CUDA_EVENT[Dtype.FP32], cuda[Dtype.FP32], note
 
 
-def _stacked(per_sm: list[Scalar]) -> Scalar:
+def _stacked(per_sm: Sequence[Scalar]) -> Array:
     """Rates of one SM, ``(*sweep, kernel)``; ``(kernel,)`` where no pipe is swept."""
     if all(isinstance(rate, float) for rate in per_sm):
         return np.array(per_sm)

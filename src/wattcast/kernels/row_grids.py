@@ -9,8 +9,8 @@ columns that walks over all rows, 32 at a time.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import ceil, log2
+from typing import NamedTuple
 
 from wattcast.dtypes import Dtype
 from wattcast.kernels.grid import BLOCK_CYCLE, waits
@@ -38,8 +38,7 @@ _GRADIENT_ROWS = 32.0  # that a block of the weights' gradient takes at a time
 _RMS_SHARE = 0.75  # of a step of it without a mean
 
 
-@dataclass(frozen=True)
-class Walk:
+class Walk(NamedTuple):
     """Steps one after another in all, and cycles of the busiest SM."""
 
     steps: float

@@ -17,6 +17,7 @@ from wattcast.arrays import Array
 from wattcast.errors import bad_value
 from wattcast.forest import Index, Walk, depth_of
 
+_SHALLOWEST, _LOOK = 8, 3  # levels before any tree has ended, and after which it is worth a look which have
 _KEPT = ("feature", "threshold", "left", "right", "candidate")
 
 
@@ -38,10 +39,29 @@ class Votes:
 
     def share(self, columns: Array, candidates: int) -> Array:
         """Share of the trees that vote for each candidate, ``(row, candidate)``; columns are ``(row, column)``."""
-        rows = np.arange(len(columns))[:, np.newaxis]
-        vote = rows * candidates + self.candidate.ravel().take(self._walk.leaves(columns))
-        count = np.bincount(vote.ravel(), minlength=len(columns) * candidates)
+        first = np.repeat(np.arange(0, len(columns) * candidates, candidates), len(self.feature))
+        vote = first + self.candidate.ravel().take(self._leaves(columns))
+        count = np.bincount(vote, minlength=len(columns) * candidates)
         return np.asarray(count.reshape(len(columns), candidates) / len(self.feature))
+
+    def _leaves(self, columns: Array) -> npt.NDArray[np.intp]:
+        """The leaf of each row in each tree, row by row, as positions in the arrays laid end to end.
+
+        Trees end at very different depths: once some have, every few levels those that have are left behind.
+        """
+        walk, flat = self._walk, columns.ravel()
+        node = np.tile(walk.root, len(columns))
+        at = np.repeat(np.arange(0, flat.size, max(columns.shape[1], 1)), len(walk.root))
+        here, going = node, np.arange(len(node))
+        for level in range(self.depth):
+            goes_left = flat.take(walk.feature.take(here) + at) <= walk.threshold.take(here)
+            before, here = here, walk.child.take(here + goes_left)
+            if level >= _SHALLOWEST and level % _LOOK == 0:
+                node[going] = here
+                moved = (here != before).nonzero()[0]
+                going, here, at = (of.take(moved) for of in (going, here, at))
+        node[going] = here
+        return node // 2
 
     @cached_property
     def _walk(self) -> Walk:

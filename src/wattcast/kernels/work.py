@@ -9,18 +9,21 @@ sweep over chips repeats the arithmetic but not the choice.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
+from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from wattcast.arrays import Array
-from wattcast.kernels.choose import Choice
+from wattcast.kernels.choose import NOT_RUN, Choice, Ran
 
 Columns = dict[str, Array]
+Flags = npt.NDArray[np.bool_]
 
 
 class Style(StrEnum):
@@ -68,6 +71,65 @@ COUNTED = "counted"  # of ``rotated``: a profiler that runs a kernel again for e
 
 
 @dataclass(frozen=True)
+class Told:
+    """What the conditions of all rows say, each ``(row,)``."""
+
+    usual: bool  # nothing of any row
+    cold: Flags  # all operands come from device memory
+    warm: Flags  # none does
+    counted: Flags
+    straight: Flags  # of a product: its right operand lies with k outermost
+    split_heads: Flags  # of attention: heads outside of positions
+    flash: Flags
+    cudnn: Flags
+    rows: Array  # 0: not said
+    run: Array
+    ran: Sequence[Ran]
+
+    @classmethod
+    def by(cls, conditions: Sequence[Condition]) -> Told:
+        """Read off conditions; those of a whole workload are usual, and need not be looked at."""
+        if conditions.count(USUAL) == len(conditions):
+            return _told_nothing(len(conditions))
+        return _told(conditions)
+
+    def at(self, rows: npt.NDArray[np.intp]) -> Told:
+        """Of some rows."""
+        if self.usual:
+            return _told_nothing(len(rows))
+        columns = {name: values[rows] for name, values in vars(self).items() if isinstance(values, np.ndarray)}
+        return Told(usual=False, ran=[self.ran[i] for i in rows.tolist()], **columns)
+
+
+def _told(conditions: Sequence[Condition]) -> Told:
+    rotated, layout, backend = zip(*((c.rotated, c.layout, c.backend) for c in conditions), strict=True)
+
+    def flags(words: Sequence[str], wanted: str) -> Flags:
+        return np.array([word == wanted for word in words], dtype=bool)
+
+    return Told(
+        usual=False,
+        cold=flags(rotated, "all"),
+        warm=flags(rotated, "none"),
+        counted=flags(rotated, COUNTED),
+        straight=flags(layout, "nn"),
+        split_heads=flags(layout, "bhsd"),
+        flash=flags(backend, "flash"),
+        cudnn=flags(backend, "cudnn"),
+        rows=np.array([float(c.rows) for c in conditions]),
+        run=np.array([float(c.run) for c in conditions]),
+        ran=[(c.kernels, c.parts) for c in conditions],
+    )
+
+
+@lru_cache(maxsize=1024)
+def _told_nothing(count: int) -> Told:
+    no, zero = np.zeros(count, dtype=bool), np.zeros(count)
+    no.flags.writeable = zero.flags.writeable = False
+    return Told(True, no, no, no, no, no, no, no, zero, zero, (NOT_RUN,) * count)
+
+
+@dataclass(frozen=True)
 class Work:
     """Columns of all kernels, each ``(kernel,)``."""
 
@@ -110,6 +172,19 @@ class Work:
         return np.array([*(getattr(self, name) for name in WORK_COLUMNS), *self.features.values()])
 
 
+class Part(NamedTuple):
+    """What a family knows of its rows: groups, columns of work, and features.
+
+    Sizes of which features are logarithms or alignments are given as they are: that is done once for all families.
+    """
+
+    group: Sequence[str]
+    work: Columns
+    plain: Columns
+    logs: Columns
+    aligned: Columns
+
+
 @cache
 def learner_of(group: str) -> str:
     """Whose residual a group learns.
@@ -137,6 +212,12 @@ WORK_COLUMNS = (
 )
 
 
+def columns_of(rows: Sequence[Sequence[float]]) -> Array:
+    """Numbers of each row as columns, ``(column, row)``."""
+    flat = np.fromiter(chain.from_iterable(rows), np.float64, len(rows) * len(rows[0]))
+    return flat.reshape(len(rows), -1).T.copy()
+
+
 def log2(values: npt.ArrayLike) -> Array:
     """Logarithm to base 2, zero taken as one."""
     return np.asarray(np.log2(np.maximum(np.asarray(values, dtype=np.float64), 1.0)))
@@ -158,7 +239,15 @@ def resident(byte: Array, l2_byte: float) -> Array:
     All of it up to a third of the capacity, none beyond it, linear between: the hash over two
     partitions and other traffic leave less than the capacity.
     """
-    return _share((l2_byte - byte) / (l2_byte * (1.0 - 1.0 / 3.0)))
+    return _share(l2_byte - byte, l2_byte * _SOME_RESIDENT)
+
+
+def resident_share(byte: float, l2_byte: float) -> float:
+    """:func:`resident` of one kernel."""
+    return min(max((l2_byte - byte) / (l2_byte * _SOME_RESIDENT), 0.0), 1.0)
+
+
+_SOME_RESIDENT = 1.0 - 1.0 / 3.0  # of the capacity
 
 
 def kept(byte: Array, l2_byte: float) -> Array:
@@ -169,15 +258,20 @@ def kept(byte: Array, l2_byte: float) -> Array:
     >>> float(kept(np.array(50e6), 62.9e6)), float(kept(np.array(4e6), 62.9e6))
     (0.0, 1.0)
     """
-    return _share((_NONE_KEPT * l2_byte - byte) / ((_NONE_KEPT - _ALL_KEPT) * l2_byte))
+    return _share(_NONE_KEPT * l2_byte - byte, (_NONE_KEPT - _ALL_KEPT) * l2_byte)
+
+
+def kept_share(byte: float, l2_byte: float) -> float:
+    """:func:`kept` of one kernel."""
+    return min(max((_NONE_KEPT * l2_byte - byte) / ((_NONE_KEPT - _ALL_KEPT) * l2_byte), 0.0), 1.0)
 
 
 _ALL_KEPT, _NONE_KEPT = 0.1, 0.77  # of the capacity
 
 
-def _share(values: Array) -> Array:
-    """Values drawn in to 0 and 1, as ``np.clip`` does in four times as long."""
-    return np.minimum(np.maximum(values, 0.0), 1.0)
+def _share(room: Array, whole: float) -> Array:
+    """A part of a whole drawn in to 0 and 1, as ``np.clip`` does in four times as long."""
+    return np.minimum(np.maximum(room / whole, 0.0), 1.0)
 
 
 def alignment(size: npt.ArrayLike, most: int = 16) -> Array:
