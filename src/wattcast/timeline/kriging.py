@@ -70,11 +70,12 @@ class Kriging:
 
         ``nearest_out`` takes r² of the nearest point, for :func:`nearness`.
 
-        r² = |x|² + |p|² - 2x·p as one product of a few rows at a time, [x, |x|², 1]·[-2p, 1, |p|²]. Where a row is a
-        point, what is left is rounding, some 1e-15 of |x|², and may be below zero.
+        r² = |x|² + |p|² - 2x·p as one product of a few rows at a time, [x, |x|², 1]·[-2p, 1, |p|²], all from the middle
+        of the points. Where a row is a point, what is left is rounding, some 1e-15 of |x|², and may be below zero.
         """
         table = np.empty((len(rows), len(self.features) + 2))
         scaled = np.multiply(rows, self.scale, out=table[:, :-2])
+        scaled -= self._middle
         np.einsum("ij,ij->i", scaled, scaled, out=table[:, -2])
         table[:, -1] = 1.0
         points, weights = self._distinct
@@ -106,11 +107,16 @@ class Kriging:
         one_of = np.empty(len(places), np.intp)
         one_of[which] = np.arange(len(which))
         points = np.empty((len(self.features) + 2, len(places)))
-        np.multiply(rows.take(one_of, axis=0).T, -2.0, out=points[:-2])
+        np.multiply((rows.take(one_of, axis=0) - self._middle).T, -2.0, out=points[:-2])
         points[-2] = 1.0
         np.einsum("ij,ij->j", points[:-2], points[:-2], out=points[-1])
         points[-1] *= 0.25
         return points, np.asarray(weights, dtype=np.float64)
+
+    @cached_property
+    def _middle(self) -> Array:
+        """From where distances are worked out: squares of small numbers leave little to round."""
+        return np.asarray(self.points.mean(axis=0)) if len(self.points) else np.zeros(len(self.features))
 
     def to_arrays(self, prefix: str) -> dict[str, Any]:
         """Arrays to save beside a bundle; points in single precision."""
