@@ -70,8 +70,8 @@ class Kriging:
 
         ``nearest_out`` takes r² of the nearest point, for :func:`nearness`.
 
-        r² = |x|² + |p|² - 2x·p as one product of a few rows at a time, [x, |x|², 1]·[-2p, 1, |p|²], all from the middle
-        of the points. Where a row is a point, what is left is rounding, some 1e-15 of |x|², and may be below zero.
+        r² = |x|² + |p|² - 2x·p as one product of a few rows at a time, [x, |x|², 1]·[-2p, 1, |p|²], all from the
+        middle of the points. Where a row is a point, what is left is rounding, some 1e-15 of |x|², maybe below zero.
         """
         table = np.empty((len(rows), len(self.features) + 2))
         scaled = np.multiply(rows, self.scale, out=table[:, :-2])
