@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "standin"))
 sys.path.insert(0, str(Path(__file__).parent))
 
+from fake_gpu import FakeGpu
+
 from standin import StandIn, compile_library
+from wattcast.measure.kernels.rows import Bench
+from wattcast.measure.sampler import Sampler
 
 
 @pytest.fixture(scope="session")
@@ -30,3 +36,12 @@ def standin(standin_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         monkeypatch.setenv(name, value)
     made.follow("at -10 300 1980 0 45 60")
     return made
+
+
+@pytest.fixture
+def bench(standin: StandIn) -> Iterator[Bench]:
+    """What measuring a row needs, on a GPU that only keeps time."""
+    gpu = FakeGpu()
+    gpu.operands = SimpleNamespace(pattern="random")
+    with Sampler("nvml") as sampler:
+        yield Bench(gpu, sampler, "run-1", None, top_clock_hz=1.98e9)

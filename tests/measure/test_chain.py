@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-from fake_gpu import FakeGpu
 
-from standin import StandIn
 from wattcast.errors import BadInput
 from wattcast.measure.kernels.campaign import Campaign
 from wattcast.measure.kernels.chain import chains
@@ -19,17 +15,8 @@ from wattcast.measure.kernels.listed import read_listed
 from wattcast.measure.kernels.rows import Bench
 from wattcast.measure.kernels.steps import STEPS
 from wattcast.measure.pack import pack
-from wattcast.measure.sampler import Sampler
 from wattcast.measure.summary import markdown, summarise
 from wattcast.records import CHAINS_FILE, ROWS_FILE, ChainRow, database_folder, from_plain, read_lines, read_table
-
-
-@pytest.fixture
-def bench(standin: StandIn) -> Iterator[Bench]:
-    gpu = FakeGpu()
-    gpu.operands = SimpleNamespace(pattern="random")
-    with Sampler("nvml") as sampler:
-        yield Bench(gpu, sampler, "run-1", None, top_clock_hz=1.98e9)
 
 
 def test_chains_hold_six_to_twelve_different_operators() -> None:

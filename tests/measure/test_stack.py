@@ -4,32 +4,19 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import make_stacks
 import pytest
-from fake_gpu import FakeGpu
 
-from standin import StandIn
 from wattcast.measure.kernels.campaign import Campaign
 from wattcast.measure.kernels.rows import Bench
 from wattcast.measure.kernels.stack import FEW, MANY, layer_row, stacks
 from wattcast.measure.kernels.steps import STEPS
 from wattcast.measure.models.plan import plan
 from wattcast.measure.pack import pack
-from wattcast.measure.sampler import Sampler
 from wattcast.records import CHAINS_FILE, ChainRow, KernelRow, RowKind, from_plain, read_lines, read_table
-
-
-@pytest.fixture
-def bench(standin: StandIn) -> Iterator[Bench]:
-    gpu = FakeGpu()
-    gpu.operands = SimpleNamespace(pattern="random")
-    with Sampler("nvml") as sampler:
-        yield Bench(gpu, sampler, "run-1", None, top_clock_hz=1.98e9)
 
 
 def test_the_list_is_what_the_front_end_spells() -> None:

@@ -19,6 +19,7 @@ from typing import Any
 
 from wattcast.measure.kernels import rows
 from wattcast.measure.kernels.campaign import Campaign, measure_burst
+from wattcast.measure.kernels.chain import Chain, chain_row
 from wattcast.measure.kernels.from_workload import from_operator
 from wattcast.measure.kernels.spec import Spec
 from wattcast.measure.models.plan import Dims
@@ -97,25 +98,19 @@ def _measure(campaign: Campaign, stack: Stack) -> None:
 
 def layer_row(few: KernelRow | None, many: KernelRow, stack: Stack, alone_s: dict[str, float]) -> ChainRow:
     """One layer as a chain: the difference of two depths; ``alone_s``: its members' latencies, where known."""
-    known = all(member.id in alone_s for member in stack.members)
-    measured: dict[str, Any] = {}
-    if few is not None and few.latency_s and many.latency_s:
-        spread_s = [row.latency_spread_s or 0.0 for row in (few, many)]
-        measured["latency_s"] = (many.latency_s - few.latency_s) / (MANY - FEW)
-        measured["latency_spread_s"] = (spread_s[0] ** 2 + spread_s[1] ** 2) ** 0.5 / (MANY - FEW)
-    return ChainRow(
-        many.id.replace(f"{RowKind.BURST}-", f"{RowKind.CHAIN}-", 1),
-        stack.name,
-        specs=tuple(member.id for member in stack.members),
-        alone_s=tuple(alone_s[member.id] for member in stack.members) if known else (),
+    row = replace(
+        chain_row(many, Chain(stack.name, stack.members), alone_s),
         operators=stack.operators,
         handed_on=True,
-        copies=many.copies,
-        replays=many.replays,
-        sm_clock_hz=many.sm_clock_hz,
-        temperature_c=many.temperature_c,
-        flags=tuple(dict.fromkeys([*(few.flags if few is not None else ()), *many.flags])),
-        run=many.run,
-        date=many.date,
-        **measured,
+        latency_s=None,
+        latency_spread_s=None,
+    )
+    if few is None or not (few.latency_s and many.latency_s):
+        return row
+    spread_s = [one.latency_spread_s or 0.0 for one in (few, many)]
+    return replace(
+        row,
+        latency_s=(many.latency_s - few.latency_s) / (MANY - FEW),
+        latency_spread_s=(spread_s[0] ** 2 + spread_s[1] ** 2) ** 0.5 / (MANY - FEW),
+        flags=tuple(dict.fromkeys([*few.flags, *many.flags])),
     )
