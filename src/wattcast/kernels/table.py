@@ -6,6 +6,7 @@ before any clock is known; ``timeline/`` turns it into cycles and seconds.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -110,7 +111,12 @@ class Kernels:
     @cached_property
     def calls(self) -> Array:
         """How often each row runs in the whole workload, ``(kernel,)``."""
-        total = np.zeros(len(self.ops))
-        for segment in self.segments:
-            np.add.at(total, segment.rows, segment.counts * segment.repeat)
-        return total
+        return self.added_up([1.0] * len(self.segments))
+
+    def added_up(self, each: Sequence[float]) -> Array:
+        """A value of each segment, added up over all runs of each row, ``(kernel,)``."""
+        if not self.segments:
+            return np.zeros(len(self.ops))
+        rows = np.concatenate([segment.rows for segment in self.segments])
+        runs = [value * s.repeat * s.counts for value, s in zip(each, self.segments, strict=True)]
+        return np.asarray(np.bincount(rows, np.concatenate(runs), len(self.ops)), dtype=np.float64)

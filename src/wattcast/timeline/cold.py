@@ -57,7 +57,4 @@ def _pushed_out(kernels: Kernels, l2_byte: float) -> Array:
     each = np.array([passed.take(segment.rows) @ segment.counts for segment in segments])
     repeats = np.array([segment.repeat for segment in segments], np.float64)
     share = 1.0 - kept(np.where(repeats > 1.0, each, each @ repeats), l2_byte)
-    met = np.zeros(len(kernels.ops))
-    for segment, of in zip(segments, share * repeats, strict=True):
-        np.add.at(met, segment.rows, of * segment.counts)
-    return np.asarray(met / np.maximum(kernels.calls, 1.0))
+    return np.asarray(kernels.added_up(share.tolist()) / np.maximum(kernels.calls, 1.0))
