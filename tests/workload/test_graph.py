@@ -8,15 +8,17 @@ from dataclasses import replace
 import pytest
 
 from wattcast.dtypes import Dtype
-from wattcast.workload.graph import Block, Bmm, Conv2d, Elementwise, LayerNorm, Layout, Linear, RmsNorm
+from wattcast.kernels.lower import _issued
+from wattcast.workload.graph import Block, Bmm, Conv2d, Elementwise, Graph, LayerNorm, Layout, Linear, RmsNorm
 
 
-def test_equal_operators_of_a_block_are_one_wherever_they_stand() -> None:
+def test_equal_operators_are_one_kernel_wherever_they_stand() -> None:
     first, other = Linear(8, 16, 32, label="a"), Elementwise("relu", 64)
     block = Block((first, other, Linear(8, 16, 32, label="b", count=3), other))
-    distinct, places = block.distinct
-    assert distinct == (first, other)
-    assert places == (0, 1, 0, 1)
+    ops, (segment,) = _issued(Graph("some", (block,)))
+    assert ops == (first, other)
+    assert segment.rows.tolist() == [0, 1, 0, 1]
+    assert segment.counts.tolist() == [1.0, 1.0, 3.0, 1.0]
 
 
 def test_the_same_operator_elsewhere_differs_in_its_label_alone() -> None:

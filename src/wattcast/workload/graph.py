@@ -418,13 +418,6 @@ class Block:
         if self.repeat < 1:
             raise bad_value("block.repeat", "a whole number of at least 1", self.repeat)
 
-    @cached_property
-    def distinct(self) -> tuple[tuple[Operator, ...], tuple[int, ...]]:
-        """The operators that differ, in order of appearance, and which of them stands at each position."""
-        place: dict[Operator, int] = {}
-        places = tuple([place.setdefault(op, len(place)) for op in self.ops])
-        return tuple(place), places
-
 
 @dataclass(frozen=True)
 class Graph:
