@@ -18,6 +18,7 @@ from wattcast.arrays import Array
 from wattcast.fit import kernels_data, models_data
 from wattcast.fit.kernels import random
 from wattcast.fit.kernels_split import HeldOut, folds_of, predict_rows
+from wattcast.fit.models_data import Case
 from wattcast.fitted import bundle_for, fitted
 from wattcast.records import MODEL_KERNELS_FILE, database_folder, read_table
 from wattcast.report.figure import caption, new_figure, save
@@ -189,15 +190,28 @@ def shares(gpu: str) -> list[Shares]:
     profiles = {entry["id"]: entry for entry in read_table(path) if not entry["error"]} if path.exists() else {}
     if profiles:
         found = []
-        for case in models_data.load(gpu):
-            if case.row.id in profiles and case.row.graph:
-                name = f"{case.graph.name.removesuffix(f' {case.row.dtype}')}, {case.row.attention}"
-                found.append(of_profile(name, profiles[case.row.id]))
-                predicted = of_prediction(api.predict(case.graph, gpu, host_launch="0us"))
-                found.append(Shares(name, False, predicted.share))
+        for case in _spread([c for c in models_data.load(gpu) if c.row.id in profiles and c.row.graph]):
+            name = f"{case.graph.name.removesuffix(f' {case.row.dtype}')}, {case.row.attention}"
+            found.append(of_profile(name, profiles[case.row.id]))
+            predicted = of_prediction(api.predict(case.graph, gpu, host_launch="0us"))
+            found.append(Shares(name, False, predicted.share))
         return found
     predictions = [(api.predict(m, gpu, host_launch="0us", **o), o) for m, o in _SHOWN]
     return [Shares(f"{p.name}, {o.get('attention', 'flash')}", False, of_prediction(p).share) for p, o in predictions]
+
+
+def _spread(cases: list[Case]) -> list[Case]:
+    """As many as a page holds: the longest of each model and phase, evenly from these."""
+    longest: dict[tuple[str, str], Case] = {}
+    for case in sorted(cases, key=lambda case: case.row.latency_s or 0.0):
+        longest[case.row.model, case.row.phase] = case
+    kept = {case.row.id for case in longest.values()}
+    one_each = [case for case in cases if case.row.id in kept]
+    step = max(len(one_each) / _MOST_SHOWN, 1.0)
+    return [one_each[int(i * step)] for i in range(min(len(one_each), _MOST_SHOWN))]
+
+
+_MOST_SHOWN = 20
 
 
 def kind_shares(found: list[Shares], gpu: str) -> Figure:
