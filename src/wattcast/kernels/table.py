@@ -106,7 +106,7 @@ class Kernels:
     @cached_property
     def fills(self) -> npt.NDArray[np.bool_]:
         """Kernels whose units fill an SM each, ``(kernel,)``."""
-        return np.array([family in _FILLING for family in self.family])
+        return np.array([family in _FILLING for family in self.family], dtype=np.bool_)
 
     @cached_property
     def calls(self) -> Array:
