@@ -9,7 +9,10 @@ from pathlib import Path
 
 import make_stacks
 import pytest
+from typer.testing import CliRunner
 
+from wattcast.cli.measure import app
+from wattcast.measure.__main__ import main
 from wattcast.measure.kernels.campaign import Campaign
 from wattcast.measure.kernels.rows import Bench
 from wattcast.measure.kernels.stack import FEW, MANY, layer_row, stacks
@@ -78,3 +81,13 @@ def test_the_step_measures_operators_first_and_packs_layers_with_chains(bench: B
     (row,) = read_table(tmp_path / "out" / CHAINS_FILE)
     assert row["handed_on"] is True
     assert json.loads(row["operators"][0])["op"] == "cast"
+
+
+def test_every_step_can_be_found_from_help(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of the command, and of the module that a bare GPU node runs."""
+    told = CliRunner().invoke(app, ["kernels", "--help"]).output
+    with pytest.raises(SystemExit):
+        main(["kernels", "--help"])
+    for text in (told, capsys.readouterr().out):
+        unbroken = "".join(text.replace("│", "").split())  # lines end where the terminal does
+        assert [step for step in STEPS if step not in unbroken] == []

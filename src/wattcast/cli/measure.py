@@ -199,7 +199,13 @@ def sensor(ctx: typer.Context, source: Source = "auto", device: Device = 0, json
 def kernels(
     ctx: typer.Context,
     out: Annotated[Path, typer.Option(help="Folder for JSON Lines; a re-run continues there.")],
-    steps: Annotated[str, typer.Option(help="Comma-separated; default all.")] = "",
+    steps: Annotated[
+        str,
+        typer.Option(
+            help="Commas between: idle, burst, repeat-burst, sustained, repeat-sustained, duty, pattern, clock, "
+            "names (these by default), chain, stack (operators among others)."
+        ),
+    ] = "",
     budget: Annotated[str, typer.Option(help="Stop in time, such as 540s.")] = "540s",
     plan: Annotated[
         Path | None,

@@ -54,7 +54,9 @@ def _parser() -> argparse.ArgumentParser:
     kernels = verbs.add_parser("kernels", help="measure operators of the plan into --out")
     kernels.add_argument("--out", type=Path, required=True)
     kernels.add_argument(
-        "--steps", default="idle,burst,repeat-burst,sustained,repeat-sustained,duty,pattern,clock,names"
+        "--steps",
+        default="idle,burst,repeat-burst,sustained,repeat-sustained,duty,pattern,clock,names",
+        help="commas between; by default %(default)s; besides: chain, stack (operators among others)",
     )
     kernels.add_argument("--budget", default="540s")
     kernels.add_argument("--few", type=int, default=0, help="only this many operators per family: a smoke test")

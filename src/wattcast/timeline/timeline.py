@@ -146,14 +146,12 @@ class Timeline:
         )
 
     def later(self, extra_s: Array) -> Timeline:
-        """The same where each run of a kernel takes so many seconds more; ``(kernel,)``, none of tensor rows."""
-        phases = tuple(
-            replace(phase, seconds=phase.seconds + extra_s)
-            if phase.cycles is None and phase.seconds is not None
-            else phase
-            for phase in self.phases
-        )
-        return replace(self, phases=phases)
+        """The same where each run of a kernel takes so many seconds more, ``(kernel,)``, in which SMs have no work:
+        a part of its fixed phase, which comes first."""
+        fixed, *rest = self.phases
+        assert fixed.cycles is None, "the fixed phase is of seconds alone"
+        seconds = extra_s if fixed.seconds is None else fixed.seconds + extra_s
+        return replace(self, phases=(replace(fixed, seconds=seconds), *rest))
 
     @cached_property
     def stack(self) -> Stack | None:
