@@ -10,7 +10,7 @@ from numpy.testing import assert_allclose
 
 from wattcast.equilibrium import settle
 from wattcast.fitted import bundle_for
-from wattcast.flow import analyse, at_clock, both, power_at
+from wattcast.flow import Running, analyse, at_clock, both
 from wattcast.hardware import OperatingPoint, load
 from wattcast.power.static import VoltageCurve
 from wattcast.workload import Options, build
@@ -77,7 +77,8 @@ def test_the_mean_power_is_that_of_the_parts_added_up(clock_hz) -> None:
     totals, detail = both(timeline, at, bundle)
     parts_j = (detail.kernel_j * timeline.calls).sum(axis=-1) + detail.gap_j
     assert_allclose(totals.energy_j, parts_j, rtol=1e-12)
-    assert_allclose(power_at(timeline, at, bundle)(np.asarray(clock_hz)), totals.power_w, rtol=1e-12)
+    running = Running(timeline, at, bundle)
+    assert_allclose(running.power_w(running.at(np.asarray(clock_hz))), totals.power_w, rtol=1e-12)
 
 
 def test_a_batch_of_one_workload_settles_as_it_does_alone() -> None:

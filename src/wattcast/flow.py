@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -86,15 +86,6 @@ def at_clock(timeline: Timeline, at: OperatingPoint, bundle: Bundle) -> Totals:
     """
     running = Running(timeline, at, bundle)
     return running.totals(running.at(_set_clock(at)))
-
-
-def power_at(timeline: Timeline, at: OperatingPoint, bundle: Bundle) -> Callable[[Array], Array]:
-    """Mean power as a function of the set clock, ``(*sweep, 1)`` -> ``(*sweep,)``.
-
-    That of :func:`at_clock`, for many clocks: what no clock changes is worked out once.
-    """
-    running = Running(timeline, at, bundle)
-    return lambda clock_hz: running.power_w(running.at(clock_hz))
 
 
 @dataclass(frozen=True)
