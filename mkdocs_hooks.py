@@ -17,12 +17,20 @@ sys.path.insert(0, str(ROOT / "src"))
 GROWING = {"Method": "method", "Decisions": "decisions"}
 PUBLIC = {
     "wattcast": ("predict", "load_gpu", "Prediction", "OperatingPoint", "Gpu"),
-    "wattcast.workload.options": ("Options",),
+    "wattcast.workload.model_options": ("ModelOptions",),
     "wattcast.explore": None,
-    "wattcast.report.look": ("Settings", "look", "Look"),
-    "wattcast.report.trace": ("PowerTrace", "power_trace"),
-    "wattcast.report.page": ("report",),
-    "wattcast.report.predicted": ("timeline", "roofline", "clock_curves", "against_measured", "pareto"),
+    "wattcast.report.configuration_view": (
+        *("RunSettings", "view_configuration", "ConfigurationView", "PowerTrace", "build_power_trace"),
+    ),
+    "wattcast.report.html_report": ("build_report",),
+    "wattcast.report.prediction_figures": (
+        "draw_breakdown",
+        "draw_timeline",
+        "draw_roofline",
+        "draw_clock_curves",
+        "draw_against_measured",
+        "draw_pareto",
+    ),
 }
 
 
@@ -47,14 +55,11 @@ def on_files(files: Any, config: Any) -> Any:
 
 def commands_page() -> str:
     """Every command with its help and its options."""
-    import typer
-
-    from wattcast.cli.main import COMMANDS
+    from wattcast.cli.main import COMMANDS, load_command
 
     lines = ["# Commands", "", "`wattcast COMMAND --help` says the same in a terminal.", ""]
-    for verb, module in COMMANDS.items():
-        found = typer.main.get_command(importlib.import_module(f"wattcast.cli.{module}").app)
-        lines += _command(found, f"wattcast {verb}", 2)
+    for verb in COMMANDS:
+        lines += _command(load_command(verb), f"wattcast {verb}", 2)
     return "\n".join(lines)
 
 

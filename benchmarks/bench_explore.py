@@ -11,9 +11,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from wattcast.explore import api, cluster, sweep
-from wattcast.explore.study import configured, table
-from wattcast.prediction import predict
+from wattcast.explore import explorations, sweep
+from wattcast.explore import sweep as cluster
+from wattcast.explore.study import configure_points, tabulate_points
+from wattcast.predictor.prediction import predict_graph
 
 AXES = ("clock=600MHz:1980MHz:15MHz", "sm_count=64:192:4", "memory.bandwidth=2TB/s:8TB/s:100GB/s")
 
@@ -21,14 +22,14 @@ AXES = ("clock=600MHz:1980MHz:15MHz", "sm_count=64:192:4", "memory.bandwidth=2TB
 def million():
     """A million designs of a whole prefill, with the governor: as many as a Sobol sample is asked for."""
     axes = ["clock=600MHz:1980MHz", "sm_count=64:192", "memory.bandwidth=2TB/s:8TB/s"]
-    return api.study("llama3-8b", "h200", axes, sample="random:1000000", batch=8, seq=1024)
+    return explorations.build_study("llama3-8b", "h200", axes, sample="random:1000000", batch=8, seq=1024)
 
 
 def timed(workers: int) -> tuple[float, float]:
     """Seconds by the clock and of processor time, workers' included, of a million designs to Parquet."""
     before_s, start_s = _processor_s(), time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        sweep.run(million(), Path(folder) / "points.parquet", runner=sweep.processes(workers))
+        sweep.run_sweep(million(), Path(folder) / "points.parquet", runner=sweep.process_runner(workers))
     return time.perf_counter() - start_s, _processor_s() - before_s
 
 
@@ -44,11 +45,11 @@ class Explore:
     timeout = 600
 
     def setup(self) -> None:
-        self.study = api.study("llama3-8b", "h200", list(AXES), batch=8, seq=1024)
+        self.study = explorations.build_study("llama3-8b", "h200", list(AXES), batch=8, seq=1024)
 
     def time_million_points_to_parquet(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
-            sweep.run(million(), Path(folder) / "points.parquet")
+            sweep.run_sweep(million(), Path(folder) / "points.parquet")
 
     time_million_points_to_parquet.number = 1
     time_million_points_to_parquet.repeat = (1, 3, 120.0)
@@ -62,23 +63,23 @@ class Explore:
         start = time.process_time()
         for number in range(points):
             one = {name: values[0] for name, values in self.study.space.points(number, number + 1).items()}
-            predict(self.study.graph, *configured(self.study, one))
+            predict_graph(self.study.graph, *configure_points(self.study, one))
         middle = time.process_time()
-        table(self.study, 0, 50_000)
+        tabulate_points(self.study, 0, 50_000)
         return (middle - start) / points / ((time.process_time() - middle) / 50_000)
 
     def track_run_over_table(self) -> float:
         """What parts, the front, encoding and files cost on top of the evaluation itself."""
         start = time.process_time()
-        table(self.study, 0, self.study.space.size)
+        tabulate_points(self.study, 0, self.study.space.size)
         middle = time.process_time()
         with tempfile.TemporaryDirectory() as folder:
-            sweep.run(self.study, Path(folder) / "points.parquet")
+            sweep.run_sweep(self.study, Path(folder) / "points.parquet")
         return (time.process_time() - middle) / (middle - start)
 
     def track_two_processes_over_one(self) -> float:
         """How many times faster two processes are than one, on a machine with two free cores."""
-        return self._wall(sweep.processes(1)) / self._wall(sweep.processes(2))
+        return self._wall(sweep.process_runner(1)) / self._wall(sweep.process_runner(2))
 
     def track_processor_time_of_two_processes_over_one(self) -> float:
         """What starting and feeding a second process costs: 1 is nothing."""
@@ -86,11 +87,11 @@ class Explore:
 
     def track_two_dask_workers_over_one(self) -> float:
         """How many times faster two Dask workers are than one, on a machine with two free cores."""
-        return self._wall(cluster.on("local", 1)) / self._wall(cluster.on("local", 2))
+        return self._wall(cluster.cluster_runner("local", 1)) / self._wall(cluster.cluster_runner("local", 2))
 
     def _wall(self, runner: sweep.Runner) -> float:
         start = time.perf_counter()
-        sweep.run(million(), runner=runner, part_points=50_000)
+        sweep.run_sweep(million(), runner=runner, part_points=50_000)
         return time.perf_counter() - start
 
     def track_peak_memory_mb(self) -> float:

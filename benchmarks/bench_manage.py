@@ -16,19 +16,23 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from wattcast.manage import hd7970
-from wattcast.manage.harmonia import Harmonia, State
-from wattcast.manage.objective import Objective
-from wattcast.manage.observation import Observation
-from wattcast.manage.plant import TableRun
-from wattcast.manage.policies import Name, Setup, controller_for, oracle
-from wattcast.manage.sensitivity import preset
-from wattcast.manage.simulate import play_table
+from wattcast.manage.plants import Observation, TablePlant, play_application
+from wattcast.manage.policies import (
+    ControllerState,
+    Harmonia,
+    PolicyName,
+    PolicySetup,
+    find_oracle_settings,
+    make_controller,
+)
+from wattcast.manage.search_problem import Objective
+from wattcast.manage.sensitivity_model import load_shipped_model
 
 ITERATIONS = 10_000
 PASSES = 8
 MOST_US = 50.0
 CAPS_W = (None, 150.0, 180.0)
-POLICIES = (Name.HARMONIA, Name.COARSE, Name.CORE_CLOCK)  # those that decide while a program runs
+POLICIES = (PolicyName.HARMONIA, PolicyName.COARSE, PolicyName.CORE_CLOCK)  # those that decide while a program runs
 
 
 @dataclass(frozen=True)
@@ -42,11 +46,11 @@ class Cost:
     over_as_it_came: float  # share
 
 
-def moments(controller: Harmonia) -> Iterator[tuple[State, Observation]]:
+def moments(controller: Harmonia) -> Iterator[tuple[ControllerState, Observation]]:
     """Every state and observation of all applications of the simulated card, searching and settled."""
-    tables = hd7970.tables()
+    tables = hd7970.load_tables()
     for application in tables.applications:
-        run, state = TableRun(tables, application), controller.start()
+        run, state = TablePlant(tables, application), controller.start()
         while (kernel := run.next_kernel()) is not None:
             observation = run.run(controller.settings(state, kernel))
             yield state, observation
@@ -81,9 +85,9 @@ def _us(work) -> float:
     return 1e6 * (time.perf_counter() - begin)
 
 
-def controller(cap_w: float | None, policy: Name = Name.HARMONIA) -> Harmonia:
-    setup = Setup(objective=Objective(cap_w=cap_w), model=preset("hd7970_simulated"))
-    found = controller_for(hd7970.tables(), policy, setup)
+def controller(cap_w: float | None, policy: PolicyName = PolicyName.HARMONIA) -> Harmonia:
+    setup = PolicySetup(objective=Objective(cap_w=cap_w), model=load_shipped_model("hd7970_simulated"))
+    found = make_controller(hd7970.load_tables(), policy, setup)
     assert found is not None
     return found
 
@@ -95,14 +99,13 @@ class Manage:
     param_names = ("cap_w",)
 
     def setup(self, cap_w: float | None) -> None:
-        tables = hd7970.tables()
+        tables = hd7970.load_tables()
         order = np.resize(tables.applications["CoMD"], ITERATIONS)
         self.tables = replace(tables, applications={"long": order})
         self.controller = controller(cap_w)
-        assert self.tables.rows
 
     def time_ten_thousand_iterations(self, cap_w: float | None) -> None:
-        play_table(self.tables, "long", self.controller)
+        play_application(self.tables, "long", self.controller)
 
     def track_decision_us(self, cap_w: float | None) -> float:
         return cost(self.controller).mean_us
@@ -113,10 +116,10 @@ class Manage:
     def track_iterations_per_oracle_sweep(self, cap_w: float | None) -> float:
         """How many controlled iterations take as long as the oracle over 448 settings of 32 phases."""
         begin = time.perf_counter()
-        oracle(self.tables, Objective())
+        find_oracle_settings(self.tables, Objective())
         sweep_s = time.perf_counter() - begin
         begin = time.perf_counter()
-        play_table(self.tables, "long", self.controller)
+        play_application(self.tables, "long", self.controller)
         return sweep_s / ((time.perf_counter() - begin) / ITERATIONS)
 
 

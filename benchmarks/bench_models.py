@@ -1,10 +1,9 @@
 """One prediction of every model in the catalogue on the GPU that was measured, once all is loaded.
 
-A workload is first (of a model in a phase that this process has not met, or met once: it is traced), new (at a batch
-not met before: its sizes are read off a plan) or known (predicted again); all but the last are built, lowered and
-predicted for the first time. Told is what reading all of a prediction adds (parts, operators, interval, support).
-Ninety workloads, evenly from the catalogue, go through ``predict_many``, likewise. CPU time, the least of several,
-since machines are shared.
+A workload is first (of a model in a phase that this process has not met), new (at a batch not met before) or known
+(predicted again); all but the last are built, lowered and predicted for the first time. Told is what reading all of
+a prediction adds (parts, operators, interval, support). Ninety workloads, evenly from the catalogue, go through
+``predict_many``, likewise. CPU time, the least of several, since machines are shared.
 Ratios are over a thousand small steps of NumPy, of which a prediction is made: they travel between machines,
 milliseconds do not. Run by hand for a table by phase: ``python benchmarks/bench_models.py``.
 """
@@ -18,26 +17,26 @@ from functools import partial
 
 import numpy as np
 
-from wattcast.api import predict, predict_many
-from wattcast.prediction import Prediction
-from wattcast.workload import models
-from wattcast.workload.architectures import Kind
+from wattcast.predictor.api import predict, predict_many
+from wattcast.predictor.prediction import Prediction
+from wattcast.workload import model_catalogue
+from wattcast.workload.model_catalogue import ModelKind
 
 GPU = "h200"
-FIRST_BATCHES, PLANNED_BATCH, NEW_BATCHES = (3, 5), 6, (7, 9, 10, 11)  # a workload not met before each time
+FIRST_BATCHES, NEW_BATCHES = (3, 5), (7, 9, 10, 11)  # a workload not met before each time
 MANY_BATCHES = {True: (12, 13, 14, 15), False: (17, 18, 19, 21)}  # with training, without
 FIRST_LENGTHS = (320, 352)  # which no structure met before has
 MANY = 90
 LIMIT_S = 5e-3
-_PHASES = {Kind.LANGUAGE: ("prefill", "decode", "train"), Kind.ENCODER: ("forward", "train")}
+_PHASES = {ModelKind.LANGUAGE: ("prefill", "decode", "train"), ModelKind.ENCODER: ("forward", "train")}
 
 
 def workloads() -> Iterator[tuple[str, dict[str, object]]]:
     """Every model in each of its phases, batch left open."""
-    for name in models.names():
-        kind = models.load(name).kind
+    for name in model_catalogue.list_models():
+        kind = model_catalogue.load_model(name).kind
         for phase in _PHASES.get(kind, ("forward", "train")):
-            yield name, {"phase": phase} | ({} if kind is Kind.VISION else {"seq": 384})
+            yield name, {"phase": phase} | ({} if kind is ModelKind.VISION else {"seq": 384})
 
 
 def seconds(work: Callable[[], object]) -> float:
@@ -67,7 +66,6 @@ def measured() -> dict[tuple[str, str], tuple[float, float, float, float]]:
     for name, options in workloads():
         ask = partial(predict, name, GPU, **options)
         first = min(seconds(partial(ask, batch=batch)) for batch in FIRST_BATCHES)
-        ask(batch=PLANNED_BATCH)
         new, known = (min(seconds(partial(ask, batch=batch)) for batch in NEW_BATCHES) for _ in range(2))
         read = min(seconds(partial(told, ask(batch=batch))) for batch in NEW_BATCHES)
         found[name, str(options["phase"])] = first, new, known, read

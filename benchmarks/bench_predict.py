@@ -9,13 +9,13 @@ import time
 
 import numpy as np
 
-from wattcast.arrays import swept
-from wattcast.equilibrium import settle
-from wattcast.fitted import bundle_for
-from wattcast.flow import analyse, at_clock
-from wattcast.hardware import OperatingPoint, load
-from wattcast.prediction import predict
-from wattcast.workload import Options, build
+from wattcast.core.arrays import as_sweep
+from wattcast.hardware import OperatingPoint, load_gpu
+from wattcast.predictor.bundle import bundle_for
+from wattcast.predictor.governor import find_governed_point
+from wattcast.predictor.pipeline import analyse_graph, total_at_clock
+from wattcast.predictor.prediction import predict_graph
+from wattcast.workload import ModelOptions, build_graph
 
 POINTS = 1_000_000
 CHUNK = 10_000
@@ -26,11 +26,11 @@ def sweep(graph, gpu, bundle, points: int, chunk: int = CHUNK) -> float:
     rng = np.random.default_rng(0)
     total_j = 0.0
     for _ in range(0, points, chunk):
-        clock = swept(rng.uniform(0.6e9, 1.98e9, chunk))
+        clock = as_sweep(rng.uniform(0.6e9, 1.98e9, chunk))
         chip = gpu.sweep(sm_count=rng.integers(64, 192, chunk), memory__byte_per_s=rng.uniform(2e12, 8e12, chunk))
-        timeline = analyse(graph, chip, bundle)
-        settled = settle(timeline, chip, OperatingPoint(clock_hz=clock), bundle)
-        total_j += float(at_clock(timeline, settled.at, bundle).energy_j.sum())
+        timeline = analyse_graph(graph, chip, bundle)
+        settled = find_governed_point(timeline, chip, OperatingPoint(clock_hz=clock), bundle)
+        total_j += float(total_at_clock(timeline, settled.at, bundle).energy_j.sum())
     return total_j
 
 
@@ -51,12 +51,12 @@ class Predict:
     """A whole model, once loaded."""
 
     def setup(self) -> None:
-        self.gpu = load("h100-sxm")
+        self.gpu = load_gpu("h100-sxm")
         self.bundle = bundle_for(self.gpu)
-        self.graph = build("llama3-8b", Options(batch=8, seq=1024))
+        self.graph = build_graph("llama3-8b", ModelOptions(batch=8, seq=1024))
 
     def time_one_prediction(self) -> None:
-        predict(self.graph, self.gpu, OperatingPoint(), self.bundle)
+        predict_graph(self.graph, self.gpu, OperatingPoint(), self.bundle)
 
     def time_million_points(self) -> None:
         sweep(self.graph, self.gpu, self.bundle, POINTS)
@@ -77,9 +77,9 @@ class Predict:
         """How many times faster a sweep is than a Python loop over single predictions, per point."""
         start = time.process_time()
         for clock_hz in np.linspace(0.6e9, 1.98e9, 50):
-            timeline = analyse(self.graph, self.gpu, self.bundle)
-            settled = settle(timeline, self.gpu, OperatingPoint(clock_hz=float(clock_hz)), self.bundle)
-            at_clock(timeline, settled.at, self.bundle)
+            timeline = analyse_graph(self.graph, self.gpu, self.bundle)
+            settled = find_governed_point(timeline, self.gpu, OperatingPoint(clock_hz=float(clock_hz)), self.bundle)
+            total_at_clock(timeline, settled.at, self.bundle)
         middle = time.process_time()
         sweep(self.graph, self.gpu, self.bundle, 50_000)
         return (middle - start) / 50 / ((time.process_time() - middle) / 50_000)

@@ -26,13 +26,13 @@ class MillionSamples:
         """One metric trace for all timings, and the power trace that belongs to it."""
         import polars as pl
 
-        from wattcast.activity.simulated import Dialect, counters
+        from wattcast.gpuwattch.trace_reading import SimulatorDialect, dialect_counters
 
         folder = Path(tempfile.mkdtemp(prefix="bench_trace_"))
         random = np.random.default_rng(7)
         columns = {
             c.column: np.rint(random.exponential(10.0 ** (1 + i % 5), ROWS))
-            for i, c in enumerate(counters(Dialect.GPUWATTCH))
+            for i, c in enumerate(dialect_counters(SimulatorDialect.GPUWATTCH))
         }
         columns |= {
             "PIPE_A": np.round(random.random(ROWS) * 0.8, 6),
@@ -101,17 +101,16 @@ class MillionSamples:
 
 
 def _power_trace(folder: Path, out: Path) -> None:
-    from wattcast.activity.simulated import Dialect, Sampling, open_metric_trace
-    from wattcast.power.component.build import build
-    from wattcast.power.component.components import component_set
-    from wattcast.power.component.demo import demo_architecture, demo_energies
-    from wattcast.power.component.run import TraceRun, Wanted, run_trace
+    from wattcast.gpuwattch.component_build import build_component_model, demo_architecture, demo_energies
+    from wattcast.gpuwattch.energy_table import read_component_set
+    from wattcast.gpuwattch.trace_reading import SimulatorDialect, TraceSampling, open_metric_trace
+    from wattcast.gpuwattch.trace_run import TraceRun, WantedFiles, run_trace
 
-    components = component_set(Dialect.GPUWATTCH, compat=True)
-    model = build(demo_architecture(), demo_energies(), components).model
-    trace = open_metric_trace(folder / "metric_trace.log", Dialect.GPUWATTCH)
-    wanted = Wanted(report=True, power_trace=True, metric_trace=False, steady=False, parquet=False, figure=False)
-    run_trace(TraceRun(trace, model, components, Sampling(500, 1e9), out, wanted=wanted))
+    components = read_component_set(SimulatorDialect.GPUWATTCH, compat=True)
+    model = build_component_model(demo_architecture(), demo_energies(), components).model
+    trace = open_metric_trace(folder / "metric_trace.log", SimulatorDialect.GPUWATTCH)
+    wanted = WantedFiles(report=True, power_trace=True, metric_trace=False, steady=False, parquet=False, figure=False)
+    run_trace(TraceRun(trace, model, components, TraceSampling(500, 1e9), out, wanted=wanted))
 
 
 def _ratio(ours: Callable[[], None], theirs: Callable[[], None]) -> float:

@@ -2,7 +2,7 @@
 
 from wattcast import explore
 
-found = explore.designs(
+found = explore.explore_designs(
     "llama3-8b",
     "h200",
     ["clock=900MHz:1980MHz:60MHz", "sm_count=96:192:8", "memory.bandwidth=3TB/s:8TB/s:1TB/s"],

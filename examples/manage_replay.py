@@ -4,9 +4,9 @@ import math
 import tempfile
 from pathlib import Path
 
-from wattcast.manage import replay
-from wattcast.manage.outcome import compare
-from wattcast.manage.policies import Name, Setup
+from wattcast.manage import replay_tables
+from wattcast.manage.policies import PolicyName, PolicySetup
+from wattcast.manage.policy_comparison import compare_policies
 
 # Two made-up programs on a made-up card: one waits for memory, one computes. Rows are memory MHz, core MHz,
 # time ms, power W, energy mJ, as the tables of Guerreiro et al. have them.
@@ -23,11 +23,11 @@ for name, share in (("waits", 0.1), ("computes", 0.95)):
 with tempfile.TemporaryDirectory() as folder:
     path = Path(folder) / "table.csv"
     path.write_text("\n".join(lines) + "\n")
-    plants = replay.read(path, iterations=100, default="1200/3505")
+    plants = replay_tables.read_replay_tables(path, iterations=100, default="1200/3505")
 
-comparison = compare(plants, Setup())
-for outcome in comparison.of(Name.HARMONIA):
-    settings = plants[0].lattice.show(outcome.settings) if outcome.settings else "several"
+comparison = compare_policies(plants, PolicySetup())
+for outcome in comparison.for_policy(PolicyName.HARMONIA):
+    settings = plants[0].lattice.describe(outcome.settings) if outcome.settings else "several"
     print(
         f"{outcome.application}: {settings}; ED² {outcome.ed2_gain_over_default:.1%} better than the default, "
         f"{outcome.ed2_over_oracle:.2%} from the oracle, {outcome.ed2_over_oracle_with_probing:.2%} with probing"

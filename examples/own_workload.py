@@ -1,7 +1,8 @@
 """A workload of your own, from Python: operators in a repeated block."""
 
 import wattcast
-from wattcast.workload.graph import Block, Elementwise, Graph, Linear
+from wattcast.workload.graph import Block, Graph
+from wattcast.workload.operator_types import Elementwise, Linear
 
 layer = (Linear(4096, 14336, 4096), Elementwise("silu", 4096 * 14336), Linear(4096, 4096, 14336))
 p = wattcast.predict(Graph("mlp", (Block(layer, repeat=32),)), gpu="h200", power_limit="500 W")

@@ -11,11 +11,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from wattcast.activity.simulated import Dialect, counters
-from wattcast.power.component.build import build
-from wattcast.power.component.components import component_set
-from wattcast.power.component.demo import demo_architecture, demo_energies
-from wattcast.power.component.feedback import PowerMeter, SamplePower, Setting
+from wattcast.gpuwattch.component_build import (
+    ClockSetting,
+    PowerMeter,
+    SamplePower,
+    build_component_model,
+    demo_architecture,
+    demo_energies,
+)
+from wattcast.gpuwattch.energy_table import read_component_set
+from wattcast.gpuwattch.trace_reading import SimulatorDialect, dialect_counters
 
 CYCLES = 500
 CLOCKS_HZ = (0.5e9, 0.6e9, 0.7e9, 0.8e9, 0.9e9, 1.0e9)
@@ -33,7 +38,7 @@ class Governor:
     limit_w: float
     room: float = 0.85
 
-    def __call__(self, sample: SamplePower) -> Setting | None:
+    def __call__(self, sample: SamplePower) -> ClockSetting | None:
         step = CLOCKS_HZ.index(sample.setting.clock_hz)
         if sample.power_w > self.limit_w and step > 0:
             step -= 1
@@ -41,12 +46,12 @@ class Governor:
             step += 1
         else:
             return None
-        return Setting(CLOCKS_HZ[step], voltage_v(CLOCKS_HZ[step]))
+        return ClockSetting(CLOCKS_HZ[step], voltage_v(CLOCKS_HZ[step]))
 
 
 def work() -> Iterator[dict[str, float]]:
     """Counters of one sample after another: arithmetic, then streaming, then arithmetic again."""
-    nothing = {c.column: 0.0 for c in counters(Dialect.GPUWATTCH) if c.event}
+    nothing = {c.column: 0.0 for c in dialect_counters(SimulatorDialect.GPUWATTCH) if c.event}
     arithmetic = {
         "TOT_INST": 6000.0,
         "FP_INT": 6000.0,
@@ -63,9 +68,13 @@ def work() -> Iterator[dict[str, float]]:
 
 def simulate(limit_w: float | None) -> PowerMeter:
     """Run the work, with a governor or without."""
-    model = build(demo_architecture(), demo_energies(), component_set(Dialect.GPUWATTCH)).model
+    model = build_component_model(
+        demo_architecture(), demo_energies(), read_component_set(SimulatorDialect.GPUWATTCH)
+    ).model
     listeners = (Governor(limit_w),) if limit_w is not None else ()
-    meter = PowerMeter(model, Setting(CLOCKS_HZ[-1], voltage_v(CLOCKS_HZ[-1])), Dialect.GPUWATTCH, listeners)
+    meter = PowerMeter(
+        model, ClockSetting(CLOCKS_HZ[-1], voltage_v(CLOCKS_HZ[-1])), SimulatorDialect.GPUWATTCH, listeners
+    )
     for counts in work():
         meter.sample(counts, CYCLES)
     return meter

@@ -15,8 +15,8 @@ import msgspec
 import pytest
 
 from wattcast import __version__
-from wattcast.errors import ExitCode
-from wattcast.report.plain import PredictOut
+from wattcast.core.errors import ExitCode
+from wattcast.report.prediction_json import PredictOut
 
 LLAMA = ("predict", "llama3-8b", "--gpu", "h100-sxm", "--batch", "8", "--seq", "1024")
 OPS = {"name": "tiny", "ops": [{"op": "linear", "m": 512, "n": 512, "k": 512, "dtype": "bf16", "count": 4}]}
@@ -187,7 +187,7 @@ def test_plot_writes_a_figure(call, tmp_path: Path, ending: str) -> None:
 
 def test_gpus_doctor_and_version(call) -> None:
     listed = json.loads(call("gpus", "--json").out)["gpus"]
-    assert len(listed) == 18
+    assert {gpu["name"] for gpu in listed} >= {"h200", "rtx-4090", "hd-7970"}
     shown = json.loads(call("gpus", "show", "L40S", "--json").out)
     bandwidth = next(n for n in shown["numbers"] if n["field"] == "memory.byte_per_s")
     assert bandwidth["value"] == 864e9

@@ -5,23 +5,24 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0.dev0"
-__all__ = ["Gpu", "Graph", "OperatingPoint", "Prediction", "load_gpu", "predict", "predict_many"]
+__all__ = ["Gpu", "Graph", "OperatingPoint", "Prediction", "load_gpu", "predict", "predict_many", "simulate"]
 
 if TYPE_CHECKING:
-    from wattcast.api import predict, predict_many
-    from wattcast.hardware import Gpu, OperatingPoint
-    from wattcast.hardware import load as load_gpu
-    from wattcast.prediction import Prediction
+    from wattcast.hardware import Gpu, OperatingPoint, load_gpu
+    from wattcast.predictor.api import predict, predict_many
+    from wattcast.predictor.prediction import Prediction
+    from wattcast.serving.simulate_serving import simulate
     from wattcast.workload.graph import Graph
 
 _HOMES = {
     "Gpu": ("wattcast.hardware", "Gpu"),
     "Graph": ("wattcast.workload.graph", "Graph"),
     "OperatingPoint": ("wattcast.hardware", "OperatingPoint"),
-    "Prediction": ("wattcast.prediction", "Prediction"),
-    "load_gpu": ("wattcast.hardware", "load"),
-    "predict": ("wattcast.api", "predict"),
-    "predict_many": ("wattcast.api", "predict_many"),
+    "Prediction": ("wattcast.predictor.prediction", "Prediction"),
+    "load_gpu": ("wattcast.hardware", "load_gpu"),
+    "predict": ("wattcast.predictor.api", "predict"),
+    "predict_many": ("wattcast.predictor.api", "predict_many"),
+    "simulate": ("wattcast.serving.simulate_serving", "simulate"),
 }
 
 

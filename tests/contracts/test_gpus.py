@@ -7,30 +7,20 @@ import pytest
 from numpy.testing import assert_allclose
 
 from wattcast import hardware
-from wattcast.arrays import grid
-from wattcast.dtypes import Dtype
-from wattcast.fitted import bundle_for
+from wattcast.core.arrays import as_sweep
+from wattcast.core.units import Dtype
 from wattcast.hardware import Gpu, OperatingPoint
-from wattcast.prediction import predict
-from wattcast.workload.graph import (
-    Attention,
-    Block,
-    Bmm,
-    Conv2d,
-    Elementwise,
-    Graph,
-    LayerNorm,
-    Linear,
-    RmsNorm,
-    Softmax,
-)
+from wattcast.predictor.bundle import bundle_for
+from wattcast.predictor.prediction import predict_graph
+from wattcast.workload.graph import Block, Graph
+from wattcast.workload.operator_types import Attention, Bmm, Conv2d, Elementwise, LayerNorm, Linear, RmsNorm, Softmax
 
 RTOL = 1e-9
 
 
-@pytest.fixture(params=hardware.names())
+@pytest.fixture(params=hardware.gpu_names())
 def gpu(request: pytest.FixtureRequest) -> Gpu:
-    return hardware.load(request.param)
+    return hardware.load_gpu(request.param)
 
 
 def graph(dtype: Dtype) -> Graph:
@@ -57,7 +47,7 @@ def locked(gpu: Gpu) -> OperatingPoint:
 
 
 def test_numbers_are_finite_and_consistent(gpu: Gpu, work: Graph) -> None:
-    p = predict(work, gpu, OperatingPoint(), bundle_for(gpu))
+    p = predict_graph(work, gpu, OperatingPoint(), bundle_for(gpu))
     for value in (p.latency_s, p.power_w, p.energy_j, p.clock_hz, p.effective_clock_hz):
         assert np.isfinite(value)
         assert value > 0
@@ -73,12 +63,13 @@ def test_numbers_are_finite_and_consistent(gpu: Gpu, work: Graph) -> None:
 
 
 def test_a_batch_equals_its_members(gpu: Gpu, work: Graph) -> None:
-    axes = grid(clock=np.linspace(0.5, 1.0, 3) * gpu.clocks.max_hz, limit=np.array([0.6, 1.0]) * gpu.power.limit_w)
+    clocks, limits = np.linspace(0.5, 1.0, 3) * gpu.clocks.max_hz, np.array([0.6, 1.0]) * gpu.power.limit_w
+    clock_hz, limit_w = np.meshgrid(clocks, limits, indexing="ij")
     bundle = bundle_for(gpu)
-    batch = predict(work, gpu, OperatingPoint(axes["clock"], axes["limit"]), bundle)
+    batch = predict_graph(work, gpu, OperatingPoint(as_sweep(clock_hz), as_sweep(limit_w)), bundle)
     for at in np.ndindex(3, 2):
-        point = OperatingPoint(float(axes["clock"][at][0]), float(axes["limit"][at][0]))
-        one = predict(work, gpu, point, bundle)
+        point = OperatingPoint(float(clock_hz[at]), float(limit_w[at]))
+        one = predict_graph(work, gpu, point, bundle)
         for name in ("latency_s", "power_w", "energy_j", "clock_hz", "effective_clock_hz", "capped"):
             assert_allclose(getattr(batch, name)[at], getattr(one, name), rtol=1e-12, err_msg=name)
 
@@ -86,28 +77,28 @@ def test_a_batch_equals_its_members(gpu: Gpu, work: Graph) -> None:
 @pytest.mark.parametrize("factor", [1.1, 2.0, 16.0])
 def test_at_a_locked_clock_more_bandwidth_never_slows(gpu: Gpu, work: Graph, factor: float) -> None:
     bundle = bundle_for(gpu)
-    base = predict(work, gpu, locked(gpu), bundle)
+    base = predict_graph(work, gpu, locked(gpu), bundle)
     wider = gpu.sweep(memory__byte_per_s=gpu.memory.byte_per_s * factor)
-    assert predict(work, wider, locked(gpu), bundle).latency_s <= base.latency_s * (1 + RTOL)
+    assert predict_graph(work, wider, locked(gpu), bundle).latency_s <= base.latency_s * (1 + RTOL)
 
 
 def test_a_higher_locked_clock_never_slows_and_never_saves_power(gpu: Gpu, work: Graph) -> None:
     clocks = np.linspace(0.4, 1.0, 7) * gpu.clocks.max_hz
-    p = predict(work, gpu, OperatingPoint(clock_hz=clocks[:, None], power_limit_w=1e6), bundle_for(gpu))
+    p = predict_graph(work, gpu, OperatingPoint(clock_hz=clocks[:, None], power_limit_w=1e6), bundle_for(gpu))
     assert (np.diff(p.latency_s) <= 1e-15).all()
     assert (np.diff(p.power_w) >= -1e-9).all()
 
 
 def test_a_lower_power_limit_never_speeds_up(gpu: Gpu, work: Graph) -> None:
     limits = np.linspace(0.3, 1.0, 8) * gpu.power.limit_w
-    p = predict(work, gpu, OperatingPoint(power_limit_w=limits[:, None]), bundle_for(gpu))
+    p = predict_graph(work, gpu, OperatingPoint(power_limit_w=limits[:, None]), bundle_for(gpu))
     assert (np.diff(p.clock_hz) >= -1.0).all()
     assert (np.diff(p.latency_s) <= 1e-12).all()
 
 
 def test_inherited_coefficients_say_so(gpu: Gpu, work: Graph) -> None:
     bundle = bundle_for(gpu)
-    p = predict(work, gpu, OperatingPoint(), bundle)
+    p = predict_graph(work, gpu, OperatingPoint(), bundle)
     assert bundle.status in ("fitted", "inherited")
     if bundle.status == "inherited":
         assert not p.support.inside
@@ -117,8 +108,8 @@ def test_inherited_coefficients_say_so(gpu: Gpu, work: Graph) -> None:
 def test_swept_fields_equal_replaced_ones(gpu: Gpu, work: Graph) -> None:
     bundle = bundle_for(gpu)
     counts = np.array([0.5, 1.0, 2.0]) * gpu.sm_count
-    swept = predict(work, gpu.sweep(sm_count=counts), locked(gpu), bundle)
+    swept = predict_graph(work, gpu.sweep(sm_count=counts), locked(gpu), bundle)
     for i, count in enumerate(counts):
-        one = predict(work, gpu.sweep(sm_count=float(count)), locked(gpu), bundle)
+        one = predict_graph(work, gpu.sweep(sm_count=float(count)), locked(gpu), bundle)
         assert_allclose(swept.latency_s[i], one.latency_s, rtol=1e-12)
         assert_allclose(swept.power_w[i], one.power_w, rtol=1e-12)

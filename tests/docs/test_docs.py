@@ -102,4 +102,4 @@ def test_the_reference_names_every_command(site: Path) -> None:
         assert f"wattcast {verb}" in text
     api = (site / "reference" / "api.html").read_text(encoding="utf-8")
     assert "predict(" in api
-    assert "power_trace(" in api
+    assert "build_power_trace(" in api

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from wattcast.errors import WattcastError
-from wattcast.explore import cluster, store, sweep
+from wattcast.core.errors import WattcastError
+from wattcast.explore import result_store, sweep
+from wattcast.explore import sweep as cluster
 from wattcast.explore.study import Study
 
 distributed = pytest.importorskip("distributed")
@@ -25,25 +26,25 @@ def test_a_killed_worker_costs_nothing(study: Study, tmp_path: Path) -> None:
         seen: list[int] = []
 
         def killing(work, indices):
-            for part in cluster.on(local.scheduler_address)(work, indices):
+            for part in cluster.cluster_runner(local.scheduler_address)(work, indices):
                 seen.append(part.index)
                 if len(seen) == 2:
                     os.kill(pids[0], signal.SIGKILL)
                 yield part
 
-        sweep.run(study, tmp_path / "killed", runner=killing, part_points=40)
+        sweep.run_sweep(study, tmp_path / "killed", runner=killing, part_points=40)
     parts = -(-study.space.size // 40)
     assert sorted(seen) == list(range(parts))
-    sweep.run(study, tmp_path / "alone", part_points=40)
-    pl = store.polars()
+    sweep.run_sweep(study, tmp_path / "alone", part_points=40)
+    pl = result_store.import_polars()
     killed, alone = (pl.read_parquet(tmp_path / name / "*.parquet") for name in ("killed", "alone"))
     assert killed["point"].to_list() == list(range(study.space.size))
     assert killed.equals(alone)
 
 
 def test_a_cluster_of_its_own_gives_the_same(call, study: Study, tmp_path: Path) -> None:
-    done = sweep.run(study, tmp_path / "x.parquet", runner=cluster.on("local", 1), part_points=300)
-    assert done.summary.front["point"].tolist() == sweep.run(study).summary.front["point"].tolist()
+    done = sweep.run_sweep(study, tmp_path / "x.parquet", runner=cluster.cluster_runner("local", 1), part_points=300)
+    assert done.summary.front["point"].tolist() == sweep.run_sweep(study).summary.front["point"].tolist()
     argv = ("explore", "designs", "gpt2", "--gpu", "h200", "--vary", "sm_count=64,128", "--cluster", "local")
     done = call(*argv, "--workers", "1", "--out", str(tmp_path / "y.csv"))
     assert done.code == 0, done.err
@@ -52,10 +53,10 @@ def test_a_cluster_of_its_own_gives_the_same(call, study: Study, tmp_path: Path)
 
 def test_bad_addresses_are_explained(study: Study, monkeypatch) -> None:
     with pytest.raises(WattcastError, match="tcp://host:8786"):
-        cluster.on("host")
+        cluster.cluster_runner("host")
     monkeypatch.setattr(cluster, "CONNECT_S", 0.5)
     with pytest.raises(WattcastError, match="cannot be reached"):
-        sweep.run(study, runner=cluster.on("tcp://127.0.0.1:1"))
+        sweep.run_sweep(study, runner=cluster.cluster_runner("tcp://127.0.0.1:1"))
 
 
 def test_a_cluster_without_workers_is_told_apart(study: Study, monkeypatch) -> None:
@@ -64,4 +65,4 @@ def test_a_cluster_without_workers_is_told_apart(study: Study, monkeypatch) -> N
         distributed.LocalCluster(n_workers=0, dashboard_address=None) as empty,
         pytest.raises(WattcastError, match="no worker within"),
     ):
-        sweep.run(study, runner=cluster.on(empty.scheduler_address))
+        sweep.run_sweep(study, runner=cluster.cluster_runner(empty.scheduler_address))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from wattcast.errors import ExitCode
+from wattcast.core.errors import ExitCode
 
 DESIGNS = ("explore", "designs", "gpt2", "--gpu", "h200", "--batch", "8", "--seq", "128")
 VARY = ("--vary", "sm_count=64:192:32", "--vary", "clock=600MHz:1980MHz:345MHz")
@@ -98,7 +98,7 @@ def test_a_mistake_gets_one_paragraph(call, tmp_path: Path, monkeypatch, argv, c
 
 def test_ctrl_c_keeps_finished_parts_and_the_same_command_continues(tmp_path: Path) -> None:
     pytest.importorskip("polars")
-    script = "from wattcast.cli import main; main.COMMANDS['explore'] = 'explore'; main.entry()"
+    script = "from wattcast.cli import main; main.entry()"
     axes = ("--vary", "clock=600MHz:1980MHz:15MHz", "--vary", "sm_count=64:192:1", "--vary", "voltage=0.5:1.4:0.01")
     argv = [sys.executable, "-c", script, *DESIGNS, *axes, "--workers", "2", "--out", str(tmp_path / "points")]
     running = subprocess.Popen(

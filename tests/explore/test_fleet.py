@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from wattcast.errors import ExitCode, WattcastError
+from wattcast.core.errors import ExitCode, WattcastError
 from wattcast.explore import fleet as fleets
-from wattcast.fitted import bundle_for
+from wattcast.predictor.bundle import bundle_for
 
 pytest.importorskip("scipy")
 
@@ -32,7 +32,9 @@ def site(tmp_path: Path, power: str = "3 kW", chat: str = "200/s", search: str =
 
 
 def idle_of(fleet: fleets.Fleet) -> np.ndarray:
-    return np.array([float(fleets.idle_w(bundle_for(g), fleets.clocks_of(g)[:1])[0]) for g, _ in fleet.gpus])
+    return np.array(
+        [float(fleets.idle_power_w(bundle_for(g), fleets.list_plan_clocks(g)[:1])[0]) for g, _ in fleet.gpus]
+    )
 
 
 def least_power(chosen, demand: int, rate_per_s: float) -> float | None:
@@ -61,48 +63,53 @@ def every_assignment(fleet: fleets.Fleet, columns, power_w: float):
 
 
 def test_the_best_is_the_best_of_all_assignments(tmp_path: Path) -> None:
-    fleet = replace(fleets.read(site(tmp_path)), power_w=700.0)
+    fleet = replace(fleets.read_fleet(site(tmp_path)), power_w=700.0)
     columns, _ = fleets._columns(fleet)
     few = [
         c for kind in (0, 1) for i in (0, 1) for c in [c for c in columns if c.kind == kind and c.demand == i][::6]
     ]
     everything = list(every_assignment(fleet, few, 700.0))
-    given, busy = fleets._solve(fleet, few, idle_of(fleet), fleets.Aim.THROUGHPUT, 700.0)
-    assert fleets._factor(fleet, few, busy) == pytest.approx(max(factor for factor, _ in everything), rel=1e-6)
+    given, busy = fleets._solve(fleet, few, idle_of(fleet), fleets.FleetAim.THROUGHPUT, 700.0)
+    most = fleets._assignment(fleet, few, idle_of(fleet), fleets.FleetAim.THROUGHPUT, given, busy, ())
+    assert most.factor == pytest.approx(max(factor for factor, _ in everything), rel=1e-6)
     assert (busy <= given + 1e-9).all()
-    solved = fleets._solve(fleet, few, idle_of(fleet), fleets.Aim.ENERGY, 700.0)
-    found = fleets._assignment(fleet, few, idle_of(fleet), fleets.Aim.ENERGY, *solved, ())
+    solved = fleets._solve(fleet, few, idle_of(fleet), fleets.FleetAim.ENERGY, 700.0)
+    found = fleets._assignment(fleet, few, idle_of(fleet), fleets.FleetAim.ENERGY, *solved, ())
     assert found.power_w == pytest.approx(
         min(w for _, w in everything if w is not None), rel=1e-3
     )  # HiGHS' gap is 1e-4
 
 
 def test_every_rate_is_met_within_the_budget_at_least_energy(tmp_path: Path) -> None:
-    fleet = fleets.read(site(tmp_path))
-    found = fleets.assign(fleet, "energy")
+    fleet = fleets.read_fleet(site(tmp_path))
+    found = fleets.assign_fleet(fleet, "energy")
     for row in found.served:
         assert row["served_per_s"] >= row["asked_per_s"] * (1 - 1e-6)
     assert found.peak_w <= 3000.0
     assert found.power_w <= found.peak_w + 1e-6
     for (gpu, count), left in zip(fleet.gpus, found.idle_gpus.values(), strict=True):
         assert sum(row["gpus"] for row in found.rows if row["gpu"] == gpu.name) + left == count
-    fast = fleets.assign(fleet, "throughput")
+    fast = fleets.assign_fleet(fleet, "throughput")
     assert fast.factor >= 1.0
     assert fast.power_w >= found.power_w
 
 
 def test_a_smaller_budget_serves_less_and_binds(tmp_path: Path) -> None:
     factors = [
-        fleets.assign(fleets.read(site(tmp_path, power)), "throughput").factor for power in ("3 kW", "800 W", "500 W")
+        fleets.assign_fleet(fleets.read_fleet(site(tmp_path, power)), "throughput").factor
+        for power in ("3 kW", "800 W", "500 W")
     ]
     assert factors == sorted(factors, reverse=True)
     assert factors[2] < factors[0]
-    assert "power" in fleets.assign(fleets.read(site(tmp_path, "500 W")), "throughput").binds
+    assert "power" in fleets.assign_fleet(fleets.read_fleet(site(tmp_path, "500 W")), "throughput").binds
 
 
 def test_pue_counts_against_the_budget(tmp_path: Path) -> None:
-    fleet = fleets.read(site(tmp_path, "800 W"))
-    assert fleets.assign(replace(fleet, pue=1.4), "throughput").factor < fleets.assign(fleet, "throughput").factor
+    fleet = fleets.read_fleet(site(tmp_path, "800 W"))
+    assert (
+        fleets.assign_fleet(replace(fleet, pue=1.4), "throughput").factor
+        < fleets.assign_fleet(fleet, "throughput").factor
+    )
 
 
 @pytest.mark.parametrize(
@@ -115,7 +122,7 @@ def test_pue_counts_against_the_budget(tmp_path: Path) -> None:
 )
 def test_what_cannot_be_says_what_binds(tmp_path: Path, power: str, chat: str, says: str) -> None:
     with pytest.raises(WattcastError, match=says):
-        fleets.assign(fleets.read(site(tmp_path, power, chat)))
+        fleets.assign_fleet(fleets.read_fleet(site(tmp_path, power, chat)))
 
 
 @pytest.mark.parametrize(

@@ -8,20 +8,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from wattcast.errors import BadInput, Refused, WattcastError
-from wattcast.explore import api, store, sweep
+from wattcast.core.errors import BadInput, Refused, WattcastError
+from wattcast.explore import explorations, result_store, sweep
+from wattcast.explore import search_space as constraints
 from wattcast.explore import study as studies
-from wattcast.explore import where as constraints
-from wattcast.explore.study import Study, configured, idle_fields, table
-from wattcast.prediction import predict
-from wattcast.workload.totals import distinct
+from wattcast.explore.study import Study, configure_points, find_unused_fields, tabulate_points
+from wattcast.predictor.prediction import predict_graph
+from wattcast.workload.graph import count_operators
 
 QUANTITIES = ("latency_s", "power_w", "energy_j", "clock_hz", "effective_clock_hz", "busy_s")
 pytest.importorskip("polars")
 
 
 def whole(study: Study) -> dict[str, np.ndarray]:
-    return table(study, 0, study.space.size)
+    return tabulate_points(study, 0, study.space.size)
 
 
 def test_points_equal_single_predictions(study: Study) -> None:
@@ -29,7 +29,7 @@ def test_points_equal_single_predictions(study: Study) -> None:
     assert 0.1 < found["capped"].mean() < 0.9
     for number in range(0, study.space.size, 37):
         one = {name: values[0] for name, values in study.space.points(number, number + 1).items()}
-        alone = predict(study.graph, *configured(study, one))
+        alone = predict_graph(study.graph, *configure_points(study, one))
         for name in QUANTITIES:
             assert found[name][number] == pytest.approx(float(getattr(alone, name)), rel=1e-12), (name, number)
         assert bool(alone.capped) == bool(found["capped"][number])
@@ -39,7 +39,7 @@ def test_points_equal_single_predictions(study: Study) -> None:
 def test_chunks_change_nothing(study: Study, monkeypatch) -> None:
     """Points above their limit are gathered over all chunks before the governor sees them, in chunks again."""
     found = whole(study)
-    monkeypatch.setattr(studies, "CELLS", 7 * len(distinct(study.graph)))
+    monkeypatch.setattr(studies, "CELLS", 7 * len(count_operators(study.graph)))
     small = whole(study)
     assert list(small) == list(found)
     for name, values in found.items():
@@ -50,31 +50,35 @@ def test_chunks_change_nothing(study: Study, monkeypatch) -> None:
 def test_what_changes_nothing_is_found_for_every_point() -> None:
     """A field no model uses leaves results without a sweep axis, below the limit and above it."""
     for limit, capped in (("1000W", False), ("250W", True)):
-        found = whole(api.study("gpt2", "h200", ["links.pcie=64GB/s,128GB/s"], power_limit=limit, batch=64, seq=512))
+        found = whole(
+            explorations.build_study(
+                "gpt2", "h200", ["links.pcie=64GB/s,128GB/s"], power_limit=limit, batch=64, seq=512
+            )
+        )
         assert found["capped"].tolist() == [capped, capped]
         assert found["latency_s"][0] == found["latency_s"][1] > 0
 
 
 def test_a_limit_below_idle_power_is_said_not_hidden() -> None:
-    study = api.study("gpt2", "h200", ["power_limit=50W,700W"], seq=128)
+    study = explorations.build_study("gpt2", "h200", ["power_limit=50W,700W"], seq=128)
     assert whole(study)["limit_met"].tolist() == [False, True]
 
 
 def test_scales_do_what_they_say(study: Study) -> None:
-    slow = api.study("gpt2", "h200", ["tensor=0.25,1,4"], batch=64, seq=512, clock="1200MHz")
+    slow = explorations.build_study("gpt2", "h200", ["tensor=0.25,1,4"], batch=64, seq=512, clock="1200MHz")
     latency = whole(slow)["latency_s"]
     assert latency[0] > latency[1] > latency[2]
-    dim = api.study("gpt2", "h200", ["voltage=0.8,1"], batch=64, seq=512, clock="1200MHz")
+    dim = explorations.build_study("gpt2", "h200", ["voltage=0.8,1"], batch=64, seq=512, clock="1200MHz")
     power = whole(dim)["power_w"]
     assert power[0] < power[1]
-    unused = api.study("gpt2", "h200", ["sm_count=64,128", "links.pcie=64GB/s,128GB/s"])
-    assert idle_fields(unused) == ["links.pcie"]
+    unused = explorations.build_study("gpt2", "h200", ["sm_count=64,128", "links.pcie=64GB/s,128GB/s"])
+    assert find_unused_fields(unused) == ["links.pcie"]
 
 
 def test_constraints_keep_exactly_the_points_that_meet_them(study: Study) -> None:
     free = whole(study)
     limits = ["power_w<=250", "sm_count>64"]
-    kept = whole(replace(study, where=constraints.parse(limits, study.gpu, study.space.columns)))
+    kept = whole(replace(study, constraints=constraints.parse_constraints(limits, study.gpu, study.space.columns)))
     wanted = (free["power_w"] <= 250) & (free["sm_count"] > 64)
     assert 0 < wanted.sum() < wanted.size
     assert kept["point"].tolist() == free["point"][wanted].tolist()
@@ -84,31 +88,33 @@ def test_constraints_keep_exactly_the_points_that_meet_them(study: Study) -> Non
 def test_parts_without_any_point_left_are_parts_all_the_same(study: Study, tmp_path: Path) -> None:
     """Clock is the slowest axis: whole parts and chunks fall to the constraint before anything is evaluated."""
     limits = ["clock>=1.6GHz", "sm_count<=96", "power_w>=280"]
-    bound = replace(study, where=constraints.parse(limits, study.gpu, study.space.columns))
-    done = sweep.run(bound, tmp_path / "points.parquet", part_points=40)
-    found = store.polars().read_parquet(tmp_path / "points.parquet")
+    bound = replace(study, constraints=constraints.parse_constraints(limits, study.gpu, study.space.columns))
+    done = sweep.run_sweep(bound, tmp_path / "points.parquet", part_points=40)
+    found = result_store.import_polars().read_parquet(tmp_path / "points.parquet")
     assert found["point"].to_list() == whole(bound)["point"].tolist()
     assert done.summary.kept == len(found) > 0
-    three = sweep.run(bound, objectives=("latency_s", "power_w", "sm_count"), part_points=40)
+    three = sweep.run_sweep(bound, objectives=("latency_s", "power_w", "sm_count"), part_points=40)
     assert three.summary.kept == done.summary.kept
 
 
 def test_points_for_figures_are_few_and_of_every_value(monkeypatch) -> None:
     """Every 50th point of a grid whose last axis has 25 values would always be of the same one."""
     monkeypatch.setattr(sweep, "SHOWN", 200)
-    study = api.study("gpt2", "h200", ["sm_count=1:200:1", "memory.bandwidth=1TB/s:25TB/s:1TB/s"], seq=128)
-    shown = sweep.run(study).summary.shown
+    study = explorations.build_study(
+        "gpt2", "h200", ["sm_count=1:200:1", "memory.bandwidth=1TB/s:25TB/s:1TB/s"], seq=128
+    )
+    shown = sweep.run_sweep(study).summary.shown
     assert 120 < len(shown["point"]) < 300
     assert len(np.unique(shown["memory.byte_per_s"])) > 20
     assert len(np.unique(shown["sm_count"])) > 80
 
 
 def test_parts_processes_and_files_give_the_same(study: Study, tmp_path: Path) -> None:
-    pl = store.polars()
-    once = sweep.run(study, tmp_path / "once.parquet")
-    parted = sweep.run(study, tmp_path / "parted.parquet", part_points=100)
-    spread = sweep.run(study, tmp_path / "spread", part_points=250, runner=sweep.processes(2))
-    again = sweep.run(study, tmp_path / "again", part_points=250)
+    pl = result_store.import_polars()
+    once = sweep.run_sweep(study, tmp_path / "once.parquet")
+    parted = sweep.run_sweep(study, tmp_path / "parted.parquet", part_points=100)
+    spread = sweep.run_sweep(study, tmp_path / "spread", part_points=250, runner=sweep.process_runner(2))
+    again = sweep.run_sweep(study, tmp_path / "again", part_points=250)
     first, second = (pl.read_parquet(tmp_path / f"{name}.parquet") for name in ("once", "parted"))
     assert first["point"].to_list() == list(range(study.space.size))
     by_two, by_one = (pl.read_parquet(tmp_path / name / "*.parquet") for name in ("spread", "again"))
@@ -122,8 +128,8 @@ def test_parts_processes_and_files_give_the_same(study: Study, tmp_path: Path) -
 
 @pytest.mark.parametrize("ending", ["csv", "json"])
 def test_other_formats_hold_the_same(study: Study, tmp_path: Path, ending: str) -> None:
-    pl = store.polars()
-    sweep.run(study, tmp_path / f"x.{ending}", part_points=100)
+    pl = result_store.import_polars()
+    sweep.run_sweep(study, tmp_path / f"x.{ending}", part_points=100)
     read = {"csv": pl.read_csv, "json": pl.read_json}[ending](tmp_path / f"x.{ending}")
     found = whole(study)
     assert read.columns == list(found)
@@ -143,42 +149,42 @@ def test_a_killed_run_continues_and_computes_nothing_twice(study: Study, tmp_pat
             if len(seen) == 3:
                 raise Stop
             seen.append(index)
-            yield work.part(index)
+            yield work.compute_part(index)
 
     out = tmp_path / "points.parquet"
     with pytest.raises(Stop):
-        sweep.run(study, out, runner=failing, part_points=64)
+        sweep.run_sweep(study, out, runner=failing, part_points=64)
     assert not out.exists()
     assert len(list((tmp_path / "points.parquet.parts").glob("part-*"))) == 3
 
     def counting(work, indices):
         for index in indices:
             seen.append(index)
-            yield work.part(index)
+            yield work.compute_part(index)
 
-    done = sweep.run(study, out, runner=counting, part_points=64)
+    done = sweep.run_sweep(study, out, runner=counting, part_points=64)
     assert done.continued == 3
     assert sorted(seen) == list(range(-(-study.space.size // 64)))
-    assert store.polars().read_parquet(out)["point"].to_list() == list(range(study.space.size))
-    assert done.summary.front["point"].tolist() == sweep.run(study).summary.front["point"].tolist()
+    assert result_store.import_polars().read_parquet(out)["point"].to_list() == list(range(study.space.size))
+    assert done.summary.front["point"].tolist() == sweep.run_sweep(study).summary.front["point"].tolist()
 
 
 def test_another_study_in_the_same_folder_is_refused(study: Study, tmp_path: Path) -> None:
-    sweep.run(study, tmp_path / "points")
-    assert sweep.run(study, tmp_path / "points").continued == 1
-    other = api.study("gpt2", "h200", ["sm_count=64,128"], seq=128)
+    sweep.run_sweep(study, tmp_path / "points")
+    assert sweep.run_sweep(study, tmp_path / "points").continued == 1
+    other = explorations.build_study("gpt2", "h200", ["sm_count=64,128"], seq=128)
     with pytest.raises(Refused, match="another study"):
-        sweep.run(other, tmp_path / "points")
+        sweep.run_sweep(other, tmp_path / "points")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("years of work")
     with pytest.raises(Refused, match="other files"):
-        sweep.run(study, tmp_path / "mine")
+        sweep.run_sweep(study, tmp_path / "mine")
     assert (tmp_path / "mine" / "thesis.txt").read_text() == "years of work"
 
 
 def test_a_full_disk_keeps_what_is_finished(study: Study, tmp_path: Path, monkeypatch) -> None:
     written: list[Path] = []
-    real = store.write_whole
+    real = result_store.write_whole
 
     def filling(path: Path, data: bytes) -> None:
         if len(written) == 3:
@@ -186,46 +192,46 @@ def test_a_full_disk_keeps_what_is_finished(study: Study, tmp_path: Path, monkey
         real(path, data)
         written.append(path)
 
-    monkeypatch.setattr(store, "write_whole", filling)
+    monkeypatch.setattr(result_store, "write_whole", filling)
     with pytest.raises(BadInput, match="No space left"):
-        sweep.run(study, tmp_path / "points", part_points=64)
+        sweep.run_sweep(study, tmp_path / "points", part_points=64)
     monkeypatch.undo()
     assert len(list((tmp_path / "points").glob("part-*"))) == 2
-    assert sweep.run(study, tmp_path / "points", part_points=64).continued == 2
+    assert sweep.run_sweep(study, tmp_path / "points", part_points=64).continued == 2
 
 
 def test_a_torn_part_is_named(study: Study, tmp_path: Path) -> None:
-    sweep.run(study, tmp_path / "points")
+    sweep.run_sweep(study, tmp_path / "points")
     (tmp_path / "points" / "part-000000.parquet").write_bytes(b"half")
     with pytest.raises(BadInput, match=r"part-000000\.parquet: not a readable part"):
-        sweep.run(study, tmp_path / "points")
+        sweep.run_sweep(study, tmp_path / "points")
 
 
 def test_impossible_constraints_say_which_one_binds() -> None:
-    study = api.study("gpt2", "h200", ["sm_count=64:192:32"], ["power_w<=10", "latency<=1h"], seq=128)
+    study = explorations.build_study("gpt2", "h200", ["sm_count=64:192:32"], ["power_w<=10", "latency<=1h"], seq=128)
     says = r"power_w<=10 W holds for 0\.0% \(closest: .* W\); latency_s<=.* holds for 100"
     with pytest.raises(BadInput, match=says):
-        sweep.run(study)
+        sweep.run_sweep(study)
 
 
 def test_a_huge_space_asks_first() -> None:
     axes = ["clock=600MHz:1980MHz:1MHz", "sm_count=64:192:1", "memory.bandwidth=2TB/s:8TB/s:1GB/s"]
     with pytest.raises(Refused, match="--yes"):
-        sweep.run(api.study("gpt2", "h200", axes, seq=128))
+        sweep.run_sweep(explorations.build_study("gpt2", "h200", axes, seq=128))
 
 
 def test_the_fingerprint_tells_studies_apart() -> None:
-    same = api.study("gpt2", "h200", ["sm_count=64,128"], seq=128)
-    assert same.digest() == api.study("gpt2", "h200", ["sm_count=64,128"], seq=128).digest()
+    same = explorations.build_study("gpt2", "h200", ["sm_count=64,128"], seq=128)
+    assert same.digest() == explorations.build_study("gpt2", "h200", ["sm_count=64,128"], seq=128).digest()
     before = same.digest()
     whole(same)  # a bundle keeps what it worked out; once that was part of the digest, and no study could continue
     assert same.digest() == before
     others = [
-        api.study("gpt2", "h200", ["sm_count=64,132"], seq=128),
-        api.study("gpt2", "h100-sxm", ["sm_count=64,128"], seq=128),
-        api.study("gpt2", "h200", ["sm_count=64,128"], seq=256),
-        api.study("gpt2", "h200", ["sm_count=64,128"], ["power_w<=400"], seq=128),
-        api.study("gpt2", "h200", ["sm_count=64,128"], power_limit="400W", seq=128),
+        explorations.build_study("gpt2", "h200", ["sm_count=64,132"], seq=128),
+        explorations.build_study("gpt2", "h100-sxm", ["sm_count=64,128"], seq=128),
+        explorations.build_study("gpt2", "h200", ["sm_count=64,128"], seq=256),
+        explorations.build_study("gpt2", "h200", ["sm_count=64,128"], ["power_w<=400"], seq=128),
+        explorations.build_study("gpt2", "h200", ["sm_count=64,128"], power_limit="400W", seq=128),
     ]
     assert len({s.digest() for s in [same, *others]}) == 6
 
@@ -240,4 +246,4 @@ def test_the_fingerprint_tells_studies_apart() -> None:
 )
 def test_a_bad_front_is_explained(study: Study, front: tuple[str, ...], says: str) -> None:
     with pytest.raises(WattcastError, match=says):
-        sweep.run(study, objectives=front)
+        sweep.run_sweep(study, objectives=front)

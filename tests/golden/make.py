@@ -16,29 +16,29 @@ HERE = Path(__file__).resolve().parent
 
 
 def schema_of_output() -> object:
-    from wattcast.report.plain import PredictOut
+    from wattcast.report.prediction_json import PredictOut
 
     return msgspec.json.schema(PredictOut)
 
 
 def schema_of_bundle() -> object:
-    from wattcast.fitted.bundle import FORMAT, _BundleFile
+    from wattcast.predictor.bundle.bundle_file import BUNDLE_FORMAT, _BundleFile
 
-    return {"format": FORMAT, "schema": msgspec.json.schema(_BundleFile)}
+    return {"format": BUNDLE_FORMAT, "schema": msgspec.json.schema(_BundleFile)}
 
 
 def schema_of_workload() -> object:
-    from wattcast.workload.elementwise import functions
-    from wattcast.workload.from_json import _KINDS, _struct
+    from wattcast.workload.operator_base import load_functions, registered_operators
+    from wattcast.workload.readers.from_json import operator_struct
 
-    kinds = {kind: msgspec.json.schema(_struct(cls)) for kind, cls in _KINDS.items()}
-    return {"operators": kinds, "elementwise": sorted(functions())}
+    kinds = {kind: msgspec.json.schema(operator_struct(cls)) for kind, cls in registered_operators().items()}
+    return {"operators": kinds, "elementwise": sorted(load_functions())}
 
 
 def options_of_predict() -> object:
-    from wattcast.cli.predict import app
+    from wattcast.cli.prediction_commands import predict_app
 
-    command = typer.main.get_command(app)
+    command = typer.main.get_command(predict_app)
     return {p.name: {"names": sorted(p.opts), "default": repr(p.default)} for p in command.params}
 
 

@@ -6,16 +6,21 @@ import importlib.util
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 HERE = Path(__file__).resolve().parent
 _spec = importlib.util.spec_from_file_location("make_golden", HERE / "make.py")
 make = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(make)
+_spec = importlib.util.spec_from_file_location("golden_predictions", HERE / "predictions.py")
+predictions = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(predictions)
 
 GPUS = (
     "v100-sxm a100-pcie-40gb a100-sxm-80gb a10 a40 l4 l40s h100-pcie h100-sxm h200 b200 gtx-titan-x quadro-gv100 "
-    "tegra-k1 gtx-660 gtx-480 quadro-fx-5600 hd-7970"
+    "tegra-k1 gtx-660 gtx-480 quadro-fx-5600 hd-7970 rtx-4090 l40 rtx-a6000 a30 t4 h100-nvl h200-nvl v100-pcie "
+    "p100-pcie quadro-rtx-6000"
 ).split()
 OPTIONS = (
     "gpu batch seq tokens phase dtype attention head stack clock power-limit host-launch temperature data "
@@ -36,9 +41,23 @@ def test_names_users_were_promised_are_there() -> None:
     """Written out by hand, so that a renamed option cannot pass by regenerating the golden file."""
     from wattcast import hardware
 
-    assert sorted(hardware.names()) == sorted(GPUS)
+    assert sorted(hardware.gpu_names()) == sorted(GPUS)
     options = json.loads((HERE / "options.json").read_text(encoding="utf-8"))
     assert {f"--{name}" for name in OPTIONS} <= {o for entry in options.values() for o in entry["names"]}
     output = json.loads((HERE / "output.json").read_text(encoding="utf-8"))
     assert set(FIELDS) <= set(output["$defs"]["PredictionOut"]["required"])
     assert set(output["$defs"]["PredictOut"]["required"]) == {"wattcast", "predictions"}
+
+
+@pytest.mark.parametrize("row", predictions.read_table(), ids=lambda row: f"{row[0]}-{row[1]}-{row[2].get('phase')}")
+def test_predictions_are_those_of_the_table(row) -> None:
+    model, gpu, options, expected = row
+    found = predictions.predict_row(model, gpu, options)
+    if isinstance(expected, str):
+        assert found == expected
+    else:
+        np.testing.assert_allclose(found, expected, rtol=predictions.RTOL)
+
+
+def test_table_is_of_the_configurations_it_says() -> None:
+    assert [row[:3] for row in predictions.read_table()] == predictions.draw_configurations()

@@ -5,18 +5,19 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from wattcast.dtypes import Dtype
-from wattcast.hardware import load as load_gpu
-from wattcast.kernels import Condition, Kernels, kernels_of, reference_of
-from wattcast.kernels.choose import Label, label_of
-from wattcast.workload.graph import Bmm, Conv2d, Linear, Operator
+from wattcast.core.units import Dtype
+from wattcast.hardware import load_gpu
+from wattcast.kernels import Kernels, RunCondition, build_kernels, reference_chip
+from wattcast.kernels.kernel_choice import KernelLabel, find_label
+from wattcast.workload.operator_base import Operator
+from wattcast.workload.operator_types import Bmm, Conv2d, Linear
 
 GPU = load_gpu("h200")
-REFERENCE = reference_of(GPU)
+REFERENCE = reference_chip(GPU)
 
 
-def lowered(op: Operator, condition: Condition | None = None) -> Kernels:
-    return kernels_of((op,), (condition or Condition(),), GPU, REFERENCE, ())
+def lowered(op: Operator, condition: RunCondition | None = None) -> Kernels:
+    return build_kernels((op,), (condition or RunCondition(),), GPU, REFERENCE, ())
 
 
 def sides(op: Operator) -> list[float]:
@@ -30,7 +31,7 @@ def sides(op: Operator) -> list[float]:
 def test_a_product_of_activations_is_the_same_in_a_campaign_and_in_a_model(op: Operator, layout: str) -> None:
     """Whether weights were warm was once asked of products without weights too, and answered yes by every campaign
     and no by every model: models met a condition that no row had."""
-    campaign, model = lowered(op, Condition(layout, "none")).work, lowered(op).work
+    campaign, model = lowered(op, RunCondition(layout, "none")).work, lowered(op).work
     assert campaign.features["warm"][0] == model.features["warm"][0] == 0.0
     assert campaign.dram_read_byte[0] == model.dram_read_byte[0]
 
@@ -55,7 +56,7 @@ def test_the_gradient_of_a_weight_is_told_from_a_layer_of_its_size() -> None:
 )
 def test_a_point_convolution_and_its_gradients_are_products(last: bool, direction: str, product: list[int]) -> None:
     op = Conv2d(8, 128, 512, 28, 28, 1, 1, channels_last=last, direction=direction)
-    assert lowered(op).work.group[0].startswith("gemm")
+    assert lowered(op).work.kernel_family[0].startswith("gemm")
     assert sides(op) == product
 
 
@@ -68,7 +69,7 @@ def test_a_filters_gradient_of_several_images_is_summed_up() -> None:
 
 def test_sums_larger_than_the_images_make_it_an_implicit_product() -> None:
     op = Conv2d(128, 1024, 512, 14, 14, 1, 1, direction="wgrad")
-    assert lowered(op).work.group[0].startswith("conv2d")
+    assert lowered(op).work.kernel_family[0].startswith("conv2d")
 
 
 @pytest.mark.parametrize(
@@ -96,7 +97,7 @@ def test_implicit_products_of_a_strided_convolution(direction: str, product: lis
 )
 def test_gradients_of_depthwise_convolutions_have_kernels_of_their_own(last: bool, direction: str, kind: str) -> None:
     op = Conv2d(8, 96, 96, 28, 28, 3, 3, padding=1, groups=96, channels_last=last, direction=direction)
-    assert lowered(op).work.group == (f"conv2d.depthwise.{kind}",)
+    assert lowered(op).work.kernel_family == (f"conv2d.depthwise.{kind}",)
 
 
 def test_a_depthwise_filters_gradient_has_a_block_for_each_weight() -> None:
@@ -107,9 +108,9 @@ def test_a_depthwise_filters_gradient_has_a_block_for_each_weight() -> None:
 def test_names_of_gradients_kernels() -> None:
     helper = "void xmma__5x_cudnn::implicit_gemm::strided_dgrad_indexed::kernel_helper_stage_0<xmma__5x_cudnn::x>(P)"
     main = "sm80_xmma_dgrad_implicit_gemm_indexed_bf16bf16_bf16f32_f32_nhwckrsc_nhwc_tilesize256x32x32_stage4_warp"
-    assert label_of([helper, main]) == Label("ampere", 32, 256, False)
+    assert find_label([helper, main]) == KernelLabel("ampere", 32, 256, False)
     mangled = (
         "_ZN17cutlass__5x_cudnn6KernelINS_4conv6kernel23ImplicitGemmConvolutionINS1_11threadblock22"
         "ImplicitGemmMultistageINS_4gemm9GemmShapeILi64ELi128ELi32EEENS4_52Conv2dWgradOutputGradientTile"
     )
-    assert label_of([mangled]) == Label("ampere", 128, 64, False)
+    assert find_label([mangled]) == KernelLabel("ampere", 128, 64, False)

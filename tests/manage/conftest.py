@@ -1,4 +1,4 @@
-"""Fixtures for managing: the command line with its verb, and the stand-in NVML library where it is."""
+"""Fixtures for managing: the stand-in NVML library, where it can be built."""
 
 from __future__ import annotations
 
@@ -9,14 +9,7 @@ from typing import Any
 
 import pytest
 
-from wattcast.cli import main
-
 STANDIN = Path(__file__).parent.parent / "standin"
-
-
-@pytest.fixture(autouse=True)
-def _verb(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(main.COMMANDS, "manage", "manage")
 
 
 @pytest.fixture(scope="session")

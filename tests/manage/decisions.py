@@ -14,12 +14,11 @@ from pathlib import Path
 from random import Random
 
 from wattcast.manage import hd7970
-from wattcast.manage.harmonia import Harmonia
-from wattcast.manage.knobs import Knob, Lattice, Role, Settings
-from wattcast.manage.objective import Goal, Objective
-from wattcast.manage.observation import Observation
-from wattcast.manage.plant import TableRun
-from wattcast.manage.sensitivity import preset
+from wattcast.manage.knobs import Knob, KnobRole, Lattice, Settings
+from wattcast.manage.plants import Observation, TablePlant
+from wattcast.manage.policies import Harmonia
+from wattcast.manage.search_problem import Goal, Objective
+from wattcast.manage.sensitivity_model import load_shipped_model
 
 FILE = Path(__file__).with_name("decisions.json")
 RUNS, SURFACES = 60, 40
@@ -30,9 +29,14 @@ CARD = {
     "energy, 5 % slower, 165 W": Objective(Goal.ENERGY, slowdown=0.05, cap_w=165.0),
 }
 LATTICES = (
-    Lattice((Knob(Role.CORE_CLOCK, tuple(6e8 + 6e7 * i for i in range(24))),)),
-    Lattice((Knob(Role.CORE_CLOCK, tuple(6e8 + 4e7 * i for i in range(16))), Knob(Role.MEMORY_CLOCK, (8e8, 3.3e9)))),
-    hd7970.tables().lattice,
+    Lattice((Knob(KnobRole.CORE_CLOCK, tuple(6e8 + 6e7 * i for i in range(24))),)),
+    Lattice(
+        (
+            Knob(KnobRole.CORE_CLOCK, tuple(6e8 + 4e7 * i for i in range(16))),
+            Knob(KnobRole.MEMORY_CLOCK, (8e8, 3.3e9)),
+        )
+    ),
+    hd7970.load_tables().lattice,
 )
 
 
@@ -46,13 +50,13 @@ def _digest(path: list[str]) -> str:
 
 
 def _cases() -> Iterator[tuple[str, list[str]]]:
-    tables = hd7970.tables()
+    tables = hd7970.load_tables()
     for name, objective in CARD.items():
         for counters in (True, False):
-            model = preset("hd7970_simulated") if counters else None
+            model = load_shipped_model("hd7970_simulated") if counters else None
             controller = Harmonia(tables.lattice, tables.default, objective, model)
             for application in tables.applications:
-                run, state, path = TableRun(tables, application), controller.start(), []
+                run, state, path = TablePlant(tables, application), controller.start(), []
                 while (kernel := run.next_kernel()) is not None:
                     state, at = controller.step(state, run.run(controller.settings(state, kernel)))
                     path.append(_said(kernel, at, state.kernels[kernel].why))
@@ -68,16 +72,16 @@ def _surface(lattice: Lattice, draw: Random) -> list[str]:
     base_w, scatter = draw.uniform(50.0, 150.0), draw.choice([0.0, 0.002, 0.02])
     cap_w = draw.choice([None, 150.0, 200.0, 240.0])
     first = tuple(draw.randrange(n) for n in lattice.shape) if draw.random() < 0.3 else None
-    core = lattice.index(Role.CORE_CLOCK)
+    core = lattice.find_knob(KnobRole.CORE_CLOCK)
     assert core is not None
-    top = lattice.values(lattice.top)
+    top = lattice.level_values(lattice.top)
     held_hz = draw.uniform(0.6, 1.0) * top[core] if draw.random() < 0.4 else math.inf
     told = draw.random() < 0.5
     controller = Harmonia(lattice, lattice.top, Objective(cap_w=cap_w), first=first)
     state, path = controller.start(), []
     for _ in range(RUNS):
         at = controller.settings(state, "k")
-        values = list(lattice.values(at))
+        values = list(lattice.level_values(at))
         values[core] = min(values[core], held_hz)
         time_s, watts = math.exp(draw.gauss(0.0, 0.1 * scatter)), 250.0 - base_w
         for value, most, slow, more in zip(values, top, slows, draws, strict=True):
@@ -85,7 +89,7 @@ def _surface(lattice: Lattice, draw: Random) -> list[str]:
         power_w = (base_w + watts) * math.exp(draw.gauss(0.0, scatter))
         seen = Observation("k", at, time_s, power_w, core_hz=values[core] if told else math.nan)
         state, _ = controller.step(state, seen)
-        path.append(_said("k", state.kernels["k"].at, state.kernels["k"].why))
+        path.append(_said("k", state.kernels["k"].next_settings, state.kernels["k"].why))
     return path
 
 

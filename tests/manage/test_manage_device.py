@@ -13,14 +13,11 @@ from typing import Any
 
 import pytest
 
-from wattcast.errors import ExitCode
+from wattcast.core.errors import ExitCode
 
-CLI = (
-    "import sys; from wattcast.cli import main as m; m.COMMANDS['manage'] = 'manage'; sys.exit(m.main(sys.argv[1:]))"
-)
 READ = (
-    "import math, sys; from wattcast.measure.device_plant import Card\n"
-    "card = Card(0, timeout_s=1.0); card.open(); r = card.read()\n"
+    "import math, sys; from wattcast.measure.device_control import NvmlCard\n"
+    "card = NvmlCard(0, timeout_s=1.0); card.open(); r = card.read()\n"
     "print(card.name, card.uuid, r.core_hz, r.energy_j, math.isnan(r.work_per_s), card.clocks_hz()[0][-1])"
 )
 SLEEP = (sys.executable, "-c", "import time; time.sleep(30)")
@@ -29,7 +26,7 @@ SLEEP = (sys.executable, "-c", "import time; time.sleep(30)")
 def command(standin: Any, tmp_path: Path, *arguments: str) -> tuple[list[str], dict[str, str]]:
     source = str(Path(__file__).resolve().parents[2] / "src")
     environment = {**os.environ, **standin.environment, "PYTHONPATH": source}
-    return [sys.executable, "-c", CLI, "manage", *arguments], environment
+    return [sys.executable, "-m", "wattcast", "manage", *arguments], environment
 
 
 def run_it(standin: Any, tmp_path: Path, *arguments: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
@@ -190,7 +187,7 @@ def test_kill_9_of_controller_and_watchdog_is_mended_at_the_next_start(standin: 
     with subprocess.Popen(argv, env=environment, stderr=subprocess.DEVNULL, start_new_session=True) as process:
         wait_for(lambda: is_set(tmp_path))
         children = subprocess.run(
-            ["ps", "-o", "pid=,args=", "--ppid", str(process.pid)], capture_output=True, text=True
+            ["ps", "-ww", "-o", "pid=,args=", "--ppid", str(process.pid)], capture_output=True, text=True
         )
         watchdogs = [int(line.split()[0]) for line in children.stdout.splitlines() if "watchdog" in line]
         assert len(watchdogs) == 1
@@ -229,7 +226,7 @@ def test_no_driver_is_one_sentence(tmp_path: Path) -> None:
     pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
     source = str(Path(__file__).resolve().parents[2] / "src")
     environment = {**os.environ, "PYTHONPATH": source, "LD_LIBRARY_PATH": str(tmp_path)}
-    argv = [sys.executable, "-c", CLI, "manage", "watch", "--device", "99"]
+    argv = [sys.executable, "-m", "wattcast", "manage", "watch", "--device", "99"]
     done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == ExitCode.MISSING
     assert done.stderr.count("\n") == 1

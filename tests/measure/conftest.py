@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from fake_gpu import FakeGpu
 
 from standin import StandIn, compile_library
-from wattcast.measure.kernels.rows import Bench
+from wattcast.measure.campaigns.operator_rows import OperatorBench
 from wattcast.measure.sampler import Sampler
 
 
@@ -39,9 +39,9 @@ def standin(standin_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.fixture
-def bench(standin: StandIn) -> Iterator[Bench]:
+def bench(standin: StandIn) -> Iterator[OperatorBench]:
     """What measuring a row needs, on a GPU that only keeps time."""
     gpu = FakeGpu()
     gpu.operands = SimpleNamespace(pattern="random")
     with Sampler("nvml") as sampler:
-        yield Bench(gpu, sampler, "run-1", None, top_clock_hz=1.98e9)
+        yield OperatorBench(gpu, sampler, "run-1", None, top_clock_hz=1.98e9)

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from wattcast.measure.kernels.gpu import Graph
-from wattcast.measure.kernels.operators import Call
-from wattcast.measure.kernels.spec import Spec
+from wattcast.measure.campaigns.kernel_plan import OperatorSpec
+from wattcast.measure.campaigns.operand_pools import OperatorCall
+from wattcast.measure.campaigns.operator_rows import CapturedGraph
 
 
 @dataclass
@@ -28,7 +28,7 @@ class FakeEvent:
 
 @dataclass
 class FakeGpu:
-    """Same methods as :class:`~wattcast.measure.kernels.gpu.Gpu`; every call takes ``call_s``."""
+    """Same methods as ``Gpu``; every call takes ``call_s``."""
 
     call_s: float = 1e-4
     fails: set[str] = field(default_factory=set)  # spec ids that raise
@@ -36,16 +36,16 @@ class FakeGpu:
     free_s: float = 0.0
     recovered: int = 0
 
-    def prepare(self, spec: Spec, graph_s: float = 0.0025) -> Graph:
+    def prepare(self, spec: OperatorSpec, graph_s: float = 0.0025) -> CapturedGraph:
         if spec.id in self.fails:
             raise RuntimeError("CUDA out of memory")
-        call = Call(lambda copy: None, sets=4, fixed_byte=1000, set_byte=10)
-        return Graph(SimpleNamespace(reset=lambda: None), 25, call, self.call_s)
+        call = OperatorCall(lambda copy: None, sets=4, fixed_byte=1000, set_byte=10)
+        return CapturedGraph(SimpleNamespace(reset=lambda: None), 25, call, self.call_s)
 
-    def replay(self, graph: Graph, times: int) -> None:
+    def replay(self, graph: CapturedGraph, times: int) -> None:
         self.free_s = max(self.free_s, time.monotonic()) + times * graph.copies * self.call_s
 
-    def timed(self, graph: Graph, replays: int, warm: int = 1) -> np.ndarray:
+    def timed(self, graph: CapturedGraph, replays: int, warm: int = 1) -> np.ndarray:
         self.replay(graph, replays + warm)
         self.synchronize()
         return np.full(replays, self.call_s) * (1.0 + 1e-4 * np.arange(replays))

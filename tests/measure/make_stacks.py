@@ -12,14 +12,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import wattcast.measure.kernels as measured
-from wattcast.measure.kernels.from_workload import from_operator
-from wattcast.measure.models.plan import Dims
-from wattcast.workload import source
-from wattcast.workload.from_json import operator_to_plain
-from wattcast.workload.graph import Elementwise, Graph, Operator
-from wattcast.workload.options import Options, Phase
-from wattcast.workload.program import ADAMW_ELEMENTS_PER_LAUNCH, ALIGNED
+import wattcast.measure.campaigns as measured
+from wattcast.measure.campaigns.model_runs import ModelDims
+from wattcast.measure.campaigns.workload_specs import spec_from_operator
+from wattcast.workload.graph import Graph
+from wattcast.workload.model_options import ModelOptions, WorkloadPhase
+from wattcast.workload.operator_base import Operator
+from wattcast.workload.operator_types import Elementwise
+from wattcast.workload.readers import load_workload
+from wattcast.workload.readers.from_json import operator_to_plain
+from wattcast.workload.tracing.program import ADAMW_ALIGNMENT, ADAMW_ELEMENTS_PER_LAUNCH
 
 FILE = Path(measured.__file__).parent / "stacks.jsonl"
 SIZES = (
@@ -33,16 +35,16 @@ SIZES = (
     ("train", 4, 512),
 )
 MADE_UP = (
-    Dims("llama-2048", "llama", 1, 2048, 32, 4, 64, 5632, 32000, 8192, False),
-    Dims("qwen3-2560", "qwen3", 1, 2560, 24, 8, 128, 7680, 32000, 8192, False),
-    Dims("gpt2-2048", "gpt2", 1, 2048, 16, 16, 128, 8192, 32000, 2048, True),
-    Dims("qwen2-3072", "qwen2", 1, 3072, 24, 4, 128, 9216, 32000, 8192, False),
-    Dims("gpt2-896", "gpt2", 1, 896, 14, 14, 64, 3584, 32000, 2048, True),
-    Dims("llama-5120", "llama", 1, 5120, 40, 8, 128, 13824, 32000, 8192, False),
+    ModelDims("llama-2048", "llama", 1, 2048, 32, 4, 64, 5632, 32000, 8192, False),
+    ModelDims("qwen3-2560", "qwen3", 1, 2560, 24, 8, 128, 7680, 32000, 8192, False),
+    ModelDims("gpt2-2048", "gpt2", 1, 2048, 16, 16, 128, 8192, 32000, 2048, True),
+    ModelDims("qwen2-3072", "qwen2", 1, 3072, 24, 4, 128, 9216, 32000, 8192, False),
+    ModelDims("gpt2-896", "gpt2", 1, 896, 14, 14, 64, 3584, 32000, 2048, True),
+    ModelDims("llama-5120", "llama", 1, 5120, 40, 8, 128, 13824, 32000, 8192, False),
 )
 
 
-def config(dims: Dims, layers: int) -> dict[str, Any]:
+def config(dims: ModelDims, layers: int) -> dict[str, Any]:
     """The sizes as Hugging Face writes them."""
     if dims.architecture == "gpt2":
         sizes = {"n_layer": layers, "n_embd": dims.hidden, "n_head": dims.heads, "n_positions": dims.max_positions}
@@ -60,16 +62,16 @@ def config(dims: Dims, layers: int) -> dict[str, Any]:
     return {"model_type": dims.architecture, "vocab_size": dims.vocab, **sizes}
 
 
-def layer(dims: Dims, options: Options) -> list[dict[str, Any]]:
+def layer(dims: ModelDims, options: ModelOptions) -> list[dict[str, Any]]:
     """The distinct operators of what repeats, each with how often it is called; in training its optimizer too."""
-    few, graph = (source.load(config(dims, layers), options) for layers in (_LAYERS // 2, _LAYERS))
+    few, graph = (load_workload.load_workload(config(dims, layers), options) for layers in (_LAYERS // 2, _LAYERS))
     calls: dict[Operator, int] = {}
     for op in (op for block in graph.blocks if block.repeat > 1 for op in block.ops):
         calls[op] = calls.get(op, 0) + op.count
-    if options.phase is Phase.TRAIN:
+    if options.phase is WorkloadPhase.TRAIN:
         each = (math.prod(_optimiser(graph)) - math.prod(_optimiser(few))) // (_LAYERS - _LAYERS // 2)
         count = math.ceil(each / ADAMW_ELEMENTS_PER_LAUNCH)
-        n = each // count // ALIGNED * ALIGNED
+        n = each // count // ADAMW_ALIGNMENT * ADAMW_ALIGNMENT
         calls[Elementwise("adamw", n, dtype=options.dtype, write=3 * n * options.dtype.byte)] = count
     return [_runnable(operator_to_plain(op)) | {"count": count} for op, count in calls.items()]
 
@@ -87,7 +89,7 @@ def _optimiser(graph: Graph) -> tuple[int, int]:
 def _runnable(plain: dict[str, Any]) -> dict[str, Any]:
     """As the campaign runs it: one element for all of a single row is an operand like any other."""
     kept = {name: value for name, value in plain.items() if name not in ("count", "label")}
-    if from_operator(kept) is None:
+    if spec_from_operator(kept) is None:
         kept = {name: value for name, value in kept.items() if name not in ("layout", "rows", "read")}
     return kept
 
@@ -97,7 +99,7 @@ def lines() -> list[str]:
     found = []
     for dims in MADE_UP:
         for phase, batch, seq in SIZES:
-            options = Options.of(phase=phase, batch=batch, seq=seq)
+            options = ModelOptions.from_names(phase=phase, batch=batch, seq=seq)
             name = f"stack {dims.model} {phase} {batch} {seq}"
             line = {"name": name, "dims": asdict(dims), "phase": phase, "batch": batch, "seq": seq}
             found.append(json.dumps(line | {"members": layer(dims, options)}))

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from wattcast.measure.ring import COLUMNS
-from wattcast.measure.samples import Samples
+from wattcast.measure.energy_samples import COLUMNS, EnergySamples
 
 DATA = Path(__file__).parent / "data"
 
@@ -21,7 +20,7 @@ def synthetic(
     jitter_s: float = 0.0,
     throttle=lambda t: 0,
     seed: int = 0,
-) -> Samples:
+) -> EnergySamples:
     """Samples of a counter that steps every ``step_s`` under a power that may change, polled with jitter."""
     random = np.random.default_rng(seed)
     even_s = np.arange(0.0, length_s, poll_s)
@@ -34,4 +33,4 @@ def synthetic(
     rows[:, COLUMNS.index("sm_clock_hz")] = [clock_hz(t) for t in time_s]
     rows[:, COLUMNS.index("throttle")] = [throttle(t) for t in time_s]
     rows[:, COLUMNS.index("temperature_c")] = 50.0
-    return Samples(rows)
+    return EnergySamples(rows)

@@ -11,13 +11,13 @@ import pytest
 from fake_gpu import FakeGpu
 
 from standin import StandIn, undisturbed
-from wattcast.measure import load as module
-from wattcast.measure.kernels.gpu import Gpu
+from wattcast.measure import measuring_checks as module
+from wattcast.measure.campaigns.operator_rows import CampaignGpu
 
 
 def test_three_ways_of_measuring_agree(standin: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     """Against a card that draws 300 W throughout; the child leaves its marks without a GPU."""
-    monkeypatch.setattr(Gpu, "open", classmethod(lambda cls: FakeGpu()))
+    monkeypatch.setattr(CampaignGpu, "open", classmethod(lambda cls: FakeGpu()))
     monkeypatch.setattr(module, "SETTLE_S", 0.3)
     real = module.run_command
 
@@ -30,7 +30,7 @@ def test_three_ways_of_measuring_agree(standin: StandIn, monkeypatch: pytest.Mon
     monkeypatch.setattr(module, "run_command", with_marks)
 
     def measure() -> SimpleNamespace:
-        rows = module.agree(0.9)
+        rows = module.compare_methods(0.9)
         return SimpleNamespace(rows=rows, flags=[flag for row in rows[:-1] for flag in row["flags"]])
 
     *found, last = undisturbed(measure).rows
@@ -44,9 +44,9 @@ def test_three_ways_of_measuring_agree(standin: StandIn, monkeypatch: pytest.Mon
 
 
 def test_a_load_marks_when_it_was_busy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(Gpu, "open", classmethod(lambda cls: FakeGpu()))
+    monkeypatch.setattr(CampaignGpu, "open", classmethod(lambda cls: FakeGpu()))
     monkeypatch.setattr(module.time, "sleep", lambda length_s: None)
-    module.load(0.05, tmp_path / "marks.json")
+    module.run_known_loads(0.05, tmp_path / "marks.json")
     times = json.loads((tmp_path / "marks.json").read_text())
     assert len(times) == 3
     assert all(end > begin for begin, end in times)

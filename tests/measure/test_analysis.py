@@ -10,28 +10,32 @@ import numpy as np
 import pytest
 from synthetic import DATA, synthetic
 
-from wattcast.errors import BadInput, Refused
-from wattcast.measure.compare import Figures, Term, against_prediction, compare
-from wattcast.measure.kernels.capped import settle
-from wattcast.measure.kernels.counters import known_metrics, read_table, wanted_metrics
-from wattcast.measure.kernels.names_step import kernels_by_range
-from wattcast.measure.measurement import Measurement
-from wattcast.measure.pack import pack, phases, workload_form
-from wattcast.measure.samples import Samples, ticks
-from wattcast.measure.sensor import describe
-from wattcast.measure.steady import Rule, settled
-from wattcast.measure.summary import markdown, summarise
-from wattcast.records import Journal, KernelRow, NameRow, RunInfo, database_folder
-from wattcast.records import read_table as read_parquet
+from wattcast.core.errors import BadInput, Refused
+from wattcast.core.measured_rows import Journal, KernelRow, NameRow, RunInfo, database_folder
+from wattcast.core.measured_rows import read_table as read_parquet
+from wattcast.measure.campaigns.kernel_campaign import kernels_by_range
+from wattcast.measure.campaigns.nsight_counters import keep_known_metrics, read_counter_table, read_wanted_metrics
+from wattcast.measure.database_files import (
+    find_phases,
+    make_summary_page,
+    make_workload_form,
+    pack_database,
+    settle_capped_row,
+    summarise_database,
+)
+from wattcast.measure.energy_samples import EnergySamples, find_ticks
+from wattcast.measure.measured_run import Measurement, ModelTerm, RunFigures, compare_run, compare_with_prediction
+from wattcast.measure.measuring_checks import describe_sensor
+from wattcast.measure.steady_state import SettlingRule, find_settled_window
 
 CAPPED = DATA / "h200_capped.npz"  # an H200 under a linear layer of 16384 x 4096 x 1024, bf16, after a convolution
 
 
 def test_the_recorded_sensor_of_an_h200_is_described_as_it_is() -> None:
     """Recorded 2026-11-15, driver 580.159.04: 2.5 s idle, then copies of random data."""
-    samples = Samples.load(DATA / "h200_sensor.npz")
+    samples = EnergySamples.load(DATA / "h200_sensor.npz")
     step_s = float(samples["time_s"][np.argmax(samples["instant_w"] > 400.0)]) - 0.05
-    found = describe(samples, step_s)
+    found = describe_sensor(samples, step_s)
     assert found.energy_period_s == pytest.approx(0.1, rel=2e-3)
     assert found.instant_period_s == pytest.approx(0.1, abs=0.03)
     assert found.average_window_s == pytest.approx(1.0, abs=0.15)
@@ -42,18 +46,18 @@ def test_the_recorded_sensor_of_an_h200_is_described_as_it_is() -> None:
 
 
 def test_a_sensor_without_load_says_only_what_it_saw() -> None:
-    found = describe(synthetic(1.0))
+    found = describe_sensor(synthetic(1.0))
     assert found.energy_period_s == pytest.approx(0.1, rel=0.01)
     assert found.average_window_s is None
     rows = synthetic(1.0).rows
     rows[:, 1] = np.nan
-    assert "no energy counter" in describe(Samples(rows)).implies[0]
+    assert "no energy counter" in describe_sensor(EnergySamples(rows)).implies[0]
 
 
 def test_a_recorded_uncapped_load_settles_at_its_power() -> None:
-    samples = Samples.load(DATA / "h200_softmax.npz")
-    stepped = ticks(samples)
-    held = settled(samples, float(stepped.time_s[8]), Rule())
+    samples = EnergySamples.load(DATA / "h200_softmax.npz")
+    stepped = find_ticks(samples)
+    held = find_settled_window(samples, float(stepped.time_s[8]), SettlingRule())
     assert held is not None
     assert held.ticks.power_w == pytest.approx(652.0, rel=0.01)
     assert held.flags == ()
@@ -61,18 +65,20 @@ def test_a_recorded_uncapped_load_settles_at_its_power() -> None:
 
 def test_a_recorded_capped_load_shows_why_half_a_second_is_too_little() -> None:
     """The governor lets 720 W pass for 0.8 s, then cuts to 550 W: a flat half second is 20 W high."""
-    samples = Samples.load(CAPPED)
-    stepped = ticks(samples)
+    samples = EnergySamples.load(CAPPED)
+    stepped = find_ticks(samples)
     load = stepped.between(float(stepped.time_s[8]), float(stepped.time_s[-4]))
     assert stepped.last(14).between(0.0, float(stepped.time_s[-4])).power_w < 705.0
     assert load.interval_w.max() > 725.0
     assert load.interval_w.min() < 560.0
-    assert settled(samples, float(stepped.time_s[7]), Rule()) is None  # 20 steps are wanted, and are not there
+    assert (
+        find_settled_window(samples, float(stepped.time_s[7]), SettlingRule()) is None
+    )  # 20 steps are wanted, and are not there
 
 
 def test_a_capped_row_finds_its_settled_power_in_the_samples() -> None:
-    samples = Samples.load(CAPPED)
-    stepped = ticks(samples)
+    samples = EnergySamples.load(CAPPED)
+    stepped = find_ticks(samples)
     last = len(stepped.time_s) - 4
     window_w = (stepped.energy_j[last] - stepped.energy_j[last - 5]) / (
         stepped.time_s[last] - stepped.time_s[last - 5]
@@ -90,55 +96,55 @@ def test_a_capped_row_finds_its_settled_power_in_the_samples() -> None:
         replays=760,
         latency_s=2.2345e-4,
     )
-    found = settle([row], samples)["sustained-x"]
+    found = settle_capped_row([row], samples)["sustained-x"]
     assert 690.0 < found.power_w < 706.0 < window_w
     assert found.ticks >= 10
     assert found.sm_clock_hz < 1.56e9
-    assert settle([replace(row, power_w=400.0)], samples) == {}
-    assert settle([replace(row, throttle=())], samples) == {}
+    assert settle_capped_row([replace(row, power_w=400.0)], samples) == {}
+    assert settle_capped_row([replace(row, throttle=())], samples) == {}
 
 
 def test_a_capped_row_that_holds_a_cycle_is_settled_as_it_is() -> None:
     """Whole cycles of capped loads draw alike: power alone would find another row's window, with another clock."""
     row = KernelRow("sustained-y", "sustained", "linear", {}, power_w=691.0, sm_clock_hz=1.9e9, ticks=20)
     row = replace(row, throttle=("sw_power_cap",), date="2026-11-15T02:55:45+00:00")
-    found = settle([row], Samples.load(CAPPED))["sustained-y"]
+    found = settle_capped_row([row], EnergySamples.load(CAPPED))["sustained-y"]
     assert (found.power_w, found.sm_clock_hz, found.ticks) == (691.0, 1.9e9, 20)
 
 
 def test_the_term_that_is_off_is_named() -> None:
-    predicted = Figures(1.0, 500.0, 1.98e9, 0.1)
+    predicted = RunFigures(1.0, 500.0, 1.98e9, 0.1)
     cases = {
-        Term.NONE: Figures(1.02, 510.0, 1.98e9),
-        Term.ENERGY: Figures(1.02, 600.0, 1.98e9),
-        Term.CLOCK: Figures(1.25, 520.0, 1.60e9),
-        Term.HOST: Figures(1.5, 380.0, 1.98e9),
-        Term.KERNELS: Figures(1.5, 510.0, 1.98e9),
+        ModelTerm.NONE: RunFigures(1.02, 510.0, 1.98e9),
+        ModelTerm.ENERGY: RunFigures(1.02, 600.0, 1.98e9),
+        ModelTerm.CLOCK: RunFigures(1.25, 520.0, 1.60e9),
+        ModelTerm.HOST: RunFigures(1.5, 380.0, 1.98e9),
+        ModelTerm.KERNELS: RunFigures(1.5, 510.0, 1.98e9),
     }
     for term, measured in cases.items():
-        verdict = compare(measured, predicted)
+        verdict = compare_run(measured, predicted)
         assert verdict.term is term
         assert verdict.energy == pytest.approx(measured.latency_s * measured.power_w / 500.0)
-    assert "+50.0 %" in compare(cases[Term.HOST], predicted).sentence
-    assert compare(Figures(1.2, 500.0), Figures(1.0, 500.0, None, 0.6)).term is Term.HOST
+    assert "+50.0 %" in compare_run(cases[ModelTerm.HOST], predicted).sentence
+    assert compare_run(RunFigures(1.2, 500.0), RunFigures(1.0, 500.0, None, 0.6)).term is ModelTerm.HOST
 
 
 def test_figures_that_are_none_are_refused() -> None:
     for wrong in (0.0, -1.0, float("nan"), float("inf")):
         with pytest.raises(BadInput, match="above zero"):
-            Figures(wrong, 500.0)
+            RunFigures(wrong, 500.0)
 
 
 def test_a_window_against_the_output_of_predict() -> None:
     predicted = {"predictions": [{"latency_s": 0.1, "power_w": 500.0, "clock_hz": 1.98e9}]}
     window = Measurement("run", 10.0, energy_j=5000.0, power_w=500.0, sm_clock_hz=1.98e9)
-    assert against_prediction(window, predicted, 100).term is Term.NONE
+    assert compare_with_prediction(window, predicted, 100).term is ModelTerm.NONE
     with pytest.raises(Refused, match="nothing to compare"):
-        against_prediction(Measurement("run", 0.1, flags=("2 counter steps, 5 needed",)), predicted)
+        compare_with_prediction(Measurement("run", 0.1, flags=("2 counter steps, 5 needed",)), predicted)
     with pytest.raises(BadInput, match="wattcast predict"):
-        against_prediction(window, {"predictions": []})
+        compare_with_prediction(window, {"predictions": []})
     with pytest.raises(BadInput, match="at least 1"):
-        against_prediction(window, predicted, 0)
+        compare_with_prediction(window, predicted, 0)
 
 
 def test_kernels_belong_to_the_range_that_launched_them() -> None:
@@ -171,27 +177,27 @@ NCU = """==PROF== Connected to process 508
 
 
 def test_counters_are_read_by_the_range_they_ran_in() -> None:
-    first, second = read_table(NCU.splitlines())
+    first, second = read_counter_table(NCU.splitlines())
     assert first["id"] == "0123456789abcdef-0"
     assert first["metrics"] == {"dram__bytes_read.sum": 1024.0, "gpu__time_duration.sum": 3000.0}
     assert second["id"].endswith("-1")
     assert second["metrics"] == {"dram__bytes_read.sum": 7.0}
-    assert list(read_table(["==ERROR== nothing"])) == []
+    assert list(read_counter_table(["==ERROR== nothing"])) == []
 
 
 def test_metrics_a_profiler_does_not_know_are_dropped() -> None:
-    wanted = wanted_metrics()
+    wanted = read_wanted_metrics()
     assert "dram__bytes_read.sum" in wanted
-    known = known_metrics(wanted, {"dram__bytes_read"})
+    known = keep_known_metrics(wanted, {"dram__bytes_read"})
     assert "dram__bytes_read.sum" in known
     assert all(name.startswith(("dram__bytes_read", "launch__")) for name in known)
-    assert known_metrics(wanted, set())  # a profiler that does not say gets the few that all know
+    assert keep_known_metrics(wanted, set())  # a profiler that does not say gets the few that all know
 
 
 def test_periods_that_beat_with_the_boards_sampling_are_found() -> None:
-    assert phases(0.05) == 5
-    assert phases(0.02) == 1
-    assert phases(0.01236) > 20
+    assert find_phases(0.05) == 5
+    assert find_phases(0.02) == 1
+    assert find_phases(0.01236) > 20
 
 
 @pytest.fixture
@@ -222,7 +228,7 @@ def campaign(tmp_path: Path) -> Path:
 
 def test_packing_joins_cards_names_and_counters(campaign: Path) -> None:
     pytest.importorskip("polars")
-    counts = pack([campaign / "in"], campaign / "out")
+    counts = pack_database([campaign / "in"], campaign / "out")
     assert counts == {"rows": 4, "runs": 1, "named": 1, "counters": 2, "kept": 0}
     rows = {row["id"]: row for row in read_parquet(campaign / "out" / "rows.parquet")}
     row = rows["sustained-a-random"]
@@ -232,13 +238,13 @@ def test_packing_joins_cards_names_and_counters(campaign: Path) -> None:
     assert rows["duty-a"]["flags"] == ["period_beats_with_sensor"]
     assert rows["sustained-b-random"]["error"] == "boom"
     with pytest.raises(BadInput, match="no measured rows"):
-        pack([campaign / "out"], campaign / "again")
+        pack_database([campaign / "out"], campaign / "again")
 
 
 def test_packing_adds_to_a_database_and_loses_nothing(campaign: Path) -> None:
     """A later campaign without the earlier one's files: its rows join, known operators keep their kernels' names."""
     pytest.importorskip("polars")
-    pack([campaign / "in"], campaign / "out")
+    pack_database([campaign / "in"], campaign / "out")
     first = {row["id"]: row for row in read_parquet(campaign / "out" / "rows.parquet")}
     later = KernelRow(
         "sustained-a-random",
@@ -250,7 +256,7 @@ def test_packing_adds_to_a_database_and_loses_nothing(campaign: Path) -> None:
         power_w=1.0,
     )
     Journal(campaign / "later" / "sustained.jsonl").append(later)
-    assert pack([campaign / "later"], campaign / "out") == {
+    assert pack_database([campaign / "later"], campaign / "out") == {
         "rows": 1,
         "runs": 0,
         "named": 0,
@@ -266,19 +272,19 @@ def test_packing_adds_to_a_database_and_loses_nothing(campaign: Path) -> None:
 
 def test_the_summary_counts_and_compares(campaign: Path) -> None:
     pytest.importorskip("polars")
-    pack([campaign / "in"], campaign / "out")
-    found = summarise(campaign / "out")
+    pack_database([campaign / "in"], campaign / "out")
+    found = summarise_database(campaign / "out")
     assert found["rows"] == {"duty": {"elementwise": 1}, "sustained": {"elementwise": 2}}
     assert found["failed"] == 1
     within = found["repeatability"]["within a run"]["power, sustained, one window"]
     assert within["pairs"] == 1
     assert within["median"] == pytest.approx(4.0 / 402.0)
     assert found["repeatability"]["between cards"]["latency, burst"] == {"pairs": 0}
-    assert "| elementwise | 1 | 2 |" in markdown(found)
+    assert "| elementwise | 1 | 2 |" in make_summary_page(found)
 
 
 def test_workload_form_leaves_other_operators_alone() -> None:
-    assert workload_form({"op": "bmm", "b": 2}) == {"op": "bmm", "b": 2}
+    assert make_workload_form({"op": "bmm", "b": 2}) == {"op": "bmm", "b": 2}
 
 
 @pytest.fixture(scope="module")
@@ -290,12 +296,12 @@ def h200() -> Path:
 def test_the_shipped_database_holds_what_its_readme_says(h200: Path) -> None:
     """The README's tables are the summary's own words."""
     text = (h200 / "README.md").read_text(encoding="utf-8")
-    assert markdown(summarise(h200)) in text
+    assert make_summary_page(summarise_database(h200)) in text
     assert sum(path.stat().st_size for path in h200.iterdir()) < 15e6
 
 
 def test_the_shipped_database_is_large_enough_and_repeats(h200: Path) -> None:
-    found = summarise(h200)
+    found = summarise_database(h200)
     totals = {kind: sum(families.values()) for kind, families in found["rows"].items()}
     assert totals["burst"] >= 2500
     assert totals["sustained"] >= 300
@@ -309,22 +315,22 @@ def test_the_shipped_database_is_large_enough_and_repeats(h200: Path) -> None:
 
 
 def test_every_row_of_the_shipped_database_is_an_operator(h200: Path) -> None:
-    from wattcast.workload.from_json import parse
+    from wattcast.workload.readers.from_json import parse_workload
 
     rows = read_parquet(h200 / "rows.parquet")
     assert all(row["card_uuid"] and row["driver"] and row["date"] for row in rows)
     operators = [row["operator"] for row in rows if row["kind"] != "idle"]
-    graph = parse(json.dumps({"name": "h200", "ops": operators}).encode(), "h200")
+    graph = parse_workload(json.dumps({"name": "h200", "ops": operators}).encode(), "h200")
     assert len(list(graph.calls())) == len(operators)
 
 
 def test_rows_of_the_shipped_database_are_physical(h200: Path) -> None:
     """No row beats DRAM from beyond the cache, none draws less than idle; capped loads settle near the limit."""
-    from wattcast.workload.from_json import parse
+    from wattcast.workload.readers.from_json import parse_workload
 
     rows = [row for row in read_parquet(h200 / "rows.parquet") if row["latency_s"]]
     for row in rows:
-        graph = parse(json.dumps({"name": "x", "ops": [row["operator"]]}).encode(), "x")
+        graph = parse_workload(json.dumps({"name": "x", "ops": [row["operator"]]}).encode(), "x")
         skips = row["operator"].get("stride", 1) > row["operator"].get("r", 1)  # pixels that no filter reads
         if row["footprint_byte"] and row["footprint_byte"] > 4 * row_l2_byte and not skips:
             assert graph.byte / row["latency_s"] < 4.8e12, row["id"]

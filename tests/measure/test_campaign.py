@@ -12,16 +12,15 @@ import pytest
 from fake_gpu import FakeGpu
 
 from standin import StandIn, undisturbed
-from wattcast.errors import Refused
-from wattcast.measure.kernels import rows
-from wattcast.measure.kernels import steps as module
-from wattcast.measure.kernels.campaign import Campaign
-from wattcast.measure.kernels.plan import plan
-from wattcast.measure.kernels.rows import Bench
+from wattcast.core.errors import Refused
+from wattcast.core.measured_rows import Journal, KernelRow, RowKind, read_lines, row_from_plain
+from wattcast.measure.campaigns import kernel_campaign as module
+from wattcast.measure.campaigns import operator_rows
+from wattcast.measure.campaigns.kernel_plan import make_kernel_plan
+from wattcast.measure.campaigns.operator_rows import KernelCampaign, OperatorBench
 from wattcast.measure.sampler import Sampler
-from wattcast.records import Journal, KernelRow, from_plain, read_lines
 
-SPECS = plan()[:6]
+SPECS = make_kernel_plan()[:6]
 
 
 @dataclass
@@ -36,19 +35,19 @@ class Spin:
 
 
 @pytest.fixture
-def bench(standin: StandIn) -> Iterator[Bench]:
+def bench(standin: StandIn) -> Iterator[OperatorBench]:
     gpu = FakeGpu()
     gpu.operands = SimpleNamespace(pattern="random", fill=lambda p: setattr(gpu.operands, "pattern", p))
     with Sampler("nvml") as sampler:
-        yield Bench(gpu, sampler, "run-1", Spin(), top_clock_hz=1.98e9)
+        yield OperatorBench(gpu, sampler, "run-1", Spin(), top_clock_hz=1.98e9)
 
 
 def read(path: Path) -> list[KernelRow]:
-    return [from_plain(row, KernelRow) for row in read_lines(path)]
+    return [row_from_plain(row, KernelRow) for row in read_lines(path)]
 
 
-def test_a_burst_gives_the_latency_at_the_top_clock(bench: Bench) -> None:
-    row = rows.burst(bench, SPECS[0])
+def test_a_burst_gives_the_latency_at_the_top_clock(bench: OperatorBench) -> None:
+    row = operator_rows.measure_burst_row(bench, SPECS[0])
     assert row.latency_s == pytest.approx(bench.gpu.call_s, rel=0.01)
     assert row.sm_clock_hz == 1.98e9
     assert 0.01 < row.duration_s < 0.06
@@ -56,14 +55,14 @@ def test_a_burst_gives_the_latency_at_the_top_clock(bench: Bench) -> None:
     assert row.flags == ()
 
 
-def test_a_burst_below_the_top_clock_is_tried_again_and_flagged(bench: Bench, standin: StandIn) -> None:
+def test_a_burst_below_the_top_clock_is_tried_again_and_flagged(bench: OperatorBench, standin: StandIn) -> None:
     standin.follow("at -10 300 1500 4")
     time.sleep(0.1)
-    assert "clock_low" in rows.burst(bench, SPECS[0]).flags
+    assert "clock_low" in operator_rows.measure_burst_row(bench, SPECS[0]).flags
 
 
-def test_a_sustained_row_has_power_clock_latency_and_ticks(bench: Bench) -> None:
-    row = undisturbed(lambda: rows.sustained(bench, SPECS[0]))
+def test_a_sustained_row_has_power_clock_latency_and_ticks(bench: OperatorBench) -> None:
+    row = undisturbed(lambda: operator_rows.measure_sustained_row(bench, SPECS[0]))
     assert row.power_w == pytest.approx(300.0, rel=0.01)
     assert row.ticks >= 5
     assert row.latency_s == pytest.approx(bench.gpu.call_s, rel=0.3)  # a stalled host leaves gaps in the fake stream
@@ -72,12 +71,12 @@ def test_a_sustained_row_has_power_clock_latency_and_ticks(bench: Bench) -> None
     assert row.flags == ()
 
 
-def test_a_sustained_row_waits_for_the_governor(bench: Bench, standin: StandIn) -> None:
+def test_a_sustained_row_waits_for_the_governor(bench: OperatorBench, standin: StandIn) -> None:
     """The cap bites after 0.3 s: the row must hold the settled state, and say that it was capped."""
 
     def measure() -> KernelRow:
         standin.follow("at -1 750 1980", "at 0.3 690 1500 4 60 100")
-        return rows.sustained(bench, SPECS[0])
+        return operator_rows.measure_sustained_row(bench, SPECS[0])
 
     row = undisturbed(measure)
     assert row.power_w == pytest.approx(690.0, rel=0.01)
@@ -85,39 +84,39 @@ def test_a_sustained_row_waits_for_the_governor(bench: Bench, standin: StandIn) 
     assert row.throttle == ("sw_power_cap",)
 
 
-def test_a_load_that_never_settles_is_kept_and_flagged(bench: Bench, standin: StandIn) -> None:
+def test_a_load_that_never_settles_is_kept_and_flagged(bench: OperatorBench, standin: StandIn) -> None:
     lines = [f"at {0.15 * i:.2f} 500 {1980 - 40 * i}" for i in range(40)]
     standin.follow("at -1 500 1980", *lines)
-    bench.rule = module.rows.Rule(longest_s=1.6, capped_settle_s=0.5)
-    row = rows.sustained(bench, SPECS[0])
+    bench.rule = module.operator_rows.SettlingRule(longest_s=1.6, capped_settle_s=0.5)
+    row = operator_rows.measure_sustained_row(bench, SPECS[0])
     assert "unsettled" in row.flags
     assert "clock_drift" in row.flags
 
 
-def test_a_duty_cycle_gives_the_power_while_on(bench: Bench) -> None:
+def test_a_duty_cycle_gives_the_power_while_on(bench: OperatorBench) -> None:
     """Mean 300 W at idle 100 W and duty d: on-power must be 100 + 200 / d."""
     bench.gpu.call_s = 2e-5  # graphs of half a millisecond, so that replays can fill half a period
-    row = undisturbed(lambda: rows.duty_cycled(bench, SPECS[0], 0.5, idle_power_w=100.0))
+    row = undisturbed(lambda: operator_rows.measure_duty_row(bench, SPECS[0], 0.5, idle_power_w=100.0))
     assert row.duty == pytest.approx(0.5, abs=0.04)
     assert row.on_power_w == pytest.approx(100.0 + 200.0 / row.duty, rel=0.02)
     assert row.period_s >= 0.012
 
 
-def test_the_clock_row_holds_what_the_spin_kernel_saw(bench: Bench) -> None:
-    assert rows.clock_row(bench, SPECS[0]).effective_clock_hz == 1.85e9
+def test_the_clock_row_holds_what_the_spin_kernel_saw(bench: OperatorBench) -> None:
+    assert operator_rows.measure_clock_row(bench, SPECS[0]).effective_clock_hz == 1.85e9
     bench.spinner = None
     with pytest.raises(Refused, match="spin kernel"):
-        rows.clock_row(bench, SPECS[0])
+        operator_rows.measure_clock_row(bench, SPECS[0])
 
 
-def test_idle_power_is_measured_without_work(bench: Bench) -> None:
-    row = undisturbed(lambda: rows.idle_row(bench, "top"))
+def test_idle_power_is_measured_without_work(bench: OperatorBench) -> None:
+    row = undisturbed(lambda: operator_rows.measure_idle_row(bench, "top"))
     assert row.power_w == pytest.approx(300.0, rel=0.01)
     assert row.operator == {"op": "idle"}
 
 
-def test_a_failing_operator_costs_one_row_and_the_next_goes_on(bench: Bench, tmp_path: Path) -> None:
-    campaign = Campaign(bench, tmp_path, time.monotonic() + 60, few=1)
+def test_a_failing_operator_costs_one_row_and_the_next_goes_on(bench: OperatorBench, tmp_path: Path) -> None:
+    campaign = KernelCampaign(bench, tmp_path, time.monotonic() + 60, few=1)
     specs = campaign.specs()
     bench.gpu.fails = {specs[2].id}
     module.burst_step(campaign)
@@ -127,85 +126,87 @@ def test_a_failing_operator_costs_one_row_and_the_next_goes_on(bench: Bench, tmp
     assert bench.gpu.recovered == 1
 
 
-def test_a_second_run_measures_only_what_is_missing(bench: Bench, tmp_path: Path) -> None:
-    first = Campaign(bench, tmp_path, time.monotonic() + 60, few=1)
+def test_a_second_run_measures_only_what_is_missing(bench: OperatorBench, tmp_path: Path) -> None:
+    first = KernelCampaign(bench, tmp_path, time.monotonic() + 60, few=1)
     bench.gpu.fails = {first.specs()[2].id}
     module.burst_step(first)
     bench.gpu.fails = set()
-    again = Campaign(bench, tmp_path, time.monotonic() + 60, few=1)
+    again = KernelCampaign(bench, tmp_path, time.monotonic() + 60, few=1)
     module.burst_step(again)
     assert again.counts == {"burst skipped": 7, "burst": 1}
 
 
-def test_the_budget_ends_a_step(bench: Bench, tmp_path: Path) -> None:
-    campaign = Campaign(bench, tmp_path, time.monotonic() + 2.1, few=1)
+def test_the_budget_ends_a_step(bench: OperatorBench, tmp_path: Path) -> None:
+    campaign = KernelCampaign(bench, tmp_path, time.monotonic() + 2.1, few=1)
     module.burst_step(campaign)
     assert campaign.counts["burst"] == 0
 
 
 def test_a_device_lost_mid_run_stops_the_step_and_keeps_every_row(
-    bench: Bench, standin: StandIn, tmp_path: Path
+    bench: OperatorBench, standin: StandIn, tmp_path: Path
 ) -> None:
-    campaign = Campaign(bench, tmp_path, time.monotonic() + 60, few=1)
-    module._sustain(campaign, SPECS[0])
+    campaign = KernelCampaign(bench, tmp_path, time.monotonic() + 60, few=1)
+    module.save_row(campaign, RowKind.SUSTAINED, SPECS[0])
     standin.follow("at -10 300 1980", "lost 0.2")
     with pytest.raises(Refused, match="vanished"):
-        module._sustain(campaign, SPECS[1])
+        module.save_row(campaign, RowKind.SUSTAINED, SPECS[1])
     (kept,) = read(tmp_path / "sustained.jsonl")
     assert kept.power_w == pytest.approx(300.0, rel=0.01)
 
 
-def test_a_hanging_driver_costs_one_row(bench: Bench, standin: StandIn, tmp_path: Path, monkeypatch) -> None:
+def test_a_hanging_driver_costs_one_row(bench: OperatorBench, standin: StandIn, tmp_path: Path, monkeypatch) -> None:
     from wattcast.measure import sampler as sampler_module
 
     monkeypatch.setattr(sampler_module, "SILENCE_S", 0.4)
-    campaign = Campaign(bench, tmp_path, time.monotonic() + 60, few=1)
+    campaign = KernelCampaign(bench, tmp_path, time.monotonic() + 60, few=1)
     standin.follow("at -10 300 1980", "hang 0.1 2.0")
 
     def recover() -> None:
         standin.follow("at -10 300 1980")
 
     bench.gpu.recover = recover
-    module._sustain(campaign, SPECS[0])
+    module.save_row(campaign, RowKind.SUSTAINED, SPECS[0])
     monkeypatch.setattr(sampler_module, "SILENCE_S", 3.0)
-    module._sustain(campaign, SPECS[1])
+    module.save_row(campaign, RowKind.SUSTAINED, SPECS[1])
     failed, good = read(tmp_path / "sustained.jsonl")
     assert "silent" in failed.error
     assert good.power_w == pytest.approx(300.0, rel=0.02)
 
 
-def test_duty_takes_capped_kernels_only(bench: Bench, standin: StandIn, tmp_path: Path, monkeypatch) -> None:
+def test_duty_takes_capped_kernels_only(bench: OperatorBench, standin: StandIn, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(module, "CAPPED_WANTED", 1)
     monkeypatch.setattr(module, "CAPPED", {"linear": 2})
     standin.follow("at -10 300 1980")
-    campaign = Campaign(bench, tmp_path, time.monotonic() + 60)
+    campaign = KernelCampaign(bench, tmp_path, time.monotonic() + 60)
     module.duty_step(campaign)
     assert campaign.counts["duty not capped"] == 2
     assert not (tmp_path / "duty.jsonl").exists()
 
 
-def test_all_kernels_of_a_list_are_duty_cycled(bench: Bench, standin: StandIn, tmp_path: Path, monkeypatch) -> None:
+def test_all_kernels_of_a_list_are_duty_cycled(
+    bench: OperatorBench, standin: StandIn, tmp_path: Path, monkeypatch
+) -> None:
     """Whoever lists kernels knows that they meet the cap: no fixed number, and no guess at which ones may."""
     monkeypatch.setattr(module, "CAPPED_WANTED", 1)
-    monkeypatch.setattr(module, "likely_capped", lambda spec: False)
+    monkeypatch.setattr(module, "is_likely_capped", lambda spec: False)
     monkeypatch.setattr(module, "DUTIES", (0.5,))
-    monkeypatch.setattr(module, "last_row", lambda journal, row_id: {"throttle": ["sw_power_cap"]})
+    monkeypatch.setattr(module, "find_last_row", lambda journal, row_id: {"throttle": ["sw_power_cap"]})
     standin.follow("at -10 300 1980")
-    campaign = Campaign(bench, tmp_path, time.monotonic() + 120, listed=list(SPECS[:2]))
+    campaign = KernelCampaign(bench, tmp_path, time.monotonic() + 120, listed=list(SPECS[:2]))
     module.duty_step(campaign)
     assert {row.detail["spec"] for row in read(tmp_path / "duty.jsonl")} == {spec.id for spec in SPECS[:2]}
 
 
-def test_patterns_of_a_list_include_random_values(bench: Bench, tmp_path: Path, monkeypatch) -> None:
+def test_patterns_of_a_list_include_random_values(bench: OperatorBench, tmp_path: Path, monkeypatch) -> None:
     """No other step of the campaign measures them, as the sustained one does for the plan."""
-    monkeypatch.setattr(module, "worth_patterns", lambda spec: True)
-    campaign = Campaign(bench, tmp_path, time.monotonic() + 120, listed=[SPECS[0]])
+    monkeypatch.setattr(module, "choose_patterns", lambda spec: True)
+    campaign = KernelCampaign(bench, tmp_path, time.monotonic() + 120, listed=[SPECS[0]])
     module.pattern_step(campaign)
     assert {row.data for row in read(tmp_path / "sustained.jsonl")} == {"zeros", "relu", "ones", "random"}
 
 
-def test_patterns_are_measured_under_their_own_ids(bench: Bench, tmp_path: Path) -> None:
-    campaign = Campaign(bench, tmp_path, time.monotonic() + 60, few=1)
+def test_patterns_are_measured_under_their_own_ids(bench: OperatorBench, tmp_path: Path) -> None:
+    campaign = KernelCampaign(bench, tmp_path, time.monotonic() + 60, few=1)
     module.pattern_step(campaign)
     found = read(tmp_path / "sustained.jsonl")
     assert {row.data for row in found} == {"zeros"}

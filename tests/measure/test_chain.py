@@ -7,20 +7,30 @@ from pathlib import Path
 
 import pytest
 
-from wattcast.errors import BadInput
-from wattcast.measure.kernels.campaign import Campaign
-from wattcast.measure.kernels.chain import chains
-from wattcast.measure.kernels.chain_extra import extras, summarise_chains
-from wattcast.measure.kernels.listed import read_listed
-from wattcast.measure.kernels.rows import Bench
-from wattcast.measure.kernels.steps import STEPS
-from wattcast.measure.pack import pack
-from wattcast.measure.summary import markdown, summarise
-from wattcast.records import CHAINS_FILE, ROWS_FILE, ChainRow, database_folder, from_plain, read_lines, read_table
+from wattcast.core.errors import BadInput
+from wattcast.core.measured_rows import (
+    CHAINS_FILE,
+    ROWS_FILE,
+    ChainRow,
+    database_folder,
+    read_lines,
+    read_table,
+    row_from_plain,
+)
+from wattcast.measure.campaigns.kernel_campaign import STEPS, read_listed
+from wattcast.measure.campaigns.operator_chains import make_chains
+from wattcast.measure.campaigns.operator_rows import KernelCampaign, OperatorBench
+from wattcast.measure.database_files import (
+    find_chain_extras,
+    make_summary_page,
+    pack_database,
+    summarise_chains,
+    summarise_database,
+)
 
 
 def test_chains_hold_six_to_twelve_different_operators() -> None:
-    found = chains()
+    found = make_chains()
     assert len({chain.name for chain in found}) == len(found) >= 40
     assert len({chain.spec.id for chain in found}) == len(found)
     for chain in found:
@@ -30,7 +40,7 @@ def test_chains_hold_six_to_twelve_different_operators() -> None:
 
 def test_members_and_training_are_plans_by_name() -> None:
     named = read_listed(Path("chains"))
-    assert {spec.id for spec in named} == {member.id for chain in chains() for member in chain.members}
+    assert {spec.id for spec in named} == {member.id for chain in make_chains() for member in chain.members}
     assert len(read_listed(Path("training"))) > 800
     with pytest.raises(BadInput, match="training"):
         read_listed(Path("trainings"))
@@ -38,23 +48,23 @@ def test_members_and_training_are_plans_by_name() -> None:
 
 def test_a_chain_runs_its_members_one_after_another() -> None:
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-    from wattcast.measure.kernels.operands import Operands
-    from wattcast.measure.kernels.operators import Builder
+    from wattcast.measure.campaigns.operand_pools import CallBuilder, OperandPools
+    from wattcast.measure.campaigns.operator_calls import build_call
 
-    operands = Operands(torch, "cpu", {"bf16": 2**26, "fp32": 2**20})
+    operands = OperandPools(torch, "cpu", {"bf16": 2**26, "fp32": 2**20})
     operands.fill("random")
-    builder = Builder(torch, operands, l2_byte=1e5)
-    chain = next(chain for chain in chains() if chain.name == "mlp gpt2 1")
+    builder = CallBuilder(torch, operands, l2_byte=1e5)
+    chain = next(chain for chain in make_chains() if chain.name == "mlp gpt2 1")
     with torch.no_grad():
-        out = builder.build(chain.spec).run(0)
+        out = build_call(builder, chain.spec).run(0)
     assert [t.numel() for t in out[1:4]] == [3072, 3072, 768]
     assert len(out) == len(chain.members)
 
 
-def test_the_step_measures_members_first_and_keeps_chains_apart(bench: Bench, tmp_path: Path) -> None:
-    STEPS["chain"](Campaign(bench, tmp_path, time.monotonic() + 60, few=2))
-    found = [from_plain(row, ChainRow) for row in read_lines(tmp_path / "chain.jsonl")]
-    assert [row.name for row in found] == [chain.name for chain in chains()[:2]]
+def test_the_step_measures_members_first_and_keeps_chains_apart(bench: OperatorBench, tmp_path: Path) -> None:
+    STEPS["chain"](KernelCampaign(bench, tmp_path, time.monotonic() + 60, few=2))
+    found = [row_from_plain(row, ChainRow) for row in read_lines(tmp_path / "chain.jsonl")]
+    assert [row.name for row in found] == [chain.name for chain in make_chains()[:2]]
     assert all(row.latency_s and not row.error for row in found)
     alone = {row["detail"]["spec"]: row["latency_s"] for row in read_lines(tmp_path / "burst.jsonl")}
     for row in found:
@@ -62,33 +72,33 @@ def test_the_step_measures_members_first_and_keeps_chains_apart(bench: Bench, tm
         assert row.id.startswith("chain-")
 
 
-def test_a_member_that_fails_leaves_its_chain_without_a_sum(bench: Bench, tmp_path: Path) -> None:
-    bench.gpu.fails = {chains()[0].members[1].id}
-    STEPS["chain"](Campaign(bench, tmp_path, time.monotonic() + 60, few=1))
-    (row,) = (from_plain(plain, ChainRow) for plain in read_lines(tmp_path / "chain.jsonl"))
+def test_a_member_that_fails_leaves_its_chain_without_a_sum(bench: OperatorBench, tmp_path: Path) -> None:
+    bench.gpu.fails = {make_chains()[0].members[1].id}
+    STEPS["chain"](KernelCampaign(bench, tmp_path, time.monotonic() + 60, few=1))
+    (row,) = (row_from_plain(plain, ChainRow) for plain in read_lines(tmp_path / "chain.jsonl"))
     assert row.alone_s == ()
     assert row.latency_s
-    assert extras([{"name": row.name, "specs": row.specs, "latency_s": row.latency_s}], []) == []
+    assert find_chain_extras([{"name": row.name, "specs": row.specs, "latency_s": row.latency_s}], []) == []
 
 
-def test_chains_are_packed_beside_rows_and_summed_up(bench: Bench, tmp_path: Path) -> None:
-    STEPS["chain"](Campaign(bench, tmp_path / "run", time.monotonic() + 60, few=1))
-    assert pack([tmp_path / "run"], tmp_path / "db")["chains"] == 1
+def test_chains_are_packed_beside_rows_and_summed_up(bench: OperatorBench, tmp_path: Path) -> None:
+    STEPS["chain"](KernelCampaign(bench, tmp_path / "run", time.monotonic() + 60, few=1))
+    assert pack_database([tmp_path / "run"], tmp_path / "db")["chains"] == 1
     (row,) = read_table(tmp_path / "db" / CHAINS_FILE)
     assert len(row["specs"]) == len(row["alone_s"]) == 8
-    summary = summarise(tmp_path / "db")
+    summary = summarise_database(tmp_path / "db")
     assert summary["chains"]["norm"]["chains"] == 1
-    assert "| norm | 1 |" in markdown(summary)
+    assert "| norm | 1 |" in make_summary_page(summary)
 
 
 def test_the_extra_time_is_shared_among_kernels() -> None:
     """Two operators of three kernels: 10 us together, 4 and 3 alone, so 1 us more a kernel."""
     rows = [{"spec": "a", "kernel_names": ["x", "y"]}, {"spec": "b", "kernel_names": ["z"]}]
     chain = {"name": "norm gpt2 1", "specs": ["a", "b"], "alone_s": [4e-6, 3e-6], "latency_s": 1e-5}
-    (extra,) = extras([chain], rows)
+    (extra,) = find_chain_extras([chain], rows)
     assert extra.per_node_s == pytest.approx(1e-6)
-    assert extras([chain], [])[0].per_node_s == pytest.approx(1.5e-6)
-    assert extras([chain | {"flags": ["clock_low"]}, chain | {"error": "x"}], rows) == []
+    assert find_chain_extras([chain], [])[0].per_node_s == pytest.approx(1.5e-6)
+    assert find_chain_extras([chain | {"flags": ["clock_low"]}, chain | {"error": "x"}], rows) == []
     seen = summarise_chains([chain, chain | {"latency_s": 1.3e-5}], rows)
     assert seen["all"]["mean_s"] == pytest.approx(1.5e-6)
     assert seen["norm"]["share_of_chain"] == pytest.approx((0.3 + 6 / 13) / 2)

@@ -13,15 +13,19 @@ import pytest
 import typer
 
 from standin import StandIn, undisturbed
-from wattcast.cli.environment import Environment
-from wattcast.cli.measure import app
-from wattcast.errors import BadInput
-from wattcast.power.launch_log import read_book, read_launches
-from wattcast.power.launches import CounterBook, LaunchKey, save
-from wattcast.power.rate import RatePower
-from wattcast.power.saved import SavedModel
-from wattcast.power.saved import save as save_model
-from wattcast.provenance import Provenance
+from wattcast.cli.measure_commands import measure_app
+from wattcast.cli.shared_options import Environment
+from wattcast.core.errors import BadInput
+from wattcast.core.strict_files import Provenance
+from wattcast.counter_models.launch_power import (
+    CounterBook,
+    LaunchKey,
+    read_counter_book,
+    read_launches,
+    save_counter_book,
+)
+from wattcast.power.rate_power import RatePower
+from wattcast.power.saved_models import SavedModel, save_model
 
 # A program of kernels of 1 ms every 2 ms for 1.5 s, which writes the trace a profiler would.
 TRACED = """
@@ -40,7 +44,7 @@ def files(tmp_path: Path) -> SimpleNamespace:
     """A model of 100 W and 1 nJ an instruction, and the counters of one kernel: 0.4 J a launch."""
     model = RatePower(100.0, {"warp_instruction": 1e-9})
     save_model(SavedModel("made", model, Provenance("made for a test")), tmp_path / "model.yaml")
-    save(CounterBook().with_pass(KEY, {"warp_instruction": 4e8}), tmp_path / "book.json")
+    save_counter_book(CounterBook().with_pass(KEY, {"warp_instruction": 4e8}), tmp_path / "book.json")
     return SimpleNamespace(
         model=str(tmp_path / "model.yaml"), book=str(tmp_path / "book.json"), trace=str(tmp_path / "trace.json")
     )
@@ -49,7 +53,7 @@ def files(tmp_path: Path) -> SimpleNamespace:
 def command_line(*arguments: str) -> str:
     env = Environment(io.StringIO(), io.StringIO())
     try:
-        code = typer.main.get_command(app).main(list(arguments), standalone_mode=False, obj=env)
+        code = typer.main.get_command(measure_app).main(list(arguments), standalone_mode=False, obj=env)
     except typer.Exit as ended:
         code = ended.exit_code
     assert not code
@@ -80,7 +84,7 @@ def test_launches_give_the_power_of_the_stretch_that_was_measured(
 
 
 def test_a_kernel_without_counters_is_named_and_its_time_left_out(standin: StandIn, files: SimpleNamespace) -> None:
-    save(
+    save_counter_book(
         CounterBook().with_pass(LaunchKey("other", (1, 1, 1), (1, 1, 1)), {"warp_instruction": 1.0}), Path(files.book)
     )
     out = command_line(
@@ -109,7 +113,7 @@ def test_an_export_of_ncu_becomes_a_book_keyed_by_configuration(tmp_path: Path) 
         for name, (unit, value) in metrics.items()
     ]
     path.write_text("\n".join([head, *lines]) + "\n")
-    book = read_book(path)
+    book = read_counter_book(path)
     assert set(book.count) == {KEY, LaunchKey("scale<float,4>", (480, 1, 1), (64, 1, 1))}
     assert book.count[KEY]["core_cycle"] == 1800.0
 

@@ -6,11 +6,10 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from wattcast.errors import BadInput, UnknownName  # noqa: E402
-from wattcast.measure.kernels.operands import Operands  # noqa: E402
-from wattcast.measure.kernels.operators import MOST_SETS, Builder  # noqa: E402
-from wattcast.measure.kernels.plan import plan  # noqa: E402
-from wattcast.measure.kernels.spec import Spec  # noqa: E402
+from wattcast.core.errors import BadInput, UnknownName
+from wattcast.measure.campaigns.kernel_plan import OperatorSpec, make_kernel_plan
+from wattcast.measure.campaigns.operand_pools import MOST_SETS, CallBuilder, OperandPools
+from wattcast.measure.campaigns.operator_calls import build_call
 
 POOL = {"bf16": 2**24, "fp16": 2**24, "fp32": 2**25, "fp8": 2**22}
 
@@ -22,29 +21,29 @@ def without_gradients():
 
 
 @pytest.fixture(scope="module")
-def builder() -> Builder:
-    operands = Operands(torch, "cpu", POOL)
+def builder() -> CallBuilder:
+    operands = OperandPools(torch, "cpu", POOL)
     operands.fill("random")
-    return Builder(torch, operands, l2_byte=1e5)
+    return CallBuilder(torch, operands, l2_byte=1e5)
 
 
-def small(family: str, most: int = 12) -> list[Spec]:
-    specs = [s for s in plan() if s.family == family and s.flop < 3e7 and s.byte < 2e6]
+def small(family: str, most: int = 12) -> list[OperatorSpec]:
+    specs = [s for s in make_kernel_plan() if s.family == family and s.flop < 3e7 and s.byte < 2e6]
     return [s for s in specs if s.detail.get("backend", "default") == "default"][:most]
 
 
 @pytest.mark.parametrize("family", ["linear", "bmm", "conv2d", "softmax", "layernorm", "rmsnorm", "attention"])
-def test_calls_give_what_the_operator_says(builder: Builder, family: str) -> None:
+def test_calls_give_what_the_operator_says(builder: CallBuilder, family: str) -> None:
     specs = small(family)
     assert specs
     for spec in specs:
         if spec.operator["dtype"] == "fp8":
             continue
-        out = builder.build(spec).run(0)
+        out = build_call(builder, spec).run(0)
         assert out.numel() == _outputs(spec)
 
 
-def _outputs(spec: Spec) -> int:
+def _outputs(spec: OperatorSpec) -> int:
     o = spec.operator
     match o["op"]:
         case "linear":
@@ -61,34 +60,36 @@ def _outputs(spec: Spec) -> int:
 
 
 @pytest.mark.parametrize("form", ["contiguous", "strided", "broadcast", "transposed", "reduce", "gather"])
-def test_elementwise_forms_write_what_they_say(builder: Builder, form: str) -> None:
-    specs = [s for s in plan() if s.family == "elementwise" and s.detail["form"] == form and s.byte < 2e6][:15]
+def test_elementwise_forms_write_what_they_say(builder: CallBuilder, form: str) -> None:
+    specs = [
+        s for s in make_kernel_plan() if s.family == "elementwise" and s.detail["form"] == form and s.byte < 2e6
+    ][:15]
     assert specs
     for spec in specs:
-        out = builder.build(spec).run(0)
+        out = build_call(builder, spec).run(0)
         written = spec.operator.get("write", spec.operator["n"] * out.element_size())
         assert out.numel() * out.element_size() == written, spec
 
 
-def test_weights_rotate_until_they_pass_the_cache_and_activations_stay(builder: Builder) -> None:
+def test_weights_rotate_until_they_pass_the_cache_and_activations_stay(builder: CallBuilder) -> None:
     operator = {"op": "linear", "m": 8, "n": 64, "k": 64, "bias": False, "dtype": "bf16"}
-    call = builder.build(Spec("linear", operator, "nt", "weights"))
+    call = build_call(builder, OperatorSpec("linear", operator, "nt", "weights"))
     assert call.sets * 64 * 64 * 2 >= 3 * builder.l2_byte
     assert call.footprint_byte(call.sets) == 8 * 64 * 2 + 8 * 64 * 2 + call.sets * 64 * 64 * 2
     assert not torch.equal(call.run(0), call.run(1))
     assert torch.equal(call.run(0), call.run(call.sets))
-    still = builder.build(Spec("linear", operator, "nt", "none"))
+    still = build_call(builder, OperatorSpec("linear", operator, "nt", "none"))
     assert still.sets == 1
     assert torch.equal(still.run(0), still.run(1))
 
 
-def test_the_number_of_sets_is_bounded(builder: Builder) -> None:
-    assert builder.sets(plan()[0], 1.0, True) == MOST_SETS
-    assert builder.sets(plan()[0], 1e12, True) == 1
+def test_the_number_of_sets_is_bounded(builder: CallBuilder) -> None:
+    assert builder.sets(make_kernel_plan()[0], 1.0, True) == MOST_SETS
+    assert builder.sets(make_kernel_plan()[0], 1e12, True) == 1
 
 
 def test_patterns_fill_the_pools() -> None:
-    operands = Operands(torch, "cpu", {"bf16": 2**12, "fp8": 2**10})
+    operands = OperandPools(torch, "cpu", {"bf16": 2**12, "fp8": 2**10})
     expected = {"zeros": (0.0, 0.0), "ones": (1.0, 1.0)}
     for pattern, (low, high) in expected.items():
         operands.fill(pattern)
@@ -104,19 +105,19 @@ def test_patterns_fill_the_pools() -> None:
         operands.fill("noise")
 
 
-def test_operands_that_do_not_fit_are_refused(builder: Builder) -> None:
+def test_operands_that_do_not_fit_are_refused(builder: CallBuilder) -> None:
     builder.operands.reset()
     with pytest.raises(BadInput, match="do not fit"):
         builder.operands.take("fp8", 2**30)
 
 
-def test_views_of_one_row_do_not_overlap_and_are_aligned(builder: Builder) -> None:
+def test_views_of_one_row_do_not_overlap_and_are_aligned(builder: CallBuilder) -> None:
     builder.operands.reset()
     first, second = builder.operands.take("bf16", 7, 3), builder.operands.take("bf16", 5)
     assert second.data_ptr() - first.data_ptr() == 512
     assert second.data_ptr() % 64 == first.data_ptr() % 64
 
 
-def test_an_operator_without_a_builder_is_named(builder: Builder) -> None:
+def test_an_operator_without_a_builder_is_named(builder: CallBuilder) -> None:
     with pytest.raises(UnknownName, match="linear"):
-        builder.build(Spec("x", {"op": "linea", "dtype": "bf16"}))
+        build_call(builder, OperatorSpec("x", {"op": "linea", "dtype": "bf16"}))

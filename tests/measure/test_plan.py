@@ -8,46 +8,61 @@ from pathlib import Path
 
 import pytest
 
-from wattcast.errors import BadInput
-from wattcast.measure.kernels.counters import counted_specs
-from wattcast.measure.kernels.listed import write_listed
-from wattcast.measure.kernels.plan import LARGEST_BYTE, LONGEST_S, convolutions, plan, subset, transformers
-from wattcast.measure.kernels.steps import PATTERNS, SUSTAINED, likely_capped, spread, worth_sustaining
-from wattcast.measure.load import chosen
-from wattcast.measure.pack import workload_form
-from wattcast.workload.elementwise import functions
-from wattcast.workload.from_json import parse
+from wattcast.core.errors import BadInput
+from wattcast.measure.campaigns.kernel_campaign import (
+    PATTERNS,
+    SUSTAINED,
+    choose_sustained,
+    is_likely_capped,
+    spread_evenly,
+    write_listed,
+)
+from wattcast.measure.campaigns.kernel_plan import (
+    LARGEST_BYTE,
+    LONGEST_S,
+    make_kernel_plan,
+    read_convolutions,
+    read_transformers,
+    take_subset,
+)
+from wattcast.measure.campaigns.nsight_counters import choose_counted_specs
+from wattcast.measure.database_files import make_workload_form
+from wattcast.measure.measuring_checks import choose_known_loads
+from wattcast.workload.operator_base import load_functions
+from wattcast.workload.readers.from_json import parse_workload
 
 FAMILIES = {"linear", "bmm", "conv2d", "softmax", "layernorm", "rmsnorm", "elementwise", "attention"}
 
 
 def test_the_plan_is_the_same_every_time() -> None:
-    assert [spec.id for spec in plan()] == [spec.id for spec in plan()]
-    assert plan()[0].id == "12855c7cd8328e85"  # rows on file carry these ids: a changed plan must be a new plan
+    assert [spec.id for spec in make_kernel_plan()] == [spec.id for spec in make_kernel_plan()]
+    assert (
+        make_kernel_plan()[0].id == "12855c7cd8328e85"
+    )  # rows on file carry these ids: a changed plan must be a new plan
 
 
 def test_rounds_of_the_plan_share_no_operator() -> None:
-    first, second, third = ({spec.id for spec in plan(number)} for number in (1, 2, 3))
+    first, second, third = ({spec.id for spec in make_kernel_plan(number)} for number in (1, 2, 3))
     assert not first & second
     assert not third & (first | second)
     assert min(len(second), len(third)) > 3400
-    assert {spec.family for spec in plan(2)[:60]} == FAMILIES
+    assert {spec.family for spec in make_kernel_plan(2)[:60]} == FAMILIES
 
 
 def test_no_operator_stands_twice_and_none_is_too_long() -> None:
-    specs = plan()
+    specs = make_kernel_plan()
     assert len({spec.id for spec in specs}) == len(specs) >= 3500
     assert max(spec.guessed_s for spec in specs) <= LONGEST_S
     assert max(spec.byte for spec in specs) <= LARGEST_BYTE
 
 
 def test_a_campaign_cut_short_has_every_family() -> None:
-    assert {spec.family for spec in plan()[:60]} == FAMILIES
+    assert {spec.family for spec in make_kernel_plan()[:60]} == FAMILIES
 
 
 def test_what_the_campaign_must_cover_is_in_it() -> None:
     """Formats, layouts and forms of docs/method/measuring.md and the plan's own promise."""
-    specs = plan()
+    specs = make_kernel_plan()
     linear = {(s.operator["dtype"], s.operator["bias"]) for s in specs if s.family == "linear"}
     assert {(d, b) for d in ("bf16", "fp16", "fp32", "tf32", "fp8") for b in (True, False)} <= linear
     conv = [s.operator for s in specs if s.family == "conv2d"]
@@ -70,18 +85,20 @@ def test_what_the_campaign_must_cover_is_in_it() -> None:
 
 
 def test_every_operator_of_the_plan_is_one_of_ours() -> None:
-    operators = [workload_form(spec.operator) for spec in plan()]
-    graph = parse(json.dumps({"name": "plan", "ops": operators}).encode(), "plan")
+    operators = [make_workload_form(spec.operator) for spec in make_kernel_plan()]
+    graph = parse_workload(json.dumps({"name": "plan", "ops": operators}).encode(), "plan")
     assert len(list(graph.calls())) == len(operators)
-    assert {o["op"] for o in operators} & set(functions())
+    assert {o["op"] for o in operators} & set(load_functions())
 
 
 def test_planning_estimates_follow_the_operators() -> None:
     """The plan's own flop count, kept apart from the workload's, must be the same arithmetic."""
-    for spec in plan()[:400]:
+    for spec in make_kernel_plan()[:400]:
         (op,) = [
             o
-            for o, _ in parse(json.dumps({"name": "x", "ops": [workload_form(spec.operator)]}).encode(), "x").calls()
+            for o, _ in parse_workload(
+                json.dumps({"name": "x", "ops": [make_workload_form(spec.operator)]}).encode(), "x"
+            ).calls()
         ]
         if spec.family in ("linear", "bmm"):
             assert spec.flop == op.flop
@@ -90,39 +107,39 @@ def test_planning_estimates_follow_the_operators() -> None:
 
 
 def test_subsets_serve_all_families_in_proportion() -> None:
-    chosen_specs = subset(plan(), SUSTAINED, worth_sustaining)
+    chosen_specs = take_subset(make_kernel_plan(), SUSTAINED, choose_sustained)
     assert Counter(s.family for s in chosen_specs) == SUSTAINED
     assert {s.family for s in chosen_specs[:40]} == FAMILIES
     assert sum(PATTERNS.values()) >= 30
-    assert len([s for s in plan() if likely_capped(s)]) >= 60
+    assert len([s for s in make_kernel_plan() if is_likely_capped(s)]) >= 60
 
 
 def test_counted_operators_are_of_every_family_and_small_enough_to_replay() -> None:
-    specs = counted_specs()
+    specs = choose_counted_specs()
     assert len(specs) >= 60
     assert {s.family for s in specs} == FAMILIES
     assert max(s.byte for s in specs) < 4e8
 
 
 def test_a_list_may_say_what_is_counted(tmp_path: Path) -> None:
-    wanted = [plan()[3], plan()[9]]
+    wanted = [make_kernel_plan()[3], make_kernel_plan()[9]]
     write_listed(tmp_path / "list.jsonl", [(spec, {}) for spec in wanted])
-    assert [s.id for s in counted_specs(listed=str(tmp_path / "list.jsonl"))] == [s.id for s in wanted]
+    assert [s.id for s in choose_counted_specs(listed=str(tmp_path / "list.jsonl"))] == [s.id for s in wanted]
     with pytest.raises(BadInput, match="no file"):
-        counted_specs(listed=str(tmp_path / "other.jsonl"))
+        choose_counted_specs(listed=str(tmp_path / "other.jsonl"))
 
 
 def test_repeats_are_spread_over_the_run() -> None:
-    specs = plan()[:100]
-    again = spread(specs, 5)
+    specs = make_kernel_plan()[:100]
+    again = spread_evenly(specs, 5)
     assert [specs.index(s) for s in again] == [0, 25, 50, 74, 99]
-    assert spread(specs[:3], 5) == specs[:3]
+    assert spread_evenly(specs[:3], 5) == specs[:3]
 
 
 def test_loads_for_checking_are_three_far_apart() -> None:
-    assert [s.family for s in chosen()] == ["linear", "attention", "elementwise"]
+    assert [s.family for s in choose_known_loads()] == ["linear", "attention", "elementwise"]
 
 
 def test_model_dimensions_name_their_source() -> None:
-    assert all(row["source"] for row in [*transformers(), *convolutions()])
-    assert all(int(row["heads"]) % int(row["kv_heads"]) == 0 for row in transformers())
+    assert all(row["source"] for row in [*read_transformers(), *read_convolutions()])
+    assert all(int(row["heads"]) % int(row["kv_heads"]) == 0 for row in read_transformers())

@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from wattcast.errors import BadInput, UnknownName
-from wattcast.records import (
+from wattcast.core.errors import BadInput, UnknownName
+from wattcast.core.measured_rows import (
     Journal,
     KernelRow,
     NameRow,
     RunInfo,
     database_folder,
-    from_plain,
     read_lines,
     read_table,
-    to_plain,
+    row_from_plain,
+    row_to_plain,
     write_table,
 )
 
@@ -28,14 +28,14 @@ def test_rows_come_back_as_they_were(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "burst.jsonl")
     journal.append(ROW)
     (plain,) = read_lines(tmp_path / "burst.jsonl")
-    assert from_plain(plain, KernelRow) == ROW
+    assert row_from_plain(plain, KernelRow) == ROW
 
 
 def test_names_and_runs_come_back_too() -> None:
     names = NameRow("abc", ("k1", "k2"), ((1, 2, 3), (4, 5, 6)), ((128, 1, 1), (64, 1, 1)), (1e-6, 2e-6))
     run = RunInfo("r1", "2026-11-15T00:00:00+00:00", card_uuid="GPU-1", power_limit_w=700.0)
     for row in (names, run):
-        assert from_plain(json.loads(json.dumps(to_plain(row))), type(row)) == row
+        assert row_from_plain(json.loads(json.dumps(row_to_plain(row))), type(row)) == row
 
 
 def test_a_re_run_knows_what_is_done_and_retries_what_failed(tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_damage_inside_a_file_is_not_passed_over(tmp_path: Path) -> None:
 
 
 def test_not_a_number_is_absent_and_refused_when_read(tmp_path: Path) -> None:
-    assert "latency_s" not in to_plain(KernelRow("a", "burst", "linear", {}, latency_s=float("nan")))
+    assert "latency_s" not in row_to_plain(KernelRow("a", "burst", "linear", {}, latency_s=float("nan")))
     path = tmp_path / "burst.jsonl"
     path.write_text('{"id": "a", "latency_s": NaN}\n')
     with pytest.raises(BadInput, match="line 1"):
@@ -75,9 +75,9 @@ def test_not_a_number_is_absent_and_refused_when_read(tmp_path: Path) -> None:
 
 def test_an_unknown_field_is_named() -> None:
     with pytest.raises(UnknownName, match="latency_s"):
-        from_plain({"id": "a", "latencys": 1}, KernelRow)
+        row_from_plain({"id": "a", "latencys": 1}, KernelRow)
     with pytest.raises(BadInput, match="missing"):
-        from_plain({"id": "a"}, KernelRow)
+        row_from_plain({"id": "a"}, KernelRow)
 
 
 def test_tables_keep_nested_values(tmp_path: Path) -> None:

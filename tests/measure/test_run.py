@@ -18,13 +18,11 @@ import typer
 
 import wattcast.measure
 from standin import StandIn, undisturbed
-from wattcast.cli.environment import Environment
-from wattcast.cli.measure import app
-from wattcast.errors import BadInput, ExitCode, MissingTool, Refused
+from wattcast.cli.measure_commands import measure_app
+from wattcast.cli.shared_options import Environment
+from wattcast.core.errors import BadInput, ExitCode, MissingTool, Refused
 from wattcast.measure.__main__ import main as bare_main
-from wattcast.measure.idle import measure_idle
-from wattcast.measure.measurement import Measurement
-from wattcast.measure.run import Run, run_command
+from wattcast.measure.measured_run import MeasuredRun, Measurement, measure_idle, run_command
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(1.2)"]
 
@@ -33,7 +31,7 @@ def command_line(*arguments: str) -> tuple[int, str, str]:
     """``wattcast measure ...`` as the command line calls it."""
     env = Environment(io.StringIO(), io.StringIO())
     try:
-        code = typer.main.get_command(app).main(list(arguments), standalone_mode=False, obj=env)
+        code = typer.main.get_command(measure_app).main(list(arguments), standalone_mode=False, obj=env)
     except typer.Exit as ended:
         code = ended.exit_code
     return int(code or 0), env.stdout.getvalue(), env.stderr.getvalue()
@@ -48,7 +46,7 @@ def measured_by(*arguments: str) -> SimpleNamespace:
 
 def test_a_command_is_measured_and_its_exit_code_passes_through(standin: StandIn) -> None:
     command = [sys.executable, "-c", "import time; time.sleep(1.2); raise SystemExit(7)"]
-    runs: list[Run] = []
+    runs: list[MeasuredRun] = []
 
     def measure() -> Measurement:
         runs.append(run_command(command, "nvml"))
@@ -172,7 +170,7 @@ def test_windows_nest_and_share_one_sampler(standin: StandIn) -> None:
     assert part.result.power_w is not None
     assert part.result.power_w > whole.result.power_w > 200.0
     assert whole.result.duration_s > part.result.duration_s + 0.6
-    assert wattcast.measure.window.__module__ == "wattcast.measure.window"
+    assert wattcast.measure.window.__module__ == "wattcast.measure.measured_run"
 
 
 def test_a_window_closes_when_its_block_raises(standin: StandIn) -> None:

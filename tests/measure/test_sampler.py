@@ -12,10 +12,10 @@ from types import SimpleNamespace
 import pytest
 
 from standin import StandIn, undisturbed
-from wattcast.errors import MissingTool, Refused
+from wattcast.core.errors import MissingTool, Refused
 from wattcast.measure import sampler as module
+from wattcast.measure.energy_samples import find_ticks
 from wattcast.measure.sampler import Sampler
-from wattcast.measure.samples import ticks
 
 
 def wait_for(condition, longest_s: float = 6.0) -> bool:
@@ -32,7 +32,7 @@ def seen(sampler: Sampler, length_s: float) -> SimpleNamespace:
     mark = sampler.head
     time.sleep(length_s)
     samples = sampler.since(mark)
-    stepped = ticks(samples)
+    stepped = find_ticks(samples)
     flags = ["late_polls"] if stepped.power_doubt > 0.01 else []
     return SimpleNamespace(samples=samples, power_w=stepped.power_w, flags=flags)
 
@@ -76,7 +76,7 @@ def test_a_vanished_device_is_reported_and_what_was_seen_is_kept(standin: StandI
         with pytest.raises(Refused, match="vanished"):
             sampler.check()
         kept = sampler.since(0)
-    assert ticks(kept).intervals >= 5
+    assert find_ticks(kept).intervals >= 5
 
 
 def test_a_hanging_driver_is_noticed_by_silence_and_killed(standin: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,7 +117,7 @@ def test_a_wrapping_counter_goes_on_counting(standin: StandIn) -> None:
         samples = sampler.since(0)
     assert (samples.known("energy_j")[1:] >= samples.known("energy_j")[:-1]).all()
     assert samples.known("energy_j")[-1] > wrap_mj / 1e3
-    assert ticks(samples).power_w == pytest.approx(300.0, rel=0.02)
+    assert find_ticks(samples).power_w == pytest.approx(300.0, rel=0.02)
 
 
 def test_no_library_gives_one_clear_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
@@ -164,7 +164,7 @@ def test_measuring_code_holds_no_setter() -> None:
     folder = os.path.dirname(module.__file__)
     for root, _, names in os.walk(folder):
         for name in names:
-            if name.endswith(".py") and name != "device_plant.py":  # `manage run --apply` alone sets clocks
+            if name.endswith(".py") and name != "device_control.py":  # `manage run --apply` alone sets clocks
                 with open(os.path.join(root, name), encoding="utf-8") as stream:
                     text = stream.read()
                 assert "nvmlDeviceSet" not in text, name

@@ -8,16 +8,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 from synthetic import synthetic
 
-from wattcast.errors import Refused
-from wattcast.measure.measurement import energy_between_j, measured, stretches
-from wattcast.measure.samples import Samples, Ticks, reason_names, ticks, unwrap
-from wattcast.measure.steady import Rule, settled, window
+from wattcast.core.errors import Refused
+from wattcast.measure.energy_samples import (
+    CounterTicks,
+    EnergySamples,
+    find_ticks,
+    name_throttle_reasons,
+    unwrap_counter,
+)
+from wattcast.measure.measured_run import energy_between_j, find_stretches, summarise_window
+from wattcast.measure.steady_state import SettlingRule, find_settled_window, take_window
 
 
 @given(power_w=st.floats(40.0, 1000.0), poll_s=st.floats(0.001, 0.005), seed=st.integers(0, 1000))
 def test_constant_power_is_found_whatever_the_polls_do(power_w: float, poll_s: float, seed: int) -> None:
     samples = synthetic(1.5, lambda t: power_w, poll_s=poll_s, jitter_s=0.004, seed=seed)
-    found = ticks(samples)
+    found = find_ticks(samples)
     assert found.intervals >= 12
     assert found.power_w == pytest.approx(power_w, rel=0.004)
     assert found.spread_w < 0.01 * power_w
@@ -26,20 +32,20 @@ def test_constant_power_is_found_whatever_the_polls_do(power_w: float, poll_s: f
 def test_steps_lie_on_the_regular_grid_they_were_seen_around() -> None:
     """Polls of 4 ms put jitter of 2 % on single steps; on their grid nothing of it is left."""
     samples = synthetic(2.0, poll_s=0.004, jitter_s=0.003)
-    assert np.ptp(np.diff(ticks(samples).time_s)) < 1e-9
+    assert np.ptp(np.diff(find_ticks(samples).time_s)) < 1e-9
 
 
 def test_one_late_poll_does_not_shift_the_steps_after_it() -> None:
     samples = synthetic(2.0)
     time_s = samples["time_s"]
-    stalled = Samples(samples.rows[(time_s < 0.95) | (time_s > 1.06)])
-    assert ticks(stalled).power_w == pytest.approx(300.0, rel=2e-3)
+    stalled = EnergySamples(samples.rows[(time_s < 0.95) | (time_s > 1.06)])
+    assert find_ticks(stalled).power_w == pytest.approx(300.0, rel=2e-3)
 
 
 def test_irregular_counters_keep_the_times_they_were_seen_at() -> None:
     rows = synthetic(1.0).rows.copy()
     rows[:, 1] = 1000.0 + 300.0 * rows[:, 0]  # steps with every poll, as RAPL does
-    found = ticks(Samples(rows))
+    found = find_ticks(EnergySamples(rows))
     assert found.intervals > 300
     assert found.power_w == pytest.approx(300.0, rel=1e-6)
 
@@ -47,77 +53,77 @@ def test_irregular_counters_keep_the_times_they_were_seen_at() -> None:
 def test_a_failed_reading_leaves_a_hole_not_a_zero() -> None:
     samples = synthetic(1.5)
     samples.rows[100:140, 1] = np.nan
-    assert ticks(samples).power_w == pytest.approx(300.0, rel=5e-3)
+    assert find_ticks(samples).power_w == pytest.approx(300.0, rel=5e-3)
 
 
 def test_counter_wraps_are_bridged_and_resets_are_not() -> None:
-    assert unwrap(65.0, 1.0, 0.0, 65.536) == (65.536, False)
-    assert unwrap(30.0, 1.0, 0.0, 65.536) == (0.0, True)
-    assert unwrap(30.0, 31.0, 7.0, 65.536) == (7.0, False)
-    assert unwrap(30.0, 1.0, 0.0, None) == (0.0, True)
+    assert unwrap_counter(65.0, 1.0, 0.0, 65.536) == (65.536, False)
+    assert unwrap_counter(30.0, 1.0, 0.0, 65.536) == (0.0, True)
+    assert unwrap_counter(30.0, 31.0, 7.0, 65.536) == (7.0, False)
+    assert unwrap_counter(30.0, 1.0, 0.0, None) == (0.0, True)
 
 
 def test_unknown_throttle_bits_are_named_not_dropped() -> None:
-    assert reason_names(0x4 | 0x1000) == ("sw_power_cap", "unknown_0x1000")
+    assert name_throttle_reasons(0x4 | 0x1000) == ("sw_power_cap", "unknown_0x1000")
 
 
 def test_samples_survive_a_file(tmp_path) -> None:
     samples = synthetic(0.5)
     samples.save(tmp_path / "kept.npz")
-    np.testing.assert_array_equal(Samples.load(tmp_path / "kept.npz").rows, samples.rows)
+    np.testing.assert_array_equal(EnergySamples.load(tmp_path / "kept.npz").rows, samples.rows)
 
 
 def test_a_steady_load_settles_and_gives_its_power() -> None:
     samples = synthetic(1.4, lambda t: 120.0 if t < 0.2 else 500.0)
-    held = settled(samples, 0.2, Rule())
+    held = find_settled_window(samples, 0.2, SettlingRule())
     assert held is not None
-    assert held.start_s >= 0.2 + Rule().settle_s
+    assert held.start_s >= 0.2 + SettlingRule().settle_s
     assert held.ticks.power_w == pytest.approx(500.0, rel=5e-3)
     assert held.flags == ()
 
 
 def test_a_load_that_has_not_run_long_enough_is_not_settled() -> None:
-    assert settled(synthetic(0.7, lambda t: 500.0), 0.2, Rule()) is None
+    assert find_settled_window(synthetic(0.7, lambda t: 500.0), 0.2, SettlingRule()) is None
 
 
 def test_a_capped_load_must_wait_longer() -> None:
     """The governor hunts with a period of about a second: a capped window holds two of them."""
     samples = synthetic(1.9, lambda t: 690.0, throttle=lambda t: 4 if t > 0.3 else 0)
-    assert settled(samples, 0.0, Rule()) is None
+    assert find_settled_window(samples, 0.0, SettlingRule()) is None
     longer = synthetic(3.0, lambda t: 690.0, throttle=lambda t: 4 if t > 0.3 else 0)
-    assert settled(longer, 0.0, Rule()) is not None
+    assert find_settled_window(longer, 0.0, SettlingRule()) is not None
 
 
 def test_a_drifting_clock_is_not_steady() -> None:
     samples = synthetic(1.5, clock_hz=lambda t: 1.98e9 - 1.5e8 * t)
-    assert settled(samples, 0.0, Rule()) is None
-    assert "clock_drift" in window(samples, 0.3, 1.4, Rule()).flags
+    assert find_settled_window(samples, 0.0, SettlingRule()) is None
+    assert "clock_drift" in take_window(samples, 0.3, 1.4, SettlingRule()).flags
 
 
 def test_drifting_power_is_not_steady() -> None:
     samples = synthetic(1.5, lambda t: 300.0 + 100.0 * t)
-    assert settled(samples, 0.0, Rule()) is None
-    assert "power_drift" in window(samples, 0.3, 1.4, Rule()).flags
+    assert find_settled_window(samples, 0.0, SettlingRule()) is None
+    assert "power_drift" in take_window(samples, 0.3, 1.4, SettlingRule()).flags
 
 
 def test_thermal_throttling_is_flagged_and_the_power_cap_is_not() -> None:
     samples = synthetic(1.5, throttle=lambda t: 0x4 | (0x20 if t > 0.7 else 0))
-    assert window(samples, 0.1, 1.4, Rule()).flags == ("throttle_sw_thermal_slowdown",)
+    assert take_window(samples, 0.1, 1.4, SettlingRule()).flags == ("throttle_sw_thermal_slowdown",)
 
 
 def test_too_few_steps_are_refused_with_the_reason() -> None:
     with pytest.raises(Refused, match="3 whole steps of the energy counter, and power needs 5"):
-        window(synthetic(1.0), 0.05, 0.45, Rule())
+        take_window(synthetic(1.0), 0.05, 0.45, SettlingRule())
 
 
 def test_energy_between_moments_inside_steps() -> None:
-    stepped = Ticks(np.arange(0.0, 2.0, 0.1), 300.0 * np.arange(0.0, 2.0, 0.1))
+    stepped = CounterTicks(np.arange(0.0, 2.0, 0.1), 300.0 * np.arange(0.0, 2.0, 0.1))
     assert energy_between_j(stepped, 0.333, 1.271) == pytest.approx(300.0 * 0.938)
     assert energy_between_j(stepped, -0.05, 1.95) == pytest.approx(300.0 * 2.0)
 
 
 def test_a_window_says_energy_power_peak_and_clock() -> None:
-    found = measured("load", synthetic(3.0, lambda t: 400.0), 0.5, 2.5)
+    found = summarise_window("load", synthetic(3.0, lambda t: 400.0), 0.5, 2.5)
     assert found.energy_j == pytest.approx(800.0, rel=2e-3)
     assert found.power_w == pytest.approx(400.0, rel=2e-3)
     assert found.peak_of == "counter steps"
@@ -127,7 +133,7 @@ def test_a_window_says_energy_power_peak_and_clock() -> None:
 
 
 def test_a_short_window_keeps_its_time_but_gets_no_power() -> None:
-    found = measured("short", synthetic(1.0), 0.2, 0.45)
+    found = summarise_window("short", synthetic(1.0), 0.2, 0.45)
     assert found.duration_s == pytest.approx(0.25)
     assert found.power_w is None
     assert found.energy_j is None
@@ -137,7 +143,7 @@ def test_a_short_window_keeps_its_time_but_gets_no_power() -> None:
 
 def test_plateaus_are_found_one_by_one() -> None:
     samples = synthetic(6.0, lambda t: 600.0 if 1.0 < t < 2.5 else (300.0 if 3.5 < t < 5.0 else 100.0))
-    powers = [round(s.power_w) for s in stretches(ticks(samples), 0.0)]
+    powers = [round(s.power_w) for s in find_stretches(find_ticks(samples), 0.0)]
     assert 600 in powers
     assert 300 in powers
 
@@ -145,7 +151,7 @@ def test_plateaus_are_found_one_by_one() -> None:
 def test_a_counter_reset_inside_a_window_gives_no_power() -> None:
     samples = synthetic(2.0)
     samples.rows[300:, 1] -= 900.0
-    found = measured("reset", samples, 0.1, 1.9)
+    found = summarise_window("reset", samples, 0.1, 1.9)
     assert "counter_reset" in found.flags
     assert found.power_w is None
 
@@ -153,21 +159,21 @@ def test_a_counter_reset_inside_a_window_gives_no_power() -> None:
 def test_a_gap_in_the_samples_is_flagged() -> None:
     samples = synthetic(4.0)
     time_s = samples["time_s"]
-    found = measured("gap", Samples(samples.rows[(time_s < 1.0) | (time_s > 2.5)]), 0.1, 3.9)
+    found = summarise_window("gap", EnergySamples(samples.rows[(time_s < 1.0) | (time_s > 2.5)]), 0.1, 3.9)
     assert any("no samples for 1.5 s" in flag for flag in found.flags)
 
 
 def test_a_counter_read_too_rarely_to_know_its_period_is_flagged() -> None:
     samples = synthetic(12.0, poll_s=0.45)
-    assert ticks(samples).step_s is None
-    assert any("known only to 0.45 s" in flag for flag in measured("slow", samples, 0.5, 11.5).flags)
+    assert find_ticks(samples).step_s is None
+    assert any("known only to 0.45 s" in flag for flag in summarise_window("slow", samples, 0.5, 11.5).flags)
 
 
 def test_a_stalled_poller_is_noticed_where_the_counter_has_no_grid() -> None:
     """Too few steps for a grid: one seen 80 ms late misplaces the power of a half-second window by up to 8 %."""
     samples = synthetic(0.55)
-    stalled = Samples(samples.rows[(samples["time_s"] < 0.45) | (samples["time_s"] > 0.53)])
-    assert ticks(samples).power_doubt < 0.01
-    assert ticks(stalled).step_s is None
-    assert ticks(stalled).power_doubt == pytest.approx(0.5 * 0.08 / 0.4, rel=0.2)
-    assert "late_polls" in measured("stalled", stalled, 0.0, 0.55).flags
+    stalled = EnergySamples(samples.rows[(samples["time_s"] < 0.45) | (samples["time_s"] > 0.53)])
+    assert find_ticks(samples).power_doubt < 0.01
+    assert find_ticks(stalled).step_s is None
+    assert find_ticks(stalled).power_doubt == pytest.approx(0.5 * 0.08 / 0.4, rel=0.2)
+    assert "late_polls" in summarise_window("stalled", stalled, 0.0, 0.55).flags

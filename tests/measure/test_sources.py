@@ -10,13 +10,10 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 import pytest
 
-from wattcast.errors import MissingTool, UnknownName
-from wattcast.measure.amd import AmdSource
-from wattcast.measure.polling import Pace
-from wattcast.measure.rapl import RaplSource
-from wattcast.measure.ring import COLUMNS
-from wattcast.measure.samples import Samples, ticks
-from wattcast.measure.source import ReadError, open_source
+from wattcast.core.errors import MissingTool, UnknownName
+from wattcast.measure.energy_samples import COLUMNS, EnergySamples, find_ticks
+from wattcast.measure.energy_sources import AmdSource, RaplSource, ReadError, open_source
+from wattcast.measure.polling_process import PollingPace
 
 
 def package(root: Path, name: str, energy_uj: int, range_uj: int = 65_532_610_987) -> Path:
@@ -117,7 +114,7 @@ def test_an_unknown_source_is_named() -> None:
 
 def test_the_pace_learns_the_step_and_then_rests() -> None:
     """Beside a program of a minute: a few readings a second, and now and then a sharp one."""
-    pace, now_s, reads, sharp = Pace(0.05, relaxed=True), 0.0, 0, 0
+    pace, now_s, reads, sharp = PollingPace(0.05, relaxed=True), 0.0, 0, 0
     previous_s = 0.0
     while now_s < 60.0:
         step = math.floor(now_s / 0.1)
@@ -130,19 +127,19 @@ def test_the_pace_learns_the_step_and_then_rests() -> None:
 
 
 def test_the_pace_is_quick_when_asked() -> None:
-    pace, now_s = Pace(0.05), 0.0
+    pace, now_s = PollingPace(0.05), 0.0
     for _ in range(2000):
         now_s += pace.wait_s(now_s, 30.0 * math.floor(now_s / 0.1))
     assert pace.wait_s(now_s, 30.0 * math.floor(now_s / 0.1), quick=True) < 0.003
 
 
-def _relaxed_run(phase_s: float, seed: int, length_s: float = 24.0) -> Samples:
+def _relaxed_run(phase_s: float, seed: int, length_s: float = 24.0) -> EnergySamples:
     """A relaxed sampler beside a program of loads and rests; each reading of the counter takes about 3.5 ms."""
     random = np.random.default_rng(seed)
     steps_s = np.arange(0.0, length_s + 1.0, 0.1) + phase_s
     busy = (steps_s > 4.1) & ((steps_s - 4.1) % 6.3 < 5.3)
     energy_j = np.concatenate([[0.0], np.cumsum(np.where(busy, 690.0, 130.0)) * 0.1])
-    pace, now_s = Pace(0.05, relaxed=True), 0.0
+    pace, now_s = PollingPace(0.05, relaxed=True), 0.0
     rows = np.full((0, len(COLUMNS)), np.nan)
     while now_s < length_s:
         took_s = 0.0035 * random.uniform(0.8, 1.2)
@@ -151,12 +148,12 @@ def _relaxed_run(phase_s: float, seed: int, length_s: float = 24.0) -> Samples:
         row[0, COLUMNS.index("energy_j")] = energy_j[int((now_s + 0.9 * took_s - phase_s) // 0.1) + 1]
         rows = np.concatenate([rows, row])
         now_s = max(row[0, 0] + pace.wait_s(row[0, 0], row[0, COLUMNS.index("energy_j")]), now_s + took_s)
-    return Samples(rows)
+    return EnergySamples(rows)
 
 
 def test_a_relaxed_sampler_keeps_the_counters_phase_for_many_seconds() -> None:
     """Its first guess at the period is a percent off; readings half a second apart must still be placed."""
-    found = [ticks(_relaxed_run(0.003 * number, number)) for number in range(30)]
+    found = [find_ticks(_relaxed_run(0.003 * number, number)) for number in range(30)]
     known = [t for t in found if t.step_s is not None and abs(t.step_s - 0.1) < 2e-4]
     assert len(known) >= 28
     for t in known:

@@ -11,15 +11,22 @@ import make_stacks
 import pytest
 from typer.testing import CliRunner
 
-from wattcast.cli.measure import app
+from wattcast.cli.measure_commands import measure_app
+from wattcast.core.measured_rows import (
+    CHAINS_FILE,
+    ChainRow,
+    KernelRow,
+    RowKind,
+    read_lines,
+    read_table,
+    row_from_plain,
+)
 from wattcast.measure.__main__ import main
-from wattcast.measure.kernels.campaign import Campaign
-from wattcast.measure.kernels.rows import Bench
-from wattcast.measure.kernels.stack import FEW, MANY, layer_row, stacks
-from wattcast.measure.kernels.steps import STEPS
-from wattcast.measure.models.plan import plan
-from wattcast.measure.pack import pack
-from wattcast.records import CHAINS_FILE, ChainRow, KernelRow, RowKind, from_plain, read_lines, read_table
+from wattcast.measure.campaigns.kernel_campaign import STEPS
+from wattcast.measure.campaigns.model_runs import read_model_plan
+from wattcast.measure.campaigns.operator_chains import FEW, MANY, make_layer_row, read_stacks
+from wattcast.measure.campaigns.operator_rows import KernelCampaign, OperatorBench
+from wattcast.measure.database_files import pack_database
 
 
 def test_the_list_is_what_the_front_end_spells() -> None:
@@ -27,23 +34,23 @@ def test_the_list_is_what_the_front_end_spells() -> None:
 
 
 def test_no_stack_is_a_model_that_is_measured_whole() -> None:
-    assert not {stack.dims.model for stack in stacks()} & {spec.model for spec in plan()}
-    assert len({stack.spec(MANY).id for stack in stacks()}) == len(stacks()) >= 20
-    assert all(len(stack.members) >= 15 for stack in stacks())
+    assert not {stack.dims.model for stack in read_stacks()} & {spec.model for spec in read_model_plan()}
+    assert len({stack.spec(MANY).id for stack in read_stacks()}) == len(read_stacks()) >= 20
+    assert all(len(stack.members) >= 15 for stack in read_stacks())
 
 
 @pytest.mark.parametrize("size", ["decode 1 512", "train 1 256"])
 def test_a_stack_hands_on_its_results(size: str) -> None:
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     pytest.importorskip("transformers", minversion="5", reason="transformers 5 is not installed")
-    from wattcast.measure.kernels.operands import Operands
-    from wattcast.measure.kernels.operators import Builder
+    from wattcast.measure.campaigns.operand_pools import CallBuilder, OperandPools
+    from wattcast.measure.campaigns.operator_calls import build_call
 
-    stack = next(stack for stack in stacks() if stack.name == f"stack qwen3-2560 {size}")
+    stack = next(stack for stack in read_stacks() if stack.name == f"stack qwen3-2560 {size}")
     dims = replace(stack.dims, hidden=64, heads=2, kv_heads=1, head_dim=32, intermediate=96, vocab=50)
     small = replace(stack, dims=dims, batch=2, seq=8)
-    builder = Builder(torch, Operands(torch, "cpu", {"bf16": 2**12}), l2_byte=1e5)
-    calls = [builder.build(small.spec(layers)) for layers in (FEW, MANY)]
+    builder = CallBuilder(torch, OperandPools(torch, "cpu", {"bf16": 2**12}), l2_byte=1e5)
+    calls = [build_call(builder, small.spec(layers)) for layers in (FEW, MANY)]
     assert calls[1].fixed_byte > calls[0].fixed_byte
     with torch.no_grad():  # as the campaign runs everything; a step of training asks for gradients itself
         found = calls[0].run(0)
@@ -58,26 +65,26 @@ def test_a_layer_is_the_difference_of_two_depths() -> None:
         KernelRow(f"burst-{s}", RowKind.BURST, "stack", {}, latency_s=s, latency_spread_s=0.0, flags=flags, run="r")
         for s, flags in ((3.0, ("clock_low",)), (11.0, ()))
     )
-    stack = stacks()[0]
+    stack = read_stacks()[0]
     alone_s = {member.id: 0.01 for member in stack.members}
-    row = layer_row(few, many, stack, alone_s)
+    row = make_layer_row(few, many, stack, alone_s)
     assert row.latency_s == pytest.approx(8.0 / (MANY - FEW))
     assert row.handed_on
     assert row.flags == ("clock_low",)
     assert sum(row.alone_s) == pytest.approx(0.4)
     assert len(row.operators) == len(row.specs) == 40
     del alone_s[stack.members[3].id]
-    assert layer_row(few, many, stack, alone_s).alone_s == ()
+    assert make_layer_row(few, many, stack, alone_s).alone_s == ()
 
 
-def test_the_step_measures_operators_first_and_packs_layers_with_chains(bench: Bench, tmp_path: Path) -> None:
-    STEPS["stack"](Campaign(bench, tmp_path, time.monotonic() + 120, few=1))
-    (found,) = [from_plain(row, ChainRow) for row in read_lines(tmp_path / "chain.jsonl")]
+def test_the_step_measures_operators_first_and_packs_layers_with_chains(bench: OperatorBench, tmp_path: Path) -> None:
+    STEPS["stack"](KernelCampaign(bench, tmp_path, time.monotonic() + 120, few=1))
+    (found,) = [row_from_plain(row, ChainRow) for row in read_lines(tmp_path / "chain.jsonl")]
     alone = {row["detail"]["spec"]: row["latency_s"] for row in read_lines(tmp_path / "burst.jsonl")}
-    assert found.name == stacks()[0].name
+    assert found.name == read_stacks()[0].name
     assert not found.error
     assert found.alone_s == tuple(alone[spec] for spec in found.specs)
-    pack([tmp_path], tmp_path / "out")
+    pack_database([tmp_path], tmp_path / "out")
     (row,) = read_table(tmp_path / "out" / CHAINS_FILE)
     assert row["handed_on"] is True
     assert json.loads(row["operators"][0])["op"] == "cast"
@@ -85,7 +92,7 @@ def test_the_step_measures_operators_first_and_packs_layers_with_chains(bench: B
 
 def test_every_step_can_be_found_from_help(capsys: pytest.CaptureFixture[str]) -> None:
     """Of the command, and of the module that a bare GPU node runs."""
-    told = CliRunner().invoke(app, ["kernels", "--help"]).output
+    told = CliRunner().invoke(measure_app, ["kernels", "--help"]).output
     with pytest.raises(SystemExit):
         main(["kernels", "--help"])
     for text in (told, capsys.readouterr().out):

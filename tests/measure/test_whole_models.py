@@ -16,36 +16,47 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch (CPU build) is not installed")
 pytest.importorskip("transformers", reason="transformers is not installed")
 
-from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from standin import StandIn  # noqa: E402
-from wattcast.errors import UnknownName  # noqa: E402
-from wattcast.measure import pack as packing  # noqa: E402
-from wattcast.measure.__main__ import main  # noqa: E402
-from wattcast.measure.models import build as building  # noqa: E402
-from wattcast.measure.models import campaign as module  # noqa: E402
-from wattcast.measure.models import rows  # noqa: E402
-from wattcast.measure.models.campaign import Campaign, chosen, measure_step, profile_step  # noqa: E402
-from wattcast.measure.models.device import Device, as_in_eager  # noqa: E402
-from wattcast.measure.models.plan import Dims, ModelSpec, dims_of, plan  # noqa: E402
-from wattcast.measure.models.profile import kernels_of  # noqa: E402
-from wattcast.measure.sampler import Sampler  # noqa: E402
-from wattcast.measure.steady import Rule  # noqa: E402
-from wattcast.records import (  # noqa: E402
+from standin import StandIn
+from wattcast.core.errors import UnknownName
+from wattcast.core.measured_rows import (
     MODELS_FILE,
     Journal,
     ModelKernels,
     ModelRow,
-    from_plain,
     read_lines,
     read_table,
+    row_from_plain,
 )
-from wattcast.workload import models as catalogue  # noqa: E402
-from wattcast.workload.build import build as build_graph  # noqa: E402
-from wattcast.workload.options import Options  # noqa: E402
+from wattcast.measure import database_files as packing
+from wattcast.measure.__main__ import main
+from wattcast.measure.campaigns import model_campaign
+from wattcast.measure.campaigns import model_campaign as module
+from wattcast.measure.campaigns import model_runs as building
+from wattcast.measure.campaigns.model_campaign import (
+    ModelCampaign,
+    choose_model_specs,
+    measure_step,
+    profile_step,
+    total_kernels,
+)
+from wattcast.measure.campaigns.model_runs import (
+    ModelDevice,
+    ModelDims,
+    ModelRunSpec,
+    eager_settings,
+    find_dims,
+    read_model_plan,
+)
+from wattcast.measure.sampler import Sampler
+from wattcast.measure.steady_state import SettlingRule
+from wattcast.workload import model_catalogue as catalogue
+from wattcast.workload.build_model import build_graph
+from wattcast.workload.model_options import ModelOptions
 
 
-def tiny(dims: Dims) -> Dims:
+def tiny(dims: ModelDims) -> ModelDims:
     """Two layers and small sizes, the architecture as it is."""
     if dims.architecture == "resnet":
         return replace(dims, layers=4)
@@ -69,7 +80,7 @@ class Moment:
 
 
 class CpuDevice:
-    """Same methods as :class:`~wattcast.measure.models.device.Device`, on the host's processor."""
+    """Same methods as ``Device``, on the host's processor."""
 
     name = "cpu"
     peak_byte = 1000
@@ -103,17 +114,17 @@ class CpuDevice:
 
 
 @pytest.fixture
-def bench(standin: StandIn) -> Iterator[rows.Bench]:
+def bench(standin: StandIn) -> Iterator[model_campaign.ModelBench]:
     with Sampler("nvml") as sampler:
-        yield rows.Bench(CpuDevice(), sampler, "run-1", rule=Rule(longest_s=3.0))
+        yield model_campaign.ModelBench(CpuDevice(), sampler, "run-1", rule=SettlingRule(longest_s=3.0))
 
 
 def read(path: Path) -> list[ModelRow]:
-    return [from_plain(row, ModelRow) for row in read_lines(path)]
+    return [row_from_plain(row, ModelRow) for row in read_lines(path)]
 
 
 def test_the_plan_has_the_rows_it_promises() -> None:
-    specs = plan()
+    specs = read_model_plan()
     assert len(specs) >= 36
     assert len({spec.id for spec in specs}) == len(specs)
     assert {spec.phase for spec in specs} == {"prefill", "decode", "train", "forward"}
@@ -123,9 +134,9 @@ def test_the_plan_has_the_rows_it_promises() -> None:
     assert sum(not spec.graph for spec in specs) >= 8  # what the host costs comes from these
 
 
-@pytest.mark.parametrize("name", sorted({spec.model for spec in plan()}))
+@pytest.mark.parametrize("name", sorted({spec.model for spec in read_model_plan()}))
 def test_dimensions_are_those_of_the_catalogue(name: str) -> None:
-    dims, published = dims_of(name), catalogue.load(name).dims
+    dims, published = find_dims(name), catalogue.load_model(name).dims
     for field in ("layers", "hidden", "heads", "kv_heads", "intermediate", "vocab", "max_positions"):
         if hasattr(published, field) and not (dims.architecture == "vit" and field in ("vocab", "max_positions")):
             assert getattr(dims, field) == getattr(published, field), field
@@ -137,15 +148,16 @@ def test_dimensions_are_those_of_the_catalogue(name: str) -> None:
         assert list(published.blocks) == building._RESNET_DEPTHS
 
 
-@pytest.mark.parametrize("spec", plan(), ids=lambda spec: spec.id)
-def test_every_row_is_a_workload_that_can_be_predicted(spec: ModelSpec) -> None:
-    graph = build_graph(spec.model, Options(**spec.workload))
+@pytest.mark.parametrize("spec", read_model_plan(), ids=lambda spec: spec.id)
+def test_every_row_is_a_workload_that_can_be_predicted(spec: ModelRunSpec) -> None:
+    graph = build_graph(spec.model, ModelOptions(**spec.workload))
     assert graph.flop > 1e8
     assert graph.memory_byte < 120e9
 
 
 KINDS = sorted(
-    {(dims_of(s.model).architecture, s.phase, s.attention): s for s in reversed(plan())}.values(), key=lambda s: s.id
+    {(find_dims(s.model).architecture, s.phase, s.attention): s for s in reversed(read_model_plan())}.values(),
+    key=lambda s: s.id,
 )
 
 
@@ -163,19 +175,19 @@ class NoWaiting(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("spec", KINDS, ids=lambda spec: spec.id)
-def test_a_captured_iteration_never_waits_for_the_device(spec: ModelSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_captured_iteration_never_waits_for_the_device(spec: ModelRunSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     still = SimpleNamespace(zero_grad=lambda set_to_none: None, step=lambda: None)
     monkeypatch.setattr(torch.optim, "AdamW", lambda *_, **__: still)  # the fused one needs a real device
-    dims = tiny(dims_of(spec.model))
-    built = building.build(spec, torch, "meta", dims)
+    dims = tiny(find_dims(spec.model))
+    built = building.build_model(spec, torch, "meta", dims)
     small = replace(spec, batch=2, seq=16 if spec.seq else None)
-    run = building.iteration(built, small, torch, "meta", dims)
-    with as_in_eager(torch), NoWaiting():
+    run = building.make_iteration(built, small, torch, "meta", dims)
+    with eager_settings(torch), NoWaiting():
         run()
 
 
 class FakeCuda:
-    """The names of ``torch.cuda`` that :class:`Device` uses; a stream that does everything at once."""
+    """The names of ``torch.cuda`` that ``Device`` uses; a stream that does everything at once."""
 
     def __init__(self) -> None:
         self.replayed = self.dropped = 0
@@ -218,7 +230,7 @@ def test_the_device_captures_once_and_replays() -> None:
         if name not in ("replayed", "dropped", "now_ms"):
             assert hasattr(torch.cuda, name), f"PyTorch has no torch.cuda.{name}"
     calls: list[int] = []
-    device = Device(SimpleNamespace(cuda=cuda, tensor=torch.tensor, full=torch.full))
+    device = ModelDevice(SimpleNamespace(cuda=cuda, tensor=torch.tensor, full=torch.full))
     assert device.warm(lambda: calls.append(1)) == pytest.approx(1e-3)
     load = device.capture(lambda: calls.append(1))
     ran = len(calls)
@@ -233,19 +245,21 @@ def test_the_device_captures_once_and_replays() -> None:
 
 def test_patches_are_taken_back() -> None:
     before = torch.tensor
-    with contextlib.suppress(RuntimeError), as_in_eager(torch):
+    with contextlib.suppress(RuntimeError), eager_settings(torch):
         assert float(torch.tensor(2.0, device="cpu", dtype=torch.float32)) == 2.0
         assert torch.tensor([1, 2]).shape == (2,)
         raise RuntimeError
     assert torch.tensor is before
 
 
-def specs_of(model: str, *wanted: tuple[str, bool]) -> list[ModelSpec]:
-    return [ModelSpec(model, phase, 2, None if phase == "forward" else 16, "flash", graph) for phase, graph in wanted]
+def specs_of(model: str, *wanted: tuple[str, bool]) -> list[ModelRunSpec]:
+    return [
+        ModelRunSpec(model, phase, 2, None if phase == "forward" else 16, "flash", graph) for phase, graph in wanted
+    ]
 
 
-def test_rows_hold_time_power_energy_and_the_workload(bench: rows.Bench, tmp_path: Path) -> None:
-    campaign = Campaign(bench, tmp_path, time.monotonic() + 60, cut=tiny)
+def test_rows_hold_time_power_energy_and_the_workload(bench: model_campaign.ModelBench, tmp_path: Path) -> None:
+    campaign = ModelCampaign(bench, tmp_path, time.monotonic() + 60, cut=tiny)
     measure_step(campaign, specs_of("qwen2-1.5b", ("prefill", True), ("decode", False)))
     prefill, decode = read(tmp_path / "models.jsonl")
     assert prefill.error == decode.error == ""
@@ -259,45 +273,47 @@ def test_rows_hold_time_power_energy_and_the_workload(bench: rows.Bench, tmp_pat
 
 
 def test_training_changes_weights_and_decoding_keeps_its_cache() -> None:
-    spec = ModelSpec("gpt2", "train", 2, 16)
-    dims = tiny(dims_of("gpt2"))
-    built = building.build(spec, torch, "cpu", dims)
+    spec = ModelRunSpec("gpt2", "train", 2, 16)
+    dims = tiny(find_dims("gpt2"))
+    built = building.build_model(spec, torch, "cpu", dims)
     before = [p.detach().clone() for p in built.module.parameters()]
-    step = building.iteration(built, spec, torch, "cpu", dims)
+    step = building.make_iteration(built, spec, torch, "cpu", dims)
     step()
     changed = [not torch.equal(a, b) for a, b in zip(before, built.module.parameters(), strict=True)]
     assert any(changed)
     decode = replace(spec, phase="decode")
-    again = building.build(decode, torch, "cpu", dims)
-    one = building.iteration(again, decode, torch, "cpu", dims)
+    again = building.build_model(decode, torch, "cpu", dims)
+    one = building.make_iteration(again, decode, torch, "cpu", dims)
     lengths = [one().past_key_values.get_seq_length() for _ in range(3)]
     assert lengths == [17, 17, 17]
 
 
 def test_a_model_that_fails_costs_only_its_rows(
-    bench: rows.Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bench: model_campaign.ModelBench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def failing(spec: ModelSpec, *rest: Any) -> Any:
+    def failing(spec: ModelRunSpec, *rest: Any) -> Any:
         if spec.model == "bert-large":
             raise RuntimeError("CUDA out of memory")
-        return building.build(spec, *rest)
+        return building.build_model(spec, *rest)
 
-    monkeypatch.setattr(module, "build", failing)
+    monkeypatch.setattr(module, "build_model", failing)
     wanted = [*specs_of("bert-large", ("prefill", True)), *specs_of("gpt2", ("prefill", True))]
-    campaign = Campaign(bench, tmp_path, time.monotonic() + 60, cut=tiny)
+    campaign = ModelCampaign(bench, tmp_path, time.monotonic() + 60, cut=tiny)
     measure_step(campaign, wanted)
     failed, good = read(tmp_path / "models.jsonl")
     assert failed.error == "RuntimeError: CUDA out of memory"
     assert good.power_w == pytest.approx(300.0, rel=0.01)
-    monkeypatch.setattr(module, "build", building.build)
-    again = Campaign(bench, tmp_path, time.monotonic() + 60, cut=tiny)
+    monkeypatch.setattr(module, "build_model", building.build_model)
+    again = ModelCampaign(bench, tmp_path, time.monotonic() + 60, cut=tiny)
     measure_step(again, wanted)
     assert again.counts == {"measured": 1}  # only the failed row, a second time
 
 
-def test_what_cannot_be_captured_is_measured_eagerly_and_says_so(bench: rows.Bench, tmp_path: Path) -> None:
+def test_what_cannot_be_captured_is_measured_eagerly_and_says_so(
+    bench: model_campaign.ModelBench, tmp_path: Path
+) -> None:
     bench.device.refuses = True
-    campaign = Campaign(bench, tmp_path, time.monotonic() + 60, cut=tiny)
+    campaign = ModelCampaign(bench, tmp_path, time.monotonic() + 60, cut=tiny)
     measure_step(campaign, specs_of("vit-large", ("forward", True)))
     (row,) = read(tmp_path / "models.jsonl")
     assert row.graph is False
@@ -305,15 +321,15 @@ def test_what_cannot_be_captured_is_measured_eagerly_and_says_so(bench: rows.Ben
     assert row.latency_s > 0
 
 
-def test_the_budget_ends_the_campaign(bench: rows.Bench, tmp_path: Path) -> None:
-    campaign = Campaign(bench, tmp_path, time.monotonic() + 1.0, cut=tiny)
+def test_the_budget_ends_the_campaign(bench: model_campaign.ModelBench, tmp_path: Path) -> None:
+    campaign = ModelCampaign(bench, tmp_path, time.monotonic() + 1.0, cut=tiny)
     measure_step(campaign, specs_of("gpt2", ("prefill", True)))
     assert campaign.counts["models left for another call"] == 1
     assert not (tmp_path / "models.jsonl").exists()
 
 
 def test_profiles_follow_in_the_time_that_is_left(
-    bench: rows.Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bench: model_campaign.ModelBench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def seen(device: Any, row_id: str, run: Callable[[], Any], name: str) -> ModelKernels:
         if "decode" in row_id:
@@ -321,14 +337,14 @@ def test_profiles_follow_in_the_time_that_is_left(
         run()
         return ModelKernels(row_id, ("k",), (0, 0), (1e-6, 2e-6), run=name)
 
-    monkeypatch.setattr(module, "profile", seen)
-    campaign = Campaign(bench, tmp_path, time.monotonic() + 60, cut=tiny)
+    monkeypatch.setattr(module, "profile_iteration", seen)
+    campaign = ModelCampaign(bench, tmp_path, time.monotonic() + 60, cut=tiny)
     wanted = specs_of("gpt2", ("decode", True), ("prefill", True))
     profile_step(campaign, wanted)
-    failed, good = (from_plain(row, ModelKernels) for row in read_lines(tmp_path / "model_kernels.jsonl"))
+    failed, good = (row_from_plain(row, ModelKernels) for row in read_lines(tmp_path / "model_kernels.jsonl"))
     assert "CUPTI" in failed.error
     assert good.kernel_s == (1e-6, 2e-6)
-    again = Campaign(bench, tmp_path, time.monotonic() + 60, cut=tiny)
+    again = ModelCampaign(bench, tmp_path, time.monotonic() + 60, cut=tiny)
     profile_step(again, wanted)
     assert again.counts == {"profile failed": 1}  # only what failed is tried again
 
@@ -337,8 +353,8 @@ def test_packing_puts_models_in_their_own_table(tmp_path: Path) -> None:
     row = ModelRow("a", "gpt2", "prefill", 1, "bf16", "flash", "eager", True, seq=8, latency_s=1e-3, power_w=300.0)
     Journal(tmp_path / "in" / "models.jsonl").append(row)
     trace = [{"cat": "kernel", "name": "k", "ts": 2, "dur": 3}, {"cat": "kernel", "name": "j", "ts": 1, "dur": 4}]
-    Journal(tmp_path / "in" / "model_kernels.jsonl").append(kernels_of("a", trace, "run"))
-    assert packing.pack([tmp_path / "in"], tmp_path / "out") == {"models": 1, "profiles": 1}
+    Journal(tmp_path / "in" / "model_kernels.jsonl").append(total_kernels("a", trace, "run"))
+    assert packing.pack_database([tmp_path / "in"], tmp_path / "out") == {"models": 1, "profiles": 1}
     (back,) = read_table(tmp_path / "out" / MODELS_FILE)
     assert back["latency_s"] == 1e-3
     (kernels,) = read_table(tmp_path / "out" / "model_kernels.parquet")
@@ -348,11 +364,11 @@ def test_packing_puts_models_in_their_own_table(tmp_path: Path) -> None:
 
 def test_a_model_that_is_not_planned_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     with pytest.raises(UnknownName, match="gpt2"):
-        chosen("gpt3")
-    assert len(chosen("gpt2", 2)) == 2
-    assert {spec.tier for spec in chosen(tier=3)} == {3}
+        choose_model_specs("gpt3")
+    assert len(choose_model_specs("gpt2", 2)) == 2
+    assert {spec.tier for spec in choose_model_specs(tier=3)} == {3}
     with pytest.raises(UnknownName, match="1, 2, 3, 4"):
-        chosen(tier=9)
+        choose_model_specs(tier=9)
     assert main(["models", "--out", str(tmp_path), "--steps", "sleep"]) == 3
     assert "step" in capsys.readouterr().err
 
@@ -371,13 +387,13 @@ def test_attention_is_switched_between_rows_of_one_module(model: str, monkeypatc
     functional, fused = torch.nn.functional, []
     real = functional.scaled_dot_product_attention
     monkeypatch.setattr(functional, "scaled_dot_product_attention", lambda *a, **k: fused.append(1) or real(*a, **k))
-    phase = "forward" if dims_of(model).vision else "prefill"
-    dims = tiny(dims_of(model))
+    phase = "forward" if find_dims(model).vision else "prefill"
+    dims = tiny(find_dims(model))
     built, calls = None, []
     for attention in ("flash", "eager", "flash"):
-        spec = ModelSpec(model, phase, 2, None if phase == "forward" else 16, attention)
-        built = built or building.build(spec, torch, "meta", dims)
+        spec = ModelRunSpec(model, phase, 2, None if phase == "forward" else 16, attention)
+        built = built or building.build_model(spec, torch, "meta", dims)
         fused.clear()
-        building.iteration(built, spec, torch, "meta", dims)()
+        building.make_iteration(built, spec, torch, "meta", dims)()
         calls.append(len(fused))
     assert calls == [dims.layers, 0, dims.layers]

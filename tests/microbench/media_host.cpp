@@ -8,7 +8,7 @@ static thread_local Three threadIdx, blockIdx, blockDim;
 #define __global__
 #define __device__ static
 #define __forceinline__ inline
-#include "kernels.cu"
+#include "multimedia_kernels.cu"
 
 #define HOST(NAME, IN, TABLE, OUT)                                                        \
   extern "C" void host_##NAME(void **p, unsigned grid, unsigned block)                    \

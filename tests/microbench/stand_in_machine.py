@@ -13,10 +13,11 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "standin"))
 
+from disassembly import disassemble
+
 from standin import StandIn, compile_library
-from wattcast.errors import MissingTool
-from wattcast.measure.microbench.sass import disassemble
-from wattcast.measure.nvrtc import compile_cubin
+from wattcast.core.errors import MissingTool
+from wattcast.measure.cuda_device import compile_cubin
 
 HERE = Path(__file__).parent
 SOURCE = HERE.parent.parent / "src"
@@ -73,7 +74,7 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("no C compiler to build the stand-in libraries")
     base = ["-shared", "-fPIC", "-O2", "-Wall"]
     cuda = [compiler, *base, "-o", str(folder / "libcuda.so.1"), str(HERE / "cuda.c"), "-ldl"]
-    media = ["g++", *base, "-Wno-unused", f"-I{SOURCE / 'wattcast/measure/multimedia'}"]
+    media = ["g++", *base, "-Wno-unused", f"-I{SOURCE / 'wattcast/microbench'}"]
     media += ["-o", str(folder / "media.so"), str(HERE / "media_host.cpp")]
     for command in (cuda, media):
         subprocess.run(command, check=True, capture_output=True)
@@ -100,6 +101,6 @@ def machine(libraries: Path, tmp_path: Path) -> Machine:
 @pytest.fixture
 def rows() -> Callable[[Path], list[dict[str, object]]]:
     """Rows of a JSON Lines file."""
-    from wattcast.records import read_lines
+    from wattcast.core.measured_rows import read_lines
 
     return lambda path: list(read_lines(path))

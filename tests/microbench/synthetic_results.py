@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from wattcast.measure.microbench.kernels import row_id, with_counts
-from wattcast.measure.microbench.row import MicroRow
-from wattcast.measure.microbench.suite import suite
-from wattcast.measure.microbench.unit import Benchmark
+from wattcast.microbench.benchmark_kernels import MicroRow, add_counts, micro_row_id
+from wattcast.microbench.benchmark_suite import list_benchmarks
+from wattcast.microbench.unit_source import Benchmark
 
 SMS, CLOCK_HZ, IDLE_W = 132, 1.9e9, 120.0
 DRAM_BYTE_PER_S = 4.15e12
@@ -46,7 +45,7 @@ def watts(benchmark: Benchmark, repeat: int) -> float:
 
 def row(benchmark: Benchmark, repeat: int = 0) -> MicroRow:
     blank = MicroRow(
-        row_id(benchmark.name, repeat, benchmark.version),
+        micro_row_id(benchmark.name, repeat, benchmark.version),
         benchmark.name,
         benchmark.group,
         operation=benchmark.unit.operation,
@@ -56,7 +55,7 @@ def row(benchmark: Benchmark, repeat: int = 0) -> MicroRow:
         version=benchmark.version,
         specification=benchmark.specification,
     )
-    counted = with_counts(blank, benchmark, SMS * benchmark.blocks_per_sm, 1000)
+    counted = add_counts(blank, benchmark, SMS * benchmark.blocks_per_sm, 1000)
     speed = rate(benchmark)
     time_s = (counted.operations or 0.0) / (speed * SMS * CLOCK_HZ) * (1.004 if repeat else 1.0)
     return MicroRow(
@@ -78,7 +77,7 @@ def row(benchmark: Benchmark, repeat: int = 0) -> MicroRow:
 
 def write(folder: Path, repeats: int = 2) -> Path:
     """``microbench.jsonl`` of the whole suite, with a failed row and idle rows."""
-    rows = [row(b, repeat).plain() for repeat in range(repeats) for b in suite() if b.supported("sm_90a")]
+    rows = [row(b, repeat).plain() for repeat in range(repeats) for b in list_benchmarks() if b.supported("sm_90a")]
     byte = 2.0 * (1 << 30)
     copy = next(r for r in rows if r["name"] == "dram_copy")
     memcpy = {"id": "dram_memcpy", "name": "dram_memcpy", "group": "memory", "operation": "byte", "power_w": 550.0}

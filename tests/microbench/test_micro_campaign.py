@@ -5,28 +5,37 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from wattcast.errors import Refused
+from wattcast.core.errors import Refused
 from wattcast.measure.__main__ import main
-from wattcast.measure.microbench import counters
-from wattcast.measure.microbench.kernels import filled
-from wattcast.measure.microbench.row import MicroRow, from_plain
-from wattcast.measure.microbench.session import as_before
-from wattcast.measure.microbench.stamps import read_stamps
-from wattcast.measure.microbench.suite import suite
-from wattcast.measure.microbench.sustain import Bench
+from wattcast.microbench import unit_counters
+from wattcast.microbench.benchmark_kernels import (
+    DeviceBench,
+    MicroRow,
+    fill_pattern,
+    read_stamps,
+)
+from wattcast.microbench.benchmark_suite import list_benchmarks
+from wattcast.microbench.microbench_sessions import choose_repeat_bench
 
 QUICK = ("--quick", "--budget", "60s")
+
+
+def micro_row_from_plain(plain: dict[str, Any]) -> MicroRow:
+    tuples = {name: tuple(plain.get(name, ())) for name in ("throttle", "flags")}
+    known = {name: value for name, value in plain.items() if name in MicroRow.__dataclass_fields__}
+    return MicroRow(**(known | tuples))
 
 
 def test_rows_have_time_cycles_power_and_what_was_checked(machine, tmp_path: Path, rows) -> None:
     out = tmp_path / "out"
     done = machine.measure("microbench", "--out", str(out), "--only", "dram_copy,fp32_fma", *QUICK)
     assert done.returncode == 0, done.stderr
-    found = {row["id"]: from_plain(row) for row in rows(out / "microbench.jsonl")}
+    found = {row["id"]: micro_row_from_plain(row) for row in rows(out / "microbench.jsonl")}
     assert set(found) == {"idle_context_on", "dram_copy", "dram_memcpy-v2", "fp32_fma-v2"}
     fma, copy = found["fp32_fma-v2"], found["dram_copy"]
     assert (fma.name, fma.version, copy.version) == ("fp32_fma", 2, 1)
@@ -50,7 +59,7 @@ def test_under_the_cap_the_clock_is_cycles_over_the_mean_time(machine, tmp_path:
     out = tmp_path / "out"
     done = machine.measure("microbench", "--out", str(out), "--only", "conflicts_0", "--budget", "60s")
     assert done.returncode == 0, done.stderr
-    row = next(from_plain(r) for r in rows(out / "microbench.jsonl") if r["name"] == "conflicts_0")
+    row = next(micro_row_from_plain(r) for r in rows(out / "microbench.jsonl") if r["name"] == "conflicts_0")
     assert row.throttle == ("sw_power_cap",)
     assert row.memory_power_w == 100.0
     assert row.ticks >= 20
@@ -80,12 +89,12 @@ def test_a_failed_kernel_a_lost_device_and_a_second_call(machine, tmp_path: Path
 def test_a_kernel_that_never_ends_is_one_failed_row(machine, tmp_path: Path, rows) -> None:
     out = tmp_path / "out"
     text = (
-        "import sys; from pathlib import Path; from wattcast.measure.microbench import campaign, device\n"
-        "device.WAIT_S = 1.0\n"
-        "from wattcast.measure.microbench.campaign import supervise\n"
+        "import sys; from pathlib import Path; from wattcast.measure import cuda_device\n"
+        "cuda_device.WAIT_S = 1.0\n"
+        "from wattcast.microbench.microbench_campaign import supervise_child\n"
         f"command = [sys.executable, '-m', 'wattcast.measure', 'microbench', '--child', '--out', {str(out)!r}, "
         "'--only', 'conflicts_0,conflicts_1', '--quick']\n"
-        f"print(dict(supervise(Path({str(out)!r}), 'microbench', command, 45.0, stall_s=9.0)))\n"
+        f"print(dict(supervise_child(Path({str(out)!r}), 'microbench', command, 45.0, stall_s=9.0)))\n"
     )
     done = machine.python(text, STANDIN_CUDA_HANG="conflicts_0")
     assert done.returncode == 0, done.stderr
@@ -105,7 +114,7 @@ def test_a_kernel_that_never_ends_is_one_failed_row(machine, tmp_path: Path, row
     ],
 )
 def test_bad_input_is_a_sentence(tmp_path: Path, arguments, said: str, capsys, monkeypatch) -> None:
-    monkeypatch.setattr(counters.shutil, "which", lambda name: None)
+    monkeypatch.setattr(unit_counters.shutil, "which", lambda name: None)
     code = main([str(tmp_path / "out") if part == "x" else part for part in arguments])
     assert code != 0
     assert said in capsys.readouterr().err
@@ -122,7 +131,7 @@ def test_no_device_is_a_sentence(machine, tmp_path: Path) -> None:
 def test_no_driver_at_all_is_a_sentence(machine, tmp_path: Path) -> None:
     (empty := tmp_path / "empty").mkdir()
     text = (
-        "from wattcast.measure.microbench.device import Device\ntry: Device.open()\nexcept Exception as e: print(e)"
+        "from wattcast.measure.cuda_device import CudaDevice\ntry: CudaDevice.open()\nexcept Exception as e: print(e)"
     )
     done = machine.python(text, LD_LIBRARY_PATH=str(empty))
     assert "need an NVIDIA GPU and its driver" in done.stdout
@@ -171,7 +180,7 @@ def test_a_counter_table_is_read_by_kernel_name() -> None:
         '"0","1","fp32_fma","400,000","700000","1"',
         '"1","1","media_rotate(const unsigned char *)","n/a","5",""',
     ]
-    fma, rotate = counters.read_table(lines)
+    fma, rotate = unit_counters.read_unit_table(lines)
     assert fma == {
         "id": "fp32_fma",
         "kernel": "fp32_fma",
@@ -185,14 +194,14 @@ def test_a_counter_table_is_read_by_kernel_name() -> None:
 def test_a_kernel_that_has_changed_is_counted_again(tmp_path: Path) -> None:
     path = tmp_path / "microbench_counters.jsonl"
     path.write_text('{"id":"fp32_fma","metrics":{}}\n{"id":"fp32_mul","metrics":{}}\n{"id":"rotate","metrics":{}}\n')
-    assert counters.counted_ids(tmp_path) == {"fp32_mul", "rotate"}
+    assert unit_counters.read_counted_ids(tmp_path) == {"fp32_mul", "rotate"}
     with path.open("a") as stream:
         stream.write('{"id":"fp32_fma","version":2,"metrics":{}}\n')
-    assert counters.counted_ids(tmp_path) == {"fp32_mul", "rotate", "fp32_fma"}
+    assert unit_counters.read_counted_ids(tmp_path) == {"fp32_mul", "rotate", "fp32_fma"}
 
 
 def test_what_was_counted_before_is_counted_last() -> None:
-    ordered = [b.name for b in counters.in_order(suite(), {"int32_add", "dram_copy_bulk"})]
+    ordered = [b.name for b in unit_counters.order_benchmarks(list_benchmarks(), {"int32_add", "dram_copy_bulk"})]
     assert ordered[-2:] == ["int32_add", "dram_copy_bulk"]
     assert ordered.index("icache_12288") < ordered.index("dram_copy_whole")  # one of several ways to the same end
 
@@ -203,7 +212,7 @@ def test_a_second_round_follows_the_first_and_is_shorter(machine, tmp_path: Path
     only = ("--only", "conflicts_0,dram_copy_whole", "--repeats", "2", "--budget", "60s")
     done = machine.measure("microbench", "--out", str(out), *only)
     assert done.returncode == 0, done.stderr
-    found = [from_plain(row) for row in rows(out / "microbench.jsonl")]
+    found = [micro_row_from_plain(row) for row in rows(out / "microbench.jsonl")]
     assert [row.repeat for row in found] == sorted(row.repeat for row in found)
     names = [row.id for row in found if row.group == "memory"]
     assert names == ["dram_copy_whole", "conflicts_0", "dram_memcpy-v2", "conflicts_0-r1", "dram_memcpy-v2-r1"]
@@ -246,15 +255,15 @@ def test_what_lives_in_l2_gets_many_blocks_one_after_another(machine, tmp_path: 
 
 def test_a_row_at_the_cap_is_repeated_at_its_full_length() -> None:
     """A short load may end before the governor has cut the clock: 715 W for 0.8 s on an H200 that holds 697."""
-    bench = Bench(None, None, "run")
+    bench = DeviceBench(None, None, "run")
     row = MicroRow("a", "a", "arithmetic")
-    assert as_before(bench, None) is bench
-    assert as_before(bench, replace(row, throttle=("sw_power_cap",))) is bench
-    assert as_before(bench, row).rule.least_ticks < bench.rule.least_ticks
+    assert choose_repeat_bench(bench, None) is bench
+    assert choose_repeat_bench(bench, replace(row, throttle=("sw_power_cap",))) is bench
+    assert choose_repeat_bench(bench, row).rule.least_ticks < bench.rule.least_ticks
 
 
 def test_the_host_knows_what_the_fill_kernel_writes() -> None:
-    words = filled(3, seed=11)
+    words = fill_pattern(3, seed=11)
     x = (2 * 2654435761 + 11) & 0xFFFFFFFF
     for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
         x ^= x >> shift
@@ -264,4 +273,4 @@ def test_the_host_knows_what_the_fill_kernel_writes() -> None:
 
 def test_a_row_goes_to_json_and_back() -> None:
     row = MicroRow("a", "a", "memory", flags=("unsettled",), parts={"x": 2.0}, at=0.0, power_w=1.0)
-    assert from_plain(row.plain()) == row
+    assert micro_row_from_plain(row.plain()) == row

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from wattcast.measure.microbench.arithmetic import CHAINS, multiply_adds
+from wattcast.microbench.arithmetic_units import CHAINS, multiply_adds
 
 Floats = npt.NDArray[np.floating]
 OPERANDS = re.compile(r'"[fd]"\((-?)\w+_([gi])\)(?:, "f"\(\w+_([bd])\))?')

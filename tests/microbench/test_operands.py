@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from wattcast.measure.microbench.structure import PATH_STEPS, divergence
-from wattcast.measure.microbench.suite import named
-from wattcast.measure.microbench.unit import Unit
+from wattcast.microbench.benchmark_suite import find_benchmarks
+from wattcast.microbench.tensor_units import PATH_STEPS, divergence
+from wattcast.microbench.unit_source import BenchUnit
 
 Floats = npt.NDArray[np.floating]
 THREADS = 32
@@ -20,8 +20,8 @@ SUM = re.compile(r'(add|sub)\.rn\.f\d\d %0, (?:%0|u), %1;.*\(\w+?_?\w*?(\d)\) : 
 PATH = re.compile(r'%1, 0f([0-9A-F]{8});" : "\+f"\(\w+?_\d+?(\d)\) : "f"\((-?)\w+_([gr])\)')
 
 
-def unit_of(name: str) -> Unit:
-    (benchmark,) = named([name])
+def unit_of(name: str) -> BenchUnit:
+    (benchmark,) = find_benchmarks([name])
     return benchmark.unit
 
 

@@ -11,20 +11,21 @@ import pytest
 import synthetic_results
 
 from wattcast import hardware
-from wattcast.errors import BadInput, MissingSpecification
-from wattcast.explore.microbench import (
-    curve,
-    first,
+from wattcast.core.errors import BadInput, MissingSpecification
+from wattcast.microbench import microbench_report as report
+from wattcast.microbench.benchmark_suite import list_benchmarks
+from wattcast.microbench.microbench_results import (
+    check_truths,
+    compare_rounds,
+    find_curve,
+    find_specified_rate,
+    keep_first_rounds,
+    read_mipp_values,
     read_results,
-    results_of,
-    specified,
+    read_shipped_results,
 )
-from wattcast.explore.microbench_truths import repeatability, truths
-from wattcast.explore.mipp import published
-from wattcast.measure.microbench.suite import suite
-from wattcast.report import microbench as report
 
-H200 = hardware.load("h200")
+H200 = hardware.load_gpu("h200")
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_energies_follow_from_power_time_and_operations(folder: Path) -> None:
-    fma = first(read_results(folder))["fp32_fma"]
+    fma = keep_first_rounds(read_results(folder))["fp32_fma"]
     seconds = 1.0 / (127.0 * 132 * 1.9e9)  # of an operation, the whole chip at work
     assert fma.operation_s == pytest.approx(seconds)
     assert fma.operation_j == pytest.approx(400.0 * seconds)
@@ -43,7 +44,7 @@ def test_energies_follow_from_power_time_and_operations(folder: Path) -> None:
 
 
 def test_failed_rows_are_left_out_and_an_empty_file_is_a_sentence(folder: Path, tmp_path: Path) -> None:
-    assert "broken" not in first(read_results(folder))
+    assert "broken" not in keep_first_rounds(read_results(folder))
     (tmp_path / "microbench.jsonl").write_text('{"id":"x","error":"no"}\n')
     with pytest.raises(BadInput, match="no row without an error"):
         read_results(tmp_path)
@@ -73,29 +74,29 @@ def test_failed_rows_are_left_out_and_an_empty_file_is_a_sentence(folder: Path, 
 )
 def test_the_specification_of_each_benchmark(folder: Path, name: str, wanted: float | None) -> None:
     """CUDA programming guide and Hopper whitepaper for compute capability 9.0; what is not stated stays unknown."""
-    assert specified(H200, first(read_results(folder))[name]) == wanted
+    assert find_specified_rate(H200, keep_first_rounds(read_results(folder))[name]) == wanted
 
 
 def test_truths_hold_or_do_not(folder: Path) -> None:
     results = read_results(folder)
-    held = truths(results, H200)
+    held = check_truths(results, H200)
     assert len(held) == 12
     assert [t.statement for t in held if not t.holds] == []
     slow = [replace(r, per_cycle_sm=120.0) if r.name == "fp32_fma" else r for r in results]
-    assert [t.statement.split(":")[0] for t in truths(slow, H200) if not t.holds] == ["fp32_fma"]
+    assert [t.statement.split(":")[0] for t in check_truths(slow, H200) if not t.holds] == ["fp32_fma"]
     bent = [replace(r, time_s=9 * r.time_s) if r.name == "conflicts_1" else r for r in results if r.repeat == 0]
-    assert any(t.statement.startswith("conflicts") and not t.holds for t in truths(bent, H200))
+    assert any(t.statement.startswith("conflicts") and not t.holds for t in check_truths(bent, H200))
 
 
 def test_the_best_copy_counts_and_nothing_is_faster_than_dram(folder: Path) -> None:
     """An asynchronous copy once showed 6.5 TB/s: a third of what it should have fetched was not fetched."""
     results = read_results(folder)
     slow = [replace(r, time_s=1.2 * r.time_s) if r.name == "dram_copy" else r for r in results]
-    (copy,) = [t for t in truths(slow, H200) if "the driver's" in t.statement]
+    (copy,) = [t for t in check_truths(slow, H200) if "the driver's" in t.statement]
     assert copy.holds
     assert not copy.statement.startswith("dram_copy ")
     fast = [replace(r, time_s=0.5 * r.time_s) if r.name == "async_copy_dram" else r for r in results]
-    (above,) = [t.statement for t in truths(fast, H200) if not t.holds]
+    (above,) = [t.statement for t in check_truths(fast, H200) if not t.holds]
     assert "async_copy_dram" in above
 
 
@@ -111,7 +112,7 @@ def test_the_newest_kernel_of_a_name_counts(tmp_path: Path) -> None:
 
 
 def test_two_rounds_are_compared_benchmark_by_benchmark(folder: Path) -> None:
-    pairs = repeatability(read_results(folder))
+    pairs = compare_rounds(read_results(folder))
     assert len(pairs) > 140
     assert max(p.time for p in pairs) == pytest.approx(0.004, rel=0.02)
     assert max(p.energy for p in pairs) == pytest.approx(0.014, rel=0.02)
@@ -123,14 +124,14 @@ def test_rounds_of_two_cards_say_nothing_about_repeating(folder: Path, tmp_path:
     (tmp_path / "microbench.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
     runs = [{"run": "0", "card_uuid": "GPU-a"}, {"run": "1", "card_uuid": "GPU-b"}]
     (tmp_path / "runs.jsonl").write_text("\n".join(json.dumps(run) for run in runs))
-    assert repeatability(read_results(tmp_path)) == []
+    assert compare_rounds(read_results(tmp_path)) == []
     runs[1]["card_uuid"] = "GPU-a"
     (tmp_path / "runs.jsonl").write_text("\n".join(json.dumps(run) for run in runs))
-    assert len(repeatability(read_results(tmp_path))) > 140
+    assert len(compare_rounds(read_results(tmp_path))) > 140
 
 
 def test_curves_come_in_order(folder: Path) -> None:
-    points = curve(read_results(folder), "conflicts")
+    points = find_curve(read_results(folder), "conflicts")
     assert [p.at for p in points] == sorted(p.at for p in points)
     assert points[0].at == 0.0
 
@@ -142,7 +143,9 @@ def test_the_tables_name_the_sensor_and_put_devices_side_by_side(folder: Path, c
     assert "gtx-660" in done.out
     assert "older kernel" not in done.err
     shipped = call("measure", "microbench", "--show", "h200")
-    missing = {b.name for b in suite() if b.version > 1} - {r.name for r in results_of(H200) if r.version > 1}
+    missing = {b.name for b in list_benchmarks() if b.version > 1} - {
+        r.name for r in read_shipped_results(H200) if r.version > 1
+    }
     told = shipped.err.partition("older kernel: ")[2].strip().split(", ")
     assert missing <= set(told) if missing else "older kernel" not in shipped.err
     plain = json.loads(call("measure", "microbench", "--show", str(folder), "--json").out)
@@ -171,13 +174,13 @@ def test_a_page_and_figures_are_written(folder: Path, tmp_path: Path, call) -> N
 
 def test_a_device_without_results_is_refused_in_a_sentence(call) -> None:
     with pytest.raises(MissingSpecification, match="wattcast measure microbench"):
-        results_of(hardware.load("a10"))
+        read_shipped_results(hardware.load_gpu("a10"))
     done = call("measure", "microbench", "--show", "a10")
     assert done.code == 4
     assert "no microbenchmark results of the a10" in done.err
 
 
-@pytest.mark.parametrize("entry", published(), ids=lambda p: f"{p.device}-{p.benchmark}")
+@pytest.mark.parametrize("entry", read_mipp_values(), ids=lambda p: f"{p.device}-{p.benchmark}")
 def test_the_papers_tables_are_consistent_once_the_errata_are_applied(entry) -> None:
     """MIPP Tables I to IV: energy is power times time, to the digits printed; so are nJ per operation.
 
@@ -191,7 +194,9 @@ def test_the_papers_tables_are_consistent_once_the_errata_are_applied(entry) -> 
 
 
 def test_markdown_tables_are_rectangular(folder: Path) -> None:
-    lines = [line for line in report.markdown(read_results(folder), H200).splitlines() if line.startswith("|")]
+    lines = [
+        line for line in report.make_results_page(read_results(folder), H200).splitlines() if line.startswith("|")
+    ]
     assert len(lines) > 100
     assert {line.count("|") for line in lines} <= {len(report.COLUMNS) + 1, 8, 5}
 
@@ -200,7 +205,7 @@ def test_counters_are_brought_to_the_measured_launch(folder: Path, tmp_path: Pat
     """Counted on a launch of a tenth of the cycles: ten times the counts; idle rows count nothing; means stay."""
     rows = (folder / "microbench.jsonl").read_text()
     (tmp_path / "microbench.jsonl").write_text(rows)
-    fma = first(read_results(tmp_path))["fp32_fma"]
+    fma = keep_first_rounds(read_results(tmp_path))["fp32_fma"]
     cycles = fma.cycles / 10.0
     metrics = {"sm__cycles_elapsed.max": cycles, "smsp__inst_executed.sum": 7.0, "x__share.pct": 50.0}
     media = {"id": "rotate", "frames": 8, "metrics": {"smsp__inst_executed.sum": 80.0}}

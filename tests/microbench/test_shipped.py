@@ -2,33 +2,43 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache
 
 import numpy as np
 import pytest
 
 from wattcast import hardware
-from wattcast.explore.microbench import Result, curve, first, read_results, results_folder, results_of, specified
-from wattcast.explore.microbench_cards import card_pairs, other_card
-from wattcast.explore.microbench_truths import best_copy, repeatability, truths
-from wattcast.measure.microbench.row import MAX_POWER_OF
-from wattcast.measure.microbench.suite import suite
-from wattcast.records import read_lines
+from wattcast.core.measured_rows import read_lines
+from wattcast.microbench.benchmark_kernels import MAX_POWER_OF
+from wattcast.microbench.benchmark_suite import list_benchmarks
+from wattcast.microbench.microbench_results import (
+    MicrobenchResult,
+    check_truths,
+    compare_rounds,
+    find_best_copy,
+    find_curve,
+    find_specified_rate,
+    keep_first_rounds,
+    read_results,
+    read_shipped_results,
+    results_folder,
+)
 
-H200 = hardware.load("h200")
+H200 = hardware.load_gpu("h200")
 # measured anew on another card, since they are launched otherwise (docs/method/h200-units.md)
-IN_L2 = {b.name for b in suite() if b.working_set == "l2"}
+IN_L2 = {b.name for b in list_benchmarks() if b.working_set == "l2"}
 
 
 @cache
-def everything() -> tuple[Result, ...]:
-    return (*results_of(H200), *read_results(results_folder(H200) / "multimedia.jsonl"))
+def everything() -> tuple[MicrobenchResult, ...]:
+    return (*read_shipped_results(H200), *read_results(results_folder(H200) / "multimedia.jsonl"))
 
 
 def test_every_kernel_of_today_was_measured_without_a_failure() -> None:
-    rows = first(everything())
-    assert {b.name: b.version for b in suite()}.items() <= {r.name: r.version for r in rows.values()}.items()
+    rows = keep_first_rounds(everything())
+    assert {b.name: b.version for b in list_benchmarks()}.items() <= {
+        r.name: r.version for r in rows.values()
+    }.items()
     assert not [row for row in read_lines(results_folder(H200) / "microbench.jsonl") if row.get("error")]
     cards = {r.name: r.card for r in everything()}
     assert len({cards[name] for name in IN_L2}) == 1
@@ -45,20 +55,20 @@ def test_every_kernel_of_today_was_measured_without_a_failure() -> None:
     ],
 )
 def test_units_reach_their_specification_per_true_cycle(name: str, within: float) -> None:
-    row = first(everything())[name]
-    wanted = specified(H200, row)
+    row = keep_first_rounds(everything())[name]
+    wanted = find_specified_rate(H200, row)
     assert wanted is not None
     assert row.per_cycle_sm == pytest.approx(wanted, rel=within)
     assert row.per_cycle_sm < 1.002 * wanted
 
 
 def test_the_best_copy_is_within_5_percent_of_the_drivers_and_said_against_the_specification() -> None:
-    rows = first(everything())
-    best, driver = best_copy(everything()), rows["dram_memcpy"]
+    rows = keep_first_rounds(everything())
+    best, driver = find_best_copy(everything()), rows["dram_memcpy"]
     assert best is not None
     assert best.byte_per_s == pytest.approx(driver.byte_per_s, rel=0.05)
     assert best.byte == pytest.approx(driver.byte, rel=0.01)
-    (said,) = [t.statement for t in truths(everything(), H200) if "the driver's" in t.statement]
+    (said,) = [t.statement for t in check_truths(everything(), H200) if "the driver's" in t.statement]
     assert "89% of the specification" in said
     assert all(r.byte_per_s < 4.8e12 for r in rows.values() if r.byte_per_s and r.name.startswith("dram_"))
 
@@ -68,7 +78,7 @@ def test_the_best_copy_is_within_5_percent_of_the_drivers_and_said_against_the_s
 )
 def test_curves_are_monotone(name: str, rises: int, points: int) -> None:
     """Time and energy of an operation, every step, without a tolerance."""
-    found = curve(everything(), name)
+    found = find_curve(everything(), name)
     assert len(found) == points
     assert (np.diff([r.operation_s for r in found]) * rises > 0).all()
     assert (np.diff([r.operation_j for r in found]) * rises > 0).all()
@@ -76,20 +86,20 @@ def test_curves_are_monotone(name: str, rises: int, points: int) -> None:
 
 def test_two_rounds_agree() -> None:
     """Must: 2 % in time, 3 % in energy, every row that was measured twice, each twice on one card."""
-    pairs = repeatability(everything())
+    pairs = compare_rounds(everything())
     assert len(pairs) == 178
     assert {p.name for p in pairs} >= IN_L2
     assert max(p.time for p in pairs) < 0.02
     assert max(p.energy for p in pairs) < 0.03
     assert np.median([p.time for p in pairs]) < 0.001
     assert np.median([p.energy for p in pairs]) < 0.005
-    assert all(t.holds for t in truths(everything(), H200))
+    assert all(t.holds for t in check_truths(everything(), H200))
 
 
 def test_rows_that_live_in_l2_agree_since_fast_multiprocessors_take_more_blocks() -> None:
     """Launched as one wave, the same kernels were up to 12 % apart: a launch lasted as long as its slowest SM."""
     rows = [row for row in read_lines(results_folder(H200) / "microbench.jsonl") if row["name"] in IN_L2]
-    versions = {b.name: b.version for b in suite()}
+    versions = {b.name: b.version for b in list_benchmarks()}
     apart: dict[bool, list[float]] = {True: [], False: []}
     for name in IN_L2:
         for new in (True, False):
@@ -105,26 +115,3 @@ def test_the_largest_power_is_said_to_be_the_sensors() -> None:
     assert len(rows) == 363
     assert {row["max_power_of"] for row in rows} == {MAX_POWER_OF}
     assert "sensor" in MAX_POWER_OF
-
-
-def test_two_cards_differ_in_their_memory() -> None:
-    pairs = card_pairs(everything(), other_card(H200), H200)
-    assert len(pairs) > 120
-    power = {
-        kind: np.median([p.power for p in pairs if p.kind == kind and not p.capped])
-        for kind in ("arithmetic", "DRAM")
-    }
-    assert abs(power["arithmetic"]) < 0.02
-    assert 0.05 < power["DRAM"] < 0.15
-    assert all(p.memory_w > 0 for p in pairs if p.kind == "DRAM" and p.memory_w is not None)
-
-
-def test_kernels_of_another_version_are_not_compared_between_cards() -> None:
-    a = first(everything())["int32_add"]
-    (same,) = card_pairs([a], [replace(a, power_w=1.1 * a.power_w, memory_power_w=None)], H200)
-    assert same.power == pytest.approx(0.1)
-    assert same.time == 0.0
-    assert same.memory_w is None
-    assert card_pairs([a], [replace(a, version=a.version + 1)], H200) == []
-    assert card_pairs([a], [], H200) == []
-    assert other_card(replace(H200, name="none")) == ()

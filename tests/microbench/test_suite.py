@@ -5,16 +5,15 @@ from __future__ import annotations
 import re
 from collections import Counter
 
+import disassembly
 import pytest
 from stand_in_machine import compiled, disassembled
 
-from wattcast.errors import UnknownName
-from wattcast.measure.microbench import sass
-from wattcast.measure.microbench.memory import words_of_conflict
-from wattcast.measure.microbench.mixes import MIXES
-from wattcast.measure.microbench.suite import named, suite
-from wattcast.measure.microbench.unit import Benchmark, Unit, body
-from wattcast.measure.nvrtc import CudaError, compile_cubin
+from wattcast.core.errors import UnknownName
+from wattcast.measure.cuda_device import CudaError, compile_cubin
+from wattcast.microbench.benchmark_suite import MIXES, find_benchmarks, list_benchmarks
+from wattcast.microbench.memory_units import words_of_conflict
+from wattcast.microbench.unit_source import Benchmark, BenchUnit, body
 
 ARCHITECTURES = ("sm_80", "sm_90a", "sm_100")
 FEW = {  # one of each kind of source, on the architecture that has most to go wrong
@@ -32,17 +31,17 @@ FEW = {  # one of each kind of source, on the architecture that has most to go w
     "convert_fp16": "sm_90a",
     "mix_everything": "sm_90a",
 }
-PAIRS = [(b, a) for b in suite() for a in ARCHITECTURES if b.supported(a)]
+PAIRS = [(b, a) for b in list_benchmarks() for a in ARCHITECTURES if b.supported(a)]
 
 
 def check(benchmark: Benchmark, architecture: str) -> None:
-    found = sass.agreement(benchmark, disassembled(benchmark.source, architecture))
+    found = disassembly.check_agreement(benchmark, disassembled(benchmark.source, architecture))
     assert found.holds, (found.share, found.missing, found.found)
 
 
 @pytest.mark.parametrize("name", FEW)
 def test_the_loop_is_what_the_benchmark_declares(name: str) -> None:
-    (benchmark,) = named([name])
+    (benchmark,) = find_benchmarks([name])
     check(benchmark, FEW[name])
 
 
@@ -54,7 +53,7 @@ def test_every_loop_on_every_architecture(benchmark: Benchmark, architecture: st
 
 def test_a_loop_that_the_assembler_shortens_is_noticed() -> None:
     """Adding one number again and again is folded into shifted additions: half the instructions are gone."""
-    unit = Unit(
+    unit = BenchUnit(
         "folded",
         "unsigned x = state, k = mixed(state);",
         lambda i: 'asm volatile("add.u32 %0, %0, %1;" : "+r"(x) : "r"(k));',
@@ -62,12 +61,12 @@ def test_a_loop_that_the_assembler_shortens_is_noticed() -> None:
         ((r"IADD3|VIADD", 1),),
     )
     benchmark = Benchmark("folded", "arithmetic", ((unit, 64),))
-    found = sass.agreement(benchmark, disassembled(benchmark.source, "sm_90a"))
+    found = disassembly.check_agreement(benchmark, disassembled(benchmark.source, "sm_90a"))
     assert not found.holds
 
 
 def test_names_are_unique_and_everything_asked_for_is_there() -> None:
-    names = [b.name for b in suite()]
+    names = [b.name for b in list_benchmarks()]
     assert len(names) == len(set(names))
     assert all(re.fullmatch(r"[a-z][a-z0-9_]*", name) for name in names)
     wanted = {
@@ -78,23 +77,23 @@ def test_names_are_unique_and_everything_asked_for_is_there() -> None:
         *("texture_read async_copy_dram bulk_copy_dram atomic_shared atomic_own").split(),
     }
     assert wanted <= set(names)
-    curves = Counter(b.curve for b in suite() if b.curve)
+    curves = Counter(b.curve for b in list_benchmarks() if b.curve)
     assert set(curves) == {
         *("conflicts coalescence access icache divergence occupancy ilp active dram_active tensor_active").split(),
         *("dram_rate dram_rate_copy").split(),
     }
     assert curves["conflicts"] >= 8
     assert len(MIXES) >= 22  # as many as GPUWattch's suite
-    assert {b.at for b in suite() if b.curve == "conflicts"} >= {0, 1, 31}
-    assert {b.at for b in suite() if b.curve == "divergence"} >= {1, 32}
+    assert {b.at for b in list_benchmarks() if b.curve == "conflicts"} >= {0, 1, 31}
+    assert {b.at for b in list_benchmarks() if b.curve == "divergence"} >= {1, 32}
 
 
 def test_the_most_important_come_first() -> None:
-    first = [b.name for b in suite()][:8]
+    first = [b.name for b in list_benchmarks()][:8]
     assert {"fp32_fma", "fp64_fma", "int32_add", "wgmma_bf16", "dram_copy"} <= set(first)
-    places = {b.name: place for place, b in enumerate(suite())}
+    places = {b.name: place for place, b in enumerate(list_benchmarks())}
     curves = ("conflicts", "coalescence", "divergence")
-    held = [b.name for b in suite() if b.curve in curves or b.name.startswith("dram_copy")]
+    held = [b.name for b in list_benchmarks() if b.curve in curves or b.name.startswith("dram_copy")]
     assert max(places[name] for name in held) < places["mma_bf16"]  # what must hold comes before what is only read
 
 
@@ -107,30 +106,30 @@ def test_the_fullest_bank_has_exactly_as_many_words_as_wanted(conflicts: int) ->
 
 
 def test_parts_of_a_mix_are_spread_evenly() -> None:
-    a = Unit("a", "", lambda i: f"a{i}", "0u", ())
-    b = Unit("b", "", lambda i: f"b{i}", "0u", ())
+    a = BenchUnit("a", "", lambda i: f"a{i}", "0u", ())
+    b = BenchUnit("b", "", lambda i: f"b{i}", "0u", ())
     assert body(((a, 4), (b, 2))) == ["a0", "b0", "a1", "a2", "b1", "a3"]
     assert body(((a, 2), (b, 2)), interleave=False) == ["a0", "a1", "b0", "b1"]
 
 
 def test_operations_of_a_launch() -> None:
-    (fma,) = named(["fp32_fma"])
+    (fma,) = find_benchmarks(["fp32_fma"])
     assert fma.count(blocks=3, iterations=5) == 512 * 512 * 3 * 5
-    (wgmma,) = named(["wgmma_bf16"])  # two warpgroups, sixteen products of m64n256k16 each
+    (wgmma,) = find_benchmarks(["wgmma_bf16"])  # two warpgroups, sixteen products of m64n256k16 each
     assert wgmma.count(1, 1) == 2 * 16 * 2 * 64 * 256 * 16
-    (bulk,) = named(["bulk_copy_l2"])
+    (bulk,) = find_benchmarks(["bulk_copy_l2"])
     assert bulk.count(1, 1) * bulk.unit.byte == 4 * 8192
-    (through,) = named(["dram_copy_bulk"])  # six stages, each read and written
+    (through,) = find_benchmarks(["dram_copy_bulk"])  # six stages, each read and written
     assert through.count(1, 1) * through.unit.byte == 2 * 6 * 8192
 
 
 def test_an_unknown_name_is_refused_with_the_nearest() -> None:
     with pytest.raises(UnknownName, match="fp32_fma"):
-        named(["fp32_fna"])
+        find_benchmarks(["fp32_fna"])
 
 
 def test_an_architecture_without_the_instruction_is_left_out() -> None:
-    (wgmma,) = named(["wgmma_bf16"])
+    (wgmma,) = find_benchmarks(["wgmma_bf16"])
     assert [wgmma.supported(a) for a in ("sm_80", "sm_90a", "sm_90", "sm_100")] == [False, True, False, False]
 
 

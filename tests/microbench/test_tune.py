@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import synthetic_results
 
-from wattcast.errors import BadInput
-from wattcast.explore.microbench import first, read_results
-from wattcast.explore.tune import tune
+from wattcast.core.errors import BadInput
+from wattcast.microbench.microbench_results import keep_first_rounds, read_results
+from wattcast.microbench.tuning import tune_export
 
 TIME = "gpu__time_duration.sum"
 UNIT = {TIME: "nsecond", "dram__bytes_read.sum": "byte", "dram__bytes_write.sum": "byte", "lts__t_bytes.sum": "byte"}
@@ -50,7 +50,7 @@ def export(path: Path, *kernels: dict[str, float]) -> Path:
 
 
 def advised(path: Path, folder: Path) -> dict[str, object]:
-    return {a.bottleneck: a for a in tune(path, read_results(folder)).advice}
+    return {a.bottleneck: a for a in tune_export(path, read_results(folder)).advice}
 
 
 def test_a_kernel_of_fp64_alone_gains_what_the_two_rates_say(folder: Path, tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_few_warps_matter_only_where_no_unit_is_busy(folder: Path, tmp_path: Pat
         {"sm__inst_executed_pipe_fma.sum": quarter, OCCUPANCY: 12.5},
         {"sm__inst_executed_pipe_fma.sum": 4.5 * quarter, OCCUPANCY: 12.5},
     )
-    found = [a for a in tune(path, read_results(folder)).advice if a.bottleneck == "occupancy"]
+    found = [a for a in tune_export(path, read_results(folder)).advice if a.bottleneck == "occupancy"]
     assert [a.kernel for a in found] == ["kernel0"]
     assert found[0].time == pytest.approx(8 * 8 / 126 - 1.0, rel=0.02)  # 8 warps at 8 each, 126 at best
 
@@ -115,7 +115,7 @@ def test_advice_is_ranked_by_joules_and_says_what_it_could_not_judge(folder: Pat
         {"sm__inst_executed_pipe_fp64.sum": 0.1 * count, TIME: 1e5},
         {"sm__inst_executed_pipe_fp64.sum": count},
     )
-    tuning = tune(export(tmp_path / "p.csv", few, many), read_results(folder))
+    tuning = tune_export(export(tmp_path / "p.csv", few, many), read_results(folder))
     assert [a.kernel for a in tuning.advice] == ["kernel1", "kernel0"]
     assert tuning.missing["divergence"] == ("smsp__thread_inst_executed_per_inst_executed.ratio",)
     assert "fp64" not in tuning.missing
@@ -125,10 +125,10 @@ def test_a_profile_without_time_or_counts_is_a_sentence(folder: Path, tmp_path: 
     path = tmp_path / "p.csv"
     path.write_text('"ID","Kernel Name","sm__cycles_elapsed.max"\n"","","cycle"\n"0","k","5"\n')
     with pytest.raises(BadInput, match=TIME):
-        tune(path, read_results(folder))
+        tune_export(path, read_results(folder))
     path.write_text(f'"ID","Kernel Name","{TIME}"\n"","","nsecond"\n"0","k","5"\n')
     with pytest.raises(BadInput, match="no unit's work can be counted"):
-        tune(path, read_results(folder))
+        tune_export(path, read_results(folder))
 
 
 def test_the_command_prints_json_and_refuses_a_device_without_results(folder: Path, tmp_path: Path, call) -> None:
@@ -149,8 +149,8 @@ def test_the_command_prints_json_and_refuses_a_device_without_results(folder: Pa
 
 def test_energies_of_units_are_above_idle(folder: Path, tmp_path: Path) -> None:
     count = 1e-3 * 63.5 * CHIP / 32
-    tuning = tune(export(tmp_path / "p.csv", {"sm__inst_executed_pipe_fp64.sum": count}), read_results(folder))
+    tuning = tune_export(export(tmp_path / "p.csv", {"sm__inst_executed_pipe_fp64.sum": count}), read_results(folder))
     (profile,) = tuning.profiles
     assert profile.energy_j == pytest.approx(520.0 * 1e-3, rel=1e-3)
     assert profile.work["fp64"].joules == pytest.approx(400.0 * 1e-3, rel=1e-3)
-    assert first(read_results(folder))["fp64_fma"].power_w == 520.0
+    assert keep_first_rounds(read_results(folder))["fp64_fma"].power_w == 520.0

@@ -11,12 +11,16 @@ import numpy as np
 import pytest
 
 from wattcast import hardware
-from wattcast.explore.microbench import Result, first, results_folder, results_of
-from wattcast.explore.tune import counted_profile, tune
-from wattcast.explore.tune_work import TIME
-from wattcast.records import read_lines
+from wattcast.core.measured_rows import read_lines
+from wattcast.microbench.microbench_results import (
+    MicrobenchResult,
+    keep_first_rounds,
+    read_shipped_results,
+    results_folder,
+)
+from wattcast.microbench.tuning import TIME, make_counted_profile, tune_export
 
-H200 = hardware.load("h200")
+H200 = hardware.load_gpu("h200")
 # kernel, its bottleneck, the benchmark that does the same without it
 KNOWN = (
     ("conflicts_31", "bank conflicts", "conflicts_0"),
@@ -37,8 +41,8 @@ def counted() -> dict[str, dict[str, float]]:
 
 
 @cache
-def measured() -> dict[str, Result]:
-    return first(results_of(H200))
+def measured() -> dict[str, MicrobenchResult]:
+    return keep_first_rounds(read_shipped_results(H200))
 
 
 def unit_of(metric: str) -> str:
@@ -62,7 +66,7 @@ def export(path: Path, names: tuple[str, ...]) -> Path:
 @pytest.fixture(scope="module")
 def advice(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list]:
     names = (*(name for name, _, _ in KNOWN), *SOUND)
-    tuning = tune(export(tmp_path_factory.mktemp("profile") / "p.csv", names), results_of(H200))
+    tuning = tune_export(export(tmp_path_factory.mktemp("profile") / "p.csv", names), read_shipped_results(H200))
     return {name: [a for a in tuning.advice if a.kernel == name] for name in names}
 
 
@@ -87,13 +91,13 @@ def test_a_kernel_at_its_units_limit_is_left_alone(advice: dict[str, list], name
 
 def test_the_power_of_a_kernel_follows_from_its_counts() -> None:
     """Idle power and the joules of units, of every counted row below the cap: 15 % or better in the median."""
-    results = results_of(H200)
+    results = read_shipped_results(H200)
     errors = []
     for name, metrics in counted().items():
         row = measured().get(name)
         if row is None or not row.power_w or row.power_w > 690.0 or row.group == "idle":
             continue
-        profile = counted_profile(name, metrics, results)
+        profile = make_counted_profile(name, metrics, results)
         errors.append(profile.energy_j / profile.time_s / row.power_w - 1.0)
     assert len(errors) > 90
     assert np.median(np.abs(errors)) < 0.15

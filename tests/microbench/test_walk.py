@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from wattcast.measure.microbench.kernels import Buffers, row_id
-from wattcast.measure.microbench.memory import go, walk
-from wattcast.measure.microbench.suite import named, suite
-from wattcast.measure.microbench.unit import Benchmark
+from wattcast.microbench.benchmark_kernels import DeviceBuffers, micro_row_id
+from wattcast.microbench.benchmark_suite import find_benchmarks, list_benchmarks
+from wattcast.microbench.memory_units import go, walk
+from wattcast.microbench.unit_source import Benchmark
 
 SMS, L2_BYTE, DRAM_BYTE = 132, 62914560, 4 << 30  # of the H200 that measured
 CHUNK = re.compile(r"(\w+)_chunks = \(unsigned\)\(bytes / (\d+)ull\)")
@@ -43,7 +43,7 @@ int main(void)
 
 def walkers() -> list[Benchmark]:
     """Benchmarks whose reported or last unit walks through a buffer."""
-    return [b for b in suite() if any(CHUNK.search(unit.declare) for unit, _ in b.parts)]
+    return [b for b in list_benchmarks() if any(CHUNK.search(unit.declare) for unit, _ in b.parts)]
 
 
 def emulate(
@@ -68,7 +68,7 @@ def shape(benchmark: Benchmark) -> tuple[str, int, int, int]:
     assert found is not None
     device = type("Device", (), {"l2_byte": L2_BYTE})()
     blocks = max(round(benchmark.share * SMS), 1) * benchmark.blocks_per_sm * benchmark.turns
-    size = Buffers(device, 0, 0, 0, 0, DRAM_BYTE).size_of(benchmark.working_set, blocks)
+    size = DeviceBuffers(device, 0, 0, 0, 0, DRAM_BYTE).size_of(benchmark.working_set, blocks)
     return found[1], int(found[2]), blocks, size
 
 
@@ -83,7 +83,7 @@ def test_every_walk_stays_inside_its_buffer(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["l2_read", "l2_write", "dram_copy", "async_copy_l2"])
 def test_the_kernels_contain_what_is_emulated(name: str) -> None:
-    (benchmark,) = named([name])
+    (benchmark,) = find_benchmarks([name])
     p, chunk, _, _ = shape(benchmark)
     assert go(p, chunk) in benchmark.unit.advance
     assert f"{p}_step = gridDim.x % {p}_chunks" in benchmark.source
@@ -104,9 +104,9 @@ def test_a_grid_larger_than_the_buffers_chunks_used_to_run_away(tmp_path: Path) 
 
 def test_mended_kernels_have_ids_of_their_own() -> None:
     """What an older kernel measured stays on file and is not taken for the new one's."""
-    assert row_id("fp32_fma", 0) == "fp32_fma"
-    assert row_id("fp32_fma", 1) == "fp32_fma-r1"
-    assert row_id("fp32_fma", 1, version=2) == "fp32_fma-v2-r1"
-    mended = {b.name for b in suite() if b.version > 1}
+    assert micro_row_id("fp32_fma", 0) == "fp32_fma"
+    assert micro_row_id("fp32_fma", 1) == "fp32_fma-r1"
+    assert micro_row_id("fp32_fma", 1, version=2) == "fp32_fma-v2-r1"
+    mended = {b.name for b in list_benchmarks() if b.version > 1}
     assert {"fp32_fma", "fp64_fma", "l2_read", "l2_write", "l1_write", "async_copy_dram", "occupancy_64"} <= mended
     assert {b.name for b in walkers() if b.working_set == "l2" and not b.name.startswith("bulk")} <= mended

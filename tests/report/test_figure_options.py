@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 
-from wattcast.cli import figures
-from wattcast.cli.main import COMMANDS
-from wattcast.errors import BadInput, ExitCode, MissingTool, UnknownName
-from wattcast.report import figure
+from wattcast.cli import shared_options
+from wattcast.cli.main import COMMANDS, load_command
+from wattcast.core.errors import BadInput, ExitCode, MissingTool, UnknownName
+from wattcast.report import figure_style
 
-ONE = {"predict", "explain", "plan", "measure run", "power-trace", "gpus show", "gpus check-energies"} | {
+ONE = {"predict", "explain", "plan", "simulate", "measure run", "power-trace", "gpus show", "gpus check-energies"} | {
     f"explore {name}" for name in ("clocks", "gpus", "designs", "algorithms", "fleet")
 }
-SETS = {"manage simulate", "manage replay", "fit counters", "measure microbench", "explore published", "validate"}
+SETS = {"manage simulate", "manage replay", "fit counters", "measure microbench", "validate"}
 
 
 def commands() -> Iterator[tuple[str, Any]]:
-    for name, module in COMMANDS.items():
-        yield from _below(name, typer.main.get_command(import_module(f"wattcast.cli.{module}").app))
+    for name in COMMANDS:
+        yield from _below(name, load_command(name))
 
 
 def _below(name: str, command: Any) -> Iterator[tuple[str, Any]]:
@@ -73,16 +71,19 @@ def test_a_bad_name_is_refused_while_options_are_read() -> None:
 def test_folders_and_files_are_not_taken_for_each_other(tmp_path: Path) -> None:
     (tmp_path / "a.png").mkdir()
     with pytest.raises(BadInput, match="a file"):
-        figures.checked_file(tmp_path / "a.png")
+        shared_options.check_plot_option(tmp_path / "a.png")
     (tmp_path / "b").write_text("")
     with pytest.raises(BadInput, match="--plot FILE"):
-        figures.checked_folder(tmp_path / "b")
-    assert figures.checked_folder(tmp_path / "new") == tmp_path / "new"
+        shared_options.check_figures_option(tmp_path / "b")
+    assert shared_options.check_figures_option(tmp_path / "new") == tmp_path / "new"
 
 
 def test_without_matplotlib_nothing_is_begun(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(figure, "find_spec", lambda name: None)
-    for check in (lambda: figures.checked_file(Path("a.png")), lambda: figures.checked_folder(Path("new"))):
+    monkeypatch.setattr(figure_style, "find_spec", lambda name: None)
+    for check in (
+        lambda: shared_options.check_plot_option(Path("a.png")),
+        lambda: shared_options.check_figures_option(Path("new")),
+    ):
         with pytest.raises(MissingTool, match="wattcast\\[plot\\]"):
             check()
 
@@ -118,23 +119,23 @@ def test_a_failed_command_leaves_the_old_figure(call, tmp_path: Path, monkeypatc
     def broken(*_: object, **__: object) -> bytes:
         raise OSError("disk full")
 
-    monkeypatch.setattr(figure, "encoded", broken)
+    monkeypatch.setattr(figure_style, "encode_figure", broken)
     with pytest.raises(OSError, match="disk full"):
-        figure.save(figure.new_figure(2.0, 2.0), old)
+        figure_style.save_figure(figure_style.new_figure(2.0, 2.0), old)
     assert old.read_bytes() == b"old"
     assert [path.name for path in tmp_path.iterdir()] == ["old.png"]
 
 
 def test_a_figure_by_an_unknown_name_lists_those_there_are(call) -> None:
     with pytest.raises(UnknownName, match="costs, voltages"):
-        figure.drawn({"costs": lambda: None, "voltages": lambda: None}, "cost")  # type: ignore[dict-item, return-value]
+        figure_style.draw_named({"costs": lambda: None, "voltages": lambda: None}, "cost")  # type: ignore[dict-item, return-value]
     alone = call("manage", "simulate", "--figure", "predictor_accuracy")
     assert alone.code == ExitCode.BAD_INPUT
     assert "--plot FILE" in alone.err
 
 
 def test_a_bare_node_refuses_a_bad_name_before_it_runs_and_writes_whole_files(tmp_path: Path, capsys) -> None:
-    from wattcast.measure import plot
+    from wattcast.measure import measured_run
     from wattcast.measure.__main__ import main
 
     ran = tmp_path / "ran"
@@ -150,8 +151,8 @@ def test_a_bare_node_refuses_a_bad_name_before_it_runs_and_writes_whole_files(tm
             raise OSError("disk full")
 
     with pytest.raises(OSError, match="disk full"):
-        plot.save(Broken(), old)
+        measured_run.save_run_figure(Broken(), old)
     assert old.read_bytes() == b"old"
-    plot.save(figure.new_figure(2.0, 2.0), old)
+    measured_run.save_run_figure(figure_style.new_figure(2.0, 2.0), old)
     assert old.read_bytes().startswith(b"<?xml")
     assert [path.name for path in tmp_path.iterdir()] == ["old.svg"]

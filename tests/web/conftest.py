@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from serving import Server
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "standin"))

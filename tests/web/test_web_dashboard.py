@@ -19,10 +19,10 @@ import pytest
 pytest.importorskip("prometheus_client")
 
 from prometheus_client import parser
-from test_web_export import Clock, FakeSource, card
+from test_metrics_exporter import Clock, FakeSource, card
 
-from wattcast import api
-from wattcast.web.exporter import exposition, modelled
+from wattcast.predictor import api
+from wattcast.web.metrics_exporter import model_workload, write_metrics
 
 SELECTOR = re.compile(r"(wattcast_\w+)\s*(?:\{([^}]*)\})?")
 MATCHER = re.compile(r'(\w+)\s*(?:=~|!~|!=|=)\s*"[^"]*"')
@@ -42,8 +42,8 @@ def exported() -> dict[str, set[str]]:
     source.throttle = 4.0
     options = {"batch": 1, "seq": 128}
     p = api.predict("gpt2", "h200", **options)
-    model = modelled("gpt2", api.find_gpu("h200"), p, "5%", **options)
-    text = exposition([card(source, clock)], [model]).decode()
+    model = model_workload("gpt2", api.find_gpu("h200"), p, "5%", **options)
+    text = write_metrics([card(source, clock)], [model]).decode()
     found: dict[str, set[str]] = {}
     for family in parser.text_string_to_metric_families(text):
         for sample in family.samples:

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from wattcast.workload import models
-from wattcast.workload.graph import Elementwise, Graph, Operator
-from wattcast.workload.models import Model
+from wattcast.workload import model_catalogue
+from wattcast.workload.graph import Graph
+from wattcast.workload.model_catalogue import ModelSpec
+from wattcast.workload.operator_base import Operator
+from wattcast.workload.operator_types import Elementwise
 
 LAYER_FIELDS = ("layers", "vision_layers", "text_layers", "encoder_layers", "decoder_layers")
 
 
-def cut(name: str, layers: int = 2) -> Model:
+def cut(name: str, layers: int = 2) -> ModelSpec:
     """A catalogue model with ``layers`` layers (of each kind)."""
-    model = models.load(name)
+    model = model_catalogue.load_model(name)
     dims = replace(model.dims, **{field: layers for field in LAYER_FIELDS if hasattr(model.dims, field)})
     if hasattr(dims, "dense_layers"):
         dims = replace(dims, dense_layers=1)

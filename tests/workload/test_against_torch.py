@@ -10,10 +10,10 @@ from comparing import cut, moved_byte, split
 
 hugging_face = pytest.importorskip("hugging_face", reason="PyTorch and transformers are needed")
 
-from wattcast.workload import Options, build  # noqa: E402
-from wattcast.workload.from_torch import _gpu_kernels, capture  # noqa: E402
-from wattcast.workload.graph import Bmm, Graph  # noqa: E402
-from wattcast.workload.totals import totals  # noqa: E402
+from wattcast.workload import ModelOptions, build_graph
+from wattcast.workload.graph import Graph, compute_totals
+from wattcast.workload.operator_types import Bmm
+from wattcast.workload.readers.from_torch import _gpu_kernels, capture_module
 
 torch = hugging_face.torch
 BATCH, SEQ = 4, 128
@@ -49,12 +49,12 @@ def pair(
     formats = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "tf32": torch.float32}
     built = hugging_face.module(name, model.dims, phase, attention, formats[dtype])
     given = hugging_face.inputs(name, model.dims, built, phase, batch, seq)
-    found = capture(built, (), given, train=phase == "train", tf32=dtype == "tf32")
+    found = capture_module(built, (), given, train=phase == "train", tf32=dtype == "tf32")
     assert found.unmapped == ()
     head = "all" if name.startswith("whisper") else None
     length = None if model.kind == "vision" else seq
-    options = Options(phase=phase, batch=batch, seq=length, attention=attention, head=head, dtype=dtype)
-    return found.graph, build(model, options)
+    options = ModelOptions(phase=phase, batch=batch, seq=length, attention=attention, head=head, dtype=dtype)
+    return found.graph, build_graph(model, options)
 
 
 def check(captured: Graph, built: Graph) -> None:
@@ -156,8 +156,8 @@ def test_flops_of_products_equal_pytorchs_counter(name: str, phase: str, attenti
         else:
             built(**given)
     length = None if model.kind == "vision" else SEQ
-    graph = build(model, Options(phase=phase, batch=BATCH, seq=length, attention=attention))
-    sums = totals(graph)
+    graph = build_graph(model, ModelOptions(phase=phase, batch=BATCH, seq=length, attention=attention))
+    sums = compute_totals(graph)
     assert sums.product_flop_dense == counter.get_total_flops()
     causal = attention == "flash" and name == "gpt2" and phase in ("prefill", "train")
     assert (sums.product_flop < sums.product_flop_dense) is causal

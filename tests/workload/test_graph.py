@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import pickle
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 
-from wattcast.dtypes import Dtype
-from wattcast.kernels.lower import _issued
-from wattcast.workload.graph import Block, Bmm, Conv2d, Elementwise, Graph, LayerNorm, Layout, Linear, RmsNorm
+from wattcast.core.errors import BadInput
+from wattcast.core.units import Dtype
+from wattcast.kernels.lowering import _distinct_operators
+from wattcast.workload.graph import Block, Graph, compute_totals
+from wattcast.workload.operator_base import _REGISTRY, Operator, register_operator
+from wattcast.workload.operator_types import Bmm, Conv2d, Elementwise, LayerNorm, Linear, RmsNorm
+from wattcast.workload.readers.from_json import graph_to_plain, parse_workload
 
 
 def test_equal_operators_are_one_kernel_wherever_they_stand() -> None:
     first, other = Linear(8, 16, 32, label="a"), Elementwise("relu", 64)
     block = Block((first, other, Linear(8, 16, 32, label="b", count=3), other))
-    ops, (segment,) = _issued(Graph("some", (block,)))
+    ops, (segment,) = _distinct_operators(Graph("some", (block,)))
     assert ops == (first, other)
     assert segment.rows.tolist() == [0, 1, 0, 1]
     assert segment.counts.tolist() == [1.0, 1.0, 3.0, 1.0]
@@ -23,20 +28,10 @@ def test_equal_operators_are_one_kernel_wherever_they_stand() -> None:
 
 def test_the_same_operator_elsewhere_differs_in_its_label_alone() -> None:
     op = Elementwise("add", 64, dtype=Dtype.FP16, rows=4, label="here")
-    again = op.again("there")
+    again = op.with_label("there")
     assert again == op
     assert hash(again) == hash(op)
     assert (again.label, op.label, again.rows, again.dtype) == ("there", "here", 4, Dtype.FP16)
-
-
-def test_another_size_of_an_operator_is_as_if_it_were_made_anew() -> None:
-    op = Elementwise("add", 64, dtype=Dtype.FP16, layout=Layout.BROADCAST, read=5, rows=4, label="here")
-    hash(op)
-    other = op.sized("there", 32, rows=2, write=7)
-    made = Elementwise("add", 32, dtype=Dtype.FP16, layout=Layout.BROADCAST, rows=2, write=7, label="there")
-    assert repr(other) == repr(made)
-    assert other == made != op
-    assert hash(other) == hash(made) != hash(op)
 
 
 def test_operators_of_two_classes_are_never_equal() -> None:
@@ -45,8 +40,7 @@ def test_operators_of_two_classes_are_never_equal() -> None:
     assert (LayerNorm(8, 16) == "layernorm") is False
 
 
-def test_the_hash_of_an_operator_is_kept_but_is_no_part_of_it() -> None:
-    """It is worked out once; it stays behind when the operator changes or leaves for another process."""
+def test_operators_hash_by_what_one_call_costs() -> None:
     op = Linear(8, 16, 32)
     name, other = str(op), replace(op, m=9)
     assert hash(op) == hash(Linear(8, 16, 32, label="elsewhere"))
@@ -68,3 +62,29 @@ def test_what_was_worked_out_of_a_convolution_is_not_part_of_its_name() -> None:
 @pytest.mark.parametrize("dtype", list(Dtype))
 def test_a_format_is_found_by_its_word(dtype: Dtype) -> None:
     assert {dtype: dtype.byte}[str(dtype)] == dtype.byte > 0
+
+
+def test_a_made_up_operator_registers_in_one_place() -> None:
+    """Its JSON form, its name in reports and its part in the totals follow from the dataclass."""
+
+    @register_operator("histogram", family="reduction")
+    @dataclass(frozen=True)
+    class Histogram(Operator):
+        n: int
+        bins: int = 256
+
+        @property
+        def read_byte(self) -> float:
+            return float(self.n * self.dtype.byte)
+
+    try:
+        graph = Graph.from_operators("counts", [Histogram(1000, count=3), Histogram(1000, bins=8)])
+        assert [str(op) for op, _ in graph.calls()] == ["histogram 1000x256 bf16", "histogram 1000x8 bf16"]
+        assert graph_to_plain(graph)["ops"][1] == {"op": "histogram", "n": 1000, "bins": 8, "dtype": "bf16"}
+        assert parse_workload(json.dumps(graph_to_plain(graph)).encode(), "counts") == graph
+        assert compute_totals(graph).byte == 4 * 2000
+        assert Histogram(1).family == "reduction"
+        with pytest.raises(BadInput, match=r"histogram\.n: .*at least 1"):
+            Histogram(0)
+    finally:
+        _REGISTRY.pop("histogram")

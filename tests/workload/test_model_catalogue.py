@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from wattcast.errors import BadInput, UnknownName
-from wattcast.workload import Options, build, models
-from wattcast.workload.build import parameter_count
-from wattcast.workload.models import make, read_model
+from wattcast.core.errors import BadInput, UnknownName
+from wattcast.workload import ModelOptions, build_graph, model_catalogue
+from wattcast.workload.build_model import count_parameters
+from wattcast.workload.model_catalogue import make_model, parse_model
 
 # Weights of the published checkpoints, as commonly quoted; written down from memory, not looked up again, so a
 # mismatch may be this table's. BERT and ViT without a task head, DiT without its fixed positions.
@@ -59,36 +59,40 @@ PROMISED = (
 
 @pytest.mark.parametrize("name", WEIGHTS)
 def test_a_model_has_its_published_number_of_weights(name: str) -> None:
-    assert parameter_count(models.load(name)) == WEIGHTS[name]
+    assert count_parameters(model_catalogue.load_model(name)) == WEIGHTS[name]
 
 
 def test_all_promised_names_are_there_with_a_source() -> None:
-    assert set(PROMISED) <= set(models.names())
-    for name in models.names():
-        model = models.load(name)
+    assert set(PROMISED) <= set(model_catalogue.list_models())
+    for name in model_catalogue.list_models():
+        model = model_catalogue.load_model(name)
         assert model.name == name
         assert "arXiv" in model.source or "config.json" in model.source
 
 
 @pytest.mark.parametrize("said", ["Llama3 8B", "LLAMA_3.8b", "meta-llama/Meta-Llama-3-8B", "llama-3-8b"])
 def test_spelling_does_not_matter(said: str) -> None:
-    assert models.load(said).name == "llama3-8b"
+    assert model_catalogue.load_model(said).name == "llama3-8b"
 
 
 def test_every_alias_leads_to_a_model_and_hides_none() -> None:
-    from wattcast.naming import fold
+    from wattcast.core.errors import fold_name
 
-    names = set(models.names())
-    assert set(models.aliases().values()) <= names
-    folded = {fold(name) for name in names}
+    names = set(model_catalogue.list_models())
+    assert set(model_catalogue.load_aliases().values()) <= names
+    folded = {fold_name(name) for name in names}
     assert len(folded) == len(names)
-    clashes = {alias for alias, name in models.aliases().items() if fold(alias) in folded - {fold(name)}}
+    clashes = {
+        alias
+        for alias, name in model_catalogue.load_aliases().items()
+        if fold_name(alias) in folded - {fold_name(name)}
+    }
     assert clashes == set()
 
 
 def test_an_unknown_model_gets_the_nearest_names() -> None:
     with pytest.raises(UnknownName, match="llama3-8b") as error:
-        models.load("lama3-8b")
+        model_catalogue.load_model("lama3-8b")
     assert "wattcast models" in str(error.value)
 
 
@@ -104,15 +108,15 @@ def test_an_unknown_model_gets_the_nearest_names() -> None:
 )
 def test_a_bad_model_file_is_explained(yaml: bytes, says: str) -> None:
     with pytest.raises(BadInput) as error:
-        read_model(yaml, "mine.yaml", "mine")
+        parse_model(yaml, "mine.yaml", "mine")
     assert says in str(error.value)
     assert "mine" in str(error.value)
 
 
 def test_a_model_of_ones_own_builds() -> None:
     dims = {"layers": 3, "hidden": 64, "heads": 4, "kv_heads": 2, "intermediate": 256, "vocab": 100}
-    graph = build(make("mine", "Mine", "decoder", dims, "me"), Options(batch=2, seq=16))
+    graph = build_graph(make_model("mine", "Mine", "decoder", dims, "me"), ModelOptions(batch=2, seq=16))
     assert graph.name == "mine prefill b2 s16 bf16"
     assert graph.blocks[1].repeat == 3
     with pytest.raises(BadInput, match="zero or more"):
-        make("mine", "Mine", "decoder", dims | {"window": -1}, "me")
+        make_model("mine", "Mine", "decoder", dims | {"window": -1}, "me")

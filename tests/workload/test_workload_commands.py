@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from wattcast.errors import ExitCode
-from wattcast.workload import Options, build, from_json
+from wattcast.core.errors import ExitCode
+from wattcast.workload import ModelOptions, build_graph
+from wattcast.workload.readers import load_workload
 
 SHOW = ("workload", "show", "llama3-8b", "--batch", "2", "--seq", "64")
 
@@ -18,7 +19,7 @@ def test_show_states_work_by_operator_and_in_all(call) -> None:
     assert done.code == 0, done.err
     assert done.err == ""
     out = json.loads(done.out)
-    graph = build("llama3-8b", Options(batch=2, seq=64))
+    graph = build_graph("llama3-8b", ModelOptions(batch=2, seq=64))
     assert out["flop"] == pytest.approx(graph.flop)
     assert out["byte"] == pytest.approx(graph.byte)
     assert sum(op["flop"] for op in out["ops"]) == pytest.approx(out["flop"])
@@ -71,7 +72,10 @@ def test_save_and_take_back(call, tmp_path: Path) -> None:
     assert done.code == 0, done.err
     assert str(path) in done.err
     assert done.out == ""
-    back, graph = from_json.read(path), build("llama3-8b", Options(seq=64, phase="decode"))
+    back, graph = (
+        load_workload.load_workload(path, ModelOptions()),
+        build_graph("llama3-8b", ModelOptions(seq=64, phase="decode")),
+    )
     assert back == graph
     again = json.loads(call("workload", "show", str(path), "--json").out)
     assert again["flop"] == pytest.approx(graph.flop)

@@ -1,1 +1,1 @@
-"""cli"""
+"""The command line: one module per group of commands, imported when a verb is typed."""

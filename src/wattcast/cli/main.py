@@ -18,45 +18,49 @@ import typer
 from typer.core import TyperGroup
 
 from wattcast import __version__
-from wattcast.cli.environment import Environment
-from wattcast.errors import ExitCode, WattcastError, unknown_name
+from wattcast.cli.shared_options import Environment
+from wattcast.core.errors import ExitCode, WattcastError, unknown_name
 
-# verb -> module below wattcast.cli; each exports `app`, a typer.Typer
+# verb -> module below wattcast.cli, and the typer.Typer in it
 COMMANDS = {
-    "predict": "predict",
-    "explain": "explain",
-    "gpus": "gpus",
-    "models": "models",
-    "workload": "workload",
-    "measure": "measure",
-    "power-trace": "power_trace",
-    "fit": "fit",
-    "calibrate": "calibrate",
-    "validate": "validate",
-    "explore": "explore",
-    "plan": "plan",
-    "report": "report",
-    "serve": "serve",
-    "export": "export",
-    "manage": "manage",
-    "tune": "tune",
-    "doctor": "doctor",
+    "predict": ("prediction_commands", "predict_app"),
+    "explain": ("prediction_commands", "explain_app"),
+    "gpus": ("catalogue_commands", "gpus_app"),
+    "models": ("catalogue_commands", "models_app"),
+    "workload": ("catalogue_commands", "workload_app"),
+    "measure": ("measure_commands", "measure_app"),
+    "power-trace": ("component_commands", "power_trace_app"),
+    "fit": ("fit_commands", "fit_app"),
+    "calibrate": ("fit_commands", "calibrate_app"),
+    "validate": ("check_commands", "validate_app"),
+    "explore": ("explore_commands", "explore_app"),
+    "simulate": ("simulate_commands", "simulate_app"),
+    "plan": ("explore_commands", "plan_app"),
+    "report": ("prediction_commands", "report_app"),
+    "serve": ("server_commands", "serve_app"),
+    "export": ("server_commands", "export_app"),
+    "manage": ("manage_commands", "manage_app"),
+    "tune": ("microbench_commands", "tune_app"),
+    "doctor": ("check_commands", "doctor_app"),
 }
 
 
+def load_command(verb: str) -> Any:
+    """Import the module of a verb and return its command."""
+    module, app_name = COMMANDS[verb]
+    command = typer.main.get_command(getattr(importlib.import_module(f"wattcast.cli.{module}"), app_name))
+    command.name = verb
+    return command
+
+
 class _LazyGroup(TyperGroup):
-    """Imports the module of a verb when it is asked for."""
+    """A group that imports the module of a verb when it is asked for."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name not in COMMANDS:
-            return None
-        module = importlib.import_module(f"wattcast.cli.{COMMANDS[cmd_name]}")
-        command = typer.main.get_command(module.app)
-        command.name = cmd_name
-        return command
+        return load_command(cmd_name) if cmd_name in COMMANDS else None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
@@ -133,5 +137,5 @@ def _complain(env: Environment, text: str, code: ExitCode) -> int:
 
 
 def entry() -> None:
-    """What the ``wattcast`` script runs."""
+    """Run the ``wattcast`` script."""
     raise SystemExit(main())

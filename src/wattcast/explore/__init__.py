@@ -1,23 +1,20 @@
 """Many configurations: which clock, which GPU, which design, which algorithm, how many."""
 
-from wattcast.explore.api import designs
-from wattcast.explore.choices import algorithms, gpus
-from wattcast.explore.dvfs import clocks
-from wattcast.explore.fleet import assign
-from wattcast.explore.fleet import read as read_fleet
-from wattcast.explore.money import prices
-from wattcast.explore.serving import plan, service
-from wattcast.explore.sweep import Swept
+from wattcast.explore.explorations import compare_algorithms, compare_gpus, explore_clocks, explore_designs
+from wattcast.explore.fleet import assign_fleet, read_fleet
+from wattcast.explore.sweep import SweepResult
+from wattcast.predictor.prices import parse_prices as prices
+from wattcast.serving.capacity_plan import describe_service, plan_serving
 
 __all__ = [
-    "Swept",
-    "algorithms",
-    "assign",
-    "clocks",
-    "designs",
-    "gpus",
-    "plan",
+    "SweepResult",
+    "assign_fleet",
+    "compare_algorithms",
+    "compare_gpus",
+    "describe_service",
+    "explore_clocks",
+    "explore_designs",
+    "plan_serving",
     "prices",
     "read_fleet",
-    "service",
 ]

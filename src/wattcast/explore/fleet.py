@@ -1,8 +1,8 @@
-"""Which GPU runs what, and at which clock, under a site's power budget: a mixed-integer program [HiGHS].
+"""Assign workloads to the GPUs of a site, with clocks, under its power budget: a mixed-integer program [HiGHS].
 
-x[w,g,c] GPUs of kind g are given to workload w at clock c, and are busy for u[w,g,c] <= x[w,g,c] GPUs'
-worth of time; GPUs without work idle at their lowest clock. With T the requests per second and P the
-mean power of one busy GPU, I[g,c] its idle power and N[g] the GPUs there are:
+x[w,g,c] GPUs of kind g are given to workload w at clock c and are busy for u[w,g,c] <= x[w,g,c] GPUs' worth of time;
+GPUs without work idle at their lowest clock. With T the requests per second and P the mean power of one busy GPU,
+I[g,c] its idle power and N[g] the GPUs there are:
 
     Σ_wc x[w,g,c] <= N[g]                                                    every g
     Σ_gwc x·P + Σ_g (N[g] - Σ_wc x)·I[g,lowest] <= power budget / PUE        when all are busy at once
@@ -22,25 +22,24 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from wattcast import units
-from wattcast.api import find_gpu
-from wattcast.arrays import Array
-from wattcast.errors import BadInput, MissingTool, WattcastError, bad_value, unknown_name
-from wattcast.explore.api import study
-from wattcast.explore.pareto import front
-from wattcast.explore.serving import clocks_of, idle_w
-from wattcast.explore.study import evaluate
-from wattcast.files import from_yaml, read_bytes
-from wattcast.fitted import bundle_for
+from wattcast.core import units
+from wattcast.core.arrays import Array, pareto_front
+from wattcast.core.errors import BadInput, MissingTool, WattcastError, bad_value, unknown_name
+from wattcast.core.strict_files import decode_yaml, read_bytes
+from wattcast.explore.explorations import build_study
+from wattcast.explore.study import evaluate_points
 from wattcast.hardware import Gpu
-from wattcast.workload.options import Options
+from wattcast.predictor.api import find_gpu
+from wattcast.predictor.bundle import bundle_for
+from wattcast.serving.capacity_plan import idle_power_w, list_plan_clocks
+from wattcast.workload.model_options import ModelOptions
 
 LIMIT_S = 60.0  # of the solver
 MOST_GPUS = 1_000_000
 
 
-class Aim(StrEnum):
-    """What the assignment is best at."""
+class FleetAim(StrEnum):
+    """Name what the assignment is best at."""
 
     ENERGY = "energy"
     THROUGHPUT = "throughput"
@@ -61,8 +60,8 @@ class _Fleet(msgspec.Struct, forbid_unknown_fields=True):
 
 
 @dataclass(frozen=True)
-class Demand:
-    """One workload and the requests per second asked of it (in throughput: its share of the mix)."""
+class WorkloadDemand:
+    """Hold one workload and the requests per second asked of it (for throughput: its share of the mix)."""
 
     name: str
     workload: str
@@ -72,19 +71,19 @@ class Demand:
 
 @dataclass(frozen=True)
 class Fleet:
-    """GPUs, workloads and the power there is."""
+    """Hold the GPUs of a site, its workloads and its power budget."""
 
     gpus: tuple[tuple[Gpu, int], ...]
-    demands: tuple[Demand, ...]
+    demands: tuple[WorkloadDemand, ...]
     power_w: float  # at the meter; inf: no budget
     pue: float = 1.0
 
 
 @dataclass(frozen=True)
-class Assignment:
-    """Who runs what."""
+class FleetAssignment:
+    """Hold which GPUs run which workload."""
 
-    aim: Aim
+    aim: FleetAim
     rows: list[dict[str, Any]]  # workload, gpu, gpus, busy, clock ...
     served: list[dict[str, Any]]  # workload, asked and served requests per second
     power_w: float  # mean at the meter
@@ -97,7 +96,7 @@ class Assignment:
 
 @dataclass(frozen=True)
 class _Column:
-    """One way to use one GPU."""
+    """Hold one way to use one GPU: a column of the program."""
 
     demand: int
     kind: int
@@ -107,9 +106,9 @@ class _Column:
     idle_w: float
 
 
-def read(path: Path) -> Fleet:
-    """A fleet from its YAML file."""
-    file = from_yaml(read_bytes(path), _Fleet, path.name)
+def read_fleet(path: Path) -> Fleet:
+    """Read a fleet from its YAML file."""
+    file = decode_yaml(read_bytes(path), _Fleet, path.name)
     if not file.gpus or not file.workloads:
         raise bad_value(path.name, "at least one GPU and one workload", "none")
     for name, count in file.gpus.items():
@@ -122,60 +121,58 @@ def read(path: Path) -> Fleet:
         rate = units.parse(item.rate, "/s", f"{path.name}: workloads[{index}].rate")
         if rate <= 0:
             raise bad_value(f"{path.name}: workloads[{index}].rate", "above zero", item.rate)
-        _check_options(item.options, f"{path.name}: workloads[{index}].options")
-        demands.append(Demand(item.name or f"{index + 1}: {item.workload}", item.workload, rate, item.options))
+        where, known = f"{path.name}: workloads[{index}].options", [field.name for field in fields(ModelOptions)]
+        for name in item.options:
+            if name not in known:
+                raise unknown_name(f"option in {where}", name, known, f"Known: {', '.join(known)}.")
+        chosen = ModelOptions(**item.options)
+        if chosen.tp * chosen.pp * chosen.dp > 1:
+            raise bad_value(where, "one GPU a workload (tp, pp and dp of 1)", "several")
+        demands.append(
+            WorkloadDemand(item.name or f"{index + 1}: {item.workload}", item.workload, rate, item.options)
+        )
     if len({demand.name for demand in demands}) < len(demands):
         raise bad_value(f"{path.name}: workloads", "a name of its own for each", "two alike")
     power_w = np.inf if file.power is None else units.parse(file.power, "W", f"{path.name}: power")
     return Fleet(tuple((find_gpu(n), count) for n, count in file.gpus.items()), tuple(demands), power_w, file.pue)
 
 
-def assign(fleet: Fleet, aim: str = "energy") -> Assignment:
-    """The best assignment, or which constraint stands in the way."""
-    if aim not in list(Aim):
-        raise unknown_name("aim", aim, list(Aim), f"Known: {', '.join(Aim)}.")
+def assign_fleet(fleet: Fleet, aim: str = "energy") -> FleetAssignment:
+    """Return the best assignment; the error says which constraint stands in the way where there is none."""
+    if aim not in list(FleetAim):
+        raise unknown_name("aim", aim, list(FleetAim), f"Known: {', '.join(FleetAim)}.")
     columns, notes = _columns(fleet)
-    base_w = np.array([float(idle_w(bundle_for(gpu), clocks_of(gpu)[:1])[0]) for gpu, _ in fleet.gpus])
+    base_w = np.array([float(idle_power_w(bundle_for(gpu), list_plan_clocks(gpu)[:1])[0]) for gpu, _ in fleet.gpus])
     counts = np.array([count for _, count in fleet.gpus])
     if base_w @ counts * fleet.pue > fleet.power_w:
         idle = units.show(float(base_w @ counts * fleet.pue), "W")
         raise BadInput(f"power: the GPUs draw {idle} idle, more than the budget of {units.show(fleet.power_w, 'W')}.")
-    solved = _solve(fleet, columns, base_w, Aim(aim), fleet.power_w)
+    solved = _solve(fleet, columns, base_w, FleetAim(aim), fleet.power_w)
     if solved is None:
         raise _impossible(fleet, columns, base_w)
-    return _assignment(fleet, columns, base_w, Aim(aim), *solved, notes)
-
-
-def _check_options(options: dict[str, Any], where: str) -> None:
-    known = [item.name for item in fields(Options)]
-    for name in options:
-        if name not in known:
-            raise unknown_name(f"option in {where}", name, known, f"Known: {', '.join(known)}.")
-    chosen = Options(**options)
-    if chosen.tp * chosen.pp * chosen.dp > 1:
-        raise bad_value(where, "one GPU a workload (tp, pp and dp of 1)", "several")
+    return _assignment(fleet, columns, base_w, FleetAim(aim), *solved, notes)
 
 
 def _columns(fleet: Fleet) -> tuple[list[_Column], tuple[str, ...]]:
-    """Every workload on every GPU at the clocks worth having: no other is faster for less power."""
+    """Return every workload on every GPU at the clocks on the front of speed and power."""
     columns: list[_Column] = []
     notes: list[str] = []
     for index, demand in enumerate(fleet.demands):
         why = []
         for kind, (gpu, _) in enumerate(fleet.gpus):
-            clock_hz = clocks_of(gpu)
+            clock_hz = list_plan_clocks(gpu)
             try:
-                asked = study(demand.workload, gpu, [f"clock={float(clock_hz[0])!r}Hz"], **demand.options)
-                found = evaluate(asked, {"asked_clock_hz": clock_hz})
+                asked = build_study(demand.workload, gpu, [f"clock={float(clock_hz[0])!r}Hz"], **demand.options)
+                found = evaluate_points(asked, {"asked_clock_hz": clock_hz})
             except WattcastError as error:
                 why.append(f"{gpu.name}: {error}")
                 continue
             if not found.get("fits", np.array([True])).all():
                 why.append(f"{gpu.name}: does not fit in memory")
                 continue
-            idle = idle_w(bundle_for(gpu), clock_hz)
+            idle = idle_power_w(bundle_for(gpu), clock_hz)
             batch = float(demand.options.get("batch", 1))
-            for row in front(np.stack([found["latency_s"], found["power_w"]], axis=-1)):
+            for row in pareto_front(np.stack([found["latency_s"], found["power_w"]], axis=-1)):
                 per_s = batch / float(found["latency_s"][row])
                 values = (float(clock_hz[row]), per_s, float(found["power_w"][row]), float(idle[row]))
                 columns.append(_Column(index, kind, *values))
@@ -186,9 +183,9 @@ def _columns(fleet: Fleet) -> tuple[list[_Column], tuple[str, ...]]:
 
 
 def _solve(
-    fleet: Fleet, columns: list[_Column], base_w: Array, aim: Aim, power_w: float
+    fleet: Fleet, columns: list[_Column], base_w: Array, aim: FleetAim, power_w: float
 ) -> tuple[Array, Array] | None:
-    """GPUs given and GPUs' worth of time busy in each column; None where it cannot be."""
+    """Return the GPUs given and the GPUs' worth of busy time in each column; None where there is no solution."""
     try:
         from scipy.optimize import Bounds, LinearConstraint, milp
         from scipy.sparse import coo_matrix, eye_array, hstack
@@ -218,7 +215,7 @@ def _solve(
     ]
     if np.isfinite(power_w):
         limits.append(LinearConstraint(budget, -np.inf, room_w))
-    fixed = aim is Aim.ENERGY
+    fixed = aim is FleetAim.ENERGY
     energy = np.concatenate([rest_w - base_w[kind], busy_w - rest_w, [0.0]])
     cost = energy if fixed else np.append(np.zeros(2 * size), -1.0)
     low, high = np.zeros(2 * size + 1), np.full(2 * size + 1, np.inf)
@@ -234,33 +231,39 @@ def _solve(
 
 
 def _impossible(fleet: Fleet, columns: list[_Column], base_w: Array) -> WattcastError:
-    """Rates that cannot be met: how much of them can, and whether power or GPUs bind."""
-    free = _solve(fleet, columns, base_w, Aim.THROUGHPUT, fleet.power_w)
-    share = _factor(fleet, columns, free[1]) if free is not None else 0.0
-    if _solve(fleet, columns, base_w, Aim.ENERGY, np.inf) is not None:
+    """Return the error that rates cannot be met: how much of them can be, and whether power or GPUs bind."""
+    free = _solve(fleet, columns, base_w, FleetAim.THROUGHPUT, fleet.power_w)
+    asked = np.array([d.rate_per_s for d in fleet.demands])
+    share = float((_served_per_s(fleet, columns, free[1]) / asked).min()) if free is not None else 0.0
+    if _solve(fleet, columns, base_w, FleetAim.ENERGY, np.inf) is not None:
         what = f"power: {units.show(fleet.power_w, 'W')} is too little, with more these GPUs would do"
     else:
         what = "GPUs: there are too few, whatever the power"
     return BadInput(f"the rates cannot be met. {what}. At most {share:.1%} of every rate can be served.")
 
 
-def _factor(fleet: Fleet, columns: list[_Column], busy: Array) -> float:
+def _served_per_s(fleet: Fleet, columns: list[_Column], busy: Array) -> Array:
+    """Return the requests per second served of each demand."""
     served = np.zeros(len(fleet.demands))
-    for u, c in zip(busy, columns, strict=True):
-        served[c.demand] += u * c.per_s
-    return float(min(s / d.rate_per_s for s, d in zip(served, fleet.demands, strict=True)))
+    np.add.at(served, [c.demand for c in columns], busy * np.array([c.per_s for c in columns]))
+    return served
 
 
 def _assignment(
-    fleet: Fleet, columns: list[_Column], base_w: Array, aim: Aim, given: Array, busy: Array, notes: tuple[str, ...]
-) -> Assignment:
+    fleet: Fleet,
+    columns: list[_Column],
+    base_w: Array,
+    aim: FleetAim,
+    given: Array,
+    busy: Array,
+    notes: tuple[str, ...],
+) -> FleetAssignment:
     counts = np.array([count for _, count in fleet.gpus])
-    rows, served = [], np.zeros(len(fleet.demands))
+    rows, served = [], _served_per_s(fleet, columns, busy)
     mean_w = peak_w = 0.0
     left = counts.astype(float)
     for x, u, c in zip(given, busy, columns, strict=True):
         left[c.kind] -= x
-        served[c.demand] += u * c.per_s
         mean_w += u * c.power_w + (x - u) * c.idle_w
         peak_w += x * c.power_w
         if x > 0:
@@ -285,13 +288,8 @@ def _assignment(
     ]
     idle = {gpu.name: round(count) for (gpu, _), count in zip(fleet.gpus, left, strict=True)}
     said = (*notes, "GPUs without work idle at their lowest clock; one GPU holds one workload")
-    binds = _binding(fleet, peak_w, idle)
-    return Assignment(aim, rows, asked, float(mean_w + rest_w) * fleet.pue, peak_w, idle, min(shortest), binds, said)
-
-
-def _binding(fleet: Fleet, peak_w: float, idle: dict[str, int]) -> str:
-    near = np.isfinite(fleet.power_w) and peak_w > 0.98 * fleet.power_w
-    spent = not any(idle.values())
-    if near and spent:
-        return "power and GPUs"
-    return "power" if near else "GPUs" if spent else "neither power nor GPUs"
+    limits = {"power": peak_w > 0.98 * fleet.power_w, "GPUs": not any(idle.values())}
+    binds = " and ".join(name for name, reached in limits.items() if reached) or "neither power nor GPUs"
+    return FleetAssignment(
+        aim, rows, asked, float(mean_w + rest_w) * fleet.pue, peak_w, idle, min(shortest), binds, said
+    )

@@ -1,29 +1,90 @@
-"""A study: one workload on one chip, what varies, and what is asked of each point."""
+"""Define a study (one workload on one chip, what varies, what is asked of each point) and evaluate its points."""
 
 from __future__ import annotations
 
+import hashlib
+import io
+import pickle
+import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from enum import Enum
+from functools import cached_property, lru_cache
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from wattcast.arrays import Array, Scalar, per_sweep, swept
-from wattcast.equilibrium import settle
-from wattcast.errors import MissingSpecification
-from wattcast.explore.fields import Kind
-from wattcast.explore.identity import fingerprint, packed, unpacked
-from wattcast.explore.space import Space
-from wattcast.explore.where import Where
-from wattcast.fitted import Bundle
-from wattcast.flow import analyse, at_clock
+from wattcast.core.arrays import Array, Sweepable, as_sweep, sweep_values
+from wattcast.explore.search_space import Constraint, FieldKind, SearchSpace
 from wattcast.hardware import Gpu, OperatingPoint
-from wattcast.power.module import ModulePower
-from wattcast.power.static import VoltageCurve
-from wattcast.workload.graph import Graph
-from wattcast.workload.totals import distinct
+from wattcast.predictor.bundle.bundle_file import Bundle
+from wattcast.predictor.governor import find_governed_point
+from wattcast.predictor.pipeline import WorkloadTotals, analyse_graph, total_at_clock
+from wattcast.workload.graph import Graph, count_operators
+
+
+def hash_value(value: Any) -> str:
+    """Hash everything that decides results; equal values have equal hashes in every process."""
+    hashed = hashlib.sha256()
+    _feed(hashed, value)
+    return hashed.hexdigest()
+
+
+def pack_value(value: Any) -> bytes:
+    """Pack a value as bytes. They are a pickle: read those of your own processes, and nobody else's."""
+    stream = io.BytesIO()
+    _Pickler(stream, protocol=5).dump(value)
+    return zlib.compress(stream.getvalue(), 1)
+
+
+@lru_cache(maxsize=1)
+def unpack_value(data: bytes) -> Any:
+    """Return the packed value; the same bytes give the same object, so that its caches are filled once."""
+    return pickle.loads(zlib.decompress(data))  # noqa: S301 - what this program packed
+
+
+class _Pickler(pickle.Pickler):
+    """Pickle dataclasses by the fields they are made from, without their caches."""
+
+    def reducer_override(self, value: Any) -> Any:
+        """Return how to make a value again; ``NotImplemented`` pickles it as usual."""
+        if not is_dataclass(value) or isinstance(value, type):
+            return NotImplemented
+        return _made, (type(value), _deciding(value))
+
+
+def _made(kind: type, given: dict[str, Any]) -> Any:
+    return kind(**given)
+
+
+def _deciding(value: Any) -> dict[str, Any]:
+    """Return the fields a dataclass is made from, without private ones."""
+    names = (item.name for item in fields(value) if item.init and not item.name.startswith("_"))
+    return {name: getattr(value, name) for name in names}
+
+
+def _feed(hashed: Any, value: Any) -> None:
+    """Feed every field of a value into a hash, arrays by their bytes."""
+    hashed.update(type(value).__name__.encode())
+    if isinstance(value, np.ndarray):
+        hashed.update(str((value.dtype.str, value.shape)).encode() + np.ascontiguousarray(value).tobytes())
+    elif isinstance(value, Enum):
+        hashed.update(str(value.value).encode())
+    elif is_dataclass(value):
+        for name, item in _deciding(value).items():
+            hashed.update(name.encode())
+            _feed(hashed, item)
+    elif isinstance(value, Mapping):
+        for key in sorted(value, key=str):
+            hashed.update(str(key).encode())
+            _feed(hashed, value[key])
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            _feed(hashed, item)
+    else:
+        hashed.update(repr(value).encode() + b";")
+
 
 Columns: TypeAlias = dict[str, npt.NDArray[Any]]  # a table: column name -> values, all of one length
 
@@ -33,62 +94,53 @@ _LARGE = 4_000_000  # numbers; less than the 32 MiB above which glibc gives back
 
 @dataclass(frozen=True)
 class Study:
-    """Everything that decides the results of a sweep."""
+    """Hold everything that decides the results of a sweep."""
 
     graph: Graph
     gpu: Gpu
     bundle: Bundle
-    space: Space
-    at: OperatingPoint = field(default_factory=OperatingPoint)
-    where: tuple[Where, ...] = ()
+    space: SearchSpace
+    settings: OperatingPoint = field(default_factory=OperatingPoint)
+    constraints: tuple[Constraint, ...] = ()
 
     def digest(self) -> str:
-        """A fingerprint: equal studies have equal results."""
-        return fingerprint(self)
+        """Return a hash; studies with equal hashes have equal results."""
+        return hash_value(self)
 
     def __reduce__(self) -> tuple[Callable[[bytes], Study], tuple[bytes]]:
-        return unpacked, (self._packed,)
+        return unpack_value, (self._packed,)
 
     @cached_property
     def _packed(self) -> bytes:
-        """What workers are sent, part after part."""
-        return packed(self)
+        """Pack the study once, as workers are sent it part after part."""
+        return pack_value(self)
 
 
-@dataclass(frozen=True)
-class ScaledVoltage(VoltageCurve):
-    """A voltage curve times a factor for each point of a sweep, ``(*sweep, 1)``."""
-
-    factor: Scalar = 1.0
-
-    def at(self, clock_hz: Scalar) -> Array:
-        """Relative voltage at each set clock."""
-        return np.asarray(super().at(clock_hz) * self.factor)
-
-
-def table(study: Study, start: int, stop: int) -> Columns:
-    """The points from ``start`` to ``stop`` that meet every constraint, as columns."""
+def tabulate_points(study: Study, start: int, stop: int) -> Columns:
+    """Evaluate the points from ``start`` to ``stop``; return those that meet every constraint, as columns."""
     points = study.space.points(start, stop)
     number = np.arange(start, stop)
-    for where in study.where:
-        if where.column in points:
-            kept = where.holds(points)
+    for constraint in study.constraints:
+        if constraint.column in points:
+            kept = constraint.holds(points)
             points, number = {name: values[kept] for name, values in points.items()}, number[kept]
-    results = evaluate(study, points) if number.size else _nothing(study)
+    if number.size:
+        results = evaluate_points(study, points)
+    else:  # the columns that one point would have, empty
+        results = {name: values[:0] for name, values in evaluate_points(study, study.space.points(0, 1)).items()}
     columns: Columns = {"point": number, **points, **results}
-    for where in study.where:
-        if where.column in results:
-            kept = where.holds(columns)
+    for constraint in study.constraints:
+        if constraint.column in results:
+            kept = constraint.holds(columns)
             columns = {name: values[kept] for name, values in columns.items()}
     return columns
 
 
-def evaluate(study: Study, columns: Columns) -> Columns:
-    """Latency, power, energy and clock of each point, with the governor, in chunks.
+def evaluate_points(study: Study, columns: Columns) -> Columns:
+    """Return latency, power, energy and clock of each point, with the governor.
 
-    Points whose power at the clock asked for is within the limit are done after one step; only the
-    others go through :func:`~wattcast.equilibrium.settle`. That is what ``settle`` does with each point
-    alone, so results are those of single predictions.
+    Points whose power at the clock asked for is within the limit are done after one step; only the others go through
+    the governor. The governor does the same with each point alone, so results are those of single predictions.
     """
     result = _chunked(_asked, study, columns)
     rows = np.flatnonzero(result["capped"])
@@ -100,9 +152,9 @@ def evaluate(study: Study, columns: Columns) -> Columns:
 
 
 def _chunked(step: Callable[[Study, Columns], Columns], study: Study, columns: Columns) -> Columns:
-    """What ``step`` finds for all points, a few at a time; what it finds for all alike, for each of them."""
+    """Apply ``step`` to a few points at a time; a value that is the same for all is repeated for each."""
     size = len(next(iter(columns.values())))
-    count = max(CELLS // len(distinct(study.graph)), 1)
+    count = max(CELLS // len(count_operators(study.graph)), 1)
     # From a large block that is freed glibc learns to keep blocks up to its size (mallopt(3), M_MMAP_THRESHOLD).
     # Otherwise every chunk's arrays come from the system and go back to it: a third of a sweep's time.
     np.empty(_LARGE)
@@ -115,30 +167,28 @@ def _chunked(step: Callable[[Study, Columns], Columns], study: Study, columns: C
 
 
 def _asked(study: Study, columns: Columns) -> Columns:
-    """Each point at the clock asked for, and whether that takes too much power."""
-    chip, at, bundle = configured(study, columns)
-    timeline = analyse(study.graph, chip, bundle)
-    top_hz: Scalar = chip.clocks.max_hz if at.clock_hz is None else at.clock_hz
-    totals = at_clock(timeline, replace(at, clock_hz=top_hz), bundle)
-    limit_w = bundle.settles * per_sweep(chip.power.limit_w if at.power_limit_w is None else at.power_limit_w)
-    return {
-        "latency_s": totals.latency_s,
-        "power_w": totals.power_w,
-        "energy_j": totals.energy_j,
-        "clock_hz": per_sweep(top_hz),
-        "effective_clock_hz": totals.effective_hz,
-        "busy_s": totals.busy_s,
+    """Evaluate each point at the clock asked for, and tell whether that takes too much power."""
+    chip, at, bundle = configure_points(study, columns)
+    timeline = analyse_graph(study.graph, chip, bundle)
+    top_hz: Sweepable = chip.clocks.max_hz if at.clock_hz is None else at.clock_hz
+    totals = total_at_clock(timeline, replace(at, clock_hz=top_hz), bundle)
+    limit_w = bundle.governor_share * sweep_values(
+        chip.power.limit_w if at.power_limit_w is None else at.power_limit_w
+    )
+    found = _total_columns(totals, sweep_values(top_hz)) | {
         "capped": totals.power_w - limit_w > 0,
         "limit_met": np.array(True),
-        **_fits(study.graph, chip),
     }
+    if study.graph.memory_byte is not None:
+        found["fits"] = np.asarray(study.graph.memory_byte <= sweep_values(chip.memory.capacity_byte))
+    return found
 
 
-def configured(study: Study, columns: Mapping[str, npt.NDArray[Any]]) -> tuple[Gpu, OperatingPoint, Bundle]:
-    """The chip, settings and bundle of these points."""
+def configure_points(study: Study, columns: Mapping[str, npt.NDArray[Any]]) -> tuple[Gpu, OperatingPoint, Bundle]:
+    """Return the chip, settings and bundle of these points."""
     kind = {axis.field.column: axis.field.kind for axis in study.space.axes}
-    chip = study.gpu.with_fields({name: values for name, values in columns.items() if kind[name] is Kind.CHIP})
-    at, bundle = study.at, study.bundle
+    chip = study.gpu.with_fields({name: values for name, values in columns.items() if kind[name] is FieldKind.CHIP})
+    at, bundle = study.settings, study.bundle
     if "tensor_scale" in columns:
         rates = {
             f"pipes.tensor_flop_per_cycle.{dtype}": rate * columns["tensor_scale"]
@@ -147,64 +197,46 @@ def configured(study: Study, columns: Mapping[str, npt.NDArray[Any]]) -> tuple[G
         swept_already = {name for name in columns if name.startswith("pipes.tensor")}
         chip = chip.with_fields({path: value for path, value in rates.items() if path not in swept_already})
     if "voltage_scale" in columns:
-        bundle = _with_voltage(bundle, columns["voltage_scale"])
+        bundle = replace(bundle, power=bundle.power.with_voltage_factor(as_sweep(columns["voltage_scale"])))
     if "asked_clock_hz" in columns:
-        at = replace(at, clock_hz=swept(columns["asked_clock_hz"]))
+        at = replace(at, clock_hz=as_sweep(columns["asked_clock_hz"]))
     if "asked_power_limit_w" in columns:
-        at = replace(at, power_limit_w=swept(columns["asked_power_limit_w"]))
+        at = replace(at, power_limit_w=as_sweep(columns["asked_power_limit_w"]))
     if "temperature_c" in columns:
-        at = replace(at, temperature_c=swept(columns["temperature_c"]))
+        at = replace(at, temperature_c=as_sweep(columns["temperature_c"]))
     return chip, at, bundle
 
 
-def idle_fields(study: Study) -> list[str]:
-    """Axes that change nothing between their ends, the other axes in the middle: the models do not use them."""
+def find_unused_fields(study: Study) -> list[str]:
+    """Name the axes that change nothing between their ends, the other axes in the middle."""
     middle = {axis.field.column: axis.values[axis.values.size // 2] for axis in study.space.axes}
     unused = []
     for axis in study.space.axes:
         ends = np.array([axis.values.min(), axis.values.max()])
         if ends[0] < ends[1]:
-            found = evaluate(study, {c: ends if c == axis.field.column else np.full(2, v) for c, v in middle.items()})
+            found = evaluate_points(
+                study, {c: ends if c == axis.field.column else np.full(2, v) for c, v in middle.items()}
+            )
             if all(values[0] == values[1] for values in found.values()):
                 unused.append(axis.field.name)
     return unused
 
 
-def _nothing(study: Study) -> Columns:
-    """The result columns of no points."""
-    one = evaluate(study, study.space.points(0, 1))
-    return {name: values[:0] for name, values in one.items()}
-
-
 def _governed(study: Study, columns: Columns) -> Columns:
-    """What differs where the governor lowers the clock."""
-    chip, at, bundle = configured(study, columns)
-    timeline = analyse(study.graph, chip, bundle)
-    settled = settle(timeline, chip, at, bundle)
-    totals = at_clock(timeline, settled.at, bundle)
+    """Evaluate points where the governor lowers the clock; return the columns that change."""
+    chip, at, bundle = configure_points(study, columns)
+    timeline = analyse_graph(study.graph, chip, bundle)
+    settled = find_governed_point(timeline, chip, at, bundle)
+    totals = total_at_clock(timeline, settled.at, bundle)
+    return _total_columns(totals, settled.clock_hz[..., 0]) | {"limit_met": settled.met}
+
+
+def _total_columns(totals: WorkloadTotals, clock_hz: Array) -> Columns:
     return {
         "latency_s": totals.latency_s,
         "power_w": totals.power_w,
         "energy_j": totals.energy_j,
-        "clock_hz": settled.clock_hz[..., 0],
+        "clock_hz": clock_hz,
         "effective_clock_hz": totals.effective_hz,
         "busy_s": totals.busy_s,
-        "limit_met": settled.met,
     }
-
-
-def _fits(graph: Graph, chip: Gpu) -> Columns:
-    """Whether the workload fits in memory; no column where nobody knows."""
-    if graph.memory_byte is None:
-        return {}
-    return {"fits": np.asarray(graph.memory_byte <= per_sweep(chip.memory.capacity_byte))}
-
-
-def _with_voltage(bundle: Bundle, factor: Array) -> Bundle:
-    power = bundle.power
-    if not isinstance(power, ModulePower):
-        raise MissingSpecification(
-            f"vary voltage: the power model of {bundle.gpu} has no voltage curve to scale. Vary another field."
-        )
-    scaled = ScaledVoltage(power.voltage.clock_hz, power.voltage.relative, swept(factor))
-    return replace(bundle, power=replace(power, voltage=scaled))

@@ -1,41 +1,43 @@
-"""Run a study in parts: bounded memory, progress, several processes or a cluster, and no part done twice.
+"""Run a study in parts, with bounded memory, in this process, several processes or a Dask cluster.
 
-A part is a fixed range of points, evaluated in fixed chunks, so results do not depend on who computes
-them, in which order, or after how many interruptions. Workers hand back encoded parts; one process
-alone writes them.
+A part is a fixed range of points, evaluated in fixed chunks, so results do not depend on who computes them, in which
+order, or after how many interruptions. Workers hand back encoded parts; one process alone writes them. A part lost
+with its worker is computed again. Dask's messages are pickles: use clusters you trust, and nobody else's.
 """
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import signal
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from wattcast.errors import BadInput, Refused, WattcastError, bad_value, unknown_name
-from wattcast.explore import pareto
-from wattcast.explore.fields import Kind
-from wattcast.explore.space import Method
-from wattcast.explore.store import encode, open_store
-from wattcast.explore.study import Columns, Study, evaluate, idle_fields, table
-from wattcast.units import show
+from wattcast.core import arrays
+from wattcast.core.errors import BadInput, MissingTool, Refused, WattcastError, bad_value, unknown_name
+from wattcast.core.units import show
+from wattcast.explore.result_store import encode_parquet, open_store
+from wattcast.explore.search_space import RESULT_UNITS, FieldKind, SamplingMethod
+from wattcast.explore.study import Columns, Study, evaluate_points, find_unused_fields, tabulate_points
 
-PART = 100_000  # points written together
+PART_POINTS = 100_000  # points written together
 ASK_ABOVE = 100_000_000  # points
 SHOWN = 20_000  # points kept for figures, about
-BEST = ("latency_s", "power_w", "energy_j")
+BEST_COLUMNS = ("latency_s", "power_w", "energy_j")
 
 
 @dataclass(frozen=True)
-class Summary:
-    """What is kept of points once they are written: few of them, whatever their number."""
+class SweepSummary:
+    """Hold the few points that are kept once all are written."""
 
     kept: int  # points that meet the constraints
     front: Columns  # the Pareto front
@@ -44,29 +46,29 @@ class Summary:
 
 
 @dataclass(frozen=True)
-class Part:
-    """One part, computed."""
+class SweepPart:
+    """Hold one computed part."""
 
     index: int
-    summary: Summary
+    summary: SweepSummary
     data: bytes | None  # as Parquet, where it is to be written
 
 
 @dataclass(frozen=True)
-class Swept:
-    """A study, done."""
+class SweepResult:
+    """Hold the result of a sweep."""
 
     study: Study
     points: int
     objectives: tuple[str, ...]
-    summary: Summary
+    summary: SweepSummary
     notes: tuple[str, ...]
     continued: int  # parts that were there before
 
 
 @dataclass(frozen=True)
-class Work:
-    """How one part is computed; what a worker is sent."""
+class SweepWork:
+    """Compute parts of a study. Workers are sent this."""
 
     study: Study
     objectives: tuple[str, ...]
@@ -74,41 +76,46 @@ class Work:
     part_points: int
 
     @property
-    def parts(self) -> int:
-        """How many parts there are."""
+    def part_count(self) -> int:
+        """Count the parts."""
         return -(-self.study.space.size // self.part_points)
 
-    def part(self, index: int) -> Part:
-        """Compute part ``index``."""
+    def part_range(self, index: int) -> tuple[int, int]:
+        """Return the first point of a part and the first after it."""
         start = index * self.part_points
-        columns = table(self.study, start, min(start + self.part_points, self.study.space.size))
-        data = None if self.compression is None else encode(columns, self.compression)
-        return Part(index, self.summary(columns), data)
+        return start, min(start + self.part_points, self.study.space.size)
 
-    def summary(self, columns: Columns) -> Summary:
-        """Few points of many."""
+    def compute_part(self, index: int) -> SweepPart:
+        """Compute part ``index``."""
+        columns = tabulate_points(self.study, *self.part_range(index))
+        data = None if self.compression is None else encode_parquet(columns, self.compression)
+        return SweepPart(index, self.summarise(columns), data)
+
+    def summarise(self, columns: Columns) -> SweepSummary:
+        """Keep a few points of a part."""
         chosen = _scattered(columns["point"], SHOWN / self.study.space.size)
         shown = {name: values[chosen] for name, values in columns.items()}
-        return Summary(len(columns["point"]), pareto.of_columns(columns, self.objectives), _best(columns), shown)
+        return SweepSummary(
+            len(columns["point"]), arrays.pareto_rows(columns, self.objectives), _best(columns), shown
+        )
 
 
-Runner = Callable[[Work, Iterable[int]], Iterator[Part]]
-Progress = Callable[[int, int], None]
+Runner = Callable[[SweepWork, Iterable[int]], Iterator[SweepPart]]
+ReportProgress = Callable[[int, int], None]
 
 
-def run(
+def run_sweep(
     study: Study,
     out: Path | None = None,
     objectives: Sequence[str] = ("latency_s", "power_w"),
     runner: Runner | None = None,
-    progress: Progress | None = None,
+    progress: ReportProgress | None = None,
     yes: bool = False,
-    part_points: int = PART,
-) -> Swept:
-    """Evaluate every point of a study; write them to ``out``, keep the front and the best.
+    part_points: int = PART_POINTS,
+) -> SweepResult:
+    """Evaluate every point of a study; write all to ``out``, return the Pareto front and the best.
 
-    ``runner`` is who computes the parts: by default this process; :func:`processes`, or
-    :func:`~wattcast.explore.cluster.on`.
+    ``runner`` computes the parts: ``run_here`` by default, or that of ``process_runner`` or ``cluster_runner``.
     """
     size = study.space.size
     if size > ASK_ABOVE and not yes:
@@ -116,54 +123,55 @@ def run(
         raise Refused(f"the space has {size:,} points, more than {ASK_ABOVE:,}. {do}")
     wanted, notes = _objectives(study, objectives), _notes(study)
     store = None if out is None else open_store(out, study.digest(), _about(study), size, part_points)
-    work = Work(study, wanted, store.compression if store else None, part_points)
+    work = SweepWork(study, wanted, store.compression if store else None, part_points)
     done = store.finished() if store else set()
-    summaries = deque(work.summary(store.read(index)) for index in sorted(done)) if store else deque()
-    count = sum(_part_size(work, index) for index in done)
+    summaries = deque(work.summarise(store.read(index)) for index in sorted(done)) if store else deque()
+    count = sum(stop - start for start, stop in map(work.part_range, done))
     if progress:
         progress(count, size)
-    for part in (runner or here)(work, [index for index in range(work.parts) if index not in done]):
+    for part in (runner or run_here)(work, [index for index in range(work.part_count) if index not in done]):
         if store and part.data is not None:
             store.write(part.index, part.data)
         summaries.append(part.summary)
         summaries = deque([_merged(summaries, work.objectives)])
-        count += _part_size(work, part.index)
+        start, stop = work.part_range(part.index)
+        count += stop - start
         if progress:
             progress(count, size)
     summary = _merged(summaries, work.objectives)
     if summary.kept == 0:
         raise _impossible(study)
     if store:
-        store.join(work.parts)
-    return Swept(study, size, work.objectives, summary, notes, len(done))
+        store.join(work.part_count)
+    return SweepResult(study, size, work.objectives, summary, notes, len(done))
 
 
-def here(work: Work, indices: Iterable[int]) -> Iterator[Part]:
+def run_here(work: SweepWork, indices: Iterable[int]) -> Iterator[SweepPart]:
     """Compute parts one after the other in this process."""
     for index in indices:
-        yield work.part(index)
+        yield work.compute_part(index)
 
 
-def processes(count: int) -> Runner:
-    """Compute parts in ``count`` processes of this machine; one is this process itself."""
+def process_runner(count: int) -> Runner:
+    """Return a runner on ``count`` processes of this machine, this process included."""
     if count < 1:
         raise bad_value("workers", "one or more", count)
 
-    def runner(work: Work, indices: Iterable[int]) -> Iterator[Part]:
+    def runner(work: SweepWork, indices: Iterable[int]) -> Iterator[SweepPart]:
         left = deque(indices)
         others = min(count, len(left)) - 1
         if others < 1:
-            yield from here(work, left)
+            yield from run_here(work, left)
             return
         context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(others, context, _hold, (work,)) as pool:
-            running: set[Future[Part]] = set()
+            running: set[Future[SweepPart]] = set()
             try:
                 while left or running:
                     while left and len(running) <= others:  # each has one, and one waits for whoever is first
                         running.add(pool.submit(_held_part, left.popleft()))
                     if left:
-                        yield work.part(left.popleft())
+                        yield work.compute_part(left.popleft())
                     finished, running = wait(running, 0.0 if left else None, FIRST_COMPLETED)
                     yield from (future.result() for future in finished)
             except BrokenProcessPool:
@@ -175,22 +183,22 @@ def processes(count: int) -> Runner:
     return runner
 
 
-_held: Work | None = None  # what this worker process computes parts of
+_held: SweepWork | None = None  # what this worker process computes parts of
 
 
-def _hold(work: Work) -> None:
+def _hold(work: SweepWork) -> None:
     global _held
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
     _held = work
 
 
-def _held_part(index: int) -> Part:
+def _held_part(index: int) -> SweepPart:
     assert _held is not None, "the worker was not told what to compute"
-    return _held.part(index)
+    return _held.compute_part(index)
 
 
 def _scattered(point: npt.NDArray[np.int64], share: float) -> npt.NDArray[np.bool_]:
-    """About this share of all points, by a multiplicative hash of their numbers [Knuth, TAOCP 3, 6.4].
+    """Choose about this share of all points by a multiplicative hash of their numbers [Knuth, TAOCP 3, 6.4].
 
     Every n-th point would fall into step with the axes of a grid and show few of their values.
     """
@@ -199,7 +207,7 @@ def _scattered(point: npt.NDArray[np.int64], share: float) -> npt.NDArray[np.boo
 
 
 def _objectives(study: Study, names: Sequence[str]) -> tuple[str, ...]:
-    known = [*study.space.columns, *("latency_s", "power_w", "energy_j", "clock_hz", "effective_clock_hz", "busy_s")]
+    known = [*study.space.columns, *RESULT_UNITS]
     for name in names:
         if name not in known:
             raise unknown_name("column", name, known, f"Known here: {', '.join(known)}.")
@@ -209,15 +217,15 @@ def _objectives(study: Study, names: Sequence[str]) -> tuple[str, ...]:
 
 
 def _notes(study: Study) -> tuple[str, ...]:
-    """What a sweep assumes beyond what each prediction does."""
+    """List what a sweep assumes beyond what each prediction does."""
     notes = [
         f"{name}: changes nothing, with the other fields in the middle of their values: the models of this "
         "bundle may not use it"
-        for name in idle_fields(study)
+        for name in find_unused_fields(study)
     ]
-    if any(axis.field.kind is not Kind.SETTING for axis in study.space.axes):
+    if any(axis.field.kind is not FieldKind.SETTING for axis in study.space.axes):
         notes.append(f"energy per event and idle power stay those of the {study.gpu.name}, whatever the design")
-    if study.space.method is not Method.GRID:
+    if study.space.method is not SamplingMethod.GRID:
         notes.append(f"{study.space.method} sample of {study.space.samples} points, seed {study.space.seed}")
     return tuple(notes)
 
@@ -228,26 +236,22 @@ def _about(study: Study) -> str:
     return f"{study.graph.name} on {study.gpu.name}, {how} over {axes}"
 
 
-def _part_size(work: Work, index: int) -> int:
-    return min((index + 1) * work.part_points, work.study.space.size) - index * work.part_points
-
-
 def _best(columns: Columns) -> Columns:
-    """The row of least latency, of least power, of least energy; of equal ones the first point."""
+    """Return the rows of least latency, least power and least energy; of equal ones the first point."""
     if not len(columns["point"]):
         return columns
-    order = [int(np.argmin(columns[name])) for name in BEST]  # rows are in the order of their points
+    order = [int(np.argmin(columns[name])) for name in BEST_COLUMNS]  # rows are in the order of their points
     return {name: values[order] for name, values in columns.items()}
 
 
-def _merged(summaries: Iterable[Summary], objectives: tuple[str, ...]) -> Summary:
-    """Several summaries as one; the order in which they came does not matter."""
+def _merged(summaries: Iterable[SweepSummary], objectives: tuple[str, ...]) -> SweepSummary:
+    """Merge summaries; the order in which they came does not matter."""
     several = list(summaries)
     if len(several) == 1:
         return several[0]
-    return Summary(
+    return SweepSummary(
         sum(s.kept for s in several),
-        pareto.of_columns(_joined([s.front for s in several]), objectives),
+        arrays.pareto_rows(_joined([s.front for s in several]), objectives),
         _best(_joined([s.best for s in several])),
         _joined([s.shown for s in several]),
     )
@@ -260,18 +264,76 @@ def _joined(tables: Sequence[Columns]) -> Columns:
 
 
 def _impossible(study: Study) -> WattcastError:
-    """No point is left: which constraint binds, from an even selection of points without constraints."""
+    """Return the error that no point is left, saying which constraint binds, from points spread over the space."""
     size = study.space.size
-    points = study.space.some(2_000)
+    points = study.space.spread_points(2_000)
     count = len(next(iter(points.values())))
-    columns = points | evaluate(replace(study, where=()), points)
+    columns = points | evaluate_points(replace(study, constraints=()), points)
     said = []
-    for where in study.where:
-        share = float(where.holds(columns).mean())
-        best = where.best(columns[where.column])
-        closest = show(best, where.unit) if where.unit else f"{best:g}"
-        said.append(f"{where} holds for {share:.1%} (closest: {closest})")
+    for constraint in study.constraints:
+        share = float(constraint.holds(columns).mean())
+        best = constraint.closest_value(columns[constraint.column])
+        closest = show(best, constraint.unit) if constraint.unit else f"{best:g}"
+        said.append(f"{constraint} holds for {share:.1%} (closest: {closest})")
     return BadInput(
         f"none of the {size:,} points meets every constraint. Of {count:,} points spread over the space, "
         f"{'; '.join(said)}. Loosen the one that holds least, or widen the space."
     )
+
+
+RETRIES = 5  # of a part whose worker died
+CONNECT_S = 10.0
+WORKERS_S = 60.0
+
+
+def cluster_runner(address: str, workers: int | None = None) -> Runner:
+    """Return a runner on the Dask scheduler at ``address`` (``tcp://host:8786``); ``local`` makes a cluster here."""
+    if address != "local" and "://" not in address:
+        raise bad_value("cluster", "a scheduler's address, such as tcp://host:8786, or local", address)
+
+    def runner(work: SweepWork, indices: Iterable[int]) -> Iterator[SweepPart]:
+        left = deque(indices)
+        if not left:
+            return
+        try:
+            dask = importlib.import_module("distributed")
+        except ImportError:
+            raise MissingTool("clusters need Dask. Install it: pip install 'dask[distributed]'.") from None
+        with ExitStack() as stack:
+            if address == "local":
+                options = {"threads_per_worker": 1, "processes": True, "dashboard_address": None}
+                cluster = stack.enter_context(dask.LocalCluster(n_workers=workers, **options))
+                client = stack.enter_context(dask.Client(cluster))
+            else:
+                try:
+                    client = stack.enter_context(dask.Client(address, timeout=CONNECT_S))
+                except (OSError, ValueError) as error:
+                    do = "Is the scheduler running, and reachable from here?"
+                    raise WattcastError(f"cluster: {address} cannot be reached ({error}). {do}") from None
+            yield from _run_on_client(dask, client, work, left)
+
+    return runner
+
+
+def _run_on_client(dask: Any, client: Any, work: SweepWork, left: deque[int]) -> Iterator[SweepPart]:
+    """Compute parts, few at a time, so that neither the cluster nor this process fills up."""
+
+    def submit() -> Any:
+        return client.submit(work.compute_part, left.popleft(), pure=False, retries=RETRIES)
+
+    try:
+        client.wait_for_workers(1, timeout=WORKERS_S)
+    except (TimeoutError, dask.TimeoutError):
+        raise WattcastError(f"cluster: no worker within {WORKERS_S} s. Start one beside the scheduler.") from None
+    most = 2 * max(len(client.nthreads()), 1)
+    running = dask.as_completed([submit() for _ in range(min(most, len(left)))])
+    for future in running:
+        try:
+            part = future.result()
+        except dask.KilledWorker:
+            do = "What is finished is kept; run the same command again."
+            raise WattcastError(f"cluster: a part lost its worker again and again. {do}") from None
+        future.release()
+        if left:
+            running.add(submit())
+        yield part

@@ -1,7 +1,6 @@
 """What the vendor says a chip is, and how it is set."""
 
-from wattcast.hardware.gpu import Gpu
-from wattcast.hardware.operating_point import OperatingPoint
-from wattcast.hardware.read import load, load_file, names
+from wattcast.hardware.catalogue_reader import gpu_names, load_gpu, load_gpu_file
+from wattcast.hardware.gpu import Gpu, OperatingPoint
 
-__all__ = ["Gpu", "OperatingPoint", "load", "load_file", "names"]
+__all__ = ["Gpu", "OperatingPoint", "gpu_names", "load_gpu", "load_gpu_file"]

@@ -13,74 +13,74 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from wattcast.arrays import Array, Scalar, check_positive, swept
-from wattcast.dtypes import Dtype
-from wattcast.errors import MissingSpecification, bad_value, unknown_name
-from wattcast.provenance import Claim
+from wattcast.core.arrays import Array, Sweepable, as_sweep, check_positive
+from wattcast.core.errors import MissingSpecification, bad_value, unknown_name
+from wattcast.core.strict_files import PublishedClaim
+from wattcast.core.units import Dtype
 
 
 @dataclass(frozen=True)
 class Pipes:
     """Operations per cycle and SM of each execution pipe (a multiply-add counts as two)."""
 
-    tensor_flop_per_cycle: Mapping[Dtype, Scalar]  # dense, by input format; empty without tensor cores
-    cuda_flop_per_cycle: Mapping[Dtype, Scalar]
-    int32_op_per_cycle: Scalar | None
-    sfu_op_per_cycle: Scalar | None
+    tensor_flop_per_cycle: Mapping[Dtype, Sweepable]  # dense, by input format; empty without tensor cores
+    cuda_flop_per_cycle: Mapping[Dtype, Sweepable]
+    int32_op_per_cycle: Sweepable | None
+    sfu_op_per_cycle: Sweepable | None
 
 
 @dataclass(frozen=True)
 class Sm:
     """What one streaming multiprocessor (or compute unit) holds."""
 
-    shared_byte: Scalar | None  # shared memory and L1 together where they are one array
-    shared_byte_per_block: Scalar | None
-    shared_byte_per_cycle: Scalar | None
-    register_count: Scalar | None
-    thread_count: Scalar | None
-    block_count: Scalar | None
+    shared_byte: Sweepable | None  # shared memory and L1 together where they are one array
+    shared_byte_per_block: Sweepable | None
+    shared_byte_per_cycle: Sweepable | None
+    register_count: Sweepable | None
+    thread_count: Sweepable | None
+    block_count: Sweepable | None
 
 
 @dataclass(frozen=True)
-class L2:
+class L2Cache:
     """The last-level cache; bandwidth is of the whole chip, reads, per core cycle."""
 
-    capacity_byte: Scalar | None
-    byte_per_cycle: Scalar | None
+    capacity_byte: Sweepable | None
+    byte_per_cycle: Sweepable | None
 
 
 @dataclass(frozen=True)
-class Memory:
+class DeviceMemory:
     """Device memory: a domain of its own, with its own clock."""
 
     kind: str
-    capacity_byte: Scalar
-    byte_per_s: Scalar
-    clock_hz: Scalar | None
+    capacity_byte: Sweepable
+    byte_per_s: Sweepable
+    clock_hz: Sweepable | None
 
 
 @dataclass(frozen=True)
 class Links:
     """Ways off the chip, both directions added up."""
 
-    nvlink_byte_per_s: Scalar | None
-    pcie_byte_per_s: Scalar | None
+    nvlink_byte_per_s: Sweepable | None
+    pcie_byte_per_s: Sweepable | None
 
 
 @dataclass(frozen=True)
-class Clocks:
+class ClockRange:
     """Core clocks a driver can set. Rates in a datasheet are stated at ``boost_hz``."""
 
-    boost_hz: Scalar
-    max_hz: Scalar
-    min_hz: Scalar | None
-    step_hz: Scalar | None
-    base_hz: Scalar | None
+    boost_hz: Sweepable
+    max_hz: Sweepable
+    min_hz: Sweepable | None
+    step_hz: Sweepable | None
+    base_hz: Sweepable | None
     memory_hz: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
-class Curve:
+class ClockCurve:
     """A published relation to the core clock, linear between points and flat beyond them."""
 
     clock_hz: Array
@@ -92,8 +92,8 @@ class Curve:
         if not (np.diff(self.clock_hz) > 0).all():
             raise bad_value("curve.clock", "rising clocks", self.clock_hz.tolist())
 
-    def at(self, clock_hz: Scalar) -> Array:
-        """The value at each clock."""
+    def value_at(self, clock_hz: Sweepable) -> Array:
+        """Return the value at each clock."""
         return np.asarray(np.interp(clock_hz, self.clock_hz, self.value))
 
 
@@ -101,11 +101,11 @@ class Curve:
 class PowerSpec:
     """Board power limits, and what is published about idle power and voltage."""
 
-    limit_w: Scalar  # the default limit
-    min_limit_w: Scalar | None = None
-    max_limit_w: Scalar | None = None
-    idle_w: Curve | None = None
-    voltage_v: Curve | None = None
+    limit_w: Sweepable  # the default limit
+    min_limit_w: Sweepable | None = None
+    max_limit_w: Sweepable | None = None
+    idle_w: ClockCurve | None = None
+    voltage_v: ClockCurve | None = None
 
 
 @dataclass(frozen=True)
@@ -118,30 +118,30 @@ class Gpu:
     architecture: str
     compute_capability: str
     process: str
-    sm_count: Scalar
+    sm_count: Sweepable
     pipes: Pipes
     sm: Sm
-    l2: L2
-    memory: Memory
+    l2: L2Cache
+    memory: DeviceMemory
     links: Links
-    clocks: Clocks
+    clocks: ClockRange
     power: PowerSpec
-    claims: Mapping[str, Claim] = field(default_factory=dict, repr=False)  # dotted path -> who says so
+    claims: Mapping[str, PublishedClaim] = field(default_factory=dict, repr=False)  # dotted path -> who says so
     unknown: Mapping[str, str] = field(default_factory=dict, repr=False)  # dotted path -> why
 
     def __post_init__(self) -> None:
-        check_positive(self.name, dict(numbers(self)))
+        check_positive(self.name, dict(number_fields(self)))
 
-    def need(self, path: str) -> Scalar:
-        """The number at a dotted path, or an error that says it is not published and why.
+    def need(self, path: str) -> Sweepable:
+        """Return the number at a dotted path, or raise an error that says it is not published and why.
 
-        >>> from wattcast.hardware import load
-        >>> load("h200").need("memory.byte_per_s")
+        >>> from wattcast.hardware import load_gpu
+        >>> load_gpu("h200").need("memory.byte_per_s")
         4800000000000.0
         """
         value: Any = self
         for part in path.split("."):
-            value = value[Dtype.of(part)] if isinstance(value, Mapping) else getattr(value, part)
+            value = value[Dtype.parse(part)] if isinstance(value, Mapping) else getattr(value, part)
         if value is None:
             why = self.unknown.get(path, "not published")
             raise MissingSpecification(
@@ -150,7 +150,7 @@ class Gpu:
         return value  # type: ignore[no-any-return]
 
     def sweep(self, **changes: npt.ArrayLike) -> Gpu:
-        """This GPU with fields replaced by values over a sweep: ``gpu.sweep(sm_count=[64, 132])``.
+        """Return this GPU with fields replaced by values over a sweep: ``gpu.sweep(sm_count=[64, 132])``.
 
         Dotted paths write a double underscore: ``memory__byte_per_s``. All arrays broadcast to one
         sweep shape.
@@ -158,18 +158,18 @@ class Gpu:
         return self.with_fields({name.replace("__", "."): value for name, value in changes.items()})
 
     def with_fields(self, changes: Mapping[str, npt.ArrayLike]) -> Gpu:
-        """Like :meth:`sweep`, with dotted paths as keys."""
+        """Return this GPU with fields replaced, as ``sweep`` does, with dotted paths as keys."""
         gpu = self
         for path, values in changes.items():
-            gpu = _replaced(gpu, path.split("."), swept(values), path)
+            gpu = _replace_field(gpu, path.split("."), as_sweep(values), path)
         return gpu
 
 
-def _replaced(node: Any, parts: list[str], value: Scalar, path: str) -> Any:
+def _replace_field(node: Any, parts: list[str], value: Sweepable, path: str) -> Any:
     head, rest = parts[0], parts[1:]
     names = [f.name for f in fields(node)]
     if head not in names or head in ("claims", "unknown"):
-        known = [p for p, _ in numbers(node)]
+        known = [p for p, _ in number_fields(node)]
         raise unknown_name("GPU field", path, known, f"Known here: {', '.join(known)}.")
     child = getattr(node, head)
     if not rest:
@@ -177,23 +177,44 @@ def _replaced(node: Any, parts: list[str], value: Scalar, path: str) -> Any:
             raise bad_value(path, "a single number", "a group of fields")
         return replace(node, **{head: value})
     if isinstance(child, Mapping):
-        return replace(node, **{head: {**child, Dtype.of(rest[0]): value}})
+        return replace(node, **{head: {**child, Dtype.parse(rest[0]): value}})
     if not is_dataclass(child):
         raise unknown_name("GPU field", path, names)
-    return replace(node, **{head: _replaced(child, rest, value, path)})
+    return replace(node, **{head: _replace_field(child, rest, value, path)})
 
 
-def numbers(node: Any, prefix: str = "") -> list[tuple[str, Scalar]]:
-    """Dotted path and value of every known number below ``node``."""
-    found: list[tuple[str, Scalar]] = []
+def number_fields(node: Any, prefix: str = "") -> list[tuple[str, Sweepable]]:
+    """Return the dotted path and value of every known number below ``node``."""
+    found: list[tuple[str, Sweepable]] = []
     for item in fields(node):
         value, path = getattr(node, item.name), f"{prefix}{item.name}"
-        if isinstance(value, Curve) or item.name in ("claims", "unknown", "memory_hz"):
+        if isinstance(value, ClockCurve) or item.name in ("claims", "unknown", "memory_hz"):
             continue
         if is_dataclass(value):
-            found += numbers(value, f"{path}.")
+            found += number_fields(value, f"{path}.")
         elif isinstance(value, Mapping):
             found += [(f"{path}.{key}", number) for key, number in value.items()]
         elif isinstance(value, (int, float, np.ndarray)):
             found.append((path, value))
     return found
+
+
+DEFAULT_TEMPERATURE_C = 45.0  # a data-centre card in light use; heavier use runs warmer
+
+
+@dataclass(frozen=True)
+class OperatingPoint:
+    """Settings of a card, each a float or ``(*sweep, 1)``.
+
+    ``clock_hz`` None leaves the core clock to the governor: the highest at which the workload's
+    mean power meets ``power_limit_w`` (None: the card's default limit). A locked clock is lowered
+    too when the limit does not allow it, as cards do.
+    """
+
+    clock_hz: Sweepable | None = None
+    power_limit_w: Sweepable | None = None
+    temperature_c: Sweepable = DEFAULT_TEMPERATURE_C
+    memory_clock_hz: Sweepable | None = None
+
+    def __post_init__(self) -> None:
+        check_positive("operating point", {"clock_hz": self.clock_hz, "power_limit_w": self.power_limit_w})

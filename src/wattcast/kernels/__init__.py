@@ -1,7 +1,15 @@
 """Graph -> Kernels."""
 
-from wattcast.kernels.lower import kernels_of, lower, lower_many, reference_of
-from wattcast.kernels.table import Kernels
-from wattcast.kernels.work import Condition, Reference, Style
+from wattcast.kernels.kernel_table import Kernels, LibraryStyle, ReferenceChip, RunCondition
+from wattcast.kernels.lowering import build_kernels, lower_graph, lower_graphs, reference_chip
 
-__all__ = ["Condition", "Kernels", "Reference", "Style", "kernels_of", "lower", "lower_many", "reference_of"]
+__all__ = [
+    "Kernels",
+    "LibraryStyle",
+    "ReferenceChip",
+    "RunCondition",
+    "build_kernels",
+    "lower_graph",
+    "lower_graphs",
+    "reference_chip",
+]

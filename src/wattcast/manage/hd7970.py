@@ -1,34 +1,123 @@
-"""The HD 7970 of paper 004, simulated: 448 settings, 25 kernels of 14 applications.
+"""Simulate the HD 7970 card of paper 004: 448 settings, 25 kernels of 14 applications.
 
-A kernel's time is vector-ALU and DRAM time, overlapped as far as occupancy hides latency, plus a serial
-path and a fixed part. Bandwidth is a smooth minimum of the memory bus, the crossing from the L2's clock
-domain to the memory's, and what the waves in flight can ask for. All 448 settings of all kernels are one
-array expression. Numbers are in ``data/hd7970*.yaml``, with the sentence of the paper each stands on.
+A kernel's time is vector-ALU and DRAM time, overlapped as far as occupancy hides latency, plus a serial path and a
+fixed part. Bandwidth is a smooth minimum of three limits: the memory bus, the crossing from the L2's clock domain to
+the memory's, and what the waves in flight can ask for. All settings of all kernels are one array expression. Numbers
+are in ``data/hd7970*.yaml``, each with the sentence of the paper it was derived from. ``perturb_simulation`` varies
+card and kernels at random, for results on cards that the controller was not tuned on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache
+from importlib.resources import files
 from itertools import groupby
+from typing import TypeVar
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from wattcast import hardware, units
-from wattcast.arrays import Array
-from wattcast.errors import bad_value
-from wattcast.manage.hd7970_data import CardFile, KernelData, Levels, Phase, card_data, kernel_data
-from wattcast.manage.knobs import Knob, Lattice, Role
-from wattcast.manage.plant import Tables
+from wattcast import hardware
+from wattcast.core import units
+from wattcast.core.arrays import Array
+from wattcast.core.errors import bad_value
+from wattcast.core.strict_files import decode_yaml
+from wattcast.manage.knobs import Knob, KnobRole, Lattice
+from wattcast.manage.plants import PlantTables
 
-STRESS = ("MaxFlops", "DeviceMemory")  # left out of the second geometric mean, as in the paper
+T = TypeVar("T")
+STRESS_APPLICATIONS = ("MaxFlops", "DeviceMemory")  # left out of the second geometric mean, as in the paper
+
+
+class SourcedNumber(msgspec.Struct, forbid_unknown_fields=True):
+    """Hold a number of the card's file and the sentence it was derived from."""
+
+    value: str | float
+    because: str = msgspec.field(name="from")
+
+
+class SourcedLevels(msgspec.Struct, forbid_unknown_fields=True):
+    """Hold levels of the card's file and the sentence they were derived from."""
+
+    value: list[str | float]
+    because: str = msgspec.field(name="from")
+
+
+class OverlapData(msgspec.Struct, forbid_unknown_fields=True):
+    """Hold how compute and memory time overlap."""
+
+    base: float
+    per_occupancy: float
+    because: str = msgspec.field(name="from")
+
+
+class CardData(msgspec.Struct, forbid_unknown_fields=True):
+    """Mirror ``hd7970.yaml``."""
+
+    format: int
+    gpu: str
+    units: SourcedLevels
+    core_clock: SourcedLevels
+    memory_clock: SourcedLevels
+    default: SourcedLevels
+    memory: dict[str, SourcedNumber]
+    overlap: OverlapData
+    power: dict[str, SourcedNumber]
+
+
+class PhaseData(msgspec.Struct, forbid_unknown_fields=True):
+    """Say how one of a kernel's recurring iterations differs from its mean."""
+
+    work: float
+    valu: float = 1.0
+    dram: float = 1.0
+
+
+class KernelData(msgspec.Struct, forbid_unknown_fields=True):
+    """Mirror one kernel of ``hd7970_kernels.yaml``."""
+
+    name: str
+    time: str
+    valu: float
+    dram: float
+    fetch: float
+    fixed: float
+    occupancy: float
+    divergence: float
+    vgpr: float
+    sgpr: float
+    iterations: int = 60
+    serial: float = 0.0
+    write_stall: float = 0.0
+    thrash: float = 0.0
+    fits: float = 32.0
+    phases: list[PhaseData] = []
+    because: dict[str, str] = msgspec.field(name="from", default={})
+
+
+class KernelFile(msgspec.Struct, forbid_unknown_fields=True):
+    """Mirror ``hd7970_kernels.yaml``; ``assumed`` covers the numbers without a sentence of their own."""
+
+    format: int
+    assumed: dict[str, str]
+    kernels: list[KernelData]
+
+
+def read_kernel_file() -> KernelFile:
+    """Read the 25 kernels with their sentences."""
+    return _read("hd7970_kernels.yaml", KernelFile)
+
+
+def _read(name: str, kind: type[T]) -> T:
+    return decode_yaml(files("wattcast.manage").joinpath("data", name).read_bytes(), kind, name)
 
 
 @dataclass(frozen=True)
-class Card:
-    """Coefficients of the card: powers in W at 1.19 V, 1 GHz, 1375 MHz."""
+class CardCoefficients:
+    """Hold the coefficients of the card: powers in W at 1.19 V, 1 GHz, 1375 MHz."""
 
     efficiency: float
     crossing_byte_per_cycle: float
@@ -54,8 +143,8 @@ class Card:
 
 
 @dataclass(frozen=True)
-class Work:
-    """What the phases of all kernels ask for, each ``(phase,)``. Times in s at the top settings."""
+class KernelDemand:
+    """Hold what the phases of all kernels ask for, each ``(phase,)``; times in s at the top settings."""
 
     valu_s: Array
     dram_s: Array
@@ -73,8 +162,8 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Settled:
-    """Settings as columns, each ``(setting,)``, and voltage relative to the top."""
+class SettingColumns:
+    """Hold all settings as columns, each ``(setting,)``, and voltage relative to the top."""
 
     unit_count: Array
     core_hz: Array
@@ -84,22 +173,22 @@ class Settled:
 
 
 @dataclass(frozen=True)
-class Simulated:
-    """All that is known of the simulated card; :meth:`tables` runs it."""
+class SimulatedHd7970:
+    """Hold all that is known of the simulated card."""
 
-    card: Card
+    card: CardCoefficients
     lattice: Lattice
-    at: Settled
+    columns: SettingColumns
     default: tuple[int, ...]
     kernels: tuple[str, ...]  # of each phase
     applications: dict[str, npt.NDArray[np.int64]]
-    work: Work
+    work: KernelDemand
 
-    def tables(self, name: str = "hd-7970") -> Tables:
-        """Time, power and counters at all settings, at once."""
-        time_s, parts_s, dram_byte_per_s = duration_s(self.card, self.work, self.at)
-        gpu_w, memory_w = power_w(self.card, self.at, parts_s["valu"] / time_s, dram_byte_per_s)
-        return Tables(
+    def build_tables(self, name: str = "hd-7970") -> PlantTables:
+        """Compute time, power and counters at all settings."""
+        time_s, parts_s, dram_byte_per_s = duration_s(self.card, self.work, self.columns)
+        gpu_w, memory_w = power_w(self.card, self.columns, parts_s["valu"] / time_s, dram_byte_per_s)
+        return PlantTables(
             name=name,
             lattice=self.lattice,
             default=self.default,
@@ -108,7 +197,7 @@ class Simulated:
             power_w=self.card.board_w + gpu_w + memory_w,
             applications=self.applications,
             work=self.work.work,
-            counters=counters(self.work, self.at, time_s, parts_s, dram_byte_per_s),
+            counters=simulate_counters(self.work, self.columns, time_s, parts_s, dram_byte_per_s),
             memory_w=memory_w,
             board_w=self.card.board_w,
             idle_w=self.card.idle_w,
@@ -116,11 +205,13 @@ class Simulated:
         )
 
 
-def duration_s(card: Card, work: Work, at: Settled) -> tuple[Array, dict[str, Array], Array]:
-    """Time of each phase at each setting, its parts, and the mean DRAM bandwidth; ``(phase, setting)``.
+def duration_s(
+    card: CardCoefficients, work: KernelDemand, at: SettingColumns
+) -> tuple[Array, dict[str, Array], Array]:
+    """Return the time of each phase at each setting, its parts, and mean DRAM bandwidth; ``(phase, setting)``.
 
-    t = (t_valu^p + t_dram^p)^(1/p) + t_serial + t_fixed, with p rising with occupancy. Valid between the
-    card's lowest and highest settings; one kernel at a time.
+    t = (t_valu^p + t_dram^p)^(1/p) + t_serial + t_fixed, with p rising with occupancy. Valid between the card's
+    lowest and highest settings, for one kernel at a time.
     """
     col = {f.name: getattr(work, f.name)[:, np.newaxis] for f in fields(work)}
     top_hz, units_top = at.core_hz.max(), at.unit_count.max()
@@ -138,8 +229,12 @@ def duration_s(card: Card, work: Work, at: Settled) -> tuple[Array, dict[str, Ar
     return total, {"valu": valu, "fetch": fetch, "dram": dram, "serial": serial}, moved_byte / total
 
 
-def bandwidth_byte_per_s(card: Card, occupancy: Array, at: Settled) -> Array:
-    """What DRAM can give: bus, clock-domain crossing and requests in flight, as a smooth minimum."""
+def bandwidth_byte_per_s(card: CardCoefficients, occupancy: Array, at: SettingColumns) -> Array:
+    """Return what DRAM can give: the smooth minimum of bus, clock-domain crossing and requests in flight.
+
+    B = (B_bus^-q + B_crossing^-q + B_asked^-q)^(-1/q), q the sharpness; requests in flight give waves × byte per wave
+    over the latency of core and memory (Little's law).
+    """
     bus = card.efficiency * at.bus_byte_per_s
     crossing = card.crossing_byte_per_cycle * at.core_hz
     latency_s = card.latency_core_cycle / at.core_hz + card.latency_memory_cycle / at.memory_hz
@@ -148,8 +243,14 @@ def bandwidth_byte_per_s(card: Card, occupancy: Array, at: Settled) -> Array:
     return np.asarray((bus**-sharp + crossing**-sharp + asked**-sharp) ** (-1.0 / sharp))
 
 
-def power_w(card: Card, at: Settled, valu_duty: Array, dram_byte_per_s: Array) -> tuple[Array, Array]:
-    """Chip and memory power, W, ``(phase, setting)``; the board's constant part is not in them."""
+def power_w(
+    card: CardCoefficients, at: SettingColumns, valu_duty: Array, dram_byte_per_s: Array
+) -> tuple[Array, Array]:
+    """Return chip and memory power in W, ``(phase, setting)``, without the board's constant part.
+
+    Leakage scales with V², switching with V² f; memory power is a floor, a part that follows the bus clock, and
+    energy per byte that grows as the bus slows down.
+    """
     v2, f = at.relative_v**2, at.core_hz / at.core_hz.max()
     rate = dram_byte_per_s / at.bus_byte_per_s.max()
     leakage = (card.uncore_leakage_w + at.unit_count * card.unit_leakage_w) * v2
@@ -161,10 +262,10 @@ def power_w(card: Card, at: Settled, valu_duty: Array, dram_byte_per_s: Array) -
     return gpu, card.memory_floor_w + card.memory_bus_w / slow + access
 
 
-def counters(
-    work: Work, at: Settled, time_s: Array, parts_s: dict[str, Array], byte_per_s: Array
+def simulate_counters(
+    work: KernelDemand, at: SettingColumns, time_s: Array, parts_s: dict[str, Array], byte_per_s: Array
 ) -> dict[str, Array]:
-    """The counters of the paper's Table 2, in its units, ``(phase, setting)``."""
+    """Return the counters of the paper's Table 2, in its units, ``(phase, setting)``."""
     ones = np.ones_like(time_s)
     valu = np.minimum(parts_s["valu"] / time_s, 1.0)
     memory = np.minimum(np.maximum(parts_s["fetch"], parts_s["dram"]) / time_s, 1.0)
@@ -182,65 +283,52 @@ def counters(
 
 
 @cache
-def simulated() -> Simulated:
-    """The card and kernels as shipped."""
-    return _build(card_data(), kernel_data())
+def load_tables() -> PlantTables:
+    """Return the simulated card as tables."""
+    return load_simulation().build_tables()
 
 
 @cache
-def tables() -> Tables:
-    """The simulated card as tables."""
-    return simulated().tables()
-
-
-def _build(file: CardFile, kernels: Sequence[KernelData]) -> Simulated:
-    gpu = hardware.load(file.gpu)
-    lattice = Lattice(
-        (
-            Knob(Role.COMPUTE_UNITS, tuple(float(v) for v in file.units.value)),
-            Knob(Role.CORE_CLOCK, _hertz(file.core_clock, "core_clock")),
-            Knob(Role.MEMORY_CLOCK, _hertz(file.memory_clock, "memory_clock")),
-        )
-    )
-    clocks = lattice.table(Role.MEMORY_CLOCK)
-    core_hz = lattice.table(Role.CORE_CLOCK)
+def load_simulation() -> SimulatedHd7970:
+    """Return the card and kernels as shipped."""
+    file = _read("hd7970.yaml", CardData)
+    gpu = hardware.load_gpu(file.gpu)
+    clocks = {
+        role: tuple(units.parse(v, "Hz", f"hd7970.yaml: {role}") for v in levels.value)
+        for role, levels in ((KnobRole.CORE_CLOCK, file.core_clock), (KnobRole.MEMORY_CLOCK, file.memory_clock))
+    }
+    unit_counts = Knob(KnobRole.COMPUTE_UNITS, tuple(float(v) for v in file.units.value))
+    lattice = Lattice((unit_counts, *(Knob(role, levels) for role, levels in clocks.items())))
+    core_hz, memory_hz = lattice.knob_values(KnobRole.CORE_CLOCK), lattice.knob_values(KnobRole.MEMORY_CLOCK)
     voltage = gpu.power.voltage_v
     if voltage is None:
         raise bad_value(file.gpu, "a voltage curve in the catalogue", "none")
-    volts = voltage.at(core_hz)
-    at = Settled(
-        lattice.table(Role.COMPUTE_UNITS),
+    volts = voltage.value_at(core_hz)
+    columns = SettingColumns(
+        lattice.knob_values(KnobRole.COMPUTE_UNITS),
         core_hz,
-        clocks,
+        memory_hz,
         volts / volts.max(),
-        float(np.asarray(gpu.memory.byte_per_s)) * clocks / clocks.max(),
+        float(np.asarray(gpu.memory.byte_per_s)) * memory_hz / memory_hz.max(),
     )
-    card = _card(file)
-    names, work, applications = _phases(card, kernels)
-    top = file.default.value
-    default = lattice.nearest(float(top[0]), units.parse(top[1], "Hz"), units.parse(top[2], "Hz"))
-    return Simulated(card, lattice, at, default, names, applications, work)
-
-
-def _hertz(levels: Levels, where: str) -> tuple[float, ...]:
-    return tuple(units.parse(v, "Hz", f"hd7970.yaml: {where}") for v in levels.value)
-
-
-def _card(file: CardFile) -> Card:
     watts = {f"{k}_w": units.parse(p.value, "W", k) for k, p in file.power.items() if k != "memory_stretch"}
-    return Card(
-        **{k: n.value for k, n in file.memory.items()},
+    card = CardCoefficients(
+        **{k: float(n.value) for k, n in file.memory.items()},
         overlap_base=file.overlap.base,
         overlap_per_occupancy=file.overlap.per_occupancy,
         memory_stretch=float(file.power["memory_stretch"].value),
         **watts,
     )
+    names, work, applications = _list_phases(card, read_kernel_file().kernels)
+    top = file.default.value
+    default = lattice.nearest_settings(float(top[0]), units.parse(top[1], "Hz"), units.parse(top[2], "Hz"))
+    return SimulatedHd7970(card, lattice, columns, default, names, applications, work)
 
 
-def _phases(
-    card: Card, kernels: Sequence[KernelData]
-) -> tuple[tuple[str, ...], Work, dict[str, npt.NDArray[np.int64]]]:
-    """Kernels -> one row per phase, and the order each application runs them in."""
+def _list_phases(
+    card: CardCoefficients, kernels: Sequence[KernelData]
+) -> tuple[tuple[str, ...], KernelDemand, dict[str, npt.NDArray[np.int64]]]:
+    """Return the kernel of each phase, what each phase asks for, and the order applications run phases in."""
     rows: list[dict[str, float]] = []
     names: list[str] = []
     order: dict[str, npt.NDArray[np.int64]] = {}
@@ -248,30 +336,64 @@ def _phases(
         columns = []
         for kernel in group:
             first = len(rows)
-            rows += [_row(card, kernel, phase) for phase in kernel.phases or [Phase(1.0)]]
+            rows += [_phase_demand(card, kernel, phase) for phase in kernel.phases or [PhaseData(1.0)]]
             names += [kernel.name] * (len(rows) - first)
             columns.append(first + np.arange(kernel.iterations) % (len(rows) - first))
         order[application] = np.stack(columns, axis=1).ravel()
-    return tuple(names), Work(**{k: np.array([row[k] for row in rows]) for k in rows[0]}), order
+    return tuple(names), KernelDemand(**{k: np.array([row[k] for row in rows]) for k in rows[0]}), order
 
 
-def _row(card: Card, kernel: KernelData, phase: Phase) -> dict[str, float]:
+def _phase_demand(card: CardCoefficients, kernel: KernelData, phase: PhaseData) -> dict[str, float]:
+    """Scale a kernel's relative times so that the phase takes its stated time at the top settings."""
     valu, dram = kernel.valu * phase.valu, kernel.dram * phase.dram
     exponent = card.overlap_base + card.overlap_per_occupancy * kernel.occupancy
     total = (valu**exponent + dram**exponent) ** (1.0 / exponent) + kernel.serial + kernel.fixed
     scale = units.parse(kernel.time, "s", kernel.name) * phase.work / total
+    same = ("occupancy", "divergence", "vgpr", "sgpr", "write_stall", "thrash", "fits")
     return {
         "valu_s": valu * scale,
         "dram_s": dram * scale,
         "fetch_s": kernel.fetch * phase.dram * scale,
         "serial_s": kernel.serial * scale,
         "fixed_s": kernel.fixed * scale,
-        "occupancy": kernel.occupancy,
-        "divergence": kernel.divergence,
-        "vgpr": kernel.vgpr,
-        "sgpr": kernel.sgpr,
-        "write_stall": kernel.write_stall,
-        "thrash": kernel.thrash,
-        "fits": kernel.fits,
+        **{name: getattr(kernel, name) for name in same},
         "work": phase.work,
     }
+
+
+# Standard deviations of the logarithm of each kind of number, for perturbed cards.
+DEMAND_SPREAD = 0.15  # what kernels ask for, kernel by kernel
+POWER_SPREAD = 0.15  # power coefficients
+PATH_SPREAD = 0.10  # latencies, widths and efficiency of the memory path
+COUNTER_SPREAD = 0.05  # counters, kernel by kernel
+RANGES = {"occupancy": (0.1, 1.0), "divergence": (0.0, 0.95), "thrash": (0.0, 0.5)}  # shares stay inside these
+
+
+def perturb_simulation(plant: SimulatedHd7970, seed: int) -> PlantTables:
+    """Return one perturbed card with perturbed kernels; the same ``seed`` gives the same card.
+
+    Every number is multiplied by exp(spread · z), z standard normal. A kernel's numbers have one factor each, the
+    same for all its phases.
+    """
+    rng = np.random.default_rng(seed)
+    card = {}
+    for entry in fields(plant.card):
+        spread = POWER_SPREAD if entry.name.endswith("_w") else PATH_SPREAD
+        card[entry.name] = getattr(plant.card, entry.name) * float(np.exp(spread * rng.standard_normal()))
+    card["efficiency"] = min(card["efficiency"], 0.95)
+    names, which = np.unique(plant.kernels, return_inverse=True)
+    work: dict[str, Array] = {}
+    for entry in fields(plant.work):
+        value = getattr(plant.work, entry.name)
+        if entry.name not in ("work", "fits"):
+            value = value * np.exp(DEMAND_SPREAD * rng.standard_normal(len(names)))[which]
+        work[entry.name] = np.clip(value, *RANGES[entry.name]) if entry.name in RANGES else value
+    perturbed = replace(plant, card=CardCoefficients(**card), work=KernelDemand(**work))
+    tables = perturbed.build_tables(f"hd-7970 perturbed {seed}")
+    counters = {}
+    for name, table in tables.counters.items():
+        factor = np.exp(COUNTER_SPREAD * rng.standard_normal(len(names)))[which][:, np.newaxis]
+        counters[name] = np.clip(
+            table * factor, 0.0, 1.0 if name in ("NormVGPR", "NormSGPR", "icActivity") else 100.0
+        )
+    return replace(tables, counters=counters)

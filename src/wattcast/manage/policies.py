@@ -1,32 +1,206 @@
-"""Policies beside the controller: what it is measured against.
+"""Define the policies that choose settings: the Harmonia controller of paper 004 and what it is compared with.
 
-Those that know the tables (oracle, static best, vendor default, race to idle, a forecast) are array
-expressions; the controller and its reduced forms are played run by run.
+``Harmonia`` is a pure state machine over observations. Policies that know the tables beforehand (oracle, static
+best, vendor default, race to idle, a forecast) are array expressions; the controller and its reduced forms are
+played run by run. To add a policy, name it in ``PolicyName`` and handle it in ``run_policy``.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from wattcast.arrays import Array
-from wattcast.fit.sensitivity import SensitivityModel
-from wattcast.manage.harmonia import Harmonia, State
-from wattcast.manage.knobs import Role, Settings
-from wattcast.manage.objective import WALL, Objective
-from wattcast.manage.plant import Noise, Tables
-from wattcast.manage.simulate import Played, charged, play_table
-from wattcast.manage.tuning import Tuning
+from wattcast.core.arrays import Array
+from wattcast.manage.knobs import KnobRole, Lattice, Settings, move_knob
+from wattcast.manage.plants import (
+    MeasurementNoise,
+    Observation,
+    PlantTables,
+    PlayedRun,
+    play_application,
+    run_at_settings,
+)
+from wattcast.manage.run_memory import RunMemory, SensitivityBeliefs
+from wattcast.manage.search_problem import BOUND_PENALTY, ControllerTuning, Objective, SearchProblem, SearchView
+from wattcast.manage.sensitivity_model import SensitivityBin, SensitivityModel, bin_sensitivity
+from wattcast.manage.setting_search import SearchMove, choose_next_move, choose_sensing_step
 
+CLOCK_TOLERANCE = 0.005  # of a clock; cards report theirs in steps of about this
+NO_RUNS = RunMemory()
+Bins = tuple[SensitivityBin, SensitivityBin]  # compute, bandwidth
 Indices = npt.NDArray[np.int64]
 
 
-class Name(StrEnum):
-    """Policies by name, in the order they are shown."""
+class PhaseMemory(NamedTuple):
+    """Hold what the controller knows of one kernel in its present phase."""
+
+    next_settings: Settings
+    why: str = "start"
+    runs: RunMemory = NO_RUNS
+    beliefs: SensitivityBeliefs | None = None  # from counters
+    bins: Bins | None = None
+    target: Settings | None = None  # of the coarse step
+    last: Settings | None = None  # settings of the run before
+    settled: bool = False
+    rest: int = 0  # runs to stay before the memory is looked at again
+    odd: int = 0  # surprises in a row
+    bad: int = 0  # unusable observations in a row
+
+
+class ControllerState(NamedTuple):
+    """Hold the present phase of each kernel, and earlier phases that may come back."""
+
+    kernels: Mapping[str, PhaseMemory]
+    shelf: Mapping[tuple[str, Bins], PhaseMemory]  # by kernel and bins
+
+
+@dataclass(frozen=True)
+class Harmonia:
+    """Control a card: a coarse step by sensitivity bins, then fine steps by feedback (paper 004, Algorithm 1).
+
+    ``fine=False`` is the coarse step alone.
+    """
+
+    lattice: Lattice
+    default: Settings
+    objective: Objective = field(default_factory=Objective)
+    model: SensitivityModel | None = None  # None: sensitivities are measured, not predicted
+    tuning: ControllerTuning = field(default_factory=ControllerTuning)
+    free: tuple[bool, ...] | None = None  # knobs it may turn; None: all
+    fine: bool = True
+    first: Settings | None = None  # of a kernel's first run; None: the default
+    hint: Mapping[str, Settings] = field(default_factory=dict)  # kernel -> first guess, instead of a coarse step
+
+    @cached_property
+    def problem(self) -> SearchProblem:
+        """Return the fixed part of the search."""
+        free = self.free or (True,) * len(self.lattice.knobs)
+        start = self.first or self.default
+        return SearchProblem(self.lattice, self.default, start, self.objective, self.tuning, free)
+
+    def start(self) -> ControllerState:
+        """Return the first state. Tables are worked out here and not in the first decision."""
+        _ = self._coarse_targets
+        return ControllerState({}, {})
+
+    def settings(self, state: ControllerState, kernel: str) -> Settings:
+        """Return the settings for the next run of a kernel."""
+        memory = state.kernels.get(kernel)
+        return self.problem.start if memory is None else memory.next_settings
+
+    def step(self, state: ControllerState, observation: Observation) -> tuple[ControllerState, Settings]:
+        """Return the next state and the settings for this kernel's next run."""
+        kernel, problem, tuning = observation.kernel, self.problem, self.tuning
+        memory = state.kernels.get(kernel) or PhaseMemory(problem.start, target=self.hint.get(kernel))
+        known = observation.settings == memory.next_settings or self.lattice.contains(observation.settings)
+        if not (observation.usable and known):
+            # Stay; after several in a row fall back to the start settings, which need no reading to be safe.
+            memory = memory._replace(bad=memory.bad + 1)
+            if memory.bad >= tuning.patience:
+                memory = memory._replace(next_settings=problem.start, why="blind", settled=False, rest=0)
+            return ControllerState({**state.kernels, kernel: memory}, state.shelf), memory.next_settings
+        state, memory = self._detect_phase(state, memory, observation)
+        runs = memory.runs.record(observation, self._effective(memory.runs, observation), problem.slope_levels)
+        if memory.settled and memory.rest > 0:
+            move, rest = SearchMove(memory.next_settings, True, memory.why), memory.rest - 1
+        else:
+            move, rest = self._choose_move(memory, runs), tuning.rest
+        memory = PhaseMemory(
+            move.settings,
+            move.why,
+            runs,
+            memory.beliefs,
+            memory.bins,
+            memory.target,
+            observation.settings,
+            move.settled,
+            rest,
+            memory.odd,
+        )
+        return ControllerState({**state.kernels, kernel: memory}, state.shelf), memory.next_settings
+
+    def _effective(self, runs: RunMemory, observation: Observation) -> Settings:
+        """Return the settings the card really ran at: the lowest core clock that would have been the same state.
+
+        A governor (power, heat) that holds the clock between two levels would hold it there for the upper one, too.
+        A clock that wavers by one level between runs counts as the same.
+        """
+        settings, which, clock_hz = observation.settings, self.problem.core, observation.core_hz
+        if which is None:
+            return settings
+        levels = self.lattice.knobs[which].levels
+        if not clock_hz < levels[settings[which]] * (1.0 - CLOCK_TOLERANCE):  # also where it is NaN
+            return settings
+        level = bisect_left(levels, clock_hz * (1.0 - CLOCK_TOLERANCE))
+        before = runs.held.get(settings)
+        if before is not None and abs(before[which] - level) <= 1:
+            return before
+        return move_knob(settings, which, level)
+
+    def _detect_phase(
+        self, state: ControllerState, memory: PhaseMemory, observation: Observation
+    ) -> tuple[ControllerState, PhaseMemory]:
+        """Switch to another phase when bins changed though no knob did (with counters), or time did (without)."""
+        counters, tuning = observation.usable_counters, self.tuning
+        if self.model is None or counters is None:
+            if memory.runs.surprise(observation, tuning.prior_sigma) <= tuning.surprise:
+                return state, memory if memory.odd == 0 else memory._replace(odd=0)
+            if memory.odd + 1 < tuning.patience:
+                return state, memory._replace(odd=memory.odd + 1)
+            return state, PhaseMemory(self.problem.start, last=memory.last)  # all that was learned is out of date
+        if memory.bins is not None and memory.last != observation.settings:
+            return state, memory  # sensitivities that moved with a knob say nothing of the program
+        compute, bandwidth = self.model.predict(counters)
+        bins = (bin_sensitivity(compute), bin_sensitivity(bandwidth))
+        if bins == memory.bins:
+            return state, memory
+        beliefs, target = SensitivityBeliefs(compute, bandwidth, tuning.margin), self._coarse_targets[bins]
+        if memory.bins is None:
+            return state, memory._replace(beliefs=beliefs, bins=bins, target=target)
+        if memory.runs.confirms(observation, tuning.resolution):
+            return state, memory._replace(beliefs=beliefs)  # the same program: it looks different from other settings
+        shelf = {**state.shelf, (observation.kernel, memory.bins): memory}
+        known = shelf.get((observation.kernel, bins))
+        if known is None:
+            known = PhaseMemory(memory.next_settings, beliefs=beliefs, bins=bins, target=target)
+        return ControllerState(state.kernels, shelf), known._replace(last=memory.last)
+
+    @cached_property
+    def _coarse_targets(self) -> dict[Bins, Settings | None]:
+        """Return where the coarse step leads, for all nine pairs of bins; None where it changes nothing.
+
+        No knob goes above its default, and none that may not be turned moves.
+        """
+        found: dict[Bins, Settings | None] = {}
+        for compute in SensitivityBin:
+            for bandwidth in SensitivityBin:
+                wanted = self.tuning.coarse_target(self.lattice, compute, bandwidth)
+                each = zip(wanted, self.default, self.problem.free, strict=True)
+                kept = tuple(min(level, default) if free else default for level, default, free in each)
+                found[compute, bandwidth] = None if kept == self.default else kept
+        return found
+
+    def _choose_move(self, memory: PhaseMemory, runs: RunMemory) -> SearchMove:
+        if self.fine:
+            return choose_next_move(self.problem, runs, memory.beliefs, memory.target)
+        if memory.beliefs is not None:
+            return SearchMove(memory.target or self.default, True, "coarse")
+        view = SearchView(self.problem, runs, None, check_cap=False)
+        probe = choose_sensing_step(view)
+        if probe is not None and probe not in runs.seen:
+            return SearchMove(probe, False, "sense")
+        return SearchMove(self._coarse_targets[view.bins()] or self.default, True, "coarse")
+
+
+class PolicyName(StrEnum):
+    """Name the policies, in the order they are shown."""
 
     DEFAULT = "default"
     RACE_TO_IDLE = "race_to_idle"
@@ -40,137 +214,112 @@ class Name(StrEnum):
 
 
 @dataclass(frozen=True)
-class Setup:
-    """What the policies of one comparison share."""
+class PolicySetup:
+    """Hold what the policies of one comparison share."""
 
     objective: Objective = field(default_factory=Objective)
     model: SensitivityModel | None = None
-    tuning: Tuning = field(default_factory=Tuning)
+    tuning: ControllerTuning = field(default_factory=ControllerTuning)
     forecast: Mapping[str, Settings] = field(default_factory=dict)  # application -> settings chosen beforehand
-    noise: Noise | None = None
+    noise: MeasurementNoise | None = None
     seed: int = 0
 
 
 @dataclass(frozen=True)
-class Run:
-    """One application under one policy: all its runs, and what the policy holds to at the end."""
+class PolicyRun:
+    """Hold all runs of one application under one policy, and the settings the policy keeps at the end."""
 
-    policy: Name
-    played: Played
+    policy: PolicyName
+    played: PlayedRun
     converged: Indices  # (phase,) settings at the end, for every phase of the tables
     idle_j: float = 0.0  # spent waiting, where the policy does
-    idle_s: float = 0.0
 
 
-def scores(tables: Tables, objective: Objective) -> Array:
-    """The objective of every phase at every setting, per unit of work, in logs; ``(phase, setting)``."""
+def score_tables(tables: PlantTables, objective: Objective) -> Array:
+    """Return the log score of every phase at every setting, per unit of work; ``(phase, setting)``."""
     work = tables.work[:, np.newaxis] if tables.work is not None else 1.0
     time_s = tables.time_s / work
-    reference = time_s[:, [tables.lattice.flat(tables.default)]]
-    return objective.scores(time_s, tables.power_w, reference)
+    reference = time_s[:, [tables.lattice.flat_index(tables.default)]]
+    return objective.log_scores(time_s, tables.power_w, reference)
 
 
-def oracle(tables: Tables, objective: Objective) -> Indices:
-    """The best setting of each phase: the whole table at once."""
-    return np.asarray(scores(tables, objective).argmin(axis=-1), dtype=np.int64)
+def find_oracle_settings(tables: PlantTables, objective: Objective) -> Indices:
+    """Find the best setting of each phase, from the whole table; ``(phase,)``."""
+    return np.asarray(score_tables(tables, objective).argmin(axis=-1), dtype=np.int64)
 
 
-def static_best(tables: Tables, application: str, objective: Objective) -> int:
-    """The one setting for the whole application that serves it best; a slowdown bounds its total time."""
+def find_static_best(tables: PlantTables, application: str, objective: Objective) -> int:
+    """Find the one setting that serves the whole application best; a slowdown bounds its total time."""
     counts = np.bincount(tables.order(application), minlength=len(tables.kernels)).astype(np.float64)
     time_s, energy_j = counts @ tables.time_s, counts @ tables.energy_j
     each = replace(objective, slowdown=None)  # latency and cap hold for every run
-    walls = (scores(tables, each) - scores(tables, Objective(objective.goal)))[counts > 0].max(axis=0)
+    penalty = (score_tables(tables, each) - score_tables(tables, Objective(objective.goal)))[counts > 0].max(axis=0)
     if objective.slowdown is not None:
-        limit_s = time_s[tables.lattice.flat(tables.default)] * (1 + objective.slowdown)
-        walls = walls + np.where(time_s > limit_s * (1 + 1e-9), WALL, 0.0)
-    return int((np.log(objective.total(time_s, energy_j)) + walls).argmin())
+        limit_s = time_s[tables.lattice.flat_index(tables.default)] * (1 + objective.slowdown)
+        penalty = penalty + np.where(time_s > limit_s * (1 + 1e-9), BOUND_PENALTY, 0.0)
+    return int((np.log(objective.total(time_s, energy_j)) + penalty).argmin())
 
 
-def run(tables: Tables, application: str, policy: Name, setup: Setup) -> Run | None:
-    """One application under one policy; None where the plant does not give what the policy needs."""
-    if policy in (Name.HARMONIA, Name.COARSE, Name.CORE_CLOCK, Name.GUIDED):
-        return _controlled(tables, application, policy, setup)
-    if policy is Name.RACE_TO_IDLE:
-        return _race(tables, application, setup)
-    chosen = _fixed(tables, application, policy, setup)
-    if chosen is None:
-        return None
-    return Run(policy, charged(tables, application, chosen[tables.order(application)]), chosen)
-
-
-def _fixed(tables: Tables, application: str, policy: Name, setup: Setup) -> Indices | None:
-    """Settings of each phase that a policy fixes beforehand."""
-    everywhere = np.ones(len(tables.kernels), dtype=np.int64)
-    if policy is Name.ORACLE:
-        return oracle(tables, setup.objective)
-    if policy is Name.STATIC:
-        return everywhere * static_best(tables, application, setup.objective)
-    if policy is Name.PREDICTIVE:
+def run_policy(tables: PlantTables, application: str, policy: PolicyName, setup: PolicySetup) -> PolicyRun | None:
+    """Run one application under one policy; None where the plant does not give what the policy needs."""
+    if policy in (PolicyName.HARMONIA, PolicyName.COARSE, PolicyName.CORE_CLOCK, PolicyName.GUIDED):
+        return _run_controller(tables, application, policy, setup)
+    if policy is PolicyName.RACE_TO_IDLE:
+        return _race_to_idle(tables, application, setup.objective)
+    chosen = np.full(len(tables.kernels), tables.lattice.flat_index(tables.default), dtype=np.int64)
+    if policy is PolicyName.ORACLE:
+        chosen = find_oracle_settings(tables, setup.objective)
+    elif policy is PolicyName.STATIC:
+        chosen[:] = find_static_best(tables, application, setup.objective)
+    elif policy is PolicyName.PREDICTIVE:
         if application not in setup.forecast:
             return None
-        return everywhere * tables.lattice.flat(setup.forecast[application])
-    return everywhere * tables.lattice.flat(tables.default)
+        chosen[:] = tables.lattice.flat_index(setup.forecast[application])
+    return PolicyRun(policy, run_at_settings(tables, application, chosen[tables.order(application)]), chosen)
 
 
-def _race(tables: Tables, application: str, setup: Setup) -> Run | None:
-    """Run at the highest settings, then idle until the objective's deadline; needs to know idle power."""
-    top = np.full(len(tables.kernels), tables.lattice.flat(tables.lattice.top), dtype=np.int64)
-    played = charged(tables, application, top[tables.order(application)])
-    deadline_s = _deadline_s(tables, played, setup.objective)
+def _race_to_idle(tables: PlantTables, application: str, objective: Objective) -> PolicyRun | None:
+    """Run at the highest settings, then idle until the objective's deadline; None where idle power is not known."""
+    top = np.full(len(tables.kernels), tables.lattice.flat_index(tables.lattice.top), dtype=np.int64)
+    played = run_at_settings(tables, application, top[tables.order(application)])
+    deadline_s = 0.0
+    if objective.latency_s is not None:
+        deadline_s = objective.latency_s * len(played.chosen)
+    elif objective.slowdown is not None:
+        usual_s = float(tables.time_s[played.phase, tables.lattice.flat_index(tables.default)].sum())
+        deadline_s = usual_s * (1.0 + objective.slowdown)
     idle_s = max(deadline_s - played.total_s, 0.0)
     if idle_s > 0 and tables.idle_w is None:
         return None
-    return Run(Name.RACE_TO_IDLE, played, top, idle_s * (tables.idle_w or 0.0), idle_s)
+    return PolicyRun(PolicyName.RACE_TO_IDLE, played, top, idle_s * (tables.idle_w or 0.0))
 
 
-def _deadline_s(tables: Tables, played: Played, objective: Objective) -> float:
-    if objective.latency_s is not None:
-        return objective.latency_s * len(played.chosen)
-    at = tables.lattice.flat(tables.default)
-    usual_s = float(tables.time_s[played.phase, at].sum())
-    return usual_s * (1.0 + objective.slowdown) if objective.slowdown is not None else 0.0
-
-
-def _controlled(tables: Tables, application: str, policy: Name, setup: Setup) -> Run | None:
-    if policy is Name.GUIDED and application not in setup.forecast:
-        return None
-    controller = controller_for(tables, policy, setup)
-    if controller is None:
-        return None
-    if policy is Name.GUIDED:
-        hint = setup.forecast[application]
-        controller = replace(controller, hint={tables.kernels[p]: hint for p in tables.order(application)})
-    played, state = play_table(tables, application, controller, setup.noise, setup.seed)
-    return Run(policy, played, _converged(tables, controller, state, played))
-
-
-def controller_for(tables: Tables, policy: Name, setup: Setup) -> Harmonia | None:
-    """The controller, or one of its reduced forms."""
-    model = setup.model if tables.counters else None
+def make_controller(tables: PlantTables, policy: PolicyName, setup: PolicySetup) -> Harmonia | None:
+    """Make the controller or one of its reduced forms; None where the card lacks the only knob it may turn."""
     free = None
-    if policy is Name.CORE_CLOCK:
-        free = tuple(knob.role is Role.CORE_CLOCK for knob in tables.lattice.knobs)
+    if policy is PolicyName.CORE_CLOCK:
+        free = tuple(knob.role is KnobRole.CORE_CLOCK for knob in tables.lattice.knobs)
         if not any(free):
             return None
-    return Harmonia(
-        tables.lattice,
-        tables.default,
-        setup.objective,
-        model,
-        setup.tuning,
-        free,
-        fine=policy is not Name.COARSE,
-    )
+    model, fine = setup.model if tables.counters else None, policy is not PolicyName.COARSE
+    return Harmonia(tables.lattice, tables.default, setup.objective, model, setup.tuning, free, fine)
 
 
-def _converged(tables: Tables, controller: Harmonia, state: State, played: Played) -> Indices:
-    """Settings held to at the end: of the memory that a phase ends in, where it settled; else its last run."""
-    last = np.full(len(tables.kernels), tables.lattice.flat(tables.default), dtype=np.int64)
-    last[played.phase] = played.chosen  # later runs overwrite earlier ones
+def _run_controller(
+    tables: PlantTables, application: str, policy: PolicyName, setup: PolicySetup
+) -> PolicyRun | None:
+    controller = make_controller(tables, policy, setup)
+    if controller is None or (policy is PolicyName.GUIDED and application not in setup.forecast):
+        return None
+    if policy is PolicyName.GUIDED:
+        hint = setup.forecast[application]
+        controller = replace(controller, hint={tables.kernels[p]: hint for p in tables.order(application)})
+    played, state = play_application(tables, application, controller, setup.noise, setup.seed)
+    # The settings kept at the end: those a kernel with one phase settled on, else those of the phase's last run.
+    converged = np.full(len(tables.kernels), tables.lattice.flat_index(tables.default), dtype=np.int64)
+    converged[played.phase] = played.chosen  # later runs overwrite earlier ones
     for phase in np.unique(played.phase):
         memory = state.kernels.get(tables.kernels[phase])
-        alone = tables.kernels.count(tables.kernels[phase]) == 1
-        if alone and memory is not None and memory.settled:
-            last[phase] = tables.lattice.flat(memory.at)
-    return last
+        if memory is not None and memory.settled and tables.kernels.count(tables.kernels[phase]) == 1:
+            converged[phase] = tables.lattice.flat_index(memory.next_settings)
+    return PolicyRun(policy, played, converged)

@@ -1,8 +1,7 @@
-"""Measuring: the only place that touches a GPU. Reads sensors and runs kernels; never sets a clock or a limit."""
+"""Measure time, energy and clocks on a GPU. Only ``device_control`` ever changes a clock or a limit."""
 
 from __future__ import annotations
 
-from wattcast.measure.measurement import Measurement
-from wattcast.measure.window import window
+from wattcast.measure.measured_run import Measurement, window
 
 __all__ = ["Measurement", "window"]

@@ -1,6 +1,6 @@
-"""``python -m wattcast.measure``: measuring on a bare GPU node, with the standard library's argument parser.
+"""Run ``python -m wattcast.measure`` on a bare GPU node, with the standard library's argument parser.
 
-Nothing here changes a clock, a limit or a mode of a card.
+No command changes a clock, a limit or a mode of a card.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from wattcast.errors import ExitCode, WattcastError, bad_value
-from wattcast.units import parse
+from wattcast.core.errors import ExitCode, WattcastError, bad_value
+from wattcast.core.units import parse
 
 if TYPE_CHECKING:
-    from wattcast.measure.microbench.run import Request
+    from wattcast.microbench.microbench_sessions import MicrobenchRequest
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -55,8 +55,9 @@ def _parser() -> argparse.ArgumentParser:
     kernels.add_argument("--out", type=Path, required=True)
     kernels.add_argument(
         "--steps",
-        default="idle,burst,repeat-burst,sustained,repeat-sustained,duty,pattern,clock,names",
-        help="commas between; by default %(default)s; besides: chain, stack (operators among others)",
+        default="",
+        help="commas between: idle, burst, repeat-burst, sustained, repeat-sustained, duty, pattern, clock, names "
+        "(these by default), chain, stack",
     )
     kernels.add_argument("--budget", default="540s")
     kernels.add_argument("--few", type=int, default=0, help="only this many operators per family: a smoke test")
@@ -85,6 +86,7 @@ def _parser() -> argparse.ArgumentParser:
     counters.set_defaults(call=_counters)
     _micro(verbs.add_parser("microbench", help="time, power and energy of every unit of the GPU"), _microbench)
     _micro(verbs.add_parser("multimedia", help="rotation, motion search, DCT and debarreling of a clip"), _multimedia)
+    _engine_options(verbs.add_parser("engine", help="steps and serving of vLLM with dummy weights into --out"))
     pack = verbs.add_parser("pack", help="JSON Lines of campaigns into the tables of a database")
     pack.add_argument("folders", nargs="+", type=Path)
     pack.add_argument("--out", type=Path, required=True)
@@ -118,24 +120,40 @@ def _micro(parser: argparse.ArgumentParser, call: Callable[[argparse.Namespace],
     parser.set_defaults(call=call)
 
 
+def _engine_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", type=Path, required=True, help="folder for rows; a re-run continues there")
+    parser.add_argument("--seconds", type=float, default=540.0, help="time for everything; it ends itself inside")
+    parser.add_argument("--models", default="", help="planned models in this order, commas between; by default all")
+    parser.add_argument("--parts", default="steps,traffic", help="commas between; by default %(default)s")
+    parser.add_argument("--loads", default="0.8,0.5,1.1", help="arrivals, shares of capacity; by default %(default)s")
+    parser.add_argument("--traffic-seconds", type=float, default=12.0, help="arrivals of one serving run")
+    parser.add_argument("--done", type=Path, help="folder of an earlier call: its rows are not measured again")
+    parser.add_argument("--own", type=Path, help="folder with a config.json in place of the planned models")
+    parser.add_argument("--quantization", default="", help="with --own: fp8, for example")
+    parser.add_argument("--kv-dtype", default="auto", help="with --own: fp8, for example")
+    parser.add_argument("--smoke", action="store_true", help="a tiny model and a few rows: does everything work?")
+    parser.add_argument("--list", action="store_true", help="name the planned models and the split")
+    parser.set_defaults(call=_engine)
+
+
 def _source(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--source", default="auto", help="auto, nvml, amd or rapl")
     parser.add_argument("--device", type=int, default=0)
 
 
 def _run(options: argparse.Namespace) -> int:
-    from wattcast.measure.run import run_command
+    from wattcast.measure.measured_run import run_command
 
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     if options.plot:
-        from wattcast.measure.plot import check_path
+        from wattcast.measure.measured_run import check_figure_path
 
-        check_path(options.plot)
+        check_figure_path(options.plot)
     run = run_command(command, options.source, options.device, pass_output=not options.json)
     if options.plot:
-        from wattcast.measure.plot import power_figure, save
+        from wattcast.measure.measured_run import draw_run_power, save_run_figure
 
-        save(power_figure(run), options.plot)
+        save_run_figure(draw_run_power(run), options.plot)
     if options.json:
         print(json.dumps(run.plain()))
     else:
@@ -146,7 +164,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _idle(options: argparse.Namespace) -> int:
-    from wattcast.measure.idle import measure_idle
+    from wattcast.measure.measured_run import measure_idle
 
     result, identity = measure_idle(options.seconds, options.source, options.device)
     print(json.dumps({"device": identity.name, **result.plain()}) if options.json else result.sentence)
@@ -154,9 +172,9 @@ def _idle(options: argparse.Namespace) -> int:
 
 
 def _sensor(options: argparse.Namespace) -> int:
-    from wattcast.measure.sensor_run import probe
+    from wattcast.measure.measuring_checks import probe_sensor
 
-    sensor, samples = probe(options.source, options.device)
+    sensor, samples = probe_sensor(options.source, options.device)
     if options.out:
         options.out.mkdir(parents=True, exist_ok=True)
         samples.save(options.out / "sensor_samples.npz")
@@ -166,23 +184,28 @@ def _sensor(options: argparse.Namespace) -> int:
 
 
 def _kernels(options: argparse.Namespace) -> int:
-    from wattcast.measure.kernels.listed import read_listed
-    from wattcast.measure.kernels.run import run_campaign
+    from wattcast.measure.campaigns.kernel_campaign import DEFAULT_STEPS, read_listed, run_kernel_campaign
 
     began_s = time.monotonic()
     budget_s = parse(options.budget, "s", "--budget")
     listed = read_listed(options.plan) if options.plan else None
     if options.round < 1:
         raise bad_value("--round", "1 or more", options.round)
-    counts = run_campaign(
-        options.out, options.steps.split(","), budget_s, options.few, options.after, listed, options.round
+    counts = run_kernel_campaign(
+        options.out,
+        (options.steps or DEFAULT_STEPS).split(","),
+        budget_s,
+        options.few,
+        options.after,
+        listed,
+        options.round,
     )
     print(json.dumps({**dict(sorted(counts.items())), "seconds": round(time.monotonic() - began_s, 1)}, indent=1))
     return int(ExitCode.OK)
 
 
 def _models(options: argparse.Namespace) -> int:
-    from wattcast.measure.models.campaign import run_models
+    from wattcast.measure.campaigns.model_campaign import run_models
 
     began_s = time.monotonic()
     budget_s = parse(options.budget, "s", "--budget")
@@ -193,32 +216,35 @@ def _models(options: argparse.Namespace) -> int:
 
 
 def _counters(options: argparse.Namespace) -> int:
-    from wattcast.measure.kernels import counters
+    from wattcast.measure.campaigns import nsight_counters
 
     budget_s = parse(options.budget, "s", "--budget")
     if options.target:
-        print(f"counted {counters.target(budget_s, options.few, options.plan)} operators", file=sys.stderr)
+        print(
+            f"counted {nsight_counters.count_operators(budget_s, options.few, options.plan)} operators",
+            file=sys.stderr,
+        )
         return int(ExitCode.OK)
-    print(json.dumps(counters.collect(options.out, budget_s, options.few, options.plan)))
+    print(json.dumps(nsight_counters.collect_counters(options.out, budget_s, options.few, options.plan)))
     return int(ExitCode.OK)
 
 
 def _microbench(options: argparse.Namespace) -> int:
-    from wattcast.measure.microbench import run
+    from wattcast.microbench import microbench_sessions
 
-    return run.microbench(_request(options))
+    return microbench_sessions.run_microbench(_request(options))
 
 
 def _multimedia(options: argparse.Namespace) -> int:
-    from wattcast.measure.microbench import run
+    from wattcast.microbench import microbench_sessions
 
-    return run.multimedia(_request(options))
+    return microbench_sessions.run_multimedia(_request(options))
 
 
-def _request(options: argparse.Namespace) -> Request:
-    from wattcast.measure.microbench.run import Request
+def _request(options: argparse.Namespace) -> MicrobenchRequest:
+    from wattcast.microbench.microbench_sessions import MicrobenchRequest
 
-    return Request(
+    return MicrobenchRequest(
         out=options.out,
         budget_s=parse(options.budget, "s", "--budget"),
         only=tuple(name for name in options.only.split(",") if name),
@@ -234,28 +260,41 @@ def _request(options: argparse.Namespace) -> Request:
     )
 
 
-def _pack(options: argparse.Namespace) -> int:
-    from wattcast.measure.pack import pack
+def _engine(options: argparse.Namespace) -> int:
+    from wattcast.measure.engine import engine_campaign
 
-    print(json.dumps(pack(options.folders, options.out)))
+    if options.list:
+        print("\n".join(engine_campaign.list_models()))
+        return int(ExitCode.OK)
+    given = {name: value for name, value in vars(options).items() if name not in ("call", "list")}
+    counts = engine_campaign.run_engine_campaign(engine_campaign.request_campaign(**given))
+    print("\n".join(engine_campaign.describe_rows(options.out)))
+    print(json.dumps(dict(sorted(counts.items())), indent=1))
+    return int(ExitCode.OK)
+
+
+def _pack(options: argparse.Namespace) -> int:
+    from wattcast.measure.database_files import pack_database
+
+    print(json.dumps(pack_database(options.folders, options.out)))
     return int(ExitCode.OK)
 
 
 def _summary(options: argparse.Namespace) -> int:
-    from wattcast.measure.summary import markdown, summarise
+    from wattcast.measure.database_files import make_summary_page, summarise_database
 
-    found = summarise(options.database)
-    print(json.dumps(found) if options.json else markdown(found), end="\n" if options.json else "")
+    found = summarise_database(options.database)
+    print(json.dumps(found) if options.json else make_summary_page(found), end="\n" if options.json else "")
     return int(ExitCode.OK)
 
 
 def _load(options: argparse.Namespace) -> int:
-    from wattcast.measure import load
+    from wattcast.measure import measuring_checks
 
     if not options.agree:
-        load.load(options.seconds, options.marks)
+        measuring_checks.run_known_loads(options.seconds, options.marks)
         return int(ExitCode.OK)
-    found = json.dumps(load.agree(), indent=1)
+    found = json.dumps(measuring_checks.compare_methods(), indent=1)
     if options.out:
         options.out.mkdir(parents=True, exist_ok=True)
         (options.out / "agree.json").write_text(found)

@@ -1,8 +1,7 @@
-"""The reading side of the sampler: starts the polling process, reads its ring, notices when it is ill.
+"""Start the polling process, read its ring of samples, and notice when it fails.
 
-Polling happens in a process of its own (:mod:`wattcast.measure.polling`), so that a driver call of a
-millisecond never stalls the measured program. A process that hangs inside the driver is noticed by
-its silence.
+Polling happens in a process of its own (``polling_process``), so that a driver call of a millisecond never stalls the
+measured program. A process that hangs inside the driver is noticed by its silence.
 """
 
 from __future__ import annotations
@@ -19,13 +18,20 @@ from pathlib import Path
 
 import numpy as np
 
-from wattcast.errors import MissingTool, Refused
-from wattcast.measure import ring as layout
-from wattcast.measure.ring import COLUMNS, Ring
-from wattcast.measure.samples import Samples
-from wattcast.measure.source import Identity
+from wattcast.core.errors import MissingTool, Refused
+from wattcast.measure import energy_samples as layout
+from wattcast.measure.energy_samples import COLUMNS, EnergySamples, SampleRing
+from wattcast.measure.energy_sources import DeviceIdentity
 
 SILENCE_S = 3.0  # a healthy sampler is never silent this long
+
+
+def make_child_environment() -> dict[str, str]:
+    """Return this process's environment with Wattcast's own folder first on ``PYTHONPATH``."""
+    package = str(Path(__file__).parents[2])
+    return dict(os.environ) | {
+        "PYTHONPATH": os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
+    }
 
 
 class Sampler:
@@ -36,8 +42,8 @@ class Sampler:
         self._relaxed = relaxed
         self._process: subprocess.Popen[str] | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
-        self._ring: Ring | None = None
-        self.identity = Identity("")
+        self._ring: SampleRing | None = None
+        self.identity = DeviceIdentity("")
 
     def __enter__(self) -> Sampler:
         self.start()
@@ -51,15 +57,12 @@ class Sampler:
         source, index, period_s = self._wanted
         self._folder = tempfile.TemporaryDirectory(prefix="wattcast-")
         path = Path(self._folder.name) / "samples"
-        self._ring = Ring.create(path)
-        command = [sys.executable, "-m", "wattcast.measure.polling", str(path), source, str(index), str(period_s)]
-        command += ["--relaxed"] if self._relaxed else []
-        package = str(Path(__file__).parents[2])
-        paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+        self._ring = SampleRing.create(path)
+        command = [sys.executable, "-m", "wattcast.measure.polling_process", str(path), source, str(index)]
+        command += [str(period_s), *(["--relaxed"] if self._relaxed else [])]
         self._process = subprocess.Popen(
             command,
-            env=environment,
+            env=make_child_environment(),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             text=True,
@@ -125,15 +128,15 @@ class Sampler:
 
     @property
     def head(self) -> int:
-        """Number of samples so far; give it to :meth:`since` later."""
+        """Number of samples so far; give it to ``since`` later."""
         return int(self._ring.header[layout.HEAD]) if self._ring is not None else 0
 
-    def since(self, mark: int) -> Samples:
+    def since(self, mark: int) -> EnergySamples:
         """Samples from number ``mark`` on."""
-        return Samples(self._rows(mark)[0])
+        return EnergySamples(self._rows(mark)[0])
 
     def check(self) -> None:
-        """Raise :class:`~wattcast.errors.Refused` with the reason when samples can no longer be trusted."""
+        """Raise ``Refused`` with the reason when samples can no longer be trusted."""
         if self.lost:
             raise Refused("the device has vanished (NVML: GPU is lost); what was measured before is kept.")
         if not self.healthy:
@@ -157,7 +160,7 @@ class Sampler:
             time.sleep(0.005)
         assert self._process.stdout is not None
         plain = json.loads(self._process.stdout.readline())
-        self.identity = Identity(**{**plain, "notes": tuple(plain["notes"])})
+        self.identity = DeviceIdentity(**{**plain, "notes": tuple(plain["notes"])})
 
 
 def _reason(said: str) -> str:

@@ -1,5 +1,5 @@
 """Activity -> Power."""
 
-from wattcast.power.interface import Power, PowerModel, kind_of, kinds
+from wattcast.power.power_model import Power, PowerModel, power_model_kind, power_model_kinds
 
-__all__ = ["Power", "PowerModel", "kind_of", "kinds"]
+__all__ = ["Power", "PowerModel", "power_model_kind", "power_model_kinds"]

@@ -1,24 +1,165 @@
 """Hybrid rail power: counted events times the square of the voltage, rail by rail.
 
-P = P_base + Σ_R ( I_R,leak·V_R + C_R,clk·V_R²·f_R + Σ_i C_R,i·ρ_R,i·V_R² )   [Stokke2016, Eq. 8 to 10],
-with ρ events per second, or the value of an event that is a mean, such as instructions per cycle
-[Eq. 7]. A capacitance is in farad when the voltage is in volts; with a relative voltage it is joules
-per event at relative voltage 1, and for a mean event watts at value 1.
+    P = P_base + Σ_R ( I_leak·V + C_clk·V²·f + P_offset(f) + Σ_i C_i·ρ_i·V² )        [Stokke2016, Eq. 8 to 10]
+
+over supply rails R, each with its voltage V and clock f. ρ_i is events per second, or the value of an event that is a
+mean, such as instructions per cycle [Eq. 7]. A capacitance C_i is in farad when the voltage is in volts; with a
+relative voltage it is joules per event at relative voltage 1, and for a mean event watts at value 1. P_offset is what
+a rail draws off the straight line at a named clock [section 4.1.2]. The model holds for the clocks and voltages it
+was fitted at, and for work that its events can tell apart.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, ClassVar
 
 import numpy as np
 
-from wattcast.activity import Activity, events
-from wattcast.arrays import Array
-from wattcast.errors import bad_value
-from wattcast.power.interface import Kind, Power
-from wattcast.power.rail import Clock, Rail, RailVoltage, in_order
+from wattcast.core.arrays import Array, Sweepable
+from wattcast.core.errors import bad_value
+from wattcast.hardware import OperatingPoint
+from wattcast.power.activity import Activity
+from wattcast.power.power_model import Power, PowerModel, event_intensity, order_by_event, stack_parts
+
+_SAME_CLOCK = 1e-3  # relative difference up to which two clocks are one setting
+
+
+class RailClock(StrEnum):
+    """Which set clock drives a rail."""
+
+    CORE = "core"
+    MEMORY = "memory"
+    FIXED = "fixed"  # not part of an operating point: voltage and clock never change
+
+
+def _empty() -> Array:
+    return np.zeros(0)
+
+
+@dataclass(frozen=True)
+class RailVoltage:
+    """Voltage by the rail's own clock, linear between points and flat beyond, but never below a floor.
+
+    The floor is what the other clock's setting demands: V = max(V(f), V_floor(f_other)). A GTX Titan X
+    shows it: with memory at 3300 MHz and more the core voltage stops falling at 975 MHz, with memory
+    at 810 MHz only at 785 MHz. ``level`` is in volts, or relative to a reference clock where nobody
+    publishes volts; V² times a coefficient needs no more.
+    """
+
+    clock_hz: Array
+    level: Array
+    floor_clock_hz: Array = field(default_factory=_empty)
+    floor_level: Array = field(default_factory=_empty)
+
+    def __post_init__(self) -> None:
+        pairs = (("voltage", self.clock_hz, self.level), ("voltage floor", self.floor_clock_hz, self.floor_level))
+        for name, clock_hz, level in pairs:
+            if clock_hz.shape != level.shape or clock_hz.ndim != 1:
+                raise bad_value(name, "one voltage a clock", f"{level.size} for {clock_hz.size}")
+            if not ((np.diff(clock_hz) > 0).all() and (np.diff(level) >= 0).all() and (level > 0).all()):
+                raise bad_value(name, "rising clocks, voltages above zero that never fall", level.tolist())
+        if self.clock_hz.size == 0:
+            raise bad_value("voltage", "at least one clock", "none")
+
+    @classmethod
+    def constant(cls, level: float = 1.0) -> RailVoltage:
+        """Return a voltage that is the same at every clock."""
+        return cls(np.array([1.0]), np.array([level]))
+
+    def level_at(self, clock_hz: Sweepable, other_clock_hz: Sweepable | None = None) -> Array:
+        """Return the voltage at the rail's own clock and the other one, V = max(V(f), V_floor(f_other))."""
+        own = np.asarray(np.interp(clock_hz, self.clock_hz, self.level))
+        if self.floor_clock_hz.size == 0:
+            return own
+        if other_clock_hz is None:
+            raise bad_value("operating point", "both clocks, which this rail's voltage depends on", "one")
+        return np.maximum(own, np.interp(other_clock_hz, self.floor_clock_hz, self.floor_level))
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return the coefficients as mappings, lists and numbers, for YAML."""
+        plain: dict[str, Any] = {"clock_hz": self.clock_hz.tolist(), "level": self.level.tolist()}
+        if self.floor_clock_hz.size:
+            plain |= {"floor_clock_hz": self.floor_clock_hz.tolist(), "floor_level": self.floor_level.tolist()}
+        return plain
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> RailVoltage:
+        """Build it from what ``to_plain`` returned."""
+        arrays = {key: np.array(value, dtype=float) for key, value in plain.items()}
+        return cls(**arrays)
+
+
+@dataclass(frozen=True)
+class SupplyRail:
+    """One rail without its dynamic power: leakage, clock tree, and offsets at named clocks."""
+
+    name: str
+    clock: RailClock
+    voltage: RailVoltage = field(default_factory=RailVoltage.constant)
+    leakage_a: float = 0.0  # W per V
+    clock_f: float = 0.0  # W per (V²·Hz): switched at every cycle, work or not
+    offset_w: tuple[tuple[float, float], ...] = ()  # (clock in Hz, W): off the straight line at this clock
+
+    def __post_init__(self) -> None:
+        numbers = (self.leakage_a, self.clock_f, *(w for _, w in self.offset_w))
+        if not np.isfinite(numbers).all():
+            raise bad_value(f"rail {self.name}", "finite coefficients", numbers)
+        if self.clock is RailClock.FIXED and (self.clock_f or self.offset_w):
+            raise bad_value(f"rail {self.name}", "a clock, for its clock power or offsets", "none")
+
+    def own_clock_hz(self, at: OperatingPoint) -> Array:
+        """Return the set clock of this rail; 0 where it has none."""
+        if self.clock is RailClock.FIXED:
+            return np.zeros(())
+        setting = at.clock_hz if self.clock is RailClock.CORE else at.memory_clock_hz
+        if setting is None:
+            name = "clock_hz" if self.clock is RailClock.CORE else "memory_clock_hz"
+            raise bad_value(f"activity.at.{name}", f"the set clock of rail {self.name}", None)
+        return np.asarray(setting, dtype=np.float64)
+
+    def volt(self, at: OperatingPoint) -> Array:
+        """Return the voltage of this rail at a setting."""
+        other = at.memory_clock_hz if self.clock is RailClock.CORE else at.clock_hz
+        return self.voltage.level_at(self.own_clock_hz(at), other)
+
+    def leakage_w(self, at: OperatingPoint) -> Array:
+        """Return the leakage power, I_leak·V in W [Stokke2016, Eq. 2]."""
+        return np.asarray(self.leakage_a * self.volt(at))
+
+    def clock_w(self, at: OperatingPoint) -> Array:
+        """Return the power of the clock tree, C_clk·V²·f, and the offset at a named clock, in W [4.1.2 and 4.2.3]."""
+        clock_hz = self.own_clock_hz(at)
+        clock_w = np.asarray(self.clock_f * self.volt(at) ** 2 * clock_hz)
+        for named_hz, offset_w in self.offset_w:
+            clock_w = clock_w + offset_w * (np.abs(clock_hz - named_hz) <= _SAME_CLOCK * named_hz)
+        return clock_w
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return the coefficients as mappings, lists and numbers, for YAML."""
+        return {
+            "name": self.name,
+            "clock": str(self.clock),
+            "voltage": self.voltage.to_plain(),
+            "leakage_a": self.leakage_a,
+            "clock_f": self.clock_f,
+            "offset_w": [[clock_hz, offset_w] for clock_hz, offset_w in self.offset_w],
+        }
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> SupplyRail:
+        """Build it from what ``to_plain`` returned."""
+        return cls(
+            str(plain["name"]),
+            RailClock(plain["clock"]),
+            RailVoltage.from_plain(plain["voltage"]),
+            float(plain["leakage_a"]),
+            float(plain["clock_f"]),
+            tuple((float(clock_hz), float(offset_w)) for clock_hz, offset_w in plain["offset_w"]),
+        )
+
 
 BASE = "base"
 
@@ -27,29 +168,30 @@ BASE = "base"
 class EventRail:
     """A rail and what each event on it switches."""
 
-    rail: Rail
+    rail: SupplyRail
     event_f: Mapping[str, float]  # event -> farad, or J at relative voltage 1
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "event_f", in_order(f"rail {self.rail.name}", self.event_f))
+        object.__setattr__(self, "event_f", order_by_event(f"rail {self.rail.name}", self.event_f))
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Leakage, clock, then each event."""
+        """Names of leakage, clock, then each event."""
         return (f"{self.rail.name} leakage", f"{self.rail.name} clock", *self.event_f)
 
     def part_w(self, activity: Activity) -> list[Array]:
-        """Watts of each part."""
+        """Return the watts of leakage, clock tree and each event."""
         at = activity.at
         square = self.rail.volt(at) ** 2
-        dynamic = [c * occurrence(activity, event) * square for event, c in self.event_f.items()]  # Eq. 9
+        dynamic = [c * event_intensity(activity, event) * square for event, c in self.event_f.items()]  # Eq. 9
         return [self.rail.leakage_w(at), self.rail.clock_w(at), *dynamic]
 
 
 @dataclass(frozen=True)
-class HybridRail:
+class HybridRail(PowerModel):
     """Rails, and a base power for everything that is on none of them."""
 
+    kind: ClassVar[str] = "hybrid_rail"
     base_w: float
     rails: tuple[EventRail, ...]
 
@@ -67,89 +209,43 @@ class HybridRail:
         return (BASE, *(part for rail in self.rails for part in rail.parts))
 
     def power(self, activity: Activity) -> Power:
-        """Watts of the base and of each rail's leakage, clock and events (Eq. 10)."""
+        """Return the watts of the base and of each rail's leakage, clock and events (Eq. 10)."""
         activity.require(self.required_events, "hybrid rail power")
         part_w = [np.asarray(self.base_w)]
         for rail in self.rails:
             part_w += rail.part_w(activity)
-        return stacked(activity, part_w, self.parts)
+        return stack_parts(activity, part_w, self.parts)
 
     def to_plain(self) -> dict[str, Any]:
-        """For YAML."""
+        """Return the coefficients as mappings, lists and numbers, for YAML."""
         rails = [r.rail.to_plain() | {"event_f": dict(r.event_f)} for r in self.rails]
         return {"base_w": self.base_w, "rails": rails}
 
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> HybridRail:
+        """Build the model from what ``to_plain`` returned."""
+        rails = tuple(EventRail(SupplyRail.from_plain(r), r["event_f"]) for r in plain["rails"])
+        return cls(float(plain["base_w"]), rails)
 
-def occurrence(activity: Activity, event: str) -> Array:
-    """Events per second, or the value of an event that is a mean."""
-    return activity.of(event) if events()[event].is_mean else activity.rate(event)
-
-
-def stacked(activity: Activity, part_w: list[Array], parts: tuple[str, ...]) -> Power:
-    """Watts of each part over the intervals of ``activity``."""
-    shape = np.broadcast_shapes(activity.duration_s.shape, activity.value.shape[:-1], *(np.shape(w) for w in part_w))
-    return Power(np.stack([np.broadcast_to(w, shape) for w in part_w], axis=-1), parts)
-
-
-def actual_transactions(transactions: Array, shared_efficiency: Array) -> Array:
-    """Shared-memory transactions that really happened.
-
-    L1_actual = L1_counted·shared_efficiency [Stokke2016, Eq. 6]: the counter adds one for each thread
-    although a broadcast serves many. The efficiency mixes reads and writes, so each is approximate.
-
-    >>> float(actual_transactions(np.float64(1000.0), np.float64(0.25)))
-    250.0
-    """
-    return np.asarray(transactions * shared_efficiency)
-
-
-def anchored_w(model: HybridRail, activity: Activity, reference: Activity, measured_w: Array) -> Array:
-    """Total power when that of the same work is known at one setting, ``(*sweep, interval)``.
-
-    What the model misses there is taken for activity of the first rail that no counter sees, so it
-    scales like that rail's counted events: P(f) = P̂(f) + (P_0 - P̂_0)·D(f)/D_0, with
-    D = V²·Σ C_i·ρ_i; for work without events D = V²·f.
-    """
-    now, then = _switching(model, activity), _switching(model, reference)
-    missed_w = np.asarray(measured_w) - model.power(reference).total_w
-    return np.asarray(model.power(activity).total_w + missed_w * now / then)
-
-
-def _switching(model: HybridRail, activity: Activity) -> Array:
-    """How much the first rail switches, in a unit of its own; its clock stands in where nothing is counted."""
-    rail = model.rails[0]
-    square = rail.rail.volt(activity.at) ** 2
-    counted = sum((c * occurrence(activity, e) for e, c in rail.event_f.items()), np.zeros(activity.duration_s.shape))
-    return np.where(counted > 0, square * counted, square * rail.rail.own_clock_hz(activity.at))
-
-
-def _from_plain(plain: Mapping[str, Any]) -> HybridRail:
-    rails = tuple(
-        EventRail(Rail.from_plain(r), {e: float(c) for e, c in r["event_f"].items()}) for r in plain["rails"]
-    )
-    return HybridRail(float(plain["base_w"]), rails)
-
-
-def _example() -> HybridRail:
-    core = Rail(
-        "core",
-        Clock.CORE,
-        RailVoltage(
-            np.array([0.5e9, 1e9, 2e9]), np.array([0.8, 0.85, 1.1]), np.array([1e9, 3e9]), np.array([0.8, 0.9])
-        ),
-        leakage_a=20.0,
-        clock_f=1e-8,
-    )
-    memory = Rail("memory", Clock.MEMORY, clock_f=5e-9, offset_w=((0.81e9, 2.0),))
-    host = Rail("host", Clock.FIXED, RailVoltage.constant(1.05), leakage_a=0.8)
-    return HybridRail(
-        15.0,
-        (
-            EventRail(core, {"active_cycle": 1e-8, "int_busy_cycle": 3e-8, "l2_busy_cycle": 2e-8}),
-            EventRail(memory, {"dram_busy_cycle": 2e-8}),
-            EventRail(host, {"host_instruction_per_cycle": 3.7e-3, "host_active_cycle": 1.7e-10}),
-        ),
-    )
-
-
-KIND = Kind("hybrid_rail", _from_plain, _example)
+    @classmethod
+    def example(cls) -> HybridRail:
+        """Return a model of three rails with round coefficients."""
+        core = SupplyRail(
+            "core",
+            RailClock.CORE,
+            RailVoltage(
+                np.array([0.5e9, 1e9, 2e9]), np.array([0.8, 0.85, 1.1]), np.array([1e9, 3e9]), np.array([0.8, 0.9])
+            ),
+            leakage_a=20.0,
+            clock_f=1e-8,
+        )
+        memory = SupplyRail("memory", RailClock.MEMORY, clock_f=5e-9, offset_w=((0.81e9, 2.0),))
+        host = SupplyRail("host", RailClock.FIXED, RailVoltage.constant(1.05), leakage_a=0.8)
+        return cls(
+            15.0,
+            (
+                EventRail(core, {"active_cycle": 1e-8, "int_busy_cycle": 3e-8, "l2_busy_cycle": 2e-8}),
+                EventRail(memory, {"dram_busy_cycle": 2e-8}),
+                EventRail(host, {"host_instruction_per_cycle": 3.7e-3, "host_active_cycle": 1.7e-10}),
+            ),
+        )

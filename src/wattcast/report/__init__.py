@@ -1,1 +1,1 @@
-"""report"""
+"""What several packages share to show results, and predictions shown as text, JSON, figures and HTML."""

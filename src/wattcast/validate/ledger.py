@@ -1,128 +1,101 @@
-"""The whole ledger, as rows, as text and as a page.
+"""The accuracy ledger: rows of every set that can be found, printed as text or written as a page.
 
-A section is a function that returns rows; quick ones run every time, long ones when asked for, and their
-results are kept (:mod:`wattcast.validate.store`).
+A set is a function that returns rows. Quick sets are computed every time; sets that take minutes are computed when
+asked for and kept (``ledger_store``); studies in the repository leave their rows there too.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-from wattcast import hardware
-from wattcast.errors import BadInput
-from wattcast.fit import kernels_data
-from wattcast.fit.kernels import idle_curve
-from wattcast.fit.kernels_run import fit_database, held_out_of
-from wattcast.fit.kernels_split import HeldOut
-from wattcast.fitted import fitted
-from wattcast.reference import reference_folder
-from wattcast.validate import ablations, published
-from wattcast.validate.a100 import a100_rows
-from wattcast.validate.cards import card_rows, coverage_rows
-from wattcast.validate.choice import choice_rows
-from wattcast.validate.component_energies import energy_rows
-from wattcast.validate.counter_model import counter_model_rows
-from wattcast.validate.counters import counter_rows
-from wattcast.validate.kernels import coverage, kernel_rows
-from wattcast.validate.layers import layer_rows
-from wattcast.validate.learning import learning_rows
-from wattcast.validate.models import model_rows
-from wattcast.validate.power_baselines import power_rows
-from wattcast.validate.pretended import CARDS, few_rows
-from wattcast.validate.rows import Row, absent
-from wattcast.validate.store import kept, seen
-from wattcast.validate.suggesting import suggest_rows
-from wattcast.validate.unseen import unseen_rows
-from wattcast.validate.walltime import wall_rows
-from wattcast.validate.zeus import zeus_rows
+from wattcast.core.errors import BadInput
+from wattcast.core.strict_files import reference_folder
+from wattcast.counter_models.counter_validation import make_counter_model_rows
+from wattcast.fit.database_fit import fit_kernel_database, shipped_held_out
+from wattcast.fit.held_out import HeldOutRows
+from wattcast.fit.scoring import LedgerRow, make_absent_row
+from wattcast.gpuwattch.energy_checks import make_energy_rows
+from wattcast.predictor.bundle.bundle_file import shipped_bundle
+from wattcast.validate.kernel_checks import (
+    card_rows,
+    choice_rows,
+    counter_rows,
+    interval_rows,
+    kernel_rows,
+    layer_rows,
+)
+from wattcast.validate.ledger_store import Tell, load_or_make_rows, load_rows
+from wattcast.validate.model_checks import model_rows
+from wattcast.validate.other_gpu_checks import other_gpu_rows
+from wattcast.validate.published_checks import TITANX, V100, component_rows, power_limit_rows, titanx_rows, v100_rows
+from wattcast.validate.serving_checks import serving_rows
 
 GPUS = ("h200",)  # with a fitted bundle and a database that ship
-Tell = Callable[[str], None]
+STUDIES = {  # section of the ledger -> the script below studies/ that makes its rows
+    "learning": "learning_curves.py",
+    "cards": "cards_left_out.py",
+    "never-measured": "never_measured.py",
+    "suggest": "suggested_rows.py",
+    "few-rows": "few_rows.py",
+    "ablations": "ablations.py",
+}
 
 
-def ledger(
+def build_ledger(
     refit: bool = False,
     tell: Tell | None = None,
     *,
     long: bool = False,
-    learning: bool = False,
     again: bool = False,
     variables: Mapping[str, str] | None = None,
-) -> list[Row]:
-    """Every set that can be found.
+) -> list[LedgerRow]:
+    """Return the rows of every set that can be found.
 
-    ``refit`` repeats the cross-validation instead of reading its results; ``long`` adds the ablations and
-    sets that take minutes, ``learning`` the learning curves (``again``: even where their results were kept).
+    ``refit`` repeats the cross-validation instead of reading its results. ``long`` also makes the published sets that
+    take minutes, ``again`` even where their results were kept. Rows of studies are listed where a study left them.
     """
     say = tell or (lambda _: None)
     env = os.environ if variables is None else variables
     reference = reference_folder(env)
-    rows: list[Row] = []
+    rows: list[LedgerRow] = []
     for gpu in GPUS:
-        held = fit_database(gpu, gpu, tell)[1] if refit else held_out(gpu)
-        rows += kernel_rows(held, gpu) + coverage(held, gpu) + counter_rows(gpu) + choice_rows(gpu)
-        rows += layer_rows(gpu)
-        rows += model_rows(gpu) + counter_model_rows(gpu)
-        rows += learning_rows(gpu, env, say, learning, again) + card_rows(gpu, held)
-        studies = {
-            f"cards-{gpu}": partial(coverage_rows, gpu, say),
-            f"never-measured-{gpu}": partial(unseen_rows, gpu, held, say),
-            f"suggest-{gpu}": partial(suggest_rows, gpu, say),
-        }
-        studies |= {f"few-rows-{i}-{gpu}": partial(few_rows, gpu, card, say) for i, card in enumerate(CARDS)}
-        for section, study in studies.items():
-            rows += _long(section, study, learning, again, env, say)
-        rows += _long(f"ablations-{gpu}", partial(_ablations, gpu, held, say), long, again, env, say)
-    rows += _long("titanx", partial(published.titanx_rows, reference, say), long, again, env, say)
-    rows += _long("v100", partial(published.v100_rows, reference, say), long, again, env, say)
-    rows += published.component_rows(reference, say) + energy_rows(reference)
-    return rows + _forecasts(reference)
-
-
-def _forecasts(reference: Path | None) -> list[Row]:
-    """Forecasts against measurements that belong to others, where those are here."""
-    if reference is None:
-        return []
-    rows = a100_rows(reference) if (reference / "energaizer").is_dir() else []
-    return rows + (zeus_rows(reference) if (reference / "zeus").is_dir() else [])
-
-
-_GOALS = {
-    "titanx": (published.TITANX, "power, leave one benchmark out, V inferred"),
-    "v100": (published.V100, "power, leave one kernel out"),
-}
-
-
-def _long(
-    section: str, make: Callable[[], list[Row]], long: bool, again: bool, env: Mapping[str, str], say: Tell
-) -> list[Row]:
-    """A section that takes minutes: its kept rows, or made where asked for, or a row that says how to get them."""
-    if long or seen(section, env):
-        if long and (again or not seen(section, env)):
+        held = fit_kernel_database(gpu, gpu, tell)[1] if refit else load_held_out(gpu)
+        rows += kernel_rows(held, gpu) + interval_rows(held, gpu) + counter_rows(gpu) + choice_rows(gpu)
+        rows += (
+            serving_rows(gpu)
+            + layer_rows(gpu)
+            + model_rows(gpu)
+            + make_counter_model_rows(gpu)
+            + card_rows(gpu, held)
+        )
+        for section, script in STUDIES.items():
+            kept = load_rows(f"{section}-{gpu}", env)
+            reason = f"takes minutes: run `python studies/{script}` in the repository"
+            rows += [make_absent_row(f"{gpu} {section.replace('-', ' ')}", "all", reason)] if kept is None else kept
+    for section, make, where, quantity in (
+        ("titanx", titanx_rows, TITANX, "power, leave one benchmark out, V inferred"),
+        ("v100", v100_rows, V100, "power, leave one kernel out"),
+    ):
+        kept = load_rows(section, env)
+        if long and (again or kept is None):
             say(f"{section}: working")
-        return kept(section, make, env, again and long)
-    if section.startswith(("suggest-", "few-rows-", "cards-", "never-measured-")):
-        name, _, gpu = section.rpartition("-")
-        where = f"{gpu} {name.replace('-', ' ').rstrip(' 0123456789')}"
-        return [absent(where, "all", "takes minutes: run `wattcast validate --learning`")]
-    where, quantity = _GOALS.get(section, (section.replace("ablations-", "") + " ablations", "all"))
-    return [absent(where, quantity, "takes minutes: run `wattcast validate --ablations`")]
+            kept = load_or_make_rows(section, partial(make, reference, say), env, again)
+        reason = "takes minutes: run `wattcast validate --ablations`"
+        rows += [make_absent_row(where, quantity, reason)] if kept is None else kept
+    rows += component_rows(reference, say) + make_energy_rows(reference)
+    if reference is not None and (reference / "energaizer").is_dir():
+        rows += other_gpu_rows(reference)
+    if reference is not None and (reference / "zeus").is_dir():
+        rows += power_limit_rows(reference)
+    return rows
 
 
-def _ablations(gpu: str, held: HeldOut, say: Tell) -> list[Row]:
-    chip, rows = hardware.load(gpu), kernels_data.load(gpu)
-    say(f"{gpu}: quick ablations")
-    found = ablations.quick_rows(gpu, held) + power_rows(rows, chip, idle_curve(kernels_data.idle(gpu), chip))
-    return found + wall_rows(gpu) + ablations.long_rows(gpu, held, say)
-
-
-def held_out(gpu: str) -> HeldOut:
-    """The held-out predictions that ship with a GPU's bundle."""
-    held = held_out_of(gpu)
+def load_held_out(gpu: str) -> HeldOutRows:
+    """Return the held-out predictions that ship with a GPU's bundle."""
+    held = shipped_held_out(gpu)
     if held is None:
         raise BadInput(f"no held-out results ship for {gpu}. Run `wattcast validate --refit`.")
     return held
@@ -131,8 +104,8 @@ def held_out(gpu: str) -> HeldOut:
 _COLUMNS = ("set", "quantity", "n", "mape", "floor", "published", "must", "aim")
 
 
-def show(rows: list[Row]) -> str:
-    """A plain table; what further a row has to say follows at its end."""
+def format_ledger(rows: list[LedgerRow]) -> str:
+    """Format rows as a plain table; further entries of a row stand at its end."""
     lines = [_cells(row) for row in rows]
     head = [*_COLUMNS, ""]
     widths = [max(len(line[i]) for line in [head, *lines]) for i in range(len(head))]
@@ -141,8 +114,8 @@ def show(rows: list[Row]) -> str:
     )
 
 
-def to_markdown(rows: list[Row]) -> str:
-    """``docs/accuracy.md``: one table a set, and where the numbers come from."""
+def ledger_to_markdown(rows: list[LedgerRow]) -> str:
+    """Write ``docs/accuracy.md``: one table per set, and where the numbers come from."""
     text = [
         "# Accuracy",
         "",
@@ -150,7 +123,7 @@ def to_markdown(rows: list[Row]) -> str:
         "",
     ]
     for gpu in GPUS:
-        bundle = fitted(gpu)
+        bundle = shipped_bundle(gpu)
         if bundle is not None:
             text += [
                 f"`{gpu}`: {bundle.provenance.source}, {bundle.provenance.device}. {bundle.provenance.note}.",
@@ -173,7 +146,7 @@ _LEGEND = (
 )
 
 
-def _cells(row: Row) -> list[str]:
+def _cells(row: LedgerRow) -> list[str]:
     more = {k: v for k, v in row.items() if k not in _COLUMNS and v is not None}
     return [
         *(_text(row[name]) for name in _COLUMNS),

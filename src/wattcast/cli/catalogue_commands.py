@@ -1,0 +1,367 @@
+"""``wattcast gpus``, ``wattcast models`` and ``wattcast workload``: what the catalogue and workload files hold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from wattcast.cli.component_commands import print_bottom_up, print_energy_check
+from wattcast.cli.shared_options import (
+    Environment,
+    Json,
+    Plot,
+    Source,
+    takes_model_options,
+)
+from wattcast.core.errors import bad_value
+
+if TYPE_CHECKING:
+    from wattcast.hardware import Gpu
+    from wattcast.workload.graph import Graph
+    from wattcast.workload.model_options import ModelOptions
+
+gpus_app = typer.Typer(help="The GPUs Wattcast knows, and who says so.", invoke_without_command=True)
+
+
+@gpus_app.callback()
+def _list_gpus(ctx: typer.Context, json: Json = False) -> None:
+    """List the catalogue."""
+    if ctx.invoked_subcommand is not None:
+        return
+    from wattcast import hardware
+    from wattcast.predictor.bundle import bundle_for
+
+    env: Environment = ctx.obj
+    gpus = [hardware.load_gpu(name) for name in hardware.gpu_names()]
+    rows = [_gpu_summary(gpu) | {"coefficients": str(bundle_for(gpu).status)} for gpu in gpus]
+    if json:
+        env.json({"gpus": rows})
+        return
+    from wattcast.core.units import show
+    from wattcast.report.text_tables import new_table
+
+    listing = new_table("gpu", "architecture", "SMs", "top clock", "memory", "bandwidth", "limit", "coefficients")
+    for row in rows:
+        listing.add_row(
+            row["name"],
+            row["architecture"],
+            f"{row['sm_count']:.0f}",
+            show(row["max_clock_hz"], "Hz"),
+            f"{show(row['memory_byte'], 'byte', 3)} {row['memory_kind']}",
+            show(row["memory_byte_per_s"], "byte/s", 3),
+            show(row["power_limit_w"], "W"),
+            row["coefficients"],
+        )
+    env.console().print(listing)
+
+
+@gpus_app.command("show")
+def show_gpu(
+    ctx: typer.Context,
+    name: Annotated[
+        str, typer.Argument(help="Catalogue name or your own YAML file; with --energies also an architecture file.")
+    ],
+    json: Json = False,
+    energies: Annotated[
+        bool, typer.Option("--energies", help="Energies per event, leakage and area, built from the architecture.")
+    ] = False,
+    node: Annotated[str | None, typer.Option(help="With --energies: feature size, such as 28nm.")] = None,
+    voltage: Annotated[str | None, typer.Option(help="With --energies: core voltage, such as 0.9V.")] = None,
+    temperature: Annotated[str | None, typer.Option(help="With --energies: of the die, such as 80C.")] = None,
+    change: Annotated[
+        list[str] | None,
+        typer.Option(help="With --energies: PART=FACTOR, PART one of registers, l1, shared, l2, sms; may repeat."),
+    ] = None,
+    save: Annotated[
+        Path | None, typer.Option(help="With --energies: also write them as a table for power-trace, .yaml.")
+    ] = None,
+    plot: Plot = None,
+) -> None:
+    """Every number of one GPU with its source; what is unknown, and why.
+
+    Example: wattcast gpus show h200 --energies --change registers=2
+    """
+    from wattcast.hardware.gpu import number_fields
+    from wattcast.predictor.api import find_gpu
+
+    env: Environment = ctx.obj
+    if energies:
+        print_bottom_up(env, name, node, voltage, temperature, change or [], save, plot, json)
+        return
+    if any(option is not None for option in (node, voltage, temperature, change, save, plot)):
+        raise bad_value(
+            "--node, --voltage, --temperature, --change, --save, --plot", "--energies beside them", "none"
+        )
+    gpu = find_gpu(name)
+    known = [
+        {
+            "field": path,
+            "value": float(value),
+            "source": gpu.claims[path].source if path in gpu.claims else "",
+            "note": gpu.claims[path].note if path in gpu.claims else "",
+            "disputed": [list(pair) for pair in gpu.claims[path].disputed] if path in gpu.claims else [],
+        }
+        for path, value in number_fields(gpu)
+    ]
+    if json:
+        env.json(_gpu_summary(gpu) | {"numbers": known, "unknown": dict(gpu.unknown)})
+        return
+    from rich.markup import escape
+
+    from wattcast.report.text_tables import new_table
+
+    console = env.console()
+    console.print(f"[bold]{escape(gpu.name)}[/bold]  {escape(gpu.title)}, {escape(gpu.process)}", highlight=False)
+    listing = new_table("field", "value", "source")
+    listing.columns[2].justify = "left"
+    for row in known:
+        others = "".join(f"; disputed: {value} by {source}" for value, source in row["disputed"])  # type: ignore[attr-defined]
+        note = f" ({row['note']})" if row["note"] else ""
+        listing.add_row(str(row["field"]), f"{row['value']:.6g}", escape(f"{row['source']}{note}{others}"))
+    console.print(listing)
+    for path, why in gpu.unknown.items():
+        console.print(f"unknown: {path}: {escape(why)}", style="dim", highlight=False)
+
+
+@gpus_app.command("check-energies")
+def check_energies(
+    ctx: typer.Context,
+    reference: Annotated[
+        Path | None,
+        typer.Option(help="Folder with accelwattch/ and simulator_runs/; default: WATTCAST_REFERENCE."),
+    ] = None,
+    gpu: Annotated[str, typer.Option(help="GPU whose fitted energies to compare with.")] = "h200",
+    plot: Plot = None,
+    json: Json = False,
+) -> None:
+    """Every bottom-up energy beside one dumped from a simulator or fitted to a measured GPU: ratios and medians."""
+    print_energy_check(ctx.obj, reference, gpu, plot, json)
+
+
+def _gpu_summary(gpu: Gpu) -> dict[str, Any]:
+    return {
+        "name": gpu.name,
+        "title": gpu.title,
+        "vendor": gpu.vendor,
+        "architecture": gpu.architecture,
+        "sm_count": float(gpu.sm_count),
+        "max_clock_hz": float(gpu.clocks.max_hz),
+        "memory_kind": gpu.memory.kind,
+        "memory_byte": float(gpu.memory.capacity_byte),
+        "memory_byte_per_s": float(gpu.memory.byte_per_s),
+        "power_limit_w": float(gpu.power.limit_w),
+    }
+
+
+models_app = typer.Typer(
+    help="The models Wattcast knows, and who published their dimensions.", invoke_without_command=True
+)
+
+
+@models_app.callback()
+def _list_models(ctx: typer.Context, json: Json = False) -> None:
+    """List the catalogue."""
+    if ctx.invoked_subcommand is not None:
+        return
+    from wattcast.workload import model_catalogue
+
+    env: Environment = ctx.obj
+    rows = [_model_summary(name) for name in model_catalogue.list_models()]
+    if json:
+        env.json({"models": rows})
+        return
+    from wattcast.report.text_tables import new_table
+
+    listing = new_table("model", "title", "kind", "architecture", "parameters")
+    for column in listing.columns[1:4]:
+        column.justify = "left"
+    for row in rows:
+        listing.add_row(
+            row["name"], row["title"], row["kind"], row["architecture"], f"{row['parameters'] / 1e9:.4g} G"
+        )
+    env.console().print(listing)
+
+
+@models_app.command("show")
+def show_model(
+    ctx: typer.Context,
+    name: Annotated[str, typer.Argument(help="Catalogue name; case, '-', '_', '.' and blanks do not matter.")],
+    json: Json = False,
+) -> None:
+    """The published dimensions of one model, with their source."""
+    from dataclasses import asdict
+
+    from wattcast.workload import model_catalogue
+
+    env: Environment = ctx.obj
+    model = model_catalogue.load_model(name)
+    summary = _model_summary(model.name) | {"dims": asdict(model.dims)}
+    if json:
+        env.json(summary)
+        return
+    from rich.markup import escape
+
+    from wattcast.report.text_tables import new_table
+
+    console = env.console()
+    console.print(f"[bold]{escape(model.name)}[/bold]  {escape(model.title)}", highlight=False)
+    listing = new_table("dimension", "value")
+    for key, value in summary["dims"].items():
+        listing.add_row(key, escape(str(value)))
+    console.print(listing)
+    console.print(f"source: {escape(model.source)}", style="dim", highlight=False)
+
+
+def _model_summary(name: str) -> dict[str, Any]:
+    from wattcast.workload import model_catalogue
+    from wattcast.workload.build_model import count_parameters
+
+    model = model_catalogue.load_model(name)
+    return {
+        "name": model.name,
+        "title": model.title,
+        "kind": str(model.kind),
+        "architecture": model.architecture,
+        "parameters": count_parameters(model),
+        "source": model.source,
+        "note": model.note,
+    }
+
+
+workload_app = typer.Typer(help="From a model to its operators.", no_args_is_help=True)
+
+MOST_ROWS = 60
+
+
+@workload_app.command("show")
+@takes_model_options()
+def show_workload(
+    ctx: typer.Context,
+    workload: Source,
+    capacity: Annotated[
+        str | None, typer.Option(help="Device memory, such as 80GB: does it fit, and the largest batch that does.")
+    ] = None,
+    json: Json = False,
+    **options: Any,
+) -> None:
+    """Operators, FLOPs, bytes and counts of a workload; memory by purpose.
+
+    Example: wattcast workload show llama3-8b --batch 8 --seq 1024 --phase decode --capacity 80GB
+    """
+    from wattcast.workload.model_options import ModelOptions
+    from wattcast.workload.readers import load_workload
+
+    env: Environment = ctx.obj
+    graph = load_workload.load_workload(workload, ModelOptions.from_names(**options))
+    held = _memory(workload, ModelOptions.from_names(**options), capacity)
+    if json:
+        env.json(summarise_graph(graph) | {"memory": held})
+        return
+    _print(env, graph, held)
+
+
+@workload_app.command("save")
+@takes_model_options()
+def save_workload(
+    ctx: typer.Context,
+    workload: Source,
+    file: Annotated[Path, typer.Argument(help="Workload JSON to write.")],
+    json: Json = False,
+    **options: Any,
+) -> None:
+    """Save a workload as JSON that `predict` and `workload show` take back."""
+    from wattcast.workload.model_options import ModelOptions
+    from wattcast.workload.readers import from_json, load_workload
+
+    env: Environment = ctx.obj
+    graph = load_workload.load_workload(workload, ModelOptions.from_names(**options))
+    from_json.write_workload_file(graph, file)
+    if json:
+        env.json({"name": graph.name, "file": str(file), "blocks": len(graph.blocks)})
+    else:
+        env.say(f"{graph.name} saved: {file}")
+
+
+def _memory(workload: str, options: ModelOptions, capacity: str | None) -> dict[str, Any] | None:
+    """Return bytes by purpose and what fits; None for a list of operators, which does not say."""
+    from wattcast.core.errors import bad_value
+    from wattcast.core.units import parse
+    from wattcast.workload import build_model
+    from wattcast.workload.readers import load_workload
+
+    model = load_workload.find_model(workload)
+    if model is None:
+        if capacity is not None:
+            raise bad_value("--capacity", "a model", "a list of operators", "A list does not say what it holds.")
+        return None
+    footprint = build_model.compute_footprint(model, options)
+    held: dict[str, Any] = {**vars(footprint), "total_byte": footprint.total_byte}
+    if capacity is not None:
+        byte = parse(capacity, "byte", "--capacity")
+        largest = build_model.find_largest_batch(model, options, byte)
+        held |= {"capacity_byte": byte, "fits": footprint.fits(byte), "largest_batch": largest}
+    return held
+
+
+def summarise_graph(graph: Graph) -> dict[str, Any]:
+    """Return a graph as plain data: totals, then each distinct operator with the work of all its calls."""
+    from wattcast.workload.graph import compute_totals, count_operators
+    from wattcast.workload.readers.from_json import operator_to_plain
+
+    ops = [
+        {
+            "name": row.op.name,
+            "shape": {k: v for k, v in operator_to_plain(row.op).items() if k not in ("op", "count", "label")},
+            "label": row.op.label,
+            "count": row.count,
+            "flop": row.op.flop * row.count,
+            "byte": (row.op.read_byte + row.op.write_byte) * row.count,
+            "flop_per_call": row.op.flop,
+            "read_byte_per_call": row.op.read_byte,
+            "write_byte_per_call": row.op.write_byte,
+        }
+        for row in count_operators(graph)
+    ]
+    return {
+        "name": graph.name,
+        **vars(compute_totals(graph)),
+        "memory_byte": graph.memory_byte,
+        "assumptions": list(graph.assumptions),
+        "ops": ops,
+    }
+
+
+def _print(env: Environment, graph: Graph, held: dict[str, Any] | None) -> None:
+    from rich.markup import escape
+
+    from wattcast.core.units import show
+    from wattcast.report.text_tables import new_table
+    from wattcast.workload.graph import compute_totals, count_operators
+
+    console, sums = env.console(), compute_totals(graph)
+    console.print(f"[bold]{escape(graph.name)}[/bold]", highlight=False)
+    head = new_table("", "")
+    head.add_row("operators issued", str(sums.calls))
+    head.add_row("arithmetic", show(sums.flop, "flop"))
+    head.add_row("products, as run", show(sums.product_flop, "flop"))
+    head.add_row("products, causal mask ignored", show(sums.product_flop_dense, "flop"))
+    head.add_row("bytes read and written", show(sums.byte, "byte"))
+    for key, value in (held or {}).items():
+        words = key.removesuffix("_byte").replace("_", " ")
+        head.add_row(f"memory: {words}", show(value, "byte") if key.endswith("_byte") else str(value))
+    console.print(head)
+    rows = new_table("operator", "where", "calls", "FLOP", "bytes")
+    rows.columns[1].justify = "left"
+    ranked = count_operators(graph)
+    for row in ranked[:MOST_ROWS]:
+        byte = (row.op.read_byte + row.op.write_byte) * row.count
+        flop = show(row.op.flop * row.count, "flop", 3)
+        rows.add_row(escape(str(row.op)), escape(row.op.label), str(row.count), flop, show(byte, "byte", 3))
+    if len(ranked) > MOST_ROWS:
+        rows.add_row(f"... {len(ranked) - MOST_ROWS} more (all in --json)", "", "", "", "")
+    console.print(rows)
+    console.print("Assumed", style="bold")
+    for note in graph.assumptions:
+        console.print(f"  - {escape(note)}", style="dim", highlight=False)

@@ -1,0 +1,358 @@
+"""``wattcast power-trace``, ``fit component``, ``gpus show --energies`` and ``gpus check-energies``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from wattcast.cli.shared_options import Environment, Json, Plot, save_plot
+from wattcast.core.errors import bad_value
+from wattcast.core.strict_files import write_whole
+from wattcast.core.units import parse
+
+power_trace_app = typer.Typer(
+    help="Power by component from a simulator's metric trace, in the simulator's own files."
+)
+
+
+@power_trace_app.command()
+def power_trace(
+    ctx: typer.Context,
+    trace: Annotated[Path, typer.Argument(help="Metric trace of GPUWattch or AccelWattch, plain or .gz.")],
+    config: Annotated[Path, typer.Option(help="Architecture file: GPUWattch or AccelWattch XML, or our YAML.")],
+    energies: Annotated[
+        Path | None,
+        typer.Option(
+            help="Energies per count: CSV dumped from a run, or our YAML; default: built from the architecture file."
+        ),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("power"),
+    compat: Annotated[
+        str | None, typer.Option(help="gpuwattch|accelwattch: reproduce the original, quirks included.")
+    ] = None,
+    counters: Annotated[
+        str,
+        typer.Option(help="trace|accelwattch-hw|ncu: what the file is; hardware counters have a line per kernel."),
+    ] = "trace",
+    simulator_config: Annotated[
+        Path | None, typer.Option(help="gpgpusim.config; default: the one beside the architecture file.")
+    ] = None,
+    kernels: Annotated[
+        Path | None,
+        typer.Option(help="Kernel names, one a line; or CSV name,uid,samples|cycles,ipc; or a simulator log."),
+    ] = None,
+    components: Annotated[list[Path] | None, typer.Option(help="YAML with further components.")] = None,
+    dvfs: Annotated[Path | None, typer.Option(help="CSV sample,clock,voltage: settings from that sample on.")] = None,
+    leakage: Annotated[Path | None, typer.Option(help="McPAT's area and leakage listing.")] = None,
+    gate_idle_sms: Annotated[bool, typer.Option(help="Idle SMs are power-gated: they do not leak.")] = False,
+    threads_per_warp: Annotated[
+        float | None, typer.Option(help="Active threads of a warp, where the trace does not say; default: all.")
+    ] = None,
+    sms: Annotated[int | None, typer.Option(help="Number of SMs, where no file says.")] = None,
+    clock: Annotated[str | None, typer.Option(help="Core clock, such as 700MHz; default: from the files.")] = None,
+    sample_cycles: Annotated[
+        int | None, typer.Option(help="Core cycles of a sample; default: from the files.")
+    ] = None,
+    steady: Annotated[str | None, typer.Option(help="Steady states: watts:samples, such as 8:4.")] = None,
+    gzip: Annotated[bool | None, typer.Option("--gzip/--plain", help="Default: as the trace is.")] = None,
+    parquet: Annotated[bool, typer.Option(help="Write every sample to samples.parquet.")] = True,
+    figure: Annotated[bool, typer.Option(help="Draw components.png.")] = True,
+    plot: Plot = None,
+    save_config: Annotated[
+        Path | None, typer.Option(help="Also write the architecture as .xml or .yaml, whichever is named.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Report, power trace, metric trace and steady states from the counters a simulator wrote.
+
+    Example: wattcast power-trace --config gpuwattch_gtx480.xml metric_trace.log.gz --energies gtx480.csv
+    --compat gpuwattch --out power
+    """
+    from wattcast.core.errors import resolve_name
+    from wattcast.core.units import parse, show
+    from wattcast.gpuwattch.architecture import read_architecture, write_architecture
+    from wattcast.gpuwattch.trace_reading import SimulatorDialect
+    from wattcast.gpuwattch.trace_request import CounterSource, TraceRequest, compute_kernel_power, make_power_trace
+    from wattcast.gpuwattch.trace_run import trace_to_plain
+
+    env: Environment = ctx.obj
+    if plot is not None:
+        figure = True
+    if save_config is not None:
+        write_architecture(read_architecture(config), save_config)
+    request = TraceRequest(
+        trace,
+        config,
+        energies,
+        out,
+        SimulatorDialect(resolve_name("dialect", compat, [d.value for d in SimulatorDialect])) if compat else None,
+        simulator_config,
+        kernels,
+        tuple(components or ()),
+        dvfs,
+        leakage,
+        gate_idle_sms,
+        threads_per_warp,
+        sms,
+        parse(clock, "Hz", "--clock") if clock else None,
+        sample_cycles,
+        steady,
+        gzip,
+        parquet,
+        figure,
+    )
+    source = CounterSource(resolve_name("counter source", counters, [c.value for c in CounterSource]))
+    if source is not CounterSource.TRACE:
+        kernels_found = compute_kernel_power(request, source)
+        if json:
+            env.json(kernels_found.to_plain())
+        else:
+            for name, watts in zip(kernels_found.names, kernels_found.power.total_w, strict=True):
+                env.stdout.write(f"{name[:60]:60s} {watts:10.3f} W\n")
+            env.stdout.write(f"{kernels_found.file}\n")
+        for note in kernels_found.notes:
+            env.say(f"note: {note}.")
+        if kernels_found.lost or kernels_found.partial:
+            gone, some = ", ".join(kernels_found.lost) or "none", ", ".join(kernels_found.partial) or "none"
+            env.say(f"note: components no counter shows: {gone}; shown in part: {some}.")
+        return
+    job, result = make_power_trace(request)
+    if plot is not None and result.timeline is not None and result.duration_s:
+        from wattcast.gpuwattch.trace_outputs import draw_component_power
+
+        title = f"{trace.name}: {show(result.energy_j / result.duration_s, 'W')} mean"
+        origin = energies.name if energies else "bottom-up"
+        save_plot(env, draw_component_power(result.timeline, job.model.parts, title, origin), plot)
+    if json:
+        env.json(trace_to_plain(job, result))
+    else:
+        mean_w = show(result.energy_j / result.duration_s, "W") if result.duration_s else "no"
+        lasting = show(result.duration_s, "s")
+        env.stdout.write(f"{result.samples} samples, {lasting}, {len(result.kernels)} kernels, {mean_w} mean power\n")
+        for path in result.files:
+            env.stdout.write(f"{path}\n")
+    for note in result.notes:
+        env.say(f"note: {note}.")
+    if result.fault is not None:
+        raise result.fault
+
+
+fit_component_app = typer.Typer(help="Fit scaling factors or energies of the component model to measured power.")
+
+
+@fit_component_app.command()
+def fit_component(
+    ctx: typer.Context,
+    runs: Annotated[
+        Path, typer.Argument(help="CSV, one line per kernel: components' watts (or counts) and measured watts.")
+    ],
+    measured: Annotated[str, typer.Option(help="Column of measured watts.")],
+    prefix: Annotated[str, typer.Option(help="Component columns start with this.")] = "",
+    columns: Annotated[
+        list[str] | None, typer.Option("--column", help="A column to fit; default: all with the prefix.")
+    ] = None,
+    leave_out: Annotated[list[str] | None, typer.Option(help="A column not to fit, such as a total.")] = None,
+    energies: Annotated[
+        bool, typer.Option("--energies", help="Columns are counts: fit joules per count, such as DRAM's.")
+    ] = False,
+    bottom_up: Annotated[
+        Path | None,
+        typer.Option(
+            help="Architecture file: columns are counts, its bottom-up energies make them watts, factors are fitted."
+        ),
+    ] = None,
+    kernel: Annotated[str, typer.Option(help="Column of kernel names.")] = "kernel",
+    application: Annotated[
+        str | None, typer.Option(help="Column of programs; default: from the kernel's name.")
+    ] = None,
+    duration: Annotated[str | None, typer.Option(help="Column of seconds.")] = None,
+    cycles: Annotated[str | None, typer.Option(help="Column of cycles, with --clock, instead of seconds.")] = None,
+    clock: Annotated[str | None, typer.Option(help="Core clock, such as 1447MHz.")] = None,
+    shortest: Annotated[str, typer.Option(help="Kernels shorter than this are dropped.")] = "0.5 ms",
+    bounds: Annotated[str, typer.Option(help="Bounds of every factor, declared beforehand.")] = "0.5:2",
+    bound: Annotated[list[str] | None, typer.Option(help="Bounds of one: NAME=low:high; NAME=1:1 fixes it.")] = None,
+    order: Annotated[list[str] | None, typer.Option(help="An ordering: 'A<=B' or 'A<=1.5*B'.")] = None,
+    architecture: Annotated[Path | None, typer.Option(help="Architecture file to recalibrate.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Where to write it, .xml or .yaml.")] = None,
+    json: Json = False,
+) -> None:
+    """Bounded least squares on relative error; held-out errors beside the in-sample one, always.
+
+    Example: wattcast fit component runs.csv --measured watts --prefix part_ --leave-out total
+    --architecture gpu.xml --out recalibrated.xml
+    """
+    from wattcast.gpuwattch.architecture import read_architecture, write_architecture
+    from wattcast.gpuwattch.component_fit import (
+        ENERGY_CONSTRAINTS,
+        FitConstraints,
+        KernelColumns,
+        ValueOrdering,
+        apply_factors,
+        fit_energies,
+        fit_scaling,
+        rates_to_watts,
+        read_measured_kernels,
+    )
+
+    env: Environment = ctx.obj
+    if (architecture is None) != (out is None):
+        raise bad_value("--architecture and --out", "both or neither", "one")
+    special = dict(_named_bounds(text) for text in bound or ())
+    orders = tuple(ValueOrdering.read(text) for text in order or ())
+    layout = KernelColumns(
+        measured,
+        kernel,
+        application,
+        duration,
+        cycles,
+        parse(clock, "Hz", "--clock") if clock else None,
+        prefix,
+        tuple(leave_out or ()),
+    )
+    if energies and bottom_up is not None:
+        raise bad_value("--energies and --bottom-up", "one of them", "both")
+    table = read_measured_kernels(runs, layout, columns, rates=energies or bottom_up is not None)
+    if bottom_up is not None:
+        from wattcast.gpuwattch.bottom_up.event_energies import energies_of_file, make_energy_table
+
+        built, dialect = energies_of_file(bottom_up)
+        table = rates_to_watts(table, make_energy_table(built, dialect))
+        env.say(f"note: {built.provenance}; its leakage and memory-controller constant are not fitted.")
+    shortest_s = parse(shortest, "s", "--shortest")
+    if energies:
+        wide = FitConstraints(ENERGY_CONSTRAINTS.bounds, special, orders, ENERGY_CONSTRAINTS.prior_weight)
+        found = fit_energies(table, wide, shortest_s)
+    else:
+        found = fit_scaling(table, FitConstraints(_bounds(bounds, "--bounds"), special, orders), shortest_s)
+    if architecture is not None and out is not None:
+        if energies:
+            raise bad_value("--architecture", "factors", "energies", "Write energies into the architecture by hand.")
+        factors = dict(zip(found.names, found.value.tolist(), strict=True))
+        write_architecture(apply_factors(read_architecture(architecture), factors), out)
+    if json:
+        env.json(found.to_plain())
+        return
+    for name, value in zip(found.names, found.value.tolist(), strict=True):
+        mark = " (at its bound)" if name in found.at_bound else "" if name in found.determined else " (not driven)"
+        env.stdout.write(f"{name:16s} {value:12.5g}{' J' if energies else ''}{mark}\n")
+    score = found.score
+    env.stdout.write(
+        f"MAPE over {found.kernels} kernels: {score.start:.2f} % before, {score.in_sample:.2f} % in sample, "
+        f"{score.leave_one_out:.2f} % leave one out, {score.leave_application_out:.2f} % leave one application out; "
+        f"a constant {score.constant:.2f} %\n"
+    )
+    if found.dropped:
+        env.say(
+            f"note: {len(found.dropped)} kernels shorter than {shortest} dropped: {', '.join(found.dropped[:5])} ..."
+        )
+
+
+def _named_bounds(text: str) -> tuple[str, tuple[float, float]]:
+
+    name, equals, rest = text.partition("=")
+    if not equals:
+        raise bad_value("--bound", "NAME=low:high", text)
+    return name, _bounds(rest, "--bound")
+
+
+def _bounds(text: str, where: str) -> tuple[float, float]:
+
+    low, _, high = text.partition(":")
+    try:
+        return float(low), float(high)
+    except ValueError:
+        raise bad_value(where, "low:high, such as 0.5:2", text) from None
+
+
+_ZERO_C_IN_K = 273.15
+
+
+def print_bottom_up(
+    env: Environment,
+    name: str,
+    node: str | None,
+    voltage: str | None,
+    temperature: str | None,
+    changes: list[str],
+    save: Path | None,
+    plot: Path | None,
+    json: bool,
+) -> None:
+    """Build energies per event from an architecture, print them, and save or draw them where asked for."""
+    from wattcast.gpuwattch import energy_checks
+    from wattcast.gpuwattch.bottom_up import event_energies
+    from wattcast.gpuwattch.bottom_up.chip_model import build_chip
+    from wattcast.gpuwattch.energy_table import format_energy_table
+    from wattcast.gpuwattch.trace_reading import SimulatorDialect
+    from wattcast.predictor.api import find_gpu
+
+    settings = (
+        None if node is None else 1e9 * parse(node, "m", "--node"),
+        None if voltage is None else parse(voltage, "V", "--voltage"),
+        None if temperature is None else parse(temperature, "C", "--temperature") + _ZERO_C_IN_K,
+    )
+    factors = {}
+    for text in changes:
+        part, _, number = text.partition("=")
+        try:
+            factors[part.strip()] = float(number)
+        except ValueError:
+            known = ", ".join(event_energies.SIZE_KNOBS)
+            raise bad_value("--change", f"PART=FACTOR with a part of {known}", text) from None
+    if _is_architecture(Path(name)):
+        found, dialect = event_energies.energies_of_file(Path(name), *settings)
+    else:
+        found, dialect = event_energies.energies_of_gpu(find_gpu(name), *settings), SimulatorDialect.GPUWATTCH
+    changed = event_energies.scale_sizes(found, factors) if factors else found
+    if save is not None:
+        write_whole(save, format_energy_table(event_energies.make_energy_table(changed, dialect)))
+    if plot is not None:
+        save_plot(env, energy_checks.draw_size_changes(changed.design), plot)
+    moved = event_energies.compare_chips(build_chip(found.design), build_chip(changed.design)) if factors else ()
+    plain = event_energies.energies_to_plain(changed)
+    if json:
+        said = [vars(change) | {"ratio": change.ratio} for change in moved]
+        env.json(plain | ({"changes": said} if moved else {}))
+        return
+    console = env.console()
+    energy_checks.print_energies(console, plain)
+    if moved:
+        energy_checks.print_changes(console, moved)
+
+
+def _is_architecture(path: Path) -> bool:
+    """Tell whether a file is an architecture: XML, or our YAML form of it."""
+    if path.suffix.lower() in (".yaml", ".yml") and path.is_file():
+        with path.open("rb") as stream:
+            return b"wattcast: architecture" in stream.read(4096)
+    return path.suffix.lower() == ".xml"
+
+
+def print_energy_check(env: Environment, reference: Path | None, gpu: str, plot: Path | None, json: bool) -> None:
+    """Print the ratio of every bottom-up energy to a dumped or fitted one, then medians and their goals."""
+    from wattcast.core.strict_files import REFERENCE_VARIABLE, reference_folder
+    from wattcast.gpuwattch import energy_checks
+    from wattcast.validate.ledger import format_ledger
+
+    folder = reference or reference_folder(env.variables)
+    if folder is not None and not (folder / "accelwattch").is_dir():
+        raise bad_value("--reference", "a folder with accelwattch/ in it", str(folder))
+    dumped = energy_checks.dumped_ratios(folder) if folder is not None else []
+    standing = energy_checks.leakage_area_ratios(folder) if folder is not None else []
+    ratios = dumped + standing + energy_checks.fitted_ratios(gpu)
+    if plot is not None:
+        if not dumped:
+            raise bad_value(
+                "--plot", "dumped energies to compare with", "none", f"Name them with {REFERENCE_VARIABLE}."
+            )
+        save_plot(env, energy_checks.draw_energy_ratios(dumped), plot)
+    rows = energy_checks.make_energy_rows(folder, gpu)
+    if json:
+        env.json({"ratios": [vars(r) | {"ratio": r.ratio} for r in ratios], "rows": rows})
+    else:
+        energy_checks.print_ratios(env.console(), ratios)
+        env.stdout.write(format_ledger(rows) + "\n")
+    if folder is None:
+        env.say(f"note: no dumped energies here; name their folder with --reference or {REFERENCE_VARIABLE}.")

@@ -1,0 +1,368 @@
+"""``wattcast explore`` and ``wattcast plan``: many configurations."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from wattcast.cli.shared_options import (
+    Environment,
+    Json,
+    Plot,
+    Source,
+    save_plot,
+    takes_model_options,
+)
+
+if TYPE_CHECKING:
+    from wattcast.explore.sweep import ReportProgress, Runner, SweepResult
+
+explore_app = typer.Typer(help="Which clock, which GPU, which design, which algorithm.", no_args_is_help=True)
+
+GpuName = Annotated[str, typer.Option(help="Catalogue name (`wattcast gpus`) or your own YAML file.")]
+Clock = Annotated[str | None, typer.Option(help="Locked core clock, such as 1830MHz; default: the governor.")]
+Limit = Annotated[str | None, typer.Option(help="Board power limit, such as 500W.")]
+Vary = Annotated[list[str], typer.Option(help="FIELD=LOW:HIGH:STEP, FIELD=A,B,C; may be repeated.")]
+Out = Annotated[Path | None, typer.Option(help="Every point: a .parquet, .csv or .json file, or a folder of parts.")]
+
+
+@explore_app.callback()
+def _explore() -> None:
+    """Many configurations at once."""
+
+
+@explore_app.command("designs")
+@takes_model_options()
+def designs(
+    ctx: typer.Context,
+    workload: Source,
+    gpu: GpuName,
+    vary: Vary,
+    where: Annotated[list[str], typer.Option(help="Keep points that meet this: power_w<=400, latency<=50ms.")] = [],  # noqa: B006
+    sample: Annotated[str | None, typer.Option(help="random:N or sobol:N points in place of the grid.")] = None,
+    seed: Annotated[int, typer.Option(help="Of random and Sobol samples.")] = 0,
+    front: Annotated[str, typer.Option(help="Columns the Pareto front minimises.")] = "latency_s,power_w",
+    clock: Clock = None,
+    power_limit: Limit = None,
+    out: Out = None,
+    plot: Plot = None,
+    heat_map: Annotated[str | None, typer.Option(help="Plot this in place of the front: X,Y or X,Y,VALUE.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="Processes; default: one for each free core, for large spaces.")
+    ] = None,
+    cluster: Annotated[
+        str | None, typer.Option(help="Dask scheduler, such as tcp://host:8786 (one you trust), or local.")
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Go, however many points there are.")] = False,
+    json: Json = False,
+    **options: Any,
+) -> None:
+    """Any field of a GPU and its settings over a grid or a sample, with the governor.
+
+    Example: wattcast explore designs llama3-8b --gpu h200 --batch 8 --seq 1024
+    --vary clock=600MHz:1980MHz:15MHz --vary sm_count=64:192:4 --out points.parquet
+    """
+    from wattcast.explore import explorations
+
+    env: Environment = ctx.obj
+    figure = _figure_words(plot, heat_map)
+    study = explorations.build_study(workload, gpu, vary, where, sample, seed, clock, power_limit, None, **options)
+    objectives = tuple(name.strip() for name in front.split(","))
+    done = _run(env, study, out, objectives, _runner(workers, cluster, study.space.size), yes)
+    if plot is not None:
+        _plot(env, done, plot, figure)
+    if json:
+        from wattcast.explore.exploration_report import sweep_json
+
+        env.json(sweep_json(done))
+        return
+    from wattcast.explore.exploration_report import print_sweep
+    from wattcast.report.text_tables import print_notes
+
+    console = env.console()
+    print_sweep(console, done)
+    print_notes(console, [*study.graph.assumptions, *study.bundle.assumptions, *done.notes])
+
+
+@explore_app.command("clocks")
+@takes_model_options()
+def clocks(
+    ctx: typer.Context,
+    workload: Source,
+    gpu: GpuName,
+    clocks: Annotated[str | None, typer.Option(help="LOW:HIGH:STEP or a list; default: all of the card.")] = None,
+    power_limits: Annotated[str | None, typer.Option(help="LOW:HIGH:STEP or a list; default: the card's.")] = None,
+    slowdown: Annotated[str | None, typer.Option(help="The best clock at most this much slower: 5%.")] = None,
+    latency: Annotated[str | None, typer.Option(help="The best clock within this latency: 50ms.")] = None,
+    objective: Annotated[
+        str, typer.Option(help="energy|ed|ed2|latency: what the best clock has least of.")
+    ] = "energy",
+    plot: Plot = None,
+    json: Json = False,
+    **options: Any,
+) -> None:
+    """Latency, power, energy, ED and ED² over all clocks and power limits; the best clock under a bound.
+
+    Example: wattcast explore clocks llama3-8b --gpu h200 --batch 8 --seq 1024 --slowdown 5%
+    """
+    from wattcast.explore import exploration_report, explorations
+
+    env: Environment = ctx.obj
+    least = exploration_report.parse_objective(objective)
+    found = explorations.explore_clocks(
+        workload,
+        gpu,
+        clock=clocks,
+        power_limit=power_limits,
+        slowdown=slowdown,
+        latency=latency,
+        **options,
+    )
+    if plot is not None:
+        from wattcast.explore import exploration_report
+
+        save_plot(env, exploration_report.draw_clocks(found), plot)
+    if json:
+        env.json(exploration_report.clocks_json(found, least))
+        return
+    from wattcast.explore.exploration_report import print_clocks
+
+    print_clocks(env.console(), found, least)
+
+
+Tariff = Annotated[str | None, typer.Option(help="Price of energy, such as 0.12USD/kWh.")]
+Carbon = Annotated[str | None, typer.Option(help="Carbon intensity, such as 400g/kWh, or a region: france.")]
+Rent = Annotated[list[str], typer.Option("--price", help="Price of a GPU, such as h200=3.50USD/h; may be repeated.")]
+Pue = Annotated[float, typer.Option(help="Energy at the meter per energy of the GPU.")]
+
+
+@explore_app.command("gpus")
+@takes_model_options()
+def gpus(
+    ctx: typer.Context,
+    workload: Source,
+    gpus: Annotated[str | None, typer.Option(help="Names with commas; default: the whole catalogue.")] = None,
+    power_limit: Limit = None,
+    tariff: Tariff = None,
+    carbon: Carbon = None,
+    price: Rent = [],  # noqa: B006
+    pue: Pue = 1.0,
+    plot: Plot = None,
+    json: Json = False,
+    **options: Any,
+) -> None:
+    """The same workload on many GPUs: joules, cost and carbon per request, requests per joule.
+
+    Example: wattcast explore gpus llama3-8b --batch 8 --seq 1024 --gpus h100-sxm,h200 --tariff 0.12USD/kWh
+    """
+    from wattcast.explore import explorations
+    from wattcast.predictor import prices as money
+
+    env: Environment = ctx.obj
+    prices = money.parse_prices(tariff, carbon, price, pue)
+    names = [name.strip() for name in gpus.split(",")] if gpus is not None else []
+    found = explorations.compare_gpus(workload, names, prices, power_limit, **options)
+    if plot is not None:
+        from wattcast.explore import exploration_report
+
+        save_plot(env, exploration_report.draw_gpus(workload, found, options), plot)
+    _show(env, json, found, prices, f"{workload} on {len(found)} GPUs, least energy per request first")
+
+
+@explore_app.command("algorithms")
+@takes_model_options()
+def algorithms(
+    ctx: typer.Context,
+    workload: Source,
+    gpu: GpuName,
+    vary: Annotated[list[str], typer.Option(help="OPTION=VALUES: dtype=bf16,fp8, batch=1,2,4; may be repeated.")],
+    power_limit: Limit = None,
+    tariff: Tariff = None,
+    carbon: Carbon = None,
+    price: Rent = [],  # noqa: B006
+    pue: Pue = 1.0,
+    plot: Plot = None,
+    json: Json = False,
+    **options: Any,
+) -> None:
+    """Number format, attention, batch, sequence, stack, parallelism: every combination on one GPU.
+
+    Example: wattcast explore algorithms llama3-8b --gpu h200 --seq 2048
+    --vary dtype=fp32,bf16 --vary attention=eager,flash
+    """
+    from wattcast.explore import explorations
+    from wattcast.predictor import prices as money
+
+    env: Environment = ctx.obj
+    prices = money.parse_prices(tariff, carbon, price, pue)
+    found = explorations.compare_algorithms(workload, gpu, vary, prices, power_limit, **options)
+    if plot is not None:
+        from wattcast.explore import exploration_report as drawn
+
+        save_plot(env, drawn.draw_algorithms(found, f"{workload} on {gpu}"), plot)
+    _show(env, json, found, prices, f"{workload} on {gpu}, speed-up over the first that runs")
+
+
+@explore_app.command("fleet")
+def fleet(
+    ctx: typer.Context,
+    file: Annotated[Path, typer.Argument(help="YAML: gpus, workloads with rates, power.")],
+    aim: Annotated[
+        str, typer.Option(help="energy: meet every rate; throughput: as much of the mix as can be.")
+    ] = "energy",
+    power: Annotated[str | None, typer.Option(help="The site's power budget, in place of the file's: 12kW.")] = None,
+    plot: Plot = None,
+    json: Json = False,
+) -> None:
+    """Which GPU runs what, at which clock, under a site's power budget.
+
+    Example: wattcast explore fleet site.yaml --aim throughput --power 12kW
+    """
+    from wattcast.explore import exploration_report
+    from wattcast.explore import fleet as fleets
+
+    env: Environment = ctx.obj
+    found = fleets.assign_fleet(exploration_report.replace_power_budget(fleets.read_fleet(file), power), aim)
+    if plot is not None:
+        from wattcast.explore import exploration_report as drawn
+
+        save_plot(env, drawn.draw_assignment(found, file.name), plot)
+    if json:
+        env.json(exploration_report.assignment_json(found))
+        return
+    from wattcast.explore.exploration_report import print_assignment
+
+    print_assignment(env.console(), found)
+
+
+def _show(env: Environment, json: bool, found: Any, prices: Any, title: str) -> None:
+    from wattcast.explore.exploration_report import alternatives_json
+
+    if json:
+        env.json(alternatives_json(found, prices))
+        return
+    from wattcast.explore.exploration_report import print_alternatives
+
+    print_alternatives(env.console(), found, prices, title)
+
+
+def _run(
+    env: Environment, study: Any, out: Path | None, front: tuple[str, ...], runner: Runner, yes: bool
+) -> SweepResult:
+    from wattcast.explore.sweep import run_sweep
+
+    try:
+        done = run_sweep(study, out, front, runner, _progress(env), yes)
+    except KeyboardInterrupt:
+        if out is not None:
+            env.say("finished parts are kept; the same command continues.")
+        raise
+    if out is not None:
+        before = f" ({done.continued} parts were there before)" if done.continued else ""
+        env.say(f"{done.summary.kept:,} points saved: {out}{before}")
+    return done
+
+
+def _runner(workers: int | None, cluster: str | None, size: int) -> Runner:
+    """Choose where points are computed; a small space stays in this process, since starting one costs a second."""
+    from wattcast.explore.sweep import PART_POINTS, process_runner
+
+    if cluster is not None:
+        from wattcast.explore.sweep import cluster_runner
+
+        return cluster_runner(cluster, workers)
+    if workers is None:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        free = cores - int(os.getloadavg()[0]) if hasattr(os, "getloadavg") else cores
+        workers = max(free, 1) if size > 3 * PART_POINTS else 1
+    return process_runner(workers)
+
+
+def _progress(env: Environment) -> ReportProgress | None:
+    """Return what counts points on a terminal; None elsewhere."""
+    if not env.stderr.isatty():
+        return None
+
+    def said(done: int, total: int) -> None:
+        env.stderr.write(f"\r{done:,} of {total:,} points{'' if done < total else chr(10)}")
+        env.stderr.flush()
+
+    return said
+
+
+def _figure_words(plot: Path | None, heat_map: str | None) -> list[str]:
+    from wattcast.core.errors import bad_value
+
+    words = [word.strip() for word in heat_map.split(",")] if heat_map is not None else []
+    if words and plot is None:
+        raise bad_value("--heat-map", "--plot FILE beside it", "none")
+    if len(words) not in (0, 2, 3):
+        raise bad_value("--heat-map", "X,Y or X,Y,VALUE", heat_map)
+    return words
+
+
+def _plot(env: Environment, done: SweepResult, path: Path, words: list[str]) -> None:
+    from wattcast.explore import exploration_report
+    from wattcast.explore.exploration_report import find_column
+
+    drawn = (
+        exploration_report.draw_heat_map(done, *(find_column(done, word) for word in words))
+        if words
+        else exploration_report.draw_pareto_front(done)
+    )
+    save_plot(env, drawn, path)
+
+
+plan_app = typer.Typer(help="How many GPUs serve a model; batch, clock, energy and cost per token.")
+
+
+@plan_app.command()
+@takes_model_options("dtype", "attention", "stack", stack="engine")
+def plan(
+    ctx: typer.Context,
+    model: Annotated[str, typer.Argument(help="Model name or Hugging Face config.json.")],
+    rate: Annotated[str, typer.Option(help="Requests, such as 20/s or 600/min.")],
+    prompt: Annotated[int, typer.Option(help="Tokens of a prompt.")],
+    output: Annotated[int, typer.Option(help="Tokens generated for a request.")],
+    gpus: Annotated[str, typer.Option(help="GPUs to compare, names with commas.")],
+    ttft: Annotated[str | None, typer.Option(help="Time to first token at most, such as 500ms.")] = None,
+    tpot: Annotated[str | None, typer.Option(help="Time per output token at most, such as 40ms.")] = None,
+    minimise: Annotated[str, typer.Option(help="gpus|energy|cost")] = "gpus",
+    headroom: Annotated[str, typer.Option(help="Plan for this much more than the rate, such as 20%.")] = "0%",
+    tp: Annotated[
+        str | None, typer.Option(help="GPUs a replica, such as 2 or 1,2,4; default: as few as will do.")
+    ] = None,
+    power_limit: Limit = None,
+    host_launch: Annotated[str, typer.Option(help="Host time per operator; 0us is a CUDA graph.")] = "0us",
+    tariff: Tariff = None,
+    carbon: Carbon = None,
+    price: Rent = [],  # noqa: B006
+    pue: Pue = 1.0,
+    plot: Plot = None,
+    json: Json = False,
+    **options: Any,
+) -> None:
+    """How many GPUs, which batch, clock and power limit; energy, cost and carbon per token and request.
+
+    Example: wattcast plan llama3-8b --rate 20/s --prompt 1000 --output 300 --ttft 500ms --tpot 40ms
+    --gpus h100-sxm,h200
+    """
+    from wattcast.predictor import prices as money
+    from wattcast.serving import capacity_plan
+
+    env: Environment = ctx.obj
+    prices = money.parse_prices(tariff, carbon, price, pue)
+    asked = capacity_plan.describe_service(model, rate, prompt, output, ttft, tpot, headroom, host_launch, **options)
+    names = [name.strip() for name in gpus.split(",")]
+    found = capacity_plan.plan_serving(
+        asked, names, prices, minimise, capacity_plan.parse_whole_numbers(tp, "tp"), power_limit
+    )
+    if plot is not None:
+        save_plot(env, capacity_plan.draw_plans(asked, found), plot)
+    if json:
+        env.json(capacity_plan.plans_json(asked, found, prices))
+        return
+    capacity_plan.print_plans(env.console(), asked, found, prices)

@@ -1,0 +1,226 @@
+"""``wattcast fit`` and ``wattcast calibrate``: measurements -> coefficients."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from wattcast.cli.component_commands import fit_component
+from wattcast.cli.counter_commands import fit_counters_command
+from wattcast.cli.shared_options import Environment, Json
+
+if TYPE_CHECKING:
+    from wattcast.fit.calibration import Calibration
+
+fit_app = typer.Typer(no_args_is_help=True, help="Fit models to measurements.")
+
+
+@fit_app.callback()
+def _fit() -> None:
+    """Fit models to measurements."""
+
+
+@fit_app.command("kernels")
+def fit_kernels(
+    database: str = typer.Argument(..., help="A kernel database: its folder, its rows.parquet, or a shipped name."),
+    gpu: str = typer.Option(..., "--gpu", help="The catalogue GPU it was measured on."),
+    out: str = typer.Option(".", "--out", help="Folder for bundle.yaml, arrays.npz and out_of_fold.parquet."),
+    inherit: bool | None = typer.Option(
+        None,
+        "--inherit/--alone",
+        help="Move the card's forecast by the rows, or fit from nothing; default: inherit below 1000 burst rows.",
+    ),
+    leave_out: bool = typer.Option(
+        False,
+        "--leave-out",
+        help="Learn anew how far intervals reach for what was never measured: fifteen more fits, minutes.",
+    ),
+    as_json: bool = typer.Option(False, "--json", help="Print the held-out ledger as JSON."),
+) -> None:
+    """Latency, power and clock of kernels: corrections, energies, V(f), clock law, intervals."""
+    from wattcast.fit.database_fit import fit_kernel_database, write_fit
+    from wattcast.validate import format_ledger, kernel_rows
+
+    bundle, held = fit_kernel_database(database, gpu, lambda text: typer.echo(text, err=True), inherit, leave_out)
+    write_fit(bundle, held, Path(out))
+    rows = kernel_rows(held, gpu)
+    typer.echo(json.dumps({"rows": rows}, indent=1) if as_json else format_ledger(rows))
+    typer.echo(f"{Path(out) / 'bundle.yaml'} written", err=True)
+
+
+def fit_host(
+    ctx: typer.Context,
+    database: Annotated[
+        str, typer.Argument(help="Whole-model rows: a database, models.parquet, journals, or a CSV of your own.")
+    ],
+    gpu: Annotated[str, typer.Option(help="The catalogue GPU they were measured on.")],
+    out: Annotated[Path | None, typer.Option(help="Folder for the GPU's bundle with this launch cost.")] = None,
+    json: Json = False,
+) -> None:
+    """What issuing an operator costs the host, from rows launched eagerly.
+
+    Example: wattcast fit host mine.csv --gpu h200     (columns model, batch, seq, phase, latency_s: "2.9 ms")
+    """
+    from dataclasses import asdict
+
+    from wattcast import hardware
+    from wattcast.core.units import show
+    from wattcast.fit.whole_models import fit_host_database, with_launch_cost
+    from wattcast.predictor.bundle import bundle_file, bundle_for
+    from wattcast.report.text_tables import new_table
+
+    env: Environment = ctx.obj
+    found = fit_host_database(database, gpu)
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        bundle_file.write_bundle(
+            with_launch_cost(bundle_for(hardware.load_gpu(gpu)), found.host_s), out / "bundle.yaml"
+        )
+        env.say(f"bundle saved: {out / 'bundle.yaml'}")
+    errors = {name: found.error(f"{name}_s") for name in ("predicted", "default", "left_out")}
+    if json:
+        env.json({"host_s": found.host_s, "error": errors, "rows": [asdict(row) for row in found.rows]})
+        return
+    rows = new_table("workload", "operators", "measured", "fitted", "default", "asks for")
+    for row in found.rows:
+        asks = "GPU-bound" if row.host_s is None else show(row.host_s, "s", 3)
+        seconds = (show(s, "s", 3) for s in (row.latency_s, row.predicted_s, row.default_s))
+        rows.add_row(row.name, str(row.operators), *seconds, asks)
+    env.console().print(rows)
+    env.stdout.write(
+        f"{show(found.host_s, 's', 3)} an operator (use: --host-launch {found.host_s * 1e6:.3g}us); mean error "
+        f"{errors['predicted']:.1%}, model left out {errors['left_out']:.1%}, with the default "
+        f"{show(found.default_s, 's', 3)} {errors['default']:.1%}\n"
+    )
+
+
+def fit_sensitivity(
+    ctx: typer.Context,
+    table: Annotated[Path, typer.Argument(help="CSV of kernels over settings with counters.")],
+    out: Annotated[Path | None, typer.Option(help="Save the model as YAML.")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the model; default: the table's.")] = None,
+    json: Json = False,
+) -> None:
+    """Fit predictors of compute and bandwidth sensitivity to counters, as paper 004 does.
+
+    Example: wattcast manage simulate --export table.csv && wattcast fit sensitivity table.csv --out model.yaml
+    """
+    from wattcast.manage import sensitivity_model
+
+    env: Environment = ctx.obj
+    data = sensitivity_model.read_sensitivity_table(table)
+    source = f"fitted by Wattcast to {table.name}, {len(data.kernels)} kernels"
+    fitted = sensitivity_model.fit_sensitivity(
+        data.counters, data.sensitivity, data.groups, name or table.stem, source
+    )
+    if out is not None:
+        sensitivity_model.write_sensitivity_model(fitted.model, out)
+        env.say(f"model saved: {out}")
+    result = {
+        "model": sensitivity_model.sensitivity_model_json(fitted.model),
+        "kernels": fitted.rows,
+        "error": dict(fitted.error),
+        "left_out_error": dict(fitted.left_out_error),
+        "correlation": dict(fitted.correlation),
+        "published": {"error": {"compute": 0.0571, "bandwidth": 0.0303}, "source": "paper 004, section 7.2"},
+    }
+    if json:
+        env.json(result)
+        return
+    for which, side in (("compute", fitted.model.compute), ("bandwidth", fitted.model.bandwidth)):
+        env.console().print(
+            f"{which}: error {fitted.error[which]:.2%}, applications left out in turn "
+            f"{fitted.left_out_error[which]:.2%}, correlation {fitted.correlation[which]:.2f}; "
+            f"counters {', '.join(side.coefficients)}"
+        )
+
+
+fit_app.command("counters")(fit_counters_command)
+fit_app.command("component")(fit_component)
+fit_app.command("sensitivity")(fit_sensitivity)
+fit_app.command("host")(fit_host)
+
+calibrate_app = typer.Typer(help="Adjust a GPU's coefficients to whole-model measurements of your card.")
+
+
+@calibrate_app.command()
+def calibrate(
+    ctx: typer.Context,
+    file: Annotated[
+        Path,
+        typer.Argument(
+            help="CSV or JSON rows: workload, batch, seq ..., latency_ms, energy_j or power_w, clock_mhz."
+        ),
+    ],
+    gpu: Annotated[str, typer.Option(help="Catalogue name (`wattcast gpus`) or your own YAML file.")],
+    out: Annotated[Path | None, typer.Option(help="Folder for the bundle; default: calibrated/GPU.")] = None,
+    factor: Annotated[
+        list[str] | None, typer.Option(help="Your own efficiency factor to start from, such as dram_energy=1.2.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Launch cost, efficiencies, energy scale and idle offset: as many as the rows support, never more.
+
+    Example: wattcast calibrate --gpu a100-sxm mine.csv; then predict with --bundle calibrated/a100-sxm-80gb
+    """
+    from wattcast.cli.shared_options import parse_factors
+    from wattcast.fit import calibration as fitting
+    from wattcast.fit import calibration_rows
+    from wattcast.predictor import api
+    from wattcast.predictor.bundle import bundle_for
+    from wattcast.predictor.bundle.bundle_file import write_bundle
+    from wattcast.predictor.bundle.factors import apply_factors
+
+    env: Environment = ctx.obj
+    chip = api.find_gpu(gpu)
+    bundle = apply_factors(bundle_for(chip), parse_factors(factor or []))
+    rows = calibration_rows.read_calibration_rows(file, chip)
+    notes = calibration_rows.check_calibration_rows(rows, chip, bundle)
+    found = fitting.calibrate_bundle(rows, chip, bundle, file.name, notes)
+    folder = out or Path("calibrated") / chip.name
+    folder.mkdir(parents=True, exist_ok=True)
+    write_bundle(found.bundle, folder / "bundle.yaml")
+    if json:
+        env.json(_calibration_to_plain(found, chip.name, folder))
+    else:
+        _print_calibration(env, found, chip.name)
+    env.say(f"{folder / 'bundle.yaml'} written; use it with --bundle {folder}")
+
+
+def _calibration_to_plain(found: Calibration, gpu: str, folder: Path) -> dict[str, Any]:
+    return {
+        "gpu": gpu,
+        "rows": found.rows,
+        "learned": [vars(item) for item in found.learned],
+        "not_supported": list(found.left),
+        "latency_error_percent": vars(found.latency),
+        "power_error_percent": vars(found.power),
+        "notes": list(found.notes),
+        "bundle": str(folder),
+    }
+
+
+def _print_calibration(env: Environment, found: Calibration, gpu: str) -> None:
+    from rich.markup import escape
+
+    from wattcast.report.text_tables import new_table
+
+    console = env.console()
+    console.print(f"[bold]{escape(gpu)}[/bold], {found.rows} row{'s' if found.rows > 1 else ''}", highlight=False)
+    learned = new_table("learned", "value", "90% interval", "surer than before by")
+    for item in found.learned:
+        unit = " W" if item.name == "idle_offset" else ""
+        ends = f"{item.low:.3g} to {item.high:.3g}{unit}"
+        learned.add_row(item.name, f"{item.value:.3g}{unit}", ends, f"{max(item.sure, 0.0):.0%}")
+    console.print(learned)
+    if found.left:
+        console.print(f"Left as forecast, for want of rows that tell: {', '.join(found.left)}", highlight=False)
+    errors = new_table("mean error", "forecast", "calibrated", "left out one at a time")
+    for name, e in (("latency", found.latency), ("power", found.power)):
+        errors.add_row(name, *("-" if x is None else f"{x:.1f} %" for x in (e.forecast, e.fitted, e.left_out)))
+    console.print(errors)
+    for note in found.notes:
+        console.print(f"  - {escape(note)}", style="dim", highlight=False)

@@ -1,0 +1,355 @@
+"""``wattcast manage``: run-time control on simulated cards, on measured tables and on a real card."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from wattcast.cli.shared_options import Environment, FigureOptions, Figures, Format, Json, Plot, Which
+
+if TYPE_CHECKING:
+    from wattcast.manage.plants import MeasurementNoise, PlantTables
+    from wattcast.manage.policies import PolicySetup
+    from wattcast.manage.search_problem import Objective
+
+SHORTEST_PERIOD_S, LONGEST_PERIOD_S = 0.02, 3600.0
+manage_app = typer.Typer(help="Steer clocks to spend less power for the same speed.", no_args_is_help=True)
+
+Goal = Annotated[str, typer.Option("--objective", help="ed2|ed|energy: what is minimised.")]
+Slowdown = Annotated[str | None, typer.Option(help="Longest time allowed over the default's, such as 10%.")]
+Latency = Annotated[str | None, typer.Option(help="Longest time of one run allowed, such as 5ms.")]
+Cap = Annotated[str | None, typer.Option(help="Board power not to be exceeded, such as 180W.")]
+Scatter = Annotated[str | None, typer.Option("--noise", help="Measurement noise of time and power, such as 1%.")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of noise and perturbation.")]
+Device = Annotated[int, typer.Option(min=0, help="Card, by NVML index.")]
+
+
+@manage_app.command()
+def simulate(
+    ctx: typer.Context,
+    workloads: Annotated[
+        list[str] | None, typer.Argument(help="Workloads for a catalogue GPU; none for hd-7970.")
+    ] = None,
+    gpu: Annotated[str, typer.Option(help="hd-7970 (paper 004, simulated) or a catalogue GPU.")] = "hd-7970",
+    objective: Goal = "ed2",
+    slowdown: Slowdown = None,
+    latency: Latency = None,
+    cap: Cap = None,
+    noise: Scatter = None,
+    seed: Seed = 0,
+    perturbed: Annotated[int, typer.Option(min=0, help="Also run this many perturbed plants (hd-7970).")] = 0,
+    sensitivity: Annotated[Path | None, typer.Option(help="Sensitivity model (wattcast fit sensitivity).")] = None,
+    export: Annotated[Path | None, typer.Option(help="Save time and counters of all settings as CSV.")] = None,
+    json: Json = False,
+    plot: Plot = None,
+    figure: Which = None,
+    figures: Figures = None,
+    format: Format = "png",
+) -> None:
+    """Play all policies on a simulated card.
+
+    Example: wattcast manage simulate --perturbed 20
+    """
+    from wattcast.manage import policy_comparison
+    from wattcast.manage.hd7970 import STRESS_APPLICATIONS
+
+    env: Environment = ctx.obj
+    drawn = FigureOptions(plot, figure, figures, format)
+    goal = _objective(objective, slowdown, latency, cap)
+    plant, model = policy_comparison.choose_plant(gpu, workloads or [], sensitivity)
+    setup = _setup(goal, _noise(noise), seed, model)
+    sweep = policy_comparison.sweep_perturbed_cards(perturbed, setup, seed) if perturbed else None
+    if export is not None:
+        policy_comparison.export_tables(plant, export)
+        env.say(f"table saved: {export}")
+    more = {} if sweep is None else {"perturbed": sweep}
+    _compare(env, [plant], setup, f"{plant.name}, simulated", json, drawn, STRESS_APPLICATIONS, [], more)
+
+
+@manage_app.command()
+def replay(
+    ctx: typer.Context,
+    files: Annotated[list[Path], typer.Argument(help="Tables of time and power by clock.")],
+    default: Annotated[
+        str | None, typer.Option(help="The vendor's clocks, CORE/MEM in MHz (1164/3505); default: the highest.")
+    ] = None,
+    objective: Goal = "ed2",
+    slowdown: Slowdown = None,
+    latency: Latency = None,
+    cap: Cap = None,
+    noise: Scatter = None,
+    seed: Seed = 0,
+    repeats: Annotated[
+        int, typer.Option(min=0, help="With noise: also repeat this often and count who is worse off.")
+    ] = 0,
+    iterations: Annotated[int, typer.Option(min=1, help="Runs of each application.")] = 100,
+    gpu: Annotated[str | None, typer.Option(help="The table's card in the catalogue, to predict it.")] = None,
+    workloads: Annotated[Path | None, typer.Option(help="Folder of operator lists, NAME.json.")] = None,
+    leave_out: Annotated[list[str] | None, typer.Option(help="Applications to leave out, by start of name.")] = None,
+    json: Json = False,
+    plot: Plot = None,
+    figure: Which = None,
+    figures: Figures = None,
+    format: Format = "png",
+) -> None:
+    """Play all policies on tables of real measurements.
+
+    Example: wattcast manage replay real_time_power_by_clock.csv --default 1164/3505 --json
+    """
+    from wattcast.manage import replay_tables as tables
+
+    env: Environment = ctx.obj
+    drawn = FigureOptions(plot, figure, figures, format)
+    goal = _objective(objective, slowdown, latency, cap)
+    plants = [p for file in files for p in tables.read_replay_tables(file, iterations, default)]
+    plants = tables.leave_out_applications(plants, leave_out or [])
+    chosen, notes = _forecast(plants, gpu, workloads, goal)
+    setup = _setup(goal, _noise(noise), seed, None, chosen)
+    more = _repeated(plants, setup, repeats)
+    _compare(
+        env,
+        plants,
+        setup,
+        ", ".join(f.name for f in files),
+        json,
+        drawn,
+        (),
+        notes,
+        more,
+    )
+
+
+@manage_app.command()
+def watch(
+    ctx: typer.Context,
+    device: Device = 0,
+    period: Annotated[str, typer.Option(help="Time between two readings.")] = "1s",
+    count: Annotated[int, typer.Option(min=0, help="Readings; 0: until interrupted.")] = 5,
+    objective: Goal = "ed2",
+    slowdown: Slowdown = None,
+    gpu: Annotated[str | None, typer.Option(help="Catalogue GPU of the card; default: by its name.")] = None,
+    json: Json = False,
+) -> None:
+    """Observe a card and say what could be set and what that might save. Sets nothing."""
+    from wattcast.manage import watch_card
+    from wattcast.measure.device_control import NvmlCard
+
+    env: Environment = ctx.obj
+    seconds = _period_s(period)
+    card = NvmlCard(device)
+    card.open()
+    try:
+        found = watch_card.watch_card(card, seconds, count, _objective(objective, slowdown, None, None), gpu, env.say)
+    finally:
+        card.close()
+    if json:
+        env.json(found)
+        return
+    watch_card.print_watched(env.console(), found)
+
+
+@manage_app.command(context_settings={"allow_interspersed_args": False})
+def run(
+    ctx: typer.Context,
+    command: Annotated[list[str], typer.Argument(help="The program, after --.")],
+    apply: Annotated[bool, typer.Option("--apply", help="Really lock clocks; else a dry run.")] = False,
+    device: Device = 0,
+    period: Annotated[str, typer.Option(help="Time between two decisions.")] = "1s",
+    objective: Goal = "ed2",
+    slowdown: Slowdown = None,
+    latency: Annotated[
+        str | None, typer.Option(help="Longest time of one unit of work allowed, such as 5ms.")
+    ] = None,
+    cap: Cap = None,
+    progress: Annotated[
+        Path | None, typer.Option(help="File the program appends a byte to per unit of work (WATTCAST_PROGRESS).")
+    ] = None,
+    sm_percent: Annotated[int | None, typer.Option(help="Share of the SMs, through a running MPS server.")] = None,
+    units: Annotated[
+        Path | None,
+        typer.Option(help="File the program reads from how many SMs to use, by green contexts (WATTCAST_UNITS)."),
+    ] = None,
+    sms: Annotated[int | None, typer.Option(help="SMs of the card; default: the catalogue's.")] = None,
+    state: Annotated[Path | None, typer.Option(help="Folder for lock and state; root: /run/wattcast.")] = None,
+) -> None:
+    """Run a program while the controller locks clocks through NVML; they are reset however it ends.
+
+    Example: wattcast manage run --apply -- python train.py
+    """
+    from wattcast.core.errors import Refused, bad_value
+    from wattcast.manage import clock_guard, live_control
+    from wattcast.measure.device_control import NvmlCard
+
+    env: Environment = ctx.obj
+    goal = _objective(objective, slowdown, latency, cap)
+    seconds = _period_s(period)
+    if progress is not None and not progress.absolute().parent.is_dir():
+        raise bad_value("--progress", "a file in a folder that exists", str(progress))
+    variables = dict(env.variables)
+    if sm_percent is not None:
+        variables |= live_control.limit_sm_share(sm_percent, variables)
+    card = NvmlCard(device)
+    card.open()
+    try:
+        why_not = card.why_not_set()
+        if not apply:
+            env.say(f"dry run on {card.name}: clocks would be locked and reset; add --apply to do it.")
+            if why_not:
+                env.say(f"it would be refused: {why_not}.")
+            raise typer.Exit
+        if why_not:
+            raise Refused(f"{why_not}. Nothing was set, the program was not started.")
+        told = live_control.SmCountFile(units, sms or _sm_count(card.name)) if units else None
+        folder = state or clock_guard.state_folder(variables)
+        watchdog = clock_guard.watchdog_command(device)
+        ended = live_control.run_controlled_program(
+            card, command, goal, folder, seconds, env.say, variables, progress, watchdog, told
+        )
+    finally:
+        card.close()
+    raise typer.Exit(ended.code if ended.code >= 0 else 128 - ended.code)
+
+
+@manage_app.command(hidden=True)
+def watchdog(note: Path, device: Device = 0) -> None:
+    """Reset a card when the controller that held it is gone. Started by ``run``."""
+    import signal
+
+    from wattcast.core.errors import WattcastError
+    from wattcast.manage.clock_guard import WATCHDOG_READY, run_watchdog
+    from wattcast.measure.device_control import NvmlCard
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # it goes when the controller does, and not before
+    card = NvmlCard(device)
+    card.open()
+    sys.stdout.buffer.write(WATCHDOG_READY)
+    sys.stdout.flush()
+    try:
+        run_watchdog(card, note)
+    except WattcastError as error:  # the note stays, and the next start finds it
+        sys.stderr.write(f"wattcast watchdog: {error}\n")
+        raise typer.Exit(error.exit_code) from None
+    finally:
+        card.close()
+
+
+def _sm_count(name: str) -> int:
+    """Return the SMs of a card by what the driver calls it."""
+    from wattcast.core.errors import bad_value
+    from wattcast.manage.watch_card import find_catalogue_gpu
+
+    chip = find_catalogue_gpu(name)
+    if chip is None:
+        raise bad_value("--sms", f"how many SMs {name} has, as the catalogue does not know it", "none")
+    return int(chip.sm_count)
+
+
+def _objective(goal: str, slowdown: str | None, latency: str | None, cap: str | None) -> Objective:
+    from wattcast.core import units
+    from wattcast.core.errors import unknown_name
+    from wattcast.manage.search_problem import Goal as Goals
+    from wattcast.manage.search_problem import Objective
+
+    known = [str(g) for g in Goals]
+    if goal not in known:
+        raise unknown_name("objective", goal, known, f"Known: {', '.join(known)}.")
+    return Objective(
+        Goals(goal),
+        None if slowdown is None else units.parse(slowdown, "", "--slowdown"),
+        None if latency is None else units.parse(latency, "s", "--latency"),
+        None if cap is None else units.parse(cap, "W", "--cap"),
+    )
+
+
+def _noise(text: str | None) -> MeasurementNoise | None:
+    from wattcast.core import units
+    from wattcast.core.errors import bad_value
+    from wattcast.manage.plants import MeasurementNoise
+
+    share = 0.0 if text is None else units.parse(text, "", "--noise")
+    if not 0 <= share < 1:
+        raise bad_value("--noise", "0% or more, below 100%", text)
+    return MeasurementNoise(share, share) if share else None
+
+
+def _period_s(text: str) -> float:
+    from wattcast.core import units
+    from wattcast.core.errors import bad_value
+
+    seconds = units.parse(text, "s", "--period")
+    if not SHORTEST_PERIOD_S <= seconds <= LONGEST_PERIOD_S:
+        raise bad_value("--period", "20 ms to 1 h: below, a card's counters stand still", text)
+    return seconds
+
+
+def _setup(
+    goal: Objective, noise: MeasurementNoise | None, seed: int, model: Any, forecast: Any = None
+) -> PolicySetup:
+    from wattcast.manage.policies import PolicySetup
+
+    return PolicySetup(objective=goal, model=model, forecast=forecast or {}, noise=noise, seed=seed)
+
+
+def _forecast(
+    plants: list[PlantTables], gpu: str | None, workloads: Path | None, goal: Objective
+) -> tuple[dict[str, tuple[int, ...]], list[str]]:
+    from wattcast.manage import clock_forecast
+    from wattcast.predictor import api
+
+    if gpu is None:
+        return {}, ["model_predictive: left out, as no --gpu says which card the table is of"]
+    chosen: dict[str, tuple[int, ...]] = {}
+    notes: list[str] = []
+    for tables in plants:
+        found, missing = clock_forecast.forecast_applications(tables, api.find_gpu(gpu), workloads)
+        chosen |= clock_forecast.choose_forecast_settings(tables, found, goal)
+        notes += [f"model_predictive: none for {name}: {why}" for name, why in missing.items()]
+        notes += sorted({f"model_predictive: {f.status} coefficients" for f in found.values()})
+    return chosen, list(dict.fromkeys(notes))
+
+
+def _compare(
+    env: Environment,
+    plants: list[PlantTables],
+    setup: PolicySetup,
+    title: str,
+    json: bool,
+    wanted: FigureOptions,
+    without: tuple[str, ...],
+    notes: list[str],
+    more: dict[str, Any],
+) -> None:
+    from wattcast.manage.policy_comparison import compare_policies, comparison_json
+
+    comparison = compare_policies(plants, setup)
+    if wanted.any:
+        from wattcast.manage.management_figures import list_management_figures
+
+        wanted.save(env, list_management_figures(plants, comparison, setup))
+    if json:
+        env.json({**comparison_json(comparison, plants, notes, without), **more})
+        return
+    from wattcast.manage.policy_comparison import print_comparison
+
+    print_comparison(env.console(), comparison, title, without, more)
+    for line in notes:
+        env.say(line)
+
+
+def _repeated(plants: list[PlantTables], setup: PolicySetup, repeats: int) -> dict[str, Any]:
+    from wattcast.core.errors import bad_value
+    from wattcast.manage.policy_comparison import count_worse_runs
+
+    if not repeats:
+        return {}
+    if setup.noise is None:
+        raise bad_value("--repeats", "noise, such as --noise 1%", "none", "Without noise all repeats are alike.")
+    return {"noise": count_worse_runs(plants, setup, repeats)}
+
+
+if __name__ == "__main__":
+    manage_app()

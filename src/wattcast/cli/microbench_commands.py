@@ -1,0 +1,195 @@
+"""``wattcast measure microbench``, ``measure multimedia`` and ``wattcast tune``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from wattcast.cli.shared_options import Environment, FigureOptions, Figures, Format, Json, Plot, Which
+
+if TYPE_CHECKING:
+    from wattcast.hardware import Gpu
+    from wattcast.microbench.microbench_results import MicrobenchResult
+    from wattcast.microbench.microbench_sessions import MicrobenchRequest
+
+Out = Annotated[Path | None, typer.Option(help="Folder for rows, saved as they come; a re-run continues there.")]
+Budget = Annotated[str, typer.Option(help="Stop in time, such as 480s.")]
+Repeats = Annotated[int, typer.Option(help="Rounds; 2 measures everything a second time.")]
+Before = Annotated[Path | None, typer.Option("--from", help="Folder with rows measured before, to go on from.")]
+
+
+def microbench(
+    ctx: typer.Context,
+    out: Out = None,
+    only: Annotated[str, typer.Option(help="Names, groups or curves, comma-separated; see --list.")] = "",
+    budget: Budget = "480s",
+    repeats: Repeats = 1,
+    before: Before = None,
+    listed: Annotated[bool, typer.Option("--list", help="Name the benchmarks.")] = False,
+    counters: Annotated[bool, typer.Option(help="Hardware counters through ncu instead of time and power.")] = False,
+    show: Annotated[
+        str | None, typer.Option(help="Tables of results: a folder or file of rows, or a GPU whose results ship.")
+    ] = None,
+    gpu: Annotated[str, typer.Option(help="With --show FOLDER: the device it was measured on.")] = "h200",
+    plot: Plot = None,
+    figure: Which = None,
+    figures: Figures = None,
+    format: Format = "png",
+    write: Annotated[
+        Path | None, typer.Option(help="With --show: save the tables as a page, or renew those of a page with marks.")
+    ] = None,
+    table: Annotated[
+        Path | None, typer.Option(help="With --show: CSV of watts and counters, for `fit counters`.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="With --show: print JSON.")] = False,
+) -> None:
+    """Time, power and energy of every unit of the GPU: arithmetic, memory, structure and mixes.
+
+    Examples: wattcast measure microbench --out rows --repeats 2;  wattcast measure microbench --show rows
+    """
+    drawn = FigureOptions(plot, figure, figures, format)
+    if drawn.any and (show is None or table is not None):
+        from wattcast.core.errors import bad_value
+
+        raise bad_value("--plot and --figures", "--show RESULTS, and no --table, beside them", "others")
+    if show is not None:
+        if table is not None:
+            _table(ctx.obj, show, gpu, table)
+        else:
+            _show(ctx.obj, show, gpu, drawn, write, json)
+        return
+    from wattcast.microbench import microbench_sessions
+
+    raise typer.Exit(
+        microbench_sessions.run_microbench(
+            _request(out, budget, only, repeats, before, listed=listed, counters=counters)
+        )
+    )
+
+
+def multimedia(
+    ctx: typer.Context, out: Out = None, budget: Budget = "240s", repeats: Repeats = 1, before: Before = None
+) -> None:
+    """Rotation, diamond motion search, 8x8 DCT and debarreling of an 80-frame full-HD clip, checked against NumPy."""
+    from wattcast.microbench import microbench_sessions
+
+    raise typer.Exit(microbench_sessions.run_multimedia(_request(out, budget, "", repeats, before)))
+
+
+def _request(
+    out: Path | None,
+    budget: str,
+    only: str,
+    repeats: int,
+    before: Path | None,
+    listed: bool = False,
+    counters: bool = False,
+) -> MicrobenchRequest:
+    from wattcast.core.units import parse
+    from wattcast.microbench.microbench_sessions import MicrobenchRequest
+
+    names = tuple(name for name in only.split(",") if name)
+    return MicrobenchRequest(out, parse(budget, "s", "--budget"), names, repeats, before, listed, counters)
+
+
+def _show(env: Environment, show: str, gpu_name: str, drawn: FigureOptions, write: Path | None, json: bool) -> None:
+    from wattcast.core.errors import Refused
+    from wattcast.core.strict_files import write_whole
+    from wattcast.microbench import microbench_report as report
+    from wattcast.microbench.microbench_results import (
+        describe_card,
+        read_results,
+        read_shipped_results,
+        results_folder,
+    )
+    from wattcast.predictor.api import find_gpu
+
+    folder = Path(show)
+    gpu = find_gpu(gpu_name if folder.exists() else show)
+    results = read_results(folder) if folder.exists() else read_shipped_results(gpu)
+    if drawn.any:
+        from wattcast.microbench.microbench_report import make_microbench_figures
+
+        where = folder if folder.exists() else results_folder(gpu)
+        source = ", ".join(filter(None, [describe_card(where) or gpu.title, f"{where.name}/microbench.jsonl"]))
+        drawn.save(env, make_microbench_figures(results, gpu, source))
+    if write is not None:
+        if write.is_file() and "<!-- table:" in write.read_text(encoding="utf-8"):
+            raise Refused(f"{write} keeps text around its tables: renew these with studies/microbench_page.py.")
+        write_whole(write, report.make_results_page(results, gpu).encode())
+    if json:
+        env.json(report.results_to_plain(results, gpu))
+        return
+    console = env.console()
+    for built in report.make_tables(results, gpu):
+        console.print(built)
+    console.print(report.FOOTNOTE, style="dim", highlight=False)
+    again = _to_measure(results, gpu)
+    if again:
+        env.say(f"not measured, or by an older kernel: {', '.join(again)}")
+
+
+def _to_measure(results: Sequence[MicrobenchResult], gpu: Gpu) -> list[str]:
+    """Return benchmarks that the device supports and whose newest kernel is not among ``results``."""
+    from wattcast.microbench.benchmark_suite import list_benchmarks
+
+    number = gpu.compute_capability.replace(".", "")
+    architecture = f"sm_{number}a" if number == "90" else f"sm_{number}"
+    have = {r.name: r.version for r in results}
+    return [b.name for b in list_benchmarks() if b.supported(architecture) and have.get(b.name, 0) < b.version]
+
+
+def _table(env: Environment, show: str, gpu_name: str, table: Path) -> None:
+    import csv
+    import io
+
+    from wattcast.core.strict_files import write_whole
+    from wattcast.counter_models.profiler_counters import make_table_lines
+    from wattcast.microbench.microbench_results import results_folder
+    from wattcast.predictor.api import find_gpu
+
+    folder = Path(show)
+    gpu = find_gpu(gpu_name if folder.exists() else show)
+    lines = make_table_lines(folder if folder.exists() else results_folder(gpu), gpu.name)
+    stream = io.StringIO()
+    writer = csv.DictWriter(stream, list(dict.fromkeys(name for line in lines for name in line)))
+    writer.writeheader()
+    writer.writerows(lines)
+    write_whole(table, stream.getvalue().encode())
+    env.say(f"{len(lines)} rows with counters: {table}")
+
+
+tune_app = typer.Typer(help="What removing a profiled kernel's bottlenecks would change.")
+
+
+@tune_app.command()
+def tune(
+    ctx: typer.Context,
+    profile: Annotated[Path, typer.Argument(help="CSV of Nsight Compute (ncu --csv, or --page raw).")],
+    gpu: Annotated[str, typer.Option(help="The device; its microbenchmark results are used.")] = "h200",
+    results: Annotated[
+        Path | None, typer.Option(help="Folder or file of `measure microbench`, instead of what ships.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Rank bottlenecks (coalescing, conflicts, divergence, fp64, conversions, access size, occupancy) by joules.
+
+    Example: wattcast tune profile.csv --gpu h200
+    """
+    from wattcast.microbench.microbench_report import make_advice_table, tuning_to_plain
+    from wattcast.microbench.microbench_results import read_results, read_shipped_results
+    from wattcast.microbench.tuning import tune_export as library
+    from wattcast.predictor.api import find_gpu
+
+    env: Environment = ctx.obj
+    measured = read_results(results) if results is not None else read_shipped_results(find_gpu(gpu))
+    found = library(profile, measured)
+    if json:
+        env.json(tuning_to_plain(found))
+        return
+    env.console().print(make_advice_table(found))
+    for name, metrics in found.missing.items():
+        env.say(f"not judged: {name}, for want of {', '.join(metrics)}")

@@ -1,0 +1,208 @@
+"""``wattcast predict``, ``wattcast explain`` and ``wattcast report``."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from wattcast.cli.shared_options import (
+    Environment,
+    Json,
+    Plot,
+    Source,
+    parse_factors,
+    save_plot,
+    takes_model_options,
+)
+
+predict_app = typer.Typer(help="Predict latency, power, energy and clock of workloads on a GPU.")
+
+
+def _gpu_names(incomplete: str) -> list[str]:
+    """Return GPUs that a shell may complete to."""
+    from wattcast import hardware
+
+    return [name for name in hardware.gpu_names() if name.startswith(incomplete)]
+
+
+def _model_names(incomplete: str) -> list[str]:
+    """Return models that a shell may complete to; the shell itself completes files."""
+    from wattcast.workload import model_catalogue
+
+    return [name for name in model_catalogue.list_models() if name.startswith(incomplete)]
+
+
+@predict_app.command()
+@takes_model_options()
+def predict(
+    ctx: typer.Context,
+    workloads: Annotated[
+        list[str],
+        typer.Argument(
+            autocompletion=_model_names,
+            help="Model names or files: workload JSON, EnergAIzer list, Hugging Face config.json, trace, ONNX.",
+        ),
+    ],
+    gpu: Annotated[
+        str,
+        typer.Option(help="Catalogue name (`wattcast gpus`) or your own YAML file.", autocompletion=_gpu_names),
+    ],
+    clock: Annotated[
+        str | None, typer.Option(help="Locked core clock, such as 1830MHz; default: the governor.")
+    ] = None,
+    power_limit: Annotated[str | None, typer.Option(help="Board power limit, such as 500W.")] = None,
+    host_launch: Annotated[
+        str | None, typer.Option(help="Host time per operator, such as 12us; 0us is a CUDA graph.")
+    ] = None,
+    temperature: Annotated[str | None, typer.Option(help="Die temperature, such as 60C.")] = None,
+    data: Annotated[str, typer.Option(help="Operand data: random|zeros|ones|relu.")] = "random",
+    bundle: Annotated[
+        Path | None, typer.Option(help="Folder that `calibrate` or `fit kernels` saved, in place of the shipped one.")
+    ] = None,
+    factor: Annotated[
+        list[str] | None, typer.Option(help="Your own efficiency factor, such as compute=0.9 or dram_energy=1.2.")
+    ] = None,
+    card: Annotated[
+        str, typer.Option(help="Whose intervals: another of the kind, or this one, which the bundle was fitted on.")
+    ] = "another",
+    json: Json = False,
+    plot: Plot = None,
+    figure: Annotated[str, typer.Option(help="What --plot draws: breakdown|timeline|roofline|clocks.")] = "breakdown",
+    **options: Any,
+) -> None:
+    """Predict each workload, in order, on one GPU.
+
+    Example: wattcast predict llama3-8b --gpu h100-sxm --batch 8 --seq 1024
+    """
+    from wattcast.core.errors import bad_value
+    from wattcast.predictor import api
+    from wattcast.workload.model_options import ModelOptions
+
+    env: Environment = ctx.obj
+    if plot is not None:
+        from wattcast.report.prediction_figures import check_figure
+
+        check_figure(figure, plot)
+        if len(workloads) != 1:
+            raise bad_value("--plot", "one workload", f"{len(workloads)} workloads")
+    chip = api.find_gpu(gpu)
+    factors = parse_factors(factor or [])
+    settings = {name: ctx.params[name] for name in ("clock", "power_limit", "host_launch", "temperature", "data")}
+    settings |= {"bundle": bundle, "factors": factors, "card": card}
+    if plot is None:
+        predictions = api.predict_many(workloads, chip, **settings, **options)
+    else:
+        from wattcast.report.configuration_view import RunSettings, view_configuration
+        from wattcast.report.prediction_figures import draw_figure
+
+        view = view_configuration(workloads[0], chip, ModelOptions.from_names(**options), RunSettings(**settings))
+        predictions = [view.prediction]
+        save_plot(env, draw_figure(figure, view), plot)
+    if json:
+        from wattcast.report.prediction_json import predictions_to_output
+
+        env.json(predictions_to_output(predictions))
+        return
+    from wattcast.report.text_tables import print_predictions
+
+    print_predictions(env.console(), predictions, float(chip.memory.capacity_byte))
+
+
+explain_app = typer.Typer(
+    help="What caused the difference between two predictions, or a prediction and a measured run."
+)
+
+_SIDE = (
+    "MODEL@GPU,key=value,... | FILE.json of `predict --json` (FILE.json#2: its second) or of `measure run --json` | "
+    "row:ID or DATABASE#ID of `measure models` | `predicted`, beside a row. B may lean on A: @GPU, or ,batch=16."
+)
+
+
+@explain_app.command()
+def explain(
+    ctx: typer.Context,
+    a: Annotated[str, typer.Argument(metavar="A", help=_SIDE)],
+    b: Annotated[str, typer.Argument(metavar="B", help="The same; differences are B - A.")],
+    gpu: Annotated[str, typer.Option(help="The GPU whose database row:ID is looked up in.")] = "h200",
+    iterations: Annotated[
+        int, typer.Option(help="How often the command of `measure run` ran the workload, warm-up excluded.")
+    ] = 1,
+    json: Json = False,
+    plot: Plot = None,
+) -> None:
+    """Which operators, modules and terms (clock, cycles, power, idle gaps) caused the difference; it adds up exactly.
+
+    Examples: wattcast explain llama3-8b@h200,batch=8,seq=512 @h100-sxm
+    ... explain llama3-8b@h200,batch=8,seq=512 ,power_limit=500W
+    """
+    from wattcast.report.comparison import compare_runs
+    from wattcast.report.comparison_output import comparison_to_plain, print_comparison
+    from wattcast.report.comparison_sides import read_pair
+
+    env: Environment = ctx.obj
+    found = compare_runs(*read_pair(a, b, gpu, iterations))
+    if plot is not None:
+        from wattcast.report.comparison_output import draw_difference
+
+        save_plot(env, draw_difference(found), plot)
+    if json:
+        env.json(comparison_to_plain(found))
+        return
+    print_comparison(env.console(), found)
+
+
+report_app = typer.Typer(help="One self-contained HTML file about a workload on a GPU.")
+
+
+@report_app.command()
+@takes_model_options()
+def report(
+    ctx: typer.Context,
+    workload: Source,
+    gpu: Annotated[
+        str, typer.Option(help="Catalogue name or your own YAML file; more names with commas are compared with it.")
+    ],
+    out: Annotated[Path, typer.Option(help="The file to write, such as report.html.")],
+    clock: Annotated[str | None, typer.Option(help="Locked core clock, such as 1830MHz.")] = None,
+    power_limit: Annotated[str | None, typer.Option(help="Board power limit, such as 500W.")] = None,
+    host_launch: Annotated[str | None, typer.Option(help="Host time per operator; 0us is a CUDA graph.")] = None,
+    temperature: Annotated[str | None, typer.Option(help="Die temperature, such as 60C.")] = None,
+    data: Annotated[str, typer.Option(help="Operand data: random|zeros|ones|relu.")] = "random",
+    json: Json = False,
+    **options: Any,
+) -> None:
+    """Summary, memory, breakdown, timeline, clock curve, other GPUs, intervals, assumptions, provenance.
+
+    Example: wattcast report llama3-8b --gpu h200,h100-sxm --batch 8 --seq 1024 --out report.html
+    """
+    from wattcast.core.errors import bad_value
+    from wattcast.core.strict_files import write_whole
+    from wattcast.predictor.api import find_gpu
+    from wattcast.report.configuration_view import RunSettings
+    from wattcast.report.html_report import build_report
+    from wattcast.workload.model_options import ModelOptions
+
+    env: Environment = ctx.obj
+    if out.suffix.lower() not in (".html", ".htm"):
+        raise bad_value("--out", "a name that ends in .html", out.name)
+    chips = [find_gpu(name.strip()) for name in gpu.split(",")]
+    settings = RunSettings(clock, power_limit, host_launch, temperature, data)
+    page = build_report(workload, chips, ModelOptions.from_names(**options), settings, _command_line(ctx))
+    write_whole(out, page.encode())
+    if json:
+        env.json({"file": str(out), "byte": len(page.encode()), "gpus": [chip.name for chip in chips]})
+    else:
+        env.say(f"report saved: {out}")
+
+
+def _command_line(ctx: typer.Context) -> str:
+    """Return the command line, as far as it decides what the page says."""
+    words = ["wattcast", "report", str(ctx.params["workload"])]
+    for name, value in ctx.params.items():
+        source = ctx.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE" and name not in ("workload", "json", "out"):
+            words += [f"--{name.replace('_', '-')}"] + ([] if value is True else [str(value)])
+    return shlex.join(words)

@@ -1,0 +1,148 @@
+"""``wattcast serve`` and ``wattcast export``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from wattcast.cli.shared_options import (
+    Environment,
+    Json,
+    takes_model_options,
+)
+
+if TYPE_CHECKING:
+    from wattcast.web.metrics_exporter import ModelledWorkload, WatchedCard
+
+serve_app = typer.Typer(help="A page in the browser, and the same over HTTP.")
+
+
+@serve_app.command()
+def serve(
+    ctx: typer.Context,
+    host: Annotated[str, typer.Option(help="Address to listen on; the default is this machine only.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port; 0 takes a free one.", min=0, max=65535)] = 8080,
+    allow_host: Annotated[
+        list[str] | None, typer.Option(help="A further name the server answers to; may be repeated.")
+    ] = None,
+    workers: Annotated[int, typer.Option(help="Processes that predict.", min=1, max=64)] = 2,
+    limit: Annotated[str, typer.Option(help="Longest time one request may take.")] = "15s",
+    live: Annotated[str, typer.Option(help="auto|gpu|replay: what the live view shows.")] = "auto",
+    replay: Annotated[
+        Path | None, typer.Option(help="A recording of `wattcast measure run --save`, for the live view.")
+    ] = None,
+    device: Annotated[int, typer.Option(help="Which device, counted from 0.")] = 0,
+) -> None:
+    """Choose a model and a GPU, move clock and power limit, and see time, power and energy change.
+
+    Example: wattcast serve --port 8080
+    """
+    from wattcast.core.errors import unknown_name
+    from wattcast.core.units import parse
+    from wattcast.web.http_app import serve_page
+    from wattcast.web.live_stream import choose_feed
+
+    env: Environment = ctx.obj
+    if live not in ("auto", "gpu", "replay"):
+        raise unknown_name("live view", live, ("auto", "gpu", "replay"), "Known: auto, gpu, replay.")
+    feed = choose_feed(live, replay, index=device)
+    serve_page(host, port, feed, allow_host or [], workers, parse(limit, "s", "--limit"), env.say)
+
+
+export_app = typer.Typer(help="Metrics for operators: Prometheus and Grafana.", no_args_is_help=True)
+
+
+@export_app.command()
+@takes_model_options("batch", "seq", "tokens", "phase", "dtype", "attention", "stack")
+def prometheus(
+    ctx: typer.Context,
+    workload: Annotated[
+        list[str] | None, typer.Option(help="A model or workload file to show the prediction of; may be repeated.")
+    ] = None,
+    gpu: Annotated[str | None, typer.Option(help="With --workload: the GPU in the catalogue, or your YAML.")] = None,
+    slowdown: Annotated[str, typer.Option(help="Slowdown allowed for the predicted saving.")] = "5%",
+    host: Annotated[str, typer.Option(help="Address to listen on; the default is this machine only.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to be scraped on.", min=0, max=65535)] = 9835,
+    interval: Annotated[str, typer.Option(help="A busy card is read at most this often.")] = "5s",
+    idle_interval: Annotated[str, typer.Option(help="An idle card is left alone this long.")] = "60s",
+    source: Annotated[str, typer.Option(help="auto|nvml|amd|rapl|none: where readings come from.")] = "auto",
+    once: Annotated[bool, typer.Option("--once", help="Print the metrics and end (textfile collector).")] = False,
+    **options: Any,
+) -> None:
+    """Measured and modelled power, energy, clock and the predicted saving, for Prometheus to scrape.
+
+    Example: wattcast export prometheus --workload llama3-8b --gpu h200 --batch 8 --seq 1024
+    """
+    from wattcast.web import metrics_exporter
+
+    env: Environment = ctx.obj
+    models = _models(workload or [], gpu, slowdown, options)
+    cards = _cards(env, source, interval, idle_interval, bool(models))
+    if once:
+        env.stdout.write(metrics_exporter.write_metrics(cards, models).decode())
+        return
+    server, thread = metrics_exporter.serve_metrics(host, port, cards, models)
+    env.say(f"wattcast is scraped at http://{host}:{server.server_port}/metrics (stop it with Ctrl-C)")
+    try:
+        thread.join()
+    finally:
+        server.shutdown()
+        for card in cards:
+            card.source.close()
+
+
+def _models(workloads: list[str], gpu: str | None, slowdown: str, options: dict[str, Any]) -> list[ModelledWorkload]:
+    from wattcast.core.errors import bad_value
+    from wattcast.predictor import api
+    from wattcast.web.metrics_exporter import model_workload
+
+    if not workloads:
+        return []
+    if gpu is None:
+        raise bad_value("--workload", "a --gpu beside it", "none")
+    chip = api.find_gpu(gpu)
+    return [model_workload(work, chip, api.predict(work, chip, **options), slowdown, **options) for work in workloads]
+
+
+def _cards(env: Environment, source: str, interval: str, idle_interval: str, enough: bool) -> list[WatchedCard]:
+    """Return the machine's cards; where there is a prediction to show, none is needed."""
+    from wattcast.core.errors import MissingTool, bad_value
+    from wattcast.core.units import parse
+    from wattcast.web.metrics_exporter import find_cards
+
+    if source == "none":
+        if not enough:
+            raise bad_value("--source", "cards, or a --workload to predict", "none")
+        return []
+    try:
+        return find_cards(source, parse(interval, "s", "--interval"), parse(idle_interval, "s", "--idle-interval"))
+    except MissingTool as error:
+        if not enough or source != "auto":
+            raise
+        env.say(f"no card is measured, only the prediction is shown: {error}")
+        return []
+
+
+@export_app.command()
+def grafana(
+    ctx: typer.Context,
+    out: Annotated[Path, typer.Option(help="The dashboard file to write, to be imported in Grafana.")],
+    json: Json = False,
+) -> None:
+    """A Grafana dashboard of these metrics.
+
+    Example: wattcast export grafana --out wattcast-dashboard.json
+    """
+    from importlib.resources import files
+
+    from wattcast.core.strict_files import write_whole
+
+    env: Environment = ctx.obj
+    data = files("wattcast.web").joinpath("grafana.json").read_bytes()
+    write_whole(out, data)
+    if json:
+        env.json({"file": str(out), "byte": len(data)})
+    else:
+        env.say(f"dashboard saved: {out}")

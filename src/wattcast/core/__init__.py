@@ -1,0 +1,1 @@
+"""What every other package leans on: errors, units, number formats, strict readers, measured rows."""

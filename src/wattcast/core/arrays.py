@@ -1,0 +1,92 @@
+"""The axis convention that lets one code path serve one point and a million.
+
+Axes run ``(*sweep, interval)``, events or parts last. One configuration is the sweep of shape ``()``. A field of a
+GPU or an operating point is a float, or an array shaped ``(*sweep, 1)``, so that it broadcasts against kernels on
+the last axis. In memory the sweep is the fastest axis (``order="F"`` where a field first meets the kernels, and
+what is computed from there keeps it): a step over a million points and forty kernels is forty long loops, not a
+million short ones.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from wattcast.core.errors import bad_value
+
+Array: TypeAlias = npt.NDArray[np.float64]
+Mask: TypeAlias = npt.NDArray[np.bool_]
+Sweepable: TypeAlias = float | Array  # a float, or (*sweep, 1)
+
+
+def as_sweep(values: npt.ArrayLike) -> Sweepable:
+    """Return values over a sweep, shaped ``(*sweep, 1)``; a plain number stays one.
+
+    >>> as_sweep([1.0, 2.0]).shape, as_sweep(3.0)
+    ((2, 1), 3.0)
+    """
+    array = np.asarray(values, dtype=np.float64)
+    return float(array) if array.ndim == 0 else array[..., np.newaxis]
+
+
+def sweep_values(value: Sweepable) -> Array:
+    """Return ``(*sweep,)`` from ``(*sweep, 1)``; a float becomes an array of shape ()."""
+    array = np.asarray(value, dtype=np.float64)
+    return array[..., 0] if array.ndim else array
+
+
+def check_positive(where: str, values: Mapping[str, Sweepable | None]) -> None:
+    """Raise an error unless every value is finite and above zero; None means unknown and passes."""
+    for name, value in values.items():
+        if value is None or (isinstance(value, float) and 0.0 < value < math.inf):
+            continue
+        array = np.asarray(value)
+        if not (np.isfinite(array).all() and (array > 0).all()):
+            bad = array[~(np.isfinite(array) & (array > 0))].flat[0] if array.ndim else array
+            raise bad_value(f"{where}.{name}", "a finite number above zero", float(bad))
+
+
+def pareto_front(objectives: Array) -> npt.NDArray[np.int64]:
+    """Rows of ``(point, objective)`` on the front, in order of the first objective.
+
+    A point is on the front when none is at least as good everywhere and better somewhere. Of points
+    equal in all objectives the first is kept; objectives count as equal to ten digits, so that the
+    last bits, which depend on how a sweep was cut into chunks, decide nothing.
+
+    >>> pareto_front(np.array([[1.0, 9.0], [2.0, 5.0], [3.0, 7.0], [4.0, 1.0], [4.0, 1.0]])).tolist()
+    [0, 1, 3]
+    """
+    rounded = _ten_digits(objectives)
+    order = np.lexsort(rounded.T[::-1])  # stable: equal points stay in order
+    ranked = rounded[order]
+    if ranked.shape[1] == 2:
+        best_before = np.minimum.accumulate(np.concatenate([[np.inf], ranked[:-1, 1]]))
+        return order[ranked[:, 1] < best_before].astype(np.int64)
+    return order[_undominated(ranked)].astype(np.int64)
+
+
+def pareto_rows(columns: Mapping[str, npt.NDArray[Any]], objectives: Sequence[str]) -> dict[str, npt.NDArray[Any]]:
+    """The rows of a table that are on the front of the named columns."""
+    rows = pareto_front(np.stack([np.asarray(columns[name], dtype=np.float64) for name in objectives], axis=-1))
+    return {name: values[rows] for name, values in columns.items()}
+
+
+def _ten_digits(values: Array) -> Array:
+    mantissa, exponent = np.frexp(values)
+    return np.ldexp(np.round(mantissa * 2.0**33) / 2.0**33, exponent)
+
+
+def _undominated(ranked: Array) -> npt.NDArray[np.int64]:
+    """Rows that nothing dominates, for rows in lexicographic order: only an earlier row can dominate one."""
+    left = np.arange(len(ranked))
+    kept = []
+    while left.size:
+        head = left[0]
+        kept.append(head)
+        rest = left[1:]
+        left = rest[(ranked[rest] < ranked[head]).any(axis=-1)]
+    return np.array(kept, dtype=np.int64)

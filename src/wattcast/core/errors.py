@@ -1,0 +1,128 @@
+"""Errors that a user can mend.
+
+An error says what was wanted, what was found, and what to do next, in one paragraph. The command
+line prints it without a traceback and exits with ``exit_code``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """What the shell sees."""
+
+    OK = 0
+    FAILED = 1  # our own mistake, or something unforeseen
+    USAGE = 2  # the command line itself is wrong
+    BAD_INPUT = 3  # a file, a name or a number the user gave is wrong
+    MISSING = 4  # a tool, an extra, a device or a specification is not there
+    REFUSED = 5  # a measurement that cannot be trusted, or an action not allowed
+    INTERRUPTED = 130
+
+
+class WattcastError(Exception):
+    """Base of all errors that are shown to users as one paragraph."""
+
+    exit_code = ExitCode.FAILED
+
+
+class BadInput(WattcastError):
+    """A value or a file from the user is not what it has to be."""
+
+    exit_code = ExitCode.BAD_INPUT
+
+
+class UnitError(BadInput):
+    """A quantity carries the wrong unit, or none."""
+
+
+class UnknownName(BadInput):
+    """A GPU, model, operator, field ... that nobody knows."""
+
+
+class MissingSpecification(WattcastError):
+    """The catalogue does not know a number that this question needs."""
+
+    exit_code = ExitCode.MISSING
+
+
+class MissingEvents(WattcastError):
+    """A power model needs events its activity does not hold."""
+
+    exit_code = ExitCode.MISSING
+
+
+class MissingTool(WattcastError):
+    """An optional library, a driver or a device is not there."""
+
+    exit_code = ExitCode.MISSING
+
+
+class Refused(WattcastError):
+    """A measurement that cannot be trusted, or an action that is not allowed."""
+
+    exit_code = ExitCode.REFUSED
+
+
+def bad_value(where: str, wanted: str, found: object, do: str = "") -> BadInput:
+    """Return the error ``where: expected wanted, got found. do``, the sentence that all readers share."""
+    return BadInput(_sentence(where, wanted, found, do))
+
+
+def bad_unit(where: str, wanted: str, found: object, do: str = "") -> UnitError:
+    """Return the error of ``bad_value`` as one of units."""
+    return UnitError(_sentence(where, wanted, found, do))
+
+
+def unknown_name(kind: str, found: str, known: Iterable[str], do: str = "") -> UnknownName:
+    """Return the error ``unknown gpu 'h20'`` with the nearest known names."""
+    hint = nearest_names(found, known)
+    closest = f" Closest: {', '.join(hint)}." if hint else ""
+    return UnknownName(f"unknown {kind} {clip_text(found)!r}.{closest}{' ' + do if do else ''}")
+
+
+def nearest_names(found: str, known: Iterable[str], most: int = 3) -> list[str]:
+    """Return the known names most like ``found``, best first.
+
+    >>> nearest_names("h10-sxm", ["h100-sxm", "a10", "b200"])
+    ['h100-sxm']
+    """
+    by_lower = {name.lower(): name for name in known}
+    return [by_lower[match] for match in get_close_matches(clip_text(found).lower(), by_lower, most, 0.6)]
+
+
+def clip_text(text: object, most: int = 80) -> str:
+    """Return ``text`` cut to a length that fits a message; hostile input must not flood a terminal."""
+    words = "".join(c if c.isprintable() else "?" for c in str(text)[: 4 * most])
+    return words if len(words) <= most else words[: most - 1] + "…"
+
+
+def _sentence(where: str, wanted: str, found: object, do: str) -> str:
+    shown = repr(clip_text(found)) if isinstance(found, str) else clip_text(found)
+    return f"{where}: expected {wanted}, got {shown}.{' ' + do if do else ''}"
+
+
+_DROPPED = str.maketrans("", "", "-_. ")
+
+
+def fold_name(name: str) -> str:
+    """Return ``name`` in lower case without dashes, dots and blanks, which do not matter.
+
+    >>> fold_name("H100 SXM") == fold_name("h100-sxm")
+    True
+    """
+    return name.lower().translate(_DROPPED)
+
+
+def resolve_name(kind: str, found: str, known: Iterable[str], aliases: Mapping[str, str] | None = None) -> str:
+    """Return the known name that ``found`` means, or raise ``UnknownName`` with the nearest."""
+    names = list(known)
+    if found in names:
+        return found
+    table = {fold_name(name): name for name in names} | {fold_name(a): n for a, n in (aliases or {}).items()}
+    if (name := table.get(fold_name(found))) is not None:
+        return name
+    raise unknown_name(kind, found, names, f"`wattcast {kind}s` lists all {len(names)}.")

@@ -1,0 +1,358 @@
+"""Rows that were measured, and the files that hold them: JSON Lines while measuring, Parquet to keep.
+
+A row says what ran (operator and shape under the field names of the operator's dataclass), how it was run (kind,
+data, rotation, duty) and what was seen. A run says on which card and with which libraries; every row names its run.
+Appending a row never rewrites another, so a crash loses at most the line that was being written.
+
+Operators beyond those that the campaign builds in register here how they are called in PyTorch. Only the standard
+library is needed: this module also runs on a bare GPU node.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, TypeAlias, TypeVar
+
+from wattcast.core.errors import BadInput, MissingTool, bad_value, clip_text, unknown_name
+
+Plain = dict[str, Any]
+T = TypeVar("T", bound="KernelRow | RunInfo | NameRow | ModelRow | ModelKernels | ChainRow")
+
+
+class RowKind(StrEnum):
+    """How a row was measured; see docs/method/measuring.md."""
+
+    BURST = "burst"  # tens of milliseconds after a pause: latency at the top set clock
+    SUSTAINED = "sustained"  # governor settled: power, clock and latency together
+    DUTY = "duty"  # bursts with idle gaps: power while on, above the cap
+    CLOCK = "clock"  # effective clock by a spin kernel beside the load
+    IDLE = "idle"  # a context open, no work
+    CHAIN = "chain"  # a burst of several operators one after another, kept in a table of its own
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """One run of the measuring code: which card, which libraries, when."""
+
+    run: str
+    date: str  # UTC, ISO 8601
+    card_name: str = ""
+    card_uuid: str = ""
+    card_serial: str = ""
+    driver: str = ""
+    cuda: str = ""
+    torch: str = ""
+    cublas: str = ""
+    cudnn: str = ""
+    nvml: str = ""
+    wattcast: str = ""
+    power_limit_w: float | None = None
+    sm_count: int | None = None
+    l2_byte: int | None = None
+    top_clock_hz: float | None = None
+
+
+@dataclass(frozen=True)
+class KernelRow:
+    """One measurement of one operator. ``None`` means not measured, never zero."""
+
+    id: str  # of kind, operator, data, duty and repeat; the same in every run
+    kind: str
+    family: str
+    operator: Plain  # {"op": "linear", "m": ..., "dtype": "bf16"}: the workload-file form
+    layout: str = ""
+    detail: Plain = field(
+        default_factory=dict
+    )  # what the operator form does not say (backend, two-dimensional sizes)
+    rotated: str = "none"  # none | weights | all: which operands change from copy to copy
+    sets: int = 1  # distinct operand sets the copies walk through
+    footprint_byte: int | None = None  # bytes of operands and outputs all copies touch
+    data: str = "random"
+    chosen: str = "plan"  # plan: at random; models: an operator of real models; suggested: by expected uncertainty
+    repeat: int = 0
+    run: str = ""
+    date: str = ""
+    copies: int | None = None  # calls in the captured graph
+    replays: int | None = None
+    latency_s: float | None = None  # per call, back to back in a CUDA graph
+    latency_spread_s: float | None = None  # standard deviation over replays
+    duration_s: float | None = None  # length of the window the figures come from
+    power_w: float | None = None
+    power_spread_w: float | None = None  # standard deviation over counter ticks
+    ticks: int | None = None  # counter tick intervals inside the window
+    memory_power_w: float | None = None
+    duty: float | None = None  # share of time busy, as measured
+    busy_s: float | None = None
+    period_s: float | None = None
+    idle_power_w: float | None = None
+    on_power_w: float | None = None
+    sm_clock_hz: float | None = None  # as NVML reports it, mean over the window
+    sm_clock_spread_hz: float | None = None
+    effective_clock_hz: float | None = None
+    settled_power_w: float | None = None  # capped rows: mean over at least one cycle of the governor
+    settled_clock_hz: float | None = None
+    settled_ticks: int | None = None
+    temperature_c: float | None = None
+    throttle: tuple[str, ...] = ()  # clock event reasons seen in the window
+    flags: tuple[str, ...] = ()  # why a careful reader may leave this row out
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class NameRow:
+    """Kernels one call of an operator launches, in order, as the profiler names them."""
+
+    spec: str
+    names: tuple[str, ...] = ()
+    grids: tuple[tuple[int, ...], ...] = ()
+    blocks: tuple[tuple[int, ...], ...] = ()
+    kernel_s: tuple[float, ...] = ()  # each kernel's own duration in one eager call
+    shared_byte: tuple[int, ...] = ()
+    registers: tuple[int, ...] = ()
+    run: str = ""
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class ModelRow:
+    """One whole model measured; the first fields are the options of ``wattcast predict``. ``None``: not measured."""
+
+    id: str
+    model: str
+    phase: str
+    batch: int
+    dtype: str
+    attention: str
+    stack: str
+    graph: bool  # one CUDA graph an iteration; false: the host launched every operator
+    seq: int | None = None  # None: a model of pictures
+    head: str = ""  # empty: the model has no language head
+    data: str = "random"
+    run: str = ""
+    date: str = ""
+    parameters: int | None = None
+    peak_memory_byte: int | None = None
+    iterations: int | None = None
+    latency_s: float | None = None  # of one iteration, settled
+    latency_spread_s: float | None = None
+    burst_latency_s: float | None = None  # of one iteration after a pause, before the governor answers
+    duration_s: float | None = None
+    power_w: float | None = None
+    power_spread_w: float | None = None
+    energy_j: float | None = None  # of one iteration
+    ticks: int | None = None
+    memory_power_w: float | None = None
+    sm_clock_hz: float | None = None
+    sm_clock_spread_hz: float | None = None
+    effective_clock_hz: float | None = None
+    temperature_c: float | None = None
+    throttle: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class ModelKernels:
+    """Kernels of one eager iteration as the profiler saw them: ``names[order[i]]`` took ``kernel_s[i]``."""
+
+    id: str  # of the row it belongs to
+    names: tuple[str, ...] = ()
+    order: tuple[int, ...] = ()
+    kernel_s: tuple[float, ...] = ()
+    run: str = ""
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class ChainRow:
+    """Several operators one after another in one graph; ``None`` means not measured."""
+
+    id: str
+    name: str
+    specs: tuple[str, ...] = ()  # of the members, in order; their own rows have these in ``spec``
+    alone_s: tuple[float, ...] = ()  # latency of each member by itself, measured in the same run; empty: not of all
+    operators: tuple[str, ...] = ()  # of the members, JSON as in a workload file, where no rows of theirs are kept
+    handed_on: bool = False  # each member reads what the one before wrote, as in a model
+    copies: int | None = None
+    replays: int | None = None
+    latency_s: float | None = None  # of the whole chain
+    latency_spread_s: float | None = None
+    sm_clock_hz: float | None = None
+    temperature_c: float | None = None
+    flags: tuple[str, ...] = ()
+    run: str = ""
+    date: str = ""
+    error: str = ""
+
+
+Record = KernelRow | RunInfo | NameRow | ModelRow | ModelKernels | ChainRow
+
+
+class Journal:
+    """An append-only JSON Lines file; knows the ids it already holds."""
+
+    def __init__(self, path: Path, key: str = "id") -> None:
+        self.path, self.key = path, key
+        self._ids: set[str] | None = None
+
+    @property
+    def ids(self) -> set[str]:
+        """Ids of complete rows without an error; a re-run skips these."""
+        if self._ids is None:
+            rows = read_lines(self.path) if self.path.exists() else iter(())
+            self._ids = {str(row[self.key]) for row in rows if row.get(self.key) and not row.get("error")}
+        return self._ids
+
+    def append(self, row: Record | Plain) -> None:
+        """Write one row and push it out of this process before returning."""
+        plain = row_to_plain(row)
+        ids = self.ids
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a+b") as stream:
+            torn = stream.tell() > 0 and _last_byte(stream) != b"\n"
+            line = json.dumps(plain, allow_nan=False, separators=(",", ":")).encode() + b"\n"
+            stream.write(b"\n" + line if torn else line)
+            stream.flush()
+            os.fsync(stream.fileno())
+        if plain.get(self.key) and not plain.get("error"):
+            ids.add(str(plain[self.key]))
+
+
+def row_to_plain(row: Record | Plain) -> Plain:
+    """Return a row as a mapping ready for JSON; empty fields and NaN are left out."""
+    plain = row if isinstance(row, dict) else {"record": _RECORD[type(row)], **asdict(row)}
+    return {name: value for name, value in plain.items() if not _empty(value)}
+
+
+def row_from_plain(plain: Mapping[str, Any], kind: type[T], where: str = "row") -> T:
+    """Return a mapping that was read back as ``kind``; unknown keys are refused by name."""
+    known = {item.name: item for item in fields(kind)}
+    values: Plain = {}
+    for name, value in plain.items():
+        if name == "record":
+            continue
+        if name not in known:
+            raise unknown_name("field", name, known, f"Found in {where}.")
+        values[name] = _tuples(value) if str(known[name].type).startswith("tuple") else value
+    try:
+        return kind(**values)
+    except TypeError as error:
+        raise BadInput(f"{where}: {clip_text(error, 200)}.") from None
+
+
+def read_lines(path: Path) -> Iterator[Plain]:
+    """Yield the rows of a JSON Lines file; a line torn by a crash is passed over, other damage is not."""
+    with path.open("rb") as stream:
+        for number, line in enumerate(stream, start=1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line, parse_constant=_refuse_constant)
+            except ValueError:
+                if line.endswith(b"\n") and line.rstrip().endswith(b"}"):
+                    raise BadInput(f"{path.name}: line {number} is not valid JSON.") from None
+                continue
+            if not isinstance(row, dict):
+                raise bad_value(f"{path.name}: line {number}", "an object", type(row).__name__)
+            yield row
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is not a number")
+
+
+def _last_byte(stream: Any) -> bytes:
+    stream.seek(-1, os.SEEK_END)
+    return bytes(stream.read(1))
+
+
+def _empty(value: object) -> bool:
+    nan = isinstance(value, float) and not math.isfinite(value)
+    return value is None or nan or value == "" or value == () or value == {}
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
+
+
+_RECORD: dict[type, str] = {
+    RunInfo: "run",
+    KernelRow: "row",
+    NameRow: "names",
+    ModelRow: "model",
+    ModelKernels: "model_kernels",
+    ChainRow: "chain",
+}
+
+
+def database_folder(gpu: str) -> Path:
+    """Return the folder of the kernel database that ships with Wattcast for ``gpu``."""
+    folder = Path(__file__).parents[1] / "database" / gpu
+    if not (folder / ROWS_FILE).exists():
+        known = sorted(path.parent.name for path in folder.parent.glob(f"*/{ROWS_FILE}"))
+        raise unknown_name("kernel database", gpu, known, f"Known: {', '.join(known)}.")
+    return folder
+
+
+ROWS_FILE, COUNTERS_FILE = "rows.parquet", "counters.parquet"
+MODELS_FILE, MODEL_KERNELS_FILE = "models.parquet", "model_kernels.parquet"
+CHAINS_FILE = "chains.parquet"
+_JSON_COLUMNS = ("operator", "detail")
+
+
+def read_table(path: Path) -> list[Plain]:
+    """Return the rows of a Parquet file of ours as mappings, JSON columns opened; needs polars."""
+    polars = _polars()
+    try:
+        rows: list[Plain] = polars.read_parquet(path).to_dicts()
+    except (OSError, polars.exceptions.PolarsError) as error:
+        raise BadInput(f"{clip_text(path, 200)}: cannot be read as a table ({clip_text(error, 200)}).") from None
+    for row in rows:
+        for name in _JSON_COLUMNS:
+            if isinstance(row.get(name), str):
+                row[name] = json.loads(row[name])
+    return rows
+
+
+def write_table(path: Path, rows: list[Plain]) -> None:
+    """Write mappings as Parquet, nested ones as JSON text; whole or not at all. Needs polars."""
+    flat = [
+        {name: json.dumps(v, sort_keys=True) if isinstance(v, dict) else v for name, v in row.items()} for row in rows
+    ]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    table, beside = _polars().DataFrame(flat, infer_schema_length=None), path.with_name(path.name + ".new")
+    try:
+        table.write_parquet(beside, compression="zstd", compression_level=15)
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def _polars() -> Any:
+    try:
+        import polars
+    except ImportError:
+        raise MissingTool("tables need polars, which is not installed. pip install 'wattcast[measure]'") from None
+    return polars
+
+
+# (torch, take, operator as in workload JSON) -> a function that runs the operator once.
+# ``take(dtype, *shape)`` hands out a tensor on the device, filled with the data of the row.
+CallBuilder: TypeAlias = Callable[[Any, Callable[..., Any], Mapping[str, Any]], Callable[[], Any]]
+_BUILDERS: dict[str, CallBuilder] = {}
+
+
+def register_measured_call(kind: str, builder: CallBuilder) -> None:
+    """Register how the operator called ``kind`` in workload JSON is called in PyTorch."""
+    _BUILDERS[kind] = builder
+
+
+def find_measured_call(kind: str) -> CallBuilder | None:
+    """Return how the operator called ``kind`` is called in PyTorch, or None where nobody registered it."""
+    return _BUILDERS.get(kind)

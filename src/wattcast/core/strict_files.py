@@ -1,0 +1,234 @@
+"""Strict readers: bytes a stranger wrote -> typed values, or one sentence that names the bad key.
+
+Size, depth and YAML aliases are bounded before anything is built; unknown keys, duplicate keys,
+NaN and infinity are refused. Writers replace a file only when the new one is whole.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from wattcast.core.errors import BadInput, bad_value, clip_text, nearest_names
+
+T = TypeVar("T")
+
+MAX_BYTE = 64 * 2**20
+MAX_DEPTH = 64  # of YAML; JSON is bounded by the decoder itself
+
+
+def read_bytes(path: Path, max_byte: int = MAX_BYTE) -> bytes:
+    """Return the content of a regular file of at most ``max_byte``."""
+    try:
+        if path.is_dir():
+            raise bad_value(str(path), "a file", "a folder")
+        size = path.stat().st_size
+        if size > max_byte:
+            raise bad_value(path.name, f"at most {max_byte} bytes", f"{size} bytes")
+        with path.open("rb") as stream:
+            data = stream.read(max_byte + 1)  # a pipe or a growing file has no honest size
+    except OSError as error:
+        raise BadInput(f"{clip_text(str(path), 200)}: cannot be read ({error.strerror or error}).") from error
+    if len(data) > max_byte:
+        raise bad_value(path.name, f"at most {max_byte} bytes", "more")
+    return data
+
+
+def gunzip_bytes(data: bytes, where: str, max_byte: int) -> bytes:
+    """Return gzip data unpacked, at most ``max_byte``; other data are returned as they are."""
+    if data[:2] != b"\x1f\x8b":
+        return data
+    import gzip
+    import io
+    import zlib
+
+    try:
+        with gzip.GzipFile(fileobj=io.BytesIO(data)) as stream:
+            plain = stream.read(max_byte + 1)
+    except (OSError, EOFError, zlib.error) as error:
+        raise BadInput(f"{where}: not a whole gzip file ({error}).") from None
+    if len(plain) > max_byte:
+        raise bad_value(where, f"at most {max_byte} bytes unpacked", "more")
+    return plain
+
+
+def decode_json(data: bytes, kind: type[T], where: str) -> T:
+    """Decode JSON into ``kind`` (a msgspec Struct or a plain type), naming the path of a bad key."""
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except msgspec.ValidationError as error:
+        raise _explain(where, str(error), kind) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadInput(f"{where}: not valid JSON ({clip_text(str(error), 200)}). Is the file complete?") from None
+    except RecursionError:  # the decoder counts its own depth against the interpreter's limit
+        raise bad_value(where, "shallow nesting", "brackets nested a thousand deep or more") from None
+
+
+def decode_yaml(data: bytes, kind: type[T], where: str) -> T:
+    """Decode YAML into ``kind``; anchors and aliases, duplicate keys and deep nesting are refused."""
+    import yaml
+
+    try:
+        text = data.decode("utf-8")
+        _check_events(text, where)
+        plain = yaml.load(text, Loader=_strict_loader())  # noqa: S506  (a subclass of the safe loader)
+    except UnicodeDecodeError as error:
+        raise BadInput(f"{where}: not UTF-8 text (byte {error.start}).") from None
+    except (yaml.YAMLError, ValueError) as error:  # PyYAML lets bad dates and endless digits through as ValueError
+        raise BadInput(f"{where}: not valid YAML ({clip_text(' '.join(str(error).split()), 200)}).") from None
+    except RecursionError:
+        raise bad_value(where, f"at most {MAX_DEPTH} levels", "more") from None
+    return convert_plain(plain, kind, where)
+
+
+def convert_plain(plain: object, kind: type[T], where: str) -> T:
+    """Return plain mappings and lists as ``kind``, checked as the readers check files."""
+    for path, number in _floats(plain, ""):
+        if not math.isfinite(number):
+            raise bad_value(f"{where}: {path}", "a finite number", number)
+    try:
+        return msgspec.convert(plain, kind)
+    except msgspec.ValidationError as error:
+        raise _explain(where, str(error), kind) from None
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write beside ``path`` and rename: a reader sees the old file or the new one, never half of one."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(handle, "wb") as stream:
+                stream.write(data)
+            os.chmod(name, 0o644)
+            os.replace(name, path)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise BadInput(f"{clip_text(str(path), 200)}: cannot be written ({error.strerror or error}).") from error
+
+
+def _check_events(text: str, where: str) -> None:
+    import yaml
+
+    if not re.search(r"[&*]", text) and len(re.findall(r"[-\[{:?]", text)) <= MAX_DEPTH:
+        return  # no anchor can be, and every level takes one of these to begin
+    depth = 0
+    for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
+            line = event.start_mark.line + 1
+            raise bad_value(f"{where}: line {line}", "plain values", "an anchor or alias", "Write the value out.")
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        if depth > MAX_DEPTH:
+            raise bad_value(where, f"at most {MAX_DEPTH} levels of nesting", "more")
+
+
+@cache
+def _strict_loader() -> type:
+    import yaml
+
+    base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+    class StrictLoader(base):  # type: ignore[misc]
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            keys = [key.value for key, _ in node.value if isinstance(key.value, str)]
+            if len(set(keys)) != len(keys):
+                twice = next(key for key in keys if keys.count(key) > 1)
+                line = node.start_mark.line + 1
+                raise yaml.YAMLError(f"key {clip_text(twice)!r} stands twice in the mapping at line {line}")
+            return super().construct_mapping(node, deep=deep)
+
+    return StrictLoader
+
+
+def _floats(plain: object, path: str) -> Iterator[tuple[str, float]]:
+    if isinstance(plain, float):
+        yield path.lstrip("."), plain
+    elif isinstance(plain, dict):
+        for key, value in plain.items():
+            yield from _floats(value, f"{path}.{key}")
+    elif isinstance(plain, list):
+        for index, value in enumerate(plain):
+            yield from _floats(value, f"{path}[{index}]")
+
+
+def _explain(where: str, message: str, kind: type) -> BadInput:
+    """msgspec's ``Expected `int`, got `str` - at `$.a.b` `` in our words, with the nearest known key."""
+    said, _, at = message.partition(" - at `")
+    path = at.rstrip("`").removeprefix("$").lstrip(".")
+    said = said[:1].lower() + said[1:]
+    unknown = re.search(r"unknown field `(.*)`", said)
+    hint = ""
+    if unknown:
+        close = nearest_names(unknown[1], _field_names(kind))
+        hint = f" Closest: {', '.join(close)}." if close else ""
+    return BadInput(f"{where}: {path + ': ' if path else ''}{clip_text(said, 200)}.{hint}")
+
+
+def _field_names(kind: type, seen: frozenset[type] = frozenset()) -> set[str]:
+    """Return all field names of a Struct and of the Structs inside it."""
+    names: set[str] = set()
+    for struct in _structs(kind):
+        if struct not in seen:
+            for field in msgspec.structs.fields(struct):
+                names |= {field.encode_name} | _field_names(field.type, seen | {struct})
+    return names
+
+
+def _structs(kind: Any) -> Iterator[Any]:
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        yield kind
+    for inner in getattr(kind, "__args__", ()):
+        yield from _structs(inner)
+
+
+class FitStatus(StrEnum):
+    """How a set of coefficients came about."""
+
+    FITTED = "fitted"  # to measurements of this very device
+    INHERITED = "inherited"  # carried over from another device's measurements
+    PROVISIONAL = "provisional"  # rough numbers that keep the path whole until they are replaced
+
+
+class Provenance(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Source, date and device of a fitted or measured set of numbers."""
+
+    source: str
+    date: str = ""
+    device: str = ""
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class PublishedClaim:
+    """A published number: who says so, and who says otherwise."""
+
+    source: str
+    note: str = ""
+    disputed: tuple[tuple[str, str], ...] = ()  # (value as written, source)
+
+
+REFERENCE_VARIABLE = "WATTCAST_REFERENCE"
+
+
+def reference_folder(variables: Mapping[str, str], project: Path | None = None) -> Path | None:
+    """Return the folder named by ``WATTCAST_REFERENCE``, else ``../shared/reference`` of the project, else None."""
+    named = variables.get(REFERENCE_VARIABLE)
+    if named:
+        return Path(named) if Path(named).is_dir() else None
+    beside = (project or Path.cwd()).resolve().parent / "shared" / "reference"
+    return beside if beside.is_dir() else None

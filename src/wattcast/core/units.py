@@ -1,0 +1,228 @@
+"""Quantities with units at the edges (``"4.8 TB/s"``), SI floats inside, and the names of number formats.
+
+This is the only table of prefixes in Wattcast. Inside, a quantity is a float in the unit its
+name ends with (``power_w``, ``clock_hz``); a name never changes unit.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from enum import StrEnum
+
+from wattcast.core.errors import bad_unit, unknown_name
+
+_DECIMAL = {
+    "p": 1e-12,
+    "n": 1e-9,
+    "u": 1e-6,
+    "µ": 1e-6,
+    "μ": 1e-6,
+    "m": 1e-3,
+    "": 1.0,
+    "k": 1e3,
+    "K": 1e3,
+    "M": 1e6,
+    "G": 1e9,
+    "T": 1e12,
+    "P": 1e15,
+    "E": 1e18,
+}
+_BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
+
+# symbol -> (canonical unit, factor, prefixes it may carry)
+_SYMBOLS: dict[str, tuple[str, float, dict[str, float]]] = {
+    "B": ("byte", 1.0, _DECIMAL | _BINARY),
+    "byte": ("byte", 1.0, _DECIMAL | _BINARY),
+    "bit": ("byte", 0.125, _DECIMAL | _BINARY),
+    "Hz": ("Hz", 1.0, _DECIMAL),
+    "W": ("W", 1.0, _DECIMAL),
+    "J": ("J", 1.0, _DECIMAL),
+    "Wh": ("J", 3600.0, _DECIMAL),
+    "V": ("V", 1.0, _DECIMAL),
+    "F": ("F", 1.0, _DECIMAL),
+    "A": ("A", 1.0, _DECIMAL),
+    "FLOP": ("flop", 1.0, _DECIMAL),
+    "flop": ("flop", 1.0, _DECIMAL),
+    "OP": ("op", 1.0, _DECIMAL),
+    "op": ("op", 1.0, _DECIMAL),
+    "s": ("s", 1.0, _DECIMAL),
+    "min": ("s", 60.0, {"": 1.0}),
+    "h": ("s", 3600.0, {"": 1.0}),
+    "cycle": ("cycle", 1.0, {"": 1.0, "M": 1e6}),
+    "°C": ("C", 1.0, {"": 1.0}),
+    "C": ("C", 1.0, {"": 1.0}),
+    "m": ("m", 1.0, {"n": 1e-9, "u": 1e-6, "m": 1e-3, "": 1.0}),
+    "request": ("request", 1.0, {"": 1.0}),
+    "token": ("token", 1.0, {"": 1.0, "k": 1e3, "M": 1e6}),
+    "g": ("g", 1.0, {"": 1.0, "k": 1e3}),
+    "USD": ("USD", 1.0, {"": 1.0}),
+    "EUR": ("EUR", 1.0, {"": 1.0}),
+    "%": ("", 0.01, {"": 1.0}),
+}
+_ALIASES = {"FLOPS": "flop/s", "FLOP/s": "flop/s", "OPS": "op/s"}
+_NUMBER = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,3})?)\s*(.*?)\s*")
+_EXAMPLES = {
+    "Hz": "1830 MHz",
+    "W": "500 W",
+    "s": "12 us",
+    "byte": "50 MiB",
+    "byte/s": "4.8 TB/s",
+    "flop/s": "989.4 TFLOP/s",
+    "V": "0.85 V",
+    "C": "45 C",
+    "J": "1.5 J",
+    "request/s": "20 request/s",
+}
+
+
+def parse(text: object, unit: str, where: str = "quantity") -> float:
+    """Return the value of ``text`` in ``unit``, an SI unit such as ``"byte/s"`` or ``"Hz"``.
+
+    Raises ``UnitError`` for another dimension, a missing unit, NaN or
+    infinity. A pure number has ``unit=""``.
+
+    >>> parse("4.8 TB/s", "byte/s"), parse("1830MHz", "Hz"), parse("50 MiB", "byte")
+    (4800000000000.0, 1830000000.0, 52428800.0)
+    """
+    wanted = f"a quantity in {unit}, such as {_EXAMPLES.get(unit, '1 ' + unit)!r}" if unit else "a pure number"
+    if isinstance(text, bool) or not isinstance(text, (str, int, float)):
+        raise bad_unit(where, wanted, text)
+    if not isinstance(text, str):
+        if unit or not math.isfinite(text):
+            raise bad_unit(where, wanted, text, "Write the unit beside the number." if unit else "")
+        return float(text)
+    match = _NUMBER.fullmatch(text) if len(text) <= 80 else None
+    if match is None:
+        raise bad_unit(where, wanted, text)
+    found = factor(match[2])
+    if found is None or found[0] != unit:
+        do = "Write the unit beside the number." if not match[2] else ""
+        raise bad_unit(where, wanted, text, do)
+    value = float(match[1]) * found[1]
+    if not math.isfinite(value):
+        raise bad_unit(where, wanted, text)
+    return value
+
+
+def factor(unit: str) -> tuple[str, float] | None:
+    """Return canonical unit and factor of a unit expression, or None when it is not one.
+
+    >>> factor("GB/s"), factor("pJ/bit"), factor("parsec")
+    (('byte/s', 1000000000.0), ('J/byte', 8e-12), None)
+    """
+    names: list[str] = []
+    scale = 1.0
+    for position, piece in enumerate(_expand(unit).split("/")):
+        found = _symbol(piece.strip())
+        if found is None:
+            return None
+        name, by = found
+        names.append(name)
+        scale = scale / by if position else scale * by
+    return "/".join(names), scale
+
+
+def show(value: float, unit: str, digits: int = 4) -> str:
+    """Return ``value`` in ``unit`` with the prefix that reads best; ``parse`` takes it back.
+
+    >>> show(4.8e12, "byte/s"), show(1.83e9, "Hz"), show(0.0, "W"), show(1.2e-5, "s")
+    ('4.8 TB/s', '1.83 GHz', '0 W', '12 us')
+    """
+    head, _, tail = unit.partition("/")
+    prefixes = _SHOWN.get(head, {"": 1.0})
+    rounded = abs(float(f"{value:.{digits}g}"))
+    fitting = [item for item in prefixes.items() if item[1] <= rounded]
+    name, by = fitting[-1] if fitting else next(iter(prefixes.items()))
+    if rounded == 0.0:
+        name, by = "", 1.0
+    number = f"{value / by:.{digits}g}"
+    number = f"{float(number):.0f}" if "e+" in number and float(number) < 1e7 else number
+    symbol = {"byte": "B", "flop": "FLOP"}.get(head, head)
+    return f"{number} {name}{symbol}{'/' + tail if tail else ''}".rstrip()
+
+
+_SHOWN = {
+    "byte": {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12},
+    "flop": {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15},
+    "Hz": {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9},
+    "W": {"n": 1e-9, "u": 1e-6, "m": 1e-3, "": 1.0, "k": 1e3, "M": 1e6},
+    "J": {"p": 1e-12, "n": 1e-9, "u": 1e-6, "m": 1e-3, "": 1.0, "k": 1e3, "M": 1e6},
+    "s": {"n": 1e-9, "u": 1e-6, "m": 1e-3, "": 1.0},
+    "V": {"m": 1e-3, "": 1.0},
+}
+
+
+def _expand(unit: str) -> str:
+    for short, full in _ALIASES.items():
+        if unit.endswith(short):
+            return unit[: len(unit) - len(short)] + full
+    return unit
+
+
+def _symbol(piece: str) -> tuple[str, float] | None:
+    if piece == "":
+        return "", 1.0
+    for symbol, (name, by, prefixes) in _SYMBOLS.items():
+        if piece.endswith(symbol):
+            prefix = piece[: len(piece) - len(symbol)]
+            if prefix in prefixes:
+                return name, by * prefixes[prefix]
+    return None
+
+
+class Dtype(StrEnum):
+    """A number format. ``tf32`` is stored as 4 bytes and multiplied as tensor-core TF32."""
+
+    FP64 = "fp64"
+    FP32 = "fp32"
+    TF32 = "tf32"
+    BF16 = "bf16"
+    FP16 = "fp16"
+    FP8 = "fp8"
+    INT64 = "int64"
+    INT32 = "int32"
+    INT8 = "int8"
+    BOOL = "bool"
+
+    byte: int  # one element takes in memory
+    __hash__ = str.__hash__  # as its word, which is what it equals
+
+    @classmethod
+    def parse(cls, name: str) -> Dtype:
+        """Return the format called ``name``, in our spelling or PyTorch's (``float16``, ``torch.bfloat16``)."""
+        folded = name.lower().removeprefix("torch.")
+        folded = _DTYPE_ALIASES.get(folded, folded)
+        try:
+            return cls(folded)
+        except ValueError:
+            raise unknown_name("dtype", name, [d.value for d in cls], f"Known: {', '.join(cls)}.") from None
+
+
+_BYTE = {
+    Dtype.FP64: 8,
+    Dtype.FP32: 4,
+    Dtype.TF32: 4,
+    Dtype.BF16: 2,
+    Dtype.FP16: 2,
+    Dtype.FP8: 1,
+    Dtype.INT64: 8,
+    Dtype.INT32: 4,
+    Dtype.INT8: 1,
+    Dtype.BOOL: 1,
+}
+for _dtype, _byte in _BYTE.items():
+    _dtype.byte = _byte
+_DTYPE_ALIASES = {
+    "float64": "fp64",
+    "double": "fp64",
+    "float32": "fp32",
+    "float": "fp32",
+    "bfloat16": "bf16",
+    "float16": "fp16",
+    "half": "fp16",
+    "float8_e4m3fn": "fp8",
+    "float8_e5m2": "fp8",
+    "long": "int64",
+    "int": "int32",
+}

@@ -1,0 +1,1 @@
+"""Power from hardware counters: tables, voltage inference, fits, rails, and estimates from kernel launches."""

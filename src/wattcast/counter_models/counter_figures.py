@@ -1,0 +1,376 @@
+"""Draw figures of counter models: errors over the clock plane, power over time, costs, voltages, workloads.
+
+Each function takes results and returns one matplotlib Figure; it never shows or saves. "Paper" is Stokke 2016.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from wattcast.core.arrays import Array
+from wattcast.core.errors import bad_value
+from wattcast.counter_models.counter_fit import CounterFit, main_model_kind
+from wattcast.counter_models.counter_validation import AT_RATE
+from wattcast.counter_models.fit_diagnostics import FittedCost
+from wattcast.counter_models.launch_power import PowerEstimate
+from wattcast.counter_models.model_selection import average_error_plane
+from wattcast.counter_models.rail_terms import CounterModelKind
+from wattcast.counter_models.two_rails import RailsFit, table_activity
+from wattcast.power.activity import known_events
+from wattcast.report.figure_style import (
+    MEASURED,
+    MODULE_COLOURS,
+    PREDICTED,
+    SERIES_COLOURS,
+    FigureMaker,
+    add_caption,
+    new_figure,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.image import AxesImage
+
+SHOWN_MODELS = (CounterModelKind.RATE, CounterModelKind.ALPHA_C, CounterModelKind.HYBRID)
+MODEL_TITLES = {
+    CounterModelKind.RATE: "rate-based",
+    CounterModelKind.LINEAR: "linear with clocks",
+    CounterModelKind.ALPHA_C: "switched capacitance",
+    CounterModelKind.HYBRID: "hybrid rail",
+}
+# Okabe and Ito (2008), safe for colour-blind readers; parts take them in turn
+PART_CYCLE = ("#999999", "#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7", "#F0E442", "#000000")
+RAIL_PARTS = (  # what a colour stands for, and the model's parts in it
+    ("idle: base and clocks", ("base", "core leakage", "core clock", "memory leakage", "memory clock")),
+    ("issue", ("executed_warp",)),
+    ("integer and logic", ("alu_full_warp",)),
+    ("multiply-add", ("fma_full_warp",)),
+    ("fp64", ("fp64_full_warp",)),
+    ("special functions, conversions", ("xu_instruction",)),
+    ("tensor", ("half_instruction", "wgmma_cycle", "mma_cycle", "imma_cycle", "dmma_cycle")),
+    ("L1 and shared memory", ("l1_wavefront",)),
+    ("between SMs and L2", ("noc_byte",)),
+    ("DRAM, both rails", ("dram_read_access", "dram_write_access", "dram_read_byte", "dram_write_byte")),
+)
+PART_COLOURS = (  # of the modules, and two more of the series for the pipes that share one
+    *(MODULE_COLOURS["static"], MODULE_COLOURS["sm"], SERIES_COLOURS[4], MODULE_COLOURS["cuda"], SERIES_COLOURS[0]),
+    *(
+        MODULE_COLOURS["sfu"],
+        MODULE_COLOURS["tensor"],
+        MODULE_COLOURS["shared"],
+        MODULE_COLOURS["l2"],
+        MODULE_COLOURS["dram"],
+    ),
+)
+# from the most expensive
+DCT_ROWS = tuple(f"dct_{kind}{AT_RATE}" for kind in ("fp64_uncached", "fp64_cached", "fp32_uncached", "fp32_cached"))
+
+
+def make_counter_figures(result: CounterFit) -> dict[str, FigureMaker]:
+    """Return a maker of every figure that a fit can show, by file name."""
+    figures: dict[str, FigureMaker] = {"costs": partial(draw_event_costs, result)}
+    if np.unique(result.table.clock_hz).size > 1 and np.unique(result.table.memory_clock_hz).size > 1:
+        figures["error_planes"] = partial(draw_error_planes, result)
+    if any(rail.clock_hz.size > 1 for rail in result.rails):
+        figures["voltages"] = partial(draw_rail_voltages, result)
+    if result.training_clocks:
+        figures["training_clocks"] = partial(draw_training_clocks, result)
+    return figures
+
+
+def draw_error_planes(result: CounterFit, benchmark: int | None = None, caption: str = "") -> Figure:
+    """Draw the error of each model over the clock plane on held-out benchmarks (paper figures 1, 9, 10).
+
+    It is the mean absolute error over all benchmarks, or the signed error of one ``benchmark``, as in the paper.
+    """
+    models = [model for model in SHOWN_MODELS if model in result.kinds]
+    signed = benchmark is not None
+    figure = new_figure(4.4 * len(models), 4.6)
+    axes = figure.subplots(1, len(models), squeeze=False, sharey=True)[0]
+    planes = [_plane(result, model, benchmark) for model in models]
+    reach = max(float(np.nanmax(np.abs(plane))) for _, _, plane in planes)
+    for at, model, (core_hz, memory_hz, plane) in zip(axes, models, planes, strict=True):
+        image = _heat(at, core_hz, memory_hz, plane, reach, signed)
+        size = np.abs(plane)
+        at.set_title(f"{MODEL_TITLES[model]}: {np.nanmean(size):.1f} %, {np.nanmax(size):.0f} % worst", fontsize=9)
+    axes[0].set_ylabel("Core clock (MHz)")
+    label = "Error on unseen work (%)" if signed else "Absolute error on unseen work (%)"
+    figure.colorbar(image, ax=list(axes), label=label, shrink=0.85)
+    who = f"benchmark {benchmark + 1}" if benchmark is not None else f"mean of {result.table.benchmarks} benchmarks"
+    add_caption(
+        figure, caption or f"{result.table.name}, {who}, each held out" + ("; predicted minus measured" * signed)
+    )
+    return figure
+
+
+def draw_launch_power(
+    estimate: PowerEstimate, measured: tuple[Array, Array] | None = None, most: int = 8, caption: str = ""
+) -> Figure:
+    """Draw watts by part over time, stacked, with measured power as dots (paper figures 8 and 11).
+
+    Time in which a kernel without counters ran stays white. ``measured`` is seconds and watts.
+    """
+    figure = new_figure(9.0, 4.2)
+    axes = figure.subplots()
+    edges = np.append(estimate.start_s, estimate.start_s[-1] + estimate.activity.duration_s[-1]) * 1e3
+    known = np.where(estimate.known > 0, 1.0, np.nan)
+    stacked = np.zeros(estimate.start_s.size)
+    for index, (name, part_w) in enumerate(_largest(estimate, most)):
+        top = stacked + part_w
+        axes.stairs(top * known, edges, baseline=stacked * known, fill=True, color=_colour(index), label=name)
+        stacked = top
+    if measured is not None:
+        axes.plot(measured[0] * 1e3, measured[1], ".", color=MEASURED, markersize=4, label="measured")
+    axes.set_xlabel("Time (ms)")
+    axes.set_ylabel("Power (W)")
+    axes.set_ylim(bottom=0.0)
+    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False, fontsize=8)
+    add_caption(figure, caption or f"estimated from {estimate.start_s.size} intervals; mean {estimate.mean_w:.4g} W")
+    return figure
+
+
+def draw_event_costs(result: CounterFit, caption: str = "") -> Figure:
+    """Draw the watts of each cost at its largest measured value, with the 95 % interval (paper figure 12)."""
+    main = main_model_kind(result)
+    default = f"{result.table.name}, {MODEL_TITLES[main.model]}; bars 95 %, clustered by benchmark"
+    return _draw_costs(main.diagnosis.coefficients, caption or default)
+
+
+def _draw_costs(rows: Sequence[FittedCost], caption: str) -> Figure:
+    figure = new_figure(7.5, 0.7 + 0.3 * len(rows))
+    axes = figure.subplots()
+    scale = np.array([c.largest_w / c.value if c.value else 0.0 for c in rows])
+    value = np.array([c.largest_w for c in rows])
+    low, high = value - scale * [c.low for c in rows], scale * [c.high for c in rows] - value
+    axes.barh(range(len(rows)), value, color=PREDICTED, height=0.7)
+    axes.errorbar(value, range(len(rows)), xerr=np.maximum([low, high], 0.0), fmt="none", ecolor=MEASURED, capsize=2)
+    axes.set_yticks(range(len(rows)), [c.name for c in rows])
+    axes.invert_yaxis()
+    axes.set_xlabel("Power at the largest value measured, relative voltage 1 (W)")
+    axes.axvline(0.0, color=MEASURED, linewidth=0.8)
+    return add_caption(figure, caption)
+
+
+def draw_rail_voltages(
+    result: CounterFit, published: Mapping[str, tuple[Array, Array]] | None = None, caption: str = ""
+) -> Figure:
+    """Draw the inferred relative voltage of each rail with its standard error, and a published curve where given."""
+    rails = [rail for rail in result.rails if rail.clock_hz.size > 1]
+    if not rails:
+        raise bad_value("voltages", "a rail whose clock varies", "none")
+    figure = new_figure(4.8 * len(rails), 3.8)
+    axes = figure.subplots(1, len(rails), squeeze=False)[0]
+    for at, rail in zip(axes, rails, strict=True):
+        clock = rail.clock_hz / 1e6
+        one = "one curve for all memory clocks" if rail.rail == "core" else "inferred"
+        at.errorbar(clock, rail.relative, yerr=rail.standard_error, color=PREDICTED, capsize=2, label=one)
+        if rail.rail == "core":
+            _by_memory_clock(at, result)
+        if published and rail.rail in published:
+            at.plot(
+                published[rail.rail][0] / 1e6, published[rail.rail][1], "o", color=MEASURED, ms=4, label="published"
+            )
+        at.set_title(f"{rail.rail} rail" + ("" if rail.identifiable else ": not identifiable"))
+        at.set_xlabel("Clock (MHz)")
+        at.legend(frameon=False, fontsize=7)
+    axes[0].set_ylabel("Relative voltage")
+    add_caption(figure, caption or f"{result.table.name}; bars one standard error")
+    return figure
+
+
+def draw_training_clocks(result: CounterFit, caption: str = "") -> Figure:
+    """Draw the error on unseen work over the whole plane against the number of clock pairs in training."""
+    figure = new_figure(6.0, 3.8)
+    axes = figure.subplots()
+    by_memory: dict[int, list[tuple[int, float]]] = {}
+    for subset in result.training_clocks:
+        by_memory.setdefault(len(subset.memory_hz), []).append((subset.points, subset.mape))
+    for index, (count, pairs) in enumerate(sorted(by_memory.items())):
+        label = f"{count} memory clock{'s' if count > 1 else ''}"
+        axes.plot(*zip(*pairs, strict=True), "o-", color=_colour(index + 1), label=label, markersize=4)
+    axes.set_xscale("log", base=2)
+    axes.set_xlabel("Clock pairs in training")
+    axes.set_ylabel("Error on unseen work (%)")
+    axes.set_ylim(bottom=0.0)
+    axes.legend(frameon=False, fontsize=8)
+    add_caption(figure, caption or result.table.name)
+    return figure
+
+
+def _plane(result: CounterFit, model: CounterModelKind, benchmark: int | None) -> tuple[Array, Array, Array]:
+    predicted_w = result.kinds[model].held_out["benchmark"].predicted_w
+    if benchmark is None:
+        return average_error_plane(result.table, predicted_w)
+    if not 0 <= benchmark < result.table.benchmarks:
+        raise bad_value("benchmark", f"0 to {result.table.benchmarks - 1}", benchmark)
+    only = np.where(result.table.benchmark == benchmark, predicted_w, np.nan)
+    kept = np.isfinite(only)
+    core_hz, memory_hz = np.unique(result.table.clock_hz), np.unique(result.table.memory_clock_hz)
+    plane = np.full((core_hz.size, memory_hz.size), np.nan)
+    row = np.searchsorted(core_hz, result.table.clock_hz[kept])
+    column = np.searchsorted(memory_hz, result.table.memory_clock_hz[kept])
+    plane[row, column] = 100.0 * (only[kept] / result.table.power_w[kept] - 1.0)
+    return core_hz, memory_hz, plane
+
+
+def _heat(axes: Axes, core_hz: Array, memory_hz: Array, plane: Array, reach: float, signed: bool) -> AxesImage:
+    """Draw errors as colours; clocks are in equal steps, since they are uneven."""
+    colours = ("PuOr_r", -reach) if signed else ("YlOrBr", 0.0)
+    image = axes.imshow(plane, cmap=colours[0], vmin=colours[1], vmax=reach, aspect="auto", origin="lower")
+    for (i, j), value in np.ndenumerate(plane):
+        if np.isfinite(value):
+            ink = "white" if abs(value) > 0.7 * reach else "black"
+            axes.text(
+                j, i, f"{value:+.0f}" if signed else f"{value:.1f}", ha="center", va="center", fontsize=6, color=ink
+            )
+    axes.set_xticks(range(memory_hz.size), [f"{f / 1e6:.0f}" for f in memory_hz])
+    axes.set_yticks(range(core_hz.size), [f"{f / 1e6:.0f}" for f in core_hz], fontsize=7)
+    axes.set_xlabel("Memory clock (MHz)")
+    return image
+
+
+def _largest(estimate: PowerEstimate, most: int) -> list[tuple[str, Array]]:
+    """Return parts by energy, static ones first, the smallest added up as one."""
+    part_w = estimate.power.part_w
+    energy = (part_w * estimate.activity.duration_s[:, np.newaxis]).sum(axis=0)
+    order = sorted(
+        range(len(estimate.power.parts)), key=lambda i: (estimate.power.parts[i] in known_events(), -energy[i])
+    )
+    kept = sorted(order, key=lambda i: -energy[i])[:most]
+    rows = [(estimate.power.parts[i], part_w[:, i]) for i in order if i in kept]
+    rest = [i for i in order if i not in kept]
+    return [*rows, ("others", part_w[:, rest].sum(axis=1))] if rest else rows
+
+
+def _by_memory_clock(axes: Axes, result: CounterFit) -> None:
+    main = main_model_kind(result)
+    curve, _ = main.fit.how.curves(main.fit.inferred.theta)
+    if curve.floor_clock_hz.size == 0:
+        return
+    for index, clock_hz in enumerate(main.fit.how.memory_hz):
+        level = curve.level_at(main.fit.how.core_hz, float(clock_hz))
+        axes.plot(
+            main.fit.how.core_hz / 1e6,
+            level,
+            "--",
+            lw=1,
+            color=_colour(index + 1),
+            label=f"memory {clock_hz / 1e6:.0f} MHz",
+        )
+
+
+def _colour(index: int) -> str:
+    return PART_CYCLE[index % len(PART_CYCLE)]
+
+
+def make_rails_figures(fit: RailsFit, device: str = "") -> dict[str, Figure]:
+    """Draw every figure that a fit can show, by file name; ``device`` is named in the captions."""
+    names = {fit.table.benchmark_names[fit.table.benchmark[i]] for i in np.flatnonzero(fit.test)}
+    figures = {
+        "counters-rails-errors": draw_rails_errors(fit, device),
+        "counters-rails-costs": draw_rails_costs(fit, device),
+    }
+    if names:
+        figures["counters-rails-multimedia"] = draw_multimedia_power(fit, device)
+    if names.issuperset(DCT_ROWS):
+        figures["counters-rails-dct"] = draw_dct_power(fit, device)
+    return figures
+
+
+def draw_multimedia_power(fit: RailsFit, device: str = "") -> Figure:
+    """Draw the power of each workload that was not trained on: parts stacked, measured as dots (paper figure 8)."""
+    rows = _rows(fit)
+    kept = [name for name in rows if not name.endswith("_moved") and name != "move_frames"]
+    figure = new_figure(9.6, 4.8)
+    axes = figure.subplots()
+    _stacked(axes, fit, [rows[name] for name in kept], [name.replace("_", " ") for name in kept])
+    axes.set_title(f"mean absolute error {_error(fit, [rows[n] for n in kept]):.1f} %", fontsize=9)
+    add_caption(figure, f"{_source(fit, device)}; trained on {int(fit.train.sum())} microbenchmarks only")
+    return figure
+
+
+def draw_dct_power(fit: RailsFit, device: str = "") -> Figure:
+    """Draw the DCT at a fixed frame rate in four variants: savings of data type and caching (paper figure 13)."""
+    rows = _rows(fit)
+    figure = new_figure(8.2, 4.8)
+    axes = figure.subplots()
+    labels = [name.removeprefix("dct_").removesuffix(AT_RATE).replace("_uncached", ", past L1") for name in DCT_ROWS]
+    _stacked(axes, fit, [rows[name] for name in DCT_ROWS], [label.replace("_cached", ", cached") for label in labels])
+    first = rows[DCT_ROWS[0]]
+    for place, name in enumerate(DCT_ROWS[1:], start=1):
+        measured_w = fit.table.power_w[first] - fit.table.power_w[rows[name]]
+        predicted_w = fit.predicted_w[first] - fit.predicted_w[rows[name]]
+        text = f"saves {measured_w:.0f} W\n(predicted {predicted_w:.0f} W)"
+        top_w = max(fit.table.power_w[rows[name]], fit.predicted_w[rows[name]])
+        axes.text(place, top_w + 14.0, text, ha="center", va="bottom", fontsize=8)
+    axes.set_ylim(top=1.2 * float(fit.table.power_w[first]))
+    every = f"a pass every {1e3 * fit.table.duration_s[first]:.1f} ms; " if fit.table.duration_s is not None else ""
+    add_caption(figure, f"{_source(fit, device)}; {every}trained on microbenchmarks only")
+    return figure
+
+
+def draw_rails_errors(fit: RailsFit, device: str = "") -> Figure:
+    """Draw predicted against measured power: microbenchmarks, each held out, and rows never trained on."""
+    figure = new_figure(5.6, 5.2)
+    axes = figure.subplots()
+    top_w = 1.03 * float(max(fit.table.power_w.max(), fit.held_out_w[fit.train | fit.test].max()))
+    axes.plot([0.0, top_w], [0.0, top_w], color=MEASURED, linewidth=0.8)
+    axes.fill_between([0.0, top_w], [0.0, 0.9 * top_w], [0.0, 1.1 * top_w], color="#DDDDDD", label="within 10 %")
+    for rows, colour, name in (
+        (fit.train, PREDICTED, "microbenchmarks, held out"),
+        (fit.test, SERIES_COLOURS[1], "never trained on"),
+    ):
+        if rows.any():
+            label = f"{name}: {fit.error_percent(rows, held_out=True):.1f} %"
+            axes.plot(fit.table.power_w[rows], fit.held_out_w[rows], "o", ms=4, color=colour, label=label)
+    axes.set_xlabel("Measured power (W)")
+    axes.set_ylabel("Predicted power (W)")
+    axes.set_xlim(0.0, top_w)
+    axes.set_ylim(0.0, top_w)
+    axes.legend(frameon=False, fontsize=8, loc="upper left")
+    add_caption(figure, _source(fit, device))
+    return figure
+
+
+def draw_rails_costs(fit: RailsFit, device: str = "") -> Figure:
+    """Draw the watts of each cost above zero at its largest measured value, with the 95 % interval."""
+    return _draw_costs([c for c in fit.coefficients if c.value > 0], f"{_source(fit, device)}; bars 95 %")
+
+
+def _source(fit: RailsFit, device: str) -> str:
+    return ", ".join(filter(None, [device, fit.table.name]))
+
+
+def _rows(fit: RailsFit) -> dict[str, int]:
+    """Return the rows never trained on, by name."""
+    return {fit.table.benchmark_names[fit.table.benchmark[i]]: int(i) for i in np.flatnonzero(fit.test)}
+
+
+def _stacked(axes: Axes, fit: RailsFit, rows: Sequence[int], labels: Sequence[str]) -> None:
+    power = fit.model.power(table_activity(fit.table, fit.model.required_events))
+    base: Array = np.zeros(len(rows))
+    for (name, members), colour in zip(RAIL_PARTS, PART_COLOURS, strict=True):
+        index = [i for i, part in enumerate(power.parts) if part in members]
+        part_w = power.part_w[list(rows)][:, index].sum(axis=1)
+        if part_w.max() >= 1.0:
+            axes.bar(range(len(rows)), part_w, bottom=base, color=colour, label=name, width=0.7)
+        base = base + part_w
+    measured_w = fit.table.power_w[list(rows)]
+    axes.plot(range(len(rows)), measured_w, "o", color=MEASURED, markersize=6, label="measured")
+    turned = len(rows) > 5
+    axes.set_xticks(
+        range(len(rows)), labels, rotation=35 if turned else 0, ha="right" if turned else "center", fontsize=8
+    )
+    axes.set_ylabel("Power (W)")
+    axes.set_ylim(0.0, 1.08 * max(float(base.max()), float(measured_w.max())))
+    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False, fontsize=8)
+
+
+def _error(fit: RailsFit, rows: Sequence[int]) -> float:
+    at = list(rows)
+    return float(100.0 * np.abs(fit.predicted_w[at] / fit.table.power_w[at] - 1.0).mean())

@@ -1,0 +1,397 @@
+"""Fit every kind of counter model to a table, judge it on held-out work, and save it as a power model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from wattcast import __version__
+from wattcast.core.arrays import Array
+from wattcast.core.strict_files import Provenance
+from wattcast.counter_models import counter_table, gpmtool_files
+from wattcast.counter_models.counter_table import RAILS, CounterTable
+from wattcast.counter_models.fit_diagnostics import (
+    UNCERTAIN_VOLTAGE,
+    CandidateBenchmark,
+    ClockSubset,
+    FitDiagnosis,
+    diagnose_fit,
+    rank_next_benchmarks,
+    smallest_sufficient_clocks,
+    try_training_clocks,
+)
+from wattcast.counter_models.gpmtool_files import ActivityScaling, ApplicationUtilisations, application_activity
+from wattcast.counter_models.model_selection import (
+    CostEstimator,
+    FitSettings,
+    FitWorkbench,
+    HeldOutPrediction,
+    PowerErrors,
+    ProgressSink,
+    TermsFit,
+    average_error_plane,
+    choose_settings,
+    cluster_benchmarks,
+    deal_inner_folds,
+    ignore_progress,
+    predict_held_out,
+    score_prediction,
+)
+from wattcast.counter_models.rail_terms import ACTIVE_CYCLE, CounterModelKind, describe_missing_terms, offset_name
+from wattcast.power.hybrid_rail import EventRail, HybridRail, RailClock, RailVoltage, SupplyRail
+from wattcast.power.power_model import PowerModel
+from wattcast.power.rate_power import RatePower
+from wattcast.power.saved_models import SavedModel
+from wattcast.power.switched_capacitance import AlphaRail, SwitchedCapacitance
+
+RAIL_CLOCKS = {"core": RailClock.CORE, "memory": RailClock.MEMORY, "host": RailClock.FIXED}
+BUSY_SHARE_EVENTS = {"core": "core_busy_share", "memory": "memory_busy_share"}
+
+
+def make_power_model(fit: TermsFit, table: CounterTable) -> PowerModel:
+    """Return the power model, in terms of events, that predicts the same watts as the fit."""
+    found = dict(zip(fit.design.names, (float(c) for c in fit.coefficient), strict=True))
+    if fit.model in (CounterModelKind.RATE, CounterModelKind.LINEAR):
+        events = {e: c for rail in RAILS for e, c in _events(fit, table, rail).items()}
+        return RatePower(found["base"], events, found.get("core clock", 0.0), found.get("memory clock", 0.0))
+    rails = {name: _build_rail(fit, table, name, found) for name in RAILS}
+    if fit.model is CounterModelKind.ALPHA_C:
+        pairs = [
+            (rails[n], BUSY_SHARE_EVENTS[n], found[f"{n} dynamic"])
+            for n in BUSY_SHARE_EVENTS
+            if f"{n} dynamic" in found
+        ]
+        return SwitchedCapacitance(found["base"], tuple(AlphaRail(*pair) for pair in pairs))
+    events_of = {name: _events(fit, table, name) for name in RAILS}
+    if ACTIVE_CYCLE in found:
+        events_of["core"] = {ACTIVE_CYCLE: found[ACTIVE_CYCLE]} | events_of["core"]
+    used = [name for name in RAILS if name != "host" or events_of[name]]
+    return HybridRail(found["base"], tuple(EventRail(rails[name], events_of[name]) for name in used))
+
+
+def _events(fit: TermsFit, table: CounterTable, rail: str) -> dict[str, float]:
+    return {
+        table.predictors[i].event: float(coefficient)
+        for members, coefficient in zip(fit.design.members, fit.coefficient, strict=True)
+        for i in members
+        if table.predictors[i].rail == rail
+    }
+
+
+def _build_rail(fit: TermsFit, table: CounterTable, name: str, found: dict[str, float]) -> SupplyRail:
+    clock = RAIL_CLOCKS[name]
+    clocks = np.unique(table.memory_clock_hz).tolist() if name == "memory" else []
+    offsets = tuple((hz, found[offset_name(hz)]) for hz in clocks if offset_name(hz) in found)
+    return SupplyRail(
+        name,
+        clock,
+        _voltage(fit, table, name),
+        found.get(f"{name} leakage", 0.0),
+        found.get(f"{name} clock", 0.0),
+        offsets,
+    )
+
+
+def _voltage(fit: TermsFit, table: CounterTable, rail: str) -> RailVoltage:
+    if rail in table.voltage_v:
+        clock_hz = {"core": table.clock_hz, "memory": table.memory_clock_hz, "host": np.ones(table.rows)}[rail]
+        return average_measured_voltage(clock_hz, table.voltage_v[rail])
+    core, memory = fit.how.curves(fit.inferred.theta)
+    return {"core": core, "memory": memory}.get(rail, RailVoltage.constant())
+
+
+def average_measured_voltage(clock_hz: Array, voltage_v: Array) -> RailVoltage:
+    """Return the mean measured voltage by clock, made non-decreasing."""
+    clocks, at = np.unique(clock_hz, return_inverse=True)
+    mean = np.bincount(at.reshape(-1), voltage_v) / np.bincount(at.reshape(-1))
+    return RailVoltage(clocks, np.maximum.accumulate(mean))
+
+
+MEMORY_SATURATIONS = (None, 0.7, 0.8, 0.9)  # shares of the memory bandwidth at which a kernel may saturate
+
+
+@dataclass(frozen=True)
+class CounterFitOptions:
+    """The options of fitting and judging."""
+
+    estimator: CostEstimator = CostEstimator.NON_NEGATIVE
+    models: tuple[CounterModelKind, ...] = tuple(CounterModelKind)
+    folds: int = 0  # 0: leave one out; else that many parts
+    clusters: int = 0  # 0: as many as there are predictors
+    advice: bool = True  # training clocks and the next benchmark
+    offset_hz: tuple[float, ...] = ()  # memory clocks at which power is off the line; none: tried at the lowest
+    hold: tuple[str, ...] = ("benchmark", "group", "cluster")  # units to hold out; benchmarks always are
+
+
+@dataclass(frozen=True)
+class FittedModelKind:
+    """One kind of model, fitted to all rows and judged on held-out ones."""
+
+    model: CounterModelKind
+    settings: FitSettings
+    fit: TermsFit
+    power: PowerModel
+    predicted_w: Array  # (row,), of the fit to all rows
+    in_sample: PowerErrors
+    held_out: Mapping[str, HeldOutPrediction]  # by benchmark, group, cluster
+    diagnosis: FitDiagnosis
+
+
+@dataclass(frozen=True)
+class RailVoltageReport:
+    """The inferred voltage of one rail, and whether the data identify it."""
+
+    rail: str
+    clock_hz: Array
+    relative: Array  # one curve for all settings of the other clock
+    standard_error: Array
+    identifiable: bool
+    reason: str
+
+
+@dataclass(frozen=True)
+class CounterFit:
+    """The complete result of ``wattcast fit counters``."""
+
+    table: CounterTable  # as the best model's settings scale it
+    kinds: Mapping[CounterModelKind, FittedModelKind]
+    rails: tuple[RailVoltageReport, ...]
+    clusters: int
+    training_clocks: tuple[ClockSubset, ...]
+    candidates: tuple[CandidateBenchmark, ...]
+    warnings: tuple[str, ...]
+
+
+def read_counter_tables(path: Path, form: str, columns: Path | None) -> dict[str, CounterTable]:
+    """Read the tables to choose from: one, or one for each way in which activity may scale with the clocks."""
+    if form == "gpmtool":
+        file = gpmtool_files.read_utilisations(path)
+        return {_variant(s): gpmtool_files.make_utilisation_table(file, s) for s in MEMORY_SATURATIONS}
+    assert columns is not None, "the command asks for a map first"
+    return {"counted": counter_table.read_counter_table(path, columns)}
+
+
+def fit_counters(
+    tables: Mapping[str, CounterTable],
+    options: CounterFitOptions | None = None,
+    progress: ProgressSink = ignore_progress,
+) -> CounterFit:
+    """Fit every kind of model, hold out benchmarks, groups and clusters, and advise what else to measure."""
+    how = options or CounterFitOptions()
+    bench = FitWorkbench(tables, how.estimator, how.offset_hz)
+    table = bench.table
+    count = how.clusters or min(len(table.predictors), table.benchmarks // 2)
+    kinds = {model: _kind(bench, model, how, count, progress) for model in how.models}
+    main = kinds.get(CounterModelKind.HYBRID) or kinds[how.models[-1]]
+    everyone = np.ones(table.benchmarks, dtype=bool)
+    planes = np.unique(bench.clock_hz).size * np.unique(bench.memory_clock_hz).size > 1
+    asked = how.advice and main.model is CounterModelKind.HYBRID
+    clocks = try_training_clocks(bench, main.model, main.settings) if asked and planes else []
+    candidates = rank_next_benchmarks(bench, main.fit, everyone) if asked else []
+    scaled = bench.tables[main.settings.variant]
+    rails = _rails(bench, main) if main.model is CounterModelKind.HYBRID else ()
+    words = [*describe_missing_terms(scaled), *main.diagnosis.warnings]
+    words += [f"Voltage of the {r.rail} rail: {r.reason}" for r in rails if not r.identifiable]
+    return CounterFit(scaled, kinds, rails, count, tuple(clocks), tuple(candidates), tuple(words))
+
+
+def _kind(
+    bench: FitWorkbench, model: CounterModelKind, how: CounterFitOptions, count: int, progress: ProgressSink
+) -> FittedModelKind:
+    table = bench.table
+    everyone = np.ones(table.benchmarks, dtype=bool)
+    labels = {"benchmark": np.arange(table.benchmarks)}
+    if "group" in how.hold and np.unique(table.group).size < table.benchmarks:
+        labels["group"] = table.group
+    if "cluster" in how.hold and 2 <= count < table.benchmarks:
+        labels["cluster"] = cluster_benchmarks(table.features(), count)
+    settings = choose_settings(bench, model, everyone, deal_inner_folds(labels["benchmark"], everyone))
+    fit = bench.fit(model, settings, everyone)
+    scaled = bench.tables[settings.variant]
+    diagnosis = diagnose_fit(fit, scaled, everyone)
+    predicted_w = bench.predict(fit)
+    held = {
+        by: predict_held_out(bench, model, label, by, how.folds if by == "benchmark" else 0, progress)
+        for by, label in labels.items()
+    }
+    return FittedModelKind(
+        model,
+        settings,
+        fit,
+        make_power_model(fit, scaled),
+        predicted_w,
+        score_prediction(table, predicted_w),
+        held,
+        diagnosis,
+    )
+
+
+def _rails(bench: FitWorkbench, main: FittedModelKind) -> tuple[RailVoltageReport, ...]:
+    """Report the voltage of each rail as one curve over its own clock, and whether the data identify it."""
+    everyone = np.ones(bench.table.benchmarks, dtype=bool)
+    plain = replace(main.settings, floored=False)
+    pooled = bench.fit(main.model, plain, everyone)
+    error = diagnose_fit(pooled, bench.tables[plain.variant], everyone).voltage_error
+    out = []
+    for index, (rail, inferred) in enumerate((("core", pooled.how.core), ("memory", pooled.how.memory))):
+        if rail in bench.table.voltage_v:
+            continue
+        clocks = pooled.how.core_hz if rail == "core" else pooled.how.memory_hz
+        at = pooled.how.core_at if rail == "core" else pooled.how.memory_at
+        first = np.array([int(np.flatnonzero(at == i)[0]) for i in range(clocks.size)])
+        level = pooled.inferred.voltage[first, index]
+        out.append(_rail(rail, clocks, level, error[first, index], inferred))
+    return tuple(out)
+
+
+def _rail(rail: str, clock_hz: Array, relative: Array, error: Array, inferred: bool) -> RailVoltageReport:
+    reason = ""
+    if not inferred:
+        reason = "not identifiable: its clock never changes, or nothing on it is counted; taken as constant."
+    elif error.max() > UNCERTAIN_VOLTAGE:
+        worst = int(error.argmax())
+        reason = (
+            f"not identifiable at {clock_hz[worst] / 1e6:.0f} MHz (standard error {error[worst]:.2f} of a relative "
+            "voltage): clock power and dynamic power there fit many voltages. Measure work that uses this rail more."
+        )
+    return RailVoltageReport(rail, clock_hz, relative, error, not reason, reason)
+
+
+def _variant(saturation: float | None) -> str:
+    return "no saturation" if saturation is None else f"saturation {saturation:g}"
+
+
+MOST_BENCHMARKS_NAMED = 5
+
+
+def counter_fit_to_plain(result: CounterFit) -> dict[str, Any]:
+    """Return the result as plain mappings for JSON; numbers are SI, errors in percent."""
+    table, main = result.table, main_model_kind(result)
+    return {
+        "wattcast": __version__,
+        "table": {
+            "name": table.name,
+            "rows": table.rows,
+            "benchmarks": table.benchmarks,
+            "groups": int(np.unique(table.group).size),
+            "clusters": result.clusters,
+            "core_clocks": int(np.unique(table.clock_hz).size),
+            "memory_clocks": int(np.unique(table.memory_clock_hz).size),
+            "predictors": [{"event": p.event, "column": p.column, "rail": p.rail} for p in table.predictors],
+        },
+        "models": [_summary_kind(kind) | {"plane": _plane(result, kind)} for kind in result.kinds.values()],
+        "coefficients": [vars(c) for c in main.diagnosis.coefficients],
+        "condition": main.diagnosis.condition,
+        "voltage": [
+            {
+                "rail": rail.rail,
+                "clock_hz": rail.clock_hz.tolist(),
+                "relative": rail.relative.tolist(),
+                "standard_error": rail.standard_error.tolist(),
+                "identifiable": rail.identifiable,
+                "reason": rail.reason,
+            }
+            for rail in result.rails
+        ],
+        "voltage_by_memory_clock": _by_memory_clock(main),
+        "training_clocks": _clocks(result),
+        "next_benchmark": [vars(candidate) for candidate in result.candidates[:MOST_BENCHMARKS_NAMED]],
+        "warnings": list(result.warnings),
+        "assumptions": list(table.notes),
+    }
+
+
+def main_model_kind(result: CounterFit) -> FittedModelKind:
+    """Return the main model of a fit: the hybrid, or the last kind asked for."""
+    return result.kinds.get(CounterModelKind.HYBRID) or list(result.kinds.values())[-1]
+
+
+def make_saved_model(result: CounterFit, name: str, device: str = "") -> SavedModel:
+    """Return the main model with its held-out errors, ready to be written."""
+    main, table = main_model_kind(result), result.table
+    errors = {f"held out by {by}": held.score.mape for by, held in main.held_out.items()}
+    known = main.held_out["benchmark"].anchored
+    if known is not None:
+        errors["held out by benchmark, power at the default clocks known"] = known.mape
+    source = f"wattcast fit counters {__version__}, {table.name}: {table.rows} rows of {table.benchmarks} benchmarks"
+    when = datetime.now(tz=UTC).date().isoformat()
+    notes = (*table.notes, *result.warnings)
+    return SavedModel(name, main.power, Provenance(source, when, device), errors, notes, table.scaling)
+
+
+def predict_applications(result: CounterFit, work: ApplicationUtilisations) -> list[dict[str, Any]]:
+    """Predict applications, known by utilisations at the default clocks, over the measured clock plane."""
+    scaling = ActivityScaling.from_numbers(result.table.scaling)
+    core_hz, memory_hz = np.unique(result.table.clock_hz), np.unique(result.table.memory_clock_hz)
+    core, memory = (axis.ravel() for axis in np.meshgrid(core_hz, memory_hz, indexing="ij"))
+    total_w = main_model_kind(result).power.power(application_activity(work, scaling, core, memory)).total_w[..., 0]
+    return [
+        {
+            "name": name,
+            "core_hz": core_hz.tolist(),
+            "memory_hz": memory_hz.tolist(),
+            "power_w": row.reshape(core_hz.size, memory_hz.size).tolist(),
+        }
+        for name, row in zip(work.names, total_w, strict=True)
+    ]
+
+
+def _summary_kind(kind: FittedModelKind) -> dict[str, Any]:
+    return {
+        "kind": str(kind.model),
+        "in_sample": vars(kind.in_sample),
+        "held_out": {
+            by: vars(held.score) | {"default_known": vars(held.anchored) if held.anchored else None}
+            for by, held in kind.held_out.items()
+        },
+        "settings": vars(kind.settings),
+    }
+
+
+def _plane(result: CounterFit, kind: FittedModelKind) -> dict[str, Any]:
+    """Return the error on unseen benchmarks by core and memory clock; null where nothing was measured."""
+    predicted_w = kind.held_out["benchmark"].predicted_w
+    core_hz, memory_hz, absolute = average_error_plane(result.table, predicted_w)
+    planes = {"mape": absolute, "bias": average_error_plane(result.table, predicted_w, signed=True)[2]}
+    plain = {
+        name: [[float(v) if np.isfinite(v) else None for v in row] for row in plane] for name, plane in planes.items()
+    }
+    return {"core_hz": core_hz.tolist(), "memory_hz": memory_hz.tolist(), **plain}
+
+
+def _by_memory_clock(main: FittedModelKind) -> list[dict[str, Any]]:
+    """Return the core voltage over the core clock at each memory clock, where the model distinguishes them."""
+    how = main.fit.how
+    if main.model is not CounterModelKind.HYBRID or not how.core:
+        return []
+    return [
+        {
+            "memory_clock_hz": float(clock_hz),
+            "clock_hz": how.core_hz.tolist(),
+            "relative": [
+                float(v) for v in how.curves(main.fit.inferred.theta)[0].level_at(how.core_hz, float(clock_hz))
+            ],
+        }
+        for clock_hz in how.memory_hz
+    ]
+
+
+def _clocks(result: CounterFit) -> dict[str, Any] | None:
+    if not result.training_clocks:
+        return None
+    subsets = [
+        {
+            "points": s.points,
+            "core_hz": list(s.core_hz),
+            "memory_hz": list(s.memory_hz),
+            "mape": s.mape,
+            "default_known": s.anchored_mape,
+        }
+        for s in result.training_clocks
+    ]
+    return {"subsets": subsets, "enough": smallest_sufficient_clocks(list(result.training_clocks)).points}

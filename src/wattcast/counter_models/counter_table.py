@@ -1,0 +1,473 @@
+"""The table of counters and measured watts that counter models are fitted to, and its reader.
+
+A column map (YAML) gives the meaning of each column of a CSV or Parquet file; the table is checked once when it is
+made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from wattcast.core import units
+from wattcast.core.arrays import Array
+from wattcast.core.errors import BadInput, MissingTool, bad_unit, bad_value, clip_text, nearest_names, unknown_name
+from wattcast.core.strict_files import decode_yaml, read_bytes
+from wattcast.power.activity import known_events
+
+if TYPE_CHECKING:
+    import polars as pl
+
+LabelCodes: TypeAlias = npt.NDArray[np.int64]
+
+RAILS = ("core", "memory", "host")  # the last has no clock of its own
+LARGEST_SPREAD = 1000.0  # a column of watts or hertz with a larger ratio of largest to smallest mixes units
+COUNTER_WIDTHS = (2.0**32, 2.0**31, 2.0**40, 2.0**48)  # widths at which hardware counters wrap
+LEAST_POWER_W, MOST_POWER_W = 0.1, 5000.0
+
+
+@dataclass(frozen=True)
+class CounterPredictor:
+    """One column of activity: the event it counts, its rail, and its family of like units."""
+
+    event: str
+    rail: str = "core"
+    family: str = ""
+    column: str = ""  # as the source calls it
+    full: float | None = None  # occurrence at full use; None: the largest seen in training
+
+    def __post_init__(self) -> None:
+        if self.event not in known_events():
+            raise unknown_name("event", self.event, known_events())
+        if self.rail not in RAILS:
+            raise unknown_name("rail", self.rail, RAILS)
+
+    @property
+    def label(self) -> str:
+        """The event, and the source's own name where it differs."""
+        return f"{self.event} ({self.column})" if self.column and self.column != self.event else self.event
+
+
+@dataclass(frozen=True)
+class CounterTable:
+    """Watts, clocks and event occurrences by row; rows of the same work at different clocks are one benchmark."""
+
+    name: str
+    power_w: Array  # (row,)
+    clock_hz: Array  # (row,)
+    memory_clock_hz: Array  # (row,)
+    occurrence: Array  # (row, predictor) per second; as it is for a mean
+    predictors: tuple[CounterPredictor, ...]
+    benchmark: LabelCodes  # (row,)
+    benchmark_names: tuple[str, ...]
+    group: LabelCodes  # (benchmark,): the application, or its own number
+    group_names: tuple[str, ...]
+    default_hz: tuple[float, float] | None = None  # core and memory clock at which users run
+    voltage_v: Mapping[str, Array] = field(default_factory=dict)  # rail -> (row,), where measured
+    notes: tuple[str, ...] = ()  # assumptions made on the way in
+    scaling: Mapping[str, float] = field(default_factory=dict)  # those about scaled activity as numbers
+    rail_w: Mapping[str, Array] = field(default_factory=dict)  # rail -> (row,), where measured separately
+    left_out: Mapping[str, str] = field(default_factory=dict)  # benchmark -> why it is not trained on
+    test: tuple[str, ...] = ()  # groups that are predicted and never trained on
+    choose_on: str = ""  # group whose held-out error chooses the leaning of a two-rail fit
+    duration_s: Array | None = None  # (row,) of what was counted, where known
+
+    def __post_init__(self) -> None:
+        check_counter_table(self)
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return int(self.power_w.size)
+
+    @property
+    def benchmarks(self) -> int:
+        """Number of benchmarks."""
+        return len(self.benchmark_names)
+
+    def busy(self) -> Array:
+        """Return 1 where any event of the device happened and 0 where it was idle, ``(row,)``."""
+        own = [i for i, predictor in enumerate(self.predictors) if predictor.rail != "host"]
+        return (self.occurrence[:, own] > 0).any(axis=1).astype(float)
+
+    def full(self, rows: npt.NDArray[np.bool_] | None = None) -> Array:
+        """Return the occurrence of each predictor at full use; 0 for one that never happened in ``rows``."""
+        seen = self.occurrence if rows is None else self.occurrence[rows]
+        largest = seen.max(axis=0, initial=0.0)
+        return np.array([p.full if p.full else m for p, m in zip(self.predictors, largest, strict=True)])
+
+    def share(self, rail: str) -> Array:
+        """Return the activity factor of a rail: the share of cycles in which its busiest unit works, ``(row,)``."""
+        on = [i for i, p in enumerate(self.predictors) if p.rail == rail]
+        if not on:
+            return np.zeros(self.rows)
+        clock_hz = self.memory_clock_hz if rail == "memory" else self.clock_hz
+        default_hz = (self.default_hz or (1.0, 1.0))[rail == "memory"]
+        each = []
+        for i in on:
+            predictor, value = self.predictors[i], self.occurrence[:, i]
+            per_cycle = value if known_events()[predictor.event].is_mean else value / clock_hz
+            known = predictor.full / default_hz if predictor.full and self.default_hz else None
+            each.append(per_cycle / (known or per_cycle.max()))
+        return np.asarray(np.max(each, axis=0))
+
+    def features(self) -> Array:
+        """Return the use of each predictor, at the default clocks where measured, ``(benchmark, predictor)``."""
+        full = np.where(self.full() > 0, self.full(), 1.0)
+        at = self.at_default()
+        rows = [np.flatnonzero((self.benchmark == b) & at) for b in range(self.benchmarks)]
+        rows = [r if r.size else np.flatnonzero(self.benchmark == b) for b, r in enumerate(rows)]
+        return np.array([(self.occurrence[r] / full).mean(axis=0) for r in rows])
+
+    def at_default(self) -> npt.NDArray[np.bool_]:
+        """Mark the rows at the default clocks; none where no default is known."""
+        if self.default_hz is None:
+            return np.zeros(self.rows, dtype=bool)
+        core_hz, memory_hz = self.default_hz
+        return np.asarray((self.clock_hz == core_hz) & (self.memory_clock_hz == memory_hz))
+
+
+def check_counter_table(table: CounterTable) -> None:
+    """Refuse a table that no model should be fitted to, and name the bad rows and columns."""
+    rows, width = table.rows, len(table.predictors)
+    if table.occurrence.shape != (rows, width) or table.benchmark.shape != (rows,):
+        raise bad_value(table.name, f"{rows} rows of {width} counters", f"{table.occurrence.shape}")
+    if rows < width + 2:
+        raise bad_value(
+            table.name,
+            f"at least {width + 2} rows for {width} counters",
+            f"{rows} rows",
+            "Measure more, or map fewer.",
+        )
+    _check_watts(table)
+    for name, clock_hz in (("clock", table.clock_hz), ("memory clock", table.memory_clock_hz)):
+        _check_spread(table.name, name, clock_hz)
+    for index, predictor in enumerate(table.predictors):
+        _check_counter(table, predictor, table.occurrence[:, index])
+    twice = {p.event for i, p in enumerate(table.predictors) if p.event in {q.event for q in table.predictors[:i]}}
+    if twice:
+        raise bad_value(
+            table.name, "each event once", f"{', '.join(sorted(twice))} twice", "Sum the columns in the map."
+        )
+
+
+def check_wrapped_counter(where: str, column: str, count: Array, work: Sequence[str]) -> None:
+    """Refuse counts that exceeded the width of a counter and wrapped.
+
+    The same work counts the same at every clock, so rows of one benchmark that differ by about 2^32 (or 2^31, 2^40,
+    2^48) show a wrap; so does a negative count.
+    """
+    if (count < 0).any():
+        row = int(np.flatnonzero(count < 0)[0])
+        raise bad_value(
+            f"{where}: column {column!r}, row {row + 1}",
+            "counts, zero or more",
+            float(count[row]),
+            "A counter that wrapped or was read twice: measure this row again.",
+        )
+    labels = np.asarray(work)
+    for name in dict.fromkeys(work):
+        same = count[labels == name]
+        gap = same.max() - same
+        for width in COUNTER_WIDTHS:
+            wrapped = np.abs(gap - width) < 0.02 * width
+            if wrapped.any() and same.max() > 0.5 * width:
+                raise BadInput(
+                    f"{where}: column {column!r} wrapped: rows of {clip_text(name)!r} differ by {width:.0f}, the "
+                    f"width of a counter. Read it more often, or add {width:.0f} to the low rows."
+                )
+
+
+def _check_watts(table: CounterTable) -> None:
+    bad = np.flatnonzero(~(np.isfinite(table.power_w) & (table.power_w > 0)))
+    if bad.size:
+        raise bad_value(
+            f"{table.name}: power, row {bad[0] + 1}",
+            "watts above zero",
+            float(table.power_w[bad[0]]),
+            "Remove or redo it.",
+        )
+    low, high = float(table.power_w.min()), float(table.power_w.max())
+    if low < LEAST_POWER_W or high > MOST_POWER_W:
+        raise bad_value(
+            f"{table.name}: power",
+            f"{LEAST_POWER_W} to {MOST_POWER_W:.0f} W",
+            f"{low:.4g} to {high:.4g} W",
+            "Is the column in mW or kW? Say so in the map: `unit: mW`.",
+        )
+    _check_spread(table.name, "power", table.power_w)
+
+
+def _check_spread(where: str, column: str, value: Array) -> None:
+    if not (np.isfinite(value).all() and (value > 0).all()):
+        raise bad_value(f"{where}: {column}", "finite numbers above zero", float(value.min()))
+    if value.max() > LARGEST_SPREAD * value.min():
+        raise bad_value(
+            f"{where}: {column}", "one unit throughout", f"{value.min():.4g} to {value.max():.4g}", "Units are mixed."
+        )
+
+
+def _check_counter(table: CounterTable, predictor: CounterPredictor, value: Array) -> None:
+    where = f"{table.name}: {predictor.label}"
+    if not np.isfinite(value).all():
+        raise bad_value(f"{where}, row {np.flatnonzero(~np.isfinite(value))[0] + 1}", "a finite number", "none")
+    if (value < 0).any():
+        raise bad_value(f"{where}, row {np.flatnonzero(value < 0)[0] + 1}", "zero or more", float(value.min()))
+    if value.max() == value.min():
+        raise bad_value(
+            where,
+            "values that differ between rows",
+            f"{value[0]:.4g} in all {value.size}",
+            "A constant column says nothing: leave it out of the map, or measure benchmarks that vary it.",
+        )
+
+
+def number_labels(labels: Sequence[str]) -> tuple[LabelCodes, tuple[str, ...]]:
+    """Number labels in order of appearance; return the number of each and the names by number.
+
+    >>> number_labels(["b", "a", "b"])[0].tolist()
+    [0, 1, 0]
+    """
+    names = tuple(dict.fromkeys(labels))
+    at = {name: i for i, name in enumerate(names)}
+    return np.array([at[label] for label in labels], dtype=np.int64), names
+
+
+MOST_MAP_BYTE = 1 << 20
+
+
+class _MeasuredColumn(msgspec.Struct, forbid_unknown_fields=True):
+    column: str
+    unit: str
+
+
+class _GroupColumn(msgspec.Struct, forbid_unknown_fields=True):
+    column: str
+    before: str = ""
+
+
+class _DefaultClocks(msgspec.Struct, forbid_unknown_fields=True):
+    clock: str
+    memory_clock: str
+
+
+class _EventColumns(msgspec.Struct, forbid_unknown_fields=True):
+    column: str | list[str]
+    times: list[str | None] = []
+    from_: float | None = msgspec.field(default=None, name="from")
+    scale: float = 1.0
+    rate: bool = False
+    rail: str = ""
+    family: str = ""
+    full: float | None = None
+
+
+class ColumnMap(msgspec.Struct, forbid_unknown_fields=True):
+    """The meaning of each column of a table."""
+
+    benchmark: str
+    power: _MeasuredColumn
+    events: dict[str, _EventColumns]
+    duration: _MeasuredColumn | None = None
+    group: _GroupColumn | None = None
+    clock: _MeasuredColumn | str | None = None
+    memory_clock: _MeasuredColumn | str | None = None
+    default: _DefaultClocks | None = None
+    voltage: dict[str, _MeasuredColumn] = {}
+    rails: dict[str, _MeasuredColumn] = {}
+    left_out: dict[str, str] = {}
+    test: list[str] = []
+    choose_on: str = ""
+
+
+def read_counter_table(path: Path, columns: Path) -> CounterTable:
+    """Read the table at ``path`` with the column map at ``columns``."""
+    return build_counter_table(_frame(path), read_column_map(columns), path.name)
+
+
+def read_column_map(path: Path) -> ColumnMap:
+    """Read a column map: a file, or the name of one that ships."""
+    shipped = files("wattcast.counter_models").joinpath("columns", f"{path.name}.yaml")
+    if not path.exists() and len(path.parts) == 1 and shipped.is_file():
+        return decode_yaml(shipped.read_bytes(), ColumnMap, f"{path.name}.yaml")
+    return decode_yaml(read_bytes(path, MOST_MAP_BYTE), ColumnMap, path.name)
+
+
+def build_counter_table(frame: pl.DataFrame, columns: ColumnMap, where: str) -> CounterTable:
+    """Return the table of a data frame by a column map; every bad cell is named."""
+    return _TableBuilder(frame, columns, where).table()
+
+
+def _frame(path: Path) -> pl.DataFrame:
+    try:
+        import polars as pl
+    except ImportError:
+        raise MissingTool("reading tables needs polars. Install it: pip install 'wattcast[fit]'.") from None
+    data = read_bytes(path)
+    try:
+        if path.suffix.lower() == ".parquet":
+            return pl.read_parquet(data)
+        return pl.read_csv(data, infer_schema_length=None)
+    except (pl.exceptions.PolarsError, OSError) as error:
+        raise BadInput(
+            f"{path.name}: not a readable CSV or Parquet table ({clip_text(str(error).splitlines()[0], 160)})."
+        ) from None
+
+
+class _TableBuilder:
+    """Applies a column map to a data frame."""
+
+    def __init__(self, frame: pl.DataFrame, columns: ColumnMap, where: str) -> None:
+        self.frame, self.map, self.where = frame, columns, where
+        if frame.height == 0:
+            raise bad_value(where, "rows", "none")
+        if not columns.events:
+            raise bad_value(f"{where}: events", "at least one event", "none")
+
+    def table(self) -> CounterTable:
+        work = self.text(self.map.benchmark)
+        clock_hz, memory_clock_hz = (
+            self.clock(self.map.clock, "clock"),
+            self.clock(self.map.memory_clock, "memory_clock"),
+        )
+        occurrence = [self.event(name, event, clock_hz, work) for name, event in self.map.events.items()]
+        benchmark, names = number_labels(work)
+        groups = self.groups(work, names)
+        group, group_names = number_labels(groups)
+        table = CounterTable(
+            name=self.where,
+            power_w=self.quantity(self.map.power, "W", "power"),
+            clock_hz=clock_hz,
+            memory_clock_hz=memory_clock_hz,
+            occurrence=np.stack(occurrence, axis=1),
+            predictors=tuple(self.predictor(name, event) for name, event in self.map.events.items()),
+            benchmark=benchmark,
+            benchmark_names=names,
+            group=group,
+            group_names=group_names,
+            default_hz=self.default(),
+            voltage_v={rail: self.quantity(m, "V", f"voltage.{rail}") for rail, m in self.map.voltage.items()},
+            rail_w={rail: self.quantity(m, "W", f"rails.{rail}") for rail, m in self.map.rails.items()},
+            left_out=self.map.left_out,
+            test=tuple(self.map.test),
+            choose_on=self.map.choose_on,
+            duration_s=self.duration_s(clock_hz, "all") if self.map.duration else None,
+        )
+        unknown = [rail for rail in (*self.map.voltage, *self.map.rails) if rail not in RAILS]
+        if unknown:
+            raise unknown_name("rail", unknown[0], RAILS)
+        return replace(table, notes=("Activity was counted at every row's own clocks; nothing is scaled.",))
+
+    def predictor(self, name: str, event: _EventColumns) -> CounterPredictor:
+        on_memory = name in known_events() and known_events()[name].module == "dram"
+        source = event.column if isinstance(event.column, str) else " + ".join(event.column)
+        return CounterPredictor(
+            name, event.rail or ("memory" if on_memory else "core"), event.family, source, event.full
+        )
+
+    def event(self, name: str, event: _EventColumns, clock_hz: Array, work: Sequence[str]) -> Array:
+        """Return occurrences per second, or a mean as it is."""
+        if name not in known_events():
+            raise unknown_name("event", name, known_events())
+        sources = [event.column] if isinstance(event.column, str) else event.column
+        factors = [*event.times, *(None,) * len(sources)][: len(sources)]
+        total = np.zeros(self.frame.height)
+        is_mean = known_events()[name].is_mean
+        for source, factor in zip(sources, factors, strict=True):
+            value = self.number(source)
+            if not (is_mean or event.rate):
+                check_wrapped_counter(self.where, source, value, work)
+            total = total + value * (self.number(factor) if factor else 1.0)
+        total = event.scale * (event.from_ - total if event.from_ is not None else total)
+        if is_mean or event.rate:
+            return np.asarray(total)
+        return np.asarray(total / self.duration_s(clock_hz, name))
+
+    def duration_s(self, clock_hz: Array, event: str) -> Array:
+        measured = self.map.duration
+        if measured is None:
+            raise bad_value(
+                f"{self.where}: duration",
+                f"a column, to turn counts of {event} into rates",
+                "none",
+                "Map the duration, or say `rate: true` for columns that are per second.",
+            )
+        if measured.unit == "cycle":
+            value = self.number(measured.column)
+            duration_s = value / clock_hz
+        else:
+            value = duration_s = self.quantity(measured, "s", "duration")
+        if not (value > 0).all():
+            raise bad_value(f"{self.where}: column {measured.column!r}", "durations above zero", float(value.min()))
+        return np.asarray(duration_s)
+
+    def clock(self, measured: _MeasuredColumn | str | None, name: str) -> Array:
+        """Return Hz in every row; 1 Hz stands for an unknown clock, which then is the same everywhere."""
+        if measured is None:
+            if self.map.duration is not None and self.map.duration.unit == "cycle" and name == "clock":
+                raise bad_value(f"{self.where}: clock", "the core clock, to turn cycles into seconds", "none")
+            return np.ones(self.frame.height)
+        if isinstance(measured, str):
+            return np.full(self.frame.height, units.parse(measured, "Hz", f"{self.where}: {name}"))
+        return self.quantity(measured, "Hz", name)
+
+    def default(self) -> tuple[float, float] | None:
+        given = self.map.default
+        if given is None:
+            return None
+        where = f"{self.where}: default"
+        return units.parse(given.clock, "Hz", where), units.parse(given.memory_clock, "Hz", where)
+
+    def groups(self, work: Sequence[str], names: Sequence[str]) -> list[str]:
+        """Return the application of each benchmark."""
+        given = self.map.group
+        if given is None:
+            return list(names)
+        label = dict(zip(work, self.text(given.column), strict=True))
+        return [
+            label[name].rpartition(given.before)[0] or label[name] if given.before else label[name] for name in names
+        ]
+
+    def quantity(self, measured: _MeasuredColumn, unit: str, path: str) -> Array:
+        found = units.factor(measured.unit)
+        if found is None or found[0] != unit:
+            raise bad_unit(f"{self.where}: {path}.unit", f"a unit of {unit}", measured.unit)
+        return self.number(measured.column) * found[1]
+
+    def number(self, column: str) -> Array:
+        import polars as pl
+
+        series = self.column(column)
+        try:
+            value = series.cast(pl.Float64).to_numpy()
+        except pl.exceptions.PolarsError:
+            raise bad_value(f"{self.where}: column {column!r}", "numbers", f"{series.dtype}") from None
+        bad = np.flatnonzero(~np.isfinite(value))
+        if bad.size:
+            raise bad_value(
+                f"{self.where}: column {column!r}, row {bad[0] + 1}",
+                "a finite number",
+                clip_text(series[int(bad[0])]),
+            )
+        return np.array(value, dtype=np.float64)
+
+    def text(self, column: str) -> list[str]:
+        return [str(cell) for cell in self.column(column).to_list()]
+
+    def column(self, name: str) -> pl.Series:
+        if name not in self.frame.columns:
+            close = nearest_names(name, self.frame.columns)
+            hint = (
+                f" Closest: {', '.join(close)}."
+                if close
+                else f" It has {clip_text(', '.join(self.frame.columns), 200)}."
+            )
+            raise BadInput(f"{self.where}: missing column {clip_text(name)!r}.{hint}")
+        return self.frame[name]

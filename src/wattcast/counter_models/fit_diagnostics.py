@@ -1,0 +1,310 @@
+"""Diagnose a fit (standard errors, intervals, collinearity, warnings) and advise on further measurements.
+
+Rows of one benchmark share the model's error, so standard errors are clustered by benchmark (sandwich covariance
+[White1980, Liang1986]); plain least-squares errors would be several times too small on a clock plane. Voltages are
+free parameters as well, so their uncertainty reaches the costs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from wattcast.core.arrays import Array, Mask
+from wattcast.counter_models.counter_table import CounterPredictor, CounterTable
+from wattcast.counter_models.model_selection import INNER_FOLDS, FitSettings, FitWorkbench, TermsFit, deal_folds
+from wattcast.counter_models.rail_terms import (
+    ACTIVE_CYCLE,
+    CounterModelKind,
+    check_rank,
+    fit_jacobian,
+    project_grams,
+    voltage_factors,
+)
+
+HIGH_VIF = 10.0
+HIGH_CONDITION = 30.0  # of unit columns [Belsley1980]
+CONFIDENCE_LEVEL = 0.95
+UNCERTAIN_VOLTAGE = 0.05  # standard error of a relative voltage beyond which it says little
+ENOUGH_RATIO = 1.05  # times the error with all clocks
+CLOCK_COUNTS = (1, 2, 3, 4, 6, 8, 12)
+
+
+@dataclass(frozen=True)
+class FittedCost:
+    """One fitted cost with its uncertainty."""
+
+    name: str
+    value: float  # in the unit of the model: W, J, farad
+    standard_error: float | None  # None: held at its bound
+    low: float
+    high: float
+    largest_w: float  # watts at the largest value in the table, at relative voltage 1
+    vif: float | None
+
+
+@dataclass(frozen=True)
+class FitDiagnosis:
+    """Costs, conditioning and voltage errors of a fit, and warnings in words."""
+
+    coefficients: tuple[FittedCost, ...]
+    condition: float
+    voltage_error: Array  # (point, 2), standard errors of the relative voltages
+    warnings: tuple[str, ...]
+
+
+def diagnose_fit(fit: TermsFit, table: CounterTable, train: Mask) -> FitDiagnosis:
+    """Diagnose a fit to the benchmarks of ``train``; a singular design is refused."""
+    felt, _ = voltage_factors(fit.grams, fit.inferred.voltage)
+    gram = fit.grams.summed(train)
+    total = (gram[:, :-1, :-1] * felt[:, :, np.newaxis] * felt[:, np.newaxis, :]).sum(axis=0)
+    check_rank(total, fit.design.names, table.name)
+    covariance, free = _covariance(fit, train)
+    width = fit.grams.width
+    error = np.sqrt(np.maximum(np.diag(covariance), 0.0))
+    factor = interval_factor(int(train.sum()) - 1)
+    vif = variance_inflation(total)
+    coefficients = tuple(
+        _coefficient(fit, j, float(error[j]) if free[j] else None, factor, vif[j]) for j in range(width)
+    )
+    _, slope = fit.how.voltages(fit.inferred.theta)
+    voltage_error = np.sqrt(np.maximum(np.einsum("pri,ij,prj->pr", slope, covariance[width:, width:], slope), 0.0))
+    number = condition_number(total)
+    words = _words(fit, coefficients, number)
+    return FitDiagnosis(coefficients, number, voltage_error, tuple(words))
+
+
+def _covariance(fit: TermsFit, train: Mask) -> tuple[Array, Mask]:
+    """Return the clustered covariance of costs and voltage rises, and which of them are free.
+
+    Σ = n/(n-1) · B⁻¹·(Σ_b s_b·s_bᵀ)·B⁻¹ with the bread B = JᵀJ + penalty and the score s_b of benchmark b; zero for
+    costs held at their bound.
+    """
+    columns = fit_jacobian(fit.grams, fit.how, fit.inferred.theta, fit.inferred.coefficient)
+    width = fit.grams.width
+    free = np.ones(columns.shape[-1] - 1, dtype=bool)
+    bound = np.array([not signed for signed in fit.signed])
+    free[:width] = ~(bound & (fit.inferred.coefficient <= 0))
+    moved = np.diag(project_grams(fit.grams.summed(train), columns))[:-1] > 0
+    free &= moved
+    felt, _ = voltage_factors(fit.grams, fit.inferred.voltage)
+    miss = np.concatenate([-felt * fit.inferred.coefficient, np.ones((felt.shape[0], 1))], axis=1)
+    cells = fit.grams.cell[train]
+    score = np.einsum("pij,bpi->bj", columns[:, :, :-1], np.einsum("bpij,pj->bpi", cells, miss))
+    bread = project_grams(fit.grams.summed(train), columns)[:-1, :-1]
+    if fit.penalty is not None:
+        bread[:width, :width] += fit.penalty
+    index = np.flatnonzero(free)
+    unit = np.sqrt(np.diag(bread))[index]
+    inner = np.linalg.inv(bread[np.ix_(index, index)] / unit / unit[:, np.newaxis] + 1e-10 * np.eye(index.size))
+    half = inner @ (score[:, index] / unit).T
+    count = int(train.sum())
+    out = np.zeros((free.size, free.size))
+    out[np.ix_(index, index)] = (half @ half.T) / unit / unit[:, np.newaxis] * count / max(count - 1, 1)
+    return out, free
+
+
+def _coefficient(fit: TermsFit, j: int, error: float | None, factor: float, vif: float | None) -> FittedCost:
+    scale = float(fit.grams.scale[j])
+    scaled = float(fit.inferred.coefficient[j])
+    spread = factor * error if error is not None else 0.0
+    low = scaled - spread if fit.signed[j] else max(scaled - spread, 0.0)
+    return FittedCost(
+        fit.design.names[j],
+        scaled / scale,
+        error / scale if error is not None else None,
+        low / scale,
+        (scaled + spread) / scale,
+        scaled,
+        vif,
+    )
+
+
+def variance_inflation(total: Array) -> list[float | None]:
+    """Return the variance inflation 1/(1-R²) of each column given the others; the first, the base, has none."""
+    base = total[0]
+    rest = (total - np.outer(base, base) / total[0, 0])[1:, 1:]
+    size = np.sqrt(np.maximum(np.diag(rest), 0.0))
+    seen = size > 1e-9 * np.sqrt(np.diag(total))[1:]
+    out: list[float | None] = [None] * total.shape[0]
+    index = np.flatnonzero(seen)
+    if index.size:
+        correlation = rest[np.ix_(index, index)] / size[index] / size[index][:, np.newaxis]
+        for at, value in zip(index, np.diag(np.linalg.inv(correlation + 1e-12 * np.eye(index.size))), strict=True):
+            out[int(at) + 1] = float(value)
+    return out
+
+
+def condition_number(total: Array) -> float:
+    """Return the condition number of a design from the Gram of its columns, scaled to unit length [Belsley1980]."""
+    size = np.sqrt(np.diag(total))
+    value = np.linalg.eigvalsh(total / size / size[:, np.newaxis])
+    return float(np.sqrt(value[-1] / max(value[0], 1e-300)))
+
+
+def _words(fit: TermsFit, coefficients: tuple[FittedCost, ...], condition: float) -> list[str]:
+    words = []
+    if condition > HIGH_CONDITION:
+        words.append(
+            f"Condition number {condition:.0f} (over {HIGH_CONDITION:.0f}): some costs can be traded for others. "
+            "Trust totals more than single coefficients."
+        )
+    high = [c for c in coefficients if c.vif is not None and c.vif > HIGH_VIF]
+    if high:
+        listed = ", ".join(f"{c.name} ({c.vif:.0f})" for c in sorted(high, key=lambda c: -(c.vif or 0.0)))
+        words.append(f"Variance inflation over {HIGH_VIF:.0f}: {listed}. These move together over the benchmarks.")
+    at_zero = [c.name for c in coefficients if c.standard_error is None]
+    if at_zero:
+        words.append(
+            f"Held at zero, where least squares would go negative or the data say nothing: {', '.join(at_zero)}."
+        )
+    negative = [c for c in coefficients if c.value < 0 and "offset" not in c.name]
+    if negative:
+        listed = ", ".join(f"{c.name} ({c.largest_w:.3g} W at the most)" for c in negative)
+        words.append(
+            f"Negative, which no circuit is: {listed}. Use the non-negative estimator, or better benchmarks."
+        )
+    unsure = [c.name for c in coefficients if c.standard_error and c.low <= 0.0 <= c.high and "offset" not in c.name]
+    if unsure:
+        words.append(f"Not distinguishable from zero at {CONFIDENCE_LEVEL:.0%}: {', '.join(unsure)}.")
+    if not fit.inferred.converged:
+        words.append("The voltage fit did not converge; treat voltages and costs with care.")
+    return words
+
+
+def interval_factor(freedom: int) -> float:
+    """Return the quantile of Student's t that turns a standard error into half a 95 % interval."""
+    from scipy.stats import t
+
+    return float(t.ppf(0.5 + CONFIDENCE_LEVEL / 2.0, max(freedom, 1)))
+
+
+@dataclass(frozen=True)
+class ClockSubset:
+    """The error over the whole clock plane after training on only some of its clocks."""
+
+    core_hz: tuple[float, ...]
+    memory_hz: tuple[float, ...]
+    points: int
+    mape: float
+    anchored_mape: float | None
+
+
+@dataclass(frozen=True)
+class CandidateBenchmark:
+    """A benchmark that could be added, and the information it would bring."""
+
+    name: str
+    determinant: float  # rise of log det of the information (D-optimality)
+    variance: float  # share of the costs' summed variance that it takes away (A-optimality)
+
+
+def try_training_clocks(bench: FitWorkbench, model: CounterModelKind, settings: FitSettings) -> list[ClockSubset]:
+    """Return the held-out error for several numbers of training clocks, evenly spread, the reference among them.
+
+    Benchmarks are held out in a few folds with fixed settings, so that only the clocks differ; costs and voltages are
+    fitted at the training clocks, and voltages between them lie on straight lines.
+    """
+    core, memory = np.unique(bench.clock_hz), np.unique(bench.memory_clock_hz)
+    reference = bench.reference_hz
+    sizes = [
+        (a, b) for a in (*CLOCK_COUNTS, core.size) for b in (1, 2, memory.size) if a <= core.size and b <= memory.size
+    ]
+    subsets = dict.fromkeys((_spread(core, a, reference[0]), _spread(memory, b, reference[1])) for a, b in sizes)
+    out = []
+    for core_hz, memory_hz in subsets:
+        clocks = np.isin(bench.clock_hz, core_hz) & np.isin(bench.memory_clock_hz, memory_hz)
+        mape, anchored = _error(bench, model, settings, clocks)
+        out.append(ClockSubset(core_hz, memory_hz, int(clocks.sum()), mape, anchored))
+    return sorted(out, key=lambda subset: subset.points)
+
+
+def smallest_sufficient_clocks(subsets: list[ClockSubset]) -> ClockSubset:
+    """Return the smallest set of training clocks whose error is within 5 % of that with all clocks."""
+    whole = max(subsets, key=lambda subset: subset.points)
+    close = [subset for subset in subsets if subset.mape <= ENOUGH_RATIO * whole.mape]
+    return min(close, key=lambda subset: (subset.points, subset.mape))
+
+
+def rank_next_benchmarks(bench: FitWorkbench, fit: TermsFit, train: Mask) -> list[CandidateBenchmark]:
+    """Rank benchmarks to add by the share of the costs' variance that they would remove.
+
+    Candidates use one predictor alone fully, or two at half use each, at the reference clocks. A benchmark counts
+    once however many clocks it is run at, since its rows err together.
+    """
+    table = bench.tables[fit.settings.variant]
+    felt, _ = voltage_factors(fit.grams, fit.inferred.voltage)
+    total = (fit.grams.summed(train)[:, :-1, :-1] * felt[:, :, np.newaxis] * felt[:, np.newaxis, :]).sum(axis=0)
+    if fit.penalty is not None:
+        total = total + fit.penalty
+    unit = np.sqrt(np.diag(total))
+    rows = float(fit.grams.count[train].sum()) / int(train.sum())
+    information = total / unit / unit[:, np.newaxis] + 1e-10 * np.eye(unit.size)
+    covariance = np.linalg.inv(information)
+    events = np.array([bool(members) for members in fit.design.members])
+    spread = float((np.diag(covariance) / unit**2)[events].sum())
+    out = []
+    for name, row in _candidates(bench, fit, table.full()):
+        scaled = np.sqrt(rows) * row / unit
+        reach = covariance @ scaled
+        grown = 1.0 + float(scaled @ reach)
+        taken = float(((reach / unit) ** 2)[events].sum()) / grown
+        out.append(CandidateBenchmark(name, float(np.log(grown)), taken / spread))
+    return sorted(out, key=lambda candidate: -candidate.variance)
+
+
+def _candidates(bench: FitWorkbench, fit: TermsFit, full: Array) -> list[tuple[str, Array]]:
+    """Return weighted design rows of the candidates at the reference clocks, by name."""
+    core_hz, memory_hz = bench.reference_hz
+    idle = np.zeros(fit.grams.width)
+    for j, name in enumerate(fit.design.names):
+        clock_hz = {"core clock": core_hz, "memory clock": memory_hz, ACTIVE_CYCLE: core_hz}.get(name, 0.0)
+        idle[j] = 1.0 if name == "base" or name.endswith("leakage") else clock_hz
+    predictors = bench.tables[fit.settings.variant].predictors
+    rows = []
+    for j, members in enumerate(fit.design.members):
+        for k, others in enumerate(fit.design.members[: j + 1]):
+            if not members or not others:
+                continue
+            row = idle.copy()
+            row[j] += 0.5 * full[list(members)].max()
+            row[k] += 0.5 * full[list(others)].max()
+            label, other = (_label(fit, at, predictors) for at in (j, k))
+            name = f"{label} alone" if j == k else f"{other} with {label}"
+            rows.append((name, row / fit.grams.scale / max(float(row @ fit.coefficient), 1e-9)))
+    return rows
+
+
+def _label(fit: TermsFit, term: int, predictors: tuple[CounterPredictor, ...]) -> str:
+    members = fit.design.members[term]
+    return fit.design.names[term] if len(members) > 1 else predictors[members[0]].column or fit.design.names[term]
+
+
+def _error(
+    bench: FitWorkbench, model: CounterModelKind, settings: FitSettings, clocks: Mask
+) -> tuple[float, float | None]:
+    table = bench.table
+    plain, known = np.zeros(table.rows), np.zeros(table.rows)
+    for fold in deal_folds(np.arange(table.benchmarks), INNER_FOLDS):
+        fit = bench.fit(model, settings, ~fold, clocks)
+        rows = fold[table.benchmark]
+        plain[rows] = bench.predict(fit)[rows]
+        if bench.anchor is not None:
+            known[rows] = bench.anchored(fit)[rows]
+    mape = 100.0 * float(np.abs(plain / table.power_w - 1.0).mean())
+    return mape, 100.0 * float(np.abs(known / table.power_w - 1.0).mean()) if bench.anchor is not None else None
+
+
+def _spread(clocks: Array, count: int, reference: float) -> tuple[float, ...]:
+    """Choose ``count`` clocks: the reference, the farthest extreme, the others evenly between."""
+    at = int(np.abs(clocks - reference).argmin())
+    if count == 1:
+        return (float(clocks[at]),)
+    if count == 2:
+        far = int(np.abs(clocks - clocks[at]).argmax())
+        return tuple(sorted((float(clocks[at]), float(clocks[far]))))
+    index = np.round(np.linspace(0, clocks.size - 1, count)).astype(int)
+    if at not in index:
+        index[1 + np.abs(index[1:-1] - at).argmin()] = at
+    return tuple(clocks[np.unique(index)].tolist())

@@ -1,0 +1,267 @@
+"""Read files of the form of ``micro_gtxtitanx.csv``: watts over the clock plane, utilisations at the default clocks.
+
+Four header lines (number of domains; default clock in MHz of each; components in each; component
+names), then rows of watts, clock of each domain in MHz, and the components' utilisations, which were
+measured at the default clocks only [Guerreiro2018]. Rows with equal utilisations are one benchmark.
+
+How activity scales. At other clocks the same work takes t/t₀ = max(f₀/f, U_dram·m₀/(s·m)) times as long: a kernel
+follows the core clock f until its memory traffic would need more than the attainable share s of the bandwidth at
+memory clock m. All its rates go down by that factor together. Without s (None) core rates follow the core clock and
+memory rates the memory clock. The corner is rounded by a norm of order 30, which keeps the law smooth.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from wattcast.core.arrays import Array
+from wattcast.core.errors import bad_value, clip_text
+from wattcast.core.strict_files import read_bytes
+from wattcast.counter_models.counter_table import CounterPredictor, CounterTable, number_labels
+from wattcast.counter_models.rail_terms import ACTIVE_CYCLE
+from wattcast.hardware import OperatingPoint
+from wattcast.power.activity import Activity, ActivitySource
+
+HEADER_LINES = 4
+CORNER_SHARPNESS = 30.0
+LARGEST_UTILISATION = 1.5  # counters overshoot a little
+MHZ = 1e6
+# component as the tool writes it -> event; the first word of a name is the family it shares strength with
+COMPONENT_EVENTS = {
+    "FP32 ADD": "fp32_add_busy_cycle",
+    "FP32 MUL": "fp32_mul_busy_cycle",
+    "FP32 FMA": "fp32_fma_busy_cycle",
+    "INT": "int_busy_cycle",
+    "FP64 ADD": "fp64_add_busy_cycle",
+    "FP64 MUL": "fp64_mul_busy_cycle",
+    "FP64 FMA": "fp64_fma_busy_cycle",
+    "SFU": "sfu_busy_cycle",
+    "CF": "control_busy_cycle",
+    "L2": "l2_busy_cycle",
+    "SHARED": "shared_busy_cycle",
+    "DRAM": "dram_busy_cycle",
+}
+
+
+@dataclass(frozen=True)
+class UtilisationFile:
+    """The contents of a file: watts, clocks, and the utilisations of each benchmark at the default clocks."""
+
+    name: str
+    power_w: Array  # (row,)
+    clock_hz: Array
+    memory_clock_hz: Array
+    share: Array  # (row, component), 0 to 1
+    components: tuple[str, ...]
+    on_memory: tuple[bool, ...]
+    default_hz: tuple[float, float]
+
+
+def read_utilisations(path: Path) -> UtilisationFile:
+    """Read a file of this form."""
+    return parse_utilisations(_text(path), path.name)
+
+
+def parse_utilisations(text: str, where: str) -> UtilisationFile:
+    """Parse the text of a file of this form and check every cell."""
+    lines, default_hz, names, memory = _head(text, where)
+    rows = enumerate(lines[HEADER_LINES:], HEADER_LINES + 1)
+    body = np.array([_row(row, 3 + len(names), where, i) for i, row in rows])
+    _check_shares(body[:, 3:], names, where)
+    return UtilisationFile(
+        where, body[:, 0], body[:, 1] * MHZ, body[:, 2] * MHZ, body[:, 3:], names, memory, default_hz
+    )
+
+
+def make_utilisation_table(file: UtilisationFile, saturation: float | None) -> CounterTable:
+    """Return occurrences at every row's clocks under the scaling law above with s = ``saturation``."""
+    work = ["/".join(f"{u:.6g}" for u in row) for row in file.share]
+    benchmark, seen = number_labels(work)
+    busy_hz = np.array([file.default_hz[memory] for memory in file.on_memory])
+    core, memory = file.clock_hz / file.default_hz[0], file.memory_clock_hz / file.default_hz[1]
+    pace = _scale_rates(core[:, np.newaxis], memory[:, np.newaxis], file.share, file.on_memory, saturation)
+    predictors = tuple(
+        CounterPredictor(
+            COMPONENT_EVENTS[name.upper()], "memory" if memory else "core", name.upper().split()[0], name, full_hz
+        )
+        for name, memory, full_hz in zip(file.components, file.on_memory, busy_hz.tolist(), strict=True)
+    )
+    names = tuple(f"benchmark {i + 1}" for i in range(len(seen)))
+    return CounterTable(
+        name=file.name,
+        power_w=file.power_w,
+        clock_hz=file.clock_hz,
+        memory_clock_hz=file.memory_clock_hz,
+        occurrence=file.share * busy_hz * pace,
+        predictors=predictors,
+        benchmark=benchmark,
+        benchmark_names=names,
+        group=np.arange(len(seen)),
+        group_names=names,
+        default_hz=file.default_hz,
+        notes=(describe_scaling(saturation),),
+        scaling={
+            "default_clock_hz": file.default_hz[0],
+            "default_memory_clock_hz": file.default_hz[1],
+            **({"memory_saturation": saturation} if saturation is not None else {}),
+        },
+    )
+
+
+@dataclass(frozen=True)
+class ActivityScaling:
+    """The law by which utilisations at the default clocks become activity at others."""
+
+    default_hz: tuple[float, float]
+    saturation: float | None
+
+    @classmethod
+    def from_numbers(cls, numbers: Mapping[str, float]) -> ActivityScaling:
+        """Read the law from the numbers of a saved model."""
+        if "default_clock_hz" not in numbers:
+            raise bad_value("scaling", "a model fitted to utilisations at default clocks", "one that was not")
+        default_hz = (numbers["default_clock_hz"], numbers["default_memory_clock_hz"])
+        return cls(default_hz, numbers.get("memory_saturation"))
+
+
+@dataclass(frozen=True)
+class ApplicationUtilisations:
+    """Utilisations of named work at the default clocks, without power."""
+
+    names: tuple[str, ...]
+    share: Array  # (application, component)
+    components: tuple[str, ...]
+    on_memory: tuple[bool, ...]
+    default_hz: tuple[float, float]
+
+
+def read_applications(path: Path) -> ApplicationUtilisations:
+    """Read a file with the same header whose rows are a name and utilisations."""
+    lines, default_hz, names, memory = _head(_text(path), path.name)
+    body = lines[HEADER_LINES:]
+    for index, row in enumerate(body, HEADER_LINES + 1):
+        if len(row) != 1 + len(names):
+            raise bad_value(
+                f"{path.name}: line {index}", f"a name and {len(names)} utilisations", f"{len(row)} cells"
+            )
+    share = np.array(
+        [
+            [_number(c, path.name, i, j) for j, c in enumerate(row[1:], 1)]
+            for i, row in enumerate(body, HEADER_LINES + 1)
+        ]
+    )
+    _check_shares(share, names, path.name)
+    return ApplicationUtilisations(tuple(row[0] for row in body), share, names, memory, default_hz)
+
+
+def application_activity(
+    work: ApplicationUtilisations, scaling: ActivityScaling, clock_hz: Array, memory_clock_hz: Array
+) -> Activity:
+    """Return one second of each application at each pair of clocks, ``(application, pair, 1)``, by the law above."""
+    core, memory = clock_hz / scaling.default_hz[0], memory_clock_hz / scaling.default_hz[1]
+    busy_hz = np.array([scaling.default_hz[m] for m in work.on_memory])
+    at_default = (work.share * busy_hz)[:, np.newaxis, :]
+    share = work.share[:, np.newaxis, :]
+    factor = _scale_rates(core[:, np.newaxis], memory[:, np.newaxis], share, work.on_memory, scaling.saturation)
+    busy = np.asarray((work.share > 0).any(axis=1))[:, np.newaxis] * clock_hz
+    value = np.concatenate([busy[..., np.newaxis], at_default * factor], axis=-1)
+    names = (ACTIVE_CYCLE, *(COMPONENT_EVENTS[name.upper()] for name in work.components))
+    at = OperatingPoint(clock_hz=clock_hz[:, np.newaxis], memory_clock_hz=memory_clock_hz[:, np.newaxis])
+    return Activity(np.ones((*value.shape[:2], 1)), value[:, :, np.newaxis, :], names, at, ActivitySource.PROFILED)
+
+
+def _scale_rates(
+    clock: Array, memory_clock: Array, share: Array, on_memory: tuple[bool, ...], saturation: float | None
+) -> Array:
+    """Return the factor of each component's rate at clocks relative to the defaults; components come last."""
+    if saturation is None:
+        return np.where(np.array(on_memory), memory_clock, clock)
+    traffic = share[..., list(on_memory)].max(axis=-1, initial=0.0)[..., np.newaxis]
+    return relative_pace(clock, memory_clock, traffic, saturation)
+
+
+def relative_pace(
+    clock: Array, memory_clock: Array, memory_share: Array, saturation: float, sharpness: float = CORNER_SHARPNESS
+) -> Array:
+    """Return work per second relative to the default clocks, t₀/t of the law above.
+
+    ``clock`` and ``memory_clock`` are relative to the defaults, ``memory_share`` is U_dram there.
+
+    >>> float(relative_pace(np.float64(0.5), np.float64(1.0), np.float64(0.2), 0.8).round(6))
+    0.5
+    >>> float(relative_pace(np.float64(1.0), np.float64(0.25), np.float64(0.4), 0.8).round(6))
+    0.5
+    """
+    need = memory_share / saturation
+    now = ((1.0 / clock) ** sharpness + (need / memory_clock) ** sharpness) ** (1.0 / sharpness)
+    then = (1.0 + need**sharpness) ** (1.0 / sharpness)
+    return np.asarray(then / now)
+
+
+def describe_scaling(saturation: float | None) -> str:
+    """Describe the assumption about activity at clocks where none was measured."""
+    start = "Utilisations were measured at the default clocks only; at others, "
+    if saturation is None:
+        return start + "core rates are taken to follow the core clock and memory rates the memory clock."
+    return (
+        f"{start}all rates of a benchmark are taken to follow the core clock until it would need more than "
+        f"{saturation:.0%} of the memory bandwidth, and the memory clock beyond."
+    )
+
+
+def _text(path: Path) -> str:
+    try:
+        return read_bytes(path).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise bad_value(path.name, "UTF-8 text", f"byte {error.start}") from None
+
+
+def _head(text: str, where: str) -> tuple[list[list[str]], tuple[float, float], tuple[str, ...], tuple[bool, ...]]:
+    """Return all lines, the default clocks, the components, and whether each is on the memory rail."""
+    lines = [row for row in csv.reader(text.splitlines()) if row]
+    if len(lines) < HEADER_LINES + 1:
+        raise bad_value(where, f"{HEADER_LINES} header lines and rows", f"{len(lines)} lines")
+    if lines[0][0].strip() != "2":
+        raise bad_value(f"{where}: line 1", "2 clock domains (core, memory)", lines[0][0])
+    default = [_number(cell, where, 2, i) * MHZ for i, cell in enumerate(lines[1])]
+    sizes = [int(_number(cell, where, 3, i)) for i, cell in enumerate(lines[2])]
+    names = tuple(cell.strip() for cell in lines[3])
+    if len(default) != 2 or len(sizes) != 2 or sum(sizes) != len(names):
+        raise bad_value(f"{where}: lines 2 to 4", "two clocks, two sizes, and that many names", f"{len(names)} names")
+    unknown = [name for name in names if name.upper() not in COMPONENT_EVENTS]
+    if unknown:
+        raise bad_value(f"{where}: line 4", f"components among {', '.join(COMPONENT_EVENTS)}", ", ".join(unknown))
+    return lines, (default[0], default[1]), names, tuple(i >= sizes[0] for i in range(len(names)))
+
+
+def _check_shares(share: Array, names: Sequence[str], where: str) -> None:
+    over = np.argwhere((share < 0) | (share > LARGEST_UTILISATION))
+    if over.size:
+        row, column = over[0]
+        raise bad_value(
+            f"{where}: {names[column]}, line {row + HEADER_LINES + 1}",
+            "a share of the peak, 0 to 1",
+            float(share[row, column]),
+            "Percent instead of shares? Divide by 100.",
+        )
+
+
+def _row(row: Sequence[str], width: int, where: str, line: int) -> list[float]:
+    if len(row) != width:
+        raise bad_value(f"{where}: line {line}", f"{width} cells", f"{len(row)}", "Is the file complete?")
+    return [_number(cell, where, line, i) for i, cell in enumerate(row)]
+
+
+def _number(cell: str, where: str, line: int, column: int) -> float:
+    try:
+        value = float(cell)
+    except ValueError:
+        value = np.nan
+    if not np.isfinite(value):
+        raise bad_value(f"{where}: line {line}, cell {column + 1}", "a finite number", clip_text(cell))
+    return value

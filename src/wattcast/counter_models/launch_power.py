@@ -1,0 +1,309 @@
+"""Estimate the power of a running program from its kernel launches and counters collected once per kernel.
+
+Collecting counters slows a kernel down, so they are collected once for each kernel symbol and execution
+configuration, in as many passes as needed, and reused for every later launch [Stokke2016, section 6.1 and figure 7].
+Changes with a kernel's arguments alone are not seen.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from wattcast.core.arrays import Array
+from wattcast.core.errors import MissingEvents, bad_value, unknown_name
+from wattcast.core.strict_files import decode_json, gunzip_bytes, read_bytes, write_whole
+from wattcast.counter_models.profiler_counters import read_ncu_launches
+from wattcast.hardware import OperatingPoint
+from wattcast.power.activity import Activity, ActivitySource, known_events
+from wattcast.power.power_model import Power, PowerModel
+
+COUNTER_BOOK_FORMAT = 1
+CYCLE_EVENT = "core_cycle"
+
+
+@dataclass(frozen=True)
+class LaunchKey:
+    """The properties that launches with the same counters have in common."""
+
+    kernel: str
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    shared_byte: int = 0  # dynamic shared memory
+
+
+@dataclass(frozen=True)
+class KernelLaunch:
+    """One launch: its start, and its duration where that was timed."""
+
+    key: LaunchKey
+    start_s: float
+    duration_s: float | None = None
+
+
+@dataclass(frozen=True)
+class CounterBook:
+    """Counts per launch by key, each the mean of the passes that saw it."""
+
+    count: Mapping[LaunchKey, Mapping[str, float]] = field(default_factory=dict)
+    passes: Mapping[LaunchKey, Mapping[str, int]] = field(default_factory=dict)
+
+    def missing(self, key: LaunchKey, wanted: Sequence[str]) -> tuple[str, ...]:
+        """Return the events still to be collected for this key; none when its launches can be estimated."""
+        seen = self.count.get(key, {})
+        return tuple(event for event in wanted if event not in seen)
+
+    def with_pass(self, key: LaunchKey, counts: Mapping[str, float]) -> CounterBook:
+        """Return the book after one more pass over one launch."""
+        count, passes = dict(self.count.get(key, {})), dict(self.passes.get(key, {}))
+        for event, value in counts.items():
+            if event not in known_events():
+                raise unknown_name("event", event, known_events())
+            if not (np.isfinite(value) and value >= 0):
+                raise bad_value(f"{key.kernel}: {event}", "a count, zero or more", value, "Did the counter wrap?")
+            before = passes.get(event, 0)
+            count[event] = (count.get(event, 0.0) * before + value) / (before + 1)
+            passes[event] = before + 1
+        return CounterBook({**self.count, key: count}, {**self.passes, key: passes})
+
+
+@dataclass(frozen=True)
+class PowerEstimate:
+    """Power of a program over time, in intervals between starts and ends of launches."""
+
+    start_s: Array  # (interval,)
+    activity: Activity
+    power: Power
+    known: Array  # (interval,), 1 where every running kernel has counters, else 0
+    unknown: tuple[LaunchKey, ...]  # still to be collected
+
+    @property
+    def energy_j(self) -> float:
+        """Energy of the intervals that are known."""
+        return float((self.power.total_w * self.activity.duration_s * self.known).sum())
+
+    @property
+    def mean_w(self) -> float:
+        """Mean power over the intervals that are known; 0 where none is."""
+        time_s = float((self.activity.duration_s * self.known).sum())
+        return self.energy_j / time_s if time_s > 0 else 0.0
+
+
+def estimate_launch_power(
+    launches: Sequence[KernelLaunch],
+    book: CounterBook,
+    model: PowerModel,
+    at: OperatingPoint,
+    background: Mapping[str, float] | None = None,
+) -> PowerEstimate:
+    """Estimate power over time of launches whose counters are in the book.
+
+    A launch that was not timed takes T = cycles / f [Stokke2016, Eq. 11]. Counts spread evenly over a launch; kernels
+    that overlap add up. ``background`` holds further events per second (such as the host's cycles), or the value of a
+    mean. Time in which a launch lacks an event of the model is marked as unknown, never counted as zero.
+    """
+    if not launches:
+        raise bad_value("launches", "at least one", "none")
+    beside = dict(background or {})
+    wanted = tuple(event for event in model.required_events if event not in beside)
+    unknown = tuple(dict.fromkeys(launch.key for launch in launches if book.missing(launch.key, wanted)))
+    start_s = np.array([launch.start_s for launch in launches])
+    end_s = start_s + np.array([_duration_s(launch, book, at) for launch in launches])
+    edges = np.unique(np.concatenate([start_s, end_s]))
+    span = _LaunchSpans(np.searchsorted(edges, start_s), np.searchsorted(edges, end_s), np.diff(edges))
+    value = np.stack([_value(e, launches, book, beside, span, end_s - start_s) for e in model.required_events], -1)
+    activity = Activity(span.length_s, value, model.required_events, at, ActivitySource.PROFILED)
+    hide = set(unknown)
+    hidden = np.array([launch.key in hide for launch in launches], dtype=float)
+    known = (span.sum(hidden) == 0.0).astype(float)
+    return PowerEstimate(edges[:-1], activity, model.power(activity), known, unknown)
+
+
+@dataclass(frozen=True)
+class _LaunchSpans:
+    """The first interval of each launch and the one after its last; memory is linear in launches."""
+
+    first: npt.NDArray[np.int64]  # (launch,)
+    after: npt.NDArray[np.int64]  # (launch,)
+    length_s: Array  # (interval,)
+
+    def sum(self, per_launch: Array) -> Array:
+        """Sum a quantity over the launches that run in each interval; exactly zero where none does."""
+        count = len(self.length_s) + 1
+        change = np.bincount(self.first, per_launch, count) - np.bincount(self.after, per_launch, count)
+        running = np.cumsum(np.bincount(self.first, minlength=count) - np.bincount(self.after, minlength=count))
+        return np.where(running > 0, np.maximum(np.cumsum(change), 0.0), 0.0)[:-1]
+
+
+def save_counter_book(book: CounterBook, path: Path) -> None:
+    """Write a counter book as JSON."""
+    entries = [
+        _BookEntry(k.kernel, k.grid, k.block, dict(counts), dict(book.passes[k]), k.shared_byte)
+        for k, counts in book.count.items()
+    ]
+    write_whole(path, msgspec.json.format(msgspec.json.encode(_BookFile(COUNTER_BOOK_FORMAT, entries)), indent=1))
+
+
+def load_counter_book(path: Path) -> CounterBook:
+    """Read a counter book that was written as JSON."""
+    file = decode_json(read_bytes(path), _BookFile, path.name)
+    if file.format != COUNTER_BOOK_FORMAT:
+        raise bad_value(f"{path.name}: format", str(COUNTER_BOOK_FORMAT), file.format)
+    keys = [LaunchKey(e.kernel, e.grid, e.block, e.shared_byte) for e in file.kernels]
+    for entry in file.kernels:
+        for event, value in entry.count.items():
+            if event not in known_events():
+                raise unknown_name("event", event, known_events())
+            if value < 0 or entry.passes.get(event, 0) < 1:
+                raise bad_value(
+                    f"{path.name}: {entry.kernel}: {event}", "a count of zero or more, and its passes", value
+                )
+    return CounterBook(
+        {key: entry.count for key, entry in zip(keys, file.kernels, strict=True)},
+        {key: entry.passes for key, entry in zip(keys, file.kernels, strict=True)},
+    )
+
+
+class _BookEntry(msgspec.Struct, forbid_unknown_fields=True):
+    kernel: str
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    count: dict[str, float]
+    passes: dict[str, int]
+    shared_byte: int = 0
+
+
+class _BookFile(msgspec.Struct, forbid_unknown_fields=True):
+    format: int
+    kernels: list[_BookEntry]
+
+
+def _duration_s(launch: KernelLaunch, book: CounterBook, at: OperatingPoint) -> float:
+    if launch.duration_s is not None:
+        if not launch.duration_s > 0:
+            raise bad_value(f"launch of {launch.key.kernel}", "a duration above zero", launch.duration_s)
+        return launch.duration_s
+    cycles = book.count.get(launch.key, {}).get(CYCLE_EVENT)
+    if cycles is None or at.clock_hz is None:
+        raise MissingEvents(
+            f"a launch of {launch.key.kernel} was not timed, and its length needs {CYCLE_EVENT} in the counter book "
+            "and the core clock. Time the launches, or collect the cycles."
+        )
+    return cycles / float(np.asarray(at.clock_hz))  # Eq. 11
+
+
+def _value(
+    event: str,
+    launches: Sequence[KernelLaunch],
+    book: CounterBook,
+    beside: Mapping[str, float],
+    span: _LaunchSpans,
+    duration_s: Array,
+) -> Array:
+    """Return the value of one event in each interval."""
+    counted = np.array([book.count.get(launch.key, {}).get(event, 0.0) for launch in launches])
+    if known_events()[event].is_mean:
+        return np.asarray(span.sum(counted) + beside.get(event, 0.0))
+    return np.asarray((span.sum(counted / duration_s) + beside.get(event, 0.0)) * span.length_s)
+
+
+MAX_LAUNCH_TRACE_BYTE = 512 << 20
+
+
+@dataclass(frozen=True)
+class LaunchLog:
+    """Launches of a program by start; ``epoch_s`` is the Unix time from which starts count."""
+
+    launches: tuple[KernelLaunch, ...]
+    epoch_s: float | None  # None where the trace does not hold it
+
+    @property
+    def span_s(self) -> tuple[float, float]:
+        """First start and last end, on the trace's own clock."""
+        return self.launches[0].start_s, max(x.start_s + (x.duration_s or 0.0) for x in self.launches)
+
+
+class _TraceEvent(msgspec.Struct):
+    ph: str = ""
+    cat: str = ""
+    name: str = ""
+    ts: float = 0.0
+    dur: float = 0.0
+    args: dict[str, Any] = {}
+
+
+class _LaunchTrace(msgspec.Struct):
+    traceEvents: list[_TraceEvent]
+    baseTimeNanoseconds: int | None = None
+
+
+def read_launches(path: Path) -> LaunchLog:
+    """Read the kernels of a profiler trace; copies and fills have no counters and are left out."""
+    data = gunzip_bytes(read_bytes(path, MAX_LAUNCH_TRACE_BYTE), path.name, MAX_LAUNCH_TRACE_BYTE)
+    trace = decode_json(data, _LaunchTrace, path.name)
+    kernels = [e for e in trace.traceEvents if e.ph == "X" and e.cat == "kernel" and e.dur > 0]
+    if not kernels:
+        seen = sorted({e.cat for e in trace.traceEvents if e.cat})[:6]
+        raise bad_value(
+            path.name, "kernels (events of category kernel)", ", ".join(seen) or "none", "Profile CUDA activity too."
+        )
+    launches = [KernelLaunch(_key(e, path.name), 1e-6 * e.ts, 1e-6 * e.dur) for e in kernels]
+    launches.sort(key=lambda launch: launch.start_s)
+    epoch_s = None if trace.baseTimeNanoseconds is None else 1e-9 * trace.baseTimeNanoseconds
+    return LaunchLog(tuple(launches), epoch_s)
+
+
+def read_counter_book(path: Path, sm_count: float | None = None) -> CounterBook:
+    """Read a counter book (JSON) or an export of ``ncu --csv``."""
+    if path.suffix == ".json":
+        return _normal(load_counter_book(path))
+    book = CounterBook()
+    for launch, counts in read_ncu_launches(path, sm_count):
+        if len(launch.grid) != 3 or len(launch.block) != 3:
+            raise bad_value(
+                path.name, "columns Grid Size and Block Size", "none", "Export with ncu --csv --page raw."
+            )
+        book = book.with_pass(_named(launch.kernel, launch.grid, launch.block), counts)
+    return book
+
+
+def plain_kernel_name(kernel: str) -> str:
+    """Return a kernel's name without spaces, return type and parameters, in which tools differ.
+
+    >>> plain_kernel_name("void at::native::add<float, 4>(int, float*)")
+    'at::native::add<float,4>'
+    >>> plain_kernel_name("dct8x8")
+    'dct8x8'
+    """
+    name = re.sub(r"\(anonymous namespace\)::", "", kernel.strip())
+    depth, end = 0, len(name)
+    for place, letter in enumerate(name):
+        depth += (letter == "<") - (letter == ">")
+        if letter == "(" and depth == 0:
+            end = place
+            break
+    return re.sub(r"\s+", "", name[:end].removeprefix("void "))
+
+
+def _normal(book: CounterBook) -> CounterBook:
+    """Return the book with keys as traces have them: without dynamic shared memory, which few exports hold."""
+    keys = {key: LaunchKey(plain_kernel_name(key.kernel), key.grid, key.block) for key in book.count}
+    return CounterBook({keys[k]: v for k, v in book.count.items()}, {keys[k]: v for k, v in book.passes.items()})
+
+
+def _key(event: _TraceEvent, where: str) -> LaunchKey:
+    grid, block = (tuple(event.args.get(name, ())) for name in ("grid", "block"))
+    if len(grid) != 3 or len(block) != 3 or not all(isinstance(n, int) for n in (*grid, *block)):
+        raise bad_value(f"{where}: {event.name}", "grid and block of three numbers each", f"{grid} and {block}")
+    return _named(event.name, grid, block)
+
+
+def _named(kernel: str, grid: tuple[int, ...], block: tuple[int, ...]) -> LaunchKey:
+    return LaunchKey(plain_kernel_name(kernel), (grid[0], grid[1], grid[2]), (block[0], block[1], block[2]))

@@ -1,0 +1,401 @@
+"""Fit counter models of a card that measures its memory power separately: two rails, each to its own power.
+
+P = P_base + C_clk·V²·f + V²·Σ C_i·ρ_i (all but memory) + P_mem + Σ E_d·ρ_d (memory)   [Stokke2016, Eq. 8 to 10],
+with the core clock f, the relative voltage V, rates ρ of events, and leakage within the base. Three steps, all
+non-negative and on relative errors:
+
+1. memory power against DRAM traffic, outliers weighted down (the sensor is a one-second average);
+2. power of the idle device over the clock: a base and a clock tree;
+3. the rest of the *total* (which is the better sensor) against counted events.
+
+Step 3 leans upwards. Operands that repeat switch less than random ones, and no counter sees it: a microbenchmark can
+only cost less than real work of the same counts, not more. So a row with power above the model weighs τ and one below
+it 1 - τ (expectiles [Newey1987]; τ = 0.5 is least squares). τ is the one that predicts a group of benchmarks best
+(mixes of several units) when that group is not trained on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from wattcast.core.arrays import Array, Mask
+from wattcast.core.errors import bad_value
+from wattcast.core.measured_rows import database_folder
+from wattcast.core.strict_files import Provenance
+from wattcast.counter_models import counter_table
+from wattcast.counter_models.counter_fit import average_measured_voltage
+from wattcast.counter_models.counter_table import CounterTable
+from wattcast.counter_models.fit_diagnostics import (
+    HIGH_CONDITION,
+    FittedCost,
+    condition_number,
+    interval_factor,
+    variance_inflation,
+)
+from wattcast.counter_models.model_selection import HUBER_LIMIT
+from wattcast.counter_models.profiler_counters import make_table_lines
+from wattcast.hardware import OperatingPoint
+from wattcast.power.activity import Activity, ActivitySource, known_events
+from wattcast.power.hybrid_rail import EventRail, HybridRail, RailClock, RailVoltage, SupplyRail
+from wattcast.power.saved_models import SavedModel
+
+LEANINGS = (0.5, 0.6, 0.7, 0.8, 0.9)
+REWEIGHTING_STEPS = 25  # of reweighting
+SAME_VOLTAGE = 1e-3  # a point of V(f) this close to the line between its neighbours is not kept
+
+
+@dataclass(frozen=True)
+class RailsDesign:
+    """The columns of both rails by row, which a fit multiplies with costs."""
+
+    static: Array  # (row, 2): 1 and V²·f
+    core: Array  # (row, event) occurrence times V²
+    memory: Array  # (row, 1 + event): 1 and occurrence
+    core_events: tuple[str, ...]
+    memory_events: tuple[str, ...]
+    voltage: RailVoltage
+    power_w: Array
+    memory_w: Array
+    idle: Mask
+
+
+@dataclass(frozen=True)
+class RailsCosts:
+    """Coefficients of the three steps."""
+
+    static: Array
+    core: Array
+    memory: Array
+
+    def memory_power_w(self, design: RailsDesign) -> Array:
+        """Return the power of the memory rail, ``(row,)``."""
+        return np.asarray(design.memory @ self.memory)
+
+    def total_w(self, design: RailsDesign) -> Array:
+        """Return the power of the card, ``(row,)``."""
+        return np.asarray(design.static @ self.static + design.core @ self.core + self.memory_power_w(design))
+
+
+def split_rows(table: CounterTable) -> tuple[Mask, Mask]:
+    """Return the rows to train on and those to test on; rows left out with a reason are in neither."""
+    group = np.array(table.group_names)[table.group][table.benchmark]
+    name = np.array(table.benchmark_names)[table.benchmark]
+    unknown = [test for test in table.test if test not in table.group_names]
+    if unknown:
+        raise bad_value(f"{table.name}: test", f"groups of the table ({', '.join(table.group_names)})", unknown[0])
+    test = np.isin(group, table.test)
+    return ~test & ~np.isin(name, list(table.left_out)), test
+
+
+def make_rails_design(table: CounterTable) -> RailsDesign:
+    """Return the columns of both rails of a table with measured memory power and known relative voltage."""
+    if "memory" not in table.rail_w:
+        raise bad_value(table.name, "power of the memory rail (rails: memory)", "none")
+    on = {rail: [i for i, p in enumerate(table.predictors) if p.rail == rail] for rail in ("core", "memory")}
+    if not (on["core"] and on["memory"]):
+        raise bad_value(table.name, "events on the core rail and on the memory rail", "none on one of them")
+    voltage = _thinned(average_measured_voltage(table.clock_hz, table.voltage_v.get("core", np.ones(table.rows))))
+    square = voltage.level_at(table.clock_hz) ** 2
+    ones = np.ones((table.rows, 1))
+    return RailsDesign(
+        static=np.stack([np.ones(table.rows), square * table.clock_hz], axis=1),
+        core=table.occurrence[:, on["core"]] * square[:, np.newaxis],
+        memory=np.concatenate([ones, table.occurrence[:, on["memory"]]], axis=1),
+        core_events=tuple(table.predictors[i].event for i in on["core"]),
+        memory_events=tuple(table.predictors[i].event for i in on["memory"]),
+        voltage=voltage,
+        power_w=table.power_w,
+        memory_w=table.rail_w["memory"],
+        idle=table.busy() == 0.0,
+    )
+
+
+def leaning_errors(table: CounterTable, design: RailsDesign, train: Mask) -> dict[float, float]:
+    """Return the error of each leaning τ on the group that chooses it, which is not trained on.
+
+    Only rows at the default clocks count: at the power cap the clock swings, and its mean determines V² and rates
+    badly.
+    """
+    group = np.array(table.group_names)[table.group][table.benchmark]
+    held = (group == table.choose_on) & train & table.at_default()
+    if not held.any():
+        raise bad_value(
+            f"{table.name}: choose_on", "a group with rows at the default clocks", table.choose_on or "none"
+        )
+    rest = train & (group != table.choose_on)
+    out = {}
+    for leaning in LEANINGS:
+        found_w = solve_rails(design, rest, leaning).total_w(design)
+        out[leaning] = float(100.0 * np.abs(found_w[held] / table.power_w[held] - 1.0).mean())
+    return out
+
+
+def solve_rails(design: RailsDesign, train: Mask, leaning: float) -> RailsCosts:
+    """Solve the three steps for the rows of ``train`` with the leaning τ."""
+    still = train & design.idle
+    if not still.any() or not (train & ~design.idle).any():
+        raise bad_value("fit", "rows of an idle and of a busy device", "one kind only")
+    memory = _robust(design.memory[train], design.memory_w[train])
+    rest_w = design.power_w - design.memory @ memory
+    static = _nnls(design.static[still], rest_w[still], 1.0 / design.power_w[still])
+    busy = train & ~design.idle
+    core = _leaning(design.core[busy], (rest_w - design.static @ static)[busy], 1.0 / design.power_w[busy], leaning)
+    return RailsCosts(static, core, memory)
+
+
+def _nnls(columns: Array, target: Array, weight: Array) -> Array:
+    from scipy.optimize import nnls
+
+    scale = np.abs(columns).max(axis=0)
+    scale[scale == 0.0] = 1.0
+    found, _ = nnls(columns / scale * weight[:, np.newaxis], target * weight, maxiter=100 * scale.size)
+    return np.asarray(found / scale)
+
+
+def _robust(columns: Array, target: Array) -> Array:
+    """Return non-negative costs on relative errors, with Huber weights against outliers."""
+    weight = np.ones(target.size)
+    for _ in range(REWEIGHTING_STEPS):
+        found = _nnls(columns, target, np.sqrt(weight) / target)
+        error = columns @ found / target - 1.0
+        spread = 1.4826 * float(np.median(np.abs(error - np.median(error)))) + 1e-12
+        weight = np.minimum(1.0, HUBER_LIMIT * spread / np.maximum(np.abs(error), 1e-12))
+    return found
+
+
+def _leaning(columns: Array, target: Array, weight: Array, leaning: float) -> Array:
+    """Return non-negative costs of least asymmetrically weighted squares."""
+    side = np.ones(target.size)
+    for _ in range(REWEIGHTING_STEPS):
+        found = _nnls(columns, target, weight * np.sqrt(side))
+        side, before = np.where(target > columns @ found, leaning, 1.0 - leaning), side
+        if (side == before).all():
+            break
+    return found
+
+
+def _thinned(curve: RailVoltage) -> RailVoltage:
+    """Return the curve with few points, none further than ``SAME_VOLTAGE`` from the original."""
+    kept = [0]
+    last = curve.clock_hz.size - 1
+    while kept[-1] < last:
+        start, end = kept[-1], last
+        while end > start + 1:
+            inner = slice(start + 1, end)
+            line = np.interp(curve.clock_hz[inner], curve.clock_hz[[start, end]], curve.level[[start, end]])
+            if np.abs(line - curve.level[inner]).max() <= SAME_VOLTAGE:
+                break
+            end -= 1
+        kept.append(end)
+    return RailVoltage(curve.clock_hz[kept], curve.level[kept])
+
+
+NO_LEVERAGE = 1e-6  # least that a row may leave to the others
+LEAST_OCCURRENCE = 0.05  # of the largest occurrence, below which a benchmark says nothing about an event
+
+
+@dataclass(frozen=True)
+class RailsFit:
+    """A two-rail model, the choice of its leaning, and its predictions of rows it has not seen."""
+
+    table: CounterTable
+    design: RailsDesign
+    costs: RailsCosts
+    model: HybridRail
+    leaning: float
+    trials: dict[float, float]  # leaning -> error on the group it was chosen by, percent
+    train: Mask  # (row,)
+    test: Mask  # (row,)
+    predicted_w: Array  # (row,) of the fit to all training rows
+    held_out_w: Array  # (row,) with the row's benchmark held out; test rows as predicted
+    coefficients: tuple[FittedCost, ...]
+    condition: float
+    warnings: tuple[str, ...]
+
+    def error_percent(self, rows: Mask, held_out: bool = False) -> float:
+        """Return the mean absolute percentage error of the total over some rows."""
+        found = self.held_out_w if held_out else self.predicted_w
+        return float(100.0 * np.abs(found[rows] / self.table.power_w[rows] - 1.0).mean())
+
+
+def fit_rails(table: CounterTable, leaning: float | None = None) -> RailsFit:
+    """Fit both rails to the rows that may be trained on, and predict the others.
+
+    ``leaning`` is τ; without it, τ is chosen by ``leaning_errors``.
+    """
+    design = make_rails_design(table)
+    train, test = split_rows(table)
+    trials = {} if leaning is not None else leaning_errors(table, design, train)
+    chosen = leaning if leaning is not None else min(trials, key=lambda lean: trials[lean])
+    costs = solve_rails(design, train, chosen)
+    predicted_w = costs.total_w(design)
+    held_w = predicted_w.copy()
+    for benchmark in np.unique(table.benchmark[train]):
+        mine = table.benchmark == benchmark
+        held_w[mine & train] = solve_rails(design, train & ~mine, chosen).total_w(design)[mine & train]
+    coefficients, number = _diagnosed(design, costs, train, chosen)
+    words = _words(table, train, coefficients, number)
+    model = _model(design, costs)
+    return RailsFit(
+        table, design, costs, model, chosen, trials, train, test, predicted_w, held_w, coefficients, number, words
+    )
+
+
+def table_activity(table: CounterTable, names: Sequence[str]) -> Activity:
+    """Return the table's rows as activity of one second each, for a power model that needs ``names``."""
+    column = {p.event: i for i, p in enumerate(table.predictors)}
+    value = np.stack([table.occurrence[:, column[name]] for name in names], axis=1)
+    at = OperatingPoint(clock_hz=table.clock_hz, memory_clock_hz=table.memory_clock_hz)
+    return Activity(np.ones(table.rows), value, tuple(names), at, ActivitySource.PROFILED)
+
+
+def _diagnosed(
+    design: RailsDesign, costs: RailsCosts, train: Mask, leaning: float
+) -> tuple[tuple[FittedCost, ...], float]:
+    """Return costs with standard errors (HC3 sandwich), intervals and inflation, and the condition number."""
+    busy = train & ~design.idle
+    rest_w = (design.power_w - costs.memory_power_w(design) - design.static @ costs.static)[busy]
+    side = np.where(rest_w > design.core[busy] @ costs.core, leaning, 1.0 - leaning)
+    relative = np.sqrt(side) / design.power_w[busy]
+    memory_w = design.memory_w[train]
+    out = _rail_coefficients(design.core_events, design.core[busy], rest_w, costs.core, relative)
+    names = ("memory base", *design.memory_events)
+    out += _rail_coefficients(names, design.memory[train], memory_w, costs.memory, 1.0 / memory_w)
+    weighted = np.concatenate([np.ones((int(busy.sum()), 1)), design.core[busy]], axis=1) * relative[:, np.newaxis]
+    return tuple(out), condition_number(weighted.T @ weighted)
+
+
+def _rail_coefficients(
+    names: Sequence[str], columns: Array, target: Array, found: Array, weight: Array
+) -> list[FittedCost]:
+    weighted = columns * weight[:, np.newaxis]
+    free = np.flatnonzero(found > 0)
+    bread = np.linalg.inv(weighted[:, free].T @ weighted[:, free])
+    leverage = np.einsum("ij,jk,ik->i", weighted[:, free], bread, weighted[:, free])
+    unseen = (target - columns @ found) * weight / np.maximum(1.0 - leverage, NO_LEVERAGE)  # HC3 [MacKinnon1985]
+    score = weighted[:, free] * unseen[:, np.newaxis]
+    covariance = bread @ (score.T @ score) @ bread
+    error = dict(zip(free.tolist(), np.sqrt(np.diag(covariance)).tolist(), strict=True))
+    factor = interval_factor(target.size - free.size)
+    with_base = np.concatenate([weight[:, np.newaxis], weighted], axis=1)
+    vif = variance_inflation(with_base.T @ with_base)[1:]
+    rows = []
+    for j, name in enumerate(names):
+        value, spread = float(found[j]), factor * error.get(j, 0.0)
+        largest = float(columns[:, j].max())
+        low, high = max(value - spread, 0.0), value + spread
+        rows.append(FittedCost(name, value, error.get(j), low, high, value * largest, vif[j]))
+    return rows
+
+
+def _words(table: CounterTable, rows: Mask, coefficients: tuple[FittedCost, ...], number: float) -> tuple[str, ...]:
+    words = [f"Not trained on: {name}: {reason}." for name, reason in table.left_out.items()]
+    seen = rows[:, np.newaxis] & (table.occurrence > LEAST_OCCURRENCE * table.occurrence[rows].max(axis=0))
+    count = [np.unique(table.benchmark[column]).size for column in seen.T]
+    alone = [p.event for p, benchmarks in zip(table.predictors, count, strict=True) if benchmarks == 1]
+    if alone:
+        words.append(f"Rests on a single benchmark, so that its interval says nothing: {', '.join(alone)}.")
+    unsure = [c.name for c in coefficients if c.standard_error is not None and c.low <= 0.0]
+    held = [c.name for c in coefficients if c.standard_error is None]
+    if unsure:
+        words.append(f"Not distinguishable from zero at 95 %: {', '.join(unsure)}.")
+    if held:
+        words.append(f"Held at zero: {', '.join(held)}.")
+    if number > HIGH_CONDITION:
+        words.append(
+            f"Condition number {number:.0f} (over {HIGH_CONDITION:.0f}): trust totals more than single costs."
+        )
+    share = float((~table.at_default()).mean())
+    words.append(
+        f"{share:.0%} of the rows are below the top clock, mostly at the power cap: they do not identify V(f), so "
+        "the relative one of the GPU's bundle is taken; leakage is not told from the base."
+    )
+    return tuple(words)
+
+
+def _model(design: RailsDesign, costs: RailsCosts) -> HybridRail:
+    core = SupplyRail("core", RailClock.CORE, design.voltage, clock_f=float(costs.static[1]))
+    memory = SupplyRail("memory", RailClock.MEMORY)
+    core_f = {name: float(cost) for name, cost in zip(design.core_events, costs.core, strict=True)}
+    memory_j = {name: float(cost) for name, cost in zip(design.memory_events, costs.memory[1:], strict=True)}
+    base_w = float(costs.static[0] + costs.memory[0])
+    return HybridRail(base_w, (EventRail(core, core_f), EventRail(memory, memory_j)))
+
+
+def format_event_cost(event: str, cost: float) -> str:
+    """Return a cost as text: W, or pJ or nJ per event at relative voltage 1."""
+    unit = known_events()[event].unit or "event" if event in known_events() else "W"
+    if unit == "W":
+        return f"{cost:.4g} W"
+    return f"{cost * 1e9:.3g} nJ/{unit}" if cost >= 1e-10 else f"{cost * 1e12:.3g} pJ/{unit}"
+
+
+def rails_fit_to_plain(result: RailsFit) -> dict[str, Any]:
+    """Return the fit as plain values for JSON."""
+    table, test = result.table, result.test
+    default, group = table.at_default(), np.array(table.group_names)[table.group][table.benchmark]
+    sets = {
+        "trained on": (result.train, False),
+        "trained on, benchmark held out": (result.train, True),
+        "the same, at the top clock": (result.train & default, True),
+        **{f"never trained on, {name}": (test & (group == name), False) for name in table.test},
+    }
+    return {
+        "leaning": result.leaning,
+        "trials": {f"{lean:g}": error for lean, error in result.trials.items()},
+        "errors": [
+            (what, int(rows.sum()), result.error_percent(rows, held))
+            for what, (rows, held) in sets.items()
+            if rows.any()
+        ],
+        "base_w": result.model.base_w,
+        "costs": [
+            {
+                "name": c.name,
+                "value": c.value,
+                "standard_error": c.standard_error,
+                "largest_w": c.largest_w,
+                "vif": c.vif,
+            }
+            for c in result.coefficients
+        ],
+        "condition": result.condition,
+        "test": [
+            {
+                "benchmark": table.benchmark_names[table.benchmark[i]],
+                "measured_w": float(table.power_w[i]),
+                "predicted_w": float(result.predicted_w[i]),
+            }
+            for i in np.flatnonzero(test)
+        ],
+        "warnings": list(result.warnings),
+    }
+
+
+def make_saved_rails(result: RailsFit, name: str, device: str, date: str = "") -> SavedModel:
+    """Return the model with its errors, ready to be written."""
+    errors = {what.replace(",", ""): error for what, _, error in rails_fit_to_plain(result)["errors"]}
+    leaning = f"Leaning {result.leaning:g}, chosen by held-out {result.table.choose_on} rows."
+    source = f"wattcast fit counters, {int(result.train.sum())} rows of {result.table.name}"
+    return SavedModel(name, result.model, Provenance(source, date, device), errors, (leaning, *result.warnings))
+
+
+@cache
+def shipped_fit(gpu: str, card: str = "") -> RailsFit:
+    """Return the fit to the shipped microbenchmarks of a GPU, or of another ``card`` of it."""
+    import polars as pl
+
+    lines = make_table_lines(database_folder(gpu) / card, gpu)
+    names = list(dict.fromkeys(name for line in lines for name in line))
+    frame = pl.DataFrame({name: [line.get(name) for line in lines] for name in names}, strict=False)
+    return fit_rails(
+        counter_table.build_counter_table(
+            frame, counter_table.read_column_map(Path(gpu)), f"microbenchmarks of {gpu}"
+        )
+    )

@@ -1,0 +1,399 @@
+"""Report explorations as JSON, as tables in a terminal and as figures.
+
+JSON fields may be added, never renamed or removed. A figure function takes results and returns a
+matplotlib Figure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+from rich.console import Console
+from rich.markup import escape
+
+from wattcast import __version__
+from wattcast.core.errors import BadInput, bad_value, unknown_name
+from wattcast.core.strict_files import FitStatus
+from wattcast.core.units import parse, show
+from wattcast.explore.explorations import Alternative, ClockObjective, ClockSweep, WorkloadSource, build_study
+from wattcast.explore.fleet import Fleet, FleetAssignment
+from wattcast.explore.result_store import table_rows
+from wattcast.explore.search_space import RESULT_UNITS, SamplingMethod, find_field
+from wattcast.explore.study import Columns, tabulate_points
+from wattcast.explore.sweep import BEST_COLUMNS, SweepResult
+from wattcast.predictor.prices import Prices
+from wattcast.report.figure_style import (
+    MODULE_COLOURS,
+    PREDICTED,
+    SERIES_COLOURS,
+    add_caption,
+    describe_origin,
+    new_figure,
+)
+from wattcast.report.prediction_figures import draw_pareto
+from wattcast.report.text_tables import print_notes, print_rows
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def sweep_json(done: SweepResult) -> dict[str, Any]:
+    """Return the front, the best points and what was asked."""
+    study, summary = done.study, done.summary
+    sampled = study.space.method is not SamplingMethod.GRID
+    return {
+        "wattcast": __version__,
+        "workload": study.graph.name,
+        "gpu": study.gpu.name,
+        "points": done.points,
+        "kept": summary.kept,
+        "space": {
+            "method": str(study.space.method),
+            "seed": study.space.seed if sampled else None,
+            "axes": [
+                {
+                    "field": axis.field.name,
+                    "column": axis.field.column,
+                    "low": float(axis.values.min()),
+                    "high": float(axis.values.max()),
+                    "values": None if axis.continuous else int(axis.values.size),
+                }
+                for axis in study.space.axes
+            ],
+        },
+        "where": [str(constraint) for constraint in study.constraints],
+        "objectives": list(done.objectives),
+        "best": dict(zip(BEST_COLUMNS, table_rows(summary.best), strict=True)),
+        "front": table_rows(summary.front),
+        "status": str(study.bundle.status),
+        "notes": list(done.notes),
+        "assumptions": list(dict.fromkeys([*study.graph.assumptions, *study.bundle.assumptions])),
+    }
+
+
+def find_column(done: SweepResult, name: str) -> str:
+    """Find the column that a person means by a field's name or the column's own."""
+    known = [*done.study.space.columns, *RESULT_UNITS]
+    if name in known:
+        return name
+    try:
+        found = find_field(name, done.study.gpu).column
+    except BadInput:
+        found = ""
+    if found not in known:
+        raise unknown_name("column", name, known, f"Known here: {', '.join(known)}.")
+    return found
+
+
+def parse_objective(name: str) -> ClockObjective:
+    """Parse the name of an objective."""
+    if name not in list(ClockObjective):
+        raise unknown_name("objective", name, list(ClockObjective), f"Known: {', '.join(ClockObjective)}.")
+    return ClockObjective(name)
+
+
+def clocks_json(found: ClockSweep, least: ClockObjective) -> dict[str, Any]:
+    """Return every clock, and the best by each objective."""
+    points = table_rows(found.columns)
+    study = found.study
+    return {
+        "wattcast": __version__,
+        "workload": study.graph.name,
+        "gpu": study.gpu.name,
+        "bound": found.bound,
+        "objective": str(least),
+        "best": {str(objective): points[row] for objective, row in found.best.items()},
+        "points": points,
+        "status": str(study.bundle.status),
+        "assumptions": list(dict.fromkeys([*study.graph.assumptions, *study.bundle.assumptions])),
+    }
+
+
+def alternatives_json(found: Sequence[Alternative], prices: Prices) -> dict[str, Any]:
+    """Return alternatives; one that cannot be run has a reason and no numbers."""
+    return {
+        "wattcast": __version__,
+        "currency": prices.currency or None,
+        "choices": [choice.row for choice in found],
+        "assumptions": list(dict.fromkeys([note for choice in found for note in choice.notes] + list(prices.notes))),
+    }
+
+
+def replace_power_budget(fleet: Fleet, power: str | None) -> Fleet:
+    """Return the fleet with another power budget, where one is given."""
+    if power is None:
+        return fleet
+    power_w = parse(power, "W", "power")
+    if power_w <= 0:
+        raise bad_value("power", "above zero", power)
+    return replace(fleet, power_w=power_w)
+
+
+def assignment_json(found: FleetAssignment) -> dict[str, Any]:
+    """Return which GPUs run which workload."""
+    return {
+        "wattcast": __version__,
+        "aim": str(found.aim),
+        "served_share": found.factor,
+        "power_w": found.power_w,
+        "peak_power_w": found.peak_w,
+        "binds": found.binds,
+        "assignment": found.rows,
+        "workloads": found.served,
+        "idle_gpus": found.idle_gpus,
+        "assumptions": list(found.notes),
+    }
+
+
+MOST_ROWS = 15
+
+
+def print_sweep(console: Console, done: SweepResult) -> None:
+    """Print the best points and the front of a sweep."""
+    study, summary = done.study, done.summary
+    mark = "" if study.bundle.status is FitStatus.FITTED else f" ({study.bundle.status} coefficients)"
+    share = "" if summary.kept == done.points else f", {summary.kept:,} meet the constraints"
+    console.print(
+        f"[bold]{escape(study.graph.name)}[/bold] on designs around [bold]{escape(study.gpu.name)}[/bold]{mark}: "
+        f"{done.points:,} points{share}",
+        highlight=False,
+    )
+    columns = _headings(study.space.columns)
+    least = [{"least": name, **row} for name, row in zip(BEST_COLUMNS, table_rows(summary.best), strict=True)]
+    print_rows(console, least, {"least": "least"} | columns, "The best of each")
+    front = table_rows(summary.front)
+    chosen = [front[i] for i in np.unique(np.linspace(0, len(front) - 1, min(MOST_ROWS, len(front))).astype(int))]
+    some = "" if len(chosen) == len(front) else f", {len(chosen)} of {len(front):,} shown"
+    print_rows(console, chosen, columns, f"Pareto front of {' and '.join(done.objectives)}{some}")
+
+
+def print_clocks(console: Console, found: ClockSweep, least: ClockObjective) -> None:
+    """Print the best clocks, and an even selection of all."""
+    study, points = found.study, table_rows(found.columns)
+    mark = "" if study.bundle.status is FitStatus.FITTED else f" ({study.bundle.status} coefficients)"
+    chosen = points[found.best[least]]
+    limit = f" under a limit of {show(chosen['asked_power_limit_w'], 'W')}" if "asked_power_limit_w" in chosen else ""
+    console.print(
+        f"[bold]{escape(study.graph.name)}[/bold] on [bold]{escape(study.gpu.name)}[/bold]{mark}: least {least} "
+        f"{found.bound} at [bold]{show(chosen['asked_clock_hz'], 'Hz')}[/bold]{limit}",
+        highlight=False,
+    )
+    columns = _headings(study.space.columns) | {"slowdown": "slowdown", "energy_delay_js": "ED (J s)"}
+    best = [{"least": str(objective), **points[row]} for objective, row in found.best.items()]
+    print_rows(console, best, {"least": "least"} | columns, f"The best of each, {found.bound}")
+    some = [points[i] for i in np.unique(np.linspace(0, len(points) - 1, min(30, len(points))).astype(int))]
+    print_rows(console, some, columns, f"{len(some)} of {len(points):,} points")
+    print_notes(console, [*study.graph.assumptions, *study.bundle.assumptions])
+
+
+def print_alternatives(console: Console, found: Sequence[Alternative], prices: Prices, title: str) -> None:
+    """Print alternatives in a table, and why others cannot be run."""
+    money = f"cost ({prices.currency})" if prices.currency else "cost"
+    columns = {name: name for name in found[0].names} | {
+        "latency_s": "latency",
+        "power_w": "power",
+        "clock_hz": "clock",
+        "capped": "capped",
+        "fits": "fits",
+        "gpus": "GPUs",
+        "requests_per_s": "requests/s",
+        "energy_j_per_request": "J/request",
+        "requests_per_j": "requests/J",
+        "cost_per_request": f"{money}/request",
+        "carbon_g_per_request": "g CO2e/request",
+        "speedup": "speed-up",
+        "energy_ratio": "energy ratio",
+        "coefficients": "coefficients",
+    }
+    shown = [choice.row for choice in found if choice.results]
+    print_rows(console, shown, columns, title)
+    for choice in found:
+        if choice.reason:
+            names = ", ".join(str(value) for value in choice.names.values())
+            console.print(f"{escape(names)}: {escape(choice.reason)}", highlight=False)
+    print_notes(console, [*(note for choice in found for note in choice.notes), *prices.notes])
+
+
+def print_assignment(console: Console, found: FleetAssignment) -> None:
+    """Print which GPUs run which workload, at which clock, and what the site draws."""
+    console.print(
+        f"[bold]{found.factor:.1%}[/bold] of every rate served, {show(found.power_w, 'W')} on average, "
+        f"{show(found.peak_w, 'W')} with every assigned GPU busy; {found.binds} bind",
+        highlight=False,
+    )
+    columns = {
+        "workload": "workload",
+        "gpu": "gpu",
+        "gpus": "GPUs",
+        "clock_hz": "clock",
+        "busy_share": "busy",
+        "power_w_per_gpu": "power each",
+        "requests_per_s": "requests/s",
+        "energy_j_per_request": "J/request",
+    }
+    print_rows(console, found.rows, columns, f"Assignment for {found.aim}")
+    left = ", ".join(f"{count} x {escape(name)}" for name, count in found.idle_gpus.items() if count)
+    console.print(f"Idle: {left or 'none'}", highlight=False)
+    print_notes(console, found.notes)
+
+
+def _headings(axes: Sequence[str]) -> dict[str, str]:
+    results = {"latency_s": "latency", "power_w": "power", "energy_j": "energy", "clock_hz": "clock"}
+    flags = {"capped": "capped", "limit_met": "limit met", "fits": "fits"}
+    return {name: name for name in axes} | results | flags
+
+
+_LABEL = {
+    "latency_s": ("Latency (ms)", 1e3),
+    "busy_s": ("Time in kernels (ms)", 1e3),
+    "power_w": ("Power (W)", 1.0),
+    "energy_j": ("Energy (J)", 1.0),
+    "clock_hz": ("Clock (MHz)", 1e-6),
+    "asked_clock_hz": ("Asked clock (MHz)", 1e-6),
+    "effective_clock_hz": ("Effective clock (MHz)", 1e-6),
+    "asked_power_limit_w": ("Power limit (W)", 1.0),
+    "memory.byte_per_s": ("Memory bandwidth (TB/s)", 1e-12),
+    "l2.capacity_byte": ("L2 capacity (MB)", 1e-6),
+    "memory.capacity_byte": ("Memory capacity (GB)", 1e-9),
+    "sm_count": ("SMs", 1.0),
+    "voltage_scale": ("Relative voltage", 1.0),
+    "tensor_scale": ("Relative tensor rate", 1.0),
+}
+
+
+def draw_pareto_front(done: SweepResult) -> Figure:
+    """Draw a selection of points by the first two objectives, and the Pareto front through them."""
+    x, y = done.objectives[:2]
+    figure = new_figure(7.0, 5.0)
+    axes = figure.subplots()
+    shown = done.summary.shown
+    grey: dict[str, Any] = {"color": MODULE_COLOURS["static"], "alpha": 0.5}
+    axes.plot(_scaled(x, shown[x]), _scaled(y, shown[y]), ".", ms=2, label="points", **grey)
+    best = done.summary.front
+    style = "-" if len(done.objectives) == 2 else "."
+    axes.plot(_scaled(x, best[x]), _scaled(y, best[y]), style, color=PREDICTED, label="Pareto front")
+    axes.legend(frameon=False)
+    return _label_sweep(figure, done, x, y)
+
+
+def draw_heat_map(done: SweepResult, x: str, y: str, value: str = "energy_j") -> Figure:
+    """Draw the least ``value`` at each pair of two axes, whatever the other axes are, of the points shown."""
+    for name in (x, y, value):
+        if name not in done.summary.shown:
+            raise bad_value("heat map", f"columns among {', '.join(done.summary.shown)}", name)
+    shown = done.summary.shown
+    columns, at_x = np.unique(shown[x], return_inverse=True)
+    lines, at_y = np.unique(shown[y], return_inverse=True)
+    if columns.size * lines.size > 250_000:
+        raise bad_value("heat map", "two axes of a grid", f"{columns.size} by {lines.size} different values")
+    least = np.full((lines.size, columns.size), np.inf)
+    np.minimum.at(least, (at_y, at_x), _scaled(value, shown[value]))
+    figure = new_figure(7.0, 5.0)
+    axes = figure.subplots()
+    seen = np.ma.masked_invalid(least)
+    mesh = axes.pcolormesh(_scaled(x, columns), _scaled(y, lines), seen, shading="nearest", cmap="cividis")
+    figure.colorbar(mesh, label=f"Least {axis_label(value).lower() if value != 'energy_j' else 'energy (J)'}")
+    return _label_sweep(figure, done, x, y)
+
+
+def draw_curves(
+    found: Mapping[str, Mapping[str, npt.NDArray[Any]]], x: str, values: Sequence[str], caption: str
+) -> Figure:
+    """Draw several quantities against one, a line for each named table (a GPU, a power limit)."""
+    figure = new_figure(3.4 * len(values) + 1.2, 3.6)
+    for axes, value in zip(np.ravel(figure.subplots(1, len(values), squeeze=False)), values, strict=True):
+        for index, (name, columns) in enumerate(found.items()):
+            colour = SERIES_COLOURS[index % 8]
+            axes.plot(_scaled(x, columns[x]), _scaled(value, columns[value]), color=colour, label=name)
+        axes.set_xlabel(axis_label(x))
+        axes.set_ylabel(axis_label(value))
+    axes.legend(frameon=False, fontsize=7)
+    return add_caption(figure, caption)
+
+
+def draw_clocks(found: ClockSweep) -> Figure:
+    """Draw latency, power and energy against the asked clock, a line for each power limit."""
+    columns, bundle = found.columns, found.study.bundle
+    by_limit: dict[str, Columns] = {"the card's limit": columns}
+    if "asked_power_limit_w" in columns:
+        limits = np.unique(columns["asked_power_limit_w"])
+        at = columns["asked_power_limit_w"]
+        by_limit = {f"{limit:.0f} W": {k: v[at == limit] for k, v in columns.items()} for limit in limits[:8]}
+    said = f"{found.study.graph.name} on {found.study.gpu.name}; {describe_origin(bundle)}"
+    return draw_curves(by_limit, "asked_clock_hz", ("latency_s", "power_w", "energy_j"), said)
+
+
+def draw_gpus(workload: WorkloadSource, found: Sequence[Alternative], options: Mapping[str, Any]) -> Figure:
+    """Draw power and energy against latency over the clocks of each GPU, a line for each, eight at most."""
+    tables: dict[str, Columns] = {}
+    for chip in [choice.chip for choice in found if choice.results and choice.chip is not None][:8]:
+        low, high = float(chip.clocks.min_hz or 0.3 * chip.clocks.max_hz), float(chip.clocks.max_hz)
+        step = max((high - low) / 60.0, 1.0)
+        asked = build_study(workload, chip, [f"clock={low!r}Hz:{high!r}Hz:{step!r}Hz"], **options)
+        tables[chip.name] = tabulate_points(asked, 0, asked.space.size)
+    caption = "each line runs over the clocks of one GPU, at its default power limit"
+    return draw_curves(tables, "latency_s", ("power_w", "energy_j"), caption)
+
+
+def axis_label(column: str) -> str:
+    """Return what an axis says: the quantity and its unit."""
+    return _LABEL.get(column, (column, 1.0))[0]
+
+
+def _scaled(column: str, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    return np.asarray(values) * _LABEL.get(column, (column, 1.0))[1]
+
+
+def _label_sweep(figure: Figure, done: SweepResult, x: str, y: str) -> Figure:
+    axes = figure.axes[0]
+    axes.set(xlabel=axis_label(x), ylabel=axis_label(y))
+    axes.set_title(f"{done.study.graph.name} on designs around {done.study.gpu.name}", fontsize=10)
+    kept = f"{done.points:,} points, {len(done.summary.shown['point']):,} shown"
+    return add_caption(figure, f"{kept}; {describe_origin(done.study.bundle)}")
+
+
+def draw_algorithms(found: Sequence[Alternative], title: str) -> Figure:
+    """Draw latency and energy per request of each alternative, and the Pareto front."""
+    points = {
+        ", ".join(f"{key} {value}" for key, value in choice.names.items()): (
+            1e3 * float(choice.results["latency_s"]),
+            float(choice.results["energy_j_per_request"]),
+        )
+        for choice in found
+        if choice.results
+    }
+    if not points:
+        raise bad_value("figure", "at least one way that can be run", "none")
+    missing = len(found) - len(points)
+    note = f"{len(points)} ways, predicted" + (f"; {missing} cannot be run and are not shown" if missing else "")
+    return draw_pareto(points, "Latency (ms)", "Energy per request (J)", title, note)
+
+
+def draw_assignment(found: FleetAssignment, source: str) -> Figure:
+    """Draw how many GPUs of each kind run each workload, stacked; idle ones in grey."""
+    kinds = list(dict.fromkeys([*(str(row["gpu"]) for row in found.rows), *found.idle_gpus]))
+    work = list(dict.fromkeys(str(row["workload"]) for row in found.rows))
+    figure = new_figure(7.5, 1.6 + 0.5 * len(kinds))
+    axes = figure.subplots()
+    left = np.zeros(len(kinds))
+    for index, name in enumerate([*work, "idle"]):
+        width = np.zeros(len(kinds))
+        for row in found.rows:
+            width[kinds.index(str(row["gpu"]))] += float(row["gpus"]) if row["workload"] == name else 0.0
+        if name == "idle":
+            width = np.array([float(found.idle_gpus.get(kind, 0)) for kind in kinds])
+        colour = "#DDDDDD" if name == "idle" else SERIES_COLOURS[index % 8]
+        axes.barh(range(len(kinds)), width, left=left, color=colour, label=name, height=0.6)
+        left = left + width
+    axes.set_yticks(range(len(kinds)), kinds)
+    axes.invert_yaxis()
+    axes.set_xlabel("GPUs")
+    axes.set_title(
+        f"{found.power_w / 1e3:.4g} kW mean at the meter, {found.peak_w / 1e3:.4g} kW at most", fontsize=10
+    )
+    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False, fontsize=8)
+    return add_caption(figure, f"{source}; {found.aim}: {found.binds}")

@@ -1,0 +1,362 @@
+"""Define what an exploration varies: fields of a GPU and settings of a card, constraints on them, and points.
+
+Names are those of the catalogue's YAML. A field's column name ends in its unit; for a field of the chip it is the
+dotted path of ``Gpu``, so that ``Gpu.with_fields`` takes the column back. On the command line an axis is written
+``clock=600MHz:1980MHz:15MHz``, ``clock=1GHz,1.5GHz``, ``clock=1GHz:2GHz:random:9`` or, in samples,
+``clock=1GHz:2GHz``; a constraint is written ``power_w<=400`` or ``latency<=50ms``.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from wattcast.core import errors, units
+from wattcast.core.arrays import Array
+from wattcast.core.errors import BadInput, MissingTool, bad_value, clip_text, unknown_name
+from wattcast.hardware import Gpu
+
+
+class FieldKind(StrEnum):
+    """Say what a field belongs to."""
+
+    CHIP = "chip"  # a number of the Gpu, at its dotted path
+    SETTING = "setting"  # of the OperatingPoint
+    SCALE = "scale"  # a factor on several numbers of the chip or its bundle
+
+
+@dataclass(frozen=True)
+class VariedField:
+    """Name one thing that can be varied, its unit and the column that holds its values."""
+
+    name: str
+    unit: str
+    kind: FieldKind
+    column: str
+    whole: bool = False  # only whole numbers make sense
+
+
+_SETTINGS = (
+    VariedField("clock", "Hz", FieldKind.SETTING, "asked_clock_hz"),
+    VariedField("power_limit", "W", FieldKind.SETTING, "asked_power_limit_w"),
+    VariedField("temperature", "C", FieldKind.SETTING, "temperature_c"),
+)
+_SCALES = (
+    VariedField("voltage", "", FieldKind.SCALE, "voltage_scale"),
+    VariedField("tensor", "", FieldKind.SCALE, "tensor_scale"),
+)
+_CHIP = (
+    VariedField("sm_count", "", FieldKind.CHIP, "sm_count", whole=True),
+    VariedField("memory.bandwidth", "byte/s", FieldKind.CHIP, "memory.byte_per_s"),
+    VariedField("memory.capacity", "byte", FieldKind.CHIP, "memory.capacity_byte"),
+    VariedField("l2.capacity", "byte", FieldKind.CHIP, "l2.capacity_byte"),
+    VariedField("l2.per_cycle", "byte/cycle", FieldKind.CHIP, "l2.byte_per_cycle"),
+    VariedField("sm.shared_capacity", "byte", FieldKind.CHIP, "sm.shared_byte"),
+    VariedField("sm.shared_per_cycle", "byte/cycle", FieldKind.CHIP, "sm.shared_byte_per_cycle"),
+    VariedField("pipes.int32_per_cycle_sm", "op/cycle", FieldKind.CHIP, "pipes.int32_op_per_cycle"),
+    VariedField("pipes.sfu_per_cycle_sm", "op/cycle", FieldKind.CHIP, "pipes.sfu_op_per_cycle"),
+    VariedField("links.nvlink", "byte/s", FieldKind.CHIP, "links.nvlink_byte_per_s"),
+    VariedField("links.pcie", "byte/s", FieldKind.CHIP, "links.pcie_byte_per_s"),
+    VariedField("clocks.max", "Hz", FieldKind.CHIP, "clocks.max_hz"),
+)
+_ALIASES = {
+    "bandwidth": "memory.bandwidth",
+    "sms": "sm_count",
+    "l2": "l2.capacity",
+    "tdp": "power_limit",
+    "nvlink": "links.nvlink",
+    "core_clock": "clock",
+}
+# axes of the workload, which `explore algorithms` varies
+WORKLOAD_OPTIONS = ("batch", "seq", "tokens", "dtype", "attention", "stack", "phase", "head", "tp", "pp", "dp")
+
+
+def list_fields(gpu: Gpu) -> dict[str, VariedField]:
+    """Return every field that can be varied on this GPU, by name."""
+    found = {field.name: field for field in (*_SETTINGS, *_SCALES, *_CHIP)}
+    pipes = {"tensor": gpu.pipes.tensor_flop_per_cycle, "cuda": gpu.pipes.cuda_flop_per_cycle}
+    for head, rates in pipes.items():
+        for dtype in rates:
+            name, unit = f"pipes.{head}_per_cycle_sm.{dtype}", "op" if dtype.startswith("int") else "flop"
+            column = f"pipes.{head}_flop_per_cycle.{dtype}"
+            found[name] = VariedField(name, f"{unit}/cycle", FieldKind.CHIP, column)
+    return found
+
+
+def find_field(name: str, gpu: Gpu) -> VariedField:
+    """Find a field by its name in the catalogue, its column, or a short name."""
+    known = list_fields(gpu)
+    table = {errors.fold_name(key): key for key in known}
+    table |= {errors.fold_name(field.column): key for key, field in known.items()}
+    table |= {errors.fold_name(short): key for short, key in _ALIASES.items()}
+    key = table.get(errors.fold_name(name))
+    if key is None and errors.fold_name(name) in WORKLOAD_OPTIONS:
+        raise bad_value("vary", "a field of the GPU or a setting", name, "`explore algorithms` varies the workload.")
+    if key is None:
+        raise unknown_name("field", name, [*known, *_ALIASES], f"Known: {', '.join(known)}.")
+    if (
+        key == "tensor" and not gpu.pipes.tensor_flop_per_cycle
+    ):  # what nobody published may vary, not what is not there
+        raise bad_value("vary tensor", "a GPU with tensor cores", gpu.name)
+    return known[key]
+
+
+RESULT_UNITS = {  # column -> unit
+    "latency_s": "s",
+    "power_w": "W",
+    "energy_j": "J",
+    "clock_hz": "Hz",
+    "effective_clock_hz": "Hz",
+    "busy_s": "s",
+}
+_SHORT = {"latency": "latency_s", "power": "power_w", "energy": "energy_j", "busy": "busy_s"}
+_OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
+    "<=": operator.le,
+    ">=": operator.ge,
+    "==": operator.eq,
+    "<": operator.lt,
+    ">": operator.gt,
+}
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?")
+_FORM = re.compile(r"\s*([\w.\- ]+?)\s*(<=|>=|==|<|>)\s*(\S.*?)\s*")
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """Bound a column: ``column sign bound``, the bound in the column's own unit."""
+
+    column: str
+    sign: str
+    bound: float
+    unit: str
+
+    def holds(self, columns: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[np.bool_]:
+        """Tell which points meet the constraint."""
+        return np.asarray(_OPERATORS[self.sign](columns[self.column], self.bound))
+
+    def closest_value(self, values: npt.NDArray[Any]) -> float:
+        """Return the value that comes closest to meeting the constraint."""
+        if self.sign == "==":
+            return float(values[np.argmin(np.abs(values - self.bound))])
+        return float(values.min() if self.sign.startswith("<") else values.max())
+
+    def __str__(self) -> str:
+        return f"{self.column}{self.sign}{units.show(self.bound, self.unit) if self.unit else f'{self.bound:g}'}"
+
+
+def parse_constraints(texts: Sequence[str], gpu: Gpu, axes: Iterable[str]) -> tuple[Constraint, ...]:
+    """Parse constraints as people type them; ``axes`` are the columns that vary.
+
+    A bare number is taken where the name typed carries the unit: ``power_w<=400``.
+    """
+    varied, found = tuple(axes), []
+    for text in texts:
+        match = _FORM.fullmatch(text) if len(text) <= 200 else None
+        if match is None:
+            raise bad_value("where", "name, <= < >= > or ==, and a value, such as power_w<=400", text)
+        name, sign, bound = match.groups()
+        column, unit = _find_constrained(name, gpu, varied)
+        is_bare = errors.fold_name(name) == errors.fold_name(column) and _NUMBER.fullmatch(bound) is not None
+        found.append(Constraint(column, sign, units.parse(bound, "" if is_bare else unit, f"where {name}"), unit))
+    return tuple(found)
+
+
+def _find_constrained(name: str, gpu: Gpu, axes: tuple[str, ...]) -> tuple[str, str]:
+    """Return column and unit of a result or an axis."""
+    columns = {errors.fold_name(column): column for column in RESULT_UNITS}
+    columns |= {errors.fold_name(short): column for short, column in _SHORT.items()}
+    column = columns.get(errors.fold_name(name))
+    if column is not None:
+        return column, RESULT_UNITS[column]
+    known = [*RESULT_UNITS, *axes]
+    try:
+        field = find_field(name, gpu)
+    except BadInput:
+        raise unknown_name("column", name, known, f"Known here: {', '.join(known)}.") from None
+    if field.column not in axes:
+        raise bad_value("where", f"a result or a field that varies ({', '.join(known)})", name)
+    return field.column, field.unit
+
+
+MOST_VALUES = 10_000_000  # of one axis
+_BLOCK = 4096  # points drawn together by one seed
+_SOBOL_MOST = 1 << 30  # SciPy's 30-bit sequence
+
+
+class SamplingMethod(StrEnum):
+    """Say how points are taken from the axes."""
+
+    GRID = "grid"
+    RANDOM = "random"
+    SOBOL = "sobol"
+
+
+@dataclass(frozen=True)
+class SpaceAxis:
+    """Hold one field with its values, or the two ends of a continuous range."""
+
+    field: VariedField
+    values: Array
+    continuous: bool = False
+
+    def pick_values(self, share: Array) -> Array:
+        """Return the values at shares 0 <= u < 1 of the axis."""
+        if not self.continuous:
+            return self.values[np.minimum((share * self.values.size).astype(np.int64), self.values.size - 1)]
+        drawn = self.values[0] + share * (self.values[1] - self.values[0])
+        return np.asarray(np.round(drawn) if self.field.whole else drawn)
+
+
+@dataclass(frozen=True)
+class SearchSpace:
+    """Hold the axes and how their points are taken."""
+
+    axes: tuple[SpaceAxis, ...]
+    method: SamplingMethod = SamplingMethod.GRID
+    samples: int = 0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.axes:
+            raise bad_value("vary", "at least one field to vary", "none", "Add --vary clock=600MHz:1980MHz:15MHz.")
+        columns = [axis.field.column for axis in self.axes]
+        twice = [axis.field.name for axis in self.axes if columns.count(axis.field.column) > 1]
+        if twice:
+            raise bad_value("vary", "each field once", f"{twice[0]} twice")
+        if self.size >= 1 << 62:
+            raise bad_value("vary", "fewer than 4.6e18 points", f"{self.size:.1e}", "Take larger steps.")
+        if {"asked_clock_hz", "clocks.max_hz"} <= set(columns):
+            raise bad_value("vary", "clock or clocks.max, not both", "both")
+        for axis in self.axes:
+            if axis.continuous and self.method is SamplingMethod.GRID:
+                do = "Add a step, or sample the space: --sample sobol:4096."
+                raise bad_value(f"vary {axis.field.name}", "a step in a grid", "a range without one", do)
+
+    @property
+    def size(self) -> int:
+        """Count the points."""
+        return (
+            math.prod(axis.values.size for axis in self.axes) if self.method is SamplingMethod.GRID else self.samples
+        )
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Return the column of each axis, in order."""
+        return tuple(axis.field.column for axis in self.axes)
+
+    def points(self, start: int, stop: int) -> dict[str, Array]:
+        """Return the values of points ``start`` to ``stop``, by column."""
+        if self.method is SamplingMethod.GRID:
+            return self._grid(np.arange(start, stop))
+        share = self._random(start, stop) if self.method is SamplingMethod.RANDOM else self._sobol(start, stop)
+        return {axis.field.column: axis.pick_values(share[:, i]) for i, axis in enumerate(self.axes)}
+
+    def spread_points(self, most: int) -> dict[str, Array]:
+        """Return at most that many points, spread over the space."""
+        if self.method is not SamplingMethod.GRID or self.size <= most:
+            return self.points(0, min(self.size, most))
+        return self._grid(np.random.default_rng(self.seed).integers(0, self.size, most))
+
+    def _grid(self, number: npt.NDArray[np.int64]) -> dict[str, Array]:
+        index = np.unravel_index(number, tuple(axis.values.size for axis in self.axes))
+        return {a.field.column: a.values[i] for a, i in zip(self.axes, index, strict=True)}
+
+    def _random(self, start: int, stop: int) -> Array:
+        """Draw uniform shares in numbered blocks, so that any range of points can be drawn alone."""
+        first, last = start // _BLOCK, -(-stop // _BLOCK)
+        count = len(self.axes)
+        drawn = [np.random.default_rng([self.seed, block]).random((_BLOCK, count)) for block in range(first, last)]
+        return np.concatenate(drawn)[start - first * _BLOCK : stop - first * _BLOCK]
+
+    def _sobol(self, start: int, stop: int) -> Array:
+        """Draw a scrambled Sobol sequence [Sobol1967; Owen1998]."""
+        try:
+            from scipy.stats import qmc
+        except ImportError:
+            raise MissingTool("Sobol samples need SciPy. Install it: pip install 'wattcast[explore]'.") from None
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that other counts than powers of two balance less well is documented
+            engine = qmc.Sobol(len(self.axes), scramble=True, seed=self.seed)
+            if start:
+                engine.fast_forward(start)
+            return np.asarray(engine.random(stop - start))
+
+
+def parse_space(specs: Sequence[str], gpu: Gpu, sample: str | None = None, seed: int = 0) -> SearchSpace:
+    """Parse axes as people type them; ``sample`` is ``random:N`` or ``sobol:N`` points instead of the grid."""
+    if seed < 0:
+        raise bad_value("seed", "zero or more", seed)
+    method, samples = SamplingMethod.GRID, 0
+    if sample is not None:
+        word, _, count = sample.partition(":")
+        samples = int(count) if count.isascii() and count.isdigit() else 0
+        if word not in (SamplingMethod.RANDOM, SamplingMethod.SOBOL) or samples < 1:
+            raise bad_value("sample", "random:N or sobol:N, such as sobol:4096", sample)
+        method = SamplingMethod(word)
+        if method is SamplingMethod.SOBOL and samples > _SOBOL_MOST:
+            raise bad_value("sample", f"at most {_SOBOL_MOST} Sobol points", sample)
+    return SearchSpace(tuple(_parse_axis(spec, gpu, seed) for spec in specs), method, samples, seed)
+
+
+def _parse_axis(spec: str, gpu: Gpu, seed: int) -> SpaceAxis:
+    name, equals, text = spec.partition("=")
+    if not equals or not name.strip() or not text.strip():
+        raise bad_value("vary", "name=values, such as clock=600MHz:1980MHz:15MHz", spec)
+    field = find_field(name.strip(), gpu)
+    where = f"vary {field.name}"
+    values, continuous = _parse_values(text.strip(), field.unit, where, seed)
+    if field.whole and not continuous:
+        values = np.round(values) if ":random:" in text else values
+        if (values != np.round(values)).any():
+            raise bad_value(where, "whole numbers", text)
+    if not (values > 0).all() and field.name != "temperature":
+        raise bad_value(where, "numbers above zero", text)
+    # Settings stay within what the card can be set to; a design may be anything.
+    ranges = {"clock": (float(gpu.clocks.min_hz or 1.0), float(gpu.clocks.max_hz)), "temperature": (0.0, 110.0)}
+    low, high = ranges.get(field.name, (-math.inf, math.inf))
+    if values.min() < low * (1 - 1e-9) or values.max() > high * (1 + 1e-9):
+        span = f"{units.show(low, field.unit)} to {units.show(high, field.unit)}"
+        worst = values.max() if values.max() > high else values.min()
+        do = f"Vary clocks.max for another chip than the {gpu.name}." if field.name == "clock" else ""
+        raise bad_value(where, f"values from {span}", units.show(float(worst), field.unit), do)
+    return SpaceAxis(field, values, continuous)
+
+
+def _parse_values(text: str, unit: str, where: str, seed: int) -> tuple[Array, bool]:
+    """Return the values of a list or a range, or its two ends and True."""
+    if ":" not in text:
+        listed = np.array([units.parse(piece.strip(), unit, where) for piece in text.split(",")])
+        if np.unique(listed).size != listed.size:
+            raise bad_value(where, "each value once", text)
+        return listed, False
+    pieces = [piece.strip() for piece in text.split(":")]
+    low, high = units.parse(pieces[0], unit, where), units.parse(pieces[1], unit, where)
+    if not low <= high:
+        raise bad_value(where, "a range whose first end is the lower one", text, "As it stands it has no values.")
+    if len(pieces) == 2:
+        return np.array([low, high]), True
+    is_random = len(pieces) == 4 and pieces[2] == "random" and pieces[3].isascii() and pieces[3].isdigit()
+    if is_random:
+        count = int(pieces[3])
+    elif len(pieces) == 3:
+        step = units.parse(pieces[2], unit, where)
+        if step <= 0:
+            raise bad_value(where, "a step above zero", text)
+        count = int(min((high - low) / step * (1 + 1e-12) + 1e-9, 2.0 * MOST_VALUES)) + 1
+    else:
+        raise bad_value(where, "low:high:step, low:high:random:N, low:high or a list", text)
+    if not 1 <= count <= MOST_VALUES:
+        wanted = f"from 1 to {MOST_VALUES:,} values"
+        raise BadInput(f"{where}: expected {wanted}, got {clip_text(count)}. Take a larger step.")
+    if is_random:
+        return np.sort(np.random.default_rng([seed, *where.encode()]).uniform(low, high, count)), False
+    return low + step * np.arange(count, dtype=np.float64), False

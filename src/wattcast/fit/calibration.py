@@ -1,0 +1,391 @@
+"""Calibrate a forecast with a few whole-model measurements: as many factors as they support, never more.
+
+Factors θ are logarithms (watts for the idle offset) with Gaussian priors around the forecast. First those on time
+are fitted to the logarithm of latency, then those on energy to the logarithm of power. Each step minimises
+
+    Σ_i w_i·((y_i - f_i(θ))/σ)² + Σ_j (θ_j/s_j)²
+
+by Gauss and Newton, with w from Huber's loss ρ so that one odd row does not rule. The set of factors is chosen by
+the loss of rows left out, Σ_i ρ(r_i/(1 - h_i)/σ_i) of the linearised problem [Allen1974, PRESS]. A larger set must
+lower it by two standard deviations squared, and no set has more factors than rows. The smallest set has no factor
+on time and the energy scale, since one number of a process for all operations is what a forecast knows least. With
+one or two rows, the set that may move them most by its priors is taken. Factors that are not learned count as
+noise, σ_i² = σ² + Σ_j (∂f_i/∂θ_j · s_j)²: the host's scatter always, with one or two rows all other factors.
+
+Whole-model rows are analysed once; factors then scale the clock-free timeline directly. That gives the numbers of a
+bundle with those factors (a test holds the two together) at a fraction of the cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from wattcast.core.arrays import Array
+from wattcast.core.strict_files import FitStatus, Provenance
+from wattcast.hardware import Gpu, OperatingPoint
+from wattcast.predictor.bundle.bundle_file import FAMILIES, Bundle, ResidualEnds
+from wattcast.predictor.bundle.factors import IDLE_OFFSET, PRODUCT_FAMILIES, apply_factors
+from wattcast.predictor.governor import find_governed_point
+from wattcast.predictor.pipeline import analyse_graph, total_at_clock
+from wattcast.predictor.timeline import KernelPhase, Timeline
+from wattcast.workload.graph import Graph
+
+UNCAPPED_W = 1e9  # a power limit that no card reaches
+
+
+@dataclass(frozen=True)
+class MeasuredModel:
+    """One whole-model measurement; ``power_w`` is None where only time was measured."""
+
+    name: str
+    graph: Graph
+    latency_s: float
+    power_w: float | None
+    clock_hz: float | None
+    temperature_c: float
+    power_limit_w: float | None = None
+
+
+@dataclass(frozen=True)
+class AnalysedModel:
+    """A measurement and its timeline under the forecast."""
+
+    measured: MeasuredModel
+    timeline: Timeline
+    products: Array  # (kernel,) 1 where a kernel is a product
+
+
+def analyse_models(measured: Sequence[MeasuredModel], gpu: Gpu, bundle: Bundle) -> list[AnalysedModel]:
+    """Analyse every measured workload once."""
+    timelines: dict[int, Timeline] = {}
+    rows = []
+    for m in measured:
+        timeline = timelines.setdefault(id(m.graph), analyse_graph(m.graph, gpu, bundle))
+        products = np.array([float(family in PRODUCT_FAMILIES) for family in timeline.kernels.family])
+        rows.append(AnalysedModel(m, timeline, products))
+    return rows
+
+
+def predict_models(
+    rows: Sequence[AnalysedModel], factors: Mapping[str, float], gpu: Gpu, bundle: Bundle
+) -> tuple[Array, Array]:
+    """Predict latency and mean power of every row, ``(row,)``, with factors applied."""
+    priced = apply_factors(bundle, {k: v for k, v in factors.items() if k == IDLE_OFFSET or k.endswith("energy")})
+    found = [_row(row, factors, gpu, priced) for row in rows]
+    return np.array([t for t, _ in found]), np.array([w for _, w in found])
+
+
+def _row(row: AnalysedModel, factors: Mapping[str, float], gpu: Gpu, bundle: Bundle) -> tuple[float, float]:
+    m, timeline = row.measured, scale_timeline(row, factors)
+    at = OperatingPoint(m.clock_hz, m.power_limit_w, m.temperature_c)
+    if m.clock_hz is None or m.power_limit_w is not None:
+        at = find_governed_point(timeline, gpu, at, bundle).at
+    totals = total_at_clock(timeline, at, bundle)
+    return float(np.squeeze(totals.latency_s)), float(np.squeeze(totals.power_w))
+
+
+def scale_timeline(row: AnalysedModel, factors: Mapping[str, float]) -> Timeline:
+    """Apply the factors on time to a row's timeline."""
+    on_chip = factors.get("compute", 1.0) * factors.get("products", 1.0) ** row.products
+    memory, timeline = factors.get("memory", 1.0), row.timeline
+
+    def phase(p: KernelPhase, cycles: Array) -> KernelPhase:
+        fixed = p.name == "fixed"
+        return KernelPhase(
+            p.name,
+            None if p.cycles is None else p.cycles * cycles,
+            p.seconds if p.seconds is None or fixed else p.seconds * memory,
+        )
+
+    return replace(
+        timeline,
+        phases=tuple(phase(p, on_chip) for p in timeline.phases),
+        host_s=timeline.host_s * factors.get("launch", 1.0),
+    )
+
+
+TIME_SETS: tuple[tuple[str, ...], ...] = (
+    (),
+    ("compute",),
+    ("launch",),
+    ("compute", "launch"),
+    ("compute", "launch", "memory"),
+    ("compute", "launch", "products"),
+    ("compute", "launch", "memory", "products"),
+)
+ENERGY_SETS = (
+    ("energy",),
+    ("energy", IDLE_OFFSET),
+    ("energy", "dram_energy"),
+    ("energy", "dram_energy", IDLE_OFFSET),
+    ("energy", "dram_energy", "tensor_energy", IDLE_OFFSET),
+)
+# How far a forecast may be off, as standard deviations of logs; of the idle offset, as a share of idle power.
+PRIOR_SPREAD = {
+    **{"launch": 0.4, "compute": 0.25, "products": 0.2, "memory": 0.15},
+    **{"energy": 0.25, "dram_energy": 0.25, "tensor_energy": 0.25, IDLE_OFFSET: 0.10},
+}
+ROW_SPREAD = {"latency": 0.12, "power": 0.07}  # of a row: what the model itself misses, and repeats of short runs
+# The host's cost of one run: weights of operators miss layers of five networks by 0.12 (docs/method/other-gpus.md),
+# and a run is found up to a quarter apart on another day.
+HOST_SCATTER = {"launch": 0.17}
+HUBER_LIMIT = 2.0
+LEAST_GAIN = 4.0  # by which a larger set must lower the loss of rows left out: two standard deviations, squared
+STEPS = 8
+
+
+@dataclass(frozen=True)
+class CalibratedFactor:
+    """One calibrated factor; ``sure`` is the share by which its uncertainty shrank."""
+
+    name: str
+    value: float  # a factor; watts for the idle offset
+    low: float
+    high: float  # 90 % interval
+    sure: float
+
+
+@dataclass(frozen=True)
+class CalibrationErrors:
+    """Mean absolute percentage errors of the forecast, of the fit, and leave-one-out; None without rows."""
+
+    forecast: float | None
+    fitted: float | None
+    left_out: float | None
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What was learned, how sure it is, and the bundle made of it."""
+
+    bundle: Bundle
+    learned: tuple[CalibratedFactor, ...]
+    left: tuple[str, ...]  # factors the rows do not support
+    latency: CalibrationErrors
+    power: CalibrationErrors
+    rows: int
+    notes: tuple[str, ...]
+
+    @property
+    def factors(self) -> dict[str, float]:
+        """Factors by name."""
+        return {item.name: item.value for item in self.learned}
+
+
+def calibrate_bundle(
+    measured: Sequence[MeasuredModel], gpu: Gpu, bundle: Bundle, source: str, notes: tuple[str, ...] = ()
+) -> Calibration:
+    """Adjust a bundle to measured whole models."""
+    return calibrate_analysed(analyse_models(measured, gpu, bundle), gpu, bundle, source, notes)
+
+
+def calibrate_analysed(
+    rows: Sequence[AnalysedModel], gpu: Gpu, bundle: Bundle, source: str, notes: tuple[str, ...] = ()
+) -> Calibration:
+    """Adjust a bundle to whole models that were analysed already."""
+    idle_w = float(np.max(bundle.power.idle.power_w)) if hasattr(bundle.power, "idle") else 1.0
+    seconds = np.log([r.measured.latency_s for r in rows])
+    time = _best(
+        TIME_SETS,
+        rows,
+        seconds,
+        ROW_SPREAD["latency"],
+        idle_w,
+        lambda some, f: np.log(predict_models(some, f, gpu, bundle)[0]),
+        HOST_SCATTER,
+    )
+    powered = [r for r in rows if r.measured.power_w is not None]
+    watts = np.log([r.measured.power_w for r in powered if r.measured.power_w is not None])
+    energy = _best(
+        ENERGY_SETS,
+        powered,
+        watts,
+        ROW_SPREAD["power"],
+        idle_w,
+        lambda some, f: np.log(predict_models(some, {**time.factors, **f}, gpu, bundle)[1]),
+        {},
+    )
+    learned = (*time.learned(idle_w), *energy.learned(idle_w))
+    factors = {item.name: item.value for item in learned}
+    left = tuple(n for n in ("compute", "launch", "memory", "energy", IDLE_OFFSET) if n not in factors)
+    done = Calibration(bundle, learned, left, time.errors, energy.errors, len(rows), notes)
+    return replace(done, bundle=_bundle(bundle, done, time, energy, source))
+
+
+@dataclass(frozen=True)
+class FactorFit:
+    """A fit of one set of factors: their values and deviations, and residuals left out one at a time."""
+
+    chosen: tuple[str, ...]
+    theta: Array
+    deviation: Array
+    start: Array  # residuals of the forecast
+    residual: Array
+    left_out: Array
+    spread: Array  # of each row
+    reach: float  # Σ (∂f/∂θ·s)²: what the factors may do to the rows
+
+    @property
+    def factors(self) -> dict[str, float]:
+        """Factors by name; the idle offset still as a share of idle power."""
+        return _factors(self.chosen, self.theta, 1.0)
+
+    @property
+    def score(self) -> float:
+        """Huber's loss of the rows left out, each over its own deviation."""
+        off = np.abs(self.left_out) / self.spread
+        return float(np.sum(np.where(off < HUBER_LIMIT, off**2, HUBER_LIMIT * (2.0 * off - HUBER_LIMIT))))
+
+    @property
+    def errors(self) -> CalibrationErrors:
+        """Errors in percent."""
+
+        def percent(residual: Array) -> float | None:
+            return float(100 * np.mean(np.abs(np.expm1(-residual)))) if residual.size else None
+
+        return CalibrationErrors(
+            percent(self.start), percent(self.residual), percent(self.left_out) if self.residual.size > 1 else None
+        )
+
+    def learned(self, idle_w: float) -> tuple[CalibratedFactor, ...]:
+        """Return the factors with their 90 % intervals."""
+        found = []
+        for name, at, sd in zip(self.chosen, self.theta, self.deviation, strict=True):
+            ends = (at - 1.645 * sd, at, at + 1.645 * sd)
+            low, value, high = (x * idle_w if name == IDLE_OFFSET else float(np.exp(x)) for x in ends)
+            found.append(
+                CalibratedFactor(name, float(value), float(low), float(high), float(1.0 - sd / PRIOR_SPREAD[name]))
+            )
+        return tuple(found)
+
+
+def _best(
+    sets: Sequence[tuple[str, ...]],
+    rows: Sequence[AnalysedModel],
+    target: Array,
+    noise: float,
+    idle_w: float,
+    model: Callable[[Sequence[AnalysedModel], Mapping[str, float]], Array],
+    scatter: Mapping[str, float],
+) -> FactorFit:
+    """Choose the set of factors that the rows support."""
+    others = tuple(dict.fromkeys(name for s in sets for name in s)) if len(rows) < 3 else ()
+    able = [s for s in sets if len(s) <= len(rows)] or [()]
+    fits = [_fit(s, rows, target, noise, idle_w, model, others, scatter) for s in able]
+    if len(rows) < 3:
+        return max(fits, key=lambda f: f.reach)
+    best = fits[0]
+    for fit in fits[1:]:  # sets grow: a later one has to earn its factors
+        if best.score - fit.score > LEAST_GAIN:
+            best = fit
+    return best
+
+
+def _fit(
+    chosen: tuple[str, ...],
+    rows: Sequence[AnalysedModel],
+    target: Array,
+    noise: float,
+    idle_w: float,
+    model: Callable[[Sequence[AnalysedModel], Mapping[str, float]], Array],
+    others: tuple[str, ...],
+    scatter: Mapping[str, float],
+) -> FactorFit:
+    spread = _noise(chosen, rows, noise, idle_w, model, others, scatter)
+    prior = np.array([PRIOR_SPREAD[name] for name in chosen])
+    theta = np.zeros(len(chosen))
+    precision = np.diag(1.0 / prior**2)
+
+    def value(at: Array) -> Array:
+        return model(rows, _factors(chosen, at, idle_w)) if len(rows) else np.zeros(0)
+
+    start = target - value(theta)
+    here, weight = start, np.ones(len(rows))
+    jacobian = np.zeros((len(rows), len(chosen)))
+    for _ in range(STEPS if chosen and len(rows) else 0):
+        jacobian = _jacobian(value, theta, target - here)
+        weight = np.minimum(1.0, HUBER_LIMIT * spread / np.maximum(np.abs(here), 1e-12))
+        scaled = (weight / spread**2)[:, np.newaxis] * jacobian
+        step = np.linalg.solve(jacobian.T @ scaled + precision, scaled.T @ here - precision @ theta)
+        theta = theta + np.clip(step, -0.7, 0.7)
+        here = target - value(theta)
+        if np.abs(step).max() < 1e-4:
+            break
+    hessian = jacobian.T @ ((weight / spread**2)[:, np.newaxis] * jacobian) + precision
+    covariance = np.linalg.inv(hessian) if chosen else np.zeros((0, 0))
+    leverage = np.einsum("ij,jk,ik->i", jacobian, covariance, jacobian) * weight / spread**2
+    reach = float(np.sum((jacobian * prior) ** 2))
+    deviation = np.sqrt(np.diag(covariance)) if chosen else np.zeros(0)
+    return FactorFit(chosen, theta, deviation, start, here, here / np.maximum(1.0 - leverage, 0.05), spread, reach)
+
+
+def _noise(
+    chosen: tuple[str, ...],
+    rows: Sequence[AnalysedModel],
+    noise: float,
+    idle_w: float,
+    model: Callable[[Sequence[AnalysedModel], Mapping[str, float]], Array],
+    others: tuple[str, ...],
+    scatter: Mapping[str, float],
+) -> Array:
+    """Return the deviation of each row: its own, and what factors outside the set may add."""
+    apart = dict(scatter) | {name: PRIOR_SPREAD[name] for name in others if name not in chosen}
+    variance = np.full(len(rows), noise**2)
+    if apart and len(rows):
+        names, base = tuple(apart), model(rows, {})
+        moved = _jacobian(lambda at: model(rows, _factors(names, at, idle_w)), np.zeros(len(names)), base)
+        variance += (moved**2) @ np.array(list(apart.values())) ** 2
+    return np.asarray(np.sqrt(variance))
+
+
+def _jacobian(value: Callable[[Array], Array], theta: Array, here: Array, step: float = 0.02) -> Array:
+    columns = []
+    for j in range(len(theta)):
+        moved = theta.copy()
+        moved[j] += step
+        columns.append((value(moved) - here) / step)
+    return np.stack(columns, axis=-1)
+
+
+def _factors(chosen: tuple[str, ...], theta: Array, idle_w: float) -> dict[str, float]:
+    return {n: float(x * idle_w if n == IDLE_OFFSET else np.exp(x)) for n, x in zip(chosen, theta, strict=True)}
+
+
+def _bundle(forecast: Bundle, done: Calibration, time: FactorFit, energy: FactorFit, source: str) -> Bundle:
+    """Apply the factors to the forecast; intervals come from rows left out, shrunk towards the forecast's."""
+    made = apply_factors(forecast, done.factors)
+    said = ", ".join(f"{item.name} {item.value:.3g}" for item in done.learned) or "nothing"
+    note = f"calibrated on {done.rows} whole-model row{'s' if done.rows > 1 else ''}: {said}"
+    residuals = {
+        family: ResidualEnds(
+            shrink_ends(forecast.residuals[family].latency, time.left_out),
+            shrink_ends(forecast.residuals[family].power, energy.left_out),
+            forecast.residuals[family].rows,
+        )
+        for family in FAMILIES
+    }
+    return replace(
+        made,
+        status=FitStatus.INHERITED,
+        provenance=Provenance(
+            f"wattcast calibrate {source}", forecast.provenance.date, f"{forecast.gpu} ({source})", note
+        ),
+        residuals=residuals,
+        assumptions=(*(a for a in forecast.assumptions if not a.startswith("forecast:")), note),
+    )
+
+
+PRIOR_ROWS = 4.0  # how many rows the forecast's own interval counts for
+
+
+def shrink_ends(forecast: tuple[float, float], left_out: Array) -> tuple[float, float]:
+    """Average the variances of rows left out and of the forecast's interval, weighted by the number of rows."""
+    known = left_out if left_out.size > 2 else np.zeros(0)
+    ends = []
+    for end in forecast:
+        variance = (PRIOR_ROWS * np.log(end) ** 2 + np.sum((1.645 * known) ** 2)) / (PRIOR_ROWS + known.size)
+        ends.append(float(np.exp(np.sign(np.log(end)) * np.sqrt(variance))))
+    return ends[0], ends[1]

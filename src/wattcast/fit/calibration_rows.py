@@ -1,0 +1,445 @@
+"""Read whole-model measurements of users and of publications.
+
+**Users' rows** are CSV or JSON, read strictly. A row names a workload (a model, or a file beside this one), how it
+was run (``batch``, ``seq``, ``dtype`` ... as ``predict`` takes them), and what was measured: ``latency``,
+``energy`` or ``power``, ``clock``, ``temperature``, ``power_limit``. Units stand in the column's name
+(``latency_ms``) or in the cell (``12.3 ms``); a number without either is refused.
+
+**Published rows** [Lee2026, artifact] were measured by clock on an A100 and others
+(``workload,energy,time,avg_freq, temp``, energy in J and time in ms per iteration). They belong to others and stay
+outside the project. Their models are built from our own templates, which follow Hugging Face transformers 5, while
+the runs' operator lists show version 4: BERT adds a mask to its scores though nothing is padded; OPT scales its
+queries and not the scores again; GPT-2 divides scores by a tensor, which it makes in every layer, as it does the
+mask's value. Version 4 keeps the first keys and values of a cache as they are, where 5 copies them. The lists leave
+copies, casts of norms and embeddings out, so they do not replace the templates; a test holds the operators on
+scores against them.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from wattcast.core import units
+from wattcast.core.arrays import sweep_values
+from wattcast.core.errors import BadInput, WattcastError, bad_unit, bad_value, clip_text, unknown_name
+from wattcast.core.strict_files import decode_json, read_bytes
+from wattcast.fit.calibration import MeasuredModel, analyse_models, predict_models
+from wattcast.hardware import Gpu
+from wattcast.hardware.gpu import DEFAULT_TEMPERATURE_C
+from wattcast.predictor.bundle.bundle_file import Bundle
+from wattcast.workload.graph import Graph
+from wattcast.workload.model_options import ModelOptions
+from wattcast.workload.operator_base import Operator
+from wattcast.workload.operator_types import Elementwise, Layout
+from wattcast.workload.readers import load_workload
+
+DECODERS = ("gpt2", "opt-1.3b", "qwen2-1.5b")
+_PACKING = "packing"  # transformers 5 looks for packed sequences where it keeps no cache
+_SCORES = "attention.attention"  # what attention does between its projections
+
+
+def build_run_graph(model: str, batch: int, seq: int | None, dtype: str) -> Graph:
+    """Build the operators of one published run: base model, eager attention, no head."""
+    given: dict[str, Any] = {"batch": batch, "dtype": dtype, "attention": "eager"}
+    if seq is not None:
+        given |= {"seq": seq, "head": "none"}
+    if model in DECODERS:
+        given["phase"] = "forward"  # no copies into a cache
+    graph = load_workload.load_workload(model, ModelOptions(**given))
+    issued = _ISSUED.get(model, _as_they_are)
+    blocks = tuple(replace(b, ops=tuple(issued(_without_packing(b.ops), batch * (seq or 1)))) for b in graph.blocks)
+    return replace(graph, blocks=blocks)
+
+
+def scales_scores(op: Operator) -> bool:
+    """Tell whether an operator scales the scores of attention."""
+    return isinstance(op, Elementwise) and op.function == "scale" and op.label.endswith(_SCORES)
+
+
+def _without_packing(ops: Iterable[Operator]) -> Iterator[Operator]:
+    return (op for op in ops if not op.label.endswith(_PACKING))
+
+
+def _as_they_are(ops: Iterable[Operator], tokens: int) -> Iterator[Operator]:
+    yield from ops
+
+
+def _bert(ops: Iterable[Operator], tokens: int) -> Iterator[Operator]:
+    """Add a mask of one row per sequence to the scores."""
+    for op in ops:
+        yield op
+        if isinstance(op, Elementwise) and scales_scores(op):
+            read = (op.n + tokens) * op.dtype.byte
+            yield replace(op, function="add", layout=Layout.BROADCAST, read=read)
+
+
+def _gpt2(ops: Iterable[Operator], tokens: int) -> Iterator[Operator]:
+    """Make the divisor and the mask's value on the device, one number each."""
+    for op in ops:
+        if scales_scores(op):
+            number = Elementwise("fill", 1, dtype=op.dtype, label=op.label)
+            yield from (number, op, number)
+        else:
+            yield op
+
+
+def _opt(ops: Iterable[Operator], tokens: int) -> Iterator[Operator]:
+    """Leave the scores unscaled, since the queries were scaled."""
+    return (op for op in ops if not scales_scores(op))
+
+
+_ISSUED: dict[str, Callable[[Iterable[Operator], int], Iterator[Operator]]] = {
+    "bert-large": _bert,
+    "gpt2": _gpt2,
+    "opt-1.3b": _opt,
+}
+
+
+PUBLISHED_GPU = "a100-pcie-40gb"
+PUBLISHED_HEADER = ("workload", "energy", "time", "avg_freq", "temp")
+PUBLISHED_FILES = {"900": "a100_pcie_40gb_900mhz.csv", "clocks": "a100_pcie_40gb_dvfs.csv"}
+_MODELS = {
+    ("gpt2model", "gpt2"): "gpt2",
+    ("optmodel", "opt-1p3b"): "opt-1.3b",
+    ("qwen2model", "qwen2-1p5b"): "qwen2-1.5b",
+    ("bertmodel", "large"): "bert-large",
+    ("vitmodel", "large"): "vit-large",
+    ("mobilevitmodel", "small"): "mobilevit-s",
+    ("resnet101", ""): "resnet101",
+}
+_LIKE = "gpt2model_gpt2_pbf16_b8_s128_modeprefill_freq900_iter4001.csv"
+_NAME = re.compile(
+    r"(?P<kind>[a-z0-9]+)_(?P<config>[\w.-]*?)_p(?P<dtype>bf16|fp32)_b(?P<batch>\d+)(?:_s(?P<seq>\d+)_modeprefill)?"
+    r"(?:_attneager)?_freq(?P<clock>\d+)_iter\d+\.csv"
+)
+
+
+@dataclass(frozen=True)
+class PublishedRun:
+    """One published measurement, in SI units."""
+
+    model: str
+    dtype: str
+    batch: int
+    seq: int | None
+    set_hz: float
+    clock_hz: float  # mean really run
+    temperature_c: float
+    latency_s: float
+    power_w: float
+    listed: bool  # the artifact has an operator list for it
+    corrupt: bool
+
+    @property
+    def energy_j(self) -> float:
+        """Joules of an iteration."""
+        return self.power_w * self.latency_s
+
+    @property
+    def name(self) -> str:
+        """The name that figures show."""
+        length = f" s{self.seq}" if self.seq else ""
+        return f"{self.model} {self.dtype} b{self.batch}{length}"
+
+    @property
+    def graph(self) -> Graph:
+        """The operators of the run."""
+        return _graph(self.model, self.batch, self.seq, self.dtype)
+
+
+def read_published_runs(folder: Path, which: str) -> list[PublishedRun]:
+    """Read the published rows at 900 MHz (``900``) or over clocks (``clocks``)."""
+    path = folder / "energaizer" / "measurements" / PUBLISHED_FILES[which]
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise BadInput(f"{path.name}: cannot be read ({error.strerror}).") from None
+    lists = _lists(folder)
+    return [_parse_run(line, lists) for line in csv.DictReader(lines)]
+
+
+def _lists(folder: Path) -> set[str]:
+    return {path.stem for path in (folder / "energaizer" / "workloads").glob("*.json")}
+
+
+def parse_published_runs(lines: Iterable[dict[str, str]]) -> list[PublishedRun]:
+    """Parse rows of the published form from any file."""
+    return [_parse_run(line, set()) for line in lines]
+
+
+_OTHERS = {"a100_sxm": "a100-sxm-80gb", "h100": "h100-sxm", "l40s": "l40s", "a10": "a10"}
+
+
+def read_other_gpus(folder: Path) -> dict[str, list[PublishedRun]]:
+    """Read clean rows of other GPUs from files of the same form (``h100*.csv`` ...), by catalogue name."""
+    lists = _lists(folder)
+    found: dict[str, list[PublishedRun]] = {}
+    for path in sorted((folder / "energaizer" / "measurements").glob("*.csv")):
+        names = [
+            gpu
+            for start, gpu in _OTHERS.items()
+            if path.name.startswith(start) and path.name[len(start) :][:1] in "_."
+        ]
+        if names:
+            lines = csv.DictReader(path.read_text(encoding="utf-8").splitlines())
+            found.setdefault(names[0], []).extend(clean_runs([_parse_run(line, lists) for line in lines]))
+    return found
+
+
+def select_reported_runs(folder: Path, clean_rows: list[PublishedRun]) -> list[PublishedRun]:
+    """Select the rows over clocks that the artifact's own report covers."""
+    path = folder / "energaizer" / "measurements" / "artifact_dvfs_report.csv"
+    report = csv.DictReader(path.read_text(encoding="utf-8").splitlines())
+    keys = {
+        (_MODELS[r["model"], r["config"]], int(r["batch"]), int(r["seq"]), r["prec"], int(r["freq"])) for r in report
+    }
+    return [r for r in clean_rows if (r.model, r.batch, r.seq, r.dtype, round(r.set_hz / 1e6)) in keys]
+
+
+def clean_runs(found: list[PublishedRun]) -> list[PublishedRun]:
+    """Select rows that have an operator list and are not corrupt, and average repeats.
+
+    There are 68 workloads at 900 MHz, and 163 rows over clocks.
+    """
+    groups: dict[tuple[str, float], list[PublishedRun]] = {}
+    for r in found:
+        if r.listed and not r.corrupt:
+            groups.setdefault((r.name, r.set_hz), []).append(r)
+    return [_mean(alike) for alike in groups.values()]
+
+
+def _mean(alike: list[PublishedRun]) -> PublishedRun:
+    means = {
+        name: sum(getattr(r, name) for r in alike) / len(alike)
+        for name in ("clock_hz", "temperature_c", "latency_s", "power_w")
+    }
+    return replace(alike[0], **means)
+
+
+def _parse_run(line: dict[str, str], lists: set[str]) -> PublishedRun:
+    match = _NAME.fullmatch(line["workload"])
+    if match is None or (match["kind"], match["config"]) not in _MODELS:
+        raise BadInput(f"a run named {clip_text(line['workload'])} is not understood: wanted a name such as {_LIKE}.")
+    model, batch = _MODELS[match["kind"], match["config"]], int(match["batch"])
+    seq = int(match["seq"]) if match["seq"] else None
+    try:
+        latency_s, energy_j, mhz, celsius = (float(line[k]) for k in ("time", "energy", "avg_freq", "temp"))
+    except ValueError:
+        raise BadInput(f"{line['workload']}: time, energy, avg_freq and temp have to be numbers.") from None
+    if not (latency_s > 0 and energy_j > 0 and mhz > 0):
+        raise BadInput(f"{line['workload']}: time, energy and avg_freq have to be above zero.")
+    latency_s /= 1e3
+    stem = line["workload"].split("_iter")[0]
+    return PublishedRun(
+        model=model,
+        dtype=match["dtype"],
+        batch=batch,
+        seq=seq,
+        set_hz=float(match["clock"]) * 1e6,
+        clock_hz=mhz * 1e6,
+        temperature_c=celsius,
+        latency_s=latency_s,
+        power_w=energy_j / latency_s,
+        listed=stem in lists or re.sub(r"(_attneager)?_freq\d+$", "", stem) in lists,
+        corrupt=(model, batch, seq) == ("qwen2-1.5b", 8, 4096),
+    )
+
+
+@lru_cache(maxsize=256)
+def _graph(model: str, batch: int, seq: int | None, dtype: str) -> Graph:
+    return build_run_graph(model, batch, seq, dtype)
+
+
+MAX_FILE_BYTE = 16 << 20
+MOST_ROWS = 10_000
+QUANTITIES = {"latency": "s", "energy": "J", "power": "W", "clock": "Hz", "temperature": "C", "power_limit": "W"}
+_SUFFIX = {"s": "s", "ms": "ms", "us": "us", "j": "J", "mj": "mJ", "kj": "kJ", "w": "W", "kw": "kW", "mw": "mW",
+           "hz": "Hz", "mhz": "MHz", "ghz": "GHz", "c": "C"}  # fmt: skip
+_NUMBERS = ("batch", "seq", "tokens", "tp", "pp", "dp", "image")
+FAR_FACTOR = 20.0  # measured over forecast beyond this factor: a unit was mixed up
+CONTRADICTION_FACTOR = 1.5  # two rows of one thing further apart than this cannot both be right
+NOTED_FACTOR = 1.15  # further apart than this, and they are noted
+
+
+def read_calibration_rows(path: Path, gpu: Gpu) -> list[MeasuredModel]:
+    """Read the rows of a file; errors name the line."""
+    data = read_bytes(path, MAX_FILE_BYTE)
+    if data.lstrip()[:1] in (b"[", b"{"):
+        plain = decode_json(data, list[dict[str, Any]], path.name)
+        lines = [(f"{path.name}: row {i}", entry) for i, entry in enumerate(plain, start=1)]
+    else:
+        lines = _csv(data, path.name)
+    if not 1 <= len(lines) <= MOST_ROWS:
+        raise bad_value(path.name, f"from 1 to {MOST_ROWS} rows", len(lines))
+    if set(lines[0][1]) == set(PUBLISHED_HEADER):
+        return [_checked(m, where, gpu) for (where, _), m in zip(lines, _runs(lines, gpu), strict=True)]
+    return [_checked(_measured(entry, where, path.parent), where, gpu) for where, entry in lines]
+
+
+def _csv(data: bytes, where: str) -> list[tuple[str, dict[str, Any]]]:
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise bad_value(where, "UTF-8 text", f"byte {error.start} that is not") from None
+    reader = csv.DictReader(text.splitlines(), skipinitialspace=True)
+    if not reader.fieldnames or "workload" not in reader.fieldnames:
+        found = ", ".join(reader.fieldnames or ["nothing"])
+        raise bad_value(where, "a first line that names columns, workload among them", found)
+    rows = []
+    for number, line in enumerate(reader, start=2):
+        if None in line or None in line.values():
+            raise bad_value(f"{where}: line {number}", f"{len(reader.fieldnames)} cells", "more or fewer")
+        rows.append((f"{where}: line {number}", {k: v for k, v in line.items() if v not in ("", None)}))
+    return rows
+
+
+def _runs(lines: Sequence[tuple[str, Mapping[str, Any]]], gpu: Gpu) -> list[MeasuredModel]:
+    """Read rows of the published form, at the clock that really ran."""
+    top_hz = float(sweep_values(gpu.clocks.max_hz))
+    return [
+        MeasuredModel(r.name, r.graph, r.latency_s, r.power_w, min(r.clock_hz, top_hz), r.temperature_c)
+        for r in parse_published_runs([{k: str(v) for k, v in entry.items()} for _, entry in lines])
+    ]
+
+
+def _measured(entry: Mapping[str, Any], where: str, folder: Path) -> MeasuredModel:
+    given, options = _quantities(entry, where), {}
+    known = {item.name for item in fields(ModelOptions)}
+    for key, value in entry.items():
+        name = key.strip()
+        if name == "workload" or _quantity(name) is not None:
+            continue
+        if name not in known:
+            wanted = ["workload", *sorted(known), *QUANTITIES]
+            raise unknown_name(f"column at {where}:", name, wanted, f"Known: {', '.join(wanted)}.")
+        options[name] = _option(name, value, where)
+    if "workload" not in entry:
+        raise bad_value(where, "a workload", "none")
+    if "latency" not in given:
+        raise bad_value(where, "a latency (latency_ms, latency_s ...)", "none")
+    graph = _load_graph(str(entry["workload"]), options, where, folder)
+    latency_s = given["latency"]
+    power_w = given.get("power", given["energy"] / latency_s if "energy" in given else None)
+    if "power" in given and "energy" in given and abs(given["energy"] / (given["power"] * latency_s) - 1) > 0.05:
+        found = f"{given['energy']:.4g} J, {given['power']:.4g} W and {latency_s:.4g} s"
+        raise bad_value(where, "energy = power x latency", found, "Give one of the two, or mend the units.")
+    return MeasuredModel(
+        graph.name,
+        graph,
+        latency_s,
+        power_w,
+        given.get("clock"),
+        given.get("temperature", DEFAULT_TEMPERATURE_C),
+        given.get("power_limit"),
+    )
+
+
+def _quantity(column: str) -> tuple[str, str] | None:
+    """Split ``latency_ms`` into latency and ms, ``latency`` into latency and no unit; None for any other column."""
+    if column in QUANTITIES:
+        return column, ""
+    name, _, suffix = column.rpartition("_")
+    return (name, _SUFFIX[suffix.lower()]) if name in QUANTITIES and suffix.lower() in _SUFFIX else None
+
+
+def _quantities(entry: Mapping[str, Any], where: str) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for column, cell in entry.items():
+        known = _quantity(column.strip())
+        if known is None:
+            continue
+        name, unit = known
+        text = str(cell).strip()
+        if not unit and not any(c.isalpha() for c in text.replace("e", "").replace("E", "")):
+            raise bad_unit(f"{where}: {column}", f"a unit, as in {name}_{_like(name)} or {text} {_like(name)}", text)
+        value = units.parse(f"{text} {unit}".strip(), QUANTITIES[name], f"{where}: {column}")
+        if name in found:
+            raise bad_value(where, f"one {name}", "two columns of it")
+        if not np.isfinite(value) or (value <= 0 and name != "temperature"):
+            raise bad_value(f"{where}: {column}", "a number above zero", cell)
+        found[name] = value
+    return found
+
+
+def _like(name: str) -> str:
+    return {"s": "ms", "Hz": "MHz", "C": "c"}.get(QUANTITIES[name], QUANTITIES[name])
+
+
+def _option(name: str, value: Any, where: str) -> Any:
+    if name in _NUMBERS:
+        try:
+            return int(value)
+        except (TypeError, ValueError):
+            raise bad_value(f"{where}: {name}", "a whole number", value) from None
+    if name == "skew":
+        return float(value)
+    if name == "recompute":
+        return str(value).lower() in ("1", "true", "yes")
+    return str(value)
+
+
+def _load_graph(workload: str, options: Mapping[str, Any], where: str, folder: Path) -> Any:
+    path = folder / workload
+    try:
+        return load_workload.load_workload(path if path.is_file() else workload, ModelOptions(**options))
+    except WattcastError as error:
+        raise type(error)(f"{where}: {error}") from None
+
+
+def _checked(m: MeasuredModel, where: str, gpu: Gpu) -> MeasuredModel:
+    """Refuse a clock that the card does not have and a power that it cannot draw."""
+    top_hz = float(sweep_values(gpu.clocks.max_hz))
+    low_hz = float(sweep_values(gpu.clocks.min_hz)) if gpu.clocks.min_hz is not None else 0.05 * top_hz
+    if m.clock_hz is not None and not 0.999 * low_hz <= m.clock_hz <= 1.001 * top_hz:
+        span = f"a clock of the {gpu.name}, {units.show(low_hz, 'Hz')} to {units.show(top_hz, 'Hz')}"
+        raise bad_value(f"{where}: clock", span, units.show(m.clock_hz, "Hz"), "Is the unit right, and the card?")
+    limit_w = float(np.max(gpu.power.limit_w))
+    if m.power_w is not None and not 0.02 * limit_w <= m.power_w <= 1.5 * limit_w:
+        wanted = f"a mean power the {gpu.name} can draw, up to about {limit_w:.0f} W"
+        raise bad_value(f"{where}: power", wanted, units.show(m.power_w, "W"), "Are energy and latency of one run?")
+    return m
+
+
+def check_calibration_rows(measured: Sequence[MeasuredModel], gpu: Gpu, bundle: Bundle) -> tuple[str, ...]:
+    """Refuse units mixed up and rows that contradict one another; note repeats that differ."""
+    seconds, _ = predict_models(analyse_models(measured, gpu, bundle), {}, gpu, bundle)
+    ratio = np.array([m.latency_s for m in measured]) / seconds
+    far = np.flatnonzero((ratio > FAR_FACTOR) | (ratio < 1.0 / FAR_FACTOR))
+    if far.size:
+        m, times = measured[far[0]], float(ratio[far[0]])
+        said = f"measured {units.show(m.latency_s, 's')}, forecast {units.show(float(seconds[far[0]]), 's')}"
+        prefix = abs(abs(np.log10(times)) - 3) < 0.7
+        guess = " A factor of a thousand is a unit's prefix (s, ms, us)." if prefix else ""
+        raise BadInput(
+            f"{m.name}: {said}, a factor of {max(times, 1 / times):.3g}.{guess} Check units, workload and clock; a "
+            f"calibration does not reach that far."
+        )
+    return tuple(note for a, b in combinations(measured, 2) if (note := _same(a, b)))
+
+
+def _same(a: MeasuredModel, b: MeasuredModel) -> str:
+    """Return a note where two rows of one run differ; refuse them where they cannot both be right."""
+    if a.graph is not b.graph and a.graph != b.graph:
+        return ""
+    if (a.clock_hz, a.power_limit_w) != (b.clock_hz, b.power_limit_w):
+        return ""
+    pairs = [("latency", a.latency_s, b.latency_s, "s")]
+    if a.power_w is not None and b.power_w is not None:
+        pairs.append(("power", a.power_w, b.power_w, "W"))
+    for name, x, y, unit in pairs:
+        apart = max(x, y) / min(x, y)
+        said = f"{a.name}: two rows of the same run say {units.show(x, unit)} and {units.show(y, unit)}"
+        if apart > CONTRADICTION_FACTOR:
+            raise BadInput(f"{said} {name}. Remove the wrong one, or say what differs (clock, power limit, options).")
+        if apart > NOTED_FACTOR:
+            return f"{said} {name}; both are used"
+    return ""

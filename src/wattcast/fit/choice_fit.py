@@ -1,0 +1,223 @@
+"""Fit the choice of kernels to the kernel names in a database: a conditional logit per class of products.
+
+Maximum likelihood with ridge [McFadden1974; Hastie2009, 4.4]: weak on the terms that all candidates share, firm on
+each candidate's own coefficients of the shape, since most candidates were seen a few times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from wattcast.core.arrays import Array, Mask
+from wattcast.core.tree_ensemble import tree_depth
+from wattcast.fit.kernel_rows import KernelRows
+from wattcast.kernels import ReferenceChip
+from wattcast.kernels.families.convolutions import CONVOLUTION_CHOICE_COLUMNS as CONVOLUTION_COLUMNS
+from wattcast.kernels.families.matrix_products import PRODUCT_CHOICE_COLUMNS as PRODUCT_COLUMNS
+from wattcast.kernels.kernel_choice import (
+    NOT_RUN,
+    KernelChooser,
+    KernelLabel,
+    TreeVotes,
+    candidate_terms,
+    find_label,
+    find_product_kernel,
+    impossible_candidates,
+    pick_kernels,
+)
+from wattcast.kernels.lowering import kernel_choice_inputs
+
+_SHARED_RIDGE, _OWN_RIDGE = 0.02, 1.0
+_STEPS = 80
+_SPLIT_BLOCKS = 1.9  # blocks a tile, from which K was split; padding of the grid stays below
+LEAST_CHOICE_ROWS = 8  # of a class, to choose at all
+_STRAYS = 0.02
+VOTED_CLASSES = (
+    "conv2d-half",
+    "conv2d-tf32",
+    "conv2d-fp32",
+)  # classes for which trees vote: cuDNN's rules have many corners
+_TREES = 40
+
+
+def fit_kernel_choice(rows: KernelRows, reference: ReferenceChip) -> dict[str, KernelChooser]:
+    """Fit a chooser for each class of products with enough named rows; each operator counts once."""
+    first = {(spec, op): i for i, (spec, op) in reversed(list(enumerate(zip(rows.spec, rows.ops, strict=True))))}
+    kept = sorted(i for i in first.values() if rows.names[i])
+    classes, sizes, shape = kernel_choice_inputs([rows.ops[i] for i in kept], [rows.conditions[i] for i in kept])
+    labels = find_labels_run(rows.select_rows(_mask(kept, len(rows))))
+    found = {}
+    for name in dict.fromkeys(c for c in classes if c):
+        at = np.array([i for i, c in enumerate(classes) if c == name and labels[i] is not None])
+        if len(at) < LEAST_CHOICE_ROWS:
+            continue
+        columns = CONVOLUTION_COLUMNS if name.startswith("conv2d") else PRODUCT_COLUMNS
+        table = np.stack([shape[column][at] for column in columns], axis=-1)
+        ran = [label for i in at if (label := labels[i]) is not None]
+        known = _usual(ran)
+        ran, table, at = [ran[i] for i in known], table[known], at[known]
+        chooser = _fit(ran, tuple(size[at] for size in sizes), table, columns, reference.sm_count)
+        found[name] = replace(chooser, votes=_votes(chooser, ran, table)) if name in VOTED_CLASSES else chooser
+    return found
+
+
+def _usual(ran: Sequence[KernelLabel]) -> npt.NDArray[np.int64]:
+    """Return the rows to fit; a class that runs Hopper's kernels but for a few strays keeps Hopper's alone.
+
+    One stray would make its kernel a candidate for all, at a guess.
+    """
+    hopper = np.array([label.kind == "hopper" for label in ran])
+    return np.flatnonzero(hopper) if hopper.mean() > 1.0 - _STRAYS else np.arange(len(ran))
+
+
+def find_labels_run(rows: KernelRows) -> list[KernelLabel | None]:
+    """Find the kernel that ran in each row; None where nothing is chosen or no name is known."""
+    classes, sizes, _ = kernel_choice_inputs(rows.ops, rows.conditions)
+    b, m, n, _ = sizes
+    return [
+        _label(rows, i, float(b[i]), float(m[i]), float(n[i])) if classes[i] and rows.names[i] else None
+        for i in range(len(rows))
+    ]
+
+
+def count_k_parts(rows: KernelRows) -> list[int]:
+    """Count the parts of K of the kernel that ran, by its grid; 0 where nothing is known."""
+    classes, sizes, _ = kernel_choice_inputs(rows.ops, rows.conditions)
+    b, m, n, _ = sizes
+    found = [0] * len(rows)
+    for i, name in enumerate(classes):
+        label = find_label(rows.names[i]) if name and rows.names[i] else None
+        if label is not None:
+            found[i] = _parts(rows, i, label, float(b[i]), float(m[i]), float(n[i]))
+    return found
+
+
+def choose_labels(rows: KernelRows, reference: ReferenceChip) -> list[KernelLabel | None]:
+    """Choose the kernel of each row by the fitted choice; None where it chooses nothing."""
+    classes, sizes, shape = kernel_choice_inputs(rows.ops, rows.conditions)
+    b, m, n, k = sizes
+    known = [i for i, name in enumerate(classes) if name in (reference.choice or {})]
+    found: list[KernelLabel | None] = [None] * len(rows)
+    if known:
+        at = np.array(known)
+        picks = pick_kernels(
+            reference.choice,
+            [classes[i] for i in known],
+            [NOT_RUN] * len(known),
+            (b[at], m[at], n[at], k[at]),
+            {name: values[at] for name, values in shape.items()},
+            list,
+            reference.sm_count,
+        )
+        for row, i in enumerate(known):
+            found[i] = picks.label(row)
+    return found
+
+
+def _mask(rows: Sequence[int], count: int) -> Mask:
+    mask = np.zeros(count, dtype=bool)
+    mask[list(rows)] = True
+    return mask
+
+
+def _label(rows: KernelRows, i: int, b: float, m: float, n: float) -> KernelLabel | None:
+    """Return the kernel that ran; more blocks than tiles mean that K was split, whatever the name says."""
+    label = find_label(rows.names[i])
+    return label and label._replace(split=label.split or _parts(rows, i, label, b, m, n) > 1)
+
+
+def _parts(rows: KernelRows, i: int, label: KernelLabel, b: float, m: float, n: float) -> int:
+    """Count the blocks per tile of the product's kernel; 0 for Hopper's, whose blocks walk over tiles."""
+    at = find_product_kernel(rows.names[i])
+    if label.kind in ("hopper", "vector") or at is None or at >= len(rows.blocks[i]):
+        return 0
+    tiles = b * np.ceil(n / label.tile_n) * np.ceil(m / label.tile_m)
+    parts = rows.blocks[i][at] / tiles
+    return round(parts) if parts >= _SPLIT_BLOCKS else 1
+
+
+def _fit(
+    ran: Sequence[KernelLabel], sizes: tuple[Array, ...], table: Array, names: tuple[str, ...], sms: float
+) -> KernelChooser:
+    from scipy.optimize import minimize
+
+    candidates = sorted(set(ran))
+    target = np.array([candidates.index(label) for label in ran])
+    kind = np.array([c.kind for c in candidates])
+    tile_n, tile_m = (np.array([float(c[i]) for c in candidates]) for i in (1, 2))
+    split = np.array([c.split for c in candidates])
+    b, m, n, k = sizes
+    terms = candidate_terms(b, m, n, k, kind, tile_n, tile_m, split, sms)
+    scale = np.maximum(terms.reshape(-1, terms.shape[-1]).std(axis=0), 1e-9)
+    mean, spread = table.mean(axis=0), np.where(table.std(axis=0) > 1e-9, table.std(axis=0), 1.0)
+    shape = np.column_stack([np.ones(len(table)), (table - mean) / spread])
+    width, count = terms.shape[-1], len(candidates)
+    done = minimize(
+        _misfit,
+        np.zeros(width + count * shape.shape[1]),
+        args=(np.ascontiguousarray(terms / scale), shape, target, _barred(kind, m, table, names, target)),
+        jac=True,
+        method="L-BFGS-B",
+        options={"maxiter": _STEPS},
+    )
+    own = done.x[width:].reshape(count, -1)
+    return KernelChooser(kind, tile_n, tile_m, split, done.x[:width] / scale, own, names, mean, spread)
+
+
+def _votes(chooser: KernelChooser, ran: Sequence[KernelLabel], table: Array) -> TreeVotes | None:
+    """Grow trees that tell apart the kernels that ran; None where most kernels ran only once."""
+    from sklearn.ensemble import ExtraTreesClassifier
+
+    if 2 * len(set(ran)) > len(ran):
+        return None
+    kinds = zip(chooser.kind, chooser.tile_n, chooser.tile_m, chooser.split, strict=True)
+    place = {KernelLabel(str(k), int(n), int(m), bool(split)): i for i, (k, n, m, split) in enumerate(kinds)}
+    model = ExtraTreesClassifier(_TREES, random_state=0).fit(table, [place[label] for label in ran])
+    grown = [tree.tree_ for tree in model.estimators_]
+    shape = len(grown), max(tree.node_count for tree in grown)
+    itself = np.broadcast_to(np.arange(shape[1], dtype=np.int32), shape)
+    feature, candidate, threshold = np.zeros(shape, np.int32), np.zeros(shape, np.int32), np.zeros(shape)
+    left, right = itself.copy(), itself.copy()
+    for i, tree in enumerate(grown):
+        at = np.flatnonzero(tree.children_left >= 0)
+        feature[i, at], threshold[i, at] = tree.feature[at], tree.threshold[at]
+        left[i, at], right[i, at] = tree.children_left[at], tree.children_right[at]
+        candidate[i, : tree.node_count] = model.classes_[tree.value[:, 0].argmax(axis=1)]
+    return TreeVotes(feature, threshold, left, right, candidate, tree_depth(left, right))
+
+
+def _barred(
+    kind: npt.NDArray[np.str_], m: Array, table: Array, names: Sequence[str], target: npt.NDArray[np.int64]
+) -> Array:
+    """Return the penalty on the score of impossible candidates, unless one of them ran."""
+    barred = impossible_candidates(kind, m, table, names)
+    barred[np.arange(len(target)), target] = False
+    return np.where(barred, _NEVER, 0.0)
+
+
+_NEVER = 50.0  # in logs
+
+
+def _misfit(
+    value: Array, terms: Array, shape: Array, target: npt.NDArray[np.int64], barred: Array
+) -> tuple[float, Array]:
+    """Return the negative log-likelihood with ridge, and its gradient."""
+    rows, count, width = terms.shape
+    weight, own = value[:width], value[width:].reshape(count, -1)
+    flat = terms.reshape(-1, width)
+    score = (flat @ weight).reshape(rows, count) + shape @ own.T - barred
+    score -= score.max(axis=1, keepdims=True)
+    share = np.exp(score)
+    share /= share.sum(axis=1, keepdims=True)
+    picked = share[np.arange(rows), target]
+    cost = -np.log(np.maximum(picked, 1e-300)).sum()
+    cost += 0.5 * _SHARED_RIDGE * weight @ weight + 0.5 * _OWN_RIDGE * (own**2).sum()
+    share[np.arange(rows), target] -= 1.0
+    slope = np.concatenate(
+        [share.ravel() @ flat + _SHARED_RIDGE * weight, (share.T @ shape + _OWN_RIDGE * own).ravel()]
+    )
+    return float(cost), slope

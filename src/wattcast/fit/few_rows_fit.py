@@ -1,0 +1,496 @@
+"""Fit a bundle to few rows by moving the card's forecast as far as the rows support.
+
+With 50 rows there are six per family: too few to fit corrections and energies from nothing. So the card's forecast
+(carried over from a card that was measured well) is the prior mean, and its rows move it at three levels, each
+drawn to the one above: the card, a family, a group of kernels. Near the forecast, y = log(measured / forecast) is
+linear,
+
+    y = J·θ + ε,   θ_j ~ N(0, τ_level(j)²),   ε_i ~ N(0, (σ·s_family(i))²)
+
+with J the slopes of log time by the corrections of cycles, device memory and fixed time (of log power by the
+energies of modules). The spreads τ and σ are those that make the rows likeliest, with weak priors [Rasmussen2006,
+5.4.1], so that rows without information leave the forecast as it is.
+
+A fit from nothing is tried as well where rows suffice. Both are judged on rows held out in folds by shape; the fit
+from nothing is taken where its latency and its power both come closer. Intervals start from the forecast's and
+follow held-out rows as these grow in number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from wattcast.core.arrays import Array, Mask, sweep_values
+from wattcast.core.strict_files import FitStatus, Provenance
+from wattcast.fit.calibration import shrink_ends
+from wattcast.fit.held_out import (
+    HeldOutRows,
+    collect_held_out,
+    fit_interval_ends,
+    fit_nearness,
+    predict_held_out,
+    predict_with_bundle,
+    row_nearness,
+    scale_ratios,
+)
+from wattcast.fit.kernel_fit import build_bundle, fit_idle_curve, fit_kernel_rows
+from wattcast.fit.kernel_rows import FOLDS, KernelRows, assign_folds, on_random_data, settled_figures
+from wattcast.hardware import Gpu, OperatingPoint
+from wattcast.kernels import Kernels, build_kernels
+from wattcast.kernels.kernel_table import IssueSegment
+from wattcast.predictor import pipeline
+from wattcast.predictor.bundle.bundle_file import FAMILIES, Bundle, ResidualEnds
+from wattcast.predictor.bundle.support_widening import default_widening
+from wattcast.predictor.kernel_phases import Correction, find_correction
+from wattcast.predictor.pipeline import analyse_kernels
+from wattcast.predictor.timeline import compute_effective_hz, compute_kernel_s
+
+NEWTON_STEPS = 6
+STUDENT_FREEDOM = 4.0  # of Student's t, whose weights let odd rows count less [Lange1989]
+_LEVEL_SPREAD = 1.0  # log-spread of the prior on each τ and on σ around where they start
+_FARTHEST = 0.7  # of one step, in logs
+
+
+@dataclass(frozen=True)
+class ShrinkageLevel:
+    """Coefficients that share a spread τ: their columns of J, and how far off the forecast may be."""
+
+    name: str
+    columns: Sequence[int]
+    spread: float  # standard deviation where the search starts
+
+
+@dataclass(frozen=True)
+class ShrunkShift:
+    """Coefficients moved away from the forecast, and how sure that is."""
+
+    theta: Array
+    deviation: Array
+    spreads: Mapping[str, float]  # τ by level
+    noise: float  # σ over the families' own
+
+
+def shrink_towards_forecast(
+    residual: Callable[[Array], Array],
+    slopes: Callable[[Array], Array],
+    levels: Sequence[ShrinkageLevel],
+    scale: Array,
+) -> ShrunkShift:
+    """Find the θ of highest posterior density by Gauss and Newton, with spreads by marginal likelihood at each step.
+
+    ``residual(θ)`` is log(measured / model) ``(row,)``, ``slopes(θ)`` is J ``(row, coefficient)``, ``scale`` the
+    families' own deviations ``(row,)``.
+    """
+    count = 1 + max(j for level in levels for j in level.columns)
+    theta, weight = np.zeros(count), np.ones(len(scale))
+    hyper = np.log([*(level.spread for level in levels), 1.0])
+    start, here = hyper.copy(), residual(theta)
+    for _ in range(NEWTON_STEPS):
+        jacobian = slopes(theta)
+        target = here + jacobian @ theta  # residual of the linearised model at θ = 0
+        noise = scale / np.sqrt(weight)
+        hyper = _fit_spreads(hyper, start, jacobian, target, levels, noise)
+        found, deviation = _posterior(hyper, jacobian, target, levels, noise)
+        step = np.clip(found - theta, -_FARTHEST, _FARTHEST)
+        theta = theta + step
+        here = residual(theta)
+        sigma = np.exp(hyper[-1]) * scale
+        weight = (STUDENT_FREEDOM + 1.0) / (STUDENT_FREEDOM + (here / sigma) ** 2)
+        if np.abs(step).max() < 1e-3:
+            break
+    spreads = {level.name: float(np.exp(h)) for level, h in zip(levels, hyper[:-1], strict=True)}
+    return ShrunkShift(theta, deviation, spreads, float(np.exp(hyper[-1])))
+
+
+def _prior(hyper: Array, levels: Sequence[ShrinkageLevel], count: int) -> Array:
+    variance = np.zeros(count)
+    for level, value in zip(levels, hyper, strict=False):
+        variance[list(level.columns)] = np.exp(2.0 * value)
+    return variance
+
+
+def _fit_spreads(
+    hyper: Array, start: Array, jacobian: Array, target: Array, levels: Sequence[ShrinkageLevel], noise: Array
+) -> Array:
+    """Fit log τ and log σ by maximum marginal likelihood [Rasmussen2006, Eq. 5.8]."""
+    from scipy.linalg import LinAlgError, cho_factor, cho_solve
+    from scipy.optimize import minimize
+
+    blocks = [jacobian[:, list(level.columns)] for level in levels]
+    grams = [block @ block.T for block in blocks]
+
+    def worse(value: Array) -> float:
+        covariance = np.diag(np.exp(2.0 * value[-1]) * noise**2)
+        for gram, log_spread in zip(grams, value[:-1], strict=True):
+            covariance = covariance + np.exp(2.0 * log_spread) * gram
+        try:
+            factor = cho_factor(covariance, lower=True)
+        except LinAlgError:
+            return 1e10
+        misfit = target @ cho_solve(factor, target)
+        pull = ((value - start) / _LEVEL_SPREAD) ** 2
+        return float(0.5 * misfit + np.log(np.diag(factor[0])).sum() + 0.5 * pull.sum())
+
+    return np.asarray(minimize(worse, hyper, method="L-BFGS-B", bounds=[(-7.0, 2.0)] * len(hyper)).x)
+
+
+def _posterior(
+    hyper: Array, jacobian: Array, target: Array, levels: Sequence[ShrinkageLevel], noise: Array
+) -> tuple[Array, Array]:
+    prior = _prior(hyper, levels, jacobian.shape[1])
+    covariance = (jacobian * prior) @ jacobian.T + np.diag(np.exp(2.0 * hyper[-1]) * noise**2)
+    gain = np.linalg.solve(covariance, jacobian * prior).T
+    variance = prior - np.einsum("ji,ij->j", gain, jacobian * prior)
+    return gain @ target, np.sqrt(np.maximum(variance, 0.0))
+
+
+MOVED_PHASES = ("cycles", "memory", "fixed")
+_WIDTH = len(MOVED_PHASES)
+TIME_LEVELS: tuple[tuple[str, ...], ...] = ((), ("card",), ("card", "family"), ("card", "family", "group"))
+ENERGY_LEVELS: tuple[tuple[str, ...], ...] = ((), ("card",), ("card", "module"))
+LEVEL_FOLDS = 5
+GAIN_ERRORS = 1.5  # standard errors by which a further level must lower the held-out error
+LEAST_MOVING_ROWS = 5  # of a kind, to move anything
+# how far a forecast may be off, in logs, where the search for it starts
+_TIME = {"card": 0.15, "family": 0.10, "group": 0.07}
+_ENERGY = {"card": 0.15, "module": 0.12}
+_LEAST_DEVIATION = 0.03
+
+
+@dataclass(frozen=True)
+class MovedQuantity:
+    """The levels that moved one quantity, and how far held-out rows were off."""
+
+    levels: tuple[str, ...]  # empty: the forecast stands
+    shift: ShrunkShift | None
+    family: tuple[str, ...]  # of each row
+    log_ratio: Array  # measured over predicted, held out, in logs
+    forecast: float  # mean absolute error in percent, of the forecast
+    held_out: float  # and of what was chosen, held out
+
+
+@dataclass(frozen=True)
+class InheritedFit:
+    """A forecast moved by rows."""
+
+    bundle: Bundle
+    latency: MovedQuantity
+    power: MovedQuantity
+
+
+IdleRows = list[tuple[float, float, float]]  # clock (Hz), power (W), temperature (C)
+
+
+def move_forecast_at(
+    rows: KernelRows, gpu: Gpu, forecast: Bundle, idle: IdleRows, time: tuple[str, ...], energy: tuple[str, ...]
+) -> Bundle:
+    """Move the forecast at the levels given, whether or not they lower the error."""
+    bundle = _latency(rows.select_rows(_bursts(rows)), gpu, scale_idle(forecast, idle), time)[1]
+    return _power(rows.select_rows(_sustained(rows)), gpu, bundle, energy)[1]
+
+
+def move_forecast(rows: KernelRows, gpu: Gpu, forecast: Bundle, idle: IdleRows) -> InheritedFit:
+    """Move the forecast of ``gpu`` by ``rows`` (and idle rows) of the card as far as they support."""
+    bundle = scale_idle(forecast, idle)
+    latency, bundle = _best_levels(rows.select_rows(_bursts(rows)), gpu, bundle, TIME_LEVELS, _latency)
+    power, bundle = _best_levels(rows.select_rows(_sustained(rows)), gpu, bundle, ENERGY_LEVELS, _power)
+    return InheritedFit(bundle, latency, power)
+
+
+def _bursts(rows: KernelRows) -> Mask:
+    return np.asarray(rows.is_kind("burst") & on_random_data(rows) & rows.fit & np.isfinite(rows.column("latency_s")))
+
+
+def _sustained(rows: KernelRows) -> Mask:
+    power_w, clock_hz, _ = settled_figures(rows)
+    return np.asarray(
+        rows.is_kind("sustained") & on_random_data(rows) & rows.fit & np.isfinite(power_w) & np.isfinite(clock_hz)
+    )
+
+
+Mover = Callable[
+    [KernelRows, Gpu, Bundle, tuple[str, ...]],
+    tuple[ShrunkShift | None, Bundle, Callable[[Bundle, KernelRows], Array]],
+]
+
+
+def _best_levels(
+    rows: KernelRows, gpu: Gpu, bundle: Bundle, sets: Sequence[tuple[str, ...]], move: Mover
+) -> tuple[MovedQuantity, Bundle]:
+    """Choose levels that lower the held-out error, each further level by some standard errors [Breiman1984]."""
+    fold = assign_folds(rows, min(LEVEL_FOLDS, len(rows))) if len(rows) else np.zeros(0, dtype=np.int64)
+    best: tuple[tuple[str, ...], Array] = (), np.zeros(0)
+    start = np.zeros(0)
+    for levels in sets if len(rows) >= LEAST_MOVING_ROWS else sets[:1]:
+        ratio = np.full(len(rows), np.nan)
+        for k in np.unique(fold):
+            _, made, ratio_of = move(rows.select_rows(fold != k), gpu, bundle, levels)
+            ratio[fold == k] = ratio_of(made, rows.select_rows(fold == k))
+        if not levels:
+            best, start = (levels, ratio), ratio
+            continue
+        gain = _percent(best[1]) - _percent(ratio)
+        if gain.mean() > GAIN_ERRORS * gain.std(ddof=1) / np.sqrt(len(gain)):
+            best = levels, ratio
+    shift, made, _ = move(rows, gpu, bundle, best[0])
+    means = (float(_percent(r).mean()) if r.size else float("nan") for r in (start, best[1]))
+    return MovedQuantity(best[0], shift, rows.family, best[1], *means), made
+
+
+def _percent(log_ratio: Array) -> Array:
+    """Return the absolute error of the prediction in percent, from log(measured / predicted)."""
+    return np.asarray(100.0 * np.abs(np.expm1(-log_ratio)))
+
+
+def scale_idle(bundle: Bundle, rows: IdleRows) -> Bundle:
+    """Scale the idle curve of a bundle to idle rows (clock, power, temperature), where there are any."""
+    power = bundle.power
+    if not rows or not power.scalable_parts:
+        return bundle
+    ratio = float(np.median([watts / power.idle_power_w(hertz, degrees) for hertz, watts, degrees in rows]))
+    return replace(bundle, power=power.scale_energy({}, idle_factor=ratio))
+
+
+def _latency(
+    rows: KernelRows, gpu: Gpu, bundle: Bundle, wanted: tuple[str, ...]
+) -> tuple[ShrunkShift | None, Bundle, Callable[[Bundle, KernelRows], Array]]:
+    top_hz = np.asarray(float(sweep_values(gpu.clocks.max_hz)))
+
+    def log_time(some: Bundle, kernels: Kernels) -> Array:
+        timeline = analyse_kernels(kernels, gpu, some)
+        return np.asarray(
+            np.log(compute_kernel_s(timeline.phases, compute_effective_hz(timeline, top_hz, some.clock_law)))
+        )
+
+    def ratio(some: Bundle, other: KernelRows) -> Array:
+        kernels = build_kernels(other.ops, other.conditions, gpu, some.reference, ())
+        return np.asarray(np.log(other.column("latency_s")) - log_time(some, kernels))
+
+    if not wanted:
+        return None, bundle, ratio
+    kernels = build_kernels(rows.ops, rows.conditions, gpu, bundle.reference, ())
+    groups = kernels.work.kernel_family if "group" in wanted else ()
+    families = [g.partition(".")[0] for g in kernels.work.kernel_family] if "family" in wanted else ()
+    names = list(dict.fromkeys(families)), list(dict.fromkeys(groups))
+    of_family, of_group = _members(families, names[0], len(rows)), _members(groups, names[1], len(rows))
+    log_measured = np.log(rows.column("latency_s"))
+
+    def moved(theta: Array) -> Bundle:
+        return replace(bundle, corrections=_moved(bundle.corrections, theta, *names))
+
+    def slopes(theta: Array) -> Array:
+        here, step = log_time(moved(theta), kernels), 0.02
+        aside = theta + step * np.eye(len(theta))[:_WIDTH]
+        phase = [(log_time(moved(other), kernels) - here) / step for other in aside]
+        by_phase = np.stack(phase, axis=-1)  # (row, phase)
+        by_family = (of_family[:, :, None] * by_phase[:, None, :]).reshape(len(here), -1)
+        return np.concatenate([by_phase, by_family, of_group], axis=-1)
+
+    ends = np.cumsum([0, _WIDTH, _WIDTH * len(names[0]), len(names[1])])
+    parts = zip(_TIME, ends[:-1], ends[1:], strict=True)
+    levels = [ShrinkageLevel(name, range(low, high), _TIME[name]) for name, low, high in parts if high > low]
+    scale = np.array([forecast_deviation(bundle, f, "latency") for f in rows.family])
+    found = shrink_towards_forecast(
+        lambda theta: log_measured - log_time(moved(theta), kernels), slopes, levels, scale
+    )
+    return found, moved(found.theta), ratio
+
+
+def _members(of: Sequence[str], names: Sequence[str], count: int) -> Array:
+    """Return 1 where a row belongs to a name, else 0, ``(row, name)``."""
+    return np.array([[own == name for name in names] for own in of], dtype=np.float64).reshape(count, len(names))
+
+
+def forecast_deviation(bundle: Bundle, family: str, quantity: str) -> float:
+    """Return the standard deviation in logs of a family by the forecast's own interval."""
+    low, high = getattr(bundle.residuals[family], quantity)
+    return max(float(np.log(high / low)) / (2 * 1.645), _LEAST_DEVIATION)
+
+
+def _moved(
+    corrections: Mapping[str, Correction], theta: Array, families: list[str], groups: list[str]
+) -> dict[str, Correction]:
+    """Move corrections by card, family and group; a group that the forecast lacks gets its own."""
+    of_family = theta[_WIDTH : _WIDTH * (1 + len(families))].reshape(len(families), _WIDTH)
+    of_group = theta[_WIDTH * (1 + len(families)) :]
+    found = {}
+    for name in dict.fromkeys((*corrections, *groups)):
+        family = name.partition(".")[0]
+        shift = theta[:_WIDTH].copy()
+        if family in families:
+            shift += of_family[families.index(family)]
+        if name in groups:
+            shift += of_group[groups.index(name)]
+        cycles, memory, fixed = np.exp(shift)
+        c = find_correction(name, corrections)
+        found[name] = Correction(
+            float(c.compute * cycles),
+            float(c.memory * memory),
+            float(c.fixed_s * fixed),
+            float(c.l2 * cycles),
+            float(c.serial_cycle * cycles),
+        )
+    return found
+
+
+def _power(
+    rows: KernelRows, gpu: Gpu, bundle: Bundle, wanted: tuple[str, ...]
+) -> tuple[ShrunkShift | None, Bundle, Callable[[Bundle, KernelRows], Array]]:
+    power = bundle.power
+
+    def ratio(some: Bundle, other: KernelRows) -> Array:
+        return np.asarray(
+            np.log(settled_figures(other)[0] / predict_with_bundle(some, other, gpu)[:, 1])
+        )  # as it is used
+
+    if not wanted or not power.scalable_parts:
+        return None, bundle, ratio
+    parts_w, names = _parts(rows, gpu, bundle)
+    still = np.array([name not in power.scalable_parts for name in names])
+    still_w, dynamic_w = parts_w[:, still].sum(axis=-1), parts_w[:, ~still]
+    modules = [name for name in names if name in power.scalable_parts]
+    log_measured = np.log(settled_figures(rows)[0])
+    own = 1 if "module" in wanted else 0
+
+    def scaled(theta: Array) -> Array:
+        return np.asarray(dynamic_w * np.exp(theta[0] + (theta[1:] if own else 0.0)))
+
+    def slopes(theta: Array) -> Array:
+        each = scaled(theta)
+        share = each / (still_w + each.sum(axis=-1))[:, None]
+        return np.concatenate([share.sum(axis=-1, keepdims=True), share[:, : own * len(modules)]], axis=-1)
+
+    def residual(theta: Array) -> Array:
+        return np.asarray(log_measured - np.log(still_w + scaled(theta).sum(axis=-1)))
+
+    levels = [ShrinkageLevel("card", [0], _ENERGY["card"])]
+    levels += [ShrinkageLevel("module", range(1, 1 + len(modules)), _ENERGY["module"])] * own
+    found = shrink_towards_forecast(
+        residual, slopes, levels, np.array([forecast_deviation(bundle, f, "power") for f in rows.family])
+    )
+    shift = found.theta[1:] if own else np.zeros(len(modules))
+    factor = dict(zip(modules, np.exp(found.theta[0] + shift).tolist(), strict=True))
+    return found, replace(bundle, power=power.scale_energy(factor)), ratio
+
+
+def _parts(rows: KernelRows, gpu: Gpu, bundle: Bundle) -> tuple[Array, tuple[str, ...]]:
+    """Compute watts by part of each row at its measured clock and latency, so that errors of time stay out."""
+    _, clock_hz, latency_s = settled_figures(rows)
+    found: list[Array] = []
+    names: tuple[str, ...] = ()
+    for i in range(len(rows)):
+        segment = IssueSegment(np.array([0]), np.array([1.0]), 1)
+        kernels = build_kernels((rows.ops[i],), (rows.conditions[i],), gpu, bundle.reference, (segment,))
+        timeline = analyse_kernels(kernels, gpu, bundle)
+        each_s, set_hz = np.array([latency_s[i]]), np.array([clock_hz[i]])
+        at = OperatingPoint(clock_hz=set_hz)
+        running_hz = compute_effective_hz(timeline, set_hz, bundle.clock_law)
+        drawn = bundle.power.power(pipeline.priced_activity(timeline, each_s, running_hz, each_s[..., 0], at))
+        found.append(drawn.part_w[0])
+        names = drawn.parts
+    return np.array(found), names
+
+
+FEW_BURSTS = 1000  # bursts; below, what the forecast knows is worth more than what they say by themselves
+LEAST_ALONE = 100  # bursts, to try a fit that inherits nothing
+Tell = Callable[[str], None]
+
+
+def fit_few_rows(
+    rows: KernelRows, gpu: Gpu, forecast: Bundle, idle: IdleRows, tell: Tell
+) -> tuple[Bundle, HeldOutRows]:
+    """Fit a bundle to few rows of a card; return it with its held-out predictions."""
+    found = move_forecast(rows, gpu, forecast, idle)
+    held = hold_out_inherited(rows, gpu, forecast, idle, found)
+    bundle = _bundle(found, held, rows, forecast)
+    for said in (f"latency: {_said(held, 'latency')}", f"power: {_said(held, 'power')}"):
+        tell(f"inheriting from the forecast, held out: {said}")
+    if rows.is_kind("burst").sum() < LEAST_ALONE or not rows.is_kind("sustained").any() or not idle:
+        return bundle, held
+    alone = predict_held_out(rows, gpu, fit_idle_curve(idle, gpu))
+    for said in (f"latency: {_said(alone, 'latency')}", f"power: {_said(alone, 'power')}"):
+        tell(f"inheriting nothing, held out: {said}")
+    if not all(held_out_error(alone, quantity) < held_out_error(held, quantity) for quantity in ("latency", "power")):
+        return bundle, held
+    note = f"{len(rows)} rows, nothing inherited: held out, that came closer than the forecast moved by them"
+    near = fit_nearness(alone)
+    found_alone = build_bundle(
+        fit_kernel_rows(rows, gpu, fit_idle_curve(idle, gpu)), rows, gpu, fit_interval_ends(alone, near=near), note
+    )
+    return replace(found_alone, widening=default_widening().with_nearness(near)), alone
+
+
+def hold_out_inherited(
+    rows: KernelRows, gpu: Gpu, forecast: Bundle, idle: IdleRows, found: InheritedFit
+) -> HeldOutRows:
+    """Predict burst and sustained rows from a forecast that the other folds moved at the levels found."""
+    fold = assign_folds(rows, FOLDS)
+    wanted = rows.is_kind("burst", "sustained") & rows.fit & (rows.repeat == 0)
+    wanted &= np.array([data in forecast.toggling for data in rows.data])
+    predicted, near = np.full((len(rows), 3), np.nan), np.full((2, len(rows)), np.nan)
+    for k in np.unique(fold[wanted]):
+        test = wanted & (fold == k)
+        moved = move_forecast_at(
+            rows.select_rows(fold != k), gpu, forecast, idle, found.latency.levels, found.power.levels
+        )
+        predicted[test] = predict_with_bundle(moved, rows.select_rows(test), gpu)
+        near[:, test] = row_nearness(moved, rows.select_rows(test), gpu)
+    return collect_held_out(rows, wanted, fold, predicted, np.full(len(rows), np.nan), [""] * len(rows), near, gpu)
+
+
+def held_out_error(held: HeldOutRows, quantity: str) -> float:
+    """Return the mean absolute error in percent on random data: latency of bursts, power of sustained rows."""
+    ratio = _ratio(held, quantity)
+    return float(100.0 * np.mean(np.abs(1.0 / ratio - 1.0))) if ratio.size else float("inf")
+
+
+def _said(held: HeldOutRows, quantity: str) -> str:
+    count = _ratio(held, quantity).size
+    return f"{held_out_error(held, quantity):.1f} % over {count} rows" if count else "no rows"
+
+
+def _ratio(held: HeldOutRows, quantity: str, family: str = "") -> Array:
+    """Return measured over predicted of latency (bursts) or power (sustained rows) on random data."""
+    burst = np.array([kind == "burst" for kind in held.kind], dtype=bool)
+    time = quantity == "latency"
+    ratio = held.latency_s / held.predicted_latency_s if time else held.power_w / held.predicted_power_w
+    at = (burst if time else ~burst) & (np.array(held.data) == "random") & np.isfinite(ratio)
+    at &= np.array([family in ("", own) for own in held.family], dtype=bool)
+    return np.asarray(ratio[at])
+
+
+def _typical(held: HeldOutRows, forecast: Bundle) -> HeldOutRows:
+    """Scale held-out figures to those of rows at a typical distance from the parent's rows."""
+    time = scale_ratios(held.latency_s / held.predicted_latency_s, held.near, forecast.widening.near)
+    power = scale_ratios(held.power_w / held.predicted_power_w, held.near_power, forecast.widening.near_power)
+    return replace(held, latency_s=held.predicted_latency_s * time, power_w=held.predicted_power_w * power)
+
+
+def _bundle(found: InheritedFit, held: HeldOutRows, rows: KernelRows, forecast: Bundle) -> Bundle:
+    moved = {
+        quantity: " and ".join(what.levels) or "nothing"
+        for quantity, what in (("time", found.latency), ("energy", found.power))
+    }
+    note = (
+        f"{len(rows)} rows moved the forecast: time by {moved['time']}, energy by {moved['energy']}; "
+        f"intervals from {len(held.kind)} rows held out in {FOLDS} folds and the forecast's own"
+    )
+    typical = _typical(held, forecast)
+    residuals = {
+        family: ResidualEnds(
+            shrink_ends(forecast.residuals[family].latency, np.log(_ratio(typical, "latency", family))),
+            shrink_ends(forecast.residuals[family].power, np.log(_ratio(typical, "power", family))),
+            forecast.residuals[family].rows,
+        )
+        for family in FAMILIES
+    }
+    return replace(
+        found.bundle,
+        status=FitStatus.INHERITED,
+        provenance=Provenance(f"wattcast fit kernels {rows.source}", device=rows.card, note=note),
+        residuals=residuals,
+        assumptions=(*(a for a in forecast.assumptions if not a.startswith("forecast:")), note),
+    )

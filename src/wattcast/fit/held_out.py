@@ -1,0 +1,315 @@
+"""Predict held-out rows and derive prediction intervals from their errors.
+
+**Folds.** Every stage of the fit runs inside the training folds. All rows of a shape (burst, sustained, duty,
+clock, pattern, every format of it) share a fold.
+
+**Interval ends** by split conformal prediction [Lei2018]: order statistics of measured over predicted. Families of
+few rows are taken together after each log-ratio was divided by the spread of its own family (the same paper,
+section 5.2, with one spread per family); the spread of a family is drawn to that of all of them by as many rows as
+``PRIOR_ROWS``. Log-ratios are divided by the scale of their distance from other rows: ends are those of a row at a
+typical distance.
+
+**Nearness.** The nearness of a held-out row is exp(-r) of the nearest row in the coordinates of the learned factor
+of time, or of energy (``predictor.learned_factors``). The 90th percentile of |log(measured / predicted)|, over the
+median of its family, is taken as t·(1 + c·(1 - near)) by quantile regression [Koenker1978]: the c of the least
+pinball loss, each with its best t. Then a + b·(1 - near) with b/a = c is scaled so that the middle held-out row has
+1. The nearest twentieth of the held-out rows count as equally near: nothing closer to a measured row was held out,
+so nothing narrower was seen to hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from wattcast.core.arrays import Array, Mask
+from wattcast.fit.choice_fit import choose_labels, find_labels_run
+from wattcast.fit.kernel_fit import KernelFit, build_bundle, conditions_as_ran, fit_kernel_rows
+from wattcast.fit.kernel_rows import FOLDS, KernelRows, assign_folds, on_random_data, run_each, settled_figures
+from wattcast.hardware import Gpu, OperatingPoint
+from wattcast.kernels import build_kernels, reference_chip
+from wattcast.kernels.kernel_table import IssueSegment
+from wattcast.power.power_model import IdlePower
+from wattcast.predictor.bundle.bundle_file import Bundle, ResidualEnds
+from wattcast.predictor.bundle.support_widening import UNSCALED, NearnessLine, nearness_scale
+from wattcast.predictor.governor import find_governed_point
+from wattcast.predictor.pipeline import analyse_kernels, total_at_clock
+from wattcast.predictor.timeline import Timeline, compute_effective_hz, compute_kernel_s
+
+
+@dataclass(frozen=True)
+class HeldOutRows:
+    """Measured and predicted figures, one entry per held-out row; NaN where a row has no such figure."""
+
+    kind: tuple[str, ...]
+    family: tuple[str, ...]
+    group: tuple[str, ...]
+    work: tuple[str, ...]  # the operator in words
+    data: tuple[str, ...]
+    fold: npt.NDArray[np.int64]
+    latency_s: Array
+    power_w: Array
+    clock_hz: Array
+    predicted_latency_s: Array
+    predicted_power_w: Array
+    predicted_clock_hz: Array
+    roofline_s: Array
+    ran: tuple[str, ...]  # kernel of a product, from the names; empty: none known
+    chosen: tuple[str, ...]  # kernel the choice took without having seen the shape
+    oracle_latency_s: Array  # predicted with the kernel that ran; bursts of products alone
+    near: Array  # nearness, 1 to 0, to the rows that were not held out, by the learned factor of time
+    near_power: Array  # nearness by the learned factor of energy
+
+
+def predict_held_out(
+    rows: KernelRows,
+    gpu: Gpu,
+    idle: IdlePower,
+    folds: int = FOLDS,
+    seed: int = 0,
+    tell: Callable[[str], None] | None = None,
+) -> HeldOutRows:
+    """Predict every burst and sustained row from a fit that never saw its shape."""
+    fold = assign_folds(rows, folds, seed)
+    wanted = rows.is_kind("burst", "sustained") & rows.fit & (rows.repeat == 0)
+    predicted, oracle_s, near = (np.full(shape, np.nan) for shape in ((len(rows), 3), len(rows), (2, len(rows))))
+    chosen: list[str] = [""] * len(rows)
+    tests = [wanted & (fold == k) for k in range(folds)]
+    work = ((rows.select_rows(fold != k), rows.select_rows(test), gpu, idle) for k, test in enumerate(tests))
+    for k, (test, found) in enumerate(zip(tests, run_each(_fold, work, len(rows)), strict=True)):
+        predicted[test], oracle_s[test], near[:, test] = found[0], found[1], found[3]
+        for i, label in zip(np.flatnonzero(test), found[2], strict=True):
+            chosen[i] = label
+        if tell:
+            tell(f"fold {k + 1} of {folds}")
+    return collect_held_out(rows, wanted, fold, predicted, oracle_s, chosen, near, gpu)
+
+
+def _fold(known: KernelRows, test: KernelRows, gpu: Gpu, idle: IdlePower) -> _Fold:
+    found = fit_kernel_rows(known, gpu, idle)
+    labels = [str(label or "") for label in choose_labels(test, found.learned.reference)]
+    near = row_nearness(build_bundle(found, test, gpu, {}, ""), test, gpu)
+    return predict_with_fit(found, test, gpu), predict_as_ran(found, test, gpu), labels, near
+
+
+# latency, power and clock; latency by the kernels that ran; kernels chosen; nearness
+_Fold = tuple[Array, Array, list[str], Array]
+
+
+def predict_as_ran(found: KernelFit, rows: KernelRows, gpu: Gpu) -> Array:
+    """Predict the latency of bursts of products with the kernels that ran instead of those chosen; NaN elsewhere."""
+    named = np.array([bool(names) for names in rows.names]) & np.isin(rows.family, ("gemm", "conv2d"))
+    at = named & rows.is_kind("burst") & on_random_data(rows)
+    result = np.full(len(rows), np.nan)
+    if at.any():
+        bundle = build_bundle(found, rows, gpu, {}, "")
+        some = rows.select_rows(at)
+        result[at] = _at_top(
+            replace(some, conditions=conditions_as_ran(some)), gpu, bundle, float(np.mean(gpu.clocks.max_hz))
+        )
+    return result
+
+
+def predict_with_fit(found: KernelFit, rows: KernelRows, gpu: Gpu) -> Array:
+    """Predict latency, power and clock of each row from a fit, as ``predict_with_bundle`` does."""
+    return predict_with_bundle(build_bundle(found, rows, gpu, {}, ""), rows, gpu)
+
+
+def predict_with_bundle(bundle: Bundle, rows: KernelRows, gpu: Gpu) -> Array:
+    """Predict latency, power and clock of each row: bursts at the top clock, the rest under the governor."""
+    bundle = replace(bundle, launch=replace(bundle.launch, host_s_per_operator=0.0))
+    result = np.full((len(rows), 3), np.nan)
+    burst = rows.is_kind("burst")
+    top_hz = float(np.mean(gpu.clocks.max_hz))
+    if burst.any():
+        some = rows.select_rows(burst)
+        for name in dict.fromkeys(some.data):
+            at = np.array([d == name for d in some.data])
+            result[np.flatnonzero(burst)[at], 0] = _at_top(some.select_rows(at), gpu, bundle.for_data(name), top_hz)
+            result[np.flatnonzero(burst)[at], 2] = top_hz
+    for i in np.flatnonzero(~burst):
+        result[i] = _under_governor(rows, int(i), gpu, bundle.for_data(rows.data[i]))
+    return result
+
+
+def row_nearness(bundle: Bundle, rows: KernelRows, gpu: Gpu) -> Array:
+    """Return the nearness of each row to those that time and energy were learned from, ``(2, row)``; NaN: none."""
+    near = analyse_rows(bundle, rows, gpu).near
+    return np.full((2, len(rows)), np.nan) if near is None else near
+
+
+def analyse_rows(bundle: Bundle, rows: KernelRows, gpu: Gpu) -> Timeline:
+    """Analyse the kernels of rows, one each, without any issue order."""
+    return analyse_kernels(build_kernels(rows.ops, rows.conditions, gpu, bundle.reference, ()), gpu, bundle)
+
+
+def _at_top(rows: KernelRows, gpu: Gpu, bundle: Bundle, top_hz: float) -> Array:
+    timeline = analyse_rows(bundle, rows, gpu)
+    return compute_kernel_s(timeline.phases, compute_effective_hz(timeline, np.asarray(top_hz), bundle.clock_law))
+
+
+def _under_governor(rows: KernelRows, i: int, gpu: Gpu, bundle: Bundle) -> tuple[float, float, float]:
+    segment = IssueSegment(np.array([0]), np.array([1.0]), 1)
+    kernels = build_kernels((rows.ops[i],), (rows.conditions[i],), gpu, bundle.reference, (segment,))
+    timeline = analyse_kernels(kernels, gpu, bundle)
+    governed = find_governed_point(timeline, gpu, OperatingPoint(), bundle)
+    totals = total_at_clock(timeline, governed.at, bundle)
+    return float(totals.latency_s), float(totals.power_w), float(governed.clock_hz[..., 0])
+
+
+def collect_held_out(
+    rows: KernelRows,
+    wanted: Mask,
+    fold: npt.NDArray[np.int64],
+    predicted: Array,
+    oracle_s: Array,
+    chosen: list[str],
+    near: Array,
+    gpu: Gpu,
+) -> HeldOutRows:
+    """Collect measured and predicted figures of the wanted rows."""
+    some = rows.select_rows(wanted)
+    power_w, clock_hz, latency_s = settled_figures(some)
+    reference = reference_chip(gpu)
+    kernels = build_kernels(some.ops, some.conditions, gpu, reference, ())
+    rate = np.asarray(kernels.pipe_per_cycle) * reference.sm_count * reference.top_hz
+    byte = np.array([op.read_byte + op.write_byte for op in some.ops])
+    burst = some.is_kind("burst")
+    return HeldOutRows(
+        kind=some.kind,
+        family=some.family,
+        group=kernels.work.kernel_family,
+        work=tuple(str(op) for op in some.ops),
+        data=some.data,
+        fold=fold[wanted],
+        latency_s=latency_s,
+        power_w=np.where(burst, np.nan, power_w),
+        clock_hz=np.where(burst, np.nan, clock_hz),
+        predicted_latency_s=predicted[wanted, 0],
+        predicted_power_w=predicted[wanted, 1],
+        predicted_clock_hz=predicted[wanted, 2],
+        roofline_s=np.maximum(kernels.flop / rate, byte / float(np.mean(gpu.memory.byte_per_s))),
+        ran=tuple(str(label or "") for label in find_labels_run(some)),
+        chosen=tuple(chosen[i] for i in np.flatnonzero(wanted)),
+        oracle_latency_s=oracle_s[wanted],
+        near=near[0, wanted],
+        near_power=near[1, wanted],
+    )
+
+
+INTERVAL_LEVEL = 0.9
+POOLED_FAMILIES = ("softmax", "layernorm", "rmsnorm")  # whose power has few rows each, and whose kernels are alike
+PRIOR_ROWS = 4.0
+
+
+def fit_interval_ends(
+    held: HeldOutRows, level: float = INTERVAL_LEVEL, near: tuple[NearnessLine, NearnessLine] = (UNSCALED, UNSCALED)
+) -> dict[str, ResidualEnds]:
+    """Fit the interval ends of each family: latency to its bursts, power to sustained rows of its pool.
+
+    ``near`` is the result of ``fit_nearness`` on the same rows.
+    """
+    families, is_random = np.array(held.family), np.array([d == "random" for d in held.data])
+    burst = np.array([k == "burst" for k in held.kind])
+    power = scale_ratios(held.power_w / held.predicted_power_w, held.near_power, near[1])
+    known = is_random & ~burst & np.isfinite(power)
+    latency = scale_ratios(held.latency_s / held.predicted_latency_s, held.near, near[0])
+    found = {}
+    for family in dict.fromkeys(held.family):
+        time = latency[(families == family) & is_random & burst]
+        ends = power_ends(power[known], families[known], family, level)
+        found[family] = ResidualEnds(conformal_ends(time, level), ends, len(time))
+    return found
+
+
+def scale_ratios(ratio: Array, near: Array, line: NearnessLine) -> Array:
+    """Scale ratios to those of a row at a typical distance: divide logarithms by the scale of the distance."""
+    return np.asarray(ratio ** (1.0 / nearness_scale(near, line)))
+
+
+def power_ends(
+    ratio: Array, family: npt.NDArray[np.str_], name: str, level: float = INTERVAL_LEVEL
+) -> tuple[float, float]:
+    """Return the ends of one family's measured over predicted power."""
+    if name not in POOLED_FAMILIES:
+        return conformal_ends(ratio[family == name], level)
+    inside = np.isin(family, POOLED_FAMILIES)
+    logs, of = np.log(ratio[inside]), family[inside]
+    if logs.size == 0:
+        return conformal_ends(ratio[inside], level)
+    spread = {other: _spread(logs, of == other) for other in POOLED_FAMILIES}
+    scaled = logs / np.array([spread[str(other)] for other in of])
+    low, high = conformal_ends(np.exp(scaled), level)
+    return float(low ** spread[name]), float(high ** spread[name])
+
+
+def _spread(logs: Array, own: npt.NDArray[np.bool_]) -> float:
+    """Return the mean size of a family's residuals, drawn to that of all."""
+    size = np.abs(logs)
+    return float(max((size[own].sum() + PRIOR_ROWS * size.mean()) / (own.sum() + PRIOR_ROWS), 1e-6))
+
+
+def conformal_ends(ratio: Array, level: float = INTERVAL_LEVEL) -> tuple[float, float]:
+    """Return ends between which a new ratio falls with ``level``, a tail of (1 - level)/2 at each side."""
+    if ratio.size == 0:
+        return (0.5, 2.0)
+    ordered, tail = np.sort(ratio), (1.0 - level) / 2.0
+    low = int(np.clip(np.floor(tail * (ratio.size + 1)) - 1, 0, ratio.size - 1))
+    high = int(np.clip(np.ceil((1.0 - tail) * (ratio.size + 1)) - 1, 0, ratio.size - 1))
+    return float(ordered[low]), float(ordered[high])
+
+
+LEAST_NEARNESS_ROWS = 300  # with a nearness, to learn from
+NEAREST_SHARE = 0.95  # of the held-out rows are not nearer than what counts as beside a measured one
+_LEVEL = 0.9
+_SLOPES = np.concatenate([[0.0], np.geomspace(0.25, 40.0, 45)])
+
+Names = npt.NDArray[np.str_]
+
+
+def fit_nearness_line(log_ratio: Array, family: Names, near: Array) -> NearnessLine:
+    """Fit a, b and c of ``nearness_scale``; too few rows give ``UNSCALED``."""
+    known = np.isfinite(near) & np.isfinite(log_ratio)
+    if known.sum() < LEAST_NEARNESS_ROWS:
+        return UNSCALED
+    nearest = float(np.quantile(near[known], NEAREST_SHARE))
+    size, away, of = np.abs(log_ratio[known]), 1.0 - np.minimum(near[known], nearest), family[known]
+    for name in np.unique(of):
+        size[of == name] /= max(float(np.median(size[of == name])), 1e-6)
+    slope = min(_SLOPES, key=lambda c: _loss(size, 1.0 + c * away))
+    middle = float(np.median(1.0 + slope * away))
+    return round(1.0 / middle, 6), round(float(slope) / middle, 6), round(nearest, 6)
+
+
+def _loss(size: Array, spread: Array) -> float:
+    """Return the pinball loss of ``size`` against t·``spread`` for the best t, a weighted quantile of their ratio."""
+    t = weighted_quantile(size / spread, spread, _LEVEL)
+    over = size - t * spread
+    return float(np.mean(np.maximum(_LEVEL * over, (_LEVEL - 1.0) * over)))
+
+
+def weighted_quantile(values: Array, weight: Array, level: float) -> float:
+    """Return the least value that a share ``level`` of the weight does not exceed.
+
+    >>> weighted_quantile(np.array([3.0, 1.0, 2.0]), np.array([1.0, 1.0, 2.0]), 0.75)
+    2.0
+    """
+    order = np.argsort(values)
+    below = np.cumsum(weight[order])
+    at = int(np.searchsorted(below, level * below[-1] * (1.0 - 1e-12)))
+    return float(values[order][min(at, values.size - 1)])
+
+
+def fit_nearness(held: HeldOutRows) -> tuple[NearnessLine, NearnessLine]:
+    """Fit the nearness lines of latency to held-out bursts and of power to sustained ones, on random data."""
+    family, random = np.array(held.family), np.array(held.data) == "random"
+    burst = np.array([kind == "burst" for kind in held.kind])
+    latency, power = np.log(held.latency_s / held.predicted_latency_s), np.log(held.power_w / held.predicted_power_w)
+    of_latency, of_power = random & burst, random & ~burst
+    return (
+        fit_nearness_line(latency[of_latency], family[of_latency], held.near[of_latency]),
+        fit_nearness_line(power[of_power], family[of_power], held.near_power[of_power]),
+    )

@@ -1,0 +1,442 @@
+"""Fit every stage of a bundle to the rows of a kernel database.
+
+The stages, each on the rows given and nothing else: the effective-clock law, corrections and learned residual of
+latency (burst rows), energies with relative V(f) and toggling (sustained and duty rows, at measured latency and
+clock), learned residual of energy.
+
+**Effective clock** from spin kernels that run next to the load: the ratio of effective to reported clock against x
+= tensor activity · (f / f_top)², for random data, is a falling piecewise line by non-negative least squares on its
+steps down. The square of the clock stands for voltage squared times frequency relative to the clock itself: the
+slowing follows the load on the supply, and capped kernels at 1450 MHz slow less than the same ones at 1980.
+
+**Energies.** Measured latency and clock go in, so that errors of the latency model do not leak into energies:
+
+    P - P_idle(f) = V²(f)·Σ_m E_m·n_m·τ/t + Σ_d E_d·n_d·τ/t
+
+is bilinear in (V², E). Alternate [Guerreiro2018]: non-negative energies by least squares on the relative error of P
+at given V, then V² at a few clocks, never falling, at given energies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from wattcast.core.arrays import Array, Mask
+from wattcast.core.strict_files import FitStatus, Provenance
+from wattcast.fit.choice_fit import count_k_parts, fit_kernel_choice
+from wattcast.fit.kernel_rows import KernelRows, assign_folds, on_random_data, select_kernels, settled_figures
+from wattcast.fit.latency_fit import ResidualSample, fit_corrections, fit_residuals
+from wattcast.hardware import Gpu
+from wattcast.hardware.gpu import DEFAULT_TEMPERATURE_C
+from wattcast.kernels import Kernels, ReferenceChip, RunCondition, build_kernels, reference_chip
+from wattcast.power.activity import known_events
+from wattcast.power.module_power import OWN_RAIL, STEADY, ModulePower
+from wattcast.power.power_model import IdlePower, VoltageCurve
+from wattcast.predictor.bundle.bundle_file import FAMILIES, Bundle, MeasuredRange, ResidualEnds
+from wattcast.predictor.bundle.forecast import provisional_bundle
+from wattcast.predictor.kernel_phases import Correction, blend_corrections, count_events
+from wattcast.predictor.learned_factors import (
+    RATE_FEATURES,
+    LearnedFactor,
+    LearnedFactors,
+    busy_rates,
+    compute_ideal_terms,
+)
+from wattcast.predictor.pipeline import BUSY_EVENT
+from wattcast.predictor.timeline import ClockLaw, active_sm_share
+
+ACTIVITY_KNOTS = np.array([0.0, 0.25, 0.5, 0.75, 1.0])
+
+
+def fit_clock_law(
+    activity: Array,
+    clock_hz: Array,
+    effective_hz: Array,
+    tensor: npt.NDArray[np.bool_],
+    top_hz: float,
+    power: float = 2.0,
+) -> ClockLaw:
+    """Fit the law to rows with both clocks; ``tensor`` marks rows that issue tensor instructions."""
+    from scipy.optimize import nnls
+
+    ratio = np.clip(effective_hz / clock_hz, 0.5, 1.0)
+    plain, rows = ratio[~tensor], tensor
+    load = np.clip(activity[rows] * (clock_hz[rows] / top_hz) ** power, 0.0, 1.0)
+    hats = np.stack(
+        [np.interp(load, ACTIVITY_KNOTS, np.eye(len(ACTIVITY_KNOTS))[i]) for i in range(len(ACTIVITY_KNOTS))], axis=-1
+    )
+    # ratio = start - Σ_{j<=i} step_j: one column for the start, the others for the steps down
+    steps = -np.stack([hats[:, j:].sum(axis=1) for j in range(1, len(ACTIVITY_KNOTS))], axis=-1)
+    found, _ = nnls(np.column_stack([hats.sum(axis=1), steps]), ratio[rows])
+    line = np.minimum(found[0] - np.concatenate([[0.0], np.cumsum(found[1:])]), 1.0)
+    return ClockLaw(
+        without=float(np.median(plain)) if plain.size else 1.0,
+        activity=ACTIVITY_KNOTS.copy(),
+        ratio=np.maximum(line, 0.3),
+        clock_power=power,
+        top_hz=top_hz,
+    )
+
+
+VOLTAGE_KNOTS_HZ = np.array([1.35e9, 1.5e9, 1.65e9, 1.8e9, 1.98e9])
+_ROUNDS = 8
+
+
+@dataclass(frozen=True)
+class PowerRows:
+    """Rows as the power fit reads them, ``(row,)`` or ``(row, event)``."""
+
+    rate: Array  # (row, event) events per second
+    events: tuple[str, ...]
+    modules: tuple[str, ...]  # of each event
+    clock_hz: Array
+    power_w: Array
+    data: Sequence[str]
+
+    def select_rows(self, mask: npt.NDArray[np.bool_]) -> PowerRows:
+        """Return the rows of a mask."""
+        data = [d for d, keep in zip(self.data, mask, strict=True) if keep]
+        return PowerRows(self.rate[mask], self.events, self.modules, self.clock_hz[mask], self.power_w[mask], data)
+
+
+def fit_module_power(
+    rows: PowerRows, idle: IdlePower, temperature_c: float, weight: Array | None = None
+) -> tuple[ModulePower, dict[str, float]]:
+    """Fit the power model on random data, and the dynamic energy of other data relative to it."""
+    idle_w = idle.power_at(rows.clock_hz, temperature_c)
+    random = np.array([d == "random" for d in rows.data])
+    volts = np.ones(len(VOLTAGE_KNOTS_HZ))
+    toggling = {"random": 1.0}
+    own = np.array([m in OWN_RAIL for m in rows.modules])
+    steady = np.array([m in STEADY for m in rows.modules])
+    energy = np.zeros(len(rows.events))
+    for _ in range(_ROUNDS):
+        squared = np.interp(rows.clock_hz, VOLTAGE_KNOTS_HZ, volts) ** 2
+        factor = np.array([toggling.get(d, 1.0) for d in rows.data])
+        energy = _fit_energies(rows, idle_w, squared, factor, own, steady, weight)
+        core = (rows.rate * energy * np.where(steady, 1.0, factor[:, None]))[:, ~own].sum(axis=1)
+        apart = (rows.rate * energy * factor[:, None])[:, own].sum(axis=1)
+        volts = _fit_voltage(rows, idle_w, core, apart)
+        squared = np.interp(rows.clock_hz, VOLTAGE_KNOTS_HZ, volts) ** 2
+        moving = rows.rate * energy * np.where(own, 1.0, squared[:, None])
+        toggling = _fit_toggling(rows, idle_w, moving, steady)
+    assert random.any(), "rows on random data"
+    energies = {name: float(e) for name, e in zip(rows.events, energy, strict=True)}
+    return ModulePower(energies, idle, VoltageCurve(VOLTAGE_KNOTS_HZ, volts)), toggling
+
+
+def _fit_energies(
+    rows: PowerRows,
+    idle_w: Array,
+    squared: Array,
+    factor: Array,
+    own: npt.NDArray[np.bool_],
+    steady: npt.NDArray[np.bool_],
+    weight: Array | None,
+) -> Array:
+    from scipy.optimize import nnls
+
+    scaled = rows.rate * np.where(own, 1.0, squared[:, None]) * np.where(steady, 1.0, factor[:, None])
+    over = 1.0 / rows.power_w if weight is None else weight / rows.power_w
+    matrix, target = scaled * over[:, None], (rows.power_w - idle_w) * over
+    size = np.maximum(np.abs(matrix).max(axis=0), 1e-300)
+    # a whisper of ridge: events that always come together share what they cost
+    ridge = 1e-3 * np.sqrt(len(target)) * np.eye(matrix.shape[1])
+    found, _ = nnls(np.vstack([matrix / size, ridge]), np.concatenate([target, np.zeros(matrix.shape[1])]))
+    return np.asarray(found / size)
+
+
+def _fit_voltage(rows: PowerRows, idle_w: Array, core: Array, apart: Array) -> Array:
+    """Fit V at the knots: never falling, one at the top clock."""
+    from scipy.optimize import lsq_linear
+
+    hats = np.stack(
+        [
+            np.interp(rows.clock_hz, VOLTAGE_KNOTS_HZ, np.eye(len(VOLTAGE_KNOTS_HZ))[i])
+            for i in range(len(VOLTAGE_KNOTS_HZ))
+        ],
+        -1,
+    )
+    steps = np.tril(np.ones((len(VOLTAGE_KNOTS_HZ), len(VOLTAGE_KNOTS_HZ))))  # squared = steps @ rises
+    matrix = (hats @ steps) * (core / rows.power_w)[:, None]
+    target = (rows.power_w - idle_w - apart) / rows.power_w
+    top = 1e3 * steps[-1]
+    limits = np.r_[0.2, np.zeros(4)], np.inf  # few unknowns: an exact method, which no degenerate set of rows upsets
+    done = lsq_linear(np.vstack([matrix, top]), np.append(target, 1e3), bounds=limits, method="bvls")
+    return np.asarray(np.minimum(np.sqrt(steps @ done.x), 1.0))
+
+
+def _fit_toggling(rows: PowerRows, idle_w: Array, moving: Array, steady: npt.NDArray[np.bool_]) -> dict[str, float]:
+    """Fit the dynamic energy of each kind of data relative to random data, by least squares on relative error."""
+    found: dict[str, float] = {"random": 1.0}
+    kinds: Mapping[str, list[int]] = {d: [] for d in rows.data}
+    for i, d in enumerate(rows.data):
+        kinds[d].append(i)
+    for name, at in kinds.items():
+        if name == "random":
+            continue
+        part = moving[at][:, ~steady].sum(axis=1) / rows.power_w[at]
+        rest = (rows.power_w[at] - idle_w[at] - moving[at][:, steady].sum(axis=1)) / rows.power_w[at]
+        found[name] = float(np.clip((part @ rest) / max(part @ part, 1e-30), 0.05, 1.2))
+    return found
+
+
+# A card at rest draws this share of what it draws at the top clock: 83 W at 345 MHz against 130 W at 1980 MHz on an
+# H200 (driver 580). The campaign's own idle rows are all at the top clock.
+_REST_SHARE, _REST_HZ = 83.0 / 130.0, 345e6
+# Families with some forty sustained rows learn from one another's; passes over data learn from those over rows as
+# well, which do better among themselves.
+_ROWS, _CONVOLUTIONS = ("softmax", "layernorm", "rmsnorm"), ("conv2d", "depthwise")
+_POOLS = {
+    **dict.fromkeys(_ROWS, _ROWS),
+    **dict.fromkeys(_CONVOLUTIONS, _CONVOLUTIONS),
+    "elementwise": (*_ROWS, "elementwise"),
+}
+_LEAST_SURE = 0.05  # of a kernel that draws little more than the card at rest
+_LOW_POWER = 0.92  # a lowered clock at less than this share of the limit is a clock still climbing back, not a cap
+
+
+@dataclass(frozen=True)
+class KernelFit:
+    """Everything that is fitted to one set of rows."""
+
+    corrections: dict[str, Correction]
+    law: ClockLaw
+    power: ModulePower
+    toggling: dict[str, float]
+    learned: LearnedFactors
+
+
+def fit_kernel_rows(rows: KernelRows, gpu: Gpu, idle: IdlePower) -> KernelFit:
+    """Fit all stages to ``rows``."""
+    plain = reference_chip(gpu)
+    reference = replace(plain, choice=fit_kernel_choice(rows, plain))
+    kernels = build_kernels(rows.ops, rows.conditions, gpu, reference, ())
+    law = _law(rows, kernels, gpu)
+    at = rows.is_kind("burst") & on_random_data(rows) & rows.fit
+    burst, some = rows.select_rows(at), select_kernels(kernels, at)
+    latency_s = burst.column("latency_s")
+    effective_hz = loaded_clock_hz(law, some, latency_s, reference.top_hz, reference.sm_count)
+    ran = build_kernels(burst.ops, conditions_as_ran(burst), gpu, reference, ())
+    corrections = fit_corrections(
+        compute_ideal_terms(ran, reference), ran.work.kernel_family, latency_s, effective_hz
+    )
+    known = {**provisional_bundle(gpu).corrections, **corrections}  # a family without bursts may have sustained rows
+    time = fit_residuals(_samples(burst, ran, rows, gpu, plain, known, effective_hz))
+    power, toggling, energy = _power(rows, kernels, gpu, idle, known, reference)
+    return KernelFit(corrections, law, power, toggling, LearnedFactors(reference, time, energy))
+
+
+def _samples(
+    burst: KernelRows,
+    ran: Kernels,
+    rows: KernelRows,
+    gpu: Gpu,
+    plain: ReferenceChip,
+    corrections: dict[str, Correction],
+    clock_hz: Array,
+) -> list[ResidualSample]:
+    """Return the samples that the learned factor of time is fitted to.
+
+    Every row is lowered with a kernel choice that never saw its shape, as in a prediction: choices are fitted without
+    each of a few inner folds in turn. Every product whose kernel is known comes once more, as it ran.
+    """
+    latency_s = burst.column("latency_s")
+
+    def sample(kernels: Kernels, at: Mask, again: bool = False) -> ResidualSample:
+        logs = np.log(blend_corrections(kernels.work, corrections))
+        return ResidualSample(
+            kernels, latency_s[at] / compute_ideal_terms(kernels, plain).seconds(logs, clock_hz[at]), again=again
+        )
+
+    inner = dict(zip(rows.ops, assign_folds(rows, _INNER, seed=1), strict=True))
+    fold_of = np.array([inner[op] for op in burst.ops])
+    all_folds = np.array([inner[op] for op in rows.ops])
+    found = []
+    for k in range(_INNER):
+        at = fold_of == k
+        if at.any():
+            some = burst.select_rows(at)
+            unseen = replace(plain, choice=fit_kernel_choice(rows.select_rows(all_folds != k), plain))
+            found.append(sample(build_kernels(some.ops, some.conditions, gpu, unseen, ()), at))
+    named = np.isin(ran.work.root_family, ("gemm", "conv2d")) & np.array([bool(names) for names in burst.names])
+    return [*found, sample(select_kernels(ran, named), named, again=True)] if named.any() else found
+
+
+_INNER = 4
+
+
+def build_bundle(
+    found: KernelFit, rows: KernelRows, gpu: Gpu, residuals: Mapping[str, ResidualEnds], note: str
+) -> Bundle:
+    """Build a bundle from a fit; families without rows take the provisional rule, and its assumptions say so."""
+    rule = provisional_bundle(gpu)
+    missing = [family for family in FAMILIES if family not in residuals]
+    unmeasured = {name: rule.corrections[name] for name in FAMILIES if name not in found.corrections}
+    return Bundle(
+        gpu=gpu.name,
+        status=FitStatus.FITTED,
+        provenance=Provenance(f"wattcast fit kernels {rows.source}", device=rows.card, note=note),
+        corrections={**found.corrections, **unmeasured},
+        launch=rule.launch,
+        power=found.power,
+        clock_law=found.law,
+        residuals={**{f: rule.residuals[f] for f in missing}, **residuals},
+        toggling=found.toggling,
+        reference=found.learned.reference,
+        learned=found.learned,
+        seen=measured_ranges(rows, build_kernels(rows.ops, rows.conditions, gpu, found.learned.reference, ())),
+        governor_share=fit_governor_share(rows, gpu),
+        assumptions=tuple(f"no {family} was measured: provisional corrections" for family in unmeasured),
+    )
+
+
+def fit_governor_share(rows: KernelRows, gpu: Gpu) -> float:
+    """Fit the share of the limit at which the governor holds the board, from capped rows that settled."""
+    capped = np.isfinite(rows.column("settled_power_w")) & (
+        rows.column("settled_clock_hz") < 0.995 * float(np.mean(gpu.clocks.max_hz))
+    )
+    share = rows.column("settled_power_w")[capped & on_random_data(rows) & rows.fit] / float(
+        np.mean(gpu.power.limit_w)
+    )
+    share = share[share > _LOW_POWER]
+    return float(np.clip(np.median(share), _LOW_POWER, 1.0)) if share.size else 1.0
+
+
+def conditions_as_ran(rows: KernelRows) -> tuple[RunCondition, ...]:
+    """Return the conditions of rows with the names of the kernels that ran, where they are known."""
+    ran = zip(rows.conditions, rows.names, count_k_parts(rows), strict=True)
+    return tuple(replace(c, kernels=names, parts=parts) for c, names, parts in ran)
+
+
+def fit_idle_curve(rows: list[tuple[float, float, float]], gpu: Gpu) -> IdlePower:
+    """Fit idle power by clock to idle rows at the top clock; it grows with temperature as those rows do."""
+    top = float(np.mean(gpu.clocks.max_hz))
+    power, degrees = np.array([p for _, p, _ in rows]), np.array([t for _, _, t in rows])
+    slope, at_zero = np.polyfit(degrees, power, 1) if np.ptp(degrees) > 3.0 else (0.0, float(power.mean()))
+    at_reference = max(float(at_zero + slope * DEFAULT_TEMPERATURE_C), 1.0)
+    return IdlePower(
+        np.array([_REST_HZ, top]),
+        np.array([_REST_SHARE * at_reference, at_reference]),
+        reference_c=DEFAULT_TEMPERATURE_C,
+        per_c=max(float(slope) / at_reference, 0.0),
+    )
+
+
+def uses_tensor_cores(kernels: Kernels) -> npt.NDArray[np.bool_]:
+    """Return the mask of kernels that issue tensor instructions."""
+    return np.array([event.startswith("tensor") for event in kernels.pipe_event])
+
+
+def loaded_clock_hz(law: ClockLaw, kernels: Kernels, latency_s: Array, set_hz: float, sm_count: float) -> Array:
+    """Compute the effective clock of kernels whose latency is known, at one set clock."""
+    busy_s = kernels.flop / (np.asarray(kernels.pipe_per_cycle) * sm_count)
+    # activity in cycles of the effective clock; one step from the ratio without load: further ones run away from
+    # what spin kernels see under the densest products
+    activity = np.clip(busy_s / (latency_s * set_hz * law.ratio[0]), 0.0, 1.0)
+    loaded = np.interp(activity * law.load(np.asarray(set_hz)), law.activity, law.ratio)
+    return np.asarray(set_hz * np.where(uses_tensor_cores(kernels), loaded, law.without))
+
+
+def _law(rows: KernelRows, kernels: Kernels, gpu: Gpu) -> ClockLaw:
+    clock, effective, latency_s = (rows.column(name) for name in ("sm_clock_hz", "effective_clock_hz", "latency_s"))
+    top_hz = float(np.mean(gpu.clocks.max_hz))
+    known = np.isfinite(clock) & np.isfinite(effective) & np.isfinite(latency_s) & rows.fit & on_random_data(rows)
+    known &= effective < 1.02 * clock  # beyond: the clock moved between the two readings
+    busy = kernels.flop / (np.asarray(kernels.pipe_per_cycle) * float(np.mean(gpu.sm_count)))
+    activity = np.clip(busy[known] / (latency_s * effective)[known], 0.0, 1.0)
+    return fit_clock_law(activity, clock[known], effective[known], uses_tensor_cores(kernels)[known], top_hz)
+
+
+def _power(
+    rows: KernelRows,
+    kernels: Kernels,
+    gpu: Gpu,
+    idle: IdlePower,
+    corrections: Mapping[str, Correction],
+    reference: ReferenceChip,
+) -> tuple[ModulePower, dict[str, float], dict[str, LearnedFactor]]:
+    """Fit energies, toggling and the learned energy factor of each family."""
+    power_w, clock_hz, latency_s = settled_figures(rows)
+    limit_w = float(np.mean(gpu.power.limit_w))
+    known = rows.is_kind("sustained", "duty") & rows.fit & np.isfinite(power_w) & np.isfinite(clock_hz)
+    climbing = (clock_hz < 0.995 * float(np.mean(gpu.clocks.max_hz))) & (power_w < _LOW_POWER * limit_w)
+    known &= ~climbing
+    at, some = rows.select_rows(known), select_kernels(kernels, known)
+    power_w, clock_hz, latency_s = power_w[known], clock_hz[known], latency_s[known]
+    effective = at.column("effective_clock_hz")
+    effective_hz = np.where(np.isfinite(effective), effective, 0.92 * clock_hz)
+    names, counted = count_events(some)
+    fixed_s = blend_corrections(some.work, corrections)[:, 2] * some.work.launches
+    active = active_sm_share(some, float(np.mean(gpu.sm_count))) * float(np.mean(gpu.sm_count))
+    busy = active * np.maximum(latency_s - fixed_s, 0.0) * effective_hz
+    value = np.column_stack([counted, busy])
+    events = (*names, BUSY_EVENT)
+    used = [i for i, name in enumerate(events) if value[:, i].any() and name != "link_byte"]
+    priced = PowerRows(
+        value[:, used] / latency_s[:, None],
+        tuple(events[i] for i in used),
+        tuple(known_events()[events[i]].module for i in used),
+        clock_hz,
+        power_w,
+        at.data,
+    )
+    top_hz = float(np.mean(gpu.clocks.max_hz))
+    # an error in the energy of a capped row becomes an error of its clock: they count half as much again
+    weight = np.where(clock_hz < 0.995 * top_hz, 1.5, 1.0)
+    power, toggling = fit_module_power(priced, idle, DEFAULT_TEMPERATURE_C, weight)
+    ratio = _energy_ratio(priced, power, toggling)
+    at_top_s = latency_s * clock_hz / reference.top_hz
+    more = dict(zip(RATE_FEATURES, busy_rates(some, reference, at_top_s, fixed_s), strict=True))
+    # a percent of power is the more percent of dynamic power, the smaller that is
+    sure = np.clip(1.0 - idle.power_at(clock_hz, DEFAULT_TEMPERATURE_C) / power_w, _LEAST_SURE, 1.0)
+    sample = ResidualSample(some, ratio, more, sure=sure)
+    return power, toggling, fit_residuals([sample], pools=_POOLS, leaves=8, hold_in=False)
+
+
+def _energy_ratio(rows: PowerRows, power: ModulePower, toggling: Mapping[str, float]) -> Array:
+    """Return measured over modelled dynamic power."""
+    own, steady = (np.array([m in group for m in rows.modules]) for group in (OWN_RAIL, STEADY))
+    energy = np.array([power.energy_j[name] for name in rows.events])
+    squared = power.voltage.level_at(rows.clock_hz)[:, None] ** 2
+    factor = np.array([toggling[d] for d in rows.data])[:, None]
+    parts = rows.rate * energy * np.where(own, 1.0, squared) * np.where(steady, 1.0, factor)
+    idle_w = power.idle.power_at(rows.clock_hz, DEFAULT_TEMPERATURE_C)
+    return np.asarray(np.clip((rows.power_w - idle_w) / np.maximum(parts.sum(axis=1), 1.0), 0.25, 4.0))
+
+
+def measured_ranges(rows: KernelRows, kernels: Kernels) -> dict[str, MeasuredRange]:
+    """Collect formats, kinds of kernels, sizes and forms that were measured, by family."""
+    found = {}
+    forms: dict[str, dict[str, set[str]]] = {}
+    for op, learner, group in zip(rows.ops, kernels.work.root_family, kernels.work.kernel_family, strict=True):
+        forms.setdefault(learner, {}).setdefault(group, set()).add(op.form)
+    learners = np.array(kernels.work.root_family)
+    for family in dict.fromkeys(kernels.work.root_family):
+        at = np.flatnonzero(learners == family)
+        sizes = [n for n in kernels.work.features if n.startswith("log_") and kernels.work.features[n][at].any()]
+        found[family] = MeasuredRange(
+            dtypes=tuple(sorted({str(rows.ops[i].dtype) for i in at})),
+            groups=tuple(
+                sorted(
+                    {
+                        n.removeprefix("is ")
+                        for n in kernels.work.features
+                        if n[:3] == "is " and kernels.work.features[n][at].any()
+                    }
+                )
+            ),
+            sizes={
+                n: (
+                    round(float(kernels.work.features[n][at].min()), 4),
+                    round(float(kernels.work.features[n][at].max()), 4),
+                )
+                for n in sizes
+            },
+            forms={group: tuple(sorted(names)) for group, names in sorted(forms[family].items())},
+        )
+    return found

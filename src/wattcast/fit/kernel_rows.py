@@ -1,0 +1,244 @@
+"""Read a kernel database as arrays, and split, select and parse its rows."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from wattcast.core.arrays import Array, Mask
+from wattcast.core.errors import BadInput
+from wattcast.core.measured_rows import ROWS_FILE, Plain, database_folder, read_lines, read_table
+from wattcast.kernels import Kernels
+from wattcast.kernels.kernel_table import RunCondition
+from wattcast.workload.operator_base import Operator
+from wattcast.workload.readers import from_json
+
+# Flags that make a row unfit: the campaign saw the figures move while it measured.
+UNFIT_FLAGS = ("unsettled", "clock_low", "clock_drift", "period_beats_with_sensor")
+_NUMBERS = (
+    *("latency_s", "power_w", "sm_clock_hz", "effective_clock_hz", "memory_power_w", "on_power_w"),
+    *("settled_power_w", "settled_clock_hz", "temperature_c", "duty", "idle_power_w"),
+)
+
+
+@dataclass(frozen=True)
+class KernelRows:
+    """Rows of a kernel database; arrays are ``(row,)``, NaN where a row has no such figure."""
+
+    kind: tuple[str, ...]
+    ops: tuple[Operator, ...]
+    conditions: tuple[RunCondition, ...]
+    data: tuple[str, ...]
+    spec: tuple[str, ...]
+    repeat: npt.NDArray[np.int64]
+    names: tuple[tuple[str, ...], ...]
+    blocks: tuple[tuple[int, ...], ...]  # of each named kernel
+    number: dict[str, Array]
+    fit: Mask  # not flagged
+    source: str
+    card: str
+
+    def __len__(self) -> int:
+        return len(self.ops)
+
+    def column(self, name: str) -> Array:
+        """Return one measured column."""
+        return self.number[name]
+
+    def select_rows(self, mask: Mask) -> KernelRows:
+        """Return the rows of a mask."""
+        at: list[int] = np.flatnonzero(mask).tolist()
+        columns: dict[str, Any] = {
+            item.name: value[at] if isinstance(value, np.ndarray) else tuple(value[i] for i in at)
+            for item in fields(self)
+            if not isinstance(value := getattr(self, item.name), (str, dict))
+        }
+        return replace(self, number={name: values[at] for name, values in self.number.items()}, **columns)
+
+    def is_kind(self, *kinds: str) -> Mask:
+        """Return the mask of rows that were measured in one of these ways."""
+        return np.array([kind in kinds for kind in self.kind], dtype=bool)
+
+    @property
+    def family(self) -> tuple[str, ...]:
+        """The family of each row, as predictions name it."""
+        return tuple(op.family for op in self.ops)
+
+
+def load_kernel_rows(database: str | Path) -> KernelRows:
+    """Load every row with an operator and a figure; idle rows come from ``load_idle_rows``."""
+    plain = [row for row in read_plain_rows(database) if row.get("kind") != "idle" and not row.get("error")]
+    if not plain:
+        raise BadInput(f"{database}: no measured rows. Pack a campaign with `wattcast measure pack`.")
+    ops = parse_operators([row["operator"] for row in plain], str(database))
+    first = plain[0]
+    return KernelRows(
+        kind=tuple(row["kind"] for row in plain),
+        ops=ops,
+        conditions=tuple(_read_condition(row) for row in plain),
+        data=tuple(row.get("data") or "random" for row in plain),
+        spec=tuple(row.get("spec") or (row.get("detail") or {}).get("spec", "") for row in plain),
+        repeat=np.array([int(row.get("repeat") or 0) for row in plain]),
+        names=tuple(tuple(row.get("kernel_names") or ()) for row in plain),
+        blocks=tuple(tuple(math.prod(grid) for grid in row.get("kernel_grids") or ()) for row in plain),
+        number={
+            name: np.array([float(v) if isinstance(v := row.get(name), (int, float)) else np.nan for row in plain])
+            for name in _NUMBERS
+        },
+        fit=np.array([not set(row.get("flags") or ()) & set(UNFIT_FLAGS) for row in plain], dtype=bool),
+        source=Path(str(database)).name,
+        card=" ".join(str(first.get(name)) for name in ("card_name", "driver") if first.get(name)),
+    )
+
+
+def _read_condition(row: Plain) -> RunCondition:
+    detail = row.get("detail") or {}
+    return RunCondition(
+        str(row.get("layout") or ""),
+        str(row.get("rotated") or ""),
+        str(detail.get("backend") or ""),
+        int(detail.get("rows") or 0),
+        int(detail.get("inner") or 0),
+    )
+
+
+def load_idle_rows(database: str | Path) -> list[tuple[float, float, float]]:
+    """Load clock (Hz), power (W) and temperature (C) of the idle rows."""
+    plain = read_plain_rows(database)
+    rows = [row for row in plain if row.get("kind") == "idle" and row.get("power_w")]
+    power_w, degrees = (np.array([float(row[name]) for row in rows]) for name in ("power_w", "temperature_c"))
+    card = [str(row.get("card_uuid") or "") for row in rows]
+    weight = Counter(str(row.get("card_uuid") or "") for row in plain if row.get("kind") == "sustained")
+    levelled_w = _at_one_level(power_w, degrees, card, weight)
+    return [
+        (float(row["sm_clock_hz"]), float(watts), float(row["temperature_c"]))
+        for row, watts in zip(rows, levelled_w, strict=True)
+    ]
+
+
+def _at_one_level(power_w: Array, degrees: Array, card: list[str], weight: Mapping[str, float]) -> Array:
+    """Level the idle power of several cards: P = level of the card + slope · T, with levels averaged by ``weight``.
+
+    Cards differ by some watts and were met at different temperatures, so the slope of pooled rows is that of none.
+    """
+    names = list(dict.fromkeys(card))
+    if len(names) < 2:
+        return power_w
+    own = np.array([[name == c for name in names] for c in card], dtype=np.float64)  # (row, card)
+    mean_w, mean_c = ((own.T @ values) / own.sum(axis=0) for values in (power_w, degrees))
+    warmer = degrees - own @ mean_c
+    slope = float(warmer @ (power_w - own @ mean_w)) / max(float(warmer @ warmer), 1e-9)
+    level_w = mean_w - slope * mean_c
+    share = np.array([float(weight.get(name, 0)) for name in names])
+    common_w = float(level_w @ share / share.sum()) if share.sum() > 0 else float(level_w.mean())
+    return np.asarray(power_w + common_w - own @ level_w)
+
+
+def read_plain_rows(database: str | Path) -> list[Plain]:
+    """Read every row of a database as plain mappings.
+
+    ``database`` is a folder with ``rows.parquet``, that file, the name of a database that ships, or a folder of
+    journals (``*.jsonl``) as a campaign leaves them.
+    """
+    path = Path(database)
+    if path.is_dir() and not (path / ROWS_FILE).exists():
+        return read_journals(path, "row")
+    if path.is_dir():
+        path = path / ROWS_FILE
+    elif not path.exists():
+        path = database_folder(str(database)) / ROWS_FILE
+    return read_table(path)
+
+
+def read_journals(folder: Path, record: str) -> list[Plain]:
+    """Read the records of one kind from all journals below a folder; a row counts once, as last written."""
+    found = (row for file in sorted(folder.rglob("*.jsonl")) for row in read_lines(file))
+    return list({(row.get("id"), row.get("run")): row for row in found if row.get("record") == record}.values())
+
+
+def parse_operators(entries: Sequence[Plain], where: str = "candidates") -> tuple[Operator, ...]:
+    """Parse one operator per entry through the workload reader, so that a row means what a workload file means."""
+    named = [
+        {"op": e["function"], **{k: v for k, v in e.items() if k not in ("op", "function")}}
+        if e.get("op") == "elementwise"
+        else e
+        for e in entries
+    ]
+    graph = from_json.parse_workload(json.dumps({"name": where, "ops": named}).encode(), where)
+    return tuple(op for block in graph.blocks for op in block.ops)
+
+
+def on_random_data(rows: KernelRows) -> Mask:
+    """Return the mask of rows on random data."""
+    return np.array([d == "random" for d in rows.data], dtype=bool)
+
+
+def settled_figures(rows: KernelRows) -> tuple[Array, Array, Array]:
+    """Return power, reported clock and latency of each row, settled ones where a capped row has them.
+
+    A capped row's first second runs above the limit; its latency is carried to the settled clock by
+    the ratio of the clocks, as for a kernel bound on chip.
+    """
+    duty = rows.is_kind("duty")
+    has = np.isfinite(rows.column("settled_power_w")) & np.isfinite(rows.column("settled_clock_hz")) & ~duty
+    power_w = np.where(
+        duty, rows.column("on_power_w"), np.where(has, rows.column("settled_power_w"), rows.column("power_w"))
+    )
+    clock_hz = np.where(has, rows.column("settled_clock_hz"), rows.column("sm_clock_hz"))
+    latency_s = rows.column("latency_s") * np.where(has, rows.column("sm_clock_hz") / clock_hz, 1.0)
+    return power_w, clock_hz, latency_s
+
+
+def select_kernels(kernels: Kernels, mask: Mask) -> Kernels:
+    """Return the kernels of a mask, without any issue order."""
+    rows = np.flatnonzero(mask)
+    return kernels.select_rows(rows, tuple(kernels.ops[i] for i in rows))
+
+
+FOLDS = 5
+
+
+def shape_name(op: Operator) -> str:
+    """Name the shape of an operator: its kind and sizes, whatever the number format."""
+    whole = (
+        (f.name, getattr(op, f.name)) for f in fields(op) if f.name not in ("dtype", "out_dtype", "count", "label")
+    )
+    sizes = [f"{name}={value}" for name, value in whole if not name.startswith(("read", "write"))]
+    return f"{op.name} {' '.join(sizes)}"
+
+
+def assign_folds(rows: KernelRows, folds: int = FOLDS, seed: int = 0) -> npt.NDArray[np.int64]:
+    """Assign a fold to each row; all rows of a shape share one.
+
+    scikit-learn's GroupKFold balances folds by size instead; the shipped errors were measured with these folds.
+    """
+    _, shape = np.unique([shape_name(op) for op in rows.ops], return_inverse=True)
+    return np.asarray(np.random.default_rng(seed).permutation(int(shape.max()) + 1)[shape] % folds)
+
+
+_Found = TypeVar("_Found")
+PARALLEL_ROWS = 2000  # from which on a fit takes longer than starting a process
+
+
+def run_each(step: Callable[..., _Found], work: Iterable[tuple[Any, ...]], rows: int) -> Iterable[_Found]:
+    """Yield ``step(*one)`` for each of ``work``, in order, on all cores where a database has many ``rows``.
+
+    >>> list(run_each(pow, [(2, 3), (3, 2)], rows=10))
+    [8, 9]
+    """
+    if rows < PARALLEL_ROWS:
+        return (step(*one) for one in work)
+    joblib = importlib.import_module("joblib")  # comes with scikit-learn
+    found: Iterable[_Found] = joblib.Parallel(n_jobs=-1, return_as="generator")(
+        joblib.delayed(step)(*one) for one in work
+    )
+    return found

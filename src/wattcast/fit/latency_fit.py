@@ -1,0 +1,353 @@
+"""Fit the corrections of kernel phases and the learned residual of latency.
+
+There are two stages. First λ by group: the scaffold's five non-negative corrections, fitted to the logarithm of the
+latency (relative error, so small kernels count as much as large), robustly, and pulled towards the family's own fit
+where a group has few rows. Then trees and a Gaussian process learn what remains, by family.
+
+The Gaussian process is ours rather than scikit-learn's: its length scales have a prior, its noise varies by row,
+and distances are in single precision. It fits some forty features to 300 rows in a second, and shipped bundles rest
+on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from wattcast.core.arrays import Array
+from wattcast.core.tree_ensemble import TreeEnsemble, tree_depth
+from wattcast.kernels import Kernels
+from wattcast.kernels.kernel_table import root_family
+from wattcast.predictor.kernel_phases import Correction
+from wattcast.predictor.learned_factors import GaussianProcess, IdealTerms, LearnedFactor
+
+
+def fit_trees(
+    columns: Mapping[str, npt.ArrayLike],
+    target: Array,
+    weight: Array | None = None,
+    *,
+    trees: int = 150,
+    leaves: int = 12,
+    least_rows: int = 6,
+    rate: float = 0.06,
+    loss: str = "absolute_error",
+    seed: int = 0,
+) -> TreeEnsemble:
+    """Fit boosted trees of ``target`` on ``columns``; small and slow-learning, since rows are few."""
+    from sklearn.ensemble import HistGradientBoostingRegressor
+
+    names = tuple(columns)
+    rows = np.stack([np.asarray(columns[name], dtype=np.float64) for name in names], axis=-1)
+    model = HistGradientBoostingRegressor(
+        loss=loss,
+        max_iter=trees,
+        max_leaf_nodes=leaves,
+        min_samples_leaf=least_rows,
+        learning_rate=rate,
+        l2_regularization=1.0,
+        early_stopping=False,
+        random_state=seed,
+    )
+    model.fit(rows, target, sample_weight=weight)
+    return _export_trees(model, names)
+
+
+def _export_trees(model: Any, names: tuple[str, ...]) -> TreeEnsemble:
+    grown = [stage[0].nodes for stage in model._predictors]
+    most = max((len(nodes) for nodes in grown), default=1)
+    shape = (len(grown), most)
+    itself = np.broadcast_to(np.arange(most, dtype=np.int32), shape)
+    feature, value = np.zeros(shape, np.int32), np.zeros(shape)
+    threshold, left, right = np.zeros(shape), itself.copy(), itself.copy()
+    for i, nodes in enumerate(grown):
+        inner = nodes["is_leaf"] == 0
+        at = np.flatnonzero(inner)
+        feature[i, at] = nodes["feature_idx"][inner]
+        threshold[i, at] = nodes["num_threshold"][inner]
+        left[i, at], right[i, at] = nodes["left"][inner], nodes["right"][inner]
+        value[i, : len(nodes)] = np.where(inner, 0.0, nodes["value"])
+    base = float(np.ravel(model._baseline_prediction)[0])
+    return TreeEnsemble(names, base, feature, threshold, left, right, value, tree_depth(left, right))
+
+
+_MOST_FOR_LENGTHS = 300  # rows the lengths are fitted on; all rows are used for the mean
+_STEPS = 25
+
+
+def fit_gaussian_process(
+    columns: Mapping[str, npt.ArrayLike], target: Array, *, sure: Array | None = None, seed: int = 0
+) -> GaussianProcess:
+    """Fit lengths, signal and noise by maximum marginal likelihood [Rasmussen2006, Eq. 5.8-5.9], then the mean.
+
+    ``sure`` is how well each target is known: its noise goes with the inverse, with the same mean.
+    """
+    from scipy.linalg import cho_factor, cho_solve
+
+    names = tuple(columns)
+    raw = np.stack([np.asarray(columns[name], dtype=np.float64) for name in names], axis=-1)
+    spread = raw.std(axis=0)
+    kept = spread > 1e-9
+    if not kept.any():  # rows all alike: one column stands for them
+        kept[0], spread[0] = True, 1.0
+    names = tuple(name for name, keep in zip(names, kept, strict=True) if keep)
+    raw, spread = raw[:, kept], spread[kept]
+    mean = float(np.median(target))
+    rows = raw / spread
+    picked = np.random.default_rng(seed).permutation(len(target))[:_MOST_FOR_LENGTHS]
+    length, variance, noise = _fit_lengths(rows[picked], target[picked] - mean)
+    points = rows * length
+    near = variance * np.exp(-_distance(points))
+    near[np.diag_indices_from(near)] += noise if sure is None else noise * (sure**2).mean() / sure**2
+    alpha = cho_solve(cho_factor(near, lower=True), target - mean)
+    return GaussianProcess(names, length / spread, points, np.asarray(alpha), mean, variance)
+
+
+def _distance(points: Array) -> Array:
+    norms = (points**2).sum(axis=-1)
+    return np.asarray(np.sqrt(np.maximum(norms[:, None] + norms - 2.0 * points @ points.T, 0.0)))
+
+
+def _fit_lengths(rows: Array, target: Array) -> tuple[Array, float, float]:
+    from scipy.linalg import LinAlgError, cho_factor, cho_solve
+    from scipy.optimize import minimize
+
+    count, width = rows.shape
+    # (feature, row, row); single precision: half the memory to walk over, and lengths need no more
+    apart = ((rows.T[:, :, None] - rows.T[:, None, :]) ** 2).astype(np.float32)
+    flat = apart.reshape(width, -1)
+    spread = max(float(target.var()), 1e-6)
+
+    def worse(value: Array) -> tuple[float, Array]:
+        weight, variance, noise = np.exp(2.0 * value[:width]), np.exp(value[width]), np.exp(value[width + 1])
+        squared = (weight.astype(np.float32) @ flat).reshape(count, count).astype(np.float64)
+        radius = np.sqrt(np.maximum(squared, 1e-12))
+        signal = variance * np.exp(-radius)
+        try:
+            factor = cho_factor(signal + noise * np.eye(count), lower=True)
+        except LinAlgError:
+            return 1e10, np.zeros_like(value)
+        alpha = cho_solve(factor, target)
+        inverse = cho_solve(factor, np.eye(count))
+        inner = inverse - np.outer(alpha, alpha)
+        shrink = -signal / radius * inner
+        slope = np.empty_like(value)
+        slope[:width] = 0.5 * weight * (flat @ shrink.ravel().astype(np.float32))
+        slope[width] = 0.5 * (inner * signal).sum()
+        slope[width + 1] = 0.5 * noise * np.trace(inner)
+        pull = value[:width] - _START_LENGTH
+        cost = 0.5 * target @ alpha + np.log(np.diag(factor[0])).sum() + 0.25 * (pull**2).sum()
+        slope[:width] += 0.5 * pull
+        return float(cost), slope
+
+    start = np.concatenate([np.full(width, _START_LENGTH), [np.log(spread), np.log(0.05 * spread)]])
+    bounds = [(-6.0, 1.5)] * width + [(np.log(1e-4), np.log(20.0)), (np.log(2e-5), np.log(0.5))]
+    done = minimize(worse, start, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": _STEPS})
+    return np.exp(done.x[:width]), float(np.exp(done.x[width])), float(np.exp(done.x[width + 1]))
+
+
+_START_LENGTH = -1.5  # log of one over the length, in standard deviations of a feature
+
+
+# log λ: compute, memory, fixed (s), L2, cycles a step; where a fit starts and how far it may go
+_START = np.log([1.2, 1.2, 2e-6, 1.0, 20.0])
+_LOW = np.log([0.1, 0.5, 3e-7, 0.05, 0.1])
+_HIGH = np.log([20.0, 10.0, 3e-5, 20.0, 3000.0])
+_PULL = 0.3  # weight of the family's value against one row's relative error, per unit of log λ
+
+
+def fit_corrections(
+    terms: IdealTerms, group: Sequence[str], latency_s: Array, effective_hz: Array
+) -> dict[str, Correction]:
+    """Fit corrections of each family (the part of a group before its dot; depthwise apart), then of each group."""
+    groups = np.array(group)
+    families = np.array([_family(name) for name in group])
+    found: dict[str, Array] = {}
+    for family in dict.fromkeys(families.tolist()):
+        rows = np.flatnonzero(families == family)
+        found[family] = _fit_group(terms.select_rows(rows), latency_s[rows], effective_hz[rows], None)
+        for name in dict.fromkeys(groups[rows].tolist()):
+            if name != family:
+                inside = np.flatnonzero(groups == name)
+                found[name] = _fit_group(
+                    terms.select_rows(inside), latency_s[inside], effective_hz[inside], found[family]
+                )
+    return {name: _correction(value) for name, value in found.items()}
+
+
+def _family(group: str) -> str:
+    return "conv2d.depthwise" if root_family(group) == "depthwise" else group.partition(".")[0]
+
+
+def _fit_group(terms: IdealTerms, latency_s: Array, effective_hz: Array, towards: Array | None) -> Array:
+    from scipy.optimize import least_squares
+
+    start = _START if towards is None else towards
+
+    def misfit(value: Array) -> Array:
+        error = np.log(terms.seconds(value, effective_hz)) - np.log(latency_s)
+        pull = (value - start) * (_PULL if towards is not None else 0.02)
+        return np.concatenate([error, pull])
+
+    inside = np.clip(start, _LOW + 1e-6, _HIGH - 1e-6)
+    done = least_squares(
+        misfit, inside, bounds=(_LOW, _HIGH), loss="soft_l1", f_scale=0.2, diff_step=1e-3, max_nfev=60
+    )
+    return np.asarray(done.x)
+
+
+def _correction(value: Array) -> Correction:
+    compute, memory, fixed, l2, serial = (float(x) for x in np.exp(value))
+    return Correction(compute, memory, fixed, l2, serial)
+
+
+FEATURES = {
+    "gemm": (
+        *("log_b", "log_m", "log_n", "log_k", "align_m", "align_n", "align_k", "tile_n", "tile_m", "split", "fill"),
+        *(
+            "log_units",
+            "rounds",
+            "fill_128x128",
+            "waves_128x128",
+            "linear",
+            "straight",
+            "left_turned",
+            "warm",
+            "odd",
+            "bias",
+            "dtype",
+        ),
+    ),
+    "conv2d": (
+        *("log_m", "log_n", "log_k", "align_n", "align_c", "tile_n", "tile_m", "fill", "log_units", "rounds"),
+        *("log_groups", "turned", "padded_in", "padded_out", "align_side", "tap_padding", "log_turns", "log_c"),
+        *("log_rs", "stride", "channels_last", "log_image", "log_out", "log_batch", "dtype", "dgrad", "wgrad"),
+    ),
+    "depthwise": (
+        *(
+            "log_rs",
+            "stride",
+            "channels_last",
+            "log_image",
+            "log_out",
+            "log_side",
+            "log_batch",
+            "log_groups",
+            "dtype",
+            "dgrad",
+            "wgrad",
+        ),
+    ),
+    "attention": (
+        *("log_batch", "log_heads", "log_group", "log_q", "log_kv", "head_dim", "causal", "flash", "cudnn"),
+        *("split_heads", "cold", "log_units", "fill", "fill_2", "pad_q", "log_cut"),
+    ),
+    "softmax": (
+        *("log_rows", "log_dim", "align_dim", "pow2_dim", "width", "out_width", "cold", "log_byte", "fill", "waves"),
+    ),
+    "elementwise": (
+        *("log_n", "log_read", "log_write", "log_byte", "read_per_write", "byte_per_element", "width", "out_width"),
+        *("flop_per_element", "sfu_per_element", "layout", "align_n", "moving", "reducing", "cold", "fill"),
+        *("widest", "masked", "rounds", "extent_rows", "extent_columns", "align_columns", "run"),
+    ),
+}
+FEATURES["layernorm"] = FEATURES["rmsnorm"] = FEATURES["softmax"]
+COMMON = ("ideal_compute", "ideal_l2", "ideal_dram", "ideal_bound", "ideal_between", "steps")
+
+
+@dataclass(frozen=True)
+class ResidualSample:
+    """Kernels with measured over scaffold of each, and further features."""
+
+    kernels: Kernels
+    ratio: Array
+    more: Mapping[str, Array] = field(default_factory=dict)
+    again: bool = False  # its rows are in other samples too
+    sure: Array | None = None  # how well each ratio is known, above 0 to 1; None: all alike
+
+    def select_families(self, families: Sequence[str], names: Sequence[str]) -> tuple[dict[str, Array], Array, Array]:
+        """Return columns ``names``, target and how well it is known, of some families; missing columns are zero."""
+        at = np.flatnonzero(np.isin(self.kernels.work.root_family, families))
+        known = {**self.kernels.work.features, **self.more}
+        nothing = np.zeros(len(at))
+        sure = np.ones(len(at)) if self.sure is None else self.sure[at]
+        return {n: known[n][at] if n in known else nothing for n in names}, np.log(self.ratio[at]), sure
+
+
+def fit_residuals(
+    samples: Sequence[ResidualSample],
+    *,
+    pools: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
+    seed: int = 0,
+    trees: int = 150,
+    leaves: int = 12,
+    rate: float = 0.12,
+    hold_in: bool = True,
+) -> dict[str, LearnedFactor]:
+    """Fit log(measured over scaffold) by family; factors are held within the range that was seen.
+
+    ``pools``: further families whose rows a family learns from, alike in features. A row may be in several samples.
+    ``hold_in``: the process sees outliers of products and convolutions drawn in.
+    """
+    found = {}
+    for family in dict.fromkeys(name for sample in samples for name in sample.kernels.work.root_family):
+        pool = pools.get(family, (family,))
+        names = tuple(
+            dict.fromkeys(
+                name for s in samples for other in pool for name in (*residual_features(other, s.kernels), *s.more)
+            )
+        )
+        parts = [sample.select_families(pool, names) for sample in samples]
+        columns = {name: np.concatenate([part[name] for part, *_ in parts]) for name in names}
+        target, sure = (np.concatenate([part[place] for part in parts]) for place in (1, 2))
+        if len(target) < LEAST_FOR_PROCESS:
+            continue  # too few to learn from: the scaffold's word stands
+        grown = trees and len(target) >= LEAST_FOR_TREES
+        again = any(sample.again and len(part[1]) for sample, part in zip(samples, parts, strict=True))
+        # |predicted / measured - 1| is what is scored: a row far above the scaffold weighs less than one below it
+        weight = np.exp(np.clip(np.median(target) - target, -1.0, 1.0)) * sure
+        found[family] = LearnedFactor(
+            fit_trees(
+                columns,
+                target,
+                weight,
+                trees=trees,
+                leaves=leaves,
+                least_rows=LEAST_LEAF_ROWS * (2 if again else 1),
+                rate=rate,
+                seed=seed,
+            )
+            if grown
+            else None,
+            fit_gaussian_process(
+                columns, _held_in(target) if hold_in and family in _RAGGED else target, sure=sure, seed=seed
+            ),
+            float(target.min()),
+            float(target.max()),
+        )
+    return found
+
+
+LEAST_FOR_TREES = 40
+LEAST_FOR_PROCESS = 8
+LEAST_LEAF_ROWS = 6  # measured rows in a leaf
+_RAGGED = ("gemm", "conv2d", "depthwise")  # where a kernel not foreseen leaves a row far off
+_OUTLIER = 3.0  # in robust standard deviations: beyond, a row says that it is far, not how far
+
+
+def _held_in(target: Array) -> Array:
+    """Draw outliers in, for a process that takes errors as Gaussian."""
+    middle = np.median(target)
+    spread = max(1.4826 * float(np.median(np.abs(target - middle))), 1e-3)
+    return np.asarray(np.clip(target, middle - _OUTLIER * spread, middle + _OUTLIER * spread))
+
+
+def residual_features(family: str, kernels: Kernels) -> tuple[str, ...]:
+    """List the columns that a family's residual reads: its shape, the scaffold's ideal terms, its group."""
+    groups = sorted({g for g in kernels.work.kernel_family if root_family(g) == family})
+    return (*FEATURES[family], *COMMON, *(f"is {group}" for group in groups))

@@ -1,0 +1,56 @@
+"""How wrong predictions are, in percent, and the rows of the accuracy ledger that say so."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from wattcast.core.arrays import Array
+
+LedgerRow = dict[
+    str, Any
+]  # set, quantity, n, mape, floor, published, must, aim; further keys where a row has more to say
+
+
+def mean_percent_error(found: Array, true: Array) -> float | None:
+    """Mean absolute percentage error; None of no rows."""
+    if found.size == 0:
+        return None
+    return float(100.0 * np.mean(np.abs(found / true - 1.0)))
+
+
+def make_ledger_row(
+    where: str,
+    quantity: str,
+    n: int,
+    mape: float | None,
+    floor: float | None = None,
+    published: str | None = None,
+    must: float | None = None,
+    aim: float | None = None,
+    **more: Any,
+) -> LedgerRow:
+    """One row, numbers rounded as they are printed."""
+
+    def rounded(value: float | None) -> float | None:
+        return None if value is None else round(value, 2)
+
+    return {
+        "set": where,
+        "quantity": quantity,
+        "n": n,
+        "mape": rounded(mape),
+        "floor": rounded(floor),
+        "published": published,
+        "must": must,
+        "aim": aim,
+        **more,
+    }
+
+
+def make_absent_row(
+    where: str, quantity: str, reason: str, must: float | None = None, aim: float | None = None
+) -> LedgerRow:
+    """A row of the ledger whose data are not here, with the reason."""
+    return make_ledger_row(where, quantity, 0, None, None, None, must, aim, missing=reason)

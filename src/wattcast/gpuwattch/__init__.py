@@ -1,0 +1,1 @@
+"""Component power from simulator traces, after GPUWattch and AccelWattch: files, energies, fits, figures."""

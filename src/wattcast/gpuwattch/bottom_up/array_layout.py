@@ -1,0 +1,381 @@
+"""Find the layout of a memory array (SRAM with banks, ways and tags; searched buffers) and its cost.
+
+All partitions of a bank are evaluated; the best has the least energy times delay among those of at most twice the
+smallest area. A layout is chosen once, for one port at 45 nm and nominal voltage, and then scaled or given more
+ports: energies rise smoothly with ports, node and voltage, without steps where a new layout would win. (McPAT
+searches anew for each, by energy times delay squared.)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+from wattcast.core.arrays import Array
+from wattcast.core.errors import bad_value
+from wattcast.gpuwattch.bottom_up.memory_array import (
+    ACCESS,
+    PULL_DOWN,
+    PULL_UP,
+    ArrayPartition,
+    ArrayPorts,
+    BankCost,
+    bank_cost,
+    bitline_swing_v,
+    cell_sides_um,
+    wire_tree_cost,
+)
+from wattcast.gpuwattch.bottom_up.technology import (
+    CELL_AREA_FEATURE2,
+    Technology,
+    drain_capacitance_f,
+    driver_chain_cost,
+    find_repeated_wire,
+    find_technology,
+    gate_capacitance_f,
+    to_float,
+    wire_f_per_um,
+)
+
+LAYOUT_OVERHEAD = 1.1 * 1.2  # placement in a macro, macros on a chip: area, and wires with it (McPAT 0.8)
+_AREA_LIMIT = 2.0  # times the smallest: without it large arrays come out at thrice the area they need
+_DRAWN_NM = 45.0
+_ONE_PORT = ArrayPorts()
+_LEAST_ROW, _MOST_ROW, _LEAST_COLUMN, _MOST_COLUMN = 8, 4096, 2, 4096
+
+
+@dataclass(frozen=True)
+class SramArray:
+    """The shape of a memory array as an architect gives it."""
+
+    name: str
+    capacity_byte: int
+    block_byte: int
+    ways: int = 1
+    banks: int = 1
+    ports: ArrayPorts = _ONE_PORT
+    output_bit: int | None = None  # bits of an access; default: a block
+    tag_bit: int = 0  # of a way; 0: no tags
+    sequential: bool = False  # the tag first, then one way of data
+    toggle: float = 1.0  # share of data wires that charge in an access
+
+    def __post_init__(self) -> None:
+        where = f"{self.name}: "
+        for what, value in (
+            ("capacity", self.capacity_byte),
+            ("block", self.block_byte),
+            ("ways", self.ways),
+            ("banks", self.banks),
+            ("ports that read", self.ports.reading),
+            ("ports that write", self.ports.writing),
+        ):
+            if value < 1:
+                raise bad_value(where + what, "at least one", value)
+        if self.output_bit is not None and self.output_bit < 1:
+            raise bad_value(where + "output", "at least one bit", self.output_bit)
+        if self.capacity_byte % (self.banks * self.block_byte * self.ways):
+            raise bad_value(
+                where + "geometry",
+                f"{self.banks} banks of whole sets of {self.ways} blocks of {self.block_byte} bytes",
+                f"{self.capacity_byte} bytes",
+                "Change capacity, banks, ways or block so that they divide.",
+            )
+
+    @property
+    def bits(self) -> int:
+        """Number of bits that an access moves."""
+        return self.output_bit or 8 * self.block_byte
+
+    @property
+    def blocks(self) -> int:
+        """Number of blocks in a bank."""
+        return self.capacity_byte // (self.banks * self.block_byte)
+
+
+@dataclass(frozen=True)
+class ArrayCost:
+    """Energy of an access, and leakage and area of a whole memory structure."""
+
+    read_j: float
+    write_j: float
+    subthreshold_w: float
+    gate_w: float
+    area_um2: float
+    delay_s: float
+    tag_read_j: float = 0.0
+    tag_write_j: float = 0.0
+    search_j: float = 0.0
+    rows: int = 0
+    columns: int = 0
+    mats: int = 0
+
+
+@dataclass(frozen=True)
+class _BankCells:
+    """Rows and columns of a bank, and the bits that an access moves in and out."""
+
+    rows: int
+    columns: int
+    select: int  # ways that are read together and of which one is taken
+    in_bit: int
+    out_bit: int
+    banks: int
+    tag_ways: int = 0  # above zero: an array of tags, which gives out only hits
+
+    @property
+    def leaving(self) -> int:
+        return self.tag_ways or self.out_bit
+
+
+@dataclass(frozen=True)
+class _ChosenLayout:
+    """The chosen partition, its address bits, and its delay at the node of the choice."""
+
+    part: ArrayPartition
+    address_bit: Array
+    delay_s: float
+
+
+@cache
+def sram_cost(tech: Technology, sram: SramArray) -> ArrayCost:
+    """Return the cost of data and tag arrays in their best layouts, with short-circuit and layout overheads."""
+    ways = 1 if sram.sequential else sram.ways
+    tags, tag = None, None
+    if sram.tag_bit:
+        width = sram.tag_bit * sram.ways
+        cells = _BankCells(sram.blocks // sram.ways, width, 1, sram.tag_bit, width, sram.banks, sram.ways)
+        tags = _layout(cells, sram.name)
+        tag = _built(tech, sram, cells, tags)
+    first = tags if sram.sequential else None  # then data are read after the tags, which counts in their delay
+    cells = _BankCells(sram.blocks // ways, 8 * sram.block_byte * ways, ways, sram.bits, sram.bits, sram.banks)
+    data = _built(tech, sram, cells, _layout(cells, sram.name, first.delay_s if first else 0.0))
+    share = tech.short_circuit * LAYOUT_OVERHEAD
+    tag_read, tag_write = (share * tag.read_j, share * tag.write_j) if tag else (0.0, 0.0)
+    both = (data,) if tag is None else (data, tag)
+    return ArrayCost(
+        share * data.read_j + tag_read,
+        share * data.write_j + tag_write,
+        sum(part.subthreshold_w for part in both),
+        sum(part.gate_w for part in both),
+        LAYOUT_OVERHEAD * sum(part.area_um2 for part in both),
+        data.delay_s + (tag.delay_s if tag and sram.sequential else 0.0),
+        tag_read,
+        tag_write,
+        0.0,
+        data.rows,
+        data.columns,
+        data.mats,
+    )
+
+
+@cache
+def _layout(cells: _BankCells, name: str, before_s: float = 0.0) -> _ChosenLayout:
+    """Choose the best partition of a bank; ``before_s`` passes before the access begins."""
+    part = _partitions(cells.rows, cells.columns, cells.select, cells.out_bit)
+    if part.row.size == 0:
+        raise bad_value(
+            f"{name}: geometry",
+            f"subarrays of {_LEAST_ROW} to {_MOST_ROW} rows",
+            f"{cells.rows} rows of {cells.columns} bits",
+            "The structure is too small or too oddly shaped for a memory array.",
+        )
+    address = np.log2(part.row) + np.log2(part.column_mux) + np.log2(part.mats_across * part.mats_down)
+    bits = np.maximum(address, 1.0)
+    drawn = find_technology(_DRAWN_NM)
+    one = bank_cost(drawn, _ONE_PORT, part, bits, cells.in_bit, cells.leaving, cells.tag_ways)
+    one = _banked(drawn, _ONE_PORT, one, bits, cells, 1.0)
+    area = one.width_um * one.height_um
+    measure = one.read_j * (one.delay_s + before_s)
+    best = int(np.argmin(np.where(area <= _AREA_LIMIT * area.min(), measure, np.inf)))
+    return _ChosenLayout(part.select(best), bits[[best]], float(one.delay_s[best]))
+
+
+def _built(tech: Technology, sram: SramArray, cells: _BankCells, layout: _ChosenLayout) -> ArrayCost:
+    """Return the cost of a layout at a node and a voltage, with all its ports."""
+    part, bits = layout.part, layout.address_bit
+    found = bank_cost(tech, sram.ports, part, bits, cells.in_bit, cells.leaving, cells.tag_ways, sram.toggle)
+    found = _banked(tech, sram.ports, found, bits, cells, sram.toggle)
+    return ArrayCost(
+        to_float(found.read_j),
+        to_float(found.write_j),
+        to_float(found.subthreshold_w),
+        to_float(found.gate_w),
+        to_float(found.width_um * found.height_um),
+        to_float(found.delay_s),
+        rows=int(part.row[0]),
+        columns=int(part.column[0]),
+        mats=int(part.mats_across[0] * part.mats_down[0]),
+    )
+
+
+def _banked(
+    tech: Technology, ports: ArrayPorts, bank: BankCost, address: Array, cells: _BankCells, toggle: float
+) -> BankCost:
+    """Return the cost of all banks and the tree between them, in the arrangement that reads with less energy."""
+    if cells.banks == 1:
+        return bank
+    less = 2.0 ** int(np.log2(cells.banks) / 2)
+    ways = [_laid(tech, ports, bank, address, cells, toggle, down) for down in (less, cells.banks / less)]
+    first = ways[0].read_j <= ways[1].read_j
+    return BankCost(*(np.where(first, a, b) for a, b in zip(*(vars(way).values() for way in ways), strict=True)))
+
+
+def _laid(
+    tech: Technology, ports: ArrayPorts, bank: BankCost, address: Array, cells: _BankCells, toggle: float, down: float
+) -> BankCost:
+    """Return the cost of banks in columns of ``down``, side by side."""
+    across, one = cells.banks / down, np.ones_like(bank.read_j)
+    banks = ArrayPartition(one, one, one, one, across * one, down * one, one, one, one)
+    bits = (address * ports.all, cells.leaving * ports.reading * one, cells.in_bit * ports.writing * one)
+    to, back, into = (wire_tree_cost(tech, banks, bank.width_um, bank.height_um, count) for count in bits)
+    routed = to + back + into
+    wires_um = sum(bits) * tech.wide.pitch_um
+    return BankCost(
+        bank.read_j + to.energy_j + toggle * back.energy_j,
+        bank.write_j + to.energy_j + toggle * into.energy_j,
+        np.asarray(bank.delay_s + (to + back).delay_s),
+        np.asarray(cells.banks * bank.subthreshold_w + routed.subthreshold_w),
+        np.asarray(cells.banks * bank.gate_w + routed.gate_w),
+        across * bank.width_um + wires_um,
+        down * bank.height_um + wires_um,
+    )
+
+
+def _partitions(rows: int, columns: int, select: int, out_bit: int) -> ArrayPartition:
+    """List every way to cut a bank: across, down, sets per row, and columns per sense amplifier."""
+    axes = (2.0 ** np.arange(0, 7), 2.0 ** np.arange(0, 8), 2.0 ** np.arange(-4, 6), 2.0 ** np.arange(0, 4))
+    across, down, beside, mux, sense = (
+        grid.ravel() for grid in np.meshgrid(*axes, 2.0 ** np.arange(0, 4) * select, indexing="ij")
+    )
+    row, column = np.ceil(rows / (down * beside)), np.ceil(columns * beside / across)
+    mats_across, mats_down = np.maximum(across / 2, 1), np.maximum(down / 2, 1)
+    per_mat = across * down / (mats_across * mats_down)
+    mat_bit = np.maximum(np.floor(per_mat * column / (mux * sense)), 1.0)
+    active = np.ceil(out_bit / mat_bit)
+    fits = (row >= min(_LEAST_ROW, rows)) & (row <= _MOST_ROW) & (column >= _LEAST_COLUMN) & (column <= _MOST_COLUMN)
+    fits &= (active <= mats_across) & (mat_bit <= out_bit) & (mat_bit >= per_mat)
+    at = np.flatnonzero(fits)
+    one: tuple[Array, ...] = (
+        row,
+        column,
+        per_mat,
+        across / mats_across,
+        mats_across,
+        mats_down,
+        active,
+        mux,
+        mat_bit,
+    )
+    return ArrayPartition(*(values[at] for values in one))
+
+
+_ONE_SEARCH_PORT = ArrayPorts(1, 0, 0, 1)
+_HALVES = 2  # subarrays of a buffer
+
+
+@dataclass(frozen=True)
+class SearchedBuffer:
+    """The shape of a fully associative buffer, whose tags are searched."""
+
+    name: str
+    entries: int
+    tag_bit: int
+    data_bit: int
+    ports: ArrayPorts = _ONE_SEARCH_PORT
+
+    def __post_init__(self) -> None:
+        for what, value in (("entries", self.entries), ("tag", self.tag_bit), ("data", self.data_bit)):
+            if value < 1:
+                raise bad_value(f"{self.name}: {what}", "at least one", value)
+        if self.ports.search < 1:
+            raise bad_value(f"{self.name}: search ports", "at least one", self.ports.search)
+
+
+@cache
+def searched_buffer_cost(tech: Technology, cam: SearchedBuffer) -> ArrayCost:
+    """Return the energy of a search, a read and a write, leakage and area, after CACTI 6.5's associative cache.
+
+    A search drives the search lines of every tag bit and discharges the matchlines of all rows but one, then reads
+    the matching entry.
+    """
+    rows = max(cam.entries // _HALVES, 1)
+    wide, high = cell_sides_um(tech, cam.ports)
+    tag_wide, tag_high = _tag_cell_um(tech, cam.ports)
+    high = max(high, tag_high)
+    v2, feature = tech.vdd2, tech.feature_um
+    local_f = wire_f_per_um(tech, tech.local)
+    bitline_f = (rows + 1) * (drain_capacitance_f(tech, ACCESS * feature) / 2.0 + high * local_f)
+    swing_v = bitline_swing_v(tech)
+    read_column_j = 2.0 * swing_v * tech.voltage_v * bitline_f + _amplifier_j(tech)
+    write_column_j = 2.0 * v2 * bitline_f
+    wordline_f = (cam.tag_bit * tag_wide + cam.data_bit * wide) * local_f
+    wordline_f += (cam.tag_bit + cam.data_bit) * 2.0 * gate_capacitance_f(tech, ACCESS * feature)
+    decode = driver_chain_cost(tech, wordline_f, inputs=2)
+    precharge_f = gate_capacitance_f(tech, 13.0 * tech.p_to_n * tech.min_width_um) + wide * local_f
+    precharge = driver_chain_cost(tech, (cam.tag_bit + cam.data_bit) * precharge_f)
+    search_j = _search_j(tech, cam, rows, tag_wide, high)
+    width_um = cam.tag_bit * tag_wide + cam.data_bit * wide + 144.0 * tech.local.pitch_um
+    # wires in and out of two subarrays, and those of the search
+    tracks_um = (cam.tag_bit + cam.data_bit) * tech.wide.pitch_um * (cam.ports.all + 0.5 * cam.ports.search)
+    height_um = (rows + 1) * high + 60.0 * feature
+    out_j = find_repeated_wire(tech).cost(height_um, cam.data_bit).energy_j
+    match_j = cam.data_bit * read_column_j + to_float(out_j) + to_float(driver_chain_cost(tech, wordline_f).energy_j)
+    share = tech.short_circuit * LAYOUT_OVERHEAD
+    columns = cam.tag_bit + cam.data_bit
+    read_j = to_float(decode.energy_j + precharge.energy_j) + columns * read_column_j + to_float(out_j)
+    write_j = to_float(decode.energy_j + precharge.energy_j) + columns * write_column_j
+    sub_w, gate_w = _leakage_w(tech, cam, rows)
+    return ArrayCost(
+        share * read_j,
+        share * write_j,
+        sub_w + _HALVES * to_float(precharge.subthreshold_w + rows * decode.subthreshold_w),
+        gate_w + _HALVES * to_float(precharge.gate_w + rows * decode.gate_w),
+        LAYOUT_OVERHEAD * _HALVES * width_um * (height_um + tracks_um),
+        to_float(decode.delay_s) * 3.0,
+        search_j=share * (search_j + match_j),
+        rows=rows,
+        columns=columns,
+        mats=1,
+    )
+
+
+def _tag_cell_um(tech: Technology, ports: ArrayPorts) -> tuple[float, float]:
+    """Return width and height of a cell with its comparator: twice the area of a plain one (CACTI 6.5)."""
+    side_um = tech.feature_um * (2.0 * CELL_AREA_FEATURE2 / 2.92) ** 0.5
+    further = 2.0 * tech.local.pitch_um * (ports.all - 1 + ports.search - 1)
+    return side_um + further, side_um * 2.92 + further
+
+
+def _search_j(tech: Technology, cam: SearchedBuffer, rows: int, tag_wide: float, high: float) -> float:
+    """Return the energy of the search lines of every tag bit and of the matchlines, in both halves."""
+    feature, v2 = tech.feature_um, tech.vdd2
+    local_f = wire_f_per_um(tech, tech.local)
+    line_f = (rows + 1) * (gate_capacitance_f(tech, PULL_DOWN * feature) + high * local_f)
+    lines_j = to_float(driver_chain_cost(tech, line_f).energy_j) * cam.tag_bit
+    precharge_f = gate_capacitance_f(tech, 13.0 * tech.p_to_n * tech.min_width_um) + tag_wide * local_f
+    precharge_j = to_float(driver_chain_cost(tech, cam.tag_bit * precharge_f).energy_j)
+    match_f = cam.tag_bit * (drain_capacitance_f(tech, PULL_DOWN * feature, stack=2) + tag_wide * local_f)
+    gates_f = gate_capacitance_f(tech, 125.0 * feature) + drain_capacitance_f(tech, 62.5 * feature, stack=2) * 3.0
+    ready_f = (rows + 1) * gate_capacitance_f(tech, 6.0 * tech.p_to_n * tech.min_width_um)
+    ready_j = to_float(driver_chain_cost(tech, ready_f).energy_j)
+    return _HALVES * (lines_j + precharge_j + ready_j + (rows + 1) * (match_f + gates_f) * v2)
+
+
+def _amplifier_j(tech: Technology) -> float:
+    """Return the energy of one sense amplifier."""
+    feature = tech.feature_um
+    latch_f = gate_capacitance_f(tech, 11.25 * feature) + to_float(drain_capacitance_f(tech, 11.25 * feature))
+    return (latch_f + drain_capacitance_f(tech, 21.5 * feature)) * tech.vdd2
+
+
+def _leakage_w(tech: Technology, cam: SearchedBuffer, rows: int) -> tuple[float, float]:
+    """Return leakage of cells, comparators of the tags, and the gates behind the matchlines."""
+    feature, volts = tech.feature_um, tech.voltage_v
+    cell_um_ = (PULL_DOWN + PULL_UP + ACCESS * cam.ports.all / 2.0) * feature
+    columns = cam.tag_bit + cam.data_bit
+    cells = _HALVES * (rows + 1)
+    off_um = cells * (columns * cell_um_ + cam.tag_bit * 2.0 * PULL_DOWN * feature + 80.0 * feature)
+    on_um = cells * (columns * (PULL_DOWN + PULL_UP) * feature / 2.0 + cam.tag_bit * PULL_DOWN * feature)
+    return tech.off_a_per_um * off_um * volts, tech.gate_leak_a_per_um * on_um * volts

@@ -1,0 +1,477 @@
+"""Logic of a chip: crossbars, routers, functional units, pipelines, memory controllers, coalescer, device memory."""
+
+from __future__ import annotations
+
+import csv
+import math
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from math import log, log2
+
+import numpy as np
+
+from wattcast.core.errors import bad_value, unknown_name
+from wattcast.gpuwattch.bottom_up.array_layout import (
+    ArrayCost,
+    SearchedBuffer,
+    SramArray,
+    searched_buffer_cost,
+    sram_cost,
+)
+from wattcast.gpuwattch.bottom_up.memory_array import ArrayPartition, ArrayPorts, bank_cost
+from wattcast.gpuwattch.bottom_up.technology import (
+    BOTTOM_UP_PACKAGE,
+    Technology,
+    drain_capacitance_f,
+    find_repeated_wire,
+    find_technology,
+    gate_area_um2,
+    gate_capacitance_f,
+    inverter_leakage_w,
+    nand_leakage_w,
+    to_float,
+    wire_f_per_um,
+)
+
+_WIDE = 4.0  # crossbar wires are this much wider and further apart than the global pitch (CACTI 6)
+_NARROWEST = 0.8  # a crossbar flatter than this is stretched, in steps, until its sides are alike
+_MOST_STRETCH = 4.0
+_CUT_OFF = 0.2  # leakage of a buffer that is switched off: the stack factor (McPAT 0.8)
+
+
+@dataclass(frozen=True)
+class LogicCost:
+    """Energy of a use, leakage and area of a block of logic."""
+
+    energy_j: float
+    subthreshold_w: float = 0.0
+    gate_w: float = 0.0
+    area_um2: float = 0.0
+
+    def times(self, used: float, built: float | None = None) -> LogicCost:
+        """Return the cost of ``built`` blocks (default: ``used``) of which ``used`` switch at once."""
+        count = used if built is None else built
+        return LogicCost(
+            self.energy_j * used, *(x * count for x in (self.subthreshold_w, self.gate_w, self.area_um2))
+        )
+
+    def __add__(self, other: LogicCost) -> LogicCost:
+        return LogicCost(*(a + b for a, b in zip(vars(self).values(), vars(other).values(), strict=True)))
+
+
+@cache
+def crossbar_cost(tech: Technology, inputs: int, outputs: int, bits: int) -> LogicCost:
+    """Return the cost of a matrix crossbar of tri-state buffers: ``bits`` travel along a row and down a column.
+
+    E = bits · (two wires + (C_in·outputs + C_out·inputs + C_internal + C_control)·V²) (CACTI 6) [Muralimanohar2007].
+    Idle crossing points leak through two transistors in series.
+    """
+    for what, value in (("inputs", inputs), ("outputs", outputs), ("bits", bits)):
+        if value < 1:
+            raise bad_value(f"crossbar: {what}", "at least one", value)
+    wire = find_repeated_wire(tech, _WIDE)
+    min_um, p_to_n, v2 = tech.min_width_um, tech.p_to_n, tech.vdd2
+    reach_um = inputs * bits * tech.wide.pitch_um
+    driver = wire.repeater * min(reach_um / wire.spacing_um, 1.0)  # in minimum widths
+    first = max(driver * (1.0 + p_to_n) / (3.0 + 3.0 * p_to_n), 1.0)
+    in_f = gate_capacitance_f(tech, first * min_um * 3.0 * (1.0 + p_to_n))
+    inside_f = 3.0 * drain_capacitance_f(tech, first * min_um) + 3.0 * to_float(
+        drain_capacitance_f(tech, first * min_um * p_to_n)
+    )
+    inside_f += gate_capacitance_f(tech, driver * min_um * (1.0 + p_to_n))
+    out_f = drain_capacitance_f(tech, driver * min_um) + to_float(drain_capacitance_f(tech, driver * min_um * p_to_n))
+    control_f = gate_capacitance_f(tech, driver * min_um * (1.0 + p_to_n))
+    gates_um2 = 2.0 * to_float(gate_area_um2(tech, driver * min_um)) + 2.0 * to_float(
+        gate_area_um2(tech, first * min_um, 2)
+    )
+    across_um, down_um = _sides_um(tech, inputs, outputs, bits, gates_um2)
+    wires_j = to_float(wire.cost(across_um + down_um).energy_j)
+    switched_f = in_f * outputs + out_f * inputs + inside_f + control_f
+    sub, gate = inverter_leakage_w(tech, 2.0 * driver * min_um)
+    pair_sub, pair_gate = nand_leakage_w(tech, 3.0 * first * min_um, 2)
+    points = inputs * outputs * bits  # of them all but one a column are cut off by two transistors in series
+    rows, columns = (
+        wire.cost(length, 1.0, lines * bits) for length, lines in ((across_um, inputs), (down_um, outputs))
+    )
+    lines_sub = to_float(rows.subthreshold_w + columns.subthreshold_w)
+    lines_gate = to_float(rows.gate_w + columns.gate_w)
+    return LogicCost(
+        bits * (wires_j + switched_f * v2),
+        points * _CUT_OFF * (to_float(sub) + 2.0 * to_float(pair_sub)) + lines_sub,
+        points * _CUT_OFF * (to_float(gate) + 2.0 * to_float(pair_gate)) + lines_gate,
+        across_um * down_um,
+    )
+
+
+def _sides_um(tech: Technology, inputs: int, outputs: int, bits: int, gates_um2: float) -> tuple[float, float]:
+    """Return width and height of a crossbar, stretched in steps until its sides are alike."""
+    pitch, cell_um = tech.wide.pitch_um, 50.0 * tech.feature_um
+    beside = math.ceil(cell_um / pitch)
+    stretch = 1.0
+    while True:
+        across = max(gates_um2 / (stretch * cell_um) * beside * outputs, bits * pitch * outputs)
+        down = pitch * inputs * bits * stretch
+        shape = down / across * outputs / inputs
+        if min(shape, 1.0 / shape) >= _NARROWEST or stretch >= _MOST_STRETCH or inputs <= 2 or outputs <= 2:
+            return across, down
+        stretch += 0.2
+
+
+def arbiter_cost(tech: Technology, requests: int, line_um: float) -> LogicCost:
+    """Return the cost of a matrix arbiter: request and priority lines, an inner node, and a grant line.
+
+    E = (n·(C_request + 2·C_priority)/2 + C_grant + C_inner/2)·V² (Orion, MICRO 2002); the grant line of ``line_um``
+    runs along the crossbar.
+    """
+    feature, v2 = tech.feature_um, tech.vdd2
+    nor_n, nor_p, inv_n, inv_p = 6.75 * feature, 38.0 * feature, 6.25 * feature, 12.5 * feature
+    nor_f = gate_capacitance_f(tech, 2.0 * nor_n + nor_p)
+    inv_f = (
+        gate_capacitance_f(tech, inv_n + inv_p) + drain_capacitance_f(tech, inv_n) + drain_capacitance_f(tech, inv_p)
+    )
+    drains_f = 2.0 * drain_capacitance_f(tech, nor_n) + drain_capacitance_f(tech, nor_p)
+    request_f = requests * nor_f + inv_f
+    grant_f = drains_f + line_um * wire_f_per_um(tech, tech.wide, 1.0, 3.0) + inv_f
+    energy_j = (requests * (request_f + 2.0 * nor_f) / 2.0 + grant_f + (drains_f + nor_f) / 2.0) * v2
+    sub, gate = inverter_leakage_w(tech, (nor_n + inv_n) * requests)
+    return LogicCost(energy_j, to_float(sub), to_float(gate))
+
+
+@dataclass(frozen=True)
+class RouterShape:
+    """The shape of a router of the network on chip."""
+
+    flit_bit: int
+    inputs: int
+    outputs: int
+    channels: int = 1
+    depth: int = 1  # entries of a buffer
+
+    def __post_init__(self) -> None:
+        for what, value in vars(self).items():
+            if value < 1:
+                raise bad_value(f"router: {what}", "at least one", value)
+
+
+@cache
+def router_cost(tech: Technology, shape: RouterShape) -> tuple[LogicCost, LogicCost, LogicCost]:
+    """Return the costs of buffer (a write and a read), crossbar and arbiters for one flit that passes.
+
+    The router's area is a box: its input buffers in a column, the crossbar at their side; arbiters fill the free
+    room.
+    """
+    switch = crossbar_cost(tech, shape.inputs, shape.outputs, shape.flit_bit)
+    buffer, width_um, height_um = _buffer(tech, shape)
+    vc = arbiter_cost(tech, shape.channels, 0.0).times(shape.inputs)
+    grant = arbiter_cost(tech, shape.inputs, switch.area_um2**0.5).times(shape.outputs)
+    across_um = switch.area_um2 / (tech.wide.pitch_um * shape.inputs * shape.flit_bit)
+    box_um2 = shape.inputs * height_um * (width_um + across_um)
+    built_um2 = buffer.area_um2 + switch.area_um2
+    left_um2 = min(max(box_um2 - built_um2, 0.0), built_um2)  # a box more than half empty would be laid out anew
+    return buffer, switch, vc + grant + LogicCost(0.0, area_um2=left_um2)
+
+
+def _buffer(tech: Technology, shape: RouterShape) -> tuple[LogicCost, float, float]:
+    """Return the cost of the flit buffers of all inputs, and width and height of one."""
+    one = np.ones(1)
+    bits, rows = float(shape.flit_bit * shape.channels), float(shape.depth)
+    part = ArrayPartition(rows * one, bits * one, one, one, one, one, one, one, shape.flit_bit * one)
+    found = bank_cost(tech, ArrayPorts(0, 1, shape.channels), part, one, shape.flit_bit, shape.flit_bit)
+    width_um, height_um = float(found.width_um[0]), float(found.height_um[0])
+    all_of_them = LogicCost(
+        float(found.read_j[0] + found.write_j[0]),
+        float(found.subthreshold_w[0]) * shape.inputs,
+        float(found.gate_w[0]) * shape.inputs,
+        width_um * height_um * shape.inputs,
+    )
+    return all_of_them, width_um, height_um
+
+
+MACRO_OVERHEAD = 1.1  # placement and routing inside a macro (McPAT 0.8)
+
+
+@dataclass(frozen=True)
+class FunctionalUnit:
+    """One functional unit with its published figures."""
+
+    name: str
+    energy_j: float  # of an operation, at ``feature_nm`` and ``voltage_v``
+    factor: float  # of what the synthesis leaves out
+    feature_nm: float
+    voltage_v: float
+    area_um2: float  # at 90 nm
+    area_linear: bool  # shrinks with F rather than F²
+    leakage_w: float
+    source: str
+
+
+@cache
+def functional_units() -> dict[str, FunctionalUnit]:
+    """Return every functional unit of ``units.csv`` by name."""
+    text = files(BOTTOM_UP_PACKAGE).joinpath("data", "units.csv").read_text(encoding="utf-8")
+    return {
+        row["unit"]: FunctionalUnit(
+            row["unit"],
+            float(row["energy_pj"]) * 1e-12,
+            float(row["factor"]),
+            float(row["feature_nm"]),
+            float(row["voltage_v"]),
+            float(row["area_90nm_um2"]),
+            row["area_scaling"] == "linear",
+            float(row["leakage_w"]),
+            row["source"],
+        )
+        for row in csv.DictReader(text.splitlines())
+    }
+
+
+def functional_unit_cost(tech: Technology, name: str) -> LogicCost:
+    """Return the cost of one operation of a unit, scaled from its published figures.
+
+    E = E₀ · factor · (F/F₀) · (V/V₀)² · short circuit: capacitance scales with the feature size F, the factor covers
+    the parts that the synthesis leaves out. Leakage, published for a 45 nm library, follows the off current, the
+    width and the voltage.
+    """
+    if name not in functional_units():
+        raise unknown_name("functional unit", name, functional_units())
+    unit = functional_units()[name]
+    feature_nm = tech.feature_um * 1e3
+    scale = feature_nm / unit.feature_nm * (tech.voltage_v / unit.voltage_v) ** 2
+    shrink = tech.logic_area_scale if unit.area_linear else (feature_nm / 90.0) ** 2
+    leak_w = unit.leakage_w * _off_w_per_gate(tech) / _off_w_per_gate(_library())
+    return LogicCost(
+        unit.energy_j * unit.factor * scale * tech.short_circuit,
+        leak_w,
+        0.0,
+        unit.area_um2 * shrink * MACRO_OVERHEAD,
+    )
+
+
+def _off_w_per_gate(tech: Technology) -> float:
+    return tech.off_a_per_um * tech.feature_um * tech.voltage_v
+
+
+def _library() -> Technology:
+    """Return the technology at which the leakage of ``units.csv`` holds: 45 nm high performance, 380 K."""
+    return find_technology(45.0, temperature_k=380.0)
+
+
+def latch_cost(tech: Technology) -> LogicCost:
+    """Return the cost of a flip-flop of six NAND gates in one cycle.
+
+    In a third each of the cycles it switches, keeps a one and keeps a zero.
+
+    Widths of 25 and 37.5 features (20 and 30 µm at 0.8 µm), a load of two such gates (McPAT 0.8).
+    """
+    n_um, p_um, v2 = 25.0 * tech.feature_um, 37.5 * tech.feature_um, tech.vdd2
+    gate = gate_capacitance_f(tech, n_um + p_um)
+    down, up = drain_capacitance_f(tech, n_um, stack=2), drain_capacitance_f(tech, p_um)
+
+    def node(fan_in: int, fan_out: int) -> float:
+        return down + fan_in * up + fan_out * gate
+
+    switch_j = 0.5 * (3 * node(2, 1) + node(2, 3) + node(3, 2) + node(2, 2) + 4.0 * gate) * v2
+    keep_j = (node(2, 3) + node(3, 2)) * v2
+    sub_n, gate_n = nand_leakage_w(tech, n_um, 2)
+    energy_j = ((switch_j + keep_j) / 3.0 + 2.0 * gate * v2) * tech.short_circuit
+    area = 6.0 * to_float(gate_area_um2(tech, n_um, 2)) * MACRO_OVERHEAD
+    return LogicCost(energy_j, 6.0 * to_float(sub_n), 6.0 * to_float(gate_n), area)
+
+
+def count_pipeline_latches(
+    warps: int, issue: int, fetch: int, decode: int, opcode_bit: int, register_bit: int, word_bit: int, depth: int
+) -> float:
+    """Count the latches of an in-order multithreaded pipeline, half as many again for control (McPAT 0.8).
+
+    Program counters, fetched and decoded instructions and thread states once a warp; operands once an issue.
+    """
+    per_warp = 2 * word_bit + fetch * 2 * word_bit + 8 + decode * (4 * word_bit + 2**opcode_bit)
+    per_issue = 3 * register_bit + 2 * (2**opcode_bit + 16 * word_bit) + 2 * word_bit
+    bits = 1.5 * (per_warp * warps + per_issue * issue)
+    return float(bits / 6.0 * max(depth, 6))
+
+
+def warp_selection_cost(tech: Technology, candidates: int) -> LogicCost:
+    """Return the cost of the tree of four-input priority encoders that picks a ready warp (Palacharla, TR 1996)."""
+    if candidates < 1:
+        raise bad_value("scheduler: warps", "at least one", candidates)
+    feature = tech.feature_um
+    small, middle, wide = 6.25 * feature, 12.5 * feature, 18.75 * feature
+    any_f = 4.0 * drain_capacitance_f(tech, middle) + drain_capacitance_f(tech, 50.0 * feature)
+    encode_f = 10.0 * drain_capacitance_f(tech, middle)
+    encode_f += sum(drain_capacitance_f(tech, wide, stack=stack) for stack in (1, 2, 3, 4))
+    encode_f += 8.0 * gate_capacitance_f(tech, small + middle) + 20.0 * to_float(
+        gate_capacitance_f(tech, middle + wide)
+    )
+    encode_f += 4.0 * drain_capacitance_f(tech, small) + 8.0 * drain_capacitance_f(tech, middle)
+    energy_j = 2.0 * candidates * (any_f + encode_f) * tech.vdd2 * tech.short_circuit
+    sub, gate = inverter_leakage_w(tech, candidates * (3.0 * middle + 5.0 * small))
+    return LogicCost(energy_j, to_float(sub), to_float(gate))
+
+
+def decoder_cost(tech: Technology, bits: int) -> LogicCost:
+    """Return the cost of a decoder: one of 2^bits lines switches, each with a driver 100 features wide."""
+    lines = 2**bits
+    last_um = 100.0 * tech.feature_um
+    driver_um = last_um * (1.0 + 1.0 / 4.0 + 1.0 / 16.0)  # and two stages before it, a quarter each
+    sub, gate = inverter_leakage_w(tech, driver_um)
+    energy_j = gate_capacitance_f(tech, driver_um * (1.0 + tech.p_to_n)) * tech.vdd2
+    area_um2 = to_float(gate_area_um2(tech, last_um)) * 1.4
+    return LogicCost(energy_j, to_float(sub) * lines, to_float(gate) * lines, area_um2 * lines)
+
+
+def unmodelled_core_cost(tech: Technology, depth: int, warps: int) -> LogicCost:
+    """Return area and leakage of the parts of a core that no model covers, from die photographs (McPAT 0.8).
+
+    A = (6.55 − 2.19·ln depth) mm² at 90 nm, 7 % more for each doubling of the warps.
+    """
+    at_90nm_mm2 = max(6.55 - 2.19 * log(depth), 0.0) * (1.0 + 0.0716 * log2(max(warps, 1)))
+    area_um2 = at_90nm_mm2 * 1e6 * tech.logic_area_scale
+    leak = gate_leakage_cost(tech, area_um2 * tech.gate_density_per_um2, 5.0)
+    return LogicCost(0.0, leak.subthreshold_w, leak.gate_w, area_um2 * MACRO_OVERHEAD)
+
+
+def gate_leakage_cost(tech: Technology, gates: float, width: float) -> LogicCost:
+    """Return the leakage of ``gates`` inverters, each ``width`` minimum widths wide."""
+    sub, gate = inverter_leakage_w(tech, width * tech.min_width_um)
+    return LogicCost(0.0, gates * to_float(sub), gates * to_float(gate))
+
+
+_TAG_EXTRA_BIT = 5  # state bits beside an address (CACTI)
+_OPCODE_BIT = 16  # of a memory request
+_ECC = 9.0 / 8.0
+_ROUTINE = 0.1  # of the peak power goes on refresh, scrubbing and the like whatever is asked (McPAT 0.8)
+_COALESCE_J = 0.443e-3 * 0.5e-9  # comparing a warp's addresses: 0.443 mW for 0.5 ns at 1 V (GPUWattch, synthesis)
+_REQUEST_BYTE, _MASK_BYTE, _MASKS, _COUNT_BYTE = 64, 2, 16, 1  # pending-request entry, masks, counters (manual 2.2.3)
+
+
+@dataclass(frozen=True)
+class MemoryController:
+    """The memory controllers of a chip and the channels they serve."""
+
+    controllers: int
+    channels: int  # of one controller
+    bus_bit: int
+    address_bit: int
+    window: int  # requests waiting, a channel
+    buffers: int  # words in flight, a channel
+    block_byte: int  # of a request
+    peak_mbyte_per_s: float  # of a controller
+    clock_hz: float
+
+    def __post_init__(self) -> None:
+        for what, value in vars(self).items():
+            if not value > 0:
+                raise bad_value(f"memory controller: {what}", "above zero", value)
+
+
+@dataclass(frozen=True)
+class MemoryControllerCost:
+    """Joules per request without device memory, constant watts, and leakage and area of one controller."""
+
+    read_j: float
+    write_j: float
+    constant_w: float  # of all controllers
+    front: LogicCost
+    engine: LogicCost
+    phy: LogicCost
+
+
+@cache
+def memory_controller_cost(tech: Technology, mc: MemoryController) -> MemoryControllerCost:
+    """Return the cost of memory controllers: front end (a searched window and data buffers), transaction engine, PHY.
+
+    A request takes a search of the window per word, and buffers, engine and PHY per beat. A tenth of the peak power
+    goes on refresh and scrubbing whatever is requested (McPAT 0.8).
+    """
+    bus = mc.bus_bit * _ECC
+    block_bit = mc.block_byte * _ECC * 8.0
+    ports = ArrayPorts(0, mc.channels, mc.channels, mc.channels)
+    tag = mc.address_bit + _TAG_EXTRA_BIT + _OPCODE_BIT
+    window = searched_buffer_cost(
+        tech, SearchedBuffer("request window", mc.window, tag, 8 * -(-(mc.address_bit + _OPCODE_BIT) // 8), ports)
+    )
+    bus_byte = -(-int(bus) // 8)
+    word = sram_cost(
+        tech, SramArray("data buffer", bus_byte * mc.buffers, bus_byte, 1, 1, ArrayPorts(0, mc.channels, mc.channels))
+    )
+    beats = block_bit / bus
+    words = block_bit / 72.0
+    engine, phy = _engine(tech, mc), _phy(tech, mc)
+    buffered_j = beats * (word.read_j + word.write_j)
+    common_j = engine.energy_j * beats + phy.energy_j * block_bit + buffered_j
+    # a busy cycle of the front end uses every port of the window and half the ports of the buffers
+    front_j = mc.channels * (2.0 * window.search_j + window.read_j + window.write_j + word.read_j + word.write_j)
+    front = LogicCost(
+        front_j,
+        window.subthreshold_w + 2.0 * word.subthreshold_w,
+        window.gate_w + 2.0 * word.gate_w,
+        mc.channels * (window.area_um2 + 2.0 * word.area_um2),
+    ) + warp_selection_cost(tech, 1).times(0.0, 1.0)
+    peak_w = front_j * mc.clock_hz + engine.energy_j * mc.channels * mc.clock_hz
+    peak_w += phy.energy_j * mc.peak_mbyte_per_s * 8e6 * bus / 72.0 * mc.channels
+    return MemoryControllerCost(
+        words * (window.search_j + window.read_j) + common_j,
+        words * (window.search_j + window.write_j) + common_j,
+        _ROUTINE * peak_w * mc.controllers,
+        front,
+        engine,
+        phy,
+    )
+
+
+def _engine(tech: Technology, mc: MemoryController) -> LogicCost:
+    """Return the transaction engine's energy per beat of the bus, and leakage and area of a controller.
+
+    0.432 W at 1 GHz, 65 nm, 1.1 V and 72 bits, scaled with F·V²; area fitted to Niagara's controllers (McPAT 0.8).
+    """
+    bus = mc.bus_bit * _ECC
+    beat_j = 0.432 / 1e9 / 72.0 / 1.1**2 * tech.feature_um / 0.065 * tech.vdd2 * bus
+    area = (2.7927 * log(mc.peak_mbyte_per_s * 2.0) - 19.862) / 2.0 * bus / 128.0
+    area_um2 = max(area, 0.0) * tech.feature_um / 0.09 * mc.channels * 1e6
+    leak = gate_leakage_cost(tech, area_um2 / 2.0 * tech.gate_density_per_um2, 1.0)
+    return LogicCost(beat_j, leak.subthreshold_w, leak.gate_w, area_um2)
+
+
+def _phy(tech: Technology, mc: MemoryController) -> LogicCost:
+    """Return the PHY's energy per bit, and leakage and area of a controller.
+
+    10 mW per Gbit/s at 90 nm and 1.2 V (low-voltage differential), scaled with √F·V² (McPAT 0.8).
+    """
+    bus = mc.bus_bit * _ECC
+    bit_j = 0.01 * 1e-9 * (tech.feature_um / 0.09) ** 0.5 * tech.vdd2 / 1.2**2
+    area = (6.4323 * log(mc.peak_mbyte_per_s * 2.0) - 48.134) * bus / 128.0
+    area_um2 = max(area, 0.0) * tech.feature_um / 0.09 * mc.channels * 1e6 / 2.0
+    leak = gate_leakage_cost(tech, area_um2 / 2.0 * tech.gate_density_per_um2, 1.0)
+    return LogicCost(bit_j, leak.subthreshold_w, leak.gate_w, area_um2)
+
+
+def coalescer_cost(tech: Technology, entries: int) -> tuple[ArrayCost, ArrayCost, ArrayCost, float]:
+    """Return costs of request table, thread masks and counters, and the comparison's joules (manual 2.2.3)."""
+    ports = ArrayPorts(0, 1, 1)
+    table = sram_cost(tech, SramArray("pending-request table", _REQUEST_BYTE * entries, _REQUEST_BYTE, 1, 1, ports))
+    masks = sram_cost(tech, SramArray("thread masks", _MASK_BYTE * _MASKS * entries, _MASK_BYTE, 1, 1, ports))
+    counts = sram_cost(tech, SramArray("request counters", _COUNT_BYTE * max(entries, 16), _COUNT_BYTE, 1, 1, ports))
+    return table, masks, counts, _COALESCE_J * tech.vdd2
+
+
+@dataclass(frozen=True)
+class DramEnergy:
+    """Energy of a kind of device memory; None where nothing is published."""
+
+    kind: str
+    read_j_per_byte: float | None
+    write_j_per_byte: float | None
+    source: str
+
+
+def find_dram_energy(kind: str) -> DramEnergy:
+    """Return the published energy of a kind of device memory."""
+    text = files(BOTTOM_UP_PACKAGE).joinpath("data", "dram.csv").read_text(encoding="utf-8")
+    rows = {row["kind"]: row for row in csv.DictReader(text.splitlines())}
+    if kind not in rows:
+        raise unknown_name("kind of memory", kind, rows)
+    row = rows[kind]
+    read, write = (float(row[key]) * 8e-12 if row[key] else None for key in ("read_pj_per_bit", "write_pj_per_bit"))
+    return DramEnergy(kind, read, write, row["source"])

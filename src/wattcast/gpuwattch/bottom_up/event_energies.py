@@ -1,0 +1,377 @@
+"""Compute joules per counter of a simulator and per event of the module model from a built chip."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import ceil, sqrt
+from pathlib import Path
+from typing import Any
+
+from wattcast.core.errors import bad_value, unknown_name
+from wattcast.gpuwattch.architecture import ChipArchitecture, read_architecture
+from wattcast.gpuwattch.bottom_up.chip_design import (
+    CacheShape,
+    ChipDesign,
+    assumed_value,
+    design_from_architecture,
+    design_from_gpu,
+)
+from wattcast.gpuwattch.bottom_up.chip_model import (
+    BuiltChip,
+    CacheCost,
+    build_chip,
+    chip_area_mm2,
+    chip_leakage,
+    list_chip_parts,
+)
+from wattcast.gpuwattch.bottom_up.chip_units import find_dram_energy, functional_unit_cost, functional_units
+from wattcast.gpuwattch.energy_table import EnergyTable
+from wattcast.gpuwattch.trace_reading import SimulatorDialect, dialect_counters
+from wattcast.hardware import Gpu
+
+_WORD_BIT = 32
+_UNITS_OF_PIPELINE = 4.0  # a core's latches belong to fetch, load-store, memory management and execution
+_BUSY_UNITS = 3.0  # of which three work for a duty of one (GPUWattch)
+
+
+def counter_energies(chip: BuiltChip) -> dict[str, float]:
+    """Return joules per count of GPUWattch's counters, with device memory where the design has its energy.
+
+    Each counter adds up the accesses that GPUWattch's McPAT charges it for; ``_STANDS_ON`` lists them.
+    """
+    d = chip.design
+    operand_j = d.clock_ratio * (
+        chip.register_crossbar.energy_j / d.registers.operands
+        + chip.register_arbiter.energy_j / d.registers.operands
+        + chip.collector.read_j
+    )
+    per_operand = d.clock_ratio * d.registers.read_share * _WORD_BIT / d.registers.bank_bit
+    read, write = chip.coalescer_read_j, chip.coalescer_write_j
+    switch = chip.shared_crossbar.energy_j * d.words_of_access
+    buffer, crossbar, arbiter = (part.energy_j for part in chip.router)
+    crossbar *= d.toggle
+    table = {
+        "TOT_INST": chip.buffer.read_j + chip.buffer.write_j,
+        "FP_INT": chip.window.read_j + 2.0 * chip.window.search_j + chip.window.write_j + chip.selection.energy_j,
+        "IC_H": chip.instruction.array.read_j,
+        "IC_M": chip.instruction.array.read_j + chip.instruction.array.write_j + chip.instruction.missed_j,
+        "DC_RH": chip.data.array.read_j + switch + read,
+        "DC_RM": _read_miss_j(chip.data, d.data.write_back) + read,
+        "DC_WH": chip.data.array.write_j + switch + write,
+        "DC_WM": _write_miss_j(chip.data, d.data.write_back) + write,
+        "TC_H": chip.texture.array.read_j + switch + read,
+        "TC_M": _read_miss_j(chip.texture, d.data.write_back) + read,
+        "CC_H": chip.constant.array.read_j + switch + read,
+        "CC_M": _read_miss_j(chip.constant, d.data.write_back) + read,
+        "SHRD_ACC": chip.shared.read_j * d.words_of_access + switch,
+        "REG_RD": per_operand * chip.registers.read_j + operand_j,
+        "REG_WR": per_operand * chip.registers.write_j,
+        "NON_REG_OPs": operand_j,
+        "SP_ACC": d.clock_ratio * chip.alu.energy_j,
+        "SFU_ACC": chip.sfu.energy_j,
+        "FPU_ACC": chip.fpu.energy_j,
+        "MEM_RD": chip.controller.read_j + (d.dram_read_j or 0.0),
+        "MEM_WR": chip.controller.write_j + (d.dram_write_j or 0.0),
+        "MEM_PRE": d.dram_precharge_j or 0.0,
+        "L2_RH": 0.0,
+        "L2_RM": 0.0,
+        "L2_WH": 0.0,
+        "L2_WM": 0.0,
+        "NOC_A": buffer + crossbar + arbiter + chip.link_j,
+    }
+    if chip.l2 is not None:
+        l2 = chip.l2
+        table |= {
+            "L2_RH": l2.array.read_j,
+            "L2_RM": l2.array.tag_read_j,
+            "L2_WH": l2.array.write_j,
+            "L2_WM": l2.array.write_j + l2.array.tag_write_j + l2.missed_j + l2.written_back_j,
+        }
+    return table
+
+
+def pipeline_duty_w(chip: BuiltChip) -> float:
+    """Return the watts of all SMs' pipelines at duty one: three quarters of their latches switch every cycle."""
+    d = chip.design
+    cycle_j = chip.latches * chip.latch.energy_j * d.pipelines
+    return cycle_j * d.sm_count * _BUSY_UNITS / _UNITS_OF_PIPELINE * d.clock_hz
+
+
+def _read_miss_j(cost: CacheCost, write_back: bool) -> float:
+    return cost.array.read_j + (0.0 if write_back else cost.missed_j)
+
+
+def _write_miss_j(cost: CacheCost, write_back: bool) -> float:
+    found = cost.array.write_j + cost.array.tag_read_j
+    return found + (cost.array.write_j + cost.missed_j + cost.written_back_j if write_back else 0.0)
+
+
+_WIDTH_BIT = {"tensor_tf32_flop": 32, "tensor_fp16_flop": 16, "tensor_fp8_flop": 8, "tensor_int8_op": 8}
+_FP16_BIT = 16
+_FLOP_PER_FMA = 2.0
+
+
+def module_event_energies(chip: BuiltChip, gpu: Gpu) -> dict[str, float]:
+    """Return joules per event of the module model at the design's voltage, for random data.
+
+    An operation costs its unit, its operands in the register file and its share of issuing the instruction. An event
+    without a published source (tensor flop, device memory of an unknown kind) is left out.
+    """
+    d = chip.design
+    counts = counter_energies(chip)
+    lane = 1.0 / d.warp_size
+    issue_j = lane * (counts["TOT_INST"] + counts["FP_INT"] + counts["IC_H"])  # an instruction's share of one thread
+    reads, word_byte = assumed_value("fma_reads"), 4.0
+    fma_j = counts["FPU_ACC"] + reads * counts["REG_RD"] + counts["REG_WR"] + issue_j
+    register_j_per_byte = (counts["REG_RD"] + counts["REG_WR"]) / 2.0 / word_byte
+    sector = assumed_value("sector_byte")
+    access_byte = d.words_of_access * 4.0
+    found = {
+        "cuda_fp32_flop": fma_j / _FLOP_PER_FMA,
+        "cuda_fp64_flop": (2.0 * fma_j - issue_j) / _FLOP_PER_FMA,  # two lanes and two registers, one instruction
+        "int32_op": counts["SP_ACC"] + 2.0 * counts["REG_RD"] + counts["REG_WR"] + issue_j,
+        # with the multiply that brings its argument to base two
+        "sfu_op": counts["SFU_ACC"]
+        + counts["REG_RD"]
+        + counts["REG_WR"]
+        + issue_j
+        + assumed_value("sfu_multiplies") * fma_j,
+        "shared_byte": counts["SHRD_ACC"] / access_byte,
+        "l2_byte": (counts["L2_RH"] / (d.l2.block_byte / 2.0) if d.l2 else 0.0) + counts["NOC_A"] / sector,
+        "busy_sm_cycle": chip.latches * chip.latch.energy_j * d.pipelines,
+    }
+    if gpu.pipes.tensor_flop_per_cycle:
+        flop_j = functional_unit_cost(chip.tech, "tensor_fp16").energy_j
+        operand_j = assumed_value("tensor_register_byte_per_flop") * register_j_per_byte
+        found |= {name: (flop_j + operand_j) * bits / _FP16_BIT for name, bits in _WIDTH_BIT.items()}
+    memory = find_dram_energy(gpu.memory.kind)
+    if memory.read_j_per_byte is not None and memory.write_j_per_byte is not None:
+        block = d.controller.block_byte
+        found["dram_read_byte"] = memory.read_j_per_byte + chip.controller.read_j / block
+        found["dram_write_byte"] = memory.write_j_per_byte + chip.controller.write_j / block
+    return found
+
+
+SIZE_KNOBS = {
+    "registers": "registers of an SM, in as many banks as before",
+    "l1": "bytes of the L1 data cache",
+    "shared": "bytes of shared memory",
+    "l2": "bytes of every L2 slice",
+    "sms": "SMs, and the ports of the network with them",
+}
+LEAKAGE, AREA, PIPELINES = "leakage", "area", "pipelines"
+
+
+@dataclass(frozen=True)
+class EnergyChange:
+    """One figure before and after a change of sizes."""
+
+    name: str
+    unit: str
+    before: float
+    after: float
+
+    @property
+    def ratio(self) -> float:
+        """After over before."""
+        return self.after / self.before
+
+
+def scale_design(design: ChipDesign, factors: Mapping[str, float]) -> ChipDesign:
+    """Multiply some sizes of a design; a size that does not come out whole is refused."""
+    for name, factor in factors.items():
+        if name not in SIZE_KNOBS:
+            raise unknown_name("part to change", name, SIZE_KNOBS)
+        if not factor > 0.0:
+            raise bad_value(f"{name}: factor", "above zero", factor)
+    found = design
+    if "registers" in factors:
+        count = _whole("registers", design.registers.registers, factors["registers"])
+        found = replace(found, registers=replace(design.registers, registers=count))
+    for name, field in (("l1", "data"), ("shared", "shared"), ("l2", "l2")):
+        old: CacheShape | None = getattr(design, field)
+        if name in factors and old is None:
+            raise bad_value("l2", "a design with an L2 cache", f"{design.name}, which has none")
+        if name in factors and old is not None:
+            size = _whole(name, old.capacity_byte, factors[name])
+            resized: dict[str, Any] = {field: replace(old, capacity_byte=size)}
+            found = replace(found, **resized)
+    if "sms" in factors:
+        count = _whole("sms", design.sm_count, factors["sms"])
+        ports = ceil(design.router.inputs * count / design.sm_count)
+        found = replace(found, sm_count=count, router=replace(design.router, inputs=ports))
+    if found.link_um:
+        grown = chip_area_mm2(build_chip(found)) / chip_area_mm2(build_chip(design))
+        found = replace(found, link_um=design.link_um * sqrt(grown))  # the die's side
+    return found
+
+
+def compare_chips(before: BuiltChip, after: BuiltChip) -> tuple[EnergyChange, ...]:
+    """Compare every counter's joules, the pipelines' watts, leakage and area of two chips."""
+    old, new = counter_energies(before), counter_energies(after)
+    rows = [EnergyChange(name, "J", joule, new[name]) for name, joule in old.items() if joule > 0.0]
+    leak = [chip_leakage(chip).cores_w + chip_leakage(chip).rest_w for chip in (before, after)]
+    rows += [
+        EnergyChange(PIPELINES, "W", pipeline_duty_w(before), pipeline_duty_w(after)),
+        EnergyChange(LEAKAGE, "W", leak[0], leak[1]),
+        EnergyChange(AREA, "mm2", chip_area_mm2(before), chip_area_mm2(after)),
+    ]
+    return tuple(rows)
+
+
+def _whole(name: str, size: int, factor: float) -> int:
+    found = size * factor
+    if abs(found - round(found)) > 1e-9 * found:
+        raise bad_value(f"{name} times {factor:g}", "a whole number", found)
+    return round(found)
+
+
+BOTTOM_UP_METHOD = "bottom-up from the architecture (docs/method/component-energies.md)"
+# AccelWattch knows more units than GPUWattch; it charges all but additions the energy of the SFU or the FPU
+_FPU = ("FPU_ACC", "DPU_ACC")
+_STANDS_ON = {
+    "TOT_INST": "instruction buffer: a read and a write",
+    "FP_INT": "instruction window: read, two searches, a write; selection of a warp",
+    "IC_H": "instruction cache: tags and all ways",
+    "IC_M": "instruction cache read and filled; miss, fill and prefetch buffers",
+    "DC_RH": "L1 data cache read, crossbar, coalescing logic",
+    "DC_RM": "L1 data cache read, buffers, coalescing logic",
+    "DC_WH": "L1 data cache written, crossbar, coalescing logic",
+    "DC_WM": "L1 data cache written, tags read, coalescing logic",
+    "TC_H": "texture cache read, crossbar, coalescing logic",
+    "TC_M": "texture cache read, buffers, coalescing logic",
+    "CC_H": "constant cache read, crossbar, coalescing logic",
+    "CC_M": "constant cache read, buffers, coalescing logic",
+    "SHRD_ACC": "shared-memory bank and crossbar",
+    "REG_RD": "register bank, crossbar, arbiter, operand collector, for one thread",
+    "REG_WR": "register bank, for one thread",
+    "NON_REG_OPs": "crossbar, arbiter and operand collector, for one thread",
+    "SP_ACC": "integer unit (published synthesis)",
+    "SFU_ACC": "special-function unit (published synthesis)",
+    "FPU_ACC": "floating-point unit (published synthesis)",
+    "MEM_RD": "memory controller and device memory (empirical)",
+    "MEM_WR": "memory controller and device memory (empirical)",
+    "MEM_PRE": "device memory (empirical)",
+    "L2_RH": "L2: tags, then one way",
+    "L2_RM": "L2: tags",
+    "L2_WH": "L2: tags, then one way",
+    "L2_WM": "L2 written, its tags and buffers",
+    "NOC_A": "router: buffer, crossbar, arbiters; wires of the chip where the die is known",
+}
+
+
+@dataclass(frozen=True)
+class BottomUpEnergies:
+    """A built chip and, for a catalogue GPU, the energies of the module model's events."""
+
+    chip: BuiltChip
+    modules: Mapping[str, float]  # event -> J; empty for an architecture file
+    gpu: Gpu | None = None  # of the catalogue
+
+    @property
+    def design(self) -> ChipDesign:
+        """The design that was built."""
+        return self.chip.design
+
+    @property
+    def provenance(self) -> str:
+        """Method, node, voltage, temperature and sources in one sentence."""
+        tech, design = self.chip.tech, self.design
+        return (
+            f"{BOTTOM_UP_METHOD}; {design.name}, F = {design.feature_nm:g} nm {tech.device.value}, "
+            f"{tech.voltage_v:.4g} V, {tech.temperature_k:g} K, {tech.projection.value} wires; devices: {tech.source}"
+        )
+
+
+def energies_of_architecture(
+    architecture: ChipArchitecture, sm_count: int | None = None, clock_hz: float | None = None, **fields: Any
+) -> BottomUpEnergies:
+    """Return the energies of an architecture; ``fields`` replace those of its design (``voltage_v=0.9``)."""
+    design = design_from_architecture(architecture, sm_count)
+    if clock_hz is not None:
+        fields["clock_hz"] = clock_hz
+    return BottomUpEnergies(build_chip(replace(design, **fields)), {})
+
+
+def energies_of_gpu(
+    gpu: Gpu, feature_nm: float | None = None, voltage_v: float | None = None, temperature_k: float | None = None
+) -> BottomUpEnergies:
+    """Return the energies of a catalogue GPU."""
+    chip = build_chip(design_from_gpu(gpu, feature_nm, voltage_v, temperature_k))
+    return BottomUpEnergies(chip, module_event_energies(chip, gpu), gpu)
+
+
+def energies_of_file(
+    path: Path, feature_nm: float | None = None, voltage_v: float | None = None, temperature_k: float | None = None
+) -> tuple[BottomUpEnergies, SimulatorDialect]:
+    """Return the energies of an architecture file and its dialect."""
+    architecture = read_architecture(path)
+    given: dict[str, Any] = {"feature_nm": feature_nm, "voltage_v": voltage_v, "temperature_k": temperature_k}
+    fields = {name: value for name, value in given.items() if value is not None}
+    return energies_of_architecture(architecture, **fields), architecture.dialect
+
+
+def scale_sizes(found: BottomUpEnergies, factors: Mapping[str, float]) -> BottomUpEnergies:
+    """Build the chip again with some sizes multiplied: registers, l1, shared, l2, sms."""
+    chip = build_chip(scale_design(found.design, factors))
+    return BottomUpEnergies(chip, module_event_energies(chip, found.gpu) if found.gpu is not None else {}, found.gpu)
+
+
+def make_energy_table(found: BottomUpEnergies, dialect: SimulatorDialect = SimulatorDialect.GPUWATTCH) -> EnergyTable:
+    """Return an energy table for the component model: joules per counter of a dialect, pipeline watts, leakage."""
+    chip = found.chip
+    table = counter_energies(chip)
+    if dialect is SimulatorDialect.ACCELWATTCH:
+        table |= {"INT_ACC": table.pop("SP_ACC")}
+        sfu_j, fpu_j = table.pop("SFU_ACC"), table["FPU_ACC"]
+        units = [c.column for c in dialect_counters(dialect) if c.prescaled and c.column != "INT_ACC"]
+        table |= {name: fpu_j if name in _FPU else sfu_j for name in units}
+    return EnergyTable(
+        f"{found.design.name}-bottom-up",
+        table,
+        pipeline_duty_w(chip),
+        found.design.clock_hz,
+        chip.controller.constant_w,
+        chip.coalescer_read_j,
+        chip.coalescer_write_j,
+        chip_leakage(chip),
+        source=found.provenance,
+    )
+
+
+def energies_to_plain(found: BottomUpEnergies) -> dict[str, Any]:
+    """Return all energies, leakage and area as plain values for JSON."""
+    chip, tech = found.chip, found.chip.tech
+    return {
+        "name": found.design.name,
+        "provenance": found.provenance,
+        "notes": list(found.design.notes),
+        "feature_nm": found.design.feature_nm,
+        "voltage_v": tech.voltage_v,
+        "temperature_k": tech.temperature_k,
+        "counters": [
+            {"counter": name, "energy_j": joule, "from": _STANDS_ON[name]}
+            for name, joule in counter_energies(chip).items()
+        ],
+        "events": [{"event": name, "energy_j": joule} for name, joule in found.modules.items()],
+        "units": [
+            {"unit": name, "energy_j": functional_unit_cost(tech, name).energy_j, "source": unit.source}
+            for name, unit in functional_units().items()
+        ],
+        "pipelines_w": pipeline_duty_w(chip),
+        "memory_controller_w": chip.controller.constant_w,
+        "coalescer": {"read_j": chip.coalescer_read_j, "write_j": chip.coalescer_write_j},
+        "parts": [
+            {
+                "part": part.name,
+                "count": part.count,
+                "subthreshold_w": part.subthreshold_w,
+                "gate_w": part.gate_w,
+                "area_mm2": part.area_mm2,
+            }
+            for part in list_chip_parts(chip)
+        ],
+        "leakage_w": chip_leakage(chip).cores_w + chip_leakage(chip).rest_w,
+        "area_mm2": chip_area_mm2(chip),
+    }

@@ -1,0 +1,263 @@
+"""Build the component power model from an architecture, energies and components, and run it sample by sample.
+
+A simulator written in Python hands each sample's counters to a ``PowerMeter`` [GPUWattch manual, section 1.3]. Every
+listener sees the power of the sample and may answer with a new clock and voltage for the samples that follow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from importlib.resources import as_file, files
+
+import numpy as np
+
+from wattcast.core.arrays import Array
+from wattcast.core.errors import MissingSpecification, bad_value, unknown_name
+from wattcast.gpuwattch.architecture import ChipArchitecture, read_architecture
+from wattcast.gpuwattch.energy_table import (
+    DUTY,
+    ChipComponent,
+    ComponentRail,
+    ComponentSet,
+    EnergyTable,
+    read_energies,
+    with_coalescer,
+)
+from wattcast.gpuwattch.trace_reading import SimulatorDialect, dialect_counters
+from wattcast.hardware import OperatingPoint
+from wattcast.power.activity import Activity, ActivitySource, known_events
+from wattcast.power.component_power import ComponentPower, Drive, LaneStatic, Leakage, Part, Term
+from wattcast.power.power_model import VoltageCurve
+
+DUTY_CAP = 0.8  # GPGPU-Sim cuts its pipeline duty here
+_EXPONENT = {ComponentRail.CORE: 2, ComponentRail.STATIC: 1, ComponentRail.OWN: 0}
+
+
+@dataclass(frozen=True)
+class BuiltComponentModel:
+    """A component model and the assumptions that were made to build it."""
+
+    model: ComponentPower
+    notes: tuple[str, ...]
+
+
+def build_component_model(
+    architecture: ChipArchitecture,
+    table: EnergyTable,
+    components: ComponentSet,
+    *,
+    sm_count: float | None = None,
+    leakage: Leakage | None = None,
+    voltage: VoltageCurve | None = None,
+    threads: float | None = None,
+    capped: bool | None = None,
+) -> BuiltComponentModel:
+    """Fold energies and scaling factors into a power model.
+
+    The coefficient of a counter in a component is its scaling factor times the sum of the energies that the component
+    names, in joules per count (watts for a duty). ``sm_count`` is the simulator's number of SMs, which the
+    architecture file does not always hold. ``threads`` is the number of active threads of a warp where the trace does
+    not hold it (default: all). ``capped`` cuts the pipeline duty as the simulator does (default: in compatibility
+    mode); the originals do not cut duties that come from hardware counters.
+    """
+    table, note = with_coalescer(table, architecture.number("core_tech_node"))
+    static, static_notes = _lane_static(architecture, components, sm_count, threads)
+    lasting = None if components.compat else leakage or table.leakage
+    if lasting is not None and sm_count is not None:
+        lasting = replace(lasting, sm_count=float(sm_count))
+    reference_v = architecture.parameters.get("modeled_chip_voltage_ref", 1.0)
+    assert isinstance(reference_v, (int, float))
+    model = ComponentPower(
+        _terms(architecture, table, components),
+        _parts(architecture, table, components),
+        table.reference_clock_hz,
+        float(reference_v),
+        voltage,
+        static,
+        lasting,
+        DUTY_CAP if (components.compat if capped is None else capped) else None,
+    )
+    return BuiltComponentModel(model, (*([note] if note else []), *static_notes))
+
+
+def _terms(architecture: ChipArchitecture, table: EnergyTable, components: ComponentSet) -> tuple[Term, ...]:
+    """Return one term per event and component, the energies of several counters added up."""
+    assert table.coalescer_read_j is not None
+    assert table.coalescer_write_j is not None
+    energies = dict(table.energy_j) | {
+        DUTY: table.duty_w,
+        "coalescer_read": table.coalescer_read_j,
+        "coalescer_write": table.coalescer_write_j,
+        "dram_read": architecture.number("dram_rd_coeff"),
+        "dram_write": architecture.number("dram_wr_coeff"),
+        "idle_core_power": architecture.number("idle_core_power"),
+    }
+    by_column = {c.column: c for c in dialect_counters(components.dialect)}
+    sums: dict[tuple[str, str, Drive], float] = {}
+    for component in components.components:
+        for column, energy in component.terms.items():
+            counter = by_column.get(column)
+            event = counter.event if counter else components.custom[column]
+            value = energy if isinstance(energy, float) else _add_energies(energy, energies, component, table.name)
+            value *= architecture.scaling_of(counter.scaling) if counter else 1.0
+            if value < 0:
+                wanted = "an energy above zero" if isinstance(energy, float) else f"{' '.join(energy)} above zero"
+                raise bad_value(f"{component.name}: {column}", wanted, f"{value:g}")
+            drive = Drive.COUNT
+            if known_events()[event].is_mean:
+                drive = Drive.DUTY if component.clocked else Drive.MEAN
+            key = (event, component.name, drive)
+            sums[key] = sums.get(key, 0.0) + value
+    return tuple(Term(event, part, value, drive) for (event, part, drive), value in sums.items())
+
+
+def _add_energies(
+    signed: tuple[str, ...], energies: Mapping[str, float], component: ChipComponent, table: str
+) -> float:
+    total = 0.0
+    for name in signed:
+        key = name.removeprefix("-")
+        if key not in energies:
+            if key in {c.column for d in SimulatorDialect for c in dialect_counters(d)}:
+                raise MissingSpecification(
+                    f"energy table {table} has no energy for {key}, which {component.name} needs. Add it, or take "
+                    f"the table of this architecture."
+                )
+            raise unknown_name("energy", key, energies)
+        total += -energies[key] if name.startswith("-") else energies[key]
+    return total
+
+
+def _parts(architecture: ChipArchitecture, table: EnergyTable, components: ComponentSet) -> tuple[Part, ...]:
+    """Return each component's constant watts and its power of the voltage."""
+    of_gpuwattch = architecture.dialect is SimulatorDialect.GPUWATTCH
+    dynamic_w = architecture.scaling_of("CONST_DYNAMICN") if of_gpuwattch else 0.0
+    constants = {
+        "mc_constant": table.mc_constant_w,
+        "const_dynamic": max(0.0, dynamic_w - table.mc_constant_w),
+        "constant_power": architecture.scaling.get("constant_power", 0.0),
+    }
+    found = []
+    for component in components.components:
+        exponent = _EXPONENT[component.rail]
+        if components.compat:  # GPUWattch knows no voltage; AccelWattch scales all but leakage with its square
+            plain = components.dialect is SimulatorDialect.GPUWATTCH
+            exponent = 0 if plain else (1 if component.rail is ComponentRail.STATIC else 2)
+        watts = component.constant
+        if isinstance(watts, str):
+            if watts not in constants:
+                raise unknown_name("constant", watts, constants)
+            watts = constants[watts]
+        clocked = component.clocked and not components.compat
+        found.append(Part(component.name, exponent, watts or 0.0, clocked, component.static))
+    return tuple(found)
+
+
+def _lane_static(
+    architecture: ChipArchitecture, components: ComponentSet, sm_count: float | None, threads: float | None
+) -> tuple[LaneStatic | None, list[str]]:
+    if not any(c.static for c in components.components):
+        return None, []
+    count = sm_count or architecture.parameters.get("number_of_cores")
+    if not isinstance(count, (int, float)):
+        raise MissingSpecification(
+            "static power needs the number of SMs, which this architecture file does not hold. Give "
+            "--simulator-config gpgpusim.config, or --sms."
+        )
+    lanes = threads if threads is not None else architecture.number("warp_size")
+    note = (
+        f"active threads of a warp are taken as {lanes:g} wherever a unit worked, unless the trace has a column "
+        "THREADS_PER_WARP; STATICP and the total depend on it"
+    )
+    return LaneStatic(architecture.static, float(count), float(lanes), components.compat), [note]
+
+
+def demo_architecture() -> ChipArchitecture:
+    """Return a made-up chip of eight SMs at 1 GHz for examples and tests."""
+    with as_file(files("wattcast.gpuwattch").joinpath("demo", "architecture.yaml")) as path:
+        return read_architecture(path)
+
+
+def demo_energies() -> EnergyTable:
+    """Return made-up energies of the demo chip."""
+    with as_file(files("wattcast.gpuwattch").joinpath("demo", "energies.yaml")) as path:
+        return read_energies(path)
+
+
+@dataclass(frozen=True)
+class ClockSetting:
+    """The clock and voltage that a listener can ask for."""
+
+    clock_hz: float
+    voltage_v: float | None = None  # None: the model's reference, or its curve
+
+    def __post_init__(self) -> None:
+        if not self.clock_hz > 0 or (self.voltage_v is not None and not self.voltage_v > 0):
+            raise bad_value("setting", "a clock and a voltage above zero", f"{self.clock_hz} Hz, {self.voltage_v} V")
+
+
+@dataclass(frozen=True)
+class SamplePower:
+    """The power of one sample at the setting it ran at."""
+
+    index: int
+    duration_s: float
+    power_w: float
+    part_w: Mapping[str, float]
+    setting: ClockSetting
+
+
+PowerListener = Callable[[SamplePower], ClockSetting | None]
+
+
+@dataclass
+class PowerMeter:
+    """Turns samples into power one at a time and asks the listeners for the next setting.
+
+    With a ``dialect``, counters have the names of its simulator; without one they are Wattcast events.
+    """
+
+    model: ComponentPower
+    setting: ClockSetting
+    dialect: SimulatorDialect | None = None
+    listeners: tuple[PowerListener, ...] = ()
+    scaling: Mapping[str, float] = field(default_factory=dict)  # for counters handed over already scaled
+    energy_j: float = 0.0
+    time_s: float = 0.0
+    samples: int = 0
+
+    def __post_init__(self) -> None:
+        known = dialect_counters(self.dialect) if self.dialect is not None else ()
+        self._event_of = {c.column: (c.event, c.prescaled, c.scaling) for c in known if c.event}
+
+    def sample(self, counts: Mapping[str, float], cycles: float) -> ClockSetting:
+        """Measure one sample of ``cycles`` core cycles at the present setting and return the next setting."""
+        if not (np.isfinite(cycles) and cycles > 0):
+            raise bad_value(f"sample {self.samples}", "cycles above zero", cycles)
+        duration_s = cycles / self.setting.clock_hz
+        power = self.model.power(self._activity(counts, duration_s))
+        watts = power.part_w[0].tolist()
+        parts = dict(zip(power.parts, watts, strict=True))
+        seen = SamplePower(self.samples, duration_s, sum(watts), parts, self.setting)
+        self.samples += 1
+        self.time_s += duration_s
+        self.energy_j += seen.power_w * duration_s
+        for listener in self.listeners:
+            self.setting = listener(seen) or self.setting
+        return self.setting
+
+    def _activity(self, counts: Mapping[str, float], duration_s: float) -> Activity:
+        values: dict[str, float] = {}
+        for name, count in counts.items():
+            event, prescaled, factor = self._event_of.get(name, (name, False, ""))
+            if event not in known_events():
+                raise unknown_name("counter", name, [*self._event_of, *known_events()])
+            if not (np.isfinite(count) and count >= 0):
+                raise bad_value(f"sample {self.samples}: {name}", "a count, zero or more", count)
+            values[event] = count / (self.scaling.get(factor, 1.0) or 1.0) if prescaled else count
+        if self.setting.voltage_v is not None:
+            values["core_voltage"] = self.setting.voltage_v
+        value: Array = np.array([list(values.values())], dtype=np.float64)
+        at = OperatingPoint(clock_hz=self.setting.clock_hz)
+        return Activity(np.array([duration_s]), value, tuple(values), at, ActivitySource.SIMULATED)

@@ -1,0 +1,471 @@
+"""Fit the component model to measured power: scaling factors of components, or energies such as DRAM's.
+
+Both are bounded least squares on relative error,
+
+    min_x  Σ_k ( (a_k·x − p_k) / p_k )² + w·Σ_j (x_j − x0_j)² / s_j²   with  l ≤ x ≤ u,  x_i ≤ r·x_j,
+
+with p_k the measured watts of kernel k, a_k its components' watts (x: factors, x0 = 1) or its event rates (x: joules
+per event). The orderings express physics: a multiplication costs no less than an addition. Without orderings this is
+scipy's ``lsq_linear``; with them it is a quadratic program for Clarabel. GPUWattch's manual (section 2.3) drops
+kernels shorter than 0.5 ms, whose power is still rising.
+"""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import io
+import math
+import re
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from wattcast.core.arrays import Array, Mask
+from wattcast.core.errors import MissingTool, bad_value, nearest_names, unknown_name
+from wattcast.core.strict_files import read_bytes
+from wattcast.gpuwattch.architecture import ChipArchitecture
+from wattcast.gpuwattch.energy_table import DUTY, EnergyTable, read_component_set
+from wattcast.gpuwattch.trace_reading import (
+    SimulatorDialect,
+    TraceFile,
+    dialect_counters,
+    open_power_trace,
+)
+from wattcast.gpuwattch.trace_request import TraceRequest, make_power_trace
+
+SHORTEST_KERNEL_S = 0.5e-3  # manual, section 2.3
+DEFAULT_BOUNDS = (0.5, 2.0)  # a factor of two either way
+PRIOR_WEIGHT = 1e-3  # a factor wrong by 1 weighs as much as one kernel wrong by 3 %
+
+
+@dataclass(frozen=True)
+class ValueOrdering:
+    """The constraint ``smaller`` ≤ ``ratio`` · ``larger``, for energies and factors alike."""
+
+    smaller: str
+    larger: str
+    ratio: float = 1.0
+
+    @classmethod
+    def read(cls, text: str) -> ValueOrdering:
+        """Read ``"SP_ACC<=FPU_ACC"`` or ``"SP_ACC<=1.5*FPU_ACC"``."""
+        match = re.fullmatch(r"\s*(\w+)\s*<=\s*(?:([\d.eE+-]+)\s*\*\s*)?(\w+)\s*", text)
+        if match is None:
+            raise bad_value("ordering", "'A<=B' or 'A<=1.5*B'", text)
+        return cls(match[1], match[3], float(match[2] or 1.0))
+
+
+@dataclass(frozen=True)
+class FitConstraints:
+    """Bounds and orderings that are declared before the fit."""
+
+    bounds: tuple[float, float] = DEFAULT_BOUNDS
+    special: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # bounds of single names
+    orders: tuple[ValueOrdering, ...] = ()
+    prior_weight: float = PRIOR_WEIGHT
+
+    def limits(self, names: Sequence[str]) -> tuple[Array, Array]:
+        """Return the lower and upper bound of each name."""
+        for name in self.special:
+            if name not in names:
+                raise unknown_name("component to bound", name, names)
+        pairs = np.array([self.special.get(name, self.bounds) for name in names], dtype=np.float64)
+        if not (pairs[:, 0] <= pairs[:, 1]).all() or not (pairs[:, 0] >= 0).all():
+            raise bad_value("bounds", "a lower bound of zero or more and an upper one above it", pairs.tolist())
+        return pairs[:, 0], pairs[:, 1]
+
+    def rows(self, names: Sequence[str]) -> Array:
+        """Return the orderings as rows G of G·x ≤ 0."""
+        rows = np.zeros((len(self.orders), len(names)))
+        for row, order in zip(rows, self.orders, strict=True):
+            for name in (order.smaller, order.larger):
+                if name not in names:
+                    raise unknown_name("component to order", name, names)
+            row[names.index(order.smaller)] = 1.0
+            row[names.index(order.larger)] = -order.ratio
+        return rows
+
+
+SCALING_CONSTRAINTS = FitConstraints()
+ENERGY_CONSTRAINTS = FitConstraints(bounds=(0.0, np.inf), prior_weight=1e-9)  # only to keep undriven energies at zero
+
+
+@dataclass(frozen=True)
+class ComponentFitErrors:
+    """Mean absolute percentage errors of a fit, in sample and held out."""
+
+    start: float  # before fitting
+    in_sample: float
+    leave_one_out: float
+    leave_application_out: float
+    constant: float  # the mean power of the other kernels, for every kernel
+
+
+@dataclass(frozen=True)
+class ComponentFit:
+    """Fitted values with their errors."""
+
+    names: tuple[str, ...]
+    value: Array
+    score: ComponentFitErrors
+    kernels: int
+    dropped: tuple[str, ...]  # kernels too short
+    at_bound: tuple[str, ...]
+    determined: tuple[str, ...]  # names the kernels drive at all
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return plain values for JSON and YAML."""
+        return {
+            "values": dict(zip(self.names, self.value.tolist(), strict=True)),
+            "mape": vars(self.score).copy(),
+            "kernels": self.kernels,
+            "dropped": list(self.dropped),
+            "at_bound": list(self.at_bound),
+            "not_driven": [name for name in self.names if name not in self.determined],
+        }
+
+
+@dataclass(frozen=True)
+class MeasuredKernels:
+    """Kernels with the quantities that drive their power and their measured watts."""
+
+    kernels: tuple[str, ...]
+    applications: tuple[str, ...]
+    names: tuple[str, ...]
+    drive: Array  # (kernel, name): watts of components, or events per second
+    measured_w: Array
+    duration_s: Array | None = None  # None: not known, nothing is dropped
+    offset_w: Array | float = 0.0  # watts that are not fitted
+
+    def __post_init__(self) -> None:
+        if self.drive.shape != (len(self.kernels), len(self.names)) or len(self.kernels) < 2:
+            raise bad_value("runs", "at least two kernels, each with every column", self.drive.shape)
+        if not ((self.measured_w > 0).all() and np.isfinite(self.drive).all() and (self.drive >= 0).all()):
+            raise bad_value("runs", "measured watts above zero and drives of zero or more", "others")
+
+
+def fit_scaling(
+    runs: MeasuredKernels, constraints: FitConstraints = SCALING_CONSTRAINTS, shortest_s: float = SHORTEST_KERNEL_S
+) -> ComponentFit:
+    """Fit factors of components' watts; 1 leaves the model as it stands."""
+    return _fit(runs, constraints, shortest_s, np.ones(len(runs.names)))
+
+
+def fit_energies(
+    runs: MeasuredKernels, constraints: FitConstraints = ENERGY_CONSTRAINTS, shortest_s: float = SHORTEST_KERNEL_S
+) -> ComponentFit:
+    """Fit joules per event to rates, such as DRAM's precharge, read and write (manual, section 2.2.8)."""
+    return _fit(runs, constraints, shortest_s, np.zeros(len(runs.names)))
+
+
+def mean_error_percent(predicted: Array, measured: Array) -> float:
+    """Return the mean absolute percentage error."""
+    return float(np.mean(np.abs(predicted / measured - 1.0)) * 100.0)
+
+
+def _fit(runs: MeasuredKernels, constraints: FitConstraints, shortest_s: float, start: Array) -> ComponentFit:
+    kept = np.ones(len(runs.kernels), dtype=np.bool_)
+    if runs.duration_s is not None:
+        kept = np.asarray(runs.duration_s >= shortest_s)
+    if kept.sum() < 2:
+        raise bad_value("runs", f"at least two kernels of {shortest_s * 1e3:g} ms or more", int(kept.sum()))
+    drive, measured = runs.drive[kept], runs.measured_w[kept]
+    offset = np.broadcast_to(np.asarray(runs.offset_w, dtype=np.float64), kept.shape)[kept]
+    problem = _BoundedProblem(drive, measured, offset, start, constraints, runs.names)
+    value = problem.solve(np.ones(len(measured), dtype=np.bool_))
+    applications = [a for a, k in zip(runs.applications, kept, strict=True) if k]
+    score = ComponentFitErrors(
+        mean_error_percent(drive @ start + offset, measured) if (drive @ start + offset).any() else 100.0,
+        mean_error_percent(drive @ value + offset, measured),
+        mean_error_percent(problem.held_out([str(i) for i in range(len(measured))]), measured),
+        mean_error_percent(problem.held_out(applications), measured),
+        mean_error_percent((measured.sum() - measured) / (len(measured) - 1), measured),
+    )
+    lower, upper = constraints.limits(runs.names)
+    close = np.isclose(value, lower, rtol=1e-6) | np.isclose(value, upper, rtol=1e-6)
+    return ComponentFit(
+        runs.names,
+        value,
+        score,
+        int(kept.sum()),
+        tuple(name for name, k in zip(runs.kernels, kept, strict=True) if not k),
+        tuple(name for name, c, lo, hi in zip(runs.names, close, lower, upper, strict=True) if c and lo < hi),
+        tuple(name for name, column in zip(runs.names, drive.T, strict=True) if column.any()),
+    )
+
+
+@dataclass(frozen=True)
+class _BoundedProblem:
+    drive: Array
+    measured: Array
+    offset: Array
+    start: Array
+    constraints: FitConstraints
+    names: tuple[str, ...]
+
+    def solve(self, rows: Mask) -> Array:
+        """Return the best values for some of the kernels."""
+        measured = self.measured[rows][:, np.newaxis]
+        largest = self.drive.max(axis=0)
+        # natural size of a value: 1 for a factor; for an energy the one that would explain all the power
+        size = (
+            np.ones(len(self.names)) if (self.start > 0).all() else self.measured.mean() / np.maximum(largest, 1e-300)
+        )
+        scale = np.where(largest > 0, size, 1.0)
+        a = self.drive[rows] * scale / measured
+        b = 1.0 - (self.offset[rows] / self.measured[rows])
+        weight = np.sqrt(self.constraints.prior_weight)
+        a = np.vstack([a, weight * np.eye(len(self.names))])
+        b = np.concatenate([b, weight * self.start / scale])
+        lower, upper = self.constraints.limits(self.names)
+        orders = self.constraints.rows(self.names) * scale
+        return scale * _bounded(a, b, lower / scale, upper / scale, orders)
+
+    def held_out(self, groups: Sequence[str]) -> Array:
+        """Predict each kernel by a fit that never saw its group."""
+        labels = np.array(groups)
+        if len(set(groups)) < 2:
+            return np.full(len(self.measured), np.nan)
+        predicted = np.empty(len(self.measured))
+        for label in dict.fromkeys(groups):
+            out = labels == label
+            predicted[out] = self.drive[out] @ self.solve(~out) + self.offset[out]
+        return predicted
+
+
+def _bounded(a: Array, b: Array, lower: Array, upper: Array, orders: Array) -> Array:
+    """Minimise |a·x − b|² within bounds and orderings."""
+    if not len(orders):
+        from scipy.optimize import lsq_linear
+
+        free = upper > lower  # scipy wants room between bounds
+        fixed = np.where(free, 0.0, lower)
+        if free.any():
+            rest = b - a @ fixed
+            fixed[free] = lsq_linear(a[:, free], rest, bounds=(lower[free], upper[free]), tol=1e-12).x
+        return np.asarray(fixed)
+    try:
+        clarabel: Any = importlib.import_module("clarabel")
+    except ImportError:
+        raise MissingTool("orderings need clarabel. Install it: pip install clarabel") from None
+    from scipy import sparse
+
+    count = a.shape[1]
+    finite = np.isfinite(upper)
+    rows = [orders, np.eye(count)[finite], -np.eye(count)]
+    limits = [np.zeros(len(orders)), upper[finite], -lower]
+    settings = clarabel.DefaultSettings()
+    settings.verbose = False
+    stacked = np.vstack(rows)
+    solver = clarabel.DefaultSolver(
+        sparse.csc_matrix(np.triu(2.0 * a.T @ a)),
+        -2.0 * a.T @ b,
+        sparse.csc_matrix(stacked),
+        np.concatenate(limits),
+        [clarabel.NonnegativeConeT(len(stacked))],
+        settings,
+    )
+    solution = solver.solve()
+    if str(solution.status) not in ("Solved", "AlmostSolved"):
+        do = "Do the orderings contradict the bounds?"
+        raise bad_value("fit", "bounds and orderings that can all hold", str(solution.status), do)
+    found: Array = np.clip(np.array(solution.x, dtype=np.float64), lower, upper)
+    return found
+
+
+_MAX_BYTE = 256 << 20
+
+
+@dataclass(frozen=True)
+class KernelColumns:
+    """The columns of a table of kernels."""
+
+    measured: str
+    kernel: str = "kernel"
+    application: str | None = None  # default: the kernel's name without its trailing _k1, _2 ...
+    duration: str | None = None  # seconds
+    cycles: str | None = None  # with clock_hz, instead of seconds
+    clock_hz: float | None = None
+    prefix: str = ""  # component columns start with this
+    leave_out: tuple[str, ...] = ()
+
+
+def read_measured_kernels(
+    path: Path, columns: KernelColumns, names: Sequence[str] | None = None, rates: bool = False
+) -> MeasuredKernels:
+    """Read kernels from a CSV: measured watts, and component watts or (with ``rates``) counts over the duration."""
+    rows = _read_rows(path)
+    if not rows:
+        raise bad_value(path.name, "one line per kernel below a header", "nothing")
+    header = list(rows[0])
+    for wanted in (columns.measured, columns.kernel, columns.application, columns.duration, columns.cycles):
+        if wanted is not None and wanted not in header:
+            close = nearest_names(wanted, header)
+            raise bad_value(
+                path.name, f"a column {wanted!r}", f"none; closest: {', '.join(close)}" if close else "none"
+            )
+    special = {columns.measured, columns.kernel, columns.application, columns.duration, columns.cycles}
+    found = [c.removeprefix(columns.prefix) for c in header if c.startswith(columns.prefix) and c not in special]
+    chosen = list(names) if names else [name for name in found if name not in columns.leave_out]
+    lost = [name for name in chosen if columns.prefix + name not in header]
+    if not chosen or lost:
+        raise bad_value(path.name, f"columns {columns.prefix}{', '.join(lost) or '*'}", "none")
+    drive = np.array([[_number(row, columns.prefix + name, path.name) for name in chosen] for row in rows])
+    duration_s = None
+    if columns.duration is not None:
+        duration_s = np.array([_number(row, columns.duration, path.name) for row in rows])
+    elif columns.cycles is not None and columns.clock_hz is not None:
+        duration_s = np.array([_number(row, columns.cycles, path.name) for row in rows]) / columns.clock_hz
+    if rates:
+        if duration_s is None:
+            raise bad_value(path.name, "a duration, to turn counts into rates", "none")
+        drive = drive / duration_s[:, np.newaxis]
+    kernels = tuple(row[columns.kernel] for row in rows)
+    applications = tuple(
+        row[columns.application] if columns.application else application_of_kernel(row[columns.kernel])
+        for row in rows
+    )
+    measured = np.array([_number(row, columns.measured, path.name) for row in rows])
+    return MeasuredKernels(kernels, applications, tuple(chosen), drive, measured, duration_s)
+
+
+def rates_to_watts(runs: MeasuredKernels, table: EnergyTable) -> MeasuredKernels:
+    """Multiply event rates with a table's joules, so that factors of the watts can be fitted.
+
+    ``PIPE_A`` is a duty, not a rate, and costs watts. Constant power of the table (leakage, the memory controllers'
+    constant) goes into the offset.
+    """
+    joule: dict[str, Array | float] = dict(table.energy_j)
+    if runs.duration_s is not None:
+        joule[DUTY] = table.duty_w * runs.duration_s  # rates were divided by it
+    for name in runs.names:
+        if name not in joule:
+            raise unknown_name("counter", name, joule, "Name the columns to fit with --column.")
+    drive = np.stack([runs.drive[:, i] * joule[name] for i, name in enumerate(runs.names)], axis=-1)
+    leak_w = table.leakage.cores_w + table.leakage.rest_w if table.leakage else 0.0
+    return replace(runs, drive=drive, offset_w=runs.offset_w + leak_w + table.mc_constant_w)
+
+
+def application_of_kernel(kernel: str) -> str:
+    """Return the program that a kernel belongs to, from names such as ``mergeSort_k2``.
+
+    >>> application_of_kernel("mergeSort_k2"), application_of_kernel("sad_1"), application_of_kernel("hotspot")
+    ('mergeSort', 'sad', 'hotspot')
+    """
+    return re.sub(r"_k?\d+$", "", kernel)
+
+
+def published_model_errors(path: Path) -> list[dict[str, float | str | int]]:
+    """Return the mean errors of published models in a table of ``config``, ``hw_total_W`` and ``sim_total_W``."""
+    rows = _read_rows(path)
+    if not rows or not {"config", "hw_total_W", "sim_total_W"} <= set(rows[0]):
+        raise bad_value(
+            path.name, "columns config, hw_total_W and sim_total_W", ", ".join(rows[0]) if rows else "none"
+        )
+    found: list[dict[str, float | str | int]] = []
+    for config in dict.fromkeys(row["config"] for row in rows):
+        mine = [row for row in rows if row["config"] == config]
+        pairs = np.array([[_number(row, c, path.name) for c in ("sim_total_W", "hw_total_W")] for row in mine])
+        found.append({"config": config, "n": len(mine), "mape": mean_error_percent(pairs[:, 0], pairs[:, 1])})
+    return found
+
+
+def apply_factors(architecture: ChipArchitecture, factors: Mapping[str, float]) -> ChipArchitecture:
+    """Multiply fitted factors of components into an architecture's scaling factors and powers.
+
+    Memory-controller and coalescer factors share their counters with DRAM and the caches, whose factor holds.
+    """
+    scaling, parameters, static = dict(architecture.scaling), dict(architecture.parameters), dict(architecture.static)
+    by_column = {c.column: c.scaling for c in dialect_counters(architecture.dialect)}
+    for component in read_component_set(architecture.dialect).components:
+        factor = factors.get(component.name, 1.0)
+        if component.static:
+            static = {name: value * factor for name, value in static.items()}
+        elif component.constant in ("const_dynamic", "constant_power"):
+            key = "CONST_DYNAMICN" if component.constant == "const_dynamic" else "constant_power"
+            scaling[key] = scaling.get(key, 0.0) * factor
+        elif component.name == "IDLE_COREP":
+            parameters["idle_core_power"] = architecture.number("idle_core_power") * factor
+        elif component.name not in ("MCP", "COALP"):
+            for counter in component.terms:
+                scaling[by_column[counter]] = architecture.scaling_of(by_column[counter]) * factor
+    return replace(architecture, scaling=scaling, parameters=parameters, static=static)
+
+
+def _read_rows(path: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(read_bytes(path, _MAX_BYTE).decode("utf-8", "replace"))))
+
+
+def _number(row: Mapping[str, str], column: str, where: str) -> float:
+    try:
+        value = float(row[column])
+    except (TypeError, ValueError):
+        raise bad_value(f"{where}: {column}", "a number", str(row[column])) from None
+    if not math.isfinite(value):
+        raise bad_value(f"{where}: {column}", "a finite number", value)
+    return value
+
+
+# run -> dialect, architecture file and energy table, components its trace does not determine
+SIMULATOR_RUNS: dict[str, tuple[SimulatorDialect, str, tuple[str, ...]]] = {
+    "gtx480_gpuwattch": (SimulatorDialect.GPUWATTCH, "gpuwattch_gtx480", ()),
+    "qv100_accelwattch": (SimulatorDialect.ACCELWATTCH, "accelwattch_ptx_sim", ("STATICP", "power")),
+}
+VOLTA_KERNELS_FILE = "volta_hw_counters_power_components.csv"
+
+
+@dataclass(frozen=True)
+class SimulatorRunError:
+    """The distance of one simulator run's power trace from ours."""
+
+    run: str
+    samples: int
+    worst_w: dict[str, float]  # by column, "power" being the total; only components that the trace determines
+
+
+def compare_simulator_runs(reference: Path) -> list[SimulatorRunError]:
+    """Return the worst error of every component over all rows of the runs in the reference folder."""
+    found = []
+    for run, (dialect, name, undetermined) in SIMULATOR_RUNS.items():
+        folder = reference / "simulator_runs" / run
+        table = reference / "accelwattch" / "coefficients" / f"{name}.csv"
+        if not folder.is_dir() or not table.is_file():
+            continue
+        with tempfile.TemporaryDirectory() as out:
+            asked = TraceRequest(
+                folder / "metric_trace.log.gz",
+                folder / f"{name}.xml",
+                table,
+                Path(out),
+                dialect,
+                parquet=False,
+                figure=False,
+            )
+            result = make_power_trace(asked)[1]
+            truth = open_power_trace(folder / "power_trace.log.gz")
+            error_w = np.abs(_read_watts(open_power_trace(Path(out) / "power_trace.log.gz")) - _read_watts(truth))
+        worst = dict(zip(truth.columns, error_w.max(axis=0).tolist(), strict=True))
+        found.append(
+            SimulatorRunError(run, result.samples, {k: v for k, v in worst.items() if k not in undetermined})
+        )
+    return found
+
+
+def refine_volta_components(reference: Path) -> tuple[int, ComponentFitErrors] | None:
+    """Refine AccelWattch's components on measured watts; return kernels and errors, or None without the table."""
+    path = reference / "accelwattch" / VOLTA_KERNELS_FILE
+    if not path.is_file():
+        return None
+    found = fit_scaling(
+        read_measured_kernels(path, KernelColumns("hw_total_W", prefix="accelwattch_HW_", leave_out=("total_W",)))
+    )
+    return found.kernels, found.score
+
+
+def _read_watts(trace: TraceFile) -> Array:
+    return np.concatenate([block.value for block in trace.blocks()])

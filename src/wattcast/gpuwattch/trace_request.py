@@ -1,0 +1,316 @@
+"""Read the files that a user names and compute power from them: a simulator's trace, or a table of hardware counters.
+
+``make_power_trace`` runs a metric trace through the component model; ``compute_kernel_power`` does the same for
+hardware counters, which have one line per kernel.
+"""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import io
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from wattcast.core import units
+from wattcast.core.arrays import Array
+from wattcast.core.errors import MissingSpecification, bad_value
+from wattcast.core.strict_files import read_bytes, write_whole
+from wattcast.counter_models.profiler_counters import read_accelwattch_hw, read_ncu
+from wattcast.gpuwattch.architecture import (
+    ChipArchitecture,
+    SimulatorConfig,
+    SteadyStateDefinition,
+    read_architecture,
+    read_simulator_config,
+)
+from wattcast.gpuwattch.component_build import build_component_model
+from wattcast.gpuwattch.energy_table import EnergyTable, read_component_set, read_energies
+from wattcast.gpuwattch.trace_outputs import (
+    PowerBins,
+    draw_component_power,
+)
+from wattcast.gpuwattch.trace_reading import (
+    SimulatorDialect,
+    TraceSampling,
+    open_metric_trace,
+)
+from wattcast.gpuwattch.trace_run import TraceResult, TraceRun, WantedFiles, run_trace
+from wattcast.gpuwattch.trace_statistics import (
+    read_kernel_list,
+)
+from wattcast.power.component_power import Leakage, read_mcpat
+from wattcast.power.power_model import Power
+
+SIMULATOR_CONFIG_FILE = "gpgpusim.config"
+_MAX_STEPS_BYTE = 64 << 20
+
+
+@dataclass(frozen=True)
+class TraceRequest:
+    """The files and options of a user; None leaves a choice to the files."""
+
+    trace: Path
+    architecture: Path
+    energies: Path | None  # None: built bottom-up from the architecture
+    out: Path
+    compat: SimulatorDialect | None = None
+    simulator_config: Path | None = None
+    kernels: Path | None = None
+    components: tuple[Path, ...] = ()
+    dvfs: Path | None = None
+    leakage: Path | None = None
+    gate_idle_sms: bool = False
+    threads_per_warp: float | None = None
+    sm_count: int | None = None
+    clock_hz: float | None = None
+    sample_cycle: int | None = None
+    steady: str | None = None
+    compress: bool | None = None
+    parquet: bool = True
+    figure: bool = True
+
+
+def make_power_trace(request: TraceRequest) -> tuple[TraceRun, TraceResult]:
+    """Read the files of a request, run the pass and draw the figure; ``fault`` is set when the trace broke off."""
+    job, notes = prepare_trace_run(request)
+    result = run_trace(job)
+    result.notes[:0] = notes
+    if request.figure and result.timeline is not None and result.samples:
+        if importlib.util.find_spec("matplotlib") is None:
+            result.notes.append("no figure: matplotlib is not installed")
+        else:
+            result.files.append(_save_figure(request, job, result, result.timeline))
+    return job, result
+
+
+def prepare_trace_run(request: TraceRequest) -> tuple[TraceRun, list[str]]:
+    """Read the files of a request into a run, with notes on every choice that was not the user's."""
+    notes: list[str] = []
+    architecture = read_architecture(request.architecture)
+    dialect = architecture.dialect
+    if request.compat is not None and request.compat is not dialect:
+        do = f"Leave --compat out or say --compat {dialect}."
+        raise bad_value("--compat", f"{dialect}, as {request.architecture.name} is", request.compat.value, do)
+    config = _find_config(request, notes)
+    # GPUWattch's power model takes its clock from the architecture file, AccelWattch's from the configuration
+    listed = architecture.parameters.get("target_core_clockrate")
+    clocks = [config.clock_hz, listed * 1e6 if isinstance(listed, (int, float)) else None]
+    if request.compat is SimulatorDialect.GPUWATTCH:
+        clocks.reverse()
+    clock_hz = request.clock_hz or clocks[0] or clocks[1]
+    table = _find_energies(request, architecture, config, clock_hz, notes)
+    if clock_hz is None:
+        clock_hz = table.reference_clock_hz
+        notes.append(f"core clock {units.show(clock_hz, 'Hz', 6)}, from the sample time of {table.name}")
+    components = read_component_set(dialect, request.compat is not None, request.components)
+    built = build_component_model(
+        architecture,
+        table,
+        components,
+        sm_count=config.sm_count,
+        leakage=_find_leakage(request, table, config, notes),
+        threads=request.threads_per_warp,
+    )
+    sampling = TraceSampling(config.sample_cycle, clock_hz)
+    if request.dvfs is not None:
+        first, clocks_hz, volts = read_clock_steps(request.dvfs, clock_hz)
+        sampling = TraceSampling(config.sample_cycle, clock_hz, first, clocks_hz, volts)
+        if np.isnan(volts).any():
+            notes.append(f"{request.dvfs.name} does not give every voltage: none is scaled")
+    run = TraceRun(
+        trace=open_metric_trace(request.trace, dialect, architecture.all_scaling(), components.custom),
+        model=built.model,
+        components=components,
+        sampling=sampling,
+        out=request.out,
+        kernels=read_kernel_list(request.kernels, config.sample_cycle) if request.kernels else (),
+        config=config,
+        wanted=_choose_files(request, config, notes),
+        compress=request.compress,
+    )
+    return run, [*notes, *built.notes]
+
+
+def _find_config(request: TraceRequest, notes: list[str]) -> SimulatorConfig:
+    """Return the simulator's configuration: the named file or the one next to the input, with the options on top."""
+    path = request.simulator_config
+    for near in (request.architecture, request.trace):
+        if path is None and (near.parent / SIMULATOR_CONFIG_FILE).is_file():
+            path = near.parent / SIMULATOR_CONFIG_FILE
+            notes.append(f"{SIMULATOR_CONFIG_FILE} found beside {near.name} and read")
+    config = read_simulator_config(path) if path else SimulatorConfig()
+    if request.sm_count is not None:
+        config = replace(config, sm_count=request.sm_count)
+    if request.sample_cycle is not None:
+        config = replace(config, sample_cycle=request.sample_cycle)
+    elif path is None:
+        notes.append(f"samples of {config.sample_cycle} cycles, the simulator's default")
+    if request.steady is not None:
+        config = replace(config, steady=SteadyStateDefinition.read(request.steady, "--steady"))
+    return config
+
+
+def _find_energies(
+    request: TraceRequest,
+    architecture: ChipArchitecture,
+    config: SimulatorConfig,
+    clock_hz: float | None,
+    notes: list[str],
+) -> EnergyTable:
+    """Read the named energy table; without one, build energies from the architecture and note it."""
+    if request.energies is not None:
+        return read_energies(request.energies, config.sample_cycle, clock_hz)
+    from wattcast.gpuwattch.bottom_up.event_energies import energies_of_architecture, make_energy_table
+
+    found = energies_of_architecture(architecture, int(config.sm_count) if config.sm_count else None, clock_hz)
+    notes.append(f"no table of energies: {found.provenance}")
+    if left_out := found.design.notes:
+        notes.append(f"{len(left_out)} numbers the architecture file leaves out have McPAT's defaults")
+    return make_energy_table(found, architecture.dialect)
+
+
+def _find_leakage(
+    request: TraceRequest, table: EnergyTable, config: SimulatorConfig, notes: list[str]
+) -> Leakage | None:
+    found = read_mcpat(request.leakage, config.sm_count) if request.leakage else table.leakage
+    if found is None:
+        if request.gate_idle_sms:
+            raise MissingSpecification("--gate-idle-sms needs leakage: give --leakage, or a table that holds it.")
+        if request.compat is None:
+            notes.append("leakage is not known and in no part (--leakage gives it)")
+    elif request.compat is not None:
+        notes.append("leakage is left out, as in the original")
+    return replace(found, gated=True) if found is not None and request.gate_idle_sms else found
+
+
+def read_clock_steps(path: Path, clock_hz: float) -> tuple[Array, Array, Array]:
+    """Read clock and voltage from given samples on: a CSV of ``sample`` with ``clock``, ``voltage`` or both.
+
+    Returns first samples, clocks (``clock_hz`` where none is given) and voltages (NaN where none is given).
+    """
+    reader = csv.DictReader(io.StringIO(read_bytes(path, _MAX_STEPS_BYTE).decode("utf-8", "replace")))
+    names = reader.fieldnames or []
+    if "sample" not in names or not set(names) <= {"sample", "clock", "voltage"}:
+        raise bad_value(f"{path.name}: header", "sample,clock,voltage", ",".join(names))
+    steps: list[tuple[float, float, float]] = []
+    for line, row in enumerate(reader, start=2):
+        where = f"{path.name}: line {line}"
+        if not str(row["sample"]).strip().isdigit():
+            raise bad_value(f"{where}: sample", "a whole number", row["sample"])
+        hertz = units.parse(row["clock"], "Hz", f"{where}: clock") if row.get("clock") else clock_hz
+        volts = units.parse(row["voltage"], "V", f"{where}: voltage") if row.get("voltage") else np.nan
+        if hertz <= 0 or volts <= 0:
+            raise bad_value(where, "a clock and a voltage above zero", f"{hertz:g} Hz, {volts:g} V")
+        steps.append((float(row["sample"]), hertz, volts))
+    if not steps:
+        raise bad_value(path.name, "at least one step", "none")
+    first, clocks, voltages = np.array(steps).T
+    return first, clocks, voltages
+
+
+def _choose_files(request: TraceRequest, config: SimulatorConfig, notes: list[str]) -> WantedFiles:
+    """Want every file, less those a named configuration switches off and those no installed library can write."""
+    parquet = request.parquet
+    if parquet and importlib.util.find_spec("pyarrow") is None:
+        parquet = False
+        notes.append("no Parquet table: pyarrow is not installed")
+    if request.simulator_config is None:
+        return WantedFiles(parquet=parquet, figure=request.figure)
+    if config.power_per_cycle_dump:
+        notes.append("power_per_cycle_dump: samples.parquet holds every sample's components")
+    switches = ("power_simulation_enabled", "power_trace_enabled", "steady_power_levels_enabled")
+    report, traces, steady = (bool(getattr(config, name)) for name in switches)
+    if off := [name for name, on in zip(switches, (report, traces, steady), strict=True) if not on]:
+        notes.append(f"{', '.join(off)} off in {request.simulator_config.name}: their files are not written")
+    return WantedFiles(report, traces, traces, steady, parquet, request.figure)
+
+
+def _save_figure(request: TraceRequest, job: TraceRun, result: TraceResult, timeline: PowerBins) -> Path:
+    mean_w = result.energy_j / result.duration_s
+    title = f"{request.trace.name}: {mean_w:.4g} W mean, {result.samples} samples, {len(result.kernels)} kernels"
+    mode = f"as {request.compat}" if request.compat else "Wattcast"
+    energies = request.energies.name if request.energies else "bottom-up energies"
+    caption = f"{job.model.reference_clock_hz / 1e6:g} MHz reference, {energies}, {mode}"
+    buffer = io.BytesIO()
+    draw_component_power(timeline, job.model.parts, title, caption).savefig(buffer, format="png", dpi=144)
+    path = request.out / "components.png"
+    write_whole(path, buffer.getvalue())
+    return path
+
+
+class CounterSource(StrEnum):
+    """Where counters come from."""
+
+    TRACE = "trace"
+    ACCELWATTCH_HW = "accelwattch-hw"
+    NCU = "ncu"
+
+
+@dataclass(frozen=True)
+class CountedKernelPower:
+    """Power of kernels from hardware counters, and the components that the counters cannot show."""
+
+    names: tuple[str, ...]
+    duration_s: Array
+    power: Power
+    lost: tuple[str, ...]  # components none of whose counters is there
+    partial: tuple[str, ...]  # components some of whose counters are there
+    notes: tuple[str, ...]
+    file: Path
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        rows = zip(self.names, self.duration_s.tolist(), self.power.part_w.tolist(), strict=True)
+        return {
+            "kernels": [
+                {
+                    "name": name,
+                    "duration_s": seconds,
+                    "power_w": float(np.sum(watts)),
+                    "part_w": dict(zip(self.power.parts, watts, strict=True)),
+                }
+                for name, seconds, watts in rows
+            ],
+            "parts_lost": list(self.lost),
+            "parts_partial": list(self.partial),
+            "notes": list(self.notes),
+            "files": [str(self.file)],
+        }
+
+
+def compute_kernel_power(request: TraceRequest, source: CounterSource) -> CountedKernelPower:
+    """Compute the power of each kernel in a table of hardware counters and write it to ``kernel_power.csv``.
+
+    Components that no counter shows are left out and named, and so are those that only some of their counters show.
+    """
+    notes: list[str] = []
+    architecture = read_architecture(request.architecture)
+    config = _find_config(request, notes)
+    table = _find_energies(request, architecture, config, config.clock_hz, notes)
+    components = read_component_set(architecture.dialect, request.compat is not None, request.components)
+    threads = request.threads_per_warp
+    built = build_component_model(
+        architecture, table, components, sm_count=config.sm_count, threads=threads, capped=False
+    )
+    if source is CounterSource.NCU:
+        names, activity = read_ncu(request.trace, config.sm_count)
+    else:
+        if request.clock_hz is None:
+            raise bad_value("--clock", "the core clock the kernels ran at, such as 1447MHz", "none")
+        names, activity = read_accelwattch_hw(request.trace, request.clock_hz)
+    model, lost, partial = built.model.seen_by(activity.events)
+    power = model.power(activity)
+    duration_s = np.broadcast_to(activity.duration_s, (len(names),))
+    file = request.out / "kernel_power.csv"
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(["kernel", "duration_s", "power_w", *power.parts])
+    for name, seconds, watts in zip(names, duration_s, power.part_w, strict=True):
+        writer.writerow([name, repr(float(seconds)), f"{watts.sum():.6f}", *(f"{w:.6f}" for w in watts)])
+    write_whole(file, buffer.getvalue().encode())
+    return CountedKernelPower(names, duration_s, power, lost, partial, (*notes, *built.notes), file)

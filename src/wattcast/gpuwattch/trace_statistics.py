@@ -1,0 +1,350 @@
+"""Gather statistics of a trace from blocks of samples: power by kernel, steady states, and where kernels end."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from wattcast.core.arrays import Array, Mask
+from wattcast.core.errors import bad_value, clip_text
+from wattcast.core.strict_files import read_bytes
+from wattcast.gpuwattch.architecture import SteadyStateDefinition
+
+NO_STEADY_STATE = "ERROR! Not enough steady state points to generate average"
+IDLE_COLUMNS = ("PIPE_A", "IDLE_CORE_N", "CONST_DYNAMICN", "constant_power")  # may be above zero without work
+_MAX_BYTE = 64 << 20
+_COLUMNS = ("name", "uid", "samples", "cycles", "ipc")
+
+
+@dataclass(frozen=True)
+class ExtremeSample:
+    """Components and counters of the sample with the highest or the lowest power."""
+
+    power_w: float
+    part_w: Array
+    counter: Array
+
+
+@dataclass(frozen=True)
+class KernelPower:
+    """The figures that a report gives of one kernel."""
+
+    index: int
+    samples: int
+    mean_w: float
+    mean_part_w: Array
+    mean_counter: Array
+    total_counter: Array
+    highest: ExtremeSample
+    lowest: ExtremeSample
+    mean_thread: float | None
+    so_far_mean_w: float  # over all samples until this kernel ended
+    so_far_max_w: float
+    so_far_min_w: float
+    finished: bool = True
+
+
+@dataclass
+class _RunningSums:
+    """Sums over the samples of the kernel that is running."""
+
+    parts: int
+    counters: int
+    count: int = 0
+    total_w: float = 0.0
+    thread: float | None = 0.0
+    high: ExtremeSample | None = None
+    low: ExtremeSample | None = None
+
+    def __post_init__(self) -> None:
+        self.part_w, self.counter = np.zeros(self.parts), np.zeros(self.counters)
+
+
+@dataclass
+class KernelTally:
+    """Gathers the power of each kernel while its samples go by, and of everything before."""
+
+    parts: int
+    counters: int
+    kernels: list[KernelPower] = field(default_factory=list)
+    _all_sum: float = 0.0
+    _all_count: int = 0
+    _all_max: float = 0.0
+    _all_min: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._sums = _RunningSums(self.parts, self.counters)
+
+    @property
+    def running(self) -> int:
+        """Number of samples of the kernel that has not ended yet."""
+        return self._sums.count
+
+    def add(self, total_w: Array, part_w: Array, counter: Array, thread: Array | None) -> None:
+        """Add consecutive samples of the running kernel."""
+        if not len(total_w):
+            return
+        sums, block_w = self._sums, float(total_w.sum())
+        sums.count += len(total_w)
+        sums.total_w += block_w
+        sums.part_w += part_w.sum(axis=0)
+        sums.counter += counter.sum(axis=0)
+        sums.thread = None if thread is None or sums.thread is None else sums.thread + float(thread.sum())
+        high, low = int(np.argmax(total_w)), int(np.argmin(total_w))
+        if sums.high is None or total_w[high] > sums.high.power_w:
+            sums.high = ExtremeSample(float(total_w[high]), part_w[high].copy(), counter[high].copy())
+        if sums.low is None or total_w[low] < sums.low.power_w:
+            sums.low = ExtremeSample(float(total_w[low]), part_w[low].copy(), counter[low].copy())
+        self._all_sum += block_w
+        self._all_count += len(total_w)
+        self._all_max = max(self._all_max, float(total_w[high]))
+        self._all_min = min(self._all_min or np.inf, float(total_w[low]))
+
+    def end(self, finished: bool = True) -> None:
+        """End the running kernel and append its figures."""
+        sums, nothing = self._sums, ExtremeSample(0.0, np.zeros(self.parts), np.zeros(self.counters))
+        with np.errstate(invalid="ignore"):
+            mean_part_w, mean_counter = (np.true_divide(s, sums.count) for s in (sums.part_w, sums.counter))
+        self.kernels.append(
+            KernelPower(
+                len(self.kernels),
+                sums.count,
+                sums.total_w / sums.count if sums.count else 0.0,
+                mean_part_w,
+                mean_counter,
+                sums.counter,
+                sums.high or nothing,
+                sums.low or nothing,
+                sums.thread / sums.count if sums.thread is not None and sums.count else None,
+                self._all_sum / self._all_count if self._all_count else float("nan"),
+                self._all_max,
+                self._all_min,
+                finished,
+            )
+        )
+        self._sums = _RunningSums(self.parts, self.counters)
+
+
+@dataclass(frozen=True)
+class SteadyRegion:
+    """One stretch of samples in which power stays near its mean."""
+
+    start: int  # its first sample
+    end: int  # the sample after its last
+    kernel: int
+    power_w: float  # mean
+    counter: Array  # means
+
+
+@dataclass
+class SteadyStateFinder:
+    """Finds steady states while blocks of samples go by.
+
+    A region grows while each sample lies within the allowed deviation of the region's mean so far, which makes the
+    search sequential.
+    """
+
+    definition: SteadyStateDefinition
+    counters: int
+    found: list[SteadyRegion | None] = field(default_factory=list)  # None: a kernel without one, before the first
+    _start: int = 0
+    _count: int = 0
+    _sum: float = 0.0
+    _kernel: int = 0
+    _sample: int = 0
+
+    def __post_init__(self) -> None:
+        self._held = np.zeros(self.counters)  # sums of the open region's earlier blocks
+
+    def add(self, power_w: Array, counter: Array) -> None:
+        """Add consecutive samples of the running kernel."""
+        first = self._sample
+        for start, end, total, count in self._walk(power_w.tolist()):
+            sums = counter[max(start - first, 0) : end - first].sum(axis=0)
+            if start < first:
+                sums = sums + self._held
+            self.found.append(SteadyRegion(start, end, self._kernel, total / count, sums / count))
+        self._sample = first + len(power_w)
+        if not self._count:
+            self._held = np.zeros(self.counters)
+        elif self._start >= first:
+            self._held = counter[self._start - first :].sum(axis=0)
+        else:
+            self._held = self._held + counter.sum(axis=0)
+
+    def end_kernel(self) -> None:
+        """End the running kernel and close its open region."""
+        if self._count > self.definition.minimum_sample:
+            mean = self._sum / self._count
+            self.found.append(SteadyRegion(self._start, self._sample, self._kernel, mean, self._held / self._count))
+        elif not any(self.found):
+            self.found.append(None)
+        self._count, self._kernel = 0, self._kernel + 1
+        self._held = np.zeros(self.counters)
+
+    def _walk(self, power_w: Sequence[float]) -> Iterator[tuple[int, int, float, int]]:
+        """Yield start, end, summed watts and samples of the regions that break inside this block."""
+        deviation, least, base = self.definition.deviation_w, self.definition.minimum_sample, self._sample
+        start, count, total = self._start, self._count, self._sum
+        for i, watts in enumerate(power_w):
+            if not count:
+                start, count, total = base + i, 1, watts
+            elif -deviation < watts - total / count < deviation:
+                total += watts
+                count += 1
+            else:
+                if count > least:
+                    yield start, base + i, total, count
+                count = 0
+        self._start, self._count, self._sum = start, count, total
+
+
+@dataclass(frozen=True)
+class ListedKernel:
+    """One launch in a list of kernels."""
+
+    name: str
+    uid: int
+    samples: int | None = None
+    ipc: float | None = None
+
+
+def read_kernel_list(path: Path, sample_cycle: int) -> tuple[ListedKernel, ...]:
+    """Read the launches in order: one name per line, or CSV with a header, or a simulator's own output.
+
+    CSV columns: ``name`` and, if known, ``uid``, ``samples`` or ``cycles``, ``ipc``. A simulator's output or
+    power report is searched for its ``kernel_name =`` and ``kernel_launch_uid =`` lines, and for
+    ``gpu_sim_cycle`` and ``gpu_ipc``.
+    """
+    text = read_bytes(path, _MAX_BYTE).decode("utf-8", "replace")
+    if re.search(r"^\s*kernel_name\s*=", text, re.MULTILINE):
+        return _from_log(text, sample_cycle)
+    lines = [line for line in text.splitlines() if line.strip()]
+    if lines and lines[0].split(",")[0].strip() == "name":
+        return _from_csv(text, path.name, sample_cycle)
+    return tuple(ListedKernel(clip_text(line.strip(), 4096), i) for i, line in enumerate(lines, start=1))
+
+
+def _from_log(text: str, sample_cycle: int) -> tuple[ListedKernel, ...]:
+    pattern = r"^\s*(kernel_name|kernel_launch_uid|gpu_sim_cycle|gpu_ipc)\s*=\s*(\S+)"
+    launches: list[dict[str, str]] = []
+    for key, value in re.findall(pattern, text, re.MULTILINE):
+        if key == "kernel_name":
+            launches.append({})
+        if launches:
+            launches[-1].setdefault(key, value)
+    samples = _samples([_maybe(k.get("gpu_sim_cycle")) for k in launches], sample_cycle)
+    return tuple(
+        ListedKernel(k["kernel_name"], int(k.get("kernel_launch_uid", i)), count, _maybe(k.get("gpu_ipc")))
+        for i, (k, count) in enumerate(zip(launches, samples, strict=True), start=1)
+    )
+
+
+def _from_csv(text: str, where: str, sample_cycle: int) -> tuple[ListedKernel, ...]:
+    reader = csv.DictReader(io.StringIO(text))
+    strange = [name for name in reader.fieldnames or () if name not in _COLUMNS]
+    if strange:
+        raise bad_value(f"{where}: header", f"columns of {', '.join(_COLUMNS)}", ", ".join(strange))
+    rows = list(reader)
+    for line, row in enumerate(rows, start=2):
+        for key in ("uid", "samples", "cycles"):
+            if row.get(key) and not str(row[key]).strip().isdigit():
+                raise bad_value(f"{where}: line {line}: {key}", "a whole number", row[key])
+    cycles = [float(row["cycles"]) if row.get("cycles") else None for row in rows]
+    counted = _samples(cycles, sample_cycle)
+    return tuple(
+        ListedKernel(
+            row["name"],
+            int(row["uid"]) if row.get("uid") else i,
+            int(row["samples"]) if row.get("samples") else count,
+            _maybe(row.get("ipc")),
+        )
+        for i, (row, count) in enumerate(zip(rows, counted, strict=True), start=1)
+    )
+
+
+def _samples(cycles: Sequence[float | None], sample_cycle: int) -> list[int | None]:
+    """Count the samples in each kernel: one at every multiple of the sample length since the program began."""
+    found: list[int | None] = []
+    total = 0.0
+    for count in cycles:
+        if count is None:
+            return [None] * len(cycles)
+        found.append(int((total + count) // sample_cycle - total // sample_cycle))
+        total += count
+    return found
+
+
+def _maybe(text: str | None) -> float | None:
+    try:
+        value = float(text) if text else None
+    except ValueError:
+        return None
+    return value if value is None or np.isfinite(value) else None
+
+
+@dataclass
+class KernelEndFinder:
+    """Marks the rows that end a kernel, block after block.
+
+    The simulator writes the last row of a kernel twice, so a repeated row in which work was done ends a kernel. A
+    list with the number of samples of every kernel overrides this.
+    """
+
+    columns: tuple[str, ...]
+    kernels: tuple[ListedKernel, ...] = ()
+    _planned: list[int] = field(default_factory=list)  # rows that end kernels, where the list of kernels says so
+    _row: int = 0
+    _last: Array | None = None
+
+    def __post_init__(self) -> None:
+        counts = [k.samples for k in self.kernels]
+        if counts and all(count is not None for count in counts):
+            rows = np.cumsum([count + 1 for count in counts if count is not None]) - 1
+            self._planned = [int(row) for row in rows]
+
+    @property
+    def by_list(self) -> bool:
+        """Whether the list of kernels, and not the rows, determines where kernels end."""
+        return bool(self._planned)
+
+    def mark(self, value: Array, following: Array | None) -> Mask:
+        """Mark the rows of a block that end a kernel; ``following`` is the first row after the block, if any."""
+        count = len(value)
+        ends = np.zeros(count, dtype=np.bool_)
+        if self._planned:
+            here = [row - self._row for row in self._planned if self._row <= row < self._row + count]
+            ends[here] = True
+        else:
+            ends = self._found(value, following)
+        self._row += count
+        self._last = value[-1].copy() if count else self._last
+        return ends
+
+    def _found(self, value: Array, following: Array | None) -> Mask:
+        count = len(value)
+        same = np.zeros(count + 1, dtype=np.bool_)  # same[i]: row i equals row i − 1
+        if self._last is not None and count:
+            same[0] = bool((value[0] == self._last).all())
+        rows = np.arange(1, count)
+        for column in range(value.shape[1]):
+            rows = rows[value[rows, column] == value[rows - 1, column]]
+            if not rows.size:
+                break
+        same[rows] = True
+        if following is not None and count:
+            same[count] = bool((value[-1] == following).all())
+        working = np.array([name not in IDLE_COLUMNS for name in self.columns])
+        ends = same[:-1] & ~same[1:]
+        candidates = np.flatnonzero(ends)
+        ends[candidates] = (value[candidates][:, working] > 0).any(axis=1)
+        empty = np.flatnonzero(value[:, 0] == 0)
+        empty = empty[(value[empty] == 0).all(axis=1)]
+        ends[empty] = True  # a kernel without a sample
+        return ends

@@ -1,0 +1,270 @@
+"""YAML -> Gpu: each number stands with its source, an unknown one says why, and an error names the bad key."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from functools import cache, lru_cache
+from importlib.resources import files
+from itertools import pairwise
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from wattcast.core import errors, units
+from wattcast.core.errors import bad_value
+from wattcast.core.strict_files import PublishedClaim, decode_yaml, read_bytes
+from wattcast.core.units import Dtype
+from wattcast.hardware.gpu import ClockCurve, ClockRange, DeviceMemory, Gpu, L2Cache, Links, Pipes, PowerSpec, Sm
+
+MAX_GPU_FILE_BYTE = 1 << 20
+
+
+class _Disputed(msgspec.Struct, forbid_unknown_fields=True):
+    value: str | float | int
+    source: str
+
+
+class _Leaf(msgspec.Struct, forbid_unknown_fields=True):
+    """One number: ``{value, source}``, or ``{unknown: why}``; ``disputed`` lists who says otherwise."""
+
+    value: str | float | int | None = None
+    source: str = ""
+    note: str = ""
+    unknown: str = ""
+    disputed: list[_Disputed] = []
+
+
+class _CurveLeaf(msgspec.Struct, forbid_unknown_fields=True):
+    """A table by core clock, or ``{unknown: why}``."""
+
+    clock: list[str] = []
+    value: list[str] = []
+    source: str = ""
+    note: str = ""
+    unknown: str = ""
+
+
+# key in the file -> field of ``Gpu`` and unit
+_NUMBERS = {
+    "sm_count": ("sm_count", ""),
+    "pipes.int32_per_cycle_sm": ("pipes.int32_op_per_cycle", "op/cycle"),
+    "pipes.sfu_per_cycle_sm": ("pipes.sfu_op_per_cycle", "op/cycle"),
+    "sm.shared_capacity": ("sm.shared_byte", "byte"),
+    "sm.shared_capacity_block": ("sm.shared_byte_per_block", "byte"),
+    "sm.shared_per_cycle": ("sm.shared_byte_per_cycle", "byte/cycle"),
+    "sm.registers": ("sm.register_count", ""),
+    "sm.threads": ("sm.thread_count", ""),
+    "sm.blocks": ("sm.block_count", ""),
+    "l2.capacity": ("l2.capacity_byte", "byte"),
+    "l2.per_cycle": ("l2.byte_per_cycle", "byte/cycle"),
+    "memory.capacity": ("memory.capacity_byte", "byte"),
+    "memory.bandwidth": ("memory.byte_per_s", "byte/s"),
+    "memory.clock": ("memory.clock_hz", "Hz"),
+    "links.nvlink": ("links.nvlink_byte_per_s", "byte/s"),
+    "links.pcie": ("links.pcie_byte_per_s", "byte/s"),
+    "clocks.boost": ("clocks.boost_hz", "Hz"),
+    "clocks.max": ("clocks.max_hz", "Hz"),
+    "clocks.min": ("clocks.min_hz", "Hz"),
+    "clocks.step": ("clocks.step_hz", "Hz"),
+    "clocks.base": ("clocks.base_hz", "Hz"),
+    "power.limit": ("power.limit_w", "W"),
+    "power.min_limit": ("power.min_limit_w", "W"),
+    "power.max_limit": ("power.max_limit_w", "W"),
+}
+# without these nothing can be predicted
+_NEEDED = ("sm_count", "memory.capacity", "memory.bandwidth", "clocks.boost", "clocks.max", "power.limit")
+
+
+def _group(name: str, *others: tuple[Any, ...]) -> type[msgspec.Struct]:
+    """Return the type of a mapping in the file: a leaf for each of its numbers, and other keys."""
+    leaves = [(key.rpartition(".")[2], _Leaf) for key in _NUMBERS if key.startswith(f"{name}.")]
+    return msgspec.defstruct(f"_{name.title()}", [*leaves, *others], forbid_unknown_fields=True)
+
+
+_Rates = dict[str, _Leaf]  # by number format
+_GpuFile = msgspec.defstruct(
+    "_GpuFile",
+    [
+        *((name, str) for name in ("title", "vendor", "architecture", "compute_capability")),
+        ("process", _Leaf),
+        ("sources", dict[str, str]),
+        ("sm_count", _Leaf),
+        ("pipes", _group("pipes", ("cuda_per_cycle_sm", _Rates), ("tensor_per_cycle_sm", _Rates, {}))),
+        ("sm", _group("sm")),
+        ("l2", _group("l2")),
+        ("memory", _group("memory", ("kind", _Leaf))),
+        ("links", _group("links")),
+        ("clocks", _group("clocks", ("memory", list[_Leaf], []))),
+        ("power", _group("power", ("idle", _CurveLeaf), ("voltage", _CurveLeaf))),
+    ],
+    forbid_unknown_fields=True,
+)
+
+
+def gpu_names() -> list[str]:
+    """Return the names of the GPUs in the catalogue."""
+    return sorted(path.name.removesuffix(".yaml") for path in _folder().iterdir() if path.name.endswith(".yaml"))
+
+
+def load_gpu(name: str) -> Gpu:
+    """Return the catalogue GPU of that name (case, ``-``, ``_``, ``.`` and blanks do not matter)."""
+    return _load_by_name(_resolve_gpu_name(name))
+
+
+@lru_cache(maxsize=256)
+def _resolve_gpu_name(name: str) -> str:
+    return errors.resolve_name("gpu", name, gpu_names(), GPU_ALIASES)
+
+
+def load_gpu_file(path: Path) -> Gpu:
+    """Return a GPU from a user's own YAML file in the form of the catalogue; its name is the file's."""
+    return parse_gpu(read_bytes(path, MAX_GPU_FILE_BYTE), path.stem, path.name)
+
+
+def parse_gpu(data: bytes, name: str, where: str) -> Gpu:
+    """Return the GPU that the bytes of a GPU file describe."""
+    return _Reader(decode_yaml(data, _GpuFile, where), where).read_gpu(name)
+
+
+# What people say for a catalogue name; beyond these, only the names themselves are understood.
+GPU_ALIASES = {
+    "h100": "h100-sxm",
+    "h100-sxm5": "h100-sxm",
+    "h200-sxm": "h200",
+    "v100": "v100-sxm",
+    "a100": "a100-sxm-80gb",
+    "a100-sxm": "a100-sxm-80gb",
+    "a100-pcie": "a100-pcie-40gb",
+    "titan-x": "gtx-titan-x",
+    "gv100": "quadro-gv100",
+    "tk1": "tegra-k1",
+}
+
+
+def _folder() -> Any:
+    return files("wattcast.hardware").joinpath("catalogue")
+
+
+@cache
+def _load_by_name(name: str) -> Gpu:
+    return parse_gpu(_folder().joinpath(f"{name}.yaml").read_bytes(), name, f"{name}.yaml")
+
+
+class _Reader:
+    """Walks one file, turning leaves into SI numbers and remembering who published each."""
+
+    def __init__(self, file: Any, where: str) -> None:
+        self.file, self.where = file, where
+        self.claims: dict[str, PublishedClaim] = {}
+        self.unknown: dict[str, str] = {}
+
+    def read_gpu(self, name: str) -> Gpu:
+        file, groups = self.file, defaultdict[str, dict[str, Any]](dict)
+        for key, (field, unit) in _NUMBERS.items():
+            group, _, last = field.rpartition(".")
+            groups[group][last] = self.number(attrgetter(key)(file), key, unit, field, needed=key in _NEEDED)
+        sm_count = groups[""]["sm_count"]
+        if not sm_count.is_integer():
+            raise bad_value(f"{self.where}: sm_count", "a whole number", sm_count)
+        memory_hz = [
+            self.number(leaf, f"clocks.memory[{i}]", "Hz", f"clocks.memory_hz[{i}]", needed=True)
+            for i, leaf in enumerate(file.clocks.memory)
+        ]
+        return Gpu(
+            name=name,
+            title=file.title,
+            vendor=file.vendor,
+            architecture=file.architecture,
+            compute_capability=file.compute_capability,
+            process=self.text(file.process, "process"),
+            sm_count=sm_count,
+            pipes=Pipes(
+                self.rates(file.pipes.tensor_per_cycle_sm, "pipes.tensor"),
+                self.rates(file.pipes.cuda_per_cycle_sm, "pipes.cuda"),
+                **groups["pipes"],
+            ),
+            sm=Sm(**groups["sm"]),
+            l2=L2Cache(**groups["l2"]),
+            memory=DeviceMemory(kind=self.text(file.memory.kind, "memory.kind"), **groups["memory"]),
+            links=Links(**groups["links"]),
+            clocks=ClockRange(**groups["clocks"], memory_hz=tuple(memory_hz)),
+            power=PowerSpec(
+                **groups["power"],
+                idle_w=self.curve(file.power.idle, "power.idle", "W", "power.idle_w"),
+                voltage_v=self.curve(file.power.voltage, "power.voltage", "V", "power.voltage_v"),
+            ),
+            claims=self.claims,
+            unknown=self.unknown,
+        )
+
+    def rates(self, leaves: dict[str, _Leaf], key: str) -> dict[Dtype, Any]:
+        """Return rates per cycle and SM by number format."""
+        rates = {}
+        for name, leaf in leaves.items():
+            if name not in list(Dtype):
+                raise bad_value(f"{self.where}: {key}_per_cycle_sm", f"formats among {', '.join(Dtype)}", name)
+            unit, field = "op/cycle" if name.startswith("int") else "flop/cycle", f"{key}_flop_per_cycle.{name}"
+            rates[Dtype(name)] = self.number(leaf, f"{key}_per_cycle_sm.{name}", unit, field, needed=True)
+        return rates
+
+    def number(self, leaf: _Leaf, key: str, unit: str, field: str, needed: bool = False) -> Any:
+        """Return a number above zero, or None where nobody published it."""
+        if self.missing(leaf.unknown, leaf.value is not None, leaf.source, key, field):
+            if needed:
+                raise bad_value(f"{self.where}: {key}", "a value", "unknown", "Without it nothing can be predicted.")
+            return None
+        self.claim(leaf, key, field)
+        for other in leaf.disputed:
+            self.positive(other.value, unit, f"{self.where}: {key}.disputed")
+        return self.positive(leaf.value, unit, f"{self.where}: {key}")
+
+    def positive(self, text: str | float | int | None, unit: str, where: str) -> float:
+        value = units.parse(text, unit, where)
+        if value <= 0:
+            raise bad_value(where, "a number above zero", text)
+        return value
+
+    def text(self, leaf: _Leaf, key: str) -> str:
+        if self.missing(leaf.unknown, leaf.value is not None, leaf.source, key, key):
+            return "unknown"
+        self.claim(leaf, key, key)
+        return str(leaf.value)
+
+    def claim(self, leaf: _Leaf, key: str, field: str) -> None:
+        """Remember who published a number, and who says otherwise."""
+        others = tuple((str(d.value), self.cite(d.source, f"{key}.disputed")) for d in leaf.disputed)
+        self.claims[field] = PublishedClaim(self.cite(leaf.source, key), leaf.note, others)
+
+    def curve(self, leaf: _CurveLeaf, key: str, unit: str, field: str) -> ClockCurve | None:
+        if self.missing(leaf.unknown, bool(leaf.value), leaf.source, key, field):
+            return None
+        self.claims[field] = PublishedClaim(self.cite(leaf.source, key), leaf.note)
+        if len(leaf.clock) != len(leaf.value):
+            raise bad_value(f"{self.where}: {key}", f"{len(leaf.clock)} values, one a clock", len(leaf.value))
+        clock = [units.parse(c, "Hz", f"{self.where}: {key}.clock[{i}]") for i, c in enumerate(leaf.clock)]
+        value = [units.parse(v, unit, f"{self.where}: {key}.value[{i}]") for i, v in enumerate(leaf.value)]
+        if any(number <= 0 for number in value):
+            raise bad_value(f"{self.where}: {key}.value", "numbers above zero", min(value))
+        if any(b <= a for a, b in pairwise(clock)):
+            raise bad_value(f"{self.where}: {key}.clock", "rising clocks", ", ".join(leaf.clock))
+        return ClockCurve(np.array(clock), np.array(value))
+
+    def missing(self, unknown: str, has_value: bool, source: str, key: str, field: str) -> bool:
+        """Return whether a leaf says that nobody published its number, which it must say with a reason."""
+        if bool(unknown) == has_value:
+            raise bad_value(
+                f"{self.where}: {key}", "either a value or `unknown: why`", "both" if unknown else "neither"
+            )
+        if has_value and not source:
+            raise bad_value(f"{self.where}: {key}", "a source beside the value", "none")
+        if unknown:
+            self.unknown[field] = unknown
+        return bool(unknown)
+
+    def cite(self, source: str, key: str) -> str:
+        if source not in self.file.sources:
+            raise bad_value(f"{self.where}: {key}.source", f"one of {', '.join(self.file.sources)}", source)
+        return str(self.file.sources[source])

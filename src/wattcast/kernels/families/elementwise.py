@@ -1,0 +1,383 @@
+"""Pointwise functions, reductions over all or part of a tensor, and plain data movement, as PyTorch 2 runs them.
+
+The busiest SM takes as long as it issues instructions or stores results. A first result waits for its function and,
+where L2 does not hold the operands, for device memory.
+
+``function_cost.csv`` lists the functions that cost more than moving their operands. ``issue`` is the instructions
+of a thread for an element (slower pipes counted by the issue slots they block), from bursts on an H200 that fit L2
+and have 0.6 to 12 million elements. ``start_cycle`` is by how much a kernel of up to 131,072 elements outlasts an
+addition. The instructions agree with those a profiler counted: 16 (and 2 on the slow pipe, 8 slots each) for a
+division, 22 and 3 for SiLU.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.resources import files
+from math import ceil
+from operator import attrgetter
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from wattcast.core.arrays import Array
+from wattcast.core.units import Dtype
+from wattcast.kernels.families import KernelMapping, register_kernels
+from wattcast.kernels.families.special_grids import (
+    SPECIAL_FUNCTIONS,
+    appends_to_cache,
+    power_of_two,
+    special_grid,
+    special_kernel,
+)
+from wattcast.kernels.kernel_table import (
+    BLOCK_CYCLE,
+    SM_THREADS,
+    ConditionColumns,
+    FamilyColumns,
+    Flags,
+    LaunchGrid,
+    ReferenceChip,
+    as_columns,
+    streamed_share,
+)
+from wattcast.workload.operator_base import find_function
+from wattcast.workload.operator_types import Elementwise, Layout
+
+ISSUE_PER_CYCLE = 128.0  # instructions of threads that an SM issues: four warps
+# Bytes that an SM stores in a cycle: 3.8 TB/s on 132 SMs at 1.85 GHz, whatever they read, as long as all stays in L2
+_STORE_BYTE_PER_CYCLE = 16.0
+_SUM_ISSUE, _MAX_ISSUE = 8.0, 24.0  # of an element of a reduction: a maximum looks for NaN
+_MOST_BLOCKS = 16.0  # of an SM in flight: the chip starts small blocks no faster
+_REDUCE_BLOCK_CYCLE = 900.0  # of an SM for a block of a reduction, on top of its elements
+_START_STEP = 400.0  # cycles of a function's start that count as a step
+_CAT_BLOCKS, _CAT_THREADS = 528.0, 512.0
+_ONE_BATCH = 64  # rows of a cache measured as of one batch: what is new lies together, however it was sliced
+_FEW_ROWS = 16.0  # up to here a gather loops over its rows
+_USUAL_RUN, _USUAL_COLUMNS = 64.0, 4096.0  # of a turned operand (a head), and of a row, where nothing else is said
+_SECTOR_BYTE = 30.0  # that L2 moves for each element of a transposing walk: most of a sector, from profiler counters
+_LAYOUT = {layout: float(i) for i, layout in enumerate(Layout)}
+_REDUCING = ("sum", "mean", "max", "topk", "pool", "cumsum")
+_MOVING = ("gather", "cat", "copy", "cast", "scatter_add")
+_MASKED = ("masked_fill", "where")
+_TWICE = {"batchnorm_train": 1.0, "batchnorm_grad": 2.0}  # operands that are read a second time
+# Kernels, and of each that is a thread for so many elements: elements of a block, and of one whose elements are wide
+# and not cast; whether the function counts among the instructions of an element, those on top of it, and those of
+# each operand's address. Of the others, what they issue.
+_KERNELS = ("vector", "unrolled", "copy", "indexed", "transposed", "cat", "gather", "gather.few", "reduce")
+_VECTOR, _UNROLLED, _COPY, _INDEXED, _TRANSPOSED, _CAT, _GATHER, _FEW, _REDUCE = range(len(_KERNELS))
+_BY_KERNEL = np.array(
+    [
+        [1024.0, 1024.0, 1.0, 0.0, 0.0],
+        [512.0, 512.0, 0.0, 55.0, 0.0],  # a cast loads single elements
+        [1024.0, 1024.0, 1.0, 0.0, 0.0],
+        [512.0, 256.0, 1.0, 65.0, 7.5],
+        [512.0, 256.0, 1.0, 65.0, 7.5],
+        [1024.0, 1024.0, 1.0, 65.0, 7.5],
+        [1024.0, 1024.0, 1.0, 0.0, 0.0],
+        [1024.0, 1024.0, 1.0, 0.0, 0.0],
+        [1024.0, 1024.0, 1.0, 0.0, 0.0],
+    ]
+).T.copy()
+_KERNEL_FAMILIES = tuple(f"elementwise.{kernel}" for kernel in _KERNELS)
+_KernelIndex = npt.NDArray[np.intp]  # positions in _KERNELS
+
+
+@dataclass(frozen=True)
+class FunctionCost:
+    """Instructions for an element, and cycles until the first result beyond those of an addition."""
+
+    issue: float
+    start_cycle: float
+
+
+_ADDITION = FunctionCost(7.0, 0.0)
+
+
+@cache
+def _function_costs() -> dict[str, FunctionCost]:
+    text = files("wattcast.kernels.families").joinpath("function_cost.csv").read_text(encoding="utf-8")
+    return {
+        row["function"]: FunctionCost(float(row["issue"]), float(row["start_cycle"]))
+        for row in csv.DictReader(text.splitlines())
+    }
+
+
+def function_cost(function: str) -> FunctionCost:
+    """Return the cost of a function; one that the table lacks costs as much as an addition.
+
+    >>> function_cost("gelu").issue
+    37.0
+    """
+    return _function_costs().get(function, _ADDITION)
+
+
+def elementwise_work(
+    ops: Sequence[Elementwise], told: ConditionColumns, rate: Array, reference: ReferenceChip
+) -> FamilyColumns:
+    """Return kernel families, work columns and features of pointwise functions and plain data movement."""
+    ops = ops if told.usual else _as_measured(ops, told)
+    s = _read_sizes(ops, told)
+    columns, both, sms = s.n / s.rows, s.read + s.write, reference.sm_count
+    operands = both / (s.n * s.width)
+    missing = 1.0 - streamed_share(both - s.again, reference.l2_byte)
+    missing[s.cold] = 1.0
+    issue, grid = _streaming_grids(s, operands, missing, sms)
+    special = {
+        i: name for i, op in enumerate(ops) if op.function in SPECIAL_FUNCTIONS and (name := special_kernel(op))
+    }
+    _replace_grids(grid, _row_grids(s, columns, issue, missing, sms))
+    own = {i: special_grid(name, ops[i], sms, float(missing[i])) for i, name in special.items()}
+    _replace_grids(grid, {i: found for i, found in own.items() if found is not None})
+    units, steps, slots, launches, between, sm_cycle, once = grid
+    moved = both
+    if (turned := (s.kernel == _TRANSPOSED).nonzero()[0]).size:
+        moved = both.copy()
+        sector = _sector_byte(columns[turned], operands[turned])
+        moved[turned] += (sector - s.width[turned]) * s.n[turned]
+    rounds, waves = units / (slots * sms), units / sms
+    work = {
+        "units": units,
+        "slots": slots,
+        # a masked fill is made in a copy, which is a kernel of its own
+        "launches": launches + s.filled,
+        "between_byte": between + s.filled * 2.0 * s.width * s.n,
+        "steps": np.where(once > 0, steps / np.maximum(rounds, 1.0), steps),
+        "unit_flop": rate * sm_cycle / np.maximum(waves, 1.0),
+        "l2_byte": moved,
+        "shared_byte": moved + both,
+        "dram_read_byte": s.read * missing,
+        "dram_write_byte": s.write * missing,
+    }
+    plain = {
+        "read_per_write": np.log2(np.maximum(s.read, 1.0) / np.maximum(s.write, 1.0)),
+        "byte_per_element": both / s.n,
+        "width": s.width,
+        "out_width": s.out_width,
+        "flop_per_element": issue,
+        "sfu_per_element": s.start_cycle,
+        "layout": s.layout,
+        "moving": s.moving,
+        "reducing": s.reducing,
+        "widest": s.widest,
+        "masked": s.masked,
+        "cold": s.cold.astype(np.float64),
+        "fill": rounds / np.maximum(np.ceil(rounds), 1.0),
+        "rounds": np.log2(rounds),
+        "run": np.minimum(s.run, 64.0),
+    }
+    logs = {"log_n": s.n, "log_read": s.read, "log_write": s.write, "log_byte": both}
+    logs |= {"extent_rows": s.rows, "extent_columns": columns}
+    families = [_KERNEL_FAMILIES[k] for k in s.kernel.tolist()]
+    for i, name in special.items():
+        families[i] = f"elementwise.{name}"
+    return FamilyColumns(families, work, plain, logs, {"align_n": s.n, "align_columns": columns})
+
+
+def _as_measured(ops: Sequence[Elementwise], told: ConditionColumns) -> list[Elementwise]:
+    """Return operators as the campaign ran them: the slice behind a cache of one batch has no holes."""
+    return [
+        replace(op, layout=Layout.CONTIGUOUS)
+        if 0 < rows <= _ONE_BATCH and op.layout is Layout.STRIDED and appends_to_cache(op)
+        else op
+        for op, rows in zip(ops, told.rows.tolist(), strict=True)
+    ]
+
+
+_Form = tuple[str, Layout, Dtype, Dtype | None]
+_form: Callable[[Elementwise], _Form] = attrgetter("function", "layout", "dtype", "out_dtype")
+_given: Callable[[Elementwise], tuple[int | None, ...]] = attrgetter("n", "read", "write", "rows", "run")
+
+
+class _FormColumns(NamedTuple):
+    """What follows from function, layout and number formats, whatever the sizes; a number or an array ``(row,)``."""
+
+    inputs: Array  # operands
+    twice: Array  # operands that are read twice
+    kernel: Array  # position in _KERNELS; of several, that of operands which do not lie whole
+    whole: Array  # that of operands which do
+    open: Array  # 1: the layout leaves it open which
+    width: Array  # bytes of an element
+    out_width: Array
+    layout: Array
+    issue: Array  # instructions for an element
+    start_cycle: Array  # until a first result, beyond those of an addition
+    moving: Array
+    reducing: Array
+    widest: Array
+    masked: Array
+    filled: Array
+    wide: Array  # 1: elements of four bytes or more that are not cast
+
+
+@cache
+def _describe_form(form: _Form) -> tuple[float, ...]:
+    """Return one row of ``_FormColumns``."""
+    name, layout, dtype, out_dtype = form
+    cost, reducing = function_cost(name), name in _REDUCING
+    whole, is_open = _COPY if name == "copy" else _VECTOR, layout is not Layout.CONTIGUOUS
+    if name == "cast" and dtype is not Dtype.FP32:
+        whole = _UNROLLED
+    kernel = _INDEXED if is_open else whole
+    if reducing:
+        kernel, is_open = _REDUCE, False
+    elif name == "gather":
+        kernel, is_open = _GATHER, False
+    elif name == "cat":  # parts without holes are copied sixteen bytes at a time
+        kernel, is_open = _CAT if is_open else _VECTOR, False
+    return (
+        *(find_function(name).inputs, _TWICE.get(name, 0.0), kernel, whole, is_open),
+        *(dtype.byte, (out_dtype or dtype).byte, _LAYOUT[layout]),
+        (_MAX_ISSUE if name == "max" else _SUM_ISSUE) if reducing else cost.issue,
+        cost.start_cycle,
+        _MOVING.index(name) + 1.0 if name in _MOVING else 0.0,
+        *(reducing, name == "max", name in _MASKED, name == "masked_fill", dtype.byte >= 4 and name != "cast"),
+    )
+
+
+class _Sizes(NamedTuple):
+    """Arrays ``(row,)``; the last ones are those of ``_FormColumns``."""
+
+    n: Array
+    read: Array  # bytes
+    write: Array
+    rows: Array
+    run: Array
+    kernel: _KernelIndex
+    cold: Flags  # operands come from device memory
+    again: Array  # bytes read a second time
+    width: Array
+    out_width: Array
+    layout: Array
+    issue: Array
+    start_cycle: Array
+    moving: Array
+    reducing: Array
+    widest: Array
+    masked: Array
+    filled: Array
+    wide: Array
+
+
+def _read_sizes(ops: Sequence[Elementwise], told: ConditionColumns) -> _Sizes:
+    """Return the sizes of all rows.
+
+    ``rows`` and ``run`` are as conditions say, else as bytes say (an index or a result each), else as the operator
+    says, else as usual.
+    """
+    form = _FormColumns(*as_columns([_describe_form(_form(op)) for op in ops]))
+    turned, spread = form.layout == _LAYOUT[Layout.TRANSPOSED], form.layout == _LAYOUT[Layout.BROADCAST]
+    width, out_width, is_open = form.width, form.out_width, form.open > 0
+    # not a number: not given
+    n, read, write, rows, run = np.array([_given(op) for op in ops], dtype=np.float64).T.copy()
+    read = np.where(np.isnan(read), form.inputs * width * n, read)
+    write = np.where(np.isnan(write), n * out_width, write)
+    run = np.where(turned & (run > 0), run, _USUAL_RUN)
+    rows = np.where(rows > 0, rows, n / _USUAL_COLUMNS)
+    rows = np.where(form.kernel == _REDUCE, write / out_width, rows)
+    gathers, indices = form.kernel == _GATHER, (read - n * width) / 8.0
+    rows = np.where(gathers & (indices >= 1.0), indices, rows)
+    rows, run = np.where(told.rows > 0, told.rows, rows), np.where(told.run > 0, told.run, run)
+    rows = np.minimum(np.maximum(rows, 1.0), n)
+    # An operand of one row lies whole, as does a turned one whose rows stay together. One that is spread over all
+    # rows does only next to another as large.
+    alike = (rows <= 1.0) & (~spread | (read >= 2.0 * n * width))
+    whole = is_open & (alike | (turned & (rows <= run)))
+    kernel = np.where(whole, form.whole, form.kernel).astype(np.intp)
+    kernel[is_open & turned & (run <= 1.0) & ~whole] = _TRANSPOSED
+    kernel[gathers & (rows <= _FEW_ROWS)] = _FEW
+    # made cold on purpose, or a cache
+    cold = told.cold | np.array([appends_to_cache(op) for op in ops]) & ~told.warm
+    again = np.minimum(form.twice * width * n, read / 2.0)
+    return _Sizes(n, read, write, rows, run, kernel, cold, again, *form[5:])
+
+
+def _sector_byte(columns: Array, operands: Array) -> Array:
+    """Return the bytes that L2 moves for each element of a transposing walk.
+
+    Short rows of one operand find a sector again that an earlier element loaded.
+    """
+    met = np.clip(0.48 + 0.11 * np.log2(np.maximum(columns, 1.0) / 32.0), 0.48, 1.0)
+    return _SECTOR_BYTE * np.where(operands < 3.0, met, 1.0)
+
+
+def _streaming_grids(s: _Sizes, operands: Array, missing: Array, sm_count: float) -> tuple[Array, Array]:
+    """Return instructions for an element, and grids ``(column, row)`` of kernels that stream through all elements."""
+    narrow, wide, own, on_top, each = _BY_KERNEL.take(s.kernel, axis=1)
+    issue = own * s.issue + on_top + each * operands
+    grid = np.repeat(_STREAMING_GRID, len(s.n), axis=1)
+    units = np.ceil(s.n / np.where(s.wide > 0, wide, narrow), out=grid[0])
+    np.add(s.start_cycle / _START_STEP + 1.0, missing, out=grid[1])
+    work = np.maximum(s.n * issue / ISSUE_PER_CYCLE, s.write / _STORE_BYTE_PER_CYCLE)
+    np.divide(work, np.minimum(units, sm_count), out=grid[_SM_CYCLE])
+    return issue, grid
+
+
+_STREAMING_GRID = np.array(LaunchGrid(0.0, 0.0, _MOST_BLOCKS, once=True), dtype=np.float64)[:, np.newaxis]
+_SM_CYCLE = LaunchGrid._fields.index("sm_cycle")
+
+
+def _replace_grids(grid: Array, grids: Mapping[int, LaunchGrid]) -> None:
+    """Put in the grids of rows that have one of their own; cycles that it does not say stay as they are."""
+    if grids:
+        table, rows = as_columns(list(grids.values())), list(grids)
+        table[_SM_CYCLE] = np.where(table[_SM_CYCLE] > 0, table[_SM_CYCLE], grid[_SM_CYCLE, rows])
+        grid[:, rows] = table
+
+
+def _row_grids(s: _Sizes, columns: Array, issue: Array, missing: Array, sm_count: float) -> dict[int, LaunchGrid]:
+    """Return the grids of kernels that are cut by rows, of which a workload has a few."""
+    at = (s.kernel >= _CAT).nonzero()[0]
+    if not at.size:
+        return {}
+    table = np.array([s.n, s.rows, columns, s.width, issue, s.write, s.start_cycle, missing]).take(at, axis=1)
+    rows = zip(at.tolist(), s.kernel[at].tolist(), table.T.tolist(), strict=True)
+    return {i: _row_grid(kernel, sizes, sm_count) for i, kernel, sizes in rows}
+
+
+def _row_grid(kernel: int, sizes: Sequence[float], sm_count: float) -> LaunchGrid:
+    """Return the grid of a reduction, a gather of many rows or of few, or a concatenation."""
+    n, rows, columns, width, issue, write, start_cycle, missing = sizes
+    start, once = start_cycle / _START_STEP, 1.0 + missing
+    issued, stored = n * issue / ISSUE_PER_CYCLE, write / _STORE_BYTE_PER_CYCLE
+
+    def cycle(units: float) -> float:
+        return max(issued, stored) / min(units, sm_count)
+
+    if kernel == _REDUCE:
+        units, loads = _reduction_blocks(rows, columns, width)
+        block_cycle = max(units / sm_count, 1.0) * _REDUCE_BLOCK_CYCLE
+        steps = (2.0 + loads + start) * once
+        return LaunchGrid(units, steps, SM_THREADS / 512.0, sm_cycle=issued / min(units, sm_count) + block_cycle)
+    if kernel == _GATHER:
+        chunks = ceil(columns * width / 16.0)  # 16-byte pieces of a gathered row
+        units = rows * ceil(chunks / 256.0)
+        slots = min(SM_THREADS // min(ceil(chunks / 32.0) * 32.0, 256.0), _MOST_BLOCKS)
+        least = max(units / sm_count, 1.0) * BLOCK_CYCLE
+        return LaunchGrid(units, start + once, slots, sm_cycle=max(cycle(units), least), once=True)
+    if kernel == _FEW:
+        units = ceil(columns / 128.0)
+        return LaunchGrid(units, rows + start + once, _MOST_BLOCKS, sm_cycle=cycle(units), once=True)
+    steps = max(n / (_CAT_BLOCKS * _CAT_THREADS), 1.0) + start + missing
+    return LaunchGrid(_CAT_BLOCKS, steps, SM_THREADS / _CAT_THREADS, sm_cycle=cycle(_CAT_BLOCKS), once=True)
+
+
+def _reduction_blocks(rows: float, columns: float, width: float) -> tuple[float, float]:
+    """Return blocks, and loads each thread makes one after another, of PyTorch's reduction over the last dimension.
+
+    A block is 512 threads, 32 along the row where there are 16 rows or more; a row that leaves a thread 256 values,
+    or 16 for each row of the block, has a block of its own.
+    """
+    along = power_of_two(columns / (16.0 / width if columns >= 128 else 1.0), 512.0)
+    high = min(power_of_two(rows, 512.0), 512.0 / min(along, 32.0))
+    values = columns / min(along, 512.0 / high)
+    if values >= 16.0 * high or values >= 256.0:
+        return rows, ceil(values / high / 4.0)
+    return ceil(rows / high), ceil(values / 4.0)
+
+
+register_kernels(Elementwise, mapping=KernelMapping(elementwise_work))

@@ -1,0 +1,427 @@
+"""Kernels: what the device is asked to run, as a table with one row per distinct operator.
+
+Equal operators become one row; the order of issue says how often and when each runs. Work is stated before any clock
+is known; ``predictor/timeline.py`` turns it into cycles and seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cache, cached_property, lru_cache
+from itertools import chain
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from wattcast.core.arrays import Array, Sweepable
+from wattcast.kernels.kernel_choice import NOT_RUN, KernelChoice, KernelsRun
+from wattcast.workload.operator_base import Operator
+
+Columns = dict[str, Array]  # each ``(row,)``
+Flags = npt.NDArray[np.bool_]
+RowIndex = npt.NDArray[np.int64]
+_Rows = npt.NDArray[np.intp]
+_Names = tuple[str, ...]
+SM_THREADS = 2048.0
+# Cycles of an SM for a block however small: 0.62 ns a block on 132 SMs at 1.85 GHz, of gathers and batch norm
+BLOCK_CYCLE = 150.0
+
+
+class LibraryStyle(StrEnum):
+    """How a library's products feed the tensor cores."""
+
+    # clusters share loads, tiles a few tokens wide exist, operands come straight from shared memory
+    HOPPER = "hopper"
+    AMPERE = "ampere"  # every block loads for itself, every warp its own operands from shared memory
+
+
+@dataclass(frozen=True)
+class ReferenceChip:
+    """The chip whose library chose the kernels: SMs, L2 and arithmetic per cycle and SM, by event."""
+
+    sm_count: float
+    l2_byte: float
+    l2_byte_per_cycle: float
+    dram_byte_per_cycle: float  # at the top clock
+    top_hz: float
+    sfu_per_cycle: float  # of an SM; 0: unknown
+    per_cycle: Mapping[str, float]
+    style: LibraryStyle = LibraryStyle.HOPPER
+    # how its library picks kernels; None: unknown
+    choice: KernelChoice | None = field(default=None, compare=False, repr=False)
+    # work of operators met before: it depends on nothing that a sweep changes
+    kept: dict[Hashable, KernelWork] = field(default_factory=dict, init=False, compare=False, repr=False)
+
+
+@dataclass(frozen=True)
+class RunCondition:
+    """How an operator is run, where the operator does not say. Empty text: as frameworks usually do."""
+
+    layout: str = ""  # of a product: nt (weights as PyTorch keeps them) or nn; of attention: bshd or bhsd
+    rotated: str = ""  # which operands come from device memory: none, weights, all, or as a profiler counts
+    backend: str = ""  # of attention: default, cudnn, flash
+    rows: int = 0  # of an elementwise operator over two dimensions; 0: not said
+    run: int = 0  # elements of a turned operand that stay together; 1: a plain transpose; 0: not said
+    kernels: tuple[str, ...] = ()  # names of those that ran; empty: let the choice decide
+    parts: int = 0  # of K that the kernel that ran made, by its grid; 0: as its name says
+
+
+USUAL_CONDITION = RunCondition()
+COUNTED_ROTATION = "counted"  # of ``rotated``: a profiler that runs a kernel again for each of its passes
+
+
+@dataclass(frozen=True)
+class ConditionColumns:
+    """The conditions of all rows as columns, each ``(row,)``."""
+
+    usual: bool  # all rows run as usual
+    cold: Flags  # all operands come from device memory
+    warm: Flags  # none does
+    counted: Flags  # device memory as a profiler counts it
+    straight: Flags  # of a product: its right operand lies with k outermost
+    split_heads: Flags  # of attention: heads outside of positions
+    flash: Flags
+    cudnn: Flags
+    rows: Array  # 0: not said
+    run: Array
+    ran: Sequence[KernelsRun]
+
+    @classmethod
+    def from_conditions(cls, conditions: Sequence[RunCondition]) -> ConditionColumns:
+        """Return conditions as columns; those of a whole workload are usual, and need not be looked at."""
+        if conditions.count(USUAL_CONDITION) == len(conditions):
+            return _usual_columns(len(conditions))
+        words = np.array([(c.rotated, c.layout, c.backend) for c in conditions])
+        return cls(
+            usual=False,
+            cold=words[:, 0] == "all",
+            warm=words[:, 0] == "none",
+            counted=words[:, 0] == COUNTED_ROTATION,
+            straight=words[:, 1] == "nn",
+            split_heads=words[:, 1] == "bhsd",
+            flash=words[:, 2] == "flash",
+            cudnn=words[:, 2] == "cudnn",
+            rows=np.array([float(c.rows) for c in conditions]),
+            run=np.array([float(c.run) for c in conditions]),
+            ran=[(c.kernels, c.parts) for c in conditions],
+        )
+
+    def select_rows(self, rows: _Rows) -> ConditionColumns:
+        """Return the conditions of some rows."""
+        if self.usual:
+            return _usual_columns(len(rows))
+        columns = {name: values[rows] for name, values in vars(self).items() if isinstance(values, np.ndarray)}
+        return ConditionColumns(usual=False, ran=[self.ran[i] for i in rows.tolist()], **columns)
+
+
+@lru_cache(maxsize=1024)
+def _usual_columns(count: int) -> ConditionColumns:
+    no, zero = np.zeros(count, dtype=bool), np.zeros(count)
+    no.flags.writeable = zero.flags.writeable = False
+    return ConditionColumns(True, no, no, no, no, no, no, no, zero, zero, (NOT_RUN,) * count)
+
+
+@dataclass(frozen=True)
+class KernelWork:
+    """Work of all kernels before any clock is known, each column ``(kernel,)``."""
+
+    kernel_family: tuple[str, ...]  # kernels alike enough to share corrections, e.g. "gemm.row"
+    units: Array  # blocks, or tiles of a product
+    unit_flop: Array
+    steps: Array  # dependent steps of one unit
+    launches: Array  # kernels the operator becomes, those that start faster as part of one
+    l2_byte: Array
+    shared_byte: Array
+    dram_read_byte: Array
+    dram_write_byte: Array
+    store_byte: Array  # of the result through L2, where a kernel stores after its main loop; else among l2_byte
+    between_byte: Array  # written and read again between the kernels of one operator: casts, layouts, partial sums
+    turn_element: Array  # elements that layout kernels turn, each as dear as one of a plain transpose
+    between_dram_byte: Array  # the part of ``between_byte`` that L2 cannot hold
+    slots: Array  # units an SM holds at a time
+    features: Mapping[str, Array] = field(default_factory=dict)  # of shapes alone, for learned residuals
+
+    @cached_property
+    def root_family(self) -> tuple[str, ...]:
+        """The family whose measurements each kernel learns from; that of a point convolution is ``gemm``."""
+        return tuple([root_family(name) for name in self.kernel_family])
+
+    def select_rows(self, rows: _Rows) -> KernelWork:
+        """Return the work of some kernels."""
+        values = self._table.take(rows, axis=1)
+        return KernelWork(
+            kernel_family=tuple([self.kernel_family[i] for i in rows.tolist()]),
+            features=dict(zip(self.features, values[len(WORK_COLUMNS) :], strict=True)),
+            **dict(zip(WORK_COLUMNS, values, strict=False)),
+        )
+
+    @cached_property
+    def _table(self) -> Array:
+        """Columns and features, ``(column, kernel)``, of which many graphs take their rows."""
+        return np.array([*(getattr(self, name) for name in WORK_COLUMNS), *self.features.values()])
+
+
+WORK_COLUMNS = (
+    *("units", "unit_flop", "steps", "launches", "l2_byte", "shared_byte", "dram_read_byte", "dram_write_byte"),
+    *("store_byte", "between_byte", "turn_element", "between_dram_byte", "slots"),
+)
+
+
+@cache
+def root_family(kernel_family: str) -> str:
+    """Return the first word of a kernel family; depthwise convolutions, which are no products, stand alone.
+
+    >>> root_family("gemm.row"), root_family("conv2d.depthwise.last.plain")
+    ('gemm', 'depthwise')
+    """
+    return "depthwise" if ".depthwise" in kernel_family else kernel_family.partition(".")[0]
+
+
+@dataclass(frozen=True)
+class IssueSegment:
+    """A stretch of the issue order that runs ``repeat`` times: rows of ``Kernels`` with their counts."""
+
+    rows: RowIndex  # (position,)
+    counts: Array  # (position,) how often in a row each is issued
+    repeat: int
+
+    @cached_property
+    def many(self) -> bool:
+        """Whether any kernel is issued several times in a row."""
+        return bool((self.counts > 1).any())
+
+
+class OperatorKey:
+    """Operators and conditions as a key under which their work is kept; hashed once."""
+
+    __slots__ = ("_hash", "conditions", "ops")
+
+    def __init__(self, ops: tuple[Operator, ...], conditions: tuple[RunCondition, ...]) -> None:
+        self.ops, self.conditions = ops, conditions
+        usual = conditions.count(USUAL_CONDITION) == len(conditions)
+        self._hash = hash((ops, () if usual else conditions))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __reduce__(self) -> tuple[type[OperatorKey], tuple[tuple[Operator, ...], tuple[RunCondition, ...]]]:
+        return OperatorKey, (self.ops, self.conditions)  # another process hashes words otherwise
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, OperatorKey) or self._hash != other._hash:
+            return False
+        return self.ops == other.ops and self.conditions == other.conditions
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """Distinct kernels on the last axis, and the order in which the host issues them."""
+
+    ops: tuple[Operator, ...]  # what each row stands for
+    family: tuple[str, ...]  # of the operator: gemm, conv2d, attention, softmax, layernorm, rmsnorm, ...
+    pipe_event: tuple[str, ...]  # the event that counts each row's arithmetic, e.g. "tensor_fp16_flop"
+    pipe_per_cycle: Sweepable  # (*sweep, kernel) arithmetic of one SM per cycle on that pipe
+    flop: Array  # (kernel,)
+    sfu_op: Array  # (kernel,)
+    work: KernelWork  # columns (kernel,)
+    link_byte: Array  # (kernel,) bytes that leave the device
+    link_hops: Array  # (kernel,) messages in sequence
+    segments: tuple[IssueSegment, ...]
+    key: OperatorKey  # of ops and conditions
+    conditions: tuple[RunCondition, ...] = ()
+    notes: tuple[str, ...] = ()  # what had to be assumed of each row; empty: nothing
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """All that had to be assumed."""
+        return tuple(dict.fromkeys(note for note in self.notes if note))
+
+    def select_rows(
+        self, rows: RowIndex, ops: tuple[Operator, ...], segments: tuple[IssueSegment, ...] = ()
+    ) -> Kernels:
+        """Return some rows as kernels of their own; ``ops`` equal theirs under other labels."""
+        some = rows.tolist()
+        family, events, conditions, notes = (
+            tuple([of[i] for i in some]) for of in (self.family, self.pipe_event, self.conditions, self.notes)
+        )
+        rate = self.pipe_per_cycle
+        return Kernels(
+            ops=ops,
+            family=family,
+            pipe_event=events,
+            pipe_per_cycle=rate if isinstance(rate, float) else rate.take(rows, axis=-1),
+            flop=self.flop.take(rows),
+            sfu_op=self.sfu_op.take(rows),
+            work=self.work.select_rows(rows),
+            link_byte=self.link_byte.take(rows),
+            link_hops=self.link_hops.take(rows),
+            segments=segments,
+            key=OperatorKey(ops, conditions),
+            conditions=conditions,
+            notes=notes,
+        )
+
+    @cached_property
+    def fills_sm(self) -> Flags:
+        """Kernels whose units fill an SM each, ``(kernel,)``."""
+        return np.array([family in ("gemm", "conv2d") for family in self.family], dtype=np.bool_)
+
+    @cached_property
+    def calls(self) -> Array:
+        """How often each row runs in the whole workload, ``(kernel,)``."""
+        return self.sum_over_runs([1.0] * len(self.segments))
+
+    def sum_over_runs(self, each: Sequence[float]) -> Array:
+        """Return a value of each segment, added up over all runs of each row, ``(kernel,)``."""
+        if not self.segments:
+            return np.zeros(len(self.ops))
+        rows = np.concatenate([segment.rows for segment in self.segments])
+        runs = [value * s.repeat * s.counts for value, s in zip(each, self.segments, strict=True)]
+        return np.asarray(np.bincount(rows, np.concatenate(runs), len(self.ops)), dtype=np.float64)
+
+
+class FamilyColumns(NamedTuple):
+    """What a family counts for its rows: kernel families, columns of work, and features.
+
+    Sizes that become logarithms or alignments are given as they are: that is done once for all families.
+    """
+
+    kernel_family: Sequence[str]
+    work: Columns
+    plain: Columns
+    logs: Columns
+    aligned: Columns
+
+
+def merge_families(parts: Sequence[tuple[_Rows, FamilyColumns]], count: int) -> tuple[Columns, Columns, _Names]:
+    """Return work and features of all operators, and which features say how likely a row is of a kernel family.
+
+    A column that a family does not have is zero in its rows.
+    """
+    of = _column_places(tuple([tuple(map(tuple, part[1:])) for _, part in parts]))
+    table = np.zeros((len(WORK_COLUMNS) + len(of.names), count))
+    for (rows, part), place in zip(parts, of.places, strict=True):
+        table[place, rows] = np.array([column for columns in part[1:] for column in columns.values()])
+    logs, aligned = table[of.logs : of.aligned], table[of.aligned : of.plain]
+    np.log2(np.maximum(logs, 1.0, out=logs), out=logs)
+    aligned[:] = log2_alignment(aligned)
+    work = dict(zip(WORK_COLUMNS, table, strict=False))
+    return work, dict(zip(of.names, table[of.logs :], strict=True)), of.likelihoods
+
+
+class _ColumnPlaces(NamedTuple):
+    """Where the columns of all families lie in a table: work, then features in logs, by alignment, plain."""
+
+    names: _Names  # of features
+    likelihoods: _Names  # those of them that say how likely a row is of a kernel family
+    logs: int
+    aligned: int
+    plain: int
+    places: list[_Rows]  # of each family, ``(column, 1)``
+
+
+@lru_cache(maxsize=256)
+def _column_places(families: tuple[tuple[_Names, ...], ...]) -> _ColumnPlaces:
+    """Lay out the columns of families, from their names as a ``FamilyColumns`` has them."""
+    plain, logs, aligned = (tuple(dict.fromkeys(chain(*(family[i] for family in families)))) for i in (1, 2, 3))
+    names = (*logs, *aligned, *plain)
+    place = {name: i for i, name in enumerate((*WORK_COLUMNS, *names))}
+    return _ColumnPlaces(
+        names=names,
+        likelihoods=tuple(name for name in plain if name.startswith("is ")),
+        logs=len(WORK_COLUMNS),
+        aligned=len(WORK_COLUMNS) + len(logs),
+        plain=len(WORK_COLUMNS) + len(logs) + len(aligned),
+        places=[np.array([place[name] for name in chain(*family)])[:, np.newaxis] for family in families],
+    )
+
+
+def family_likelihood(kernel_family: Sequence[str], told: Columns) -> Columns:
+    """Return columns ``is FAMILY``, how likely each row is of it, from 0 to 1.
+
+    ``told`` are those of rows whose kernel the choice is not sure of; other rows are of one family for certain.
+    """
+    place = {name: i for i, name in enumerate(dict.fromkeys(kernel_family))}
+    alike = np.equal(np.arange(len(place))[:, np.newaxis], [place[name] for name in kernel_family]).astype(np.float64)
+    columns = {f"is {name}": values for name, values in zip(place, alike, strict=True)}
+    if told:
+        shared = np.add.reduce(list(told.values())) > 0
+        alike *= ~shared
+        for name in columns.keys() & told.keys():
+            columns[name] += told[name]
+    return columns
+
+
+class LaunchGrid(NamedTuple):
+    """How the work of one operator is cut into blocks."""
+
+    units: float  # blocks
+    steps: float  # dependent steps of one
+    slots: float  # blocks an SM holds
+    launches: float = 1.0  # kernels
+    between_byte: float = 0.0  # that kernels hand one another
+    sm_cycle: float = 0.0  # that the blocks cost the busiest SM; 0: as many as their elements say
+    once: bool = False  # ``sm_cycle`` includes the steps of all rounds but the first
+
+
+def steps_with_misses(steps: float, missing: float) -> float:
+    """Return steps counted in loads from L2: a load from device memory takes about twice as long.
+
+    >>> steps_with_misses(10.0, 0.5)
+    15.0
+    """
+    return steps * (1.0 + missing)
+
+
+def as_columns(rows: Sequence[Sequence[float]]) -> Array:
+    """Return the numbers of each row as columns, ``(column, row)``."""
+    flat = np.fromiter(chain.from_iterable(rows), np.float64, len(rows) * len(rows[0]))
+    return flat.reshape(len(rows), -1).T.copy()
+
+
+def wave_fill(units: Array, slots: Array | float) -> Array:
+    """Return the share of slots that have work over all waves, U / (S·⌈U/S⌉), with U units and S slots.
+
+    >>> float(wave_fill(np.array(198.0), 132.0))
+    0.75
+    """
+    waves = units / slots
+    return np.asarray(waves / np.maximum(np.ceil(waves), 1.0))
+
+
+def resident_share(byte: Array | float, l2_byte: float) -> Array:
+    """Return the share of a working set that L2 keeps from one kernel to the next, from 1 to 0.
+
+    All of it up to a third of the capacity, none beyond the capacity, linear between: the hash over two partitions
+    and other traffic leave less than the capacity. From operators that an H200 ran warm.
+    """
+    return np.minimum(np.maximum((l2_byte - byte) / (l2_byte * (1.0 - 1.0 / 3.0)), 0.0), 1.0)
+
+
+def streamed_share(byte: Array | float, l2_byte: float) -> Array:
+    """Return the share that L2 keeps where kernels stream through all of a working set once, from 1 to 0.
+
+    The least recent line goes first, so less survives than in ``resident_share``. From times of elementwise bursts on
+    an H200 (60 MB of L2): none beyond 48 MB, half at 27 MB.
+
+    >>> float(streamed_share(50e6, 62.9e6)), float(streamed_share(4e6, 62.9e6))
+    (0.0, 1.0)
+    """
+    return np.minimum(np.maximum((_NONE_KEPT * l2_byte - byte) / ((_NONE_KEPT - _ALL_KEPT) * l2_byte), 0.0), 1.0)
+
+
+_ALL_KEPT, _NONE_KEPT = 0.1, 0.77  # of the capacity
+
+
+def log2_size(values: npt.ArrayLike) -> Array:
+    """Return the logarithm to base 2, with zero taken as one."""
+    return np.asarray(np.log2(np.maximum(np.asarray(values, dtype=np.float64), 1.0)))
+
+
+def log2_alignment(size: npt.ArrayLike, most: int = 16) -> Array:
+    """Return log2 of the largest power of two that divides a size, up to ``most``."""
+    whole = np.maximum(np.asarray(size, dtype=np.int64), 1)  # of less than one element nothing is known
+    return np.asarray(np.log2(np.minimum(whole & -whole, most)), dtype=np.float64)

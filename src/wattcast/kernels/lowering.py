@@ -1,0 +1,273 @@
+"""Graph -> Kernels: merge equal operators, let each family count its work, and choose the pipe each runs on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from operator import attrgetter
+from typing import TypeVar
+
+import numpy as np
+
+from wattcast.core.arrays import Array, Sweepable, sweep_values
+from wattcast.core.units import Dtype
+from wattcast.hardware import Gpu
+from wattcast.kernels.families import KernelMapping, kernel_mapping, load_families
+from wattcast.kernels.kernel_table import (
+    USUAL_CONDITION,
+    Columns,
+    ConditionColumns,
+    IssueSegment,
+    Kernels,
+    KernelWork,
+    OperatorKey,
+    ReferenceChip,
+    RowIndex,
+    RunCondition,
+    as_columns,
+    family_likelihood,
+    merge_families,
+    resident_share,
+)
+from wattcast.workload.graph import Graph
+from wattcast.workload.operator_base import Operator
+
+load_families()
+
+TENSOR_EVENT = {
+    Dtype.FP64: "tensor_fp64_flop",
+    Dtype.TF32: "tensor_tf32_flop",
+    Dtype.BF16: "tensor_fp16_flop",
+    Dtype.FP16: "tensor_fp16_flop",
+    Dtype.FP8: "tensor_fp8_flop",
+    Dtype.INT8: "tensor_int8_op",
+}
+CUDA_EVENT = {
+    Dtype.FP64: "cuda_fp64_flop",
+    Dtype.FP32: "cuda_fp32_flop",
+    Dtype.FP16: "cuda_fp16_flop",
+    Dtype.BF16: "cuda_fp16_flop",
+}
+PIPE_EVENTS = tuple(dict.fromkeys([*TENSOR_EVENT.values(), *CUDA_EVENT.values()]))
+GraphRows = tuple[RowIndex, tuple[Operator, ...], tuple[IssueSegment, ...]]
+
+
+def lower_graph(graph: Graph, gpu: Gpu, reference: ReferenceChip) -> Kernels:
+    """Return the kernels a graph becomes on ``gpu``, one row per distinct operator, with the order of issue."""
+    ops, segments = _distinct_operators(graph)
+    return build_kernels(ops, (USUAL_CONDITION,) * len(ops), gpu, reference, segments)
+
+
+def lower_graphs(graphs: Sequence[Graph], gpu: Gpu, reference: ReferenceChip) -> tuple[Kernels, list[GraphRows]]:
+    """Return one table with the kernels of all graphs, and of each graph its rows, operators and order of issue."""
+    row_of: dict[Operator, int] = {}
+    places = []
+    for graph in graphs:
+        ops, segments = _distinct_operators(graph)
+        places.append((np.array([row_of.setdefault(op, len(row_of)) for op in ops], np.int64), ops, segments))
+    all_ops = tuple(row_of)
+    return build_kernels(all_ops, (USUAL_CONDITION,) * len(all_ops), gpu, reference, ()), places
+
+
+def _distinct_operators(graph: Graph) -> tuple[tuple[Operator, ...], tuple[IssueSegment, ...]]:
+    row_of: dict[Operator, int] = {}
+    segments = []
+    for block in graph.blocks:
+        rows = np.array([row_of.setdefault(op, len(row_of)) for op in block.ops], np.int64)
+        counts = np.array([op.count for op in block.ops], np.float64)
+        segments.append(IssueSegment(rows, counts, block.repeat))
+    return tuple(row_of), tuple(segments)
+
+
+def build_kernels(
+    ops: tuple[Operator, ...],
+    conditions: Sequence[RunCondition],
+    gpu: Gpu,
+    reference: ReferenceChip,
+    segments: tuple[IssueSegment, ...],
+) -> Kernels:
+    """Return the kernels of distinct operators, each run under its condition."""
+    mappings = [kernel_mapping(op) for op in ops]
+    events, rates, notes = _choose_pipes(ops, mappings, gpu)
+    links = np.zeros((2, len(ops)))
+    for i, mapping in enumerate(mappings):
+        if mapping.link_traffic is not None:
+            links[:, i] = mapping.link_traffic(ops[i])
+    key = OperatorKey(ops, tuple(conditions))
+    flop, sfu_op = as_columns(list(map(_arithmetic, ops)))
+    return Kernels(
+        ops=ops,
+        key=key,
+        family=tuple([op.family for op in ops]),
+        pipe_event=events,
+        pipe_per_cycle=rates,
+        flop=flop,
+        sfu_op=sfu_op,
+        work=_kept_work(key, events, reference),
+        link_byte=links[0],
+        link_hops=links[1],
+        segments=segments,
+        conditions=key.conditions,
+        notes=notes,
+    )
+
+
+_arithmetic: Callable[[Operator], tuple[float, float]] = attrgetter("flop", "sfu_op")
+_MOST_KEPT, _MOST_OPS = 256, 1024  # workloads kept, and distinct operators of one worth keeping
+
+
+def _kept_work(operators: OperatorKey, events: tuple[str, ...], reference: ReferenceChip) -> KernelWork:
+    """Return the work of operators; that of a workload met before is kept, since no sweep changes it."""
+    if len(operators.ops) > _MOST_OPS:
+        return compute_work(operators.ops, operators.conditions, events, reference)
+    key = operators, events
+    work = reference.kept.get(key)
+    if work is None:
+        if len(reference.kept) >= _MOST_KEPT:
+            reference.kept.pop(next(iter(reference.kept)), None)  # the oldest
+        work = reference.kept[key] = compute_work(operators.ops, operators.conditions, events, reference)
+    return work
+
+
+def compute_work(
+    ops: Sequence[Operator], conditions: Sequence[RunCondition], events: Sequence[str], reference: ReferenceChip
+) -> KernelWork:
+    """Return the work columns of all operators, counted family by family."""
+    rates = np.array([reference.per_cycle[event] for event in events])
+    told = ConditionColumns.from_conditions(conditions)
+    kernel_family = [""] * len(ops)
+    parts = []
+    for work, rows in _rows_by([kernel_mapping(op).work for op in ops]):
+        at = np.array(rows)
+        part = work([ops[i] for i in rows], told.select_rows(at), rates[at], reference)
+        for i, name in zip(rows, part.kernel_family, strict=True):
+            kernel_family[i] = name
+        parts.append((at, part))
+    columns, features, likelihoods = merge_families(parts, len(ops))
+    if told.counted.any():
+        _set_counted_memory(columns, ops, told, reference)
+    between = columns["between_byte"]
+    columns["between_dram_byte"] = between * (1.0 - resident_share(between, reference.l2_byte))
+    features |= _ideal_features(columns, rates, reference)
+    features |= family_likelihood(kernel_family, {name: features[name] for name in likelihoods})
+    return KernelWork(kernel_family=tuple(kernel_family), features=features, **columns)
+
+
+_Function = TypeVar("_Function", bound=Callable[..., object])
+
+
+def _rows_by(functions: Sequence[_Function]) -> list[tuple[_Function, list[int]]]:
+    """Return the rows of each distinct function, functions in an order that does not depend on the rows."""
+    rows: dict[_Function, list[int]] = {}
+    for i, function in enumerate(functions):
+        rows.setdefault(function, []).append(i)
+    return sorted(rows.items(), key=lambda item: f"{item[0].__module__}.{item[0].__qualname__}")
+
+
+def _set_counted_memory(
+    columns: Columns, ops: Sequence[Operator], told: ConditionColumns, reference: ReferenceChip
+) -> None:
+    """Set device memory traffic to what a profiler that replays kernels counts.
+
+    Operands come from device memory, and results stay in L2 as far as a third of it holds them: 21 counted operators
+    whose working set fits L2 read all operands and wrote nothing.
+    """
+    rows = told.counted.nonzero()[0]
+    read, write = np.array([(ops[i].read_byte, ops[i].write_byte) for i in rows.tolist()]).T
+    columns["dram_read_byte"][rows] = np.maximum(columns["dram_read_byte"][rows], read)
+    columns["dram_write_byte"][rows] = np.maximum(write - reference.l2_byte / 3.0, 0.0)
+
+
+def _ideal_features(work: Columns, rate: Array, reference: ReferenceChip) -> Columns:
+    """Return log2 of the ideal cycles of each phase on the reference chip, which are features in every family."""
+    table = np.empty((6, len(rate)))
+    table[0] = np.ceil(work["units"] / reference.sm_count) * work["unit_flop"] / rate
+    table[1] = (work["l2_byte"] + work["store_byte"]) / reference.l2_byte_per_cycle
+    table[2] = (work["dram_read_byte"] + work["dram_write_byte"]) / reference.dram_byte_per_cycle
+    table[3] = work["between_byte"] / reference.l2_byte_per_cycle
+    table[4] = work["steps"]
+    table = np.maximum(table, 1.0, out=table)
+    table[5] = table[0] / np.maximum(table[1], table[2])
+    return dict(zip(_IDEAL_NAMES, np.log2(table, out=table), strict=True))
+
+
+_IDEAL_NAMES = ("ideal_compute", "ideal_l2", "ideal_dram", "ideal_between", "steps", "ideal_bound")
+
+
+def kernel_choice_inputs(
+    ops: Sequence[Operator], conditions: Sequence[RunCondition]
+) -> tuple[list[str], tuple[Array, ...], Columns]:
+    """Return what the choice of kernels sees of each operator: its chooser, its sizes b, m, n and k, and its shape.
+
+    The name of the chooser is empty where a library has nothing to choose.
+    """
+    choosers, told = [""] * len(ops), ConditionColumns.from_conditions(conditions)
+    sizes = tuple(np.ones(len(ops)) for _ in range(4))
+    shape: Columns = {}
+    found = [(i, asked) for i, op in enumerate(ops) if (asked := kernel_mapping(op).choice_inputs) is not None]
+    for asked, places in _rows_by([asked for _, asked in found]):
+        rows = [found[place][0] for place in places]
+        names, some_sizes, columns = asked([ops[i] for i in rows], told.select_rows(np.array(rows)))
+        for i, name in zip(rows, names, strict=True):
+            choosers[i] = name
+        for size, values in zip(sizes, some_sizes, strict=True):
+            size[rows] = values
+        for name, values in columns.items():
+            shape.setdefault(name, np.zeros(len(ops)))[rows] = values
+    return choosers, sizes, shape
+
+
+_Pipe = tuple[str, Sweepable, str]
+
+
+def _choose_pipes(
+    ops: Sequence[Operator], mappings: Sequence[KernelMapping], gpu: Gpu
+) -> tuple[tuple[str, ...], Sweepable, tuple[str, ...]]:
+    """Return the event that counts each operator's arithmetic, the rate of its pipe, and what had to be assumed."""
+    place: dict[tuple[bool, Dtype], int] = {}
+    at = [place.setdefault((m.tensor_cores, op.dtype), len(place)) for op, m in zip(ops, mappings, strict=True)]
+    events, rates, notes = zip(*(_choose_pipe(*key, gpu) for key in place), strict=True)
+    if all(isinstance(rate, float) for rate in rates):
+        table = np.array(rates)
+    else:
+        columns = np.broadcast_arrays(*rates)
+        table = np.stack([c[..., 0] if c.ndim else c for c in columns], axis=-1)
+    return tuple([events[i] for i in at]), table.take(at, axis=-1), tuple([notes[i] for i in at])
+
+
+def _choose_pipe(tensor_cores: bool, dtype: Dtype, gpu: Gpu) -> _Pipe:
+    """Return the event of a pipe, its rate per cycle and SM, and an assumption if the format has no unit of its own.
+
+    Products run on tensor cores where the chip has them for the format, else on CUDA cores. Other operators compute
+    in fp32 whatever they store, as PyTorch's do. A format without a unit runs at the fp32 rate.
+    """
+    cuda = gpu.pipes.cuda_flop_per_cycle
+    if not tensor_cores:
+        dtype = Dtype.FP64 if dtype is Dtype.FP64 and Dtype.FP64 in cuda else Dtype.FP32
+        return CUDA_EVENT[dtype], cuda[dtype], ""
+    if dtype in gpu.pipes.tensor_flop_per_cycle:
+        return TENSOR_EVENT[dtype], gpu.pipes.tensor_flop_per_cycle[dtype], ""
+    if dtype in cuda:
+        return CUDA_EVENT[dtype], cuda[dtype], ""
+    note = f"{gpu.name} has no {dtype} unit: products in {dtype} at the fp32 rate of its CUDA cores"
+    return CUDA_EVENT[Dtype.FP32], cuda[Dtype.FP32], note
+
+
+def reference_chip(gpu: Gpu) -> ReferenceChip:
+    """Return the chip itself as the reference; of a swept field, its first value.
+
+    A format without a unit of its own runs at the fp32 rate, as in ``lower_graph``; an L2 rate that nobody published
+    is taken as twice that of device memory, as on an H200.
+    """
+    clock_hz, dram = _first(gpu.clocks.max_hz), _first(gpu.memory.byte_per_s)
+    cuda = {CUDA_EVENT[d]: _first(r) for d, r in gpu.pipes.cuda_flop_per_cycle.items()}
+    tensor = {TENSOR_EVENT[d]: _first(r) for d, r in gpu.pipes.tensor_flop_per_cycle.items()}
+    l2 = _first(gpu.l2.byte_per_cycle) if gpu.l2.byte_per_cycle is not None else 2.0 * dram / clock_hz
+    capacity = _first(gpu.l2.capacity_byte) if gpu.l2.capacity_byte is not None else 0.0
+    sfu = _first(gpu.pipes.sfu_op_per_cycle) if gpu.pipes.sfu_op_per_cycle is not None else 0.0
+    sms = _first(gpu.sm_count)
+    return ReferenceChip(sms, max(capacity, 1.0), l2, dram / clock_hz, clock_hz, sfu, cuda | tensor)
+
+
+def _first(value: Sweepable) -> float:
+    array: Array = sweep_values(value)
+    return float(array.flat[0])

@@ -1,0 +1,227 @@
+"""Predict how a workload behaves over a card's core clocks, as a plant to control and to choose a clock beforehand.
+
+``build_predicted_plant`` gives any catalogue GPU and any workload to the controller. ``choose_forecast_settings``
+picks the clock that an objective asks for before anything has run. For that choice two things are added that the
+predictor does not know (``estimate_card_behaviour``):
+
+- The predictor keeps the DRAM part of time in seconds, whatever the core clock. On real cards it follows the core
+  clock below a knee, because L2 and crossbar run on that clock. On the GTX Titan X (16 DRAM-bound microbenchmarks at
+  16 core clocks, Guerreiro et al.) time is max(1, 0.86·f_top/f) of that at the top clock; paper 004 describes the
+  same of the HD 7970 (section 3.5, figure 9). Nobody publishes the knee of other cards, so the measured one is used.
+- A card does not hold its power limit to the watt: four cards under limits (Zeus, training epochs) held 0.92 to 0.98
+  of them in the mean, an H200 690 to 700 W of 700. As in the validation with Zeus' rows, 0.98 is used.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from wattcast.core.arrays import Array
+from wattcast.core.errors import BadInput, UnknownName, bad_value
+from wattcast.hardware import Gpu
+from wattcast.manage.knobs import Knob, KnobRole, Lattice, Settings, move_knob
+from wattcast.manage.plants import PlantTables
+from wattcast.manage.search_problem import ControllerTuning, Objective
+from wattcast.predictor import api
+from wattcast.workload.graph import Graph
+
+KNEE = 0.86  # of the top clock: below it the DRAM part of time follows the core clock
+HELD = 0.98  # share of its power limit that a card holds
+POINTS = 64  # clocks at which the curves are sampled, for the governor's clock between two levels
+ITERATIONS = 100
+NO_LIMIT_W = 1e6
+LEVELS = 24  # of the core clock, where the catalogue's steps are finer
+_NAMED = re.compile(
+    r"(?P<family>[a-z0-9]+)model_(?P<model>[\w.-]+?)_p(?P<dtype>bf16|fp16|fp32)_b(?P<batch>\d+)_s(?P<seq>\d+)"
+    r"_mode(?P<phase>prefill|decode)(?:_attn(?P<attention>eager|flash))?"
+)
+
+
+@dataclass(frozen=True)
+class ClockCurves:
+    """Hold predicted time and mean power of a workload over the core clock, as if there were no power limit."""
+
+    clock_hz: Array  # (clock,), as are the other arrays
+    time_s: Array
+    power_w: Array
+    idle_w: Array
+    limit_w: float
+
+
+@dataclass(frozen=True)
+class ClockForecast:
+    """Hold predicted time and power of one application over a card's core clocks, ``(level,)``."""
+
+    time_s: Array
+    power_w: Array
+    clock_hz: Array  # as the card would report it: below the one set where the power limit holds it
+    status: str  # of the coefficients behind it
+    curves: ClockCurves  # without the power limit
+
+
+def build_predicted_plant(
+    workloads: Mapping[str, str | Path | Graph],
+    gpu: Gpu,
+    options: Mapping[str, object] | None = None,
+    iterations: int = ITERATIONS,
+) -> PlantTables:
+    """Make a plant of a catalogue GPU: every workload is an application, run over and over; the knob is the clock."""
+    lattice = Lattice((Knob(KnobRole.CORE_CLOCK, list_core_clocks(gpu)),))
+    found = [forecast_workload(w, gpu, lattice.knobs[0].levels, options) for w in workloads.values()]
+    idle = gpu.power.idle_w
+    lowest_hz = float(np.min(gpu.clocks.min_hz or gpu.clocks.max_hz))
+    return PlantTables(
+        name=gpu.name,
+        lattice=lattice,
+        default=lattice.top,
+        kernels=tuple(workloads),
+        time_s=np.stack([f.time_s for f in found]),
+        power_w=np.stack([f.power_w for f in found]),
+        applications={name: np.full(iterations, i, dtype=np.int64) for i, name in enumerate(workloads)},
+        idle_w=None if idle is None else float(np.min(idle.value_at(lowest_hz))),
+        clock_hz=np.stack([f.clock_hz for f in found]),
+        source=f"predicted by Wattcast ({found[0].status} coefficients)",
+    )
+
+
+def list_core_clocks(gpu: Gpu, levels: int = LEVELS) -> tuple[float, ...]:
+    """List core clocks of a catalogue GPU, on its own steps where they are published."""
+    low, high = gpu.clocks.min_hz, float(np.max(gpu.clocks.max_hz))
+    step = gpu.clocks.step_hz
+    lowest = float(np.min(low)) if low is not None else 0.3 * high
+    wanted = np.linspace(max(lowest, 0.3 * high), high, levels)
+    if step is not None:
+        wanted = high - np.round((high - wanted) / float(np.min(step))) * float(np.min(step))
+    return tuple(float(v) for v in np.unique(wanted))
+
+
+def forecast_workload(
+    workload: str | Path | Graph, gpu: Gpu, clocks_hz: Sequence[float], options: Mapping[str, object] | None = None
+) -> ClockForecast:
+    """Predict one workload over a card's clocks; a power limit lowers the clocks it forbids, as the card would."""
+    clocks = np.asarray(clocks_hz)
+    more: dict[str, Any] = dict(options or {})
+    p = api.predict(workload, gpu, clock=clocks, **more)
+    grid = np.linspace(clocks[0], clocks[-1], POINTS)
+    free = api.predict(workload, gpu, clock=grid, power_limit=NO_LIMIT_W, **more)
+    idle = gpu.power.idle_w
+    curves = ClockCurves(
+        clock_hz=grid,
+        time_s=np.asarray(free.latency_s),
+        power_w=np.asarray(free.power_w),
+        idle_w=np.zeros(grid.shape) if idle is None else np.minimum(idle.value_at(grid), free.power_w),
+        limit_w=float(np.min(gpu.power.limit_w)),
+    )
+    return ClockForecast(
+        np.asarray(p.latency_s), np.asarray(p.power_w), np.asarray(p.clock_hz), str(p.status), curves
+    )
+
+
+def forecast_applications(
+    tables: PlantTables, gpu: Gpu, folder: Path | None = None
+) -> tuple[dict[str, ClockForecast], dict[str, str]]:
+    """Predict the applications of a replayed table; return also why others cannot be predicted.
+
+    An application's operators are read from ``folder`` (``NAME.json``, with or without the attention's tag) where
+    they are there. Otherwise its name is taken apart and the model's own template is used.
+    """
+    which = tables.lattice.find_knob(KnobRole.CORE_CLOCK)
+    if which is None:
+        raise bad_value(tables.name, "a table over core clocks", "none")
+    clocks = tables.lattice.knobs[which].levels
+    found: dict[str, ClockForecast] = {}
+    missing: dict[str, str] = {}
+    for name in tables.applications:
+        try:
+            workload, options = find_named_workload(name, folder)
+            found[name] = forecast_workload(workload, gpu, clocks, options)
+        except (BadInput, UnknownName) as error:
+            missing[name] = str(error)
+    return found, missing
+
+
+def find_named_workload(name: str, folder: Path | None) -> tuple[str | Path, dict[str, object]]:
+    """Find the workload behind a run's name: its operator list, or a model and options."""
+    for stem in (name, re.sub(r"_attn(eager|flash)$", "", name)):
+        path = None if folder is None else folder / f"{stem}.json"
+        if path is not None and path.is_file():
+            return path, {}
+    match = _NAMED.fullmatch(name)
+    if match is None:
+        wanted = "its operator list in --workloads, or a name such as gpt2model_gpt2_pbf16_b8_s128_modeprefill"
+        raise bad_value("application", wanted, name)
+    model = re.sub(r"(?<=\d)p(?=\d)", ".", match["model"])  # opt-1p3b
+    return f"bert-{model}" if match["family"] == "bert" else model, {
+        "batch": int(match["batch"]),
+        "seq": int(match["seq"]),
+        "dtype": match["dtype"],
+        "phase": match["phase"],
+        "attention": match["attention"] or "eager",
+        "head": "none",
+    }
+
+
+def choose_forecast_settings(
+    tables: PlantTables, found: Mapping[str, ClockForecast], objective: Objective
+) -> dict[str, Settings]:
+    """Choose the settings of each application from its forecast."""
+    which = tables.lattice.find_knob(KnobRole.CORE_CLOCK)
+    assert which is not None
+    default, levels = tables.default, np.asarray(tables.lattice.knobs[which].levels)
+    worth = ControllerTuning().worth
+    return {
+        name: move_knob(default, which, choose_clock_level(f.curves, levels, objective, default[which], worth))
+        for name, f in found.items()
+    }
+
+
+def choose_clock_level(
+    curves: ClockCurves, levels_hz: Array, objective: Objective, default: int, worth: float
+) -> int:
+    """Choose the level with the best score; of those within ``worth`` of it the lowest."""
+    time_s, power_w = estimate_card_behaviour(curves, levels_hz)
+    score = objective.log_scores(time_s, power_w, time_s[default])
+    return int(np.nonzero(score <= score.min() + worth)[0][0])
+
+
+def estimate_card_behaviour(curves: ClockCurves, levels_hz: Array) -> tuple[Array, Array]:
+    """Return time and power at each level with the path to DRAM and the power limit, ``(level,)``.
+
+    With t_core and t_rest the parts of time at the top clock f_top that follow the core clock and that do not, time
+    at f is t_core·f_top/f + t_rest·max(1, 0.86·f_top/f). Work that takes longer draws less: the energy above idle
+    power is spread over its time. A level whose power exceeds 0.98 of the limit runs at the highest clock that does
+    not.
+    """
+    core_s, rest_s = split_core_time(curves)
+    stretch = curves.clock_hz[-1] / curves.clock_hz
+    slower = (core_s * stretch + rest_s * np.maximum(1.0, KNEE * stretch)) / (core_s * stretch + rest_s)
+    time_s = curves.time_s * slower
+    power_w = curves.idle_w + (curves.power_w - curves.idle_w) / slower
+    limit_w, held_hz = HELD * curves.limit_w, float(curves.clock_hz[-1])
+    over = np.nonzero(power_w > limit_w)[0]
+    if over.size:
+        first = int(over[0])
+        around = slice(max(first - 1, 0), first + 1)  # the two points that the limit lies between
+        held_hz = float(np.interp(limit_w, power_w[around], curves.clock_hz[around]))
+    at_hz = np.minimum(levels_hz, held_hz)
+    return np.interp(at_hz, curves.clock_hz, time_s), np.interp(at_hz, curves.clock_hz, power_w)
+
+
+def split_core_time(curves: ClockCurves) -> tuple[float, float]:
+    """Split the time at the highest clock into a part that follows the core clock and one that does not.
+
+    Fits t(f) = a·f_top/f + b by least squares of relative errors; neither part is negative.
+    """
+    stretch = curves.clock_hz[-1] / curves.clock_hz
+    columns = np.stack([stretch, np.ones_like(stretch)], axis=-1) / curves.time_s[:, np.newaxis]
+    a, b = np.linalg.lstsq(columns, np.ones_like(stretch), rcond=None)[0]
+    if a >= 0 and b >= 0:
+        return float(a), float(b)
+    top = float(curves.time_s[-1])
+    return (top, 0.0) if b < 0 else (0.0, top)

@@ -1,0 +1,376 @@
+"""Draw run-time management like figures 3 to 18 of paper 004. One function draws one figure; none saves or shows.
+
+Every caption says what the plant is: simulated, predicted, or replayed from which file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from wattcast.manage import sensitivity_model
+from wattcast.manage.hd7970 import STRESS_APPLICATIONS
+from wattcast.manage.knobs import KnobRole
+from wattcast.manage.plants import PlantTables, PlayedRun, compute_residency
+from wattcast.manage.policies import PolicyName, PolicyRun, PolicySetup, score_tables
+from wattcast.manage.policy_comparison import PolicyComparison, PolicyOutcome
+from wattcast.manage.search_problem import Objective
+from wattcast.manage.sensitivity_model import SensitivityModel
+from wattcast.report.figure_style import MODULE_COLOURS as MODULE
+from wattcast.report.figure_style import FigureMaker, add_caption, new_figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+COLOUR = {  # of Okabe and Ito (2008), one per policy everywhere
+    PolicyName.DEFAULT: "#999999",
+    PolicyName.RACE_TO_IDLE: "#F0E442",
+    PolicyName.CORE_CLOCK: "#56B4E9",
+    PolicyName.COARSE: "#E69F00",
+    PolicyName.STATIC: "#CC79A7",
+    PolicyName.PREDICTIVE: "#D55E00",
+    PolicyName.GUIDED: "#8B4513",
+    PolicyName.HARMONIA: "#009E73",
+    PolicyName.ORACLE: "#000000",
+}
+LEGEND_RIGHT: dict[str, Any] = {
+    "loc": "upper left",
+    "bbox_to_anchor": (1.01, 1.0),
+    "frameon": False,
+}  # of the axes: bars fill them
+BLUE, ORANGE, GREEN, GREY = "#0072B2", "#E69F00", "#009E73", "#999999"
+
+
+def draw_balance_curves(tables: PlantTables, kernels: Sequence[str]) -> Figure:
+    """Draw performance over the card's ops per byte, a curve per memory clock, relative to the lowest (figure 3)."""
+    figure = new_figure(4.2 * len(kernels), 3.8)
+    compute = tables.lattice.knob_values(KnobRole.COMPUTE_UNITS) * tables.lattice.knob_values(KnobRole.CORE_CLOCK)
+    memory = tables.lattice.knob_values(KnobRole.MEMORY_CLOCK)
+    ratio = (compute / compute.min()) / (memory / memory.min())
+    for axes, kernel in zip(np.atleast_1d(figure.subplots(1, len(kernels))), kernels, strict=True):
+        time_s = tables.time_s[tables.kernels.index(kernel)]
+        speed = time_s[tables.lattice.flat_index(tables.lattice.bottom)] / time_s
+        for i, hz in enumerate(np.unique(memory)):
+            here = memory == hz
+            order = np.argsort(ratio[here], kind="stable")
+            x, y = ratio[here][order], speed[here][order]
+            axes.plot(x, y, marker=".", markersize=3, lw=0.8, color=_shade(i, 7), label=f"{hz / 1e6:.0f}")
+        axes.set(title=kernel, xlabel="Ops per byte of the card (lowest = 1)", ylabel="Performance (lowest = 1)")
+    axes.legend(title="memory MHz", fontsize=6, **LEGEND_RIGHT)
+    return add_caption(figure, tables.source)
+
+
+def draw_power_over_compute(tables: PlantTables, kernel: str) -> Figure:
+    """Draw board power over compute settings at the top memory clock, relative to the lowest settings (figure 4)."""
+    figure = new_figure(6.0, 4.0)
+    axes = figure.subplots()
+    row = tables.power_w[tables.kernels.index(kernel)] / tables.power_w[tables.kernels.index(kernel), 0]
+    units, core = tables.lattice.knob_values(KnobRole.COMPUTE_UNITS), tables.lattice.knob_values(KnobRole.CORE_CLOCK)
+    full = (
+        tables.lattice.knob_values(KnobRole.MEMORY_CLOCK) == tables.lattice.knob_values(KnobRole.MEMORY_CLOCK).max()
+    )
+    for i, count in enumerate(np.unique(units)):
+        here = full & (units == count)
+        x = units[here] * core[here] / 1e9
+        axes.plot(x, row[here], marker=".", color=_shade(i, 8), label=f"{count:.0f} units")
+    axes.set(title=kernel, xlabel="Compute units × core clock (GHz)", ylabel="Board power (lowest settings = 1)")
+    axes.legend(fontsize=6, **LEGEND_RIGHT)
+    return add_caption(figure, tables.source)
+
+
+def draw_power_over_memory(tables: PlantTables, kernel: str) -> Figure:
+    """Draw board power over the memory clock at the highest compute settings (figure 5)."""
+    figure = new_figure(5.0, 3.6)
+    axes = figure.subplots()
+    which = tables.lattice.find_knob(KnobRole.MEMORY_CLOCK)
+    assert which is not None, "the plant has no memory clock to turn"
+    top = tables.lattice.top
+    levels = tables.lattice.knobs[which].levels
+    flat = [tables.lattice.flat_index((*top[:which], i, *top[which + 1 :])) for i in range(len(levels))]
+    axes.plot(np.asarray(levels) / 1e6, tables.power_w[tables.kernels.index(kernel), flat], marker="o", color=BLUE)
+    axes.set(title=kernel, xlabel="Memory clock (MHz)", ylabel="Board power (W)")
+    axes.set_ylim(0, 1.1 * float(tables.power_w[tables.kernels.index(kernel), flat].max()))
+    return add_caption(figure, tables.source)
+
+
+def draw_metric_comparison(tables: PlantTables, kernels: Sequence[str]) -> Figure:
+    """Draw what the settings best for energy, ED² and performance give, relative to the fastest (figure 6)."""
+    figure = new_figure(4.5 * len(kernels), 3.6)
+    for axes, kernel in zip(np.atleast_1d(figure.subplots(1, len(kernels))), kernels, strict=True):
+        k = tables.kernels.index(kernel)
+        time_s, energy = tables.time_s[k], tables.energy_j[k]
+        fastest = int(time_s.argmin())
+        best = {"energy": int(energy.argmin()), "ED²": int((energy * time_s**2).argmin()), "performance": fastest}
+        quantities = {"performance": 1 / time_s, "energy": energy, "ED²": energy * time_s**2, "ED": energy * time_s}
+        for i, (name, at) in enumerate(best.items()):
+            values = [float(q[at] / q[fastest]) for q in quantities.values()]
+            axes.bar(np.arange(4) + 0.27 * (i - 1), values, 0.27, label=f"best {name}", color=(BLUE, GREEN, GREY)[i])
+        axes.set_xticks(range(4), list(quantities))
+        axes.set(title=kernel, ylabel="Relative to the fastest settings")
+        axes.axhline(1.0, color="black", lw=0.5)
+        axes.set_ylim(0, 1.35)
+    axes.legend(fontsize=7, ncols=3, loc="upper center", frameon=False)
+    return add_caption(figure, tables.source)
+
+
+def draw_sensitivity_cases(tables: PlantTables, kernels: Sequence[str]) -> Figure:
+    """Draw measured sensitivities of kernels and the counters that explain them (figures 7 to 9)."""
+    figure = new_figure(8.0, 4.0)
+    left, right = figure.subplots(1, 2)
+    found = sensitivity_model.measure_table_sensitivities(tables)
+    rows = [tables.kernels.index(k) for k in kernels]
+    for i, knob in enumerate(tables.lattice.knobs):
+        left.bar(np.arange(len(rows)) + 0.25 * (i - 1), found[knob.role][rows], 0.25, label=str(knob.role),
+                 color=(BLUE, ORANGE, GREEN)[i])  # fmt: skip
+    shown = {"NormVGPR": 1.0, "VALUUtilization": 0.01, "icActivity": 1.0}
+    top = tables.lattice.flat_index(tables.lattice.top)
+    for i, (name, scale) in enumerate(shown.items()):
+        right.bar(np.arange(len(rows)) + 0.25 * (i - 1), scale * tables.counters[name][rows, top], 0.25, label=name,
+                  color=("#56B4E9", "#CC79A7", GREY)[i])  # fmt: skip
+    for axes, label in ((left, "Sensitivity"), (right, "Counter (of 1)")):
+        axes.set_xticks(range(len(rows)), [k.split(".")[-1] for k in kernels], rotation=30, ha="right", fontsize=7)
+        axes.set(ylabel=label, ylim=(0, 1.25))
+        axes.legend(fontsize=7, ncols=3, loc="upper center", frameon=False)
+    return add_caption(figure, tables.source)
+
+
+def draw_gains(
+    comparison: PolicyComparison, field: str, label: str, source: str, without: Sequence[str] = STRESS_APPLICATIONS
+) -> Figure:
+    """Draw one quantity per application and policy, with both geometric means at the end (figures 10 to 13)."""
+    shown = [
+        p
+        for p in (PolicyName.COARSE, PolicyName.PREDICTIVE, PolicyName.HARMONIA, PolicyName.ORACLE)
+        if comparison.for_policy(p)
+    ]
+    applications = [o.application for o in comparison.for_policy(shown[0])]
+    both: list[tuple[str, tuple[str, ...]]] = [("geo. mean", ())]
+    if set(without) & set(applications):
+        both.append(("geo. mean 2", tuple(without)))
+    names = [*applications, *(name for name, _ in both)]
+    figure = new_figure(max(7.0, 0.6 * len(names)), 4.2)
+    axes = figure.subplots()
+    width = 0.8 / len(shown)
+    for i, policy in enumerate(shown):
+        rows = comparison.for_policy(policy)
+        values = [getattr(o, field) for o in rows] + [_geometric(rows, field, left_out) for _, left_out in both]
+        axes.bar(np.arange(len(names)) + width * (i - 0.5 * (len(shown) - 1)), np.multiply(100, values), width,
+                 label=str(policy), color=COLOUR[policy])  # fmt: skip
+    axes.set_xticks(range(len(names)), names, rotation=45, ha="right", fontsize=7)
+    axes.axhline(0.0, color="black", lw=0.5)
+    axes.set_ylabel(label)
+    axes.legend(fontsize=7, frameon=False)
+    return add_caption(
+        figure, f"{source}; mean 2, as in the paper, leaves out {', '.join(without)}" if len(both) > 1 else source
+    )
+
+
+def draw_phases(tables: PlantTables, kernel: str) -> Figure:
+    """Draw work and memory share of a kernel's successive iterations (figure 14)."""
+    rows = [i for i, name in enumerate(tables.kernels) if name == kernel]
+    figure = new_figure(6.0, 3.6)
+    axes = figure.subplots()
+    work = tables.work[rows] if tables.work is not None else np.ones(len(rows))
+    axes.bar(range(1, len(rows) + 1), work, color=BLUE)
+    axes.set(title=kernel, xlabel="Iteration", ylabel="Instructions (mean = 1)")
+    busy = axes.twinx()
+    top = tables.lattice.flat_index(tables.lattice.top)
+    busy.plot(range(1, len(rows) + 1), tables.counters["MemUnitBusy"][rows, top], "o-", color=ORANGE)
+    busy.set(ylabel="Memory unit busy (%)", ylim=(0, 100))
+    return add_caption(figure, tables.source)
+
+
+def draw_residency(tables: PlantTables, played: PlayedRun, kernel: str | None = None) -> Figure:
+    """Draw the share of time at each level of each knob, of a kernel or of the application (figures 15 and 16)."""
+    figure = new_figure(6.0, 4.0)
+    axes = figure.subplots()
+    kept = played if kernel is None else _only(tables, played, kernel)
+    shares = compute_residency(tables, kept)
+    for i, (role, levels) in enumerate(shares.items()):
+        bottom = 0.0
+        for j, (level, share) in enumerate(levels.items()):
+            if share > 0:
+                axes.bar(i, 100 * share, bottom=100 * bottom, color=str(0.95 - 0.8 * j / max(len(levels) - 1, 1)))
+                text = f"{level:.0f}" if role == KnobRole.COMPUTE_UNITS else f"{level / 1e6:.0f} MHz"
+                if share > 0.04:
+                    axes.text(i, 100 * (bottom + share / 2), text, ha="center", va="center", fontsize=7, color=ORANGE)
+                bottom += share
+    axes.set_xticks(range(len(shares)), list(shares))
+    axes.set(title=kernel or played.application, ylabel="Share of time (%)")
+    return add_caption(figure, tables.source)
+
+
+def draw_power_shares(tables: PlantTables, comparison: PolicyComparison, applications: Sequence[str]) -> Figure:
+    """Draw power of chip and memory under default and controller, relative to the default's sum (figure 17)."""
+    figure = new_figure(max(6.0, 0.8 * len(applications)), 4.0)
+    axes = figure.subplots()
+    for i, application in enumerate(applications):
+        base = chip_and_memory_w(tables, comparison.runs[PolicyName.DEFAULT, application])
+        for j, policy in enumerate((PolicyName.DEFAULT, PolicyName.HARMONIA)):
+            gpu, memory = (
+                100 * w / sum(base) for w in chip_and_memory_w(tables, comparison.runs[policy, application])
+            )
+            x = i + 0.38 * (j - 0.5)
+            axes.bar(x, gpu, 0.36, color=MODULE["sm"], label="chip" if i == j == 0 else None)
+            axes.bar(x, memory, 0.36, bottom=gpu, color=MODULE["dram"], label="memory" if i == j == 0 else None)
+    axes.set_xticks(range(len(applications)), applications, rotation=45, ha="right", fontsize=7)
+    axes.set_ylabel("Power of chip and memory (default = 100)")
+    axes.legend(fontsize=7, **LEGEND_RIGHT)
+    return add_caption(
+        figure, f"{tables.source}; left bar default, right bar controller; rest of the board not shown"
+    )
+
+
+def chip_and_memory_w(tables: PlantTables, run: PolicyRun) -> tuple[float, float]:
+    """Return the mean power of chip and of memory in a run; needs a plant that tells them apart."""
+    assert tables.memory_w is not None, "the plant does not tell memory power apart"
+    played = run.played
+    memory_j = float((tables.memory_w[played.phase, played.chosen] * played.time_s).sum())
+    board_j = (tables.board_w or 0.0) * played.total_s
+    return (played.total_j - memory_j - board_j) / played.total_s, memory_j / played.total_s
+
+
+def draw_contributions(comparison: PolicyComparison, source: str) -> Figure:
+    """Draw what the coarse step brings alone, and what the fine steps add (figure 18)."""
+    coarse, full = comparison.for_policy(PolicyName.COARSE), comparison.for_policy(PolicyName.HARMONIA)
+    figure = new_figure(max(6.0, 0.6 * len(full)), 4.0)
+    axes = figure.subplots()
+    first = np.array([100 * o.ed2_gain_over_default_with_probing for o in coarse])
+    both = np.array([100 * o.ed2_gain_over_default_with_probing for o in full])
+    axes.bar(np.arange(len(full)) - 0.2, first, 0.4, label="coarse alone", color=COLOUR[PolicyName.COARSE])
+    axes.bar(np.arange(len(full)) + 0.2, both, 0.4, label="coarse and fine", color=COLOUR[PolicyName.HARMONIA])
+    axes.set_xticks(range(len(full)), [o.application for o in full], rotation=45, ha="right", fontsize=7)
+    axes.axhline(0.0, color="black", lw=0.5)
+    axes.set_ylabel("ED² gain over default (%)")
+    axes.legend(fontsize=7, **LEGEND_RIGHT)
+    return add_caption(figure, source)
+
+
+def draw_convergence(tables: PlantTables, run: PolicyRun, objective: Objective) -> Figure:
+    """Draw how far each run of an application is from its oracle, over time."""
+    figure = new_figure(6.5, 3.6)
+    axes = figure.subplots()
+    table = score_tables(tables, objective)
+    played = run.played
+    gap = 100 * np.expm1(table[played.phase, played.chosen] - table.min(axis=-1)[played.phase])
+    names = np.array(tables.kernels)[played.phase]
+    for kernel in dict.fromkeys(names.tolist()):
+        axes.plot(np.arange(int((names == kernel).sum())), gap[names == kernel], marker=".", lw=0.8, label=kernel)
+    axes.set(title=played.application, xlabel="Iteration", ylabel=f"{objective.goal.label} over oracle (%)")
+    axes.legend(fontsize=7, frameon=False)
+    return add_caption(figure, tables.source)
+
+
+def draw_picked_clocks(tables: PlantTables, comparison: PolicyComparison, objective: Objective) -> Figure:
+    """Draw what every core clock of a replayed card gives, and which one was picked before anything ran."""
+    figure = new_figure(7.0, 4.2)
+    axes = figure.subplots()
+    clock_mhz = tables.lattice.knob_values(KnobRole.CORE_CLOCK) / 1e6
+    table = score_tables(tables, Objective(objective.goal))
+    for i, (application, order) in enumerate(tables.applications.items()):
+        row = table[order[0]]
+        over = 100 * np.expm1(row - row.min())
+        measured = "measured, by workload" if i == 0 else None
+        axes.plot(clock_mhz, over, "o-", color=GREY, markersize=3, lw=0.6, label=measured)
+        at = int(comparison.runs[PolicyName.PREDICTIVE, application].converged[order[0]])
+        picked = "picked by the predictor" if i == 0 else None
+        axes.plot(clock_mhz[at], over[at], "D", color=COLOUR[PolicyName.PREDICTIVE], markersize=5, label=picked)
+    shown = clock_mhz > 0.65 * clock_mhz.max()
+    axes.set(xlabel="Core clock set (MHz)", ylabel=f"{objective.goal.label} over the best clock's (%)")
+    axes.set(xlim=(clock_mhz[shown].min() - 10, clock_mhz.max() + 20), ylim=(-0.5, 16))
+    axes.legend(fontsize=7, frameon=False)
+    return add_caption(figure, tables.source)
+
+
+def draw_predictor_accuracy(tables: PlantTables, models: Mapping[str, SensitivityModel]) -> Figure:
+    """Draw predicted against measured sensitivities of all kernels, compute and bandwidth (section 7.2)."""
+    figure = new_figure(8.0, 4.0)
+    truth, columns = sensitivity_model.measure_table_sensitivities(tables), sensitivity_model.average_counters(tables)
+    for axes, which in zip(figure.subplots(1, 2), ("compute", "bandwidth"), strict=True):
+        for (name, model), colour in zip(models.items(), (BLUE, ORANGE, GREEN), strict=False):
+            guess = getattr(model, which).predict_columns(columns)
+            error = float(np.mean(np.abs(guess - truth[which])))
+            axes.plot(truth[which], guess, "o", markersize=4, color=colour, label=f"{name}: mean error {error:.1%}")
+        axes.plot([0, 1], [0, 1], color="black", lw=0.5)
+        axes.set(title=f"{which} sensitivity", xlabel="Measured", ylabel="Predicted")
+        axes.set(xlim=(-0.05, 1.05), ylim=(-0.05, 1.05))
+        axes.legend(fontsize=7, frameon=False)
+    return add_caption(figure, f"{tables.source}; the paper states 5.71 % and 3.03 % on the real card")
+
+
+def list_management_figures(
+    plants: Sequence[PlantTables], comparison: PolicyComparison, setup: PolicySetup
+) -> dict[str, FigureMaker]:
+    """Return all figures that the plants allow, by name."""
+    source = "; ".join(tables.source for tables in plants)
+    made: dict[str, FigureMaker] = {
+        f"figure_{number}_{field}": partial(draw_gains, comparison, field, label, source)
+        for number, (field, label) in enumerate(GAINS.items(), start=10)
+    }
+    if comparison.for_policy(PolicyName.COARSE):
+        made["figure_18_contributions"] = lambda: draw_contributions(comparison, source)
+    for tables in plants:
+        made |= _plant_figures(tables, comparison, setup)
+    return made
+
+
+GAINS = {
+    "ed2_gain_over_default_with_probing": "ED² gain over default (%)",
+    "energy_saving_with_probing": "Energy saved (%)",
+    "power_saving_with_probing": "Power saved (%)",
+    "slowdown_with_probing": "Slowdown (%)",
+}
+
+
+def _plant_figures(tables: PlantTables, comparison: PolicyComparison, setup: PolicySetup) -> dict[str, FigureMaker]:
+    first = next(iter(tables.applications))
+    made: dict[str, FigureMaker] = {
+        f"convergence_{first}": lambda: draw_convergence(
+            tables, comparison.runs[PolicyName.HARMONIA, first], setup.objective
+        )
+    }
+    if len(tables.lattice.knobs) == 1 and all(
+        (PolicyName.PREDICTIVE, app) in comparison.runs for app in tables.applications
+    ):
+        made[f"picks_{first}"] = lambda: draw_picked_clocks(tables, comparison, setup.objective)
+    if "Graph500" not in tables.applications:
+        return made
+    graph = comparison.runs[PolicyName.HARMONIA, "Graph500"].played
+    kernel, stress = "Graph500.BottomStepUp", ("MaxFlops.MulMAdd", "DeviceMemory.ReadGlobal", "LUD.Internal")
+    cases = ("Sort.BottomScan", "CoMD.AdvanceVelocity", "SRAD.Prepare", "DeviceMemory.ReadGlobal")
+    models = {m.name: m for m in (setup.model, sensitivity_model.load_shipped_model()) if m is not None}
+    return made | {
+        "figure_03_balance": lambda: draw_balance_curves(tables, stress),
+        "figure_04_power_compute": lambda: draw_power_over_compute(tables, stress[1]),
+        "figure_05_power_memory": lambda: draw_power_over_memory(tables, stress[0]),
+        "figure_06_metrics": lambda: draw_metric_comparison(tables, stress[1:]),
+        "figure_07_09_sensitivity": lambda: draw_sensitivity_cases(tables, cases),
+        "figure_14_phases": lambda: draw_phases(tables, kernel),
+        "figure_15_residency_kernel": lambda: draw_residency(tables, graph, kernel),
+        "figure_16_residency": lambda: draw_residency(tables, graph),
+        "figure_17_power_shared": lambda: draw_power_shares(tables, comparison, list(tables.applications)),
+        "predictor_accuracy": lambda: draw_predictor_accuracy(tables, models),
+    }
+
+
+def _shade(i: int, count: int) -> tuple[float, float, float]:
+    """Return a colour of an ordered series from dark blue to light orange, which differ in grey as well."""
+    low, high = np.array([0.0, 0.2, 0.4]), np.array([0.95, 0.75, 0.3])
+    r, g, b = low + (high - low) * i / max(count - 1, 1)
+    return float(r), float(g), float(b)
+
+
+def _geometric(rows: Sequence[PolicyOutcome], field: str, without: Sequence[str]) -> float:
+    """Return the geometric mean of the ratio behind a gain, a saving or a slowdown."""
+    sign = 1.0 if "slowdown" in field or "over_oracle" in field else -1.0
+    ratios = [1.0 + sign * getattr(o, field) for o in rows if o.application not in without]
+    return sign * (float(np.exp(np.mean(np.log(ratios)))) - 1.0)
+
+
+def _only(tables: PlantTables, played: PlayedRun, kernel: str) -> PlayedRun:
+    here = np.array([tables.kernels[p] == kernel for p in played.phase])
+    columns = (played.chosen[here], played.phase[here], played.time_s[here], played.energy_j[here])
+    return PlayedRun(played.application, *columns)

@@ -1,0 +1,235 @@
+"""Define plants, the cards that a policy controls, and play a policy on a plant.
+
+A plant runs one kernel (or one period) at given settings and reports what a controller may observe. ``PlantTables``
+holds time, power and counters of every kernel at every setting, whether simulated, predicted or measured;
+``TablePlant`` plays one application from them. ``manage/live_control.py`` has the plant that is a real card.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from wattcast.core.arrays import Array
+from wattcast.core.errors import bad_value, unknown_name
+from wattcast.manage.knobs import Lattice, Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """Report one kernel run, or one period of a card, at known settings.
+
+    ``work`` says how much was done, in any unit that stays the same for a kernel: 1 where every run is alike,
+    instructions where a counter counts them, iterations where the program reports them. ``stale`` marks values that
+    the sensor had given before. ``core_hz`` is the core clock the card reports for the run, NaN where it does not.
+    """
+
+    kernel: str
+    settings: Settings
+    duration_s: float
+    power_w: float  # mean; NaN where there is no sensor
+    work: float = 1.0
+    counters: Mapping[str, float] | None = None
+    stale: bool = False
+    core_hz: float = math.nan
+
+    @property
+    def usable(self) -> bool:
+        """Tell whether time, power and work are new, finite and above zero. A NaN makes an observation unusable."""
+        most = math.inf
+        return (
+            not self.stale and 0.0 < self.duration_s < most and 0.0 < self.power_w < most and 0.0 < self.work < most
+        )
+
+    @property
+    def usable_counters(self) -> Mapping[str, float] | None:
+        """Return the counters, or None when there are none or one of them is not finite."""
+        counters = self.counters
+        if counters is None or not all(map(math.isfinite, counters.values())):
+            return None
+        return counters
+
+
+class Plant(Protocol):
+    """Run kernels at settings that a policy chooses."""
+
+    @property
+    def lattice(self) -> Lattice: ...
+
+    @property
+    def default(self) -> Settings: ...
+
+    def next_kernel(self) -> str | None:
+        """Return the kernel about to run, or None when the application has ended."""
+        ...
+
+    def run(self, settings: Settings) -> Observation:
+        """Run that kernel once, or one period, at these settings."""
+        ...
+
+
+class Policy(Protocol):
+    """Choose settings as a pure state machine over observations."""
+
+    def start(self) -> Any: ...
+
+    def settings(self, state: Any, kernel: str) -> Settings: ...
+
+    def step(self, state: Any, observation: Observation) -> tuple[Any, Settings]: ...
+
+
+@dataclass(frozen=True)
+class PlantTables:
+    """Hold time, power and counters of every phase of every kernel at every setting.
+
+    A *phase* is one behaviour of one kernel and a row of the tables, ``(phase, setting)``. An application is the
+    order in which phases run.
+    """
+
+    name: str
+    lattice: Lattice
+    default: Settings
+    kernels: tuple[str, ...]  # of each phase
+    time_s: Array  # (phase, setting)
+    power_w: Array  # (phase, setting)
+    applications: Mapping[str, npt.NDArray[np.int64]]  # name -> phases in the order they run
+    work: Array | None = None  # (phase,) instructions, relative; None: every run of a kernel is alike
+    counters: Mapping[str, Array] = field(default_factory=dict)  # name -> (phase, setting)
+    memory_w: Array | None = None  # (phase, setting) part of power_w drawn by memory
+    board_w: float | None = None  # constant part of power_w
+    idle_w: float | None = None
+    clock_hz: Array | None = None  # (phase, setting) core clock the governor allows; None: not known
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        shape = (len(self.kernels), self.lattice.count)
+        clocks = {} if self.clock_hz is None else {"clock": self.clock_hz}
+        for what, table in {"time": self.time_s, "power": self.power_w, **clocks, **self.counters}.items():
+            if table.shape != shape:
+                raise bad_value(f"{self.name}: {what}", f"a table of {shape}", table.shape)
+        for what, table in {"time": self.time_s, "power": self.power_w}.items():
+            if not (np.isfinite(table) & (table > 0)).all():
+                raise bad_value(f"{self.name}: {what}", "finite numbers above zero", "others")
+        if not self.lattice.contains(self.default):
+            raise bad_value(f"{self.name}: default", "a setting of the card", self.default)
+
+    @property
+    def energy_j(self) -> Array:
+        """Return energy, ``(phase, setting)``."""
+        return self.time_s * self.power_w
+
+    def order(self, application: str) -> npt.NDArray[np.int64]:
+        """Return the phases of an application in the order they run."""
+        if application not in self.applications:
+            raise unknown_name("application", application, self.applications)
+        return self.applications[application]
+
+
+@dataclass(frozen=True)
+class MeasurementNoise:
+    """Give the standard deviation of multiplicative measurement noise."""
+
+    time: float = 0.0
+    power: float = 0.0
+
+
+class TablePlant:
+    """Play one application from tables. Observations are noisy; ``settings`` records what was really run."""
+
+    def __init__(
+        self, tables: PlantTables, application: str, noise: MeasurementNoise | None = None, seed: int = 0
+    ) -> None:
+        self._tables = tables
+        self._order: list[int] = tables.order(application).tolist()
+        count = len(self._order)
+        rng = np.random.default_rng(seed)
+        noise = noise or MeasurementNoise()
+        self._time_factor = np.exp(noise.time * rng.standard_normal(count))
+        self._power_factor = np.exp(noise.power * rng.standard_normal(count))
+        self.settings: list[int] = []  # flat index of each iteration so far
+
+    @property
+    def lattice(self) -> Lattice:
+        return self._tables.lattice
+
+    @property
+    def default(self) -> Settings:
+        return self._tables.default
+
+    def next_kernel(self) -> str | None:
+        position = len(self.settings)
+        return None if position >= len(self._order) else self._tables.kernels[self._order[position]]
+
+    def run(self, settings: Settings) -> Observation:
+        tables, position = self._tables, len(self.settings)
+        phase, index = self._order[position], tables.lattice.flat_index(settings)
+        self.settings.append(index)
+        counters = {name: float(table[phase, index]) for name, table in tables.counters.items()}
+        return Observation(
+            kernel=tables.kernels[phase],
+            settings=settings,
+            duration_s=float(tables.time_s[phase, index] * self._time_factor[position]),
+            power_w=float(tables.power_w[phase, index] * self._power_factor[position]),
+            work=1.0 if tables.work is None else float(tables.work[phase]),
+            counters=counters or None,
+            core_hz=math.nan if tables.clock_hz is None else float(tables.clock_hz[phase, index]),
+        )
+
+
+@dataclass(frozen=True)
+class PlayedRun:
+    """Hold what a policy chose for an application and what that truly cost, as arrays over iterations."""
+
+    application: str
+    chosen: npt.NDArray[np.int64]  # flat index of the settings of each run
+    phase: npt.NDArray[np.int64]
+    time_s: Array
+    energy_j: Array
+
+    @property
+    def total_s(self) -> float:
+        return float(self.time_s.sum())
+
+    @property
+    def total_j(self) -> float:
+        return float(self.energy_j.sum())
+
+
+def play_plant(plant: Plant, policy: Policy) -> Any:
+    """Run the plant's application to its end under a policy and return the policy's last state."""
+    state = policy.start()
+    while (kernel := plant.next_kernel()) is not None:
+        observation = plant.run(policy.settings(state, kernel))
+        state, _ = policy.step(state, observation)
+    return state
+
+
+def play_application(
+    tables: PlantTables, application: str, policy: Policy, noise: MeasurementNoise | None = None, seed: int = 0
+) -> tuple[PlayedRun, Any]:
+    """Play one application of the tables under a policy; return its true cost and the policy's last state."""
+    plant = TablePlant(tables, application, noise, seed)
+    state = play_plant(plant, policy)
+    return run_at_settings(tables, application, np.asarray(plant.settings, dtype=np.int64)), state
+
+
+def run_at_settings(tables: PlantTables, application: str, chosen: npt.NDArray[np.int64]) -> PlayedRun:
+    """Look up what an application costs at a given sequence of settings (flat indices)."""
+    phase = tables.order(application)[: len(chosen)]
+    time_s = tables.time_s[phase, chosen]
+    return PlayedRun(application, chosen, phase, time_s, time_s * tables.power_w[phase, chosen])
+
+
+def compute_residency(tables: PlantTables, played: PlayedRun) -> dict[str, dict[float, float]]:
+    """Return the share of time spent at each level of each knob."""
+    found: dict[str, dict[float, float]] = {}
+    for knob in tables.lattice.knobs:
+        values = tables.lattice.knob_values(knob.role)[played.chosen]
+        shares = {level: float(played.time_s[values == level].sum() / played.total_s) for level in knob.levels}
+        found[str(knob.role)] = shares
+    return found

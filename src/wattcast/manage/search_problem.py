@@ -1,0 +1,391 @@
+"""State the controller's search: its constants, its fixed tables, and how the search stands at a decision.
+
+``ControllerTuning`` holds the constants, ``SearchProblem`` what stays fixed while a controller runs, and
+``SearchView`` what one decision reads out of the memory of a kernel's runs.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cached_property
+
+import numpy as np
+
+from wattcast.core.arrays import Array
+from wattcast.core.errors import bad_value
+from wattcast.manage.knobs import Knob, KnobRole, Lattice, Settings, move_knob
+from wattcast.manage.run_memory import PowerCapCheck, RunMemory, SensitivityBeliefs, build_cap_tables
+from wattcast.manage.sensitivity_model import SensitivityBin, bin_sensitivity
+
+# Added to a score per broken bound, plus as much times the excess: more than any gain of a goal is worth, while the
+# score still falls towards settings that keep the bound.
+BOUND_PENALTY = 10.0
+BOUND_SLACK = 1e-9
+
+
+class Goal(StrEnum):
+    """Name the product to minimise."""
+
+    ED2 = "ed2"
+    ED = "ed"
+    ENERGY = "energy"
+
+    @property
+    def delay_power(self) -> int:
+        """Return the exponent k in E · D^k."""
+        return {Goal.ED2: 2, Goal.ED: 1, Goal.ENERGY: 0}[self]
+
+    @property
+    def label(self) -> str:
+        """Return the name that tables and figures show."""
+        return {Goal.ED2: "ED²", Goal.ED: "ED", Goal.ENERGY: "Energy"}[self]
+
+
+@dataclass(frozen=True)
+class Objective:
+    """Combine a goal with its bounds.
+
+    ``slowdown`` bounds time relative to the default settings (0.1: ten percent longer), ``latency_s`` bounds the time
+    of one run, ``cap_w`` bounds mean board power, which compute and memory share.
+    """
+
+    goal: Goal = Goal.ED2
+    slowdown: float | None = None
+    latency_s: float | None = None
+    cap_w: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in (("latency", self.latency_s), ("power cap", self.cap_w)):
+            if value is not None and not 0 < value < math.inf:
+                raise bad_value(name, "a finite number above zero", value)
+        if self.slowdown is not None and not 0 <= self.slowdown < math.inf:
+            raise bad_value("slowdown", "zero or more", self.slowdown)
+
+    @cached_property
+    def time_weight(self) -> float:
+        """Return the exponent of time, k + 1, once energy is written as power times time."""
+        return self.goal.delay_power + 1.0
+
+    @cached_property
+    def log_cap(self) -> float:
+        """Return the logarithm of the power cap; infinite where there is none."""
+        return math.inf if self.cap_w is None else math.log(self.cap_w)
+
+    def log_time_limits(self, log_reference: float | None) -> list[float]:
+        """Return the logarithms of the longest times allowed.
+
+        ``log_reference`` is the logarithm of the time at the default settings, None while it is not known.
+        """
+        limits = [] if self.latency_s is None else [math.log(self.latency_s)]
+        if self.slowdown is not None and log_reference is not None:
+            limits.append(log_reference + math.log1p(self.slowdown))
+        return limits
+
+    def log_scores(self, time_s: Array, power_w: Array, reference_s: Array) -> Array:
+        """Return the logarithm of the goal, plus a penalty for each broken bound.
+
+        ``reference_s`` is the time at the default settings and broadcasts against ``time_s``.
+        """
+        log_time, log_power = np.log(time_s), np.log(power_w)
+        value = log_power + self.time_weight * log_time
+        bounds = []
+        if self.slowdown is not None:
+            bounds.append(log_time - np.log(reference_s) - np.log1p(self.slowdown))
+        if self.latency_s is not None:
+            bounds.append(log_time - np.log(self.latency_s))
+        if self.cap_w is not None:
+            bounds.append(log_power - np.log(self.cap_w))
+        for over in bounds:
+            value = value + np.where(over > BOUND_SLACK, BOUND_PENALTY + BOUND_PENALTY * over, 0.0)
+        return np.asarray(value)
+
+    def total(self, time_s: Array, energy_j: Array) -> Array:
+        """Return E · D^k of whole runs."""
+        return np.asarray(energy_j * time_s**self.goal.delay_power)
+
+
+# Coarse step: level of each knob by bin (low, medium, high), as a share of its highest level. The paper calls
+# its own values "empirically fixed" and does not print them.
+COARSE_SHARES = {
+    KnobRole.COMPUTE_UNITS: (0.625, 0.875, 1.0),
+    KnobRole.CORE_CLOCK: (1.0, 1.0, 1.0),
+    KnobRole.MEMORY_CLOCK: (0.6, 0.85, 1.0),
+}
+COARSE_SHARES_CLOCK_ALONE = (0.85, 0.95, 1.0)  # of the core clock on a card without a unit knob
+# Largest log change of board power per log change of a knob to expect: V² f on the switched share of board power.
+POWER_ELASTICITY = {KnobRole.COMPUTE_UNITS: 0.5, KnobRole.CORE_CLOCK: 1.3, KnobRole.MEMORY_CLOCK: 0.3}
+IDLE_KNOB = 0.05  # a knob that moves neither time nor power by more than this share of itself is not in force
+StepLevels = tuple[tuple[int, ...], ...]  # [knob][level] -> levels of a step from there
+
+
+@dataclass(frozen=True)
+class ControllerTuning:
+    """Hold the constants of the controller. docs/method/manage.md says what they were tuned on."""
+
+    probe_change: float = 0.08  # a fine step changes a knob by about this much
+    sense_change: float = 0.09  # the sensing step changes the core clock by at least this much
+    resolution: float = 0.02  # settings closer than this are not told apart
+    worth: float = 0.003  # a step must promise this much of the score
+    polish: float = 0.05  # the smallest step is tried where it cannot cost more than this
+    margin: float = 0.15  # predicted sensitivities may be off by this
+    measured_margin: float = 0.20  # sensitivity to memory inferred from that to the core clock, likewise
+    prior_sigma: float = 0.002  # scatter of a score before any repeat is seen
+    confident: float = 1.5  # standard errors at which two settings are told apart
+    quick_runs: int = 2  # runs of a close rival before the search goes on
+    rival_runs: int = 4  # runs of a close rival at most
+    default_runs: int = 10  # runs of the default settings at most, while a gain over them is in doubt
+    verified: float = 1.3  # standard errors by which a setting must beat the default to replace it
+    risky_ratio: float = 1.5  # a knob lowered by more than this in one step may cost more than it can save
+    budget: float = 0.01  # share of the objective that risky probes may cost
+    surprise: float = 0.10  # log change of time at unchanged settings that is taken for a new phase
+    patience: int = 2  # surprises, or unusable observations, in a row before acting on them
+    rest: int = 8  # runs a settled kernel is left alone between two looks at its memory
+    coarse: Mapping[KnobRole, tuple[float, float, float]] = field(default_factory=lambda: COARSE_SHARES)
+
+    def coarse_target(self, lattice: Lattice, compute: SensitivityBin, bandwidth: SensitivityBin) -> Settings:
+        """Return the settings of the coarse step: all knobs at once, by bin (Algorithm 1, SetCU_Freq_MemBW)."""
+        alone = lattice.find_knob(KnobRole.COMPUTE_UNITS) is None
+        levels = []
+        for knob in lattice.knobs:
+            clock_alone = alone and knob.role is KnobRole.CORE_CLOCK
+            shares = COARSE_SHARES_CLOCK_ALONE if clock_alone else self.coarse[knob.role]
+            wanted = shares[compute if knob.role.is_compute else bandwidth] * knob.levels[-1]
+            levels.append(next(i for i, v in enumerate(knob.levels) if v >= wanted * (1 - 1e-9)))
+        return tuple(levels)
+
+
+def _step_levels(knob: Knob, level: int, down: bool, change: float) -> int:
+    """Return the fewest levels that change a knob by at least ``change`` of its present value."""
+    here, step = knob.levels[level], -1 if down else 1
+    to = level + step
+    while 0 < to < len(knob.levels) - 1 and abs(knob.levels[to] / here - 1.0) < change:
+        to += step
+    return abs(to - level)
+
+
+class SearchProblem:
+    """Hold what stays fixed while a controller runs, with tables that decisions look things up in."""
+
+    def __init__(
+        self,
+        lattice: Lattice,
+        default: Settings,
+        start: Settings,
+        objective: Objective,
+        tuning: ControllerTuning,
+        free: tuple[bool, ...],
+    ) -> None:
+        """Work the tables out; ``start`` is a kernel's first setting, ``free`` says which knobs may turn."""
+        self.lattice, self.default, self.start = lattice, default, start
+        self.objective, self.tuning, self.free = objective, tuning, free
+        self.time_weight = objective.time_weight
+        self.turns = tuple(i for i, may_turn in enumerate(free) if may_turn)  # knobs the search may turn
+        self.roles = tuple(knob.role for knob in lattice.knobs)
+        self.elastic = tuple(POWER_ELASTICITY[role] for role in self.roles)
+        self.has_units = KnobRole.COMPUTE_UNITS in self.roles
+        self.core = lattice.find_knob(KnobRole.CORE_CLOCK)
+        memory = lattice.find_knob(KnobRole.MEMORY_CLOCK)
+        self.memory = memory if memory is not None and free[memory] else None  # where the search may turn it
+        self.cap_tables = build_cap_tables(lattice)
+        self.log_levels = self.cap_tables.log_levels
+        # Log levels along which run memories keep how power rises, which only a cap asks for.
+        self.slope_levels = None if objective.cap_w is None else self.log_levels
+        # The lowest level of each knob that no risk is run with, from each of its levels.
+        self.safe = tuple(
+            tuple(next(i for i, low in enumerate(k.levels) if high / low <= tuning.risky_ratio) for high in k.levels)
+            for k in lattice.knobs
+        )
+        # A fine step changes a knob by about probe_change; the smallest one by what can be told apart.
+        self.stride_down = self._steps(0.75 * tuning.probe_change, down=True)
+        self.stride_up = self._steps(0.75 * tuning.probe_change, down=False)
+        self.finest_down = self._steps(tuning.resolution, down=True)
+        self.finest_up = self._steps(tuning.resolution, down=False)
+        self._sensing: dict[Settings, tuple[Settings, float] | None] = {}
+
+    def _steps(self, change: float, down: bool) -> StepLevels:
+        knobs = self.lattice.knobs
+        return tuple(tuple(_step_levels(k, i, down, change) for i in range(len(k.levels))) for k in knobs)
+
+    def sensing_step(self, start: Settings) -> tuple[Settings, float] | None:
+        """Return the sensing step from a setting, one step of the core clock down, and its log ratio."""
+        if start not in self._sensing:
+            which, step = self.core, None
+            if which is not None and self.free[which] and start[which] > 0:
+                here = start[which]
+                to = here - _step_levels(self.lattice.knobs[which], here, True, self.tuning.sense_change)
+                step = move_knob(start, which, to), self.log_levels[which][here] - self.log_levels[which][to]
+            self._sensing[start] = step
+        return self._sensing[start]
+
+
+class SearchView:
+    """Read the memory of one kernel for one decision: scores, the best setting, and what is near it."""
+
+    def __init__(
+        self, problem: SearchProblem, memory: RunMemory, beliefs: SensitivityBeliefs | None, check_cap: bool = True
+    ) -> None:
+        """Score all settings seen. ``beliefs`` come from counters; None takes them from the sensing step."""
+        objective, tuning = problem.objective, problem.tuning
+        self.problem, self.seen, self.runs, self._memory = problem, memory.seen, memory.runs, memory
+        self.knobs, self.held = memory.knobs, memory.held
+        capped = check_cap and objective.cap_w is not None
+        self._cap = PowerCapCheck(problem.cap_tables, memory, objective.log_cap) if capped else None
+        self._close: list[Settings] | None = None
+        self._default: Settings | None = None
+        self._near: list[tuple[int | None, int | None] | None] = [None] * len(problem.roles)
+        self._bounds: list[tuple[float, float] | None] = [None] * len(problem.roles)
+        self.changes: dict[tuple[int, int], float] = {}  # estimated score changes of steps, by knob and level
+        self.sigma = memory.score_sigma(problem.time_weight, tuning.prior_sigma)
+        self.score = self._score_seen()
+        self._ordered = sorted(self.score.values())
+        self.alike = self.plateau(min(self.score, key=self.score.__getitem__))  # the same state as the best
+        self.best = self.alike[0]
+        self.lines = problem.lattice.lines_through(self.best)
+        self.over_cap = capped and self.seen[self.best].log_power > objective.log_cap  # only when all settings are
+        self.tops = problem.lattice.top
+        if problem.core is not None and len(self.alike) > 1:  # clocks above a plateau's edge change nothing
+            self.tops = move_knob(self.tops, problem.core, self.best[problem.core])
+        self.measured = beliefs is None
+        self.beliefs = self._sensed_beliefs() if beliefs is None else beliefs
+
+    def _score_seen(self) -> dict[Settings, float]:
+        """Return ``Objective.log_scores`` of all settings seen, on plain numbers, which decisions are faster with."""
+        objective, weight = self.problem.objective, self.problem.time_weight
+        found = {s: power + weight * time for s, (_, time, power) in self.seen.items()}
+        reference = self.seen.get(self.problem.default)
+        for limit in objective.log_time_limits(reference.log_time if reference else None):
+            for s, (_, time, _) in self.seen.items():
+                if time - limit > BOUND_SLACK:
+                    found[s] += BOUND_PENALTY + BOUND_PENALTY * (time - limit)
+        log_cap = objective.log_cap
+        if log_cap < math.inf:
+            for s, (_, _, power) in self.seen.items():
+                if power - log_cap > BOUND_SLACK:
+                    found[s] += BOUND_PENALTY + BOUND_PENALTY * (power - log_cap)
+        return found
+
+    def _sensed_beliefs(self) -> SensitivityBeliefs:
+        """Take compute sensitivity from the sensing step, and the rest of 1 for the sensitivity to memory."""
+        margin, sensing = self.problem.tuning.measured_margin, self.problem.sensing_step(self.default)
+        if sensing is None or sensing[0] not in self.seen or self.default not in self.seen:
+            return SensitivityBeliefs(None, None, margin)
+        low, high = self.seen[sensing[0]], self.seen[self.default]
+        compute = min(max((low.log_time - high.log_time) / sensing[1], 0.0), 1.0)
+        return SensitivityBeliefs(compute, 1.0 - compute, margin)
+
+    @property
+    def default(self) -> Settings:
+        """Return the default settings, or the lowest clock tried that is the same state."""
+        if self._default is None:
+            default = self.problem.default
+            self._default = self.alike[0] if default in self.alike else self.plateau(default)[0]
+        return self._default
+
+    def plateau(self, settings: Settings) -> list[Settings]:
+        """Return the settings tried that are the same state as this one, itself included, lowest core clock first.
+
+        A governor that holds the clock below the one asked for makes all clocks above it one state. Where the card
+        reports its clock the memory knows which. Elsewhere they are neighbours on the core clock's line between which
+        neither time nor power differ, as far as scatter lets that be seen.
+        """
+        problem, which, held = self.problem, self.problem.core, self.held
+        if which is None or settings not in self.seen:
+            return [settings]
+        if held:
+            edge = held.get(settings, settings)
+            return [edge, *sorted(asked for asked, got in held.items() if got == edge)]
+        sigma = problem.tuning.prior_sigma
+        if self.sigma > sigma:
+            return [settings]  # no two settings can be called equal within this scatter
+        line = problem.lattice.lines_through(settings)[which]
+        levels = self.knobs[which].levels[line.others]
+        if len(levels) == 1:
+            return [settings]
+        most = (1.0 + problem.time_weight) * sigma
+        low, high = self.score[settings] - most, self.score[settings] + most
+        if bisect_right(self._ordered, high) - bisect_left(self._ordered, low) == 1:
+            return [settings]
+        logs, here = problem.log_levels[which], self.seen[settings]
+
+        def is_same(level: int) -> bool:
+            there = self.seen[line.along[level]]
+            least = min(IDLE_KNOB * abs(logs[settings[which]] - logs[level]), sigma)
+            return abs(there.log_time - here.log_time) <= least and abs(there.log_power - here.log_power) <= least
+
+        first = last = bisect_left(levels, settings[which])
+        while first > 0 and is_same(levels[first - 1]):
+            first -= 1
+        while last + 1 < len(levels) and is_same(levels[last + 1]):
+            last += 1
+        return [line.along[level] for level in levels[first : last + 1]]
+
+    def bins(self) -> tuple[SensitivityBin, SensitivityBin]:
+        """Return compute and bandwidth sensitivity as believed, binned; what is not known counts as high."""
+        known = (self.beliefs.compute, self.beliefs.bandwidth)
+        compute, bandwidth = (SensitivityBin.HIGH if s is None else bin_sensitivity(s) for s in known)
+        return compute, bandwidth
+
+    def neighbours(self, which: int) -> tuple[int | None, int | None]:
+        """Return the nearest levels of a knob below and above that were tried with all others at their best."""
+        found = self._near[which]
+        if found is None:
+            here, levels = self.best[which], self.knobs[which].levels[self.lines[which].others]
+            found = None, None
+            if len(levels) > 1:
+                i = bisect_left(levels, here)
+                below = levels[i - 1] if i else None
+                above = levels[i + 1] if i + 1 < len(levels) and levels[i + 1] <= self.tops[which] else None
+                found = below, above
+            self._near[which] = found
+        return found
+
+    def bounds(self, which: int) -> tuple[float, float]:
+        """Return the lowest and highest sensitivity to a knob that the beliefs allow."""
+        found = self._bounds[which]
+        if found is None:
+            problem = self.problem
+            found = self._bounds[which] = self.beliefs.bounds(problem.roles[which], problem.has_units)
+        return found
+
+    def error(self, a: Settings, b: Settings) -> float:
+        """Return the standard error of the difference of two scores."""
+        return self.sigma * math.sqrt(1.0 / self.seen[a].runs + 1.0 / self.seen[b].runs)
+
+    def close_rivals(self) -> list[Settings]:
+        """Return the settings whose score scatter does not tell from the best, other than the best's own plateau."""
+        if self._close is None:
+            score, confident, floor = self.score, self.problem.tuning.confident, self.score[self.best]
+            farthest = floor + 1.5 * confident * self.sigma  # no error of a difference is larger than sqrt(2) sigma
+            if bisect_left(self._ordered, farthest) <= 1:  # none but the best
+                self._close = []
+            else:
+                near = [s for s, value in score.items() if value < farthest and s not in self.alike]
+                self._close = [s for s in near if score[s] - floor < confident * self.error(s, self.best)]
+        return self._close
+
+    def permits(self, settings: Settings) -> bool:
+        """Tell whether a setting may be run: under a cap, only when it is expected to keep to it."""
+        return self._cap is None or self._cap.permits(settings)
+
+    def highest_level(self, which: int) -> int:
+        """Return the highest level of a knob that a cap leaves room for, all others at their best."""
+        top = self.tops[which]
+        return top if self._cap is None else min(top, self._cap.highest_level(self.best, which))
+
+    def loss(self) -> float:
+        """Return what all runs off the best setting have cost, in runs' worth of the objective."""
+        floor = self.score[self.best]
+        return sum(x.runs * math.expm1(min(self.score[s] - floor, 3.0)) for s, x in self.seen.items())
+
+    def sensing_error(self) -> float:
+        """Return the standard error of the sensed sensitivity."""
+        sensing = self.problem.sensing_step(self.default)
+        assert sensing is not None
+        low, ratio = sensing
+        runs = 1.0 / self.seen[low].runs + 1.0 / self.seen[self.default].runs
+        time_sigma = self._memory.time_sigma(self.problem.tuning.prior_sigma / self.problem.time_weight)
+        return time_sigma * math.sqrt(runs) / ratio

@@ -1,0 +1,344 @@
+"""Measure how performance follows a card's knobs, and fit linear models of it to counters (paper 004, section 4).
+
+A sensitivity is the relative change of performance over the relative change of a knob: 1 when time is inversely
+proportional to the knob, 0 when the knob does not matter. A linear model predicts it from counters that a run gives
+anyway; ``fit_sensitivity`` makes such models from a table of kernels that ran over a card's settings. Compute
+sensitivity stands for compute units and core clock together, bandwidth sensitivity for the memory clock.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from wattcast.core.arrays import Array
+from wattcast.core.errors import MissingEvents, bad_value, nearest_names
+from wattcast.core.strict_files import decode_yaml, read_bytes, write_whole
+from wattcast.manage.knobs import KnobRole, move_knob
+from wattcast.manage.plants import PlantTables
+
+FORMAT = 1
+STRONG_CORRELATION = 0.5  # |correlation| at which the paper calls a counter strongly correlated (section 4.3)
+MOST_COUNTERS = 7  # as many as the longer of the paper's two models
+RAW_COUNTERS, INTENSITY_COUNTER = ("VALUBusy", "VALUUtilization", "MemUnitBusy"), "CtoMIntensity"
+LOW_EDGE, HIGH_EDGE = 0.30, 0.70  # section 5.2: "<30%, 30%-70%, and >70%"
+
+
+class SensitivityBin(IntEnum):
+    """Say how much a knob matters."""
+
+    LOW = 0
+    MEDIUM = 1
+    HIGH = 2
+
+
+def bin_sensitivity(sensitivity: float) -> SensitivityBin:
+    """Return the bin of a sensitivity; the edges belong to the middle one.
+
+    >>> [bin_sensitivity(s).name for s in (0.29, 0.3, 0.7, 0.71)]
+    ['LOW', 'MEDIUM', 'MEDIUM', 'HIGH']
+    """
+    if sensitivity < LOW_EDGE:
+        return SensitivityBin.LOW
+    return SensitivityBin.HIGH if sensitivity > HIGH_EDGE else SensitivityBin.MEDIUM
+
+
+class LinearModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Predict a sensitivity as intercept + Σ coefficient · counter, held between 0 and 1."""
+
+    intercept: float
+    coefficients: dict[str, float]
+
+    def predict(self, counters: Mapping[str, float]) -> float:
+        """Return the sensitivity for one set of counters."""
+        raw = self.intercept
+        for name, coefficient in self.coefficients.items():
+            raw += coefficient * counters[name]
+        return min(max(raw, 0.0), 1.0)
+
+    def predict_columns(self, counters: Mapping[str, Array]) -> Array:
+        """Return the sensitivities for columns of counters."""
+        columns = [coefficient * counters[name] for name, coefficient in self.coefficients.items()]
+        return np.asarray(np.clip(self.intercept + np.sum(columns, axis=0), 0.0, 1.0))
+
+
+class SensitivityModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Predict the two sensitivities that the controller steers by. Its YAML file has the same fields."""
+
+    format: int
+    name: str
+    source: str
+    compute: LinearModel
+    bandwidth: LinearModel
+
+    def predict(self, counters: Mapping[str, float]) -> tuple[float, float]:
+        """Return compute and bandwidth sensitivity of a run; ``MissingEvents`` where a counter is not there.
+
+        Compute-to-memory intensity is worked out where its parts are there.
+        """
+        if INTENSITY_COUNTER not in counters and "VALUBusy" in counters and "MemUnitBusy" in counters:
+            active = counters["VALUBusy"] * counters.get("VALUUtilization", 100.0) / 100.0
+            intensity = min(100.0 * active / max(counters["MemUnitBusy"], 1e-9), 100.0)
+            counters = {**counters, INTENSITY_COUNTER: intensity}
+        try:
+            return self.compute.predict(counters), self.bandwidth.predict(counters)
+        except KeyError:
+            needed = {**self.compute.coefficients, **self.bandwidth.coefficients}
+        missing = [name for name in needed if name not in counters]
+        hint = nearest_names(missing[0], counters)
+        raise MissingEvents(
+            f"sensitivity model {self.name!r} needs {', '.join(missing)}"
+            f"{f' (closest: {hint[0]})' if hint else ''}, absent from these counters: {', '.join(counters)}. "
+            "Collect the missing counters, or fit a model to those you have (wattcast fit sensitivity)."
+        )
+
+
+def decode_sensitivity_model(data: bytes, where: str) -> SensitivityModel:
+    """Decode a sensitivity model from the bytes of its YAML file."""
+    model = decode_yaml(data, SensitivityModel, where)
+    if model.format != FORMAT:
+        raise bad_value(f"{where}: format", f"{FORMAT}", model.format)
+    return model
+
+
+def read_sensitivity_model(path: Path) -> SensitivityModel:
+    """Read a sensitivity model from its YAML file."""
+    return decode_sensitivity_model(read_bytes(path), path.name)
+
+
+def write_sensitivity_model(model: SensitivityModel, path: Path) -> None:
+    """Save a sensitivity model as YAML, whole or not at all."""
+    import yaml
+
+    write_whole(path, yaml.safe_dump(sensitivity_model_json(model), sort_keys=False).encode())
+
+
+def sensitivity_model_json(model: SensitivityModel) -> dict[str, Any]:
+    """Return a sensitivity model as plain mappings."""
+    plain: dict[str, Any] = msgspec.to_builtins(model)
+    return plain
+
+
+@cache
+def load_shipped_model(name: str = "hd7970_table3") -> SensitivityModel:
+    """Load a sensitivity model that ships with Wattcast."""
+    file = f"{name}.yaml"
+    return decode_sensitivity_model(files("wattcast.manage").joinpath("data", file).read_bytes(), file)
+
+
+def measure_sensitivity(time_low_s: Array, time_high_s: Array, knob_low: Array, knob_high: Array) -> Array:
+    """Return the relative change of performance (1 / time) over the relative change of a knob.
+
+    s = (t_low / t_high - 1) / (k_high / k_low - 1), where t_low is the time at the lower knob value k_low. Arrays
+    broadcast.
+
+    >>> float(measure_sensitivity(np.array(2.0), np.array(1.0), np.array(500.0), np.array(1000.0)))
+    1.0
+    """
+    return np.asarray((time_low_s / time_high_s - 1.0) / (knob_high / knob_low - 1.0))
+
+
+def compute_to_memory_percent(valu_busy: Array, valu_utilisation: Array, memory_busy: Array) -> Array:
+    """Return compute-to-memory intensity in % (paper 004, equation 3).
+
+    It is the time the vector ALUs work on active lanes over the time the memory unit works. The paper says
+    "normalized to 100"; we take that as a percentage held at 100.
+
+    >>> float(compute_to_memory_percent(np.array(50.0), np.array(80.0), np.array(80.0)))
+    50.0
+    """
+    active = valu_busy * valu_utilisation / 100.0
+    return np.asarray(np.minimum(100.0 * active / np.maximum(memory_busy, 1e-9), 100.0))
+
+
+def _combine_knobs(by_knob: Mapping[str, Array]) -> dict[str, Array]:
+    """Return compute and bandwidth sensitivity from the sensitivities to single knobs.
+
+    The paper aggregates the two compute knobs without saying how (section 4.1). We take their mean: throughput is the
+    product of units and clock, so a kernel that follows one of them follows half of throughput, in logarithms.
+    """
+    compute = [by_knob[k] for k in (KnobRole.COMPUTE_UNITS, KnobRole.CORE_CLOCK) if k in by_knob]
+    bandwidth = by_knob.get(KnobRole.MEMORY_CLOCK, np.zeros_like(compute[0]))
+    return {"compute": np.asarray(0.5 * (compute[0] + compute[-1])), "bandwidth": bandwidth}
+
+
+def measure_table_sensitivities(tables: PlantTables) -> dict[str, Array]:
+    """Measure the sensitivities of every phase, ``(phase,)``: by knob, and combined as compute and bandwidth.
+
+    Each is the mean of finite differences over the whole range of a knob, with the other knobs at their highest
+    (section 4.1: "CU frequency and memory bandwidth are set to their maximum possible values").
+    """
+    lattice = tables.lattice
+    top = lattice.flat_index(lattice.top)
+    found: dict[str, Array] = {}
+    for i, knob in enumerate(lattice.knobs):
+        lower = [lattice.flat_index(move_knob(lattice.top, i, level)) for level in range(len(knob.levels) - 1)]
+        values = np.asarray(knob.levels)
+        each = measure_sensitivity(tables.time_s[:, lower], tables.time_s[:, [top]], values[:-1], values[-1:])
+        found[knob.role] = each.mean(axis=-1)
+    return found | _combine_knobs(found)
+
+
+def average_counters(tables: PlantTables) -> dict[str, Array]:
+    """Average the counters of each phase over all settings (section 4.2), compute-to-memory intensity included."""
+    full = dict(tables.counters)
+    if set(RAW_COUNTERS) <= set(full):
+        full[INTENSITY_COUNTER] = compute_to_memory_percent(*(full[name] for name in RAW_COUNTERS))
+    return {name: table.mean(axis=-1) for name, table in full.items()}
+
+
+@dataclass(frozen=True)
+class SensitivityTable:
+    """Hold kernels with their mean counters and measured sensitivities, each ``(kernel,)``."""
+
+    kernels: tuple[str, ...]
+    counters: Mapping[str, Array]
+    sensitivity: Mapping[str, Array]
+
+    @property
+    def groups(self) -> list[str]:
+        """Return the application of each kernel, which stands before the first dot of its name."""
+        return [name.split(".")[0] for name in self.kernels]
+
+
+def read_sensitivity_table(path: Path) -> SensitivityTable:
+    """Read a CSV of kernels over settings: ``kernel``, ``time_s``, the card's knobs and counters.
+
+    Knobs are ``compute_units``, ``core_clock`` and ``memory_clock``. A column ``phase`` keeps behaviours of one
+    kernel apart, ``power_w`` is not used, and all other columns are counters.
+    """
+    rows = _read_columns(path)
+    knobs = [str(role) for role in KnobRole if role in rows]
+    if not {"kernel", "time_s"} <= set(rows) or KnobRole.MEMORY_CLOCK not in knobs or len(knobs) < 2:
+        wanted = "columns kernel, time_s, memory_clock and compute_units or core_clock"
+        raise bad_value(path.name, wanted, ", ".join(rows))
+    phases = list(zip(rows["kernel"], rows.get("phase", rows["kernel"]), strict=True))
+    keys = list(dict.fromkeys(phases))
+    which = np.array([keys.index(phase) for phase in phases])
+    number = {name: _parse_floats(cells, f"{path.name}: {name}") for name, cells in rows.items()
+              if name not in ("kernel", "phase")}  # fmt: skip
+    counters = {name: column for name, column in number.items() if name not in {*knobs, "time_s", "power_w"}}
+    if set(RAW_COUNTERS) <= set(counters):
+        counters[INTENSITY_COUNTER] = compute_to_memory_percent(*(counters[name] for name in RAW_COUNTERS))
+    by_knob = {
+        knob: np.array([_knob_sensitivity(number, which == i, knob, knobs, key[0]) for i, key in enumerate(keys)])
+        for knob in knobs
+    }
+    means = {
+        name: np.array([column[which == i].mean() for i in range(len(keys))]) for name, column in counters.items()
+    }
+    return SensitivityTable(tuple(key[0] for key in keys), means, _combine_knobs(by_knob))
+
+
+def _knob_sensitivity(
+    number: Mapping[str, Array], rows: npt.NDArray[np.bool_], knob: str, knobs: Sequence[str], kernel: str
+) -> float:
+    """Return the mean sensitivity of some rows to one knob, all other knobs at their highest."""
+    for other in knobs:
+        if other != knob:
+            rows = rows & (number[other] == number[other][rows].max())
+    values, time_s = number[knob][rows], number["time_s"][rows]
+    if len(np.unique(values)) < 2 or len(np.unique(values)) != len(values):
+        raise bad_value(kernel, f"two or more levels of {knob} with the other knobs at their highest", len(values))
+    top = int(values.argmax())
+    rest = np.arange(len(values)) != top
+    return float(measure_sensitivity(time_s[rest], time_s[top], values[rest], values[top]).mean())
+
+
+def _read_columns(path: Path) -> dict[str, list[str]]:
+    try:
+        names, *lines = list(csv.reader(read_bytes(path).decode("utf-8-sig").splitlines())) or [[]]
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise bad_value(path.name, "a CSV file in UTF-8", str(error)) from None
+    if not lines:
+        raise bad_value(path.name, "a header and rows", "no rows")
+    if len(set(names)) != len(names):
+        raise bad_value(f"{path.name}: line 1", "columns of different names", ",".join(names))
+    for number, line in enumerate(lines, start=2):
+        if len(line) != len(names):
+            raise bad_value(f"{path.name}: line {number}", f"{len(names)} cells", len(line))
+    return {name: [line[i] for line in lines] for i, name in enumerate(names)}
+
+
+def _parse_floats(cells: Sequence[str], where: str) -> Array:
+    found = []
+    for cell in cells:
+        try:
+            found.append(float(cell))
+        except ValueError:
+            raise bad_value(where, "numbers", cell) from None
+    column = np.array(found)
+    if not np.isfinite(column).all():
+        raise bad_value(where, "finite numbers", "NaN or infinity")
+    return column
+
+
+@dataclass(frozen=True)
+class FittedSensitivity:
+    """Hold a fitted model with its mean absolute errors, of sensitivities between 0 and 1."""
+
+    model: SensitivityModel
+    rows: int
+    error: Mapping[str, float]  # on the rows it was fitted to
+    left_out_error: Mapping[str, float]  # on the applications left out in turn
+    correlation: Mapping[str, float]  # of fitted and measured
+
+
+def fit_sensitivity(
+    counters: Mapping[str, Array], sensitivity: Mapping[str, Array], groups: Sequence[str], name: str, source: str
+) -> FittedSensitivity:
+    """Fit linear models of compute and bandwidth sensitivity by least squares; ``groups`` are left out in turn."""
+    models, error, left_out, correlation = {}, {}, {}, {}
+    for which in ("compute", "bandwidth"):
+        target = sensitivity[which]
+        names = select_counters(counters, target)
+        models[which] = _least_squares(counters, target, names, np.ones(len(target), dtype=bool))
+        predicted = models[which].predict_columns(counters)
+        error[which] = float(np.mean(np.abs(predicted - target)))
+        left_out[which] = _left_out_error(counters, target, names, np.asarray(groups))
+        spread = predicted.std() * target.std()
+        correlation[which] = float(np.corrcoef(predicted, target)[0, 1]) if spread > 0 else 0.0
+    model = SensitivityModel(FORMAT, name, source, models["compute"], models["bandwidth"])
+    return FittedSensitivity(model, len(groups), error, left_out, correlation)
+
+
+def select_counters(
+    counters: Mapping[str, Array], target: Array, strong: float = STRONG_CORRELATION, most: int = MOST_COUNTERS
+) -> list[str]:
+    """Return the counters strongly correlated with the target, strongest first, at least one (section 4.3)."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        score = {name: abs(float(np.corrcoef(column, target)[0, 1])) for name, column in counters.items()}
+    known = {name: value for name, value in score.items() if np.isfinite(value)}
+    if not known:
+        raise bad_value("counters", "one that varies between kernels", "none that does")
+    ranked = sorted(known, key=lambda name: -known[name])
+    return [name for i, name in enumerate(ranked) if i == 0 or known[name] >= strong][:most]
+
+
+def _least_squares(
+    counters: Mapping[str, Array], target: Array, names: Sequence[str], rows: npt.NDArray[np.bool_]
+) -> LinearModel:
+    columns = np.column_stack([np.ones(int(rows.sum())), *(counters[name][rows] for name in names)])
+    solution = np.linalg.lstsq(columns, target[rows], rcond=None)[0]
+    return LinearModel(float(solution[0]), dict(zip(names, map(float, solution[1:]), strict=True)))
+
+
+def _left_out_error(
+    counters: Mapping[str, Array], target: Array, names: Sequence[str], groups: npt.NDArray[np.str_]
+) -> float:
+    """Return the mean absolute error on each group by a model fitted to the others."""
+    errors = []
+    for group in dict.fromkeys(groups.tolist()):
+        model = _least_squares(counters, target, names, groups != group)
+        errors.append(np.abs(model.predict_columns(counters) - target)[groups == group])
+    return float(np.mean(np.concatenate(errors)))

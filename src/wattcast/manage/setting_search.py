@@ -1,0 +1,323 @@
+"""Choose the settings of a kernel's next run: a coarse target first, then fine steps, then confirmation.
+
+With time elasticity s (the sensitivity) and power elasticity e, lowering a knob by the log ratio x changes the score
+of E · D^k by (w·s - e)·x, w = k + 1. Where a like step was measured, s and e are read off it. Elsewhere s comes from
+the beliefs and e from what cards usually do. Such an estimate is optimistic: it says whether a step is worth a try,
+not what it will bring.
+"""
+
+from __future__ import annotations
+
+from operator import sub
+from typing import NamedTuple
+
+from wattcast.manage.knobs import Settings, move_knob
+from wattcast.manage.run_memory import RunMemory, SensitivityBeliefs, lower_below_cap
+from wattcast.manage.search_problem import BOUND_PENALTY, IDLE_KNOB, SearchProblem, SearchView
+from wattcast.manage.sensitivity_model import LOW_EDGE
+
+LEAST_ELASTICITY = 0.05
+MOST_TRADED = 3  # levels one knob may go down for one level of another
+
+
+class SearchMove(NamedTuple):
+    """Hold the settings of the next run; ``settled`` when nothing is left to try."""
+
+    settings: Settings
+    settled: bool
+    why: str
+
+
+class FineStep(NamedTuple):
+    """Move one knob to another level; ``outer`` when that leads beyond what was tried on its line."""
+
+    promise: float  # change of score, negative is good
+    which: int
+    to: int
+    outer: bool
+
+
+def choose_next_move(
+    problem: SearchProblem, memory: RunMemory, beliefs: SensitivityBeliefs | None, target: Settings | None
+) -> SearchMove:
+    """Choose the settings of the next run.
+
+    ``beliefs`` come from counters, or are sensed where None. ``target`` is the setting of the coarse step.
+    """
+    seen = memory.seen
+    if not seen:
+        return SearchMove(problem.start, False, "start")
+    view = SearchView(problem, memory, beliefs)
+    if problem.default not in seen and view.permits(problem.default):
+        return SearchMove(problem.default, False, "default")
+    if view.over_cap:
+        lower = lower_below_cap(problem.lattice, seen, beliefs, problem.objective.log_cap)
+        if lower is not None:
+            return SearchMove(lower, False, "cap")
+    if target is not None and target not in seen and view.permits(target):
+        return SearchMove(target, False, "coarse")
+    if (found := choose_sensing_step(view)) is not None:
+        return SearchMove(found, False, "sense")
+    if (found := _choose_rival(view, problem.tuning.quick_runs)) is not None:
+        return SearchMove(found, False, "again")
+    steps, smallest = _list_steps(view)
+    if (found := _choose_fine_step(view, steps)) is not None:
+        return SearchMove(found, False, "fine")
+    if (found := _choose_smallest_step(view, smallest)) is not None:
+        return SearchMove(found, False, "fine")
+    if (found := _choose_rival(view, problem.tuning.rival_runs)) is not None:
+        return SearchMove(found, False, "again")
+    return _confirm_best(view)
+
+
+def choose_sensing_step(view: SearchView) -> Settings | None:
+    """Choose, where there are no counters, one step down of the core clock, which tells compute from memory.
+
+    It is repeated while a risky step of the memory clock depends on an answer that scatter leaves open.
+    """
+    if not view.measured:
+        return None
+    problem, seen, sensing = view.problem, view.seen, view.problem.sensing_step(view.default)
+    if sensing is None or view.default not in seen:
+        return None
+    low, high = sensing[0], view.default
+    if low not in seen:
+        return low if view.permits(low) else None
+    which = problem.memory
+    if view.beliefs.bandwidth is None or which is None:
+        return None
+    here, levels = view.best[which], problem.lattice.knobs[which].levels
+    if here == 0 or view.neighbours(which)[0] is not None:
+        return None
+    if levels[here] / levels[here - problem.stride_down[which][here]] <= problem.tuning.risky_ratio:
+        return None
+    fewest = min(low, high, key=lambda s: seen[s].runs)
+    is_open = abs(view.beliefs.bandwidth - LOW_EDGE) < problem.tuning.confident * view.sensing_error()
+    return fewest if is_open and seen[fewest].runs < problem.tuning.rival_runs else None
+
+
+def _choose_rival(view: SearchView, most_runs: int) -> Settings | None:
+    """Choose the least tried setting that scatter does not tell from the best, or the best itself."""
+    seen, score = view.seen, view.score
+    close = [s for s in view.close_rivals() if seen[s].runs < most_runs]
+    if not close:
+        return None
+    return min([*close, view.best], key=lambda s: (seen[s].runs, score[s]))
+
+
+def _confirm_best(view: SearchView) -> SearchMove:
+    """Settle on the best setting once it is surely better than the default; until then, run both in turn."""
+    default, best, tuning = view.default, view.best, view.problem.tuning
+    if best == default:
+        return SearchMove(view.problem.default, True, "settled")
+    if default not in view.score:
+        return SearchMove(best, True, "settled")
+    if view.score[default] - view.score[best] > tuning.verified * view.error(default, best):
+        return SearchMove(best, True, "settled")
+    fewest = min((default, best), key=lambda s: view.seen[s].runs)
+    if view.seen[fewest].runs < tuning.default_runs:
+        return SearchMove(fewest, False, "verify")
+    return SearchMove(view.problem.default, True, "settled")
+
+
+def _list_steps(view: SearchView) -> tuple[list[FineStep], list[tuple[int, int]]]:
+    """List the fine steps worth looking at, and the smallest steps as (knob, level), of every knob that may turn."""
+    problem = view.problem
+    steps: list[FineStep] = []
+    smallest: list[tuple[int, int]] = []
+    for which in problem.turns:
+        below, above = view.neighbours(which)
+        here, top = view.best[which], view.tops[which]
+        if below is None and here > 0:
+            stride, finest = problem.stride_down[which][here], problem.finest_down[which][here]
+            if _is_step_allowed(view, which, here - stride):
+                steps.append(FineStep(_estimate_change(view, which, here - stride), which, here - stride, True))
+            if finest < stride and here - finest >= 0:
+                smallest.append((which, here - finest))
+        if above is None and here < top:
+            stride, finest = problem.stride_up[which][here], problem.finest_up[which][here]
+            to = min(here + stride, top)
+            steps.append(FineStep(_estimate_change(view, which, to), which, to, True))
+            if finest < stride and here + finest <= top:
+                smallest.append((which, here + finest))
+        if below is not None or above is not None:
+            inner = _step_between(view, which, below, above)
+            if inner is not None and view.lines[which].along[inner.to] not in view.seen:
+                steps.append(inner)
+    return steps, smallest
+
+
+def _step_between(view: SearchView, which: int, below: int | None, above: int | None) -> FineStep | None:
+    """Find a level between known neighbours: the vertex of the parabola through them, or part of the way to one."""
+    problem, here = view.problem, view.best[which]
+    down, up = problem.finest_down[which][here], problem.finest_up[which][here]
+    room_below = below is not None and here - below > down
+    room_above = above is not None and above - here > up
+    if not (room_below or room_above):
+        return None
+    wall_below = below is not None and _breaks_bound(view, which, below)
+    wall_above = above is not None and _breaks_bound(view, which, above)
+    if below is not None and above is not None and not (wall_below or wall_above):
+        return _vertex(view, which, below, above)
+    promise = -2.0 * problem.tuning.worth
+    if below is not None and room_below:
+        return FineStep(promise, which, here - max(down, (here - below) // (2 if wall_below else 3)), False)
+    if above is not None and room_above:
+        to = here + max(up, (above - here) // (2 if wall_above else 3))
+        return FineStep(promise, which, max(min(to, view.highest_level(which)), here + up), False)
+    return None
+
+
+def _breaks_bound(view: SearchView, which: int, level: int) -> bool:
+    return view.score[view.lines[which].along[level]] - view.score[view.best] > 0.5 * BOUND_PENALTY
+
+
+def _vertex(view: SearchView, which: int, below: int, above: int) -> FineStep | None:
+    """Find the lowest point of the parabola through the scores of the best and its two neighbours on a line."""
+    problem, here = view.problem, view.best[which]
+    logs = problem.log_levels[which]
+    x0, x1 = logs[below] - logs[here], logs[above] - logs[here]
+    floor = view.score[view.best]
+    y0 = (view.score[view.lines[which].along[below]] - floor) / x0
+    y1 = (view.score[view.lines[which].along[above]] - floor) / x1
+    curvature = (y0 - y1) / (x0 - x1)
+    if curvature <= 0:
+        return None
+    slope = y0 - curvature * x0
+    at = -0.5 * slope / curvature
+    to = min(range(below, above + 1), key=lambda i: abs(logs[i] - logs[here] - at))
+    if -problem.finest_down[which][here] < to - here < problem.finest_up[which][here]:
+        return None
+    return FineStep((curvature * at + slope) * at - problem.tuning.worth, which, to, False)
+
+
+def _choose_fine_step(view: SearchView, steps: list[FineStep]) -> Settings | None:
+    """Choose all promising knobs down together, else the most promising single step, else None."""
+    best = view.best
+    least = -view.problem.tuning.worth
+    worth = sorted([step for step in steps if step.promise < least])
+    if len(worth) > 1:
+        down = {s.which: s.to for s in worth if s.outer and s.to < best[s.which] and _keeps_cap(view, s)}
+        if len(down) > 1:
+            joint = tuple([down.get(i, level) for i, level in enumerate(best)])
+            if joint not in view.seen:
+                return joint
+    for step in worth:
+        if _keeps_cap(view, step):
+            return view.lines[step.which].along[step.to]
+    return None if view.problem.objective.cap_w is None else _trade_knobs(view)
+
+
+def _keeps_cap(view: SearchView, step: FineStep) -> bool:
+    """Tell whether a step keeps to the cap; downwards from a setting that does, it always does."""
+    if step.to < view.best[step.which] and not view.over_cap:
+        return True
+    return view.permits(view.lines[step.which].along[step.to])
+
+
+def _choose_smallest_step(view: SearchView, smallest: list[tuple[int, int]]) -> Settings | None:
+    """Choose the smallest step beyond what was tried, where it cannot cost much and a fine step is larger."""
+    best, most = view.best, view.problem.tuning.polish
+    for which, to in smallest:
+        if _estimate_change(view, which, to) < most and (to > best[which] or _is_step_allowed(view, which, to)):
+            settings = view.lines[which].along[to]
+            if view.permits(settings):
+                return settings
+    return None
+
+
+def _trade_knobs(view: SearchView) -> Settings | None:
+    """Lower one knob under a cap, by as little as makes room, to raise another, when both together promise a gain.
+
+    A knob whose fall was never measured is lowered alone first, because its power says how much room there is.
+    """
+    best, seen, turns, least = view.best, view.seen, view.problem.turns, -view.problem.tuning.worth
+    rises = sorted([(_estimate_change(view, up, best[up] + 1), up) for up in turns if best[up] < view.tops[up]])
+    if not rises:
+        return None
+    offers: list[tuple[float, Settings]] = []
+    for down in turns:
+        here, logs = best[down], view.problem.log_levels[down]
+        if here == 0:
+            continue
+        known, along = view.neighbours(down)[0] is not None, view.lines[down].along
+        slope = _estimate_change(view, down, here - 1) / (logs[here] - logs[here - 1])
+        lowest = max(here - MOST_TRADED, 0)
+        if rises[0][0] + slope * (logs[here] - logs[lowest if slope < 0.0 else here - 1]) >= least:
+            continue  # not even the best rise for the best fall
+        for to in range(here - 1, lowest - 1, -1):
+            fall = slope * (logs[here] - logs[to])
+            for rise, up in rises:
+                if rise + fall >= least:
+                    break
+                if up != down and (traded := move_knob(along[to], up, best[up] + 1)) not in seen:
+                    offers.append((rise + fall, traded if known else along[here - 1]))
+    wanted = (to for _, to in sorted(offers) if to not in seen)
+    return next((to for to in wanted if view.permits(to)), None)
+
+
+def _estimate_change(view: SearchView, which: int, to: int) -> float:
+    """Estimate the best change of score that moving a knob from the best setting to a level could bring."""
+    found = view.changes.get((which, to))
+    if found is None:
+        problem, here = view.problem, view.best[which]
+        logs = problem.log_levels[which]
+        s, e = _measured_elasticities(view, which, to, logs)
+        if -IDLE_KNOB < s < IDLE_KNOB and -IDLE_KNOB < e < IDLE_KNOB:  # nothing known, or not what held the card
+            low, high = view.bounds(which)
+            s, e = (low, problem.elastic[which]) if to < here else (high, LEAST_ELASTICITY)
+        found = view.changes[which, to] = (problem.time_weight * s - e) * (logs[here] - logs[to])
+    return found
+
+
+def _is_step_allowed(view: SearchView, which: int, to: int) -> bool:
+    """Tell whether lowering a knob this far may be tried: not where it could cost more than it can save."""
+    problem, here = view.problem, view.best[which]
+    if to >= problem.safe[which][here]:
+        return True
+    belief = view.beliefs.sensitivity_to(problem.roles[which])
+    if belief is None or belief < LOW_EDGE:
+        return belief is not None
+    levels = problem.lattice.knobs[which].levels
+    cost: float = (levels[here] / levels[to]) ** (problem.time_weight * belief) - 1.0
+    return view.loss() + cost <= problem.tuning.budget * view.runs
+
+
+def _measured_elasticities(view: SearchView, which: int, to: int, logs: tuple[float, ...]) -> tuple[float, float]:
+    """Return the elasticities of time and power from a measured step like this one; zero where there is none.
+
+    The same step on the nearest parallel line is like it, else the step before it on the same line.
+    """
+    here, mine, seen = view.best[which], view.lines[which].others, view.seen
+    low, high = (to, here) if to < here else (here, to)
+    others, nearest = None, 0
+    pairs = view.knobs[which].pairs
+    if not pairs:
+        return 0.0, 0.0
+    own = pairs.get(mine)
+    if own is not None and to in own:
+        others = mine
+    else:
+        for rest, levels in pairs.items():
+            if low in levels and high in levels:
+                apart = sum(map(abs, map(sub, rest, mine)))
+                if others is None or apart < nearest:
+                    others, nearest = rest, apart
+                    if apart == 1:
+                        break
+    if others is None:
+        if own is None:
+            return 0.0, 0.0
+        below, above = view.neighbours(which)
+        if to < here:
+            low, high = here, -1 if above is None else above
+        else:
+            low, high = -1 if below is None else below, here
+        if low < 0 or high < 0:
+            return 0.0, 0.0
+        others = mine
+    ahead, behind = others[:which], others[which:]
+    _, low_time, low_power = seen[(*ahead, low, *behind)]
+    _, high_time, high_power = seen[(*ahead, high, *behind)]
+    ratio = logs[high] - logs[low]
+    return (low_time - high_time) / ratio, (high_power - low_power) / ratio

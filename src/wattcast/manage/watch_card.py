@@ -1,0 +1,177 @@
+"""Watch a card and estimate from its readings which clock would save energy. Nothing is set.
+
+Time follows the core clock as far as memory does not hold the program back: its sensitivity is 1 - memory
+utilisation. Power is idle power, which follows the clock, plus switched power, which follows V² f and the rate of
+work. Both curves are the catalogue's where it has them, else the A100's voltage curve and a share of the present
+power. The result is advice to try, not a forecast, and is labelled so wherever it is shown.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from wattcast import hardware
+from wattcast.core import units
+from wattcast.core.arrays import Array
+from wattcast.core.errors import WattcastError
+from wattcast.hardware import Gpu
+from wattcast.manage.clock_guard import ControlledCard
+from wattcast.manage.live_control import build_card_lattice
+from wattcast.manage.search_problem import Objective
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+# Of the top clock; the A100-PCIE's published V(f): 0.694 V to 1020 MHz, 0.894 V at 1410 MHz.
+FLAT_TO, TOP_OVER_FLAT = 0.72, 1.29
+IDLE_SHARE = 0.2  # of present power, where the catalogue gives no idle power
+LABEL = "an estimate from readings; nothing was set"
+SHOWN = {  # quantities shown of a card: name and unit, % for shares
+    "power_w": ("power", "W"),
+    "core_hz": ("core clock", "Hz"),
+    "busy": ("utilisation", "%"),
+    "memory_busy": ("memory utilisation", "%"),
+}
+
+
+@dataclass(frozen=True)
+class ClockAdvice:
+    """Hold the clock an estimate picks, and what it expects of it, relative to now."""
+
+    core_hz: float
+    slowdown: float
+    power_saving: float
+    energy_saving: float
+    ed2_gain: float
+    assumptions: tuple[str, ...]
+
+
+def advise_clock(
+    power_w: float, core_hz: float, memory_busy: float, levels_hz: Array, objective: Objective, gpu: Gpu | None = None
+) -> ClockAdvice | None:
+    """Return the best of ``levels_hz`` by estimate, or None when the readings do not allow one.
+
+    With s = 1 - memory_busy, time at clock f relative to now is (f_now / f)^s, and power is idle(f) + switched power
+    now · (V / V_now)² / time.
+    """
+    readings = (power_w, core_hz, memory_busy)
+    if not all(math.isfinite(x) for x in readings) or power_w <= 0 or core_hz <= 0:
+        return None
+    levels = levels_hz[levels_hz <= core_hz * 1.0001]
+    if levels.size == 0:
+        return None
+    sensitivity = 1.0 - min(max(memory_busy, 0.0), 1.0)
+    notes = [f"time follows the core clock to the power {sensitivity:.2f}: 1 - memory utilisation"]
+    curve = gpu.power.idle_w if gpu is not None else None
+    if curve is not None:
+        idle_now, idle = min(float(curve.value_at(core_hz)), power_w), curve.value_at(levels)
+        notes.append("idle power by clock from the catalogue")
+    else:
+        idle_now, idle = IDLE_SHARE * power_w, np.full(levels.shape, IDLE_SHARE * power_w)
+        notes.append(f"idle power taken as {IDLE_SHARE:.0%} of the power now")
+    clocks = np.append(levels, core_hz)
+    volts = gpu.power.voltage_v if gpu is not None else None
+    if volts is not None:
+        voltage = volts.value_at(clocks)
+    else:
+        voltage = np.interp(clocks / float(levels_hz[-1]), [FLAT_TO, 1.0], [1.0, TOP_OVER_FLAT])
+    duration = (core_hz / levels) ** sensitivity
+    power = idle + max(power_w - idle_now, 0.0) * (voltage[:-1] / voltage[-1]) ** 2 / duration
+    best = int(np.argmin(objective.log_scores(duration, power, np.asarray(1.0))))
+    t, p = float(duration[best]), float(power[best] / power_w)
+    return ClockAdvice(float(levels[best]), t - 1, 1 - p, 1 - p * t, 1 - p * t**3, tuple(notes))
+
+
+def watch_card(
+    card: ControlledCard,
+    period_s: float,
+    count: int,
+    objective: Objective,
+    gpu: str | None,
+    say: Callable[[str], None],
+    sleep: Callable[[float], None] = time.sleep,
+) -> dict[str, Any]:
+    """Read a card over ``count`` periods (0: until interrupted); return means, and advice where they allow it."""
+    lattice = build_card_lattice(*card.clocks_hz())
+    chip = find_catalogue_gpu(card.name) if gpu is None else hardware.load_gpu(gpu)
+    readings: list[Any] = [card.read()]
+    try:
+        while count == 0 or len(readings) <= count:
+            sleep(period_s)
+            readings.append(card.read())
+            say(_describe_reading(readings[-1]))
+    except KeyboardInterrupt:
+        say("interrupted")
+    mean = {name: _mean([getattr(r, name) for r in readings[1:]]) for name in SHOWN}
+    joules, seconds = readings[-1].energy_j - readings[0].energy_j, readings[-1].at_s - readings[0].at_s
+    if math.isfinite(joules) and joules > 0 and seconds > 0:
+        mean["power_w"] = float(joules / seconds)
+    read = mean["power_w"], mean["core_hz"], mean["memory_busy"]
+    advice = advise_clock(*read, np.asarray(lattice.knobs[0].levels), objective, chip)
+    why_not = None
+    if advice is None:
+        names = ("power", "the core clock", "memory utilisation")
+        missing = [name for name, value in zip(names, read, strict=True) if not math.isfinite(value)]
+        why_not = f"the card does not tell {', '.join(missing)}" if missing else "no lower clock can be locked"
+    named = f"curves of {chip.name}" if chip is not None else "the card is not in the catalogue"
+    return {
+        "card": card.name,
+        "readings": len(readings) - 1,
+        **{name: value if math.isfinite(value) else None for name, value in mean.items()},
+        "advice": advice and {**asdict(advice), "assumptions": [LABEL, named, *advice.assumptions]},
+        "why_no_advice": why_not,
+    }
+
+
+def print_watched(console: Console, found: dict[str, Any]) -> None:
+    """Print what ``watch_card`` found for people."""
+    said = []
+    for key, (word, unit) in SHOWN.items():
+        value = found[key]
+        shown = "unknown" if value is None else f"{value:.0%}" if unit == "%" else units.show(value, unit)
+        said.append(f"{word} {shown}")
+    console.print(f"{found['card']}: {', '.join(said)}")
+    advice = found["advice"]
+    if advice is None:
+        console.print(f"no advice: {found['why_no_advice']}")
+        return
+    console.print(
+        f"would try {advice['core_hz'] / 1e6:.0f} MHz: time {advice['slowdown']:+.1%}, "
+        f"power {-advice['power_saving']:+.1%}, energy {-advice['energy_saving']:+.1%}, "
+        f"ED² {-advice['ed2_gain']:+.1%} ({LABEL})"
+    )
+    for note in advice["assumptions"]:
+        console.print(f"  {note}")
+
+
+def find_catalogue_gpu(name: str) -> Gpu | None:
+    """Find the catalogue's card by what the driver calls it; None where it is not there."""
+    words = name.lower().replace("nvidia", "").split()
+    for guess in ("-".join(words), words[0] if words else ""):
+        try:
+            return hardware.load_gpu(guess)
+        except WattcastError:
+            continue
+    return None
+
+
+def _mean(values: list[float]) -> float:
+    known = [v for v in values if math.isfinite(v)]
+    return sum(known) / len(known) if known else math.nan
+
+
+def _describe_reading(reading: Any) -> str:
+    known = {
+        "": (reading.power_w, "{:.1f} W"),
+        "core ": (reading.core_hz / 1e6, "{:.0f} MHz"),
+        "memory busy ": (reading.memory_busy, "{:.0%}"),
+    }
+    return ", ".join(
+        f"{name}{form.format(v) if math.isfinite(v) else 'unknown'}" for name, (v, form) in known.items()
+    )

@@ -1,0 +1,1 @@
+"""Campaigns that run many operators or whole models on a GPU and save a row for each."""

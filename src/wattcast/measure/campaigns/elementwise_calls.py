@@ -1,0 +1,300 @@
+"""Build the PyTorch calls of elementwise operators: one function per form of operands, one table of functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from wattcast.measure.campaigns.kernel_plan import OperatorSpec
+from wattcast.measure.campaigns.operand_pools import DROPPED, CallBuilder, OperatorCall, torch_dtype
+
+Run = Callable[[], Any]
+_MOST_HEADS, _HEAD = 64, 128
+_TENSORS = 16  # of a list of parameters
+
+
+def _columns(builder: CallBuilder, spec: OperatorSpec) -> Run:
+    """A sum over rows, so that neighbours in memory belong to different results: the gradient of a bias."""
+    d = spec.detail
+    view = builder.operands.take(spec.operator["dtype"], d["cols"], d["rows"])
+    reduce = {"sum": view.sum, "mean": view.mean, "max": view.amax}[spec.operator["function"]]
+    return lambda: reduce(0)
+
+
+def _append(builder: CallBuilder, spec: OperatorSpec) -> Run:
+    """A cache and what is new behind it, (batch, heads, length, dim); strided: new is a slice of one projection."""
+    torch, d, dtype = builder.torch, spec.detail, spec.operator["dtype"]
+    rows, last = d["rows"], d["last"]
+    heads = next(h for h in range(min(_MOST_HEADS, rows), 0, -1) if rows % h == 0)
+    batch = rows // heads
+    past = (d["cols"] - last) // last
+    old = builder.operands.take(dtype, batch, heads, past, last)
+    if spec.layout == "strided":
+        whole = builder.operands.take(dtype, batch, 1, 3 * heads * last)[..., heads * last : 2 * heads * last]
+        new = whole.view(batch, 1, heads, last).transpose(1, 2)
+    else:
+        new = builder.operands.take(dtype, batch, heads, 1, last)
+    return lambda: torch.cat([old, new], dim=2)
+
+
+def _join(builder: CallBuilder, spec: OperatorSpec) -> Run:
+    """Parts of like size side by side; one part alone is a cache's first, keys as a projection leaves them."""
+    torch, d, dtype = builder.torch, spec.detail, spec.operator["dtype"]
+    rows, cols, last = d["rows"], d["cols"], d["last"]
+    if last < cols:
+        parts = [builder.operands.take(dtype, rows, size) for size in (cols - last, last)]
+        return lambda: torch.cat(parts, dim=1)
+    heads = next(h for h in range(min(_MOST_HEADS, rows), 0, -1) if rows % h == 0)
+    dim = min(cols & -cols, _HEAD)
+    new = builder.operands.take(dtype, rows // heads, cols // dim, heads, dim).transpose(1, 2)
+    nothing = new.new_empty(0)  # as a cache begins; with it PyTorch takes the kernel that joins, alone it would copy
+    return lambda: torch.cat([nothing, new], dim=2)
+
+
+def _scatter(builder: CallBuilder, spec: OperatorSpec) -> Run:
+    """Gradient of a table of embeddings as tall as the pick."""
+    torch, d = builder.torch, spec.detail
+    grad = builder.operands.take(spec.operator["dtype"], d["rows"], d["cols"])
+    index = torch.randint(0, d["rows"], (d["rows"],), device=grad.device)
+    back = torch.ops.aten.embedding_dense_backward
+    return lambda: back(grad, index, d["rows"], -1, False)
+
+
+def _batch_norm(builder: CallBuilder, spec: OperatorSpec) -> Run:
+    """Batch norm by running statistics, by the batch's own, or its gradient; as PyTorch chooses the library."""
+    torch, d, dtype = builder.torch, spec.detail, spec.operator["dtype"]
+    aten, function = torch.ops.aten, spec.operator["function"]
+    side, across = d["high"], d["wide"]
+    shape = d["pictures"], d["channels"], side, across
+    x = builder.image(dtype, *shape, spec.layout == "nhwc")
+    weight, bias = (builder.operands.take(dtype, d["channels"]) for _ in range(2))
+    mean, variance = torch.zeros_like(weight), torch.ones_like(weight)
+    training = function != "batchnorm"
+    given = x, weight, bias, mean, variance, training, 0.1, 1e-5, torch.backends.cudnn.enabled
+    if function != "batchnorm_grad":
+        return lambda: aten._batch_norm_impl_index(*given)[0]
+    _, kept_mean, kept_scale, reserve, impl = aten._batch_norm_impl_index(*given)
+    grad = builder.image(dtype, *shape, spec.layout == "nhwc")
+    back = aten._batch_norm_impl_index_backward
+    every = [True, True, True]
+    return lambda: back(
+        impl, x, grad, weight, mean, variance, kept_mean, kept_scale, True, 1e-5, every, reserve
+    )[0]  # fmt: skip
+
+
+def _pool(builder: CallBuilder, spec: OperatorSpec) -> Run:
+    """The largest of each window with its place, or its gradient."""
+    d, dtype = spec.detail, spec.operator["dtype"]
+    aten = builder.torch.ops.aten
+    x = builder.image(dtype, 1, d["planes"], d["side"], d["side"], False)
+    size, stride, padding = ([d[name]] * 2 for name in ("size", "stride", "padding"))
+    forward = aten.max_pool2d_with_indices
+    if spec.operator["function"] == "pool":
+        return lambda: forward(x, size, stride, padding)[0]
+    out, places = forward(x, size, stride, padding)
+    grad = builder.operands.take(dtype, *out.shape)
+    back = aten.max_pool2d_with_indices_backward
+    return lambda: back(grad, x, size, stride, padding, [1, 1], False, places)
+
+
+def _dropout(builder: CallBuilder, spec: OperatorSpec) -> Run:
+    """Random zeros with the mask beside the result, or the gradient through that mask."""
+    torch, d = builder.torch, spec.detail
+    x = builder.operands.take(spec.operator["dtype"], d["rows"], d["cols"])
+    aten = torch.ops.aten
+    if spec.operator["function"] == "dropout":
+        return lambda: aten.native_dropout(x, DROPPED, True)
+    mask = x > -1.28  # nine in ten of a normal distribution
+    return lambda: aten.native_dropout_backward(x, mask, 1.0 / (1.0 - DROPPED))
+
+
+def _adamw(builder: CallBuilder, spec: OperatorSpec) -> Run:
+    """One fused AdamW step over a list of tensors; copies, since it writes to what it reads."""
+    torch, n = builder.torch, spec.operator["n"]
+    dtype = torch_dtype(torch, spec.operator["dtype"])
+    sizes = [n // _TENSORS + (1 if i < n % _TENSORS else 0) for i in range(min(_TENSORS, n))]
+    drawn = [[builder.operands.take(spec.operator["dtype"], size).clone() for size in sizes] for _ in range(4)]
+    values, gradients, first, second = drawn
+    second = [moment.abs() for moment in second]
+    steps = [torch.ones((), dtype=torch.float32, device=value.device) for value in values]
+    lists: tuple[list[Any], ...] = (values, gradients, first, second, [], steps)
+    options = {"lr": 1e-6, "beta1": 0.9, "beta2": 0.999, "weight_decay": 0.01, "eps": 1e-8}
+    step = torch.ops.aten._fused_adamw_
+    assert all(value.dtype is dtype for value in values)
+
+    def run() -> Any:
+        step(*lists, **options, amsgrad=False, maximize=False)
+        return values
+
+    return run
+
+
+FORMS: dict[str, Callable[[CallBuilder, OperatorSpec], Run]] = {
+    "columns": _columns,
+    "append": _append,
+    "join": _join,
+    "scatter": _scatter,
+    "batchnorm": _batch_norm,
+    "pool": _pool,
+    "dropout": _dropout,
+    "adamw": _adamw,
+}
+
+
+Apply = Callable[..., Any]
+
+
+def build_elementwise(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
+    """Build the call of an elementwise operator; ``detail["form"]`` chooses the shape of its operands."""
+    form = spec.detail["form"]
+    makers: dict[str, Callable[[CallBuilder, OperatorSpec], Callable[[], Any]]] = {
+        **FORMS,
+        "contiguous": _contiguous,
+        "strided": _strided,
+        "broadcast": _broadcast,
+        "transposed": _transposed,
+        "reduce": _reduce,
+        "gather": _gather,
+    }
+    width = torch_dtype(builder.torch, spec.operator["dtype"]).itemsize
+    out = torch_dtype(builder.torch, spec.operator.get("out_dtype", spec.operator["dtype"])).itemsize
+    n, inputs = spec.operator["n"], _inputs(spec)
+    byte = spec.operator.get("read", inputs * n * width) + spec.operator.get("write", n * out)
+    sets = builder.sets(spec, byte, spec.rotated == "all")
+    runs = [makers[form](builder, spec) for _ in range(sets)]
+    return OperatorCall(lambda i: runs[i % sets](), sets, 0, int(byte))
+
+
+def _function(torch: Any, spec: OperatorSpec) -> Apply:
+    functional = torch.nn.functional
+    out = torch_dtype(torch, spec.operator.get("out_dtype", spec.operator["dtype"]))
+    table: dict[str, Apply] = {
+        "scale": lambda x: x * 0.125,
+        "gelu": functional.gelu,
+        "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
+        "silu": functional.silu,
+        "relu": functional.relu,
+        "tanh": torch.tanh,
+        "exp": torch.exp,
+        "sigmoid": torch.sigmoid,
+        "neg": torch.neg,
+        "square": torch.square,
+        "rsqrt": torch.rsqrt,
+        "pow": lambda x: x.pow(3),
+        "add": torch.add,
+        "mul": torch.mul,
+        "sub": torch.sub,
+        "div": torch.div,
+        "maximum": torch.maximum,
+        "cast": lambda x: x.to(out),
+        "copy": lambda x: x.clone(memory_format=torch.contiguous_format),
+        "sum": lambda x: x.sum(-1),
+        "mean": lambda x: x.mean(-1),
+        "max": lambda x: x.amax(-1),
+        "masked_fill": lambda x, mask: x.masked_fill(mask, 0.0),
+        "where": lambda x, y, mask: torch.where(mask, x, y),
+        "shift": lambda x: x + 0.5,
+        "cube": lambda x: x**3,
+        "sqrt": torch.sqrt,
+        "log": torch.log,
+        "abs": torch.abs,
+        "sin": torch.sin,
+        "cos": torch.cos,
+        "hardswish": functional.hardswish,
+        "fill": lambda x: torch.full_like(x, 0.5),
+        "relu_grad": lambda g, y: torch.ops.aten.threshold_backward(g, y, 0),
+        "tanh_grad": torch.ops.aten.tanh_backward,
+        "sigmoid_grad": torch.ops.aten.sigmoid_backward,
+        "gelu_grad": torch.ops.aten.gelu_backward,
+        "gelu_tanh_grad": lambda g, x: torch.ops.aten.gelu_backward(g, x, approximate="tanh"),
+        "silu_grad": torch.ops.aten.silu_backward,
+        "hardswish_grad": torch.ops.aten.hardswish_backward,
+    }
+    return table[spec.operator["function"]]
+
+
+_BINARY = ("add", "mul", "sub", "div", "maximum")
+GRADIENTS = ("relu_grad", "tanh_grad", "sigmoid_grad", "gelu_grad", "gelu_tanh_grad", "silu_grad", "hardswish_grad")
+MORE_UNARY = ("shift", "cube", "sqrt", "log", "abs", "sin", "cos", "hardswish", "fill")
+
+
+def _inputs(spec: OperatorSpec) -> int:
+    return 2 if spec.operator["function"] in (*_BINARY, *GRADIENTS) else 1
+
+
+def _sizes(spec: OperatorSpec) -> tuple[str, int, int]:
+    return spec.operator["dtype"], spec.detail["rows"], spec.detail["cols"]
+
+
+def _contiguous(builder: CallBuilder, spec: OperatorSpec) -> Callable[[], Any]:
+    dtype, rows, cols = _sizes(spec)
+    views = [builder.operands.take(dtype, rows, cols) for _ in range(_inputs(spec))]
+    apply = _function(builder.torch, spec)
+    return lambda: apply(*views)
+
+
+def _strided(builder: CallBuilder, spec: OperatorSpec) -> Callable[[], Any]:
+    """Operands are column slices of tensors twice as wide, as q, k, v in one projection."""
+    torch, (dtype, rows, cols) = builder.torch, _sizes(spec)
+    function = spec.operator["function"]
+    if function == "cat":
+        left = cols - spec.detail["last"] if "last" in spec.detail else max(cols // 2, 1)
+        parts = [builder.operands.take(dtype, rows, 2 * side)[:, :side] for side in (left, cols - left)]
+        return lambda: torch.cat(parts, dim=1)
+    views = [builder.operands.take(dtype, rows, 2 * cols)[:, cols:] for _ in range(_inputs(spec))]
+    apply = _function(torch, spec)
+    return lambda: apply(*views)
+
+
+def _broadcast(builder: CallBuilder, spec: OperatorSpec) -> Callable[[], Any]:
+    """One operand is a row (a bias), several rows that each serve many, or a column (a scale per row)."""
+    dtype, rows, cols = _sizes(spec)
+    groups = spec.detail.get("groups", 1)
+    whole = (groups, rows // groups, cols) if groups > 1 else (rows, cols)
+    by_row = (rows, 1) if groups == 1 else (1, rows // groups, 1)
+    by_column = (1, cols) if groups == 1 else (groups, 1, cols)
+    shape = by_row if spec.detail["over"] == "cols" else by_column
+    small = builder.operands.take(dtype, *shape)
+    apply, function = _function(builder.torch, spec), spec.operator["function"]
+    if _inputs(spec) == 1 and function not in ("masked_fill", "where"):  # a small tensor spread out
+        spread = small.expand(whole)
+        return lambda: apply(spread)
+    full = builder.operands.take(dtype, *whole)
+    if function == "masked_fill":
+        mask = small > 0
+        return lambda: apply(full, mask)
+    if function == "where":
+        mask, other = small > 0, builder.operands.take(dtype, *whole)
+        return lambda: apply(full, other, mask)
+    return lambda: apply(full, small)
+
+
+def _transposed(builder: CallBuilder, spec: OperatorSpec) -> Callable[[], Any]:
+    """The first operand walks memory across its rows; with ``inner`` > 1 runs of that many stay together."""
+    dtype, rows, cols = _sizes(spec)
+    inner = spec.detail["inner"]
+    first = builder.operands.take(dtype, cols, rows // inner, inner).transpose(0, 1)
+    apply = _function(builder.torch, spec)
+    if spec.operator["function"] in _BINARY:
+        second = builder.operands.take(dtype, rows // inner, cols, inner)
+        return lambda: apply(first, second)
+    if spec.operator["function"] == "cast":
+        contiguous = builder.torch.contiguous_format
+        out = torch_dtype(builder.torch, spec.operator["out_dtype"])
+        return lambda: first.to(out, memory_format=contiguous)
+    return lambda: apply(first)
+
+
+def _reduce(builder: CallBuilder, spec: OperatorSpec) -> Callable[[], Any]:
+    dtype, rows, cols = _sizes(spec)
+    view = builder.operands.take(dtype, rows, cols)
+    apply = _function(builder.torch, spec)
+    return lambda: apply(view)
+
+
+def _gather(builder: CallBuilder, spec: OperatorSpec) -> Callable[[], Any]:
+    """Rows picked by a random index from a table at least as tall as the pick."""
+    torch, (dtype, rows, cols) = builder.torch, _sizes(spec)
+    table = builder.operands.take(dtype, rows, cols)
+    index = torch.randint(0, rows, (rows,), device=table.device)
+    return lambda: torch.nn.functional.embedding(index, table)

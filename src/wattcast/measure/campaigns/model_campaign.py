@@ -1,0 +1,309 @@
+"""Run ``measure models``: time, power and clock of whole models, a test set that is never used for fitting.
+
+Each row is saved as soon as it is measured. Profiles of eager iterations come last, because the profiler's hooks
+stay in the process; in them only shares of time count, since the clock is whatever it happened to be.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from wattcast.core.errors import Refused, unknown_name
+from wattcast.core.measured_rows import Journal, ModelKernels, ModelRow
+from wattcast.measure.campaigns.model_runs import (
+    BuiltModel,
+    ModelDevice,
+    ModelDims,
+    ModelRunSpec,
+    build_model,
+    find_dims,
+    fits_model,
+    make_iteration,
+    read_model_plan,
+)
+from wattcast.measure.cuda_device import ClockSpinner
+from wattcast.measure.sampler import Sampler
+from wattcast.measure.steady_state import (
+    SettlingRule,
+    await_clock,
+    hold_load,
+    make_run_name,
+    make_torch_run_info,
+    say,
+    try_spinner,
+)
+
+LONGEST_NAME = 200
+
+
+def profile_iteration(device: Any, row_id: str, run: Callable[[], Any], bench_run: str) -> ModelKernels:
+    """Record names and durations of the kernels of one iteration."""
+    torch = device.torch
+    device.warm(run)
+    activities = [torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as profiler:
+        device.issue(run, 1)
+        device.synchronize()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        profiler.export_chrome_trace(str(path))
+        trace = json.loads(path.read_text())
+    return total_kernels(row_id, trace["traceEvents"], bench_run)
+
+
+def total_kernels(row_id: str, events: Iterable[dict[str, Any]], run: str) -> ModelKernels:
+    """List the kernels of a chrome trace in the order they started."""
+    kept = [e for e in events if e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset") and "dur" in e]
+    kept.sort(key=lambda event: float(event["ts"]))
+    names: dict[str, int] = {}
+    order = [names.setdefault(str(event["name"])[:LONGEST_NAME], len(names)) for event in kept]
+    seconds = tuple(round(float(event["dur"]) * 1e-6, 9) for event in kept)
+    return ModelKernels(row_id, tuple(names), tuple(order), seconds, run=run, error="" if kept else "no kernel seen")
+
+
+CHUNK_S = 0.020  # iterations are queued in chunks of about this length, a few ahead
+LONGEST_BURST_S = 0.060  # the governor answers after about 90 ms
+BURST_S = 0.020
+REST_S = 0.05  # before a burst
+CLIMB_S = 1.2  # to wait for the top clock
+TOP_SHARE = 0.995  # of the top clock, below which a burst was not at the top
+SETTLE = SettlingRule(longest_s=5.0)
+
+
+@dataclass
+class ModelBench:
+    """What measuring a row needs."""
+
+    device: Any  # model_runs.Device, or a stand-in
+    sampler: Sampler
+    run: str
+    spinner: ClockSpinner | None = None
+    rule: SettlingRule = field(default_factory=lambda: SETTLE)
+
+
+def make_blank_model_row(bench: ModelBench, spec: ModelRunSpec) -> ModelRow:
+    """Return a row that names what is to be measured, with nothing measured yet."""
+    return ModelRow(
+        spec.id,
+        spec.model,
+        spec.phase,
+        spec.batch,
+        spec.dtype,
+        spec.attention,
+        "eager",
+        spec.graph,
+        seq=spec.seq,
+        head=spec.head,
+        run=bench.run,
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+
+
+def measure_model(bench: ModelBench, spec: ModelRunSpec, built: BuiltModel, run: Callable[[], Any]) -> ModelRow:
+    """Measure time, power and clock of one iteration, captured in a graph where asked and possible."""
+    row, device = replace(make_blank_model_row(bench, spec), parameters=built.parameters), bench.device
+    flags: tuple[str, ...] = ()
+    once_s = device.warm(run)
+    load = run
+    if spec.graph:
+        try:
+            load = device.capture(run)
+        except Exception as error:  # an operation that no graph can hold: the row is still worth having
+            device.synchronize()
+            flags = (f"not captured: {type(error).__name__}: {error}"[:200],)
+            row = replace(row, graph=False)
+    try:
+        burst_s, once_s = _burst(bench, load, once_s)
+        row = _sustained(bench, load, once_s, replace(row, burst_latency_s=burst_s))
+    finally:
+        getattr(load, "drop", _nothing)()
+    return replace(row, flags=(*flags, *row.flags), peak_memory_byte=device.peak_byte)
+
+
+def _nothing() -> None:
+    return None
+
+
+def _burst(bench: ModelBench, load: Callable[[], Any], guess_s: float) -> tuple[float | None, float]:
+    """Median time of an iteration after a rest, None where one is too long; and a time to plan with."""
+    device = bench.device
+    device.issue(load, 1)
+    device.synchronize()
+    time.sleep(REST_S)
+    top_hz = bench.sampler.identity.top_clock_hz
+    at_top = not top_hz or await_clock(bench.sampler, TOP_SHARE * top_hz, CLIMB_S)
+    count = int(min(max(BURST_S / max(guess_s, 1e-6), 2), 40))
+    if guess_s * (count + 1) > LONGEST_BURST_S:
+        count = 1
+    device.issue(load, 1)
+    marks = [device.mark()]
+    for _ in range(count):
+        device.issue(load, 1)
+        marks.append(device.mark())
+    marks[-1].synchronize()
+    each_s = [a.elapsed_time(b) / 1e3 for a, b in pairwise(marks)]
+    median_s = float(np.median(each_s))
+    return (median_s if at_top and median_s * 2 <= LONGEST_BURST_S else None), median_s
+
+
+def _sustained(bench: ModelBench, load: Callable[[], Any], once_s: float, row: ModelRow) -> ModelRow:
+    device, per_chunk = bench.device, max(int(CHUNK_S / max(once_s, 1e-6)), 1)
+    held = hold_load(bench.sampler, device, lambda: device.issue(load, per_chunk), bench.rule, bench.spinner)
+    fields = held.describe(per_chunk)
+    return replace(
+        row, **fields, energy_j=fields["power_w"] * fields["latency_s"], iterations=per_chunk * held.chunks
+    )
+
+
+ROW_S, PROFILE_S = 8.0, 6.0  # time kept back for one more of each
+
+
+@dataclass
+class ModelCampaign:
+    """One call of ``measure models``: where rows go and when to stop. ``cut`` makes a model small, for tests."""
+
+    bench: ModelBench
+    out: Path
+    deadline_s: float
+    cut: Callable[[ModelDims], ModelDims] = field(default=lambda dims: dims)
+    counts: Counter[str] = field(default_factory=Counter)
+    built: BuiltModel | None = None
+
+    @property
+    def left_s(self) -> float:
+        """Time until the budget is spent."""
+        return self.deadline_s - time.monotonic()
+
+    def module(self, spec: ModelRunSpec) -> BuiltModel:
+        """The module of a row: the one at hand where it serves, else a fresh one."""
+        if not fits_model(self.built, spec):
+            self.drop()
+            device = self.bench.device
+            self.built = build_model(spec, device.torch, device.name, self.cut(find_dims(spec.model)))
+        assert self.built is not None
+        return self.built
+
+    def prepared(self, spec: ModelRunSpec) -> tuple[BuiltModel, Callable[[], Any]]:
+        """The module of a row and one iteration of it."""
+        built, device = self.module(spec), self.bench.device
+        return built, make_iteration(built, spec, device.torch, device.name, self.cut(find_dims(spec.model)))
+
+    def drop(self) -> None:
+        """Forget the module and give its memory back."""
+        self.built = None
+        self.bench.device.free()
+
+    def mend(self, error: Exception) -> None:
+        """Bring device and sampler back to a clean state; a dead context ends the campaign."""
+        if isinstance(error, Refused) and self.bench.sampler.lost:
+            raise error
+        self.drop()
+        if not self.bench.sampler.healthy:
+            self.bench.sampler.restart()
+
+
+def measure_step(campaign: ModelCampaign, specs: list[ModelRunSpec]) -> None:
+    """Measure a row of every planned workload that is not on file yet."""
+    journal = Journal(campaign.out / "models.jsonl")
+    for spec in _within(campaign, [s for s in specs if s.id not in journal.ids], ROW_S, "models"):
+        began_s = time.monotonic()
+        try:
+            built, run = campaign.prepared(spec)
+            row = measure_model(campaign.bench, spec, built, run)
+            del run
+            campaign.counts["measured"] += 1
+        except Exception as error:
+            row = replace(make_blank_model_row(campaign.bench, spec), error=f"{type(error).__name__}: {error}"[:400])
+            campaign.counts["failed"] += 1
+            journal.append(row)
+            say(f"  {spec.id}: {row.error}")
+            campaign.mend(error)
+            continue
+        journal.append(row)
+        power = f"{row.power_w:.0f} W" if row.power_w else "no power"
+        said = f"{1e3 * (row.latency_s or 0.0):.3f} ms, {power}, {len(row.flags)} flags"
+        say(f"  {spec.id}: {said} ({time.monotonic() - began_s:.1f} s)")
+        campaign.bench.device.free()
+    campaign.drop()
+
+
+def profile_step(campaign: ModelCampaign, specs: list[ModelRunSpec]) -> None:
+    """Profile the kernels of each row's iteration, launched eagerly."""
+    journal = Journal(campaign.out / "model_kernels.jsonl")
+    for spec in _within(campaign, [s for s in specs if s.id not in journal.ids], PROFILE_S, "profile"):
+        try:
+            _, run = campaign.prepared(spec)
+            found = profile_iteration(campaign.bench.device, spec.id, run, campaign.bench.run)
+            del run
+            campaign.bench.device.free()
+        except Exception as error:
+            found = ModelKernels(spec.id, run=campaign.bench.run, error=f"{type(error).__name__}: {error}"[:400])
+            campaign.mend(error)
+        journal.append(found)
+        campaign.counts["profile failed" if found.error else "profiled"] += 1
+    campaign.drop()
+
+
+STEPS = {"models": measure_step, "profile": profile_step}
+
+
+def run_models(
+    out: Path,
+    budget_s: float,
+    steps: tuple[str, ...] = ("models", "profile"),
+    only: str = "",
+    few: int = 0,
+    tier: int = 0,
+) -> Counter[str]:
+    """Measure the plan within ``budget_s``; ``only`` keeps one model, ``tier`` one tier, ``few`` so many rows."""
+    for step in steps:
+        if step not in STEPS:
+            raise unknown_name("step", step, STEPS, f"Known: {', '.join(STEPS)}.")
+    specs = choose_model_specs(only, few, tier)
+    began_s = time.monotonic()
+    device = ModelDevice.open()
+    out.mkdir(parents=True, exist_ok=True)
+    with Sampler("nvml") as sampler:
+        bench = ModelBench(device, sampler, make_run_name())
+        bench.spinner = try_spinner(device.torch)
+        Journal(out / "runs.jsonl", key="run").append(make_torch_run_info(bench.run, sampler.identity, device.torch))
+        campaign = ModelCampaign(bench, out, began_s + budget_s)
+        say(f"ready after {time.monotonic() - began_s:.1f} s; {len(specs)} rows planned")
+        for step in steps:
+            STEPS[step](campaign, specs)
+        sampler.since(0).save(out / f"samples-{bench.run}.npz")
+        campaign.counts["sampler read errors"] += sampler.errors
+    return campaign.counts
+
+
+def choose_model_specs(only: str = "", few: int = 0, tier: int = 0) -> list[ModelRunSpec]:
+    """Choose rows of the plan: all, those of one model or one tier, or the first few."""
+    known = list(dict.fromkeys(spec.model for spec in read_model_plan()))
+    if only and only not in known:
+        raise unknown_name("planned model", only, known, f"Planned: {', '.join(known)}.")
+    tiers = sorted({spec.tier for spec in read_model_plan()})
+    if tier and tier not in tiers:
+        raise unknown_name("tier", str(tier), map(str, tiers), f"Planned: {', '.join(map(str, tiers))}.")
+    specs = [spec for spec in read_model_plan() if only in ("", spec.model) and tier in (0, spec.tier)]
+    return specs[:few] if few else specs
+
+
+def _within(campaign: ModelCampaign, specs: list[ModelRunSpec], each_s: float, label: str) -> Iterator[ModelRunSpec]:
+    for place, spec in enumerate(specs):
+        if campaign.left_s < each_s:
+            say(f"{label}: budget spent after {place} of {len(specs)}")
+            campaign.counts[f"{label} left for another call"] += len(specs) - place
+            return
+        say(f"{label}: {place + 1} of {len(specs)}, {campaign.left_s:.0f} s left")
+        yield spec

@@ -1,0 +1,187 @@
+"""Collect hardware counters of a sample of operators with Nsight Compute, without clock or cache control.
+
+``ncu`` runs this package again (``measure counters --target``), which issues each operator once inside a range
+named after it. Metrics that the installed ``ncu`` does not know are dropped first. The counted process watches its
+own deadline, because ``ncu`` writes its table only when the program has ended.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from wattcast.core.errors import MissingTool, Refused, WattcastError
+from wattcast.core.measured_rows import Journal, Plain
+from wattcast.measure.campaigns.kernel_campaign import read_listed
+from wattcast.measure.campaigns.kernel_plan import OperatorSpec, make_kernel_plan, take_subset
+
+COUNTED = {
+    "linear": 34,
+    "bmm": 8,
+    "conv2d": 14,
+    "softmax": 6,
+    "layernorm": 5,
+    "rmsnorm": 4,
+    "elementwise": 20,
+    "attention": 16,
+}
+POOL_BYTE = {"bf16": 15 * 10**8, "fp16": 10**9, "fp32": 2 * 10**9, "fp8": 5 * 10**8}
+RANGE = "wattcast:"
+FAILURES_BEFORE_STOP = 5
+
+
+def choose_counted_specs(few: int = 0, listed: str = "") -> list[OperatorSpec]:
+    """Choose listed operators, or a sample of every family that is longer than a launch and quick to replay."""
+    if listed:
+        return read_listed(Path(listed))[: few or None]
+    wanted = dict.fromkeys(COUNTED, few) if few else COUNTED
+    return take_subset(make_kernel_plan(), wanted, lambda spec: 3e-6 < spec.guessed_s < 3e-3 and spec.byte < 4e8)
+
+
+def make_ncu_command(ncu: str, raw: Path, metrics: list[str]) -> list[str]:
+    """Return the ``ncu`` command without clock or cache control, with one row a kernel in ``raw``."""
+    text = f"{ncu} --clock-control none --cache-control none --csv --page raw --print-units base --metrics"
+    return [*text.split(), ",".join(metrics), "--log-file", str(raw)]
+
+
+def find_ncu() -> str:
+    """Return the path of ``ncu``; raise ``MissingTool`` where there is none."""
+    ncu = shutil.which("ncu")
+    if ncu is None:
+        raise MissingTool("Nsight Compute (ncu) is not on the PATH; counters need it.")
+    return ncu
+
+
+def make_collect_command(command: list[str], raw: Path, wanted: list[str]) -> None:
+    """Run any command once under ``ncu``; ``raw`` gets the ``wanted`` metrics of every kernel it launches."""
+    ncu = find_ncu()
+    metrics = keep_known_metrics(wanted, query_metrics(ncu))
+    partial = raw.with_name(raw.name + ".partial")
+    ended = subprocess.run([*make_ncu_command(ncu, partial, metrics), *command], check=False, stdout=2)
+    if ended.returncode != 0 or not partial.exists():
+        said = partial.read_text(errors="replace")[-300:] if partial.exists() else ""
+        partial.unlink(missing_ok=True)
+        raise Refused(f"the command under ncu ended with {ended.returncode}. {said}".strip())
+    partial.replace(raw)
+
+
+def collect_counters(out: Path, budget_s: float, few: int = 0, listed: str = "") -> dict[str, int]:
+    """Run the sample under ``ncu``, keep its raw table, and append one row per kernel to ``counters.jsonl``."""
+    ncu = find_ncu()
+    choose_counted_specs(few, listed)  # a list that cannot be read is said before anything is started
+    began_s = time.monotonic()
+    out.mkdir(parents=True, exist_ok=True)
+    metrics = keep_known_metrics(read_wanted_metrics(), query_metrics(ncu))
+    raw = out / "counters.csv"
+    left_s = budget_s - (time.monotonic() - began_s) - 25.0
+    command = [*make_ncu_command(ncu, raw, metrics), "--profile-from-start", "off", "--nvtx"]
+    command += [sys.executable, "-m", "wattcast.measure", "counters", "--target", "--out", str(out)]
+    command += ["--budget", f"{left_s}s", "--few", str(few), "--plan", listed]
+    ended = subprocess.run(command, timeout=budget_s + 20.0, check=False, env=dict(os.environ))
+    if ended.returncode != 0 or not raw.exists():
+        said = raw.read_text(errors="replace")[-600:] if raw.exists() else ""
+        print(f"ncu ended with {ended.returncode}. {said}", file=sys.stderr)
+    rows = list(read_counter_table(raw.read_text(errors="replace").splitlines())) if raw.exists() else []
+    journal = Journal(out / "counters.jsonl")
+    for row in rows:
+        if row["id"] not in journal.ids:
+            journal.append(row)
+    return {"kernels": len(rows), "operators": len({row["spec"] for row in rows}), "metrics": len(metrics)}
+
+
+def read_wanted_metrics() -> list[str]:
+    """Read ``name.suffix`` of every row of ``counter_metrics.csv``."""
+    text = files("wattcast.measure.campaigns").joinpath("counter_metrics.csv").read_text(encoding="utf-8")
+    rows = csv.DictReader(text.splitlines())
+    return [row["pattern"] + (f".{row['suffix']}" if row["suffix"] else "") for row in rows]
+
+
+def query_metrics(ncu: str) -> set[str]:
+    """Return the base names of the metrics this ``ncu`` knows for this device; none when it does not answer."""
+    try:
+        answer = subprocess.run([ncu, "--query-metrics"], capture_output=True, text=True, timeout=60.0, check=False)
+    except subprocess.TimeoutExpired:
+        return set()
+    return set(re.findall(r"^([a-z0-9]+__[a-z0-9_]+)\s", answer.stdout, re.MULTILINE))
+
+
+def keep_known_metrics(wanted: list[str], known: set[str]) -> list[str]:
+    """Drop the metrics that ``known`` lacks; launch facts are always available."""
+    if not known:
+        return [
+            name for name in wanted if name.startswith(("gpu__time", "sm__cycles_elapsed", "dram__", "lts__t_bytes"))
+        ]
+    return [name for name in wanted if name.startswith("launch__") or name.split(".")[0] in known]
+
+
+def read_counter_table(lines: Iterable[str]) -> Iterable[Plain]:
+    """Read ``ncu --csv --page raw``: one row per kernel, with the range it ran in.
+
+    Lines before the header are messages of ``ncu``; the line after it holds units.
+    """
+    kept = [line for line in lines if line.startswith('"')]
+    if not kept:
+        return
+    table = csv.DictReader(kept)
+    order: dict[str, int] = {}
+    wanted = set(read_wanted_metrics())
+    for place, row in enumerate(table):
+        text = " ".join(value for value in row.values() if isinstance(value, str))
+        found = re.search(re.escape(RANGE) + r"([0-9a-f]{16})", text)
+        if not found or (place == 0 and not row.get("ID")):
+            continue
+        spec = found[1]
+        order[spec] = order.get(spec, -1) + 1
+        values = {name: _number(value) for name, value in row.items() if name in wanted}
+        metrics = {name: value for name, value in values.items() if value is not None}
+        yield {"id": f"{spec}-{order[spec]}", "spec": spec, "kernel": row.get("Kernel Name", ""), "metrics": metrics}
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        return float((text or "").replace(",", ""))
+    except ValueError:
+        return None
+
+
+def count_operators(budget_s: float, few: int = 0, listed: str = "") -> int:
+    """Run each operator once warm and once counted, under ``ncu``; return how many were counted."""
+    from wattcast.measure.campaigns.operator_rows import CampaignGpu
+
+    deadline = time.monotonic() + budget_s
+    gpu = CampaignGpu.open(POOL_BYTE)
+    cudart: Any = gpu.torch.cuda.cudart()
+    counted = failed = 0
+    for spec in choose_counted_specs(few, listed):
+        if time.monotonic() > deadline or failed >= FAILURES_BEFORE_STOP:
+            break
+        try:
+            _count(gpu, cudart, spec)
+            counted += 1
+        except (RuntimeError, WattcastError) as error:
+            failed += 1
+            print(f"counters: {spec.id} failed: {str(error)[:200]}", file=sys.stderr)
+    return counted
+
+
+def _count(gpu: Any, cudart: Any, spec: OperatorSpec) -> None:
+    torch = gpu.torch
+    call = gpu.build(spec)
+    call.run(0)
+    call.run(1)
+    torch.cuda.synchronize()
+    cudart.cudaProfilerStart()
+    torch.cuda.nvtx.range_push(RANGE + spec.id)
+    call.run(2)
+    torch.cuda.synchronize()
+    torch.cuda.nvtx.range_pop()
+    cudart.cudaProfilerStop()

@@ -1,0 +1,319 @@
+"""Build the PyTorch call of an operator over views of the operand pools.
+
+Operands rotate: weights of linear layers and convolutions, and the key-value cache of decode attention, differ from
+layer to layer in a model and come from DRAM. Copies of a call therefore walk through several sets of them until
+these exceed three times the L2. Activations stay, because a model's next operator finds them in L2 when they fit.
+Some rows do otherwise on purpose; ``rotated`` says which.
+
+Gradients call ATen's own functions, because autograd would launch on another stream than the captured one. What a
+gradient needs from its forward pass is computed once, when the call is built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from wattcast.core.errors import unknown_name
+from wattcast.core.measured_rows import find_measured_call
+from wattcast.measure.campaigns import elementwise_calls
+from wattcast.measure.campaigns.kernel_plan import OperatorSpec
+from wattcast.measure.campaigns.operand_pools import DROPPED, CallBuilder, OperatorCall, torch_dtype
+
+
+def _row_gradient(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
+    """Gradient of softmax, layer norm or RMS norm over rows; of the norms with those of their weights."""
+    o = spec.operator
+    rows, dim, width = o["rows"], o["dim"], torch_dtype(builder.torch, o["dtype"]).itemsize
+    byte = 3 * rows * dim * width
+    sets = builder.sets(spec, byte, spec.rotated == "all")
+    maker = {"softmax": _softmax_gradient, "layernorm": _layernorm_gradient, "rmsnorm": _rmsnorm_gradient}[o["op"]]
+    runs = [maker(builder, o, rows, dim) for _ in range(sets)]
+    return OperatorCall(lambda i: runs[i % sets](), sets, 0, byte)
+
+
+def _softmax_gradient(builder: CallBuilder, o: dict[str, Any], rows: int, dim: int) -> Callable[[], Any]:
+    torch = builder.torch
+    grad, out = (builder.operands.take(o["dtype"], rows, dim) for _ in range(2))
+    of = torch_dtype(torch, o.get("out_dtype", o["dtype"]))
+    return lambda: torch.ops.aten._softmax_backward_data(grad, out, -1, of)
+
+
+def _layernorm_gradient(builder: CallBuilder, o: dict[str, Any], rows: int, dim: int) -> Callable[[], Any]:
+    aten = builder.torch.ops.aten
+    grad, x = (builder.operands.take(o["dtype"], rows, dim) for _ in range(2))
+    weight, bias = (builder.operands.take(o["dtype"], dim) for _ in range(2))
+    _, mean, rstd = aten.native_layer_norm(x, [dim], weight, bias, 1e-5)
+    every = [True, True, True]
+    return lambda: aten.native_layer_norm_backward(grad, x, [dim], mean, rstd, weight, bias, every)
+
+
+def _rmsnorm_gradient(builder: CallBuilder, o: dict[str, Any], rows: int, dim: int) -> Callable[[], Any]:
+    aten = builder.torch.ops.aten
+    grad, x = (builder.operands.take(o["dtype"], rows, dim) for _ in range(2))
+    weight = builder.operands.take(o["dtype"], dim)
+    _, rstd = aten._fused_rms_norm(x, [dim], weight, 1e-6)
+    return lambda: aten._fused_rms_norm_backward(grad, x, [dim], rstd, weight, [True, True])
+
+
+def _attention_gradient(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
+    """Gradients of queries, keys and values; by cuDNN unless told otherwise, as PyTorch chooses on Hopper."""
+    o = spec.operator
+    batch, heads, kv_heads, q_len, kv_len, dim = (
+        o[name] for name in ("batch", "heads", "kv_heads", "q_len", "kv_len", "head_dim")
+    )
+    q, grad = (builder.heads(spec, batch, heads, q_len, dim) for _ in range(2))
+    k, v = (builder.heads(spec, batch, kv_heads, kv_len, dim) for _ in range(2))
+    chance, causal = DROPPED if o.get("dropout") else 0.0, bool(o["causal"])
+    backend = "cpu" if q.device.type == "cpu" else spec.detail.get("backend", "default")
+    maker = {"cpu": _on_cpu, "flash": _flash}.get(backend, _cudnn)
+    run = maker(builder.torch.ops.aten, grad, (q, k, v), chance, causal)
+    width = torch_dtype(builder.torch, o["dtype"]).itemsize
+    byte = 4 * batch * dim * (heads * q_len + kv_heads * kv_len) * width
+    return OperatorCall(lambda i: run(), 1, byte, 0)
+
+
+def _on_cpu(aten: Any, grad: Any, qkv: tuple[Any, ...], chance: float, causal: bool) -> Callable[[], Any]:
+    out, lse = aten._scaled_dot_product_flash_attention_for_cpu(*qkv, chance, causal)
+    back = aten._scaled_dot_product_flash_attention_for_cpu_backward
+    return lambda: back(grad, *qkv, out, lse, chance, causal)
+
+
+def _flash(aten: Any, grad: Any, qkv: tuple[Any, ...], chance: float, causal: bool) -> Callable[[], Any]:
+    out, lse, q_at, k_at, q_most, k_most, seed, offset, _ = aten._scaled_dot_product_flash_attention(
+        *qkv, chance, causal, False
+    )
+    back = aten._scaled_dot_product_flash_attention_backward
+    return lambda: back(grad, *qkv, out, lse, q_at, k_at, q_most, k_most, chance, causal, seed, offset)
+
+
+def _cudnn(aten: Any, grad: Any, qkv: tuple[Any, ...], chance: float, causal: bool) -> Callable[[], Any]:
+    out, lse, q_at, k_at, q_most, k_most, seed, offset, _ = aten._scaled_dot_product_cudnn_attention(
+        *qkv, None, True, chance, causal, False
+    )
+    back = aten._scaled_dot_product_cudnn_attention_backward
+    return lambda: back(grad, *qkv, out, lse, seed, offset, None, q_at, k_at, q_most, k_most, chance, causal)
+
+
+def _convolution_gradient(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
+    """Gradient of the image (``dgrad``) or of the weight (``wgrad``)."""
+    o, torch = spec.operator, builder.torch
+    n, c, k, h, w, r, s, groups = (o[name] for name in ("n", "c", "k", "h", "w", "r", "s", "groups"))
+    stride, padding, dilation = builder.places(o)
+    p, q = (
+        (side + 2 * pad - reach * (taps - 1) - 1) // step + 1
+        for side, pad, reach, taps, step in zip((h, w), padding, dilation, (r, s), stride, strict=True)
+    )
+    of_image, last = o["direction"] == "dgrad", o["channels_last"]
+    width = torch_dtype(torch, o["dtype"]).itemsize
+    weight = k * (c // groups) * r * s
+    sets = builder.sets(spec, weight * width, of_image and spec.rotated != "none")
+    image = builder.image(o["dtype"], n, c, h, w, last)
+    grad = builder.image(o["dtype"], n, k, p, q, last)
+    filters = [builder.image(o["dtype"], k, c // groups, r, s, last) for _ in range(sets)]
+    back = torch.ops.aten.convolution_backward
+    mask = [of_image, not of_image, False]
+
+    def run(i: int) -> Any:
+        given = grad, image, filters[i % sets], None, stride, padding, dilation, False, [0, 0], groups, mask
+        return back(*given)[0 if of_image else 1]
+
+    return OperatorCall(run, sets, (image.numel() + grad.numel()) * width, weight * width)
+
+
+def build_call(builder: CallBuilder, spec: OperatorSpec, *, fresh: bool = True) -> OperatorCall:
+    """Build the call of ``spec``; without ``fresh`` its operands lie behind those handed out before."""
+    if fresh:
+        builder.operands.reset()
+    _precision(builder, spec)
+    makers: dict[str, Callable[[CallBuilder, OperatorSpec], OperatorCall]] = {
+        "linear": _linear,
+        "bmm": _bmm,
+        "conv2d": _conv2d,
+        "softmax": _softmax,
+        "layernorm": _layernorm,
+        "rmsnorm": _rmsnorm,
+        "attention": _attention,
+        "elementwise": elementwise_calls.build_elementwise,
+        "chain": _chain,
+        "stack": _stack,
+    }
+    if spec.operator["op"] not in makers:
+        return _build_registered(builder, spec, makers)
+    if spec.operator.get("backward") and spec.operator["op"] == "attention":
+        return _attention_gradient(builder, spec)
+    if spec.operator.get("backward"):
+        return _row_gradient(builder, spec)
+    if spec.operator.get("direction", "forward") != "forward":
+        return _convolution_gradient(builder, spec)
+    return makers[spec.operator["op"]](builder, spec)
+
+
+def _build_registered(builder: CallBuilder, spec: OperatorSpec, known: Iterable[str]) -> OperatorCall:
+    """Build the call of an operator that registered how it is called; all copies share its operands."""
+    kind = spec.operator["op"]
+    registered = find_measured_call(kind)
+    if registered is None:
+        raise unknown_name("operator", kind, known)
+    taken: list[Any] = []
+
+    def take(dtype: str, *shape: int) -> Any:
+        taken.append(builder.operands.take(dtype, *shape))
+        return taken[-1]
+
+    run = registered(builder.torch, take, spec.operator)
+    return OperatorCall(lambda i: run(), 1, sum(tensor.numel() * tensor.element_size() for tensor in taken), 0)
+
+
+def _chain(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
+    """Calls of several operators, one after another; each has operands of its own."""
+    calls = [build_call(builder, OperatorSpec(**member), fresh=False) for member in spec.detail["members"]]
+
+    def run(i: int) -> list[Any]:
+        return [call.run(i) for call in calls]
+
+    fixed, each = (sum(getattr(call, name) for call in calls) for name in ("fixed_byte", "set_byte"))
+    return OperatorCall(run, max(call.sets for call in calls), fixed, each)
+
+
+def _stack(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
+    """A model of made-up sizes: its layers hand on their results, and each has weights of its own."""
+    from wattcast.measure.campaigns.model_runs import (
+        ModelDims,
+        ModelRunSpec,
+        build_model,
+        eager_settings,
+        make_iteration,
+    )
+
+    given, device = spec.detail, builder.operands.device
+    dims = ModelDims(**given["dims"])
+    row = ModelRunSpec(dims.model, given["phase"], given["batch"], given["seq"])
+    built = build_model(row, builder.torch, device, dims)
+    step = make_iteration(built, row, builder.torch, device, dims)
+
+    def run(i: int) -> Any:
+        with eager_settings(builder.torch), builder.torch.set_grad_enabled(row.phase == "train"):
+            return step()
+
+    return OperatorCall(run, 1, built.parameters * builder.torch.bfloat16.itemsize, 0)
+
+
+def _precision(builder: CallBuilder, spec: OperatorSpec) -> None:
+    """TF32 only where the row says so; plain fp32 otherwise."""
+    allow = spec.operator["dtype"] == "tf32"
+    builder.torch.backends.cuda.matmul.allow_tf32 = allow
+    builder.torch.backends.cudnn.allow_tf32 = allow
+
+
+def _linear(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
+    torch, o, dtype = builder.torch, spec.operator, spec.operator["dtype"]
+    m, n, k, bias = o["m"], o["n"], o["k"], o["bias"]
+    width = torch_dtype(torch, dtype).itemsize
+    if o.get("turned"):  # the gradient of a weight: both operands have k outermost
+        left, right = builder.operands.take(dtype, k, m), builder.operands.take(dtype, k, n)
+        return OperatorCall(lambda i: torch.mm(left.t(), right), 1, (m * k + n * k + m * n) * width, 0)
+    sets = builder.sets(spec, n * k * width, spec.rotated != "none")
+    x = builder.operands.take(dtype, m, k)
+    b = builder.operands.take("bf16" if dtype == "fp8" else dtype, n) if bias else None
+    ws = [builder.operands.take(dtype, *((k, n) if spec.layout == "nn" else (n, k))) for _ in range(sets)]
+    byte = m * k * width + m * n * (2 if dtype == "fp8" else width), n * k * width
+    if dtype == "fp8":
+        one = torch.ones((), dtype=torch.float32, device=x.device)
+
+        def run(i: int) -> Any:
+            w = ws[i % sets].t()
+            return torch._scaled_mm(x, w, scale_a=one, scale_b=one, bias=b, out_dtype=torch.bfloat16)
+
+        return OperatorCall(run, sets, *byte)
+    if spec.layout == "nn":
+        return OperatorCall(lambda i: torch.addmm(b, x, ws[i % sets]), sets, *byte)
+    return OperatorCall(lambda i: torch.nn.functional.linear(x, ws[i % sets], b), sets, *byte)
+
+
+def _bmm(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
+    torch, o, dtype = builder.torch, spec.operator, spec.operator["dtype"]
+    b, m, n, k = o["b"], o["m"], o["n"], o["k"]
+    left = builder.operands.take(dtype, b, m, k)
+    right = builder.operands.take(dtype, *((b, n, k) if spec.layout == "nt" else (b, k, n)))
+    right = right.transpose(1, 2) if spec.layout == "nt" else right
+    footprint = (left.numel() + right.numel() + b * m * n) * left.element_size()
+    return OperatorCall(lambda i: torch.bmm(left, right), 1, footprint, 0)
+
+
+def _conv2d(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
+    torch, o, dtype = builder.torch, spec.operator, spec.operator["dtype"]
+    n, c, k, h, w, r, s, groups = (o[name] for name in ("n", "c", "k", "h", "w", "r", "s", "groups"))
+    weight = k * (c // groups) * r * s
+    width = torch_dtype(torch, dtype).itemsize
+    sets = builder.sets(spec, weight * width, spec.rotated != "none")
+    image = builder.image(dtype, n, c, h, w, o["channels_last"])
+    filters = [builder.image(dtype, k, c // groups, r, s, o["channels_last"]) for _ in range(sets)]
+    stride, padding, dilation = builder.places(o)
+    places = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
+    p = (h + 2 * padding[0] - dilation[0] * (r - 1) - 1) // stride[0] + 1
+    q = (w + 2 * padding[1] - dilation[1] * (s - 1) - 1) // stride[1] + 1
+    byte = (n * c * h * w + n * k * p * q) * width, weight * width
+    return OperatorCall(lambda i: torch.nn.functional.conv2d(image, filters[i % sets], **places), sets, *byte)
+
+
+def _over_rows(builder: CallBuilder, spec: OperatorSpec, apply: Callable[[Any], Any]) -> OperatorCall:
+    o = spec.operator
+    width = torch_dtype(builder.torch, o["dtype"]).itemsize
+    out = torch_dtype(builder.torch, o.get("out_dtype", o["dtype"])).itemsize
+    byte = o["rows"] * o["dim"] * (width + out)
+    sets = builder.sets(spec, byte, spec.rotated == "all")
+    xs = [builder.operands.take(o["dtype"], o["rows"], o["dim"]) for _ in range(sets)]
+    return OperatorCall(lambda i: apply(xs[i % sets]), sets, 0, byte)
+
+
+def _softmax(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
+    out = spec.operator.get("out_dtype")
+    dtype = torch_dtype(builder.torch, out) if out else None
+    softmax = builder.torch.nn.functional.softmax
+    return _over_rows(builder, spec, lambda x: softmax(x, dim=-1, dtype=dtype))
+
+
+def _layernorm(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
+    dim, norm = spec.operator["dim"], builder.torch.nn.functional.layer_norm
+    weight, bias = (builder.operands.take(spec.operator["dtype"], dim) for _ in range(2))
+    return _over_rows(builder, spec, lambda x: norm(x, (dim,), weight, bias, 1e-5))
+
+
+def _rmsnorm(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
+    dim, norm = spec.operator["dim"], builder.torch.nn.functional.rms_norm
+    weight = builder.operands.take(spec.operator["dtype"], dim)
+    return _over_rows(builder, spec, lambda x: norm(x, (dim,), weight, 1e-6))
+
+
+def _attention(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
+    o = spec.operator
+    batch, heads, kv_heads, q_len, kv_len, dim = (
+        o[name] for name in ("batch", "heads", "kv_heads", "q_len", "kv_len", "head_dim")
+    )
+    width = torch_dtype(builder.torch, o["dtype"]).itemsize
+    cache_byte = 2 * batch * kv_heads * kv_len * dim * width
+    sets = builder.sets(spec, cache_byte, spec.rotated == "all")
+    q = builder.heads(spec, batch, heads, q_len, dim)
+    kvs = [[builder.heads(spec, batch, kv_heads, kv_len, dim) for _ in "kv"] for _ in range(sets)]
+    fixed_byte = 2 * batch * heads * q_len * dim * width
+    sdpa = builder.torch.nn.functional.scaled_dot_product_attention
+    options: dict[str, Any] = {"is_causal": o["causal"], "enable_gqa": heads != kv_heads}
+    options["dropout_p"] = DROPPED if o.get("dropout") else 0.0
+    run = _with_backend(spec, lambda i: sdpa(q, *kvs[i % sets], **options))
+    return OperatorCall(run, sets, fixed_byte, cache_byte)
+
+
+def _with_backend(spec: OperatorSpec, run: Callable[[int], Any]) -> Callable[[int], Any]:
+    backend = spec.detail.get("backend", "default")
+    if backend == "default":
+        return run
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    wanted = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}[backend]
+
+    def forced(i: int) -> Any:
+        with sdpa_kernel(wanted):
+            return run(i)
+
+    return forced

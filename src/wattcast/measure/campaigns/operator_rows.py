@@ -1,0 +1,515 @@
+"""Measure one row of an operator: burst, sustained, duty-cycled, effective clock or idle.
+
+The calls of a row are captured in a CUDA graph, so that the GPU never waits for the host between them. All graphs
+share one memory pool, held open by a keeper graph, so that no row pays for allocation.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from wattcast.core.errors import MissingTool, Refused
+from wattcast.core.measured_rows import ChainRow, Journal, KernelRow, RowKind
+from wattcast.measure.campaigns.kernel_plan import OperatorSpec, make_kernel_plan, take_subset
+from wattcast.measure.campaigns.operand_pools import CallBuilder, OperandPools, OperatorCall
+from wattcast.measure.campaigns.operator_calls import build_call
+from wattcast.measure.cuda_device import ClockSpinner
+from wattcast.measure.sampler import Sampler
+from wattcast.measure.steady_state import (
+    SPIN_CYCLES,
+    HeldLoad,
+    SettlingRule,
+    await_clock,
+    describe_window,
+    hold_load,
+    say,
+    take_window,
+)
+
+POOL_BYTE = {"bf16": 8 * 10**9, "fp16": 8 * 10**9, "fp32": 14 * 10**9, "fp8": 3 * 10**9}
+GRAPH_S = 0.0025  # a graph should run about this long
+ROTATION_S = 0.008  # or longer, up to this, to visit every operand set
+MOST_COPIES = 400
+
+
+@dataclass(frozen=True)
+class CapturedGraph:
+    """Captured copies of one call."""
+
+    graph: Any
+    copies: int
+    call: OperatorCall
+    guess_s: float  # of one copy, from an eager run
+
+    def drop(self) -> None:
+        """Give its memory back to the shared pool."""
+        self.graph.reset()
+
+
+class CampaignGpu:
+    """PyTorch on one CUDA device, set up for measuring. ``open`` starts it."""
+
+    def __init__(self, torch: Any, operands: OperandPools, l2_byte: int) -> None:
+        self.torch, self.operands = torch, operands
+        self.builder = CallBuilder(torch, operands, l2_byte)
+        self.stream = torch.cuda.Stream()
+        self._pool = torch.cuda.graph_pool_handle()
+        self._keeper = torch.cuda.CUDAGraph()
+        self._events: list[Any] = []
+
+    @classmethod
+    def open(cls, pool_byte: dict[str, int] | None = None) -> CampaignGpu:
+        """Draw the operand pools and capture the keeper."""
+        try:
+            import torch
+        except ImportError:
+            raise MissingTool("measuring kernels needs PyTorch with CUDA, which is not installed.") from None
+        if not torch.cuda.is_available():
+            raise MissingTool("measuring kernels needs a CUDA GPU; PyTorch sees none.")
+        torch.set_grad_enabled(False)
+        operands = OperandPools(torch, "cuda", pool_byte or POOL_BYTE)
+        operands.fill("random")
+        gpu = cls(torch, operands, int(torch.cuda.get_device_properties(0).L2_cache_size))
+        dummy = torch.zeros(32, device="cuda")
+        torch.cuda.synchronize()
+        gpu._capture(gpu._keeper, lambda: dummy.add(1.0))
+        return gpu
+
+    def build(self, spec: OperatorSpec) -> OperatorCall:
+        """Build the call of ``spec`` over views of the operand pools."""
+        return build_call(self.builder, spec)
+
+    def prepare(self, spec: OperatorSpec, graph_s: float = GRAPH_S, most_copies: int = MOST_COPIES) -> CapturedGraph:
+        """Build, warm up, time roughly and capture; the graph runs about ``graph_s``."""
+        torch = self.torch
+        call = self.build(spec)
+        with torch.cuda.stream(self.stream):
+            self.stream.wait_stream(torch.cuda.default_stream())
+            call.run(0)
+            call.run(1)
+            begin, end = self._event(0), self._event(1)
+            begin.record()
+            for copy in range(3):
+                call.run(copy)
+            end.record()
+        end.synchronize()
+        guess_s = begin.elapsed_time(end) / 3e3
+        rotating = min(call.sets, ROTATION_S / guess_s)
+        copies = int(min(max(graph_s / guess_s, min(rotating, 4 * graph_s / guess_s), 1), most_copies))
+        if guess_s < 3e-5:  # three eager calls of a short kernel show the host, not the GPU
+            copies = min(max(copies, 160), most_copies)
+        graph = torch.cuda.CUDAGraph()
+        held: list[Any] = [None] * min(call.sets, copies)
+
+        def run() -> None:
+            for copy in range(copies):
+                held[copy % len(held)] = call.run(copy)
+
+        self._capture(graph, run)
+        held.clear()
+        return CapturedGraph(graph, copies, call, guess_s)
+
+    def replay(self, graph: CapturedGraph, times: int) -> None:
+        """Queue replays; returns before they have run."""
+        with self.torch.cuda.stream(self.stream):
+            for _ in range(times):
+                graph.graph.replay()
+
+    def timed(self, graph: CapturedGraph, replays: int, warm: int = 1) -> np.ndarray:
+        """Seconds per copy of each of ``replays`` replays, all queued before waiting."""
+        marks = [self._event(place) for place in range(replays + 1)]
+        with self.torch.cuda.stream(self.stream):
+            for _ in range(warm):
+                graph.graph.replay()
+            marks[0].record()
+            for mark in marks[1:]:
+                graph.graph.replay()
+                mark.record()
+        marks[-1].synchronize()
+        elapsed_ms = [a.elapsed_time(b) for a, b in pairwise(marks)]
+        return np.array(elapsed_ms) / 1e3 / graph.copies
+
+    def mark(self) -> Any:
+        """A fresh timing event, recorded now on the stream."""
+        event = self.torch.cuda.Event(enable_timing=True)
+        event.record(self.stream)
+        return event
+
+    def synchronize(self) -> None:
+        """Wait until the device is idle."""
+        self.torch.cuda.synchronize()
+
+    def recover(self) -> None:
+        """After a failed row: give cached memory back. A broken context raises here."""
+        self.torch.cuda.synchronize()
+        self.torch.cuda.empty_cache()
+
+    def _capture(self, graph: Any, run: Callable[[], Any]) -> None:
+        with self.torch.cuda.stream(self.stream):
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                run()
+            finally:
+                graph.capture_end()
+
+    def _event(self, place: int) -> Any:
+        while len(self._events) <= place:
+            self._events.append(self.torch.cuda.Event(enable_timing=True))
+        return self._events[place]
+
+
+def pause_since(since_s: float, least_s: float) -> None:
+    """Sleep until ``least_s`` have passed since ``since_s``."""
+    time.sleep(max(0.0, since_s + least_s - time.monotonic()))
+
+
+BURST_S = 0.020
+LONGEST_BURST_S = 0.050
+CHUNK_S = 0.020
+PERIOD_S = 0.01236  # of a duty cycle
+DUTY_SETTLE_S = 0.30
+DUTY_TICKS = 8
+TOP_SHARE = 0.995  # of the top clock, below which a burst was not at the top
+
+
+@dataclass
+class OperatorBench:
+    """What measuring a row needs."""
+
+    gpu: CampaignGpu
+    sampler: Sampler
+    run: str
+    spinner: ClockSpinner | None = None
+    top_clock_hz: float = 0.0
+    rule: SettlingRule = field(default_factory=SettlingRule)
+    rested_s: float = 0.0  # when the last load ended
+    tired_s: float = 0.0  # how long a pause it asks for
+    patience: int = 25  # waits for the top clock that may fail before no more are tried
+
+
+def make_row_id(
+    kind: str, spec: OperatorSpec, data: str = "random", duty: float | None = None, repeat: int = 0
+) -> str:
+    """Return an id that is the same in every run, so that a campaign can be continued."""
+    return f"{kind}-{spec.id}-{data}{f'-{duty:.2f}' if duty else ''}{f'-r{repeat}' if repeat else ''}"
+
+
+def make_blank_row(
+    bench: OperatorBench, kind: RowKind, spec: OperatorSpec, repeat: int = 0, duty: float | None = None
+) -> KernelRow:
+    """Return a row that names what is to be measured, with nothing measured yet."""
+    data = bench.gpu.operands.pattern
+    return KernelRow(
+        make_row_id(kind, spec, data, duty, repeat),
+        kind,
+        spec.family,
+        spec.operator,
+        layout=spec.layout,
+        detail=spec.detail | {"spec": spec.id},
+        rotated=spec.rotated,
+        data=data,
+        chosen=spec.chosen,
+        repeat=repeat,
+        run=bench.run,
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+
+
+def measure_burst_row(bench: OperatorBench, spec: OperatorSpec, repeat: int = 0) -> KernelRow:
+    """Measure latency at the top clock: tens of milliseconds after a pause, once more if the clock was low."""
+    row = make_blank_row(bench, RowKind.BURST, spec, repeat)
+    graph = bench.gpu.prepare(spec)
+    try:
+        for attempt in range(2):
+            row = _burst(bench, graph, row)
+            if "clock_low" not in row.flags:
+                break
+            await_top_clock(bench, 1.5 if attempt == 0 else 0.0)
+    finally:
+        graph.drop()
+    return row
+
+
+def _burst(bench: OperatorBench, graph: CapturedGraph, row: KernelRow) -> KernelRow:
+    pause_since(bench.rested_s, bench.tired_s)
+    mark, began_s = bench.sampler.head, time.monotonic()
+    once_s = float(bench.gpu.timed(graph, 1)[0]) * graph.copies
+    replays = int(min(max(BURST_S / once_s, 3), 60))
+    if replays * once_s > LONGEST_BURST_S:
+        replays = max(int(LONGEST_BURST_S / once_s), 2)
+    copy_s = bench.gpu.timed(graph, replays)
+    ended_s = time.monotonic()
+    _rest(bench, ended_s, ended_s - began_s)
+    seen = bench.sampler.since(mark - 20)
+    clock = seen.between(began_s, ended_s).known("sm_clock_hz")
+    low = len(clock) > 0 and float(clock.min()) < TOP_SHARE * bench.top_clock_hz
+    flags = ("clock_low",) * low + ("clock_unseen",) * (len(clock) == 0)
+    return replace(
+        row,
+        **_describe_graph(graph),
+        replays=replays,
+        latency_s=float(np.median(copy_s)),
+        latency_spread_s=float(copy_s.std(ddof=1)),
+        duration_s=float(copy_s.sum()) * graph.copies,
+        sm_clock_hz=float(np.median(clock)) if len(clock) else None,
+        temperature_c=seen.last("temperature_c"),
+        throttle=seen.between(began_s, ended_s).throttle,
+        flags=flags,
+    )
+
+
+def _rest(bench: OperatorBench, ended_s: float, busy_s: float) -> None:
+    bench.rested_s, bench.tired_s = ended_s, min(max(0.012, 0.8 * busy_s), 0.05)
+
+
+def await_top_clock(bench: OperatorBench, longest_s: float) -> bool:
+    """Wait until the reported clock is at the top; a capped load leaves it low for about a second."""
+    wanted_s = longest_s if bench.patience > 0 else 0.0
+    if await_clock(bench.sampler, TOP_SHARE * bench.top_clock_hz, wanted_s):
+        return True
+    bench.patience -= 1
+    return False
+
+
+def find_top_clock_hz(bench: OperatorBench, spec: OperatorSpec) -> float:
+    """Return the highest clock reported around a light load; the driver's stated top may not be reached."""
+    mark = bench.sampler.head
+    graph = bench.gpu.prepare(spec)
+    bench.gpu.timed(graph, 20)
+    time.sleep(0.3)
+    bench.gpu.timed(graph, 20)
+    graph.drop()
+    clock = bench.sampler.since(mark).known("sm_clock_hz")
+    return float(clock.max()) if len(clock) else bench.top_clock_hz
+
+
+def measure_sustained_row(bench: OperatorBench, spec: OperatorSpec, repeat: int = 0) -> KernelRow:
+    """Measure power, clock and latency of a load that fills the GPU until it has settled."""
+    row = make_blank_row(bench, RowKind.SUSTAINED, spec, repeat)
+    graph = bench.gpu.prepare(spec)
+    try:
+        return _sustained(bench, graph, row)
+    finally:
+        graph.drop()
+
+
+def _sustained(bench: OperatorBench, graph: CapturedGraph, row: KernelRow) -> KernelRow:
+    once_s = float(bench.gpu.timed(graph, 2)[-1]) * graph.copies
+    replays = max(int(CHUNK_S / once_s), 1)
+    load = hold_load(bench.sampler, bench.gpu, lambda: bench.gpu.replay(graph, replays), bench.rule, bench.spinner)
+    _rest(bench, time.monotonic(), 1.0)
+    fields = _describe_graph(graph) | load.describe(replays * graph.copies)
+    return replace(row, **fields, replays=replays * load.chunks)
+
+
+def _describe_graph(graph: CapturedGraph) -> dict[str, Any]:
+    return {
+        "sets": min(graph.call.sets, graph.copies),
+        "footprint_byte": graph.call.footprint_byte(graph.copies),
+        "copies": graph.copies,
+    }
+
+
+def measure_duty_row(bench: OperatorBench, spec: OperatorSpec, duty: float, idle_power_w: float) -> KernelRow:
+    """Measure bursts with idle gaps under the cap, and derive the power while busy.
+
+    On-power = (mean power x period - idle power at the gap's clock x gap) / busy time (docs/method/measuring.md).
+    The board samples its power about every 20 ms, so the period is 20 ms over the golden ratio: samples
+    then fall evenly on all parts of it.
+    """
+    row = make_blank_row(bench, RowKind.DUTY, spec, duty=duty)
+    graph = bench.gpu.prepare(spec, graph_s=0.1 * PERIOD_S)
+    try:
+        return _duty_cycled(bench, graph, row, duty, idle_power_w)
+    finally:
+        graph.drop()
+
+
+def _duty_cycled(
+    bench: OperatorBench, graph: CapturedGraph, row: KernelRow, duty: float, idle_power_w: float
+) -> KernelRow:
+    gpu = bench.gpu
+    once_s = float(gpu.timed(graph, 2)[-1]) * graph.copies
+    replays = max(round(duty * PERIOD_S / once_s), 1)
+    period_s = max(PERIOD_S, replays * once_s / duty)
+    await_top_clock(bench, 1.2)
+    mark, started_s = bench.sampler.head, time.monotonic()
+    busy: list[tuple[float, float]] = []
+    needed_s = DUTY_SETTLE_S + 0.1 * (DUTY_TICKS + 1.5)
+    while time.monotonic() - started_s < needed_s:
+        pause_since(started_s, len(busy) * period_s)
+        begin = gpu.mark()
+        gpu.replay(graph, replays)
+        end = gpu.mark()
+        end.synchronize()
+        busy.append((time.monotonic(), begin.elapsed_time(end) / 1e3))
+    ended_s = time.monotonic()
+    _rest(bench, ended_s, 0.05)
+    held = take_window(bench.sampler.since(mark), started_s + DUTY_SETTLE_S, ended_s, bench.rule)
+    inside = [(at, length) for at, length in busy if held.start_s <= at <= held.end_s]
+    inside_s = np.array([length for _, length in inside])
+    seen_period_s = (inside[-1][0] - inside[0][0]) / (len(inside) - 1)
+    on_s = float(inside_s.mean())
+    share = on_s / seen_period_s
+    late = abs(seen_period_s - period_s) > 0.01 * period_s
+    load = HeldLoad(held, inside_s, len(busy), None)
+    fields = _describe_graph(graph) | load.describe(replays * graph.copies)
+    fields["flags"] = held.flags + (("late_periods",) if late else ())
+    return replace(
+        row,
+        **fields,
+        replays=replays,
+        duty=share,
+        busy_s=on_s,
+        period_s=seen_period_s,
+        idle_power_w=idle_power_w,
+        on_power_w=(held.ticks.power_w - idle_power_w * (1.0 - share)) / share,
+    )
+
+
+def measure_clock_row(bench: OperatorBench, spec: OperatorSpec) -> KernelRow:
+    """Measure the effective clock in a burst, with the spin kernel running next to the load."""
+    if bench.spinner is None:
+        raise Refused("the effective clock needs the spin kernel, which could not be compiled.")
+    row = make_blank_row(bench, RowKind.CLOCK, spec)
+    graph = bench.gpu.prepare(spec)
+    try:
+        await_top_clock(bench, 1.2)
+        pause_since(bench.rested_s, 0.05)
+        once_s = float(bench.gpu.timed(graph, 2)[-1]) * graph.copies
+        mark, began_s = bench.sampler.head, time.monotonic()
+        bench.gpu.replay(graph, max(int(0.004 / once_s), 1))
+        bench.spinner.start(SPIN_CYCLES)
+        beside_s = bench.gpu.timed(graph, max(int(0.012 / once_s), 2), warm=0)
+        clock_hz = bench.spinner.clock_hz()
+        ended_s = time.monotonic()
+    finally:
+        graph.drop()
+    _rest(bench, ended_s, ended_s - began_s)
+    seen = bench.sampler.since(mark).between(began_s, ended_s)
+    return replace(
+        row,
+        sets=min(graph.call.sets, graph.copies),
+        copies=graph.copies,
+        latency_s=float(np.median(beside_s)),
+        sm_clock_hz=seen.mean("sm_clock_hz"),
+        effective_clock_hz=clock_hz,
+        throttle=seen.throttle,
+    )
+
+
+def measure_idle_row(bench: OperatorBench, name: str, length_s: float = 0.9) -> KernelRow:
+    """Measure power with a context open and no work, at whatever clock the card rests."""
+    mark, began_s = bench.sampler.head, time.monotonic()
+    time.sleep(length_s)
+    bench.sampler.check()
+    held = take_window(bench.sampler.since(mark), began_s, time.monotonic(), bench.rule)
+    clock = held.samples.known("sm_clock_hz")
+    return KernelRow(
+        f"idle-{name}-{bench.run}",
+        RowKind.IDLE,
+        "idle",
+        {"op": "idle"},
+        run=bench.run,
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        data="none",
+        sm_clock_spread_hz=float(clock.std()) if len(clock) else None,
+        **describe_window(held),
+    )
+
+
+Row = TypeVar("Row", KernelRow, ChainRow)
+
+
+@dataclass
+class KernelCampaign:
+    """One call of ``measure kernels``: where rows go and when to stop."""
+
+    bench: OperatorBench
+    out: Path
+    deadline_s: float
+    few: int = 0  # a smoke test takes this many per family
+    after: int = 0  # operators at the head of a step's list that another machine has measured
+    counts: Counter[str] = field(default_factory=Counter)
+    errors: Counter[str] = field(default_factory=Counter)
+    journals: dict[str, Journal] = field(default_factory=dict)
+    fresh: dict[str, list[OperatorSpec]] = field(default_factory=dict)  # operators measured by this process, by kind
+    latency_s: dict[str, float] = field(default_factory=dict)  # of the rows measured by this process, by id
+    listed: list[OperatorSpec] | None = None  # in place of the plan
+    round_: int = 1  # of the plan
+
+    @property
+    def left_s(self) -> float:
+        """Time until the budget is spent."""
+        return self.deadline_s - time.monotonic()
+
+    def journal(self, kind: str) -> Journal:
+        """The file of one kind of row."""
+        return self.journals.setdefault(kind, Journal(self.out / f"{kind}.jsonl"))
+
+    def measure(self, kind: str, spec: OperatorSpec, blank: Row, make: Callable[[], Row]) -> None:
+        """Measure one row unless its id is on file; record it, or ``blank`` with the reason it failed."""
+        journal = self.journal(kind)
+        if blank.id in journal.ids:
+            self.counts[f"{kind} skipped"] += 1
+            return
+        try:
+            row = make()
+            self.fresh.setdefault(str(kind), []).append(spec)
+            self.latency_s |= {blank.id: row.latency_s} if row.latency_s else {}
+        except Exception as error:
+            row = replace(blank, error=f"{type(error).__name__}: {error}"[:400])
+            self.counts[f"{kind} errors"] += 1
+            self.errors[f"{spec.family} {kind}: {row.error}"[:160]] += 1
+            self._mend(error)
+        journal.append(row)
+        self.counts[str(kind)] += 1
+
+    def _mend(self, error: Exception) -> None:
+        """Bring device and sampler back to a clean state; a dead context ends the campaign."""
+        if isinstance(error, Refused) and self.bench.sampler.lost:
+            raise error
+        self.bench.gpu.recover()
+        if not self.bench.sampler.healthy:
+            self.bench.sampler.restart()
+
+    def specs(
+        self, wanted: dict[str, int] | None = None, keep: Callable[[OperatorSpec], bool] = lambda s: True
+    ) -> list[OperatorSpec]:
+        """Operators of a step, or the first few of each family in a smoke test."""
+        everything = make_kernel_plan(self.round_) if self.listed is None else self.listed
+        if self.listed is not None and not self.few:
+            return [spec for spec in everything if keep(spec)]
+        if self.few:
+            return take_subset(everything, dict.fromkeys((spec.family for spec in everything), self.few), keep)
+        return take_subset(everything, wanted, keep) if wanted else everything
+
+    def within(self, specs: list[OperatorSpec], each_s: float, label: str) -> Iterator[OperatorSpec]:
+        """Operators while there is time for another, with progress."""
+        for place, spec in enumerate(specs):
+            if self.left_s < each_s + 2.0:
+                say(f"{label}: budget spent after {place} of {len(specs)}")
+                return
+            if place % 200 == 0:
+                say(f"{label}: {place} of {len(specs)}, {self.left_s:.0f} s left")
+            yield spec
+
+
+def save_row(campaign: KernelCampaign, kind: RowKind, spec: OperatorSpec, repeat: int = 0) -> None:
+    """Measure and save one burst, sustained or clock row, unless it is on file."""
+    bench = campaign.bench
+    makers: dict[str, Callable[[], KernelRow]] = {
+        RowKind.BURST: lambda: measure_burst_row(bench, spec, repeat),
+        RowKind.SUSTAINED: lambda: measure_sustained_row(bench, spec, repeat),
+        RowKind.CLOCK: lambda: measure_clock_row(bench, spec),
+    }
+    campaign.measure(kind, spec, make_blank_row(bench, kind, spec, repeat), makers[kind])

@@ -1,0 +1,342 @@
+"""Compile CUDA C at run time and launch it through NVIDIA's driver bindings.
+
+Every call is checked, and every wait has a limit. The file also holds the spin kernel, which reads
+the clock that the multiprocessors really run at.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from wattcast.core.errors import MissingTool, WattcastError
+
+
+class CudaError(WattcastError):
+    """A CUDA or NVRTC call failed."""
+
+
+def compile_cubin(source: str, architecture: str = "sm_90", name: str = "kernel.cu") -> bytes:
+    """Compile CUDA C ``source`` to machine code; no GPU is needed."""
+    nvrtc = import_bindings("nvrtc")
+    try:
+        program = _check(nvrtc.nvrtcCreateProgram(source.encode(), name.encode(), 0, [], []))
+    except RuntimeError as error:  # the bindings look for the library at the first call
+        raise MissingTool(f"NVRTC cannot be loaded (pip install nvidia-cuda-nvrtc): {str(error)[:200]}") from None
+    options = [f"--gpu-architecture={architecture}".encode(), b"--std=c++17"]
+    (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
+    if int(status) != 0:
+        log = b" " * _check(nvrtc.nvrtcGetProgramLogSize(program))
+        _check(nvrtc.nvrtcGetProgramLog(program, log))
+        raise CudaError(f"{name} does not compile: {log.decode(errors='replace').strip()}")
+    cubin: bytes = b" " * _check(nvrtc.nvrtcGetCUBINSize(program))
+    _check(nvrtc.nvrtcGetCUBIN(program, cubin))
+    return cubin
+
+
+@dataclass(frozen=True)
+class LoadedKernel:
+    """A loaded kernel; the current CUDA context must be the one it was loaded in."""
+
+    driver: Any
+    function: Any
+
+    def launch(self, stream: int, grid: int, block: int, arguments: tuple[tuple[Any, ...], tuple[Any, ...]]) -> None:
+        """Launch on a stream handle; ``arguments`` are values and their ctypes, None for pointers."""
+        launch = self.driver.cuLaunchKernel
+        _check(launch(self.function, grid, 1, 1, block, 1, 1, 0, stream, arguments, 0))
+
+
+def load_kernel(cubin: bytes, name: str) -> LoadedKernel:
+    """Load the kernel ``name`` (``extern "C"``) of ``cubin`` in the current context."""
+    driver = import_bindings("driver")
+    module = _check(driver.cuModuleLoadData(cubin))
+    return LoadedKernel(driver, _check(driver.cuModuleGetFunction(module, name.encode())))
+
+
+def import_bindings(part: str) -> Any:
+    """Import a part of NVIDIA's CUDA bindings (``nvrtc`` or ``driver``); raise ``MissingTool`` without them."""
+    try:
+        from importlib import import_module
+
+        return import_module(f"cuda.bindings.{part}")
+    except ImportError:
+        raise MissingTool("NVIDIA's CUDA bindings are not installed (pip install cuda-bindings).") from None
+
+
+def _check(result: tuple[Any, ...]) -> Any:
+    status, *values = result
+    if int(status) != 0:
+        raise CudaError(f"a CUDA call failed: {status!r}.")
+    return values[0] if values else None
+
+
+Bytes = npt.NDArray[np.generic]
+LARGE_SHARED = 48 * 1024  # beyond this a kernel has to ask
+ARGUMENT_TYPES = (*(ctypes.c_void_p,) * 4, ctypes.c_ulonglong, ctypes.c_uint, ctypes.c_int)
+WAIT_S = 20.0  # no wait for the device lasts longer
+BENIGN = {1, 2, 101, 200, 201, 209, 218, 222, 301, 500, 600, 701}  # errors of a call that leave the context whole
+
+
+class DeviceFault(CudaError):
+    """An error after which this process cannot use the device any more."""
+
+
+@dataclass(frozen=True)
+class DeviceEvent:
+    """A moment on the device's stream."""
+
+    device: CudaDevice
+    handle: Any
+
+    def synchronize(self, longest_s: float = WAIT_S) -> None:
+        """Wait until the stream has come here; a device that does not answer is a fault."""
+        deadline = time.monotonic() + longest_s
+        query = self.device.driver.cuEventQuery
+        while int(status := query(self.handle)[0]) == 600:  # not ready
+            if time.monotonic() > deadline:
+                raise DeviceFault(f"the device was still busy after {longest_s:.0f} s.")
+            time.sleep(1e-4)
+        self.device.check((status,), "waiting for the device")
+
+    def elapsed_time(self, later: DeviceEvent) -> float:
+        """Milliseconds from here to ``later``."""
+        return float(self.device.call("cuEventElapsedTime", self.handle, later.handle))
+
+
+@dataclass
+class CudaKernel:
+    """A loaded kernel."""
+
+    module: Any
+    function: Any
+    name: str
+    shared_byte: int
+
+
+@dataclass
+class CudaDevice:
+    """One GPU with a context and a stream; use ``open``."""
+
+    driver: Any
+    name: str
+    capability: tuple[int, int]
+    sm_count: int
+    l2_byte: int
+    shared_byte: int  # of a block, at most
+    stream: Any
+    _events: list[Any] = field(default_factory=list)
+    _held: dict[int, int] = field(default_factory=dict)
+
+    @classmethod
+    def open(cls, index: int = 0) -> CudaDevice:
+        """Start CUDA on a device; a clear sentence when there is none."""
+        driver = import_bindings("driver")
+        try:
+            status = driver.cuInit(0)[0]
+        except Exception as error:
+            raise MissingTool(f"microbenchmarks need an NVIDIA GPU and its driver: {error}") from None
+        if int(status) != 0:
+            raise MissingTool(f"microbenchmarks need an NVIDIA GPU; CUDA answers {_name(driver, status)}.")
+        device = cls(driver, "", (0, 0), 0, 0, 0, 0)
+        handle = device.call("cuDeviceGet", index)
+        context = device.call("cuDevicePrimaryCtxRetain", handle)
+        device.call("cuCtxSetCurrent", context)
+        names = driver.CUdevice_attribute
+
+        def read(name: str) -> int:
+            return int(device.call("cuDeviceGetAttribute", getattr(names, f"CU_DEVICE_ATTRIBUTE_{name}"), handle))
+
+        device.name = bytes(device.call("cuDeviceGetName", 96, handle)).split(b"\0")[0].decode(errors="replace")
+        device.capability = read("COMPUTE_CAPABILITY_MAJOR"), read("COMPUTE_CAPABILITY_MINOR")
+        device.sm_count, device.l2_byte = read("MULTIPROCESSOR_COUNT"), read("L2_CACHE_SIZE")
+        device.shared_byte = read("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN")
+        device.stream = device.call("cuStreamCreate", 1)  # not blocked by the default stream
+        return device
+
+    @property
+    def architecture(self) -> str:
+        """What to compile for; on 9.x with the instructions that only this architecture has."""
+        major, minor = self.capability
+        return f"sm_{major}{minor}{'a' if major == 9 else ''}"
+
+    @property
+    def free_byte(self) -> int:
+        """Memory not yet taken."""
+        status, free, _ = self.driver.cuMemGetInfo()
+        self.check((status,), "cuMemGetInfo")
+        return int(free)
+
+    def call(self, name: str, *arguments: Any) -> Any:
+        """A driver function by name; its value, or an error that names it."""
+        return self.check(getattr(self.driver, name)(*arguments), name)
+
+    def check(self, result: tuple[Any, ...], what: str) -> Any:
+        """The value of a driver call's result."""
+        status, *values = result
+        code = int(status)
+        if code != 0:
+            kind = CudaError if code in BENIGN else DeviceFault
+            raise kind(f"{what}: {_name(self.driver, status)} ({code}).")
+        return values[0] if values else None
+
+    def allocate(self, size: int) -> int:
+        """Device memory; its address."""
+        try:
+            address = int(self.call("cuMemAlloc", size))
+        except CudaError as error:
+            raise CudaError(f"{size / 2**20:.0f} MiB of device memory could not be had: {error}") from None
+        self._held[address] = size
+        return address
+
+    def free(self, address: int) -> None:
+        """Give memory back."""
+        self._held.pop(address, None)
+        self.call("cuMemFree", address)
+
+    def upload(self, address: int, values: Bytes) -> None:
+        """Host array to device memory."""
+        values = np.ascontiguousarray(values)
+        self.call("cuMemcpyHtoD", address, values.ctypes.data, values.nbytes)
+        self.call("cuCtxSynchronize")  # the copy may still be under way, and our stream does not wait for it
+
+    def download(self, address: int, count: int, dtype: npt.DTypeLike) -> Bytes:
+        """Device memory to a new host array; waits for the stream first."""
+        self.synchronize()
+        values = np.empty(count, dtype=dtype)
+        self.call("cuMemcpyDtoH", values.ctypes.data, address, values.nbytes)
+        return values
+
+    def zero(self, address: int, size: int) -> None:
+        """Clear memory, on the stream."""
+        self.call("cuMemsetD32Async", address, 0, size // 4, self.stream)
+
+    def copy(self, to: int, source: int, size: int) -> None:
+        """Device to device, by the driver, on the stream."""
+        self.call("cuMemcpyDtoDAsync", to, source, size, self.stream)
+
+    def load(self, cubin: bytes, name: str, shared_byte: int = 0) -> CudaKernel:
+        """The kernel ``name`` of ``cubin``."""
+        if shared_byte > self.shared_byte:
+            raise CudaError(f"{name} needs {shared_byte} bytes of shared memory; a block has {self.shared_byte}.")
+        module = self.call("cuModuleLoadData", cubin)
+        function = self.call("cuModuleGetFunction", module, name.encode())
+        if shared_byte > LARGE_SHARED:
+            attribute = self.driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            self.call("cuFuncSetAttribute", function, attribute, shared_byte)
+        return CudaKernel(module, function, name, shared_byte)
+
+    def unload(self, kernel: CudaKernel) -> None:
+        """Forget a kernel."""
+        self.call("cuModuleUnload", kernel.module)
+
+    def resident(self, kernel: CudaKernel, threads: int) -> int:
+        """Blocks of a kernel that fit on a multiprocessor at once."""
+        query = "cuOccupancyMaxActiveBlocksPerMultiprocessor"
+        return int(self.call(query, kernel.function, threads, kernel.shared_byte))
+
+    def launch(
+        self,
+        kernel: CudaKernel,
+        blocks: int,
+        threads: int,
+        values: tuple[int, ...],
+        types: tuple[Any, ...] = ARGUMENT_TYPES,
+    ) -> None:
+        """Put one launch on the stream."""
+        arguments = (values, types)
+        shape = (blocks, 1, 1, threads, 1, 1, kernel.shared_byte)
+        self.call("cuLaunchKernel", kernel.function, *shape, self.stream, arguments, 0)
+
+    def mark(self) -> DeviceEvent:
+        """An event, recorded now; events are used again after ``recycle``."""
+        handle = self._events.pop() if self._events else self.call("cuEventCreate", 0)
+        self.call("cuEventRecord", handle, self.stream)
+        return DeviceEvent(self, handle)
+
+    def recycle(self, events: list[DeviceEvent]) -> None:
+        """Take events back."""
+        self._events.extend(event.handle for event in events)
+
+    def synchronize(self, longest_s: float = WAIT_S) -> None:
+        """Wait for everything on the stream."""
+        event = self.mark()
+        event.synchronize(longest_s)
+        self.recycle([event])
+
+    def texture(self, address: int, size: int) -> int:
+        """Handle of a texture of four-word elements over linear memory."""
+        d = self.driver
+        resource = d.CUDA_RESOURCE_DESC()
+        resource.resType = d.CUresourcetype.CU_RESOURCE_TYPE_LINEAR
+        resource.res.linear.devPtr = d.CUdeviceptr(address)
+        resource.res.linear.format = d.CUarray_format.CU_AD_FORMAT_UNSIGNED_INT32
+        resource.res.linear.numChannels = 4
+        resource.res.linear.sizeInBytes = size
+        how = d.CUDA_TEXTURE_DESC()
+        how.flags = 1  # read as integers
+        return int(self.call("cuTexObjectCreate", resource, how, None))
+
+    def profile(self, on: bool) -> None:
+        """Tell a profiler that listens to begin or to end."""
+        self.call("cuProfilerStart" if on else "cuProfilerStop")
+
+
+def _name(driver: Any, status: Any) -> str:
+    try:
+        _, text = driver.cuGetErrorName(status)
+        return bytes(text).decode() if text else str(status)
+    except Exception:
+        return str(status)
+
+
+SOURCE = r"""
+extern "C" __global__ void spin(unsigned long long *out, unsigned long long cycles)
+{
+    if (threadIdx.x != 0) return;
+    unsigned long long begin_ns, end_ns;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(begin_ns) :: "memory");
+    unsigned long long begin = clock64(), now = begin;
+    while (now - begin < cycles) { __nanosleep(2000); now = clock64(); }
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(end_ns) :: "memory");
+    now = clock64();
+    out[0] = now - begin;
+    out[1] = end_ns - begin_ns;
+}
+"""
+
+
+@dataclass(frozen=True)
+class ClockSpinner:
+    """A loaded spin kernel with its own stream and output."""
+
+    torch: Any
+    kernel: LoadedKernel
+    stream: Any
+    out: Any
+
+    def start(self, cycles: int) -> None:
+        """Launch beside whatever runs; returns at once."""
+        arguments = (self.out.data_ptr(), cycles), (ctypes.c_void_p, ctypes.c_ulonglong)
+        self.kernel.launch(self.stream.cuda_stream, 1, 32, arguments)
+
+    def clock_hz(self) -> float:
+        """Wait for the spin to end: cycles over seconds."""
+        self.stream.synchronize()
+        cycles, ns = self.out.tolist()
+        return float(1e9 * cycles / ns)
+
+
+def make_spinner(torch: Any, architecture: str = "") -> ClockSpinner:
+    """Compile and load the spin kernel for the current device."""
+    major, minor = torch.cuda.get_device_capability()
+    cubin = compile_cubin(SOURCE, architecture or f"sm_{major}{minor}", "spin.cu")
+    out = torch.zeros(2, dtype=torch.int64, device="cuda")
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream(priority=-1)
+    return ClockSpinner(torch, load_kernel(cubin, "spin"), stream, out)

@@ -1,0 +1,497 @@
+"""Pack the JSON Lines of campaigns into the tables of a database, and summarise what a database holds.
+
+``pack_database`` writes ``rows.parquet``, ``counters.parquet`` and ``chains.parquet``. Rows under the power cap also
+get their settled power: an H200 runs about 0.7 s a few percent above its limit and then cuts the clock for about
+0.3 s, so a window of half a second shows 715 W where the load settles at 695 W. The raw samples of the run hold the
+whole load, so power and clock over whole cycles can be computed afterwards. The row keeps its own power, clock and
+latency, because these belong to one window.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from wattcast.core.errors import BadInput
+from wattcast.core.measured_rows import (
+    CHAINS_FILE,
+    COUNTERS_FILE,
+    MODEL_KERNELS_FILE,
+    MODELS_FILE,
+    ROWS_FILE,
+    ChainRow,
+    KernelRow,
+    ModelKernels,
+    ModelRow,
+    NameRow,
+    Plain,
+    RunInfo,
+    read_lines,
+    read_table,
+    row_from_plain,
+    write_table,
+)
+from wattcast.measure.campaigns.nsight_counters import read_counter_table as read_counters
+from wattcast.measure.energy_samples import Array, EnergySamples, find_sightings, find_ticks
+
+CYCLE_TICKS = 10
+SKIP_S = 0.35  # from the begin of the load until the governor has answered
+QUEUED_S = 0.05  # the load runs on this long after its window has closed
+NEARBY_S = 4.0  # windows end within this long of the usual time after their row was begun
+CLOSE = 1e-3  # relative difference in power between a row and its own window, evaluated again
+
+
+@dataclass(frozen=True)
+class SettledLevel:
+    """Mean power and reported clock of a capped load over at least one governor cycle."""
+
+    power_w: float
+    sm_clock_hz: float
+    ticks: int
+
+
+def settle_capped_row(rows: list[KernelRow], samples: EnergySamples) -> dict[str, SettledLevel]:
+    """Compute settled power by row id for the capped rows of one run whose windows the samples hold."""
+    found = {row.id: own for row in rows if _capped(row) and (own := _own(row)) is not None}
+    capped = [row for row in rows if _capped(row) and row.id not in found]
+    seen, grid_s = find_sightings(samples), find_ticks(samples).time_s
+    seen_s, energy_j = seen.middle_s, seen.energy_j
+    if not capped or len(grid_s) != len(seen_s) or len(grid_s) < CYCLE_TICKS:
+        return found
+    offset_s = _offset_s(capped, seen_s, grid_s, energy_j)
+    for row in capped:
+        last = _window_end(row, offset_s, seen_s, grid_s, energy_j)
+        settled = _widen(row, last, grid_s, energy_j, samples) if last is not None else None
+        if settled is not None:
+            found[row.id] = settled
+    return found
+
+
+def _capped(row: KernelRow) -> bool:
+    return row.kind == "sustained" and not row.error and "sw_power_cap" in row.throttle and bool(row.power_w)
+
+
+def _own(row: KernelRow) -> SettledLevel | None:
+    """A row's own figures, where its window holds at least one cycle."""
+    if row.power_w is None or row.sm_clock_hz is None or (row.ticks or 0) < CYCLE_TICKS:
+        return None
+    return SettledLevel(row.power_w, row.sm_clock_hz, row.ticks or 0)
+
+
+def _offset_s(rows: list[KernelRow], seen_s: Array, grid_s: Array, energy_j: Array) -> float:
+    """Sampler time minus calendar time, the same for all rows of a run.
+
+    The densest place among all windows that match some row closely: chance matches scatter, true ones agree.
+    """
+    offsets: list[Array] = []
+    for row in rows:
+        error, last = _matches(row, seen_s, grid_s, energy_j)
+        offsets.append(grid_s[last[error < CLOSE]] - _calendar_s(row))
+    every_s = np.sort(np.concatenate(offsets))
+    if not len(every_s):
+        return float("nan")
+    inside = np.searchsorted(every_s, every_s + NEARBY_S) - np.arange(len(every_s))
+    first = int(np.argmax(inside))
+    return float(np.median(every_s[first : first + inside[first]]))
+
+
+def _matches(row: KernelRow, seen_s: Array, grid_s: Array, energy_j: Array) -> tuple[Array, npt.NDArray[np.intp]]:
+    """Relative difference between the row's power and that of every window as long as the row's."""
+    count = row.ticks or 0
+    joules = energy_j[count:] - energy_j[:-count]
+    wanted_w = row.power_w or float("nan")
+    seen, grid = (np.abs(joules / (t[count:] - t[:-count]) / wanted_w - 1.0) for t in (seen_s, grid_s))
+    return np.minimum(seen, grid), np.arange(count, len(energy_j), dtype=np.intp)
+
+
+def _window_end(row: KernelRow, offset_s: float, seen_s: Array, grid_s: Array, energy_j: Array) -> int | None:
+    """Which counter step closed the row's window: the best match in the seconds after the row was begun."""
+    error, last = _matches(row, seen_s, grid_s, energy_j)
+    late_s = grid_s[last] - (_calendar_s(row) + offset_s)
+    error = np.where(np.abs(late_s) < NEARBY_S, error, np.inf)
+    place = int(np.argmin(error))
+    return int(last[place]) if error[place] < CLOSE else None
+
+
+def _widen(row: KernelRow, last: int, grid_s: Array, energy_j: Array, samples: EnergySamples) -> SettledLevel | None:
+    length_s = (row.replays or 0) * (row.copies or 0) * (row.latency_s or 0.0)
+    begin_s = grid_s[last] + QUEUED_S - length_s + SKIP_S
+    first = int(np.searchsorted(grid_s, begin_s))
+    if last - first < CYCLE_TICKS:
+        return None
+    clock = samples.between(float(grid_s[first]), float(grid_s[last])).known("sm_clock_hz")
+    if not len(clock):
+        return None
+    power_w = (energy_j[last] - energy_j[first]) / (grid_s[last] - grid_s[first])
+    return SettledLevel(float(power_w), float(clock.mean()), last - first)
+
+
+def _calendar_s(row: KernelRow) -> float:
+    return datetime.fromisoformat(row.date).timestamp()
+
+
+LEAST_PHASES = 6
+_CARD: tuple[str, ...] = ("card_name", "card_uuid", "card_serial", "driver", "cuda", "torch", "cublas", "cudnn")
+_CARD += ("power_limit_w", "wattcast")
+
+
+def pack_database(folders: list[Path], out: Path) -> dict[str, int]:
+    """Pack all ``*.jsonl`` and ``counters.csv`` under ``folders``; returns how many rows of each table.
+
+    Tables that are in ``out`` already are added to: a row of the same id and run is replaced, the rest is kept.
+    """
+    runs: dict[str, RunInfo] = {}
+    names: dict[str, NameRow] = {}
+    rows: list[KernelRow] = []
+    models: dict[tuple[str, str], ModelRow] = {}
+    profiles: dict[str, ModelKernels] = {}
+    chains: dict[tuple[str, str], ChainRow] = {}
+    for plain, where in _records(folders):
+        match plain.get("record"):
+            case "run":
+                info = row_from_plain(plain, RunInfo, where)
+                runs[info.run] = info
+            case "names":
+                found = row_from_plain(plain, NameRow, where)
+                if found.names or found.spec not in names:
+                    names[found.spec] = found
+            case "row":
+                rows.append(row_from_plain(plain, KernelRow, where))
+            case "model":
+                model = row_from_plain(plain, ModelRow, where)
+                models[model.id, model.run] = model
+            case "model_kernels":
+                kernels = row_from_plain(plain, ModelKernels, where)
+                profiles[kernels.id] = kernels
+            case "chain":
+                chain = row_from_plain(plain, ChainRow, where)
+                chains[chain.id, chain.run] = chain
+    whole: dict[str, int] = {}
+    if models:
+        packed_models = [_plain_with_card(row, runs) for row in models.values()]
+        _add_to_table(out / MODELS_FILE, packed_models, ("id", "run"))
+        seen = [_plain_lists(profile) for profile in profiles.values() if not profile.error]
+        _add_to_table(out / MODEL_KERNELS_FILE, seen, ("id",))
+        whole |= {"models": len(packed_models), "profiles": len(seen)}
+    if chains:
+        _add_to_table(out / CHAINS_FILE, [_plain_with_card(row, runs) for row in chains.values()], ("id", "run"))
+        whole["chains"] = len(chains)
+    if whole and not rows:
+        return whole
+    if not rows:
+        raise BadInput(f"no measured rows under {', '.join(str(folder) for folder in folders)}.")
+    unique = list({(row.id, row.run): row for row in rows}.values())  # measured again after a failure: the later
+    unique = [_flag_beats(row) for row in _settle(unique, folders)]
+    packed = [_packed(row, runs, names.get(str(row.detail.get("spec", "")))) for row in unique]
+    counters = [row for folder in folders for path in sorted(folder.rglob("counters.csv")) for row in _counted(path)]
+    before = _before(out / ROWS_FILE)
+    everything = [*({"chosen": "plan", **row} for row in before), *_known_names(packed, before)]
+    together = {(row["id"], row["run"]): row for row in everything}
+    order = sorted(together.values(), key=lambda row: (row["kind"], row["family"], row["id"], row["run"]))
+    write_table(out / ROWS_FILE, order)
+    if counters:
+        _add_to_table(out / COUNTERS_FILE, counters, ("id",))
+    return {
+        "rows": len(packed),
+        "runs": len(runs),
+        "named": len(names),
+        "counters": len(counters),
+        "kept": len(together) - len(packed),
+        **whole,
+    }
+
+
+def _add_to_table(path: Path, rows: list[Plain], key: tuple[str, ...]) -> None:
+    """Add rows to a table, in place of those with the same key, sorted by it; an empty table is not written."""
+    together = {tuple(str(row[name]) for name in key): row for row in [*_before(path), *rows]}
+    if together:
+        write_table(path, [together[name] for name in sorted(together)])
+
+
+def _plain_with_card(row: KernelRow | ModelRow | ChainRow, runs: Mapping[str, RunInfo]) -> Plain:
+    info = asdict(runs[row.run]) if row.run in runs else {}
+    return _plain_lists(row) | {name: info.get(name) for name in _CARD}
+
+
+def _plain_lists(row: KernelRow | ModelRow | ChainRow | ModelKernels) -> Plain:
+    """Return the row as a mapping with lists in place of tuples, as a table holds them."""
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(row).items()}
+
+
+def _before(path: Path) -> list[Plain]:
+    """Rows of a table that is there already; none when it is not."""
+    return read_table(path) if path.exists() else []
+
+
+def _known_names(packed: list[Plain], before: list[Plain]) -> list[Plain]:
+    """New rows of an operator whose kernels were named earlier get those names."""
+    columns = [column for column in (packed or before)[0] if column.startswith("kernel_")]
+    known = {row["spec"]: {c: row.get(c) or [] for c in columns} for row in before if row.get("kernel_names")}
+    return [row if row["kernel_names"] else row | known.get(row["spec"], {}) for row in packed]
+
+
+def _records(folders: Iterable[Path]) -> Iterable[tuple[Plain, str]]:
+    for folder in folders:
+        for path in sorted(folder.rglob("*.jsonl")):
+            for number, plain in enumerate(read_lines(path), start=1):
+                yield plain, f"{path.name}: line {number}"
+
+
+def _counted(path: Path) -> Iterable[Plain]:
+    for row in read_counters(path.read_text(errors="replace").splitlines()):
+        metrics: dict[str, Any] = row.pop("metrics")
+        yield {**row, **{name.replace(".", "_"): value for name, value in metrics.items()}}
+
+
+def _settle(rows: list[KernelRow], folders: Iterable[Path]) -> list[KernelRow]:
+    """Capped rows with their settled figures, for every run whose samples were kept."""
+    kept = {path.stem.removeprefix("samples-"): path for folder in folders for path in folder.rglob("samples-*.npz")}
+    found: dict[tuple[str, str], SettledLevel] = {}
+    for run, path in kept.items():
+        settled = settle_capped_row([row for row in rows if row.run == run], EnergySamples.load(path))
+        found |= {(row_id, run): figures for row_id, figures in settled.items()}
+    return [
+        replace(row, settled_power_w=own.power_w, settled_clock_hz=own.sm_clock_hz, settled_ticks=own.ticks)
+        if (own := found.get((row.id, row.run)))
+        else row
+        for row in rows
+    ]
+
+
+def _flag_beats(row: KernelRow) -> KernelRow:
+    """Duty cycles whose period beats with the board's sampling see only a few parts of it: flagged."""
+    if row.kind != "duty" or not row.period_s or find_phases(row.period_s) >= LEAST_PHASES:
+        return row
+    return replace(row, flags=(*row.flags, "period_beats_with_sensor"))
+
+
+def find_phases(period_s: float, sample_s: float = 0.02, most: int = 50) -> int:
+    """Count the parts of a period that samples ``sample_s`` apart see; ``most`` when practically all.
+
+    >>> find_phases(0.05), find_phases(0.01236)
+    (5, 50)
+    """
+    turn = sample_s / period_s
+    return next((n for n in range(1, most) if abs(n * turn - round(n * turn)) < 0.01), most)
+
+
+def make_workload_form(operator: Plain) -> Plain:
+    """Return the operator as a workload file writes it: an elementwise one is named by its function."""
+    if operator.get("op") != "elementwise":
+        return operator
+    return {"op": operator["function"], **{k: v for k, v in operator.items() if k not in ("op", "function")}}
+
+
+def _packed(row: KernelRow, runs: Mapping[str, RunInfo], names: NameRow | None) -> Plain:
+    plain = _plain_with_card(row, runs)
+    plain["spec"] = plain["detail"].pop("spec", "")
+    plain["operator"] = make_workload_form(row.operator)
+    named = names or NameRow("")
+    return plain | {
+        "kernel_names": list(named.names),
+        "kernel_grids": [list(grid) for grid in named.grids],
+        "kernel_blocks": [list(block) for block in named.blocks],
+        "kernel_s": list(named.kernel_s),
+        "kernel_registers": list(named.registers),
+        "kernel_shared_byte": list(named.shared_byte),
+    }
+
+
+@dataclass(frozen=True)
+class ChainExtra:
+    """One chain: its operators and kernels, its own latency and that of its members together."""
+
+    name: str
+    operators: int
+    kernels: int | None  # None: the kernels of some member were not named
+    chain_s: float
+    alone_s: float
+
+    @property
+    def per_node_s(self) -> float:
+        """Extra time a kernel, or an operator where kernels are not known."""
+        return (self.chain_s - self.alone_s) / (self.kernels or self.operators)
+
+
+def find_chain_extras(chains: Sequence[Plain], rows: Sequence[Plain]) -> list[ChainExtra]:
+    """List every chain that can be compared with its members; ``rows`` give the kernels' names."""
+    launches = {row["spec"]: len(row["kernel_names"]) for row in rows if row.get("kernel_names")}
+    found = []
+    for chain in chains:
+        specs, alone = list(chain.get("specs") or ()), list(chain.get("alone_s") or ())
+        if chain.get("error") or chain.get("flags") or not chain.get("latency_s") or len(alone) != len(specs):
+            continue
+        known = all(spec in launches for spec in specs)
+        kernels = sum(launches[spec] for spec in specs) if known else None
+        found.append(ChainExtra(chain["name"], len(specs), kernels, float(chain["latency_s"]), float(sum(alone))))
+    return found
+
+
+def summarise_chains(chains: Sequence[Plain], rows: Sequence[Plain]) -> Plain:
+    """Summarise the extra time per kernel over all chains and by part of a layer."""
+    found = find_chain_extras(chains, rows)
+    parts: dict[str, list[ChainExtra]] = {}
+    for extra in found:
+        parts.setdefault(extra.name.partition(" ")[0], []).append(extra)
+    return {"all": _chain_spread(found)} | {part: _chain_spread(some) for part, some in sorted(parts.items())}
+
+
+def _chain_spread(some: Sequence[ChainExtra]) -> dict[str, float]:
+    if not some:
+        return {"chains": 0}
+    per_node = np.array([extra.per_node_s for extra in some])
+    return {
+        "chains": len(some),
+        "mean_s": float(per_node.mean()),
+        "median_s": float(np.median(per_node)),
+        "p10_s": float(np.quantile(per_node, 0.1)),
+        "p90_s": float(np.quantile(per_node, 0.9)),
+        "share_of_chain": float(np.mean([1.0 - extra.alone_s / extra.chain_s for extra in some])),
+    }
+
+
+FAMILIES = ("linear", "bmm", "conv2d", "attention", "softmax", "layernorm", "rmsnorm", "elementwise")
+
+
+def summarise_database(database: Path) -> Plain:
+    """Count the rows of a database folder (or of its ``rows.parquet``) and compute their repeatability."""
+    folder = database if database.is_dir() else database.parent
+    rows = read_table(folder / ROWS_FILE)
+    counters, chains = _before(folder / COUNTERS_FILE), _before(folder / CHAINS_FILE)
+    good = [row for row in rows if not row["error"]]
+    return {
+        "database": folder.name,
+        "cards": sorted({f"{row['card_name']} {row['card_uuid']}" for row in rows if row["card_uuid"]}),
+        "rows": _by_kind(good),
+        "failed": len(rows) - len(good),
+        "flagged": dict(Counter(flag for row in good for flag in row["flags"])),
+        "kernels": {
+            "duty-cycled at three duties": _complete(good, "duty", 3),
+            "of these with a period that does not beat with the sensor": _complete(
+                [row for row in good if "period_beats_with_sensor" not in row["flags"]], "duty", 3
+            ),
+            "with data patterns": _patterns(good),
+            "with counters": len({row["spec"] for row in counters}),
+            "with names": len({row["spec"] for row in good if row["kernel_names"]}),
+        },
+        "repeatability": {
+            "within a run": _repeatability(good, lambda a, b: bool(a["run"] == b["run"])),
+            "between runs of one card": _repeatability(
+                good, lambda a, b: bool(a["run"] != b["run"] and a["card_uuid"] == b["card_uuid"])
+            ),
+            "between cards": _repeatability(good, lambda a, b: bool(a["card_uuid"] != b["card_uuid"])),
+        },
+        **({"chains": summarise_chains(chains, good)} if chains else {}),
+    }
+
+
+def make_summary_page(summary: Plain) -> str:
+    """Write the summary as Markdown, as the database's README shows it."""
+    kinds = list(summary["rows"])
+    lines = ["| family | " + " | ".join(kinds) + " |", "|---" * (len(kinds) + 1) + "|"]
+    families = [f for f in (*FAMILIES, "idle") if any(f in summary["rows"][kind] for kind in kinds)]
+    lines += [
+        f"| {family} | " + " | ".join(str(summary["rows"][kind].get(family, 0)) for kind in kinds) + " |"
+        for family in families
+    ]
+    lines.append("| all | " + " | ".join(str(sum(summary["rows"][kind].values())) for kind in kinds) + " |")
+    flags = ", ".join(f"{flag} {count}" for flag, count in sorted(summary["flagged"].items())) or "none"
+    lines += ["", f"Rows that failed: {summary['failed']}. Flags: {flags}."]
+    lines += [f"Kernels {what}: {count}." for what, count in summary["kernels"].items()]
+    lines += ["", "| repeatability | quantity | pairs | median | 90th percentile |", "|---|---|---|---|---|"]
+    lines += [
+        f"| {where} | {quantity} | {seen['pairs']} | {_percent(seen)} |"
+        for where, quantities in summary["repeatability"].items()
+        for quantity, seen in quantities.items()
+    ]
+    if "chains" in summary:
+        lines += ["", *_chains(summary["chains"])]
+    return "\n".join(lines) + "\n"
+
+
+def _chains(parts: Plain) -> list[str]:
+    """Extra time a kernel of chains, in microseconds."""
+    lines = ["| chains | number | extra a kernel, mean | median | 10th to 90th percentile |", "|---|---|---|---|---|"]
+    for part, seen in parts.items():
+        if seen["chains"]:
+            mean, median, low, high = (1e6 * seen[f"{name}_s"] for name in ("mean", "median", "p10", "p90"))
+            lines.append(
+                f"| {part} | {seen['chains']} | {mean:.2f} us | {median:.2f} us | {low:.2f} to {high:.2f} us |"
+            )
+    return lines
+
+
+def _percent(seen: dict[str, float]) -> str:
+    return f"{100 * seen['median']:.2f} % | {100 * seen['p90']:.2f} %" if seen["pairs"] else "- | -"
+
+
+def _by_kind(rows: list[Plain]) -> dict[str, dict[str, int]]:
+    found: dict[str, dict[str, int]] = {}
+    for (kind, family), count in sorted(Counter((row["kind"], row["family"]) for row in rows).items()):
+        found.setdefault(kind, {})[family] = count
+    return found
+
+
+def _complete(rows: list[Plain], kind: str, least: int) -> int:
+    seen = Counter(row["spec"] for row in rows if row["kind"] == kind)
+    return sum(count >= least for count in seen.values())
+
+
+def _patterns(rows: list[Plain]) -> int:
+    """Operators sustained on random values, zeros, ones and relu-like values."""
+    seen: dict[str, set[str]] = {}
+    for row in rows:
+        if row["kind"] == "sustained":
+            seen.setdefault(row["spec"], set()).add(row["data"])
+    return sum({"random", "zeros", "ones", "relu"} <= data for data in seen.values())
+
+
+def _repeatability(rows: list[Plain], wanted: Callable[[Plain, Plain], bool]) -> dict[str, dict[str, float]]:
+    plain = _pairs([row for row in rows if not row["flags"]], wanted)
+    settled = _pairs([_settled(row) for row in rows if not _doubtful(row)], wanted)
+    return {
+        "latency, burst": _spread(plain, "burst", "latency_s"),
+        "latency, sustained": _spread(plain, "sustained", "latency_s"),
+        "power, sustained, one window": _spread(plain, "sustained", "power_w"),
+        "power, sustained, settled where capped": _spread(settled, "sustained", "power_w"),
+    }
+
+
+def _pairs(rows: list[Plain], wanted: Callable[[Plain, Plain], bool]) -> list[tuple[str, Plain, Plain]]:
+    """Rows of the same kind, operator and data, two by two."""
+    groups: dict[tuple[str, str, str], list[Plain]] = {}
+    for row in rows:
+        if row["kind"] in ("burst", "sustained"):
+            groups.setdefault((row["kind"], row["spec"], row["data"]), []).append(row)
+    return [(kind, a, b) for (kind, _, _), held in groups.items() for a, b in combinations(held, 2) if wanted(a, b)]
+
+
+def _settled(row: Plain) -> Plain:
+    """The row with its settled power in place of its window's, where it has one."""
+    return row | {"power_w": row["settled_power_w"]} if row.get("settled_power_w") else row
+
+
+def _doubtful(row: Plain) -> bool:
+    """Flagged; but a window that never came to rest under the cap has a settled power all the same."""
+    flags = set(row["flags"]) - ({"unsettled"} if row.get("settled_power_w") else set())
+    return bool(flags)
+
+
+def _spread(pairs: list[tuple[str, Plain, Plain]], kind: str, column: str) -> dict[str, float]:
+    """Median and 90th percentile of the relative difference of pairs."""
+    off = [
+        abs(a[column] - b[column]) / (0.5 * (a[column] + b[column]))
+        for found, a, b in pairs
+        if found == kind and a[column] and b[column]
+    ]
+    if not off:
+        return {"pairs": 0}
+    return {"pairs": len(off), "median": float(np.median(off)), "p90": float(np.percentile(off, 90))}

@@ -1,0 +1,256 @@
+"""Read a card through NVML and lock its clocks. No other module of Wattcast sets anything on a GPU.
+
+Reading needs no privilege. Locked clocks need root; they are set only through ``NvmlCard.lock``, which nothing
+calls unless a person asked for it (``wattcast manage run --apply``), and undone by ``NvmlCard.reset``. NVML cannot
+tell whether somebody locked clocks before; resetting gives them back to the driver. A lost card raises
+``MissingTool``, a setting that the driver refuses raises ``Refused``, and a missing reading is NaN.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from queue import Empty, Queue
+from typing import Any, TypeVar
+
+from wattcast.core.errors import MissingTool, Refused
+
+T = TypeVar("T")
+
+CALL_TIMEOUT_S = 5.0  # a driver that does not answer for this long is as good as gone
+SM_CLOCK, MEMORY_CLOCK = 1, 2  # NVML_CLOCK_SM, NVML_CLOCK_MEM
+# Shares of cycles in which pipes issue; their sum times the clock is a rate of work, like VALUBusy in paper 004
+GPM_PIPES = (4, 5, 11, 12, 13)  # integer, any tensor, fp64, fp32, fp16 utilisation
+GPM_SM, GPM_DRAM = 2, 10
+
+
+@dataclass(frozen=True)
+class NvmlReading:
+    """What the card says now; NaN where it does not."""
+
+    at_s: float
+    energy_j: float
+    power_w: float
+    core_hz: float
+    memory_hz: float
+    busy: float = math.nan  # share of time with a kernel running
+    memory_busy: float = math.nan  # share of time, or of bandwidth where GPM tells, memory is in use
+    work_per_s: float = math.nan  # pipe activity times clock, where GPM tells; any unit
+
+
+class NvmlCard:
+    """One NVIDIA card. Every call to the driver has a deadline, so that a hung driver hangs nobody."""
+
+    def __init__(self, index: int = 0, timeout_s: float = CALL_TIMEOUT_S) -> None:
+        self._index, self._timeout_s = index, timeout_s
+        self._nvml: Any = None
+        self._handle: Any = None
+        self._gpm: _Gpm | None = None
+        self._caller: _Caller | None = None
+        self.name = self.uuid = ""
+
+    def open(self) -> None:
+        """Connect to the driver; raises ``MissingTool`` when there is nothing to connect to."""
+        try:
+            import pynvml
+        except ImportError:
+            raise MissingTool("nvidia-ml-py is not installed. Install it: pip install 'wattcast[measure]'.") from None
+        self._nvml, self._caller = pynvml, _Caller(self._timeout_s)
+        self._call(pynvml.nvmlInit)
+        self._handle = self._call(pynvml.nvmlDeviceGetHandleByIndex, self._index)
+        self.name = _text(self._call(pynvml.nvmlDeviceGetName, self._handle))
+        self.uuid = _text(self._call(pynvml.nvmlDeviceGetUUID, self._handle))
+        self._gpm = self._optional(_Gpm.of, pynvml, self._handle)
+
+    def close(self) -> None:
+        if self._nvml is not None:
+            with contextlib.suppress(MissingTool, Refused):
+                self._call(self._nvml.nvmlShutdown)
+
+    def clocks_hz(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Core and memory clocks that can be locked, ascending; from the highest alone where no list is given."""
+        nvml = self._nvml
+        memory = self._optional(nvml.nvmlDeviceGetSupportedMemoryClocks, self._handle) or []
+        top_memory = self._optional(nvml.nvmlDeviceGetMaxClockInfo, self._handle, MEMORY_CLOCK)
+        memory = sorted(set(memory)) or ([top_memory] if top_memory else [])
+        core: list[int] = []
+        if memory:
+            core = self._optional(nvml.nvmlDeviceGetSupportedGraphicsClocks, self._handle, memory[-1]) or []
+        if not core:
+            top = self._optional(nvml.nvmlDeviceGetMaxClockInfo, self._handle, SM_CLOCK)
+            core = list(range(top, top // 3, -15)) if top else []
+        return tuple(sorted(c * 1e6 for c in set(core))), tuple(m * 1e6 for m in memory)
+
+    def power_limit_w(self) -> float:
+        """The enforced limit, or NaN."""
+        milliwatt = self._optional(self._nvml.nvmlDeviceGetEnforcedPowerLimit, self._handle)
+        return math.nan if milliwatt is None else milliwatt / 1e3
+
+    def read(self) -> NvmlReading:
+        """All readings now. Raises ``MissingTool`` when the card is lost."""
+        nvml, handle = self._nvml, self._handle
+        energy = self._optional(nvml.nvmlDeviceGetTotalEnergyConsumption, handle)
+        power = self._optional(nvml.nvmlDeviceGetPowerUsage, handle)
+        core = self._optional(nvml.nvmlDeviceGetClockInfo, handle, SM_CLOCK)
+        memory = self._optional(nvml.nvmlDeviceGetClockInfo, handle, MEMORY_CLOCK)
+        rates = self._optional(nvml.nvmlDeviceGetUtilizationRates, handle)
+        busy, memory_busy = (rates.gpu / 100.0, rates.memory / 100.0) if rates is not None else (math.nan, math.nan)
+        core_hz, work = _scaled(core, 1e6), math.nan
+        if self._gpm is not None and (seen := self._optional(self._gpm.read)) is not None:
+            busy, memory_busy, work = seen[0], seen[1], seen[2] * core_hz
+        return NvmlReading(
+            at_s=time.monotonic(),
+            energy_j=_scaled(energy, 1e-3),
+            power_w=_scaled(power, 1e-3),
+            core_hz=core_hz,
+            memory_hz=_scaled(memory, 1e6),
+            busy=busy,
+            memory_busy=memory_busy,
+            work_per_s=work,
+        )
+
+    def why_not_set(self) -> str | None:
+        """Why this process may not set clocks, or None when it may, as far as can be told without trying."""
+        if os.geteuid() == 0 or _capable():
+            return None
+        return f"locking clocks needs root (or CAP_SYS_ADMIN); this process runs as user {os.geteuid()}"
+
+    def lock(self, core_hz: float, memory_hz: float | None = None) -> None:
+        """Hold the core clock, and the memory clock where given. Raises ``Refused`` when the driver will not."""
+        mhz = round(core_hz / 1e6)
+        self._set(self._nvml.nvmlDeviceSetGpuLockedClocks, f"lock the core clock at {mhz} MHz", mhz, mhz)
+        if memory_hz is not None:
+            mhz = round(memory_hz / 1e6)
+            self._set(self._nvml.nvmlDeviceSetMemoryLockedClocks, f"lock the memory clock at {mhz} MHz", mhz, mhz)
+
+    def reset(self, memory: bool = True) -> None:
+        """Give the clocks back to the driver. Memory clocks that cannot be locked need no reset."""
+        self._set(self._nvml.nvmlDeviceResetGpuLockedClocks, "reset the core clock")
+        if memory:
+            with contextlib.suppress(Refused):
+                self._set(self._nvml.nvmlDeviceResetMemoryLockedClocks, "reset the memory clock")
+
+    def _set(self, function: Any, what: str, *arguments: int) -> None:
+        try:
+            self._call(function, self._handle, *arguments)
+        except _Nvml as error:
+            if error.code == self._nvml.NVML_ERROR_NO_PERMISSION:
+                raise Refused(f"no permission to {what} on {self.name}. Run as root.") from None
+            raise Refused(f"{self.name} will not {what}: {error}.") from None
+
+    def _optional(self, function: Any, *arguments: Any) -> Any:
+        """A reading we can do without; None when the card does not have it."""
+        try:
+            return self._call(function, *arguments)
+        except _Nvml:
+            return None
+
+    def _call(self, function: Callable[..., T], *arguments: Any) -> T:
+        assert self._caller is not None, "open the card first"
+        try:
+            return self._caller.call(function, *arguments)
+        except self._nvml.NVMLError as error:
+            if error.value in (self._nvml.NVML_ERROR_GPU_IS_LOST, self._nvml.NVML_ERROR_UNINITIALIZED):
+                raise MissingTool(f"the card {self.name or self._index} is lost ({error}).") from None
+            if self._handle is None:
+                raise MissingTool(f"no NVIDIA card {self._index}: the driver says {error}.") from None
+            raise _Nvml(str(error), error.value) from None
+
+
+class _Nvml(Exception):
+    """An error of the driver other than a lost card."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class _Caller:
+    """Runs calls one after another on a thread of its own, each with a deadline."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._asked: Queue[tuple[Callable[..., Any], tuple[Any, ...], Queue[Any]]] = Queue()
+        self._hung = False
+        threading.Thread(target=self._serve, daemon=True, name="nvml").start()
+
+    def call(self, function: Callable[..., T], *arguments: Any) -> T:
+        if self._hung:
+            raise MissingTool("the driver no longer answers.")
+        answer: Queue[Any] = Queue()
+        self._asked.put((function, arguments, answer))
+        try:
+            ok, value = answer.get(timeout=self._timeout_s)
+        except Empty:
+            self._hung = True
+            raise MissingTool(f"the driver has not answered for {self._timeout_s:g} s.") from None
+        if not ok:
+            raise value
+        result: T = value
+        return result
+
+    def _serve(self) -> None:
+        while True:
+            function, arguments, answer = self._asked.get()
+            try:
+                answer.put((True, function(*arguments)))
+            except Exception as error:
+                answer.put((False, error))
+
+
+class _Gpm:
+    """GPU performance monitoring (Hopper and later): activity between two samples, without a profiler."""
+
+    def __init__(self, nvml: Any, handle: Any) -> None:
+        self._nvml, self._handle = nvml, handle
+        self._old, self._new = nvml.nvmlGpmSampleAlloc(), nvml.nvmlGpmSampleAlloc()
+        nvml.nvmlGpmSampleGet(handle, self._old)
+
+    @classmethod
+    def of(cls, nvml: Any, handle: Any) -> _Gpm | None:
+        """None where the card or the binding has no such thing."""
+        try:
+            supported = nvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice
+            return cls(nvml, handle) if supported else None
+        except (nvml.NVMLError, AttributeError):  # an old driver, or an old binding
+            return None
+
+    def read(self) -> tuple[float, float, float]:
+        """SM and DRAM utilisation and the sum of pipe utilisations since the last call, each of 1."""
+        nvml = self._nvml
+        nvml.nvmlGpmSampleGet(self._handle, self._new)
+        request = nvml.c_nvmlGpmMetricsGet_t()
+        request.version = nvml.NVML_GPM_METRICS_GET_VERSION
+        wanted = (GPM_SM, GPM_DRAM, *GPM_PIPES)
+        request.numMetrics = len(wanted)
+        request.sample1, request.sample2 = self._old, self._new
+        for i, metric in enumerate(wanted):
+            request.metrics[i].metricId = metric
+        nvml.nvmlGpmMetricsGet(request)
+        self._old, self._new = self._new, self._old
+        found = [request.metrics[i] for i in range(len(wanted))]
+        values = [m.value / 100.0 if m.nvmlReturn == 0 else math.nan for m in found]
+        return values[0], values[1], sum(values[2:])
+
+
+def _scaled(value: float | None, factor: float) -> float:
+    return math.nan if value is None else value * factor
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
+
+
+def _capable() -> bool:
+    """Whether the process holds CAP_SYS_ADMIN."""
+    try:
+        with open("/proc/self/status", encoding="ascii") as stream:
+            bits = next(line.split()[1] for line in stream if line.startswith("CapEff"))
+    except (OSError, StopIteration, IndexError):
+        return False
+    return bool(int(bits, 16) >> 21 & 1)

@@ -1,0 +1,339 @@
+"""Hold power samples in a ring shared between two processes, and find the steps of the energy counter in them.
+
+One process writes the memory-mapped ring, any number read it. A row is complete before the head moves past it, so
+a reader never sees half of one; a reader that is overtaken drops the rows it lost. The clock is ``time.monotonic``,
+which all processes of one machine share.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from wattcast.core.errors import BadInput
+
+COLUMNS = (
+    "time_s",
+    "energy_j",
+    "sm_clock_hz",
+    "memory_clock_hz",
+    "instant_w",
+    "average_w",
+    "memory_w",
+    "temperature_c",
+    "throttle",
+)
+_MAGIC = 0x57415454
+_HEADER = 16  # int64 words
+MAGIC, CAPACITY, HEAD, STATUS, STOP, ERRORS, LAST_ERROR, RESETS, PROCESSOR_NS, QUICK = range(10)
+STARTING, SAMPLING, LOST, STOPPED = range(4)
+
+
+class SampleRing:
+    """The mapped file. ``create`` makes one, ``attach`` opens what another process made."""
+
+    def __init__(self, path: Path, capacity: int, mapped: mmap.mmap) -> None:
+        self.path = path
+        self.capacity = capacity
+        self._map = mapped
+        self.header: npt.NDArray[np.int64] = np.frombuffer(mapped, np.int64, _HEADER)
+        body = np.frombuffer(mapped, np.float64, capacity * len(COLUMNS), _HEADER * 8)
+        self._rows = body.reshape(capacity, len(COLUMNS))
+
+    @classmethod
+    def create(cls, path: Path, capacity: int = 2**19) -> SampleRing:
+        """A fresh ring of ``capacity`` rows."""
+        size = _HEADER * 8 + capacity * len(COLUMNS) * 8
+        with path.open("wb") as stream:
+            stream.truncate(size)
+        ring = cls._map_file(path, capacity)
+        ring.header[[MAGIC, CAPACITY]] = _MAGIC, capacity
+        return ring
+
+    @classmethod
+    def attach(cls, path: Path) -> SampleRing:
+        """The ring another process created at ``path``."""
+        words = np.fromfile(path, np.int64, 2)
+        if len(words) < 2 or words[0] != _MAGIC:
+            raise BadInput(f"{path.name}: not a ring of samples.")
+        return cls._map_file(path, int(words[1]))
+
+    @classmethod
+    def _map_file(cls, path: Path, capacity: int) -> SampleRing:
+        with path.open("r+b") as stream:
+            return cls(path, capacity, mmap.mmap(stream.fileno(), 0))
+
+    def write(self, row: Sequence[float]) -> None:
+        """Append one row; the head moves last."""
+        head = int(self.header[HEAD])
+        self._rows[head % self.capacity] = row
+        self.header[HEAD] = head + 1
+
+    def read(self, since: int = 0) -> tuple[npt.NDArray[np.float64], int]:
+        """Rows from number ``since`` on (those still held), and the number after the last."""
+        head = int(self.header[HEAD])
+        first = max(since, head - self.capacity + 64, 0)
+        index = np.arange(first, head) % self.capacity
+        rows = self._rows[index].copy()
+        overtaken = max(int(self.header[HEAD]) - self.capacity - first, 0)
+        return rows[overtaken:], head
+
+
+Array = npt.NDArray[np.float64]
+
+# NVML's clock event reasons (nvml.h); those marked benign do not spoil a measurement.
+REASONS = {
+    0x1: "gpu_idle",
+    0x2: "applications_clocks_setting",
+    0x4: "sw_power_cap",
+    0x8: "hw_slowdown",
+    0x10: "sync_boost",
+    0x20: "sw_thermal_slowdown",
+    0x40: "hw_thermal_slowdown",
+    0x80: "hw_power_brake_slowdown",
+    0x100: "display_clock_setting",
+}
+BENIGN = frozenset({"gpu_idle", "sw_power_cap"})
+MIN_STEPS = 6  # of a counter, before it may be called regular
+
+
+@dataclass(frozen=True)
+class EnergySamples:
+    """What the sampler saw: one array per column of ``COLUMNS``."""
+
+    rows: Array  # (sample, column)
+
+    def __getitem__(self, column: str) -> Array:
+        return self.rows[:, COLUMNS.index(column)]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def between(self, start_s: float, end_s: float) -> EnergySamples:
+        """Samples taken in the closed interval."""
+        time_s = self["time_s"]
+        return EnergySamples(self.rows[(time_s >= start_s) & (time_s <= end_s)])
+
+    def known(self, column: str) -> Array:
+        """Values of a column where it was read."""
+        values = self[column]
+        return values[np.isfinite(values)]
+
+    def mean(self, column: str) -> float | None:
+        """Mean of a column, None where it was never read."""
+        values = self.known(column)
+        return float(values.mean()) if len(values) else None
+
+    def last(self, column: str) -> float | None:
+        """Latest value of a column, None where it was never read."""
+        values = self.known(column)
+        return float(values[-1]) if len(values) else None
+
+    @property
+    def throttle(self) -> tuple[str, ...]:
+        """Names of all clock event reasons seen."""
+        bits = 0
+        for value in self.known("throttle"):
+            bits |= int(value)
+        return name_throttle_reasons(bits)
+
+    def save(self, path: Path) -> None:
+        """Keep the samples for a later replay, as a compressed NumPy file."""
+        np.savez_compressed(path, columns=np.array(COLUMNS), rows=self.rows)
+
+    @classmethod
+    def load(cls, path: Path) -> EnergySamples:
+        """Samples kept by ``save``."""
+        with np.load(path, allow_pickle=False) as kept:
+            order = [list(kept["columns"]).index(name) for name in COLUMNS]
+            return cls(np.asarray(kept["rows"][:, order], dtype=np.float64))
+
+
+@dataclass(frozen=True)
+class CounterTicks:
+    """Times at which the energy counter stepped, and its value after each step.
+
+    Slow polling sees only some of the steps; ``step_s`` is the counter's own period where it is regular.
+    ``late_s`` is by how much a stalled poller may have misplaced each step; None where it could not.
+    """
+
+    time_s: Array
+    energy_j: Array
+    step_s: float | None = None
+    late_s: Array | None = None
+
+    def between(self, start_s: float, end_s: float) -> CounterTicks:
+        """Steps inside the closed interval."""
+        return self._part((self.time_s >= start_s) & (self.time_s <= end_s))
+
+    def last(self, stretches: int) -> CounterTicks:
+        """The latest stretches between steps that were seen."""
+        return self._part(slice(-stretches - 1, None))
+
+    def _part(self, which: slice | npt.NDArray[np.bool_]) -> CounterTicks:
+        late_s = None if self.late_s is None else self.late_s[which]
+        return CounterTicks(self.time_s[which], self.energy_j[which], self.step_s, late_s)
+
+    @property
+    def power_doubt(self) -> float:
+        """Share of ``power_w`` that late polls at the first and the last step may have cost."""
+        if self.late_s is None or len(self.time_s) < 2:
+            return 0.0
+        return float((self.late_s[0] + self.late_s[-1]) / (self.time_s[-1] - self.time_s[0]))
+
+    @property
+    def intervals(self) -> int:
+        """Whole periods of the counter between the first step and the last."""
+        if len(self.time_s) < 2:
+            return 0
+        length_s = float(self.time_s[-1] - self.time_s[0])
+        return round(length_s / self.step_s) if self.step_s else len(self.time_s) - 1
+
+    @property
+    def interval_w(self) -> Array:
+        """Mean power of each stretch between two steps that were seen."""
+        return np.diff(self.energy_j) / np.diff(self.time_s)
+
+    @property
+    def power_w(self) -> float:
+        """Energy between the first and the last step over the time between them."""
+        return float((self.energy_j[-1] - self.energy_j[0]) / (self.time_s[-1] - self.time_s[0]))
+
+    @property
+    def spread_w(self) -> float:
+        """Standard deviation of ``interval_w``."""
+        return float(self.interval_w.std(ddof=1)) if len(self.time_s) > 2 else float("nan")
+
+
+@dataclass(frozen=True)
+class TickSightings:
+    """Polls that met a new value of the counter."""
+
+    before_s: Array  # the poll before, which still met the old value
+    after_s: Array  # the poll that met the new one
+    energy_j: Array
+
+    @property
+    def middle_s(self) -> Array:
+        """The best guess at the step when nothing is known of the counter."""
+        return 0.5 * (self.before_s + self.after_s)
+
+    @property
+    def late_s(self) -> Array:
+        """By how much that guess may be off because the poller was stalled: half of a gap beyond the usual."""
+        gap_s = self.after_s - self.before_s
+        return 0.5 * np.maximum(gap_s - np.median(gap_s), 0.0) if len(gap_s) else gap_s
+
+
+def find_sightings(samples: EnergySamples) -> TickSightings:
+    """Find every change of the energy counter, as polling met it."""
+    read = np.isfinite(samples["energy_j"])
+    time_s, energy_j = samples["time_s"][read], samples["energy_j"][read]
+    step = np.flatnonzero(np.diff(energy_j) != 0.0)
+    return TickSightings(time_s[step], time_s[step + 1], energy_j[step + 1])
+
+
+def find_ticks(samples: EnergySamples) -> CounterTicks:
+    """Find the steps of the energy counter.
+
+    Polls see a step some milliseconds late. Where the counter steps regularly, steps are put on the
+    regular grid that the sharpest sightings lie on, and a poll between steps belongs to the step before
+    it. Otherwise a step lies midway between the polls around it. A counter that runs backwards was reset
+    (driver reload) or wrapped; see ``unwrap``.
+    """
+    seen = find_sightings(samples)
+    for guess_s in _periods(seen):
+        found = _on_grid(seen, guess_s)
+        if found is not None:
+            return found
+    return CounterTicks(seen.middle_s, seen.energy_j, late_s=seen.late_s)
+
+
+def _periods(seen: TickSightings) -> list[float]:
+    """Periods the counter may have: the shortest usual time between sharp sightings, or a part of it."""
+    if len(seen.energy_j) < MIN_STEPS:
+        return []
+    sharp_s = seen.middle_s[_sharp(seen)]
+    if len(sharp_s) < MIN_STEPS:
+        return []
+    apart_s = np.sort(np.diff(sharp_s))
+    usual_s = float(np.median(apart_s[apart_s <= 1.5 * apart_s[2]]))  # most may be several steps apart
+    return [usual_s / part for part in (1, 2, 3, 4, 5)]
+
+
+def _on_grid(seen: TickSightings, guess_s: float) -> CounterTicks | None:
+    """Steps of a counter with a period near ``guess_s``; None when the sightings do not fit one."""
+    sharp = _sharp(seen)
+    sharp_s, gap_s = seen.middle_s[sharp], (seen.after_s - seen.before_s)[sharp]
+    if guess_s < 4.0 * float(np.median(gap_s)):
+        return None
+    number = _step_numbers(sharp_s, guess_s)
+    step_s, origin_s = (float(value) for value in np.polyfit(number, sharp_s, 1))
+    if float(np.median(np.abs(sharp_s - (origin_s + step_s * number)))) > 0.05 * step_s:
+        return None
+    late = np.floor((seen.after_s - origin_s) / step_s + 0.02)
+    every = np.where(sharp, np.round((seen.middle_s - origin_s) / step_s), late)
+    if (np.diff(every) < 1.0).any():  # two steps in one period: the period is shorter
+        return None
+    return CounterTicks(origin_s + step_s * every, seen.energy_j, step_s)
+
+
+def _sharp(seen: TickSightings) -> npt.NDArray[np.bool_]:
+    """Sightings between two polls that lie close together: for the poller, and against the counter's step."""
+    gap_s = seen.after_s - seen.before_s
+    if len(gap_s) < 2:
+        return np.ones(len(gap_s), dtype=bool)
+    closest_s = float(np.percentile(np.diff(seen.middle_s), 5.0))
+    return gap_s <= max(3.0 * float(np.percentile(gap_s, 4.0)), 0.1 * closest_s)
+
+
+def _step_numbers(seen_s: Array, step_s: float) -> Array:
+    """Which step each sighting is, following the phase slowly, so that one late poll does not shift the rest.
+
+    Sightings may be seconds apart, so the period is learnt on the way: it is known ever better from the first
+    sighting to the latest, and a percent of error in the first guess would miscount.
+    """
+    number, phase_s, numbers, period_s = 0.0, float(seen_s[0]), [0.0], step_s
+    for at_s in seen_s[1:]:
+        passed = max(round((float(at_s) - phase_s) / period_s), 1)
+        number += passed
+        phase_s += passed * period_s
+        phase_s += 0.2 * (float(at_s) - phase_s)
+        numbers.append(number)
+        if number >= MIN_STEPS:
+            period_s = (phase_s - float(seen_s[0])) / number
+    return np.array(numbers)
+
+
+def unwrap_counter(previous_j: float, now_j: float, offset_j: float, range_j: float | None) -> tuple[float, bool]:
+    """Return the offset to add to a counter that wraps at ``range_j``, and whether it was reset instead.
+
+    A fall to near zero from near the top is a wrap; any other fall is a reset, after which energies
+    before and after cannot be compared.
+
+    >>> unwrap_counter(4294967.0, 100.0, 0.0, 4294967.296)
+    (4294967.296, False)
+    >>> unwrap_counter(5000.0, 3.0, 0.0, 4294967.296)
+    (0.0, True)
+    """
+    if now_j >= previous_j:
+        return offset_j, False
+    if range_j is not None and previous_j > 0.9 * range_j and now_j < 0.1 * range_j:
+        return offset_j + range_j, False
+    return offset_j, True
+
+
+def name_throttle_reasons(bits: int) -> tuple[str, ...]:
+    """Name the clock event reasons set in ``bits``.
+
+    >>> name_throttle_reasons(0x24)
+    ('sw_power_cap', 'sw_thermal_slowdown')
+    """
+    unknown = bits & ~sum(REASONS)
+    names = [name for bit, name in REASONS.items() if bits & bit]
+    return (*names, *([f"unknown_{unknown:#x}"] if unknown else []))

@@ -1,0 +1,345 @@
+"""Read energy, power and clocks of a device: NVIDIA through NVML, AMD through amdsmi, CPU packages through RAPL.
+
+A source only reads; it never sets anything. A value that it cannot read is NaN.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from wattcast.core.errors import MissingTool, unknown_name
+
+
+@dataclass(frozen=True)
+class SlowReadings:
+    """Readings that change slowly or cost more; NaN where the device has none."""
+
+    memory_clock_hz: float = math.nan
+    instant_w: float = math.nan
+    average_w: float = math.nan
+    memory_w: float = math.nan
+    temperature_c: float = math.nan
+    throttle: float = math.nan
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        """In the order of the ring's columns."""
+        board = self.memory_clock_hz, self.instant_w, self.average_w, self.memory_w
+        return *board, self.temperature_c, self.throttle
+
+
+@dataclass(frozen=True)
+class DeviceIdentity:
+    """Which device, and with which driver."""
+
+    name: str
+    uuid: str = ""
+    serial: str = ""
+    driver: str = ""
+    library: str = ""
+    power_limit_w: float | None = None
+    top_clock_hz: float | None = None
+    notes: tuple[str, ...] = field(default=())
+
+
+class ReadError(Exception):
+    """A reading failed. ``lost`` says the device itself is gone."""
+
+    def __init__(self, message: str, code: int = 0, lost: bool = False) -> None:
+        super().__init__(message)
+        self.code, self.lost = code, lost
+
+
+class EnergySource(Protocol):
+    """A device whose energy, power and clocks can be read."""
+
+    energy_range_j: float | None  # where its energy counter wraps, if it does
+
+    def open(self) -> DeviceIdentity:
+        """Connect; raises ``MissingTool`` when there is nothing to read."""
+        ...
+
+    def energy_j(self) -> float:
+        """The energy counter, or NaN when there is none."""
+        ...
+
+    def sm_clock_hz(self) -> float:
+        """The core clock as the driver reports it."""
+        ...
+
+    def slow(self) -> SlowReadings:
+        """Everything else."""
+        ...
+
+    def close(self) -> None:
+        """Disconnect."""
+        ...
+
+
+def open_source(name: str = "auto", index: int = 0) -> tuple[EnergySource, DeviceIdentity]:
+    """Open the source called ``name`` (``nvml``, ``amd``, ``rapl``), or with ``auto`` the first that answers."""
+    makers: dict[str, Callable[[int], EnergySource]] = {"nvml": NvmlSource, "amd": AmdSource, "rapl": RaplSource}
+    if name != "auto" and name not in makers:
+        raise unknown_name("energy source", name, makers, f"Known: auto, {', '.join(makers)}.")
+    said: list[str] = []
+    for label in makers if name == "auto" else (name,):
+        source = makers[label](index)
+        try:
+            return source, source.open()
+        except MissingTool as error:
+            said.append(f"{label}: {error}")
+    raise MissingTool(
+        "no energy source on this machine: measuring needs an NVIDIA GPU with its driver and nvidia-ml-py, an AMD "
+        f"GPU with amdsmi, or a CPU whose RAPL counters may be read. Tried {' '.join(said)}"
+    )
+
+
+AVERAGE, INSTANT = 185, 186  # NVML_FI_DEV_POWER_AVERAGE, NVML_FI_DEV_POWER_INSTANT
+GPU, MEMORY = 0, 2  # NVML_POWER_SCOPE_*
+
+
+class NvmlSource:
+    """One GPU, by NVML index."""
+
+    energy_range_j: float | None = 2.0**32 / 1e3  # the counter is 64 bits of mJ; some firmware keeps 32
+
+    def __init__(self, index: int = 0) -> None:
+        self._index = index
+        self._nvml: Any = None
+        self._handle: Any = None
+
+    def open(self) -> DeviceIdentity:
+        try:
+            import pynvml
+        except ImportError:
+            raise MissingTool("nvidia-ml-py is not installed (pip install nvidia-ml-py).") from None
+        self._nvml = pynvml
+        try:
+            pynvml.nvmlInit()
+            self._handle = pynvml.nvmlDeviceGetHandleByIndex(self._index)
+            name = _text(pynvml.nvmlDeviceGetName(self._handle))
+        except pynvml.NVMLError as error:
+            raise MissingTool(f"NVML answers {error}.") from None
+        return DeviceIdentity(
+            name,
+            uuid=_text(self._or("", pynvml.nvmlDeviceGetUUID, self._handle)),
+            serial=_text(self._or("", pynvml.nvmlDeviceGetSerial, self._handle)),
+            driver=_text(self._or("", pynvml.nvmlSystemGetDriverVersion)),
+            library=_text(self._or("", pynvml.nvmlSystemGetNVMLVersion)),
+            power_limit_w=self._or(None, lambda: pynvml.nvmlDeviceGetEnforcedPowerLimit(self._handle) / 1e3),
+            top_clock_hz=self._or(None, lambda: pynvml.nvmlDeviceGetMaxClockInfo(self._handle, 1) * 1e6),
+        )
+
+    def energy_j(self) -> float:
+        return self._read(lambda n: n.nvmlDeviceGetTotalEnergyConsumption(self._handle) / 1e3)
+
+    def sm_clock_hz(self) -> float:
+        return self._read(lambda n: n.nvmlDeviceGetClockInfo(self._handle, 1) * 1e6)
+
+    def slow(self) -> SlowReadings:
+        average_w, instant_w, memory_w = self._powers()
+        return SlowReadings(
+            memory_clock_hz=self._soft(lambda n: n.nvmlDeviceGetClockInfo(self._handle, 2) * 1e6),
+            instant_w=instant_w,
+            average_w=average_w,
+            memory_w=memory_w,
+            temperature_c=self._soft(lambda n: float(n.nvmlDeviceGetTemperature(self._handle, 0))),
+            throttle=self._soft(lambda n: float(n.nvmlDeviceGetCurrentClocksThrottleReasons(self._handle))),
+        )
+
+    def close(self) -> None:
+        if self._nvml is not None:
+            with contextlib.suppress(self._nvml.NVMLError):
+                self._nvml.nvmlShutdown()
+
+    def _powers(self) -> tuple[float, float, float]:
+        """Average and instant board power and average memory power; older cards have one reading for all."""
+        wanted = [(AVERAGE, GPU), (INSTANT, GPU), (AVERAGE, MEMORY)]
+        try:
+            values = self._nvml.nvmlDeviceGetFieldValues(self._handle, wanted)
+            watts = [v.value.uiVal / 1e3 if v.nvmlReturn == 0 else math.nan for v in values]
+        except self._nvml.NVMLError as error:
+            self._raise_if_lost(error)
+            watts = [math.nan] * 3
+        if math.isnan(watts[0]) and math.isnan(watts[1]):
+            watts[1] = self._soft(lambda n: n.nvmlDeviceGetPowerUsage(self._handle) / 1e3)
+        return watts[0], watts[1], watts[2]
+
+    def _read(self, call: Any) -> float:
+        """A reading that must work; a card that does not have it gives NaN."""
+        try:
+            return float(call(self._nvml))
+        except self._nvml.NVMLError as error:
+            self._raise_if_lost(error)
+            if error.value == self._nvml.NVML_ERROR_NOT_SUPPORTED:
+                return math.nan
+            raise ReadError(str(error), error.value) from None
+
+    def _soft(self, call: Any) -> float:
+        """A reading we can do without."""
+        try:
+            return float(call(self._nvml))
+        except self._nvml.NVMLError as error:
+            self._raise_if_lost(error)
+            return math.nan
+
+    def _raise_if_lost(self, error: Any) -> None:
+        gone = {self._nvml.NVML_ERROR_GPU_IS_LOST, self._nvml.NVML_ERROR_UNINITIALIZED}
+        if error.value in gone:
+            raise ReadError(str(error), error.value, lost=True) from None
+
+    def _or(self, otherwise: Any, call: Any, *arguments: Any) -> Any:
+        try:
+            return call(*arguments)
+        except self._nvml.NVMLError:
+            return otherwise
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
+
+
+class AmdSource:
+    """One GPU, by its place in amdsmi's list."""
+
+    energy_range_j: float | None = None
+
+    def __init__(self, index: int = 0) -> None:
+        self._index = index
+        self._smi: Any = None
+        self._handle: Any = None
+
+    def open(self) -> DeviceIdentity:
+        try:
+            import amdsmi
+        except (ImportError, OSError):
+            raise MissingTool("amdsmi is not installed (it comes with ROCm).") from None
+        self._smi = amdsmi
+        try:
+            amdsmi.amdsmi_init()
+            handles = amdsmi.amdsmi_get_processor_handles()
+            if self._index >= len(handles):
+                raise MissingTool(f"amdsmi sees {len(handles)} GPUs; there is no number {self._index}.")
+            self._handle = handles[self._index]
+            asic = amdsmi.amdsmi_get_gpu_asic_info(self._handle)
+        except amdsmi.AmdSmiException as error:
+            raise MissingTool(f"amdsmi answers {error}.") from None
+        return DeviceIdentity(
+            str(asic.get("market_name", "AMD GPU")),
+            uuid=str(self._or("", lambda: amdsmi.amdsmi_get_gpu_device_uuid(self._handle))),
+            serial=str(asic.get("asic_serial", "")),
+            driver=str(
+                self._or({}, lambda: amdsmi.amdsmi_get_gpu_driver_info(self._handle)).get("driver_version", "")
+            ),
+        )
+
+    def energy_j(self) -> float:
+        """Counter value times its resolution (in microjoules per count)."""
+        try:
+            count = self._smi.amdsmi_get_energy_count(self._handle)
+        except self._smi.AmdSmiException as error:
+            raise ReadError(str(error)) from None
+        value = count.get("energy_accumulator", count.get("power"))
+        return float(value) * float(count["counter_resolution"]) * 1e-6
+
+    def sm_clock_hz(self) -> float:
+        return self._number(lambda: self._clock(self._smi.AmdSmiClkType.GFX))
+
+    def slow(self) -> SlowReadings:
+        sensor = self._smi.AmdSmiTemperatureType.HOTSPOT, self._smi.AmdSmiTemperatureMetric.CURRENT
+        power = self._or({}, lambda: self._smi.amdsmi_get_power_info(self._handle))
+        return SlowReadings(
+            memory_clock_hz=self._number(lambda: self._clock(self._smi.AmdSmiClkType.MEM)),
+            instant_w=_watts(power.get("current_socket_power")),
+            average_w=_watts(power.get("average_socket_power")),
+            temperature_c=self._number(lambda: self._smi.amdsmi_get_temp_metric(self._handle, *sensor)),
+        )
+
+    def close(self) -> None:
+        if self._smi is not None:
+            with contextlib.suppress(self._smi.AmdSmiException):
+                self._smi.amdsmi_shut_down()
+
+    def _clock(self, domain: Any) -> float:
+        return float(self._smi.amdsmi_get_clock_info(self._handle, domain)["clk"]) * 1e6
+
+    def _number(self, call: Any) -> float:
+        try:
+            return float(call())
+        except (self._smi.AmdSmiException, TypeError, ValueError):
+            return math.nan
+
+    def _or(self, otherwise: Any, call: Any) -> Any:
+        try:
+            return call()
+        except self._smi.AmdSmiException:
+            return otherwise
+
+
+def _watts(value: object) -> float:
+    """amdsmi gives a number or the text ``N/A``."""
+    return float(value) if isinstance(value, (int, float)) else math.nan
+
+
+ROOT = Path("/sys/class/powercap")
+
+
+class RaplSource:
+    """All packages together. Each package's counter wraps on its own and is unwrapped here."""
+
+    energy_range_j: float | None = None
+
+    def __init__(self, index: int = 0, root: Path = ROOT) -> None:
+        self._root = root
+        self._packages: list[tuple[Path, float]] = []
+        self._last_j: list[float] = []
+        self._offset_j: list[float] = []
+
+    def open(self) -> DeviceIdentity:
+        for folder in sorted(self._root.glob("*-rapl:*")):
+            if folder.name.count(":") != 1:  # a sub-domain, counted in its package
+                continue
+            try:
+                range_j = float((folder / "max_energy_range_uj").read_text()) * 1e-6
+                last_j = float((folder / "energy_uj").read_text()) * 1e-6
+            except PermissionError:
+                raise MissingTool(
+                    f"{folder}/energy_uj may not be read; run as root or ask for read access."
+                ) from None
+            except (OSError, ValueError):
+                continue
+            self._packages.append((folder / "energy_uj", range_j))
+            self._last_j.append(last_j)
+            self._offset_j.append(0.0)
+        if not self._packages:
+            raise MissingTool("there is no RAPL counter under /sys/class/powercap.")
+        return DeviceIdentity(
+            f"CPU, {len(self._packages)} package(s)", library="RAPL", notes=("package energy, no GPU",)
+        )
+
+    def energy_j(self) -> float:
+        total = 0.0
+        for place, (path, range_j) in enumerate(self._packages):
+            try:
+                now_j = float(path.read_text()) * 1e-6
+            except (OSError, ValueError) as error:
+                raise ReadError(f"RAPL counter cannot be read: {error}") from None
+            if now_j < self._last_j[place]:
+                self._offset_j[place] += range_j
+            self._last_j[place] = now_j
+            total += now_j + self._offset_j[place]
+        return total
+
+    def sm_clock_hz(self) -> float:
+        return math.nan
+
+    def slow(self) -> SlowReadings:
+        return SlowReadings()
+
+    def close(self) -> None:
+        self._packages = []

@@ -1,0 +1,560 @@
+"""Measure one engine in its own process: step rows, then serving under arrivals, each saved when it is done.
+
+Arrivals are Poisson and open-loop: a request is given to the engine at the first step after its arrival, and its
+latency counts from the arrival. Every request, every step and power over time are kept, so that a simulation can be
+given the same requests. A row on file is skipped; a row that fails is recorded with its error.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from wattcast.core.errors import WattcastError, bad_value
+from wattcast.core.measured_rows import Journal, read_lines
+from wattcast.measure.energy_samples import EnergySamples, find_ticks
+from wattcast.measure.engine.engine_campaign import (
+    ENVIRONMENT,
+    MAX_BATCHED_TOKENS,
+    MAX_SEQS,
+    EngineModel,
+    EngineRequest,
+    StepPoint,
+    TrafficPoint,
+    engine_row_id,
+)
+from wattcast.measure.engine.engine_steps import (
+    Array,
+    EngineBench,
+    StepRecorder,
+    measure_idle_engine,
+    measure_point,
+    warm_engine,
+)
+from wattcast.measure.measured_run import summarise_window
+from wattcast.measure.sampler import Sampler
+from wattcast.measure.steady_state import make_run_name, make_torch_run_info, say
+
+DRAIN_S = 6.0  # after the last arrival, then requests that are not finished are given up
+SPIN_S = 0.0003  # before an arrival, the last part of a wait is spent reading the clock
+QUANTILES = (50, 90, 99)
+
+
+@dataclass(frozen=True)
+class RequestArrivals:
+    """Requests of one run: when each arrives, how long its prompt is and how many tokens it makes."""
+
+    arrival_s: Array
+    prompt_tokens: npt.NDArray[np.int64]
+    output_tokens: npt.NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.arrival_s)
+
+
+@dataclass
+class ServedRequest:
+    """One request as it went; times from the beginning of the run."""
+
+    arrival_s: float
+    prompt_tokens: int
+    output_tokens: int
+    added_s: float = float("nan")
+    token_s: list[float] = field(default_factory=list)  # when each token was handed out
+    finished: bool = False
+
+    def plain(self, run: str, number: int) -> dict[str, Any]:
+        """JSON-ready, to the microsecond; the pauses between tokens as their median and largest."""
+        gaps_s = np.diff(self.token_s)
+        row: dict[str, Any] = {"run": run, "number": number, "arrival_s": round(self.arrival_s, 6)}
+        row |= {"added_s": round(self.added_s, 6), "prompt_tokens": self.prompt_tokens}
+        row |= {"output_tokens": self.output_tokens, "made_tokens": len(self.token_s), "finished": self.finished}
+        if self.token_s:
+            row |= {"first_token_s": round(self.token_s[0], 6), "last_token_s": round(self.token_s[-1], 6)}
+        if len(gaps_s):
+            row |= {"gap_median_s": round(float(np.median(gaps_s)), 6), "gap_most_s": round(float(gaps_s.max()), 6)}
+        return row
+
+
+def draw_arrivals(point: TrafficPoint, rate_per_s: float, max_model_len: int = 2**30) -> RequestArrivals:
+    """Draw Poisson arrivals at ``rate_per_s``; a seed fixes the lengths, and the rate scales the pauses.
+
+    Prompts are cut where prompt and output together would be longer than ``max_model_len``.
+    """
+    random = np.random.default_rng(point.seed)
+    count = int(rate_per_s * point.duration_s * 1.5) + 50
+    pauses = random.standard_exponential(count)
+    prompt_tokens, output_tokens = point.prompt.draw(random, count), point.output.draw(random, count)
+    prompt_tokens = np.minimum(prompt_tokens, max_model_len - output_tokens - 1)
+    arrival_s = np.cumsum(pauses) / rate_per_s
+    inside = arrival_s < point.duration_s
+    return RequestArrivals(arrival_s[inside], prompt_tokens[inside], output_tokens[inside])
+
+
+def estimate_capacity(rows: list[dict[str, Any]], point: TrafficPoint) -> float | None:
+    """Estimate the requests a second the engine can serve, from its step rows; None where they are missing.
+
+    A request costs its prompt at the rate of a prefill step and its output at the rate of the largest decode batch:
+    1 / c = P t_prefill / n_prefill + O t_decode / B, with the mean lengths P and O.
+    """
+    usable = [row for row in rows if row.get("latency_s") and not row.get("error")]
+    prefills = [row for row in usable if row.get("kind") == "prefill" and row.get("prompt_tokens_per_step")]
+    decodes = [row for row in usable if row.get("kind") == "decode" and row.get("batch")]
+    if not prefills or not decodes:
+        return None
+    prefill = min(prefills, key=lambda row: abs(row["prompt_tokens_per_step"] - 2048))
+    decode = min(decodes, key=lambda row: (-row["batch"], abs(row["context"] - point.prompt.mean)))
+    prompt_s: float = point.prompt.mean * prefill["latency_s"] / prefill["prompt_tokens_per_step"]
+    output_s: float = point.output.mean * decode["latency_s"] / decode["batch"]
+    return 1.0 / (prompt_s + output_s)
+
+
+def serve_arrivals(
+    bench: EngineBench, arrivals: RequestArrivals, duration_s: float
+) -> tuple[list[ServedRequest], float]:
+    """Run the arrivals; the requests as they went, and the moment on the clock from which their times count."""
+    recorder, engine, clock = bench.recorder, bench.recorder.engine, bench.recorder.clock
+    prompts = [bench.prompt(int(tokens)) for tokens in arrivals.prompt_tokens]
+    served = [
+        ServedRequest(float(at_s), int(prompt), int(output))
+        for at_s, prompt, output in zip(
+            arrivals.arrival_s, arrivals.prompt_tokens, arrivals.output_tokens, strict=True
+        )
+    ]
+    by_name: dict[str, ServedRequest] = {}
+    origin_s, place = clock() + 0.02, 0
+    while True:
+        now_s = clock() - origin_s
+        while place < len(served) and served[place].arrival_s <= now_s:
+            request = served[place]
+            by_name[bench.add(prompts[place], request.output_tokens, name=f"q{origin_s:.6f}-{place}")] = request
+            request.added_s = clock() - origin_s
+            place += 1
+        if engine.has_unfinished_requests():
+            outputs = recorder.step()
+            handed_s = clock() - origin_s
+            for output in outputs:
+                if output.request_id in by_name:
+                    _note_output(by_name[output.request_id], output, handed_s)
+        elif place < len(served):
+            _wait_until(bench, origin_s + served[place].arrival_s)
+        else:
+            break
+        if now_s > duration_s + DRAIN_S:
+            break
+    return served, origin_s
+
+
+def measure_traffic(
+    bench: EngineBench, point: TrafficPoint, rate_per_s: float, run: str
+) -> tuple[dict[str, Any], list[dict[str, Any]], dict[str, Any], dict[str, Any]]:
+    """One serving run: its summary, its requests, its steps as columns, and power over time as columns."""
+    recorder = bench.recorder
+    recorder.clear()
+    arrivals = draw_arrivals(point, rate_per_s, bench.max_model_len)
+    mark = bench.sampler.head
+    bench.sleep(0.3)  # ticks of the idle engine before the first arrival
+    served, origin_s = serve_arrivals(bench, arrivals, point.duration_s)
+    ended_s = recorder.clock()
+    bench.synchronize()
+    bench.sleep(0.25)  # the counter's next ticks
+    bench.sampler.check()
+    samples = bench.sampler.since(mark)
+    table = recorder.table(origin_s)
+    preemptions = recorder.preemptions
+    bench.drain([f"q{origin_s:.6f}-{number}" for number in range(len(served))])
+    row = summarise_requests(served, ended_s - origin_s)
+    seen = summarise_window(run, samples, origin_s, ended_s).plain()
+    loaded = summarise_window(run, samples, origin_s, min(origin_s + point.duration_s, ended_s))
+    dropped = ("name", "steady", "duration_s", "throttle", "flags")
+    row |= {name: value for name, value in seen.items() if name not in dropped}
+    row |= {"throttle": list(samples.throttle), "flags": list(loaded.flags)}
+    row |= {"arrivals_power_w": loaded.power_w, "arrivals_energy_j": loaded.energy_j}
+    row |= {"rate_per_s": rate_per_s, "preemptions": preemptions, "steps": len(table["begin_s"])}
+    energy_j, made = row.get("energy_j"), row["output_tokens"]
+    row["energy_j_per_token"] = energy_j / made if energy_j and made else None
+    requests = [request.plain(run, number) for number, request in enumerate(served)]
+    steps = {name: _rounded(values, name) for name, values in table.items()}
+    return row, requests, {"run": run} | steps, {"run": run} | power_over_time(samples, origin_s)
+
+
+def summarise_requests(served: list[ServedRequest], length_s: float) -> dict[str, Any]:
+    """Percentiles over requests that finished, and tokens over the whole run of ``length_s``.
+
+    ``ttft_s`` runs from arrival to first token, ``tpot_s`` is the mean pause of a request after its first token,
+    ``gap_s`` is each single pause, ``e2e_s`` from arrival to the last token.
+    """
+    done = [request for request in served if request.finished]
+    made = sum(len(request.token_s) for request in served)
+    ttft_s = [request.token_s[0] - request.arrival_s for request in done]
+    tpot_s = [
+        (request.token_s[-1] - request.token_s[0]) / (len(request.token_s) - 1)
+        for request in done
+        if len(request.token_s) > 1
+    ]
+    gap_s = np.concatenate([np.diff(request.token_s) for request in done]) if done else np.empty(0)
+    return {
+        "length_s": length_s,
+        "requests": len(served),
+        "finished": len(done),
+        "prompt_tokens": sum(request.prompt_tokens for request in served),
+        "output_tokens": made,
+        "output_tokens_per_s": made / length_s,
+        "ttft_s": compute_percentiles(ttft_s),
+        "tpot_s": compute_percentiles(tpot_s),
+        "gap_s": compute_percentiles(gap_s),
+        "e2e_s": compute_percentiles([request.token_s[-1] - request.arrival_s for request in done]),
+        "queued_s": compute_percentiles([request.added_s - request.arrival_s for request in done]),
+    }
+
+
+def compute_percentiles(values: npt.ArrayLike) -> dict[str, float]:
+    """Mean, median, 90th and 99th percentile, linear between values; empty without values.
+
+    >>> compute_percentiles([1.0, 2.0, 3.0])["p50"]
+    2.0
+    """
+    known = np.asarray(values, dtype=np.float64)
+    if not len(known):
+        return {}
+    found = {f"p{q}": float(np.percentile(known, q)) for q in QUANTILES}
+    return {"mean": float(known.mean()), **found}
+
+
+def power_over_time(samples: EnergySamples, origin_s: float) -> dict[str, list[float]]:
+    """Mean power between ticks of the energy counter, and the sensor's own readings every 100 ms beside it."""
+    stepped = find_ticks(samples)
+    found = {
+        "tick_s": np.round(stepped.time_s[1:] - origin_s, 5).tolist(),
+        "tick_w": np.round(stepped.interval_w, 3).tolist() if len(stepped.time_s) > 1 else [],
+    }
+    for column in ("instant_w", "sm_clock_hz", "memory_w", "temperature_c"):
+        values, time_s = samples[column], samples["time_s"]
+        known = np.isfinite(values)
+        values, time_s = values[known], time_s[known] - origin_s
+        _, first = np.unique(np.floor(time_s / 0.1), return_index=True)
+        found[f"{column}_at_s"] = np.round(time_s[first], 4).tolist()
+        found[column] = np.round(values[first], 3).tolist()
+    return found
+
+
+def _note_output(request: ServedRequest, output: Any, handed_s: float) -> None:
+    request.token_s.extend([handed_s] * len(output.outputs[0].token_ids))
+    request.finished = request.finished or bool(output.finished)
+
+
+def _wait_until(bench: EngineBench, moment_s: float) -> None:
+    left_s = moment_s - bench.recorder.clock()
+    if left_s > SPIN_S:
+        bench.sleep(min(left_s - SPIN_S, 0.05))
+
+
+def _rounded(values: Array, name: str) -> list[float | None]:
+    """Times to the microsecond, shares to four digits, counts as whole numbers; None where not known."""
+    if name.endswith("_s"):
+        return [round(float(value), 6) if np.isfinite(value) else None for value in values]
+    if name == "cache_use":
+        return [round(float(value), 4) for value in values]
+    return [int(value) for value in values]
+
+
+ROW_S = 4.5  # kept back for one more step row
+END_S = 4.0  # kept back for the end of the process, so that it is not ended from outside
+WARM_PROMPTS = (64, 256, 600, 1024, 1536, 2048, 3072, 4096, 6144)
+
+
+@dataclass
+class EngineSession:
+    """One engine that runs, where its rows go, and until when."""
+
+    request: EngineRequest
+    model: EngineModel
+    bench: EngineBench
+    deadline_s: float
+    run: str
+    cache_tokens: int
+    max_seqs: int = MAX_SEQS
+    clock: Callable[[], float] = time.monotonic
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        self.done = self.request.done_ids()
+        self.rows = Journal(self.request.out / "rows.jsonl")
+
+    @property
+    def left_s(self) -> float:
+        """Time until the budget is spent."""
+        return self.deadline_s - self.clock()
+
+    def measure_all(self) -> Counter[str]:
+        """Every planned row that is not on file and for which there is time."""
+        for point in self.request.step_points:
+            if self._wanted(engine_row_id(self.model, point), ROW_S):
+                self._measure_step(point)
+        for traffic in self.request.traffic_points:
+            if self._wanted(engine_row_id(self.model, traffic), traffic.duration_s + DRAIN_S + 3.0):
+                self._serve(traffic)
+        return self.counts
+
+    def append(self, name: str, kind: str, **values: Any) -> None:
+        """Save one row with what all rows say."""
+        model = self.model
+        shared = {
+            "id": name,
+            "kind": kind,
+            "model": model.name,
+            "held_out": model.held_out,
+            "quantization": model.quantization or "none",
+            "kv_dtype": model.kv_dtype,
+            "run": self.run,
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        }
+        self.rows.append(shared | values)
+
+    def _wanted(self, name: str, needs_s: float) -> bool:
+        if name in self.done:
+            self.counts["on file"] += 1
+            return False
+        if self.left_s < needs_s:
+            self.counts["left for another call"] += 1
+            return False
+        return True
+
+    def _measure_step(self, point: StepPoint) -> None:
+        name, began_s = engine_row_id(self.model, point), self.clock()
+        planned = {key: value for key, value in asdict(point).items() if key != "temperature" or value}
+        if not point.fits(self.cache_tokens, self.max_seqs, self.model.max_model_len):
+            self.append(name, point.kind, **planned, skipped=f"no room in a cache of {self.cache_tokens} tokens")
+            self.counts["no room"] += 1
+            return
+        try:
+            gc.collect()
+            row = measure_point(self.bench, point)
+        except Exception as error:
+            self._fail(name, point.kind, error, **planned)
+            return
+        self.append(name, point.kind, **planned, **row)
+        self.counts["measured"] += 1
+        power, latency = f"{row['power_w']:.0f} W", f"{1e3 * row['latency_s']:.3f} ms"
+        said = f"{latency}, host {1e3 * row['host_s']:.3f} ms, {power}, {', '.join(row['flags']) or 'no flags'}"
+        say(f"  {name}: {said} ({self.clock() - began_s:.1f} s, {self.left_s:.0f} s left)")
+
+    def _serve(self, point: TrafficPoint) -> None:
+        name, began_s = engine_row_id(self.model, point), self.clock()
+        planned = asdict(point) | {"held_out_load": point.held_out}
+        try:
+            capacity_per_s = estimate_capacity(self._own_rows(), point)
+            if capacity_per_s is None:
+                raise bad_value("traffic", "step rows of decodes and prefills before it", "none")
+            gc.collect()
+            rate_per_s = point.load * capacity_per_s
+            row, requests, steps, power = measure_traffic(self.bench, point, rate_per_s, name)
+        except Exception as error:
+            self._fail(name, "traffic", error, **planned)
+            return
+        out = self.request.out
+        _append_lines(out / "requests.jsonl", requests)
+        _append_lines(out / "steps.jsonl", [steps])
+        _append_lines(out / "power.jsonl", [power])
+        self.append(name, "traffic", **planned, capacity_per_s=capacity_per_s, **row)
+        self.counts["served"] += 1
+        ttft, tpot = row["ttft_s"].get("p50", 0.0), row["tpot_s"].get("p50", 0.0)
+        said = f"{row['finished']} of {row['requests']} requests at {rate_per_s:.2f}/s, TTFT {1e3 * ttft:.1f} ms"
+        power_w = row.get("power_w") or 0.0
+        say(f"  {name}: {said}, TPOT {1e3 * tpot:.2f} ms, {power_w:.0f} W ({self.clock() - began_s:.1f} s)")
+
+    def _own_rows(self) -> list[dict[str, Any]]:
+        """Step rows of this model: measured now, or in an earlier call."""
+        folders = [self.request.out, *([self.request.done] if self.request.done else [])]
+        paths = [folder / "rows.jsonl" for folder in folders]
+        found = [row for path in paths if path.exists() for row in read_lines(path)]
+        return [row for row in found if row.get("model") == self.model.name]
+
+    def _fail(self, name: str, kind: str, error: Exception, **planned: Any) -> None:
+        """Record what went wrong; a broken sampler is started again, a broken GPU ends the model."""
+        self.append(name, kind, **planned, error=f"{type(error).__name__}: {error}"[:400])
+        self.counts["failed"] += 1
+        say(f"  {name}: {type(error).__name__}: {error}")
+        if not isinstance(error, WattcastError) and "CUDA" in f"{type(error).__name__} {error}":
+            raise error
+        if not self.bench.sampler.healthy:
+            self.bench.sampler.restart()
+
+
+def _append_lines(path: Path, rows: list[dict[str, Any]]) -> None:
+    lines = "".join(json.dumps(row, allow_nan=False, separators=(",", ":")) + "\n" for row in rows)
+    with path.open("a", encoding="utf-8") as stream:
+        stream.write(lines)
+
+
+def run_model(order: dict[str, Any]) -> int:
+    """The process of one model: libraries, then a line with the seconds it has, then engine and rows."""
+    os.environ.update({name: value for name, value in ENVIRONMENT.items() if name not in os.environ})
+    import torch
+    import vllm
+
+    with suppress(ImportError):  # vLLM loads its parts when they are asked for: ask before the turn comes
+        import vllm.v1.engine.llm_engine
+        import vllm.v1.worker.gpu_worker
+    _ = vllm.LLM, vllm.SamplingParams
+    line = sys.stdin.readline()
+    if not line.strip():
+        return 0
+    deadline_s = time.monotonic() + float(line) - END_S
+    model = EngineModel(**order["model"])
+    request = EngineRequest.from_plain(order["request"], float(line), model)
+    with tempfile.TemporaryDirectory(prefix="wattcast-engine-") as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(model.config), encoding="utf-8")
+        began_s = time.monotonic()
+        llm = _start_engine(vllm, model, Path(folder), request.smoke)
+        start_s = time.monotonic() - began_s
+        say(f"{model.name}: started in {start_s:.1f} s")
+        facts = read_engine_facts(llm.llm_engine) | {"start_s": start_s, "vllm": str(vllm.__version__)}
+        facts["filled_byte"] = fill_cache(llm.llm_engine, torch)
+        with Sampler("nvml", period_s=0.005) as sampler:
+            run = make_run_name()
+            Journal(request.out / "runs.jsonl", key="run").append(make_torch_run_info(run, sampler.identity, torch))
+            bench = EngineBench(
+                StepRecorder(llm.llm_engine, lambda: _stream_mark(torch)),
+                sampler,
+                _sampling_maker(vllm),
+                vocab_size=int(model.config["vocab_size"]),
+                max_model_len=model.max_model_len,
+                synchronize=torch.cuda.synchronize,
+            )
+            session = EngineSession(request, model, bench, deadline_s, run, facts["cache_tokens"], facts["max_seqs"])
+            session.append(f"{model.name}/engine-{run}", "engine", source=model.source, why=model.why, **facts)
+            warm_engine(bench, tuple(tokens for tokens in WARM_PROMPTS if tokens + 2 < model.max_model_len))
+            gc.collect()
+            gc.freeze()
+            bench.sleep(0.5)
+            session.append(f"{model.name}/idle-{run}", "idle", **measure_idle_engine(bench))
+            counts = session.measure_all()
+            counts["sampler read errors"] += sampler.errors
+    say(f"{model.name}: {json.dumps(counts)}")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # an engine can take many seconds to be torn down, and everything is on file
+
+
+def _start_engine(vllm: Any, model: EngineModel, folder: Path, smoke: bool) -> Any:
+    """An engine as a user would start it, with dummy weights; a smoke test captures few graphs."""
+    options: dict[str, Any] = {"quantization": model.quantization} if model.quantization else {}
+    if smoke:
+        options["compilation_config"] = {"cudagraph_capture_sizes": [1, 2, 4, 8, 16]}
+    return vllm.LLM(
+        model=str(folder),
+        load_format="dummy",
+        skip_tokenizer_init=True,
+        dtype="bfloat16",
+        kv_cache_dtype=model.kv_dtype,
+        max_model_len=model.max_model_len,
+        max_num_seqs=MAX_SEQS,
+        max_num_batched_tokens=MAX_BATCHED_TOKENS,
+        gpu_memory_utilization=0.3 if smoke else 0.9,
+        enable_prefix_caching=False,
+        disable_log_stats=True,
+        generation_config="vllm",
+        **options,
+    )
+
+
+def read_engine_facts(engine: Any) -> dict[str, Any]:
+    """How the engine was set up: room in its cache, limits, graphs, backends; what it does not say is left out."""
+    config = engine.vllm_config
+    cache, scheduler, compilation = config.cache_config, config.scheduler_config, config.compilation_config
+    blocks, block = int(cache.num_gpu_blocks), int(cache.block_size)
+    facts: dict[str, Any] = {
+        "cache_tokens": int(getattr(cache, "kv_cache_size_tokens", None) or blocks * block),
+        "cache_blocks": blocks,
+        "block_tokens": block,
+        "max_seqs": int(scheduler.max_num_seqs),
+        "max_batched_tokens": int(scheduler.max_num_batched_tokens),
+        "max_model_len": int(config.model_config.max_model_len),
+        "async_scheduling": bool(scheduler.async_scheduling),
+    }
+    asked: dict[str, Callable[[], Any]] = {
+        "model_runner": lambda: "v2" if config.use_v2_model_runner else "v1",
+        "cudagraph_mode": lambda: str(compilation.cudagraph_mode),
+        "capture_sizes": lambda: [int(size) for size in compilation.cudagraph_capture_sizes],
+        "compile_s": lambda: float(compilation.compilation_time),
+        "attention": lambda: _attention_names(engine),
+    }
+    for name, ask in asked.items():
+        with suppress(Exception):
+            facts[name] = ask()
+    return facts
+
+
+def _attention_names(engine: Any) -> list[str]:
+    """Classes that compute attention, by layer."""
+    model = engine.model_executor.driver_worker.model_runner.get_model()
+    found = {type(layer.impl).__name__ for layer in model.modules() if hasattr(layer, "impl")}
+    return sorted(found)
+
+
+def fill_cache(engine: Any, torch: Any) -> int:
+    """Fill the key-value cache with normally distributed numbers; the bytes filled, 0 where it cannot be reached.
+
+    A fresh cache holds zeros, and reading zeros takes less power than reading numbers.
+    """
+    try:
+        tensors = engine.model_executor.driver_worker.model_runner.kv_caches
+        filled, seen = 0, set()
+        for tensor in tensors:
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() in seen:
+                continue
+            seen.add(storage.data_ptr())
+            dtype = torch.float8_e4m3fn if tensor.element_size() == 1 else tensor.dtype
+            pattern = torch.randn(2**24, device=tensor.device).to(dtype).view(torch.uint8)
+            raw = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
+            for first in range(0, raw.numel(), pattern.numel()):
+                part = raw[first : first + pattern.numel()]
+                part.copy_(pattern[: part.numel()])
+            filled += raw.numel()
+        torch.cuda.synchronize()
+        return filled
+    except Exception as error:
+        say(f"the cache keeps its zeros: {type(error).__name__}: {error}")
+        return 0
+
+
+def _stream_mark(torch: Any) -> Any:
+    """A time mark on the stream that the engine launches on."""
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def _sampling_maker(vllm: Any) -> Callable[..., Any]:
+    from vllm.sampling_params import RequestOutputKind
+
+    def make(max_tokens: int, temperature: float = 0.0) -> Any:
+        return vllm.SamplingParams(
+            max_tokens=max_tokens,
+            temperature=temperature,
+            ignore_eos=True,
+            detokenize=False,
+            output_kind=RequestOutputKind.DELTA,
+        )
+
+    return make
+
+
+if __name__ == "__main__":
+    sys.exit(run_model(json.loads(sys.argv[1])))

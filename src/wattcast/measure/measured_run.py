@@ -1,0 +1,514 @@
+"""Measure a stretch of a program, a whole command or an idle device, and compare it with a prediction.
+
+Energy between two moments is read off the steps of the energy counter, linear between them, because the counter
+shows nothing inside a step. A window with fewer than five whole steps keeps its time and gets no power. ``flags``
+name the reasons to doubt a result.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import math
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from wattcast.core.errors import BadInput, MissingTool, Refused, bad_value
+from wattcast.core.units import show
+from wattcast.measure.energy_samples import BENIGN, CounterTicks, EnergySamples, find_ticks
+from wattcast.measure.energy_sources import DeviceIdentity
+from wattcast.measure.sampler import Sampler
+
+LEAST_TICKS = 5
+LATE_SHARE = 0.01  # of the power that late polls may have cost, beyond which it is doubtful
+COARSE_S = 0.15  # between readings of a counter whose period is not known, beyond which power is doubtful
+
+
+@dataclass(frozen=True)
+class SteadyStretch:
+    """A plateau: consecutive counter steps whose power stays within a few percent."""
+
+    start_s: float  # from the beginning of the measurement
+    duration_s: float
+    power_w: float
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One named window. ``None`` means it could not be measured; ``flags`` say why to be careful."""
+
+    name: str
+    duration_s: float
+    energy_j: float | None = None
+    power_w: float | None = None
+    power_spread_w: float | None = None
+    peak_w: float | None = None  # largest of the sensor's samples, not of the power itself
+    peak_of: str = ""
+    sm_clock_hz: float | None = None
+    memory_power_w: float | None = None
+    temperature_c: float | None = None
+    ticks: int = 0
+    throttle: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
+    steady: tuple[SteadyStretch, ...] = ()
+    overhead: float | None = None  # share of the processors that the sampler took while the window ran
+
+    def require(self) -> Measurement:
+        """Itself, or ``Refused`` with the reasons when power cannot be trusted."""
+        if self.power_w is None or self.flags:
+            raise Refused(f"{self.name}: {', '.join(self.flags) or 'no power'}.")
+        return self
+
+    def plain(self) -> dict[str, object]:
+        """For JSON; what was not measured is left out."""
+        values = asdict(self).items()
+        return {name: v for name, v in values if v is not None and not (isinstance(v, float) and math.isnan(v))}
+
+    @property
+    def sentence(self) -> str:
+        """One line for people."""
+        parts = [f"{self.name}: {show(self.duration_s, 's')}"]
+        if self.energy_j is not None:
+            parts.append(show(self.energy_j, "J"))
+        if self.power_w is not None:
+            parts.append(f"mean {show(self.power_w, 'W')}")
+        if self.peak_w is not None:
+            parts.append(f"largest sample {show(self.peak_w, 'W')} ({self.peak_of})")
+        if self.sm_clock_hz is not None:
+            parts.append(f"clock {show(self.sm_clock_hz, 'Hz')}")
+        return ", ".join(parts) + (f" [{', '.join(self.flags)}]" if self.flags else "")
+
+
+def summarise_window(
+    name: str, samples: EnergySamples, start_s: float, end_s: float, overhead: float | None = None
+) -> Measurement:
+    """The window from ``start_s`` to ``end_s``; ``samples`` should reach a step beyond both ends."""
+    stepped = find_ticks(samples)
+    held, inside = samples.between(start_s, end_s), stepped.between(start_s, end_s)
+    peak_w, peak_of = _peak(held, inside)
+    flags = _flags(held, inside, stepped, start_s, end_s)
+    enough = inside.intervals >= LEAST_TICKS and "counter_reset" not in flags
+    energy_j = energy_between_j(stepped, start_s, end_s) if enough else None
+    return Measurement(
+        name,
+        end_s - start_s,
+        energy_j=energy_j,
+        power_w=energy_j / (end_s - start_s) if energy_j is not None else None,
+        power_spread_w=inside.spread_w if enough else None,
+        peak_w=peak_w,
+        peak_of=peak_of,
+        sm_clock_hz=held.mean("sm_clock_hz"),
+        memory_power_w=held.mean("memory_w"),
+        temperature_c=held.mean("temperature_c"),
+        ticks=inside.intervals,
+        throttle=held.throttle,
+        flags=flags,
+        steady=find_stretches(inside, start_s) if enough else (),
+        overhead=overhead,
+    )
+
+
+def energy_between_j(stepped: CounterTicks, start_s: float, end_s: float) -> float:
+    """Counter difference between two moments, linear inside steps, the end steps' power carried outwards."""
+    time_s, energy_j = stepped.time_s, stepped.energy_j
+    before_w, after_w = stepped.interval_w[0], stepped.interval_w[-1]
+
+    def at(moment_s: float) -> float:
+        inner_j = float(np.interp(moment_s, time_s, energy_j))
+        early_s, late_s = max(time_s[0] - moment_s, 0.0), max(moment_s - time_s[-1], 0.0)
+        return float(inner_j - before_w * early_s + after_w * late_s)
+
+    return at(end_s) - at(start_s)
+
+
+def find_stretches(
+    inside: CounterTicks, origin_s: float, tolerance: float = 0.04, least: int = 8
+) -> tuple[SteadyStretch, ...]:
+    """Plateaus of at least ``least`` steps within ``tolerance`` of their median power.
+
+    Steps at either end of a plateau are mixed with what lies outside and are left out.
+    """
+    watts = inside.interval_w
+    found: list[SteadyStretch] = []
+    first = 0
+    for place in range(1, len(watts) + 1):
+        stretch = watts[first:place]
+        ended = place == len(watts)
+        if not ended and abs(watts[place] - np.median(stretch)) <= tolerance * np.median(stretch):
+            continue
+        if place - first >= least:
+            begin, end = first + 1, place - 1
+            length_s = inside.time_s[end] - inside.time_s[begin]
+            power_w = (inside.energy_j[end] - inside.energy_j[begin]) / length_s
+            found.append(SteadyStretch(float(inside.time_s[begin] - origin_s), float(length_s), float(power_w)))
+        first = place
+    return tuple(found)
+
+
+def _peak(held: EnergySamples, inside: CounterTicks) -> tuple[float | None, str]:
+    instant = held.known("instant_w")
+    if len(instant):
+        return float(instant.max()), "instant readings"
+    if inside.intervals:
+        return float(inside.interval_w.max()), "counter steps"
+    return None, ""
+
+
+def _flags(
+    held: EnergySamples, inside: CounterTicks, stepped: CounterTicks, start_s: float, end_s: float
+) -> tuple[str, ...]:
+    flags = []
+    if inside.intervals < LEAST_TICKS:
+        flags.append(f"{inside.intervals} counter steps, {LEAST_TICKS} needed")
+    if (np.diff(inside.energy_j) < 0.0).any():
+        flags.append("counter_reset")
+    apart_s = float(np.median(np.diff(inside.time_s))) if inside.intervals else 0.0
+    if inside.step_s is None and apart_s > COARSE_S:
+        flags.append(f"steps of the counter known only to {apart_s:.2f} s")
+    if inside.power_doubt > LATE_SHARE:
+        flags.append("late_polls")
+    gap_s = np.diff(held["time_s"]).max(initial=0.0) if len(held) else end_s - start_s
+    if gap_s > 1.0:
+        flags.append(f"no samples for {gap_s:.1f} s")
+    flags += [f"throttle_{reason}" for reason in held.throttle if reason not in BENIGN]
+    if stepped.intervals and stepped.time_s[0] > start_s + 0.5:
+        flags.append("counter started late")
+    return tuple(flags)
+
+
+LEAD_S = 1.1  # before the outermost window, to learn the counter's period
+TAIL_S = 0.25  # samples beyond the end, so that the counter steps once more
+
+
+@dataclass
+class OpenWindow:
+    """A window while it runs; ``result`` is filled when the block ends."""
+
+    name: str
+    started_s: float
+    inner: list[OpenWindow] = field(default_factory=list)
+    _result: Measurement | None = None
+
+    @property
+    def result(self) -> Measurement:
+        """What was measured; refused while the block still runs."""
+        if self._result is None:
+            raise Refused(f"{self.name}: still running; read the result after the block.")
+        return self._result
+
+
+@dataclass
+class _Shared:
+    sampler: Sampler
+    open: list[OpenWindow]
+    mark: int
+
+
+_shared: list[_Shared] = []
+
+
+@contextmanager
+def window(name: str, source: str = "auto", index: int = 0, period_s: float = 0.05) -> Iterator[OpenWindow]:
+    """Measure the block. Raises ``MissingTool`` when nothing here can be measured."""
+    outermost = not _shared
+    if outermost:
+        sampler = Sampler(source, index, period_s)
+        sampler.start()
+        time.sleep(LEAD_S)
+        _shared.append(_Shared(sampler, [], 0))
+    shared = _shared[-1]
+    live = OpenWindow(name, time.monotonic())
+    if shared.open:
+        shared.open[-1].inner.append(live)
+    shared.open.append(live)
+    try:
+        yield live
+    finally:
+        _close(shared, live, outermost)
+
+
+def _close(shared: _Shared, live: OpenWindow, outermost: bool) -> None:
+    end_s = time.monotonic()
+    shared.open.remove(live)
+    live._result = Measurement(live.name, end_s - live.started_s, flags=("not evaluated",))
+    try:
+        if outermost:
+            shared.sampler.quick(True)
+            time.sleep(TAIL_S)
+        samples = shared.sampler.since(shared.mark)
+        live._result = summarise_window(live.name, samples, live.started_s, end_s)
+        for inner in live.inner:  # with the samples that came after they ended
+            inner._result = summarise_window(
+                inner.name, samples, inner.started_s, inner.started_s + inner.result.duration_s
+            )
+    finally:
+        if outermost:
+            _shared.pop()
+            shared.sampler.stop()
+
+
+PERIOD_S = 0.05
+
+
+@dataclass(frozen=True)
+class MeasuredRun:
+    """A finished command: its measurement, its exit code, the device and the samples."""
+
+    command: tuple[str, ...]
+    exit_code: int
+    measurement: Measurement
+    identity: DeviceIdentity
+    samples: EnergySamples
+    started_s: float
+
+    def plain(self) -> dict[str, object]:
+        """For JSON."""
+        device = {"name": self.identity.name, "uuid": self.identity.uuid, "driver": self.identity.driver}
+        return {
+            "command": list(self.command),
+            "exit_code": self.exit_code,
+            "device": device,
+            **self.measurement.plain(),
+        }
+
+
+def run_command(
+    command: list[str], source: str = "auto", index: int = 0, period_s: float = PERIOD_S, pass_output: bool = True
+) -> MeasuredRun:
+    """Run ``command`` to its end beside the sampler; with ``pass_output`` false its stdout goes to our stderr."""
+    if not command:
+        raise BadInput("measure run: expected a command after --, got none. Example: measure run -- python train.py")
+    with Sampler(source, index, period_s, relaxed=True) as sampler:
+        time.sleep(LEAD_S)
+        spent_s, started_s = sampler.processor_s, time.monotonic()
+        exit_code = _run(command, pass_output)
+        ended_s = time.monotonic()
+        overhead = (sampler.processor_s - spent_s) / (ended_s - started_s) / count_processors()
+        sampler.quick(True)
+        time.sleep(TAIL_S)
+        samples, identity = sampler.since(0), sampler.identity
+    label = command[0].rsplit("/", 1)[-1]
+    result = summarise_window(label, samples, started_s, ended_s, overhead)
+    return MeasuredRun(tuple(command), exit_code, result, identity, samples, started_s)
+
+
+def _run(command: list[str], pass_output: bool) -> int:
+    """Exit code of the command as a shell would give it; Ctrl-C is the command's to handle."""
+    try:
+        process = subprocess.Popen(command, stdout=None if pass_output else 2)
+    except FileNotFoundError:
+        raise BadInput(f"measure run: there is no command {command[0]!r}.") from None
+    except PermissionError:
+        raise BadInput(f"measure run: {command[0]!r} may not be run.") from None
+    previous = signal.signal(signal.SIGINT, lambda number, frame: _forward(process, number))
+    try:
+        code = process.wait()
+    finally:
+        signal.signal(signal.SIGINT, previous)
+    return code if code >= 0 else 128 - code
+
+
+def _forward(process: subprocess.Popen[bytes], number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.send_signal(number)
+
+
+def count_processors() -> int:
+    """Processors this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def measure_idle(length_s: float = 3.0, source: str = "auto", index: int = 0) -> tuple[Measurement, DeviceIdentity]:
+    """Mean power over ``length_s``; refused when someone else's work made it drift."""
+    with Sampler(source, index, period_s=0.02) as sampler:
+        time.sleep(1.1)
+        began_s = time.monotonic()
+        time.sleep(length_s)
+        ended_s = time.monotonic()
+        time.sleep(0.2)
+        sampler.check()
+        result = summarise_window("idle", sampler.since(0), began_s, ended_s)
+        identity = sampler.identity
+    spread_w = result.power_spread_w or 0.0
+    if result.power_w is not None and spread_w > 0.1 * result.power_w + 2.0:
+        raise Refused(
+            f"idle power spread by {spread_w:.0f} W around {result.power_w:.0f} W: something else is running on "
+            f"{identity.name}. Stop it, or measure later."
+        )
+    return result, identity
+
+
+class ModelTerm(StrEnum):
+    """What to look at first."""
+
+    NONE = "none"
+    CLOCK = "clock"
+    HOST = "host"
+    KERNELS = "kernels"
+    ENERGY = "energy"
+
+
+@dataclass(frozen=True)
+class RunFigures:
+    """One side of the comparison; ``clock_hz`` as NVML reports it, ``host_share`` of time the GPU waits."""
+
+    latency_s: float
+    power_w: float
+    clock_hz: float | None = None
+    host_share: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            wrong = value is not None and not (math.isfinite(value) and value >= 0.0)
+            if wrong or (name in ("latency_s", "power_w", "clock_hz") and value == 0.0):
+                raise bad_value(f"comparison.{name}", "a finite number above zero", value)
+
+
+@dataclass(frozen=True)
+class RunVerdict:
+    """Ratios measured over predicted, the term that is off most, and a sentence that says so."""
+
+    latency: float
+    power: float
+    energy: float
+    clock: float | None
+    term: ModelTerm
+    sentence: str
+
+    def plain(self) -> dict[str, object]:
+        """For JSON."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+def compare_run(measured: RunFigures, predicted: RunFigures, tolerance: float = 0.05) -> RunVerdict:
+    """Compare both sides and name the term of the model that explains the difference, if it exceeds ``tolerance``.
+
+    The time ratio is split into a clock part and a cycle part (time = cycles / clock); the rest points at a term:
+
+    - the clock differs and cycles agree: the governor (power under the cap, or the clock law);
+    - cycles differ and power fell: the GPU waited for the host (launch cost, gaps, missing graph);
+    - cycles differ and power did not fall: the kernels (tiles, traffic, missing operators);
+    - time agrees and power differs: the energies, or the assumed data (toggling).
+    """
+    latency, power = measured.latency_s / predicted.latency_s, measured.power_w / predicted.power_w
+    clock = measured.clock_hz / predicted.clock_hz if measured.clock_hz and predicted.clock_hz else None
+    term = _term(latency, power, clock, predicted.host_share, tolerance)
+    return RunVerdict(latency, power, latency * power, clock, term, _sentence(latency, power, clock, term, predicted))
+
+
+def compare_with_prediction(
+    measurement: Measurement, predicted: Mapping[str, Any], iterations: int = 1, where: str = "prediction"
+) -> RunVerdict:
+    """A measured window against the first prediction of ``wattcast predict --json``.
+
+    ``iterations`` is how often the window ran the predicted workload. Power is the mean over the window,
+    so start-up and loading belong outside it.
+    """
+    try:
+        first = predicted["predictions"][0]
+        latency_s = float(first["latency_s"])
+        waiting = max(1.0 - float(first.get("busy_s", latency_s)) / latency_s, 0.0)
+        figures = RunFigures(latency_s, float(first["power_w"]), float(first["clock_hz"]), waiting)
+    except (KeyError, IndexError, TypeError, ValueError, ZeroDivisionError):
+        raise BadInput(f"{where}: expected the output of `wattcast predict --json`.") from None
+    if iterations < 1:
+        raise bad_value("--iterations", "a whole number of at least 1", iterations)
+    if measurement.power_w is None:
+        raise Refused(f"{measurement.name}: {', '.join(measurement.flags) or 'no power'}; nothing to compare.")
+    seen = RunFigures(measurement.duration_s / iterations, measurement.power_w, measurement.sm_clock_hz)
+    return compare_run(seen, figures)
+
+
+def _term(latency: float, power: float, clock: float | None, host_share: float | None, tolerance: float) -> ModelTerm:
+    late, hot = abs(latency - 1.0) > tolerance, abs(power - 1.0) > tolerance
+    if not late and not hot:
+        return ModelTerm.NONE
+    if not late:
+        return ModelTerm.ENERGY
+    cycles = latency * (clock or 1.0)
+    if clock is not None and abs(clock - 1.0) > 0.5 * abs(latency - 1.0) and abs(cycles - 1.0) < abs(latency - 1.0):
+        return ModelTerm.CLOCK
+    waited = latency > 1.0 and power < 1.0 - 0.5 * tolerance
+    bound = (host_share or 0.0) > 0.3
+    return ModelTerm.HOST if waited or bound else ModelTerm.KERNELS
+
+
+_ADVICE = {
+    ModelTerm.NONE: "Both agree within the tolerance.",
+    ModelTerm.CLOCK: "The clock explains it: look at the power cap, the power limit and the clock law.",
+    ModelTerm.HOST: "The GPU waited for the host: calibrate the launch cost (--host-launch).",
+    ModelTerm.KERNELS: "The kernels took other cycles than predicted: look for missing operators, tiles and traffic.",
+    ModelTerm.ENERGY: "Time agrees and power does not: look at the energies, the data (toggling) and temperature.",
+}
+
+
+def _sentence(latency: float, power: float, clock: float | None, term: ModelTerm, predicted: RunFigures) -> str:
+    parts = [f"measured time is {_off(latency)}", f"power {_off(power)}", f"energy {_off(latency * power)}"]
+    if clock is not None:
+        parts.append(f"clock {_off(clock)}")
+    share = f" ({100 * predicted.host_share:.0f} % of it was predicted as host time)" if predicted.host_share else ""
+    return f"{', '.join(parts)} against the prediction{share}. {_ADVICE[term]}"
+
+
+def _off(ratio: float) -> str:
+    """``+3.1 %``."""
+    return f"{100.0 * (ratio - 1.0):+.1f} %"
+
+
+ENDINGS = (".png", ".svg", ".pdf")
+
+
+def check_figure_path(path: Path) -> None:
+    """An error, before anything is measured, where a figure could not be saved under this name."""
+    if path.suffix.lower() not in ENDINGS or path.is_dir():
+        raise bad_value("--plot", f"a file that ends in {', '.join(ENDINGS[:-1])} or {ENDINGS[-1]}", str(path))
+
+
+def save_run_figure(figure: Any, path: Path) -> None:
+    """Write a figure by the ending of its name; whole or not at all."""
+    drawn, beside = io.BytesIO(), path.with_name(path.name + ".new")
+    figure.savefig(drawn, format=path.suffix.lower().lstrip("."), dpi=150)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        beside.write_bytes(drawn.getvalue())
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def draw_run_power(run: MeasuredRun) -> Any:
+    """Counter steps as a stair, instant readings as dots, clock on a second axis."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise MissingTool("--plot needs matplotlib, which is not installed (pip install 'wattcast[plot]').") from None
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    axes = figure.subplots()
+    stepped = find_ticks(run.samples)
+    if stepped.intervals:
+        axes.stairs(stepped.interval_w, stepped.time_s - run.started_s, color="#0072B2", label="energy counter")
+    instant = np.isfinite(run.samples["instant_w"])
+    time_s = run.samples["time_s"] - run.started_s
+    axes.plot(
+        time_s[instant], run.samples["instant_w"][instant], ".", ms=3, color="#D55E00", label="instant readings"
+    )
+    axes.axvspan(0.0, run.measurement.duration_s, color="0.93", zorder=0)
+    axes.set(xlabel="Time (s)", ylabel="Power (W)", title=" ".join(run.command)[:80])
+    clock = np.isfinite(run.samples["sm_clock_hz"])
+    if clock.any():
+        right = axes.twinx()
+        right.plot(time_s[clock], run.samples["sm_clock_hz"][clock] / 1e6, color="#999999", lw=0.8)
+        right.set_ylabel("SM clock (MHz)")
+    axes.legend(loc="lower right")
+    figure.supxlabel(f"{run.identity.name}, driver {run.identity.driver or 'unknown'}", fontsize=8)
+    return figure

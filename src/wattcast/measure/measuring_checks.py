@@ -1,0 +1,236 @@
+"""Check the measuring itself: how fast the power sensor is, and whether three ways of measuring agree.
+
+A counter that changes every 100 ms cannot tell two kernels of 10 ms apart, and an average over a second still shows
+the time before a short run. ``probe_sensor`` measures both instead of assuming them. ``compare_methods`` runs known
+loads and compares the campaign, measured windows and ``measure run``.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from wattcast.core.errors import MissingTool
+from wattcast.measure.campaigns.kernel_plan import OperatorSpec, make_kernel_plan
+from wattcast.measure.campaigns.operator_rows import CampaignGpu, CapturedGraph, OperatorBench, measure_sustained_row
+from wattcast.measure.energy_samples import EnergySamples, find_ticks
+from wattcast.measure.measured_run import run_command, summarise_window, window
+from wattcast.measure.sampler import Sampler
+
+
+@dataclass(frozen=True)
+class PowerSensor:
+    """Update periods and averaging windows in seconds; None where there was nothing to see."""
+
+    energy_period_s: float | None
+    instant_period_s: float | None
+    average_period_s: float | None
+    instant_window_s: float | None
+    average_window_s: float | None
+    memory_window_s: float | None
+    poll_period_s: float
+    clock_period_s: float | None
+
+    @property
+    def implies(self) -> tuple[str, ...]:
+        """What follows for anyone who measures with it."""
+        said = []
+        if self.energy_period_s is None:
+            said.append("no energy counter: power comes from readings, and its maximum is the maximum of those.")
+        else:
+            shortest_s = 5.0 * self.energy_period_s
+            said.append(
+                f"the energy counter steps every {1e3 * self.energy_period_s:.0f} ms: "
+                f"power needs {shortest_s:.1f} s of steady load."
+            )
+        if self.average_window_s is not None and self.average_window_s > 0.3:
+            said.append(f"average power looks back {self.average_window_s:.1f} s: useless for shorter runs.")
+        if self.instant_window_s is not None and self.instant_period_s is not None:
+            longest_s = max(self.instant_window_s, self.instant_period_s)
+            said.append(
+                f"instant power answers within {1e3 * longest_s:.0f} ms; its maximum is one of those readings."
+            )
+        return tuple(said)
+
+    def plain(self) -> dict[str, object]:
+        """For JSON."""
+        return asdict(self) | {"implies": list(self.implies)}
+
+
+def describe_sensor(samples: EnergySamples, step_s: float | None = None) -> PowerSensor:
+    """Periods from how often values change; windows from how long a step of load at ``step_s`` takes to show."""
+    return PowerSensor(
+        energy_period_s=_median(np.diff(find_ticks(samples).time_s)),
+        instant_period_s=find_change_period_s(samples, "instant_w"),
+        average_period_s=find_change_period_s(samples, "average_w"),
+        instant_window_s=find_rise_s(samples, "instant_w", step_s),
+        average_window_s=find_rise_s(samples, "average_w", step_s),
+        memory_window_s=find_rise_s(samples, "memory_w", step_s),
+        poll_period_s=float(np.median(np.diff(samples["time_s"]))) if len(samples) > 1 else float("nan"),
+        clock_period_s=find_change_period_s(samples, "sm_clock_hz"),
+    )
+
+
+def find_change_period_s(samples: EnergySamples, column: str) -> float | None:
+    """Median time between changes of a column."""
+    read = np.isfinite(samples[column])
+    time_s, value = samples["time_s"][read], samples[column][read]
+    return _median(np.diff(time_s[np.flatnonzero(np.diff(value) != 0.0) + 1]))
+
+
+def find_rise_s(samples: EnergySamples, column: str, step_s: float | None) -> float | None:
+    """Length of the boxcar whose answer to a step at ``step_s`` climbs as seen: 10 % to 90 % over 0.8.
+
+    None when the load did not raise the reading by a tenth. A sensor faster than its own updates
+    shows one update period at most.
+    """
+    if step_s is None:
+        return None
+    read = np.isfinite(samples[column])
+    time_s, value = samples["time_s"][read], samples[column][read]
+    before, after = value[(time_s > step_s - 0.4) & (time_s < step_s)], value[time_s > time_s[-1] - 0.3]
+    if not len(before) or not len(after) or after.mean() < 1.1 * before.mean():
+        return None
+    share = (value - before.mean()) / (after.mean() - before.mean())
+    late = time_s >= step_s
+    low, high = (_first(time_s[late], share[late] >= level) for level in (0.1, 0.9))
+    return None if low is None or high is None else float((high - low) / 0.8)
+
+
+def _first(time_s: np.ndarray, reached: np.ndarray) -> float | None:
+    return float(time_s[np.argmax(reached)]) if reached.any() else None
+
+
+def _median(values: np.ndarray) -> float | None:
+    return float(np.median(values)) if len(values) else None
+
+
+IDLE_S, LOAD_S = 2.5, 3.0
+
+
+def probe_sensor(source: str = "auto", index: int = 0) -> tuple[PowerSensor, EnergySamples]:
+    """Idle, then a steady copy of random data; returns what the sensor showed and all samples."""
+    with Sampler(source, index) as sampler:
+        load = _copy_load()
+        mark = sampler.head
+        time.sleep(IDLE_S)
+        step_s = time.monotonic() if load is not None else None
+        if load is not None:
+            load(LOAD_S)
+        samples = sampler.since(mark)
+    return describe_sensor(samples, step_s), samples
+
+
+def _copy_load() -> Any:
+    """A function that copies random data for a number of seconds; None where PyTorch or CUDA is missing."""
+    try:
+        import torch
+
+        if not torch.cuda.is_available():
+            raise MissingTool("no CUDA device")
+    except (ImportError, MissingTool):
+        return None
+    source = torch.randn(2**28, device="cuda")
+    target = torch.empty_like(source)
+    target.copy_(source)
+    torch.cuda.synchronize()
+
+    def load(length_s: float) -> None:
+        end_s = time.monotonic() + length_s
+        while time.monotonic() < end_s:
+            for _ in range(40):
+                target.copy_(source)
+            torch.cuda.synchronize()
+
+    return load
+
+
+SETTLE_S = 1.2
+
+
+def choose_known_loads() -> list[OperatorSpec]:
+    """Three operators far apart: a dense product, a decode attention and an elementwise sum."""
+    kinds: tuple[Callable[[OperatorSpec], bool], ...] = (
+        lambda s: s.family == "linear" and s.operator["dtype"] == "bf16" and 1e12 < s.flop < 4e12,
+        lambda s: s.family == "attention" and s.operator["q_len"] == 1 and s.byte > 1e8,
+        lambda s: s.family == "elementwise" and s.operator.get("function") == "add" and s.operator["n"] > 5e7,
+    )
+    return [next(spec for spec in make_kernel_plan() if keep(spec)) for keep in kinds]
+
+
+def run_known_loads(length_s: float, marks: Path | None = None) -> None:
+    """Run each chosen operator for ``length_s``, a second of rest after each; ``marks`` gets their times."""
+    gpu, times = CampaignGpu.open(), []
+    for spec in choose_known_loads():
+        graph = gpu.prepare(spec)
+        began_s = time.monotonic()
+        keep_busy(gpu, graph, length_s)
+        times.append([began_s, time.monotonic()])
+        graph.drop()
+        time.sleep(1.0)
+    if marks is not None:
+        marks.write_text(json.dumps(times))
+
+
+def keep_busy(gpu: Any, graph: CapturedGraph, length_s: float) -> None:
+    """Replay without gaps for ``length_s``; the host stays a few chunks ahead."""
+    per_chunk = max(int(0.02 / (float(gpu.timed(graph, 2)[-1]) * graph.copies)), 1)
+    end_s = time.monotonic() + length_s
+    waiting: list[Any] = []
+    while time.monotonic() < end_s:
+        gpu.replay(graph, per_chunk)
+        waiting.append(gpu.mark())
+        if len(waiting) > 3:
+            waiting.pop(0).synchronize()
+    gpu.synchronize()
+
+
+def compare_methods(length_s: float = 4.0) -> list[dict[str, object]]:
+    """Power of the chosen operators by the campaign, by windows and by ``measure run``; all after settling."""
+    gpu = CampaignGpu.open()
+    both = [_campaign_and_window(gpu, spec, length_s) for spec in choose_known_loads()]
+    found, doubts = [entry for entry, _ in both], [flags for _, flags in both]
+    del gpu
+    with tempfile.TemporaryDirectory() as folder:
+        marks = Path(folder) / "marks.json"
+        command = [sys.executable, "-m", "wattcast.measure", "load", "--marks", str(marks)]
+        run = run_command([*command, "--seconds", str(SETTLE_S + length_s)], "nvml")
+        times = json.loads(marks.read_text()) if marks.exists() else []
+    for entry, flags, (began_s, ended_s) in zip(found, doubts, times, strict=False):
+        part = summarise_window("part", run.samples, began_s + SETTLE_S, ended_s)
+        whole = find_ticks(run.samples).between(began_s + SETTLE_S, ended_s)  # a step at the edge holds rest, too
+        entry |= {
+            "run_w": whole.power_w if whole.intervals else None,
+            "run_clock_hz": part.sm_clock_hz,
+            "flags": [*flags, *part.flags],
+        }
+    found.append({"overhead": run.measurement.overhead, "exit_code": run.exit_code})
+    return found
+
+
+def _campaign_and_window(gpu: Any, spec: OperatorSpec, length_s: float) -> tuple[dict[str, object], tuple[str, ...]]:
+    with Sampler("nvml") as sampler:
+        row = measure_sustained_row(OperatorBench(gpu, sampler, "agree"), spec)
+    graph = gpu.prepare(spec)
+    with window("outer", "nvml"):
+        keep_busy(gpu, graph, SETTLE_S)
+        with window("inner") as inner:
+            keep_busy(gpu, graph, length_s)
+    graph.drop()
+    entry: dict[str, object] = {
+        "spec": spec.id,
+        "operator": spec.operator,
+        "campaign_w": row.power_w,
+        "campaign_clock_hz": row.sm_clock_hz,
+        "window_w": inner.result.power_w,
+        "window_clock_hz": inner.result.sm_clock_hz,
+    }
+    return entry, (*row.flags, *inner.result.flags)

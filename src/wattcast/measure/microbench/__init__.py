@@ -1,1 +1,0 @@
-"""Microbenchmarks: kernels that drive one unit of a GPU, or a chosen mix, and what each costs in time and energy."""

@@ -1,1 +1,0 @@
-"""Whole models on a GPU: a test set for prediction, never fitted on."""

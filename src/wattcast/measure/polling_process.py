@@ -1,0 +1,190 @@
+"""Poll an energy source into the sample ring, in a process of its own, until told to stop.
+
+The process outlives errors of the driver (a failed reading is NaN and counted), reports when the device is gone, and
+ends with its parent. Reading the energy counter of an H200 takes about 3 ms of a processor, other readings a tenth of
+that. With ``--relaxed``, for a user's program, the counter is read ever more rarely as the run grows longer, and
+quickly only now and then around a step, which keeps the counter's phase known.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import sys
+import time
+from dataclasses import asdict
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+
+from wattcast.core.errors import MissingTool
+from wattcast.measure import energy_samples as layout
+from wattcast.measure.energy_samples import SampleRing, unwrap_counter
+from wattcast.measure.energy_sources import EnergySource, ReadError, SlowReadings, open_source
+
+FINE_S = 0.001  # between polls when the counter is about to step
+EARLY_S = 0.008  # how long before the expected step fine polling begins
+SHARP_S = 0.008  # between the polls around a step, for its time to be known
+QUICK_S = 0.002  # between polls while the counter's period is being learnt, or when asked to be quick
+LEARNT = 8  # steps seen before the counter is taken as known
+CLOCK_S, OTHER_S = 0.0045, 0.018  # between readings of the clock, and of everything else; longer beside a program
+SLOWEST_S = 0.5
+AGE_SHARE = 0.1  # a relaxed sampler waits this share of its age
+
+
+class PollingPace:
+    """When to read the counter next."""
+
+    def __init__(self, period_s: float, relaxed: bool = False) -> None:
+        self._period_s, self._relaxed = period_s, relaxed
+        self._steps: list[float] = []
+        self._begun_s = math.nan
+        self._step_s = math.inf
+        self._phase_s = math.nan  # of the last step that was seen sharply
+        self._watching = False  # polling finely for the next one
+        self._tried_s = -math.inf  # when the last attempt to see one failed
+        self._lost = False  # it failed: look through a whole period
+        self._read_s = math.nan
+        self._energy_j = math.nan
+
+    def wait_s(self, now_s: float, energy_j: float, quick: bool = False) -> float:
+        """Time until the next reading, given the one just made."""
+        self._note(now_s, energy_j)
+        if self._period_s <= 2.0 * FINE_S:
+            return self._period_s
+        if quick or len(self._steps) < LEARNT:
+            return min(self._period_s, QUICK_S)
+        usual_s = self._usual_s(now_s)
+        if self._lost and now_s - self._tried_s < 2.5 * self._step_s:
+            return QUICK_S
+        if now_s - max(self._phase_s, self._tried_s) < 8.0 * usual_s:
+            self._watching = False
+            return self._amid_s(now_s, usual_s)
+        due_s = (self._phase_s - now_s) % self._step_s  # the next step, wherever the last one was seen
+        if self._watching and EARLY_S < due_s < self._step_s - EARLY_S:  # it has passed unseen
+            self._watching, self._tried_s, self._lost = False, now_s, True
+            return QUICK_S
+        if due_s <= EARLY_S or (self._watching and due_s >= self._step_s - EARLY_S):
+            self._watching = True
+            return FINE_S
+        return due_s - EARLY_S
+
+    def _amid_s(self, now_s: float, usual_s: float) -> float:
+        """``usual_s``, shifted so that the reading falls between steps: it then belongs to one without doubt."""
+        if usual_s < 0.4 * self._step_s:
+            return usual_s
+        place = (now_s + usual_s - self._phase_s) / self._step_s
+        return max(usual_s + (math.floor(place) + 0.5 - place) * self._step_s, QUICK_S)
+
+    def _usual_s(self, now_s: float) -> float:
+        if not self._relaxed:
+            return self._period_s
+        return min(max(AGE_SHARE * (now_s - self._begun_s), self._period_s), SLOWEST_S)
+
+    def _note(self, now_s: float, energy_j: float) -> None:
+        """Remember when the counter stepped, if this reading and the one before saw it closely."""
+        self._begun_s = now_s if math.isnan(self._begun_s) else self._begun_s
+        stepped = math.isfinite(energy_j) and math.isfinite(self._energy_j) and energy_j != self._energy_j
+        if stepped and now_s - self._read_s <= SHARP_S:
+            self._phase_s, self._lost = 0.5 * (self._read_s + now_s), False
+            self._learn()
+        self._read_s = now_s
+        self._energy_j = energy_j if math.isfinite(energy_j) else self._energy_j
+
+    def _learn(self) -> None:
+        """The period: the usual time between steps, then ever more exactly from the first step to the latest."""
+        if len(self._steps) < LEARNT:
+            self._steps.append(self._phase_s)
+            self._step_s = median([b - a for a, b in pairwise(self._steps)] or [math.inf])
+        if len(self._steps) == LEARNT:
+            passed_s = self._phase_s - self._steps[0]
+            self._step_s = passed_s / round(passed_s / self._step_s)
+
+
+def poll_source(source: EnergySource, ring: SampleRing, period_s: float, parent: int, relaxed: bool = False) -> None:
+    """Read until told to stop or orphaned; never raises for what the driver does."""
+    pace, counter = PollingPace(period_s, relaxed), _Counter(source)
+    clock_s, other_s = (0.2, 0.2) if relaxed else (max(CLOCK_S, period_s), max(OTHER_S, period_s))
+    energy_due_s = clock_due_s = other_due_s = 0.0
+    born_ns = time.process_time_ns()
+    while not ring.header[layout.STOP] and os.getppid() == parent:
+        began_s = read_s = time.monotonic()
+        energy_j, clock_hz, slow = math.nan, math.nan, SlowReadings()
+        try:
+            if began_s >= energy_due_s:
+                energy_j = counter.read_j()
+                read_s = 0.5 * (began_s + time.monotonic())
+                energy_due_s = read_s + pace.wait_s(read_s, energy_j, bool(ring.header[layout.QUICK]))
+            if began_s >= clock_due_s:
+                clock_hz, clock_due_s = source.sm_clock_hz(), began_s + clock_s
+            if began_s >= other_due_s:
+                slow, other_due_s = source.slow(), began_s + other_s
+            ring.header[layout.STATUS] = layout.SAMPLING
+        except ReadError as error:
+            ring.header[layout.ERRORS] += 1
+            ring.header[layout.LAST_ERROR] = error.code
+            ring.header[layout.STATUS] = layout.LOST if error.lost else layout.SAMPLING
+            energy_due_s = began_s + (0.05 if error.lost else FINE_S)
+        ring.header[layout.RESETS] = counter.resets
+        ring.write((read_s, energy_j, clock_hz, *slow.values))
+        ring.header[layout.PROCESSOR_NS] = time.process_time_ns() - born_ns
+        _sleep_until(min(energy_due_s, clock_due_s, other_due_s), ring)
+    ring.header[layout.STATUS] = layout.STOPPED
+
+
+def _sleep_until(due_s: float, ring: SampleRing) -> None:
+    """Sleep, but no longer than it may take to be told to stop or to be quick."""
+    quick = bool(ring.header[layout.QUICK])
+    left_s = due_s - time.monotonic()
+    while left_s > 0.0 and not ring.header[layout.STOP] and bool(ring.header[layout.QUICK]) == quick:
+        time.sleep(min(left_s, 0.05))
+        left_s = due_s - time.monotonic()
+
+
+class _Counter:
+    """The source's energy counter without its wraps."""
+
+    def __init__(self, source: EnergySource) -> None:
+        self._source = source
+        self._offset_j = self._previous_j = 0.0
+        self.resets = 0
+
+    def read_j(self) -> float:
+        now_j = self._source.energy_j()
+        if math.isfinite(now_j):
+            self._offset_j, reset = unwrap_counter(
+                self._previous_j, now_j, self._offset_j, self._source.energy_range_j
+            )
+            self._previous_j = now_j
+            self.resets += reset
+        return now_j + self._offset_j
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Entry of the process: ring file, source, device number, period."""
+    parser = argparse.ArgumentParser(prog="wattcast.measure.polling_process")
+    parser.add_argument("ring", type=Path)
+    parser.add_argument("source")
+    parser.add_argument("index", type=int)
+    parser.add_argument("period_s", type=float)
+    parser.add_argument("--relaxed", action="store_true")
+    options = parser.parse_args(arguments)
+    parent = os.getppid()
+    ring = SampleRing.attach(options.ring)
+    try:
+        source, identity = open_source(options.source, options.index)
+    except MissingTool as error:
+        print(json.dumps({"missing": str(error)}), flush=True)
+        return int(error.exit_code)
+    print(json.dumps(asdict(identity)), flush=True)
+    try:
+        poll_source(source, ring, options.period_s, parent, options.relaxed)
+    finally:
+        source.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,284 @@
+"""Decide when a load has settled, and describe the run that every campaign writes down.
+
+A window runs from one step of the energy counter to another, holds at least five intervals, and starts only after
+the governor has had time to answer (about 90 ms after a load begins, docs/method/measuring.md). It is steady when
+clock and power of its first and second half agree.
+
+Under the power cap an H200 never becomes steady: it runs about a second a few percent above its limit, then cuts
+the clock deeply for two tenths of a second, and repeats. A capped window therefore holds two seconds, twice that
+cycle, and its mean is the settled power.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+
+from wattcast.core.errors import Refused
+from wattcast.core.measured_rows import RunInfo
+from wattcast.measure.cuda_device import ClockSpinner, make_spinner
+from wattcast.measure.energy_samples import BENIGN, CounterTicks, EnergySamples, find_ticks
+from wattcast.measure.energy_sources import DeviceIdentity
+from wattcast.measure.sampler import Sampler
+
+CHUNKS_AHEAD = 4  # queued before the host waits
+SPIN_CYCLES = 12_000_000
+
+
+@dataclass(frozen=True)
+class SettlingRule:
+    """What settled means."""
+
+    settle_s: float = 0.30  # before a window may begin
+    capped_settle_s: float = 0.50  # the same once the power cap has been seen
+    least_ticks: int = 5  # stretches between counter steps
+    capped_ticks: int = 20  # the same under the cap, where the governor hunts
+    clock_drift: float = 0.010  # between the halves, relative
+    power_drift: float = 0.020
+    capped_drift: float = 0.060  # of clock or power under the cap
+    late_share: float = 0.010  # of the power that late polls may have cost
+    longest_s: float = 4.0  # then the window is taken as it is, and flagged
+
+
+@dataclass(frozen=True)
+class SettledWindow:
+    """A stretch of samples between two counter steps, and what is wrong with it, if anything."""
+
+    samples: EnergySamples
+    ticks: CounterTicks
+    flags: tuple[str, ...]
+
+    @property
+    def start_s(self) -> float:
+        return float(self.ticks.time_s[0])
+
+    @property
+    def end_s(self) -> float:
+        return float(self.ticks.time_s[-1])
+
+    @property
+    def duration_s(self) -> float:
+        return self.end_s - self.start_s
+
+    def whole(self, edges_s: np.ndarray) -> np.ndarray:
+        """Lengths of the chunks between ``edges_s`` that lie wholly inside; the last one's when none does."""
+        length_s = np.diff(edges_s)
+        inside = (edges_s[:-1] >= self.start_s) & (edges_s[1:] <= self.end_s)
+        return length_s[inside] if inside.any() else length_s[-1:]
+
+
+def find_settled_window(samples: EnergySamples, started_s: float, rule: SettlingRule) -> SettledWindow | None:
+    """The latest window of a running load if it is steady, else None: keep the load running.
+
+    ``samples`` begin at or before ``started_s``, the moment the load began.
+    """
+    stepped = find_ticks(samples)
+    if stepped.intervals < rule.least_ticks:
+        return None
+    capped = "sw_power_cap" in samples.between(started_s + 0.05, np.inf).throttle
+    last = stepped.last(rule.capped_ticks if capped else rule.least_ticks)
+    if last.time_s[0] < started_s + (rule.capped_settle_s if capped else rule.settle_s):
+        return None
+    window = _window(samples, last, rule)
+    return None if {"clock_drift", "power_drift", "late_polls"} & set(window.flags) else window
+
+
+def take_window(samples: EnergySamples, start_s: float, end_s: float, rule: SettlingRule) -> SettledWindow:
+    """All whole stretches inside ``start_s`` to ``end_s``; refused with a reason when too few."""
+    inside = find_ticks(samples).between(start_s, end_s)
+    if inside.intervals < rule.least_ticks:
+        raise Refused(
+            f"the window of {end_s - start_s:.2f} s holds {inside.intervals} whole steps of the energy counter, and "
+            f"power needs {rule.least_ticks}: run longer, or repeat the work."
+        )
+    return _window(samples, inside, rule)
+
+
+def _window(samples: EnergySamples, inside: CounterTicks, rule: SettlingRule) -> SettledWindow:
+    held = samples.between(float(inside.time_s[0]), float(inside.time_s[-1]))
+    flags = []
+    capped = "sw_power_cap" in held.throttle
+    if _drift(held.known("sm_clock_hz")) > (rule.capped_drift if capped else rule.clock_drift):
+        flags.append("clock_drift")
+    if _drift(inside.interval_w) > (rule.capped_drift if capped else rule.power_drift):
+        flags.append("power_drift")
+    if inside.power_doubt > rule.late_share:
+        flags.append("late_polls")
+    if (np.diff(inside.energy_j) < 0.0).any():
+        flags.append("counter_reset")
+    harmful = [reason for reason in held.throttle if reason not in BENIGN]
+    flags += [f"throttle_{reason}" for reason in harmful]
+    return SettledWindow(held, inside, tuple(flags))
+
+
+def _drift(values: np.ndarray) -> float:
+    """Relative difference between the means of the first and the second half."""
+    if len(values) < 2:
+        return 0.0
+    half = len(values) // 2
+    first, second = float(values[:half].mean()), float(values[-half:].mean())
+    return abs(second - first) / max(abs(first), 1e-12)
+
+
+def describe_window(held: SettledWindow) -> dict[str, Any]:
+    """Return the fields that every kind of row takes from its window, under the names that rows use."""
+    return {
+        "duration_s": held.duration_s,
+        "power_w": held.ticks.power_w,
+        "power_spread_w": held.ticks.spread_w,
+        "ticks": held.ticks.intervals,
+        "memory_power_w": held.samples.last("memory_w"),
+        "sm_clock_hz": held.samples.mean("sm_clock_hz"),
+        "temperature_c": held.samples.mean("temperature_c"),
+        "throttle": held.samples.throttle,
+        "flags": held.flags,
+    }
+
+
+@dataclass(frozen=True)
+class HeldLoad:
+    """A load that ran until it settled."""
+
+    window: SettledWindow
+    chunk_s: np.ndarray  # lengths of the chunks inside the window
+    chunks: int  # queued altogether
+    effective_clock_hz: float | None  # by the spin kernel, after the window
+
+    def describe(self, calls: int) -> dict[str, Any]:
+        """Return the row's fields where a chunk holds ``calls`` calls."""
+        call_s, clock_hz = self.chunk_s / calls, self.window.samples.known("sm_clock_hz")
+        return {
+            **describe_window(self.window),
+            "latency_s": float(call_s.mean()),
+            "latency_spread_s": float(call_s.std(ddof=1)) if len(call_s) > 1 else None,
+            "sm_clock_spread_hz": float(clock_hz.std()) if len(clock_hz) else None,
+            "effective_clock_hz": self.effective_clock_hz,
+        }
+
+
+def hold_load(
+    sampler: Sampler, gpu: Any, queue_chunk: Callable[[], None], rule: SettlingRule, spinner: ClockSpinner | None
+) -> HeldLoad:
+    """Keep the device busy with chunks of a load, a few queued ahead, until power and clock have settled.
+
+    ``gpu`` has ``mark`` and ``synchronize``. After the window has closed, the spin kernel reads the effective clock
+    while the load goes on. A load that has not settled after ``rule.longest_s`` is flagged ``unsettled``.
+    """
+    first, zero = sampler.head, gpu.mark()
+    zero.synchronize()
+    started_s = time.monotonic()
+    marks, waiting = [zero], deque([zero])
+    seen, held = sampler.since(first), None
+    while held is None and time.monotonic() - started_s < rule.longest_s:
+        while len(waiting) < CHUNKS_AHEAD:
+            queue_chunk()
+            marks.append(gpu.mark())
+            waiting.append(marks[-1])
+        waiting.popleft().synchronize()
+        sampler.check()
+        seen = sampler.since(first)
+        held = find_settled_window(seen, started_s, rule)
+    clock_hz = None
+    if spinner is not None:
+        queue_chunk()
+        spinner.start(SPIN_CYCLES)
+        queue_chunk()
+        queue_chunk()
+        clock_hz = spinner.clock_hz()
+    gpu.synchronize()
+    if held is None:
+        held = take_window(seen, started_s + rule.capped_settle_s, time.monotonic(), rule)
+        held = replace(held, flags=(*held.flags, "unsettled"))
+    edges_s = started_s + np.array([zero.elapsed_time(mark) for mark in marks]) / 1e3
+    return HeldLoad(held, held.whole(edges_s), len(marks) - 1, clock_hz)
+
+
+def await_clock(sampler: Sampler, least_hz: float, longest_s: float) -> bool:
+    """Wait until the reported clock is at least ``least_hz``; a capped load leaves it low for about a second."""
+    deadline_s = time.monotonic() + longest_s
+    while time.monotonic() < deadline_s:
+        clock_hz = sampler.since(sampler.head - 12).last("sm_clock_hz")
+        if clock_hz is not None and clock_hz >= least_hz:
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def make_run_name() -> str:
+    """A name for the run that starts now."""
+    return datetime.now(UTC).strftime("%Y%m%dT%H%M%S") + f"-{os.getpid()}"
+
+
+def make_run_info(run: str, identity: DeviceIdentity, *, sm_count: int, l2_byte: int, **libraries: str) -> RunInfo:
+    """The card as the sampler knows it, and the versions given (``cuda``, ``torch``, ``cublas``, ``cudnn``)."""
+    from wattcast import __version__
+
+    return RunInfo(
+        run,
+        datetime.now(UTC).isoformat(timespec="seconds"),
+        card_name=identity.name,
+        card_uuid=identity.uuid,
+        card_serial=identity.serial,
+        driver=identity.driver,
+        nvml=identity.library,
+        wattcast=__version__,
+        power_limit_w=identity.power_limit_w,
+        sm_count=sm_count,
+        l2_byte=l2_byte,
+        top_clock_hz=identity.top_clock_hz,
+        **libraries,
+    )
+
+
+def make_torch_run_info(run: str, identity: DeviceIdentity, torch: Any) -> RunInfo:
+    """The same with what PyTorch and the libraries it loaded say of themselves."""
+    properties = torch.cuda.get_device_properties(0)
+    return make_run_info(
+        run,
+        identity,
+        sm_count=properties.multi_processor_count,
+        l2_byte=properties.L2_cache_size,
+        cuda=str(torch.version.cuda),
+        torch=str(torch.__version__),
+        cublas=_cublas_version(),
+        cudnn=str(torch.backends.cudnn.version()),
+    )
+
+
+def _cublas_version() -> str:
+    """cuBLAS says its version through its own library, which PyTorch has loaded; empty where it cannot be asked."""
+    import ctypes
+
+    for name in ("libcublas.so.13", "libcublas.so.12", "libcublas.so"):
+        with contextlib.suppress(OSError, AttributeError):
+            library = ctypes.CDLL(name)
+            values = []
+            for item in range(3):  # MAJOR_VERSION, MINOR_VERSION, PATCH_LEVEL
+                number = ctypes.c_int()
+                library.cublasGetProperty(item, ctypes.byref(number))
+                values.append(str(number.value))
+            return ".".join(values)
+    return ""
+
+
+def try_spinner(torch: Any) -> ClockSpinner | None:
+    """Load the spin kernel that reads the true clock; on failure report why and return None."""
+    try:
+        return make_spinner(torch)
+    except Exception as error:
+        say(f"no spin kernel: {type(error).__name__}: {error}")
+        return None
+
+
+def say(text: str) -> None:
+    """Print progress to stderr."""
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,381 @@
+"""Define tensor-core units (``mma.sync``, ``wgmma``) and units of branches, barriers and bulk copies.
+
+wgmma reads both operands from shared memory in the 128-byte swizzled, K-major layout that matrix products use: rows
+of 128 bytes, eight rows to a group of 1024 bytes. A step of K is 32 bytes wide in every precision, so descriptors
+advance alike. Two warpgroups of a block share the B tiles and have their own A tiles; four stages of tiles (192 KiB)
+give sixteen different products an iteration, the first of which clears the accumulators. All products of an
+iteration are in flight before it waits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from wattcast.microbench.unit_source import BenchUnit, OpcodeCounts, asm, inout, into
+
+STAGES = 4
+A_TILE_BYTE = 64 * 128
+STEPS_OF_STAGE = 4  # 128 bytes of K in steps of 32
+WGMMA_STEPS = STAGES * STEPS_OF_STAGE
+CHAINS = 8
+WGMMA_AROUND = r"UMOV|U?IADD.*|IMAD.*|ULOP3.*|USHF.*|ULEA.*|WARPGROUP.*|WARPSYNC.*|NOP"  # descriptors
+
+
+@dataclass(frozen=True)
+class TensorPrecision:
+    """How a precision is written in PTX, and a random word of it whose values lie between 1 and 2 in size."""
+
+    name: str
+    word: str  # C expression of random bits x
+    one: str  # a word of ones (0.5 for floating point), for the check
+    half: float  # the value of its elements
+    k: int  # of a 32-byte step
+
+
+PRECISIONS = {
+    p.name: p
+    for p in (
+        TensorPrecision("bf16", "0x3f803f80u | (x & 0x807f807fu)", "0x3f003f00u", 0.5, 16),
+        TensorPrecision("fp16", "0x3c003c00u | (x & 0x83ff83ffu)", "0x38003800u", 0.5, 16),
+        TensorPrecision("tf32", "0x3f800000u | (x & 0x807fe000u)", "0x3f000000u", 0.5, 8),
+        TensorPrecision("fp8", "0x38383838u | (x & 0x87878787u)", "0x30303030u", 0.5, 32),
+        TensorPrecision("int8", "x", "0x01010101u", 1.0, 32),
+    )
+}
+WGMMA_TYPES = {
+    "bf16": "m64n256k16.f32.bf16.bf16",
+    "fp16": "m64n256k16.f32.f16.f16",
+    "tf32": "m64n256k8.f32.tf32.tf32",
+    "fp8": "m64n256k32.f32.e4m3.e4m3",
+    "int8": "m64n256k32.s32.s8.s8",
+}
+WGMMA_OPCODE = {"bf16": r"HGMMA.*", "fp16": r"HGMMA.*", "tf32": r"HGMMA.*", "fp8": r"QGMMA.*", "int8": r"IGMMA.*"}
+
+
+def wgmma_shared_byte(columns: int, groups: int) -> int:
+    """Shared memory of all stages: an A tile for each warpgroup and a B tile for all."""
+    return STAGES * (groups * A_TILE_BYTE + columns * 128)
+
+
+def wgmma(precision: str, zeros: bool = False, columns: int = 256, groups: int = 2) -> BenchUnit:
+    """m64 x ``columns`` products of ``groups`` warpgroups; one step is one instruction of a warpgroup."""
+    p, form = f"wgmma_{precision}", PRECISIONS[precision]
+    registers = columns // 2  # of accumulators in a thread
+    integer = precision == "int8"
+    kind, letter = ("int", "r") if integer else ("float", "f")
+    word = "0u" if zeros else f"(seed == 0u ? {form.one} : ({form.word}))"
+    declare = (
+        f"for (unsigned i = threadIdx.x; i < {wgmma_shared_byte(columns, groups) // 4}u; i += blockDim.x) "
+        f"{{ const unsigned x = mixed(state + i); ((unsigned *)pool)[i] = {word}; (void)x; }} "
+        'asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); __syncthreads(); '
+        f'{kind} acc[{registers}]; _Pragma("unroll") for (int i = 0; i < {registers}; ++i) acc[i] = 0; '
+        "const unsigned group = threadIdx.x / 128u, pool_at = (unsigned)__cvta_generic_to_shared(pool); "
+        # start address / 16; leading offset 16 B and stride 1024 B, both / 16; bit 62: 128-byte swizzle
+        "const u64 layout = (1ull << 62) | (64ull << 32) | (1ull << 16); "
+        f"const u64 at_a = layout | ((pool_at + group * {A_TILE_BYTE}u) >> 4); "
+        f"const u64 at_b = layout | ((pool_at + {groups * A_TILE_BYTE}u) >> 4);"
+    )
+    stage = wgmma_shared_byte(columns, groups) // STAGES
+
+    products = [
+        (i // STEPS_OF_STAGE % STAGES * stage + i % STEPS_OF_STAGE * 32) >> 4 for i in range(STAGES * STEPS_OF_STAGE)
+    ]
+    types = WGMMA_TYPES[precision].replace("n256", f"n{columns}")
+    bits = "(unsigned)acc[{0}]" if integer else "__float_as_uint(acc[{0}])"
+    # a thread holds one of 128 parts of the product, so a step counts 1/128 of it
+    per_thread = 2.0 * 64 * columns * form.k / 128.0
+    return BenchUnit(
+        p,
+        declare,
+        lambda i: "",
+        f"seed == 0u ? {bits.format(0)} : " + " ^ ".join(bits.format(i) for i in range(registers)),
+        ((WGMMA_OPCODE[precision], 1),),
+        before=_wgmma_text(types, letter, integer, products, registers),
+        around=((r"R2UR.*", 2.0 * WGMMA_STEPS), (WGMMA_AROUND, 6.0 * WGMMA_STEPS)),
+        operation="flop",
+        per_step=int(per_thread),
+        flop=1.0,
+    )
+
+
+def _wgmma_text(types: str, letter: str, integer: bool, offsets: list[int], count: int) -> str:
+    """All products of an iteration in one statement: 128 accumulators are costly to name again and again."""
+    registers = ", ".join(f"%{i}" for i in range(count))
+    outs = ", ".join(f'"+{letter}"(acc[{i}])' for i in range(count))
+    transposed = ", 0, 0" if "k16" in types else ""
+    scales = "" if integer else ", 1, 1"
+    lines = ["wgmma.fence.sync.aligned;"]
+    for place, offset in enumerate(offsets):
+        keep = "q" if place else "p"  # the first product overwrites the accumulators
+        lines.append(f"add.u64 da, %{count}, {offset}; add.u64 db, %{count + 1}, {offset};")
+        lines.append(f"wgmma.mma_async.sync.aligned.{types} {{{registers}}}, da, db, {keep}{scales}{transposed};")
+    lines += ["wgmma.commit_group.sync.aligned;", "wgmma.wait_group.sync.aligned 0;"]
+    head = "{.reg .pred p, q; .reg .b64 da, db; setp.ne.b32 p, 0, 0; setp.eq.b32 q, 0, 0; "
+    return f'asm volatile("{head}{" ".join(lines)}}}" : {outs} : "l"(at_a), "l"(at_b) : "memory");'
+
+
+@dataclass(frozen=True)
+class MmaShape:
+    """One form of ``mma.sync``: registers of A, B and C, and multiply-adds."""
+
+    types: str
+    a: int
+    b: int
+    c: int
+    letter: str  # of C
+    opcode: str
+    multiply_adds: int
+    word: str
+    instructions: int = 1  # machine instructions of one
+
+
+def mma(precision: str) -> BenchUnit:
+    """``mma.sync`` with operands in registers; eight accumulators in turn."""
+    form = MMA[precision]
+    p = f"mma_{precision}"
+    if form.letter == "d":
+        return _mma_fp64(p, form)
+    word = PRECISIONS[form.word].word
+    kind = {"f": "float", "r": "int"}[form.letter]
+    lines = [
+        f"unsigned {p}_{part}{n}; {{ const unsigned x = mixed(state + {50 * (part == 'b') + n + 1}u); "
+        f"{p}_{part}{n} = {word}; }}"
+        for part, count in (("a", 2 * form.a), ("b", 2 * form.b))
+        for n in range(count)
+    ]
+    lines += [f"{kind} {p}{i}_{n} = 0;" for i in range(CHAINS) for n in range(form.c)]
+
+    def step(i: int) -> str:
+        half = i // CHAINS % 2
+        accumulators = [f"{p}{i % CHAINS}_{n}" for n in range(form.c)]
+        a = [f"{p}_a{half * form.a + n}" for n in range(form.a)]
+        b = [f"{p}_b{half * form.b + n}" for n in range(form.b)]
+        return _mma_text(form, accumulators, a, b, "r")
+
+    bits = "(unsigned){0}" if form.letter == "r" else "__float_as_uint({0})"
+    fold = " ^ ".join(bits.format(f"{p}{i}_{n}") for i in range(CHAINS) for n in range(form.c))
+    return BenchUnit(
+        p, " ".join(lines), step, fold, ((form.opcode, 1),), operation="flop",
+        per_step=2 * form.multiply_adds // 32, flop=1.0,
+    )  # fmt: skip
+
+
+def _mma_fp64(p: str, form: MmaShape) -> BenchUnit:
+    chains = CHAINS if form.c == 2 else CHAINS // 2
+    lines = [
+        f"double {p}_{part}{n} = unit_float(mixed(state + {60 * (part == 'b') + n + 1}u)) - 1.5;"
+        for part, count in (("a", form.a), ("b", form.b))
+        for n in range(2 if count == 1 else count)
+    ]
+    lines += [f"double {p}{i}_{n} = 0.0;" for i in range(chains) for n in range(form.c)]
+
+    def step(i: int) -> str:
+        half = i // chains % 2 if form.a == 1 else 0
+        a = [f"{p}_a{half + n}" for n in range(form.a)]
+        b = [f"{p}_b{half + n}" for n in range(form.b)]
+        return _mma_text(form, [f"{p}{i % chains}_{n}" for n in range(form.c)], a, b, "d")
+
+    fold = " ^ ".join(f"(unsigned)__double_as_longlong({p}{i}_{n})" for i in range(chains) for n in range(form.c))
+    return BenchUnit(
+        p, " ".join(lines), step, fold, ((form.opcode, form.instructions),), operation="flop",
+        per_step=2 * form.multiply_adds // 32, flop=1.0, around=((r"UIADD3|NOP", 100.0),),
+    )  # fmt: skip
+
+
+def _mma_text(form: MmaShape, accumulators: list[str], a: list[str], b: list[str], letter: str) -> str:
+    def numbers(start: int, count: int) -> str:
+        return "{" + ", ".join(f"%{start + n}" for n in range(count)) + "}"
+
+    outs = ", ".join(f'"+{form.letter}"({name})' for name in accumulators)
+    ins = ", ".join(f'"{letter}"({name})' for name in (*a, *b))
+    d, given = numbers(0, form.c), f"{numbers(form.c, form.a)}, {numbers(form.c + form.a, form.b)}"
+    return f'asm volatile("mma.sync.aligned.{form.types} {d}, {given}, {d};" : {outs} : {ins});'
+
+
+MMA = {
+    "bf16": MmaShape("m16n8k16.row.col.f32.bf16.bf16.f32", 4, 2, 4, "f", r"HMMA.*", 16 * 8 * 16, "bf16"),
+    "fp16": MmaShape("m16n8k16.row.col.f32.f16.f16.f32", 4, 2, 4, "f", r"HMMA.*", 16 * 8 * 16, "fp16"),
+    "tf32": MmaShape("m16n8k8.row.col.f32.tf32.tf32.f32", 4, 2, 4, "f", r"HMMA.*", 16 * 8 * 8, "tf32"),
+    "int8": MmaShape("m16n8k32.row.col.s32.s8.s8.s32", 4, 2, 4, "r", r"IMMA.*", 16 * 8 * 32, "int8"),
+    "fp64": MmaShape("m16n8k16.row.col.f64.f64.f64.f64", 8, 4, 4, "d", r"DMMA.*", 16 * 8 * 16, "fp64"),
+    "fp64_884": MmaShape("m8n8k4.row.col.f64.f64.f64.f64", 1, 1, 2, "d", r"DMMA.*", 8 * 8 * 4, "fp64"),
+}
+
+
+PATH_STEPS = 64  # multiply-adds on each path of a divergent branch
+BULK_BYTE = 8192
+BULK_STAGES = 4
+THROUGH_STAGES = 6  # of a copy through shared memory
+SPINS = 1 << 22  # tries of a barrier before a kernel gives up: no wait may last for ever
+
+
+def divergence(ways: int) -> BenchUnit:
+    """``ways`` paths of the same length; lanes take them by turns, so each warp runs them one after another.
+
+    Half of a path grows by g, the other half shrinks by r near 1/g and turns the sign last, as
+    ``multiply_adds`` does, so that values neither settle nor overflow.
+    """
+    p = f"divergence_{ways}"
+    # through a shuffle, or the assembler computes the operands again on every path
+    declare = f"const unsigned {p}_way = __shfl_sync(0xffffffffu, lane % {ways}u, lane); "
+    declare += f"const float {p}_g = __shfl_sync(0xffffffffu, 1.0f + (unit_float(state) - 1.0f) * 0.0625f, lane); "
+    declare += f"const float {p}_r = __shfl_sync(0xffffffffu, 0.999999f / {p}_g, lane); "
+    declare += " ".join(f"float {p}{i} = unit_float(mixed(state + {i + 1}u));" for i in range(4))
+    paths = []
+    for way in range(ways):
+        lines = []
+        for i in range(PATH_STEPS):
+            shrinks, last = i >= PATH_STEPS // 2, i >= PATH_STEPS - 4
+            constant = f"0f{(0xBF800000 if shrinks else 0x3F800000) + 4096 * way:08X}"  # tells paths apart
+            multiplier = f"{'-' if last else ''}{p}_{'r' if shrinks else 'g'}"
+            lines.append(asm(f"fma.rn.f32 %0, %0, %1, {constant};", inout("f", f"{p}{i % 4}"), into("f", multiplier)))
+        inner = " ".join(lines)
+        paths.append(f"if ({p}_way == {way}u) {{ {inner} }}" if ways > 1 else inner)
+    return BenchUnit(
+        p,
+        declare,
+        lambda i: "",
+        " ^ ".join(f"__float_as_uint({p}{i})" for i in range(4)),
+        ((r"FFMA.*", float(PATH_STEPS * ways)),),
+        before="\n    ".join(paths),
+        around=(
+            (r"BSSY.*|BSYNC.*|ISETP.*|BRA.*|WARPSYNC.*|NOP|BREAK.*|BRX|YIELD|MOV|PLOP3.*|CALL.*", 6.0 * ways + 2),
+        ),
+        per_step=PATH_STEPS,
+        operation="instruction",
+    )
+
+
+def barrier(name: str = "sync_barrier") -> BenchUnit:
+    """Barriers of the whole block."""
+    return BenchUnit(
+        name, "", lambda i: 'asm volatile("bar.sync 0;" ::: "memory");', "0u", ((r"BAR.*", 1),), operation="barrier"
+    )
+
+
+def fence(name: str = "sync_fence") -> BenchUnit:
+    """Memory fences of the whole device."""
+    return BenchUnit(
+        name,
+        "",
+        lambda i: 'asm volatile("fence.acq_rel.gpu;" ::: "memory");',
+        "0u",
+        ((r"MEMBAR.*", 1),),
+        around=((r"ERRBAR|CCTL.*|CGAERRBAR", 256.0),),
+        operation="fence",
+    )
+
+
+def bulk(name: str, working_set_of: str = "a") -> BenchUnit:
+    """One thread of a block keeps four bulk copies of 8 KiB from global to shared memory under way."""
+    p = name
+    size, stages = BULK_BYTE, BULK_STAGES
+    declare = (
+        f"const unsigned {p}_pool = (unsigned)__cvta_generic_to_shared(pool); "
+        f"const unsigned {p}_bar = {p}_pool + {size * stages}u, {p}_chunks = (unsigned)(bytes / {size}ull), "
+        f"{p}_step = gridDim.x % {p}_chunks; "
+        f"unsigned {p}_k = blockIdx.x % {p}_chunks, {p}_phase = 0u; "
+        f"if (threadIdx.x == 0u) {{ for (unsigned s = 0; s < {stages}u; ++s) "
+        f'asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" :: "r"({p}_bar + 8u * s) : "memory"); '
+        'asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); '
+        f"for (unsigned s = 0; s < {stages}u; ++s) {{ {_issue(p, 's', working_set_of)} }} }} __syncthreads();"
+    )
+    stage = " ".join(_stage(p, s, working_set_of) for s in range(stages))
+    before = f"if (threadIdx.x == 0u) {{ {stage} }} {p}_phase ^= 1u;"
+    drain = " ".join(_wait(p, s) for s in range(stages))  # no copy may land after the block has gone
+    return BenchUnit(
+        p,
+        declare,
+        lambda i: "",
+        "((unsigned *)pool)[threadIdx.x]",
+        ((r"UBLKCP.*", 1),),
+        before=before,
+        finish=f"if (threadIdx.x == 0u) {{ {drain} }}",
+        around=_bulk_around(stages),
+        operation="copy",
+        one_thread=True,
+        byte=float(size),
+    )
+
+
+def _issue(p: str, stage: str, buffer: str) -> str:
+    size = BULK_BYTE
+    text = (
+        "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %3; "
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%1], [%2], %3, [%0];"
+    )
+    return (
+        f'asm volatile("{text}" :: "r"({p}_bar + 8u * {stage}), "r"({p}_pool + {size}u * {stage}), '
+        f'"l"({buffer} + (u64){p}_k * {size}ull), "r"({size}u) : "memory"); '
+        f"{p}_k += {p}_step; if ({p}_k >= {p}_chunks) {p}_k -= {p}_chunks;"
+    )
+
+
+def _stage(p: str, stage: int, buffer: str) -> str:
+    return f"{_wait(p, stage)} {_issue(p, f'{stage}u', buffer)}"
+
+
+def bulk_there_and_back(name: str) -> BenchUnit:
+    """A copy of one buffer to the other in bulk: into shared memory and out again, one thread of a block for all.
+
+    Stage by stage: wait for what came in, send it out, and when the one before has been read, load into its place.
+    """
+    p, size, stages = name, BULK_BYTE, THROUGH_STAGES
+    declare = (
+        f"const unsigned {p}_pool = (unsigned)__cvta_generic_to_shared(pool); "
+        f"const unsigned {p}_bar = {p}_pool + {size * stages}u, {p}_chunks = (unsigned)(bytes / {size}ull), "
+        f"{p}_step = gridDim.x % {p}_chunks; "
+        f"unsigned {p}_k = blockIdx.x % {p}_chunks, {p}_out = {p}_k, {p}_phase = 0u; "
+        f"if (threadIdx.x == 0u) {{ for (unsigned s = 0; s < {stages}u; ++s) "
+        f'asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" :: "r"({p}_bar + 8u * s) : "memory"); '
+        'asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); '
+        f"for (unsigned s = 0; s < {stages - 1}u; ++s) {{ {_issue(p, 's', 'a')} }} }} __syncthreads();"
+    )
+    turns = []
+    for s in range(stages):
+        send = (
+            f'asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2; cp.async.bulk.commit_group;" '
+            f':: "l"(b + (u64){p}_out * {size}ull), "r"({p}_pool + {size * s}u), "r"({size}u) : "memory"); '
+            f"{p}_out += {p}_step; if ({p}_out >= {p}_chunks) {p}_out -= {p}_chunks;"
+        )
+        read = 'asm volatile("cp.async.bulk.wait_group.read 1;" ::: "memory");'
+        turns.append(f"{_wait(p, s)} {send} {read} {_issue(p, f'{(s - 1) % stages}u', 'a')}")
+    drain = " ".join(_wait(p, s) for s in range(stages - 1))
+    drain += ' asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");'
+    return BenchUnit(
+        p,
+        declare,
+        lambda i: "",
+        "((unsigned *)pool)[threadIdx.x]",
+        ((r"UBLKCP.*", 2),),
+        before=f"if (threadIdx.x == 0u) {{ {' '.join(turns)} }} {p}_phase ^= 1u;",
+        finish=f"if (threadIdx.x == 0u) {{ {drain} }}",
+        around=_bulk_around(2 * stages),
+        operation="copy",
+        one_thread=True,
+        byte=2.0 * size,
+        chunk=size * stages,
+    )
+
+
+def _bulk_around(copies: int) -> OpcodeCounts:
+    """What waiting for and starting ``copies`` bulk copies takes."""
+    return (
+        (r"SYNCS.*|UTMACMDFLUSH|DEPBAR.*", 2.0 * copies),
+        (r"ELECT|R2UR.*|UMOV|U?IADD.*|U?PLOP3.*|BRA.*|BSSY.*|BSYNC.*|VIADD.*|YIELD|UISETP.*", 20.0 * copies),
+        (r"IMAD.*|ISETP.*|SHF.*|SEL|MOV|LEA.*|LOP3.*|NOP|BREAK.*|WARPSYNC.*|BPT.*|S2UR|USEL|ULEA.*", 12.0 * copies),
+    )
+
+
+def _wait(p: str, stage: int) -> str:
+    return (
+        f"{{ unsigned done = 0u; for (unsigned spin = 0; spin < {SPINS}u && !done; ++spin) "
+        '{ asm volatile("{.reg .pred q; mbarrier.try_wait.parity.shared::cta.b64 q, [%1], %2; selp.u32 %0, 1, 0, q;}"'
+        f' : "=r"(done) : "r"({p}_bar + {8 * stage}u), "r"({p}_phase) : "memory"); }} '
+        'if (!done) asm volatile("trap;"); }'
+    )
+
+
+def sleep(name: str = "sleep") -> BenchUnit:
+    """Warps that are resident and do nothing."""
+    return BenchUnit(name, "", lambda i: asm("nanosleep.u32 1000;"), "0u", ((r"NANOSLEEP.*", 1),), operation="sleep")

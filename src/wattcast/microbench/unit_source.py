@@ -1,0 +1,215 @@
+"""Write the CUDA C source of a microbenchmark from its units.
+
+A unit gives one of its operations in CUDA C with inline PTX, the machine instructions that should result, and how
+often. A benchmark interleaves the operations of one or more units in a long straight loop that has no other work.
+Operands come from registers set at run time; results feed later operations and are stored under a condition that
+only a check makes true, so the compiler can neither compute in advance nor drop anything. Tests compare the
+disassembly with what each unit declares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+OpcodeCounts = tuple[tuple[str, float], ...]  # (regular expression of an opcode, how often)
+
+SIGNATURE = (
+    "unsigned long long *stamps, unsigned *sink, unsigned char *a, unsigned char *b, "
+    "unsigned long long bytes, unsigned seed, int iterations"
+)
+STAMP_WORDS = 5  # of each block: multiprocessor, cycle counter and nanosecond timer at begin and end
+L2_TURNS = 16  # of a benchmark that lives in L2: see `Benchmark.turns`
+SINK_WORDS = 1 << 22  # of the sink: the most threads a launch may have
+CHECK_SEED = 0  # with this seed a kernel stores what it computed
+TAIL: OpcodeCounts = ((r"U?IADD3?|VIADD", 3.0), (r"U?ISETP.*|PLOP3.*", 1.0), (r"BRA.*", 1.0))  # of the loop itself
+
+
+@dataclass(frozen=True)
+class BenchUnit:
+    """One kind of operation. ``step(i)`` is the text of the i-th operation of a loop body."""
+
+    name: str
+    declare: str
+    step: Callable[[int], str]
+    fold: str  # an unsigned expression of every result
+    opcodes: OpcodeCounts  # of one operation
+    advance: str = ""  # once an iteration, after the operations
+    before: str = ""  # once an iteration, before them
+    finish: str = ""  # once, after the loop
+    around: OpcodeCounts = ()  # what ``advance`` and ``before`` become, once an iteration
+    per_step: int = 1  # operations of one thread in one step
+    operation: str = "instruction"
+    byte: float = 0.0  # moved by one thread in one operation
+    flop: float = 0.0  # of one thread in one operation
+    source: str = ""  # device functions and constants before the kernel
+    chunk: int = 0  # bytes of buffer a block covers in an iteration, of a streaming unit
+    one_thread: bool = False  # one thread of a block does it all
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """Units in proportion, a launch shape and what is to be learned from it."""
+
+    name: str
+    group: str
+    parts: tuple[tuple[BenchUnit, int], ...]  # a unit and its steps an iteration; the first is what is reported
+    threads: int = 512
+    blocks_per_sm: int = 2
+    share: float = 1.0  # of the multiprocessors that get blocks
+    whole: bool = False  # a block for every chunk of the buffer, once, instead of a few that walk through it
+    stamped: int = 1  # every how many blocks one writes its stamps: a timer costs short blocks much of their time
+    shared_byte: int = 0  # of a block, requested at launch
+    working_set: str = ""  # "", "l1", "l2" or "dram": how large the buffers are
+    least: int = 80  # compute capability times ten
+    only: tuple[str, ...] = ()  # architectures with the instruction, where not every later one has it
+    curve: str = ""  # the figure this is a point of, if any
+    at: float = 0.0  # where on that curve
+    seed: int = 1
+    check: str = ""  # which self-check applies (checks.py)
+    specification: str = ""  # row of specification.csv
+    note: str = ""
+    interleave: bool = True
+    extra: OpcodeCounts = ()  # further instructions of an iteration
+    weight: int = 5  # smaller runs earlier
+    once: bool = False  # one of several ways to the same end: measured in the first round only
+    version: int = 1  # grows when the kernel changes, so that what an older one measured is measured again
+
+    @property
+    def unit(self) -> BenchUnit:
+        """What is reported."""
+        return self.parts[0][0]
+
+    @property
+    def turns(self) -> int:
+        """Blocks for each place on a multiprocessor, one after another.
+
+        L2 serves some multiprocessors sooner than others, and which depends on where a buffer lies; these take more
+        blocks, so that a launch is not as long as its slowest multiprocessor (docs/method/microbenchmarks.md).
+        """
+        return L2_TURNS if self.working_set == "l2" else 1
+
+    @property
+    def steps(self) -> int:
+        """Steps of the reported unit in one iteration."""
+        return self.parts[0][1]
+
+    @property
+    def operations(self) -> int:
+        """Operations of the reported unit, of one thread, in one iteration."""
+        return self.steps * self.unit.per_step
+
+    def count(self, blocks: int, iterations: int, part: int = 0) -> float:
+        """Operations of a unit in one launch, of all threads."""
+        unit, steps = self.parts[part]
+        threads = 1 if unit.one_thread else self.threads
+        return float(steps * unit.per_step) * threads * blocks * iterations
+
+    @property
+    def allowances(self) -> OpcodeCounts:
+        """What may surround the operations in an iteration, at most: address arithmetic and the loop itself."""
+        return (*(pair for unit, _ in self.parts for pair in unit.around), *self.extra, *TAIL)
+
+    def supported(self, architecture: str) -> bool:
+        """Whether ``architecture`` (``sm_90a``) has the instructions."""
+        number = int("".join(c for c in architecture.removeprefix("sm_") if c.isdigit()))
+        return architecture in self.only if self.only else number >= self.least
+
+    @cached_property
+    def source(self) -> str:
+        """The kernel; its name is the benchmark's, so that a profiler shows it."""
+        units = [unit for unit, _ in self.parts]
+        lines = [f"    {line}" for line in body(self.parts, self.interleave)]
+        return TEMPLATE.format(
+            name=self.name,
+            signature=SIGNATURE,
+            threads=self.threads,
+            blocks=self.blocks_per_sm,
+            functions="\n".join(dict.fromkeys(unit.source for unit in units if unit.source)),
+            declare="\n  ".join(unit.declare for unit in units),
+            before="\n    ".join(unit.before for unit in units if unit.before),
+            body="\n".join(lines),
+            advance="\n    ".join(unit.advance for unit in units if unit.advance),
+            finish="\n  ".join(unit.finish for unit in units if unit.finish),
+            fold=" ^ ".join(f"({unit.fold})" for unit in units),
+            begin=BEGIN if self.stamped == 1 else BEGIN_OF_SOME.format(every=self.stamped),
+            end=END if self.stamped == 1 else END_OF_SOME.format(every=self.stamped),
+            words=STAMP_WORDS,
+            check=CHECK_SEED,
+        )
+
+
+def body(parts: tuple[tuple[BenchUnit, int], ...], interleave: bool = True) -> list[str]:
+    """Interleave the steps of all units evenly, or put one unit after another."""
+    placed = [
+        ((place + 0.5) / count if interleave else float(order), order, place, unit)
+        for order, (unit, count) in enumerate(parts)
+        for place in range(count)
+    ]
+    placed.sort(key=lambda entry: entry[:3])
+    return [unit.step(place) for _, _, place, unit in placed]
+
+
+# Stamps of every block, or of some: these alone wait for one another and read the timer.
+BEGIN = "__syncthreads();\n  const u64 begin_ns = timer_ns(), begin = clock64();"
+BEGIN_OF_SOME = (
+    "const bool stamped = blockIdx.x % {every}u == 0u;\n"
+    "  const u64 begin_ns = stamped ? timer_ns() : 0ull, begin = stamped ? (u64)clock64() : 0ull;"
+)
+END = "__syncthreads();\n  if (threadIdx.x == 0u) {\n    const unsigned place = blockIdx.x;"
+END_OF_SOME = (
+    "if (stamped) __syncthreads();\n"
+    "  if (stamped && threadIdx.x == 0u) {{\n    const unsigned place = blockIdx.x / {every}u;"
+)
+
+TEMPLATE = """\
+typedef unsigned long long u64;
+{functions}
+__device__ __forceinline__ unsigned mixed(unsigned x)
+{{
+  x ^= x >> 16; x *= 0x7feb352du; x ^= x >> 15; x *= 0x846ca68bu; return x ^ (x >> 16);
+}}
+__device__ __forceinline__ u64 timer_ns() {{ u64 t; asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t)); return t; }}
+__device__ __forceinline__ float unit_float(unsigned x) {{ return __uint_as_float(0x3f800000u | (x >> 9)); }}
+
+extern "C" __global__ void __launch_bounds__({threads}, {blocks}) {name}({signature})
+{{
+  extern __shared__ __align__(1024) unsigned char pool[];
+  const unsigned lane = threadIdx.x & 31u, thread = blockIdx.x * {threads}u + threadIdx.x;
+  unsigned state = mixed(thread * 2654435761u + seed);
+  {declare}
+  {begin}
+#pragma unroll 1
+  for (int iteration = 0; iteration < iterations; ++iteration) {{
+    {before}
+{body}
+    {advance}
+  }}
+  {finish}
+  {end}
+    const u64 end = clock64(), end_ns = timer_ns();
+    unsigned sm; asm volatile("mov.u32 %0, %%smid;" : "=r"(sm));
+    u64 *out = stamps + {words}ull * place;
+    out[0] = sm; out[1] = begin; out[2] = end; out[3] = begin_ns; out[4] = end_ns;
+  }}
+  const unsigned folded = {fold};
+  if (seed == {check}u || folded == 0x9e3779b9u) sink[thread] = folded;
+  (void)lane; (void)state; (void)pool; (void)a; (void)b; (void)bytes;
+}}
+"""
+
+
+def asm(text: str, outs: str = "", ins: str = "") -> str:
+    """Write one volatile statement; ``outs`` and ``ins`` are constraint lists as CUDA C writes them."""
+    return f'asm volatile("{text}" : {outs} : {ins});'
+
+
+def inout(kind: str, name: str) -> str:
+    """``"+r"(name)``."""
+    return f'"+{kind}"({name})'
+
+
+def into(kind: str, *names: str) -> str:
+    """``"r"(a), "r"(b)``."""
+    return ", ".join(f'"{kind}"({name})' for name in names)

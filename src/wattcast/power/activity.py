@@ -1,0 +1,192 @@
+"""Activity: how often each event happened in each interval, whether predicted, profiled or simulated.
+
+Counts add up across intervals and mean the same from every source. The few events that are means (``events.csv``
+says which) are weighted by duration when intervals merge. A source leaves out the events it cannot see: absent is not
+zero.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import cache
+from importlib.resources import files
+
+import numpy as np
+
+from wattcast.core.arrays import Array, Sweepable
+from wattcast.core.errors import MissingEvents, nearest_names, unknown_name
+from wattcast.core.units import Dtype
+from wattcast.hardware import Gpu, OperatingPoint
+
+
+class ActivitySource(StrEnum):
+    """How an activity became known."""
+
+    PREDICTED = "predicted"
+    PROFILED = "profiled"
+    SIMULATED = "simulated"
+
+
+@dataclass(frozen=True)
+class EventDefinition:
+    """One row of ``events.csv``."""
+
+    name: str
+    unit: str
+    is_mean: bool
+    module: str
+    meaning: str
+
+
+@cache
+def known_events() -> dict[str, EventDefinition]:
+    """Return every event Wattcast knows, by name, from ``events.csv``."""
+    text = files("wattcast.power").joinpath("events.csv").read_text(encoding="utf-8")
+    return {
+        row["event"]: EventDefinition(row["event"], row["unit"], row["kind"] == "mean", row["module"], row["meaning"])
+        for row in csv.DictReader(text.splitlines())
+    }
+
+
+@dataclass(frozen=True)
+class Activity:
+    """Event values over intervals: kernels, gaps, or samples.
+
+    ``at`` holds the settings of the card during each interval and broadcasts to ``(*sweep, interval)``.
+    """
+
+    duration_s: Array  # (*sweep, interval)
+    value: Array  # (*sweep, interval, event)
+    events: tuple[str, ...]
+    at: OperatingPoint
+    source: ActivitySource
+
+    def __post_init__(self) -> None:
+        known = known_events()
+        for name in self.events:
+            if name not in known:
+                raise unknown_name("event", name, known)
+        if self.value.shape[-1:] != (len(self.events),):
+            raise ValueError(f"value has {self.value.shape[-1:]} events, named are {len(self.events)}")
+        np.broadcast_shapes(self.duration_s.shape, self.value.shape[:-1])
+
+    def has(self, event: str) -> bool:
+        """Return whether the source could see this event."""
+        return event in self.events
+
+    def event_values(self, event: str) -> Array:
+        """Return the counts, or means, of one event, ``(*sweep, interval)``."""
+        return self.value[..., self.events.index(event)]
+
+    def rate(self, event: str) -> Array:
+        """Return events per second; an interval of no duration has rate zero."""
+        count = self.event_values(event)
+        return np.divide(
+            count,
+            self.duration_s,
+            out=np.zeros(np.broadcast(count, self.duration_s).shape),
+            where=self.duration_s > 0,
+        )
+
+    def require(self, names: Iterable[str], model: str) -> None:
+        """Raise ``MissingEvents`` unless all of ``names`` are here."""
+        wanted = [name for name in names if name not in self.events]
+        if wanted:
+            close = {n: nearest_names(n, self.events, 1) for n in wanted}
+            listed = ", ".join(f"{n} (closest: {c[0]})" if c else n for n, c in close.items())
+            raise MissingEvents(
+                f"{model} needs {listed}, absent from this {self.source} activity, which has "
+                f"{', '.join(self.events)}. Collect the missing counters, or choose a model that does not need them."
+            )
+
+
+def merge_intervals(activity: Activity) -> Activity:
+    """Return all intervals as one: counts add up, means are weighted by duration."""
+    known = known_events()
+    total_s = activity.duration_s.sum(axis=-1, keepdims=True)
+    weight = np.divide(
+        activity.duration_s, total_s, out=np.zeros_like(activity.duration_s, dtype=float), where=total_s > 0
+    )
+    is_mean = np.array([known[name].is_mean for name in activity.events])
+    summed = np.where(
+        is_mean,
+        (activity.value * weight[..., np.newaxis]).sum(axis=-2, keepdims=True),
+        activity.value.sum(axis=-2, keepdims=True),
+    )
+    return replace(activity, duration_s=total_s, value=summed)
+
+
+def split_intervals(activity: Activity, share: Sweepable) -> Activity:
+    """Return each interval cut in two, ``share`` of its time and counts first; means stay as they are."""
+    known = known_events()
+    is_mean = np.array([known[name].is_mean for name in activity.events])
+    parts_s = [activity.duration_s * share, activity.duration_s * (1.0 - np.asarray(share))]
+    factor = np.asarray(share)[..., np.newaxis]
+    parts = [activity.value * np.where(is_mean, 1.0, f) for f in (factor, 1.0 - factor)]
+    return replace(
+        activity,
+        duration_s=np.concatenate(parts_s, axis=-1),
+        value=np.concatenate(parts, axis=-2),
+        at=replace(
+            activity.at, **{name: _twice(value) for name, value in vars(activity.at).items() if value is not None}
+        ),
+    )
+
+
+def _twice(setting: Sweepable) -> Sweepable:
+    """Return a setting laid out twice along the interval axis, where it differs from interval to interval."""
+    array = np.asarray(setting, dtype=np.float64)
+    return setting if array.ndim == 0 or array.shape[-1] == 1 else np.concatenate([array, array], axis=-1)
+
+
+_TENSOR = {
+    "tensor_fp64_flop": Dtype.FP64,
+    "tensor_tf32_flop": Dtype.TF32,
+    "tensor_fp16_flop": Dtype.FP16,
+    "tensor_fp8_flop": Dtype.FP8,
+    "tensor_int8_op": Dtype.INT8,
+}
+_CUDA = {"cuda_fp64_flop": Dtype.FP64, "cuda_fp32_flop": Dtype.FP32, "cuda_fp16_flop": Dtype.FP16}
+
+
+def module_utilisation(activity: Activity, gpu: Gpu, effective_hz: Array) -> dict[str, Array]:
+    """Return the share of its peak that each module reached, u = n/t / peak from 0 to 1, ``(*sweep, interval)``.
+
+    n counts the module's events in an interval of t seconds. On-chip peaks are rate per cycle times SMs times the
+    effective clock; a pipe with several formats adds up its shares. A module whose peak is not published, or whose
+    events the source could not see, is left out. Where events outrun the stated peak (Hopper's L2, for which only the
+    A100's rate is published) the module counts as fully busy.
+    """
+    per_s = {
+        "tensor": [(e, gpu.pipes.tensor_flop_per_cycle.get(d)) for e, d in _TENSOR.items()],
+        "cuda": [(e, gpu.pipes.cuda_flop_per_cycle.get(d)) for e, d in _CUDA.items()],
+        "sfu": [("sfu_op", gpu.pipes.sfu_op_per_cycle)],
+        "shared": [("shared_byte", gpu.sm.shared_byte_per_cycle)],
+    }
+    shape = np.broadcast_shapes(activity.value.shape, (*activity.duration_s.shape, 1))
+    duration_s = activity.duration_s[..., np.newaxis]
+    rates = np.divide(activity.value, duration_s, out=np.zeros(shape), where=duration_s > 0)
+
+    def rate_of(event: str) -> Array:
+        return rates[..., activity.events.index(event)]
+
+    found: dict[str, Array] = {}
+    for module, pipes in per_s.items():
+        shares = [
+            rate_of(event) / (rate * gpu.sm_count * effective_hz)
+            for event, rate in pipes
+            if rate is not None and activity.has(event)
+        ]
+        if shares:
+            found[module] = np.asarray(sum(shares))
+    if gpu.l2.byte_per_cycle is not None and activity.has("l2_byte"):
+        found["l2"] = rate_of("l2_byte") / (gpu.l2.byte_per_cycle * effective_hz)
+    if activity.has("dram_read_byte") and activity.has("dram_write_byte"):
+        moved = rate_of("dram_read_byte") + rate_of("dram_write_byte")
+        found["dram"] = np.asarray(moved / gpu.memory.byte_per_s)
+    if gpu.links.nvlink_byte_per_s is not None and activity.has("link_byte"):
+        found["link"] = np.asarray(rate_of("link_byte") / (gpu.links.nvlink_byte_per_s / 2.0))
+    return {module: np.minimum(share, 1.0) for module, share in found.items()}

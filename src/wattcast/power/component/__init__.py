@@ -1,1 +1,0 @@
-"""Component power from simulator or hardware counters, after GPUWattch and AccelWattch."""

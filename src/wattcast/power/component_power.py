@@ -1,0 +1,412 @@
+"""Static power of active SMs by instruction mix, active lanes and active SMs, after AccelWattch.
+
+P = (P_first(mix) + (lanes − 1) · P_more(mix)) · (N − idle) / N. The mix is which kinds of units worked in the
+interval. Without any, memory alone is at work (L1, shared memory or L2, in that order), or almost nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from wattcast.core.arrays import Array, Mask
+from wattcast.core.errors import bad_value, unknown_name
+from wattcast.core.strict_files import read_bytes
+from wattcast.power.activity import Activity, known_events
+from wattcast.power.power_model import Power, PowerModel, VoltageCurve
+
+# static powers of an AccelWattch architecture file: by instruction mix, first and further lanes; by memory
+STATIC_NAMES = (
+    *(
+        f"static_{mix}_{lane}"
+        for mix in ("cat1", "cat2", "cat3", "cat4", "cat5", "cat6", "light", "intadd", "intmul", "geomean")
+        for lane in ("flane", "addlane")
+    ),
+    *(f"static_{memory}_flane" for memory in ("shared", "l1", "l2")),
+)
+_INT_ADD = ("int_access",)
+_INT_MUL = ("int_mul24_access", "int_mul32_access", "int_mul_access", "int_div_access")
+_FP = ("fpu_access", "fp_mul_access", "fp_div_access")
+_DP = ("dpu_access", "dp_mul_access", "dp_div_access")
+_SFU = ("fp_sqrt_access", "fp_log_access", "fp_sin_access", "fp_exp_access")
+_TENSOR, _TEXTURE = ("tensor_access",), ("texture_access",)
+_L1 = ("l1_read_hit", "l1_read_miss", "l1_write_hit", "l1_write_miss")
+_SHARED = ("shared_access",)
+_L2 = ("l2_read_hit", "l2_read_miss", "l2_write_hit", "l2_write_miss")
+EVENTS = (*_INT_ADD, *_INT_MUL, *_FP, *_DP, *_SFU, *_TENSOR, *_TEXTURE, *_L1, *_SHARED, *_L2, "idle_sm")
+
+
+@dataclass(frozen=True)
+class LaneStatic:
+    """AccelWattch's static powers and the number of SMs they are shared over."""
+
+    power_w: Mapping[str, float]  # static_cat1_flane ...
+    sm_count: float
+    full_warp: float = 32.0  # lanes of an executing warp where the activity does not say
+    compat: bool = False  # AccelWattch asks which energies are not zero instead of which counts
+
+    def __post_init__(self) -> None:
+        if lost := [name for name in STATIC_NAMES if name not in self.power_w]:
+            raise bad_value("static power", "all of AccelWattch's static powers", f"none for {', '.join(lost)}")
+        if not self.sm_count > 0:
+            raise bad_value("static power: SMs", "a number above zero", self.sm_count)
+
+    def at(self, activity: Activity) -> Array:
+        """Watts in each interval, at the reference voltage."""
+        seen = _Seen(activity)
+        lanes = np.ceil(self.lanes(activity))  # the original counts in whole lanes, upwards
+        first, more = self._mix(seen)
+        asleep = lanes <= 0
+        first = np.where(asleep, self._memory(seen), first)
+        active = (self.sm_count - np.clip(activity.event_values("idle_sm"), 0.0, self.sm_count)) / self.sm_count
+        return np.asarray((first + np.where(asleep, 0.0, (lanes - 1.0) * more)) * active)
+
+    def lanes(self, activity: Activity) -> Array:
+        """Active threads of an executing warp: as the activity says, or full warps wherever a unit worked."""
+        if activity.has("active_thread"):
+            return activity.event_values("active_thread")
+        works = _Seen(activity).any(*_INT_ADD, *_INT_MUL, *_FP, *_DP, *_SFU, *_TENSOR, *_TEXTURE)
+        return np.asarray(works * self.full_warp)
+
+    def _mix(self, seen: _Seen) -> tuple[Array, Array]:
+        """Power of the first lane and of each further one, by which units worked."""
+        always = np.ones(seen.shape, dtype=np.bool_)
+        add = always if self.compat else seen.any(*_INT_ADD)  # the energy of an addition is never zero
+        mul = seen.any(*_INT_MUL)
+        fp, dp, sfu = seen.any(*_FP), seen.any(*_DP), seen.any(*_SFU)
+        tensor, texture = seen.any(*_TENSOR), seen.any(*_TEXTURE)
+        integer = add | mul
+        others = [dp, sfu, tensor, texture]
+        alone = [m & ~np.any([o for o in others if o is not m], axis=0) for m in others]
+        none = ~np.any(others, axis=0)
+        both = integer & fp
+        table: list[tuple[Mask, str]] = [
+            (both & alone[0], "cat3"),
+            (both & alone[2], "cat6"),
+            (both & alone[1], "cat4"),
+            (both & alone[3], "cat5"),
+            (both & none, "cat2"),
+            (integer & ~fp & none & add & ~mul, "intadd"),
+            (integer & ~fp & none & ~add & mul, "intmul"),
+            (integer & ~fp & none & add & mul, "cat1"),
+        ]
+        masks = [mask for mask, _ in table]
+        first = np.select(masks, [self.power_w[f"static_{m}_flane"] for _, m in table], self._default("flane"))
+        more = np.select(masks, [self.power_w[f"static_{m}_addlane"] for _, m in table], self._default("addlane"))
+        nothing = ~(integer | fp) & none  # threads were active, but no unit: memory alone
+        first = np.where(nothing, self._memory(seen), first)
+        light = self.power_w["static_light_addlane"]
+        idle_memory = ~seen.any(*_L1, *_SHARED, *_L2)
+        return first, np.where(nothing, np.where(idle_memory, light, 0.0), more)
+
+    def _default(self, lane: str) -> float:
+        return self.power_w[f"static_geomean_{lane}"]
+
+    def _memory(self, seen: _Seen) -> Array:
+        if self.compat:  # the energy of an L1 access is never zero
+            return np.full(seen.shape, self.power_w["static_l1_flane"])
+        masks = [seen.any(*_L1), seen.any(*_SHARED), seen.any(*_L2)]
+        choice = [self.power_w[f"static_{m}_flane"] for m in ("l1", "shared", "l2")]
+        return np.asarray(np.select(masks, choice, self.power_w["static_light_flane"]))
+
+    def to_plain(self) -> dict[str, Any]:
+        """For YAML."""
+        return {
+            "power_w": dict(self.power_w),
+            "sm_count": self.sm_count,
+            "full_warp": self.full_warp,
+            "compat": self.compat,
+        }
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> LaneStatic:
+        """From YAML."""
+        return cls(dict(plain["power_w"]), float(plain["sm_count"]), float(plain["full_warp"]), bool(plain["compat"]))
+
+
+class _Seen:
+    """Which events happened at all in an interval."""
+
+    def __init__(self, activity: Activity) -> None:
+        self.activity = activity
+        self.shape = np.broadcast_shapes(activity.duration_s.shape, activity.value.shape[:-1])
+
+    def any(self, *events: str) -> Mask:
+        found = np.zeros(self.shape, dtype=np.bool_)
+        for event in events:
+            if self.activity.has(event):
+                found |= self.activity.event_values(event) > 0
+        return found
+
+
+_MAX_BYTE = 4 << 20
+
+
+@dataclass(frozen=True)
+class Leakage:
+    """Leakage of all SMs together and of the rest of the chip, in watts at the reference voltage."""
+
+    cores_w: float
+    rest_w: float
+    sm_count: float
+    gated: bool = False  # idle SMs are cut off from power
+
+    def __post_init__(self) -> None:
+        for name, value in (("cores", self.cores_w), ("rest", self.rest_w)):
+            if not (np.isfinite(value) and value >= 0):
+                raise bad_value(f"leakage of {name}", "watts, zero or more", value)
+        if not self.sm_count > 0:
+            raise bad_value("leakage: SMs", "a number above zero", self.sm_count)
+
+    def at(self, idle_sm: Array, relative_voltage: Array) -> Array:
+        """Watts in each interval."""
+        idle = np.clip(idle_sm, 0.0, self.sm_count) / self.sm_count
+        awake = 1.0 - idle if self.gated else np.ones_like(idle)
+        return np.asarray(relative_voltage * (self.cores_w * awake + self.rest_w))
+
+    def to_plain(self) -> dict[str, Any]:
+        """For YAML."""
+        return {"cores_w": self.cores_w, "rest_w": self.rest_w, "sm_count": self.sm_count, "gated": self.gated}
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> Leakage:
+        """From YAML."""
+        return cls(float(plain["cores_w"]), float(plain["rest_w"]), float(plain["sm_count"]), bool(plain["gated"]))
+
+
+def read_mcpat(path: Path, sm_count: float | None = None, gated: bool = False) -> Leakage:
+    """Leakage from the area and power listing McPAT prints at the start of a run.
+
+    Subthreshold and gate leakage of ``Total Cores`` and of everything else under ``Processor``. ``sm_count``
+    overrides McPAT's number of cores, which is the architecture file's and not always the simulator's.
+    """
+    text = read_bytes(path, _MAX_BYTE).decode("utf-8", "replace")
+    whole = _leakage(text, r"Processor:", path.name)
+    cores = _leakage(text, r"Total Cores:\s*(\d+)\s*cores", path.name)
+    count = re.search(r"Total Cores:\s*(\d+)\s*cores", text)
+    assert count is not None
+    return Leakage(cores, whole - cores, float(sm_count or count[1]), gated)
+
+
+def _leakage(text: str, heading: str, name: str) -> float:
+    start = re.search(heading, text)
+    block = text[start.end() : start.end() + 2000].split("\n\n")[0] if start else ""
+    found = [re.search(rf"{kind} Leakage = ([\d.eE+-]+) W", block) for kind in ("Subthreshold", "Gate")]
+    if not all(found):
+        raise bad_value(name, "McPAT's listing with Subthreshold and Gate Leakage", f"none under {heading!r}")
+    return sum(float(match[1]) for match in found if match)
+
+
+LEAKAGE = "LEAKAGEP"
+
+
+class Drive(StrEnum):
+    """What a term multiplies."""
+
+    COUNT = "count"  # J per count, over the interval's length
+    MEAN = "mean"  # W per unit of a mean
+    DUTY = "duty"  # W per unit of a mean at the reference clock, in proportion to the clock
+
+
+@dataclass(frozen=True)
+class Term:
+    """One event's contribution to one part."""
+
+    event: str
+    part: str
+    value: float  # J or W, with the scaling factor in it
+    drive: Drive
+
+
+@dataclass(frozen=True)
+class Part:
+    """One component as the model sees it."""
+
+    name: str
+    voltage_exponent: int
+    constant_w: float = 0.0
+    clocked: bool = False  # its constant is in proportion to the clock
+    static: bool = False  # LaneStatic adds to it
+
+
+@dataclass(frozen=True)
+class ComponentPower(PowerModel):
+    """Energies by event and part; what the parts do with voltage and clock; static power and leakage."""
+
+    kind: ClassVar[str] = "component"
+    terms: tuple[Term, ...]
+    part_list: tuple[Part, ...]
+    reference_clock_hz: float
+    reference_voltage_v: float = 1.0
+    voltage: VoltageCurve | None = None  # for activities that do not say their voltage
+    static: LaneStatic | None = None
+    leakage: Leakage | None = None
+    duty_cap: float | None = None  # the originals cut the pipeline duty here
+
+    def __post_init__(self) -> None:
+        names = [part.name for part in self.part_list]
+        known = known_events()
+        for term in self.terms:
+            if term.event not in known:
+                raise unknown_name("event", term.event, known)
+            if term.part not in names:
+                raise unknown_name("component", term.part, names)
+            if not (np.isfinite(term.value) and term.value >= 0):
+                raise bad_value(f"{term.part}: {term.event}", "J or W, zero or more", term.value)
+            if known[term.event].is_mean != (term.drive is not Drive.COUNT):
+                raise bad_value(f"{term.part}: {term.event}", "a mean with watts or a count with joules", term.drive)
+        if not (self.reference_clock_hz > 0 and self.reference_voltage_v > 0):
+            raise bad_value("reference", "a clock and a voltage above zero", self.reference_clock_hz)
+
+    @property
+    def required_events(self) -> tuple[str, ...]:
+        needed = [term.event for term in self.terms if term.value > 0]
+        if self.static is not None:
+            needed += EVENTS
+        if self.leakage is not None and self.leakage.gated:
+            needed.append("idle_sm")
+        return tuple(dict.fromkeys(needed))
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        names = tuple(part.name for part in self.part_list)
+        return names if self.leakage is None else (*names, LEAKAGE)
+
+    def power(self, activity: Activity) -> Power:
+        """Watts of each component in every interval."""
+        activity.require(self.required_events, "component power")
+        clock = self._relative_clock(activity)
+        voltage = self._relative_voltage(activity)
+        shape = np.broadcast_shapes(
+            activity.duration_s.shape, activity.value.shape[:-1], np.shape(clock), np.shape(voltage)
+        )
+        parts_w = np.empty((len(self.parts), *shape))
+        for row, part in enumerate(self.part_list):
+            self._part(part, activity, clock, voltage, parts_w[row])
+        if self.leakage is not None:
+            idle = activity.event_values("idle_sm") if activity.has("idle_sm") else np.zeros(shape)
+            parts_w[-1] = self.leakage.at(idle, voltage)
+        return Power(np.moveaxis(parts_w, 0, -1), self.parts)
+
+    def seen_by(self, names: Iterable[str]) -> tuple[ComponentPower, tuple[str, ...], tuple[str, ...]]:
+        """This model without what these events cannot show: the model, parts lost, parts that are partial.
+
+        A part that no visible event drives is left out; one that some of its events drive stays, and is named.
+        """
+        visible = set(names)
+        kept = tuple(term for term in self.terms if term.event in visible)
+        driven = {term.part for term in kept}
+        undriven = {term.part for term in self.terms} - driven
+        static_lost = self.static is not None and not set(EVENTS) <= visible
+        lost = tuple(
+            p.name for p in self.part_list if (p.name in undriven and not p.constant_w) or (p.static and static_lost)
+        )
+        partial = tuple(
+            dict.fromkeys(t.part for t in self.terms if t.event not in visible and t.part not in lost and t.value > 0)
+        )
+        model = replace(
+            self,
+            terms=tuple(term for term in kept if term.part not in lost),
+            part_list=tuple(p for p in self.part_list if p.name not in lost),
+            static=None if static_lost else self.static,
+        )
+        return model, lost, partial
+
+    def original_total_w(self, power: Power, activity: Activity, left_out: Iterable[str]) -> Array:
+        """The total AccelWattch prints: voltage scaling has reached only the parts it adds last."""
+        voltage = self._relative_voltage(activity)
+        last = set(left_out)
+        exponents = [0 if p.name in last else p.voltage_exponent for p in self.part_list]
+        total = np.zeros(power.part_w.shape[:-1])
+        for column, exponent in enumerate(exponents):
+            total += power.part_w[..., column] / voltage**exponent
+        return total
+
+    def to_plain(self) -> dict[str, Any]:
+        """For YAML."""
+        return {
+            "terms": [[t.event, t.part, t.value, t.drive.value] for t in self.terms],
+            "parts": [[p.name, p.voltage_exponent, p.constant_w, p.clocked, p.static] for p in self.part_list],
+            "reference_clock_hz": self.reference_clock_hz,
+            "reference_voltage_v": self.reference_voltage_v,
+            "voltage": self.voltage.to_plain() if self.voltage else None,
+            "static": self.static.to_plain() if self.static else None,
+            "leakage": self.leakage.to_plain() if self.leakage else None,
+            "duty_cap": self.duty_cap,
+        }
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> ComponentPower:
+        """Build the model from what ``to_plain`` returned."""
+        curve = plain["voltage"]
+        return cls(
+            tuple(Term(e, p, float(v), Drive(d)) for e, p, v, d in plain["terms"]),
+            tuple(Part(n, int(k), float(w), bool(c), bool(s)) for n, k, w, c, s in plain["parts"]),
+            float(plain["reference_clock_hz"]),
+            float(plain["reference_voltage_v"]),
+            None
+            if curve is None
+            else VoltageCurve(np.array(curve["clock_hz"], float), np.array(curve["relative"], float)),
+            None if plain["static"] is None else LaneStatic.from_plain(plain["static"]),
+            None if plain["leakage"] is None else Leakage.from_plain(plain["leakage"]),
+            None if plain["duty_cap"] is None else float(plain["duty_cap"]),
+        )
+
+    @classmethod
+    def example(cls) -> ComponentPower:
+        """Return a model of five parts with round coefficients."""
+        return cls(
+            (
+                Term("l1_read_hit", "DCP", 3e-10, Drive.COUNT),
+                Term("dram_read_access", "DRAMP", 2e-8, Drive.COUNT),
+                Term("pipe_duty", "PIPEP", 25.0, Drive.DUTY),
+                Term("idle_sm", "IDLE_COREP", 1.5, Drive.MEAN),
+            ),
+            (Part("DCP", 2), Part("DRAMP", 0), Part("PIPEP", 2), Part("IDLE_COREP", 1), Part("CONST", 2, 10.0, True)),
+            7e8,
+            leakage=Leakage(30.0, 5.0, 16.0),
+        )
+
+    def _part(self, part: Part, activity: Activity, clock: Array, voltage: Array, out: Array) -> None:
+        """Fill ``out`` with one part's watts; joules are added up before the one division by time."""
+        out[...] = 0.0
+        counts = [t for t in self.terms if t.part == part.name and t.drive is Drive.COUNT and t.value > 0]
+        for term in counts:
+            out += term.value * activity.event_values(term.event)
+        if counts:
+            lasting = activity.duration_s > 0
+            np.divide(out, activity.duration_s, out=out, where=np.broadcast_to(lasting, out.shape))
+            out[~np.broadcast_to(lasting, out.shape)] = 0.0
+        for term in self.terms:
+            if term.part == part.name and term.drive is not Drive.COUNT and term.value > 0:
+                mean = activity.event_values(term.event)
+                if term.drive is Drive.DUTY:
+                    mean = (mean if self.duty_cap is None else np.minimum(mean, self.duty_cap)) * clock
+                out += term.value * mean
+        if part.constant_w:
+            out += part.constant_w * (clock if part.clocked else 1.0)
+        if part.static and self.static is not None:
+            out += self.static.at(activity)
+        if part.voltage_exponent:
+            out *= voltage**part.voltage_exponent
+
+    def _relative_clock(self, activity: Activity) -> Array:
+        needs = any(t.drive is Drive.DUTY for t in self.terms) or any(p.clocked for p in self.part_list)
+        if activity.at.clock_hz is None:
+            if needs:
+                raise bad_value("activity.at.clock_hz", "the core clock of each interval", None)
+            return np.ones(())
+        return np.asarray(activity.at.clock_hz, dtype=np.float64) / self.reference_clock_hz
+
+    def _relative_voltage(self, activity: Activity) -> Array:
+        if activity.has("core_voltage"):
+            return activity.event_values("core_voltage") / self.reference_voltage_v
+        if self.voltage is not None and activity.at.clock_hz is not None:
+            return self.voltage.level_at(activity.at.clock_hz) / self.voltage.level_at(self.reference_clock_hz)
+        return np.ones(())

@@ -1,0 +1,206 @@
+"""Module power: energy per event, times how often it happens, times the square of the voltage.
+
+    P = P_idle(f, T) + V²(f)·Σ_m E_m·n_m/t + Σ_d E_d·n_d/t
+
+with on-chip modules m on the core rail and device memory and links d on rails of their own. It is Eq. 5 of [Lee2026]
+with α·C·f written as energy per event times rate. E is in J per event at relative voltage 1 and for random data, n
+counts events in an interval of t seconds, V is the relative core voltage at the set clock f, and P_idle is the idle
+curve at die temperature T. ``toggling`` scales the modules whose energy depends on the data. A byte of device memory
+also crosses controllers and wires of the chip: ``memory_on_core`` is the share of its energy that is spent there and
+follows the core voltage. The model is linear in counts, so it knows no energy of two modules working at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from wattcast.core.arrays import Array, Sweepable, sweep_values
+from wattcast.core.errors import bad_value, unknown_name
+from wattcast.hardware import OperatingPoint
+from wattcast.power.activity import Activity, known_events
+from wattcast.power.power_model import IdlePower, MeanPower, Power, PowerModel, VoltageCurve, mean_power_w
+
+STATIC, CLOCK = "static", "clock"
+OWN_RAIL = ("dram", "link")  # modules that do not see the core voltage
+STEADY = ("sm", "clock")  # modules whose energy does not depend on the data
+
+
+@dataclass(frozen=True)
+class ModulePower(PowerModel):
+    """Energies by event, an idle curve and a relative voltage curve."""
+
+    kind: ClassVar[str] = "module"
+    energy_j: Mapping[str, float]  # event -> J at relative voltage 1
+    idle: IdlePower
+    voltage: VoltageCurve
+    toggling: float = 1.0  # dynamic energy relative to random data
+    memory_on_core: float = 0.0  # share of device memory's energy that follows the core voltage
+
+    def __post_init__(self) -> None:
+        known = known_events()
+        for name, energy in self.energy_j.items():
+            if name not in known:
+                raise unknown_name("event", name, known)
+            if not (np.isfinite(energy) and energy >= 0):
+                raise bad_value(f"energy of {name}", "joules, zero or more", energy)
+        if not 0.0 <= self.toggling <= 2.0:
+            raise bad_value("toggling", "a factor between 0 and 2", self.toggling)
+        if not 0.0 <= self.memory_on_core <= 1.0:
+            raise bad_value("memory_on_core", "a share between 0 and 1", self.memory_on_core)
+
+    @cached_property
+    def required_events(self) -> tuple[str, ...]:
+        """Events with an energy, in the order of ``events.csv``."""
+        return tuple(name for name in known_events() if name in self.energy_j)
+
+    @cached_property
+    def modules(self) -> tuple[str, ...]:
+        """Modules with an energy, in the order of ``events.csv``."""
+        known = known_events()
+        return tuple(dict.fromkeys(known[name].module for name in self.required_events))
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Static power, clock power, and the modules."""
+        return (STATIC, CLOCK, *self.modules)
+
+    def power(self, activity: Activity) -> Power:
+        """Return the watts of static power, clock power and each module in every interval."""
+        activity.require(self.required_events, "module power")
+        clock_hz, at = _set_clock(activity.at), activity.at
+        idle_w = self.idle.power_at(clock_hz, at.temperature_c)
+        static_w = np.minimum(idle_w, self.idle.static_w(at.temperature_c))
+        core, rest = self._event_rail_j(activity.events)
+        volts_squared = self.voltage.level_at(clock_hz)[..., np.newaxis] ** 2
+        joules = volts_squared * (activity.value @ core) + activity.value @ rest
+        duration_s = activity.duration_s[..., np.newaxis]
+        dynamic_w = np.divide(
+            joules, duration_s, out=np.zeros(np.broadcast(joules, duration_s).shape), where=duration_s > 0
+        )
+        shape = np.broadcast_shapes(dynamic_w.shape[:-1], static_w.shape)
+        part_w = np.empty((*shape, len(self.parts)))
+        part_w[..., 0], part_w[..., 1], part_w[..., 2:] = static_w, idle_w - static_w, dynamic_w
+        return Power(part_w, self.parts)
+
+    def prepare_mean_power(self, events: tuple[str, ...], counts: Array) -> MeanPower:
+        """Prepare the mean power of a workload; its fixed counts become joules on each rail once.
+
+        A governor asks for the mean power of a workload at several clocks, and a sweep at a million: there is no need
+        to look at modules one by one.
+        """
+        if not set(self.required_events) <= set(events):
+            return super().prepare_mean_power(events, counts)
+        core, rest = (matrix.sum(axis=-1) for matrix in self._event_rail_j(events))
+        fixed_core_j, fixed_rest_j = float(core[:-1] @ counts), float(rest[:-1] @ counts)
+        core_j_each, rest_j_each = float(core[-1]), float(rest[-1])
+
+        def mean_power(last_count: Array, duration_s: Array, at: OperatingPoint) -> Array:
+            clock_hz = _set_clock(at)
+            volts_squared = sweep_values(self.voltage.level_at(clock_hz)) ** 2
+            core_j, rest_j = fixed_core_j + core_j_each * last_count, fixed_rest_j + rest_j_each * last_count
+            dynamic_w = mean_power_w(volts_squared * core_j + rest_j, duration_s)
+            return np.asarray(sweep_values(self.idle.power_at(clock_hz, at.temperature_c)) + dynamic_w)
+
+        return mean_power
+
+    def idle_power_w(self, clock_hz: Sweepable, temperature_c: Sweepable) -> Array:
+        """Return the idle curve at a set clock and temperature, in W."""
+        return self.idle.power_at(clock_hz, temperature_c)
+
+    def relative_voltage(self, clock_hz: Sweepable) -> Array:
+        """Return the core voltage over that at the top clock."""
+        return self.voltage.level_at(clock_hz)
+
+    @property
+    def scalable_parts(self) -> tuple[str, ...]:
+        """All modules."""
+        return self.modules
+
+    def scale_energy(
+        self, part_factor: Mapping[str, float], idle_factor: float = 1.0, idle_offset_w: float = 0.0
+    ) -> ModulePower:
+        """Return the model with the energies of some modules and its idle curve scaled."""
+        known = known_events()
+        energy_j = {event: j * part_factor.get(known[event].module, 1.0) for event, j in self.energy_j.items()}
+        idle_w = self.idle.power_w * idle_factor + idle_offset_w
+        if (idle_w <= 0).any():
+            least_w = (self.idle.power_w * idle_factor).min()
+            raise bad_value("idle_offset", f"less than the idle power of {least_w:.0f} W taken away", idle_offset_w)
+        return replace(self, energy_j=energy_j, idle=replace(self.idle, power_w=idle_w))
+
+    def with_data_factor(self, factor: float) -> ModulePower:
+        """Return the model for data whose dynamic energy is ``factor`` times that of random data."""
+        return replace(self, toggling=factor)
+
+    def with_voltage_factor(self, factor: Sweepable) -> ModulePower:
+        """Return the model with its voltage curve times ``factor``."""
+        return replace(self, voltage=replace(self.voltage, factor=factor))
+
+    def as_module_power(self) -> ModulePower:
+        """Return the model itself."""
+        return self
+
+    def _event_rail_j(self, names: tuple[str, ...]) -> npt.NDArray[np.float64]:
+        """Return the joules of one event of each name in each module, ``(2, event, module)``.
+
+        First those on the core rail at relative voltage 1, then those on other rails. Events without an energy cost
+        nothing.
+        """
+        if names not in self._rail_j:
+            known, modules = known_events(), self.modules
+            found = np.zeros((2, len(names), len(modules)))
+            for event in self.required_events:
+                module = known[event].module
+                on_core = {"dram": self.memory_on_core, "link": 0.0}.get(module, 1.0)
+                joules = self.energy_j[event] * (1.0 if module in STEADY else self.toggling)
+                found[:, names.index(event), modules.index(module)] = joules * on_core, joules * (1.0 - on_core)
+            self._rail_j[names] = found
+        return self._rail_j[names]
+
+    @cached_property
+    def _rail_j(self) -> dict[tuple[str, ...], npt.NDArray[np.float64]]:
+        """By names of events: predictions ask with one or two orders of them, thousands of times."""
+        return {}
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return the coefficients as mappings and lists, for YAML."""
+        return {
+            "energy_j": dict(self.energy_j),
+            "idle": self.idle.to_plain(),
+            "voltage": self.voltage.to_plain(),
+            "toggling": self.toggling,
+            "memory_on_core": self.memory_on_core,
+        }
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> ModulePower:
+        """Build the model from what ``to_plain`` returned."""
+        return cls(
+            dict(plain["energy_j"]),
+            IdlePower.from_plain(plain["idle"]),
+            VoltageCurve.from_plain(plain["voltage"]),
+            float(plain.get("toggling", 1.0)),
+            float(plain.get("memory_on_core", 0.0)),
+        )
+
+    @classmethod
+    def example(cls) -> ModulePower:
+        """Return a model with an energy for every event that is a count."""
+        clock_hz = np.array([0.5e9, 1.0e9, 2.0e9])
+        return cls(
+            {name: 1e-12 * (i + 1) for i, name in enumerate(known_events()) if not known_events()[name].is_mean},
+            IdlePower(clock_hz, np.array([50.0, 60.0, 90.0]), reference_c=45.0, per_c=0.01),
+            VoltageCurve(clock_hz, np.array([0.7, 0.75, 1.0])),
+        )
+
+
+def _set_clock(at: OperatingPoint) -> Array:
+    if at.clock_hz is None:
+        raise bad_value("activity.at.clock_hz", "the set clock of each interval", None)
+    return np.asarray(at.clock_hz, dtype=np.float64)

@@ -1,0 +1,295 @@
+"""Activity -> Power: the interface that every power model implements, and how models are found by name.
+
+A power model is a frozen dataclass of coefficients that inherits from ``PowerModel`` and lives in one file of this
+package. It must say which events it needs, name its parts, and turn an activity into watts by part. Everything else
+that predictions, efficiency factors and forecasts ask of a model has an implementation here, which a model replaces
+where it can do better. Nothing outside asks which model it has.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
+
+import numpy as np
+
+from wattcast.core.arrays import Array, Sweepable, as_sweep
+from wattcast.core.errors import MissingSpecification, bad_value, unknown_name
+from wattcast.hardware import OperatingPoint
+from wattcast.power.activity import Activity, ActivitySource, known_events
+
+if TYPE_CHECKING:
+    from wattcast.power.module_power import ModulePower
+
+
+@dataclass(frozen=True)
+class Power:
+    """Watts by part in each interval. The total is the sum of the parts, by construction."""
+
+    part_w: Array  # (*sweep, interval, part)
+    parts: tuple[str, ...]
+
+    @property
+    def total_w(self) -> Array:
+        """Board power, ``(*sweep, interval)``."""
+        total: Array = self.part_w.sum(axis=-1)
+        return total
+
+    def part_power_w(self, part: str) -> Array:
+        """Watts of one part, ``(*sweep, interval)``."""
+        return self.part_w[..., self.parts.index(part)]
+
+
+# (count of the last event, duration in s, operating point) -> mean power in W, each ``(*sweep,)``
+MeanPower: TypeAlias = Callable[[Array, Array, OperatingPoint], Array]
+_MODELS: dict[str, type[PowerModel]] = {}  # filled as the files of models are imported
+
+
+class PowerModel(ABC):
+    """Frozen coefficients that turn an activity into watts by part.
+
+    A subclass names its ``kind``, the word that stands for it in files, and is known by it once its file is imported.
+    """
+
+    kind: ClassVar[str]
+
+    def __init_subclass__(cls) -> None:
+        if "kind" in vars(cls):
+            _MODELS[cls.kind] = cls
+
+    @property
+    @abstractmethod
+    def required_events(self) -> tuple[str, ...]:
+        """Events without which this model cannot say how many watts there are."""
+
+    @property
+    @abstractmethod
+    def parts(self) -> tuple[str, ...]:
+        """Names of the parts it reports, in order."""
+
+    @abstractmethod
+    def power(self, activity: Activity) -> Power:
+        """Return the watts of each part in each interval of ``activity``."""
+
+    @abstractmethod
+    def to_plain(self) -> dict[str, Any]:
+        """Return the coefficients as mappings, lists and numbers, as YAML and JSON hold them."""
+
+    @classmethod
+    @abstractmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> Self:
+        """Build the model from what ``to_plain`` returned."""
+
+    @classmethod
+    @abstractmethod
+    def example(cls) -> Self:
+        """Return a model with round coefficients, on which the contract tests run."""
+
+    def prepare_mean_power(self, events: tuple[str, ...], counts: Array) -> MeanPower:
+        """Prepare the mean power of a workload that is asked for at one clock after another.
+
+        ``counts`` are those of ``events[:-1]`` over the whole workload and do not depend on the clock. The count of
+        ``events[-1]`` does, and is given with each call. Mean power is that of one interval that holds all counts.
+        """
+
+        def mean_power(last_count: Array, duration_s: Array, at: OperatingPoint) -> Array:
+            fixed = np.broadcast_to(counts, (*last_count.shape, len(counts)))
+            value = np.concatenate([fixed, last_count[..., np.newaxis]], axis=-1)[..., np.newaxis, :]
+            activity = Activity(duration_s[..., np.newaxis], value, events, at, ActivitySource.PREDICTED)
+            return self.power(activity).total_w[..., 0]
+
+        return mean_power
+
+    def idle_power_w(self, clock_hz: Sweepable, temperature_c: Sweepable) -> Array:
+        """Return the watts drawn at each set clock while nothing happens; all clocks of the card are this one."""
+        names, (hertz, degrees) = self.required_events, np.broadcast_arrays(clock_hz, temperature_c)
+        at = OperatingPoint(as_sweep(hertz), None, as_sweep(degrees), as_sweep(hertz))
+        still = np.zeros((*hertz.shape, 1, len(names)))
+        activity = Activity(np.ones((*hertz.shape, 1)), still, names, at, ActivitySource.PREDICTED)
+        return self.power(activity).total_w[..., 0]
+
+    def relative_voltage(self, clock_hz: Sweepable) -> Array | None:
+        """Return the core voltage over that at the top clock; None where the model has no voltage."""
+        return None
+
+    @property
+    def scalable_parts(self) -> tuple[str, ...]:
+        """Parts whose energy ``scale_energy`` can scale, one by one."""
+        return ()
+
+    def scale_energy(
+        self, part_factor: Mapping[str, float], idle_factor: float = 1.0, idle_offset_w: float = 0.0
+    ) -> PowerModel:
+        """Return the model with the energy of some parts and its idle power scaled.
+
+        Parts that are not named keep their energy. P_idle becomes ``idle_factor``·P_idle + ``idle_offset_w``.
+        """
+        raise bad_value("efficiency factors", "a power model whose energies can be scaled", f"a {self.kind} model")
+
+    def with_data_factor(self, factor: float) -> PowerModel:
+        """Return the model for operands whose bits toggle as ``factor`` times random data do, in energy."""
+        if factor == 1.0:
+            return self
+        raise bad_value("data", "random data, which this power model was fitted on", f"energy times {factor:g}")
+
+    def with_voltage_factor(self, factor: Sweepable) -> PowerModel:
+        """Return the model with its core voltage times ``factor`` at every clock."""
+        raise MissingSpecification(
+            f"vary voltage: a {self.kind} power model has no voltage curve to scale. Vary another field."
+        )
+
+    def as_module_power(self) -> ModulePower:
+        """Return the model as energies by event, an idle curve and a voltage curve, which forecasts carry over."""
+        raise bad_value("power model", "energies by event, an idle curve and a voltage curve", f"a {self.kind} model")
+
+
+def power_model_kind(name: str) -> type[PowerModel]:
+    """Return the class of the model called ``name``, or raise an error with the nearest names.
+
+    The model called ``rate`` is looked for in ``rate.py`` and ``rate_power.py`` of this package, so that reading one
+    file of coefficients imports one model. A model in a file elsewhere is known once that file is imported.
+    """
+    if name not in _MODELS and name.isidentifier():
+        for module in (f"wattcast.power.{name}", f"wattcast.power.{name}_power"):
+            if find_spec(module) is not None:
+                import_module(module)
+    if name not in _MODELS:
+        known = power_model_kinds()
+        raise unknown_name("power model", name, known, f"Known: {', '.join(known)}.")
+    return _MODELS[name]
+
+
+def power_model_kinds() -> dict[str, type[PowerModel]]:
+    """Return every power model by name: those in the files of this package, and those registered from elsewhere."""
+    for module in pkgutil.iter_modules(import_module("wattcast.power").__path__, "wattcast.power."):
+        import_module(module.name)
+    return dict(sorted(_MODELS.items()))
+
+
+def interval_energy_j(power: Power, duration_s: Array) -> Array:
+    """Return the joules of each interval, E = P·t, ``(*sweep, interval)``."""
+    return np.asarray(power.total_w * duration_s)
+
+
+def part_energy_j(power: Power, duration_s: Array) -> Array:
+    """Return the joules of each part in each interval, ``(*sweep, interval, part)``."""
+    return np.asarray(power.part_w * duration_s[..., np.newaxis])
+
+
+def mean_power_w(joules: Array, seconds: Array) -> Array:
+    """Return the mean power P = E/t; zero where no time passes."""
+    spent = np.asarray(seconds) > 0
+    if spent.all():
+        return np.asarray(joules / seconds)
+    return np.divide(joules, seconds, out=np.zeros(np.broadcast_shapes(joules.shape, seconds.shape)), where=spent)
+
+
+def event_intensity(activity: Activity, event: str) -> Array:
+    """Return the rate of an event in 1/s, or its value where the event is a mean, ``(*sweep, interval)``."""
+    return activity.event_values(event) if known_events()[event].is_mean else activity.rate(event)
+
+
+def stack_parts(activity: Activity, part_w: list[Array], parts: tuple[str, ...]) -> Power:
+    """Return watts of parts, each of which may be constant, over all intervals of ``activity``."""
+    shape = np.broadcast_shapes(activity.duration_s.shape, activity.value.shape[:-1], *(np.shape(w) for w in part_w))
+    return Power(np.stack([np.broadcast_to(w, shape) for w in part_w], axis=-1), parts)
+
+
+def order_by_event(where: str, coefficients: Mapping[str, float]) -> dict[str, float]:
+    """Return coefficients in the order of ``events.csv``, whatever order a file wrote them in.
+
+    Every event must be known and every coefficient a finite number.
+    """
+    known = known_events()
+    for name, coefficient in coefficients.items():
+        if name not in known:
+            raise unknown_name("event", name, known)
+        if not np.isfinite(coefficient):
+            raise bad_value(f"{where}: {name}", "a finite number", coefficient)
+    return {name: float(coefficients[name]) for name in known if name in coefficients}
+
+
+@dataclass(frozen=True)
+class VoltageCurve:
+    """Core voltage by set clock, relative to that at the top clock: linear between points, flat beyond them.
+
+    Relative voltage is enough, because dynamic power needs V²·C only up to one factor, and some vendors publish no
+    volts. ``factor`` multiplies the curve, a number or one per point of a sweep, for asking what another voltage
+    would do; files do not hold it.
+    """
+
+    clock_hz: Array
+    relative: Array
+    factor: Sweepable = 1.0
+
+    def __post_init__(self) -> None:
+        if self.clock_hz.shape != self.relative.shape or self.clock_hz.ndim != 1 or self.clock_hz.size == 0:
+            raise bad_value(
+                "voltage", "one relative voltage a clock", f"{self.relative.size} for {self.clock_hz.size}"
+            )
+        if not ((np.diff(self.clock_hz) > 0).all() and (np.diff(self.relative) >= 0).all() and self.relative[0] > 0):
+            raise bad_value("voltage", "rising clocks and voltages that never fall", self.relative.tolist())
+
+    def level_at(self, clock_hz: Sweepable) -> Array:
+        """Return the relative voltage at each set clock."""
+        return np.asarray(np.interp(clock_hz, self.clock_hz, self.relative) * self.factor)
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return the curve as lists, for YAML."""
+        return {"clock_hz": self.clock_hz.tolist(), "relative": self.relative.tolist()}
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> VoltageCurve:
+        """Build the curve from what ``to_plain`` returned."""
+        return cls(np.array(plain["clock_hz"], dtype=np.float64), np.array(plain["relative"], dtype=np.float64))
+
+
+@dataclass(frozen=True)
+class IdlePower:
+    """What the card draws with a context open and no work, by set clock f and die temperature T.
+
+    P_idle(f) = P_board + I_leak·V + C_clk·V²·f is given as one measured or published curve, linear between points and
+    flat beyond them. The part above its lowest point is reported as clock power, the rest as static power. Leakage
+    makes it grow with temperature: P_idle(f, T) = P_idle(f)·(1 + ``per_c``·(T - ``reference_c``)), not below zero.
+    The straight line in T holds for the few tens of degrees between light and heavy use.
+    """
+
+    clock_hz: Array
+    power_w: Array
+    reference_c: float
+    per_c: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.clock_hz.shape != self.power_w.shape or self.clock_hz.ndim != 1 or self.clock_hz.size == 0:
+            raise bad_value("idle", "one power a clock", f"{self.power_w.size} for {self.clock_hz.size}")
+        if not ((np.diff(self.clock_hz) > 0).all() and (self.power_w > 0).all()):
+            raise bad_value("idle", "rising clocks and powers above zero", self.power_w.tolist())
+
+    def power_at(self, clock_hz: Sweepable, temperature_c: Sweepable) -> Array:
+        """Return the idle power in W at each set clock and temperature."""
+        warmer = np.maximum(1.0 + self.per_c * (temperature_c - self.reference_c), 0.0)
+        return np.asarray(np.interp(clock_hz, self.clock_hz, self.power_w) * warmer)
+
+    def static_w(self, temperature_c: Sweepable) -> Array:
+        """Return the lowest point of the curve: board, memory standby, and leakage at that clock."""
+        return self.power_at(self.clock_hz[np.argmin(self.power_w)], temperature_c)
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return the curve as lists and numbers, for YAML."""
+        return {
+            "clock_hz": self.clock_hz.tolist(),
+            "power_w": self.power_w.tolist(),
+            "reference_c": self.reference_c,
+            "per_c": self.per_c,
+        }
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> IdlePower:
+        """Build the curve from what ``to_plain`` returned."""
+        arrays = {name: np.array(plain[name], dtype=np.float64) for name in ("clock_hz", "power_w")}
+        return cls(**arrays, reference_c=float(plain["reference_c"]), per_c=float(plain.get("per_c", 0.0)))

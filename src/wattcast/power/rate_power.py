@@ -1,0 +1,76 @@
+"""Rate-based power: a base power and a fixed cost per event, whatever the voltage.
+
+    P = β_0 + Σ_i ρ_i·β_i        [Stokke2016, Eq. 1]
+
+with base power β_0 in W, rates ρ_i in events per second and energies β_i in J. The two set clocks may be further
+predictors. It is the common baseline, and fails where the voltage differs from that of its training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from wattcast.core.errors import bad_value
+from wattcast.power.activity import Activity
+from wattcast.power.hybrid_rail import BASE, RailClock, SupplyRail
+from wattcast.power.power_model import Power, PowerModel, event_intensity, order_by_event, stack_parts
+
+
+@dataclass(frozen=True)
+class RatePower(PowerModel):
+    """Energies by event, a base power, and watts per Hz of the two set clocks."""
+
+    kind: ClassVar[str] = "rate"
+    base_w: float
+    event_j: Mapping[str, float]  # event -> J; W at value 1 for a mean
+    clock_j: float = 0.0  # W per Hz of the core clock
+    memory_clock_j: float = 0.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "event_j", order_by_event("rate power", self.event_j))
+        if not np.isfinite([self.base_w, self.clock_j, self.memory_clock_j]).all():
+            raise bad_value("rate power", "finite coefficients", [self.base_w, self.clock_j, self.memory_clock_j])
+
+    @property
+    def required_events(self) -> tuple[str, ...]:
+        return tuple(self.event_j)
+
+    @property
+    def _rails(self) -> list[SupplyRail]:
+        pairs = ((RailClock.CORE, self.clock_j), (RailClock.MEMORY, self.memory_clock_j))
+        return [SupplyRail(str(clock), clock, clock_f=cost_j) for clock, cost_j in pairs if cost_j]
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return (BASE, *(f"{rail.name} clock" for rail in self._rails), *self.event_j)
+
+    def power(self, activity: Activity) -> Power:
+        """Watts of the base, of the clocks and of each event (Eq. 1)."""
+        activity.require(self.required_events, "rate power")
+        clocks = [rail.clock_w(activity.at) for rail in self._rails]
+        dynamic = [cost_j * event_intensity(activity, event) for event, cost_j in self.event_j.items()]
+        return stack_parts(activity, [np.asarray(self.base_w), *clocks, *dynamic], self.parts)
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return the coefficients as mappings, lists and numbers, for YAML."""
+        return {
+            "base_w": self.base_w,
+            "event_j": dict(self.event_j),
+            "clock_j": self.clock_j,
+            "memory_clock_j": self.memory_clock_j,
+        }
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> RatePower:
+        """Build the model from what ``to_plain`` returned."""
+        energies = {event: float(cost_j) for event, cost_j in plain["event_j"].items()}
+        return cls(float(plain["base_w"]), energies, float(plain["clock_j"]), float(plain["memory_clock_j"]))
+
+    @classmethod
+    def example(cls) -> RatePower:
+        """Return a model with round coefficients."""
+        return cls(40.0, {"int_busy_cycle": 3e-8, "dram_busy_cycle": 2e-8, "pipe_duty": 30.0}, 1e-8, 5e-9)

@@ -1,0 +1,244 @@
+"""Predict from names and units as people type them: the Python API.
+
+    import wattcast
+    p = wattcast.predict("llama3-8b", gpu="h100-sxm", batch=8, seq=1024)
+    float(p.latency_s), float(p.power_w)
+
+A number may be SI or a string with its unit; ``clock``, ``power_limit``, ``temperature`` and
+``host_launch`` may be arrays, and the prediction then has their broadcast shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from wattcast import hardware
+from wattcast.core import units
+from wattcast.core.arrays import Sweepable, as_sweep
+from wattcast.core.errors import bad_value, unknown_name
+from wattcast.hardware import Gpu, OperatingPoint
+from wattcast.hardware.gpu import DEFAULT_TEMPERATURE_C
+from wattcast.predictor.bundle import bundle_for
+from wattcast.predictor.bundle.bundle_file import Bundle, read_bundle
+from wattcast.predictor.bundle.factors import apply_factors
+from wattcast.predictor.prediction import Prediction, predict_graph, predict_graphs
+from wattcast.workload.graph import Graph
+from wattcast.workload.model_options import OPTION_NAMES, ModelOptions, unknown_option_error
+from wattcast.workload.readers import load_workload
+
+CARDS = ("another", "this")
+Workload: TypeAlias = str | Path | Graph | Mapping[str, object]
+Quantity: TypeAlias = str | npt.ArrayLike  # "1830 MHz", 1.83e9, or an array in SI units
+
+
+def predict(
+    workload: Workload,
+    gpu: str | Path | Gpu,
+    *,
+    clock: Quantity | None = None,
+    power_limit: Quantity | None = None,
+    host_launch: Quantity | None = None,
+    temperature: Quantity | None = None,
+    data: str = "random",
+    bundle: Bundle | str | Path | None = None,
+    factors: Mapping[str, float] | None = None,
+    card: str = "another",
+    **options: object,
+) -> Prediction:
+    """Predict latency, power, energy and clock of a workload on a GPU.
+
+    ``workload`` is a model's name, a file (workload JSON, EnergAIzer list, Hugging Face
+    ``config.json``), a mapping of the same, or a Graph; ``gpu`` a catalogue name, your own YAML file
+    or a Gpu. ``bundle`` is a folder that ``calibrate`` or ``fit`` saved, in place of the shipped one or
+    the forecast; ``factors`` are efficiency factors of your own (``predictor.bundle.factors``).
+    ``card``: ``another`` of the kind (intervals hold how far cards differ) or ``this``, the one it was fitted on.
+    ``options`` are those of ``Options``: batch, seq, tokens, phase,
+    dtype, attention, head, stack, tp, pp, dp, ...
+    """
+    graph = load_workload.load_workload(workload, _options(options))
+    chip = find_gpu(gpu)
+    fitted = apply_factors(find_bundle(bundle, chip), factors or {})
+    return predict_graph(
+        *resolve_inputs(graph, chip, fitted, clock, power_limit, host_launch, temperature, data, card)
+    )
+
+
+def predict_many(
+    workloads: Sequence[Workload | tuple[Workload, Mapping[str, object]]],
+    gpu: str | Path | Gpu,
+    *,
+    clock: Quantity | None = None,
+    power_limit: Quantity | None = None,
+    host_launch: Quantity | None = None,
+    temperature: Quantity | None = None,
+    data: str = "random",
+    bundle: Bundle | str | Path | None = None,
+    factors: Mapping[str, float] | None = None,
+    card: str = "another",
+    **options: object,
+) -> list[Prediction]:
+    """Predict many workloads on one GPU, in order and several times as fast as one by one.
+
+    A workload may come with options of its own, which go before those of all:
+
+        wattcast.predict_many(["llama3-8b", ("llama3-8b", {"phase": "decode"}), ("resnet50", {"batch": 64})], "h200")
+    """
+    pairs = [item if isinstance(item, tuple) else (item, {}) for item in workloads]
+    graphs = [load_workload.load_workload(workload, _options(options | dict(own))) for workload, own in pairs]
+    chip = find_gpu(gpu)
+    fitted = apply_factors(find_bundle(bundle, chip), factors or {})
+    notes, at, fitted = _settings(chip, fitted, clock, power_limit, host_launch, temperature, data, card)
+    return predict_graphs([_noted(graph, notes) for graph in graphs], chip, at, fitted)
+
+
+SETTING_NAMES = ("clock", "power_limit", "host_launch", "temperature", "data", "bundle", "factors", "card")
+
+
+def _options(given: Mapping[str, object]) -> ModelOptions:
+    """Return the options of a model; an unknown name may have been meant for a setting of ``predict``."""
+    for name in given:
+        if name not in OPTION_NAMES:
+            raise unknown_option_error(name, SETTING_NAMES)
+    return ModelOptions.from_names(**given)
+
+
+def resolve_inputs(
+    graph: Graph,
+    chip: Gpu,
+    fitted: Bundle,
+    clock: Quantity | None = None,
+    power_limit: Quantity | None = None,
+    host_launch: Quantity | None = None,
+    temperature: Quantity | None = None,
+    data: str = "random",
+    card: str = "another",
+) -> tuple[Graph, Gpu, OperatingPoint, Bundle]:
+    """Return the graph with every default noted, the GPU, its operating point and its bundle for these settings."""
+    notes, at, fitted = _settings(chip, fitted, clock, power_limit, host_launch, temperature, data, card)
+    return _noted(graph, notes), chip, at, fitted
+
+
+def _noted(graph: Graph, notes: Sequence[str]) -> Graph:
+    return replace(graph, assumptions=(*graph.assumptions, *notes))
+
+
+def _settings(
+    chip: Gpu,
+    fitted: Bundle,
+    clock: Quantity | None,
+    power_limit: Quantity | None,
+    host_launch: Quantity | None,
+    temperature: Quantity | None,
+    data: str,
+    card: str,
+) -> tuple[list[str], OperatingPoint, Bundle]:
+    """Return a note for every default taken, the operating point, and the bundle for these settings."""
+    notes = _defaults(chip, fitted, clock, power_limit, host_launch, temperature, data)
+    if data != "random":
+        fitted = fitted.for_data(data)
+    if card not in CARDS:
+        raise unknown_name("card", card, CARDS, "Is it the card the bundle was fitted on, or another of its kind?")
+    if card == "this":
+        fitted = fitted.for_this_card()
+    else:
+        notes.append("intervals: for another card of the kind")
+    if host_launch is not None:
+        host_s = _amount(host_launch, "s", "host_launch")
+        fitted = replace(fitted, launch=replace(fitted.launch, host_s_per_operator=_at_least_zero(host_s)))
+    at = OperatingPoint(
+        clock_hz=_clock(chip, clock),
+        power_limit_w=None if power_limit is None else _amount(power_limit, "W", "power_limit"),
+        temperature_c=DEFAULT_TEMPERATURE_C if temperature is None else _temperature(temperature),
+    )
+    return notes, at, fitted
+
+
+def find_bundle(bundle: Bundle | str | Path | None, gpu: Gpu) -> Bundle:
+    """Return the bundle given, read it from its folder, or take the one that Wattcast has for the GPU."""
+    if bundle is None:
+        return bundle_for(gpu)
+    found = bundle if isinstance(bundle, Bundle) else read_bundle(Path(bundle))
+    if found.gpu != gpu.name and not isinstance(bundle, Bundle):
+        raise bad_value(
+            "bundle", f"one of the {gpu.name}", f"one of the {found.gpu}", "Choose the GPU it was made for."
+        )
+    return found
+
+
+def find_gpu(gpu: str | Path | Gpu) -> Gpu:
+    """Find a GPU in the catalogue or in the user's own YAML file; a Gpu is returned as it is."""
+    if isinstance(gpu, Gpu):
+        return gpu
+    if isinstance(gpu, Path) or gpu.endswith((".yaml", ".yml")):
+        return hardware.load_gpu_file(Path(gpu))
+    return hardware.load_gpu(gpu)
+
+
+def _defaults(
+    gpu: Gpu,
+    bundle: Bundle,
+    clock: Quantity | None,
+    power_limit: Quantity | None,
+    host_launch: Quantity | None,
+    temperature: Quantity | None,
+    data: str,
+) -> list[str]:
+    """Describe every default taken."""
+    host_s, limit_w = (_mean(value) for value in (bundle.launch.host_s_per_operator, gpu.power.limit_w))
+    limit = units.show(limit_w, "W")
+    said = {
+        "clock: left to the governor": clock is None,
+        f"power limit: the card's default, {limit}": power_limit is None,
+        f"host: {units.show(host_s, 's')} to issue an operator": host_launch is None,
+        f"temperature: {DEFAULT_TEMPERATURE_C:g} C": temperature is None,
+        "data: random-like": data == "random",
+    }
+    return [note for note, taken in said.items() if taken]
+
+
+def _mean(value: Sweepable) -> float:
+    return value if isinstance(value, float) else float(np.mean(value))
+
+
+def _clock(gpu: Gpu, clock: Quantity | None) -> Sweepable | None:
+    if clock is None:
+        return None
+    asked = _amount(clock, "Hz", "clock")
+    low, high = gpu.clocks.min_hz or 1.0, gpu.clocks.max_hz
+    if (np.asarray(asked) > np.asarray(high) * (1 + 1e-9)).any() or (np.asarray(asked) < np.asarray(low)).any():
+        span = f"between {units.show(float(np.min(low)), 'Hz')} and {units.show(float(np.max(high)), 'Hz')}"
+        worst = float(np.max(np.where(np.asarray(asked) > high, asked, np.min(asked))))
+        raise bad_value("clock", f"a clock of the {gpu.name}, {span}", units.show(worst, "Hz"))
+    return asked
+
+
+def _amount(value: Quantity, unit: str, where: str) -> Sweepable:
+    if isinstance(value, str):
+        return units.parse(value, unit, where)
+    try:
+        amount = as_sweep(value)
+    except (TypeError, ValueError):
+        raise bad_value(where, f"a number in {unit}, a string with its unit, or an array", value) from None
+    if not np.isfinite(amount).all():
+        raise bad_value(where, "finite numbers", value)
+    return amount
+
+
+def _at_least_zero(host_s: Sweepable) -> Sweepable:
+    if (np.asarray(host_s) < 0).any():
+        raise bad_value("host_launch", "zero or more", f"{np.min(host_s)} s")
+    return host_s
+
+
+def _temperature(value: Quantity) -> Sweepable:
+    celsius = _amount(value, "C", "temperature")
+    low, high = float(np.min(celsius)), float(np.max(celsius))
+    if low < 0 or high > 110:
+        raise bad_value("temperature", "die temperatures between 0 and 110 C", f"{low:g} to {high:g} C")
+    return celsius

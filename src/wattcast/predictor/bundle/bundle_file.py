@@ -1,0 +1,403 @@
+"""Read and write bundles: everything that was fitted for one device.
+
+A bundle is a folder with ``bundle.yaml`` and, where factors were learned, ``arrays.npz``: plain arrays under dotted
+names, never a pickle. Structs that end in ``File`` are the forms in which YAML writes a noun with units in strings.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from wattcast import hardware
+from wattcast.core import units
+from wattcast.core.arrays import Array
+from wattcast.core.errors import bad_value, unknown_name
+from wattcast.core.strict_files import FitStatus, Provenance, decode_yaml, read_bytes, write_whole
+from wattcast.core.tree_ensemble import TreeEnsemble
+from wattcast.kernels import LibraryStyle, ReferenceChip, kernel_choice, reference_chip
+from wattcast.power import PowerModel, power_model_kind
+from wattcast.predictor.bundle.support_widening import (
+    THIS_CARD,
+    CardSpread,
+    Widening,
+    default_widening,
+    published_spread,
+)
+from wattcast.predictor.kernel_phases import Correction, LaunchCosts
+from wattcast.predictor.learned_factors import (
+    CarriedFactors,
+    ColdCacheDelay,
+    GaussianProcess,
+    LearnedFactor,
+    LearnedFactors,
+)
+from wattcast.predictor.timeline import ClockLaw
+
+BUNDLE_FORMAT = 1
+ARRAYS_FILE = "arrays.npz"
+FAMILIES = ("gemm", "conv2d", "attention", "softmax", "layernorm", "rmsnorm", "elementwise", "collective")
+
+
+class ResidualEnds(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Low and high end of measured over predicted, from ``rows`` held-out rows."""
+
+    latency: tuple[float, float]
+    power: tuple[float, float]
+    rows: int
+
+
+@dataclass(frozen=True)
+class MeasuredRange:
+    """What was measured of a family of kernels; predictions outside of it are marked as unsupported."""
+
+    dtypes: tuple[str, ...]
+    groups: tuple[str, ...]  # kinds of kernels
+    sizes: Mapping[str, tuple[float, float]]  # least and most of each size, in log2
+    forms: Mapping[str, tuple[str, ...]] | None = None  # by kind, forms that ran (``Operator.form``); None: unknown
+
+    @cached_property
+    def bounds(self) -> tuple[tuple[str, ...], Array, Array]:
+        """Names of the sizes, and the smallest and largest of each, ``(size, 1)``."""
+        ends = np.array(list(self.sizes.values()), dtype=np.float64).reshape(-1, 2)
+        return tuple(self.sizes), ends[:, :1], ends[:, 1:]
+
+    @cached_property
+    def every_group(self) -> frozenset[str]:
+        """Kinds of kernels measured."""
+        return frozenset(self.groups)
+
+    @cached_property
+    def every_form(self) -> frozenset[str]:
+        """Forms measured, whatever they ran as."""
+        return frozenset(name for names in (self.forms or {}).values() for name in names)
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """What was fitted for one device."""
+
+    gpu: str
+    status: FitStatus
+    provenance: Provenance
+    corrections: Mapping[str, Correction]
+    launch: LaunchCosts
+    power: PowerModel
+    clock_law: ClockLaw | None
+    residuals: Mapping[str, ResidualEnds]
+    toggling: Mapping[str, float]  # kind of data -> dynamic energy relative to random data
+    reference: ReferenceChip  # the chip whose library chose the kernels
+    learned: LearnedFactors | None = None  # what the scaffold leaves over
+    seen: Mapping[str, MeasuredRange] = field(default_factory=dict)  # family -> what was measured of it
+    interval_level: float = 0.9
+    governor_share: float = 1.0  # of a power limit at which the governor holds the board
+    assumptions: tuple[str, ...] = ()
+    cards: CardSpread = field(default_factory=published_spread)  # how far another card of the kind may be
+    widening: Widening = field(default_factory=default_widening)  # of intervals, away from what was measured
+    cold: ColdCacheDelay | None = None  # what operators take more among others; None: not known
+
+    def __post_init__(self) -> None:
+        for table, name in ((self.corrections, "corrections"), (self.residuals, "residuals")):
+            missing = [family for family in FAMILIES if family not in table]
+            if missing:
+                raise bad_value(f"bundle {self.gpu}: {name}", "every kernel family", f"none for {', '.join(missing)}")
+
+    def for_data(self, data: str) -> Bundle:
+        """This bundle for a workload whose operands are ``data`` (``random``, ``zeros`` ...)."""
+        if data not in self.toggling:
+            raise unknown_name("data", data, self.toggling, f"Known: {', '.join(self.toggling)}.")
+        factor = self.toggling[data]
+        law = replace(self.clock_law, toggling=factor) if self.clock_law else None
+        return replace(self, power=self.power.with_data_factor(factor), clock_law=law)
+
+    def for_this_card(self) -> Bundle:
+        """This bundle for the very card it was fitted on: intervals leave out how far other cards may be."""
+        return replace(self, cards=THIS_CARD)
+
+
+class _CorrectionFile(msgspec.Struct, forbid_unknown_fields=True):
+    compute: float
+    memory: float
+    fixed: str
+    l2: float = 1.0
+    serial_cycle: float = 0.0
+
+
+class _LaunchFile(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    host_per_operator: str
+    link_per_message: str
+    host_weights: dict[str, float] = {}
+
+
+class _ColdFile(msgspec.Struct, forbid_unknown_fields=True):
+    operator: str
+    s_per_byte: float
+    layers: int = 0
+
+
+class _ClockLawFile(msgspec.Struct, forbid_unknown_fields=True):
+    without: float
+    activity: list[float]
+    ratio: list[float]
+    clock_power: float = 0.0
+    top: str = "1 Hz"
+
+
+class _ReferenceFile(msgspec.Struct, forbid_unknown_fields=True):
+    sm_count: float
+    l2_byte: float
+    l2_byte_per_cycle: float
+    dram_byte_per_cycle: float
+    top_hz: float
+    sfu_per_cycle: float
+    per_cycle: dict[str, float]
+    style: LibraryStyle = LibraryStyle.HOPPER
+
+
+class _RangeFile(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    dtypes: tuple[str, ...]
+    groups: tuple[str, ...]
+    sizes: dict[str, tuple[float, float]]
+    forms: dict[str, str] | None = None  # group -> forms with commas between: a list is slower to read
+
+
+class _PowerFile(msgspec.Struct, forbid_unknown_fields=True):
+    kind: str
+    model: dict[str, Any]
+
+
+class _BundleFile(msgspec.Struct, forbid_unknown_fields=True):
+    format: int
+    gpu: str
+    status: FitStatus
+    provenance: Provenance
+    launch: _LaunchFile
+    corrections: dict[str, _CorrectionFile]
+    power: _PowerFile
+    residuals: dict[str, ResidualEnds]
+    toggling: dict[str, float]
+    effective_clock: _ClockLawFile | None = None
+    interval_level: float = 0.9
+    settles: float = 1.0
+    assumptions: tuple[str, ...] = ()
+    reference: _ReferenceFile | None = None  # absent: the catalogue's chip
+    learned_on: _ReferenceFile | None = None  # the chip learned factors were fitted on, where it is another
+    seen: dict[str, _RangeFile] = {}
+    cards: CardSpread | None = None  # absent: the published figures
+    widening: Widening | None = None  # absent: the default
+    cold: _ColdFile | None = None  # absent: operators cost in a model what they cost alone
+    arrays: bool = False  # whether learned factors lie beside, in arrays.npz
+
+
+def read_bundle(path: Path) -> Bundle:
+    """Read a bundle from its ``bundle.yaml`` (or the folder of it) and, where it says so, the arrays beside it."""
+    path = path / "bundle.yaml" if path.is_dir() else path
+    beside = path.parent / ARRAYS_FILE
+    return parse_bundle(read_bytes(path), path.name, beside.read_bytes() if beside.exists() else None)
+
+
+@cache
+def shipped_bundle(gpu: str) -> Bundle | None:
+    """Return the bundle that ships for this GPU, or None."""
+    folder = files("wattcast.predictor.bundle").joinpath(gpu)
+    path, beside = folder.joinpath("bundle.yaml"), folder.joinpath(ARRAYS_FILE)
+    if not path.is_file():
+        return None
+    return parse_bundle(path.read_bytes(), f"{gpu}/bundle.yaml", beside.read_bytes() if beside.is_file() else None)
+
+
+def parse_bundle(data: bytes, where: str, arrays: bytes | None = None) -> Bundle:
+    """Parse the bytes of a ``bundle.yaml`` and of its ``arrays.npz``."""
+    file = decode_yaml(data, _BundleFile, where)
+    if file.format != BUNDLE_FORMAT:
+        raise bad_value(
+            f"{where}: format", f"{BUNDLE_FORMAT}", file.format, "This Wattcast reads no other; fit again."
+        )
+    if file.arrays and arrays is None:
+        raise bad_value(f"{where}: arrays", f"{ARRAYS_FILE} beside it", "none", "Copy the whole folder.")
+    if not 0.5 <= file.settles <= 1.0:
+        raise bad_value(f"{where}: settles", "a share of the power limit between 0.5 and 1", file.settles)
+
+    def parse(text: str, unit: str, key: str) -> float:
+        return units.parse(text, unit, f"{where}: {key}")
+
+    reference = (
+        reference_chip(hardware.load_gpu(file.gpu)) if file.reference is None else _read_reference(file.reference)
+    )
+    learned = None
+    if file.arrays and arrays is not None:
+        trained_on = reference if file.learned_on is None else _read_reference(file.learned_on)
+        learned = residuals_from_bytes(arrays, trained_on)
+        if file.learned_on is None:
+            reference = learned.reference
+        else:
+            learned = CarriedFactors(learned.reference, learned.time, learned.energy)
+            if "gemm" in learned.time:  # its library is the one that the kernel choice was fitted on
+                reference = replace(reference, choice=learned.reference.choice)
+    law, cold = file.effective_clock, file.cold
+    return Bundle(
+        gpu=file.gpu,
+        status=file.status,
+        provenance=file.provenance,
+        corrections={
+            name: Correction(
+                c.compute, c.memory, parse(c.fixed, "s", f"corrections.{name}.fixed"), c.l2, c.serial_cycle
+            )
+            for name, c in file.corrections.items()
+        },
+        launch=LaunchCosts(
+            parse(file.launch.host_per_operator, "s", "launch.host_per_operator"),
+            parse(file.launch.link_per_message, "s", "launch.link_per_message"),
+            file.launch.host_weights,
+        ),
+        power=_read_power(file.power, where),
+        clock_law=None
+        if law is None
+        else ClockLaw(
+            law.without,
+            np.array(law.activity),
+            np.array(law.ratio),
+            clock_power=law.clock_power,
+            top_hz=parse(law.top, "Hz", "effective_clock.top"),
+        ),
+        residuals=file.residuals,
+        toggling=file.toggling,
+        reference=reference,
+        learned=learned,
+        seen={
+            name: MeasuredRange(
+                s.dtypes,
+                s.groups,
+                s.sizes,
+                None if s.forms is None else {kind: tuple(f.split(", ")) for kind, f in s.forms.items()},
+            )
+            for name, s in file.seen.items()
+        },
+        interval_level=file.interval_level,
+        governor_share=file.settles,
+        assumptions=file.assumptions,
+        cards=file.cards or published_spread(),
+        widening=file.widening or default_widening(),
+        cold=None
+        if cold is None
+        else ColdCacheDelay(parse(cold.operator, "s", "cold.operator"), cold.s_per_byte, cold.layers),
+    )
+
+
+def _read_reference(file: _ReferenceFile) -> ReferenceChip:
+    return ReferenceChip(**msgspec.structs.asdict(file))
+
+
+def _read_power(power: _PowerFile, where: str) -> PowerModel:
+    kind = power_model_kind(power.kind)
+    try:
+        return kind.from_plain(power.model)
+    except (KeyError, TypeError, ValueError) as error:
+        raise bad_value(f"{where}: power.model", f"the coefficients of a {power.kind} model", str(error)) from None
+
+
+def bundle_to_plain(bundle: Bundle) -> dict[str, Any]:
+    """Return a bundle as plain mappings, for YAML; ``parse_bundle`` reads them back."""
+    launch, law, cold, learned = bundle.launch, bundle.clock_law, bundle.cold, bundle.learned
+    file = _BundleFile(
+        format=BUNDLE_FORMAT,
+        gpu=bundle.gpu,
+        status=bundle.status,
+        provenance=bundle.provenance,
+        launch=_LaunchFile(
+            f"{float(launch.host_s_per_operator)!r} s", f"{launch.link_s_per_message!r} s", dict(launch.host_weights)
+        ),
+        corrections={
+            name: _CorrectionFile(c.compute, c.memory, f"{c.fixed_s!r} s", c.l2, c.serial_cycle)
+            for name, c in bundle.corrections.items()
+        },
+        power=_PowerFile(bundle.power.kind, bundle.power.to_plain()),
+        residuals=dict(bundle.residuals),
+        toggling=dict(bundle.toggling),
+        effective_clock=None
+        if law is None
+        else _ClockLawFile(
+            law.without, law.activity.tolist(), law.ratio.tolist(), law.clock_power, f"{law.top_hz!r} Hz"
+        ),
+        interval_level=bundle.interval_level,
+        settles=bundle.governor_share,
+        assumptions=bundle.assumptions,
+        reference=_write_reference(bundle.reference),
+        learned_on=_write_reference(learned.reference) if isinstance(learned, CarriedFactors) else None,
+        seen={
+            name: _RangeFile(
+                s.dtypes,
+                s.groups,
+                dict(s.sizes),
+                None if s.forms is None else {kind: ", ".join(f) for kind, f in s.forms.items()},
+            )
+            for name, s in bundle.seen.items()
+        },
+        cards=None if bundle.cards == published_spread() else bundle.cards,
+        widening=None if bundle.widening == default_widening() else bundle.widening,
+        cold=None if cold is None else _ColdFile(f"{cold.operator_s!r} s", cold.s_per_byte, cold.layers),
+        arrays=learned is not None,
+    )
+    plain: dict[str, Any] = msgspec.to_builtins(file)
+    return {name: value for name, value in plain.items() if value is not None}
+
+
+def _write_reference(reference: ReferenceChip) -> _ReferenceFile:
+    return _ReferenceFile(**{name: getattr(reference, name) for name in _ReferenceFile.__struct_fields__})
+
+
+def write_bundle(bundle: Bundle, path: Path) -> None:
+    """Save a bundle as YAML and its arrays beside it, each replaced only when the new one is whole."""
+    import yaml
+
+    if bundle.learned is not None:
+        write_whole(path.parent / ARRAYS_FILE, residuals_to_bytes(bundle.learned))
+    write_whole(path, yaml.safe_dump(bundle_to_plain(bundle), sort_keys=False, allow_unicode=True).encode())
+
+
+def residuals_to_bytes(residuals: LearnedFactors) -> bytes:
+    """Return the bytes of an ``arrays.npz``."""
+    arrays: dict[str, Any] = kernel_choice.choice_to_arrays(residuals.reference.choice or {}, "choice")
+    for kind, models in (("time", residuals.time), ("energy", residuals.energy)):
+        for family, model in models.items():
+            prefix = f"{kind}.{family}"
+            arrays[f"{prefix}.range"] = np.array([model.low, model.high])
+            if model.forest is not None:
+                arrays |= model.forest.to_arrays(f"{prefix}.forest")
+            if model.kriging is not None:
+                arrays |= model.kriging.to_arrays(f"{prefix}.kriging")
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **arrays)
+    return buffer.getvalue()
+
+
+def residuals_from_bytes(data: bytes, reference: ReferenceChip) -> LearnedFactors:
+    """Read what ``residuals_to_bytes`` saved."""
+    try:
+        with np.load(io.BytesIO(data), allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+    except (OSError, ValueError) as error:
+        raise bad_value("arrays.npz", "arrays saved by `wattcast fit kernels`", str(error)) from None
+    models: dict[str, dict[str, LearnedFactor]] = {"time": {}, "energy": {}}
+    for name in arrays:
+        kind, _, rest = name.partition(".")
+        if kind in models and name.endswith(".range"):
+            prefix = name.removesuffix(".range")
+            forest, kriging = f"{prefix}.forest", f"{prefix}.kriging"
+            low, high = (float(x) for x in arrays[name])
+            models[kind][rest.removesuffix(".range")] = LearnedFactor(
+                TreeEnsemble.from_arrays(arrays, forest) if f"{forest}.features" in arrays else None,
+                GaussianProcess.from_arrays(arrays, kriging) if f"{kriging}.features" in arrays else None,
+                low,
+                high,
+            )
+    choice = kernel_choice.choice_from_arrays(arrays, "choice")
+    return LearnedFactors(replace(reference, choice=choice or None), models["time"], models["energy"])

@@ -1,0 +1,528 @@
+"""Make bundles for GPUs without measurements: the forecast from a measured parent, and the provisional rule."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from wattcast.core import units
+from wattcast.core.arrays import sweep_values
+from wattcast.core.errors import bad_value
+from wattcast.core.strict_files import FitStatus, Provenance, decode_yaml
+from wattcast.core.units import Dtype
+from wattcast.hardware import Gpu, load_gpu
+from wattcast.kernels import LibraryStyle, reference_chip
+from wattcast.kernels.lowering import CUDA_EVENT, TENSOR_EVENT
+from wattcast.power.activity import known_events
+from wattcast.power.module_power import ModulePower
+from wattcast.power.power_model import IdlePower, VoltageCurve
+from wattcast.predictor.bundle.bundle_file import FAMILIES, Bundle, ResidualEnds, shipped_bundle
+from wattcast.predictor.kernel_phases import Correction, LaunchCosts
+from wattcast.predictor.learned_factors import CarriedFactors, LearnedFactors
+from wattcast.predictor.timeline import ClockLaw
+
+
+class ProcessRule(msgspec.Struct, forbid_unknown_fields=True):
+    """Energy of logic on a process relative to the parent's, at the top voltage ``nominal`` where it is known."""
+
+    name: str
+    logic: float
+    source: str
+    nominal: str = ""
+
+
+class MemoryRule(msgspec.Struct, forbid_unknown_fields=True):
+    """Energy per byte of a kind of memory relative to the parent's."""
+
+    factor: float
+    source: str
+    interface: float = 1.0
+
+
+class StyleRule(msgspec.Struct, forbid_unknown_fields=True):
+    """What changes with the way kernels feed the tensor cores."""
+
+    tensor_delivery: float
+    sharing: float
+    native: dict[str, str]
+    native_cycles: str  # the group whose cycles native products take; empty: their own
+    mma_on_parent: float
+    old_groups: list[str]
+    renamed: dict[str, str]
+
+
+class ArchitectureRule(msgspec.Struct, forbid_unknown_fields=True):
+    """How much an architecture inherits from the parent."""
+
+    style: LibraryStyle
+    whole: bool = False
+    clock_law: bool = False
+
+
+class IdleRule(msgspec.Struct, forbid_unknown_fields=True):
+    """Idle power to assume where none is published: shares of the limit, and the shape of the rise between them."""
+
+    lowest: float
+    top: float
+    clock_share: list[float]
+    rise: list[float]
+
+
+class VoltageRule(msgspec.Struct, forbid_unknown_fields=True):
+    """Relative voltage to assume where none is published."""
+
+    clock_share: list[float]
+    relative: list[float]
+
+
+class SpreadRule(msgspec.Struct, forbid_unknown_fields=True):
+    """Factors by which a forecast may be off, on one side."""
+
+    latency: float
+    power: float
+
+
+class ForecastRule(msgspec.Struct, forbid_unknown_fields=True):
+    """The rule by which a bundle is carried over to a GPU without measurements (``forecast.yaml``)."""
+
+    source: str
+    date: str
+    parent: str
+    processes: list[ProcessRule]
+    classes: dict[str, float]
+    sm_alike: float
+    memory_rail_j_per_byte: float
+    memory: dict[str, MemoryRule]
+    formats: dict[str, Any]
+    link_energy_j_per_byte: float
+    styles: dict[str, StyleRule]
+    architectures: dict[str, ArchitectureRule]
+    same_programs: list[str]
+    fp32_instructions: float
+    streaming: str
+    integer_groups: list[str]
+    issue_bound: list[str]
+    issue_free: float
+    fixed_clock_share: float
+    host: dict[str, str]
+    host_weights: dict[str, float]
+    idle: IdleRule
+    voltage: VoltageRule
+    spread: dict[str, SpreadRule]
+    missing: dict[str, str]
+
+    def architecture(self, name: str) -> ArchitectureRule:
+        """Return what an architecture inherits; one that the rule does not name gets the default."""
+        return self.architectures.get(name, self.architectures["default"])
+
+    def process(self, gpu: Gpu) -> ProcessRule:
+        """Return the process of a chip: the longest name that its catalogue entry contains."""
+        found = [p for p in self.processes if p.name.lower() in gpu.process.lower()]
+        if not found:
+            known = ", ".join(p.name for p in self.processes)
+            raise bad_value(f"{gpu.name}: process", f"one the forecast knows ({known})", gpu.process)
+        return max(found, key=lambda p: len(p.name))
+
+
+@cache
+def forecast_rule() -> ForecastRule:
+    """Return the rule that ships with Wattcast."""
+    return decode_yaml(
+        files("wattcast.predictor.bundle").joinpath("forecast.yaml").read_bytes(), ForecastRule, "forecast.yaml"
+    )
+
+
+_MOST_FORECASTS = 64
+_forecasts: dict[str, Bundle] = {}  # kept with the learned factors of workloads met before, by all of a GPU's numbers
+
+
+def forecast_bundle(gpu: Gpu) -> Bundle:
+    """Forecast the bundle of ``gpu`` from a measured parent; everything it assumes is in its assumptions."""
+    if any(isinstance(value, np.ndarray) for value in (gpu.sm_count, gpu.clocks.max_hz, gpu.power.limit_w)):
+        return _build_forecast(gpu)
+    key = repr(gpu)
+    if key not in _forecasts:
+        if len(_forecasts) >= _MOST_FORECASTS:
+            _forecasts.clear()
+        _forecasts[key] = _build_forecast(gpu)
+    return _forecasts[key]
+
+
+def _build_forecast(gpu: Gpu) -> Bundle:
+    the = forecast_rule()
+    parent, chip = parent_bundle(), load_gpu(the.parent)
+    kind = the.architecture(gpu.architecture)
+    power = parent.power.as_module_power()
+    idle, idle_note = _idle(gpu, the, power.idle)
+    voltage, voltage_note = _voltage(gpu, chip, the, kind, power.voltage)
+    missing = [f"{gpu.name}: {path} is unknown: {cost}" for path, cost in the.missing.items() if path in gpu.unknown]
+    process = the.process(gpu)
+    notes = (
+        f"forecast: no measurement of the {gpu.name}; carried over from the {the.parent} by specification",
+        f"energy per operation: {process.logic:g} times the {the.parent}'s for logic ({gpu.process}), "
+        f"{_memory(gpu, the).factor:g} for {gpu.memory.kind}",
+        "host: times the mean operator's cost " + ", ".join(f"{w:g} {kind}" for kind, w in the.host_weights.items()),
+        idle_note,
+        voltage_note,
+        *missing,
+    )
+    return Bundle(
+        gpu=gpu.name,
+        status=FitStatus.INHERITED,
+        provenance=Provenance(the.source, the.date, note=f"parent: {parent.provenance.source}"),
+        corrections=_corrections(parent, gpu, chip, the, kind),
+        launch=_launch(parent, gpu, the),
+        power=_power(gpu, the, power, idle, voltage),
+        clock_law=_law(parent, gpu) if kind.clock_law else None,
+        residuals=_residuals(parent, the, kind),
+        toggling=parent.toggling,
+        reference=replace(
+            reference_chip(gpu), style=kind.style, choice=parent.reference.choice if kind.whole else None
+        ),
+        learned=_learned(parent, the, kind),
+        seen=parent.seen,
+        interval_level=parent.interval_level,
+        assumptions=tuple(note for note in notes if note),
+        cards=parent.cards,
+        widening=parent.widening,
+        cold=parent.cold,
+    )
+
+
+def parent_bundle() -> Bundle:
+    """Return the fitted bundle that all forecasts inherit from."""
+    found = shipped_bundle(forecast_rule().parent)
+    if found is None:
+        raise bad_value(
+            "forecast", f"the fitted bundle of the {forecast_rule().parent}", "none", "Install Wattcast whole."
+        )
+    return found
+
+
+def forecast_energies(gpu: Gpu, the: ForecastRule, parent_j: Mapping[str, float]) -> dict[str, float]:
+    """Return joules per event at the card's top voltage: the parent's, times the factor of the event's module."""
+    filled = dict(parent_j)
+    for event, how in the.formats.items():
+        if event != "source" and event not in filled and how["of"] in filled:
+            filled[event] = float(how["factor"]) * filled[how["of"]]
+    filled.setdefault("link_byte", the.link_energy_j_per_byte)
+    factor, known = module_factors(gpu, the), known_events()
+    factor["dram"], _ = _memory_factor(gpu, the, parent_j)
+    return {event: joules * factor[known[event].module] for event, joules in filled.items()}
+
+
+def module_factors(gpu: Gpu, the: ForecastRule) -> dict[str, float]:
+    """Return the energy per operation of each module relative to the parent's, both at their top voltage."""
+    process, style = the.process(gpu), the.styles[the.architecture(gpu.architecture).style]
+    volts = 1.0
+    if process.nominal and gpu.power.voltage_v is not None:
+        volts = (float(gpu.power.voltage_v.value.max()) / units.parse(process.nominal, "V", "nominal")) ** 2
+    factor = {module: volts * process.logic**power for module, power in the.classes.items()}
+    factor["tensor"] *= style.tensor_delivery
+    factor["sm"] *= _sm_width(gpu, the)
+    factor["link"] = 1.0
+    return factor
+
+
+def _power(gpu: Gpu, the: ForecastRule, parent: ModulePower, idle: IdlePower, voltage: VoltageCurve) -> ModulePower:
+    joules = forecast_energies(gpu, the, parent.energy_j)
+    memory = [event for event in joules if event.startswith("dram")]
+    _, on_core = _memory_factor(gpu, the, parent.energy_j)
+    return ModulePower(joules, idle, voltage, 1.0, on_core if memory else 0.0)
+
+
+def _memory_factor(gpu: Gpu, the: ForecastRule, parent_j: Mapping[str, float]) -> tuple[float, float]:
+    """Return the energy of a memory byte relative to the parent's, and the share of it spent on the chip."""
+    mean_j = float(np.mean([joules for event, joules in parent_j.items() if event.startswith("dram")]))
+    rail = min(the.memory_rail_j_per_byte / mean_j, 1.0)
+    kind = _memory(gpu, the)
+    on_chip = (1.0 - rail) * kind.interface * module_factors(gpu, the)["l2"]
+    whole = rail * kind.factor + on_chip
+    return whole, on_chip / whole
+
+
+def _sm_width(gpu: Gpu, the: ForecastRule) -> float:
+    """Return the capacitance of a working SM relative to the parent's: a fixed part, and one for its fp32 lanes."""
+    return the.sm_alike + (1.0 - the.sm_alike) * _lanes(gpu, the)
+
+
+def _lanes(gpu: Gpu, the: ForecastRule) -> float:
+    """Return the fp32 lanes of an SM relative to the parent's."""
+    own, parents = (_scalar(g.pipes.cuda_flop_per_cycle[Dtype.FP32]) for g in (gpu, load_gpu(the.parent)))
+    return own / parents
+
+
+def _integers(gpu: Gpu, chip: Gpu) -> float:
+    """Return the integer lanes of an SM relative to the parent's; unknown ones count as equal."""
+    own, parents = gpu.pipes.int32_op_per_cycle, chip.pipes.int32_op_per_cycle
+    return 1.0 if own is None or parents is None else _scalar(own) / _scalar(parents)
+
+
+def _memory(gpu: Gpu, the: ForecastRule) -> MemoryRule:
+    kinds = {name.lower(): kind for name, kind in the.memory.items()}
+    found = kinds.get(gpu.memory.kind.lower())
+    if found is None:
+        raise bad_value(f"{gpu.name}: memory.kind", f"one of {', '.join(the.memory)}", gpu.memory.kind)
+    return found
+
+
+def _corrections(
+    parent: Bundle, gpu: Gpu, chip: Gpu, the: ForecastRule, kind: ArchitectureRule
+) -> dict[str, Correction]:
+    """Carry the parent's λ over: older kernel styles without Hopper's penalties, fixed times scaled by the clock."""
+    style = the.styles[kind.style]
+    clocks = _scalar(chip.clocks.max_hz) / _scalar(gpu.clocks.max_hz)
+    slower = 1.0 - the.fixed_clock_share + the.fixed_clock_share * clocks
+    lanes = 1.0 - the.fp32_instructions + the.fp32_instructions / _lanes(gpu, the)
+    found = {}
+    for name, c in parent.corrections.items():
+        changed = replace(c, fixed_s=c.fixed_s * slower)
+        if name in style.old_groups:
+            changed = replace(changed, compute=c.compute * style.mma_on_parent)
+        if name in the.integer_groups:
+            changed = replace(changed, compute=c.compute / _integers(gpu, chip))
+        if name in the.issue_bound:
+            crowded = float(np.clip(2.0 * _lanes(gpu, the) - 1.0, 0.0, 1.0))
+            free = min(the.issue_free, c.compute)
+            changed = replace(changed, compute=free + (c.compute - free) * crowded)
+        if name.partition(".")[0] in the.same_programs:
+            changed = replace(changed, serial_cycle=c.serial_cycle * lanes, l2=_asked(c.l2, gpu, chip))
+            changed = _streaming(changed, parent, gpu, chip, the)
+        found[name] = changed
+    for old, new in style.native.items():
+        if old in found and new in found:
+            cycles = found.get(style.native_cycles, found[old]).compute
+            found[old] = replace(found[new], compute=cycles, l2=found[new].l2 / style.sharing)
+    return found | {new: found[old] for new, old in style.renamed.items() if old in found}
+
+
+def _asked(l2: float, gpu: Gpu, chip: Gpu) -> float:
+    """Carry λ of L2 over. Beyond 1 the SMs ask slower than L2 answers: it follows their number, not L2's rate.
+
+    Below 1, L2 did not bound the kernel on the parent; here it may.
+    """
+    if l2 <= 1.0 or gpu.l2.byte_per_cycle is None or chip.l2.byte_per_cycle is None:
+        return max(l2, 1.0)
+    rates = _scalar(gpu.l2.byte_per_cycle) / _scalar(chip.l2.byte_per_cycle)
+    return max(1.0, l2 * rates * _scalar(chip.sm_count) / _scalar(gpu.sm_count))
+
+
+def _streaming(c: Correction, parent: Bundle, gpu: Gpu, chip: Gpu, the: ForecastRule) -> Correction:
+    """Carry λ of memory over for a kernel that the bytes in flight of the SMs bound on the parent.
+
+    Little's law: rate = SMs · bytes in flight / latency, and a latency of memory is much the same in seconds. So
+    λ_d·Q/β_DRAM on the parent takes as much longer here as there are fewer SMs, whatever the memory; no kernel
+    streams faster than the plain ones. A λ below theirs says only that memory did not bound the kernel on the parent.
+    """
+    least = parent.corrections[the.streaming].memory
+    if c.memory <= least:
+        return replace(c, memory=least)
+    slower = _scalar(chip.sm_count) / _scalar(gpu.sm_count)
+    rates = _scalar(gpu.memory.byte_per_s) / _scalar(chip.memory.byte_per_s)
+    return replace(c, memory=max(least, c.memory * rates * slower))
+
+
+def _launch(parent: Bundle, gpu: Gpu, the: ForecastRule) -> LaunchCosts:
+    told = the.host.get(gpu.architecture, the.host["default"])
+    host_s = parent.launch.host_s_per_operator if told == "parent" else units.parse(told, "s")
+    return replace(parent.launch, host_s_per_operator=host_s, host_weights=the.host_weights)
+
+
+def _law(parent: Bundle, gpu: Gpu) -> ClockLaw | None:
+    """Carry the parent's effective clock over to this card's own top clock."""
+    law = parent.clock_law
+    return None if law is None else replace(law, top_hz=_scalar(gpu.clocks.max_hz))
+
+
+def _learned(parent: Bundle, the: ForecastRule, kind: ArchitectureRule) -> LearnedFactors | None:
+    if parent.learned is None:
+        return None
+    keep = None if kind.whole else set(the.same_programs)
+    time, energy = (
+        {family: model for family, model in models.items() if keep is None or family in keep}
+        for models in (parent.learned.time, parent.learned.energy)
+    )
+    return CarriedFactors(parent.learned.reference, time, energy)
+
+
+def _residuals(parent: Bundle, the: ForecastRule, kind: ArchitectureRule) -> dict[str, ResidualEnds]:
+    """Widen the parent's held-out residuals by what a forecast adds, in quadrature of logs."""
+    spread = the.spread["whole" if kind.whole else "other"]
+
+    def wider(ends: tuple[float, float], factor: float) -> tuple[float, float]:
+        low, high = (float(np.hypot(np.log(end), np.log(factor))) for end in ends)
+        return float(np.exp(-low)), float(np.exp(high))
+
+    return {
+        family: ResidualEnds(wider(r.latency, spread.latency), wider(r.power, spread.power), r.rows)
+        for family, r in parent.residuals.items()
+    }
+
+
+def _idle(gpu: Gpu, the: ForecastRule, parent: IdlePower) -> tuple[IdlePower, str]:
+    warming = {"reference_c": parent.reference_c, "per_c": parent.per_c}
+    if gpu.power.idle_w is not None:
+        return IdlePower(gpu.power.idle_w.clock_hz, gpu.power.idle_w.value, **warming), ""
+    limit_w, top_hz = _scalar(gpu.power.limit_w), _scalar(gpu.clocks.max_hz)
+    low_hz = _scalar(gpu.clocks.min_hz) if gpu.clocks.min_hz is not None else 0.3 * top_hz
+    low_w, top_w = the.idle.lowest * limit_w, the.idle.top * limit_w
+    clock_hz = np.array([min(low_hz, 0.5 * top_hz), *(share * top_hz for share in the.idle.clock_share)])
+    power_w = low_w + (top_w - low_w) * np.array([0.0, *the.idle.rise])
+    note = (
+        f"no idle power of the {gpu.name} is published: taken as {low_w:.0f} W at the lowest clock, {top_w:.0f} W at "
+        f"the top; cards with a table lie within a quarter of that"
+    )
+    return IdlePower(clock_hz, power_w, **warming), note
+
+
+def _voltage(
+    gpu: Gpu, chip: Gpu, the: ForecastRule, kind: ArchitectureRule, parent: VoltageCurve
+) -> tuple[VoltageCurve, str]:
+    """Return V(f) as published, else in the parent's shape on its architecture, else in the shape of the rule."""
+    published = gpu.power.voltage_v
+    if published is not None:
+        return VoltageCurve(published.clock_hz, np.maximum.accumulate(published.value) / published.value.max()), ""
+    top_hz = _scalar(gpu.clocks.max_hz)
+    if kind.whole:
+        share = parent.clock_hz / _scalar(chip.clocks.max_hz)
+        return VoltageCurve(share * top_hz, parent.relative), (
+            f"no V(f) of the {gpu.name} is published: the shape inferred on the {the.parent}, over its own top clock"
+        )
+    return VoltageCurve(np.array(the.voltage.clock_share) * top_hz, np.array(the.voltage.relative)), (
+        f"no V(f) of the {gpu.name} is published: the shape of the A100-PCIE's table, over its own top clock"
+    )
+
+
+class _ProvisionalCorrection(msgspec.Struct, forbid_unknown_fields=True):
+    compute: float
+    memory: float
+    fixed: str
+
+
+class _ProvisionalVoltage(msgspec.Struct, forbid_unknown_fields=True):
+    clock_share: list[float]
+    relative: list[float]
+
+
+class _ProvisionalPower(msgspec.Struct, forbid_unknown_fields=True):
+    full_rate_share: dict[str, float]
+    idle_share_at_top_clock: float
+    idle_share_at_lowest_clock: float
+    idle_per_c: float
+    idle_reference_c: float
+    voltage: _ProvisionalVoltage
+    toggling: dict[str, float]
+
+
+class _ProvisionalLaw(msgspec.Struct, forbid_unknown_fields=True):
+    without: float
+    activity: list[float]
+    ratio: list[float]
+
+
+class _ProvisionalRule(msgspec.Struct, forbid_unknown_fields=True):
+    source: str
+    date: str
+    launch: dict[str, str]
+    corrections: dict[str, _ProvisionalCorrection]
+    power: _ProvisionalPower
+    effective_clock: dict[str, _ProvisionalLaw]
+    residual: ResidualEnds
+
+
+def provisional_bundle(gpu: Gpu) -> Bundle:
+    """Make a bundle of ``gpu`` from its catalogue entry alone; everything it guesses is in its assumptions."""
+    rule = _provisional_rule()
+    law = rule.effective_clock.get(gpu.architecture)
+    idle, idle_note = _provisional_idle(gpu, rule.power)
+    voltage, voltage_note = _provisional_voltage(gpu, rule.power)
+    return Bundle(
+        gpu=gpu.name,
+        status=FitStatus.PROVISIONAL,
+        provenance=Provenance(rule.source, rule.date),
+        corrections={
+            name: Correction(c.compute, c.memory, units.parse(c.fixed, "s", f"corrections.{name}"))
+            for name, c in rule.corrections.items()
+        },
+        launch=LaunchCosts(
+            units.parse(rule.launch["host_per_operator"], "s"), units.parse(rule.launch["link_per_message"], "s")
+        ),
+        power=ModulePower(_provisional_energies(gpu, idle, rule.power), idle, voltage),
+        clock_law=ClockLaw(law.without, np.array(law.activity), np.array(law.ratio)) if law else None,
+        residuals=dict.fromkeys(FAMILIES, rule.residual),
+        toggling=rule.power.toggling,
+        reference=reference_chip(gpu),
+        assumptions=tuple(
+            note
+            for note in (
+                "provisional coefficients: set by hand, not fitted to measurements; expect errors of tens of percent",
+                idle_note,
+                voltage_note,
+            )
+            if note
+        ),
+    )
+
+
+@cache
+def _provisional_rule() -> _ProvisionalRule:
+    data = files("wattcast.predictor.bundle").joinpath("provisional.yaml").read_bytes()
+    return decode_yaml(data, _ProvisionalRule, "provisional.yaml")
+
+
+def _provisional_idle(gpu: Gpu, rule: _ProvisionalPower) -> tuple[IdlePower, str]:
+    warming = {"reference_c": rule.idle_reference_c, "per_c": rule.idle_per_c}
+    if gpu.power.idle_w is not None:
+        return IdlePower(gpu.power.idle_w.clock_hz, gpu.power.idle_w.value, **warming), ""
+    limit_w, low_hz, top_hz = _ends(gpu)
+    shares = np.array([rule.idle_share_at_lowest_clock, rule.idle_share_at_top_clock])
+    low, top = shares * limit_w
+    note = (
+        f"no idle power of {gpu.name} is published: taken as {top:.0f} W at the top clock, {low:.0f} W at the lowest"
+    )
+    return IdlePower(np.array([low_hz, top_hz]), shares * limit_w, **warming), note
+
+
+def _provisional_voltage(gpu: Gpu, rule: _ProvisionalPower) -> tuple[VoltageCurve, str]:
+    published = gpu.power.voltage_v
+    if published is not None:
+        return VoltageCurve(published.clock_hz, np.maximum.accumulate(published.value) / published.value.max()), ""
+    _, _, top_hz = _ends(gpu)
+    curve = VoltageCurve(np.array(rule.voltage.clock_share) * top_hz, np.array(rule.voltage.relative))
+    return curve, f"no V(f) of {gpu.name} is published: the shape of the A100-PCIE's table, over its own top clock"
+
+
+def _provisional_energies(gpu: Gpu, idle: IdlePower, rule: _ProvisionalPower) -> dict[str, float]:
+    """Return joules per event: the module's share of the power headroom over its full rate at the top clock."""
+    limit_w, _, top_hz = _ends(gpu)
+    headroom_w = max(limit_w - float(idle.power_at(top_hz, idle.reference_c)), 0.3 * limit_w)
+    chip_hz = _scalar(gpu.sm_count) * top_hz
+    pipes = gpu.pipes
+    rate = {TENSOR_EVENT[d]: ("tensor", _scalar(r) * chip_hz) for d, r in pipes.tensor_flop_per_cycle.items()}
+    rate |= {CUDA_EVENT[d]: ("cuda", _scalar(r) * chip_hz) for d, r in pipes.cuda_flop_per_cycle.items()}
+    if pipes.sfu_op_per_cycle is not None:
+        rate["sfu_op"] = ("sfu", _scalar(pipes.sfu_op_per_cycle) * chip_hz)
+    dram = _scalar(gpu.memory.byte_per_s)
+    # Where the L2's rate is not published, twice the DRAM's stands for it, as on an H200.
+    l2 = _scalar(gpu.l2.byte_per_cycle) * top_hz if gpu.l2.byte_per_cycle is not None else 2.0 * dram
+    rate |= {"l2_byte": ("l2", l2), "dram_read_byte": ("dram", dram), "dram_write_byte": ("dram", dram)}
+    if gpu.links.nvlink_byte_per_s is not None:
+        rate["link_byte"] = ("link", _scalar(gpu.links.nvlink_byte_per_s))
+    return {event: rule.full_rate_share[module] * headroom_w / full for event, (module, full) in rate.items()}
+
+
+def _ends(gpu: Gpu) -> tuple[float, float, float]:
+    top_hz = _scalar(gpu.clocks.max_hz)
+    low_hz = _scalar(gpu.clocks.min_hz) if gpu.clocks.min_hz is not None else 0.3 * top_hz
+    return _scalar(gpu.power.limit_w), min(low_hz, 0.99 * top_hz), top_hz
+
+
+def _scalar(value: object) -> float:
+    """Return the number of a field; a swept GPU has none, since energies belong to one real chip."""
+    return float(sweep_values(value))  # type: ignore[arg-type]

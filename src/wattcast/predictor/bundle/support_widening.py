@@ -1,0 +1,171 @@
+"""Widen prediction intervals for other cards, unmeasured kernels, distant sizes and kernels that follow one another.
+
+    log(measured on another card / predicted) = error of the model + card + card x kernel
+
+``CardSpread`` is the standard deviation of the last two terms together. ``Widening`` holds what the interval of a
+kernel gains with its distance from measured rows, with a reason to be outside of them (``OutsideReason``), and with
+the kernels around it. The classes are read from YAML as they stand.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from functools import cache, cached_property
+from importlib.resources import files
+
+import msgspec
+import numpy as np
+
+from wattcast.core.arrays import Array
+from wattcast.core.errors import bad_value
+from wattcast.core.strict_files import decode_yaml
+
+NORMAL_MEDIAN, NORMAL_P90 = 0.6745, 1.6449  # of |x|, x standard normal
+
+
+class CardSpread(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Standard deviations of the logarithm of one kernel's figure on another card over that on this one."""
+
+    latency: float
+    power: float
+    cards: int  # that were measured; 1: the figures are those of ``cards.yaml``
+    source: str
+
+    def __post_init__(self) -> None:
+        for name, value in (("latency", self.latency), ("power", self.power)):
+            if not 0.0 <= value < 1.0:
+                raise bad_value(f"cards.{name}", "a standard deviation of logs, from 0 to below 1", value)
+
+
+THIS_CARD = CardSpread(0.0, 0.0, 1, "the card that was measured")
+
+
+class PublishedSpread(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Differences between two runs of the same kernels, from ``cards.yaml``."""
+
+    latency_median: float
+    power_p90: float
+    counts_for: float
+    source: str
+
+
+@cache
+def published_figures() -> PublishedSpread:
+    """Return the differences between two runs that ship with Wattcast."""
+    data = files("wattcast.predictor.bundle").joinpath("cards.yaml").read_bytes()
+    return decode_yaml(data, PublishedSpread, "cards.yaml")
+
+
+def published_spread() -> CardSpread:
+    """Return the spread of cards to assume where only one card was measured."""
+    seen = published_figures()
+    return CardSpread(seen.latency_median / NORMAL_MEDIAN, seen.power_p90 / NORMAL_P90, 1, seen.source)
+
+
+NearnessLine = tuple[float, float, float]  # a, b, c of ``nearness_scale``
+UNSCALED: NearnessLine = (1.0, 0.0, 1.0)
+OUTWARD = np.array([-1.0, 1.0])  # directions in which a low and a high end move out
+
+
+class OutsideReason(StrEnum):
+    """Why a kernel is outside what was measured."""
+
+    KIND = "kind"  # no kernel of its kind, or too few functions of that kind to speak for another
+    FORM = "form"  # its function, where many others of the same kernel were measured
+    DTYPE = "dtype"  # its number format
+    SIZE = "size"  # a size beyond the range
+
+
+class ReasonWidening(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Half-widths in logs by which the ends of an interval move out for one reason, and what they rest on."""
+
+    latency: float
+    power: float
+    rows: int = 0  # left out, of bursts and sustained rows together
+    kinds: int = 0  # things left out in turn
+
+    def __post_init__(self) -> None:
+        for name, value in (("latency", self.latency), ("power", self.power)):
+            if not 0.0 <= value < 5.0:
+                raise bad_value(f"widening.{name}", "a half-width of logs, from 0 to below 5", value)
+
+
+class LayerWidening(msgspec.Struct, frozen=True, dict=True, forbid_unknown_fields=True):
+    """Low and high ends of what 90 % of measured layers took beyond the prediction from their operators."""
+
+    share: tuple[float, float]  # of the operators' time
+    kernel_s: tuple[float, float]  # per kernel
+    layers: int
+
+    def __post_init__(self) -> None:
+        if not (-1.0 < self.share[0] <= self.share[1] and self.kernel_s[0] <= self.kernel_s[1]):
+            raise bad_value("widening.among", "a low and a high end, shares above -1", (self.share, self.kernel_s))
+
+    def log_ends(self, kernels: float, busy_s: Array, mixed: Array) -> Array:
+        """Return log-ends ``(*sweep, 2)`` of a workload: the nearer of share and seconds, by how mixed it is.
+
+        ``mixed`` is 1 - Σ share², which is 0 for a single kernel, since single kernels were measured.
+        """
+        share, kernel_s = self._outward
+        seconds = kernels * kernel_s / np.maximum(busy_s, 1e-12)[..., np.newaxis]
+        nearer = np.maximum(np.minimum(seconds, share), 0.0)
+        return np.asarray(np.log1p(nearer * OUTWARD) * mixed[..., np.newaxis])
+
+    @cached_property
+    def _outward(self) -> tuple[Array, Array]:
+        return np.array(self.share) * OUTWARD, np.array(self.kernel_s) * OUTWARD
+
+
+class Widening(msgspec.Struct, frozen=True, dict=True, forbid_unknown_fields=True):
+    """What distance from measured rows, unmeasured things and neighbouring kernels add to an interval."""
+
+    near: NearnessLine  # of latency
+    apart: dict[OutsideReason, ReasonWidening]
+    source: str
+    near_power: NearnessLine = UNSCALED
+    among: LayerWidening | None = None  # None: no layers were measured
+
+    def __post_init__(self) -> None:
+        for line in (self.near, self.near_power):
+            if not (line[0] > 0.0 and line[1] >= 0.0 and 0.0 <= line[2] <= 1.0):
+                raise bad_value("widening.near", "a above 0, b of 0 or more, c from 0 to 1", line)
+        missing = [str(reason) for reason in OutsideReason if reason not in self.apart]
+        if missing:
+            raise bad_value("widening.apart", "a half-width for every reason", f"none for {', '.join(missing)}")
+
+    def with_nearness(self, near: tuple[NearnessLine, NearnessLine]) -> Widening:
+        """Return this widening with other nearness lines of latency and of power."""
+        return msgspec.structs.replace(self, near=near[0], near_power=near[1])
+
+    def scale(self, near: Array | None) -> Array | None:
+        """Return the factors on log-ends of latency and of power, ``(2, kernel)``; None where all are 1.
+
+        ``near`` is the nearness of each kernel, ``(2, kernel)``, NaN where nothing was learned.
+
+        >>> default_widening().scale(np.array([[0.5], [0.5]])) is None
+        True
+        """
+        if near is None or self.near == self.near_power == UNSCALED:
+            return None
+        return nearness_scale(near, self._lines)
+
+    @cached_property
+    def _lines(self) -> Array:
+        return np.array([self.near, self.near_power]).T[..., np.newaxis]
+
+
+def nearness_scale(near: Array, line: NearnessLine | Array) -> Array:
+    """Return a + b·(1 - min(near, c)) of ``line`` = (a, b, c); 1 where the nearness is NaN.
+
+    >>> nearness_scale(np.array([1.0, 0.5, np.nan]), (0.5, 1.0, 0.75)).tolist()
+    [0.75, 1.0, 1.0]
+    """
+    found = line[0] + line[1] * (1.0 - np.minimum(near, line[2]))
+    return np.asarray(np.where(np.isnan(found), 1.0, found))
+
+
+@cache
+def default_widening() -> Widening:
+    """Return the widening of a bundle whose rows are too few to learn its own."""
+    data = files("wattcast.predictor.bundle").joinpath("widening.yaml").read_bytes()
+    return decode_yaml(data, Widening, "widening.yaml")

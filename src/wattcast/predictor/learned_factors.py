@@ -1,0 +1,450 @@
+"""Correct kernels by factors learned from measured rows.
+
+The scaffold (``kernel_phases``) gives each kernel ideal terms, which fitted λ scale. What it misses is learned:
+trees and a Gaussian process per family of kernels predict log(measured / scaffold) of time and of energy.
+``ColdCacheDelay`` adds the time that an operator takes inside a model, where its operands are not in cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from wattcast.core.arrays import Array, Sweepable
+from wattcast.core.errors import bad_value
+from wattcast.core.tree_ensemble import TreeEnsemble
+from wattcast.kernels import Kernels, ReferenceChip
+from wattcast.kernels.kernel_table import KernelWork, OperatorKey, streamed_share
+from wattcast.kernels.lowering import compute_work
+from wattcast.predictor.timeline import count_rounds, count_waves
+
+_BLOCK = 80_000  # distances held at a time: they stay in a cache from one step to the next
+_UNTHREADED = 500_000  # multiplications of a product that no library gives to threads
+
+
+def _product(left: Array, right: Array, out: Array) -> None:
+    """``left @ right`` in blocks, since threads for so little wait for one another.
+
+    On a busy machine a product of 8 by 39 by 3,700 took 18 ms in threads and 0.3 ms in blocks.
+    """
+    wide = max(_UNTHREADED // left.size, 64)
+    if right.shape[1] <= wide:
+        np.matmul(left, right, out=out)
+        return
+    for j in range(0, right.shape[1], wide):
+        np.matmul(left, right[:, j : j + wide], out=out[:, j : j + wide])
+
+
+def nearness_from_squares(squares: Array) -> Array:
+    """Return exp(-r) of the nearest point from r²: 1 at a measured row, towards 0 far from all of them.
+
+    >>> nearness_from_squares(np.array([-1e-15, np.log(2.0) ** 2])).tolist()
+    [1.0, 0.5]
+    """
+    return np.exp(-np.sqrt(np.maximum(squares, 0.0)))
+
+
+@dataclass(frozen=True)
+class GaussianProcess:
+    """Points in scaled coordinates, and what each adds."""
+
+    features: tuple[str, ...]
+    scale: Array  # (feature,) multiplies a column
+    points: Array  # (point, feature), already scaled
+    alpha: Array  # (point,)
+    mean: float
+    variance: float
+
+    def __post_init__(self) -> None:
+        shape = (len(self.alpha), len(self.features))
+        if self.points.shape != shape or self.scale.shape != shape[1:]:
+            raise bad_value("kriging", f"points of shape {shape}", self.points.shape)
+        if not (np.isfinite(self.points).all() and np.isfinite(self.alpha).all()):
+            raise bad_value("kriging", "finite numbers", "others")
+
+    def __call__(self, columns: Mapping[str, npt.ArrayLike]) -> Array:
+        """Return the mean for each row of columns, ``(row,)``."""
+        return self.predict_rows(
+            np.stack([np.asarray(columns[name], dtype=np.float64) for name in self.features], axis=-1)
+        )
+
+    def predict_rows(self, rows: Array, nearest_out: Array | None = None) -> Array:
+        """Return the mean for each row ``(row, feature)``, columns in the order of ``features``.
+
+        ``nearest_out`` takes r² of the nearest point, for ``nearness_from_squares``.
+
+        r² = |x|² + |p|² - 2x·p as one product of a few rows at a time, [x, |x|², 1]·[-2p, 1, |p|²], all from the
+        middle of the points. Where a row is a point, what is left is rounding, some 1e-15 of |x|², maybe below zero.
+        """
+        table = np.empty((len(rows), len(self.features) + 2))
+        scaled = np.multiply(rows, self.scale, out=table[:, :-2])
+        scaled -= self._middle
+        np.einsum("ij,ij->i", scaled, scaled, out=table[:, -2])
+        table[:, -1] = 1.0
+        points, weights = self._distinct
+        most = max(_BLOCK // max(len(weights), 1), 1)
+        distances = np.empty((min(len(rows), most), len(weights)))
+        found, nearest = np.empty(len(rows)), np.empty(len(rows)) if nearest_out is None else nearest_out
+        for i in range(0, len(rows), most):
+            some = distances[: len(rows) - i]
+            _product(table[i : i + most], points, some)
+            low = some.min(axis=1, out=nearest[i : i + most])
+            if low.min() < 0.0:
+                np.maximum(some, 0.0, out=some)
+            np.negative(np.sqrt(some, out=some), out=some)
+            np.matmul(np.exp(some, out=some), weights, out=found[i : i + most])
+        return found + self.mean
+
+    @cached_property
+    def _distinct(self) -> tuple[Array, Array]:
+        """Factors of the squared distance to each distinct point, ``(feature + 2, point)``, and what it adds.
+
+        What was measured twice is a point twice, in the same place: they add as one, and their α, which may be large
+        and of opposite sign, lose fewer digits.
+        """
+        rows = np.ascontiguousarray(self.points)
+        places: dict[bytes, int] = {}
+        as_bytes = rows.view(f"V{rows.itemsize * len(self.features)}").ravel().tolist()
+        which = [places.setdefault(row, len(places)) for row in as_bytes]
+        weights = np.bincount(which, weights=self.variance * self.alpha)
+        one_of = np.empty(len(places), np.intp)
+        one_of[which] = np.arange(len(which))
+        points = np.empty((len(self.features) + 2, len(places)))
+        np.multiply((rows.take(one_of, axis=0) - self._middle).T, -2.0, out=points[:-2])
+        points[-2] = 1.0
+        np.einsum("ij,ij->j", points[:-2], points[:-2], out=points[-1])
+        points[-1] *= 0.25
+        return points, np.asarray(weights, dtype=np.float64)
+
+    @cached_property
+    def _middle(self) -> Array:
+        """From where distances are worked out: squares of small numbers leave little to round."""
+        return np.asarray(self.points.mean(axis=0)) if len(self.points) else np.zeros(len(self.features))
+
+    def to_arrays(self, prefix: str) -> dict[str, Any]:
+        """Arrays to save beside a bundle; points in single precision."""
+        return {
+            f"{prefix}.features": np.array(self.features),
+            f"{prefix}.scale": self.scale,
+            f"{prefix}.points": self.points.astype(np.float32),
+            f"{prefix}.alpha": self.alpha,
+            f"{prefix}.mean": np.array([self.mean, self.variance]),
+        }
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, Any], prefix: str) -> GaussianProcess:
+        """A process from what ``to_arrays`` saved."""
+        mean, variance = (float(x) for x in arrays[f"{prefix}.mean"])
+        return cls(
+            features=tuple(str(name) for name in arrays[f"{prefix}.features"]),
+            scale=np.asarray(arrays[f"{prefix}.scale"], dtype=np.float64),
+            points=np.asarray(arrays[f"{prefix}.points"], dtype=np.float64),
+            alpha=np.asarray(arrays[f"{prefix}.alpha"], dtype=np.float64),
+            mean=mean,
+            variance=variance,
+        )
+
+
+# Elements of a layout kernel that an SM turns in a cycle: 575e9 a second on 132 SMs at 1.98 GHz, of two
+# and of four bytes alike, from the times of layout kernels in the H200 database.
+TURNS_PER_CYCLE = 2.2
+
+
+@dataclass(frozen=True)
+class IdealTerms:
+    """Ideal terms of the phases of each kernel, ``(kernel,)``; ``predictor.kernel_phases`` says how λ scale them."""
+
+    compute_cycle: Array
+    l2_cycle: Array
+    dram_s: Array
+    serial_step: Array
+    launches: Array
+    between_cycle: Array
+    between_s: Array
+    turn_cycle: Array
+    store_cycle: Array
+    store_s: Array
+
+    def seconds(self, log_corrections: Array, effective_hz: Array | float) -> Array:
+        """Compute latency from log λ of compute, memory, fixed seconds, L2 and steps, ``(kernel, 5)`` or ``(5,)``."""
+        return self.corrected(np.moveaxis(np.exp(log_corrections), -1, 0), effective_hz)
+
+    def corrected(self, corrections: Array, effective_hz: Array | float) -> Array:
+        """Return the latency with the five λ themselves, on the first axis."""
+        compute, memory, fixed, l2, serial = corrections
+        on_chip = np.maximum(compute * self.compute_cycle, l2 * self.l2_cycle)
+        main = np.maximum(on_chip / effective_hz, memory * self.dram_s)
+        on_chip = np.maximum(l2 * self.between_cycle, self.turn_cycle)
+        between = np.maximum(on_chip / effective_hz, memory * self.between_s)
+        store = np.maximum(l2 * self.store_cycle / effective_hz, memory * self.store_s)
+        return np.asarray(fixed * self.launches + serial * self.serial_step / effective_hz + main + between + store)
+
+    def select_rows(self, rows: npt.NDArray[np.int64]) -> IdealTerms:
+        """Return the terms of some of the kernels."""
+        return IdealTerms(*(column[rows] for column in vars(self).values()))
+
+
+def compute_ideal_terms(kernels: Kernels, reference: ReferenceChip) -> IdealTerms:
+    """Compute the ideal terms of every kernel on the reference chip."""
+    work, sms = kernels.work, reference.sm_count
+    in_waves = count_waves(kernels, sms)
+    cycles = in_waves * work.unit_flop / _rate(kernels, reference)
+    if reference.sfu_per_cycle > 0:
+        cycles = np.maximum(cycles, kernels.sfu_op / (sms * reference.sfu_per_cycle))
+    dram = reference.dram_byte_per_cycle * reference.top_hz
+    stored_byte = late_dram_byte(work)
+    return IdealTerms(
+        compute_cycle=cycles,
+        l2_cycle=work.l2_byte * load_imbalance(kernels, sms, in_waves) / reference.l2_byte_per_cycle,
+        dram_s=(work.dram_read_byte + (work.dram_write_byte - stored_byte)) / dram,
+        serial_step=work.steps * count_rounds(kernels, sms),
+        launches=work.launches,
+        between_cycle=work.between_byte / reference.l2_byte_per_cycle,
+        between_s=work.between_dram_byte / dram,
+        turn_cycle=work.turn_element / (TURNS_PER_CYCLE * sms),
+        store_cycle=work.store_byte / reference.l2_byte_per_cycle,
+        store_s=stored_byte / dram,
+    )
+
+
+def load_imbalance(kernels: Kernels, sms: Sweepable, in_waves: Array) -> Sweepable:
+    """Return what the busiest SM loads over what an SM loads on average, ``(*sweep, kernel)``.
+
+    It is above 1 for tiles of convolutions only. Products have it too, but their loads hide behind more arithmetic:
+    it fitted them worse.
+    """
+    if "conv2d" not in kernels.family:
+        return 1.0
+    uneven = np.asarray(in_waves * sms / np.maximum(kernels.work.units, 1.0))
+    uneven[..., [name != "conv2d" for name in kernels.work.root_family]] = 1.0
+    return uneven
+
+
+def late_dram_byte(work: KernelWork) -> Array:
+    """Return the bytes of device memory that results take after a kernel's main loop; all others overlap it."""
+    return np.where(work.store_byte > 0, work.dram_write_byte, 0.0)
+
+
+RATE_FEATURES = ("log_time", "rate_dram", "rate_l2", "rate_pipe", "rate_active")
+
+
+def busy_rates(kernels: Kernels, reference: ReferenceChip, seconds: Array, fixed_s: Array) -> Array:
+    """Return the log of the time and shares of the reference chip's peak rates, ``(RATE_FEATURES, kernel)``."""
+    work, sms = kernels.work, reference.sm_count
+    cycles = np.maximum(seconds * reference.top_hz, 1.0)
+    found = np.empty((len(RATE_FEATURES), len(cycles)))
+    log_time, dram, l2, pipe, active = found
+    np.log2(np.maximum(seconds * 1e6, 1e-3), out=log_time)
+    moved = work.dram_read_byte + work.dram_write_byte + work.between_dram_byte
+    np.divide(moved, cycles * reference.dram_byte_per_cycle, out=dram)
+    moved = work.l2_byte + work.store_byte + work.between_byte
+    np.divide(moved, cycles * reference.l2_byte_per_cycle, out=l2)
+    np.divide(kernels.flop, cycles * (sms * _rate(kernels, reference)), out=pipe)
+    share = work.units / (sms * np.maximum(count_waves(kernels, sms), 1e-30))
+    drawn_in = np.minimum(np.maximum(1.0 - fixed_s / np.maximum(seconds, 1e-12), 0.0), 1.0)
+    np.multiply(share, drawn_in, out=active)
+    return found
+
+
+def _rate(kernels: Kernels, reference: ReferenceChip) -> Array:
+    """Return the arithmetic of an SM per cycle on each kernel's pipe."""
+    return np.array([reference.per_cycle[event] for event in kernels.pipe_event])
+
+
+PROCESS_SHARE = 0.6  # of the process in the average with the trees: chosen on held-out folds
+_MOST_KEPT, _MOST_ROWS = 256, 1024  # workloads kept, and kernels of one worth keeping
+
+
+@dataclass(frozen=True)
+class LearnedFactor:
+    """Trees and a Gaussian process on log(measured over scaffold), averaged, and the range that was seen."""
+
+    forest: TreeEnsemble | None
+    kriging: GaussianProcess | None
+    low: float
+    high: float
+
+    @cached_property
+    def features(self) -> tuple[str, ...]:
+        """Columns that trees or process read, those of the trees first."""
+        models = (model for model in (self.forest, self.kriging) if model is not None)
+        return tuple(dict.fromkeys(name for model in models for name in model.features))
+
+    def predict_logs(self, table: Array, nearest_out: Array | None = None) -> Array:
+        """Return the log of the factor of each row of ``features``, held within the range that was seen.
+
+        ``nearest_out`` takes the squared distance to the nearest measured row (``GaussianProcess.predict_rows``).
+        """
+        logs = np.zeros(len(table)) if self.forest is None else self.forest.sum_trees(table)
+        if self.kriging is not None:
+            own = table if self._kriging_columns is None else table[:, self._kriging_columns]
+            smooth = self.kriging.predict_rows(own, nearest_out)
+            logs = smooth if self.forest is None else PROCESS_SHARE * smooth + (1.0 - PROCESS_SHARE) * logs
+        return np.minimum(np.maximum(logs, self.low), self.high)
+
+    @cached_property
+    def _kriging_columns(self) -> npt.NDArray[np.intp] | None:
+        if self.kriging is None or self.kriging.features == self.features:
+            return None
+        return np.array([self.features.index(name) for name in self.kriging.features])
+
+
+def evaluate_factors(
+    models: Mapping[str, LearnedFactor], families: Sequence[str], names: Sequence[str], table: Array
+) -> tuple[Array, Array]:
+    """Evaluate the learned factor of each kernel and its nearness to measured rows, each ``(kernel,)``.
+
+    ``families`` names the model of each kernel; without one the factor is 1 and the nearness NaN. ``table`` has a
+    row of zeros, then one row per feature of ``names``, ``(1 + feature, kernel)``. A kind of kernel that a model
+    knows and the table lacks counts as zero. A kind that a model never met counts as the nearest kind above it, as
+    ``cat.append`` counts as ``cat``.
+    """
+    factor, near = np.ones(len(families)), np.full(len(families), np.nan)
+    places = {name: i for i, name in enumerate(names, 1)}
+    kinds = [name for name in names if name.startswith("is ")]
+    rows_of: dict[str, list[int]] = {}
+    for row, family in enumerate(families):
+        if family in models:
+            rows_of.setdefault(family, []).append(row)
+    for family, rows in rows_of.items():
+        model = models[family]
+        columns = {name: i for i, name in enumerate(model.features)}
+        chosen = table[[places.get(name, 0) for name in columns], np.array(rows)[:, np.newaxis]]  # (row, column)
+        for name in kinds:
+            if name not in columns and (above := _measured_kind(name, columns)):
+                chosen[:, columns[above]] += table[places[name], rows]
+        squares = np.full(len(rows), np.nan)
+        factor[rows] = np.exp(model.predict_logs(chosen, squares))
+        near[rows] = nearness_from_squares(squares)
+    return factor, near
+
+
+def _measured_kind(name: str, known: Mapping[str, object]) -> str:
+    """Return the nearest known kind above a kind of kernel; empty where there is none.
+
+    >>> _measured_kind("is elementwise.cat.append", {"is elementwise.cat": None})
+    'is elementwise.cat'
+    """
+    while name and name not in known:
+        name = name.rpartition(".")[0]
+    return name
+
+
+@dataclass(frozen=True)
+class LearnedFactors:
+    """Learned factors on time and energy by family; a family without any keeps what the scaffold gives."""
+
+    reference: ReferenceChip
+    time: Mapping[str, LearnedFactor]
+    energy: Mapping[str, LearnedFactor]
+    # by operators met before: factors depend on shapes alone, and take most of the time of a prediction
+    _kept: dict[Hashable, tuple[Array, Array, Array]] = field(default_factory=dict, repr=False, compare=False)
+
+    def factors(self, kernels: Kernels, corrections: Array) -> tuple[Array, Array, Array]:
+        """Return factors on time and on energy, ``(kernel,)``, and nearness; ``corrections`` are the five λ.
+
+        Nearness, ``(2, kernel)``, is that of the nearest row that the factor on time and the one on energy were
+        learned from, 1 to 0; NaN where nothing was. The model of energy sees, besides the shape, how busy the
+        reference chip would be at its top clock.
+        """
+        kept = self._kept.get(kernels.key)
+        if kept is not None:
+            return kept
+        work, count = kernels.work, len(kernels.ops)
+        names = tuple(work.features)
+        table = np.concatenate([np.zeros(count), *work.features.values()]).reshape(-1, count)
+        time, near_time = evaluate_factors(self.time, work.root_family, names, table)
+        terms = compute_ideal_terms(kernels, self.reference)
+        seconds = time * terms.corrected(corrections.T, self.reference.top_hz)
+        fixed_s = time * corrections[:, 2] * work.launches
+        table = np.concatenate([table, busy_rates(kernels, self.reference, seconds, fixed_s)])
+        energy, near_energy = evaluate_factors(self.energy, work.root_family, (*names, *RATE_FEATURES), table)
+        found = time, energy, np.array([near_time, near_energy])
+        if count <= _MOST_ROWS:
+            if len(self._kept) >= _MOST_KEPT:
+                self._kept.pop(next(iter(self._kept)), None)
+            self._kept[kernels.key] = found
+        return found
+
+    def off_chip(self, time: Array) -> Array:
+        """Return the part of the factor on time that seconds of device memory take: here all of it."""
+        return time
+
+
+@dataclass(frozen=True)
+class CarriedFactors(LearnedFactors):
+    """Learned factors carried over from another chip, ``reference``, for the families it has models of."""
+
+    def factors(self, kernels: Kernels, corrections: Array) -> tuple[Array, Array, Array]:
+        """Return factors on time and on energy, ``(kernel,)``, and nearness, as the other chip would have them."""
+        known, events = {*self.time, *self.energy}, self.reference.per_cycle
+        rows = [
+            i
+            for i, (family, event) in enumerate(zip(kernels.work.root_family, kernels.pipe_event, strict=True))
+            if family in known and event in events
+        ]
+        time, energy = np.ones(len(kernels.ops)), np.ones(len(kernels.ops))
+        near = np.full((2, len(kernels.ops)), np.nan)
+        if not rows:
+            return time, energy, near
+        ops = tuple(kernels.ops[i] for i in rows)
+        found = self._kept.get(OperatorKey(ops, tuple(kernels.conditions[i] for i in rows)))
+        if found is None:
+            some = kernels.select_rows(np.array(rows), ops)
+            some = replace(some, work=compute_work(some.ops, some.conditions, some.pipe_event, self.reference))
+            found = super().factors(some, corrections[rows])
+        time[rows], energy[rows], near[:, rows] = found
+        return time, energy, near
+
+    def off_chip(self, time: Array) -> Array:
+        """Scale seconds of device memory down by what was learned, never up."""
+        return np.minimum(time, 1.0)
+
+
+_STREAMED = frozenset({"gemm", "conv2d", "attention", "collective"})  # families that no burst keeps in L2
+
+
+@dataclass(frozen=True)
+class ColdCacheDelay:
+    """Extra time of an operator inside a model, where other operators have pushed its operands out of L2.
+
+    Δt = λ_o·M·w + λ_b·M·w·B for an operator of B bytes, of which a share w would stay in L2 if it ran alone again and
+    again, and M is the share of L2 that others overwrite between two runs. Fitted to measured layers; products,
+    convolutions and attention stream their operands and have no such time.
+    """
+
+    operator_s: float  # λ_o
+    s_per_byte: float  # λ_b
+    layers: int = 0  # that it was fitted to
+
+    def __post_init__(self) -> None:
+        if not (self.operator_s >= 0.0 and self.s_per_byte >= 0.0):
+            raise bad_value("cold", "seconds of zero or more", (self.operator_s, self.s_per_byte))
+
+    def extra_s(self, kernels: Kernels, l2_byte: float) -> Array:
+        """Return the extra seconds of one run of each kernel, ``(kernel,)``."""
+        operators, byte = cold_cache_terms(kernels, l2_byte)
+        return np.asarray(self.operator_s * operators + self.s_per_byte * byte)
+
+
+def cold_cache_terms(kernels: Kernels, l2_byte: float) -> Array:
+    """Return M·w and M·w·B of one run of each kernel, ``(2, kernel)``, which λ_o and λ_b multiply."""
+    work = kernels.work
+    once = np.array([family not in _STREAMED for family in kernels.family])
+    met = once * streamed_share(work.l2_byte, l2_byte) * _pushed_out(kernels, l2_byte)
+    return np.array([met, met * work.l2_byte])
+
+
+def _pushed_out(kernels: Kernels, l2_byte: float) -> Array:
+    """Return M of each kernel, a mean over its runs: repeated blocks see their own bytes pass, others all bytes."""
+    work, segments = kernels.work, kernels.segments
+    passed = work.dram_read_byte + work.dram_write_byte + work.between_dram_byte
+    each = np.array([passed.take(segment.rows) @ segment.counts for segment in segments])
+    repeats = np.array([segment.repeat for segment in segments], np.float64)
+    share = 1.0 - streamed_share(np.where(repeats > 1.0, each, each @ repeats), l2_byte)
+    return np.asarray(kernels.sum_over_runs(share.tolist()) / np.maximum(kernels.calls, 1.0))

@@ -1,0 +1,217 @@
+"""Run a workload's timeline at a clock: activity, latency, power and energy.
+
+To the events of the timeline comes one that a clock decides: cycles of SMs with work resident,
+active SMs · (t - t_fixed) · f, since a waiting SM draws power too, but not while a kernel is launched.
+
+Power models see ``priced`` activities: each kernel's events times its learned energy factor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from wattcast.core.arrays import Array
+from wattcast.hardware import Gpu, OperatingPoint
+from wattcast.kernels import Kernels, lower_graph, lower_graphs
+from wattcast.power.activity import Activity, ActivitySource
+from wattcast.power.power_model import interval_energy_j, mean_power_w, part_energy_j
+from wattcast.predictor.bundle.bundle_file import Bundle
+from wattcast.predictor.kernel_phases import build_timeline
+from wattcast.predictor.timeline import (
+    Timeline,
+    compute_busy_s,
+    compute_effective_hz,
+    compute_kernel_s,
+    compute_latency_s,
+)
+from wattcast.workload.graph import Graph
+
+BUSY_EVENT = "busy_sm_cycle"
+
+
+def count_busy_cycles(timeline: Timeline, kernel_s: Array, effective_hz: Array) -> Array:
+    """Count the cycles of busy SMs in one run of each kernel, ``(*sweep, kernel)``."""
+    fixed_s = timeline.phases[0].seconds
+    working_s = kernel_s if fixed_s is None else kernel_s - fixed_s
+    return np.asarray(working_s * effective_hz * timeline.active)
+
+
+def kernel_activity(
+    timeline: Timeline,
+    kernel_s: Array,
+    effective_hz: Array,
+    gap_s: Array,
+    at: OperatingPoint,
+    *,
+    priced: bool = False,
+) -> Activity:
+    """Return one run of each kernel as an interval, then the idle gaps as one last interval without events."""
+    kernels, events = timeline.value.shape
+    value = np.zeros((*kernel_s.shape[:-1], kernels + 1, events + 1))
+    value[..., :-1, :-1] = timeline.value
+    value[..., :-1, -1] = count_busy_cycles(timeline, kernel_s, effective_hz)
+    if priced:
+        value[..., :-1, :] *= timeline.energy_factor[:, np.newaxis]
+    return Activity(
+        duration_s=np.concatenate([kernel_s, gap_s[..., np.newaxis]], axis=-1),
+        value=value,
+        events=(*timeline.events, BUSY_EVENT),
+        at=at,
+        source=ActivitySource.PREDICTED,
+    )
+
+
+def workload_activity(timeline: Timeline, latency_s: Array, at: OperatingPoint) -> Activity:
+    """Return the workload as one interval: the counts of all its kernels over its latency."""
+    return Activity(
+        duration_s=latency_s[..., np.newaxis],
+        value=timeline.total[..., np.newaxis, :],
+        events=timeline.events,
+        at=at,
+        source=ActivitySource.PREDICTED,
+    )
+
+
+def priced_activity(
+    timeline: Timeline, kernel_s: Array, effective_hz: Array, latency_s: Array, at: OperatingPoint
+) -> Activity:
+    """Return the workload as one interval, as power models see it."""
+    busy = count_busy_cycles(timeline, kernel_s, effective_hz) @ (timeline.calls * timeline.energy_factor)
+    counts = np.broadcast_to(timeline.weighted, (*busy.shape, len(timeline.events)))
+    value = np.concatenate([counts, busy[..., np.newaxis]], axis=-1)
+    return Activity(
+        duration_s=latency_s[..., np.newaxis],
+        value=value[..., np.newaxis, :],
+        events=(*timeline.events, BUSY_EVENT),
+        at=at,
+        source=ActivitySource.PREDICTED,
+    )
+
+
+@dataclass(frozen=True)
+class WorkloadTotals:
+    """Figures of a whole workload at a clock; each ``(*sweep,)``."""
+
+    latency_s: Array
+    busy_s: Array  # time in kernels; the rest the device waits for the host
+    power_w: Array  # mean over the latency
+    effective_hz: Array  # mean over the time in kernels
+
+    @property
+    def energy_j(self) -> Array:
+        """Joules of one run of the workload."""
+        return self.power_w * self.latency_s
+
+
+@dataclass(frozen=True)
+class KernelDetail:
+    """Figures of a workload at a clock by kernel and by part of the power."""
+
+    kernel_s: Array  # (*sweep, kernel) one run
+    effective_hz: Array  # broadcasts to (*sweep, kernel)
+    kernel_part_w: Array  # (*sweep, kernel, part)
+    kernel_j: Array  # (*sweep, kernel) one run
+    gap_j: Array  # (*sweep,)
+    part_j: Array  # (*sweep, part) whole workload
+    parts: tuple[str, ...]
+    peak_w: Array  # (*sweep,) the most any kernel draws
+
+
+def analyse_graph(graph: Graph, gpu: Gpu, bundle: Bundle) -> Timeline:
+    """Analyse a workload and return its clock-free timeline on this GPU."""
+    return _with_cold_caches(analyse_kernels(lower_graph(graph, gpu, bundle.reference), gpu, bundle), bundle)
+
+
+def analyse_graphs(graphs: Sequence[Graph], gpu: Gpu, bundle: Bundle) -> list[Timeline]:
+    """Analyse many workloads in one table of kernels and return one timeline per workload."""
+    kernels, parts = lower_graphs(graphs, gpu, bundle.reference)
+    whole = analyse_kernels(kernels, gpu, bundle)
+    return [_with_cold_caches(whole.select_rows(*part), bundle) for part in parts]
+
+
+def analyse_kernels(kernels: Kernels, gpu: Gpu, bundle: Bundle) -> Timeline:
+    """Analyse kernels and return their clock-free timeline on this GPU."""
+    return build_timeline(kernels, gpu, bundle.corrections, bundle.launch, bundle.learned)
+
+
+def _with_cold_caches(timeline: Timeline, bundle: Bundle) -> Timeline:
+    """Add the time that operators take where others have pushed their operands out of the cache."""
+    if bundle.cold is None:
+        return timeline
+    return timeline.delay_kernels(bundle.cold.extra_s(timeline.kernels, bundle.reference.l2_byte))
+
+
+@dataclass(frozen=True)
+class ClockedTimeline:
+    """A timeline at a set clock."""
+
+    clock_hz: Array
+    effective_hz: Array
+    kernel_s: Array  # (*sweep, kernel)
+    latency_s: Array  # (*sweep,)
+    power_w: Array  # (*sweep,) mean over the latency
+
+
+class TimelineRunner:
+    """Runs a timeline at one clock after another; what no clock changes is computed once."""
+
+    def __init__(self, timeline: Timeline, at: OperatingPoint, bundle: Bundle) -> None:
+        self._timeline, self._at, self._bundle = timeline, at, bundle
+        self._weight = timeline.calls * timeline.energy_factor
+        self._mean_power = bundle.power.prepare_mean_power((*timeline.events, BUSY_EVENT), timeline.weighted)
+
+    def run_at(self, clock_hz: Array) -> ClockedTimeline:
+        """Run the timeline at a set clock, ``(*sweep, 1)``.
+
+        All power models are linear in counts at a given clock, so the workload's mean power is that of its
+        counts added up, over its latency: no need to look at kernels one by one.
+        """
+        timeline = self._timeline
+        running_hz = compute_effective_hz(timeline, clock_hz, self._bundle.clock_law)
+        kernel_s = compute_kernel_s(timeline.phases, running_hz)
+        latency_s = compute_latency_s(timeline, kernel_s)
+        busy = count_busy_cycles(timeline, kernel_s, running_hz) @ self._weight
+        power_w = self._mean_power(busy, latency_s, replace(self._at, clock_hz=clock_hz))
+        return ClockedTimeline(clock_hz, running_hz, kernel_s, latency_s, power_w)
+
+    def sum_up(self, ran: ClockedTimeline) -> WorkloadTotals:
+        """Return the figures of the workload as a whole."""
+        busy_s = compute_busy_s(self._timeline, ran.kernel_s)
+        cycles = (ran.kernel_s * ran.effective_hz) @ self._timeline.calls
+        return WorkloadTotals(ran.latency_s, busy_s, ran.power_w, mean_power_w(cycles, busy_s))
+
+
+def total_at_clock(timeline: Timeline, at: OperatingPoint, bundle: Bundle) -> WorkloadTotals:
+    """Compute latency and mean power at a set clock (``at.clock_hz``, not None)."""
+    runner = TimelineRunner(timeline, at, bundle)
+    return runner.sum_up(runner.run_at(_set_clock(at)))
+
+
+def detail_at_clock(
+    timeline: Timeline, at: OperatingPoint, bundle: Bundle, ran: ClockedTimeline | None = None
+) -> KernelDetail:
+    """Split what ``total_at_clock`` sums up by kernel and by part; ``ran``: the timeline at that clock, if known."""
+    ran = TimelineRunner(timeline, at, bundle).run_at(_set_clock(at)) if ran is None else ran
+    gap_s = np.maximum(ran.latency_s - compute_busy_s(timeline, ran.kernel_s), 0.0)
+    activity = kernel_activity(timeline, ran.kernel_s, ran.effective_hz, gap_s, at, priced=True)
+    power = bundle.power.power(activity)
+    joules = interval_energy_j(power, activity.duration_s)
+    calls = np.append(timeline.calls, 1.0)
+    return KernelDetail(
+        kernel_s=ran.kernel_s,
+        effective_hz=ran.effective_hz,
+        kernel_part_w=power.part_w[..., :-1, :],
+        kernel_j=joules[..., :-1],
+        gap_j=joules[..., -1],
+        part_j=np.einsum("...ip,i->...p", part_energy_j(power, activity.duration_s), calls),
+        parts=power.parts,
+        peak_w=power.total_w[..., :-1].max(axis=-1),
+    )
+
+
+def _set_clock(at: OperatingPoint) -> Array:
+    assert at.clock_hz is not None, "no clock is set: call governor.find_governed_point first"
+    return np.asarray(at.clock_hz, dtype=np.float64)

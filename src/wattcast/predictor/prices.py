@@ -1,0 +1,110 @@
+"""What energy and GPU time cost, and the carbon they stand for. Unknown prices stay unknown: nothing is assumed."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
+
+from wattcast.core import errors, units
+from wattcast.core.errors import BadInput, bad_value, unknown_name
+
+CURRENCIES = ("USD", "EUR")
+
+
+@dataclass(frozen=True)
+class Prices:
+    """Tariff, carbon intensity, rent of GPUs, and the site's overhead."""
+
+    per_j: float | None = None  # currency per joule at the meter
+    currency: str = ""
+    carbon_g_per_j: float | None = None
+    rent_per_s: Mapping[str, float] = field(default_factory=dict)  # GPU -> currency per second of one GPU
+    pue: float = 1.0  # joules at the meter per joule of the GPU
+    notes: tuple[str, ...] = ()
+
+    def cost(self, gpu: str, energy_j: float, gpu_s: float) -> float | None:
+        """Money for ``energy_j`` drawn by GPUs over ``gpu_s`` GPU seconds; None where no price is known.
+
+        cost = E·PUE·tariff + t·rent. Where only one of tariff and rent is given, that one alone is counted;
+        where GPUs have rents, one without has an unknown cost.
+        """
+        rent = self.rent_per_s.get(gpu)
+        if (self.per_j is None and rent is None) or (self.rent_per_s and rent is None):
+            return None
+        return energy_j * self.pue * (self.per_j or 0.0) + gpu_s * (rent or 0.0)
+
+    def carbon_g(self, energy_j: float) -> float | None:
+        """Grams of CO2 equivalent for ``energy_j`` drawn by GPUs; None where the intensity is unknown."""
+        return None if self.carbon_g_per_j is None else energy_j * self.pue * self.carbon_g_per_j
+
+
+def parse_prices(
+    tariff: str | None = None, carbon: str | None = None, rent: Sequence[str] = (), pue: float = 1.0
+) -> Prices:
+    """Prices as people write them: ``0.12USD/kWh``; ``400g/kWh`` or a region; ``h200=3.50USD/h``."""
+    if not 1.0 <= pue <= 10.0:
+        raise bad_value("pue", "a number from 1 to 10", pue)
+    per_j, currency = (None, "") if tariff is None else _money(tariff, "J", "tariff", "0.12USD/kWh")
+    rents = {}
+    for text in rent:
+        gpu, found, each = _rent(text)
+        if currency and found != currency:
+            raise bad_value("price", f"one currency, {currency}", text)
+        currency, rents[gpu] = found, each
+    carbon_g_per_j, notes = (None, []) if carbon is None else _carbon(carbon)
+    if pue == 1.0:
+        notes.append("energy at the GPU's board: PUE 1, no host")
+    return Prices(per_j, currency, carbon_g_per_j, rents, pue, tuple(notes))
+
+
+@cache
+def carbon_regions() -> dict[str, tuple[float, str]]:
+    """Grams of CO2 equivalent per kWh by region, with the year and the source."""
+    text = files("wattcast.predictor").joinpath("carbon.csv").read_text(encoding="utf-8")
+    return {
+        row["region"]: (float(row["g_per_kwh"]), f"{row['year']}, {row['source']}")
+        for row in csv.DictReader(text.splitlines())
+    }
+
+
+def _money(text: str, per: str, where: str, example: str) -> tuple[float, str]:
+    for currency in CURRENCIES:
+        try:
+            value = units.parse(text, f"{currency}/{per}", where)
+        except BadInput:
+            continue
+        if value < 0:
+            raise bad_value(where, "zero or more", text)
+        return value, currency
+    raise bad_value(where, f"money in {' or '.join(CURRENCIES)}, such as {example}", text)
+
+
+def _rent(text: str) -> tuple[str, str, float]:
+    from wattcast import hardware
+    from wattcast.hardware.catalogue_reader import GPU_ALIASES
+
+    gpu, equals, amount = text.partition("=")
+    if not equals:
+        raise bad_value("price", "GPU=MONEY, such as h200=3.50USD/h", text)
+    known = errors.resolve_name("gpu", gpu, hardware.gpu_names(), GPU_ALIASES)
+    each, currency = _money(amount, "s", f"price {known}", "3.50USD/h")
+    return known, currency, each
+
+
+def _carbon(text: str) -> tuple[float, list[str]]:
+    if text[:1].isdigit() or text[:1] in ".+-":
+        value = units.parse(text, "g/J", "carbon")
+        if value < 0:
+            raise bad_value("carbon", "zero or more", text)
+        return value, []
+    table = carbon_regions()
+    folded = {errors.fold_name(region): region for region in table}
+    if errors.fold_name(text) not in folded:
+        do = f"Known: {', '.join(table)}. Or give a number, such as 400g/kWh."
+        raise unknown_name("region", text, table, do)
+    region = folded[errors.fold_name(text)]
+    per_kwh, source = table[region]
+    return per_kwh / 3.6e6, [f"carbon intensity of {region}: {per_kwh:g} g/kWh ({source})"]

@@ -1,0 +1,293 @@
+"""Describe what each kernel costs before any clock is chosen, and time it at a clock.
+
+Within a phase on-chip and off-chip work overlap; phases follow one another. So a kernel takes
+Σ_phase max(cycles/f, seconds) at effective clock f. Changing the core clock never changes the
+seconds, and a sweep over clocks repeats nothing but this sum.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import accumulate
+
+import numpy as np
+import numpy.typing as npt
+
+from wattcast.core.arrays import Array, Sweepable
+from wattcast.core.errors import bad_value
+from wattcast.kernels import Kernels
+from wattcast.kernels.kernel_table import IssueSegment
+from wattcast.workload.operator_base import Operator
+
+
+@dataclass(frozen=True)
+class KernelPhase:
+    """A stretch of every kernel; zero where a kernel has none. Each broadcasts to ``(*sweep, kernel)``.
+
+    Phases are kept apart rather than on one more axis, so that one that does not vary over a sweep
+    costs a sweep nothing.
+    """
+
+    name: str
+    cycles: Array | None  # on-chip work; None: none
+    seconds: Array | None  # DRAM and link work
+
+    def select_rows(self, rows: npt.NDArray[np.int64]) -> KernelPhase:
+        """Return the phase of some of the kernels."""
+        cycles = None if self.cycles is None else self.cycles[..., rows]
+        seconds = None if self.seconds is None else self.seconds[..., rows]
+        return KernelPhase(self.name, cycles, seconds)
+
+
+@dataclass(frozen=True)
+class IssueOrder:
+    """The issue order of all segments laid end to end, with what issuing costs the host."""
+
+    rows: npt.NDArray[np.int64]  # (position,)
+    counts: Array  # (position,) how often in a row each is issued
+    host_s: Array  # (position,)
+    starts: npt.NDArray[np.intp]  # where each segment begins
+    repeats: list[int]
+    segment_host_s: list[float]  # to issue each segment once
+    many: bool  # whether any kernel is issued several times in a row
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Clock-free cost and event counts of each kernel."""
+
+    kernels: Kernels
+    phases: tuple[KernelPhase, ...]
+    tensor_rows: npt.NDArray[np.int64]  # kernels that issue tensor instructions
+    tensor_cycles: Array  # (*sweep, tensor row) cycles the tensor pipes are busy, for the effective clock
+    events: tuple[str, ...]
+    value: Array  # (kernel, event) counts of one run of each kernel
+    energy_factor: Array  # (kernel,) learned factor on what a kernel's events cost
+    active: Array  # (*sweep, kernel) SMs with work, averaged over the kernel
+    calls: Array  # (kernel,) how often each runs
+    host_s: Array  # (*sweep, kernel) what issuing it costs the host
+    # (2, kernel) how like the nearest row that time and energy were learned from, 1 to 0; NaN where nothing was
+    near: Array | None = None
+
+    @property
+    def total(self) -> Array:
+        """Counts of the whole workload, ``(event,)``."""
+        return np.asarray(self.calls @ self.value)
+
+    @property
+    def weighted(self) -> Array:
+        """Counts of the whole workload with each kernel's multiplied by its energy factor, ``(event,)``."""
+        return np.asarray((self.calls * self.energy_factor) @ self.value)
+
+    def select_rows(
+        self, rows: npt.NDArray[np.int64], ops: tuple[Operator, ...], segments: tuple[IssueSegment, ...]
+    ) -> Timeline:
+        """Return a timeline of some of the kernels, issued in an order of their own."""
+        kernels = self.kernels.select_rows(rows, ops, segments)
+        place = np.full(len(self.calls), -1)
+        place[self.tensor_rows] = np.arange(len(self.tensor_rows))
+        tensor = place.take(rows)
+        tensor_rows = np.flatnonzero(tensor >= 0)
+        return Timeline(
+            kernels=kernels,
+            phases=tuple(phase.select_rows(rows) for phase in self.phases),
+            tensor_rows=tensor_rows,
+            tensor_cycles=self.tensor_cycles.take(tensor.take(tensor_rows), axis=-1),
+            events=self.events,
+            value=self.value.take(rows, axis=0),
+            energy_factor=self.energy_factor.take(rows),
+            active=self.active.take(rows, axis=-1),
+            calls=kernels.calls,
+            host_s=self.host_s.take(rows, axis=-1),
+            near=None if self.near is None else self.near.take(rows, axis=-1),
+        )
+
+    def delay_kernels(self, extra_s: Array) -> Timeline:
+        """Return this timeline with ``extra_s`` ``(kernel,)`` more seconds in the fixed phase of each run."""
+        fixed, *rest = self.phases
+        assert fixed.cycles is None, "the fixed phase is of seconds alone"
+        seconds = extra_s if fixed.seconds is None else fixed.seconds + extra_s
+        return replace(self, phases=(replace(fixed, seconds=seconds), *rest))
+
+    @cached_property
+    def tensor_phases(self) -> tuple[KernelPhase, ...]:
+        """The phases of the tensor rows alone, for the effective clock."""
+        return tuple(phase.select_rows(self.tensor_rows) for phase in self.phases)
+
+    @cached_property
+    def order(self) -> IssueOrder | None:
+        """The issue order laid end to end; None where the host's cost is swept."""
+        if self.host_s.ndim != 1:
+            return None
+        segments = self.kernels.segments
+        starts = np.array([0, *accumulate(len(segment.rows) for segment in segments[:-1])])
+        rows = np.concatenate([segment.rows for segment in segments])
+        counts = np.concatenate([segment.counts for segment in segments])
+        host_s = self.host_s.take(rows)
+        return IssueOrder(
+            rows,
+            counts,
+            host_s,
+            starts,
+            [segment.repeat for segment in segments],
+            np.add.reduceat(host_s * counts, starts).tolist(),
+            any(segment.many for segment in segments),
+        )
+
+
+def compute_kernel_s(phases: tuple[KernelPhase, ...], effective_hz: Array) -> Array:
+    """Compute the duration of one run of each kernel, ``(*sweep, kernel)``: Σ_phase max(cycles/f, seconds).
+
+    ``effective_hz`` broadcasts to ``(*sweep, kernel)``; one reciprocal of it serves all phases.
+    """
+    period_s = 1.0 / effective_hz
+    total: Array = np.zeros(())
+    for phase in phases:
+        if phase.cycles is None:
+            total = total + (0.0 if phase.seconds is None else phase.seconds)
+            continue
+        part_s = np.multiply(phase.cycles, period_s, order="F")
+        if phase.seconds is not None:
+            part_s = np.maximum(part_s, phase.seconds, out=_into(part_s, phase.seconds))
+        total = np.add(part_s, total, out=_into(part_s, total))
+    return np.asarray(total)
+
+
+def _into(array: Array, other: Array) -> Array | None:
+    """Return the array itself, for a step in place, where ``other`` does not make it wider.
+
+    It may: in a sweep over memory alone, nothing on chip varies.
+    """
+    return array if other.shape == array.shape[array.ndim - other.ndim :] else None
+
+
+def compute_latency_s(timeline: Timeline, kernel_s: Array) -> Array:
+    """Compute when the last kernel ends if the host starts at zero, ``(*sweep,)``.
+
+    The host issues kernels in order at a cost c_i each, the device runs them in order for d_i each, so kernel i ends
+    at max(end_{i-1}, C_i) + d_i with C_i = Σ_{j<=i} c_j. With D_i = Σ_{j<=i} d_j and lag = max_i(C_i - D_{i-1}), a
+    segment that repeats R times ends at max(end + R·D, host + D + lag + (R-1)·max(C, D)).
+
+    A sweep goes kernel by kernel, ten times as fast as with one array of all; a single design takes all kernels at
+    once, which is three times as fast for it.
+    """
+    if kernel_s.ndim == 1 and timeline.order is not None:
+        return _run_at_once(timeline.order, kernel_s)
+    host = end = np.zeros(())
+    for segment in timeline.kernels.segments:
+        c_sum, d_sum, lag = _run_segment(segment, timeline.host_s, kernel_s)
+        many = d_sum + lag + (segment.repeat - 1) * np.maximum(c_sum, d_sum)
+        end = np.maximum(end + segment.repeat * d_sum, host + many)
+        host = host + segment.repeat * c_sum
+    return np.asarray(end)
+
+
+def _run_segment(segment: IssueSegment, host_s: Array, kernel_s: Array) -> tuple[Array, Array, Array]:
+    """Return C, D and the lag of a segment that runs once, each ``(*sweep,)``."""
+    c_sum: Array = np.zeros(host_s.shape[:-1])
+    d_sum, lag, now = np.zeros((3, *kernel_s.shape[:-1]))
+    lag -= np.inf
+    for row, count in zip(segment.rows.tolist(), segment.counts.tolist(), strict=True):
+        c, d = host_s[..., row], kernel_s[..., row]
+        np.subtract(c_sum + c, d_sum, out=now)
+        if count > 1:  # the last of several equal kernels in a row may lag furthest
+            now += (count - 1.0) * np.maximum(c - d, 0.0)
+        np.maximum(lag, now, out=lag)
+        c_sum = c_sum + count * c
+        d_sum += d if count == 1 else count * d
+    return c_sum, d_sum, lag
+
+
+def _run_at_once(order: IssueOrder, kernel_s: Array) -> Array:
+    """Return the latency of a single design, all kernels of all segments in one array."""
+    d = kernel_s.take(order.rows)
+    ahead = order.host_s - d
+    furthest = d  # each kernel's lag, less what is added up to and with it: host - ahead
+    if order.many:
+        furthest = order.host_s + (order.counts - 1.0) * np.maximum(ahead, 0.0)
+        ahead, d = ahead * order.counts, d * order.counts
+        furthest -= ahead
+    lag = np.add.accumulate(ahead)
+    before = lag.take(order.starts) - ahead.take(order.starts)
+    lags = (np.maximum.reduceat(lag + furthest, order.starts) - before).tolist()
+    host = end = 0.0
+    segments = zip(order.repeats, order.segment_host_s, np.add.reduceat(d, order.starts).tolist(), lags, strict=True)
+    for repeat, c_sum, d_sum, lag_s in segments:
+        many = d_sum + lag_s + (repeat - 1) * max(c_sum, d_sum)
+        end = max(end + repeat * d_sum, host + many)
+        host += repeat * c_sum
+    return np.asarray(end)
+
+
+def compute_busy_s(timeline: Timeline, kernel_s: Array) -> Array:
+    """Compute the time that the device spends in kernels, ``(*sweep,)``."""
+    return np.asarray(kernel_s @ timeline.calls)
+
+
+def count_waves(kernels: Kernels, sm_count: Sweepable) -> Array:
+    """Count the waves of units over the SMs, ``(*sweep, kernel)``; tiles that fill an SM take whole waves."""
+    rounds = np.divide(kernels.work.units, sm_count, order="F")
+    return np.ceil(rounds, out=np.maximum(rounds, 1.0), where=kernels.fills_sm)
+
+
+def count_rounds(kernels: Kernels, sm_count: Sweepable) -> Array:
+    """Count how often an SM takes new units while the last ones still run, ``(*sweep, kernel)``; at least once."""
+    each = np.divide(kernels.work.units / kernels.work.slots, sm_count, order="F")
+    return np.maximum(each, 1.0, out=each)
+
+
+def count_active_sms(kernels: Kernels, waves: Array) -> Array:
+    """Count the SMs with work, averaged over a kernel's waves, ``(*sweep, kernel)``."""
+    return np.asarray(kernels.work.units / np.maximum(waves, 1e-30))
+
+
+def active_sm_share(kernels: Kernels, sm_count: Sweepable) -> Array:
+    """Return the share of the SMs with work, averaged over a kernel's waves, ``(*sweep, kernel)``."""
+    return np.asarray(count_active_sms(kernels, count_waves(kernels, sm_count)) / sm_count)
+
+
+@dataclass(frozen=True)
+class ClockLaw:
+    """Effective over set clock: ``without`` tensor work, else linear between points of activity.
+
+    ``activity`` is the share of cycles in which tensor pipes are busy, times data toggling, times
+    (set clock / ``top_hz``) to ``clock_power``: what slows the chip is the load on its supply, which
+    falls with clock and voltage. Zero power: the set clock does not matter.
+    """
+
+    without: float
+    activity: Array
+    ratio: Array
+    toggling: float = 1.0
+    clock_power: float = 0.0
+    top_hz: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.activity.shape != self.ratio.shape or self.activity.size == 0 or (np.diff(self.activity) <= 0).any():
+            raise bad_value("effective clock", "a ratio for each of rising activities", self.activity.tolist())
+        if not ((self.ratio > 0).all() and (self.ratio <= 1).all() and 0 < self.without <= 1):
+            raise bad_value("effective clock", "ratios above 0 and at most 1", self.ratio.tolist())
+
+    def load(self, clock_hz: Array) -> Array:
+        """Return the load on the supply of one unit of tensor activity at a set clock."""
+        return np.asarray(self.toggling * (clock_hz / self.top_hz) ** self.clock_power)
+
+
+def compute_effective_hz(timeline: Timeline, clock_hz: Sweepable, law: ClockLaw | None) -> Array:
+    """Compute the effective clock of each kernel; it broadcasts to ``(*sweep, kernel)``.
+
+    Tensor activity is taken at the set clock, one step instead of a fixed point: a slower clock
+    raises the activity of memory-bound kernels only, whose time hardly depends on it.
+    """
+    set_hz = np.asarray(clock_hz, dtype=np.float64)
+    if law is None:
+        return set_hz
+    cycles = compute_kernel_s(timeline.tensor_phases, set_hz) * set_hz
+    busy = np.divide(timeline.tensor_cycles, cycles, out=np.zeros(cycles.shape, order="F"), where=cycles > 0)
+    activity = busy * law.load(set_hz)
+    running_hz = np.full((*activity.shape[:-1], len(timeline.calls)), law.without, order="F")
+    # transposed, the activity lies end to end
+    running_hz[..., timeline.tensor_rows] = np.interp(activity.T, law.activity, law.ratio).T
+    running_hz *= set_hz
+    return running_hz

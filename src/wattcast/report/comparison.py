@@ -1,0 +1,330 @@
+"""Split the difference between two runs into contributions that add up exactly.
+
+A run's time is calls x cycles of a call / clock, summed over its parts, plus gaps. Its energy is time x power
+while running, plus the energy of gaps. Its mean power is share of time x power while running, plus gaps. Sums
+split term by term. A product x = Π x_i that goes from a to b splits by the logarithmic mean [Ang2005]:
+
+    b - a = L(a, b)·Σ ln(b_i / a_i),   L(a, b) = (b - a) / ln(b / a),   L(a, a) = a
+
+so that nothing is left over, and swapping the runs turns every sign. Work that only one run has is a term of
+its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
+
+from wattcast.predictor.prediction import Prediction
+
+
+@dataclass(frozen=True)
+class RunPart:
+    """An operator with all its calls, or a family of kernels: a part of a run's time and energy."""
+
+    name: str  # for people: the operator and its sizes, or the family
+    key: tuple[str, ...]  # equal on both sides where it is the same work: name and shape
+    place: tuple[str, ...]  # name and where in the model, for work whose shape changed
+    words: tuple[str, ...]  # what of the shape is no size: format, layout
+    family: str
+    calls: float
+    seconds: float
+    joules: float | None = None
+    module_j: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """Totals of one iteration of a run, predicted or measured, and the parts they are made of."""
+
+    name: str
+    measured: bool
+    latency_s: float
+    power_w: float
+    clock_hz: float | None  # as NVML reports it
+    effective_hz: float | None
+    parts: tuple[RunPart, ...]
+    module_j: Mapping[str, float]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def energy_j(self) -> float:
+        """Joules of one iteration."""
+        return self.power_w * self.latency_s
+
+    @property
+    def gap_s(self) -> float:
+        """Seconds that belong to no part: the device waits."""
+        return self.latency_s - sum(part.seconds for part in self.parts)
+
+    @property
+    def gap_j(self) -> float:
+        """Joules that belong to no part."""
+        return self.energy_j - sum(part.joules or 0.0 for part in self.parts)
+
+    @property
+    def has_energy(self) -> bool:
+        """Whether the energy of every part is known."""
+        return bool(self.parts) and all(part.joules is not None for part in self.parts)
+
+
+def summarise_prediction(p: Prediction) -> RunSummary:
+    """Summarise a prediction of one point, operator by operator."""
+    parts = []
+    for share in p.ops:
+        seconds, op = float(share.latency_s), share.op
+        parts.append(
+            RunPart(
+                str(op),
+                (op.name, repr(op)),
+                (op.name, op.label),
+                tuple(f"{k}={v}" for k, v in vars(op).items() if type(v) is not int and k != "label"),
+                op.family,
+                float(share.count),
+                seconds,
+                float(share.energy_j),
+                {module.name: float(module.power_w) * seconds for module in share.modules},
+            )
+        )
+    latency_s = float(p.latency_s)
+    return RunSummary(
+        f"{p.name} on {p.gpu}",
+        False,
+        latency_s,
+        float(p.power_w),
+        float(p.clock_hz),
+        float(p.effective_clock_hz),
+        tuple(parts),
+        {module.name: float(module.power_w) * latency_s for module in p.modules},
+        () if p.support.inside else (f"outside what was measured: {p.support.reason}",),
+    )
+
+
+def group_by_family(side: RunSummary) -> RunSummary:
+    """Add up the parts of a run by family, so that it compares with a run that knows only families."""
+    found: dict[str, list[RunPart]] = {}
+    for part in side.parts:
+        found.setdefault(part.family, []).append(part)
+    parts = tuple(_family(name, members) for name, members in found.items())
+    return RunSummary(
+        side.name,
+        side.measured,
+        side.latency_s,
+        side.power_w,
+        side.clock_hz,
+        side.effective_hz,
+        parts,
+        side.module_j,
+        side.notes,
+    )
+
+
+def _family(name: str, members: list[RunPart]) -> RunPart:
+    known = all(part.joules is not None for part in members)
+    joules = sum(part.joules or 0.0 for part in members) if known else None
+    calls, seconds = sum(part.calls for part in members), sum(part.seconds for part in members)
+    modules = dict.fromkeys(module for part in members for module in part.module_j)
+    module_j = {module: sum(part.module_j.get(module, 0.0) for part in members) for module in modules}
+    return RunPart(name, (name,), (name,), (), name, calls, seconds, joules, module_j)
+
+
+def logarithmic_mean(a: float, b: float) -> float:
+    """Return L(a, b) of two positive numbers.
+
+    >>> round(logarithmic_mean(1.0, math.e), 6), logarithmic_mean(2.0, 2.0)
+    (1.718282, 2.0)
+    """
+    ratio = math.log(b / a)
+    # near one the quotient loses digits; the series does not
+    return a * (1.0 + ratio / 2.0 + ratio * ratio / 6.0) if abs(ratio) < 1e-5 else (b - a) / ratio
+
+
+def split_difference(a: float, b: float, ratios: Mapping[str, float]) -> dict[str, float]:
+    """Split ``b - a`` among factors whose ratios b_i/a_i, ``ratios``, multiply to b/a.
+
+    The product is taken to be exact: a rounding error goes to the largest contribution.
+    """
+    weight = logarithmic_mean(a, b)
+    found = {name: weight * math.log(ratio) for name, ratio in ratios.items()}
+    largest = max(found, key=lambda name: abs(found[name]))
+    found[largest] += (b - a) - sum(found.values())
+    return found
+
+
+CALLS, WORK, CLOCK, POWER = "calls", "cycles of a call", "clock", "power while running"
+SHARE, GAPS, ONLY, ALL = "share of time", "idle gaps", "operators on one side only", "all kernels and gaps"
+RULE = (
+    "sums term by term; products by the logarithmic mean (LMDI): each factor gets (b - a) / ln(b / a) x ln of its "
+    "own ratio, so that contributions add up to the difference with nothing left over"
+)
+
+
+@dataclass(frozen=True)
+class PartDifference:
+    """A part of both runs, or of one alone, with its contributions to each difference by term."""
+
+    name: str
+    family: str
+    a: RunPart | None
+    b: RunPart | None
+    latency_s: dict[str, float]
+    energy_j: dict[str, float]
+    power_w: dict[str, float]
+
+    @property
+    def total_s(self) -> float:
+        return sum(self.latency_s.values())
+
+    @property
+    def total_j(self) -> float:
+        return sum(self.energy_j.values())
+
+    @property
+    def total_w(self) -> float:
+        return sum(self.power_w.values())
+
+
+@dataclass(frozen=True)
+class RunComparison:
+    """Contributions to B - A. Those of ``operators`` and of gaps add up to the difference; so do those of modules."""
+
+    a: RunSummary
+    b: RunSummary
+    operators: tuple[PartDifference, ...]
+    latency_s: dict[str, float]  # by term
+    energy_j: dict[str, float]
+    power_w: dict[str, float]
+    module_j: dict[str, float]  # by module; empty where a side does not know its modules
+    module_w: dict[str, float]
+    notes: tuple[str, ...]
+    rule: str = RULE
+
+
+def compare_runs(a: RunSummary, b: RunSummary) -> RunComparison:
+    """Split what changed from run ``a`` to run ``b`` into contributions."""
+    notes = [*a.notes, *b.notes]
+    if not (a.parts and b.parts):
+        return _totals(a, b, notes)
+    if a.measured or b.measured:
+        a, b = group_by_family(a), group_by_family(b)
+        notes.append("a measured side knows families of kernels, not operators: both are added up by family")
+    energy = a.has_energy and b.has_energy
+    pairs = tuple(_pair(a, b, left, right, energy) for left, right in _matched(a.parts, b.parts))
+    if not energy:
+        notes.append("no energy of kernels was measured: energy and power are split as a whole")
+    gaps_w = b.gap_j / b.latency_s - a.gap_j / a.latency_s
+    latency = _summed([pair.latency_s for pair in pairs]) | {GAPS: b.gap_s - a.gap_s}
+    joules, watts = _whole_energy(a, b), {POWER: b.power_w - a.power_w}
+    if energy:
+        joules = _summed([pair.energy_j for pair in pairs]) | {GAPS: b.gap_j - a.gap_j}
+        watts = _summed([pair.power_w for pair in pairs]) | {GAPS: gaps_w}
+    return RunComparison(a, b, pairs, latency, joules, watts, *_modules(a, b), tuple(notes))
+
+
+def _summed(terms: list[dict[str, float]]) -> dict[str, float]:
+    names = dict.fromkeys(name for each in terms for name in each)
+    return {name: math.fsum(each.get(name, 0.0) for each in terms) for name in names}
+
+
+def _totals(a: RunSummary, b: RunSummary, notes: list[str]) -> RunComparison:
+    """Split totals into clock, cycles and power, where a run knows nothing below its totals."""
+    which = " and ".join(dict.fromkeys(side.name for side in (a, b) if not side.parts))
+    notes.append(f"{which}: totals alone, so operators and gaps cannot be told apart")
+    ratios = _paced(a, b)
+    latency = split_difference(a.latency_s, b.latency_s, {ALL if k == WORK else k: v for k, v in ratios.items()})
+    watts = {POWER: b.power_w - a.power_w}
+    return RunComparison(a, b, (), latency, _whole_energy(a, b), watts, *_modules(a, b), tuple(notes))
+
+
+def _whole_energy(a: RunSummary, b: RunSummary) -> dict[str, float]:
+    ratios = {ALL if k == WORK else k: v for k, v in _paced(a, b).items()}
+    return split_difference(a.energy_j, b.energy_j, {**ratios, POWER: b.power_w / a.power_w})
+
+
+def _paced(a: RunSummary, b: RunSummary) -> dict[str, float]:
+    """Split the ratio of latencies into clock and cycles, or return cycles alone where a clock is not known."""
+    both = a.effective_hz and b.effective_hz
+    pace_a, pace_b = (a.effective_hz, b.effective_hz) if both else (a.clock_hz, b.clock_hz)
+    if not (pace_a and pace_b):
+        return {WORK: b.latency_s / a.latency_s}
+    return {CLOCK: pace_a / pace_b, WORK: b.latency_s * pace_b / (a.latency_s * pace_a)}
+
+
+def _matched(a: tuple[RunPart, ...], b: tuple[RunPart, ...]) -> list[tuple[RunPart | None, RunPart | None]]:
+    """Pair the parts of two runs that do the same work.
+
+    First come the same operators at the same place, in order, where both runs have equally many; then, of the rest,
+    equal work, and whatever is most alike at the same place. Parts without a partner stand alone.
+    """
+    pairs: list[tuple[RunPart | None, RunPart | None]] = []
+    left, right = list(a), list(b)
+    for whole, likeness in _LIKENESS:
+        mine, theirs = _groups(left, likeness), _groups(right, likeness)
+        for name, members in mine.items():
+            others = theirs.get(name, [])
+            if not whole or len(members) == len(others):
+                pairs += zip(members, others, strict=False)
+        taken = {id(part) for pair in pairs for part in pair}
+        left, right = ([part for part in side if id(part) not in taken] for side in (left, right))
+    return pairs + [(part, None) for part in left] + [(None, part) for part in right]
+
+
+def _groups(parts: list[RunPart], likeness: Callable[[RunPart], Hashable]) -> dict[Hashable, list[RunPart]]:
+    found: dict[Hashable, list[RunPart]] = {}
+    for part in parts:
+        found.setdefault(likeness(part), []).append(part)
+    return found
+
+
+# whether a group must be as large on both sides, and what makes two parts alike
+_LIKENESS: tuple[tuple[bool, Callable[[RunPart], Hashable]], ...] = (
+    (True, lambda part: (part.place, part.words)),
+    (False, lambda part: part.key),
+    (False, lambda part: (part.place, part.words, part.calls)),
+    (False, lambda part: (part.place, part.words)),
+    (False, lambda part: part.place),
+)
+
+
+def _pair(a: RunSummary, b: RunSummary, left: RunPart | None, right: RunPart | None, energy: bool) -> PartDifference:
+    if left is None or right is None or left.seconds <= 0.0 or right.seconds <= 0.0:
+        return _alone(a, b, left, right, energy)
+    # the reported clock: the mean effective one would move with the mix of operators
+    paced = {CLOCK: a.clock_hz / b.clock_hz} if a.clock_hz and b.clock_hz else {}
+    calls = right.calls / left.calls
+    each = right.seconds / left.seconds / calls / paced.get(CLOCK, 1.0)
+    ratios = {CALLS: calls, WORK: each, **paced}
+    name = left.name if left.key == right.key else f"{left.name} -> {right.name}"
+    latency = split_difference(left.seconds, right.seconds, ratios)
+    if not (energy and left.joules and right.joules):
+        return PartDifference(name, left.family, left, right, latency, {}, {})
+    running = (right.joules / right.seconds) / (left.joules / left.seconds)
+    joules = split_difference(left.joules, right.joules, {**ratios, POWER: running})
+    share = (right.seconds / b.latency_s) / (left.seconds / a.latency_s)
+    watts = split_difference(left.joules / a.latency_s, right.joules / b.latency_s, {SHARE: share, POWER: running})
+    return PartDifference(name, left.family, left, right, latency, joules, watts)
+
+
+def _alone(a: RunSummary, b: RunSummary, left: RunPart | None, right: RunPart | None, known: bool) -> PartDifference:
+    """Return work that one run does not have: all of it is the difference."""
+    part = left or right
+    assert part is not None
+    seconds = (right.seconds if right else 0.0) - (left.seconds if left else 0.0)
+    joules = (right.joules or 0.0 if right else 0.0) - (left.joules or 0.0 if left else 0.0)
+    watts = (right.joules or 0.0 if right else 0.0) / b.latency_s - (
+        left.joules or 0.0 if left else 0.0
+    ) / a.latency_s
+    mark = "only in A" if right is None else "only in B"
+    energy, power = ({ONLY: joules}, {ONLY: watts}) if known else ({}, {})
+    return PartDifference(f"{part.name} ({mark})", part.family, left, right, {ONLY: seconds}, energy, power)
+
+
+def _modules(a: RunSummary, b: RunSummary) -> tuple[dict[str, float], dict[str, float]]:
+    """Return the difference of each module in joules and in mean watts."""
+    if not (a.module_j and b.module_j):
+        return {}, {}
+    names = dict.fromkeys([*a.module_j, *b.module_j])
+    joules = {n: b.module_j.get(n, 0.0) - a.module_j.get(n, 0.0) for n in names}
+    watts = {n: b.module_j.get(n, 0.0) / b.latency_s - a.module_j.get(n, 0.0) / a.latency_s for n in names}
+    return joules, watts

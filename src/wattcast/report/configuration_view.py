@@ -1,0 +1,258 @@
+"""One configuration with everything there is to show of it: prediction, power over time, clock curve, memory.
+
+Reports, the page in the browser and ``--plot`` all take a ``ConfigurationView``, so that they show the numbers of one
+prediction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from wattcast.core.arrays import Array, as_sweep
+from wattcast.core.errors import bad_value
+from wattcast.hardware import Gpu, OperatingPoint
+from wattcast.kernels.kernel_table import IssueSegment, RowIndex
+from wattcast.predictor import api
+from wattcast.predictor.bundle.bundle_file import Bundle
+from wattcast.predictor.bundle.factors import apply_factors
+from wattcast.predictor.governor import find_governed_point
+from wattcast.predictor.pipeline import KernelDetail, analyse_graph, detail_at_clock, total_at_clock
+from wattcast.predictor.prediction import Prediction, predict_timeline
+from wattcast.predictor.timeline import Timeline
+from wattcast.workload import build_model
+from wattcast.workload.graph import Graph
+from wattcast.workload.model_catalogue import ModelSpec
+from wattcast.workload.model_options import ModelOptions
+from wattcast.workload.readers import load_workload
+
+MOST_LAUNCHES = 200_000  # beyond this each stretch of the issue order is drawn at its mean power
+GAP = "waiting for the host"
+
+
+@dataclass(frozen=True)
+class PowerTrace:
+    """Intervals that follow one another without a hole; the last axis of ``part_w`` is the module."""
+
+    start_s: Array  # (interval,)
+    end_s: Array  # (interval,)
+    part_w: Array  # (interval, part)
+    parts: tuple[str, ...]
+    labels: tuple[str, ...]  # of ``which``: operators, then the gap
+    which: RowIndex  # (interval,) index into ``labels``; -1 where several are one
+    whole: bool  # False: too many launches, stretches are drawn at their mean
+
+    @property
+    def duration_s(self) -> float:
+        """Seconds from the first launch to the end of the last kernel."""
+        return float(self.end_s[-1])
+
+    @property
+    def energy_j(self) -> float:
+        """Joules under the curve."""
+        return float(((self.end_s - self.start_s)[:, np.newaxis] * self.part_w).sum())
+
+    @property
+    def idle(self) -> npt.NDArray[np.bool_]:
+        """Intervals in which the device waits."""
+        return np.asarray(self.which == len(self.labels) - 1)
+
+    def part(self, first: int, last: int) -> PowerTrace:
+        """Return some of the intervals, at their own times."""
+        at = slice(first, last)
+        return replace(
+            self, start_s=self.start_s[at], end_s=self.end_s[at], part_w=self.part_w[at], which=self.which[at]
+        )
+
+    def binned(self, bins: int) -> PowerTrace:
+        """Return the same energy in at most ``bins`` steps of equal length; a shorter trace is returned unchanged."""
+        if len(self.start_s) <= bins:
+            return self
+        edges = np.linspace(0.0, self.duration_s, bins + 1)
+        known = np.concatenate([self.start_s, self.end_s[-1:]])
+        length = self.end_s - self.start_s
+        joules = np.vstack([np.zeros(len(self.parts)), np.cumsum(length[:, np.newaxis] * self.part_w, axis=0)])
+        at_edges = np.stack([np.interp(edges, known, joules[:, i]) for i in range(len(self.parts))], axis=-1)
+        part_w = np.diff(at_edges, axis=0) / np.diff(edges)[:, np.newaxis]
+        return replace(self, start_s=edges[:-1], end_s=edges[1:], part_w=part_w, which=np.full(bins, -1))
+
+
+def build_power_trace(timeline: Timeline, at: OperatingPoint, bundle: Bundle) -> PowerTrace:
+    """Build the power trace of a timeline at a set clock (``at.clock_hz``, not None)."""
+    detail = detail_at_clock(timeline, at, bundle)
+    if detail.kernel_s.ndim != 1:
+        raise bad_value("power over time", "a single operating point", f"a sweep of {detail.kernel_s.shape[:-1]}")
+    launches = float(timeline.calls.sum())
+    gap_w = _gap_w(timeline, at, bundle, detail)
+    make = _each_launch if launches <= MOST_LAUNCHES else _each_stretch
+    start_s, end_s, which, part_w = make(timeline, detail, gap_w)
+    labels = (*(str(op) for op in timeline.kernels.ops), GAP)
+    return PowerTrace(start_s, end_s, part_w, detail.parts, labels, which, launches <= MOST_LAUNCHES)
+
+
+def _gap_w(timeline: Timeline, at: OperatingPoint, bundle: Bundle, detail: KernelDetail) -> Array:
+    """Return watts by part while the device waits, from the energy that is not the kernels'; ``(part,)``."""
+    totals = total_at_clock(timeline, at, bundle)
+    gap_s = float(totals.latency_s - totals.busy_s)
+    if gap_s <= 1e-12:
+        return np.zeros(len(detail.parts))
+    of_kernels = (detail.kernel_s * timeline.calls) @ detail.kernel_part_w
+    return np.asarray((detail.part_j - of_kernels) / gap_s)
+
+
+def _order(segment: IssueSegment) -> RowIndex:
+    once = np.repeat(segment.rows, segment.counts.astype(np.int64))
+    return np.tile(once, segment.repeat)
+
+
+def _each_launch(timeline: Timeline, detail: KernelDetail, gap_w: Array) -> tuple[Array, Array, RowIndex, Array]:
+    """Return every launch, and every gap before one.
+
+    end_i = D_i + max_{j<=i} (C_j - D_{j-1}), with C the issue times and D the running sum of durations, solves the
+    queue recursion in one pass.
+    """
+    order = np.concatenate([_order(segment) for segment in timeline.kernels.segments])
+    run_s = detail.kernel_s[order]
+    issued_s = np.cumsum(np.broadcast_to(timeline.host_s, detail.kernel_s.shape)[order])
+    done_s = np.cumsum(run_s)
+    end_s = done_s + np.maximum.accumulate(issued_s - (done_s - run_s))
+    start_s = end_s - run_s
+    previous_s = np.concatenate([[0.0], end_s[:-1]])
+    waited = start_s - previous_s > 1e-12
+    start_s = np.where(waited, start_s, previous_s)
+    gap = len(detail.kernel_s)
+    which = np.stack([np.full(order.size, gap), order], axis=-1)
+    starts = np.stack([previous_s, start_s], axis=-1)
+    ends = np.stack([start_s, end_s], axis=-1)
+    keep = np.stack([waited, np.ones(order.size, dtype=bool)], axis=-1)
+    levels = np.vstack([detail.kernel_part_w, gap_w])
+    return starts[keep], ends[keep], which[keep], levels[which[keep]]
+
+
+def _each_stretch(timeline: Timeline, detail: KernelDetail, gap_w: Array) -> tuple[Array, Array, RowIndex, Array]:
+    """Return one interval per stretch at its mean power; repeated R times it takes R·max(C, D)."""
+    host_s = np.broadcast_to(timeline.host_s, detail.kernel_s.shape)
+    length, energy = [], []
+    for segment in timeline.kernels.segments:
+        rows, counts = segment.rows, segment.counts
+        run_s, issue_s = float(detail.kernel_s[rows] @ counts), float(host_s[rows] @ counts)
+        once_s = max(run_s, issue_s)
+        part_j = (detail.kernel_s[rows] * counts) @ detail.kernel_part_w[rows] + (once_s - run_s) * gap_w
+        length.append(segment.repeat * once_s)
+        energy.append(segment.repeat * part_j)
+    seconds = np.array(length)
+    end_s = np.cumsum(seconds)
+    start_s = np.concatenate([[0.0], end_s[:-1]])
+    return start_s, end_s, np.full(len(length), -1), np.array(energy) / seconds[:, np.newaxis]
+
+
+CLOCK_POINTS = 48  # points of a clock curve
+LOWEST_SHARE = 0.3  # of the top clock, where the lowest is not published; as the governor's search assumes
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """How the card and its host are set, and with which coefficients to predict.
+
+    None is the default; strings carry their unit, numbers are SI. The fields are those of ``wattcast.predict``.
+    """
+
+    clock: str | float | None = None
+    power_limit: str | float | None = None
+    host_launch: str | float | None = None
+    temperature: str | float | None = None
+    data: str = "random"
+    card: str = "another"
+    bundle: Bundle | Path | None = None
+    factors: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class MemoryRoom:
+    """What a run holds in memory by purpose, and the largest batch that would fit; None where it is not known."""
+
+    footprint: build_model.MemoryFootprint | None
+    capacity_byte: float
+    largest_batch: int | None
+
+
+@dataclass(frozen=True)
+class ConfigurationView:
+    """A prediction with the timeline it was computed from; curves and memory are computed when they are asked for."""
+
+    gpu: Gpu
+    graph: Graph
+    prediction: Prediction
+    timeline: Timeline
+    at: OperatingPoint  # at the clock that was predicted
+    bundle: Bundle
+    model: ModelSpec | None  # None: the workload is a list of operators
+    options: ModelOptions
+
+    @cached_property
+    def trace(self) -> PowerTrace:
+        """Power over time of one run."""
+        return build_power_trace(self.timeline, self.at, self.bundle)
+
+    @cached_property
+    def clocks(self) -> dict[str, Array]:
+        """Latency, power and energy at clocks from the lowest to the highest, under the same power limit.
+
+        Power rises with the clock, so every clock that the governor lowers ends at the same one, found once.
+        """
+        low_hz, high_hz = find_clock_span(self.gpu)
+        asked_hz = np.linspace(low_hz, high_hz, CLOCK_POINTS)
+        top = find_governed_point(self.timeline, self.gpu, replace(self.at, clock_hz=high_hz), self.bundle)
+        clock_hz = np.minimum(asked_hz, float(top.clock_hz[..., 0]))
+        totals = total_at_clock(self.timeline, replace(self.at, clock_hz=as_sweep(clock_hz)), self.bundle)
+        return {
+            "asked_hz": asked_hz,
+            "clock_hz": clock_hz,
+            "latency_s": np.array(np.broadcast_to(totals.latency_s, asked_hz.shape)),
+            "power_w": np.array(totals.power_w),
+            "energy_j": np.array(totals.energy_j),
+        }
+
+    @cached_property
+    def room(self) -> MemoryRoom:
+        """What the run holds in the GPU's memory."""
+        return compute_memory_room(self.model, self.gpu, self.options)
+
+
+def view_configuration(
+    workload: str | Graph | ModelSpec | Mapping[str, object],
+    gpu: Gpu,
+    options: ModelOptions = ModelOptions(),  # noqa: B008  (frozen)
+    settings: RunSettings = RunSettings(),  # noqa: B008  (frozen)
+) -> ConfigurationView:
+    """Predict a workload on a GPU and keep what the prediction was computed from."""
+    graph = load_workload.load_workload(workload, options)
+    given = {name: value for name, value in vars(settings).items() if name not in ("bundle", "factors")}
+    fitted = apply_factors(api.find_bundle(settings.bundle, gpu), settings.factors)
+    noted, _, wanted, bundle = api.resolve_inputs(graph, gpu, fitted, **given)
+    timeline = analyse_graph(graph, gpu, bundle)
+    prediction = predict_timeline(timeline, noted, gpu, wanted, bundle)
+    at = replace(wanted, clock_hz=np.array([float(prediction.clock_hz)]))
+    model = load_workload.find_model(workload)
+    return ConfigurationView(gpu, graph, prediction, timeline, at, bundle, model, options)
+
+
+def find_clock_span(gpu: Gpu) -> tuple[float, float]:
+    """Return the lowest and highest core clock; an unpublished lowest one is a share of the highest."""
+    high_hz = float(np.mean(gpu.clocks.max_hz))
+    low = gpu.clocks.min_hz
+    return (LOWEST_SHARE * high_hz if low is None else float(np.mean(low))), high_hz
+
+
+def compute_memory_room(model: ModelSpec | None, gpu: Gpu, options: ModelOptions) -> MemoryRoom:
+    """Return what a model holds on a GPU; without a model nothing is known but the capacity."""
+    capacity_byte = float(np.mean(gpu.memory.capacity_byte))
+    if model is None:
+        return MemoryRoom(None, capacity_byte, None)
+    largest = build_model.find_largest_batch(model, options, capacity_byte)
+    return MemoryRoom(build_model.compute_footprint(model, options), capacity_byte, largest)

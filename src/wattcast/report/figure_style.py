@@ -1,0 +1,182 @@
+"""Give all figures the same colours, marks, captions and files."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from textwrap import wrap
+from typing import TYPE_CHECKING, Any
+
+from wattcast.core.errors import MissingTool, bad_value, unknown_name
+from wattcast.core.strict_files import write_whole
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from wattcast.predictor.bundle.bundle_file import Bundle
+    from wattcast.predictor.prediction import Prediction
+
+MODULE_COLOURS = {
+    "static": "#999999",
+    "clock": "#666666",
+    "tensor": "#D55E00",
+    "cuda": "#E69F00",
+    "sfu": "#F0E442",
+    "shared": "#009E73",
+    "l2": "#56B4E9",
+    "dram": "#0072B2",
+    "link": "#CC79A7",
+    "sm": "#882255",
+}
+SERIES_COLOURS = ("#332288", "#CC6677", "#117733", "#88CCEE", "#DDCC77", "#AA4499", "#44AA99", "#999933")
+MEASURED, PREDICTED = "#000000", "#332288"
+ENDINGS = ("png", "svg", "pdf")
+MOST_BREAKDOWN_OPS = 10
+NO_MATPLOTLIB = "figures need matplotlib. Install it: pip install 'wattcast[plot]'."
+
+FigureMaker = Callable[[], "Figure"]  # draws when called
+
+
+def draw_breakdown(p: Prediction) -> Figure:
+    """Draw watts by module, of the whole workload and of the operators that take most energy."""
+    figure = new_figure(9.0, 5.0)
+    axes = figure.subplots()
+    ranked = sorted(p.ops, key=lambda o: -float(o.energy_j))[:MOST_BREAKDOWN_OPS]
+    shares = (f"{o.op}  {float(o.energy_j) / float(p.energy_j):.0%} of energy" for o in ranked)
+    names = ["whole workload", *shares]
+    stacks = [p.modules, *(o.modules for o in ranked)]
+    left = [0.0] * len(stacks)
+    for i, module in enumerate(p.modules):
+        widths = [float(stack[i].power_w) for stack in stacks]
+        if max(widths) > 0:
+            axes.barh(range(len(stacks)), widths, left=left, color=MODULE_COLOURS.get(module.name), label=module.name)
+        left = [a + b for a, b in zip(left, widths, strict=True)]
+    axes.set_yticks(range(len(stacks)), names)
+    axes.invert_yaxis()
+    axes.set_xlabel("Power (W)")
+    axes.set_title(f"{p.name} on {p.gpu}: {float(p.latency_s) * 1e3:.3g} ms, {float(p.power_w):.4g} W")
+    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False)
+    return add_caption(figure, describe_origin(p))
+
+
+def describe_origin(p: Prediction | Bundle) -> str:
+    """Say where coefficients come from, for captions."""
+    known = [p.provenance.source, p.provenance.device, p.provenance.date]
+    return f"{p.status} coefficients: {', '.join(text for text in known if text)}"
+
+
+def plot_measured(axes: Axes, x: Any, y: Any, label: str = "measured", size: float = 4.0) -> None:
+    """Plot measured values as dots."""
+    axes.plot(x, y, "o", ms=size, color=MEASURED, label=label, zorder=5)
+
+
+def plot_predicted(axes: Axes, x: Any, y: Any, label: str = "predicted") -> None:
+    """Plot predicted values as a line."""
+    axes.plot(x, y, "-", color=PREDICTED, label=label, zorder=4)
+
+
+def encode_figure(figure: Figure, ending: str) -> bytes:
+    """Encode a figure as PNG, SVG or PDF; the same figure always gives the same bytes."""
+    check_figure_format(ending)
+    from matplotlib import rc_context
+
+    undated = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
+    _read_no_mathematics(figure)
+    buffer = io.BytesIO()
+    with rc_context({"svg.hashsalt": "wattcast"}):
+        figure.savefig(buffer, format=ending, dpi=150, metadata=undated[ending])
+    return buffer.getvalue()
+
+
+def _read_no_mathematics(figure: Figure) -> None:
+    """Turn off mathematics in all text except labels of logarithmic axes, since names may hold dollar signs."""
+    from matplotlib.text import Text
+
+    logarithmic = {
+        text
+        for axes in figure.axes
+        for axis in (axes.xaxis, axes.yaxis)
+        if axis.get_scale() == "log"
+        for tick in (*axis.get_major_ticks(), *axis.get_minor_ticks())
+        for text in (tick.label1, tick.label2)
+    }
+    for text in figure.findobj(Text):
+        if text not in logarithmic:
+            text.set_parse_math(False)
+
+
+def save_figure(figure: Figure, path: Path) -> None:
+    """Write a figure as PNG, SVG or PDF, by the ending of ``path``; never half a file."""
+    write_whole(path, encode_figure(figure, check_figure_path(path)))
+
+
+def save_figures(made: Mapping[str, FigureMaker], folder: Path, ending: str) -> list[Path]:
+    """Draw several figures into a folder, one after the other, and return their files."""
+    paths = []
+    for name, make in made.items():
+        safe = "".join(c if c.isalnum() or c in "-_" else "_" for c in name)  # names may hold what users wrote
+        paths.append(folder / f"{safe}.{check_figure_format(ending)}")
+        save_figure(make(), paths[-1])
+    return paths
+
+
+def draw_named(made: Mapping[str, FigureMaker], name: str | None = None) -> Figure:
+    """Draw one of several figures by name, or the first where no name is given."""
+    known = list(made)
+    if not known:
+        raise bad_value("figure", "something to draw", "none")
+    if name is not None and name not in made:
+        raise unknown_name("figure", name, known, f"Known: {', '.join(known)}.")
+    return made[known[0] if name is None else name]()
+
+
+def check_figure_path(path: Path) -> str:
+    """Return the ending of a figure's file, or raise; commands check it before they compute."""
+    ending = path.suffix.lower().lstrip(".")
+    if ending not in ENDINGS:
+        raise bad_value(str(path), "a name that ends in .png, .svg or .pdf", path.name or str(path))
+    if path.is_dir():
+        raise bad_value(str(path), "a file", "a folder")
+    return ending
+
+
+def check_figure_format(ending: str) -> str:
+    """Return a format of figures, or raise."""
+    if ending not in ENDINGS:
+        raise bad_value("format of figures", f"one of {', '.join(ENDINGS)}", ending)
+    return ending
+
+
+def require_matplotlib() -> None:
+    """Raise an error that says how to get matplotlib where it is not installed; this does not import it."""
+    if find_spec("matplotlib") is None:
+        raise MissingTool(NO_MATPLOTLIB)
+
+
+def add_caption(figure: Figure, text: str) -> Figure:
+    """Write where the numbers came from below a figure, and return the figure."""
+    figure.supxlabel("\n".join(wrap(text, 150)), x=0.01, ha="left", fontsize=6, color="#666666")
+    return figure
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """Return an empty figure of that size in inches, or raise an error that says how to get matplotlib.
+
+    Its axes have no top and right side, and their lines take ``SERIES_COLOURS`` in turn.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise MissingTool(NO_MATPLOTLIB) from None
+
+    class House(Figure):
+        def add_subplot(self, *args: Any, **kwargs: Any) -> Axes:
+            axes: Axes = super().add_subplot(*args, **kwargs)
+            axes.set_prop_cycle(color=SERIES_COLOURS)
+            axes.spines[["top", "right"]].set_visible(False)
+            return axes
+
+    return House(figsize=(width, height), layout="constrained")

@@ -1,0 +1,324 @@
+"""Write one prediction as a single HTML file to send to a colleague.
+
+The file has no script and fetches nothing: a content-security policy inside it forbids both, and all text is
+escaped, so that opening a report is safe whatever the names in it are.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from html import escape
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+from wattcast import __version__
+from wattcast.core.errors import WattcastError
+from wattcast.core.units import show
+from wattcast.hardware import Gpu
+from wattcast.report import prediction_figures
+from wattcast.report.configuration_view import ConfigurationView, RunSettings, view_configuration
+from wattcast.report.figure_style import encode_figure
+from wattcast.report.prediction_figures import draw_clock_curves, draw_figure, label_views
+from wattcast.workload.model_options import ModelOptions
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class HtmlMarkup:
+    """Markup that may stand in a page as it is."""
+
+    text: str
+
+
+def escape_text(value: object) -> HtmlMarkup:
+    """Escape anything as text of a page or of an attribute's value; markup stays as it is."""
+    return value if isinstance(value, HtmlMarkup) else HtmlMarkup(escape(str(value), quote=True))
+
+
+def make_element(name: str, *inside: object, **attributes: str) -> HtmlMarkup:
+    """Make one element; ``class_`` and ``aria_label`` write ``class`` and ``aria-label``."""
+    said = "".join(f' {key.rstrip("_").replace("_", "-")}="{escape_text(v).text}"' for key, v in attributes.items())
+    return HtmlMarkup(f"<{name}{said}>{''.join(escape_text(piece).text for piece in inside)}</{name}>")
+
+
+def join_markup(pieces: Iterable[object]) -> HtmlMarkup:
+    """Join pieces one after another."""
+    return HtmlMarkup("".join(escape_text(piece).text for piece in pieces))
+
+
+def make_html_table(head: Sequence[object], rows: Iterable[Sequence[object]], caption: str = "") -> HtmlMarkup:
+    """Make a table whose first column names the row and whose other columns are right-aligned numbers."""
+    top = make_element("tr", *(make_element("th", cell, scope="col") for cell in head))
+    body = [
+        make_element("tr", make_element("th", row[0], scope="row"), *(make_element("td", cell) for cell in row[1:]))
+        for row in rows
+    ]
+    said = [make_element("caption", caption)] if caption else []
+    return make_element(
+        "div",
+        make_element("table", *said, make_element("thead", top), make_element("tbody", *body)),
+        class_="wide",
+        tabindex="0",
+    )
+
+
+def embed_figure(figure: Figure, label: str) -> HtmlMarkup:
+    """Embed a figure as inline SVG, with a label for those who cannot see it."""
+    svg = encode_figure(figure, "svg").decode()
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", svg, count=1)
+    svg = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1)
+    attributes = f' role="img" aria-label="{escape(label, quote=True)}"'
+    return make_element("figure", HtmlMarkup(_unique_ids(svg.replace("<svg", f"<svg{attributes}", 1), label)))
+
+
+def _unique_ids(svg: str, label: str) -> str:
+    """Rename the ids of a drawing so that they differ from those of the page's other drawings."""
+    prefix = re.sub(r"[^a-z0-9]", "", label.lower())[:24] + "-"
+    svg = re.sub(r'\bid="([^"]+)"', rf'id="{prefix}\1"', svg)
+    svg = re.sub(r'href="#([^"]+)"', rf'href="#{prefix}\1"', svg)
+    return re.sub(r"url\(#([^)]+)\)", rf"url(#{prefix}\1)", svg)
+
+
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
+MOST_REPORT_OPS = 20
+
+
+def build_report(
+    workload: Any,
+    gpus: Sequence[Gpu],
+    options: ModelOptions = ModelOptions(),  # noqa: B008  (frozen)
+    settings: RunSettings = RunSettings(),  # noqa: B008  (frozen)
+    how: str = "",
+    now: datetime | None = None,
+) -> str:
+    """Build the page: the first GPU at length, and the others compared with it at their own clock and limit.
+
+    ``how`` is the command that made it.
+    """
+    main = view_configuration(workload, gpus[0], options, settings)
+    others: dict[str, ConfigurationView | str] = {}
+    for gpu in gpus[1:]:
+        try:
+            others[gpu.name] = view_configuration(
+                workload, gpu, options, replace(settings, clock=None, power_limit=None)
+            )
+        except WattcastError as error:
+            others[gpu.name] = str(error)
+    return build_report_page(main, others, how, now or datetime.now(UTC))
+
+
+def build_report_page(
+    main: ConfigurationView, others: Mapping[str, ConfigurationView | str], how: str, now: datetime
+) -> str:
+    """Build the page of a configuration and of others, each a view or the reason why there is none."""
+    p = main.prediction
+    title = f"{p.name} on {p.gpu}"
+    sections = [
+        ("Summary", _summary(main)),
+        ("Does it fit?", _memory(main)),
+        ("Where the power goes", _breakdown(main)),
+        ("Over time", embed_figure(draw_figure("timeline", main), f"power over time of {title}")),
+        ("Against the roof", _roofline(main)),
+        ("Over the clock", embed_figure(draw_figure("clocks", main), f"clock curves of {title}")),
+        ("Beside others", _others(main, others)),
+        ("How sure this is", _sure(main)),
+        ("Assumed", make_element("ul", *(make_element("li", note) for note in p.assumptions))),
+        ("Where it comes from", _provenance(main, how, now)),
+    ]
+    places = [f"s{i}" for i in range(len(sections))]
+    links = [make_element("a", name, href=f"#{at}") for at, (name, _) in zip(places, sections, strict=True)]
+    body = [
+        make_element("section", make_element("h2", name, id=at), inside)
+        for at, (name, inside) in zip(places, sections, strict=True)
+        if inside.text
+    ]
+    style = HtmlMarkup(files("wattcast.report").joinpath("report.css").read_text(encoding="utf-8"))
+    head = join_markup(
+        [
+            HtmlMarkup('<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'),
+            HtmlMarkup(f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'),
+            make_element("title", f"{title}: Wattcast"),
+            make_element("style", style),
+        ]
+    )
+    page = make_element(
+        "body",
+        make_element("header", make_element("h1", title), make_element("nav", *links)),
+        make_element("main", *body),
+    )
+    return f'<!doctype html>\n<html lang="en"><head>{head.text}</head>{page.text}</html>\n'
+
+
+def _summary(seen: ConfigurationView) -> HtmlMarkup:
+    p = seen.prediction
+    ends = {"latency": (p.latency_s, p.interval.latency_s, "s"), "power": (p.power_w, p.interval.power_w, "W")}
+    ends["energy"] = (p.energy_j, p.interval.energy_j, "J")
+    tiles = [
+        _tile(name, show(float(value), unit), f"{show(float(low), unit, 3)} to {show(float(high), unit, 3)}")
+        for name, (value, (low, high), unit) in ends.items()
+    ]
+    held = "held down by the power limit" if bool(p.capped) else "as asked for"
+    tiles.append(_tile("clock", show(float(p.clock_hz), "Hz"), held))
+    waiting = 1.0 - float(p.busy_s) / float(p.latency_s)
+    note = (
+        f"{p.interval.level:.0%} intervals below the numbers. The GPU waits for the host {waiting:.1%} of the time."
+    )
+    return join_markup([make_element("div", *tiles, class_="tiles"), make_element("p", note)])
+
+
+def _tile(name: str, value: str, below: str) -> HtmlMarkup:
+    return make_element(
+        "div",
+        make_element("span", name, class_="name"),
+        make_element("strong", value),
+        make_element("span", below),
+        class_="tile",
+    )
+
+
+def _memory(seen: ConfigurationView) -> HtmlMarkup:
+    room, p = seen.room, seen.prediction
+    capacity = show(room.capacity_byte, "byte")
+    if room.footprint is None:
+        if p.memory_byte is None:
+            return make_element("p", f"A list of operators does not say what it holds; the {p.gpu} has {capacity}.")
+        verdict = "Yes" if p.fits else "No"
+        return make_element(
+            "p", f"{verdict}: the list states {show(p.memory_byte, 'byte')}, the {p.gpu} has {capacity}."
+        )
+    held = room.footprint
+    rows = [
+        (name.removesuffix("_byte").replace("_", " "), show(float(value), "byte"))
+        for name, value in vars(held).items()
+        if value
+    ]
+    rows.append(("total", show(float(held.total_byte), "byte")))
+    fits = held.fits(room.capacity_byte)
+    answer = make_element("strong", "Yes" if fits else "No", class_="yes" if fits else "no")
+    many = "" if room.largest_batch is None else f" The largest batch that fits is {room.largest_batch:,}."
+    said = f": {show(float(held.total_byte), 'byte')} of {capacity}. The CUDA context comes on top.{many}"
+    return join_markup([make_element("p", answer, said), make_html_table(("held", "bytes"), rows)])
+
+
+def _breakdown(seen: ConfigurationView) -> HtmlMarkup:
+    p = seen.prediction
+    modules = [
+        (
+            m.name,
+            show(float(m.power_w), "W", 3),
+            f"{float(m.power_w) / float(p.power_w):.1%}",
+            "" if m.utilisation is None else f"{float(m.utilisation):.1%}",
+        )
+        for m in p.modules
+    ]
+    ranked = sorted(p.ops, key=lambda o: -float(o.energy_j))
+    ops = [
+        (
+            o.op,
+            f"{o.count:,}",
+            show(float(o.latency_s), "s", 3),
+            show(float(o.power_w), "W", 3),
+            show(float(o.energy_j), "J", 3),
+            f"{float(o.energy_j) / float(p.energy_j):.1%}",
+        )
+        for o in ranked[:MOST_REPORT_OPS]
+    ]
+    rest = (
+        f"{len(ranked) - MOST_REPORT_OPS} smaller operators are not listed." if len(ranked) > MOST_REPORT_OPS else ""
+    )
+    return join_markup(
+        [
+            embed_figure(draw_figure("breakdown", seen), f"power breakdown of {p.name} on {p.gpu}"),
+            make_html_table(("module", "power", "share", "utilisation"), modules),
+            make_html_table(("operator", "calls", "time", "power", "energy", "share"), ops),
+            make_element("p", rest) if rest else "",
+        ]
+    )
+
+
+def _roofline(seen: ConfigurationView) -> HtmlMarkup:
+    if not any(o.op.flop for o in seen.prediction.ops):
+        return make_element("p", "No operator of this workload does arithmetic.")
+    return embed_figure(draw_figure("roofline", seen), f"roofline of {seen.prediction.name} on {seen.prediction.gpu}")
+
+
+def _others(main: ConfigurationView, others: Mapping[str, ConfigurationView | str]) -> HtmlMarkup:
+    if not others:
+        return HtmlMarkup("")
+    seen = [main, *(o for o in others.values() if isinstance(o, ConfigurationView))]
+    named = dict(zip(label_views(seen), seen, strict=True))
+    rows = [
+        (
+            label,
+            show(float(s.prediction.latency_s), "s"),
+            show(float(s.prediction.power_w), "W"),
+            show(float(s.prediction.energy_j), "J"),
+            show(float(s.prediction.clock_hz), "Hz"),
+            {True: "fits", False: "does not fit", None: "unknown"}[s.prediction.fits],
+            s.prediction.status,
+        )
+        for label, s in named.items()
+    ]
+    points = {k: (1e3 * float(s.prediction.latency_s), float(s.prediction.energy_j)) for k, s in named.items()}
+    refused = [make_element("li", f"{name}: {why}") for name, why in others.items() if isinstance(why, str)]
+    pieces = [
+        make_html_table(("", "latency", "power", "energy", "clock", "memory", "coefficients"), rows),
+        make_element("ul", *refused) if refused else "",
+    ]
+    if len(seen) > 1:
+        figure = prediction_figures.draw_pareto(
+            points, "Latency (ms)", "Energy (J)", main.prediction.name, "predicted"
+        )
+        pieces += [
+            embed_figure(figure, "by latency and energy"),
+            embed_figure(draw_clock_curves(seen[:8]), "clock curves compared"),
+        ]
+    return join_markup(pieces)
+
+
+def _sure(seen: ConfigurationView) -> HtmlMarkup:
+    p = seen.prediction
+    rows = [
+        (name, show(float(value), unit), show(float(low), unit), show(float(high), unit))
+        for name, value, (low, high), unit in (
+            ("latency", p.latency_s, p.interval.latency_s, "s"),
+            ("power", p.power_w, p.interval.power_w, "W"),
+            ("energy", p.energy_j, p.interval.energy_j, "J"),
+        )
+    ]
+    inside = "Inside" if p.support.inside else "Outside"
+    return join_markup(
+        [
+            make_html_table(("", "predicted", "low", "high"), rows, f"{p.interval.level:.0%} intervals"),
+            make_element("p", f"{inside} what was measured: {p.support.reason}."),
+        ]
+    )
+
+
+def _provenance(seen: ConfigurationView, how: str, now: datetime) -> HtmlMarkup:
+    p = seen.prediction
+    said = {
+        "coefficients": p.status,
+        "source": p.provenance.source,
+        "device": p.provenance.device,
+        "date of the fit": p.provenance.date,
+        "note": p.provenance.note,
+        "GPU": f"{seen.gpu.name}: {seen.gpu.title}",
+        "written": f"{now:%Y-%m-%d %H:%M} UTC by Wattcast {__version__}",
+        "made by": how,
+    }
+    return make_element(
+        "dl",
+        *(
+            join_markup([make_element("dt", name), make_element("dd", value)])
+            for name, value in said.items()
+            if value
+        ),
+    )

@@ -1,0 +1,400 @@
+"""Draw predictions: breakdown, power over time, roofline, clock curves, against measurements."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from wattcast.core.arrays import Array, pareto_front
+from wattcast.core.errors import bad_value, unknown_name
+from wattcast.hardware import Gpu
+from wattcast.predictor.prediction import OperatorShare, Prediction
+from wattcast.report.configuration_view import ConfigurationView, PowerTrace
+from wattcast.report.figure_style import (
+    MEASURED,
+    MODULE_COLOURS,
+    PREDICTED,
+    SERIES_COLOURS,
+    add_caption,
+    check_figure_path,
+    describe_origin,
+    draw_breakdown,
+    new_figure,
+    plot_measured,
+)
+from wattcast.workload.operator_base import Operator
+from wattcast.workload.operator_types import Elementwise
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+TRACE_BINS = 600  # steps of a drawn trace; more make a large SVG and show no more
+LOGARITHMIC_SPAN = 10.0  # from the least to the most, beyond which axes are logarithmic
+CLOSE_LAUNCHES = 80  # launches of the panel that looks closely
+FAMILY_MARKS = "os^Dv<>Ph*"
+
+
+def draw_timeline(trace: PowerTrace, p: Prediction, measured: tuple[Array, Array] | None = None) -> Figure:
+    """Draw the power of one run over time, modules stacked, waiting marked below; ``measured`` is seconds and watts.
+
+    A run of many launches gets a second panel that shows ``CLOSE_LAUNCHES`` of them.
+    """
+    close = len(trace.start_s) > 5 * CLOSE_LAUNCHES and trace.whole
+    figure = new_figure(9.5, 7.2 if close else 4.6)
+    panels = np.ravel(figure.subplots(2 if close else 1, 1, squeeze=False))
+    scale, unit = choose_time_unit(trace.duration_s)
+    _stack(panels[0], trace.binned(TRACE_BINS), scale)
+    panels[0].axhline(float(p.power_w), color=PREDICTED, lw=1.2, ls="--", label=f"mean {float(p.power_w):.4g} W")
+    _mark_gaps(panels[0], trace, scale)
+    if measured is not None:
+        plot_measured(panels[0], measured[0] * scale, measured[1], size=3.0)
+    panels[0].set_xlim(0.0, trace.duration_s * scale)
+    waiting = 1.0 - float(p.busy_s) / float(p.latency_s)
+    said = f"{p.name} on {p.gpu}: {trace.duration_s * scale:.4g} {unit}, {waiting:.1%} waiting for the host"
+    panels[0].set_title(said, fontsize=10)
+    panels[0].legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False)
+    if close:
+        middle = len(trace.start_s) // 2
+        part = trace.part(middle, middle + CLOSE_LAUNCHES)
+        _stack(panels[1], part, scale)
+        _mark_gaps(panels[1], part, scale)
+        panels[1].set_title(f"{CLOSE_LAUNCHES} launches and gaps from the middle of it", fontsize=9)
+        panels[1].set_xlim(part.start_s[0] * scale, part.end_s[-1] * scale)
+    for axes in panels:
+        axes.set_ylim(bottom=0.0)
+        axes.set(xlabel=f"Time ({unit})", ylabel="Power (W)")
+    how = "" if trace.whole else "; each stretch of the issue order at its mean"
+    return add_caption(figure, describe_origin(p) + how)
+
+
+def _stack(axes: Axes, shown: PowerTrace, scale: float) -> None:
+    edges = np.append(shown.start_s, shown.end_s[-1]) * scale
+    below = np.zeros(len(shown.start_s))
+    for index, name in enumerate(shown.parts):
+        top = below + shown.part_w[:, index]
+        if shown.part_w[:, index].any():
+            axes.stairs(
+                top,
+                edges,
+                baseline=below,
+                fill=True,
+                color=MODULE_COLOURS.get(name, SERIES_COLOURS[index % 8]),
+                label=name,
+            )
+        below = top
+
+
+def _mark_gaps(axes: Axes, trace: PowerTrace, scale: float) -> None:
+    """Mark with a strip under the curve where the device waits."""
+    idle = trace.idle
+    if idle.any():
+        spans = np.stack([trace.start_s[idle], (trace.end_s - trace.start_s)[idle]], axis=-1) * scale
+        strip = axes.inset_axes((0.0, -0.02, 1.0, 0.02), sharex=axes)
+        strip.broken_barh([(float(a), float(b)) for a, b in spans], (0.0, 1.0), color="#444444", lw=0)
+        strip.axis("off")
+        axes.plot([], [], color="#444444", lw=4, label="waiting")
+        axes.tick_params(axis="x", pad=8)
+
+
+def draw_roofline(p: Prediction, gpu: Gpu) -> Figure:
+    """Draw speed and FLOP per joule of each operator against its FLOP per byte; area is its share of the energy.
+
+    Roofs are min(π, β·I), with the peak π of a pipe at the predicted clock and DRAM's β [Williams2009]. On the right
+    they are divided by the board's power limit: what a run on the roof at the limit would reach (after [Choi2013]).
+    """
+    figure = new_figure(10.5, 4.8)
+    left, right = figure.subplots(1, 2)
+    rows = [o for o in p.ops if o.op.flop > 0 and o.op.read_byte + o.op.write_byte > 0]
+    if not rows:
+        raise bad_value("roofline", "operators with arithmetic", f"none in {p.name}")
+    intensity = np.array([o.op.flop / (o.op.read_byte + o.op.write_byte) for o in rows])
+    along = np.geomspace(min(0.05, intensity.min() / 2), max(5e3, intensity.max() * 2), 200)
+    limit_w = float(np.mean(gpu.power.limit_w))
+    beta = float(np.mean(gpu.memory.byte_per_s))
+    for index, (name, peak) in enumerate(_peaks(p, gpu, rows).items()):
+        roof = np.minimum(peak, beta * along)
+        style = {"color": PREDICTED if index == 0 else SERIES_COLOURS[1 + index % 6], "lw": 1.2}
+        left.plot(along, roof / 1e12, label=f"{name}, {peak / 1e12:.3g} TFLOP/s", **style)
+        right.plot(along, roof / limit_w / 1e9, **style)
+    _operators(left, right, rows, intensity, float(p.energy_j))
+    for axes, said in ((left, "Speed (TFLOP/s)"), (right, "Efficiency (GFLOP/J)")):
+        axes.set(xscale="log", yscale="log", xlabel="Arithmetic per byte asked for (FLOP/B)", ylabel=said)
+    left.set_title(f"{p.name} on {p.gpu}", fontsize=10)
+    right.set_title(f"lines: on the roof at {limit_w:.4g} W", fontsize=10)
+    handles, names = left.get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside upper center", ncols=6, frameon=False, fontsize=7)
+    return add_caption(figure, f"marks are predicted operators, area their share of the energy; {describe_origin(p)}")
+
+
+def _peaks(p: Prediction, gpu: Gpu, rows: Sequence[OperatorShare]) -> dict[str, float]:
+    """Return the peak FLOP/s of the pipes that these operators may use, at the predicted clock."""
+    cycles = float(np.mean(gpu.sm_count)) * float(p.effective_clock_hz)
+    used = dict.fromkeys(o.op.dtype for o in rows)
+    tensor = {f"tensor {d}": r for d, r in gpu.pipes.tensor_flop_per_cycle.items() if d in used}
+    cuda = {f"cores {d}": r for d, r in gpu.pipes.cuda_flop_per_cycle.items() if str(d) == "fp32"}
+    return {name: float(np.mean(rate)) * cycles for name, rate in {**tensor, **cuda}.items()}
+
+
+def _operators(left: Axes, right: Axes, rows: Sequence[OperatorShare], intensity: Array, total_j: float) -> None:
+    kinds = list(dict.fromkeys(o.op.kind for o in rows))
+    for index, kind in enumerate(kinds):
+        at = [i for i, o in enumerate(rows) if o.op.kind == kind]
+        flop = np.array([rows[i].op.flop * rows[i].count for i in at])
+        spent_s = np.array([float(rows[i].latency_s) for i in at])
+        joules = np.array([float(rows[i].energy_j) for i in at])
+        style: dict[str, Any] = {"marker": FAMILY_MARKS[index % 10], "s": 12 + 500 * joules / total_j}
+        style |= {"facecolor": "none", "edgecolor": SERIES_COLOURS[index % 8], "linewidth": 1.2, "label": kind}
+        left.scatter(intensity[at], flop / spent_s / 1e12, **style)
+        right.scatter(intensity[at], flop / joules / 1e9, **style)
+
+
+def draw_clock_sweeps(
+    sweeps: Mapping[str, Mapping[str, Array]], chosen: Mapping[str, Prediction], source: str
+) -> Figure:
+    """Draw latency, power and energy over the set clock, with a ring where each configuration settles.
+
+    Each sweep has ``asked_hz``, ``latency_s``, ``power_w``, ``energy_j``.
+    """
+    figure = new_figure(10.5, 3.8)
+    wanted = (("latency_s", "Latency (ms)", 1e3), ("power_w", "Power (W)", 1.0), ("energy_j", "Energy (J)", 1.0))
+    for axes, (column, said, scale) in zip(np.ravel(figure.subplots(1, 3)), wanted, strict=True):
+        for index, (name, sweep) in enumerate(sweeps.items()):
+            colour = SERIES_COLOURS[index % 8]
+            axes.plot(sweep["asked_hz"] / 1e6, sweep[column] * scale, color=colour, label=name)
+            if name in chosen:
+                here = chosen[name]
+                axes.plot(float(here.clock_hz) / 1e6, float(getattr(here, column)) * scale, "o", ms=7, mfc="none",
+                          mec=colour, mew=1.6)  # fmt: skip
+        axes.set(xlabel="Clock asked for (MHz)", ylabel=said)
+        axes.set_ylim(bottom=0.0)
+    axes.legend(frameon=False, fontsize=7)
+    return add_caption(figure, f"a ring marks where the configuration settles; {source}")
+
+
+def draw_against_measured(
+    measured: npt.ArrayLike, predicted: npt.ArrayLike, kinds: Sequence[str], unit: str, title: str, source: str
+) -> Figure:
+    """Draw predicted over measured on logarithmic axes: the line is equality, dashes are 10 % off."""
+    x, y = np.asarray(measured, dtype=np.float64), np.asarray(predicted, dtype=np.float64)
+    known = np.isfinite(x) & np.isfinite(y) & (x > 0) & (y > 0)
+    if not known.any():
+        raise bad_value("predicted against measured", "rows with both", "none")
+    figure = new_figure(6.4, 6.0)
+    axes = figure.subplots()
+    family = np.array(kinds)
+    for index, kind in enumerate(dict.fromkeys(family[known])):
+        at = known & (family == kind)
+        error = float(np.mean(np.abs(y[at] / x[at] - 1.0)))
+        axes.plot(x[at], y[at], FAMILY_MARKS[index % 10], ms=3, alpha=0.6, color=SERIES_COLOURS[index % 8],
+                  label=f"{kind}: {error:.1%} ({at.sum()})")  # fmt: skip
+    ends = np.array([min(x[known].min(), y[known].min()), max(x[known].max(), y[known].max())])
+    axes.plot(ends, ends, color=PREDICTED, lw=1.2)
+    for factor in (0.9, 1.1):
+        axes.plot(ends, factor * ends, color=PREDICTED, lw=0.7, ls="--")
+    axes.set(xscale="log", yscale="log", xlabel=f"Measured ({unit})", ylabel=f"Predicted ({unit})")
+    axes.set_title(title, fontsize=10)
+    axes.legend(frameon=False, fontsize=7, title="mean absolute error (rows)", title_fontsize=7)
+    return add_caption(figure, f"dashes are 10 % off; {source}")
+
+
+def draw_pareto(points: Mapping[str, tuple[float, float]], x: str, y: str, title: str, source: str) -> Figure:
+    """Draw named points by two quantities to be small, and the front through those that nothing beats."""
+    figure = new_figure(7.0, 5.0)
+    axes = figure.subplots()
+    place = np.array(list(points.values()), dtype=np.float64)
+    best = pareto_front(place)
+    axes.step(
+        place[best, 0], place[best, 1], where="post", color=PREDICTED, lw=1.2, label="nothing is better in both"
+    )
+    for index, (name, (a, b)) in enumerate(points.items()):
+        on_it = index in best
+        axes.plot(a, b, "D", ms=5, mfc="none", mec=PREDICTED if on_it else "#888888")
+        axes.annotate(name, (a, b), xytext=(5, 4), textcoords="offset points", fontsize=7,
+                      color="black" if on_it else "#888888")  # fmt: skip
+    axes.set(xlabel=x, ylabel=y)
+    if (place.max(axis=0) > LOGARITHMIC_SPAN * place.min(axis=0)).any() and (place > 0).all():
+        axes.set(xscale="log", yscale="log")
+    axes.set_title(title, fontsize=10)
+    axes.margins(x=0.12, y=0.1)
+    axes.legend(frameon=False, fontsize=7)
+    return add_caption(figure, source)
+
+
+def choose_time_unit(seconds: float) -> tuple[float, str]:
+    """Return the factor and unit in which a length of time reads best."""
+    for least, scale, unit in ((1.0, 1.0, "s"), (1e-3, 1e3, "ms")):
+        if seconds >= least:
+            return scale, unit
+    return 1e6, "µs"
+
+
+@dataclass(frozen=True)
+class RecordedRun:
+    """Samples of a measured run, in seconds from its beginning; NaN where a reading is missing."""
+
+    edge_s: Array  # (step + 1,) when the energy counter stepped
+    step_w: Array  # (step,) mean power between its steps
+    time_s: Array  # (sample,)
+    instant_w: Array  # (sample,)
+    clock_hz: Array  # (sample,)
+    device: str
+
+
+@dataclass(frozen=True)
+class PredictedLevel:
+    """Power and clock that a workload repeated without end is predicted to have."""
+
+    power_w: float
+    low_w: float
+    high_w: float
+    clock_hz: float
+    name: str
+
+    @classmethod
+    def of(cls, plain: Mapping[str, Any]) -> PredictedLevel:
+        """Read one entry of ``predict --json``."""
+        low_w, high_w = plain["interval"]["power_w"]
+        return cls(plain["power_w"], low_w, high_w, plain["clock_hz"], f"{plain['name']} on {plain['gpu']}")
+
+
+def draw_recorded_run(
+    run: RecordedRun, title: str, span_s: tuple[float, float] | None = None, level: PredictedLevel | None = None
+) -> Figure:
+    """Draw power above and clock below: measured as dots, the prediction as a line with its interval."""
+    figure = new_figure(9.0, 6.0)
+    power, clock = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))
+    middle_s = 0.5 * (run.edge_s[1:] + run.edge_s[:-1]) if run.step_w.size else run.edge_s[:0]
+    plot_measured(power, middle_s, run.step_w, "measured, steps of the energy counter")
+    known = np.isfinite(run.instant_w)
+    power.plot(run.time_s[known], run.instant_w[known], ".", ms=3, color="#888888", label="instant readings")
+    read = np.isfinite(run.clock_hz)
+    clock.plot(run.time_s[read], run.clock_hz[read] / 1e6, ".", ms=3, color=MEASURED)
+    if level is not None:
+        power.axhline(level.power_w, color=PREDICTED, label=f"predicted: {level.name}")
+        power.axhspan(level.low_w, level.high_w, color=PREDICTED, alpha=0.12, lw=0)
+        clock.axhline(level.clock_hz / 1e6, color=PREDICTED)
+    if span_s is not None:
+        for axes in (power, clock):
+            axes.axvspan(*span_s, color="0.94", zorder=0)
+    power.set_ylim(bottom=0.0)
+    power.set(ylabel="Power (W)", title=title)
+    clock.set(ylabel="SM clock (MHz)", xlabel="Time (s)")
+    clock.set_ylim(bottom=0.0)
+    power.legend(frameon=False, fontsize=8, loc="lower right")
+    return add_caption(figure, run.device)
+
+
+def draw_figure(name: str, seen: ConfigurationView) -> Figure:
+    """Draw the figure called ``name`` of one configuration."""
+    return FIGURES[check_figure_name(name)](seen)
+
+
+def check_figure_name(name: str) -> str:
+    """Return ``name`` if there is such a figure, or raise an error with the nearest names."""
+    if name not in FIGURES:
+        raise unknown_name("figure", name, FIGURES, f"Known: {', '.join(FIGURES)}.")
+    return name
+
+
+def check_figure(name: str, path: Path) -> None:
+    """Check a figure's name and its file's before anything is computed."""
+    check_figure_name(name)
+    check_figure_path(path)
+
+
+def label_views(seen: Sequence[ConfigurationView]) -> list[str]:
+    """Label configurations by what tells them apart: GPU if that is enough, else workload too, else a number."""
+    gpus = [look.prediction.gpu for look in seen]
+    if len({look.prediction.name for look in seen}) == 1 and len(set(gpus)) == len(gpus) > 1:
+        return gpus
+    names = [f"{look.prediction.name} on {look.prediction.gpu}" for look in seen]
+    return [f"{i}: {name}" if names.count(name) > 1 else name for i, name in enumerate(names, start=1)]
+
+
+def draw_clock_curves(seen: Sequence[ConfigurationView]) -> Figure:
+    """Draw the clock curves of several configurations on the same axes."""
+    named = dict(zip(label_views(seen), seen, strict=True))
+    sweeps = {label: look.clocks for label, look in named.items()}
+    chosen = {label: look.prediction for label, look in named.items()}
+    return draw_clock_sweeps(sweeps, chosen, "; ".join(dict.fromkeys(describe_origin(s.prediction) for s in seen)))
+
+
+FIGURES: dict[str, Callable[[ConfigurationView], Figure]] = {
+    "breakdown": lambda seen: draw_breakdown(seen.prediction),
+    "timeline": lambda seen: draw_timeline(seen.trace, seen.prediction),
+    "roofline": lambda seen: draw_roofline(seen.prediction, seen.gpu),
+    "clocks": lambda seen: draw_clock_curves([seen]),
+}
+
+
+KERNEL_KINDS = ("GEMM-like", "reduction", "elementwise")
+_PRODUCTS, _ROWS = ("linear", "bmm", "conv2d", "attention"), ("softmax", "layernorm", "rmsnorm")
+_REDUCING = ("sum", "mean", "max", "topk", "pool", "cumsum", "batch_norm", "norm")
+
+
+@dataclass(frozen=True)
+class KindShares:
+    """Shares of the time in kernels by kind, of one workload."""
+
+    name: str
+    measured: bool
+    share: Mapping[str, float]
+
+
+def kernel_family(kernel: str) -> str:
+    """Return the family of a kernel, by its name."""
+    return _row_of(kernel)["family"]
+
+
+def kernel_kind(kernel: str) -> str:
+    """Return whether a kernel is GEMM-like, a reduction or elementwise, by its name."""
+    return _row_of(kernel)["kind"]
+
+
+@cache
+def _row_of(kernel: str) -> dict[str, str]:
+    return next(row for pattern, row in _patterns() if pattern.search(kernel))
+
+
+@cache
+def _patterns() -> tuple[tuple[re.Pattern[str], dict[str, str]], ...]:
+    text = files("wattcast.report").joinpath("kernel_families.csv").read_text(encoding="utf-8")
+    rows = csv.DictReader(text.splitlines())
+    return tuple((re.compile(row["pattern"], re.IGNORECASE), row) for row in rows)
+
+
+def operator_kind(op: Operator) -> str:
+    """Return whether an operator is GEMM-like, a reduction or elementwise."""
+    if op.kind in _PRODUCTS:
+        return "GEMM-like"
+    reducing = op.kind in _ROWS or (isinstance(op, Elementwise) and op.function in _REDUCING)
+    return "reduction" if reducing else "elementwise"
+
+
+def predicted_shares(p: Prediction) -> KindShares:
+    """Return the shares of the predicted time in kernels."""
+    return KindShares(p.name, False, _shared((operator_kind(o.op), float(o.latency_s)) for o in p.ops))
+
+
+def profiled_shares(name: str, profile: Mapping[str, Any]) -> KindShares:
+    """Return the shares of the time in kernels that the profiler saw."""
+    pairs = zip(profile["order"], profile["kernel_s"], strict=True)
+    return KindShares(name, True, _shared((kernel_kind(profile["names"][i]), s) for i, s in pairs))
+
+
+def _shared(times: Iterable[tuple[str, float]]) -> dict[str, float]:
+    found = dict.fromkeys(KERNEL_KINDS, 0.0)
+    for kind, seconds in times:
+        found[kind] += seconds
+    total = sum(found.values()) or 1.0
+    return {kind: seconds / total for kind, seconds in found.items()}

@@ -1,0 +1,1 @@
+"""Plan how many GPUs serve a language model."""

@@ -1,0 +1,355 @@
+"""Describe the requests that reach a server: when each arrives, and how many tokens it brings and asks for.
+
+A ``Trace`` is drawn from an arrival process and two length distributions, or read from a file. Files are CSV or
+JSON Lines with ``arrival_s, prompt_tokens, output_tokens`` and optionally ``prefix_id``; the public traces of Azure
+(``TIMESTAMP, ContextTokens, GeneratedTokens``) and BurstGPT (``Timestamp, Model, Request tokens, Response tokens``)
+are recognised by their header.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from wattcast.core import units
+from wattcast.core.arrays import Array
+from wattcast.core.errors import BadInput, bad_value, clip_text, unknown_name
+from wattcast.core.strict_files import read_bytes
+
+Counts = npt.NDArray[np.int64]
+NO_PREFIX = -1
+MOST_TOKENS = 1 << 24
+MOST_REQUESTS = 20_000_000
+MOST_TRACE_BYTE = 2**30
+ARRIVAL_PROCESSES = ("poisson", "gamma", "fixed", "diurnal")
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Requests in order of arrival; ``prefix_id`` groups prompts that begin alike, -1 stands for none."""
+
+    arrival_s: Array
+    prompt_tokens: Counts
+    output_tokens: Counts
+    prefix_id: Counts
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        columns = (self.arrival_s, self.prompt_tokens, self.output_tokens, self.prefix_id)
+        if not len(self.arrival_s):
+            raise bad_value(self.name or "trace", "at least one request", "none")
+        if len({len(column) for column in columns}) != 1:
+            raise bad_value(self.name or "trace", "columns of one length", [len(column) for column in columns])
+        if not np.isfinite(self.arrival_s).all() or (np.diff(self.arrival_s) < 0).any() or self.arrival_s[0] < 0:
+            raise bad_value(self.name or "trace", "arrival times that are finite, positive and rise", "others")
+        for label, column in (("prompt_tokens", self.prompt_tokens), ("output_tokens", self.output_tokens)):
+            if (column < 1).any() or (column >= MOST_TOKENS).any():
+                worst = int(column.min() if (column < 1).any() else column.max())
+                raise bad_value(f"{self.name or 'trace'}: {label}", f"from 1 to {MOST_TOKENS - 1} tokens", worst)
+
+    def __len__(self) -> int:
+        return len(self.arrival_s)
+
+    def select(self, rows: npt.NDArray[Any]) -> Trace:
+        """Return some of the requests, in their order."""
+        return Trace(
+            self.arrival_s[rows], self.prompt_tokens[rows], self.output_tokens[rows], self.prefix_id[rows], self.name
+        )
+
+
+def make_trace(
+    arrival_s: npt.ArrayLike,
+    prompt_tokens: npt.ArrayLike,
+    output_tokens: npt.ArrayLike,
+    prefix_id: npt.ArrayLike | None = None,
+    name: str = "",
+) -> Trace:
+    """Build a trace from columns in any order of arrival.
+
+    >>> make_trace([2.0, 1.0], [10, 20], [1, 2]).prompt_tokens.tolist()
+    [20, 10]
+    """
+    time_s = np.asarray(arrival_s, dtype=np.float64)
+    order = np.argsort(time_s, kind="stable")
+    prompt, output = (np.asarray(column, dtype=np.int64) for column in (prompt_tokens, output_tokens))
+    prefix = np.full(len(time_s), NO_PREFIX) if prefix_id is None else np.asarray(prefix_id, dtype=np.int64)
+    if not len(time_s) == len(prompt) == len(output) == len(prefix):
+        raise bad_value(
+            name or "trace", "columns of one length", [len(time_s), len(prompt), len(output), len(prefix)]
+        )
+    return Trace(time_s[order], prompt[order], output[order], prefix[order], name)
+
+
+def draw_trace(
+    rate_per_s: float,
+    prompt: str | int = 512,
+    output: str | int = 128,
+    arrivals: str = "poisson",
+    seconds: float = 600.0,
+    requests: int | None = None,
+    seed: int = 1,
+) -> Trace:
+    """Draw a trace: arrivals at a mean of ``rate_per_s`` for ``seconds``, or exactly ``requests`` of them.
+
+    ``arrivals`` is ``poisson``, ``fixed``, ``gamma:cv=2`` (gaps with a coefficient of variation) or
+    ``diurnal:peak=2,period=24h`` (a Poisson rate that swings as a sine between ``2 - peak`` and ``peak`` times the
+    mean). ``prompt`` and ``output`` are tokens: a number, ``lognormal:median=512,sigma=0.8,least=16,most=4096``, or
+    a file with one length a line, from which lengths are drawn.
+    """
+    if not (np.isfinite(rate_per_s) and rate_per_s > 0):
+        raise bad_value("rate", "requests per second above zero", rate_per_s)
+    if requests is None and not 0 < seconds < 1e9:
+        raise bad_value("seconds", "a time above zero", seconds)
+    count = requests if requests is not None else int(rate_per_s * seconds + 8 * (rate_per_s * seconds) ** 0.5 + 16)
+    if not 0 < count <= MOST_REQUESTS:
+        raise bad_value("requests", f"from 1 to {MOST_REQUESTS}", count)
+    random = np.random.default_rng(seed)
+    make_arrivals = read_arrival_process(arrivals)
+    while True:
+        arrival_s = make_arrivals(random, count, rate_per_s)
+        if requests is not None or arrival_s[-1] >= seconds or count > MOST_REQUESTS:
+            break
+        random, count = np.random.default_rng(seed), 2 * count
+    if requests is None:
+        arrival_s = arrival_s[arrival_s < seconds]
+    if not len(arrival_s):
+        raise bad_value("rate", "at least one arrival", f"none within {seconds:g} s", "Raise the rate or the time.")
+    prompts, outputs = (
+        read_length_distribution(spec, where)(random, len(arrival_s))
+        for spec, where in ((prompt, "prompt"), (output, "output"))
+    )
+    label = f"{arrivals} at {rate_per_s:g}/s, prompt {prompt}, output {output}, seed {seed}"
+    return make_trace(arrival_s, prompts, outputs, name=label)
+
+
+ArrivalMaker = Callable[[np.random.Generator, int, float], Array]
+LengthMaker = Callable[[np.random.Generator, int], Counts]
+
+
+def read_arrival_process(spec: str) -> ArrivalMaker:
+    """Return the function that draws arrivals for a process such as ``gamma:cv=2``."""
+    process, given = _split_spec(spec)
+    if process not in ARRIVAL_PROCESSES:
+        raise unknown_name("arrival process", process, ARRIVAL_PROCESSES, f"Known: {', '.join(ARRIVAL_PROCESSES)}.")
+    if process == "gamma":
+        cv = _take_number(given, "cv", 2.0, "arrivals gamma")
+        _refuse_rest(given, "arrivals gamma", ("cv",))
+        shape = 1.0 / cv**2
+        return lambda random, count, rate: np.cumsum(random.gamma(shape, 1.0 / (shape * rate), count))
+    if process == "diurnal":
+        peak = _take_number(given, "peak", 1.5, "arrivals diurnal")
+        period_s = units.parse(str(given.pop("period", "24h")), "s", "arrivals diurnal: period")
+        _refuse_rest(given, "arrivals diurnal", ("peak", "period"))
+        if not 1.0 <= peak <= 2.0 or period_s <= 0:
+            raise bad_value("arrivals diurnal", "a peak from 1 to 2 times the mean and a period above zero", spec)
+        return lambda random, count, rate: _diurnal_arrivals(random, count, rate, peak - 1.0, period_s)
+    _refuse_rest(given, f"arrivals {process}", ())
+    if process == "fixed":
+        return lambda random, count, rate: np.arange(1.0, count + 1.0, dtype=np.float64) / rate
+    return lambda random, count, rate: np.cumsum(random.standard_exponential(count)) / rate
+
+
+def _diurnal_arrivals(
+    random: np.random.Generator, count: int, rate_per_s: float, swing: float, period_s: float
+) -> Array:
+    """Draw from a Poisson process whose rate starts at its lowest and peaks half a period later.
+
+    λ(t) = r (1 - a cos ωt), so Λ(t) = r (t - a/ω sin ωt); unit-rate arrivals are mapped through its inverse.
+    """
+    unit = np.cumsum(random.standard_exponential(count))
+    last_s = unit[-1] / rate_per_s + period_s
+    grid_s = np.linspace(0.0, last_s, max(int(64 * last_s / period_s), 64) + 1)
+    omega = 2 * np.pi / period_s
+    return np.interp(unit, rate_per_s * (grid_s - swing / omega * np.sin(omega * grid_s)), grid_s)
+
+
+def read_length_distribution(spec: str | int, where: str) -> LengthMaker:
+    """Return the function that draws token counts for ``512``, ``lognormal:...`` or a file of lengths."""
+    text = str(spec).strip()
+    if text.lstrip("+-").isdigit():
+        tokens = int(text)
+        if not 1 <= tokens < MOST_TOKENS:
+            raise bad_value(where, f"from 1 to {MOST_TOKENS - 1} tokens", text)
+        return lambda random, count: np.full(count, tokens)
+    name, given = _split_spec(text)
+    if name == "lognormal":
+        median, sigma = _take_number(given, "median", None, where), _take_number(given, "sigma", 0.8, where)
+        least, most = _take_number(given, "least", 1, where), _take_number(given, "most", MOST_TOKENS - 1, where)
+        _refuse_rest(given, where, ("median", "sigma", "least", "most"))
+        if not 1 <= least <= most < MOST_TOKENS:
+            raise bad_value(where, "1 <= least <= most", text)
+        return lambda random, count: _lognormal_lengths(random, count, median, sigma, least, most)
+    path = Path(text)
+    if not path.exists():
+        wanted = "tokens, lognormal:median=512,sigma=0.8,least=16,most=4096, or a file with one length a line"
+        raise bad_value(where, wanted, text)
+    known = _read_lengths(path)
+    return lambda random, count: random.choice(known, count)
+
+
+def _lognormal_lengths(
+    random: np.random.Generator, count: int, median: float, sigma: float, least: float, most: float
+) -> Counts:
+    drawn = median * np.exp(sigma * random.standard_normal(count))
+    return np.clip(np.rint(drawn), least, most).astype(np.int64)
+
+
+def _read_lengths(path: Path) -> Counts:
+    lines = read_bytes(path).decode("utf-8", "replace").split()
+    try:
+        lengths = np.array([int(line) for line in lines], dtype=np.int64)
+    except (ValueError, OverflowError):
+        raise bad_value(path.name, "one whole number of tokens a line", "something else") from None
+    if not len(lengths) or (lengths < 1).any() or (lengths >= MOST_TOKENS).any():
+        raise bad_value(path.name, f"lengths from 1 to {MOST_TOKENS - 1}", "others or none")
+    return lengths
+
+
+def read_trace(path: str | Path) -> Trace:
+    """Read a trace file: CSV or JSON Lines of ours, or the public CSV of Azure or BurstGPT."""
+    path = Path(path)
+    data = read_bytes(path, MOST_TRACE_BYTE)
+    if path.suffix in (".jsonl", ".ndjson"):
+        return _read_json_lines(data, path.name)
+    text = data.decode("utf-8-sig", "replace")
+    reader = csv.reader(io.StringIO(text))
+    header = [name.strip() for name in next(reader, [])]
+    for form, columns in _FORMS.items():
+        if set(columns) <= set(header):
+            places = [header.index(name) for name in columns]
+            prefix = header.index("prefix_id") if form == "wattcast" and "prefix_id" in header else None
+            return _read_table(reader, places, prefix, path.name, form)
+    known = "; ".join(f"{form}: {', '.join(columns)}" for form, columns in _FORMS.items())
+    raise bad_value(path.name, f"a header of a known form ({known})", clip_text(",".join(header)))
+
+
+_FORMS = {  # arrival, prompt, output
+    "wattcast": ("arrival_s", "prompt_tokens", "output_tokens"),
+    "azure": ("TIMESTAMP", "ContextTokens", "GeneratedTokens"),
+    "burstgpt": ("Timestamp", "Request tokens", "Response tokens"),
+}
+
+
+def _read_table(rows: Iterable[Sequence[str]], places: list[int], prefix: int | None, where: str, form: str) -> Trace:
+    arrival, prompt, output = places
+    kept = [row for row in rows if row]
+    try:
+        columns = [[row[place] for row in kept] for place in (arrival, prompt, output)]
+        prefixes = None if prefix is None else [row[prefix].strip() for row in kept]
+    except IndexError:
+        number = next(i for i, row in enumerate(kept) if len(row) <= max(*places, prefix or 0))
+        raise bad_value(f"{where}: line {number + 2}", "as many fields as the header", len(kept[number])) from None
+    if not kept:
+        raise bad_value(where, "at least one request", "none")
+    arrival_s = (
+        _read_timestamps(columns[0], where) if form == "azure" else _read_numbers(columns[0], where, "arrival")
+    )
+    prompts, outputs = (_read_numbers(columns[i], where, name) for i, name in ((1, "prompt"), (2, "output")))
+    if form != "wattcast":  # public traces hold failed requests with no answer, and start at any hour
+        answered = (prompts >= 1) & (outputs >= 1)
+        if not answered.any():
+            raise bad_value(where, "at least one request with an answer", "none")
+        arrival_s, prompts, outputs = arrival_s[answered], prompts[answered], outputs[answered]
+        arrival_s = arrival_s - arrival_s.min()
+    return make_trace(arrival_s, prompts, outputs, None if prefixes is None else _number_prefixes(prefixes), where)
+
+
+def _read_numbers(texts: Sequence[str], where: str, column: str) -> Array:
+    try:
+        values = np.array(texts, dtype=np.float64)
+        if np.isfinite(values).all():
+            return values
+    except ValueError:
+        pass
+    for number, text in enumerate(texts):
+        try:
+            if np.isfinite(float(text)):
+                continue
+        except ValueError:
+            pass
+        raise bad_value(f"{where}: line {number + 2}: {column}", "a finite number", text)
+    raise AssertionError("a bad number was seen and not found")
+
+
+def _read_timestamps(texts: Sequence[str], where: str) -> Array:
+    """Return seconds since the first day of the trace; a zone at the end is dropped, since all rows share it."""
+    try:
+        times = np.array([text.strip().replace("Z", "").partition("+")[0] for text in texts], dtype="datetime64[ns]")
+    except ValueError:
+        raise bad_value(where, "times such as 2023-11-16 18:15:46.680590", clip_text(texts[0])) from None
+    if np.isnat(times).any():
+        raise bad_value(where, "a time in every row", "an empty one")
+    return np.asarray((times - times.min()) / np.timedelta64(1, "ns") * 1e-9)
+
+
+def _number_prefixes(names: Sequence[str | int | None]) -> Counts:
+    known: dict[str, int] = {}
+    texts = ("" if name is None else str(name) for name in names)
+    return np.array([NO_PREFIX if text in ("", "-1") else known.setdefault(text, len(known)) for text in texts])
+
+
+class _TraceLine(msgspec.Struct):
+    arrival_s: float
+    prompt_tokens: int
+    output_tokens: int
+    prefix_id: str | int | None = None
+
+
+def _read_json_lines(data: bytes, where: str) -> Trace:
+    decoder, lines = msgspec.json.Decoder(_TraceLine), []
+    for number, line in enumerate(data.splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            lines.append(decoder.decode(line))
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise BadInput(f"{where}: line {number}: {clip_text(str(error), 200)}.") from None
+    if not lines:
+        raise bad_value(where, "at least one request", "none")
+    return make_trace(
+        [line.arrival_s for line in lines],
+        [line.prompt_tokens for line in lines],
+        [line.output_tokens for line in lines],
+        _number_prefixes([line.prefix_id for line in lines]),
+        where,
+    )
+
+
+def _split_spec(spec: str) -> tuple[str, dict[str, str]]:
+    """Split ``gamma:cv=2`` into its name and its values."""
+    name, _, rest = str(spec).strip().partition(":")
+    given: dict[str, str] = {}
+    for part in rest.split(",") if rest else ():
+        key, equals, value = part.partition("=")
+        if not equals or not key.strip() or key.strip() in given:
+            raise bad_value(name or "distribution", "NAME=VALUE, each once, with commas between", rest)
+        given[key.strip()] = value.strip()
+    return name, given
+
+
+def _take_number(given: dict[str, str], key: str, default: float | None, where: str) -> float:
+    text = given.pop(key, None)
+    if text is None:
+        if default is None:
+            raise bad_value(where, f"a value of {key}", "none")
+        return default
+    try:
+        number = float(text)
+    except ValueError:
+        number = float("nan")
+    if not (np.isfinite(number) and number > 0):
+        raise bad_value(f"{where}: {key}", "a number above zero", text)
+    return number
+
+
+def _refuse_rest(given: Mapping[str, str], where: str, known: tuple[str, ...]) -> None:
+    for key in given:
+        raise unknown_name(f"value of {where}", key, known, f"Known: {', '.join(known) or 'none'}.")

@@ -1,0 +1,532 @@
+"""Simulate continuous batching: a scheduler like vLLM's, its paged cache, its host and the GPU's governor.
+
+Time has two clocks. The host schedules step n, launches it, waits for step n - 1 and hands out that step's tokens,
+which take e(n); then it takes in requests that arrived and goes on. The device runs step n after step n - 1 and not
+before its launch:
+
+    launched(n) = b(n) + schedule + launch,  e(n) = max(launched(n), D(n - 1)) + output,  b(n + 1) = e(n)
+    D(n) = max(D(n - 1), launched(n)) + d(n)
+
+with D the end on the device and d the step's kernels. A step that is launched piece by piece ends no earlier than its
+last launch. Steps that only decode change nothing but the contexts until a request arrives, ends, or the cache is
+full, so a run of k of them is advanced at once; costs are linear in the context, which makes the sum exact but for
+the bends of the table.
+
+The governor holds the mean power over a time τ at the limit: with P̄ the mean before, a step of length t may draw
+(L - P̄ e^(-t/τ)) / (1 - e^(-t/τ)), and runs at the highest clock that keeps to it. After a pause this is more than
+the limit (a burst), under steady load it is the limit.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from array import array
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from wattcast.core.arrays import Array
+from wattcast.core.errors import BadInput, bad_value
+from wattcast.serving.arrivals import NO_PREFIX, Counts, Trace
+from wattcast.serving.step_costs import StepCosts
+
+SEGMENT_COLUMNS = (
+    *("begin_s", "first_output_s", "last_output_s", "device_begin_s", "device_end_s", "steps", "decodes", "prompts"),
+    *("prompt_tokens", "context", "energy_j", "waiting", "cache_use"),
+)
+_UNFILLED = 0.46875  # (block - 1) / (2 block) of a block of 16: the share of the last block that is empty on average
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """Limits and features of one engine, named as vLLM names them."""
+
+    max_batched_tokens: int = 8192
+    max_seqs: int = 256
+    prefix_hit_rate: float = 0.0  # share of every prompt found in the cache
+    speculative_tokens: int = 0  # drafted per step
+    acceptance_rate: float = 0.0  # chance that a drafted token is kept
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("max_batched_tokens", "max_seqs"):
+            if not 1 <= getattr(self, name) <= 1 << 20:
+                raise bad_value(name, f"from 1 to {1 << 20}", getattr(self, name))
+        if self.max_seqs * (1 + self.speculative_tokens) > self.max_batched_tokens:
+            raise bad_value("max_batched_tokens", "a token for each of max_seqs sequences", self.max_batched_tokens)
+        for name in ("prefix_hit_rate", "acceptance_rate"):
+            if not 0.0 <= getattr(self, name) <= 1.0:
+                raise bad_value(name, "from 0 to 1", getattr(self, name))
+        if not 0 <= self.speculative_tokens <= 64:
+            raise bad_value("speculative_tokens", "from 0 to 64", self.speculative_tokens)
+
+
+@dataclass(frozen=True)
+class RequestPlan:
+    """How each request of a trace goes through an engine, worked out before the simulation."""
+
+    arrival_s: list[float]
+    prompt_tokens: list[int]
+    shared_tokens: list[int]  # of the prompt, found in the cache
+    prefix_id: list[int]  # whose first request on an engine finds nothing; -1: no prefix of that kind
+    decode_steps: list[int]  # after the step that yields the first token
+    growth: list[float]  # tokens a decode step adds
+    carried: bool = False  # prompts were computed on another engine and their cache is brought along
+
+
+def plan_requests(trace: Trace, settings: EngineSettings, carried: bool = False) -> RequestPlan:
+    """Draw how many steps each request decodes, and find what the cache holds of its prompt.
+
+    A speculative step keeps i of γ drafted tokens with chance α^i (1 - α), so it yields (1 - α^(γ+1)) / (1 - α) on
+    average. Requests that share a prefix find it once the first of them has been on the same engine; its length is
+    that of their shortest prompt, in whole blocks.
+    """
+    prompt = trace.prompt_tokens
+    shared = np.floor(settings.prefix_hit_rate * prompt).astype(np.int64)
+    if (trace.prefix_id != NO_PREFIX).any():
+        shared = np.maximum(shared, _shared_prefixes(trace))
+    shared = np.minimum(shared, prompt - 1)
+    steps = (trace.output_tokens - 1).astype(np.float64)
+    if settings.speculative_tokens:
+        places = np.arange(settings.speculative_tokens + 1)
+        kept = settings.acceptance_rate**places
+        mean = float(kept.sum())
+        variance = max(float(2 * (places * kept).sum()) + mean - mean**2, 0.0)
+        random = np.random.default_rng(settings.seed)
+        noise = random.standard_normal(len(steps)) * np.sqrt(steps * variance / mean**3)
+        least = np.ceil(steps / (settings.speculative_tokens + 1))
+        steps = np.clip(np.rint(steps / mean + noise), least, steps)
+    growth = np.divide(trace.output_tokens - 1, steps, out=np.ones(len(steps)), where=steps > 0)
+    return RequestPlan(
+        trace.arrival_s.tolist(),
+        prompt.tolist(),
+        shared.tolist(),
+        trace.prefix_id.tolist(),
+        steps.astype(np.int64).tolist(),
+        growth.tolist(),
+        carried,
+    )
+
+
+def _shared_prefixes(trace: Trace) -> Counts:
+    """Return the tokens of each request's prefix, 0 for requests without one."""
+    shared = trace.prefix_id != NO_PREFIX
+    count = int(trace.prefix_id.max()) + 1
+    shortest = np.full(count, np.iinfo(np.int64).max)
+    np.minimum.at(shortest, trace.prefix_id[shared], trace.prompt_tokens[shared])
+    found = np.zeros(len(trace), dtype=np.int64)
+    found[shared] = shortest[trace.prefix_id[shared]] // 16 * 16
+    return found
+
+
+def govern_steps(
+    costs: StepCosts, cost: Array, steps: int, floor_s: float, mean_w: float | None = None
+) -> tuple[float, float]:
+    """Return time and energy of ``steps`` steps at the highest clock at which mean power meets the limit.
+
+    ``mean_w`` is the mean power before; None stands for steady load. The steps take no less than ``floor_s``, the
+    time of the host. Where even the lowest clock draws too much, that clock is taken.
+    """
+    clocks, limit_w = costs.clocks, costs.limit_w
+    values: list[float] = cost.tolist()
+    before_s = before_w = 0.0
+    for place in range(clocks):
+        span_s, energy_j = values[place] * steps, values[clocks + place] * steps
+        if floor_s > span_s:
+            energy_j += costs.waiting_w * (floor_s - span_s)
+            span_s = floor_s
+        power_w = energy_j / span_s
+        kept = 0.0 if mean_w is None else math.exp(-span_s / costs.host.governor_s)
+        earlier_w = kept * (mean_w or 0.0)
+        if earlier_w + power_w * (1.0 - kept) <= limit_w:
+            if place == 0 or power_w >= before_w:
+                return span_s, energy_j
+            allowed_w = min(max((limit_w - earlier_w) / (1.0 - kept), power_w), before_w)
+            span_s = before_s + (before_w - allowed_w) / (before_w - power_w) * (span_s - before_s)
+            return span_s, allowed_w * span_s
+        before_s, before_w = span_s, power_w
+    return before_s, before_s * before_w
+
+
+def predict_steady_step(
+    costs: StepCosts, decodes: int, context: float, chunks: Sequence[tuple[int, int]], admitted: float = 0.0
+) -> tuple[float, float]:
+    """Return latency and energy of a step that is repeated for so long that the governor has settled.
+
+    ``chunks`` are prompt tokens and the tokens computed before them; ``admitted`` requests come in with each step.
+    """
+    host = costs.host
+    tokens = decodes + sum(tokens for tokens, _ in chunks)
+    launch_s = host.launch_graph_s + host.launch_graph_per_sequence_s * decodes
+    if tokens > host.capture_sizes[-1]:
+        launch_s += host.launch_operator_s * costs.operators
+    elif chunks:
+        launch_s += host.launch_layer_s * costs.layers
+    sequences = decodes + len(chunks)
+    other_s = host.schedule_s + host.schedule_per_sequence_s * sequences + host.admit_s * admitted
+    host_s = launch_s + other_s + host.output_s + host.output_per_sequence_s * sequences
+    if chunks:
+        cost = costs.mixed_cost(tokens, decodes, context, chunks, decodes + len(chunks))
+    else:
+        cost = costs.decode_cost(tokens, decodes, context)
+    return govern_steps(costs, cost, 1, host_s)
+
+
+@dataclass(frozen=True)
+class ReplicaRun:
+    """What one replica did: when each request had its tokens, and every run of equal steps as columns."""
+
+    first_token_s: Array
+    last_token_s: Array
+    segments: dict[str, Array]
+    preemptions: int
+    gpu_count: int
+    idle_w: float
+
+
+@dataclass(slots=True)
+class _Prompt:
+    """A request whose prompt is being computed."""
+
+    request: int
+    done: int  # tokens computed, or found in the cache
+    left: int
+    reserved: int  # tokens of cache it holds
+    shared: int  # tokens found in the cache
+
+
+@dataclass(slots=True)
+class _Running:
+    """A request that decodes."""
+
+    request: int
+    context: float  # tokens it attended to when its decoding began
+    shared: int  # of these, held in the cache for others too
+    begun: int  # decode step at which it began
+
+
+class EngineReplica:
+    """One engine on its GPUs. ``submit`` gives it requests, ``run_until`` lets time pass."""
+
+    def __init__(self, costs: StepCosts, settings: EngineSettings, plan: RequestPlan) -> None:
+        longest = max(plan.prompt_tokens) + 1
+        if longest + costs.block_tokens > costs.cache_tokens:
+            raise BadInput(
+                f"the cache of {costs.cache_tokens} tokens cannot hold a prompt of {longest - 1}. "
+                "Use more GPUs (tp), more of the memory or shorter prompts."
+            )
+        self.costs, self.settings, self.plan = costs, settings, plan
+        self.now_s = self.device_s = 0.0
+        self.first_token_s = [math.nan] * len(plan.arrival_s)
+        self.last_token_s = [math.nan] * len(plan.arrival_s)
+        self.preemptions = 0
+        self.outstanding = 0
+        self._arriving: deque[int] = deque()
+        self._waiting: deque[int] = deque()
+        self._prompts: list[_Prompt] = []
+        self._running: dict[int, _Running] = {}  # in order of admission
+        self._ends: list[tuple[int, int]] = []  # decode step after which a request has all tokens, request
+        self._step = 0  # decode steps so far
+        self._context = 0.0  # tokens all decoding sequences attend to
+        self._shared = 0  # of these, counted in the cache of another
+        self._growth = 0.0  # tokens a step adds
+        self._reserved = 0  # tokens of prompts being computed
+        self._left = list(plan.decode_steps)
+        self._prefixes: set[int] = set()  # in the cache
+        self._again: dict[int, int] = {}  # preempted requests: tokens to compute anew
+        self._first: list[int] = []  # requests whose first or last token the device has not handed out yet
+        self._last: list[int] = []
+        self._mean_w = costs.idle_w
+        self._segments = array("d")  # rows of SEGMENT_COLUMNS, one after another
+        self._tokens_a_step = 1 + settings.speculative_tokens
+
+    def submit(self, requests: Sequence[int]) -> None:
+        """Add requests in order of arrival."""
+        self._arriving.extend(requests)
+        self.outstanding += len(requests)
+
+    def run_until(self, until_s: float) -> None:
+        """Simulate up to the first moment at or after ``until_s`` at which the host is free."""
+        arrival_s = self.plan.arrival_s
+        while self.now_s < until_s:
+            arriving = self._arriving
+            while arriving and arrival_s[arriving[0]] <= self.now_s:
+                self._waiting.append(arriving.popleft())
+                self.now_s += self.costs.host.admit_s
+            if not (self._running or self._prompts or self._waiting):
+                drained_s = max(self.now_s, self.device_s) + self.costs.host.output_s
+                self._hand_out(drained_s)
+                if not arriving:
+                    self.now_s = max(self.now_s, self.device_s)
+                    return
+                if arrival_s[arriving[0]] > self.now_s:
+                    self._pause(arrival_s[arriving[0]], drained_s)
+                continue
+            chunks = self._schedule_prompts() if self._prompts or self._waiting else []
+            if chunks:
+                self._advance_prompts(chunks)
+            else:
+                self._advance_decodes(until_s)
+
+    def finish(self) -> ReplicaRun:
+        """Run until every request has ended, and return what was recorded."""
+        while self.outstanding:
+            self.run_until(math.inf)
+        table = np.array(self._segments).reshape(-1, len(SEGMENT_COLUMNS))
+        columns = {name: table[:, place] for place, name in enumerate(SEGMENT_COLUMNS)}
+        return ReplicaRun(
+            np.array(self.first_token_s),
+            np.array(self.last_token_s),
+            columns,
+            self.preemptions,
+            self.costs.gpu_count,
+            self.costs.idle_w,
+        )
+
+    @property
+    def load(self) -> int:
+        """Weigh requests as vLLM's router does: one that waits for its prompt counts as four that decode."""
+        return 4 * (len(self._arriving) + len(self._waiting) + len(self._prompts)) + len(self._running)
+
+    def _cache_used(self) -> float:
+        unfilled = _UNFILLED * self.costs.block_tokens * len(self._running)
+        return self._context - self._shared + unfilled + self._reserved
+
+    def _schedule_prompts(self) -> list[tuple[_Prompt, int]]:
+        """Choose prompt chunks for the next step: first those begun, then requests in order of arrival."""
+        settings, plan, block = self.settings, self.plan, self.costs.block_tokens
+        budget = settings.max_batched_tokens - len(self._running) * self._tokens_a_step
+        room = self.costs.cache_tokens - self._cache_used() - self._growth
+        if room < 0 and self._running:
+            return []
+        chunks = []
+        for prompt in self._prompts:
+            tokens = min(prompt.left, budget)
+            if tokens > 0:
+                chunks.append((prompt, tokens))
+                budget -= tokens
+        while self._waiting and budget > 0 and len(self._running) + len(self._prompts) < settings.max_seqs:
+            request = self._waiting[0]
+            total, shared = self._again.get(request, plan.prompt_tokens[request]), plan.shared_tokens[request]
+            prefix = plan.prefix_id[request]
+            if prefix != NO_PREFIX and prefix not in self._prefixes:
+                shared = 0
+            reserved = -(-(total - shared) // block) * block
+            if reserved > room:
+                break
+            self._waiting.popleft()
+            self._prefixes.add(prefix)
+            room -= reserved
+            if plan.carried and request not in self._again:  # nothing to compute: it decodes at once
+                self._begin_decoding(request, total, shared)
+                continue
+            prompt = _Prompt(request, shared, total - shared, reserved, shared)
+            self._reserved += reserved
+            self._prompts.append(prompt)
+            tokens = min(prompt.left, budget)
+            budget -= tokens
+            chunks.append((prompt, tokens))
+        return chunks
+
+    def _begin_decoding(self, request: int, context: int, shared: int) -> None:
+        steps = self._left[request]
+        if steps <= 0:
+            self._last.append(request)
+            self.outstanding -= 1
+            return
+        self._running[request] = _Running(request, context + 1.0, shared, self._step)
+        self._context += context + 1.0
+        self._shared += shared
+        self._growth += self.plan.growth[request]
+        heapq.heappush(self._ends, (self._step + steps, request))
+
+    def _advance_prompts(self, chunks: list[tuple[_Prompt, int]]) -> None:
+        """Simulate one step that holds prompt chunks beside the decodes."""
+        costs, host = self.costs, self.costs.host
+        decodes = len(self._running)
+        sizes, prompt_tokens, ended = [], 0, 0
+        for prompt, tokens in chunks:
+            sizes.append((tokens, prompt.done))
+            prompt_tokens += tokens
+            prompt.done += tokens
+            prompt.left -= tokens
+            ended += prompt.left == 0
+        total = prompt_tokens + decodes * self._tokens_a_step
+        sampled = decodes * self._tokens_a_step + ended
+        asked = (total, decodes, self._context / decodes if decodes else 0.0, sizes, sampled)
+        launch_s = host.launch_graph_s + host.launch_graph_per_sequence_s * decodes
+        if total > host.capture_sizes[-1]:
+            launch_s += host.launch_operator_s * costs.operators
+        else:
+            launch_s += host.launch_layer_s * costs.layers
+        begin_s, device_begin_s = self.now_s, self.device_s
+        launch_begin_s = begin_s + host.schedule_s + host.schedule_per_sequence_s * (decodes + len(chunks))
+        launch_end_s = launch_begin_s + launch_s
+        output_s = max(launch_end_s, device_begin_s) + host.output_s + host.output_per_sequence_s * decodes
+        start_s = max(device_begin_s, launch_begin_s)
+        floor_s = launch_end_s - start_s
+        step_s, energy_j, within = self._try_top_clock(*costs.mixed_at_top(*asked), 1, floor_s)
+        if not within:
+            step_s, energy_j = govern_steps(costs, costs.mixed_cost(*asked), 1, floor_s, self._mean_w)
+        energy_j += costs.waiting_w * (start_s - device_begin_s)
+        self.device_s = start_s + step_s
+        self._note_power(energy_j, self.device_s - device_begin_s)
+        self._hand_out(output_s)
+        self.now_s = output_s
+        self._record(begin_s, output_s, output_s, device_begin_s, 1, decodes, len(chunks), prompt_tokens, energy_j)
+        self._context += self._growth
+        self._step += 1
+        if decodes:
+            self._end_requests()
+        if ended:
+            for prompt in [prompt for prompt in self._prompts if prompt.left == 0]:
+                self._reserved -= prompt.reserved
+                if self._again.pop(prompt.request, None) is None:
+                    self._first.append(prompt.request)
+                self._begin_decoding(prompt.request, prompt.done, prompt.shared)
+            self._prompts = [prompt for prompt in self._prompts if prompt.left]
+
+    def _advance_decodes(self, until_s: float) -> None:
+        """Simulate a run of decode-only steps up to the next event, as one."""
+        costs, host = self.costs, self.costs.host
+        decodes = len(self._running)
+        if not decodes:  # prompts wait for cache that nobody will free
+            raise BadInput("no request can be admitted: the cache is too small for the next prompt.")
+        room = costs.cache_tokens - self._cache_used()
+        while room < self._growth and len(self._running) > 1:
+            self._preempt()
+            room = costs.cache_tokens - self._cache_used()
+        decodes = len(self._running)
+        most = self._ends[0][0] - self._step
+        if self._growth > 0:
+            most = max(min(most, int(room / self._growth)), 1)
+        context, tokens = self._context / decodes, decodes * self._tokens_a_step
+        step_s, step_j = costs.decode_at_top(tokens, decodes, context)
+        launch_s = host.launch_graph_s + host.launch_graph_per_sequence_s * decodes
+        if tokens > host.capture_sizes[-1]:
+            launch_s += host.launch_operator_s * costs.operators
+        launch_s += host.schedule_s + host.schedule_per_sequence_s * decodes
+        handing_s = host.output_s + host.output_per_sequence_s * decodes
+        host_s = launch_s + handing_s
+        begin_s, device_begin_s = self.now_s, self.device_s
+        start_s = max(begin_s + launch_s, device_begin_s)
+        first_output_s = start_s + handing_s
+        event_s = self.plan.arrival_s[self._arriving[0]] if self._arriving else until_s
+        steps = most
+        if first_output_s >= event_s:
+            steps = 1
+        elif event_s < until_s or until_s < math.inf:
+            second_s = max(first_output_s + host_s, start_s + step_s + handing_s)
+            steps = min(most, 2 + max(math.ceil((min(event_s, until_s) - second_s) / max(step_s, host_s)), 0))
+        later = context + self._growth / decodes * (steps - 1)
+        if steps > 1:
+            last_s, last_j = costs.decode_at_top(tokens, decodes, later)
+            step_s, step_j = 0.5 * (step_s + last_s), 0.5 * (step_j + last_j)
+        floor_s = host_s * (steps - 1) + min(step_s, host_s)
+        span_s, energy_j, within = self._try_top_clock(step_s, step_j, steps, floor_s)
+        if not within:
+            middle = costs.decode_cost(tokens, decodes, 0.5 * (context + later))
+            span_s, energy_j = govern_steps(costs, middle, steps, floor_s, self._mean_w)
+        self.device_s = start_s + span_s
+        last_output_s = first_output_s
+        if steps > 1:
+            last_output_s = max(first_output_s + host_s * (steps - 1), self.device_s - span_s / steps + handing_s)
+        energy_j += costs.waiting_w * (start_s - device_begin_s)
+        self._note_power(energy_j, self.device_s - device_begin_s)
+        self._hand_out(first_output_s)
+        self.now_s = last_output_s
+        self._record(begin_s, first_output_s, last_output_s, device_begin_s, steps, decodes, 0, 0, energy_j)
+        self._context += self._growth * steps
+        self._step += steps
+        self._end_requests()
+
+    def _end_requests(self) -> None:
+        """Take requests out that have all their tokens scheduled."""
+        ends = self._ends
+        while ends and ends[0][0] <= self._step:
+            at_step, request = heapq.heappop(ends)
+            running = self._running.get(request)
+            if running is None or running.begun + self._left[request] != at_step:
+                continue  # was preempted, and has another end
+            self._drop(running)
+            self._last.append(request)
+            self.outstanding -= 1
+
+    def _drop(self, running: _Running) -> None:
+        request = running.request
+        growth = self.plan.growth[request]
+        self._context -= running.context + growth * (self._step - running.begun)
+        self._growth -= growth
+        self._shared -= running.shared
+        del self._running[request]
+        if not self._running:
+            self._context = self._growth = 0.0  # no rounding is carried on
+
+    def _preempt(self) -> None:
+        """Throw out the request that was admitted last; it computes its prompt and its tokens anew."""
+        running = self._running[next(reversed(self._running))]
+        request, done = running.request, self._step - running.begun
+        tokens = int(running.context + self.plan.growth[request] * done)
+        self._drop(running)
+        self._left[request] -= done
+        self._again[request] = tokens
+        self._waiting.appendleft(request)
+        self.preemptions += 1
+
+    def _try_top_clock(self, step_s: float, step_j: float, steps: int, floor_s: float) -> tuple[float, float, bool]:
+        """Return time and energy of ``steps`` steps at the top clock, and whether the governor lets them run so."""
+        costs = self.costs
+        span_s, energy_j = step_s * steps, step_j * steps
+        if floor_s > span_s:
+            energy_j += costs.waiting_w * (floor_s - span_s)
+            span_s = floor_s
+        limit_w, power_w = costs.limit_w, energy_j / span_s
+        if power_w <= limit_w and self._mean_w <= limit_w:
+            return span_s, energy_j, True
+        kept = math.exp(-span_s / costs.host.governor_s)
+        return span_s, energy_j, self._mean_w * kept + power_w * (1.0 - kept) <= limit_w
+
+    def _note_power(self, energy_j: float, span_s: float) -> None:
+        if span_s > 0.0:
+            kept = math.exp(-span_s / self.costs.host.governor_s)
+            self._mean_w = self._mean_w * kept + energy_j / span_s * (1.0 - kept)
+
+    def _pause(self, until_s: float, drained_s: float) -> None:
+        """Let the engine idle until the next arrival; the last tokens were handed out at ``drained_s``."""
+        idle_s, begin_s = max(until_s - self.device_s, 0.0), self.device_s
+        self.device_s += idle_s
+        self._note_power(self.costs.idle_w * idle_s, idle_s)
+        self._record(until_s, drained_s, drained_s, begin_s, 0, 0, 0, 0, self.costs.idle_w * idle_s)
+        self.now_s = max(self.now_s, until_s)
+
+    def _hand_out(self, moment_s: float) -> None:
+        """Note the moment at which tokens of the step before reach their requests."""
+        if self._first:
+            for request in self._first:
+                self.first_token_s[request] = moment_s
+            self._first = []
+        if self._last:
+            for request in self._last:
+                self.last_token_s[request] = moment_s
+            self._last = []
+
+    def _record(
+        self,
+        begin_s: float,
+        first_output_s: float,
+        last_output_s: float,
+        device_begin_s: float,
+        steps: int,
+        decodes: int,
+        prompts: int,
+        prompt_tokens: int,
+        energy_j: float,
+    ) -> None:
+        context = self._context / decodes if decodes else 0.0
+        used = self._cache_used() / self.costs.cache_tokens
+        times = (begin_s, first_output_s, last_output_s, device_begin_s, self.device_s)
+        counts = (steps, decodes, prompts, prompt_tokens, context, energy_j, len(self._waiting), used)
+        self._segments.extend(times + counts)

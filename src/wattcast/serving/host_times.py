@@ -1,0 +1,226 @@
+"""Give the time a serving engine spends on its host: scheduling, launching kernels, handing out tokens.
+
+The host works while the GPU computes the step before (asynchronous scheduling), so its time counts only where it is
+longer than the GPU's. Steps that only decode replay one CUDA graph; a step with prompts of up to 512 tokens replays
+one graph a layer; a larger step launches every operator by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from wattcast.core import units
+from wattcast.core.arrays import Array
+from wattcast.core.errors import BadInput
+from wattcast.core.measured_rows import Plain, database_folder, read_lines, read_table, write_table
+from wattcast.core.strict_files import decode_yaml
+
+STEPS_FILE = "engine_steps.parquet"  # one row a step point, a traffic run, an idle period, an engine
+REQUESTS_FILE = "engine_requests.parquet"  # one row a request of a traffic run
+SERVING_STEPS_FILE = "engine_serving_steps.parquet"  # one row a step of a traffic run
+_LONG_COLUMNS = ("why", "source", "date", "compile_s", "added_s", "run_s")  # of no use to a model
+
+
+@dataclass(frozen=True)
+class EngineRecords:
+    """Measurements of one GPU's engines, as tables of rows."""
+
+    rows: tuple[Plain, ...]
+    requests: tuple[Plain, ...]
+    serving_steps: tuple[Plain, ...]
+
+    def select_kind(self, *kinds: str) -> list[Plain]:
+        """Return the rows of some kinds that were measured without an error."""
+        return [row for row in self.rows if row["kind"] in kinds and not row.get("error") and not row.get("skipped")]
+
+    def requests_of(self, run: str) -> list[Plain]:
+        """Return the requests of one traffic run, in order of arrival."""
+        return [row for row in self.requests if row["run"] == run]
+
+    def step_columns_of(self, run: str) -> dict[str, Array]:
+        """Return the steps of one traffic run as columns; NaN where a value was not seen."""
+        rows = [row for row in self.serving_steps if row["run"] == run]
+        names = [name for name in rows[0] if name != "run"] if rows else []
+        return {name: np.array([row[name] for row in rows], dtype=np.float64) for name in names}
+
+
+def load_engine_records(database: str | Path) -> EngineRecords:
+    """Read the three tables of a GPU's shipped database, or of a folder that holds them."""
+    folder = database if isinstance(database, Path) else database_folder(database)
+    missing = [name for name in (STEPS_FILE, REQUESTS_FILE, SERVING_STEPS_FILE) if not (folder / name).exists()]
+    if missing:
+        raise BadInput(f"{folder.name}: {', '.join(missing)} not found. Pack a measured folder there first.")
+    tables = (tuple(read_table(folder / name)) for name in (STEPS_FILE, REQUESTS_FILE, SERVING_STEPS_FILE))
+    return EngineRecords(*tables)
+
+
+def pack_engine_folders(folders: Sequence[Path], out: Path) -> EngineRecords:
+    """Write the three tables for folders of ``measure engine`` into ``out``.
+
+    Of rows with the same id the last one counts.
+    """
+    by_id: dict[str, Plain] = {}
+    requests: dict[tuple[str, int], Plain] = {}
+    steps: dict[str, list[Plain]] = {}
+    for folder in folders:
+        cards = {run["run"]: run.get("card_uuid", "") for run in read_lines(folder / "runs.jsonl")}
+        for row in read_lines(folder / "rows.jsonl"):
+            by_id[row["id"]] = _flatten_row(row) | {"card_uuid": cards.get(row["run"], "")}
+        for request in read_lines(folder / "requests.jsonl"):
+            requests[request["run"], request["number"]] = request
+        for columns in read_lines(folder / "steps.jsonl"):
+            names = [name for name in columns if name != "run"]
+            values = zip(*(columns[name] for name in names), strict=True)
+            steps[columns["run"]] = [{"run": columns["run"], **dict(zip(names, row, strict=True))} for row in values]
+    found = EngineRecords(
+        tuple(_with_same_keys(list(by_id.values()))),
+        tuple(_with_same_keys(list(requests.values()))),
+        tuple(row for rows in steps.values() for row in rows),
+    )
+    for name, table in zip(
+        (STEPS_FILE, REQUESTS_FILE, SERVING_STEPS_FILE),
+        (found.rows, found.requests, found.serving_steps),
+        strict=True,
+    ):
+        write_table(out / name, list(table))
+    return found
+
+
+def _flatten_row(row: Plain) -> Plain:
+    """Turn nested values into columns (``ttft_s.p50``) or text, so that a table can hold them."""
+    flat: dict[str, Any] = {}
+    for name, value in row.items():
+        if name in _LONG_COLUMNS:
+            continue
+        if isinstance(value, dict):
+            flat |= {f"{name}.{key}": item for key, item in value.items()}
+        elif isinstance(value, list):
+            flat[name] = " ".join(str(item) for item in value) if name != "groups" else _groups_text(value)
+        else:
+            flat[name] = value
+    return flat
+
+
+def _groups_text(groups: list[Plain]) -> str:
+    """Write prompt chunks as ``tokens@context:milliseconds``, with blanks between."""
+    return " ".join(
+        f"{group['prompt_tokens']:.0f}@{group['prompt_context']:.0f}:{1e3 * (group['device_median_s'] or 0.0):.4f}"
+        for group in groups
+    )
+
+
+def _with_same_keys(rows: list[Plain]) -> list[Plain]:
+    names = dict.fromkeys(name for row in rows for name in row)
+    whole = {name for name in names if all(isinstance(row.get(name), (int, type(None))) for row in rows)}
+    return [
+        {name: _as_float(row.get(name)) if name not in whole else row.get(name) for name in names} for row in rows
+    ]
+
+
+def _as_float(value: Any) -> Any:
+    return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+@dataclass(frozen=True)
+class HostTimes:
+    """Host times of one engine. ``launch_layer_s`` and ``launch_operator_s`` come on top of ``launch_graph_s``."""
+
+    engine: str
+    schedule_s: float
+    schedule_per_sequence_s: float
+    launch_graph_s: float
+    launch_graph_per_sequence_s: float
+    launch_layer_s: float
+    launch_operator_s: float
+    output_s: float
+    output_per_sequence_s: float
+    admit_s: float  # to take in one request
+    sample_s: float  # GPU time of a step outside the model: sampling, bookkeeping
+    governor_s: float  # time over which the power limit averages
+    waiting_power: float  # power between kernels, as a multiple of idle power
+    visible_memory: float  # memory an engine sees, as a multiple of the nominal one
+    capture_sizes: tuple[int, ...]
+
+
+class _Sourced(msgspec.Struct, forbid_unknown_fields=True):
+    value: str | float
+    source: str
+
+
+class _HostFile(msgspec.Struct, forbid_unknown_fields=True):
+    engine: str
+    values: dict[str, _Sourced]
+    ratios: dict[str, _Sourced]
+    capture_sizes: tuple[int, ...]
+
+
+@cache
+def load_host_times() -> HostTimes:
+    """Read the host times that ship with Wattcast."""
+    where = "engine_host.yaml"
+    data = files("wattcast.serving").joinpath(where).read_bytes()
+    found = decode_yaml(data, _HostFile, where)
+    times = {
+        f"{name}_s": units.parse(str(item.value), "s", f"{where}: {name}") for name, item in found.values.items()
+    }
+    ratios = {name: float(item.value) for name, item in found.ratios.items()}
+    return HostTimes(found.engine, **times, **ratios, capture_sizes=found.capture_sizes)
+
+
+def fit_host_times(
+    records: EngineRecords, layers: Mapping[str, int], operators: Mapping[str, int]
+) -> dict[str, float]:
+    """Fit the host times of ``engine_host.yaml``, in seconds, from models and loads that are not held out.
+
+    ``layers`` and ``operators`` give, for each fitting model, its layers and the operators of one pass. Times that
+    grow with the batch are straight lines by least squares over all traffic steps. What launching costs without a
+    whole graph is a mean over steps, each model counting alike; a step counts where the host is not held up by a GPU
+    that has more launches in its queue than it takes.
+    """
+    runs = [row for row in records.select_kind("traffic") if not row["held_out"] and not row["held_out_load"]]
+    lines: dict[str, list[Array]] = {"schedule": [], "output": [], "launch_graph": []}  # batches above seconds
+    pieces: dict[str, list[float]] = {name: [] for name in layers}
+    loose: dict[str, list[float]] = {name: [] for name in layers}
+    admit_s = []
+    for run in runs:
+        step = records.step_columns_of(run["id"])
+        pause_s = np.append(0.0, step["begin_s"][1:] - step["end_s"][:-1])
+        output_s = step["host_s"] - step["schedule_s"] - step["launch_s"]
+        alone, admits = step["prompt_tokens"] == 0, (step["prompts"] > 0) & (pause_s < 0.01)
+        lines["schedule"].append(np.stack([step["decodes"], step["schedule_s"]]))
+        lines["output"].append(np.stack([step["decodes"], output_s + np.where(alone, pause_s, 0.0)]))
+        lines["launch_graph"].append(np.stack([step["decodes"], step["launch_s"]])[:, alone])
+        admit_s.append(pause_s[admits].sum() / step["prompts"][admits].sum())
+        small = step["tokens"] <= LARGEST_GRAPH
+        pieces[run["model"]].append(float(step["launch_s"][small & ~alone].mean()))
+        loose[run["model"]].append(float(step["launch_s"][~small].mean()))
+    for row in records.select_kind("prefill", "mixed"):
+        held_up = row["launch_s"] > QUEUED_SHARE * row["device_s"] and row["wait_s"] > 0.001
+        if row["model"] in layers and not held_up:
+            (pieces if row["tokens"] <= LARGEST_GRAPH else loose)[row["model"]].append(row["launch_s"])
+    found = {}
+    for name, parts in lines.items():
+        found[name], found[f"{name}_per_sequence"] = _fit_line(*np.concatenate(parts, axis=1))
+    base_s = found["launch_graph"]
+    found["launch_layer"] = float(np.mean([(np.mean(pieces[name]) - base_s) / layers[name] for name in layers]))
+    found["launch_operator"] = float(np.mean([(np.mean(loose[name]) - base_s) / operators[name] for name in layers]))
+    return found | {"admit": float(np.mean(admit_s))}
+
+
+LARGEST_GRAPH = 512  # tokens
+QUEUED_SHARE = 0.9  # a launch that takes this share of the GPU's time, and then waits, was held up by it
+
+
+def _fit_line(x: Array, y: Array) -> tuple[float, float]:
+    """Return intercept and slope of a straight line by least squares; the slowest hundredth is left out."""
+    kept = y <= np.percentile(y, 99)
+    slope, intercept = np.polyfit(x[kept], y[kept], 1)
+    return float(intercept), float(slope)

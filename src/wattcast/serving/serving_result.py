@@ -1,0 +1,408 @@
+"""Hold what a simulation of serving found: latencies of requests, throughput, power, energy, cost and carbon.
+
+Every request and every run of equal steps is kept; percentiles, power over time and sums are worked out when asked.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from wattcast.core import units
+from wattcast.core.arrays import Array
+from wattcast.core.errors import bad_value
+from wattcast.core.measured_rows import write_table
+from wattcast.predictor.prices import Prices
+from wattcast.report.figure_style import SERIES_COLOURS, add_caption, new_figure
+from wattcast.serving.arrivals import Trace
+from wattcast.serving.engine_simulator import ReplicaRun
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from rich.console import Console
+
+QUANTILES = (50, 90, 99)
+PEAK_INTERVAL_S = 0.02  # about what a board's power sensor averages over
+POWER_INTERVAL_S = 0.1
+_MOST_INTERVALS = 1_000_000
+
+
+@dataclass(frozen=True)
+class LatencyTarget:
+    """What a request must keep to count as good: time to first token and time per output token."""
+
+    ttft_s: float = math.inf
+    tpot_s: float = math.inf
+
+
+@dataclass(frozen=True)
+class ServingResult:
+    """A trace served by replicas of one model on one kind of GPU."""
+
+    model: str
+    gpu: str
+    trace: Trace
+    first_token_s: Array  # (request,)
+    last_token_s: Array  # (request,)
+    runs: tuple[ReplicaRun, ...]
+    target: LatencyTarget = LatencyTarget()
+    prices: Prices = field(default_factory=Prices)
+    assumptions: tuple[str, ...] = ()
+    seed_spread: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # lowest and highest over seeds
+    model_interval: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # factors on the value
+
+    @property
+    def requests(self) -> int:
+        """Number of requests, all of which ended."""
+        return len(self.trace)
+
+    @property
+    def length_s(self) -> float:
+        """Time from the start of the trace to the last token."""
+        return float(self.last_token_s.max())
+
+    @property
+    def gpu_count(self) -> int:
+        """GPUs of all replicas."""
+        return sum(run.gpu_count for run in self.runs)
+
+    @property
+    def preemptions(self) -> int:
+        """Requests thrown out of a full cache, each time counted."""
+        return sum(run.preemptions for run in self.runs)
+
+    @cached_property
+    def ttft_s(self) -> Array:
+        """Time from arrival to the first token, of each request."""
+        return self.first_token_s - self.trace.arrival_s
+
+    @cached_property
+    def latency_s(self) -> Array:
+        """Time from arrival to the last token, of each request."""
+        return self.last_token_s - self.trace.arrival_s
+
+    @cached_property
+    def tpot_s(self) -> Array:
+        """Mean time per output token after the first; NaN for requests of one token."""
+        later = self.trace.output_tokens - 1
+        spent_s = self.last_token_s - self.first_token_s
+        return np.asarray(np.divide(spent_s, later, out=np.full(len(later), np.nan), where=later > 0))
+
+    @cached_property
+    def output_tokens(self) -> int:
+        """Tokens made."""
+        return int(self.trace.output_tokens.sum())
+
+    @property
+    def output_tokens_per_s(self) -> float:
+        """Output tokens over the whole time."""
+        return self.output_tokens / self.length_s
+
+    @cached_property
+    def energy_j(self) -> float:
+        """Energy of all GPUs, from the start of the trace to the last token, idle time included."""
+        return float(sum(self._energy_until(run, np.array([self.length_s]))[0] for run in self.runs))
+
+    @property
+    def power_w(self) -> float:
+        """Mean power of all GPUs."""
+        return self.energy_j / self.length_s
+
+    @property
+    def energy_j_per_token(self) -> float:
+        """Energy per output token."""
+        return self.energy_j / self.output_tokens
+
+    @cached_property
+    def peak_power_w(self) -> float:
+        """The most all GPUs draw together, averaged over what a power sensor averages over."""
+        return float(self.power_over_time(PEAK_INTERVAL_S)[1].max())
+
+    @cached_property
+    def p95_power_w(self) -> float:
+        """Power that is not exceeded in 95 % of the time, over intervals of 0.1 s."""
+        return float(np.percentile(self.power_over_time(POWER_INTERVAL_S)[1], 95))
+
+    @property
+    def good_share(self) -> float:
+        """Share of requests that kept the latency target."""
+        return float(self._good.mean())
+
+    @cached_property
+    def _good(self) -> npt.NDArray[np.bool_]:
+        slow = np.nan_to_num(self.tpot_s, nan=0.0) > self.target.tpot_s
+        return (self.ttft_s <= self.target.ttft_s) & ~slow
+
+    @property
+    def goodput_per_s(self) -> float:
+        """Requests per second that kept the latency target."""
+        return float(self._good.sum()) / self.length_s
+
+    def power_over_time(self, interval_s: float) -> tuple[Array, Array]:
+        """Return the start of each interval and the mean power of all GPUs in it.
+
+        Intervals are lengthened where there would be more than a million of them.
+        """
+        interval_s = max(interval_s, self.length_s / _MOST_INTERVALS)
+        edges = np.append(np.arange(0.0, self.length_s, interval_s), self.length_s)
+        if len(edges) > 2 and edges[-1] - edges[-2] < 0.5 * interval_s:
+            edges = np.delete(edges, -2)
+        spent_j = sum(self._energy_until(run, edges) for run in self.runs)
+        return edges[:-1], np.diff(spent_j) / np.diff(edges)
+
+    def _energy_until(self, run: ReplicaRun, moments_s: Array) -> Array:
+        """Return the energy of one replica up to each moment; outside its segments it idles."""
+        ends_s, spent_j = run.segments["device_end_s"], np.cumsum(run.segments["energy_j"])
+        if not len(ends_s):
+            return run.gpu_count * run.idle_w * moments_s
+        begin_s = float(run.segments["device_begin_s"][0])
+        times = np.concatenate([[0.0, begin_s], ends_s])
+        sums = np.concatenate([[0.0, run.idle_w * begin_s], run.idle_w * begin_s + spent_j])
+        after_s = np.maximum(moments_s - ends_s[-1], 0.0)
+        return np.asarray(run.gpu_count * (np.interp(moments_s, times, sums) + run.idle_w * after_s))
+
+    @cached_property
+    def token_gaps(self) -> tuple[Array, Array]:
+        """Pauses between tokens of a request, and how many tokens had each: (seconds, weight)."""
+        gaps, weights = [np.empty(0)], [np.empty(0)]
+        for run in self.runs:
+            columns = run.segments
+            first_s, last_s = columns["first_output_s"], columns["last_output_s"]
+            steps, decodes = columns["steps"], columns["decodes"]
+            inside = np.divide(last_s - first_s, steps - 1, out=np.zeros(len(steps)), where=steps > 1)
+            gaps += [inside, first_s[1:] - last_s[:-1]]
+            weights += [(steps - 1) * decodes, decodes[:-1]]
+        gap_s, weight = np.concatenate(gaps), np.concatenate(weights)
+        return gap_s[weight > 0], weight[weight > 0]
+
+    def summarise(self) -> dict[str, Any]:
+        """Return the names and numbers of ``simulate --json``."""
+        gap_s, weight = self.token_gaps
+        joules, hours = self.energy_j, self.gpu_count * self.length_s
+        cost, carbon_g = self.prices.cost(self.gpu, joules, hours), self.prices.carbon_g(joules)
+        total_tokens = self.output_tokens + int(self.trace.prompt_tokens.sum())
+        queue = self._time_mean("waiting")
+        found: dict[str, Any] = {
+            "model": self.model,
+            "gpu": self.gpu,
+            "gpu_count": self.gpu_count,
+            "replicas": len(self.runs),
+            "requests": self.requests,
+            "length_s": self.length_s,
+            "prompt_tokens": int(self.trace.prompt_tokens.sum()),
+            "output_tokens": self.output_tokens,
+            "ttft_s": percentiles(self.ttft_s),
+            "tpot_s": percentiles(self.tpot_s),
+            "inter_token_s": weighted_percentiles(gap_s, weight),
+            "latency_s": percentiles(self.latency_s),
+            "requests_per_s": self.requests / self.length_s,
+            "output_tokens_per_s": self.output_tokens_per_s,
+            "goodput_per_s": self.goodput_per_s,
+            "good_share": self.good_share,
+            "power_w": self.power_w,
+            "p95_power_w": self.p95_power_w,
+            "peak_power_w": self.peak_power_w,
+            "energy_j": joules,
+            "energy_j_per_request": joules / self.requests,
+            "energy_j_per_token": self.energy_j_per_token,
+            "energy_j_per_total_token": joules / total_tokens,
+            "preemptions": self.preemptions,
+            "queue": queue,
+            "batch": self._time_mean("decodes"),
+            "cache_use": self._time_mean("cache_use"),
+            "busy_share": self._busy_share(),
+            "cost": cost,
+            "cost_per_million_tokens": None if cost is None else cost / self.output_tokens * 1e6,
+            "carbon_g": carbon_g,
+            "interval": {
+                "seeds": {name: list(ends) for name, ends in self.seed_spread.items()},
+                "predictor": {name: list(ends) for name, ends in self.model_interval.items()},
+            },
+            "assumptions": list(self.assumptions),
+        }
+        return found
+
+    def _time_mean(self, column: str) -> dict[str, float]:
+        """Return the mean over time and the most of a column, per replica."""
+        spans = [run.segments["device_end_s"] - run.segments["device_begin_s"] for run in self.runs]
+        values = [run.segments[column] for run in self.runs]
+        weighted = sum(float(value @ span) for value, span in zip(values, spans, strict=True))
+        most = max((float(value.max()) for value in values if len(value)), default=0.0)
+        return {"mean": weighted / (len(self.runs) * self.length_s), "max": most}
+
+    def _busy_share(self) -> float:
+        busy_s = 0.0
+        for run in self.runs:
+            spans = run.segments["device_end_s"] - run.segments["device_begin_s"]
+            busy_s += float(spans[run.segments["steps"] > 0].sum())
+        return min(busy_s / (len(self.runs) * self.length_s), 1.0)
+
+    def write_requests_and_steps(self, path: Path) -> list[Path]:
+        """Write every request to ``path`` and every run of steps beside it (``NAME-steps``), as Parquet."""
+        if path.suffix != ".parquet":
+            raise bad_value("--out", "a .parquet file", path.name)
+        trace = self.trace
+        columns: dict[str, Any] = {
+            "arrival_s": trace.arrival_s,
+            "prompt_tokens": trace.prompt_tokens,
+            "output_tokens": trace.output_tokens,
+            "first_token_s": self.first_token_s,
+            "last_token_s": self.last_token_s,
+            "ttft_s": self.ttft_s,
+            "tpot_s": self.tpot_s,
+        }
+        steps_path = path.with_name(f"{path.stem}-steps.parquet")
+        parts = [{"replica": np.full(len(r.segments["steps"]), i), **r.segments} for i, r in enumerate(self.runs)]
+        steps = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        write_columns(path, columns)
+        write_columns(steps_path, steps)
+        return [path, steps_path]
+
+
+def write_columns(path: Path, columns: Mapping[str, npt.NDArray[Any]]) -> None:
+    """Write arrays of one length as a Parquet table."""
+    lists = {name: values.tolist() for name, values in columns.items()}
+    write_table(path, [dict(zip(lists, row, strict=True)) for row in zip(*lists.values(), strict=True)])
+
+
+def percentiles(values: npt.ArrayLike) -> dict[str, float]:
+    """Return mean, median, 90th and 99th percentile of what is known; zeros where nothing is.
+
+    >>> percentiles([1.0, 2.0, 3.0])["p50"]
+    2.0
+    """
+    known = np.asarray(values, dtype=np.float64)
+    known = known[np.isfinite(known)]
+    if not len(known):
+        return {"mean": 0.0, **{f"p{q}": 0.0 for q in QUANTILES}}
+    found = np.percentile(known, QUANTILES)
+    return {"mean": float(known.mean()), **{f"p{q}": float(v) for q, v in zip(QUANTILES, found, strict=True)}}
+
+
+def weighted_percentiles(values: Array, weights: Array) -> dict[str, float]:
+    """Return the same of values that stand for ``weights`` equal ones each.
+
+    >>> weighted_percentiles(np.array([1.0, 5.0]), np.array([9.0, 1.0]))["p50"]
+    1.0
+    """
+    if not len(values):
+        return percentiles([])
+    order = np.argsort(values)
+    sums = np.cumsum(weights[order])
+    places = np.searchsorted(sums, np.array(QUANTILES) / 100 * sums[-1])
+    found = values[order][np.minimum(places, len(values) - 1)]
+    mean = float(values @ weights / weights.sum())
+    return {"mean": mean, **{f"p{q}": float(v) for q, v in zip(QUANTILES, found, strict=True)}}
+
+
+_MOST_POINTS = 4000
+
+
+def print_serving(console: Console, result: ServingResult) -> None:
+    """Print latencies, throughput, power and energy on one screen."""
+    from rich.table import Table
+
+    found = result.summarise()
+    gpus = f"{found['gpu_count']} x {found['gpu']}" if found["gpu_count"] > 1 else found["gpu"]
+    length = units.show(found["length_s"], "s")
+    console.print(f"[bold]{found['model']}[/bold] on {gpus}: {found['requests']} requests in {length}")
+    latencies = Table(box=None, pad_edge=False)
+    for name in ("", "p50", "p90", "p99", "mean"):
+        latencies.add_column(name, justify="right" if name else "left")
+    for name, label in (
+        ("ttft_s", "time to first token"),
+        ("tpot_s", "time per output token"),
+        ("inter_token_s", "between two tokens"),
+        ("latency_s", "whole request"),
+    ):
+        latencies.add_row(label, *(units.show(found[name][key], "s") for key in ("p50", "p90", "p99", "mean")))
+    console.print(latencies)
+    sums = Table(box=None, pad_edge=False, show_header=False)
+    for label, text in _sums(found, result):
+        sums.add_row(label, text)
+    console.print(sums)
+    for note in found["assumptions"]:
+        console.print(f"[dim]assumed: {note}[/dim]", highlight=False)
+
+
+def _sums(found: dict[str, Any], result: ServingResult) -> list[tuple[str, str]]:
+    def watts(name: str) -> str:
+        return units.show(found[name], "W")
+
+    def joules(name: str) -> str:
+        return units.show(found[name], "J")
+
+    rows = [
+        (
+            "throughput",
+            f"{found['output_tokens_per_s']:.1f} output tokens/s, {found['requests_per_s']:.3g} requests/s",
+        ),
+        ("power", f"{watts('power_w')} mean, {watts('p95_power_w')} p95, {watts('peak_power_w')} peak"),
+        (
+            "energy",
+            f"{joules('energy_j_per_token')} an output token, {joules('energy_j_per_request')} a request, "
+            f"{joules('energy_j')} in all",
+        ),
+        (
+            "engine",
+            f"batch {found['batch']['mean']:.1f} mean, {found['batch']['max']:.0f} most; "
+            f"queue {found['queue']['mean']:.2f} mean, {found['queue']['max']:.0f} most; "
+            f"cache {found['cache_use']['mean']:.1%} mean, {found['cache_use']['max']:.1%} most; "
+            f"busy {found['busy_share']:.1%}; {found['preemptions']} preemptions",
+        ),
+    ]
+    if np.isfinite([result.target.ttft_s, result.target.tpot_s]).any():
+        rows.append(("goodput", f"{found['goodput_per_s']:.3g} requests/s, {found['good_share']:.1%} of all in time"))
+    if found["cost"] is not None:
+        money = f"{found['cost']:.4g} {result.prices.currency}"
+        rows.append(("cost", f"{money}, {found['cost_per_million_tokens']:.4g} a million output tokens"))
+    if found["carbon_g"] is not None:
+        rows.append(("carbon", f"{found['carbon_g']:.4g} g CO2 equivalent"))
+    for name, kind in (("seeds", "over seeds"), ("predictor", "of the predictor, as a factor")):
+        ends = found["interval"][name]
+        if ends:
+            shown = ", ".join(f"{key} {low:.3g} to {high:.3g}" for key, (low, high) in ends.items())
+            rows.append((f"spread {kind}", shown))
+    return rows
+
+
+def draw_serving(result: ServingResult) -> Figure:
+    """Draw latencies as distributions, and power and requests over time."""
+    figure = new_figure(10.0, 7.0)
+    (top_left, top_right), (bottom_left, bottom_right) = figure.subplots(2, 2)
+    share = np.linspace(0.0, 100.0, 501)
+    for axes, curves, label in (
+        (top_left, (("to first token", result.ttft_s), ("whole request", result.latency_s)), "Latency (s)"),
+        (top_right, (("per output token", result.tpot_s),), "Time per output token (s)"),
+    ):
+        for (name, values), colour in zip(curves, SERIES_COLOURS, strict=False):
+            known = values[np.isfinite(values)]
+            if len(known):
+                axes.plot(np.percentile(known, share), share, color=colour, label=name)
+        axes.set_xlabel(label)
+        axes.set_ylabel("Requests (%)")
+        axes.legend(frameon=False)
+    time_s, power_w = result.power_over_time(max(POWER_INTERVAL_S, result.length_s / _MOST_POINTS))
+    bottom_left.step(time_s, power_w, where="post", color=SERIES_COLOURS[0], lw=0.8)
+    bottom_left.axhline(result.power_w, color=SERIES_COLOURS[1], lw=1.0, label="mean")
+    bottom_left.set_xlabel("Time (s)")
+    bottom_left.set_ylabel("Power (W)")
+    bottom_left.set_ylim(bottom=0.0)
+    bottom_left.legend(frameon=False)
+    busiest = max(result.runs, key=lambda run: len(run.segments["steps"]))
+    stride = max(len(busiest.segments["steps"]) // _MOST_POINTS, 1)
+    for place, (name, column) in enumerate((("decoding", "decodes"), ("waiting", "waiting"))):
+        times, counts = busiest.segments["begin_s"][::stride], busiest.segments[column][::stride]
+        bottom_right.step(times, counts, where="post", color=SERIES_COLOURS[place], lw=0.8, label=name)
+    bottom_right.set_xlabel("Time (s)")
+    bottom_right.set_ylabel("Requests of one replica")
+    bottom_right.legend(frameon=False)
+    figure.suptitle(f"{result.model} on {result.gpu_count} x {result.gpu}: {result.requests} requests")
+    return add_caption(figure, "; ".join([f"simulated: {result.trace.name}", *result.assumptions]))

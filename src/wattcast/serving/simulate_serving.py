@@ -1,0 +1,298 @@
+"""Simulate a model under traffic: ``wattcast.simulate``.
+
+Requests of a trace go to replicas behind a router. With prefill replicas, prompts are computed on engines of their
+own and their cache is sent to the engines that decode.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from wattcast.core import units
+from wattcast.core.arrays import Array
+from wattcast.core.errors import bad_value, unknown_name
+from wattcast.hardware import Gpu
+from wattcast.predictor.api import find_gpu, predict
+from wattcast.predictor.prices import Prices
+from wattcast.serving.arrivals import Trace, draw_trace, make_trace, read_trace
+from wattcast.serving.engine_simulator import (
+    EngineReplica,
+    EngineSettings,
+    ReplicaRun,
+    RequestPlan,
+    plan_requests,
+)
+from wattcast.serving.serving_result import LatencyTarget, ServingResult
+from wattcast.serving.step_costs import StepCosts, tabulate_step_costs
+from wattcast.workload.build_model import build_graph
+from wattcast.workload.model_catalogue import ModelKind, ModelSpec
+from wattcast.workload.model_options import ModelOptions, SoftwareStack, WorkloadPhase
+from wattcast.workload.readers.load_workload import find_model
+
+ROUTERS = ("round-robin", "least-loaded")
+
+
+def simulate(
+    model: str | Path | ModelSpec,
+    gpu: str | Path | Gpu = "h200",
+    *,
+    trace: str | Path | Trace | None = None,
+    rate: str | float | None = None,
+    prompt: str | int = 512,
+    output: str | int = 128,
+    arrivals: str = "poisson",
+    seconds: str | float = 600.0,
+    requests: int | None = None,
+    seed: int = 1,
+    seeds: int = 1,
+    dtype: str = "bf16",
+    tp: int = 1,
+    clock: str | float | None = None,
+    power_limit: str | float | None = None,
+    replicas: int = 1,
+    router: str = "round-robin",
+    prefill_replicas: int = 0,
+    transfer: str | float = "50 GB/s",
+    max_batched_tokens: int = 8192,
+    max_seqs: int = 256,
+    block_tokens: int = 16,
+    cache_tokens: int | None = None,
+    memory_utilisation: float = 0.9,
+    prefix_hit_rate: float = 0.0,
+    speculative_tokens: int = 0,
+    acceptance_rate: float = 0.7,
+    ttft: str | float | None = None,
+    tpot: str | float | None = None,
+    prices: Prices | None = None,
+) -> ServingResult:
+    """Serve a trace, or arrivals drawn at ``rate``, and return latencies, throughput, power and energy.
+
+    >>> import wattcast
+    >>> found = wattcast.simulate("llama3-8b", "h200", rate="8/s", prompt=512, output=128, seconds=60)
+    >>> round(found.summarise()["ttft_s"]["p50"], 3) < 0.2
+    True
+
+    ``model`` is a catalogue name or a Hugging Face ``config.json``. Lengths and ``arrivals`` are written as
+    ``draw_trace`` takes them. ``replicas`` engines of ``tp`` GPUs each share the
+    requests; with ``prefill_replicas`` they only decode, and prompts come from those at ``transfer``.
+    ``cache_tokens`` replaces the room that follows from the GPU's memory. ``seeds`` repeats a drawn trace.
+    """
+    spec = find_model(model)
+    if spec is None or spec.kind is not ModelKind.LANGUAGE:
+        raise bad_value("model", "a language model", str(model), "`wattcast models` lists them.")
+    counts = (("replicas", replicas, 1), ("prefill_replicas", prefill_replicas, 0), ("seeds", seeds, 1))
+    for name, value, least in counts:
+        if isinstance(value, bool) or not least <= value <= 4096:
+            raise bad_value(name, f"from {least} to 4096", value)
+    if router not in ROUTERS:
+        raise unknown_name("router", router, ROUTERS, f"Known: {', '.join(ROUTERS)}.")
+    if not 0.0 < memory_utilisation <= 1.0:
+        raise bad_value("memory_utilisation", "above 0 and at most 1", memory_utilisation)
+    if (trace is None) == (rate is None):
+        raise bad_value("simulate", "either a rate or a trace", "both" if rate is not None else "neither")
+    if trace is not None and seeds > 1:
+        raise bad_value("seeds", "1 with a trace, which is not drawn", seeds)
+    settings = EngineSettings(
+        max_batched_tokens, max_seqs, prefix_hit_rate, speculative_tokens, acceptance_rate, seed
+    )
+    chip, options = find_gpu(gpu), ModelOptions.from_names(dtype=dtype, tp=tp, stack=SoftwareStack.ENGINE)
+    traces = [_find_trace(trace, rate, prompt, output, arrivals, seconds, requests, seed + i) for i in range(seeds)]
+    longest = max(int((drawn.prompt_tokens + drawn.output_tokens).max()) for drawn in traces)
+    costs = tabulate_step_costs(
+        spec,
+        chip,
+        options,
+        max_tokens=max_batched_tokens,
+        max_seqs=max_seqs,
+        longest_context=longest,
+        tokens_a_step=1 + speculative_tokens,
+        block_tokens=block_tokens,
+        memory_utilisation=memory_utilisation,
+        clock_hz=_amount(clock, "Hz", "clock"),
+        power_limit_w=_amount(power_limit, "W", "power_limit"),
+    )
+    if cache_tokens is not None:
+        costs = replace(costs, cache_tokens=cache_tokens)
+    transfer_s_per_token = 0.0
+    if prefill_replicas:
+        speed = _amount(transfer, "byte/s", "transfer") or 0.0
+        if speed <= 0:
+            raise bad_value("transfer", "a speed above zero", transfer)
+        transfer_s_per_token = costs.cache_byte_per_token * tp / speed
+    if costs.limit_w <= 0:
+        raise bad_value("power_limit", "a power above zero", str(power_limit))
+    target = LatencyTarget(_amount(ttft, "s", "ttft") or math.inf, _amount(tpot, "s", "tpot") or math.inf)
+    found = [
+        serve_trace(drawn, costs, settings, replicas, router, prefill_replicas, transfer_s_per_token, target, prices)
+        for drawn in traces
+    ]
+    first = found[0]
+    return replace(
+        first,
+        seed_spread=_spread_over_seeds(found) if seeds > 1 else {},
+        model_interval=_predictor_interval(spec, chip, options, first),
+    )
+
+
+def _find_trace(
+    trace: str | Path | Trace | None,
+    rate: str | float | None,
+    prompt: str | int,
+    output: str | int,
+    arrivals: str,
+    seconds: str | float,
+    requests: int | None,
+    seed: int,
+) -> Trace:
+    if isinstance(trace, Trace):
+        return trace
+    if trace is not None:
+        return read_trace(trace)
+    rate_per_s = _amount(rate, "/s", "rate")
+    assert rate_per_s is not None
+    length_s = _amount(seconds, "s", "seconds")
+    return draw_trace(rate_per_s, prompt, output, arrivals, length_s or 0.0, requests, seed)
+
+
+def _amount(value: str | float | None, unit: str, where: str) -> float | None:
+    """Return a quantity in SI units; a bare number is in them already."""
+    if value is None:
+        return None
+    if isinstance(value, str):
+        try:
+            amount = float(value)
+        except ValueError:
+            amount = units.parse(value, unit, where)
+    else:
+        amount = float(value)
+    if not (math.isfinite(amount) and amount >= 0):
+        raise bad_value(where, "a finite number, zero or more", str(value))
+    return amount
+
+
+def serve_trace(
+    trace: Trace,
+    costs: StepCosts,
+    settings: EngineSettings,
+    replicas: int = 1,
+    router: str = "round-robin",
+    prefill_replicas: int = 0,
+    transfer_s_per_token: float = 0.0,
+    target: LatencyTarget = LatencyTarget(),  # noqa: B008  (frozen)
+    prices: Prices | None = None,
+) -> ServingResult:
+    """Serve one trace with step costs that are known, and return what came of it."""
+    notes = [*costs.assumptions, f"router: {router}"]
+    if prefill_replicas:
+        runs, first_s, last_s = _serve_apart(
+            trace, costs, settings, replicas, router, prefill_replicas, transfer_s_per_token
+        )
+        notes.append("prompts are computed on engines of their own; a full decode engine does not hold them back")
+    else:
+        plan = plan_requests(trace, settings)
+        runs, first_s, last_s = _serve_together(trace, plan, costs, settings, replicas, router)
+    if settings.speculative_tokens:
+        notes.append("speculative decoding: drafting itself is free, tokens a step from the acceptance rate")
+    return ServingResult(
+        costs.model,
+        costs.gpu,
+        trace,
+        first_s,
+        last_s,
+        tuple(runs),
+        target,
+        prices or Prices(),
+        tuple(dict.fromkeys(notes)),
+    )
+
+
+def _serve_together(
+    trace: Trace, plan: RequestPlan, costs: StepCosts, settings: EngineSettings, replicas: int, router: str
+) -> tuple[list[ReplicaRun], Array, Array]:
+    """Share the requests among replicas and run each; first and last token of every request."""
+    engines = [EngineReplica(costs, settings, plan) for _ in range(replicas)]
+    if replicas == 1 or router == "round-robin":
+        for place, engine in enumerate(engines):
+            engine.submit(range(place, len(trace), replicas))
+    else:
+        _route_by_load(engines, plan.arrival_s)
+    runs = [engine.finish() for engine in engines]
+    first_s, last_s = (
+        np.fmax.reduce([getattr(run, name) for run in runs]) for name in ("first_token_s", "last_token_s")
+    )
+    return runs, first_s, last_s
+
+
+def _route_by_load(engines: Sequence[EngineReplica], arrival_s: Sequence[float]) -> None:
+    """Give each request to the engine with the least load at that moment, in turns where several have."""
+    for request, moment_s in enumerate(arrival_s):
+        for engine in engines:
+            engine.run_until(moment_s)
+        turn = request % len(engines)
+        min((*engines[turn:], *engines[:turn]), key=lambda engine: engine.load).submit((request,))
+
+
+def _serve_apart(
+    trace: Trace,
+    costs: StepCosts,
+    settings: EngineSettings,
+    replicas: int,
+    router: str,
+    prefill_replicas: int,
+    transfer_s_per_token: float,
+) -> tuple[list[ReplicaRun], Array, Array]:
+    """Compute prompts on engines of their own, send their cache, and decode on others."""
+    alone = replace(trace, output_tokens=np.ones(len(trace), dtype=np.int64))
+    prefill, first_s, last_s = _serve_together(
+        alone, plan_requests(alone, settings), costs, settings, prefill_replicas, router
+    )
+    going_on = np.flatnonzero(trace.output_tokens > 1)
+    if not len(going_on):
+        return prefill, first_s, last_s
+    handed_s = first_s[going_on] + transfer_s_per_token * trace.prompt_tokens[going_on]
+    order = np.argsort(handed_s, kind="stable")
+    rows = going_on[order]
+    sent = make_trace(handed_s[order], trace.prompt_tokens[rows], trace.output_tokens[rows])
+    plan = plan_requests(sent, replace(settings, prefix_hit_rate=0.0), carried=True)
+    decode, _, decoded_s = _serve_together(sent, plan, costs, settings, replicas, router)
+    last_s = last_s.copy()
+    last_s[rows] = decoded_s
+    return [*prefill, *decode], first_s, last_s
+
+
+def _spread_over_seeds(found: Sequence[ServingResult]) -> dict[str, tuple[float, float]]:
+    """Return the lowest and highest of the main figures over repeated draws."""
+    figures = {
+        "ttft_s.p50": [float(np.percentile(one.ttft_s, 50)) for one in found],
+        "ttft_s.p99": [float(np.percentile(one.ttft_s, 99)) for one in found],
+        "tpot_s.p50": [float(np.nanpercentile(one.tpot_s, 50)) for one in found],
+        "tpot_s.p99": [float(np.nanpercentile(one.tpot_s, 99)) for one in found],
+        "output_tokens_per_s": [one.output_tokens_per_s for one in found],
+        "power_w": [one.power_w for one in found],
+        "energy_j_per_token": [one.energy_j_per_token for one in found],
+    }
+    return {name: (min(values), max(values)) for name, values in figures.items()}
+
+
+def _predictor_interval(
+    spec: ModelSpec, gpu: Gpu, options: ModelOptions, result: ServingResult
+) -> dict[str, tuple[float, float]]:
+    """Return the predictor's interval on the mean decode step, as factors on latency, power and energy."""
+    decodes = [run.segments["decodes"] * run.segments["steps"] for run in result.runs]
+    steps = sum(float(run.segments["steps"][run.segments["decodes"] > 0].sum()) for run in result.runs)
+    batch = max(round(sum(float(count.sum()) for count in decodes) / max(steps, 1.0)), 1)
+    context = max(int((result.trace.prompt_tokens + result.trace.output_tokens / 2).mean()), 1)
+    step = replace(options, phase=WorkloadPhase.DECODE, batch=batch, seq=context)
+    found = predict(build_graph(spec, step), gpu, host_launch=0.0)
+    ends = found.interval
+    pairs = (
+        ("tpot_s", ends.latency_s, found.latency_s),
+        ("power_w", ends.power_w, found.power_w),
+        ("energy_j", ends.energy_j, found.energy_j),
+    )
+    return {name: tuple((np.ravel(end) / float(value)).tolist()) for name, end, value in pairs}

@@ -1,0 +1,331 @@
+"""Tabulate what one step of a serving engine costs on its GPU, so that a simulation looks up and never predicts.
+
+A step computes T tokens: B sequences decode behind a mean context c, and prompt chunks of q tokens come behind the p
+tokens of theirs that were computed before. Its kernels add up:
+
+    cost = tokens(T) + head(rows) + decode(B, c) + Σ prompt(q, p)
+
+``tokens`` are the products and elementwise kernels over all tokens together, ``head`` the language-model head over
+the sequences that yield a token, ``decode`` and ``prompt`` the attention of either kind. Each cost is a row of
+latencies at several clocks followed by energies at the same clocks; between the clocks, and between tabulated sizes,
+costs are linear. Decode-only steps are padded to the size of a captured CUDA graph.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from wattcast.core.arrays import Array
+from wattcast.core.errors import WattcastError, bad_value
+from wattcast.hardware import Gpu
+from wattcast.predictor.api import predict_many
+from wattcast.predictor.bundle import bundle_for
+from wattcast.predictor.prediction import Prediction
+from wattcast.serving.capacity_plan import idle_power_w
+from wattcast.serving.host_times import HostTimes, load_host_times
+from wattcast.workload.build_model import build_graph, compute_footprint
+from wattcast.workload.graph import Block, Graph
+from wattcast.workload.model_catalogue import ModelSpec
+from wattcast.workload.model_options import ModelOptions, OutputHead, WorkloadPhase
+from wattcast.workload.operator_types import Attention
+
+CLOCK_SHARES = (1.0, 0.92, 0.84, 0.76, 0.68, 0.6, 0.5, 0.35)  # of the top clock, where costs are tabulated
+TOKEN_KNOTS = (
+    *(1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 640, 768, 1024, 1280, 1536, 2048, 3072, 4096, 6144),
+    *(8192, 12288, 16384, 32768, 65536, 131072),
+)
+BATCH_KNOTS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 256, 384, 512, 1024, 2048, 4096)
+CONTEXT_KNOTS = (16, 256, 1024, 4096, 16384, 131072)
+PROMPT_KNOTS = (1, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
+EARLIER_TOKENS = 16384  # context at which the slope of prompt attention over earlier tokens is taken
+_UNLIMITED_W = 1e6  # costs at a clock are wanted whatever the power, the governor comes later
+
+
+@dataclass(frozen=True)
+class StepCosts:
+    """Costs of steps of one model on one GPU of a replica. A row holds latencies, then energies, by clock."""
+
+    clock_hz: Array  # (clock,), falling
+    tokens: Array  # (tokens + 1, row)
+    head: Array  # (tokens sampled + 1, row)
+    decode: Array  # (sequences + 1, context knot, row)
+    contexts: tuple[float, ...]  # (context knot,)
+    prompt: Array  # (tokens + 1, row) a chunk with nothing before it
+    prompt_slope: Array  # (tokens + 1, row) per token computed before
+    padded: tuple[int, ...]  # (tokens + 1,) size of the graph that holds so many tokens, or the tokens
+    limit_w: float  # mean power the governor holds
+    idle_w: float  # no request in the engine
+    waiting_w: float  # between kernels
+    layers: int
+    operators: int  # launched by a step without graphs
+    cache_tokens: int  # room of the paged cache
+    cache_byte_per_token: float  # on one GPU
+    block_tokens: int
+    gpu_count: int
+    gpu: str
+    model: str
+    host: HostTimes
+    assumptions: tuple[str, ...]
+
+    @property
+    def clocks(self) -> int:
+        """Number of clocks in a row."""
+        return len(self.clock_hz)
+
+    def decode_cost(self, tokens: int, decodes: int, context: float) -> Array:
+        """Return the cost of a step in which ``decodes`` sequences yield ``tokens``, padded to a captured size."""
+        padded = min(self.padded[decodes], len(self.decode) - 1)
+        return np.asarray(self.tokens[self.padded[tokens]] + self.head[tokens] + self._attention(padded, context))
+
+    def mixed_cost(
+        self, tokens: int, decodes: int, context: float, chunks: Sequence[tuple[int, int]], sampled: int
+    ) -> Array:
+        """Return the cost of a step with prompt ``chunks``: their tokens and the tokens computed before them.
+
+        ``tokens`` are those of the whole step, ``sampled`` the sequences that yield one.
+        """
+        cost = self.tokens[self.padded[tokens]] + self.head[sampled]
+        if decodes:
+            cost = cost + self._attention(decodes, context)
+        for chunk, before in chunks:
+            cost = cost + self.prompt[chunk] + before * self.prompt_slope[chunk]
+        return np.asarray(cost)
+
+    def _attention(self, decodes: int, context: float) -> Array:
+        """Return the attention of decoding sequences; beyond the last context the line goes on."""
+        place, share = self._between(context)
+        low, high = self.decode[decodes, place - 1], self.decode[decodes, place]
+        return np.asarray(low + share * (high - low))
+
+    def _between(self, context: float) -> tuple[int, float]:
+        contexts = self.contexts
+        place = min(max(bisect_left(contexts, context), 1), len(contexts) - 1)
+        low = contexts[place - 1]
+        return place, (context - low) / (contexts[place] - low)
+
+    def decode_at_top(self, tokens: int, decodes: int, context: float) -> tuple[float, float]:
+        """Return latency and energy of ``decode_cost`` at the top clock, several times as fast."""
+        top = self._top
+        padded = min(self.padded[decodes], len(self.decode) - 1)
+        place, share = self._between(context)
+        size, seconds, joules = self.padded[tokens], top.decode_s[padded], top.decode_j[padded]
+        return (
+            top.tokens_s[size] + top.head_s[tokens] + (1.0 - share) * seconds[place - 1] + share * seconds[place],
+            top.tokens_j[size] + top.head_j[tokens] + (1.0 - share) * joules[place - 1] + share * joules[place],
+        )
+
+    def mixed_at_top(
+        self, tokens: int, decodes: int, context: float, chunks: Sequence[tuple[int, int]], sampled: int
+    ) -> tuple[float, float]:
+        """Return latency and energy of ``mixed_cost`` at the top clock, several times as fast."""
+        top, size = self._top, self.padded[tokens]
+        step_s, step_j = top.tokens_s[size] + top.head_s[sampled], top.tokens_j[size] + top.head_j[sampled]
+        if decodes:
+            place, share = self._between(context)
+            seconds, joules = top.decode_s[decodes], top.decode_j[decodes]
+            step_s += (1.0 - share) * seconds[place - 1] + share * seconds[place]
+            step_j += (1.0 - share) * joules[place - 1] + share * joules[place]
+        for chunk, before in chunks:
+            step_s += top.prompt_s[chunk] + before * top.slope_s[chunk]
+            step_j += top.prompt_j[chunk] + before * top.slope_j[chunk]
+        return step_s, step_j
+
+    @cached_property
+    def _top(self) -> _TopClock:
+        tables = (self.tokens, self.head, self.decode, self.prompt, self.prompt_slope)
+        return _TopClock(*(table[..., place].tolist() for table in tables for place in (0, self.clocks)))
+
+
+@dataclass(frozen=True)
+class _TopClock:
+    """Costs at the top clock as lists, which Python reads several times as fast as arrays."""
+
+    tokens_s: list[float]
+    tokens_j: list[float]
+    head_s: list[float]
+    head_j: list[float]
+    decode_s: list[list[float]]
+    decode_j: list[list[float]]
+    prompt_s: list[float]
+    prompt_j: list[float]
+    slope_s: list[float]
+    slope_j: list[float]
+
+
+def tabulate_step_costs(
+    model: ModelSpec,
+    gpu: Gpu,
+    options: ModelOptions,
+    *,
+    max_tokens: int = 8192,
+    max_seqs: int = 256,
+    longest_context: int = 16384,
+    tokens_a_step: int = 1,
+    block_tokens: int = 16,
+    memory_utilisation: float = 0.9,
+    clock_hz: float | None = None,
+    power_limit_w: float | None = None,
+) -> StepCosts:
+    """Predict the table of a model on a GPU. ``options`` give number format and tensor parallelism.
+
+    The cache takes what is left of ``memory_utilisation`` of the visible memory after weights and the activations of
+    the largest step. A set ``clock_hz`` is the highest clock; the power limit may still lower it.
+    """
+    host, bundle = load_host_times(), bundle_for(gpu)
+    top_hz = float(np.max(gpu.clocks.max_hz)) if clock_hz is None else clock_hz
+    least_hz = min(float(np.min(gpu.clocks.min_hz)) if gpu.clocks.min_hz is not None else 0.3 * top_hz, top_hz)
+    clocks_hz = np.unique(np.maximum(top_hz * np.array(CLOCK_SHARES), least_hz))[::-1]
+    limit_w = float(np.mean(gpu.power.limit_w)) if power_limit_w is None else power_limit_w
+
+    def graph(phase: WorkloadPhase, batch: int, seq: int, head: OutputHead) -> Graph:
+        return build_graph(model, replace(options, phase=phase, batch=batch, seq=seq, head=head))
+
+    def costs(graphs: Sequence[Graph]) -> Array:
+        found = predict_many(graphs, gpu, clock=clocks_hz, power_limit=_UNLIMITED_W, host_launch=0.0)
+        return np.array([_cost_row(one) for one in found])
+
+    token_knots = _knots(TOKEN_KNOTS, max(max_tokens, max_seqs))
+    batch_knots, prompt_knots = _knots(BATCH_KNOTS, max_seqs), _knots(PROMPT_KNOTS, max_tokens)
+    contexts = np.array(_knots(CONTEXT_KNOTS, max(longest_context, 32)))
+    prefills = {t: graph(WorkloadPhase.PREFILL, 1, t, OutputHead.NONE) for t in {*token_knots, *prompt_knots}}
+    whole = prefills[token_knots[-1]]
+    tokens = costs([_without_attention(prefills[t]) for t in token_knots])
+    batches = [
+        graph(WorkloadPhase.DECODE, b, int(c), head)
+        for head in (OutputHead.LAST, OutputHead.NONE)
+        for b in batch_knots
+        for c in (contexts if head is OutputHead.LAST else contexts[:1])
+    ]
+    decoded = costs(batches)
+    split = len(batch_knots) * len(contexts)
+    steps = decoded[:split].reshape(len(batch_knots), len(contexts), -1)
+    head = steps[:, 0] - decoded[split:]
+    tokens_dense = _dense(token_knots, tokens, max(max_tokens, max_seqs))
+    rest = tokens_dense[list(batch_knots)] + head
+    decode = np.maximum(steps - rest[:, np.newaxis], 0.0)
+    attention = costs([_only_attention(prefills[t], 0) for t in prompt_knots])
+    later = costs([_only_attention(prefills[t], EARLIER_TOKENS) for t in prompt_knots])
+    slope = np.maximum((later - attention) / EARLIER_TOKENS, 0.0)
+    sampled = max_seqs * (tokens_a_step + 1)
+    head_dense, decode_dense = _dense(batch_knots, head, sampled), _dense(batch_knots, decode, max_seqs)
+    idle_w = float(idle_power_w(bundle, np.array([top_hz]))[0])
+    head_dense[1:, : len(clocks_hz)] += host.sample_s
+    head_dense[1:, len(clocks_hz) :] += host.sample_s * idle_w * host.waiting_power
+    layers = max((block.repeat for block in whole.blocks), default=1)
+    cache_tokens, cache_byte_per_token, cache_note = _cache_tokens(
+        model, gpu, options, max_tokens, block_tokens, memory_utilisation, host.visible_memory
+    )
+    return StepCosts(
+        clock_hz=clocks_hz,
+        tokens=tokens_dense,
+        head=head_dense,
+        decode=decode_dense,
+        contexts=tuple(contexts.tolist()),
+        prompt=_dense(prompt_knots, attention, max_tokens),
+        prompt_slope=_dense(prompt_knots, slope, max_tokens),
+        padded=_padded_sizes(max(max_tokens, max_seqs), host.capture_sizes),
+        limit_w=limit_w * bundle.governor_share,
+        idle_w=idle_w,
+        waiting_w=idle_w * host.waiting_power,
+        layers=layers,
+        operators=sum(calls for _, calls in whole.calls()),
+        cache_tokens=cache_tokens,
+        cache_byte_per_token=cache_byte_per_token,
+        block_tokens=block_tokens,
+        gpu_count=options.tp,
+        gpu=gpu.name,
+        model=model.name,
+        host=host,
+        assumptions=(
+            *(note for note in whole.assumptions if not note.startswith("no padding")),
+            f"host times: {host.engine}, one process, asynchronous scheduling",
+            cache_note,
+            *bundle.assumptions,
+        ),
+    )
+
+
+def _cost_row(prediction: Prediction) -> Array:
+    return np.concatenate([prediction.latency_s, prediction.energy_j])
+
+
+def _knots(known: Sequence[int], most: int) -> tuple[int, ...]:
+    return (*(knot for knot in known if knot < most), most)
+
+
+def _dense(knots: Sequence[int], rows: Array, most: int) -> Array:
+    """Interpolate rows at ``knots`` to every size from 0 to ``most``; nothing costs nothing."""
+    knots_array = np.array(knots)
+    sizes = np.arange(most + 1)
+    place = np.clip(np.searchsorted(knots_array, sizes), 1, max(len(knots) - 1, 1))
+    if len(knots) == 1:
+        dense = np.repeat(rows, most + 1, axis=0)
+    else:
+        low, high = knots_array[place - 1], knots_array[place]
+        share = ((sizes - low) / (high - low)).reshape(-1, *[1] * (rows.ndim - 1))
+        dense = rows[place - 1] + share * (rows[place] - rows[place - 1])
+    dense[0] = 0.0
+    return np.asarray(dense)
+
+
+def _padded_sizes(most: int, captured: Sequence[int]) -> tuple[int, ...]:
+    sizes = np.arange(most + 1)
+    place = np.searchsorted(captured, sizes)
+    known = np.append(captured, 0)[np.minimum(place, len(captured))]
+    padded = np.where(place < len(captured), known, sizes)
+    padded[0] = 0
+    return tuple(np.minimum(padded, most).tolist())
+
+
+def _without_attention(graph: Graph) -> Graph:
+    blocks = [
+        replace(block, ops=tuple(op for op in block.ops if not isinstance(op, Attention))) for block in graph.blocks
+    ]
+    return Graph(graph.name, tuple(block for block in blocks if block.ops))
+
+
+def _only_attention(graph: Graph, before: int) -> Graph:
+    """Keep attention alone, with ``before`` more keys, or as many as a window lets through."""
+    blocks = []
+    for block in graph.blocks:
+        kept = [op for op in block.ops if isinstance(op, Attention)]
+        if kept:
+            ops = tuple(replace(op, kv_len=op.kv_len + before if op.kv_len >= op.q_len else op.kv_len) for op in kept)
+            blocks.append(Block(ops, block.repeat, block.label))
+    if not blocks:
+        raise bad_value(graph.name, "a model with fused attention", "none", "Use --attention flash.")
+    return Graph(f"{graph.name} attention", tuple(blocks))
+
+
+def _cache_tokens(
+    model: ModelSpec,
+    gpu: Gpu,
+    options: ModelOptions,
+    max_tokens: int,
+    block_tokens: int,
+    utilisation: float,
+    visible: float,
+) -> tuple[int, float, str]:
+    """Return the tokens that fit into the cache, the bytes of one, and a sentence.
+
+    tokens = (u M - weights - activations - workspace) / bytes a token
+    """
+    largest = replace(options, phase=WorkloadPhase.PREFILL, batch=1, seq=max_tokens, head=OutputHead.LAST)
+    need = compute_footprint(model, largest)
+    room = visible * float(np.min(gpu.memory.capacity_byte)) * utilisation
+    left = room - need.weight_byte - need.activation_byte - need.workspace_byte
+    per_token = need.cache_byte / max_tokens
+    tokens = int(left / per_token // block_tokens * block_tokens) if per_token else 1 << 40
+    if tokens < block_tokens:
+        gb = 1e-9
+        raise WattcastError(
+            f"{model.name}: weights of {need.weight_byte * gb:.1f} GB leave no room for a cache in "
+            f"{room * gb:.1f} GB of the {gpu.name}. Use more GPUs (tp) or a smaller number format."
+        )
+    note = f"cache: {tokens} tokens, {utilisation:.0%} of the memory less weights and activations"
+    return tokens, per_token, note

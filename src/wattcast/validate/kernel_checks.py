@@ -1,0 +1,437 @@
+"""Ledger rows of kernels: latency, power and clock, intervals, kernel choice, counters and layers."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from wattcast import hardware
+from wattcast.core.arrays import Array, Mask
+from wattcast.core.measured_rows import COUNTERS_FILE, database_folder, read_table
+from wattcast.fit.card_spread import (
+    KIND_OF_QUANTITY,
+    CardComponents,
+    CardShift,
+    RowOrigins,
+    check_left_out_cards,
+    combine_spread,
+    compare_cards,
+    load_origins,
+)
+from wattcast.fit.database_fit import fit_cold_cache, load_layers, predict_held_out_layers_s, shipped_held_out
+from wattcast.fit.held_out import (
+    INTERVAL_LEVEL,
+    HeldOutRows,
+    conformal_ends,
+    fit_nearness_line,
+    power_ends,
+    scale_ratios,
+)
+from wattcast.fit.kernel_fit import KernelFit
+from wattcast.fit.kernel_rows import KernelRows, load_kernel_rows
+from wattcast.fit.scoring import LedgerRow, make_ledger_row, mean_percent_error
+from wattcast.fit.whole_models import ModelCase
+from wattcast.hardware import Gpu
+from wattcast.kernels import build_kernels, lower_graph, reference_chip
+from wattcast.kernels.kernel_table import COUNTED_ROTATION
+from wattcast.predictor.bundle import bundle_for
+from wattcast.predictor.bundle.bundle_file import FAMILIES, Bundle
+from wattcast.predictor.bundle.support_widening import CardSpread, nearness_scale
+from wattcast.predictor.kernel_phases import Correction, count_events
+from wattcast.predictor.learned_factors import LearnedFactors
+
+
+def kernel_rows(held: HeldOutRows, gpu: str) -> list[LedgerRow]:
+    """Return errors overall and by family, with capped and uncapped rows apart."""
+    where = f"{gpu} kernels, held-out shapes"
+    family, data = np.array(held.family), np.array(held.data)
+    burst = np.array([kind == "burst" for kind in held.kind])
+    random = data == "random"
+    top_hz = float(np.mean(hardware.load_gpu(gpu).clocks.max_hz))
+    capped = ~burst & (held.clock_hz < 0.995 * top_hz)
+    open_, shut = ~burst & ~capped & random, capped & random
+    names = list(dict.fromkeys(held.family))
+    rows = [_latency(held, where, "latency", burst & random, "4-20 at a locked clock", 9.0, 5.5)]
+    rows += [_latency(held, where, f"latency, {f}", burst & random & (family == f), None, 15.0, None) for f in names]
+    rows += [
+        _latency(held, where, "latency, sustained, not capped", open_),
+        _latency(held, where, "latency, sustained, capped", shut),
+        _power(held, where, "power", ~burst & random, "3-4 at a locked clock", 5.0, 3.2),
+        _power(held, where, "power, not capped", open_),
+        _power(held, where, "power, capped", shut),
+    ]
+    rows += [_power(held, where, f"power, {f}", ~burst & random & (family == f)) for f in names]
+    rows += [
+        _clock(held, where, "clock as NVML reports it", ~burst & random, top_hz, 2.5, 1.3),
+        _clock(held, where, "clock, capped", shut, top_hz, 5.0, 3.0),
+    ]
+    other = ~burst & ~random
+    rows += [_power(held, where, "power, zeros, ones and rectified data", other)]
+    return rows
+
+
+def interval_rows(held: HeldOutRows, gpu: str) -> list[LedgerRow]:
+    """Return the share of held-out rows inside intervals whose ends come from the other folds, and their width."""
+    where = f"{gpu} kernels, intervals of {INTERVAL_LEVEL:.0%}"
+    family = np.array(held.family)
+    random = np.array(held.data) == "random"
+    burst = np.array([kind == "burst" for kind in held.kind])
+    rows = []
+    found = {}
+    for quantity, ratio, kept in (
+        ("latency", held.latency_s / held.predicted_latency_s, burst),
+        ("power", held.power_w / held.predicted_power_w, ~burst),
+    ):
+        known = random & kept & np.isfinite(ratio)
+        found[quantity] = known, *_covered(quantity, ratio, held, family, known)
+    for name in dict.fromkeys(held.family):
+        for quantity, (known, inside, width) in found.items():
+            at = known & (family == name)
+            rows.append(
+                make_ledger_row(where, f"{quantity}, {name}", int(at.sum()), None, **_coverage(inside[at], width[at]))
+            )
+    for quantity, near in (("latency", held.near), ("power", held.near_power)):
+        known, inside, width = found[quantity]
+        for label, part in _by_distance(near, known).items():
+            share = _coverage(inside[part], width[part])
+            rows.append(make_ledger_row(where, f"{quantity}, {label}", int(part.sum()), None, **share))
+    return rows
+
+
+def _coverage(inside: Mask, width: Array) -> dict[str, Any]:
+    return {
+        "coverage": round(100 * float(inside.mean()), 1),
+        "width": round(100 * float(width.mean()), 1),
+        "median_width": round(100 * float(np.median(width)), 1),
+        "wanted": [85.0, 95.0],
+    }
+
+
+def _by_distance(near: Array, known: Mask) -> dict[str, Mask]:
+    """Split rows into quarters by their distance to the nearest other row; empty where that was not kept."""
+    if not np.isfinite(near[known]).any():
+        return {}
+    edges = np.quantile(near[known & np.isfinite(near)], [0.25, 0.5, 0.75])
+    quarter = np.where(np.isfinite(near), np.searchsorted(edges, near), -1)
+    labels = ("farthest quarter from other rows", "second quarter", "third quarter", "nearest quarter")
+    return {label: known & (quarter == i) for i, label in enumerate(labels)}
+
+
+def _covered(
+    quantity: str, ratio: Array, held: HeldOutRows, family: npt.NDArray[np.str_], known: Mask
+) -> tuple[Mask, Array]:
+    """Return which rows lie inside ends from the other folds' rows, and the width of each interval."""
+    near = held.near if quantity == "latency" else held.near_power
+    inside, width = np.zeros(len(ratio), dtype=bool), np.full(len(ratio), np.nan)
+    for k in np.unique(held.fold[known]):
+        others = known & (held.fold != k)
+        line = fit_nearness_line(np.log(ratio[others]), family[others], near[others])
+        typical = scale_ratios(ratio[others], near[others], line)
+        for name in np.unique(family[known & (held.fold == k)]):
+            here = known & (held.fold == k) & (family == name)
+            if quantity == "latency":
+                low, high = conformal_ends(typical[family[others] == name])
+            else:
+                low, high = power_ends(typical, family[others], str(name))
+            scale = nearness_scale(near[here], line)
+            inside[here] = (ratio[here] >= low**scale) & (ratio[here] <= high**scale)
+            width[here] = high**scale - low**scale
+    return inside, width
+
+
+def _latency(
+    held: HeldOutRows,
+    where: str,
+    quantity: str,
+    at: Mask,
+    published: str | None = None,
+    must: float | None = None,
+    aim: float | None = None,
+) -> LedgerRow:
+    error = mean_percent_error(held.predicted_latency_s[at], held.latency_s[at])
+    floor = mean_percent_error(held.roofline_s[at], held.latency_s[at])
+    return make_ledger_row(
+        where, quantity, int(at.sum()), error, floor, published, must, aim, median=_median(held, at)
+    )
+
+
+def _median(held: HeldOutRows, at: Mask) -> float | None:
+    if not at.any():
+        return None
+    return round(float(100 * np.median(np.abs(held.predicted_latency_s[at] / held.latency_s[at] - 1))), 2)
+
+
+def _power(
+    held: HeldOutRows,
+    where: str,
+    quantity: str,
+    at: Mask,
+    published: str | None = None,
+    must: float | None = None,
+    aim: float | None = None,
+) -> LedgerRow:
+    error = mean_percent_error(held.predicted_power_w[at], held.power_w[at])
+    floor = mean_percent_error(_family_mean(held)[at], held.power_w[at])
+    return make_ledger_row(where, quantity, int(at.sum()), error, floor, published, must, aim)
+
+
+def _family_mean(held: HeldOutRows) -> Array:
+    """Return the mean power of each row's family over the other folds, which is the floor."""
+    family, found = np.array(held.family), np.full(len(held.kind), np.nan)
+    known = np.isfinite(held.power_w) & (np.array(held.data) == "random")
+    for i in np.flatnonzero(np.isfinite(held.power_w)):
+        others = known & (family == family[i]) & (held.fold != held.fold[i])
+        found[i] = held.power_w[others].mean() if others.any() else np.nan
+    return found
+
+
+def _clock(
+    held: HeldOutRows, where: str, quantity: str, at: Mask, top_hz: float, must: float, aim: float
+) -> LedgerRow:
+    error = mean_percent_error(held.predicted_clock_hz[at], held.clock_hz[at])
+    floor = mean_percent_error(np.full(int(at.sum()), top_hz), held.clock_hz[at])
+    return make_ledger_row(where, quantity, int(at.sum()), error, floor, "nobody", must, aim)
+
+
+def choice_rows(gpu: str, held: HeldOutRows | None = None) -> list[LedgerRow]:
+    """Return how often the fitted kernel choice is the library's, and the latency error with the kernel that ran."""
+    held = held or shipped_held_out(gpu)
+    if held is None:
+        return []
+    burst = np.array([kind == "burst" for kind in held.kind]) & (np.array(held.data) == "random")
+    named = burst & np.array([bool(ran) and bool(chosen) for ran, chosen in zip(held.ran, held.chosen, strict=True)])
+    where, family = f"{gpu} kernel choice", np.array(held.family)
+    rows = []
+    for name in ("gemm", "conv2d"):
+        at = named & (family == name)
+        rows.append(make_ledger_row(where, f"kernel of {name}", int(at.sum()), None, **_agreement(held, at)))
+    for name in ("gemm", "conv2d"):
+        at = burst & (family == name) & np.isfinite(held.oracle_latency_s)
+        error = mean_percent_error(held.oracle_latency_s[at], held.latency_s[at])
+        more: dict[str, Any] = {
+            "without_oracle": round(mean_percent_error(held.predicted_latency_s[at], held.latency_s[at]) or 0.0, 1)
+        }
+        rows.append(
+            make_ledger_row(where, f"latency of {name}, kernel that ran (oracle)", int(at.sum()), error, **more)
+        )
+    return rows
+
+
+def _agreement(held: HeldOutRows, at: Mask) -> dict[str, Any]:
+    """Return shares in percent."""
+    ran, took = ([_parse_choice(names[i]) for i in np.flatnonzero(at)] for names in (held.ran, held.chosen))
+    pairs = list(zip(ran, took, strict=True))
+    near = [abs(np.log2(b[1] * b[2] / (a[1] * a[2]))) <= 1.0 for a, b in pairs]
+    return {
+        "kind": _percent_true([a[0] == b[0] for a, b in pairs]),
+        "tile_exact": _percent_true([a[:3] == b[:3] for a, b in pairs]),
+        "area_within_a_factor_of_two": _percent_true(near),
+        "split_of_k": _percent_true([a[3] == b[3] for a, b in pairs]),
+        "distinct_kernels": len(set(ran)),
+    }
+
+
+def _percent_true(flags: list[Any]) -> float:
+    return round(float(100 * np.mean(flags)), 1) if flags else 0.0
+
+
+def _parse_choice(text: str) -> tuple[str, int, int, bool]:
+    kind, tile, *split = text.split()
+    n, m = tile.split("x")
+    return kind, int(n), int(m), bool(split)
+
+
+_BANK_BYTE = 4.0  # a bank of shared memory and L1 is 4 bytes wide
+_LEAST_BYTE = 1e5  # less than this is noise of the profiler and of what L2 happened to hold
+
+
+def counter_rows(gpu: str) -> list[LedgerRow]:
+    """Return the median ratio of predicted to counted bytes at each level of memory, and their correlation."""
+    measured = _counted_bytes(gpu)
+    rows = load_kernel_rows(gpu)
+    first = {spec: i for i, spec in reversed(list(enumerate(rows.spec)))}
+    specs = [spec for spec in measured if spec in first]
+    chip = hardware.load_gpu(gpu)
+    ops = tuple(rows.ops[first[s]] for s in specs)
+    conditions = [replace(rows.conditions[first[s]], rotated=COUNTED_ROTATION) for s in specs]
+    kernels = build_kernels(ops, conditions, chip, bundle_for(chip).reference, ())
+    events, value = count_events(kernels)
+    dram = value[:, events.index("dram_read_byte")] + value[:, events.index("dram_write_byte")]
+    predicted = {
+        "DRAM": dram,
+        "L2": value[:, events.index("l2_byte")],
+        "shared": value[:, events.index("shared_byte")],
+    }
+    return [
+        _counter_row(gpu, name, found, np.array([measured[s][name] for s in specs]))
+        for name, found in predicted.items()
+    ]
+
+
+def _counted_bytes(gpu: str) -> dict[str, dict[str, float]]:
+    """Return the bytes of each operator: the sum over the kernels of one call."""
+    total: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    for kernel in read_table(database_folder(gpu) / COUNTERS_FILE):
+        of = total[kernel["spec"]]
+        of["DRAM"] += kernel["dram__bytes_read_sum"] + kernel["dram__bytes_write_sum"]
+        # what crosses between SMs and L2; the L2's own count also has what its two halves send one another
+        of["L2"] += kernel["l1tex__m_xbar2l1tex_read_bytes_sum"] + kernel["l1tex__m_l1tex2xbar_write_bytes_sum"]
+        banks = kernel["l1tex__data_bank_reads_sum"] + kernel["l1tex__data_bank_writes_sum"]
+        of["shared"] += _BANK_BYTE * banks
+    return total
+
+
+def _counter_row(gpu: str, name: str, predicted: Array, measured: Array) -> LedgerRow:
+    at = (measured > _LEAST_BYTE) & (predicted > _LEAST_BYTE)
+    ratio = predicted[at] / measured[at]
+    r = float(np.corrcoef(np.log(predicted[at]), np.log(measured[at]))[0, 1]) if at.sum() > 2 else float("nan")
+    more: dict[str, Any] = {
+        "median_ratio": round(float(np.median(ratio)), 3),
+        "r_of_logs": round(r, 4),
+        "wanted": [0.95, 1.05],
+        "left_out": int((~at).sum()),
+    }
+    error = float(100 * np.mean(np.abs(ratio - 1)))
+    return make_ledger_row(f"{gpu} counters", f"{name} bytes", int(at.sum()), error, **more)
+
+
+def layer_rows(gpu: str) -> list[LedgerRow]:
+    """Return the error of layers' times from a law that saw no such architecture; floor: the operators' sum."""
+    layers = load_layers(gpu, hardware.load_gpu(gpu))
+    if layers is None:
+        return []
+    law = fit_cold_cache(layers)
+    return [
+        make_ledger_row(
+            f"{gpu} layers of operators that hand on results",
+            "latency, architecture unseen",
+            len(layers.name),
+            mean_percent_error(predict_held_out_layers_s(layers), layers.layer_s),
+            mean_percent_error(layers.alone_s, layers.layer_s),
+            floor_is="sum of the operators alone",
+            cold_operator_us=round(1e6 * law.operator_s, 2),
+            cold_us_per_MB=round(1e12 * law.s_per_byte, 3),
+        )
+    ]
+
+
+def card_rows(gpu: str, held: HeldOutRows) -> list[LedgerRow]:
+    """Return the spread between cards: what the database shows, what is taken, and whether it holds elsewhere."""
+    rows, origin = load_kernel_rows(gpu), load_origins(gpu)
+    where = f"{gpu} cards of the kind"
+    found = {quantity: compare_cards(rows, origin, quantity, held) for quantity in KIND_OF_QUANTITY}
+    spreads = [_spread(where, quantity, found[quantity], combine_spread(found)) for quantity in KIND_OF_QUANTITY]
+    return spreads + [one for quantity in KIND_OF_QUANTITY for one in _common(where, quantity, rows, origin)]
+
+
+def _spread(where: str, quantity: str, found: CardComponents | list[CardShift], spread: CardSpread) -> LedgerRow:
+    taken = getattr(spread, quantity)
+    if not isinstance(found, CardComponents):
+        more: dict[str, Any] = {"taken": f"{100 * taken:.2f} %"}
+        for i, s in enumerate(found):
+            more[f"card_{i + 2}_against_1"] = f"{100 * s.shift:+.2f} ± {100 * s.error:.2f} % by {s.rows} rows"
+        more["from"] = spread.source
+        return make_ledger_row(
+            where, f"{quantity}, deviation of another card", sum(s.rows for s in found), None, **more
+        )
+    more = {
+        "taken": f"{100 * taken:.2f} %",
+        "cards": found.cards,
+        "common_to_a_card": f"{100 * found.card:.2f} %",
+        "card_by_kernel": f"{100 * found.card_by_kernel:.2f} %",
+        "repeats": f"{100 * found.noise:.2f} %",
+    }
+    return make_ledger_row(where, f"{quantity}, deviation of another card", found.rows, None, **more)
+
+
+def _common(where: str, quantity: str, rows: KernelRows, origin: RowOrigins) -> list[LedgerRow]:
+    """Return the share of kernels in common that lie within the spread that the other cards show."""
+    found = check_left_out_cards(rows, origin, quantity)
+    if not found:
+        return []
+    inside = np.concatenate(list(found.values()))
+    more: dict[str, Any] = {"wanted": [85.0, 95.0], "coverage": round(100 * float(inside.mean()), 1)}
+    more |= {f"card_{name_of(card)}": round(100 * float(one.mean()), 1) for card, one in found.items()}
+    name = f"{quantity}, kernels in common, inside the spread that the other cards show"
+    return [make_ledger_row(where, name, int(inside.size), None, **more)]
+
+
+def name_of(card: str) -> str:
+    """Return a short name of a card: the first digits of its identity."""
+    return card.removeprefix("GPU-").partition("-")[0] or "unnamed"
+
+
+def five_number_floor(cases: list[ModelCase], gpu: Gpu) -> tuple[Array, Array]:
+    """Return latency and power of each case from a fit that never saw its model family."""
+    compute_s, memory_s, operators = (np.array(c) for c in zip(*(_terms(case, gpu) for case in cases), strict=True))
+    latency = np.array([float(case.row.latency_s or np.nan) for case in cases])
+    power = np.array([float(case.row.power_w or np.nan) for case in cases])
+    family = np.array([model_family(case.row.model) for case in cases])
+    limit_w = float(np.mean(gpu.power.limit_w))
+    time = np.column_stack([np.maximum(compute_s, memory_s), operators])
+    found_s, found_w = np.full(len(cases), np.nan), np.full(len(cases), np.nan)
+    for name in dict.fromkeys(family.tolist()):
+        here, others = family == name, family != name
+        if not others.any():
+            continue
+        seconds = np.maximum(time @ _relative(time[others], latency[others]), 1e-9)
+        busy = np.column_stack([np.ones(len(cases)), compute_s / latency, memory_s / latency])
+        watts = _relative(busy[others], power[others])
+        asked = np.column_stack([np.ones(len(cases)), compute_s / seconds, memory_s / seconds]) @ watts
+        found_s[here], found_w[here] = seconds[here], np.minimum(asked, limit_w)[here]
+    return found_s, found_w
+
+
+def model_family(model: str) -> str:
+    """Return the family of a catalogue model: its name up to the first size."""
+    return next(
+        (name for name in ("gpt2", "bert", "qwen", "llama", "vit", "resnet") if model.startswith(name)), model
+    )
+
+
+def flop_byte_regression(flop: Array, byte: Array, latency_s: Array, fold: npt.NDArray[np.int64]) -> Array:
+    """Return latency from a regression on FLOPs, bytes and a constant, out of fold, fitted to relative error."""
+    terms = np.column_stack([np.ones(len(flop)), flop / flop.max(), byte / byte.max()])
+    found = np.full(len(flop), np.nan)
+    for k in np.unique(fold):
+        others = fold != k
+        found[~others] = terms[~others] @ _relative(terms[others], latency_s[others])
+    return found
+
+
+def _relative(terms: Array, target: Array) -> Array:
+    """Solve non-negative least squares of terms/target against one."""
+    from scipy.optimize import nnls
+
+    return np.asarray(nnls(terms / target[:, None], np.ones(len(target)))[0])
+
+
+def _terms(case: ModelCase, gpu: Gpu) -> tuple[float, float, float]:
+    """Return seconds of all arithmetic at peak, seconds of all bytes at peak, and the number of operators."""
+    kernels = lower_graph(case.graph, gpu, reference_chip(gpu))
+    rate = np.asarray(kernels.pipe_per_cycle) * float(np.mean(gpu.sm_count)) * float(np.mean(gpu.clocks.max_hz))
+    compute_s = float((kernels.flop / rate) @ kernels.calls)
+    return compute_s, case.graph.byte / float(np.mean(gpu.memory.byte_per_s)), float(case.operators)
+
+
+def ideal_scaffold(bundle: Bundle) -> KernelFit:
+    """Return the shipped clock law and energies with every λ one, no fixed time and nothing learned."""
+    assert bundle.clock_law is not None
+    ideal = dict.fromkeys(FAMILIES, Correction(1.0, 1.0, 0.0))
+    nothing = LearnedFactors(bundle.reference, {}, {})
+    return KernelFit(ideal, bundle.clock_law, bundle.power.as_module_power(), dict(bundle.toggling), nothing)
+
+
+def regress_by_family(rows: KernelRows, fold: npt.NDArray[np.int64]) -> Array:
+    """Return latency from FLOPs and bytes, by family, out of fold."""
+    flop = np.array([op.flop for op in rows.ops])
+    byte = np.array([op.read_byte + op.write_byte for op in rows.ops])
+    family, found = np.array(rows.family), np.full(len(rows), np.nan)
+    for name in dict.fromkeys(rows.family):
+        at = family == name
+        found[at] = flop_byte_regression(flop[at] + 1.0, byte[at] + 1.0, rows.column("latency_s")[at], fold[at])
+    return found

@@ -1,0 +1,427 @@
+"""The HTTP interface: what every request must pass, routes with their OpenAPI schema, and the server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from importlib.resources import files
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import FastAPI, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.openapi.utils import get_openapi
+from fastapi.responses import StreamingResponse
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from wattcast import __version__
+from wattcast.core.errors import MissingTool, Refused, bad_value
+from wattcast.report.prediction_json import PredictOut
+from wattcast.web import answers, request_schema
+from wattcast.web.live_stream import Feed, FeedInfo, FeedWatchers, recorded_feed
+from wattcast.web.request_schema import MOST_BYTE
+from wattcast.web.worker_pool import LIMIT_S, WorkerPool, make_refusal, run_pool
+
+ARRIVE_S = 10.0
+LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), microphone=(), geolocation=()",
+}
+
+
+class RequestGuard:
+    """ASGI middleware that checks hosts, origins and bodies, adds headers, and answers errors without tracebacks."""
+
+    def __init__(
+        self, app: ASGIApp, hosts: Iterable[str], most_byte: int = MOST_BYTE, arrive_s: float = ARRIVE_S
+    ) -> None:
+        self._app = app
+        self._hosts = {_host_name(host) for host in (*LOOPBACK, *hosts)}
+        self._most_byte, self._arrive_s = most_byte, arrive_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            if scope["type"] == "lifespan":
+                await self._app(scope, receive, send)
+            return
+        sent = _GuardedSend(send)
+        why = self._refused(scope)
+        if why is not None:
+            await _refuse(scope, receive, sent, *why)
+            return
+        try:
+            await self._pass(scope, receive, sent)
+        except _TooMuch as error:
+            if not sent.begun:
+                await _refuse(scope, receive, sent, *error.args)
+        except Exception:
+            if not sent.begun:
+                await _refuse(scope, receive, sent, 500, "internal error; the server's log says more.")
+            raise  # to the server's log
+
+    async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] in ("GET", "HEAD"):
+            await self._app(scope, receive, send)
+            return
+        body = await self._body(receive)
+        handed = False
+
+        async def whole() -> Message:
+            nonlocal handed
+            if handed:
+                return await receive()
+            handed = True
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        await self._app(scope, whole, send)
+
+    async def _body(self, receive: Receive) -> bytes:
+        chunks, size = [], 0
+        try:
+            async with asyncio.timeout(self._arrive_s):
+                while True:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise _TooMuch(400, "the request ended before its body did.")
+                    chunks.append(message.get("body", b""))
+                    size += len(chunks[-1])
+                    if size > self._most_byte:
+                        raise _TooMuch(413, f"request: expected at most {self._most_byte} bytes, got more.")
+                    if not message.get("more_body"):
+                        return b"".join(chunks)
+        except TimeoutError:
+            raise _TooMuch(408, f"the request's body did not arrive within {self._arrive_s:g} s.") from None
+
+    def _refused(self, scope: Scope) -> tuple[int, str] | None:
+        headers = Headers(scope=scope)
+        hosts = headers.getlist("host")
+        if len(hosts) != 1 or _host_name(hosts[0]) not in self._hosts:
+            return 421, "this server does not answer to that Host. Start it with --allow-host NAME to allow one."
+        for origin in headers.getlist("origin"):
+            if _host_name(origin.partition("://")[2]) not in self._hosts:
+                return 403, "requests from other sites are not answered."
+        length = headers.get("content-length", "0")
+        if length.isdecimal() and int(length) > self._most_byte:
+            return 413, f"request: expected at most {self._most_byte} bytes, got {int(length)}."
+        return None
+
+
+class _TooMuch(Exception):
+    """Status and text of a body that is refused while it arrives."""
+
+
+class _GuardedSend:
+    """Adds our headers to a response, and knows whether one has begun."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.begun = False
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.begun = True
+            headers = MutableHeaders(scope=message)
+            for name, value in HEADERS.items():
+                headers.setdefault(name, value)
+        await self._send(message)
+
+
+def _host_name(host: str) -> str:
+    """Return the host of ``host:port``, ``[::1]:port`` or ``host``, in lower case."""
+    host = host.strip().lower()
+    return host.partition("]")[0] + "]" if host.startswith("[") else host.partition(":")[0]
+
+
+async def _refuse(scope: Scope, receive: Receive, send: Send, status: int, text: str) -> None:
+    await JSONResponse({"error": text}, status, {"connection": "close"})(scope, receive, send)
+
+
+ASSETS = {
+    "app.css": "text/css; charset=utf-8",
+    "app.js": "text/javascript; charset=utf-8",
+    "charts.js": "text/javascript; charset=utf-8",
+    "format.js": "text/javascript; charset=utf-8",
+    "live.js": "text/javascript; charset=utf-8",
+    "state.js": "text/javascript; charset=utf-8",
+    "icon.svg": "image/svg+xml",
+}
+POST_ROUTES: dict[str, tuple[str, type, type | str, str]] = {
+    "/api/predict": (
+        "predict",
+        request_schema.ConfigurationList,
+        PredictOut,
+        "Predictions, as `wattcast predict --json` prints them",
+    ),
+    "/api/view": ("view", request_schema.Configuration, answers.ViewOut, "One configuration seen from all sides"),
+    "/api/room": (
+        "room",
+        request_schema.Configuration,
+        answers.RoomOut,
+        "What it holds in memory, and the largest batch",
+    ),
+    "/api/csv": ("csv", request_schema.ConfigurationList, "text/csv", "Operators as a table"),
+    "/api/figure": (
+        "figure",
+        request_schema.FigureRequest,
+        "image/svg+xml image/png application/pdf",
+        "A figure as a file",
+    ),
+    "/api/report": ("report", request_schema.ConfigurationList, "text/html", "A self-contained report"),
+}
+GET_ROUTES: dict[str, type] = {"/api/catalogue": answers.CatalogueOut, "/api/live/about": FeedInfo}
+ATTACHMENTS = {"csv": "wattcast.csv", "report": "wattcast-report.html"}
+_REFUSED = {
+    400: "The body ended early",
+    403: "From another site",
+    408: "The body took too long",
+    413: "Too large",
+    415: "Not JSON",
+    421: "Not this server's name",
+    422: "A value is wrong; the error names it",
+    500: "Our mistake",
+    503: "Busy, or stopped at the time limit",
+}
+
+
+def make_app(pool: WorkerPool, feed: Feed, hosts: Iterable[str] = ()) -> RequestGuard:
+    """Make the whole application behind its guard; the pool starts and stops with it."""
+
+    @contextlib.asynccontextmanager
+    async def life(app: FastAPI) -> AsyncIterator[None]:
+        async with run_pool(pool):
+            yield
+
+    app = FastAPI(title="Wattcast", version=__version__, lifespan=life, docs_url=None, redoc_url=None)
+    _errors(app)
+    _pages(app)
+    _questions(app, pool)
+    _live(app, FeedWatchers(feed))
+    app.openapi = lambda: _schema(app)  # type: ignore[method-assign]
+    return RequestGuard(app, hosts)
+
+
+def openapi_schema() -> dict[str, Any]:
+    """Return the OpenAPI schema without a server."""
+    app = FastAPI(title="Wattcast", version=__version__)
+    _questions(app, WorkerPool())
+    _live(app, FeedWatchers(recorded_feed()))
+    return _schema(app)
+
+
+def _errors(app: FastAPI) -> None:
+    @app.exception_handler(HTTPException)
+    async def refused(request: Request, error: HTTPException) -> Response:
+        return _plain(error.status_code, str(error.detail), dict(error.headers or {}))
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> Response:
+        first = error.errors()[0]
+        return _plain(422, f"{'.'.join(str(part) for part in first['loc'][1:])}: {first['msg']}.")
+
+
+def _plain(status: int, text: str, headers: dict[str, str] | None = None) -> Response:
+    return Response(make_refusal(status, text).body, status, headers, media_type="application/json")
+
+
+def _pages(app: FastAPI) -> None:
+    folder = files("wattcast.web").joinpath("assets")
+    held = {name: folder.joinpath(name).read_bytes() for name in (*ASSETS, "index.html")}
+    fresh = {"cache-control": "no-cache"}
+
+    @app.get("/", include_in_schema=False)
+    async def page() -> Response:
+        return Response(held["index.html"], headers=fresh, media_type="text/html; charset=utf-8")
+
+    @app.get("/assets/{name}", include_in_schema=False)
+    async def asset(name: str) -> Response:
+        if name not in ASSETS:  # a table of names, not a folder
+            return _plain(404, "there is no such file.")
+        return Response(held[name], headers=fresh, media_type=ASSETS[name])
+
+    @app.get("/favicon.ico", include_in_schema=False)
+    async def icon() -> Response:
+        return Response(held["icon.svg"], media_type=ASSETS["icon.svg"])
+
+
+def _questions(app: FastAPI, pool: WorkerPool) -> None:
+    def endpoint(kind: str) -> Any:
+        async def post(request: Request) -> Response:
+            said = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+            if said != "application/json":
+                return _plain(415, "request: expected content-type application/json.")
+            return await _asked(pool, kind, await request.body())
+
+        return post
+
+    for path, (kind, takes, gives, summary) in POST_ROUTES.items():
+        app.add_api_route(
+            path,
+            endpoint(kind),
+            methods=["POST"],
+            summary=summary,
+            operation_id=kind,
+            responses=_responses(gives),
+            openapi_extra={"requestBody": {"required": True, "content": {"application/json": _of(takes)}}},
+        )
+
+    @app.get("/api/catalogue", summary="GPUs and models", responses=_responses(answers.CatalogueOut))
+    async def catalogue() -> Response:
+        return await _asked(pool, "catalogue", b"")
+
+    @app.get("/api/health", summary="Whether the server lives")
+    async def health() -> dict[str, str]:
+        return {"wattcast": __version__}
+
+
+async def _asked(pool: WorkerPool, kind: str, body: bytes) -> Response:
+    reply = await pool.ask(kind, body)
+    headers = {"cache-control": "no-store"}
+    if kind in ATTACHMENTS and reply.status == 200:
+        headers["content-disposition"] = f'attachment; filename="{ATTACHMENTS[kind]}"'
+    if kind == "report" and reply.status == 200:
+        headers["content-security-policy"] = "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+    return Response(reply.body, reply.status, headers, media_type=reply.type)
+
+
+def _live(app: FastAPI, watchers: FeedWatchers) -> None:
+    @app.get("/api/live/about", summary="What the live view shows", responses=_responses(FeedInfo))
+    async def about() -> Response:
+        return Response(msgspec.json.encode(watchers.feed.about), media_type="application/json")
+
+    @app.get(
+        "/api/live",
+        summary="Measured points as server-sent events",
+        responses=_responses("text/event-stream"),
+        response_class=StreamingResponse,
+    )
+    async def live(request: Request, speed: Annotated[float, Query(ge=0.1, le=100.0)] = 1.0) -> Response:
+        if watchers.full:
+            return _plain(503, "as many are watching as may; try again later.")
+        return StreamingResponse(
+            watchers.events(speed, request.is_disconnected),
+            media_type="text/event-stream",
+            headers={"cache-control": "no-store"},
+        )
+
+
+def _of(kind: type) -> dict[str, Any]:
+    return {"schema": {"$ref": f"#/components/schemas/{kind.__name__}"}}
+
+
+def _responses(gives: type | str) -> dict[int | str, dict[str, Any]]:
+    text = {"schema": {"type": "string"}}
+    content = {kind: text for kind in gives.split()} if isinstance(gives, str) else {"application/json": _of(gives)}  # noqa: C420
+    found: dict[int | str, dict[str, Any]] = {200: {"description": "Done", "content": content}}
+    for status, said in _REFUSED.items():
+        found[status] = {"description": said, "content": {"application/json": _of(answers.ErrorOut)}}
+    return found
+
+
+def _schema(app: FastAPI) -> dict[str, Any]:
+    if app.openapi_schema is None:
+        plain = get_openapi(title=app.title, version=app.version, routes=app.routes, summary="GPU time and power")
+        kinds = [answers.ErrorOut, *(takes for _, takes, _, _ in POST_ROUTES.values()), *GET_ROUTES.values()]
+        kinds += [gives for _, _, gives, _ in POST_ROUTES.values() if not isinstance(gives, str)]
+        _, found = msgspec.json.schema_components(
+            list(dict.fromkeys(kinds)), ref_template="#/components/schemas/{name}"
+        )
+        _say_model_or_file(found["Configuration"])
+        plain.setdefault("components", {}).setdefault("schemas", {}).update(found)
+        app.openapi_schema = plain
+    return app.openapi_schema
+
+
+def _say_model_or_file(configuration: dict[str, Any]) -> None:
+    """Say in the schema what the struct's types cannot: either a model or a file is needed, not both."""
+    for name in ("model", "file"):
+        inside = configuration["properties"][name]
+        configuration["properties"][name] = next(one for one in inside["anyOf"] if one != {"type": "null"})
+    configuration["oneOf"] = [{"required": ["model"]}, {"required": ["file"]}]
+
+
+def serve_page(
+    host: str,
+    port: int,
+    feed: Feed,
+    hosts: Sequence[str] = (),
+    workers: int = 2,
+    limit_s: float = LIMIT_S,
+    say: Callable[[str], None] = lambda text: None,
+) -> None:
+    """Serve until interrupted. ``hosts`` are names, besides loopback's, that the server answers to."""
+    try:
+        import uvicorn
+
+        pass
+    except ImportError:
+        raise MissingTool(
+            "the page needs FastAPI and uvicorn. Install them: pip install 'wattcast[serve]'."
+        ) from None
+    if not is_loopback(host) and not hosts:
+        raise bad_value(
+            "--allow-host", "the name others will type, beside a --host that others reach", "none",
+            "The server answers only to names it knows.",
+        )  # fmt: skip
+    listening = open_socket(host, port)
+    name = f"[{host}]" if ":" in host else host
+    app = make_app(WorkerPool(workers, limit_s), feed, [name, *hosts])
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        limit_concurrency=256,
+        timeout_keep_alive=10,
+        timeout_graceful_shutdown=2,
+        ws="none",
+    )
+    say(f"wattcast serves http://{name}:{listening.getsockname()[1]}/ (stop it with Ctrl-C)")
+    if not is_loopback(host):
+        say("note: everyone who reaches this address may use it; there is no password and no encryption.")
+    asyncio.run(uvicorn.Server(config).serve(sockets=[listening]))
+
+
+def open_socket(host: str, port: int) -> socket.socket:
+    """Return a bound socket, or raise an error that says what is in the way; port 0 takes a free one."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        if sys.platform != "win32":
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind((host, port))
+        bound.listen(512)  # whoever comes before the workers are ready waits, and is not refused
+    except (OSError, OverflowError) as error:
+        bound.close()
+        raise Refused(f"{host}:{port} cannot be served on ({error}). Choose another --port.") from None
+    return bound
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether only this machine reaches an address.
+
+    >>> is_loopback("127.0.0.1"), is_loopback("::1"), is_loopback("0.0.0.0"), is_loopback("localhost")
+    (True, True, False, True)
+    """
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,235 @@
+"""Stream measured power, clock and energy, from the GPU of this machine or from a recorded run.
+
+A card is read only while somebody looks: the sampler starts with the first watcher and ends with the last, so that an
+open page does not keep an idle card awake.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import zipfile
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from importlib.resources import as_file, files
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+import numpy as np
+
+from wattcast.core.errors import BadInput, MissingTool, clip_text
+from wattcast.core.strict_files import decode_json, read_bytes
+from wattcast.measure.energy_samples import EnergySamples, find_ticks
+from wattcast.measure.sampler import Sampler
+
+MOST_RECORDING_BYTE = 64 << 20
+MOST_WATCHERS = 8
+LONGEST_S = 3600.0  # of one stream
+PERIOD_S = 0.2
+CLOCK_EVERY_S = 0.05
+WINDOW_S = 20.0  # of samples from which the counter's steps are told
+
+
+class FeedInfo(msgspec.Struct, forbid_unknown_fields=True):
+    """What a stream shows."""
+
+    title: str
+    device: str = ""
+    date: str = ""
+    gpu: str = ""  # catalogue name
+    workload: dict[str, Any] | None = None  # what ran, as a workload file
+    recorded: bool = True
+    duration_s: float | None = None
+
+
+class Feed(Protocol):
+    """A source of points."""
+
+    @property
+    def about(self) -> FeedInfo:
+        """What it shows."""
+        ...
+
+    def stream(self, speed: float) -> AsyncIterator[list[dict[str, float]]]:
+        """Points as they come, at times none: time_s, and power_w with energy_j, or clock_hz."""
+        ...
+
+
+def read_points(samples: EnergySamples, origin_s: float, base_j: float | None = None) -> list[dict[str, float]]:
+    """Turn steps of the energy counter into power at their middle, and the clock now and then, in order of time.
+
+    Times count from ``origin_s``, energies from ``base_j`` (default: the first step).
+    """
+    stepped = find_ticks(samples)
+    found: list[dict[str, float]] = []
+    if len(stepped.time_s) > 1:
+        middle_s = 0.5 * (stepped.time_s[1:] + stepped.time_s[:-1]) - origin_s
+        energy_j = stepped.energy_j[1:] - (stepped.energy_j[0] if base_j is None else base_j)
+        found += [
+            {"time_s": round(float(t), 4), "power_w": round(float(w), 2), "energy_j": round(float(e), 3)}
+            for t, w, e in zip(middle_s, stepped.interval_w, energy_j, strict=True)
+        ]
+    known = np.isfinite(samples["sm_clock_hz"])
+    time_s, clock_hz = samples["time_s"][known] - origin_s, samples["sm_clock_hz"][known]
+    last_s = -np.inf
+    for t, hz in zip(time_s, clock_hz, strict=True):
+        if t - last_s >= CLOCK_EVERY_S:
+            found.append({"time_s": round(float(t), 4), "clock_hz": float(hz)})
+            last_s = t
+    return sorted(found, key=lambda point: point["time_s"])
+
+
+@dataclass(frozen=True)
+class ReplayFeed:
+    """Plays a recorded run at the speed it happened or faster."""
+
+    about: FeedInfo
+    found: list[dict[str, float]] = field(repr=False)
+
+    async def stream(self, speed: float) -> AsyncIterator[list[dict[str, float]]]:
+        """The points, each no earlier than its time."""
+        at, now_s = 0, 0.0
+        while at < len(self.found):
+            now_s += PERIOD_S * speed
+            upto = at
+            while upto < len(self.found) and self.found[upto]["time_s"] <= now_s:
+                upto += 1
+            yield self.found[at:upto]
+            at = upto
+            await asyncio.sleep(PERIOD_S)
+
+
+class CardFeed:
+    """Samples the GPU of this machine in a process of its own while there are watchers."""
+
+    def __init__(self, source: str = "auto", index: int = 0, title: str = "this machine") -> None:
+        self.about = FeedInfo(title, recorded=False)
+        self._wanted = source, index
+        self._sampler: Sampler | None = None
+        self._watchers = 0
+        self._starting = asyncio.Lock()
+
+    async def stream(self, speed: float) -> AsyncIterator[list[dict[str, float]]]:
+        """Points as they are measured; ``speed`` does not matter to what is happening now."""
+        sampler = await self._join()
+        mark, sent_s = sampler.head, -np.inf
+        origin_s = base_j = None
+        try:
+            while sampler.healthy:
+                await asyncio.sleep(PERIOD_S)
+                samples = sampler.since(mark)
+                if not len(samples):
+                    yield []
+                    continue
+                origin_s = float(samples["time_s"][0]) if origin_s is None else origin_s
+                if base_j is None and len(known := samples.known("energy_j")):
+                    base_j = float(known[0])
+                recent = samples.between(float(samples["time_s"][-1]) - WINDOW_S, np.inf)
+                fresh = [p for p in read_points(recent, origin_s, base_j) if p["time_s"] > sent_s]
+                sent_s = fresh[-1]["time_s"] if fresh else sent_s
+                yield fresh
+        finally:
+            self._leave()
+
+    async def _join(self) -> Sampler:
+        async with self._starting:
+            self._watchers += 1
+            if self._sampler is None:
+                sampler = Sampler(*self._wanted, period_s=0.05, relaxed=True)
+                try:
+                    await asyncio.to_thread(sampler.start)
+                except BaseException:
+                    self._watchers -= 1
+                    raise
+                self._sampler = sampler
+                self.about.device = f"{sampler.identity.name}, driver {sampler.identity.driver or 'unknown'}"
+            return self._sampler
+
+    def _leave(self) -> None:
+        """Leave without waiting, since whoever leaves may be a cancelled task."""
+        self._watchers -= 1
+        if self._watchers == 0 and self._sampler is not None:
+            sampler, self._sampler = self._sampler, None
+            threading.Thread(target=sampler.stop, daemon=True).start()
+
+
+def recorded_feed(path: Path | None = None) -> ReplayFeed:
+    """Return a recording of ``measure run --save``; without a path, one of an H200 that ships."""
+    if path is None:
+        folder = files("wattcast.web").joinpath("recorded")
+        about = decode_json(folder.joinpath("h200-linear.json").read_bytes(), FeedInfo, "h200-linear.json")
+        with as_file(folder.joinpath("h200-linear.npz")) as shipped:
+            return _replay(EnergySamples.load(shipped), about)
+    read_bytes(path, MOST_RECORDING_BYTE)  # there, a file, and not too large
+    if not zipfile.is_zipfile(path):
+        raise BadInput(f"{path.name}: not a recording of `measure run --save`.")
+    try:
+        samples = EnergySamples.load(path)
+    except (OSError, EOFError, ValueError, KeyError, IndexError, zipfile.BadZipFile) as error:
+        raise BadInput(f"{path.name}: not a recording of `measure run --save` ({clip_text(error)}).") from None
+    return _replay(samples, FeedInfo(path.stem))
+
+
+def _replay(samples: EnergySamples, about: FeedInfo) -> ReplayFeed:
+    if not len(samples):
+        raise BadInput(f"{about.title}: the recording is empty.")
+    found = read_points(samples, float(samples["time_s"][0]))
+    about.duration_s = found[-1]["time_s"] if found else 0.0
+    return ReplayFeed(about, found)
+
+
+def choose_feed(live: str, replay: Path | None, source: str = "auto", index: int = 0) -> Feed:
+    """Choose a feed: ``gpu`` this machine's card, ``replay`` a recording, ``auto`` the card where there is one."""
+    if live == "replay" or replay is not None:
+        return recorded_feed(replay)
+    from wattcast.measure.energy_sources import open_source
+
+    try:
+        opened, identity = open_source("nvml" if source == "auto" else source, index)
+        opened.close()
+    except MissingTool:
+        if live == "gpu":
+            raise
+        return recorded_feed(None)
+    return CardFeed("nvml" if source == "auto" else source, index, identity.name)
+
+
+class FeedWatchers:
+    """Sends streams as server-sent events, to a limited number of watchers for a limited time."""
+
+    def __init__(self, feed: Feed, most: int = MOST_WATCHERS, longest_s: float = LONGEST_S) -> None:
+        self.feed, self._most, self._longest_s = feed, most, longest_s
+        self.now = 0
+
+    @property
+    def full(self) -> bool:
+        """Whether no more may watch."""
+        return self.now >= self._most
+
+    async def events(self, speed: float, gone: Callable[[], Awaitable[bool]] | None = None) -> AsyncIterator[bytes]:
+        """Yield what a browser's EventSource reads, until ``gone`` says that nobody reads any more."""
+        self.now += 1
+        stream = self.feed.stream(speed)
+        try:
+            yield _event("about", self.feed.about)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._longest_s):
+                    async for batch in stream:
+                        if gone is not None and await gone():
+                            return
+                        if batch:
+                            yield _event("points", batch)
+            yield _event("end", {})
+        except MissingTool as error:
+            yield _event("end", {"error": str(error)})
+        finally:
+            self.now -= 1
+            close = getattr(stream, "aclose", None)
+            if close is not None:
+                await close()
+
+
+def _event(name: str, data: object) -> bytes:
+    return b"event: " + name.encode() + b"\ndata: " + msgspec.json.encode(data) + b"\n\n"

@@ -1,0 +1,256 @@
+"""Export metrics to Prometheus: what cards measure, what Wattcast predicts, and what a better clock would save.
+
+Names end in their base unit, as Prometheus wants: watts, joules, hertz, seconds, celsius, ratio. A card is read
+when somebody asks, at most every ``busy_s``; a card that says it is idle is left alone for ``idle_s``, since
+every reading wakes parts of it. The driver stays open between readings: opening it anew would wake the card.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from wattcast.core.errors import MissingTool, Refused
+from wattcast.explore.explorations import ClockObjective, explore_clocks
+from wattcast.hardware import Gpu
+from wattcast.measure.energy_samples import name_throttle_reasons, unwrap_counter
+from wattcast.measure.energy_sources import DeviceIdentity, EnergySource, ReadError, SlowReadings, open_source
+from wattcast.predictor.prediction import Prediction
+
+BUSY_S, IDLE_S = 5.0, 60.0
+IDLE_REASON = "gpu_idle"
+MOST_DEVICES = 64
+
+
+@dataclass(frozen=True)
+class MetricsReading:
+    """One reading of a card; NaN where it does not say."""
+
+    at_s: float
+    energy_j: float
+    clock_hz: float
+    slow: SlowReadings
+    idle: bool
+    lost: bool = False
+
+    @property
+    def power_w(self) -> float:
+        """The instant reading, or the average where there is no other."""
+        return self.slow.instant_w if math.isfinite(self.slow.instant_w) else self.slow.average_w
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why the clock is what it is, in NVML's names."""
+        return name_throttle_reasons(int(self.slow.throttle)) if math.isfinite(self.slow.throttle) else ()
+
+
+@dataclass
+class WatchedCard:
+    """A card and its latest reading."""
+
+    index: int
+    source: EnergySource
+    identity: DeviceIdentity
+    busy_s: float = BUSY_S
+    idle_s: float = IDLE_S
+    now: Callable[[], float] = time.monotonic
+    readings: int = 0
+    errors: int = 0
+    _last: MetricsReading | None = field(default=None, repr=False)
+    _offset_j: float = 0.0
+    _previous_j: float = 0.0
+
+    def look(self) -> MetricsReading:
+        """Return the latest reading, or a fresh one when that is due."""
+        now_s = self.now()
+        if self._last is None or now_s - self._last.at_s >= self.due_s:
+            self._last = self._read(now_s)
+        return self._last
+
+    @property
+    def due_s(self) -> float:
+        """How old a reading may grow."""
+        return self.idle_s if self._last is not None and self._last.idle else self.busy_s
+
+    @property
+    def limit_w(self) -> float:
+        """The power limit in force when the card was opened; NaN where it does not say."""
+        return math.nan if self.identity.power_limit_w is None else self.identity.power_limit_w
+
+    def age_s(self, reading: MetricsReading) -> float:
+        """Return how old a reading is."""
+        return self.now() - reading.at_s
+
+    def _read(self, now_s: float) -> MetricsReading:
+        self.readings += 1
+        try:
+            energy_j = self._energy_j()
+            clock_hz, slow = self.source.sm_clock_hz(), self.source.slow()
+        except ReadError as error:
+            self.errors += 1
+            return MetricsReading(now_s, math.nan, math.nan, SlowReadings(), idle=False, lost=error.lost)
+        reading = MetricsReading(now_s, energy_j, clock_hz, slow, idle=False)
+        return MetricsReading(now_s, energy_j, clock_hz, slow, idle=IDLE_REASON in reading.reasons)
+
+    def _energy_j(self) -> float:
+        now_j = self.source.energy_j()
+        if math.isfinite(now_j):
+            self._offset_j, _ = unwrap_counter(self._previous_j, now_j, self._offset_j, self.source.energy_range_j)
+            self._previous_j = now_j
+        return now_j + self._offset_j
+
+
+def find_cards(source: str = "auto", busy_s: float = BUSY_S, idle_s: float = IDLE_S) -> list[WatchedCard]:
+    """Return all cards of the first source that answers; raises ``MissingTool`` when none does."""
+    if source == "auto":
+        for name in ("nvml", "amd"):
+            with contextlib.suppress(MissingTool):
+                return find_cards(name, busy_s, idle_s)
+        return find_cards("rapl", busy_s, idle_s)
+    found: list[WatchedCard] = []
+    for index in range(MOST_DEVICES):
+        try:
+            opened, identity = open_source(source, index)
+        except MissingTool:
+            if not found:
+                raise
+            break
+        found.append(WatchedCard(index, opened, identity, busy_s, idle_s))
+    return found
+
+
+REASONS = ("sw_power_cap", "hw_slowdown", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown")
+
+
+@dataclass(frozen=True)
+class ModelledWorkload:
+    """A predicted workload, and its clock of least energy within a slowdown."""
+
+    prediction: Prediction
+    slowdown: float
+    best_clock_hz: float
+    best_energy_j: float
+    best_power_w: float
+
+    @property
+    def saving(self) -> float:
+        """Share of the energy that the best clock saves."""
+        return 1.0 - self.best_energy_j / float(self.prediction.energy_j)
+
+
+def model_workload(
+    workload: Any, gpu: Gpu, prediction: Prediction, slowdown: str, **options: Any
+) -> ModelledWorkload:
+    """Find the saving of the best clock that is at most ``slowdown`` (``5%``) slower than the fastest."""
+    found = explore_clocks(workload, gpu, slowdown=slowdown, **options)
+    row = found.best[ClockObjective.ENERGY]
+    columns = found.columns
+    return ModelledWorkload(
+        prediction,
+        float(slowdown.rstrip("%")) / (100.0 if slowdown.endswith("%") else 1.0),
+        float(columns["asked_clock_hz"][row]),
+        float(columns["energy_j"][row]),
+        float(columns["power_w"][row]),
+    )
+
+
+MetricFamily: TypeAlias = tuple[
+    str, str, str, list[str], list[tuple[list[str], float]]
+]  # name, kind, text, labels, rows
+
+MEASURED: dict[str, tuple[str, str, Callable[[WatchedCard, MetricsReading], float]]] = {
+    "power_watts": ("gauge", "Measured board power", lambda c, r: r.power_w),
+    "memory_power_watts": ("gauge", "Measured memory power", lambda c, r: r.slow.memory_w),
+    "energy_joules": ("counter", "Energy since the driver was loaded", lambda c, r: r.energy_j),
+    "clock_hertz": ("gauge", "Core clock the driver reports", lambda c, r: r.clock_hz),
+    "temperature_celsius": ("gauge", "Die temperature", lambda c, r: r.slow.temperature_c),
+    "power_limit_watts": ("gauge", "Enforced power limit", lambda c, r: c.limit_w),
+    "idle": ("gauge", "1 while the card says it is idle", lambda c, r: r.idle),
+    "lost": ("gauge", "1 when the card is gone", lambda c, r: r.lost),
+    "reading_age_seconds": ("gauge", "Age of what is shown; idle cards are left alone", lambda c, r: c.age_s(r)),
+    "readings": ("counter", "Times the card was read", lambda c, r: c.readings),
+    "reading_errors": ("counter", "Readings that failed", lambda c, r: c.errors),
+}
+PREDICTED: dict[str, tuple[str, Callable[[ModelledWorkload], Any]]] = {
+    "power_watts": ("Predicted mean power", lambda m: m.prediction.power_w),
+    "power_low_watts": ("Low end of its interval", lambda m: m.prediction.interval.power_w[0]),
+    "power_high_watts": ("High end of its interval", lambda m: m.prediction.interval.power_w[1]),
+    "energy_joules": ("Predicted energy of one run", lambda m: m.prediction.energy_j),
+    "latency_seconds": ("Predicted time of one run", lambda m: m.prediction.latency_s),
+    "clock_hertz": ("Predicted core clock", lambda m: m.prediction.clock_hz),
+    "best_clock_hertz": ("Clock of least energy within the slowdown", lambda m: m.best_clock_hz),
+    "best_power_watts": ("Predicted power at that clock", lambda m: m.best_power_w),
+    "saving_ratio": ("Share of the energy that clock saves", lambda m: m.saving),
+    "slowdown_ratio": ("Slowdown allowed for it", lambda m: m.slowdown),
+    "inside_measured": ("1 when the prediction is inside what was measured", lambda m: m.prediction.support.inside),
+}
+
+
+class MetricsCollector:
+    """Yields all metrics when prometheus_client asks, at every scrape."""
+
+    def __init__(self, cards: Sequence[WatchedCard], workloads: Sequence[ModelledWorkload]) -> None:
+        self._cards, self._workloads = cards, workloads
+
+    def collect(self) -> Iterator[Any]:
+        """Yield all metrics, cards first."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        make = {"gauge": GaugeMetricFamily, "counter": CounterMetricFamily}
+        for name, kind, text, labels, rows in (*self._measured(), *self._predicted()):
+            family = make[kind](name, text, labels=labels)
+            for values, number in rows:
+                if math.isfinite(number):  # absent is not zero
+                    family.add_metric(values, number)
+            yield family
+
+    def _measured(self) -> Iterator[MetricFamily]:
+        names = ["device", "uuid", "name"]
+        seen = [([str(c.index), c.identity.uuid, c.identity.name], c, c.look()) for c in self._cards]
+        for name, (kind, text, pick) in MEASURED.items():
+            yield f"wattcast_{name}", kind, text, names, [(labels, float(pick(c, r))) for labels, c, r in seen]
+        held = [([*labels, reason], float(reason in r.reasons)) for labels, _, r in seen for reason in REASONS]
+        yield "wattcast_clock_held", "gauge", "1 while this holds the clock down", [*names, "reason"], held
+
+    def _predicted(self) -> Iterator[MetricFamily]:
+        for name, (text, pick) in PREDICTED.items():
+            rows = [([m.prediction.name, m.prediction.gpu], float(pick(m))) for m in self._workloads]
+            yield f"wattcast_model_{name}", "gauge", text, ["workload", "gpu"], rows
+
+
+def make_registry(cards: Sequence[WatchedCard], workloads: Sequence[ModelledWorkload]) -> Any:
+    """Return a registry of our metrics alone."""
+    try:
+        from prometheus_client import CollectorRegistry
+    except ImportError:
+        raise MissingTool("metrics need prometheus-client. Install it: pip install 'wattcast[serve]'.") from None
+    made = CollectorRegistry(auto_describe=False)
+    made.register(MetricsCollector(cards, workloads))
+    return made
+
+
+def write_metrics(cards: Sequence[WatchedCard], workloads: Sequence[ModelledWorkload]) -> bytes:
+    """Write all metrics as text."""
+    made = make_registry(cards, workloads)
+    from prometheus_client import generate_latest
+
+    text: bytes = generate_latest(made)
+    return text
+
+
+def serve_metrics(
+    host: str, port: int, cards: Sequence[WatchedCard], workloads: Sequence[ModelledWorkload]
+) -> tuple[Any, Any]:
+    """Answer scrapes in a thread; return the server and the thread."""
+    made = make_registry(cards, workloads)
+    from prometheus_client import start_http_server
+
+    try:
+        server, thread = start_http_server(port, host, made)
+    except OSError as error:
+        raise Refused(f"{host}:{port} cannot be served on ({error}). Choose another --port.") from None
+    return server, thread

@@ -1,0 +1,161 @@
+"""Share requests among a few worker processes; one that takes too long is ended and replaced.
+
+A thread cannot be stopped, a process can: that makes the time limit real, keeps the server's own loop free, and lets
+two cores work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import struct
+import sys
+from collections.abc import AsyncIterator, Coroutine
+from pathlib import Path
+
+import msgspec
+
+from wattcast.core.errors import MissingTool
+from wattcast.web.worker_process import READY
+
+LIMIT_S = 15.0  # of one request
+START_S = 60.0
+MOST_WAITING = 128
+RENEWALS = 30
+
+
+class WorkerReply(msgspec.Struct):
+    """What a worker answered."""
+
+    status: int
+    type: str
+    body: bytes = b""
+
+
+def make_refusal(status: int, text: str) -> WorkerReply:
+    """Make an error in the JSON form that all errors have."""
+    return WorkerReply(status, "application/json", json.dumps({"error": text}).encode())
+
+
+class WorkerPool:
+    """Workers that ``start`` starts; many tasks may call ``ask`` at once."""
+
+    def __init__(self, workers: int = 2, limit_s: float = LIMIT_S) -> None:
+        self._wanted, self._limit_s = workers, limit_s
+        self._free: asyncio.Queue[asyncio.subprocess.Process] = asyncio.Queue()
+        self._all: set[asyncio.subprocess.Process] = set()
+        self._renewing: set[asyncio.Task[None]] = set()
+        self._waiting = 0
+        self.ended = 0  # workers that had to be ended
+
+    async def start(self) -> None:
+        """Start all workers and return when they are ready."""
+        await asyncio.gather(*(self._add() for _ in range(self._wanted)))
+
+    async def stop(self) -> None:
+        """End all workers."""
+        for task in list(self._renewing):
+            task.cancel()
+        for process in list(self._all):
+            await self._end(process)
+
+    async def ask(self, kind: str, body: bytes) -> WorkerReply:
+        """Send one request to the next free worker and wait for its answer within the time limit."""
+        if self._waiting >= MOST_WAITING:
+            return make_refusal(503, "the server is busy; try again in a moment.")
+        self._waiting += 1
+        try:
+            async with asyncio.timeout(2.0 * self._limit_s):
+                process = await self._free.get()
+        except TimeoutError:
+            return make_refusal(503, "the server is busy; try again in a moment.")
+        finally:
+            self._waiting -= 1
+        return await self._with(process, kind, body)
+
+    async def _with(self, process: asyncio.subprocess.Process, kind: str, body: bytes) -> WorkerReply:
+        try:
+            async with asyncio.timeout(self._limit_s):
+                reply = await _exchange(process, kind, body)
+        except TimeoutError:
+            await self._replace(process)
+            return make_refusal(503, f"this request took longer than {self._limit_s:g} s and was stopped.")
+        except (asyncio.IncompleteReadError, ConnectionError):
+            await self._replace(process)
+            return make_refusal(500, "internal error; the server's log says more.")
+        except asyncio.CancelledError:  # whoever asked is gone: the worker is in the middle of an answer
+            self._later(self._replace(process))
+            raise
+        self._free.put_nowait(process)
+        return reply
+
+    async def _replace(self, process: asyncio.subprocess.Process) -> None:
+        self.ended += 1
+        await self._end(process)
+        self._later(self._renew())
+
+    def _later(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._renewing.add(task)
+        task.add_done_callback(self._renewing.discard)
+
+    async def _renew(self) -> None:
+        """Replace a worker that was ended; a machine that cannot start one now may a little later."""
+        for _ in range(RENEWALS):
+            with contextlib.suppress(MissingTool, OSError):
+                await self._add()
+                return
+            await asyncio.sleep(1.0)
+
+    async def _add(self) -> None:
+        package = str(Path(__file__).parents[2])
+        paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
+        one = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "wattcast.web.worker_process"),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            env=os.environ | one | {"PYTHONPATH": os.pathsep.join(paths)},
+        )
+        self._all.add(process)
+        try:
+            async with asyncio.timeout(START_S):
+                said = await _frame(process)
+        except (TimeoutError, asyncio.IncompleteReadError):
+            await self._end(process)
+            raise MissingTool("a worker of the server did not start; its complaint stands above.") from None
+        assert said == READY
+        self._free.put_nowait(process)
+
+    async def _end(self, process: asyncio.subprocess.Process) -> None:
+        self._all.discard(process)
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+
+async def _exchange(process: asyncio.subprocess.Process, kind: str, body: bytes) -> WorkerReply:
+    assert process.stdin is not None
+    for data in (kind.encode(), body):
+        process.stdin.write(struct.pack("!I", len(data)) + data)
+    await process.stdin.drain()
+    header = msgspec.json.decode(await _frame(process), type=WorkerReply)
+    return WorkerReply(header.status, header.type, await _frame(process))
+
+
+async def _frame(process: asyncio.subprocess.Process) -> bytes:
+    assert process.stdout is not None
+    (length,) = struct.unpack("!I", await process.stdout.readexactly(4))
+    return await process.stdout.readexactly(length)
+
+
+@contextlib.asynccontextmanager
+async def run_pool(pool: WorkerPool) -> AsyncIterator[WorkerPool]:
+    """Run a pool for the length of a block."""
+    await pool.start()
+    try:
+        yield pool
+    finally:
+        await pool.stop()

@@ -1,0 +1,219 @@
+"""Build the graph of a model under given options, and the memory one GPU needs for it.
+
+A model's template is traced on symbolic tensors. The trace gives the operators in issue order and how long each
+tensor lives, from which follow weights, cache, activations, gradients and optimiser state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
+
+from wattcast.core.errors import bad_value
+from wattcast.core.units import Dtype
+from wattcast.workload.graph import Block, Graph
+from wattcast.workload.model_catalogue import ModelKind, ModelSpec, load_model
+from wattcast.workload.model_options import (
+    ModelOptions,
+    OutputHead,
+    SoftwareStack,
+    WorkloadPhase,
+    activation_dtype,
+    decode_group_size,
+    name_graph,
+    resolve_options,
+)
+from wattcast.workload.operator_types import Collective
+from wattcast.workload.tracing.program import PassSettings, Program, gradient_exchange_block, optimiser_block
+
+# PyTorch's default cuBLAS workspace on Hopper, a handle and stream (CUBLAS_WORKSPACE_CONFIG, PyTorch notes)
+WORKSPACE_BYTE = 32 * 2**20
+_LARGEST_BATCH = 1 << 20
+
+
+@dataclass(frozen=True)
+class MemoryFootprint:
+    """Bytes by purpose, on one GPU. The CUDA context and the allocator's slack come on top."""
+
+    weight_byte: int
+    cache_byte: int
+    activation_byte: int
+    gradient_byte: int
+    optimiser_byte: int
+    workspace_byte: int
+
+    @property
+    def total_byte(self) -> int:
+        """Sum of all purposes."""
+        return sum(getattr(self, item.name) for item in fields(self))
+
+    def fits(self, capacity_byte: float) -> bool:
+        """Tell whether all of it goes into ``capacity_byte``."""
+        return self.total_byte <= capacity_byte
+
+
+def build_graph(model: str | ModelSpec, options: ModelOptions = ModelOptions()) -> Graph:  # noqa: B008  (frozen)
+    """Return the operators one GPU runs for ``model`` under ``options``."""
+    return _build(load_model(model) if isinstance(model, str) else model, options)
+
+
+@lru_cache(maxsize=256)
+def _build(model: ModelSpec, options: ModelOptions) -> Graph:
+    options, assumptions = resolve_options(model, options)
+    first = trace_pass(model, options)
+    passes, blocks = [first], first.blocks(options.recompute)
+    if options.phase is WorkloadPhase.GENERATE:
+        steps, last_step = _decode_steps(model, options)
+        blocks += steps
+        passes += last_step
+    blocks += _exchanges_between_gpus(options, first)
+    if options.phase is WorkloadPhase.TRAIN:
+        blocks.append(optimiser_block(first.parameter_count, activation_dtype(options)))
+    memory_byte = float(sum_footprint(options, passes).total_byte)
+    for program in passes:
+        program.release()
+    return Graph(name_graph(model, options), tuple(blocks), memory_byte, tuple(assumptions))
+
+
+def _decode_steps(model: ModelSpec, options: ModelOptions) -> tuple[list[Block], list[Program]]:
+    """Return the decode steps of a generation, in groups that share their mean context, and the last step.
+
+    Groups hold an odd number of steps, so that the mean context is a whole number and sums over a group that are
+    linear in the context are exact.
+    """
+    steps, done = (options.tokens or 1) - 1, 0
+    blocks: list[Block] = []
+    while done < steps:
+        here = min(decode_group_size(steps), steps - done)
+        step = _trace_decode_step(model, options, done + here // 2)
+        blocks += [replace(b, repeat=b.repeat * here, label=f"decode.{b.label}") for b in step.blocks()]
+        step.release()
+        done += here
+    return blocks, [_trace_decode_step(model, options, steps - 1)] if steps else []
+
+
+def _exchanges_between_gpus(options: ModelOptions, program: Program) -> list[Block]:
+    """Return what pipeline stages send on, and the sum of gradients over replicas."""
+    blocks, dtype = [], activation_dtype(options)
+    training = options.phase is WorkloadPhase.TRAIN
+    if options.pp > 1:
+        layers = next(s for s in program.sections if s.repeat > 1 or s.label == "layers")
+        sends = 2 if training else 1  # activations forward, gradients backward
+        byte = layers.outputs[0].storage.byte
+        blocks.append(
+            Block((Collective("send", byte, 2, dtype=dtype, count=sends, label="pipeline"),), 1, "pipeline")
+        )
+    if options.dp > 1 and training:
+        blocks.append(gradient_exchange_block(program.parameter_count, dtype, options.dp))
+    return blocks
+
+
+def trace_pass(model: ModelSpec, options: ModelOptions, past: int = 0, length: int | None = None) -> Program:
+    """Trace one pass of a model; in decode it is one new token behind ``seq`` cached ones."""
+    training = options.phase is WorkloadPhase.TRAIN
+    if options.phase is WorkloadPhase.DECODE:
+        past, length = options.seq or 0, 1
+    dtype = activation_dtype(options)
+    served = options.stack is SoftwareStack.ENGINE and model.template.engine
+    run = PassSettings(
+        batch=options.batch,
+        length=length or options.seq or 1,
+        past=past,
+        cached=not training and model.kind is ModelKind.LANGUAGE and options.phase is not WorkloadPhase.FORWARD,
+        dtype=dtype,
+        weight_dtype=options.dtype if options.dtype in (Dtype.FP8, Dtype.INT8) else dtype,
+        attention=options.attention,
+        head=options.head or OutputHead.NONE,
+        stack=SoftwareStack.ENGINE if served else SoftwareStack.EAGER,
+        tp=options.tp,
+        training=training,
+        skew=options.skew,
+        image=options.image or 0,
+        tf32=options.dtype is Dtype.TF32,
+    )
+    program: Program = model.template.trace(model.dims, run, options.pp)
+    if training:
+        program.differentiate()
+    if options.stack is not SoftwareStack.EAGER and not served:
+        program.fuse()
+    return program
+
+
+def _trace_decode_step(model: ModelSpec, options: ModelOptions, number: int) -> Program:
+    return trace_pass(model, options, past=(options.seq or 0) + number, length=1)
+
+
+@lru_cache(maxsize=256)
+def count_parameters(model: ModelSpec) -> int:
+    """Count all weights of a model, tied ones once, its head included."""
+    head = {ModelKind.LANGUAGE: OutputHead.LAST, ModelKind.ENCODER: OutputHead.NONE}.get(model.kind)
+    return trace_pass(model, resolve_options(model, ModelOptions(head=head))[0]).parameter_count
+
+
+def compute_footprint(
+    model: str | ModelSpec,
+    options: ModelOptions = ModelOptions(),  # noqa: B008  (frozen)
+) -> MemoryFootprint:
+    """Return the memory ``model`` needs at its peak under ``options``.
+
+    The peak of a generation is its prefill or its last step.
+    """
+    model = load_model(model) if isinstance(model, str) else model
+    options, _ = resolve_options(model, options)
+    passes, steps = [trace_pass(model, options)], (options.tokens or 1) - 1
+    if steps:
+        passes.append(_trace_decode_step(model, options, steps - 1))
+    return sum_footprint(options, passes)
+
+
+def sum_footprint(options: ModelOptions, programs: Sequence[Program]) -> MemoryFootprint:
+    """Return the memory of these passes at the worst moment of any of them.
+
+    In training, activations are those the backward pass waits for (with recomputation: the input of each repeated
+    layer, and the activations of one layer) plus the most that is alive inside one section; gradients are as large as
+    the weights, AdamW's two moments twice that.
+    """
+    training = options.phase is WorkloadPhase.TRAIN
+    weights = programs[0].parameter_byte
+    return MemoryFootprint(
+        weight_byte=weights,
+        cache_byte=max(program.cache_byte for program in programs),
+        activation_byte=max(_activation_byte(program, training, options.recompute) for program in programs),
+        gradient_byte=weights if training else 0,
+        optimiser_byte=2 * weights if training else 0,
+        workspace_byte=WORKSPACE_BYTE,
+    )
+
+
+def _activation_byte(program: Program, training: bool, recompute: bool) -> int:
+    passing = max(section.peak_byte for section in program.sections)
+    if not training:
+        return passing
+    if not recompute:
+        return passing + sum(section.saved_byte * section.repeat for section in program.sections)
+    repeated = [section for section in program.sections if section.repeat > 1]
+    single = sum(section.saved_byte for section in program.sections if section.repeat == 1)
+    kept = sum(section.input_byte * section.repeat for section in repeated)
+    return passing + single + kept + max((section.saved_byte for section in repeated), default=0)
+
+
+def find_largest_batch(model: str | ModelSpec, options: ModelOptions, capacity_byte: float) -> int:
+    """Return the largest batch that fits into ``capacity_byte``, 0 when not even one does.
+
+    The footprint grows with the batch, so the answer is bracketed by doubling and found by halving.
+    """
+    if not capacity_byte > 0:
+        raise bad_value("capacity", "bytes above zero", capacity_byte)
+
+    def fits(batch: int) -> bool:
+        return compute_footprint(model, replace(options, batch=batch)).fits(capacity_byte)
+
+    low, high = 0, 1
+    while high <= _LARGEST_BATCH and fits(high):
+        low, high = high, 2 * high
+    high = min(high, _LARGEST_BATCH + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low

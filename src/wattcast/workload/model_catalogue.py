@@ -1,0 +1,158 @@
+"""The models people know by name, and the architectures they are made of.
+
+A catalogue model is a YAML file with the dimensions its makers published. An architecture is a template in
+``workload.models``, imported when it is first needed, so that a cold prediction pays for one only.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from functools import cache
+from importlib import import_module
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from typing import Any
+
+import msgspec
+
+from wattcast.core.errors import bad_value, resolve_name, unknown_name
+from wattcast.core.strict_files import convert_plain, decode_yaml
+
+
+class ModelKind(StrEnum):
+    """The input of a model, which decides its phases and defaults."""
+
+    LANGUAGE = "language"  # generates token by token, with a cache
+    ENCODER = "encoder"  # reads a text once
+    VISION = "vision"  # reads or denoises pictures
+
+
+@dataclass(frozen=True)
+class ModelArchitecture:
+    """A template: its module in ``workload.models``, the names of its dimensions and of its trace function."""
+
+    kind: ModelKind
+    module: str
+    dims_name: str
+    trace_name: str
+    engine: bool = False  # whether the template itself knows how an inference engine runs it
+
+    @property
+    def dims(self) -> Any:
+        """The frozen dataclass of its dimensions."""
+        return getattr(self._template, self.dims_name)
+
+    @property
+    def trace(self) -> Callable[..., Any]:
+        """The function ``trace(dims, settings, stages)``, which returns the program of one pass."""
+        found: Callable[..., Any] = getattr(self._template, self.trace_name)
+        return found
+
+    @property
+    def _template(self) -> Any:
+        return import_module(f"wattcast.workload.models.{self.module}")
+
+
+ARCHITECTURES: dict[str, ModelArchitecture] = {
+    "decoder": ModelArchitecture(ModelKind.LANGUAGE, "decoders", "DecoderDims", "trace_decoder", engine=True),
+    "gpt": ModelArchitecture(ModelKind.LANGUAGE, "classic_transformers", "GptDims", "trace_gpt", engine=True),
+    "latent": ModelArchitecture(ModelKind.LANGUAGE, "decoders", "LatentDims", "trace_latent", engine=True),
+    "whisper": ModelArchitecture(ModelKind.LANGUAGE, "multimodal", "WhisperDims", "trace_whisper"),
+    "bert": ModelArchitecture(ModelKind.ENCODER, "classic_transformers", "BertDims", "trace_bert"),
+    "vit": ModelArchitecture(ModelKind.VISION, "classic_transformers", "VitDims", "trace_vit"),
+    "clip": ModelArchitecture(ModelKind.VISION, "multimodal", "ClipDims", "trace_clip"),
+    "resnet": ModelArchitecture(ModelKind.VISION, "image_models", "ResnetDims", "trace_resnet"),
+    "mobilevit": ModelArchitecture(ModelKind.VISION, "image_models", "MobileVitDims", "trace_mobilevit"),
+    "unet": ModelArchitecture(ModelKind.VISION, "image_models", "UnetDims", "trace_unet"),
+    "dit": ModelArchitecture(ModelKind.VISION, "image_models", "DitDims", "trace_dit"),
+}
+
+
+def default_sequence_length(kind: ModelKind, dims: Any) -> int:
+    """Return the prompt length taken when none is given."""
+    most = getattr(dims, "max_positions", 0)
+    usual = 512 if kind is ModelKind.ENCODER else 1024
+    return min(usual, most) if most else usual
+
+
+class _ModelFile(msgspec.Struct, forbid_unknown_fields=True):
+    title: str
+    architecture: str
+    source: str
+    dims: dict[str, Any]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """A model as its makers describe it."""
+
+    name: str
+    title: str
+    architecture: str
+    dims: Any  # the frozen dataclass of the architecture
+    source: str
+    note: str = ""
+
+    @property
+    def template(self) -> ModelArchitecture:
+        return ARCHITECTURES[self.architecture]
+
+    @property
+    def kind(self) -> ModelKind:
+        return self.template.kind
+
+
+@cache
+def list_models() -> tuple[str, ...]:
+    """Return the names of all catalogue models, sorted."""
+    found = (path.name for path in _catalogue_folder().iterdir() if path.name.endswith(".yaml"))
+    return tuple(sorted(name.removesuffix(".yaml") for name in found))
+
+
+@cache
+def load_model(name: str) -> ModelSpec:
+    """Read the catalogue model called ``name`` (case, ``-``, ``_``, ``.`` and blanks do not matter)."""
+    known = resolve_name("model", name, list_models(), load_aliases())
+    return parse_model((_catalogue_folder() / f"{known}.yaml").read_bytes(), f"{known}.yaml", known)
+
+
+def parse_model(data: bytes, where: str, name: str) -> ModelSpec:
+    """Parse a model's YAML; an error names the bad key."""
+    file = decode_yaml(data, _ModelFile, where)
+    if file.architecture not in ARCHITECTURES:
+        raise unknown_name(
+            f"architecture in {where}", file.architecture, ARCHITECTURES, f"Known: {', '.join(ARCHITECTURES)}."
+        )
+    return make_model(name, file.title, file.architecture, file.dims, file.source, file.note)
+
+
+def make_model(
+    name: str, title: str, architecture: str, dims: dict[str, Any], source: str, note: str = ""
+) -> ModelSpec:
+    """Make a model from plain dimensions, each checked against those of the architecture."""
+    kind = ARCHITECTURES[architecture].dims
+    known = [item.name for item in fields(kind)]
+    for key in dims:
+        if key not in known:
+            raise unknown_name(f"dimension of {name}", key, known, f"Known: {', '.join(known)}.")
+    built: Any = convert_plain(dims, kind, name)
+    for key in known:
+        value = getattr(built, key)
+        if isinstance(value, int) and value < 0:
+            raise bad_value(f"{name}: {key}", "zero or more", value)
+    return ModelSpec(name, title, architecture, built, source, note)
+
+
+@cache
+def load_aliases() -> dict[str, str]:
+    """Read other names people use, such as those of the Hugging Face hub."""
+    text = (_catalogue_folder() / "aliases.csv").read_text(encoding="utf-8")
+    return {row["alias"]: row["name"] for row in csv.DictReader(text.splitlines())}
+
+
+def _catalogue_folder() -> Traversable:
+    return files("wattcast.workload").joinpath("catalogue")

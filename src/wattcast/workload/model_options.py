@@ -1,0 +1,277 @@
+"""How a model is run: phase, sizes, number format, attention, software stack, parallelism."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, replace
+from enum import StrEnum
+from typing import Any
+
+from wattcast.core.errors import UnknownName, bad_value, unknown_name
+from wattcast.core.units import Dtype
+from wattcast.workload.model_catalogue import ModelKind, ModelSpec, default_sequence_length
+
+SIZE_LIMIT = 1 << 31  # a larger size is a slip of the finger, and products would pass 64 bits
+DEFAULT_TOKENS = 128
+DECODE_GROUPS = 16
+RUNNABLE_DTYPES = (Dtype.FP32, Dtype.TF32, Dtype.BF16, Dtype.FP16, Dtype.FP8, Dtype.INT8)
+
+
+class WorkloadPhase(StrEnum):
+    """The part of serving or training that is run."""
+
+    PREFILL = "prefill"  # a whole prompt at once
+    DECODE = "decode"  # one token a sequence, behind a cache of ``seq`` tokens
+    GENERATE = "generate"  # a prefill and ``tokens - 1`` decode steps
+    TRAIN = "train"  # forward, backward, optimiser
+    FORWARD = "forward"  # one pass of a model that has no cache
+
+
+class AttentionMode(StrEnum):
+    """Whether attention writes its scores to memory operator by operator, or is one fused kernel."""
+
+    EAGER = "eager"
+    FLASH = "flash"
+
+
+class OutputHead(StrEnum):
+    """The tokens for which the language-model head runs."""
+
+    NONE = "none"
+    LAST = "last"
+    ALL = "all"
+
+
+class SoftwareStack(StrEnum):
+    """The software that issues the kernels: PyTorch eager, a compiler that fuses, or an inference engine."""
+
+    EAGER = "eager"
+    COMPILED = "compiled"
+    ENGINE = "engine"
+
+
+_PHASES = {
+    ModelKind.LANGUAGE: tuple(WorkloadPhase),
+    ModelKind.ENCODER: (WorkloadPhase.PREFILL, WorkloadPhase.FORWARD, WorkloadPhase.TRAIN),
+    ModelKind.VISION: (WorkloadPhase.FORWARD, WorkloadPhase.TRAIN),
+}
+_SIZES = ("batch", "seq", "tokens", "tp", "pp", "dp", "image")
+_ENUMS: dict[str, type[StrEnum]] = {
+    "phase": WorkloadPhase,
+    "dtype": Dtype,
+    "attention": AttentionMode,
+    "head": OutputHead,
+    "stack": SoftwareStack,
+}
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """The choices of one run. None means the model's own default, which the graph then states."""
+
+    batch: int = 1
+    seq: int | None = None  # prompt length; in decode the tokens already in the cache
+    tokens: int | None = None  # new tokens of ``generate``
+    phase: WorkloadPhase | None = None
+    dtype: Dtype = Dtype.BF16
+    attention: AttentionMode = AttentionMode.FLASH
+    head: OutputHead | None = None
+    stack: SoftwareStack = SoftwareStack.EAGER
+    tp: int = 1
+    pp: int = 1
+    dp: int = 1
+    skew: float = 0.0  # 0: experts share tokens evenly; 1: all choices fall on the same experts
+    recompute: bool = False  # training: run each layer's forward again instead of keeping activations
+    image: int | None = None  # side of a square picture, in pixels (latent pixels for diffusion)
+
+    @classmethod
+    def from_names(cls, **given: object) -> ModelOptions:
+        """Make options from names and words as people and files give them."""
+        for name in given:
+            if name not in OPTION_NAMES:
+                raise unknown_option_error(name)
+        return cls(**given)  # type: ignore[arg-type]  # checked, and words looked up, when made
+
+    def __post_init__(self) -> None:
+        for name in _SIZES:
+            value = getattr(self, name)
+            if value is not None and not (type(value) is int and 0 < value < SIZE_LIMIT):
+                raise bad_value(name, f"a whole number from 1 to {SIZE_LIMIT - 1}", value)
+        for name, kind in _ENUMS.items():
+            value = getattr(self, name)
+            if value is not None and type(value) is not kind:
+                object.__setattr__(self, name, _parse_word(kind, name, value))
+        if not (isinstance(self.skew, (int, float)) and 0.0 <= self.skew <= 1.0):
+            raise bad_value("skew", "a number from 0 (balanced) to 1 (the same experts always)", self.skew)
+        if self.dtype not in RUNNABLE_DTYPES:
+            raise bad_value("dtype", f"one of {', '.join(RUNNABLE_DTYPES)}", str(self.dtype))
+        if self.tokens is not None and self.phase is not WorkloadPhase.GENERATE:
+            raise bad_value("tokens", "phase generate", str(self.phase), "Leave tokens out, or choose generate.")
+        training = self.phase is WorkloadPhase.TRAIN
+        if self.recompute and not training:
+            raise bad_value("recompute", "phase train", str(self.phase), "Only training keeps activations.")
+        if training and self.dtype in (Dtype.FP8, Dtype.INT8):
+            raise bad_value("dtype", "fp32, tf32, bf16 or fp16 in training", str(self.dtype))
+        if training and self.stack is SoftwareStack.ENGINE:
+            raise bad_value("stack", "eager or compiled in training", "engine", "An engine only serves.")
+
+
+OPTION_NAMES = tuple(item.name for item in fields(ModelOptions))
+
+
+def _parse_word(kind: type[StrEnum], name: str, value: object) -> StrEnum:
+    if kind is Dtype and isinstance(value, str):
+        return Dtype.parse(value)
+    try:
+        return kind(str(value))
+    except ValueError:
+        raise bad_value(name, f"one of {', '.join(kind)}", value) from None
+
+
+def unknown_option_error(name: str, settings: Iterable[str] = ()) -> UnknownName:
+    """Return the error for a name that is no option; ``settings`` are further names known where it was given."""
+    settings = tuple(settings)
+    known = f"Options of a model: {', '.join(OPTION_NAMES)}."
+    if settings:
+        known += f" Settings beside them: {', '.join(settings)}."
+    return unknown_name("option", name, OPTION_NAMES + settings, known)
+
+
+def resolve_options(model: ModelSpec, options: ModelOptions) -> tuple[ModelOptions, list[str]]:
+    """Replace None by the model's defaults; return a sentence for each default and each assumption as well."""
+    said: list[str] = []
+    taken: dict[str, Any] = {}
+    kind, phase = model.kind, options.phase
+    if phase is None:
+        taken["phase"] = phase = WorkloadPhase.FORWARD if kind is ModelKind.VISION else WorkloadPhase.PREFILL
+        said.append(f"phase {phase} (default of a {kind} model)")
+    if phase not in _PHASES[kind]:
+        raise bad_value(f"{model.name}: phase", f"one of {', '.join(_PHASES[kind])}", str(phase))
+    if kind is ModelKind.VISION:
+        if options.seq is not None:
+            raise bad_value(f"{model.name}: seq", "no sequence length for a vision model", options.seq)
+        image = options.image
+        if image is None:
+            taken["image"] = image = model.dims.image
+            said.append(f"pictures of {image} by {image} (the published input)")
+        _check_image(model, image)
+    else:
+        if options.image is not None:
+            raise bad_value(f"{model.name}: image", f"no picture for a {kind} model", options.image)
+        seq, tokens = options.seq, options.tokens
+        if seq is None:
+            taken["seq"] = seq = default_sequence_length(kind, model.dims)
+            said.append(f"seq {seq} (default)")
+        if phase is WorkloadPhase.GENERATE and tokens is None:
+            taken["tokens"] = tokens = DEFAULT_TOKENS
+            said.append(f"tokens {DEFAULT_TOKENS} (default)")
+        most, longest = getattr(model.dims, "max_positions", 0), seq + (tokens or 1) - 1
+        if most and longest > most:
+            said.append(f"{longest} positions are more than the {most} this model was made for")
+        if options.head is None:
+            serving = OutputHead.NONE if kind is ModelKind.ENCODER else OutputHead.LAST
+            taken["head"] = OutputHead.ALL if phase is WorkloadPhase.TRAIN else serving
+            said.append(f"head {taken['head']} (default)")
+    options = replace(options, **taken) if taken else options
+    check_parallelism(model, options)
+    return options, said + describe_assumptions(model, options)
+
+
+def _check_image(model: ModelSpec, image: int) -> None:
+    """Refuse pictures that the network cannot halve or cut into patches evenly."""
+    steps = {"resnet": 32, "mobilevit": 64, "unet": 8}
+    step = steps.get(model.architecture, getattr(model.dims, "patch", 1))
+    if image < step or image % step:
+        raise bad_value(f"{model.name}: image", f"a multiple of {step} pixels", image)
+
+
+def check_parallelism(model: ModelSpec, options: ModelOptions) -> None:
+    """Check that tensor-parallel GPUs share heads and widths evenly, and that each stage has a layer."""
+    dims: Any = model.dims
+    if options.tp > 1:
+        if model.kind is ModelKind.VISION:
+            raise bad_value(f"{model.name}: tp", "1 for a vision model", options.tp)
+        for name in ("heads", "intermediate", "expert_intermediate", "shared_intermediate"):
+            size = getattr(dims, name, 0)
+            if size % options.tp:
+                raise bad_value(f"{model.name}: tp", f"a divisor of {name}={size}", options.tp)
+        kv_heads = getattr(dims, "kv_heads", options.tp)
+        if kv_heads % options.tp and options.tp % kv_heads:
+            raise bad_value(f"{model.name}: tp", f"a divisor or multiple of kv_heads={kv_heads}", options.tp)
+    layers = getattr(dims, "layers", getattr(dims, "decoder_layers", 1))
+    if options.pp > layers:
+        raise bad_value(f"{model.name}: pp", f"at most as many stages as layers ({layers})", options.pp)
+
+
+def describe_assumptions(model: ModelSpec, options: ModelOptions) -> list[str]:
+    """Return a sentence for everything that holds for this run and is not an option."""
+    said: list[str] = []
+    dtype, phase = activation_dtype(options), options.phase
+    if model.note:
+        said.append(f"{model.name}: {model.note}")
+    if model.kind is not ModelKind.VISION:
+        said.append("no padding: all sequences are of one length")
+    if phase is WorkloadPhase.DECODE:
+        said.append(f"one new token a sequence behind a cache of {options.seq}")
+    decoding = phase in (WorkloadPhase.DECODE, WorkloadPhase.GENERATE)
+    if decoding and options.stack is not SoftwareStack.ENGINE:
+        said.append("the cache grows by concatenation (Hugging Face DynamicCache)")
+    if phase is WorkloadPhase.GENERATE:
+        size = decode_group_size((options.tokens or 1) - 1)
+        said.append(f"the prefill yields the first token; decode steps in groups of {size}, each at its mean context")
+    if phase is WorkloadPhase.TRAIN:
+        said.append(f"weights, gradients and AdamW moments in {dtype}; fused AdamW, no clipping")
+    grouped = getattr(model.dims, "kv_heads", 0) not in (0, getattr(model.dims, "heads", 0))
+    if grouped and dtype is Dtype.FP32 and options.attention is AttentionMode.FLASH:
+        said.append("fused attention is assumed, though PyTorch has no fused kernel for grouped queries in fp32")
+    elif options.dtype is Dtype.FP8:
+        said.append("fp8: linear layers multiply in fp8, activations cast by static scales; all else in bf16")
+    elif options.dtype is Dtype.INT8:
+        said.append("int8: weights of linear layers are kept in int8 and multiplied in bf16; all else in bf16")
+    if options.stack is SoftwareStack.COMPILED:
+        said.append("compiled: pointwise runs and row reductions are fused as TorchInductor does; products are not")
+    elif options.stack is SoftwareStack.ENGINE and model.template.engine:
+        said.append("engine: merged projections, residual in the norm, rotary in place, paged cache")
+    elif options.stack is SoftwareStack.ENGINE:
+        said.append(f"no engine template for {model.architecture}: fused as a compiler would")
+    if getattr(model.dims, "experts", 0) and options.skew:
+        said.append(f"a share of {options.skew:g} of all expert choices falls on the same experts, the rest is even")
+    elif getattr(model.dims, "experts", 0):
+        said.append("tokens are spread evenly over the experts")
+    if options.tp > 1:
+        said.append(
+            f"one of {options.tp} tensor-parallel GPUs; heads, feed-forward width and vocabulary are shared out"
+        )
+    if options.pp > 1:
+        said.append(
+            f"one of {options.pp} pipeline stages, with the largest share of the layers and both embedding and head; "
+            "waiting for other stages is not counted"
+        )
+    if options.dp > 1:
+        said.append(f"one of {options.dp} replicas, each with its own batch")
+    return said
+
+
+def decode_group_size(steps: int) -> int:
+    """Return how many decode steps share one context: an odd number, which gives about sixteen groups at most."""
+    return max(-(-steps // DECODE_GROUPS) | 1, 1)
+
+
+def activation_dtype(options: ModelOptions) -> Dtype:
+    """Return the format of activations: fp8 and int8 narrow the linear weights only."""
+    if options.dtype is Dtype.TF32:
+        return Dtype.FP32
+    return Dtype.BF16 if options.dtype in (Dtype.FP8, Dtype.INT8) else options.dtype
+
+
+def name_graph(model: ModelSpec, options: ModelOptions) -> str:
+    """Return a name such as ``llama3-8b prefill b8 s1024 bf16``."""
+    size = f"i{options.image}" if model.kind is ModelKind.VISION else f"s{options.seq}"
+    words = [model.name, str(options.phase), f"b{options.batch}", size]
+    if options.tokens:
+        words.append(f"t{options.tokens}")
+    words.append(str(options.dtype))
+    if options.stack is not SoftwareStack.EAGER:
+        words.append(str(options.stack))
+    words += [f"{name}{getattr(options, name)}" for name in ("tp", "pp", "dp") if getattr(options, name) > 1]
+    return " ".join(words)

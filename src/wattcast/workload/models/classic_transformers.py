@@ -1,0 +1,228 @@
+"""Transformers with layer norm and learned positions: GPT-2 and OPT, BERT, and the vision transformer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from wattcast.core.units import Dtype
+from wattcast.workload.model_options import OutputHead
+from wattcast.workload.models import shared_layers as layers
+from wattcast.workload.operator_types import Elementwise, LayerNorm
+from wattcast.workload.tracing import tensor_functions as functional
+from wattcast.workload.tracing.program import PassSettings, Program
+from wattcast.workload.tracing.symbolic_tensor import Tape, Tensor, cat, fill, pointwise
+
+
+@dataclass(frozen=True)
+class GptDims:
+    """Published dimensions of GPT-2 or OPT."""
+
+    layers: int
+    hidden: int
+    heads: int
+    intermediate: int
+    vocab: int
+    max_positions: int
+    style: str = "gpt2"  # or "opt"
+    activation: str = "gelu_new"
+    tied: bool = True
+    dropout: float = 0.1
+
+    @property
+    def dim(self) -> int:
+        """Elements of a head."""
+        return self.hidden // self.heads
+
+    @property
+    def gpt2(self) -> bool:
+        """Whether this is GPT-2, which stores weights as ``[in, out]``; else OPT."""
+        return self.style == "gpt2"
+
+
+def trace_gpt(dims: GptDims, run: PassSettings, stages: int = 1) -> Program:
+    """Trace one pass over ``run.length`` new tokens a sequence."""
+    program = Program(run.training, run.tf32)
+    hidden, *mask = program.section("embedding", lambda tape: _embed_gpt(dims, run, tape))
+    layer = _engine_gpt_layer if run.engine else _gpt_layer
+    repeat = -(-dims.layers // stages)
+    (hidden,) = program.section("layers", lambda tape, *given: layer(dims, run, *given), hidden, *mask, repeat=repeat)
+
+    def head(tape: Tape, x: Tensor) -> Tensor:
+        return layers.language_head(run, layers.layer_norm(run, x), dims.vocab, tied=dims.tied)
+
+    program.section("head", head, hidden)
+    return program
+
+
+def _embed_gpt(dims: GptDims, run: PassSettings, tape: Tape) -> list[Tensor]:
+    """Add token and position rows; build the mask that eager attention adds."""
+    x = layers.embed_tokens(run, tape, dims.vocab, dims.hidden)
+    if dims.gpt2:
+        layers.build_positions(tape, run)
+        places = layers.embed(run, tape, dims.max_positions, dims.hidden, batch=1)
+    else:  # OPT counts its positions from an attention mask of ones, and keeps two rows more than positions
+        ones = fill(tape, (run.batch, run.context), Dtype.FP32)
+        count = pointwise("mul", pointwise("cumsum", ones), ones)
+        place = pointwise("cast", pointwise("shift", count), out_dtype=Dtype.INT64)
+        pointwise("shift", place.slice(1, run.past, run.context))
+        places = layers.embed(run, tape, dims.max_positions + 2, dims.hidden)
+    mask = layers.build_mask(tape, run)
+    x = x + places
+    return [functional.dropout(x, dims.dropout) if dims.gpt2 else x, *mask]
+
+
+def _gpt_layer(dims: GptDims, run: PassSettings, x: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Compute x + attention(norm(x)), then x + feed_forward(norm(x))."""
+    with x.tape.scope("attention"):
+        out = _gpt_attention(dims, run, layers.layer_norm(run, x), mask)
+        x = x + functional.dropout(out, dims.dropout)
+    with x.tape.scope("mlp"):
+        normed = layers.layer_norm(run, x)
+        out = layers.feed_forward(run, normed, dims.intermediate, dims.activation, in_major=dims.gpt2)
+        return x + functional.dropout(out, dims.dropout)
+
+
+def _gpt_attention(dims: GptDims, run: PassSettings, x: Tensor, mask: Tensor | None) -> Tensor:
+    """Attend; GPT-2 projects q, k and v at once and splits (strided views), OPT one by one and scales q first."""
+    x = functional.enter_parallel(x, run.tp)
+    width = dims.hidden // run.tp
+    if dims.gpt2:
+        parts = list(layers.project(run, x, 3 * width, bias=True, in_major=True).split(width, width, width))
+    else:
+        parts = [layers.project(run, x, width, bias=True) for _ in range(3)]
+        parts[0] = parts[0] * 0.125
+    q, k, v = (layers.split_heads(part, dims.dim) for part in parts)
+    k, v = layers.append_cache(run, k), layers.append_cache(run, v)
+    p = dims.dropout if dims.gpt2 else 0.0
+    out = layers.attend(run, q, k, v, causal=True, mask=mask, wide_softmax=not dims.gpt2, p=p)
+    return functional.leave_parallel(layers.project(run, out, dims.hidden, bias=True, in_major=dims.gpt2), run.tp)
+
+
+def _engine_gpt_layer(dims: GptDims, run: PassSettings, x: Tensor) -> Tensor:
+    """Run a layer of GPT-2 or OPT as an inference engine does: merged products, one kernel for each of the rest."""
+    heads = dims.heads // run.tp
+    with x.tape.scope("attention"):
+        fused = layers.project(run, layers.add_norm(run, x, LayerNorm), 3 * heads * dims.dim, bias=True)
+        q, k, v = layers.split_projection(fused, (heads, heads, heads), dims.dim)
+        out = layers.paged_attention(run, q, k, v)
+        x = functional.leave_parallel(layers.project(run, out, dims.hidden, bias=True), run.tp)
+    with x.tape.scope("mlp"):
+        normed = layers.add_norm(run, x, LayerNorm)
+        inner = layers.project(run, normed, dims.intermediate // run.tp, bias=True)
+        inner = pointwise("relu" if dims.activation == "relu" else "gelu_tanh", inner)
+        return functional.leave_parallel(layers.project(run, inner, dims.hidden, bias=True), run.tp)
+
+
+@dataclass(frozen=True)
+class BertDims:
+    """Published dimensions of BERT."""
+
+    layers: int
+    hidden: int
+    heads: int
+    intermediate: int
+    vocab: int
+    max_positions: int
+    types: int = 2
+    activation: str = "gelu"
+    dropout: float = 0.1
+
+
+def trace_bert(dims: BertDims, run: PassSettings, stages: int = 1) -> Program:
+    """Trace one pass over whole sequences, and the pooler or the masked-token head."""
+    program = Program(run.training, run.tf32)
+    (hidden,) = program.section("embedding", lambda tape: _embed_bert(dims, run, tape))
+    repeat = -(-dims.layers // stages)
+    (hidden,) = program.section("layers", lambda tape, x: _bert_layer(dims, run, x), hidden, repeat=repeat)
+    program.section("head", lambda tape, x: _bert_head(dims, run, x), hidden)
+    return program
+
+
+def _embed_bert(dims: BertDims, run: PassSettings, tape: Tape) -> Tensor:
+    """Add token, type and position rows, and norm them."""
+    picked = tape.empty((1, run.length), Dtype.INT64)
+    tape.emit(Elementwise("gather", run.length, dtype=Dtype.INT64, read=2 * picked.byte), (), (picked,))
+    x = layers.embed_tokens(run, tape, dims.vocab, dims.hidden)
+    x = x + layers.embed(run, tape, dims.types, dims.hidden, same=True)
+    x = x + layers.embed(run, tape, dims.max_positions, dims.hidden, batch=1)
+    return functional.dropout(layers.layer_norm(run, x), dims.dropout)
+
+
+def _bert_layer(dims: BertDims, run: PassSettings, x: Tensor) -> Tensor:
+    """Compute norm(x + attention(x)), then norm(x + feed_forward(x))."""
+    with x.tape.scope("attention"):
+        attended = layers.self_attention(run, x, dims.heads, p=dims.dropout)
+        x = layers.layer_norm(run, functional.dropout(attended, dims.dropout) + x)
+    with x.tape.scope("mlp"):
+        out = layers.feed_forward(run, x, dims.intermediate, dims.activation)
+        return layers.layer_norm(run, functional.dropout(out, dims.dropout) + x)
+
+
+def _bert_head(dims: BertDims, run: PassSettings, x: Tensor) -> Tensor:
+    """Run the pooler over the first token; with a head, the masked-token head over all tokens instead."""
+    if run.head is OutputHead.NONE:
+        with x.tape.scope("pooler"):
+            return functional.activation("tanh", layers.project(run, x.select(1), dims.hidden, bias=True))
+    with x.tape.scope("transform"):
+        x = functional.activation(dims.activation, layers.project(run, x, dims.hidden, bias=True))
+        x = layers.layer_norm(run, x)
+    with x.tape.scope("logits"):
+        logits = layers.project_to_vocabulary(run, x, dims.vocab, tied=True, bias=True)
+        return functional.cross_entropy(logits.view(-1, logits.shape[-1])) if run.training else logits
+
+
+@dataclass(frozen=True)
+class VitDims:
+    """Published dimensions of a vision transformer."""
+
+    layers: int
+    hidden: int
+    heads: int
+    intermediate: int
+    patch: int
+    image: int = 224
+    channels: int = 3
+    activation: str = "gelu"
+    pooler: bool = True
+    classes: int = 0
+
+
+def trace_vit(dims: VitDims, run: PassSettings, stages: int = 1) -> Program:
+    """Trace one pass over ``run.batch`` pictures."""
+    program = Program(run.training, run.tf32)
+
+    def layer(tape: Tape, x: Tensor) -> Tensor:
+        return layers.prenorm_layer(run, x, dims.heads, dims.intermediate, dims.activation, wide_softmax=True)
+
+    (x,) = program.section(
+        "embedding", lambda tape: embed_patches(run, tape, dims.channels, dims.hidden, dims.patch, True)
+    )
+    (x,) = program.section("layers", layer, x, repeat=-(-dims.layers // stages))
+    program.section("head", lambda tape, x: _vit_head(dims, run, x), x)
+    return program
+
+
+def embed_patches(run: PassSettings, tape: Tape, channels: int, hidden: int, patch: int, bias: bool) -> Tensor:
+    """Cut the picture into patches by a convolution, put a class token before them, and add positions.
+
+    ViT has a bias and adds positions as they are; CLIP has none and looks its positions up.
+    """
+    picture = tape.empty((run.batch, channels, run.image, run.image), run.dtype)
+    x = functional.conv2d(picture, hidden, patch, stride=patch, padding=0, bias=bias)
+    tokens = (run.image // patch) ** 2
+    x = x.view(run.batch, hidden, tokens).transpose(1, 2)
+    token = tape.parameter(1, 1, hidden, dtype=run.dtype).expand(run.batch, 1, hidden)
+    x = cat([token, x], 1)
+    if bias:
+        return x + tape.parameter(1, tokens + 1, hidden, dtype=run.dtype)
+    return x + functional.embedding(tape.parameter(tokens + 1, hidden, dtype=run.dtype), (1, tokens + 1))
+
+
+def _vit_head(dims: VitDims, run: PassSettings, x: Tensor) -> Tensor:
+    """Apply the final norm, then the pooler over the class token or a classifier."""
+    x = layers.layer_norm(run, x)
+    if dims.classes:
+        return layers.classify(run, x.select(1), dims.classes)
+    if not dims.pooler:
+        return x
+    return functional.activation("tanh", layers.project(run, x.select(1), dims.hidden, bias=True))

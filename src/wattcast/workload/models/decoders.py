@@ -1,0 +1,529 @@
+"""Decoders with RMS norm and rotary embedding: the Llama kind, mixtures of experts, and latent attention.
+
+A mixture of experts routes each token to a few experts, multiplies grouped by expert, and puts the tokens back in
+order. Latent attention (DeepSeek-V3) keeps keys and values as one short vector a token.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from wattcast.core.units import Dtype
+from wattcast.workload.models import shared_layers as layers
+from wattcast.workload.operator_types import Attention, Bmm, Elementwise, LayerNorm, Layout, RmsNorm
+from wattcast.workload.tracing import tensor_functions as functional
+from wattcast.workload.tracing.program import PassSettings, Program
+from wattcast.workload.tracing.symbolic_tensor import Tape, Tensor, cat, fill, pointwise, reduce
+
+
+@dataclass(frozen=True)
+class ExpertDims:
+    """Dimensions of a mixture layer."""
+
+    hidden: int
+    experts: int
+    chosen: int  # experts a token visits
+    intermediate: int  # width of one expert
+    shared: int = 0  # width of the expert every token visits
+    router: str = "softmax"  # softmax then top-k; or "grouped": DeepSeek-V3's sigmoid with groups
+    groups: int = 1
+    groups_chosen: int = 1
+    renormalise: bool = True
+    wide_weights: bool = True  # routing weights stay fp32 until tokens are added up
+    activation: str = "silu"
+
+
+@dataclass(frozen=True)
+class DecoderDims:
+    """Published dimensions of a Llama-like decoder."""
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    intermediate: int
+    vocab: int
+    head_dim: int = 0  # 0: hidden / heads
+    activation: str = "silu"
+    norm: str = "rms"  # "rms", "gemma" (1 + weight, in fp32) or "layer"
+    qkv_bias: bool = False
+    out_bias: bool = False
+    qk_norm: bool = False
+    fused_projections: bool = False  # q, k, v as one product, gate and up as one (Phi-3)
+    gated: bool = True  # act(gate) * up; False: act(up)
+    parallel: bool = False  # attention and feed-forward share their input (Phi-2)
+    rotary_share: float = 1.0  # part of a head that is rotated
+    head_bias: bool = False
+    tied: bool = False
+    window: int = 0  # 0: attention reaches everywhere
+    max_positions: int = 0
+    dropout: float = 0.0
+    experts: int = 0
+    experts_chosen: int = 0
+    expert_intermediate: int = 0
+    router_wide: bool = True  # routing weights stay fp32 until tokens are added up
+    router_renormalise: bool = True
+
+    @property
+    def dim(self) -> int:
+        """Elements of a head."""
+        return self.head_dim or self.hidden // self.heads
+
+    @property
+    def rotated(self) -> int:
+        """Elements of a head that are rotated."""
+        return int(self.dim * self.rotary_share)
+
+    @property
+    def expert_dims(self) -> ExpertDims:
+        """Dimensions of the mixture layer."""
+        return ExpertDims(
+            self.hidden,
+            self.experts,
+            self.experts_chosen,
+            self.expert_intermediate,
+            renormalise=self.router_renormalise,
+            wide_weights=self.router_wide,
+            activation=self.activation,
+        )
+
+
+def trace_decoder(dims: DecoderDims, run: PassSettings, stages: int = 1) -> Program:
+    """Trace one pass over ``run.length`` new tokens a sequence."""
+    if dims.window and run.past:  # the cache drops what the window has passed
+        run = replace(run, past=min(run.past, dims.window - 1))
+    program = Program(run.training, run.tf32)
+    hidden, *tables = program.section("embedding", lambda tape: _embed(dims, run, tape))
+    layer = _engine_layer if run.engine else _layer
+    (hidden,) = program.section(
+        "layers", lambda tape, *given: layer(dims, run, *given), hidden, *tables, repeat=-(-dims.layers // stages)
+    )
+    program.section("head", lambda tape, x: _head(dims, run, x), hidden)
+    return program
+
+
+def _embed(dims: DecoderDims, run: PassSettings, tape: Tape) -> list[Tensor]:
+    """Return token rows, rotary tables, and the mask where attention needs one."""
+    x = layers.embed_tokens(run, tape, dims.vocab, dims.hidden)
+    if dims.norm == "gemma":
+        x = x * tape.empty((), x.dtype)  # Gemma's embedding scale, which lies in device memory
+    layers.build_positions(tape, run)
+    mask = layers.build_mask(tape, run, dims.window)
+    return [x, *layers.rotary_tables(tape, run, dims.rotated), *mask]
+
+
+def _layer(
+    dims: DecoderDims, run: PassSettings, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None
+) -> Tensor:
+    """Compute x + attention(norm(x)), then x + feed_forward(norm(x)); side by side in the parallel form."""
+    if dims.parallel:
+        normed = _norm(dims, run, x)
+        with x.tape.scope("attention"):
+            attended = _self_attention(dims, run, normed, cos, sin, mask)
+        with x.tape.scope("mlp"):
+            return attended + _feed_forward(dims, run, normed) + x
+    with x.tape.scope("attention"):
+        x = x + _self_attention(dims, run, _norm(dims, run, x), cos, sin, mask)
+    with x.tape.scope("mlp"):
+        return x + _feed_forward(dims, run, _norm(dims, run, x))
+
+
+def _norm(dims: DecoderDims, run: PassSettings, x: Tensor) -> Tensor:
+    if dims.norm == "layer":
+        return layers.layer_norm(run, x)
+    return layers.rms_norm(run, x, gemma=dims.norm == "gemma")
+
+
+def _self_attention(
+    dims: DecoderDims, run: PassSettings, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None
+) -> Tensor:
+    """Project to queries, keys and values; rotate; cache; attend; project back."""
+    x = functional.enter_parallel(x, run.tp)
+    q, k, v = _query_key_value(dims, run, x)
+    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+    q, k = _rotate(dims, q, cos, sin), _rotate(dims, k, cos, sin)
+    k, v = layers.append_cache(run, k), layers.append_cache(run, v)
+    out = layers.attend(run, q, k, v, causal=True, mask=mask, wide_softmax=True, p=dims.dropout)
+    return functional.leave_parallel(layers.project(run, out, dims.hidden, dims.out_bias), run.tp)
+
+
+def _query_key_value(dims: DecoderDims, run: PassSettings, x: Tensor) -> list[Tensor]:
+    """Return three views of ``[batch, heads, length, dim]``."""
+    heads, kv_heads = dims.heads // run.tp, max(dims.kv_heads // run.tp, 1)
+    widths = [count * dims.dim for count in (heads, kv_heads, kv_heads)]
+    if dims.fused_projections:
+        fused = layers.project(run, x, sum(widths), dims.qkv_bias)
+        starts = (0, widths[0], widths[0] + widths[1])
+        parts = [fused.slice(-1, start, start + width) for start, width in zip(starts, widths, strict=True)]
+        return [layers.split_heads(part, dims.dim) for part in parts]
+    found = []
+    for width, normed in zip(widths, (dims.qk_norm, dims.qk_norm, False), strict=True):
+        flat = layers.project(run, x, width, dims.qkv_bias)
+        if normed:
+            flat = flat.view(*flat.shape[:2], -1, dims.dim)
+            found.append(layers.rms_norm(run, flat).transpose(1, 2))
+        else:
+            found.append(layers.split_heads(flat, dims.dim))
+    return found
+
+
+def _rotate(dims: DecoderDims, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate all of each head, or (Phi) its first part, and concatenate the rest."""
+    if dims.rotated == dims.dim and not dims.fused_projections:
+        return layers.rotate(x, cos, sin)
+    turned = layers.rotate(x.slice(-1, 0, dims.rotated), cos, sin)
+    return cat([turned, x.slice(-1, dims.rotated, dims.dim)], -1)
+
+
+def _feed_forward(dims: DecoderDims, run: PassSettings, x: Tensor) -> Tensor:
+    if dims.experts:
+        return mix_experts(dims.expert_dims, run, x)
+    if dims.gated:
+        return layers.gated_feed_forward(
+            run, x, dims.intermediate, dims.activation, merged=dims.fused_projections, bias=dims.out_bias
+        )
+    return layers.feed_forward(run, x, dims.intermediate, dims.activation, bias=dims.out_bias)
+
+
+def _head(dims: DecoderDims, run: PassSettings, x: Tensor) -> Tensor:
+    """Apply the final norm and, where asked, compute the logits."""
+    return layers.language_head(run, _norm(dims, run, x), dims.vocab, tied=dims.tied, bias=dims.head_bias)
+
+
+def _engine_layer(dims: DecoderDims, run: PassSettings, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Run a layer as an inference engine does: merged products, and one kernel for each of the rest.
+
+    The residual is added inside the norm; the rotary embedding turns queries and keys in place in one kernel; new
+    keys and values are written into a paged cache that attention reads where it lies.
+    """
+    kind = LayerNorm if dims.norm == "layer" else RmsNorm
+    with x.tape.scope("attention"):
+        normed = layers.add_norm(run, x, kind)
+        heads, kv_heads = dims.heads // run.tp, max(dims.kv_heads // run.tp, 1)
+        fused = layers.project(run, normed, (heads + 2 * kv_heads) * dims.dim, dims.qkv_bias)
+        q, k, v = layers.split_projection(fused, (heads, kv_heads, kv_heads), dims.dim)
+        if dims.qk_norm:
+            for part in (q, k):
+                layers.rms_norm(run, part)
+        layers.rotate_in_place(q, k, cos, dims.rotary_share)
+        out = layers.paged_attention(run, q, k, v, dims.window)
+        x = functional.leave_parallel(layers.project(run, out, dims.hidden, dims.out_bias), run.tp)
+    with x.tape.scope("mlp"):
+        normed = normed if dims.parallel else layers.add_norm(run, x, kind)
+        if dims.experts or dims.gated:
+            return _feed_forward(dims, run, normed)
+        inner = pointwise("gelu_tanh", layers.project(run, normed, dims.intermediate // run.tp, dims.out_bias))
+        return functional.leave_parallel(layers.project(run, inner, dims.hidden, dims.out_bias), run.tp)
+
+
+def mix_experts(dims: ExpertDims, run: PassSettings, x: Tensor) -> Tensor:
+    """Send every token through its chosen experts (and the shared one), weigh the results and sum them."""
+    batch, length, hidden = x.shape
+    flat = functional.enter_parallel(x, run.tp).view(-1, hidden)
+    with x.tape.scope("router"):
+        weights = _route(dims, run, flat)
+    with x.tape.scope("experts"):
+        out = _visit_experts(dims, run, flat, weights)
+    if dims.shared:
+        with x.tape.scope("shared"):
+            width = dims.shared // run.tp
+            gate = functional.activation(dims.activation, layers.project(run, flat, width))
+            out = out + layers.project(run, gate * layers.project(run, flat, width), hidden)
+    return functional.leave_parallel(out.view(batch, length, hidden), run.tp)
+
+
+def _route(dims: ExpertDims, run: PassSettings, x: Tensor) -> Tensor:
+    """Turn scores of all experts into weights of the chosen ones, ``[tokens, chosen]``."""
+    if dims.router == "grouped" and not run.engine:
+        return _route_grouped(dims, run, x)
+    scores = layers.project(run, x, dims.experts, wide=True)
+    if run.engine:
+        if dims.router == "grouped":  # the bias that balances experts, added inside the routing kernel
+            x.tape.parameter(dims.experts, dtype=Dtype.FP32)
+        return _select_top(functional.softmax(scores), dims.chosen, scores.dtype)
+    weights = _select_top(functional.softmax(scores, wide=True), dims.chosen, Dtype.FP32)
+    if dims.renormalise:
+        weights = functional.divide(weights, functional.sum_last(weights))
+    return weights if dims.wide_weights else weights.to(run.dtype)
+
+
+def _route_grouped(dims: ExpertDims, run: PassSettings, x: Tensor) -> Tensor:
+    """Route as DeepSeek-V3: fp32 sigmoid scores, best groups first, then the best experts inside them."""
+    tokens = x.shape[0]
+    weight = x.tape.parameter(dims.experts, dims.hidden, dtype=run.dtype)
+    scores = functional.activation("sigmoid", functional.linear(x.to(Dtype.FP32), weight.to(Dtype.FP32)))
+    bias = x.tape.parameter(dims.experts, dtype=Dtype.FP32)
+    choice = pointwise("add", scores, bias)
+    best = _select_top(choice.view(tokens * dims.groups, -1), 2, Dtype.FP32)
+    _select_top(reduce("sum", best, (tokens, dims.groups)), dims.groups_chosen, Dtype.FP32)
+    mask = fill(x.tape, (tokens, dims.groups), Dtype.FP32)
+    picked = tokens * dims.groups_chosen
+    op = Elementwise("scatter_add", picked, dtype=Dtype.FP32, read=picked * 16, write=picked * 8)
+    x.tape.emit(op, (mask,), (mask,))
+    spread = mask.unsqueeze(-1).expand(tokens, dims.groups, dims.experts // dims.groups).reshape(tokens, dims.experts)
+    keep = pointwise("cast", spread, out_dtype=Dtype.BOOL)
+    drop = pointwise("compare", keep, out_dtype=Dtype.BOOL)
+    _select_top(pointwise("masked_fill", choice, drop), dims.chosen, Dtype.FP32, differentiable=False)
+    weights = x.tape.empty((tokens, dims.chosen), Dtype.FP32)
+    read = weights.numel * (Dtype.FP32.byte + Dtype.INT64.byte)
+    x.tape.emit(Elementwise("gather", weights.numel, dtype=Dtype.FP32, read=read), (scores,), (weights,))
+    x.tape.record((weights,), (scores,), lambda g: (_scatter_gradient(g, scores),))
+    if dims.renormalise:
+        weights = functional.divide(weights, functional.sum_last(weights) + 1e-20)
+    return weights * 2.5
+
+
+def _select_top(scores: Tensor, count: int, dtype: Dtype, *, differentiable: bool = True) -> Tensor:
+    """Return the largest ``count`` of each row; the kernel writes values and int64 places."""
+    out = scores.tape.empty((scores.shape[0], count), dtype)
+    write = out.numel * (dtype.byte + Dtype.INT64.byte)
+    scores.tape.emit(Elementwise("topk", scores.numel, dtype=scores.dtype, write=write), (scores,), (out,))
+    if differentiable:
+        scores.tape.record((out,), (scores,), lambda g: (_scatter_gradient(g, scores),))
+    return out
+
+
+def _scatter_gradient(g: Tensor, like: Tensor) -> Tensor:
+    """Return the gradient of picking elements: zeros, with values put back in their places."""
+    out = fill(g.tape, like.shape, like.dtype)
+    read = 2 * g.byte + g.numel * Dtype.INT64.byte
+    g.tape.emit(Elementwise("scatter_add", g.numel, dtype=g.dtype, read=read, write=g.byte), (g,), (out,))
+    return out
+
+
+def _visit_experts(dims: ExpertDims, run: PassSettings, x: Tensor, weights: Tensor) -> Tensor:
+    """Sort tokens by expert, multiply group by group, weigh, put back in order and add up."""
+    tokens, picks = x.shape[0], x.shape[0] * dims.chosen
+    tape, width = x.tape, dims.intermediate // run.tp
+    choice = tape.empty((picks,), Dtype.INT64)
+    if not run.engine:  # sort the choices
+        tape.emit(Elementwise("topk", picks, dtype=Dtype.INT64, write=2 * picks * 8), (choice,), (choice,))
+        tape.emit(Elementwise("scale", picks, dtype=Dtype.INT64), (choice,), (choice,))
+    rows = functional.pick_rows(x, picks)
+    order = functional.pick_rows(weights.view(picks, 1), picks)
+    if not run.engine:  # count them by expert
+        choice = tape.empty((picks,), Dtype.INT64)
+        narrow = pointwise("cast", choice, out_dtype=Dtype.INT32)
+        counts = tape.empty((dims.experts,), Dtype.INT32)
+        op = Elementwise("scatter_add", picks, dtype=Dtype.INT32, read=narrow.byte, write=counts.byte)
+        tape.emit(op, (narrow,), (counts,))
+        pointwise("cumsum", counts)
+    groups = share_picks(picks, dims.experts, dims.chosen, run.skew)
+    up = tape.parameter(dims.experts, 2 * width, dims.hidden, dtype=run.weight_dtype)
+    down = tape.parameter(dims.experts, dims.hidden, width, dtype=run.weight_dtype)
+    inner = functional.grouped_matmul(rows, up, groups)
+    if run.engine:
+        gated = layers.gate_in_one_kernel(inner, dims.activation)
+        return reduce("sum", functional.grouped_matmul(gated, down, groups), (tokens, dims.hidden), across=True)
+    gate, value = inner.split(width, width)
+    out = functional.grouped_matmul(functional.activation(dims.activation, gate) * value, down, groups)
+    weighed = out * order
+    place = fill(tape, (picks,), Dtype.INT64)
+    op = Elementwise("scatter_add", picks, dtype=Dtype.INT64, read=3 * picks * 8, write=picks * 8)
+    tape.emit(op, (place,), (place,))
+    ordered = functional.pick_rows(weighed, picks)
+    return functional.sum_rows(ordered, tokens).to(x.dtype).view(tokens, dims.hidden)
+
+
+def share_picks(picks: int, experts: int, chosen: int, skew: float) -> list[tuple[int, int]]:
+    """Return groups of experts with equal numbers of rows: (how many experts, rows each).
+
+    Balanced, all experts share the picks evenly (as many experts as there are picks, when fewer).
+    With ``skew`` s, a share s of the picks falls on the same ``chosen`` experts and the rest is even.
+
+    >>> share_picks(512, 8, 2, 0.0), share_picks(512, 8, 2, 0.5), share_picks(6, 8, 2, 0.0)
+    ([(8, 64)], [(2, 160), (6, 32)], [(6, 1)])
+    """
+    hot, busy = round(picks * skew), min(chosen, experts)
+    even, more = divmod(picks - hot, experts)
+    hot_each, hot_more = divmod(hot, busy)
+    rows = Counter(even + (i < more) + (hot_each + (i < hot_more) if i < busy else 0) for i in range(experts))
+    return [(size, count) for count, size in rows.items() if count]
+
+
+@dataclass(frozen=True)
+class LatentDims:
+    """Published dimensions of a decoder with latent attention."""
+
+    layers: int
+    dense_layers: int  # the first ones, with a plain feed-forward layer
+    hidden: int
+    heads: int
+    q_rank: int
+    kv_rank: int
+    plain_dim: int  # of each head, not rotated
+    rotary_dim: int  # of each head, rotated; keys share one
+    value_dim: int
+    intermediate: int
+    vocab: int
+    experts: int
+    experts_chosen: int
+    expert_intermediate: int
+    shared_intermediate: int
+    groups: int = 1
+    groups_chosen: int = 1
+    activation: str = "silu"
+    max_positions: int = 0
+
+    @property
+    def dim(self) -> int:
+        """Elements of a query or key head."""
+        return self.plain_dim + self.rotary_dim
+
+    @property
+    def cached_dim(self) -> int:
+        """Elements of a token in the cache."""
+        return self.kv_rank + self.rotary_dim
+
+    @property
+    def expert_dims(self) -> ExpertDims:
+        """Dimensions of the mixture layer."""
+        return ExpertDims(
+            self.hidden, self.experts, self.experts_chosen, self.expert_intermediate, self.shared_intermediate,
+            "grouped", self.groups, self.groups_chosen, activation=self.activation,
+        )  # fmt: skip
+
+
+def trace_latent(dims: LatentDims, run: PassSettings, stages: int = 1) -> Program:
+    """Trace one pass over ``run.length`` new tokens a sequence."""
+    program = Program(run.training, run.tf32)
+    hidden, *tables = program.section("embedding", lambda tape: _embed_latent(dims, run, tape))
+    mixed = dims.layers - dims.dense_layers
+    for label, repeat, dense in (("dense layers", dims.dense_layers, True), ("layers", mixed, False)):
+        if repeat:
+            body = _latent_layer(dims, run, dense)
+            (hidden,) = program.section(label, body, hidden, *tables, repeat=-(-repeat // stages))
+
+    def head(tape: Tape, x: Tensor) -> Tensor:
+        return layers.language_head(run, layers.rms_norm(run, x), dims.vocab, tied=False)
+
+    program.section("head", head, hidden)
+    return program
+
+
+def _embed_latent(dims: LatentDims, run: PassSettings, tape: Tape) -> list[Tensor]:
+    """Return token rows, rotary tables, and the mask where attention needs one."""
+    x = layers.embed_tokens(run, tape, dims.vocab, dims.hidden)
+    layers.build_positions(tape, run)
+    mask = layers.build_mask(tape, run)
+    return [x, *layers.rotary_tables(tape, run, dims.rotary_dim), *mask]
+
+
+def _latent_layer(dims: LatentDims, run: PassSettings, dense: bool) -> Callable[..., Tensor]:
+    """Return a layer, x + attention(norm(x)), then x + experts(norm(x)); ``dense`` layers have no experts."""
+    attend = _engine_attention if run.engine else _latent_self_attention
+
+    def layer(tape: Tape, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None) -> Tensor:
+        with tape.scope("attention"):
+            x = x + attend(dims, run, layers.rms_norm(run, x), cos, sin, mask)
+        with tape.scope("mlp"):
+            normed = layers.rms_norm(run, x)
+            if dense:
+                return x + layers.gated_feed_forward(run, normed, dims.intermediate, dims.activation)
+            return x + mix_experts(dims.expert_dims, run, normed)
+
+    return layer
+
+
+def _latent_self_attention(
+    dims: LatentDims, run: PassSettings, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None
+) -> Tensor:
+    """Attend with queries and keys from low-rank products; the cached short vectors are expanded at each use."""
+    x = functional.enter_parallel(x, run.tp)
+    heads = dims.heads // run.tp
+    low = layers.rms_norm(run, layers.project(run, x, dims.q_rank))
+    q = layers.split_heads(layers.project(run, low, heads * dims.dim), dims.dim)
+    q_plain, q_turn = q.split(dims.plain_dim, dims.rotary_dim)
+    latent, k_turn = layers.project(run, x, dims.cached_dim).split(dims.kv_rank, dims.rotary_dim)
+    latent = layers.rms_norm(run, latent)
+    half = dims.rotary_dim // 2
+    cos, sin = cos.slice(-1, 0, half).unsqueeze(1), sin.slice(-1, 0, half).unsqueeze(1)
+    q_turn = _rotate_pairs(q_turn, cos, sin)
+    k_turn = _rotate_pairs(k_turn.unsqueeze(1), cos, sin)
+    latent, k_turn = layers.append_cache(run, latent.unsqueeze(1)), layers.append_cache(run, k_turn)
+    q = cat([q_plain, q_turn], -1)
+    k, v = _expand_latent(dims, run, latent, k_turn, heads)
+    out = layers.attend(run, q, k, v, causal=True, mask=mask, wide_softmax=True)
+    return functional.leave_parallel(layers.project(run, out, dims.hidden), run.tp)
+
+
+def _rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate neighbouring pairs, which are read as strided halves and concatenated."""
+    pairs = x.view(*x.shape[:-1], x.shape[-1] // 2, 2)
+    even, odd = pairs.select(-1), pairs.select(-1)
+    left, right = even * cos, odd * sin
+    first = pointwise("sub", left, right)
+    x.tape.record((first,), (left, right), lambda g: (g, pointwise("neg", g)))
+    return cat([first, odd * cos + even * sin], -1)
+
+
+def _expand_latent(
+    dims: LatentDims, run: PassSettings, latent: Tensor, k_turn: Tensor, heads: int
+) -> tuple[Tensor, Tensor]:
+    """Turn short vectors into keys (their plain part and the shared rotated part, both copied in) and values."""
+    batch, _, length, rank = latent.shape
+    wide = layers.project(run, latent.view(batch, length, rank), heads * (dims.plain_dim + dims.value_dim))
+    plain, v = layers.split_heads(wide, dims.plain_dim + dims.value_dim).split(dims.plain_dim, dims.value_dim)
+    k = latent.tape.empty((batch, heads, length, dims.dim), latent.dtype)
+    for part in (plain, k_turn.expand(batch, heads, length, dims.rotary_dim)):
+        layout = Layout.STRIDED if part.byte == part.numel * part.dtype.byte else Layout.BROADCAST
+        part.tape.emit_pointwise("copy", (part,), replace(part), layout)
+
+    def back(g: Tensor) -> tuple[Tensor, Tensor]:
+        plain, turned = g.slice(-1, 0, dims.plain_dim), g.slice(-1, dims.plain_dim, dims.dim)
+        return plain.clone(), turned.sum_to((g.shape[0], 1, g.shape[2], dims.rotary_dim))
+
+    latent.tape.record((k,), (plain, k_turn), back)
+    return k, v
+
+
+def _engine_attention(
+    dims: LatentDims, run: PassSettings, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None
+) -> Tensor:
+    """Run latent attention as an inference engine does.
+
+    In decode the up-projections are absorbed into queries and outputs, so that attention runs over the short vectors
+    themselves with one key head; in prefill keys and values are expanded.
+    """
+    heads = dims.heads // run.tp
+    low = layers.project(run, x, dims.q_rank + dims.cached_dim)
+    q_low, latent, k_turn = low.split(dims.q_rank, dims.kv_rank, dims.rotary_dim)
+    q = layers.project(run, layers.rms_norm(run, q_low), heads * dims.dim)
+    latent = layers.rms_norm(run, latent)
+    layers.rotate_in_place(q.slice(-1, 0, heads * dims.rotary_dim), k_turn, cos)
+    layers.write_paged_cache(run, (latent, k_turn), dims.cached_dim)
+    attend = _attend_absorbed if run.length == 1 else _attend_expanded
+    return functional.leave_parallel(layers.project(run, attend(dims, run, q, latent, heads), dims.hidden), run.tp)
+
+
+def _attend_absorbed(dims: LatentDims, run: PassSettings, q: Tensor, latent: Tensor, heads: int) -> Tensor:
+    tape, tokens = q.tape, run.batch * run.length
+    weight = tape.parameter(heads * (dims.plain_dim + dims.value_dim), dims.kv_rank, dtype=run.weight_dtype)
+    wide = tape.empty((run.batch, run.length, heads, dims.cached_dim), q.dtype)
+    tape.emit(Bmm(heads, tokens, dims.kv_rank, dims.plain_dim, dtype=q.dtype), (q, weight), (wide,))
+    mixed = tape.empty((run.batch, run.length, heads, dims.kv_rank), q.dtype)
+    op = Attention(
+        run.batch, heads, 1, run.length, run.context, dims.cached_dim, v_head_dim=dims.kv_rank, dtype=q.dtype
+    )
+    tape.emit(op, (wide, latent), (mixed,))
+    out = tape.empty((run.batch, run.length, heads * dims.value_dim), q.dtype)
+    tape.emit(Bmm(heads, tokens, dims.value_dim, dims.kv_rank, dtype=q.dtype), (mixed, weight), (out,))
+    return out
+
+
+def _attend_expanded(dims: LatentDims, run: PassSettings, q: Tensor, latent: Tensor, heads: int) -> Tensor:
+    tape = q.tape
+    whole = tape.empty((run.batch, run.context, dims.kv_rank), q.dtype) if run.past else latent
+    wide = layers.project(run, whole, heads * (dims.plain_dim + dims.value_dim))
+    n = run.batch * run.context * heads * dims.dim
+    k = tape.empty((n,), q.dtype)
+    tape.emit(Elementwise("cat", n, dtype=q.dtype, layout=Layout.STRIDED), (wide,), (k,))
+    out = tape.empty((run.batch, run.length, heads * dims.value_dim), q.dtype)
+    op = Attention(
+        run.batch, heads, heads, run.length, run.context, dims.dim, causal=True, v_head_dim=dims.value_dim,
+        dtype=q.dtype,
+    )  # fmt: skip
+    tape.emit(op, (q, k, wide), (out,))
+    return out

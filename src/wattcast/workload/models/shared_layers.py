@@ -1,0 +1,357 @@
+"""Layers that several model templates share, as Hugging Face runs them and as inference engines run them.
+
+Templates import this module as ``layers``. ``run`` holds the settings of the pass; a layer creates its own weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from wattcast.core.units import Dtype
+from wattcast.workload.model_options import OutputHead
+from wattcast.workload.operator_types import Attention, Elementwise, LayerNorm, Layout, Linear, RmsNorm
+from wattcast.workload.tracing import tensor_functions as functional
+from wattcast.workload.tracing.program import PassSettings
+from wattcast.workload.tracing.symbolic_tensor import Tape, Tensor, cat, fill, pointwise, reduce
+
+# Positions and masks, which Hugging Face builds once a pass.
+
+
+def build_positions(tape: Tape, run: PassSettings) -> None:
+    """Number the new tokens; without a cache Hugging Face also looks for packed sequences in the numbers."""
+    if run.engine:
+        return
+    place = pointwise("shift", fill(tape, (run.length,), Dtype.INT64)).unsqueeze(0)
+    if run.cached:
+        return
+    with tape.scope("packing"):
+        place = place.expand(run.batch, run.length)
+        before = pointwise("shift", place.slice(1, 0, 1))
+        joined = cat([before, place], 1)
+        step = pointwise("sub", joined.slice(1, 1, run.length + 1), joined.slice(1, 0, run.length))
+        jump = pointwise("compare", step, out_dtype=Dtype.BOOL)
+        found = pointwise("cumsum", jump, out_dtype=Dtype.INT64)
+        reduce("sum", pointwise("compare", found.slice(1, 0, 1).select(1), out_dtype=Dtype.BOOL), (1,))
+
+
+def needs_mask(run: PassSettings, window: int = 0) -> bool:
+    """Tell whether a mask is built: always for eager attention, for fused only where a window cuts the context."""
+    return not run.engine and (not run.flash or bool(window and run.context >= window))
+
+
+def build_mask(tape: Tape, run: PassSettings, window: int = 0) -> list[Tensor]:
+    """Compare positions to a causal mask: yes or no for fused attention, numbers to add for eager attention.
+
+    The list is empty where attention needs no mask.
+    """
+    if not needs_mask(run, window):
+        return []
+    q_len, kv_len = run.length, run.context
+    with tape.scope("mask"):
+        for size in (run.batch, 1):
+            fill(tape, (size,), Dtype.INT64)
+        query, key = (pointwise("shift", fill(tape, (size,), Dtype.INT64)) for size in (q_len, kv_len))
+        query, key = query.view(1, 1, q_len, 1), key.view(1, 1, 1, kv_len)
+        keep = pointwise("compare", key, query, out_dtype=Dtype.BOOL)
+        if window:
+            near = pointwise("compare", key, pointwise("shift", query), out_dtype=Dtype.BOOL)
+            keep = pointwise("compare", near, keep, out_dtype=Dtype.BOOL)
+            keep = pointwise("compare", fill(tape, (), Dtype.BOOL), keep, out_dtype=Dtype.BOOL)
+        keep = keep.expand(run.batch, 1, q_len, kv_len)
+        return [keep if run.flash else _mask_to_numbers(keep, run.dtype)]
+
+
+def _mask_to_numbers(keep: Tensor, dtype: Dtype) -> Tensor:
+    """Return 0 where a key may be seen, the lowest number where not."""
+    zero, low = fill(keep.tape, (), dtype), fill(keep.tape, (), dtype)
+    return pointwise("where", keep, zero, low, out_dtype=dtype)
+
+
+# Linear layers, norms, activations and lookups.
+
+
+def project(
+    run: PassSettings, x: Tensor, features: int, bias: bool = False, *, wide: bool = False, in_major: bool = False
+) -> Tensor:
+    """Apply a linear layer; ``wide`` keeps it out of fp8 and int8.
+
+    ``in_major`` weights are stored as ``[in, out]`` (GPT-2's Conv1D), so their gradient is as well.
+    """
+    tape = x.tape
+    weight = tape.parameter(features, x.shape[-1], dtype=run.dtype if wide else run.weight_dtype)
+    offset = tape.parameter(features, dtype=run.dtype) if bias else None
+    if weight.dtype is not Dtype.FP8:
+        return functional.linear(x, weight, offset, in_major=in_major)
+    # activations are cast to fp8 by static scales, multiplied, and come out wide
+    flat = pointwise("cast", x.reshape(-1, x.shape[-1]), out_dtype=Dtype.FP8)
+    (m, k), n = flat.shape, weight.shape[0]
+    out = tape.empty((m, n), run.dtype)
+    tape.emit(Linear(m, n, k, bias=bias, dtype=Dtype.FP8, out_dtype=run.dtype), (flat, weight), (out,))
+    return out.view(*x.shape[:-1], n)
+
+
+def layer_norm(run: PassSettings, x: Tensor) -> Tensor:
+    """Apply a layer norm with weight and bias."""
+    weight, bias = (x.tape.parameter(x.shape[-1], dtype=run.dtype) for _ in range(2))
+    return functional.layer_norm(x, weight, bias)
+
+
+def rms_norm(run: PassSettings, x: Tensor, *, gemma: bool = False) -> Tensor:
+    """Apply an RMS norm as Hugging Face writes it, in fp32: cast, square, mean, rsqrt, scale, cast back, weight.
+
+    Gemma multiplies by (1 + weight), in fp32, before it casts back. Engines run one fused kernel.
+    """
+    weight = x.tape.parameter(x.shape[-1], dtype=run.dtype)
+    if run.engine:
+        return functional.rms_norm(x, weight)
+    with x.tape.scope("norm"):
+        wide = x.to(Dtype.FP32)
+        scaled = wide * functional.rsqrt(functional.mean_last(functional.power(wide, 2)) + 1e-6)
+        if gemma:
+            return (scaled * (weight.to(Dtype.FP32) + 1.0)).to(x.dtype)
+        return weight * scaled.to(x.dtype)
+
+
+def activate(function: str, x: Tensor) -> Tensor:
+    """Apply an activation by name; Hugging Face computes two of them operator by operator.
+
+    ``gelu_new`` is ½x(1 + tanh(√(2/π)(x + 0.0447x³))), ``quick_gelu`` is x·sigmoid(1.702x).
+    """
+    if function == "gelu_new":
+        half = x * 0.5
+        inner = (x + functional.power(x, 3) * 0.044715) * 0.7979
+        return half * (functional.activation("tanh", inner) + 1.0)
+    if function == "quick_gelu":
+        return x * functional.activation("sigmoid", x * 1.702)
+    return functional.activation(function, x)
+
+
+def feed_forward(
+    run: PassSettings, x: Tensor, width: int, function: str, *, bias: bool = True, in_major: bool = False
+) -> Tensor:
+    """Compute down(act(up(x))), its width shared out over tensor-parallel GPUs."""
+    hidden = x.shape[-1]
+    inner = project(run, functional.enter_parallel(x, run.tp), width // run.tp, bias, in_major=in_major)
+    out = project(run, activate(function, inner), hidden, bias, in_major=in_major)
+    return functional.leave_parallel(out, run.tp)
+
+
+def gated_feed_forward(
+    run: PassSettings, x: Tensor, width: int, function: str, *, merged: bool = False, bias: bool = False
+) -> Tensor:
+    """Compute down(act(gate(x)) * up(x)); ``merged``: gate and up are one product (Phi-3), as always in engines."""
+    hidden, width = x.shape[-1], width // run.tp
+    x = functional.enter_parallel(x, run.tp)
+    if run.engine:
+        inner = gate_in_one_kernel(project(run, x, 2 * width), function)
+    elif merged:
+        gate, up = project(run, x, 2 * width).split(width, width)
+        inner = up * functional.activation(function, gate)
+    else:
+        gate = functional.activation(function, project(run, x, width))
+        inner = gate * project(run, x, width)
+    return functional.leave_parallel(project(run, inner, hidden, bias), run.tp)
+
+
+def gate_in_one_kernel(x: Tensor, function: str) -> Tensor:
+    """Compute act(first half) * second half of the last dimension in one kernel, as engines run it."""
+    out = x.tape.empty((*x.shape[:-1], x.shape[-1] // 2), x.dtype)
+    x.tape.emit_pointwise("silu_mul" if function == "silu" else "gelu_mul", (x,), out, Layout.CONTIGUOUS)
+    return out
+
+
+def embed_tokens(run: PassSettings, tape: Tape, vocab: int, dim: int) -> Tensor:
+    """Look up token rows; tensor-parallel GPUs hold a part of the table each and add up."""
+    return functional.leave_parallel(embed(run, tape, -(-vocab // run.tp), dim), run.tp)
+
+
+def embed(
+    run: PassSettings, tape: Tape, rows: int, dim: int, *, batch: int | None = None, same: bool = False
+) -> Tensor:
+    """Look up rows of a table; ``same``: one row of indices serves every sequence."""
+    weight = tape.parameter(rows, dim, dtype=run.dtype)
+    return functional.embedding(weight, (batch or run.batch, run.length), run.length if same else None)
+
+
+# Attention.
+
+
+def rotary_tables(tape: Tape, run: PassSettings, dim: int) -> tuple[Tensor, Tensor]:
+    """Compute cos and sin of every position, in fp32 once a pass, and cast them to the model's format."""
+    if run.engine:  # engines keep one table for all passes
+        table = tape.empty((1, run.length, dim), run.dtype)
+        return table, table
+    with tape.scope("rotary"):
+        place = pointwise("cast", tape.empty((1, run.length, 1), Dtype.INT64), out_dtype=Dtype.FP32)
+        rate = tape.empty((dim // 2,), run.dtype).to(Dtype.FP32)
+        angle = pointwise("mul", place, rate)
+        both = cat([angle, angle], -1)
+        cos, sin = (pointwise("scale", pointwise(name, both)) for name in ("cos", "sin"))
+        return cos.to(run.dtype), sin.to(run.dtype)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Compute x·cos + rotate_half(x)·sin over the last dimension."""
+    half = x.shape[-1] // 2
+    straight = x * cos  # first, as in the original: gradients are gathered in reverse order
+    lower, upper = x.slice(-1, 0, half), x.slice(-1, half, 2 * half)
+    return straight + cat([-upper, lower], -1) * sin
+
+
+def append_cache(run: PassSettings, new: Tensor) -> Tensor:
+    """Put new keys or values behind the cache, into one fresh tensor (Hugging Face's ``DynamicCache``)."""
+    if not run.cached:
+        return new
+    batch, heads, _, dim = new.shape
+    with new.tape.scope("cache"):
+        old = [new.tape.empty((batch, heads, run.past, dim), new.dtype)] if run.past else []
+        whole = cat([*old, new], 2)
+    new.tape.cache_byte += whole.byte
+    whole.storage.resident = True
+    return whole
+
+
+def split_heads(x: Tensor, head_dim: int) -> Tensor:
+    """View ``[batch, length, heads·dim]`` as ``[batch, heads, length, dim]``."""
+    batch, length, width = x.shape
+    return x.view(batch, length, width // head_dim, head_dim).transpose(1, 2)
+
+
+def attend(
+    run: PassSettings, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, mask: Tensor | None = None,
+    wide_softmax: bool = False, p: float = 0.0,
+) -> Tensor:  # fmt: skip
+    """Attend, ``[batch, heads, length, dim]`` -> ``[batch, length, heads·dim]``, fused or operator by operator."""
+    with q.tape.scope("attention"):
+        if run.flash and mask is None:
+            out = functional.attention(q, k, v, causal=causal, dropped=run.training and p > 0.0)
+        else:
+            k, v = (_repeat_heads(t, q.shape[1] // k.shape[1]) for t in (k, v))
+            if run.flash:  # the yes-or-no mask becomes numbers to add; nothing is skipped
+                assert mask is not None
+                _mask_to_numbers(mask, q.dtype)
+                out = functional.attention(q, k, v, causal=False, masked=True)
+            else:
+                scores = functional.matmul(q, k.transpose(2, 3)) * 0.125
+                scores = scores if mask is None else scores + mask
+                weights = functional.softmax(scores, wide=wide_softmax).to(q.dtype)
+                out = functional.matmul(functional.dropout(weights, p), v)
+        merged = out.transpose(1, 2).contiguous()
+        return merged.view(*merged.shape[:2], -1)
+
+
+def _repeat_heads(x: Tensor, times: int) -> Tensor:
+    """Copy every key or value head ``times`` times, for kernels that want as many as query heads."""
+    if times == 1:
+        return x
+    batch, heads, length, dim = x.shape
+    return x.unsqueeze(2).expand(batch, heads, times, length, dim).reshape(batch, heads * times, length, dim)
+
+
+def self_attention(
+    run: PassSettings, x: Tensor, heads: int, *, causal: bool = False, mask: Tensor | None = None, p: float = 0.0,
+    wide_softmax: bool = False,
+) -> Tensor:  # fmt: skip
+    """Attend with three projections over the whole sequence, or over earlier tokens where ``causal``."""
+    hidden = x.shape[-1]
+    x = functional.enter_parallel(x, run.tp)
+    q, k, v = (split_heads(project(run, x, hidden // run.tp, True), hidden // heads) for _ in range(3))
+    out = attend(run, q, k, v, causal=causal, mask=mask, p=p, wide_softmax=wide_softmax)
+    return functional.leave_parallel(project(run, out, hidden, True), run.tp)
+
+
+def prenorm_layer(
+    run: PassSettings, x: Tensor, heads: int, width: int, function: str, *, causal: bool = False,
+    mask: Tensor | None = None, wide_softmax: bool = False,
+) -> Tensor:  # fmt: skip
+    """Compute x + attention(norm(x)), then x + feed_forward(norm(x)), with layer norms."""
+    with x.tape.scope("attention"):
+        out = self_attention(run, layer_norm(run, x), heads, causal=causal, mask=mask, wide_softmax=wide_softmax)
+        x = out + x
+    with x.tape.scope("mlp"):
+        return feed_forward(run, layer_norm(run, x), width, function) + x
+
+
+# Heads and losses.
+
+
+def language_head(run: PassSettings, x: Tensor, vocab: int, *, tied: bool, bias: bool = False) -> Tensor:
+    """Compute the logits of the tokens asked for, and in training the loss; nothing where no head is asked for."""
+    if run.head is OutputHead.NONE:
+        return x
+    with x.tape.scope("logits"):
+        if run.head is OutputHead.LAST and x.shape[1] > 1:
+            x = x.slice(1, x.shape[1] - 1, x.shape[1])
+        logits = project_to_vocabulary(run, x, vocab, tied=tied, bias=bias)
+        if not run.training:
+            return logits
+        with x.tape.scope("loss"):
+            wide = logits.to(Dtype.FP32)
+            labels = x.tape.empty(logits.shape[:-1], Dtype.INT64)  # shifted by a padded copy
+            batch, length = labels.shape
+            labels.pad_back((batch, length + 1)).slice(1, 1, length + 1).clone()
+            return functional.cross_entropy(wide.view(batch * length, -1))
+
+
+def project_to_vocabulary(run: PassSettings, x: Tensor, vocab: int, *, tied: bool, bias: bool) -> Tensor:
+    """Compute logits, of which each tensor-parallel GPU computes a part."""
+    share = -(-vocab // run.tp)
+    x = functional.enter_parallel(x, run.tp)
+    weight = x.tape.parameter(share, x.shape[-1], dtype=run.dtype, tied=tied)
+    logits = functional.linear(x, weight, x.tape.parameter(share, dtype=run.dtype) if bias else None)
+    functional.gather_parts(logits, run.tp)
+    return logits
+
+
+def classify(run: PassSettings, x: Tensor, classes: int) -> Tensor:
+    """Compute the scores of the classes and, in training, the loss."""
+    scores = project(run, x, classes, bias=True)
+    return functional.cross_entropy(scores) if run.training else scores
+
+
+# Kernels of inference engines.
+
+
+def add_norm(run: PassSettings, x: Tensor, kind: type[LayerNorm] | type[RmsNorm]) -> Tensor:
+    """Add the residual and norm in one kernel: two tensors read, two written."""
+    tape, dim = x.tape, x.shape[-1]
+    byte = x.numel * x.dtype.byte
+    weights = [tape.parameter(dim, dtype=run.dtype) for _ in range(2 if kind is LayerNorm else 1)]
+    out = tape.empty(x.shape, x.dtype)
+    op = kind(x.numel // dim, dim, dtype=x.dtype, read=2 * byte, write=2 * byte)
+    tape.emit(op, (x, *weights), (out, x))
+    return out
+
+
+def split_projection(fused: Tensor, heads: Sequence[int], dim: int) -> list[Tensor]:
+    """View the columns of one product as queries, keys and values, ``[batch, length, heads, dim]``."""
+    parts = fused.split(*(count * dim for count in heads))
+    return [part.view(*part.shape[:2], count, dim) for part, count in zip(parts, heads, strict=True)]
+
+
+def rotate_in_place(q: Tensor, k: Tensor, cos: Tensor, share: float = 1.0) -> None:
+    """Apply the rotary embedding to a share of queries and keys, in place, in one kernel."""
+    n = int((q.numel + k.numel) * share)
+    op = Elementwise("rotary", n, dtype=q.dtype, layout=Layout.STRIDED, read=n * q.dtype.byte + 2 * cos.byte)
+    q.tape.emit(op, (q, k, cos), (q, k))
+
+
+def write_paged_cache(run: PassSettings, parts: Sequence[Tensor], elements: int) -> None:
+    """Copy ``elements`` new keys and values of each token into the paged cache."""
+    if run.cached:
+        tape, dtype = parts[0].tape, parts[0].dtype
+        op = Elementwise("copy", run.batch * run.length * elements, dtype=dtype, layout=Layout.STRIDED)
+        tape.emit(op, parts, ())
+        tape.cache_byte += run.batch * run.context * elements * dtype.byte
+
+
+def paged_attention(run: PassSettings, q: Tensor, k: Tensor, v: Tensor, window: int = 0) -> Tensor:
+    """Write new keys and values into the cache, then attend over the part of it inside the window."""
+    tape = q.tape
+    batch, length, heads, dim = q.shape
+    write_paged_cache(run, (k, v), k.shape[2] * k.shape[3] + v.shape[2] * v.shape[3])
+    out = tape.empty((batch, length, heads * dim), q.dtype)
+    seen = min(run.context, window) if window and length == 1 else run.context
+    op = Attention(batch, heads, k.shape[2], length, seen, dim, causal=length > 1, dtype=tape.math_dtype(q.dtype))
+    tape.emit(op, (q, k, v), (out,))
+    return out

@@ -1,0 +1,165 @@
+"""The base class of operators, the registry that finds an operator class by its name, and pointwise functions.
+
+A new operator is one frozen dataclass under ``@register_operator("its name")``. The dataclass gives its sizes, its
+arithmetic and its bytes; its JSON form follows from its fields, and readers, graphs and totals find it in the
+registry. Nothing here depends on a GPU.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from functools import cache
+from importlib.resources import files
+from typing import ClassVar, TypeVar
+
+from wattcast.core.errors import bad_value, unknown_name
+from wattcast.core.units import Dtype
+
+_OperatorType = TypeVar("_OperatorType", bound="Operator")
+
+
+@dataclass(frozen=True)
+class Operator:
+    """One call that the host issues.
+
+    ``count`` says how often in a row it is issued, ``label`` where in the model. Neither changes the cost of one
+    call, so neither takes part in equality.
+    """
+
+    kind: ClassVar[str] = ""  # the registered name, which is "op" in workload JSON
+    family: ClassVar[str] = ""  # operators of one family run on the same kind of kernel; mostly the kind itself
+    is_product: ClassVar[bool] = False  # matrix products, convolutions, attention: what PyTorch's FLOP counter counts
+    json_names: ClassVar[Mapping[str, str]] = {}  # fields that have another key in workload JSON
+    hidden_sizes: ClassVar[frozenset[str]] = frozenset({"count"})  # whole numbers that ``str()`` leaves out
+
+    _whole_numbers: ClassVar[tuple[tuple[str, int], ...]] = ()  # fields and the least value of each
+
+    dtype: Dtype = field(default=Dtype.BF16, kw_only=True)
+    count: int = field(default=1, kw_only=True, compare=False)
+    label: str = field(default="", kw_only=True, compare=False)
+
+    def __post_init__(self) -> None:
+        given = self.__dict__
+        for name, least in self._whole_numbers:
+            value = given[name]
+            if not (isinstance(value, int) and value >= least):
+                raise bad_value(f"{self.name}.{name}", f"a whole number of at least {least}", value)
+
+    def with_label(self: _OperatorType, label: str) -> _OperatorType:
+        """Return the same operator under another label, without checking its fields again."""
+        other = object.__new__(self.__class__)
+        other.__dict__.update(self.__dict__, label=label)
+        return other
+
+    @property
+    def name(self) -> str:
+        """Return the name that people see: the kind, or for elementwise operators the function."""
+        return self.kind
+
+    @property
+    def form(self) -> str:
+        """Return what makes it another thing to measure than others of its family, in words; sizes do not.
+
+        A prediction of a form that was never measured says so.
+        """
+        return self.name
+
+    def __str__(self) -> str:
+        """Return name, sizes and number format, such as ``linear 8192x4096x4096 bf16``."""
+        sizes = (v for k, v in vars(self).items() if k not in self.hidden_sizes and type(v) is int)
+        return f"{self.name} {'x'.join(map(str, sizes))} {self.dtype}"
+
+    @property
+    def flop(self) -> float:
+        """Floating-point operations of one call; a multiply-add counts as two."""
+        return 0.0
+
+    @property
+    def flop_dense(self) -> float:
+        """Floating-point operations of one call when no mask is taken into account."""
+        return self.flop
+
+    @property
+    def sfu_op(self) -> float:
+        """Special-function operations (exponentials, reciprocals, tanh) of one call."""
+        return 0.0
+
+    @property
+    def read_byte(self) -> float:
+        """Bytes one call reads when nothing is cached."""
+        return 0.0
+
+    @property
+    def write_byte(self) -> float:
+        """Bytes one call writes."""
+        return 0.0
+
+
+_REGISTRY: dict[str, type[Operator]] = {}
+_LEAST = {"padding": 0, "bytes": 0}  # other whole numbers are at least 1
+
+
+def register_operator(kind: str, family: str = "") -> Callable[[type[_OperatorType]], type[_OperatorType]]:
+    """Make an operator dataclass known under ``kind``, the word for it in workload JSON.
+
+    >>> @register_operator("sort")
+    ... @dataclass(frozen=True)
+    ... class Sort(Operator):
+    ...     n: int
+    >>> find_operator("sort").kind, str(Sort(8)), _REGISTRY.pop("sort").family
+    ('sort', 'sort 8 bf16', 'sort')
+    """
+
+    def register(cls: type[_OperatorType]) -> type[_OperatorType]:
+        assert kind not in _REGISTRY, f"two operators are called {kind}"
+        cls.kind, cls.family = kind, family or kind
+        cls._whole_numbers = tuple((f.name, _LEAST.get(f.name, 1)) for f in fields(cls) if f.type == "int")
+        _REGISTRY[kind] = cls
+        return cls
+
+    return register
+
+
+def registered_operators() -> Mapping[str, type[Operator]]:
+    """Return all operator classes by kind, in order of registration."""
+    return _REGISTRY
+
+
+def find_operator(kind: str) -> type[Operator]:
+    """Return the operator class registered as ``kind``, or raise an error with the nearest names."""
+    if kind not in _REGISTRY:
+        raise unknown_name("operator", kind, _REGISTRY, f"Known: {', '.join(_REGISTRY)}.")
+    return _REGISTRY[kind]
+
+
+@dataclass(frozen=True)
+class PointwiseFunction:
+    """One row of ``elementwise.csv``; work is per output element."""
+
+    name: str
+    inputs: int
+    flop: float
+    sfu_op: float
+    meaning: str
+
+
+@cache
+def load_functions() -> dict[str, PointwiseFunction]:
+    """Read all pointwise functions, by name."""
+    text = files("wattcast.workload").joinpath("elementwise.csv").read_text(encoding="utf-8")
+    return {
+        row["function"]: PointwiseFunction(
+            row["function"], int(row["inputs"]), float(row["flop"]), float(row["sfu_op"]), row["meaning"]
+        )
+        for row in csv.DictReader(text.splitlines())
+    }
+
+
+def find_function(name: str) -> PointwiseFunction:
+    """Return the pointwise function called ``name``, or raise an error with the nearest names."""
+    table = load_functions()
+    if name not in table:
+        raise unknown_name("elementwise function", name, table, f"Known: {', '.join(sorted(table))}.")
+    return table[name]

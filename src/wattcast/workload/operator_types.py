@@ -1,0 +1,421 @@
+"""The operators Wattcast knows: sizes, number formats, arithmetic and bytes of one call.
+
+Bytes are those an operator must read and write when nothing is cached; a multiply-add counts as two floating-point
+operations. Register another operator the same way, in a file of its own or here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+from typing import ClassVar
+
+from wattcast.core.errors import bad_value
+from wattcast.core.units import Dtype
+from wattcast.workload.operator_base import Operator, find_function, register_operator
+
+
+class Layout(StrEnum):
+    """How an elementwise operator walks through memory."""
+
+    CONTIGUOUS = "contiguous"
+    STRIDED = "strided"
+    BROADCAST = "broadcast"
+    TRANSPOSED = "transposed"
+
+    __hash__ = str.__hash__  # it equals its word, so it must hash like it; faster than the hash of Enum
+
+
+@register_operator("linear", family="gemm")
+@dataclass(frozen=True)
+class Linear(Operator):
+    """``out[m, n] = in[m, k] @ weight[n, k]ᵀ (+ bias[n])``: m tokens, n output features, k input features.
+
+    ``weight_dtype`` differs from ``dtype`` for int8 or fp8 weights that are narrow in memory. ``turned`` says that
+    both operands lie in memory with k outermost (rows of m and n elements), as for the gradient of a weight.
+    """
+
+    is_product: ClassVar[bool] = True
+    m: int
+    n: int
+    k: int
+    bias: bool = False
+    weight_dtype: Dtype | None = None
+    out_dtype: Dtype | None = None
+    turned: bool = False
+
+    @property
+    def form(self) -> str:
+        return self.kind + " turned" * self.turned + _name_narrow_weights(self)
+
+    @property
+    def flop(self) -> float:
+        return 2.0 * self.m * self.n * self.k
+
+    @property
+    def read_byte(self) -> float:
+        weight = (self.weight_dtype or self.dtype).byte * float(self.n) * self.k
+        return self.dtype.byte * (float(self.m) * self.k + self.n * self.bias) + weight
+
+    @property
+    def write_byte(self) -> float:
+        return (self.out_dtype or self.dtype).byte * float(self.m) * self.n
+
+
+@register_operator("bmm", family="gemm")
+@dataclass(frozen=True)
+class Bmm(Operator):
+    """``b`` independent products ``[m, k] @ [k, n]``; a narrower right factor has its own ``weight_dtype``."""
+
+    is_product: ClassVar[bool] = True
+    b: int
+    m: int
+    n: int
+    k: int
+    out_dtype: Dtype | None = None
+    weight_dtype: Dtype | None = None
+
+    @property
+    def form(self) -> str:
+        return self.kind + _name_narrow_weights(self)
+
+    @property
+    def flop(self) -> float:
+        return 2.0 * self.b * self.m * self.n * self.k
+
+    @property
+    def read_byte(self) -> float:
+        right = (self.weight_dtype or self.dtype).byte * float(self.n)
+        return float(self.b) * (self.dtype.byte * self.m + right) * self.k
+
+    @property
+    def write_byte(self) -> float:
+        return (self.out_dtype or self.dtype).byte * float(self.b) * self.m * self.n
+
+
+def _name_narrow_weights(op: Linear | Bmm) -> str:
+    narrow = op.weight_dtype is not None and op.weight_dtype != op.dtype
+    return f" with {op.weight_dtype} weights" if narrow else ""
+
+
+@register_operator("conv2d")
+@dataclass(frozen=True)
+class Conv2d(Operator):
+    """Convolve ``n`` images of ``c`` channels, ``h`` by ``w``, with ``k`` filters of ``r`` by ``s``.
+
+    ``stride_w`` and ``padding_w`` are given where columns differ from rows (a convolution over time is one row high).
+    ``direction`` is forward, ``dgrad`` (gradient of the input) or ``wgrad`` (gradient of the weight). All three do
+    the same arithmetic and move the same three tensors, but read and write different ones.
+    """
+
+    is_product: ClassVar[bool] = True
+    hidden_sizes: ClassVar[frozenset[str]] = frozenset({"count", "p", "q"})
+    n: int
+    c: int
+    k: int
+    h: int
+    w: int
+    r: int
+    s: int
+    stride: int = 1
+    padding: int = 0
+    groups: int = 1
+    dilation: int = 1
+    channels_last: bool = False
+    direction: str = "forward"
+    stride_w: int | None = None
+    padding_w: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.c % self.groups or self.k % self.groups:
+            raise bad_value("conv2d.groups", f"a divisor of c={self.c} and k={self.k}", self.groups)
+        if self.direction not in ("forward", "dgrad", "wgrad"):
+            raise bad_value("conv2d.direction", "forward, dgrad or wgrad", self.direction)
+        if self.p < 1 or self.q < 1:
+            raise bad_value("conv2d", "a filter that fits the padded image", f"an output of {self.p} by {self.q}")
+
+    @cached_property
+    def p(self) -> int:
+        """Rows of the output image."""
+        return (self.h + 2 * self.padding - self.dilation * (self.r - 1) - 1) // self.stride + 1
+
+    @cached_property
+    def q(self) -> int:
+        """Columns of the output image."""
+        padding = self.padding if self.padding_w is None else self.padding_w
+        stride = self.stride if self.stride_w is None else self.stride_w
+        return (self.w + 2 * padding - self.dilation * (self.s - 1) - 1) // stride + 1
+
+    @property
+    def form(self) -> str:
+        form = self.kind if self.direction == "forward" else f"{self.kind} {self.direction}"
+        if self.groups > 1:
+            form += " depthwise" if self.groups == self.c else " in groups"
+        return form + " dilated" * (self.dilation != 1)
+
+    @property
+    def flop(self) -> float:
+        return 2.0 * self.n * self.p * self.q * self.k * (self.c // self.groups) * self.r * self.s
+
+    @property
+    def _tensors_byte(self) -> tuple[float, float, float]:
+        image = float(self.n) * self.c * self.h * self.w
+        weight = float(self.k) * (self.c // self.groups) * self.r * self.s
+        out = float(self.n) * self.k * self.p * self.q
+        return image * self.dtype.byte, weight * self.dtype.byte, out * self.dtype.byte
+
+    @property
+    def read_byte(self) -> float:
+        image, weight, out = self._tensors_byte
+        return {"forward": image + weight, "dgrad": out + weight, "wgrad": image + out}[self.direction]
+
+    @property
+    def write_byte(self) -> float:
+        image, weight, out = self._tensors_byte
+        return {"forward": out, "dgrad": image, "wgrad": weight}[self.direction]
+
+
+@register_operator("attention")
+@dataclass(frozen=True)
+class Attention(Operator):
+    """Fused scaled-dot-product attention, whose scores never leave the chip.
+
+    ``flop`` counts only the scores a causal mask keeps; ``flop_dense`` ignores the mask, as PyTorch's counter does.
+    ``backward`` runs five products instead of two. ``dropout`` says that training drops weights at random.
+    """
+
+    is_product: ClassVar[bool] = True
+    batch: int
+    heads: int
+    kv_heads: int
+    q_len: int
+    kv_len: int
+    head_dim: int
+    causal: bool = False
+    v_head_dim: int | None = None
+    backward: bool = False
+    dropout: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.heads % self.kv_heads:
+            raise bad_value("attention.kv_heads", f"a divisor of heads={self.heads}", self.kv_heads)
+
+    @property
+    def form(self) -> str:
+        apart = self.v_head_dim is not None and self.v_head_dim != self.head_dim
+        words = (" backward" * self.backward, " with dropout" * self.dropout, " with values of another width" * apart)
+        return self.kind + "".join(words)
+
+    @property
+    def _scores(self) -> float:
+        return float(self.batch) * self.heads * self.q_len * self.kv_len
+
+    @property
+    def flop_dense(self) -> float:
+        """Arithmetic of the products with no mask: 2 (forward) or 5 (backward) of them."""
+        qk, v = self.head_dim, self.v_head_dim or self.head_dim
+        products = (3 * qk + 2 * v) if self.backward else (qk + v)
+        return 2.0 * self._scores * products
+
+    @property
+    def kept(self) -> float:
+        """Share of the scores a causal mask keeps, aligned to the last key."""
+        if not self.causal:
+            return 1.0
+        q, kv = float(self.q_len), float(self.kv_len)
+        if q <= kv:
+            return 1.0 - (q - 1.0) / (2.0 * kv)
+        return (kv + 1.0) / (2.0 * q)
+
+    @property
+    def flop(self) -> float:
+        return self.flop_dense * self.kept
+
+    @property
+    def sfu_op(self) -> float:
+        return self._scores * self.kept
+
+    @property
+    def _qkvo_byte(self) -> tuple[float, float]:
+        qk, v = self.head_dim, self.v_head_dim or self.head_dim
+        queries = float(self.batch) * self.heads * self.q_len
+        keys = float(self.batch) * self.kv_heads * self.kv_len
+        return self.dtype.byte * (queries * qk + keys * (qk + v)), self.dtype.byte * queries * v
+
+    @property
+    def read_byte(self) -> float:
+        qkv, out = self._qkvo_byte
+        return qkv + 2.0 * out if self.backward else qkv
+
+    @property
+    def write_byte(self) -> float:
+        qkv, out = self._qkvo_byte
+        return qkv if self.backward else out
+
+
+@dataclass(frozen=True)
+class RowReduction(Operator):
+    """Softmax, layer norm or RMS norm over ``rows`` rows of ``dim`` elements; see the subclasses.
+
+    ``read`` and ``write`` (bytes) are given where other work is fused in: a residual added, a mask read.
+    """
+
+    hidden_sizes: ClassVar[frozenset[str]] = frozenset({"count", "read", "write"})
+    flop_per_element: ClassVar[float] = 0.0
+    rows: int
+    dim: int
+    out_dtype: Dtype | None = None
+    backward: bool = False
+    read: int | None = None
+    write: int | None = None
+
+    @property
+    def form(self) -> str:
+        return self.kind + " backward" * self.backward
+
+    @property
+    def elements(self) -> float:
+        """Elements read once by the forward pass."""
+        return float(self.rows) * self.dim
+
+    @property
+    def flop(self) -> float:
+        return self.flop_per_element * self.elements * (2.0 if self.backward else 1.0)
+
+    @property
+    def read_byte(self) -> float:
+        if self.read is not None:
+            return float(self.read)
+        return self.dtype.byte * self.elements * (2.0 if self.backward else 1.0)
+
+    @property
+    def write_byte(self) -> float:
+        return float(self.write) if self.write is not None else (self.out_dtype or self.dtype).byte * self.elements
+
+
+@register_operator("softmax")
+@dataclass(frozen=True)
+class Softmax(RowReduction):
+    """Softmax over the last dimension."""
+
+    flop_per_element: ClassVar[float] = 4.0
+
+    @property
+    def sfu_op(self) -> float:
+        return 0.0 if self.backward else self.elements
+
+
+@register_operator("layernorm")
+@dataclass(frozen=True)
+class LayerNorm(RowReduction):
+    """Layer norm over the last dimension, with weight and bias."""
+
+    flop_per_element: ClassVar[float] = 8.0
+
+
+@register_operator("rmsnorm")
+@dataclass(frozen=True)
+class RmsNorm(RowReduction):
+    """RMS norm over the last dimension, as one fused kernel."""
+
+    flop_per_element: ClassVar[float] = 5.0
+
+
+@register_operator("elementwise")
+@dataclass(frozen=True)
+class Elementwise(Operator):
+    """Compute a pointwise ``function`` (a row of ``elementwise.csv``) of ``n`` output elements.
+
+    ``read`` and ``write`` (bytes) are given when they do not follow from ``n``: broadcasts, concatenations, gathers,
+    reductions. ``out_dtype`` differs from ``dtype`` in casts.
+
+    ``rows`` and ``run`` describe the walk through memory where the layout leaves it open (None: not known). ``rows``
+    is the outer of the two dimensions the shape folds into; ``run`` counts elements that are neighbours in memory:
+
+    - strided: ``n / rows`` elements of the input are neighbours;
+    - broadcast: the small input serves whole rows (it holds one row or several) or holds one element per row;
+    - transposed: ``run`` elements are neighbours in input and output, and ``n / rows`` such runs follow one another
+      in the output that do not in the input; 1 is a plain transpose;
+    - cat: the parts follow one another ``rows`` times; ``run`` elements belong to the last part;
+    - reductions: ``rows`` results; transposed, where neighbours in memory belong to different results;
+    - batch norm: ``rows`` channels of ``run`` pixels; transposed, where channels are innermost;
+    - pool: ``rows`` planes.
+    """
+
+    json_names: ClassVar[Mapping[str, str]] = {"function": "op"}
+    hidden_sizes: ClassVar[frozenset[str]] = frozenset({"count", "read", "write", "rows", "run"})
+    function: str
+    n: int
+    out_dtype: Dtype | None = None
+    layout: Layout = Layout.CONTIGUOUS
+    read: int | None = None
+    write: int | None = None
+    rows: int | None = None
+    run: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        find_function(self.function)
+        for item, value in (("read", self.read), ("write", self.write)):
+            if value is not None and value < 0:
+                raise bad_value(f"{self.function}.{item}", "bytes, zero or more", value)
+        for item, value in (("rows", self.rows), ("run", self.run)):
+            if value is not None and not 1 <= value <= self.n:
+                raise bad_value(f"{self.function}.{item}", f"from 1 to its {self.n} elements", value)
+
+    @property
+    def name(self) -> str:
+        return self.function
+
+    @property
+    def flop(self) -> float:
+        return find_function(self.function).flop * self.n
+
+    @property
+    def sfu_op(self) -> float:
+        return find_function(self.function).sfu_op * self.n
+
+    @property
+    def read_byte(self) -> float:
+        if self.read is not None:
+            return float(self.read)
+        return float(find_function(self.function).inputs * self.n * self.dtype.byte)
+
+    @property
+    def write_byte(self) -> float:
+        return float(self.write if self.write is not None else self.n * (self.out_dtype or self.dtype).byte)
+
+
+@register_operator("collective")
+@dataclass(frozen=True)
+class Collective(Operator):
+    """Move ``bytes`` per GPU among ``gpus``: all_reduce, all_gather, reduce_scatter, all_to_all or send."""
+
+    json_names: ClassVar[Mapping[str, str]] = {"collective": "kind"}
+    collective: str
+    bytes: int
+    gpus: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.collective not in COLLECTIVES:
+            raise bad_value("collective.kind", f"one of {', '.join(COLLECTIVES)}", self.collective)
+
+    @property
+    def name(self) -> str:
+        return self.collective
+
+    @property
+    def read_byte(self) -> float:
+        return float(self.bytes)
+
+    @property
+    def write_byte(self) -> float:
+        return float(self.bytes)
+
+
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")

@@ -1,0 +1,442 @@
+"""Calls into ATen, PyTorch's library of operators -> the operators they launch.
+
+Calls that need no arithmetic on their arguments are rows of ``aten.csv``; the others are functions under
+``@rule_for``. A name ending in ``_`` works in place and follows the rule of the name without it.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from math import prod
+from typing import Any, TypeAlias
+
+from wattcast.core.units import Dtype
+from wattcast.workload.operator_base import Operator, find_function
+from wattcast.workload.operator_types import (
+    Attention,
+    Bmm,
+    Conv2d,
+    Elementwise,
+    LayerNorm,
+    Layout,
+    Linear,
+    RmsNorm,
+    Softmax,
+)
+from wattcast.workload.tracing.memory_layout import (
+    broadcasts_to,
+    classify_layout,
+    contiguous_strides,
+    describe_pointwise,
+)
+from wattcast.workload.tracing.symbolic_tensor import Tensor, concatenation_extents
+
+# functions that only call a fill or a random generator, which is counted instead
+_CALLERS = frozenset(["zeros", "ones", "full", "rand", "randn", "zeros_like", "ones_like", "full_like", "new_zeros"])
+_DROPOUT_PLACE = {"flash": (3, 10), "efficient": (5, 9), "cudnn": (5, 13)}  # of the argument, forward and backward
+
+
+@dataclass(frozen=True)
+class AtenCall:
+    """One ATen call: name without namespace and overload, arguments and results with tensors replaced."""
+
+    name: str
+    args: tuple[Any, ...]
+    outs: tuple[Tensor, ...]
+    tf32: bool = False
+    placed: int | None = None  # arguments given by place, before those given by name; None: all
+
+    @property
+    def inputs(self) -> list[Tensor]:
+        """All tensors given, those inside lists too."""
+        return find_tensors(self.args)
+
+    @property
+    def out(self) -> Tensor:
+        """The first result."""
+        return self.outs[0]
+
+    @property
+    def out_byte(self) -> int:
+        """Bytes of all results."""
+        return sum(t.byte for t in self.outs)
+
+    @property
+    def backward(self) -> bool:
+        """Whether this is the gradient of an operator."""
+        return "backward" in self.name
+
+    @property
+    def numbers(self) -> list[int]:
+        """The whole numbers among the arguments."""
+        return [value for value in self.args if isinstance(value, int) and not isinstance(value, bool)]
+
+    def math_dtype(self, tensor: Tensor) -> Dtype:
+        """Return the format a product is computed in."""
+        return Dtype.TF32 if self.tf32 and tensor.dtype is Dtype.FP32 else tensor.dtype
+
+    @property
+    def product_dtype(self) -> Dtype | None:
+        """The format of a product's result where it is not the one the product is computed in."""
+        return Dtype.FP32 if self.tf32 and self.out.dtype is Dtype.FP32 else None
+
+
+def find_tensors(values: Any) -> list[Tensor]:
+    """Return all tensors in nested lists, in order."""
+    if isinstance(values, (list, tuple)):
+        return [tensor for value in values for tensor in find_tensors(value)]
+    return [values] if isinstance(values, Tensor) else []
+
+
+@dataclass(frozen=True)
+class AtenRule:
+    """A row of ``aten.csv``: free, fill, reduction, gather or pointwise, and the function each becomes."""
+
+    kind: str
+    one: str  # with one tensor given
+    several: str  # with more
+
+
+@cache
+def load_rules() -> dict[str, AtenRule]:
+    """Read the rules of all calls that need no arithmetic on their arguments, by ATen name."""
+    text = files("wattcast.workload.readers").joinpath("aten.csv").read_text(encoding="utf-8")
+    rows = csv.DictReader(text.splitlines())
+    return {row["aten"]: AtenRule(row["kind"], row["one"], row["several"]) for row in rows}
+
+
+_Mapping: TypeAlias = Callable[[AtenCall], list[Operator]]
+_SPECIAL: dict[str, _Mapping] = {}
+
+
+def rule_for(*names: str) -> Callable[[_Mapping], _Mapping]:
+    """Register the function that maps calls of these ATen names."""
+
+    def register(rule: _Mapping) -> _Mapping:
+        _SPECIAL.update(dict.fromkeys(names, rule))
+        return rule
+
+    return register
+
+
+def map_call(call: AtenCall) -> list[Operator] | None:
+    """Return the operators ``call`` launches, or None where there is no rule."""
+    if call.name in _SPECIAL:
+        return _SPECIAL[call.name](call)
+    rule = _find_rule(call.name)
+    if rule is None:
+        return None
+    if rule.kind == "free":
+        return []
+    if rule.kind == "fill":
+        return [Elementwise("fill", max(call.out.numel, 1), dtype=call.out.dtype)]
+    if rule.kind == "reduction":
+        return [_reduce(call, rule.one)]
+    if rule.kind == "gather":
+        read = call.out.numel * call.out.dtype.byte + sum(t.byte for t in call.inputs[1:])
+        return [Elementwise("gather", max(call.out.numel, 1), dtype=call.out.dtype, read=read)]
+    return [map_pointwise(call, rule.one if len(call.inputs) == 1 else rule.several)]
+
+
+def does_work(name: str) -> bool:
+    """Tell whether an ATen name has a rule and launches a kernel."""
+    rule = _find_rule(name)
+    return name in _SPECIAL or (name not in _CALLERS and rule is not None and rule.kind != "free")
+
+
+def launches_nothing(name: str) -> bool:
+    """Tell whether an ATen name is known to launch no kernel."""
+    rule = _find_rule(name)
+    return rule is not None and rule.kind == "free"
+
+
+def _find_rule(name: str) -> AtenRule | None:
+    return load_rules().get(name) or load_rules().get(name.removesuffix("_"))
+
+
+def map_pointwise(call: AtenCall, function: str) -> Operator:
+    """Return one elementwise kernel over all tensors given."""
+    inputs, out = call.inputs, call.out
+    main = max(inputs, key=lambda t: (t.numel, t.dtype.byte)) if inputs else out
+    placed = [(t.shape, t.strides) for t in inputs if t.shape]
+    fits = all(broadcasts_to(shape, out.shape) for shape, _ in placed)  # a pad or a repeat does not
+    layout = classify_layout(out.shape, out.strides, placed) if fits else Layout.STRIDED
+    return describe_pointwise(function, [t.operand for t in inputs], out.operand, main.dtype, layout)
+
+
+def _copy(call: AtenCall, source: Tensor) -> Operator:
+    """Return a copy of ``source`` into the result, which a product is then added to."""
+    return map_pointwise(AtenCall("copy", (source,), call.outs), "copy")
+
+
+@rule_for("pow")
+def _map_power(call: AtenCall) -> list[Operator]:
+    exponent = call.args[1] if len(call.args) > 1 and isinstance(call.args[1], (int, float)) else 0.0
+    function = {1.0: "copy", 2.0: "square", 3.0: "cube", 0.5: "sqrt", -0.5: "rsqrt"}.get(float(exponent), "pow")
+    return [map_pointwise(call, function)]
+
+
+@rule_for("gelu", "gelu_backward")
+def _map_gelu(call: AtenCall) -> list[Operator]:
+    return [map_pointwise(call, ("gelu_tanh" if "tanh" in call.args else "gelu") + "_grad" * call.backward)]
+
+
+@rule_for("_to_copy")
+def _map_cast(call: AtenCall) -> list[Operator]:
+    return [map_pointwise(call, "copy" if call.inputs[0].dtype is call.out.dtype else "cast")]
+
+
+@rule_for("copy_", "copy")
+def _map_copy_into(call: AtenCall) -> list[Operator]:
+    return _map_cast(AtenCall("copy", (call.inputs[-1],), (call.inputs[0],)))
+
+
+@rule_for("cat", "stack")
+def _map_concatenation(call: AtenCall) -> list[Operator]:
+    parts, out = [t for t in call.inputs if t.numel], call.out
+    layout = Layout.CONTIGUOUS if all(t.is_contiguous for t in parts) else Layout.STRIDED
+    axis = next(iter(call.numbers), 0) % max(len(parts[0].shape), 1) if parts else 0
+    extents = concatenation_extents(parts, axis) if parts else (None, None)
+    return [describe_pointwise("cat", [t.operand for t in parts], out.operand, out.dtype, layout, extents)]
+
+
+def _reduce(call: AtenCall, function: str) -> Operator:
+    x = call.inputs[0]
+    layout = Layout.CONTIGUOUS if x.is_contiguous else Layout.STRIDED
+    axes = next((v for v in call.args if isinstance(v, (list, tuple)) and v), ())
+    if axes and all(isinstance(axis, int) for axis in axes) and x.shape and x.strides[-1] == 1:
+        rank = len(x.shape)
+        if rank - 1 not in {axis % rank for axis in axes}:  # the innermost dimension stays
+            layout = Layout.TRANSPOSED
+    read = None if x.byte == find_function(function).inputs * x.numel * x.dtype.byte else x.byte
+    n = max(x.numel, 1)
+    return Elementwise(function, n, dtype=x.dtype, layout=layout, read=read, write=call.out_byte)
+
+
+def _make_row_major(x: Tensor) -> list[Operator]:
+    """Return the copy that kernels over rows make of an input that does not lie in rows."""
+    if x.is_contiguous:
+        return []
+    strides = contiguous_strides(x.shape)
+    layout = classify_layout(x.shape, strides, [(x.shape, x.strides)])
+    return [describe_pointwise("copy", (x.operand,), (x.shape, strides, x.dtype), x.dtype, layout)]
+
+
+@rule_for(
+    "_softmax", "_safe_softmax", "_log_softmax", "_softmax_backward_data", "_log_softmax_backward_data"
+)  # fmt: skip
+def _map_softmax(call: AtenCall) -> list[Operator]:
+    x = call.inputs[0]
+    dim = x.shape[call.numbers[0]] if x.shape else 1
+    out = None if call.out.dtype is x.dtype else call.out.dtype
+    op = Softmax(max(x.numel // dim, 1), dim, dtype=x.dtype, out_dtype=out, backward=call.backward)
+    return [*_make_row_major(x), op]
+
+
+@rule_for(
+    "native_layer_norm", "native_layer_norm_backward", "_fused_rms_norm", "_fused_rms_norm_backward"
+)  # fmt: skip
+def _map_layer_norm(call: AtenCall) -> list[Operator]:
+    x = call.inputs[call.backward]
+    dim = prod(next(v for v in call.args if isinstance(v, (list, tuple)) and v and isinstance(v[0], int)))
+    kind = RmsNorm if "rms" in call.name else LayerNorm
+    return [*_make_row_major(x), kind(x.numel // dim, dim, dtype=x.dtype, backward=call.backward)]
+
+
+@rule_for("native_group_norm", "native_group_norm_backward")
+def _map_group_norm(call: AtenCall) -> list[Operator]:
+    """Each group of channels of each picture is a row."""
+    x = call.inputs[call.backward]
+    rows = call.numbers[0] * call.numbers[3]  # pictures times groups
+    return [*_make_row_major(x), LayerNorm(rows, x.numel // rows, dtype=x.dtype, backward=call.backward)]
+
+
+@rule_for(
+    "_native_batch_norm_legit", "_native_batch_norm_legit_no_training", "native_batch_norm",
+    "native_batch_norm_backward",
+)  # fmt: skip
+def _map_batch_norm(call: AtenCall) -> list[Operator]:
+    x = call.inputs[call.backward]
+    channels_last = len(x.shape) > 2 and x.strides[1] == 1 != x.shape[1]
+    layout = Layout.TRANSPOSED if channels_last else Layout.CONTIGUOUS
+    training = "no_training" not in call.name and True in call.args
+    function = "batchnorm_grad" if call.backward else "batchnorm_train" if training else "batchnorm"
+    read = 4 * call.inputs[0].byte if call.backward else None
+    rows, run = x.shape[1], prod(x.shape[2:])
+    return [Elementwise(function, x.numel, dtype=x.dtype, layout=layout, read=read, rows=rows, run=run)]
+
+
+@rule_for(
+    "max_pool2d_with_indices", "max_pool2d_with_indices_backward", "avg_pool2d", "avg_pool2d_backward",
+    "_adaptive_avg_pool2d", "_adaptive_avg_pool2d_backward",
+)  # fmt: skip
+def _map_pool(call: AtenCall) -> list[Operator]:
+    x, out = call.inputs[0], call.out
+    if call.backward:
+        read = x.byte + sum(t.byte for t in call.inputs[2:])
+        return [Elementwise("pool_grad", out.numel, dtype=x.dtype, read=read, rows=prod(out.shape[:-2]))]
+    return [Elementwise("pool", x.numel, dtype=x.dtype, write=call.out_byte, rows=prod(x.shape[:-2]))]
+
+
+@rule_for("native_dropout")
+def _map_dropout(call: AtenCall) -> list[Operator]:
+    x = call.inputs[0]
+    return [Elementwise("dropout", x.numel, dtype=x.dtype, write=call.out_byte)]
+
+
+@rule_for("embedding_dense_backward")
+def _map_embedding_gradient(call: AtenCall) -> list[Operator]:
+    """Rows are added up in zeros, where they came from."""
+    grad, index = call.inputs[:2]
+    read = 2 * grad.byte + index.byte
+    add = Elementwise("scatter_add", grad.numel, dtype=grad.dtype, read=read, write=grad.byte)
+    return [_zeros(call.out), add]
+
+
+def _zeros(tensor: Tensor) -> Operator:
+    return Elementwise("fill", tensor.numel, dtype=tensor.dtype)
+
+
+@rule_for(
+    "index_add", "index_add_", "scatter_add", "scatter_add_", "scatter", "scatter_", "index_put", "index_put_",
+    "_index_put_impl_",
+)  # fmt: skip
+def _map_scatter(call: AtenCall) -> list[Operator]:
+    """Elements go by index into a tensor, or into its copy."""
+    source = max(call.inputs[1:], key=lambda t: t.byte)
+    index_byte = sum(t.byte for t in call.inputs[1:]) - source.byte
+    op = Elementwise(
+        "scatter_add", max(source.numel, 1), dtype=call.out.dtype, read=2 * source.byte + index_byte,
+        write=source.byte,
+    )  # fmt: skip
+    return [op] if call.name.endswith("_") else [_copy(call, call.inputs[0]), op]
+
+
+@rule_for("constant_pad_nd", "slice_backward", "select_backward")
+def _map_padding(call: AtenCall) -> list[Operator]:
+    """Zeros are written, then the part that was taken out is copied in."""
+    part = call.inputs[0]
+    copy = describe_pointwise("copy", (part.operand,), part.operand, part.dtype, Layout.STRIDED)
+    return [_zeros(call.out), copy]
+
+
+@rule_for("nll_loss_forward", "nll_loss_backward")
+def _map_loss(call: AtenCall) -> list[Operator]:
+    """One element of each row is gathered; the gradient is zeros and one element a row."""
+    if call.backward:
+        x, target = call.inputs[1:3]
+        return [_zeros(x), Elementwise("copy", target.numel, dtype=x.dtype, read=target.byte)]
+    x, target = call.inputs[:2]
+    read = target.numel * (x.dtype.byte + target.dtype.byte)
+    return [Elementwise("gather", target.numel, dtype=x.dtype, read=read, write=call.out.byte)]
+
+
+@rule_for("mm", "addmm")
+def _map_product(call: AtenCall) -> list[Operator]:
+    """A matrix times a matrix, with a bias or added to another matrix."""
+    a, b = call.inputs[-2:]
+    (m, k), n = a.shape, b.shape[-1]
+    if not (m and n and k):
+        return []
+    added = call.inputs[0] if len(call.inputs) == 3 else None
+    bias = added is not None and added.numel == n
+    turned = m > 1 and k > 1 and a.strides[0] == 1 != a.strides[1] and b.strides[-1] == 1
+    op = Linear(m, n, k, bias=bias, dtype=call.math_dtype(a), out_dtype=call.product_dtype, turned=turned)
+    return [op] if added is None or bias else [_copy(call, added), op]
+
+
+@rule_for("bmm", "baddbmm")
+def _map_batched_product(call: AtenCall) -> list[Operator]:
+    a, b = call.inputs[-2:]
+    (size, m, k), n = a.shape, b.shape[-1]
+    op = Bmm(size, m, n, k, dtype=call.math_dtype(a), out_dtype=call.product_dtype)
+    return [_copy(call, call.inputs[0]), op] if len(call.inputs) == 3 else [op]
+
+
+@rule_for("_grouped_mm", "grouped_mm")
+def _map_grouped_product(call: AtenCall) -> list[Operator]:
+    """Experts' products in one launch: groups share the rows evenly, as far as shapes can tell."""
+    a, b = call.inputs[:2]
+    n, dtype = b.shape[-1], call.math_dtype(a)
+    if len(a.shape) == 2 and len(b.shape) == 3:
+        groups, k, _ = b.shape
+        return [Bmm(groups, max(a.shape[0] // groups, 1), n, k, dtype=dtype)]
+    groups = call.out.shape[0]
+    return [Bmm(groups, a.shape[0], n, max(a.shape[-1] // groups, 1), dtype=dtype)]
+
+
+@rule_for(
+    "scaled_dot_product_attention",
+    "_scaled_dot_product_flash_attention_for_cpu",
+    *(f"_scaled_dot_product_{kernel}_attention" for kernel in _DROPOUT_PLACE),
+    *(f"_scaled_dot_product_{kernel}_attention_backward" for kernel in _DROPOUT_PLACE),
+)
+def _map_attention(call: AtenCall) -> list[Operator]:
+    q, k, v = call.inputs[1:4] if call.backward else call.inputs[:3]
+    batch, heads, q_len, dim = q.shape
+    flags = [value for value in call.args if isinstance(value, bool)]
+    causal = bool(flags and (flags[-1] if "efficient" in call.name else flags[0]))
+    place = next((places[call.backward] for name, places in _DROPOUT_PLACE.items() if name in call.name), 4)
+    chance = call.args[place] if place < len(call.args[: call.placed]) else 0.0
+    op = Attention(
+        batch, heads, k.shape[1], q_len, k.shape[2], dim, causal=causal,
+        v_head_dim=None if v.shape[-1] == dim else v.shape[-1], backward=call.backward,
+        dropout=isinstance(chance, float) and chance > 0.0, dtype=call.math_dtype(q),
+    )  # fmt: skip
+    return [op]
+
+
+@rule_for("convolution", "_convolution")
+def _map_convolution(call: AtenCall) -> list[Operator]:
+    x, weight, bias, stride, padding, dilation, transposed, _, groups = call.args[:9]
+    out = call.out
+    op = _describe_convolution(call, x, weight, out, stride, padding, dilation, transposed, groups, "forward")
+    return [op] if bias is None else [op, describe_image_bias(out, bias)]
+
+
+def describe_image_bias(out: Tensor, bias: Tensor) -> Operator:
+    """Return the kernel that adds a bias to the channels of an image, in place."""
+    planes = prod(out.shape[:2]), None
+    return describe_pointwise("add", (out.operand, bias.operand), out.operand, out.dtype, Layout.BROADCAST, planes)
+
+
+@rule_for("convolution_backward")
+def _map_convolution_gradient(call: AtenCall) -> list[Operator]:
+    """Return the gradients that are asked for: of the image, the weight, the bias."""
+    grad, x, weight, _, stride, padding, dilation, transposed, _, groups, mask = call.args[:11]
+    args = (x, weight, grad, stride, padding, dilation, transposed, groups)
+    wanted = [direction for direction, asked in zip(("dgrad", "wgrad"), mask, strict=False) if asked]
+    ops: list[Operator] = [_describe_convolution(call, *args, direction) for direction in wanted]
+    return [*ops, _reduce(AtenCall("sum", (grad,), (call.outs[-1],)), "sum")] if mask[2] else ops
+
+
+def _describe_convolution(
+    call: AtenCall, x: Tensor, weight: Tensor, out: Tensor, stride: Sequence[int], padding: Sequence[int],
+    dilation: Sequence[int], transposed: bool, groups: int, direction: str,
+) -> Conv2d:  # fmt: skip
+    """Return the convolution of a picture or of a signal (one row high).
+
+    A transposed convolution is the gradient of a plain one. Over three dimensions, each output slice is a picture
+    whose channels are the slices it sees: the arithmetic is exact, the image is read once a slice.
+    """
+    if transposed:
+        x, out = out, x
+        direction = {"forward": "dgrad", "dgrad": "forward", "wgrad": "wgrad"}[direction]
+    n, c = x.shape[:2]
+    if len(x.shape) == 5:
+        n, c = n * out.shape[2], c * weight.shape[2]
+    (h, w), (r, s) = _rows_and_columns(x.shape[2:], 1), _rows_and_columns(weight.shape[2:], 1)
+    (step, step_w), (pad, pad_w) = _rows_and_columns(stride, 1), _rows_and_columns(padding, 0)
+    return Conv2d(
+        n, c, weight.shape[0], h, w, r, s, step, pad, groups, dilation[-1], dtype=call.math_dtype(x),
+        direction=direction, stride_w=None if step_w == step else step_w, padding_w=None if pad_w == pad else pad_w,
+    )  # fmt: skip
+
+
+def _rows_and_columns(sizes: Sequence[int], rows: int) -> tuple[int, int]:
+    """Return the last two sizes; a signal has columns only."""
+    return (rows, sizes[0]) if len(sizes) == 1 else (sizes[-2], sizes[-1])

@@ -1,0 +1,223 @@
+"""Workload JSON -> Graph and back, and the public EnergAIzer operator lists.
+
+Our form is ``{"name": ..., "ops": [{"op": "linear", "m": ..., "count": 32}, ...]}``; an entry ``{"repeat": 32,
+"ops": [...]}`` is a block that runs 32 times as a whole. The EnergAIzer form is a list of ``[query, kind]`` pairs.
+Files hold the same entry many times, so each distinct entry is decoded once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, fields, replace
+from functools import cache, lru_cache
+from itertools import groupby
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import msgspec
+
+from wattcast.core.errors import BadInput, bad_value, unknown_name
+from wattcast.core.strict_files import decode_json, write_whole
+from wattcast.core.units import Dtype
+from wattcast.workload.graph import Block, Graph
+from wattcast.workload.operator_base import Operator, find_operator, load_functions, registered_operators
+from wattcast.workload.operator_types import (
+    Bmm,
+    Conv2d,
+    Elementwise,
+    LayerNorm,
+    Linear,
+    Softmax,
+)
+
+MAX_OPS = 1_000_000
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    name: str
+    ops: list[msgspec.Raw]
+    memory_byte: float | None = None
+    assumptions: list[str] = []
+
+
+class _EntryHead(msgspec.Struct):
+    op: str | None = None
+    repeat: int | None = None
+
+
+class _BlockEntry(msgspec.Struct, forbid_unknown_fields=True):
+    repeat: int
+    ops: list[msgspec.Raw]
+    label: str = ""
+
+
+def parse_workload(data: bytes, where: str) -> Graph:
+    """Parse workload JSON of either form."""
+    if data.lstrip()[:1] == b"[":
+        return _parse_energaizer(data, where)
+    file = decode_json(data, _File, where)
+    if not file.ops:
+        raise bad_value(where, "at least one operator", "none")
+    blocks: list[Block] = []
+    loose: list[Operator] = []  # operators between blocks, which become a block of their own
+    for index, raw in enumerate(file.ops):
+        at = f"{where}: ops[{index}]"
+        head = decode_json(bytes(raw), _EntryHead, at)
+        if head.repeat is None or head.op is not None:
+            loose.append(_parse_operator(bytes(raw), at))
+            continue
+        if loose:
+            blocks.append(Block(tuple(loose)))
+            loose = []
+        entry = decode_json(bytes(raw), _BlockEntry, at)
+        ops = [_parse_operator(bytes(inner), f"{at}.ops[{i}]") for i, inner in enumerate(entry.ops)]
+        blocks.append(Block(tuple(ops), entry.repeat, entry.label))
+    if loose:
+        blocks.append(Block(tuple(loose)))
+    if sum(len(block.ops) for block in blocks) > MAX_OPS:
+        raise bad_value(where, f"at most {MAX_OPS} operators", "more")
+    return Graph(file.name, tuple(blocks), file.memory_byte, tuple(file.assumptions))
+
+
+def write_workload_file(graph: Graph, path: Path) -> None:
+    """Save a graph as workload JSON, replacing the file only when the new one is whole."""
+    write_whole(path, msgspec.json.format(msgspec.json.encode(graph_to_plain(graph)), indent=1) + b"\n")
+
+
+def graph_to_plain(graph: Graph) -> dict[str, Any]:
+    """Return a graph as plain data for a JSON encoder; ``parse_workload`` reads it back."""
+    ops: list[dict[str, Any]] = []
+    for block in graph.blocks:
+        entries = [operator_to_plain(op) for op in block.ops]
+        if block.repeat == 1 and not block.label:
+            ops += entries
+        else:
+            ops.append({"repeat": block.repeat, "label": block.label, "ops": entries})
+    plain: dict[str, Any] = {"name": graph.name, "ops": ops}
+    if graph.memory_byte is not None:
+        plain["memory_byte"] = graph.memory_byte
+    if graph.assumptions:
+        plain["assumptions"] = list(graph.assumptions)
+    return plain
+
+
+def operator_to_plain(op: Operator) -> dict[str, Any]:
+    """Return one entry of ``ops``; fields at their default are left out."""
+    plain: dict[str, Any] = {"op": op.kind}
+    for item in fields(op):
+        value = getattr(op, item.name)
+        if item.default is MISSING or value != item.default or item.name == "dtype":
+            plain[op.json_names.get(item.name, item.name)] = value
+    return plain
+
+
+def _parse_operator(raw: bytes, at: str) -> Operator:
+    try:
+        return _decode(raw)
+    except BadInput as error:
+        raise type(error)(f"{at}: {error}") from None
+
+
+@lru_cache(maxsize=65536)
+def _decode(raw: bytes) -> Operator:
+    name = decode_json(raw, _EntryHead, "op").op
+    known = [*(kind for kind in registered_operators() if kind != Elementwise.kind), *load_functions()]
+    if name is None:
+        raise bad_value("op", "the operator's name", "none", f"Known: {', '.join(known)}.")
+    if name not in known:
+        raise unknown_name("operator", name, known, f"Known: {', '.join(known)}.")
+    cls: Any = Elementwise if name in load_functions() else find_operator(name)
+    entry = decode_json(raw, operator_struct(cls), name)
+    op: Operator = cls(**{item.name: getattr(entry, item.name) for item in fields(cls)})
+    return op
+
+
+@cache
+def operator_struct(cls: type[Operator]) -> type[msgspec.Struct]:
+    """Return a strict reader with the fields of an operator, made from its dataclass so the two cannot drift."""
+    hints = get_type_hints(cls)
+    wanted: list[Any] = [] if "op" in cls.json_names.values() else [("op", str)]
+    optional: list[Any] = []
+    for item in fields(cls):
+        if item.default is MISSING:
+            wanted.append((item.name, hints[item.name]))
+        else:
+            optional.append((item.name, hints[item.name], item.default))
+    return msgspec.defstruct(cls.__name__, wanted + optional, forbid_unknown_fields=True, rename=cls.json_names)
+
+
+def _parse_energaizer(data: bytes, where: str) -> Graph:
+    """Parse a public EnergAIzer operator list; equal neighbours become one entry with a count."""
+    entries = [bytes(raw) for raw in decode_json(data, list[msgspec.Raw], where)]
+    if not 1 <= len(entries) <= MAX_OPS:
+        raise bad_value(where, f"from one to {MAX_OPS} operators", len(entries))
+    ops: list[Operator] = []
+    index = 0
+    for raw, group in groupby(entries):
+        count = len(list(group))
+        try:
+            ops.append(replace(_decode_energaizer(raw), count=count))
+        except BadInput as error:
+            raise type(error)(f"{where}: [{index}]: {error}") from None
+        index += count
+    note = (
+        "EnergAIzer list: a product's longer role is not recorded, so for `gemm` with batch 1 dimN is read as "
+        "tokens and dimM as out features; casts and copies it leaves out are not added"
+    )
+    return Graph(where.removesuffix(".json"), (Block(tuple(ops)),), None, (note,))
+
+
+class _Query(msgspec.Struct):
+    """The fields the EnergAIzer kinds use; anything else in a query describes the measuring run."""
+
+    batch: int = 1
+    dimM: int = 0
+    dimN: int = 0
+    dimK: int = 0
+    dim: int = 0
+    precM: str = ""
+    prec: str = ""
+    op: str = ""
+    useTensorCore: bool = True
+    b: int = 0
+    m: int = 0
+    c: int = 0
+    hw: int = 0
+    rs: int = 0
+    stride: int = 1
+    padding: int = 0
+
+
+_ENERGAIZER_FUNCTIONS: Mapping[str, tuple[str, int]] = {  # their name -> ours, tensors read
+    "pointwise_add": ("add", 2),
+    "pointwise_mul": ("mul", 2),
+    "scalar_mul": ("scale", 1),
+    "scalar_add": ("shift", 1),
+    "unspecified_scalar": ("unspecified", 1),
+    "unspecified_tensor": ("unspecified", 2),
+}
+
+
+@lru_cache(maxsize=65536)
+def _decode_energaizer(raw: bytes) -> Operator:
+    query, kind = decode_json(raw, tuple[_Query, list[str]], "entry")
+    head = kind[0] if kind else ""
+    if head in ("gemm", "conv2d"):
+        dtype = Dtype.parse(query.precM)
+        dtype = Dtype.TF32 if dtype is Dtype.FP32 and query.useTensorCore else dtype
+        if head == "conv2d":
+            hw, rs = query.hw, query.rs
+            return Conv2d(query.b, query.c, query.m, hw, hw, rs, rs, query.stride, query.padding, dtype=dtype)
+        if query.batch == 1:
+            return Linear(query.dimN, query.dimM, query.dimK, dtype=dtype)
+        return Bmm(query.batch, query.dimM, query.dimN, query.dimK, dtype=dtype)
+    if head not in ("softmax", "layernorm", "elementwise"):
+        raise unknown_name("EnergAIzer operator", head, ["gemm", "conv2d", "softmax", "layernorm", "elementwise"])
+    dtype = Dtype.parse(query.prec)
+    if head != "elementwise":
+        return (Softmax if head == "softmax" else LayerNorm)(query.batch, query.dim, dtype=dtype)
+    if query.op.startswith("typecast_to_"):
+        result = Dtype.parse(query.op.removeprefix("typecast_to_"))
+        return Elementwise("cast", query.dim, result, dtype=dtype)
+    name, inputs = _ENERGAIZER_FUNCTIONS.get(query.op, (query.op, 1))
+    return Elementwise(name, query.dim, read=inputs * query.dim * dtype.byte, dtype=dtype)

@@ -1,0 +1,249 @@
+"""ONNX graphs with shapes -> Graph. Needs the ``onnx`` package; weights are never loaded.
+
+Nodes that need no arithmetic on their arguments are rows of ``onnx.csv``; the others are functions below. External
+data is not read; a location that points outside the model's own folder is refused, because other tools would follow
+it.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from importlib.resources import files
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from wattcast.core.errors import BadInput, MissingTool, bad_value, clip_text
+from wattcast.core.strict_files import read_bytes
+from wattcast.core.units import Dtype
+from wattcast.workload.graph import Block, Graph
+from wattcast.workload.operator_base import Operator
+from wattcast.workload.operator_types import Bmm, Conv2d, Elementwise, LayerNorm, Layout, Linear, Softmax
+from wattcast.workload.readers.aten_operators import describe_image_bias
+from wattcast.workload.tracing.memory_layout import classify_layout, describe_pointwise
+from wattcast.workload.tracing.symbolic_tensor import Tensor, make_tensor
+
+MAX_ONNX_BYTE = 1 << 31
+_DTYPES = {
+    "float": Dtype.FP32,
+    "float16": Dtype.FP16,
+    "bfloat16": Dtype.BF16,
+    "double": Dtype.FP64,
+    "int64": Dtype.INT64,
+    "int32": Dtype.INT32,
+    "int8": Dtype.INT8,
+    "uint8": Dtype.INT8,
+    "bool": Dtype.BOOL,
+    "float8e4m3fn": Dtype.FP8,
+    "float8e5m2": Dtype.FP8,
+}
+
+
+def read_onnx(path: Path) -> Graph:
+    """Read an ``.onnx`` file."""
+    onnx = _import_onnx()
+    data = read_bytes(path, MAX_ONNX_BYTE)
+    try:
+        model = onnx.load_model_from_string(data)
+    except Exception as error:  # protobuf's own errors have no common public base
+        raise BadInput(f"{path.name}: not an ONNX model ({clip_text(error, 120)}).") from None
+    check_external_data(model, path)
+    return convert_onnx(model, path.stem, path.name)
+
+
+def check_external_data(model: Any, path: Path) -> None:
+    """Refuse weights kept outside the model's folder."""
+    folder = path.resolve().parent
+    for tensor in model.graph.initializer:
+        for entry in tensor.external_data:
+            if entry.key != "location":
+                continue
+            if Path(entry.value).is_absolute() or not (folder / entry.value).resolve().is_relative_to(folder):
+                where = f"{path.name}: initializer {clip_text(tensor.name)}"
+                raise bad_value(where, "external data inside the model's folder", entry.value)
+
+
+def convert_onnx(model: Any, name: str, where: str) -> Graph:
+    """Convert a loaded model; a node without a rule is kept as unspecified work and named."""
+    onnx = _import_onnx()
+    try:
+        model = onnx.shape_inference.infer_shapes(model)
+    except Exception as error:
+        raise BadInput(f"{where}: shapes cannot be inferred ({clip_text(error, 160)}).") from None
+    shapes = _read_shapes(onnx, model.graph)
+    ops: list[Operator] = []
+    unknown: dict[str, list[str]] = {}
+    for node in model.graph.node:
+        call = _Call(node, shapes, where)
+        found = _map_node(call)
+        if found is None:
+            unknown.setdefault(node.op_type, []).append(node.name or "(unnamed)")
+            read, out = sum(t.byte for t in call.inputs), call.out
+            found = [Elementwise("unspecified", max(out.numel, 1), dtype=out.dtype, read=read, write=out.byte)]
+        ops += [op.with_label(call.label) for op in found]
+    if not ops:
+        raise BadInput(f"{where}: no operator that does work. Is it a whole model?")
+    said = ["from an ONNX graph: one kernel an operator, no fusion"]
+    said += [
+        f"{kind} has no rule: {len(names)} node(s) ({clip_text(', '.join(names), 120)}) kept as unspecified work"
+        for kind, names in unknown.items()
+    ]
+    return Graph(name, (Block(tuple(ops)),), None, tuple(said))
+
+
+def _read_shapes(onnx: Any, graph: Any) -> dict[str, Tensor]:
+    def dtype(code: int) -> Dtype:
+        return _DTYPES.get(onnx.TensorProto.DataType.Name(code).lower(), Dtype.FP32)
+
+    found: dict[str, Tensor] = {}
+    for info in (*graph.input, *graph.value_info, *graph.output):
+        kind = info.type.tensor_type
+        sizes = tuple(d.dim_value if d.HasField("dim_value") else 0 for d in kind.shape.dim)
+        if kind.elem_type and all(size > 0 for size in sizes):
+            found[info.name] = make_tensor(sizes, dtype(kind.elem_type))
+    return found | {t.name: make_tensor(tuple(t.dims), dtype(t.data_type)) for t in graph.initializer}
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A node with its tensors; asking for one whose shape is unknown is an error that names it."""
+
+    node: Any
+    shapes: dict[str, Tensor]
+    where: str
+
+    @property
+    def label(self) -> str:
+        return str(self.node.name or self.node.op_type)
+
+    def _tensor(self, name: str) -> Tensor:
+        if name not in self.shapes:
+            where = f"{self.where}: node {clip_text(self.label)} ({self.node.op_type})"
+            raise bad_value(where, f"a fixed shape for {clip_text(name)}", "none", "Export with fixed input sizes.")
+        return self.shapes[name]
+
+    @property
+    def inputs(self) -> list[Tensor]:
+        return [self._tensor(name) for name in self.node.input if name]
+
+    @property
+    def out(self) -> Tensor:
+        return self._tensor(next(name for name in self.node.output if name))
+
+    def attribute(self, name: str, default: Any) -> Any:
+        for item in self.node.attribute:
+            if item.name == name:
+                return list(item.ints) if item.type == 7 else (item.f if item.type == 1 else item.i)
+        return default
+
+
+@cache
+def _load_rules() -> dict[str, tuple[str, str]]:
+    """Read which kind of operator and which function a node becomes, by its type."""
+    text = files("wattcast.workload.readers").joinpath("onnx.csv").read_text(encoding="utf-8")
+    return {row["onnx"]: (row["kind"], row["function"]) for row in csv.DictReader(text.splitlines())}
+
+
+def _map_node(call: _Call) -> list[Operator] | None:
+    """Return the operators of a node, or None where there is no rule."""
+    if call.node.op_type in _SPECIAL:
+        return _SPECIAL[call.node.op_type](call)
+    kind, function = _load_rules().get(call.node.op_type, ("", ""))
+    if not kind:
+        return None
+    if kind == "free":
+        return []
+    inputs, out = call.inputs, call.out
+    if kind == "reduction":
+        return [Elementwise(function, inputs[0].numel, dtype=inputs[0].dtype, write=out.byte)]
+    if kind == "copy":
+        layout = Layout.TRANSPOSED if call.node.op_type == "Transpose" else Layout.STRIDED
+        x, unknown_walk = inputs[0], (None, None)
+        return [describe_pointwise(function, (x.operand,), out.operand, x.dtype, layout, unknown_walk)]
+    main = max(inputs, key=lambda t: t.numel)
+    fits = all(len(t.shape) <= len(out.shape) for t in inputs) and main.numel == out.numel
+    placed = [(t.shape, t.strides) for t in inputs]
+    layout = classify_layout(out.shape, out.strides, placed) if fits else Layout.STRIDED
+    return [describe_pointwise(function, [t.operand for t in inputs], out.operand, main.dtype, layout)]
+
+
+def _map_matmul(call: _Call) -> list[Operator]:
+    a, b = call.inputs[:2]
+    k, n = b.shape[-2:] if len(b.shape) > 1 else (b.shape[0], 1)
+    if len(b.shape) <= 2:
+        return [Linear(a.numel // k, n, k, dtype=a.dtype)]
+    m = a.shape[-2]
+    return [Bmm(call.out.numel // (m * n), m, n, k, dtype=a.dtype)]
+
+
+def _map_gemm(call: _Call) -> list[Operator]:
+    a, b = call.inputs[:2]
+    m, k = reversed(a.shape) if call.attribute("transA", 0) else a.shape
+    n = b.shape[0] if call.attribute("transB", 0) else b.shape[1]
+    return [Linear(m, n, k, bias=len(call.inputs) > 2, dtype=a.dtype)]
+
+
+def _map_convolution(call: _Call) -> list[Operator]:
+    x, weight, *bias = call.inputs
+    if len(x.shape) not in (3, 4):
+        raise bad_value(
+            f"{call.where}: node {clip_text(call.label)}", "a convolution over one or two dimensions", x.shape
+        )
+    one = len(x.shape) == 3  # a signal is a picture one row high
+    h, w = (1, x.shape[2]) if one else x.shape[2:]
+    r, s = (1, weight.shape[2]) if one else weight.shape[2:]
+    stride, pads = call.attribute("strides", [1] * (2 - one)), call.attribute("pads", [0] * 2 * (2 - one))
+    step, step_w = (1, stride[0]) if one else stride
+    pad, pad_w = (0, pads[0]) if one else (pads[0], pads[1])
+    dilation = call.attribute("dilations", [1])[-1]
+    op = Conv2d(
+        x.shape[0], x.shape[1], weight.shape[0], h, w, r, s, step, pad, int(call.attribute("group", 1)), dilation,
+        dtype=x.dtype, stride_w=None if step_w == step else step_w, padding_w=None if pad_w == pad else pad_w,
+    )  # fmt: skip
+    return [op, *(describe_image_bias(call.out, offset) for offset in bias)]
+
+
+def _map_softmax(call: _Call) -> list[Operator]:
+    x = call.inputs[0]
+    dim = x.shape[int(call.attribute("axis", -1))]
+    return [Softmax(x.numel // dim, dim, dtype=x.dtype)]
+
+
+def _map_layer_norm(call: _Call) -> list[Operator]:
+    x = call.inputs[0]
+    dim = prod(x.shape[int(call.attribute("axis", -1)) % len(x.shape) :])
+    return [LayerNorm(x.numel // dim, dim, dtype=x.dtype)]
+
+
+def _map_batch_norm(call: _Call) -> list[Operator]:
+    x = call.inputs[0]
+    return [Elementwise("batchnorm", x.numel, dtype=x.dtype, rows=x.shape[1], run=prod(x.shape[2:]))]
+
+
+def _map_gather(call: _Call) -> list[Operator]:
+    out, index = call.out, call.inputs[1]
+    return [Elementwise("gather", max(out.numel, 1), dtype=out.dtype, read=out.byte + index.byte)]
+
+
+_SPECIAL: dict[str, Callable[[_Call], list[Operator]]] = {
+    "MatMul": _map_matmul,
+    "Gemm": _map_gemm,
+    "Conv": _map_convolution,
+    "Softmax": _map_softmax,
+    "LayerNormalization": _map_layer_norm,
+    "BatchNormalization": _map_batch_norm,
+    "Gather": _map_gather,
+}
+
+
+def _import_onnx() -> Any:
+    try:
+        onnx = import_module("onnx")
+        import_module("onnx.shape_inference")
+    except ImportError:
+        raise MissingTool("reading ONNX needs the onnx package. Install wattcast[onnx].") from None
+    return onnx

@@ -1,0 +1,295 @@
+"""Any PyTorch module -> Graph, by recording what it dispatches on tensors that hold no data.
+
+Needs PyTorch (any build; no GPU, no weights). The module is run once on meta tensors under a dispatch mode. Every
+call that would launch a kernel becomes an operator. One without a rule is kept as an ``unspecified`` operator with
+its bytes, and reported with the FLOPs and bytes that are uncertain.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from wattcast.core.errors import BadInput, MissingTool, UnknownName, bad_value, clip_text
+from wattcast.core.units import Dtype
+from wattcast.workload.graph import Block, Graph
+from wattcast.workload.operator_base import Operator
+from wattcast.workload.operator_types import Elementwise
+from wattcast.workload.readers.aten_operators import AtenCall, find_tensors, map_call, map_pointwise
+from wattcast.workload.tracing.program import optimiser_block
+from wattcast.workload.tracing.symbolic_tensor import make_tensor
+
+
+@dataclass(frozen=True)
+class UnmappedOperator:
+    """An ATen operator without a rule: the module that called it, its calls, FLOPs and bytes."""
+
+    name: str
+    module: str
+    calls: int
+    flop: float
+    byte: float
+
+
+@dataclass(frozen=True)
+class CapturedModule:
+    """The graph of a module, and the operators of it that are only roughly known."""
+
+    graph: Graph
+    unmapped: tuple[UnmappedOperator, ...]
+
+
+def capture_module(
+    module: Any,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    name: str = "",
+    train: bool = False,
+    loss: Callable[[Any], Any] | None = None,
+    tf32: bool = False,
+    step: bool = True,
+) -> CapturedModule:
+    """Run ``module(*args, **kwargs)`` without data and record every operator.
+
+    Parameters and tensors may be real or meta; real ones are only looked at. A yes-or-no question about data ("is
+    nothing padded?") is answered yes, and the graph says so. ``train`` adds the backward pass of ``loss(output)``
+    (default: ``output.loss``, or the sum of the first tensor) and, with ``step``, one fused AdamW step over the
+    module's parameters.
+    """
+    torch = _import_torch()
+    name = name or type(module).__name__
+    recorder = _make_recorder(torch, module, tf32)
+    args, kwargs = _to_meta(torch, tuple(args)), _to_meta(torch, dict(kwargs or {}))
+    run = _without_data(torch, module)
+    with torch.device("meta"), recorder, _gpu_kernels(torch):
+        try:
+            with torch.set_grad_enabled(train):
+                out = run(*args, **kwargs)
+                if train:
+                    recorder.phase = "backward"
+                    value = (loss or _default_loss)(out)
+                    if not getattr(value, "requires_grad", False):
+                        where = f"{type(module).__name__}: training"
+                        raise bad_value(where, "a loss that depends on parameters", "one that does not")
+                    value.backward()
+        except (NotImplementedError, RuntimeError) as error:
+            where = recorder.path() or type(module).__name__
+            raise BadInput(
+                f"{where}: does not run without data ({clip_text(str(error).splitlines()[0], 160)}). Where a shape "
+                "or a branch depends on values, take a profiler trace instead."
+            ) from error
+        finally:
+            recorder.release()
+    parameters = _count_parameters(module)
+    blocks = [Block(tuple(recorder.ops))] if recorder.ops else []
+    if train and step:
+        blocks += [optimiser_block(count, dtype) for dtype, count in parameters.items()]
+    unmapped = tuple(recorder.unmapped.values())
+    said = ["captured from PyTorch on tensors without data; scaled-dot-product attention taken as one fused kernel"]
+    said += [
+        f"operator {u.name} in {u.module or 'the module'} has no rule: {u.calls} call(s), {u.flop:.3g} FLOP and "
+        f"{u.byte:.3g} bytes kept as unspecified elementwise work"
+        for u in unmapped
+    ]
+    said += [f"{path or 'the module'} asks its data a yes-or-no question: answered yes" for path in recorder.answered]
+    said.append(f"weights take {sum(count * dtype.byte for dtype, count in parameters.items())} bytes")
+    return CapturedModule(Graph(name, tuple(blocks), None, tuple(said)), unmapped)
+
+
+def _make_recorder(torch: Any, module: Any, tf32: bool) -> Any:
+    dispatch: Any = import_module("torch.utils._python_dispatch").TorchDispatchMode
+
+    class Recorder(dispatch):  # type: ignore[misc]
+        """Records operators as they are dispatched, with the module that called them."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.ops: list[Operator] = []
+            self.unmapped: dict[tuple[str, str], UnmappedOperator] = {}
+            self.answered: dict[str, None] = {}  # modules that asked their data a question, in order
+            self.phase = ""
+            self.stack: list[str] = []
+            self.hooks: list[Any] = []
+            for path, child in getattr(module, "named_modules", list)():
+                if path:
+                    self.hooks.append(child.register_forward_pre_hook(self._enter_module(path)))
+                    self.hooks.append(child.register_forward_hook(self._leave_module, always_call=False))
+
+        def _enter_module(self, path: str) -> Callable[..., None]:
+            return lambda *_: self.stack.append(path)
+
+        def _leave_module(self, *_: Any) -> None:
+            if self.stack:
+                self.stack.pop()
+
+        def path(self) -> str:
+            return self.phase or (self.stack[-1] if self.stack else "")
+
+        def release(self) -> None:
+            for hook in self.hooks:
+                hook.remove()
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func is torch.ops.aten._local_scalar_dense.default and args[0].dtype is torch.bool:
+                self.answered[self.path()] = None
+                return True
+            kwargs = kwargs or {}
+            out = func(*args, **kwargs)
+            if not _is_view(func):
+                self.record(func, args, kwargs, out)
+            return out
+
+        def record(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+            given = _to_symbolic(torch, (*args, *kwargs.values()))
+            results = tuple(find_tensors(_to_symbolic(torch, (out,))))
+            call = AtenCall(func.overloadpacket.__name__, given, results, tf32, len(args))
+            if not (results or call.inputs) or (results and not any(t.numel for t in results)):
+                return
+            found = map_call(call)
+            if found is None and torch.Tag.pointwise in func.tags and results:
+                found = [map_pointwise(call, "unspecified")]
+            if found is None:
+                found = self.keep_unmapped(call, str(func), _count_flop(func, args, kwargs, out)) if results else []
+            self.ops += [op.with_label(self.path()) for op in found]
+
+        def keep_unmapped(self, call: AtenCall, name: str, flop: float) -> list[Operator]:
+            """Keep an operator without a rule, whose bytes are known, and note what is not known about it."""
+            read, key = sum(t.byte for t in call.inputs), (name, self.path())
+            before = self.unmapped.get(key, UnmappedOperator(*key, 0, 0.0, 0.0))
+            self.unmapped[key] = UnmappedOperator(
+                *key, before.calls + 1, before.flop + flop, before.byte + read + call.out_byte
+            )
+            n = max(call.out.numel, 1)
+            return [Elementwise("unspecified", n, dtype=call.out.dtype, read=read, write=call.out_byte)]
+
+    return Recorder()
+
+
+def _gpu_kernels(torch: Any) -> Any:
+    """Return a mode that sends attention, dropout and fp16 softmax to the kernels a GPU would pick."""
+    aten, plain = torch.ops.aten, torch.nn.functional.scaled_dot_product_attention
+    dropouts = (torch.nn.functional.dropout, torch.dropout)
+    softmaxes = (torch.nn.functional.softmax, torch.softmax, torch.Tensor.softmax)
+    base: Any = import_module("torch.overrides").TorchFunctionMode
+
+    class Fused(base):  # type: ignore[misc]
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func is plain:
+                return route(*args, **(kwargs or {}))
+            if func in dropouts:
+                return drop(*args, **(kwargs or {}))
+            if func in softmaxes and (kwargs or {}).get("dtype") is torch.float32 and args[0].dtype is torch.float16:
+                return aten._softmax(args[0], args[1] if len(args) > 1 else kwargs["dim"], True)
+            return func(*args, **(kwargs or {}))
+
+    def drop(input: Any, p: float = 0.5, training: bool = True, train: bool = True, inplace: bool = False) -> Any:
+        return aten.native_dropout(input, p, True)[0] if training and train and p > 0.0 else input
+
+    def route(
+        query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False,
+        scale: Any = None, enable_gqa: bool = False,
+    ) -> Any:  # fmt: skip
+        if attn_mask is None and query.shape[-1] == value.shape[-1] <= 256:
+            out = aten._scaled_dot_product_flash_attention(
+                query, key, value, dropout_p, is_causal, False, scale=scale
+            )
+            return out[0]
+        if enable_gqa:
+            key = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
+            value = value.repeat_interleave(query.shape[1] // value.shape[1], dim=1)
+        if attn_mask is not None and attn_mask.dtype == torch.bool:
+            zero = torch.zeros((), dtype=query.dtype, device=query.device)
+            attn_mask = torch.where(attn_mask, zero, float("-inf"))
+        if attn_mask is not None:
+            attn_mask = attn_mask.expand(*query.shape[:-1], key.shape[-2])
+        log = torch.is_grad_enabled() and query.requires_grad
+        return aten._scaled_dot_product_efficient_attention(
+            query, key, value, attn_mask, log, dropout_p, is_causal, scale=scale
+        )[0]
+
+    return Fused()
+
+
+def _is_view(func: Any) -> bool:
+    """Tell whether results alias an argument and nothing is written, by the operator's schema."""
+    results = func._schema.returns
+    return bool(results) and all(r.alias_info is not None and not r.alias_info.is_write for r in results)
+
+
+def _to_symbolic(torch: Any, value: Any) -> Any:
+    """Replace PyTorch's tensors, in nested lists too, by ours."""
+    if isinstance(value, torch.Tensor):
+        shape, strides = tuple(map(int, value.shape)), tuple(map(int, value.stride()))
+        return make_tensor(shape, _convert_dtype(value.dtype), strides)
+    if isinstance(value, (list, tuple)):
+        return tuple(_to_symbolic(torch, item) for item in value)
+    return value
+
+
+def _convert_dtype(dtype: Any) -> Dtype:
+    """Return our name for a format; one we have no name for is taken by its width."""
+    try:
+        return Dtype.parse(str(dtype).removeprefix("torch."))
+    except UnknownName:
+        return _BY_WIDTH[dtype.itemsize]
+
+
+_BY_WIDTH = {1: Dtype.INT8, 2: Dtype.FP16, 4: Dtype.INT32, 8: Dtype.INT64, 16: Dtype.FP64}
+
+
+def _count_parameters(module: Any) -> dict[Dtype, int]:
+    count: Counter[Dtype] = Counter()
+    for parameter in getattr(module, "parameters", list)():
+        count[_convert_dtype(parameter.dtype)] += int(parameter.numel())
+    return count
+
+
+def _default_loss(out: Any) -> Any:
+    loss = getattr(out, "loss", None)
+    if loss is not None:
+        return loss
+    first = out
+    while isinstance(first, (list, tuple)):
+        first = first[0]
+    return getattr(first, "logits", getattr(first, "last_hidden_state", first)).sum()
+
+
+def _count_flop(func: Any, args: Any, kwargs: Any, out: Any) -> float:
+    registry: Any = import_module("torch.utils.flop_counter").flop_registry
+    rule = registry.get(func.overloadpacket)
+    return float(rule(*args, **kwargs, out_val=out)) if rule else 0.0
+
+
+def _to_meta(torch: Any, values: Any) -> Any:
+    if isinstance(values, torch.Tensor):
+        return values.to("meta")
+    if isinstance(values, Mapping) and type(values) is dict:
+        return {key: _to_meta(torch, value) for key, value in values.items()}
+    if type(values) in (list, tuple):
+        return type(values)(_to_meta(torch, value) for value in values)
+    return values
+
+
+def _without_data(torch: Any, module: Any) -> Callable[..., Any]:
+    """Return ``module`` as a function whose parameters and buffers are on the meta device."""
+    if not isinstance(module, torch.nn.Module):
+        return module  # type: ignore[no-any-return]
+    named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    if all(t.device.type == "meta" for t in named.values()):
+        return module  # type: ignore[no-any-return]
+    empty = {name: t.detach().to("meta").requires_grad_(t.requires_grad) for name, t in named.items()}
+    return lambda *args, **kwargs: torch.func.functional_call(module, empty, args, kwargs, tie_weights=True)
+
+
+def _import_torch() -> Any:
+    try:
+        return import_module("torch")
+    except ImportError:
+        raise MissingTool(
+            "capturing a PyTorch module needs PyTorch. Install wattcast[torch], or give a Hugging Face config.json, "
+            "a model's name or a profiler trace."
+        ) from None

@@ -1,0 +1,100 @@
+"""Whatever a user calls a workload -> Graph: a model's name, a file, a mapping, or a Graph itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TypeAlias
+
+import msgspec
+
+from wattcast.core.errors import bad_value
+from wattcast.core.strict_files import read_bytes
+from wattcast.workload.build_model import build_graph
+from wattcast.workload.graph import Graph
+from wattcast.workload.model_catalogue import ModelSpec, load_aliases, load_model
+from wattcast.workload.model_options import ModelOptions
+from wattcast.workload.readers import from_json
+
+Workload: TypeAlias = str | Path | Graph | ModelSpec | Mapping[str, object]
+
+
+def load_workload(workload: Workload, options: ModelOptions) -> Graph:
+    """Return the operators of a workload. ``options`` matter to models; an operator list is taken as it is.
+
+    A file is recognised by its content: workload JSON, an EnergAIzer list, a Hugging Face configuration, a PyTorch
+    profiler trace; or by its ending: ``.onnx``, ``.json.gz`` (a trace).
+    """
+    if isinstance(workload, Graph):
+        return workload
+    if isinstance(workload, ModelSpec) or (isinstance(workload, str) and not _looks_like_a_file(workload)):
+        return build_graph(workload, options)
+    path, data = _read_content(workload)
+    model = _find_configured_model(path, data)
+    if model is not None:
+        return build_graph(model, options)
+    if path.name.lower().endswith(".onnx"):
+        from wattcast.workload.readers.from_onnx import read_onnx
+
+        graph = read_onnx(path)
+    elif path.name.lower().endswith(".gz") or "traceEvents" in _find_keys(data):
+        from wattcast.workload.readers.from_profiler import parse_profile, read_profile
+
+        graph = parse_profile(data, path.name) if data else read_profile(path)
+    else:
+        graph = from_json.parse_workload(data, path.name)
+    if options != ModelOptions():
+        raise bad_value(
+            path.name, "no model options beside a list of operators", "some", "The list states its own sizes."
+        )
+    return graph
+
+
+def find_model(workload: Workload) -> ModelSpec | None:
+    """Return the model behind a workload, or None where it is a list of operators and has none."""
+    if isinstance(workload, (Graph, ModelSpec)):
+        return workload if isinstance(workload, ModelSpec) else None
+    if isinstance(workload, str) and not _looks_like_a_file(workload):
+        return load_model(workload)
+    return _find_configured_model(*_read_content(workload))
+
+
+def _find_configured_model(path: Path, data: bytes) -> ModelSpec | None:
+    """Return the model of a Hugging Face configuration, or None where the data is something else."""
+    if not _find_keys(data) & {"model_type", "architectures"}:
+        return None
+    from wattcast.workload.readers.from_huggingface import name_model, parse_huggingface
+
+    return parse_huggingface(data, path.name, name_model(path))
+
+
+def _looks_like_a_file(name: str) -> bool:
+    if name.lower().endswith((".json", ".json.gz", ".onnx")):
+        return True
+    return ("/" in name or "\\" in name) and name not in load_aliases()
+
+
+def _read_content(workload: Workload) -> tuple[Path, bytes]:
+    """Return the path of a file or mapping and its JSON, which is empty where only the path tells what it is."""
+    if isinstance(workload, Mapping):
+        return Path("workload"), msgspec.json.encode(dict(workload))
+    assert isinstance(workload, (str, Path))
+    path = Path(workload)
+    return path, b"" if path.name.lower().endswith((".onnx", ".gz")) else read_bytes(path)
+
+
+class _Keys(msgspec.Struct):
+    model_type: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    architectures: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    traceEvents: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+def _find_keys(data: bytes) -> set[str]:
+    """Return which telling keys a JSON object has; none where it is not one (the readers will say why)."""
+    if data.lstrip()[:1] != b"{":
+        return set()
+    try:
+        found = msgspec.json.decode(data, type=_Keys)
+    except (msgspec.DecodeError, RecursionError):
+        return set()
+    return {name for name in _Keys.__struct_fields__ if getattr(found, name) is not msgspec.UNSET}

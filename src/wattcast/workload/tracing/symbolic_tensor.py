@@ -1,0 +1,387 @@
+"""Tensors without data, and the tape on which they write the operators that PyTorch would launch.
+
+A model template is run on these tensors as if they were real. Views cost nothing, everything else appends an operator
+to the tape and, in training, the rule by which gradients flow back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from math import prod
+from typing import TypeAlias
+
+from wattcast.core.units import Dtype
+from wattcast.workload.operator_base import Operator
+from wattcast.workload.operator_types import Elementwise, Layout
+from wattcast.workload.tracing.memory_layout import (
+    Extents,
+    Operand,
+    Shape,
+    classify_layout,
+    contiguous_strides,
+    describe_pointwise,
+    held_byte,
+    is_dense,
+    plan_pointwise,
+    view_strides,
+)
+
+
+@dataclass(eq=False, slots=True)
+class Storage:
+    """The bytes behind a tensor and its views; ``resident`` ones (weights, caches) outlive the pass."""
+
+    byte: int
+    resident: bool = False
+
+
+@dataclass(eq=False, slots=True)
+class Tensor:
+    """A shape with strides over a storage, and the tape it writes its operators to."""
+
+    tape: Tape
+    shape: Shape
+    strides: Shape
+    dtype: Dtype
+    storage: Storage
+    needs_grad: bool = False
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
+
+    @property
+    def byte(self) -> int:
+        """Bytes that a kernel reading all of it must fetch: repeated (stride 0) dimensions count once."""
+        return held_byte(self.shape, self.strides, self.dtype)
+
+    @property
+    def operand(self) -> Operand:
+        """Shape, strides and number format: all that decides how a kernel walks over it."""
+        return self.shape, self.strides, self.dtype
+
+    @property
+    def is_contiguous(self) -> bool:
+        """Whether it lies in memory row by row, without holes."""
+        return self.strides == contiguous_strides(self.shape) or is_dense(self.shape, self.strides, exact=True)
+
+    # Views: no operator, and the gradient is the inverse view.
+
+    def view(self, *shape: int) -> Tensor:
+        """Return another shape over the same memory; the strides must allow it."""
+        out = self._try_view(shape)
+        assert out is not None, f"view of {self.shape} strides {self.strides} as {shape}"
+        return out
+
+    def reshape(self, *shape: int) -> Tensor:
+        """Return a view where the strides allow it, a copy where they do not."""
+        return self._try_view(shape) or self.clone().view(*shape)
+
+    def _try_view(self, shape: Shape) -> Tensor | None:
+        if (product := prod(shape)) < 0:  # -1 is one of the factors
+            shape = tuple([self.numel // -product if size == -1 else size for size in shape])
+        assert prod(shape) == self.numel, f"{self.numel} elements as {shape}"
+        strides, before = view_strides(self.shape, self.strides, shape), self.shape
+        return None if strides is None else self._view_as(shape, strides, lambda g: (g.reshape(*before),))
+
+    def _view_as(self, shape: Shape, strides: Shape, rule: GradientRule) -> Tensor:
+        out = Tensor(self.tape, shape, strides, self.dtype, self.storage)
+        self.tape.record((out,), (self,), rule)
+        return out
+
+    def transpose(self, a: int, b: int) -> Tensor:
+        """Swap two dimensions."""
+        order = list(range(len(self.shape)))
+        order[a], order[b] = order[b], order[a]
+        return self.permute(*order)
+
+    def permute(self, *order: int) -> Tensor:
+        """Put the dimensions into another order."""
+        inverse = _invert_order(order)
+        shape, strides = tuple([self.shape[d] for d in order]), tuple([self.strides[d] for d in order])
+        return self._view_as(shape, strides, lambda g: (g.permute(*inverse),))
+
+    def unsqueeze(self, axis: int) -> Tensor:
+        """Insert a dimension of size 1."""
+        before, steps = self.shape, self.strides
+        axis %= len(before) + 1
+        step = before[axis] * steps[axis] if axis < len(before) else 1
+        shape, strides = (*before[:axis], 1, *before[axis:]), (*steps[:axis], step, *steps[axis:])
+        return self._view_as(shape, strides, lambda g: (g.reshape(*before),))
+
+    def expand(self, *shape: int) -> Tensor:
+        """Repeat dimensions of size 1 without memory; the gradient sums them."""
+        before = self.shape
+        if shape == before:
+            return self._view_as(shape, self.strides, lambda g: (g,))
+        lead = len(shape) - len(before)
+        have, steps = (1,) * lead + before, (0,) * lead + self.strides
+        strides = tuple([0 if h != want else step for h, step, want in zip(have, steps, shape, strict=True)])
+        return self._view_as(shape, strides, lambda g: (g.sum_to(before),))
+
+    def slice(self, axis: int, start: int, stop: int) -> Tensor:
+        """Return ``self[..., start:stop, ...]``; the gradient is zeros with a copy inside."""
+        before = self.shape
+        axis %= len(before)
+        shape = (*before[:axis], stop - start, *before[axis + 1 :])
+        return self._view_as(shape, self.strides, lambda g: (g if shape == before else g.pad_back(before),))
+
+    def select(self, axis: int) -> Tensor:
+        """Return one index of a dimension, which goes away."""
+        before = self.shape
+        axis %= len(before)
+        shape, strides = ((*sizes[:axis], *sizes[axis + 1 :]) for sizes in (before, self.strides))
+        return self._view_as(shape, strides, lambda g: (g.pad_back(before),))
+
+    def split(self, *sizes: int) -> tuple[Tensor, ...]:
+        """Cut the last dimension into views; their gradients are concatenated again."""
+        lead = self.shape[:-1]
+        parts = tuple([Tensor(self.tape, (*lead, size), self.strides, self.dtype, self.storage) for size in sizes])
+        self.tape.record(parts, (self,), lambda *grads: (cat([g for g in grads if g is not None], -1),))
+        return parts
+
+    # Methods that launch a kernel.
+
+    def clone(self) -> Tensor:
+        """Return a row-major copy."""
+        out = self.tape.empty(self.shape, self.dtype)
+        layout = classify_layout(self.shape, out.strides, [(self.shape, self.strides)])
+        self.tape.emit_pointwise("copy", (self,), out, layout)
+        self.tape.record((out,), (self,), lambda g: (g,))
+        return out
+
+    def contiguous(self) -> Tensor:
+        """Return the tensor itself where it is row-major, a copy where it is not."""
+        return self if self.is_contiguous else self.clone()
+
+    def to(self, dtype: Dtype) -> Tensor:
+        """Cast to another number format; nothing happens where it is the same."""
+        if dtype is self.dtype:
+            return self
+        out = pointwise("cast", self, out_dtype=dtype)
+        self.tape.record((out,), (self,), lambda g: (g.to(self.dtype),))
+        return out
+
+    def sum_to(self, shape: Shape) -> Tensor:
+        """Sum what was broadcast, so that ``shape`` is left; nothing happens where it is the shape already."""
+        if self.shape == shape:
+            return self
+        return reduce("sum", self, shape, across=bool(shape) and shape[-1] == self.shape[-1] > 1)
+
+    def pad_back(self, shape: Shape) -> Tensor:
+        """Return zeros of ``shape`` with this tensor copied into a part of them: the gradient of a slice."""
+        out = fill(self.tape, shape, self.dtype)
+        op = describe_pointwise("copy", (self.operand,), self.operand, self.dtype, Layout.STRIDED)
+        self.tape.emit(op, (self,), (out,))
+        return out
+
+    def __add__(self, other: Tensor | float) -> Tensor:
+        if not isinstance(other, Tensor):
+            return unary("shift", self, lambda g: g)
+        out = pointwise("add", self, other)
+
+        def back(g: Tensor) -> list[Tensor | None]:
+            return [g.sum_to(t.shape) if t.needs_grad else None for t in (self, other)]
+
+        self.tape.record((out,), (self, other), back)
+        return out
+
+    def __mul__(self, other: Tensor | float) -> Tensor:
+        if not isinstance(other, Tensor):
+            return unary("scale", self, lambda g: g * other)
+        out = pointwise("mul", self, other)
+
+        def back(g: Tensor) -> list[Tensor | None]:
+            pairs = ((self, other), (other, self))
+            return [pointwise("mul", g, b).sum_to(a.shape).to(a.dtype) if a.needs_grad else None for a, b in pairs]
+
+        self.tape.record((out,), (self, other), back, (self, other))
+        return out
+
+    def __neg__(self) -> Tensor:
+        return unary("neg", self, lambda g: -g)
+
+
+@lru_cache
+def _invert_order(order: Shape) -> Shape:
+    rank = len(order)
+    return tuple(sorted(range(rank), key=[axis % rank for axis in order].__getitem__))
+
+
+GradientRule: TypeAlias = Callable[..., Sequence[Tensor | None]]
+
+
+@dataclass(slots=True)
+class GradientNode:
+    """One step of the backward pass: ``rule`` turns gradients of ``outputs`` into gradients of ``inputs``."""
+
+    outputs: Sequence[Tensor]
+    inputs: Sequence[Tensor | None]
+    rule: GradientRule
+    label: str
+
+
+@dataclass(slots=True)
+class TapeEntry:
+    """An emitted operator and the tensors it touched."""
+
+    op: Operator
+    reads: tuple[Tensor, ...]
+    writes: tuple[Tensor, ...]
+
+
+@dataclass
+class Tape:
+    """Operators in issue order, and what the backward pass needs to know about them."""
+
+    training: bool = False
+    tf32: bool = False
+    entries: list[TapeEntry] = field(default_factory=list)
+    nodes: list[GradientNode] = field(default_factory=list)
+    parameters: list[Tensor] = field(default_factory=list)
+    tied: list[Tensor] = field(default_factory=list)
+    saved: dict[int, Storage] = field(default_factory=dict)
+    label: str = ""
+    cache_byte: int = 0  # keys and values that outlive the pass
+    recording: bool = field(init=False)  # whether gradient rules are noted: in training, during the forward pass
+
+    def __post_init__(self) -> None:
+        self.recording = self.training
+
+    @contextmanager
+    def scope(self, word: str) -> Iterator[None]:
+        """Give the operators emitted inside one more word in their label."""
+        before = self.label
+        self.label = f"{before}.{word}" if before else word
+        try:
+            yield
+        finally:
+            self.label = before
+
+    def clear(self) -> None:
+        """Forget all that was written, so that tensors and tape no longer refer to each other."""
+        for written in (self.entries, self.nodes, self.parameters, self.tied):
+            written.clear()
+        self.saved.clear()
+
+    def math_dtype(self, dtype: Dtype) -> Dtype:
+        """Return the format products are computed in: TF32 for fp32 tensors where the user allows it."""
+        return Dtype.TF32 if self.tf32 and dtype is Dtype.FP32 else dtype
+
+    def empty(self, shape: Shape, dtype: Dtype, strides: Shape | None = None) -> Tensor:
+        """Return a new tensor, row-major unless strides are given."""
+        return Tensor(self, shape, strides or contiguous_strides(shape), dtype, Storage(prod(shape) * dtype.byte))
+
+    def parameter(self, *shape: int, dtype: Dtype, tied: bool = False) -> Tensor:
+        """Return a weight of the model; a ``tied`` one is counted where it first appeared."""
+        weight = self.empty(shape, dtype)
+        weight.storage.resident, weight.needs_grad = True, self.training
+        (self.tied if tied else self.parameters).append(weight)
+        return weight
+
+    def adopt(self, tensor: Tensor) -> Tensor:
+        """Return a tensor of another tape as an input of this one."""
+        return replace(tensor, tape=self, needs_grad=self.training and tensor.needs_grad)
+
+    def emit(self, op: Operator, reads: Sequence[Tensor], writes: Sequence[Tensor]) -> None:
+        """Append an operator, which must be new, under the current label."""
+        op.__dict__["label"] = self.label
+        self.entries.append(TapeEntry(op, tuple(reads), tuple(writes)))
+
+    def emit_pointwise(
+        self, function: str, reads: Sequence[Tensor], out: Tensor, layout: Layout, extents: Extents | None = None
+    ) -> None:
+        """Append the elementwise operator that computes ``out`` in the number format of the first input."""
+        op = describe_pointwise(function, [t.operand for t in reads], out.operand, reads[0].dtype, layout, extents)
+        self.emit(op, reads, (out,))
+
+    def record(
+        self,
+        outputs: Sequence[Tensor],
+        inputs: Sequence[Tensor | None],
+        rule: GradientRule,
+        save: Sequence[Tensor] = (),
+    ) -> None:
+        """Note how gradients flow back, when any input wants one; ``save`` is kept in memory until then."""
+        if not self.recording or not any(t is not None and t.needs_grad for t in inputs):
+            return
+        for out in outputs:
+            out.needs_grad = True
+        for tensor in save:
+            self.saved[id(tensor.storage)] = tensor.storage
+        self.nodes.append(GradientNode(outputs, inputs, rule, self.label))
+
+
+def make_tensor(shape: Shape, dtype: Dtype, strides: Shape | None = None) -> Tensor:
+    """Return a tensor that is known by its shape only, as readers of recorded calls need it."""
+    return Tape().empty(shape, dtype, strides)
+
+
+def pointwise(function: str, *inputs: Tensor, out_dtype: Dtype | None = None) -> Tensor:
+    """Launch one elementwise kernel over broadcast inputs; the caller records the gradient."""
+    tape = inputs[0].tape
+    operands = tuple([(t.shape, t.strides, t.dtype) for t in inputs])
+    shape, strides, dtype, op = plan_pointwise(function, operands, out_dtype)
+    out = tape.empty(shape, dtype, strides)
+    tape.entries.append(TapeEntry(op.with_label(tape.label), inputs, (out,)))
+    return out
+
+
+def unary(function: str, x: Tensor, back: Callable[[Tensor], Tensor], save: Sequence[Tensor] = ()) -> Tensor:
+    """Launch a pointwise function of one tensor whose gradient is ``back``."""
+    out = pointwise(function, x)
+    x.tape.record((out,), (x,), lambda g: (back(g),), save)
+    return out
+
+
+def fill(tape: Tape, shape: Shape, dtype: Dtype) -> Tensor:
+    """Write a constant or a range; nothing is read."""
+    out = tape.empty(shape, dtype)
+    tape.emit(Elementwise("fill", out.numel or 1, dtype=dtype), (), (out,))
+    return out
+
+
+def add_into(total: Tensor, more: Tensor) -> Tensor:
+    """Compute ``total += more``, as autograd gathers the gradients of a tensor that was used twice."""
+    layout = classify_layout(total.shape, total.strides, [(t.shape, t.strides) for t in (total, more)])
+    total.tape.emit_pointwise("add", (total, more), total, layout)
+    return total
+
+
+def cat(parts: Sequence[Tensor], axis: int) -> Tensor:
+    """Concatenate along ``axis``; the gradients are views of the whole."""
+    parts = [part for part in parts if part.numel]
+    first = parts[0]
+    axis %= len(first.shape)
+    out = first.tape.empty(
+        (*first.shape[:axis], sum(t.shape[axis] for t in parts), *first.shape[axis + 1 :]), first.dtype
+    )
+    layout = Layout.CONTIGUOUS if all(t.is_contiguous for t in parts) else Layout.STRIDED
+    first.tape.emit_pointwise("cat", parts, out, layout, concatenation_extents(parts, axis))
+
+    def back(g: Tensor) -> list[Tensor]:
+        return [Tensor(g.tape, t.shape, g.strides, g.dtype, g.storage) for t in parts]
+
+    first.tape.record((out,), parts, back)
+    return out
+
+
+def concatenation_extents(parts: Sequence[Tensor], axis: int) -> tuple[int, int]:
+    """Return how often the parts of a concatenation follow one another, and the elements of the last part."""
+    rows = max(prod(parts[0].shape[:axis]), 1)
+    return rows, max(parts[-1].numel // rows, 1)
+
+
+def reduce(function: str, x: Tensor, shape: Shape, *, across: bool = False) -> Tensor:
+    """Make few elements out of many; ``n`` counts those read. ``across``: the innermost dimension stays."""
+    out = x.tape.empty(shape, x.dtype)
+    layout = Layout.CONTIGUOUS if x.is_contiguous else Layout.STRIDED
+    if across and x.strides[-1] == 1:
+        layout = Layout.TRANSPOSED
+    read = None if x.byte == x.numel * x.dtype.byte else x.byte
+    x.tape.emit(Elementwise(function, x.numel, dtype=x.dtype, layout=layout, read=read, write=out.byte), (x,), (out,))
+    return out

@@ -1,0 +1,46 @@
+"""What workers are sent: what decides results, and no more."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from wattcast.explore.study import Study, pack_value, tabulate_points, unpack_value
+from wattcast.power import power_model_kind, power_model_kinds
+
+
+def test_a_used_study_ships_no_more_than_a_fresh_one(study: Study) -> None:
+    """A bundle keeps what it worked out; once every part that went to a cluster took all of it along."""
+    fresh = len(pickle.dumps(study))
+    tabulate_points(study, 0, 200)
+    kept = len(pickle.dumps(study.bundle))
+    used = len(pack_value(study))
+    assert used <= 1.01 * fresh
+    assert used < 0.25 * kept
+
+
+def test_an_unpacked_study_is_the_same_study(study: Study) -> None:
+    tabulate_points(study, 0, 200)
+    unpack_value.cache_clear()
+    again = pickle.loads(pickle.dumps(study))
+    assert again is not study
+    assert again.digest() == study.digest()
+    assert again.bundle.learned.reference is again.bundle.reference
+    found, wanted = tabulate_points(again, 0, study.space.size), tabulate_points(study, 0, study.space.size)
+    assert list(found) == list(wanted)
+    for name, values in wanted.items():
+        assert np.array_equal(found[name], values), name
+
+
+@pytest.mark.parametrize("kind", power_model_kinds())
+def test_every_power_model_travels(study: Study, kind: str) -> None:
+    with_it = replace(study, bundle=replace(study.bundle, power=power_model_kind(kind).example()))
+    unpack_value.cache_clear()
+    assert pickle.loads(pickle.dumps(with_it)).digest() == with_it.digest() != study.digest()
+
+
+def test_a_worker_that_gets_a_study_again_goes_on_with_what_it_has(study: Study) -> None:
+    assert pickle.loads(pickle.dumps(study)) is pickle.loads(pickle.dumps(study))

@@ -1,0 +1,93 @@
+"""Golden predictions of 200 configurations; ``python tests/golden/predictions.py`` writes the table.
+
+A change that is not meant to change predictions leaves all of them within a millionth. One that is meant to
+makes the table anew and says in its commit which rows moved, and why.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import random
+import sys
+from pathlib import Path
+
+import numpy as np
+
+import wattcast
+from wattcast.core.errors import WattcastError
+from wattcast.workload import model_catalogue
+from wattcast.workload.model_catalogue import ModelKind
+
+TABLE = Path(__file__).resolve().with_name("predictions.csv")
+COUNT = 200
+RTOL = 1e-6
+COLUMNS = (
+    "model",
+    "gpu",
+    "options",
+    "latency_s",
+    "power_w",
+    "energy_j",
+    "clock_hz",
+    "low_s",
+    "high_s",
+    "low_w",
+    "high_w",
+)
+GPUS = "h200 h200 h200 h100-sxm a100-pcie-40gb a100-sxm-80gb l40s b200 a10 v100-sxm l4".split()
+
+
+def draw_configurations() -> list[tuple[str, str, dict[str, object]]]:
+    """Draw the same configurations each time: every model, with phases, stacks, clocks and parallelism."""
+    rng = random.Random(20261115)
+    known = sorted(model_catalogue.list_models())
+    drawn = []
+    for i in range(COUNT):
+        model, gpu = known[i % len(known)], rng.choice(GPUS)
+        kind = model_catalogue.load_model(model).kind
+        options: dict[str, object] = {"batch": rng.choice([1, 2, 8, 32])}
+        if kind is ModelKind.LANGUAGE:
+            options |= {"phase": rng.choice(["prefill", "decode", "train"]), "seq": rng.choice([128, 512, 2048])}
+            stacks = ["eager", "compiled", "engine"] if options["phase"] != "train" else ["eager", "compiled"]
+            options["stack"] = rng.choice(stacks)
+        else:
+            options |= {"phase": rng.choice(["forward", "train"]), "stack": rng.choice(["eager", "compiled"])}
+        if rng.random() < 0.2:
+            options["clock"] = rng.choice(["900MHz", "1.2GHz"])
+        if rng.random() < 0.15 and options.get("phase") != "train" and kind is ModelKind.LANGUAGE:
+            options["tp"] = 2
+        drawn.append((model, gpu, options))
+    return drawn
+
+
+def predict_row(model: str, gpu: str, options: dict[str, object]) -> list[float] | str:
+    """Latency, power, energy, clock and the ends of the intervals; or the refusal, in its first words."""
+    try:
+        p = wattcast.predict(model, gpu=gpu, **options)
+    except WattcastError as error:
+        return type(error).__name__
+    ends = p.interval
+    values = [p.latency_s, p.power_w, p.energy_j, p.clock_hz, *ends.latency_s, *ends.power_w]
+    return [float(np.asarray(value)) for value in values]
+
+
+def read_table() -> list[tuple[str, str, dict[str, object], list[float] | str]]:
+    """The rows of the table."""
+    with TABLE.open(newline="", encoding="utf-8") as stream:
+        rows = list(csv.reader(stream))[1:]
+    return [
+        (model, gpu, json.loads(options), values[0] if len(set(values)) == 1 else [float(v) for v in values])
+        for model, gpu, options, *values in rows
+    ]
+
+
+if __name__ == "__main__":
+    with TABLE.open("w", newline="", encoding="utf-8") as stream:
+        writer = csv.writer(stream, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        for model, gpu, options in draw_configurations():
+            found = predict_row(model, gpu, options)
+            values = [found] * (len(COLUMNS) - 3) if isinstance(found, str) else [repr(v) for v in found]
+            writer.writerow([model, gpu, json.dumps(options, sort_keys=True), *values])
+    sys.stdout.write(f"{COUNT} predictions in {TABLE.name}\n")

@@ -1,0 +1,123 @@
+"""Tables of energies: for every GPU of the catalogue, with provenance, and back from YAML."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from wattcast import hardware
+from wattcast.gpuwattch.bottom_up.chip_design import ChipDesign, known_assumptions
+from wattcast.gpuwattch.bottom_up.chip_model import build_chip, chip_area_mm2, chip_leakage, list_chip_parts
+from wattcast.gpuwattch.bottom_up.event_energies import (
+    compare_chips,
+    counter_energies,
+    energies_of_architecture,
+    energies_of_gpu,
+    energies_to_plain,
+    make_energy_table,
+    pipeline_duty_w,
+    scale_design,
+)
+from wattcast.gpuwattch.bottom_up.technology import BOTTOM_UP_PACKAGE, find_technology
+from wattcast.gpuwattch.component_build import demo_architecture
+from wattcast.gpuwattch.energy_table import format_energy_table, read_energies
+from wattcast.gpuwattch.trace_reading import SimulatorDialect, dialect_counters
+
+GPUS = [name for name in hardware.gpu_names() if name != "quadro-fx-5600"]  # 90 nm: refused
+
+
+@pytest.mark.parametrize("name", GPUS)
+def test_every_gpu_of_the_catalogue(name: str) -> None:
+    found = energies_of_gpu(hardware.load_gpu(name))
+    assert all(joule > 0.0 for joule in found.modules.values())
+    for counter, joule in counter_energies(found.chip).items():
+        if counter not in ("MEM_PRE", "MEM_RD", "MEM_WR"):
+            assert 1e-14 < joule < 1e-8, counter
+    assert 20.0 < chip_area_mm2(found.chip) < 2000.0
+    assert 0.0 < chip_leakage(found.chip).cores_w < 300.0
+    assert "docs/method/component-energies.md" in found.provenance
+    assert any("SRAM cell" in note for note in found.design.notes)
+
+
+def test_newer_processes_cost_less_per_flop() -> None:
+    old, new = (energies_of_gpu(hardware.load_gpu(name)).modules["cuda_fp32_flop"] for name in ("v100-sxm", "h200"))
+    assert new < old
+
+
+@pytest.mark.parametrize("dialect", list(SimulatorDialect))
+def test_a_table_names_the_counters_of_its_dialect(dialect: SimulatorDialect, tmp_path: Path) -> None:
+    table = make_energy_table(energies_of_architecture(demo_architecture()), dialect)
+    constants = {"PIPE_A", "IDLE_CORE_N", "CONST_DYNAMICN", "constant_power"}
+    assert set(table.energy_j) == {c.column for c in dialect_counters(dialect)} - constants
+    path = tmp_path / "table.yaml"
+    path.write_bytes(format_energy_table(table))
+    again = read_energies(path)
+    assert again.energy_j == pytest.approx(table.energy_j)
+    assert again.duty_w == pytest.approx(table.duty_w)
+    assert again.leakage is not None
+    assert again.leakage.cores_w == pytest.approx(
+        chip_leakage(energies_of_architecture(demo_architecture()).chip).cores_w
+    )
+    assert "bottom-up" in again.source
+
+
+def test_parts_add_up(demo: ChipDesign) -> None:
+    chip = build_chip(demo)
+    found = energies_to_plain(energies_of_architecture(demo_architecture()))
+    whole = sum(part.count * part.leakage_w for part in list_chip_parts(chip))
+    assert chip_leakage(chip).cores_w + chip_leakage(chip).rest_w == pytest.approx(whole)
+    assert found["leakage_w"] == pytest.approx(whole)
+    assert found["area_mm2"] == pytest.approx(chip_area_mm2(chip))
+    assert all(row["from"] for row in found["counters"])
+
+
+def test_unified_and_separate_pipelines_differ(demo: ChipDesign) -> None:
+    separate = counter_energies(build_chip(demo))
+    unified = counter_energies(build_chip(replace(demo, registers=replace(demo.registers, read_share=0.55))))
+    assert unified["REG_RD"] > separate["REG_RD"]
+
+
+def test_pipelines_follow_clock_and_sms(demo: ChipDesign) -> None:
+    whole = pipeline_duty_w(build_chip(demo))
+    assert pipeline_duty_w(build_chip(replace(demo, clock_hz=2 * demo.clock_hz))) == pytest.approx(2 * whole)
+    assert pipeline_duty_w(build_chip(replace(demo, sm_count=2 * demo.sm_count))) == pytest.approx(2 * whole)
+
+
+@pytest.mark.parametrize(
+    ("knob", "moved"),
+    [
+        ("registers", {"REG_RD", "REG_WR", "pipelines"}),  # their addresses are a bit wider in the latches
+        ("l1", {"DC_RH", "DC_RM", "DC_WH", "DC_WM"}),
+        ("shared", {"SHRD_ACC"}),
+        ("l2", {"L2_RH", "L2_RM", "L2_WH", "L2_WM"}),
+        ("sms", {"NOC_A", "pipelines"}),
+    ],
+)
+def test_a_change_moves_what_it_should_and_nothing_else(demo: ChipDesign, knob: str, moved: set[str]) -> None:
+    changes = compare_chips(build_chip(demo), build_chip(scale_design(demo, {knob: 2.0})))
+    up = {change.name for change in changes if change.ratio > 1.0}
+    assert up == moved | {"leakage", "area"}
+    assert not [change for change in changes if change.ratio < 1.0]
+
+
+def test_every_number_has_a_source() -> None:
+    import csv
+    from importlib.resources import files
+
+    for assumption in known_assumptions().values():
+        assert len(assumption.source) > 5
+    for name in ("devices", "wires", "nodes", "processes", "units", "dram", "dies"):
+        text = files(BOTTOM_UP_PACKAGE).joinpath("data", f"{name}.csv").read_text(encoding="utf-8")
+        rows = list(csv.DictReader(text.splitlines()))
+        assert rows
+        assert all(row["source"] for row in rows), name
+
+
+def test_a_node_between_rows_lies_between_them() -> None:
+    coarse, middle, fine = (find_technology(node) for node in (45.0, 40.0, 32.0))
+    assert fine.nominal_v < middle.nominal_v < coarse.nominal_v
+    assert fine.gate_f_per_um != middle.gate_f_per_um
+    assert "2010" in middle.source
+    assert "2013" in middle.source

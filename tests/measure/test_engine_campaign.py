@@ -1,0 +1,365 @@
+"""The engine campaign without a GPU: a stand-in engine with known step times gives rows with those times."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from fake_engine import LAUNCH_S, REST_S, SCHEDULE_S, FakeEngine, FakeSampler
+
+from wattcast.core.errors import BadInput, UnknownName, WattcastError
+from wattcast.core.measured_rows import Journal, read_lines
+from wattcast.measure.__main__ import main
+from wattcast.measure.engine import engine_campaign
+from wattcast.measure.engine.engine_campaign import (
+    MAX_BATCHED_TOKENS,
+    STEP_POINTS,
+    EngineModel,
+    EngineRequest,
+    LengthDistribution,
+    StepPoint,
+    TrafficPoint,
+    choose_models,
+    read_models,
+    request_campaign,
+    run_engine_campaign,
+)
+from wattcast.measure.engine.engine_session import (
+    EngineSession,
+    ServedRequest,
+    compute_percentiles,
+    draw_arrivals,
+    estimate_capacity,
+    measure_traffic,
+    summarise_requests,
+)
+from wattcast.measure.engine.engine_steps import (
+    EngineBench,
+    StepRecorder,
+    measure_idle_engine,
+    measure_point,
+    warm_engine,
+)
+
+MODEL = EngineModel("made-up", {"vocab_size": 1000, "max_position_embeddings": 4096}, held_out=True, start_s=1.0)
+
+
+def bench_of(engine: FakeEngine, **sampler: Any) -> EngineBench:
+    recorder = StepRecorder(engine, engine.model_executor.mark, engine.clock)
+    return EngineBench(
+        recorder,
+        FakeSampler(engine.clock, **sampler),
+        lambda max_tokens, temperature=0.0: SimpleNamespace(max_tokens=max_tokens),
+        vocab_size=1000,
+        max_model_len=4096,
+        synchronize=lambda: None,
+        sleep=engine.clock.sleep,
+    )
+
+
+def session_of(request: EngineRequest, engine: FakeEngine, seconds: float = 600.0) -> EngineSession:
+    bench = bench_of(engine)
+    deadline_s = engine.clock() + seconds
+    return EngineSession(request, MODEL, bench, deadline_s, "run-1", 10**6, 64, clock=engine.clock)
+
+
+def test_half_of_the_models_are_held_out_and_every_class_is_among_them() -> None:
+    models = choose_models()
+    held = [model for model in models if model.held_out]
+    assert len(models) >= 8
+    assert len(held) * 2 == len(models)
+    assert any(model.quantization == "fp8" for model in held)
+    assert any(model.kv_dtype == "fp8" for model in held)
+    assert any("kv_lora_rank" in model.config for model in held)
+    assert any(model.config.get("sliding_window") for model in held)
+    assert any("num_experts_per_tok" in model.config for model in held)
+    assert all(model.source.startswith("https://") for model in models)
+    assert "smoke" in read_models()
+    assert "smoke" not in {model.name for model in models}
+
+
+def test_planned_points_have_ids_of_their_own_and_fit_a_step() -> None:
+    assert len({point.id for point in STEP_POINTS}) == len(STEP_POINTS)
+    for point in STEP_POINTS:
+        assert point.kind != "mixed" or point.batch + point.prompts * point.prompt_tokens <= MAX_BATCHED_TOKENS
+    with pytest.raises(WattcastError):
+        StepPoint(batch=4)
+    assert not StepPoint(64, 1024).fits(cache_tokens=64 * 1024, max_seqs=256, max_model_len=4096)
+    assert StepPoint(64, 1024).fits(cache_tokens=2 * 64 * 1024, max_seqs=256, max_model_len=4096)
+    assert not StepPoint(8, 4096).fits(cache_tokens=10**7, max_seqs=256, max_model_len=4096)
+
+
+def test_a_decode_row_says_the_engines_own_times() -> None:
+    """Host work is hidden behind the GPU, so a step takes the device's time; the host's share is said beside it."""
+    engine = FakeEngine(token_s=1e-5, step_s=8e-3)
+    row = measure_point(bench_of(engine), StepPoint(16, 512))
+    device_s = 8e-3 + 16e-5
+    assert row["latency_s"] == pytest.approx(device_s, rel=0.02)
+    assert row["device_s"] == pytest.approx(device_s, rel=0.02)
+    assert row["host_s"] == pytest.approx(SCHEDULE_S + LAUNCH_S + REST_S, rel=0.02)
+    assert row["wait_s"] == pytest.approx(device_s - row["host_s"], rel=0.05)
+    assert row["power_w"] == pytest.approx(300.0, rel=0.01)
+    assert row["energy_j"] == pytest.approx(300.0 * row["latency_s"], rel=0.01)
+    assert row["ticks"] >= 5
+    assert row["tokens"] == 16
+    assert 512 < row["context_mean"] < 512 + 1.5 / device_s
+    assert row["flags"] == []
+    assert not engine.has_unfinished_requests()
+
+
+def test_a_host_bound_step_takes_the_hosts_time() -> None:
+    row = measure_point(bench_of(FakeEngine(token_s=0.0, step_s=1e-4)), StepPoint(4, 128))
+    assert row["latency_s"] == pytest.approx(SCHEDULE_S + LAUNCH_S + REST_S, rel=0.02)
+    assert row["device_gap_s"] > 0.0
+
+
+def test_prompts_of_decoding_requests_are_not_computed() -> None:
+    engine = FakeEngine(budget=1024)
+    measure_point(bench_of(engine), StepPoint(16, 3000))
+    assert max(engine.model_executor.launched) == 16
+    assert engine.scheduler.connector is None
+
+
+def test_prefill_steps_hold_one_prompt_each() -> None:
+    row = measure_point(bench_of(FakeEngine(token_s=2e-5, step_s=1e-3, budget=1024)), StepPoint(0, 0, 1, 500))
+    assert row["prompt_tokens_per_step"] == pytest.approx(500)
+    assert row["latency_s"] == pytest.approx(1e-3 + 500 * 2e-5, rel=0.02)
+    assert row["flags"] == []
+
+
+def test_chunks_of_a_long_prompt_are_told_apart() -> None:
+    row = measure_point(bench_of(FakeEngine(token_s=2e-5, step_s=1e-3, budget=1024)), StepPoint(0, 0, 1, 1500))
+    found = {(group["prompt_tokens"], group["prompt_context"]): group for group in row["groups"]}
+    assert set(found) == {(1024.0, 0.0), (476.0, 1024.0)}
+    assert found[1024.0, 0.0]["device_median_s"] == pytest.approx(1e-3 + 1024 * 2e-5, rel=0.01)
+
+
+def test_mixed_steps_hold_decodes_and_a_prompt() -> None:
+    row = measure_point(bench_of(FakeEngine(budget=1024)), StepPoint(8, 256, 1, 200))
+    assert row["tokens"] == pytest.approx(208)
+    assert row["prompt_tokens_per_step"] == pytest.approx(200)
+    assert row["flags"] == []
+
+
+def test_a_batch_that_does_not_fit_is_refused_with_the_reason() -> None:
+    bench = bench_of(FakeEngine(max_seqs=4))
+    with pytest.raises(WattcastError, match="4 of 8 requests"):
+        measure_point(bench, StepPoint(8, 256))
+    assert not bench.recorder.engine.has_unfinished_requests()
+
+
+def test_a_capped_load_runs_longer() -> None:
+    row = measure_point(bench_of(FakeEngine(), throttle=0x4), StepPoint(4, 128))
+    assert row["run_s"] == pytest.approx(2.8, abs=0.05)
+    assert row["throttle"] == ["sw_power_cap"]
+
+
+def test_idle_power_and_warming() -> None:
+    bench = bench_of(FakeEngine(), power_w=120.0)
+    warm_engine(bench, (64, 900))
+    assert not bench.recorder.engine.has_unfinished_requests()
+    assert measure_idle_engine(bench)["power_w"] == pytest.approx(120.0, rel=0.01)
+
+
+def test_arrivals_follow_the_seed() -> None:
+    point = TrafficPoint(0.5, duration_s=100.0, seed=3)
+    first, again, other = (
+        draw_arrivals(point, 20.0),
+        draw_arrivals(point, 20.0),
+        draw_arrivals(replace(point, seed=4), 20),
+    )
+    assert (first.arrival_s == again.arrival_s).all()
+    assert (first.prompt_tokens == again.prompt_tokens).all()
+    assert not np.array_equal(first.arrival_s[:50], other.arrival_s[:50])
+    assert len(first) == pytest.approx(2000, rel=0.08)
+    pauses_s = np.diff(first.arrival_s)
+    assert pauses_s.std() == pytest.approx(pauses_s.mean(), rel=0.1)  # exponential
+    assert np.median(first.prompt_tokens) == pytest.approx(512, rel=0.1)
+    assert first.prompt_tokens.min() >= 16
+    assert first.prompt_tokens.max() <= 4096
+    short = draw_arrivals(point, 20.0, max_model_len=1000)
+    assert (short.prompt_tokens + short.output_tokens).max() < 1000
+
+
+def test_percentiles_of_a_known_trace() -> None:
+    served = []
+    for number in range(1, 101):  # request n waits n ms for its first token and then 10 ms for each of four more
+        first_s = 1.0 + 0.001 * number
+        tokens_s = [first_s + 0.010 * place for place in range(5)]
+        served.append(ServedRequest(1.0, 10, 5, added_s=1.0, token_s=tokens_s, finished=True))
+    served.append(ServedRequest(1.0, 10, 5, added_s=1.0, token_s=[9.0]))  # given up: in no percentile
+    row = summarise_requests(served, length_s=10.0)
+    assert row["ttft_s"]["p50"] == pytest.approx(0.0505)
+    assert row["ttft_s"]["p99"] == pytest.approx(0.09901)
+    assert row["tpot_s"]["p50"] == pytest.approx(0.010)
+    assert row["e2e_s"]["mean"] == pytest.approx(0.0505 + 0.04)
+    assert row["finished"] == 100
+    assert row["output_tokens_per_s"] == pytest.approx(50.1)
+    assert compute_percentiles([]) == {}
+
+
+def test_capacity_comes_from_the_engines_own_steps() -> None:
+    point = TrafficPoint(
+        1.0, prompt=LengthDistribution(100, 0.0, 1, 1000), output=LengthDistribution(50, 0.0, 1, 1000)
+    )
+    prefill = {"kind": "prefill", "latency_s": 0.02, "prompt_tokens_per_step": 2000.0}
+    decode = {"kind": "decode", "latency_s": 0.01, "batch": 100, "context": 1024}
+    small = {"kind": "decode", "latency_s": 0.005, "batch": 1, "context": 1024}
+    assert estimate_capacity([prefill, decode, small], point) == pytest.approx(1 / (0.001 + 0.005))
+    assert estimate_capacity([decode], point) is None
+
+
+@pytest.mark.parametrize("rate_per_s", [2.0, 40.0])
+def test_serving_records_every_request_and_step(rate_per_s: float) -> None:
+    engine = FakeEngine(token_s=1e-5, step_s=5e-3)
+    bench = bench_of(engine, power_w=400.0)
+    point = TrafficPoint(
+        0.5, 6.0, prompt=LengthDistribution(200, 0.5, 16, 900), output=LengthDistribution(20, 0.5, 2, 60)
+    )
+    row, requests, steps, power = measure_traffic(bench, point, rate_per_s, "made-up/run")
+    arrivals = draw_arrivals(point, rate_per_s)
+    assert row["requests"] == row["finished"] == len(requests) == len(arrivals)
+    assert [request["made_tokens"] for request in requests] == arrivals.output_tokens.tolist()
+    assert all(request["first_token_s"] > request["arrival_s"] for request in requests)
+    assert min(request["added_s"] - request["arrival_s"] for request in requests) >= 0.0
+    assert sum(steps["prompt_tokens"]) == arrivals.prompt_tokens.sum()
+    assert sum(steps["decodes"]) == arrivals.output_tokens.sum() - len(arrivals)
+    assert row["tpot_s"]["p50"] > 5e-3
+    assert row["power_w"] == pytest.approx(400.0, rel=0.01)
+    assert row["energy_j_per_token"] == pytest.approx(row["energy_j"] / arrivals.output_tokens.sum())
+    assert len(power["tick_s"]) == len(power["tick_w"]) > 50
+    json.dumps([row, requests, steps, power], allow_nan=False)
+
+
+def test_overload_gives_requests_up_after_the_drain() -> None:
+    engine = FakeEngine(token_s=1e-5, step_s=50e-3, max_seqs=2)
+    point = TrafficPoint(
+        1.1, 3.0, prompt=LengthDistribution(200, 0.5, 16, 900), output=LengthDistribution(40, 0.5, 2, 60)
+    )
+    row, requests, _, _ = measure_traffic(bench_of(engine), point, 20.0, "made-up/run")
+    assert 0 < row["finished"] < row["requests"] == len(requests)
+    assert row["length_s"] == pytest.approx(9.0, abs=0.2)
+    assert not engine.has_unfinished_requests()
+
+
+def test_rows_are_saved_and_a_second_call_skips_them(tmp_path: Path) -> None:
+    request = EngineRequest(tmp_path, 600.0, (MODEL,), smoke=True)
+    counts = session_of(request, FakeEngine(step_s=2e-3)).measure_all()
+    assert counts == {"measured": 3, "served": 1}
+    rows = list(read_lines(tmp_path / "rows.jsonl"))
+    assert [row["kind"] for row in rows] == ["decode", "prefill", "mixed", "traffic"]
+    assert all(row["held_out"] for row in rows)
+    assert rows[3]["held_out_load"]
+    assert len(list(read_lines(tmp_path / "requests.jsonl"))) == rows[3]["requests"]
+    assert not request.missing_ids(MODEL)
+    again = session_of(request, FakeEngine(step_s=2e-3)).measure_all()
+    assert again == {"on file": 4}
+    assert len(list(read_lines(tmp_path / "rows.jsonl"))) == 4
+    elsewhere = EngineRequest(tmp_path / "other", 600.0, (MODEL,), done=tmp_path, smoke=True)
+    assert not elsewhere.missing_ids(MODEL)
+
+
+def test_a_session_ends_inside_its_budget(tmp_path: Path) -> None:
+    request = EngineRequest(tmp_path, 600.0, (MODEL,))
+    engine = FakeEngine(step_s=2e-3, budget=8192, max_seqs=256)
+    session = session_of(request, engine, seconds=12.0)
+    counts = session.measure_all()
+    assert session.left_s >= 0.0
+    assert counts["measured"] >= 3
+    assert counts["left for another call"] > 5
+    assert len(request.missing_ids(MODEL)) == counts["left for another call"]
+
+
+def test_a_row_that_fails_is_recorded_and_measured_again(tmp_path: Path) -> None:
+    request = EngineRequest(tmp_path, 600.0, (MODEL,), parts=("traffic",), smoke=True)
+    session = session_of(request, FakeEngine())
+    assert session.measure_all() == {"failed": 1}
+    (row,) = read_lines(tmp_path / "rows.jsonl")
+    assert "step rows" in row["error"]
+    assert request.missing_ids(MODEL) == [row["id"]]
+
+
+def test_a_broken_gpu_ends_the_model(tmp_path: Path) -> None:
+    request = EngineRequest(tmp_path, 600.0, (MODEL,), smoke=True)
+    engine = FakeEngine()
+    engine.fail_after = 30
+    with pytest.raises(RuntimeError, match="CUDA"):
+        session_of(request, engine).measure_all()
+
+
+class FakeChild:
+    """A process of a model that ends with ``code``, or not at all."""
+
+    def __init__(self, out: Path, name: str, code: int | None) -> None:
+        self.out, self.name, self.code, self.pid = out, name, code, 2**22 + 1
+        self.told: list[str] = []
+        self.stdin = SimpleNamespace(write=self.told.append, flush=lambda: None, close=lambda: None)
+
+    def wait(self, timeout: float) -> int:
+        if self.code is None:
+            raise subprocess.TimeoutExpired(self.name, timeout)
+        if self.code == 0:
+            Journal(self.out / "rows.jsonl").append({"id": f"{self.name}/row", "kind": "decode"})
+        return self.code
+
+    def poll(self) -> int | None:
+        return self.code
+
+
+def test_a_model_that_fails_costs_only_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_campaign, "_end_child", lambda child: None)
+    models = tuple(replace(MODEL, name=name) for name in ("broken", "hanging", "fine"))
+    codes = {"broken": 1, "hanging": None, "fine": 0}
+    (tmp_path / "engine.log").write_text("ValueError: no such architecture\n")
+    started: list[FakeChild] = []
+
+    def launch(request: EngineRequest, model: EngineModel) -> FakeChild:
+        started.append(FakeChild(tmp_path, model.name, codes[model.name]))
+        return started[-1]
+
+    counts = run_engine_campaign(EngineRequest(tmp_path, 500.0, models), launch)
+    assert [child.name for child in started] == ["broken", "hanging", "fine"]
+    assert all(float(child.told[0]) <= 500.0 for child in started)
+    assert counts["models"] == counts["rows"] == 1
+    assert counts["models broken off"] == 2
+    errors = {row["model"]: row["error"] for row in read_lines(tmp_path / "rows.jsonl") if row["kind"] == "failed"}
+    assert "no such architecture" in errors["broken"]
+    assert "did not start" in errors["hanging"]
+
+
+def test_no_model_is_started_without_time_for_rows(tmp_path: Path) -> None:
+    models = (replace(MODEL, start_s=100.0), replace(MODEL, name="quick", start_s=1.0))
+    started: list[str] = []
+
+    def launch(request: EngineRequest, model: EngineModel) -> FakeChild:
+        started.append(model.name)
+        return FakeChild(tmp_path, model.name, 0)
+
+    counts = run_engine_campaign(EngineRequest(tmp_path, 60.0, models), launch)
+    assert started == ["quick"]
+    assert counts["models left for another call"] == 1
+
+
+def test_wrong_options_are_refused_with_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(UnknownName, match=r"llama-3\.1-8b"):
+        request_campaign(tmp_path, models="llama-9")
+    with pytest.raises(UnknownName):
+        request_campaign(tmp_path, parts="stepz")
+    with pytest.raises(BadInput, match="--loads"):
+        request_campaign(tmp_path, loads="a,b")
+    with pytest.raises(BadInput, match=r"config\.json"):
+        request_campaign(tmp_path, own=tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(dict(MODEL.config)))
+    own = request_campaign(tmp_path, own=tmp_path, quantization="fp8").models[0]
+    assert (own.quantization, own.max_model_len) == ("fp8", 4096)
+    assert [model.name for model in request_campaign(tmp_path, smoke=True).models] == ["smoke"]
+    assert main(["engine", "--out", str(tmp_path), "--list"]) == 0
+    assert "held out" in capsys.readouterr().out
+    plain = json.loads(json.dumps(own_request := request_campaign(tmp_path, loads="0.3").plain()))
+    assert EngineRequest.from_plain(plain, 10.0, MODEL).loads == tuple(own_request["loads"])

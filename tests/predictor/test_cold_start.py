@@ -1,0 +1,82 @@
+"""Cold start: what an import and a first prediction cost over importing NumPy, in CPU time.
+
+CPU time of fresh interpreters, the median of several, so that a busy machine does not decide. Bytecode is there, as
+``pip install`` leaves it: in an editable installation, or where a variable forbids writing it, every interpreter
+would compile the package anew.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.realtime  # beside nothing else
+RUNS = 5
+MOST_S, MOST_MODULES, ROUNDS = 0.45, 70, 3
+NUMPY = "import numpy"
+PREDICT = (
+    "from wattcast.cli.main import main\n"
+    "import sys, io\n"
+    "code = main(['predict', 'llama3-8b', '--gpu', 'h100-sxm', '--batch', '8', '--seq', '1024', '--json'])\n"
+    "assert code == 0"
+)
+MEASURE = "\nimport resource, sys, json; u = resource.getrusage(resource.RUSAGE_SELF)\n"
+REPORT = "sys.stderr.write(json.dumps([u.ru_utime + u.ru_stime, sorted(sys.modules)]))"
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment of an interpreter that finds bytecode, after one that wrote it."""
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    environment = kept | {"PYTHONPYCACHEPREFIX": str(tmp_path_factory.mktemp("bytecode"))}
+    run(PREDICT, environment)
+    return environment
+
+
+def run(code: str, environment: dict[str, str]) -> tuple[float, set[str]]:
+    command = [sys.executable, "-c", code + MEASURE + REPORT]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    seconds, modules = json.loads(done.stderr.splitlines()[-1])
+    return seconds, set(modules)
+
+
+@pytest.fixture(scope="module")
+def costs(compiled: dict[str, str]) -> dict[str, float]:
+    """Medians of the calmest of a few rounds, by what NumPy's own import takes; one where it is calm enough."""
+    rounds = [measured(compiled)]
+    while rounds[-1][PREDICT] - rounds[-1][NUMPY] > MOST_S and len(rounds) < ROUNDS:
+        rounds.append(measured(compiled))
+    return min(rounds, key=lambda found: found[NUMPY])
+
+
+def measured(compiled: dict[str, str]) -> dict[str, float]:
+    found: dict[str, list[float]] = {NUMPY: [], "import numpy, wattcast": [], PREDICT: []}
+    for _ in range(RUNS):  # interleaved, so that drift hits all alike
+        for code, seconds in found.items():
+            seconds.append(run(code, compiled)[0])
+    return {code: statistics.median(seconds) for code, seconds in found.items()}
+
+
+def test_importing_wattcast_costs_next_to_nothing(costs: dict[str, float]) -> None:
+    assert costs["import numpy, wattcast"] - costs[NUMPY] <= 0.050
+
+
+def test_a_cold_prediction_costs_less_than_half_a_second(costs: dict[str, float]) -> None:
+    assert costs[PREDICT] - costs[NUMPY] <= MOST_S
+
+
+def test_a_prediction_imports_no_heavy_library(compiled: dict[str, str]) -> None:
+    _, names = run(PREDICT, compiled)
+    modules = {name.split(".")[0] for name in names}
+    assert not modules & {"scipy", "polars", "matplotlib", "sklearn", "torch", "pandas", "pyarrow"}
+    assert "numpy" in modules
+
+
+def test_a_prediction_walks_few_of_our_modules(compiled: dict[str, str]) -> None:
+    _, names = run(PREDICT, compiled)
+    assert len([name for name in names if name.split(".")[0] == "wattcast"]) <= MOST_MODULES

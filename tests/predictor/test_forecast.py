@@ -1,0 +1,172 @@
+"""Forecasts of GPUs nobody measured: what is carried over, and that it follows the specification."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from numpy.testing import assert_allclose
+
+import wattcast
+from wattcast import hardware
+from wattcast.core.errors import BadInput
+from wattcast.hardware import OperatingPoint, load_gpu
+from wattcast.kernels import LibraryStyle
+from wattcast.power.module_power import ModulePower
+from wattcast.predictor.bundle import bundle_file as bundles
+from wattcast.predictor.bundle import bundle_for
+from wattcast.predictor.bundle.bundle_file import shipped_bundle
+from wattcast.predictor.bundle.forecast import forecast_bundle, forecast_rule, module_factors
+from wattcast.predictor.prediction import predict_graph
+from wattcast.workload.graph import Graph
+from wattcast.workload.operator_types import Elementwise, LayerNorm, Linear
+
+WORK = Graph.from_operators("mix", [Linear(4096, 4096, 4096), LayerNorm(4096, 4096), Elementwise("add", 1 << 26)])
+TOP = OperatingPoint(power_limit_w=1e6)
+
+
+def test_a_chip_like_the_parent_is_predicted_like_the_parent() -> None:
+    """Nothing is lost on the way: the H200 itself, under another name, comes out as its fitted bundle says.
+
+    But for the host, whose cost a forecast spreads over operators by their kind.
+    """
+    parent, own = load_gpu("h200"), shipped_bundle("h200")
+    twin = replace(parent, name="twin")
+    carried = replace(forecast_bundle(twin), launch=own.launch)
+    one, two = predict_graph(WORK, parent, TOP, own), predict_graph(WORK, twin, TOP, carried)
+    assert_allclose(two.latency_s, one.latency_s, rtol=0.05)
+    assert_allclose(two.power_w, one.power_w, rtol=0.10)
+    assert two.status == "inherited"
+    assert not two.support.inside
+
+
+def test_the_same_processor_with_slower_memory_is_never_faster() -> None:
+    """The provisional rule gave an H100 316 ms where the H200, the same processor, takes 234."""
+    options = {"batch": 8, "seq": 1024}
+    h200, h100 = (wattcast.predict("llama3-8b", gpu, **options) for gpu in ("h200", "h100-sxm"))
+    assert 1.0 <= h100.latency_s / h200.latency_s < 1.12
+    stream = Graph.from_operators("stream", [Elementwise("add", 1 << 28)])
+    one, two = (predict_graph(stream, load_gpu(g), TOP, bundle_for(load_gpu(g))) for g in ("h200", "h100-sxm"))
+    assert_allclose(two.latency_s / one.latency_s, 4800 / 3352, rtol=0.05)
+
+
+def test_kernel_style_and_clock_law_follow_the_architecture() -> None:
+    assert forecast_bundle(load_gpu("h100-sxm")).clock_law is not None
+    assert forecast_bundle(load_gpu("h100-sxm")).reference.style is LibraryStyle.HOPPER
+    for name in ("a100-sxm-80gb", "l40s", "v100-sxm"):
+        bundle = forecast_bundle(load_gpu(name))
+        assert bundle.clock_law is None
+        assert bundle.reference.style is LibraryStyle.AMPERE
+        assert set(bundle.learned.time) <= set(forecast_rule().same_programs)
+    assert forecast_bundle(load_gpu("b200")).clock_law is None
+
+
+def test_every_catalogue_process_and_memory_has_a_factor_with_a_source() -> None:
+    for name in hardware.gpu_names():
+        gpu = load_gpu(name)
+        assert forecast_rule().process(gpu).source
+        factors = module_factors(gpu, forecast_rule())
+        assert all(np.isfinite(f) and f > 0 for f in factors.values())
+    assert all(kind.source for kind in forecast_rule().memory.values())
+
+
+def test_older_processes_cost_more_and_logic_shrinks_most() -> None:
+    new, old, older = (
+        module_factors(load_gpu(n), forecast_rule()) for n in ("h100-sxm", "a100-sxm-80gb", "v100-sxm")
+    )
+    for module in ("tensor", "cuda", "shared", "l2"):
+        assert new[module] < old[module] < older[module]
+    assert old["l2"] < old["shared"] < old["cuda"]
+
+
+def test_a_higher_published_voltage_costs_its_square() -> None:
+    pcie, sxm = (module_factors(load_gpu(n), forecast_rule()) for n in ("a100-pcie-40gb", "a100-sxm-80gb"))
+    assert_allclose(sxm["cuda"] / pcie["cuda"], (918.75 / 893.75) ** 2, rtol=1e-9)
+
+
+def test_gddr_costs_more_per_byte_than_hbm() -> None:
+    def per_byte(name: str) -> float:
+        return forecast_bundle(load_gpu(name)).power.energy_j["dram_read_byte"]
+
+    assert per_byte("h100-sxm") < per_byte("l40s")
+    assert per_byte("a100-sxm-80gb") < per_byte("a40")
+
+
+def test_part_of_a_memory_byte_follows_the_core_voltage() -> None:
+    power = forecast_bundle(load_gpu("a100-pcie-40gb")).power
+    assert isinstance(power, ModulePower)
+    assert 0.3 < power.memory_on_core < 0.8
+    assert shipped_bundle("h200").power.memory_on_core == 0.0 or shipped_bundle("h200").power.memory_on_core <= 1.0
+
+
+def test_published_curves_are_used_and_inherited_ones_say_so() -> None:
+    a100 = load_gpu("a100-pcie-40gb")
+    bundle = forecast_bundle(a100)
+    assert_allclose(bundle.power.idle.power_at(900e6, bundle.power.idle.reference_c), 47.35, rtol=1e-6)
+    assert_allclose(bundle.power.voltage.level_at(900e6), 693.75 / 893.75, rtol=1e-9)
+    assert not any("V(f)" in note or "idle power of" in note for note in bundle.assumptions)
+    l40s = forecast_bundle(load_gpu("l40s"))
+    assert any("V(f)" in note for note in l40s.assumptions)
+    assert any("idle power of" in note for note in l40s.assumptions)
+
+
+def test_a_missing_field_is_named_with_what_it_costs() -> None:
+    notes = " ".join(forecast_bundle(load_gpu("a40")).assumptions)
+    assert "l2.byte_per_cycle is unknown" in notes
+    assert "latency comes out low" in notes
+
+
+def test_an_unknown_process_or_memory_is_refused_by_name(tmp_path: Path) -> None:
+    text = (Path(hardware.__file__).parent / "catalogue" / "l40s.yaml").read_text()
+    path = tmp_path / "mine.yaml"
+    path.write_text(text.replace("process: {value: TSMC 4N", "process: {value: Moon 1 nm"))
+    with pytest.raises(BadInput, match=r"mine: process.*Moon 1 nm"):
+        wattcast.predict("gpt2", path)
+    path.write_text(text.replace("kind: {value: GDDR6", "kind: {value: FRAM"))
+    with pytest.raises(BadInput, match=r"memory\.kind.*FRAM"):
+        wattcast.predict("gpt2", path)
+
+
+def test_any_clock_and_limit_on_a_forecast_card() -> None:
+    gpu = load_gpu("l40s")
+    clocks = np.linspace(0.3, 1.0, 8) * gpu.clocks.max_hz
+    p = predict_graph(WORK, gpu, OperatingPoint(clock_hz=clocks[:, None], power_limit_w=1e6), forecast_bundle(gpu))
+    assert (np.diff(p.latency_s) <= 1e-15).all()
+    assert (np.diff(p.power_w) > 0).all()
+    limits = np.array([150.0, 200.0, 250.0, 300.0])
+    q = predict_graph(WORK, gpu, OperatingPoint(power_limit_w=limits[:, None]), forecast_bundle(gpu))
+    assert (q.power_w <= limits * 1.001).all()
+    assert (np.diff(q.latency_s) <= 0).all()
+
+
+def test_a_forecast_survives_being_written_and_read(tmp_path: Path) -> None:
+    gpu = load_gpu("a100-pcie-40gb")
+    bundles.write_bundle(forecast_bundle(gpu), tmp_path / "bundle.yaml")
+    back = bundles.read_bundle(tmp_path)
+    one, two = (predict_graph(WORK, gpu, TOP, b) for b in (forecast_bundle(gpu), back))
+    assert_allclose(two.latency_s, one.latency_s, rtol=1e-5)
+    assert_allclose(two.power_w, one.power_w, rtol=1e-5)
+    assert yaml.safe_load((tmp_path / "bundle.yaml").read_text())["learned_on"]["sm_count"] == 132
+
+
+def test_old_style_products_load_more_from_shared_memory_and_have_no_slim_tiles() -> None:
+    from wattcast.kernels import build_kernels
+
+    a100 = load_gpu("a100-pcie-40gb")
+    mine = forecast_bundle(a100).reference
+    ops = (Linear(16, 4096, 4096), Linear(4096, 4096, 4096))
+    tiles = {
+        style: build_kernels(ops, [wattcast_usual()] * 2, a100, replace(mine, style=style), ())
+        for style in LibraryStyle
+    }
+    assert tiles[LibraryStyle.AMPERE].work.features["tile_m"].min() >= 32
+    assert tiles[LibraryStyle.HOPPER].work.features["tile_m"].min() < 32
+
+
+def wattcast_usual():
+    from wattcast.kernels.kernel_table import USUAL_CONDITION
+
+    return USUAL_CONDITION

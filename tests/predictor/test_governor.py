@@ -1,0 +1,147 @@
+"""The clock under a power limit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+
+from wattcast.hardware import OperatingPoint, load_gpu
+from wattcast.power.power_model import VoltageCurve
+from wattcast.predictor.bundle import bundle_for
+from wattcast.predictor.governor import find_governed_point
+from wattcast.predictor.pipeline import TimelineRunner, analyse_graph, detail_at_clock, total_at_clock
+from wattcast.workload import ModelOptions, build_graph
+from wattcast.workload.graph import Graph
+from wattcast.workload.operator_types import Linear
+
+HEAVY = Graph.from_operators("heavy", [Linear(8192, 8192, 8192, count=10)])
+
+
+@pytest.fixture
+def parts():
+    gpu = load_gpu("h200")
+    bundle = bundle_for(gpu)
+    return analyse_graph(HEAVY, gpu, bundle), gpu, bundle
+
+
+def test_a_capped_workload_draws_what_the_governor_makes_of_the_limit(parts) -> None:
+    """An H200 at its cap settles at 99.3 % of the limit, not at the limit."""
+    timeline, gpu, bundle = parts
+    limits = np.array([300.0, 400.0, 500.0, 600.0])[:, None]
+    settled = find_governed_point(timeline, gpu, OperatingPoint(power_limit_w=limits), bundle)
+    assert settled.capped.all()
+    assert settled.met.all()
+    assert_allclose(
+        total_at_clock(timeline, settled.at, bundle).power_w, bundle.governor_share * limits[:, 0], rtol=1e-6
+    )
+
+
+def test_an_uncapped_workload_runs_at_the_clock_asked_for(parts) -> None:
+    timeline, gpu, bundle = parts
+    settled = find_governed_point(timeline, gpu, OperatingPoint(clock_hz=1.2e9, power_limit_w=2000.0), bundle)
+    assert not settled.capped
+    assert settled.clock_hz[..., 0] == 1.2e9
+
+
+def test_a_locked_clock_is_lowered_too_when_the_limit_does_not_allow_it(parts) -> None:
+    timeline, gpu, bundle = parts
+    settled = find_governed_point(timeline, gpu, OperatingPoint(clock_hz=1.8e9, power_limit_w=400.0), bundle)
+    assert settled.capped
+    assert settled.clock_hz[..., 0] < 1.8e9
+
+
+def test_a_limit_nobody_can_meet_gives_the_lowest_clock_and_says_so(parts) -> None:
+    timeline, gpu, bundle = parts
+    settled = find_governed_point(timeline, gpu, OperatingPoint(power_limit_w=50.0), bundle)
+    assert not settled.met
+    assert settled.clock_hz[..., 0] == gpu.clocks.min_hz
+
+
+def test_the_limit_is_the_highest_clock_that_meets_it(parts) -> None:
+    timeline, gpu, bundle = parts
+    settled = find_governed_point(timeline, gpu, OperatingPoint(power_limit_w=500.0), bundle)
+    step_hz = 1e6
+    above = OperatingPoint(clock_hz=settled.clock_hz + step_hz)
+    assert total_at_clock(timeline, above, bundle).power_w > bundle.governor_share * 500.0
+
+
+MODEL = build_graph("gpt2", ModelOptions(batch=8, seq=512))
+
+
+@pytest.mark.parametrize("clock_hz", [1.2e9, np.array([[0.7e9], [1.2e9], [1.98e9]])])
+def test_the_mean_power_is_that_of_the_parts_added_up(clock_hz) -> None:
+    gpu = load_gpu("h200")
+    bundle = bundle_for(gpu)
+    timeline = analyse_graph(MODEL, gpu, bundle)
+    at = OperatingPoint(clock_hz=clock_hz, temperature_c=60.0)
+    totals, detail = total_at_clock(timeline, at, bundle), detail_at_clock(timeline, at, bundle)
+    parts_j = (detail.kernel_j * timeline.calls).sum(axis=-1) + detail.gap_j
+    assert_allclose(totals.energy_j, parts_j, rtol=1e-12)
+    running = TimelineRunner(timeline, at, bundle)
+    assert_allclose(running.run_at(np.asarray(clock_hz)).power_w, totals.power_w, rtol=1e-12)
+
+
+def test_a_batch_of_one_workload_settles_as_it_does_alone() -> None:
+    """One design takes a shorter way through the queues than a sweep does."""
+    gpu = load_gpu("h200")
+    bundle = bundle_for(gpu)
+    timeline = analyse_graph(MODEL, gpu, bundle)
+    limits = [250.0, 320.0, 500.0]
+    batch = find_governed_point(timeline, gpu, OperatingPoint(power_limit_w=np.array(limits)[:, None]), bundle)
+    totals = total_at_clock(timeline, batch.at, bundle)
+    for i, limit in enumerate(limits):
+        alone = find_governed_point(timeline, gpu, OperatingPoint(power_limit_w=limit), bundle)
+        one = total_at_clock(timeline, alone.at, bundle)
+        assert_allclose(alone.clock_hz[0], batch.clock_hz[i, 0], rtol=1e-10)
+        assert_allclose([one.latency_s, one.power_w], [totals.latency_s[i], totals.power_w[i]], rtol=1e-10)
+
+
+@pytest.mark.parametrize("name", ["h200", "a100-sxm-80gb", "a100-pcie-40gb", "quadro-fx-5600"])
+def test_the_limit_is_met_wherever_voltage_has_its_stairs(name: str) -> None:
+    """A bracketing secant of eight steps once ended 0.07 % beside the limit of an A100, whose voltage has stairs."""
+    gpu = load_gpu(name)
+    bundle = bundle_for(gpu)
+    timeline = analyse_graph(HEAVY, gpu, bundle)
+    limits = gpu.power.limit_w * np.linspace(0.2, 1.0, 33)
+    settled = find_governed_point(timeline, gpu, OperatingPoint(power_limit_w=limits[:, None]), bundle)
+    found = settled.capped & settled.met
+    assert found.any()
+    power_w = total_at_clock(timeline, settled.at, bundle).power_w
+    assert_allclose(power_w[found], bundle.governor_share * limits[found], rtol=2e-8)
+    assert (settled.clock_hz[~settled.met] == settled.clock_hz.min()).all()
+    for limit, clock_hz, met in zip(limits, settled.clock_hz, settled.met, strict=True):
+        alone = find_governed_point(timeline, gpu, OperatingPoint(power_limit_w=float(limit)), bundle)
+        assert_allclose(alone.clock_hz, clock_hz, rtol=1e-10)
+        assert alone.met == met
+
+
+def test_a_sweep_of_one_point_keeps_its_shape() -> None:
+    """One clock in a sweep is no design without a sweep: it once took the short way of those, and lost its axis."""
+    gpu = load_gpu("h200")
+    bundle = bundle_for(gpu)
+    timeline = analyse_graph(build_graph("gpt2", ModelOptions(batch=8, seq=128)), gpu, bundle)
+    alone = find_governed_point(timeline, gpu, OperatingPoint(power_limit_w=300.0), bundle)
+    swept_one = find_governed_point(timeline, gpu, OperatingPoint(np.array([[1.98e9]]), np.array([[300.0]])), bundle)
+    assert swept_one.clock_hz.shape == (1, 1)
+    assert_allclose(swept_one.clock_hz.ravel(), alone.clock_hz.ravel(), rtol=1e-12)
+    totals = total_at_clock(timeline, swept_one.at, bundle)
+    assert totals.power_w.shape == totals.latency_s.shape == (1,)
+
+
+def test_a_voltage_curve_that_is_scaled_is_asked_itself() -> None:
+    """A kind of voltage curve with a rule of its own is not replaced by the points it was made from."""
+
+    class Lower(VoltageCurve):
+        def level_at(self, clock_hz):
+            return 0.9 * super().level_at(clock_hz)
+
+    gpu = load_gpu("h200")
+    bundle = bundle_for(gpu)
+    timeline = analyse_graph(build_graph("gpt2", ModelOptions(batch=8, seq=128)), gpu, bundle)
+    at = OperatingPoint(clock_hz=np.array([1.5e9]))
+    curve = bundle.power.voltage
+    lower = replace(bundle, power=replace(bundle.power, voltage=Lower(curve.clock_hz, curve.relative)))
+    assert total_at_clock(timeline, at, lower).power_w < total_at_clock(timeline, at, bundle).power_w

@@ -1,0 +1,100 @@
+"""Many workloads in one pass say what each says by itself."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+
+import wattcast
+from wattcast.core.errors import BadInput
+from wattcast.hardware import load_gpu
+from wattcast.predictor import prediction
+from wattcast.predictor.bundle import bundle_for
+from wattcast.predictor.pipeline import analyse_graph, analyse_graphs
+from wattcast.workload.build_model import build_graph
+from wattcast.workload.graph import Graph
+from wattcast.workload.model_options import ModelOptions
+from wattcast.workload.operator_types import Elementwise, Linear
+
+NUMBERS = ("latency_s", "power_w", "energy_j", "clock_hz", "effective_clock_hz", "busy_s", "peak_power_w")
+MIXED = [
+    ("llama3-8b", {"phase": "prefill", "seq": 384}),
+    ("llama3-8b", {"phase": "train", "seq": 384}),  # of which prefill is a part
+    ("resnet50", {"phase": "train"}),
+    ("bert-base", {"seq": 128}),
+    ("qwen3-30b-a3b", {"phase": "decode", "seq": 512, "tp": 2}),
+    ("vit-base", {"dtype": "fp16"}),
+]
+
+
+@pytest.mark.parametrize("gpu", ["h200", "a100-sxm-80gb"])
+def test_many_equal_each_by_itself(gpu: str) -> None:
+    many = wattcast.predict_many([(name, options | {"batch": 4}) for name, options in MIXED], gpu)
+    for (name, options), found in zip(MIXED, many, strict=True):
+        one = wattcast.predict(name, gpu, batch=4, **options)
+        for number in NUMBERS:
+            assert_allclose(getattr(found, number), getattr(one, number), rtol=1e-9, err_msg=f"{name} {number}")
+        assert (found.name, found.assumptions, found.support) == (one.name, one.assumptions, one.support)
+        assert_allclose(found.interval.energy_j, one.interval.energy_j, rtol=1e-9)
+        for ours, theirs in zip(found.ops, one.ops, strict=True):
+            assert (ours.op, ours.op.label, ours.count) == (theirs.op, theirs.op.label, theirs.count)
+            assert_allclose(ours.energy_j, theirs.energy_j, rtol=1e-9)
+
+
+def test_options_of_a_workload_go_before_those_of_all() -> None:
+    wide, narrow = wattcast.predict_many(["bert-base", ("bert-base", {"batch": 1})], "h200", batch=64, seq=128)
+    one = wattcast.predict("bert-base", "h200", batch=64, seq=128)
+    assert_allclose(wide.latency_s, one.latency_s, rtol=1e-9)
+    assert narrow.latency_s < wide.latency_s
+
+
+def test_settings_hold_for_all_and_may_be_swept() -> None:
+    clocks = np.array([1.2e9, 1.6e9])
+    found = wattcast.predict_many(["bert-base", "vit-base"], "h200", clock=clocks, batch=2)
+    for name, p in zip(("bert-base", "vit-base"), found, strict=True):
+        assert_allclose(p.latency_s, wattcast.predict(name, "h200", clock=clocks, batch=2).latency_s, rtol=1e-12)
+        assert p.latency_s[0] > p.latency_s[1]
+
+
+def test_more_than_one_table_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ["bert-base", "vit-base", "gpt2"]
+    whole = wattcast.predict_many(names, "h200", batch=3)
+    monkeypatch.setattr(prediction, "TOGETHER", 2)
+    for one, other in zip(whole, wattcast.predict_many(names, "h200", batch=3), strict=True):
+        assert_allclose(one.energy_j, other.energy_j, rtol=1e-12)
+    assert wattcast.predict_many([], "h200") == []
+
+
+def test_what_is_assumed_of_one_is_not_assumed_of_the_others() -> None:
+    """Notes belong to kernels: an A100 has no fp8 unit, which is no business of a bf16 workload beside."""
+    plain = Graph.from_operators("plain", [Linear(64, 64, 64)])
+    narrow, usual = wattcast.predict_many([("llama3-8b", {"dtype": "fp8", "seq": 64}), plain], "a100-sxm-80gb")
+    assert any("has no fp8 unit" in note for note in narrow.assumptions)
+    assert not any("has no fp8 unit" in note for note in usual.assumptions)
+
+
+def test_a_bad_one_is_named() -> None:
+    with pytest.raises(BadInput, match="bert-bse"):
+        wattcast.predict_many(["bert-base", "bert-bse"], "h200")
+
+
+def test_a_timeline_of_many_has_the_rows_of_each() -> None:
+    """Of a chip that is swept, too."""
+    gpu = load_gpu("h200").sweep(memory__byte_per_s=np.array([3e12, 5e12]), sm_count=np.array([100.0, 132.0]))
+    bundle = bundle_for(load_gpu("h200"))
+    graphs = [
+        build_graph("gpt2", ModelOptions.from_names(batch=2, seq=64)),
+        Graph.from_operators("two", [Linear(128, 256, 512), Elementwise("add", 1 << 20), Linear(128, 256, 512)]),
+    ]
+    for graph, found in zip(graphs, analyse_graphs(graphs, gpu, bundle), strict=True):
+        one = analyse_graph(graph, gpu, bundle)
+        assert found.kernels.ops == one.kernels.ops
+        assert_allclose(found.calls, one.calls)
+        assert_allclose(found.weighted, one.weighted, rtol=1e-12)
+        assert_allclose(found.active, one.active, rtol=1e-12)
+        assert_allclose(found.tensor_cycles, one.tensor_cycles, rtol=1e-12)
+        ours = {phase.name: phase for phase in found.phases}
+        for phase in one.phases:
+            if phase.cycles is not None:
+                assert_allclose(ours[phase.name].cycles, phase.cycles, rtol=1e-9)

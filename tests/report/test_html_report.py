@@ -1,0 +1,93 @@
+"""The report: one file, nothing fetched, no script, hostile names harmless, the numbers those of predict."""
+
+from __future__ import annotations
+
+import json
+from html.parser import HTMLParser
+from pathlib import Path
+
+from wattcast.core.units import show
+
+HOSTILE = "<img src=x onerror=alert(1)>\"'&</title><script>alert(2)</script>$\\frac{$"
+
+
+class Page(HTMLParser):
+    """Tags, attributes and text of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.words: list[str] = []
+        self.open: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs) -> None:
+        self.tags.append(tag)
+        self.attributes += attrs
+        if tag not in ("meta", "img", "br"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag) -> None:
+        assert self.open.pop() == tag, f"{tag} is not nested well"
+
+    def handle_data(self, data) -> None:
+        self.words.append(data)
+
+
+def test_a_report_holds_everything_fetches_nothing_and_keeps_hostile_names_text(call, tmp_path: Path) -> None:
+    """Names, labels and notes of a workload file come from strangers; each stands in the page as it was written."""
+    ops = [{"op": "linear", "m": 512, "n": 512, "k": 512, "label": HOSTILE}, {"op": "add", "n": 4096}]
+    work = tmp_path / "work.json"
+    work.write_text(json.dumps({"name": HOSTILE, "ops": ops, "assumptions": [HOSTILE]}))
+    path = tmp_path / "report.html"
+    done = call("report", str(work), "--gpu", "h200,h100-sxm", "--out", str(path), "--json")
+    assert done.code == 0, done.err
+    assert json.loads(done.out)["gpus"] == ["h200", "h100-sxm"]
+    text = path.read_text(encoding="utf-8")
+    page = Page(text)
+    assert page.open == []
+    assert not {"script", "img", "iframe", "object", "form", "a0"} & set(page.tags)
+    assert not [v for k, v in page.attributes if k in ("src", "href", "xlink:href") and not (v or "").startswith("#")]
+    assert not [k for k, _ in page.attributes if k.startswith("on")]
+    names = [v for k, v in page.attributes if k == "id"]
+    assert len(names) == len(set(names)), "ids are unique, or a drawing borrows from another"
+    assert page.tags.count("svg") >= 6
+    assert len(text) < 3_000_000
+    words = " ".join(page.words)
+    assert HOSTILE in words
+    for section in (
+        "Summary",
+        "Does it fit?",
+        "Where the power goes",
+        "Over time",
+        "Over the clock",
+        "Beside others",
+    ):
+        assert section in words
+    for section in ("How sure this is", "Assumed", "Where it comes from", "--gpu h200,h100-sxm"):
+        assert section in words
+    p = json.loads(call("predict", str(work), "--gpu", "h200", "--json").out)["predictions"][0]
+    assert show(p["latency_s"], "s") in words
+    assert show(p["energy_j"], "J") in words
+    assert all(note in words for note in p["assumptions"])
+
+
+def test_memory_by_purpose_and_the_largest_batch() -> None:
+    from wattcast.predictor import api
+    from wattcast.report.configuration_view import view_configuration
+    from wattcast.report.html_report import _memory
+    from wattcast.workload.model_options import ModelOptions
+
+    fits = Page(_memory(view_configuration("gpt2", api.find_gpu("h200"), ModelOptions(batch=4, seq=256))).text)
+    assert "Yes" in fits.words
+    assert any("largest batch" in words for words in fits.words)
+    assert {"weight", "activation", "total"} <= set(fits.words)
+    much = Page(_memory(view_configuration("llama3-70b", api.find_gpu("a10"), ModelOptions(batch=4, seq=256))).text)
+    assert "No" in much.words
+
+
+def test_a_bad_name_of_the_file_is_said_before_the_work(call, tmp_path: Path) -> None:
+    done = call("report", "gpt2", "--gpu", "h200", "--out", str(tmp_path / "report.pdf"))
+    assert done.code == 3
+    assert ".html" in done.err

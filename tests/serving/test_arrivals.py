@@ -1,0 +1,116 @@
+"""Traces: drawn with the moments asked for, read from every known form, refused with a sentence when damaged."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from wattcast.core.errors import BadInput, WattcastError
+from wattcast.serving.arrivals import draw_trace, make_trace, read_trace
+
+
+@pytest.mark.parametrize(("process", "variation"), [("poisson", 1.0), ("gamma:cv=3", 3.0), ("fixed", 0.0)])
+def test_gaps_have_the_mean_and_variation_asked_for(process: str, variation: float) -> None:
+    gaps = np.diff(draw_trace(20.0, arrivals=process, requests=100_000).arrival_s)
+    assert gaps.mean() == pytest.approx(1 / 20, rel=0.03)
+    assert gaps.std() / gaps.mean() == pytest.approx(variation, rel=0.05, abs=1e-6)
+
+
+def test_diurnal_arrivals_peak_half_a_period_after_the_start() -> None:
+    trace = draw_trace(10.0, arrivals="diurnal:peak=1.8,period=1000s", seconds=10_000, seed=5)
+    phase = trace.arrival_s % 1000.0
+    counts = np.histogram(phase, bins=10, range=(0, 1000))[0] / len(trace)
+    assert counts[4:6].mean() / counts[[0, 9]].mean() > 3.0
+    assert len(trace) == pytest.approx(100_000, rel=0.02)
+
+
+def test_the_same_seed_gives_the_same_trace() -> None:
+    spec = {"prompt": "lognormal:median=100,sigma=0.5,least=20,most=300", "seconds": 50}
+    one, two, other = (draw_trace(5.0, **spec, seed=seed) for seed in (1, 1, 2))
+    assert one.arrival_s.tolist() == two.arrival_s.tolist()
+    assert one.prompt_tokens.tolist() != other.prompt_tokens.tolist()
+    assert one.prompt_tokens.min() >= 20
+    assert one.prompt_tokens.max() <= 300
+    assert one.arrival_s.max() < 50
+
+
+def test_lengths_are_drawn_from_a_file(tmp_path) -> None:
+    path = tmp_path / "lengths.txt"
+    path.write_text("7\n9\n11\n")
+    assert set(draw_trace(5.0, str(path), 4, requests=200).prompt_tokens.tolist()) == {7, 9, 11}
+
+
+FORMS = {
+    "own.csv": "arrival_s,prompt_tokens,output_tokens,prefix_id\n1.5,20,4,b\n0.5,10,3,a\n2.5,30,5,\n",
+    "own.jsonl": '{"arrival_s": 0.5, "prompt_tokens": 10, "output_tokens": 3, "prefix_id": "a"}\n'
+    '{"arrival_s": 1.5, "prompt_tokens": 20, "output_tokens": 4, "prefix_id": 7}\n\n'
+    '{"arrival_s": 2.5, "prompt_tokens": 30, "output_tokens": 5}\n',
+    "azure.csv": "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,10,3\n"
+    "2023-11-16 18:15:47.6805900,20,4\n2023-11-16 18:15:48.6805900,30,5\n",
+    "azure2.csv": "TIMESTAMP,ContextTokens,GeneratedTokens\n2024-05-10 00:00:00.009930+00:00,10,3\n"
+    "2024-05-10 00:00:01.009930+00:00,20,4\n2024-05-10 00:00:02.009930+00:00,30,5\n",
+    "burst.csv": "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n5,ChatGPT,10,3,13,API log\n"
+    "6,ChatGPT,20,4,24,API log\n6.5,GPT-4,50,0,50,API log\n7,GPT-4,30,5,35,API log\n",
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_every_form_gives_the_same_requests(tmp_path, name: str) -> None:
+    path = tmp_path / name
+    path.write_text(FORMS[name])
+    trace = read_trace(path)
+    np.testing.assert_allclose(np.diff(trace.arrival_s), [1.0, 1.0])
+    assert trace.prompt_tokens.tolist() == [10, 20, 30]
+    assert trace.output_tokens.tolist() == [3, 4, 5]
+    if name.startswith("own"):
+        assert trace.prefix_id[0] != trace.prefix_id[1]
+        assert trace.prefix_id[2] == -1
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("a.csv", "when,what\n1,2\n", "a header of a known form"),
+        ("a.csv", "", "a header of a known form"),
+        ("a.csv", "arrival_s,prompt_tokens,output_tokens\n", "at least one request"),
+        ("a.csv", "arrival_s,prompt_tokens,output_tokens\n1,2,3\n1,x,3\n", "line 3: prompt"),
+        ("a.csv", "arrival_s,prompt_tokens,output_tokens\n1,2\n", "line 2"),
+        ("a.csv", "arrival_s,prompt_tokens,output_tokens\n1,0,3\n", "from 1 to"),
+        ("a.csv", "arrival_s,prompt_tokens,output_tokens\n-1,4,3\n", "positive"),
+        ("a.csv", "arrival_s,prompt_tokens,output_tokens\nnan,4,3\n", "a finite number"),
+        ("a.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\nyesterday,4,3\n", "times such as"),
+        ("a.jsonl", "{}\n", "line 1"),
+        ("a.jsonl", "\n", "at least one request"),
+        ("a.jsonl", '{"arrival_s": 1, "prompt_tokens": 2', "line 1"),
+    ],
+)
+def test_damaged_files_are_refused_with_the_place(tmp_path, name: str, text: str, said: str) -> None:
+    path = tmp_path / name
+    path.write_text(text)
+    with pytest.raises(WattcastError, match=said):
+        read_trace(path)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"rate_per_s": 0.0},
+        {"rate_per_s": 1.0, "arrivals": "weibull"},
+        {"rate_per_s": 1.0, "arrivals": "gamma:cv=-1"},
+        {"rate_per_s": 1.0, "arrivals": "gamma:shape=2"},
+        {"rate_per_s": 1.0, "arrivals": "diurnal:peak=3"},
+        {"rate_per_s": 1.0, "prompt": 0},
+        {"rate_per_s": 1.0, "prompt": "lognormal:sigma=1"},
+        {"rate_per_s": 1.0, "prompt": "no such file"},
+        {"rate_per_s": 1.0, "requests": 0},
+        {"rate_per_s": 1e-6, "seconds": 1.0},
+    ],
+)
+def test_impossible_draws_are_refused(wrong) -> None:
+    with pytest.raises(BadInput):
+        draw_trace(**wrong)
+
+
+def test_columns_of_different_length_are_refused() -> None:
+    with pytest.raises(BadInput, match="one length"):
+        make_trace([0.0, 1.0], [1], [1, 1])

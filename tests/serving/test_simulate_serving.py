@@ -1,0 +1,161 @@
+"""``wattcast.simulate`` and the command: names of the JSON, sums that agree, several replicas, mistakes."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+import wattcast
+from wattcast.core.errors import BadInput, ExitCode, UnknownName
+from wattcast.serving.arrivals import make_trace
+
+SIMULATE = ("simulate", "llama3-8b", "--gpu", "h200")
+
+
+@pytest.fixture(scope="module")
+def result():
+    drawn = {"rate": 10.0, "prompt": 300, "output": 40, "seconds": 20}
+    return wattcast.simulate("llama3-8b", "h200", **drawn, ttft="1s", tpot="50ms")
+
+
+def test_sums_agree_with_requests_and_segments(result) -> None:
+    found = result.summarise()
+    assert found["requests"] == len(result.trace)
+    assert found["output_tokens"] == 40 * found["requests"]
+    assert found["power_w"] * found["length_s"] == pytest.approx(found["energy_j"])
+    assert found["energy_j_per_token"] * found["output_tokens"] == pytest.approx(found["energy_j"])
+    time_s, power_w = result.power_over_time(0.05)
+    widths = np.diff(np.append(time_s, found["length_s"]))
+    assert power_w @ widths == pytest.approx(found["energy_j"])
+    assert found["power_w"] < found["p95_power_w"] <= found["peak_power_w"]
+    assert found["ttft_s"]["p50"] <= found["ttft_s"]["p90"] <= found["ttft_s"]["p99"]
+    assert found["good_share"] == 1.0
+    gap_s, weight = result.token_gaps
+    assert weight.sum() == pytest.approx(39 * found["requests"], rel=0.02)
+    assert gap_s @ weight / weight.sum() == pytest.approx(np.mean(result.tpot_s), rel=0.05)
+
+
+def test_idle_engine_draws_idle_power() -> None:
+    trace = make_trace([0.0, 100.0], [10, 10], [2, 2])
+    found = wattcast.simulate("llama3-8b", "h200", trace=trace)
+    assert found.power_w == pytest.approx(found.runs[0].idle_w, rel=0.01)
+
+
+def test_replicas_share_the_load_and_the_router_matters(result) -> None:
+    common = {"rate": 60.0, "prompt": "lognormal:median=400,sigma=1.2,least=8,most=4000", "output": 60, "seconds": 20}
+    one = wattcast.simulate("llama3-8b", "h200", **common)
+    turns = wattcast.simulate("llama3-8b", "h200", **common, replicas=3)
+    least = wattcast.simulate("llama3-8b", "h200", **common, replicas=3, router="least-loaded")
+    assert len(turns.runs) == turns.gpu_count == 3
+    assert np.isfinite(least.last_token_s).all()
+    assert turns.latency_s.mean() < one.latency_s.mean()
+    assert np.percentile(least.ttft_s, 99) < np.percentile(turns.ttft_s, 99)
+
+
+def test_separate_prefill_keeps_decodes_undisturbed() -> None:
+    common = {"rate": 12.0, "prompt": 2000, "output": 60, "seconds": 20}
+    together = wattcast.simulate("llama3-8b", "h200", **common, replicas=2)
+    apart = wattcast.simulate("llama3-8b", "h200", **common, replicas=1, prefill_replicas=1)
+    assert apart.gpu_count == 2
+    assert np.isfinite(apart.last_token_s).all()
+    assert np.percentile(apart.tpot_s, 99) < np.percentile(together.tpot_s, 99)
+    slow = wattcast.simulate("llama3-8b", "h200", **common, replicas=1, prefill_replicas=1, transfer="1 GB/s")
+    assert slow.latency_s.mean() > apart.latency_s.mean() + 0.1
+
+
+def test_power_limit_lowers_power_and_lengthens_latency(result) -> None:
+    limited = wattcast.simulate("llama3-8b", "h200", rate=10.0, prompt=300, output=40, seconds=20, power_limit="400W")
+    assert limited.power_w < 405.0 < result.power_w
+    assert limited.latency_s.mean() > result.latency_s.mean()
+
+
+def test_tensor_parallel_replica_counts_all_its_gpus() -> None:
+    found = wattcast.simulate("llama3-8b", "h200", rate=2.0, seconds=10, tp=2)
+    assert found.gpu_count == 2
+    assert found.power_w > found.runs[0].idle_w
+
+
+def test_json_has_the_promised_names(call) -> None:
+    done = call(*SIMULATE, "--rate", "5/s", "--seconds", "10", "--json")
+    assert done.code == 0, done.err
+    out = json.loads(done.out)
+    for name in ("ttft_s", "tpot_s", "latency_s"):
+        assert {"p50", "p90", "p99", "mean"} <= set(out[name])
+    promised = ("output_tokens_per_s", "power_w", "peak_power_w", "energy_j", "energy_j_per_token", "requests")
+    assert all(math.isfinite(out[name]) for name in promised)
+    assert out["preemptions"] == 0
+
+
+def test_text_fits_one_screen_and_files_are_written(call, tmp_path) -> None:
+    requests, figure = tmp_path / "served.parquet", tmp_path / "served.png"
+    spent = ("--tariff", "0.1USD/kWh", "--carbon", "400g/kWh", "--seeds", "2")
+    done = call(*SIMULATE, "--rate", "5/s", "--seconds", "10", "--out", str(requests), "--plot", str(figure), *spent)
+    assert done.code == 0, done.err
+    assert len(done.out.splitlines()) < 30
+    assert "time to first token" in done.out
+    assert "CO2" in done.out
+    assert figure.stat().st_size > 10_000
+    polars = pytest.importorskip("polars")
+    table, steps = polars.read_parquet(requests), polars.read_parquet(tmp_path / "served-steps.parquet")
+    assert {"arrival_s", "first_token_s", "ttft_s"} <= set(table.columns)
+    assert {"begin_s", "decodes", "energy_j"} <= set(steps.columns)
+
+
+def test_trace_file_from_the_command_line(call, tmp_path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text("arrival_s,prompt_tokens,output_tokens\n0,100,5\n0.5,200,7\n")
+    done = call(*SIMULATE, "--trace", str(path), "--json")
+    assert done.code == 0, done.err
+    assert json.loads(done.out)["output_tokens"] == 12
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        (),
+        ("--rate", "5/s", "--trace", "x.csv"),
+        ("--rate", "5/s", "--max-seqs", "0"),
+        ("--rate", "5/s", "--prefix-hit-rate", "2"),
+        ("--rate", "5/s", "--no-such-option"),
+    ],
+)
+def test_a_wrong_command_line_exits_with_2(call, wrong) -> None:
+    done = call(*SIMULATE, *wrong)
+    assert done.code == ExitCode.USAGE == 2
+    assert done.out == ""
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ("--rate", "5 kg"),
+        ("--trace", "no-such-file.csv"),
+        ("--rate", "5/s", "--prompt", "many"),
+        ("--rate", "5/s", "--router", "random"),
+        ("--rate", "5/s", "--power-limit", "fast"),
+    ],
+)
+def test_a_wrong_value_is_one_paragraph(call, wrong) -> None:
+    done = call(*SIMULATE, *wrong)
+    assert done.code == ExitCode.BAD_INPUT
+    assert done.err.startswith("wattcast: ")
+    assert "Traceback" not in done.err
+
+
+def test_mistakes_in_python_name_what_was_wanted() -> None:
+    with pytest.raises(BadInput, match="either a rate or a trace"):
+        wattcast.simulate("llama3-8b", "h200")
+    with pytest.raises(BadInput, match="a language model"):
+        wattcast.simulate("resnet50", "h200", rate=1.0)
+    with pytest.raises(UnknownName, match="router"):
+        wattcast.simulate("llama3-8b", "h200", rate=1.0, router="rnd")
+    with pytest.raises(BadInput, match="seeds"):
+        wattcast.simulate("llama3-8b", "h200", trace=make_trace([0.0], [1], [1]), seeds=2)
+
+
+def test_model_that_does_not_fit_is_refused() -> None:
+    with pytest.raises(wattcast.core.errors.WattcastError, match="leave no room for a cache"):
+        wattcast.simulate("llama3-70b", "h200", rate=1.0, seconds=5)

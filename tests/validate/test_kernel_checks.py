@@ -1,0 +1,65 @@
+"""The ledger: complete, finite, better than its floors."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+from typer.testing import CliRunner
+
+from wattcast.cli.check_commands import validate_app
+from wattcast.cli.fit_commands import fit_app
+from wattcast.validate import LedgerRow, build_ledger, format_ledger, ledger_to_markdown
+
+KEYS = {"set", "quantity", "n", "mape", "floor", "published", "must", "aim"}
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> list[LedgerRow]:
+    """With nothing kept from an earlier call."""
+    return build_ledger(variables={**os.environ, "WATTCAST_CACHE": str(tmp_path_factory.mktemp("nothing"))})
+
+
+def test_every_row_has_every_column(rows: list[LedgerRow]) -> None:
+    assert rows
+    assert all(set(row) >= KEYS for row in rows)
+
+
+def test_held_out_errors_beat_their_floors(rows: list[LedgerRow]) -> None:
+    compared = [row for row in rows if row["floor"] is not None and "kernels, held-out" in row["set"]]
+    assert len(compared) >= 20
+    for row in compared:
+        assert row["mape"] < row["floor"], row
+
+
+def test_the_clock_is_as_good_as_promised(rows: list[LedgerRow]) -> None:
+    clock = next(row for row in rows if row["quantity"] == "clock as NVML reports it")
+    assert clock["mape"] <= clock["must"]
+
+
+def test_intervals_cover_about_what_they_say(rows: list[LedgerRow]) -> None:
+    covered = [row for row in rows if "intervals of 90%" in row["set"] and row["n"] >= 40]
+    assert len(covered) >= 8
+    for row in covered:
+        slack = 100.0 / row["n"]  # one row more or less
+        assert 85.0 - slack <= row["coverage"] <= 95.0 + slack, row
+
+
+def test_json_is_json_and_text_is_text(rows: list[LedgerRow]) -> None:
+    done = CliRunner().invoke(validate_app, ["--json"])
+    assert done.exit_code == 0, done.output
+    assert len(json.loads(done.stdout)["rows"]) == len(rows)
+    assert "clock, capped" in format_ledger(rows)
+
+
+def test_the_page_has_every_number(rows: list[LedgerRow]) -> None:
+    page = ledger_to_markdown(rows)
+    for row in rows:
+        assert row["quantity"] in page
+
+
+def test_fit_has_a_command_for_kernels() -> None:
+    done = CliRunner().invoke(fit_app, ["kernels", "--help"])
+    assert done.exit_code == 0
+    assert "--gpu" in done.output

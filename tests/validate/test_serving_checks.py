@@ -1,0 +1,83 @@
+"""Serving against the measured engines that ship: figures of the fitting models, and the split."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from wattcast import hardware
+from wattcast.serving.host_times import fit_host_times, load_engine_records, load_host_times, pack_engine_folders
+from wattcast.validate.serving_checks import (
+    compare_serving,
+    draw_serving_check,
+    load_measured_model,
+    make_serving_rows,
+    serving_rows,
+)
+from wattcast.workload.build_model import build_graph
+from wattcast.workload.model_options import ModelOptions
+
+FITTING = ("llama-3.1-8b", "qwen3-30b-a3b")
+
+
+@pytest.fixture(scope="module")
+def records():
+    return load_engine_records("h200")
+
+
+def test_fitting_runs_meet_the_goals_of_traffic(records) -> None:
+    found = compare_serving(records, hardware.load_gpu("h200"), models=("llama-3.1-8b",), held_out=False)
+    rows = {row["quantity"]: row["mape"] for row in make_serving_rows("h200", found) if "traffic" in row["set"]}
+    goals = {"TPOT p50": 6, "TPOT p99": 12, "TTFT p50": 12, "TTFT p99": 25, "throughput": 4, "power": 4}
+    assert all(rows[name] < goal for name, goal in goals.items()), rows
+    assert not any(one.held_out for one in found)
+
+
+def test_held_out_rows_stay_apart(records) -> None:
+    models = {row["model"]: row["held_out"] for row in records.rows}
+    assert {name for name, held in models.items() if not held} == set(FITTING)
+    held_loads = {row["load"] for row in records.select_kind("traffic") if row["held_out_load"]}
+    assert held_loads == {0.5}
+
+
+def test_shipped_host_times_are_the_fitted_ones(records) -> None:
+    options = ModelOptions.from_names(stack="engine", phase="prefill", seq=1024, head="none")
+    graphs = {name: build_graph(load_measured_model(name), options) for name in FITTING}
+    layers = {name: max(block.repeat for block in graph.blocks) for name, graph in graphs.items()}
+    operators = {name: sum(calls for _, calls in graph.calls()) for name, graph in graphs.items()}
+    fitted, shipped = fit_host_times(records, layers, operators), load_host_times()
+    for name, value in fitted.items():
+        assert getattr(shipped, f"{name}_s") == pytest.approx(value, rel=0.02), name
+
+
+def test_missing_tables_give_a_row_that_says_so(tmp_path: Path) -> None:
+    (row,) = serving_rows("h200", tmp_path)
+    assert "not found" in row["missing"]
+
+
+def test_packed_folder_reads_back(tmp_path: Path) -> None:
+    folder = tmp_path / "measured"
+    folder.mkdir()
+    (folder / "runs.jsonl").write_text('{"run": "r1", "card_uuid": "GPU-1"}\n')
+    step = '"kind": "prefill", "model": "m", "run": "r1", "held_out": false, "throttle": ["cap"], "flags": []'
+    group = '{"prompt_tokens": 8, "prompt_context": 0, "device_median_s": 0.001}'
+    (folder / "rows.jsonl").write_text(
+        f'{{"id": "m/a", {step}, "groups": [{group}], "latency_s": 1}}\n'
+        f'{{"id": "m/a", {step}, "groups": [{group}], "latency_s": 2.5}}\n'
+        f'{{"id": "m/t", "kind": "traffic", "model": "m", "run": "r1", "ttft_s": {{"p50": 0.25}}}}\n'
+    )
+    (folder / "requests.jsonl").write_text('{"run": "m/t", "number": 0, "arrival_s": 0.5}\n')
+    (folder / "steps.jsonl").write_text('{"run": "m/t", "begin_s": [0.0, 1.0], "device_s": [null, 0.5]}\n')
+    pack_engine_folders([folder], tmp_path)
+    found = load_engine_records(tmp_path)
+    (row,) = found.select_kind("prefill")
+    assert (row["latency_s"], row["card_uuid"], row["groups"]) == (2.5, "GPU-1", "8@0:1.0000")
+    assert found.select_kind("traffic")[0]["ttft_s.p50"] == 0.25
+    assert found.step_columns_of("m/t")["begin_s"].tolist() == [0.0, 1.0]
+    assert len(found.requests_of("m/t")) == 1
+
+
+@pytest.mark.slow
+def test_figure_of_measured_and_simulated_runs(records) -> None:
+    assert len(draw_serving_check(records, hardware.load_gpu("h200")).axes) == 6

@@ -1,0 +1,60 @@
+"""The interface against its own OpenAPI schema: whatever is sent, answers are of the kinds the schema names."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+
+from serving import Server
+
+schemathesis = pytest.importorskip("schemathesis", reason="no schemathesis: pip install schemathesis")
+
+from schemathesis import GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi import checks
+
+from wattcast.web.http_app import openapi_schema
+
+CHECKS = [
+    not_a_server_error,
+    checks.status_code_conformance,
+    checks.content_type_conformance,
+    checks.response_schema_conformance,
+    checks.negative_data_rejection,
+    checks.unsupported_method,
+]
+
+
+MODES = {"valid": GenerationMode.POSITIVE, "wrong": GenerationMode.NEGATIVE}
+PLAIN = openapi_schema()
+OPERATIONS = [
+    operation.ok()
+    for operation in schemathesis.openapi.from_dict(PLAIN).get_all_operations()
+    if operation.ok().path not in ("/api/live", "/api/report")  # a stream without end; five seconds each
+]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.path)
+def test_answers_are_of_the_kinds_the_schema_names(server: Server, operation, mode: str) -> None:
+    if mode == "wrong" and operation.method == "get":
+        pytest.skip("takes nothing that could be wrong")
+
+    @settings(
+        max_examples=3 if operation.path == "/api/figure" else 8,
+        derandomize=True,
+        deadline=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(case=operation.as_strategy(generation_mode=MODES[mode]))
+    def holds(case) -> None:
+        case.call_and_validate(base_url=server.url, checks=CHECKS, timeout=120)
+
+    holds()
+
+
+def test_the_server_publishes_that_schema(server: Server) -> None:
+    published = schemathesis.openapi.from_url(f"{server.url}/openapi.json").raw_schema
+    assert published["paths"] == PLAIN["paths"]
+    assert published["components"] == PLAIN["components"]

@@ -1,0 +1,197 @@
+"""Phases, heads, formats and stacks: what must hold whatever the model."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from wattcast.core.units import Dtype
+from wattcast.workload import ModelOptions, build_graph, model_catalogue
+from wattcast.workload.graph import Graph, compute_totals
+from wattcast.workload.models.decoders import share_picks
+from wattcast.workload.operator_types import Attention, Bmm, Conv2d, Elementwise, Linear
+
+LANGUAGE = [name for name in model_catalogue.list_models() if model_catalogue.load_model(name).kind == "language"]
+
+
+def calls(graph: Graph) -> int:
+    return sum(count for _, count in graph.calls())
+
+
+@pytest.mark.parametrize("stack", ["eager", "compiled", "engine"])
+@pytest.mark.parametrize("name", model_catalogue.list_models())
+def test_every_model_runs_in_every_stack_it_can(name: str, stack: str) -> None:
+    model = model_catalogue.load_model(name)
+    phases = {
+        "language": ("prefill", "decode", "train"),
+        "encoder": ("prefill", "train"),
+        "vision": ("forward", "train"),
+    }
+    for phase in phases[model.kind]:
+        if stack == "engine" and phase == "train":
+            continue
+        seq = None if model.kind == "vision" else 64
+        graph = build_graph(name, ModelOptions(phase=phase, stack=stack, seq=seq, batch=2))
+        assert graph.flop > 0
+        assert graph.memory_byte is not None
+        assert graph.memory_byte > 0
+
+
+@pytest.mark.parametrize("name", LANGUAGE)
+def test_generation_is_a_prefill_and_its_steps(name: str) -> None:
+    """Groups of steps share their mean context, so that all that is linear in it adds up exactly."""
+    kind = {"batch": 2, "attention": "eager", "stack": "eager"}
+    whole = build_graph(name, ModelOptions(phase="generate", seq=32, tokens=40, **kind))
+    parts = [build_graph(name, ModelOptions(phase="prefill", seq=32, **kind))]
+    parts += [build_graph(name, ModelOptions(phase="decode", seq=32 + step, **kind)) for step in range(39)]
+    assert calls(whole) == sum(calls(part) for part in parts)
+    dense = sum(compute_totals(part).product_flop_dense for part in parts)
+    assert compute_totals(whole).product_flop_dense == pytest.approx(dense, rel=1e-12)
+    assert whole.byte == pytest.approx(sum(part.byte for part in parts), rel=1e-3)
+
+
+def test_one_token_is_the_prefill_alone() -> None:
+    one = build_graph("gpt2", ModelOptions(phase="generate", seq=32, tokens=1))
+    assert list(one.calls()) == list(build_graph("gpt2", ModelOptions(phase="prefill", seq=32)).calls())
+
+
+def test_the_head_runs_for_the_tokens_asked() -> None:
+    rows = {}
+    for head in ("none", "last", "all"):
+        graph = build_graph("llama3-8b", ModelOptions(batch=3, seq=100, head=head))
+        rows[head] = [op.m for op, _ in graph.calls() if isinstance(op, Linear) and op.n == 128256]
+    assert rows == {"none": [], "last": [3], "all": [300]}
+
+
+def test_gradients_of_weights_read_both_operands_turned() -> None:
+    graph = build_graph("gpt2", ModelOptions(phase="train", batch=16, seq=512))
+    head = [
+        op for block in graph.blocks for op in block.ops if isinstance(op, Linear) and 50257 in (op.m, op.n, op.k)
+    ]
+    assert [(op.m, op.n, op.k, op.turned) for op in head] == [
+        (8192, 50257, 768, False),
+        (8192, 768, 50257, False),
+        (50257, 768, 8192, True),
+    ]
+
+
+def test_training_does_three_times_the_products_and_more_with_recomputation() -> None:
+    forward = build_graph("llama3-8b", ModelOptions(phase="forward", seq=512, head="all", attention="eager"))
+    train = build_graph("llama3-8b", ModelOptions(phase="train", seq=512, attention="eager"))
+    again = build_graph("llama3-8b", ModelOptions(phase="train", seq=512, attention="eager", recompute=True))
+    once = compute_totals(forward).product_flop
+    assert compute_totals(train).product_flop == pytest.approx(3 * once, rel=1e-12)
+    layers = sum(op.flop * n for op, n in _products(forward) if not (isinstance(op, Linear) and op.n == 128256))
+    assert compute_totals(again).product_flop == pytest.approx(3 * once + layers, rel=1e-12)
+    assert again.memory_byte < train.memory_byte
+
+
+def _products(graph: Graph) -> list[tuple[Linear | Bmm, int]]:
+    return [(op, n) for op, n in graph.calls() if isinstance(op, (Linear, Bmm))]
+
+
+def test_a_causal_mask_halves_attention_and_both_counts_are_stated() -> None:
+    sums = compute_totals(build_graph("llama3-8b", ModelOptions(seq=4096)))
+    attention = sums.product_flop_dense - sums.product_flop
+    graph = build_graph("llama3-8b", ModelOptions(seq=4096))
+    dense = sum(op.flop_dense * n for op, n in graph.calls() if isinstance(op, Attention))
+    assert attention == pytest.approx(dense / 2, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "product", "weights"),
+    [("fp32", Dtype.FP32, 4), ("tf32", Dtype.TF32, 4), ("bf16", Dtype.BF16, 2), ("fp16", Dtype.FP16, 2)],
+)
+def test_plain_formats(dtype: str, product: Dtype, weights: int) -> None:
+    graph = build_graph("gpt2", ModelOptions(dtype=dtype, seq=64))
+    assert {op.dtype for op, _ in graph.calls() if isinstance(op, Linear)} == {product}
+    others = {op.dtype for op, _ in graph.calls() if isinstance(op, Elementwise) and op.function == "tanh"}
+    assert {d.byte for d in others} == {weights}
+    assert Dtype.TF32 not in others
+
+
+def test_fp8_and_int8_narrow_the_linear_layers_only() -> None:
+    base = build_graph("llama3-8b", ModelOptions(phase="decode", seq=64))
+    for dtype in (Dtype.FP8, Dtype.INT8):
+        graph = build_graph("llama3-8b", ModelOptions(phase="decode", seq=64, dtype=dtype))
+        linears = [op for op, _ in graph.calls() if isinstance(op, Linear)]
+        narrow = [op for op in linears if (op.weight_dtype or op.dtype) is dtype]
+        assert len(linears) - len(narrow) == 1  # the head stays wide
+        assert graph.memory_byte < 0.65 * base.memory_byte
+        assert graph.byte < 0.65 * base.byte
+    casts = [op for op, _ in build_graph("llama3-8b", ModelOptions(dtype="fp8", seq=64)).calls() if op.name == "cast"]
+    assert sum(1 for op in casts if op.out_dtype is Dtype.FP8) == 7
+
+
+def test_fusion_moves_fewer_bytes_in_fewer_kernels_with_the_same_products() -> None:
+    for name in ("llama3-8b", "gpt2", "bert-large", "resnet50", "vit-base", "sd1.5-unet"):
+        eager, compiled = (build_graph(name, ModelOptions(stack=stack)) for stack in ("eager", "compiled"))
+        assert calls(compiled) < calls(eager)
+        assert compiled.byte < eager.byte
+        assert compute_totals(compiled).product_flop == compute_totals(eager).product_flop
+
+
+def test_an_engine_merges_projections_and_needs_no_cache_copies() -> None:
+    eager, served = (
+        build_graph("llama3-8b", ModelOptions(phase="decode", stack=stack)) for stack in ("eager", "engine")
+    )
+    assert compute_totals(served).product_flop == compute_totals(eager).product_flop
+    assert calls(served) < calls(eager) / 3
+    assert not any(op.name == "cat" for op, _ in served.calls())
+    widths = {op.n for op, _ in served.calls() if isinstance(op, Linear)}
+    assert widths == {4096 + 2 * 1024, 4096, 2 * 14336, 128256}
+
+
+def test_latent_attention_reads_a_short_cache_in_decode() -> None:
+    served = build_graph("deepseek-v3", ModelOptions(phase="decode", seq=4096, stack="engine"))
+    (attention,) = {op for op, _ in served.calls() if isinstance(op, Attention)}
+    assert (attention.kv_heads, attention.head_dim, attention.v_head_dim) == (1, 576, 512)
+    eager = build_graph("deepseek-v3", ModelOptions(phase="decode", seq=4096))
+    (expanded,) = {op for op, _ in eager.calls() if isinstance(op, Attention)}
+    assert (expanded.kv_heads, expanded.head_dim) == (128, 192)
+
+
+@pytest.mark.parametrize("skew", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("picks", [1, 6, 512, 1000])
+def test_experts_get_all_tokens_however_skewed(picks: int, skew: float) -> None:
+    groups = share_picks(picks, 8, 2, skew)
+    assert sum(size * rows for size, rows in groups) == picks
+    assert sum(size for size, _ in groups) <= 8
+    assert max(rows for _, rows in groups) >= picks * skew / 2
+
+
+def test_skew_reads_fewer_experts_in_decode() -> None:
+    even, skewed = (build_graph("mixtral-8x7b", ModelOptions(phase="decode", batch=4, skew=s)) for s in (0.0, 1.0))
+    assert skewed.byte < even.byte
+    assert compute_totals(skewed).product_flop == compute_totals(even).product_flop
+    assert any("evenly" in line for line in even.assumptions)
+
+
+def test_depthwise_convolutions_count_their_groups() -> None:
+    graph = build_graph("mobilevit-s")
+    depthwise = [op for op, _ in graph.calls() if isinstance(op, Conv2d) and op.groups > 1]
+    assert depthwise
+    assert all(op.groups == op.c == op.k for op in depthwise)
+
+
+def test_a_seventy_billion_model_is_built_in_under_fifty_milliseconds() -> None:
+    """The best of three cold builds, in CPU time: other work on the machine must not decide."""
+    from wattcast.workload import build_graph as package_build
+    from wattcast.workload.build_model import _build
+
+    assert package_build is build_graph
+
+    def seconds(seq: int) -> float:
+        _build.cache_clear()
+        start = time.process_time()
+        build_graph("llama3-70b", ModelOptions(seq=seq, batch=8))
+        return time.process_time() - start
+
+    assert min(seconds(seq) for seq in (1000, 1001, 1002)) < 0.050
+
+
+def test_eighty_layers_are_as_small_as_two() -> None:
+    graph = build_graph("llama3-70b")
+    assert sum(len(block.ops) for block in graph.blocks) < 100
+    assert max(block.repeat for block in graph.blocks) == 80

@@ -1,0 +1,107 @@
+"""Hugging Face configurations: the same graph as the catalogue's, and refusal of what we do not know."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from wattcast.core.errors import BadInput
+from wattcast.workload import ModelOptions, build_graph, model_catalogue
+from wattcast.workload.readers import from_huggingface, load_workload
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "max_position_embeddings": 8192,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+}
+
+
+def test_a_configuration_builds_the_catalogue_models_graph(tmp_path: Path) -> None:
+    folder = tmp_path / "Meta-Llama-3-8B"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(LLAMA))
+    options = ModelOptions(batch=2, seq=64)
+    graph = load_workload.load_workload(folder / "config.json", options)
+    ours = build_graph("llama3-8b", options)
+    assert list(graph.calls()) == list(ours.calls())
+    assert graph.name == "Meta-Llama-3-8B prefill b2 s64 bf16"
+    assert list(load_workload.load_workload(LLAMA, options).calls()) == list(ours.calls())
+
+
+def test_configurations_written_by_transformers_read_as_our_catalogue(tmp_path: Path) -> None:
+    """Every supported family, through the file that ``save_pretrained`` writes."""
+    hugging_face = pytest.importorskip("hugging_face", reason="PyTorch and transformers are needed")
+    names = ["gpt2", "opt-1.3b", "bert-large", "llama3-8b", "qwen2-7b", "qwen3-8b", "mistral-7b", "mixtral-8x7b"]
+    names += ["qwen3-30b-a3b", "gemma-7b", "phi-2", "phi-3-mini", "deepseek-v3", "vit-large", "whisper-small"]
+    for name in names:
+        model = model_catalogue.load_model(name)
+        config, kind = hugging_face._config(name, model.dims, "prefill")
+        config.architectures = [kind]
+        config.save_pretrained(tmp_path / name)
+        read = load_workload.find_model(tmp_path / name / "config.json")
+        seq = None if model.kind == "vision" else 64
+        for phase in ("forward",) if model.kind == "vision" else ("prefill", "train"):
+            options = ModelOptions(phase=phase, seq=seq, batch=2)
+            assert list(build_graph(read, options).calls()) == list(build_graph(model, options).calls()), (
+                name,
+                phase,
+            )
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"model_type": "llma"}, "Closest: llama"),
+        ({"model_type": "mamba", "architectures": ["MambaForCausalLM"]}, "MambaForCausalLM"),
+        ({"model_type": None}, "(missing)"),
+        ({"mlp_bias": True}, "mlp_bias"),
+        ({"hidden_act": "snake"}, "hidden_act"),
+        ({"hidden_size": -4096}, "hidden_size"),
+        ({"hidden_size": "4096"}, "hidden_size"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers"),
+        ({"num_attention_heads": 1 << 40}, "num_attention_heads"),
+        ({"vocab_size": None}, "vocab_size"),
+        ({"tie_word_embeddings": "yes"}, "tie_word_embeddings"),
+    ],
+)
+def test_what_the_template_does_not_know_is_refused_by_name(change: dict[str, Any], says: str) -> None:
+    with pytest.raises(BadInput) as error:
+        from_huggingface.convert_config({**LLAMA, **change}, "config.json")
+    assert says in str(error.value)
+    assert "config.json" in str(error.value)
+
+
+def test_remote_code_is_never_run_and_that_is_said() -> None:
+    remote = {"auto_map": {"AutoModelForCausalLM": "modeling_evil.EvilForCausalLM"}}
+    read = from_huggingface.convert_config({**LLAMA, **remote}, "config.json")
+    assert "not run" in read.note
+    assert any("not run" in line for line in build_graph(read, ModelOptions(seq=8)).assumptions)
+    with pytest.raises(BadInput, match="never run"):
+        from_huggingface.convert_config({"model_type": "evil", **remote}, "config.json")
+
+
+def test_quantised_configurations_say_that_dtype_decides() -> None:
+    read = from_huggingface.convert_config({**LLAMA, "quantization_config": {"quant_method": "gptq"}}, "config.json")
+    assert "dtype" in read.note
+
+
+@pytest.mark.parametrize("text", [b"{", b'{"model_type": "llama"', b"\xff\xfe", b'{"model_type": NaN}'])
+def test_a_broken_file_is_explained(tmp_path: Path, text: bytes) -> None:
+    path = tmp_path / "config.json"
+    path.write_bytes(text)
+    with pytest.raises(BadInput, match=r"config\.json"):
+        load_workload.load_workload(path, ModelOptions())

@@ -1,0 +1,91 @@
+"""Fusion: which operators join, what a fused kernel reads and writes."""
+
+from __future__ import annotations
+
+from wattcast.core.units import Dtype
+from wattcast.workload.models import shared_layers
+from wattcast.workload.operator_base import Operator
+from wattcast.workload.tracing import tensor_functions
+from wattcast.workload.tracing.fusion import fuse_entries
+from wattcast.workload.tracing.program import PassSettings
+from wattcast.workload.tracing.symbolic_tensor import Tape, Tensor, fill
+
+RUN = PassSettings(batch=2, length=8)
+
+
+def fused(tape: Tape, *kept: Tensor) -> list[Operator]:
+    return [entry.op for entry in fuse_entries(tape.entries, [t.storage for t in kept])]
+
+
+def tensor(tape: Tape, *shape: int) -> Tensor:
+    return tape.empty(shape, Dtype.BF16)
+
+
+def test_a_chain_is_one_kernel_that_reads_and_writes_once() -> None:
+    tape = Tape()
+    x = tensor(tape, 64, 32)
+    out = tensor_functions.activation("tanh", x * 2.0 + 1.0)
+    (op,) = fused(tape, out)
+    assert (op.read_byte, op.write_byte) == (x.byte, out.byte)
+    assert op.name == "tanh"
+
+
+def test_products_are_walls() -> None:
+    tape = Tape()
+    x, w = tensor(tape, 64, 32), tape.parameter(32, 32, dtype=Dtype.BF16)
+    out = tensor_functions.linear(x * 2.0, w) + 1.0
+    assert [op.name for op in fused(tape, out)] == ["scale", "linear", "shift"]
+
+
+def test_a_spelled_out_norm_and_the_residual_before_it_are_one_row_kernel() -> None:
+    tape = Tape()
+    x, y = tensor(tape, 2, 8, 64), tensor(tape, 2, 8, 64)
+    total = x + y
+    out = shared_layers.rms_norm(RUN, total)
+    (op,) = fused(tape, out, total)
+    assert (op.name, op.rows, op.dim) == ("rmsnorm", 16, 64)
+    assert op.read_byte == x.byte + y.byte + 64 * 2
+    assert op.write_byte == 2 * x.byte
+
+
+def test_gate_and_up_meet_in_one_kernel_after_both_products() -> None:
+    tape = Tape()
+    x = tensor(tape, 64, 32)
+    gate = tensor_functions.activation("silu", shared_layers.project(RUN, x, 128))
+    out = gate * shared_layers.project(RUN, x, 128)
+    assert [op.name for op in fused(tape, out)] == ["linear", "linear", "silu_mul"]
+
+
+def test_rotary_embedding_is_one_kernel() -> None:
+    tape = Tape()
+    x, cos, sin = tensor(tape, 2, 4, 8, 64), tensor(tape, 1, 1, 8, 64), tensor(tape, 1, 1, 8, 64)
+    out = shared_layers.rotate(x, cos, sin)
+    (op,) = fused(tape, out)
+    assert op.name == "rotary"
+    assert (op.read_byte, op.write_byte) == (x.byte + cos.byte + sin.byte, x.byte)
+
+
+def test_what_nobody_reads_is_dropped_and_constants_are_folded() -> None:
+    tape = Tape()
+    x = tensor(tape, 64)
+    x * 3.0  # dead
+    out = x + fill(tape, (64,), Dtype.BF16)
+    (op,) = fused(tape, out)
+    assert op.name == "add"
+    assert (op.read_byte, op.write_byte) == (x.byte, x.byte)
+
+
+def test_gradients_are_kept_though_nobody_reads_them_here() -> None:
+    tape = Tape()
+    x = tensor(tape, 64)
+    (x * 3.0) + 1.0
+    assert fuse_entries(tape.entries) == []
+    assert len(fuse_entries(tape.entries, keep_unread=True)) == 1
+
+
+def test_a_lookup_fetches_rows_not_the_table() -> None:
+    tape = Tape()
+    table = tape.parameter(50_000, 64, dtype=Dtype.BF16)
+    out = tensor_functions.embedding(table, (2, 8)) * 2.0
+    (op,) = fused(tape, out)
+    assert op.read_byte == 16 * 64 * 2 + 16 * 8
