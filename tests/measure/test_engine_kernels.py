@@ -13,16 +13,16 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+import engine_kernel_campaign as campaign_module
+import engine_kernel_worker as plan
+import engine_shapes as shapes
+from engine_kernel_calls import ACTIVATION_BYTE, CALLS, WEIGHT_BYTE
+from engine_kernel_worker import KernelWorker, keep_compiled_tasks, obey_orders
+from engine_products import list_expert_turns, shuffle_pages
 from wattcast.core.measured_rows import KernelRow, RowKind, read_lines, row_from_plain, row_to_plain
 from wattcast.measure.campaigns.kernel_plan import OperatorSpec
 from wattcast.measure.campaigns.operand_pools import OperandPools
 from wattcast.measure.campaigns.operator_rows import KernelCampaign, OperatorBench
-from wattcast.measure.engine import engine_kernel_campaign as campaign_module
-from wattcast.measure.engine import engine_kernel_worker as plan
-from wattcast.measure.engine import engine_shapes as shapes
-from wattcast.measure.engine.engine_kernel_calls import ACTIVATION_BYTE, CALLS, WEIGHT_BYTE
-from wattcast.measure.engine.engine_kernel_worker import KernelWorker, keep_compiled_tasks, obey_orders
-from wattcast.measure.engine.engine_products import list_expert_turns, shuffle_pages
 
 TASKS = {group: plan.list_group_tasks(group) for group in plan.GROUPS}
 ALL = [task for tasks in TASKS.values() for task in tasks]
@@ -35,7 +35,7 @@ def of_kind(tasks: list[plan.EngineTask], kind: RowKind) -> list[plan.EngineTask
 def test_the_plan_is_the_same_in_another_process() -> None:
     """Another hash seed would change the order of a set: ids decide what a second call skips."""
     code = (
-        "from wattcast.measure.engine.engine_kernel_worker import *\n"
+        "from engine_kernel_worker import *\n"
         "import hashlib; ids = [t.id for g in GROUPS for t in list_group_tasks(g)]\n"
         "print(hashlib.sha256(' '.join(ids).encode()).hexdigest())"
     )
@@ -54,7 +54,7 @@ def test_the_plan_is_the_same_in_another_process() -> None:
 
 def test_the_plan_needs_nothing_a_bare_node_lacks() -> None:
     code = (
-        "import sys, wattcast.measure.engine.engine_kernel_campaign, wattcast.measure.engine.engine_kernel_worker\n"
+        "import sys, engine_kernel_campaign, engine_kernel_worker\n"
         "print(sorted({n.split('.')[0] for n in sys.modules} & {'polars', 'msgspec', 'typer', 'torch', 'vllm'}))"
     )
     done = subprocess.run(
@@ -290,10 +290,11 @@ def test_only_kernels_compiled_at_run_time_are_warmed() -> None:
     assert keep_compiled_tasks(TASKS["attention"]) == []
 
 
+FIND_STUDY = f"import sys\nsys.path.insert(0, {str(Path(plan.__file__).parent)!r})\n"
 FAKE_WORKER = """
 import json, pathlib, sys
-from wattcast.measure.engine.engine_kernel_worker import list_smoke_tasks
-from wattcast.measure.engine.engine_kernel_worker import Journal, read_lines
+from engine_kernel_worker import list_smoke_tasks
+from engine_kernel_worker import Journal, read_lines
 from wattcast.core.measured_rows import KernelRow
 group, out, skip = sys.argv[1], pathlib.Path(sys.argv[3]), pathlib.Path(sys.argv[5])
 tell = lambda **message: print(json.dumps(message), flush=True)
@@ -322,7 +323,7 @@ for line in sys.stdin:
 def test_workers_that_die_cost_a_row_each_and_are_given_up_at_last(tmp_path: Path, monkeypatch) -> None:
     """Every fp8 mixture kills its worker and one group never starts: all other rows must be there."""
     script = tmp_path / "worker.py"
-    script.write_text(FAKE_WORKER)
+    script.write_text(FIND_STUDY + FAKE_WORKER)
     monkeypatch.setattr(campaign_module, "ROUNDS", 5)
     monkeypatch.setattr(campaign_module, "compile_kernels", lambda *given: None)
     monkeypatch.setattr(campaign_module, "list_group_tasks", plan.list_smoke_tasks)
@@ -354,7 +355,7 @@ from types import SimpleNamespace
 sys.path.insert(0, {tests!r})
 sys.modules["vllm"] = types.SimpleNamespace(__version__="0.25.1")
 from fake_gpu import FakeGpu
-from wattcast.measure.engine import engine_kernel_calls, engine_kernel_worker
+import engine_kernel_calls, engine_kernel_worker
 class Gpu(FakeGpu):
     torch = None
     def run_once(self, spec):
@@ -374,7 +375,7 @@ sys.exit(engine_kernel_worker.main())
 def test_campaign_and_worker_understand_each_other(tmp_path: Path) -> None:
     """The whole of a smoke test but the kernels: processes, orders, samplers, rows and the table."""
     script = tmp_path / "worker.py"
-    script.write_text(REAL_WORKER.format(tests=str(Path(__file__).parent)))
+    script.write_text(FIND_STUDY + REAL_WORKER.format(tests=str(Path(__file__).parent)))
     out, groups = tmp_path / "out", ["products", "block"]
     counts = campaign_module.run_engine_kernels(
         out, 90.0, groups, smoke=True, names=False, worker_command=[sys.executable, str(script)]

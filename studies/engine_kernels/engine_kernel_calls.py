@@ -7,13 +7,12 @@ from typing import Any
 
 import numpy as np
 
+import engine_products as products
+from engine_products import EngineBuilder
+from engine_shapes import route_tokens
 from wattcast.measure.campaigns.kernel_plan import OperatorSpec
 from wattcast.measure.campaigns.operand_pools import OperandPools, OperatorCall
 from wattcast.measure.campaigns.operator_rows import GRAPH_S, MOST_COPIES, ROTATION_S, CampaignGpu, CapturedGraph
-from wattcast.measure.engine import engine_products as attention
-from wattcast.measure.engine import engine_products as products
-from wattcast.measure.engine.engine_products import EngineBuilder
-from wattcast.measure.engine.engine_shapes import route_tokens
 
 ACTIVATION_BYTE = {"bf16": 13 * 10**8, "fp8": 6 * 10**8}
 WEIGHT_BYTE: dict[str, dict[str, int]] = {
@@ -322,8 +321,8 @@ def _compiled_function(builder: EngineBuilder, name: str) -> Callable[..., Any]:
 
 
 CALLS: dict[str, Callable[[EngineBuilder, OperatorSpec], OperatorCall]] = {
-    "engine_attention": attention.paged_attention,
-    "engine_latent": attention.latent_attention,
+    "engine_attention": products.paged_attention,
+    "engine_latent": products.latent_attention,
     "engine_scaled_mm": products.scaled_product,
     "engine_block_mm": products.block_product,
     "engine_weight_only": products.weight_only_product,

@@ -7,7 +7,7 @@ Orders come as JSON lines on standard input, answers leave as JSON lines on the 
 libraries print goes to standard error. The worker names each row before it measures it, so that the campaign knows
 which row killed a process.
 
-    python -m wattcast.measure.engine.engine_kernel_worker GROUP --out DIR [--smoke] [--skip FILE] [--warm PART/PARTS]
+The campaign runs it: ``python engine_kernel_worker.py GROUP --out DIR [--smoke] [--skip FILE] [--warm PART/PARTS]``.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
+import engine_shapes as shapes
 from wattcast.core.measured_rows import Journal, RowKind, read_lines
 from wattcast.measure.campaigns.kernel_plan import OperatorSpec
 from wattcast.measure.campaigns.operator_rows import KernelCampaign, OperatorBench, make_row_id, save_row
-from wattcast.measure.engine import engine_shapes as shapes
 from wattcast.measure.sampler import Sampler
 from wattcast.measure.steady_state import SettlingRule, make_run_name, make_torch_run_info, say, try_spinner
 
@@ -108,7 +108,7 @@ def make_engine_spec(operator: dict[str, Any], chosen: str) -> OperatorSpec:
 def list_family_specs(family: str) -> list[OperatorSpec]:
     """List all operators of one family in the order they are measured, two of models to one random."""
     from_models, at_random, _ = AMOUNTS[family]
-    source = random.Random(f"{family} 25")  # noqa: S311 - a plan, not a secret
+    source = random.Random(f"{family} 25")
     listed = [make_engine_spec(operator, f"models:{name}") for name, operator in shapes.MODEL_SHAPES[family]()]
     listed = [spec for spec in _unique(listed) if fits_campaign(spec.operator)]
     source.shuffle(listed)
@@ -411,7 +411,7 @@ def _work(given: argparse.Namespace, tell: Callable[[dict[str, Any]], None]) -> 
     tasks = list_smoke_tasks(given.group) if given.smoke else list_group_tasks(given.group)
     done = {str(row["id"]) for row in read_lines(given.skip)} if given.skip and given.skip.exists() else set()
 
-    from wattcast.measure.engine.engine_kernel_calls import EngineGpu
+    from engine_kernel_calls import EngineGpu
 
     _check_engine()
     gpu = EngineGpu.open_group(given.group)

@@ -101,7 +101,7 @@ def attention_shapes() -> list[Named]:
     chunks = [(1, 512, 4096), (1, 2048, 8192), (1, 2048, 32768), (2, 1024, 16384)]
     mixed = [([32, 1, 1024], [1, 480, 480]), ([64, 1, 2048], [1, 1984, 1984]), ([255, 1, 1024], [1, 1793, 1793])]
     for place, (name, (heads, kv_heads, dim, window, cap, scheduled, sink)) in enumerate(ATTENTION.items()):
-        source = random.Random(f"{name} attention")  # noqa: S311
+        source = random.Random(f"{name} attention")
         batches = [[[b, 1, kv]] for b, kv in source.sample(decode, 12)]
         batches += [[[b, n, n]] for b, n in source.sample(prefill, 7)]
         batches += [[list(chunk)] for chunk in source.sample(chunks, 2)]

@@ -1,7 +1,7 @@
 """Measure vLLM's own kernels on one GPU, standalone: bursts, sustained rows and kernel names.
 
-    python -m wattcast.measure.engine.engine_kernel_campaign --out DIR --seconds 560
-    python -m wattcast.measure.engine.engine_kernel_campaign --out DIR --smoke
+Run on a node with vLLM: ``python studies/engine_kernels/engine_kernel_campaign.py --out DIR --seconds 560``
+(``--smoke`` tries one operator of every variant).
 
 Each group of families has a worker process; one measures at a time, for a slice of the budget, so that every
 family is served early and a crash costs one row and a restart. Kernels that are compiled at run time are
@@ -25,18 +25,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from wattcast.core.measured_rows import Journal, RowKind, read_lines
-from wattcast.measure.engine.engine_kernel_worker import (
+from engine_kernel_worker import (
     GROUPS,
     EngineTask,
     list_group_tasks,
     list_smoke_tasks,
     name_variant,
 )
+from wattcast.core.measured_rows import Journal, RowKind, read_lines
 from wattcast.measure.sampler import make_child_environment
 from wattcast.measure.steady_state import say
 
-WORKER = "wattcast.measure.engine.engine_kernel_worker"
+WORKER = Path(__file__).with_name("engine_kernel_worker.py")
 WEIGHTS = {"attention": 0.31, "experts": 0.27, "products": 0.21, "small": 0.13, "block": 0.08}  # shares of the budget
 WARMERS = {"experts": 5, "block": 5, "small": 1}
 ROUNDS = 3
@@ -213,7 +213,7 @@ def run_engine_kernels(
     out.mkdir(parents=True, exist_ok=True)
     skip = write_done(out, done or [])
     listed = [task for group in groups for task in (list_smoke_tasks(group) if smoke else list_group_tasks(group))]
-    start = worker_command or [sys.executable, "-m", WORKER]
+    start = worker_command or [sys.executable, str(WORKER)]
     common = ["--out", str(out), "--skip", str(skip), *(["--smoke"] if smoke else [])]
     common += ["--warm-seconds", str(warm_s)]
     workers = {group: WorkerProcess(group, [*start, group, *common], out / "log.txt") for group in groups}
