@@ -55,16 +55,16 @@ def on_files(files: Any, config: Any) -> Any:
 
 def commands_page() -> str:
     """Every command with its help and its options."""
-    from wattcast.cli.main import COMMANDS, load_command
+    from wattcast.cli.main import walk_commands
 
     lines = ["# Commands", "", "`wattcast COMMAND --help` says the same in a terminal.", ""]
-    for verb in COMMANDS:
-        lines += _command(load_command(verb), f"wattcast {verb}", 2)
+    for words, command in walk_commands():
+        lines += _command(command, f"wattcast {words}")
     return "\n".join(lines)
 
 
-def _command(command: Any, path: str, level: int) -> list[str]:
-    lines = [f"{'#' * level} {path}", "", _paragraphs(command.help or ""), ""]
+def _command(command: Any, path: str) -> list[str]:
+    lines = [f"## {path}", "", _paragraphs(command.help or ""), ""]
     options = [
         param for param in command.params if param.name not in ("help", None) and not getattr(param, "hidden", False)
     ]
@@ -76,9 +76,6 @@ def _command(command: Any, path: str, level: int) -> list[str]:
             text = " ".join((getattr(param, "help", "") or "").split()).replace("|", "\\|")
             lines.append(f"| {name} | {text} |")
         lines.append("")
-    for name, inner in sorted(getattr(command, "commands", {}).items()):
-        if not inner.hidden:
-            lines += _command(inner, f"{path} {name}", level + 1)
     return lines
 
 

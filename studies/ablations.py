@@ -1,6 +1,6 @@
 """Measure what each part of the kernel model is worth: leave it out, or give it the truth, and predict held-out rows.
 
-Run: ``python studies/ablations.py`` (minutes; ``wattcast validate`` then lists the rows).
+Run: ``python studies/ablations.py`` (minutes; ``wattcast lab validate`` then lists the rows).
 
 Every ablation runs the whole fit on altered rows and is compared with the full model on the same test rows,
 whose predictions ship with the bundle:

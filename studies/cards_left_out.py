@@ -1,6 +1,6 @@
 """Leave cards out of a fit and check whether intervals made without them hold their rows.
 
-Run: ``python studies/cards_left_out.py`` (minutes; ``wattcast validate`` then lists the rows).
+Run: ``python studies/cards_left_out.py`` (minutes; ``wattcast lab validate`` then lists the rows).
 
 The model is fitted on the rows of the other cards in folds by shape, and everything an interval is made of (ends,
 their growth with distance, the spread between cards, what functions and kinds never measured add) comes from those

@@ -1,6 +1,6 @@
 """Measure what a few rows of a card are worth: the forecast, the forecast moved by them, and a fit from nothing.
 
-Run: ``python studies/few_rows.py`` (minutes; ``wattcast validate`` then lists the rows).
+Run: ``python studies/few_rows.py`` (minutes; ``wattcast lab validate`` then lists the rows).
 
 No other card's kernels were measured, so one is pretended. The parent is fitted on three of five folds of the
 database; rows of a fourth fold are the card's own; errors are of the fifth, which neither has seen. Three pretended
@@ -73,7 +73,7 @@ def setting(gpu: str) -> Setting:
     chip, rows, idle = hardware.load_gpu(gpu), kernel_rows.load_kernel_rows(gpu), kernel_rows.load_idle_rows(gpu)
     shipped = shipped_bundle(gpu)
     if shipped is None:
-        raise BadInput(f"no bundle ships for {gpu}: its intervals are needed. Run `wattcast fit kernels`.")
+        raise BadInput(f"no bundle ships for {gpu}: its intervals are needed. Run `wattcast lab fit kernels`.")
     fold = assign_folds(rows)
     usable = rows.is_kind("burst", "sustained") & rows.fit & (rows.repeat == 0) & on_random_data(rows)
     past = rows.select_rows(fold < 3)

@@ -1,7 +1,7 @@
 """Learning curves: the error on the same held-out rows from a sixteenth, an eighth ... and all of the training rows.
 
 Run: ``python studies/learning_curves.py [--figures FOLDER]`` (minutes; a study that was stopped goes on where it was;
-``wattcast validate`` then lists the rows).
+``wattcast lab validate`` then lists the rows).
 
 Each fold is held out in turn. Nested subsets of the shapes of the other four, in a random order (several orders),
 are fitted whole, so that every stage learns from the subset alone. An error falls with the number of rows as

@@ -268,7 +268,7 @@ def card_rows(results: Sequence[MicrobenchResult], gpu: Gpu) -> list[Row]:
 
 
 def advice_rows(results: Sequence[MicrobenchResult], gpu: Gpu) -> list[Row]:
-    """What ``tune`` says first of kernels whose bottleneck is known, beside what was measured without it."""
+    """What ``lab tune`` says first of kernels whose bottleneck is known, beside what was measured without it."""
     path, by_name = results_folder(gpu) / "microbench_counters.jsonl", keep_first_rounds(results)
     counted = {str(row["id"]): row["metrics"] for row in read_lines(path)}
     rows = [["kernel", "bottleneck", "time", "measured", "energy", "measured"]]

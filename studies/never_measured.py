@@ -1,8 +1,8 @@
 """Check whether intervals hold rows of functions, kinds, formats and sizes that were left out of a fit.
 
-Run: ``python studies/never_measured.py`` (minutes; ``wattcast validate`` then lists the rows).
+Run: ``python studies/never_measured.py`` (minutes; ``wattcast lab validate`` then lists the rows).
 
-Things are left out as ``fit kernels`` does to learn half-widths (``fit.unseen``). A row is counted inside
+Things are left out as ``lab fit kernels`` does to learn half-widths (``fit.unseen``). A row is counted inside
 the interval that would have been learned from all other things, never from its own; each thing counts alike.
 """
 

@@ -1,6 +1,6 @@
-"""Judge ``measure kernels --suggest`` inside the database: rows added as it says against rows added at random.
+"""Judge ``lab kernels --suggest`` inside the database: rows added as it says against rows added at random.
 
-Run: ``python studies/suggested_rows.py`` (minutes; ``wattcast validate`` then lists the rows).
+Run: ``python studies/suggested_rows.py`` (minutes; ``wattcast lab validate`` then lists the rows).
 
 One fold is held out. From the bursts of the others a few are drawn as measured; then rows are added in the order of
 each way of choosing, the whole latency model is fitted again, and held-out bursts are scored twice: all alike, as
@@ -108,7 +108,7 @@ def by_newness(pool: Pool, start: Index, count: int, rng: np.random.Generator) -
 
 
 def suggested(pool: Pool, start: Index, count: int, rng: np.random.Generator) -> Index:
-    """As ``measure kernels --suggest`` orders them: a share for real models, the rest for the plan."""
+    """As ``lab kernels --suggest`` orders them: a share for real models, the rest for the plan."""
     everything = np.arange(len(pool.bursts))
     known = np.isin(everything, start)
     before = select_kernels(pool.kernels, known)

@@ -139,8 +139,8 @@ def test_measure_run_takes_the_shipped_model_by_name(fit: RailsFit, tmp_path: Pa
 
 def test_table_and_fit_as_commands(tmp_path: Path, fit: RailsFit) -> None:
     table, model, figures = tmp_path / "h200.csv", tmp_path / "model.yaml", tmp_path / "figures"
-    assert run("measure", "microbench", "--show", "h200", "--table", str(table))[0] == 0
-    argv = ("fit", "counters", str(table), "--columns", "h200", "--out", str(model), "--figures", str(figures))
+    assert run("lab", "microbench", "--show", "h200", "--table", str(table))[0] == 0
+    argv = ("lab", "fit", "counters", str(table), "--columns", "h200", "--out", str(model), "--figures", str(figures))
     code, out = run(*argv, "--json")
     assert code == 0
     said = json.loads(out)
@@ -150,11 +150,11 @@ def test_table_and_fit_as_commands(tmp_path: Path, fit: RailsFit) -> None:
         fit.model.base_w, rel=1e-9
     )
     assert {path.stem for path in figures.glob("*.png")} == set(make_rails_figures(fit))
-    code, out = run("fit", "counters", str(table), "--columns", "h200")
+    code, out = run("lab", "fit", "counters", str(table), "--columns", "h200")
     assert code == 0
     assert "dct_fp64_cached_at_rate" in out
     assert "Leaning" in out
-    code, _ = run("fit", "counters", str(table), "--columns", "h200", "--estimator", "ols")
+    code, _ = run("lab", "fit", "counters", str(table), "--columns", "h200", "--estimator", "ols")
     assert code != 0
 
 

@@ -1,4 +1,4 @@
-"""``wattcast fit counters``: JSON, the saved model, figures, and one-paragraph errors."""
+"""``wattcast lab fit counters``: JSON, the saved model, figures, and one-paragraph errors."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def result() -> CounterFit:
 
 
 def run(*argv: object) -> tuple[str, str]:
-    """The command as ``wattcast fit counters`` will call it; errors pass through, as they do to ``main``."""
+    """The command as ``wattcast lab fit counters`` will call it; errors pass through, as they do to ``main``."""
     app = typer.Typer(pretty_exceptions_enable=False)
     app.command()(fit_counters_command)
     env = Environment(io.StringIO(), io.StringIO())

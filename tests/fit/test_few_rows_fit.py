@@ -136,7 +136,7 @@ def few(folder: Path, count: int) -> Path:
 
 def test_fifty_rows_make_a_bundle_that_predicts(tmp_path: Path) -> None:
     database = few(tmp_path / "mine", 50)
-    code, out, err = run("fit", "kernels", str(database), "--gpu", "h200", "--out", str(tmp_path / "fitted"))
+    code, out, err = run("lab", "fit", "kernels", str(database), "--gpu", "h200", "--out", str(tmp_path / "fitted"))
     assert code == 0, err
     found = read_bundle(tmp_path / "fitted")
     assert found.status is FitStatus.INHERITED
@@ -152,7 +152,7 @@ def test_fifty_rows_make_a_bundle_that_predicts(tmp_path: Path) -> None:
 def test_rows_of_another_kind_of_card_move_its_forecast(tmp_path: Path) -> None:
     """Rows of an H200 called those of an H100: memory is faster than the forecast thinks, and the fit follows."""
     database = few(tmp_path / "mine", 90)
-    code, _, err = run("fit", "kernels", str(database), "--gpu", "h100-sxm", "--out", str(tmp_path / "fitted"))
+    code, _, err = run("lab", "fit", "kernels", str(database), "--gpu", "h100-sxm", "--out", str(tmp_path / "fitted"))
     assert code == 0, err
     assert "time by card" in read_bundle(tmp_path / "fitted").provenance.note
 
@@ -160,7 +160,9 @@ def test_rows_of_another_kind_of_card_move_its_forecast(tmp_path: Path) -> None:
 def test_few_rows_alone_refuse_or_fit_but_never_hang(tmp_path: Path) -> None:
     """A family without bursts had no corrections, and looking for them never ended."""
     database = few(tmp_path / "mine", 60)
-    code, _, err = run("fit", "kernels", str(database), "--gpu", "h200", "--alone", "--out", str(tmp_path / "fitted"))
+    code, _, err = run(
+        "lab", "fit", "kernels", str(database), "--gpu", "h200", "--alone", "--out", str(tmp_path / "fitted")
+    )
     assert code == 0, err
     assert read_bundle(tmp_path / "fitted").status is FitStatus.FITTED
     with pytest.raises(WattcastError, match="conv2d"):

@@ -91,7 +91,7 @@ def run(*argv: str) -> tuple[int, str, str]:
 
 
 def test_the_command_writes_a_list_that_the_campaign_measures(rows: KernelRows, tmp_path: Path) -> None:
-    code, out, err = run("measure", "kernels", "--suggest", "12", "--out", str(tmp_path), "--json")
+    code, out, err = run("lab", "kernels", "--suggest", "12", "--out", str(tmp_path), "--json")
     assert code == 0, err
     found = json.loads(out)
     assert len(found["suggestions"]) == 12

@@ -10,7 +10,6 @@ import json
 from pathlib import Path
 
 import msgspec
-import typer
 
 HERE = Path(__file__).resolve().parent
 
@@ -36,9 +35,9 @@ def schema_of_workload() -> object:
 
 
 def options_of_predict() -> object:
-    from wattcast.cli.prediction_commands import predict_app
+    from wattcast.cli.main import walk_commands
 
-    command = typer.main.get_command(predict_app)
+    command = dict(walk_commands())["predict"]
     return {p.name: {"names": sorted(p.opts), "default": repr(p.default)} for p in command.params}
 
 

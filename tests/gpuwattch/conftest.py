@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import gzip
-import io
-import os
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-import typer
 
-from wattcast.cli.shared_options import Environment
-from wattcast.core.errors import WattcastError
 from wattcast.gpuwattch.bottom_up.chip_design import ChipDesign, design_from_architecture
 from wattcast.gpuwattch.component_build import build_component_model, demo_architecture, demo_energies
 from wattcast.gpuwattch.energy_table import read_component_set
@@ -79,16 +74,12 @@ def demo_run(tmp_path: Path):
 
 
 @pytest.fixture
-def verb():
-    """Call one command module: ``verb(app, *argv)`` -> code, out, err."""
+def verb(call):
+    """Call a command: ``verb(*argv)`` -> code, out, err."""
 
-    def run(app: typer.Typer, *argv: str) -> tuple[int, str, str]:
-        env = Environment(io.StringIO(), io.StringIO(), dict(os.environ))
-        try:
-            typer.main.get_command(app).main(list(argv), standalone_mode=False, obj=env)
-        except WattcastError as error:
-            return int(error.exit_code), env.stdout.getvalue(), env.stderr.getvalue() + str(error)
-        return 0, env.stdout.getvalue(), env.stderr.getvalue()
+    def run(*argv: str) -> tuple[int, str, str]:
+        done = call(*argv)
+        return done.code, done.out, done.err
 
     return run
 

@@ -1,4 +1,4 @@
-"""``wattcast power-trace`` and ``wattcast fit component``."""
+"""``wattcast lab power-trace`` and ``wattcast lab fit component``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import pytest
 
 from gpuwattch.conftest import COLUMNS, TraceMaker, sample_rows, trace_text
 from gpuwattch.test_trace_run import KERNELS, with_ends
-from wattcast.cli import component_commands
 from wattcast.gpuwattch.architecture import read_architecture, write_architecture
 from wattcast.gpuwattch.component_build import demo_architecture, demo_energies
 from wattcast.gpuwattch.energy_table import format_energy_table
@@ -27,9 +26,7 @@ def chip(tmp_path: Path) -> list[str]:
 def test_every_file_is_written(verb, chip: list[str], write_trace: TraceMaker, tmp_path: Path) -> None:
     trace = write_trace(with_ends(KERNELS))
     out = tmp_path / "power"
-    code, said, notes = verb(
-        component_commands.power_trace_app, str(trace), *chip, "--compat", "gpuwattch", "--out", str(out)
-    )
+    code, said, notes = verb("lab", "power-trace", str(trace), *chip, "--compat", "gpuwattch", "--out", str(out))
     assert code == 0
     assert said.startswith("25 samples, ")
     for stem in ("power_report", "power_trace", "metric_trace", "steady_state"):
@@ -45,7 +42,7 @@ def test_json_says_it_all(verb, chip: list[str], write_trace: TraceMaker, tmp_pa
     names.write_text("one\ntwo\nthree\nfour\n")
     trace = write_trace(with_ends(KERNELS))
     argv = [str(trace), *chip, "--out", str(tmp_path / "p"), "--kernels", str(names), "--no-figure", "--json"]
-    code, said, _ = verb(component_commands.power_trace_app, *argv)
+    code, said, _ = verb("lab", "power-trace", *argv)
     assert code == 0
     found = json.loads(said)
     assert found["samples"] == 25
@@ -60,7 +57,7 @@ def test_a_damaged_trace_fails_after_writing_what_is_good(verb, chip: list[str],
     trace.write_text(trace_text(with_ends(KERNELS)) + "broken\n")
     out = tmp_path / "p"
     code, said, complaint = verb(
-        component_commands.power_trace_app, str(trace), *chip, "--out", str(out), "--no-figure", "--no-parquet"
+        "lab", "power-trace", str(trace), *chip, "--out", str(out), "--no-figure", "--no-parquet"
     )
     assert code == 3
     assert said.startswith("25 samples")
@@ -77,19 +74,17 @@ def test_simulator_configuration_beside_the_files_is_used(
     )
     out = tmp_path / "p"
     argv = [str(write_trace(with_ends(KERNELS))), *chip, "--out", str(out), "--no-figure", "--no-parquet", "--json"]
-    code, said, notes = verb(component_commands.power_trace_app, *argv)
+    code, said, notes = verb("lab", "power-trace", *argv)
     assert code == 0
     assert json.loads(said)["duration_s"] == pytest.approx(25 * 1000 / 500e6)
     assert "gpgpusim.config found" in notes
     assert list(out.glob("steady_state*"))
     named = ["--simulator-config", str(tmp_path / "gpgpusim.config"), "--out", str(tmp_path / "q")]
-    code, _, notes = verb(component_commands.power_trace_app, *argv, *named)
+    code, _, notes = verb("lab", "power-trace", *argv, *named)
     assert code == 0
     assert "steady_power_levels_enabled off in gpgpusim.config" in notes
     assert not list((tmp_path / "q").glob("steady_state*"))
-    code, said, _ = verb(
-        component_commands.power_trace_app, *argv, "--clock", "1GHz", "--sample-cycles", "500", "--steady", "5:3"
-    )
+    code, said, _ = verb("lab", "power-trace", *argv, "--clock", "1GHz", "--sample-cycles", "500", "--steady", "5:3")
     assert json.loads(said)["duration_s"] == pytest.approx(25 * 500e-9)
 
 
@@ -98,7 +93,8 @@ def test_clock_steps_and_conversion(verb, chip: list[str], write_trace: TraceMak
     steps.write_text("sample,clock,voltage\n0,1 GHz,1 V\n10,500 MHz,0.8 V\n")
     argv = [str(write_trace(with_ends(KERNELS))), *chip, "--out", str(tmp_path / "p"), "--no-figure", "--no-parquet"]
     code, said, _ = verb(
-        component_commands.power_trace_app,
+        "lab",
+        "power-trace",
         *argv,
         "--dvfs",
         str(steps),
@@ -117,7 +113,7 @@ def test_clock_steps_and_conversion(verb, chip: list[str], write_trace: TraceMak
         ("sample,clock\n", "at least one step"),
     ):
         steps.write_text(text)
-        code, _, said = verb(component_commands.power_trace_app, *argv, "--dvfs", str(steps))
+        code, _, said = verb("lab", "power-trace", *argv, "--dvfs", str(steps))
         assert code == 3
         assert complaint in said
 
@@ -128,14 +124,12 @@ def test_own_components_and_gating(verb, chip: list[str], write_trace: TraceMake
     rows = np.column_stack([sample_rows(4), [100.0, 0.0, 50.0, 10.0]])
     trace = write_trace(rows, [*COLUMNS, "RAY_ACC"])
     argv = [str(trace), *chip, "--out", str(tmp_path / "p"), "--no-figure", "--no-parquet", "--json"]
-    code, said, _ = verb(
-        component_commands.power_trace_app, *argv, "--components", str(extra), "--gate-idle-sms", "--sms", "8"
-    )
+    code, said, _ = verb("lab", "power-trace", *argv, "--components", str(extra), "--gate-idle-sms", "--sms", "8")
     assert code == 0
     parts = json.loads(said)["kernels"][0]["mean_part_w"]
     assert parts["RAYP"] == pytest.approx(40 * 2e-9 / 500e-9)
     assert parts["LEAKAGEP"] < 10.0
-    code, _, complaint = verb(component_commands.power_trace_app, *argv)
+    code, _, complaint = verb("lab", "power-trace", *argv)
     assert code == 3
     assert "RAY_ACC" in complaint
 
@@ -155,7 +149,8 @@ def test_mistakes_are_one_paragraph(
     verb, chip: list[str], write_trace: TraceMaker, tmp_path: Path, argv: list[str], complaint: str
 ) -> None:
     code, _, said = verb(
-        component_commands.power_trace_app,
+        "lab",
+        "power-trace",
         str(write_trace(sample_rows(3))),
         *chip,
         "--out",
@@ -178,7 +173,9 @@ def test_fit_prints_held_out_errors_and_recalibrates(verb, tmp_path: Path) -> No
     write_architecture(demo_architecture(), tmp_path / "demo.yaml")
     argv = [str(table), "--measured", "watts", "--prefix", "part_", "--duration", "seconds"]
     code, said, notes = verb(
-        component_commands.fit_component_app,
+        "lab",
+        "fit",
+        "component",
         *argv,
         *["--architecture", str(tmp_path / "demo.yaml"), "--out", str(tmp_path / "new.xml")],
     )
@@ -187,9 +184,7 @@ def test_fit_prints_held_out_errors_and_recalibrates(verb, tmp_path: Path) -> No
     assert "leave one application out" in said
     assert "1 kernels shorter than 0.5 ms dropped: app0_k0" in notes
     assert read_architecture(tmp_path / "new.xml").scaling["REG_RD"] == pytest.approx(1.4, rel=1e-2)
-    code, said, _ = verb(
-        component_commands.fit_component_app, *argv, "--bound", "RFP=1:1", "--bounds", "0.1:10", "--json"
-    )
+    code, said, _ = verb("lab", "fit", "component", *argv, "--bound", "RFP=1:1", "--bounds", "0.1:10", "--json")
     assert json.loads(said)["values"]["RFP"] == 1.0
     assert set(json.loads(said)["mape"]) >= {"in_sample", "leave_one_out", "leave_application_out", "constant"}
 
@@ -206,7 +201,7 @@ def test_fit_energies(verb, tmp_path: Path) -> None:
     argv = [str(table), "--measured", "watts", "--duration", "seconds", "--energies", "--json"]
     for name in ("MEM_PRE", "MEM_RD", "MEM_WR"):
         argv += ["--column", name]
-    code, said, _ = verb(component_commands.fit_component_app, *argv)
+    code, said, _ = verb("lab", "fit", "component", *argv)
     assert code == 0
     assert json.loads(said)["values"] == pytest.approx(
         {"MEM_PRE": 4e-9, "MEM_RD": 2.6e-8, "MEM_WR": 1.6e-8}, rel=1e-3
@@ -227,6 +222,6 @@ def test_fit_energies(verb, tmp_path: Path) -> None:
 def test_fit_mistakes_are_one_paragraph(verb, tmp_path: Path, argv: list[str], complaint: str) -> None:
     table = tmp_path / "runs.csv"
     table.write_text(RUNS)
-    code, _, said = verb(component_commands.fit_component_app, str(table), "--prefix", "part_", *argv)
+    code, _, said = verb("lab", "fit", "component", str(table), "--prefix", "part_", *argv)
     assert code == 3
     assert complaint in said

@@ -1,4 +1,4 @@
-"""``wattcast manage`` and ``wattcast fit sensitivity`` as a user meets them."""
+"""``wattcast manage`` and ``wattcast lab sensitivity`` as a user meets them."""
 
 from __future__ import annotations
 

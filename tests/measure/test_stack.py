@@ -9,9 +9,7 @@ from pathlib import Path
 
 import make_stacks
 import pytest
-from typer.testing import CliRunner
 
-from wattcast.cli.measure_commands import measure_app
 from wattcast.core.measured_rows import (
     CHAINS_FILE,
     ChainRow,
@@ -90,9 +88,9 @@ def test_the_step_measures_operators_first_and_packs_layers_with_chains(bench: O
     assert json.loads(row["operators"][0])["op"] == "cast"
 
 
-def test_every_step_can_be_found_from_help(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_step_can_be_found_from_help(call, capsys: pytest.CaptureFixture[str]) -> None:
     """Of the command, and of the module that a bare GPU node runs."""
-    told = CliRunner().invoke(measure_app, ["kernels", "--help"]).output
+    told = call("lab", "kernels", "--help").out
     with pytest.raises(SystemExit):
         main(["kernels", "--help"])
     for text in (told, capsys.readouterr().out):

@@ -137,18 +137,18 @@ def test_curves_come_in_order(folder: Path) -> None:
 
 
 def test_the_tables_name_the_sensor_and_put_devices_side_by_side(folder: Path, call) -> None:
-    done = call("measure", "microbench", "--show", str(folder), "--gpu", "h200")
+    done = call("lab", "microbench", "--show", str(folder), "--gpu", "h200")
     assert done.code == 0, done.err
     assert "largest of the sensor's readings" in done.out
     assert "gtx-660" in done.out
     assert "older kernel" not in done.err
-    shipped = call("measure", "microbench", "--show", "h200")
+    shipped = call("lab", "microbench", "--show", "h200")
     missing = {b.name for b in list_benchmarks() if b.version > 1} - {
         r.name for r in read_shipped_results(H200) if r.version > 1
     }
     told = shipped.err.partition("older kernel: ")[2].strip().split(", ")
     assert missing <= set(told) if missing else "older kernel" not in shipped.err
-    plain = json.loads(call("measure", "microbench", "--show", str(folder), "--json").out)
+    plain = json.loads(call("lab", "microbench", "--show", str(folder), "--json").out)
     fma = next(r for r in plain["results"] if r["name"] == "fp32_fma" and r["repeat"] == 0)
     assert fma["specified_per_cycle_sm"] == 128.0
     assert all(t["holds"] for t in plain["truths"])
@@ -163,7 +163,7 @@ def test_a_page_and_figures_are_written(folder: Path, tmp_path: Path, call) -> N
     ]
     few.mkdir()
     (few / "microbench.jsonl").write_text("\n".join(lines) + "\n")
-    done = call("measure", "microbench", "--show", str(few), "--figures", str(figures), "--write", str(page))
+    done = call("lab", "microbench", "--show", str(few), "--figures", str(figures), "--write", str(page))
     assert done.code == 0, done.err
     assert "## What must hold" in page.read_text()
     assert {path.stem.removeprefix("microbench-") for path in figures.glob("*.png")} == {
@@ -173,9 +173,9 @@ def test_a_page_and_figures_are_written(folder: Path, tmp_path: Path, call) -> N
 
 
 def test_a_device_without_results_is_refused_in_a_sentence(call) -> None:
-    with pytest.raises(MissingSpecification, match="wattcast measure microbench"):
+    with pytest.raises(MissingSpecification, match="wattcast lab microbench"):
         read_shipped_results(hardware.load_gpu("a10"))
-    done = call("measure", "microbench", "--show", "a10")
+    done = call("lab", "microbench", "--show", "a10")
     assert done.code == 4
     assert "no microbenchmark results of the a10" in done.err
 
@@ -220,7 +220,7 @@ def test_counters_are_brought_to_the_measured_launch(folder: Path, tmp_path: Pat
         common | {"id": "move_frames", "name": "move_frames", "operations": 8.0},
     ]
     (tmp_path / "multimedia.jsonl").write_text("\n".join(json.dumps(r) for r in media_rows) + "\n")
-    done = call("measure", "microbench", "--show", str(tmp_path), "--table", str(tmp_path / "t.csv"))
+    done = call("lab", "microbench", "--show", str(tmp_path), "--table", str(tmp_path / "t.csv"))
     assert done.code == 0, done.err
     with (tmp_path / "t.csv").open() as stream:
         found = {(row["benchmark"], row["repeat"]): row for row in csv.DictReader(stream)}

@@ -134,15 +134,15 @@ def test_a_profile_without_time_or_counts_is_a_sentence(folder: Path, tmp_path: 
 def test_the_command_prints_json_and_refuses_a_device_without_results(folder: Path, tmp_path: Path, call) -> None:
     count = 1e-3 * 63.5 * CHIP / 32
     path = export(tmp_path / "p.csv", {"sm__inst_executed_pipe_fp64.sum": count})
-    done = call("tune", str(path), "--results", str(folder), "--json")
+    done = call("lab", "tune", str(path), "--results", str(folder), "--json")
     assert done.code == 0, done.err
     plain = json.loads(done.out)
     assert plain["advice"][0]["bottleneck"] == "fp64"
     assert plain["kernels"][0]["busiest"] == "fp64"
-    shown = call("tune", str(path), "--results", str(folder))
+    shown = call("lab", "tune", str(path), "--results", str(folder))
     assert "fp64" in shown.out
     assert "not judged: divergence" in shown.err
-    refused = call("tune", str(path), "--gpu", "l4")
+    refused = call("lab", "tune", str(path), "--gpu", "l4")
     assert refused.code == 4
     assert "no microbenchmark results of the l4" in refused.err
 

@@ -105,7 +105,7 @@ def test_the_power_of_a_kernel_follows_from_its_counts() -> None:
 
 def test_the_command_needs_no_results_for_the_h200(tmp_path: Path, call) -> None:
     path = export(tmp_path / "p.csv", ("conflicts_31", "dram_read"))
-    done = call("tune", str(path), "--gpu", "h200", "--json")
+    done = call("lab", "tune", str(path), "--gpu", "h200", "--json")
     assert done.code == 0, done.err
     plain = json.loads(done.out)
     assert [a["bottleneck"] for a in plain["advice"]] == ["bank conflicts"]

@@ -215,11 +215,11 @@ def test_sides_without_clocks_or_energy_still_add_up() -> None:
 
 
 def test_text_json_and_figure(tmp_path: Path) -> None:
-    code, out, err = run("explain", "gpt2@h200,batch=1,seq=64", ",batch=2", "--plot", str(tmp_path / "f.png"))
+    code, out, err = run("compare", "gpt2@h200,batch=1,seq=64", ",batch=2", "--plot", str(tmp_path / "f.png"))
     assert code == 0, err
     assert "together" in out
     assert (tmp_path / "f.png").stat().st_size > 10_000
-    code, out, _ = run("explain", "gpt2@h200,batch=1,seq=64", ",batch=2", "--json")
+    code, out, _ = run("compare", "gpt2@h200,batch=1,seq=64", ",batch=2", "--json")
     found = json.loads(out)
     assert sum(found["terms"]["energy_j"].values()) == pytest.approx(found["difference"]["energy_j"])
     listed = sum(op["latency_s"] for op in found["operators"]) + found["idle_gaps"]["latency_s"]
@@ -249,7 +249,7 @@ def test_plain_of_totals_has_no_gaps(tmp_path: Path) -> None:
     ],
 )
 def test_mistakes_are_named(argv: list[str], said: str) -> None:
-    code, _, err = run("explain", *argv)
+    code, _, err = run("compare", *argv)
     assert code == 3
     assert said in err
     assert "Traceback" not in err

@@ -2,33 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from wattcast.cli import shared_options
-from wattcast.cli.main import COMMANDS, load_command
+from wattcast.cli.main import walk_commands
 from wattcast.core.errors import BadInput, ExitCode, MissingTool, UnknownName
 from wattcast.report import figure_style
 
-ONE = {"predict", "explain", "plan", "simulate", "measure run", "power-trace", "gpus show", "gpus check-energies"} | {
+LAB = {"lab power-trace", "lab check-energies"}
+ONE = {"predict", "compare", "plan", "simulate", "measure run", "gpus show", *LAB} | {
     f"explore {name}" for name in ("clocks", "gpus", "designs", "algorithms", "fleet")
 }
-SETS = {"manage simulate", "manage replay", "fit counters", "measure microbench", "validate"}
-
-
-def commands() -> Iterator[tuple[str, Any]]:
-    for name in COMMANDS:
-        yield from _below(name, load_command(name))
-
-
-def _below(name: str, command: Any) -> Iterator[tuple[str, Any]]:
-    for word, inner in getattr(command, "commands", {}).items():
-        yield from _below(f"{name} {word}", inner)
-    if not getattr(command, "commands", {}):
-        yield name, command
+SETS = {"manage simulate", "manage replay", "lab fit counters", "lab microbench", "lab validate"}
 
 
 def options(command: Any) -> dict[str, Any]:
@@ -40,11 +28,11 @@ def context(command: Any) -> Any:
 
 
 def test_all_commands_that_draw_have_plot_and_sets_have_figures_and_format() -> None:
-    plots = {name for name, command in commands() if "--plot" in options(command)}
-    folders = {name for name, command in commands() if "--figures" in options(command)}
+    plots = {name for name, command in walk_commands() if "--plot" in options(command)}
+    folders = {name for name, command in walk_commands() if "--figures" in options(command)}
     assert plots == ONE | SETS
     assert folders == SETS
-    for name, command in commands():
+    for name, command in walk_commands():
         known = options(command)
         if name in SETS:
             assert known["--format"].default == "png", name
@@ -55,7 +43,7 @@ def test_all_commands_that_draw_have_plot_and_sets_have_figures_and_format() -> 
 def test_a_bad_name_is_refused_while_options_are_read() -> None:
     """Whatever a command would do first is not done: the options themselves refuse."""
     asked = 0
-    for name, command in commands():
+    for name, command in walk_commands():
         known = options(command)
         for option, bad in (("--plot", "x.gif"), ("--format", "gif")):
             if option not in known or name not in ONE | SETS:  # --format of others is not of figures

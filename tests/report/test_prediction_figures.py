@@ -197,7 +197,7 @@ def test_plot_on_commands(call, tmp_path: Path) -> None:
         "algorithms": ["explore", "algorithms", "gpt2", "--gpu", "h200", "--seq", "128", "--vary", "batch=1,2"],
         "fleet": ["explore", "fleet", str(fleet)],
         "plan": ["plan", "gpt2", *plan],
-        "validate": ["validate", "--quantity", "power"],
+        "validate": ["lab", "validate", "--quantity", "power"],
     }
     for name, argv in commands.items():
         path = tmp_path / f"{name}.svg"
@@ -239,7 +239,7 @@ def test_a_simulated_trace_is_drawn_where_asked(call, tmp_path: Path) -> None:
     (tmp_path / "m.log").write_text("\n".join([",".join(columns), *rows]) + "\n")
     demo = files("wattcast.gpuwattch") / "demo"
     with as_file(demo / "architecture.yaml") as config, as_file(demo / "energies.yaml") as energies:
-        argv = ["power-trace", str(tmp_path / "m.log"), "--config", str(config), "--energies", str(energies)]
+        argv = ["lab", "power-trace", str(tmp_path / "m.log"), "--config", str(config), "--energies", str(energies)]
         argv += ["--out", str(tmp_path / "out"), "--sample-cycles", "500", "--no-parquet", "--no-figure"]
         done = call(*argv, "--plot", str(tmp_path / "parts.svg"))
     assert done.code == 0, done.err

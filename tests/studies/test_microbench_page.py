@@ -61,7 +61,7 @@ def test_a_page_is_renewed_and_keeps_its_words(tmp_path: Path) -> None:
 def test_the_command_does_not_overwrite_a_page_with_marks(tmp_path: Path, call) -> None:
     path = tmp_path / "page.md"
     path.write_text("Before.\n\n<!-- table: idle -->\nold\n<!-- end -->\n")
-    done = call("measure", "microbench", "--show", "h200", "--write", str(path))
+    done = call("lab", "microbench", "--show", "h200", "--write", str(path))
     assert done.code != 0
     assert "studies/microbench_page.py" in done.err
     assert "old" in path.read_text()

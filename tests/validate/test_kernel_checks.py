@@ -6,10 +6,7 @@ import json
 import os
 
 import pytest
-from typer.testing import CliRunner
 
-from wattcast.cli.check_commands import validate_app
-from wattcast.cli.fit_commands import fit_app
 from wattcast.validate import LedgerRow, build_ledger, format_ledger, ledger_to_markdown
 
 KEYS = {"set", "quantity", "n", "mape", "floor", "published", "must", "aim"}
@@ -46,10 +43,10 @@ def test_intervals_cover_about_what_they_say(rows: list[LedgerRow]) -> None:
         assert 85.0 - slack <= row["coverage"] <= 95.0 + slack, row
 
 
-def test_json_is_json_and_text_is_text(rows: list[LedgerRow]) -> None:
-    done = CliRunner().invoke(validate_app, ["--json"])
-    assert done.exit_code == 0, done.output
-    assert len(json.loads(done.stdout)["rows"]) == len(rows)
+def test_json_is_json_and_text_is_text(call, rows: list[LedgerRow]) -> None:
+    done = call("lab", "validate", "--json")
+    assert done.code == 0, done.err
+    assert len(json.loads(done.out)["rows"]) == len(rows)
     assert "clock, capped" in format_ledger(rows)
 
 
@@ -57,9 +54,3 @@ def test_the_page_has_every_number(rows: list[LedgerRow]) -> None:
     page = ledger_to_markdown(rows)
     for row in rows:
         assert row["quantity"] in page
-
-
-def test_fit_has_a_command_for_kernels() -> None:
-    done = CliRunner().invoke(fit_app, ["kernels", "--help"])
-    assert done.exit_code == 0
-    assert "--gpu" in done.output

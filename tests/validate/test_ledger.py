@@ -63,12 +63,6 @@ def test_asking_for_published_sets_runs_them(elsewhere: dict[str, str]) -> None:
         assert ledger_store.load_rows(section, elsewhere)
 
 
-def test_learning_curves_say_where_they_went(call) -> None:
-    done = call("validate", "--learning")
-    assert done.code != 0
-    assert "studies/learning_curves.py" in done.err
-
-
 def test_half_a_file_is_made_again(elsewhere: dict[str, str]) -> None:
     made, make = counted()
     ledger_store.load_or_make_rows("x", make, elsewhere)

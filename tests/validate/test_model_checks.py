@@ -168,11 +168,11 @@ def run(*argv: str) -> tuple[int, str, str]:
 def test_fit_host_on_the_command_line(tmp_path: Path) -> None:
     table = tmp_path / "mine.csv"
     table.write_text("model,batch,seq,phase,latency_s\ngpt2,1,64,prefill,4.5 ms\nbert-base,1,64,prefill,0.0026\n")
-    code, out, err = run("fit", "host", str(table), "--gpu", "h200", "--out", str(tmp_path / "bundle"))
+    code, out, err = run("lab", "fit", "host", str(table), "--gpu", "h200", "--out", str(tmp_path / "bundle"))
     assert code == 0, err
     assert "--host-launch" in out
     assert "host_per_operator" in (tmp_path / "bundle" / "bundle.yaml").read_text()
-    code, out, _ = run("fit", "host", str(table), "--gpu", "h200", "--json")
+    code, out, _ = run("lab", "fit", "host", str(table), "--gpu", "h200", "--json")
     found = json.loads(out)
     assert 1e-5 < found["host_s"] < 4e-5
     assert found["error"]["predicted"] <= found["error"]["default"]

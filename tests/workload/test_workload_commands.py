@@ -1,4 +1,4 @@
-"""``wattcast models`` and ``wattcast workload`` as a user meets them."""
+"""``wattcast models`` and ``wattcast models`` as a user meets them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from wattcast.core.errors import ExitCode
 from wattcast.workload import ModelOptions, build_graph
 from wattcast.workload.readers import load_workload
 
-SHOW = ("workload", "show", "llama3-8b", "--batch", "2", "--seq", "64")
+SHOW = ("models", "show", "llama3-8b", "--batch", "2", "--seq", "64")
 
 
 def test_show_states_work_by_operator_and_in_all(call) -> None:
@@ -68,7 +68,7 @@ def test_memory_by_purpose_and_what_fits(call) -> None:
 
 def test_save_and_take_back(call, tmp_path: Path) -> None:
     path = tmp_path / "llama.json"
-    done = call("workload", "save", "llama3-8b", str(path), "--seq", "64", "--phase", "decode")
+    done = call("models", "save", "llama3-8b", str(path), "--seq", "64", "--phase", "decode")
     assert done.code == 0, done.err
     assert str(path) in done.err
     assert done.out == ""
@@ -77,10 +77,10 @@ def test_save_and_take_back(call, tmp_path: Path) -> None:
         build_graph("llama3-8b", ModelOptions(seq=64, phase="decode")),
     )
     assert back == graph
-    again = json.loads(call("workload", "show", str(path), "--json").out)
+    again = json.loads(call("models", "show", str(path), "--json").out)
     assert again["flop"] == pytest.approx(graph.flop)
     assert again["memory"] is None
-    assert call("workload", "show", str(path), "--capacity", "80GB").code == ExitCode.BAD_INPUT
+    assert call("models", "show", str(path), "--capacity", "80GB").code == ExitCode.BAD_INPUT
     assert call("predict", str(path), "--gpu", "h200").code == 0
 
 
@@ -95,19 +95,19 @@ def test_models_lists_all_with_kind_size_and_source(call) -> None:
     assert listed.code == 0
     assert "llama3-8b" in listed.out
     shown = json.loads(call("models", "show", "Llama 3 8B", "--json").out)
-    assert shown["dims"]["hidden"] == 4096
+    assert shown["model"]["dims"]["hidden"] == 4096
     assert "source" in call("models", "show", "gpt2").out
 
 
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
-        (("workload", "show", "lama3-8b"), "Closest: llama3-8b"),
-        (("workload", "show", "llama3-8b", "--batch", "0"), "batch"),
-        (("workload", "show", "llama3-8b", "--skew", "2"), "skew"),
-        (("workload", "show", "absent.json"), "cannot be read"),
-        (("workload", "show", "absent.onnx"), "absent.onnx"),
-        (("workload", "save", "llama3-8b", "/proc/nowhere/x.json"), "cannot be written"),
+        (("models", "show", "lama3-8b"), "Closest: llama3-8b"),
+        (("models", "show", "llama3-8b", "--batch", "0"), "batch"),
+        (("models", "show", "llama3-8b", "--skew", "2"), "skew"),
+        (("models", "show", "absent.json"), "cannot be read"),
+        (("models", "show", "absent.onnx"), "absent.onnx"),
+        (("models", "save", "llama3-8b", "/proc/nowhere/x.json"), "cannot be written"),
         (("models", "show", "gtp2"), "Closest: gpt2"),
     ],
 )

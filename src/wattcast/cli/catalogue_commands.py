@@ -1,4 +1,4 @@
-"""``wattcast gpus``, ``wattcast models`` and ``wattcast workload``: what the catalogue and workload files hold."""
+"""``wattcast gpus`` and ``wattcast models``: what the catalogue and workload files hold."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
-from wattcast.cli.component_commands import print_bottom_up, print_energy_check
+from wattcast.cli.component_commands import print_bottom_up
 from wattcast.cli.shared_options import (
     Environment,
     Json,
@@ -20,16 +21,36 @@ from wattcast.core.errors import bad_value
 if TYPE_CHECKING:
     from wattcast.hardware import Gpu
     from wattcast.workload.graph import Graph
+    from wattcast.workload.model_catalogue import ModelSpec
     from wattcast.workload.model_options import ModelOptions
 
-gpus_app = typer.Typer(help="The GPUs Wattcast knows, and who says so.", invoke_without_command=True)
+
+class _CatalogueGroup(TyperGroup):
+    """A group whose argument may be a name of the catalogue: ``gpus h200`` is ``gpus show h200``."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        shown = args if args[0] in self.commands or args[0].startswith("-") else ["show", *args]
+        return super().resolve_command(ctx, shown)
+
+
+gpus_app = typer.Typer(
+    add_completion=False,
+    cls=_CatalogueGroup,
+    invoke_without_command=True,
+    help="The GPUs Wattcast knows, and who says so.",
+)
 
 
 @gpus_app.callback()
-def _list_gpus(ctx: typer.Context, json: Json = False) -> None:
+def _gpus(ctx: typer.Context, json: Json = False) -> None:
+    """List the GPUs Wattcast knows, or show one: wattcast gpus h200."""
+    if ctx.invoked_subcommand is None:
+        list_gpus(ctx, json)
+
+
+@gpus_app.command("list")
+def list_gpus(ctx: typer.Context, json: Json = False) -> None:
     """List the catalogue."""
-    if ctx.invoked_subcommand is not None:
-        return
     from wattcast import hardware
     from wattcast.predictor.bundle import bundle_for
 
@@ -125,21 +146,6 @@ def show_gpu(
         console.print(f"unknown: {path}: {escape(why)}", style="dim", highlight=False)
 
 
-@gpus_app.command("check-energies")
-def check_energies(
-    ctx: typer.Context,
-    reference: Annotated[
-        Path | None,
-        typer.Option(help="Folder with accelwattch/ and simulator_runs/; default: WATTCAST_REFERENCE."),
-    ] = None,
-    gpu: Annotated[str, typer.Option(help="GPU whose fitted energies to compare with.")] = "h200",
-    plot: Plot = None,
-    json: Json = False,
-) -> None:
-    """Every bottom-up energy beside one dumped from a simulator or fitted to a measured GPU: ratios and medians."""
-    print_energy_check(ctx.obj, reference, gpu, plot, json)
-
-
 def _gpu_summary(gpu: Gpu) -> dict[str, Any]:
     return {
         "name": gpu.name,
@@ -156,19 +162,27 @@ def _gpu_summary(gpu: Gpu) -> dict[str, Any]:
 
 
 models_app = typer.Typer(
-    help="The models Wattcast knows, and who published their dimensions.", invoke_without_command=True
+    add_completion=False,
+    cls=_CatalogueGroup,
+    invoke_without_command=True,
+    help="The models Wattcast knows, and what they compute.",
 )
 
 
 @models_app.callback()
-def _list_models(ctx: typer.Context, json: Json = False) -> None:
+def _models(ctx: typer.Context, json: Json = False) -> None:
+    """List the models Wattcast knows, or show one: wattcast models llama3-8b."""
+    if ctx.invoked_subcommand is None:
+        list_models(ctx, json)
+
+
+@models_app.command("list")
+def list_models(ctx: typer.Context, json: Json = False) -> None:
     """List the catalogue."""
-    if ctx.invoked_subcommand is not None:
-        return
     from wattcast.workload import model_catalogue
 
     env: Environment = ctx.obj
-    rows = [_model_summary(name) for name in model_catalogue.list_models()]
+    rows = [_model_summary(model_catalogue.load_model(name)) for name in model_catalogue.list_models()]
     if json:
         env.json({"models": rows})
         return
@@ -184,41 +198,9 @@ def _list_models(ctx: typer.Context, json: Json = False) -> None:
     env.console().print(listing)
 
 
-@models_app.command("show")
-def show_model(
-    ctx: typer.Context,
-    name: Annotated[str, typer.Argument(help="Catalogue name; case, '-', '_', '.' and blanks do not matter.")],
-    json: Json = False,
-) -> None:
-    """The published dimensions of one model, with their source."""
-    from dataclasses import asdict
-
-    from wattcast.workload import model_catalogue
-
-    env: Environment = ctx.obj
-    model = model_catalogue.load_model(name)
-    summary = _model_summary(model.name) | {"dims": asdict(model.dims)}
-    if json:
-        env.json(summary)
-        return
-    from rich.markup import escape
-
-    from wattcast.report.text_tables import new_table
-
-    console = env.console()
-    console.print(f"[bold]{escape(model.name)}[/bold]  {escape(model.title)}", highlight=False)
-    listing = new_table("dimension", "value")
-    for key, value in summary["dims"].items():
-        listing.add_row(key, escape(str(value)))
-    console.print(listing)
-    console.print(f"source: {escape(model.source)}", style="dim", highlight=False)
-
-
-def _model_summary(name: str) -> dict[str, Any]:
-    from wattcast.workload import model_catalogue
+def _model_summary(model: ModelSpec) -> dict[str, Any]:
     from wattcast.workload.build_model import count_parameters
 
-    model = model_catalogue.load_model(name)
     return {
         "name": model.name,
         "title": model.title,
@@ -230,14 +212,12 @@ def _model_summary(name: str) -> dict[str, Any]:
     }
 
 
-workload_app = typer.Typer(help="From a model to its operators.", no_args_is_help=True)
-
 MOST_ROWS = 60
 
 
-@workload_app.command("show")
+@models_app.command("show")
 @takes_model_options()
-def show_workload(
+def show_model(
     ctx: typer.Context,
     workload: Source,
     capacity: Annotated[
@@ -246,32 +226,36 @@ def show_workload(
     json: Json = False,
     **options: Any,
 ) -> None:
-    """Operators, FLOPs, bytes and counts of a workload; memory by purpose.
+    """Dimensions and source of a model; operators, FLOPs and bytes of a workload; memory by purpose.
 
-    Example: wattcast workload show llama3-8b --batch 8 --seq 1024 --phase decode --capacity 80GB
+    Example: wattcast models show llama3-8b --batch 8 --seq 1024 --phase decode --capacity 80GB
     """
+    from dataclasses import asdict
+
     from wattcast.workload.model_options import ModelOptions
     from wattcast.workload.readers import load_workload
 
     env: Environment = ctx.obj
-    graph = load_workload.load_workload(workload, ModelOptions.from_names(**options))
-    held = _memory(workload, ModelOptions.from_names(**options), capacity)
+    chosen = ModelOptions.from_names(**options)
+    graph, model = load_workload.load_workload(workload, chosen), load_workload.find_model(workload)
+    held = _memory(model, chosen, capacity)
+    about = None if model is None else _model_summary(model) | {"dims": asdict(model.dims)}
     if json:
-        env.json(summarise_graph(graph) | {"memory": held})
+        env.json(summarise_graph(graph) | {"model": about, "memory": held})
         return
-    _print(env, graph, held)
+    _print(env, graph, about, held)
 
 
-@workload_app.command("save")
+@models_app.command("save")
 @takes_model_options()
-def save_workload(
+def save_model(
     ctx: typer.Context,
     workload: Source,
     file: Annotated[Path, typer.Argument(help="Workload JSON to write.")],
     json: Json = False,
     **options: Any,
 ) -> None:
-    """Save a workload as JSON that `predict` and `workload show` take back."""
+    """Save a workload as JSON that `predict` and `models show` take back."""
     from wattcast.workload.model_options import ModelOptions
     from wattcast.workload.readers import from_json, load_workload
 
@@ -284,14 +268,12 @@ def save_workload(
         env.say(f"{graph.name} saved: {file}")
 
 
-def _memory(workload: str, options: ModelOptions, capacity: str | None) -> dict[str, Any] | None:
+def _memory(model: ModelSpec | None, options: ModelOptions, capacity: str | None) -> dict[str, Any] | None:
     """Return bytes by purpose and what fits; None for a list of operators, which does not say."""
     from wattcast.core.errors import bad_value
     from wattcast.core.units import parse
     from wattcast.workload import build_model
-    from wattcast.workload.readers import load_workload
 
-    model = load_workload.find_model(workload)
     if model is None:
         if capacity is not None:
             raise bad_value("--capacity", "a model", "a list of operators", "A list does not say what it holds.")
@@ -333,7 +315,7 @@ def summarise_graph(graph: Graph) -> dict[str, Any]:
     }
 
 
-def _print(env: Environment, graph: Graph, held: dict[str, Any] | None) -> None:
+def _print(env: Environment, graph: Graph, about: dict[str, Any] | None, held: dict[str, Any] | None) -> None:
     from rich.markup import escape
 
     from wattcast.core.units import show
@@ -341,6 +323,12 @@ def _print(env: Environment, graph: Graph, held: dict[str, Any] | None) -> None:
     from wattcast.workload.graph import compute_totals, count_operators
 
     console, sums = env.console(), compute_totals(graph)
+    if about is not None:
+        console.print(
+            f"[bold]{escape(about['title'])}[/bold], {about['parameters'] / 1e9:.4g} G parameters", highlight=False
+        )
+        dims = ", ".join(f"{name} {value}" for name, value in about["dims"].items() if value)
+        console.print(f"{escape(dims)}\nsource: {escape(about['source'])}\n", style="dim", highlight=False)
     console.print(f"[bold]{escape(graph.name)}[/bold]", highlight=False)
     head = new_table("", "")
     head.add_row("operators issued", str(sums.calls))

@@ -1,4 +1,4 @@
-"""``wattcast validate`` and ``wattcast doctor``: how accurate Wattcast is, and what this machine has."""
+"""``wattcast lab validate`` and ``wattcast doctor``: how accurate Wattcast is, and what this machine has."""
 
 from __future__ import annotations
 
@@ -17,13 +17,9 @@ import typer
 
 from wattcast import __version__
 from wattcast.cli.shared_options import Environment, Figures, Format, Json, Plot, save_plot
-from wattcast.core.errors import BadInput
 from wattcast.core.strict_files import reference_folder
 
-validate_app = typer.Typer(help="How accurate Wattcast is, on rows not used for fitting.")
 
-
-@validate_app.callback(invoke_without_command=True)
 def validate(
     ctx: typer.Context,
     as_json: Json = False,
@@ -36,7 +32,6 @@ def validate(
             "--ablations", help="Also published sets that take minutes; results are kept for the next call."
         ),
     ] = False,
-    learning: Annotated[bool, typer.Option("--learning", help="Now a study of the repository.", hidden=True)] = False,
     again: Annotated[bool, typer.Option("--again", help="With --ablations: even where results were kept.")] = False,
     write: Annotated[str, typer.Option("--write", help="Write the ledger as a page, such as docs/accuracy.md.")] = "",
     figures: Figures = None,
@@ -49,11 +44,6 @@ def validate(
     from wattcast.validate import build_ledger, format_ledger, ledger_to_markdown
 
     env = ctx.obj if isinstance(ctx.obj, Environment) else Environment()
-    if learning:
-        raise BadInput(
-            "--learning moved to the repository: run `python studies/learning_curves.py`, and other scripts below "
-            "studies/; `wattcast validate` lists the rows they leave."
-        )
     rows = build_ledger(refit, env.say, long=ablations, again=again, variables=env.variables)
     if write:
         write_whole(Path(write), ledger_to_markdown(rows).encode())
@@ -69,14 +59,8 @@ def validate(
     typer.echo(json.dumps({"rows": rows}, indent=1) if as_json else format_ledger(rows))
 
 
-doctor_app = typer.Typer(help="What is installed, and what it can do.", invoke_without_command=True)
-
-
-@doctor_app.callback()
 def doctor(ctx: typer.Context, json: Json = False) -> None:
     """Look at this machine: libraries, data, devices; say what works and how to get the rest."""
-    pass
-
     env: Environment = ctx.obj
     checks = examine_machine(env.variables)
     if json:

@@ -1,4 +1,4 @@
-"""``wattcast power-trace``, ``fit component``, ``gpus show --energies`` and ``gpus check-energies``."""
+"""``wattcast lab power-trace``, ``lab fit component``, ``lab check-energies`` and ``gpus show --energies``."""
 
 from __future__ import annotations
 
@@ -12,12 +12,7 @@ from wattcast.core.errors import bad_value
 from wattcast.core.strict_files import write_whole
 from wattcast.core.units import parse
 
-power_trace_app = typer.Typer(
-    help="Power by component from a simulator's metric trace, in the simulator's own files."
-)
 
-
-@power_trace_app.command()
 def power_trace(
     ctx: typer.Context,
     trace: Annotated[Path, typer.Argument(help="Metric trace of GPUWattch or AccelWattch, plain or .gz.")],
@@ -67,7 +62,7 @@ def power_trace(
 ) -> None:
     """Report, power trace, metric trace and steady states from the counters a simulator wrote.
 
-    Example: wattcast power-trace --config gpuwattch_gtx480.xml metric_trace.log.gz --energies gtx480.csv
+    Example: wattcast lab power-trace --config gpuwattch_gtx480.xml metric_trace.log.gz --energies gtx480.csv
     --compat gpuwattch --out power
     """
     from wattcast.core.errors import resolve_name
@@ -139,10 +134,6 @@ def power_trace(
         raise result.fault
 
 
-fit_component_app = typer.Typer(help="Fit scaling factors or energies of the component model to measured power.")
-
-
-@fit_component_app.command()
 def fit_component(
     ctx: typer.Context,
     runs: Annotated[
@@ -180,7 +171,7 @@ def fit_component(
 ) -> None:
     """Bounded least squares on relative error; held-out errors beside the in-sample one, always.
 
-    Example: wattcast fit component runs.csv --measured watts --prefix part_ --leave-out total
+    Example: wattcast lab fit component runs.csv --measured watts --prefix part_ --leave-out total
     --architecture gpu.xml --out recalibrated.xml
     """
     from wattcast.gpuwattch.architecture import read_architecture, write_architecture
@@ -330,12 +321,22 @@ def _is_architecture(path: Path) -> bool:
     return path.suffix.lower() == ".xml"
 
 
-def print_energy_check(env: Environment, reference: Path | None, gpu: str, plot: Path | None, json: bool) -> None:
-    """Print the ratio of every bottom-up energy to a dumped or fitted one, then medians and their goals."""
+def check_energies(
+    ctx: typer.Context,
+    reference: Annotated[
+        Path | None,
+        typer.Option(help="Folder with accelwattch/ and simulator_runs/; default: WATTCAST_REFERENCE."),
+    ] = None,
+    gpu: Annotated[str, typer.Option(help="GPU whose fitted energies to compare with.")] = "h200",
+    plot: Plot = None,
+    json: Json = False,
+) -> None:
+    """Every bottom-up energy beside one dumped from a simulator or fitted to a measured GPU: ratios and medians."""
     from wattcast.core.strict_files import REFERENCE_VARIABLE, reference_folder
     from wattcast.gpuwattch import energy_checks
     from wattcast.validate.ledger import format_ledger
 
+    env: Environment = ctx.obj
     folder = reference or reference_folder(env.variables)
     if folder is not None and not (folder / "accelwattch").is_dir():
         raise bad_value("--reference", "a folder with accelwattch/ in it", str(folder))

@@ -1,4 +1,4 @@
-"""``wattcast fit counters``: power models from hardware counters."""
+"""``wattcast lab fit counters``: power models from hardware counters."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def fit_counters_command(
 ) -> None:
     """Fit counter models to a table, judge them on work they have not seen, and explain them.
 
-    Example: wattcast fit counters micro_gtxtitanx.csv --form gpmtool --out titanx.yaml
+    Example: wattcast lab fit counters micro_gtxtitanx.csv --form gpmtool --out titanx.yaml
     """
     from wattcast.core.errors import bad_value, unknown_name
     from wattcast.core.units import parse

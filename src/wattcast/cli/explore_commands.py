@@ -20,7 +20,9 @@ from wattcast.cli.shared_options import (
 if TYPE_CHECKING:
     from wattcast.explore.sweep import ReportProgress, Runner, SweepResult
 
-explore_app = typer.Typer(help="Which clock, which GPU, which design, which algorithm.", no_args_is_help=True)
+explore_app = typer.Typer(
+    add_completion=False, help="Which clock, which GPU, which design, which algorithm.", no_args_is_help=True
+)
 
 GpuName = Annotated[str, typer.Option(help="Catalogue name (`wattcast gpus`) or your own YAML file.")]
 Clock = Annotated[str | None, typer.Option(help="Locked core clock, such as 1830MHz; default: the governor.")]
@@ -316,10 +318,6 @@ def _plot(env: Environment, done: SweepResult, path: Path, words: list[str]) -> 
     save_plot(env, drawn, path)
 
 
-plan_app = typer.Typer(help="How many GPUs serve a model; batch, clock, energy and cost per token.")
-
-
-@plan_app.command()
 @takes_model_options("dtype", "attention", "stack", stack="engine")
 def plan(
     ctx: typer.Context,

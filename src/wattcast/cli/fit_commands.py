@@ -1,4 +1,4 @@
-"""``wattcast fit`` and ``wattcast calibrate``: measurements -> coefficients."""
+"""``wattcast lab fit`` and ``wattcast calibrate``: measurements -> coefficients."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from wattcast.cli.shared_options import Environment, Json
 if TYPE_CHECKING:
     from wattcast.fit.calibration import Calibration
 
-fit_app = typer.Typer(no_args_is_help=True, help="Fit models to measurements.")
+fit_app = typer.Typer(add_completion=False, no_args_is_help=True, help="Fit models to measurements.")
 
 
 @fit_app.callback()
@@ -62,7 +62,7 @@ def fit_host(
 ) -> None:
     """What issuing an operator costs the host, from rows launched eagerly.
 
-    Example: wattcast fit host mine.csv --gpu h200     (columns model, batch, seq, phase, latency_s: "2.9 ms")
+    Example: wattcast lab fit host mine.csv --gpu h200     (columns model, batch, seq, phase, latency_s: "2.9 ms")
     """
     from dataclasses import asdict
 
@@ -106,7 +106,7 @@ def fit_sensitivity(
 ) -> None:
     """Fit predictors of compute and bandwidth sensitivity to counters, as paper 004 does.
 
-    Example: wattcast manage simulate --export table.csv && wattcast fit sensitivity table.csv --out model.yaml
+    Example: wattcast manage simulate --export table.csv && wattcast lab sensitivity table.csv --out model.yaml
     """
     from wattcast.manage import sensitivity_model
 
@@ -140,13 +140,9 @@ def fit_sensitivity(
 
 fit_app.command("counters")(fit_counters_command)
 fit_app.command("component")(fit_component)
-fit_app.command("sensitivity")(fit_sensitivity)
 fit_app.command("host")(fit_host)
 
-calibrate_app = typer.Typer(help="Adjust a GPU's coefficients to whole-model measurements of your card.")
 
-
-@calibrate_app.command()
 def calibrate(
     ctx: typer.Context,
     file: Annotated[

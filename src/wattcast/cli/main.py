@@ -11,7 +11,7 @@ import importlib
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import typer
@@ -21,53 +21,84 @@ from wattcast import __version__
 from wattcast.cli.shared_options import Environment
 from wattcast.core.errors import ExitCode, WattcastError, unknown_name
 
-# verb -> module below wattcast.cli, and the typer.Typer in it
+# verb -> module below wattcast.cli, and the typer.Typer or the function in it
+LAB = {
+    "fit": ("fit_commands", "fit_app"),
+    "validate": ("check_commands", "validate"),
+    "power-trace": ("component_commands", "power_trace"),
+    "check-energies": ("component_commands", "check_energies"),
+    "tune": ("microbench_commands", "tune"),
+    "microbench": ("microbench_commands", "microbench"),
+    "multimedia": ("microbench_commands", "multimedia"),
+    "kernels": ("measure_commands", "kernels"),
+    "counters": ("measure_commands", "counters"),
+    "pack": ("measure_commands", "pack"),
+    "summary": ("measure_commands", "summary"),
+    "sensitivity": ("fit_commands", "fit_sensitivity"),
+}
 COMMANDS = {
-    "predict": ("prediction_commands", "predict_app"),
-    "explain": ("prediction_commands", "explain_app"),
+    "predict": ("prediction_commands", "predict"),
+    "simulate": ("simulate_commands", "simulate"),
+    "plan": ("explore_commands", "plan"),
+    "compare": ("prediction_commands", "compare"),
+    "explore": ("explore_commands", "explore_app"),
+    "report": ("prediction_commands", "report"),
+    "serve": ("server_commands", "serve"),
+    "export": ("server_commands", "export_app"),
+    "measure": ("measure_commands", "measure_app"),
+    "manage": ("manage_commands", "manage_app"),
+    "calibrate": ("fit_commands", "calibrate"),
     "gpus": ("catalogue_commands", "gpus_app"),
     "models": ("catalogue_commands", "models_app"),
-    "workload": ("catalogue_commands", "workload_app"),
-    "measure": ("measure_commands", "measure_app"),
-    "power-trace": ("component_commands", "power_trace_app"),
-    "fit": ("fit_commands", "fit_app"),
-    "calibrate": ("fit_commands", "calibrate_app"),
-    "validate": ("check_commands", "validate_app"),
-    "explore": ("explore_commands", "explore_app"),
-    "simulate": ("simulate_commands", "simulate_app"),
-    "plan": ("explore_commands", "plan_app"),
-    "report": ("prediction_commands", "report_app"),
-    "serve": ("server_commands", "serve_app"),
-    "export": ("server_commands", "export_app"),
-    "manage": ("manage_commands", "manage_app"),
-    "tune": ("microbench_commands", "tune_app"),
-    "doctor": ("check_commands", "doctor_app"),
+    "doctor": ("check_commands", "doctor"),
+    "lab": ("main", "lab_app"),
 }
-
-
-def load_command(verb: str) -> Any:
-    """Import the module of a verb and return its command."""
-    module, app_name = COMMANDS[verb]
-    command = typer.main.get_command(getattr(importlib.import_module(f"wattcast.cli.{module}"), app_name))
-    command.name = verb
-    return command
 
 
 class _LazyGroup(TyperGroup):
     """A group that imports the module of a verb when it is asked for."""
 
+    table = COMMANDS
+
     def list_commands(self, ctx: Any) -> list[str]:
-        return list(COMMANDS)
+        return list(self.table)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        return load_command(cmd_name) if cmd_name in COMMANDS else None
+        if cmd_name not in self.table:
+            return None
+        module, name = self.table[cmd_name]
+        found = getattr(importlib.import_module(f"wattcast.cli.{module}"), name)
+        if not isinstance(found, typer.Typer):
+            only = typer.Typer(add_completion=False)
+            only.command()(found)
+            found = only
+        command = typer.main.get_command(found)
+        command.name = cmd_name
+        return command
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+        if args and args[0] not in self.table and not args[0].startswith("-"):
             raise typer.TyperException(
-                str(unknown_name("command", args[0], COMMANDS, f"Known: {', '.join(COMMANDS)}."))
+                str(unknown_name("command", args[0], self.table, f"Known: {', '.join(self.table)}."))
             )
         return super().resolve_command(ctx, args)
+
+
+class _LabGroup(_LazyGroup):
+    table = LAB
+
+
+lab_app = typer.Typer(
+    cls=_LabGroup,
+    add_completion=False,
+    no_args_is_help=True,
+    help="For researchers and maintainers: fit and judge models, campaigns, microbenchmarks, simulator traces.",
+)
+
+
+@lab_app.callback()
+def _lab() -> None:
+    pass
 
 
 app = typer.Typer(
@@ -77,6 +108,17 @@ app = typer.Typer(
     help="Predict how fast a GPU workload runs and how many watts and joules it takes.",
     epilog="Start with: wattcast predict llama3-8b --gpu h100-sxm --batch 8 --seq 1024",
 )
+
+
+def walk_commands(group: Any = None, words: str = "") -> Iterator[tuple[str, Any]]:
+    """Return every command that can be run with its words, such as ``("lab fit kernels", command)``."""
+    group = typer.main.get_command(app) if group is None else group
+    for name in group.list_commands(None):
+        command, path = group.get_command(None, name), f"{words} {name}".strip()
+        if isinstance(command, TyperGroup):
+            yield from walk_commands(command, path)
+        elif not command.hidden:
+            yield path, command
 
 
 def _version(value: bool) -> None:

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from wattcast.manage.search_problem import Objective
 
 SHORTEST_PERIOD_S, LONGEST_PERIOD_S = 0.02, 3600.0
-manage_app = typer.Typer(help="Steer clocks to spend less power for the same speed.", no_args_is_help=True)
+manage_app = typer.Typer(
+    add_completion=False, help="Steer clocks to spend less power for the same speed.", no_args_is_help=True
+)
 
 Goal = Annotated[str, typer.Option("--objective", help="ed2|ed|energy: what is minimised.")]
 Slowdown = Annotated[str | None, typer.Option(help="Longest time allowed over the default's, such as 10%.")]
@@ -41,7 +43,7 @@ def simulate(
     noise: Scatter = None,
     seed: Seed = 0,
     perturbed: Annotated[int, typer.Option(min=0, help="Also run this many perturbed plants (hd-7970).")] = 0,
-    sensitivity: Annotated[Path | None, typer.Option(help="Sensitivity model (wattcast fit sensitivity).")] = None,
+    sensitivity: Annotated[Path | None, typer.Option(help="Sensitivity model (wattcast lab sensitivity).")] = None,
     export: Annotated[Path | None, typer.Option(help="Save time and counters of all settings as CSV.")] = None,
     json: Json = False,
     plot: Plot = None,

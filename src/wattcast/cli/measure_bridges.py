@@ -211,7 +211,7 @@ def _measured(gpu: str, database: str, tell: Callable[[str], None]) -> KernelRow
 
 
 def write_suggestions(out: Path, found: list[RowSuggestion], specs: list[OperatorSpec]) -> Path:
-    """Write the list for ``measure kernels --plan``."""
+    """Write the list for ``lab kernels --plan``."""
     path = out / "plan.jsonl"
     write_listed(
         path, [(s, {"why": f.candidate.source, "score": f.score}) for s, f in zip(specs, found, strict=True)]

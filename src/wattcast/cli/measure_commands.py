@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from wattcast.cli.microbench_commands import microbench, multimedia
 from wattcast.cli.shared_options import (
     Environment,
     Json,
@@ -23,9 +22,9 @@ if TYPE_CHECKING:
     from wattcast.cli.measure_bridges import LaunchEstimate
     from wattcast.measure.measured_run import MeasuredRun
 
-measure_app = typer.Typer(help="Measure time, power and energy; build a kernel database.", no_args_is_help=True)
-measure_app.command()(microbench)
-measure_app.command()(multimedia)
+measure_app = typer.Typer(
+    add_completion=False, help="Measure time, power and energy; build a kernel database.", no_args_is_help=True
+)
 
 ReadingSource = Annotated[str, typer.Option(help="auto|nvml|amd|rapl: where readings come from.")]
 Device = Annotated[int, typer.Option(help="Which device, counted from 0.")]
@@ -47,7 +46,7 @@ def run(
     iterations: Annotated[int, typer.Option(help="How often the command runs the predicted workload.")] = 1,
     model: Annotated[
         Path | None,
-        typer.Option(help="Power model of `fit counters --out`, or h200: estimate power from kernel launches."),
+        typer.Option(help="Power model of `lab fit counters --out`, or h200: estimate power from kernel launches."),
     ] = None,
     counters: Annotated[
         Path | None,
@@ -192,7 +191,6 @@ def sensor(ctx: typer.Context, source: ReadingSource = "auto", device: Device = 
         env.stdout.write("\n".join(found.implies) + "\n")
 
 
-@measure_app.command()
 def kernels(
     ctx: typer.Context,
     out: Annotated[Path, typer.Option(help="Folder for JSON Lines; a re-run continues there.")],
@@ -320,7 +318,6 @@ def models(
         env.stdout.writelines(f"{name}: {count}\n" for name, count in sorted(counts.items()))
 
 
-@measure_app.command()
 def counters(
     ctx: typer.Context,
     out: Annotated[Path, typer.Option(help="Folder for the raw table.")],
@@ -335,7 +332,6 @@ def counters(
     env.json(library.collect_counters(out, parse(budget, "s", "--budget"), listed=plan))
 
 
-@measure_app.command()
 def pack(
     ctx: typer.Context,
     folders: Annotated[list[Path], typer.Argument(help="Folders of campaigns.")],
@@ -348,7 +344,6 @@ def pack(
     env.json(library(folders, out))
 
 
-@measure_app.command()
 def summary(
     ctx: typer.Context,
     database: Annotated[str, typer.Argument(help="Folder of a database, or a GPU Wattcast ships one for.")] = "h200",

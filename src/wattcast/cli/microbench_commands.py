@@ -1,4 +1,4 @@
-"""``wattcast measure microbench``, ``measure multimedia`` and ``wattcast tune``."""
+"""``wattcast lab microbench``, ``lab multimedia`` and ``lab tune``."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def microbench(
         Path | None, typer.Option(help="With --show: save the tables as a page, or renew those of a page with marks.")
     ] = None,
     table: Annotated[
-        Path | None, typer.Option(help="With --show: CSV of watts and counters, for `fit counters`.")
+        Path | None, typer.Option(help="With --show: CSV of watts and counters, for `lab fit counters`.")
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="With --show: print JSON.")] = False,
 ) -> None:
     """Time, power and energy of every unit of the GPU: arithmetic, memory, structure and mixes.
 
-    Examples: wattcast measure microbench --out rows --repeats 2;  wattcast measure microbench --show rows
+    Examples: wattcast lab microbench --out rows --repeats 2;  wattcast lab microbench --show rows
     """
     drawn = FigureOptions(plot, figure, figures, format)
     if drawn.any and (show is None or table is not None):
@@ -162,22 +162,18 @@ def _table(env: Environment, show: str, gpu_name: str, table: Path) -> None:
     env.say(f"{len(lines)} rows with counters: {table}")
 
 
-tune_app = typer.Typer(help="What removing a profiled kernel's bottlenecks would change.")
-
-
-@tune_app.command()
 def tune(
     ctx: typer.Context,
     profile: Annotated[Path, typer.Argument(help="CSV of Nsight Compute (ncu --csv, or --page raw).")],
     gpu: Annotated[str, typer.Option(help="The device; its microbenchmark results are used.")] = "h200",
     results: Annotated[
-        Path | None, typer.Option(help="Folder or file of `measure microbench`, instead of what ships.")
+        Path | None, typer.Option(help="Folder or file of `lab microbench`, instead of what ships.")
     ] = None,
     json: Json = False,
 ) -> None:
     """Rank bottlenecks (coalescing, conflicts, divergence, fp64, conversions, access size, occupancy) by joules.
 
-    Example: wattcast tune profile.csv --gpu h200
+    Example: wattcast lab tune profile.csv --gpu h200
     """
     from wattcast.microbench.microbench_report import make_advice_table, tuning_to_plain
     from wattcast.microbench.microbench_results import read_results, read_shipped_results

@@ -1,4 +1,4 @@
-"""``wattcast predict``, ``wattcast explain`` and ``wattcast report``."""
+"""``wattcast predict``, ``wattcast compare`` and ``wattcast report``."""
 
 from __future__ import annotations
 
@@ -18,8 +18,6 @@ from wattcast.cli.shared_options import (
     takes_model_options,
 )
 
-predict_app = typer.Typer(help="Predict latency, power, energy and clock of workloads on a GPU.")
-
 
 def _gpu_names(incomplete: str) -> list[str]:
     """Return GPUs that a shell may complete to."""
@@ -35,7 +33,6 @@ def _model_names(incomplete: str) -> list[str]:
     return [name for name in model_catalogue.list_models() if name.startswith(incomplete)]
 
 
-@predict_app.command()
 @takes_model_options()
 def predict(
     ctx: typer.Context,
@@ -60,7 +57,8 @@ def predict(
     temperature: Annotated[str | None, typer.Option(help="Die temperature, such as 60C.")] = None,
     data: Annotated[str, typer.Option(help="Operand data: random|zeros|ones|relu.")] = "random",
     bundle: Annotated[
-        Path | None, typer.Option(help="Folder that `calibrate` or `fit kernels` saved, in place of the shipped one.")
+        Path | None,
+        typer.Option(help="Folder that `calibrate` or `lab fit kernels` saved, in place of the shipped one."),
     ] = None,
     factor: Annotated[
         list[str] | None, typer.Option(help="Your own efficiency factor, such as compute=0.9 or dram_energy=1.2.")
@@ -111,18 +109,13 @@ def predict(
     print_predictions(env.console(), predictions, float(chip.memory.capacity_byte))
 
 
-explain_app = typer.Typer(
-    help="What caused the difference between two predictions, or a prediction and a measured run."
-)
-
 _SIDE = (
     "MODEL@GPU,key=value,... | FILE.json of `predict --json` (FILE.json#2: its second) or of `measure run --json` | "
     "row:ID or DATABASE#ID of `measure models` | `predicted`, beside a row. B may lean on A: @GPU, or ,batch=16."
 )
 
 
-@explain_app.command()
-def explain(
+def compare(
     ctx: typer.Context,
     a: Annotated[str, typer.Argument(metavar="A", help=_SIDE)],
     b: Annotated[str, typer.Argument(metavar="B", help="The same; differences are B - A.")],
@@ -135,8 +128,8 @@ def explain(
 ) -> None:
     """Which operators, modules and terms (clock, cycles, power, idle gaps) caused the difference; it adds up exactly.
 
-    Examples: wattcast explain llama3-8b@h200,batch=8,seq=512 @h100-sxm
-    ... explain llama3-8b@h200,batch=8,seq=512 ,power_limit=500W
+    Examples: wattcast compare llama3-8b@h200,batch=8,seq=512 @h100-sxm
+    ... compare llama3-8b@h200,batch=8,seq=512 ,power_limit=500W
     """
     from wattcast.report.comparison import compare_runs
     from wattcast.report.comparison_output import comparison_to_plain, print_comparison
@@ -154,10 +147,6 @@ def explain(
     print_comparison(env.console(), found)
 
 
-report_app = typer.Typer(help="One self-contained HTML file about a workload on a GPU.")
-
-
-@report_app.command()
 @takes_model_options()
 def report(
     ctx: typer.Context,

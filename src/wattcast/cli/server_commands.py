@@ -16,10 +16,7 @@ from wattcast.cli.shared_options import (
 if TYPE_CHECKING:
     from wattcast.web.metrics_exporter import ModelledWorkload, WatchedCard
 
-serve_app = typer.Typer(help="A page in the browser, and the same over HTTP.")
 
-
-@serve_app.command()
 def serve(
     ctx: typer.Context,
     host: Annotated[str, typer.Option(help="Address to listen on; the default is this machine only.")] = "127.0.0.1",
@@ -51,7 +48,9 @@ def serve(
     serve_page(host, port, feed, allow_host or [], workers, parse(limit, "s", "--limit"), env.say)
 
 
-export_app = typer.Typer(help="Metrics for operators: Prometheus and Grafana.", no_args_is_help=True)
+export_app = typer.Typer(
+    add_completion=False, help="Metrics for operators: Prometheus and Grafana.", no_args_is_help=True
+)
 
 
 @export_app.command()

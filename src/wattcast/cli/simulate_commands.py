@@ -9,10 +9,7 @@ import typer
 
 from wattcast.cli.shared_options import Environment, Json, Plot, save_plot
 
-simulate_app = typer.Typer(help="Serve a model under traffic: latency percentiles, throughput, power, energy.")
 
-
-@simulate_app.command()
 def simulate(
     ctx: typer.Context,
     model: Annotated[str, typer.Argument(help="Model name or Hugging Face config.json.")],

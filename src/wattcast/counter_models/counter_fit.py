@@ -156,7 +156,7 @@ class RailVoltageReport:
 
 @dataclass(frozen=True)
 class CounterFit:
-    """The complete result of ``wattcast fit counters``."""
+    """The complete result of ``wattcast lab fit counters``."""
 
     table: CounterTable  # as the best model's settings scale it
     kinds: Mapping[CounterModelKind, FittedModelKind]
@@ -318,7 +318,9 @@ def make_saved_model(result: CounterFit, name: str, device: str = "") -> SavedMo
     known = main.held_out["benchmark"].anchored
     if known is not None:
         errors["held out by benchmark, power at the default clocks known"] = known.mape
-    source = f"wattcast fit counters {__version__}, {table.name}: {table.rows} rows of {table.benchmarks} benchmarks"
+    source = (
+        f"wattcast lab fit counters {__version__}, {table.name}: {table.rows} rows of {table.benchmarks} benchmarks"
+    )
     when = datetime.now(tz=UTC).date().isoformat()
     notes = (*table.notes, *result.warnings)
     return SavedModel(name, main.power, Provenance(source, when, device), errors, notes, table.scaling)

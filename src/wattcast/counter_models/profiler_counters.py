@@ -279,9 +279,7 @@ def make_table_lines(folder: Path, gpu: str) -> list[CounterLine]:
     """
     counters = folder / MICROBENCH_COUNTERS_FILE
     if not counters.is_file():
-        raise bad_value(
-            str(folder), f"a folder with {MICROBENCH_COUNTERS_FILE} (measure microbench --counters)", "none"
-        )
+        raise bad_value(str(folder), f"a folder with {MICROBENCH_COUNTERS_FILE} (lab microbench --counters)", "none")
     counted = {str(row["id"]): row for row in read_lines(counters)}
     names = sorted({name for row in counted.values() for name in row["metrics"]})
     most = max((_dram_byte_per_s(row["metrics"]) for row in counted.values()), default=0.0)

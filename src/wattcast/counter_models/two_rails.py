@@ -382,7 +382,7 @@ def make_saved_rails(result: RailsFit, name: str, device: str, date: str = "") -
     """Return the model with its errors, ready to be written."""
     errors = {what.replace(",", ""): error for what, _, error in rails_fit_to_plain(result)["errors"]}
     leaning = f"Leaning {result.leaning:g}, chosen by held-out {result.table.choose_on} rows."
-    source = f"wattcast fit counters, {int(result.train.sum())} rows of {result.table.name}"
+    source = f"wattcast lab fit counters, {int(result.train.sum())} rows of {result.table.name}"
     return SavedModel(name, result.model, Provenance(source, date, device), errors, (leaning, *result.warnings))
 
 

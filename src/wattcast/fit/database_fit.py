@@ -1,4 +1,4 @@
-"""Run ``wattcast fit kernels``: held-out predictions, intervals, a bundle from all rows, files."""
+"""Run ``wattcast lab fit kernels``: held-out predictions, intervals, a bundle from all rows, files."""
 
 from __future__ import annotations
 

@@ -280,7 +280,7 @@ def build_bundle(
     return Bundle(
         gpu=gpu.name,
         status=FitStatus.FITTED,
-        provenance=Provenance(f"wattcast fit kernels {rows.source}", device=rows.card, note=note),
+        provenance=Provenance(f"wattcast lab fit kernels {rows.source}", device=rows.card, note=note),
         corrections={**found.corrections, **unmeasured},
         launch=rule.launch,
         power=found.power,

@@ -78,7 +78,7 @@ def load_kernel_rows(database: str | Path) -> KernelRows:
     """Load every row with an operator and a figure; idle rows come from ``load_idle_rows``."""
     plain = [row for row in read_plain_rows(database) if row.get("kind") != "idle" and not row.get("error")]
     if not plain:
-        raise BadInput(f"{database}: no measured rows. Pack a campaign with `wattcast measure pack`.")
+        raise BadInput(f"{database}: no measured rows. Pack a campaign with `wattcast lab pack`.")
     ops = parse_operators([row["operator"] for row in plain], str(database))
     first = plain[0]
     return KernelRows(

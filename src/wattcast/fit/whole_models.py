@@ -3,7 +3,7 @@
 A database of whole models is a folder with ``models.parquet``, that file, the name of a database that ships, a
 folder of journals, or a CSV of one's own with the columns of ``ModelRow``.
 
-``wattcast fit host`` fits the cost h at which the host issues operators, in order. Latency rises with h, linearly
+``wattcast lab fit host`` fits the cost h at which the host issues operators, in order. Latency rises with h, linearly
 once the host is the slower queue (docs/method/whole-models.md). Each host-bound row gives the h at which its
 predicted latency is the measured one; the fitted h makes the mean absolute error of log latency over all rows
 least. Rows whose GPU is the slower queue at any plausible h tell only that h is not larger, and do so through the

@@ -288,7 +288,7 @@ def draw_energy_ratios(ratios: Sequence[EnergyRatio]) -> Figure:
     axes.set_xlabel("bottom-up energy over dumped energy")
     axes.set_title("Energies per event, no constant fitted to a file")
     axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False)
-    return add_caption(figure, "dumped: McPAT inside GPGPU-Sim, before scaling factors; wattcast gpus check-energies")
+    return add_caption(figure, "dumped: McPAT inside GPGPU-Sim, before scaling factors; wattcast lab check-energies")
 
 
 def draw_size_changes(design: ChipDesign) -> Figure:

@@ -281,7 +281,7 @@ def sweep_perturbed_cards(count: int, setup: PolicySetup, seed: int = 0) -> dict
 
 
 def export_tables(tables: PlantTables, path: Path) -> None:
-    """Save time, power and counters of every phase at every setting as CSV, which ``fit sensitivity`` reads."""
+    """Save time, power and counters of every phase at every setting as CSV, which ``lab sensitivity`` reads."""
     roles = [str(knob.role) for knob in tables.lattice.knobs]
     columns = [tables.lattice.knob_values(knob.role) for knob in tables.lattice.knobs]
     text = io.StringIO()

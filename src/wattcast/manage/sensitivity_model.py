@@ -99,7 +99,7 @@ class SensitivityModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         raise MissingEvents(
             f"sensitivity model {self.name!r} needs {', '.join(missing)}"
             f"{f' (closest: {hint[0]})' if hint else ''}, absent from these counters: {', '.join(counters)}. "
-            "Collect the missing counters, or fit a model to those you have (wattcast fit sensitivity)."
+            "Collect the missing counters, or fit a model to those you have (wattcast lab sensitivity)."
         )
 
 

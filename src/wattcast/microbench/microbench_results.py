@@ -97,7 +97,7 @@ def read_results(path: Path) -> tuple[MicrobenchResult, ...]:
         if not row.get("error"):
             latest[str(row.get("id"))] = row
     if not latest:
-        raise BadInput(f"{file.name} holds no row without an error: measure again (wattcast measure microbench).")
+        raise BadInput(f"{file.name} holds no row without an error: measure again (wattcast lab microbench).")
     cards = _cards(file.parent)
     found = [_result(row, file.name, cards.get(str(row.get("run")), "")) for row in latest.values()]
     newest: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""Run ``measure microbench`` and ``measure multimedia``: the parent's request, and the child that uses the device.
+"""Run ``lab microbench`` and ``lab multimedia``: the parent's request, and the child that uses the device.
 
 A child measures idle rows, warms the card up, then measures the suite and the driver's own copy, or the multimedia
 workloads back to back, at a fixed rate, and with frames moved to and from the host.

@@ -83,7 +83,7 @@ def build_ledger(
         if long and (again or kept is None):
             say(f"{section}: working")
             kept = load_or_make_rows(section, partial(make, reference, say), env, again)
-        reason = "takes minutes: run `wattcast validate --ablations`"
+        reason = "takes minutes: run `wattcast lab validate --ablations`"
         rows += [make_absent_row(where, quantity, reason)] if kept is None else kept
     rows += component_rows(reference, say) + make_energy_rows(reference)
     if reference is not None and (reference / "energaizer").is_dir():
@@ -97,7 +97,7 @@ def load_held_out(gpu: str) -> HeldOutRows:
     """Return the held-out predictions that ship with a GPU's bundle."""
     held = shipped_held_out(gpu)
     if held is None:
-        raise BadInput(f"no held-out results ship for {gpu}. Run `wattcast validate --refit`.")
+        raise BadInput(f"no held-out results ship for {gpu}. Run `wattcast lab validate --refit`.")
     return held
 
 
@@ -119,7 +119,7 @@ def ledger_to_markdown(rows: list[LedgerRow]) -> str:
     text = [
         "# Accuracy",
         "",
-        "Written by `wattcast validate --write docs/accuracy.md`; every number is out of fold.",
+        "Written by `wattcast lab validate --write docs/accuracy.md`; every number is out of fold.",
         "",
     ]
     for gpu in GPUS:

@@ -448,7 +448,7 @@ def draw_held_out(quantity: str = "latency", gpu: str = "h200") -> Figure:
         raise unknown_name("quantity", quantity, HELD_OUT_QUANTITIES, f"Known: {', '.join(HELD_OUT_QUANTITIES)}.")
     held = shipped_held_out(gpu)
     if held is None:
-        raise BadInput(f"no held-out results ship for {gpu}. Run `wattcast validate --refit`.")
+        raise BadInput(f"no held-out results ship for {gpu}. Run `wattcast lab validate --refit`.")
     burst = np.array([kind == "burst" for kind in held.kind])
     at = (np.array(held.data) == "random") & (burst if quantity == "latency" else ~burst)
     unit, scale = HELD_OUT_QUANTITIES[quantity]

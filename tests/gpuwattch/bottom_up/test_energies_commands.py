@@ -1,4 +1,4 @@
-"""``gpus show --energies``, ``gpus check-energies``, ``power-trace`` and ``fit component`` without a table."""
+"""``gpus show --energies``, ``lab check-energies``, ``lab power-trace`` and ``lab fit component`` without a table."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from wattcast.cli import catalogue_commands, component_commands
 from wattcast.gpuwattch.architecture import write_architecture
 from wattcast.gpuwattch.bottom_up.event_energies import energies_of_architecture, make_energy_table
 from wattcast.gpuwattch.component_build import demo_architecture
@@ -25,7 +24,7 @@ def chip(tmp_path: Path) -> Path:
 
 
 def test_a_catalogue_gpu(verb) -> None:
-    code, said, _ = verb(catalogue_commands.gpus_app, "show", "h200", "--energies")
+    code, said, _ = verb("gpus", "show", "h200", "--energies")
     assert code == 0
     for word in ("REG_RD", "cuda_fp32_flop", "register-file banks", "whole chip", "bottom-up", "SRAM cell"):
         assert word in said
@@ -33,7 +32,7 @@ def test_a_catalogue_gpu(verb) -> None:
 
 def test_voltage_node_and_temperature(verb) -> None:
     def found(*options: str) -> dict:
-        code, said, _ = verb(catalogue_commands.gpus_app, "show", "h200", "--energies", "--json", *options)
+        code, said, _ = verb("gpus", "show", "h200", "--energies", "--json", *options)
         assert code == 0
         return json.loads(said)
 
@@ -47,7 +46,7 @@ def test_an_architecture_file_in_both_forms(verb, chip: Path, tmp_path: Path) ->
     yaml = tmp_path / "demo.yaml"
     write_architecture(demo_architecture(), yaml)
     codes, texts, _ = zip(
-        *(verb(catalogue_commands.gpus_app, "show", str(path), "--energies", "--json") for path in (chip, yaml)),
+        *(verb("gpus", "show", str(path), "--energies", "--json") for path in (chip, yaml)),
         strict=True,
     )
     assert codes == (0, 0)
@@ -57,8 +56,19 @@ def test_an_architecture_file_in_both_forms(verb, chip: Path, tmp_path: Path) ->
 
 def test_a_change_and_a_table(verb, chip: Path, tmp_path: Path) -> None:
     table = tmp_path / "energies.yaml"
-    argv = ("show", str(chip), "--energies", "--change", "registers=2", "--change", "sms=2", "--save", str(table))
-    code, said, _ = verb(catalogue_commands.gpus_app, *argv)
+    argv = (
+        "gpus",
+        "show",
+        str(chip),
+        "--energies",
+        "--change",
+        "registers=2",
+        "--change",
+        "sms=2",
+        "--save",
+        str(table),
+    )
+    code, said, _ = verb(*argv)
     assert code == 0
     assert "before" in said
     own = make_energy_table(energies_of_architecture(demo_architecture()))
@@ -79,29 +89,29 @@ def test_a_change_and_a_table(verb, chip: Path, tmp_path: Path) -> None:
     ],
 )
 def test_refusals(verb, argv: tuple[str, ...], said: str) -> None:
-    code, _, complaint = verb(catalogue_commands.gpus_app, "show", *argv)
+    code, _, complaint = verb("gpus", "show", *argv)
     assert code != 0
     assert said in complaint
 
 
 def test_the_check_prints_every_ratio(verb) -> None:
-    code, said, _ = verb(catalogue_commands.gpus_app, "check-energies", "--json")
+    code, said, _ = verb("lab", "check-energies", "--json")
     assert code == 0
     found = json.loads(said)
     assert {"h200"} <= {r["where"] for r in found["ratios"]}
     assert len([r for r in found["ratios"] if r["where"] == "h200"]) == 10
     assert found["rows"]
-    code, _, complaint = verb(catalogue_commands.gpus_app, "check-energies", "--reference", "nowhere")
+    code, _, complaint = verb("lab", "check-energies", "--reference", "nowhere")
     assert code != 0
     assert "accelwattch" in complaint
 
 
 def test_figures(verb, chip: Path, tmp_path: Path, reference: Path) -> None:
     sizes, ratios = tmp_path / "sizes.png", tmp_path / "ratios.svg"
-    assert verb(catalogue_commands.gpus_app, "show", str(chip), "--energies", "--plot", str(sizes))[0] == 0
+    assert verb("gpus", "show", str(chip), "--energies", "--plot", str(sizes))[0] == 0
     assert sizes.read_bytes().startswith(b"\x89PNG")
-    argv = ("check-energies", "--reference", str(reference), "--plot", str(ratios))
-    code, said, _ = verb(catalogue_commands.gpus_app, *argv)
+    argv = ("lab", "check-energies", "--reference", str(reference), "--plot", str(ratios))
+    code, said, _ = verb(*argv)
     assert code == 0
     assert b"<svg" in ratios.read_bytes()
     assert said.count("gpuwattch_gtx480") > 29
@@ -118,15 +128,13 @@ def test_power_trace_without_a_table(verb, chip: Path, tmp_path: Path) -> None:
     trace = tmp_path / "m.log"
     trace.write_text("\n".join([",".join(columns), *("".join(f"{v:f}," for v in row) for row in rows)]) + "\n")
     common = [str(trace), "--config", str(chip), "--no-figure", "--no-parquet", "--json"]
-    code, said, notes = verb(component_commands.power_trace_app, *common, "--out", str(tmp_path / "a"))
+    code, said, notes = verb("lab", "power-trace", *common, "--out", str(tmp_path / "a"))
     assert code == 0
     assert "no table of energies: bottom-up" in notes
     assert "McPAT's defaults" in notes
     table = tmp_path / "saved.yaml"
-    assert verb(catalogue_commands.gpus_app, "show", str(chip), "--energies", "--save", str(table))[0] == 0
-    code, again, _ = verb(
-        component_commands.power_trace_app, *common, "--energies", str(table), "--out", str(tmp_path / "b")
-    )
+    assert verb("gpus", "show", str(chip), "--energies", "--save", str(table))[0] == 0
+    code, again, _ = verb("lab", "power-trace", *common, "--energies", str(table), "--out", str(tmp_path / "b"))
     assert code == 0
     assert json.loads(said)["mean_power_w"] == pytest.approx(json.loads(again)["mean_power_w"], rel=1e-6)
 
@@ -150,12 +158,12 @@ def test_fit_component_without_a_table(verb, chip: Path, tmp_path: Path) -> None
         for i, (row, d, w) in enumerate(zip(counts, duty, watts, strict=True)):
             writer.writerow([f"k{chr(97 + i)}", seconds, repr(float(w)), *map(repr, row.tolist()), repr(float(d))])
     argv = [str(path), "--measured", "watts", "--duration", "seconds", "--bottom-up", str(chip), "--json"]
-    code, said, notes = verb(component_commands.fit_component_app, *argv)
+    code, said, notes = verb("lab", "fit", "component", *argv)
     assert code == 0
     assert "bottom-up" in notes
     found = json.loads(said)
     assert [found["values"][name] for name in names] == pytest.approx(factors, rel=0.02)
     assert found["mape"]["in_sample"] < 1.0
-    code, _, complaint = verb(component_commands.fit_component_app, *argv, "--energies")
+    code, _, complaint = verb("lab", "fit", "component", *argv, "--energies")
     assert code != 0
     assert "one of them" in complaint

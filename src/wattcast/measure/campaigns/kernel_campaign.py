@@ -1,4 +1,4 @@
-"""Run ``measure kernels``: steps that each measure their own operators of the plan and save a row for each.
+"""Run ``lab kernels``: steps that each measure their own operators of the plan and save a row for each.
 
 Steps may run in different calls; rows on file are not measured again. The file also reads and writes lists of
 operators that take the place of the plan, and names the kernels of each operator by PyTorch's profiler.
@@ -284,7 +284,7 @@ def read_listed(path: Path) -> list[OperatorSpec]:
         return NAMED[str(path)]()
     if not path.is_file():
         raise BadInput(
-            f"--plan: there is no file {path}. `wattcast measure kernels --suggest N --out DIR` writes one; "
+            f"--plan: there is no file {path}. `wattcast lab kernels --suggest N --out DIR` writes one; "
             "`training` is the plan of gradients, caches and batch norm, `chains` the members of chains, `common` "
             "and `common-sustained` what is measured on every card, to tell cards apart."
         )

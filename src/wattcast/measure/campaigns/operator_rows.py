@@ -432,7 +432,7 @@ Row = TypeVar("Row", KernelRow, ChainRow)
 
 @dataclass
 class KernelCampaign:
-    """One call of ``measure kernels``: where rows go and when to stop."""
+    """One call of ``lab kernels``: where rows go and when to stop."""
 
     bench: OperatorBench
     out: Path

@@ -385,7 +385,7 @@ def residuals_from_bytes(data: bytes, reference: ReferenceChip) -> LearnedFactor
         with np.load(io.BytesIO(data), allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
     except (OSError, ValueError) as error:
-        raise bad_value("arrays.npz", "arrays saved by `wattcast fit kernels`", str(error)) from None
+        raise bad_value("arrays.npz", "arrays saved by `wattcast lab fit kernels`", str(error)) from None
     models: dict[str, dict[str, LearnedFactor]] = {"time": {}, "energy": {}}
     for name in arrays:
         kind, _, rest = name.partition(".")
