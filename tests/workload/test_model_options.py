@@ -12,6 +12,7 @@ from wattcast.core.errors import BadInput, UnknownName, WattcastError
 from wattcast.core.units import Dtype
 from wattcast.predictor.api import SETTING_NAMES
 from wattcast.workload import ModelOptions, OutputHead, SoftwareStack, WorkloadPhase, build_graph
+from wattcast.workload.model_options import OPTION_NAMES, ModelKeywords
 
 
 @pytest.mark.parametrize("name", ["batch", "seq", "tokens", "tp", "pp", "dp", "image"])
@@ -116,3 +117,7 @@ def test_names_say_what_is_run() -> None:
     options = ModelOptions(phase="generate", seq=64, tokens=9, dtype="fp8", stack="engine", tp=2)
     assert build_graph("llama3-8b", options).name == "llama3-8b generate b1 s64 t9 fp8 engine tp2"
     assert build_graph("resnet50", ModelOptions(batch=2)).name == "resnet50 forward b2 i224 bf16"
+
+
+def test_keywords_are_the_fields_of_the_options() -> None:
+    assert tuple(ModelKeywords.__annotations__) == OPTION_NAMES

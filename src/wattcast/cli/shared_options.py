@@ -55,6 +55,11 @@ Source = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Clock = Annotated[str | None, typer.Option(help="Locked core clock, such as 1830MHz; default: the governor.")]
+PowerLimit = Annotated[str | None, typer.Option(help="Board power limit, such as 500W.")]
+HostLaunch = Annotated[str | None, typer.Option(help="Host time per operator, such as 12us; 0us is a CUDA graph.")]
+Temperature = Annotated[str | None, typer.Option(help="Die temperature, such as 60C.")]
+OperandData = Annotated[str, typer.Option(help="Operand data: random|zeros|ones|relu.")]
 MODEL_OPTIONS: dict[str, tuple[Any, Any]] = {  # name -> type and help, default; the fields of ModelOptions
     "batch": (Annotated[int, typer.Option(help="Sequences or images at once.")], 1),
     "seq": (
@@ -123,6 +128,12 @@ def add_options(command: Command, shared: Sequence[inspect.Parameter]) -> Comman
     parameters = [*required, *(p for p in [*shared, *own] if p.default is not p.empty)]
     command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     return command
+
+
+def was_given(ctx: typer.Context, name: str) -> bool:
+    """Tell whether an option stands on the command line."""
+    source = ctx.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def parse_factors(given: Sequence[str]) -> dict[str, float]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeAlias
+from typing import TypeAlias, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +29,7 @@ from wattcast.predictor.bundle.bundle_file import Bundle, read_bundle
 from wattcast.predictor.bundle.factors import apply_factors
 from wattcast.predictor.prediction import Prediction, predict_graph, predict_graphs
 from wattcast.workload.graph import Graph
-from wattcast.workload.model_options import OPTION_NAMES, ModelOptions, unknown_option_error
+from wattcast.workload.model_options import OPTION_NAMES, ModelKeywords, ModelOptions, unknown_option_error
 from wattcast.workload.readers import load_workload
 
 CARDS = ("another", "this")
@@ -49,7 +49,7 @@ def predict(
     bundle: Bundle | str | Path | None = None,
     factors: Mapping[str, float] | None = None,
     card: str = "another",
-    **options: object,
+    **options: Unpack[ModelKeywords],
 ) -> Prediction:
     """Predict latency, power, energy and clock of a workload on a GPU.
 
@@ -81,7 +81,7 @@ def predict_many(
     bundle: Bundle | str | Path | None = None,
     factors: Mapping[str, float] | None = None,
     card: str = "another",
-    **options: object,
+    **options: Unpack[ModelKeywords],
 ) -> list[Prediction]:
     """Predict many workloads on one GPU, in order and several times as fast as one by one.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypedDict
 
 from wattcast.core.errors import UnknownName, bad_value, unknown_name
 from wattcast.core.units import Dtype
@@ -117,6 +117,25 @@ class ModelOptions:
 
 
 OPTION_NAMES = tuple(item.name for item in fields(ModelOptions))
+
+
+class ModelKeywords(TypedDict, total=False):
+    """The fields of ``ModelOptions`` as functions take them: ``**options: Unpack[ModelKeywords]``."""
+
+    batch: int
+    seq: int | None
+    tokens: int | None
+    phase: str | None
+    dtype: str
+    attention: str
+    head: str | None
+    stack: str
+    tp: int
+    pp: int
+    dp: int
+    skew: float
+    recompute: bool
+    image: int | None
 
 
 def _parse_word(kind: type[StrEnum], name: str, value: object) -> StrEnum:
