@@ -7,7 +7,7 @@ database; rows of a fourth fold are the card's own; errors are of the fifth, whi
 cards: *a twin*, whose rows are as measured, so that the forecast needs no change; *another chip*, whose rows are
 distorted in ways the forecast does not know: each phase of time, each family, each module's energy and idle power by
 factors drawn at random (seed = draw), about as far as forecasts are found off (groups of kernels are not distorted);
-and *a chip known by its catalogue entry*, as measured, whose forecast is the provisional rule and inherits no row.
+and *a chip known by its catalogue entry*, as measured, whose forecast is the starting rule and inherits no row.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from wattcast.fit.kernel_rows import KernelRows, assign_folds, on_random_data, s
 from wattcast.fit.scoring import LedgerRow, make_ledger_row
 from wattcast.hardware import Gpu
 from wattcast.predictor.bundle.bundle_file import Bundle, shipped_bundle
-from wattcast.predictor.bundle.forecast import provisional_bundle
+from wattcast.predictor.bundle.forecast import starting_bundle
 from wattcast.validate.ledger_store import Tell, run_study
 
 COUNTS = (50, 100, 200)
@@ -85,7 +85,7 @@ def pretended(base: Setting, card: str, draw: int) -> Setting:
     """The setting of a card."""
     if card == CARDS[1]:
         return distorted(base, draw)
-    return base if card == CARDS[0] else replace(base, parent=provisional_bundle(base.gpu))
+    return base if card == CARDS[0] else replace(base, parent=starting_bundle(base.gpu))
 
 
 def distorted(base: Setting, seed: int) -> Setting:

@@ -101,7 +101,7 @@ def cards() -> Figure:
             p = api.predict(model, card, batch=batch, seq=seq, attention="eager", head="none")
             watts, (low, high) = float(p.power_w), p.interval.power_w
             limit = float(np.max(hardware.load_gpu(card).power.limit_w))
-            axes.bar(i, watts, color=MODULE_COLOURS["static" if p.status == "fitted" else "l2"])
+            axes.bar(i, watts, color=MODULE_COLOURS["static" if p.status == "measured" else "l2"])
             axes.vlines(i, low, min(float(high), limit), color="#333333", lw=1)
             axes.hlines(limit, i - 0.4, i + 0.4, color=MODULE_COLOURS["tensor"], lw=1)
             axes.annotate(f"{float(p.latency_s) * 1e3:.0f} ms", (i, 4), ha="center", fontsize=6)

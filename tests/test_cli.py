@@ -16,7 +16,7 @@ import pytest
 
 from wattcast import __version__
 from wattcast.core.errors import ExitCode
-from wattcast.report.prediction_json import PredictOut
+from wattcast.predictor.prediction_json import PredictOut
 
 LLAMA = ("predict", "llama3-8b", "--gpu", "h100-sxm", "--batch", "8", "--seq", "1024")
 OPS = {"name": "tiny", "ops": [{"op": "linear", "m": 512, "n": 512, "k": 512, "dtype": "bf16", "count": 4}]}
@@ -46,10 +46,10 @@ def test_predict_prints_the_promised_schema(call) -> None:
     assert "no measurement of the h100-sxm" in " ".join(p.assumptions)
 
 
-def test_text_output_says_that_coefficients_are_inherited(call) -> None:
+def test_text_output_says_that_a_gpu_is_forecast(call) -> None:
     done = call(*LLAMA)
     assert done.code == 0
-    assert "inherited" in done.out
+    assert "forecast, not measured" in done.out
     assert "latency" in done.out
 
 
@@ -101,10 +101,10 @@ def test_ninety_lists_take_at_most_ten_times_one(reference: Path) -> None:
         (("predict", "absent.json", "--gpu", "h200"), ExitCode.BAD_INPUT, "cannot be read"),
         (("predict", "llama3-8b", "--gpu", "absent.yaml"), ExitCode.BAD_INPUT, "cannot be read"),
         (("predict", "llama3-8b", "--gpu", "h200", "--plot", "figure.xcf"), ExitCode.BAD_INPUT, ".png"),
-        (("predict", "llama3-8b"), ExitCode.BAD_INPUT, "--gpu"),
-        (("predict", "llama3-8b", "--gpu", "h200", "--batch", "many"), ExitCode.BAD_INPUT, "batch"),
-        (("predict", "llama3-8b", "--gpu", "h200", "--colour"), ExitCode.BAD_INPUT, "--colour"),
-        (("prdict",), ExitCode.BAD_INPUT, "Closest: predict"),
+        (("predict", "llama3-8b"), ExitCode.USAGE, "--gpu"),
+        (("predict", "llama3-8b", "--gpu", "h200", "--batch", "many"), ExitCode.USAGE, "batch"),
+        (("predict", "llama3-8b", "--gpu", "h200", "--colour"), ExitCode.USAGE, "--colour"),
+        (("prdict",), ExitCode.USAGE, "Closest: predict"),
         (("gpus", "show", "h300"), ExitCode.BAD_INPUT, "Closest: h200"),
     ],
 )

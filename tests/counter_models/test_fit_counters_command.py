@@ -29,7 +29,7 @@ from wattcast.counter_models.rail_terms import CounterModelKind
 from wattcast.hardware import OperatingPoint
 from wattcast.power import saved_models
 from wattcast.power.activity import Activity, ActivitySource
-from wattcast.report.prediction_json import encode_json
+from wattcast.predictor.prediction_json import encode_json
 
 MAP = """
 benchmark: work

@@ -33,7 +33,7 @@ def test_designs_prints_the_front_and_saves_every_point(call, tmp_path: Path) ->
     text = call(*DESIGNS, *VARY)
     assert text.code == 0
     assert "Pareto front of latency_s and power_w" in text.out
-    assert "provisional" in text.out
+    assert "set by hand" in text.out
 
 
 def test_designs_sampled_and_with_other_objectives(call) -> None:
@@ -83,7 +83,7 @@ def test_designs_draws(call, tmp_path: Path, more: tuple[str, ...]) -> None:
             ExitCode.REFUSED,
             "--yes",
         ),
-        (DESIGNS, ExitCode.BAD_INPUT, "--vary"),
+        (DESIGNS, ExitCode.USAGE, "--vary"),
     ],
 )
 def test_a_mistake_gets_one_paragraph(call, tmp_path: Path, monkeypatch, argv, code: ExitCode, says: str) -> None:

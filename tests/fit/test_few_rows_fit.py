@@ -139,7 +139,7 @@ def test_fifty_rows_make_a_bundle_that_predicts(tmp_path: Path) -> None:
     code, out, err = run("lab", "fit", "kernels", str(database), "--gpu", "h200", "--out", str(tmp_path / "fitted"))
     assert code == 0, err
     found = read_bundle(tmp_path / "fitted")
-    assert found.status is FitStatus.INHERITED
+    assert found.status is FitStatus.CALIBRATED
     assert "50 rows moved the forecast" in found.provenance.note
     assert found.provenance.device.startswith("NVIDIA H200")
     for family, residual in found.residuals.items():
@@ -164,7 +164,7 @@ def test_few_rows_alone_refuse_or_fit_but_never_hang(tmp_path: Path) -> None:
         "lab", "fit", "kernels", str(database), "--gpu", "h200", "--alone", "--out", str(tmp_path / "fitted")
     )
     assert code == 0, err
-    assert read_bundle(tmp_path / "fitted").status is FitStatus.FITTED
+    assert read_bundle(tmp_path / "fitted").status is FitStatus.MEASURED
     with pytest.raises(WattcastError, match="conv2d"):
         find_correction("conv2d.point", {"gemm": Correction(1.0, 1.0, 1e-6)})
 

@@ -15,7 +15,7 @@ HERE = Path(__file__).resolve().parent
 
 
 def schema_of_output() -> object:
-    from wattcast.report.prediction_json import PredictOut
+    from wattcast.predictor.prediction_json import PredictOut
 
     return msgspec.json.schema(PredictOut)
 

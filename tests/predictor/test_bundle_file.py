@@ -14,7 +14,7 @@ from wattcast.core.units import Dtype
 from wattcast.hardware import OperatingPoint, load_gpu
 from wattcast.predictor.bundle import bundle_file as bundles
 from wattcast.predictor.bundle.bundle_file import shipped_bundle
-from wattcast.predictor.bundle.forecast import provisional_bundle
+from wattcast.predictor.bundle.forecast import starting_bundle
 from wattcast.predictor.prediction import predict_graph
 from wattcast.workload.graph import Graph
 from wattcast.workload.operator_types import Attention, Elementwise, LayerNorm, Linear
@@ -28,7 +28,7 @@ def test_the_h200_is_fitted_and_inside_what_was_measured() -> None:
     gpu = load_gpu("h200")
     bundle = shipped_bundle("h200")
     assert bundle is not None
-    assert bundle.status == "fitted"
+    assert bundle.status == "measured"
     p = predict_graph(WORK, gpu, OperatingPoint(), bundle)
     assert p.support.inside, p.support.reason
     assert all(bundle.residuals[family].rows > 100 for family in ("gemm", "attention", "softmax", "elementwise"))
@@ -112,8 +112,8 @@ def test_the_effective_clock_follows_the_load() -> None:
 
 
 def test_what_a_fit_starts_from_needs_no_bundle() -> None:
-    """Where rows are silent a fit takes the provisional rule, which must not lean on what is being fitted."""
+    """Where rows are silent a fit takes the starting rule, which must not lean on what is being fitted."""
     gpu = load_gpu("a100-sxm-80gb")
-    assert provisional_bundle(gpu).learned is None
-    assert replace(provisional_bundle(gpu), seen={}).seen == {}
-    assert np.isfinite(predict_graph(WORK, gpu, OperatingPoint(), provisional_bundle(gpu)).latency_s)
+    assert starting_bundle(gpu).learned is None
+    assert replace(starting_bundle(gpu), seen={}).seen == {}
+    assert np.isfinite(predict_graph(WORK, gpu, OperatingPoint(), starting_bundle(gpu)).latency_s)

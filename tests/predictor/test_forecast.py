@@ -39,12 +39,12 @@ def test_a_chip_like_the_parent_is_predicted_like_the_parent() -> None:
     one, two = predict_graph(WORK, parent, TOP, own), predict_graph(WORK, twin, TOP, carried)
     assert_allclose(two.latency_s, one.latency_s, rtol=0.05)
     assert_allclose(two.power_w, one.power_w, rtol=0.10)
-    assert two.status == "inherited"
+    assert two.status == "forecast"
     assert not two.support.inside
 
 
 def test_the_same_processor_with_slower_memory_is_never_faster() -> None:
-    """The provisional rule gave an H100 316 ms where the H200, the same processor, takes 234."""
+    """An early rule gave an H100 316 ms where the H200, the same processor, takes 234."""
     options = {"batch": 8, "seq": 1024}
     h200, h100 = (wattcast.predict("llama3-8b", gpu, **options) for gpu in ("h200", "h100-sxm"))
     assert 1.0 <= h100.latency_s / h200.latency_s < 1.12

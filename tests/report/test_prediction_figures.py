@@ -13,6 +13,7 @@ from numpy.testing import assert_allclose
 from wattcast.core.errors import BadInput, UnknownName
 from wattcast.predictor import api, prediction
 from wattcast.predictor.pipeline import analyse_graph
+from wattcast.predictor.prediction_json import encode_json, predictions_to_output
 from wattcast.report import configuration_view as looking
 from wattcast.report import figure_style as house
 from wattcast.report import prediction_figures
@@ -26,7 +27,6 @@ from wattcast.report.prediction_figures import (
     draw_recorded_run,
     label_views,
 )
-from wattcast.report.prediction_json import encode_json, predictions_to_output
 from wattcast.validate.ledger_figures import HELD_OUT_QUANTITIES, draw_held_out
 from wattcast.workload.model_options import ModelOptions
 
@@ -205,7 +205,7 @@ def test_plot_on_commands(call, tmp_path: Path) -> None:
         assert done.code == 0, (name, done.err)
         assert path.read_bytes().startswith(b"<?xml"), name
     bad = call("predict", "gpt2", "--gpu", "h200", "--plot", str(tmp_path / "x.gif"))
-    assert bad.code == 2
+    assert bad.code == 3
     assert ".png, .svg or .pdf" in bad.err
 
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wattcast import hardware
-from wattcast.report.prediction_json import PredictOut
+from wattcast.predictor.prediction_json import PredictOut
 from wattcast.web import answers, request_schema
 from wattcast.web.answers import Answer, AnswerCache, answer_request
 from wattcast.workload import model_catalogue

@@ -12,7 +12,7 @@ from wattcast.core.errors import BadInput, UnknownName, WattcastError
 from wattcast.core.units import Dtype
 from wattcast.predictor.api import SETTING_NAMES
 from wattcast.workload import ModelOptions, OutputHead, SoftwareStack, WorkloadPhase, build_graph
-from wattcast.workload.model_options import OPTION_NAMES, ModelKeywords
+from wattcast.workload.model_options import OPTION_NAMES, OptionWords
 
 
 @pytest.mark.parametrize("name", ["batch", "seq", "tokens", "tp", "pp", "dp", "image"])
@@ -104,7 +104,7 @@ def test_every_default_taken_is_stated() -> None:
     bare = " | ".join(build_graph("llama3-8b").assumptions)
     for word in ("phase prefill", "seq 1024", "head last", "no padding"):
         assert word in bare
-    told = build_graph("llama3-8b", ModelOptions(phase="prefill", seq=1024, head="last")).assumptions
+    told = build_graph("llama3-8b", ModelOptions(phase="prefill", seq=1024, head="last", stack="eager")).assumptions
     assert not any("default" in line for line in told)
     assert any("224 by 224" in line for line in build_graph("resnet50").assumptions)
     assert any(
@@ -113,11 +113,13 @@ def test_every_default_taken_is_stated() -> None:
 
 
 def test_names_say_what_is_run() -> None:
-    assert build_graph("llama3-8b", ModelOptions(batch=8, seq=1024)).name == "llama3-8b prefill b8 s1024 bf16"
+    eager = ModelOptions(batch=8, seq=1024, stack="eager")
+    assert build_graph("llama3-8b", eager).name == "llama3-8b prefill b8 s1024 bf16 eager"
     options = ModelOptions(phase="generate", seq=64, tokens=9, dtype="fp8", stack="engine", tp=2)
     assert build_graph("llama3-8b", options).name == "llama3-8b generate b1 s64 t9 fp8 engine tp2"
-    assert build_graph("resnet50", ModelOptions(batch=2)).name == "resnet50 forward b2 i224 bf16"
+    assert build_graph("resnet50", ModelOptions(batch=2)).name == "resnet50 forward b2 i224 bf16 eager"
 
 
-def test_keywords_are_the_fields_of_the_options() -> None:
-    assert tuple(ModelKeywords.__annotations__) == OPTION_NAMES
+def test_the_words_of_callers_are_the_options() -> None:
+    """``OptionWords`` types the keywords of ``wattcast.predict``; it must not fall behind ``ModelOptions``."""
+    assert tuple(OptionWords.__annotations__) == OPTION_NAMES

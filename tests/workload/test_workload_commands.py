@@ -130,7 +130,7 @@ def test_predict_takes_a_configuration_and_a_model_of_every_kind(call, tmp_path:
     names = [p["name"] for p in json.loads(done.out)["predictions"]]
     assert names[0].startswith(f"{tmp_path.name} prefill b1 s128")
     assert names[1:] == [
-        "resnet50 forward b1 i224 bf16",
-        "whisper-tiny prefill b1 s448 bf16",
-        "dit-xl-2 forward b1 i32 bf16",
+        "resnet50 forward b1 i224 bf16 eager",
+        "whisper-tiny prefill b1 s448 bf16 eager",
+        "dit-xl-2 forward b1 i32 bf16 eager",
     ]

@@ -9,19 +9,13 @@ from typing import Annotated, Any
 import typer
 
 from wattcast.cli.shared_options import (
-    Clock,
     Environment,
-    HostLaunch,
     Json,
-    OperandData,
     Plot,
-    PowerLimit,
     Source,
-    Temperature,
     parse_factors,
     save_plot,
     takes_model_options,
-    was_given,
 )
 
 
@@ -53,11 +47,15 @@ def predict(
         str,
         typer.Option(help="Catalogue name (`wattcast gpus`) or your own YAML file.", autocompletion=_gpu_names),
     ],
-    clock: Clock = None,
-    power_limit: PowerLimit = None,
-    host_launch: HostLaunch = None,
-    temperature: Temperature = None,
-    data: OperandData = "random",
+    clock: Annotated[
+        str | None, typer.Option(help="Locked core clock, such as 1830MHz; default: the governor.")
+    ] = None,
+    power_limit: Annotated[str | None, typer.Option(help="Board power limit, such as 500W.")] = None,
+    host_launch: Annotated[
+        str | None, typer.Option(help="Host time per operator, such as 12us; 0us is a CUDA graph.")
+    ] = None,
+    temperature: Annotated[str | None, typer.Option(help="Die temperature, such as 60C.")] = None,
+    data: Annotated[str, typer.Option(help="Operand data: random|zeros|ones|relu.")] = "random",
     bundle: Annotated[
         Path | None,
         typer.Option(help="Folder that `calibrate` or `lab fit kernels` saved, in place of the shipped one."),
@@ -68,6 +66,11 @@ def predict(
     card: Annotated[
         str, typer.Option(help="Whose intervals: another of the kind, or this one, which the bundle was fitted on.")
     ] = "another",
+    price: Annotated[str | None, typer.Option(help="Rent of one GPU, such as 2.50/h or 2.50USD/h.")] = None,
+    electricity: Annotated[str | None, typer.Option(help="Tariff, such as 0.12/kWh.")] = None,
+    carbon: Annotated[str | None, typer.Option(help="Carbon intensity, such as 400g/kWh.")] = None,
+    region: Annotated[str | None, typer.Option(help="Whose carbon intensity to take, such as us or france.")] = None,
+    details: Annotated[bool, typer.Option("--details", help="Print all operators, intervals, assumptions.")] = False,
     json: Json = False,
     plot: Plot = None,
     figure: Annotated[str, typer.Option(help="What --plot draws: breakdown|timeline|roofline|clocks.")] = "breakdown",
@@ -92,8 +95,9 @@ def predict(
     factors = parse_factors(factor or [])
     settings = {name: ctx.params[name] for name in ("clock", "power_limit", "host_launch", "temperature", "data")}
     settings |= {"bundle": bundle, "factors": factors, "card": card}
+    prices = {"price": price, "electricity": electricity, "carbon": carbon, "region": region}
     if plot is None:
-        predictions = api.predict_many(workloads, chip, **settings, **options)
+        predictions = api.predict_many(workloads, chip, **settings, **prices, **options)
     else:
         from wattcast.report.configuration_view import RunSettings, view_configuration
         from wattcast.report.prediction_figures import draw_figure
@@ -102,55 +106,43 @@ def predict(
         predictions = [view.prediction]
         save_plot(env, draw_figure(figure, view), plot)
     if json:
-        from wattcast.report.prediction_json import predictions_to_output
+        from wattcast.predictor.prediction_json import predictions_to_output
 
         env.json(predictions_to_output(predictions))
         return
     from wattcast.report.text_tables import print_predictions
 
-    print_predictions(env.console(), predictions, float(chip.memory.capacity_byte))
+    print_predictions(env.console(), predictions, details)
 
 
 _SIDE = (
-    "A model, MODEL@GPU,key=value,... | FILE.json of `predict --json` (FILE.json#2: its second) or of `measure run "
-    "--json` | row:ID or DATABASE#ID of `measure models` | `predicted`, beside a row."
+    "MODEL@GPU,key=value,... | FILE.json of `predict --json` (FILE.json#2: its second) or of `measure run --json` | "
+    "row:ID or DATABASE#ID of `measure models` | `predicted`, beside a row. B may lean on A: @GPU, or ,batch=16."
 )
 
 
-@takes_model_options()
 def compare(
     ctx: typer.Context,
     a: Annotated[str, typer.Argument(metavar="A", help=_SIDE)],
-    b: Annotated[str, typer.Argument(metavar="B", help="The same, or what differs from A: @GPU, or ,batch=16.")],
-    gpu: Annotated[
-        str | None, typer.Option(help="GPU of a run that names none, and whose rows row:ID means (default: h200).")
-    ] = None,
-    clock: Clock = None,
-    power_limit: PowerLimit = None,
-    host_launch: HostLaunch = None,
-    temperature: Temperature = None,
-    data: OperandData = "random",
+    b: Annotated[str, typer.Argument(metavar="B", help="The same; differences are B - A.")],
+    gpu: Annotated[str, typer.Option(help="The GPU whose database row:ID is looked up in.")] = "h200",
     iterations: Annotated[
         int, typer.Option(help="How often the command of `measure run` ran the workload, warm-up excluded.")
     ] = 1,
     json: Json = False,
     plot: Plot = None,
-    **options: Any,
 ) -> None:
-    """Explain the difference between two runs, B - A, by operators, modules and clock; it adds up exactly.
+    """Which operators, modules and terms (clock, cycles, power, idle gaps) caused the difference; it adds up exactly.
 
-    Options hold for both runs; a run may say otherwise after its name.
-
-    Examples: wattcast compare llama3-8b@h200 @h100-sxm --batch 8 --seq 512
-    ... compare llama3-8b qwen3-8b --gpu h200 --phase decode --batch 32
+    Examples: wattcast compare llama3-8b@h200,batch=8,seq=512 @h100-sxm
     ... compare llama3-8b@h200,batch=8,seq=512 ,power_limit=500W
     """
-    from wattcast.report import comparison_sides
+    from wattcast.report.comparison import compare_runs
     from wattcast.report.comparison_output import comparison_to_plain, print_comparison
+    from wattcast.report.comparison_sides import read_pair
 
     env: Environment = ctx.obj
-    given = {name: ctx.params[name] for name in comparison_sides.SPEC_KEYS if was_given(ctx, name)}
-    found = comparison_sides.compare(a, b, gpu=gpu, iterations=iterations, **given)
+    found = compare_runs(*read_pair(a, b, gpu, iterations))
     if plot is not None:
         from wattcast.report.comparison_output import draw_difference
 
@@ -169,11 +161,11 @@ def report(
         str, typer.Option(help="Catalogue name or your own YAML file; more names with commas are compared with it.")
     ],
     out: Annotated[Path, typer.Option(help="The file to write, such as report.html.")],
-    clock: Clock = None,
-    power_limit: PowerLimit = None,
-    host_launch: HostLaunch = None,
-    temperature: Temperature = None,
-    data: OperandData = "random",
+    clock: Annotated[str | None, typer.Option(help="Locked core clock, such as 1830MHz.")] = None,
+    power_limit: Annotated[str | None, typer.Option(help="Board power limit, such as 500W.")] = None,
+    host_launch: Annotated[str | None, typer.Option(help="Host time per operator; 0us is a CUDA graph.")] = None,
+    temperature: Annotated[str | None, typer.Option(help="Die temperature, such as 60C.")] = None,
+    data: Annotated[str, typer.Option(help="Operand data: random|zeros|ones|relu.")] = "random",
     json: Json = False,
     **options: Any,
 ) -> None:
@@ -205,6 +197,7 @@ def _command_line(ctx: typer.Context) -> str:
     """Return the command line, as far as it decides what the page says."""
     words = ["wattcast", "report", str(ctx.params["workload"])]
     for name, value in ctx.params.items():
-        if was_given(ctx, name) and name not in ("workload", "json", "out"):
+        source = ctx.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE" and name not in ("workload", "json", "out"):
             words += [f"--{name.replace('_', '-')}"] + ([] if value is True else [str(value)])
     return shlex.join(words)

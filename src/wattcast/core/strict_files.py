@@ -197,11 +197,11 @@ def _structs(kind: Any) -> Iterator[Any]:
 
 
 class FitStatus(StrEnum):
-    """How a set of coefficients came about."""
+    """What is known of a GPU: how its coefficients came about."""
 
-    FITTED = "fitted"  # to measurements of this very device
-    INHERITED = "inherited"  # carried over from another device's measurements
-    PROVISIONAL = "provisional"  # rough numbers that keep the path whole until they are replaced
+    MEASURED = "measured"  # fitted to measurements of this kind of GPU
+    CALIBRATED = "calibrated"  # carried over from another GPU, and moved by a few rows of this one
+    FORECAST = "forecast"  # carried over from another GPU, or set from its specification: nothing was measured
 
 
 class Provenance(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

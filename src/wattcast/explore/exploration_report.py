@@ -155,7 +155,7 @@ MOST_ROWS = 15
 def print_sweep(console: Console, done: SweepResult) -> None:
     """Print the best points and the front of a sweep."""
     study, summary = done.study, done.summary
-    mark = "" if study.bundle.status is FitStatus.FITTED else f" ({study.bundle.status} coefficients)"
+    mark = "" if study.bundle.status is FitStatus.MEASURED else f" ({study.bundle.status} coefficients)"
     share = "" if summary.kept == done.points else f", {summary.kept:,} meet the constraints"
     console.print(
         f"[bold]{escape(study.graph.name)}[/bold] on designs around [bold]{escape(study.gpu.name)}[/bold]{mark}: "
@@ -174,7 +174,7 @@ def print_sweep(console: Console, done: SweepResult) -> None:
 def print_clocks(console: Console, found: ClockSweep, least: ClockObjective) -> None:
     """Print the best clocks, and an even selection of all."""
     study, points = found.study, table_rows(found.columns)
-    mark = "" if study.bundle.status is FitStatus.FITTED else f" ({study.bundle.status} coefficients)"
+    mark = "" if study.bundle.status is FitStatus.MEASURED else f" ({study.bundle.status} coefficients)"
     chosen = points[found.best[least]]
     limit = f" under a limit of {show(chosen['asked_power_limit_w'], 'W')}" if "asked_power_limit_w" in chosen else ""
     console.print(

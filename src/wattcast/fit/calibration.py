@@ -369,7 +369,7 @@ def _bundle(forecast: Bundle, done: Calibration, time: FactorFit, energy: Factor
     }
     return replace(
         made,
-        status=FitStatus.INHERITED,
+        status=FitStatus.CALIBRATED,
         provenance=Provenance(
             f"wattcast calibrate {source}", forecast.provenance.date, f"{forecast.gpu} ({source})", note
         ),

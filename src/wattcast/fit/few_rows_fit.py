@@ -489,7 +489,7 @@ def _bundle(found: InheritedFit, held: HeldOutRows, rows: KernelRows, forecast: 
     }
     return replace(
         found.bundle,
-        status=FitStatus.INHERITED,
+        status=FitStatus.CALIBRATED,
         provenance=Provenance(f"wattcast lab fit kernels {rows.source}", device=rows.card, note=note),
         residuals=residuals,
         assumptions=(*(a for a in forecast.assumptions if not a.startswith("forecast:")), note),

@@ -37,7 +37,7 @@ from wattcast.power.activity import known_events
 from wattcast.power.module_power import OWN_RAIL, STEADY, ModulePower
 from wattcast.power.power_model import IdlePower, VoltageCurve
 from wattcast.predictor.bundle.bundle_file import FAMILIES, Bundle, MeasuredRange, ResidualEnds
-from wattcast.predictor.bundle.forecast import provisional_bundle
+from wattcast.predictor.bundle.forecast import starting_bundle
 from wattcast.predictor.kernel_phases import Correction, blend_corrections, count_events
 from wattcast.predictor.learned_factors import (
     RATE_FEATURES,
@@ -225,7 +225,7 @@ def fit_kernel_rows(rows: KernelRows, gpu: Gpu, idle: IdlePower) -> KernelFit:
     corrections = fit_corrections(
         compute_ideal_terms(ran, reference), ran.work.kernel_family, latency_s, effective_hz
     )
-    known = {**provisional_bundle(gpu).corrections, **corrections}  # a family without bursts may have sustained rows
+    known = {**starting_bundle(gpu).corrections, **corrections}  # a family without bursts may have sustained rows
     time = fit_residuals(_samples(burst, ran, rows, gpu, plain, known, effective_hz))
     power, toggling, energy = _power(rows, kernels, gpu, idle, known, reference)
     return KernelFit(corrections, law, power, toggling, LearnedFactors(reference, time, energy))
@@ -273,13 +273,13 @@ _INNER = 4
 def build_bundle(
     found: KernelFit, rows: KernelRows, gpu: Gpu, residuals: Mapping[str, ResidualEnds], note: str
 ) -> Bundle:
-    """Build a bundle from a fit; families without rows take the provisional rule, and its assumptions say so."""
-    rule = provisional_bundle(gpu)
+    """Build a bundle from a fit; families without rows take the starting rule, and its assumptions say so."""
+    rule = starting_bundle(gpu)
     missing = [family for family in FAMILIES if family not in residuals]
     unmeasured = {name: rule.corrections[name] for name in FAMILIES if name not in found.corrections}
     return Bundle(
         gpu=gpu.name,
-        status=FitStatus.FITTED,
+        status=FitStatus.MEASURED,
         provenance=Provenance(f"wattcast lab fit kernels {rows.source}", device=rows.card, note=note),
         corrections={**found.corrections, **unmeasured},
         launch=rule.launch,
@@ -291,7 +291,7 @@ def build_bundle(
         learned=found.learned,
         seen=measured_ranges(rows, build_kernels(rows.ops, rows.conditions, gpu, found.learned.reference, ())),
         governor_share=fit_governor_share(rows, gpu),
-        assumptions=tuple(f"no {family} was measured: provisional corrections" for family in unmeasured),
+        assumptions=tuple(f"no {family} was measured; its corrections are set by hand" for family in unmeasured),
     )
 
 

@@ -1,8 +1,8 @@
 """Predict from names and units as people type them: the Python API.
 
     import wattcast
-    p = wattcast.predict("llama3-8b", gpu="h100-sxm", batch=8, seq=1024)
-    float(p.latency_s), float(p.power_w)
+    p = wattcast.predict("llama3-8b", gpu="h100-sxm", phase="decode", batch=8, seq=1024)
+    p.tokens_per_s, p.energy_j_per_token, p.total_power_w
 
 A number may be SI or a string with its unit; ``clock``, ``power_limit``, ``temperature`` and
 ``host_launch`` may be arrays, and the prediction then has their broadcast shape.
@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeAlias, Unpack
+from typing import Any, TypeAlias, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -27,9 +27,10 @@ from wattcast.hardware.gpu import DEFAULT_TEMPERATURE_C
 from wattcast.predictor.bundle import bundle_for
 from wattcast.predictor.bundle.bundle_file import Bundle, read_bundle
 from wattcast.predictor.bundle.factors import apply_factors
-from wattcast.predictor.prediction import Prediction, predict_graph, predict_graphs
+from wattcast.predictor.prediction import Prediction, predict_graphs
+from wattcast.predictor.prices import parse_prices
 from wattcast.workload.graph import Graph
-from wattcast.workload.model_options import OPTION_NAMES, ModelKeywords, ModelOptions, unknown_option_error
+from wattcast.workload.model_options import OPTION_NAMES, ModelOptions, OptionWords, unknown_option_error
 from wattcast.workload.readers import load_workload
 
 CARDS = ("another", "this")
@@ -49,28 +50,30 @@ def predict(
     bundle: Bundle | str | Path | None = None,
     factors: Mapping[str, float] | None = None,
     card: str = "another",
-    **options: Unpack[ModelKeywords],
+    price: str | None = None,
+    electricity: str | None = None,
+    carbon: str | None = None,
+    region: str | None = None,
+    **options: Unpack[OptionWords],
 ) -> Prediction:
-    """Predict latency, power, energy and clock of a workload on a GPU.
+    """Predict speed, power, energy and clock of a workload on one or several GPUs of a kind.
 
     ``workload`` is a model's name, a file (workload JSON, EnergAIzer list, Hugging Face
     ``config.json``), a mapping of the same, or a Graph; ``gpu`` a catalogue name, your own YAML file
     or a Gpu. ``bundle`` is a folder that ``calibrate`` or ``fit`` saved, in place of the shipped one or
     the forecast; ``factors`` are efficiency factors of your own (``predictor.bundle.factors``).
     ``card``: ``another`` of the kind (intervals hold how far cards differ) or ``this``, the one it was fitted on.
-    ``options`` are those of ``Options``: batch, seq, tokens, phase,
-    dtype, attention, head, stack, tp, pp, dp, ...
+    ``price`` is the rent of one GPU (``"2.50/h"``), ``electricity`` a tariff (``"0.12/kWh"``), ``carbon`` an
+    intensity (``"400g/kWh"``) and ``region`` a place whose intensity is known (``"us"``).
+    ``options`` are those of ``ModelOptions``: batch, seq, tokens, phase, dtype, attention, head, stack, tp, pp, ...
     """
-    graph = load_workload.load_workload(workload, _options(options))
-    chip = find_gpu(gpu)
-    fitted = apply_factors(find_bundle(bundle, chip), factors or {})
-    return predict_graph(
-        *resolve_inputs(graph, chip, fitted, clock, power_limit, host_launch, temperature, data, card)
-    )
+    given = {name: value for name, value in locals().items() if name not in ("workload", "gpu", "options")}
+    (found,) = predict_many([(workload, options)], gpu, **given)
+    return found
 
 
 def predict_many(
-    workloads: Sequence[Workload | tuple[Workload, Mapping[str, object]]],
+    workloads: Sequence[Workload | tuple[Workload, Mapping[str, Any]]],
     gpu: str | Path | Gpu,
     *,
     clock: Quantity | None = None,
@@ -81,23 +84,34 @@ def predict_many(
     bundle: Bundle | str | Path | None = None,
     factors: Mapping[str, float] | None = None,
     card: str = "another",
-    **options: Unpack[ModelKeywords],
+    price: str | None = None,
+    electricity: str | None = None,
+    carbon: str | None = None,
+    region: str | None = None,
+    **options: Unpack[OptionWords],
 ) -> list[Prediction]:
-    """Predict many workloads on one GPU, in order and several times as fast as one by one.
+    """Predict many workloads on one kind of GPU, in order and several times as fast as one by one.
 
     A workload may come with options of its own, which go before those of all:
 
         wattcast.predict_many(["llama3-8b", ("llama3-8b", {"phase": "decode"}), ("resnet50", {"batch": 64})], "h200")
     """
     pairs = [item if isinstance(item, tuple) else (item, {}) for item in workloads]
-    graphs = [load_workload.load_workload(workload, _options(options | dict(own))) for workload, own in pairs]
+    graphs = [load_workload.load_workload(workload, _options({**options, **own})) for workload, own in pairs]
     chip = find_gpu(gpu)
     fitted = apply_factors(find_bundle(bundle, chip), factors or {})
+    prices = parse_prices(electricity, carbon, [price] if price is not None else [], region=region)
     notes, at, fitted = _settings(chip, fitted, clock, power_limit, host_launch, temperature, data, card)
-    return predict_graphs([_noted(graph, notes) for graph in graphs], chip, at, fitted)
+    if price is not None or electricity is not None or prices.carbon_g_per_j is not None:
+        notes += prices.notes
+    found = predict_graphs([_noted(graph, notes) for graph in graphs], chip, at, fitted)
+    return [replace(p, prices=prices) for p in found]
 
 
-SETTING_NAMES = ("clock", "power_limit", "host_launch", "temperature", "data", "bundle", "factors", "card")
+SETTING_NAMES = (
+    *("clock", "power_limit", "host_launch", "temperature", "data", "bundle", "factors", "card"),
+    *("price", "electricity", "carbon", "region"),
+)
 
 
 def _options(given: Mapping[str, object]) -> ModelOptions:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TypeVar
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,7 @@ from wattcast.predictor.pipeline import (
     kernel_activity,
     workload_activity,
 )
+from wattcast.predictor.prices import Prices
 from wattcast.predictor.timeline import Timeline
 from wattcast.predictor.uncertainty import (
     PredictionInterval,
@@ -43,28 +44,28 @@ from wattcast.predictor.uncertainty import (
 from wattcast.workload.graph import Graph
 from wattcast.workload.operator_base import Operator
 
-_Any = TypeVar("_Any", bound=np.generic)
+Values: TypeAlias = float | Array  # of one configuration, or of a sweep, ``(*sweep,)``
 TOGETHER = 128  # workloads, of some fifty kernels each, whose kernels are analysed in one table
 
 
 @dataclass(frozen=True)
 class ModuleShare:
-    """Mean watts of one part of the power, and its utilisation where a peak is known, ``(*sweep,)``."""
+    """Mean watts of one part of the power, and its utilisation where a peak is known."""
 
     name: str
-    power_w: Array
-    utilisation: Array | None
+    power_w: Values
+    utilisation: Values | None
 
 
 @dataclass(frozen=True)
 class OperatorShare:
-    """Calls of one distinct operator, and time, mean power and energy of all of them, ``(*sweep,)``."""
+    """Calls of one distinct operator, and time, mean power and energy of all of them."""
 
     op: Operator
     count: int
-    latency_s: Array
-    power_w: Array
-    energy_j: Array
+    latency_s: Values
+    power_w: Values
+    energy_j: Values
     basis: PredictionBasis = field(repr=False, compare=False)
     row: int
 
@@ -73,7 +74,9 @@ class OperatorShare:
         """The power of the operator by module."""
         power_w, busy = self.basis.detail.kernel_part_w, self.basis.kernel_utilisation
         return tuple(
-            ModuleShare(part, power_w[..., self.row, i], busy[part][..., self.row] if part in busy else None)
+            ModuleShare(
+                part, _plain(power_w[..., self.row, i]), _plain(busy[part][..., self.row]) if part in busy else None
+            )
             for i, part in enumerate(self.basis.detail.parts)
         )
 
@@ -109,33 +112,136 @@ class PredictionBasis:
         return module_utilisation(activity, self.gpu, np.concatenate([each_hz, each_hz[..., :1]], axis=-1))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Prediction:
-    """Latency, power, energy and clock of a workload; every array is ``(*sweep,)``.
+    """Latency, power, energy and clock of a workload: floats for one configuration, arrays ``(*sweep,)`` for a sweep.
+
+    ``power_w``, ``energy_j`` and ``clock_hz`` are those of one GPU; ``total_power_w`` and ``total_energy_j`` are of
+    all ``gpu_count`` GPUs, which are taken to draw the same. ``tokens`` and ``items`` are counted over all GPUs.
+
+    A token is a prompt token in prefill, a new token in decode (one a sequence) and in generate, where the prefill
+    costs time and energy and its prompt does not count, and a token trained on in training. An item is a picture, a
+    denoising step or an audio clip. Pipeline stages work on batches in turn: once the pipeline is full, one leaves it
+    every ``latency_s``, so that tokens per second and joules per token are those of a full pipeline.
 
     Parts of the power, operators, interval and support are computed when they are read.
     """
 
     name: str
     gpu: str
-    latency_s: Array
-    power_w: Array
-    energy_j: Array
-    clock_hz: Array  # as NVML would report it
-    effective_clock_hz: Array
-    capped: npt.NDArray[np.bool_]
-    busy_s: Array
+    latency_s: Values
+    power_w: Values
+    energy_j: Values
+    clock_hz: Values  # as NVML would report it
+    effective_clock_hz: Values
+    capped: bool | npt.NDArray[np.bool_]
+    busy_s: Values
     memory_byte: float | None
     fits: bool | None  # in the GPU's memory (in every point of a sweep); None: unknown
     assumptions: tuple[str, ...]
     status: FitStatus
     provenance: Provenance
     basis: PredictionBasis = field(repr=False, compare=False)
+    prices: Prices = field(default_factory=Prices, repr=False)
+
+    @property
+    def stack(self) -> str:
+        """The software that issues the kernels; empty where a list of operators does not say."""
+        return self.basis.graph.stack
+
+    @property
+    def gpu_count(self) -> int:
+        """GPUs that run the workload together."""
+        return self.basis.graph.gpu_count
+
+    @property
+    def tokens(self) -> int | None:
+        """Tokens of one run on all GPUs; None where the workload has none."""
+        return self.basis.graph.tokens
+
+    @property
+    def items(self) -> int | None:
+        """Pictures, denoising steps or audio clips of one run on all GPUs; None where there are none."""
+        return self.basis.graph.items
+
+    @property
+    def tokens_per_s(self) -> Values | None:
+        """Tokens per second of all GPUs together."""
+        return None if self.tokens is None else self.tokens / self.latency_s
+
+    @property
+    def items_per_s(self) -> Values | None:
+        """Items per second of all GPUs together."""
+        return None if self.items is None else self.items / self.latency_s
+
+    @property
+    def total_power_w(self) -> Values:
+        """Mean power of all GPUs."""
+        return self.power_w * self.gpu_count
+
+    @property
+    def total_energy_j(self) -> Values:
+        """Energy of one run on all GPUs."""
+        return self.energy_j * self.gpu_count
+
+    @property
+    def energy_j_per_token(self) -> Values | None:
+        """Joules of all GPUs per token."""
+        return None if self.tokens is None else self.total_energy_j / self.tokens
+
+    @property
+    def energy_j_per_item(self) -> Values | None:
+        """Joules of all GPUs per item."""
+        return None if self.items is None else self.total_energy_j / self.items
+
+    @property
+    def cost(self) -> Values | None:
+        """Money for one run on all GPUs, in ``prices.currency``; None where no price is known."""
+        return self.prices.cost(self.gpu, self.total_energy_j, self.latency_s * self.gpu_count)
+
+    @property
+    def cost_per_million_tokens(self) -> Values | None:
+        """Money for a million tokens; None where no price is known, or there are no tokens."""
+        return None if self.cost is None or self.tokens is None else self.cost / self.tokens * 1e6
+
+    @property
+    def carbon_g(self) -> Values | None:
+        """Grams of CO2 equivalent of one run on all GPUs; None where no carbon intensity is known."""
+        return self.prices.carbon_g(self.total_energy_j)
+
+    def __repr__(self) -> str:
+        from wattcast.predictor.prediction_summary import summarise_line
+
+        return summarise_line(self)
+
+    def _repr_html_(self) -> str:
+        from wattcast.predictor.prediction_summary import summarise_card
+
+        return summarise_card(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data: for one configuration what ``predict --json`` prints, for a sweep lists of numbers."""
+        from wattcast.predictor.prediction_json import prediction_to_plain
+
+        return prediction_to_plain(self)
+
+    def to_json(self) -> str:
+        """Return ``to_dict()`` as JSON text."""
+        from wattcast.predictor.prediction_json import encode_json
+
+        return encode_json(self.to_dict()).decode()
+
+    def to_frame(self) -> Any:
+        """Return a table with a row for each configuration: polars, or pandas where only that is installed."""
+        from wattcast.predictor.prediction_json import prediction_to_frame
+
+        return prediction_to_frame(self)
 
     @cached_property
-    def peak_power_w(self) -> Array:
-        """The most that any kernel draws."""
-        return np.broadcast_to(self.basis.detail.peak_w, self.power_w.shape)
+    def peak_power_w(self) -> Values:
+        """The most that any kernel draws, of one GPU."""
+        peak_w: Values = _plain(np.broadcast_to(self.basis.detail.peak_w, np.shape(self.power_w)))
+        return peak_w
 
     @cached_property
     def modules(self) -> tuple[ModuleShare, ...]:
@@ -146,7 +252,7 @@ class Prediction:
         busy = module_utilisation(activity, basis.gpu, totals.effective_hz[..., np.newaxis])
         power_w = mean_power_w(detail.part_j, totals.latency_s[..., np.newaxis])
         return tuple(
-            ModuleShare(part, power_w[..., i], busy[part][..., 0] if part in busy else None)
+            ModuleShare(part, _plain(power_w[..., i]), _plain(busy[part][..., 0]) if part in busy else None)
             for i, part in enumerate(detail.parts)
         )
 
@@ -159,7 +265,7 @@ class Prediction:
             detail.kernel_part_w.sum(axis=-1),
             detail.kernel_j * timeline.calls,
         )
-        spent_s, power_w, spent_j = (of if of.ndim == 1 else np.moveaxis(of, -1, 0) for of in columns)
+        spent_s, power_w, spent_j = (of.tolist() if of.ndim == 1 else np.moveaxis(of, -1, 0) for of in columns)
         rows = zip(timeline.kernels.ops, timeline.calls.tolist(), spent_s, power_w, spent_j, strict=True)
         return tuple(
             OperatorShare(op, int(calls), s, w, j, self.basis, i) for i, (op, calls, s, w, j) in enumerate(rows)
@@ -204,8 +310,8 @@ def predict_timeline(timeline: Timeline, graph: Graph, gpu: Gpu, at: OperatingPo
         name=graph.name,
         gpu=gpu.name,
         latency_s=_like(totals.latency_s, power_w),
-        power_w=power_w,
-        energy_j=totals.energy_j,
+        power_w=_plain(power_w),
+        energy_j=_plain(totals.energy_j),
         clock_hz=_like(sweep_values(settled.clock_hz), power_w),
         effective_clock_hz=_like(totals.effective_hz, power_w),
         capped=_like(settled.capped, power_w),
@@ -219,9 +325,14 @@ def predict_timeline(timeline: Timeline, graph: Graph, gpu: Gpu, at: OperatingPo
     )
 
 
-def _like(values: npt.NDArray[_Any], of: Array) -> npt.NDArray[_Any]:
+def _like(values: npt.NDArray[Any], of: Array) -> Any:
     """Broadcast values to the shape of a prediction."""
-    return values if values.shape == of.shape else np.broadcast_to(values, of.shape)
+    return _plain(values if values.shape == of.shape else np.broadcast_to(values, of.shape))
+
+
+def _plain(values: npt.NDArray[Any]) -> Any:
+    """Return the number of one configuration as Python's own, and arrays of a sweep as they are."""
+    return values.item() if values.ndim == 0 else values
 
 
 def _assumptions(graph: Graph, timeline: Timeline, settled: GovernedPoint, bundle: Bundle) -> tuple[str, ...]:

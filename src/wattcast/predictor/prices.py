@@ -7,11 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
+from typing import overload
 
 from wattcast.core import errors, units
+from wattcast.core.arrays import Array
 from wattcast.core.errors import BadInput, bad_value, unknown_name
 
-CURRENCIES = ("USD", "EUR")
+CURRENCIES = ("USD", "EUR", "")  # "": a number without a currency, which is then shown without one
+ANY_GPU = ""  # in ``rent_per_s``: every GPU that is not named
+_SIGNS = {"$": "USD", "€": "EUR"}
+_REGION_ALIASES = {"us": "united-states", "usa": "united-states"}
 
 
 @dataclass(frozen=True)
@@ -25,35 +30,53 @@ class Prices:
     pue: float = 1.0  # joules at the meter per joule of the GPU
     notes: tuple[str, ...] = ()
 
-    def cost(self, gpu: str, energy_j: float, gpu_s: float) -> float | None:
+    @overload
+    def cost(self, gpu: str, energy_j: float, gpu_s: float) -> float | None: ...
+    @overload
+    def cost(self, gpu: str, energy_j: float | Array, gpu_s: float | Array) -> float | Array | None: ...
+
+    def cost(self, gpu: str, energy_j: float | Array, gpu_s: float | Array) -> float | Array | None:
         """Money for ``energy_j`` drawn by GPUs over ``gpu_s`` GPU seconds; None where no price is known.
 
         cost = E·PUE·tariff + t·rent. Where only one of tariff and rent is given, that one alone is counted;
         where GPUs have rents, one without has an unknown cost.
         """
-        rent = self.rent_per_s.get(gpu)
+        rent = self.rent_per_s.get(gpu, self.rent_per_s.get(ANY_GPU))
         if (self.per_j is None and rent is None) or (self.rent_per_s and rent is None):
             return None
         return energy_j * self.pue * (self.per_j or 0.0) + gpu_s * (rent or 0.0)
 
-    def carbon_g(self, energy_j: float) -> float | None:
+    @overload
+    def carbon_g(self, energy_j: float) -> float | None: ...
+    @overload
+    def carbon_g(self, energy_j: float | Array) -> float | Array | None: ...
+
+    def carbon_g(self, energy_j: float | Array) -> float | Array | None:
         """Grams of CO2 equivalent for ``energy_j`` drawn by GPUs; None where the intensity is unknown."""
         return None if self.carbon_g_per_j is None else energy_j * self.pue * self.carbon_g_per_j
 
 
 def parse_prices(
-    tariff: str | None = None, carbon: str | None = None, rent: Sequence[str] = (), pue: float = 1.0
+    tariff: str | None = None,
+    carbon: str | None = None,
+    rent: Sequence[str] = (),
+    pue: float = 1.0,
+    region: str | None = None,
 ) -> Prices:
-    """Prices as people write them: ``0.12USD/kWh``; ``400g/kWh`` or a region; ``h200=3.50USD/h``."""
+    """Prices as people write them: ``0.12USD/kWh``; ``400g/kWh`` or a region; ``h200=3.50USD/h`` or ``2.50/h``."""
+    if region is not None:
+        if carbon is not None:
+            raise bad_value("region", "a region or a carbon intensity", "both")
+        carbon = region
     if not 1.0 <= pue <= 10.0:
         raise bad_value("pue", "a number from 1 to 10", pue)
     per_j, currency = (None, "") if tariff is None else _money(tariff, "J", "tariff", "0.12USD/kWh")
     rents = {}
     for text in rent:
         gpu, found, each = _rent(text)
-        if currency and found != currency:
+        if currency and found and found != currency:
             raise bad_value("price", f"one currency, {currency}", text)
-        currency, rents[gpu] = found, each
+        currency, rents[gpu] = currency or found, each
     carbon_g_per_j, notes = (None, []) if carbon is None else _carbon(carbon)
     if pue == 1.0:
         notes.append("energy at the GPU's board: PUE 1, no host")
@@ -71,6 +94,8 @@ def carbon_regions() -> dict[str, tuple[float, str]]:
 
 
 def _money(text: str, per: str, where: str, example: str) -> tuple[float, str]:
+    sign = text.strip()[:1]
+    text = text.replace(sign, "", 1).replace("/", f" {_SIGNS[sign]}/", 1) if sign in _SIGNS else text
     for currency in CURRENCIES:
         try:
             value = units.parse(text, f"{currency}/{per}", where)
@@ -79,7 +104,7 @@ def _money(text: str, per: str, where: str, example: str) -> tuple[float, str]:
         if value < 0:
             raise bad_value(where, "zero or more", text)
         return value, currency
-    raise bad_value(where, f"money in {' or '.join(CURRENCIES)}, such as {example}", text)
+    raise bad_value(where, f"money such as {example}, in USD, EUR or without a currency", text)
 
 
 def _rent(text: str) -> tuple[str, str, float]:
@@ -88,7 +113,8 @@ def _rent(text: str) -> tuple[str, str, float]:
 
     gpu, equals, amount = text.partition("=")
     if not equals:
-        raise bad_value("price", "GPU=MONEY, such as h200=3.50USD/h", text)
+        each, currency = _money(text, "s", "price", "3.50USD/h, or h200=3.50USD/h")
+        return ANY_GPU, currency, each
     known = errors.resolve_name("gpu", gpu, hardware.gpu_names(), GPU_ALIASES)
     each, currency = _money(amount, "s", f"price {known}", "3.50USD/h")
     return known, currency, each
@@ -101,7 +127,7 @@ def _carbon(text: str) -> tuple[float, list[str]]:
             raise bad_value("carbon", "zero or more", text)
         return value, []
     table = carbon_regions()
-    folded = {errors.fold_name(region): region for region in table}
+    folded = {errors.fold_name(region): region for region in table} | _REGION_ALIASES
     if errors.fold_name(text) not in folded:
         do = f"Known: {', '.join(table)}. Or give a number, such as 400g/kWh."
         raise unknown_name("region", text, table, do)

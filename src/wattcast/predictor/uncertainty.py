@@ -127,9 +127,7 @@ def judge_support(
 
     ``reasons`` is the result of ``find_unmeasured``, if it is at hand.
     """
-    if bundle.status is FitStatus.PROVISIONAL:
-        return Support(False, f"no measurements of {bundle.gpu} were fitted; coefficients are provisional")
-    if bundle.status is FitStatus.INHERITED and not bundle.provenance.device:
+    if bundle.status is FitStatus.FORECAST:
         return Support(False, f"a forecast: nothing was measured on the {bundle.gpu}")
     reasons = find_unmeasured(timeline, bundle) if reasons is None else reasons
     if not any(reasons):

@@ -11,11 +11,18 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from wattcast.core.strict_files import FitStatus
 from wattcast.core.units import show
 from wattcast.predictor.prediction import Prediction
+from wattcast.predictor.prediction_summary import (
+    AnswerLine,
+    judge_confidence,
+    list_answers,
+    rank_assumptions,
+    show_between,
+    title_of,
+)
 
-MOST_OPS = 12
+FEW_OPS, FEW_NOTES = 5, 3  # of a first screen
 _UNIT_BY_ENDING = (
     ("byte_per_s", "byte/s"),
     ("byte_per_cycle", "byte/cycle"),
@@ -73,85 +80,94 @@ def print_notes(console: Console, notes: Sequence[str]) -> None:
         console.print(f"  - {escape(note)}", style="dim", highlight=False)
 
 
-def print_predictions(console: Console, predictions: Sequence[Prediction], capacity_byte: float) -> None:
-    """Print one prediction at length, or several as one table."""
-    if len(predictions) == 1:
-        _print_one(console, predictions[0], capacity_byte)
-    else:
+def print_predictions(console: Console, predictions: Sequence[Prediction], details: bool = False) -> None:
+    """Print one prediction as one screen, or several as one table; ``details`` prints everything about each."""
+    if len(predictions) > 1:
         _print_many(console, predictions)
-    print_notes(console, [note for p in predictions for note in p.assumptions])
+    for p in predictions if details or len(predictions) == 1 else ():
+        _print_one(console, p, details)
+    if len(predictions) > 1 and not details:
+        print_notes(console, [note for p in predictions for note in p.assumptions])
 
 
-def _print_one(console: Console, p: Prediction, capacity_byte: float) -> None:
-    mark = "" if p.status is FitStatus.FITTED else f"  [bold]({p.status} coefficients)[/bold]"
-    console.print(f"[bold]{escape(p.name)}[/bold] on [bold]{escape(p.gpu)}[/bold]{mark}", highlight=False)
-    rows = new_table("", "predicted", f"{p.interval.level:.0%} interval")
+def _print_one(console: Console, p: Prediction, details: bool) -> None:
+    """Print the answer first, then modules, operators and assumptions: the most important, or all."""
+    sure = judge_confidence(p)
+    console.print(f"[bold]{escape(title_of(p))}[/bold]", highlight=False)
+    for line in (*list_answers(p), AnswerLine("how sure", sure.word, sure.reason)):
+        value = f"{line.value:<24}" if line.remark else line.value
+        text = f"  {line.label:<12} [bold]{escape(value)}[/bold]"
+        console.print(f"{text} [dim]{escape(line.remark)}[/dim]" if line.remark else text, highlight=False)
+    console.print(_modules(p))
+    console.print(_ops(p, None if details else FEW_OPS))
+    if details:
+        console.print(_settings(p))
+    notes = rank_assumptions(p)
+    shown = notes if details else notes[:FEW_NOTES]
+    print_notes(console, shown)
+    if not details:
+        more = (
+            f"{len(notes) - len(shown)} more assumptions, all {len(p.ops)} operators, intervals and clocks: --details"
+        )
+        console.print(f"  {more}", style="dim", highlight=False)
+
+
+def _settings(p: Prediction) -> Table:
+    rows = new_table("", "predicted", f"{p.interval.level:.0%} interval", title="One GPU")
     for name, value, ends, unit in (
         ("latency", p.latency_s, p.interval.latency_s, "s"),
         ("power", p.power_w, p.interval.power_w, "W"),
         ("energy", p.energy_j, p.interval.energy_j, "J"),
     ):
-        span = f"{show(float(ends[0]), unit, 3)} to {show(float(ends[1]), unit, 3)}"
-        rows.add_row(name, show(float(value), unit), span)
-    held = "held down by the power limit" if bool(p.capped) else ""
-    rows.add_row("clock", show(float(p.clock_hz), "Hz"), held)
+        rows.add_row(name, show(float(value), unit), show_between(value, ends, unit)[1])
+    rows.add_row("highest power", show(float(p.peak_power_w), "W"), "of any kernel")
+    rows.add_row("clock", show(float(p.clock_hz), "Hz"), "held down by the power limit" if p.capped else "")
     rows.add_row("effective clock", show(float(p.effective_clock_hz), "Hz"), "")
-    waiting = 1.0 - float(p.busy_s) / float(p.latency_s)
-    rows.add_row("waiting for the host", f"{waiting:.1%}", "")
-    if p.memory_byte is not None:
-        fits = "fits" if p.fits else "DOES NOT FIT"
-        rows.add_row("memory", show(p.memory_byte, "byte"), f"{fits} in {show(capacity_byte, 'byte')}")
-    console.print(rows)
-    console.print(_modules(p))
-    console.print(_ops(p))
-    inside = "inside" if p.support.inside else "outside"
-    console.print(f"Support: {inside} what was measured: {escape(p.support.reason)}", highlight=False)
-
-
-def _modules(p: Prediction) -> Table:
-    rows = new_table("module", "power", "share", "utilisation")
-    for module in p.modules:
-        share = float(module.power_w) / float(p.power_w)
-        busy = "" if module.utilisation is None else f"{float(module.utilisation):.1%}"
-        rows.add_row(module.name, show(float(module.power_w), "W", 3), f"{share:.1%}", busy)
+    rows.add_row("waiting for the host", f"{1.0 - float(p.busy_s) / float(p.latency_s):.1%}", "")
+    rows.add_row(
+        "coefficients", str(p.status), escape(", ".join(filter(None, (p.provenance.source, p.provenance.device))))
+    )
     return rows
 
 
-def _ops(p: Prediction) -> Table:
-    rows = new_table("operator", "calls", "time", "share", "power", "energy")
-    ranked = sorted(p.ops, key=lambda o: -float(o.latency_s))
-    for share in ranked[:MOST_OPS]:
+def _modules(p: Prediction) -> Table:
+    rows = new_table("power of one GPU", "", "share", "busy")
+    for module in sorted(p.modules, key=lambda m: -float(m.power_w)):
+        busy = "" if module.utilisation is None else f"{float(module.utilisation):.0%}"
+        rows.add_row(
+            module.name, show(float(module.power_w), "W", 2), f"{float(module.power_w) / float(p.power_w):.0%}", busy
+        )
+    return rows
+
+
+def _ops(p: Prediction, most: int | None) -> Table:
+    rows = new_table("operators by energy", "calls", "time", "share", "power", "energy", "share")
+    ranked = sorted(p.ops, key=lambda o: -float(o.energy_j))
+    for share in ranked[:most]:
         rows.add_row(
             escape(str(share.op)),
             str(share.count),
-            show(float(share.latency_s), "s", 3),
-            f"{float(share.latency_s) / float(p.busy_s):.1%}",
-            show(float(share.power_w), "W", 3),
-            show(float(share.energy_j), "J", 3),
+            show(float(share.latency_s), "s", 2),
+            f"{float(share.latency_s) / float(p.latency_s):.0%}",
+            show(float(share.power_w), "W", 2),
+            show(float(share.energy_j), "J", 2),
+            f"{float(share.energy_j) / float(p.energy_j):.0%}",
         )
-    rest = ranked[MOST_OPS:]
-    if rest:
-        seconds = sum(float(o.latency_s) for o in rest)
-        joules = sum(float(o.energy_j) for o in rest)
-        share_text = f"{seconds / float(p.busy_s):.1%}"
-        rows.add_row(f"... {len(rest)} more", "", show(seconds, "s", 3), share_text, "", show(joules, "J", 3))
     return rows
 
 
 def _print_many(console: Console, predictions: Sequence[Prediction]) -> None:
-    rows = new_table("workload", "latency", "power", "energy", "clock", "capped")
+    rows = new_table("workload", "GPUs", "per second", "energy", "total power", "latency", "memory", "sure")
     for p in predictions:
+        lines = {line.label: line.value for line in reversed(list_answers(p))}
         rows.add_row(
             escape(p.name),
-            show(float(p.latency_s), "s"),
-            show(float(p.power_w), "W"),
-            show(float(p.energy_j), "J"),
-            show(float(p.clock_hz), "Hz"),
-            "yes" if bool(p.capped) else "",
+            str(p.gpu_count),
+            *(lines.get(name, "") for name in ("throughput", "energy", "total power", "latency", "memory")),
+            judge_confidence(p).word,
         )
-    statuses = ", ".join(dict.fromkeys(str(p.status) for p in predictions))
-    rows.title = f"{len(predictions)} workloads on {predictions[0].gpu} ({statuses} coefficients)"
+    first = predictions[0]
+    rows.title = f"{len(predictions)} workloads on {first.gpu}, which is {first.status}"
     console.print(rows)
-    reasons = dict.fromkeys(p.support.reason for p in predictions if not p.support.inside)
-    for reason in reasons:
-        console.print(f"Support: outside what was measured: {escape(reason)}", highlight=False)
+    for reason in dict.fromkeys(p.support.reason for p in predictions if not p.support.inside):
+        console.print(f"Outside what was measured: {escape(reason)}", highlight=False)

@@ -25,6 +25,15 @@ from wattcast.core.errors import BadInput, WattcastError, bad_value, clip_text
 from wattcast.hardware import Gpu
 from wattcast.predictor.bundle import bundle_for
 from wattcast.predictor.bundle.bundle_file import Bundle
+from wattcast.predictor.prediction_json import (
+    IntervalOut,
+    ProvenanceOut,
+    SupportOut,
+    interval_to_output,
+    predictions_to_output,
+    provenance_to_output,
+    support_to_output,
+)
 from wattcast.report.configuration_view import (
     ConfigurationView,
     MemoryRoom,
@@ -37,14 +46,6 @@ from wattcast.report.configuration_view import (
 from wattcast.report.figure_style import encode_figure
 from wattcast.report.html_report import build_report_page
 from wattcast.report.prediction_figures import draw_clock_curves, draw_figure
-from wattcast.report.prediction_json import (
-    IntervalOut,
-    ProvenanceOut,
-    SupportOut,
-    interval_to_output,
-    predictions_to_output,
-    provenance_to_output,
-)
 from wattcast.web.request_schema import Configuration, ConfigurationList, FigureRequest, check_nesting, read_request
 from wattcast.workload import model_catalogue
 from wattcast.workload.graph import Graph
@@ -60,7 +61,7 @@ MOST_OPS = 40
 class GpuOut(msgspec.Struct):
     name: str
     title: str
-    coefficients: str  # fitted | provisional
+    coefficients: str  # measured | calibrated | forecast
     memory_byte: float
     min_clock_hz: float
     max_clock_hz: float
@@ -206,7 +207,7 @@ def view_to_output(seen: ConfigurationView) -> ViewOut:
         capacity_byte=float(np.mean(seen.gpu.memory.capacity_byte)),
         fits=p.fits,
         interval=interval_to_output(p),
-        support=SupportOut(p.support.inside, p.support.reason),
+        support=support_to_output(p),
         parts=[m.name for m in p.modules],
         part_w=[float(m.power_w) for m in p.modules],
         utilisation=[None if m.utilisation is None else float(m.utilisation) for m in p.modules],

@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from wattcast import __version__
 from wattcast.core.errors import MissingTool, Refused, bad_value
-from wattcast.report.prediction_json import PredictOut
+from wattcast.predictor.prediction_json import PredictOut
 from wattcast.web import answers, request_schema
 from wattcast.web.live_stream import Feed, FeedInfo, FeedWatchers, recorded_feed
 from wattcast.web.request_schema import MOST_BYTE

@@ -20,6 +20,7 @@ from wattcast.workload.model_options import (
     SoftwareStack,
     WorkloadPhase,
     activation_dtype,
+    count_output,
     decode_group_size,
     name_graph,
     resolve_options,
@@ -73,7 +74,19 @@ def _build(model: ModelSpec, options: ModelOptions) -> Graph:
     memory_byte = float(sum_footprint(options, passes).total_byte)
     for program in passes:
         program.release()
-    return Graph(name_graph(model, options), tuple(blocks), memory_byte, tuple(assumptions))
+    tokens, items = count_output(model, options)
+    return Graph(
+        name=name_graph(model, options),
+        blocks=tuple(blocks),
+        memory_byte=memory_byte,
+        assumptions=tuple(assumptions),
+        stack=str(options.stack),
+        phase=str(options.phase),
+        tokens=tokens,
+        items=items,
+        item=model.template.item,
+        gpu_count=options.tp * options.pp * options.dp,
+    )
 
 
 def _decode_steps(model: ModelSpec, options: ModelOptions) -> tuple[list[Block], list[Program]]:

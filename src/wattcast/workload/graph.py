@@ -34,6 +34,12 @@ class Graph:
     blocks: tuple[Block, ...]
     memory_byte: float | None = None  # weights, cache, activations, optimiser; None: unknown
     assumptions: tuple[str, ...] = ()  # every default taken on the way here
+    stack: str = ""  # the software that issues the operators; "": not known
+    phase: str = ""  # of a model: prefill, decode, generate, train, forward
+    tokens: int | None = None  # of one run on all GPUs together; None: the workload has no tokens
+    items: int | None = None  # pictures, audio clips ... of one run on all GPUs together
+    item: str = ""  # the word for one of them
+    gpu_count: int = 1  # that run this graph at the same time
 
     def __post_init__(self) -> None:
         if not any(block.ops for block in self.blocks):

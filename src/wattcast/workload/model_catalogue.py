@@ -39,6 +39,7 @@ class ModelArchitecture:
     dims_name: str
     trace_name: str
     engine: bool = False  # whether the template itself knows how an inference engine runs it
+    item: str = ""  # what a batch is counted in where it is not text
 
     @property
     def dims(self) -> Any:
@@ -60,14 +61,16 @@ ARCHITECTURES: dict[str, ModelArchitecture] = {
     "decoder": ModelArchitecture(ModelKind.LANGUAGE, "decoders", "DecoderDims", "trace_decoder", engine=True),
     "gpt": ModelArchitecture(ModelKind.LANGUAGE, "classic_transformers", "GptDims", "trace_gpt", engine=True),
     "latent": ModelArchitecture(ModelKind.LANGUAGE, "decoders", "LatentDims", "trace_latent", engine=True),
-    "whisper": ModelArchitecture(ModelKind.LANGUAGE, "multimodal", "WhisperDims", "trace_whisper"),
+    "whisper": ModelArchitecture(ModelKind.LANGUAGE, "multimodal", "WhisperDims", "trace_whisper", item="audio clip"),
     "bert": ModelArchitecture(ModelKind.ENCODER, "classic_transformers", "BertDims", "trace_bert"),
-    "vit": ModelArchitecture(ModelKind.VISION, "classic_transformers", "VitDims", "trace_vit"),
-    "clip": ModelArchitecture(ModelKind.VISION, "multimodal", "ClipDims", "trace_clip"),
-    "resnet": ModelArchitecture(ModelKind.VISION, "image_models", "ResnetDims", "trace_resnet"),
-    "mobilevit": ModelArchitecture(ModelKind.VISION, "image_models", "MobileVitDims", "trace_mobilevit"),
-    "unet": ModelArchitecture(ModelKind.VISION, "image_models", "UnetDims", "trace_unet"),
-    "dit": ModelArchitecture(ModelKind.VISION, "image_models", "DitDims", "trace_dit"),
+    "vit": ModelArchitecture(ModelKind.VISION, "classic_transformers", "VitDims", "trace_vit", item="picture"),
+    "clip": ModelArchitecture(ModelKind.VISION, "multimodal", "ClipDims", "trace_clip", item="picture"),
+    "resnet": ModelArchitecture(ModelKind.VISION, "image_models", "ResnetDims", "trace_resnet", item="picture"),
+    "mobilevit": ModelArchitecture(
+        ModelKind.VISION, "image_models", "MobileVitDims", "trace_mobilevit", item="picture"
+    ),
+    "unet": ModelArchitecture(ModelKind.VISION, "image_models", "UnetDims", "trace_unet", item="denoising step"),
+    "dit": ModelArchitecture(ModelKind.VISION, "image_models", "DitDims", "trace_dit", item="denoising step"),
 }
 
 

@@ -76,7 +76,7 @@ class ModelOptions:
     dtype: Dtype = Dtype.BF16
     attention: AttentionMode = AttentionMode.FLASH
     head: OutputHead | None = None
-    stack: SoftwareStack = SoftwareStack.EAGER
+    stack: SoftwareStack | None = None
     tp: int = 1
     pp: int = 1
     dp: int = 1
@@ -119,8 +119,8 @@ class ModelOptions:
 OPTION_NAMES = tuple(item.name for item in fields(ModelOptions))
 
 
-class ModelKeywords(TypedDict, total=False):
-    """The fields of ``ModelOptions`` as functions take them: ``**options: Unpack[ModelKeywords]``."""
+class OptionWords(TypedDict, total=False):
+    """The options as a caller of ``wattcast.predict`` writes them; what each means: ``ModelOptions``."""
 
     batch: int
     seq: int | None
@@ -129,7 +129,7 @@ class ModelKeywords(TypedDict, total=False):
     dtype: str
     attention: str
     head: str | None
-    stack: str
+    stack: str | None
     tp: int
     pp: int
     dp: int
@@ -191,9 +191,32 @@ def resolve_options(model: ModelSpec, options: ModelOptions) -> tuple[ModelOptio
             serving = OutputHead.NONE if kind is ModelKind.ENCODER else OutputHead.LAST
             taken["head"] = OutputHead.ALL if phase is WorkloadPhase.TRAIN else serving
             said.append(f"head {taken['head']} (default)")
+    if options.stack is None:
+        taken["stack"] = stack = _default_stack(model, phase, options.attention)
+        said.append(f"stack {stack} (default of {phase} for a {kind} model)")
     options = replace(options, **taken) if taken else options
     check_parallelism(model, options)
     return options, said + describe_assumptions(model, options)
+
+
+def _default_stack(model: ModelSpec, phase: WorkloadPhase, attention: AttentionMode) -> SoftwareStack:
+    """Return an engine for what engines serve, and PyTorch eager for training, encoders, pictures and sound."""
+    return SoftwareStack.EAGER
+
+
+def count_output(model: ModelSpec, options: ModelOptions) -> tuple[int | None, int | None]:
+    """Count the tokens and the items (pictures, audio clips) of one run on all GPUs together.
+
+    Tokens are prompt tokens in a prefill, new tokens in decode (one a sequence) and in generate (its prefill costs
+    time and energy but its prompt does not count), and tokens trained on in training. A decode step finishes no item.
+    """
+    sequences = options.batch * options.dp
+    items = sequences if model.template.item and options.phase is not WorkloadPhase.DECODE else None
+    if model.kind is ModelKind.VISION:
+        return None, items
+    generating = options.phase is WorkloadPhase.GENERATE
+    length = 1 if options.phase is WorkloadPhase.DECODE else options.tokens if generating else options.seq
+    return sequences * (length or 1), items
 
 
 def _check_image(model: ModelSpec, image: int) -> None:
@@ -289,8 +312,6 @@ def name_graph(model: ModelSpec, options: ModelOptions) -> str:
     words = [model.name, str(options.phase), f"b{options.batch}", size]
     if options.tokens:
         words.append(f"t{options.tokens}")
-    words.append(str(options.dtype))
-    if options.stack is not SoftwareStack.EAGER:
-        words.append(str(options.stack))
+    words += [str(options.dtype), str(options.stack)]
     words += [f"{name}{getattr(options, name)}" for name in ("tp", "pp", "dp") if getattr(options, name) > 1]
     return " ".join(words)

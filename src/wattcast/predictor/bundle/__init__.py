@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from wattcast.hardware import Gpu
 from wattcast.predictor.bundle.bundle_file import Bundle, shipped_bundle
-from wattcast.predictor.bundle.forecast import forecast_bundle, provisional_bundle
+from wattcast.predictor.bundle.forecast import forecast_bundle, starting_bundle
 
-__all__ = ["Bundle", "bundle_for", "forecast_bundle", "provisional_bundle", "shipped_bundle"]
+__all__ = ["Bundle", "bundle_for", "forecast_bundle", "shipped_bundle", "starting_bundle"]
 
 
 def bundle_for(gpu: Gpu) -> Bundle:

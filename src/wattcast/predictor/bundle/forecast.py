@@ -1,4 +1,4 @@
-"""Make bundles for GPUs without measurements: the forecast from a measured parent, and the provisional rule."""
+"""Make bundles for GPUs without measurements: forecasts from a measured parent, and the rule a fit starts from."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def _build_forecast(gpu: Gpu) -> Bundle:
     )
     return Bundle(
         gpu=gpu.name,
-        status=FitStatus.INHERITED,
+        status=FitStatus.FORECAST,
         provenance=Provenance(the.source, the.date, note=f"parent: {parent.provenance.source}"),
         corrections=_corrections(parent, gpu, chip, the, kind),
         launch=_launch(parent, gpu, the),
@@ -399,52 +399,52 @@ def _voltage(
     )
 
 
-class _ProvisionalCorrection(msgspec.Struct, forbid_unknown_fields=True):
+class _StartingCorrection(msgspec.Struct, forbid_unknown_fields=True):
     compute: float
     memory: float
     fixed: str
 
 
-class _ProvisionalVoltage(msgspec.Struct, forbid_unknown_fields=True):
+class _StartingVoltage(msgspec.Struct, forbid_unknown_fields=True):
     clock_share: list[float]
     relative: list[float]
 
 
-class _ProvisionalPower(msgspec.Struct, forbid_unknown_fields=True):
+class _StartingPower(msgspec.Struct, forbid_unknown_fields=True):
     full_rate_share: dict[str, float]
     idle_share_at_top_clock: float
     idle_share_at_lowest_clock: float
     idle_per_c: float
     idle_reference_c: float
-    voltage: _ProvisionalVoltage
+    voltage: _StartingVoltage
     toggling: dict[str, float]
 
 
-class _ProvisionalLaw(msgspec.Struct, forbid_unknown_fields=True):
+class _StartingLaw(msgspec.Struct, forbid_unknown_fields=True):
     without: float
     activity: list[float]
     ratio: list[float]
 
 
-class _ProvisionalRule(msgspec.Struct, forbid_unknown_fields=True):
+class _StartingRule(msgspec.Struct, forbid_unknown_fields=True):
     source: str
     date: str
     launch: dict[str, str]
-    corrections: dict[str, _ProvisionalCorrection]
-    power: _ProvisionalPower
-    effective_clock: dict[str, _ProvisionalLaw]
+    corrections: dict[str, _StartingCorrection]
+    power: _StartingPower
+    effective_clock: dict[str, _StartingLaw]
     residual: ResidualEnds
 
 
-def provisional_bundle(gpu: Gpu) -> Bundle:
+def starting_bundle(gpu: Gpu) -> Bundle:
     """Make a bundle of ``gpu`` from its catalogue entry alone; everything it guesses is in its assumptions."""
-    rule = _provisional_rule()
+    rule = _starting_rule()
     law = rule.effective_clock.get(gpu.architecture)
-    idle, idle_note = _provisional_idle(gpu, rule.power)
-    voltage, voltage_note = _provisional_voltage(gpu, rule.power)
+    idle, idle_note = _starting_idle(gpu, rule.power)
+    voltage, voltage_note = _starting_voltage(gpu, rule.power)
     return Bundle(
         gpu=gpu.name,
-        status=FitStatus.PROVISIONAL,
+        status=FitStatus.FORECAST,
         provenance=Provenance(rule.source, rule.date),
         corrections={
             name: Correction(c.compute, c.memory, units.parse(c.fixed, "s", f"corrections.{name}"))
@@ -453,7 +453,7 @@ def provisional_bundle(gpu: Gpu) -> Bundle:
         launch=LaunchCosts(
             units.parse(rule.launch["host_per_operator"], "s"), units.parse(rule.launch["link_per_message"], "s")
         ),
-        power=ModulePower(_provisional_energies(gpu, idle, rule.power), idle, voltage),
+        power=ModulePower(_starting_energies(gpu, idle, rule.power), idle, voltage),
         clock_law=ClockLaw(law.without, np.array(law.activity), np.array(law.ratio)) if law else None,
         residuals=dict.fromkeys(FAMILIES, rule.residual),
         toggling=rule.power.toggling,
@@ -461,7 +461,7 @@ def provisional_bundle(gpu: Gpu) -> Bundle:
         assumptions=tuple(
             note
             for note in (
-                "provisional coefficients: set by hand, not fitted to measurements; expect errors of tens of percent",
+                "coefficients not fitted to measurements; expect errors of tens of percent",
                 idle_note,
                 voltage_note,
             )
@@ -471,12 +471,12 @@ def provisional_bundle(gpu: Gpu) -> Bundle:
 
 
 @cache
-def _provisional_rule() -> _ProvisionalRule:
-    data = files("wattcast.predictor.bundle").joinpath("provisional.yaml").read_bytes()
-    return decode_yaml(data, _ProvisionalRule, "provisional.yaml")
+def _starting_rule() -> _StartingRule:
+    data = files("wattcast.predictor.bundle").joinpath("starting_rule.yaml").read_bytes()
+    return decode_yaml(data, _StartingRule, "starting_rule.yaml")
 
 
-def _provisional_idle(gpu: Gpu, rule: _ProvisionalPower) -> tuple[IdlePower, str]:
+def _starting_idle(gpu: Gpu, rule: _StartingPower) -> tuple[IdlePower, str]:
     warming = {"reference_c": rule.idle_reference_c, "per_c": rule.idle_per_c}
     if gpu.power.idle_w is not None:
         return IdlePower(gpu.power.idle_w.clock_hz, gpu.power.idle_w.value, **warming), ""
@@ -489,7 +489,7 @@ def _provisional_idle(gpu: Gpu, rule: _ProvisionalPower) -> tuple[IdlePower, str
     return IdlePower(np.array([low_hz, top_hz]), shares * limit_w, **warming), note
 
 
-def _provisional_voltage(gpu: Gpu, rule: _ProvisionalPower) -> tuple[VoltageCurve, str]:
+def _starting_voltage(gpu: Gpu, rule: _StartingPower) -> tuple[VoltageCurve, str]:
     published = gpu.power.voltage_v
     if published is not None:
         return VoltageCurve(published.clock_hz, np.maximum.accumulate(published.value) / published.value.max()), ""
@@ -498,7 +498,7 @@ def _provisional_voltage(gpu: Gpu, rule: _ProvisionalPower) -> tuple[VoltageCurv
     return curve, f"no V(f) of {gpu.name} is published: the shape of the A100-PCIE's table, over its own top clock"
 
 
-def _provisional_energies(gpu: Gpu, idle: IdlePower, rule: _ProvisionalPower) -> dict[str, float]:
+def _starting_energies(gpu: Gpu, idle: IdlePower, rule: _StartingPower) -> dict[str, float]:
     """Return joules per event: the module's share of the power headroom over its full rate at the top clock."""
     limit_w, _, top_hz = _ends(gpu)
     headroom_w = max(limit_w - float(idle.power_at(top_hz, idle.reference_c)), 0.3 * limit_w)

@@ -9,7 +9,7 @@ const MOST_FILE = 2_000_000;
 const CHOICES = {
   phase: ["", "prefill", "decode", "generate", "train", "forward"], head: ["", "none", "last", "all"],
   dtype: ["fp32", "tf32", "bf16", "fp16", "fp8", "int8"], attention: ["flash", "eager"],
-  stack: ["eager", "compiled", "engine"], data: ["random", "zeros", "ones", "relu"],
+  stack: ["", "eager", "compiled", "engine"], data: ["random", "zeros", "ones", "relu"],
 };
 const NUMBERS = { batch: 1, seq: 1, tokens: 1, tp: 1, temperature: ["temperature_c", 1], host: ["host_launch_s", 1e-6] };
 
@@ -96,7 +96,7 @@ function build() {
     return group;
   }));
   $("gpu").replaceChildren(...catalogue.gpus.map((gpu) =>
-    element("option", { value: gpu.name }, gpu.coefficients === "fitted" ? `${gpu.name} (measured)` : gpu.name)));
+    element("option", { value: gpu.name }, gpu.coefficients === "measured" ? `${gpu.name} (measured)` : gpu.name)));
   for (const [id, values] of Object.entries(CHOICES)) {
     options($(id), values);
     $(id).addEventListener("change", () => { config()[id] = $(id).value || null; changed(); });

@@ -3,7 +3,7 @@ export const MOST = 4;
 export const LINK_BYTES = 12000; // an uploaded file larger than this does not travel in a link
 
 export const DEFAULTS = {
-  batch: 1, seq: null, tokens: null, phase: null, dtype: "bf16", attention: "flash", head: null, stack: "eager",
+  batch: 1, seq: null, tokens: null, phase: null, dtype: "bf16", attention: "flash", head: null, stack: null,
   tp: 1, clock_hz: null, power_limit_w: null, host_launch_s: null, temperature_c: null, data: "random",
 };
 

@@ -31,6 +31,7 @@ from wattcast.workload.operator_types import (
 )
 
 MAX_OPS = 1_000_000
+_TOLD = ("stack", "phase", "tokens", "items", "item", "gpu_count")  # fields of a Graph that a file may tell
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
@@ -38,6 +39,12 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     ops: list[msgspec.Raw]
     memory_byte: float | None = None
     assumptions: list[str] = []
+    stack: str = ""
+    phase: str = ""
+    tokens: int | None = None
+    items: int | None = None
+    item: str = ""
+    gpu_count: int = 1
 
 
 class _EntryHead(msgspec.Struct):
@@ -76,7 +83,12 @@ def parse_workload(data: bytes, where: str) -> Graph:
         blocks.append(Block(tuple(loose)))
     if sum(len(block.ops) for block in blocks) > MAX_OPS:
         raise bad_value(where, f"at most {MAX_OPS} operators", "more")
-    return Graph(file.name, tuple(blocks), file.memory_byte, tuple(file.assumptions))
+    for name in ("tokens", "items", "gpu_count"):
+        value = getattr(file, name)
+        if value is not None and value < 1:
+            raise bad_value(f"{where}: {name}", "a whole number of at least 1", value)
+    told = {name: getattr(file, name) for name in _TOLD}
+    return Graph(file.name, tuple(blocks), file.memory_byte, tuple(file.assumptions), **told)
 
 
 def write_workload_file(graph: Graph, path: Path) -> None:
@@ -98,6 +110,9 @@ def graph_to_plain(graph: Graph) -> dict[str, Any]:
         plain["memory_byte"] = graph.memory_byte
     if graph.assumptions:
         plain["assumptions"] = list(graph.assumptions)
+    for item in fields(Graph):
+        if item.name in _TOLD and (value := getattr(graph, item.name)) != item.default:
+            plain[item.name] = value
     return plain
 
 

@@ -1,17 +1,22 @@
-"""Write predictions as JSON: the schema of ``predict --json`` and of the HTTP interface."""
+"""Write predictions as JSON and tables: the schema of ``predict --json`` and of the HTTP interface."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
 from wattcast import __version__
 from wattcast.core.arrays import Array
-from wattcast.predictor.prediction import ModuleShare, OperatorShare, Prediction
+from wattcast.core.errors import MissingTool
+from wattcast.predictor.prediction_summary import judge_confidence
 from wattcast.workload.readers.from_json import operator_to_plain
+
+if TYPE_CHECKING:
+    from wattcast.predictor.prediction import ModuleShare, OperatorShare, Prediction, Values
 
 
 class ModuleOut(msgspec.Struct):
@@ -41,6 +46,8 @@ class IntervalOut(msgspec.Struct):
 class SupportOut(msgspec.Struct):
     inside: bool
     reason: str
+    confidence: str  # good | fair | rough
+    why: str
 
 
 class ProvenanceOut(msgspec.Struct):
@@ -54,9 +61,23 @@ class ProvenanceOut(msgspec.Struct):
 class PredictionOut(msgspec.Struct):
     name: str
     gpu: str
+    stack: str  # what issues the kernels; empty where a list of operators does not say
+    gpu_count: int
+    tokens: int | None  # of one run on all GPUs; what a token is: the docstring of wattcast.Prediction
+    tokens_per_s: float | None
+    energy_j_per_token: float | None
+    items: int | None  # pictures, denoising steps, audio clips
+    items_per_s: float | None
+    energy_j_per_item: float | None
+    total_power_w: float  # of all GPUs
+    total_energy_j: float  # of one run on all GPUs
+    cost: float | None  # of one run on all GPUs, in ``currency``; null where no price is given
+    cost_per_million_tokens: float | None
+    currency: str
+    carbon_g: float | None  # of one run on all GPUs
     latency_s: float
-    power_w: float
-    energy_j: float
+    power_w: float  # of one GPU
+    energy_j: float  # of one GPU
     clock_hz: float
     effective_clock_hz: float
     capped: bool
@@ -82,6 +103,43 @@ def predictions_to_output(predictions: Sequence[Prediction]) -> PredictOut:
     return PredictOut(__version__, [_prediction(p) for p in predictions])
 
 
+def prediction_to_plain(p: Prediction) -> dict[str, Any]:
+    """Return one configuration in the output schema, or a sweep as lists of numbers in its shape."""
+    if isinstance(p.latency_s, float):
+        plain: dict[str, Any] = msgspec.to_builtins(_prediction(p))
+        return plain
+    shape = p.latency_s.shape
+    found: dict[str, Any] = {"name": p.name, "gpu": p.gpu, "stack": p.stack, "shape": list(shape)}
+    for name in (*ANSWERS, *SWEPT):
+        value = getattr(p, name)
+        found[name] = value.tolist() if isinstance(value, np.ndarray) else value
+    return found | {"memory_byte": p.memory_byte, "fits": p.fits, "assumptions": list(p.assumptions)}
+
+
+def prediction_to_frame(p: Prediction) -> Any:
+    """Return a data frame with a row for each configuration, in the order of the sweep's flattened shape."""
+    shape = np.shape(p.latency_s)
+    columns: dict[str, Any] = {"name": p.name, "gpu": p.gpu, "stack": p.stack}
+    columns |= {name: getattr(p, name) for name in (*ANSWERS, *SWEPT)}
+    columns |= {"memory_byte": p.memory_byte, "fits": p.fits}
+    known = {name: value for name, value in columns.items() if value is not None}
+    table = {name: np.broadcast_to(np.asarray(value), shape).ravel() for name, value in known.items()}
+    for library in ("polars", "pandas"):
+        try:
+            frames = import_module(library)
+        except ImportError:
+            continue
+        return frames.DataFrame({name: value.tolist() for name, value in table.items()})
+    raise MissingTool("a data frame needs polars or pandas. Install wattcast[explore], or pandas.")
+
+
+ANSWERS = (
+    "gpu_count", "tokens", "tokens_per_s", "energy_j_per_token", "items", "items_per_s", "energy_j_per_item",
+    "total_power_w", "total_energy_j", "cost", "cost_per_million_tokens", "carbon_g",
+)  # fmt: skip
+SWEPT = ("latency_s", "power_w", "energy_j", "clock_hz", "effective_clock_hz", "capped", "busy_s", "peak_power_w")
+
+
 def encode_json(out: object, indent: int = 1) -> bytes:
     """Encode an output struct or plain mapping as JSON text; NaN and infinity never pass."""
     data = msgspec.json.encode(out)
@@ -89,11 +147,14 @@ def encode_json(out: object, indent: int = 1) -> bytes:
 
 
 def _prediction(p: Prediction) -> PredictionOut:
-    if p.latency_s.shape:
-        raise ValueError("JSON holds single predictions; a sweep is written by `explore`")
+    if not isinstance(p.latency_s, float):
+        raise ValueError("PredictionOut holds one configuration; a sweep has prediction_to_plain")
     return PredictionOut(
         name=p.name,
         gpu=p.gpu,
+        **{name: _number(getattr(p, name)) for name in ANSWERS},
+        stack=p.stack,
+        currency=p.prices.currency,
         latency_s=_finite(p.latency_s),
         power_w=_finite(p.power_w),
         energy_j=_finite(p.energy_j),
@@ -101,7 +162,7 @@ def _prediction(p: Prediction) -> PredictionOut:
         effective_clock_hz=_finite(p.effective_clock_hz),
         capped=bool(p.capped),
         interval=interval_to_output(p),
-        support=SupportOut(p.support.inside, p.support.reason),
+        support=support_to_output(p),
         memory_byte=p.memory_byte,
         fits=p.fits,
         busy_s=_finite(p.busy_s),
@@ -117,6 +178,12 @@ def interval_to_output(p: Prediction) -> IntervalOut:
     """Convert the interval of a single-point prediction."""
     ends = p.interval
     return IntervalOut(ends.level, _pair(ends.latency_s), _pair(ends.power_w), _pair(ends.energy_j))
+
+
+def support_to_output(p: Prediction) -> SupportOut:
+    """Convert how sure a prediction is, and why."""
+    sure = judge_confidence(p)
+    return SupportOut(p.support.inside, p.support.reason, sure.word, sure.reason)
 
 
 def provenance_to_output(p: Prediction) -> ProvenanceOut:
@@ -144,7 +211,11 @@ def _operator(share: OperatorShare) -> OperatorOut:
     )
 
 
-def _finite(value: Array) -> float:
+def _number(value: Values | int | None) -> Any:
+    return value if value is None or isinstance(value, int) else _finite(value)
+
+
+def _finite(value: Values) -> float:
     number = float(value)
     assert np.isfinite(number), "a prediction is not a finite number: this is a bug in Wattcast"
     return number
