@@ -95,11 +95,25 @@ def _is_fusable(op: Operator) -> bool:
 
 
 def _fits(group: _Group, entry: TapeEntry) -> bool:
-    """Tell whether an entry shares the iteration space: as many elements or a row's share; one row reduction."""
+    """Tell whether an entry shares the iteration space: as many elements or a row's share; one row reduction.
+
+    A concatenation that mostly copies what neither computed (a cache that grows by a token) is a copy of its own:
+    fused with the rotary embedding of the new token it would be priced as one over the whole cache.
+    """
     if isinstance(entry.op, RowReduction) and any(isinstance(e.op, RowReduction) for e in group):
+        return False
+    made = {id(t.storage) for e in (*group, entry) for t in e.writes}
+    if any(_mostly_copies(e, made) for e in (*group, entry)):
         return False
     size, here = _largest(group), _elements(entry.op)
     return here == 0 or size % here == 0 or here % size == 0
+
+
+def _mostly_copies(entry: TapeEntry, made: set[int]) -> bool:
+    if not isinstance(entry.op, Elementwise) or entry.op.function != "cat":
+        return False
+    joined = sum(t.byte for t in entry.reads if id(t.storage) in made)
+    return 0 < 2 * joined < sum(t.byte for t in entry.reads)
 
 
 def _largest(group: _Group) -> int:
@@ -145,7 +159,8 @@ def _fused_operator(group: _Group, reads: Sequence[Tensor], writes: Sequence[Ten
             rows.rows, rows.dim, backward=rows.backward, dtype=main.dtype, read=read, write=write, label=label
         )
     pointwise = [op for op in ops if isinstance(op, Elementwise)]
-    moved = any(op.layout is not Layout.CONTIGUOUS for op in pointwise)
+    # a sum over rows that is fused with what computes them reads them in order
+    moved = any(op.layout is not Layout.CONTIGUOUS and op.function != "sum" for op in pointwise)
     return Elementwise(
         _name_function([op.function for op in pointwise]), _largest(group), dtype=main.dtype, read=read, write=write,
         layout=Layout.STRIDED if moved else Layout.CONTIGUOUS, label=label,
