@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from studies import measure_plans
 from wattcast.core.errors import BadInput
 from wattcast.core.measured_rows import (
     CHAINS_FILE,
@@ -17,8 +18,9 @@ from wattcast.core.measured_rows import (
     read_table,
     row_from_plain,
 )
+from wattcast.measure.campaigns import kernel_campaign
 from wattcast.measure.campaigns.kernel_campaign import STEPS, read_listed
-from wattcast.measure.campaigns.operator_chains import make_chains
+from wattcast.measure.campaigns.operator_chains import read_chains
 from wattcast.measure.campaigns.operator_rows import KernelCampaign, OperatorBench
 from wattcast.measure.database_files import (
     find_chain_extras,
@@ -30,17 +32,23 @@ from wattcast.measure.database_files import (
 
 
 def test_chains_hold_six_to_twelve_different_operators() -> None:
-    found = make_chains()
+    found = read_chains()
     assert len({chain.name for chain in found}) == len(found) >= 40
-    assert len({chain.spec.id for chain in found}) == len(found)
+    assert len({chain.spec().id for chain in found}) == len(found)
     for chain in found:
         assert 6 <= len(chain.members) <= 12
         assert len({member.id for member in chain.members}) > len(chain.members) // 2
 
 
+@pytest.mark.parametrize("name", measure_plans.PLANS)
+def test_plans_are_what_their_study_writes(name: str) -> None:
+    shipped = Path(kernel_campaign.__file__).with_name(name)
+    assert shipped.read_text(encoding="utf-8") == measure_plans.make_lines(name)
+
+
 def test_members_and_training_are_plans_by_name() -> None:
     named = read_listed(Path("chains"))
-    assert {spec.id for spec in named} == {member.id for chain in make_chains() for member in chain.members}
+    assert {spec.id for spec in named} == {member.id for chain in read_chains() for member in chain.members}
     assert len(read_listed(Path("training"))) > 800
     with pytest.raises(BadInput, match="training"):
         read_listed(Path("trainings"))
@@ -54,9 +62,9 @@ def test_a_chain_runs_its_members_one_after_another() -> None:
     operands = OperandPools(torch, "cpu", {"bf16": 2**26, "fp32": 2**20})
     operands.fill("random")
     builder = CallBuilder(torch, operands, l2_byte=1e5)
-    chain = next(chain for chain in make_chains() if chain.name == "mlp gpt2 1")
+    chain = next(chain for chain in read_chains() if chain.name == "mlp gpt2 1")
     with torch.no_grad():
-        out = build_call(builder, chain.spec).run(0)
+        out = build_call(builder, chain.spec()).run(0)
     assert [t.numel() for t in out[1:4]] == [3072, 3072, 768]
     assert len(out) == len(chain.members)
 
@@ -64,7 +72,7 @@ def test_a_chain_runs_its_members_one_after_another() -> None:
 def test_the_step_measures_members_first_and_keeps_chains_apart(bench: OperatorBench, tmp_path: Path) -> None:
     STEPS["chain"](KernelCampaign(bench, tmp_path, time.monotonic() + 60, few=2))
     found = [row_from_plain(row, ChainRow) for row in read_lines(tmp_path / "chain.jsonl")]
-    assert [row.name for row in found] == [chain.name for chain in make_chains()[:2]]
+    assert [row.name for row in found] == [chain.name for chain in read_chains()[:2]]
     assert all(row.latency_s and not row.error for row in found)
     alone = {row["detail"]["spec"]: row["latency_s"] for row in read_lines(tmp_path / "burst.jsonl")}
     for row in found:
@@ -73,7 +81,7 @@ def test_the_step_measures_members_first_and_keeps_chains_apart(bench: OperatorB
 
 
 def test_a_member_that_fails_leaves_its_chain_without_a_sum(bench: OperatorBench, tmp_path: Path) -> None:
-    bench.gpu.fails = {make_chains()[0].members[1].id}
+    bench.gpu.fails = {read_chains()[0].members[1].id}
     STEPS["chain"](KernelCampaign(bench, tmp_path, time.monotonic() + 60, few=1))
     (row,) = (row_from_plain(plain, ChainRow) for plain in read_lines(tmp_path / "chain.jsonl"))
     assert row.alone_s == ()

@@ -22,7 +22,7 @@ from wattcast.core.measured_rows import (
 from wattcast.measure.__main__ import main
 from wattcast.measure.campaigns.kernel_campaign import STEPS
 from wattcast.measure.campaigns.model_runs import read_model_plan
-from wattcast.measure.campaigns.operator_chains import FEW, MANY, make_layer_row, read_stacks
+from wattcast.measure.campaigns.operator_chains import FEW, MANY, make_chain_row, read_chains
 from wattcast.measure.campaigns.operator_rows import KernelCampaign, OperatorBench
 from wattcast.measure.database_files import pack_database
 
@@ -32,9 +32,9 @@ def test_the_list_is_what_the_front_end_spells() -> None:
 
 
 def test_no_stack_is_a_model_that_is_measured_whole() -> None:
-    assert not {stack.dims.model for stack in read_stacks()} & {spec.model for spec in read_model_plan()}
-    assert len({stack.spec(MANY).id for stack in read_stacks()}) == len(read_stacks()) >= 20
-    assert all(len(stack.members) >= 15 for stack in read_stacks())
+    assert not {stack.dims.model for stack in read_chains("stacks")} & {spec.model for spec in read_model_plan()}
+    assert len({stack.spec(MANY).id for stack in read_chains("stacks")}) == len(read_chains("stacks")) >= 20
+    assert all(len(stack.members) >= 15 for stack in read_chains("stacks"))
 
 
 @pytest.mark.parametrize("size", ["decode 1 512", "train 1 256"])
@@ -44,7 +44,7 @@ def test_a_stack_hands_on_its_results(size: str) -> None:
     from wattcast.measure.campaigns.operand_pools import CallBuilder, OperandPools
     from wattcast.measure.campaigns.operator_calls import build_call
 
-    stack = next(stack for stack in read_stacks() if stack.name == f"stack qwen3-2560 {size}")
+    stack = next(stack for stack in read_chains("stacks") if stack.name == f"stack qwen3-2560 {size}")
     dims = replace(stack.dims, hidden=64, heads=2, kv_heads=1, head_dim=32, intermediate=96, vocab=50)
     small = replace(stack, dims=dims, batch=2, seq=8)
     builder = CallBuilder(torch, OperandPools(torch, "cpu", {"bf16": 2**12}), l2_byte=1e5)
@@ -63,23 +63,23 @@ def test_a_layer_is_the_difference_of_two_depths() -> None:
         KernelRow(f"burst-{s}", RowKind.BURST, "stack", {}, latency_s=s, latency_spread_s=0.0, flags=flags, run="r")
         for s, flags in ((3.0, ("clock_low",)), (11.0, ()))
     )
-    stack = read_stacks()[0]
+    stack = read_chains("stacks")[0]
     alone_s = {member.id: 0.01 for member in stack.members}
-    row = make_layer_row(few, many, stack, alone_s)
+    row = make_chain_row(stack, [few, many], alone_s)
     assert row.latency_s == pytest.approx(8.0 / (MANY - FEW))
     assert row.handed_on
     assert row.flags == ("clock_low",)
     assert sum(row.alone_s) == pytest.approx(0.4)
     assert len(row.operators) == len(row.specs) == 40
     del alone_s[stack.members[3].id]
-    assert make_layer_row(few, many, stack, alone_s).alone_s == ()
+    assert make_chain_row(stack, [few, many], alone_s).alone_s == ()
 
 
 def test_the_step_measures_operators_first_and_packs_layers_with_chains(bench: OperatorBench, tmp_path: Path) -> None:
     STEPS["stack"](KernelCampaign(bench, tmp_path, time.monotonic() + 120, few=1))
     (found,) = [row_from_plain(row, ChainRow) for row in read_lines(tmp_path / "chain.jsonl")]
     alone = {row["detail"]["spec"]: row["latency_s"] for row in read_lines(tmp_path / "burst.jsonl")}
-    assert found.name == read_stacks()[0].name
+    assert found.name == read_chains("stacks")[0].name
     assert not found.error
     assert found.alone_s == tuple(alone[spec] for spec in found.specs)
     pack_database([tmp_path], tmp_path / "out")

@@ -299,12 +299,11 @@ def test_what_the_gpu_alone_can_run_is_built(builder: CallBuilder) -> None:
 
 
 def test_the_plan_of_training_is_fixed_and_its_small_operators_run(builder: CallBuilder) -> None:
+    from wattcast.measure.campaigns.kernel_campaign import make_training_plan
     from wattcast.measure.campaigns.kernel_plan import LARGEST_BYTE, LONGEST_S, make_kernel_plan
-    from wattcast.measure.campaigns.workload_specs import WANTED, make_training_plan
 
     specs = make_training_plan()
-    assert [spec.id for spec in specs] == [spec.id for spec in make_training_plan()]
-    assert len({spec.id for spec in specs}) == len(specs) == sum(count for count, _ in WANTED.values())
+    assert len({spec.id for spec in specs}) == len(specs) == 906
     assert not {spec.id for spec in specs} & {spec.id for spec in make_kernel_plan()}
     assert max(spec.guessed_s for spec in specs) <= LONGEST_S
     assert max(spec.byte for spec in specs) <= LARGEST_BYTE
@@ -324,7 +323,7 @@ def test_the_plan_of_training_is_one_of_our_workloads() -> None:
 
     from wattcast.hardware import load_gpu
     from wattcast.kernels import RunCondition, build_kernels, reference_chip
-    from wattcast.measure.campaigns.workload_specs import make_training_plan
+    from wattcast.measure.campaigns.kernel_campaign import make_training_plan
     from wattcast.measure.database_files import make_workload_form
     from wattcast.workload.readers.from_json import parse_workload
 
@@ -345,15 +344,15 @@ def test_every_operator_of_the_plan_runs_on_tensors_without_data() -> None:
     """Shapes and arguments of all calls, cuDNN's and FlashAttention's among them, through PyTorch's meta device."""
     from dataclasses import replace
 
-    from wattcast.measure.campaigns.operator_chains import make_chains
+    from wattcast.measure.campaigns.kernel_campaign import make_training_plan
+    from wattcast.measure.campaigns.operator_chains import read_chains
     from wattcast.measure.campaigns.operator_rows import POOL_BYTE
-    from wattcast.measure.campaigns.workload_specs import make_training_plan
 
     without = CallBuilder(torch, OperandPools(torch, "meta", POOL_BYTE), l2_byte=50e6)
     specs = make_training_plan()
     back = [s for s in specs if s.operator["op"] == "attention" and s.operator.get("backward")]
     flash = [replace(spec, detail={"backend": "flash"}) for spec in back]
-    for spec in [*specs[:450], *flash, *back, *(chain.spec for chain in make_chains())]:
+    for spec in [*specs[:450], *flash, *back, *(chain.spec() for chain in read_chains())]:
         out = build_call(without, spec).run(0)
         if spec in flash or spec in back:
             o = spec.operator

@@ -23,9 +23,9 @@ from wattcast.core.errors import BadInput, bad_value, unknown_name
 from wattcast.core.measured_rows import Journal, NameRow, RowKind, read_lines
 from wattcast.measure.campaigns import operator_rows
 from wattcast.measure.campaigns.kernel_plan import OperatorSpec, make_kernel_plan, take_subset
-from wattcast.measure.campaigns.operator_chains import chain_step, list_chain_members, stack_step
+from wattcast.measure.campaigns.operator_chains import list_chain_members, measure_chains
 from wattcast.measure.campaigns.operator_rows import CampaignGpu, KernelCampaign, OperatorBench, save_row
-from wattcast.measure.campaigns.workload_specs import make_training_plan
+from wattcast.measure.campaigns.workload_specs import spec_from_operator
 from wattcast.measure.sampler import Sampler
 from wattcast.measure.steady_state import make_run_name, make_torch_run_info, say, try_spinner
 
@@ -191,8 +191,8 @@ STEPS: dict[str, Callable[[KernelCampaign], None]] = {
     "clock": clock_step,
     "idle": idle_step,
     "names": names_step,
-    "chain": chain_step,
-    "stack": stack_step,
+    "chain": partial(measure_chains, kind="chains", each_s=2.0),
+    "stack": partial(measure_chains, kind="stacks", each_s=14.0),
 }
 DEFAULT_STEPS = "idle,burst,repeat-burst,sustained,repeat-sustained,duty,pattern,clock,names"
 
@@ -304,15 +304,20 @@ def _read(path: Path) -> list[OperatorSpec]:
     return list(found.values())
 
 
-def _shipped(name: str) -> list[OperatorSpec]:
-    return _read(Path(str(files("wattcast.measure.campaigns").joinpath(name))))
+_FOLDER = Path(str(files("wattcast.measure.campaigns")))
+
+
+def make_training_plan() -> list[OperatorSpec]:
+    """Read the planned gradients, caches, batch norms and optimiser steps (``studies/measure_plans.py``)."""
+    specs = (spec_from_operator(operator) for operator in read_lines(_FOLDER / "training.jsonl"))
+    return [spec for spec in specs if spec is not None]
 
 
 NAMED: dict[str, Callable[[], list[OperatorSpec]]] = {
     "training": make_training_plan,
     "chains": list_chain_members,
-    "common": partial(_shipped, "common_burst.jsonl"),
-    "common-sustained": partial(_shipped, "common_sustained.jsonl"),
+    "common": partial(_read, _FOLDER / "common_burst.jsonl"),
+    "common-sustained": partial(_read, _FOLDER / "common_sustained.jsonl"),
 }
 
 
