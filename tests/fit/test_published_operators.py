@@ -84,10 +84,10 @@ def test_a_linear_layer_costs_the_host_more_than_another_operator() -> None:
 
 
 def test_operators_cost_alike_where_nothing_says_otherwise() -> None:
-    assert_allclose(LaunchCosts(1e-5, 0.0).host_s(["linear", "add"]), [1e-5, 1e-5])
-    weighed = LaunchCosts(1e-5, 0.0, {"linear": 3.0, "other": 0.5})
+    assert_allclose(LaunchCosts(1e-5).host_s(["linear", "add"]), [1e-5, 1e-5])
+    weighed = LaunchCosts(1e-5, {"linear": 3.0, "other": 0.5})
     assert_allclose(weighed.host_s(["linear", "softmax"]), [3e-5, 0.5e-5])
-    swept = LaunchCosts(np.array([[1e-5], [0.0]]), 0.0, {"linear": 3.0, "other": 0.5})
+    swept = LaunchCosts(np.array([[1e-5], [0.0]]), {"linear": 3.0, "other": 0.5})
     assert_allclose(swept.host_s(["linear", "softmax"]), [[3e-5, 0.5e-5], [0.0, 0.0]])
     parent = shipped_bundle("h200")
     assert parent is not None

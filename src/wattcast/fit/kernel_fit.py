@@ -291,7 +291,11 @@ def build_bundle(
         learned=found.learned,
         seen=measured_ranges(rows, build_kernels(rows.ops, rows.conditions, gpu, found.learned.reference, ())),
         governor_share=fit_governor_share(rows, gpu),
-        assumptions=tuple(f"no {family} was measured; its corrections are set by hand" for family in unmeasured),
+        assumptions=tuple(
+            f"no {family} was measured; its corrections are set by hand"
+            for family in unmeasured
+            if family != "collective"
+        ),
     )
 
 

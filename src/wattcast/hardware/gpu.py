@@ -17,6 +17,7 @@ from wattcast.core.arrays import Array, Sweepable, as_sweep, check_positive
 from wattcast.core.errors import MissingSpecification, bad_value, unknown_name
 from wattcast.core.strict_files import PublishedClaim
 from wattcast.core.units import Dtype
+from wattcast.hardware.node import Node
 
 
 @dataclass(frozen=True)
@@ -126,6 +127,7 @@ class Gpu:
     links: Links
     clocks: ClockRange
     power: PowerSpec
+    node: Node | None = None  # where it stands; None: in the node it is usually built into
     claims: Mapping[str, PublishedClaim] = field(default_factory=dict, repr=False)  # dotted path -> who says so
     unknown: Mapping[str, str] = field(default_factory=dict, repr=False)  # dotted path -> why
 

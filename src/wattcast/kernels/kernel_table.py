@@ -228,7 +228,6 @@ class Kernels:
     sfu_op: Array  # (kernel,)
     work: KernelWork  # columns (kernel,)
     link_byte: Array  # (kernel,) bytes that leave the device
-    link_hops: Array  # (kernel,) messages in sequence
     segments: tuple[IssueSegment, ...]
     key: OperatorKey  # of ops and conditions
     conditions: tuple[RunCondition, ...] = ()
@@ -257,7 +256,6 @@ class Kernels:
             sfu_op=self.sfu_op.take(rows),
             work=self.work.select_rows(rows),
             link_byte=self.link_byte.take(rows),
-            link_hops=self.link_hops.take(rows),
             segments=segments,
             key=OperatorKey(ops, conditions),
             conditions=conditions,

@@ -88,10 +88,10 @@ def build_kernels(
     """Return the kernels of distinct operators, each run under its condition."""
     mappings = [kernel_mapping(op) for op in ops]
     events, rates, notes = _choose_pipes(ops, mappings, gpu)
-    links = np.zeros((2, len(ops)))
+    link_byte = np.zeros(len(ops))
     for i, mapping in enumerate(mappings):
         if mapping.link_traffic is not None:
-            links[:, i] = mapping.link_traffic(ops[i])
+            link_byte[i] = mapping.link_traffic(ops[i])
     key = OperatorKey(ops, tuple(conditions))
     flop, sfu_op = as_columns(list(map(_arithmetic, ops)))
     return Kernels(
@@ -103,8 +103,7 @@ def build_kernels(
         flop=flop,
         sfu_op=sfu_op,
         work=_kept_work(key, events, reference),
-        link_byte=links[0],
-        link_hops=links[1],
+        link_byte=link_byte,
         segments=segments,
         conditions=key.conditions,
         notes=notes,

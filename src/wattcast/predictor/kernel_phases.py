@@ -21,13 +21,14 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from wattcast.core.arrays import Array, Sweepable
-from wattcast.core.errors import MissingSpecification, bad_value
+from wattcast.core.errors import bad_value
 from wattcast.hardware import Gpu
 from wattcast.kernels import Kernels
 from wattcast.kernels.kernel_table import KernelWork
 from wattcast.kernels.lowering import PIPE_EVENTS
 from wattcast.predictor.learned_factors import TURNS_PER_CYCLE, LearnedFactors, late_dram_byte, load_imbalance
 from wattcast.predictor.timeline import KernelPhase, Timeline, count_active_sms, count_rounds, count_waves
+from wattcast.workload.operator_types import Collective
 
 
 @dataclass(frozen=True)
@@ -43,14 +44,13 @@ class Correction:
 
 @dataclass(frozen=True)
 class LaunchCosts:
-    """Seconds that the host takes per operator issued and a link per message sent.
+    """Seconds that the host takes per operator issued.
 
     ``host_weights`` are factors on the host's seconds by kind of operator, with ``other`` for the rest; without any,
     all operators cost the same.
     """
 
     host_s_per_operator: Sweepable
-    link_s_per_message: float
     host_weights: Mapping[str, float] = field(default_factory=dict)
 
     def host_s(self, kinds: Sequence[str]) -> Array:
@@ -92,7 +92,7 @@ def build_timeline(
         KernelPhase("fixed", None, time_factor * fixed_s * work.launches),
         KernelPhase("serial", (time_factor * serial * work.steps) * count_rounds(kernels, gpu.sm_count), None),
         *between,
-        KernelPhase("main", on_chip, np.maximum(off_chip_s, _link_s(kernels, gpu, launch))),
+        KernelPhase("main", on_chip, np.maximum(off_chip_s, _link_s(kernels, gpu))),
     )
     return Timeline(
         kernels=kernels,
@@ -163,15 +163,17 @@ def _compute_cycles(kernels: Kernels, gpu: Gpu, in_waves: Array, factor: Array) 
     return cycles
 
 
-def _link_s(kernels: Kernels, gpu: Gpu, launch: LaunchCosts) -> Sweepable:
-    """Compute the seconds on the links: bytes over one direction's bandwidth, plus a latency per message."""
-    if not kernels.link_byte.any():
+def _link_s(kernels: Kernels, gpu: Gpu) -> Sweepable:
+    """Compute the seconds that kernels exchange data with other GPUs, ``(*sweep, kernel)``; zero where none does."""
+    rows = [i for i, op in enumerate(kernels.ops) if isinstance(op, Collective)]
+    if not rows:
         return 0.0
-    links = gpu.links
-    both_ways = links.nvlink_byte_per_s if links.nvlink_byte_per_s is not None else links.pcie_byte_per_s
-    if both_ways is None:
-        raise MissingSpecification(f"{gpu.name}: no link to other GPUs is known. Use --tp 1 --pp 1 --dp 1.")
-    return kernels.link_byte / (both_ways / 2.0) + kernels.link_hops * launch.link_s_per_message
+    from wattcast.predictor.link_laws import collective_s  # most predictions are of one GPU
+
+    taken_s = collective_s([op for op in kernels.ops if isinstance(op, Collective)], gpu)
+    seconds = np.zeros((*taken_s.shape[:-1], len(kernels.ops)))
+    seconds[..., rows] = taken_s
+    return seconds
 
 
 def count_events(kernels: Kernels) -> tuple[tuple[str, ...], Array]:

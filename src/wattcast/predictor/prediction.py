@@ -17,6 +17,7 @@ import numpy.typing as npt
 from wattcast.core.arrays import Array, sweep_values
 from wattcast.core.strict_files import FitStatus, Provenance
 from wattcast.hardware import Gpu, OperatingPoint
+from wattcast.hardware.node import node_of_gpu
 from wattcast.power.activity import module_utilisation
 from wattcast.power.power_model import mean_power_w
 from wattcast.predictor.bundle.bundle_file import Bundle
@@ -318,7 +319,7 @@ def predict_timeline(timeline: Timeline, graph: Graph, gpu: Gpu, at: OperatingPo
         busy_s=_like(totals.busy_s, power_w),
         memory_byte=memory_byte,
         fits=None if memory_byte is None else bool(np.all(memory_byte <= np.asarray(gpu.memory.capacity_byte))),
-        assumptions=_assumptions(graph, timeline, settled, bundle),
+        assumptions=_assumptions(graph, timeline, settled, gpu, bundle),
         status=bundle.status,
         provenance=bundle.provenance,
         basis=PredictionBasis(graph, timeline, totals, gpu, settled.at, bundle, ran if power_w.ndim == 0 else None),
@@ -335,10 +336,16 @@ def _plain(values: npt.NDArray[Any]) -> Any:
     return values.item() if values.ndim == 0 else values
 
 
-def _assumptions(graph: Graph, timeline: Timeline, settled: GovernedPoint, bundle: Bundle) -> tuple[str, ...]:
+def _assumptions(
+    graph: Graph, timeline: Timeline, settled: GovernedPoint, gpu: Gpu, bundle: Bundle
+) -> tuple[str, ...]:
     notes = [*graph.assumptions, *timeline.kernels.assumptions, *bundle.assumptions]
     if not settled.met.all():
         notes.append("the power limit cannot be met even at the lowest clock; that clock is given")
     if timeline.kernels.link_byte.any():
-        notes.append("collectives from link bandwidth and latency alone: unverified")
+        node = gpu.node or node_of_gpu(gpu.name)
+        notes.append(
+            f"collectives: laws of public NCCL timings, {node.gpu_count} GPUs to a node ({node.name}); "
+            "their power was never measured"
+        )
     return tuple(dict.fromkeys(notes))

@@ -393,17 +393,26 @@ class Elementwise(Operator):
 @register_operator("collective")
 @dataclass(frozen=True)
 class Collective(Operator):
-    """Move ``bytes`` per GPU among ``gpus``: all_reduce, all_gather, reduce_scatter, all_to_all or send."""
+    """Move ``bytes`` per GPU among ``gpus``: all_reduce, all_gather, reduce_scatter, all_to_all or send.
+
+    ``stride`` says how GPUs of the group are numbered: neighbours (1), or every ``stride``-th, with other groups
+    between them. ``software`` is nccl, or engine where a serving engine has kernels of its own.
+    """
 
     json_names: ClassVar[Mapping[str, str]] = {"collective": "kind"}
+    hidden_sizes: ClassVar[frozenset[str]] = frozenset({"count", "stride"})
     collective: str
     bytes: int
     gpus: int
+    stride: int = 1
+    software: str = "nccl"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.collective not in COLLECTIVES:
             raise bad_value("collective.kind", f"one of {', '.join(COLLECTIVES)}", self.collective)
+        if self.software not in COLLECTIVE_SOFTWARE:
+            raise bad_value("collective.software", f"one of {', '.join(COLLECTIVE_SOFTWARE)}", self.software)
 
     @property
     def name(self) -> str:
@@ -419,3 +428,4 @@ class Collective(Operator):
 
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")
+COLLECTIVE_SOFTWARE = ("nccl", "engine")

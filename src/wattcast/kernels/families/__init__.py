@@ -30,7 +30,7 @@ class KernelMapping:
     work: WorkFunction
     tensor_cores: bool = False  # where the chip has them for the number format; else CUDA cores
     choice_inputs: ChoiceInputs | None = None  # None: the library has one kernel for it
-    link_traffic: Callable[[Any], tuple[float, float]] | None = None  # bytes sent, and messages in sequence
+    link_traffic: Callable[[Any], float] | None = None  # bytes sent to other GPUs
 
 
 _MAPPINGS: dict[type[Operator], KernelMapping | Callable[[Any], KernelMapping]] = {}

@@ -1,7 +1,4 @@
-"""Collectives: bytes over links and messages in sequence, by the ring algorithms NCCL uses.
-
-Unverified: no multi-GPU run has been measured yet, and the predictions say so.
-"""
+"""Collectives: bytes over links, and the SMs that copy and poll; ``predictor/link_laws.py`` has their time."""
 
 from __future__ import annotations
 
@@ -11,34 +8,43 @@ import numpy as np
 
 from wattcast.core.arrays import Array
 from wattcast.kernels.families import KernelMapping, register_kernels
-from wattcast.kernels.kernel_table import ConditionColumns, FamilyColumns, ReferenceChip
+from wattcast.kernels.kernel_table import ConditionColumns, FamilyColumns, ReferenceChip, resident_share
 from wattcast.workload.operator_types import Collective
 
+# SMs that a collective occupies on a GPU with fast links, whatever its size: the number DeepEP's public benchmarks
+# settle on (pplx-kernels issue 10: "SMs 24"). NCCL takes fewer for small buffers; nobody measured their power here.
+COPYING_SMS = 24.0
 
-def ring_traffic(op: Collective) -> tuple[float, float]:
-    """Return the bytes each GPU sends and the number of messages in sequence.
 
-    Ring algorithms over p GPUs on a buffer of S bytes [Thakur2005]: all-reduce sends 2·S·(p-1)/p in 2·(p-1) steps;
-    all-gather, reduce-scatter and all-to-all send S·(p-1)/p in p-1 steps (S is the whole buffer); a send moves S in
-    one. Libraries take trees instead of rings for small messages, which take fewer steps.
+def sent_byte(op: Collective) -> float:
+    """Return the bytes each GPU sends: 2·S·(n-1)/n in an all-reduce, S in a send, else S·(n-1)/n [Thakur2005].
 
-    >>> ring_traffic(Collective("all_reduce", 800, 8))
-    (1400.0, 14.0)
+    >>> sent_byte(Collective("all_reduce", 800, 8))
+    1400.0
     """
-    size, gpus = float(op.bytes), op.gpus
     if op.collective == "send":
-        return size, 1.0
-    share = size * (gpus - 1) / gpus
-    steps = float(gpus - 1)
-    return (2.0 * share, 2.0 * steps) if op.collective == "all_reduce" else (share, steps)
+        return float(op.bytes)
+    share = op.bytes * (op.gpus - 1) / op.gpus
+    return 2.0 * share if op.collective == "all_reduce" else share
 
 
 def collective_work(
     ops: Sequence[Collective], told: ConditionColumns, rate: Array, reference: ReferenceChip
 ) -> FamilyColumns:
-    """Return one launch for each collective: what it does on the chip hides behind the links."""
-    one = np.ones(len(ops))
-    return FamilyColumns(["collective"] * len(ops), {"launches": one, "slots": one}, {}, {}, {})
+    """Return the work of one kernel for each collective: SMs that copy, bytes sent and received through L2 and DRAM.
+
+    Its time hides behind the links, and its launch is part of theirs.
+    """
+    one, byte = np.ones(len(ops)), np.array([sent_byte(op) for op in ops])
+    missing = 1.0 - resident_share(np.array([float(op.bytes) for op in ops]), reference.l2_byte)
+    work = {
+        "units": COPYING_SMS * one,
+        "slots": one,
+        "l2_byte": 2.0 * byte,
+        "dram_read_byte": byte * missing,
+        "dram_write_byte": byte * missing,
+    }
+    return FamilyColumns(["collective"] * len(ops), work, {}, {}, {})
 
 
-register_kernels(Collective, mapping=KernelMapping(collective_work, link_traffic=ring_traffic))
+register_kernels(Collective, mapping=KernelMapping(collective_work, link_traffic=sent_byte))

@@ -133,7 +133,7 @@ class _CorrectionFile(msgspec.Struct, forbid_unknown_fields=True):
 
 class _LaunchFile(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     host_per_operator: str
-    link_per_message: str
+    link_per_message: str = ""  # of older bundles, and unused: predictor/link_laws.yaml has the laws
     host_weights: dict[str, float] = {}
 
 
@@ -255,7 +255,6 @@ def parse_bundle(data: bytes, where: str, arrays: bytes | None = None) -> Bundle
         },
         launch=LaunchCosts(
             parse(file.launch.host_per_operator, "s", "launch.host_per_operator"),
-            parse(file.launch.link_per_message, "s", "launch.link_per_message"),
             file.launch.host_weights,
         ),
         power=_read_power(file.power, where),
@@ -312,9 +311,7 @@ def bundle_to_plain(bundle: Bundle) -> dict[str, Any]:
         gpu=bundle.gpu,
         status=bundle.status,
         provenance=bundle.provenance,
-        launch=_LaunchFile(
-            f"{float(launch.host_s_per_operator)!r} s", f"{launch.link_s_per_message!r} s", dict(launch.host_weights)
-        ),
+        launch=_LaunchFile(f"{float(launch.host_s_per_operator)!r} s", host_weights=dict(launch.host_weights)),
         corrections={
             name: _CorrectionFile(c.compute, c.memory, f"{c.fixed_s!r} s", c.l2, c.serial_cycle)
             for name, c in bundle.corrections.items()

@@ -450,9 +450,7 @@ def starting_bundle(gpu: Gpu) -> Bundle:
             name: Correction(c.compute, c.memory, units.parse(c.fixed, "s", f"corrections.{name}"))
             for name, c in rule.corrections.items()
         },
-        launch=LaunchCosts(
-            units.parse(rule.launch["host_per_operator"], "s"), units.parse(rule.launch["link_per_message"], "s")
-        ),
+        launch=LaunchCosts(units.parse(rule.launch["host_per_operator"], "s")),
         power=ModulePower(_starting_energies(gpu, idle, rule.power), idle, voltage),
         clock_law=ClockLaw(law.without, np.array(law.activity), np.array(law.ratio)) if law else None,
         residuals=dict.fromkeys(FAMILIES, rule.residual),
