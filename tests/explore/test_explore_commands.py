@@ -83,7 +83,7 @@ def test_designs_draws(call, tmp_path: Path, more: tuple[str, ...]) -> None:
             ExitCode.REFUSED,
             "--yes",
         ),
-        (DESIGNS, ExitCode.USAGE, "--vary"),
+        (DESIGNS, ExitCode.BAD_INPUT, "--vary"),
     ],
 )
 def test_a_mistake_gets_one_paragraph(call, tmp_path: Path, monkeypatch, argv, code: ExitCode, says: str) -> None:

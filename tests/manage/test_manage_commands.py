@@ -139,7 +139,7 @@ def test_mistakes_are_one_paragraph(call: Any, table: str, arguments: tuple[str,
 )
 def test_numbers_and_options_that_cannot_be_are_named(call: Any, arguments: tuple[str, ...]) -> None:
     done = call("manage", *arguments)
-    assert done.code == ExitCode.USAGE
+    assert done.code == ExitCode.BAD_INPUT
     assert next(a for a in arguments if a.startswith("--")) in done.err
 
 

@@ -1,4 +1,4 @@
-"""explain: contributions add up exactly, whichever the sides; operators are paired as a person would pair them."""
+"""compare: contributions add up exactly, whichever the sides; operators are paired as a person would pair them."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import wattcast
 from wattcast.cli.main import main
 from wattcast.cli.shared_options import Environment
 from wattcast.core.errors import BadInput, UnknownName
@@ -32,7 +33,7 @@ from wattcast.report.comparison import (
     split_difference,
 )
 from wattcast.report.comparison_output import comparison_to_plain, write_sentence
-from wattcast.report.comparison_sides import group_kernels, parse_prediction_spec, read_pair
+from wattcast.report.comparison_sides import PredictionSpec, compare, group_kernels, parse_prediction_spec, read_pair
 from wattcast.report.prediction_figures import kernel_family, kernel_kind
 
 positive = st.floats(1e-6, 1e6)
@@ -250,7 +251,7 @@ def test_plain_of_totals_has_no_gaps(tmp_path: Path) -> None:
 )
 def test_mistakes_are_named(argv: list[str], said: str) -> None:
     code, _, err = run("compare", *argv)
-    assert code == 3
+    assert code == 2
     assert said in err
     assert "Traceback" not in err
 
@@ -264,8 +265,24 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_spec_that_leans_keeps_what_it_does_not_change() -> None:
-    first = parse_prediction_spec("gpt2@h200,batch=2,seq=64", None)
-    assert parse_prediction_spec(",seq=128", first).options == {"batch": 2, "seq": 128}
-    assert parse_prediction_spec("@a10", first) == replace(first, gpu="a10")
-    assert parse_prediction_spec("bert-base@h200,batch=4", first).options == {"batch": 4}
+    common = PredictionSpec("", "", {})
+    first = parse_prediction_spec("gpt2@h200,batch=2,seq=64", common)
+    assert parse_prediction_spec(",seq=128", common, first).options == {"batch": 2, "seq": 128}
+    assert parse_prediction_spec("@a10", common, first) == replace(first, gpu="a10")
+    assert parse_prediction_spec("bert-base@h200,batch=4", common, first).options == {"batch": 4}
     assert build_row_graph(ROW).name.startswith("gpt2 prefill b8 s512")
+
+
+def test_options_hold_for_both_runs_unless_a_run_says_otherwise() -> None:
+    short = compare("gpt2@h200,batch=4,seq=64,clock=1200MHz", "@h100-sxm,batch=2")
+    assert compare("gpt2@h200", "@h100-sxm,batch=2", batch=4, seq=64, clock="1200MHz") == short
+    named = compare("gpt2", "gpt2-medium", gpu="h200", batch=4, seq=64)
+    assert named == compare("gpt2@h200,batch=4,seq=64", "gpt2-medium@h200,batch=4,seq=64")
+    code, out, err = run("compare", "gpt2", "gpt2-medium", "--gpu", "h200", "--batch", "4", "--seq", "64", "--json")
+    assert code == 0, err
+    assert json.loads(out)["b"]["latency_s"] == named.b.latency_s
+
+
+def test_predictions_compare_with_each_other_and_with_texts() -> None:
+    a, b = (wattcast.predict("gpt2", "h200", batch=batch, seq=64) for batch in (1, 2))
+    assert compare(a, b).b == compare("gpt2@h200,seq=64", b).b

@@ -182,7 +182,7 @@ def test_the_command(call) -> None:
         ((*PLAN, "--gpus", "h200", "--tp", "two"), ExitCode.BAD_INPUT, "tp"),
         ((*PLAN, "--gpus", "h200", "--tp", "3"), ExitCode.BAD_INPUT, "tp 3"),
         ((*PLAN, "--gpus", "tegra-k1"), ExitCode.BAD_INPUT, "memory"),
-        (PLAN, ExitCode.USAGE, "--gpus"),
+        (PLAN, ExitCode.BAD_INPUT, "--gpus"),
     ],
 )
 def test_a_mistake_gets_one_paragraph(call, argv: tuple[str, ...], code: ExitCode, says: str) -> None:

@@ -124,7 +124,7 @@ def test_trace_file_from_the_command_line(call, tmp_path) -> None:
 )
 def test_a_wrong_command_line_exits_with_2(call, wrong) -> None:
     done = call(*SIMULATE, *wrong)
-    assert done.code == ExitCode.USAGE == 2
+    assert done.code == ExitCode.BAD_INPUT == 2
     assert done.out == ""
 
 

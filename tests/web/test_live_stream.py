@@ -124,4 +124,4 @@ def test_a_run_saved_by_measure_is_replayed(standin, tmp_path: Path, call) -> No
     watts = [p["power_w"] for p in recorded_feed(kept).found if "power_w" in p]
     assert np.median(watts) == pytest.approx(250.0, rel=0.05)
     assert figure.read_bytes().startswith(b"<?xml")
-    assert call(*argv[:4], "--save", "run.txt", "--", "true").code == 3
+    assert call(*argv[:4], "--save", "run.txt", "--", "true").code == 2

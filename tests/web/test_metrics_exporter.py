@@ -206,8 +206,8 @@ def test_it_is_scraped_and_ends_at_ctrl_c(standin) -> None:
 
 def test_without_a_card_and_without_a_workload_there_is_nothing_to_export(call) -> None:
     done = call("export", "prometheus", "--source", "none", "--once")
-    assert done.code == 3
+    assert done.code == 2
     assert "--workload" in done.err
     done = call("export", "prometheus", "--workload", "gpt2", "--once")
-    assert done.code == 3
+    assert done.code == 2
     assert "--gpu" in done.err

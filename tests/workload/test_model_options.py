@@ -12,7 +12,7 @@ from wattcast.core.errors import BadInput, UnknownName, WattcastError
 from wattcast.core.units import Dtype
 from wattcast.predictor.api import SETTING_NAMES
 from wattcast.workload import ModelOptions, OutputHead, SoftwareStack, WorkloadPhase, build_graph
-from wattcast.workload.model_options import OPTION_NAMES, OptionWords
+from wattcast.workload.model_options import OPTION_NAMES, ModelKeywords
 
 
 @pytest.mark.parametrize("name", ["batch", "seq", "tokens", "tp", "pp", "dp", "image"])
@@ -120,6 +120,5 @@ def test_names_say_what_is_run() -> None:
     assert build_graph("resnet50", ModelOptions(batch=2)).name == "resnet50 forward b2 i224 bf16 eager"
 
 
-def test_the_words_of_callers_are_the_options() -> None:
-    """``OptionWords`` types the keywords of ``wattcast.predict``; it must not fall behind ``ModelOptions``."""
-    assert tuple(OptionWords.__annotations__) == OPTION_NAMES
+def test_keywords_are_the_fields_of_the_options() -> None:
+    assert tuple(ModelKeywords.__annotations__) == OPTION_NAMES

@@ -166,8 +166,8 @@ def _run(args: list[str], env: Environment) -> int:
         context = getattr(error, "ctx", None)
         where = f" See `{context.command_path} --help`." if context else " See `wattcast --help`."
         if not error.format_message():  # a group without a command: its help was printed
-            return ExitCode.USAGE
-        return _complain(env, f"{error.format_message().rstrip('.')}.{where}", ExitCode.USAGE)
+            return ExitCode.BAD_INPUT
+        return _complain(env, f"{error.format_message().rstrip('.')}.{where}", ExitCode.BAD_INPUT)
     return code if isinstance(code, int) else ExitCode.OK
 
 

@@ -11,12 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from wattcast.cli.shared_options import (
-    Environment,
-    Json,
-    Plot,
-    takes_model_options,
-)
+from wattcast.cli.shared_options import Environment, Json, Plot, takes_model_options
+from wattcast.cli.verb_options import make_command, print_result, takes_verb_options
+from wattcast.measure import measure_verbs
 
 if TYPE_CHECKING:
     from wattcast.cli.measure_bridges import LaunchEstimate
@@ -25,9 +22,6 @@ if TYPE_CHECKING:
 measure_app = typer.Typer(
     add_completion=False, help="Measure time, power and energy; build a kernel database.", no_args_is_help=True
 )
-
-ReadingSource = Annotated[str, typer.Option(help="auto|nvml|amd|rapl: where readings come from.")]
-Device = Annotated[int, typer.Option(help="Which device, counted from 0.")]
 
 
 @measure_app.command()
@@ -55,8 +49,8 @@ def run(
     launches: Annotated[
         Path | None, typer.Option(help="With --model: the PyTorch profiler trace that the command writes.")
     ] = None,
-    source: ReadingSource = "auto",
-    device: Device = 0,
+    source: Annotated[str, typer.Option(help="auto|nvml|amd|rapl: where readings come from.")] = "auto",
+    device: Annotated[int, typer.Option(help="Which device, counted from 0.")] = 0,
     json: Json = False,
     plot: Plot = None,
     save: Annotated[Path | None, typer.Option(help="Keep the samples (.npz) for `wattcast serve --replay`.")] = None,
@@ -159,111 +153,22 @@ def _predicted(against: str, gpu: str | None, options: dict[str, Any]) -> dict[s
     return found
 
 
-@measure_app.command()
-def idle(
-    ctx: typer.Context,
-    seconds: Annotated[float, typer.Option(help="How long to watch.")] = 3.0,
-    source: ReadingSource = "auto",
-    device: Device = 0,
-    json: Json = False,
-) -> None:
-    """Power with nothing to do, at the clock the device rests at."""
-    from wattcast.measure.measured_run import measure_idle
-
-    env: Environment = ctx.obj
-    result, identity = measure_idle(seconds, source, device)
-    if json:
-        env.json({"device": identity.name} | result.plain())
-    else:
-        env.stdout.write(result.sentence + "\n")
-
-
-@measure_app.command()
-def sensor(ctx: typer.Context, source: ReadingSource = "auto", device: Device = 0, json: Json = False) -> None:
-    """Update period and averaging window of the power sensor, and what they imply."""
-    from wattcast.measure.measuring_checks import probe_sensor
-
-    env: Environment = ctx.obj
-    found, _ = probe_sensor(source, device)
-    if json:
-        env.json(found.plain())
-    else:
-        env.stdout.write("\n".join(found.implies) + "\n")
-
-
+@takes_verb_options(measure_verbs.kernels)
 def kernels(
     ctx: typer.Context,
-    out: Annotated[Path, typer.Option(help="Folder for JSON Lines; a re-run continues there.")],
-    steps: Annotated[
-        str,
-        typer.Option(
-            help="Commas between: idle, burst, repeat-burst, sustained, repeat-sustained, duty, pattern, clock, "
-            "names (these by default), chain, stack (operators among others)."
-        ),
-    ] = "",
-    budget: Annotated[str, typer.Option(help="Stop in time, such as 540s.")] = "540s",
-    plan: Annotated[
-        Path | None,
-        typer.Option(
-            help="Operators in place of the plan (from --suggest), or: training, chains, common, common-sustained."
-        ),
-    ] = None,
-    round_: Annotated[int, typer.Option("--round", min=1, help="Of the plan: each holds other operators.")] = 1,
     suggest: Annotated[
         int, typer.Option(min=0, help="Measure nothing: write the N rows that would help most to OUT/plan.jsonl.")
     ] = 0,
     gpu: Annotated[str, typer.Option(help="With --suggest: the GPU to be predicted.")] = "h200",
     database: Annotated[str, typer.Option(help="With --suggest: the rows measured so far; default: the GPU's.")] = "",
     json: Json = False,
+    **options: Any,
 ) -> None:
     """Measure the operators of the plan: bursts, sustained, duty-cycled, data patterns, clocks, names."""
-    from wattcast.core.units import parse
-    from wattcast.measure.campaigns.kernel_campaign import DEFAULT_STEPS, read_listed, run_kernel_campaign
-
-    env: Environment = ctx.obj
     if suggest:
-        _suggest(env, suggest, gpu, database or gpu, out, json)
-        return
-    listed = read_listed(plan) if plan is not None else None
-    wanted = (steps or DEFAULT_STEPS).split(",")
-    counts = run_kernel_campaign(out, wanted, parse(budget, "s", "--budget"), listed=listed, round_=round_)
-    if json:
-        env.json(dict(sorted(counts.items())))
+        _suggest(ctx.obj, suggest, gpu, database or gpu, options["out"], json)
     else:
-        env.stdout.writelines(f"{name}: {count}\n" for name, count in sorted(counts.items()))
-
-
-@measure_app.command()
-def engine(
-    ctx: typer.Context,
-    out: Annotated[Path, typer.Option(help="Folder for JSON Lines; a re-run continues there.")],
-    seconds: Annotated[float, typer.Option(help="Time for everything; it ends itself inside.")] = 540.0,
-    models: Annotated[str, typer.Option(help="Planned models in this order, commas between; default: all.")] = "",
-    parts: Annotated[str, typer.Option(help="Commas between: steps, traffic.")] = "steps,traffic",
-    loads: Annotated[str, typer.Option(help="Arrival rates as shares of the capacity.")] = "0.8,0.5,1.1",
-    traffic_seconds: Annotated[float, typer.Option(help="Arrivals of one serving run.")] = 12.0,
-    done: Annotated[Path | None, typer.Option(help="Folder of an earlier call: not measured again.")] = None,
-    own: Annotated[Path | None, typer.Option(help="Folder with a config.json in place of the plan.")] = None,
-    quantization: Annotated[str, typer.Option(help="With --own: fp8, for example.")] = "",
-    kv_dtype: Annotated[str, typer.Option(help="With --own: fp8, for example.")] = "auto",
-    smoke: Annotated[bool, typer.Option(help="A tiny model and a few rows.")] = False,
-    json: Json = False,
-) -> None:
-    """Measure vLLM with dummy weights: single steps, and serving under arrivals.
-
-    Example: wattcast measure engine --own ./my-model --out rows --seconds 300
-    """
-    from wattcast.measure.engine.engine_campaign import describe_rows, request_campaign, run_engine_campaign
-
-    env: Environment = ctx.obj
-    request = request_campaign(
-        out, seconds, models, parts, loads, traffic_seconds, done, own, quantization, kv_dtype, smoke
-    )
-    counts = run_engine_campaign(request)
-    if json:
-        env.json(dict(sorted(counts.items())))
-    else:
-        env.stdout.writelines(f"{line}\n" for line in describe_rows(out))
+        print_result(ctx.obj, measure_verbs.kernels(**options), json)
 
 
 def _suggest(env: Environment, count: int, gpu: str, database: str, out: Path, as_json: bool) -> None:
@@ -295,67 +200,8 @@ def _suggest(env: Environment, count: int, gpu: str, database: str, out: Path, a
     )
 
 
-@measure_app.command()
-def models(
-    ctx: typer.Context,
-    out: Annotated[Path, typer.Option(help="Folder for JSON Lines; a re-run continues there.")],
-    budget: Annotated[str, typer.Option(help="Stop in time, such as 420s.")] = "420s",
-    steps: Annotated[str, typer.Option(help="Comma-separated: models, profile.")] = "models,profile",
-    only: Annotated[str, typer.Option(help="One model of the plan.")] = "",
-    tier: Annotated[int, typer.Option(help="One tier of the plan: what no other card has.")] = 0,
-    few: Annotated[int, typer.Option(help="Only so many rows: a smoke test.")] = 0,
-    json: Json = False,
-) -> None:
-    """Measure whole models (random weights): time, power, energy and clock of one iteration each."""
-    from wattcast.core.units import parse
-    from wattcast.measure.campaigns.model_campaign import run_models
-
-    env: Environment = ctx.obj
-    counts = run_models(out, parse(budget, "s", "--budget"), tuple(steps.split(",")), only, few, tier)
-    if json:
-        env.json(dict(sorted(counts.items())))
-    else:
-        env.stdout.writelines(f"{name}: {count}\n" for name, count in sorted(counts.items()))
-
-
-def counters(
-    ctx: typer.Context,
-    out: Annotated[Path, typer.Option(help="Folder for the raw table.")],
-    budget: Annotated[str, typer.Option(help="Stop in time, such as 120s.")] = "150s",
-    plan: Annotated[str, typer.Option(help="Operators in place of the sample, a JSON object a line.")] = "",
-) -> None:
-    """Hardware counters of a sample of operators, through ncu."""
-    from wattcast.core.units import parse
-    from wattcast.measure.campaigns import nsight_counters as library
-
-    env: Environment = ctx.obj
-    env.json(library.collect_counters(out, parse(budget, "s", "--budget"), listed=plan))
-
-
-def pack(
-    ctx: typer.Context,
-    folders: Annotated[list[Path], typer.Argument(help="Folders of campaigns.")],
-    out: Annotated[Path, typer.Option(help="Folder of the database.")],
-) -> None:
-    """JSON Lines of campaigns into the tables of a database."""
-    from wattcast.measure.database_files import pack_database as library
-
-    env: Environment = ctx.obj
-    env.json(library(folders, out))
-
-
-def summary(
-    ctx: typer.Context,
-    database: Annotated[str, typer.Argument(help="Folder of a database, or a GPU Wattcast ships one for.")] = "h200",
-    json: Json = False,
-) -> None:
-    """Rows by kind and family, kernels named, and repeatability."""
-    from wattcast.core.measured_rows import database_folder
-    from wattcast.measure.database_files import make_summary_page, summarise_database
-
-    env: Environment = ctx.obj
-    found = summarise_database(Path(database) if Path(database).exists() else database_folder(database))
-    if json:
-        env.json(found)
-    else:
-        env.stdout.write(make_summary_page(found))
+counters = make_command(measure_verbs.counters)
+pack = make_command(measure_verbs.pack)
+summary = make_command(measure_verbs.summary)
+for _verb in (measure_verbs.idle, measure_verbs.sensor, measure_verbs.models, measure_verbs.engine):
+    measure_app.command()(make_command(_verb))

@@ -4,32 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from wattcast.cli.shared_options import Environment, FigureOptions, Figures, Format, Json, Plot, Which
+from wattcast.cli.verb_options import make_command, print_result, takes_verb_options
+from wattcast.microbench import microbench_sessions
 
 if TYPE_CHECKING:
     from wattcast.hardware import Gpu
     from wattcast.microbench.microbench_results import MicrobenchResult
-    from wattcast.microbench.microbench_sessions import MicrobenchRequest
-
-Out = Annotated[Path | None, typer.Option(help="Folder for rows, saved as they come; a re-run continues there.")]
-Budget = Annotated[str, typer.Option(help="Stop in time, such as 480s.")]
-Repeats = Annotated[int, typer.Option(help="Rounds; 2 measures everything a second time.")]
-Before = Annotated[Path | None, typer.Option("--from", help="Folder with rows measured before, to go on from.")]
 
 
+@takes_verb_options(microbench_sessions.microbench)
 def microbench(
     ctx: typer.Context,
-    out: Out = None,
-    only: Annotated[str, typer.Option(help="Names, groups or curves, comma-separated; see --list.")] = "",
-    budget: Budget = "480s",
-    repeats: Repeats = 1,
-    before: Before = None,
-    listed: Annotated[bool, typer.Option("--list", help="Name the benchmarks.")] = False,
-    counters: Annotated[bool, typer.Option(help="Hardware counters through ncu instead of time and power.")] = False,
     show: Annotated[
         str | None, typer.Option(help="Tables of results: a folder or file of rows, or a GPU whose results ship.")
     ] = None,
@@ -45,6 +35,7 @@ def microbench(
         Path | None, typer.Option(help="With --show: CSV of watts and counters, for `lab fit counters`.")
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="With --show: print JSON.")] = False,
+    **options: Any,
 ) -> None:
     """Time, power and energy of every unit of the GPU: arithmetic, memory, structure and mixes.
 
@@ -61,38 +52,10 @@ def microbench(
         else:
             _show(ctx.obj, show, gpu, drawn, write, json)
         return
-    from wattcast.microbench import microbench_sessions
-
-    raise typer.Exit(
-        microbench_sessions.run_microbench(
-            _request(out, budget, only, repeats, before, listed=listed, counters=counters)
-        )
-    )
+    print_result(ctx.obj, microbench_sessions.microbench(**options), json)
 
 
-def multimedia(
-    ctx: typer.Context, out: Out = None, budget: Budget = "240s", repeats: Repeats = 1, before: Before = None
-) -> None:
-    """Rotation, diamond motion search, 8x8 DCT and debarreling of an 80-frame full-HD clip, checked against NumPy."""
-    from wattcast.microbench import microbench_sessions
-
-    raise typer.Exit(microbench_sessions.run_multimedia(_request(out, budget, "", repeats, before)))
-
-
-def _request(
-    out: Path | None,
-    budget: str,
-    only: str,
-    repeats: int,
-    before: Path | None,
-    listed: bool = False,
-    counters: bool = False,
-) -> MicrobenchRequest:
-    from wattcast.core.units import parse
-    from wattcast.microbench.microbench_sessions import MicrobenchRequest
-
-    names = tuple(name for name in only.split(",") if name)
-    return MicrobenchRequest(out, parse(budget, "s", "--budget"), names, repeats, before, listed, counters)
+multimedia = make_command(microbench_sessions.multimedia)
 
 
 def _show(env: Environment, show: str, gpu_name: str, drawn: FigureOptions, write: Path | None, json: bool) -> None:

@@ -9,13 +9,19 @@ from typing import Annotated, Any
 import typer
 
 from wattcast.cli.shared_options import (
+    Clock,
     Environment,
+    HostLaunch,
     Json,
+    OperandData,
     Plot,
+    PowerLimit,
     Source,
+    Temperature,
     parse_factors,
     save_plot,
     takes_model_options,
+    was_given,
 )
 
 
@@ -47,15 +53,11 @@ def predict(
         str,
         typer.Option(help="Catalogue name (`wattcast gpus`) or your own YAML file.", autocompletion=_gpu_names),
     ],
-    clock: Annotated[
-        str | None, typer.Option(help="Locked core clock, such as 1830MHz; default: the governor.")
-    ] = None,
-    power_limit: Annotated[str | None, typer.Option(help="Board power limit, such as 500W.")] = None,
-    host_launch: Annotated[
-        str | None, typer.Option(help="Host time per operator, such as 12us; 0us is a CUDA graph.")
-    ] = None,
-    temperature: Annotated[str | None, typer.Option(help="Die temperature, such as 60C.")] = None,
-    data: Annotated[str, typer.Option(help="Operand data: random|zeros|ones|relu.")] = "random",
+    clock: Clock = None,
+    power_limit: PowerLimit = None,
+    host_launch: HostLaunch = None,
+    temperature: Temperature = None,
+    data: OperandData = "random",
     bundle: Annotated[
         Path | None,
         typer.Option(help="Folder that `calibrate` or `lab fit kernels` saved, in place of the shipped one."),
@@ -116,33 +118,45 @@ def predict(
 
 
 _SIDE = (
-    "MODEL@GPU,key=value,... | FILE.json of `predict --json` (FILE.json#2: its second) or of `measure run --json` | "
-    "row:ID or DATABASE#ID of `measure models` | `predicted`, beside a row. B may lean on A: @GPU, or ,batch=16."
+    "A model, MODEL@GPU,key=value,... | FILE.json of `predict --json` (FILE.json#2: its second) or of `measure run "
+    "--json` | row:ID or DATABASE#ID of `measure models` | `predicted`, beside a row."
 )
 
 
+@takes_model_options()
 def compare(
     ctx: typer.Context,
     a: Annotated[str, typer.Argument(metavar="A", help=_SIDE)],
-    b: Annotated[str, typer.Argument(metavar="B", help="The same; differences are B - A.")],
-    gpu: Annotated[str, typer.Option(help="The GPU whose database row:ID is looked up in.")] = "h200",
+    b: Annotated[str, typer.Argument(metavar="B", help="The same, or what differs from A: @GPU, or ,batch=16.")],
+    gpu: Annotated[
+        str | None, typer.Option(help="GPU of a run that names none, and whose rows row:ID means (default: h200).")
+    ] = None,
+    clock: Clock = None,
+    power_limit: PowerLimit = None,
+    host_launch: HostLaunch = None,
+    temperature: Temperature = None,
+    data: OperandData = "random",
     iterations: Annotated[
         int, typer.Option(help="How often the command of `measure run` ran the workload, warm-up excluded.")
     ] = 1,
     json: Json = False,
     plot: Plot = None,
+    **options: Any,
 ) -> None:
-    """Which operators, modules and terms (clock, cycles, power, idle gaps) caused the difference; it adds up exactly.
+    """Explain the difference between two runs, B - A, by operators, modules and clock; it adds up exactly.
 
-    Examples: wattcast compare llama3-8b@h200,batch=8,seq=512 @h100-sxm
+    Options hold for both runs; a run may say otherwise after its name.
+
+    Examples: wattcast compare llama3-8b@h200 @h100-sxm --batch 8 --seq 512
+    ... compare llama3-8b qwen3-8b --gpu h200 --phase decode --batch 32
     ... compare llama3-8b@h200,batch=8,seq=512 ,power_limit=500W
     """
-    from wattcast.report.comparison import compare_runs
+    from wattcast.report import comparison_sides
     from wattcast.report.comparison_output import comparison_to_plain, print_comparison
-    from wattcast.report.comparison_sides import read_pair
 
     env: Environment = ctx.obj
-    found = compare_runs(*read_pair(a, b, gpu, iterations))
+    given = {name: ctx.params[name] for name in comparison_sides.SPEC_KEYS if was_given(ctx, name)}
+    found = comparison_sides.compare(a, b, gpu=gpu, iterations=iterations, **given)
     if plot is not None:
         from wattcast.report.comparison_output import draw_difference
 
@@ -161,11 +175,11 @@ def report(
         str, typer.Option(help="Catalogue name or your own YAML file; more names with commas are compared with it.")
     ],
     out: Annotated[Path, typer.Option(help="The file to write, such as report.html.")],
-    clock: Annotated[str | None, typer.Option(help="Locked core clock, such as 1830MHz.")] = None,
-    power_limit: Annotated[str | None, typer.Option(help="Board power limit, such as 500W.")] = None,
-    host_launch: Annotated[str | None, typer.Option(help="Host time per operator; 0us is a CUDA graph.")] = None,
-    temperature: Annotated[str | None, typer.Option(help="Die temperature, such as 60C.")] = None,
-    data: Annotated[str, typer.Option(help="Operand data: random|zeros|ones|relu.")] = "random",
+    clock: Clock = None,
+    power_limit: PowerLimit = None,
+    host_launch: HostLaunch = None,
+    temperature: Temperature = None,
+    data: OperandData = "random",
     json: Json = False,
     **options: Any,
 ) -> None:
@@ -197,7 +211,6 @@ def _command_line(ctx: typer.Context) -> str:
     """Return the command line, as far as it decides what the page says."""
     words = ["wattcast", "report", str(ctx.params["workload"])]
     for name, value in ctx.params.items():
-        source = ctx.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE" and name not in ("workload", "json", "out"):
+        if was_given(ctx, name) and name not in ("workload", "json", "out"):
             words += [f"--{name.replace('_', '-')}"] + ([] if value is True else [str(value)])
     return shlex.join(words)

@@ -55,6 +55,11 @@ Source = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Clock = Annotated[str | None, typer.Option(help="Locked core clock, such as 1830MHz; default: the governor.")]
+PowerLimit = Annotated[str | None, typer.Option(help="Board power limit, such as 500W.")]
+HostLaunch = Annotated[str | None, typer.Option(help="Host time per operator, such as 12us; 0us is a CUDA graph.")]
+Temperature = Annotated[str | None, typer.Option(help="Die temperature, such as 60C.")]
+OperandData = Annotated[str, typer.Option(help="Operand data: random|zeros|ones|relu.")]
 MODEL_OPTIONS: dict[str, tuple[Any, Any]] = {  # name -> type and help, default; the fields of ModelOptions
     "batch": (Annotated[int, typer.Option(help="Sequences or images at once.")], 1),
     "seq": (
@@ -115,22 +120,29 @@ def takes_model_options(*names: str, **defaults: Any) -> Callable[[Command], Com
     Without ``names`` it gets all of them. ``defaults`` replace the usual ones.
     """
 
-    def extend(command: Command) -> Command:
-        signature = inspect.signature(command, eval_str=True)
-        own = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
-        own = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
-        shared = [
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
-            for name, (kind, usual) in MODEL_OPTIONS.items()
-            if not names or name in names
-            for default in [defaults.get(name, usual)]
-        ]
-        required = [p for p in own if p.default is p.empty]
-        parameters = [*required, *shared, *(p for p in own if p not in required)]
-        command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-        return command
+    shared = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=defaults.get(name, usual), annotation=kind)
+        for name, (kind, usual) in MODEL_OPTIONS.items()
+        if not names or name in names
+    ]
+    return lambda command: add_options(command, shared)
 
-    return extend
+
+def add_options(command: Command, shared: Sequence[inspect.Parameter]) -> Command:
+    """Give a command further options, between its required and its other ones; it gets them as ``**options``."""
+    signature = inspect.signature(command, eval_str=True)
+    own = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+    own = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
+    required = [p for p in [*own, *shared] if p.default is p.empty]
+    parameters = [*required, *(p for p in [*shared, *own] if p.default is not p.empty)]
+    command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return command
+
+
+def was_given(ctx: typer.Context, name: str) -> bool:
+    """Tell whether an option stands on the command line."""
+    source = ctx.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def parse_factors(given: Sequence[str]) -> dict[str, float]:

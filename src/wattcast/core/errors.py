@@ -16,8 +16,7 @@ class ExitCode(IntEnum):
 
     OK = 0
     FAILED = 1  # our own mistake, or something unforeseen
-    USAGE = 2  # the command line itself is wrong
-    BAD_INPUT = 3  # a file, a name or a number the user gave is wrong
+    BAD_INPUT = 2  # an option, a file, a name or a number the user gave is wrong
     MISSING = 4  # a tool, an extra, a device or a specification is not there
     REFUSED = 5  # a measurement that cannot be trusted, or an action not allowed
     INTERRUPTED = 130

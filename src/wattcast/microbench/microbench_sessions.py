@@ -7,21 +7,21 @@ workloads back to back, at a fixed rate, and with frames moved to and from the h
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from wattcast.core.errors import BadInput, bad_value
 from wattcast.core.measured_rows import Journal, RunInfo
+from wattcast.core.units import parse
 from wattcast.measure.cuda_device import CudaDevice, DeviceFault
+from wattcast.measure.measure_verbs import Budget, Option, Target, VerbResult
 from wattcast.measure.sampler import Sampler
 from wattcast.measure.steady_state import SettlingRule, make_run_info, say, take_window
 from wattcast.microbench import benchmark_kernels, microbench_campaign, unit_counters
@@ -234,86 +234,85 @@ def make_info(bench: DeviceBench) -> RunInfo:
     )
 
 
-@dataclass(frozen=True)
-class MicrobenchRequest:
-    """What was asked for."""
-
-    out: Path | None
-    budget_s: float = 480.0
-    only: tuple[str, ...] = ()
-    repeats: int = 1
-    before: Path | None = None
-    listed: bool = False
-    counters: bool = False
-    quick: bool = False
-    child: bool = False
-    target: bool = False
-    since: str = ""
-    frames: int = 80
-
-    def folder(self) -> Path:
-        """Where rows go; asked for when missing."""
-        if self.out is None:
-            raise BadInput("--out: expected a folder for the rows, got none.")
-        if self.repeats < 1:
-            raise bad_value("--repeats", "one round or more", self.repeats)
-        if self.before is not None and not (self.counters or self.target):
-            microbench_campaign.adopt_rows(self.before, self.out)
-        self.out.mkdir(parents=True, exist_ok=True)
-        return self.out
+Rows = Annotated[Path | None, Option("Folder for rows, saved as they come; a re-run continues there.")]
+Repeats = Annotated[int, Option("Rounds; 2 measures everything a second time.")]
+Before = Annotated[Path | None, Option("Folder with rows measured before, to go on from.", "from")]
+Quick = Annotated[bool, Option("Shorter windows: a smoke test.")]
+Child = Annotated[bool, Option("The process that uses the device.", hidden=True)]
+Since = Annotated[str, Option("Rows older than this are measured again.", hidden=True)]
 
 
-def run_microbench(request: MicrobenchRequest) -> int:
-    """Measure the suite, or count it, or list it."""
-    if request.listed:
-        for b in find_benchmarks(list(request.only)):
-            print(f"{b.name:24} {b.group:11} {b.unit.operation}{f', {b.curve} {b.at:g}' if b.curve else ''}")
-        return 0
-    out = request.folder()
-    if request.target:
-        counted = unit_counters.count_kernels(out, request.budget_s, list(request.only), request.before)
-        print(f"counted {counted} kernels", file=sys.stderr)
-        return 0
-    if request.child:
-        return run_microbench_child(
-            out, request.only, request.repeats, request.budget_s, request.since, request.quick
-        )
-    find_benchmarks([name for name in request.only if name != "multimedia"])  # a wrong name costs nothing
-    if request.counters:
-        print(
-            json.dumps(unit_counters.collect_unit_counters(out, request.budget_s, list(request.only), request.before))
-        )
-        return 0
-    return _report(out, "microbench", _supervise(request, out, "microbench"))
+def microbench(
+    out: Rows = None,
+    budget: Budget = "480s",
+    only: Annotated[str, Option("Names, groups or curves, comma-separated; see --list.")] = "",
+    repeats: Repeats = 1,
+    before: Before = None,
+    listed: Annotated[bool, Option("Name the benchmarks.", "list")] = False,
+    counters: Annotated[bool, Option("Hardware counters through ncu instead of time and power.")] = False,
+    quick: Quick = False,
+    child: Child = False,
+    target: Target = False,
+    since: Since = "",
+) -> VerbResult:
+    """Time, power and energy of every unit of the GPU: arithmetic, memory, structure and mixes."""
+    names, budget_s = [name for name in only.split(",") if name], parse(budget, "s", "--budget")
+    if listed:
+        found = find_benchmarks(names)
+        told = (f"{b.unit.operation}{f', {b.curve} {b.at:g}' if b.curve else ''}" for b in found)
+        lines = [f"{b.name:24} {b.group:11} {text}" for b, text in zip(found, told, strict=True)]
+        return VerbResult([b.name for b in found], "\n".join(lines))
+    folder = _open_folder(out, repeats, None if counters or target else before)
+    if target:
+        return VerbResult(note=f"counted {unit_counters.count_kernels(folder, budget_s, names, before)} kernels")
+    if child:
+        return VerbResult(exit_code=run_microbench_child(folder, names, repeats, budget_s, since, quick))
+    find_benchmarks([name for name in names if name != "multimedia"])  # a wrong name costs nothing
+    if counters:
+        return VerbResult(unit_counters.collect_unit_counters(folder, budget_s, names, before))
+    options = ["--repeats", str(repeats), *(["--only", only] if names else []), *(["--quick"] if quick else [])]
+    return _supervise(folder, "microbench", options, budget_s)
 
 
-def run_multimedia(request: MicrobenchRequest) -> int:
-    """Measure the multimedia workloads."""
+def multimedia(
+    out: Rows = None,
+    budget: Budget = "240s",
+    repeats: Repeats = 1,
+    before: Before = None,
+    frames: Annotated[int, Option("Frames of the clip.")] = FRAMES,
+    quick: Quick = False,
+    child: Child = False,
+    since: Since = "",
+) -> VerbResult:
+    """Rotation, diamond motion search, 8x8 DCT and debarreling of an 80-frame full-HD clip, checked against NumPy."""
+    budget_s, folder = parse(budget, "s", "--budget"), _open_folder(out, repeats, before)
+    if frames < 3:
+        raise bad_value("--frames", "three frames or more", frames)
+    if child:
+        return VerbResult(exit_code=run_multimedia_child(folder, repeats, budget_s, since, frames, quick))
+    options = ["--repeats", str(repeats), "--frames", str(frames), *(["--quick"] if quick else [])]
+    return _supervise(folder, "multimedia", options, budget_s)
 
-    out = request.folder()
-    if request.frames < 3:
-        raise bad_value("--frames", "three frames or more", request.frames)
-    if request.child:
-        return run_multimedia_child(
-            out, request.repeats, request.budget_s, request.since, request.frames, request.quick
-        )
-    return _report(out, "multimedia", _supervise(request, out, "multimedia"))
+
+def _open_folder(out: Path | None, repeats: int, before: Path | None) -> Path:
+    """Make the folder for rows, with those of ``before`` in it."""
+    if out is None:
+        raise BadInput("--out: expected a folder for the rows, got none.")
+    if repeats < 1:
+        raise bad_value("--repeats", "one round or more", repeats)
+    if before is not None:
+        microbench_campaign.adopt_rows(before, out)
+    out.mkdir(parents=True, exist_ok=True)
+    return out
 
 
-def _supervise(request: MicrobenchRequest, out: Path, verb: str) -> Counter[str]:
-    command = [sys.executable, "-m", "wattcast.measure", verb, "--child", "--out", str(out)]
-    command += ["--repeats", str(request.repeats), "--frames", str(request.frames)]
-    command += ["--only", ",".join(request.only)] if request.only else []
-    command += ["--quick"] if request.quick else []
-    return microbench_campaign.supervise_child(out, verb, command, request.budget_s)
-
-
-def _report(out: Path, kind: str, counts: Counter[str]) -> int:
-    """Counts to stdout, failures by name to stderr; failures alone are no failure of the whole."""
-    for name, error in microbench_campaign.list_failures(out / f"{kind}.jsonl").items():
+def _supervise(out: Path, verb: str, options: list[str], budget_s: float) -> VerbResult:
+    """Measure in a child; failures go to stderr by name, and are no failure of the whole unless nothing is left."""
+    command = [sys.executable, "-m", "wattcast.measure", verb, "--child", "--out", str(out), *options]
+    counts = microbench_campaign.supervise_child(out, verb, command, budget_s)
+    for name, error in microbench_campaign.list_failures(out / f"{verb}.jsonl").items():
         say(f"failed: {name}: {error}")
-    print(json.dumps(dict(sorted(counts.items()))))
-    return 0 if counts["measured"] else 4
+    return VerbResult(dict(sorted(counts.items())), exit_code=0 if counts["measured"] else 4)
 
 
 RATE_RESERVE = 1.3  # the period of a fixed rate over the time of the slowest variant

@@ -30,7 +30,7 @@ from wattcast.predictor.bundle.factors import apply_factors
 from wattcast.predictor.prediction import Prediction, predict_graphs
 from wattcast.predictor.prices import parse_prices
 from wattcast.workload.graph import Graph
-from wattcast.workload.model_options import OPTION_NAMES, ModelOptions, OptionWords, unknown_option_error
+from wattcast.workload.model_options import OPTION_NAMES, ModelKeywords, ModelOptions, unknown_option_error
 from wattcast.workload.readers import load_workload
 
 CARDS = ("another", "this")
@@ -54,7 +54,7 @@ def predict(
     electricity: str | None = None,
     carbon: str | None = None,
     region: str | None = None,
-    **options: Unpack[OptionWords],
+    **options: Unpack[ModelKeywords],
 ) -> Prediction:
     """Predict speed, power, energy and clock of a workload on one or several GPUs of a kind.
 
@@ -88,7 +88,7 @@ def predict_many(
     electricity: str | None = None,
     carbon: str | None = None,
     region: str | None = None,
-    **options: Unpack[OptionWords],
+    **options: Unpack[ModelKeywords],
 ) -> list[Prediction]:
     """Predict many workloads on one kind of GPU, in order and several times as fast as one by one.
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import msgspec
 
@@ -28,11 +28,14 @@ from wattcast.core.measured_rows import (
 from wattcast.core.strict_files import decode_json, read_bytes
 from wattcast.fit import whole_models
 from wattcast.predictor import api
+from wattcast.predictor.prediction import Prediction
 from wattcast.predictor.prediction_json import OperatorOut, PredictionOut, PredictOut
-from wattcast.report.comparison import RunPart, RunSummary, summarise_prediction
+from wattcast.report.comparison import RunComparison, RunPart, RunSummary, compare_runs, summarise_prediction
 from wattcast.report.prediction_figures import kernel_family
+from wattcast.workload.model_options import ModelKeywords
 
 PREDICTED = "predicted"
+DEFAULT_DATABASE = "h200"  # where row:ID is looked up
 _NUMBERS = ("batch", "seq", "tokens", "tp", "pp", "dp", "image")
 _WORDS = ("phase", "dtype", "attention", "head", "stack")
 _POINT = ("clock", "power_limit", "host_launch", "temperature", "data")
@@ -48,17 +51,60 @@ class PredictionSpec:
     options: dict[str, Any]
 
 
-def read_pair(a: str, b: str, gpu: str = "h200", iterations: int = 1) -> tuple[RunSummary, RunSummary]:
+class RunKeywords(ModelKeywords, total=False):
+    """The options of a model and the settings of a GPU, as ``compare`` takes them."""
+
+    clock: str | None
+    power_limit: str | None
+    host_launch: str | None
+    temperature: str | None
+    data: str
+
+
+def compare(
+    a: str | Prediction,
+    b: str | Prediction,
+    *,
+    gpu: str | None = None,
+    iterations: int = 1,
+    **options: Unpack[RunKeywords],
+) -> RunComparison:
+    """Split the difference between two runs into operators, modules and terms that add up to it exactly.
+
+    A run is a prediction, or the text that names one (at the top of this file). ``gpu`` and ``options`` hold for both
+    runs where a text does not say otherwise; ``iterations`` is how often a measured command ran the workload.
+
+    >>> import wattcast
+    >>> why = wattcast.compare("gpt2", ",batch=2", gpu="h200", seq=64)
+    >>> why.b.latency_s > why.a.latency_s
+    True
+    """
+    if isinstance(a, str) and isinstance(b, str):
+        return compare_runs(*read_pair(a, b, gpu, iterations, **options))
+    left, right = (
+        summarise_prediction(side)
+        if isinstance(side, Prediction)
+        else read_pair(side, side, gpu, iterations, **options)[0]
+        for side in (a, b)
+    )
+    return compare_runs(left, right)
+
+
+def read_pair(
+    a: str, b: str, gpu: str | None = None, iterations: int = 1, **options: Unpack[RunKeywords]
+) -> tuple[RunSummary, RunSummary]:
     """Read both runs; ``b`` may take what it does not say from ``a``, and one may be ``predicted`` next to a row."""
+    common = PredictionSpec("", gpu or "", dict(options))
+    gpu = gpu or DEFAULT_DATABASE
     if PREDICTED in (a, b):
         other = b if a == PREDICTED else a
         row = _row_of(other, gpu)
         if row is None:
-            raise bad_value("explain", f"a whole-model row beside {PREDICTED!r}", other)
+            raise bad_value("compare", f"a whole-model row beside {PREDICTED!r}", other)
         sides = {other: read_run(other, gpu, iterations), PREDICTED: predict_row(row, gpu)}
         return sides[a], sides[b]
-    first = parse_prediction_spec(a, None) if is_prediction_spec(a) else None
-    second = parse_prediction_spec(b, first) if is_prediction_spec(b) else None
+    first = parse_prediction_spec(a, common) if is_prediction_spec(a, common) else None
+    second = parse_prediction_spec(b, common, first) if is_prediction_spec(b, common) else None
     left, right = (
         predict_spec(spec) if spec else read_run(name, gpu, iterations) for spec, name in ((first, a), (second, b))
     )
@@ -75,18 +121,25 @@ def predict_spec(spec: PredictionSpec) -> RunSummary:
     return replace(side, name=", ".join([side.name, *said]))
 
 
-def is_prediction_spec(text: str) -> bool:
+def is_prediction_spec(text: str, common: PredictionSpec) -> bool:
     """Tell whether the text is a workload at a GPU, not a file or a row."""
-    return not text.startswith("row:") and ("@" in text or text.startswith(","))
+    if text.startswith("row:") or Path(text.partition("#")[0]).is_file():
+        return False
+    return "@" in text or "," in text or bool(common.gpu and not text.endswith(".json"))
 
 
-def parse_prediction_spec(text: str, before: PredictionSpec | None) -> PredictionSpec:
-    """Parse ``MODEL@GPU,key=value,...``; a missing model or GPU is that of ``before``, as are its options."""
+def parse_prediction_spec(text: str, common: PredictionSpec, before: PredictionSpec | None = None) -> PredictionSpec:
+    """Parse ``MODEL@GPU,key=value,...``: what it does not say is said by ``before`` (the first run) or ``common``."""
     head, *pairs = text.split(",")
     workload, _, gpu = head.partition("@")
-    if before is None and not (workload and gpu):
-        raise bad_value(text, "MODEL@GPU,key=value,... such as llama3-8b@h200,batch=8", head or "nothing before ','")
-    options = dict(before.options) if before is not None and not workload else {}
+    leans_on = before if before is not None and not workload else common
+    gpu = gpu or (before or common).gpu
+    workload = workload or leans_on.workload
+    if not (workload and gpu):
+        raise bad_value(
+            text, "MODEL@GPU,key=value,... such as llama3-8b@h200,batch=8, or --gpu", head or "nothing before ','"
+        )
+    options = dict(leans_on.options)
     for pair in pairs:
         name, equals, value = pair.partition("=")
         name = name.strip().replace("-", "_")
@@ -95,9 +148,7 @@ def parse_prediction_spec(text: str, before: PredictionSpec | None) -> Predictio
         if name not in SPEC_KEYS:
             raise unknown_name(f"option in {text}", name, SPEC_KEYS, f"Known: {', '.join(SPEC_KEYS)}.")
         options[name] = _value(name, value.strip(), text)
-    return PredictionSpec(
-        workload or (before.workload if before else ""), gpu or (before.gpu if before else ""), options
-    )
+    return PredictionSpec(workload, gpu, options)
 
 
 def _value(name: str, text: str, where: str) -> Any:
@@ -123,7 +174,7 @@ def read_run(name: str, gpu: str, iterations: int) -> RunSummary:
     path, _, which = name.partition("#")
     if not Path(path).is_file():
         raise BadInput(
-            f"{name}: neither MODEL@GPU,key=value,... nor row:ID nor a file that is there. "
+            f"{name}: neither MODEL@GPU,key=value,... nor a model beside --gpu nor row:ID nor a file that is there. "
             "Save a prediction with `wattcast predict ... --json > FILE.json`."
         )
     plain: Any = decode_json(read_bytes(Path(path)), object, path)

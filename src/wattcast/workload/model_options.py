@@ -119,8 +119,8 @@ class ModelOptions:
 OPTION_NAMES = tuple(item.name for item in fields(ModelOptions))
 
 
-class OptionWords(TypedDict, total=False):
-    """The options as a caller of ``wattcast.predict`` writes them; what each means: ``ModelOptions``."""
+class ModelKeywords(TypedDict, total=False):
+    """The fields of ``ModelOptions`` as functions take them: ``**options: Unpack[ModelKeywords]``."""
 
     batch: int
     seq: int | None

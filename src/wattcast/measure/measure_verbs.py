@@ -1,0 +1,248 @@
+"""The verbs of ``measure``: one function each, whose signature is its options on both command lines.
+
+``python -m wattcast.measure`` (the standard library's parser, for a bare GPU node) and ``wattcast measure`` and
+``wattcast lab`` (typer) build their options from these signatures, so that names, defaults and help are the same. No
+verb changes a clock, a limit or a mode of a card.
+"""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, get_args
+
+from wattcast.core.errors import bad_value
+from wattcast.core.units import parse
+
+
+@dataclass(frozen=True)
+class Option:
+    """Describe one parameter of a verb on a command line."""
+
+    help: str
+    name: str = ""  # on the command line, where it is not the parameter's own
+    hidden: bool = False
+    positional: bool = False
+
+
+@dataclass(frozen=True)
+class VerbResult:
+    """Hold what a verb prints: ``plain`` with ``--json`` or where there is no ``text``; ``note`` goes to stderr."""
+
+    plain: Any = None
+    text: str | None = None
+    note: str = ""
+    exit_code: int = 0
+
+
+Verb = Callable[..., VerbResult]
+Out = Annotated[Path, Option("Folder for JSON Lines; a re-run continues there.")]
+Budget = Annotated[str, Option("Stop in time, such as 240s.")]
+Few = Annotated[int, Option("Only so many rows, or operators of each family: a smoke test.")]
+Source = Annotated[str, Option("auto|nvml|amd|rapl: where readings come from.")]
+Device = Annotated[int, Option("Which device, counted from 0.")]
+Target = Annotated[bool, Option("The process that runs under ncu.", hidden=True)]
+
+
+def list_options(verb: Verb) -> Iterator[tuple[inspect.Parameter, Any, Option]]:
+    """Yield each parameter of a verb with its type and its description."""
+    for parameter in inspect.signature(verb, eval_str=True).parameters.values():
+        kind, option = get_args(parameter.annotation)
+        yield parameter, kind, option
+
+
+def run(
+    command: Annotated[list[str], Option("The command, after --.")],
+    source: Source = "auto",
+    device: Device = 0,
+    plot: Annotated[Path | None, Option("Save power over time (.png, .svg, .pdf).")] = None,
+    json: Annotated[bool, Option("Print JSON; the command's output goes to stderr.")] = False,
+) -> VerbResult:
+    """Time, joules, mean and peak watts and clock of a command; its exit code passes through."""
+    from wattcast.measure.measured_run import check_figure_path, draw_run_power, run_command, save_run_figure
+
+    if plot:
+        check_figure_path(plot)
+    done = run_command(command[1:] if command[:1] == ["--"] else command, source, device, pass_output=not json)
+    if plot:
+        save_run_figure(draw_run_power(done), plot)
+    took = f"the sampler took {100 * (done.measurement.overhead or 0.0):.2f} % of the processors"
+    return VerbResult(done.plain(), "", "" if json else f"{done.measurement.sentence}\n{took}", done.exit_code)
+
+
+def idle(
+    seconds: Annotated[float, Option("How long to watch.")] = 3.0, source: Source = "auto", device: Device = 0
+) -> VerbResult:
+    """Power with nothing to do, at the clock the device rests at."""
+    from wattcast.measure.measured_run import measure_idle
+
+    result, identity = measure_idle(seconds, source, device)
+    return VerbResult({"device": identity.name} | result.plain(), result.sentence)
+
+
+def sensor(
+    out: Annotated[Path | None, Option("Folder for what was found and its samples.")] = None,
+    source: Source = "auto",
+    device: Device = 0,
+) -> VerbResult:
+    """Update period and averaging window of the power sensor, and what they imply."""
+    import json
+
+    from wattcast.measure.measuring_checks import probe_sensor
+
+    found, samples = probe_sensor(source, device)
+    if out:
+        out.mkdir(parents=True, exist_ok=True)
+        samples.save(out / "sensor_samples.npz")
+        (out / "sensor.json").write_text(json.dumps(found.plain(), indent=1))
+    return VerbResult(found.plain(), "\n".join(found.implies))
+
+
+def kernels(
+    out: Out,
+    steps: Annotated[
+        str,
+        Option(
+            "Commas between: idle, burst, repeat-burst, sustained, repeat-sustained, duty, pattern, clock, names "
+            "(these by default), chain, stack (operators among others)."
+        ),
+    ] = "",
+    budget: Budget = "540s",
+    plan: Annotated[
+        Path | None,
+        Option(
+            "Operators in place of the plan, a JSON object a line (from --suggest), or: training, chains, common, "
+            "common-sustained."
+        ),
+    ] = None,
+    round_: Annotated[int, Option("Of the plan: each holds other operators.", "round")] = 1,
+    few: Few = 0,
+    after: Annotated[int, Option("Skip this many operators measured elsewhere.")] = 0,
+) -> VerbResult:
+    """Measure the operators of the plan: bursts, sustained, duty-cycled, data patterns, clocks, names."""
+    from wattcast.measure.campaigns.kernel_campaign import DEFAULT_STEPS, read_listed, run_kernel_campaign
+
+    began_s, budget_s = time.monotonic(), parse(budget, "s", "--budget")
+    listed = read_listed(plan) if plan else None
+    if round_ < 1:
+        raise bad_value("--round", "1 or more", round_)
+    wanted = (steps or DEFAULT_STEPS).split(",")
+    return _counted(run_kernel_campaign(out, wanted, budget_s, few, after, listed, round_), began_s)
+
+
+def models(
+    out: Out,
+    budget: Budget = "420s",
+    steps: Annotated[str, Option("Commas between: models, profile.")] = "models,profile",
+    only: Annotated[str, Option("One model of the plan.")] = "",
+    tier: Annotated[int, Option("One tier of the plan: what no other card has.")] = 0,
+    few: Few = 0,
+) -> VerbResult:
+    """Measure whole models (random weights): time, power, energy and clock of one iteration each."""
+    from wattcast.measure.campaigns.model_campaign import run_models
+
+    began_s, budget_s = time.monotonic(), parse(budget, "s", "--budget")
+    return _counted(run_models(out, budget_s, tuple(steps.split(",")), only, few, tier), began_s)
+
+
+def engine(
+    out: Out,
+    seconds: Annotated[float, Option("Time for everything; it ends itself inside.")] = 540.0,
+    models: Annotated[str, Option("Planned models in this order, commas between; default: all.")] = "",
+    parts: Annotated[str, Option("Commas between: steps, traffic.")] = "steps,traffic",
+    loads: Annotated[str, Option("Arrival rates as shares of the capacity.")] = "0.8,0.5,1.1",
+    traffic_seconds: Annotated[float, Option("Arrivals of one serving run.")] = 12.0,
+    done: Annotated[Path | None, Option("Folder of an earlier call: not measured again.")] = None,
+    own: Annotated[Path | None, Option("Folder with a config.json in place of the plan.")] = None,
+    quantization: Annotated[str, Option("With --own: fp8, for example.")] = "",
+    kv_dtype: Annotated[str, Option("With --own: fp8, for example.")] = "auto",
+    smoke: Annotated[bool, Option("A tiny model and a few rows: does everything work?")] = False,
+    listed: Annotated[bool, Option("Name the planned models and the split.", "list")] = False,
+) -> VerbResult:
+    """Measure vLLM with dummy weights: single steps, and serving under arrivals.
+
+    Example: wattcast measure engine --own ./my-model --out rows --seconds 300
+    """
+    from wattcast.measure.engine import engine_campaign
+
+    if listed:
+        lines = engine_campaign.list_models()
+        return VerbResult(lines, "\n".join(lines))
+    request = engine_campaign.request_campaign(
+        out, seconds, models, parts, loads, traffic_seconds, done, own, quantization, kv_dtype, smoke
+    )
+    counts = dict(sorted(engine_campaign.run_engine_campaign(request).items()))
+    lines = [*engine_campaign.describe_rows(out), *(f"{name}: {count}" for name, count in counts.items())]
+    return VerbResult(counts, "\n".join(lines))
+
+
+def counters(
+    out: Annotated[Path, Option("Folder for the raw table.")],
+    budget: Budget = "150s",
+    few: Few = 0,
+    plan: Annotated[str, Option("Operators in place of the sample, a JSON object a line.")] = "",
+    target: Target = False,
+) -> VerbResult:
+    """Hardware counters of a sample of operators, through ncu."""
+    from wattcast.measure.campaigns import nsight_counters
+
+    budget_s = parse(budget, "s", "--budget")
+    if target:
+        counted = nsight_counters.count_operators(budget_s, few, plan)
+        return VerbResult(note=f"counted {counted} operators")
+    return VerbResult(nsight_counters.collect_counters(out, budget_s, few, plan))
+
+
+def pack(
+    folders: Annotated[list[Path], Option("Folders of campaigns.")],
+    out: Annotated[Path, Option("Folder of the database.")],
+) -> VerbResult:
+    """JSON Lines of campaigns into the tables of a database."""
+    from wattcast.measure.database_files import pack_database
+
+    return VerbResult(pack_database(folders, out))
+
+
+def summary(
+    database: Annotated[
+        str, Option("Folder of a database, or a GPU Wattcast ships one for.", positional=True)
+    ] = "h200",
+) -> VerbResult:
+    """Rows by kind and family, kernels named, and repeatability."""
+    from wattcast.core.measured_rows import database_folder
+    from wattcast.measure.database_files import make_summary_page, summarise_database
+
+    found = summarise_database(Path(database) if Path(database).exists() else database_folder(database))
+    return VerbResult(found, make_summary_page(found).removesuffix("\n"))
+
+
+def load(
+    seconds: Annotated[float, Option("How long each load runs.")] = 4.0,
+    agree: Annotated[bool, Option("Measure them by campaign, window and run.")] = False,
+    out: Annotated[Path | None, Option("With --agree: folder for agree.json.")] = None,
+    marks: Annotated[Path | None, Option("Write begin and end of each load here.")] = None,
+) -> VerbResult:
+    """Loads of known power, to check one way of measuring by another."""
+    import json
+
+    from wattcast.measure import measuring_checks
+
+    if not agree:
+        measuring_checks.run_known_loads(seconds, marks)
+        return VerbResult()
+    found = measuring_checks.compare_methods()
+    if out:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "agree.json").write_text(json.dumps(found, indent=1))
+    return VerbResult(found)
+
+
+VERBS: tuple[Verb, ...] = (run, idle, sensor, kernels, models, counters, engine, pack, summary, load)
+
+
+def _counted(counts: Mapping[str, int], began_s: float) -> VerbResult:
+    plain = {**dict(sorted(counts.items())), "seconds": round(time.monotonic() - began_s, 1)}
+    return VerbResult(plain, "\n".join(f"{name}: {count}" for name, count in plain.items()))

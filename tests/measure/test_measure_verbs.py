@@ -1,0 +1,37 @@
+"""Both command lines of ``measure`` take the same options with the same defaults."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from wattcast.cli.main import walk_commands
+from wattcast.core.errors import ExitCode
+from wattcast.measure.__main__ import main
+from wattcast.measure.measure_verbs import VERBS
+from wattcast.microbench.microbench_sessions import microbench, multimedia
+
+COMMANDS = {
+    words.split()[-1]: command for words, command in walk_commands() if words.split()[0] in ("measure", "lab")
+}
+SHARED = [verb for verb in (*VERBS, microbench, multimedia) if verb.__name__ in COMMANDS]
+
+
+@pytest.mark.parametrize("verb", SHARED, ids=lambda verb: verb.__name__)
+def test_a_verb_has_the_same_options_on_both_command_lines(verb: object, capsys: pytest.CaptureFixture[str]) -> None:
+    """``measure kernels`` once took other steps by default than ``python -m wattcast.measure kernels``."""
+    with pytest.raises(SystemExit):
+        main([verb.__name__, "--help"])  # type: ignore[attr-defined]
+    bare = set(re.findall(r"--[a-z][a-z-]+", capsys.readouterr().out)) - {"--help", "--suggest", "--list", "--own"}
+    full = {flag for option in COMMANDS[verb.__name__].params for flag in option.opts}  # type: ignore[attr-defined]
+    assert bare <= full
+
+
+def test_mistakes_are_one_paragraph(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["kernels", "--out", str(tmp_path), "--round", "0"]) == ExitCode.BAD_INPUT
+    assert capsys.readouterr().err == "BadInput: --round: expected 1 or more, got 0.\n"
+    with pytest.raises(SystemExit):
+        main(["pack", "--out", str(tmp_path)])
+    assert "folders" in capsys.readouterr().err
