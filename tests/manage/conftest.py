@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from wattcast.manage.card_notes import NoteFolder
 
 STANDIN = Path(__file__).parent.parent / "standin"
 
@@ -28,12 +32,19 @@ def standin_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def standin(standin_library: Path, tmp_path: Path) -> Any:
-    """A stand-in card: ``standin.follow(...)`` scripts it, ``standin.environment`` points processes at it."""
+def standin(standin_library: Path, tmp_path: Path) -> Iterator[Any]:
+    """A stand-in card: ``standin.follow(...)`` scripts it, ``standin.environment`` points processes at it.
+
+    Notes and locks of cards lie in one place of the machine, so that every test has a card of its own.
+    """
     if os.geteuid() != 0:
         pytest.skip("locking clocks needs root, even on a stand-in")
     from standin import StandIn
 
-    made = StandIn(standin_library, tmp_path / "script.txt")
-    made.follow("at -10 300 1980 0 45 60", f"calls {tmp_path / 'calls.txt'}")
-    return made
+    uuid = f"GPU-test-{os.getpid()}-{time.time_ns()}"
+    always = (f"uuid {uuid}", f"card {tmp_path / 'card'}", f"calls {tmp_path / 'calls.txt'}")
+    made = StandIn(standin_library, tmp_path / "script.txt", always)
+    made.follow("at -10 300 1980 0 45 60")
+    yield made
+    for left in NoteFolder().folder.glob(f"{uuid}*"):
+        left.unlink()

@@ -6,11 +6,18 @@
  *   tick_ms N                   the energy counter and the power fields step this often (default 100)
  *   start_mj N                  value of the counter at the epoch
  *   wrap_mj N                   the counter wraps here
- *   error NAME CODE FROM TO     function NAME (energy, clock, fields, temperature, throttle, set) answers CODE then
+ *   error NAME CODE FROM TO     function NAME (energy, clock, fields, temperature, throttle, set, reset, memory_set,
+ *                               limit_set) answers CODE then; setters also answer the code of "set"
  *   lost S                      the GPU is lost from then on
  *   hang S SECONDS              every call sleeps this long from then on
  *   devices N                   how many there are (default 1)
  *   calls PATH                  setters append their arguments here
+ *   uuid NAME                   of device 0; others get -1, -2 ... (default GPU-standin)
+ *   card PATH                   settings outlive processes in this file, PATH.1 ...: core low and high, memory low and
+ *                               high (MHz, 0: not locked), power limit (mW); clocks read as locked
+ *   memory_mhz N                a second, lower memory clock that can be asked for
+ *   name TEXT                   what the driver calls the card
+ *   utilisation PERCENT         of SMs and memory; without the line the card does not tell
  */
 #define _GNU_SOURCE
 #include <math.h>
@@ -22,7 +29,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { OK = 0, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, GPU_IS_LOST = 15 };
+enum { OK = 0, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7, GPU_IS_LOST = 15 };
 enum { MOST = 512 };
 
 typedef struct { double at, power_w, clock_mhz, throttle, temperature_c, memory_w; } State;
@@ -33,7 +40,8 @@ static State states[MOST];
 static Fault faults[MOST];
 static int state_count, fault_count, device_count = 1;
 static double epoch_s, tick_s = 0.1, start_mj, wrap_mj, lost_s = INFINITY, hang_s = INFINITY, hang_for_s;
-static char calls_path[512];
+static char calls_path[512], card_path[480], uuid[64] = "GPU-standin", card_name[64] = "Stand-in H200";
+static unsigned memory_mhz, tells_utilisation;
 static struct timespec seen;
 
 static double monotonic_s(void)
@@ -60,6 +68,11 @@ static void read_line(const char *line)
     sscanf(line, "hang %lf %lf", &hang_s, &hang_for_s);
     sscanf(line, "devices %d", &device_count);
     sscanf(line, "calls %511s", calls_path);
+    sscanf(line, "card %479s", card_path);
+    sscanf(line, "uuid %63s", uuid);
+    sscanf(line, "name %63[^\n]", card_name);
+    sscanf(line, "memory_mhz %u", &memory_mhz);
+    sscanf(line, "utilisation %u", &tells_utilisation);
 }
 
 static void reload(void)
@@ -136,15 +149,53 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **device)
 }
 
 static int text(char *out, unsigned length, const char *value) { snprintf(out, length, "%s", value); return OK; }
-int nvmlDeviceGetName(void *d, char *out, unsigned length) { (void)d; return text(out, length, "Stand-in H200"); }
-int nvmlDeviceGetUUID(void *d, char *out, unsigned length) { (void)d; return text(out, length, "GPU-standin"); }
+int nvmlDeviceGetName(void *d, char *out, unsigned length) { (void)d; return text(out, length, card_name); }
+int nvmlDeviceGetUUID(void *d, char *out, unsigned length)
+{
+    reload();
+    if ((uintptr_t)d > 1) { snprintf(out, length, "%s-%u", uuid, (unsigned)(uintptr_t)d - 1); return OK; }
+    return text(out, length, uuid);
+}
 int nvmlDeviceGetSerial(void *d, char *out, unsigned length) { (void)d; return text(out, length, "0000"); }
 int nvmlSystemGetDriverVersion(char *out, unsigned length) { return text(out, length, "580.0"); }
 int nvmlSystemGetNVMLVersion(char *out, unsigned length) { return text(out, length, "13.580"); }
 
+typedef struct { unsigned low, high, memory_low, memory_high, limit_mw; } Card;
+
+static const char *card_file(void *d, const char *ending)
+{
+    static __thread char path[560];
+    unsigned place = (unsigned)(uintptr_t)d - 1;
+    if (place) snprintf(path, sizeof path, "%s.%u%s", card_path, place, ending);
+    else snprintf(path, sizeof path, "%s%s", card_path, ending);
+    return path;
+}
+
+static Card read_card(void *d)
+{
+    Card c = {0, 0, 0, 0, 700000};
+    FILE *stream = card_path[0] ? fopen(card_file(d, ""), "r") : NULL;
+    if (stream == NULL) return c;
+    if (fscanf(stream, "%u %u %u %u %u", &c.low, &c.high, &c.memory_low, &c.memory_high, &c.limit_mw) != 5) c.low = 0;
+    fclose(stream);
+    return c;
+}
+
+static int write_card(void *d, Card c)
+{
+    if (card_path[0] == 0) return OK;
+    char fresh[600];
+    snprintf(fresh, sizeof fresh, "%s", card_file(d, ".new"));
+    FILE *stream = fopen(fresh, "w");
+    if (stream == NULL) return NOT_FOUND;
+    fprintf(stream, "%u %u %u %u %u\n", c.low, c.high, c.memory_low, c.memory_high, c.limit_mw);
+    fclose(stream);
+    return rename(fresh, card_file(d, "")) == 0 ? OK : NOT_FOUND;
+}
+
 static int number(unsigned *out, unsigned value) { *out = value; return enter("number"); }
-int nvmlDeviceGetEnforcedPowerLimit(void *d, unsigned *mw) { (void)d; return number(mw, 700000); }
-int nvmlDeviceGetPowerManagementLimit(void *d, unsigned *mw) { (void)d; return number(mw, 700000); }
+int nvmlDeviceGetEnforcedPowerLimit(void *d, unsigned *mw) { reload(); return number(mw, read_card(d).limit_mw); }
+int nvmlDeviceGetPowerManagementLimit(void *d, unsigned *mw) { reload(); return number(mw, read_card(d).limit_mw); }
 int nvmlDeviceGetPowerManagementDefaultLimit(void *d, unsigned *mw) { (void)d; return number(mw, 700000); }
 int nvmlDeviceGetPowerManagementLimitConstraints(void *d, unsigned *low, unsigned *high)
 {
@@ -156,10 +207,31 @@ int nvmlDeviceGetMaxClockInfo(void *d, int type, unsigned *mhz) { (void)d; retur
 
 int nvmlDeviceGetClockInfo(void *d, int type, unsigned *mhz)
 {
-    (void)d;
     int code = enter("clock");
-    *mhz = type == 2 ? 3201 : (unsigned)state_at(now_s())->clock_mhz;
+    Card c = read_card(d);
+    unsigned natural = type == 2 ? 3201 : (unsigned)state_at(now_s())->clock_mhz;
+    unsigned low = type == 2 ? c.memory_low : c.low, high = type == 2 ? c.memory_high : c.high;
+    *mhz = high == 0 ? natural : natural < low ? low : natural > high ? high : natural;
     return code;
+}
+
+int nvmlDeviceGetSupportedMemoryClocks(void *d, unsigned *count, unsigned *mhz)
+{
+    (void)d;
+    if (memory_mhz == 0) return NOT_SUPPORTED;
+    unsigned room = *count;
+    *count = 2;
+    if (room < 2 || mhz == NULL) return INSUFFICIENT_SIZE;
+    mhz[0] = 3201, mhz[1] = memory_mhz;
+    return enter("number");
+}
+
+int nvmlDeviceGetUtilizationRates(void *d, unsigned rates[2])
+{
+    (void)d;
+    rates[0] = rates[1] = tells_utilisation;
+    int code = enter("utilisation");
+    return code == OK && !tells_utilisation ? NOT_SUPPORTED : code;
 }
 
 int nvmlDeviceGetTotalEnergyConsumption(void *d, unsigned long long *mj)
@@ -214,9 +286,11 @@ int nvmlDeviceGetCurrentClocksEventReasons(void *d, unsigned long long *bits)
     return nvmlDeviceGetCurrentClocksThrottleReasons(d, bits);
 }
 
-static int record(const char *name, unsigned a, unsigned b)
+static int record(void *d, const char *kind, Card to, const char *name, unsigned a, unsigned b)
 {
     int code = enter("set");
+    if (code == OK) code = enter(kind);
+    if (code == OK) code = write_card(d, to);
     if (code != OK || calls_path[0] == 0) return code;
     FILE *stream = fopen(calls_path, "a");
     if (stream == NULL) return NOT_FOUND;
@@ -224,10 +298,43 @@ static int record(const char *name, unsigned a, unsigned b)
     fclose(stream);
     return OK;
 }
-int nvmlDeviceSetGpuLockedClocks(void *d, unsigned low, unsigned high) { (void)d; return record("SetGpuLockedClocks", low, high); }
-int nvmlDeviceResetGpuLockedClocks(void *d) { (void)d; return record("ResetGpuLockedClocks", 0, 0); }
-int nvmlDeviceSetMemoryLockedClocks(void *d, unsigned low, unsigned high) { (void)d; return record("SetMemoryLockedClocks", low, high); }
-int nvmlDeviceResetMemoryLockedClocks(void *d) { (void)d; return record("ResetMemoryLockedClocks", 0, 0); }
-int nvmlDeviceSetApplicationsClocks(void *d, unsigned memory, unsigned graphics) { (void)d; return record("SetApplicationsClocks", memory, graphics); }
-int nvmlDeviceResetApplicationsClocks(void *d) { (void)d; return record("ResetApplicationsClocks", 0, 0); }
-int nvmlDeviceSetPowerManagementLimit(void *d, unsigned mw) { (void)d; return record("SetPowerManagementLimit", mw, 0); }
+
+int nvmlDeviceSetGpuLockedClocks(void *d, unsigned low, unsigned high)
+{
+    reload();
+    Card c = read_card(d);
+    c.low = low, c.high = high;
+    return record(d, "core_set", c, "SetGpuLockedClocks", low, high);
+}
+
+int nvmlDeviceResetGpuLockedClocks(void *d)
+{
+    reload();
+    Card c = read_card(d);
+    c.low = c.high = 0;
+    return record(d, "reset", c, "ResetGpuLockedClocks", 0, 0);
+}
+
+int nvmlDeviceSetMemoryLockedClocks(void *d, unsigned low, unsigned high)
+{
+    reload();
+    Card c = read_card(d);
+    c.memory_low = low, c.memory_high = high;
+    return record(d, "memory_set", c, "SetMemoryLockedClocks", low, high);
+}
+
+int nvmlDeviceResetMemoryLockedClocks(void *d)
+{
+    reload();
+    Card c = read_card(d);
+    c.memory_low = c.memory_high = 0;
+    return record(d, "memory_set", c, "ResetMemoryLockedClocks", 0, 0);
+}
+
+int nvmlDeviceSetPowerManagementLimit(void *d, unsigned mw)
+{
+    reload();
+    Card c = read_card(d);
+    c.limit_mw = mw;
+    return record(d, "limit_set", c, "SetPowerManagementLimit", mw, 0);
+}

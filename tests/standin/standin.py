@@ -25,6 +25,7 @@ class StandIn:
 
     folder: Path
     script: Path
+    always: tuple[str, ...] = ()  # lines that every script has
 
     @property
     def environment(self) -> dict[str, str]:
@@ -35,7 +36,7 @@ class StandIn:
         """Follow these lines from now on; returns the epoch their times count from."""
         epoch_s = time.monotonic()
         beside = self.script.with_suffix(".new")
-        beside.write_text("\n".join([f"epoch {epoch_s:.6f}", *lines]) + "\n")
+        beside.write_text("\n".join([f"epoch {epoch_s:.6f}", *self.always, *lines]) + "\n")
         beside.replace(self.script)
         return epoch_s
 

@@ -118,7 +118,18 @@ def examine_machine(variables: Mapping[str, str]) -> list[ToolCheck]:
     checks.append(
         ToolCheck("reference data", folder is not None, found, "validation", "set WATTCAST_REFERENCE to its folder")
     )
+    checks.append(_card_settings())
     return checks
+
+
+def _card_settings() -> ToolCheck:
+    """Name cards that a dead process left changed; those a daemon tends to are not left."""
+    from wattcast.manage.card_notes import NoteFolder, describe_leftover
+
+    notes = NoteFolder()
+    left = [describe_leftover(note) for note in notes.leftovers() if not notes.is_tended(note.uuid)]
+    advice = "; ".join([*left, "run `wattcast manage restore` as root"])
+    return ToolCheck("GPU settings", not left, "none left changed", "managing GPUs", advice)
 
 
 def _library(name: str, module: str, purpose: str, extra: str) -> ToolCheck:

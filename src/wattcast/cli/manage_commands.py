@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,6 +26,7 @@ Cap = Annotated[str | None, typer.Option(help="Board power not to be exceeded, s
 Scatter = Annotated[str | None, typer.Option("--noise", help="Measurement noise of time and power, such as 1%.")]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of noise and perturbation.")]
 Device = Annotated[int, typer.Option(min=0, help="Card, by NVML index.")]
+Socket = Annotated[Path | None, typer.Option(help="Socket of the daemon; default: /run/wattcast/socket.")]
 
 
 @manage_app.command()
@@ -157,7 +157,7 @@ def watch(
 def run(
     ctx: typer.Context,
     command: Annotated[list[str], typer.Argument(help="The program, after --.")],
-    apply: Annotated[bool, typer.Option("--apply", help="Really lock clocks; else a dry run.")] = False,
+    apply: Annotated[bool, typer.Option("--apply", help="Really set the card; else a dry run.")] = False,
     device: Device = 0,
     period: Annotated[str, typer.Option(help="Time between two decisions.")] = "1s",
     objective: Goal = "ed2",
@@ -169,20 +169,25 @@ def run(
     progress: Annotated[
         Path | None, typer.Option(help="File the program appends a byte to per unit of work (WATTCAST_PROGRESS).")
     ] = None,
+    power_limit: Annotated[bool, typer.Option("--power-limit", help="Turn the power limit as well.")] = False,
     sm_percent: Annotated[int | None, typer.Option(help="Share of the SMs, through a running MPS server.")] = None,
     units: Annotated[
         Path | None,
         typer.Option(help="File the program reads from how many SMs to use, by green contexts (WATTCAST_UNITS)."),
     ] = None,
     sms: Annotated[int | None, typer.Option(help="SMs of the card; default: the catalogue's.")] = None,
-    state: Annotated[Path | None, typer.Option(help="Folder for lock and state; root: /run/wattcast.")] = None,
+    socket: Socket = None,
 ) -> None:
-    """Run a program while the controller locks clocks through NVML; they are reset however it ends.
+    """Run a program while the controller sets the card through the daemon, which gives it back however this ends.
 
-    Example: wattcast manage run --apply -- python train.py
+    Where no daemon runs, root gets one for the time of the program.
+
+    Example: wattcast manage run --apply --progress /tmp/done -- python train.py
     """
-    from wattcast.core.errors import Refused, bad_value
-    from wattcast.manage import clock_guard, live_control
+    from wattcast.core.errors import bad_value
+    from wattcast.manage import live_control
+    from wattcast.manage.daemon_client import hold_card
+    from wattcast.manage.watch_card import find_catalogue_gpu, make_advice
     from wattcast.measure.device_control import NvmlCard
 
     env: Environment = ctx.obj
@@ -195,48 +200,93 @@ def run(
         variables |= live_control.limit_sm_share(sm_percent, variables)
     card = NvmlCard(device)
     card.open()
-    try:
-        why_not = card.why_not_set()
-        if not apply:
-            env.say(f"dry run on {card.name}: clocks would be locked and reset; add --apply to do it.")
-            if why_not:
-                env.say(f"it would be refused: {why_not}.")
-            raise typer.Exit
-        if why_not:
-            raise Refused(f"{why_not}. Nothing was set, the program was not started.")
-        told = live_control.SmCountFile(units, sms or _sm_count(card.name)) if units else None
-        folder = state or clock_guard.state_folder(variables)
-        watchdog = clock_guard.watchdog_command(device)
+    if not apply:
+        env.say(f"dry run on {card.name}: clocks would be set and given back; add --apply to do it.")
+        raise typer.Exit
+    told = live_control.SmCountFile(units, sms or _sm_count(card.name)) if units else None
+    with hold_card(card, socket) as held:
         ended = live_control.run_controlled_program(
-            card, command, goal, folder, seconds, env.say, variables, progress, watchdog, told
+            held,
+            command,
+            goal,
+            seconds,
+            env.say,
+            variables,
+            progress,
+            told,
+            power_limit,
+            make_advice(goal, find_catalogue_gpu(card.name)),
         )
-    finally:
-        card.close()
     raise typer.Exit(ended.code if ended.code >= 0 else 128 - ended.code)
 
 
-@manage_app.command(hidden=True)
-def watchdog(note: Path, device: Device = 0) -> None:
-    """Reset a card when the controller that held it is gone. Started by ``run``."""
-    import signal
+@manage_app.command()
+def daemon(
+    ctx: typer.Context,
+    gpu: Annotated[
+        list[str] | None, typer.Option("--gpu", help="Card that clients may set, by index or UUID; default: all.")
+    ] = None,
+    clocks: Annotated[str | None, typer.Option(help="Core clocks allowed, such as 900MHz:1980MHz.")] = None,
+    limits: Annotated[str | None, typer.Option(help="Power limits allowed, such as 300W:700W.")] = None,
+    locked: Annotated[
+        str | None, typer.Option(help="Core clock the administrator has locked, which drivers do not tell.")
+    ] = None,
+    group: Annotated[str | None, typer.Option(help="Users that may connect; default: root alone.")] = None,
+    socket: Socket = None,
+    unit: Annotated[bool, typer.Option("--unit", help="Print a systemd unit instead.")] = False,
+) -> None:
+    """Own the cards of this node: set them for clients, and give them back when a client is silent or gone.
 
-    from wattcast.core.errors import WattcastError
-    from wattcast.manage.clock_guard import WATCHDOG_READY, run_watchdog
-    from wattcast.measure.device_control import NvmlCard
+    Example: wattcast manage daemon --group wattcast --clocks 900MHz:1980MHz
+    """
+    from wattcast.core import units
+    from wattcast.manage import card_daemon
+    from wattcast.manage.daemon_client import find_group, find_settable_cards, print_unit
 
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # it goes when the controller does, and not before
-    card = NvmlCard(device)
-    card.open()
-    sys.stdout.buffer.write(WATCHDOG_READY)
-    sys.stdout.flush()
-    try:
-        run_watchdog(card, note)
-    except WattcastError as error:  # the note stays, and the next start finds it
-        sys.stderr.write(f"wattcast watchdog: {error}\n")
-        raise typer.Exit(error.exit_code) from None
-    finally:
-        card.close()
+    env: Environment = ctx.obj
+    if unit:
+        env.stdout.write(print_unit())
+        return
+    scope = card_daemon.DaemonScope(
+        _range(clocks, "Hz", "--clocks"),
+        _range(limits, "W", "--limits"),
+        None if locked is None else units.parse(locked, "Hz", "--locked"),
+    )
+    path, members = socket or card_daemon.SOCKET, find_group(group)
+    wanted = gpu or []
+
+    def serve(stopped: Any) -> int:
+        return card_daemon.serve_cards(find_settable_cards(wanted), scope, path, members, env.say, stopped)
+
+    raise typer.Exit(card_daemon.run_supervised(serve, env.say))
+
+
+@manage_app.command()
+def status(ctx: typer.Context, socket: Socket = None, json: Json = False) -> None:
+    """Say what every card is set to, who holds it, and which were left changed; exit code 5 if any was."""
+    from wattcast.manage.daemon_client import read_status
+
+    env: Environment = ctx.obj
+    found = read_status(socket)
+    if json:
+        env.json(found.to_plain())
+    else:
+        for line in found.lines():
+            env.console().print(line, markup=False, highlight=False)
+    raise typer.Exit(found.exit_code)
+
+
+@manage_app.command()
+def restore(
+    ctx: typer.Context,
+    gpu: Annotated[str | None, typer.Argument(help="UUID; default: every card that is changed.")] = None,
+    socket: Socket = None,
+) -> None:
+    """Give cards back what they had, through the daemon, or as root without one. Whoever holds them loses them."""
+    from wattcast.manage.daemon_client import restore_cards
+
+    env: Environment = ctx.obj
+    restore_cards(gpu, socket, env.say)
 
 
 def _sm_count(name: str) -> int:
@@ -286,6 +336,18 @@ def _period_s(text: str) -> float:
     if not SHORTEST_PERIOD_S <= seconds <= LONGEST_PERIOD_S:
         raise bad_value("--period", "20 ms to 1 h: below, a card's counters stand still", text)
     return seconds
+
+
+def _range(text: str | None, unit: str, where: str) -> tuple[float, float]:
+    from wattcast.core import units
+    from wattcast.core.errors import bad_value
+
+    if text is None:
+        return 0.0, float("inf")
+    ends = [units.parse(part, unit, where) for part in text.split(":")]
+    if len(ends) != 2 or not 0 <= ends[0] <= ends[1]:
+        raise bad_value(where, f"LOW:HIGH in {unit}", text)
+    return ends[0], ends[1]
 
 
 def _setup(
@@ -351,7 +413,3 @@ def _repeated(plants: list[PlantTables], setup: PolicySetup, repeats: int) -> di
     if setup.noise is None:
         raise bad_value("--repeats", "noise, such as --noise 1%", "none", "Without noise all repeats are alike.")
     return {"noise": count_worse_runs(plants, setup, repeats)}
-
-
-if __name__ == "__main__":
-    manage_app()

@@ -28,6 +28,7 @@ class KnobRole(StrEnum):
     COMPUTE_UNITS = "compute_units"
     CORE_CLOCK = "core_clock"
     MEMORY_CLOCK = "memory_clock"
+    POWER_LIMIT = "power_limit"  # of the board; the governor lowers the core clock to keep to it
 
     @property
     def is_compute(self) -> bool:
@@ -37,7 +38,7 @@ class KnobRole(StrEnum):
 
 @dataclass(frozen=True)
 class Knob:
-    """Hold the levels of one knob in ascending order, in Hz for clocks and as a count for compute units."""
+    """Hold the levels of one knob in ascending order: Hz for clocks, a count for compute units, W for limits."""
 
     role: KnobRole
     levels: tuple[float, ...]
@@ -148,6 +149,7 @@ class Lattice:
             KnobRole.COMPUTE_UNITS: ("", " units"),
             KnobRole.CORE_CLOCK: ("Hz", " core"),
             KnobRole.MEMORY_CLOCK: ("Hz", " memory"),
+            KnobRole.POWER_LIMIT: ("W", " limit"),
         }
         said = []
         for knob, value in zip(self.knobs, self.level_values(settings), strict=True):

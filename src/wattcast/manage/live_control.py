@@ -1,15 +1,16 @@
 """Control a real card while a program runs on it.
 
 The controller of the simulations runs here on fixed periods instead of kernels. One period is one observation: energy
-comes from the card's counter, work from what the program reports (it appends one byte to a file per unit of work) or,
-where the card measures it, from how busy its pipes were. Without either, performance is not visible and nothing is
-tuned.
+comes from the card's counter, work from what the program reports (``ProgressFile``) or, where the card measures it,
+from how busy its pipes were. Without either, performance is not visible and nothing is tuned. A card that waits for
+work is not slowed either: its throughput is that of the demand and says nothing about response times. The card is set
+through the daemon (``daemon_client.py``), which gives it back whatever happens here.
 
-The number of SMs is a third knob beside the clocks. MPS fixes a program's share when it starts (``limit_sm_share``).
-Green contexts (CUDA 12.4 and later) can be changed while a program runs, but only from inside it. So the program
-turns this knob: before each unit of work it reads how many SMs to use from the file named in ``WATTCAST_UNITS``,
-which ``SmCountFile`` writes, and runs that unit in a green context of that size. A program that does not look keeps
-all SMs; time and power then do not change with the knob, and the controller leaves it where it was.
+The number of SMs is a further knob. MPS fixes a program's share when it starts (``limit_sm_share``). Green contexts
+(CUDA 12.4 and later) can be changed while a program runs, but only from inside it. So the program turns this knob:
+before each unit of work it reads how many SMs to use from the file named in ``WATTCAST_UNITS``, which ``SmCountFile``
+writes, and runs that unit in a green context of that size. A program that does not look keeps all SMs; time and power
+then do not change with the knob, and the controller leaves it where it was.
 """
 
 from __future__ import annotations
@@ -20,32 +21,55 @@ import signal
 import subprocess
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
+
+import numpy as np
 
 from wattcast.core.errors import MissingTool, Refused, bad_value
 from wattcast.core.strict_files import write_whole
-from wattcast.manage.clock_guard import ClockGuard, ControlledCard
+from wattcast.manage.card_notes import RefusedKnob
 from wattcast.manage.knobs import Knob, KnobRole, Lattice, Settings
 from wattcast.manage.plants import Observation
-from wattcast.manage.policies import ControllerState, Harmonia
+from wattcast.manage.policies import Harmonia
+from wattcast.manage.savings import MeasuredSavings, ReferencePairs
 from wattcast.manage.search_problem import Objective
 
 PROGRESS_VARIABLE, SM_COUNT_VARIABLE = "WATTCAST_PROGRESS", "WATTCAST_UNITS"
 MPS_SHARE, MPS_PIPE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "CUDA_MPS_PIPE_DIRECTORY"
 SM_GRAIN = 8  # SMs: green contexts on compute capability 9.0 and later come in multiples of it (CUDA driver API)
 SM_SHARES = (0.5, 0.625, 0.75, 0.875)
-LEVELS = 16
+LEVELS, LIMIT_LEVELS = 16, 8
 LOWEST = 0.5  # of the highest core clock; below, no objective here is ever served
 BUSY = 0.5  # share of time with a kernel running, from which the reported clock is that of the work
+SATURATED = 0.95  # share of time with a kernel running, below which a card waits for work
+IN_USE = 0.5  # of its memory, or of an issue slot, from which a card without a program's own signal counts as busy
 BLIND_PERIODS = 5  # without visible work, after which the user is told
+WARM_UP = 2  # periods with work that are not looked at: programs start slowly
+POLL_S, SETTLE_S, MARK_S = 0.01, 0.2, 0.3  # step of waiting, time a new setting is given, wait for a counter's step
 PROGRAM_KERNEL = "program"
 ENDED_BY = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 GRACE_S = 5.0  # for the program to end after a signal was passed on
+ROLES = {"core": KnobRole.CORE_CLOCK, "memory": KnobRole.MEMORY_CLOCK, "limit": KnobRole.POWER_LIMIT}
+Advice = Callable[[Any, Lattice], Settings | None]  # first guess from a reading
+
+
+class ControlledCard(Protocol):
+    """Read a card and set it for as long as it is held. ``DaemonCard`` is the real one."""
+
+    name: str
+
+    def clocks_hz(self) -> tuple[tuple[float, ...], tuple[float, ...]]: ...
+    def limits_w(self) -> tuple[float, float, float] | None: ...
+    def read(self) -> Any: ...
+    def beat(self) -> None: ...
+    def apply(self, core_hz: float | None, memory_hz: float | None, limit_w: float | None) -> None: ...
+    def give_back(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -85,9 +109,15 @@ def limit_sm_share(percent: int, variables: Mapping[str, str]) -> dict[str, str]
 
 
 def build_card_lattice(
-    core_hz: tuple[float, ...], memory_hz: tuple[float, ...], units: tuple[float, ...] = ()
+    core_hz: tuple[float, ...],
+    memory_hz: tuple[float, ...],
+    units: tuple[float, ...] = (),
+    limits_w: tuple[float, float, float] | None = None,
 ) -> Lattice:
-    """Return the knobs of a card: up to 16 core clocks of its upper half, memory clocks and SM counts if several."""
+    """Return the knobs of a card: up to 16 core clocks of its upper half, and what else has several levels.
+
+    ``limits_w`` is the power limit in force and the range it can be set in; levels run from half of it to all of it.
+    """
     usable = [c for c in core_hz if c >= LOWEST * core_hz[-1]] if core_hz else []
     if not usable:
         raise MissingTool("the card names no core clock that could be locked.")
@@ -95,29 +125,57 @@ def build_card_lattice(
     knobs = [Knob(KnobRole.CORE_CLOCK, tuple(sorted(usable[::-1][::step])))]
     if len(memory_hz) > 1:
         knobs.append(Knob(KnobRole.MEMORY_CLOCK, tuple(sorted(memory_hz))))
+    if limits_w is not None and limits_w[1] < limits_w[0]:
+        even = np.linspace(max(limits_w[1], LOWEST * limits_w[0]), limits_w[0], LIMIT_LEVELS)
+        knobs.append(Knob(KnobRole.POWER_LIMIT, tuple(float(round(w, 3)) for w in even)))
     if len(units) > 1:
         knobs.append(Knob(KnobRole.COMPUTE_UNITS, units))
     return Lattice(tuple(knobs))
 
 
 class ProgressFile:
-    """Count units of work done so far: the size of a file the program appends to."""
+    """Count units of work done so far from a file the program appends to.
+
+    Every byte is a unit. A file that starts with "+" has lines instead, each a "+" and an amount, such as "+4096".
+    """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self._path, self._read, self._sum, self._rest = path, 0, 0.0, b""
 
     def count(self) -> float:
         """Return the units done so far; 0 before the program made the file."""
         try:
-            return float(os.stat(self._path).st_size)
+            with self._path.open("rb") as stream:
+                if stream.read(1) != b"+":
+                    return float(os.fstat(stream.fileno()).st_size)
+                stream.seek(self._read)
+                data = stream.read(1 << 20)
         except FileNotFoundError:
             return 0.0
         except OSError as error:
             raise bad_value(str(self._path), "a file the program appends to", error.strerror or "none") from None
+        self._read += len(data)
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            with suppress(ValueError):
+                amount = float(line)
+                self._sum += amount if 0.0 <= amount < math.inf else 0.0
+        return self._sum
+
+
+def report_work(amount: float = 1.0) -> None:
+    """Report work from inside a controlled program, a unit per call or as much as is said. Does nothing elsewhere.
+
+    Call it once per training step: ``wattcast.manage.live_control.report_work()``.
+    """
+    path = os.environ.get(PROGRESS_VARIABLE)
+    if path:
+        with open(path, "ab", buffering=0) as stream:
+            stream.write(f"+{amount:.9g}\n".encode())
 
 
 class LivePlant:
-    """Run a card and a program in periods. ``dry`` never sets anything."""
+    """Run a card and a program in periods."""
 
     def __init__(
         self,
@@ -127,104 +185,212 @@ class LivePlant:
         alive: Callable[[], bool],
         wait: Callable[[float], None],
         progress: ProgressFile | None = None,
-        dry: bool = True,
-        log: Callable[[Settings, str], None] | None = None,
+        log: Callable[[str], None] | None = None,
         units: SmCountFile | None = None,
     ) -> None:
         self._card, self._lattice, self._period_s = card, lattice, period_s
         self._alive, self._wait, self._progress = alive, wait, progress
-        self._log = log or (lambda settings, why: None)
-        self._units = units
+        self._say, self._units = log or (lambda text: None), units
         self._now: Settings | None = None
-        self.controlled = not dry
+        self._worked: set[KnobRole] = set()  # knobs that were set at least once
+        self._busy: deque[float] = deque(maxlen=BLIND_PERIODS)
         self._reported = False  # whether the program has reported any progress
         self._blind = 0  # periods in a row without visible work
+        self.controlled, self.changes = True, 0
+        self.reading: Any = None  # the last one
 
     @property
     def lattice(self) -> Lattice:
+        """Return the knobs; fewer after the driver or the daemon refused some."""
         return self._lattice
 
     @property
     def default(self) -> Settings:
         return self._lattice.top
 
+    @property
+    def saturated(self) -> bool:
+        """Tell whether the card is kept busy, as far as it tells: else its throughput is that of the demand."""
+        return not self._busy or sum(self._busy) / len(self._busy) >= SATURATED
+
     def next_kernel(self) -> str | None:
         return PROGRAM_KERNEL if self._alive() else None
 
     def run(self, settings: Settings) -> Observation:
-        """Run one period. Settings the card refuses end control, not the program."""
-        if self.controlled and settings != self._now:
-            self._set(settings)
-        begin, done = self._read(), self._count()
-        self._wait(self._period_s)
-        end, more = self._read(), self._count()
-        ran = settings if self.controlled else self._nearest_settings(end)
+        """Run one period. Settings the card refuses are left out from then on; the program runs on."""
+        left_s = self._period_s
+        if self.controlled and settings != self._now and self._set(settings):
+            left_s -= self._pause(min(SETTLE_S, 0.2 * self._period_s))
+        begin, used_s = self._mark()
+        self._pause(left_s - used_s)
+        end, _ = self._mark()
         if begin is None or end is None:
-            return Observation(PROGRAM_KERNEL, ran, math.nan, math.nan, stale=True)
-        seconds, joules = end.at_s - begin.at_s, end.energy_j - begin.energy_j
-        power_w = joules / seconds if math.isfinite(joules) and joules > 0 else end.power_w
+            return Observation(PROGRAM_KERNEL, settings, math.nan, math.nan, stale=True)
+        self.reading = end.reading
+        joules, span_s = end.energy_j - begin.energy_j, end.energy_s - begin.energy_s
+        is_counted = math.isfinite(joules) and joules > 0 and span_s > 0
         stale = math.isfinite(joules) and joules <= 0  # the counter stood still, or was reset
-        self._reported = self._reported or more - done > 0
-        work = more - done if self._reported else end.work_per_s * seconds
+        seconds, work = end.work_s - begin.work_s, end.work - begin.work
+        self._reported = self._reported or work > 0
+        if not self._reported:
+            seconds = end.reading.at_s - begin.reading.at_s
+            work = end.reading.work_per_s * seconds
         self._blind = 0 if work > 0 else self._blind + 1  # NaN counts as none
         if self._blind == BLIND_PERIODS and self.controlled:
-            hint = "have the program append to WATTCAST_PROGRESS (--progress)"
-            self._log(ran, f"no work seen, so nothing is tuned; {hint}")
+            self._say("no work seen, so nothing is tuned; have the program append to WATTCAST_PROGRESS (--progress)")
+        self._note_saturation(end.reading)
         # The reported clock is a governor's only while the card works: an idle card's clock says nothing.
-        lowest_hz = self._lattice.level_values(self._lattice.bottom)[0]
-        is_held = end.busy >= BUSY and end.core_hz >= lowest_hz  # False for NaN
-        held_hz = float(end.core_hz) if is_held else math.nan
-        return Observation(PROGRAM_KERNEL, ran, seconds, power_w, work, None, stale, held_hz)
+        lowest_hz = self._lattice.knobs[0].levels[0] if self._lattice.knobs[0].role is KnobRole.CORE_CLOCK else 0.0
+        is_held = end.reading.busy >= BUSY and end.reading.core_hz >= lowest_hz  # False for NaN
+        held_hz = float(end.reading.core_hz) if is_held else math.nan
+        power_w = joules / span_s if is_counted else float(end.reading.power_w)
+        return Observation(PROGRAM_KERNEL, settings, seconds, power_w, work, None, stale, held_hz)
 
-    def _set(self, settings: Settings) -> None:
-        """Lock the clocks of a setting and ask for its SMs; clocks at their default are left to the driver."""
+    def _note_saturation(self, reading: Any) -> None:
+        busy = float(reading.busy)
+        if not self._reported and math.isfinite(reading.work_per_s) and not reading.memory_busy >= IN_USE:
+            busy = min(busy, float(reading.busy >= SATURATED and reading.work_per_s >= IN_USE * reading.core_hz))
+        if math.isfinite(busy):
+            was = self.saturated
+            self._busy.append(busy)
+            if was and not self.saturated and self.controlled:
+                said = "the card waits for work, so that a lower clock would lengthen response times unseen"
+                self._say(f"{said}; nothing is slowed without a latency signal (--metrics)")
+
+    def _set(self, settings: Settings) -> bool:
+        """Set the knobs; those at their default get back what they had before. Tell whether anything changed."""
+        if settings == self.default and self._now is None and not self._worked:
+            self._now = settings
+            return False
         each = zip(self._lattice.knobs, self._lattice.level_values(settings), settings, self.default, strict=True)
-        values = {knob.role: (value, level == top) for knob, value, level, top in each}
-        count, _ = values.pop(KnobRole.COMPUTE_UNITS, (None, True))
+        values = {knob.role: None if level == top else value for knob, value, level, top in each}
         try:
-            if self._units is not None and count is not None:
-                self._units.set(count)
-            if all(at_default for _, at_default in values.values()):
-                self._card.reset()
-            else:
-                memory_hz, _ = values.get(KnobRole.MEMORY_CLOCK, (None, True))
-                self._card.lock(values[KnobRole.CORE_CLOCK][0], memory_hz)
+            if self._units is not None:
+                self._units.set(values.get(KnobRole.COMPUTE_UNITS) or self._units.total)
+            self._card.apply(*(values.get(role) for role in ROLES.values()))
+        except RefusedKnob as error:
+            self._learn(error, settings)
+            return False
         except (Refused, MissingTool) as error:
-            self._end_control(settings, f"not set, control ends: {error}")
-            return
+            self._end_control(str(error))
+            return False
+        self._worked |= {role for role, value in values.items() if value is not None}
         self._now = settings
-        self._log(settings, "left to the driver" if settings == self.default else "set")
+        self.changes += 1
+        self._say(f"{self._lattice.describe(settings)}: {'as before' if settings == self.default else 'set'}")
+        return True
 
-    def _end_control(self, settings: Settings, why: str) -> None:
-        """Stop steering: the driver gets its clocks back, and the program runs on."""
+    def _learn(self, error: RefusedKnob, settings: Settings) -> None:
+        """Leave refused levels out: those outside the range that is allowed, or the whole knob if it never worked."""
+        role, knobs = ROLES[error.knob], []
+        for knob, level in zip(self._lattice.knobs, settings, strict=True):
+            levels = knob.levels
+            if knob.role is role and error.allowed is not None:
+                levels = tuple(v for v in levels if error.allowed[0] * 0.999 <= v <= error.allowed[1] * 1.001)
+            elif knob.role is role:
+                levels = tuple(v for i, v in enumerate(levels) if i != level) if role in self._worked else ()
+            knobs += [Knob(knob.role, levels)] if len(levels) > 1 else []
+        if not any(knob.role in ROLES.values() for knob in knobs):
+            self._end_control(f"nothing is left to set: {error}")
+            return
+        self._say(f"{error} It is left alone from now on.")
+        self._lattice, self._now = Lattice(tuple(knobs)), None
+
+    def _end_control(self, why: str) -> None:
+        """Stop steering: the card gets back what it had, and the program runs on."""
         self.controlled = False
-        self._log(settings, why)
+        self._say(f"control ends: {why}")
         if self._units is not None:
             self._units.reset()
         with suppress(Refused, MissingTool):
-            self._card.reset()
+            self._card.give_back()
 
-    def _read(self) -> Any:
+    def _pause(self, seconds: float) -> float:
+        """Wait, being heard meanwhile, and return how long."""
+        waited = 0.0
+        while waited < seconds - 1e-9 and self._alive():
+            step = min(seconds - waited, 5 * POLL_S)
+            self._wait(step)
+            waited += step
+            if self.controlled:
+                try:
+                    self._card.beat()
+                except (Refused, MissingTool) as error:
+                    self._end_control(str(error))
+        return waited
+
+    def _mark(self) -> tuple[_Mark | None, float]:
+        """Read the card just after its energy counter stepped, and the work just after a unit ended.
+
+        Both counters move in steps; read at any other moment, a step more or less would be noise. Return also how
+        long that took.
+        """
+        waited, most_s = 0.0, min(MARK_S, 0.3 * self._period_s)
+        energy = work = None
         try:
-            return self._card.read()
+            first, done = self._card.read(), self._count()
+            while True:
+                waited += self._pause(POLL_S)
+                reading, count = self._card.read(), self._count()
+                if energy is None and reading.energy_j != first.energy_j:
+                    energy = reading.at_s, reading.energy_j
+                if work is None and count != done:
+                    work = reading.at_s, count
+                if (energy and (work or self._progress is None)) or waited >= most_s or not self._alive():
+                    break
         except MissingTool as error:
             if self.controlled:
-                self._end_control(self._now or self.default, f"control ends: {error}")
-            return None
+                self._end_control(str(error))
+            return None, waited
+        now_s = reading.at_s
+        return _Mark(reading, *(energy or (now_s, reading.energy_j)), *(work or (now_s, count))), waited
 
     def _count(self) -> float:
-        return math.nan if self._progress is None else self._progress.count()
+        return 0.0 if self._progress is None else self._progress.count()
 
-    def _nearest_settings(self, reading: Any) -> Settings:
-        """Return the setting closest to what the card runs at, for a plant that is only watched."""
-        if reading is None or not math.isfinite(reading.core_hz):
-            return self.default
-        values = {
-            KnobRole.CORE_CLOCK: reading.core_hz,
-            KnobRole.MEMORY_CLOCK: reading.memory_hz,
-            KnobRole.COMPUTE_UNITS: math.inf,
-        }
-        return self._lattice.nearest_settings(*(values[knob.role] for knob in self._lattice.knobs))
+
+@dataclass(frozen=True)
+class _Mark:
+    reading: Any
+    energy_s: float
+    energy_j: float
+    work_s: float
+    work: float
+
+
+def control_plant(
+    plant: LivePlant, objective: Objective, advise: Advice | None = None, seed: int = 0
+) -> MeasuredSavings | None:
+    """Control a plant until its program ends; return what that saves, None where the card stays as it was.
+
+    ``advise`` gives a first guess from a reading, which the controller tries before its own steps.
+    """
+    lattice, controller, warm_up = None, Harmonia(plant.lattice, plant.default, objective), WARM_UP
+    pairs, state = ReferencePairs(seed), controller.start()
+    while plant.next_kernel() is not None:
+        if plant.lattice is not lattice:  # the first time, or some knobs were refused
+            lattice, pairs = plant.lattice, ReferencePairs(seed)
+            controller = Harmonia(lattice, plant.default, objective)
+            state = controller.start()
+        memory = state.kernels.get(PROGRAM_KERNEL)
+        wanted = controller.settings(state, PROGRAM_KERNEL)
+        if memory is not None and plant.saturated:
+            wanted = pairs.choose(wanted, plant.default, memory.settled)
+        observation = plant.run(wanted)
+        if not plant.controlled or plant.lattice is not lattice:
+            continue
+        if warm_up > 0 and observation.usable:
+            warm_up -= 1
+            if warm_up == 0 and advise is not None and (hint := advise(plant.reading, lattice)) is not None:
+                controller = replace(controller, hint={PROGRAM_KERNEL: hint})
+        elif not plant.saturated:
+            state = controller.start()
+        else:
+            pairs.record(observation)
+            state, _ = controller.step(state, observation)
+    memory, found = state.kernels.get(PROGRAM_KERNEL), pairs.measure()
+    kept = memory is not None and found is not None and memory.next_settings == found.settings
+    return found if kept and plant.controlled else None
 
 
 @dataclass(frozen=True)
@@ -234,41 +400,29 @@ class EndedProgram:
     code: int
     changes: int
     controlled: bool  # to the end
+    savings: MeasuredSavings | None
 
 
 def run_controlled_program(
     card: ControlledCard,
     command: Sequence[str],
     objective: Objective,
-    folder: Path,
     period_s: float,
     say: Callable[[str], None],
     environment: Mapping[str, str],
     progress: Path | None = None,
-    watchdog: list[str] | None = None,
     units: SmCountFile | None = None,
+    power_limit: bool = False,
+    advise: Advice | None = None,
 ) -> EndedProgram:
-    """Run ``command`` while the controller sets clocks; they are reset however this ends."""
-    lattice = build_card_lattice(*card.clocks_hz(), units.levels if units else ())
-    changes: list[str] = []
-
-    def log(settings: Settings, why: str) -> None:
-        if why.startswith(("set", "left")):
-            changes.append(why)
-        say(f"{lattice.describe(settings)}: {why}")
-
+    """Run ``command`` while the controller sets the card. ``Refused`` when the card did not get back what it had."""
+    limits_w = card.limits_w() if power_limit else None
+    lattice = build_card_lattice(*card.clocks_hz(), units.levels if units else (), limits_w)
     with ExitStack() as stack:
-        guard = stack.enter_context(ClockGuard(card, folder, say, watchdog))
         signals = stack.enter_context(_Signals())
         if units is not None:
             units.reset()
             stack.callback(units.reset)
-        try:
-            card.lock(lattice.level_values(lattice.top)[0])  # whether this works is known before the program starts
-        except Refused:
-            guard.nothing_was_set()
-            raise
-        log(lattice.top, "set, to see whether it works")
         paths = {PROGRESS_VARIABLE: progress, SM_COUNT_VARIABLE: units.path if units else None}
         variables = {**environment, **{name: str(path) for name, path in paths.items() if path is not None}}
         try:
@@ -280,45 +434,24 @@ def run_controlled_program(
         def is_alive() -> bool:
             return process.poll() is None and not signals.came
 
-        def wait(seconds: float) -> None:
-            pause, waited = min(seconds, 0.05), 0.0
-            while waited < seconds and is_alive():
-                time.sleep(pause)
-                waited += pause
-
         told = ProgressFile(progress) if progress else None
-        plant = LivePlant(card, lattice, period_s, is_alive, wait, told, dry=False, log=log, units=units)
-        controller = Harmonia(lattice, lattice.top, objective)
-        state = controller.start()
-        while (kernel := plant.next_kernel()) is not None:
-            observation = plant.run(controller.settings(state, kernel))
-            if plant.controlled:  # where control has ended the program is only waited for
-                state, _ = controller.step(state, observation)
-        if signals.came and process.poll() is None:
-            try:
-                process.wait(GRACE_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-        code = process.wait()
-    count = len(changes)
-    say(f"clocks reset after {count} change{'s' if count > 1 else ''}. {_describe_gain(state, lattice)}")
-    return EndedProgram(code, count, plant.controlled)
-
-
-def _describe_gain(state: ControllerState, lattice: Lattice) -> str:
-    """Say what the settings at the end brought against the default, by the runs there were."""
-    memory = state.kernels.get(PROGRAM_KERNEL)
-    before = memory.runs.seen.get(lattice.top) if memory else None
-    after = memory.runs.seen.get(memory.next_settings) if memory else None
-    if memory is None or before is None or after is None:
-        return "Nothing was learned: no period told both power and work."
-    if memory.next_settings == lattice.top:
-        return "The driver's own clocks were best."
-    time_ratio, power_ratio = (math.exp(b - a) for a, b in zip(before[1:], after[1:], strict=True))
-    return (
-        f"{lattice.describe(memory.next_settings)} against the driver's own: time {time_ratio - 1:+.1%}, "
-        f"power {power_ratio - 1:+.1%}, energy {time_ratio * power_ratio - 1:+.1%} per unit of work."
-    )
+        plant = LivePlant(card, lattice, period_s, is_alive, time.sleep, told, say, units)
+        savings = control_plant(plant, objective, advise)
+        try:
+            card.give_back()
+        finally:
+            if process.poll() is None:
+                try:
+                    process.wait(GRACE_S if signals.came else None)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+            code = process.wait()
+    said = "The card kept what it had before." if savings is None else None
+    if savings is not None:
+        said = savings.describe(plant.lattice.describe(savings.settings))
+    count = plant.changes
+    say(f"the card has back what it had, after {count} change{'' if count == 1 else 's'}. {said}")
+    return EndedProgram(code, count, plant.controlled, savings)
 
 
 class _Signals:

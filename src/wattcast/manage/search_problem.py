@@ -114,10 +114,16 @@ COARSE_SHARES = {
     KnobRole.COMPUTE_UNITS: (0.625, 0.875, 1.0),
     KnobRole.CORE_CLOCK: (1.0, 1.0, 1.0),
     KnobRole.MEMORY_CLOCK: (0.6, 0.85, 1.0),
+    KnobRole.POWER_LIMIT: (1.0, 1.0, 1.0),
 }
 COARSE_SHARES_CLOCK_ALONE = (0.85, 0.95, 1.0)  # of the core clock on a card without a unit knob
 # Largest log change of board power per log change of a knob to expect: V² f on the switched share of board power.
-POWER_ELASTICITY = {KnobRole.COMPUTE_UNITS: 0.5, KnobRole.CORE_CLOCK: 1.3, KnobRole.MEMORY_CLOCK: 0.3}
+POWER_ELASTICITY = {
+    KnobRole.COMPUTE_UNITS: 0.5,
+    KnobRole.CORE_CLOCK: 1.3,
+    KnobRole.MEMORY_CLOCK: 0.3,
+    KnobRole.POWER_LIMIT: 1.0,
+}
 IDLE_KNOB = 0.05  # a knob that moves neither time nor power by more than this share of itself is not in force
 StepLevels = tuple[tuple[int, ...], ...]  # [knob][level] -> levels of a step from there
 

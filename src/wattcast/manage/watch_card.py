@@ -2,13 +2,15 @@
 
 Time follows the core clock as far as memory does not hold the program back: its sensitivity is 1 - memory
 utilisation. Power is idle power, which follows the clock, plus switched power, which follows V² f and the rate of
-work. Both curves are the catalogue's where it has them, else the A100's voltage curve and a share of the present
-power. The result is advice to try, not a forecast, and is labelled so wherever it is shown.
+work. Idle power and V(f) come from the card's bundle: fitted where the card was measured, carried over elsewhere. A
+card the catalogue does not know gets the A100's voltage curve and a share of the present power. The result is advice
+to try, not a forecast, and is labelled so wherever it is shown.
 """
 
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -21,9 +23,12 @@ from wattcast.core import units
 from wattcast.core.arrays import Array
 from wattcast.core.errors import WattcastError
 from wattcast.hardware import Gpu
-from wattcast.manage.clock_guard import ControlledCard
+from wattcast.manage.knobs import KnobRole, Lattice, Settings, move_knob
 from wattcast.manage.live_control import build_card_lattice
 from wattcast.manage.search_problem import Objective
+from wattcast.power.module_power import ModulePower
+from wattcast.predictor.bundle import bundle_for
+from wattcast.serving.capacity_plan import idle_power_w
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -68,19 +73,21 @@ def advise_clock(
         return None
     sensitivity = 1.0 - min(max(memory_busy, 0.0), 1.0)
     notes = [f"time follows the core clock to the power {sensitivity:.2f}: 1 - memory utilisation"]
-    curve = gpu.power.idle_w if gpu is not None else None
-    if curve is not None:
-        idle_now, idle = min(float(curve.value_at(core_hz)), power_w), curve.value_at(levels)
-        notes.append("idle power by clock from the catalogue")
-    else:
-        idle_now, idle = IDLE_SHARE * power_w, np.full(levels.shape, IDLE_SHARE * power_w)
-        notes.append(f"idle power taken as {IDLE_SHARE:.0%} of the power now")
     clocks = np.append(levels, core_hz)
-    volts = gpu.power.voltage_v if gpu is not None else None
-    if volts is not None:
-        voltage = volts.value_at(clocks)
+    bundle = None if gpu is None else bundle_for(gpu)
+    if bundle is not None:
+        curve = np.minimum(idle_power_w(bundle, clocks), power_w)
+        idle, idle_now = curve[:-1], float(curve[-1])
+        notes.append(f"idle power by clock from the {bundle.status} bundle of {bundle.gpu}")
+    else:
+        idle, idle_now = np.full(levels.shape, IDLE_SHARE * power_w), IDLE_SHARE * power_w
+        notes.append(f"idle power taken as {IDLE_SHARE:.0%} of the power now")
+    if bundle is not None and isinstance(bundle.power, ModulePower):
+        voltage = bundle.power.voltage.level_at(clocks)
+        notes.append(f"voltage by clock from the {bundle.status} bundle of {bundle.gpu}")
     else:
         voltage = np.interp(clocks / float(levels_hz[-1]), [FLAT_TO, 1.0], [1.0, TOP_OVER_FLAT])
+        notes.append("voltage by clock as published for the A100-PCIE")
     duration = (core_hz / levels) ** sensitivity
     power = idle + max(power_w - idle_now, 0.0) * (voltage[:-1] / voltage[-1]) ** 2 / duration
     best = int(np.argmin(objective.log_scores(duration, power, np.asarray(1.0))))
@@ -88,8 +95,24 @@ def advise_clock(
     return ClockAdvice(float(levels[best]), t - 1, 1 - p, 1 - p * t, 1 - p * t**3, tuple(notes))
 
 
+def make_advice(objective: Objective, gpu: Gpu | None) -> Callable[[Any, Lattice], Settings | None]:
+    """Return a function that guesses settings of a card's lattice from a reading, for a controller to start with."""
+
+    def advise(reading: Any, lattice: Lattice) -> Settings | None:
+        which = lattice.find_knob(KnobRole.CORE_CLOCK)
+        if which is None:
+            return None
+        levels = np.asarray(lattice.knobs[which].levels)
+        found = advise_clock(reading.power_w, reading.core_hz, reading.memory_busy, levels, objective, gpu)
+        if found is None or found.core_hz >= reading.core_hz:
+            return None
+        return move_knob(lattice.top, which, int(np.argmin(abs(levels - found.core_hz))))
+
+    return advise
+
+
 def watch_card(
-    card: ControlledCard,
+    card: Any,
     period_s: float,
     count: int,
     objective: Objective,
@@ -151,9 +174,19 @@ def print_watched(console: Console, found: dict[str, Any]) -> None:
 
 
 def find_catalogue_gpu(name: str) -> Gpu | None:
-    """Find the catalogue's card by what the driver calls it; None where it is not there."""
-    words = name.lower().replace("nvidia", "").split()
-    for guess in ("-".join(words), words[0] if words else ""):
+    """Find the catalogue's card by what the driver calls it; None where it is not there.
+
+    Drivers write SXM2 to SXM5 where the catalogue has sxm, and tell an H100 of that form by its HBM3 alone.
+    """
+    words = (
+        re.sub(r"nvidia|tesla|geforce|sxm\d", lambda m: "sxm" * (m[0][:3] == "sxm"), name.lower())
+        .replace("-", " ")
+        .split()
+    )
+    guesses = ["-".join(words[:n]) for n in range(len(words), 0, -1)]
+    if words and words[-1] == "hbm3":
+        guesses.insert(0, f"{words[0]}-sxm")
+    for guess in guesses:
         try:
             return hardware.load_gpu(guess)
         except WattcastError:

@@ -1,16 +1,15 @@
-"""Read a card through NVML and lock its clocks. No other module of Wattcast sets anything on a GPU.
+"""Read a card through NVML and set its clocks and power limit. No other module of Wattcast sets anything on a GPU.
 
-Reading needs no privilege. Locked clocks need root; they are set only through ``NvmlCard.lock``, which nothing
-calls unless a person asked for it (``wattcast manage run --apply``), and undone by ``NvmlCard.reset``. NVML cannot
-tell whether somebody locked clocks before; resetting gives them back to the driver. A lost card raises
-``MissingTool``, a setting that the driver refuses raises ``Refused``, and a missing reading is NaN.
+Reading needs no privilege. Setting needs root and happens only through ``NvmlCard.set_core``, ``set_memory`` and
+``set_limit``, which the management daemon alone calls (``manage/card_daemon.py``). NVML tells the power limit in
+force, but not whether somebody locked clocks before. A lost card raises ``MissingTool``, a setting that the driver
+refuses raises ``Refused``, and a missing reading is NaN.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -24,6 +23,7 @@ T = TypeVar("T")
 
 CALL_TIMEOUT_S = 5.0  # a driver that does not answer for this long is as good as gone
 SM_CLOCK, MEMORY_CLOCK = 1, 2  # NVML_CLOCK_SM, NVML_CLOCK_MEM
+LIMITED_BITS = 0x4 | 0x8 | 0x10 | 0x20 | 0x40 | 0x80  # event reasons: power cap, slowdown, sync boost, heat, brake
 # Shares of cycles in which pipes issue; their sum times the clock is a rate of work, like VALUBusy in paper 004
 GPM_PIPES = (4, 5, 11, 12, 13)  # integer, any tensor, fp64, fp32, fp16 utilisation
 GPM_SM, GPM_DRAM = 2, 10
@@ -47,7 +47,7 @@ class NvmlCard:
     """One NVIDIA card. Every call to the driver has a deadline, so that a hung driver hangs nobody."""
 
     def __init__(self, index: int = 0, timeout_s: float = CALL_TIMEOUT_S) -> None:
-        self._index, self._timeout_s = index, timeout_s
+        self.index, self._timeout_s = index, timeout_s
         self._nvml: Any = None
         self._handle: Any = None
         self._gpm: _Gpm | None = None
@@ -62,7 +62,7 @@ class NvmlCard:
             raise MissingTool("nvidia-ml-py is not installed. Install it: pip install 'wattcast[measure]'.") from None
         self._nvml, self._caller = pynvml, _Caller(self._timeout_s)
         self._call(pynvml.nvmlInit)
-        self._handle = self._call(pynvml.nvmlDeviceGetHandleByIndex, self._index)
+        self._handle = self._call(pynvml.nvmlDeviceGetHandleByIndex, self.index)
         self.name = _text(self._call(pynvml.nvmlDeviceGetName, self._handle))
         self.uuid = _text(self._call(pynvml.nvmlDeviceGetUUID, self._handle))
         self._gpm = self._optional(_Gpm.of, pynvml, self._handle)
@@ -86,10 +86,16 @@ class NvmlCard:
             core = list(range(top, top // 3, -15)) if top else []
         return tuple(sorted(c * 1e6 for c in set(core))), tuple(m * 1e6 for m in memory)
 
-    def power_limit_w(self) -> float:
-        """The enforced limit, or NaN."""
-        milliwatt = self._optional(self._nvml.nvmlDeviceGetEnforcedPowerLimit, self._handle)
-        return math.nan if milliwatt is None else milliwatt / 1e3
+    def limits_w(self) -> tuple[float, float, float] | None:
+        """Return the power limit in force, and the lowest and highest that can be set; None where it is not told."""
+        now = self._optional(self._nvml.nvmlDeviceGetPowerManagementLimit, self._handle)
+        ends = self._optional(self._nvml.nvmlDeviceGetPowerManagementLimitConstraints, self._handle)
+        return None if now is None or ends is None else (now / 1e3, ends[0] / 1e3, ends[1] / 1e3)
+
+    def is_limited(self) -> bool | None:
+        """Tell whether power, heat or another card holds the clock down; None where the card does not tell."""
+        bits = self._optional(self._nvml.nvmlDeviceGetCurrentClocksThrottleReasons, self._handle)
+        return None if bits is None else bool(bits & LIMITED_BITS)
 
     def read(self) -> NvmlReading:
         """All readings now. Raises ``MissingTool`` when the card is lost."""
@@ -114,26 +120,27 @@ class NvmlCard:
             work_per_s=work,
         )
 
-    def why_not_set(self) -> str | None:
-        """Why this process may not set clocks, or None when it may, as far as can be told without trying."""
-        if os.geteuid() == 0 or _capable():
-            return None
-        return f"locking clocks needs root (or CAP_SYS_ADMIN); this process runs as user {os.geteuid()}"
+    def set_core(self, range_hz: tuple[float, float] | None) -> None:
+        """Lock the core clock to a range; None gives it back to the driver. ``Refused`` when the driver will not."""
+        nvml = self._nvml
+        self._lock("core", nvml.nvmlDeviceSetGpuLockedClocks, nvml.nvmlDeviceResetGpuLockedClocks, range_hz)
 
-    def lock(self, core_hz: float, memory_hz: float | None = None) -> None:
-        """Hold the core clock, and the memory clock where given. Raises ``Refused`` when the driver will not."""
-        mhz = round(core_hz / 1e6)
-        self._set(self._nvml.nvmlDeviceSetGpuLockedClocks, f"lock the core clock at {mhz} MHz", mhz, mhz)
-        if memory_hz is not None:
-            mhz = round(memory_hz / 1e6)
-            self._set(self._nvml.nvmlDeviceSetMemoryLockedClocks, f"lock the memory clock at {mhz} MHz", mhz, mhz)
+    def set_memory(self, range_hz: tuple[float, float] | None) -> None:
+        """Lock the memory clock to a range, or give it back; ``Refused`` when the driver will not."""
+        nvml = self._nvml
+        self._lock("memory", nvml.nvmlDeviceSetMemoryLockedClocks, nvml.nvmlDeviceResetMemoryLockedClocks, range_hz)
 
-    def reset(self, memory: bool = True) -> None:
-        """Give the clocks back to the driver. Memory clocks that cannot be locked need no reset."""
-        self._set(self._nvml.nvmlDeviceResetGpuLockedClocks, "reset the core clock")
-        if memory:
-            with contextlib.suppress(Refused):
-                self._set(self._nvml.nvmlDeviceResetMemoryLockedClocks, "reset the memory clock")
+    def set_limit(self, limit_w: float) -> None:
+        """Set the power limit; ``Refused`` when the driver will not."""
+        function = self._nvml.nvmlDeviceSetPowerManagementLimit
+        self._set(function, f"set the power limit to {limit_w:.0f} W", round(1e3 * limit_w))
+
+    def _lock(self, which: str, lock: Any, reset: Any, range_hz: tuple[float, float] | None) -> None:
+        if range_hz is None:
+            self._set(reset, f"reset the {which} clock")
+        else:
+            low, high = (round(hz / 1e6) for hz in range_hz)
+            self._set(lock, f"lock the {which} clock at {high} MHz", low, high)
 
     def _set(self, function: Any, what: str, *arguments: int) -> None:
         try:
@@ -156,10 +163,24 @@ class NvmlCard:
             return self._caller.call(function, *arguments)
         except self._nvml.NVMLError as error:
             if error.value in (self._nvml.NVML_ERROR_GPU_IS_LOST, self._nvml.NVML_ERROR_UNINITIALIZED):
-                raise MissingTool(f"the card {self.name or self._index} is lost ({error}).") from None
+                raise MissingTool(f"the card {self.name or self.index} is lost ({error}).") from None
             if self._handle is None:
-                raise MissingTool(f"no NVIDIA card {self._index}: the driver says {error}.") from None
+                raise MissingTool(f"no NVIDIA card {self.index}: the driver says {error}.") from None
             raise _Nvml(str(error), error.value) from None
+
+
+def count_cards() -> int:
+    """Count the NVIDIA cards of this machine; 0 where there is no driver."""
+    try:
+        import pynvml
+    except ImportError:
+        return 0
+    caller = _Caller(CALL_TIMEOUT_S)
+    try:
+        caller.call(pynvml.nvmlInit)
+        return int(caller.call(pynvml.nvmlDeviceGetCount))
+    except pynvml.NVMLError:
+        return 0
 
 
 class _Nvml(Exception):
@@ -244,13 +265,3 @@ def _scaled(value: float | None, factor: float) -> float:
 
 def _text(value: str | bytes) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else value
-
-
-def _capable() -> bool:
-    """Whether the process holds CAP_SYS_ADMIN."""
-    try:
-        with open("/proc/self/status", encoding="ascii") as stream:
-            bits = next(line.split()[1] for line in stream if line.startswith("CapEff"))
-    except (OSError, StopIteration, IndexError):
-        return False
-    return bool(int(bits, 16) >> 21 & 1)

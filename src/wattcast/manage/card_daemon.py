@@ -1,0 +1,445 @@
+"""Own the cards of a node: ``wattcast manage daemon``, the one process that sets anything.
+
+Clients connect to a Unix socket and send lines of JSON (``DaemonRequest``), each answered by one line
+(``DaemonReply``). A client claims a card, sets it within the daemon's scope and is heard at least every two seconds.
+A client that is silent, stopped or gone loses its claim, and the card gets back what it had (``card_notes.py``).
+
+``run_supervised`` starts the process that serves as a child and starts another one when it dies or no longer
+answers; the new one finds the notes and gives the cards back. The child, in turn, gives everything back and ends when
+its parent is gone or silent. systemd starts the parent again (``data/wattcast-manage.service``).
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import struct
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from queue import Empty, Queue
+from typing import Annotated, Literal, NoReturn
+
+import msgspec
+
+from wattcast.core.errors import ExitCode, MissingTool, Refused, WattcastError
+from wattcast.manage.card_notes import (
+    FOLDER,
+    FORMAT,
+    CardNote,
+    CardSettings,
+    NoteFolder,
+    Range,
+    RefusedKnob,
+    SettableCard,
+    apply_settings,
+    find_earlier_settings,
+    restore_card,
+)
+
+SOCKET = FOLDER / "socket"
+BEAT_S = 2.0  # a client is heard at least this often
+SILENT_S = 4.0  # without a word from its client a card is given back, which leaves a second of the promised five
+PING_S, LOST_S = 0.5, 3.0  # between parent and child
+RETRY_S = 2.0  # between attempts to give a card back that did not take it
+ANSWER_S = 12.0  # a set of three knobs, each with a driver's deadline, is not waited for longer
+LONGEST_LINE = 4096
+MOST_CLIENTS = 64
+Positive = Annotated[float, msgspec.Meta(gt=0, lt=1e13)]
+Uuid = Annotated[str, msgspec.Meta(max_length=96)]
+
+
+class DaemonRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Ask the daemon for one thing. ``gpu`` is a UUID."""
+
+    op: Literal["status", "claim", "beat", "set", "release", "restore"]
+    gpu: Uuid = ""
+    core_hz: Positive | None = None
+    memory_hz: Positive | None = None
+    limit_w: Positive | None = None
+
+
+class CardStatus(msgspec.Struct, frozen=True):
+    """Tell how a card stands."""
+
+    uuid: str
+    name: str
+    holder: str  # empty: nobody
+    now: CardSettings
+    before: CardSettings | None  # None: nothing is changed
+    trouble: str = ""  # why it has not back what it had
+
+
+class DaemonReply(msgspec.Struct, frozen=True):
+    """Answer a request. ``knob`` and ``allowed`` say which knob was refused, and its range where it has one."""
+
+    ok: bool
+    say: str = ""
+    knob: str = ""
+    allowed: Range | None = None
+    cards: tuple[CardStatus, ...] = ()
+
+
+@dataclass(frozen=True)
+class DaemonScope:
+    """Limit what clients may set: ranges of the core clock and of the power limit, on all cards of a daemon."""
+
+    core_hz: Range = (0.0, float("inf"))
+    limit_w: Range = (0.0, float("inf"))
+    locked_hz: float | None = None  # the administrator's own lock, which the driver does not tell
+
+
+@dataclass
+class _Job:
+    request: DaemonRequest
+    client: int  # 0: the daemon itself
+    who: str
+    done: Queue[DaemonReply] = field(default_factory=Queue)
+
+
+class CardKeeper(threading.Thread):
+    """Own one card. All its calls to the driver are made here, one after another."""
+
+    def __init__(
+        self,
+        open_card: Callable[[], SettableCard],
+        scope: DaemonScope,
+        notes: NoteFolder,
+        say: Callable[[str], None],
+        wait: Callable[[float], None] = time.sleep,
+    ) -> None:
+        super().__init__(daemon=True)
+        self._open, self._scope, self._notes, self._say, self._wait = open_card, scope, notes, say, wait
+        self._card: SettableCard | None = open_card()
+        self.uuid, self.card_name = self._card.uuid, self._card.name
+        self._lock = notes.lock(self.uuid)
+        self._jobs: Queue[_Job | None] = Queue()
+        self._note = notes.take_over(self.uuid, say)
+        self._client, self._who, self._heard_s = 0, "", 0.0
+        self._trouble, self._retry_s = "", 0.0
+        if self._note is not None:
+            self._trouble = f"left by {self._note.holder}"
+
+    def ask(self, request: DaemonRequest, client: int = 0, who: str = "the daemon") -> DaemonReply:
+        """Have a request carried out and return the answer."""
+        job = _Job(request, client, who)
+        self._jobs.put(job)
+        try:
+            return job.done.get(timeout=ANSWER_S)
+        except Empty:
+            return DaemonReply(False, f"{self.card_name}: the driver does not answer.")
+
+    def stop(self) -> str:
+        """Give the card back, end the thread and say what went wrong, if anything."""
+        self._jobs.put(None)
+        self.join(ANSWER_S)
+        return self._trouble or ("the driver does not answer" if self.is_alive() else "")
+
+    @property
+    def status(self) -> CardStatus:
+        """Return how the card stands, without asking the driver."""
+        note = self._note
+        changed = note is not None and bool(note.changed)
+        now = note.now if note is not None and changed else CardSettings()
+        before = note.before if note is not None and changed else None
+        return CardStatus(self.uuid, self.card_name, self._who, now, before, self._trouble)
+
+    def run(self) -> None:
+        while True:
+            self._check_grip()
+            try:
+                job = self._jobs.get(timeout=0.2)
+            except Empty:
+                continue
+            if job is None:
+                self._give_back("the daemon ends")
+                os.close(self._lock)
+                return
+            try:
+                reply = self._carry_out(job)
+            except RefusedKnob as error:
+                reply = DaemonReply(False, str(error), error.knob, error.allowed)
+            except WattcastError as error:
+                reply = DaemonReply(False, str(error))
+                if isinstance(error, MissingTool):
+                    self._card = None  # a driver that hung is asked anew through a connection of its own
+            if job.client == self._client:
+                self._heard_s = time.monotonic()
+            job.done.put(reply)
+
+    def _check_grip(self) -> None:
+        now_s = time.monotonic()
+        if self._client and now_s - self._heard_s > SILENT_S:
+            self._give_back(f"{self._who} was silent for {SILENT_S:.0f} s")
+        elif self._trouble and now_s >= self._retry_s:
+            self._give_back(self._trouble)
+
+    def _carry_out(self, job: _Job) -> DaemonReply:
+        op = job.request.op
+        if op == "restore":
+            return self._give_back(f"{job.who} asked for it")
+        if op == "claim":
+            if self._client not in (0, job.client):
+                raise Refused(f"{self.card_name} is held by {self._who}. Wait for it, or end it.")
+            if self._trouble:
+                raise Refused(f"{self.card_name} has not back what it had ({self._trouble}). Nothing was set.")
+            self._client, self._who = job.client, job.who
+            return DaemonReply(True, cards=(self.status,))
+        if job.client != self._client:
+            raise Refused(f"{self.card_name} is not held by you: it was given back, or never claimed.")
+        if op == "release":
+            return self._give_back("")
+        if op == "set":
+            self._set(job.request)
+        return DaemonReply(True, cards=(self.status,))
+
+    def _set(self, wanted: DaemonRequest) -> None:
+        scope, card = self._scope, self._opened()
+        if self._note is None:
+            before = find_earlier_settings(card, scope.locked_hz, self._wait)
+            if before.core_hz is not None:
+                self._say(f"{self.card_name} was at {before.describe()} before; it will get that back")
+            since = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+            self._note = CardNote(FORMAT, self.uuid, self.card_name, self._who, since, before, CardSettings())
+        before = self._note.before
+        highest = (
+            scope.core_hz if before.core_hz is None else (scope.core_hz[0], min(scope.core_hz[1], before.core_hz[1]))
+        )
+        for knob, value, allowed in (("core", wanted.core_hz, highest), ("limit", wanted.limit_w, scope.limit_w)):
+            if value is not None and not allowed[0] * 0.999 <= value <= allowed[1] * 1.001:
+                said = f"{knob} {value:g} is outside {allowed[0]:g} to {allowed[1]:g}, which the daemon allows."
+                raise RefusedKnob(knob, said, allowed)
+        core, memory = (None if hz is None else (hz, hz) for hz in (wanted.core_hz, wanted.memory_hz))
+
+        def save(note: CardNote) -> None:
+            self._notes.save(note)
+            self._note = note
+
+        apply_settings(card, self._note, CardSettings(core, memory, wanted.limit_w), save)
+
+    def _give_back(self, why: str) -> DaemonReply:
+        """Let go of the card: it gets back what it had, now or at a later attempt."""
+        note, held = self._note, bool(self._client)
+        self._client, self._who = 0, ""
+        if note is not None:
+            try:
+                restore_card(self._opened(), note)
+                self._notes.remove(self.uuid)
+            except (WattcastError, OSError) as error:
+                self._card = None
+                self._retry_s = time.monotonic() + RETRY_S
+                if self._trouble != str(error):
+                    self._say(f"{self.card_name} still has {note.now.describe()}: {error}")
+                self._trouble = str(error)
+                return DaemonReply(False, f"{self.card_name} still has {note.now.describe()}: {error}")
+            self._note = None
+        if why and (held or note is not None):
+            self._say(f"{self.card_name} was given back: {why}")
+        self._trouble = ""
+        return DaemonReply(True, cards=(self.status,))
+
+    def _opened(self) -> SettableCard:
+        if self._card is None:
+            self._card = self._open()
+        return self._card
+
+
+class DaemonServer:
+    """Serve clients on a Unix socket until told to stop."""
+
+    def __init__(
+        self, path: Path, mode: int, group: int, keepers: Sequence[CardKeeper], say: Callable[[str], None]
+    ) -> None:
+        self._path, self._say = path, say
+        self._keepers = {keeper.uuid: keeper for keeper in keepers}
+        self._clients = 0
+        path.unlink(missing_ok=True)
+        self._listener = socket.socket(socket.AF_UNIX)
+        before = os.umask(0o177)  # nobody connects before the permissions are right
+        try:
+            self._listener.bind(str(path))
+        finally:
+            os.umask(before)
+        os.chown(path, -1, group)
+        path.chmod(mode)
+        self._listener.listen(MOST_CLIENTS)
+
+    def serve(self, stopped: Callable[[], bool]) -> None:
+        """Accept clients, one thread each."""
+        number = 0
+        while not stopped():
+            if select.select([self._listener], [], [], 0.2)[0]:
+                connection, _ = self._listener.accept()
+                number += 1
+                if self._clients >= MOST_CLIENTS:
+                    connection.close()
+                    continue
+                self._clients += 1
+                threading.Thread(target=self._attend, args=(connection, number), daemon=True).start()
+        self._listener.close()
+        self._path.unlink(missing_ok=True)
+
+    def _attend(self, connection: socket.socket, client: int) -> None:
+        peer = struct.unpack(
+            "3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        )
+        who, claimed, waiting = f"process {peer[0]} of user {peer[1]}", set[str](), b""
+        try:
+            with connection:
+                while data := connection.recv(LONGEST_LINE):
+                    *lines, waiting = (waiting + data).split(b"\n")
+                    for line in lines:
+                        connection.sendall(msgspec.json.encode(self._answer(line, client, who, claimed)) + b"\n")
+                    if len(waiting) > LONGEST_LINE:
+                        break
+        except OSError:
+            pass
+        finally:
+            self._clients -= 1
+            for uuid in claimed:
+                self._keepers[uuid].ask(DaemonRequest("release", uuid), client, who)
+
+    def _answer(self, line: bytes, client: int, who: str, claimed: set[str]) -> DaemonReply:
+        try:
+            request = msgspec.json.decode(line[:LONGEST_LINE], type=DaemonRequest)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            return DaemonReply(False, f"not a request: {error}")
+        if request.op == "status":
+            return DaemonReply(True, cards=tuple(keeper.status for keeper in self._keepers.values()))
+        keeper = self._keepers.get(request.gpu)
+        if keeper is None:
+            return DaemonReply(False, f"no GPU {request.gpu} here. `wattcast manage status` lists them.")
+        reply = keeper.ask(request, client, who)
+        if request.op == "claim" and reply.ok:
+            claimed.add(request.gpu)
+        return reply
+
+
+def serve_cards(
+    open_cards: Sequence[Callable[[], SettableCard]],
+    scope: DaemonScope,
+    path: Path,
+    group: int,
+    say: Callable[[str], None],
+    stopped: Callable[[], bool],
+    notes: NoteFolder | None = None,
+) -> ExitCode:
+    """Serve until ``stopped``; every card is given back on the way out. Return REFUSED where one did not take it."""
+    notes = notes or NoteFolder()
+    notes.prepare()
+    keepers = [CardKeeper(open_card, scope, notes, say) for open_card in open_cards]
+    for keeper in keepers:
+        keeper.start()
+    server = DaemonServer(path, 0o660 if group >= 0 else 0o600, group, keepers, say)
+    server.serve(stopped)
+    troubles = [f"{keeper.card_name}: {why}" for keeper in keepers if (why := keeper.stop())]
+    for trouble in troubles:
+        say(f"not given back: {trouble}")
+    return ExitCode.REFUSED if troubles else ExitCode.OK
+
+
+def run_supervised(serve: Callable[[Callable[[], bool]], int], say: Callable[[str], None]) -> int:
+    """Run ``serve(stopped)`` in a child process and start another one whenever it dies or is silent.
+
+    Ends on SIGINT, SIGTERM and SIGHUP, when the child has given the cards back, with the child's exit code.
+    """
+    ending: list[int] = []  # plain, as a signal handler must not touch a lock
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, _: ending.append(number))
+    failures = 0
+    while True:
+        ours, theirs = socket.socketpair()
+        child = os.fork()
+        if child == 0:
+            ours.close()
+            _run_child(serve, theirs, say)
+        theirs.close()
+        code, answered = _watch_child(child, ours, ending)
+        ours.close()
+        if ending:
+            return code if code >= 0 else ExitCode.REFUSED
+        failures = 0 if answered else failures + 1
+        say(f"the serving process ended ({code}); starting another one")
+        if code == ExitCode.REFUSED and failures:  # not even started: another daemon has the card
+            return code
+        end_s = time.monotonic() + min(0.2 * 2**failures, 10.0) * (failures > 0)
+        while time.monotonic() < end_s and not ending:
+            _notify_systemd(b"WATCHDOG=1")
+            time.sleep(0.1)
+        if ending:
+            return code if code >= 0 else ExitCode.REFUSED
+
+
+def _watch_child(child: int, pipe: socket.socket, ending: list[int]) -> tuple[int, bool]:
+    """Ping a child until it ends and end it when it is silent; return its code and whether it ever answered."""
+    heard_s, asked_s, told, answered = time.monotonic(), 0.0, False, False
+    while True:
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid:
+            return os.waitstatus_to_exitcode(status), answered
+        now_s = time.monotonic()
+        if now_s - asked_s >= PING_S:
+            asked_s = now_s
+            with suppress(OSError):
+                pipe.send(b"?", socket.MSG_DONTWAIT)
+            _notify_systemd(b"WATCHDOG=1")
+        if ending and not told:
+            told = True
+            with suppress(ProcessLookupError):
+                os.kill(child, signal.SIGTERM)
+            heard_s += ANSWER_S  # it has cards to give back
+        with suppress(ConnectionError):  # it has just ended
+            if select.select([pipe], [], [], 0.1)[0] and pipe.recv(64):
+                heard_s = max(heard_s, time.monotonic())
+                if not answered:
+                    _notify_systemd(b"READY=1")
+                answered = True
+        if time.monotonic() - heard_s > LOST_S + (0.0 if answered else ANSWER_S):
+            os.kill(child, signal.SIGKILL)
+
+
+def _run_child(
+    serve: Callable[[Callable[[], bool]], int], pipe: socket.socket, say: Callable[[str], None]
+) -> NoReturn:
+    """Serve, answering the parent's pings; ends when told to, or when the parent is gone or silent."""
+    ending: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: ending.append(number))
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # the parent passes on what is meant for both
+    heard_s = time.monotonic()
+
+    def stopped() -> bool:
+        nonlocal heard_s
+        while select.select([pipe], [], [], 0)[0]:
+            with suppress(OSError):
+                if not pipe.recv(64):
+                    return True
+                heard_s = time.monotonic()
+                pipe.send(b"!", socket.MSG_DONTWAIT)
+                continue
+            return True  # the parent is gone
+        return bool(ending) or time.monotonic() - heard_s > LOST_S
+
+    code: int = ExitCode.FAILED
+    try:
+        code = serve(stopped)
+    except WattcastError as error:
+        say(str(error))
+        code = error.exit_code
+    except Exception:
+        say(traceback.format_exc())
+    finally:
+        os._exit(code)
+
+
+def _notify_systemd(message: bytes) -> None:
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if address:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender, suppress(OSError):
+            sender.sendto(message, address.replace("@", "\0", 1) if address.startswith("@") else address)
