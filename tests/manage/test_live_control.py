@@ -245,6 +245,7 @@ def test_knobs_that_are_refused_are_left_out_and_control_goes_on() -> None:
     card = Particular()
     plant = live(card, 120.0)
     plant.run((plant.default[0], 0))
+    plant.run((plant.default[0] - 1,))
     found = control_plant(plant, Objective(Goal.ENERGY))
     assert plant.controlled
     assert [knob.role for knob in plant.lattice.knobs] == [KnobRole.CORE_CLOCK]
