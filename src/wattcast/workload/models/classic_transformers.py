@@ -41,7 +41,7 @@ class GptDims:
 
 def trace_gpt(dims: GptDims, run: PassSettings, stages: int = 1) -> Program:
     """Trace one pass over ``run.length`` new tokens a sequence."""
-    program = Program(run.training, run.tf32)
+    program = run.new_program()
     hidden, *mask = program.section("embedding", lambda tape: _embed_gpt(dims, run, tape))
     layer = _engine_gpt_layer if run.engine else _gpt_layer
     repeat = -(-dims.layers // stages)
@@ -130,7 +130,7 @@ class BertDims:
 
 def trace_bert(dims: BertDims, run: PassSettings, stages: int = 1) -> Program:
     """Trace one pass over whole sequences, and the pooler or the masked-token head."""
-    program = Program(run.training, run.tf32)
+    program = run.new_program()
     (hidden,) = program.section("embedding", lambda tape: _embed_bert(dims, run, tape))
     repeat = -(-dims.layers // stages)
     (hidden,) = program.section("layers", lambda tape, x: _bert_layer(dims, run, x), hidden, repeat=repeat)
@@ -189,7 +189,7 @@ class VitDims:
 
 def trace_vit(dims: VitDims, run: PassSettings, stages: int = 1) -> Program:
     """Trace one pass over ``run.batch`` pictures."""
-    program = Program(run.training, run.tf32)
+    program = run.new_program()
 
     def layer(tape: Tape, x: Tensor) -> Tensor:
         return layers.prenorm_layer(run, x, dims.heads, dims.intermediate, dims.activation, wide_softmax=True)

@@ -94,7 +94,7 @@ def trace_decoder(dims: DecoderDims, run: PassSettings, stages: int = 1) -> Prog
     """Trace one pass over ``run.length`` new tokens a sequence."""
     if dims.window and run.past:  # the cache drops what the window has passed
         run = replace(run, past=min(run.past, dims.window - 1))
-    program = Program(run.training, run.tf32)
+    program = run.new_program()
     hidden, *tables = program.section("embedding", lambda tape: _embed(dims, run, tape))
     layer = _engine_layer if run.engine else _layer
     (hidden,) = program.section(
@@ -170,7 +170,9 @@ def _query_key_value(dims: DecoderDims, run: PassSettings, x: Tensor) -> list[Te
 
 
 def _rotate(dims: DecoderDims, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate all of each head, or (Phi) its first part, and concatenate the rest."""
+    """Rotate all of each head, its first part and concatenate the rest (Phi), or nothing (MPT)."""
+    if not dims.rotated:
+        return x
     if dims.rotated == dims.dim and not dims.fused_projections:
         return layers.rotate(x, cos, sin)
     turned = layers.rotate(x.slice(-1, 0, dims.rotated), cos, sin)
@@ -388,7 +390,7 @@ class LatentDims:
 
 def trace_latent(dims: LatentDims, run: PassSettings, stages: int = 1) -> Program:
     """Trace one pass over ``run.length`` new tokens a sequence."""
-    program = Program(run.training, run.tf32)
+    program = run.new_program()
     hidden, *tables = program.section("embedding", lambda tape: _embed_latent(dims, run, tape))
     mixed = dims.layers - dims.dense_layers
     for label, repeat, dense in (("dense layers", dims.dense_layers, True), ("layers", mixed, False)):

@@ -27,7 +27,7 @@ class ResnetDims:
 
 def trace_resnet(dims: ResnetDims, run: PassSettings, stages: int = 1) -> Program:
     """Trace one pass over ``run.batch`` pictures."""
-    program = Program(run.training, run.tf32)
+    program = run.new_program()
 
     def stem(tape: Tape) -> Tensor:
         picture = tape.empty((run.batch, dims.channels, run.image, run.image), run.dtype)
@@ -83,7 +83,7 @@ class MobileVitDims:
 
 def trace_mobilevit(dims: MobileVitDims, run: PassSettings, stages: int = 1) -> Program:
     """Trace one pass over ``run.batch`` pictures."""
-    program = Program(run.training, run.tf32)
+    program = run.new_program()
 
     def whole(tape: Tape) -> Tensor:
         x = tape.empty((run.batch, dims.channels, run.image, run.image), run.dtype)
@@ -149,7 +149,7 @@ class UnetDims:
 
 def trace_unet(dims: UnetDims, run: PassSettings, stages: int = 1) -> Program:
     """Trace the noise of every latent pixel, from the latent, the time and the text."""
-    program = Program(run.training, run.tf32)
+    program = run.new_program()
     program.section("unet", lambda tape: _unet(dims, run, tape))
     return program
 
@@ -247,7 +247,7 @@ class DitDims:
 
 def trace_dit(dims: DitDims, run: PassSettings, stages: int = 1) -> Program:
     """Trace noise and variance of every latent pixel, from the latent, the time and the class."""
-    program = Program(run.training, run.tf32)
+    program = run.new_program()
     x, signal = program.section("embedding", lambda tape: _embed_dit(dims, run, tape))
     repeat = -(-dims.layers // stages)
     (x,) = program.section("layers", lambda tape, *given: _dit_layer(dims, run, *given), x, signal, repeat=repeat)

@@ -34,7 +34,7 @@ class ClipDims:
 
 def trace_clip(dims: ClipDims, run: PassSettings, stages: int = 1) -> Program:
     """Trace as many texts as pictures, each through its tower, and the similarities of all pairs."""
-    program = Program(run.training, run.tf32)
+    program = run.new_program()
     text = replace(run, length=dims.text_length, past=0)
 
     def embed_picture(tape: Tape) -> Tensor:
@@ -115,7 +115,7 @@ class WhisperDims:
 
 def trace_whisper(dims: WhisperDims, run: PassSettings, stages: int = 1) -> Program:
     """Trace the encoder once (not in decode, where its keys and values are cached) and the decoder's new tokens."""
-    program = Program(run.training, run.tf32)
+    program = run.new_program()
     sound: list[Tensor] = []
     if not run.past:
         sound = program.section("encoder.embedding", lambda tape: _embed_sound(dims, run, tape))

@@ -81,13 +81,21 @@ def project(
     weight = tape.parameter(features, x.shape[-1], dtype=run.dtype if wide else run.weight_dtype)
     offset = tape.parameter(features, dtype=run.dtype) if bias else None
     if weight.dtype is not Dtype.FP8:
-        return functional.linear(x, weight, offset, in_major=in_major)
+        out = functional.linear(x, weight, offset, in_major=in_major, fp8=run.fp8_products and not wide)
+        return out if not run.adapter_rank or wide else out + _adapter(run, x, features)
     # activations are cast to fp8 by static scales, multiplied, and come out wide
     flat = pointwise("cast", x.reshape(-1, x.shape[-1]), out_dtype=Dtype.FP8)
     (m, k), n = flat.shape, weight.shape[0]
     out = tape.empty((m, n), run.dtype)
     tape.emit(Linear(m, n, k, bias=bias, dtype=Dtype.FP8, out_dtype=run.dtype), (flat, weight), (out,))
     return out.view(*x.shape[:-1], n)
+
+
+def _adapter(run: PassSettings, x: Tensor, features: int) -> Tensor:
+    """Compute LoRA's low-rank correction of a linear layer, (x·Aᵀ)·Bᵀ, with a trained A and B."""
+    down = x.tape.parameter(run.adapter_rank, x.shape[-1], dtype=run.dtype, trainable=True)
+    up = x.tape.parameter(features, run.adapter_rank, dtype=run.dtype, trainable=True)
+    return functional.linear(functional.linear(x, down), up) * 2.0
 
 
 def layer_norm(run: PassSettings, x: Tensor) -> Tensor:
@@ -178,7 +186,7 @@ def embed(
 
 def rotary_tables(tape: Tape, run: PassSettings, dim: int) -> tuple[Tensor, Tensor]:
     """Compute cos and sin of every position, in fp32 once a pass, and cast them to the model's format."""
-    if run.engine:  # engines keep one table for all passes
+    if run.engine or not dim:  # engines keep one table for all passes
         table = tape.empty((1, run.length, dim), run.dtype)
         return table, table
     with tape.scope("rotary"):

@@ -39,6 +39,12 @@ class PassSettings:
     skew: float = 0.0
     image: int = 0
     tf32: bool = False
+    adapter_rank: int = 0  # LoRA: the model's own weights are frozen, each linear layer has an adapter of this rank
+    fp8_products: bool = False  # training: linear layers multiply in fp8, weights stay in ``dtype``
+
+    def new_program(self) -> Program:
+        """Begin the program of a pass with these settings."""
+        return Program(self.training, self.tf32, frozen=self.adapter_rank > 0)
 
     @property
     def flash(self) -> bool:
@@ -104,16 +110,19 @@ class Program:
 
     training: bool = False
     tf32: bool = False
+    frozen: bool = False  # only adapters are trained
     sections: list[ProgramSection] = field(default_factory=list)
 
     def section(
         self, label: str, body: Callable[..., Tensor | Sequence[Tensor]], *inputs: Tensor, repeat: int = 1
     ) -> list[Tensor]:
         """Trace ``body(tape, *inputs)`` once, as a part that repeats; its results enter the next section."""
-        tape = Tape(self.training, self.tf32, label=label)
+        tape = Tape(self.training, self.tf32, label=label, frozen=self.frozen)
         adopted = [tape.adopt(t) for t in inputs]
         result = body(tape, *adopted)
         outputs = [result] if isinstance(result, Tensor) else list(result)
+        if self.training and self.frozen and not inputs:
+            outputs[0].needs_grad = True  # every layer but the first has trained adapters before it
         if repeat:
             self.sections.append(ProgramSection(label, repeat, tape, adopted, outputs, tape.entries))
         return outputs

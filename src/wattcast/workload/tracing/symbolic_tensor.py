@@ -247,6 +247,7 @@ class Tape:
     saved: dict[int, Storage] = field(default_factory=dict)
     label: str = ""
     cache_byte: int = 0  # keys and values that outlive the pass
+    frozen: bool = False  # weights get no gradient unless they are ``trainable``
     recording: bool = field(init=False)  # whether gradient rules are noted: in training, during the forward pass
 
     def __post_init__(self) -> None:
@@ -276,10 +277,10 @@ class Tape:
         """Return a new tensor, row-major unless strides are given."""
         return Tensor(self, shape, strides or contiguous_strides(shape), dtype, Storage(prod(shape) * dtype.byte))
 
-    def parameter(self, *shape: int, dtype: Dtype, tied: bool = False) -> Tensor:
+    def parameter(self, *shape: int, dtype: Dtype, tied: bool = False, trainable: bool = False) -> Tensor:
         """Return a weight of the model; a ``tied`` one is counted where it first appeared."""
         weight = self.empty(shape, dtype)
-        weight.storage.resident, weight.needs_grad = True, self.training
+        weight.storage.resident, weight.needs_grad = True, self.training and (trainable or not self.frozen)
         (self.tied if tied else self.parameters).append(weight)
         return weight
 

@@ -87,10 +87,13 @@ def dropout(x: Tensor, p: float) -> Tensor:
     return out
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, in_major: bool = False) -> Tensor:
+def linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, in_major: bool = False, fp8: bool = False
+) -> Tensor:
     """Return x @ weightᵀ + bias over the last dimension; one kernel forward, two or three backward.
 
-    ``in_major`` weights are stored as ``[in, out]``, which turns their gradient round.
+    ``in_major`` weights are stored as ``[in, out]``, which turns their gradient round. ``fp8``: input, weight and
+    gradient are cast to fp8 and all products run in fp8, as in fp8 training; results come out wide.
     """
     flat = x.reshape(-1, x.shape[-1])
     (m, k), n = flat.shape, weight.shape[0]
@@ -98,29 +101,38 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, in_major: b
     out = tape.empty((m, n), x.dtype)
     narrow = None if weight.dtype is x.dtype else weight.dtype
     fused = bias is not None and (len(x.shape) == 2 or x.is_contiguous)
-    op = Linear(m, n, k, bias=fused, dtype=tape.math_dtype(x.dtype), weight_dtype=narrow, out_dtype=_product_dtype(x))
-    tape.emit(op, (flat, weight) if bias is None else (flat, weight, bias), (out,))
+    math, result = (Dtype.FP8, x.dtype) if fp8 else (tape.math_dtype(x.dtype), _product_dtype(x))
+    factors = tuple([pointwise("cast", t, out_dtype=Dtype.FP8) for t in (flat, weight)]) if fp8 else (flat, weight)
+    op = Linear(m, n, k, bias=fused, dtype=math, weight_dtype=narrow, out_dtype=result)
+    tape.emit(op, factors if bias is None else (*factors, bias), (out,))
     if bias is not None and not fused:  # PyTorch folds the bias in only where the input needs no reshaping
         tape.emit_pointwise("add", (out, bias), out, Layout.BROADCAST)
 
     def back(g: Tensor) -> Sequence[Tensor | None]:
         # cuBLAS takes a matrix either way round, but not with holes in both directions
         g = g if is_dense(g.shape, g.strides) or 1 in g.strides else g.clone()
-        d_bias = None if bias is None else reduce("sum", g, bias.shape, across=True)
-        d_x = _multiply(g, weight, m, k, n, flat.shape) if flat.needs_grad else None
+        d_bias = None if bias is None or not bias.needs_grad else reduce("sum", g, bias.shape, across=True)
+        g = pointwise("cast", g, out_dtype=Dtype.FP8) if fp8 else g
+        narrow = x.dtype if fp8 else None
+        d_x = _multiply(g, factors[1], m, k, n, flat.shape, out_dtype=narrow) if flat.needs_grad else None
         rows, columns = (k, n) if in_major else (n, k)
-        d_w = _multiply(g, flat, rows, columns, m, weight.shape, turned=True) if weight.needs_grad else None
+        d_w = None
+        if weight.needs_grad:
+            d_w = _multiply(g, factors[0], rows, columns, m, weight.shape, turned=True, out_dtype=narrow)
         return d_x, d_w, d_bias
 
-    tape.record((out,), (flat, weight, bias), back, (flat, weight))
+    saved = (factors[0] if fp8 else flat, weight) if weight.needs_grad else (weight,)
+    tape.record((out,), (flat, weight, bias), back, saved)
     return out.view(*x.shape[:-1], n)
 
 
 def _multiply(
-    a: Tensor, b: Tensor, m: int, n: int, k: int, shape: tuple[int, ...], *, turned: bool = False
-) -> Tensor:
-    out = a.tape.empty(shape, a.dtype)
-    op = Linear(m, n, k, dtype=a.tape.math_dtype(a.dtype), out_dtype=_product_dtype(a), turned=turned)
+    a: Tensor, b: Tensor, m: int, n: int, k: int, shape: tuple[int, ...], *, turned: bool = False,
+    out_dtype: Dtype | None = None,
+) -> Tensor:  # fmt: skip
+    out = a.tape.empty(shape, out_dtype or a.dtype)
+    result = out_dtype or _product_dtype(a)
+    op = Linear(m, n, k, dtype=a.tape.math_dtype(a.dtype), out_dtype=result, turned=turned)
     a.tape.emit(op, (a, b), (out,))
     return out
 
@@ -175,12 +187,13 @@ def grouped_matmul(x: Tensor, weight: Tensor, groups: Sequence[tuple[int, int]])
         op = Bmm(size, rows, n, k, dtype=math, out_dtype=result, weight_dtype=weight_dtype)
         tape.emit(op, (x, weight), (out,))
 
-    def back(g: Tensor) -> Sequence[Tensor]:
+    def back(g: Tensor) -> Sequence[Tensor | None]:
         d_x, d_w = tape.empty(x.shape, x.dtype), tape.empty(weight.shape, x.dtype)
         for size, rows in groups:
             tape.emit(Bmm(size, rows, k, n, dtype=math, out_dtype=result), (g, weight), (d_x,))
-            tape.emit(Bmm(size, n, k, rows, dtype=math, out_dtype=result), (g, x), (d_w,))
-        return d_x, d_w
+            if weight.needs_grad:
+                tape.emit(Bmm(size, n, k, rows, dtype=math, out_dtype=result), (g, x), (d_w,))
+        return d_x, d_w if weight.needs_grad else None
 
     tape.record((out,), (x, weight), back, (x, weight))
     return out

@@ -1,0 +1,1 @@
+"""Training jobs: how long, how many kWh, what they cost, and how to share them out over GPUs."""

@@ -1,0 +1,250 @@
+"""What one micro-batch computes, sends and keeps on a GPU, section by section of the model.
+
+A model's training pass is traced once (``workload.tracing``). Collectives are taken out of the operators, because
+some of them overlap with compute; they are counted here and timed by ``step_time``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+from wattcast.core.errors import bad_value
+from wattcast.core.units import Dtype
+from wattcast.training.training_strategy import Recompute, TrainingRecipe
+from wattcast.workload.model_catalogue import ModelKind, ModelSpec
+from wattcast.workload.model_options import OutputHead, SoftwareStack
+from wattcast.workload.operator_base import Operator
+from wattcast.workload.operator_types import Attention, Collective, Elementwise
+from wattcast.workload.tracing.program import PassSettings, Program, ProgramSection
+from wattcast.workload.tracing.symbolic_tensor import TapeEntry
+
+FUSED_LOSS_CHUNKS = 8  # a fused loss holds the logits of an eighth of the tokens at a time
+
+
+@dataclass(frozen=True)
+class SectionWork:
+    """One repetition of a section: its operators, its exchanges between tensor-parallel GPUs, its weights, its bytes."""
+
+    label: str
+    repeat: int
+    forward: tuple[Operator, ...]
+    backward: tuple[Operator, ...]
+    selective: tuple[Operator, ...]  # run again under selective recomputation
+    forward_exchanges: tuple[Collective, ...]
+    backward_exchanges: tuple[Collective, ...]
+    trained: int  # weights with a gradient
+    frozen: int
+    expert_trained: int  # of these, weights of experts
+    input_byte: int
+    saved_byte: int
+    product_byte: int  # of what is saved, results of products
+    peak_byte: int
+    routed_byte: int = 0  # tokens on their way to experts
+    key_byte: int = 0  # keys and values
+
+    @property
+    def weights(self) -> int:
+        """All weights of one repetition."""
+        return self.trained + self.frozen
+
+    def kept_byte(self, recompute: Recompute) -> int:
+        """Activations of one repetition that wait for the backward pass."""
+        kept = {Recompute.NONE: self.saved_byte, Recompute.SELECTIVE: self.product_byte + self.input_byte}
+        return min(kept.get(recompute, self.input_byte), self.saved_byte)
+
+
+@dataclass(frozen=True)
+class MicrobatchWork:
+    """The sections of one micro-batch: what comes before the layers, the layers, and the head."""
+
+    sections: tuple[SectionWork, ...]
+    flop_per_token: float  # model arithmetic of products for each token, forward and backward, nothing recomputed
+
+    @property
+    def layers(self) -> tuple[SectionWork, ...]:
+        """Sections that a pipeline shares out."""
+        return tuple(section for section in self.sections if section.repeat > 1)
+
+    @property
+    def ends(self) -> tuple[SectionWork, ...]:
+        """Embedding and head."""
+        return tuple(section for section in self.sections if section.repeat == 1)
+
+    @property
+    def trained(self) -> int:
+        """Trained weights of all sections."""
+        return sum(section.trained * section.repeat for section in self.sections)
+
+
+@lru_cache(maxsize=512)
+def trace_microbatch(
+    model: ModelSpec, recipe: TrainingRecipe, micro_batch: int, seq: int, tp: int = 1, cp: int = 1, ep: int = 1
+) -> MicrobatchWork:
+    """Trace the training pass of ``micro_batch`` sequences of ``seq`` tokens on one of ``tp``·``cp``·``ep`` GPUs.
+
+    Context-parallel GPUs compute ``seq / cp`` tokens each and attend to all of them; a causal mask, balanced over
+    GPUs, keeps half of the keys. Expert-parallel GPUs hold ``experts / ep`` experts, which get the tokens of all.
+    """
+    if model.kind is not ModelKind.LANGUAGE and cp > 1:
+        raise bad_value("cp", "1: only language models share a sequence", cp)
+    if seq % cp:
+        raise bad_value("cp", f"a divisor of seq={seq}", cp)
+    dims: Any = model.dims
+    if ep > 1:
+        experts = getattr(dims, "experts", 0)
+        if not experts or experts % ep:
+            raise bad_value("ep", f"a divisor of the model's experts={experts}", ep)
+        dims = replace(dims, experts=experts // ep)
+    run = PassSettings(
+        batch=micro_batch,
+        length=seq // cp,
+        cached=False,
+        dtype=recipe.dtype,
+        weight_dtype=recipe.dtype,
+        attention=recipe.attention,
+        head=OutputHead.ALL if model.kind is ModelKind.LANGUAGE else OutputHead.NONE,
+        stack=SoftwareStack.EAGER,
+        tp=tp,
+        training=True,
+        image=seq if model.kind is ModelKind.VISION else 0,
+        adapter_rank=recipe.lora_rank,
+        fp8_products=recipe.precision == "fp8",
+    )
+    program: Program = model.template.trace(dims, run, 1)
+    program.differentiate()
+    bytes_of = [_section_bytes(section, recipe) for section in program.sections]
+    if recipe.stack is SoftwareStack.COMPILED:
+        program.fuse()
+    tokens = micro_batch * (seq // cp)
+    routed_byte = tokens * getattr(dims, "experts_chosen", 0) * getattr(dims, "hidden", 0) * recipe.dtype.byte
+    sections = tuple(
+        _section_work(section, recipe, kept, cp, seq, routed_byte)
+        for section, kept in zip(program.sections, bytes_of, strict=True)
+    )
+    flop = sum(
+        section.repeat * sum(op.flop * op.count for op in (*section.forward, *section.backward) if op.is_product)
+        for section in sections
+    )
+    program.release()
+    return MicrobatchWork(sections, flop * tp / tokens)
+
+
+def _section_bytes(section: ProgramSection, recipe: TrainingRecipe) -> tuple[int, int, int, int]:
+    """Return bytes of inputs, of all saved activations, of those that products wrote, and the peak of passing ones.
+
+    Fused pointwise kernels keep nothing but operands of products, so that is what a compiled layer saves.
+    """
+    products = [entry for entry in section.forward if entry.op.is_product]
+    written = {id(t.storage) for entry in products for t in entry.writes}
+    operands = written | {id(t.storage) for entry in products for t in entry.reads}
+    compiled = recipe.stack is SoftwareStack.COMPILED and section.repeat > 1
+    saved = {
+        key: s.byte for key, s in section.tape.saved.items() if not s.resident and (key in operands or not compiled)
+    }
+    everything, product_byte = sum(saved.values()), sum(byte for key, byte in saved.items() if key in written)
+    peak = section.peak_byte
+    if recipe.fused_loss and section.label == "head":
+        everything, product_byte, peak = section.input_byte, 0, peak // FUSED_LOSS_CHUNKS
+    return section.input_byte, everything, product_byte, peak
+
+
+def _section_work(
+    section: ProgramSection,
+    recipe: TrainingRecipe,
+    bytes_of: tuple[int, int, int, int],
+    cp: int,
+    seq: int,
+    routed_byte: int,
+) -> SectionWork:
+    input_byte, saved_byte, product_byte, peak_byte = bytes_of
+    forward, forward_exchanges = _split_exchanges(section.forward, cp, seq)
+    backward, backward_exchanges = _split_exchanges(section.backward, cp, seq)
+    trained = sum(p.numel for p in section.tape.parameters if p.needs_grad)
+    frozen = [p for p in section.tape.parameters if not p.needs_grad]
+    experts = sum(p.numel for p in section.tape.parameters if p.needs_grad and len(p.shape) == 3)
+    attention = [op for op in forward if isinstance(op, Attention)]
+    if recipe.base_bits < 16:
+        narrow = sum(p.numel for p in frozen if len(p.shape) > 1 and section.repeat > 1)
+        if narrow:  # frozen weights are widened before each use
+            byte = recipe.dtype.byte
+            widen = Elementwise(
+                "cast", narrow, dtype=recipe.dtype, read=narrow * recipe.base_bits // 8, write=narrow * byte,
+                label="dequantize",
+            )  # fmt: skip
+            forward, backward = (widen, *forward), (widen, *backward)
+    return SectionWork(
+        label=section.label,
+        repeat=section.repeat,
+        forward=forward,
+        backward=backward,
+        selective=tuple(op for op in forward if not op.is_product),
+        forward_exchanges=forward_exchanges,
+        backward_exchanges=backward_exchanges,
+        trained=trained,
+        frozen=sum(p.numel for p in frozen),
+        expert_trained=experts,
+        input_byte=input_byte,
+        saved_byte=saved_byte,
+        product_byte=product_byte,
+        peak_byte=peak_byte,
+        routed_byte=routed_byte if experts else 0,
+        key_byte=sum(2 * op.batch * op.kv_heads * (seq // cp) * op.head_dim * op.dtype.byte for op in attention),
+    )
+
+
+def _split_exchanges(
+    entries: Sequence[TapeEntry], cp: int, seq: int
+) -> tuple[tuple[Operator, ...], tuple[Collective, ...]]:
+    """Return the operators without collectives, and the collectives; attention sees the keys of all ``cp`` GPUs."""
+    ops, exchanges = [], []
+    for entry in entries:
+        op = entry.op
+        if isinstance(op, Collective):
+            exchanges.append(op)
+            continue
+        if cp > 1 and isinstance(op, Attention):
+            op = replace(op, kv_len=max(seq // 2, 1), causal=False) if op.causal else replace(op, kv_len=seq)
+        ops.append(op)
+    return tuple(ops), tuple(exchanges)
+
+
+def copy_operators(section: SectionWork, recipe: TrainingRecipe, gathered: bool) -> tuple[Operator, ...]:
+    """Return the copies of weights and gradients beside the model's own kernels, for one repetition and micro-batch.
+
+    Gradients are added into a buffer of ``gradient_byte``. Weights that are gathered for use are copied out of the
+    gathered buffer twice, forward and backward, and their gradients into the buffer that is scattered.
+    """
+    byte, weights, trained = recipe.dtype.byte, section.weights, section.trained
+    copies = []
+    if gathered and weights:
+        copies.append(Elementwise("copy", weights, dtype=recipe.dtype, count=2, label="gathered weights"))
+    if trained:
+        read = trained * (byte + (0 if gathered else recipe.gradient_byte))
+        copies.append(
+            Elementwise(
+                "add", trained, dtype=recipe.dtype, read=read, write=trained * recipe.gradient_byte, label="gradients"
+            )
+        )
+    return tuple(copies)
+
+
+def optimiser_operators(recipe: TrainingRecipe, weights: float) -> tuple[Operator, ...]:
+    """Return the update of ``weights`` trained weights on one GPU: one pass over weights, gradients and state.
+
+    AdamW with fp32 masters reads gradient, master and two moments and writes all but the gradient and the bf16 weight.
+    """
+    n = max(int(weights), 1)
+    state = recipe.state_byte
+    read = int(n * (recipe.gradient_byte + state + (recipe.dtype.byte if state < 4.0 else 0.0)))
+    write = int(n * (state + recipe.dtype.byte))
+    launches = -(-n // (320 * 65_536))
+    share = -(-n // launches)
+    return (
+        Elementwise(
+            "adamw", share, dtype=Dtype.FP32, read=read // launches, write=write // launches, count=launches,
+            label="optimiser",
+        ),
+    )  # fmt: skip

@@ -1,0 +1,293 @@
+"""How long one training step takes on each GPU, where the time goes, and what it draws.
+
+With M micro-batches a step over p pipeline stages of which each holds v chunks of the model,
+
+    t_step = M·t_max + (Σ t_i - t_max) / v + exposed gradient exchange + optimiser
+
+where t_i is the time stage i needs for one micro-batch, forward and backward [Narayanan2021]. A stage computes its
+layers; exchanges between tensor-parallel GPUs wait for compute and compute waits for them, except for a stated
+share. Weights that are gathered layer by layer (ZeRO-3) and gradients that are scattered travel while other layers
+compute, so the longer of the two counts. Gradients of the other strategies travel during the last backward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+
+from wattcast.core.arrays import Array
+from wattcast.hardware import Gpu, OperatingPoint
+from wattcast.predictor.bundle.bundle_file import Bundle
+from wattcast.predictor.prediction import Prediction, predict_graphs
+from wattcast.training.cluster_links import ClusterLinks
+from wattcast.training.microbatch import MicrobatchWork, SectionWork, copy_operators, optimiser_operators
+from wattcast.training.training_strategy import Recompute, Sharding, TrainingRecipe, TrainingStrategy
+from wattcast.workload.graph import Block, Graph
+from wattcast.workload.operator_base import Operator
+from wattcast.workload.operator_types import Elementwise
+
+# Shares that no measurement here decides; docs/method/training-jobs.md says what each rests on.
+OVERLAP = 0.9  # of compute time that an exchange beside it can use: the first and the last bucket wait
+COMPUTE_SLOWED = 0.15  # compute slows by this share while an exchange runs: NCCL takes 16 to 24 of 132 SMs
+TENSOR_OVERLAP = 0.3  # of exchanges between tensor-parallel GPUs hidden behind the products around them
+
+
+@dataclass(frozen=True)
+class SectionCost:
+    """Seconds and joules of one repetition of a section, each ``(*sweep,)``; of copies ``(2, *sweep)``."""
+
+    forward_s: Array
+    backward_s: Array
+    selective_s: Array
+    forward_j: Array
+    backward_j: Array
+    selective_j: Array
+    copy_s: Array  # copies of weights and gradients, with weights gathered and without
+    copy_j: Array
+
+    def again_s(self, recompute: Recompute) -> Array | float:
+        """Seconds of what is computed a second time."""
+        return {Recompute.FULL: self.forward_s, Recompute.SELECTIVE: self.selective_s}.get(recompute, 0.0)
+
+    def again_j(self, recompute: Recompute) -> Array | float:
+        """Joules of what is computed a second time."""
+        return {Recompute.FULL: self.forward_j, Recompute.SELECTIVE: self.selective_j}.get(recompute, 0.0)
+
+
+@dataclass(frozen=True)
+class MicrobatchCost:
+    """Costs of every section of a micro-batch, and the predictions they were taken from."""
+
+    work: MicrobatchWork
+    sections: tuple[SectionCost, ...]
+    predictions: tuple[Prediction, ...]
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """One step on the slowest GPU: seconds by part, joules of a mean GPU, each ``(*sweep,)``."""
+
+    compute_s: Array  # forward and backward of all micro-batches
+    recompute_s: Array  # of that, what runs a second time
+    exchange_s: Array  # exposed: nothing computes meanwhile
+    bubble_s: Array  # a pipeline stage waits for others
+    optimiser_s: Array
+    energy_j: Array  # of one GPU, mean over all
+    compute_w: Array  # while it computes
+    waiting_w: Array  # while it exchanges or waits
+
+    @property
+    def latency_s(self) -> Array:
+        """The whole step."""
+        return self.compute_s + self.exchange_s + self.bubble_s + self.optimiser_s
+
+    @property
+    def power_w(self) -> Array:
+        """Mean power of one GPU."""
+        return self.energy_j / self.latency_s
+
+
+def cost_microbatches(
+    works: Sequence[MicrobatchWork], recipe: TrainingRecipe, gpu: Gpu, at: OperatingPoint, bundle: Bundle
+) -> list[MicrobatchCost]:
+    """Predict the sections of several micro-batches together; equal operators are analysed once."""
+    graphs: list[Graph] = []
+    for work in works:
+        for section in work.sections:
+            graphs += [Graph(section.label, (Block(ops, section.repeat),)) for ops in _section_operators(section, recipe)]
+    found = iter(predict_graphs(graphs, gpu, at, bundle))
+    costs = []
+    for work in works:
+        sections: list[SectionCost] = []
+        taken: list[Prediction] = []
+        for section in work.sections:
+            here = [next(found) for _ in _section_operators(section, recipe)]
+            seconds = [prediction.latency_s / section.repeat for prediction in here]
+            joules = [prediction.energy_j / section.repeat for prediction in here]
+            taken += here[:2]
+            sections.append(SectionCost(*seconds[:3], *joules[:3], np.stack(seconds[3:]), np.stack(joules[3:])))
+        costs.append(MicrobatchCost(work, tuple(sections), tuple(taken)))
+    return costs
+
+
+_NOTHING = (Elementwise("fill", 1),)  # stands where a section computes nothing
+
+
+def _section_operators(section: SectionWork, recipe: TrainingRecipe) -> list[tuple[Operator, ...]]:
+    """Return what is predicted of a section: forward, backward, selective recomputation, copies, copies when sharded."""
+    copies = [copy_operators(section, recipe, gathered) for gathered in (False, True)]
+    return [ops or _NOTHING for ops in (section.forward, section.backward, section.selective, *copies)]
+
+
+def time_step(
+    cost: MicrobatchCost,
+    recipe: TrainingRecipe,
+    strategy: TrainingStrategy,
+    links: ClusterLinks,
+    optimiser: Prediction,
+    waiting_w: Array,
+    card_spread: float = 0.0,
+) -> StepTime:
+    """Combine the costs of a micro-batch to a step under a strategy."""
+    stage = _cost_stages(cost, recipe, strategy, links)
+    m = strategy.accumulation
+    bubble_s = (stage.total_s.sum(axis=0) - stage.total_s.max(axis=0)) / strategy.interleave
+    worst = stage.total_s.max(axis=0)
+    compute_s = m * np.minimum(stage.compute_s.max(axis=0), worst)
+    waits_s = compute_s * expected_straggle(strategy.gpus, card_spread)  # for the slowest card, at every exchange
+    exchange_s = m * worst - compute_s + _gradient_exchange_s(cost.work, stage, recipe, strategy, links) + waits_s
+    busy_j = m * stage.energy_j.mean(axis=0) + optimiser.energy_j
+    spent_s = m * stage.compute_s.mean(axis=0) + optimiser.latency_s
+    latency_s = compute_s + exchange_s + bubble_s + optimiser.latency_s
+    return StepTime(
+        compute_s=compute_s,
+        recompute_s=m * stage.again_s.max(axis=0),
+        exchange_s=exchange_s,
+        bubble_s=bubble_s,
+        optimiser_s=np.asarray(optimiser.latency_s),
+        energy_j=busy_j + waiting_w * np.maximum(latency_s - spent_s, 0.0),
+        compute_w=busy_j / spent_s,
+        waiting_w=np.broadcast_to(waiting_w, latency_s.shape),
+    )
+
+
+def expected_straggle(gpus: int, spread: float) -> float:
+    """Return how much slower than the mean the slowest of ``gpus`` cards is expected to be.
+
+    Speeds of cards are taken as normal with relative standard deviation ``spread``; the expected largest of n normal
+    numbers is about Φ⁻¹((n - 0.375) / (n + 0.25)) [Blom1958].
+
+    >>> round(expected_straggle(8, 0.01), 4), expected_straggle(1, 0.01)
+    (0.0143, 0.0)
+    """
+    return spread * NormalDist().inv_cdf((gpus - 0.375) / (gpus + 0.25)) if gpus > 1 else 0.0
+
+
+@dataclass(frozen=True)
+class _StageCosts:
+    """One micro-batch on each pipeline stage, arrays ``(stage, *sweep)``."""
+
+    total_s: Array
+    compute_s: Array
+    again_s: Array
+    energy_j: Array
+    backward_s: Array  # of the layers alone, beside which gradients travel
+
+
+def _cost_stages(
+    cost: MicrobatchCost, recipe: TrainingRecipe, strategy: TrainingStrategy, links: ClusterLinks
+) -> _StageCosts:
+    again, full = strategy.recompute, strategy.recompute is Recompute.FULL
+    rows = []
+    for stage in range(strategy.pp):
+        total_s = compute_s = again_s = energy_j = backward_s = np.zeros(())
+        for section, each in zip(cost.work.sections, cost.sections, strict=True):
+            share = _layers_here(section, stage, strategy)
+            if not share:
+                continue
+            repeated = section.repeat > 1
+            sharded = int(strategy.sharding is Sharding.ZERO3)
+            forward = each.forward_s
+            backward = each.backward_s + each.copy_s[sharded] + (each.again_s(again) if repeated else 0.0)
+            gather_s = scatter_s = 0.0
+            if strategy.sharding in (Sharding.ZERO2, Sharding.ZERO3) and strategy.dp * strategy.cp > 1:
+                gather_s, scatter_s = _shard_exchange_s(section, recipe, strategy, links)
+                gather_s = gather_s if strategy.sharding is Sharding.ZERO3 else 0.0
+            inner_f, inner_b = _inner_exchange_s(section, strategy, links, full and repeated)
+            f_s = overlapped_s(forward, gather_s) + inner_f
+            b_s = overlapped_s(backward, gather_s + scatter_s) + inner_b
+            total_s = total_s + share * (f_s + b_s)
+            compute_s = compute_s + share * (forward + backward)
+            again_s = again_s + (share * each.again_s(again) if repeated else 0.0)
+            joules = each.forward_j + each.backward_j + each.copy_j[sharded]
+            energy_j = energy_j + share * (joules + (each.again_j(again) if repeated else 0.0))
+            backward_s = backward_s + (share * backward if repeated else 0.0)
+        rows.append((total_s, compute_s, again_s, energy_j, backward_s))
+    return _StageCosts(*(np.stack(np.broadcast_arrays(*column)) for column in zip(*rows, strict=True)))
+
+
+def _layers_here(section: SectionWork, stage: int, strategy: TrainingStrategy) -> float:
+    """Return how many repetitions of a section a stage has: layers evenly, the ends at the ends."""
+    if section.repeat > 1:
+        return section.repeat / strategy.pp
+    return float(stage == (0 if section.label == "embedding" else strategy.pp - 1))
+
+
+def overlapped_s(compute_s: Array, exchange_s: Array | float) -> Array:
+    """Return the time of compute with an exchange beside it.
+
+    Compute slows by ``COMPUTE_SLOWED`` while the exchange runs; what the exchange takes beyond ``OVERLAP`` of the
+    compute time is waited for.
+    """
+    slowed = compute_s + COMPUTE_SLOWED * np.minimum(exchange_s, compute_s)
+    return np.asarray(slowed + np.maximum(exchange_s - OVERLAP * slowed, 0.0))
+
+
+def _shard_exchange_s(
+    section: SectionWork, recipe: TrainingRecipe, strategy: TrainingStrategy, links: ClusterLinks
+) -> tuple[float, float]:
+    """Return seconds to gather the weights of one repetition and to scatter its gradients over data-parallel GPUs."""
+    stored = section.trained * recipe.dtype.byte + section.frozen * recipe.base_bits / 8
+    gather_s = links.exchange_s("all_gather", stored, strategy.dp * strategy.cp, strategy.tp)
+    byte = section.trained * recipe.gradient_byte
+    return gather_s, links.exchange_s("reduce_scatter", byte, strategy.dp * strategy.cp, strategy.tp)
+
+
+def _inner_exchange_s(
+    section: SectionWork, strategy: TrainingStrategy, links: ClusterLinks, again: bool
+) -> tuple[float, float]:
+    """Return exposed seconds, forward and backward, of tensor, context and expert exchanges of one repetition."""
+    forward = sum(links.exchange_s(op.collective, op.bytes, op.gpus) for op in section.forward_exchanges)
+    backward = sum(links.exchange_s(op.collective, op.bytes, op.gpus) for op in section.backward_exchanges)
+    backward += forward if again else 0.0
+    forward, backward = (1.0 - TENSOR_OVERLAP) * forward, (1.0 - TENSOR_OVERLAP) * backward
+    if strategy.pp > 1 and section.repeat > 1:
+        send = links.exchange_s("send", section.input_byte, 2, strategy.gpus // strategy.pp)
+        send /= section.repeat / strategy.pp / strategy.interleave
+        forward, backward = forward + send * 0.5, backward + send * 0.5
+    if strategy.ep > 1 and section.expert_trained:
+        routed = section.routed_byte
+        swap = 2 * links.exchange_s("all_to_all", routed, strategy.ep, strategy.tp)
+        forward, backward = forward + swap, backward + swap
+    if strategy.cp > 1 and section.repeat > 1:
+        keys = section.key_byte * strategy.cp
+        ring = links.exchange_s("all_gather", keys, strategy.cp, strategy.tp)
+        forward, backward = forward + 0.5 * ring, backward + ring
+    return forward, backward
+
+
+def _gradient_exchange_s(
+    work: MicrobatchWork,
+    stage: _StageCosts,
+    recipe: TrainingRecipe,
+    strategy: TrainingStrategy,
+    links: ClusterLinks,
+) -> Array:
+    """Return the exposed seconds of the exchange of gradients and weights once a step."""
+    group = strategy.dp * strategy.cp
+    if group == 1 or strategy.sharding is Sharding.ZERO3:
+        return np.zeros(())
+    weights = max(
+        sum(section.trained * _layers_here(section, number, strategy) for section in work.sections)
+        for number in range(strategy.pp)
+    )
+    inner = strategy.tp
+    if strategy.sharding is Sharding.NONE:
+        sync_s, gather_s = links.exchange_s("all_reduce", weights * recipe.gradient_byte, group, inner), 0.0
+    else:  # ZeRO-2 has scattered its gradients micro-batch by micro-batch
+        sync_s = 0.0
+        if strategy.sharding is Sharding.ZERO1:
+            sync_s = links.exchange_s("reduce_scatter", weights * recipe.gradient_byte, group, inner)
+        gather_s = links.exchange_s("all_gather", weights * recipe.dtype.byte, group, inner)
+    beside = stage.backward_s.max(axis=0)
+    return np.asarray(overlapped_s(beside, sync_s) - beside + overlapped_s(0.5 * beside, gather_s) - 0.5 * beside)
+
+
+def optimiser_graph(work: MicrobatchWork, recipe: TrainingRecipe, strategy: TrainingStrategy) -> Graph:
+    """Return the optimiser's pass over the weights that one GPU updates."""
+    shards = 1 if strategy.sharding is Sharding.NONE else strategy.dp * strategy.cp
+    weights = work.trained / strategy.pp / shards
+    return Graph.from_operators("optimiser", optimiser_operators(recipe, weights))

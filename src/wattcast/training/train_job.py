@@ -1,0 +1,446 @@
+"""Predict a training job: choose how GPUs share it, and say how long it takes, what it draws and what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from wattcast.core import units
+from wattcast.core.arrays import Array
+from wattcast.core.errors import bad_value
+from wattcast.hardware import Gpu, OperatingPoint
+from wattcast.predictor.api import Quantity, find_bundle, find_gpu
+from wattcast.predictor.bundle.bundle_file import Bundle
+from wattcast.predictor.prediction import Prediction, predict_graphs
+from wattcast.predictor.prices import Prices
+from wattcast.serving.capacity_plan import idle_power_w
+from wattcast.training.cluster_links import ClusterLinks
+from wattcast.training.microbatch import MicrobatchWork, trace_microbatch
+from wattcast.training.step_time import MicrobatchCost, StepTime, cost_microbatches, optimiser_graph, time_step
+from wattcast.training.training_memory import USABLE_SHARE, TrainingMemory, measure_memory
+from wattcast.training.training_strategy import Recompute, Sharding, TrainingRecipe, TrainingStrategy
+from wattcast.workload.model_catalogue import ModelKind, ModelSpec, load_model
+
+STEP_TOKENS = 524_288  # tokens of a step where no batch is given: half a million, usual for models of a few billion
+MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
+LIMIT_SHARES = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5)  # of the power limit, on the curve of time against energy
+MINIMISE = ("time", "energy", "cost")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A strategy, what it needs and how fast it is."""
+
+    strategy: TrainingStrategy
+    memory: TrainingMemory
+    fits: bool
+    step: StepTime | None  # None where it does not fit
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """A training job: its strategy, one step of it, and the whole of it."""
+
+    model: str
+    gpu: str
+    gpus: int
+    seq: int
+    tokens: float
+    recipe: TrainingRecipe
+    strategy: TrainingStrategy
+    memory: TrainingMemory
+    capacity_byte: float
+    step: StepTime
+    relative_interval: tuple[float, float]  # low and high end of the step time, over the prediction
+    flop_per_token: float
+    peak_flop_per_s: float
+    padding: float
+    pause_share: float
+    failure_share: float
+    host_share: float
+    prices: Prices
+    curve: tuple[tuple[float, float, float], ...]  # (power limit W, hours, kWh at the GPUs)
+    candidates: tuple[Candidate, ...]
+    assumptions: tuple[str, ...]
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of one optimiser step."""
+        return float(self.step.latency_s)
+
+    @property
+    def step_tokens(self) -> int:
+        """Tokens of one step, padding included."""
+        return self.strategy.global_batch * self.seq
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens that all GPUs train on in a second, between pauses."""
+        return self.step_tokens * (1.0 - self.padding) / self.step_s
+
+    @property
+    def mfu(self) -> float:
+        """Share of the GPUs' dense peak that the model's own arithmetic takes; nothing recomputed counts."""
+        return self.tokens_per_s / (1.0 - self.padding) * self.flop_per_token / (self.gpus * self.peak_flop_per_s)
+
+    @property
+    def hours(self) -> float:
+        """Hours from the first step to the last, pauses and repeated work included."""
+        return self.tokens / self.tokens_per_s / 3600.0 * (1.0 + self.pause_share) * (1.0 + self.failure_share)
+
+    @property
+    def gpu_hours(self) -> float:
+        """Hours times GPUs."""
+        return self.hours * self.gpus
+
+    @property
+    def power_w(self) -> float:
+        """Mean power of all GPUs."""
+        return float(self.step.power_w) * self.gpus
+
+    @property
+    def peak_power_w(self) -> float:
+        """Most power of all GPUs over a step, all computing at once."""
+        return float(np.maximum(self.step.compute_w, self.step.power_w)) * self.gpus
+
+    @property
+    def energy_kwh(self) -> float:
+        """Energy of all GPUs."""
+        return self.power_w * self.hours / 1000.0
+
+    @property
+    def site_energy_kwh(self) -> float:
+        """Energy at the meter: GPUs, the stated share of hosts, network and fans, times PUE."""
+        return self.energy_kwh * (1.0 + self.host_share) * self.prices.pue
+
+    @property
+    def cost(self) -> float | None:
+        """Rent of the GPUs and energy, where prices are known."""
+        energy_j = self.energy_kwh * (1.0 + self.host_share) * 3.6e6
+        return self.prices.cost(self.gpu, energy_j, self.gpu_hours * 3600.0)
+
+    @property
+    def carbon_kg(self) -> float | None:
+        """Kilograms of CO2 equivalent, where the intensity is known."""
+        grams = self.prices.carbon_g(self.energy_kwh * (1.0 + self.host_share) * 3.6e6)
+        return None if grams is None else grams / 1000.0
+
+
+def train(
+    model: str | ModelSpec,
+    gpu: str | Path | Gpu,
+    *,
+    gpus: int = 8,
+    tokens: str | float = "1B",
+    seq: int | None = None,
+    global_batch: int | None = None,
+    micro_batch: int | None = None,
+    tp: int | None = None,
+    pp: int | None = None,
+    cp: int = 1,
+    ep: int = 1,
+    interleave: int = 1,
+    sharding: str | None = None,
+    recompute: str | None = None,
+    recipe: TrainingRecipe = TrainingRecipe(),  # noqa: B008  (frozen)
+    node_gpus: int = 8,
+    network: Quantity = "50GB/s",
+    clock: Quantity | None = None,
+    power_limit: Quantity | None = None,
+    bundle: Bundle | str | Path | None = None,
+    minimise: str = "time",
+    padding: float = 0.0,
+    pause_share: float = 0.0,
+    failures_per_gpu_day: float = 0.0,
+    lost_minutes: float = 30.0,
+    host_share: float = 0.25,
+    prices: Prices = Prices(),  # noqa: B008  (frozen)
+    force: bool = False,
+) -> TrainingResult:
+    """Predict a training job; what is not given is chosen so that it fits and takes the least time or energy.
+
+    ``tokens`` is a number or ``1B``; ``seq`` tokens make a sequence. ``network`` is the bandwidth of each GPU's
+    network card in one direction. ``failures_per_gpu_day`` and ``lost_minutes`` (work repeated after a failure) add
+    the time of restarts; ``pause_share`` is the share of evaluation, checkpoints and stalls of the data loader.
+    """
+    spec = load_model(model) if isinstance(model, str) else model
+    chip = find_gpu(gpu)
+    fitted = find_bundle(bundle, chip)
+    wanted = parse_count(tokens, "tokens")
+    length = _sequence_length(spec, seq)
+    if minimise not in MINIMISE:
+        raise bad_value("minimise", f"one of {', '.join(MINIMISE)}", minimise)
+    at = OperatingPoint(
+        clock_hz=None if clock is None else _quantity(clock, "Hz", "clock"),
+        power_limit_w=None if power_limit is None else _quantity(power_limit, "W", "power_limit"),
+    )
+    links = ClusterLinks(chip, at, fitted, node_gpus, _quantity(network, "byte/s", "network"))
+    batch = global_batch or max(STEP_TOKENS // length, 1)
+    shapes = _list_strategies(
+        spec, gpus, node_gpus, batch, global_batch is None, micro_batch, tp, pp, cp, ep, interleave, sharding, recompute
+    )
+    candidates = _evaluate(spec, chip, at, fitted, recipe, length, links, shapes, force)
+    fitting = [c for c in candidates if c.step is not None]
+    if not fitting:
+        raise _does_not_fit(spec, chip, gpus, candidates)
+    best = min(fitting, key=lambda c: _score(c, minimise))
+    strategy = best.strategy
+    work = trace_microbatch(spec, recipe, strategy.micro_batch, length, strategy.tp, strategy.cp, strategy.ep)
+    cost = cost_microbatches([work], recipe, chip, at, fitted)[0]
+    assert best.step is not None
+    per_day = failures_per_gpu_day * gpus
+    mean_hours = 24.0 / per_day if per_day else float("inf")
+    return TrainingResult(
+        model=spec.name,
+        gpu=chip.name,
+        gpus=gpus,
+        seq=length,
+        tokens=wanted,
+        recipe=recipe,
+        strategy=strategy,
+        memory=best.memory,
+        capacity_byte=float(np.mean(chip.memory.capacity_byte)) * USABLE_SHARE,
+        step=best.step,
+        relative_interval=_relative_interval(cost, best.step, gpus, node_gpus),
+        flop_per_token=work.flop_per_token,
+        peak_flop_per_s=_peak_flop_per_s(chip, recipe),
+        padding=padding,
+        pause_share=pause_share,
+        failure_share=lost_minutes / 60.0 / mean_hours,
+        host_share=host_share,
+        prices=prices,
+        curve=_trade_curve(chip, at, fitted, work, recipe, strategy, links, wanted, length),
+        candidates=tuple(sorted(candidates, key=lambda c: _score(c, minimise))),
+        assumptions=_assumptions(recipe, strategy, gpus, node_gpus, network, global_batch, host_share, cost),
+    )
+
+
+def parse_count(value: str | float, where: str) -> float:
+    """Read a count such as ``1B``, ``300M``, ``1.5T`` or ``1e9``.
+
+    >>> parse_count("1.5B", "tokens")
+    1500000000.0
+    """
+    if isinstance(value, str):
+        text = value.strip().lower()
+        factor = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}.get(text[-1:], 1.0)
+        try:
+            number = float(text[:-1] if factor > 1.0 else text) * factor
+        except ValueError:
+            raise bad_value(where, "a number such as 1B, 300M or 1e9", value) from None
+    else:
+        number = float(value)
+    if not 0 < number < 1e18:
+        raise bad_value(where, "a number above 0 and below 1e18", value)
+    return number
+
+
+def _quantity(value: Quantity, unit: str, where: str) -> float:
+    return units.parse(value, unit, where) if isinstance(value, str) else float(np.asarray(value))
+
+
+def _sequence_length(spec: ModelSpec, seq: int | None) -> int:
+    if spec.kind is ModelKind.VISION:
+        raise bad_value("model", "a language model or an encoder", spec.name, "Use predict --phase train for pictures.")
+    most = getattr(spec.dims, "max_positions", 0) or 4096
+    length = seq or min(4096, most)
+    if length < 1:
+        raise bad_value("seq", "at least 1", length)
+    return length
+
+
+def _list_strategies(
+    spec: ModelSpec,
+    gpus: int,
+    node_gpus: int,
+    batch: int,
+    free_batch: bool,
+    micro_batch: int | None,
+    tp: int | None,
+    pp: int | None,
+    cp: int,
+    ep: int,
+    interleave: int,
+    sharding: str | None,
+    recompute: str | None,
+) -> list[TrainingStrategy]:
+    """List every way to share the job that the options leave open."""
+    dims: Any = spec.dims
+    heads, layers = getattr(dims, "heads", 1), getattr(dims, "layers", 1)
+    kv_heads = getattr(dims, "kv_heads", heads)
+    tps = [tp] if tp else [n for n in (1, 2, 4, 8) if n <= min(gpus, node_gpus) and heads % n == 0]
+    pps = [pp] if pp else [n for n in (1, 2, 4, 8, 16) if n <= layers and (n == 1 or gpus > node_gpus)]
+    found = []
+    for t in tps:
+        if heads % t or (kv_heads % t and t % kv_heads):
+            raise bad_value("tp", f"a divisor of heads={heads}", t)
+        for p in pps:
+            if gpus % (t * p * cp):
+                continue
+            dp = gpus // (t * p * cp)
+            whole = max(-(-batch // dp), 1) * dp if free_batch else batch
+            shards = [Sharding(sharding)] if sharding else _useful_shardings(dp * cp, p)
+            for zero in shards:
+                for again in [Recompute(recompute)] if recompute else list(Recompute):
+                    for size in [micro_batch] if micro_batch else MICRO_BATCHES:
+                        start = TrainingStrategy(
+                            dp=dp, tp=t, pp=p, cp=cp, ep=ep, sharding=zero, recompute=again, interleave=interleave
+                        )
+                        shaped = start.with_batch(size, whole)
+                        if shaped is not None:
+                            found.append(shaped)
+    if not found:
+        raise bad_value(
+            "global_batch", f"sequences that {gpus} GPUs can share evenly with these options", batch,
+            "Change --global-batch, --micro-batch, --tp or --pp.",
+        )  # fmt: skip
+    return found
+
+
+def _useful_shardings(group: int, pp: int) -> list[Sharding]:
+    if group == 1:
+        return [Sharding.NONE]
+    return [Sharding.ZERO1] if pp > 1 else [Sharding.ZERO1, Sharding.ZERO2, Sharding.ZERO3]
+
+
+def _evaluate(
+    spec: ModelSpec,
+    chip: Gpu,
+    at: OperatingPoint,
+    bundle: Bundle,
+    recipe: TrainingRecipe,
+    length: int,
+    links: ClusterLinks,
+    strategies: Sequence[TrainingStrategy],
+    force: bool,
+) -> list[Candidate]:
+    """Check the memory of every strategy and time those that fit and are not plainly worse than another."""
+    capacity = float(np.mean(chip.memory.capacity_byte)) * USABLE_SHARE
+    works: dict[tuple[int, int, int, int], MicrobatchWork] = {}
+    checked: list[tuple[TrainingStrategy, MicrobatchWork, TrainingMemory]] = []
+    for strategy in strategies:
+        key = (strategy.micro_batch, strategy.tp, strategy.cp, strategy.ep)
+        if key not in works:
+            works[key] = trace_microbatch(spec, recipe, key[0], length, *key[1:])
+        checked.append((strategy, works[key], measure_memory(works[key], recipe, strategy)))
+    timed = _worth_timing(checked, capacity)
+    if force and not timed:
+        timed = {min(checked, key=lambda item: item[2].total_byte)[0]}
+    needed = list(dict.fromkeys(id(work) for strategy, work, _ in checked if strategy in timed))
+    by_id = {id(work): work for work in works.values()}
+    costs = dict(zip(needed, cost_microbatches([by_id[i] for i in needed], recipe, chip, at, bundle), strict=True))
+    graphs = [optimiser_graph(work, recipe, strategy) for strategy, work, _ in checked if strategy in timed]
+    optimisers = iter(predict_graphs(graphs, chip, at, bundle))
+    waiting_w = _waiting_w(chip, at, bundle)
+    found = []
+    for strategy, work, memory in checked:
+        step = None
+        if strategy in timed:
+            step = time_step(costs[id(work)], recipe, strategy, links, next(optimisers), waiting_w, bundle.cards.latency)
+        found.append(Candidate(strategy, memory, memory.total_byte <= capacity, step))
+    return found
+
+
+def _worth_timing(
+    checked: Sequence[tuple[TrainingStrategy, MicrobatchWork, TrainingMemory]], capacity: float
+) -> set[TrainingStrategy]:
+    """Return strategies that fit, and of those that differ in the micro-batch alone the two largest."""
+    groups: dict[TrainingStrategy, list[TrainingStrategy]] = {}
+    for strategy, _, memory in checked:
+        if memory.total_byte <= capacity:
+            alike = replace(strategy, micro_batch=1, accumulation=1)
+            groups.setdefault(alike, []).append(strategy)
+    return {s for group in groups.values() for s in sorted(group, key=lambda s: s.micro_batch)[-2:]}
+
+
+def _waiting_w(chip: Gpu, at: OperatingPoint, bundle: Bundle) -> Array:
+    """Return the power of a GPU that waits for others or for an exchange: its clocks stay up."""
+    clock_hz = chip.clocks.max_hz if at.clock_hz is None else at.clock_hz
+    return np.asarray(idle_power_w(bundle, np.atleast_1d(np.asarray(clock_hz, dtype=float)))[0])
+
+
+def _score(candidate: Candidate, minimise: str) -> float:
+    if candidate.step is None:
+        return float("inf")
+    tokens = candidate.strategy.global_batch
+    return float(candidate.step.energy_j if minimise == "energy" else candidate.step.latency_s) / tokens
+
+
+def _trade_curve(
+    chip: Gpu,
+    at: OperatingPoint,
+    bundle: Bundle,
+    work: MicrobatchWork,
+    recipe: TrainingRecipe,
+    strategy: TrainingStrategy,
+    links: ClusterLinks,
+    tokens: float,
+    length: int,
+) -> tuple[tuple[float, float, float], ...]:
+    """Return hours and kWh of the GPUs at several power limits, the given or default one first."""
+    top_w = float(np.mean(at.power_limit_w if at.power_limit_w is not None else chip.power.limit_w))
+    least_w = float(np.mean(chip.power.min_limit_w)) if chip.power.min_limit_w is not None else 0.0
+    limits = np.array([top_w * share for share in LIMIT_SHARES if top_w * share >= least_w])
+    swept = replace(at, power_limit_w=limits[:, np.newaxis])
+    cost = cost_microbatches([work], recipe, chip, swept, bundle)[0]
+    optimiser = predict_graphs([optimiser_graph(work, recipe, strategy)], chip, swept, bundle)[0]
+    step = time_step(cost, recipe, strategy, links, optimiser, _waiting_w(chip, at, bundle), bundle.cards.latency)
+    steps = tokens / (strategy.global_batch * length)
+    hours = step.latency_s * steps / 3600.0
+    kwh = step.energy_j * steps * strategy.gpus / 3.6e6
+    return tuple((float(w), float(h), float(e)) for w, h, e in zip(limits, hours, kwh, strict=True))
+
+
+def _relative_interval(cost: MicrobatchCost, step: StepTime, gpus: int, node_gpus: int) -> tuple[float, float]:
+    """Return the ends of the step time over the prediction: the predictor's for compute, wide ones for exchanges."""
+    total = sum(float(p.latency_s) for p in cost.predictions)
+    low = sum(float(p.interval.latency_s[..., 0]) for p in cost.predictions) / total
+    high = sum(float(p.interval.latency_s[..., 1]) for p in cost.predictions) / total
+    waiting = float((step.exchange_s + step.bubble_s) / step.latency_s)
+    spread = 0.3 if gpus <= node_gpus else 0.5
+    compute = 1.0 - waiting
+    return compute * low + waiting * (1.0 - spread), compute * high + waiting * (1.0 + spread)
+
+
+def _peak_flop_per_s(chip: Gpu, recipe: TrainingRecipe) -> float:
+    rates = chip.pipes.tensor_flop_per_cycle or chip.pipes.cuda_flop_per_cycle
+    rate = rates.get(recipe.product_dtype) or rates.get(recipe.dtype)
+    if rate is None:
+        raise bad_value("precision", f"a format the {chip.name} has units for", recipe.precision)
+    return float(np.mean(rate)) * float(np.mean(chip.sm_count)) * float(np.mean(chip.clocks.boost_hz))
+
+
+def _does_not_fit(spec: ModelSpec, chip: Gpu, gpus: int, candidates: Sequence[Candidate]) -> Exception:
+    leanest = min(candidates, key=lambda c: c.memory.total_byte)
+    need, have = leanest.memory.total_byte, float(np.mean(chip.memory.capacity_byte)) * USABLE_SHARE
+    return bad_value(
+        f"{spec.name} on {gpus} x {chip.name}",
+        f"{units.show(need, 'byte')} on a GPU at the least ({leanest.strategy})",
+        f"{units.show(have, 'byte')} usable",
+        "More GPUs, --lora, --sharding zero3, --recompute full, a smaller --seq or --tp 8 make it smaller.",
+    )
+
+
+def _assumptions(
+    recipe: TrainingRecipe,
+    strategy: TrainingStrategy,
+    gpus: int,
+    node_gpus: int,
+    network: Quantity,
+    global_batch: int | None,
+    host_share: float,
+    cost: MicrobatchCost,
+) -> tuple[str, ...]:
+    notes = [f"{recipe.precision} with {'fp32 masters, ' if recipe.master_weights else ''}{recipe.optimizer}; {recipe.stack} kernels"]
+    if global_batch is None:
+        notes.append(f"batch: {strategy.global_batch} sequences a step, about {STEP_TOKENS} tokens (default)")
+    if gpus > node_gpus:
+        notes.append(f"network: {network} for each GPU and direction (default for 400 Gb/s cards)")
+    if gpus > 1:
+        notes.append("overlap of exchanges with compute as stated in docs/method/training-jobs.md; nothing was measured")
+    notes.append(f"hosts, network and fans draw {host_share:.0%} on top of the GPUs")
+    return tuple(dict.fromkeys([*notes, *(note for p in cost.predictions[:1] for note in p.assumptions)]))

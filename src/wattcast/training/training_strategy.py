@@ -1,0 +1,129 @@
+"""How a model is trained: number formats and software (``TrainingRecipe``), and how GPUs share it (``TrainingStrategy``)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from wattcast.core.errors import bad_value
+from wattcast.core.units import Dtype
+from wattcast.workload.model_options import AttentionMode, SoftwareStack
+
+
+class Sharding(StrEnum):
+    """What data-parallel GPUs keep a share of instead of a copy (ZeRO's stages; ``zero3`` is FSDP's full shard)."""
+
+    NONE = "none"
+    ZERO1 = "zero1"  # optimiser state and master weights
+    ZERO2 = "zero2"  # gradients as well
+    ZERO3 = "zero3"  # weights as well, gathered layer by layer
+
+
+class Recompute(StrEnum):
+    """Which activations are computed again in the backward pass instead of being kept."""
+
+    NONE = "none"
+    SELECTIVE = "selective"  # all but the results of products
+    FULL = "full"  # everything but the input of each layer
+
+
+class Optimizer(StrEnum):
+    """The update rule, which decides the state kept for each weight."""
+
+    ADAMW = "adamw"
+    ADAMW8BIT = "adamw8bit"
+    ADAFACTOR = "adafactor"
+    MUON = "muon"
+    SGD = "sgd"
+
+
+# bytes of state for each trained weight, master weights apart: AdamW keeps two moments, in fp32 or in blocks of eight
+# bits; Adafactor's factored moment is a row and a column a matrix; Muon and SGD keep one moment
+STATE_BYTE = {
+    Optimizer.ADAMW: 8.0,
+    Optimizer.ADAMW8BIT: 2.0,
+    Optimizer.ADAFACTOR: 0.0,
+    Optimizer.MUON: 4.0,
+    Optimizer.SGD: 4.0,
+}
+
+
+@dataclass(frozen=True)
+class TrainingRecipe:
+    """Number formats, optimiser and software of a training run."""
+
+    precision: str = "bf16"  # bf16, fp16, fp32, or fp8: linear layers multiply in fp8
+    optimizer: Optimizer = Optimizer.ADAMW
+    master_weights: bool = True  # fp32 copies of bf16 weights, which the optimiser updates
+    gradient_byte: int = 4  # bytes of a gradient while it is summed: fp32 unless told
+    stack: SoftwareStack = SoftwareStack.COMPILED
+    attention: AttentionMode = AttentionMode.FLASH
+    fused_loss: bool = False  # the loss is computed in chunks and the logits are never kept
+    lora_rank: int = 0  # 0: all weights are trained
+    base_bits: int = 16  # of frozen weights; 4 is QLoRA
+
+    def __post_init__(self) -> None:
+        if self.precision not in ("bf16", "fp16", "fp32", "fp8"):
+            raise bad_value("precision", "bf16, fp16, fp32 or fp8", self.precision)
+        if self.stack is SoftwareStack.ENGINE:
+            raise bad_value("stack", "eager or compiled in training", "engine", "An engine only serves.")
+        if self.base_bits not in (4, 8, 16):
+            raise bad_value("base_bits", "4, 8 or 16", self.base_bits)
+        if self.base_bits != 16 and not self.lora_rank:
+            raise bad_value("base_bits", "16 where all weights are trained", self.base_bits, "Add --lora 16.")
+
+    @property
+    def dtype(self) -> Dtype:
+        """The format of weights and activations."""
+        return Dtype.BF16 if self.precision == "fp8" else Dtype.parse(self.precision)
+
+    @property
+    def product_dtype(self) -> Dtype:
+        """The format linear layers multiply in, whose peak utilisation is stated against."""
+        return Dtype.FP8 if self.precision == "fp8" else self.dtype
+
+    @property
+    def state_byte(self) -> float:
+        """Bytes of optimiser state and master weights for each trained weight."""
+        masters = 4.0 if self.master_weights and self.dtype is not Dtype.FP32 else 0.0
+        return STATE_BYTE[self.optimizer] + masters
+
+
+@dataclass(frozen=True)
+class TrainingStrategy:
+    """How GPUs share a model and its batch. GPUs = ``tp``·``pp``·``cp``·``dp``; experts are shared by ``ep`` of them."""
+
+    dp: int = 1
+    tp: int = 1
+    pp: int = 1
+    cp: int = 1
+    ep: int = 1
+    sharding: Sharding = Sharding.ZERO1
+    recompute: Recompute = Recompute.NONE
+    micro_batch: int = 1  # sequences that one GPU group computes at a time
+    accumulation: int = 1  # micro-batches a step
+    interleave: int = 1  # model chunks a pipeline stage holds
+
+    @property
+    def gpus(self) -> int:
+        """GPUs in all."""
+        return self.dp * self.tp * self.pp * self.cp
+
+    @property
+    def global_batch(self) -> int:
+        """Sequences of one step."""
+        return self.dp * self.micro_batch * self.accumulation
+
+    def __str__(self) -> str:
+        words = [f"{name}{getattr(self, name)}" for name in ("dp", "tp", "pp", "cp", "ep") if getattr(self, name) > 1]
+        words += [str(self.sharding)] if self.sharding is not Sharding.NONE and self.dp > 1 else []
+        words += [f"recompute {self.recompute}"] if self.recompute is not Recompute.NONE else []
+        words += [f"interleave {self.interleave}"] if self.interleave > 1 else []
+        return " ".join([*words, f"micro-batch {self.micro_batch} x {self.accumulation}"])
+
+    def with_batch(self, micro_batch: int, global_batch: int) -> TrainingStrategy | None:
+        """Return the strategy for a batch, None where the batch cannot be shared out evenly."""
+        each = self.dp * micro_batch
+        if global_batch % each:
+            return None
+        return replace(self, micro_batch=micro_batch, accumulation=global_batch // each)

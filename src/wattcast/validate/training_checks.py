@@ -1,0 +1,214 @@
+"""Compare training jobs with published throughput: tokens per second and GPU of configurations others have run.
+
+Overlaps of ``training.step_time`` were chosen with the rows of ``CHOSEN_WITH`` in view; every other family of rows is
+judged and was used for nothing. Rows are left out, with a reason, where the model, the GPU or the layout is unknown.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from wattcast.core.errors import WattcastError
+from wattcast.core.strict_files import decode_yaml
+from wattcast.fit.scoring import LedgerRow, make_ledger_row
+from wattcast.hardware import Gpu, load_gpu
+from wattcast.training.train_job import TrainingResult, train
+from wattcast.training.training_strategy import TrainingRecipe
+from wattcast.workload.model_catalogue import ModelSpec, list_models, load_model, make_model
+from wattcast.workload.model_options import SoftwareStack
+
+CHOSEN_WITH = ("llmfoundry", "internevo", "torchtitan")  # families of rows that decided the stated overlaps
+GPUS = {
+    "A100-SXM-80GB": "a100-sxm-80gb",
+    "A100-SXM-40GB": "a100-sxm-80gb",
+    "H100-SXM-80GB": "h100-sxm",
+    "H100-SXM-96GB-HBM2e-500W": "h100-sxm",
+    "H200-SXM-141GB": "h200",
+    "B200-SXM": "b200",
+    "L40S": "l40s",
+    "RTX-4090": "rtx-4090",
+    "RTX-A6000": "rtx-a6000",
+}
+NETWORK = {"a100-sxm-80gb": "25GB/s", "h100-sxm": "50GB/s", "h200": "50GB/s", "b200": "50GB/s"}
+
+
+@dataclass(frozen=True)
+class TrainingComparison:
+    """A published row beside its prediction, in tokens per second and GPU."""
+
+    id: str
+    family: str
+    gpus: int
+    measured: float
+    predicted: float
+    result: TrainingResult
+
+    @property
+    def error(self) -> float:
+        """Prediction over measurement, less one."""
+        return self.predicted / self.measured - 1.0
+
+
+def read_training_rows(reference: Path) -> list[dict[str, str]]:
+    """Read the published rows that state tokens per second and GPU."""
+    with open(reference / "training" / "rows.csv", newline="", encoding="utf-8") as file:
+        return [row for row in csv.DictReader(file) if row["tokens_per_s_per_gpu"]]
+
+
+def compare_training(reference: Path, families: tuple[str, ...] | None = None) -> Iterator[TrainingComparison | str]:
+    """Predict every published row; yields a sentence for a row that cannot be predicted."""
+    for row in read_training_rows(reference):
+        family = row["id"].split("-")[0]
+        if families is not None and family not in families:
+            continue
+        try:
+            result = predict_training_row(row)
+        except (WattcastError, KeyError) as error:
+            yield f"{row['id']}: {error}"
+            continue
+        yield TrainingComparison(
+            row["id"],
+            family,
+            result.gpus,
+            float(row["tokens_per_s_per_gpu"]),
+            result.tokens_per_s / result.gpus,
+            result,
+        )
+
+
+def predict_training_row(row: dict[str, str]) -> TrainingResult:
+    """Predict a published row from its layout; what it does not state is chosen as for any job."""
+    gpu = _find_gpu(row)
+    gpus = int(row["gpus"])
+    layout = row["dp_or_fsdp"].lower()
+    sharding = None
+    if "shard_grad_op" in layout or "zero2" in layout:
+        sharding = "zero2"
+    elif "fsdp" in layout or "full_shard" in layout or "zero3" in layout:
+        sharding = "zero3"
+    elif "zero1" in layout:
+        sharding = "zero1"
+    elif layout.startswith(("dp", "ddp")):
+        sharding = "none" if "ddp" in layout else "zero1"
+    interleave = re.search(r"VP (\d+)", row["notes"])
+    micro_batch = int(row["micro_batch"]) if row["micro_batch"] else None
+    if "micro_batch is the local batch" in row["notes"] and row["pp"] not in ("", "1"):
+        micro_batch = 1  # a pipeline splits the local batch
+    seq, batch = int(float(row["seq"])), int(row["global_batch"]) if row["global_batch"] else None
+    network = NETWORK.get(gpu.name, "50GB/s")
+    roce = re.search(r"(\d+) x (\d+) Gb RoCE per node", row["notes"])
+    if roce:
+        network = f"{int(roce[1]) * int(roce[2]) / 8 / 8}GB/s"
+    return train(
+        _find_model(row),
+        gpu,
+        gpus=gpus,
+        tokens=1e9,
+        seq=seq,
+        global_batch=batch,
+        micro_batch=micro_batch,
+        tp=int(row["tp"] or 0) or None,
+        pp=int(row["pp"] or 0) or None,
+        cp=int(row["cp"] or 1),
+        ep=int(row["ep"] or 1),
+        interleave=int(interleave[1]) if interleave else 1,
+        sharding=sharding,
+        recompute=_recompute(row["recompute"]),
+        recipe=_recipe(row),
+        network=network,
+        force=True,
+    )
+
+
+def _find_gpu(row: dict[str, str]) -> Gpu:
+    if row["gpu"] not in GPUS:
+        raise WattcastError(f"no GPU of the catalogue is the {row['gpu']}")
+    gpu = load_gpu(GPUS[row["gpu"]])
+    if row["gpu"] == "A100-SXM-40GB":
+        return gpu.with_fields({"memory.capacity_byte": 40e9, "memory.byte_per_s": 1.555e12})
+    if "96GB" in row["gpu"]:
+        return gpu.with_fields({"memory.capacity_byte": 96e9, "memory.byte_per_s": 2.4e12, "power.limit_w": 500.0})
+    return gpu
+
+
+def _find_model(row: dict[str, str]) -> ModelSpec:
+    name = row["model"].removesuffix("-lora")
+    table = training_models()
+    known = {"llama3.1-8b": "llama3-8b", "llama3.1-70b": "llama3-70b", "llama-2-7b": "llama2-7b", "llama-2-70b": "llama2-70b"}
+    if name in table:
+        return table[name]
+    name = known.get(name, name)
+    if name in list_models():
+        return load_model(name)
+    sizes = {key: re.search(rf"{key} (\d+)", row["notes"]) for key in ("hidden", "layers", "heads", "vocabulary")}
+    if sizes["hidden"] and sizes["layers"]:
+        hidden, layers = int(sizes["hidden"][1]), int(sizes["layers"][1])
+        heads = int(sizes["heads"][1]) if sizes["heads"] else max(hidden // 128, 1)
+        vocab = int(sizes["vocabulary"][1]) if sizes["vocabulary"] else 51200
+        return _make(name, {"kind": "gpt", "layers": layers, "hidden": hidden, "heads": heads, "vocab": vocab})
+    raise WattcastError(f"dimensions of {name} are not known here")
+
+
+@cache
+def training_models() -> dict[str, ModelSpec]:
+    """Return the models of the rows that are not in the catalogue."""
+    text = files("wattcast.validate").joinpath("training_models.yaml").read_bytes()
+    return {name: _make(name, dims) for name, dims in decode_yaml(text, dict[str, dict[str, Any]], "models").items()}
+
+
+def _make(name: str, given: dict[str, Any]) -> ModelSpec:
+    dims = dict(given)
+    kind = dims.pop("kind")
+    source = "published training rows"
+    if kind == "llama":
+        return make_model(name, name, "decoder", {"max_positions": 1 << 20, **dims}, source)
+    sizes = {"intermediate": 4 * dims["hidden"], "max_positions": 2048, "dropout": 0.0, "vocab": 50368, **dims}
+    if kind == "mpt":  # no positions table, no biases
+        sizes = {
+            "kv_heads": dims["heads"], "norm": "layer", "gated": False, "activation": "gelu", "tied": True,
+            "rotary_share": 0.0, **sizes,
+        }  # fmt: skip
+        return make_model(name, name, "decoder", {**sizes, "max_positions": 1 << 20}, source)
+    return make_model(name, name, "gpt", {**sizes, "style": "opt", "activation": "gelu", "max_positions": 1 << 20}, source)
+
+
+def _recompute(word: str) -> str | None:
+    if not word:
+        return None
+    return word.split()[0] if word.split()[0] in ("none", "selective", "full") else "selective"
+
+
+def _recipe(row: dict[str, str]) -> TrainingRecipe:
+    precision, layout = row["precision"].lower(), row["dp_or_fsdp"]
+    compiled = row["compile"] != "no" or row["id"].startswith(("megatron", "bigscience", "internevo", "llmfoundry"))
+    notes = row["notes"].lower()
+    lora = 16 if "lora" in row["id"] or "lora" in row["model"] or "lora" in notes.split(";")[1] else 0
+    return TrainingRecipe(
+        precision="fp8" if "fp8" in precision or "float8" in precision else "bf16",
+        gradient_byte=2 if "PURE" in layout or lora else 4,
+        stack=SoftwareStack.COMPILED if compiled else SoftwareStack.EAGER,
+        lora_rank=lora,
+        base_bits=4 if lora and ("nf4" in precision or "int4" in precision) else 16,
+    )
+
+
+def training_rows(reference: Path) -> list[LedgerRow]:
+    """Return ledger rows: median and 90th percentile of the error of tokens per second, chosen-with and judged apart."""
+    found = [c for c in compare_training(reference) if isinstance(c, TrainingComparison)]
+    rows = []
+    for words, chosen in (("families that chose the overlaps", True), ("families used for nothing", False)):
+        errors = np.array([abs(c.error) for c in found if (c.family in CHOSEN_WITH) == chosen and c.gpus > 1])
+        if errors.size:
+            name = f"published training, {words}"
+            rows.append(make_ledger_row(name, "tokens/s, median", len(errors), 100 * float(np.median(errors)), must=10.0, aim=6.0))
+            rows.append(make_ledger_row(name, "tokens/s, 90th percentile", len(errors), 100 * float(np.quantile(errors, 0.9)), must=25.0))
+    return rows
