@@ -17,7 +17,7 @@ from wattcast.training.training_strategy import Recompute, TrainingRecipe
 from wattcast.workload.model_catalogue import ModelKind, ModelSpec
 from wattcast.workload.model_options import OutputHead, SoftwareStack
 from wattcast.workload.operator_base import Operator
-from wattcast.workload.operator_types import Attention, Collective, Elementwise
+from wattcast.workload.operator_types import Attention, Collective, Elementwise, RowReduction
 from wattcast.workload.tracing.program import PassSettings, Program, ProgramSection
 from wattcast.workload.tracing.symbolic_tensor import TapeEntry
 
@@ -85,7 +85,8 @@ def trace_microbatch(
 ) -> MicrobatchWork:
     """Trace the training pass of ``micro_batch`` sequences of ``seq`` tokens on one of ``tp``·``cp``·``ep`` GPUs.
 
-    Context-parallel GPUs compute ``seq / cp`` tokens each and attend to all of them; a causal mask, balanced over
+    Tensor-parallel GPUs share the tokens wherever a layer works on whole hidden vectors (sequence parallelism)
+    [Korthikanti2022]. Context-parallel GPUs compute ``seq / cp`` tokens each and attend to all of them; a causal mask, balanced over
     GPUs, keeps half of the keys. Expert-parallel GPUs hold ``experts / ep`` experts, which get the tokens of all.
     """
     if model.kind is not ModelKind.LANGUAGE and cp > 1:
@@ -98,6 +99,8 @@ def trace_microbatch(
         if not experts or experts % ep:
             raise bad_value("ep", f"a divisor of the model's experts={experts}", ep)
         dims = replace(dims, experts=experts // ep)
+        if hasattr(dims, "groups"):
+            dims = replace(dims, groups=1, groups_chosen=1)  # the router's groups are spread over the GPUs
     run = PassSettings(
         batch=micro_batch,
         length=seq // cp,
@@ -115,15 +118,18 @@ def trace_microbatch(
     )
     program: Program = model.template.trace(dims, run, 1)
     program.differentiate()
-    bytes_of = [_section_bytes(section, recipe) for section in program.sections]
+    tokens = micro_batch * (seq // cp)
+    replicated = tokens * getattr(dims, "hidden", 0) if tp > 1 else 0
+    bytes_of = [_section_bytes(section, recipe, replicated, tp) for section in program.sections]
     if recipe.stack is SoftwareStack.COMPILED:
         program.fuse()
-    tokens = micro_batch * (seq // cp)
     routed_byte = tokens * getattr(dims, "experts_chosen", 0) * getattr(dims, "hidden", 0) * recipe.dtype.byte
     sections = tuple(
         _section_work(section, recipe, kept, cp, seq, routed_byte)
         for section, kept in zip(program.sections, bytes_of, strict=True)
     )
+    if replicated:
+        sections = tuple(_share_tokens(section, replicated, tp) for section in sections)
     flop = sum(
         section.repeat * sum(op.flop * op.count for op in (*section.forward, *section.backward) if op.is_product)
         for section in sections
@@ -132,7 +138,25 @@ def trace_microbatch(
     return MicrobatchWork(sections, flop * tp / tokens)
 
 
-def _section_bytes(section: ProgramSection, recipe: TrainingRecipe) -> tuple[int, int, int, int]:
+def _share_tokens(section: SectionWork, replicated: int, tp: int) -> SectionWork:
+    """Divide operators over all ``replicated`` elements of the hidden vectors among the tensor-parallel GPUs."""
+
+    def share(op: Operator) -> Operator:
+        if isinstance(op, Elementwise) and op.n == replicated:
+            smaller = {name: max(size // tp, 1) for name in ("read", "write", "rows") if (size := getattr(op, name))}
+            return replace(op, n=op.n // tp, run=None, **smaller)
+        if isinstance(op, RowReduction) and op.rows * op.dim == replicated:
+            smaller = {name: size // tp for name in ("read", "write") if (size := getattr(op, name))}
+            return replace(op, rows=max(op.rows // tp, 1), **smaller)
+        return op
+
+    parts = {name: tuple(map(share, getattr(section, name))) for name in ("forward", "backward", "selective")}
+    return replace(section, **parts)
+
+
+def _section_bytes(
+    section: ProgramSection, recipe: TrainingRecipe, replicated: int, tp: int
+) -> tuple[int, int, int, int]:
     """Return bytes of inputs, of all saved activations, of those that products wrote, and the peak of passing ones.
 
     Fused pointwise kernels keep nothing but operands of products, so that is what a compiled layer saves.
@@ -141,14 +165,18 @@ def _section_bytes(section: ProgramSection, recipe: TrainingRecipe) -> tuple[int
     written = {id(t.storage) for entry in products for t in entry.writes}
     operands = written | {id(t.storage) for entry in products for t in entry.reads}
     compiled = recipe.stack is SoftwareStack.COMPILED and section.repeat > 1
+    whole = {replicated * byte for byte in (1, 2, 4)}
     saved = {
-        key: s.byte for key, s in section.tape.saved.items() if not s.resident and (key in operands or not compiled)
+        key: s.byte // tp if s.byte in whole else s.byte
+        for key, s in section.tape.saved.items()
+        if not s.resident and (key in operands or not compiled)
     }
+    input_byte = section.input_byte // (tp if replicated else 1)
     everything, product_byte = sum(saved.values()), sum(byte for key, byte in saved.items() if key in written)
     peak = section.peak_byte
     if recipe.fused_loss and section.label == "head":
-        everything, product_byte, peak = section.input_byte, 0, peak // FUSED_LOSS_CHUNKS
-    return section.input_byte, everything, product_byte, peak
+        everything, product_byte, peak = input_byte, 0, peak // FUSED_LOSS_CHUNKS
+    return input_byte, everything, product_byte, peak
 
 
 def _section_work(
@@ -239,7 +267,7 @@ def optimiser_operators(recipe: TrainingRecipe, weights: float) -> tuple[Operato
     n = max(int(weights), 1)
     state = recipe.state_byte
     read = int(n * (recipe.gradient_byte + state + (recipe.dtype.byte if state < 4.0 else 0.0)))
-    write = int(n * (state + recipe.dtype.byte))
+    write = int(n * (state + recipe.dtype.byte + (recipe.precision == "fp8")))
     launches = -(-n // (320 * 65_536))
     share = -(-n // launches)
     return (

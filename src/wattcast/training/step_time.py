@@ -196,6 +196,8 @@ def _cost_stages(
             if strategy.sharding in (Sharding.ZERO2, Sharding.ZERO3) and strategy.dp * strategy.cp > 1:
                 gather_s, scatter_s = _shard_exchange_s(section, recipe, strategy, links)
                 gather_s = gather_s if strategy.sharding is Sharding.ZERO3 else 0.0
+                if strategy.pp > 1:  # stages keep gathered weights and gradients for all micro-batches of a step
+                    gather_s, scatter_s = gather_s / strategy.accumulation, scatter_s / strategy.accumulation
             inner_f, inner_b = _inner_exchange_s(section, strategy, links, full and repeated)
             f_s = overlapped_s(forward, gather_s) + inner_f
             b_s = overlapped_s(backward, gather_s + scatter_s) + inner_b

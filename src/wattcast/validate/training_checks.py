@@ -88,6 +88,8 @@ def compare_training(reference: Path, families: tuple[str, ...] | None = None) -
 def predict_training_row(row: dict[str, str]) -> TrainingResult:
     """Predict a published row from its layout; what it does not state is chosen as for any job."""
     gpu = _find_gpu(row)
+    if not row["gpus"] or not row["seq"]:
+        raise WattcastError("the row does not say how many GPUs or how long a sequence is")
     gpus = int(row["gpus"])
     layout = row["dp_or_fsdp"].lower()
     sharding = None

@@ -92,8 +92,9 @@ def linear(
 ) -> Tensor:
     """Return x @ weightᵀ + bias over the last dimension; one kernel forward, two or three backward.
 
-    ``in_major`` weights are stored as ``[in, out]``, which turns their gradient round. ``fp8``: input, weight and
-    gradient are cast to fp8 and all products run in fp8, as in fp8 training; results come out wide.
+    ``in_major`` weights are stored as ``[in, out]``, which turns their gradient round. ``fp8``: input and gradient
+    are cast to fp8 and all products run in fp8, as in fp8 training; results come out wide. Weights are cast once a
+    step, by the optimiser, so no operator is emitted for that.
     """
     flat = x.reshape(-1, x.shape[-1])
     (m, k), n = flat.shape, weight.shape[0]
@@ -102,7 +103,7 @@ def linear(
     narrow = None if weight.dtype is x.dtype else weight.dtype
     fused = bias is not None and (len(x.shape) == 2 or x.is_contiguous)
     math, result = (Dtype.FP8, x.dtype) if fp8 else (tape.math_dtype(x.dtype), _product_dtype(x))
-    factors = tuple([pointwise("cast", t, out_dtype=Dtype.FP8) for t in (flat, weight)]) if fp8 else (flat, weight)
+    factors = (pointwise("cast", flat, out_dtype=Dtype.FP8) if fp8 else flat, weight)
     op = Linear(m, n, k, bias=fused, dtype=math, weight_dtype=narrow, out_dtype=result)
     tape.emit(op, factors if bias is None else (*factors, bias), (out,))
     if bias is not None and not fused:  # PyTorch folds the bias in only where the input needs no reshaping
@@ -121,7 +122,7 @@ def linear(
             d_w = _multiply(g, factors[0], rows, columns, m, weight.shape, turned=True, out_dtype=narrow)
         return d_x, d_w, d_bias
 
-    saved = (factors[0] if fp8 else flat, weight) if weight.needs_grad else (weight,)
+    saved = (factors[0], weight) if weight.needs_grad else (weight,)
     tape.record((out,), (flat, weight, bias), back, saved)
     return out.view(*x.shape[:-1], n)
 
