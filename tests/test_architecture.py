@@ -17,7 +17,7 @@ import pytest
 SOURCE = Path(__file__).resolve().parent.parent / "src" / "wattcast"
 ORDER = [
     *["core", "hardware", "workload", "kernels", "power", "predictor"],  # the spine
-    *["fit", "report", "serving", "explore", "measure"],  # what several instruments share
+    *["fit", "report", "serving", "training", "explore", "measure"],  # what several instruments share
     *["counter_models", "gpuwattch", "microbench", "manage"],  # one instrument each
     *["validate", "web", "cli"],
 ]

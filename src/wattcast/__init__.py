@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0.dev0"
-__all__ = ["Gpu", "Graph", "OperatingPoint", "Prediction", "load_gpu", "predict", "predict_many", "simulate"]
+__all__ = ["Gpu", "Graph", "OperatingPoint", "Prediction", "load_gpu", "predict", "predict_many", "simulate", "train"]
 
 if TYPE_CHECKING:
     from wattcast.hardware import Gpu, OperatingPoint, load_gpu
     from wattcast.predictor.api import predict, predict_many
     from wattcast.predictor.prediction import Prediction
     from wattcast.serving.simulate_serving import simulate
+    from wattcast.training.train_job import train
     from wattcast.workload.graph import Graph
 
 _HOMES = {
@@ -23,6 +24,7 @@ _HOMES = {
     "predict": ("wattcast.predictor.api", "predict"),
     "predict_many": ("wattcast.predictor.api", "predict_many"),
     "simulate": ("wattcast.serving.simulate_serving", "simulate"),
+    "train": ("wattcast.training.train_job", "train"),
 }
 
 

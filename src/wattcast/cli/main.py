@@ -40,6 +40,7 @@ COMMANDS = {
     "predict": ("prediction_commands", "predict"),
     "simulate": ("simulate_commands", "simulate"),
     "plan": ("explore_commands", "plan"),
+    "train": ("train_commands", "train"),
     "compare": ("prediction_commands", "compare"),
     "explore": ("explore_commands", "explore_app"),
     "report": ("prediction_commands", "report"),

@@ -1,4 +1,4 @@
-"""What one micro-batch computes, sends and keeps on a GPU, section by section of the model.
+"""What one micro-batch computes, sends and keeps on a GPU, section by section of the model, and the memory of all.
 
 A model's training pass is traced once (``workload.tracing``). Collectives are taken out of the operators, because
 some of them overlap with compute; they are counted here and timed by ``step_time``.
@@ -7,13 +7,13 @@ some of them overlap with compute; they are counted here and timed by ``step_tim
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Any
 
 from wattcast.core.errors import bad_value
 from wattcast.core.units import Dtype
-from wattcast.training.training_strategy import Recompute, TrainingRecipe
+from wattcast.training.training_strategy import Recompute, Sharding, TrainingRecipe, TrainingStrategy
 from wattcast.workload.model_catalogue import ModelKind, ModelSpec
 from wattcast.workload.model_options import OutputHead, SoftwareStack
 from wattcast.workload.operator_base import Operator
@@ -21,12 +21,13 @@ from wattcast.workload.operator_types import Attention, Collective, Elementwise,
 from wattcast.workload.tracing.program import PassSettings, Program, ProgramSection
 from wattcast.workload.tracing.symbolic_tensor import TapeEntry
 
+USABLE_SHARE = 0.94  # of the card's memory: the CUDA context, NCCL's buffers and the allocator's gaps take the rest
 FUSED_LOSS_CHUNKS = 8  # a fused loss holds the logits of an eighth of the tokens at a time
 
 
 @dataclass(frozen=True)
 class SectionWork:
-    """One repetition of a section: its operators, its exchanges between tensor-parallel GPUs, its weights, its bytes."""
+    """One repetition of a section: operators, exchanges between tensor-parallel GPUs, weights, bytes."""
 
     label: str
     repeat: int
@@ -86,8 +87,9 @@ def trace_microbatch(
     """Trace the training pass of ``micro_batch`` sequences of ``seq`` tokens on one of ``tp``·``cp``·``ep`` GPUs.
 
     Tensor-parallel GPUs share the tokens wherever a layer works on whole hidden vectors (sequence parallelism)
-    [Korthikanti2022]. Context-parallel GPUs compute ``seq / cp`` tokens each and attend to all of them; a causal mask, balanced over
-    GPUs, keeps half of the keys. Expert-parallel GPUs hold ``experts / ep`` experts, which get the tokens of all.
+    [Korthikanti2022]. Context-parallel GPUs compute ``seq / cp`` tokens each and attend to all of them; a causal
+    mask, balanced over GPUs, keeps half of the keys. Expert-parallel GPUs hold ``experts / ep`` experts, which get
+    the tokens of all.
     """
     if model.kind is not ModelKind.LANGUAGE and cp > 1:
         raise bad_value("cp", "1: only language models share a sequence", cp)
@@ -119,8 +121,7 @@ def trace_microbatch(
     program: Program = model.template.trace(dims, run, 1)
     program.differentiate()
     tokens = micro_batch * (seq // cp)
-    replicated = tokens * getattr(dims, "hidden", 0) if tp > 1 else 0
-    bytes_of = [_section_bytes(section, recipe, replicated, tp) for section in program.sections]
+    bytes_of = [_section_bytes(section, recipe) for section in program.sections]
     if recipe.stack is SoftwareStack.COMPILED:
         program.fuse()
     routed_byte = tokens * getattr(dims, "experts_chosen", 0) * getattr(dims, "hidden", 0) * recipe.dtype.byte
@@ -128,8 +129,9 @@ def trace_microbatch(
         _section_work(section, recipe, kept, cp, seq, routed_byte)
         for section, kept in zip(program.sections, bytes_of, strict=True)
     )
-    if replicated:
-        sections = tuple(_share_tokens(section, replicated, tp) for section in sections)
+    if tp > 1:
+        whole = trace_microbatch(model, recipe, micro_batch, seq, 1, cp, ep)
+        sections = tuple(_share_tokens(*pair, tp) for pair in zip(sections, whole.sections, strict=True))
     flop = sum(
         section.repeat * sum(op.flop * op.count for op in (*section.forward, *section.backward) if op.is_product)
         for section in sections
@@ -138,25 +140,39 @@ def trace_microbatch(
     return MicrobatchWork(sections, flop * tp / tokens)
 
 
-def _share_tokens(section: SectionWork, replicated: int, tp: int) -> SectionWork:
-    """Divide operators over all ``replicated`` elements of the hidden vectors among the tensor-parallel GPUs."""
+def _share_tokens(section: SectionWork, whole: SectionWork, tp: int) -> SectionWork:
+    """Return a section as one of ``tp`` GPUs runs it that share the tokens wherever they do not share the width.
+
+    Products are those of the tensor-parallel trace. Of all else, of what is kept as well, each GPU has its share of
+    the ``whole`` section on one GPU.
+    """
 
     def share(op: Operator) -> Operator:
-        if isinstance(op, Elementwise) and op.n == replicated:
+        if isinstance(op, Elementwise):
             smaller = {name: max(size // tp, 1) for name in ("read", "write", "rows") if (size := getattr(op, name))}
-            return replace(op, n=op.n // tp, run=None, **smaller)
-        if isinstance(op, RowReduction) and op.rows * op.dim == replicated:
+            return replace(op, n=max(op.n // tp, 1), run=None, **smaller)
+        if isinstance(op, RowReduction):
             smaller = {name: size // tp for name in ("read", "write") if (size := getattr(op, name))}
             return replace(op, rows=max(op.rows // tp, 1), **smaller)
         return op
 
-    parts = {name: tuple(map(share, getattr(section, name))) for name in ("forward", "backward", "selective")}
-    return replace(section, **parts)
+    def mix(parallel: tuple[Operator, ...], alone: tuple[Operator, ...]) -> tuple[Operator, ...]:
+        products = [op for op in parallel if op.is_product]
+        return (*products, *(share(op) for op in alone if not op.is_product))
+
+    return replace(
+        section,
+        forward=mix(section.forward, whole.forward),
+        backward=mix(section.backward, whole.backward),
+        selective=tuple(map(share, whole.selective)),
+        input_byte=whole.input_byte // tp,
+        saved_byte=whole.saved_byte // tp,
+        product_byte=whole.product_byte // tp,
+        peak_byte=whole.peak_byte // tp,
+    )
 
 
-def _section_bytes(
-    section: ProgramSection, recipe: TrainingRecipe, replicated: int, tp: int
-) -> tuple[int, int, int, int]:
+def _section_bytes(section: ProgramSection, recipe: TrainingRecipe) -> tuple[int, int, int, int]:
     """Return bytes of inputs, of all saved activations, of those that products wrote, and the peak of passing ones.
 
     Fused pointwise kernels keep nothing but operands of products, so that is what a compiled layer saves.
@@ -165,13 +181,10 @@ def _section_bytes(
     written = {id(t.storage) for entry in products for t in entry.writes}
     operands = written | {id(t.storage) for entry in products for t in entry.reads}
     compiled = recipe.stack is SoftwareStack.COMPILED and section.repeat > 1
-    whole = {replicated * byte for byte in (1, 2, 4)}
     saved = {
-        key: s.byte // tp if s.byte in whole else s.byte
-        for key, s in section.tape.saved.items()
-        if not s.resident and (key in operands or not compiled)
+        key: s.byte for key, s in section.tape.saved.items() if not s.resident and (key in operands or not compiled)
     }
-    input_byte = section.input_byte // (tp if replicated else 1)
+    input_byte = section.input_byte
     everything, product_byte = sum(saved.values()), sum(byte for key, byte in saved.items() if key in written)
     peak = section.peak_byte
     if recipe.fused_loss and section.label == "head":
@@ -262,7 +275,7 @@ def copy_operators(section: SectionWork, recipe: TrainingRecipe, gathered: bool)
 def optimiser_operators(recipe: TrainingRecipe, weights: float) -> tuple[Operator, ...]:
     """Return the update of ``weights`` trained weights on one GPU: one pass over weights, gradients and state.
 
-    AdamW with fp32 masters reads gradient, master and two moments and writes all but the gradient and the bf16 weight.
+    AdamW with fp32 masters reads gradient, master and two moments, and writes those but the gradient, and the weight.
     """
     n = max(int(weights), 1)
     state = recipe.state_byte
@@ -276,3 +289,69 @@ def optimiser_operators(recipe: TrainingRecipe, weights: float) -> tuple[Operato
             label="optimiser",
         ),
     )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TrainingMemory:
+    """Bytes on the fullest GPU."""
+
+    weight_byte: float
+    gradient_byte: float
+    optimiser_byte: float  # moments and master weights
+    activation_byte: float  # kept for the backward pass, by all micro-batches in flight
+    passing_byte: float  # alive inside one section, gathered weights included
+
+    @property
+    def total_byte(self) -> float:
+        """Sum of all purposes."""
+        return float(sum(getattr(self, item.name) for item in fields(self)))
+
+
+def measure_memory(work: MicrobatchWork, recipe: TrainingRecipe, strategy: TrainingStrategy) -> TrainingMemory:
+    """Return the memory of the fullest pipeline stage.
+
+    Stage i of p keeps the activations of p - i micro-batches (1F1B) [Narayanan2021], a little more when stages are
+    interleaved: p·(1 + (p-1)/(p·v)). Sharded bytes are divided by the data-parallel GPUs; weights that are gathered
+    for use (ZeRO-3) are there for two repetitions at a time, the one that computes and the next.
+    """
+    shards = strategy.dp * strategy.cp
+    zero = strategy.sharding
+    of_state = shards if zero is not Sharding.NONE else 1
+    of_gradient = shards if zero in (Sharding.ZERO2, Sharding.ZERO3) else 1
+    of_weight = shards if zero is Sharding.ZERO3 else 1
+    worst: TrainingMemory | None = None
+    for stage in {0, strategy.pp - 1}:
+        flight = 1.0 * min(strategy.pp - stage, strategy.accumulation)
+        if strategy.interleave > 1 and stage == 0:
+            flight *= 1.0 + (strategy.pp - 1) / (strategy.pp * strategy.interleave)
+        trained = frozen = kept = 0.0
+        largest_weight = 0.0
+        for section in work.sections:
+            last = section.label != "embedding"
+            share = (
+                section.repeat / strategy.pp
+                if section.repeat > 1
+                else float((stage == 0) != last or strategy.pp == 1)
+            )
+            trained += section.trained * share
+            frozen += section.frozen * share
+            if section.repeat > 1:
+                kept += share * flight * section.kept_byte(strategy.recompute)
+                largest_weight = max(largest_weight, float(section.weights))
+            else:
+                kept += share * section.saved_byte
+        again = max((section.saved_byte for section in work.layers), default=0)
+        here = [s for s in work.sections if stage or s.label != "head" or strategy.pp == 1]
+        passing = max(max(s.peak_byte - s.saved_byte, s.input_byte) for s in here)  # saved bytes are counted already
+        gathered = 2 * largest_weight * recipe.dtype.byte if of_weight > 1 else 0.0
+        found = TrainingMemory(
+            weight_byte=trained * recipe.dtype.byte / of_weight + frozen * recipe.base_bits / 8 / of_weight,
+            gradient_byte=trained * recipe.gradient_byte / of_gradient,
+            optimiser_byte=trained * recipe.state_byte / of_state,
+            activation_byte=kept + (again if strategy.recompute is not Recompute.NONE else 0),
+            passing_byte=passing + gathered,
+        )
+        if worst is None or found.total_byte > worst.total_byte:
+            worst = found
+    assert worst is not None
+    return worst

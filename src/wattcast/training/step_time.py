@@ -8,12 +8,22 @@ where t_i is the time stage i needs for one micro-batch, forward and backward [N
 layers; exchanges between tensor-parallel GPUs wait for compute and compute waits for them, except for a stated
 share. Weights that are gathered layer by layer (ZeRO-3) and gradients that are scattered travel while other layers
 compute, so the longer of the two counts. Gradients of the other strategies travel during the last backward pass.
+
+A group of n GPUs that takes ``stride`` GPUs from one member to the next puts g = node / stride members into a node.
+Inside one node the time is the predictor's own. Across nodes a ring sends the bytes over the network cards of the
+members in a node, which work side by side:
+
+    t = latency·steps + factor·S·(n-1)/n / (g·B)
+
+with S the whole buffer, B the bandwidth of one GPU's network card in one direction and factor 2 for an all-reduce,
+1 for the others. The slower of the two counts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from math import log2
 from statistics import NormalDist
 
 import numpy as np
@@ -22,17 +32,52 @@ from wattcast.core.arrays import Array
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.predictor.bundle.bundle_file import Bundle
 from wattcast.predictor.prediction import Prediction, predict_graphs
-from wattcast.training.cluster_links import ClusterLinks
 from wattcast.training.microbatch import MicrobatchWork, SectionWork, copy_operators, optimiser_operators
 from wattcast.training.training_strategy import Recompute, Sharding, TrainingRecipe, TrainingStrategy
 from wattcast.workload.graph import Block, Graph
 from wattcast.workload.operator_base import Operator
-from wattcast.workload.operator_types import Elementwise
+from wattcast.workload.operator_types import Collective, Elementwise
 
 # Shares that no measurement here decides; docs/method/training-jobs.md says what each rests on.
 OVERLAP = 0.9  # of compute time that an exchange beside it can use: the first and the last bucket wait
 COMPUTE_SLOWED = 0.15  # compute slows by this share while an exchange runs: NCCL takes 16 to 24 of 132 SMs
 TENSOR_OVERLAP = 0.3  # of exchanges between tensor-parallel GPUs hidden behind the products around them
+NETWORK_LATENCY_S = 5e-6  # one message between nodes
+NETWORK_SHARE = 0.8  # of a network card's rate that large messages reach
+
+
+@dataclass(frozen=True)
+class ClusterLinks:
+    """Links between GPUs: a node's own, as the predictor knows them, and one network card for each GPU."""
+
+    gpu: Gpu
+    at: OperatingPoint
+    bundle: Bundle
+    node_gpus: int
+    network_byte_per_s: float  # of one GPU, in one direction
+    _known: dict[tuple[str, int, int], float] = field(default_factory=dict, repr=False, compare=False)
+
+    def exchange_s(self, collective: str, byte: float, gpus: int, stride: int = 1) -> float:
+        """Return the seconds of a collective over ``byte`` of every GPU's whole buffer."""
+        if gpus <= 1 or byte <= 0:
+            return 0.0
+        members = max(min(self.node_gpus // stride, gpus), 1)  # of the group in one node
+        inside_s = self._inside_s(collective, int(byte), members) if members > 1 else 0.0
+        if members >= gpus:
+            return inside_s
+        sends = 2.0 if collective == "all_reduce" else 1.0
+        share = 1.0 if collective == "send" else (gpus - 1) / gpus
+        rate = self.network_byte_per_s * NETWORK_SHARE * (1 if collective == "send" else members)
+        steps = log2(gpus / members) + 1.0
+        return max(inside_s, sends * byte * share / rate + sends * steps * NETWORK_LATENCY_S)
+
+    def _inside_s(self, collective: str, byte: int, gpus: int) -> float:
+        key = (collective, byte, gpus)
+        if key not in self._known:
+            graph = Graph.from_operators(collective, [Collective(collective, byte, gpus)])
+            top = OperatingPoint(clock_hz=self.gpu.clocks.max_hz)
+            self._known[key] = float(predict_graphs([graph], self.gpu, top, self.bundle)[0].latency_s)
+        return self._known[key]
 
 
 @dataclass(frozen=True)
@@ -97,7 +142,9 @@ def cost_microbatches(
     graphs: list[Graph] = []
     for work in works:
         for section in work.sections:
-            graphs += [Graph(section.label, (Block(ops, section.repeat),)) for ops in _section_operators(section, recipe)]
+            graphs += [
+                Graph(section.label, (Block(ops, section.repeat),)) for ops in _section_operators(section, recipe)
+            ]
     found = iter(predict_graphs(graphs, gpu, at, bundle))
     costs = []
     for work in works:
@@ -108,7 +155,8 @@ def cost_microbatches(
             seconds = [prediction.latency_s / section.repeat for prediction in here]
             joules = [prediction.energy_j / section.repeat for prediction in here]
             taken += here[:2]
-            sections.append(SectionCost(*seconds[:3], *joules[:3], np.stack(seconds[3:]), np.stack(joules[3:])))
+            (f_s, b_s, r_s, *copy_s), (f_j, b_j, r_j, *copy_j) = seconds, joules
+            sections.append(SectionCost(f_s, b_s, r_s, f_j, b_j, r_j, np.stack(copy_s), np.stack(copy_j)))
         costs.append(MicrobatchCost(work, tuple(sections), tuple(taken)))
     return costs
 
@@ -117,7 +165,7 @@ _NOTHING = (Elementwise("fill", 1),)  # stands where a section computes nothing
 
 
 def _section_operators(section: SectionWork, recipe: TrainingRecipe) -> list[tuple[Operator, ...]]:
-    """Return what is predicted of a section: forward, backward, selective recomputation, copies, copies when sharded."""
+    """Return what is predicted of a section: forward, backward, recomputation, copies without and with shards."""
     copies = [copy_operators(section, recipe, gathered) for gathered in (False, True)]
     return [ops or _NOTHING for ops in (section.forward, section.backward, section.selective, *copies)]
 
@@ -132,7 +180,7 @@ def time_step(
     card_spread: float = 0.0,
 ) -> StepTime:
     """Combine the costs of a micro-batch to a step under a strategy."""
-    stage = _cost_stages(cost, recipe, strategy, links)
+    stage = cost_stages(cost, recipe, strategy, links)
     m = strategy.accumulation
     bubble_s = (stage.total_s.sum(axis=0) - stage.total_s.max(axis=0)) / strategy.interleave
     worst = stage.total_s.max(axis=0)
@@ -167,7 +215,7 @@ def expected_straggle(gpus: int, spread: float) -> float:
 
 
 @dataclass(frozen=True)
-class _StageCosts:
+class StageCosts:
     """One micro-batch on each pipeline stage, arrays ``(stage, *sweep)``."""
 
     total_s: Array
@@ -177,9 +225,10 @@ class _StageCosts:
     backward_s: Array  # of the layers alone, beside which gradients travel
 
 
-def _cost_stages(
+def cost_stages(
     cost: MicrobatchCost, recipe: TrainingRecipe, strategy: TrainingStrategy, links: ClusterLinks
-) -> _StageCosts:
+) -> StageCosts:
+    """Return what one micro-batch costs on each pipeline stage."""
     again, full = strategy.recompute, strategy.recompute is Recompute.FULL
     rows = []
     for stage in range(strategy.pp):
@@ -208,7 +257,7 @@ def _cost_stages(
             energy_j = energy_j + share * (joules + (each.again_j(again) if repeated else 0.0))
             backward_s = backward_s + (share * backward if repeated else 0.0)
         rows.append((total_s, compute_s, again_s, energy_j, backward_s))
-    return _StageCosts(*(np.stack(np.broadcast_arrays(*column)) for column in zip(*rows, strict=True)))
+    return StageCosts(*(np.stack(np.broadcast_arrays(*column)) for column in zip(*rows, strict=True)))
 
 
 def _layers_here(section: SectionWork, stage: int, strategy: TrainingStrategy) -> float:
@@ -263,7 +312,7 @@ def _inner_exchange_s(
 
 def _gradient_exchange_s(
     work: MicrobatchWork,
-    stage: _StageCosts,
+    stage: StageCosts,
     recipe: TrainingRecipe,
     strategy: TrainingStrategy,
     links: ClusterLinks,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -15,20 +16,42 @@ from wattcast.core.errors import bad_value
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.predictor.api import Quantity, find_bundle, find_gpu
 from wattcast.predictor.bundle.bundle_file import Bundle
-from wattcast.predictor.prediction import Prediction, predict_graphs
+from wattcast.predictor.prediction import predict_graphs
 from wattcast.predictor.prices import Prices
 from wattcast.serving.capacity_plan import idle_power_w
-from wattcast.training.cluster_links import ClusterLinks
-from wattcast.training.microbatch import MicrobatchWork, trace_microbatch
-from wattcast.training.step_time import MicrobatchCost, StepTime, cost_microbatches, optimiser_graph, time_step
-from wattcast.training.training_memory import USABLE_SHARE, TrainingMemory, measure_memory
-from wattcast.training.training_strategy import Recompute, Sharding, TrainingRecipe, TrainingStrategy
+from wattcast.training.microbatch import (
+    USABLE_SHARE,
+    MicrobatchWork,
+    TrainingMemory,
+    measure_memory,
+    trace_microbatch,
+)
+from wattcast.training.step_time import (
+    ClusterLinks,
+    MicrobatchCost,
+    StepTime,
+    cost_microbatches,
+    cost_stages,
+    optimiser_graph,
+    time_step,
+)
+from wattcast.training.training_strategy import (
+    Optimizer,
+    Recompute,
+    Sharding,
+    TrainingRecipe,
+    TrainingStrategy,
+)
 from wattcast.workload.model_catalogue import ModelKind, ModelSpec, load_model
+from wattcast.workload.model_options import AttentionMode, SoftwareStack
+from wattcast.workload.readers.load_workload import find_model
 
 STEP_TOKENS = 524_288  # tokens of a step where no batch is given: half a million, usual for models of a few billion
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
 LIMIT_SHARES = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5)  # of the power limit, on the curve of time against energy
-MINIMISE = ("time", "energy", "cost")
+MINIMISE = ("time", "energy")
+CLOCK_SHARES = np.linspace(1.0, 0.5, 11)  # of the top clock, for pipeline stages that wait
+_Word = TypeVar("_Word", bound=StrEnum)
 
 
 @dataclass(frozen=True)
@@ -64,6 +87,7 @@ class TrainingResult:
     host_share: float
     prices: Prices
     curve: tuple[tuple[float, float, float], ...]  # (power limit W, hours, kWh at the GPUs)
+    slack_kwh: float  # that slower clocks on waiting pipeline stages would save
     candidates: tuple[Candidate, ...]
     assumptions: tuple[str, ...]
 
@@ -146,7 +170,15 @@ def train(
     interleave: int = 1,
     sharding: str | None = None,
     recompute: str | None = None,
-    recipe: TrainingRecipe = TrainingRecipe(),  # noqa: B008  (frozen)
+    precision: str = "bf16",
+    optimizer: str = "adamw",
+    stack: str = "compiled",
+    attention: str = "flash",
+    master_weights: bool = True,
+    gradient_byte: int = 4,
+    lora: int = 0,
+    base_bits: int = 16,
+    fused_loss: bool = False,
     node_gpus: int = 8,
     network: Quantity = "50GB/s",
     clock: Quantity | None = None,
@@ -167,10 +199,21 @@ def train(
     network card in one direction. ``failures_per_gpu_day`` and ``lost_minutes`` (work repeated after a failure) add
     the time of restarts; ``pause_share`` is the share of evaluation, checkpoints and stalls of the data loader.
     """
-    spec = load_model(model) if isinstance(model, str) else model
+    spec = model if isinstance(model, ModelSpec) else find_model(model) or load_model(model)
     chip = find_gpu(gpu)
     fitted = find_bundle(bundle, chip)
     wanted = parse_count(tokens, "tokens")
+    recipe = TrainingRecipe(
+        precision=precision,
+        optimizer=_word(Optimizer, "optimizer", optimizer),
+        master_weights=master_weights,
+        gradient_byte=gradient_byte,
+        stack=_word(SoftwareStack, "stack", stack),
+        attention=_word(AttentionMode, "attention", attention),
+        fused_loss=fused_loss,
+        lora_rank=lora,
+        base_bits=base_bits,
+    )
     length = _sequence_length(spec, seq)
     if minimise not in MINIMISE:
         raise bad_value("minimise", f"one of {', '.join(MINIMISE)}", minimise)
@@ -181,7 +224,19 @@ def train(
     links = ClusterLinks(chip, at, fitted, node_gpus, _quantity(network, "byte/s", "network"))
     batch = global_batch or max(STEP_TOKENS // length, 1)
     shapes = _list_strategies(
-        spec, gpus, node_gpus, batch, global_batch is None, micro_batch, tp, pp, cp, ep, interleave, sharding, recompute
+        spec,
+        gpus,
+        node_gpus,
+        batch,
+        global_batch is None,
+        micro_batch,
+        tp,
+        pp,
+        cp,
+        ep,
+        interleave,
+        sharding,
+        recompute,
     )
     candidates = _evaluate(spec, chip, at, fitted, recipe, length, links, shapes, force)
     fitting = [c for c in candidates if c.step is not None]
@@ -214,6 +269,9 @@ def train(
         host_share=host_share,
         prices=prices,
         curve=_trade_curve(chip, at, fitted, work, recipe, strategy, links, wanted, length),
+        slack_kwh=_slack_kwh(
+            chip, at, fitted, work, recipe, strategy, links, wanted / (strategy.global_batch * length)
+        ),
         candidates=tuple(sorted(candidates, key=lambda c: _score(c, minimise))),
         assumptions=_assumptions(recipe, strategy, gpus, node_gpus, network, global_batch, host_share, cost),
     )
@@ -239,13 +297,22 @@ def parse_count(value: str | float, where: str) -> float:
     return number
 
 
+def _word(kind: type[_Word], name: str, value: str) -> _Word:
+    try:
+        return kind(value)
+    except ValueError:
+        raise bad_value(name, f"one of {', '.join(kind)}", value) from None
+
+
 def _quantity(value: Quantity, unit: str, where: str) -> float:
     return units.parse(value, unit, where) if isinstance(value, str) else float(np.asarray(value))
 
 
 def _sequence_length(spec: ModelSpec, seq: int | None) -> int:
     if spec.kind is ModelKind.VISION:
-        raise bad_value("model", "a language model or an encoder", spec.name, "Use predict --phase train for pictures.")
+        raise bad_value(
+            "model", "a language model or an encoder", spec.name, "Use predict --phase train for pictures."
+        )
     most = getattr(spec.dims, "max_positions", 0) or 4096
     length = seq or min(4096, most)
     if length < 1:
@@ -283,9 +350,9 @@ def _list_strategies(
                 continue
             dp = gpus // (t * p * cp)
             whole = max(-(-batch // dp), 1) * dp if free_batch else batch
-            shards = [Sharding(sharding)] if sharding else _useful_shardings(dp * cp, p)
+            shards = [_word(Sharding, "sharding", sharding)] if sharding else _useful_shardings(dp * cp, p)
             for zero in shards:
-                for again in [Recompute(recompute)] if recompute else list(Recompute):
+                for again in [_word(Recompute, "recompute", recompute)] if recompute else list(Recompute):
                     for size in [micro_batch] if micro_batch else MICRO_BATCHES:
                         start = TrainingStrategy(
                             dp=dp, tp=t, pp=p, cp=cp, ep=ep, sharding=zero, recompute=again, interleave=interleave
@@ -340,7 +407,9 @@ def _evaluate(
     for strategy, work, memory in checked:
         step = None
         if strategy in timed:
-            step = time_step(costs[id(work)], recipe, strategy, links, next(optimisers), waiting_w, bundle.cards.latency)
+            step = time_step(
+                costs[id(work)], recipe, strategy, links, next(optimisers), waiting_w, bundle.cards.latency
+            )
         found.append(Candidate(strategy, memory, memory.total_byte <= capacity, step))
     return found
 
@@ -348,13 +417,24 @@ def _evaluate(
 def _worth_timing(
     checked: Sequence[tuple[TrainingStrategy, MicrobatchWork, TrainingMemory]], capacity: float
 ) -> set[TrainingStrategy]:
-    """Return strategies that fit, and of those that differ in the micro-batch alone the two largest."""
-    groups: dict[TrainingStrategy, list[TrainingStrategy]] = {}
+    """Return the strategies that fit and may be best: the largest micro-batches, and the least recomputation.
+
+    Of strategies that differ in the micro-batch alone, the two largest that fit are timed. More recomputation is
+    timed only where less of it leaves room for a single sequence.
+    """
+    groups: dict[TrainingStrategy, dict[Recompute, list[TrainingStrategy]]] = {}
     for strategy, _, memory in checked:
         if memory.total_byte <= capacity:
-            alike = replace(strategy, micro_batch=1, accumulation=1)
-            groups.setdefault(alike, []).append(strategy)
-    return {s for group in groups.values() for s in sorted(group, key=lambda s: s.micro_batch)[-2:]}
+            alike = replace(strategy, micro_batch=1, accumulation=1, recompute=Recompute.NONE)
+            groups.setdefault(alike, {}).setdefault(strategy.recompute, []).append(strategy)
+    kept: set[TrainingStrategy] = set()
+    for group in groups.values():
+        for again in Recompute:
+            largest = sorted(group.get(again, []), key=lambda s: s.micro_batch)[-2:]
+            kept.update(largest)
+            if len(largest) > 1:
+                break
+    return kept
 
 
 def _waiting_w(chip: Gpu, at: OperatingPoint, bundle: Bundle) -> Array:
@@ -393,6 +473,31 @@ def _trade_curve(
     hours = step.latency_s * steps / 3600.0
     kwh = step.energy_j * steps * strategy.gpus / 3.6e6
     return tuple((float(w), float(h), float(e)) for w, h, e in zip(limits, hours, kwh, strict=True))
+
+
+def _slack_kwh(
+    chip: Gpu,
+    at: OperatingPoint,
+    bundle: Bundle,
+    work: MicrobatchWork,
+    recipe: TrainingRecipe,
+    strategy: TrainingStrategy,
+    links: ClusterLinks,
+    steps: float,
+) -> float:
+    """Return kWh saved by lower clocks on stages that wait for the slowest one, which keeps its own [Chung2024]."""
+    if strategy.pp == 1:
+        return 0.0
+    clocks = float(np.mean(chip.clocks.max_hz)) * CLOCK_SHARES
+    swept = replace(at, clock_hz=clocks[:, np.newaxis])
+    now = cost_stages(cost_microbatches([work], recipe, chip, at, bundle)[0], recipe, strategy, links)
+    slower = cost_stages(cost_microbatches([work], recipe, chip, swept, bundle)[0], recipe, strategy, links)
+    in_time = slower.total_s <= now.total_s.max(axis=0)
+    waiting_w = _waiting_w(chip, at, bundle)
+    now_j = now.energy_j + waiting_w * (now.total_s.max(axis=0) - now.total_s)
+    least_j = np.where(in_time, slower.energy_j + waiting_w * (now.total_s.max(axis=0) - slower.total_s), np.inf)
+    saved_j = np.maximum(now_j - least_j.min(axis=1), 0.0).sum() * strategy.accumulation
+    return float(saved_j) * steps * strategy.gpus / strategy.pp / 3.6e6
 
 
 def _relative_interval(cost: MicrobatchCost, step: StepTime, gpus: int, node_gpus: int) -> tuple[float, float]:
@@ -435,12 +540,13 @@ def _assumptions(
     host_share: float,
     cost: MicrobatchCost,
 ) -> tuple[str, ...]:
-    notes = [f"{recipe.precision} with {'fp32 masters, ' if recipe.master_weights else ''}{recipe.optimizer}; {recipe.stack} kernels"]
+    masters = ", fp32 masters" if recipe.master_weights else ""
+    notes = [f"{recipe.precision}{masters}, {recipe.optimizer}, {recipe.stack} kernels"]
     if global_batch is None:
         notes.append(f"batch: {strategy.global_batch} sequences a step, about {STEP_TOKENS} tokens (default)")
     if gpus > node_gpus:
-        notes.append(f"network: {network} for each GPU and direction (default for 400 Gb/s cards)")
+        notes.append(f"network: {network!s} for each GPU and direction")
     if gpus > 1:
-        notes.append("overlap of exchanges with compute as stated in docs/method/training-jobs.md; nothing was measured")
+        notes.append("exchanges overlap with compute as docs/method/training-jobs.md states; no cluster was measured")
     notes.append(f"hosts, network and fans draw {host_share:.0%} on top of the GPUs")
     return tuple(dict.fromkeys([*notes, *(note for p in cost.predictions[:1] for note in p.assumptions)]))

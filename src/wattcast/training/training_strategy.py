@@ -1,4 +1,4 @@
-"""How a model is trained: number formats and software (``TrainingRecipe``), and how GPUs share it (``TrainingStrategy``)."""
+"""How a model is trained: number formats and software (a recipe), and how GPUs share it (a strategy)."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class TrainingRecipe:
 
 @dataclass(frozen=True)
 class TrainingStrategy:
-    """How GPUs share a model and its batch. GPUs = ``tp``·``pp``·``cp``·``dp``; experts are shared by ``ep`` of them."""
+    """How GPUs share a model and its batch: ``tp``·``pp``·``cp``·``dp`` GPUs; ``ep`` of them share the experts."""
 
     dp: int = 1
     tp: int = 1

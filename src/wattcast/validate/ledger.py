@@ -33,6 +33,7 @@ from wattcast.validate.model_checks import model_rows
 from wattcast.validate.other_gpu_checks import other_gpu_rows
 from wattcast.validate.published_checks import TITANX, V100, component_rows, power_limit_rows, titanx_rows, v100_rows
 from wattcast.validate.serving_checks import serving_rows
+from wattcast.validate.training_checks import training_rows
 
 GPUS = ("h200",)  # with a fitted bundle and a database that ship
 STUDIES = {  # section of the ledger -> the script below studies/ that makes its rows
@@ -93,6 +94,8 @@ def build_ledger(
         rows += collective_rows(reference)
     if reference is not None and (reference / "zeus").is_dir():
         rows += power_limit_rows(reference)
+    if reference is not None and (reference / "training").is_dir():
+        rows += training_rows(reference)
     return rows
 
 

@@ -22,9 +22,7 @@ from wattcast.core.strict_files import decode_yaml
 from wattcast.fit.scoring import LedgerRow, make_ledger_row
 from wattcast.hardware import Gpu, load_gpu
 from wattcast.training.train_job import TrainingResult, train
-from wattcast.training.training_strategy import TrainingRecipe
 from wattcast.workload.model_catalogue import ModelSpec, list_models, load_model, make_model
-from wattcast.workload.model_options import SoftwareStack
 
 CHOSEN_WITH = ("llmfoundry", "internevo", "torchtitan")  # families of rows that decided the stated overlaps
 GPUS = {
@@ -125,7 +123,7 @@ def predict_training_row(row: dict[str, str]) -> TrainingResult:
         interleave=int(interleave[1]) if interleave else 1,
         sharding=sharding,
         recompute=_recompute(row["recompute"]),
-        recipe=_recipe(row),
+        **_recipe(row),
         network=network,
         force=True,
     )
@@ -145,7 +143,12 @@ def _find_gpu(row: dict[str, str]) -> Gpu:
 def _find_model(row: dict[str, str]) -> ModelSpec:
     name = row["model"].removesuffix("-lora")
     table = training_models()
-    known = {"llama3.1-8b": "llama3-8b", "llama3.1-70b": "llama3-70b", "llama-2-7b": "llama2-7b", "llama-2-70b": "llama2-70b"}
+    known = {
+        "llama3.1-8b": "llama3-8b",
+        "llama3.1-70b": "llama3-70b",
+        "llama-2-7b": "llama2-7b",
+        "llama-2-70b": "llama2-70b",
+    }
     if name in table:
         return table[name]
     name = known.get(name, name)
@@ -173,14 +176,14 @@ def _make(name: str, given: dict[str, Any]) -> ModelSpec:
     source = "published training rows"
     if kind == "llama":
         return make_model(name, name, "decoder", {"max_positions": 1 << 20, **dims}, source)
-    sizes = {"intermediate": 4 * dims["hidden"], "max_positions": 2048, "dropout": 0.0, "vocab": 50368, **dims}
+    sizes = {"intermediate": 4 * dims["hidden"], "max_positions": 8192, "dropout": 0.0, "vocab": 50368, **dims}
     if kind == "mpt":  # no positions table, no biases
         sizes = {
             "kv_heads": dims["heads"], "norm": "layer", "gated": False, "activation": "gelu", "tied": True,
             "rotary_share": 0.0, **sizes,
         }  # fmt: skip
         return make_model(name, name, "decoder", {**sizes, "max_positions": 1 << 20}, source)
-    return make_model(name, name, "gpt", {**sizes, "style": "opt", "activation": "gelu", "max_positions": 1 << 20}, source)
+    return make_model(name, name, "gpt", {**sizes, "style": "opt", "activation": "gelu"}, source)
 
 
 def _recompute(word: str) -> str | None:
@@ -189,28 +192,36 @@ def _recompute(word: str) -> str | None:
     return word.split()[0] if word.split()[0] in ("none", "selective", "full") else "selective"
 
 
-def _recipe(row: dict[str, str]) -> TrainingRecipe:
+def _recipe(row: dict[str, str]) -> dict[str, Any]:
     precision, layout = row["precision"].lower(), row["dp_or_fsdp"]
     compiled = row["compile"] != "no" or row["id"].startswith(("megatron", "bigscience", "internevo", "llmfoundry"))
     notes = row["notes"].lower()
     lora = 16 if "lora" in row["id"] or "lora" in row["model"] or "lora" in notes.split(";")[1] else 0
-    return TrainingRecipe(
-        precision="fp8" if "fp8" in precision or "float8" in precision else "bf16",
-        gradient_byte=2 if "PURE" in layout or lora else 4,
-        stack=SoftwareStack.COMPILED if compiled else SoftwareStack.EAGER,
-        lora_rank=lora,
-        base_bits=4 if lora and ("nf4" in precision or "int4" in precision) else 16,
-    )
+    return {
+        "precision": "fp8" if "fp8" in precision or "float8" in precision else "bf16",
+        "gradient_byte": 2 if "PURE" in layout or lora else 4,
+        "stack": "compiled" if compiled else "eager",
+        "lora": lora,
+        "base_bits": 4 if lora and ("nf4" in precision or "int4" in precision) else 16,
+    }
 
 
 def training_rows(reference: Path) -> list[LedgerRow]:
-    """Return ledger rows: median and 90th percentile of the error of tokens per second, chosen-with and judged apart."""
+    """Return ledger rows of tokens per second; families that chose the overlaps stand apart."""
     found = [c for c in compare_training(reference) if isinstance(c, TrainingComparison)]
     rows = []
     for words, chosen in (("families that chose the overlaps", True), ("families used for nothing", False)):
         errors = np.array([abs(c.error) for c in found if (c.family in CHOSEN_WITH) == chosen and c.gpus > 1])
         if errors.size:
             name = f"published training, {words}"
-            rows.append(make_ledger_row(name, "tokens/s, median", len(errors), 100 * float(np.median(errors)), must=10.0, aim=6.0))
-            rows.append(make_ledger_row(name, "tokens/s, 90th percentile", len(errors), 100 * float(np.quantile(errors, 0.9)), must=25.0))
+            rows.append(
+                make_ledger_row(
+                    name, "tokens/s, median", len(errors), 100 * float(np.median(errors)), must=10.0, aim=6.0
+                )
+            )
+            rows.append(
+                make_ledger_row(
+                    name, "tokens/s, 90th percentile", len(errors), 100 * float(np.quantile(errors, 0.9)), must=25.0
+                )
+            )
     return rows

@@ -1,0 +1,178 @@
+"""Show a training job: one screen of text, JSON, and a figure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from wattcast.core import units
+from wattcast.training.train_job import Candidate, TrainingResult
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from rich.console import Console
+
+_PARTS = ("compute", "exchange", "bubble", "optimiser")
+_MEMORY = ("weight", "gradient", "optimiser", "activation", "passing")
+
+
+def summarise_training(result: TrainingResult) -> dict[str, Any]:
+    """Return all figures of a job as plain values, as ``--json`` prints them."""
+    low, high = result.relative_interval
+    best = recommend_limit(result)
+    return {
+        "model": result.model,
+        "gpu": result.gpu,
+        "gpus": result.gpus,
+        "tokens": result.tokens,
+        "seq": result.seq,
+        "strategy": {
+            **{name: getattr(result.strategy, name) for name in ("dp", "tp", "pp", "cp", "ep", "interleave")},
+            "sharding": str(result.strategy.sharding),
+            "recompute": str(result.strategy.recompute),
+            "micro_batch": result.strategy.micro_batch,
+            "accumulation": result.strategy.accumulation,
+            "global_batch": result.strategy.global_batch,
+        },
+        "step_s": result.step_s,
+        "step_parts_s": {part: float(getattr(result.step, f"{part}_s")) for part in _PARTS},
+        "power_over_step": power_over_step(result),
+        "tokens_per_s": result.tokens_per_s,
+        "tokens_per_s_per_gpu": result.tokens_per_s / result.gpus,
+        "mfu": result.mfu,
+        "hours": result.hours,
+        "gpu_hours": result.gpu_hours,
+        "power_w": result.power_w,
+        "peak_power_w": result.peak_power_w,
+        "energy_kwh": result.energy_kwh,
+        "site_energy_kwh": result.site_energy_kwh,
+        "energy_j_per_token": result.energy_kwh * 3.6e6 / result.tokens,
+        "cost": result.cost,
+        "currency": result.prices.currency or None,
+        "carbon_kg": result.carbon_kg,
+        "interval": {
+            "level": 0.9,
+            "hours": [result.hours * low, result.hours * high],
+            "tokens_per_s": [result.tokens_per_s / high, result.tokens_per_s / low],
+            "energy_kwh": [result.energy_kwh * low, result.energy_kwh * high],
+        },
+        "memory_byte": {
+            **{name: float(getattr(result.memory, f"{name}_byte")) for name in _MEMORY},
+            "total": result.memory.total_byte,
+            "usable": result.capacity_byte,
+        },
+        "fits": result.memory.total_byte <= result.capacity_byte,
+        "power_limits": [{"power_limit_w": w, "hours": h, "energy_kwh": e} for w, h, e in result.curve],
+        "recommended_power_limit_w": best,
+        "pipeline_slack_kwh": result.slack_kwh,
+        "assumptions": list(result.assumptions),
+    }
+
+
+def power_over_step(result: TrainingResult) -> list[dict[str, float | str]]:
+    """Return the parts of a step in order with their length and the power of all GPUs meanwhile."""
+    step = result.step
+    compute_w, waiting_w = float(step.compute_w) * result.gpus, float(step.waiting_w) * result.gpus
+    power = {"compute": compute_w, "exchange": waiting_w, "bubble": waiting_w, "optimiser": compute_w}
+    lengths = {part: float(getattr(step, f"{part}_s")) for part in _PARTS}
+    return [{"part": part, "length_s": s, "power_w": power[part]} for part, s in lengths.items() if s > 0.0]
+
+
+def recommend_limit(result: TrainingResult, most_time: float = 1.1) -> float:
+    """Return the power limit that takes the least energy among those that cost at most a tenth more time."""
+    hours = result.curve[0][1]
+    return min((e, w) for w, h, e in result.curve if h <= most_time * hours)[1]
+
+
+def print_training(console: Console, result: TrainingResult, details: bool = False, search: bool = False) -> None:
+    """Print the answer first, then the step, the memory, the trade of a power limit, and what was assumed."""
+    from wattcast.report.text_tables import new_table
+
+    low, high = result.relative_interval
+    found = summarise_training(result)
+    console.print(
+        f"[bold]{result.model}[/bold], {result.tokens:.3g} tokens on {result.gpus} x {result.gpu}: "
+        f"[bold]{result.hours:.3g} h[/bold] ({result.hours * low:.3g} to {result.hours * high:.3g}), "
+        f"{result.gpu_hours:.3g} GPU hours"
+    )
+    console.print(
+        f"energy   {result.energy_kwh:.3g} kWh at the GPUs, {result.site_energy_kwh:.3g} kWh with hosts "
+        f"(PUE {result.prices.pue:g}); {found['energy_j_per_token']:.3g} J a token"
+    )
+    console.print(
+        f"power    {units.show(result.power_w, 'W')} mean, {units.show(result.peak_power_w, 'W')} while all compute"
+    )
+    if result.cost is not None:
+        console.print(f"cost     {result.cost:.4g} {result.prices.currency}")
+    if result.carbon_kg is not None:
+        console.print(f"carbon   {result.carbon_kg:.4g} kg CO2 equivalent")
+    console.print(
+        f"speed    {result.tokens_per_s:.4g} tokens/s, {result.tokens_per_s / result.gpus:.4g} a GPU; "
+        f"step {units.show(result.step_s, 's')} of {result.step_tokens} tokens; {result.mfu:.0%} of the peak (MFU)"
+    )
+    console.print(f"shared   {result.strategy}")
+    parts = ", ".join(f"{name} {s / result.step_s:.0%}" for name, s in found["step_parts_s"].items() if s > 0.0)
+    console.print(f"step     {parts}")
+    memory = ", ".join(
+        f"{name} {units.show(found['memory_byte'][name], 'byte')}" for name in _MEMORY if found["memory_byte"][name]
+    )
+    verdict = "fits" if found["fits"] else "does NOT fit"
+    need, have = (units.show(byte, "byte") for byte in (result.memory.total_byte, result.capacity_byte))
+    console.print(f"memory   {need} of {have} usable, {verdict}: {memory}")
+    limits = new_table("power limit", "hours", "kWh", title="What a power limit would trade")
+    best = found["recommended_power_limit_w"]
+    for watts, hours, kwh in result.curve:
+        limits.add_row(f"{watts:.0f} W{' <- recommended' if watts == best else ''}", f"{hours:.3g}", f"{kwh:.3g}")
+    console.print(limits)
+    if result.slack_kwh:
+        console.print(f"lower clocks on waiting stages would save {result.slack_kwh:.3g} kWh at no loss of time")
+    if search:
+        _print_search(console, result.candidates)
+    for note in result.assumptions if details else result.assumptions[:4]:
+        console.print(f"[dim]assumed: {note}[/dim]", highlight=False)
+
+
+def _print_search(console: Console, candidates: tuple[Candidate, ...]) -> None:
+    from wattcast.report.text_tables import new_table
+
+    table = new_table("strategy", "step", "J a GPU", "memory", title="Ways to share it, fastest first")
+    for candidate in candidates[:20]:
+        step = candidate.step
+        table.add_row(
+            str(candidate.strategy),
+            "does not fit" if step is None else units.show(float(step.latency_s), "s"),
+            "" if step is None else units.show(float(step.energy_j), "J"),
+            units.show(candidate.memory.total_byte, "byte"),
+        )
+    console.print(table)
+
+
+def draw_training(result: TrainingResult) -> Figure:
+    """Draw power over a step, and hours against kWh at several power limits with the recommended one."""
+    from wattcast.report.figure_style import SERIES_COLOURS, add_caption, new_figure
+
+    figure = new_figure(10.0, 4.2)
+    left, right = figure.subplots(1, 2)
+    begin = 0.0
+    for part, colour in zip(power_over_step(result), SERIES_COLOURS, strict=False):
+        length, watts = float(part["length_s"]), float(part["power_w"])
+        left.bar(begin, watts / 1e3, width=length, align="edge", color=colour, label=str(part["part"]))
+        begin += length
+    left.set_xlabel("Time in a step (s)")
+    left.set_ylabel("Power of all GPUs (kW)")
+    left.margins(y=0.25)
+    left.legend(frameon=False, loc="upper right", ncols=2)
+    watts, hours, kwh = np.array(result.curve).T
+    right.plot(hours, kwh, "-o", color=SERIES_COLOURS[0])
+    for w, h, e in result.curve:
+        right.annotate(f"{w:.0f} W", (h, e), textcoords="offset points", xytext=(6, 6), fontsize=9)
+    best = list(watts).index(recommend_limit(result))
+    right.plot(hours[best], kwh[best], "o", ms=11, mfc="none", color=SERIES_COLOURS[1], label="recommended")
+    right.set_xlabel("Time (h)")
+    right.set_ylabel("Energy of the GPUs (kWh)")
+    right.legend(frameon=False)
+    figure.suptitle(
+        f"{result.model}: {result.tokens:.3g} tokens on {result.gpus} x {result.gpu}, {result.hours:.3g} h"
+    )
+    return add_caption(figure, "; ".join(result.assumptions[:4]))
