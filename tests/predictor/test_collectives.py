@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
+import wattcast
 from wattcast.core.errors import BadInput, MissingSpecification
 from wattcast.hardware import load_gpu
 from wattcast.hardware.node import Fabric, load_node, node_of_gpu, parse_node
 from wattcast.predictor.link_laws import collective_s, load_laws, mean_law
 from wattcast.validate.collective_checks import collective_rows
-from wattcast.workload.operator_types import Collective
+from wattcast.workload.graph import Block, Graph
+from wattcast.workload.operator_types import Collective, Linear
 
 H100 = load_gpu("h100-sxm")
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")
@@ -84,6 +86,40 @@ def test_every_gpu_has_a_node_and_a_mesh_uses_the_links_to_its_peers() -> None:
     two, eight = (Collective("all_gather", 1 << 28, n) for n in (2, 8))
     two_s, eight_s = collective_s([two, eight], replace(H100, node=mesh))
     assert two_s > 2 * eight_s
+
+
+@pytest.mark.parametrize("host_launch", ["0us", None])
+@pytest.mark.parametrize("dtype", ["fp8", "bf16"])
+@pytest.mark.parametrize("batch", [1, 16, 64, 256])
+def test_every_doubling_of_gpus_makes_decode_faster(batch: int, dtype: str, host_launch: str | None) -> None:
+    """Llama-70B over 8 GPUs came out no faster than over 4."""
+    options = {"phase": "decode", "batch": batch, "seq": 1024, "dtype": dtype, "stack": "engine"}
+    times = [
+        float(wattcast.predict("llama3-70b", gpu=H100, tp=tp, host_launch=host_launch, **options).latency_s)
+        for tp in (1, 2, 4, 8)
+    ]
+    assert times == sorted(times, reverse=True)
+    if host_launch is not None:
+        assert (np.array(times[:-1]) / times[1:] > 1.2).all()
+
+
+def test_compute_beside_a_collective_hides_it_and_slows_down() -> None:
+    alone, beside = (Collective("all_to_all", 1 << 22, 8, overlaps=n) for n in (0, 1))
+    product = Linear(4096, 4096, 4096)
+    both = [
+        wattcast.predict(Graph("w", (Block((op, product), 1, "x"),)), gpu=H100, host_launch="0us", clock="1.5GHz")
+        for op in (alone, beside)
+    ]
+    exchange_s = float(collective_s([alone], H100)[0])
+    saved_s = float(both[0].latency_s - both[1].latency_s)
+    assert saved_s == pytest.approx(exchange_s * (1 - 24 / 132), rel=0.02)
+
+
+def test_one_gpu_never_speaks_of_collectives() -> None:
+    for gpu in ("h200", "h100-sxm", "l40s"):
+        p = wattcast.predict("llama3-8b", gpu=gpu, phase="decode")
+        assert not any("collective" in note for note in p.assumptions)
+    assert any("collective" in note for note in wattcast.predict("llama3-8b", gpu="h200", tp=2).assumptions)
 
 
 def test_a_mean_of_one_law_is_that_law() -> None:

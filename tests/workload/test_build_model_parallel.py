@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from wattcast.core.errors import BadInput
 from wattcast.workload import ModelOptions, build_graph
 from wattcast.workload.graph import Graph, compute_totals
+from wattcast.workload.models.decoders import busiest_picks
 from wattcast.workload.operator_types import Attention, Collective, Linear
 from wattcast.workload.tracing.program import ADAMW_ALIGNMENT
 
@@ -66,6 +68,82 @@ def test_pipeline_stages_hand_on_activations() -> None:
 
 def test_replicas_that_serve_exchange_nothing() -> None:
     assert exchanges(build_graph("llama3-8b", ModelOptions(dp=8, seq=64))) == {}
+
+
+def test_tensor_parallel_experts_of_one_replica_need_no_exchange_but_the_sum() -> None:
+    plain, spread = (
+        exchanges(build_graph("mixtral-8x7b", ModelOptions(tp=4, ep=ep, seq=64, stack="engine"))) for ep in (1, 4)
+    )
+    assert plain == spread
+
+
+def test_replicas_that_share_experts_send_tokens_there_and_back() -> None:
+    options = ModelOptions(tp=2, dp=4, ep=8, batch=16, seq=512, phase="decode", stack="engine")
+    graph = build_graph("deepseek-v3", options)
+    layers, own = 61 - 3, 16 // 2
+    reached = 8 * (1 - (1 - 1 / 8) ** 8)  # GPUs that eight choices of a token fall on
+    calls, byte = exchanges(graph)["all_to_all"]
+    assert calls == 2 * layers
+    assert byte == calls * round(own * reached) * 7168 * 2
+    (there,) = {op for op, _ in graph.calls() if isinstance(op, Collective) and op.overlaps}
+    assert (there.collective, there.gpus) == ("all_to_all", 8)  # hidden behind the shared expert
+    assert graph.gpu_count == 8
+
+
+def test_a_gpu_holds_its_share_of_the_experts() -> None:
+    def weights(**options: int) -> float:
+        return build_graph("mixtral-8x7b", ModelOptions(seq=64, stack="engine", **options)).memory_byte
+
+    assert weights(tp=4, ep=4) == pytest.approx(weights(tp=4), rel=0.02)
+    assert weights(dp=4, ep=4) < 0.4 * weights(dp=4)
+
+
+def test_the_busiest_of_many_gpus_has_more_than_its_share() -> None:
+    def rows(groups: list[tuple[int, int]]) -> int:
+        return sum(size * count for size, count in groups)
+
+    mean = 8192 / 16
+    assert mean * 1.05 < rows(busiest_picks(8192, 64, 8, 0.0, 16)) < mean * 1.2
+    assert rows(busiest_picks(8192, 64, 8, 0.5, 16)) == pytest.approx(mean / 2 + 8192 / 2 / 8, rel=0.1)
+    assert rows(busiest_picks(8192, 64, 8, 1.0, 16)) == 8192 // 8
+    assert busiest_picks(1, 64, 1, 0.0, 64) == [(1, 1)]
+
+
+def test_gpus_that_share_a_sequence_share_its_cache_and_attention() -> None:
+    def graph(cp: int, phase: str) -> Graph:
+        return build_graph("llama3-70b", ModelOptions(tp=4, cp=cp, batch=2, seq=8192, phase=phase, stack="engine"))
+
+    for phase in ("prefill", "decode"):
+        one, two = (next(op for op, _ in graph(cp, phase).calls() if isinstance(op, Attention)) for cp in (1, 2))
+        assert two.flop == pytest.approx(one.flop / 2, rel=0.01)
+        assert {op.stride for op, _ in graph(2, phase).calls() if isinstance(op, Collective)} == {1, 4}
+    assert graph(2, "decode").memory_byte < graph(1, "decode").memory_byte
+    assert graph(2, "decode").gpu_count == 8
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "words"),
+    [
+        ("llama3-8b", {"ep": 2, "tp": 2}, "without experts"),
+        ("mixtral-8x7b", {"ep": 3, "tp": 3}, "divisor of"),
+        ("mixtral-8x7b", {"ep": 4, "tp": 2}, "--dp"),
+        ("mixtral-8x7b", {"ep": 2, "tp": 2, "phase": "train", "stack": "eager"}, "in training"),
+        ("llama3-8b", {"cp": 2, "stack": "eager"}, "--stack engine"),
+        ("deepseek-v3", {"cp": 2}, "keys and values of heads"),
+        ("llama3-8b", {"cp": 64, "seq": 32}, "at most as many GPUs as tokens"),
+        ("resnet50", {"cp": 2}, "language models"),
+    ],
+)
+def test_parallelism_that_cannot_be_is_refused_with_what_to_do(model: str, options: dict, words: str) -> None:
+    with pytest.raises(BadInput, match=words):
+        build_graph(model, ModelOptions(**{"stack": "engine", **options}))
+
+
+@pytest.mark.parametrize(("options", "stride"), [({"tp": 4, "pp": 2, "dp": 2}, 4), ({"tp": 8, "pp": 2}, 8)])
+def test_stages_that_serve_stand_next_to_one_another(options: dict, stride: int) -> None:
+    graph = build_graph("llama3-8b", ModelOptions(seq=64, **options))
+    (send,) = {op for op, _ in graph.calls() if isinstance(op, Collective) and op.collective == "send"}
+    assert send.stride == stride
 
 
 def test_the_head_is_shared_out() -> None:

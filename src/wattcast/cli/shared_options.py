@@ -98,6 +98,8 @@ MODEL_OPTIONS: dict[str, tuple[Any, Any]] = {  # name -> type and help, default;
     "tp": (Annotated[int, typer.Option(help="Tensor-parallel GPUs.")], 1),
     "pp": (Annotated[int, typer.Option(help="Pipeline stages.")], 1),
     "dp": (Annotated[int, typer.Option(help="Data-parallel replicas.")], 1),
+    "ep": (Annotated[int, typer.Option(help="GPUs, of all tp * dp, that share the experts.")], 1),
+    "cp": (Annotated[int, typer.Option(help="GPUs that share each sequence and its cache (engine).")], 1),
     "skew": (
         Annotated[float, typer.Option(help="Share of expert choices that fall on the same experts, 0 to 1.")],
         0.0,

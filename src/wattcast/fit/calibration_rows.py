@@ -264,7 +264,7 @@ MOST_ROWS = 10_000
 QUANTITIES = {"latency": "s", "energy": "J", "power": "W", "clock": "Hz", "temperature": "C", "power_limit": "W"}
 _SUFFIX = {"s": "s", "ms": "ms", "us": "us", "j": "J", "mj": "mJ", "kj": "kJ", "w": "W", "kw": "kW", "mw": "mW",
            "hz": "Hz", "mhz": "MHz", "ghz": "GHz", "c": "C"}  # fmt: skip
-_NUMBERS = ("batch", "seq", "tokens", "tp", "pp", "dp", "image")
+_NUMBERS = ("batch", "seq", "tokens", "tp", "pp", "dp", "ep", "cp", "image")
 FAR_FACTOR = 20.0  # measured over forecast beyond this factor: a unit was mixed up
 CONTRADICTION_FACTOR = 1.5  # two rows of one thing further apart than this cannot both be right
 NOTED_FACTOR = 1.15  # further apart than this, and they are noted

@@ -33,6 +33,8 @@ from wattcast.core.strict_files import decode_yaml
 from wattcast.core.units import Dtype
 from wattcast.hardware import Gpu
 from wattcast.hardware.node import Fabric, Node, node_of_gpu
+from wattcast.kernels.families.collectives import COPYING_SMS
+from wattcast.predictor.timeline import Timeline, compute_kernel_s
 from wattcast.workload.operator_types import Collective
 
 Flags = npt.NDArray[np.bool_]
@@ -202,6 +204,38 @@ def _across_nodes_s(
     within_s = np.maximum(within_s, laws.link_law(gpu.architecture).launch_s)
     soon = depth * law.ll_step_s + np.maximum(within_s, 2.0 * sent_s)  # flags double the bytes
     return np.minimum(soon, depth * law.simple_step_s + np.maximum(within_s, sent_s))
+
+
+def overlapped_s(collective_s: Array, compute_s: Array, sm_share: Sweepable) -> Array:
+    """Return the time of a collective of t seconds beside T seconds of compute: max(t, T + φ·t).
+
+    The collective's SMs are a share φ of all, which compute does without as long as it runs. Memory that both want
+    is not modelled.
+
+    >>> float(overlapped_s(np.array(10e-6), np.array(40e-6), 0.25))
+    4.25e-05
+    """
+    return np.asarray(np.maximum(collective_s, compute_s + sm_share * collective_s))
+
+
+def hidden_s(timeline: Timeline, gpu: Gpu) -> Array:
+    """Return the seconds of each collective that compute beside it hides, ``(kernel,)``, at the highest clock.
+
+    A collective issued in several places hides what it can hide in the worst of them.
+    """
+    each_s = compute_kernel_s(timeline.phases, np.asarray(gpu.clocks.max_hz))
+    each_s = each_s.reshape(-1, each_s.shape[-1]).min(axis=0)  # of a sweep, what the fastest design hides
+    ops, sm_share = timeline.kernels.ops, float(np.max(COPYING_SMS / np.asarray(gpu.sm_count)))
+    hidden = np.full(len(ops), np.inf)
+    for segment in timeline.kernels.segments:
+        spent_s = each_s[segment.rows] * segment.counts
+        for place, row in enumerate(segment.rows.tolist()):
+            op = ops[row]
+            if isinstance(op, Collective) and op.overlaps:
+                compute_s = spent_s[place + 1 : place + 1 + op.overlaps].sum()
+                both_s = overlapped_s(each_s[row], compute_s, sm_share)
+                hidden[row] = min(hidden[row], each_s[row] + compute_s - both_s)
+    return np.where(np.isfinite(hidden), np.maximum(hidden, 0.0), 0.0)
 
 
 class _LawsFile(msgspec.Struct, forbid_unknown_fields=True):

@@ -36,7 +36,7 @@ from wattcast.workload.model_options import ModelKeywords
 
 PREDICTED = "predicted"
 DEFAULT_DATABASE = "h200"  # where row:ID is looked up
-_NUMBERS = ("batch", "seq", "tokens", "tp", "pp", "dp", "image")
+_NUMBERS = ("batch", "seq", "tokens", "tp", "pp", "dp", "ep", "cp", "image")
 _WORDS = ("phase", "dtype", "attention", "head", "stack")
 _POINT = ("clock", "power_limit", "host_launch", "temperature", "data")
 SPEC_KEYS = (*_NUMBERS, *_WORDS, "skew", "recompute", *_POINT)

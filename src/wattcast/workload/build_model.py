@@ -71,6 +71,8 @@ def _build(model: ModelSpec, options: ModelOptions) -> Graph:
     blocks += _exchanges_between_gpus(options, first)
     if options.phase is WorkloadPhase.TRAIN:
         blocks.append(optimiser_block(first.parameter_count, activation_dtype(options)))
+    if options.stack is SoftwareStack.ENGINE:
+        blocks = [_use_engine_kernels(block) for block in blocks]
     memory_byte = float(sum_footprint(options, passes).total_byte)
     for program in passes:
         program.release()
@@ -85,7 +87,7 @@ def _build(model: ModelSpec, options: ModelOptions) -> Graph:
         tokens=tokens,
         items=items,
         item=model.template.item,
-        gpu_count=options.tp * options.pp * options.dp,
+        gpu_count=options.gpu_count,
     )
 
 
@@ -114,12 +116,20 @@ def _exchanges_between_gpus(options: ModelOptions, program: Program) -> list[Blo
         layers = next(s for s in program.sections if s.repeat > 1 or s.label == "layers")
         sends = 2 if training else 1  # activations forward, gradients backward
         byte = layers.outputs[0].storage.byte
-        blocks.append(
-            Block((Collective("send", byte, 2, dtype=dtype, count=sends, label="pipeline"),), 1, "pipeline")
-        )
+        stride = options.pipeline_stride
+        op = Collective("send", byte, 2, stride=stride, dtype=dtype, count=sends, label="pipeline")
+        blocks.append(Block((op,), 1, "pipeline"))
     if options.dp > 1 and training:
-        blocks.append(gradient_exchange_block(program.parameter_count, dtype, options.dp))
+        blocks.append(gradient_exchange_block(program.parameter_count, dtype, options.dp, options.tp * options.cp))
     return blocks
+
+
+def _use_engine_kernels(block: Block) -> Block:
+    """Return a block whose all-reduces are those of a serving engine."""
+    if not any(isinstance(op, Collective) for op in block.ops):
+        return block
+    ops = [replace(op, software="engine") if isinstance(op, Collective) else op for op in block.ops]
+    return replace(block, ops=tuple(ops))
 
 
 def trace_pass(model: ModelSpec, options: ModelOptions, past: int = 0, length: int | None = None) -> Program:
@@ -131,7 +141,7 @@ def trace_pass(model: ModelSpec, options: ModelOptions, past: int = 0, length: i
     served = options.stack is SoftwareStack.ENGINE and model.template.engine
     run = PassSettings(
         batch=options.batch,
-        length=length or options.seq or 1,
+        length=-(-(length or options.seq or 1) // options.cp),
         past=past,
         cached=not training and model.kind is ModelKind.LANGUAGE and options.phase is not WorkloadPhase.FORWARD,
         dtype=dtype,
@@ -140,6 +150,8 @@ def trace_pass(model: ModelSpec, options: ModelOptions, past: int = 0, length: i
         head=options.head or OutputHead.NONE,
         stack=SoftwareStack.ENGINE if served else SoftwareStack.EAGER,
         tp=options.tp,
+        ep=options.ep,
+        cp=options.cp,
         training=training,
         skew=options.skew,
         image=options.image or 0,

@@ -55,7 +55,7 @@ _PHASES = {
     ModelKind.ENCODER: (WorkloadPhase.PREFILL, WorkloadPhase.FORWARD, WorkloadPhase.TRAIN),
     ModelKind.VISION: (WorkloadPhase.FORWARD, WorkloadPhase.TRAIN),
 }
-_SIZES = ("batch", "seq", "tokens", "tp", "pp", "dp", "image")
+_SIZES = ("batch", "seq", "tokens", "tp", "pp", "dp", "ep", "cp", "image")
 _ENUMS: dict[str, type[StrEnum]] = {
     "phase": WorkloadPhase,
     "dtype": Dtype,
@@ -80,6 +80,8 @@ class ModelOptions:
     tp: int = 1
     pp: int = 1
     dp: int = 1
+    ep: int = 1  # of tp * dp GPUs, those that share the experts; 1: tensor-parallel GPUs share each expert
+    cp: int = 1  # GPUs that share each sequence
     skew: float = 0.0  # 0: experts share tokens evenly; 1: all choices fall on the same experts
     recompute: bool = False  # training: run each layer's forward again instead of keeping activations
     image: int | None = None  # side of a square picture, in pixels (latent pixels for diffusion)
@@ -115,6 +117,16 @@ class ModelOptions:
         if training and self.stack is SoftwareStack.ENGINE:
             raise bad_value("stack", "eager or compiled in training", "engine", "An engine only serves.")
 
+    @property
+    def gpu_count(self) -> int:
+        """GPUs of all groups; experts are shared by GPUs that are there anyway."""
+        return self.tp * self.pp * self.dp * self.cp
+
+    @property
+    def pipeline_stride(self) -> int:
+        """GPUs between those of neighbouring stages: replicas stand outermost in serving, stages in training."""
+        return self.tp * self.cp * (self.dp if self.phase is WorkloadPhase.TRAIN else 1)
+
 
 OPTION_NAMES = tuple(item.name for item in fields(ModelOptions))
 
@@ -133,6 +145,8 @@ class ModelKeywords(TypedDict, total=False):
     tp: int
     pp: int
     dp: int
+    ep: int
+    cp: int
     skew: float
     recompute: bool
     image: int | None
@@ -240,9 +254,34 @@ def check_parallelism(model: ModelSpec, options: ModelOptions) -> None:
         kv_heads = getattr(dims, "kv_heads", options.tp)
         if kv_heads % options.tp and options.tp % kv_heads:
             raise bad_value(f"{model.name}: tp", f"a divisor or multiple of kv_heads={kv_heads}", options.tp)
+    _check_experts(model, options)
+    if options.cp > 1:
+        served = options.stack is SoftwareStack.ENGINE and model.kind is ModelKind.LANGUAGE
+        if not served or not hasattr(dims, "kv_heads") or options.phase is WorkloadPhase.TRAIN:
+            wanted = "1 but for language models with keys and values of heads, served by an engine (--stack engine)"
+            raise bad_value(f"{model.name}: cp", wanted, options.cp)
+        if (options.seq or 1) < options.cp:
+            raise bad_value(f"{model.name}: cp", f"at most as many GPUs as tokens (seq {options.seq})", options.cp)
     layers = getattr(dims, "layers", getattr(dims, "decoder_layers", 1))
     if options.pp > layers:
         raise bad_value(f"{model.name}: pp", f"at most as many stages as layers ({layers})", options.pp)
+
+
+def _check_experts(model: ModelSpec, options: ModelOptions) -> None:
+    """Check that GPUs share experts evenly, within a replica or over whole replicas."""
+    ep, tp, dp = options.ep, options.tp, options.dp
+    if ep == 1:
+        return
+    experts = getattr(model.dims, "experts", 0)
+    if not experts:
+        raise bad_value(f"{model.name}: ep", "1 for a model without experts", ep)
+    if options.phase is WorkloadPhase.TRAIN:
+        raise bad_value(f"{model.name}: ep", "1 in training", ep, "Use --tp.")
+    if experts % ep:
+        raise bad_value(f"{model.name}: ep", f"a divisor of its {experts} experts", ep)
+    if (tp % ep and ep % tp) or tp * dp % ep:
+        wanted = f"a divisor of tp={tp}, or a multiple of it that divides tp * dp = {tp * dp}"
+        raise bad_value(f"{model.name}: ep", wanted, ep, "Set --tp or --dp to the GPUs that share the experts.")
 
 
 def describe_assumptions(model: ModelSpec, options: ModelOptions) -> list[str]:
@@ -291,6 +330,13 @@ def describe_assumptions(model: ModelSpec, options: ModelOptions) -> list[str]:
         )
     if options.dp > 1:
         said.append(f"one of {options.dp} replicas, each with its own batch")
+    if options.ep > 1:
+        said.append(
+            f"experts are spread over {options.ep} GPUs, and this is the one that gets most tokens by chance"
+            + (" and skew" if options.skew else "")
+        )
+    if options.cp > 1:
+        said.append(f"one of {options.cp} GPUs that share each sequence and its cache")
     return said
 
 
@@ -313,5 +359,7 @@ def name_graph(model: ModelSpec, options: ModelOptions) -> str:
     if options.tokens:
         words.append(f"t{options.tokens}")
     words += [str(options.dtype), str(options.stack)]
-    words += [f"{name}{getattr(options, name)}" for name in ("tp", "pp", "dp") if getattr(options, name) > 1]
+    words += [
+        f"{name}{getattr(options, name)}" for name in ("tp", "pp", "dp", "ep", "cp") if getattr(options, name) > 1
+    ]
     return " ".join(words)

@@ -98,7 +98,7 @@ class Operator:
 
 
 _REGISTRY: dict[str, type[Operator]] = {}
-_LEAST = {"padding": 0, "bytes": 0}  # other whole numbers are at least 1
+_LEAST = {"padding": 0, "bytes": 0, "overlaps": 0}  # other whole numbers are at least 1
 
 
 def register_operator(kind: str, family: str = "") -> Callable[[type[_OperatorType]], type[_OperatorType]]:

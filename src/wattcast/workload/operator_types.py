@@ -396,16 +396,18 @@ class Collective(Operator):
     """Move ``bytes`` per GPU among ``gpus``: all_reduce, all_gather, reduce_scatter, all_to_all or send.
 
     ``stride`` says how GPUs of the group are numbered: neighbours (1), or every ``stride``-th, with other groups
-    between them. ``software`` is nccl, or engine where a serving engine has kernels of its own.
+    between them. ``software`` is nccl, or engine where a serving engine has kernels of its own. ``overlaps`` is how
+    many of the operators issued next run beside it.
     """
 
     json_names: ClassVar[Mapping[str, str]] = {"collective": "kind"}
-    hidden_sizes: ClassVar[frozenset[str]] = frozenset({"count", "stride"})
+    hidden_sizes: ClassVar[frozenset[str]] = frozenset({"count", "stride", "overlaps"})
     collective: str
     bytes: int
     gpus: int
     stride: int = 1
     software: str = "nccl"
+    overlaps: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from math import log, sqrt
 
 from wattcast.core.units import Dtype
 from wattcast.workload.models import shared_layers as layers
@@ -227,13 +228,45 @@ def mix_experts(dims: ExpertDims, run: PassSettings, x: Tensor) -> Tensor:
     with x.tape.scope("router"):
         weights = _route(dims, run, flat)
     with x.tape.scope("experts"):
+        if run.expert_replicas > 1:
+            return _send_to_experts(dims, run, flat).view(batch, length, hidden)
         out = _visit_experts(dims, run, flat, weights)
     if dims.shared:
         with x.tape.scope("shared"):
-            width = dims.shared // run.tp
-            gate = functional.activation(dims.activation, layers.project(run, flat, width))
-            out = out + layers.project(run, gate * layers.project(run, flat, width), hidden)
+            out = out + _shared_expert(dims, run, flat, dims.shared // run.tp)
     return functional.leave_parallel(out.view(batch, length, hidden), run.tp)
+
+
+def _shared_expert(dims: ExpertDims, run: PassSettings, x: Tensor, width: int) -> Tensor:
+    gate = functional.activation(dims.activation, layers.project(run, x, width))
+    return layers.project(run, gate * layers.project(run, x, width), dims.hidden)
+
+
+def _send_to_experts(dims: ExpertDims, run: PassSettings, x: Tensor) -> Tensor:
+    """Visit experts that replicas share, on the GPU that gets most tokens; the shared expert runs meanwhile.
+
+    Each of a replica's GPUs sends its part of the tokens to the GPUs of their experts (a token goes to a GPU once),
+    gets the weighted sums back, and gives the result to its tensor-parallel peers.
+    """
+    tokens, own = x.shape[0], -(-x.shape[0] // run.tp)
+    groups = busiest_picks(tokens * dims.chosen * run.expert_replicas, dims.experts, dims.chosen, run.skew, run.ep)
+    reached = run.ep * (1.0 - (1.0 - 1.0 / run.ep) ** dims.chosen)  # GPUs that a token's choices fall on, by chance
+    sent = max(round(own * reached), 1)
+    byte = sent * dims.hidden * x.dtype.byte
+    mine = x if run.tp == 1 else x.slice(0, 0, own)
+    rows = functional.send_rows(mine, sent, byte, run.ep, overlaps=_SHARED_OPERATORS if dims.shared else 0)
+    shared = _shared_expert(dims, run, mine, dims.shared) if dims.shared else None
+    rows = functional.pick_rows(rows, sum(size * count for size, count in groups))
+    partial = _multiply_experts(dims, run, rows, groups, sent)
+    out = reduce("sum", functional.send_rows(partial, sent, byte, run.ep), (own, dims.hidden), across=True)
+    out = out if shared is None else out + shared
+    if run.tp == 1:
+        return out
+    functional.gather_parts(out, run.tp)
+    return x.tape.empty((tokens, dims.hidden), x.dtype)
+
+
+_SHARED_OPERATORS = 5  # of ``_shared_expert``: two products in, their gate, the product out
 
 
 def _route(dims: ExpertDims, run: PassSettings, x: Tensor) -> Tensor:
@@ -299,6 +332,10 @@ def _visit_experts(dims: ExpertDims, run: PassSettings, x: Tensor, weights: Tens
     """Sort tokens by expert, multiply group by group, weigh, put back in order and add up."""
     tokens, picks = x.shape[0], x.shape[0] * dims.chosen
     tape, width = x.tape, dims.intermediate // run.tp
+    if run.ep > 1:  # a part of the experts, of whose tokens all others have a copy
+        groups = busiest_picks(picks, dims.experts, dims.chosen, run.skew, run.ep)
+        local = functional.pick_rows(x, sum(size * count for size, count in groups))
+        return _multiply_experts(dims, run, local, groups, tokens)
     choice = tape.empty((picks,), Dtype.INT64)
     if not run.engine:  # sort the choices
         tape.emit(Elementwise("topk", picks, dtype=Dtype.INT64, write=2 * picks * 8), (choice,), (choice,))
@@ -313,12 +350,11 @@ def _visit_experts(dims: ExpertDims, run: PassSettings, x: Tensor, weights: Tens
         tape.emit(op, (narrow,), (counts,))
         pointwise("cumsum", counts)
     groups = share_picks(picks, dims.experts, dims.chosen, run.skew)
+    if run.engine:
+        return _multiply_experts(dims, run, rows, groups, tokens)
     up = tape.parameter(dims.experts, 2 * width, dims.hidden, dtype=run.weight_dtype)
     down = tape.parameter(dims.experts, dims.hidden, width, dtype=run.weight_dtype)
     inner = functional.grouped_matmul(rows, up, groups)
-    if run.engine:
-        gated = layers.gate_in_one_kernel(inner, dims.activation)
-        return reduce("sum", functional.grouped_matmul(gated, down, groups), (tokens, dims.hidden), across=True)
     gate, value = inner.split(width, width)
     out = functional.grouped_matmul(functional.activation(dims.activation, gate) * value, down, groups)
     weighed = out * order
@@ -327,6 +363,36 @@ def _visit_experts(dims: ExpertDims, run: PassSettings, x: Tensor, weights: Tens
     tape.emit(op, (place,), (place,))
     ordered = functional.pick_rows(weighed, picks)
     return functional.sum_rows(ordered, tokens).to(x.dtype).view(tokens, dims.hidden)
+
+
+def _multiply_experts(
+    dims: ExpertDims, run: PassSettings, rows: Tensor, groups: list[tuple[int, int]], tokens: int
+) -> Tensor:
+    """Multiply rows by this GPU's experts, group by group, and sum them token by token, as an engine does."""
+    tape, width, held = rows.tape, dims.intermediate // run.expert_width_share, dims.experts // run.ep
+    up = tape.parameter(held, 2 * width, dims.hidden, dtype=run.weight_dtype)
+    down = tape.parameter(held, dims.hidden, width, dtype=run.weight_dtype)
+    gated = layers.gate_in_one_kernel(functional.grouped_matmul(rows, up, groups), dims.activation)
+    return reduce("sum", functional.grouped_matmul(gated, down, groups), (tokens, dims.hidden), across=True)
+
+
+def busiest_picks(picks: int, experts: int, chosen: int, skew: float, gpus: int) -> list[tuple[int, int]]:
+    """Return groups of experts with equal numbers of rows on the GPU that gets most: (how many experts, rows each).
+
+    Everyone waits for that GPU. Of the picks that fall evenly, μ a GPU on average, chance gives the busiest of E GPUs
+    about μ + √(2·μ·ln E) (the largest of E normal numbers); ``skew`` adds its share of the experts chosen always.
+
+    >>> busiest_picks(4096, 64, 8, 0.0, 8), busiest_picks(4096, 64, 8, 0.5, 8)
+    ([(6, 70), (2, 69)], [(1, 292), (2, 37), (5, 36)])
+    """
+    hot, held, busy = round(picks * skew), experts // gpus, min(chosen, experts)
+    mean = (picks - hot) / gpus
+    local = min(round(mean + sqrt(2.0 * mean * log(gpus))), picks - hot)
+    hot_held = min(-(-busy // gpus), held)
+    even, more = divmod(local, held)
+    rows = Counter(even + (i >= held - more) + (round(hot / busy) if i < hot_held else 0) for i in range(held))
+    groups = [(size, count) for count, size in sorted(rows.items(), reverse=True) if count]
+    return groups or [(1, 1)]
 
 
 def share_picks(picks: int, experts: int, chosen: int, skew: float) -> list[tuple[int, int]]:

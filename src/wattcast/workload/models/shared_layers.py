@@ -350,7 +350,7 @@ def write_paged_cache(run: PassSettings, parts: Sequence[Tensor], elements: int)
         tape, dtype = parts[0].tape, parts[0].dtype
         op = Elementwise("copy", run.batch * run.length * elements, dtype=dtype, layout=Layout.STRIDED)
         tape.emit(op, parts, ())
-        tape.cache_byte += run.batch * run.context * elements * dtype.byte
+        tape.cache_byte += run.batch * -(-run.context // run.cp) * elements * dtype.byte
 
 
 def paged_attention(run: PassSettings, q: Tensor, k: Tensor, v: Tensor, window: int = 0) -> Tensor:
@@ -360,6 +360,15 @@ def paged_attention(run: PassSettings, q: Tensor, k: Tensor, v: Tensor, window: 
     write_paged_cache(run, (k, v), k.shape[2] * k.shape[3] + v.shape[2] * v.shape[3])
     out = tape.empty((batch, length, heads * dim), q.dtype)
     seen = min(run.context, window) if window and length == 1 else run.context
-    op = Attention(batch, heads, k.shape[2], length, seen, dim, causal=length > 1, dtype=tape.math_dtype(q.dtype))
+    causal = length > 1
+    if run.cp > 1 and causal:  # all get all keys; early and late tokens are dealt out, so that each sees half of them
+        for part in (k, v):
+            functional.gather_parts(part, run.cp, run.tp)
+        seen, causal = run.past + max((run.context - run.past) // 2, 1), False
+    elif run.cp > 1:  # each attends over its part of the cache
+        seen = -(-seen // run.cp)
+    op = Attention(batch, heads, k.shape[2], length, seen, dim, causal=causal, dtype=tape.math_dtype(q.dtype))
     tape.emit(op, (q, k, v), (out,))
+    if run.cp > 1 and length == 1:  # results and sums of exponentials of all parts
+        functional.gather_parts(tape.empty((batch, heads, dim + 1), Dtype.FP32), run.cp, run.tp)
     return out

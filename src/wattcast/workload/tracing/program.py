@@ -35,6 +35,8 @@ class PassSettings:
     head: OutputHead = OutputHead.LAST
     stack: SoftwareStack = SoftwareStack.EAGER
     tp: int = 1
+    ep: int = 1
+    cp: int = 1  # GPUs that share a sequence: ``length`` are one's own new tokens, ``past`` and the cache are all
     training: bool = False
     skew: float = 0.0
     image: int = 0
@@ -59,7 +61,17 @@ class PassSettings:
     @property
     def context(self) -> int:
         """Keys each new token may look at."""
-        return self.past + self.length
+        return self.past + self.length * (self.cp if self.length > 1 else 1)
+
+    @property
+    def expert_width_share(self) -> int:
+        """GPUs that share the width of an expert: the tensor-parallel ones that do not hold other experts."""
+        return max(self.tp // self.ep, 1)
+
+    @property
+    def expert_replicas(self) -> int:
+        """Data-parallel replicas whose tokens meet at the same experts; 1: a replica keeps its tokens."""
+        return max(self.ep // self.tp, 1)
 
 
 @dataclass
@@ -217,7 +229,7 @@ def optimiser_block(parameters: int, dtype: Dtype) -> Block:
     return Block((op,), 1, "optimiser")
 
 
-def gradient_exchange_block(parameters: int, dtype: Dtype, gpus: int) -> Block:
-    """Return the sum of gradients over data-parallel replicas, once a step."""
-    op = Collective("all_reduce", parameters * dtype.byte, gpus, dtype=dtype, label="gradients")
+def gradient_exchange_block(parameters: int, dtype: Dtype, gpus: int, stride: int) -> Block:
+    """Return the sum of gradients over data-parallel replicas, once a step; ``stride`` GPUs lie between two."""
+    op = Collective("all_reduce", parameters * dtype.byte, gpus, stride=stride, dtype=dtype, label="gradients")
     return Block((op,), 1, "gradients")

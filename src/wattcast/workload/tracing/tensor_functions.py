@@ -377,10 +377,20 @@ def exchange(x: Tensor, collective: str, gpus: int) -> Tensor:
     return x
 
 
-def gather_parts(x: Tensor, gpus: int) -> None:
+def gather_parts(x: Tensor, gpus: int, stride: int = 1) -> None:
     """Give all GPUs all parts of ``x``."""
     if gpus > 1:
-        x.tape.emit(Collective("all_gather", gpus * x.numel * x.dtype.byte, gpus, dtype=x.dtype), (x,), (x,))
+        op = Collective("all_gather", gpus * x.numel * x.dtype.byte, gpus, dtype=x.dtype, stride=stride)
+        x.tape.emit(op, (x,), (x,))
+
+
+def send_rows(x: Tensor, rows: int, byte: int, gpus: int, stride: int = 1, overlaps: int = 0) -> Tensor:
+    """Send rows of ``x`` to the GPUs that need them and return the ``rows`` received; gradients go the way back."""
+    out = x.tape.empty((rows, x.shape[-1]), x.dtype)
+    op = Collective("all_to_all", byte, gpus, dtype=x.dtype, stride=stride, overlaps=overlaps)
+    x.tape.emit(op, (x,), (out,))
+    x.tape.record((out,), (x,), lambda g: (send_rows(g, x.shape[0], byte, gpus, stride),))
+    return out
 
 
 def enter_parallel(x: Tensor, gpus: int) -> Tensor:
