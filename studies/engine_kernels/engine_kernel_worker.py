@@ -27,8 +27,9 @@ from typing import Any, TextIO
 
 import engine_shapes as shapes
 from wattcast.core.measured_rows import Journal, RowKind, read_lines
+from wattcast.measure.campaigns.campaign_engine import OperatorBench
 from wattcast.measure.campaigns.kernel_plan import OperatorSpec
-from wattcast.measure.campaigns.operator_rows import KernelCampaign, OperatorBench, make_row_id, save_row
+from wattcast.measure.campaigns.operator_rows import KernelCampaign, make_row_id, save_row
 from wattcast.measure.sampler import Sampler
 from wattcast.measure.steady_state import SettlingRule, make_run_name, make_torch_run_info, say, try_spinner
 

@@ -16,9 +16,11 @@ from wattcast.core.errors import Refused
 from wattcast.core.measured_rows import Journal, KernelRow, RowKind, read_lines, row_from_plain
 from wattcast.measure.campaigns import kernel_campaign as module
 from wattcast.measure.campaigns import operator_rows
+from wattcast.measure.campaigns.campaign_engine import OperatorBench
 from wattcast.measure.campaigns.kernel_plan import make_kernel_plan
-from wattcast.measure.campaigns.operator_rows import KernelCampaign, OperatorBench
+from wattcast.measure.campaigns.operator_rows import KernelCampaign
 from wattcast.measure.sampler import Sampler
+from wattcast.measure.steady_state import SettlingRule
 
 SPECS = make_kernel_plan()[:6]
 
@@ -87,7 +89,7 @@ def test_a_sustained_row_waits_for_the_governor(bench: OperatorBench, standin: S
 def test_a_load_that_never_settles_is_kept_and_flagged(bench: OperatorBench, standin: StandIn) -> None:
     lines = [f"at {0.15 * i:.2f} 500 {1980 - 40 * i}" for i in range(40)]
     standin.follow("at -1 500 1980", *lines)
-    bench.rule = module.operator_rows.SettlingRule(longest_s=1.6, capped_settle_s=0.5)
+    bench.rule = SettlingRule(longest_s=1.6, capped_settle_s=0.5)
     row = operator_rows.measure_sustained_row(bench, SPECS[0])
     assert "unsettled" in row.flags
     assert "clock_drift" in row.flags

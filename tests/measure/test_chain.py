@@ -19,9 +19,10 @@ from wattcast.core.measured_rows import (
     row_from_plain,
 )
 from wattcast.measure.campaigns import kernel_campaign
+from wattcast.measure.campaigns.campaign_engine import OperatorBench
 from wattcast.measure.campaigns.kernel_campaign import STEPS, read_listed
 from wattcast.measure.campaigns.operator_chains import read_chains
-from wattcast.measure.campaigns.operator_rows import KernelCampaign, OperatorBench
+from wattcast.measure.campaigns.operator_rows import KernelCampaign
 from wattcast.measure.database_files import (
     find_chain_extras,
     make_summary_page,

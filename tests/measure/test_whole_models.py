@@ -31,9 +31,9 @@ from wattcast.core.measured_rows import (
 )
 from wattcast.measure import database_files as packing
 from wattcast.measure.__main__ import main
-from wattcast.measure.campaigns import model_campaign
 from wattcast.measure.campaigns import model_campaign as module
 from wattcast.measure.campaigns import model_runs as building
+from wattcast.measure.campaigns.campaign_engine import OperatorBench
 from wattcast.measure.campaigns.model_campaign import (
     ModelCampaign,
     choose_model_specs,
@@ -109,14 +109,14 @@ class CpuDevice:
     def synchronize(self) -> None:
         pass
 
-    def free(self) -> None:
+    def recover(self) -> None:
         pass
 
 
 @pytest.fixture
-def bench(standin: StandIn) -> Iterator[model_campaign.ModelBench]:
+def bench(standin: StandIn) -> Iterator[OperatorBench]:
     with Sampler("nvml") as sampler:
-        yield model_campaign.ModelBench(CpuDevice(), sampler, "run-1", rule=SettlingRule(longest_s=3.0))
+        yield OperatorBench(CpuDevice(), sampler, "run-1", rule=SettlingRule(longest_s=3.0))
 
 
 def read(path: Path) -> list[ModelRow]:
@@ -238,7 +238,7 @@ def test_the_device_captures_once_and_replays() -> None:
     assert cuda.replayed == 5
     assert len(calls) == ran  # nothing of Python runs again
     load.drop()  # type: ignore[attr-defined]
-    device.free()
+    device.recover()
     assert cuda.dropped == 1
     assert device.peak_byte == 4096
 
@@ -258,7 +258,7 @@ def specs_of(model: str, *wanted: tuple[str, bool]) -> list[ModelRunSpec]:
     ]
 
 
-def test_rows_hold_time_power_energy_and_the_workload(bench: model_campaign.ModelBench, tmp_path: Path) -> None:
+def test_rows_hold_time_power_energy_and_the_workload(bench: OperatorBench, tmp_path: Path) -> None:
     campaign = ModelCampaign(bench, tmp_path, time.monotonic() + 60, cut=tiny)
     measure_step(campaign, specs_of("qwen2-1.5b", ("prefill", True), ("decode", False)))
     prefill, decode = read(tmp_path / "models.jsonl")
@@ -267,7 +267,7 @@ def test_rows_hold_time_power_energy_and_the_workload(bench: model_campaign.Mode
     assert prefill.energy_j == pytest.approx(prefill.power_w * prefill.latency_s)
     assert prefill.latency_s > 1e-4
     assert (prefill.graph, decode.graph) == (True, False)
-    assert bench.device.captured == 1
+    assert bench.gpu.captured == 1
     assert (prefill.head, prefill.stack, prefill.phase, prefill.seq) == ("last", "eager", "prefill", 16)
     assert prefill.parameters > 10_000
 
@@ -289,7 +289,7 @@ def test_training_changes_weights_and_decoding_keeps_its_cache() -> None:
 
 
 def test_a_model_that_fails_costs_only_its_rows(
-    bench: model_campaign.ModelBench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bench: OperatorBench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def failing(spec: ModelRunSpec, *rest: Any) -> Any:
         if spec.model == "bert-large":
@@ -306,13 +306,11 @@ def test_a_model_that_fails_costs_only_its_rows(
     monkeypatch.setattr(module, "build_model", building.build_model)
     again = ModelCampaign(bench, tmp_path, time.monotonic() + 60, cut=tiny)
     measure_step(again, wanted)
-    assert again.counts == {"measured": 1}  # only the failed row, a second time
+    assert again.counts == {"models": 1}  # only the failed row, a second time
 
 
-def test_what_cannot_be_captured_is_measured_eagerly_and_says_so(
-    bench: model_campaign.ModelBench, tmp_path: Path
-) -> None:
-    bench.device.refuses = True
+def test_what_cannot_be_captured_is_measured_eagerly_and_says_so(bench: OperatorBench, tmp_path: Path) -> None:
+    bench.gpu.refuses = True
     campaign = ModelCampaign(bench, tmp_path, time.monotonic() + 60, cut=tiny)
     measure_step(campaign, specs_of("vit-large", ("forward", True)))
     (row,) = read(tmp_path / "models.jsonl")
@@ -321,7 +319,7 @@ def test_what_cannot_be_captured_is_measured_eagerly_and_says_so(
     assert row.latency_s > 0
 
 
-def test_the_budget_ends_the_campaign(bench: model_campaign.ModelBench, tmp_path: Path) -> None:
+def test_the_budget_ends_the_campaign(bench: OperatorBench, tmp_path: Path) -> None:
     campaign = ModelCampaign(bench, tmp_path, time.monotonic() + 1.0, cut=tiny)
     measure_step(campaign, specs_of("gpt2", ("prefill", True)))
     assert campaign.counts["models left for another call"] == 1
@@ -329,7 +327,7 @@ def test_the_budget_ends_the_campaign(bench: model_campaign.ModelBench, tmp_path
 
 
 def test_profiles_follow_in_the_time_that_is_left(
-    bench: model_campaign.ModelBench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bench: OperatorBench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def seen(device: Any, row_id: str, run: Callable[[], Any], name: str) -> ModelKernels:
         if "decode" in row_id:
@@ -346,7 +344,7 @@ def test_profiles_follow_in_the_time_that_is_left(
     assert good.kernel_s == (1e-6, 2e-6)
     again = ModelCampaign(bench, tmp_path, time.monotonic() + 60, cut=tiny)
     profile_step(again, wanted)
-    assert again.counts == {"profile failed": 1}  # only what failed is tried again
+    assert again.counts == {"model_kernels": 1, "model_kernels errors": 1}  # only what failed is tried again
 
 
 def test_packing_puts_models_in_their_own_table(tmp_path: Path) -> None:

@@ -19,8 +19,9 @@ from typing import Any
 import numpy as np
 
 from wattcast.core.errors import MissingTool
+from wattcast.measure.campaigns.campaign_engine import OperatorBench
 from wattcast.measure.campaigns.kernel_plan import OperatorSpec, make_kernel_plan
-from wattcast.measure.campaigns.operator_rows import CampaignGpu, CapturedGraph, OperatorBench, measure_sustained_row
+from wattcast.measure.campaigns.operator_rows import CampaignGpu, CapturedGraph, measure_sustained_row
 from wattcast.measure.energy_samples import EnergySamples, find_ticks
 from wattcast.measure.measured_run import run_command, summarise_window, window
 from wattcast.measure.sampler import Sampler
@@ -170,11 +171,10 @@ def run_known_loads(length_s: float, marks: Path | None = None) -> None:
     """Run each chosen operator for ``length_s``, a second of rest after each; ``marks`` gets their times."""
     gpu, times = CampaignGpu.open(), []
     for spec in choose_known_loads():
-        graph = gpu.prepare(spec)
-        began_s = time.monotonic()
-        keep_busy(gpu, graph, length_s)
-        times.append([began_s, time.monotonic()])
-        graph.drop()
+        with gpu.prepare(spec) as graph:
+            began_s = time.monotonic()
+            keep_busy(gpu, graph, length_s)
+            times.append([began_s, time.monotonic()])
         time.sleep(1.0)
     if marks is not None:
         marks.write_text(json.dumps(times))

@@ -22,12 +22,13 @@ from typing import Any
 from wattcast.core.errors import BadInput, bad_value, unknown_name
 from wattcast.core.measured_rows import Journal, NameRow, RowKind, read_lines
 from wattcast.measure.campaigns import operator_rows
+from wattcast.measure.campaigns.campaign_engine import OperatorBench
 from wattcast.measure.campaigns.kernel_plan import OperatorSpec, make_kernel_plan, take_subset
 from wattcast.measure.campaigns.operator_chains import list_chain_members, measure_chains
-from wattcast.measure.campaigns.operator_rows import CampaignGpu, KernelCampaign, OperatorBench, save_row
+from wattcast.measure.campaigns.operator_rows import CampaignGpu, KernelCampaign, save_row
 from wattcast.measure.campaigns.workload_specs import spec_from_operator
 from wattcast.measure.sampler import Sampler
-from wattcast.measure.steady_state import make_run_name, make_torch_run_info, say, try_spinner
+from wattcast.measure.steady_state import say
 
 # operators of each family that a step takes from the plan
 SUSTAINED = {"linear": 100, "bmm": 20, "conv2d": 34, "softmax": 16, "layernorm": 12, "rmsnorm": 12}
@@ -77,11 +78,10 @@ def repeat_sustained_step(campaign: KernelCampaign) -> None:
 def warm_step(campaign: KernelCampaign, longest_s: float = 12.0) -> None:
     """Bring the card to its working temperature: leakage makes a cold card draw one or two percent less."""
     bench = campaign.bench
-    graph = bench.gpu.prepare(take_subset(make_kernel_plan(), {"linear": 1}, is_likely_capped)[0])
-    end_s = time.monotonic() + (0.5 if campaign.few else min(longest_s, 0.1 * campaign.left_s))
-    while time.monotonic() < end_s:
-        bench.gpu.timed(graph, 40)
-    graph.drop()
+    with bench.gpu.prepare(take_subset(make_kernel_plan(), {"linear": 1}, is_likely_capped)[0]) as graph:
+        end_s = time.monotonic() + (0.5 if campaign.few else min(longest_s, 0.1 * campaign.left_s))
+        while time.monotonic() < end_s:
+            bench.gpu.timed(graph, 40)
     say(f"warm: {bench.sampler.since(bench.sampler.head - 100).last('temperature_c')} C")
 
 
@@ -168,7 +168,7 @@ def idle_step(campaign: KernelCampaign) -> None:
 
 def names_step(campaign: KernelCampaign) -> None:
     """Record the kernel names of every operator of the plan."""
-    journal = campaign.journals.setdefault("names", Journal(campaign.out / "names.jsonl", key="spec"))
+    journal = campaign.journal("names", key="spec")
     specs = [spec for spec in campaign.specs() if spec.id not in journal.ids]
     size = 80
     profile_batch(campaign.bench.gpu, specs[:2], campaign.bench.run)  # a process's first session may miss kernels
@@ -247,14 +247,9 @@ def run_kernel_campaign(
         if step not in STEPS:
             raise unknown_name("step", step, STEPS, f"Known: {', '.join(STEPS)}.")
     began_s = time.monotonic()
-    out.mkdir(parents=True, exist_ok=True)
     with Sampler("nvml") as sampler:
-        gpu = CampaignGpu.open()
-        bench = OperatorBench(gpu, sampler, make_run_name(), top_clock_hz=sampler.identity.top_clock_hz or 0.0)
-        bench.spinner = try_spinner(gpu.torch)
-        campaign = KernelCampaign(bench, out, began_s + budget_s, few, after, listed=listed, round_=round_)
-        campaign.journals["run"] = Journal(out / "runs.jsonl", key="run")
-        campaign.journals["run"].append(make_torch_run_info(bench.run, sampler.identity, gpu.torch))
+        bench = OperatorBench.open(CampaignGpu.open(), sampler, out)
+        campaign = KernelCampaign(bench, out, began_s + budget_s, few=few, after=after, listed=listed, round_=round_)
         bench.top_clock_hz = operator_rows.find_top_clock_hz(bench, make_kernel_plan()[0])
         say(f"ready after {time.monotonic() - began_s:.1f} s; top clock {bench.top_clock_hz / 1e6:.0f} MHz")
         for step in steps:
@@ -267,12 +262,7 @@ def run_kernel_campaign(
                 if sampler.lost:
                     break
             say(f"{step}: {time.monotonic() - step_s:.1f} s")
-        if {"sustained", "duty", "pattern"} & set(steps):
-            sampler.since(0).save(out / f"samples-{bench.run}.npz")
-        campaign.counts["sampler read errors"] += sampler.errors
-        for text, count in campaign.errors.most_common(15):
-            say(f"{count} x {text}")
-    return campaign.counts
+        return campaign.finish(keep_samples=bool({"sustained", "duty", "pattern"} & set(steps)))
 
 
 _FIELDS = ("family", "operator", "layout", "rotated", "detail", "chosen")

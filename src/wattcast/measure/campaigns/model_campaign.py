@@ -10,17 +10,19 @@ import json
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from wattcast.core.errors import Refused, unknown_name
-from wattcast.core.measured_rows import Journal, ModelKernels, ModelRow
+from wattcast.core.errors import unknown_name
+from wattcast.core.measured_rows import ModelKernels, ModelRow
+from wattcast.measure.campaigns.campaign_engine import Campaign, OperatorBench
 from wattcast.measure.campaigns.model_runs import (
     BuiltModel,
     ModelDevice,
@@ -32,16 +34,12 @@ from wattcast.measure.campaigns.model_runs import (
     make_iteration,
     read_model_plan,
 )
-from wattcast.measure.cuda_device import ClockSpinner
 from wattcast.measure.sampler import Sampler
 from wattcast.measure.steady_state import (
     SettlingRule,
     await_clock,
     hold_load,
-    make_run_name,
-    make_torch_run_info,
     say,
-    try_spinner,
 )
 
 LONGEST_NAME = 200
@@ -81,18 +79,7 @@ TOP_SHARE = 0.995  # of the top clock, below which a burst was not at the top
 SETTLE = SettlingRule(longest_s=5.0)
 
 
-@dataclass
-class ModelBench:
-    """What measuring a row needs."""
-
-    device: Any  # model_runs.Device, or a stand-in
-    sampler: Sampler
-    run: str
-    spinner: ClockSpinner | None = None
-    rule: SettlingRule = field(default_factory=lambda: SETTLE)
-
-
-def make_blank_model_row(bench: ModelBench, spec: ModelRunSpec) -> ModelRow:
+def make_blank_model_row(bench: OperatorBench, spec: ModelRunSpec) -> ModelRow:
     """Return a row that names what is to be measured, with nothing measured yet."""
     return ModelRow(
         spec.id,
@@ -110,9 +97,9 @@ def make_blank_model_row(bench: ModelBench, spec: ModelRunSpec) -> ModelRow:
     )
 
 
-def measure_model(bench: ModelBench, spec: ModelRunSpec, built: BuiltModel, run: Callable[[], Any]) -> ModelRow:
+def measure_model(bench: OperatorBench, spec: ModelRunSpec, built: BuiltModel, run: Callable[[], Any]) -> ModelRow:
     """Measure time, power and clock of one iteration, captured in a graph where asked and possible."""
-    row, device = replace(make_blank_model_row(bench, spec), parameters=built.parameters), bench.device
+    row, device = replace(make_blank_model_row(bench, spec), parameters=built.parameters), bench.gpu
     flags: tuple[str, ...] = ()
     once_s = device.warm(run)
     load = run
@@ -127,17 +114,13 @@ def measure_model(bench: ModelBench, spec: ModelRunSpec, built: BuiltModel, run:
         burst_s, once_s = _burst(bench, load, once_s)
         row = _sustained(bench, load, once_s, replace(row, burst_latency_s=burst_s))
     finally:
-        getattr(load, "drop", _nothing)()
+        getattr(load, "drop", lambda: None)()
     return replace(row, flags=(*flags, *row.flags), peak_memory_byte=device.peak_byte)
 
 
-def _nothing() -> None:
-    return None
-
-
-def _burst(bench: ModelBench, load: Callable[[], Any], guess_s: float) -> tuple[float | None, float]:
+def _burst(bench: OperatorBench, load: Callable[[], Any], guess_s: float) -> tuple[float | None, float]:
     """Median time of an iteration after a rest, None where one is too long; and a time to plan with."""
-    device = bench.device
+    device = bench.gpu
     device.issue(load, 1)
     device.synchronize()
     time.sleep(REST_S)
@@ -157,8 +140,8 @@ def _burst(bench: ModelBench, load: Callable[[], Any], guess_s: float) -> tuple[
     return (median_s if at_top and median_s * 2 <= LONGEST_BURST_S else None), median_s
 
 
-def _sustained(bench: ModelBench, load: Callable[[], Any], once_s: float, row: ModelRow) -> ModelRow:
-    device, per_chunk = bench.device, max(int(CHUNK_S / max(once_s, 1e-6)), 1)
+def _sustained(bench: OperatorBench, load: Callable[[], Any], once_s: float, row: ModelRow) -> ModelRow:
+    device, per_chunk = bench.gpu, max(int(CHUNK_S / max(once_s, 1e-6)), 1)
     held = hold_load(bench.sampler, device, lambda: device.issue(load, per_chunk), bench.rule, bench.spinner)
     fields = held.describe(per_chunk)
     return replace(
@@ -166,93 +149,59 @@ def _sustained(bench: ModelBench, load: Callable[[], Any], once_s: float, row: M
     )
 
 
-ROW_S, PROFILE_S = 8.0, 6.0  # time kept back for one more of each
+ROW_S, PROFILE_S = 6.0, 4.0  # time kept back for one more of each
 
 
 @dataclass
-class ModelCampaign:
-    """One call of ``measure models``: where rows go and when to stop. ``cut`` makes a model small, for tests."""
+class ModelCampaign(Campaign):
+    """One call of ``measure models``. ``cut`` makes a model small, for tests."""
 
-    bench: ModelBench
-    out: Path
-    deadline_s: float
     cut: Callable[[ModelDims], ModelDims] = field(default=lambda dims: dims)
-    counts: Counter[str] = field(default_factory=Counter)
     built: BuiltModel | None = None
 
-    @property
-    def left_s(self) -> float:
-        """Time until the budget is spent."""
-        return self.deadline_s - time.monotonic()
-
-    def module(self, spec: ModelRunSpec) -> BuiltModel:
-        """The module of a row: the one at hand where it serves, else a fresh one."""
-        if not fits_model(self.built, spec):
-            self.drop()
-            device = self.bench.device
-            self.built = build_model(spec, device.torch, device.name, self.cut(find_dims(spec.model)))
-        assert self.built is not None
-        return self.built
-
     def prepared(self, spec: ModelRunSpec) -> tuple[BuiltModel, Callable[[], Any]]:
-        """The module of a row and one iteration of it."""
-        built, device = self.module(spec), self.bench.device
-        return built, make_iteration(built, spec, device.torch, device.name, self.cut(find_dims(spec.model)))
+        """The module of a row, the one at hand where it serves, and one iteration of it."""
+        device, dims = self.bench.gpu, self.cut(find_dims(spec.model))
+        if self.built is None or not fits_model(self.built, spec):
+            self.recover()
+            self.built = build_model(spec, device.torch, device.name, dims)
+        return self.built, make_iteration(self.built, spec, device.torch, device.name, dims)
 
-    def drop(self) -> None:
+    def recover(self) -> None:
         """Forget the module and give its memory back."""
         self.built = None
-        self.bench.device.free()
-
-    def mend(self, error: Exception) -> None:
-        """Bring device and sampler back to a clean state; a dead context ends the campaign."""
-        if isinstance(error, Refused) and self.bench.sampler.lost:
-            raise error
-        self.drop()
-        if not self.bench.sampler.healthy:
-            self.bench.sampler.restart()
+        super().recover()
 
 
 def measure_step(campaign: ModelCampaign, specs: list[ModelRunSpec]) -> None:
     """Measure a row of every planned workload that is not on file yet."""
-    journal = Journal(campaign.out / "models.jsonl")
-    for spec in _within(campaign, [s for s in specs if s.id not in journal.ids], ROW_S, "models"):
+    bench, done = campaign.bench, campaign.journal("models").ids
+
+    def measure(spec: ModelRunSpec) -> ModelRow:
+        return measure_model(bench, spec, *campaign.prepared(spec))
+
+    for spec in campaign.within([s for s in specs if s.id not in done], ROW_S, "models", every=1):
         began_s = time.monotonic()
-        try:
-            built, run = campaign.prepared(spec)
-            row = measure_model(campaign.bench, spec, built, run)
-            del run
-            campaign.counts["measured"] += 1
-        except Exception as error:
-            row = replace(make_blank_model_row(campaign.bench, spec), error=f"{type(error).__name__}: {error}"[:400])
-            campaign.counts["failed"] += 1
-            journal.append(row)
-            say(f"  {spec.id}: {row.error}")
-            campaign.mend(error)
-            continue
-        journal.append(row)
+        row = campaign.record("models", make_blank_model_row(bench, spec), partial(measure, spec))
+        assert row is not None
         power = f"{row.power_w:.0f} W" if row.power_w else "no power"
-        said = f"{1e3 * (row.latency_s or 0.0):.3f} ms, {power}, {len(row.flags)} flags"
+        said = row.error or f"{1e3 * (row.latency_s or 0.0):.3f} ms, {power}, {len(row.flags)} flags"
         say(f"  {spec.id}: {said} ({time.monotonic() - began_s:.1f} s)")
-        campaign.bench.device.free()
-    campaign.drop()
+        bench.gpu.recover()
+    campaign.recover()
 
 
 def profile_step(campaign: ModelCampaign, specs: list[ModelRunSpec]) -> None:
     """Profile the kernels of each row's iteration, launched eagerly."""
-    journal = Journal(campaign.out / "model_kernels.jsonl")
-    for spec in _within(campaign, [s for s in specs if s.id not in journal.ids], PROFILE_S, "profile"):
-        try:
-            _, run = campaign.prepared(spec)
-            found = profile_iteration(campaign.bench.device, spec.id, run, campaign.bench.run)
-            del run
-            campaign.bench.device.free()
-        except Exception as error:
-            found = ModelKernels(spec.id, run=campaign.bench.run, error=f"{type(error).__name__}: {error}"[:400])
-            campaign.mend(error)
-        journal.append(found)
-        campaign.counts["profile failed" if found.error else "profiled"] += 1
-    campaign.drop()
+    bench, done = campaign.bench, campaign.journal("model_kernels").ids
+
+    def profile(spec: ModelRunSpec) -> ModelKernels:
+        return profile_iteration(bench.gpu, spec.id, campaign.prepared(spec)[1], bench.run)
+
+    for spec in campaign.within([s for s in specs if s.id not in done], PROFILE_S, "profile", every=1):
+        campaign.record("model_kernels", ModelKernels(spec.id, run=bench.run), partial(profile, spec))
+        bench.gpu.recover()
+    campaign.recover()
 
 
 STEPS = {"models": measure_step, "profile": profile_step}
@@ -273,18 +222,12 @@ def run_models(
     specs = choose_model_specs(only, few, tier)
     began_s = time.monotonic()
     device = ModelDevice.open()
-    out.mkdir(parents=True, exist_ok=True)
     with Sampler("nvml") as sampler:
-        bench = ModelBench(device, sampler, make_run_name())
-        bench.spinner = try_spinner(device.torch)
-        Journal(out / "runs.jsonl", key="run").append(make_torch_run_info(bench.run, sampler.identity, device.torch))
-        campaign = ModelCampaign(bench, out, began_s + budget_s)
+        campaign = ModelCampaign(OperatorBench.open(device, sampler, out, rule=SETTLE), out, began_s + budget_s)
         say(f"ready after {time.monotonic() - began_s:.1f} s; {len(specs)} rows planned")
         for step in steps:
             STEPS[step](campaign, specs)
-        sampler.since(0).save(out / f"samples-{bench.run}.npz")
-        campaign.counts["sampler read errors"] += sampler.errors
-    return campaign.counts
+        return campaign.finish()
 
 
 def choose_model_specs(only: str = "", few: int = 0, tier: int = 0) -> list[ModelRunSpec]:
@@ -297,13 +240,3 @@ def choose_model_specs(only: str = "", few: int = 0, tier: int = 0) -> list[Mode
         raise unknown_name("tier", str(tier), map(str, tiers), f"Planned: {', '.join(map(str, tiers))}.")
     specs = [spec for spec in read_model_plan() if only in ("", spec.model) and tier in (0, spec.tier)]
     return specs[:few] if few else specs
-
-
-def _within(campaign: ModelCampaign, specs: list[ModelRunSpec], each_s: float, label: str) -> Iterator[ModelRunSpec]:
-    for place, spec in enumerate(specs):
-        if campaign.left_s < each_s:
-            say(f"{label}: budget spent after {place} of {len(specs)}")
-            campaign.counts[f"{label} left for another call"] += len(specs) - place
-            return
-        say(f"{label}: {place + 1} of {len(specs)}, {campaign.left_s:.0f} s left")
-        yield spec

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from wattcast.core.errors import BadInput, MissingTool, bad_value
+from wattcast.measure.campaigns.campaign_engine import TorchDevice, import_cuda_torch
 
 _FOLDER = Path(__file__).parent
 VISION = ("vit", "resnet")
@@ -304,24 +305,15 @@ def _transformers() -> Any:
 WARM_UP = 3
 
 
-class ModelDevice:
-    """PyTorch on one CUDA device. ``open`` starts it."""
+class ModelDevice(TorchDevice):
+    """A device that runs iterations of whole models. ``open`` starts it."""
 
     name = "cuda"
-
-    def __init__(self, torch: Any) -> None:
-        self.torch = torch
-        self.stream = torch.cuda.Stream()
 
     @classmethod
     def open(cls) -> ModelDevice:
         """The first CUDA device, or an error that says what is missing."""
-        try:
-            import torch
-        except ImportError:
-            raise MissingTool("measuring whole models needs PyTorch with CUDA, which is not installed.") from None
-        if not torch.cuda.is_available():
-            raise MissingTool("measuring whole models needs a CUDA GPU; PyTorch sees none.")
+        torch = import_cuda_torch("measuring whole models")
         torch.manual_seed(0)
         return cls(torch)
 
@@ -366,26 +358,15 @@ class ModelDevice:
         with self.torch.cuda.stream(self.stream):
             yield
 
-    def mark(self) -> Any:
-        """A fresh timing event, recorded now on the stream."""
-        event = self.torch.cuda.Event(enable_timing=True)
-        event.record(self.stream)
-        return event
-
-    def synchronize(self) -> None:
-        """Wait until the device is idle."""
-        self.torch.cuda.synchronize()
-
-    def free(self) -> None:
-        """Give cached memory back; a broken context raises here."""
+    def recover(self) -> None:
+        """Give cached memory back, and count the most that is held from now on."""
         gc.collect()
-        self.torch.cuda.synchronize()
-        self.torch.cuda.empty_cache()
+        super().recover()
         self.torch.cuda.reset_peak_memory_stats()
 
     @property
     def peak_byte(self) -> int:
-        """Most memory held since the last ``free``."""
+        """Most memory held since the last ``recover``."""
         return int(self.torch.cuda.max_memory_reserved())
 
 

@@ -7,31 +7,26 @@ share one memory pool, held open by a keeper graph, so that no row pays for allo
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
-from wattcast.core.errors import MissingTool, Refused
-from wattcast.core.measured_rows import ChainRow, Journal, KernelRow, RowKind
+from wattcast.core.errors import Refused
+from wattcast.core.measured_rows import ChainRow, KernelRow, RowKind
+from wattcast.measure.campaigns.campaign_engine import Campaign, OperatorBench, TorchDevice, import_cuda_torch
 from wattcast.measure.campaigns.kernel_plan import OperatorSpec, make_kernel_plan, take_subset
 from wattcast.measure.campaigns.operand_pools import CallBuilder, OperandPools, OperatorCall
 from wattcast.measure.campaigns.operator_calls import build_call
-from wattcast.measure.cuda_device import ClockSpinner
-from wattcast.measure.sampler import Sampler
 from wattcast.measure.steady_state import (
     SPIN_CYCLES,
     HeldLoad,
-    SettlingRule,
     await_clock,
     describe_window,
     hold_load,
-    say,
     take_window,
 )
 
@@ -50,18 +45,24 @@ class CapturedGraph:
     call: OperatorCall
     guess_s: float  # of one copy, from an eager run
 
+    def __enter__(self) -> CapturedGraph:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.drop()
+
     def drop(self) -> None:
         """Give its memory back to the shared pool."""
         self.graph.reset()
 
 
-class CampaignGpu:
-    """PyTorch on one CUDA device, set up for measuring. ``open`` starts it."""
+class CampaignGpu(TorchDevice):
+    """A device with pools of operands and graphs that share one pool of memory. ``open`` starts it."""
 
     def __init__(self, torch: Any, operands: OperandPools, l2_byte: int) -> None:
-        self.torch, self.operands = torch, operands
+        super().__init__(torch)
+        self.operands = operands
         self.builder = CallBuilder(torch, operands, l2_byte)
-        self.stream = torch.cuda.Stream()
         self._pool = torch.cuda.graph_pool_handle()
         self._keeper = torch.cuda.CUDAGraph()
         self._events: list[Any] = []
@@ -69,12 +70,7 @@ class CampaignGpu:
     @classmethod
     def open(cls, pool_byte: dict[str, int] | None = None) -> CampaignGpu:
         """Draw the operand pools and capture the keeper."""
-        try:
-            import torch
-        except ImportError:
-            raise MissingTool("measuring kernels needs PyTorch with CUDA, which is not installed.") from None
-        if not torch.cuda.is_available():
-            raise MissingTool("measuring kernels needs a CUDA GPU; PyTorch sees none.")
+        torch = import_cuda_torch("measuring kernels")
         torch.set_grad_enabled(False)
         operands = OperandPools(torch, "cuda", pool_byte or POOL_BYTE)
         operands.fill("random")
@@ -138,21 +134,6 @@ class CampaignGpu:
         elapsed_ms = [a.elapsed_time(b) for a, b in pairwise(marks)]
         return np.array(elapsed_ms) / 1e3 / graph.copies
 
-    def mark(self) -> Any:
-        """A fresh timing event, recorded now on the stream."""
-        event = self.torch.cuda.Event(enable_timing=True)
-        event.record(self.stream)
-        return event
-
-    def synchronize(self) -> None:
-        """Wait until the device is idle."""
-        self.torch.cuda.synchronize()
-
-    def recover(self) -> None:
-        """After a failed row: give cached memory back. A broken context raises here."""
-        self.torch.cuda.synchronize()
-        self.torch.cuda.empty_cache()
-
     def _capture(self, graph: Any, run: Callable[[], Any]) -> None:
         with self.torch.cuda.stream(self.stream):
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
@@ -179,21 +160,6 @@ PERIOD_S = 0.01236  # of a duty cycle
 DUTY_SETTLE_S = 0.30
 DUTY_TICKS = 8
 TOP_SHARE = 0.995  # of the top clock, below which a burst was not at the top
-
-
-@dataclass
-class OperatorBench:
-    """What measuring a row needs."""
-
-    gpu: CampaignGpu
-    sampler: Sampler
-    run: str
-    spinner: ClockSpinner | None = None
-    top_clock_hz: float = 0.0
-    rule: SettlingRule = field(default_factory=SettlingRule)
-    rested_s: float = 0.0  # when the last load ended
-    tired_s: float = 0.0  # how long a pause it asks for
-    patience: int = 25  # waits for the top clock that may fail before no more are tried
 
 
 def make_row_id(
@@ -227,15 +193,12 @@ def make_blank_row(
 def measure_burst_row(bench: OperatorBench, spec: OperatorSpec, repeat: int = 0) -> KernelRow:
     """Measure latency at the top clock: tens of milliseconds after a pause, once more if the clock was low."""
     row = make_blank_row(bench, RowKind.BURST, spec, repeat)
-    graph = bench.gpu.prepare(spec)
-    try:
+    with bench.gpu.prepare(spec) as graph:
         for attempt in range(2):
             row = _burst(bench, graph, row)
             if "clock_low" not in row.flags:
                 break
             await_top_clock(bench, 1.5 if attempt == 0 else 0.0)
-    finally:
-        graph.drop()
     return row
 
 
@@ -283,29 +246,21 @@ def await_top_clock(bench: OperatorBench, longest_s: float) -> bool:
 def find_top_clock_hz(bench: OperatorBench, spec: OperatorSpec) -> float:
     """Return the highest clock reported around a light load; the driver's stated top may not be reached."""
     mark = bench.sampler.head
-    graph = bench.gpu.prepare(spec)
-    bench.gpu.timed(graph, 20)
-    time.sleep(0.3)
-    bench.gpu.timed(graph, 20)
-    graph.drop()
+    with bench.gpu.prepare(spec) as graph:
+        bench.gpu.timed(graph, 20)
+        time.sleep(0.3)
+        bench.gpu.timed(graph, 20)
     clock = bench.sampler.since(mark).known("sm_clock_hz")
     return float(clock.max()) if len(clock) else bench.top_clock_hz
 
 
 def measure_sustained_row(bench: OperatorBench, spec: OperatorSpec, repeat: int = 0) -> KernelRow:
     """Measure power, clock and latency of a load that fills the GPU until it has settled."""
-    row = make_blank_row(bench, RowKind.SUSTAINED, spec, repeat)
-    graph = bench.gpu.prepare(spec)
-    try:
-        return _sustained(bench, graph, row)
-    finally:
-        graph.drop()
-
-
-def _sustained(bench: OperatorBench, graph: CapturedGraph, row: KernelRow) -> KernelRow:
-    once_s = float(bench.gpu.timed(graph, 2)[-1]) * graph.copies
-    replays = max(int(CHUNK_S / once_s), 1)
-    load = hold_load(bench.sampler, bench.gpu, lambda: bench.gpu.replay(graph, replays), bench.rule, bench.spinner)
+    row, gpu = make_blank_row(bench, RowKind.SUSTAINED, spec, repeat), bench.gpu
+    with gpu.prepare(spec) as graph:
+        once_s = float(gpu.timed(graph, 2)[-1]) * graph.copies
+        replays = max(int(CHUNK_S / once_s), 1)
+        load = hold_load(bench.sampler, gpu, lambda: gpu.replay(graph, replays), bench.rule, bench.spinner)
     _rest(bench, time.monotonic(), 1.0)
     fields = _describe_graph(graph) | load.describe(replays * graph.copies)
     return replace(row, **fields, replays=replays * load.chunks)
@@ -326,32 +281,22 @@ def measure_duty_row(bench: OperatorBench, spec: OperatorSpec, duty: float, idle
     The board samples its power about every 20 ms, so the period is 20 ms over the golden ratio: samples
     then fall evenly on all parts of it.
     """
-    row = make_blank_row(bench, RowKind.DUTY, spec, duty=duty)
-    graph = bench.gpu.prepare(spec, graph_s=0.1 * PERIOD_S)
-    try:
-        return _duty_cycled(bench, graph, row, duty, idle_power_w)
-    finally:
-        graph.drop()
-
-
-def _duty_cycled(
-    bench: OperatorBench, graph: CapturedGraph, row: KernelRow, duty: float, idle_power_w: float
-) -> KernelRow:
-    gpu = bench.gpu
-    once_s = float(gpu.timed(graph, 2)[-1]) * graph.copies
-    replays = max(round(duty * PERIOD_S / once_s), 1)
-    period_s = max(PERIOD_S, replays * once_s / duty)
-    await_top_clock(bench, 1.2)
-    mark, started_s = bench.sampler.head, time.monotonic()
-    busy: list[tuple[float, float]] = []
-    needed_s = DUTY_SETTLE_S + 0.1 * (DUTY_TICKS + 1.5)
-    while time.monotonic() - started_s < needed_s:
-        pause_since(started_s, len(busy) * period_s)
-        begin = gpu.mark()
-        gpu.replay(graph, replays)
-        end = gpu.mark()
-        end.synchronize()
-        busy.append((time.monotonic(), begin.elapsed_time(end) / 1e3))
+    row, gpu = make_blank_row(bench, RowKind.DUTY, spec, duty=duty), bench.gpu
+    with gpu.prepare(spec, graph_s=0.1 * PERIOD_S) as graph:
+        once_s = float(gpu.timed(graph, 2)[-1]) * graph.copies
+        replays = max(round(duty * PERIOD_S / once_s), 1)
+        period_s = max(PERIOD_S, replays * once_s / duty)
+        await_top_clock(bench, 1.2)
+        mark, started_s = bench.sampler.head, time.monotonic()
+        busy: list[tuple[float, float]] = []
+        needed_s = DUTY_SETTLE_S + 0.1 * (DUTY_TICKS + 1.5)
+        while time.monotonic() - started_s < needed_s:
+            pause_since(started_s, len(busy) * period_s)
+            begin = gpu.mark()
+            gpu.replay(graph, replays)
+            end = gpu.mark()
+            end.synchronize()
+            busy.append((time.monotonic(), begin.elapsed_time(end) / 1e3))
     ended_s = time.monotonic()
     _rest(bench, ended_s, 0.05)
     held = take_window(bench.sampler.since(mark), started_s + DUTY_SETTLE_S, ended_s, bench.rule)
@@ -381,8 +326,7 @@ def measure_clock_row(bench: OperatorBench, spec: OperatorSpec) -> KernelRow:
     if bench.spinner is None:
         raise Refused("the effective clock needs the spin kernel, which could not be compiled.")
     row = make_blank_row(bench, RowKind.CLOCK, spec)
-    graph = bench.gpu.prepare(spec)
-    try:
+    with bench.gpu.prepare(spec) as graph:
         await_top_clock(bench, 1.2)
         pause_since(bench.rested_s, 0.05)
         once_s = float(bench.gpu.timed(graph, 2)[-1]) * graph.copies
@@ -392,8 +336,6 @@ def measure_clock_row(bench: OperatorBench, spec: OperatorSpec) -> KernelRow:
         beside_s = bench.gpu.timed(graph, max(int(0.012 / once_s), 2), warm=0)
         clock_hz = bench.spinner.clock_hz()
         ended_s = time.monotonic()
-    finally:
-        graph.drop()
     _rest(bench, ended_s, ended_s - began_s)
     seen = bench.sampler.since(mark).between(began_s, ended_s)
     return replace(
@@ -431,56 +373,22 @@ Row = TypeVar("Row", KernelRow, ChainRow)
 
 
 @dataclass
-class KernelCampaign:
-    """One call of ``lab kernels``: where rows go and when to stop."""
+class KernelCampaign(Campaign):
+    """One call of ``lab kernels``, and which operators it takes."""
 
-    bench: OperatorBench
-    out: Path
-    deadline_s: float
     few: int = 0  # a smoke test takes this many per family
     after: int = 0  # operators at the head of a step's list that another machine has measured
-    counts: Counter[str] = field(default_factory=Counter)
-    errors: Counter[str] = field(default_factory=Counter)
-    journals: dict[str, Journal] = field(default_factory=dict)
-    fresh: dict[str, list[OperatorSpec]] = field(default_factory=dict)  # operators measured by this process, by kind
-    latency_s: dict[str, float] = field(default_factory=dict)  # of the rows measured by this process, by id
     listed: list[OperatorSpec] | None = None  # in place of the plan
     round_: int = 1  # of the plan
-
-    @property
-    def left_s(self) -> float:
-        """Time until the budget is spent."""
-        return self.deadline_s - time.monotonic()
-
-    def journal(self, kind: str) -> Journal:
-        """The file of one kind of row."""
-        return self.journals.setdefault(kind, Journal(self.out / f"{kind}.jsonl"))
+    fresh: dict[str, list[OperatorSpec]] = field(default_factory=dict)  # operators measured by this process, by kind
+    latency_s: dict[str, float] = field(default_factory=dict)  # of the rows measured by this process, by id
 
     def measure(self, kind: str, spec: OperatorSpec, blank: Row, make: Callable[[], Row]) -> None:
-        """Measure one row unless its id is on file; record it, or ``blank`` with the reason it failed."""
-        journal = self.journal(kind)
-        if blank.id in journal.ids:
-            self.counts[f"{kind} skipped"] += 1
-            return
-        try:
-            row = make()
+        """Measure and save one row unless its id is on file, and remember what was measured."""
+        row = self.record(kind, blank, make, spec.family)
+        if row is not None and not row.error:
             self.fresh.setdefault(str(kind), []).append(spec)
             self.latency_s |= {blank.id: row.latency_s} if row.latency_s else {}
-        except Exception as error:
-            row = replace(blank, error=f"{type(error).__name__}: {error}"[:400])
-            self.counts[f"{kind} errors"] += 1
-            self.errors[f"{spec.family} {kind}: {row.error}"[:160]] += 1
-            self._mend(error)
-        journal.append(row)
-        self.counts[str(kind)] += 1
-
-    def _mend(self, error: Exception) -> None:
-        """Bring device and sampler back to a clean state; a dead context ends the campaign."""
-        if isinstance(error, Refused) and self.bench.sampler.lost:
-            raise error
-        self.bench.gpu.recover()
-        if not self.bench.sampler.healthy:
-            self.bench.sampler.restart()
 
     def specs(
         self, wanted: dict[str, int] | None = None, keep: Callable[[OperatorSpec], bool] = lambda s: True
@@ -492,16 +400,6 @@ class KernelCampaign:
         if self.few:
             return take_subset(everything, dict.fromkeys((spec.family for spec in everything), self.few), keep)
         return take_subset(everything, wanted, keep) if wanted else everything
-
-    def within(self, specs: list[OperatorSpec], each_s: float, label: str) -> Iterator[OperatorSpec]:
-        """Operators while there is time for another, with progress."""
-        for place, spec in enumerate(specs):
-            if self.left_s < each_s + 2.0:
-                say(f"{label}: budget spent after {place} of {len(specs)}")
-                return
-            if place % 200 == 0:
-                say(f"{label}: {place} of {len(specs)}, {self.left_s:.0f} s left")
-            yield spec
 
 
 def save_row(campaign: KernelCampaign, kind: RowKind, spec: OperatorSpec, repeat: int = 0) -> None:

@@ -1,0 +1,147 @@
+"""The campaign engine: measure each row once, save it as soon as it is there, and stop within a budget of time.
+
+A row whose id is on file is not measured again, so that a campaign continues where it stopped. A row that fails is
+saved with its error and costs only itself, unless the device is gone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from wattcast.core.errors import MissingTool, Refused
+from wattcast.core.measured_rows import ChainRow, Journal, KernelRow, ModelKernels, ModelRow
+from wattcast.measure.cuda_device import ClockSpinner
+from wattcast.measure.sampler import Sampler
+from wattcast.measure.steady_state import SettlingRule, make_run_name, make_torch_run_info, say, try_spinner
+
+Row = TypeVar("Row", KernelRow, ChainRow, ModelRow, ModelKernels)
+Item = TypeVar("Item")
+
+
+class TorchDevice:
+    """PyTorch on the first CUDA device, with a stream of its own."""
+
+    def __init__(self, torch: Any) -> None:
+        self.torch = torch
+        self.stream = torch.cuda.Stream()
+
+    def mark(self) -> Any:
+        """A fresh timing event, recorded now on the stream."""
+        event = self.torch.cuda.Event(enable_timing=True)
+        event.record(self.stream)
+        return event
+
+    def synchronize(self) -> None:
+        """Wait until the device is idle."""
+        self.torch.cuda.synchronize()
+
+    def recover(self) -> None:
+        """After a failed row: give cached memory back. A broken context raises here."""
+        self.torch.cuda.synchronize()
+        self.torch.cuda.empty_cache()
+
+
+def import_cuda_torch(what: str) -> Any:
+    """Import PyTorch where it sees a CUDA device; otherwise say what is missing for ``what``."""
+    try:
+        import torch
+    except ImportError:
+        raise MissingTool(f"{what} needs PyTorch with CUDA, which is not installed.") from None
+    if not torch.cuda.is_available():
+        raise MissingTool(f"{what} needs a CUDA GPU; PyTorch sees none.")
+    return torch
+
+
+@dataclass
+class OperatorBench:
+    """What measuring a row needs."""
+
+    gpu: Any  # a TorchDevice, or a stand-in
+    sampler: Sampler
+    run: str
+    spinner: ClockSpinner | None = None
+    top_clock_hz: float = 0.0
+    rule: SettlingRule = field(default_factory=SettlingRule)
+    rested_s: float = 0.0  # when the last load ended
+    tired_s: float = 0.0  # how long a pause it asks for
+    patience: int = 25  # waits for the top clock that may fail before no more are tried
+
+    @classmethod
+    def open(cls, gpu: TorchDevice, sampler: Sampler, out: Path, **options: Any) -> OperatorBench:
+        """Start a run: describe card and libraries in ``runs.jsonl``, and load the spin kernel."""
+        out.mkdir(parents=True, exist_ok=True)
+        run, top_hz = make_run_name(), sampler.identity.top_clock_hz or 0.0
+        Journal(out / "runs.jsonl", key="run").append(make_torch_run_info(run, sampler.identity, gpu.torch))
+        return cls(gpu, sampler, run, try_spinner(gpu.torch), top_hz, **options)
+
+
+@dataclass
+class Campaign:
+    """One call of a campaign: where rows go, what was done, and when to stop."""
+
+    bench: OperatorBench
+    out: Path
+    deadline_s: float
+    counts: Counter[str] = field(default_factory=Counter)
+    errors: Counter[str] = field(default_factory=Counter)
+    journals: dict[str, Journal] = field(default_factory=dict)
+
+    @property
+    def left_s(self) -> float:
+        """Time until the budget is spent."""
+        return self.deadline_s - time.monotonic()
+
+    def journal(self, kind: str, key: str = "id") -> Journal:
+        """The file of one kind of row."""
+        return self.journals.setdefault(kind, Journal(self.out / f"{kind}.jsonl", key=key))
+
+    def record(self, kind: str, blank: Row, make: Callable[[], Row], label: str = "") -> Row | None:
+        """Measure one row unless its id is on file; save it, or ``blank`` with the reason it failed."""
+        journal = self.journal(kind)
+        if blank.id in journal.ids:
+            self.counts[f"{kind} skipped"] += 1
+            return None
+        try:
+            row = make()
+        except Exception as error:
+            row = replace(blank, error=f"{type(error).__name__}: {error}"[:400])
+            self.counts[f"{kind} errors"] += 1
+            self.errors[f"{label or blank.id} {kind}: {row.error}"[:160]] += 1
+            if isinstance(error, Refused) and self.bench.sampler.lost:
+                raise
+            self.recover()
+            if not self.bench.sampler.healthy:
+                self.bench.sampler.restart()
+        journal.append(row)
+        self.counts[str(kind)] += 1
+        return row
+
+    def recover(self) -> None:
+        """Bring the device back to a clean state after a failed row; a dead context ends the campaign."""
+        self.bench.gpu.recover()
+
+    def within(self, items: Sequence[Item], each_s: float, label: str, every: int = 200) -> Iterator[Item]:
+        """Yield items while there is time for another, with progress."""
+        for place, item in enumerate(items):
+            if self.left_s < each_s + 2.0:
+                say(f"{label}: budget spent after {place} of {len(items)}")
+                self.counts[f"{label} left for another call"] += len(items) - place
+                return
+            if place % every == 0:
+                say(f"{label}: {place} of {len(items)}, {self.left_s:.0f} s left")
+            yield item
+
+    def finish(self, keep_samples: bool = True) -> Counter[str]:
+        """Keep the samples of the run, print the commonest errors and return what was done."""
+        sampler = self.bench.sampler
+        if keep_samples:
+            sampler.since(0).save(self.out / f"samples-{self.bench.run}.npz")
+        self.counts["sampler read errors"] += sampler.errors
+        for text, count in self.errors.most_common(15):
+            say(f"{count} x {text}")
+        return self.counts
