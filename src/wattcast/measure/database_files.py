@@ -15,7 +15,6 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from itertools import combinations
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -39,7 +38,7 @@ from wattcast.core.measured_rows import (
     row_from_plain,
     write_table,
 )
-from wattcast.measure.campaigns.nsight_counters import read_counter_table as read_counters
+from wattcast.measure.campaigns.nsight_counters import read_counter_table
 from wattcast.measure.energy_samples import Array, EnergySamples, find_sightings, find_ticks
 
 CYCLE_TICKS = 10
@@ -60,82 +59,59 @@ class SettledLevel:
 
 def settle_capped_row(rows: list[KernelRow], samples: EnergySamples) -> dict[str, SettledLevel]:
     """Compute settled power by row id for the capped rows of one run whose windows the samples hold."""
-    found = {row.id: own for row in rows if _capped(row) and (own := _own(row)) is not None}
-    capped = [row for row in rows if _capped(row) and row.id not in found]
+    found: dict[str, SettledLevel] = {}
+    capped: list[KernelRow] = []  # those whose own window is shorter than a cycle
+    for row in rows:
+        if row.kind != "sustained" or row.error or "sw_power_cap" not in row.throttle or not row.power_w:
+            continue
+        if row.sm_clock_hz is not None and (row.ticks or 0) >= CYCLE_TICKS:
+            found[row.id] = SettledLevel(row.power_w, row.sm_clock_hz, row.ticks or 0)
+        else:
+            capped.append(row)
     seen, grid_s = find_sightings(samples), find_ticks(samples).time_s
-    seen_s, energy_j = seen.middle_s, seen.energy_j
-    if not capped or len(grid_s) != len(seen_s) or len(grid_s) < CYCLE_TICKS:
+    energy_j = seen.energy_j
+    if not capped or len(grid_s) != len(energy_j) or len(grid_s) < CYCLE_TICKS:
         return found
-    offset_s = _offset_s(capped, seen_s, grid_s, energy_j)
+    matches = {row.id: _match_windows(row, seen.middle_s, grid_s, energy_j) for row in capped}
+    begun_s = {row.id: datetime.fromisoformat(row.date).timestamp() for row in capped}
+    # Sampler time minus calendar time is the same for all rows of a run: the densest place among all windows that
+    # match some row closely, since chance matches scatter and true ones agree.
+    every_s = np.sort(
+        np.concatenate([grid_s[last[error < CLOSE]] - begun_s[name] for name, (error, last) in matches.items()])
+    )
+    if not len(every_s):
+        return found
+    inside = np.searchsorted(every_s, every_s + NEARBY_S) - np.arange(len(every_s))
+    densest = int(np.argmax(inside))
+    offset_s = float(np.median(every_s[densest : densest + inside[densest]]))
     for row in capped:
-        last = _window_end(row, offset_s, seen_s, grid_s, energy_j)
-        settled = _widen(row, last, grid_s, energy_j, samples) if last is not None else None
-        if settled is not None:
-            found[row.id] = settled
+        error, last = matches[row.id]
+        late_s = grid_s[last] - (begun_s[row.id] + offset_s)
+        error = np.where(np.abs(late_s) < NEARBY_S, error, np.inf)
+        place = int(np.argmin(error))  # the counter step that closed the row's window
+        if error[place] >= CLOSE:
+            continue
+        end = int(last[place])
+        length_s = (row.replays or 0) * (row.copies or 0) * (row.latency_s or 0.0)
+        first = int(np.searchsorted(grid_s, grid_s[end] + QUEUED_S - length_s + SKIP_S))
+        if end - first < CYCLE_TICKS:
+            continue
+        clock = samples.between(float(grid_s[first]), float(grid_s[end])).known("sm_clock_hz")
+        if len(clock):
+            power_w = (energy_j[end] - energy_j[first]) / (grid_s[end] - grid_s[first])
+            found[row.id] = SettledLevel(float(power_w), float(clock.mean()), end - first)
     return found
 
 
-def _capped(row: KernelRow) -> bool:
-    return row.kind == "sustained" and not row.error and "sw_power_cap" in row.throttle and bool(row.power_w)
-
-
-def _own(row: KernelRow) -> SettledLevel | None:
-    """A row's own figures, where its window holds at least one cycle."""
-    if row.power_w is None or row.sm_clock_hz is None or (row.ticks or 0) < CYCLE_TICKS:
-        return None
-    return SettledLevel(row.power_w, row.sm_clock_hz, row.ticks or 0)
-
-
-def _offset_s(rows: list[KernelRow], seen_s: Array, grid_s: Array, energy_j: Array) -> float:
-    """Sampler time minus calendar time, the same for all rows of a run.
-
-    The densest place among all windows that match some row closely: chance matches scatter, true ones agree.
-    """
-    offsets: list[Array] = []
-    for row in rows:
-        error, last = _matches(row, seen_s, grid_s, energy_j)
-        offsets.append(grid_s[last[error < CLOSE]] - _calendar_s(row))
-    every_s = np.sort(np.concatenate(offsets))
-    if not len(every_s):
-        return float("nan")
-    inside = np.searchsorted(every_s, every_s + NEARBY_S) - np.arange(len(every_s))
-    first = int(np.argmax(inside))
-    return float(np.median(every_s[first : first + inside[first]]))
-
-
-def _matches(row: KernelRow, seen_s: Array, grid_s: Array, energy_j: Array) -> tuple[Array, npt.NDArray[np.intp]]:
-    """Relative difference between the row's power and that of every window as long as the row's."""
+def _match_windows(
+    row: KernelRow, seen_s: Array, grid_s: Array, energy_j: Array
+) -> tuple[Array, npt.NDArray[np.intp]]:
+    """Relative difference between the row's power and that of every window as long as the row's, by its last step."""
     count = row.ticks or 0
     joules = energy_j[count:] - energy_j[:-count]
     wanted_w = row.power_w or float("nan")
     seen, grid = (np.abs(joules / (t[count:] - t[:-count]) / wanted_w - 1.0) for t in (seen_s, grid_s))
     return np.minimum(seen, grid), np.arange(count, len(energy_j), dtype=np.intp)
-
-
-def _window_end(row: KernelRow, offset_s: float, seen_s: Array, grid_s: Array, energy_j: Array) -> int | None:
-    """Which counter step closed the row's window: the best match in the seconds after the row was begun."""
-    error, last = _matches(row, seen_s, grid_s, energy_j)
-    late_s = grid_s[last] - (_calendar_s(row) + offset_s)
-    error = np.where(np.abs(late_s) < NEARBY_S, error, np.inf)
-    place = int(np.argmin(error))
-    return int(last[place]) if error[place] < CLOSE else None
-
-
-def _widen(row: KernelRow, last: int, grid_s: Array, energy_j: Array, samples: EnergySamples) -> SettledLevel | None:
-    length_s = (row.replays or 0) * (row.copies or 0) * (row.latency_s or 0.0)
-    begin_s = grid_s[last] + QUEUED_S - length_s + SKIP_S
-    first = int(np.searchsorted(grid_s, begin_s))
-    if last - first < CYCLE_TICKS:
-        return None
-    clock = samples.between(float(grid_s[first]), float(grid_s[last])).known("sm_clock_hz")
-    if not len(clock):
-        return None
-    power_w = (energy_j[last] - energy_j[first]) / (grid_s[last] - grid_s[first])
-    return SettledLevel(float(power_w), float(clock.mean()), last - first)
-
-
-def _calendar_s(row: KernelRow) -> float:
-    return datetime.fromisoformat(row.date).timestamp()
 
 
 LEAST_PHASES = 6
@@ -150,30 +126,33 @@ def pack_database(folders: list[Path], out: Path) -> dict[str, int]:
     """
     runs: dict[str, RunInfo] = {}
     names: dict[str, NameRow] = {}
-    rows: list[KernelRow] = []
+    rows: dict[tuple[str, str], KernelRow] = {}  # measured again after a failure: the later
     models: dict[tuple[str, str], ModelRow] = {}
     profiles: dict[str, ModelKernels] = {}
     chains: dict[tuple[str, str], ChainRow] = {}
-    for plain, where in _records(folders):
-        match plain.get("record"):
-            case "run":
-                info = row_from_plain(plain, RunInfo, where)
-                runs[info.run] = info
-            case "names":
-                found = row_from_plain(plain, NameRow, where)
-                if found.names or found.spec not in names:
-                    names[found.spec] = found
-            case "row":
-                rows.append(row_from_plain(plain, KernelRow, where))
-            case "model":
-                model = row_from_plain(plain, ModelRow, where)
-                models[model.id, model.run] = model
-            case "model_kernels":
-                kernels = row_from_plain(plain, ModelKernels, where)
-                profiles[kernels.id] = kernels
-            case "chain":
-                chain = row_from_plain(plain, ChainRow, where)
-                chains[chain.id, chain.run] = chain
+    for path in (path for folder in folders for path in sorted(folder.rglob("*.jsonl"))):
+        for number, plain in enumerate(read_lines(path), start=1):
+            where = f"{path.name}: line {number}"
+            match plain.get("record"):
+                case "run":
+                    info = row_from_plain(plain, RunInfo, where)
+                    runs[info.run] = info
+                case "names":
+                    found = row_from_plain(plain, NameRow, where)
+                    if found.names or found.spec not in names:
+                        names[found.spec] = found
+                case "row":
+                    row = row_from_plain(plain, KernelRow, where)
+                    rows[row.id, row.run] = row
+                case "model":
+                    model = row_from_plain(plain, ModelRow, where)
+                    models[model.id, model.run] = model
+                case "model_kernels":
+                    kernels = row_from_plain(plain, ModelKernels, where)
+                    profiles[kernels.id] = kernels
+                case "chain":
+                    chain = row_from_plain(plain, ChainRow, where)
+                    chains[chain.id, chain.run] = chain
     whole: dict[str, int] = {}
     if models:
         packed_models = [_plain_with_card(row, runs) for row in models.values()]
@@ -188,12 +167,18 @@ def pack_database(folders: list[Path], out: Path) -> dict[str, int]:
         return whole
     if not rows:
         raise BadInput(f"no measured rows under {', '.join(str(folder) for folder in folders)}.")
-    unique = list({(row.id, row.run): row for row in rows}.values())  # measured again after a failure: the later
-    unique = [_flag_beats(row) for row in _settle(unique, folders)]
-    packed = [_packed(row, runs, names.get(str(row.detail.get("spec", "")))) for row in unique]
-    counters = [row for folder in folders for path in sorted(folder.rglob("counters.csv")) for row in _counted(path)]
+    packed = [_pack_row(row, runs, names) for row in _settle(list(rows.values()), folders)]
+    counters = [
+        {**row, **{name.replace(".", "_"): value for name, value in row.pop("metrics").items()}}
+        for folder in folders
+        for path in sorted(folder.rglob("counters.csv"))
+        for row in read_counter_table(path.read_text(errors="replace").splitlines())
+    ]
     before = _before(out / ROWS_FILE)
-    everything = [*({"chosen": "plan", **row} for row in before), *_known_names(packed, before)]
+    columns = [column for column in (packed or before)[0] if column.startswith("kernel_")]
+    known = {row["spec"]: {c: row.get(c) or [] for c in columns} for row in before if row.get("kernel_names")}
+    packed = [row if row["kernel_names"] else row | known.get(row["spec"], {}) for row in packed]
+    everything = [*({"chosen": "plan", **row} for row in before), *packed]
     together = {(row["id"], row["run"]): row for row in everything}
     order = sorted(together.values(), key=lambda row: (row["kind"], row["family"], row["id"], row["run"]))
     write_table(out / ROWS_FILE, order)
@@ -231,26 +216,6 @@ def _before(path: Path) -> list[Plain]:
     return read_table(path) if path.exists() else []
 
 
-def _known_names(packed: list[Plain], before: list[Plain]) -> list[Plain]:
-    """New rows of an operator whose kernels were named earlier get those names."""
-    columns = [column for column in (packed or before)[0] if column.startswith("kernel_")]
-    known = {row["spec"]: {c: row.get(c) or [] for c in columns} for row in before if row.get("kernel_names")}
-    return [row if row["kernel_names"] else row | known.get(row["spec"], {}) for row in packed]
-
-
-def _records(folders: Iterable[Path]) -> Iterable[tuple[Plain, str]]:
-    for folder in folders:
-        for path in sorted(folder.rglob("*.jsonl")):
-            for number, plain in enumerate(read_lines(path), start=1):
-                yield plain, f"{path.name}: line {number}"
-
-
-def _counted(path: Path) -> Iterable[Plain]:
-    for row in read_counters(path.read_text(errors="replace").splitlines()):
-        metrics: dict[str, Any] = row.pop("metrics")
-        yield {**row, **{name.replace(".", "_"): value for name, value in metrics.items()}}
-
-
 def _settle(rows: list[KernelRow], folders: Iterable[Path]) -> list[KernelRow]:
     """Capped rows with their settled figures, for every run whose samples were kept."""
     kept = {path.stem.removeprefix("samples-"): path for folder in folders for path in folder.rglob("samples-*.npz")}
@@ -264,13 +229,6 @@ def _settle(rows: list[KernelRow], folders: Iterable[Path]) -> list[KernelRow]:
         else row
         for row in rows
     ]
-
-
-def _flag_beats(row: KernelRow) -> KernelRow:
-    """Duty cycles whose period beats with the board's sampling see only a few parts of it: flagged."""
-    if row.kind != "duty" or not row.period_s or find_phases(row.period_s) >= LEAST_PHASES:
-        return row
-    return replace(row, flags=(*row.flags, "period_beats_with_sensor"))
 
 
 def find_phases(period_s: float, sample_s: float = 0.02, most: int = 50) -> int:
@@ -290,11 +248,17 @@ def make_workload_form(operator: Plain) -> Plain:
     return {"op": operator["function"], **{k: v for k, v in operator.items() if k not in ("op", "function")}}
 
 
-def _packed(row: KernelRow, runs: Mapping[str, RunInfo], names: NameRow | None) -> Plain:
+def _pack_row(row: KernelRow, runs: Mapping[str, RunInfo], names: Mapping[str, NameRow]) -> Plain:
+    """Return a row as the table holds it, with its card and its kernels.
+
+    A duty cycle whose period beats with the board's sampling sees only a few parts of it and is flagged.
+    """
+    if row.kind == "duty" and row.period_s and find_phases(row.period_s) < LEAST_PHASES:
+        row = replace(row, flags=(*row.flags, "period_beats_with_sensor"))
     plain = _plain_with_card(row, runs)
     plain["spec"] = plain["detail"].pop("spec", "")
     plain["operator"] = make_workload_form(row.operator)
-    named = names or NameRow("")
+    named = names.get(str(plain["spec"]), NameRow(""))
     return plain | {
         "kernel_names": list(named.names),
         "kernel_grids": [list(grid) for grid in named.grids],
@@ -367,18 +331,26 @@ def summarise_database(database: Path) -> Plain:
     rows = read_table(folder / ROWS_FILE)
     counters, chains = _before(folder / COUNTERS_FILE), _before(folder / CHAINS_FILE)
     good = [row for row in rows if not row["error"]]
+    by_kind: dict[str, dict[str, int]] = {}
+    for (kind, family), count in sorted(Counter((row["kind"], row["family"]) for row in good).items()):
+        by_kind.setdefault(kind, {})[family] = count
+    data: dict[str, set[str]] = {}  # that operators were sustained on
+    for row in good:
+        if row["kind"] == "sustained":
+            data.setdefault(row["spec"], set()).add(row["data"])
+    duty = Counter(row["spec"] for row in good if row["kind"] == "duty")
+    beats = (row["spec"] for row in good if row["kind"] == "duty" and "period_beats_with_sensor" in row["flags"])
+    clean = duty - Counter(beats)
     return {
         "database": folder.name,
         "cards": sorted({f"{row['card_name']} {row['card_uuid']}" for row in rows if row["card_uuid"]}),
-        "rows": _by_kind(good),
+        "rows": by_kind,
         "failed": len(rows) - len(good),
         "flagged": dict(Counter(flag for row in good for flag in row["flags"])),
         "kernels": {
-            "duty-cycled at three duties": _complete(good, "duty", 3),
-            "of these with a period that does not beat with the sensor": _complete(
-                [row for row in good if "period_beats_with_sensor" not in row["flags"]], "duty", 3
-            ),
-            "with data patterns": _patterns(good),
+            "duty-cycled at three duties": sum(count >= 3 for count in duty.values()),
+            "of these with a period that does not beat with the sensor": sum(n >= 3 for n in clean.values()),
+            "with data patterns": sum({"random", "zeros", "ones", "relu"} <= seen for seen in data.values()),
             "with counters": len({row["spec"] for row in counters}),
             "with names": len({row["spec"] for row in good if row["kernel_names"]}),
         },
@@ -408,55 +380,38 @@ def make_summary_page(summary: Plain) -> str:
     lines += [f"Kernels {what}: {count}." for what, count in summary["kernels"].items()]
     lines += ["", "| repeatability | quantity | pairs | median | 90th percentile |", "|---|---|---|---|---|"]
     lines += [
-        f"| {where} | {quantity} | {seen['pairs']} | {_percent(seen)} |"
+        f"| {where} | {quantity} | {seen['pairs']} | "
+        + (f"{100 * seen['median']:.2f} % | {100 * seen['p90']:.2f} % |" if seen["pairs"] else "- | - |")
         for where, quantities in summary["repeatability"].items()
         for quantity, seen in quantities.items()
     ]
     if "chains" in summary:
-        lines += ["", *_chains(summary["chains"])]
+        lines += ["", "| chains | number | extra a kernel, mean | median | 10th to 90th percentile |"]
+        lines.append("|---|---|---|---|---|")
+        for part, seen in summary["chains"].items():
+            if seen["chains"]:
+                mean, median, low, high = (1e6 * seen[f"{name}_s"] for name in ("mean", "median", "p10", "p90"))
+                lines.append(
+                    f"| {part} | {seen['chains']} | {mean:.2f} us | {median:.2f} us | {low:.2f} to {high:.2f} us |"
+                )
     return "\n".join(lines) + "\n"
 
 
-def _chains(parts: Plain) -> list[str]:
-    """Extra time a kernel of chains, in microseconds."""
-    lines = ["| chains | number | extra a kernel, mean | median | 10th to 90th percentile |", "|---|---|---|---|---|"]
-    for part, seen in parts.items():
-        if seen["chains"]:
-            mean, median, low, high = (1e6 * seen[f"{name}_s"] for name in ("mean", "median", "p10", "p90"))
-            lines.append(
-                f"| {part} | {seen['chains']} | {mean:.2f} us | {median:.2f} us | {low:.2f} to {high:.2f} us |"
-            )
-    return lines
-
-
-def _percent(seen: dict[str, float]) -> str:
-    return f"{100 * seen['median']:.2f} % | {100 * seen['p90']:.2f} %" if seen["pairs"] else "- | -"
-
-
-def _by_kind(rows: list[Plain]) -> dict[str, dict[str, int]]:
-    found: dict[str, dict[str, int]] = {}
-    for (kind, family), count in sorted(Counter((row["kind"], row["family"]) for row in rows).items()):
-        found.setdefault(kind, {})[family] = count
-    return found
-
-
-def _complete(rows: list[Plain], kind: str, least: int) -> int:
-    seen = Counter(row["spec"] for row in rows if row["kind"] == kind)
-    return sum(count >= least for count in seen.values())
-
-
-def _patterns(rows: list[Plain]) -> int:
-    """Operators sustained on random values, zeros, ones and relu-like values."""
-    seen: dict[str, set[str]] = {}
-    for row in rows:
-        if row["kind"] == "sustained":
-            seen.setdefault(row["spec"], set()).add(row["data"])
-    return sum({"random", "zeros", "ones", "relu"} <= data for data in seen.values())
-
-
 def _repeatability(rows: list[Plain], wanted: Callable[[Plain, Plain], bool]) -> dict[str, dict[str, float]]:
+    """Compare rows of one operator without flags, and again with settled power in place of the window's.
+
+    A window that never came to rest under the cap is flagged, and has a settled power all the same.
+    """
     plain = _pairs([row for row in rows if not row["flags"]], wanted)
-    settled = _pairs([_settled(row) for row in rows if not _doubtful(row)], wanted)
+    power_w = [row.get("settled_power_w") for row in rows]
+    settled = _pairs(
+        [
+            row | {"power_w": own_w} if own_w else row
+            for row, own_w in zip(rows, power_w, strict=True)
+            if not set(row["flags"]) - ({"unsettled"} if own_w else set())
+        ],
+        wanted,
+    )
     return {
         "latency, burst": _spread(plain, "burst", "latency_s"),
         "latency, sustained": _spread(plain, "sustained", "latency_s"),
@@ -472,17 +427,6 @@ def _pairs(rows: list[Plain], wanted: Callable[[Plain, Plain], bool]) -> list[tu
         if row["kind"] in ("burst", "sustained"):
             groups.setdefault((row["kind"], row["spec"], row["data"]), []).append(row)
     return [(kind, a, b) for (kind, _, _), held in groups.items() for a, b in combinations(held, 2) if wanted(a, b)]
-
-
-def _settled(row: Plain) -> Plain:
-    """The row with its settled power in place of its window's, where it has one."""
-    return row | {"power_w": row["settled_power_w"]} if row.get("settled_power_w") else row
-
-
-def _doubtful(row: Plain) -> bool:
-    """Flagged; but a window that never came to rest under the cap has a settled power all the same."""
-    flags = set(row["flags"]) - ({"unsettled"} if row.get("settled_power_w") else set())
-    return bool(flags)
 
 
 def _spread(pairs: list[tuple[str, Plain, Plain]], kind: str, column: str) -> dict[str, float]:
