@@ -24,7 +24,7 @@ from wattcast.core.arrays import Array
 from wattcast.core.errors import BadInput, MissingTool, WattcastError
 from wattcast.core.strict_files import reference_folder
 from wattcast.explore.exploration_report import draw_gpus
-from wattcast.explore.explorations import Alternative, compare_gpus
+from wattcast.explore.explorations import Alternative, explore
 from wattcast.predictor.api import find_gpu, predict
 from wattcast.predictor.bundle import bundle_for
 from wattcast.report.figure_style import (
@@ -197,7 +197,7 @@ def formats(rows: Sequence[Measured]) -> list[Format]:
 
 def forecast() -> list[Alternative]:
     """One workload on the GPUs of the paper's Table IV; nothing was measured to compare with here."""
-    found = compare_gpus("bert-large", FORECAST, batch=32, seq=512, attention="eager", head="none")
+    found = list(explore("bert-large", FORECAST, batch=32, seq=512, attention="eager", head="none").points)
     if any(choice.reason for choice in found):
         raise WattcastError(f"a forecast failed: {'; '.join(choice.reason for choice in found)}")
     return found

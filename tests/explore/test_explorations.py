@@ -1,54 +1,60 @@
-"""Clocks, GPUs and algorithms against single predictions; money and carbon by hand."""
+"""GPUs, options and settings against single predictions; money and carbon by hand."""
 
 from __future__ import annotations
 
 import json
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import wattcast
 from wattcast.core.errors import ExitCode, WattcastError
-from wattcast.explore import explorations
-from wattcast.explore.explorations import ClockObjective, explore_clocks
+from wattcast.explore.explorations import Exploration, ExploreObjective, explore
 from wattcast.predictor import prices
 
 MODEL = {"batch": 8, "seq": 256}
 
 
-def test_every_clock_equals_its_prediction_and_the_best_is_the_least() -> None:
-    found = explore_clocks("gpt2", "h200", clock="600MHz:1980MHz:60MHz", power_limit="250W,700W", **MODEL)
-    columns = found.columns
-    for row in range(0, len(columns["point"]), 7):
-        alone = wattcast.predict(
-            "gpt2",
-            "h200",
-            clock=columns["asked_clock_hz"][row],
-            power_limit=columns["asked_power_limit_w"][row],
-            **MODEL,
-        )
-        assert columns["energy_j"][row] == pytest.approx(float(alone.energy_j), rel=1e-12)
-        assert columns["clock_hz"][row] == pytest.approx(float(alone.clock_hz), rel=1e-12)
-    assert columns["energy_j"][found.best[ClockObjective.ENERGY]] == columns["energy_j"].min()
-    delay = columns["energy_j"] * columns["latency_s"] ** 2
-    assert found.best[ClockObjective.ED2] == int(np.argmin(delay))
+def test_every_setting_equals_its_prediction_and_the_best_is_the_least() -> None:
+    found = explore("gpt2", "h200", ["clock=600MHz:1980MHz:60MHz", "power_limit=250W,700W"], **MODEL)
+    for point in found.points[::7]:
+        asked = {"clock": point.names["asked_clock_hz"], "power_limit": point.names["asked_power_limit_w"]}
+        alone = wattcast.predict("gpt2", "h200", **asked, **MODEL)
+        assert point.results["energy_j"] == pytest.approx(float(alone.energy_j), rel=1e-12)
+        assert point.results["clock_hz"] == pytest.approx(float(alone.clock_hz), rel=1e-12)
+    energy, delay = (np.array([row[name] for row in found.rows]) for name in ("energy_j", "latency_s"))
+    assert found.best[ExploreObjective.ENERGY].results["energy_j"] == energy.min()
+    assert found.best[ExploreObjective.ED2] is found.points[int(np.argmin(energy * delay**2))]
 
 
-def test_all_clocks_of_the_card_by_default() -> None:
-    assert len(explore_clocks("gpt2", "h200", **MODEL).columns["point"]) == 110  # 345 to 1980 MHz by 15
+def test_anything_varies_with_anything() -> None:
+    found = explore("gpt2", "h200,l4", ["dtype=fp32,bf16", "batch=1,4", "clock=900MHz,1.2GHz"], seq=128)
+    assert found.axes == ("gpu", "dtype", "batch", "asked_clock_hz")
+    assert len({tuple(point.names.values()) for point in found.points}) == len(found.points) == 16
+    names = dict(found.points[-1].names)
+    alone = wattcast.predict("gpt2", names.pop("gpu"), clock=names.pop("asked_clock_hz"), seq=128, **names)
+    assert found.points[-1].results["latency_s"] == pytest.approx(float(alone.latency_s), rel=1e-12)
+    assert found.points[-1].results["energy_j_per_request"] == pytest.approx(float(alone.energy_j) / 4, rel=1e-12)
+
+
+def test_all_clocks_of_the_card() -> None:
+    assert len(explore("gpt2", "h200", ["clock=all"], **MODEL).points) == 110  # 345 to 1980 MHz by 15
 
 
 def test_a_bound_holds_and_costs_energy() -> None:
-    loose = explore_clocks("gpt2", "h200", batch=64, seq=512)
-    tight = explore_clocks("gpt2", "h200", slowdown="2%", batch=64, seq=512)
-    row = tight.best[ClockObjective.ENERGY]
-    assert tight.columns["slowdown"][row] <= 0.02
-    assert tight.columns["energy_j"][row] > loose.columns["energy_j"][loose.best[ClockObjective.ENERGY]]
-    late = float(loose.columns["latency_s"].min()) * 1.02
-    by_time = explore_clocks("gpt2", "h200", latency=f"{late}s", batch=64, seq=512)
-    assert by_time.best == tight.best
+    def ask(**bound: str) -> Exploration:
+        return explore("gpt2", "h200", ["clock=all"], batch=64, seq=512, **bound)
+
+    loose, tight = ask(), ask(slowdown="2%")
+    best = tight.best[ExploreObjective.ENERGY].results
+    assert best["slowdown"] <= 0.02
+    assert best["energy_j"] > loose.best[ExploreObjective.ENERGY].results["energy_j"]
+    late_s = 1.02 * min(row["latency_s"] for row in loose.rows)
+    by_time = ask(latency=f"{late_s}s").best
+    assert {k: v.row for k, v in by_time.items()} == {k: v.row for k, v in tight.best.items()}
 
 
 @pytest.mark.parametrize(
@@ -58,23 +64,23 @@ def test_a_bound_holds_and_costs_energy() -> None:
         ({"latency": "1us", "slowdown": "5%"}, "both"),
         ({"slowdown": "-5%"}, "zero or more"),
         ({"slowdown": "5W"}, "pure number"),
-        ({"clock": "2GHz:3GHz:15MHz"}, "1.98 GHz"),
+        ({"vary": ["clock=2GHz:3GHz:15MHz"]}, "1.98 GHz"),
+        ({"clock": "1GHz"}, "one value, or vary"),
     ],
 )
-def test_a_bad_bound_is_explained(asked: dict[str, str], says: str) -> None:
+def test_a_bad_bound_is_explained(asked: dict[str, Any], says: str) -> None:
     with pytest.raises(WattcastError, match=says):
-        explore_clocks("gpt2", "h200", **MODEL, **asked)
+        explore("gpt2", "h200", **{"vary": ["clock=all"], **MODEL, **asked})
 
 
 def test_unknown_steps_are_asked_for() -> None:
-    with pytest.raises(WattcastError, match="--clocks"):
-        explore_clocks("gpt2", "gtx-480", **MODEL)
+    with pytest.raises(WattcastError, match="--vary clock="):
+        explore("gpt2", "gtx-480", ["clock=all"], **MODEL)
 
 
 def test_gpus_equal_their_predictions_in_order() -> None:
-    found = explorations.compare_gpus(
-        "gpt2", ["h200", "h100-sxm", "a100-sxm-80gb"], prices.parse_prices("0.36USD/kWh"), **MODEL
-    )
+    paid = prices.parse_prices("0.36USD/kWh")
+    found = explore("gpt2", ["h200", "h100-sxm", "a100-sxm-80gb"], prices=paid, **MODEL).points
     each = [choice.results["energy_j_per_request"] for choice in found]
     assert each == sorted(each)
     for choice in found:
@@ -85,34 +91,32 @@ def test_gpus_equal_their_predictions_in_order() -> None:
 
 
 def test_a_gpu_that_cannot_is_a_row_with_a_reason() -> None:
-    found = explorations.compare_gpus("gpt2", ["tegra-k1", "h200"], tp=2, batch=4, seq=128)
+    found = explore("gpt2", "tegra-k1,h200", tp=2, batch=4, seq=128).points
     assert [choice.names["gpu"] for choice in found] == ["h200", "tegra-k1"]
     assert found[0].results
     assert not found[1].results
     assert "link" in found[1].reason
-    with pytest.raises(WattcastError, match=r"no GPU can run this workload: tegra-k1: .*link"):
-        explorations.compare_gpus("gpt2", ["tegra-k1"], tp=2)
+    with pytest.raises(WattcastError, match=r"none of the 2 combinations can be run: .*link"):
+        explore("gpt2", "tegra-k1", ["batch=1,2"], tp=2)
 
 
 def test_gpus_on_which_it_does_not_fit_come_last() -> None:
-    found = [choice.results.get("fits") for choice in explorations.compare_gpus("llama3-8b", batch=1, seq=128)]
+    found = [choice.results.get("fits") for choice in explore("llama3-8b", "all", batch=1, seq=128).points]
     assert found == sorted(found, reverse=True)
     assert set(found) == {True, False}
 
 
-def test_algorithms_are_every_combination_against_the_first() -> None:
-    found = explorations.compare_algorithms("gpt2", "h200", ["dtype=fp32,bf16", "batch=1,4"], seq=256)
+def test_options_are_every_combination_against_the_first() -> None:
+    found = explore("gpt2", "h200", ["dtype=fp32,bf16", "batch=1,4"], seq=256).points
     assert [tuple(c.names.values()) for c in found] == [("fp32", 1), ("fp32", 4), ("bf16", 1), ("bf16", 4)]
     assert found[0].results["speedup"] == 1.0
-    alone = wattcast.predict("gpt2", "h200", dtype="bf16", batch=4, seq=256)
-    assert found[3].results["energy_j_per_request"] == pytest.approx(float(alone.energy_j) / 4, rel=1e-12)
     assert found[3].results["speedup"] == pytest.approx(
         found[3].results["requests_per_s"] / found[0].results["requests_per_s"]
     )
 
 
 def test_several_gpus_are_all_counted() -> None:
-    one, two = explorations.compare_algorithms("llama3-8b", "h200", ["tp=1,2"], seq=256)
+    one, two = explore("llama3-8b", "h200", ["tp=1,2"], seq=256).points
     alone = wattcast.predict("llama3-8b", "h200", tp=2, seq=256)
     assert two.results["gpus"] == 2
     assert two.results["energy_j"] == pytest.approx(2 * float(alone.energy_j), rel=1e-12)
@@ -120,7 +124,7 @@ def test_several_gpus_are_all_counted() -> None:
 
 
 def test_an_impossible_combination_is_a_row_with_a_reason() -> None:
-    found = explorations.compare_algorithms("gpt2", "h200", ["phase=prefill,train", "stack=eager,engine"], seq=128)
+    found = explore("gpt2", "h200", ["phase=prefill,train", "stack=eager,engine"], seq=128).points
     assert [bool(choice.results) for choice in found] == [True, True, True, False]
     assert "engine" in found[3].reason
 
@@ -128,19 +132,20 @@ def test_an_impossible_combination_is_a_row_with_a_reason() -> None:
 @pytest.mark.parametrize(
     ("vary", "says"),
     [
-        ([], "at least one"),
+        ([], "several GPUs, or an option"),
         (["dtype"], "option=values"),
         (["dtyp=bf16"], "Closest: dtype"),
+        (["sm_count=1,2"], "explore designs"),
         (["batch=1.5"], "whole numbers"),
         (["batch=1:9"], "low:high:step"),
-        (["batch=1:4000:1", "seq=1:4000:1"], "at most 10,000"),
+        (["batch=1:4000:1", "seq=1:4000:1"], "at most 20,000"),
         (["batch=1,2", "batch=4"], "twice"),
         (["dtype=fp61"], "none of the 1 combinations"),
     ],
 )
 def test_bad_options_are_explained(vary: list[str], says: str) -> None:
     with pytest.raises(WattcastError, match=says):
-        explorations.compare_algorithms("gpt2", "h200", vary, seq=128)
+        explore("gpt2", "h200", vary, seq=128)
 
 
 def test_money_by_hand() -> None:
@@ -184,27 +189,23 @@ def test_bad_prices_are_explained(asked: dict, says: str) -> None:
 
 def test_the_commands(call, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    asked = ("gpt2", "--batch", "8", "--seq", "256")
-    done = call("explore", "clocks", *asked, "--gpu", "h200", "--slowdown", "5%", "--json")
-    assert done.code == 0, done.err
-    told = json.loads(done.out)
+    sweep = ("explore", "sweep", "gpt2", "--batch", "8", "--seq", "256")
+    clocks = (*sweep, "--gpu", "h200", "--vary", "clock=all")
+    told = json.loads(call(*clocks, "--slowdown", "5%", "--json").out)
     assert told["best"]["energy"]["slowdown"] <= 0.05
     assert len(told["points"]) == 110
     png = tmp_path / "c.png"
-    done = call("explore", "clocks", *asked, "--gpu", "h200", "--power-limits", "300W,700W", "--plot", str(png))
+    done = call(*clocks, "--vary", "power_limit=300W,700W", "--plot", str(png))
     assert done.code == 0, done.err
-    assert "least energy without a bound at" in done.out
+    assert "least energy without a bound at asked clock" in done.out
+    assert "40 of 220 points" in done.out
     assert png.stat().st_size > 1000
-    argv = ("--gpus", "h200,l4", "--tariff", "0.12USD/kWh", "--carbon", "world", "--plot", str(tmp_path / "g.svg"))
-    done = call("explore", "gpus", *asked, *argv)
+    argv = ("--gpu", "h200,l4", "--tariff", "0.12USD/kWh", "--carbon", "world", "--plot", str(tmp_path / "g.svg"))
+    done = call(*sweep, *argv)
     assert done.code == 0, done.err
-    assert "cost (USD)/request" in done.out
+    assert "USD/request" in done.out
     assert (tmp_path / "g.svg").read_bytes().startswith(b"<?xml")
-    done = call("explore", "gpus", *asked, "--gpus", "h200,l4", "--json")
-    assert [c["reason"] for c in json.loads(done.out)["choices"]] == [None, None]
-    done = call(
-        "explore", "algorithms", "gpt2", "--gpu", "h200", "--vary", "phase=prefill,train", "--vary", "dtype=fp8"
-    )
+    done = call("explore", "sweep", "gpt2", "--gpu", "h200", "--vary", "phase=prefill,train", "--vary", "dtype=fp8")
     assert done.code == 0, done.err
     assert "train, fp8: " in done.out
 
@@ -215,7 +216,7 @@ def test_a_gpu_of_ones_own_is_compared_and_drawn(call, tmp_path: Path) -> None:
     mine = tmp_path / "mine.yaml"
     mine.write_text(text.replace("sm_count: {value: 132", "sm_count: {value: 160"), encoding="utf-8")
     done = call(
-        "explore", "gpus", "gpt2", "--batch", "64", "--gpus", f"h200,{mine}", "--plot", str(tmp_path / "m.png")
+        "explore", "sweep", "gpt2", "--batch", "64", "--gpu", f"h200,{mine}", "--plot", str(tmp_path / "m.png")
     )
     assert done.code == 0, done.err
     assert "mine" in done.out
@@ -225,12 +226,12 @@ def test_a_gpu_of_ones_own_is_compared_and_drawn(call, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
-        (("explore", "clocks", "gpt2", "--gpu", "h200", "--objective", "edd"), "Closest: ed"),
-        (("explore", "gpus", "gtp2"), "Closest: gpt2"),
-        (("explore", "gpus", "gpt2", "--gpus", "h200,h200"), "each GPU once"),
-        (("explore", "gpus", "gpt2", "--gpus", "h20"), "Closest: h200"),
-        (("explore", "algorithms", "gpt2", "--gpu", "h200", "--vary", "dtyp=bf16"), "Closest: dtype"),
-        (("explore", "algorithms", "lama", "--gpu", "h200", "--vary", "batch=1"), "unknown model"),
+        (("explore", "sweep", "gpt2", "--gpu", "h200", "--objective", "edd"), "Closest: ed"),
+        (("explore", "sweep", "gtp2", "--gpu", "all"), "Closest: gpt2"),
+        (("explore", "sweep", "gpt2", "--gpu", "h200,h200"), "each GPU once"),
+        (("explore", "sweep", "gpt2", "--gpu", "h20"), "Closest: h200"),
+        (("explore", "sweep", "gpt2", "--gpu", "h200", "--vary", "dtyp=bf16"), "Closest: dtype"),
+        (("explore", "sweep", "lama", "--gpu", "h200", "--vary", "batch=1"), "unknown model"),
     ],
 )
 def test_a_mistake_gets_one_paragraph(call, argv: tuple[str, ...], says: str) -> None:

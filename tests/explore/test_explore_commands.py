@@ -69,7 +69,7 @@ def test_designs_draws(call, tmp_path: Path, more: tuple[str, ...]) -> None:
     ("argv", "code", "says"),
     [
         ((*DESIGNS, "--vary", "smcuont=1,2"), ExitCode.BAD_INPUT, "Closest: sm_count"),
-        ((*DESIGNS, "--vary", "batch=1,2"), ExitCode.BAD_INPUT, "explore algorithms"),
+        ((*DESIGNS, "--vary", "batch=1,2"), ExitCode.BAD_INPUT, "explore sweep"),
         ((*DESIGNS, "--vary", "clock=1GHz", "--clock", "1GHz"), ExitCode.BAD_INPUT, "both"),
         ((*DESIGNS, *VARY, "--where", "power<=1W"), ExitCode.BAD_INPUT, "power_w<=1 W holds for 0.0%"),
         ((*DESIGNS, *VARY, "--out", "points.xls"), ExitCode.BAD_INPUT, ".parquet"),

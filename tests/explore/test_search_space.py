@@ -94,7 +94,7 @@ def test_random_values_of_one_axis_have_a_seed() -> None:
     [
         ("clok=1GHz:2GHz:15MHz", "Closest: clock"),
         ("memory.bandwith=1TB/s", "Closest: memory.bandwidth"),
-        ("batch=1,2,4", "explore algorithms"),
+        ("batch=1,2,4", "explore sweep"),
         ("clock", "name=values"),
         ("clock=", "name=values"),
         ("clock=1900MHz:600MHz:15MHz", "no values"),

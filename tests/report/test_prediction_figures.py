@@ -194,7 +194,7 @@ def test_plot_on_commands(call, tmp_path: Path) -> None:
     )
     plan = ["--rate", "2/s", "--prompt", "100", "--output", "20", "--gpus", "h200"]
     commands = {
-        "algorithms": ["explore", "algorithms", "gpt2", "--gpu", "h200", "--seq", "128", "--vary", "batch=1,2"],
+        "sweep": ["explore", "sweep", "gpt2", "--gpu", "h200", "--seq", "128", "--vary", "batch=1,2"],
         "fleet": ["explore", "fleet", str(fleet)],
         "plan": ["plan", "gpt2", *plan],
         "validate": ["lab", "validate", "--quantity", "power"],

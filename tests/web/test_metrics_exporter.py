@@ -124,14 +124,16 @@ def test_a_lost_card_is_said_and_does_not_end_the_exporter() -> None:
     assert "wattcast_power_watts" not in samples(text)
 
 
-def test_the_predicted_saving_is_that_of_explore_clocks(call) -> None:
+def test_the_predicted_saving_is_that_of_a_sweep_over_clocks(call) -> None:
     from wattcast.predictor import api
 
     options = {"batch": 8, "seq": 512}
     p = api.predict("llama3-8b", "h200", **options)
     found = model_workload("llama3-8b", api.find_gpu("h200"), p, "5%", **options)
     sizes = ["--batch", "8", "--seq", "512", "--slowdown", "5%"]
-    best = json.loads(call("explore", "clocks", "llama3-8b", "--gpu", "h200", *sizes, "--json").out)["best"]
+    best = json.loads(
+        call("explore", "sweep", "llama3-8b", "--gpu", "h200", "--vary", "clock=all", *sizes, "--json").out
+    )["best"]
     row = best["energy"]
     assert found.best_clock_hz == pytest.approx(row["asked_clock_hz"])
     assert found.saving == pytest.approx(1.0 - row["energy_j"] / float(p.energy_j))

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from wattcast.cli.shared_options import (
+    Clock,
     Environment,
     Json,
     Plot,
+    PowerLimit,
     Source,
     save_plot,
     takes_model_options,
@@ -21,12 +23,12 @@ if TYPE_CHECKING:
     from wattcast.explore.sweep import ReportProgress, Runner, SweepResult
 
 explore_app = typer.Typer(
-    add_completion=False, help="Which clock, which GPU, which design, which algorithm.", no_args_is_help=True
+    add_completion=False,
+    help="Sweep GPUs, options, clocks and limits; search chip designs; assign a fleet.",
+    no_args_is_help=True,
 )
 
 GpuName = Annotated[str, typer.Option(help="Catalogue name (`wattcast gpus`) or your own YAML file.")]
-Clock = Annotated[str | None, typer.Option(help="Locked core clock, such as 1830MHz; default: the governor.")]
-Limit = Annotated[str | None, typer.Option(help="Board power limit, such as 500W.")]
 Vary = Annotated[list[str], typer.Option(help="FIELD=LOW:HIGH:STEP, FIELD=A,B,C; may be repeated.")]
 Out = Annotated[Path | None, typer.Option(help="Every point: a .parquet, .csv or .json file, or a folder of parts.")]
 
@@ -34,6 +36,72 @@ Out = Annotated[Path | None, typer.Option(help="Every point: a .parquet, .csv or
 @explore_app.callback()
 def _explore() -> None:
     """Many configurations at once."""
+
+
+Tariff = Annotated[str | None, typer.Option(help="Price of energy, such as 0.12USD/kWh.")]
+Carbon = Annotated[str | None, typer.Option(help="Carbon intensity, such as 400g/kWh, or a region: france.")]
+Rent = Annotated[list[str], typer.Option("--price", help="Price of a GPU, such as h200=3.50USD/h; may be repeated.")]
+Pue = Annotated[float, typer.Option(help="Energy at the meter per energy of the GPU.")]
+
+
+@explore_app.command("sweep")
+@takes_model_options()
+def sweep(
+    ctx: typer.Context,
+    workload: Source,
+    gpu: Annotated[str, typer.Option(help="Catalogue names or YAML files with commas, or all.")],
+    vary: Annotated[
+        list[str],
+        typer.Option(
+            help="clock|power_limit|temperature|OPTION=VALUES: A,B,C or LOW:HIGH:STEP, clock=all; repeatable."
+        ),
+    ] = [],  # noqa: B006
+    clock: Clock = None,
+    power_limit: PowerLimit = None,
+    objective: Annotated[
+        str, typer.Option(help="energy|ed|ed2|latency|cost: what the best point has least of.")
+    ] = "energy",
+    slowdown: Annotated[
+        str | None, typer.Option(help="The best is at most this much slower than the fastest: 5%.")
+    ] = None,
+    latency: Annotated[str | None, typer.Option(help="The best is within this latency: 50ms.")] = None,
+    tariff: Tariff = None,
+    carbon: Carbon = None,
+    price: Rent = [],  # noqa: B006
+    pue: Pue = 1.0,
+    plot: Plot = None,
+    json: Json = False,
+    **options: Any,
+) -> None:
+    """Predict every combination of GPUs, model options, clocks and power limits, and name the best.
+
+    Examples: wattcast explore sweep llama3-8b --gpu h200 --vary clock=all --slowdown 5%
+    ... sweep llama3-8b --gpu h100-sxm,h200,l40s --phase decode --vary batch=1,8,64 --vary dtype=bf16,fp8
+    """
+    from wattcast.core.errors import resolve_name
+    from wattcast.explore import exploration_report
+    from wattcast.explore.explorations import ExploreObjective, explore
+    from wattcast.predictor.prices import parse_prices
+
+    env: Environment = ctx.obj
+    least = ExploreObjective(resolve_name("objective", objective, list(ExploreObjective)))
+    found = explore(
+        workload,
+        gpu,
+        vary,
+        clock=clock,
+        power_limit=power_limit,
+        slowdown=slowdown,
+        latency=latency,
+        prices=parse_prices(tariff, carbon, price, pue),
+        **options,
+    )
+    if plot is not None:
+        save_plot(env, exploration_report.draw_exploration(found, workload, options), plot)
+    if json:
+        env.json(exploration_report.exploration_json(found))
+        return
+    exploration_report.print_exploration(env.console(), found, least)
 
 
 @explore_app.command("designs")
@@ -48,7 +116,7 @@ def designs(
     seed: Annotated[int, typer.Option(help="Of random and Sobol samples.")] = 0,
     front: Annotated[str, typer.Option(help="Columns the Pareto front minimises.")] = "latency_s,power_w",
     clock: Clock = None,
-    power_limit: Limit = None,
+    power_limit: PowerLimit = None,
     out: Out = None,
     plot: Plot = None,
     heat_map: Annotated[str | None, typer.Option(help="Plot this in place of the front: X,Y or X,Y,VALUE.")] = None,
@@ -89,125 +157,6 @@ def designs(
     print_notes(console, [*study.graph.assumptions, *study.bundle.assumptions, *done.notes])
 
 
-@explore_app.command("clocks")
-@takes_model_options()
-def clocks(
-    ctx: typer.Context,
-    workload: Source,
-    gpu: GpuName,
-    clocks: Annotated[str | None, typer.Option(help="LOW:HIGH:STEP or a list; default: all of the card.")] = None,
-    power_limits: Annotated[str | None, typer.Option(help="LOW:HIGH:STEP or a list; default: the card's.")] = None,
-    slowdown: Annotated[str | None, typer.Option(help="The best clock at most this much slower: 5%.")] = None,
-    latency: Annotated[str | None, typer.Option(help="The best clock within this latency: 50ms.")] = None,
-    objective: Annotated[
-        str, typer.Option(help="energy|ed|ed2|latency: what the best clock has least of.")
-    ] = "energy",
-    plot: Plot = None,
-    json: Json = False,
-    **options: Any,
-) -> None:
-    """Latency, power, energy, ED and ED² over all clocks and power limits; the best clock under a bound.
-
-    Example: wattcast explore clocks llama3-8b --gpu h200 --batch 8 --seq 1024 --slowdown 5%
-    """
-    from wattcast.explore import exploration_report, explorations
-
-    env: Environment = ctx.obj
-    least = exploration_report.parse_objective(objective)
-    found = explorations.explore_clocks(
-        workload,
-        gpu,
-        clock=clocks,
-        power_limit=power_limits,
-        slowdown=slowdown,
-        latency=latency,
-        **options,
-    )
-    if plot is not None:
-        from wattcast.explore import exploration_report
-
-        save_plot(env, exploration_report.draw_clocks(found), plot)
-    if json:
-        env.json(exploration_report.clocks_json(found, least))
-        return
-    from wattcast.explore.exploration_report import print_clocks
-
-    print_clocks(env.console(), found, least)
-
-
-Tariff = Annotated[str | None, typer.Option(help="Price of energy, such as 0.12USD/kWh.")]
-Carbon = Annotated[str | None, typer.Option(help="Carbon intensity, such as 400g/kWh, or a region: france.")]
-Rent = Annotated[list[str], typer.Option("--price", help="Price of a GPU, such as h200=3.50USD/h; may be repeated.")]
-Pue = Annotated[float, typer.Option(help="Energy at the meter per energy of the GPU.")]
-
-
-@explore_app.command("gpus")
-@takes_model_options()
-def gpus(
-    ctx: typer.Context,
-    workload: Source,
-    gpus: Annotated[str | None, typer.Option(help="Names with commas; default: the whole catalogue.")] = None,
-    power_limit: Limit = None,
-    tariff: Tariff = None,
-    carbon: Carbon = None,
-    price: Rent = [],  # noqa: B006
-    pue: Pue = 1.0,
-    plot: Plot = None,
-    json: Json = False,
-    **options: Any,
-) -> None:
-    """The same workload on many GPUs: joules, cost and carbon per request, requests per joule.
-
-    Example: wattcast explore gpus llama3-8b --batch 8 --seq 1024 --gpus h100-sxm,h200 --tariff 0.12USD/kWh
-    """
-    from wattcast.explore import explorations
-    from wattcast.predictor import prices as money
-
-    env: Environment = ctx.obj
-    prices = money.parse_prices(tariff, carbon, price, pue)
-    names = [name.strip() for name in gpus.split(",")] if gpus is not None else []
-    found = explorations.compare_gpus(workload, names, prices, power_limit, **options)
-    if plot is not None:
-        from wattcast.explore import exploration_report
-
-        save_plot(env, exploration_report.draw_gpus(workload, found, options), plot)
-    _show(env, json, found, prices, f"{workload} on {len(found)} GPUs, least energy per request first")
-
-
-@explore_app.command("algorithms")
-@takes_model_options()
-def algorithms(
-    ctx: typer.Context,
-    workload: Source,
-    gpu: GpuName,
-    vary: Annotated[list[str], typer.Option(help="OPTION=VALUES: dtype=bf16,fp8, batch=1,2,4; may be repeated.")],
-    power_limit: Limit = None,
-    tariff: Tariff = None,
-    carbon: Carbon = None,
-    price: Rent = [],  # noqa: B006
-    pue: Pue = 1.0,
-    plot: Plot = None,
-    json: Json = False,
-    **options: Any,
-) -> None:
-    """Number format, attention, batch, sequence, stack, parallelism: every combination on one GPU.
-
-    Example: wattcast explore algorithms llama3-8b --gpu h200 --seq 2048
-    --vary dtype=fp32,bf16 --vary attention=eager,flash
-    """
-    from wattcast.explore import explorations
-    from wattcast.predictor import prices as money
-
-    env: Environment = ctx.obj
-    prices = money.parse_prices(tariff, carbon, price, pue)
-    found = explorations.compare_algorithms(workload, gpu, vary, prices, power_limit, **options)
-    if plot is not None:
-        from wattcast.explore import exploration_report as drawn
-
-        save_plot(env, drawn.draw_algorithms(found, f"{workload} on {gpu}"), plot)
-    _show(env, json, found, prices, f"{workload} on {gpu}, speed-up over the first that runs")
-
-
 @explore_app.command("fleet")
 def fleet(
     ctx: typer.Context,
@@ -238,17 +187,6 @@ def fleet(
     from wattcast.explore.exploration_report import print_assignment
 
     print_assignment(env.console(), found)
-
-
-def _show(env: Environment, json: bool, found: Any, prices: Any, title: str) -> None:
-    from wattcast.explore.exploration_report import alternatives_json
-
-    if json:
-        env.json(alternatives_json(found, prices))
-        return
-    from wattcast.explore.exploration_report import print_alternatives
-
-    print_alternatives(env.console(), found, prices, title)
 
 
 def _run(
@@ -333,7 +271,7 @@ def plan(
     tp: Annotated[
         str | None, typer.Option(help="GPUs a replica, such as 2 or 1,2,4; default: as few as will do.")
     ] = None,
-    power_limit: Limit = None,
+    power_limit: PowerLimit = None,
     host_launch: Annotated[str, typer.Option(help="Host time per operator; 0us is a CUDA graph.")] = "0us",
     tariff: Tariff = None,
     carbon: Carbon = None,

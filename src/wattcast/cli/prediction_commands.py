@@ -97,7 +97,7 @@ def predict(
     factors = parse_factors(factor or [])
     settings = {name: ctx.params[name] for name in ("clock", "power_limit", "host_launch", "temperature", "data")}
     settings |= {"bundle": bundle, "factors": factors, "card": card}
-    prices = {"price": price, "electricity": electricity, "carbon": carbon, "region": region}
+    prices: dict[str, Any] = {"price": price, "electricity": electricity, "carbon": carbon, "region": region}
     if plot is None:
         predictions = api.predict_many(workloads, chip, **settings, **prices, **options)
     else:

@@ -1,18 +1,17 @@
 """Many configurations: which clock, which GPU, which design, which algorithm, how many."""
 
-from wattcast.explore.explorations import compare_algorithms, compare_gpus, explore_clocks, explore_designs
+from wattcast.explore.explorations import Exploration, explore, explore_designs
 from wattcast.explore.fleet import assign_fleet, read_fleet
 from wattcast.explore.sweep import SweepResult
 from wattcast.predictor.prices import parse_prices as prices
 from wattcast.serving.capacity_plan import describe_service, plan_serving
 
 __all__ = [
+    "Exploration",
     "SweepResult",
     "assign_fleet",
-    "compare_algorithms",
-    "compare_gpus",
     "describe_service",
-    "explore_clocks",
+    "explore",
     "explore_designs",
     "plan_serving",
     "prices",

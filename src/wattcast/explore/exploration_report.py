@@ -19,13 +19,18 @@ from wattcast import __version__
 from wattcast.core.errors import BadInput, bad_value, unknown_name
 from wattcast.core.strict_files import FitStatus
 from wattcast.core.units import parse, show
-from wattcast.explore.explorations import Alternative, ClockObjective, ClockSweep, WorkloadSource, build_study
+from wattcast.explore.explorations import (
+    Alternative,
+    Exploration,
+    ExploreObjective,
+    WorkloadSource,
+    build_study,
+)
 from wattcast.explore.fleet import Fleet, FleetAssignment
 from wattcast.explore.result_store import table_rows
 from wattcast.explore.search_space import RESULT_UNITS, SamplingMethod, find_field
 from wattcast.explore.study import Columns, tabulate_points
 from wattcast.explore.sweep import BEST_COLUMNS, SweepResult
-from wattcast.predictor.prices import Prices
 from wattcast.report.figure_style import (
     MODULE_COLOURS,
     PREDICTED,
@@ -35,7 +40,7 @@ from wattcast.report.figure_style import (
     new_figure,
 )
 from wattcast.report.prediction_figures import draw_pareto
-from wattcast.report.text_tables import print_notes, print_rows
+from wattcast.report.text_tables import format_cell, print_notes, print_rows
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -89,37 +94,17 @@ def find_column(done: SweepResult, name: str) -> str:
     return found
 
 
-def parse_objective(name: str) -> ClockObjective:
-    """Parse the name of an objective."""
-    if name not in list(ClockObjective):
-        raise unknown_name("objective", name, list(ClockObjective), f"Known: {', '.join(ClockObjective)}.")
-    return ClockObjective(name)
-
-
-def clocks_json(found: ClockSweep, least: ClockObjective) -> dict[str, Any]:
-    """Return every clock, and the best by each objective."""
-    points = table_rows(found.columns)
-    study = found.study
+def exploration_json(found: Exploration) -> dict[str, Any]:
+    """Return every point, and the best by each objective; a point that cannot be run has a reason and no numbers."""
+    notes = [note for point in found.points for note in point.notes]
     return {
         "wattcast": __version__,
-        "workload": study.graph.name,
-        "gpu": study.gpu.name,
+        "axes": list(found.axes),
         "bound": found.bound,
-        "objective": str(least),
-        "best": {str(objective): points[row] for objective, row in found.best.items()},
-        "points": points,
-        "status": str(study.bundle.status),
-        "assumptions": list(dict.fromkeys([*study.graph.assumptions, *study.bundle.assumptions])),
-    }
-
-
-def alternatives_json(found: Sequence[Alternative], prices: Prices) -> dict[str, Any]:
-    """Return alternatives; one that cannot be run has a reason and no numbers."""
-    return {
-        "wattcast": __version__,
-        "currency": prices.currency or None,
-        "choices": [choice.row for choice in found],
-        "assumptions": list(dict.fromkeys([note for choice in found for note in choice.notes] + list(prices.notes))),
+        "currency": found.prices.currency or None,
+        "best": {str(objective): point.row for objective, point in found.best.items()},
+        "points": found.rows,
+        "assumptions": list(dict.fromkeys([*notes, *found.prices.notes])),
     }
 
 
@@ -171,51 +156,47 @@ def print_sweep(console: Console, done: SweepResult) -> None:
     print_rows(console, chosen, columns, f"Pareto front of {' and '.join(done.objectives)}{some}")
 
 
-def print_clocks(console: Console, found: ClockSweep, least: ClockObjective) -> None:
-    """Print the best clocks, and an even selection of all."""
-    study, points = found.study, table_rows(found.columns)
-    mark = "" if study.bundle.status is FitStatus.MEASURED else f" ({study.bundle.status} coefficients)"
-    chosen = points[found.best[least]]
-    limit = f" under a limit of {show(chosen['asked_power_limit_w'], 'W')}" if "asked_power_limit_w" in chosen else ""
-    console.print(
-        f"[bold]{escape(study.graph.name)}[/bold] on [bold]{escape(study.gpu.name)}[/bold]{mark}: least {least} "
-        f"{found.bound} at [bold]{show(chosen['asked_clock_hz'], 'Hz')}[/bold]{limit}",
-        highlight=False,
-    )
-    columns = _headings(study.space.columns) | {"slowdown": "slowdown", "energy_delay_js": "ED (J s)"}
-    best = [{"least": str(objective), **points[row]} for objective, row in found.best.items()]
-    print_rows(console, best, {"least": "least"} | columns, f"The best of each, {found.bound}")
-    some = [points[i] for i in np.unique(np.linspace(0, len(points) - 1, min(30, len(points))).astype(int))]
-    print_rows(console, some, columns, f"{len(some)} of {len(points):,} points")
-    print_notes(console, [*study.graph.assumptions, *study.bundle.assumptions])
-
-
-def print_alternatives(console: Console, found: Sequence[Alternative], prices: Prices, title: str) -> None:
-    """Print alternatives in a table, and why others cannot be run."""
-    money = f"cost ({prices.currency})" if prices.currency else "cost"
-    columns = {name: name for name in found[0].names} | {
+def print_exploration(console: Console, found: Exploration, least: ExploreObjective) -> None:
+    """Print the best points, a selection of all, and why others cannot be run."""
+    said = {"asked_clock_hz": "asked clock", "asked_power_limit_w": "limit", "temperature_c": "temperature"}
+    compared = {"speedup": "speed-up", "energy_ratio": "energy ratio"}
+    ran = [point.row | {"slowdown": f"{point.results['slowdown']:.1%}"} for point in found.points if point.results]
+    columns = {name: said.get(name, name) for name in found.axes} | {
         "latency_s": "latency",
         "power_w": "power",
         "clock_hz": "clock",
         "capped": "capped",
         "fits": "fits",
-        "gpus": "GPUs",
+        **({"gpus": "GPUs"} if any(row["gpus"] > 1 for row in ran) else {}),
         "requests_per_s": "requests/s",
         "energy_j_per_request": "J/request",
-        "requests_per_j": "requests/J",
-        "cost_per_request": f"{money}/request",
+        "cost_per_request": f"{found.prices.currency}/request",
         "carbon_g_per_request": "g CO2e/request",
-        "speedup": "speed-up",
-        "energy_ratio": "energy ratio",
+        **({"slowdown": "slowdown"} if set(found.axes) & set(said) else compared),
         "coefficients": "coefficients",
     }
-    shown = [choice.row for choice in found if choice.results]
-    print_rows(console, shown, columns, title)
-    for choice in found:
-        if choice.reason:
-            names = ", ".join(str(value) for value in choice.names.values())
-            console.print(f"{escape(names)}: {escape(choice.reason)}", highlight=False)
-    print_notes(console, [*(note for choice in found for note in choice.notes), *prices.notes])
+    if least in found.best:
+        at = ", ".join(
+            f"{columns[name]} {format_cell(name, value)}" for name, value in found.best[least].names.items()
+        )
+        console.print(f"[bold]{escape(found.title)}[/bold]: least {least} {found.bound} at {at}", highlight=False)
+    else:
+        console.print(f"[bold]{escape(found.title)}[/bold]: no point fits the memory {found.bound}", highlight=False)
+    best = [
+        {"least": str(aim)} | point.row | {"slowdown": f"{point.results['slowdown']:.1%}"}
+        for aim, point in found.best.items()
+    ]
+    if len(ran) > len(best):
+        print_rows(console, best, {"least": "least"} | columns, f"The best of each, {found.bound}")
+    some = [ran[i] for i in np.unique(np.linspace(0, len(ran) - 1, min(40, len(ran))).astype(int))]
+    print_rows(
+        console, some, columns, f"{len(some)} of {len(ran):,} points" if len(some) < len(ran) else "All points"
+    )
+    for point in found.points:
+        if point.reason:
+            names = ", ".join(str(value) for value in point.names.values())
+            console.print(f"{escape(names)}: {escape(point.reason)}", highlight=False)
+    print_notes(console, [*(note for point in found.points for note in point.notes), *found.prices.notes])
 
 
 def print_assignment(console: Console, found: FleetAssignment) -> None:
@@ -315,16 +296,20 @@ def draw_curves(
     return add_caption(figure, caption)
 
 
-def draw_clocks(found: ClockSweep) -> Figure:
-    """Draw latency, power and energy against the asked clock, a line for each power limit."""
-    columns, bundle = found.columns, found.study.bundle
-    by_limit: dict[str, Columns] = {"the card's limit": columns}
-    if "asked_power_limit_w" in columns:
-        limits = np.unique(columns["asked_power_limit_w"])
-        at = columns["asked_power_limit_w"]
-        by_limit = {f"{limit:.0f} W": {k: v[at == limit] for k, v in columns.items()} for limit in limits[:8]}
-    said = f"{found.study.graph.name} on {found.study.gpu.name}; {describe_origin(bundle)}"
-    return draw_curves(by_limit, "asked_clock_hz", ("latency_s", "power_w", "energy_j"), said)
+def draw_exploration(found: Exploration, workload: WorkloadSource, options: Mapping[str, Any]) -> Figure:
+    """Draw curves over clocks where they vary, each GPU's curve where GPUs do, else energy against latency."""
+    if "asked_clock_hz" in found.axes:
+        lines: dict[str, list[dict[str, Any]]] = {}
+        for point in (point for point in found.points if point.results):
+            others = {name: value for name, value in point.names.items() if name != "asked_clock_hz"}
+            label = ", ".join(format_cell(name, value) for name, value in others.items())
+            lines.setdefault(label or str(point.row["gpu"]), []).append(point.row)
+        names = ("asked_clock_hz", "latency_s", "power_w", "energy_j")
+        tables = {label: {n: np.array([row[n] for row in rows]) for n in names} for label, rows in lines.items()}
+        return draw_curves(dict(list(tables.items())[:8]), names[0], names[1:], found.title)
+    if found.axes == ("gpu",):
+        return draw_gpus(workload, found.points, options)
+    return draw_algorithms(found.points, found.title)
 
 
 def draw_gpus(workload: WorkloadSource, found: Sequence[Alternative], options: Mapping[str, Any]) -> Figure:

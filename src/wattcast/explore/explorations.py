@@ -1,41 +1,38 @@
-"""Explore many designs, clocks, GPUs or algorithms from Python, with the names and units of the command line.
+"""Explore GPUs, options, settings and designs from Python, with the names and units of the command line.
 
-    from wattcast import explore
-    found = explore.explore_designs("llama3-8b", "h200", ["sm_count=64:192:4", "clock=1GHz,1.5GHz"], seq=1024)
+    import wattcast
+    found = wattcast.explore("llama3-8b", "h200,l40s", ["dtype=bf16,fp8", "batch=1,8,32"], phase="decode", seq=1024)
+    found.rows[0]["energy_j_per_request"]
+    found = wattcast.explore.explore_designs("llama3-8b", "h200", ["sm_count=64:192:4", "clock=1GHz,1.5GHz"], seq=64)
     found.summary.front["latency_s"]
 
-Columns are NumPy arrays in SI units, named with their unit.
+Columns are in SI units and named with their unit.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
-from functools import partial
 from pathlib import Path
-from typing import Any, get_type_hints
-
-import numpy as np
-import numpy.typing as npt
+from typing import Any, Unpack, get_type_hints
 
 from wattcast import hardware
 from wattcast.core import units
 from wattcast.core.errors import BadInput, MissingSpecification, WattcastError, bad_value, unknown_name
+from wattcast.explore.result_store import table_rows
 from wattcast.explore.search_space import parse_constraints, parse_space
-from wattcast.explore.study import Columns, Study, tabulate_points
+from wattcast.explore.study import Study, tabulate_points
 from wattcast.explore.sweep import ReportProgress, Runner, SweepResult, run_sweep
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.predictor.api import find_gpu
 from wattcast.predictor.bundle import bundle_for
 from wattcast.predictor.bundle.bundle_file import Bundle
-from wattcast.predictor.governor import find_governed_point
-from wattcast.predictor.pipeline import analyse_graph, total_at_clock
 from wattcast.predictor.prices import Prices
 from wattcast.workload.graph import Graph
-from wattcast.workload.model_options import ModelOptions
+from wattcast.workload.model_options import OPTION_NAMES, ModelKeywords, ModelOptions
 from wattcast.workload.readers import load_workload
 
 WorkloadSource = str | Path | Graph | Mapping[str, object]
@@ -57,7 +54,7 @@ def explore_designs(
     progress: ReportProgress | None = None,
     yes: bool = False,
     bundle: Bundle | None = None,
-    **options: object,
+    **options: Unpack[ModelKeywords],
 ) -> SweepResult:
     """Evaluate every point of a space of chips and settings; return the Pareto front, write all points to ``out``.
 
@@ -78,7 +75,7 @@ def build_study(
     clock: str | None = None,
     power_limit: str | None = None,
     bundle: Bundle | None = None,
-    **options: object,
+    **options: Unpack[ModelKeywords],
 ) -> Study:
     """Build the study that these words describe."""
     chip = find_gpu(gpu)
@@ -95,112 +92,34 @@ def build_study(
     return Study(graph, chip, bundle or bundle_for(chip), space, at, parse_constraints(where, chip, space.columns))
 
 
-MOST_CLOCK_POINTS = 1_000_000  # clocks times power limits
+MOST_POINTS = 20_000  # combinations of a sweep; `explore designs` takes millions
+SETTING_COLUMNS = {"clock": "asked_clock_hz", "power_limit": "asked_power_limit_w", "temperature": "temperature_c"}
 
 
-class ClockObjective(StrEnum):
-    """Name what the best clock has least of."""
+class ExploreObjective(StrEnum):
+    """Name what the best point has least of, per request."""
 
     ENERGY = "energy"
     ED = "ed"  # energy x delay
     ED2 = "ed2"  # energy x delay²
     LATENCY = "latency"
+    COST = "cost"
 
 
-OBJECTIVE_COLUMN = {
-    ClockObjective.ENERGY: "energy_j",
-    ClockObjective.ED: "energy_delay_js",
-    ClockObjective.ED2: "energy_delay2_js2",
-    ClockObjective.LATENCY: "latency_s",
+_OBJECTIVE_COLUMNS = {
+    ExploreObjective.ENERGY: "energy_j_per_request",
+    ExploreObjective.ED: "energy_delay_js",
+    ExploreObjective.ED2: "energy_delay2_js2",
+    ExploreObjective.LATENCY: "latency_s",
+    ExploreObjective.COST: "cost_per_request",
 }
-
-
-@dataclass(frozen=True)
-class ClockSweep:
-    """Hold every clock and power limit, and the best by each objective among those within the bound."""
-
-    study: Study
-    columns: Columns
-    best: dict[ClockObjective, int]  # row of ``columns``
-    bound: str
-
-
-def explore_clocks(
-    workload: WorkloadSource,
-    gpu: str | Path | Gpu,
-    *,
-    clock: str | None = None,
-    power_limit: str | None = None,
-    slowdown: str | None = None,
-    latency: str | None = None,
-    bundle: Bundle | None = None,
-    **options: Any,
-) -> ClockSweep:
-    """Evaluate a workload at every clock (``low:high:step`` or a list; default: all of the card) and power limit.
-
-    The best clock is sought among those at most ``slowdown`` (``5%``) slower than the fastest, or within
-    ``latency``. ED = E·t and ED² = E·t² [Gonzalez1996; Martin2001].
-    """
-    chip = find_gpu(gpu)
-    if clock is None:
-        low, high, step = chip.clocks.min_hz, chip.clocks.max_hz, chip.clocks.step_hz
-        if low is None or step is None:
-            raise MissingSpecification(
-                f"{chip.name}: its lowest clock or the step between clocks is not published. "
-                "Say which clocks to try: --clocks 600MHz:1500MHz:15MHz."
-            )
-        clock = f"{float(low)!r}Hz:{float(high)!r}Hz:{float(step)!r}Hz"
-    vary = [f"clock={clock}"] + ([f"power_limit={power_limit}"] if power_limit else [])
-    found = build_study(workload, chip, vary, bundle=bundle, **options)
-    if found.space.size > MOST_CLOCK_POINTS:
-        raise bad_value(
-            "clocks", f"at most {MOST_CLOCK_POINTS:,} points", f"{found.space.size:,}", "Take larger steps."
-        )
-    columns = tabulate_points(found, 0, found.space.size)
-    columns |= energy_delay_products(columns)
-    within, bound = _find_within(columns, slowdown, latency)
-    rows = np.flatnonzero(within)
-    best = {objective: int(rows[np.argmin(columns[name][rows])]) for objective, name in OBJECTIVE_COLUMN.items()}
-    return ClockSweep(found, columns, best, bound)
-
-
-def energy_delay_products(columns: Columns) -> Columns:
-    """Return energy-delay products and slowdown against the fastest of these points."""
-    latency_s, energy_j = columns["latency_s"], columns["energy_j"]
-    return {
-        "energy_delay_js": energy_j * latency_s,
-        "energy_delay2_js2": energy_j * latency_s**2,
-        "slowdown": latency_s / latency_s.min() - 1.0,
-    }
-
-
-def _find_within(columns: Columns, slowdown: str | None, latency: str | None) -> tuple[npt.NDArray[np.bool_], str]:
-    """Tell which points keep the bound, and describe it."""
-    if slowdown is not None and latency is not None:
-        raise bad_value("bound", "a slowdown or a latency", "both")
-    if slowdown is not None:
-        most = units.parse(slowdown, "", "slowdown")
-        if most < 0:
-            raise bad_value("slowdown", "zero or more, such as 5%", slowdown)
-        return columns["slowdown"] <= most, f"at most {most:.1%} slower than the fastest"
-    if latency is not None:
-        most = units.parse(latency, "s", "latency")
-        within = columns["latency_s"] <= most
-        if not within.any():
-            least = float(columns["latency_s"].min())
-            raise BadInput(f"latency: no clock meets {units.show(most, 's')}: the least is {units.show(least, 's')}.")
-        return within, f"within {units.show(most, 's')}"
-    return np.ones(len(columns["latency_s"]), dtype=bool), "without a bound"
-
-
-MOST_COMBINATIONS = 10_000  # combinations of options
 
 
 @dataclass(frozen=True)
 class Alternative:
     """Hold one way to run the workload, or why it cannot be run."""
 
-    names: Mapping[str, Any]  # what distinguishes it: the GPU, or the options varied
+    names: Mapping[str, Any]  # what distinguishes it: the GPU, options and settings that vary
     results: Mapping[str, Any]  # columns; empty where it cannot be run
     reason: str = ""
     notes: tuple[str, ...] = ()
@@ -209,134 +128,240 @@ class Alternative:
     @property
     def row(self) -> dict[str, Any]:
         """Return names and results as one row, for tables and JSON."""
-        return {**self.names, **self.results, "reason": self.reason or None}
+        gpu = {} if self.chip is None else {"gpu": self.chip.name}
+        return {**gpu, **self.names, **self.results, "reason": self.reason or None}
 
 
-def compare_gpus(
+@dataclass(frozen=True)
+class Exploration:
+    """Hold every combination that was asked for, and the best by each objective among those within the bound."""
+
+    title: str
+    axes: tuple[str, ...]  # names that vary: gpu, options, settings
+    points: tuple[Alternative, ...]
+    best: Mapping[ExploreObjective, Alternative]
+    bound: str
+    prices: Prices
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """Return one row per point."""
+        return [point.row for point in self.points]
+
+
+def explore(
     workload: WorkloadSource,
-    names: Sequence[str] = (),
-    prices: Prices = Prices(),  # noqa: B008  (frozen)
+    gpu: str | Path | Gpu | Sequence[str | Path | Gpu],
+    vary: Sequence[str] = (),
+    *,
+    clock: str | None = None,
     power_limit: str | None = None,
-    **options: object,
-) -> list[Alternative]:
-    """Predict a workload on several GPUs (default: the catalogue), least energy per request first.
+    slowdown: str | None = None,
+    latency: str | None = None,
+    prices: Prices = Prices(),  # noqa: B008  (frozen)
+    bundle: Bundle | None = None,
+    **options: Unpack[ModelKeywords],
+) -> Exploration:
+    """Predict every combination of GPUs, options and settings.
 
-    GPUs whose memory is too small follow those that fit, and GPUs that cannot run it come last.
+    ``gpu`` is one GPU, several (``"h200,l4"`` or a list) or ``all``. Each of ``vary`` is an option of a model
+    (``dtype=bf16,fp8``, ``batch=1,2,4``, ``batch=8:64:8``), or ``clock``, ``power_limit`` or ``temperature`` with
+    units (``clock=600MHz:1980MHz:15MHz``; ``clock=all`` takes every clock of the card). The best point is sought
+    among those that fit, at most ``slowdown`` (``5%``) slower than the fastest, or within ``latency``. ED = E·t and
+    ED² = E·t² [Gonzalez1996; Martin2001]. Speed-up and energy ratio are against the first point that runs.
+
+    >>> import wattcast
+    >>> found = wattcast.explore("gpt2", "h200", ["dtype=fp32,bf16", "clock=1GHz,1.5GHz"], seq=128)
+    >>> [(point.names["dtype"], point.names["asked_clock_hz"] / 1e9) for point in found.points]
+    [('fp32', 1.0), ('fp32', 1.5), ('bf16', 1.0), ('bf16', 1.5)]
     """
-    chips = [find_gpu(name) for name in names or hardware.gpu_names()]
+    chips = _find_gpus(gpu)
+    varied, set_to = _parse_axes(vary)
+    axes = (*(["gpu"] if len(chips) > 1 else []), *varied, *(SETTING_COLUMNS[name] for name in set_to))
+    if not axes:
+        raise bad_value("vary", "several GPUs, or an option to vary, such as dtype=bf16,fp8", "none")
+    if load_workload.find_model(workload) is None and varied:
+        raise bad_value("workload", "a model, whose options can vary", "a list of operators")
+    for name, value in (("clock", clock), ("power_limit", power_limit)):
+        if value is not None:
+            if name in set_to:
+                raise bad_value(name, "one value, or vary", "both")
+            set_to[name] = value
+    count = len(chips) * math.prod(len(values) for values in varied.values())
+    if count > MOST_POINTS:
+        raise bad_value("vary", f"at most {MOST_POINTS:,} combinations", f"{count:,}", "Name fewer values.")
+    by_chip: dict[str, list[Alternative]] = {chip.name: [] for chip in chips}
+    for values in itertools.product(*varied.values()):
+        names = dict(zip(varied, values, strict=True))
+        asked: Graph | WattcastError
+        try:
+            chosen = ModelOptions.from_names(**{**options, **names})
+            asked = load_workload.load_workload(workload, chosen)
+        except WattcastError as error:
+            asked = error
+        for chip in chips:
+            own = {"gpu": chip.name, **names} if "gpu" in axes else names
+            if isinstance(asked, WattcastError):
+                by_chip[chip.name].append(Alternative(own, {}, str(asked), chip=chip))
+            else:
+                by_chip[chip.name] += _try_settings(asked, chosen, own, chip, set_to, axes, prices, bundle)
+    points = list(_against_first([point for of_chip in by_chip.values() for point in of_chip]))
+    if not any(point.results for point in points):
+        reasons = dict.fromkeys(
+            f"{point.names.get('gpu', '')}: {point.reason}".removeprefix(": ") for point in points
+        )
+        raise BadInput(f"none of the {len(points)} combinations can be run: {'; '.join(list(reasons)[:3])}")
+    if axes == ("gpu",):
+        points.sort(key=_rank)
+    within, bound = _find_within(points, slowdown, latency)
+    best = {}
+    for objective, column in _OBJECTIVE_COLUMNS.items():
+        known = [point for point in within if point.results[column] is not None]
+        if known:
+            best[objective] = min(known, key=lambda point: point.results[column])
+    where = f"{len(chips)} GPUs" if len(chips) > 1 else chips[0].name
+    return Exploration(f"{_name_workload(workload)} on {where}", axes, tuple(points), best, bound, prices)
+
+
+def _find_gpus(gpu: str | Path | Gpu | Sequence[str | Path | Gpu]) -> list[Gpu]:
+    asked: Sequence[str | Path | Gpu] = [gpu] if isinstance(gpu, (Path, Gpu)) else gpu
+    if isinstance(asked, str):
+        asked = hardware.gpu_names() if asked == "all" else [name.strip() for name in asked.split(",")]
+    chips = [find_gpu(name) for name in asked]
     twice = [chip.name for chip in chips if [other.name for other in chips].count(chip.name) > 1]
     if twice:
-        raise bad_value("gpus", "each GPU once", f"{twice[0]} twice")
-    chosen = ModelOptions.from_names(**options)
-    graph = load_workload.load_workload(workload, chosen)
-    at = _limit_settings(power_limit)
-    found = [_try_alternative({"gpu": chip.name}, lambda: (graph, chosen), chip, prices, at) for chip in chips]
-    if not any(choice.results for choice in found):
-        why = "; ".join(f"{choice.names['gpu']}: {choice.reason}" for choice in found)
-        raise BadInput(f"no GPU can run this workload: {why}")
-
-    def rank(choice: Alternative) -> tuple[bool, bool, float]:
-        results = choice.results
-        return not results, results.get("fits") is False, float(results.get("energy_j_per_request", 0.0))
-
-    return sorted(found, key=rank)
+        raise bad_value("gpu", "each GPU once", f"{twice[0]} twice")
+    return chips
 
 
-def compare_algorithms(
-    workload: WorkloadSource,
-    gpu: str | Path | Gpu,
-    vary: Sequence[str],
-    prices: Prices = Prices(),  # noqa: B008  (frozen)
-    power_limit: str | None = None,
-    **options: object,
-) -> list[Alternative]:
-    """Predict every combination of ``vary`` (``dtype=bf16,fp8``, ``batch=1,2,4``), with speed-up over the first."""
-    axes = _parse_options(vary)
-    chip, at = find_gpu(gpu), _limit_settings(power_limit)
-    if load_workload.find_model(workload) is None:
-        raise bad_value("workload", "a model, whose options can vary", "a list of operators")
-    count = math.prod(len(values) for values in axes.values())
-    if count > MOST_COMBINATIONS:
-        raise bad_value("vary", f"at most {MOST_COMBINATIONS:,} combinations", f"{count:,}", "Name fewer values.")
-
-    def load(names: Mapping[str, Any]) -> tuple[Graph, ModelOptions]:
-        chosen = ModelOptions.from_names(**{**options, **names})
-        return load_workload.load_workload(workload, chosen), chosen
-
-    combinations = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
-    found = [_try_alternative(names, partial(load, names), chip, prices, at) for names in combinations]
-    first = next((choice.results for choice in found if choice.results), None)
-    if first is None:
-        raise BadInput(f"none of the {count} combinations can be run. The first: {found[0].reason}")
-    compared = []
-    for choice in found:
-        ratios = choice.results and {
-            "speedup": choice.results["requests_per_s"] / first["requests_per_s"],
-            "energy_ratio": choice.results["energy_j_per_request"] / first["energy_j_per_request"],
-        }
-        compared.append(replace(choice, results={**choice.results, **ratios}))
-    return compared
+def _name_workload(workload: WorkloadSource) -> str:
+    return workload.name if isinstance(workload, (Graph, Path)) else str(workload)[:80]
 
 
-def _limit_settings(power_limit: str | None) -> OperatingPoint:
-    return OperatingPoint(power_limit_w=None if power_limit is None else units.parse(power_limit, "W", "power_limit"))
+def _rank(point: Alternative) -> tuple[bool, bool, float]:
+    """Order GPUs: those that fit by energy, then those with too little memory, then those that cannot run it."""
+    results = point.results
+    return not results, results.get("fits") is False, float(results.get("energy_j_per_request", 0.0))
 
 
-def _try_alternative(
+def _try_settings(
+    graph: Graph,
+    chosen: ModelOptions,
     names: Mapping[str, Any],
-    load: Callable[[], tuple[Graph, ModelOptions]],
     gpu: Gpu,
+    set_to: Mapping[str, str],
+    axes: Sequence[str],
     prices: Prices,
-    at: OperatingPoint,
-) -> Alternative:
-    """Predict one alternative. One that cannot be run is a result, not a failure of the whole comparison."""
+    bundle: Bundle | None,
+) -> list[Alternative]:
+    """Predict one workload at all settings of a GPU. What cannot be run is a result, not a failure of the sweep."""
     try:
-        graph, chosen = load()
-        bundle = bundle_for(gpu)
-        timeline = analyse_graph(graph, gpu, bundle)
-        settled = find_governed_point(timeline, gpu, at, bundle)
-        totals = total_at_clock(timeline, settled.at, bundle)
+        # without settings the card's own limit is the one point
+        settings = set_to or {"power_limit": f"{float(gpu.power.limit_w)!r}W"}
+        words = [f"{name}={_all_clocks(gpu) if text == 'all' else text}" for name, text in settings.items()]
+        space = parse_space(words, gpu)
+        if space.size > MOST_POINTS:
+            raise bad_value("vary", f"at most {MOST_POINTS:,} settings", f"{space.size:,}", "Take larger steps.")
+        fitted = bundle or bundle_for(gpu)
+        columns = tabulate_points(Study(graph, gpu, fitted, space), 0, space.size)
     except WattcastError as error:
-        return Alternative(names, {}, str(error), chip=gpu)
-    many = chosen.tp * chosen.pp * chosen.dp
-    requests = chosen.batch * chosen.dp
-    latency_s, energy_j = float(totals.latency_s), float(totals.energy_j)
-    each_j, each_s = energy_j * many / requests, latency_s * many / requests
-    results = {
-        "gpus": many,
-        "latency_s": latency_s,
-        "power_w": float(totals.power_w),
-        "energy_j": energy_j * many,
-        "clock_hz": float(settled.clock_hz.reshape(-1)[0]),
-        "capped": bool(settled.capped),
-        "limit_met": bool(settled.met),
-        "requests_per_s": requests / latency_s,
-        "energy_j_per_request": each_j,
-        "requests_per_j": 1.0 / each_j,
-        "memory_byte": graph.memory_byte,
-        "fits": None if graph.memory_byte is None else bool(graph.memory_byte <= gpu.memory.capacity_byte),
-        "cost_per_request": prices.cost(gpu.name, each_j, each_s),
-        "carbon_g_per_request": prices.carbon_g(each_j),
-        "coefficients": str(bundle.status),
-    }
-    return Alternative(names, results, notes=(*graph.assumptions, *bundle.assumptions), chip=gpu)
+        return [Alternative(names, {}, str(error), chip=gpu)]
+    many, requests = chosen.tp * chosen.pp * chosen.dp, chosen.batch * chosen.dp
+    found = []
+    for row in table_rows(columns):
+        latency_s, energy_j = row["latency_s"], row["energy_j"]
+        each_j, each_s = energy_j * many / requests, latency_s * many / requests
+        results = {
+            "gpus": many,
+            "latency_s": latency_s,
+            "power_w": row["power_w"],
+            "energy_j": energy_j * many,
+            "clock_hz": row["clock_hz"],
+            "capped": row["capped"],
+            "limit_met": row["limit_met"],
+            "requests_per_s": requests / latency_s,
+            "energy_j_per_request": each_j,
+            "requests_per_j": 1.0 / each_j,
+            "energy_delay_js": each_j * latency_s,
+            "energy_delay2_js2": each_j * latency_s**2,
+            "memory_byte": graph.memory_byte,
+            "fits": row.get("fits"),
+            "cost_per_request": prices.cost(gpu.name, each_j, each_s),
+            "carbon_g_per_request": prices.carbon_g(each_j),
+            "coefficients": str(fitted.status),
+        }
+        at = {column: row[column] for column in axes if column in SETTING_COLUMNS.values()}
+        notes = (*graph.assumptions, *fitted.assumptions)
+        found.append(Alternative({**names, **at}, results, notes=notes, chip=gpu))
+    return found
 
 
-def _parse_options(vary: Sequence[str]) -> dict[str, list[Any]]:
-    if not vary:
-        raise bad_value("vary", "at least one option to vary, such as dtype=bf16,fp8", "none")
-    axes: dict[str, list[Any]] = {}
-    known = {item.name for item in fields(ModelOptions)} - {"recompute"}
+def _all_clocks(gpu: Gpu) -> str:
+    low, high, step = gpu.clocks.min_hz, gpu.clocks.max_hz, gpu.clocks.step_hz
+    if low is None or step is None:
+        raise MissingSpecification(
+            f"{gpu.name}: its lowest clock or the step between clocks is not published. "
+            "Say which clocks to try: --vary clock=600MHz:1500MHz:15MHz."
+        )
+    return f"{float(low)!r}Hz:{float(high)!r}Hz:{float(step)!r}Hz"
+
+
+def _against_first(points: Sequence[Alternative]) -> Iterator[Alternative]:
+    """Add slowdown against the fastest point, and speed-up and energy against the first that runs."""
+    ran = [point.results for point in points if point.results]
+    fastest_s = min((results["latency_s"] for results in ran), default=0.0)
+    for point in points:
+        more = point.results and {
+            "slowdown": point.results["latency_s"] / fastest_s - 1.0,
+            "speedup": point.results["requests_per_s"] / ran[0]["requests_per_s"],
+            "energy_ratio": point.results["energy_j_per_request"] / ran[0]["energy_j_per_request"],
+        }
+        yield replace(point, results={**point.results, **more})
+
+
+def _find_within(
+    points: Sequence[Alternative], slowdown: str | None, latency: str | None
+) -> tuple[list[Alternative], str]:
+    """Return the points that run, fit and keep the bound, and describe the bound."""
+    ran = [point for point in points if point.results and point.results["fits"] is not False]
+    if slowdown is not None and latency is not None:
+        raise bad_value("bound", "a slowdown or a latency", "both")
+    if slowdown is not None:
+        most = units.parse(slowdown, "", "slowdown")
+        if most < 0:
+            raise bad_value("slowdown", "zero or more, such as 5%", slowdown)
+        within = [point for point in ran if point.results["slowdown"] <= most]
+        return within, f"at most {most:.1%} slower than the fastest"
+    if latency is not None:
+        most = units.parse(latency, "s", "latency")
+        within = [point for point in ran if point.results["latency_s"] <= most]
+        if ran and not within:
+            least = min(point.results["latency_s"] for point in ran)
+            raise BadInput(f"latency: no point meets {units.show(most, 's')}: the least is {units.show(least, 's')}.")
+        return within, f"within {units.show(most, 's')}"
+    return ran, "without a bound"
+
+
+def _parse_axes(vary: Sequence[str]) -> tuple[dict[str, list[Any]], dict[str, str]]:
+    """Return the options that vary with their values, and the settings that vary with their texts."""
+    varied: dict[str, list[Any]] = {}
+    set_to: dict[str, str] = {}
+    known = (*(name for name in OPTION_NAMES if name != "recompute"), *SETTING_COLUMNS)
     for spec in vary:
         name, equals, text = (piece.strip() for piece in spec.partition("="))
+        name = name.replace("-", "_")
         if not equals or not text:
             raise bad_value("vary", "option=values, such as dtype=bf16,fp8", spec)
         if name not in known:
-            raise unknown_name("option", name, known, f"Known: {', '.join(sorted(known))}.")
-        if name in axes:
+            more = " GPUs are named by --gpu; fields of a chip vary in `explore designs`."
+            raise unknown_name("option", name, known, f"Known: {', '.join(known)}.{more}")
+        if name in varied or name in set_to:
             raise bad_value("vary", "each option once", f"{name} twice")
-        axes[name] = _parse_option_values(name, text)
-    return axes
+        if name in SETTING_COLUMNS:
+            set_to[name] = text
+        else:
+            varied[name] = _parse_option_values(name, text)
+    return varied, set_to
 
 
 def _parse_option_values(name: str, text: str) -> list[Any]:
@@ -351,8 +376,8 @@ def _parse_option_values(name: str, text: str) -> list[Any]:
         if len(pieces) != 3 or not numbers[2] > 0 or not numbers[0] <= numbers[1]:
             raise bad_value(where, "low:high:step or a list", text)
         count = int((numbers[1] - numbers[0]) / numbers[2] + 1e-9) + 1
-        if count > MOST_COMBINATIONS:
-            raise bad_value(where, f"at most {MOST_COMBINATIONS:,} values", f"{count:,}")
+        if count > MOST_POINTS:
+            raise bad_value(where, f"at most {MOST_POINTS:,} values", f"{count:,}")
         numbers = [numbers[0] + numbers[2] * i for i in range(count)]
     if "int" in kind and any(number != round(number) for number in numbers):
         raise bad_value(where, "whole numbers", text)

@@ -76,7 +76,7 @@ _ALIASES = {
     "nvlink": "links.nvlink",
     "core_clock": "clock",
 }
-# axes of the workload, which `explore algorithms` varies
+# axes of the workload, which `explore sweep` varies
 WORKLOAD_OPTIONS = ("batch", "seq", "tokens", "dtype", "attention", "stack", "phase", "head", "tp", "pp", "dp")
 
 
@@ -100,7 +100,7 @@ def find_field(name: str, gpu: Gpu) -> VariedField:
     table |= {errors.fold_name(short): key for short, key in _ALIASES.items()}
     key = table.get(errors.fold_name(name))
     if key is None and errors.fold_name(name) in WORKLOAD_OPTIONS:
-        raise bad_value("vary", "a field of the GPU or a setting", name, "`explore algorithms` varies the workload.")
+        raise bad_value("vary", "a field of the GPU or a setting", name, "`explore sweep` varies the workload.")
     if key is None:
         raise unknown_name("field", name, [*known, *_ALIASES], f"Known: {', '.join(known)}.")
     if (

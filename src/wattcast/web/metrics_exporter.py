@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from wattcast.core.errors import MissingTool, Refused
-from wattcast.explore.explorations import ClockObjective, explore_clocks
+from wattcast.explore.explorations import ExploreObjective, explore
 from wattcast.hardware import Gpu
 from wattcast.measure.energy_samples import name_throttle_reasons, unwrap_counter
 from wattcast.measure.energy_sources import DeviceIdentity, EnergySource, ReadError, SlowReadings, open_source
@@ -146,15 +146,13 @@ def model_workload(
     workload: Any, gpu: Gpu, prediction: Prediction, slowdown: str, **options: Any
 ) -> ModelledWorkload:
     """Find the saving of the best clock that is at most ``slowdown`` (``5%``) slower than the fastest."""
-    found = explore_clocks(workload, gpu, slowdown=slowdown, **options)
-    row = found.best[ClockObjective.ENERGY]
-    columns = found.columns
+    best = explore(workload, gpu, ["clock=all"], slowdown=slowdown, **options).best[ExploreObjective.ENERGY].row
     return ModelledWorkload(
         prediction,
         float(slowdown.rstrip("%")) / (100.0 if slowdown.endswith("%") else 1.0),
-        float(columns["asked_clock_hz"][row]),
-        float(columns["energy_j"][row]),
-        float(columns["power_w"][row]),
+        best["asked_clock_hz"],
+        best["energy_j"],
+        best["power_w"],
     )
 
 
