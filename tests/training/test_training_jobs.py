@@ -100,7 +100,7 @@ def test_activations_are_near_the_published_equation() -> None:
 def test_bubble_follows_the_pipeline_equation() -> None:
     gpu = load_gpu("h100-sxm")
     bundle, at, recipe = bundle_for(gpu), OperatingPoint(), TrainingRecipe()
-    links = ClusterLinks(gpu, at, bundle, 8, 50e9)
+    links = ClusterLinks(gpu)
     cost = cost_microbatches([trace_microbatch(load_model("llama3-8b"), recipe, 1, 2048)], recipe, gpu, at, bundle)[0]
     start = TrainingStrategy(pp=4, accumulation=16)
     stage = cost_stages(cost, recipe, start, links)

@@ -82,11 +82,12 @@ class MicrobatchWork:
 
 @lru_cache(maxsize=512)
 def trace_microbatch(
-    model: ModelSpec, recipe: TrainingRecipe, micro_batch: int, seq: int, tp: int = 1, cp: int = 1, ep: int = 1
-) -> MicrobatchWork:
+    model: ModelSpec, recipe: TrainingRecipe, micro_batch: int, seq: int, tp: int = 1, cp: int = 1, ep: int = 1,
+    sequence_parallel: bool = True,
+) -> MicrobatchWork:  # fmt: skip
     """Trace the training pass of ``micro_batch`` sequences of ``seq`` tokens on one of ``tp``·``cp``·``ep`` GPUs.
 
-    Tensor-parallel GPUs share the tokens wherever a layer works on whole hidden vectors (sequence parallelism)
+    Under sequence parallelism tensor-parallel GPUs share the tokens wherever a layer works on whole hidden vectors
     [Korthikanti2022]. Context-parallel GPUs compute ``seq / cp`` tokens each and attend to all of them; a causal
     mask, balanced over GPUs, keeps half of the keys. Expert-parallel GPUs hold ``experts / ep`` experts, which get
     the tokens of all.
@@ -129,7 +130,7 @@ def trace_microbatch(
         _section_work(section, recipe, kept, cp, seq, routed_byte)
         for section, kept in zip(program.sections, bytes_of, strict=True)
     )
-    if tp > 1:
+    if tp > 1 and sequence_parallel:
         whole = trace_microbatch(model, recipe, micro_batch, seq, 1, cp, ep)
         sections = tuple(_share_tokens(*pair, tp) for pair in zip(sections, whole.sections, strict=True))
     flop = sum(

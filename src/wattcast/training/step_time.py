@@ -8,22 +8,12 @@ where t_i is the time stage i needs for one micro-batch, forward and backward [N
 layers; exchanges between tensor-parallel GPUs wait for compute and compute waits for them, except for a stated
 share. Weights that are gathered layer by layer (ZeRO-3) and gradients that are scattered travel while other layers
 compute, so the longer of the two counts. Gradients of the other strategies travel during the last backward pass.
-
-A group of n GPUs that takes ``stride`` GPUs from one member to the next puts g = node / stride members into a node.
-Inside one node the time is the predictor's own. Across nodes a ring sends the bytes over the network cards of the
-members in a node, which work side by side:
-
-    t = latency·steps + factor·S·(n-1)/n / (g·B)
-
-with S the whole buffer, B the bandwidth of one GPU's network card in one direction and factor 2 for an all-reduce,
-1 for the others. The slower of the two counts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import log2
 from statistics import NormalDist
 
 import numpy as np
@@ -31,6 +21,7 @@ import numpy as np
 from wattcast.core.arrays import Array
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.predictor.bundle.bundle_file import Bundle
+from wattcast.predictor.link_laws import collective_s
 from wattcast.predictor.prediction import Prediction, predict_graphs
 from wattcast.training.microbatch import MicrobatchWork, SectionWork, copy_operators, optimiser_operators
 from wattcast.training.training_strategy import Recompute, Sharding, TrainingRecipe, TrainingStrategy
@@ -42,42 +33,23 @@ from wattcast.workload.operator_types import Collective, Elementwise
 OVERLAP = 0.9  # of compute time that an exchange beside it can use: the first and the last bucket wait
 COMPUTE_SLOWED = 0.15  # compute slows by this share while an exchange runs: NCCL takes 16 to 24 of 132 SMs
 TENSOR_OVERLAP = 0.3  # of exchanges between tensor-parallel GPUs hidden behind the products around them
-NETWORK_LATENCY_S = 5e-6  # one message between nodes
-NETWORK_SHARE = 0.8  # of a network card's rate that large messages reach
 
 
 @dataclass(frozen=True)
 class ClusterLinks:
-    """Links between GPUs: a node's own, as the predictor knows them, and one network card for each GPU."""
+    """Seconds of collectives among GPUs of a kind in their nodes, each computed once."""
 
     gpu: Gpu
-    at: OperatingPoint
-    bundle: Bundle
-    node_gpus: int
-    network_byte_per_s: float  # of one GPU, in one direction
-    _known: dict[tuple[str, int, int], float] = field(default_factory=dict, repr=False, compare=False)
+    _known: dict[Collective, float] = field(default_factory=dict, repr=False, compare=False)
 
     def exchange_s(self, collective: str, byte: float, gpus: int, stride: int = 1) -> float:
         """Return the seconds of a collective over ``byte`` of every GPU's whole buffer."""
         if gpus <= 1 or byte <= 0:
             return 0.0
-        members = max(min(self.node_gpus // stride, gpus), 1)  # of the group in one node
-        inside_s = self._inside_s(collective, int(byte), members) if members > 1 else 0.0
-        if members >= gpus:
-            return inside_s
-        sends = 2.0 if collective == "all_reduce" else 1.0
-        share = 1.0 if collective == "send" else (gpus - 1) / gpus
-        rate = self.network_byte_per_s * NETWORK_SHARE * (1 if collective == "send" else members)
-        steps = log2(gpus / members) + 1.0
-        return max(inside_s, sends * byte * share / rate + sends * steps * NETWORK_LATENCY_S)
-
-    def _inside_s(self, collective: str, byte: int, gpus: int) -> float:
-        key = (collective, byte, gpus)
-        if key not in self._known:
-            graph = Graph.from_operators(collective, [Collective(collective, byte, gpus)])
-            top = OperatingPoint(clock_hz=self.gpu.clocks.max_hz)
-            self._known[key] = float(predict_graphs([graph], self.gpu, top, self.bundle)[0].latency_s)
-        return self._known[key]
+        op = Collective(collective, int(byte), gpus, stride)
+        if op not in self._known:
+            self._known[op] = float(collective_s([op], self.gpu)[0])
+        return self._known[op]
 
 
 @dataclass(frozen=True)
@@ -152,8 +124,8 @@ def cost_microbatches(
         taken: list[Prediction] = []
         for section in work.sections:
             here = [next(found) for _ in _section_operators(section, recipe)]
-            seconds = [prediction.latency_s / section.repeat for prediction in here]
-            joules = [prediction.energy_j / section.repeat for prediction in here]
+            seconds = [np.asarray(prediction.latency_s) / section.repeat for prediction in here]
+            joules = [np.asarray(prediction.energy_j) / section.repeat for prediction in here]
             taken += here[:2]
             (f_s, b_s, r_s, *copy_s), (f_j, b_j, r_j, *copy_j) = seconds, joules
             sections.append(SectionCost(f_s, b_s, r_s, f_j, b_j, r_j, np.stack(copy_s), np.stack(copy_j)))

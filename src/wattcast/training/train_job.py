@@ -14,6 +14,7 @@ from wattcast.core import units
 from wattcast.core.arrays import Array
 from wattcast.core.errors import bad_value
 from wattcast.hardware import Gpu, OperatingPoint
+from wattcast.hardware.node import Node, load_node, load_node_file, node_of_gpu
 from wattcast.predictor.api import Quantity, find_bundle, find_gpu
 from wattcast.predictor.bundle.bundle_file import Bundle
 from wattcast.predictor.prediction import predict_graphs
@@ -168,6 +169,7 @@ def train(
     cp: int = 1,
     ep: int = 1,
     interleave: int = 1,
+    sequence_parallel: bool = True,
     sharding: str | None = None,
     recompute: str | None = None,
     precision: str = "bf16",
@@ -179,8 +181,8 @@ def train(
     lora: int = 0,
     base_bits: int = 16,
     fused_loss: bool = False,
-    node_gpus: int = 8,
-    network: Quantity = "50GB/s",
+    node: str | Path | Node | None = None,
+    network: Quantity | None = None,
     clock: Quantity | None = None,
     power_limit: Quantity | None = None,
     bundle: Bundle | str | Path | None = None,
@@ -195,9 +197,10 @@ def train(
 ) -> TrainingResult:
     """Predict a training job; what is not given is chosen so that it fits and takes the least time or energy.
 
-    ``tokens`` is a number or ``1B``; ``seq`` tokens make a sequence. ``network`` is the bandwidth of each GPU's
-    network card in one direction. ``failures_per_gpu_day`` and ``lost_minutes`` (work repeated after a failure) add
-    the time of restarts; ``pause_share`` is the share of evaluation, checkpoints and stalls of the data loader.
+    ``tokens`` is a number or ``1B``; ``seq`` tokens make a sequence. ``node`` is a catalogue node or your own YAML
+    file, by default the usual one of the GPU; ``network`` replaces its bandwidth for each GPU and direction.
+    ``failures_per_gpu_day`` and ``lost_minutes`` (work repeated after a failure) add the time of restarts;
+    ``pause_share`` is the share of evaluation, checkpoints and stalls of the data loader.
     """
     spec = model if isinstance(model, ModelSpec) else find_model(model) or load_model(model)
     chip = find_gpu(gpu)
@@ -217,26 +220,20 @@ def train(
     length = _sequence_length(spec, seq)
     if minimise not in MINIMISE:
         raise bad_value("minimise", f"one of {', '.join(MINIMISE)}", minimise)
+    box = find_node(node, chip.name)
+    node_gpus = box.gpu_count
+    wire = box.network_byte_per_s if network is None else _quantity(network, "byte/s", "network")
+    if wire is None and gpus > node_gpus:
+        raise bad_value("network", f"the network of a {box.name}", "unknown", "Give --network 50GB/s.")
     at = OperatingPoint(
         clock_hz=None if clock is None else _quantity(clock, "Hz", "clock"),
         power_limit_w=None if power_limit is None else _quantity(power_limit, "W", "power_limit"),
     )
-    links = ClusterLinks(chip, at, fitted, node_gpus, _quantity(network, "byte/s", "network"))
+    links = ClusterLinks(replace(chip, node=replace(box, network_byte_per_s=wire)))
     batch = global_batch or max(STEP_TOKENS // length, 1)
+    given = TrainingStrategy(cp=cp, ep=ep, interleave=interleave, sequence_parallel=sequence_parallel)
     shapes = _list_strategies(
-        spec,
-        gpus,
-        node_gpus,
-        batch,
-        global_batch is None,
-        micro_batch,
-        tp,
-        pp,
-        cp,
-        ep,
-        interleave,
-        sharding,
-        recompute,
+        spec, gpus, node_gpus, batch, global_batch is None, micro_batch, tp, pp, given, sharding, recompute
     )
     candidates = _evaluate(spec, chip, at, fitted, recipe, length, links, shapes, force)
     fitting = [c for c in candidates if c.step is not None]
@@ -244,7 +241,9 @@ def train(
         raise _does_not_fit(spec, chip, gpus, candidates)
     best = min(fitting, key=lambda c: _score(c, minimise))
     strategy = best.strategy
-    work = trace_microbatch(spec, recipe, strategy.micro_batch, length, strategy.tp, strategy.cp, strategy.ep)
+    work = trace_microbatch(
+        spec, recipe, strategy.micro_batch, length, strategy.tp, strategy.cp, strategy.ep, sequence_parallel
+    )
     cost = cost_microbatches([work], recipe, chip, at, fitted)[0]
     assert best.step is not None
     per_day = failures_per_gpu_day * gpus
@@ -273,7 +272,7 @@ def train(
             chip, at, fitted, work, recipe, strategy, links, wanted / (strategy.global_batch * length)
         ),
         candidates=tuple(sorted(candidates, key=lambda c: _score(c, minimise))),
-        assumptions=_assumptions(recipe, strategy, gpus, node_gpus, network, global_batch, host_share, cost),
+        assumptions=_assumptions(recipe, strategy, gpus, box, wire, global_batch, host_share, cost),
     )
 
 
@@ -295,6 +294,15 @@ def parse_count(value: str | float, where: str) -> float:
     if not 0 < number < 1e18:
         raise bad_value(where, "a number above 0 and below 1e18", value)
     return number
+
+
+def find_node(node: str | Path | Node | None, gpu: str) -> Node:
+    """Find a node in the catalogue or in the user's own YAML file; None is the usual node of the GPU."""
+    if isinstance(node, Node):
+        return node
+    if node is None:
+        return node_of_gpu(gpu)
+    return load_node_file(Path(node)) if str(node).endswith((".yaml", ".yml")) else load_node(str(node))
 
 
 def _word(kind: type[_Word], name: str, value: str) -> _Word:
@@ -329,13 +337,11 @@ def _list_strategies(
     micro_batch: int | None,
     tp: int | None,
     pp: int | None,
-    cp: int,
-    ep: int,
-    interleave: int,
+    given: TrainingStrategy,
     sharding: str | None,
     recompute: str | None,
 ) -> list[TrainingStrategy]:
-    """List every way to share the job that the options leave open."""
+    """List every way to share the job that the options leave open; ``given`` holds what is never chosen."""
     dims: Any = spec.dims
     heads, layers = getattr(dims, "heads", 1), getattr(dims, "layers", 1)
     kv_heads = getattr(dims, "kv_heads", heads)
@@ -346,17 +352,15 @@ def _list_strategies(
         if heads % t or (kv_heads % t and t % kv_heads):
             raise bad_value("tp", f"a divisor of heads={heads}", t)
         for p in pps:
-            if gpus % (t * p * cp):
+            if gpus % (t * p * given.cp):
                 continue
-            dp = gpus // (t * p * cp)
+            dp = gpus // (t * p * given.cp)
             whole = max(-(-batch // dp), 1) * dp if free_batch else batch
-            shards = [_word(Sharding, "sharding", sharding)] if sharding else _useful_shardings(dp * cp, p)
+            shards = [_word(Sharding, "sharding", sharding)] if sharding else _useful_shardings(dp * given.cp, p)
             for zero in shards:
                 for again in [_word(Recompute, "recompute", recompute)] if recompute else list(Recompute):
                     for size in [micro_batch] if micro_batch else MICRO_BATCHES:
-                        start = TrainingStrategy(
-                            dp=dp, tp=t, pp=p, cp=cp, ep=ep, sharding=zero, recompute=again, interleave=interleave
-                        )
+                        start = replace(given, dp=dp, tp=t, pp=p, sharding=zero, recompute=again)
                         shaped = start.with_batch(size, whole)
                         if shaped is not None:
                             found.append(shaped)
@@ -392,7 +396,7 @@ def _evaluate(
     for strategy in strategies:
         key = (strategy.micro_batch, strategy.tp, strategy.cp, strategy.ep)
         if key not in works:
-            works[key] = trace_microbatch(spec, recipe, key[0], length, *key[1:])
+            works[key] = trace_microbatch(spec, recipe, key[0], length, *key[1:], strategy.sequence_parallel)
         checked.append((strategy, works[key], measure_memory(works[key], recipe, strategy)))
     timed = _worth_timing(checked, capacity)
     if force and not timed:
@@ -534,8 +538,8 @@ def _assumptions(
     recipe: TrainingRecipe,
     strategy: TrainingStrategy,
     gpus: int,
-    node_gpus: int,
-    network: Quantity,
+    node: Node,
+    network_byte_per_s: float | None,
     global_batch: int | None,
     host_share: float,
     cost: MicrobatchCost,
@@ -544,8 +548,8 @@ def _assumptions(
     notes = [f"{recipe.precision}{masters}, {recipe.optimizer}, {recipe.stack} kernels"]
     if global_batch is None:
         notes.append(f"batch: {strategy.global_batch} sequences a step, about {STEP_TOKENS} tokens (default)")
-    if gpus > node_gpus:
-        notes.append(f"network: {network!s} for each GPU and direction")
+    if gpus > node.gpu_count and network_byte_per_s:
+        notes.append(f"nodes: {node.title}, {units.show(network_byte_per_s, 'byte/s')} for each GPU and direction")
     if gpus > 1:
         notes.append("exchanges overlap with compute as docs/method/training-jobs.md states; no cluster was measured")
     notes.append(f"hosts, network and fans draw {host_share:.0%} on top of the GPUs")

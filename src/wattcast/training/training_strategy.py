@@ -103,6 +103,7 @@ class TrainingStrategy:
     micro_batch: int = 1  # sequences that one GPU group computes at a time
     accumulation: int = 1  # micro-batches a step
     interleave: int = 1  # model chunks a pipeline stage holds
+    sequence_parallel: bool = True  # tensor-parallel GPUs share the tokens outside products
 
     @property
     def gpus(self) -> int:

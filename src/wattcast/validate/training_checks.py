@@ -36,7 +36,6 @@ GPUS = {
     "RTX-4090": "rtx-4090",
     "RTX-A6000": "rtx-a6000",
 }
-NETWORK = {"a100-sxm-80gb": "25GB/s", "h100-sxm": "50GB/s", "h200": "50GB/s", "b200": "50GB/s"}
 
 
 @dataclass(frozen=True)
@@ -104,7 +103,7 @@ def predict_training_row(row: dict[str, str]) -> TrainingResult:
     if "micro_batch is the local batch" in row["notes"] and row["pp"] not in ("", "1"):
         micro_batch = 1  # a pipeline splits the local batch
     seq, batch = int(float(row["seq"])), int(row["global_batch"]) if row["global_batch"] else None
-    network = NETWORK.get(gpu.name, "50GB/s")
+    network = None
     roce = re.search(r"(\d+) x (\d+) Gb RoCE per node", row["notes"])
     if roce:
         network = f"{int(roce[1]) * int(roce[2]) / 8 / 8}GB/s"
@@ -121,12 +120,19 @@ def predict_training_row(row: dict[str, str]) -> TrainingResult:
         cp=int(row["cp"] or 1),
         ep=int(row["ep"] or 1),
         interleave=int(interleave[1]) if interleave else 1,
+        sequence_parallel=not _before_2022(row),
+        attention="eager" if _before_2022(row) or "no flash attention" in row["notes"] else "flash",
         sharding=sharding,
         recompute=_recompute(row["recompute"]),
         **_recipe(row),
         network=network,
         force=True,
     )
+
+
+def _before_2022(row: dict[str, str]) -> bool:
+    """Tell whether a run is older than flash attention and sequence parallelism, both published in May 2022."""
+    return row["id"].startswith(("bigscience", "megatronlm-2021"))
 
 
 def _find_gpu(row: dict[str, str]) -> Gpu:
