@@ -190,7 +190,7 @@ def number_fields(node: Any, prefix: str = "") -> list[tuple[str, Sweepable]]:
     found: list[tuple[str, Sweepable]] = []
     for item in fields(node):
         value, path = getattr(node, item.name), f"{prefix}{item.name}"
-        if isinstance(value, ClockCurve) or item.name in ("claims", "unknown", "memory_hz"):
+        if isinstance(value, ClockCurve) or item.name in ("claims", "unknown", "memory_hz", "node"):
             continue
         if is_dataclass(value):
             found += number_fields(value, f"{path}.")
