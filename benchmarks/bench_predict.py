@@ -53,7 +53,7 @@ class Predict:
     def setup(self) -> None:
         self.gpu = load_gpu("h100-sxm")
         self.bundle = bundle_for(self.gpu)
-        self.graph = build_graph("llama3-8b", ModelOptions(batch=8, seq=1024))
+        self.graph = build_graph("llama3-8b", ModelOptions(batch=8, seq=1024, stack="eager"))
 
     def time_one_prediction(self) -> None:
         predict_graph(self.graph, self.gpu, OperatingPoint(), self.bundle)

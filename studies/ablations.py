@@ -319,7 +319,9 @@ def prediction_time_rows(gpu: str) -> list[LedgerRow]:
     with Path(__file__).with_name("prediction_time.csv").open(newline="", encoding="utf-8") as stream:
         table = list(csv.DictReader(stream))
     for entry in table:
-        options = ModelOptions(batch=int(entry["batch"]), seq=int(entry["seq"]) if entry["seq"] else None)
+        options = ModelOptions(
+            batch=int(entry["batch"]), seq=int(entry["seq"]) if entry["seq"] else None, stack="eager"
+        )
         seconds = []
         for _ in range(TIMES + 1):
             _build.cache_clear()

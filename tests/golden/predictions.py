@@ -64,7 +64,7 @@ def draw_configurations() -> list[tuple[str, str, dict[str, object]]]:
 def predict_row(model: str, gpu: str, options: dict[str, object]) -> list[float] | str:
     """Latency, power, energy, clock and the ends of the intervals; or the refusal, in its first words."""
     try:
-        p = wattcast.predict(model, gpu=gpu, **options)
+        p = wattcast.predict(model, gpu=gpu, force=True, **options)
     except WattcastError as error:
         return type(error).__name__
     ends = p.interval

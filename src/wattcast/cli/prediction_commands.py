@@ -24,6 +24,8 @@ from wattcast.cli.shared_options import (
     was_given,
 )
 
+Force = Annotated[bool, typer.Option("--force", help="Predict what cannot run: too large, or no such units.")]
+
 
 def _gpu_names(incomplete: str) -> list[str]:
     """Return GPUs that a shell may complete to."""
@@ -72,6 +74,7 @@ def predict(
     electricity: Annotated[str | None, typer.Option(help="Tariff, such as 0.12/kWh.")] = None,
     carbon: Annotated[str | None, typer.Option(help="Carbon intensity, such as 400g/kWh.")] = None,
     region: Annotated[str | None, typer.Option(help="Whose carbon intensity to take, such as us or france.")] = None,
+    force: Force = False,
     details: Annotated[bool, typer.Option("--details", help="Print all operators, intervals, assumptions.")] = False,
     json: Json = False,
     plot: Plot = None,
@@ -96,16 +99,14 @@ def predict(
     chip = api.find_gpu(gpu)
     factors = parse_factors(factor or [])
     settings = {name: ctx.params[name] for name in ("clock", "power_limit", "host_launch", "temperature", "data")}
-    settings |= {"bundle": bundle, "factors": factors, "card": card}
+    settings |= {"bundle": bundle, "factors": factors, "card": card, "force": force}
     prices: dict[str, Any] = {"price": price, "electricity": electricity, "carbon": carbon, "region": region}
-    if plot is None:
-        predictions = api.predict_many(workloads, chip, **settings, **prices, **options)
-    else:
+    predictions = api.predict_many(workloads, chip, **settings, **prices, **options)
+    if plot is not None:
         from wattcast.report.configuration_view import RunSettings, view_configuration
         from wattcast.report.prediction_figures import draw_figure
 
         view = view_configuration(workloads[0], chip, ModelOptions.from_names(**options), RunSettings(**settings))
-        predictions = [view.prediction]
         save_plot(env, draw_figure(figure, view), plot)
     if json:
         from wattcast.predictor.prediction_json import predictions_to_output
@@ -180,6 +181,7 @@ def report(
     host_launch: HostLaunch = None,
     temperature: Temperature = None,
     data: OperandData = "random",
+    force: Force = False,
     json: Json = False,
     **options: Any,
 ) -> None:
@@ -198,7 +200,7 @@ def report(
     if out.suffix.lower() not in (".html", ".htm"):
         raise bad_value("--out", "a name that ends in .html", out.name)
     chips = [find_gpu(name.strip()) for name in gpu.split(",")]
-    settings = RunSettings(clock, power_limit, host_launch, temperature, data)
+    settings = RunSettings(clock, power_limit, host_launch, temperature, data, force=force)
     page = build_report(workload, chips, ModelOptions.from_names(**options), settings, _command_line(ctx))
     write_whole(out, page.encode())
     if json:

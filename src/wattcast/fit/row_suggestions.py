@@ -233,7 +233,7 @@ def list_model_operators(gpu: str, tell: Callable[[str], None]) -> list[ModelOpe
         kind = model_catalogue.load_model(name).kind
         for options in {ModelKind.VISION: VISION_RUNS, ModelKind.ENCODER: ENCODER_RUNS}.get(kind, LANGUAGE_RUNS):
             try:
-                p = api.predict(name, gpu, host_launch=0.0, **options)
+                p = api.predict(name, gpu, host_launch=0.0, force=True, stack="eager", **options)
             except WattcastError as error:  # a model that knows no such phase
                 tell(f"{name}: {error}")
                 continue

@@ -109,7 +109,7 @@ def forecast_workload(
     more: dict[str, Any] = dict(options or {})
     p = api.predict(workload, gpu, clock=clocks, **more)
     grid = np.linspace(clocks[0], clocks[-1], POINTS)
-    free = api.predict(workload, gpu, clock=grid, power_limit=NO_LIMIT_W, **more)
+    free = api.predict(workload, gpu, clock=grid, power_limit=NO_LIMIT_W, force=True, **more)
     idle = gpu.power.idle_w
     curves = ClockCurves(
         clock_hz=grid,

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from wattcast import hardware
 from wattcast.core import units
 from wattcast.core.arrays import Sweepable, as_sweep
-from wattcast.core.errors import bad_value, unknown_name
+from wattcast.core.errors import BadInput, bad_value, unknown_name
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.hardware.gpu import DEFAULT_TEMPERATURE_C
 from wattcast.predictor.bundle import bundle_for
@@ -29,8 +29,17 @@ from wattcast.predictor.bundle.bundle_file import Bundle, read_bundle
 from wattcast.predictor.bundle.factors import apply_factors
 from wattcast.predictor.prediction import Prediction, predict_graphs
 from wattcast.predictor.prices import parse_prices
+from wattcast.workload.build_model import compute_footprint, find_largest_batch
 from wattcast.workload.graph import Graph
-from wattcast.workload.model_options import OPTION_NAMES, ModelKeywords, ModelOptions, unknown_option_error
+from wattcast.workload.model_catalogue import ModelSpec
+from wattcast.workload.model_options import (
+    OPTION_NAMES,
+    RUNNABLE_DTYPES,
+    ModelKeywords,
+    ModelOptions,
+    SoftwareStack,
+    unknown_option_error,
+)
 from wattcast.workload.readers import load_workload
 
 CARDS = ("another", "this")
@@ -54,6 +63,7 @@ def predict(
     electricity: str | None = None,
     carbon: str | None = None,
     region: str | None = None,
+    force: bool = False,
     **options: Unpack[ModelKeywords],
 ) -> Prediction:
     """Predict speed, power, energy and clock of a workload on one or several GPUs of a kind.
@@ -64,7 +74,8 @@ def predict(
     the forecast; ``factors`` are efficiency factors of your own (``predictor.bundle.factors``).
     ``card``: ``another`` of the kind (intervals hold how far cards differ) or ``this``, the one it was fitted on.
     ``price`` is the rent of one GPU (``"2.50/h"``), ``electricity`` a tariff (``"0.12/kWh"``), ``carbon`` an
-    intensity (``"400g/kWh"``) and ``region`` a place whose intensity is known (``"us"``).
+    intensity (``"400g/kWh"``) and ``region`` a place whose intensity is known (``"us"``). ``force`` predicts what
+    cannot run: a number format without units, a power limit that the card does not take, a model that does not fit.
     ``options`` are those of ``ModelOptions``: batch, seq, tokens, phase, dtype, attention, head, stack, tp, pp, ...
     """
     given = {name: value for name, value in locals().items() if name not in ("workload", "gpu", "options")}
@@ -88,6 +99,7 @@ def predict_many(
     electricity: str | None = None,
     carbon: str | None = None,
     region: str | None = None,
+    force: bool = False,
     **options: Unpack[ModelKeywords],
 ) -> list[Prediction]:
     """Predict many workloads on one kind of GPU, in order and several times as fast as one by one.
@@ -97,11 +109,16 @@ def predict_many(
         wattcast.predict_many(["llama3-8b", ("llama3-8b", {"phase": "decode"}), ("resnet50", {"batch": 64})], "h200")
     """
     pairs = [item if isinstance(item, tuple) else (item, {}) for item in workloads]
-    graphs = [load_workload.load_workload(workload, _options({**options, **own})) for workload, own in pairs]
+    asked = [(workload, _options({**options, **own})) for workload, own in pairs]
+    graphs = [load_workload.load_workload(workload, chosen) for workload, chosen in asked]
     chip = find_gpu(gpu)
     fitted = apply_factors(find_bundle(bundle, chip), factors or {})
     prices = parse_prices(electricity, carbon, [price] if price is not None else [], region=region)
     notes, at, fitted = _settings(chip, fitted, clock, power_limit, host_launch, temperature, data, card)
+    if not force:
+        check_power_limit(chip, at)
+        for (workload, chosen), graph in zip(asked, graphs, strict=True):
+            check_runs(graph, chip, workload, chosen)
     if price is not None or electricity is not None or prices.carbon_g_per_j is not None:
         notes += prices.notes
     found = predict_graphs([_noted(graph, notes) for graph in graphs], chip, at, fitted)
@@ -110,7 +127,7 @@ def predict_many(
 
 SETTING_NAMES = (
     *("clock", "power_limit", "host_launch", "temperature", "data", "bundle", "factors", "card"),
-    *("price", "electricity", "carbon", "region"),
+    *("price", "electricity", "carbon", "region", "force"),
 )
 
 
@@ -139,7 +156,13 @@ def resolve_inputs(
 
 
 def _noted(graph: Graph, notes: Sequence[str]) -> Graph:
-    return replace(graph, assumptions=(*graph.assumptions, *notes))
+    """Return a graph with the settings' notes; an engine, unless a host time is given, replays its kernels."""
+    replayed = graph.stack == SoftwareStack.ENGINE
+    said = (_REPLAYED if replayed and note.startswith("host: ") else note for note in notes)
+    return replace(graph, assumptions=(*graph.assumptions, *said))
+
+
+_REPLAYED = "host: the engine replays CUDA graphs; scheduling between steps is not counted (`simulate` counts it)"
 
 
 def _settings(
@@ -164,13 +187,81 @@ def _settings(
         notes.append("intervals: for another card of the kind")
     if host_launch is not None:
         host_s = _amount(host_launch, "s", "host_launch")
-        fitted = replace(fitted, launch=replace(fitted.launch, host_s_per_operator=_at_least_zero(host_s)))
+        launch = replace(fitted.launch, host_s_per_operator=_at_least_zero(host_s), engine_replays=False)
+        fitted = replace(fitted, launch=launch)
     at = OperatingPoint(
         clock_hz=_clock(chip, clock),
         power_limit_w=None if power_limit is None else _amount(power_limit, "W", "power_limit"),
         temperature_c=DEFAULT_TEMPERATURE_C if temperature is None else _temperature(temperature),
     )
     return notes, at, fitted
+
+
+def check_power_limit(gpu: Gpu, at: OperatingPoint) -> None:
+    """Raise an error where a power limit lies outside what the card takes; an unpublished end is not checked.
+
+    Where no highest limit is published, it is the default limit.
+    """
+    if at.power_limit_w is None:
+        return
+    spec = gpu.power
+    low_w = 0.0 if spec.min_limit_w is None else float(np.min(spec.min_limit_w))
+    high_w = float(np.max(spec.limit_w if spec.max_limit_w is None else spec.max_limit_w))
+    asked = np.asarray(at.power_limit_w)
+    outside = asked[(asked < low_w * (1 - 1e-9)) | (asked > high_w * (1 + 1e-9))]
+    if outside.size:
+        span = f"from {units.show(low_w, 'W')} to {units.show(high_w, 'W')}"
+        found = units.show(float(outside.flat[0]), "W")
+        raise bad_value("power limit", f"a limit that the {gpu.name} takes, {span}", found, FORCE)
+
+
+def check_runs(graph: Graph, gpu: Gpu, workload: Workload | ModelSpec, options: ModelOptions) -> None:
+    """Raise an error where a GPU has no units for a format of the workload, or too little memory for it."""
+    units_for = {*gpu.pipes.tensor_flop_per_cycle, *gpu.pipes.cuda_flop_per_cycle}
+    for dtype in dict.fromkeys(op.dtype for op, _ in graph.calls() if op.is_product):
+        if dtype not in units_for:
+            known = ", ".join(sorted(str(d) for d in units_for if d in RUNNABLE_DTYPES))
+            raise bad_value(
+                f"{graph.name}: dtype", f"a format that the {gpu.name} has units for ({known})", str(dtype), FORCE
+            )
+    capacity_byte = float(np.max(gpu.memory.capacity_byte))
+    if graph.memory_byte is None or graph.memory_byte <= capacity_byte:
+        return
+    each = " on each of its GPUs" if graph.gpu_count > 1 else ""
+    model = load_workload.find_model(workload)
+    ways = list_ways_to_fit(graph, gpu, model, options)
+    raise bad_value(
+        f"{graph.name}: memory",
+        f"at most the {units.show(capacity_byte, 'byte', 3)} of the {gpu.name}{each}",
+        units.show(graph.memory_byte, "byte", 3),
+        " ".join([f"It fits {', or '.join(ways)}." if ways else "It fits no GPU of the catalogue.", FORCE]),
+    )
+
+
+FORCE = "Predict it all the same: --force, force=True."
+
+
+def list_ways_to_fit(graph: Graph, gpu: Gpu, model: ModelSpec | None, options: ModelOptions) -> list[str]:
+    """Return what would hold a workload: more of the same GPU, the smallest other GPU, a smaller batch."""
+    capacity_byte, ways = float(np.max(gpu.memory.capacity_byte)), []
+    if model is not None:
+        for tp in (2, 4, 8, 16, 32, 64):
+            try:
+                held = compute_footprint(model, replace(options, tp=options.tp * tp))
+            except BadInput:  # heads cannot be shared so
+                continue
+            if held.fits(capacity_byte):
+                ways.append(f"on {graph.gpu_count * tp} x {gpu.name} (tp {options.tp * tp})")
+                break
+    cards = [
+        (float(np.max(card.memory.capacity_byte)), card.name) for card in map(hardware.load_gpu, hardware.gpu_names())
+    ]
+    if enough := sorted(card for card in cards if graph.memory_byte is not None and card[0] >= graph.memory_byte):
+        ways.append(f"on {graph.gpu_count} x {enough[0][1]} of {units.show(enough[0][0], 'byte', 3)}")
+    if model is not None and options.batch > 1:
+        largest = find_largest_batch(model, options, capacity_byte)
+        ways += [f"with a batch of {largest}"] if largest else []
+    return ways
 
 
 def find_bundle(bundle: Bundle | str | Path | None, gpu: Gpu) -> Bundle:

@@ -47,11 +47,13 @@ class LaunchCosts:
     """Seconds that the host takes per operator issued.
 
     ``host_weights`` are factors on the host's seconds by kind of operator, with ``other`` for the rest; without any,
-    all operators cost the same.
+    all operators cost the same. ``engine_replays``: an inference engine replays CUDA graphs and prepares the next
+    step while the GPU computes (measured: ``serving.host_times``), so that its operators cost the host nothing.
     """
 
     host_s_per_operator: Sweepable
     host_weights: Mapping[str, float] = field(default_factory=dict)
+    engine_replays: bool = True
 
     def host_s(self, kinds: Sequence[str]) -> Array:
         """Seconds the host takes to issue operators of these kinds, ``(*sweep, operator)``."""

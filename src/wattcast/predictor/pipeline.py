@@ -28,6 +28,7 @@ from wattcast.predictor.timeline import (
     compute_latency_s,
 )
 from wattcast.workload.graph import Graph
+from wattcast.workload.model_options import SoftwareStack
 from wattcast.workload.operator_types import Collective
 
 BUSY_EVENT = "busy_sm_cycle"
@@ -123,14 +124,15 @@ class KernelDetail:
 
 def analyse_graph(graph: Graph, gpu: Gpu, bundle: Bundle) -> Timeline:
     """Analyse a workload and return its clock-free timeline on this GPU."""
-    return _among_others(analyse_kernels(lower_graph(graph, gpu, bundle.reference), gpu, bundle), gpu, bundle)
+    return _in_its_model(graph, analyse_kernels(lower_graph(graph, gpu, bundle.reference), gpu, bundle), gpu, bundle)
 
 
 def analyse_graphs(graphs: Sequence[Graph], gpu: Gpu, bundle: Bundle) -> list[Timeline]:
     """Analyse many workloads in one table of kernels and return one timeline per workload."""
     kernels, parts = lower_graphs(graphs, gpu, bundle.reference)
     whole = analyse_kernels(kernels, gpu, bundle)
-    return [_among_others(whole.select_rows(*part), gpu, bundle) for part in parts]
+    each = zip(graphs, parts, strict=True)
+    return [_in_its_model(graph, whole.select_rows(*part), gpu, bundle) for graph, part in each]
 
 
 def analyse_kernels(kernels: Kernels, gpu: Gpu, bundle: Bundle) -> Timeline:
@@ -138,8 +140,13 @@ def analyse_kernels(kernels: Kernels, gpu: Gpu, bundle: Bundle) -> Timeline:
     return build_timeline(kernels, gpu, bundle.corrections, bundle.launch, bundle.learned)
 
 
-def _among_others(timeline: Timeline, gpu: Gpu, bundle: Bundle) -> Timeline:
-    """Return a workload's timeline with what operators take more or less than alone: cold caches, overlap."""
+def _in_its_model(graph: Graph, timeline: Timeline, gpu: Gpu, bundle: Bundle) -> Timeline:
+    """Return a workload's timeline with what operators take more or less than alone: cold caches, overlap.
+
+    Where an engine replays its kernels, issuing them costs nothing.
+    """
+    if graph.stack == SoftwareStack.ENGINE and bundle.launch.engine_replays:
+        timeline = replace(timeline, host_s=np.zeros_like(timeline.host_s))
     if bundle.cold is not None:
         timeline = timeline.delay_kernels(bundle.cold.extra_s(timeline.kernels, bundle.reference.l2_byte))
     if any(isinstance(op, Collective) and op.overlaps for op in timeline.kernels.ops):

@@ -128,7 +128,7 @@ def _token_word(p: Prediction) -> str:
 
 
 def _run_word(p: Prediction) -> str:
-    words = {"decode": " a step", "train": " a step", "generate": " a generation", "prefill": " to the first token"}
+    words = {"decode": " a step", "train": " a step", "generate": " a generation", "prefill": " a prefill"}
     return words.get(p.basis.graph.phase, "")
 
 

@@ -271,7 +271,7 @@ def group_kernels(profile: dict[str, Any], row: ModelRow) -> tuple[RunPart, ...]
 def predict_row(row: ModelRow, gpu: str) -> RunSummary:
     """Predict a row's own workload as it was run."""
     host = "0us" if row.graph else None
-    return summarise_prediction(api.predict(whole_models.build_row_graph(row), gpu, host_launch=host))
+    return summarise_prediction(api.predict(whole_models.build_row_graph(row), gpu, host_launch=host, force=True))
 
 
 def _row_of(name: str, gpu: str) -> ModelRow | None:

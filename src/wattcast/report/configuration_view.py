@@ -170,6 +170,7 @@ class RunSettings:
     card: str = "another"
     bundle: Bundle | Path | None = None
     factors: Mapping[str, float] = field(default_factory=dict)
+    force: bool = False
 
 
 @dataclass(frozen=True)
@@ -232,9 +233,12 @@ def view_configuration(
 ) -> ConfigurationView:
     """Predict a workload on a GPU and keep what the prediction was computed from."""
     graph = load_workload.load_workload(workload, options)
-    given = {name: value for name, value in vars(settings).items() if name not in ("bundle", "factors")}
+    given = {name: value for name, value in vars(settings).items() if name not in ("bundle", "factors", "force")}
     fitted = apply_factors(api.find_bundle(settings.bundle, gpu), settings.factors)
     noted, _, wanted, bundle = api.resolve_inputs(graph, gpu, fitted, **given)
+    if not settings.force:
+        api.check_power_limit(gpu, wanted)
+        api.check_runs(graph, gpu, workload, options)
     timeline = analyse_graph(graph, gpu, bundle)
     prediction = predict_timeline(timeline, noted, gpu, wanted, bundle)
     at = replace(wanted, clock_hz=np.array([float(prediction.clock_hz)]))

@@ -197,7 +197,7 @@ def _best(
 
 def _replica(asked: ServiceDemand, gpu: Gpu, tp: int, limit_w: float | None) -> _Replica:
     bundle = bundle_for(gpu)
-    bundle = replace(bundle, launch=replace(bundle.launch, host_s_per_operator=asked.host_s))
+    bundle = replace(bundle, launch=replace(bundle.launch, host_s_per_operator=asked.host_s, engine_replays=False))
     capacity = float(gpu.memory.capacity_byte)
     powers = [1 << k for k in range(MOST_BATCH.bit_length())]
     batches = sorted({b for p in powers for b in (p, p + p // 2) if b <= MOST_BATCH})  # 1, 2, 3, 4, 6, 8, 12 ...

@@ -186,7 +186,7 @@ def tabulate_step_costs(
         return build_graph(model, replace(options, phase=phase, batch=batch, seq=seq, head=head))
 
     def costs(graphs: Sequence[Graph]) -> Array:
-        found = predict_many(graphs, gpu, clock=clocks_hz, power_limit=_UNLIMITED_W, host_launch=0.0)
+        found = predict_many(graphs, gpu, clock=clocks_hz, power_limit=_UNLIMITED_W, host_launch=0.0, force=True)
         return np.array([_cost_row(one) for one in found])
 
     token_knots = _knots(TOKEN_KNOTS, max(max_tokens, max_seqs))

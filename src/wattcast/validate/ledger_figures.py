@@ -309,10 +309,10 @@ def collect_kind_shares(gpu: str) -> list[KindShares]:
         for case in _spread([c for c in whole_models.load_models(gpu) if c.row.id in profiles and c.row.graph]):
             name = f"{case.graph.name.removesuffix(f' {case.row.dtype}')}, {case.row.attention}"
             found.append(profiled_shares(name, profiles[case.row.id]))
-            predicted = predicted_shares(api.predict(case.graph, gpu, host_launch="0us"))
+            predicted = predicted_shares(api.predict(case.graph, gpu, host_launch="0us", force=True))
             found.append(KindShares(name, False, predicted.share))
         return found
-    predictions = [(api.predict(m, gpu, host_launch="0us", **o), o) for m, o in _SHOWN]
+    predictions = [(api.predict(m, gpu, host_launch="0us", force=True, stack="eager", **o), o) for m, o in _SHOWN]
     return [
         KindShares(f"{p.name}, {o.get('attention', 'flash')}", False, predicted_shares(p).share)
         for p, o in predictions

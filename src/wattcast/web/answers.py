@@ -362,7 +362,13 @@ def _view_of(asked: Configuration) -> ConfigurationView:
     options = ModelOptions() if isinstance(work, Graph) else asked.options()
     gpu, bundle = _card(asked.gpu)
     settings = RunSettings(
-        asked.clock_hz, asked.power_limit_w, asked.host_launch_s, asked.temperature_c, asked.data, bundle=bundle
+        asked.clock_hz,
+        asked.power_limit_w,
+        asked.host_launch_s,
+        asked.temperature_c,
+        asked.data,
+        bundle=bundle,
+        force=True,  # the page says itself what does not fit
     )
     return view_configuration(work, gpu, options, settings)
 

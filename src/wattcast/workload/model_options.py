@@ -215,6 +215,9 @@ def resolve_options(model: ModelSpec, options: ModelOptions) -> tuple[ModelOptio
 
 def _default_stack(model: ModelSpec, phase: WorkloadPhase, attention: AttentionMode) -> SoftwareStack:
     """Return an engine for what engines serve, and PyTorch eager for training, encoders, pictures and sound."""
+    served = phase in (WorkloadPhase.PREFILL, WorkloadPhase.DECODE, WorkloadPhase.GENERATE)
+    if served and model.kind is ModelKind.LANGUAGE and model.template.engine and attention is AttentionMode.FLASH:
+        return SoftwareStack.ENGINE
     return SoftwareStack.EAGER
 
 
