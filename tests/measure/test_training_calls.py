@@ -255,7 +255,7 @@ def test_operators_of_models_run_and_write_what_they_say(
     from wattcast.workload import ModelOptions, build_graph
     from wattcast.workload.readers.from_json import operator_to_plain
 
-    graph = build_graph(name, ModelOptions(**options))
+    graph = build_graph(name, ModelOptions(**{"stack": "eager"} | options))
     lost = total = 0.0
     ran: set[str] = set()
     for op in dict.fromkeys(op for op, _ in graph.calls()):

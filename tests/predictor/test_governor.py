@@ -68,7 +68,7 @@ def test_the_limit_is_the_highest_clock_that_meets_it(parts) -> None:
     assert total_at_clock(timeline, above, bundle).power_w > bundle.governor_share * 500.0
 
 
-MODEL = build_graph("gpt2", ModelOptions(batch=8, seq=512))
+MODEL = build_graph("gpt2", ModelOptions(stack="eager", batch=8, seq=512))
 
 
 @pytest.mark.parametrize("clock_hz", [1.2e9, np.array([[0.7e9], [1.2e9], [1.98e9]])])
@@ -122,7 +122,7 @@ def test_a_sweep_of_one_point_keeps_its_shape() -> None:
     """One clock in a sweep is no design without a sweep: it once took the short way of those, and lost its axis."""
     gpu = load_gpu("h200")
     bundle = bundle_for(gpu)
-    timeline = analyse_graph(build_graph("gpt2", ModelOptions(batch=8, seq=128)), gpu, bundle)
+    timeline = analyse_graph(build_graph("gpt2", ModelOptions(stack="eager", batch=8, seq=128)), gpu, bundle)
     alone = find_governed_point(timeline, gpu, OperatingPoint(power_limit_w=300.0), bundle)
     swept_one = find_governed_point(timeline, gpu, OperatingPoint(np.array([[1.98e9]]), np.array([[300.0]])), bundle)
     assert swept_one.clock_hz.shape == (1, 1)
@@ -140,7 +140,7 @@ def test_a_voltage_curve_that_is_scaled_is_asked_itself() -> None:
 
     gpu = load_gpu("h200")
     bundle = bundle_for(gpu)
-    timeline = analyse_graph(build_graph("gpt2", ModelOptions(batch=8, seq=128)), gpu, bundle)
+    timeline = analyse_graph(build_graph("gpt2", ModelOptions(stack="eager", batch=8, seq=128)), gpu, bundle)
     at = OperatingPoint(clock_hz=np.array([1.5e9]))
     curve = bundle.power.voltage
     lower = replace(bundle, power=replace(bundle.power, voltage=Lower(curve.clock_hz, curve.relative)))

@@ -80,7 +80,7 @@ def test_too_many_launches_are_drawn_at_their_mean(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_sweep_is_refused() -> None:
-    graph, chip = load_workload.load_workload("gpt2", ModelOptions(seq=128)), api.find_gpu("h200")
+    graph, chip = load_workload.load_workload("gpt2", ModelOptions(stack="eager", seq=128)), api.find_gpu("h200")
     bundle = bundle_for(chip)
     timeline = analyse_graph(graph, chip, bundle)
     with pytest.raises(BadInput, match="single operating point"):

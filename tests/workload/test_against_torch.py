@@ -53,7 +53,9 @@ def pair(
     assert found.unmapped == ()
     head = "all" if name.startswith("whisper") else None
     length = None if model.kind == "vision" else seq
-    options = ModelOptions(phase=phase, batch=batch, seq=length, attention=attention, head=head, dtype=dtype)
+    options = ModelOptions(
+        stack="eager", phase=phase, batch=batch, seq=length, attention=attention, head=head, dtype=dtype
+    )
     return found.graph, build_graph(model, options)
 
 
@@ -156,7 +158,7 @@ def test_flops_of_products_equal_pytorchs_counter(name: str, phase: str, attenti
         else:
             built(**given)
     length = None if model.kind == "vision" else SEQ
-    graph = build_graph(model, ModelOptions(phase=phase, batch=BATCH, seq=length, attention=attention))
+    graph = build_graph(model, ModelOptions(stack="eager", phase=phase, batch=BATCH, seq=length, attention=attention))
     sums = compute_totals(graph)
     assert sums.product_flop_dense == counter.get_total_flops()
     causal = attention == "flash" and name == "gpt2" and phase in ("prefill", "train")

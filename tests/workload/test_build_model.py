@@ -52,14 +52,16 @@ def test_generation_is_a_prefill_and_its_steps(name: str) -> None:
 
 
 def test_one_token_is_the_prefill_alone() -> None:
-    one = build_graph("gpt2", ModelOptions(phase="generate", seq=32, tokens=1))
-    assert list(one.calls()) == list(build_graph("gpt2", ModelOptions(phase="prefill", seq=32)).calls())
+    one = build_graph("gpt2", ModelOptions(stack="eager", phase="generate", seq=32, tokens=1))
+    assert list(one.calls()) == list(
+        build_graph("gpt2", ModelOptions(stack="eager", phase="prefill", seq=32)).calls()
+    )
 
 
 def test_the_head_runs_for_the_tokens_asked() -> None:
     rows = {}
     for head in ("none", "last", "all"):
-        graph = build_graph("llama3-8b", ModelOptions(batch=3, seq=100, head=head))
+        graph = build_graph("llama3-8b", ModelOptions(stack="eager", batch=3, seq=100, head=head))
         rows[head] = [op.m for op, _ in graph.calls() if isinstance(op, Linear) and op.n == 128256]
     assert rows == {"none": [], "last": [3], "all": [300]}
 
@@ -77,7 +79,9 @@ def test_gradients_of_weights_read_both_operands_turned() -> None:
 
 
 def test_training_does_three_times_the_products_and_more_with_recomputation() -> None:
-    forward = build_graph("llama3-8b", ModelOptions(phase="forward", seq=512, head="all", attention="eager"))
+    forward = build_graph(
+        "llama3-8b", ModelOptions(stack="eager", phase="forward", seq=512, head="all", attention="eager")
+    )
     train = build_graph("llama3-8b", ModelOptions(phase="train", seq=512, attention="eager"))
     again = build_graph("llama3-8b", ModelOptions(phase="train", seq=512, attention="eager", recompute=True))
     once = compute_totals(forward).product_flop
@@ -92,9 +96,9 @@ def _products(graph: Graph) -> list[tuple[Linear | Bmm, int]]:
 
 
 def test_a_causal_mask_halves_attention_and_both_counts_are_stated() -> None:
-    sums = compute_totals(build_graph("llama3-8b", ModelOptions(seq=4096)))
+    sums = compute_totals(build_graph("llama3-8b", ModelOptions(stack="eager", seq=4096)))
     attention = sums.product_flop_dense - sums.product_flop
-    graph = build_graph("llama3-8b", ModelOptions(seq=4096))
+    graph = build_graph("llama3-8b", ModelOptions(stack="eager", seq=4096))
     dense = sum(op.flop_dense * n for op, n in graph.calls() if isinstance(op, Attention))
     assert attention == pytest.approx(dense / 2, rel=1e-3)
 
@@ -104,7 +108,7 @@ def test_a_causal_mask_halves_attention_and_both_counts_are_stated() -> None:
     [("fp32", Dtype.FP32, 4), ("tf32", Dtype.TF32, 4), ("bf16", Dtype.BF16, 2), ("fp16", Dtype.FP16, 2)],
 )
 def test_plain_formats(dtype: str, product: Dtype, weights: int) -> None:
-    graph = build_graph("gpt2", ModelOptions(dtype=dtype, seq=64))
+    graph = build_graph("gpt2", ModelOptions(stack="eager", dtype=dtype, seq=64))
     assert {op.dtype for op, _ in graph.calls() if isinstance(op, Linear)} == {product}
     others = {op.dtype for op, _ in graph.calls() if isinstance(op, Elementwise) and op.function == "tanh"}
     assert {d.byte for d in others} == {weights}
@@ -112,15 +116,19 @@ def test_plain_formats(dtype: str, product: Dtype, weights: int) -> None:
 
 
 def test_fp8_and_int8_narrow_the_linear_layers_only() -> None:
-    base = build_graph("llama3-8b", ModelOptions(phase="decode", seq=64))
+    base = build_graph("llama3-8b", ModelOptions(stack="eager", phase="decode", seq=64))
     for dtype in (Dtype.FP8, Dtype.INT8):
-        graph = build_graph("llama3-8b", ModelOptions(phase="decode", seq=64, dtype=dtype))
+        graph = build_graph("llama3-8b", ModelOptions(stack="eager", phase="decode", seq=64, dtype=dtype))
         linears = [op for op, _ in graph.calls() if isinstance(op, Linear)]
         narrow = [op for op in linears if (op.weight_dtype or op.dtype) is dtype]
         assert len(linears) - len(narrow) == 1  # the head stays wide
         assert graph.memory_byte < 0.65 * base.memory_byte
         assert graph.byte < 0.65 * base.byte
-    casts = [op for op, _ in build_graph("llama3-8b", ModelOptions(dtype="fp8", seq=64)).calls() if op.name == "cast"]
+    casts = [
+        op
+        for op, _ in build_graph("llama3-8b", ModelOptions(stack="eager", dtype="fp8", seq=64)).calls()
+        if op.name == "cast"
+    ]
     assert sum(1 for op in casts if op.out_dtype is Dtype.FP8) == 7
 
 
@@ -147,7 +155,7 @@ def test_latent_attention_reads_a_short_cache_in_decode() -> None:
     served = build_graph("deepseek-v3", ModelOptions(phase="decode", seq=4096, stack="engine"))
     (attention,) = {op for op, _ in served.calls() if isinstance(op, Attention)}
     assert (attention.kv_heads, attention.head_dim, attention.v_head_dim) == (1, 576, 512)
-    eager = build_graph("deepseek-v3", ModelOptions(phase="decode", seq=4096))
+    eager = build_graph("deepseek-v3", ModelOptions(stack="eager", phase="decode", seq=4096))
     (expanded,) = {op for op, _ in eager.calls() if isinstance(op, Attention)}
     assert (expanded.kv_heads, expanded.head_dim) == (128, 192)
 
@@ -162,7 +170,9 @@ def test_experts_get_all_tokens_however_skewed(picks: int, skew: float) -> None:
 
 
 def test_skew_reads_fewer_experts_in_decode() -> None:
-    even, skewed = (build_graph("mixtral-8x7b", ModelOptions(phase="decode", batch=4, skew=s)) for s in (0.0, 1.0))
+    even, skewed = (
+        build_graph("mixtral-8x7b", ModelOptions(stack="eager", phase="decode", batch=4, skew=s)) for s in (0.0, 1.0)
+    )
     assert skewed.byte < even.byte
     assert compute_totals(skewed).product_flop == compute_totals(even).product_flop
     assert any("evenly" in line for line in even.assumptions)
@@ -185,7 +195,7 @@ def test_a_seventy_billion_model_is_built_in_under_fifty_milliseconds() -> None:
     def seconds(seq: int) -> float:
         _build.cache_clear()
         start = time.process_time()
-        build_graph("llama3-70b", ModelOptions(seq=seq, batch=8))
+        build_graph("llama3-70b", ModelOptions(stack="eager", seq=seq, batch=8))
         return time.process_time() - start
 
     assert min(seconds(seq) for seq in (1000, 1001, 1002)) < 0.050

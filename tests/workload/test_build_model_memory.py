@@ -12,9 +12,9 @@ from wattcast.workload.build_model import count_parameters
 @pytest.mark.parametrize("name", ["llama3-8b", "gpt2", "bert-large", "resnet50", "deepseek-v3"])
 def test_weights_are_counted_once_in_their_format(name: str) -> None:
     seq = None if model_catalogue.load_model(name).kind == "vision" else 64
-    held = build_model.compute_footprint(name, ModelOptions(seq=seq))
+    held = build_model.compute_footprint(name, ModelOptions(stack="eager", seq=seq))
     assert held.weight_byte == pytest.approx(2 * count_parameters(model_catalogue.load_model(name)), rel=1e-5)
-    assert build_graph(name, ModelOptions(seq=seq)).memory_byte == held.total_byte
+    assert build_graph(name, ModelOptions(stack="eager", seq=seq)).memory_byte == held.total_byte
 
 
 @pytest.mark.parametrize(
@@ -29,24 +29,28 @@ def test_all_stacks_hold_the_same_weights(name: str) -> None:
 
 
 def test_the_cache_is_two_vectors_a_token_a_layer_a_head() -> None:
-    held = build_model.compute_footprint("llama3-8b", ModelOptions(phase="decode", batch=4, seq=1000))
+    held = build_model.compute_footprint("llama3-8b", ModelOptions(stack="eager", phase="decode", batch=4, seq=1000))
     assert held.cache_byte == 2 * 32 * 8 * 128 * 2 * 4 * 1001
     served = build_model.compute_footprint(
         "llama3-8b", ModelOptions(phase="decode", batch=4, seq=1000, stack="engine")
     )
     assert served.cache_byte == held.cache_byte
-    latent = build_model.compute_footprint("deepseek-v3", ModelOptions(phase="decode", seq=1000))
+    latent = build_model.compute_footprint("deepseek-v3", ModelOptions(stack="eager", phase="decode", seq=1000))
     assert latent.cache_byte == 61 * (512 + 64) * 2 * 1001
 
 
 def test_generation_holds_the_cache_of_its_last_step() -> None:
-    held = build_model.compute_footprint("gpt2", ModelOptions(phase="generate", seq=100, tokens=50))
-    assert held.cache_byte == build_model.compute_footprint("gpt2", ModelOptions(phase="decode", seq=148)).cache_byte
+    held = build_model.compute_footprint("gpt2", ModelOptions(stack="eager", phase="generate", seq=100, tokens=50))
+    assert (
+        held.cache_byte
+        == build_model.compute_footprint("gpt2", ModelOptions(stack="eager", phase="decode", seq=148)).cache_byte
+    )
 
 
 def test_a_window_bounds_the_cache() -> None:
     short, long = (
-        build_model.compute_footprint("mistral-7b", ModelOptions(phase="decode", seq=seq)) for seq in (6000, 12000)
+        build_model.compute_footprint("mistral-7b", ModelOptions(stack="eager", phase="decode", seq=seq))
+        for seq in (6000, 12000)
     )
     assert short.cache_byte == long.cache_byte == 2 * 32 * 8 * 128 * 2 * 4096
 
@@ -67,7 +71,7 @@ def test_training_holds_gradients_moments_and_what_backward_waits_for() -> None:
 @pytest.mark.parametrize("phase", ["decode", "prefill", "train"])
 def test_the_largest_batch_fits_and_one_more_does_not(phase: str) -> None:
     capacity = 80e9
-    options = ModelOptions(phase=phase, seq=512)
+    options = ModelOptions(stack="eager", phase=phase, seq=512)
     batch = build_model.find_largest_batch("qwen2-1.5b", options, capacity)
     from dataclasses import replace
 
@@ -77,13 +81,13 @@ def test_the_largest_batch_fits_and_one_more_does_not(phase: str) -> None:
 
 
 def test_nothing_fits_into_too_little() -> None:
-    assert build_model.find_largest_batch("llama3-70b", ModelOptions(phase="decode"), 80e9) == 0
+    assert build_model.find_largest_batch("llama3-70b", ModelOptions(stack="eager", phase="decode"), 80e9) == 0
     with pytest.raises(BadInput, match="capacity"):
         build_model.find_largest_batch("gpt2", ModelOptions(), 0.0)
 
 
 def test_tensor_parallel_shares_out_the_weights() -> None:
-    one, eight = (build_model.compute_footprint("llama3-70b", ModelOptions(tp=tp)) for tp in (1, 8))
+    one, eight = (build_model.compute_footprint("llama3-70b", ModelOptions(stack="eager", tp=tp)) for tp in (1, 8))
     assert eight.weight_byte == pytest.approx(one.weight_byte / 8, rel=1e-3)
-    stages = build_model.compute_footprint("llama3-70b", ModelOptions(pp=4))
+    stages = build_model.compute_footprint("llama3-70b", ModelOptions(stack="eager", pp=4))
     assert stages.weight_byte < 0.3 * one.weight_byte

@@ -35,14 +35,14 @@ def test_two_all_reduces_a_layer_and_one_for_the_embedding(name: str, stack: str
 
 
 def test_gpus_share_the_products_evenly() -> None:
-    one, four = (build_graph("llama3-8b", ModelOptions(tp=tp, batch=2, seq=64)) for tp in (1, 4))
+    one, four = (build_graph("llama3-8b", ModelOptions(stack="eager", tp=tp, batch=2, seq=64)) for tp in (1, 4))
     assert compute_totals(four).product_flop == pytest.approx(compute_totals(one).product_flop / 4, rel=1e-12)
     (attention,) = {op for op, _ in four.calls() if isinstance(op, Attention)}
     assert (attention.heads, attention.kv_heads) == (8, 2)
 
 
 def test_key_heads_are_repeated_when_gpus_outnumber_them() -> None:
-    graph = build_graph("qwen2-1.5b", ModelOptions(tp=4, seq=64))
+    graph = build_graph("qwen2-1.5b", ModelOptions(stack="eager", tp=4, seq=64))
     (attention,) = {op for op, _ in graph.calls() if isinstance(op, Attention)}
     assert (attention.heads, attention.kv_heads) == (3, 1)
 
@@ -58,7 +58,7 @@ def test_training_exchanges_gradients_of_activations_and_of_weights() -> None:
 
 
 def test_pipeline_stages_hand_on_activations() -> None:
-    graph = build_graph("llama3-8b", ModelOptions(pp=5, batch=2, seq=64))
+    graph = build_graph("llama3-8b", ModelOptions(stack="eager", pp=5, batch=2, seq=64))
     assert exchanges(graph)["send"] == (1, 2 * 64 * 4096 * 2)
     assert max(block.repeat for block in graph.blocks) == 7  # of 32 layers, the largest share
     train = build_graph("llama3-8b", ModelOptions(phase="train", pp=4, batch=2, seq=64))
@@ -67,7 +67,7 @@ def test_pipeline_stages_hand_on_activations() -> None:
 
 
 def test_replicas_that_serve_exchange_nothing() -> None:
-    assert exchanges(build_graph("llama3-8b", ModelOptions(dp=8, seq=64))) == {}
+    assert exchanges(build_graph("llama3-8b", ModelOptions(stack="eager", dp=8, seq=64))) == {}
 
 
 def test_tensor_parallel_experts_of_one_replica_need_no_exchange_but_the_sum() -> None:
@@ -147,5 +147,5 @@ def test_stages_that_serve_stand_next_to_one_another(options: dict, stride: int)
 
 
 def test_the_head_is_shared_out() -> None:
-    graph = build_graph("llama3-8b", ModelOptions(tp=8, seq=64))
+    graph = build_graph("llama3-8b", ModelOptions(stack="eager", tp=8, seq=64))
     assert 128256 // 8 in {op.n for op, _ in graph.calls() if isinstance(op, Linear)}

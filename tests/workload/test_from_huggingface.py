@@ -34,7 +34,7 @@ def test_a_configuration_builds_the_catalogue_models_graph(tmp_path: Path) -> No
     folder = tmp_path / "Meta-Llama-3-8B"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(LLAMA))
-    options = ModelOptions(batch=2, seq=64)
+    options = ModelOptions(stack="eager", batch=2, seq=64)
     graph = load_workload.load_workload(folder / "config.json", options)
     ours = build_graph("llama3-8b", options)
     assert list(graph.calls()) == list(ours.calls())
@@ -55,7 +55,7 @@ def test_configurations_written_by_transformers_read_as_our_catalogue(tmp_path: 
         read = load_workload.find_model(tmp_path / name / "config.json")
         seq = None if model.kind == "vision" else 64
         for phase in ("forward",) if model.kind == "vision" else ("prefill", "train"):
-            options = ModelOptions(phase=phase, seq=seq, batch=2)
+            options = ModelOptions(stack="eager", phase=phase, seq=seq, batch=2)
             assert list(build_graph(read, options).calls()) == list(build_graph(model, options).calls()), (
                 name,
                 phase,
@@ -89,7 +89,7 @@ def test_remote_code_is_never_run_and_that_is_said() -> None:
     remote = {"auto_map": {"AutoModelForCausalLM": "modeling_evil.EvilForCausalLM"}}
     read = from_huggingface.convert_config({**LLAMA, **remote}, "config.json")
     assert "not run" in read.note
-    assert any("not run" in line for line in build_graph(read, ModelOptions(seq=8)).assumptions)
+    assert any("not run" in line for line in build_graph(read, ModelOptions(stack="eager", seq=8)).assumptions)
     with pytest.raises(BadInput, match="never run"):
         from_huggingface.convert_config({"model_type": "evil", **remote}, "config.json")
 

@@ -86,7 +86,7 @@ def test_a_plain_transpose_has_runs_of_one() -> None:
 
 
 def find_elementwise(name: str, function: str, label: str, **options: object) -> list[Elementwise]:
-    graph = build_graph(name, ModelOptions(**options))
+    graph = build_graph(name, ModelOptions(**{"stack": "eager"} | options))
     calls = (op for op, _ in graph.calls())
     return [op for op in calls if isinstance(op, Elementwise) and op.function == function and label in op.label]
 
@@ -117,7 +117,7 @@ def test_batch_norm_says_channels_and_pixels() -> None:
 
 @pytest.mark.parametrize(("phase", "dropped"), [("train", True), ("prefill", False)])
 def test_attention_drops_weights_in_training_alone(phase: str, dropped: bool) -> None:
-    graph = build_graph("gpt2", ModelOptions(phase=phase, batch=1, seq=64))
+    graph = build_graph("gpt2", ModelOptions(stack="eager", phase=phase, batch=1, seq=64))
     assert {op.dropout for op, _ in graph.calls() if isinstance(op, Attention)} == {dropped}
 
 

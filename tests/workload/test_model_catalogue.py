@@ -115,7 +115,9 @@ def test_a_bad_model_file_is_explained(yaml: bytes, says: str) -> None:
 
 def test_a_model_of_ones_own_builds() -> None:
     dims = {"layers": 3, "hidden": 64, "heads": 4, "kv_heads": 2, "intermediate": 256, "vocab": 100}
-    graph = build_graph(make_model("mine", "Mine", "decoder", dims, "me"), ModelOptions(batch=2, seq=16))
+    graph = build_graph(
+        make_model("mine", "Mine", "decoder", dims, "me"), ModelOptions(stack="eager", batch=2, seq=16)
+    )
     assert graph.name == "mine prefill b2 s16 bf16"
     assert graph.blocks[1].repeat == 3
     with pytest.raises(BadInput, match="zero or more"):
