@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from wattcast.core.errors import BadInput
+from wattcast.core.errors import BadInput, UnknownName
 from wattcast.workload import ModelOptions, build_graph, model_catalogue
 from wattcast.workload.readers import from_huggingface, load_workload
 
@@ -38,7 +38,7 @@ def test_a_configuration_builds_the_catalogue_models_graph(tmp_path: Path) -> No
     graph = load_workload.load_workload(folder / "config.json", options)
     ours = build_graph("llama3-8b", options)
     assert list(graph.calls()) == list(ours.calls())
-    assert graph.name == "Meta-Llama-3-8B prefill b2 s64 bf16"
+    assert graph.name == "Meta-Llama-3-8B prefill b2 s64 bf16 eager"
     assert list(load_workload.load_workload(LLAMA, options).calls()) == list(ours.calls())
 
 
@@ -105,3 +105,20 @@ def test_a_broken_file_is_explained(tmp_path: Path, text: bytes) -> None:
     path.write_bytes(text)
     with pytest.raises(BadInput, match=r"config\.json"):
         load_workload.load_workload(path, ModelOptions())
+
+
+def test_ids_of_the_hub_are_catalogue_models_or_lie_in_the_cache(tmp_path, monkeypatch) -> None:
+    known = load_workload.find_model("meta-llama/Llama-3.1-8B-Instruct")
+    assert (known.name, known.dims.max_positions) == ("llama3-8b", 131072)
+    assert load_workload.find_model("META-LLAMA/llama-3.1-8b-instruct") == known
+    assert load_workload.find_model("llama3-8b").dims.max_positions == 8192
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    snapshot = tmp_path / "models--acme--Tiny-GPT" / "snapshots" / "0f3c"
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text(
+        '{"model_type": "gpt2", "n_layer": 2, "n_embd": 64, "n_head": 4, "vocab_size": 100, "n_positions": 128}'
+    )
+    assert load_workload.find_model("acme/Tiny-GPT").name == "Tiny-GPT"
+    assert load_workload.load_workload(str(snapshot), ModelOptions(seq=8)).tokens == 8
+    with pytest.raises(UnknownName, match="hf download acme/Other"):
+        load_workload.load_workload("acme/Other", ModelOptions())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch (CPU build) is not installed")
@@ -9,9 +11,12 @@ torch = pytest.importorskip("torch", reason="PyTorch (CPU build) is not installe
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import wattcast
 from wattcast.core.errors import BadInput
+from wattcast.workload import ModelOptions, build_graph, model_catalogue
+from wattcast.workload.build_model import WORKSPACE_BYTE
 from wattcast.workload.operator_types import Attention, Conv2d, Elementwise, Linear
-from wattcast.workload.readers.from_torch import capture_module
+from wattcast.workload.readers.from_torch import capture, capture_module
 
 
 def network() -> nn.Module:
@@ -186,3 +191,42 @@ def test_without_pytorch_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(from_torch, "import_module", absent)
     with pytest.raises(MissingTool, match=r"wattcast\[torch\]"):
         capture_module(None)
+
+
+def test_memory_by_hand() -> None:
+    """Two layers in fp32: weights, inputs, and at the worst moment what goes into the activation and out of it."""
+    module = nn.Sequential(nn.Linear(256, 1024), nn.ReLU(), nn.Linear(1024, 256))
+    weights, given = sum(4 * p.numel() for p in module.parameters()), 4 * 8 * 256
+    graph = capture(module, (8, 256))
+    assert graph.memory_byte == weights + given + 2 * 4 * 8 * 1024 + WORKSPACE_BYTE
+    train = capture(module, [(8, 256)], train=True)
+    assert train.memory_byte > 4 * weights + given + WORKSPACE_BYTE  # gradients and two moments
+    assert (graph.stack, graph.phase, train.phase) == ("eager", "forward", "train")
+
+
+@pytest.mark.parametrize("phase", ["prefill", "train"])
+def test_memory_is_that_of_the_template(phase: str) -> None:
+    hugging_face = pytest.importorskip("hugging_face", reason="PyTorch and transformers are needed")
+    model = model_catalogue.load_model("gpt2")
+    model = replace(model, dims=replace(model.dims, layers=3))
+    built = hugging_face.module("gpt2", model.dims, phase, "flash", torch.bfloat16)
+    given = hugging_face.inputs("gpt2", model.dims, built, phase, 4, 256)
+    captured = capture_module(built, (), given, train=phase == "train").graph
+    options = ModelOptions(phase=phase, batch=4, seq=256, stack="eager")
+    assert captured.memory_byte == pytest.approx(build_graph(model, options).memory_byte, rel=0.1)
+
+
+def test_predict_takes_a_module_and_shapes_or_tensors() -> None:
+    module = network().to(torch.bfloat16)
+    shaped = wattcast.predict(module, inputs=(32, 64), gpu="h200")
+    given = wattcast.predict(module, "h200", inputs=torch.zeros(32, 64, dtype=torch.bfloat16))
+    named = wattcast.predict(module, "h200", inputs={"input": (32, 64)})
+    assert shaped.latency_s == given.latency_s == named.latency_s
+    assert shaped.fits
+    assert shaped.name == "Sequential"
+    assert wattcast.predict(module, "h200", inputs=(32, 64), phase="train").energy_j > shaped.energy_j
+    for wrong in ({}, {"inputs": (32, 64), "batch": 3}, {"inputs": (32, 64), "phase": "decode"}, {"inputs": (0, 64)}):
+        with pytest.raises(BadInput):
+            wattcast.predict(module, "h200", **wrong)
+    with pytest.raises(BadInput, match="inputs"):
+        wattcast.predict("gpt2", "h200", inputs=(32, 64))

@@ -79,13 +79,13 @@ def test_every_alias_leads_to_a_model_and_hides_none() -> None:
     from wattcast.core.errors import fold_name
 
     names = set(model_catalogue.list_models())
-    assert set(model_catalogue.load_aliases().values()) <= names
+    assert {alias.name for alias in model_catalogue.load_aliases().values()} <= names
     folded = {fold_name(name) for name in names}
     assert len(folded) == len(names)
     clashes = {
         alias
-        for alias, name in model_catalogue.load_aliases().items()
-        if fold_name(alias) in folded - {fold_name(name)}
+        for alias, meant in model_catalogue.load_aliases().items()
+        if fold_name(alias) in folded - {fold_name(meant.name)}
     }
     assert clashes == set()
 
@@ -118,7 +118,7 @@ def test_a_model_of_ones_own_builds() -> None:
     graph = build_graph(
         make_model("mine", "Mine", "decoder", dims, "me"), ModelOptions(stack="eager", batch=2, seq=16)
     )
-    assert graph.name == "mine prefill b2 s16 bf16"
+    assert graph.name == "mine prefill b2 s16 bf16 eager"
     assert graph.blocks[1].repeat == 3
     with pytest.raises(BadInput, match="zero or more"):
         make_model("mine", "Mine", "decoder", dims | {"window": -1}, "me")

@@ -10,7 +10,7 @@ A number may be SI or a string with its unit; ``clock``, ``power_limit``, ``temp
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias, Unpack
@@ -48,9 +48,10 @@ Quantity: TypeAlias = str | npt.ArrayLike  # "1830 MHz", 1.83e9, or an array in 
 
 
 def predict(
-    workload: Workload,
+    workload: Workload | Callable[..., Any],
     gpu: str | Path | Gpu,
     *,
+    inputs: Any = None,
     clock: Quantity | None = None,
     power_limit: Quantity | None = None,
     host_launch: Quantity | None = None,
@@ -68,19 +69,38 @@ def predict(
 ) -> Prediction:
     """Predict speed, power, energy and clock of a workload on one or several GPUs of a kind.
 
-    ``workload`` is a model's name, a file (workload JSON, EnergAIzer list, Hugging Face
-    ``config.json``), a mapping of the same, or a Graph; ``gpu`` a catalogue name, your own YAML file
-    or a Gpu. ``bundle`` is a folder that ``calibrate`` or ``fit`` saved, in place of the shipped one or
-    the forecast; ``factors`` are efficiency factors of your own (``predictor.bundle.factors``).
+    ``workload`` is a model's name or Hugging Face id, a file (workload JSON, EnergAIzer list, Hugging Face
+    ``config.json``), a mapping of the same, a Graph, or a ``torch.nn.Module`` with ``inputs``: example tensors or
+    shapes, as ``wattcast.capture`` takes them. ``gpu`` is a catalogue name, your own YAML file or a Gpu.
+
+    ``bundle`` is a folder that ``calibrate`` or ``lab fit`` saved, in place of the shipped one or the forecast;
+    ``factors`` are efficiency factors of your own (``predictor.bundle.factors``).
     ``card``: ``another`` of the kind (intervals hold how far cards differ) or ``this``, the one it was fitted on.
     ``price`` is the rent of one GPU (``"2.50/h"``), ``electricity`` a tariff (``"0.12/kWh"``), ``carbon`` an
     intensity (``"400g/kWh"``) and ``region`` a place whose intensity is known (``"us"``). ``force`` predicts what
     cannot run: a number format without units, a power limit that the card does not take, a model that does not fit.
     ``options`` are those of ``ModelOptions``: batch, seq, tokens, phase, dtype, attention, head, stack, tp, pp, ...
     """
-    given = {name: value for name, value in locals().items() if name not in ("workload", "gpu", "options")}
+    given = {name: value for name, value in locals().items() if name not in ("workload", "gpu", "inputs", "options")}
+    if inputs is not None or not isinstance(workload, (str, Path, Graph, Mapping)):
+        workload, options = _capture(workload, inputs, options), {}
     (found,) = predict_many([(workload, options)], gpu, **given)
     return found
+
+
+def _capture(module: Any, inputs: Any, options: Mapping[str, Any]) -> Graph:
+    """Capture a module; of the options only the phase has a meaning, and only that of training."""
+    if not callable(module) or inputs is None:
+        wanted = "a torch.nn.Module with inputs=..., or a model's name, file or Graph without"
+        raise bad_value(
+            "workload", wanted, f"{type(module).__name__} {'without' if inputs is None else 'with'} inputs"
+        )
+    if {**options, "phase": "train"} != {"phase": "train"} or options.get("phase") not in (None, "forward", "train"):
+        do = "A module states its own sizes and formats; phase may be forward or train."
+        raise bad_value("options", "none beside a module", ", ".join(options), do)
+    from wattcast.workload.readers.from_torch import capture
+
+    return capture(module, inputs, train=options.get("phase") == "train")
 
 
 def predict_many(

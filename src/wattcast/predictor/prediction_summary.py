@@ -90,8 +90,10 @@ def list_answers(p: Prediction) -> list[AnswerLine]:
             lines.append(AnswerLine("throughput", f"{speed[0]} {what}s/s", f"{speed[1]} {word}s/s"))
     for count, word in ((p.tokens, "token"), (p.items, p.basis.graph.item)):
         if count is not None:
-            value, span = span_numbers(float(p.total_energy_j) / count, energy / count)
-            lines.append(AnswerLine("energy", f"{value} J/{word}", f"{span} J"))
+            each_j = float(p.total_energy_j) / count
+            value, span = span_numbers(each_j, energy / count)
+            value, span = (f"{value} J", f"{span} J") if each_j > 1e-3 else show_between(each_j, energy / count, "J")
+            lines.append(AnswerLine("energy", f"{value}/{word}", span))
     if not lines:
         value, span = show_between(p.total_energy_j, energy, "J")
         lines.append(AnswerLine("energy", f"{value} a run", span))

@@ -95,7 +95,7 @@ def _print_one(console: Console, p: Prediction, details: bool) -> None:
     sure = judge_confidence(p)
     console.print(f"[bold]{escape(title_of(p))}[/bold]", highlight=False)
     for line in (*list_answers(p), AnswerLine("how sure", sure.word, sure.reason)):
-        value = f"{line.value:<24}" if line.remark else line.value
+        value = f"{line.value:<26}" if line.remark else line.value
         text = f"  {line.label:<12} [bold]{escape(value)}[/bold]"
         console.print(f"{text} [dim]{escape(line.remark)}[/dim]" if line.remark else text, highlight=False)
     console.print(_modules(p))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from functools import cache
 from importlib import import_module
@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from wattcast.core.errors import bad_value, resolve_name, unknown_name
+from wattcast.core.errors import bad_value, fold_name, resolve_name, unknown_name
 from wattcast.core.strict_files import convert_plain, decode_yaml
 
 
@@ -119,8 +119,11 @@ def list_models() -> tuple[str, ...]:
 @cache
 def load_model(name: str) -> ModelSpec:
     """Read the catalogue model called ``name`` (case, ``-``, ``_``, ``.`` and blanks do not matter)."""
-    known = resolve_name("model", name, list_models(), load_aliases())
-    return parse_model((_catalogue_folder() / f"{known}.yaml").read_bytes(), f"{known}.yaml", known)
+    aliases = load_aliases()
+    known = resolve_name("model", name, list_models(), {alias: row.name for alias, row in aliases.items()})
+    model = parse_model((_catalogue_folder() / f"{known}.yaml").read_bytes(), f"{known}.yaml", known)
+    positions = {fold_name(alias): row.max_positions for alias, row in aliases.items()}.get(fold_name(name))
+    return replace(model, dims=replace(model.dims, max_positions=positions)) if positions else model
 
 
 def parse_model(data: bytes, where: str, name: str) -> ModelSpec:
@@ -150,11 +153,20 @@ def make_model(
     return ModelSpec(name, title, architecture, built, source, note)
 
 
+@dataclass(frozen=True)
+class ModelAlias:
+    """The model that another name means, and the positions it was made for where they are others."""
+
+    name: str
+    max_positions: int | None = None
+
+
 @cache
-def load_aliases() -> dict[str, str]:
+def load_aliases() -> dict[str, ModelAlias]:
     """Read other names people use, such as those of the Hugging Face hub."""
     text = (_catalogue_folder() / "aliases.csv").read_text(encoding="utf-8")
-    return {row["alias"]: row["name"] for row in csv.DictReader(text.splitlines())}
+    rows = csv.DictReader(text.splitlines())
+    return {r["alias"]: ModelAlias(r["name"], int(r["max_positions"]) if r["max_positions"] else None) for r in rows}
 
 
 def _catalogue_folder() -> Traversable:

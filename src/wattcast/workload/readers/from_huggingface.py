@@ -28,7 +28,12 @@ _ACTIVATIONS = {
 
 
 def name_model(path: Path) -> str:
-    """Return the name of the model a configuration file describes: its folder's, or the file's own."""
+    """Return the name of the model a configuration file describes: its folder's, or the file's own.
+
+    The Hugging Face cache keeps it in ``models--ORGANISATION--NAME/snapshots/COMMIT/config.json``.
+    """
+    if path.parent.parent.name == "snapshots":
+        return path.parents[2].name.split("--")[-1]
     return path.resolve().parent.name if path.name == "config.json" else path.stem
 
 

@@ -2,11 +2,13 @@
 
 Needs PyTorch (any build; no GPU, no weights). The module is run once on meta tensors under a dispatch mode. Every
 call that would launch a kernel becomes an operator. One without a rule is kept as an ``unspecified`` operator with
-its bytes, and reported with the FLOPs and bytes that are uncertain.
+its bytes, and reported with the FLOPs and bytes that are uncertain. Memory is that of weights, inputs and the tensors
+that live at the worst moment; in training with gradients and AdamW's two moments.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +17,7 @@ from typing import Any
 
 from wattcast.core.errors import BadInput, MissingTool, UnknownName, bad_value, clip_text
 from wattcast.core.units import Dtype
+from wattcast.workload.build_model import WORKSPACE_BYTE
 from wattcast.workload.graph import Block, Graph
 from wattcast.workload.operator_base import Operator
 from wattcast.workload.operator_types import Elementwise
@@ -42,6 +45,35 @@ class CapturedModule:
     unmapped: tuple[UnmappedOperator, ...]
 
 
+def capture(
+    module: Any, inputs: Any, *, name: str = "", train: bool = False, loss: Callable[[Any], Any] | None = None
+) -> Graph:
+    """Return the operators and the memory of ``module(inputs)``: what ``wattcast.predict`` takes.
+
+    ``inputs`` are tensors or shapes: one, a list of them, or a mapping of keyword arguments. A shape, such as
+    ``(8, 3, 224, 224)``, stands for a tensor in the format of the module's parameters; token numbers are given as a
+    tensor (``torch.empty(8, 128, dtype=torch.long, device="meta")`` needs no memory). ``train`` adds the backward
+    pass of ``loss(output)`` and one AdamW step. The kernels are those of PyTorch eager, in the formats of the module:
+    ``capture(module.to(torch.bfloat16), ...)``.
+    """
+    torch = _import_torch()
+    format_ = next((p.dtype for p in getattr(module, "parameters", list)() if p.is_floating_point()), torch.float32)
+
+    def fill(value: Any) -> Any:
+        if isinstance(value, (list, tuple)) and value and all(type(size) is int for size in value):
+            if min(value) < 1:
+                raise bad_value("inputs", "shapes of sizes above zero", str(tuple(value)))
+            return torch.empty(tuple(value), dtype=format_, device="meta")
+        if isinstance(value, Mapping):
+            return {key: fill(item) for key, item in value.items()}
+        return type(value)(fill(item) for item in value) if type(value) in (list, tuple) else value
+
+    filled = fill(inputs)
+    args = () if isinstance(filled, Mapping) else tuple(filled) if type(filled) in (list, tuple) else (filled,)
+    kwargs = filled if isinstance(filled, Mapping) else None
+    return capture_module(module, args, kwargs, name=name, train=train, loss=loss).graph
+
+
 def capture_module(
     module: Any,
     args: Sequence[Any] = (),
@@ -64,8 +96,10 @@ def capture_module(
     name = name or type(module).__name__
     recorder = _make_recorder(torch, module, tf32)
     args, kwargs = _to_meta(torch, tuple(args)), _to_meta(torch, dict(kwargs or {}))
-    run = _without_data(torch, module)
-    with torch.device("meta"), recorder, _gpu_kernels(torch):
+    run, weights = _without_data(torch, module)
+    fixed_byte = recorder.memory.fix([*weights, *_list_tensors(torch, (args, kwargs))])
+    kept = torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t)  # what backward needs stays alive
+    with torch.device("meta"), recorder, _gpu_kernels(torch), kept:
         try:
             with torch.set_grad_enabled(train):
                 out = run(*args, **kwargs)
@@ -84,10 +118,12 @@ def capture_module(
             ) from error
         finally:
             recorder.release()
+    peak_byte = recorder.memory.peak_byte
     parameters = _count_parameters(module)
     blocks = [Block(tuple(recorder.ops))] if recorder.ops else []
     if train and step:
         blocks += [optimiser_block(count, dtype) for dtype, count in parameters.items()]
+        peak_byte += 2 * sum(count * dtype.byte for dtype, count in parameters.items())
     unmapped = tuple(recorder.unmapped.values())
     said = ["captured from PyTorch on tensors without data; scaled-dot-product attention taken as one fused kernel"]
     said += [
@@ -96,8 +132,46 @@ def capture_module(
         for u in unmapped
     ]
     said += [f"{path or 'the module'} asks its data a yes-or-no question: answered yes" for path in recorder.answered]
-    said.append(f"weights take {sum(count * dtype.byte for dtype, count in parameters.items())} bytes")
-    return CapturedModule(Graph(name, tuple(blocks), None, tuple(said)), unmapped)
+    memory_byte = float(fixed_byte + peak_byte + WORKSPACE_BYTE)
+    phase = "train" if train else "forward"
+    return CapturedModule(Graph(name, tuple(blocks), memory_byte, tuple(said), "eager", phase), unmapped)
+
+
+class _LiveMemory:
+    """Bytes of the tensors that are alive, and the most there ever were; those that are fixed do not count."""
+
+    def __init__(self) -> None:
+        self.tensors: Counter[int] = Counter()  # alive on each storage
+        self.fixed: dict[int, Any] = {}
+        self.byte = self.peak_byte = 0
+
+    def fix(self, tensors: Sequence[Any]) -> int:
+        """Leave weights and inputs out, which live all the time, and return their bytes."""
+        self.fixed |= {t.untyped_storage()._cdata: t for t in tensors}
+        return sum(t.untyped_storage().nbytes() for t in self.fixed.values())
+
+    def hold(self, tensor: Any) -> None:
+        """Count a tensor until nothing refers to it any more; views share one storage."""
+        storage = tensor.untyped_storage()
+        key, size = storage._cdata, storage.nbytes()
+        if key in self.fixed:
+            return
+        self.byte += 0 if self.tensors[key] else size
+        self.tensors[key] += 1
+        self.peak_byte = max(self.peak_byte, self.byte)
+        weakref.finalize(tensor, self._drop, key, size)
+
+    def _drop(self, key: int, size: int) -> None:
+        self.tensors[key] -= 1
+        self.byte -= 0 if self.tensors[key] else size
+
+
+def _list_tensors(torch: Any, values: Any) -> list[Any]:
+    """Return all of PyTorch's tensors in nested lists and mappings."""
+    if isinstance(values, torch.Tensor):
+        return [values]
+    inside = values.values() if isinstance(values, Mapping) else values if isinstance(values, (list, tuple)) else ()
+    return [tensor for value in inside for tensor in _list_tensors(torch, value)]
 
 
 def _make_recorder(torch: Any, module: Any, tf32: bool) -> Any:
@@ -112,6 +186,7 @@ def _make_recorder(torch: Any, module: Any, tf32: bool) -> Any:
             self.unmapped: dict[tuple[str, str], UnmappedOperator] = {}
             self.answered: dict[str, None] = {}  # modules that asked their data a question, in order
             self.phase = ""
+            self.memory = _LiveMemory()
             self.stack: list[str] = []
             self.hooks: list[Any] = []
             for path, child in getattr(module, "named_modules", list)():
@@ -139,6 +214,8 @@ def _make_recorder(torch: Any, module: Any, tf32: bool) -> Any:
                 return True
             kwargs = kwargs or {}
             out = func(*args, **kwargs)
+            for tensor in _list_tensors(torch, (out,)):
+                self.memory.hold(tensor)
             if not _is_view(func):
                 self.record(func, args, kwargs, out)
             return out
@@ -274,15 +351,16 @@ def _to_meta(torch: Any, values: Any) -> Any:
     return values
 
 
-def _without_data(torch: Any, module: Any) -> Callable[..., Any]:
-    """Return ``module`` as a function whose parameters and buffers are on the meta device."""
+def _without_data(torch: Any, module: Any) -> tuple[Callable[..., Any], list[Any]]:
+    """Return ``module`` as a function whose parameters and buffers are on the meta device, and those."""
     if not isinstance(module, torch.nn.Module):
-        return module  # type: ignore[no-any-return]
+        return module, []
     named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     if all(t.device.type == "meta" for t in named.values()):
-        return module  # type: ignore[no-any-return]
+        return module, list(named.values())
     empty = {name: t.detach().to("meta").requires_grad_(t.requires_grad) for name, t in named.items()}
-    return lambda *args, **kwargs: torch.func.functional_call(module, empty, args, kwargs, tie_weights=True)
+    run = lambda *args, **kwargs: torch.func.functional_call(module, empty, args, kwargs, tie_weights=True)  # noqa: E731
+    return run, list(empty.values())
 
 
 def _import_torch() -> Any:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeAlias
 
 import msgspec
 
-from wattcast.core.errors import bad_value
+from wattcast.core.errors import bad_value, fold_name, unknown_name
 from wattcast.core.strict_files import read_bytes
 from wattcast.workload.build_model import build_graph
 from wattcast.workload.graph import Graph
@@ -29,7 +31,7 @@ def load_workload(workload: Workload, options: ModelOptions) -> Graph:
         return workload
     if isinstance(workload, ModelSpec) or (isinstance(workload, str) and not _looks_like_a_file(workload)):
         return build_graph(workload, options)
-    path, data = _read_content(workload)
+    path, data = _read_content(find_cached(workload))
     model = _find_configured_model(path, data)
     if model is not None:
         return build_graph(model, options)
@@ -56,7 +58,32 @@ def find_model(workload: Workload) -> ModelSpec | None:
         return workload if isinstance(workload, ModelSpec) else None
     if isinstance(workload, str) and not _looks_like_a_file(workload):
         return load_model(workload)
-    return _find_configured_model(*_read_content(workload))
+    return _find_configured_model(*_read_content(find_cached(workload)))
+
+
+def find_cached(workload: Workload) -> Workload:
+    """Return the configuration that a Hugging Face id names in the local cache; anything else as it is.
+
+    ``meta-llama/Llama-3.1-8B-Instruct`` is in the catalogue; an id that is not is looked up where the Hugging Face
+    libraries keep what they downloaded (``HF_HUB_CACHE``, ``HF_HOME/hub`` or ``~/.cache/huggingface/hub``).
+    """
+    if isinstance(workload, (str, Path)) and Path(workload).is_dir():
+        return Path(workload) / "config.json"
+    if not (isinstance(workload, str) and _HUB_ID.fullmatch(workload)) or Path(workload).exists():
+        return workload
+    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
+    cache = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
+    found = sorted(cache.glob(f"models--{workload.replace('/', '--')}/snapshots/*/config.json"))
+    if found:
+        return max(found, key=lambda path: path.stat().st_mtime)
+    do = (
+        f"It is neither in the catalogue nor in {cache}. Fetch its sizes with `hf download {workload} config.json`, "
+        "or give a config.json, or a model of the same sizes (`wattcast models`)."
+    )
+    raise unknown_name("model", workload, load_aliases(), do)
+
+
+_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+(?<!\.json)(?<!\.gz)(?<!\.onnx)")
 
 
 def _find_configured_model(path: Path, data: bytes) -> ModelSpec | None:
@@ -71,7 +98,8 @@ def _find_configured_model(path: Path, data: bytes) -> ModelSpec | None:
 def _looks_like_a_file(name: str) -> bool:
     if name.lower().endswith((".json", ".json.gz", ".onnx")):
         return True
-    return ("/" in name or "\\" in name) and name not in load_aliases()
+    folded = {fold_name(alias) for alias in load_aliases()}
+    return ("/" in name or "\\" in name) and fold_name(name) not in folded
 
 
 def _read_content(workload: Workload) -> tuple[Path, bytes]:
