@@ -69,7 +69,9 @@ def test_more_than_one_table_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_assumed_of_one_is_not_assumed_of_the_others() -> None:
     """Notes belong to kernels: an A100 has no fp8 unit, which is no business of a bf16 workload beside."""
     plain = Graph.from_operators("plain", [Linear(64, 64, 64)])
-    narrow, usual = wattcast.predict_many([("llama3-8b", {"dtype": "fp8", "seq": 64}), plain], "a100-sxm-80gb")
+    narrow, usual = wattcast.predict_many(
+        [("llama3-8b", {"dtype": "fp8", "seq": 64}), plain], "a100-sxm-80gb", force=True
+    )
     assert any("has no fp8 unit" in note for note in narrow.assumptions)
     assert not any("has no fp8 unit" in note for note in usual.assumptions)
 

@@ -75,15 +75,17 @@ def test_a_report_holds_everything_fetches_nothing_and_keeps_hostile_names_text(
 
 def test_memory_by_purpose_and_the_largest_batch() -> None:
     from wattcast.predictor import api
-    from wattcast.report.configuration_view import view_configuration
+    from wattcast.report.configuration_view import RunSettings, view_configuration
     from wattcast.report.html_report import _memory
     from wattcast.workload.model_options import ModelOptions
 
-    fits = Page(_memory(view_configuration("gpt2", api.find_gpu("h200"), ModelOptions(batch=4, seq=256))).text)
+    fits, much = (
+        Page(_memory(view_configuration(model, api.find_gpu(gpu), ModelOptions(batch=4, seq=256), settings)).text)
+        for model, gpu, settings in (("gpt2", "h200", RunSettings()), ("llama3-70b", "a10", RunSettings(force=True)))
+    )
     assert "Yes" in fits.words
     assert any("largest batch" in words for words in fits.words)
     assert {"weight", "activation", "total"} <= set(fits.words)
-    much = Page(_memory(view_configuration("llama3-70b", api.find_gpu("a10"), ModelOptions(batch=4, seq=256))).text)
     assert "No" in much.words
 
 

@@ -52,7 +52,7 @@ def test_intervals_follow_one_another(model, gpu, options) -> None:
 
 
 def test_a_host_bound_run_waits_and_draws_less_while_it_does() -> None:
-    p, trace = seen("gpt2", "h200", {"batch": 1, "seq": 128})
+    p, trace = seen("gpt2", "h200", {"batch": 1, "seq": 128, "stack": "eager"})
     assert trace.idle.sum() > 50
     watts = trace.part_w.sum(axis=-1)
     assert watts[trace.idle].max() < float(p.power_w) < watts[~trace.idle].max()

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from wattcast.predictor.bundle.bundle_file import Bundle
     from wattcast.predictor.prediction import Prediction
+from wattcast.predictor.prediction_summary import list_answers, title_of
 
 MODULE_COLOURS = {
     "static": "#999999",
@@ -57,7 +58,10 @@ def draw_breakdown(p: Prediction) -> Figure:
     axes.set_yticks(range(len(stacks)), names)
     axes.invert_yaxis()
     axes.set_xlabel("Power (W)")
-    axes.set_title(f"{p.name} on {p.gpu}: {float(p.latency_s) * 1e3:.3g} ms, {float(p.power_w):.4g} W")
+    shown = [
+        line.value for line in list_answers(p) if line.label in ("throughput", "energy", "total power", "latency")
+    ]
+    axes.set_title(f"{title_of(p)}\n{', '.join(shown)}")
     axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False)
     return add_caption(figure, describe_origin(p))
 

@@ -125,7 +125,9 @@ def ledger_to_markdown(rows: list[LedgerRow]) -> str:
     text = [
         "# Accuracy",
         "",
-        "Written by `wattcast lab validate --write docs/accuracy.md`; every number is out of fold.",
+        "Written by `wattcast lab validate --write docs/accuracy.md`. Fitted numbers are judged out of fold: on "
+        "rows, shapes or models that no fit saw. About a hundred constants beside them (thresholds, knots, priors, "
+        "factors of the forecast) were set by hand with rows in view.",
         "",
     ]
     for gpu in GPUS:

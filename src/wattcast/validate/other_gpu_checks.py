@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -36,6 +37,7 @@ from wattcast.fit.calibration_rows import (
 from wattcast.fit.kernel_rows import on_random_data
 from wattcast.fit.scoring import LedgerRow, make_ledger_row, mean_percent_error
 from wattcast.hardware import Gpu, OperatingPoint
+from wattcast.predictor import api
 from wattcast.predictor.bundle import bundle_for
 from wattcast.predictor.bundle.bundle_file import Bundle
 from wattcast.predictor.prediction import predict_graph as predict_whole
@@ -155,7 +157,7 @@ def other_gpu_rows(folder: Path) -> list[LedgerRow]:
     bundle = bundle_for(gpu)
     at_900 = clean_runs(read_published_runs(folder, "900"))
     kept = [r for r in at_900 if r.model != "resnet101"]
-    found = _zero_shot(kept, at_900, gpu, bundle)
+    found = _zero_shot(kept, at_900, gpu, bundle) + _as_predicted(kept, gpu)
     found += _anchored([to_calibration_row(r, gpu) for r in kept], [r.model for r in kept], gpu, bundle)
     found += _clocks(folder, kept, gpu, bundle)
     for name, some in read_other_gpus(folder).items():
@@ -222,6 +224,21 @@ def _zero_shot(kept: list[PublishedRun], everything: list[PublishedRun], gpu: Gp
             host_12_us=_rounded(faster[i]),
         )
         for i, (quantity, (best, must, aim)) in enumerate(zip(_QUANTITIES, wanted, strict=False))
+    ]
+
+
+def _as_predicted(kept: list[PublishedRun], gpu: Gpu) -> list[LedgerRow]:
+    """Return errors of what ``wattcast.predict`` says: our templates, not the operators of the runs' own software."""
+    found = []
+    for r in kept:
+        text = {} if r.seq is None else {"seq": r.seq, "head": "none"}
+        options: Any = {"batch": r.batch, "dtype": r.dtype, "attention": "eager", "stack": "eager"} | text
+        found.append(api.predict(r.model, gpu, clock=r.clock_hz, temperature=r.temperature_c, force=True, **options))
+    seconds, watts = (np.array([getattr(p, name) for p in found]) for name in ("latency_s", "power_w"))
+    error = _against([to_calibration_row(r, gpu) for r in kept], seconds, watts)
+    where = "A100 900 MHz, forecast, as `predict` builds the models"
+    return [
+        make_ledger_row(where, quantity, len(kept), e) for quantity, e in zip(_QUANTITIES[:2], error, strict=False)
     ]
 
 
