@@ -5,7 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0.dev0"
-__all__ = ["Gpu", "Graph", "OperatingPoint", "Prediction", "load_gpu", "predict", "predict_many", "simulate", "train"]
+__all__ = [
+    "Gpu",
+    "Graph",
+    "OperatingPoint",
+    "Prediction",
+    "capture",
+    "load_gpu",
+    "predict",
+    "predict_many",
+    "simulate",
+    "train",
+]
 
 if TYPE_CHECKING:
     from wattcast.hardware import Gpu, OperatingPoint, load_gpu
@@ -14,12 +25,14 @@ if TYPE_CHECKING:
     from wattcast.serving.simulate_serving import simulate
     from wattcast.training.train_job import train
     from wattcast.workload.graph import Graph
+    from wattcast.workload.readers.from_torch import capture
 
 _HOMES = {
     "Gpu": ("wattcast.hardware", "Gpu"),
     "Graph": ("wattcast.workload.graph", "Graph"),
     "OperatingPoint": ("wattcast.hardware", "OperatingPoint"),
     "Prediction": ("wattcast.predictor.prediction", "Prediction"),
+    "capture": ("wattcast.workload.readers.from_torch", "capture"),
     "load_gpu": ("wattcast.hardware", "load_gpu"),
     "predict": ("wattcast.predictor.api", "predict"),
     "predict_many": ("wattcast.predictor.api", "predict_many"),

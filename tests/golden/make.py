@@ -1,17 +1,23 @@
 """Make the golden files: ``python tests/golden/make.py``. A changed golden is explained in the commit.
 
 They freeze what others build on: the shape of the JSON output, the options and names, the workload
-file and the bundle file. They hold shapes, not predictions, so a better model changes none of them.
+file and the bundle file. They hold shapes, not predictions, so a better model changes none of them. The
+answers in the README are the commands' own words, to the digits they print.
 """
 
 from __future__ import annotations
 
+import io
 import json
+import re
+import shlex
+import textwrap
 from pathlib import Path
 
 import msgspec
 
 HERE = Path(__file__).resolve().parent
+README = HERE.parents[1] / "README.md"
 
 
 def schema_of_output() -> object:
@@ -41,18 +47,44 @@ def options_of_predict() -> object:
     return {p.name: {"names": sorted(p.opts), "default": repr(p.default)} for p in command.params}
 
 
+def readme() -> str:
+    """The README with the answer of each command in a console block: a prediction's first lines, or a first table."""
+    return re.sub(r"```console\n\$ wattcast (.*)\n(?:.*\n)*?```", _answer, README.read_text(encoding="utf-8"))
+
+
+def _answer(block: re.Match[str]) -> str:
+    from wattcast.cli.main import main
+    from wattcast.cli.shared_options import Environment
+
+    argv, env = shlex.split(block[1]), Environment(io.StringIO(), io.StringIO(), {})
+    if main(argv, env):
+        said = textwrap.wrap(env.stderr.getvalue(), 118)
+    else:
+        lines = [line.rstrip() for line in env.stdout.getvalue().splitlines()]
+        gaps = [at for at, line in enumerate(lines) if not line]
+        said = lines[: gaps[0] if argv[0] == "predict" else gaps[1]]
+    return "\n".join([f"```console\n$ wattcast {block[1]}", *said, "```"])
+
+
 MAKERS = {
     "output.json": schema_of_output,
     "bundle.json": schema_of_bundle,
     "workload.json": schema_of_workload,
     "options.json": options_of_predict,
+    "README.md": readme,
 }
 
 
+def path(name: str) -> Path:
+    return README if name == README.name else HERE / name
+
+
 def text(name: str) -> str:
+    if name == README.name:
+        return readme()
     return json.dumps(MAKERS[name](), indent=1, sort_keys=True, ensure_ascii=False, default=str) + "\n"
 
 
 if __name__ == "__main__":
     for name in MAKERS:
-        (HERE / name).write_text(text(name), encoding="utf-8")
+        path(name).write_text(text(name), encoding="utf-8")

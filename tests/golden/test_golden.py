@@ -34,7 +34,7 @@ FIELDS = (
 
 @pytest.mark.parametrize("name", sorted(make.MAKERS))
 def test_golden_file_is_current(name: str) -> None:
-    assert make.text(name) == (HERE / name).read_text(encoding="utf-8"), f"{name} changed: run tests/golden/make.py"
+    assert make.text(name) == make.path(name).read_text(encoding="utf-8"), f"{name} changed: run tests/golden/make.py"
 
 
 def test_names_users_were_promised_are_there() -> None:
