@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -145,14 +145,6 @@ def _check(found: StoreManifest, wanted: StoreManifest, folder: Path) -> None:
         )
 
 
-def _parquet(paths: list[Path], out: Path) -> None:
-    import_polars().scan_parquet(paths).sink_parquet(out, compression="zstd", compression_level=1)
-
-
-def _csv(paths: list[Path], out: Path) -> None:
-    import_polars().scan_parquet(paths).sink_csv(out)
-
-
 def _json(paths: list[Path], out: Path) -> None:
     """A list of objects, one part at a time."""
     with out.open("wb") as stream:
@@ -165,4 +157,10 @@ def _json(paths: list[Path], out: Path) -> None:
         stream.write(b"]\n")
 
 
-_WRITERS = {".parquet": _parquet, ".csv": _csv, ".json": _json}
+_WRITERS: dict[str, Callable[[list[Path], Path], Any]] = {
+    ".parquet": lambda paths, out: (
+        import_polars().scan_parquet(paths).sink_parquet(out, compression="zstd", compression_level=1)
+    ),
+    ".csv": lambda paths, out: import_polars().scan_parquet(paths).sink_csv(out),
+    ".json": _json,
+}

@@ -47,6 +47,7 @@ _PACKING = "packing"  # transformers 5 looks for packed sequences where it keeps
 _SCORES = "attention.attention"  # what attention does between its projections
 
 
+@lru_cache(maxsize=256)
 def build_run_graph(model: str, batch: int, seq: int | None, dtype: str) -> Graph:
     """Build the operators of one published run: base model, eager attention, no head."""
     given: dict[str, Any] = {"batch": batch, "dtype": dtype, "attention": "eager"}
@@ -55,22 +56,17 @@ def build_run_graph(model: str, batch: int, seq: int | None, dtype: str) -> Grap
     if model in DECODERS:
         given["phase"] = "forward"  # no copies into a cache
     graph = load_workload.load_workload(model, ModelOptions(**given))
-    issued = _ISSUED.get(model, _as_they_are)
-    blocks = tuple(replace(b, ops=tuple(issued(_without_packing(b.ops), batch * (seq or 1)))) for b in graph.blocks)
-    return replace(graph, blocks=blocks)
+    issued = _ISSUED.get(model)
+    blocks = []
+    for block in graph.blocks:
+        ops = [op for op in block.ops if not op.label.endswith(_PACKING)]
+        blocks.append(replace(block, ops=tuple(issued(ops, batch * (seq or 1)) if issued else ops)))
+    return replace(graph, blocks=tuple(blocks))
 
 
 def scales_scores(op: Operator) -> bool:
     """Tell whether an operator scales the scores of attention."""
     return isinstance(op, Elementwise) and op.function == "scale" and op.label.endswith(_SCORES)
-
-
-def _without_packing(ops: Iterable[Operator]) -> Iterator[Operator]:
-    return (op for op in ops if not op.label.endswith(_PACKING))
-
-
-def _as_they_are(ops: Iterable[Operator], tokens: int) -> Iterator[Operator]:
-    yield from ops
 
 
 def _bert(ops: Iterable[Operator], tokens: int) -> Iterator[Operator]:
@@ -153,7 +149,7 @@ class PublishedRun:
     @property
     def graph(self) -> Graph:
         """The operators of the run."""
-        return _graph(self.model, self.batch, self.seq, self.dtype)
+        return build_run_graph(self.model, self.batch, self.seq, self.dtype)
 
 
 def read_published_runs(folder: Path, which: str) -> list[PublishedRun]:
@@ -214,15 +210,11 @@ def clean_runs(found: list[PublishedRun]) -> list[PublishedRun]:
     for r in found:
         if r.listed and not r.corrupt:
             groups.setdefault((r.name, r.set_hz), []).append(r)
-    return [_mean(alike) for alike in groups.values()]
-
-
-def _mean(alike: list[PublishedRun]) -> PublishedRun:
-    means = {
-        name: sum(getattr(r, name) for r in alike) / len(alike)
-        for name in ("clock_hz", "temperature_c", "latency_s", "power_w")
-    }
-    return replace(alike[0], **means)
+    averaged = ("clock_hz", "temperature_c", "latency_s", "power_w")
+    return [
+        replace(alike[0], **{name: sum(getattr(r, name) for r in alike) / len(alike) for name in averaged})
+        for alike in groups.values()
+    ]
 
 
 def _parse_run(line: dict[str, str], lists: set[str]) -> PublishedRun:
@@ -254,11 +246,6 @@ def _parse_run(line: dict[str, str], lists: set[str]) -> PublishedRun:
     )
 
 
-@lru_cache(maxsize=256)
-def _graph(model: str, batch: int, seq: int | None, dtype: str) -> Graph:
-    return build_run_graph(model, batch, seq, dtype)
-
-
 MAX_FILE_BYTE = 16 << 20
 MOST_ROWS = 10_000
 QUANTITIES = {"latency": "s", "energy": "J", "power": "W", "clock": "Hz", "temperature": "C", "power_limit": "W"}
@@ -281,7 +268,13 @@ def read_calibration_rows(path: Path, gpu: Gpu) -> list[MeasuredModel]:
     if not 1 <= len(lines) <= MOST_ROWS:
         raise bad_value(path.name, f"from 1 to {MOST_ROWS} rows", len(lines))
     if set(lines[0][1]) == set(PUBLISHED_HEADER):
-        return [_checked(m, where, gpu) for (where, _), m in zip(lines, _runs(lines, gpu), strict=True)]
+        top_hz = float(sweep_values(gpu.clocks.max_hz))
+        runs = parse_published_runs([{k: str(v) for k, v in entry.items()} for _, entry in lines])
+        measured = [  # at the clock that really ran
+            MeasuredModel(r.name, r.graph, r.latency_s, r.power_w, min(r.clock_hz, top_hz), r.temperature_c)
+            for r in runs
+        ]
+        return [_checked(m, where, gpu) for (where, _), m in zip(lines, measured, strict=True)]
     return [_checked(_measured(entry, where, path.parent), where, gpu) for where, entry in lines]
 
 
@@ -300,15 +293,6 @@ def _csv(data: bytes, where: str) -> list[tuple[str, dict[str, Any]]]:
             raise bad_value(f"{where}: line {number}", f"{len(reader.fieldnames)} cells", "more or fewer")
         rows.append((f"{where}: line {number}", {k: v for k, v in line.items() if v not in ("", None)}))
     return rows
-
-
-def _runs(lines: Sequence[tuple[str, Mapping[str, Any]]], gpu: Gpu) -> list[MeasuredModel]:
-    """Read rows of the published form, at the clock that really ran."""
-    top_hz = float(sweep_values(gpu.clocks.max_hz))
-    return [
-        MeasuredModel(r.name, r.graph, r.latency_s, r.power_w, min(r.clock_hz, top_hz), r.temperature_c)
-        for r in parse_published_runs([{k: str(v) for k, v in entry.items()} for _, entry in lines])
-    ]
 
 
 def _measured(entry: Mapping[str, Any], where: str, folder: Path) -> MeasuredModel:

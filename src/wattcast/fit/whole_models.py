@@ -64,7 +64,8 @@ class ModelCase:
 def load_models(database: str | Path) -> list[ModelCase]:
     """Load every row without an error, with the operators of its workload."""
     plain = [row for row in _read_plain(Path(database), str(database)) if not row.get("error")]
-    rows = [_row(row, f"{database}") for row in plain]
+    known = [{k: v for k, v in row.items() if k in _NAMES and v is not None} for row in plain]
+    rows = [row_from_plain(row, ModelRow, f"{database}") for row in known]
     return [ModelCase(row, build_row_graph(row)) for row in rows if row.latency_s]
 
 
@@ -123,22 +124,14 @@ def _read_plain(path: Path, name: str) -> list[Plain]:
             raise BadInput(f"{name}: no {MODELS_FILE} and no journal with whole models; {_HOW_TO_MEASURE}.")
         return rows
     if path.suffix == ".csv":
-        return [_typed(row, f"{path.name}: line {i}") for i, row in enumerate(_csv(path), start=2)]
+        with path.open(newline="", encoding="utf-8") as stream:
+            return [_typed(row, f"{path.name}: line {i}") for i, row in enumerate(csv.DictReader(stream), start=2)]
     if path.is_file():
         return read_table(path)
     table = path / MODELS_FILE if path.is_dir() else database_folder(name) / MODELS_FILE
     if not table.exists():
         raise BadInput(f"{name}: its database has no {MODELS_FILE}; {_HOW_TO_MEASURE}.")
     return read_table(table)
-
-
-def _row(plain: Plain, where: str) -> ModelRow:
-    return row_from_plain({k: v for k, v in plain.items() if k in _NAMES and v is not None}, ModelRow, where)
-
-
-def _csv(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="", encoding="utf-8") as stream:
-        return list(csv.DictReader(stream))
 
 
 _WHOLE, _UNIT = ("batch", "seq"), {"latency_s": "s", "power_w": "W", "energy_j": "J", "sm_clock_hz": "Hz"}
@@ -156,24 +149,16 @@ def _typed(row: dict[str, str], where: str) -> Plain:
     typed: dict[str, Any] = {"id": where, **given, "graph": given["graph"].lower() in ("yes", "true", "1")}
     for name in _WHOLE:
         if name in given:
-            typed[name] = _int(given[name], f"{where}: {name}")
+            if not given[name].strip().isdigit():
+                raise bad_value(f"{where}: {name}", "a whole number", given[name])
+            typed[name] = int(given[name])
     for name, unit in _UNIT.items():
         if name in given:
-            typed[name] = _quantity(given[name], unit, f"{where}: {name}")
+            try:
+                typed[name] = float(given[name])
+            except ValueError:
+                typed[name] = units.parse(given[name], unit, f"{where}: {name}")
     return typed
-
-
-def _int(text: str, where: str) -> int:
-    if not text.strip().isdigit():
-        raise bad_value(where, "a whole number", text)
-    return int(text)
-
-
-def _quantity(text: str, unit: str, where: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return units.parse(text, unit, where)
 
 
 LOW_S, HIGH_S = 1e-7, 1e-3  # no host issues an operator faster or slower

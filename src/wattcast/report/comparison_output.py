@@ -82,9 +82,13 @@ def _terms(found: RunComparison) -> Any:
 
 def _operators(found: RunComparison) -> Any:
     rows = new_table("operator", "calls", "latency", "power", "energy")
-    ranked = sorted(
-        found.operators, key=lambda pair: -max(abs(pair.total_s) / found.a.latency_s, _share(pair, found))
-    )
+    a = found.a
+
+    def share(pair: PartDifference) -> float:
+        shares = pair.total_s / a.latency_s, pair.total_j / a.energy_j, pair.total_w / a.power_w
+        return max(map(abs, shares))
+
+    ranked = sorted(found.operators, key=share, reverse=True)
     for pair in ranked[:MOST_LISTED]:
         calls = f"{_calls(pair.a)} -> {_calls(pair.b)}" if _calls(pair.a) != _calls(pair.b) else _calls(pair.a)
         rows.add_row(escape(pair.name), calls, *_cells(pair.total_s, pair.total_w, pair.total_j, bool(pair.energy_j)))
@@ -97,10 +101,6 @@ def _operators(found: RunComparison) -> Any:
         "idle gaps", "", *_cells(gap_s, found.power_w.get("idle gaps", 0.0), gap_j or 0.0, gap_j is not None)
     )
     return rows
-
-
-def _share(pair: PartDifference, found: RunComparison) -> float:
-    return max(abs(pair.total_j) / found.a.energy_j, abs(pair.total_w) / found.a.power_w)
 
 
 def _calls(part: Any) -> str:
