@@ -361,5 +361,7 @@ def test_wrong_options_are_refused_with_a_sentence(tmp_path: Path, capsys: pytes
     assert [model.name for model in request_campaign(tmp_path, smoke=True).models] == ["smoke"]
     assert main(["engine", "--out", str(tmp_path), "--list"]) == 0
     assert "held out" in capsys.readouterr().out
-    plain = json.loads(json.dumps(own_request := request_campaign(tmp_path, loads="0.3").plain()))
-    assert EngineRequest.from_plain(plain, 10.0, MODEL).loads == tuple(own_request["loads"])
+    whole = request_campaign(tmp_path, loads="0.3", done=tmp_path)
+    child = EngineRequest.from_plain(json.loads(json.dumps(whole.plain(MODEL))))
+    assert child.models == (MODEL,)
+    assert (child.out, child.done, list(child.loads)) == (tmp_path, tmp_path, [0.3])

@@ -23,7 +23,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -151,38 +151,13 @@ class TrafficPoint:
         return self.load in HELD_OUT_LOADS
 
 
-STEP_POINTS = (  # the most valuable first: a budget may end anywhere
-    StepPoint(64, 1024, why="the usual load of a busy server"),
-    StepPoint(256, 1024, why="the largest batch, which sets the capacity"),
-    StepPoint(prompts=1, prompt_tokens=2048, why="a usual prompt, which sets the capacity"),
-    StepPoint(1, 1024, why="weights read for one token"),
-    StepPoint(64, 1024, 1, 512, why="a prompt beside decodes, as under traffic"),
-    StepPoint(8, 4096, why="small batch, longer contexts"),
-    StepPoint(prompts=1, prompt_tokens=8192, why="a whole step of one prompt: attention counts"),
-    StepPoint(128, 4096, why="the cache outweighs the weights"),
-    StepPoint(prompts=1, prompt_tokens=256, why="a short prompt, launched beyond the largest graph or just inside"),
-    StepPoint(128, 1024, 1, 2048, why="a large chunk beside a large batch"),
-    StepPoint(16, 512, why="between the small batches"),
-    StepPoint(36, 2048, why="a batch that a graph pads to 40"),
-    StepPoint(256, 256, why="a full batch with hardly any cache: products and host only"),
-    StepPoint(prompts=8, prompt_tokens=512, why="several prompts packed into one step"),
-    StepPoint(prompts=1, prompt_tokens=16384, why="two chunks: the second attends to the first"),
-    StepPoint(8, 16384, why="the longest contexts"),
-    StepPoint(32, 2048, 1, 6144, why="a step nearly full of one prompt"),
-    StepPoint(64, 1024, temperature=0.8, why="random sampling beside greedy"),
-)
-TRAFFIC_POINTS = (
-    TrafficPoint(0.8, why="a busy server that keeps up"),
-    TrafficPoint(0.5, why="held-out load between the fitted ones"),
-    TrafficPoint(1.1, why="more than the engine can do: the queue grows"),
-    TrafficPoint(0.2, why="a quiet server: idle gaps and small batches"),
-)
-SMOKE_STEPS = (
-    StepPoint(8, 256, why="smoke"),
-    StepPoint(prompts=1, prompt_tokens=512, why="smoke"),
-    StepPoint(4, 256, 1, 256, why="smoke"),
-)
-SMOKE_TRAFFIC = (TrafficPoint(0.5, duration_s=3.0, why="smoke"),)
+def read_points(plan: str) -> list[dict[str, Any]]:
+    """Read one plan of ``engine_points.jsonl``, the most valuable point first: a budget may end anywhere."""
+    lines = read_lines(MODELS_FILE.with_name("engine_points.jsonl"))
+    return [{key: value for key, value in line.items() if key != "plan"} for line in lines if line["plan"] == plan]
+
+
+STEP_POINTS = tuple(StepPoint(**point) for point in read_points("steps"))
 
 
 def read_models(path: Path = MODELS_FILE) -> dict[str, EngineModel]:
@@ -234,7 +209,7 @@ class EngineRequest:
         """Step points of every model."""
         if "steps" not in self.parts:
             return ()
-        return SMOKE_STEPS if self.smoke else STEP_POINTS
+        return tuple(StepPoint(**point) for point in read_points("smoke")) if self.smoke else STEP_POINTS
 
     @property
     def traffic_points(self) -> tuple[TrafficPoint, ...]:
@@ -242,28 +217,19 @@ class EngineRequest:
         if "traffic" not in self.parts:
             return ()
         if self.smoke:
-            return SMOKE_TRAFFIC
-        why = {point.load: point.why for point in TRAFFIC_POINTS}
+            return (TrafficPoint(0.5, duration_s=3.0, why="smoke"),)
+        why = {point["load"]: point["why"] for point in read_points("traffic")}
         return tuple(TrafficPoint(load, self.traffic_s, why=why.get(load, "asked for")) for load in self.loads)
 
-    def plain(self) -> dict[str, Any]:
+    def plain(self, model: EngineModel) -> dict[str, Any]:
         """What the process of a model must know, JSON-ready."""
-        shared = {name: getattr(self, name) for name in ("parts", "traffic_s", "loads", "smoke")}
-        return shared | {"out": str(self.out), "done": str(self.done) if self.done else None}
+        return asdict(replace(self, models=(model,))) | {"out": str(self.out), "done": self.done and str(self.done)}
 
     @classmethod
-    def from_plain(cls, plain: dict[str, Any], budget_s: float, model: EngineModel) -> EngineRequest:
-        """The part of a request that concerns one model, as read from ``plain``."""
-        return cls(
-            Path(plain["out"]),
-            budget_s,
-            (model,),
-            parts=tuple(plain["parts"]),
-            done=Path(plain["done"]) if plain["done"] else None,
-            traffic_s=plain["traffic_s"],
-            loads=tuple(plain["loads"]),
-            smoke=plain["smoke"],
-        )
+    def from_plain(cls, plain: dict[str, Any]) -> EngineRequest:
+        """The request that ``plain`` gave."""
+        paths = {"out": Path(plain["out"]), "done": Path(plain["done"]) if plain["done"] else None}
+        return cls(**plain | paths | {"models": tuple(EngineModel(**model) for model in plain["models"])})
 
     def done_ids(self) -> set[str]:
         """Ids of rows that need not be measured: here, or in the folder of an earlier call."""
@@ -349,10 +315,9 @@ def _run_child(request: EngineRequest, model: EngineModel, child: Any, left_s: f
 
 def _launch_child(request: EngineRequest, model: EngineModel) -> subprocess.Popen[str]:
     """A process that loads its libraries and then waits for a line with its time."""
-    order = {"model": asdict(model), "request": request.plain()}
     with (request.out / "engine.log").open("a", encoding="utf-8") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "wattcast.measure.engine.engine_session", json.dumps(order)],
+            [sys.executable, "-m", "wattcast.measure.engine.engine_session", json.dumps(request.plain(model))],
             env=ENVIRONMENT | make_child_environment() | {"PYTHONUNBUFFERED": "1"},
             stdin=subprocess.PIPE,
             stdout=log,
@@ -407,16 +372,8 @@ def request_campaign(
         shares = tuple(float(load) for load in loads.split(",") if load)
     except ValueError:
         raise bad_value("--loads", "numbers with commas between", loads) from None
-    return EngineRequest(
-        out,
-        seconds,
-        tuple(chosen),
-        parts=tuple(part for part in parts.split(",") if part),
-        done=done,
-        traffic_s=traffic_seconds,
-        loads=shares,
-        smoke=smoke,
-    )
+    wanted = tuple(part for part in parts.split(",") if part)
+    return EngineRequest(out, seconds, tuple(chosen), wanted, done, traffic_seconds, shares, smoke)
 
 
 def list_models() -> list[str]:

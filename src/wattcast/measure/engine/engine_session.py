@@ -18,6 +18,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -148,10 +149,13 @@ def serve_arrivals(
             outputs = recorder.step()
             handed_s = clock() - origin_s
             for output in outputs:
-                if output.request_id in by_name:
-                    _note_output(by_name[output.request_id], output, handed_s)
+                if (known := by_name.get(output.request_id)) is not None:
+                    known.token_s.extend([handed_s] * len(output.outputs[0].token_ids))
+                    known.finished = known.finished or bool(output.finished)
         elif place < len(served):
-            _wait_until(bench, origin_s + served[place].arrival_s)
+            left_s = origin_s + served[place].arrival_s - clock()
+            if left_s > SPIN_S:
+                bench.sleep(min(left_s - SPIN_S, 0.05))
         else:
             break
         if now_s > duration_s + DRAIN_S:
@@ -252,17 +256,6 @@ def power_over_time(samples: EnergySamples, origin_s: float) -> dict[str, list[f
     return found
 
 
-def _note_output(request: ServedRequest, output: Any, handed_s: float) -> None:
-    request.token_s.extend([handed_s] * len(output.outputs[0].token_ids))
-    request.finished = request.finished or bool(output.finished)
-
-
-def _wait_until(bench: EngineBench, moment_s: float) -> None:
-    left_s = moment_s - bench.recorder.clock()
-    if left_s > SPIN_S:
-        bench.sleep(min(left_s - SPIN_S, 0.05))
-
-
 def _rounded(values: Array, name: str) -> list[float | None]:
     """Times to the microsecond, shares to four digits, counts as whole numbers; None where not known."""
     if name.endswith("_s"):
@@ -357,7 +350,10 @@ class EngineSession:
         name, began_s = engine_row_id(self.model, point), self.clock()
         planned = asdict(point) | {"held_out_load": point.held_out}
         try:
-            capacity_per_s = estimate_capacity(self._own_rows(), point)
+            folders = [self.request.out, *([self.request.done] if self.request.done else [])]
+            paths = [path for folder in folders if (path := folder / "rows.jsonl").exists()]
+            rows = [row for path in paths for row in read_lines(path) if row.get("model") == self.model.name]
+            capacity_per_s = estimate_capacity(rows, point)
             if capacity_per_s is None:
                 raise bad_value("traffic", "step rows of decodes and prefills before it", "none")
             gc.collect()
@@ -376,13 +372,6 @@ class EngineSession:
         said = f"{row['finished']} of {row['requests']} requests at {rate_per_s:.2f}/s, TTFT {1e3 * ttft:.1f} ms"
         power_w = row.get("power_w") or 0.0
         say(f"  {name}: {said}, TPOT {1e3 * tpot:.2f} ms, {power_w:.0f} W ({self.clock() - began_s:.1f} s)")
-
-    def _own_rows(self) -> list[dict[str, Any]]:
-        """Step rows of this model: measured now, or in an earlier call."""
-        folders = [self.request.out, *([self.request.done] if self.request.done else [])]
-        paths = [folder / "rows.jsonl" for folder in folders]
-        found = [row for path in paths if path.exists() for row in read_lines(path)]
-        return [row for row in found if row.get("model") == self.model.name]
 
     def _fail(self, name: str, kind: str, error: Exception, **planned: Any) -> None:
         """Record what went wrong; a broken sampler is started again, a broken GPU ends the model."""
@@ -415,8 +404,19 @@ def run_model(order: dict[str, Any]) -> int:
     if not line.strip():
         return 0
     deadline_s = time.monotonic() + float(line) - END_S
-    model = EngineModel(**order["model"])
-    request = EngineRequest.from_plain(order["request"], float(line), model)
+    request = EngineRequest.from_plain(order)
+    model = request.models[0]
+    from vllm.sampling_params import RequestOutputKind
+
+    cuda: Any = torch.cuda
+    whole = {"ignore_eos": True, "detokenize": False, "output_kind": RequestOutputKind.DELTA}
+
+    def mark_stream() -> Any:
+        """A time mark on the stream that the engine launches on."""
+        event = cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
     with tempfile.TemporaryDirectory(prefix="wattcast-engine-") as folder:
         (Path(folder) / "config.json").write_text(json.dumps(model.config), encoding="utf-8")
         began_s = time.monotonic()
@@ -429,9 +429,9 @@ def run_model(order: dict[str, Any]) -> int:
             run = make_run_name()
             Journal(request.out / "runs.jsonl", key="run").append(make_torch_run_info(run, sampler.identity, torch))
             bench = EngineBench(
-                StepRecorder(llm.llm_engine, lambda: _stream_mark(torch)),
+                StepRecorder(llm.llm_engine, mark_stream),
                 sampler,
-                _sampling_maker(vllm),
+                partial(vllm.SamplingParams, **whole),
                 vocab_size=int(model.config["vocab_size"]),
                 max_model_len=model.max_model_len,
                 synchronize=torch.cuda.synchronize,
@@ -492,19 +492,18 @@ def read_engine_facts(engine: Any) -> dict[str, Any]:
         "cudagraph_mode": lambda: str(compilation.cudagraph_mode),
         "capture_sizes": lambda: [int(size) for size in compilation.cudagraph_capture_sizes],
         "compile_s": lambda: float(compilation.compilation_time),
-        "attention": lambda: _attention_names(engine),
+        "attention": lambda: sorted(
+            {
+                type(layer.impl).__name__
+                for layer in engine.model_executor.driver_worker.model_runner.get_model().modules()
+                if hasattr(layer, "impl")
+            }
+        ),
     }
     for name, ask in asked.items():
         with suppress(Exception):
             facts[name] = ask()
     return facts
-
-
-def _attention_names(engine: Any) -> list[str]:
-    """Classes that compute attention, by layer."""
-    model = engine.model_executor.driver_worker.model_runner.get_model()
-    found = {type(layer.impl).__name__ for layer in model.modules() if hasattr(layer, "impl")}
-    return sorted(found)
 
 
 def fill_cache(engine: Any, torch: Any) -> int:
@@ -532,28 +531,6 @@ def fill_cache(engine: Any, torch: Any) -> int:
     except Exception as error:
         say(f"the cache keeps its zeros: {type(error).__name__}: {error}")
         return 0
-
-
-def _stream_mark(torch: Any) -> Any:
-    """A time mark on the stream that the engine launches on."""
-    event = torch.cuda.Event(enable_timing=True)
-    event.record()
-    return event
-
-
-def _sampling_maker(vllm: Any) -> Callable[..., Any]:
-    from vllm.sampling_params import RequestOutputKind
-
-    def make(max_tokens: int, temperature: float = 0.0) -> Any:
-        return vllm.SamplingParams(
-            max_tokens=max_tokens,
-            temperature=temperature,
-            ignore_eos=True,
-            detokenize=False,
-            output_kind=RequestOutputKind.DELTA,
-        )
-
-    return make
 
 
 if __name__ == "__main__":
