@@ -39,26 +39,6 @@ def compile_cubin(source: str, architecture: str = "sm_90", name: str = "kernel.
     return cubin
 
 
-@dataclass(frozen=True)
-class LoadedKernel:
-    """A loaded kernel; the current CUDA context must be the one it was loaded in."""
-
-    driver: Any
-    function: Any
-
-    def launch(self, stream: int, grid: int, block: int, arguments: tuple[tuple[Any, ...], tuple[Any, ...]]) -> None:
-        """Launch on a stream handle; ``arguments`` are values and their ctypes, None for pointers."""
-        launch = self.driver.cuLaunchKernel
-        _check(launch(self.function, grid, 1, 1, block, 1, 1, 0, stream, arguments, 0))
-
-
-def load_kernel(cubin: bytes, name: str) -> LoadedKernel:
-    """Load the kernel ``name`` (``extern "C"``) of ``cubin`` in the current context."""
-    driver = import_bindings("driver")
-    module = _check(driver.cuModuleLoadData(cubin))
-    return LoadedKernel(driver, _check(driver.cuModuleGetFunction(module, name.encode())))
-
-
 def import_bindings(part: str) -> Any:
     """Import a part of NVIDIA's CUDA bindings (``nvrtc`` or ``driver``); raise ``MissingTool`` without them."""
     try:
@@ -315,15 +295,16 @@ extern "C" __global__ void spin(unsigned long long *out, unsigned long long cycl
 class ClockSpinner:
     """A loaded spin kernel with its own stream and output."""
 
-    torch: Any
-    kernel: LoadedKernel
+    driver: Any
+    function: Any
     stream: Any
     out: Any
 
     def start(self, cycles: int) -> None:
         """Launch beside whatever runs; returns at once."""
         arguments = (self.out.data_ptr(), cycles), (ctypes.c_void_p, ctypes.c_ulonglong)
-        self.kernel.launch(self.stream.cuda_stream, 1, 32, arguments)
+        shape = (1, 1, 1, 32, 1, 1, 0)
+        _check(self.driver.cuLaunchKernel(self.function, *shape, self.stream.cuda_stream, arguments, 0))
 
     def clock_hz(self) -> float:
         """Wait for the spin to end: cycles over seconds."""
@@ -339,4 +320,6 @@ def make_spinner(torch: Any, architecture: str = "") -> ClockSpinner:
     out = torch.zeros(2, dtype=torch.int64, device="cuda")
     torch.cuda.synchronize()
     stream = torch.cuda.Stream(priority=-1)
-    return ClockSpinner(torch, load_kernel(cubin, "spin"), stream, out)
+    driver = import_bindings("driver")
+    module = _check(driver.cuModuleLoadData(cubin))
+    return ClockSpinner(driver, _check(driver.cuModuleGetFunction(module, b"spin")), stream, out)

@@ -95,7 +95,11 @@ def summarise_window(
     """The window from ``start_s`` to ``end_s``; ``samples`` should reach a step beyond both ends."""
     stepped = find_ticks(samples)
     held, inside = samples.between(start_s, end_s), stepped.between(start_s, end_s)
-    peak_w, peak_of = _peak(held, inside)
+    peak_w, peak_of = None, ""
+    if len(instant := held.known("instant_w")):
+        peak_w, peak_of = float(instant.max()), "instant readings"
+    elif inside.intervals:
+        peak_w, peak_of = float(inside.interval_w.max()), "counter steps"
     flags = _flags(held, inside, stepped, start_s, end_s)
     enough = inside.intervals >= LEAST_TICKS and "counter_reset" not in flags
     energy_j = energy_between_j(stepped, start_s, end_s) if enough else None
@@ -155,15 +159,6 @@ def find_stretches(
     return tuple(found)
 
 
-def _peak(held: EnergySamples, inside: CounterTicks) -> tuple[float | None, str]:
-    instant = held.known("instant_w")
-    if len(instant):
-        return float(instant.max()), "instant readings"
-    if inside.intervals:
-        return float(inside.interval_w.max()), "counter steps"
-    return None, ""
-
-
 def _flags(
     held: EnergySamples, inside: CounterTicks, stepped: CounterTicks, start_s: float, end_s: float
 ) -> tuple[str, ...]:
@@ -207,54 +202,42 @@ class OpenWindow:
         return self._result
 
 
-@dataclass
-class _Shared:
-    sampler: Sampler
-    open: list[OpenWindow]
-    mark: int
-
-
-_shared: list[_Shared] = []
+_open: list[tuple[Sampler, list[OpenWindow]]] = []  # the sampler of the outermost window, and all that run inside it
 
 
 @contextmanager
 def window(name: str, source: str = "auto", index: int = 0, period_s: float = 0.05) -> Iterator[OpenWindow]:
     """Measure the block. Raises ``MissingTool`` when nothing here can be measured."""
-    outermost = not _shared
+    outermost = not _open
     if outermost:
-        sampler = Sampler(source, index, period_s)
-        sampler.start()
+        started = Sampler(source, index, period_s)
+        started.start()
         time.sleep(LEAD_S)
-        _shared.append(_Shared(sampler, [], 0))
-    shared = _shared[-1]
+        _open.append((started, []))
+    sampler, running = _open[-1]
     live = OpenWindow(name, time.monotonic())
-    if shared.open:
-        shared.open[-1].inner.append(live)
-    shared.open.append(live)
+    if running:
+        running[-1].inner.append(live)
+    running.append(live)
     try:
         yield live
     finally:
-        _close(shared, live, outermost)
-
-
-def _close(shared: _Shared, live: OpenWindow, outermost: bool) -> None:
-    end_s = time.monotonic()
-    shared.open.remove(live)
-    live._result = Measurement(live.name, end_s - live.started_s, flags=("not evaluated",))
-    try:
-        if outermost:
-            shared.sampler.quick(True)
-            time.sleep(TAIL_S)
-        samples = shared.sampler.since(shared.mark)
-        live._result = summarise_window(live.name, samples, live.started_s, end_s)
-        for inner in live.inner:  # with the samples that came after they ended
-            inner._result = summarise_window(
-                inner.name, samples, inner.started_s, inner.started_s + inner.result.duration_s
-            )
-    finally:
-        if outermost:
-            _shared.pop()
-            shared.sampler.stop()
+        end_s = time.monotonic()
+        running.remove(live)
+        live._result = Measurement(live.name, end_s - live.started_s, flags=("not evaluated",))
+        try:
+            if outermost:
+                sampler.quick(True)
+                time.sleep(TAIL_S)
+            samples = sampler.since(0)
+            live._result = summarise_window(live.name, samples, live.started_s, end_s)
+            for inner in live.inner:  # with the samples that came after they ended
+                inner_end_s = inner.started_s + inner.result.duration_s
+                inner._result = summarise_window(inner.name, samples, inner.started_s, inner_end_s)
+        finally:
+            if outermost:
+                _open.pop()
+                sampler.stop()
 
 
 PERIOD_S = 0.05
@@ -310,17 +293,17 @@ def _run(command: list[str], pass_output: bool) -> int:
         raise BadInput(f"measure run: there is no command {command[0]!r}.") from None
     except PermissionError:
         raise BadInput(f"measure run: {command[0]!r} may not be run.") from None
-    previous = signal.signal(signal.SIGINT, lambda number, frame: _forward(process, number))
+
+    def forward(number: int, frame: object) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(number)
+
+    previous = signal.signal(signal.SIGINT, forward)
     try:
         code = process.wait()
     finally:
         signal.signal(signal.SIGINT, previous)
     return code if code >= 0 else 128 - code
-
-
-def _forward(process: subprocess.Popen[bytes], number: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        process.send_signal(number)
 
 
 def count_processors() -> int:
@@ -402,8 +385,21 @@ def compare_run(measured: RunFigures, predicted: RunFigures, tolerance: float = 
     """
     latency, power = measured.latency_s / predicted.latency_s, measured.power_w / predicted.power_w
     clock = measured.clock_hz / predicted.clock_hz if measured.clock_hz and predicted.clock_hz else None
-    term = _term(latency, power, clock, predicted.host_share, tolerance)
-    return RunVerdict(latency, power, latency * power, clock, term, _sentence(latency, power, clock, term, predicted))
+    cycles = latency * (clock or 1.0)
+    late, hot = abs(latency - 1.0) > tolerance, abs(power - 1.0) > tolerance
+    if not late:
+        term = ModelTerm.ENERGY if hot else ModelTerm.NONE
+    elif clock is not None and 2.0 * abs(clock - 1.0) > abs(latency - 1.0) > abs(cycles - 1.0):
+        term = ModelTerm.CLOCK
+    elif (latency > 1.0 and power < 1.0 - 0.5 * tolerance) or (predicted.host_share or 0.0) > 0.3:
+        term = ModelTerm.HOST
+    else:
+        term = ModelTerm.KERNELS
+    ratios = {"measured time is": latency, "power": power, "energy": latency * power, "clock": clock}
+    parts = ", ".join(f"{name} {100.0 * (r - 1.0):+.1f} %" for name, r in ratios.items() if r is not None)
+    share = f" ({100 * predicted.host_share:.0f} % of it was predicted as host time)" if predicted.host_share else ""
+    sentence = f"{parts} against the prediction{share}. {_ADVICE[term]}"
+    return RunVerdict(latency, power, latency * power, clock, term, sentence)
 
 
 def compare_with_prediction(
@@ -429,20 +425,6 @@ def compare_with_prediction(
     return compare_run(seen, figures)
 
 
-def _term(latency: float, power: float, clock: float | None, host_share: float | None, tolerance: float) -> ModelTerm:
-    late, hot = abs(latency - 1.0) > tolerance, abs(power - 1.0) > tolerance
-    if not late and not hot:
-        return ModelTerm.NONE
-    if not late:
-        return ModelTerm.ENERGY
-    cycles = latency * (clock or 1.0)
-    if clock is not None and abs(clock - 1.0) > 0.5 * abs(latency - 1.0) and abs(cycles - 1.0) < abs(latency - 1.0):
-        return ModelTerm.CLOCK
-    waited = latency > 1.0 and power < 1.0 - 0.5 * tolerance
-    bound = (host_share or 0.0) > 0.3
-    return ModelTerm.HOST if waited or bound else ModelTerm.KERNELS
-
-
 _ADVICE = {
     ModelTerm.NONE: "Both agree within the tolerance.",
     ModelTerm.CLOCK: "The clock explains it: look at the power cap, the power limit and the clock law.",
@@ -450,19 +432,6 @@ _ADVICE = {
     ModelTerm.KERNELS: "The kernels took other cycles than predicted: look for missing operators, tiles and traffic.",
     ModelTerm.ENERGY: "Time agrees and power does not: look at the energies, the data (toggling) and temperature.",
 }
-
-
-def _sentence(latency: float, power: float, clock: float | None, term: ModelTerm, predicted: RunFigures) -> str:
-    parts = [f"measured time is {_off(latency)}", f"power {_off(power)}", f"energy {_off(latency * power)}"]
-    if clock is not None:
-        parts.append(f"clock {_off(clock)}")
-    share = f" ({100 * predicted.host_share:.0f} % of it was predicted as host time)" if predicted.host_share else ""
-    return f"{', '.join(parts)} against the prediction{share}. {_ADVICE[term]}"
-
-
-def _off(ratio: float) -> str:
-    """``+3.1 %``."""
-    return f"{100.0 * (ratio - 1.0):+.1f} %"
 
 
 ENDINGS = (".png", ".svg", ".pdf")

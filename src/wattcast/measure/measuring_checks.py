@@ -102,12 +102,8 @@ def find_rise_s(samples: EnergySamples, column: str, step_s: float | None) -> fl
         return None
     share = (value - before.mean()) / (after.mean() - before.mean())
     late = time_s >= step_s
-    low, high = (_first(time_s[late], share[late] >= level) for level in (0.1, 0.9))
-    return None if low is None or high is None else float((high - low) / 0.8)
-
-
-def _first(time_s: np.ndarray, reached: np.ndarray) -> float | None:
-    return float(time_s[np.argmax(reached)]) if reached.any() else None
+    reached = [time_s[late & (share >= level)] for level in (0.1, 0.9)]
+    return float((reached[1][0] - reached[0][0]) / 0.8) if all(map(len, reached)) else None
 
 
 def _median(values: np.ndarray) -> float | None:

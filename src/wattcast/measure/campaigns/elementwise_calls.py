@@ -129,39 +129,17 @@ def _adamw(builder: CallBuilder, spec: OperatorSpec) -> Run:
     return run
 
 
-FORMS: dict[str, Callable[[CallBuilder, OperatorSpec], Run]] = {
-    "columns": _columns,
-    "append": _append,
-    "join": _join,
-    "scatter": _scatter,
-    "batchnorm": _batch_norm,
-    "pool": _pool,
-    "dropout": _dropout,
-    "adamw": _adamw,
-}
-
-
 Apply = Callable[..., Any]
 
 
 def build_elementwise(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
     """Build the call of an elementwise operator; ``detail["form"]`` chooses the shape of its operands."""
-    form = spec.detail["form"]
-    makers: dict[str, Callable[[CallBuilder, OperatorSpec], Callable[[], Any]]] = {
-        **FORMS,
-        "contiguous": _contiguous,
-        "strided": _strided,
-        "broadcast": _broadcast,
-        "transposed": _transposed,
-        "reduce": _reduce,
-        "gather": _gather,
-    }
     width = torch_dtype(builder.torch, spec.operator["dtype"]).itemsize
     out = torch_dtype(builder.torch, spec.operator.get("out_dtype", spec.operator["dtype"])).itemsize
     n, inputs = spec.operator["n"], _inputs(spec)
     byte = spec.operator.get("read", inputs * n * width) + spec.operator.get("write", n * out)
     sets = builder.sets(spec, byte, spec.rotated == "all")
-    runs = [makers[form](builder, spec) for _ in range(sets)]
+    runs = [FORMS[spec.detail["form"]](builder, spec) for _ in range(sets)]
     return OperatorCall(lambda i: runs[i % sets](), sets, 0, int(byte))
 
 
@@ -226,14 +204,14 @@ def _sizes(spec: OperatorSpec) -> tuple[str, int, int]:
     return spec.operator["dtype"], spec.detail["rows"], spec.detail["cols"]
 
 
-def _contiguous(builder: CallBuilder, spec: OperatorSpec) -> Callable[[], Any]:
+def _contiguous(builder: CallBuilder, spec: OperatorSpec) -> Run:
     dtype, rows, cols = _sizes(spec)
     views = [builder.operands.take(dtype, rows, cols) for _ in range(_inputs(spec))]
     apply = _function(builder.torch, spec)
     return lambda: apply(*views)
 
 
-def _strided(builder: CallBuilder, spec: OperatorSpec) -> Callable[[], Any]:
+def _strided(builder: CallBuilder, spec: OperatorSpec) -> Run:
     """Operands are column slices of tensors twice as wide, as q, k, v in one projection."""
     torch, (dtype, rows, cols) = builder.torch, _sizes(spec)
     function = spec.operator["function"]
@@ -246,7 +224,7 @@ def _strided(builder: CallBuilder, spec: OperatorSpec) -> Callable[[], Any]:
     return lambda: apply(*views)
 
 
-def _broadcast(builder: CallBuilder, spec: OperatorSpec) -> Callable[[], Any]:
+def _broadcast(builder: CallBuilder, spec: OperatorSpec) -> Run:
     """One operand is a row (a bias), several rows that each serve many, or a column (a scale per row)."""
     dtype, rows, cols = _sizes(spec)
     groups = spec.detail.get("groups", 1)
@@ -269,7 +247,7 @@ def _broadcast(builder: CallBuilder, spec: OperatorSpec) -> Callable[[], Any]:
     return lambda: apply(full, small)
 
 
-def _transposed(builder: CallBuilder, spec: OperatorSpec) -> Callable[[], Any]:
+def _transposed(builder: CallBuilder, spec: OperatorSpec) -> Run:
     """The first operand walks memory across its rows; with ``inner`` > 1 runs of that many stay together."""
     dtype, rows, cols = _sizes(spec)
     inner = spec.detail["inner"]
@@ -285,16 +263,27 @@ def _transposed(builder: CallBuilder, spec: OperatorSpec) -> Callable[[], Any]:
     return lambda: apply(first)
 
 
-def _reduce(builder: CallBuilder, spec: OperatorSpec) -> Callable[[], Any]:
-    dtype, rows, cols = _sizes(spec)
-    view = builder.operands.take(dtype, rows, cols)
-    apply = _function(builder.torch, spec)
-    return lambda: apply(view)
-
-
-def _gather(builder: CallBuilder, spec: OperatorSpec) -> Callable[[], Any]:
+def _gather(builder: CallBuilder, spec: OperatorSpec) -> Run:
     """Rows picked by a random index from a table at least as tall as the pick."""
     torch, (dtype, rows, cols) = builder.torch, _sizes(spec)
     table = builder.operands.take(dtype, rows, cols)
     index = torch.randint(0, rows, (rows,), device=table.device)
     return lambda: torch.nn.functional.embedding(index, table)
+
+
+FORMS: dict[str, Callable[[CallBuilder, OperatorSpec], Run]] = {
+    "contiguous": _contiguous,
+    "strided": _strided,
+    "broadcast": _broadcast,
+    "transposed": _transposed,
+    "reduce": _contiguous,
+    "gather": _gather,
+    "columns": _columns,
+    "append": _append,
+    "join": _join,
+    "scatter": _scatter,
+    "batchnorm": _batch_norm,
+    "pool": _pool,
+    "dropout": _dropout,
+    "adamw": _adamw,
+}

@@ -347,8 +347,24 @@ def profile_batch(gpu: CampaignGpu, specs: list[OperatorSpec], run: str) -> list
         profiler.export_chrome_trace(str(path))
         trace = json.loads(path.read_text())
     found = kernels_by_range(trace["traceEvents"])
-    rows = [_row(spec.id, found.get(spec.id, []), run) for spec in ready]
-    return rows + [NameRow(spec, run=run, error=text) for spec, text in errors.items()]
+    rows = []
+    for spec in ready:
+        events = found.get(spec.id, [])
+        arguments = [event["args"] for event in events]
+        rows.append(
+            NameRow(
+                spec.id,
+                names=tuple(str(event["name"]) for event in events),
+                grids=tuple(tuple(int(side) for side in a.get("grid", ())) for a in arguments),
+                blocks=tuple(tuple(int(side) for side in a.get("block", ())) for a in arguments),
+                kernel_s=tuple(float(event["dur"]) * 1e-6 for event in events),
+                shared_byte=tuple(int(a.get("shared memory", 0)) for a in arguments),
+                registers=tuple(int(a.get("registers per thread", 0)) for a in arguments),
+                run=run,
+                error="" if events else "no kernel seen",
+            )
+        )
+    return rows + [NameRow(spec_id, run=run, error=text) for spec_id, text in errors.items()]
 
 
 def kernels_by_range(events: Iterable[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
@@ -374,18 +390,3 @@ def kernels_by_range(events: Iterable[dict[str, Any]]) -> dict[str, list[dict[st
         if at is not None and place >= 0 and at <= ranges[place][1]:
             found.setdefault(ranges[place][2], []).append(event)
     return found
-
-
-def _row(spec: str, events: list[dict[str, Any]], run: str) -> NameRow:
-    arguments = [event["args"] for event in events]
-    return NameRow(
-        spec,
-        names=tuple(str(event["name"]) for event in events),
-        grids=tuple(tuple(int(side) for side in a.get("grid", ())) for a in arguments),
-        blocks=tuple(tuple(int(side) for side in a.get("block", ())) for a in arguments),
-        kernel_s=tuple(float(event["dur"]) * 1e-6 for event in events),
-        shared_byte=tuple(int(a.get("shared memory", 0)) for a in arguments),
-        registers=tuple(int(a.get("registers per thread", 0)) for a in arguments),
-        run=run,
-        error="" if events else "no kernel seen",
-    )

@@ -94,7 +94,6 @@ class OperatorSpec:
 
 UNARY = ("scale", "gelu", "gelu_tanh", "silu", "relu", "tanh", "exp", "sigmoid", "neg", "square", "rsqrt", "pow")
 BINARY = ("add", "mul", "sub", "div", "maximum")
-MOVES = ("cast", "copy", "cat", "gather", "sum", "mean", "max", "masked_fill", "where")
 _FORMS = {
     "contiguous": (*UNARY, *BINARY, "copy", "cast", "cast"),
     "strided": ("copy", "copy", "add", "mul", "neg", "silu", "cat", "cat", "scale"),
@@ -211,22 +210,18 @@ def _distinct(make: Callable[[Random], OperatorSpec], random: Random, count: int
 @cache
 def read_transformers() -> list[dict[str, int | str]]:
     """Read ``transformer_shapes.csv``."""
-    return [_numbers(row) for row in _table("transformer_shapes.csv")]
+    return _read_shapes("transformer_shapes.csv")
 
 
 @cache
 def read_convolutions() -> list[dict[str, int | str]]:
     """Read ``convolution_shapes.csv``."""
-    return [_numbers(row) for row in _table("convolution_shapes.csv")]
+    return _read_shapes("convolution_shapes.csv")
 
 
-def _table(name: str) -> list[dict[str, str]]:
-    text = files("wattcast.measure.campaigns").joinpath(name).read_text(encoding="utf-8")
-    return list(csv.DictReader(text.splitlines()))
-
-
-def _numbers(row: dict[str, str]) -> dict[str, int | str]:
-    return {name: int(value) if value.isdigit() else value for name, value in row.items()}
+def _read_shapes(name: str) -> list[dict[str, int | str]]:
+    rows = csv.DictReader(files("wattcast.measure.campaigns").joinpath(name).read_text(encoding="utf-8").splitlines())
+    return [{key: int(value) if value.isdigit() else value for key, value in row.items()} for row in rows]
 
 
 def draw_log_uniform(random: Random, low: int, high: int, multiple: int = 1) -> int:

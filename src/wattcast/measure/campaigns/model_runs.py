@@ -147,13 +147,17 @@ class BuiltModel:
 
 def build_model(spec: ModelRunSpec, torch: Any, device: str, dims: ModelDims | None = None) -> BuiltModel:
     """Build the module of a row with random weights; ``dims`` makes it smaller for a test."""
-    transformers = _transformers()
-    config, kind = _config(dims or find_dims(spec.model), spec, transformers)
-    with _default_dtype(torch, _dtype(torch, spec.dtype)), torch.device(device):
-        module = getattr(transformers, kind)(config)
+    config, kind = _config(dims or find_dims(spec.model), spec, _transformers())
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(_dtype(torch, spec.dtype))
+    try:
+        with torch.device(device):
+            module = getattr(_transformers(), kind)(config)
+    finally:
+        torch.set_default_dtype(before)
     module = module.train() if spec.phase == "train" else module.eval()
     # looks at the tokens' values, for which the host would wait
-    module.apply(lambda part: setattr(part, "warn_if_padding_and_no_attention_mask", _nothing))
+    module.apply(lambda part: setattr(part, "warn_if_padding_and_no_attention_mask", lambda *_, **__: None))
     return BuiltModel(module, spec.model, spec.phase == "train", sum(p.numel() for p in module.parameters()))
 
 
@@ -236,38 +240,28 @@ def _decoding(
 
 def _config(dims: ModelDims, spec: ModelRunSpec, transformers: Any) -> tuple[Any, str]:
     """Configuration and class name."""
-    training = spec.phase == "train"
-    match dims.architecture:
-        case "gpt2":
-            sizes = {"n_layer": dims.layers, "n_embd": dims.hidden, "n_head": dims.heads, "vocab_size": dims.vocab}
-            return transformers.GPT2Config(**sizes, n_positions=dims.max_positions), "GPT2LMHeadModel"
-        case "bert":
-            config = transformers.BertConfig(vocab_size=dims.vocab, **_transformer(dims))
-            return config, "BertForMaskedLM" if training else "BertModel"
-        case "vit":
-            return transformers.ViTConfig(image_size=_IMAGE, **_transformer(dims)), "ViTModel"
-        case "resnet":
-            depths = _RESNET_DEPTHS if dims.layers == 50 else [1, 1, 1, 1]
-            return transformers.ResNetConfig(depths=depths, num_labels=_CLASSES), "ResNetForImageClassification"
-        case _:
-            return _decoder(dims, transformers)
-
-
-def _transformer(dims: ModelDims) -> dict[str, int]:
-    return {
+    sizes = {
         "num_hidden_layers": dims.layers,
         "hidden_size": dims.hidden,
         "num_attention_heads": dims.heads,
         "intermediate_size": dims.intermediate,
     }
-
-
-def _decoder(dims: ModelDims, transformers: Any) -> tuple[Any, str]:
+    match dims.architecture:
+        case "gpt2":
+            own = {"n_layer": dims.layers, "n_embd": dims.hidden, "n_head": dims.heads, "vocab_size": dims.vocab}
+            return transformers.GPT2Config(**own, n_positions=dims.max_positions), "GPT2LMHeadModel"
+        case "bert":
+            config = transformers.BertConfig(vocab_size=dims.vocab, **sizes)
+            return config, "BertForMaskedLM" if spec.phase == "train" else "BertModel"
+        case "vit":
+            return transformers.ViTConfig(image_size=_IMAGE, **sizes), "ViTModel"
+        case "resnet":
+            depths = _RESNET_DEPTHS if dims.layers == 50 else [1, 1, 1, 1]
+            return transformers.ResNetConfig(depths=depths, num_labels=_CLASSES), "ResNetForImageClassification"
     name = {"qwen2": "Qwen2", "qwen3": "Qwen3", "llama": "Llama"}[dims.architecture]
-    own = {"head_dim": dims.head_dim} if dims.architecture == "qwen3" else {}
     config = getattr(transformers, f"{name}Config")(
-        **_transformer(dims),
-        **own,
+        **sizes,
+        **({"head_dim": dims.head_dim} if name == "Qwen3" else {}),
         num_key_value_heads=dims.kv_heads,
         vocab_size=dims.vocab,
         max_position_embeddings=dims.max_positions,
@@ -276,22 +270,8 @@ def _decoder(dims: ModelDims, transformers: Any) -> tuple[Any, str]:
     return config, f"{name}ForCausalLM"
 
 
-def _nothing(*_: object, **__: object) -> None:
-    return None
-
-
 def _dtype(torch: Any, name: str) -> Any:
     return {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[name]
-
-
-@contextlib.contextmanager
-def _default_dtype(torch: Any, dtype: Any) -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 def _transformers() -> Any:

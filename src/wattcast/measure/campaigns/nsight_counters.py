@@ -7,6 +7,7 @@ own deadline, because ``ncu`` writes its table only when the program has ended.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import os
 import re
@@ -17,7 +18,6 @@ import time
 from collections.abc import Iterable
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 from wattcast.core.errors import MissingTool, Refused, WattcastError
 from wattcast.core.measured_rows import Journal, Plain
@@ -141,16 +141,11 @@ def read_counter_table(lines: Iterable[str]) -> Iterable[Plain]:
             continue
         spec = found[1]
         order[spec] = order.get(spec, -1) + 1
-        values = {name: _number(value) for name, value in row.items() if name in wanted}
-        metrics = {name: value for name, value in values.items() if value is not None}
+        metrics = {}
+        for name in (name for name in row if name in wanted):
+            with contextlib.suppress(ValueError):  # a metric this kernel does not have
+                metrics[name] = float((row[name] or "").replace(",", ""))
         yield {"id": f"{spec}-{order[spec]}", "spec": spec, "kernel": row.get("Kernel Name", ""), "metrics": metrics}
-
-
-def _number(text: str | None) -> float | None:
-    try:
-        return float((text or "").replace(",", ""))
-    except ValueError:
-        return None
 
 
 def count_operators(budget_s: float, few: int = 0, listed: str = "") -> int:
@@ -159,29 +154,24 @@ def count_operators(budget_s: float, few: int = 0, listed: str = "") -> int:
 
     deadline = time.monotonic() + budget_s
     gpu = CampaignGpu.open(POOL_BYTE)
-    cudart: Any = gpu.torch.cuda.cudart()
+    torch, cudart = gpu.torch, gpu.torch.cuda.cudart()
     counted = failed = 0
     for spec in choose_counted_specs(few, listed):
         if time.monotonic() > deadline or failed >= FAILURES_BEFORE_STOP:
             break
         try:
-            _count(gpu, cudart, spec)
+            call = gpu.build(spec)
+            call.run(0)
+            call.run(1)
+            torch.cuda.synchronize()
+            cudart.cudaProfilerStart()
+            torch.cuda.nvtx.range_push(RANGE + spec.id)
+            call.run(2)
+            torch.cuda.synchronize()
+            torch.cuda.nvtx.range_pop()
+            cudart.cudaProfilerStop()
             counted += 1
         except (RuntimeError, WattcastError) as error:
             failed += 1
             print(f"counters: {spec.id} failed: {str(error)[:200]}", file=sys.stderr)
     return counted
-
-
-def _count(gpu: Any, cudart: Any, spec: OperatorSpec) -> None:
-    torch = gpu.torch
-    call = gpu.build(spec)
-    call.run(0)
-    call.run(1)
-    torch.cuda.synchronize()
-    cudart.cudaProfilerStart()
-    torch.cuda.nvtx.range_push(RANGE + spec.id)
-    call.run(2)
-    torch.cuda.synchronize()
-    torch.cuda.nvtx.range_pop()
-    cudart.cudaProfilerStop()

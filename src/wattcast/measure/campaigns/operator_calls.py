@@ -27,33 +27,24 @@ def _row_gradient(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
     rows, dim, width = o["rows"], o["dim"], torch_dtype(builder.torch, o["dtype"]).itemsize
     byte = 3 * rows * dim * width
     sets = builder.sets(spec, byte, spec.rotated == "all")
-    maker = {"softmax": _softmax_gradient, "layernorm": _layernorm_gradient, "rmsnorm": _rmsnorm_gradient}[o["op"]]
-    runs = [maker(builder, o, rows, dim) for _ in range(sets)]
+    torch, take = builder.torch, builder.operands.take
+    aten, dtype = torch.ops.aten, o["dtype"]
+
+    def make() -> Callable[[], Any]:
+        grad, x = (take(dtype, rows, dim) for _ in range(2))
+        if o["op"] == "softmax":
+            of = torch_dtype(torch, o.get("out_dtype", dtype))
+            return lambda: aten._softmax_backward_data(grad, x, -1, of)
+        weight = take(dtype, dim)
+        if o["op"] == "rmsnorm":
+            _, rstd = aten._fused_rms_norm(x, [dim], weight, 1e-6)
+            return lambda: aten._fused_rms_norm_backward(grad, x, [dim], rstd, weight, [True, True])
+        bias, every = take(dtype, dim), [True, True, True]
+        _, mean, rstd = aten.native_layer_norm(x, [dim], weight, bias, 1e-5)
+        return lambda: aten.native_layer_norm_backward(grad, x, [dim], mean, rstd, weight, bias, every)
+
+    runs = [make() for _ in range(sets)]
     return OperatorCall(lambda i: runs[i % sets](), sets, 0, byte)
-
-
-def _softmax_gradient(builder: CallBuilder, o: dict[str, Any], rows: int, dim: int) -> Callable[[], Any]:
-    torch = builder.torch
-    grad, out = (builder.operands.take(o["dtype"], rows, dim) for _ in range(2))
-    of = torch_dtype(torch, o.get("out_dtype", o["dtype"]))
-    return lambda: torch.ops.aten._softmax_backward_data(grad, out, -1, of)
-
-
-def _layernorm_gradient(builder: CallBuilder, o: dict[str, Any], rows: int, dim: int) -> Callable[[], Any]:
-    aten = builder.torch.ops.aten
-    grad, x = (builder.operands.take(o["dtype"], rows, dim) for _ in range(2))
-    weight, bias = (builder.operands.take(o["dtype"], dim) for _ in range(2))
-    _, mean, rstd = aten.native_layer_norm(x, [dim], weight, bias, 1e-5)
-    every = [True, True, True]
-    return lambda: aten.native_layer_norm_backward(grad, x, [dim], mean, rstd, weight, bias, every)
-
-
-def _rmsnorm_gradient(builder: CallBuilder, o: dict[str, Any], rows: int, dim: int) -> Callable[[], Any]:
-    aten = builder.torch.ops.aten
-    grad, x = (builder.operands.take(o["dtype"], rows, dim) for _ in range(2))
-    weight = builder.operands.take(o["dtype"], dim)
-    _, rstd = aten._fused_rms_norm(x, [dim], weight, 1e-6)
-    return lambda: aten._fused_rms_norm_backward(grad, x, [dim], rstd, weight, [True, True])
 
 
 def _attention_gradient(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
@@ -65,34 +56,24 @@ def _attention_gradient(builder: CallBuilder, spec: OperatorSpec) -> OperatorCal
     q, grad = (builder.heads(spec, batch, heads, q_len, dim) for _ in range(2))
     k, v = (builder.heads(spec, batch, kv_heads, kv_len, dim) for _ in range(2))
     chance, causal = DROPPED if o.get("dropout") else 0.0, bool(o["causal"])
-    backend = "cpu" if q.device.type == "cpu" else spec.detail.get("backend", "default")
-    maker = {"cpu": _on_cpu, "flash": _flash}.get(backend, _cudnn)
-    run = maker(builder.torch.ops.aten, grad, (q, k, v), chance, causal)
     width = torch_dtype(builder.torch, o["dtype"]).itemsize
     byte = 4 * batch * dim * (heads * q_len + kv_heads * kv_len) * width
-    return OperatorCall(lambda i: run(), 1, byte, 0)
-
-
-def _on_cpu(aten: Any, grad: Any, qkv: tuple[Any, ...], chance: float, causal: bool) -> Callable[[], Any]:
-    out, lse = aten._scaled_dot_product_flash_attention_for_cpu(*qkv, chance, causal)
-    back = aten._scaled_dot_product_flash_attention_for_cpu_backward
-    return lambda: back(grad, *qkv, out, lse, chance, causal)
-
-
-def _flash(aten: Any, grad: Any, qkv: tuple[Any, ...], chance: float, causal: bool) -> Callable[[], Any]:
-    out, lse, q_at, k_at, q_most, k_most, seed, offset, _ = aten._scaled_dot_product_flash_attention(
-        *qkv, chance, causal, False
-    )
-    back = aten._scaled_dot_product_flash_attention_backward
-    return lambda: back(grad, *qkv, out, lse, q_at, k_at, q_most, k_most, chance, causal, seed, offset)
-
-
-def _cudnn(aten: Any, grad: Any, qkv: tuple[Any, ...], chance: float, causal: bool) -> Callable[[], Any]:
-    out, lse, q_at, k_at, q_most, k_most, seed, offset, _ = aten._scaled_dot_product_cudnn_attention(
-        *qkv, None, True, chance, causal, False
-    )
-    back = aten._scaled_dot_product_cudnn_attention_backward
-    return lambda: back(grad, *qkv, out, lse, seed, offset, None, q_at, k_at, q_most, k_most, chance, causal)
+    aten, qkv = builder.torch.ops.aten, (q, k, v)
+    backend = "cpu" if q.device.type == "cpu" else spec.detail.get("backend", "default")
+    if backend == "cpu":
+        given = aten._scaled_dot_product_flash_attention_for_cpu(*qkv, chance, causal)
+        back = aten._scaled_dot_product_flash_attention_for_cpu_backward
+        return OperatorCall(lambda i: back(grad, *qkv, *given, chance, causal), 1, byte, 0)
+    if backend == "flash":
+        out, lse, *places, seed, offset, _ = aten._scaled_dot_product_flash_attention(*qkv, chance, causal, False)
+        back = aten._scaled_dot_product_flash_attention_backward
+        rest = *places, chance, causal, seed, offset
+    else:
+        cudnn = aten._scaled_dot_product_cudnn_attention
+        out, lse, *places, seed, offset, _ = cudnn(*qkv, None, True, chance, causal, False)
+        back = aten._scaled_dot_product_cudnn_attention_backward
+        rest = seed, offset, None, *places, chance, causal
+    return OperatorCall(lambda i: back(grad, *qkv, out, lse, *rest), 1, byte, 0)
 
 
 def _convolution_gradient(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
@@ -125,7 +106,9 @@ def build_call(builder: CallBuilder, spec: OperatorSpec, *, fresh: bool = True) 
     """Build the call of ``spec``; without ``fresh`` its operands lie behind those handed out before."""
     if fresh:
         builder.operands.reset()
-    _precision(builder, spec)
+    wide = spec.operator["dtype"] == "tf32"  # only where the row says so; plain fp32 otherwise
+    builder.torch.backends.cuda.matmul.allow_tf32 = wide
+    builder.torch.backends.cudnn.allow_tf32 = wide
     makers: dict[str, Callable[[CallBuilder, OperatorSpec], OperatorCall]] = {
         "linear": _linear,
         "bmm": _bmm,
@@ -197,13 +180,6 @@ def _stack(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
             return step()
 
     return OperatorCall(run, 1, built.parameters * builder.torch.bfloat16.itemsize, 0)
-
-
-def _precision(builder: CallBuilder, spec: OperatorSpec) -> None:
-    """TF32 only where the row says so; plain fp32 otherwise."""
-    allow = spec.operator["dtype"] == "tf32"
-    builder.torch.backends.cuda.matmul.allow_tf32 = allow
-    builder.torch.backends.cudnn.allow_tf32 = allow
 
 
 def _linear(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:

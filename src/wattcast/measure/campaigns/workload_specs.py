@@ -12,11 +12,11 @@ from typing import Any
 
 from wattcast.core.measured_rows import find_measured_call
 from wattcast.core.units import Dtype
-from wattcast.measure.campaigns.kernel_plan import (
-    OperatorSpec,
-)
+from wattcast.measure.campaigns.elementwise_calls import GRADIENTS, MORE_UNARY
+from wattcast.measure.campaigns.kernel_plan import BINARY, UNARY, OperatorSpec
 
 FORMATS = ("bf16", "fp16", "fp32", "tf32", "fp8")  # of the operand pools
+_PLAIN_FUNCTIONS = (*UNARY, *MORE_UNARY, *BINARY, *GRADIENTS, "cast", "copy")
 _LEAST_PAST = 4  # times the new part: a cache, rather than two halves laid side by side
 Plain = dict[str, Any]
 
@@ -100,7 +100,7 @@ def _elementwise(operator: Plain) -> OperatorSpec | None:
     layout = given.get("layout", "contiguous")
     if layout == "broadcast":
         return _broadcast(given, width)
-    if name not in _plain_functions() or {"read", "write"} & set(given):
+    if name not in _PLAIN_FUNCTIONS or {"read", "write"} & set(given):
         return None
     if layout == "contiguous":
         columns = given["n"] & -given["n"]  # the largest power of two in it
@@ -113,13 +113,6 @@ def _elementwise(operator: Plain) -> OperatorSpec | None:
         return _spec(given, "strided", rows=rows, cols=cols)
     run = given.get("run", 0)
     return _spec(given, "transposed", rows=rows, cols=cols, inner=run) if run and rows % run == 0 else None
-
-
-def _plain_functions() -> tuple[str, ...]:
-    from wattcast.measure.campaigns.elementwise_calls import GRADIENTS, MORE_UNARY
-    from wattcast.measure.campaigns.kernel_plan import BINARY, UNARY
-
-    return (*UNARY, *MORE_UNARY, *BINARY, *GRADIENTS, "cast", "copy")
 
 
 def _spec(given: Plain, form: str, rotated: str = "none", *, layout: str = "", **detail: Any) -> OperatorSpec:
@@ -217,10 +210,6 @@ def _dropout(given: Plain, width: int) -> OperatorSpec | None:
     return _spec(given, "dropout", rows=given["n"] // columns, cols=columns)
 
 
-def _adamw(given: Plain, width: int) -> OperatorSpec | None:
-    return _spec(given, "adamw")
-
-
 _OWN: dict[str, Callable[[Plain, int], OperatorSpec | None]] = {
     "gather": _gather,
     "scatter_add": _scatter,
@@ -231,5 +220,5 @@ _OWN: dict[str, Callable[[Plain, int], OperatorSpec | None]] = {
     "pool_grad": _pool,
     "dropout": _dropout,
     "dropout_grad": _dropout,
-    "adamw": _adamw,
+    "adamw": lambda given, width: _spec(given, "adamw"),
 }
