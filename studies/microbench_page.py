@@ -21,7 +21,7 @@ from wattcast.hardware import Gpu, load_gpu
 from wattcast.microbench.microbench_report import Row, make_device_rows, make_pipe_table, make_truth_rows
 from wattcast.microbench.microbench_results import (
     KnownFault,
-    MicrobenchResult,
+    MicroRow,
     find_curve,
     find_fault,
     find_specified_rate,
@@ -64,15 +64,13 @@ class CardRowPair:
     capped: bool
 
 
-def read_other_card(gpu: Gpu) -> tuple[MicrobenchResult, ...]:
+def read_other_card(gpu: Gpu) -> tuple[MicroRow, ...]:
     """Rows of the other card that ships, multimedia included; none where there is no such card."""
     folder = results_folder(gpu) / OTHER_CARD
     return tuple(r for name in RESULT_FILES if (folder / name).is_file() for r in read_results(folder / name))
 
 
-def pair_cards(
-    results: Sequence[MicrobenchResult], others: Sequence[MicrobenchResult], gpu: Gpu
-) -> list[CardRowPair]:
+def pair_cards(results: Sequence[MicroRow], others: Sequence[MicroRow], gpu: Gpu) -> list[CardRowPair]:
     """First rounds of every benchmark that both cards measured with the same version of its kernel."""
     theirs, limit_w = keep_first_rounds(others), float(gpu.power.limit_w)
     pairs = []
@@ -93,7 +91,7 @@ def pair_cards(
     return pairs
 
 
-def _work_kind(result: MicrobenchResult) -> str:
+def _work_kind(result: MicroRow) -> str:
     """Its group, but what moves DRAM by itself: there the memory's own power counts."""
     moves = result.group in ("memory", "structure") and (
         result.name.startswith(("dram_", "coalescence_", "access_")) or result.name.endswith("_dram")
@@ -101,7 +99,7 @@ def _work_kind(result: MicrobenchResult) -> str:
     return "DRAM" if moves else result.group
 
 
-def renew_tables(page: str, results: Sequence[MicrobenchResult], gpu: Gpu) -> str:
+def renew_tables(page: str, results: Sequence[MicroRow], gpu: Gpu) -> str:
     """Return the page with its tables written anew; raise ``BadInput`` for a mark that names no table."""
 
     def table(found: re.Match[str]) -> str:
@@ -113,7 +111,7 @@ def renew_tables(page: str, results: Sequence[MicrobenchResult], gpu: Gpu) -> st
     return MARK.sub(table, page)
 
 
-def _named(r: MicrobenchResult) -> str:
+def _named(r: MicroRow) -> str:
     fault = find_fault(r)
     return f"`{r.name}`" + ("" if fault is None else " †" if fault.kind == "wrong" else " ‡")
 
@@ -122,7 +120,7 @@ def _number(value: float | None, digits: int = 3) -> str:
     return "-" if value is None else f"{value:.{digits}g}" if abs(value) < 1000 else f"{value:.0f}"
 
 
-def unit_rows(results: Sequence[MicrobenchResult], gpu: Gpu) -> list[Row]:
+def unit_rows(results: Sequence[MicroRow], gpu: Gpu) -> list[Row]:
     """Arithmetic and tensor units: rate by the specification, energy of an operation, operations of a joule."""
     head = [
         "benchmark",
@@ -146,19 +144,19 @@ def unit_rows(results: Sequence[MicrobenchResult], gpu: Gpu) -> list[Row]:
                 _named(r),
                 r.operation,
                 _number(find_specified_rate(gpu, r), 4),
-                _number(r.per_cycle_sm, 4),
+                _number(r.operations_per_cycle_sm, 4),
                 _number(r.power_w),
                 _number(1e12 * r.operation_j),
                 _number(1e12 * above if above is not None else None),
                 _number(r.operations_per_j / 1e9),
                 _number((r.effective_clock_hz or 0.0) / 1e6, 4),
-                _number((r.clock_hz or 0.0) / 1e6, 4),
+                _number((r.sm_clock_hz or 0.0) / 1e6, 4),
             ]
         )
     return rows
 
 
-def memory_rows(results: Sequence[MicrobenchResult], gpu: Gpu) -> list[Row]:
+def memory_rows(results: Sequence[MicroRow], gpu: Gpu) -> list[Row]:
     """Memory: bytes a second, power of the card and of its memory, energy of a byte."""
     rows = [["benchmark", "TB/s", "of DRAM's", "W", "memory W", "pJ a byte", "above idle", "true MHz"]]
     for r in keep_first_rounds(results).values():
@@ -181,7 +179,7 @@ def memory_rows(results: Sequence[MicrobenchResult], gpu: Gpu) -> list[Row]:
     return rows
 
 
-def rate_rows(results: Sequence[MicrobenchResult], gpu: Gpu) -> list[Row]:
+def rate_rows(results: Sequence[MicroRow], gpu: Gpu) -> list[Row]:
     """DRAM at a part of its rate: power of the card and of its memory, and energy of a byte above idle."""
     rows = [["benchmark", "TB/s", "of DRAM's", "W", "memory W", "pJ a byte above idle"]]
     for r in sorted(keep_first_rounds(results).values(), key=lambda r: r.byte_per_s or 0.0):
@@ -194,7 +192,7 @@ def rate_rows(results: Sequence[MicrobenchResult], gpu: Gpu) -> list[Row]:
     return rows
 
 
-def curve_rows(results: Sequence[MicrobenchResult], gpu: Gpu) -> list[Row]:
+def curve_rows(results: Sequence[MicroRow], gpu: Gpu) -> list[Row]:
     """Every curve: rate, time and energy of an operation over the best point's, power."""
     rows = [["curve", "at", "operations /cycle/SM", "time", "energy", "W"]]
     for name, what in CURVES.items():
@@ -204,12 +202,17 @@ def curve_rows(results: Sequence[MicrobenchResult], gpu: Gpu) -> list[Row]:
         energy = [(r.operation_j or 0.0) / n for r, n in zip(points, each, strict=True)]
         for r, s, j in zip(points, time, energy, strict=True):
             mark = _named(r).removeprefix(f"`{r.name}`")
-            cells = [_number(r.per_cycle_sm, 4), f"{s / min(time):.2f}", f"{j / min(energy):.2f}", _number(r.power_w)]
+            cells = [
+                _number(r.operations_per_cycle_sm, 4),
+                f"{s / min(time):.2f}",
+                f"{j / min(energy):.2f}",
+                _number(r.power_w),
+            ]
             rows.append([f"{name} ({what}){mark}", f"{r.at:g}", *cells])
     return rows
 
 
-def active_rows(results: Sequence[MicrobenchResult], gpu: Gpu) -> list[Row]:
+def active_rows(results: Sequence[MicroRow], gpu: Gpu) -> list[Row]:
     """Power by the number of SMs at work, and the line through it."""
     points = [(round(r.at * int(gpu.sm_count)) or 1, r.power_w) for r in find_curve(results, "active") if r.power_w]
     count, power_w = (np.array(column, dtype=float) for column in zip(*points, strict=True))
@@ -221,24 +224,24 @@ def active_rows(results: Sequence[MicrobenchResult], gpu: Gpu) -> list[Row]:
     ]
 
 
-def idle_rows(results: Sequence[MicrobenchResult], gpu: Gpu) -> list[Row]:
+def idle_rows(results: Sequence[MicroRow], gpu: Gpu) -> list[Row]:
     """Nothing to do: with and without a context."""
     idle = [r for r in keep_first_rounds(results).values() if r.group == "idle"]
-    cells = [[_number(r.power_w, 4), _number(r.memory_power_w), _number((r.clock_hz or 0.0) / 1e6)] for r in idle]
+    cells = [[_number(r.power_w, 4), _number(r.memory_power_w), _number((r.sm_clock_hz or 0.0) / 1e6)] for r in idle]
     return [["row", "W", "memory W", "NVML MHz"], *([f"`{r.name}`", *c] for r, c in zip(idle, cells, strict=True))]
 
 
-def clock_rows(results: Sequence[MicrobenchResult], gpu: Gpu) -> list[Row]:
+def clock_rows(results: Sequence[MicroRow], gpu: Gpu) -> list[Row]:
     """Rows whose true clock is more than 2 % from what NVML says."""
     rows = [["row", "true MHz", "NVML MHz", "true over NVML", "W"]]
     for r in keep_first_rounds(results).values():
-        if r.clock_hz and r.effective_clock_hz and abs(r.effective_clock_hz / r.clock_hz - 1.0) > 0.02:
-            cells = [_number(r.effective_clock_hz / 1e6, 4), _number(r.clock_hz / 1e6, 4)]
-            rows.append([_named(r), *cells, f"{r.effective_clock_hz / r.clock_hz:.3f}", _number(r.power_w)])
+        if r.sm_clock_hz and r.effective_clock_hz and abs(r.effective_clock_hz / r.sm_clock_hz - 1.0) > 0.02:
+            cells = [_number(r.effective_clock_hz / 1e6, 4), _number(r.sm_clock_hz / 1e6, 4)]
+            rows.append([_named(r), *cells, f"{r.effective_clock_hz / r.sm_clock_hz:.3f}", _number(r.power_w)])
     return rows
 
 
-def fault_rows(results: Sequence[MicrobenchResult], gpu: Gpu) -> list[Row]:
+def fault_rows(results: Sequence[MicroRow], gpu: Gpu) -> list[Row]:
     """What is known against rows that ship, first those of this card, and why."""
     cells: list[Row] = []
     for card, rows in (("E", results), ("B", read_other_card(gpu))):
@@ -252,7 +255,7 @@ def fault_rows(results: Sequence[MicrobenchResult], gpu: Gpu) -> list[Row]:
     return [["card", "rows", "", "why"], *cells]
 
 
-def card_rows(results: Sequence[MicrobenchResult], gpu: Gpu) -> list[Row]:
+def card_rows(results: Sequence[MicroRow], gpu: Gpu) -> list[Row]:
     """The other card over this one, by kind of work: times, and watts where the power limit does not set them."""
     pairs = pair_cards(results, read_other_card(gpu), gpu)
     rows = [["work", "rows", "time apart, median", "rows below the cap", "power: median", "from", "to", "memory W"]]
@@ -267,7 +270,7 @@ def card_rows(results: Sequence[MicrobenchResult], gpu: Gpu) -> list[Row]:
     return rows
 
 
-def advice_rows(results: Sequence[MicrobenchResult], gpu: Gpu) -> list[Row]:
+def advice_rows(results: Sequence[MicroRow], gpu: Gpu) -> list[Row]:
     """What ``lab tune`` says first of kernels whose bottleneck is known, beside what was measured without it."""
     path, by_name = results_folder(gpu) / "microbench_counters.jsonl", keep_first_rounds(results)
     counted = {str(row["id"]): row["metrics"] for row in read_lines(path)}
@@ -287,7 +290,7 @@ def advice_rows(results: Sequence[MicrobenchResult], gpu: Gpu) -> list[Row]:
     return rows
 
 
-def multimedia_rows(results: Sequence[MicrobenchResult], gpu: Gpu) -> list[Row]:
+def multimedia_rows(results: Sequence[MicroRow], gpu: Gpu) -> list[Row]:
     """Workloads on the clip: time and energy of a frame."""
     rows = [["workload", "us a frame", "W", "mJ a frame", "above idle"]]
     for r in keep_first_rounds(results).values():
@@ -297,7 +300,7 @@ def multimedia_rows(results: Sequence[MicrobenchResult], gpu: Gpu) -> list[Row]:
     return rows
 
 
-TABLES: Mapping[str, Callable[[Sequence[MicrobenchResult], Gpu], list[Row]]] = {
+TABLES: Mapping[str, Callable[[Sequence[MicroRow], Gpu], list[Row]]] = {
     "units": unit_rows,
     "memory": memory_rows,
     "rates": rate_rows,

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict, replace
 from pathlib import Path
 
-from wattcast.microbench.benchmark_kernels import MicroRow, add_counts, micro_row_id
+from wattcast.microbench.benchmark_kernels import add_counts, make_blank_row
 from wattcast.microbench.benchmark_suite import list_benchmarks
+from wattcast.microbench.microbench_results import MicroRow
 from wattcast.microbench.unit_source import Benchmark
 
 SMS, CLOCK_HZ, IDLE_W = 132, 1.9e9, 120.0
@@ -44,40 +46,27 @@ def watts(benchmark: Benchmark, repeat: int) -> float:
 
 
 def row(benchmark: Benchmark, repeat: int = 0) -> MicroRow:
-    blank = MicroRow(
-        micro_row_id(benchmark.name, repeat, benchmark.version),
-        benchmark.name,
-        benchmark.group,
-        operation=benchmark.unit.operation,
-        curve=benchmark.curve,
-        at=benchmark.at if benchmark.curve else None,
-        repeat=repeat,
-        version=benchmark.version,
-        specification=benchmark.specification,
-    )
-    counted = add_counts(blank, benchmark, SMS * benchmark.blocks_per_sm, 1000)
+    counted = add_counts(make_blank_row("", benchmark, repeat), benchmark, SMS * benchmark.blocks_per_sm, 1000)
     speed = rate(benchmark)
     time_s = (counted.operations or 0.0) / (speed * SMS * CLOCK_HZ) * (1.004 if repeat else 1.0)
-    return MicroRow(
-        **{
-            **counted.__dict__,
-            "launch_s": time_s,
-            "operations_per_cycle_sm": speed,
-            "cycles": time_s * CLOCK_HZ,
-            "power_w": watts(benchmark, repeat),
-            "max_power_w": watts(benchmark, repeat) + 12.0,
-            "idle_power_w": IDLE_W,
-            "memory_power_w": 70.0,
-            "effective_clock_hz": CLOCK_HZ,
-            "sm_clock_hz": 1.98e9,
-            "ticks": 9,
-        }
+    return replace(
+        counted,
+        launch_s=time_s,
+        operations_per_cycle_sm=speed,
+        cycles=time_s * CLOCK_HZ,
+        power_w=watts(benchmark, repeat),
+        max_power_w=watts(benchmark, repeat) + 12.0,
+        idle_power_w=IDLE_W,
+        memory_power_w=70.0,
+        effective_clock_hz=CLOCK_HZ,
+        sm_clock_hz=1.98e9,
+        ticks=9,
     )
 
 
 def write(folder: Path, repeats: int = 2) -> Path:
     """``microbench.jsonl`` of the whole suite, with a failed row and idle rows."""
-    rows = [row(b, repeat).plain() for repeat in range(repeats) for b in list_benchmarks() if b.supported("sm_90a")]
+    rows = [asdict(row(b, repeat)) for repeat in range(repeats) for b in list_benchmarks() if b.supported("sm_90a")]
     byte = 2.0 * (1 << 30)
     copy = next(r for r in rows if r["name"] == "dram_copy")
     memcpy = {"id": "dram_memcpy", "name": "dram_memcpy", "group": "memory", "operation": "byte", "power_w": 550.0}

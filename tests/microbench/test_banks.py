@@ -3,14 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from disassembly import (
-    BankUse,
-    SassInstruction,
-    find_bank_use,
-    find_main_loop,
-    find_operand_loads,
-    list_sources,
-)
+from disassembly import BankUse, SassInstruction, find_bank_use, find_main_loop, find_operand_loads, list_sources
 from stand_in_machine import disassembled
 
 from wattcast import hardware
@@ -51,7 +44,7 @@ def modelled(benchmark: Benchmark) -> tuple[BankUse, float]:
 
 
 def measured(name: str) -> float:
-    return keep_first_rounds(r for r in read_shipped_results(hardware.load_gpu("h200")))[name].per_cycle_sm
+    return keep_first_rounds(r for r in read_shipped_results(hardware.load_gpu("h200")))[name].operations_per_cycle_sm
 
 
 def lines(*texts: str) -> list[SassInstruction]:

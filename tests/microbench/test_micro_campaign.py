@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,31 +11,28 @@ import numpy as np
 import pytest
 
 from wattcast.core.errors import Refused
+from wattcast.core.measured_rows import row_to_plain
+from wattcast.core.strict_files import convert_plain
 from wattcast.measure.__main__ import main
 from wattcast.microbench import unit_counters
-from wattcast.microbench.benchmark_kernels import (
-    DeviceBench,
-    MicroRow,
-    fill_pattern,
-    read_stamps,
-)
+from wattcast.microbench.benchmark_kernels import DeviceBench, fill_pattern, read_stamps
 from wattcast.microbench.benchmark_suite import list_benchmarks
+from wattcast.microbench.microbench_results import MicroRow
 from wattcast.microbench.microbench_sessions import choose_repeat_bench
 
+
+def micro_row(plain: dict[str, Any]) -> MicroRow:
+    return convert_plain(plain, MicroRow, "row")
+
+
 QUICK = ("--quick", "--budget", "60s")
-
-
-def micro_row_from_plain(plain: dict[str, Any]) -> MicroRow:
-    tuples = {name: tuple(plain.get(name, ())) for name in ("throttle", "flags")}
-    known = {name: value for name, value in plain.items() if name in MicroRow.__dataclass_fields__}
-    return MicroRow(**(known | tuples))
 
 
 def test_rows_have_time_cycles_power_and_what_was_checked(machine, tmp_path: Path, rows) -> None:
     out = tmp_path / "out"
     done = machine.measure("microbench", "--out", str(out), "--only", "dram_copy,fp32_fma", *QUICK)
     assert done.returncode == 0, done.stderr
-    found = {row["id"]: micro_row_from_plain(row) for row in rows(out / "microbench.jsonl")}
+    found = {row["id"]: micro_row(row) for row in rows(out / "microbench.jsonl")}
     assert set(found) == {"idle_context_on", "dram_copy", "dram_memcpy-v2", "fp32_fma-v2"}
     fma, copy = found["fp32_fma-v2"], found["dram_copy"]
     assert (fma.name, fma.version, copy.version) == ("fp32_fma", 2, 1)
@@ -59,7 +56,7 @@ def test_under_the_cap_the_clock_is_cycles_over_the_mean_time(machine, tmp_path:
     out = tmp_path / "out"
     done = machine.measure("microbench", "--out", str(out), "--only", "conflicts_0", "--budget", "60s")
     assert done.returncode == 0, done.stderr
-    row = next(micro_row_from_plain(r) for r in rows(out / "microbench.jsonl") if r["name"] == "conflicts_0")
+    row = next(micro_row(r) for r in rows(out / "microbench.jsonl") if r["name"] == "conflicts_0")
     assert row.throttle == ("sw_power_cap",)
     assert row.memory_power_w == 100.0
     assert row.ticks >= 20
@@ -212,7 +209,7 @@ def test_a_second_round_follows_the_first_and_is_shorter(machine, tmp_path: Path
     only = ("--only", "conflicts_0,dram_copy_whole", "--repeats", "2", "--budget", "60s")
     done = machine.measure("microbench", "--out", str(out), *only)
     assert done.returncode == 0, done.stderr
-    found = [micro_row_from_plain(row) for row in rows(out / "microbench.jsonl")]
+    found = [micro_row(row) for row in rows(out / "microbench.jsonl")]
     assert [row.repeat for row in found] == sorted(row.repeat for row in found)
     names = [row.id for row in found if row.group == "memory"]
     assert names == ["dram_copy_whole", "conflicts_0", "dram_memcpy-v2", "conflicts_0-r1", "dram_memcpy-v2-r1"]
@@ -273,4 +270,4 @@ def test_the_host_knows_what_the_fill_kernel_writes() -> None:
 
 def test_a_row_goes_to_json_and_back() -> None:
     row = MicroRow("a", "a", "memory", flags=("unsettled",), parts={"x": 2.0}, at=0.0, power_w=1.0)
-    assert micro_row_from_plain(row.plain()) == row
+    assert micro_row(row_to_plain(asdict(row))) == row

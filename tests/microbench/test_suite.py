@@ -13,7 +13,7 @@ from wattcast.core.errors import UnknownName
 from wattcast.measure.cuda_device import CudaError, compile_cubin
 from wattcast.microbench.benchmark_suite import MIXES, find_benchmarks, list_benchmarks
 from wattcast.microbench.memory_units import words_of_conflict
-from wattcast.microbench.unit_source import Benchmark, BenchUnit, body
+from wattcast.microbench.unit_source import Benchmark, BenchUnit, interleave_steps
 
 ARCHITECTURES = ("sm_80", "sm_90a", "sm_100")
 FEW = {  # one of each kind of source, on the architecture that has most to go wrong
@@ -108,8 +108,8 @@ def test_the_fullest_bank_has_exactly_as_many_words_as_wanted(conflicts: int) ->
 def test_parts_of_a_mix_are_spread_evenly() -> None:
     a = BenchUnit("a", "", lambda i: f"a{i}", "0u", ())
     b = BenchUnit("b", "", lambda i: f"b{i}", "0u", ())
-    assert body(((a, 4), (b, 2))) == ["a0", "b0", "a1", "a2", "b1", "a3"]
-    assert body(((a, 2), (b, 2)), interleave=False) == ["a0", "a1", "b0", "b1"]
+    assert interleave_steps(((a, 4), (b, 2))) == ["a0", "b0", "a1", "a2", "b1", "a3"]
+    assert interleave_steps(((a, 2), (b, 2)), interleave=False) == ["a0", "a1", "b0", "b1"]
 
 
 def test_operations_of_a_launch() -> None:

@@ -13,7 +13,7 @@ import pytest
 from wattcast import hardware
 from wattcast.core.measured_rows import read_lines
 from wattcast.microbench.microbench_results import (
-    MicrobenchResult,
+    MicroRow,
     keep_first_rounds,
     read_shipped_results,
     results_folder,
@@ -41,7 +41,7 @@ def counted() -> dict[str, dict[str, float]]:
 
 
 @cache
-def measured() -> dict[str, MicrobenchResult]:
+def measured() -> dict[str, MicroRow]:
     return keep_first_rounds(read_shipped_results(H200))
 
 

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from wattcast.microbench.benchmark_kernels import DeviceBuffers, micro_row_id
+from wattcast.microbench.benchmark_kernels import DeviceBuffers
 from wattcast.microbench.benchmark_suite import find_benchmarks, list_benchmarks
-from wattcast.microbench.memory_units import go, walk
+from wattcast.microbench.memory_units import advance_walk, declare_walk
+from wattcast.microbench.microbench_results import micro_row_id
 from wattcast.microbench.unit_source import Benchmark
 
 SMS, L2_BYTE, DRAM_BYTE = 132, 62914560, 4 << 30  # of the H200 that measured
@@ -54,7 +55,7 @@ def emulate(
     if compiler is None:
         pytest.skip("no C compiler")
     values = {"p": p, "chunk": chunk, "blocks": blocks, "bytes": size, "iterations": iterations}
-    values |= {"walk": walk(p, "buffer", chunk, "0u"), "go": text or go(p, chunk)}
+    values |= {"walk": declare_walk(p, "buffer", chunk, "0u"), "go": text or advance_walk(p, chunk)}
     (folder / "walk.c").write_text(PROGRAM % values)
     subprocess.run([compiler, "-O1", "-o", str(folder / "walk"), str(folder / "walk.c")], check=True)
     done = subprocess.run([str(folder / "walk")], capture_output=True, text=True, check=True)
@@ -68,7 +69,7 @@ def shape(benchmark: Benchmark) -> tuple[str, int, int, int]:
     assert found is not None
     device = type("Device", (), {"l2_byte": L2_BYTE})()
     blocks = max(round(benchmark.share * SMS), 1) * benchmark.blocks_per_sm * benchmark.turns
-    size = DeviceBuffers(device, 0, 0, 0, 0, DRAM_BYTE).size_of(benchmark.working_set, blocks)
+    size = DeviceBuffers(device, 0, 0, 0, 0, DRAM_BYTE).working_set_byte(benchmark.working_set, blocks)
     return found[1], int(found[2]), blocks, size
 
 
@@ -85,7 +86,7 @@ def test_every_walk_stays_inside_its_buffer(tmp_path: Path) -> None:
 def test_the_kernels_contain_what_is_emulated(name: str) -> None:
     (benchmark,) = find_benchmarks([name])
     p, chunk, _, _ = shape(benchmark)
-    assert go(p, chunk) in benchmark.unit.advance
+    assert advance_walk(p, chunk) in benchmark.unit.advance
     assert f"{p}_step = gridDim.x % {p}_chunks" in benchmark.source
     assert f"{p}_k = blockIdx.x % {p}_chunks" in benchmark.source
 

@@ -19,7 +19,7 @@ from wattcast.counter_models.profiler_counters import OTHER_CARD
 from wattcast.microbench.benchmark_suite import list_benchmarks
 from wattcast.microbench.microbench_results import (
     RESULTS_FILE,
-    MicrobenchResult,
+    MicroRow,
     find_fault,
     keep_first_rounds,
     read_results,
@@ -100,7 +100,7 @@ def test_faults_are_of_kernels_that_were_mended() -> None:
 def test_rates_of_dram_are_a_table_of_their_own() -> None:
     """From the least to the most; of a row of 131 W, idle 130 W, at 0.1 TB/s a byte costs 10 pJ."""
     plain = next(r for r in read_shipped_results(H200) if r.name == "dram_read")
-    slow = {"name": "dram_rate_04", "curve": "dram_rate", "byte": 1e8, "time_s": 1e-3, "power_w": 131.0}
+    slow = {"name": "dram_rate_04", "curve": "dram_rate", "byte": 1e8, "launch_s": 1e-3, "power_w": 131.0}
     made = [replace(plain, **slow, idle_power_w=130.0), replace(plain, curve="dram_rate"), plain]
     rows = study.rate_rows([made[1], made[0]], H200)
     assert [row[0] for row in rows[1:]] == ["`dram_rate_04`", "`dram_read`"]
@@ -108,7 +108,7 @@ def test_rates_of_dram_are_a_table_of_their_own() -> None:
     assert rows[1][-1] == "10"
 
 
-def measured() -> tuple[MicrobenchResult, ...]:
+def measured() -> tuple[MicroRow, ...]:
     return (*read_shipped_results(H200), *read_results(results_folder(H200) / "multimedia.jsonl"))
 
 

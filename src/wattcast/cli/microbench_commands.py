@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from wattcast.cli.shared_options import Environment, FigureOptions, Figures, Format, Json, Plot, Which
 from wattcast.cli.verb_options import make_command, print_result, takes_verb_options
 from wattcast.microbench import microbench_sessions
-
-if TYPE_CHECKING:
-    from wattcast.hardware import Gpu
-    from wattcast.microbench.microbench_results import MicrobenchResult
 
 
 @takes_verb_options(microbench_sessions.microbench)
@@ -62,6 +57,7 @@ def _show(env: Environment, show: str, gpu_name: str, drawn: FigureOptions, writ
     from wattcast.core.errors import Refused
     from wattcast.core.strict_files import write_whole
     from wattcast.microbench import microbench_report as report
+    from wattcast.microbench.benchmark_suite import list_benchmarks
     from wattcast.microbench.microbench_results import (
         describe_card,
         read_results,
@@ -74,11 +70,9 @@ def _show(env: Environment, show: str, gpu_name: str, drawn: FigureOptions, writ
     gpu = find_gpu(gpu_name if folder.exists() else show)
     results = read_results(folder) if folder.exists() else read_shipped_results(gpu)
     if drawn.any:
-        from wattcast.microbench.microbench_report import make_microbench_figures
-
         where = folder if folder.exists() else results_folder(gpu)
         source = ", ".join(filter(None, [describe_card(where) or gpu.title, f"{where.name}/microbench.jsonl"]))
-        drawn.save(env, make_microbench_figures(results, gpu, source))
+        drawn.save(env, report.make_microbench_figures(results, gpu, source))
     if write is not None:
         if write.is_file() and "<!-- table:" in write.read_text(encoding="utf-8"):
             raise Refused(f"{write} keeps text around its tables: renew these with studies/microbench_page.py.")
@@ -90,19 +84,12 @@ def _show(env: Environment, show: str, gpu_name: str, drawn: FigureOptions, writ
     for built in report.make_tables(results, gpu):
         console.print(built)
     console.print(report.FOOTNOTE, style="dim", highlight=False)
-    again = _to_measure(results, gpu)
-    if again:
-        env.say(f"not measured, or by an older kernel: {', '.join(again)}")
-
-
-def _to_measure(results: Sequence[MicrobenchResult], gpu: Gpu) -> list[str]:
-    """Return benchmarks that the device supports and whose newest kernel is not among ``results``."""
-    from wattcast.microbench.benchmark_suite import list_benchmarks
-
     number = gpu.compute_capability.replace(".", "")
     architecture = f"sm_{number}a" if number == "90" else f"sm_{number}"
     have = {r.name: r.version for r in results}
-    return [b.name for b in list_benchmarks() if b.supported(architecture) and have.get(b.name, 0) < b.version]
+    again = [b.name for b in list_benchmarks() if b.supported(architecture) and have.get(b.name, 0) < b.version]
+    if again:
+        env.say(f"not measured, or by an older kernel: {', '.join(again)}")
 
 
 def _table(env: Environment, show: str, gpu_name: str, table: Path) -> None:

@@ -47,6 +47,9 @@ class SettlingRule:
     capped_drift: float = 0.060  # of clock or power under the cap
     late_share: float = 0.010  # of the power that late polls may have cost
     longest_s: float = 4.0  # then the window is taken as it is, and flagged
+    least_s: float = 0.0  # of load before it may end
+    linger_s: float = 0.0  # that the power cap of the load before may still be reported
+    look_s: float = 0.0  # between looks at the samples, which take the host a millisecond or more
 
 
 @dataclass(frozen=True)
@@ -152,6 +155,8 @@ class HeldLoad:
     chunk_s: np.ndarray  # lengths of the chunks inside the window
     chunks: int  # queued altogether
     effective_clock_hz: float | None  # by the spin kernel, after the window
+    started_s: float = 0.0  # when the load began, by the host's monotonic clock
+    marks: tuple[Any, ...] = ()  # events at the edges of all chunks
 
     def describe(self, calls: int) -> dict[str, Any]:
         """Return the row's fields where a chunk holds ``calls`` calls."""
@@ -166,9 +171,14 @@ class HeldLoad:
 
 
 def hold_load(
-    sampler: Sampler, gpu: Any, queue_chunk: Callable[[], None], rule: SettlingRule, spinner: ClockSpinner | None
+    sampler: Sampler,
+    gpu: Any,
+    queue_chunk: Callable[[], None],
+    rule: SettlingRule,
+    spinner: ClockSpinner | None = None,
+    ahead: int = CHUNKS_AHEAD,
 ) -> HeldLoad:
-    """Keep the device busy with chunks of a load, a few queued ahead, until power and clock have settled.
+    """Keep the device busy with chunks of a load, ``ahead`` of them queued, until power and clock have settled.
 
     ``gpu`` has ``mark`` and ``synchronize``. After the window has closed, the spin kernel reads the effective clock
     while the load goes on. A load that has not settled after ``rule.longest_s`` is flagged ``unsettled``.
@@ -177,16 +187,19 @@ def hold_load(
     zero.synchronize()
     started_s = time.monotonic()
     marks, waiting = [zero], deque([zero])
-    seen, held = sampler.since(first), None
+    held, looked_s = None, started_s
     while held is None and time.monotonic() - started_s < rule.longest_s:
-        while len(waiting) < CHUNKS_AHEAD:
+        while len(waiting) < ahead:
             queue_chunk()
             marks.append(gpu.mark())
             waiting.append(marks[-1])
         waiting.popleft().synchronize()
         sampler.check()
-        seen = sampler.since(first)
-        held = find_settled_window(seen, started_s, rule)
+        now_s = time.monotonic()
+        if now_s - started_s >= rule.least_s and now_s - looked_s >= rule.look_s:
+            seen, looked_s = sampler.since(first), now_s
+            recent = seen.between(started_s + rule.linger_s, np.inf) if rule.linger_s else seen
+            held = find_settled_window(recent, started_s, rule)
     clock_hz = None
     if spinner is not None:
         queue_chunk()
@@ -196,10 +209,10 @@ def hold_load(
         clock_hz = spinner.clock_hz()
     gpu.synchronize()
     if held is None:
-        held = take_window(seen, started_s + rule.capped_settle_s, time.monotonic(), rule)
+        held = take_window(sampler.since(first), started_s + rule.capped_settle_s, time.monotonic(), rule)
         held = replace(held, flags=(*held.flags, "unsettled"))
     edges_s = started_s + np.array([zero.elapsed_time(mark) for mark in marks]) / 1e3
-    return HeldLoad(held, held.whole(edges_s), len(marks) - 1, clock_hz)
+    return HeldLoad(held, held.whole(edges_s), len(marks) - 1, clock_hz, started_s, tuple(marks))
 
 
 def await_clock(sampler: Sampler, least_hz: float, longest_s: float) -> bool:

@@ -21,205 +21,163 @@ ADDENDS = {  # about 1.414 and its negative: what fits into an instruction
 ADD32 = r"IADD3|IADD|VIADD|IMAD\.IADD"
 
 
-def integer(
-    name: str,
-    text: str,
-    opcodes: OpcodeCounts,
-    inputs: Callable[[int], tuple[str, ...]] = lambda i: (),
-    chains: int = CHAINS,
-    operation: str = "instruction",
+def integer_unit(
+    name: str, text: str, opcodes: OpcodeCounts, inputs: Callable[[int], list[str]] = lambda i: []
 ) -> BenchUnit:
-    """Chains of 32-bit registers ``x``; ``inputs(i)`` names further operands of step i."""
+    """Run chains of 32-bit registers; ``inputs(i)`` names further operands of step i, after the unit's own name."""
     p = name
-    declare = " ".join(f"unsigned {p}{i} = mixed(state + {i + 1}u);" for i in range(chains))
+    declare = " ".join(f"unsigned {p}{i} = mixed(state + {i + 1}u);" for i in range(CHAINS))
     declare += " " + " ".join(f"unsigned {p}_k{i} = mixed(state + {i + 101}u) | 1u;" for i in range(4))
     return BenchUnit(
         name,
         declare,
-        lambda i: asm(text, inout("r", f"{p}{i % chains}"), into("r", *(n.format(p=p) for n in inputs(i)))),
-        fold_of([f"{p}{i}" for i in range(chains)]),
+        lambda i: asm(text, inout("r", f"{p}{i % CHAINS}"), into("r", *(p + n for n in inputs(i)))),
+        " ^ ".join(f"{p}{i}" for i in range(CHAINS)),
         opcodes,
-        operation=operation,
     )
 
 
-def fold_of(names: list[str]) -> str:
-    """All of ``names`` in one unsigned expression."""
-    return " ^ ".join(names)
+def _ring(i: int, *steps: int) -> list[str]:
+    """Name the chains that lie ``steps`` after the one of step i."""
+    return [str((i + step) % CHAINS) for step in steps]
 
 
-def ring(*steps: int, chains: int = CHAINS) -> Callable[[int], tuple[str, ...]]:
-    """Names of the chains that lie ``steps`` after the one of step i."""
-    return lambda i: tuple("{p}" + str((i + step) % chains) for step in steps)
-
-
-def constants(count: int = 1) -> Callable[[int], tuple[str, ...]]:
-    """One of four constants a thread has, by turns."""
-    return lambda i: tuple("{p}_k" + str((i // CHAINS + n) % 4) for n in range(count))
+def _constant(i: int) -> str:
+    """Name one of four constants a thread has, by turns."""
+    return f"_k{i // CHAINS % 4}"
 
 
 def int_units() -> dict[str, BenchUnit]:
-    """32-bit and 64-bit integers."""
+    """Return units of 32-bit and 64-bit integers by name."""
     pair = "{{.reg .u32 t; {op}.b32 t, %0; xor.b32 %0, t, %1;}}"
-    units = [
-        integer("int32_add", "{.reg .s32 t; add.s32 t, %0, %1; add.s32 %0, t, %2;}", ((r"IADD3.*", 1),), ring(1, 3)),
-        integer("int32_mad", "mad.lo.s32 %0, %0, %1, %2;", ((r"IMAD", 1),), _mad_inputs),
-        integer("int32_mulhi", "mul.hi.u32 %0, %0, %1;", ((r"IMAD\.HI.*", 1),), constants()),
-        integer("int32_shift", "shf.l.wrap.b32 %0, %0, %1, %2;", ((r"SHF.*", 1),), _shift_inputs),
-        integer("int32_bit", "lop3.b32 %0, %0, %1, %2, 0x96;", ((r"LOP3.*", 1),), ring(1, 3)),
-        integer("int32_minmax", "", ((r"V?IMNMX3?.*", 1),), ring(1)),
-        integer("int32_popc", pair.format(op="popc"), ((r"POPC", 1), (r"LOP3.*", 1)), constants()),
-        integer(
-            "int32_clz",
-            "{.reg .u32 t; bfind.u32 t, %0; xor.b32 %0, t, %1;}",
-            ((r"FLO.*", 1), (r"LOP3.*", 1)),
-            constants(),
-        ),
-        integer("int32_brev", pair.format(op="brev"), ((r"BREV", 1), (r"LOP3.*", 1)), constants()),
-        integer("dp4a", "dp4a.s32.s32 %0, %1, %2, %0;", ((r"IDP.*", 1),), ring(1, 3), operation="dp4a"),
-        integer("misc_prmt", "prmt.b32 %0, %0, %1, %2;", ((r"PRMT", 1),), _prmt_inputs),
-        integer("misc_shuffle", "shfl.sync.bfly.b32 %0, %0, 5, 31, 0xffffffff;", ((r"SHFL.*", 1),)),
-    ]
-    found = {unit.name: unit for unit in units}
-    found["int32_minmax"] = _minmax(found["int32_minmax"])
-    found["int32_compare"] = compare()
-    found["misc_select"] = select()
-    found["int64_add"] = int64(
-        "int64_add", "add.s64 %0, %0, %1;", ((ADD32, 1), (r"IADD3\.X|IMAD\.X|UIADD3\.X|IADD\.?X?64?", 1))
-    )
-    found["int64_mul"] = int64(
-        "int64_mul", "mul.lo.s64 %0, %0, %1;", ((r"IMAD(\.WIDE.*)?", 3), (r"IADD3.*|IMAD\.IADD|VIADD", 1)), odd=True
-    )
+    find = "{.reg .u32 t; bfind.u32 t, %0; xor.b32 %0, t, %1;}"
+    add = "{.reg .s32 t; add.s32 t, %0, %1; add.s32 %0, t, %2;}"
+    forms: dict[str, tuple[str, OpcodeCounts, Callable[[int], list[str]]]] = {
+        "int32_add": (add, ((r"IADD3.*", 1),), lambda i: _ring(i, 1, 3)),
+        "int32_mad": ("mad.lo.s32 %0, %0, %1, %2;", ((r"IMAD", 1),), lambda i: [_constant(i), *_ring(i, 1)]),
+        "int32_mulhi": ("mul.hi.u32 %0, %0, %1;", ((r"IMAD\.HI.*", 1),), lambda i: [_constant(i)]),
+        "int32_shift": ("shf.l.wrap.b32 %0, %0, %1, %2;", ((r"SHF.*", 1),), lambda i: [*_ring(i, 1), _constant(i)]),
+        "int32_bit": ("lop3.b32 %0, %0, %1, %2, 0x96;", ((r"LOP3.*", 1),), lambda i: _ring(i, 1, 3)),
+        "int32_minmax": ("", ((r"V?IMNMX3?.*", 1),), lambda i: _ring(i, 1)),
+        "int32_popc": (pair.format(op="popc"), ((r"POPC", 1), (r"LOP3.*", 1)), lambda i: [_constant(i)]),
+        "int32_clz": (find, ((r"FLO.*", 1), (r"LOP3.*", 1)), lambda i: [_constant(i)]),
+        "int32_brev": (pair.format(op="brev"), ((r"BREV", 1), (r"LOP3.*", 1)), lambda i: [_constant(i)]),
+        "dp4a": ("dp4a.s32.s32 %0, %1, %2, %0;", ((r"IDP.*", 1),), lambda i: _ring(i, 1, 3)),
+        "misc_prmt": ("prmt.b32 %0, %0, %1, %2;", ((r"PRMT", 1),), lambda i: [*_ring(i, 1), "_k0"]),
+        "misc_shuffle": ("shfl.sync.bfly.b32 %0, %0, 5, 31, 0xffffffff;", ((r"SHFL.*", 1),), lambda i: []),
+    }
+    found = {name: integer_unit(name, *form) for name, form in forms.items()}
+    found["dp4a"] = replace(found["dp4a"], operation="dp4a")
+
+    def minimum_or_maximum(i: int) -> str:
+        p, op = "int32_minmax", "max" if (i // CHAINS) % 2 else "min"
+        return asm(f"{op}.s32 %0, %0, %1;", inout("r", f"{p}{i % CHAINS}"), into("r", f"{p}{(i + 1) % CHAINS}"))
+
+    found["int32_minmax"] = replace(found["int32_minmax"], step=minimum_or_maximum)
+    found["int32_compare"] = compare_unit()
+    found["misc_select"] = select_unit()
+    added: OpcodeCounts = ((ADD32, 1), (r"IADD3\.X|IMAD\.X|UIADD3\.X|IADD\.?X?64?", 1))
+    found["int64_add"] = int64_unit("int64_add", "add.s64 %0, %0, %1;", added)
+    multiplied: OpcodeCounts = ((r"IMAD(\.WIDE.*)?", 3), (r"IADD3.*|IMAD\.IADD|VIADD", 1))
+    found["int64_mul"] = int64_unit("int64_mul", "mul.lo.s64 %0, %0, %1;", multiplied, odd=True)
     return found
 
 
-def _mad_inputs(i: int) -> tuple[str, ...]:
-    return (*constants()(i), *ring(1)(i))
-
-
-def _shift_inputs(i: int) -> tuple[str, ...]:
-    return (*ring(1)(i), *constants()(i))
-
-
-def _prmt_inputs(i: int) -> tuple[str, ...]:
-    return (*ring(1)(i), "{p}_k0")
-
-
-def _minmax(unit: BenchUnit) -> BenchUnit:
-    p = unit.name
-
-    def step(i: int) -> str:
-        op = "max" if (i // CHAINS) % 2 else "min"
-        return asm(f"{op}.s32 %0, %0, %1;", inout("r", f"{p}{i % CHAINS}"), into("r", f"{p}{(i + 1) % CHAINS}"))
-
-    return BenchUnit(p, unit.declare, step, unit.fold, unit.opcodes)
-
-
-def select() -> BenchUnit:
-    """Selections by two conditions in turn."""
+def select_unit() -> BenchUnit:
+    """Select by three conditions in turn."""
     p = "misc_select"
-    base = integer(p, "", ())
+    base = integer_unit(p, "", ((r"F?SEL", 1),))
 
     def step(i: int) -> str:
         text = "{.reg .pred q; setp.ne.u32 q, %2, 0; selp.b32 %0, %0, %1, q;}"
         return asm(text, inout("r", f"{p}{i % CHAINS}"), into("r", f"{p}{(i + 1) % CHAINS}", f"{p}_q{i % 3}"))
 
-    declare = base.declare + " " + " ".join(f"const unsigned {p}_q{n} = state & {1 << n}u;" for n in range(3))
-    return BenchUnit(p, declare, step, base.fold, ((r"F?SEL", 1),))
+    flags = " ".join(f"const unsigned {p}_q{n} = state & {1 << n}u;" for n in range(3))
+    return replace(base, declare=f"{base.declare} {flags}", step=step)
 
 
-def compare() -> BenchUnit:
-    """Comparisons into predicates; all of a loop body in one statement, because predicates cannot leave one."""
+def compare_unit() -> BenchUnit:
+    """Compare into predicates, which go back to a register at once because they cannot leave a statement."""
     p, preds = "int32_compare", 6
-    base = integer(p, "", ())
+    base = integer_unit(p, "", ((r"ISETP.*", 1),))
     pairs = [(i, j) for i in range(CHAINS) for j in range(CHAINS) if i != j]
 
     def step(i: int) -> str:
         x, y = pairs[(i * 5) % len(pairs)]
-        q = i % preds
-        return (
-            'asm volatile("{.reg .pred q; setp.ne.u32 q, %0, 0; setp.lt.xor.s32 q, %1, %2, q; selp.u32 %0, 1, 0, q;}"'
-            f' : "+r"({p}_q{q}) : "r"({p}{x}), "r"({p}{y}));'
-        )
+        text = "{.reg .pred q; setp.ne.u32 q, %0, 0; setp.lt.xor.s32 q, %1, %2, q; selp.u32 %0, 1, 0, q;}"
+        return asm(text, inout("r", f"{p}_q{i % preds}"), into("r", f"{p}{x}", f"{p}{y}"))
 
-    declare = base.declare + " " + " ".join(f"unsigned {p}_q{n} = 0u;" for n in range(preds))
-    fold = base.fold + " ^ " + fold_of([f"({p}_q{n} << {n})" for n in range(preds)])
-    return BenchUnit(p, declare, step, fold, ((r"ISETP.*", 1),), around=((r"SEL|ISETP.*", 2.0 * preds),))
+    declare = f"{base.declare} " + " ".join(f"unsigned {p}_q{n} = 0u;" for n in range(preds))
+    fold = f"{base.fold} ^ " + " ^ ".join(f"({p}_q{n} << {n})" for n in range(preds))
+    return replace(base, declare=declare, step=step, fold=fold, around=((r"SEL|ISETP.*", 2.0 * preds),))
 
 
-def int64(name: str, text: str, opcodes: OpcodeCounts, inputs: int = 1, odd: bool = False) -> BenchUnit:
-    """Chains of 64-bit integers in a ring; ``odd`` ones have products that stay odd and never become zero."""
+def int64_unit(name: str, text: str, opcodes: OpcodeCounts, odd: bool = False) -> BenchUnit:
+    """Run chains of 64-bit integers in a ring; ``odd`` ones have products that stay odd and never become zero."""
     p = name
     declare = " ".join(
         f"u64 {p}{i} = ((u64)mixed(state + {i + 1}u) << 32) | mixed(state + {i + 51}u){' | 1u' * odd};"
         for i in range(CHAINS)
     )
+    return BenchUnit(
+        p,
+        declare,
+        lambda i: asm(text, inout("l", f"{p}{i % CHAINS}"), into("l", f"{p}{(i + 1) % CHAINS}")),
+        " ^ ".join(f"(unsigned)({p}{i} ^ ({p}{i} >> 32))" for i in range(CHAINS)),
+        opcodes,
+        operation="operation",
+        around=((r"MOV|CALL.*", 8.0),),
+    )
 
-    def step(i: int) -> str:
-        others = [f"{p}{(i + 1 + 2 * n) % CHAINS}" for n in range(inputs)]
-        return asm(text, inout("l", f"{p}{i % CHAINS}"), into("l", *others))
 
-    fold = " ^ ".join(f"(unsigned)({p}{i} ^ ({p}{i} >> 32))" for i in range(CHAINS))
-    return BenchUnit(p, declare, step, fold, opcodes, operation="operation", around=((r"MOV|CALL.*", 8.0),))
-
-
-def floating(
+def float_unit(
     name: str,
     kind: str,
     text: str,
     opcodes: OpcodeCounts,
     form: str = "fma",
-    chains: int = CHAINS,
     flop: float = 1.0,
     operation: str = "instruction",
 ) -> BenchUnit:
-    """Chains of floating-point registers. ``form``: fma (x·a+b, x·c+d, with a·c near -1), mul (x·a, x/a),
-    add (x+a, x-a), turn (by a) or own (x alone)."""
+    """Run chains of floating-point registers.
+
+    ``form``: fma (x·a+b, x·c+d, with a·c near -1), mul (x·a, x/a), add (x+a, x-a), turn (by a) or own (x alone).
+    """
     p = name
-    declare, constraint, fold = _float_registers(p, kind, chains)
+    declare, letter, fold = _declare_floats(p, kind, CHAINS)
+    operands = {"fma": ("ab", "cd"), "mul": ("a", "r"), "add": ("b", "m"), "turn": ("b", "b"), "own": ("", "")}[form]
 
     def step(i: int) -> str:
-        odd = (i // chains) % 2
-        names = {
-            "fma": ([f"{p}_c", f"{p}_d"] if odd else [f"{p}_a", f"{p}_b"]),
-            "mul": [f"{p}_r" if odd else f"{p}_a"],
-            "add": [f"{p}_m" if odd else f"{p}_b"],
-            "turn": [f"{p}_b"],
-            "own": [],
-        }[form]
-        return asm(text, inout(constraint, f"{p}{i % chains}"), into(constraint, *names))
+        names = [f"{p}_{n}" for n in operands[i // CHAINS % 2]]
+        return asm(text, inout(letter, f"{p}{i % CHAINS}"), into(letter, *names))
 
     return BenchUnit(p, declare, step, fold, opcodes, flop=flop, operation=operation)
 
 
-def sums(name: str, kind: str, opcode: str) -> BenchUnit:
-    """Additions of two registers that both change: x + y, then y - x, in pairs of chains.
+def sum_unit(name: str, kind: str, opcode: str) -> BenchUnit:
+    """Add two registers that both change: x + y, then y - x, in pairs of chains.
 
     (x, y) -> (x + y, -x) comes back after six rounds but for rounding, so values stay bounded, and no operand is
     held as a constant addend would be.
     """
     p = name
-    declare, letter, fold = _float_registers(p, kind, CHAINS)
+    declare, letter, fold = _declare_floats(p, kind, CHAINS)
 
     def step(i: int) -> str:
-        to, sign = turned(i)
-        return asm(
-            f"{'sub' if sign < 0 else 'add'}.rn.{kind} %0, %0, %1;",
-            inout(letter, f"{p}{to}"),
-            into(letter, f"{p}{to ^ 1}"),
-        )
+        to, way = _turn_pair(i)
+        return asm(f"{way}.rn.{kind} %0, %0, %1;", inout(letter, f"{p}{to}"), into(letter, f"{p}{to ^ 1}"))
 
     return BenchUnit(p, declare, step, fold, ((opcode, 1),), flop=1.0)
 
 
-def turned(i: int, chains: int = CHAINS) -> tuple[int, float]:
-    """The chain of step i and the sign of its neighbour: x0 + x1, x2 + x3, ..., then x1 - x0, x3 - x2, ..."""
-    half = i // (chains // 2) % 2
-    return i % (chains // 2) * 2 + half, -1.0 if half else 1.0
+def _turn_pair(i: int) -> tuple[int, str]:
+    """Return the chain of step i and what it does: x0 + x1, x2 + x3, ..., then x1 - x0, x3 - x2, ..."""
+    half = i // (CHAINS // 2) % 2
+    return i % (CHAINS // 2) * 2 + half, "sub" if half else "add"
 
 
 def multiply_adds(name: str, kind: str = "f32", chains: int = CHAINS) -> BenchUnit:
-    """Multiply-adds that wait for no register bank: x·a+b for ``HELD`` steps, then x·r-b, r near 1/a.
+    """Multiply and add without waiting for a register bank: x·a+b for ``HELD`` steps, then x·r-b, r near 1/a.
 
     The multiplier changes rarely, so the assembler holds it; the last round with r is negated, so chains go
     back and forth and stay bounded. Where the assembler lets go of what it holds (doubles every few
@@ -227,8 +185,8 @@ def multiply_adds(name: str, kind: str = "f32", chains: int = CHAINS) -> BenchUn
     """
     p, wide = name, kind == "f64"
     stated = wide or chains < CHAINS
-    type_, letter = ("double", "d") if wide else ("float", "f")
-    declare, _, fold = _float_registers(p, kind, chains)
+    type_ = "double" if wide else "float"
+    declare, letter, fold = _declare_floats(p, kind, chains)
     declare += f" const {type_} {p}_g = ({type_})1 + ({p}_a - ({type_})1) * ({type_})0.0625;"
     declare += f" const {type_} {p}_i = ({type_})0.99999 / {p}_g;"
 
@@ -244,138 +202,107 @@ def multiply_adds(name: str, kind: str = "f32", chains: int = CHAINS) -> BenchUn
     return BenchUnit(p, declare, step, fold, ((r"DFMA" if wide else r"FFMA", 1),), flop=2.0)
 
 
-def _float_registers(p: str, kind: str, chains: int) -> tuple[str, str, str]:
-    """Declarations, constraint letter and folding expression of a kind of register."""
+def _declare_floats(p: str, kind: str, chains: int) -> tuple[str, str, str]:
+    """Return declarations, constraint letter and folding expression of a kind of register.
+
+    Packed pairs lie between 1 and 2 (random mantissa); their a is such a pair, and c about -1/a of it.
+    """
     if kind in ("f16x2", "bf16x2"):
-        return _half_registers(p, kind, chains)
-    wide = kind == "f64"
-    type_, letter = ("double", "d") if wide else ("float", "f")
+        one, mask, a, minus = {  # a is about 1.39 and 1.41, c about -0.71 and -0.70: a times c is above -1
+            "f16x2": ("0x3c003c00u", "0x03ff03ffu", "0x3d8e3d8eu", "0xb9b0b9b0u"),
+            "bf16x2": ("0x3f803f80u", "0x007f007fu", "0x3fb43fb4u", "0xbf33bf33u"),
+        }[kind]
+        lines = [f"unsigned {p}{i} = {one} | (mixed(state + {i + 1}u) & {mask});" for i in range(chains)]
+        lines += [f"const unsigned {p}_a = {a} ^ (seed == 7u), {p}_b = {one} | (mixed(state + 78u) & {mask});"]
+        lines += [f"const unsigned {p}_c = {minus} ^ (seed == 7u), {p}_d = {p}_b ^ 0x80008000u;"]
+        return " ".join(lines), "r", " ^ ".join(f"{p}{i}" for i in range(chains))
+    type_, letter = ("double", "d") if kind == "f64" else ("float", "f")
     lines = [f"{type_} {p}{i} = unit_float(mixed(state + {i + 1}u));" for i in range(chains)]
-    lines += [
-        f"const {type_} {p}_a = unit_float(mixed(state + 77u));",
-        f"const {type_} {p}_b = unit_float(mixed(state + 78u));",
-        f"const {type_} {p}_r = ({type_})0.99999 / {p}_a, {p}_c = -{p}_r, {p}_d = -{p}_b, {p}_m = -{p}_b;",
-    ]
-    bits = (
-        "(unsigned)__double_as_longlong({0}) ^ (unsigned)(__double_as_longlong({0}) >> 32)"
-        if wide
-        else "__float_as_uint({0})"
-    )
+    lines += [f"const {type_} {p}_{n} = unit_float(mixed(state + {m}u));" for n, m in (("a", 77), ("b", 78))]
+    lines += [f"const {type_} {p}_r = ({type_})0.99999 / {p}_a, {p}_c = -{p}_r, {p}_d = -{p}_b, {p}_m = -{p}_b;"]
+    bits = "__float_as_uint({0})"
+    if kind == "f64":
+        bits = "(unsigned)__double_as_longlong({0}) ^ (unsigned)(__double_as_longlong({0}) >> 32)"
     fold = " ^ ".join(bits.format(f"{p}{i}") for i in range(chains))
     return " ".join(lines) + f" (void){p}_d; (void){p}_m; (void){p}_r; (void){p}_c;", letter, fold
 
 
-def _half_registers(p: str, kind: str, chains: int) -> tuple[str, str, str]:
-    """Packed pairs between 1 and 2 (random mantissa); a is such a pair, c about -1/a of it."""
-    one, mask = ("0x3c003c00u", "0x03ff03ffu") if kind == "f16x2" else ("0x3f803f80u", "0x007f007fu")
-    minus = "0xb9b0b9b0u" if kind == "f16x2" else "0xbf33bf33u"  # about -0.71 and -0.70; a times it is above -1
-    a = "0x3d8e3d8eu" if kind == "f16x2" else "0x3fb43fb4u"  # about 1.39 and 1.41
-    lines = [f"unsigned {p}{i} = {one} | (mixed(state + {i + 1}u) & {mask});" for i in range(chains)]
-    lines += [
-        f"const unsigned {p}_a = {a} ^ (seed == 7u), {p}_b = {one} | (mixed(state + 78u) & {mask});",
-        f"const unsigned {p}_c = {minus} ^ (seed == 7u), {p}_d = {p}_b ^ 0x80008000u;",
-    ]
-    return " ".join(lines), "r", " ^ ".join(f"{p}{i}" for i in range(chains))
-
-
 def float_units() -> dict[str, BenchUnit]:
-    """fp32, fp64, packed halves and special functions."""
+    """Return units of fp32, fp64, packed halves and special functions by name."""
+    reciprocal = "{.reg .f32 t; rcp.approx.ftz.f32 t, %0; add.rn.ftz.f32 %0, t, %1;}"
+    logarithm = "{.reg .f32 t; lg2.approx.ftz.f32 t, %0; ex2.approx.ftz.f32 %0, t;}"
+    # 7.5 sin x + b is chaotic; the sine alone goes to zero
+    sine = "{.reg .f32 t; sin.approx.ftz.f32 t, %0; fma.rn.ftz.f32 %0, t, 0f40F00000, %1;}"
+    sine_codes: OpcodeCounts = ((r"MUFU\.SIN", 1), (r"FMUL.*", 1), (r"FFMA.*", 1))
     units = [
-        sums("fp32_add", "f32", r"FADD"),
-        floating("fp32_mul", "f32", "mul.rn.f32 %0, %0, %1;", ((r"FMUL", 1),), "mul"),
+        sum_unit("fp32_add", "f32", r"FADD"),
+        float_unit("fp32_mul", "f32", "mul.rn.f32 %0, %0, %1;", ((r"FMUL", 1),), "mul"),
         multiply_adds("fp32_fma"),
-        sums("fp64_add", "f64", r"DADD"),
-        floating("fp64_mul", "f64", "mul.rn.f64 %0, %0, %1;", ((r"DMUL", 1),), "mul"),
+        sum_unit("fp64_add", "f64", r"DADD"),
+        float_unit("fp64_mul", "f64", "mul.rn.f64 %0, %0, %1;", ((r"DMUL", 1),), "mul"),
         multiply_adds("fp64_fma", "f64"),
-        floating("fp16x2_fma", "f16x2", "fma.rn.f16x2 %0, %0, %1, %2;", ((r"HFMA2.*", 1),), flop=4.0),
-        floating("bf16x2_fma", "bf16x2", "fma.rn.bf16x2 %0, %0, %1, %2;", ((r"HFMA2.*", 1),), flop=4.0),
-        floating(
-            "fp32_rcp",
-            "f32",
-            "{.reg .f32 t; rcp.approx.ftz.f32 t, %0; add.rn.ftz.f32 %0, t, %1;}",
-            ((r"MUFU\.RCP", 1), (r"FADD.*", 1)),
-            "add",
-        ),
-        floating(
-            "fp32_exp2_log2",
-            "f32",
-            "{.reg .f32 t; lg2.approx.ftz.f32 t, %0; ex2.approx.ftz.f32 %0, t;}",
-            ((r"MUFU\.(LG2|EX2)", 2),),
-            "own",
-            operation="pair",
-        ),
-        floating(  # 7.5 sin x + b is chaotic; the sine alone goes to zero
-            "fp32_sin",
-            "f32",
-            "{.reg .f32 t; sin.approx.ftz.f32 t, %0; fma.rn.ftz.f32 %0, t, 0f40F00000, %1;}",
-            ((r"MUFU\.SIN", 1), (r"FMUL.*", 1), (r"FFMA.*", 1)),
-            "turn",
-            operation="operation",
-        ),
+        float_unit("fp16x2_fma", "f16x2", "fma.rn.f16x2 %0, %0, %1, %2;", ((r"HFMA2.*", 1),), flop=4.0),
+        float_unit("bf16x2_fma", "bf16x2", "fma.rn.bf16x2 %0, %0, %1, %2;", ((r"HFMA2.*", 1),), flop=4.0),
+        float_unit("fp32_rcp", "f32", reciprocal, ((r"MUFU\.RCP", 1), (r"FADD.*", 1)), "add"),
+        float_unit("fp32_exp2_log2", "f32", logarithm, ((r"MUFU\.(LG2|EX2)", 2),), "own", operation="pair"),
+        float_unit("fp32_sin", "f32", sine, sine_codes, "turn", operation="operation"),
     ]
     return {unit.name: unit for unit in units}
 
 
 def register_fmas() -> dict[str, BenchUnit]:
-    """Multiply-adds of three registers whose multiplier changes every round: they meet bank conflicts."""
+    """Return multiply-adds of three registers whose multiplier changes every round: they meet bank conflicts."""
     return {
-        "fp32_fma": floating("fp32_fma", "f32", "fma.rn.f32 %0, %0, %1, %2;", ((r"FFMA", 1),), flop=2.0),
-        "fp64_fma": floating("fp64_fma", "f64", "fma.rn.f64 %0, %0, %1, %2;", ((r"DFMA", 1),), flop=2.0),
+        "fp32_fma": float_unit("fp32_fma", "f32", "fma.rn.f32 %0, %0, %1, %2;", ((r"FFMA", 1),), flop=2.0),
+        "fp64_fma": float_unit("fp64_fma", "f64", "fma.rn.f64 %0, %0, %1, %2;", ((r"DFMA", 1),), flop=2.0),
     }
 
 
-def division(name: str, text: str, opcodes: OpcodeCounts, denormal: bool) -> BenchUnit:
-    """x = a / x, which goes back and forth between x and a / x; with a denormal a every other result is denormal."""
+def division_unit(name: str, text: str, opcodes: OpcodeCounts, denormal: bool) -> BenchUnit:
+    """Compute x = a / x, back and forth between x and a / x; a denormal a makes every other result denormal."""
     p, chains = name, 4
-    numerator = (
-        "__uint_as_float(0x00200000u | (mixed(state + 90u) >> 12))" if denormal else "unit_float(mixed(state + 90u))"
-    )
+    small = "__uint_as_float(0x00200000u | (mixed(state + 90u) >> 12))"
     declare = " ".join(f"float {p}{i} = unit_float(mixed(state + {i + 1}u));" for i in range(chains))
-    declare += f" const float {p}_n = {numerator};"
-    fold = " ^ ".join(f"__float_as_uint({p}{i})" for i in range(chains))
+    declare += f" const float {p}_n = {small if denormal else 'unit_float(mixed(state + 90u))'};"
     return BenchUnit(
         p,
         declare,
         lambda i: asm(text, inout("f", f"{p}{i % chains}"), into("f", f"{p}_n")),
-        fold,
+        " ^ ".join(f"__float_as_uint({p}{i})" for i in range(chains)),
         opcodes,
         operation="division",
         around=((r"MOV|IMAD\.MOV.*", 4.0),),
     )
 
 
-def conversion(name: str, text: str, opcodes: OpcodeCounts, per_step: int = 2) -> BenchUnit:
-    """A float there and back through another format."""
+def conversion_unit(name: str, text: str, opcodes: OpcodeCounts) -> BenchUnit:
+    """Convert a float to another format and back."""
     p = name
-    declare = " ".join(f"float {p}{i} = 1.0e3f * unit_float(mixed(state + {i + 1}u));" for i in range(CHAINS))
-    fold = " ^ ".join(f"__float_as_uint({p}{i})" for i in range(CHAINS))
     return BenchUnit(
         p,
-        declare,
+        " ".join(f"float {p}{i} = 1.0e3f * unit_float(mixed(state + {i + 1}u));" for i in range(CHAINS)),
         lambda i: asm(text, inout("f", f"{p}{i % CHAINS}")),
-        fold,
+        " ^ ".join(f"__float_as_uint({p}{i})" for i in range(CHAINS)),
         opcodes,
-        per_step=per_step,
+        per_step=2,
         operation="conversion",
     )
 
 
-def turning_conversion(name: str, there: str, back: str, register: str, opcodes: OpcodeCounts) -> BenchUnit:
-    """A float there and back, then added to its neighbour as in ``sums``: no value comes twice in a row."""
-    plain = conversion(name, "", (*opcodes, (r"FADD", 1)))
+def turning_conversion_unit(name: str, there: str, back: str, register: str, opcodes: OpcodeCounts) -> BenchUnit:
+    """Convert a float there and back, then add it to its neighbour as ``sum_unit`` does: no value comes twice."""
 
     def step(i: int) -> str:
-        to, sign = turned(i)
-        add = "sub" if sign < 0 else "add"
-        text = f"{{.reg .{register} t; .reg .f32 u; {there} t, %0; {back} u, t; {add}.rn.f32 %0, u, %1;}}"
+        to, way = _turn_pair(i)
+        text = f"{{.reg .{register} t; .reg .f32 u; {there} t, %0; {back} u, t; {way}.rn.f32 %0, u, %1;}}"
         return asm(text, inout("f", f"{name}{to}"), into("f", f"{name}{to ^ 1}"))
 
-    return replace(plain, step=step)
+    return replace(conversion_unit(name, "", (*opcodes, (r"FADD", 1))), step=step)
 
 
-def integer_conversion(name: str, opcodes: OpcodeCounts) -> BenchUnit:
-    """A float to an integer of 32 bits, a linear congruential step, and back to a float: all bits are random."""
-    plain = conversion(name, "", (*opcodes, (r"IMAD", 1)))
+def integer_conversion_unit(name: str, opcodes: OpcodeCounts) -> BenchUnit:
+    """Convert a float to 32 bits, take a linear congruential step, and convert back: all bits are random."""
+    plain = conversion_unit(name, "", (*opcodes, (r"IMAD", 1)))
     text = "{.reg .s32 t; cvt.rzi.s32.f32 t, %0; mad.lo.s32 t, t, %1, %2; cvt.rn.f32.s32 %0, t;}"
     declare = f" const unsigned {name}_k = (mixed(state + 77u) & ~7u) | 5u, {name}_c = mixed(state + 78u) | 1u;"
     return replace(
@@ -385,28 +312,26 @@ def integer_conversion(name: str, opcodes: OpcodeCounts) -> BenchUnit:
     )
 
 
-def moves(count: int) -> BenchUnit:
-    """Registers that change places at the end of each iteration: only moves can do that across a loop.
+def move_unit(count: int) -> BenchUnit:
+    """Let registers change places at the end of each iteration: only moves can do that across a loop.
 
     A rotation of 64 registers takes 73 of them, as the disassembly shows.
     """
     p = "misc_move"
-    declare = " ".join(f"unsigned {p}{i} = mixed(state + {i + 1}u);" for i in range(count))
     rotated = f"{{ const unsigned t = {p}0; " + " ".join(f"{p}{i} = {p}{i + 1};" for i in range(count - 1))
-    rotated += f" {p}{count - 1} = t; }}"
     return BenchUnit(
         p,
-        declare,
+        " ".join(f"unsigned {p}{i} = mixed(state + {i + 1}u);" for i in range(count)),
         lambda i: "",
-        fold_of([f"{p}{i} * {2 * i + 1}u" for i in range(count)]),
+        " ^ ".join(f"{p}{i} * {2 * i + 1}u" for i in range(count)),
         ((r"MOV|IMAD\.MOV.*|UMOV", 1.0),),
-        advance=rotated,
+        advance=f"{rotated} {p}{count - 1} = t; }}",
         operation="move",
     )
 
 
-def branches() -> BenchUnit:
-    """A loop with one multiply-add in it: an addition, a comparison and a taken branch for each."""
+def branch_unit() -> BenchUnit:
+    """Loop with one multiply-add in it: an addition, a comparison and a taken branch for each."""
     p = "control_branch"
     return BenchUnit(
         p,

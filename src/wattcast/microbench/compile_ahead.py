@@ -14,7 +14,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -117,27 +116,21 @@ def main() -> int:
     parser.add_argument("count", type=int)
     parser.add_argument("names", nargs="*")
     options = parser.parse_args()
-    mine = [b for b in find_benchmarks(options.names) if b.supported(options.architecture)][
-        options.place :: options.count
-    ]
-    for benchmark in mine:
+    supported = [b for b in find_benchmarks(options.names) if b.supported(options.architecture)]
+    for benchmark in supported[options.place :: options.count]:
         path = options.folder / cubin_name(benchmark, options.architecture)
         if path.exists():
             continue
-        with contextlib.suppress(WattcastError), _claimed(path):  # the campaign reports what does not compile
+        claim_path(path).touch()
+        try:
             part = path.with_suffix(f".{os.getpid()}")
             part.write_bytes(compile_cubin(benchmark.source, options.architecture, f"{benchmark.name}.cu"))
             part.rename(path)
+        except WattcastError:
+            pass  # the campaign reports what does not compile
+        finally:
+            claim_path(path).unlink(missing_ok=True)
     return 0
-
-
-@contextlib.contextmanager
-def _claimed(path: Path) -> Iterator[None]:
-    claim_path(path).touch()
-    try:
-        yield
-    finally:
-        claim_path(path).unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

@@ -8,12 +8,12 @@ of the buffer.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
-from wattcast.microbench.unit_source import SINK_WORDS, BenchUnit, OpcodeCounts, asm, into
+from wattcast.microbench.unit_source import SINK_WORDS, BenchUnit, OpcodeCounts, asm, into, out_of, vector
 
-REGISTERS = {1: ("u8", "r", 1), 2: ("u16", "r", 1), 4: ("u32", "r", 1), 8: ("v2.u32", "r", 2), 16: ("v4.u32", "r", 4)}
+KINDS = {1: ("u8", 1), 2: ("u16", 1), 4: ("u32", 1), 8: ("v2.u32", 2), 16: ("v4.u32", 4)}  # width: PTX type, words
+READ_ONCE = "ld.global.nc.L1::no_allocate"
 ADDRESS: OpcodeCounts = (
     (r"IMAD.*|LEA.*|U?IADD.*|VIADD.*|U?ISETP.*|SEL|MOV|UIMAD.*|ULEA.*|USEL|UMOV|U?LDCU?.*|R2UR.*|U?PLOP3.*", 13.0),
 )
@@ -23,52 +23,11 @@ PACE: OpcodeCounts = (  # waiting for a moment
     (r"NANOSLEEP.*|CS2R.*|S2U?R|BRA.*|BSSY.*|BSYNC.*|BREAK.*|BAR.*|WARPSYNC.*|CALL.*|NOP|YIELD", 12.0),
     (r"ISETP.*|IADD.*|VIADD.*|IMAD.*|MOV|SHF.*|U?LDCU?.*|PLOP3.*", 20.0),
 )
-TURN = (r"LOP3.*|SHF.*|IMAD.*", 16.0)  # what ``turn`` becomes
+CHANGE = (r"LOP3.*|SHF.*|IMAD.*", 16.0)  # what ``change_quads`` becomes
 
 
-def stream(
-    name: str,
-    steps: int,
-    width: int = 16,
-    threads: int = 512,
-    read: str = "ld.global.nc.L1::no_allocate",
-    lanes: int = 32,
-) -> BenchUnit:
-    """Loads of ``width`` bytes; groups of ``lanes`` neighbours are contiguous, groups lie 128 bytes apart."""
-    p, (kind, _, words) = name, REGISTERS[width]
-    row = threads * width
-    place = f"threadIdx.x * {width}u"
-    if lanes < 32:  # a group's place in its own 128-byte line; lines of a warp follow each other
-        place = f"(threadIdx.x / {lanes}u) * 128u + (threadIdx.x % {lanes}u) * {width}u"
-        row = threads // lanes * 128
-    chunk = steps * row
-    declare = walk(p, "a", chunk, place) + " " + " ".join(f"unsigned {p}_s{n} = 0u;" for n in range(2))
-    declare += " " + " ".join(f"unsigned {p}{i}_{w};" for i in range(steps) for w in range(words))
-
-    def step(i: int) -> str:
-        names = [f"{p}{i}_{w}" for w in range(words)]
-        to = "{" + ", ".join(f"%{w}" for w in range(words)) + "}" if words > 1 else "%0"
-        outs = ", ".join(f'"=r"({n})' for n in names)
-        return asm(f"{read}.{kind} {to}, [%{words} + {i * row}];", outs, into("l", f"{p}_at"))
-
-    taken = [f"{p}{i}_{w}" for i in range(steps) for w in range(words)]
-    advance = " ".join(f"{p}_s{n // 2 % 2} ^= {' ^ '.join(taken[n : n + 2])};" for n in range(0, len(taken), 2))
-    return BenchUnit(
-        p,
-        declare,
-        step,
-        f"{p}_s0 ^ {p}_s1",
-        ((r"LDG.*", 1), (FOLD, words / 2)),
-        advance=f"{advance} {go(p, chunk)}",
-        around=ADDRESS,
-        operation="load",
-        byte=float(width),
-        chunk=chunk,
-    )
-
-
-def walk(p: str, buffer: str, chunk: int, place: str = "threadIdx.x * 16u") -> str:
-    """Declarations of a walk through ``buffer``."""
+def declare_walk(p: str, buffer: str, chunk: int, place: str = "threadIdx.x * 16u") -> str:
+    """Write the declarations of a walk through ``buffer``."""
     return (
         f"const unsigned {p}_chunks = (unsigned)(bytes / {chunk}ull), {p}_step = gridDim.x % {p}_chunks; "
         f"unsigned {p}_k = blockIdx.x % {p}_chunks; "
@@ -77,57 +36,97 @@ def walk(p: str, buffer: str, chunk: int, place: str = "threadIdx.x * 16u") -> s
     )
 
 
-def go(p: str, chunk: int) -> str:
-    """On to the block's next chunk, by the grid's remainder: it may be larger than the buffer has chunks."""
+def advance_walk(p: str, chunk: int) -> str:
+    """Go on to the block's next chunk, by the grid's remainder: it may be larger than the buffer has chunks."""
     return (
         f"{p}_k += {p}_step; if ({p}_k >= {p}_chunks) {p}_k -= {p}_chunks; "
         f"{p}_at = {p}_base + (u64){p}_k * {chunk}ull;"
     )
 
 
-def store(name: str, steps: int, width: int = 16, threads: int = 512, write: str = "st.global") -> BenchUnit:
-    """Stores of ``width`` bytes, random and different in every iteration."""
-    p, (kind, _, words) = name, REGISTERS[width]
-    row = threads * width
-    chunk = steps * row
-    declare = walk(p, "b", chunk, f"threadIdx.x * {width}u")
-    declare += " " + quads(p)
+def name_words(p: str, steps: int, words: int) -> list[str]:
+    """Name the registers of all steps of a loop body."""
+    return [f"{p}{i}_{w}" for i in range(steps) for w in range(words)]
+
+
+def declare_words(p: str, steps: int, words: int) -> str:
+    """Declare those registers."""
+    return " ".join(f"unsigned {name};" for name in name_words(p, steps, words))
+
+
+def fold_words(p: str, steps: int, words: int) -> str:
+    """Fold them in pairs into two sums in turn."""
+    taken = name_words(p, steps, words)
+    return " ".join(f"{p}_s{n // 2 % 2} ^= {' ^ '.join(taken[n : n + 2])};" for n in range(0, len(taken), 2))
+
+
+def declare_quads(p: str) -> str:
+    """Declare two sets of four random words to store, in turn."""
+    return " ".join(f"unsigned {p}q{n}_{w} = mixed(state + {4 * n + w + 1}u);" for n in range(2) for w in range(4))
+
+
+def change_quads(p: str) -> str:
+    """Change them, so that no iteration stores what the one before did."""
+    return " ".join(f"{p}q{n}_{w} ^= {p}q{1 - n}_{w} << 1;" for n in range(2) for w in range(4))
+
+
+def name_quad(p: str, step: int, words: int = 4) -> list[str]:
+    """Name the words that a step stores."""
+    return [f"{p}q{step % 2}_{w}" for w in range(words)]
+
+
+def stream_unit(
+    name: str, steps: int, width: int = 16, threads: int = 512, read: str = READ_ONCE, lanes: int = 32
+) -> BenchUnit:
+    """Load ``width`` bytes a thread; groups of ``lanes`` neighbours are contiguous, groups lie 128 bytes apart."""
+    p, (kind, words) = name, KINDS[width]
+    row, place = threads * width, f"threadIdx.x * {width}u"
+    if lanes < 32:  # a group's place in its own 128-byte line; lines of a warp follow each other
+        row = threads // lanes * 128
+        place = f"(threadIdx.x / {lanes}u) * 128u + (threadIdx.x % {lanes}u) * {width}u"
+    sums = f"unsigned {p}_s0 = 0u; unsigned {p}_s1 = 0u;"
 
     def step(i: int) -> str:
-        names = [f"{p}q{i % 2}_{w}" for w in range(words)]
-        what = "{" + ", ".join(f"%{w + 1}" for w in range(words)) + "}" if words > 1 else "%1"
-        return asm(f"{write}.{kind} [%0 + {i * row}], {what};", "", f"{into('l', f'{p}_at')}, {into('r', *names)}")
+        text = f"{read}.{kind} {vector(words)}, [%{words} + {i * row}];"
+        return asm(text, out_of(*(f"{p}{i}_{w}" for w in range(words))), into("l", f"{p}_at"))
 
     return BenchUnit(
         p,
-        declare,
+        f"{declare_walk(p, 'a', steps * row, place)} {sums} {declare_words(p, steps, words)}",
         step,
-        quads_fold(p),
+        f"{p}_s0 ^ {p}_s1",
+        ((r"LDG.*", 1), (FOLD, words / 2)),
+        advance=f"{fold_words(p, steps, words)} {advance_walk(p, steps * row)}",
+        around=ADDRESS,
+        operation="load",
+        byte=float(width),
+        chunk=steps * row,
+    )
+
+
+def store_unit(name: str, steps: int, width: int = 16, threads: int = 512) -> BenchUnit:
+    """Store ``width`` bytes a thread, random and different in every iteration."""
+    p, (kind, words), row = name, KINDS[width], threads * width
+
+    def step(i: int) -> str:
+        ins = f"{into('l', f'{p}_at')}, {into('r', *name_quad(p, i, words))}"
+        return asm(f"st.global.{kind} [%0 + {i * row}], {vector(words, 1)};", "", ins)
+
+    return BenchUnit(
+        p,
+        f"{declare_walk(p, 'b', steps * row, f'threadIdx.x * {width}u')} {declare_quads(p)}",
+        step,
+        " ^ ".join(name_quad(p, 0) + name_quad(p, 1)),
         ((r"STG.*", 1),),
-        advance=f"{turn(p)} {go(p, chunk)}",
-        around=(*ADDRESS, TURN),
+        advance=f"{change_quads(p)} {advance_walk(p, steps * row)}",
+        around=(*ADDRESS, CHANGE),
         operation="store",
         byte=float(width),
     )
 
 
-def quads(p: str) -> str:
-    """Two sets of four random words to store, in turn."""
-    return " ".join(f"unsigned {p}q{n}_{w} = mixed(state + {4 * n + w + 1}u);" for n in range(2) for w in range(4))
-
-
-def turn(p: str) -> str:
-    """Change them, so that no iteration stores what the one before did."""
-    return " ".join(f"{p}q{n}_{w} ^= {p}q{1 - n}_{w} << 1;" for n in range(2) for w in range(4))
-
-
-def quads_fold(p: str) -> str:
-    """All of them in one expression."""
-    return " ^ ".join(f"{p}q{n}_{w}" for n in range(2) for w in range(4))
-
-
-def paced(unit: BenchUnit, period_cycles: int) -> BenchUnit:
-    """A streaming unit that begins an iteration every so many cycles: DRAM at a part of its rate, warps at rest.
+def pace_unit(unit: BenchUnit, period_cycles: int) -> BenchUnit:
+    """Let a streaming unit begin an iteration every so many cycles: DRAM at a part of its rate, warps at rest.
 
     One thread of a block watches the clock, asleep most of the time; the others wait at a barrier.
     Blocks begin spread over half a period, so that their traffic is, too.
@@ -139,49 +138,45 @@ def paced(unit: BenchUnit, period_cycles: int) -> BenchUnit:
         f"spin < {SPINS}u && (long long)({p}_next - clock64()) > 0; ++spin) "
         f'asm volatile("nanosleep.u32 200;"); {p}_next += {period_cycles}ull; }} __syncthreads();'
     )
-    around = (*unit.around, *PACE)
-    return replace(unit, declare=unit.declare + declare, before=before, around=around)
+    return replace(unit, declare=unit.declare + declare, before=before, around=(*unit.around, *PACE))
 
 
-def cached(name: str, steps: int, threads: int = 512) -> BenchUnit:
-    """16-byte loads of a region that stays in L1: each block has its own, two halves in turn."""
+def cached_unit(name: str, steps: int, threads: int = 512) -> BenchUnit:
+    """Load 16 bytes of a region that stays in L1: each block has its own, two halves in turn."""
     p, half = name, steps * threads * 16
     declare = f"const u64 {p}_own = blockIdx.x % (unsigned)(bytes / {2 * half}ull); "
     declare += f"u64 {p}_at = (u64)(a + {p}_own * {2 * half}ull + threadIdx.x * 16u);"
-    declare += f" unsigned {p}_s0 = 0u, {p}_s1 = 0u; u64 {p}_step = {half}ull;"
-    declare += " " + " ".join(f"unsigned {p}{i}_{w};" for i in range(steps) for w in range(4))
+    declare += f" unsigned {p}_s0 = 0u, {p}_s1 = 0u; u64 {p}_step = {half}ull; {declare_words(p, steps, 4)}"
 
     def step(i: int) -> str:
-        outs = ", ".join(f'"=r"({p}{i}_{w})' for w in range(4))
-        text = f"ld.global.v4.u32 {{%0, %1, %2, %3}}, [%4 + {i * threads * 16}];"
-        return asm(text, outs, into("l", f"{p}_at"))
+        text = f"ld.global.v4.u32 {vector(4)}, [%4 + {i * threads * 16}];"
+        return asm(text, out_of(*(f"{p}{i}_{w}" for w in range(4))), into("l", f"{p}_at"))
 
-    folds = " ".join(f"{p}_s0 ^= {p}{i}_0 ^ {p}{i}_1; {p}_s1 ^= {p}{i}_2 ^ {p}{i}_3;" for i in range(steps))
     return BenchUnit(
         p,
         declare,
         step,
         f"{p}_s0 ^ {p}_s1",
         ((r"LDG.*", 1), (FOLD, 2)),
-        advance=f"{folds} {p}_at += {p}_step; {p}_step = 0ull - {p}_step;",
+        advance=f"{fold_words(p, steps, 4)} {p}_at += {p}_step; {p}_step = 0ull - {p}_step;",
         around=((r"IADD.*|IMAD.*|UIADD.*|MOV|UMOV|VIADD.*|LEA.*|SEL|R2UR", 6.0),),
         operation="load",
         byte=16.0,
     )
 
 
-def local(name: str, steps: int, slots: int = 4) -> BenchUnit:
-    """16-byte stores to a thread's own local memory, over and over to ``slots`` places, so few that L1 holds all."""
+def local_unit(name: str, steps: int, slots: int = 4) -> BenchUnit:
+    """Store 16 bytes to a thread's own local memory, over and over to ``slots`` places, so few that L1 holds all."""
     p = name
     declare = (
-        f"uint4 {p}[{slots}]; {quads(p)} u64 {p}_base; "
+        f"uint4 {p}[{slots}]; {declare_quads(p)} u64 {p}_base; "
         f'asm volatile("cvta.to.local.u64 %0, %1;" : "=l"({p}_base) : "l"({p})); '
         f"const unsigned {p}_low = (unsigned){p}_base;"
     )
 
     def step(i: int) -> str:
-        names = [f"{p}q{i % 2}_{w}" for w in range(4)]
-        return asm(f"st.local.v4.u32 [%0 + {i % slots * 16}], {{%1, %2, %3, %4}};", "", into("r", f"{p}_low", *names))
+        text = f"st.local.v4.u32 [%0 + {i % slots * 16}], {vector(4, 1)};"
+        return asm(text, "", into("r", f"{p}_low", *name_quad(p, i)))
 
     return BenchUnit(
         p,
@@ -189,15 +184,15 @@ def local(name: str, steps: int, slots: int = 4) -> BenchUnit:
         step,
         f"{p}[seed % {slots}u].x ^ {p}[seed % {slots}u].y",
         ((r"STL.*", 1),),
-        advance=turn(p),
-        around=(TURN,),
+        advance=change_quads(p),
+        around=(CHANGE,),
         operation="store",
         byte=16.0,
     )
 
 
 def words_of_conflict(conflicts: int) -> list[int]:
-    """For each lane the 4-byte word it reads, so that exactly ``conflicts`` + 1 words share the fullest bank.
+    """Return the 4-byte word that each lane reads, so that ``conflicts`` + 1 words share the fullest bank.
 
     Lanes are dealt to banks in groups of ``conflicts`` + 1; the lanes of a group read different rows of
     their bank. A stride of ``conflicts`` + 1 words, as paper 001's figure 4 has it, does not do this: a
@@ -210,201 +205,151 @@ def words_of_conflict(conflicts: int) -> list[int]:
     return [lane % ways * 32 + lane // ways for lane in range(32)]
 
 
-def shared(name: str, steps: int, width: int = 4, conflicts: int = 0, write: bool = False) -> BenchUnit:
-    """Loads or stores of shared memory, 4 bytes wide with chosen bank conflicts or 16 bytes wide without."""
-    p = name
-    row = 4096 if width == 4 else 512
-    words = REGISTERS[width][2]
+def shared_unit(name: str, steps: int, width: int = 4, conflicts: int = 0, write: bool = False) -> BenchUnit:
+    """Load or store shared memory, 4 bytes wide with chosen bank conflicts or 16 bytes wide without."""
+    p, (kind, words) = name, KINDS[width]
+    row, place = (4096, f"{p}_word[lane] * 4u") if width == 4 else (512, "lane * 16u")
     table = ", ".join(str(word) for word in words_of_conflict(conflicts))
-    declare = f"const unsigned short {p}_word[32] = {{{table}}};"
-    place = f"{p}_word[lane] * 4u" if width == 4 else "lane * 16u"
-    declare += (
+    declare = (
+        f"const unsigned short {p}_word[32] = {{{table}}};"
         f" unsigned {p}_at = (unsigned)__cvta_generic_to_shared(pool) + {place}; unsigned {p}_step = {steps * row}u; "
         f"for (unsigned i = threadIdx.x; i < {2 * steps * row // 4}u; i += blockDim.x) "
         f"((unsigned *)pool)[i] = mixed(state + i); __syncthreads(); (void){p}_word;"
+        f" unsigned {p}_s0 = 0u, {p}_s1 = 0u; {declare_quads(p) if write else declare_words(p, steps, words)}"
     )
-    declare += f" unsigned {p}_s0 = 0u, {p}_s1 = 0u; "
-    declare += quads(p) if write else " ".join(f"unsigned {p}{i}_{w};" for i in range(steps) for w in range(words))
-    step, advance, opcodes = _shared_text(p, steps, row, words, write)
+
+    def step(i: int) -> str:
+        if write:
+            ins = into("r", f"{p}_at", *name_quad(p, i, words))
+            return asm(f"st.shared.{kind} [%0 + {i * row}], {vector(words, 1)};", "", ins)
+        outs = out_of(*(f"{p}{i}_{w}" for w in range(words)))
+        return asm(f"ld.shared.{kind} {vector(words)}, [%{words} + {i * row}];", outs, into("r", f"{p}_at"))
+
+    stored = "".join(f" ^ {word}" for word in name_quad(p, 0) + name_quad(p, 1)) if write else ""
+    changed = change_quads(p) if write else fold_words(p, steps, words)
     return BenchUnit(
         p,
         declare,
         step,
-        f"{p}_s0 ^ {p}_s1" + (f" ^ {quads_fold(p)}" if write else ""),
-        opcodes,
-        advance=f"{advance} {p}_at += {p}_step; {p}_step = 0u - {p}_step;",
-        around=((r"IADD.*|IMAD.*|UIADD.*|MOV|UMOV|VIADD|LEA.*|INEG|R2UR", 4.0), *((TURN,) if write else ())),
+        f"{p}_s0 ^ {p}_s1{stored}",
+        ((r"STS.*", 1),) if write else ((r"LDS.*", 1), (FOLD, words / 2)),
+        advance=f"{changed} {p}_at += {p}_step; {p}_step = 0u - {p}_step;",
+        around=((r"IADD.*|IMAD.*|UIADD.*|MOV|UMOV|VIADD|LEA.*|INEG|R2UR", 4.0), *((CHANGE,) if write else ())),
         operation="store" if write else "load",
         byte=float(width),
     )
 
 
-def _shared_text(
-    p: str, steps: int, row: int, words: int, write: bool
-) -> tuple[Callable[[int], str], str, OpcodeCounts]:
-    kind = "v4.u32" if words == 4 else "u32"
-    if write:
-        given = "{%1, %2, %3, %4}" if words == 4 else "%1"
-
-        def put(i: int) -> str:
-            names = [f"{p}q{i % 2}_{w}" for w in range(words)]
-            return asm(f"st.shared.{kind} [%0 + {i * row}], {given};", "", into("r", f"{p}_at", *names))
-
-        return put, turn(p), ((r"STS.*", 1),)
-    shown = "{%0, %1, %2, %3}" if words == 4 else "%0"
-
-    def get(i: int) -> str:
-        outs = ", ".join(f'"=r"({p}{i}_{w})' for w in range(words))
-        return asm(f"ld.shared.{kind} {shown}, [%{words} + {i * row}];", outs, into("r", f"{p}_at"))
-
-    names = [f"{p}{i}_{w}" for i in range(steps) for w in range(words)]
-    advance = " ".join(f"{p}_s{n // 2 % 2} ^= {names[n]} ^ {names[n + 1]};" for n in range(0, len(names), 2))
-    return get, advance, ((r"LDS.*", 1), (FOLD, words / 2))
-
-
-def constant(name: str, steps: int) -> BenchUnit:
-    """Loads of one constant a warp, from a table that the constant cache holds."""
-    p, entries = name, 512
-    values, state = [], 12345
-    for _ in range(entries):
+def constant_unit(name: str, steps: int) -> BenchUnit:
+    """Load one constant a warp, from a table that the constant cache holds."""
+    p, values, state = name, [], 12345
+    for _ in range(512):
         state = (state * 1664525 + 1013904223) & 0xFFFFFFFF
         values.append(f"{state}u")
-    source = f"__constant__ unsigned {p}_table[{entries}] = {{{', '.join(values)}}};"
     declare = f"unsigned {p}_at = (seed & 3u) * 4u, {p}_step = {4 * steps}u, {p}_s = 0u; "
     declare += f'u64 {p}_base; asm volatile("cvta.to.const.u64 %0, %1;" : "=l"({p}_base) : "l"({p}_table)); '
     declare += f"{p}_at += (unsigned){p}_base; " + " ".join(f"unsigned {p}{i};" for i in range(steps))
-    advance = " ".join(f"{p}_s ^= {p}{i} ^ {p}{i + 1};" for i in range(0, steps, 2))
+    folds = " ".join(f"{p}_s ^= {p}{i} ^ {p}{i + 1};" for i in range(0, steps, 2))
     return BenchUnit(
         p,
         declare,
-        lambda i: asm(f"ld.const.u32 %0, [%1 + {4 * i}];", f'"=r"({p}{i})', into("r", f"{p}_at")),
+        lambda i: asm(f"ld.const.u32 %0, [%1 + {4 * i}];", out_of(f"{p}{i}"), into("r", f"{p}_at")),
         f"{p}_s",
         ((r"U?LDCU?.*", 1), (r"U?LOP3.*", 0.5)),
-        advance=f"{advance} {p}_at += {p}_step; {p}_step = 0u - {p}_step;",
+        advance=f"{folds} {p}_at += {p}_step; {p}_step = 0u - {p}_step;",
         around=((r"U?IADD.*|IMAD.*|VIADD|MOV|INEG|UMOV|R2UR", 4.0),),
         operation="load",
         byte=4.0,
-        source=source,
+        source=f"__constant__ unsigned {p}_table[512] = {{{', '.join(values)}}};",
     )
 
 
-def texture(name: str, steps: int, threads: int = 512) -> BenchUnit:
-    """Texture fetches of four words; ``b`` is the handle of a texture over the first bytes of ``a``."""
+def texture_unit(name: str, steps: int, threads: int = 512) -> BenchUnit:
+    """Fetch four words of a texture; ``b`` is the handle of a texture over the first bytes of ``a``."""
     p = name
     declare = f"const u64 {p}_t = (u64)b; int {p}_x = (int)threadIdx.x, {p}_step = {steps * threads}; "
-    declare += f"unsigned {p}_s0 = 0u, {p}_s1 = 0u; "
-    declare += " ".join(f"unsigned {p}{i}_{w};" for i in range(steps) for w in range(4))
+    declare += f"unsigned {p}_s0 = 0u, {p}_s1 = 0u; {declare_words(p, steps, 4)}"
 
     def step(i: int) -> str:
-        outs = ", ".join(f'"=r"({p}{i}_{w})' for w in range(4))
         ins = f'"l"({p}_t), "r"({p}_x + {i * threads})'
-        return asm("tex.1d.v4.u32.s32 {%0, %1, %2, %3}, [%4, {%5}];", outs, ins)
+        return asm(f"tex.1d.v4.u32.s32 {vector(4)}, [%4, {{%5}}];", out_of(*(f"{p}{i}_{w}" for w in range(4))), ins)
 
-    folds = " ".join(f"{p}_s0 ^= {p}{i}_0 ^ {p}{i}_1; {p}_s1 ^= {p}{i}_2 ^ {p}{i}_3;" for i in range(steps))
     return BenchUnit(
         p,
         declare,
         step,
         f"{p}_s0 ^ {p}_s1",
         ((r"TLD.*|TEX.*", 1), (FOLD, 2), (r"VIADD.*|IADD.*|IMAD.*|MOV|R2UR.*", 1)),
-        advance=f"{folds} {p}_x += {p}_step; {p}_step = -{p}_step;",
+        advance=f"{fold_words(p, steps, 4)} {p}_x += {p}_step; {p}_step = -{p}_step;",
         around=((r"IADD.*|IMAD.*|VIADD|MOV|R2UR.*|UMOV|ULDC.*|LDC.*", 6.0),),
         operation="fetch",
         byte=16.0,
     )
 
 
-def atomic(name: str, steps: int, where: str) -> BenchUnit:
-    """Additions in memory. ``where``: shared, own (each thread its word in L2) or same (one word a warp)."""
-    p = name
+def atomic_unit(name: str, steps: int, where: str) -> BenchUnit:
+    """Add in memory. ``where``: shared, own (each thread its word in L2) or same (one word a warp)."""
+    p, fold, opcode = name, "0u", r"REDG?.*"
+    text, ins = "red.global.add.u32 [%0], %1;", f'"l"({p}_at), "r"({p}_v)'
     if where == "shared":
-        declare = (
-            f"((unsigned *)pool)[threadIdx.x] = 0u; __syncthreads(); "
-            f"const unsigned {p}_at = (unsigned)__cvta_generic_to_shared(pool) + threadIdx.x * 4u;"
-        )
-        return BenchUnit(
-            p,
-            declare,
-            lambda i: asm("red.shared.add.u32 [%0], %1;", "", into("r", f"{p}_at", "(state | 1u)")),
-            "((unsigned *)pool)[threadIdx.x]",
-            ((r"ATOMS.*", 1),),
-            operation="atomic",
-            byte=4.0,
-        )
-    place = (
-        "(thread % (unsigned)(bytes / 4ull)) * 4u"
-        if where == "own"
-        else "(thread / 32u % (unsigned)(bytes / 128ull)) * 128u"
-    )
-    declare = f"unsigned char *const {p}_at = b + {place}; unsigned {p}_v = 1u + (seed >> 31);"
-    return BenchUnit(
-        p,
-        declare,
-        lambda i: asm("red.global.add.u32 [%0], %1;", "", f'"l"({p}_at), "r"({p}_v)'),
-        "0u",
-        ((r"REDG?.*", 1),),
-        operation="atomic",
-        byte=4.0,
-    )
+        declare = "((unsigned *)pool)[threadIdx.x] = 0u; __syncthreads(); "
+        declare += f"const unsigned {p}_at = (unsigned)__cvta_generic_to_shared(pool) + threadIdx.x * 4u;"
+        fold, opcode = "((unsigned *)pool)[threadIdx.x]", r"ATOMS.*"
+        text, ins = "red.shared.add.u32 [%0], %1;", into("r", f"{p}_at", "(state | 1u)")
+    else:
+        own = "(thread % (unsigned)(bytes / 4ull)) * 4u"
+        place = own if where == "own" else "(thread / 32u % (unsigned)(bytes / 128ull)) * 128u"
+        declare = f"unsigned char *const {p}_at = b + {place}; unsigned {p}_v = 1u + (seed >> 31);"
+    return BenchUnit(p, declare, lambda i: asm(text, "", ins), fold, ((opcode, 1),), operation="atomic", byte=4.0)
 
 
-def copy(
-    name: str,
-    steps: int,
-    width: int = 16,
-    threads: int = 512,
-    read: str = "ld.global.nc.L1::no_allocate",
-    write: str = "st.global",
+def copy_unit(
+    name: str, steps: int, width: int = 16, threads: int = 512, read: str = READ_ONCE, write: str = "st.global"
 ) -> BenchUnit:
-    """A load from one buffer and a store to the same place of the other."""
-    p, (kind, _, words) = name, REGISTERS[width]
-    row = threads * width
-    chunk = steps * row
-    declare = walk(p, "a", chunk, f"threadIdx.x * {width}u") + f" const long long {p}_apart = b - a;"
-    declare += " " + " ".join(f"unsigned {p}{i}_{w};" for i in range(steps) for w in range(words))
-    shown = "{" + ", ".join(f"%{w}" for w in range(words)) + "}" if words > 1 else "%0"
-    given = "{" + ", ".join(f"%{w + 1}" for w in range(words)) + "}" if words > 1 else "%1"
+    """Load from one buffer and store to the same place of the other."""
+    p, (kind, words), row = name, KINDS[width], threads * width
+    declare = declare_walk(p, "a", steps * row, f"threadIdx.x * {width}u") + f" const long long {p}_apart = b - a;"
 
     def step(i: int) -> str:
         names = [f"{p}{i % steps}_{w}" for w in range(words)]
         if i < steps:
-            outs = ", ".join(f'"=r"({n})' for n in names)
-            return asm(f"{read}.{kind} {shown}, [%{words} + {i * row}];", outs, into("l", f"{p}_at"))
+            text = f"{read}.{kind} {vector(words)}, [%{words} + {i * row}];"
+            return asm(text, out_of(*names), into("l", f"{p}_at"))
         ins = f"{into('l', f'({p}_at + {p}_apart)')}, {into('r', *names)}"
-        return asm(f"{write}.{kind} [%0 + {(i - steps) * row}], {given};", "", ins)
+        return asm(f"{write}.{kind} [%0 + {(i - steps) * row}], {vector(words, 1)};", "", ins)
 
     return BenchUnit(
         p,
-        declare,
+        f"{declare} {declare_words(p, steps, words)}",
         step,
         "0u",
         ((r"LDG.*|STG.*", 1),),
-        advance=go(p, chunk),
+        advance=advance_walk(p, steps * row),
         around=ADDRESS,
         operation="load or store",
         byte=float(width),
-        chunk=chunk,
+        chunk=steps * row,
     )
 
 
-def block_copy(name: str, steps: int, threads: int) -> BenchUnit:
-    """The same copy of the chunk that has the block's number: little code before the loads are on their way.
+def block_copy_unit(name: str, steps: int, threads: int) -> BenchUnit:
+    """Copy the chunk that has the block's number: little code before the loads are on their way.
 
     Plain loads: the address never changes, so a load that promises constant data would be taken out of the loop.
     """
-    p, plain = name, copy(name, steps, threads=threads, read="ld.global")
-    registers = " ".join(f"unsigned {p}{i}_{w};" for i in range(steps) for w in range(4))
+    p, plain = name, copy_unit(name, steps, threads=threads, read="ld.global")
     declare = f"unsigned char *const {p}_at = a + (u64)blockIdx.x * {plain.chunk}ull + threadIdx.x * 16u;"
-    return replace(plain, declare=f"{declare} const long long {p}_apart = b - a; {registers}", advance="")
+    declare += f" const long long {p}_apart = b - a; {declare_words(p, steps, 4)}"
+    return replace(plain, declare=declare, advance="")
 
 
-def claimed_copy(name: str, steps: int, threads: int = 512) -> BenchUnit:
-    """The same copy, but a block takes the next chunk that nobody has: all blocks stay close together in the buffer.
+def claimed_copy_unit(name: str, steps: int, threads: int = 512) -> BenchUnit:
+    """Copy the next chunk that no block has taken: all blocks stay close together in the buffer.
 
     The chunk after this one is claimed while this one is on its way. The counter is the sink's last word, which
     no launch reaches; it starts anywhere and is never reset.
     """
-    p, plain = name, copy(name, steps, threads=threads)
+    p, plain = name, copy_unit(name, steps, threads=threads)
     claim = f"atomicAdd(sink + {SINK_WORDS - 1}u, 1u) % {p}_chunks"
     declare = (
         f"{plain.declare} unsigned *const {p}_next = (unsigned *)pool; unsigned {p}_mine = 0u; "
@@ -423,15 +368,15 @@ def claimed_copy(name: str, steps: int, threads: int = 512) -> BenchUnit:
     return replace(plain, declare=declare, before=before, advance=advance, around=around)
 
 
-def async_copy(name: str, steps: int, threads: int = 512) -> BenchUnit:
-    """16-byte asynchronous copies from global to shared memory (cp.async), into two halves in turn.
+def async_copy_unit(name: str, steps: int, threads: int = 512) -> BenchUnit:
+    """Copy 16 bytes asynchronously from global to shared memory (cp.async), into two halves in turn.
 
     The halves matter: with one place for all, copies to a place that an earlier copy had yet to fill were not all
     made; 11 of 16 sectors of a request were fetched (H200, ncu), and DRAM seemed to deliver 6.5 TB/s.
     """
     p, row = name, threads * 16
     chunk = steps * row
-    declare = walk(p, "a", chunk)
+    declare = declare_walk(p, "a", chunk)
     declare += f" unsigned {p}_to = (unsigned)__cvta_generic_to_shared(pool) + threadIdx.x * 16u;"
     declare += f" unsigned {p}_half = {chunk}u, {p}_s = 0u;"
 
@@ -450,7 +395,7 @@ def async_copy(name: str, steps: int, threads: int = 512) -> BenchUnit:
         step,
         f"{p}_s",
         ((r"LDGSTS.*", 1),),
-        advance=f"{wait} {p}_to += {p}_half; {p}_half = 0u - {p}_half; {go(p, chunk)}",
+        advance=f"{wait} {p}_to += {p}_half; {p}_half = 0u - {p}_half; {advance_walk(p, chunk)}",
         finish=f"{asm('cp.async.wait_all;')} {taken}",
         around=((r"IADD3.*|IMAD.*|LOP3.*", 2.0 * steps + 4), *ADDRESS, (r"LDGDEPBAR|DEPBAR.*", 2.0), (r"LDS", 4.0)),
         operation="copy",

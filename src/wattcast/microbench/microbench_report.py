@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,7 @@ from rich.table import Table
 
 from wattcast.hardware import Gpu
 from wattcast.microbench.microbench_results import (
-    MicrobenchResult,
+    MicroRow,
     check_truths,
     compare_rounds,
     find_curve,
@@ -28,10 +29,25 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 GROUPS = ("arithmetic", "tensor", "memory", "structure", "mix", "multimedia", "idle")
-COLUMNS = (
-    *("benchmark", "counted", "time ms", "spec /cycle", "real /cycle", "avg W", "max W*", "energy J"),
-    *("Gop/J", "nJ/op", "nJ/op above idle", "TB/s", "clock MHz", "true MHz", "ticks"),
-)
+SPECIFIED = "specified_per_cycle_sm"
+# name in JSON: attribute of a row, heading in the table (none: not shown), scale and digits there
+NUMBERS: dict[str, tuple[str, str, float, int]] = {
+    "operations": ("operations", "", 1.0, 4),
+    "time_s": ("launch_s", "time ms", 1e3, 4),
+    SPECIFIED: ("", "spec /cycle", 1.0, 4),
+    "operations_per_cycle_sm": ("operations_per_cycle_sm", "real /cycle", 1.0, 4),
+    "power_w": ("power_w", "avg W", 1.0, 4),
+    "max_power_w": ("max_power_w", "max W*", 1.0, 4),
+    "energy_j": ("energy_j", "energy J", 1.0, 3),
+    "operations_per_j": ("operations_per_j", "Gop/J", 1e-9, 3),
+    "energy_j_per_operation": ("operation_j", "nJ/op", 1e9, 3),
+    "energy_above_idle_j_per_operation": ("operation_above_idle_j", "nJ/op above idle", 1e9, 3),
+    "byte_per_s": ("byte_per_s", "TB/s", 1e-12, 4),
+    "memory_power_w": ("memory_power_w", "", 1.0, 4),
+    "clock_hz": ("sm_clock_hz", "clock MHz", 1e-6, 4),
+    "effective_clock_hz": ("effective_clock_hz", "true MHz", 1e-6, 4),
+}
+COLUMNS = ("benchmark", "counted", *(heading for _, heading, _, _ in NUMBERS.values() if heading), "ticks")
 FOOTNOTE = (
     "* the largest of the sensor's readings in the window, which may miss shorter peaks; "
     "rates are per true cycle and SM; "
@@ -40,64 +56,52 @@ FOOTNOTE = (
 Row = list[str]
 
 
-def make_rows(results: Sequence[MicrobenchResult], gpu: Gpu, group: str) -> list[Row]:
+def _read_numbers(r: MicroRow, gpu: Gpu) -> dict[str, float | None]:
+    return {
+        name: find_specified_rate(gpu, r) if name == SPECIFIED else getattr(r, attribute)
+        for name, (attribute, _, _, _) in NUMBERS.items()
+    }
+
+
+def make_rows(results: Sequence[MicroRow], gpu: Gpu, group: str) -> list[Row]:
     """Return the cells of one group's table; a benchmark measured twice shows its first round."""
-    return [_cells(r, find_specified_rate(gpu, r)) for r in keep_first_rounds(results).values() if r.group == group]
+    rows = []
+    for r in keep_first_rounds(results).values():
+        if r.group == group:
+            shown = [(value, *NUMBERS[name][1:]) for name, value in _read_numbers(r, gpu).items()]
+            cells = [_format_number(value, scale, digits) for value, heading, scale, digits in shown if heading]
+            rows.append([mark_name(r), r.operation, *cells, str(r.ticks) if r.ticks else "-"])
+    return rows
 
 
-def _cells(r: MicrobenchResult, spec: float | None) -> Row:
-    return [
-        mark_name(r),
-        r.operation,
-        _shown(r.time_s, 1e3),
-        _shown(spec, 1.0),
-        _shown(r.per_cycle_sm, 1.0),
-        _shown(r.power_w, 1.0),
-        _shown(r.max_power_w, 1.0),
-        _shown(r.energy_j, 1.0, 3),
-        _shown(r.operations_per_j, 1e-9, 3),
-        _shown(r.operation_j, 1e9, 3),
-        _shown(r.operation_above_idle_j, 1e9, 3),
-        _shown(r.byte_per_s, 1e-12),
-        _shown(r.clock_hz, 1e-6),
-        _shown(r.effective_clock_hz, 1e-6),
-        str(r.ticks) if r.ticks else "-",
-    ]
-
-
-def mark_name(r: MicrobenchResult) -> str:
+def mark_name(r: MicroRow) -> str:
     """Return a benchmark's name, with a mark where its kernel is known to have a fault."""
     fault = find_fault(r)
     return r.name + ("" if fault is None else " †" if fault.kind == "wrong" else " ‡")
 
 
-def _shown(value: float | None, scale: float, digits: int = 4) -> str:
+def _format_number(value: float | None, scale: float = 1.0, digits: int = 4) -> str:
     return "-" if value is None else f"{value * scale:.{digits}g}"
 
 
-def make_tables(results: Sequence[MicrobenchResult], gpu: Gpu) -> list[Table]:
+def make_tables(results: Sequence[MicroRow], gpu: Gpu) -> list[Table]:
     """Return one table a group, then devices side by side and what must hold."""
+    titled = {f"{group} on {gpu.name}": [list(COLUMNS), *make_rows(results, gpu, group)] for group in GROUPS}
     found = []
-    for group in GROUPS:
-        rows = make_rows(results, gpu, group)
-        if rows:
-            built = new_table(*COLUMNS, title=f"{group} on {gpu.name}")
+    for title, rows in (titled | {"": make_device_rows(results, gpu), " ": make_truth_rows(results, gpu)}).items():
+        if len(rows) == 1 and title in titled:
+            continue
+        built = new_table(*rows[0], title=title.strip() or None)
+        if title in titled:
             for column in built.columns[:2]:
                 column.no_wrap = True
-            for row in rows:
-                built.add_row(*row)
-            found.append(built)
-    return [*found, _table(make_device_rows(results, gpu)), _table(make_truth_rows(results, gpu))]
+        for row in rows[1:]:
+            built.add_row(*row)
+        found.append(built)
+    return found
 
 
-def _table(rows: list[Row]) -> Table:
-    built = new_table(*rows[0])
-    for row in rows[1:]:
-        built.add_row(*row)
-    return built
-
-
-def make_device_rows(results: Sequence[MicrobenchResult], gpu: Gpu) -> list[Row]:
+def make_device_rows(results: Sequence[MicroRow], gpu: Gpu) -> list[Row]:
     """Compare this device with the paper's two: operations per cycle and SM, and nJ per operation.
 
     Memory benchmarks of the paper count transactions of a warp or less, ours accesses of a thread: they are
@@ -112,27 +116,26 @@ def make_device_rows(results: Sequence[MicrobenchResult], gpu: Gpu) -> list[Row]
             p = next(p for p in read_mipp_values() if p.device == device and p.ours == ours)
             cells += [f"{p.real_per_cycle_sm:g}", f"{p.operation_j * 1e9:.3g}"]
         r = by_name.get(ours)
-        cells += [_shown(r.per_cycle_sm if r else None, 1.0), _shown(r.operation_j if r else None, 1e9)]
-        rows.append(cells)
+        own = (r.operations_per_cycle_sm, r.operation_j) if r else (None, None)
+        rows.append([*cells, _format_number(own[0]), _format_number(own[1], 1e9)])
     return rows
 
 
-def make_truth_rows(results: Sequence[MicrobenchResult], gpu: Gpu) -> list[Row]:
+def make_truth_rows(results: Sequence[MicroRow], gpu: Gpu) -> list[Row]:
     """List what measurements must confirm, and whether they do."""
     head: Row = ["must hold", "found", "at most", ""]
     held = check_truths(results, gpu)
     return [head, *([t.statement, f"{t.found:.2%}", f"{t.must:.0%}", "yes" if t.holds else "NO"] for t in held)]
 
 
-def make_results_page(results: Sequence[MicrobenchResult], gpu: Gpu) -> str:
+def make_results_page(results: Sequence[MicroRow], gpu: Gpu) -> str:
     """Write all tables as a Markdown page."""
-    parts = []
-    for group in GROUPS:
-        rows = make_rows(results, gpu, group)
-        if rows:
-            parts.append(f"## {group}\n\n{make_pipe_table([list(COLUMNS), *rows])}")
-    parts += [f"## Devices side by side\n\n{make_pipe_table(make_device_rows(results, gpu))}"]
-    parts += [f"## What must hold\n\n{make_pipe_table(make_truth_rows(results, gpu))}"]
+    tables = {group: [list(COLUMNS), *make_rows(results, gpu, group)] for group in GROUPS}
+    tables |= {
+        "Devices side by side": make_device_rows(results, gpu),
+        "What must hold": make_truth_rows(results, gpu),
+    }
+    parts = [f"## {t}\n\n{make_pipe_table(rows)}" for t, rows in tables.items() if len(rows) > 1 or t not in GROUPS]
     return "\n\n".join(parts) + f"\n\n{FOOTNOTE}\n"
 
 
@@ -142,45 +145,22 @@ def make_pipe_table(rows: list[Row]) -> str:
     return "\n".join([lines[0], "|---" * len(rows[0]) + "|", *lines[1:]])
 
 
-def results_to_plain(results: Sequence[MicrobenchResult], gpu: Gpu) -> dict[str, object]:
+def results_to_plain(results: Sequence[MicroRow], gpu: Gpu) -> dict[str, object]:
     """Return the results as JSON-ready values."""
-    numbers: dict[str, Callable[[MicrobenchResult], float | None]] = {
-        "time_s": lambda r: r.time_s,
-        "operations": lambda r: r.operations,
-        "operations_per_cycle_sm": lambda r: r.per_cycle_sm,
-        "specified_per_cycle_sm": lambda r: find_specified_rate(gpu, r),
-        "power_w": lambda r: r.power_w,
-        "max_power_w": lambda r: r.max_power_w,
-        "energy_j": lambda r: r.energy_j,
-        "operations_per_j": lambda r: r.operations_per_j,
-        "energy_j_per_operation": lambda r: r.operation_j,
-        "energy_above_idle_j_per_operation": lambda r: r.operation_above_idle_j,
-        "byte_per_s": lambda r: r.byte_per_s,
-        "memory_power_w": lambda r: r.memory_power_w,
-        "clock_hz": lambda r: r.clock_hz,
-        "effective_clock_hz": lambda r: r.effective_clock_hz,
-    }
     rows = []
     for r in results:
-        values = {name: read(r) for name, read in numbers.items()}
         base: dict[str, object] = {"name": r.name, "group": r.group, "repeat": r.repeat, "operation": r.operation}
         at = {"curve": r.curve, "at": r.at} if r.curve else {}
-        rows.append(base | at | {k: v for k, v in values.items() if v is not None} | {"ticks": r.ticks})
-    held = [
-        {"statement": t.statement, "found": t.found, "must": t.must, "holds": t.holds}
-        for t in check_truths(results, gpu)
-    ]
-    pairs = [{"name": p.name, "time": p.time, "energy": p.energy} for p in compare_rounds(results)]
-    return {"gpu": gpu.name, "results": rows, "truths": held, "repeatability": pairs}
+        known = {name: value for name, value in _read_numbers(r, gpu).items() if value is not None}
+        rows.append(base | at | known | {"ticks": r.ticks or 0})
+    truths = [asdict(t) | {"holds": t.holds} for t in check_truths(results, gpu)]
+    return {"gpu": gpu.name, "results": rows, "truths": truths, "repeatability": compare_rounds(results)}
 
 
 def make_advice_table(tuning: TuningReport) -> Table:
     """Return the bottlenecks that matter, most joules first."""
-    title = (
-        None
-        if tuning.advice
-        else "Nothing this profile shows would change time or energy by more than half a percent."
-    )
+    nothing = "Nothing this profile shows would change time or energy by more than half a percent."
+    title = None if tuning.advice else nothing
     built = new_table("kernel", "bottleneck", "seen", "time", "power", "energy", title=title)
     built.columns[2].justify = "left"
     for a in tuning.advice:
@@ -195,14 +175,8 @@ def tuning_to_plain(tuning: TuningReport) -> dict[str, object]:
             {"name": p.name, "time_s": p.time_s, "busiest": p.busiest, "energy_j": p.energy_j}
             for p in tuning.profiles
         ],
-        "advice": [
-            {
-                **{"kernel": a.kernel, "bottleneck": a.bottleneck, "seen": a.seen},
-                **{"time": a.time, "power": a.power, "energy": a.energy, "saved_j": a.joules},
-            }
-            for a in tuning.advice
-        ],
-        "not_judged": {name: list(metrics) for name, metrics in tuning.missing.items()},
+        "advice": tuning.advice,
+        "not_judged": tuning.missing,
     }
 
 
@@ -215,12 +189,10 @@ CURVES = {  # curve: title, axis, logarithmic
     "active": ("Active multiprocessors", "Share of SMs with work", False),
     "icache": ("Instruction cache", "KiB of straight code", True),
 }
-
-
 BY_BYTE = ("access",)  # an operation moves as many bytes as the axis says
 
 
-def draw_curve(results: Sequence[MicrobenchResult], name: str, gpu: Gpu, source: str) -> Figure:
+def draw_curve(results: Sequence[MicroRow], name: str, gpu: Gpu, source: str) -> Figure:
     """Draw time and energy of an operation, and mean and maximum power, along a curve (figures 6 to 8)."""
     title, axis, logarithmic = CURVES[name]
     points = [r for r in find_curve(results, name) if r.operation_s and r.operation_j and r.power_w]
@@ -255,17 +227,19 @@ def draw_curve(results: Sequence[MicrobenchResult], name: str, gpu: Gpu, source:
     return add_caption(figure, source + (f". To be measured again: {faults[0].why}" if faults else ""))
 
 
-def draw_throughput(results: Sequence[MicrobenchResult], gpu: Gpu, source: str) -> Figure:
+def draw_throughput(results: Sequence[MicroRow], gpu: Gpu, source: str) -> Figure:
     """Draw operations per cycle and SM against the specification, where one is stated."""
-    pairs = [(r, find_specified_rate(gpu, r)) for r in keep_first_rounds(results).values() if r.per_cycle_sm]
+    pairs = [
+        (r, find_specified_rate(gpu, r)) for r in keep_first_rounds(results).values() if r.operations_per_cycle_sm
+    ]
     known = [(r, spec) for r, spec in pairs if spec]
     figure = new_figure(8.0, 0.9 + 0.24 * len(known))
     axes = figure.subplots()
-    share = [(r.per_cycle_sm or 0.0) / spec for r, spec in known]
+    share = [(r.operations_per_cycle_sm or 0.0) / spec for r, spec in known]
     axes.barh(range(len(known)), share, color=MODULE_COLOURS["l2"])
     axes.axvline(1.0, color="black", linewidth=0.8)
     for place, (r, spec) in enumerate(known):
-        axes.text(0.02, place, f"{r.per_cycle_sm:.4g} of {spec:g}", va="center", fontsize=7)
+        axes.text(0.02, place, f"{r.operations_per_cycle_sm:.4g} of {spec:g}", va="center", fontsize=7)
     axes.set_yticks(range(len(known)), [r.name for r, _ in known], fontsize=7)
     axes.set_ylim(len(known) - 0.4, -0.6)
     axes.set_xlabel("Measured over specified, operations per true cycle and SM")
@@ -274,17 +248,18 @@ def draw_throughput(results: Sequence[MicrobenchResult], gpu: Gpu, source: str) 
     return add_caption(figure, source)
 
 
-def draw_energy(results: Sequence[MicrobenchResult], gpu: Gpu, source: str) -> Figure:
+def draw_energy(results: Sequence[MicroRow], gpu: Gpu, source: str) -> Figure:
     """Draw the energy of an arithmetic operation and of a byte, with idle power and above it."""
-    rows = [r for r in keep_first_rounds(results).values() if not r.curve and r.operation_j and not _wrong(r)]
+    rows = [r for r in keep_first_rounds(results).values() if not r.curve and r.operation_j]
+    rows = [r for r in rows if not mark_name(r).endswith("†")]
     arithmetic = sorted((r for r in rows if r.group == "arithmetic"), key=lambda r: r.operation_j or 0.0)
     memory = sorted(
         (r for r in rows if r.group == "memory" and r.byte), key=lambda r: (r.energy_j or 0.0) / (r.byte or 1.0)
     )
     figure = new_figure(9.6, 1.2 + 0.22 * max(len(arithmetic), len(memory)))
     left, right = figure.subplots(1, 2)
-    _energies(left, arithmetic, [1.0] * len(arithmetic), [f"{r.name} ({r.operation})" for r in arithmetic])
-    _energies(right, memory, [(r.byte or 1.0) / (r.operations or 1.0) for r in memory], [r.name for r in memory])
+    _plot_energies(left, arithmetic, [1.0] * len(arithmetic), [f"{r.name} ({r.operation})" for r in arithmetic])
+    _plot_energies(right, memory, [(r.byte or 1.0) / (r.operations or 1.0) for r in memory], [r.name for r in memory])
     left.set_xlabel("Energy (pJ) of an operation of one thread")
     right.set_xlabel("Energy (pJ) of a byte")
     left.legend(frameon=False, loc="lower right", fontsize=8)
@@ -292,13 +267,8 @@ def draw_energy(results: Sequence[MicrobenchResult], gpu: Gpu, source: str) -> F
     return add_caption(figure, source)
 
 
-def _wrong(r: MicrobenchResult) -> bool:
-    fault = find_fault(r)
-    return fault is not None and fault.kind == "wrong"
-
-
-def _energies(axes: Axes, rows: Sequence[MicrobenchResult], each: Sequence[float], labels: Sequence[str]) -> None:
-    """Two dots a row, its joules over ``each``."""
+def _plot_energies(axes: Axes, rows: Sequence[MicroRow], each: Sequence[float], labels: Sequence[str]) -> None:
+    """Plot two dots a row: its joules over ``each``, with idle power and above it."""
     total = [1e12 * (r.operation_j or 0.0) / n for r, n in zip(rows, each, strict=True)]
     above = [1e12 * (r.operation_above_idle_j or 0.0) / n for r, n in zip(rows, each, strict=True)]
     axes.plot(total, range(len(rows)), "o", color=MODULE_COLOURS["static"], label="idle power included")
@@ -310,7 +280,7 @@ def _energies(axes: Axes, rows: Sequence[MicrobenchResult], each: Sequence[float
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def draw_devices(results: Sequence[MicrobenchResult], gpu: Gpu, source: str) -> Figure:
+def draw_devices(results: Sequence[MicroRow], gpu: Gpu, source: str) -> Figure:
     """Draw the energy of an arithmetic operation on the paper's devices and on this one."""
     names = list(dict.fromkeys(p.ours for p in read_mipp_values() if p.table in ("I", "II")))
     by_name = keep_first_rounds(results)
@@ -337,7 +307,7 @@ def draw_devices(results: Sequence[MicrobenchResult], gpu: Gpu, source: str) -> 
     return add_caption(figure, source + "; GTX 660 and TK1: MIPP (2016), Tables I and II, errata applied")
 
 
-def make_microbench_figures(results: Sequence[MicrobenchResult], gpu: Gpu, source: str) -> dict[str, FigureMaker]:
+def make_microbench_figures(results: Sequence[MicroRow], gpu: Gpu, source: str) -> dict[str, FigureMaker]:
     """Return every figure that the results have points for, by file name."""
     made: dict[str, FigureMaker] = {
         f"microbench-{name}": partial(draw_curve, results, name, gpu, source)

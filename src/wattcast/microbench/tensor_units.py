@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from wattcast.microbench.unit_source import BenchUnit, OpcodeCounts, asm, inout, into
+from wattcast.microbench.unit_source import BenchUnit, OpcodeCounts, asm, inout, into, vector
 
 STAGES = 4
 A_TILE_BYTE = 64 * 128
@@ -53,12 +53,12 @@ WGMMA_OPCODE = {"bf16": r"HGMMA.*", "fp16": r"HGMMA.*", "tf32": r"HGMMA.*", "fp8
 
 
 def wgmma_shared_byte(columns: int, groups: int) -> int:
-    """Shared memory of all stages: an A tile for each warpgroup and a B tile for all."""
+    """Return the shared memory of all stages: an A tile for each warpgroup and a B tile for all."""
     return STAGES * (groups * A_TILE_BYTE + columns * 128)
 
 
-def wgmma(precision: str, zeros: bool = False, columns: int = 256, groups: int = 2) -> BenchUnit:
-    """m64 x ``columns`` products of ``groups`` warpgroups; one step is one instruction of a warpgroup."""
+def wgmma_unit(precision: str, zeros: bool = False, columns: int = 256, groups: int = 2) -> BenchUnit:
+    """Multiply tiles of m64 x ``columns`` in ``groups`` warpgroups; one step is one instruction of a warpgroup."""
     p, form = f"wgmma_{precision}", PRECISIONS[precision]
     registers = columns // 2  # of accumulators in a thread
     integer = precision == "int8"
@@ -75,12 +75,19 @@ def wgmma(precision: str, zeros: bool = False, columns: int = 256, groups: int =
         f"const u64 at_a = layout | ((pool_at + group * {A_TILE_BYTE}u) >> 4); "
         f"const u64 at_b = layout | ((pool_at + {groups * A_TILE_BYTE}u) >> 4);"
     )
-    stage = wgmma_shared_byte(columns, groups) // STAGES
-
-    products = [
-        (i // STEPS_OF_STAGE % STAGES * stage + i % STEPS_OF_STAGE * 32) >> 4 for i in range(STAGES * STEPS_OF_STAGE)
-    ]
-    types = WGMMA_TYPES[precision].replace("n256", f"n{columns}")
+    # all products of an iteration are one statement: 128 accumulators are costly to name again and again
+    types, stage = WGMMA_TYPES[precision].replace("n256", f"n{columns}"), wgmma_shared_byte(columns, groups) // STAGES
+    flags = ("" if integer else ", 1, 1") + (", 0, 0" if "k16" in types else "")  # scales, transpositions
+    lines = ["wgmma.fence.sync.aligned;"]
+    for i in range(WGMMA_STEPS):
+        at = (i // STEPS_OF_STAGE % STAGES * stage + i % STEPS_OF_STAGE * 32) >> 4
+        lines.append(f"add.u64 da, %{registers}, {at}; add.u64 db, %{registers + 1}, {at};")
+        keep = "q" if i else "p"  # the first product overwrites the accumulators
+        lines.append(f"wgmma.mma_async.sync.aligned.{types} {vector(registers)}, da, db, {keep}{flags};")
+    lines += ["wgmma.commit_group.sync.aligned;", "wgmma.wait_group.sync.aligned 0;"]
+    head = "{.reg .pred p, q; .reg .b64 da, db; setp.ne.b32 p, 0, 0; setp.eq.b32 q, 0, 0; "
+    outs = ", ".join(inout(letter, f"acc[{i}]") for i in range(registers))
+    products = f'asm volatile("{head}{" ".join(lines)}}}" : {outs} : "l"(at_a), "l"(at_b) : "memory");'
     bits = "(unsigned)acc[{0}]" if integer else "__float_as_uint(acc[{0}])"
     # a thread holds one of 128 parts of the product, so a step counts 1/128 of it
     per_thread = 2.0 * 64 * columns * form.k / 128.0
@@ -90,28 +97,12 @@ def wgmma(precision: str, zeros: bool = False, columns: int = 256, groups: int =
         lambda i: "",
         f"seed == 0u ? {bits.format(0)} : " + " ^ ".join(bits.format(i) for i in range(registers)),
         ((WGMMA_OPCODE[precision], 1),),
-        before=_wgmma_text(types, letter, integer, products, registers),
+        before=products,
         around=((r"R2UR.*", 2.0 * WGMMA_STEPS), (WGMMA_AROUND, 6.0 * WGMMA_STEPS)),
         operation="flop",
         per_step=int(per_thread),
         flop=1.0,
     )
-
-
-def _wgmma_text(types: str, letter: str, integer: bool, offsets: list[int], count: int) -> str:
-    """All products of an iteration in one statement: 128 accumulators are costly to name again and again."""
-    registers = ", ".join(f"%{i}" for i in range(count))
-    outs = ", ".join(f'"+{letter}"(acc[{i}])' for i in range(count))
-    transposed = ", 0, 0" if "k16" in types else ""
-    scales = "" if integer else ", 1, 1"
-    lines = ["wgmma.fence.sync.aligned;"]
-    for place, offset in enumerate(offsets):
-        keep = "q" if place else "p"  # the first product overwrites the accumulators
-        lines.append(f"add.u64 da, %{count}, {offset}; add.u64 db, %{count + 1}, {offset};")
-        lines.append(f"wgmma.mma_async.sync.aligned.{types} {{{registers}}}, da, db, {keep}{scales}{transposed};")
-    lines += ["wgmma.commit_group.sync.aligned;", "wgmma.wait_group.sync.aligned 0;"]
-    head = "{.reg .pred p, q; .reg .b64 da, db; setp.ne.b32 p, 0, 0; setp.eq.b32 q, 0, 0; "
-    return f'asm volatile("{head}{" ".join(lines)}}}" : {outs} : "l"(at_a), "l"(at_b) : "memory");'
 
 
 @dataclass(frozen=True)
@@ -125,71 +116,54 @@ class MmaShape:
     letter: str  # of C
     opcode: str
     multiply_adds: int
-    word: str
-    instructions: int = 1  # machine instructions of one
+    word: str  # the precision of random operands
 
 
-def mma(precision: str) -> BenchUnit:
-    """``mma.sync`` with operands in registers; eight accumulators in turn."""
-    form = MMA[precision]
-    p = f"mma_{precision}"
-    if form.letter == "d":
-        return _mma_fp64(p, form)
-    word = PRECISIONS[form.word].word
-    kind = {"f": "float", "r": "int"}[form.letter]
-    lines = [
-        f"unsigned {p}_{part}{n}; {{ const unsigned x = mixed(state + {50 * (part == 'b') + n + 1}u); "
-        f"{p}_{part}{n} = {word}; }}"
-        for part, count in (("a", 2 * form.a), ("b", 2 * form.b))
-        for n in range(count)
-    ]
-    lines += [f"{kind} {p}{i}_{n} = 0;" for i in range(CHAINS) for n in range(form.c)]
+def mma_unit(precision: str) -> BenchUnit:
+    """Run ``mma.sync`` with operands in registers; eight accumulators in turn, four of the larger fp64 form."""
+    p, form = f"mma_{precision}", MMA[precision]
+    wide = form.letter == "d"
+    chains = CHAINS // 2 if wide and form.c > 2 else CHAINS
+    sets = 1 if wide and form.a > 1 else 2  # of operands, in turn
+    lines = []
+    for part, count in (("a", sets * form.a), ("b", sets * form.b)):
+        for n in range(count):
+            if wide:
+                seed = f"mixed(state + {60 * (part == 'b') + n + 1}u)"
+                lines.append(f"double {p}_{part}{n} = unit_float({seed}) - 1.5;")
+            else:
+                value = f"const unsigned x = mixed(state + {50 * (part == 'b') + n + 1}u); {p}_{part}{n} = "
+                lines.append(f"unsigned {p}_{part}{n}; {{ {value}{PRECISIONS[form.word].word}; }}")
+    kind, zero, bits = {
+        "f": ("float", "0", "__float_as_uint({0})"),
+        "r": ("int", "0", "(unsigned){0}"),
+        "d": ("double", "0.0", "(unsigned)__double_as_longlong({0})"),
+    }[form.letter]
+    lines += [f"{kind} {p}{i}_{n} = {zero};" for i in range(chains) for n in range(form.c)]
 
     def step(i: int) -> str:
-        half = i // CHAINS % 2
-        accumulators = [f"{p}{i % CHAINS}_{n}" for n in range(form.c)]
+        half = i // chains % sets
+        outs = ", ".join(inout(form.letter, f"{p}{i % chains}_{n}") for n in range(form.c))
         a = [f"{p}_a{half * form.a + n}" for n in range(form.a)]
         b = [f"{p}_b{half * form.b + n}" for n in range(form.b)]
-        return _mma_text(form, accumulators, a, b, "r")
+        d, operands = _braced(0, form.c), f"{_braced(form.c, form.a)}, {_braced(form.c + form.a, form.b)}"
+        return asm(f"mma.sync.aligned.{form.types} {d}, {operands}, {d};", outs, into("d" if wide else "r", *a, *b))
 
-    bits = "(unsigned){0}" if form.letter == "r" else "__float_as_uint({0})"
-    fold = " ^ ".join(bits.format(f"{p}{i}_{n}") for i in range(CHAINS) for n in range(form.c))
     return BenchUnit(
-        p, " ".join(lines), step, fold, ((form.opcode, 1),), operation="flop",
-        per_step=2 * form.multiply_adds // 32, flop=1.0,
-    )  # fmt: skip
+        p,
+        " ".join(lines),
+        step,
+        " ^ ".join(bits.format(f"{p}{i}_{n}") for i in range(chains) for n in range(form.c)),
+        ((form.opcode, 1),),
+        around=((r"UIADD3|NOP", 100.0),) if wide else (),
+        operation="flop",
+        per_step=2 * form.multiply_adds // 32,
+        flop=1.0,
+    )
 
 
-def _mma_fp64(p: str, form: MmaShape) -> BenchUnit:
-    chains = CHAINS if form.c == 2 else CHAINS // 2
-    lines = [
-        f"double {p}_{part}{n} = unit_float(mixed(state + {60 * (part == 'b') + n + 1}u)) - 1.5;"
-        for part, count in (("a", form.a), ("b", form.b))
-        for n in range(2 if count == 1 else count)
-    ]
-    lines += [f"double {p}{i}_{n} = 0.0;" for i in range(chains) for n in range(form.c)]
-
-    def step(i: int) -> str:
-        half = i // chains % 2 if form.a == 1 else 0
-        a = [f"{p}_a{half + n}" for n in range(form.a)]
-        b = [f"{p}_b{half + n}" for n in range(form.b)]
-        return _mma_text(form, [f"{p}{i % chains}_{n}" for n in range(form.c)], a, b, "d")
-
-    fold = " ^ ".join(f"(unsigned)__double_as_longlong({p}{i}_{n})" for i in range(chains) for n in range(form.c))
-    return BenchUnit(
-        p, " ".join(lines), step, fold, ((form.opcode, form.instructions),), operation="flop",
-        per_step=2 * form.multiply_adds // 32, flop=1.0, around=((r"UIADD3|NOP", 100.0),),
-    )  # fmt: skip
-
-
-def _mma_text(form: MmaShape, accumulators: list[str], a: list[str], b: list[str], letter: str) -> str:
-    def numbers(start: int, count: int) -> str:
-        return "{" + ", ".join(f"%{start + n}" for n in range(count)) + "}"
-
-    outs = ", ".join(f'"+{form.letter}"({name})' for name in accumulators)
-    ins = ", ".join(f'"{letter}"({name})' for name in (*a, *b))
-    d, given = numbers(0, form.c), f"{numbers(form.c, form.a)}, {numbers(form.c + form.a, form.b)}"
-    return f'asm volatile("mma.sync.aligned.{form.types} {d}, {given}, {d};" : {outs} : {ins});'
+def _braced(first: int, count: int) -> str:
+    return "{" + ", ".join(f"%{first + n}" for n in range(count)) + "}"
 
 
 MMA = {
@@ -209,8 +183,8 @@ THROUGH_STAGES = 6  # of a copy through shared memory
 SPINS = 1 << 22  # tries of a barrier before a kernel gives up: no wait may last for ever
 
 
-def divergence(ways: int) -> BenchUnit:
-    """``ways`` paths of the same length; lanes take them by turns, so each warp runs them one after another.
+def divergence_unit(ways: int) -> BenchUnit:
+    """Branch to ``ways`` paths of the same length; lanes take them by turns, so each warp runs them one by one.
 
     Half of a path grows by g, the other half shrinks by r near 1/g and turns the sign last, as
     ``multiply_adds`` does, so that values neither settle nor overflow.
@@ -246,15 +220,15 @@ def divergence(ways: int) -> BenchUnit:
     )
 
 
-def barrier(name: str = "sync_barrier") -> BenchUnit:
-    """Barriers of the whole block."""
+def barrier_unit(name: str) -> BenchUnit:
+    """Wait at barriers of the whole block."""
     return BenchUnit(
         name, "", lambda i: 'asm volatile("bar.sync 0;" ::: "memory");', "0u", ((r"BAR.*", 1),), operation="barrier"
     )
 
 
-def fence(name: str = "sync_fence") -> BenchUnit:
-    """Memory fences of the whole device."""
+def fence_unit(name: str) -> BenchUnit:
+    """Order memory by fences of the whole device."""
     return BenchUnit(
         name,
         "",
@@ -266,23 +240,13 @@ def fence(name: str = "sync_fence") -> BenchUnit:
     )
 
 
-def bulk(name: str, working_set_of: str = "a") -> BenchUnit:
-    """One thread of a block keeps four bulk copies of 8 KiB from global to shared memory under way."""
-    p = name
-    size, stages = BULK_BYTE, BULK_STAGES
-    declare = (
-        f"const unsigned {p}_pool = (unsigned)__cvta_generic_to_shared(pool); "
-        f"const unsigned {p}_bar = {p}_pool + {size * stages}u, {p}_chunks = (unsigned)(bytes / {size}ull), "
-        f"{p}_step = gridDim.x % {p}_chunks; "
-        f"unsigned {p}_k = blockIdx.x % {p}_chunks, {p}_phase = 0u; "
-        f"if (threadIdx.x == 0u) {{ for (unsigned s = 0; s < {stages}u; ++s) "
-        f'asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" :: "r"({p}_bar + 8u * s) : "memory"); '
-        'asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); '
-        f"for (unsigned s = 0; s < {stages}u; ++s) {{ {_issue(p, 's', working_set_of)} }} }} __syncthreads();"
-    )
-    stage = " ".join(_stage(p, s, working_set_of) for s in range(stages))
+def bulk_unit(name: str) -> BenchUnit:
+    """Keep four bulk copies of 8 KiB from global to shared memory under way, by one thread of a block."""
+    p, stages = name, BULK_STAGES
+    declare = _declare_bulk(p, stages, stages, f"{p}_phase = 0u; ")
+    stage = " ".join(f"{_wait_bulk(p, s)} {_issue_bulk(p, f'{s}u')}" for s in range(stages))
     before = f"if (threadIdx.x == 0u) {{ {stage} }} {p}_phase ^= 1u;"
-    drain = " ".join(_wait(p, s) for s in range(stages))  # no copy may land after the block has gone
+    drain = " ".join(_wait_bulk(p, s) for s in range(stages))  # no copy may land after the block has gone
     return BenchUnit(
         p,
         declare,
@@ -291,46 +255,46 @@ def bulk(name: str, working_set_of: str = "a") -> BenchUnit:
         ((r"UBLKCP.*", 1),),
         before=before,
         finish=f"if (threadIdx.x == 0u) {{ {drain} }}",
-        around=_bulk_around(stages),
+        around=_count_bulk_around(stages),
         operation="copy",
         one_thread=True,
-        byte=float(size),
+        byte=float(BULK_BYTE),
     )
 
 
-def _issue(p: str, stage: str, buffer: str) -> str:
-    size = BULK_BYTE
+def _declare_bulk(p: str, stages: int, started: int, more: str) -> str:
+    """Declare places and barriers of bulk copies, and start the first ``started`` of them."""
+    return (
+        f"const unsigned {p}_pool = (unsigned)__cvta_generic_to_shared(pool); "
+        f"const unsigned {p}_bar = {p}_pool + {BULK_BYTE * stages}u, "
+        f"{p}_chunks = (unsigned)(bytes / {BULK_BYTE}ull), {p}_step = gridDim.x % {p}_chunks; "
+        f"unsigned {p}_k = blockIdx.x % {p}_chunks, {more}"
+        f"if (threadIdx.x == 0u) {{ for (unsigned s = 0; s < {stages}u; ++s) "
+        f'asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" :: "r"({p}_bar + 8u * s) : "memory"); '
+        'asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); '
+        f"for (unsigned s = 0; s < {started}u; ++s) {{ {_issue_bulk(p, 's')} }} }} __syncthreads();"
+    )
+
+
+def _issue_bulk(p: str, stage: str) -> str:
     text = (
         "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %3; "
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%1], [%2], %3, [%0];"
     )
     return (
-        f'asm volatile("{text}" :: "r"({p}_bar + 8u * {stage}), "r"({p}_pool + {size}u * {stage}), '
-        f'"l"({buffer} + (u64){p}_k * {size}ull), "r"({size}u) : "memory"); '
+        f'asm volatile("{text}" :: "r"({p}_bar + 8u * {stage}), "r"({p}_pool + {BULK_BYTE}u * {stage}), '
+        f'"l"(a + (u64){p}_k * {BULK_BYTE}ull), "r"({BULK_BYTE}u) : "memory"); '
         f"{p}_k += {p}_step; if ({p}_k >= {p}_chunks) {p}_k -= {p}_chunks;"
     )
 
 
-def _stage(p: str, stage: int, buffer: str) -> str:
-    return f"{_wait(p, stage)} {_issue(p, f'{stage}u', buffer)}"
-
-
-def bulk_there_and_back(name: str) -> BenchUnit:
-    """A copy of one buffer to the other in bulk: into shared memory and out again, one thread of a block for all.
+def bulk_there_and_back_unit(name: str) -> BenchUnit:
+    """Copy one buffer to the other in bulk: into shared memory and out again, one thread of a block for all.
 
     Stage by stage: wait for what came in, send it out, and when the one before has been read, load into its place.
     """
     p, size, stages = name, BULK_BYTE, THROUGH_STAGES
-    declare = (
-        f"const unsigned {p}_pool = (unsigned)__cvta_generic_to_shared(pool); "
-        f"const unsigned {p}_bar = {p}_pool + {size * stages}u, {p}_chunks = (unsigned)(bytes / {size}ull), "
-        f"{p}_step = gridDim.x % {p}_chunks; "
-        f"unsigned {p}_k = blockIdx.x % {p}_chunks, {p}_out = {p}_k, {p}_phase = 0u; "
-        f"if (threadIdx.x == 0u) {{ for (unsigned s = 0; s < {stages}u; ++s) "
-        f'asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" :: "r"({p}_bar + 8u * s) : "memory"); '
-        'asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); '
-        f"for (unsigned s = 0; s < {stages - 1}u; ++s) {{ {_issue(p, 's', 'a')} }} }} __syncthreads();"
-    )
+    declare = _declare_bulk(p, stages, stages - 1, f"{p}_out = {p}_k, {p}_phase = 0u; ")
     turns = []
     for s in range(stages):
         send = (
@@ -339,8 +303,8 @@ def bulk_there_and_back(name: str) -> BenchUnit:
             f"{p}_out += {p}_step; if ({p}_out >= {p}_chunks) {p}_out -= {p}_chunks;"
         )
         read = 'asm volatile("cp.async.bulk.wait_group.read 1;" ::: "memory");'
-        turns.append(f"{_wait(p, s)} {send} {read} {_issue(p, f'{(s - 1) % stages}u', 'a')}")
-    drain = " ".join(_wait(p, s) for s in range(stages - 1))
+        turns.append(f"{_wait_bulk(p, s)} {send} {read} {_issue_bulk(p, f'{(s - 1) % stages}u')}")
+    drain = " ".join(_wait_bulk(p, s) for s in range(stages - 1))
     drain += ' asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");'
     return BenchUnit(
         p,
@@ -350,7 +314,7 @@ def bulk_there_and_back(name: str) -> BenchUnit:
         ((r"UBLKCP.*", 2),),
         before=f"if (threadIdx.x == 0u) {{ {' '.join(turns)} }} {p}_phase ^= 1u;",
         finish=f"if (threadIdx.x == 0u) {{ {drain} }}",
-        around=_bulk_around(2 * stages),
+        around=_count_bulk_around(2 * stages),
         operation="copy",
         one_thread=True,
         byte=2.0 * size,
@@ -358,8 +322,8 @@ def bulk_there_and_back(name: str) -> BenchUnit:
     )
 
 
-def _bulk_around(copies: int) -> OpcodeCounts:
-    """What waiting for and starting ``copies`` bulk copies takes."""
+def _count_bulk_around(copies: int) -> OpcodeCounts:
+    """Return the instructions that wait for and start ``copies`` bulk copies."""
     return (
         (r"SYNCS.*|UTMACMDFLUSH|DEPBAR.*", 2.0 * copies),
         (r"ELECT|R2UR.*|UMOV|U?IADD.*|U?PLOP3.*|BRA.*|BSSY.*|BSYNC.*|VIADD.*|YIELD|UISETP.*", 20.0 * copies),
@@ -367,7 +331,7 @@ def _bulk_around(copies: int) -> OpcodeCounts:
     )
 
 
-def _wait(p: str, stage: int) -> str:
+def _wait_bulk(p: str, stage: int) -> str:
     return (
         f"{{ unsigned done = 0u; for (unsigned spin = 0; spin < {SPINS}u && !done; ++spin) "
         '{ asm volatile("{.reg .pred q; mbarrier.try_wait.parity.shared::cta.b64 q, [%1], %2; selp.u32 %0, 1, 0, q;}"'
@@ -376,6 +340,6 @@ def _wait(p: str, stage: int) -> str:
     )
 
 
-def sleep(name: str = "sleep") -> BenchUnit:
-    """Warps that are resident and do nothing."""
+def sleep_unit(name: str) -> BenchUnit:
+    """Keep warps resident that do nothing."""
     return BenchUnit(name, "", lambda i: asm("nanosleep.u32 1000;"), "0u", ((r"NANOSLEEP.*", 1),), operation="sleep")

@@ -7,6 +7,7 @@ profiler, and clocks and caches are left alone.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import os
 import shutil
@@ -22,7 +23,7 @@ from wattcast.core.measured_rows import Journal, Plain, read_lines
 from wattcast.measure.campaigns.nsight_counters import keep_known_metrics, query_metrics
 from wattcast.measure.cuda_device import CudaDevice, CudaError, DeviceFault
 from wattcast.measure.steady_state import say
-from wattcast.microbench import benchmark_kernels
+from wattcast.microbench.benchmark_kernels import DeviceBuffers, calibrate_iterations, prepare_benchmark
 from wattcast.microbench.benchmark_suite import find_benchmarks, list_benchmarks
 from wattcast.microbench.compile_ahead import CompiledKernels, cache_folder, worker_count
 from wattcast.microbench.unit_source import Benchmark
@@ -50,7 +51,11 @@ def collect_unit_counters(out: Path, budget_s: float, only: list[str], before: P
     began_s = time.monotonic()
     out.mkdir(parents=True, exist_ok=True)
     metrics = keep_known_metrics(read_unit_metrics(), query_metrics(ncu))
-    _compile_first(budget_s / 2, tuple(only))
+    names = tuple(name for name in only if name != "multimedia")
+    if names or not only:  # no compiling may happen under the profiler
+        compiled = CompiledKernels(CudaDevice.open().architecture, cache_folder(), names)
+        compiled.start(2 * worker_count())
+        compiled.finish(budget_s / 2)
     raw = out / "microbench_counters.csv"
     left_s = budget_s - (time.monotonic() - began_s) - WRITE_S
     command = [ncu, "--clock-control", "none", "--cache-control", "none", "--profile-from-start", "off"]
@@ -80,16 +85,6 @@ def read_counted_ids(out: Path) -> set[str]:
     return {str(row["id"]) for row in rows if int(row.get("version", 1)) >= now.get(str(row["id"]), 1)}
 
 
-def _compile_first(longest_s: float, only: tuple[str, ...]) -> None:
-    """Fill the cache of machine code, so that no compiling happens under the profiler."""
-    names = tuple(name for name in only if name != "multimedia")
-    if only and not names:
-        return
-    compiled = CompiledKernels(CudaDevice.open().architecture, cache_folder(), names)
-    compiled.start(2 * worker_count())
-    compiled.finish(longest_s)
-
-
 def read_unit_table(lines: Iterable[str]) -> Iterable[Plain]:
     """Read ``ncu --csv --page raw``, one row a kernel by its name; messages and units are passed over."""
     kept = [line for line in lines if line.startswith('"')]
@@ -99,22 +94,14 @@ def read_unit_table(lines: Iterable[str]) -> Iterable[Plain]:
         name = (row.get("Kernel Name") or "").split("(")[0].strip()
         if not row.get("ID") or not name:
             continue
-        metrics = {key: parse_number(value) for key, value in row.items() if key in wanted}
-        yield {
-            "id": name.removeprefix("media_"),
-            "kernel": name,
-            **({"version": versions[name]} if name in versions else {}),
-            **({"frames": COUNTED_FRAMES} if name.startswith("media_") else {}),
-            "metrics": {key: value for key, value in metrics.items() if value is not None},
-        }
-
-
-def parse_number(text: str | None) -> float | None:
-    """Parse a number as ncu prints it; return None where it is none."""
-    try:
-        return float((text or "").replace(",", ""))
-    except ValueError:
-        return None
+        metrics = {}
+        for key in wanted & set(row):
+            with contextlib.suppress(ValueError):  # a metric without a value
+                metrics[key] = float((row[key] or "").replace(",", ""))
+        found: Plain = {"id": name.removeprefix("media_"), "kernel": name}
+        found |= {"version": versions[name]} if name in versions else {}
+        found |= {"frames": COUNTED_FRAMES} if name.startswith("media_") else {}
+        yield found | {"metrics": {key: metrics[key] for key in read_unit_metrics() if key in metrics}}
 
 
 def count_kernels(out: Path, budget_s: float, only: list[str], before: Path | None = None) -> int:
@@ -124,23 +111,20 @@ def count_kernels(out: Path, budget_s: float, only: list[str], before: Path | No
     counted = 0
     have = read_counted_ids(out)
     if not only or "multimedia" in only:
-        counted += _multimedia(device, have)
+        counted += _count_multimedia(device, have)
     compiled = CompiledKernels(device.architecture, cache_folder())
-    buffers = benchmark_kernels.DeviceBuffers.take(device, BUFFER_BYTE)
+    buffers = DeviceBuffers.allocate(device, BUFFER_BYTE)
     names = [name for name in only if name != "multimedia"]
     wanted = [b for b in find_benchmarks(names) if b.supported(device.architecture) and b.name not in have]
-    wanted = (
-        []
-        if only and not names
-        else order_benchmarks(wanted, read_counted_ids(before) if before is not None else set())
-    )
+    known = read_counted_ids(before) if before is not None else set()
+    wanted = order_benchmarks(wanted, known) if names or not only else []
     for place, benchmark in enumerate(wanted):
         if time.monotonic() > deadline_s:
             say(f"counters: budget spent after {place} of {len(wanted)} kernels")
             break
         try:
-            ready = benchmark_kernels.prepare_benchmark(benchmark, buffers, compiled.cubin(benchmark))
-            iterations = benchmark_kernels.calibrate_iterations(ready, COUNTED_S)
+            ready = prepare_benchmark(benchmark, buffers, compiled.cubin(benchmark))
+            iterations = calibrate_iterations(ready, COUNTED_S)
             device.synchronize()
             device.profile(True)
             ready.launch(iterations)
@@ -161,7 +145,7 @@ def order_benchmarks(benchmarks: Iterable[Benchmark], known: set[str]) -> list[B
     return sorted(benchmarks, key=lambda b: (b.name in known, b.once))
 
 
-def _multimedia(device: CudaDevice, have: set[str]) -> int:
+def _count_multimedia(device: CudaDevice, have: set[str]) -> int:
     from wattcast.microbench.multimedia_clip import NAMES, MediaClip
 
     try:

@@ -78,7 +78,7 @@ class Benchmark:
 
     @property
     def unit(self) -> BenchUnit:
-        """What is reported."""
+        """The unit that is reported."""
         return self.parts[0][0]
 
     @property
@@ -101,7 +101,7 @@ class Benchmark:
         return self.steps * self.unit.per_step
 
     def count(self, blocks: int, iterations: int, part: int = 0) -> float:
-        """Operations of a unit in one launch, of all threads."""
+        """Count the operations of a unit in one launch, of all threads."""
         unit, steps = self.parts[part]
         threads = 1 if unit.one_thread else self.threads
         return float(steps * unit.per_step) * threads * blocks * iterations
@@ -112,7 +112,7 @@ class Benchmark:
         return (*(pair for unit, _ in self.parts for pair in unit.around), *self.extra, *TAIL)
 
     def supported(self, architecture: str) -> bool:
-        """Whether ``architecture`` (``sm_90a``) has the instructions."""
+        """Return whether ``architecture`` (``sm_90a``) has the instructions."""
         number = int("".join(c for c in architecture.removeprefix("sm_") if c.isdigit()))
         return architecture in self.only if self.only else number >= self.least
 
@@ -120,7 +120,7 @@ class Benchmark:
     def source(self) -> str:
         """The kernel; its name is the benchmark's, so that a profiler shows it."""
         units = [unit for unit, _ in self.parts]
-        lines = [f"    {line}" for line in body(self.parts, self.interleave)]
+        lines = [f"    {line}" for line in interleave_steps(self.parts, self.interleave)]
         return TEMPLATE.format(
             name=self.name,
             signature=SIGNATURE,
@@ -140,7 +140,7 @@ class Benchmark:
         )
 
 
-def body(parts: tuple[tuple[BenchUnit, int], ...], interleave: bool = True) -> list[str]:
+def interleave_steps(parts: tuple[tuple[BenchUnit, int], ...], interleave: bool = True) -> list[str]:
     """Interleave the steps of all units evenly, or put one unit after another."""
     placed = [
         ((place + 0.5) / count if interleave else float(order), order, place, unit)
@@ -206,10 +206,20 @@ def asm(text: str, outs: str = "", ins: str = "") -> str:
 
 
 def inout(kind: str, name: str) -> str:
-    """``"+r"(name)``."""
+    """Write the constraint ``"+r"(name)``."""
     return f'"+{kind}"({name})'
 
 
 def into(kind: str, *names: str) -> str:
-    """``"r"(a), "r"(b)``."""
+    """Write the constraints ``"r"(a), "r"(b)``."""
     return ", ".join(f'"{kind}"({name})' for name in names)
+
+
+def out_of(*names: str) -> str:
+    """Write the constraints ``"=r"(a), "=r"(b)``."""
+    return ", ".join(f'"=r"({name})' for name in names)
+
+
+def vector(words: int, first: int = 0) -> str:
+    """Write operands as PTX does: ``{%0, %1}``, or ``%0`` of a single word."""
+    return "{" + ", ".join(f"%{first + w}" for w in range(words)) + "}" if words > 1 else f"%{first}"
