@@ -65,7 +65,7 @@ def test_numbers_written_for_c_are_read() -> None:
     assert parse_xml_architecture(text, "c.xml").number("dram_rd_coeff") == 1e-8
 
 
-@pytest.mark.parametrize("name", sorted(p.name for p in known_parameters().values() if p.needed_by))
+@pytest.mark.parametrize("name", sorted(p.name for p in known_parameters().values() if p.needed))
 def test_each_missing_parameter_is_named(name: str) -> None:
     text = re.sub(rb'\s*<param name="%s" [^>]*/>' % name.encode(), b"", DEMO)
     assert text != DEMO
@@ -133,10 +133,7 @@ BOMB = b"""<?xml version="1.0"?>
         (b'<component id="root" name="root"></component>', "component 'system'"),
         (b'<component id="system"><param name="x"/></component>', "'value'"),
         (b'<component id="system"><script/></component>', "params and stats"),
-        (
-            b'<component id="system"><param name="x" value="1"/><param name="x" value="2"/></component>',
-            "1 and 2",
-        ),
+        (b'<component id="system"><param name="x" value="1"/><param name="x" value="2"/></component>', "1 and 2"),
     ],
 )
 def test_hostile_xml_is_refused(data: bytes, complaint: str) -> None:

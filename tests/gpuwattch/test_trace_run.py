@@ -328,10 +328,7 @@ def test_simulator_configuration(tmp_path: Path) -> None:
     path.write_text(CONFIG)
     config = read_simulator_config(path)
     assert config == SimulatorConfig(
-        clock_hz=700e6,
-        sm_count=30,
-        sample_cycle=250,
-        steady=SteadyStateDefinition(5.0, 7),
+        clock_hz=700e6, sm_count=30, sample_cycle=250, steady=SteadyStateDefinition(5.0, 7)
     )
     path.write_text("-gpgpu_n_clusters 4\n-gpu_stat_sample_frequency 100\n")
     bare = read_simulator_config(path)

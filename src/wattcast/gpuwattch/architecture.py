@@ -54,7 +54,7 @@ class ArchitectureParameter:
     kind: str  # integer, number, integers:N
     minimum: float
     maximum: float
-    needed_by: str  # both, gpuwattch, or empty
+    needed: str  # by both, gpuwattch, or nobody
     unit: str
     manual: str  # the manual's spelling, where it is another
     meaning: str
@@ -63,12 +63,12 @@ class ArchitectureParameter:
         """Return the value written as ``text``, or raise BadInput that says what is wrong with it."""
         if self.kind.startswith("integers"):
             wanted = int(self.kind.partition(":")[2])
-            numbers = [_number(piece) for piece in text.split(",")]
+            numbers = [_parse_number(piece) for piece in text.split(",")]
             if len(numbers) != wanted or any(n is None or n != int(n) for n in numbers):
                 raise bad_value(self.where, f"{wanted} whole numbers", text)
             found = [n for n in numbers if n is not None]
         else:
-            number = _number(text)
+            number = _parse_number(text)
             if number is None or (self.kind == "integer" and number != int(number)):
                 raise bad_value(self.where, "a whole number" if self.kind == "integer" else "a number", text)
             found = [number]
@@ -87,14 +87,8 @@ class ArchitectureParameter:
 def known_parameters() -> dict[str, ArchitectureParameter]:
     """Return every known parameter by its name."""
     text = files("wattcast.gpuwattch").joinpath("parameters.csv").read_text(encoding="utf-8")
-    found = {}
-    for row in csv.DictReader(text.splitlines()):
-        low, high, index = float(row["minimum"]), float(row["maximum"]), int(row["index"]) if row["index"] else None
-        texts = (row["needed"], row["unit"], row["manual"], row["meaning"])
-        found[row["name"]] = ArchitectureParameter(
-            index, row["name"], row["component"], row["kind"], low, high, *texts
-        )
-    return found
+    rows = [row | {"index": row["index"] or None} for row in csv.DictReader(text.splitlines())]
+    return {row["name"]: msgspec.convert(row, ArchitectureParameter, strict=False) for row in rows}
 
 
 @dataclass(frozen=True)
@@ -111,10 +105,30 @@ class ChipArchitecture:
     titles: Mapping[str, str] = field(default_factory=dict)  # component id -> name, in file order
 
     def __post_init__(self) -> None:
-        complaints = [*self._missing(), *self._senseless()]
-        if complaints:
-            more = len(complaints) - _MOST_COMPLAINTS
-            shown = " ".join(complaints[:_MOST_COMPLAINTS]) + (f" And {more} more." if more > 0 else "")
+        needed = [p for p in known_parameters().values() if p.needed in ("both", self.dialect.value)]
+        found = [f"{p.where} is missing." for p in needed if p.name not in self.parameters]
+        if self.dialect is SimulatorDialect.GPUWATTCH:
+            factors = [s for s in scaling_names(self.dialect) if s not in self.scaling]
+            found += [f"scaling factor {s} is missing." for s in factors]
+        elif not self.static:
+            found.append("the static_* powers of AccelWattch are missing.")
+        else:
+            found += [f"{s} is missing." for s in STATIC_NAMES if s not in self.static]
+        for name, factor in self.scaling.items():
+            if not 0 <= factor < 1e9:
+                found.append(f"scaling factor {name} must be zero or more, got {factor:g}.")
+        for name, value in self.parameters.items():
+            unused = name == "L2_config" and self.parameters.get("number_of_L2s") == 0
+            if name.endswith("_config") and isinstance(value, tuple) and not unused:
+                capacity, block, ways, banks = value[:4]
+                if capacity == 0 or block == 0 or banks == 0:
+                    found.append(f"{name}: capacity, block and banks must be above zero, got {value}.")
+                elif capacity % block or capacity < block * max(ways, 1):
+                    sets = f"whole sets of {ways} blocks of {block} bytes"
+                    found.append(f"{name}: {capacity} bytes do not hold {sets}.")
+        if found:
+            more = len(found) - _MOST_COMPLAINTS
+            shown = " ".join(found[:_MOST_COMPLAINTS]) + (f" And {more} more." if more > 0 else "")
             raise BadInput(f"{self.name}: {shown}")
 
     def number(self, name: str) -> float:
@@ -130,31 +144,6 @@ class ChipArchitecture:
     def all_scaling(self) -> dict[str, float]:
         """Return the scaling factor of every counter of the dialect."""
         return {name: self.scaling_of(name) for name in scaling_names(self.dialect)}
-
-    def _missing(self) -> list[str]:
-        needed = [p for p in known_parameters().values() if p.needed_by in ("both", self.dialect.value)]
-        lost = [f"{p.where} is missing." for p in needed if p.name not in self.parameters]
-        if self.dialect is SimulatorDialect.GPUWATTCH:
-            factors = [s for s in scaling_names(self.dialect) if s not in self.scaling]
-            return lost + [f"scaling factor {s} is missing." for s in factors]
-        if not self.static:
-            return [*lost, "the static_* powers of AccelWattch are missing."]
-        return lost + [f"{s} is missing." for s in STATIC_NAMES if s not in self.static]
-
-    def _senseless(self) -> list[str]:
-        negative = {name: value for name, value in self.scaling.items() if not 0 <= value < 1e9}
-        found = [f"scaling factor {name} must be zero or more, got {v:g}." for name, v in negative.items()]
-        for name, value in self.parameters.items():
-            unused = name == "L2_config" and self.parameters.get("number_of_L2s") == 0
-            if name.endswith("_config") and isinstance(value, tuple) and not unused:
-                capacity, block, ways, banks = value[:4]
-                if capacity == 0 or block == 0 or banks == 0:
-                    found.append(f"{name}: capacity, block and banks must be above zero, got {value}.")
-                elif capacity % block or capacity < block * max(ways, 1):
-                    found.append(
-                        f"{name}: {capacity} bytes do not hold whole sets of {ways} blocks of {block} bytes."
-                    )
-        return found
 
 
 def scaling_names(dialect: SimulatorDialect) -> tuple[str, ...]:
@@ -198,12 +187,12 @@ def make_architecture(
                 except BadInput as error:
                     raise BadInput(f"{name}: {error}") from None
             elif component == "system" and key in factors:
-                scaling[key] = _need_number(where, text)
+                scaling[key] = _parse_needed_number(where, text)
             elif component == "system" and key.startswith("static_"):
                 if key not in STATIC_NAMES:
                     close = [f", such as {near}" for near in nearest_names(key, STATIC_NAMES)]
                     raise bad_value(where, f"one of AccelWattch's static powers{''.join(close[:1])}", key)
-                static[key] = _need_number(where, text)
+                static[key] = _parse_needed_number(where, text)
             else:
                 other.setdefault(component, {})[key] = text
     is_accelwattch = any(key.startswith("static_") for key in params.get("system", {}))
@@ -211,14 +200,14 @@ def make_architecture(
     return ChipArchitecture(name, dialect, values, scaling, static, other, stats or {}, titles or {})
 
 
-def _need_number(where: str, text: str) -> float:
-    number = _number(text)
+def _parse_needed_number(where: str, text: str) -> float:
+    number = _parse_number(text)
     if number is None:
         raise bad_value(where, "a number", clip_text(text))
     return number
 
 
-def _number(text: str) -> float | None:
+def _parse_number(text: str) -> float | None:
     """Return a number as C reads it: ``3.8475e-8f`` is one, ``nan`` and ``1_000`` are not."""
     match = re.fullmatch(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,3})?)[fF]?\s*", text[:64])
     return float(match[1]) if match else None
@@ -233,7 +222,7 @@ def parse_xml_architecture(data: bytes, name: str) -> ChipArchitecture:
     for event, element in _xml_events(data, name):
         if element.tag == "component":
             if event == "start":
-                open_ids.append(_attribute(element, "id", name))
+                open_ids.append(_read_attribute(element, "id", name))
                 titles.setdefault(open_ids[-1], element.get("name", ""))
             else:
                 open_ids.pop()
@@ -241,7 +230,7 @@ def parse_xml_architecture(data: bytes, name: str) -> ChipArchitecture:
             if element.tag not in ("param", "stat") or not open_ids:
                 raise bad_value(name, "components with params and stats", f"<{clip_text(element.tag)}>")
             table = params if element.tag == "param" else stats
-            key, value = _attribute(element, "name", name), _attribute(element, "value", name)
+            key, value = _read_attribute(element, "name", name), _read_attribute(element, "value", name)
             inside = table.setdefault(open_ids[-1], {})
             if inside.setdefault(key, value) != value:
                 raise bad_value(f"{name}: {open_ids[-1]}/{key}", "one value", f"{inside[key]} and {value}")
@@ -274,7 +263,7 @@ def _xml_events(data: bytes, name: str) -> Iterator[tuple[str, Any]]:
         raise BadInput(f"{name}: not valid XML ({clip_text(str(error))}). Is the file complete?") from None
 
 
-def _attribute(element: Any, key: str, name: str) -> str:
+def _read_attribute(element: Any, key: str, name: str) -> str:
     value = element.get(key)
     if value is None or len(value) > _MAX_TEXT:
         wanted = f"<{clip_text(element.tag)}> with {key!r} of at most {_MAX_TEXT} characters"
@@ -287,9 +276,9 @@ def format_xml_architecture(architecture: ChipArchitecture) -> bytes:
     known = known_parameters()
     params: dict[str, dict[str, str]] = {"system": {}}
     for key, value in architecture.parameters.items():
-        params.setdefault(known[key].component, {})[key] = _xml_text(value)
+        params.setdefault(known[key].component, {})[key] = _format_parameter(value)
     for key, number in {**architecture.scaling, **architecture.static}.items():
-        params["system"][key] = _xml_text(number)
+        params["system"][key] = _format_parameter(number)
     for component, inside in architecture.other.items():
         params.setdefault(component, {}).update(inside)
     ids = list(dict.fromkeys(["root", "system", *architecture.titles, *params, *architecture.stats]))
@@ -315,7 +304,7 @@ def format_xml_architecture(architecture: ChipArchitecture) -> bytes:
     return ("\n".join(lines) + "\n").encode()
 
 
-def _xml_text(value: ParameterValue) -> str:
+def _format_parameter(value: ParameterValue) -> str:
     return ",".join(str(v) for v in value) if isinstance(value, tuple) else f"{value:.17g}"
 
 
@@ -343,8 +332,19 @@ def _parse_yaml(data: bytes, where: str) -> ChipArchitecture:
         name = spelled.get(written, written)
         if name not in known:
             raise bad_value(f"{where}: parameters.{name}", f"one of {len(known)} known parameters", name)
-        read = _read_yaml_value(known[name], value, f"{where}: parameters.{name}")
-        params.setdefault(known[name].component, {})[name] = _xml_text(read)
+        here, of = f"{where}: parameters.{name}", known[name].unit
+        if isinstance(value, list):
+            read: ParameterValue = tuple(value)
+        elif of:
+            unit, size = _UNITS[of]
+            number = units.parse(value, unit, here)
+            number = number + _ZERO_C_IN_K if of == "K" else number / size
+            read = float(f"{number:.12g}")  # 1e-9 and 273.15 are not exact in binary
+        elif isinstance(value, str):
+            raise bad_value(here, "a number", value)
+        else:
+            read = float(value)
+        params.setdefault(known[name].component, {})[name] = _format_parameter(read)
     params["system"] |= {name: f"{value!r}" for name, value in file.scaling.items()}
     for name, text in file.static.items():
         params["system"][name] = repr(units.parse(text, "W", f"{where}: static.{name}"))
@@ -354,19 +354,6 @@ def _parse_yaml(data: bytes, where: str) -> ChipArchitecture:
     if found.dialect != file.dialect:
         raise bad_value(f"{where}: dialect", f"{found.dialect}, as its powers say", file.dialect.value)
     return found
-
-
-def _read_yaml_value(parameter: ArchitectureParameter, value: Any, where: str) -> ParameterValue:
-    if isinstance(value, list):
-        return tuple(value)
-    if parameter.unit:
-        unit, size = _UNITS[parameter.unit]
-        number = units.parse(value, unit, where)
-        number = number + _ZERO_C_IN_K if parameter.unit == "K" else number / size
-        return float(f"{number:.12g}")  # 1e-9 and 273.15 are not exact in binary
-    if isinstance(value, str):
-        raise bad_value(where, "a number", value)
-    return float(value)
 
 
 def _format_yaml(architecture: ChipArchitecture) -> bytes:
@@ -390,8 +377,8 @@ def _format_yaml(architecture: ChipArchitecture) -> bytes:
         "parameters": {name: text(known[name], value) for name, value in architecture.parameters.items()},
         "scaling": dict(architecture.scaling),
         "static": {name: f"{value!r} W" for name, value in architecture.static.items()},
-        "other": {component: dict(inside) for component, inside in architecture.other.items()},
-        "stats": {component: dict(inside) for component, inside in architecture.stats.items()},
+        "other": msgspec.to_builtins(architecture.other),
+        "stats": msgspec.to_builtins(architecture.stats),
         "titles": dict(architecture.titles),
     }
     kept = {key: value for key, value in plain.items() if value}
@@ -468,7 +455,7 @@ def read_simulator_config(path: Path) -> SimulatorConfig:
 
     clock_hz = None
     if (domains := options.get("gpgpu_clock_domains")) is not None:
-        mhz = _number(domains.partition(":")[0])
+        mhz = _parse_number(domains.partition(":")[0])
         if mhz is None or not 0 < mhz <= 1e5:
             raise bad_value(f"{where}: -gpgpu_clock_domains", "core:interconnect:L2:DRAM in MHz", domains)
         clock_hz = mhz * 1e6
@@ -476,7 +463,7 @@ def read_simulator_config(path: Path) -> SimulatorConfig:
     if "gpgpu_n_clusters" in options:
         sm_count = whole("gpgpu_n_clusters", 1) * whole("gpgpu_n_cores_per_cluster", 1)
     sampled = next((option for option in _SAMPLE_OPTIONS if option in options), None)
-    steady = options.get("steady_state_definition")
+    steady = options.get("steady_state_definition") or "8:4"
     return SimulatorConfig(
         clock_hz,
         sm_count,
@@ -485,7 +472,5 @@ def read_simulator_config(path: Path) -> SimulatorConfig:
         switch("power_trace_enabled"),
         switch("power_per_cycle_dump"),
         switch("steady_power_levels_enabled"),
-        SteadyStateDefinition.read(steady, f"{where}: -steady_state_definition")
-        if steady
-        else SteadyStateDefinition(),
+        SteadyStateDefinition.read(steady, f"{where}: -steady_state_definition"),
     )

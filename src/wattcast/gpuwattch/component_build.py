@@ -12,12 +12,10 @@ from importlib.resources import as_file, files
 
 import numpy as np
 
-from wattcast.core.arrays import Array
 from wattcast.core.errors import MissingSpecification, bad_value, unknown_name
 from wattcast.gpuwattch.architecture import ChipArchitecture, read_architecture
 from wattcast.gpuwattch.energy_table import (
     DUTY,
-    ChipComponent,
     ComponentRail,
     ComponentSet,
     EnergyTable,
@@ -62,15 +60,29 @@ def build_component_model(
     mode); the originals do not cut duties that come from hardware counters.
     """
     table, note = with_coalescer(table, architecture.number("core_tech_node"))
-    static, static_notes = _lane_static(architecture, components, sm_count, threads)
+    notes = [note] if note else []
+    static = None
+    if any(c.static for c in components.components):
+        count = sm_count or architecture.parameters.get("number_of_cores")
+        if not isinstance(count, (int, float)):
+            raise MissingSpecification(
+                "static power needs the number of SMs, which this architecture file does not hold. Give "
+                "--simulator-config gpgpusim.config, or --sms."
+            )
+        lanes = threads if threads is not None else architecture.number("warp_size")
+        static = LaneStatic(architecture.static, float(count), float(lanes), components.compat)
+        notes.append(
+            f"active threads of a warp are taken as {lanes:g} wherever a unit worked, unless the trace has a column "
+            "THREADS_PER_WARP; STATICP and the total depend on it"
+        )
     lasting = None if components.compat else leakage or table.leakage
     if lasting is not None and sm_count is not None:
         lasting = replace(lasting, sm_count=float(sm_count))
     reference_v = architecture.parameters.get("modeled_chip_voltage_ref", 1.0)
     assert isinstance(reference_v, (int, float))
     model = ComponentPower(
-        _terms(architecture, table, components),
-        _parts(architecture, table, components),
+        _build_terms(architecture, table, components),
+        _build_parts(architecture, table, components),
         table.reference_clock_hz,
         float(reference_v),
         voltage,
@@ -78,10 +90,10 @@ def build_component_model(
         lasting,
         DUTY_CAP if (components.compat if capped is None else capped) else None,
     )
-    return BuiltComponentModel(model, (*([note] if note else []), *static_notes))
+    return BuiltComponentModel(model, tuple(notes))
 
 
-def _terms(architecture: ChipArchitecture, table: EnergyTable, components: ComponentSet) -> tuple[Term, ...]:
+def _build_terms(architecture: ChipArchitecture, table: EnergyTable, components: ComponentSet) -> tuple[Term, ...]:
     """Return one term per event and component, the energies of several counters added up."""
     assert table.coalescer_read_j is not None
     assert table.coalescer_write_j is not None
@@ -94,42 +106,36 @@ def _terms(architecture: ChipArchitecture, table: EnergyTable, components: Compo
         "idle_core_power": architecture.number("idle_core_power"),
     }
     by_column = {c.column: c for c in dialect_counters(components.dialect)}
+    every = {c.column for d in SimulatorDialect for c in dialect_counters(d)}
     sums: dict[tuple[str, str, Drive], float] = {}
     for component in components.components:
         for column, energy in component.terms.items():
             counter = by_column.get(column)
             event = counter.event if counter else components.custom[column]
-            value = energy if isinstance(energy, float) else _add_energies(energy, energies, component, table.name)
+            names = () if isinstance(energy, float) else energy
+            for key in (name.removeprefix("-") for name in names):
+                if key not in energies and key in every:
+                    raise MissingSpecification(
+                        f"energy table {table.name} has no energy for {key}, which {component.name} needs. Add it, "
+                        f"or take the table of this architecture."
+                    )
+                if key not in energies:
+                    raise unknown_name("energy", key, energies)
+            value = energy if isinstance(energy, float) else 0.0
+            for name in names:
+                value += -energies[name[1:]] if name.startswith("-") else energies[name]
             value *= architecture.scaling_of(counter.scaling) if counter else 1.0
             if value < 0:
-                wanted = "an energy above zero" if isinstance(energy, float) else f"{' '.join(energy)} above zero"
+                wanted = f"{' '.join(names) or 'an energy'} above zero"
                 raise bad_value(f"{component.name}: {column}", wanted, f"{value:g}")
             drive = Drive.COUNT
             if known_events()[event].is_mean:
                 drive = Drive.DUTY if component.clocked else Drive.MEAN
-            key = (event, component.name, drive)
-            sums[key] = sums.get(key, 0.0) + value
+            sums[event, component.name, drive] = sums.get((event, component.name, drive), 0.0) + value
     return tuple(Term(event, part, value, drive) for (event, part, drive), value in sums.items())
 
 
-def _add_energies(
-    signed: tuple[str, ...], energies: Mapping[str, float], component: ChipComponent, table: str
-) -> float:
-    total = 0.0
-    for name in signed:
-        key = name.removeprefix("-")
-        if key not in energies:
-            if key in {c.column for d in SimulatorDialect for c in dialect_counters(d)}:
-                raise MissingSpecification(
-                    f"energy table {table} has no energy for {key}, which {component.name} needs. Add it, or take "
-                    f"the table of this architecture."
-                )
-            raise unknown_name("energy", key, energies)
-        total += -energies[key] if name.startswith("-") else energies[key]
-    return total
-
-
-def _parts(architecture: ChipArchitecture, table: EnergyTable, components: ComponentSet) -> tuple[Part, ...]:
+def _build_parts(architecture: ChipArchitecture, table: EnergyTable, components: ComponentSet) -> tuple[Part, ...]:
     """Return each component's constant watts and its power of the voltage."""
     of_gpuwattch = architecture.dialect is SimulatorDialect.GPUWATTCH
     dynamic_w = architecture.scaling_of("CONST_DYNAMICN") if of_gpuwattch else 0.0
@@ -152,25 +158,6 @@ def _parts(architecture: ChipArchitecture, table: EnergyTable, components: Compo
         clocked = component.clocked and not components.compat
         found.append(Part(component.name, exponent, watts or 0.0, clocked, component.static))
     return tuple(found)
-
-
-def _lane_static(
-    architecture: ChipArchitecture, components: ComponentSet, sm_count: float | None, threads: float | None
-) -> tuple[LaneStatic | None, list[str]]:
-    if not any(c.static for c in components.components):
-        return None, []
-    count = sm_count or architecture.parameters.get("number_of_cores")
-    if not isinstance(count, (int, float)):
-        raise MissingSpecification(
-            "static power needs the number of SMs, which this architecture file does not hold. Give "
-            "--simulator-config gpgpusim.config, or --sms."
-        )
-    lanes = threads if threads is not None else architecture.number("warp_size")
-    note = (
-        f"active threads of a warp are taken as {lanes:g} wherever a unit worked, unless the trace has a column "
-        "THREADS_PER_WARP; STATICP and the total depend on it"
-    )
-    return LaneStatic(architecture.static, float(count), float(lanes), components.compat), [note]
 
 
 def demo_architecture() -> ChipArchitecture:
@@ -235,19 +222,6 @@ class PowerMeter:
         """Measure one sample of ``cycles`` core cycles at the present setting and return the next setting."""
         if not (np.isfinite(cycles) and cycles > 0):
             raise bad_value(f"sample {self.samples}", "cycles above zero", cycles)
-        duration_s = cycles / self.setting.clock_hz
-        power = self.model.power(self._activity(counts, duration_s))
-        watts = power.part_w[0].tolist()
-        parts = dict(zip(power.parts, watts, strict=True))
-        seen = SamplePower(self.samples, duration_s, sum(watts), parts, self.setting)
-        self.samples += 1
-        self.time_s += duration_s
-        self.energy_j += seen.power_w * duration_s
-        for listener in self.listeners:
-            self.setting = listener(seen) or self.setting
-        return self.setting
-
-    def _activity(self, counts: Mapping[str, float], duration_s: float) -> Activity:
         values: dict[str, float] = {}
         for name, count in counts.items():
             event, prescaled, factor = self._event_of.get(name, (name, False, ""))
@@ -258,6 +232,16 @@ class PowerMeter:
             values[event] = count / (self.scaling.get(factor, 1.0) or 1.0) if prescaled else count
         if self.setting.voltage_v is not None:
             values["core_voltage"] = self.setting.voltage_v
-        value: Array = np.array([list(values.values())], dtype=np.float64)
-        at = OperatingPoint(clock_hz=self.setting.clock_hz)
-        return Activity(np.array([duration_s]), value, tuple(values), at, ActivitySource.SIMULATED)
+        duration_s = cycles / self.setting.clock_hz
+        value, at = np.array([list(values.values())]), OperatingPoint(clock_hz=self.setting.clock_hz)
+        activity = Activity(np.array([duration_s]), value, tuple(values), at, ActivitySource.SIMULATED)
+        power = self.model.power(activity)
+        watts = power.part_w[0].tolist()
+        parts = dict(zip(power.parts, watts, strict=True))
+        seen = SamplePower(self.samples, duration_s, sum(watts), parts, self.setting)
+        self.samples += 1
+        self.time_s += duration_s
+        self.energy_j += seen.power_w * duration_s
+        for listener in self.listeners:
+            self.setting = listener(seen) or self.setting
+        return self.setting

@@ -30,12 +30,7 @@ from wattcast.core.errors import MissingTool, bad_value, nearest_names, unknown_
 from wattcast.core.strict_files import read_bytes
 from wattcast.gpuwattch.architecture import ChipArchitecture
 from wattcast.gpuwattch.energy_table import DUTY, EnergyTable, read_component_set
-from wattcast.gpuwattch.trace_reading import (
-    SimulatorDialect,
-    TraceFile,
-    dialect_counters,
-    open_power_trace,
-)
+from wattcast.gpuwattch.trace_reading import SimulatorDialect, dialect_counters, open_power_trace
 from wattcast.gpuwattch.trace_request import TraceRequest, make_power_trace
 
 SHORTEST_KERNEL_S = 0.5e-3  # manual, section 2.3
@@ -176,69 +171,46 @@ def _fit(runs: MeasuredKernels, constraints: FitConstraints, shortest_s: float, 
         raise bad_value("runs", f"at least two kernels of {shortest_s * 1e3:g} ms or more", int(kept.sum()))
     drive, measured = runs.drive[kept], runs.measured_w[kept]
     offset = np.broadcast_to(np.asarray(runs.offset_w, dtype=np.float64), kept.shape)[kept]
-    problem = _BoundedProblem(drive, measured, offset, start, constraints, runs.names)
-    value = problem.solve(np.ones(len(measured), dtype=np.bool_))
-    applications = [a for a, k in zip(runs.applications, kept, strict=True) if k]
+    lower, upper = constraints.limits(runs.names)
+    orders = constraints.rows(runs.names)
+    # natural size of a value: 1 for a factor; for an energy the one that would explain all the power
+    largest = drive.max(axis=0)
+    size = np.ones(start.size) if (start > 0).all() else measured.mean() / np.maximum(largest, 1e-300)
+    scale = np.where(largest > 0, size, 1.0)
+    weight = np.sqrt(constraints.prior_weight)
+
+    def solve(rows: Mask) -> Array:
+        """Return the best values for some of the kernels."""
+        a = drive[rows] * scale / measured[rows][:, np.newaxis]
+        a = np.vstack([a, weight * np.eye(start.size)])
+        b = np.concatenate([1.0 - (offset[rows] / measured[rows]), weight * start / scale])
+        return scale * _solve_bounded(a, b, lower / scale, upper / scale, orders * scale)
+
+    def held_out_error(groups: Sequence[str]) -> float:
+        """Return the error where each kernel is predicted by a fit that never saw its group."""
+        labels, predicted = np.array(groups), np.full(len(measured), np.nan)
+        for label in dict.fromkeys(groups) if len(set(groups)) > 1 else ():
+            out = labels == label
+            predicted[out] = drive[out] @ solve(~out) + offset[out]
+        return mean_error_percent(predicted, measured)
+
+    value = solve(np.ones(len(measured), dtype=np.bool_))
+    before = drive @ start + offset
     score = ComponentFitErrors(
-        mean_error_percent(drive @ start + offset, measured) if (drive @ start + offset).any() else 100.0,
+        mean_error_percent(before, measured) if before.any() else 100.0,
         mean_error_percent(drive @ value + offset, measured),
-        mean_error_percent(problem.held_out([str(i) for i in range(len(measured))]), measured),
-        mean_error_percent(problem.held_out(applications), measured),
+        held_out_error([str(i) for i in range(len(measured))]),
+        held_out_error([a for a, k in zip(runs.applications, kept, strict=True) if k]),
         mean_error_percent((measured.sum() - measured) / (len(measured) - 1), measured),
     )
-    lower, upper = constraints.limits(runs.names)
-    close = np.isclose(value, lower, rtol=1e-6) | np.isclose(value, upper, rtol=1e-6)
-    return ComponentFit(
-        runs.names,
-        value,
-        score,
-        int(kept.sum()),
-        tuple(name for name, k in zip(runs.kernels, kept, strict=True) if not k),
-        tuple(name for name, c, lo, hi in zip(runs.names, close, lower, upper, strict=True) if c and lo < hi),
-        tuple(name for name, column in zip(runs.names, drive.T, strict=True) if column.any()),
-    )
+    close = (np.isclose(value, lower, rtol=1e-6) | np.isclose(value, upper, rtol=1e-6)) & (lower < upper)
+    dropped = tuple(name for name, k in zip(runs.kernels, kept, strict=True) if not k)
+    at_bound = tuple(name for name, c in zip(runs.names, close, strict=True) if c)
+    determined = tuple(name for name, column in zip(runs.names, drive.T, strict=True) if column.any())
+    return ComponentFit(runs.names, value, score, int(kept.sum()), dropped, at_bound, determined)
 
 
-@dataclass(frozen=True)
-class _BoundedProblem:
-    drive: Array
-    measured: Array
-    offset: Array
-    start: Array
-    constraints: FitConstraints
-    names: tuple[str, ...]
-
-    def solve(self, rows: Mask) -> Array:
-        """Return the best values for some of the kernels."""
-        measured = self.measured[rows][:, np.newaxis]
-        largest = self.drive.max(axis=0)
-        # natural size of a value: 1 for a factor; for an energy the one that would explain all the power
-        size = (
-            np.ones(len(self.names)) if (self.start > 0).all() else self.measured.mean() / np.maximum(largest, 1e-300)
-        )
-        scale = np.where(largest > 0, size, 1.0)
-        a = self.drive[rows] * scale / measured
-        b = 1.0 - (self.offset[rows] / self.measured[rows])
-        weight = np.sqrt(self.constraints.prior_weight)
-        a = np.vstack([a, weight * np.eye(len(self.names))])
-        b = np.concatenate([b, weight * self.start / scale])
-        lower, upper = self.constraints.limits(self.names)
-        orders = self.constraints.rows(self.names) * scale
-        return scale * _bounded(a, b, lower / scale, upper / scale, orders)
-
-    def held_out(self, groups: Sequence[str]) -> Array:
-        """Predict each kernel by a fit that never saw its group."""
-        labels = np.array(groups)
-        if len(set(groups)) < 2:
-            return np.full(len(self.measured), np.nan)
-        predicted = np.empty(len(self.measured))
-        for label in dict.fromkeys(groups):
-            out = labels == label
-            predicted[out] = self.drive[out] @ self.solve(~out) + self.offset[out]
-        return predicted
-
-
-def _bounded(a: Array, b: Array, lower: Array, upper: Array, orders: Array) -> Array:
+def _solve_bounded(a: Array, b: Array, lower: Array, upper: Array, orders: Array) -> Array:
     """Minimise |a·x − b|² within bounds and orderings."""
     if not len(orders):
         from scipy.optimize import lsq_linear
@@ -255,22 +227,15 @@ def _bounded(a: Array, b: Array, lower: Array, upper: Array, orders: Array) -> A
         raise MissingTool("orderings need clarabel. Install it: pip install clarabel") from None
     from scipy import sparse
 
-    count = a.shape[1]
-    finite = np.isfinite(upper)
-    rows = [orders, np.eye(count)[finite], -np.eye(count)]
-    limits = [np.zeros(len(orders)), upper[finite], -lower]
+    finite, identity = np.isfinite(upper), np.eye(a.shape[1])
+    stacked = np.vstack([orders, identity[finite], -identity])
+    limits = np.concatenate([np.zeros(len(orders)), upper[finite], -lower])
     settings = clarabel.DefaultSettings()
     settings.verbose = False
-    stacked = np.vstack(rows)
-    solver = clarabel.DefaultSolver(
-        sparse.csc_matrix(np.triu(2.0 * a.T @ a)),
-        -2.0 * a.T @ b,
-        sparse.csc_matrix(stacked),
-        np.concatenate(limits),
-        [clarabel.NonnegativeConeT(len(stacked))],
-        settings,
-    )
-    solution = solver.solve()
+    cones = [clarabel.NonnegativeConeT(len(stacked))]
+    quadratic = sparse.csc_matrix(np.triu(2.0 * a.T @ a))
+    problem = (quadratic, -2.0 * a.T @ b, sparse.csc_matrix(stacked), limits, cones, settings)
+    solution = clarabel.DefaultSolver(*problem).solve()
     if str(solution.status) not in ("Solved", "AlmostSolved"):
         do = "Do the orderings contradict the bounds?"
         raise bad_value("fit", "bounds and orderings that can all hold", str(solution.status), do)
@@ -302,36 +267,35 @@ def read_measured_kernels(
     rows = _read_rows(path)
     if not rows:
         raise bad_value(path.name, "one line per kernel below a header", "nothing")
-    header = list(rows[0])
-    for wanted in (columns.measured, columns.kernel, columns.application, columns.duration, columns.cycles):
-        if wanted is not None and wanted not in header:
-            close = nearest_names(wanted, header)
-            raise bad_value(
-                path.name, f"a column {wanted!r}", f"none; closest: {', '.join(close)}" if close else "none"
-            )
-    special = {columns.measured, columns.kernel, columns.application, columns.duration, columns.cycles}
+    header, where = list(rows[0]), path.name
+    special = {columns.measured, columns.kernel, columns.application, columns.duration, columns.cycles} - {None}
+    for wanted in special - set(header):
+        close = nearest_names(str(wanted), header)
+        raise bad_value(where, f"a column {wanted!r}", f"none; closest: {', '.join(close)}" if close else "none")
     found = [c.removeprefix(columns.prefix) for c in header if c.startswith(columns.prefix) and c not in special]
     chosen = list(names) if names else [name for name in found if name not in columns.leave_out]
     lost = [name for name in chosen if columns.prefix + name not in header]
     if not chosen or lost:
-        raise bad_value(path.name, f"columns {columns.prefix}{', '.join(lost) or '*'}", "none")
-    drive = np.array([[_number(row, columns.prefix + name, path.name) for name in chosen] for row in rows])
+        raise bad_value(where, f"columns {columns.prefix}{', '.join(lost) or '*'}", "none")
+
+    def read(column: str) -> Array:
+        return np.array([_read_number(row, column, where) for row in rows])
+
+    drive = np.stack([read(columns.prefix + name) for name in chosen], axis=-1)
     duration_s = None
     if columns.duration is not None:
-        duration_s = np.array([_number(row, columns.duration, path.name) for row in rows])
+        duration_s = read(columns.duration)
     elif columns.cycles is not None and columns.clock_hz is not None:
-        duration_s = np.array([_number(row, columns.cycles, path.name) for row in rows]) / columns.clock_hz
+        duration_s = read(columns.cycles) / columns.clock_hz
     if rates:
         if duration_s is None:
-            raise bad_value(path.name, "a duration, to turn counts into rates", "none")
+            raise bad_value(where, "a duration, to turn counts into rates", "none")
         drive = drive / duration_s[:, np.newaxis]
     kernels = tuple(row[columns.kernel] for row in rows)
-    applications = tuple(
-        row[columns.application] if columns.application else application_of_kernel(row[columns.kernel])
-        for row in rows
-    )
-    measured = np.array([_number(row, columns.measured, path.name) for row in rows])
-    return MeasuredKernels(kernels, applications, tuple(chosen), drive, measured, duration_s)
+    applications = tuple(application_of_kernel(kernel) for kernel in kernels)
+    if columns.application:
+        applications = tuple(row[columns.application] for row in rows)
+    return MeasuredKernels(kernels, applications, tuple(chosen), drive, read(columns.measured), duration_s)
 
 
 def rates_to_watts(runs: MeasuredKernels, table: EnergyTable) -> MeasuredKernels:
@@ -370,7 +334,7 @@ def published_model_errors(path: Path) -> list[dict[str, float | str | int]]:
     found: list[dict[str, float | str | int]] = []
     for config in dict.fromkeys(row["config"] for row in rows):
         mine = [row for row in rows if row["config"] == config]
-        pairs = np.array([[_number(row, c, path.name) for c in ("sim_total_W", "hw_total_W")] for row in mine])
+        pairs = np.array([[_read_number(row, c, path.name) for c in ("sim_total_W", "hw_total_W")] for row in mine])
         found.append({"config": config, "n": len(mine), "mape": mean_error_percent(pairs[:, 0], pairs[:, 1])})
     return found
 
@@ -401,7 +365,7 @@ def _read_rows(path: Path) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(read_bytes(path, _MAX_BYTE).decode("utf-8", "replace"))))
 
 
-def _number(row: Mapping[str, str], column: str, where: str) -> float:
+def _read_number(row: Mapping[str, str], column: str, where: str) -> float:
     try:
         value = float(row[column])
     except (TypeError, ValueError):
@@ -437,18 +401,13 @@ def compare_simulator_runs(reference: Path) -> list[SimulatorRunError]:
         if not folder.is_dir() or not table.is_file():
             continue
         with tempfile.TemporaryDirectory() as out:
-            asked = TraceRequest(
-                folder / "metric_trace.log.gz",
-                folder / f"{name}.xml",
-                table,
-                Path(out),
-                dialect,
-                parquet=False,
-                figure=False,
-            )
+            files = (folder / "metric_trace.log.gz", folder / f"{name}.xml", table, Path(out), dialect)
+            asked = TraceRequest(*files, parquet=False, figure=False)
             result = make_power_trace(asked)[1]
             truth = open_power_trace(folder / "power_trace.log.gz")
-            error_w = np.abs(_read_watts(open_power_trace(Path(out) / "power_trace.log.gz")) - _read_watts(truth))
+            ours = open_power_trace(Path(out) / "power_trace.log.gz")
+            watts = [np.concatenate([block.value for block in trace.blocks()]) for trace in (ours, truth)]
+            error_w = np.abs(watts[0] - watts[1])
         worst = dict(zip(truth.columns, error_w.max(axis=0).tolist(), strict=True))
         found.append(
             SimulatorRunError(run, result.samples, {k: v for k, v in worst.items() if k not in undetermined})
@@ -465,7 +424,3 @@ def refine_volta_components(reference: Path) -> tuple[int, ComponentFitErrors] |
         read_measured_kernels(path, KernelColumns("hw_total_W", prefix="accelwattch_HW_", leave_out=("total_W",)))
     )
     return found.kernels, found.score
-
-
-def _read_watts(trace: TraceFile) -> Array:
-    return np.concatenate([block.value for block in trace.blocks()])

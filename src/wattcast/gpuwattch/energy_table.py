@@ -205,11 +205,18 @@ def _parse_csv(data: bytes, path: Path, sample_cycle: int, clock_hz: float | Non
         if len(row) < 2:
             continue
         if row[0].startswith("#"):
-            notes[row[0].strip("# ").partition(" ")[0].partition("(")[0]] = _float(row[1], f"{where}: line {number}")
+            name = row[0].strip("# ").partition(" ")[0].partition("(")[0]
+            notes[name] = _parse_float(row[1], f"{where}: line {number}")
             continue
-        figures = [_float(text, f"{where}: line {number}: {row[0]}") if text else None for text in row[1:4]]
+        figures = [_parse_float(text, f"{where}: line {number}: {row[0]}") if text else None for text in row[1:4]]
         if row[0] not in _NO_ENERGY:
-            energy[row[0]] = _sharpest(row[1:4], figures)
+            # product over factor, both printed as well, is sometimes finer than the energy itself
+            low, high = _rounding_interval(row[1])
+            if len(figures) == 3 and figures[1] and figures[2]:
+                factor, product = _rounding_interval(row[2]), _rounding_interval(row[3])
+                finer = max(low, product[0] / factor[1]), min(high, product[1] / factor[0])
+                low, high = finer if finer[0] <= finer[1] else (low, high)
+            energy[row[0]] = 0.5 * (low + high)
         if len(figures) > 1 and figures[1] is not None:
             scaling[row[0]] = figures[1]
     if "executionTime_s" not in notes or DUTY not in energy:
@@ -234,19 +241,6 @@ def _parse_csv(data: bytes, path: Path, sample_cycle: int, clock_hz: float | Non
     )
 
 
-def _sharpest(texts: Sequence[str], figures: Sequence[float | None]) -> float:
-    """Return an energy per count in the middle of the values that print as given.
-
-    The table prints the energy, the scaling factor and their product; product over factor is sometimes the finer one.
-    """
-    low, high = _rounding_interval(texts[0])
-    if len(figures) == 3 and figures[1] and figures[2]:
-        factor, scaled = _rounding_interval(texts[1]), _rounding_interval(texts[2])
-        finer = max(low, scaled[0] / factor[1]), min(high, scaled[1] / factor[0])
-        low, high = finer if finer[0] <= finer[1] else (low, high)
-    return 0.5 * (low + high)
-
-
 def _rounding_interval(text: str) -> tuple[float, float]:
     """Return the smallest and largest number that print as ``text`` with 8 digits; fewer digits are exact."""
     mantissa = text.strip().lower().partition("e")[0].replace(".", "").lstrip("+-0")
@@ -257,7 +251,7 @@ def _rounding_interval(text: str) -> tuple[float, float]:
     return value - half, value + half
 
 
-def _float(text: str, where: str) -> float:
+def _parse_float(text: str, where: str) -> float:
     try:
         value = float(text)
     except ValueError:
@@ -280,7 +274,6 @@ class ChipComponent:
     """One component: the counters that drive it, and how it follows voltage and clock."""
 
     name: str
-    title: str
     rail: ComponentRail
     clocked: bool
     constant: str | float | None  # a named constant, or watts
@@ -314,8 +307,8 @@ class _ComponentEntry(msgspec.Struct, forbid_unknown_fields=True):
 
 class _ComponentFile(msgspec.Struct, forbid_unknown_fields=True):
     components: list[_ComponentEntry]
-    steady_leaves_out: list[str] = []
-    no_comma: list[str] = []
+    steady_leaves_out: tuple[str, ...] = ()
+    no_comma: tuple[str, ...] = ()
     wattcast: str = COMPONENTS_FORM
 
 
@@ -337,32 +330,22 @@ def read_component_set(dialect: SimulatorDialect, compat: bool = False, more: Se
                 raise bad_value(f"{name}.mode", "'correct' or nothing", entry.mode)
             if entry.name in found:
                 raise bad_value(name, "a name of its own", "a component that is there already")
-            if not (compat and entry.mode == "correct"):
-                found[entry.name] = _make_component(entry, compat, name)
+            if compat and entry.mode == "correct":
+                continue
+            terms: dict[str, tuple[str, ...] | float] = {}
+            for counter, energy in (entry.compat_terms if compat and entry.compat_terms else entry.terms).items():
+                here = f"{name}.terms.{counter}"
+                terms[counter] = tuple(energy) if isinstance(energy, list) else units.parse(energy, "J", here)
+            constant: str | float | None = entry.constant
+            if entry.constant is not None and entry.constant[:1].isdigit():
+                constant = units.parse(entry.constant, "W", f"{name}.constant")
+            if not terms and constant is None and not entry.static:
+                raise bad_value(name, "terms, a constant or static", "a component nothing drives")
+            component = ChipComponent(entry.name, entry.rail, entry.clocked, constant, entry.static, terms)
+            found[entry.name] = component
     known = {c.column for c in dialect_counters(dialect)}
     custom = list(dict.fromkeys(t for c in found.values() for t in c.terms if t not in known))
     if len(custom) > len(CUSTOM_EVENTS):
         raise bad_value("components", f"at most {len(CUSTOM_EVENTS)} counters of your own", f"{len(custom)}")
-    return ComponentSet(
-        dialect,
-        compat,
-        tuple(found.values()),
-        tuple(base.steady_leaves_out),
-        tuple(base.no_comma),
-        dict(zip(custom, CUSTOM_EVENTS, strict=False)),
-    )
-
-
-def _make_component(entry: _ComponentEntry, compat: bool, where: str) -> ChipComponent:
-    terms: dict[str, tuple[str, ...] | float] = {}
-    for counter, energy in (entry.compat_terms if compat and entry.compat_terms else entry.terms).items():
-        is_named = isinstance(energy, list)
-        terms[counter] = tuple(energy) if is_named else units.parse(energy, "J", f"{where}.terms.{counter}")
-    constant: str | float | None = entry.constant
-    if entry.constant is not None and entry.constant[:1].isdigit():
-        constant = units.parse(entry.constant, "W", f"{where}.constant")
-    if not terms and constant is None and not entry.static:
-        raise bad_value(where, "terms, a constant or static", "a component nothing drives")
-    return ChipComponent(
-        entry.name, entry.title or entry.name, entry.rail, entry.clocked, constant, entry.static, terms
-    )
+    events = dict(zip(custom, CUSTOM_EVENTS, strict=False))
+    return ComponentSet(dialect, compat, tuple(found.values()), base.steady_leaves_out, base.no_comma, events)

@@ -185,10 +185,10 @@ def format_kernel_report(kernel: KernelPower, names: Sequence[ListedKernel], lab
 
     def lines(kind: str, names: Sequence[str], values: Array) -> Iterator[str]:
         for name, value in zip(names, values.tolist(), strict=True):
-            yield f"gpu_{kind}_{name} = {_stream_text(value)}\n"
+            yield f"gpu_{kind}_{name} = {_format_stream_number(value)}\n"
 
     def block(kind: str, power_w: float, part_w: Array, counter: Array) -> Iterator[str]:
-        yield f"kernel_{kind}_power = {_stream_text(power_w)}\n"
+        yield f"kernel_{kind}_power = {_format_stream_number(power_w)}\n"
         yield from lines(kind, labels.part_labels, part_w)
         yield from lines(kind, labels.counter_labels, counter)
 
@@ -199,18 +199,18 @@ def format_kernel_report(kernel: KernelPower, names: Sequence[ListedKernel], lab
     yield from block("avg", kernel.mean_w, kernel.mean_part_w, kernel.mean_counter)
     if labels.totals:
         if kernel.mean_thread is not None:
-            yield f"gpu_avg_threads_per_warp = {_stream_text(kernel.mean_thread)}\n"
+            yield f"gpu_avg_threads_per_warp = {_format_stream_number(kernel.mean_thread)}\n"
         yield from lines("tot", labels.counter_labels, kernel.total_counter)
     for kind, title, extreme in (("max", "Maximum", kernel.highest), ("min", "Minimum", kernel.lowest)):
         yield f"\nKernel {title} Power Data:\n"
         yield from block(kind, extreme.power_w, extreme.part_w, extreme.counter)
     yield "\nAccumulative Power Statistics Over Previous Kernels:\n"
-    yield f"gpu_tot_avg_power = {_stream_text(kernel.so_far_mean_w)}\n"
-    yield f"gpu_tot_max_power = {_stream_text(kernel.so_far_max_w)}\n"
-    yield f"gpu_tot_min_power = {_stream_text(kernel.so_far_min_w)}\n\n\n"
+    yield f"gpu_tot_avg_power = {_format_stream_number(kernel.so_far_mean_w)}\n"
+    yield f"gpu_tot_max_power = {_format_stream_number(kernel.so_far_max_w)}\n"
+    yield f"gpu_tot_min_power = {_format_stream_number(kernel.so_far_min_w)}\n\n\n"
 
 
-def _stream_text(value: float) -> str:
+def _format_stream_number(value: float) -> str:
     """Return a number as a C++ stream prints it; 0/0 is ``-nan`` there."""
     return "-nan" if math.isnan(value) else f"{value:g}"
 
@@ -305,7 +305,7 @@ def draw_component_power(timeline: PowerBins, parts: tuple[str, ...], title: str
     start_s, end_s, part_w = timeline.mean()
     order = np.argsort(-part_w.sum(axis=0), kind="stable")
     shown = [int(i) for i in order[:MOST_PARTS] if part_w[:, i].any()]
-    stack = {parts[i]: (part_w[:, i], _part_colour(i)) for i in shown}
+    stack = {parts[i]: (part_w[:, i], _choose_part_colour(i)) for i in shown}
     rest = part_w.sum(axis=1) - part_w[:, shown].sum(axis=1)
     if rest.max(initial=0.0) > 1e-9:
         stack["all others"] = (rest, "#BFBFBF")
@@ -324,7 +324,7 @@ def draw_component_power(timeline: PowerBins, parts: tuple[str, ...], title: str
     return figure
 
 
-def _part_colour(place: int) -> str:
+def _choose_part_colour(place: int) -> str:
     base, shade = _COLOURS[place % len(_COLOURS)], _SHADES[place // len(_COLOURS) % len(_SHADES)]
     channels = [int(base[i : i + 2], 16) for i in (1, 3, 5)]
     mixed = [c + (255 - c) * shade if shade > 0 else c * (1.0 + shade) for c in channels]

@@ -7,6 +7,7 @@ are bounded. A damaged trace still yields the rows before the damage; then ``Tra
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import zlib
 from collections.abc import Iterator, Mapping
@@ -52,7 +53,7 @@ class TraceBlock:
 
     def head(self, rows: int) -> TraceBlock:
         """Return the first ``rows`` rows."""
-        return TraceBlock(self.first, self.value[:rows], _first_lines(self.text, rows))
+        return TraceBlock(self.first, self.value[:rows], _take_lines(self.text, rows))
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class TraceFile:
     def blocks(self, block_byte: int = BLOCK_BYTE) -> Iterator[TraceBlock]:
         """Yield the rows in order, then raise ``TraceFault`` if the file is damaged."""
         rows = 0
-        source = _lines(self.path, block_byte)
+        source = _read_lines(self.path, block_byte)
         next(source)  # the header
         while True:
             try:
@@ -75,9 +76,9 @@ class TraceFile:
                 raise TraceFault(f"{fault} {rows} samples before it are good.", rows) from None
             if text is None:
                 return
-            value, complaint = _parse(text, len(self.columns))
+            value, complaint = _parse_rows(text, len(self.columns))
             if len(value):
-                yield TraceBlock(rows, value, text if complaint is None else _first_lines(text, len(value)))
+                yield TraceBlock(rows, value, text if complaint is None else _take_lines(text, len(value)))
                 rows += len(value)
             if complaint is not None:
                 where = f"{self.path.name}: line {rows + 2}"
@@ -86,7 +87,7 @@ class TraceFile:
 
 def open_trace(path: Path) -> TraceFile:
     """Read the header of a trace and find out whether the file is compressed."""
-    header = next(_lines(path, BLOCK_BYTE))
+    header = next(_read_lines(path, BLOCK_BYTE))
     try:
         names = header.decode("ascii").strip().rstrip(",").split(",")
     except UnicodeDecodeError:
@@ -108,9 +109,9 @@ def _is_gzip(path: Path) -> bool:
         raise BadInput(f"{clip_text(str(path), 200)}: cannot be read ({error.strerror or error}).") from error
 
 
-def _lines(path: Path, block_byte: int) -> Iterator[bytes]:
+def _read_lines(path: Path, block_byte: int) -> Iterator[bytes]:
     """Yield the header line, then blocks of whole lines."""
-    pieces = _gunzip(path, block_byte) if _is_gzip(path) else _plain(path, block_byte)
+    pieces = _read_gzip(path, block_byte) if _is_gzip(path) else _read_plain(path, block_byte)
     rest, header_sent, ended = b"", False, False
     fault: BadInput | None = None
     while not ended:
@@ -139,7 +140,7 @@ def _lines(path: Path, block_byte: int) -> Iterator[bytes]:
         yield rest + b"\n"
 
 
-def _plain(path: Path, block_byte: int) -> Iterator[bytes]:
+def _read_plain(path: Path, block_byte: int) -> Iterator[bytes]:
     total = 0
     with path.open("rb") as stream:
         while data := stream.read(block_byte):
@@ -147,13 +148,12 @@ def _plain(path: Path, block_byte: int) -> Iterator[bytes]:
                 data += stream.readline(MAX_TRACE_LINE_BYTE + 1)
             total += len(data)
             if total > MAX_COUNTER_TRACE_BYTE:
-                raise bad_value(
-                    path.name, f"at most {MAX_COUNTER_TRACE_BYTE} bytes", "more", "Cut the trace in parts."
-                )
+                wanted = f"at most {MAX_COUNTER_TRACE_BYTE} bytes"
+                raise bad_value(path.name, wanted, "more", "Cut the trace in parts.")
             yield data
 
 
-def _gunzip(path: Path, block_byte: int) -> Iterator[bytes]:
+def _read_gzip(path: Path, block_byte: int) -> Iterator[bytes]:
     """Decompress member after member, handing out pieces of about ``block_byte``."""
     read = written = held = 0
     inside = False  # of a member: ending there is no clean end
@@ -171,7 +171,13 @@ def _gunzip(path: Path, block_byte: int) -> Iterator[bytes]:
                 data, inside = engine.unconsumed_tail, True
                 parts.append(out)
                 written, held = written + len(out), held + len(out)
-                _check_bomb(path, read, written)
+                if written > MAX_COUNTER_TRACE_BYTE:
+                    wanted = f"at most {MAX_COUNTER_TRACE_BYTE} bytes when unpacked"
+                    raise bad_value(path.name, wanted, "more", "Cut the trace in parts.")
+                if written > _RATIO_FROM_BYTE and written > MAX_GZIP_RATIO * read:
+                    wanted = f"gzip data of at most {MAX_GZIP_RATIO:.0f}:1"
+                    do = "This is no counter trace; unpack it yourself if you trust it."
+                    raise bad_value(path.name, wanted, f"{written / read:.0f}:1", do)
                 if engine.eof:
                     data = engine.unused_data.lstrip(b"\0")  # zero padding between members is allowed
                     engine, inside = zlib.decompressobj(wbits=31), False
@@ -183,77 +189,50 @@ def _gunzip(path: Path, block_byte: int) -> Iterator[bytes]:
         raise BadInput(f"{path.name}: the gzip data break off at byte {read}. Was the simulator stopped?")
 
 
-def _check_bomb(path: Path, read: int, written: int) -> None:
-    if written > MAX_COUNTER_TRACE_BYTE:
-        raise bad_value(
-            path.name, f"at most {MAX_COUNTER_TRACE_BYTE} bytes when unpacked", "more", "Cut the trace in parts."
-        )
-    if written > _RATIO_FROM_BYTE and written > MAX_GZIP_RATIO * read:
-        do = "This is no counter trace; unpack it yourself if you trust it."
-        raise bad_value(path.name, f"gzip data of at most {MAX_GZIP_RATIO:.0f}:1", f"{written / read:.0f}:1", do)
-
-
-def _parse(text: bytes, count: int) -> tuple[Array, str | None]:
+def _parse_rows(text: bytes, count: int) -> tuple[Array, str | None]:
     """Return rows of ``count`` numbers up to the first bad line, and the complaint about that line.
 
-    Only a block that the fast reader refuses is read line by line.
+    Only a block that polars refuses, or in which something is wrong, is read line by line.
     """
-    value = _parse_fast(text, count)
-    if value is not None:
-        return value, None
-    rows: list[list[float]] = []
-    complaint = None
-    for line in text.split(b"\n")[:-1]:
-        complaint = _append_row(line, count, rows)
-        if complaint is not None:
-            break
-    return np.array(rows, dtype=np.float64).reshape(len(rows), count), complaint
-
-
-def _parse_fast(text: bytes, count: int) -> Array | None:
-    """Read a block with polars, or return None where something in it is wrong."""
     import polars as pl
 
     schema: dict[str, type[pl.DataType]] = {f"c{i}": pl.Float64 for i in range(count)}
     first = text[: text.find(b"\n")].rstrip()
     if first.endswith(b","):
         schema["end"] = pl.String
-    if first.count(b",") != len(schema) - 1:
-        return None
-    try:
-        frame = pl.read_csv(text, has_header=False, schema=schema, quote_char=None)
-    except pl.exceptions.PolarsError:
-        return None
-    if "end" in schema and frame["end"].null_count() != frame.height:
-        return None
-    value = frame.select(list(schema)[:count]).to_numpy(order="fortran")  # what is missing becomes NaN
-    if not np.isfinite(value.T.sum()) or value.T.min(initial=0.0) < 0.0:
-        return None
-    return value
+    if first.count(b",") == len(schema) - 1:
+        with contextlib.suppress(pl.exceptions.PolarsError):
+            frame = pl.read_csv(text, has_header=False, schema=schema, quote_char=None)
+            value = frame.select(list(schema)[:count]).to_numpy(order="fortran")  # what is missing becomes NaN
+            ended = "end" not in schema or frame["end"].null_count() == frame.height
+            if ended and np.isfinite(value.T.sum()) and value.T.min(initial=0.0) >= 0.0:
+                return value, None
+    rows: list[list[float]] = []
+    complaint = None
+    for line in text.split(b"\n")[:-1]:
+        fields = line.strip().decode("ascii", "replace").split(",")
+        if len(fields) > 1 and not fields[-1].strip():
+            fields.pop()
+        if len(fields) != count or fields == [""]:
+            complaint = f"expected {count} counters, got {'an empty line' if fields == [''] else len(fields)}."
+            break
+        row: list[float] = []
+        for field_text in fields:
+            try:
+                row.append(float(field_text))
+            except ValueError:
+                complaint = f"expected numbers, got {clip_text(field_text)!r}."
+                break
+            if not (np.isfinite(row[-1]) and row[-1] >= 0.0):
+                complaint = f"expected finite counters, zero or more, got {clip_text(field_text)}."
+                break
+        if complaint is not None:
+            break
+        rows.append(row)
+    return np.array(rows, dtype=np.float64).reshape(len(rows), count), complaint
 
 
-def _append_row(line: bytes, count: int, rows: list[list[float]]) -> str | None:
-    """Append the numbers of a line to ``rows``, or return what is wrong with it."""
-    fields = line.strip().decode("ascii", "replace").split(",")
-    if len(fields) > 1 and not fields[-1].strip():
-        fields.pop()
-    if fields == [""]:
-        return f"expected {count} counters, got an empty line."
-    if len(fields) != count:
-        return f"expected {count} counters, got {len(fields)}."
-    row: list[float] = []
-    for text in fields:
-        try:
-            row.append(float(text))
-        except ValueError:
-            return f"expected numbers, got {clip_text(text)!r}."
-        if not (np.isfinite(row[-1]) and row[-1] >= 0.0):
-            return f"expected finite counters, zero or more, got {clip_text(text)}."
-    rows.append(row)
-    return None
-
-
-def _first_lines(text: bytes, count: int) -> bytes:
+def _take_lines(text: bytes, count: int) -> bytes:
     return b"\n".join(text.split(b"\n", count)[:count]) + b"\n"
 
 
@@ -274,13 +253,8 @@ class SimulatorCounter:
     prescaled: bool  # the simulator has multiplied by that factor already
 
 
-CYCLES, CLOCK, VOLTAGE, THREADS, INSTRUCTIONS = (
-    "CYCLES",
-    "CORE_CLOCK_MHZ",
-    "CORE_VOLTAGE_V",
-    "THREADS_PER_WARP",
-    "INSTRUCTIONS",
-)
+CYCLES, CLOCK, VOLTAGE = "CYCLES", "CORE_CLOCK_MHZ", "CORE_VOLTAGE_V"
+THREADS, INSTRUCTIONS = "THREADS_PER_WARP", "INSTRUCTIONS"
 OPTIONAL_COLUMNS = (CYCLES, CLOCK, VOLTAGE, THREADS, INSTRUCTIONS)
 CUSTOM_EVENTS = tuple(f"custom_{i}" for i in range(1, 9))
 

@@ -30,20 +30,11 @@ from wattcast.gpuwattch.architecture import (
 )
 from wattcast.gpuwattch.component_build import build_component_model
 from wattcast.gpuwattch.energy_table import EnergyTable, read_component_set, read_energies
-from wattcast.gpuwattch.trace_outputs import (
-    PowerBins,
-    draw_component_power,
-)
-from wattcast.gpuwattch.trace_reading import (
-    SimulatorDialect,
-    TraceSampling,
-    open_metric_trace,
-)
+from wattcast.gpuwattch.trace_outputs import draw_component_power
+from wattcast.gpuwattch.trace_reading import SimulatorDialect, TraceSampling, open_metric_trace
 from wattcast.gpuwattch.trace_run import TraceResult, TraceRun, WantedFiles, run_trace
-from wattcast.gpuwattch.trace_statistics import (
-    read_kernel_list,
-)
-from wattcast.power.component_power import Leakage, read_mcpat
+from wattcast.gpuwattch.trace_statistics import read_kernel_list
+from wattcast.power.component_power import read_mcpat
 from wattcast.power.power_model import Power
 
 SIMULATOR_CONFIG_FILE = "gpgpusim.config"
@@ -84,7 +75,17 @@ def make_power_trace(request: TraceRequest) -> tuple[TraceRun, TraceResult]:
         if importlib.util.find_spec("matplotlib") is None:
             result.notes.append("no figure: matplotlib is not installed")
         else:
-            result.files.append(_save_figure(request, job, result, result.timeline))
+            mean_w = result.energy_j / result.duration_s
+            counts = f"{result.samples} samples, {len(result.kernels)} kernels"
+            mode = f"as {request.compat}" if request.compat else "Wattcast"
+            energies = request.energies.name if request.energies else "bottom-up energies"
+            caption = f"{job.model.reference_clock_hz / 1e6:g} MHz reference, {energies}, {mode}"
+            title = f"{request.trace.name}: {mean_w:.4g} W mean, {counts}"
+            figure = draw_component_power(result.timeline, job.model.parts, title, caption)
+            buffer = io.BytesIO()
+            figure.savefig(buffer, format="png", dpi=144)
+            write_whole(request.out / "components.png", buffer.getvalue())
+            result.files.append(request.out / "components.png")
     return job, result
 
 
@@ -107,21 +108,37 @@ def prepare_trace_run(request: TraceRequest) -> tuple[TraceRun, list[str]]:
     if clock_hz is None:
         clock_hz = table.reference_clock_hz
         notes.append(f"core clock {units.show(clock_hz, 'Hz', 6)}, from the sample time of {table.name}")
+    leakage = read_mcpat(request.leakage, config.sm_count) if request.leakage else table.leakage
+    if leakage is None and request.gate_idle_sms:
+        raise MissingSpecification("--gate-idle-sms needs leakage: give --leakage, or a table that holds it.")
+    if leakage is None and request.compat is None:
+        notes.append("leakage is not known and in no part (--leakage gives it)")
+    if leakage is not None and request.compat is not None:
+        notes.append("leakage is left out, as in the original")
+    if leakage is not None and request.gate_idle_sms:
+        leakage = replace(leakage, gated=True)
     components = read_component_set(dialect, request.compat is not None, request.components)
-    built = build_component_model(
-        architecture,
-        table,
-        components,
-        sm_count=config.sm_count,
-        leakage=_find_leakage(request, table, config, notes),
-        threads=request.threads_per_warp,
-    )
+    sms, threads = config.sm_count, request.threads_per_warp
+    built = build_component_model(architecture, table, components, sm_count=sms, leakage=leakage, threads=threads)
     sampling = TraceSampling(config.sample_cycle, clock_hz)
     if request.dvfs is not None:
         first, clocks_hz, volts = read_clock_steps(request.dvfs, clock_hz)
         sampling = TraceSampling(config.sample_cycle, clock_hz, first, clocks_hz, volts)
         if np.isnan(volts).any():
             notes.append(f"{request.dvfs.name} does not give every voltage: none is scaled")
+    parquet = request.parquet
+    if parquet and importlib.util.find_spec("pyarrow") is None:
+        parquet = False
+        notes.append("no Parquet table: pyarrow is not installed")
+    wanted = WantedFiles(parquet=parquet, figure=request.figure)
+    if request.simulator_config is not None:  # which may switch files off
+        if config.power_per_cycle_dump:
+            notes.append("power_per_cycle_dump: samples.parquet holds every sample's components")
+        switches = ("power_simulation_enabled", "power_trace_enabled", "steady_power_levels_enabled")
+        report, traces, steady = (bool(getattr(config, name)) for name in switches)
+        wanted = WantedFiles(report, traces, traces, steady, parquet, request.figure)
+        if off := [name for name in switches if not getattr(config, name)]:
+            notes.append(f"{', '.join(off)} off in {request.simulator_config.name}: their files are not written")
     run = TraceRun(
         trace=open_metric_trace(request.trace, dialect, architecture.all_scaling(), components.custom),
         model=built.model,
@@ -130,7 +147,7 @@ def prepare_trace_run(request: TraceRequest) -> tuple[TraceRun, list[str]]:
         out=request.out,
         kernels=read_kernel_list(request.kernels, config.sample_cycle) if request.kernels else (),
         config=config,
-        wanted=_choose_files(request, config, notes),
+        wanted=wanted,
         compress=request.compress,
     )
     return run, [*notes, *built.notes]
@@ -174,20 +191,6 @@ def _find_energies(
     return make_energy_table(found, architecture.dialect)
 
 
-def _find_leakage(
-    request: TraceRequest, table: EnergyTable, config: SimulatorConfig, notes: list[str]
-) -> Leakage | None:
-    found = read_mcpat(request.leakage, config.sm_count) if request.leakage else table.leakage
-    if found is None:
-        if request.gate_idle_sms:
-            raise MissingSpecification("--gate-idle-sms needs leakage: give --leakage, or a table that holds it.")
-        if request.compat is None:
-            notes.append("leakage is not known and in no part (--leakage gives it)")
-    elif request.compat is not None:
-        notes.append("leakage is left out, as in the original")
-    return replace(found, gated=True) if found is not None and request.gate_idle_sms else found
-
-
 def read_clock_steps(path: Path, clock_hz: float) -> tuple[Array, Array, Array]:
     """Read clock and voltage from given samples on: a CSV of ``sample`` with ``clock``, ``voltage`` or both.
 
@@ -211,36 +214,6 @@ def read_clock_steps(path: Path, clock_hz: float) -> tuple[Array, Array, Array]:
         raise bad_value(path.name, "at least one step", "none")
     first, clocks, voltages = np.array(steps).T
     return first, clocks, voltages
-
-
-def _choose_files(request: TraceRequest, config: SimulatorConfig, notes: list[str]) -> WantedFiles:
-    """Want every file, less those a named configuration switches off and those no installed library can write."""
-    parquet = request.parquet
-    if parquet and importlib.util.find_spec("pyarrow") is None:
-        parquet = False
-        notes.append("no Parquet table: pyarrow is not installed")
-    if request.simulator_config is None:
-        return WantedFiles(parquet=parquet, figure=request.figure)
-    if config.power_per_cycle_dump:
-        notes.append("power_per_cycle_dump: samples.parquet holds every sample's components")
-    switches = ("power_simulation_enabled", "power_trace_enabled", "steady_power_levels_enabled")
-    report, traces, steady = (bool(getattr(config, name)) for name in switches)
-    if off := [name for name, on in zip(switches, (report, traces, steady), strict=True) if not on]:
-        notes.append(f"{', '.join(off)} off in {request.simulator_config.name}: their files are not written")
-    return WantedFiles(report, traces, traces, steady, parquet, request.figure)
-
-
-def _save_figure(request: TraceRequest, job: TraceRun, result: TraceResult, timeline: PowerBins) -> Path:
-    mean_w = result.energy_j / result.duration_s
-    title = f"{request.trace.name}: {mean_w:.4g} W mean, {result.samples} samples, {len(result.kernels)} kernels"
-    mode = f"as {request.compat}" if request.compat else "Wattcast"
-    energies = request.energies.name if request.energies else "bottom-up energies"
-    caption = f"{job.model.reference_clock_hz / 1e6:g} MHz reference, {energies}, {mode}"
-    buffer = io.BytesIO()
-    draw_component_power(timeline, job.model.parts, title, caption).savefig(buffer, format="png", dpi=144)
-    path = request.out / "components.png"
-    write_whole(path, buffer.getvalue())
-    return path
 
 
 class CounterSource(StrEnum):

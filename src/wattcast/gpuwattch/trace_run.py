@@ -16,9 +16,7 @@ from typing import Any
 import numpy as np
 
 from wattcast.core.arrays import Array, Mask
-from wattcast.gpuwattch.architecture import (
-    SimulatorConfig,
-)
+from wattcast.gpuwattch.architecture import SimulatorConfig
 from wattcast.gpuwattch.energy_table import ComponentSet
 from wattcast.gpuwattch.trace_outputs import (
     BackgroundWriter,
@@ -110,8 +108,23 @@ def run_trace(job: TraceRun) -> TraceResult:
             work.process_block(block, following)
         work.writer.drain()
         work.finish()
-    work.result.notes.extend(_describe_gaps(job, work.result, work.ends.by_list))
-    return work.result
+    result, notes = work.result, work.result.notes
+    ended = [k for k in result.kernels if k.finished]
+    if not job.kernels:
+        notes.append("kernel names are not in a metric trace: they are left out (--kernels gives them)")
+    elif len(ended) != len(job.kernels):
+        how = "by its list" if work.ends.by_list else "found by their repeated rows"
+        notes.append(
+            f"{len(job.kernels)} kernels are listed, {len(ended)} ended in the trace, {how}: names may be shifted. "
+            "Give each kernel's samples or cycles in the list"
+        )
+    if any(k.ipc is not None for k in job.kernels) and INSTRUCTIONS not in job.trace.optional:
+        notes.append("IPC of steady states is that of the whole kernel, from the list")
+    elif INSTRUCTIONS not in job.trace.optional:
+        notes.append("IPC is not in a metric trace: it is left out of the steady states")
+    if any(not k.finished for k in result.kernels):
+        notes.append("the last kernel had not ended when the trace did")
+    return result
 
 
 def _blocks_with_following(trace: MetricTrace, result: TraceResult) -> Iterator[tuple[TraceBlock, Array | None]]:
@@ -186,12 +199,12 @@ class _TracePass:
         total_w = power.total_w
         if job.compat and activity.has("core_voltage"):
             total_w = job.model.original_total_w(power, activity, job.components.steady_leaves_out)
-        self._write(block, power, total_w, ends)
+        self._write_rows(block, power, total_w, ends)
         thread = None
         if job.model.static is not None:
             has_threads = THREADS in job.trace.optional
             thread = job.trace.column(exact, THREADS) if has_threads else job.model.static.lanes(activity)
-        self._tally(power, total_w, exact, thread, ends)
+        self._add_kernels(power, total_w, exact, thread, ends)
         duration_s = np.broadcast_to(activity.duration_s, ends.shape)
         self._sum_samples(power, total_w, duration_s, np.asarray(activity.at.clock_hz), ends)
 
@@ -212,7 +225,7 @@ class _TracePass:
             ipc = [float(r.counter[column]) * per_cycle for r in regions]
             self.steady.write("".join(format_steady_rows(result.regions, job.kernels, job.compat, ipc)))
 
-    def _write(self, block: TraceBlock, power: Power, total_w: Array, ends: Mask) -> None:
+    def _write_rows(self, block: TraceBlock, power: Power, total_w: Array, ends: Mask) -> None:
         compat, part_w = self.job.compat, power.part_w
         drop = np.zeros_like(ends) if compat else ends
         if compat:
@@ -232,7 +245,7 @@ class _TracePass:
         if self.metric:
             self.writer.submit(write_text_rows, self.metric, block.text, drop, compat)
 
-    def _tally(self, power: Power, total_w: Array, block: TraceBlock, thread: Array | None, ends: Mask) -> None:
+    def _add_kernels(self, power: Power, total_w: Array, block: TraceBlock, lanes: Array | None, ends: Mask) -> None:
         """Add each stretch between kernel ends to the statistics of its kernel."""
         steady_w = total_w
         if self.job.compat and self.left_out:
@@ -240,7 +253,7 @@ class _TracePass:
         for a, b in pairwise([-1, *np.flatnonzero(ends).tolist(), len(block)]):
             run = slice(a + 1, b)
             if b > a + 1:
-                threads = None if thread is None else thread[run]
+                threads = None if lanes is None else lanes[run]
                 self.tally.add(total_w[run], power.part_w[run], block.value[run], threads)
                 if self.steady:
                     self.states.add(steady_w[run], block.value[run])
@@ -271,27 +284,6 @@ class _TracePass:
         result.samples += len(total_w)
         result.duration_s += float(duration_s.sum())
         result.energy_j += float((total_w * duration_s).sum())
-
-
-def _describe_gaps(job: TraceRun, result: TraceResult, by_list: bool) -> list[str]:
-    """Return notes on what the trace does not contain and how that was handled."""
-    notes = []
-    ended = [k for k in result.kernels if k.finished]
-    if not job.kernels:
-        notes.append("kernel names are not in a metric trace: they are left out (--kernels gives them)")
-    elif len(ended) != len(job.kernels):
-        how = "by its list" if by_list else "found by their repeated rows"
-        notes.append(
-            f"{len(job.kernels)} kernels are listed, {len(ended)} ended in the trace, {how}: names may be shifted. "
-            "Give each kernel's samples or cycles in the list"
-        )
-    if any(k.ipc is not None for k in job.kernels) and INSTRUCTIONS not in job.trace.optional:
-        notes.append("IPC of steady states is that of the whole kernel, from the list")
-    elif INSTRUCTIONS not in job.trace.optional:
-        notes.append("IPC is not in a metric trace: it is left out of the steady states")
-    if any(not k.finished for k in result.kernels):
-        notes.append("the last kernel had not ended when the trace did")
-    return notes
 
 
 def trace_to_plain(job: TraceRun, result: TraceResult) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,6 +20,7 @@ NO_STEADY_STATE = "ERROR! Not enough steady state points to generate average"
 IDLE_COLUMNS = ("PIPE_A", "IDLE_CORE_N", "CONST_DYNAMICN", "constant_power")  # may be above zero without work
 _MAX_BYTE = 64 << 20
 _COLUMNS = ("name", "uid", "samples", "cycles", "ipc")
+_LOG_COLUMNS = {"kernel_name": "name", "kernel_launch_uid": "uid", "gpu_sim_cycle": "cycles", "gpu_ipc": "ipc"}
 
 
 @dataclass(frozen=True)
@@ -164,12 +165,21 @@ class SteadyStateFinder:
 
     def add(self, power_w: Array, counter: Array) -> None:
         """Add consecutive samples of the running kernel."""
-        first = self._sample
-        for start, end, total, count in self._walk(power_w.tolist()):
-            sums = counter[max(start - first, 0) : end - first].sum(axis=0)
-            if start < first:
-                sums = sums + self._held
-            self.found.append(SteadyRegion(start, end, self._kernel, total / count, sums / count))
+        first, deviation_w = self._sample, self.definition.deviation_w
+        start, count, total = self._start, self._count, self._sum
+        for i, watts in enumerate(power_w.tolist()):
+            if not count:
+                start, count, total = first + i, 1, watts
+            elif -deviation_w < watts - total / count < deviation_w:
+                total += watts
+                count += 1
+            else:
+                if count > self.definition.minimum_sample:
+                    sums = counter[max(start - first, 0) : i].sum(axis=0)
+                    sums = sums + self._held if start < first else sums
+                    self.found.append(SteadyRegion(start, first + i, self._kernel, total / count, sums / count))
+                count = 0
+        self._start, self._count, self._sum = start, count, total
         self._sample = first + len(power_w)
         if not self._count:
             self._held = np.zeros(self.counters)
@@ -187,22 +197,6 @@ class SteadyStateFinder:
             self.found.append(None)
         self._count, self._kernel = 0, self._kernel + 1
         self._held = np.zeros(self.counters)
-
-    def _walk(self, power_w: Sequence[float]) -> Iterator[tuple[int, int, float, int]]:
-        """Yield start, end, summed watts and samples of the regions that break inside this block."""
-        deviation, least, base = self.definition.deviation_w, self.definition.minimum_sample, self._sample
-        start, count, total = self._start, self._count, self._sum
-        for i, watts in enumerate(power_w):
-            if not count:
-                start, count, total = base + i, 1, watts
-            elif -deviation < watts - total / count < deviation:
-                total += watts
-                count += 1
-            else:
-                if count > least:
-                    yield start, base + i, total, count
-                count = 0
-        self._start, self._count, self._sum = start, count, total
 
 
 @dataclass(frozen=True)
@@ -222,54 +216,42 @@ def read_kernel_list(path: Path, sample_cycle: int) -> tuple[ListedKernel, ...]:
     power report is searched for its ``kernel_name =`` and ``kernel_launch_uid =`` lines, and for
     ``gpu_sim_cycle`` and ``gpu_ipc``.
     """
-    text = read_bytes(path, _MAX_BYTE).decode("utf-8", "replace")
-    if re.search(r"^\s*kernel_name\s*=", text, re.MULTILINE):
-        return _from_log(text, sample_cycle)
-    lines = [line for line in text.splitlines() if line.strip()]
-    if lines and lines[0].split(",")[0].strip() == "name":
-        return _from_csv(text, path.name, sample_cycle)
-    return tuple(ListedKernel(clip_text(line.strip(), 4096), i) for i, line in enumerate(lines, start=1))
-
-
-def _from_log(text: str, sample_cycle: int) -> tuple[ListedKernel, ...]:
-    pattern = r"^\s*(kernel_name|kernel_launch_uid|gpu_sim_cycle|gpu_ipc)\s*=\s*(\S+)"
+    text, where = read_bytes(path, _MAX_BYTE).decode("utf-8", "replace"), path.name
     launches: list[dict[str, str]] = []
-    for key, value in re.findall(pattern, text, re.MULTILINE):
-        if key == "kernel_name":
-            launches.append({})
-        if launches:
-            launches[-1].setdefault(key, value)
-    samples = _samples([_maybe(k.get("gpu_sim_cycle")) for k in launches], sample_cycle)
-    return tuple(
-        ListedKernel(k["kernel_name"], int(k.get("kernel_launch_uid", i)), count, _maybe(k.get("gpu_ipc")))
-        for i, (k, count) in enumerate(zip(launches, samples, strict=True), start=1)
-    )
-
-
-def _from_csv(text: str, where: str, sample_cycle: int) -> tuple[ListedKernel, ...]:
-    reader = csv.DictReader(io.StringIO(text))
-    strange = [name for name in reader.fieldnames or () if name not in _COLUMNS]
-    if strange:
-        raise bad_value(f"{where}: header", f"columns of {', '.join(_COLUMNS)}", ", ".join(strange))
-    rows = list(reader)
-    for line, row in enumerate(rows, start=2):
-        for key in ("uid", "samples", "cycles"):
-            if row.get(key) and not str(row[key]).strip().isdigit():
-                raise bad_value(f"{where}: line {line}: {key}", "a whole number", row[key])
-    cycles = [float(row["cycles"]) if row.get("cycles") else None for row in rows]
-    counted = _samples(cycles, sample_cycle)
+    lines = [line for line in text.splitlines() if line.strip()]
+    if re.search(r"^\s*kernel_name\s*=", text, re.MULTILINE):
+        pattern = r"^\s*(kernel_name|kernel_launch_uid|gpu_sim_cycle|gpu_ipc)\s*=\s*(\S+)"
+        for key, value in re.findall(pattern, text, re.MULTILINE):
+            if key == "kernel_name":
+                launches.append({})
+            if launches:
+                launches[-1].setdefault(_LOG_COLUMNS[key], value)
+        launches = [k | {"cycles": str(_parse_figure(k.get("cycles")) or "")} for k in launches]
+    elif lines and lines[0].split(",")[0].strip() == "name":
+        reader = csv.DictReader(io.StringIO(text))
+        strange = [name for name in reader.fieldnames or () if name not in _COLUMNS]
+        if strange:
+            raise bad_value(f"{where}: header", f"columns of {', '.join(_COLUMNS)}", ", ".join(strange))
+        launches = list(reader)
+        for line, row in enumerate(launches, start=2):
+            for key in ("uid", "samples", "cycles"):
+                if row.get(key) and not str(row[key]).strip().isdigit():
+                    raise bad_value(f"{where}: line {line}: {key}", "a whole number", row[key])
+    else:
+        launches = [{"name": clip_text(line.strip(), 4096)} for line in lines]
+    counted = _count_samples([float(k["cycles"]) if k.get("cycles") else None for k in launches], sample_cycle)
     return tuple(
         ListedKernel(
-            row["name"],
-            int(row["uid"]) if row.get("uid") else i,
-            int(row["samples"]) if row.get("samples") else count,
-            _maybe(row.get("ipc")),
+            str(k["name"]),
+            int(k.get("uid") or i),
+            int(k["samples"]) if k.get("samples") else count,
+            _parse_figure(k.get("ipc")),
         )
-        for i, (row, count) in enumerate(zip(rows, counted, strict=True), start=1)
+        for i, (k, count) in enumerate(zip(launches, counted, strict=True), start=1)
     )
 
 
-def _samples(cycles: Sequence[float | None], sample_cycle: int) -> list[int | None]:
+def _count_samples(cycles: Sequence[float | None], sample_cycle: int) -> list[int | None]:
     """Count the samples in each kernel: one at every multiple of the sample length since the program began."""
     found: list[int | None] = []
     total = 0.0
@@ -281,7 +263,7 @@ def _samples(cycles: Sequence[float | None], sample_cycle: int) -> list[int | No
     return found
 
 
-def _maybe(text: str | None) -> float | None:
+def _parse_figure(text: str | None) -> float | None:
     try:
         value = float(text) if text else None
     except ValueError:
@@ -319,32 +301,23 @@ class KernelEndFinder:
         count = len(value)
         ends = np.zeros(count, dtype=np.bool_)
         if self._planned:
-            here = [row - self._row for row in self._planned if self._row <= row < self._row + count]
-            ends[here] = True
-        else:
-            ends = self._found(value, following)
+            ends[[row - self._row for row in self._planned if self._row <= row < self._row + count]] = True
+        elif count:
+            same = np.zeros(count + 1, dtype=np.bool_)  # same[i]: row i equals row i − 1
+            same[0] = self._last is not None and bool((value[0] == self._last).all())
+            rows = np.arange(1, count)
+            for column in range(value.shape[1]):
+                rows = rows[value[rows, column] == value[rows - 1, column]]
+                if not rows.size:
+                    break
+            same[rows] = True
+            same[count] = following is not None and bool((value[-1] == following).all())
+            working = np.array([name not in IDLE_COLUMNS for name in self.columns])
+            ends = same[:-1] & ~same[1:]
+            candidates = np.flatnonzero(ends)
+            ends[candidates] = (value[candidates][:, working] > 0).any(axis=1)
+            empty = np.flatnonzero(value[:, 0] == 0)
+            ends[empty[(value[empty] == 0).all(axis=1)]] = True  # a kernel without a sample
         self._row += count
         self._last = value[-1].copy() if count else self._last
-        return ends
-
-    def _found(self, value: Array, following: Array | None) -> Mask:
-        count = len(value)
-        same = np.zeros(count + 1, dtype=np.bool_)  # same[i]: row i equals row i − 1
-        if self._last is not None and count:
-            same[0] = bool((value[0] == self._last).all())
-        rows = np.arange(1, count)
-        for column in range(value.shape[1]):
-            rows = rows[value[rows, column] == value[rows - 1, column]]
-            if not rows.size:
-                break
-        same[rows] = True
-        if following is not None and count:
-            same[count] = bool((value[-1] == following).all())
-        working = np.array([name not in IDLE_COLUMNS for name in self.columns])
-        ends = same[:-1] & ~same[1:]
-        candidates = np.flatnonzero(ends)
-        ends[candidates] = (value[candidates][:, working] > 0).any(axis=1)
-        empty = np.flatnonzero(value[:, 0] == 0)
-        empty = empty[(value[empty] == 0).all(axis=1)]
-        ends[empty] = True  # a kernel without a sample
         return ends

@@ -241,10 +241,7 @@ def functional_unit_cost(tech: Technology, name: str) -> LogicCost:
     shrink = tech.logic_area_scale if unit.area_linear else (feature_nm / 90.0) ** 2
     leak_w = unit.leakage_w * _off_w_per_gate(tech) / _off_w_per_gate(_library())
     return LogicCost(
-        unit.energy_j * unit.factor * scale * tech.short_circuit,
-        leak_w,
-        0.0,
-        unit.area_um2 * shrink * MACRO_OVERHEAD,
+        unit.energy_j * unit.factor * scale * tech.short_circuit, leak_w, 0.0, unit.area_um2 * shrink * MACRO_OVERHEAD
     )
 
 
