@@ -18,8 +18,6 @@ from wattcast.core.measured_rows import database_folder, read_lines
 from wattcast.counter_models.counter_figures import RAIL_PARTS, make_rails_figures
 from wattcast.counter_models.counter_validation import (
     dct_savings,
-    error_variants,
-    find_mended_kernels,
     kernel_energies_above_idle,
     make_counter_model_rows,
     multimedia_power,
@@ -96,7 +94,7 @@ def test_the_shipped_model_is_the_fit_of_the_shipped_rows(fit: RailsFit) -> None
 
 
 def test_the_second_round_was_used_as_decided_beforehand(fit: RailsFit) -> None:
-    """One card, one run, the names left out as they were fixed, and the side reports that were promised."""
+    """One card, one run, and the names left out as they were fixed."""
     rows = [
         row for name in ("microbench", "multimedia") for row in read_lines(database_folder("h200") / f"{name}.jsonl")
     ]
@@ -111,12 +109,6 @@ def test_the_second_round_was_used_as_decided_beforehand(fit: RailsFit) -> None:
     measured = {row["name"] for row in rows if row["group"] != "multimedia"}
     assert measured - trained == {*fit.table.left_out, "dram_memcpy"}  # a copy by the driver has no counters
     assert len(fit.table.left_out) == 25
-    assert sum(name in find_mended_kernels("h200") for name in fit.table.left_out) == 17
-    figure = np.mean([abs(pair.off_percent) for pair in multimedia_power(fit)])
-    found = error_variants(fit, "h200")
-    assert found["mended_let_in"] > figure
-    assert found["without_partial_dram_rates"] == pytest.approx(figure, abs=0.2)
-    assert found["model_of_the_other_card"] < 5.0 < found["the_same_with_one_factor"]
 
 
 def test_a_missing_model_is_named() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
@@ -14,12 +15,20 @@ from wattcast.core.errors import BadInput
 from wattcast.counter_models import gpmtool_files
 from wattcast.counter_models.gpmtool_files import (
     ActivityScaling,
+    UtilisationFile,
     application_activity,
     make_utilisation_table,
-    parse_utilisations,
     read_applications,
+    read_utilisations,
     relative_pace,
 )
+
+
+def parse_utilisations(text: str, name: str) -> UtilisationFile:
+    with TemporaryDirectory() as folder:
+        (Path(folder) / name).write_text(text)
+        return read_utilisations(Path(folder) / name)
+
 
 HEAD = "2\n1000,3000\n2,1\nINT,L2,DRAM\n"
 ROWS = "".join(

@@ -172,13 +172,7 @@ def _print_fit(env: Environment, result: CounterFit) -> None:
 
 
 def fit_two_rails(
-    env: Environment,
-    table: CounterTable,
-    name: str,
-    device: str,
-    out: Path | None,
-    figures: Path | None,
-    json: bool,
+    env: Environment, table: CounterTable, name: str, device: str, out: Path | None, figures: Path | None, json: bool
 ) -> None:
     """Fit a model of two rails; save, draw and print it."""
     from wattcast.power.saved_models import save_model

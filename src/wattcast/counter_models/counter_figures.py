@@ -34,7 +34,6 @@ from wattcast.report.figure_style import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.image import AxesImage
 
 SHOWN_MODELS = (CounterModelKind.RATE, CounterModelKind.ALPHA_C, CounterModelKind.HYBRID)
 MODEL_TITLES = {
@@ -59,13 +58,7 @@ RAIL_PARTS = (  # what a colour stands for, and the model's parts in it
 )
 PART_COLOURS = (  # of the modules, and two more of the series for the pipes that share one
     *(MODULE_COLOURS["static"], MODULE_COLOURS["sm"], SERIES_COLOURS[4], MODULE_COLOURS["cuda"], SERIES_COLOURS[0]),
-    *(
-        MODULE_COLOURS["sfu"],
-        MODULE_COLOURS["tensor"],
-        MODULE_COLOURS["shared"],
-        MODULE_COLOURS["l2"],
-        MODULE_COLOURS["dram"],
-    ),
+    *(MODULE_COLOURS[module] for module in ("sfu", "tensor", "shared", "l2", "dram")),
 )
 # from the most expensive
 DCT_ROWS = tuple(f"dct_{kind}{AT_RATE}" for kind in ("fp64_uncached", "fp64_cached", "fp32_uncached", "fp32_cached"))
@@ -92,10 +85,26 @@ def draw_error_planes(result: CounterFit, benchmark: int | None = None, caption:
     signed = benchmark is not None
     figure = new_figure(4.4 * len(models), 4.6)
     axes = figure.subplots(1, len(models), squeeze=False, sharey=True)[0]
-    planes = [_plane(result, model, benchmark) for model in models]
+    if benchmark is not None and not 0 <= benchmark < result.table.benchmarks:
+        raise bad_value("benchmark", f"0 to {result.table.benchmarks - 1}", benchmark)
+    kept = np.ones(result.table.rows, dtype=bool) if benchmark is None else result.table.benchmark == benchmark
+    planes = []
+    for model in models:
+        predicted_w = result.kinds[model].held_out["benchmark"].predicted_w
+        planes.append(average_error_plane(result.table, predicted_w, signed, kept))
     reach = max(float(np.nanmax(np.abs(plane))) for _, _, plane in planes)
+    colours, least = ("PuOr_r", -reach) if signed else ("YlOrBr", 0.0)
     for at, model, (core_hz, memory_hz, plane) in zip(axes, models, planes, strict=True):
-        image = _heat(at, core_hz, memory_hz, plane, reach, signed)
+        # clocks are in equal steps, since they are uneven
+        image = at.imshow(plane, cmap=colours, vmin=least, vmax=reach, aspect="auto", origin="lower")
+        for (i, j), value in np.ndenumerate(plane):
+            if np.isfinite(value):
+                ink = "white" if abs(value) > 0.7 * reach else "black"
+                text = f"{value:+.0f}" if signed else f"{value:.1f}"
+                at.text(j, i, text, ha="center", va="center", fontsize=6, color=ink)
+        at.set_xticks(range(memory_hz.size), [f"{f / 1e6:.0f}" for f in memory_hz])
+        at.set_yticks(range(core_hz.size), [f"{f / 1e6:.0f}" for f in core_hz], fontsize=7)
+        at.set_xlabel("Memory clock (MHz)")
         size = np.abs(plane)
         at.set_title(f"{MODEL_TITLES[model]}: {np.nanmean(size):.1f} %, {np.nanmax(size):.0f} % worst", fontsize=9)
     axes[0].set_ylabel("Core clock (MHz)")
@@ -120,9 +129,16 @@ def draw_launch_power(
     edges = np.append(estimate.start_s, estimate.start_s[-1] + estimate.activity.duration_s[-1]) * 1e3
     known = np.where(estimate.known > 0, 1.0, np.nan)
     stacked = np.zeros(estimate.start_s.size)
-    for index, (name, part_w) in enumerate(_largest(estimate, most)):
+    parts, part_w = estimate.power.parts, estimate.power.part_w
+    energy_j = (part_w * estimate.activity.duration_s[:, np.newaxis]).sum(axis=0)
+    order = sorted(range(len(parts)), key=lambda i: (parts[i] in known_events(), -energy_j[i]))  # static ones first
+    kept = sorted(order, key=lambda i: -energy_j[i])[:most]
+    rows = [(parts[i], part_w[:, i]) for i in order if i in kept]
+    if rest := [i for i in order if i not in kept]:
+        rows.append(("others", part_w[:, rest].sum(axis=1)))
+    for index, (name, part_w) in enumerate(rows):
         top = stacked + part_w
-        axes.stairs(top * known, edges, baseline=stacked * known, fill=True, color=_colour(index), label=name)
+        axes.stairs(top * known, edges, baseline=stacked * known, fill=True, color=_choose_colour(index), label=name)
         stacked = top
     if measured is not None:
         axes.plot(measured[0] * 1e3, measured[1], ".", color=MEASURED, markersize=4, label="measured")
@@ -169,8 +185,11 @@ def draw_rail_voltages(
         clock = rail.clock_hz / 1e6
         one = "one curve for all memory clocks" if rail.rail == "core" else "inferred"
         at.errorbar(clock, rail.relative, yerr=rail.standard_error, color=PREDICTED, capsize=2, label=one)
-        if rail.rail == "core":
-            _by_memory_clock(at, result)
+        main = main_model_kind(result).fit
+        curve, _ = main.how.curves(main.inferred.theta)
+        for index, hz in enumerate(main.how.memory_hz) if rail.rail == "core" and curve.floor_clock_hz.size else ():
+            level, label = curve.level_at(main.how.core_hz, float(hz)), f"memory {hz / 1e6:.0f} MHz"
+            at.plot(main.how.core_hz / 1e6, level, "--", lw=1, color=_choose_colour(index + 1), label=label)
         if published and rail.rail in published:
             at.plot(
                 published[rail.rail][0] / 1e6, published[rail.rail][1], "o", color=MEASURED, ms=4, label="published"
@@ -192,7 +211,7 @@ def draw_training_clocks(result: CounterFit, caption: str = "") -> Figure:
         by_memory.setdefault(len(subset.memory_hz), []).append((subset.points, subset.mape))
     for index, (count, pairs) in enumerate(sorted(by_memory.items())):
         label = f"{count} memory clock{'s' if count > 1 else ''}"
-        axes.plot(*zip(*pairs, strict=True), "o-", color=_colour(index + 1), label=label, markersize=4)
+        axes.plot(*zip(*pairs, strict=True), "o-", color=_choose_colour(index + 1), label=label, markersize=4)
     axes.set_xscale("log", base=2)
     axes.set_xlabel("Clock pairs in training")
     axes.set_ylabel("Error on unseen work (%)")
@@ -202,69 +221,7 @@ def draw_training_clocks(result: CounterFit, caption: str = "") -> Figure:
     return figure
 
 
-def _plane(result: CounterFit, model: CounterModelKind, benchmark: int | None) -> tuple[Array, Array, Array]:
-    predicted_w = result.kinds[model].held_out["benchmark"].predicted_w
-    if benchmark is None:
-        return average_error_plane(result.table, predicted_w)
-    if not 0 <= benchmark < result.table.benchmarks:
-        raise bad_value("benchmark", f"0 to {result.table.benchmarks - 1}", benchmark)
-    only = np.where(result.table.benchmark == benchmark, predicted_w, np.nan)
-    kept = np.isfinite(only)
-    core_hz, memory_hz = np.unique(result.table.clock_hz), np.unique(result.table.memory_clock_hz)
-    plane = np.full((core_hz.size, memory_hz.size), np.nan)
-    row = np.searchsorted(core_hz, result.table.clock_hz[kept])
-    column = np.searchsorted(memory_hz, result.table.memory_clock_hz[kept])
-    plane[row, column] = 100.0 * (only[kept] / result.table.power_w[kept] - 1.0)
-    return core_hz, memory_hz, plane
-
-
-def _heat(axes: Axes, core_hz: Array, memory_hz: Array, plane: Array, reach: float, signed: bool) -> AxesImage:
-    """Draw errors as colours; clocks are in equal steps, since they are uneven."""
-    colours = ("PuOr_r", -reach) if signed else ("YlOrBr", 0.0)
-    image = axes.imshow(plane, cmap=colours[0], vmin=colours[1], vmax=reach, aspect="auto", origin="lower")
-    for (i, j), value in np.ndenumerate(plane):
-        if np.isfinite(value):
-            ink = "white" if abs(value) > 0.7 * reach else "black"
-            axes.text(
-                j, i, f"{value:+.0f}" if signed else f"{value:.1f}", ha="center", va="center", fontsize=6, color=ink
-            )
-    axes.set_xticks(range(memory_hz.size), [f"{f / 1e6:.0f}" for f in memory_hz])
-    axes.set_yticks(range(core_hz.size), [f"{f / 1e6:.0f}" for f in core_hz], fontsize=7)
-    axes.set_xlabel("Memory clock (MHz)")
-    return image
-
-
-def _largest(estimate: PowerEstimate, most: int) -> list[tuple[str, Array]]:
-    """Return parts by energy, static ones first, the smallest added up as one."""
-    part_w = estimate.power.part_w
-    energy = (part_w * estimate.activity.duration_s[:, np.newaxis]).sum(axis=0)
-    order = sorted(
-        range(len(estimate.power.parts)), key=lambda i: (estimate.power.parts[i] in known_events(), -energy[i])
-    )
-    kept = sorted(order, key=lambda i: -energy[i])[:most]
-    rows = [(estimate.power.parts[i], part_w[:, i]) for i in order if i in kept]
-    rest = [i for i in order if i not in kept]
-    return [*rows, ("others", part_w[:, rest].sum(axis=1))] if rest else rows
-
-
-def _by_memory_clock(axes: Axes, result: CounterFit) -> None:
-    main = main_model_kind(result)
-    curve, _ = main.fit.how.curves(main.fit.inferred.theta)
-    if curve.floor_clock_hz.size == 0:
-        return
-    for index, clock_hz in enumerate(main.fit.how.memory_hz):
-        level = curve.level_at(main.fit.how.core_hz, float(clock_hz))
-        axes.plot(
-            main.fit.how.core_hz / 1e6,
-            level,
-            "--",
-            lw=1,
-            color=_colour(index + 1),
-            label=f"memory {clock_hz / 1e6:.0f} MHz",
-        )
-
-
-def _colour(index: int) -> str:
+def _choose_colour(index: int) -> str:
     return PART_CYCLE[index % len(PART_CYCLE)]
 
 
@@ -284,23 +241,25 @@ def make_rails_figures(fit: RailsFit, device: str = "") -> dict[str, Figure]:
 
 def draw_multimedia_power(fit: RailsFit, device: str = "") -> Figure:
     """Draw the power of each workload that was not trained on: parts stacked, measured as dots (paper figure 8)."""
-    rows = _rows(fit)
+    rows = _find_test_rows(fit)
     kept = [name for name in rows if not name.endswith("_moved") and name != "move_frames"]
     figure = new_figure(9.6, 4.8)
     axes = figure.subplots()
-    _stacked(axes, fit, [rows[name] for name in kept], [name.replace("_", " ") for name in kept])
-    axes.set_title(f"mean absolute error {_error(fit, [rows[n] for n in kept]):.1f} %", fontsize=9)
-    add_caption(figure, f"{_source(fit, device)}; trained on {int(fit.train.sum())} microbenchmarks only")
+    _stack_parts(axes, fit, [rows[name] for name in kept], [name.replace("_", " ") for name in kept])
+    tested = np.isin(np.arange(fit.table.rows), [rows[name] for name in kept])
+    axes.set_title(f"mean absolute error {fit.error_percent(tested):.1f} %", fontsize=9)
+    add_caption(figure, f"{_name_source(fit, device)}; trained on {int(fit.train.sum())} microbenchmarks only")
     return figure
 
 
 def draw_dct_power(fit: RailsFit, device: str = "") -> Figure:
     """Draw the DCT at a fixed frame rate in four variants: savings of data type and caching (paper figure 13)."""
-    rows = _rows(fit)
+    rows = _find_test_rows(fit)
     figure = new_figure(8.2, 4.8)
     axes = figure.subplots()
     labels = [name.removeprefix("dct_").removesuffix(AT_RATE).replace("_uncached", ", past L1") for name in DCT_ROWS]
-    _stacked(axes, fit, [rows[name] for name in DCT_ROWS], [label.replace("_cached", ", cached") for label in labels])
+    labels = [label.replace("_cached", ", cached") for label in labels]
+    _stack_parts(axes, fit, [rows[name] for name in DCT_ROWS], labels)
     first = rows[DCT_ROWS[0]]
     for place, name in enumerate(DCT_ROWS[1:], start=1):
         measured_w = fit.table.power_w[first] - fit.table.power_w[rows[name]]
@@ -310,7 +269,7 @@ def draw_dct_power(fit: RailsFit, device: str = "") -> Figure:
         axes.text(place, top_w + 14.0, text, ha="center", va="bottom", fontsize=8)
     axes.set_ylim(top=1.2 * float(fit.table.power_w[first]))
     every = f"a pass every {1e3 * fit.table.duration_s[first]:.1f} ms; " if fit.table.duration_s is not None else ""
-    add_caption(figure, f"{_source(fit, device)}; {every}trained on microbenchmarks only")
+    add_caption(figure, f"{_name_source(fit, device)}; {every}trained on microbenchmarks only")
     return figure
 
 
@@ -333,25 +292,25 @@ def draw_rails_errors(fit: RailsFit, device: str = "") -> Figure:
     axes.set_xlim(0.0, top_w)
     axes.set_ylim(0.0, top_w)
     axes.legend(frameon=False, fontsize=8, loc="upper left")
-    add_caption(figure, _source(fit, device))
+    add_caption(figure, _name_source(fit, device))
     return figure
 
 
 def draw_rails_costs(fit: RailsFit, device: str = "") -> Figure:
     """Draw the watts of each cost above zero at its largest measured value, with the 95 % interval."""
-    return _draw_costs([c for c in fit.coefficients if c.value > 0], f"{_source(fit, device)}; bars 95 %")
+    return _draw_costs([c for c in fit.coefficients if c.value > 0], f"{_name_source(fit, device)}; bars 95 %")
 
 
-def _source(fit: RailsFit, device: str) -> str:
+def _name_source(fit: RailsFit, device: str) -> str:
     return ", ".join(filter(None, [device, fit.table.name]))
 
 
-def _rows(fit: RailsFit) -> dict[str, int]:
+def _find_test_rows(fit: RailsFit) -> dict[str, int]:
     """Return the rows never trained on, by name."""
     return {fit.table.benchmark_names[fit.table.benchmark[i]]: int(i) for i in np.flatnonzero(fit.test)}
 
 
-def _stacked(axes: Axes, fit: RailsFit, rows: Sequence[int], labels: Sequence[str]) -> None:
+def _stack_parts(axes: Axes, fit: RailsFit, rows: Sequence[int], labels: Sequence[str]) -> None:
     power = fit.model.power(table_activity(fit.table, fit.model.required_events))
     base: Array = np.zeros(len(rows))
     for (name, members), colour in zip(RAIL_PARTS, PART_COLOURS, strict=True):
@@ -369,8 +328,3 @@ def _stacked(axes: Axes, fit: RailsFit, rows: Sequence[int], labels: Sequence[st
     axes.set_ylabel("Power (W)")
     axes.set_ylim(0.0, 1.08 * max(float(base.max()), float(measured_w.max())))
     axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False, fontsize=8)
-
-
-def _error(fit: RailsFit, rows: Sequence[int]) -> float:
-    at = list(rows)
-    return float(100.0 * np.abs(fit.predicted_w[at] / fit.table.power_w[at] - 1.0).mean())

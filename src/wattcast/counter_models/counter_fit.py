@@ -56,53 +56,32 @@ BUSY_SHARE_EVENTS = {"core": "core_busy_share", "memory": "memory_busy_share"}
 def make_power_model(fit: TermsFit, table: CounterTable) -> PowerModel:
     """Return the power model, in terms of events, that predicts the same watts as the fit."""
     found = dict(zip(fit.design.names, (float(c) for c in fit.coefficient), strict=True))
+    events_of: dict[str, dict[str, float]] = {rail: {} for rail in RAILS}
+    for members, coefficient in zip(fit.design.members, fit.coefficient, strict=True):
+        for i in members:
+            events_of[table.predictors[i].rail][table.predictors[i].event] = float(coefficient)
     if fit.model in (CounterModelKind.RATE, CounterModelKind.LINEAR):
-        events = {e: c for rail in RAILS for e, c in _events(fit, table, rail).items()}
+        events = {event: cost for costs in events_of.values() for event, cost in costs.items()}
         return RatePower(found["base"], events, found.get("core clock", 0.0), found.get("memory clock", 0.0))
-    rails = {name: _build_rail(fit, table, name, found) for name in RAILS}
+    inferred = dict(zip(("core", "memory"), fit.how.curves(fit.inferred.theta), strict=True))
+    clocks_hz = {"core": table.clock_hz, "memory": table.memory_clock_hz, "host": np.ones(table.rows)}
+    offsets = [(hz, found.get(offset_name(hz))) for hz in np.unique(table.memory_clock_hz).tolist()]
+    rails = {}
+    for name in RAILS:
+        voltage = inferred.get(name, RailVoltage.constant())
+        if name in table.voltage_v:
+            voltage = average_measured_voltage(clocks_hz[name], table.voltage_v[name])
+        named = tuple((hz, watts) for hz, watts in offsets if name == "memory" and watts is not None)
+        leakage_w, clock_f = found.get(f"{name} leakage", 0.0), found.get(f"{name} clock", 0.0)
+        rails[name] = SupplyRail(name, RAIL_CLOCKS[name], voltage, leakage_w, clock_f, named)
     if fit.model is CounterModelKind.ALPHA_C:
-        pairs = [
-            (rails[n], BUSY_SHARE_EVENTS[n], found[f"{n} dynamic"])
-            for n in BUSY_SHARE_EVENTS
-            if f"{n} dynamic" in found
-        ]
-        return SwitchedCapacitance(found["base"], tuple(AlphaRail(*pair) for pair in pairs))
-    events_of = {name: _events(fit, table, name) for name in RAILS}
+        busy = {n: event for n, event in BUSY_SHARE_EVENTS.items() if f"{n} dynamic" in found}
+        alpha = (AlphaRail(rails[n], event, found[f"{n} dynamic"]) for n, event in busy.items())
+        return SwitchedCapacitance(found["base"], tuple(alpha))
     if ACTIVE_CYCLE in found:
         events_of["core"] = {ACTIVE_CYCLE: found[ACTIVE_CYCLE]} | events_of["core"]
     used = [name for name in RAILS if name != "host" or events_of[name]]
     return HybridRail(found["base"], tuple(EventRail(rails[name], events_of[name]) for name in used))
-
-
-def _events(fit: TermsFit, table: CounterTable, rail: str) -> dict[str, float]:
-    return {
-        table.predictors[i].event: float(coefficient)
-        for members, coefficient in zip(fit.design.members, fit.coefficient, strict=True)
-        for i in members
-        if table.predictors[i].rail == rail
-    }
-
-
-def _build_rail(fit: TermsFit, table: CounterTable, name: str, found: dict[str, float]) -> SupplyRail:
-    clock = RAIL_CLOCKS[name]
-    clocks = np.unique(table.memory_clock_hz).tolist() if name == "memory" else []
-    offsets = tuple((hz, found[offset_name(hz)]) for hz in clocks if offset_name(hz) in found)
-    return SupplyRail(
-        name,
-        clock,
-        _voltage(fit, table, name),
-        found.get(f"{name} leakage", 0.0),
-        found.get(f"{name} clock", 0.0),
-        offsets,
-    )
-
-
-def _voltage(fit: TermsFit, table: CounterTable, rail: str) -> RailVoltage:
-    if rail in table.voltage_v:
-        clock_hz = {"core": table.clock_hz, "memory": table.memory_clock_hz, "host": np.ones(table.rows)}[rail]
-        return average_measured_voltage(clock_hz, table.voltage_v[rail])
-    core, memory = fit.how.curves(fit.inferred.theta)
-    return {"core": core, "memory": memory}.get(rail, RailVoltage.constant())
 
 
 def average_measured_voltage(clock_hz: Array, voltage_v: Array) -> RailVoltage:
@@ -112,6 +91,7 @@ def average_measured_voltage(clock_hz: Array, voltage_v: Array) -> RailVoltage:
     return RailVoltage(clocks, np.maximum.accumulate(mean))
 
 
+MOST_BENCHMARKS_NAMED = 5
 MEMORY_SATURATIONS = (None, 0.7, 0.8, 0.9)  # shares of the memory bandwidth at which a kernel may saturate
 
 
@@ -171,7 +151,9 @@ def read_counter_tables(path: Path, form: str, columns: Path | None) -> dict[str
     """Read the tables to choose from: one, or one for each way in which activity may scale with the clocks."""
     if form == "gpmtool":
         file = gpmtool_files.read_utilisations(path)
-        return {_variant(s): gpmtool_files.make_utilisation_table(file, s) for s in MEMORY_SATURATIONS}
+        names = ["no saturation" if s is None else f"saturation {s:g}" for s in MEMORY_SATURATIONS]
+        tables = [gpmtool_files.make_utilisation_table(file, s) for s in MEMORY_SATURATIONS]
+        return dict(zip(names, tables, strict=True))
     assert columns is not None, "the command asks for a map first"
     return {"counted": counter_table.read_counter_table(path, columns)}
 
@@ -186,7 +168,7 @@ def fit_counters(
     bench = FitWorkbench(tables, how.estimator, how.offset_hz)
     table = bench.table
     count = how.clusters or min(len(table.predictors), table.benchmarks // 2)
-    kinds = {model: _kind(bench, model, how, count, progress) for model in how.models}
+    kinds = {model: _fit_kind(bench, model, how, count, progress) for model in how.models}
     main = kinds.get(CounterModelKind.HYBRID) or kinds[how.models[-1]]
     everyone = np.ones(table.benchmarks, dtype=bool)
     planes = np.unique(bench.clock_hz).size * np.unique(bench.memory_clock_hz).size > 1
@@ -194,13 +176,13 @@ def fit_counters(
     clocks = try_training_clocks(bench, main.model, main.settings) if asked and planes else []
     candidates = rank_next_benchmarks(bench, main.fit, everyone) if asked else []
     scaled = bench.tables[main.settings.variant]
-    rails = _rails(bench, main) if main.model is CounterModelKind.HYBRID else ()
+    rails = _report_voltages(bench, main) if main.model is CounterModelKind.HYBRID else ()
     words = [*describe_missing_terms(scaled), *main.diagnosis.warnings]
     words += [f"Voltage of the {r.rail} rail: {r.reason}" for r in rails if not r.identifiable]
     return CounterFit(scaled, kinds, rails, count, tuple(clocks), tuple(candidates), tuple(words))
 
 
-def _kind(
+def _fit_kind(
     bench: FitWorkbench, model: CounterModelKind, how: CounterFitOptions, count: int, progress: ProgressSink
 ) -> FittedModelKind:
     table = bench.table
@@ -213,65 +195,73 @@ def _kind(
     settings = choose_settings(bench, model, everyone, deal_inner_folds(labels["benchmark"], everyone))
     fit = bench.fit(model, settings, everyone)
     scaled = bench.tables[settings.variant]
-    diagnosis = diagnose_fit(fit, scaled, everyone)
     predicted_w = bench.predict(fit)
     held = {
         by: predict_held_out(bench, model, label, by, how.folds if by == "benchmark" else 0, progress)
         for by, label in labels.items()
     }
-    return FittedModelKind(
-        model,
-        settings,
-        fit,
-        make_power_model(fit, scaled),
-        predicted_w,
-        score_prediction(table, predicted_w),
-        held,
-        diagnosis,
-    )
+    power, diagnosis = make_power_model(fit, scaled), diagnose_fit(fit, scaled, everyone)
+    score = score_prediction(table, predicted_w)
+    return FittedModelKind(model, settings, fit, power, predicted_w, score, held, diagnosis)
 
 
-def _rails(bench: FitWorkbench, main: FittedModelKind) -> tuple[RailVoltageReport, ...]:
+def _report_voltages(bench: FitWorkbench, main: FittedModelKind) -> tuple[RailVoltageReport, ...]:
     """Report the voltage of each rail as one curve over its own clock, and whether the data identify it."""
     everyone = np.ones(bench.table.benchmarks, dtype=bool)
     plain = replace(main.settings, floored=False)
     pooled = bench.fit(main.model, plain, everyone)
-    error = diagnose_fit(pooled, bench.tables[plain.variant], everyone).voltage_error
+    how, all_errors = pooled.how, diagnose_fit(pooled, bench.tables[plain.variant], everyone).voltage_error
+    rails = (("core", how.core, how.core_hz, how.core_at), ("memory", how.memory, how.memory_hz, how.memory_at))
     out = []
-    for index, (rail, inferred) in enumerate((("core", pooled.how.core), ("memory", pooled.how.memory))):
+    for index, (rail, inferred, clocks, at) in enumerate(rails):
         if rail in bench.table.voltage_v:
             continue
-        clocks = pooled.how.core_hz if rail == "core" else pooled.how.memory_hz
-        at = pooled.how.core_at if rail == "core" else pooled.how.memory_at
-        first = np.array([int(np.flatnonzero(at == i)[0]) for i in range(clocks.size)])
+        first = [int(np.flatnonzero(at == i)[0]) for i in range(clocks.size)]
+        error, reason = all_errors[first, index], ""
+        if not inferred:
+            reason = "not identifiable: its clock never changes, or nothing on it is counted; taken as constant."
+        elif error.max() > UNCERTAIN_VOLTAGE:
+            worst = int(error.argmax())
+            reason = (
+                f"not identifiable at {clocks[worst] / 1e6:.0f} MHz (standard error {error[worst]:.2f} of a relative "
+                "voltage): clock power and dynamic power there fit many voltages. Measure work that uses this rail "
+                "more."
+            )
         level = pooled.inferred.voltage[first, index]
-        out.append(_rail(rail, clocks, level, error[first, index], inferred))
+        out.append(RailVoltageReport(rail, clocks, level, error, not reason, reason))
     return tuple(out)
-
-
-def _rail(rail: str, clock_hz: Array, relative: Array, error: Array, inferred: bool) -> RailVoltageReport:
-    reason = ""
-    if not inferred:
-        reason = "not identifiable: its clock never changes, or nothing on it is counted; taken as constant."
-    elif error.max() > UNCERTAIN_VOLTAGE:
-        worst = int(error.argmax())
-        reason = (
-            f"not identifiable at {clock_hz[worst] / 1e6:.0f} MHz (standard error {error[worst]:.2f} of a relative "
-            "voltage): clock power and dynamic power there fit many voltages. Measure work that uses this rail more."
-        )
-    return RailVoltageReport(rail, clock_hz, relative, error, not reason, reason)
-
-
-def _variant(saturation: float | None) -> str:
-    return "no saturation" if saturation is None else f"saturation {saturation:g}"
-
-
-MOST_BENCHMARKS_NAMED = 5
 
 
 def counter_fit_to_plain(result: CounterFit) -> dict[str, Any]:
     """Return the result as plain mappings for JSON; numbers are SI, errors in percent."""
     table, main = result.table, main_model_kind(result)
+    models = []
+    for kind in result.kinds.values():
+        predicted_w = kind.held_out["benchmark"].predicted_w
+        core_hz, memory_hz, mape = average_error_plane(table, predicted_w)
+        bias = average_error_plane(table, predicted_w, signed=True)[2]
+        planes = {  # null where nothing was measured
+            name: [[float(v) if np.isfinite(v) else None for v in row] for row in plane]
+            for name, plane in (("mape", mape), ("bias", bias))
+        }
+        held_out = {
+            by: vars(held.score) | {"default_known": vars(held.anchored) if held.anchored else None}
+            for by, held in kind.held_out.items()
+        }
+        errors = {"in_sample": vars(kind.in_sample), "held_out": held_out, "settings": vars(kind.settings)}
+        plane = {"core_hz": core_hz.tolist(), "memory_hz": memory_hz.tolist(), **planes}
+        models.append({"kind": str(kind.model), **errors, "plane": plane})
+    how, by_memory_clock = main.fit.how, []
+    if main.model is CounterModelKind.HYBRID and how.core:
+        curve = how.curves(main.fit.inferred.theta)[0]
+        for clock_hz in how.memory_hz.tolist():
+            level = [float(v) for v in curve.level_at(how.core_hz, clock_hz)]
+            entry = {"memory_clock_hz": clock_hz, "clock_hz": how.core_hz.tolist(), "relative": level}
+            by_memory_clock.append(entry)
+    clocks: dict[str, Any] | None = None
+    if result.training_clocks:
+        clocks = {"subsets": [vars(s) for s in result.training_clocks]}
+        clocks["enough"] = smallest_sufficient_clocks(list(result.training_clocks)).points
     return {
         "wattcast": __version__,
         "table": {
@@ -284,22 +274,15 @@ def counter_fit_to_plain(result: CounterFit) -> dict[str, Any]:
             "memory_clocks": int(np.unique(table.memory_clock_hz).size),
             "predictors": [{"event": p.event, "column": p.column, "rail": p.rail} for p in table.predictors],
         },
-        "models": [_summary_kind(kind) | {"plane": _plane(result, kind)} for kind in result.kinds.values()],
+        "models": models,
         "coefficients": [vars(c) for c in main.diagnosis.coefficients],
         "condition": main.diagnosis.condition,
         "voltage": [
-            {
-                "rail": rail.rail,
-                "clock_hz": rail.clock_hz.tolist(),
-                "relative": rail.relative.tolist(),
-                "standard_error": rail.standard_error.tolist(),
-                "identifiable": rail.identifiable,
-                "reason": rail.reason,
-            }
+            {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in vars(rail).items()}
             for rail in result.rails
         ],
-        "voltage_by_memory_clock": _by_memory_clock(main),
-        "training_clocks": _clocks(result),
+        "voltage_by_memory_clock": by_memory_clock,
+        "training_clocks": clocks,
         "next_benchmark": [vars(candidate) for candidate in result.candidates[:MOST_BENCHMARKS_NAMED]],
         "warnings": list(result.warnings),
         "assumptions": list(table.notes),
@@ -341,59 +324,3 @@ def predict_applications(result: CounterFit, work: ApplicationUtilisations) -> l
         }
         for name, row in zip(work.names, total_w, strict=True)
     ]
-
-
-def _summary_kind(kind: FittedModelKind) -> dict[str, Any]:
-    return {
-        "kind": str(kind.model),
-        "in_sample": vars(kind.in_sample),
-        "held_out": {
-            by: vars(held.score) | {"default_known": vars(held.anchored) if held.anchored else None}
-            for by, held in kind.held_out.items()
-        },
-        "settings": vars(kind.settings),
-    }
-
-
-def _plane(result: CounterFit, kind: FittedModelKind) -> dict[str, Any]:
-    """Return the error on unseen benchmarks by core and memory clock; null where nothing was measured."""
-    predicted_w = kind.held_out["benchmark"].predicted_w
-    core_hz, memory_hz, absolute = average_error_plane(result.table, predicted_w)
-    planes = {"mape": absolute, "bias": average_error_plane(result.table, predicted_w, signed=True)[2]}
-    plain = {
-        name: [[float(v) if np.isfinite(v) else None for v in row] for row in plane] for name, plane in planes.items()
-    }
-    return {"core_hz": core_hz.tolist(), "memory_hz": memory_hz.tolist(), **plain}
-
-
-def _by_memory_clock(main: FittedModelKind) -> list[dict[str, Any]]:
-    """Return the core voltage over the core clock at each memory clock, where the model distinguishes them."""
-    how = main.fit.how
-    if main.model is not CounterModelKind.HYBRID or not how.core:
-        return []
-    return [
-        {
-            "memory_clock_hz": float(clock_hz),
-            "clock_hz": how.core_hz.tolist(),
-            "relative": [
-                float(v) for v in how.curves(main.fit.inferred.theta)[0].level_at(how.core_hz, float(clock_hz))
-            ],
-        }
-        for clock_hz in how.memory_hz
-    ]
-
-
-def _clocks(result: CounterFit) -> dict[str, Any] | None:
-    if not result.training_clocks:
-        return None
-    subsets = [
-        {
-            "points": s.points,
-            "core_hz": list(s.core_hz),
-            "memory_hz": list(s.memory_hz),
-            "mape": s.mape,
-            "default_known": s.anchored_mape,
-        }
-        for s in result.training_clocks
-    ]
-    return {"subsets": subsets, "enough": smallest_sufficient_clocks(list(result.training_clocks)).points}

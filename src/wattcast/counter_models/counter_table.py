@@ -7,7 +7,7 @@ made.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -80,7 +80,7 @@ class CounterTable:
     duration_s: Array | None = None  # (row,) of what was counted, where known
 
     def __post_init__(self) -> None:
-        check_counter_table(self)
+        _check_counter_table(self)
 
     @property
     def rows(self) -> int:
@@ -134,28 +134,42 @@ class CounterTable:
         return np.asarray((self.clock_hz == core_hz) & (self.memory_clock_hz == memory_hz))
 
 
-def check_counter_table(table: CounterTable) -> None:
+def _check_counter_table(table: CounterTable) -> None:
     """Refuse a table that no model should be fitted to, and name the bad rows and columns."""
-    rows, width = table.rows, len(table.predictors)
+    rows, width, where = table.rows, len(table.predictors), table.name
     if table.occurrence.shape != (rows, width) or table.benchmark.shape != (rows,):
-        raise bad_value(table.name, f"{rows} rows of {width} counters", f"{table.occurrence.shape}")
+        raise bad_value(where, f"{rows} rows of {width} counters", f"{table.occurrence.shape}")
     if rows < width + 2:
-        raise bad_value(
-            table.name,
-            f"at least {width + 2} rows for {width} counters",
-            f"{rows} rows",
-            "Measure more, or map fewer.",
-        )
-    _check_watts(table)
-    for name, clock_hz in (("clock", table.clock_hz), ("memory clock", table.memory_clock_hz)):
-        _check_spread(table.name, name, clock_hz)
-    for index, predictor in enumerate(table.predictors):
-        _check_counter(table, predictor, table.occurrence[:, index])
-    twice = {p.event for i, p in enumerate(table.predictors) if p.event in {q.event for q in table.predictors[:i]}}
-    if twice:
-        raise bad_value(
-            table.name, "each event once", f"{', '.join(sorted(twice))} twice", "Sum the columns in the map."
-        )
+        wanted = f"at least {width + 2} rows for {width} counters"
+        raise bad_value(where, wanted, f"{rows} rows", "Measure more, or map fewer.")
+    bad = np.flatnonzero(~(np.isfinite(table.power_w) & (table.power_w > 0)))
+    if bad.size:
+        watts = float(table.power_w[bad[0]])
+        raise bad_value(f"{where}: power, row {bad[0] + 1}", "watts above zero", watts, "Remove or redo it.")
+    low, high = float(table.power_w.min()), float(table.power_w.max())
+    if low < LEAST_POWER_W or high > MOST_POWER_W:
+        wanted = f"{LEAST_POWER_W} to {MOST_POWER_W:.0f} W"
+        do = "Is the column in mW or kW? Say so in the map: `unit: mW`."
+        raise bad_value(f"{where}: power", wanted, f"{low:.4g} to {high:.4g} W", do)
+    columns = {"power": table.power_w, "clock": table.clock_hz, "memory clock": table.memory_clock_hz}
+    for name, value in columns.items():
+        if not (np.isfinite(value).all() and (value > 0).all()):
+            raise bad_value(f"{where}: {name}", "finite numbers above zero", float(value.min()))
+        if value.max() > LARGEST_SPREAD * value.min():
+            seen = f"{value.min():.4g} to {value.max():.4g}"
+            raise bad_value(f"{where}: {name}", "one unit throughout", seen, "Units are mixed.")
+    for predictor, value in zip(table.predictors, table.occurrence.T, strict=True):
+        label = f"{where}: {predictor.label}"
+        if not np.isfinite(value).all():
+            raise bad_value(f"{label}, row {np.flatnonzero(~np.isfinite(value))[0] + 1}", "a finite number", "none")
+        if (value < 0).any():
+            raise bad_value(f"{label}, row {np.flatnonzero(value < 0)[0] + 1}", "zero or more", float(value.min()))
+        if value.max() == value.min():
+            do = "A constant column says nothing: leave it out of the map, or measure benchmarks that vary it."
+            raise bad_value(label, "values that differ between rows", f"{value[0]:.4g} in all {value.size}", do)
+    events = [p.event for p in table.predictors]
+    if twice := sorted({event for event in events if events.count(event) > 1}):
+        raise bad_value(where, "each event once", f"{', '.join(twice)} twice", "Sum the columns in the map.")
 
 
 def check_wrapped_counter(where: str, column: str, count: Array, work: Sequence[str]) -> None:
@@ -183,50 +197,6 @@ def check_wrapped_counter(where: str, column: str, count: Array, work: Sequence[
                     f"{where}: column {column!r} wrapped: rows of {clip_text(name)!r} differ by {width:.0f}, the "
                     f"width of a counter. Read it more often, or add {width:.0f} to the low rows."
                 )
-
-
-def _check_watts(table: CounterTable) -> None:
-    bad = np.flatnonzero(~(np.isfinite(table.power_w) & (table.power_w > 0)))
-    if bad.size:
-        raise bad_value(
-            f"{table.name}: power, row {bad[0] + 1}",
-            "watts above zero",
-            float(table.power_w[bad[0]]),
-            "Remove or redo it.",
-        )
-    low, high = float(table.power_w.min()), float(table.power_w.max())
-    if low < LEAST_POWER_W or high > MOST_POWER_W:
-        raise bad_value(
-            f"{table.name}: power",
-            f"{LEAST_POWER_W} to {MOST_POWER_W:.0f} W",
-            f"{low:.4g} to {high:.4g} W",
-            "Is the column in mW or kW? Say so in the map: `unit: mW`.",
-        )
-    _check_spread(table.name, "power", table.power_w)
-
-
-def _check_spread(where: str, column: str, value: Array) -> None:
-    if not (np.isfinite(value).all() and (value > 0).all()):
-        raise bad_value(f"{where}: {column}", "finite numbers above zero", float(value.min()))
-    if value.max() > LARGEST_SPREAD * value.min():
-        raise bad_value(
-            f"{where}: {column}", "one unit throughout", f"{value.min():.4g} to {value.max():.4g}", "Units are mixed."
-        )
-
-
-def _check_counter(table: CounterTable, predictor: CounterPredictor, value: Array) -> None:
-    where = f"{table.name}: {predictor.label}"
-    if not np.isfinite(value).all():
-        raise bad_value(f"{where}, row {np.flatnonzero(~np.isfinite(value))[0] + 1}", "a finite number", "none")
-    if (value < 0).any():
-        raise bad_value(f"{where}, row {np.flatnonzero(value < 0)[0] + 1}", "zero or more", float(value.min()))
-    if value.max() == value.min():
-        raise bad_value(
-            where,
-            "values that differ between rows",
-            f"{value[0]:.4g} in all {value.size}",
-            "A constant column says nothing: leave it out of the map, or measure benchmarks that vary it.",
-        )
 
 
 def number_labels(labels: Sequence[str]) -> tuple[LabelCodes, tuple[str, ...]]:
@@ -288,8 +258,19 @@ class ColumnMap(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read_counter_table(path: Path, columns: Path) -> CounterTable:
-    """Read the table at ``path`` with the column map at ``columns``."""
-    return build_counter_table(_frame(path), read_column_map(columns), path.name)
+    """Read the table at ``path``, CSV or Parquet, with the column map at ``columns``."""
+    try:
+        import polars as pl
+    except ImportError:
+        raise MissingTool("reading tables needs polars. Install it: pip install 'wattcast[fit]'.") from None
+    data = read_bytes(path)
+    try:
+        is_parquet = path.suffix.lower() == ".parquet"
+        frame = pl.read_parquet(data) if is_parquet else pl.read_csv(data, infer_schema_length=None)
+    except (pl.exceptions.PolarsError, OSError) as error:
+        why = clip_text(str(error).splitlines()[0], 160)
+        raise BadInput(f"{path.name}: not a readable CSV or Parquet table ({why}).") from None
+    return build_counter_table(frame, read_column_map(columns), path.name)
 
 
 def read_column_map(path: Path) -> ColumnMap:
@@ -302,23 +283,7 @@ def read_column_map(path: Path) -> ColumnMap:
 
 def build_counter_table(frame: pl.DataFrame, columns: ColumnMap, where: str) -> CounterTable:
     """Return the table of a data frame by a column map; every bad cell is named."""
-    return _TableBuilder(frame, columns, where).table()
-
-
-def _frame(path: Path) -> pl.DataFrame:
-    try:
-        import polars as pl
-    except ImportError:
-        raise MissingTool("reading tables needs polars. Install it: pip install 'wattcast[fit]'.") from None
-    data = read_bytes(path)
-    try:
-        if path.suffix.lower() == ".parquet":
-            return pl.read_parquet(data)
-        return pl.read_csv(data, infer_schema_length=None)
-    except (pl.exceptions.PolarsError, OSError) as error:
-        raise BadInput(
-            f"{path.name}: not a readable CSV or Parquet table ({clip_text(str(error).splitlines()[0], 160)})."
-        ) from None
+    return _TableBuilder(frame, columns, where).build()
 
 
 class _TableBuilder:
@@ -331,48 +296,58 @@ class _TableBuilder:
         if not columns.events:
             raise bad_value(f"{where}: events", "at least one event", "none")
 
-    def table(self) -> CounterTable:
-        work = self.text(self.map.benchmark)
+    def build(self) -> CounterTable:
+        work = self.read_texts(self.map.benchmark)
         clock_hz, memory_clock_hz = (
-            self.clock(self.map.clock, "clock"),
-            self.clock(self.map.memory_clock, "memory_clock"),
+            self.read_clock(self.map.clock, "clock"),
+            self.read_clock(self.map.memory_clock, "memory_clock"),
         )
-        occurrence = [self.event(name, event, clock_hz, work) for name, event in self.map.events.items()]
+        occurrence = [self.read_event(name, event, clock_hz, work) for name, event in self.map.events.items()]
         benchmark, names = number_labels(work)
-        groups = self.groups(work, names)
+        groups = list(names)
+        if (given := self.map.group) is not None:
+            label = dict(zip(work, self.read_texts(given.column), strict=True))
+            groups = [label[name] for name in names]
+            if given.before:
+                groups = [text.rpartition(given.before)[0] or text for text in groups]
         group, group_names = number_labels(groups)
+        default_hz = None
+        if (clocks := self.map.default) is not None:
+            here = f"{self.where}: default"
+            default_hz = units.parse(clocks.clock, "Hz", here), units.parse(clocks.memory_clock, "Hz", here)
         table = CounterTable(
             name=self.where,
-            power_w=self.quantity(self.map.power, "W", "power"),
+            power_w=self.read_quantity(self.map.power, "W", "power"),
             clock_hz=clock_hz,
             memory_clock_hz=memory_clock_hz,
             occurrence=np.stack(occurrence, axis=1),
-            predictors=tuple(self.predictor(name, event) for name, event in self.map.events.items()),
+            predictors=tuple(self.make_predictor(name, event) for name, event in self.map.events.items()),
             benchmark=benchmark,
             benchmark_names=names,
             group=group,
             group_names=group_names,
-            default_hz=self.default(),
-            voltage_v={rail: self.quantity(m, "V", f"voltage.{rail}") for rail, m in self.map.voltage.items()},
-            rail_w={rail: self.quantity(m, "W", f"rails.{rail}") for rail, m in self.map.rails.items()},
+            default_hz=default_hz,
+            voltage_v={rail: self.read_quantity(m, "V", f"voltage.{rail}") for rail, m in self.map.voltage.items()},
+            rail_w={rail: self.read_quantity(m, "W", f"rails.{rail}") for rail, m in self.map.rails.items()},
             left_out=self.map.left_out,
             test=tuple(self.map.test),
             choose_on=self.map.choose_on,
-            duration_s=self.duration_s(clock_hz, "all") if self.map.duration else None,
+            duration_s=self.read_duration_s(clock_hz, "all") if self.map.duration else None,
+            notes=("Activity was counted at every row's own clocks; nothing is scaled.",),
         )
         unknown = [rail for rail in (*self.map.voltage, *self.map.rails) if rail not in RAILS]
         if unknown:
             raise unknown_name("rail", unknown[0], RAILS)
-        return replace(table, notes=("Activity was counted at every row's own clocks; nothing is scaled.",))
+        return table
 
-    def predictor(self, name: str, event: _EventColumns) -> CounterPredictor:
+    def make_predictor(self, name: str, event: _EventColumns) -> CounterPredictor:
         on_memory = name in known_events() and known_events()[name].module == "dram"
         source = event.column if isinstance(event.column, str) else " + ".join(event.column)
         return CounterPredictor(
             name, event.rail or ("memory" if on_memory else "core"), event.family, source, event.full
         )
 
-    def event(self, name: str, event: _EventColumns, clock_hz: Array, work: Sequence[str]) -> Array:
+    def read_event(self, name: str, event: _EventColumns, clock_hz: Array, work: Sequence[str]) -> Array:
         """Return occurrences per second, or a mean as it is."""
         if name not in known_events():
             raise unknown_name("event", name, known_events())
@@ -381,16 +356,16 @@ class _TableBuilder:
         total = np.zeros(self.frame.height)
         is_mean = known_events()[name].is_mean
         for source, factor in zip(sources, factors, strict=True):
-            value = self.number(source)
+            value = self.read_numbers(source)
             if not (is_mean or event.rate):
                 check_wrapped_counter(self.where, source, value, work)
-            total = total + value * (self.number(factor) if factor else 1.0)
+            total = total + value * (self.read_numbers(factor) if factor else 1.0)
         total = event.scale * (event.from_ - total if event.from_ is not None else total)
         if is_mean or event.rate:
             return np.asarray(total)
-        return np.asarray(total / self.duration_s(clock_hz, name))
+        return np.asarray(total / self.read_duration_s(clock_hz, name))
 
-    def duration_s(self, clock_hz: Array, event: str) -> Array:
+    def read_duration_s(self, clock_hz: Array, event: str) -> Array:
         measured = self.map.duration
         if measured is None:
             raise bad_value(
@@ -400,15 +375,15 @@ class _TableBuilder:
                 "Map the duration, or say `rate: true` for columns that are per second.",
             )
         if measured.unit == "cycle":
-            value = self.number(measured.column)
+            value = self.read_numbers(measured.column)
             duration_s = value / clock_hz
         else:
-            value = duration_s = self.quantity(measured, "s", "duration")
+            value = duration_s = self.read_quantity(measured, "s", "duration")
         if not (value > 0).all():
             raise bad_value(f"{self.where}: column {measured.column!r}", "durations above zero", float(value.min()))
         return np.asarray(duration_s)
 
-    def clock(self, measured: _MeasuredColumn | str | None, name: str) -> Array:
+    def read_clock(self, measured: _MeasuredColumn | str | None, name: str) -> Array:
         """Return Hz in every row; 1 Hz stands for an unknown clock, which then is the same everywhere."""
         if measured is None:
             if self.map.duration is not None and self.map.duration.unit == "cycle" and name == "clock":
@@ -416,35 +391,18 @@ class _TableBuilder:
             return np.ones(self.frame.height)
         if isinstance(measured, str):
             return np.full(self.frame.height, units.parse(measured, "Hz", f"{self.where}: {name}"))
-        return self.quantity(measured, "Hz", name)
+        return self.read_quantity(measured, "Hz", name)
 
-    def default(self) -> tuple[float, float] | None:
-        given = self.map.default
-        if given is None:
-            return None
-        where = f"{self.where}: default"
-        return units.parse(given.clock, "Hz", where), units.parse(given.memory_clock, "Hz", where)
-
-    def groups(self, work: Sequence[str], names: Sequence[str]) -> list[str]:
-        """Return the application of each benchmark."""
-        given = self.map.group
-        if given is None:
-            return list(names)
-        label = dict(zip(work, self.text(given.column), strict=True))
-        return [
-            label[name].rpartition(given.before)[0] or label[name] if given.before else label[name] for name in names
-        ]
-
-    def quantity(self, measured: _MeasuredColumn, unit: str, path: str) -> Array:
+    def read_quantity(self, measured: _MeasuredColumn, unit: str, path: str) -> Array:
         found = units.factor(measured.unit)
         if found is None or found[0] != unit:
             raise bad_unit(f"{self.where}: {path}.unit", f"a unit of {unit}", measured.unit)
-        return self.number(measured.column) * found[1]
+        return self.read_numbers(measured.column) * found[1]
 
-    def number(self, column: str) -> Array:
+    def read_numbers(self, column: str) -> Array:
         import polars as pl
 
-        series = self.column(column)
+        series = self.find_column(column)
         try:
             value = series.cast(pl.Float64).to_numpy()
         except pl.exceptions.PolarsError:
@@ -458,10 +416,10 @@ class _TableBuilder:
             )
         return np.array(value, dtype=np.float64)
 
-    def text(self, column: str) -> list[str]:
-        return [str(cell) for cell in self.column(column).to_list()]
+    def read_texts(self, column: str) -> list[str]:
+        return [str(cell) for cell in self.find_column(column).to_list()]
 
-    def column(self, name: str) -> pl.Series:
+    def find_column(self, name: str) -> pl.Series:
         if name not in self.frame.columns:
             close = nearest_names(name, self.frame.columns)
             hint = (

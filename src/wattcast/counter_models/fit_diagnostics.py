@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from wattcast.core.arrays import Array, Mask
-from wattcast.counter_models.counter_table import CounterPredictor, CounterTable
+from wattcast.counter_models.counter_table import CounterTable
 from wattcast.counter_models.model_selection import INNER_FOLDS, FitSettings, FitWorkbench, TermsFit, deal_folds
 from wattcast.counter_models.rail_terms import (
     ACTIVE_CYCLE,
@@ -65,14 +65,19 @@ def diagnose_fit(fit: TermsFit, table: CounterTable, train: Mask) -> FitDiagnosi
     error = np.sqrt(np.maximum(np.diag(covariance), 0.0))
     factor = interval_factor(int(train.sum()) - 1)
     vif = variance_inflation(total)
-    coefficients = tuple(
-        _coefficient(fit, j, float(error[j]) if free[j] else None, factor, vif[j]) for j in range(width)
-    )
+    costs = []
+    for j, name in enumerate(fit.design.names):
+        scale, value = float(fit.grams.scale[j]), float(fit.inferred.coefficient[j])
+        own = float(error[j]) if free[j] else None
+        spread = factor * own if own is not None else 0.0
+        low = value - spread if fit.signed[j] else max(value - spread, 0.0)
+        unscaled = None if own is None else own / scale
+        costs.append(FittedCost(name, value / scale, unscaled, low / scale, (value + spread) / scale, value, vif[j]))
     _, slope = fit.how.voltages(fit.inferred.theta)
     voltage_error = np.sqrt(np.maximum(np.einsum("pri,ij,prj->pr", slope, covariance[width:, width:], slope), 0.0))
     number = condition_number(total)
-    words = _words(fit, coefficients, number)
-    return FitDiagnosis(coefficients, number, voltage_error, tuple(words))
+    words = _list_warnings(fit, costs, number)
+    return FitDiagnosis(tuple(costs), number, voltage_error, tuple(words))
 
 
 def _covariance(fit: TermsFit, train: Mask) -> tuple[Array, Mask]:
@@ -105,22 +110,6 @@ def _covariance(fit: TermsFit, train: Mask) -> tuple[Array, Mask]:
     return out, free
 
 
-def _coefficient(fit: TermsFit, j: int, error: float | None, factor: float, vif: float | None) -> FittedCost:
-    scale = float(fit.grams.scale[j])
-    scaled = float(fit.inferred.coefficient[j])
-    spread = factor * error if error is not None else 0.0
-    low = scaled - spread if fit.signed[j] else max(scaled - spread, 0.0)
-    return FittedCost(
-        fit.design.names[j],
-        scaled / scale,
-        error / scale if error is not None else None,
-        low / scale,
-        (scaled + spread) / scale,
-        scaled,
-        vif,
-    )
-
-
 def variance_inflation(total: Array) -> list[float | None]:
     """Return the variance inflation 1/(1-R²) of each column given the others; the first, the base, has none."""
     base = total[0]
@@ -143,7 +132,7 @@ def condition_number(total: Array) -> float:
     return float(np.sqrt(value[-1] / max(value[0], 1e-300)))
 
 
-def _words(fit: TermsFit, coefficients: tuple[FittedCost, ...], condition: float) -> list[str]:
+def _list_warnings(fit: TermsFit, coefficients: list[FittedCost], condition: float) -> list[str]:
     words = []
     if condition > HIGH_CONDITION:
         words.append(
@@ -188,7 +177,7 @@ class ClockSubset:
     memory_hz: tuple[float, ...]
     points: int
     mape: float
-    anchored_mape: float | None
+    default_known: float | None  # with the power at the default clocks known
 
 
 @dataclass(frozen=True)
@@ -215,7 +204,16 @@ def try_training_clocks(bench: FitWorkbench, model: CounterModelKind, settings: 
     out = []
     for core_hz, memory_hz in subsets:
         clocks = np.isin(bench.clock_hz, core_hz) & np.isin(bench.memory_clock_hz, memory_hz)
-        mape, anchored = _error(bench, model, settings, clocks)
+        table = bench.table
+        plain_w, known_w = np.zeros(table.rows), np.zeros(table.rows)
+        for fold in deal_folds(np.arange(table.benchmarks), INNER_FOLDS):
+            fit = bench.fit(model, settings, ~fold, clocks)
+            rows = fold[table.benchmark]
+            plain_w[rows] = bench.predict(fit)[rows]
+            if bench.anchor is not None:
+                known_w[rows] = bench.anchored(fit)[rows]
+        mape, known = (100.0 * float(np.abs(w / table.power_w - 1.0).mean()) for w in (plain_w, known_w))
+        anchored = known if bench.anchor is not None else None
         out.append(ClockSubset(core_hz, memory_hz, int(clocks.sum()), mape, anchored))
     return sorted(out, key=lambda subset: subset.points)
 
@@ -244,56 +242,28 @@ def rank_next_benchmarks(bench: FitWorkbench, fit: TermsFit, train: Mask) -> lis
     covariance = np.linalg.inv(information)
     events = np.array([bool(members) for members in fit.design.members])
     spread = float((np.diag(covariance) / unit**2)[events].sum())
+    core_hz, memory_hz = bench.reference_hz
+    clock_hz = {"core clock": core_hz, "memory clock": memory_hz, ACTIVE_CYCLE: core_hz}
+    names, members, full = fit.design.names, fit.design.members, table.full()
+    idle = [1.0 if name == "base" or name.endswith("leakage") else clock_hz.get(name, 0.0) for name in names]
+
+    def label(term: int) -> str:
+        single = members[term][0] if len(members[term]) == 1 else None
+        return names[term] if single is None else table.predictors[single].column or names[term]
+
     out = []
-    for name, row in _candidates(bench, fit, table.full()):
-        scaled = np.sqrt(rows) * row / unit
+    used = np.flatnonzero(events).tolist()
+    for j, k in ((j, k) for j in used for k in used if k <= j):
+        row = np.array(idle)
+        for term in (j, k):
+            row[term] += 0.5 * full[list(members[term])].max()
+        scaled = np.sqrt(rows) * row / fit.grams.scale / max(float(row @ fit.coefficient), 1e-9) / unit
         reach = covariance @ scaled
         grown = 1.0 + float(scaled @ reach)
         taken = float(((reach / unit) ** 2)[events].sum()) / grown
+        name = f"{label(j)} alone" if j == k else f"{label(k)} with {label(j)}"
         out.append(CandidateBenchmark(name, float(np.log(grown)), taken / spread))
     return sorted(out, key=lambda candidate: -candidate.variance)
-
-
-def _candidates(bench: FitWorkbench, fit: TermsFit, full: Array) -> list[tuple[str, Array]]:
-    """Return weighted design rows of the candidates at the reference clocks, by name."""
-    core_hz, memory_hz = bench.reference_hz
-    idle = np.zeros(fit.grams.width)
-    for j, name in enumerate(fit.design.names):
-        clock_hz = {"core clock": core_hz, "memory clock": memory_hz, ACTIVE_CYCLE: core_hz}.get(name, 0.0)
-        idle[j] = 1.0 if name == "base" or name.endswith("leakage") else clock_hz
-    predictors = bench.tables[fit.settings.variant].predictors
-    rows = []
-    for j, members in enumerate(fit.design.members):
-        for k, others in enumerate(fit.design.members[: j + 1]):
-            if not members or not others:
-                continue
-            row = idle.copy()
-            row[j] += 0.5 * full[list(members)].max()
-            row[k] += 0.5 * full[list(others)].max()
-            label, other = (_label(fit, at, predictors) for at in (j, k))
-            name = f"{label} alone" if j == k else f"{other} with {label}"
-            rows.append((name, row / fit.grams.scale / max(float(row @ fit.coefficient), 1e-9)))
-    return rows
-
-
-def _label(fit: TermsFit, term: int, predictors: tuple[CounterPredictor, ...]) -> str:
-    members = fit.design.members[term]
-    return fit.design.names[term] if len(members) > 1 else predictors[members[0]].column or fit.design.names[term]
-
-
-def _error(
-    bench: FitWorkbench, model: CounterModelKind, settings: FitSettings, clocks: Mask
-) -> tuple[float, float | None]:
-    table = bench.table
-    plain, known = np.zeros(table.rows), np.zeros(table.rows)
-    for fold in deal_folds(np.arange(table.benchmarks), INNER_FOLDS):
-        fit = bench.fit(model, settings, ~fold, clocks)
-        rows = fold[table.benchmark]
-        plain[rows] = bench.predict(fit)[rows]
-        if bench.anchor is not None:
-            known[rows] = bench.anchored(fit)[rows]
-    mape = 100.0 * float(np.abs(plain / table.power_w - 1.0).mean())
-    return mape, 100.0 * float(np.abs(known / table.power_w - 1.0).mean()) if bench.anchor is not None else None
 
 
 def _spread(clocks: Array, count: int, reference: float) -> tuple[float, ...]:

@@ -63,15 +63,13 @@ class UtilisationFile:
 
 
 def read_utilisations(path: Path) -> UtilisationFile:
-    """Read a file of this form."""
-    return parse_utilisations(_text(path), path.name)
-
-
-def parse_utilisations(text: str, where: str) -> UtilisationFile:
-    """Parse the text of a file of this form and check every cell."""
-    lines, default_hz, names, memory = _head(text, where)
-    rows = enumerate(lines[HEADER_LINES:], HEADER_LINES + 1)
-    body = np.array([_row(row, 3 + len(names), where, i) for i, row in rows])
+    """Read a file of this form and check every cell."""
+    lines, default_hz, names, memory = _read_head(path)
+    where, width = path.name, 3 + len(names)
+    for line, row in enumerate(lines, HEADER_LINES + 1):
+        if len(row) != width:
+            raise bad_value(f"{where}: line {line}", f"{width} cells", f"{len(row)}", "Is the file complete?")
+    body = _read_numbers(lines, 0, where)
     _check_shares(body[:, 3:], names, where)
     return UtilisationFile(
         where, body[:, 0], body[:, 1] * MHZ, body[:, 2] * MHZ, body[:, 3:], names, memory, default_hz
@@ -142,19 +140,13 @@ class ApplicationUtilisations:
 
 def read_applications(path: Path) -> ApplicationUtilisations:
     """Read a file with the same header whose rows are a name and utilisations."""
-    lines, default_hz, names, memory = _head(_text(path), path.name)
-    body = lines[HEADER_LINES:]
+    body, default_hz, names, memory = _read_head(path)
     for index, row in enumerate(body, HEADER_LINES + 1):
         if len(row) != 1 + len(names):
             raise bad_value(
                 f"{path.name}: line {index}", f"a name and {len(names)} utilisations", f"{len(row)} cells"
             )
-    share = np.array(
-        [
-            [_number(c, path.name, i, j) for j, c in enumerate(row[1:], 1)]
-            for i, row in enumerate(body, HEADER_LINES + 1)
-        ]
-    )
+    share = _read_numbers(body, 1, path.name)
     _check_shares(share, names, path.name)
     return ApplicationUtilisations(tuple(row[0] for row in body), share, names, memory, default_hz)
 
@@ -214,29 +206,26 @@ def describe_scaling(saturation: float | None) -> str:
     )
 
 
-def _text(path: Path) -> str:
+def _read_head(path: Path) -> tuple[list[list[str]], tuple[float, float], tuple[str, ...], tuple[bool, ...]]:
+    """Return the lines below the header, the default clocks, the components, and which are on the memory rail."""
+    where = path.name
     try:
-        return read_bytes(path).decode("utf-8")
+        lines = [row for row in csv.reader(read_bytes(path).decode("utf-8").splitlines()) if row]
     except UnicodeDecodeError as error:
-        raise bad_value(path.name, "UTF-8 text", f"byte {error.start}") from None
-
-
-def _head(text: str, where: str) -> tuple[list[list[str]], tuple[float, float], tuple[str, ...], tuple[bool, ...]]:
-    """Return all lines, the default clocks, the components, and whether each is on the memory rail."""
-    lines = [row for row in csv.reader(text.splitlines()) if row]
+        raise bad_value(where, "UTF-8 text", f"byte {error.start}") from None
     if len(lines) < HEADER_LINES + 1:
         raise bad_value(where, f"{HEADER_LINES} header lines and rows", f"{len(lines)} lines")
     if lines[0][0].strip() != "2":
         raise bad_value(f"{where}: line 1", "2 clock domains (core, memory)", lines[0][0])
-    default = [_number(cell, where, 2, i) * MHZ for i, cell in enumerate(lines[1])]
-    sizes = [int(_number(cell, where, 3, i)) for i, cell in enumerate(lines[2])]
+    default, sizes = ([_read_number(cell, where, n, i) for i, cell in enumerate(lines[n - 1])] for n in (2, 3))
     names = tuple(cell.strip() for cell in lines[3])
-    if len(default) != 2 or len(sizes) != 2 or sum(sizes) != len(names):
+    if len(default) != 2 or len(sizes) != 2 or int(sizes[0]) + int(sizes[1]) != len(names):
         raise bad_value(f"{where}: lines 2 to 4", "two clocks, two sizes, and that many names", f"{len(names)} names")
     unknown = [name for name in names if name.upper() not in COMPONENT_EVENTS]
     if unknown:
         raise bad_value(f"{where}: line 4", f"components among {', '.join(COMPONENT_EVENTS)}", ", ".join(unknown))
-    return lines, (default[0], default[1]), names, tuple(i >= sizes[0] for i in range(len(names)))
+    on_memory = tuple(i >= int(sizes[0]) for i in range(len(names)))
+    return lines[HEADER_LINES:], (default[0] * MHZ, default[1] * MHZ), names, on_memory
 
 
 def _check_shares(share: Array, names: Sequence[str], where: str) -> None:
@@ -251,13 +240,13 @@ def _check_shares(share: Array, names: Sequence[str], where: str) -> None:
         )
 
 
-def _row(row: Sequence[str], width: int, where: str, line: int) -> list[float]:
-    if len(row) != width:
-        raise bad_value(f"{where}: line {line}", f"{width} cells", f"{len(row)}", "Is the file complete?")
-    return [_number(cell, where, line, i) for i, cell in enumerate(row)]
+def _read_numbers(lines: Sequence[Sequence[str]], first: int, where: str) -> Array:
+    """Return the cells of every line from ``first`` on."""
+    rows = enumerate(lines, HEADER_LINES + 1)
+    return np.array([[_read_number(c, where, i, j) for j, c in enumerate(row[first:], first)] for i, row in rows])
 
 
-def _number(cell: str, where: str, line: int, column: int) -> float:
+def _read_number(cell: str, where: str, line: int, column: int) -> float:
     try:
         value = float(cell)
     except ValueError:

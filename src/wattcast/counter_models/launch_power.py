@@ -15,7 +15,6 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from wattcast.core.arrays import Array
 from wattcast.core.errors import MissingEvents, bad_value, unknown_name
@@ -115,63 +114,31 @@ def estimate_launch_power(
     wanted = tuple(event for event in model.required_events if event not in beside)
     unknown = tuple(dict.fromkeys(launch.key for launch in launches if book.missing(launch.key, wanted)))
     start_s = np.array([launch.start_s for launch in launches])
-    end_s = start_s + np.array([_duration_s(launch, book, at) for launch in launches])
-    edges = np.unique(np.concatenate([start_s, end_s]))
-    span = _LaunchSpans(np.searchsorted(edges, start_s), np.searchsorted(edges, end_s), np.diff(edges))
-    value = np.stack([_value(e, launches, book, beside, span, end_s - start_s) for e in model.required_events], -1)
-    activity = Activity(span.length_s, value, model.required_events, at, ActivitySource.PROFILED)
-    hide = set(unknown)
-    hidden = np.array([launch.key in hide for launch in launches], dtype=float)
-    known = (span.sum(hidden) == 0.0).astype(float)
+    duration_s = np.array([_find_duration_s(launch, book, at) for launch in launches])
+    edges = np.unique(np.concatenate([start_s, start_s + duration_s]))
+    first, after = np.searchsorted(edges, start_s), np.searchsorted(edges, start_s + duration_s)
+    length_s = np.diff(edges)
+    running = np.cumsum(np.bincount(first, minlength=edges.size) - np.bincount(after, minlength=edges.size))
+
+    def sum_running(per_launch: Array) -> Array:
+        """Sum over the launches that run in each interval; exactly zero where none does."""
+        change = np.bincount(first, per_launch, edges.size) - np.bincount(after, per_launch, edges.size)
+        return np.where(running > 0, np.maximum(np.cumsum(change), 0.0), 0.0)[:-1]
+
+    columns = []
+    for event in model.required_events:
+        counted = np.array([book.count.get(launch.key, {}).get(event, 0.0) for launch in launches])
+        if known_events()[event].is_mean:
+            columns.append(sum_running(counted) + beside.get(event, 0.0))
+        else:
+            columns.append((sum_running(counted / duration_s) + beside.get(event, 0.0)) * length_s)
+    activity = Activity(length_s, np.stack(columns, -1), model.required_events, at, ActivitySource.PROFILED)
+    hidden = np.array([launch.key in set(unknown) for launch in launches], dtype=float)
+    known = (sum_running(hidden) == 0.0).astype(float)
     return PowerEstimate(edges[:-1], activity, model.power(activity), known, unknown)
 
 
-@dataclass(frozen=True)
-class _LaunchSpans:
-    """The first interval of each launch and the one after its last; memory is linear in launches."""
-
-    first: npt.NDArray[np.int64]  # (launch,)
-    after: npt.NDArray[np.int64]  # (launch,)
-    length_s: Array  # (interval,)
-
-    def sum(self, per_launch: Array) -> Array:
-        """Sum a quantity over the launches that run in each interval; exactly zero where none does."""
-        count = len(self.length_s) + 1
-        change = np.bincount(self.first, per_launch, count) - np.bincount(self.after, per_launch, count)
-        running = np.cumsum(np.bincount(self.first, minlength=count) - np.bincount(self.after, minlength=count))
-        return np.where(running > 0, np.maximum(np.cumsum(change), 0.0), 0.0)[:-1]
-
-
-def save_counter_book(book: CounterBook, path: Path) -> None:
-    """Write a counter book as JSON."""
-    entries = [
-        _BookEntry(k.kernel, k.grid, k.block, dict(counts), dict(book.passes[k]), k.shared_byte)
-        for k, counts in book.count.items()
-    ]
-    write_whole(path, msgspec.json.format(msgspec.json.encode(_BookFile(COUNTER_BOOK_FORMAT, entries)), indent=1))
-
-
-def load_counter_book(path: Path) -> CounterBook:
-    """Read a counter book that was written as JSON."""
-    file = decode_json(read_bytes(path), _BookFile, path.name)
-    if file.format != COUNTER_BOOK_FORMAT:
-        raise bad_value(f"{path.name}: format", str(COUNTER_BOOK_FORMAT), file.format)
-    keys = [LaunchKey(e.kernel, e.grid, e.block, e.shared_byte) for e in file.kernels]
-    for entry in file.kernels:
-        for event, value in entry.count.items():
-            if event not in known_events():
-                raise unknown_name("event", event, known_events())
-            if value < 0 or entry.passes.get(event, 0) < 1:
-                raise bad_value(
-                    f"{path.name}: {entry.kernel}: {event}", "a count of zero or more, and its passes", value
-                )
-    return CounterBook(
-        {key: entry.count for key, entry in zip(keys, file.kernels, strict=True)},
-        {key: entry.passes for key, entry in zip(keys, file.kernels, strict=True)},
-    )
-
-
-class _BookEntry(msgspec.Struct, forbid_unknown_fields=True):
+class _CountedLaunch(msgspec.Struct, forbid_unknown_fields=True):
     kernel: str
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
@@ -180,12 +147,40 @@ class _BookEntry(msgspec.Struct, forbid_unknown_fields=True):
     shared_byte: int = 0
 
 
-class _BookFile(msgspec.Struct, forbid_unknown_fields=True):
+class _CounterBookFile(msgspec.Struct, forbid_unknown_fields=True):
     format: int
-    kernels: list[_BookEntry]
+    kernels: list[_CountedLaunch]
 
 
-def _duration_s(launch: KernelLaunch, book: CounterBook, at: OperatingPoint) -> float:
+def save_counter_book(book: CounterBook, path: Path) -> None:
+    """Write a counter book as JSON, for later runs of ``measure run --counters``."""
+    counted = [
+        _CountedLaunch(k.kernel, k.grid, k.block, dict(counts), dict(book.passes[k]), k.shared_byte)
+        for k, counts in book.count.items()
+    ]
+    file = _CounterBookFile(COUNTER_BOOK_FORMAT, counted)
+    write_whole(path, msgspec.json.format(msgspec.json.encode(file), indent=1))
+
+
+def load_counter_book(path: Path) -> CounterBook:
+    """Read a counter book that was written as JSON."""
+    file = decode_json(read_bytes(path), _CounterBookFile, path.name)
+    if file.format != COUNTER_BOOK_FORMAT:
+        raise bad_value(f"{path.name}: format", str(COUNTER_BOOK_FORMAT), file.format)
+    count, passes = {}, {}
+    for entry in file.kernels:
+        for event, value in entry.count.items():
+            if event not in known_events():
+                raise unknown_name("event", event, known_events())
+            if value < 0 or entry.passes.get(event, 0) < 1:
+                where = f"{path.name}: {entry.kernel}: {event}"
+                raise bad_value(where, "a count of zero or more, and its passes", value)
+        key = LaunchKey(entry.kernel, entry.grid, entry.block, entry.shared_byte)
+        count[key], passes[key] = entry.count, entry.passes
+    return CounterBook(count, passes)
+
+
+def _find_duration_s(launch: KernelLaunch, book: CounterBook, at: OperatingPoint) -> float:
     if launch.duration_s is not None:
         if not launch.duration_s > 0:
             raise bad_value(f"launch of {launch.key.kernel}", "a duration above zero", launch.duration_s)
@@ -197,21 +192,6 @@ def _duration_s(launch: KernelLaunch, book: CounterBook, at: OperatingPoint) -> 
             "and the core clock. Time the launches, or collect the cycles."
         )
     return cycles / float(np.asarray(at.clock_hz))  # Eq. 11
-
-
-def _value(
-    event: str,
-    launches: Sequence[KernelLaunch],
-    book: CounterBook,
-    beside: Mapping[str, float],
-    span: _LaunchSpans,
-    duration_s: Array,
-) -> Array:
-    """Return the value of one event in each interval."""
-    counted = np.array([book.count.get(launch.key, {}).get(event, 0.0) for launch in launches])
-    if known_events()[event].is_mean:
-        return np.asarray(span.sum(counted) + beside.get(event, 0.0))
-    return np.asarray((span.sum(counted / duration_s) + beside.get(event, 0.0)) * span.length_s)
 
 
 MAX_LAUNCH_TRACE_BYTE = 512 << 20
@@ -254,7 +234,12 @@ def read_launches(path: Path) -> LaunchLog:
         raise bad_value(
             path.name, "kernels (events of category kernel)", ", ".join(seen) or "none", "Profile CUDA activity too."
         )
-    launches = [KernelLaunch(_key(e, path.name), 1e-6 * e.ts, 1e-6 * e.dur) for e in kernels]
+    launches = []
+    for e in kernels:
+        grid, block = (tuple(e.args.get(name, ())) for name in ("grid", "block"))
+        if len(grid) != 3 or len(block) != 3 or not all(isinstance(n, int) for n in (*grid, *block)):
+            raise bad_value(f"{path.name}: {e.name}", "grid and block of three numbers each", f"{grid} and {block}")
+        launches.append(KernelLaunch(make_launch_key(e.name, grid, block), 1e-6 * e.ts, 1e-6 * e.dur))
     launches.sort(key=lambda launch: launch.start_s)
     epoch_s = None if trace.baseTimeNanoseconds is None else 1e-9 * trace.baseTimeNanoseconds
     return LaunchLog(tuple(launches), epoch_s)
@@ -263,15 +248,22 @@ def read_launches(path: Path) -> LaunchLog:
 def read_counter_book(path: Path, sm_count: float | None = None) -> CounterBook:
     """Read a counter book (JSON) or an export of ``ncu --csv``."""
     if path.suffix == ".json":
-        return _normal(load_counter_book(path))
+        book = load_counter_book(path)  # traces do not hold dynamic shared memory
+        keys = {key: LaunchKey(plain_kernel_name(key.kernel), key.grid, key.block) for key in book.count}
+        return CounterBook({keys[k]: v for k, v in book.count.items()}, {keys[k]: v for k, v in book.passes.items()})
     book = CounterBook()
     for launch, counts in read_ncu_launches(path, sm_count):
         if len(launch.grid) != 3 or len(launch.block) != 3:
             raise bad_value(
                 path.name, "columns Grid Size and Block Size", "none", "Export with ncu --csv --page raw."
             )
-        book = book.with_pass(_named(launch.kernel, launch.grid, launch.block), counts)
+        book = book.with_pass(make_launch_key(launch.kernel, launch.grid, launch.block), counts)
     return book
+
+
+def make_launch_key(kernel: str, grid: tuple[int, ...], block: tuple[int, ...]) -> LaunchKey:
+    """Return the key of a launch, whatever tool named its kernel."""
+    return LaunchKey(plain_kernel_name(kernel), (grid[0], grid[1], grid[2]), (block[0], block[1], block[2]))
 
 
 def plain_kernel_name(kernel: str) -> str:
@@ -290,20 +282,3 @@ def plain_kernel_name(kernel: str) -> str:
             end = place
             break
     return re.sub(r"\s+", "", name[:end].removeprefix("void "))
-
-
-def _normal(book: CounterBook) -> CounterBook:
-    """Return the book with keys as traces have them: without dynamic shared memory, which few exports hold."""
-    keys = {key: LaunchKey(plain_kernel_name(key.kernel), key.grid, key.block) for key in book.count}
-    return CounterBook({keys[k]: v for k, v in book.count.items()}, {keys[k]: v for k, v in book.passes.items()})
-
-
-def _key(event: _TraceEvent, where: str) -> LaunchKey:
-    grid, block = (tuple(event.args.get(name, ())) for name in ("grid", "block"))
-    if len(grid) != 3 or len(block) != 3 or not all(isinstance(n, int) for n in (*grid, *block)):
-        raise bad_value(f"{where}: {event.name}", "grid and block of three numbers each", f"{grid} and {block}")
-    return _named(event.name, grid, block)
-
-
-def _named(kernel: str, grid: tuple[int, ...], block: tuple[int, ...]) -> LaunchKey:
-    return LaunchKey(plain_kernel_name(kernel), (grid[0], grid[1], grid[2]), (block[0], block[1], block[2]))

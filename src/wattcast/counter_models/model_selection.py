@@ -89,15 +89,20 @@ def score_prediction(table: CounterTable, predicted_w: Array) -> PowerErrors:
     )
 
 
-def average_error_plane(table: CounterTable, predicted_w: Array, signed: bool = False) -> tuple[Array, Array, Array]:
+def average_error_plane(
+    table: CounterTable, predicted_w: Array, signed: bool = False, kept: Mask | None = None
+) -> tuple[Array, Array, Array]:
     """Return core clocks, memory clocks, and the mean error in percent at each pair, ``(core, memory)``.
 
-    Pairs that were never measured are NaN.
+    Pairs that were never measured (in the rows of ``kept``) are NaN.
     """
     error = percent_error(predicted_w, table.power_w)
     error = error if signed else np.abs(error)
     point, clock_hz, memory_clock_hz = operating_points(table)
-    mean = np.bincount(point, error) / np.bincount(point)
+    rows = np.ones(table.rows) if kept is None else kept.astype(float)
+    count = np.bincount(point, rows)
+    total = np.bincount(point, np.where(rows > 0, error, 0.0))
+    mean = np.divide(total, count, out=np.full(count.size, np.nan), where=count > 0)
     core, memory = np.unique(clock_hz), np.unique(memory_clock_hz)
     plane = np.full((core.size, memory.size), np.nan)
     plane[np.searchsorted(core, clock_hz), np.searchsorted(memory, memory_clock_hz)] = mean
@@ -169,7 +174,12 @@ class FitWorkbench:
             seen = ", ".join(f"{hz / 1e6:g}" for hz in np.unique(self.table.memory_clock_hz))
             raise bad_value("offset", f"a memory clock of the table ({seen} MHz)", f"{gone[0] / 1e6:g} MHz")
         self.point, self.clock_hz, self.memory_clock_hz = operating_points(self.table)
-        self.anchor = _anchor(self.table)
+        # the row of each benchmark at the default clocks; None where some benchmark has none
+        at = np.flatnonzero(self.table.at_default())
+        self.anchor: LabelCodes | None = None
+        if np.unique(self.table.benchmark[at]).size == self.table.benchmarks:
+            self.anchor = np.zeros(self.table.benchmarks, dtype=np.int64)
+            self.anchor[self.table.benchmark[at]] = at
         self._made: dict[tuple[CounterModelKind, str, bool, bool], tuple[ModelTerms, GramCells]] = {}
 
     @property
@@ -231,37 +241,24 @@ class FitWorkbench:
         ``robust`` False omits the reweighting of outliers, for the many fits that choose settings.
         """
         design, cells = self.design(model, settings)
-        if self.estimator is not CostEstimator.HUBER or not robust:
-            return self._fit(model, settings, design, cells, train, clocks)
         table = self.tables[settings.variant]
-        rows = train[table.benchmark] & (clocks[self.point] if clocks is not None else True)
-        found = self._fit(model, settings, design, cells, train, clocks)
-        for _ in range(HUBER_STEPS):
+        rows = train[table.benchmark] if clocks is None else train[table.benchmark] & clocks[self.point]
+        signed = tuple(self.estimator is CostEstimator.ORDINARY or flag for flag in design.signed)
+        firmness = settings.strength * float(rows.sum()) / max(int(train.sum()), 1)
+        mean_w = float(table.power_w[rows].mean())
+        for _ in range(1 + HUBER_STEPS):
+            how = plan_voltages(cells, *self.reference_hz, settings.floored)
+            pull = shrinkage_penalty(table, design, cells.scale, table.full(rows), mean_w, firmness)
+            inferred = infer_voltages(cells, cells.summed(train, clocks), how, signed, pull)
+            found = TermsFit(model, settings, design, cells, how, inferred, pull, signed)
+            if self.estimator is not CostEstimator.HUBER or not robust:
+                break
             error = self.predict(found)[rows] / table.power_w[rows] - 1.0
             spread = 1.4826 * float(np.median(np.abs(error - np.median(error)))) + 1e-12
             weight = np.ones(table.rows)
             weight[rows] = np.minimum(1.0, HUBER_LIMIT * spread / np.maximum(np.abs(error), 1e-12))
-            found = self._fit(model, settings, design, make_gram_cells(table, design, weight), train, clocks)
+            cells = make_gram_cells(table, design, weight)
         return found
-
-    def _fit(
-        self,
-        model: CounterModelKind,
-        settings: FitSettings,
-        design: ModelTerms,
-        cells: GramCells,
-        train: Mask,
-        clocks: Mask | None,
-    ) -> TermsFit:
-        table = self.tables[settings.variant]
-        how = plan_voltages(cells, *self.reference_hz, settings.floored)
-        signed = tuple(self.estimator is CostEstimator.ORDINARY or flag for flag in design.signed)
-        rows = train[table.benchmark] if clocks is None else train[table.benchmark] & clocks[self.point]
-        firmness = settings.strength * float(rows.sum()) / max(int(train.sum()), 1)
-        mean_w = float(table.power_w[rows].mean())
-        pull = shrinkage_penalty(table, design, cells.scale, table.full(rows), mean_w, firmness)
-        found = infer_voltages(cells, cells.summed(train, clocks), how, signed, pull)
-        return TermsFit(model, settings, design, cells, how, found, pull, signed)
 
     def predict(self, fit: TermsFit) -> Array:
         """Return the predicted watts of every row of the table."""
@@ -277,22 +274,16 @@ class FitWorkbench:
         if self.anchor is None:
             raise bad_value(self.table.name, "every benchmark at the default clocks", "some are not")
         at = self.anchor[self.table.benchmark]
-        predicted_w, switching = self.predict(fit), self._switching(fit)
+        predicted_w, switching = self.predict(fit), np.ones(self.table.rows)
+        if fit.model not in (CounterModelKind.RATE, CounterModelKind.LINEAR):
+            names = zip(fit.design.rail, fit.design.names, strict=True)
+            core = np.array([rail == 0 and name not in NOT_EVENTS for rail, name in names])
+            felt, _ = voltage_factors(fit.grams, fit.inferred.voltage)
+            counted = (fit.design.value * felt[self.point] * fit.coefficient)[:, core].sum(axis=1)
+            idle = fit.inferred.voltage[self.point, 0] ** 2 * self.table.clock_hz  # V²·f where nothing happens
+            switching = np.where(counted > 0, counted, idle)
         missed_w = (self.table.power_w - predicted_w)[at]
         return np.asarray(predicted_w + missed_w * switching / switching[at])
-
-    def _switching(self, fit: TermsFit) -> Array:
-        """Return the power of the core rail's events in each row, or V²·f where nothing happens."""
-        if fit.model in (CounterModelKind.RATE, CounterModelKind.LINEAR):
-            return np.ones(self.table.rows)
-        core = np.array(
-            [r == 0 and n not in NOT_EVENTS for r, n in zip(fit.design.rail, fit.design.names, strict=True)]
-        )
-        felt, _ = voltage_factors(fit.grams, fit.inferred.voltage)
-        counted = (fit.design.value * felt[self.point] * fit.coefficient)[:, core].sum(axis=1)
-        return np.asarray(
-            np.where(counted > 0, counted, fit.inferred.voltage[self.point, 0] ** 2 * self.table.clock_hz)
-        )
 
 
 def choose_settings(bench: FitWorkbench, model: CounterModelKind, train: Mask, inner: Sequence[Mask]) -> FitSettings:
@@ -340,16 +331,6 @@ def held_out_errors(
     count = np.bincount(table.benchmark[seen], minlength=table.benchmarks)
     total = np.bincount(table.benchmark[seen], error[seen], minlength=table.benchmarks)
     return np.asarray(total[count > 0] / count[count > 0])
-
-
-def _anchor(table: CounterTable) -> LabelCodes | None:
-    """Return the row of each benchmark at the default clocks, or None where some benchmark has none."""
-    at = np.flatnonzero(table.at_default())
-    if np.unique(table.benchmark[at]).size < table.benchmarks:
-        return None
-    row = np.zeros(table.benchmarks, dtype=np.int64)
-    row[table.benchmark[at]] = at
-    return row
 
 
 INNER_FOLDS = 4

@@ -16,7 +16,7 @@ import csv
 import io
 import math
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -53,19 +53,33 @@ def read_accelwattch_hw(path: Path, clock_hz: float) -> tuple[tuple[str, ...], A
     Time is elapsed cycles over ``clock_hz``, the clock the kernels ran at. Events without a counter in AccelWattch's
     HW model (instruction cache, registers, precharges, constant misses) are left out.
     """
-    rows = _rows(path)
+    text = read_bytes(path, _MAX_BYTE).decode("utf-8", "replace")
+    rows = list(csv.DictReader(io.StringIO(text)))
+    if not rows:
+        raise BadInput(f"{path.name}: expected one line per kernel below a header, got none.")
     found = {name.removeprefix("hw_"): name for name in rows[0]}
-    mapped = [row for row in _table("map_accelwattch_hw.csv") if row["column"] in found]
-    lost = [row["column"] for row in _table("map_accelwattch_hw.csv") if row["column"] not in found]
-    if lost:
+    mapped = {row["column"]: row["event"] for row in _read_map("map_accelwattch_hw.csv")}
+    if lost := [column for column in mapped if column not in found]:
         hint = [name for column in lost for name in nearest_names(column, found, 1)]
         raise bad_value(path.name, f"columns {', '.join(lost)}", f"none ({', '.join(hint)}?)" if hint else "none")
-    value = np.array([[_number(row, found[m["column"]], path.name) for m in mapped] for row in rows])
-    events = tuple(m["event"] for m in mapped)
+
+    def number(row: Mapping[str, str], column: str) -> float:
+        try:
+            value = float(row[column])
+        except (TypeError, ValueError):
+            raise bad_value(f"{path.name}: {column}", "a number", str(row[column])) from None
+        if not (math.isfinite(value) and value >= 0):
+            raise bad_value(f"{path.name}: {column}", "a finite number, zero or more", value)
+        return value
+
+    value = np.array([[number(row, found[column]) for column in mapped] for row in rows])
+    events = tuple(mapped.values())
     cycles = value[:, events.index("core_cycle")]
     _check_cycles(cycles, path.name)
+    named = next((name for name in _NAME_COLUMNS if name in rows[0]), None)
+    names = tuple(row[named] if named else str(i) for i, row in enumerate(rows))
     at = OperatingPoint(clock_hz=clock_hz)
-    return _names(rows), Activity(cycles / clock_hz, value, events, at, ActivitySource.PROFILED)
+    return names, Activity(cycles / clock_hz, value, events, at, ActivitySource.PROFILED)
 
 
 def read_ncu(path: Path, sm_count: float | None = None) -> tuple[tuple[str, ...], Activity]:
@@ -93,7 +107,7 @@ def list_ncu_metrics(wanted: Collection[str]) -> list[str]:
     ['gpu__time_duration.sum', 'sm__cycles_elapsed.max', 'sm__inst_executed.sum']
     """
     events = {*wanted, "core_cycle"} | ({"active_sm"} if "idle_sm" in wanted else set())
-    rows = [row for row in _table("map_ncu.csv") if row["event"] in events]
+    rows = [row for row in _read_map("map_ncu.csv") if row["event"] in events]
     beside = (row[column] for row in rows for column in ("per", "times") if row[column])
     return sorted({_TIME, *(row["metric"] for row in rows), *beside})
 
@@ -105,10 +119,21 @@ def compute_ncu_events(metrics: Mapping[str, Array]) -> dict[str, Array]:
     {'l2_byte': [64.0]}
     """
     count = len(next(iter(metrics.values()), ()))
-    found = {
-        name: _ncu_event(name, metrics, count) for name in dict.fromkeys(r["event"] for r in _table("map_ncu.csv"))
-    }
-    return {name: value for name, value in found.items() if value is not None}
+    found: dict[str, Array] = {}
+    lacking = set()
+    for row in _read_map("map_ncu.csv"):  # an event is Σ factor · metric (· another, / another), zero or more
+        event = row["event"]
+        if any(name and name not in metrics for name in (row["metric"], row["per"], row["times"])):
+            lacking.add(event)
+            continue
+        amount = float(row["factor"]) * metrics[row["metric"]]
+        if row["times"]:
+            amount = amount * metrics[row["times"]]
+        if row["per"]:
+            below = metrics[row["per"]]
+            amount = np.divide(amount, below, out=np.zeros(count), where=below > 0)
+        found[event] = found.get(event, np.zeros(count)) + amount
+    return {event: np.maximum(total, 0.0) for event, total in found.items() if event not in lacking}
 
 
 def _ncu_activity(metrics: Mapping[str, Array], sm_count: float | None, where: str) -> Activity:
@@ -132,79 +157,43 @@ def read_ncu_metrics(path: Path) -> tuple[tuple[str, ...], dict[str, Array]]:
     return tuple(launch.kernel for launch in launches), metrics
 
 
-def _ncu_event(event: str, metrics: Mapping[str, Array], count: int) -> Array | None:
-    """Return Σ factor · metric (· another, / another), zero or more; None when a metric was not collected."""
-    total = np.zeros(count)
-    for row in _table("map_ncu.csv"):
-        if row["event"] != event:
-            continue
-        if any(name and name not in metrics for name in (row["metric"], row["per"], row["times"])):
-            return None
-        amount = float(row["factor"]) * metrics[row["metric"]]
-        if row["times"]:
-            amount = amount * metrics[row["times"]]
-        if row["per"]:
-            below = metrics[row["per"]]
-            amount = np.divide(amount, below, out=np.zeros(count), where=below > 0)
-        total = total + amount
-    return np.maximum(total, 0.0)
-
-
 def _ncu_metrics(path: Path) -> tuple[tuple[ConfiguredKernel, ...], dict[str, Array]]:
     text = read_bytes(path, _MAX_BYTE).decode("utf-8", "replace")
     start = next((i for i, line in enumerate(text.splitlines()) if line.lstrip('"').startswith("ID")), None)
     if start is None:
         raise bad_value(path.name, 'a CSV with a header that starts with "ID" (ncu --csv)', clip_text(text[:60]))
     rows = list(csv.reader(io.StringIO("\n".join(text.splitlines()[start:]))))
-    header, body = rows[0], [row for row in rows[1:] if len(row) == len(rows[0])]
-    if "Metric Name" in header:
-        return _ncu_long(header, body, path.name)
-    return _ncu_wide(header, body, path.name)
-
-
-def _ncu_wide(
-    header: list[str], body: list[list[str]], where: str
-) -> tuple[tuple[ConfiguredKernel, ...], dict[str, Array]]:
-    """Read one row per kernel; the row before the first kernel holds units."""
-    if not body or body[0][0].strip():
-        raise bad_value(where, "a row of units below the header (ncu --page raw)", "none")
-    units, kernels = body[0], body[1:]
-    if not kernels:
-        raise bad_value(where, "at least one kernel", "none")
-    metrics: dict[str, Array] = {}
-    for i, name in enumerate(header):
-        if "__" in name:
-            metrics[name] = np.array([_value(row[i], units[i], f"{where}: {name}") for row in kernels])
-    return tuple(_configured(header, row) for row in kernels), metrics
-
-
-def _ncu_long(
-    header: list[str], body: list[list[str]], where: str
-) -> tuple[tuple[ConfiguredKernel, ...], dict[str, Array]]:
-    """Read one row per metric; the ID identifies kernels. A metric that some kernel lacks is not used."""
-    at = {name: header.index(name) for name in ("ID", "Kernel Name", "Metric Name", "Metric Unit", "Metric Value")}
+    header, body, where = rows[0], [row for row in rows[1:] if len(row) == len(rows[0])], path.name
     kernels: dict[str, ConfiguredKernel] = {}
     values: dict[str, dict[str, float]] = {}
-    for row in body:
-        kernel, name = row[at["ID"]], row[at["Metric Name"]]
-        kernels.setdefault(kernel, _configured(header, row))
-        text, unit = row[at["Metric Value"]], row[at["Metric Unit"]]
-        if "__" in name:
-            values.setdefault(name, {})[kernel] = _value(text, unit, f"{where}: {name}")
-    whole = {n: v for n, v in values.items() if len(v) == len(kernels)}
+    if "Metric Name" in header:  # one row per metric; the ID identifies kernels
+        at = [header.index(name) for name in ("ID", "Metric Name", "Metric Unit", "Metric Value")]
+        cells = [(row[at[0]], row[at[1]], row[at[2]], row[at[3]]) for row in body]
+        for row in body:
+            kernels.setdefault(row[at[0]], _read_configuration(header, row))
+    else:  # one row per kernel; the row before the first kernel holds units
+        if not body or body[0][0].strip():
+            raise bad_value(where, "a row of units below the header (ncu --page raw)", "none")
+        kernels = {str(k): _read_configuration(header, row) for k, row in enumerate(body[1:])}
+        columns = [(i, name, body[0][i]) for i, name in enumerate(header)]
+        cells = [(str(k), name, unit, row[i]) for k, row in enumerate(body[1:]) for i, name, unit in columns]
     if not kernels:
         raise bad_value(where, "at least one kernel", "none")
+    for kernel, name, unit, cell in cells:
+        if "__" in name:
+            values.setdefault(name, {})[kernel] = _read_value(cell, unit, f"{where}: {name}")
+    whole = {n: v for n, v in values.items() if len(v) == len(kernels)}  # a metric that a kernel lacks is not used
     return tuple(kernels.values()), {n: np.array([v[k] for k in kernels]) for n, v in whole.items()}
 
 
-def _configured(header: list[str], row: list[str]) -> ConfiguredKernel:
+def _read_configuration(header: list[str], row: list[str]) -> ConfiguredKernel:
     """Return kernel name, grid and block of one row; sizes look like ``(128, 1, 1)``."""
     cell = dict(zip(header, row, strict=True))
     sizes = (tuple(int(n) for n in re.findall(r"\d+", cell.get(name, ""))) for name in ("Grid Size", "Block Size"))
     return ConfiguredKernel(cell.get("Kernel Name", ""), *sizes)
 
 
-def _value(text: str, unit: str, where: str) -> float:
+def _read_value(text: str, unit: str, where: str) -> float:
     """Return a number in base units; exports have thousands separators and prefixes such as Kbyte and usecond."""
     try:
         number = float(text.replace(",", ""))
@@ -221,32 +210,9 @@ def _value(text: str, unit: str, where: str) -> float:
 
 
 @cache
-def _table(name: str) -> list[dict[str, str]]:
+def _read_map(name: str) -> list[dict[str, str]]:
     text = files("wattcast.counter_models").joinpath(name).read_text(encoding="utf-8")
     return list(csv.DictReader(text.splitlines(), restval=""))
-
-
-def _rows(path: Path) -> list[dict[str, str]]:
-    text = read_bytes(path, _MAX_BYTE).decode("utf-8", "replace")
-    rows = list(csv.DictReader(io.StringIO(text)))
-    if not rows:
-        raise BadInput(f"{path.name}: expected one line per kernel below a header, got none.")
-    return rows
-
-
-def _number(row: Mapping[str, str], column: str, where: str) -> float:
-    try:
-        value = float(row[column])
-    except (TypeError, ValueError):
-        raise bad_value(f"{where}: {column}", "a number", str(row[column])) from None
-    if not (math.isfinite(value) and value >= 0):
-        raise bad_value(f"{where}: {column}", "a finite number, zero or more", value)
-    return value
-
-
-def _names(rows: Sequence[Mapping[str, str]]) -> tuple[str, ...]:
-    column = next((name for name in _NAME_COLUMNS if name in rows[0]), None)
-    return tuple(row[column] if column else str(i) for i, row in enumerate(rows))
 
 
 def _check_cycles(cycles: Array, where: str) -> None:
@@ -284,10 +250,34 @@ def make_table_lines(folder: Path, gpu: str) -> list[CounterLine]:
     names = sorted({name for row in counted.values() for name in row["metrics"]})
     most = max((_dram_byte_per_s(row["metrics"]) for row in counted.values()), default=0.0)
     lines: list[CounterLine] = []
-    for row in _measured((folder / name for name in RESULT_FILES), counted):
-        metrics = _counts(row, counted, names, most)
-        if metrics is not None:
-            lines.append({**_line(row, gpu), **metrics, **events_of_launch(metrics)})
+    for path in (folder / name for name in RESULT_FILES):
+        latest: dict[str, Plain] = {}
+        for row in read_lines(path) if path.is_file() else ():
+            version = counted.get(_counted_kernel(str(row.get("name"))), row).get("version", 1)
+            usable = not row.get("error") and row.get("power_w") and not row.get("repeat")
+            if usable and int(row.get("version", 1)) == int(version):
+                latest[str(row.get("name"))] = row
+        for row in latest.values():
+            metrics = _scale_counts(row, counted, names, most)
+            if metrics is None:
+                continue
+            name, power_w, memory_w = str(row["name"]), float(row["power_w"]), float(row.get("memory_power_w") or 0.0)
+            clock_hz = float(row.get("sm_clock_hz") or 0.0)
+            line: CounterLine = {
+                "benchmark": name,
+                "group": f"{row['group']}{MOVED_SUFFIX * moves_frames(name)}",
+                "repeat": float(row.get("repeat", 0)),
+                "watts": power_w,
+                "memory_watts": memory_w,
+                "other_watts": power_w - memory_w,
+                "idle_watts": float(row.get("idle_power_w") or power_w),
+                "seconds": float(row.get("launch_s") or 1.0),
+                "clock_hz": clock_hz,
+                "effective_clock_hz": float(row.get("effective_clock_hz") or clock_hz),
+            }
+            level = bundle_voltage(gpu, clock_hz)
+            line |= {} if level is None else {"relative_voltage": level}
+            lines.append({**line, **metrics, **events_of_launch(metrics)})
     return lines
 
 
@@ -309,86 +299,43 @@ def moves_frames(name: str) -> bool:
     return name == MOVE_FRAMES or name.endswith(MOVED_SUFFIX)
 
 
-def _measured(paths: Iterable[Path], counted: Mapping[str, Plain]) -> Iterator[Plain]:
-    for path in paths:
-        latest: dict[str, Plain] = {}
-        for row in read_lines(path) if path.is_file() else ():
-            name = str(row.get("name"))
-            same = _version(row) == _version(counted.get(_kernel(name), row))
-            if not row.get("error") and row.get("power_w") and not row.get("repeat") and same:
-                latest[name] = row
-        yield from latest.values()
-
-
-def _kernel(name: str) -> str:
+def _counted_kernel(name: str) -> str:
     """Return the counted kernel of a row: without the suffixes for a frame rate and for moved frames."""
     return name.removesuffix("_at_rate").removesuffix(MOVED_SUFFIX)
 
 
-def _version(row: Plain) -> int:
-    """Return the version of a row's kernel."""
-    return int(row.get("version", 1))
+def _scale_counts(row: Plain, counted: Mapping[str, Plain], names: list[str], most: float) -> dict[str, float] | None:
+    """Return the counts of the measured launch; zeros for an idle device; None where nothing was counted.
 
-
-def _line(row: Plain, gpu: str) -> CounterLine:
-    power_w, memory_w = float(row["power_w"]), float(row.get("memory_power_w") or 0.0)
-    clock_hz = float(row.get("sm_clock_hz") or 0.0)
-    line: CounterLine = {
-        "benchmark": str(row["name"]),
-        "group": f"{row['group']}{MOVED_SUFFIX * moves_frames(str(row['name']))}",
-        "repeat": float(row.get("repeat", 0)),
-        "watts": power_w,
-        "memory_watts": memory_w,
-        "other_watts": power_w - memory_w,
-        "idle_watts": float(row.get("idle_power_w") or power_w),
-        "seconds": float(row.get("launch_s") or 1.0),
-        "clock_hz": clock_hz,
-        "effective_clock_hz": float(row.get("effective_clock_hz") or clock_hz),
-    }
-    level = bundle_voltage(gpu, clock_hz)
-    return line if level is None else line | {"relative_voltage": level}
-
-
-def _counts(row: Plain, counted: Mapping[str, Plain], names: list[str], most: float) -> dict[str, float] | None:
-    """Return the counts of the measured launch; zeros for an idle device; None where nothing was counted."""
+    Sums are scaled by frames, by time where DRAM sets it, else by cycles; means and shares stay.
+    """
     name = str(row["name"])
     if row["group"] == "idle" or name == MOVE_FRAMES:
         return dict.fromkeys(names, 0.0)
-    found = counted.get(_kernel(name))
+    found = counted.get(_counted_kernel(name))
     if found is None or not row.get("launch_s"):
         return None
     metrics: NcuMetrics = found["metrics"]
     if found.get("frames"):
-        scaled = _scaled(metrics, float(row["operations"]) / float(found["frames"]))
-        return scaled if moves_frames(name) else _from_dram(scaled, name, float(row["operations"]))
-    if _dram_byte_per_s(metrics) > DRAM_BOUND_SHARE * most:
-        return _scaled(metrics, float(row["launch_s"]) / _seconds(metrics))
-    cycles = float(row["launch_s"]) * float(row.get("effective_clock_hz") or row["sm_clock_hz"])
-    return _scaled(metrics, cycles / metrics["sm__cycles_elapsed.max"])
-
-
-def _scaled(metrics: NcuMetrics, scale: float) -> dict[str, float]:
-    """Multiply sums by ``scale``; means and shares stay."""
-    return {name: value * (scale if name.endswith(".sum") else 1.0) for name, value in metrics.items()}
-
-
-def _from_dram(metrics: dict[str, float], name: str, frames: float) -> dict[str, float]:
-    """Replace DRAM traffic by that of a clip larger than L2."""
-    read_byte = frames * LUMA_BYTE * (1.0 if name.startswith(LUMA_ONLY_WORKLOADS) else COLOUR_FACTOR)
-    least = {"read": read_byte, "write": metrics.get("l1tex__m_l1tex2xbar_write_bytes.sum", 0.0)}
-    for way, byte in least.items():
-        if f"dram__bytes_{way}.sum" not in metrics:
-            continue
-        whole = max(metrics[f"dram__bytes_{way}.sum"], byte)
-        metrics |= {f"dram__bytes_{way}.sum": whole, f"dram__sectors_{way}.sum": whole / SECTOR_BYTE}
-    return metrics
+        scale = float(row["operations"]) / float(found["frames"])
+    elif _dram_byte_per_s(metrics) > DRAM_BOUND_SHARE * most:
+        scale = float(row["launch_s"]) / (1e-9 * metrics[_TIME])
+    else:
+        cycles = float(row["launch_s"]) * float(row.get("effective_clock_hz") or row["sm_clock_hz"])
+        scale = cycles / metrics["sm__cycles_elapsed.max"]
+    scaled = {name: value * (scale if name.endswith(".sum") else 1.0) for name, value in metrics.items()}
+    if found.get("frames") and not moves_frames(name):  # the clip is larger than L2
+        read_byte = float(row["operations"]) * LUMA_BYTE
+        read_byte *= 1.0 if name.startswith(LUMA_ONLY_WORKLOADS) else COLOUR_FACTOR
+        written_byte = scaled.get("l1tex__m_l1tex2xbar_write_bytes.sum", 0.0)
+        for way, byte in (("read", read_byte), ("write", written_byte)):
+            if f"dram__bytes_{way}.sum" in scaled:
+                whole = max(scaled[f"dram__bytes_{way}.sum"], byte)
+                scaled |= {f"dram__bytes_{way}.sum": whole, f"dram__sectors_{way}.sum": whole / SECTOR_BYTE}
+    return scaled
 
 
 def _dram_byte_per_s(metrics: NcuMetrics) -> float:
     """Return the DRAM rate, zero where the profiler did not collect it."""
     byte = metrics.get("dram__bytes_read.sum", 0.0) + metrics.get("dram__bytes_write.sum", 0.0)
-    return byte / _seconds(metrics) if byte else 0.0
-
-
-def _seconds(metrics: NcuMetrics) -> float:
-    return 1e-9 * metrics["gpu__time_duration.sum"]
+    return byte / (1e-9 * metrics[_TIME]) if byte else 0.0

@@ -57,48 +57,6 @@ class ModelTerms:
     members: tuple[tuple[int, ...], ...]  # predictors of the table whose occurrences a term adds up
 
 
-@dataclass
-class _TermsBuilder:
-    """Collects terms one by one; a measured voltage is multiplied into its column."""
-
-    table: CounterTable
-
-    def __post_init__(self) -> None:
-        self.rows: list[tuple[str, Array, int, int, bool, tuple[int, ...]]] = []
-
-    def add(
-        self,
-        name: str,
-        value: Array,
-        power: int = 0,
-        rail: int = NO_RAIL,
-        signed: bool = False,
-        members: tuple[int, ...] = (),
-    ) -> None:
-        value = np.broadcast_to(value, (self.table.rows,))
-        measured_v = self.table.voltage_v.get(RAILS[rail]) if rail != NO_RAIL else None
-        if measured_v is not None:
-            value, power = value * measured_v**power, 0
-        if rail >= len(INFERABLE):
-            power = 0
-        self.rows.append((name, value, power, rail, signed, members))
-
-    def events(self, power: int, tied: bool) -> None:
-        predictors = self.table.predictors
-        keys = [(p.rail, p.family if tied and p.family else p.event) for p in predictors]
-        for key in dict.fromkeys(keys):
-            members = tuple(i for i, other in enumerate(keys) if other == key)
-            value = self.table.occurrence[:, list(members)].sum(axis=1)
-            name = predictors[members[0]].event if len(members) == 1 else f"{key[1]} events"
-            self.add(name, value, power, RAILS.index(key[0]), members=members)
-
-    def build(self) -> ModelTerms:
-        names, value, power, rail, signed, members = zip(*self.rows, strict=True)
-        return ModelTerms(
-            names, np.stack(value, axis=1), np.array(power), np.array(rail), tuple(signed), tuple(members)
-        )
-
-
 def build_terms(
     model: CounterModelKind, table: CounterTable, offset_hz: Iterable[float] = (), tied: bool = False
 ) -> ModelTerms:
@@ -108,31 +66,52 @@ def build_terms(
     memory clocks that vary; ``describe_missing_terms`` explains the gaps. ``tied`` gives all events of a family one
     coefficient.
     """
-    build = _TermsBuilder(table)
-    build.add("base", np.ones(1))
-    if model in (CounterModelKind.RATE, CounterModelKind.LINEAR):
-        if model is CounterModelKind.LINEAR:
-            for name, clock_hz in _clocks(table):
-                build.add(f"{name} clock", clock_hz)
-        build.events(0, tied)
-        return build.build()
-    for rail, name in enumerate(RAILS):
+    rows: list[tuple[str, Array, int, int, bool, tuple[int, ...]]] = []
+
+    def add(
+        name: str,
+        value: Array,
+        power: int = 0,
+        rail: int = NO_RAIL,
+        signed: bool = False,
+        members: tuple[int, ...] = (),
+    ) -> None:
+        """Add a term; a measured voltage is multiplied into its column."""
+        value = np.broadcast_to(value, (table.rows,))
+        measured_v = table.voltage_v.get(RAILS[rail]) if rail != NO_RAIL else None
+        if measured_v is not None:
+            value, power = value * measured_v**power, 0
+        rows.append((name, value, 0 if rail >= len(INFERABLE) else power, rail, signed, members))
+
+    add("base", np.ones(1))
+    clocks = {"core": table.clock_hz, "memory": table.memory_clock_hz}
+    on_rails = model in (CounterModelKind.ALPHA_C, CounterModelKind.HYBRID)
+    if model is CounterModelKind.LINEAR:
+        for name, clock_hz in clocks.items():
+            if np.ptp(clock_hz) > 0:
+                add(f"{name} clock", clock_hz)
+    for rail, name in enumerate(RAILS) if on_rails else ():
         if shows_leakage(table, name):
-            build.add(f"{name} leakage", np.ones(1), 1, rail)
+            add(f"{name} leakage", np.ones(1), 1, rail)
         if name not in INFERABLE:
             continue
-        clock_hz = table.clock_hz if name == "core" else table.memory_clock_hz
-        if np.ptp(clock_hz) > 0:
-            build.add(f"{name} clock", clock_hz, 2, rail)
+        if np.ptp(clocks[name]) > 0:
+            add(f"{name} clock", clocks[name], 2, rail)
             for named_hz in offset_hz if name == "memory" else ():
-                build.add(offset_name(named_hz), (clock_hz == named_hz) * 1.0, signed=True)
+                add(offset_name(named_hz), (clocks[name] == named_hz) * 1.0, signed=True)
         if model is CounterModelKind.ALPHA_C and any(p.rail == name for p in table.predictors):
-            build.add(f"{name} dynamic", table.share(name) * clock_hz, 2, rail)
-    if model is CounterModelKind.HYBRID:
-        if has_idle_rows(table):
-            build.add(ACTIVE_CYCLE, table.busy() * table.clock_hz, 2, RAILS.index("core"))
-        build.events(2, tied)
-    return build.build()
+            add(f"{name} dynamic", table.share(name) * clocks[name], 2, rail)
+    if model is CounterModelKind.HYBRID and has_idle_rows(table):
+        add(ACTIVE_CYCLE, table.busy() * table.clock_hz, 2, RAILS.index("core"))
+    if model is not CounterModelKind.ALPHA_C:
+        keys = [(p.rail, p.family if tied and p.family else p.event) for p in table.predictors]
+        for key in dict.fromkeys(keys):
+            members = tuple(i for i, other in enumerate(keys) if other == key)
+            name = table.predictors[members[0]].event if len(members) == 1 else f"{key[1]} events"
+            value = table.occurrence[:, list(members)].sum(axis=1)
+            add(name, value, 2 if on_rails else 0, RAILS.index(key[0]), members=members)
+    names, values, powers, rails, signs, sources = zip(*rows, strict=True)
+    return ModelTerms(names, np.stack(values, axis=1), np.array(powers), np.array(rails), signs, sources)
 
 
 def offset_name(clock_hz: float) -> str:
@@ -143,7 +122,7 @@ def offset_name(clock_hz: float) -> str:
 def describe_missing_terms(table: CounterTable) -> list[str]:
     """Return sentences on the terms that the table cannot identify."""
     words = []
-    for name, clock_hz in _all_clocks(table):
+    for name, clock_hz in (("core", table.clock_hz), ("memory", table.memory_clock_hz)):
         if np.ptp(clock_hz) == 0:
             words.append(
                 f"The {name} clock is the same in every row: leakage, clock power and voltage of the {name} rail "
@@ -172,14 +151,6 @@ def has_idle_rows(table: CounterTable) -> bool:
     return bool(busy.min() == 0.0 and busy.max() == 1.0)
 
 
-def _all_clocks(table: CounterTable) -> list[tuple[str, Array]]:
-    return [("core", table.clock_hz), ("memory", table.memory_clock_hz)]
-
-
-def _clocks(table: CounterTable) -> list[tuple[str, Array]]:
-    return [(name, clock_hz) for name, clock_hz in _all_clocks(table) if np.ptp(clock_hz) > 0]
-
-
 @dataclass(frozen=True)
 class GramCells:
     """XᵀX of each benchmark at each operating point; columns are divided by ``scale``, the last is the target, 1."""
@@ -199,11 +170,12 @@ class GramCells:
     def summed(self, benchmarks: Mask, points: Mask | None = None) -> Array:
         """Sum over the chosen benchmarks, ``(point, term + 1, term + 1)``; points outside ``points`` are zero."""
         few = int(benchmarks.sum()) <= benchmarks.size // 2
-        kept = self.cell[benchmarks].sum(axis=0) if few else self._total - self.cell[~benchmarks].sum(axis=0)
+        kept = self.cell[benchmarks].sum(axis=0) if few else self.total - self.cell[~benchmarks].sum(axis=0)
         return np.asarray(kept if points is None else kept * points[:, np.newaxis, np.newaxis])
 
     @cached_property
-    def _total(self) -> Array:
+    def total(self) -> Array:
+        """Sum over all benchmarks."""
         total: Array = self.cell.sum(axis=0)
         return total
 
@@ -287,7 +259,7 @@ def solve_costs(gram: Array, moment: Array, signed: Sequence[bool], penalty: Arr
     from scipy.optimize import nnls
 
     full = gram if penalty is None else gram + penalty
-    unit = _unit(full)
+    unit = _unit_lengths(full)
     factor = np.linalg.cholesky(full / unit / unit[:, np.newaxis] + GRAM_JITTER * np.eye(unit.size)).T
     target = solve_triangular(factor, moment / unit, trans="T", check_finite=False)
     free = np.flatnonzero(signed)
@@ -302,7 +274,7 @@ def solve_costs(gram: Array, moment: Array, signed: Sequence[bool], penalty: Arr
 
 def check_rank(gram: Array, names: Sequence[str], where: str) -> None:
     """Refuse a design whose columns depend on one another, naming them."""
-    unit = _unit(gram)
+    unit = _unit_lengths(gram)
     empty = [name for name, size in zip(names, np.diag(gram), strict=True) if size == 0]
     if empty:
         raise BadInput(f"{where}: {', '.join(empty)}: zero in every row. Leave it out, or measure work that uses it.")
@@ -317,7 +289,7 @@ def check_rank(gram: Array, names: Sequence[str], where: str) -> None:
     )
 
 
-def _unit(gram: Array) -> Array:
+def _unit_lengths(gram: Array) -> Array:
     size = np.sqrt(np.diag(gram))
     return np.where(size > 0, size, 1.0)
 
@@ -361,23 +333,23 @@ class VoltagePlan:
         core, floor, memory = self.sizes
         slope = np.zeros((self.core_at.size, 2, theta.size))
         if core:
-            slope[:, 0, :core] = _steps(self.core_hz.size, self.core_reference)[self.core_at]
+            slope[:, 0, :core] = _step_matrix(self.core_hz.size, self.core_reference)[self.core_at]
         if floor:
-            drops = _floors(floor)[self.memory_at]
+            drops = _floor_matrix(floor)[self.memory_at]
             higher = drops @ theta[core : core + floor] > slope[:, 0, :core] @ theta[:core]
             held = (self.core_at < self.core_reference) & (self.memory_at > 0) & higher
             slope[held, 0, :core] = 0.0
             slope[held, 0, core : core + floor] = drops[held]
         if memory:
-            slope[:, 1, core + floor :] = _steps(self.memory_hz.size, self.memory_reference)[self.memory_at]
+            slope[:, 1, core + floor :] = _step_matrix(self.memory_hz.size, self.memory_reference)[self.memory_at]
         return 1.0 + slope @ theta, slope
 
     def curves(self, theta: Array) -> tuple[RailVoltage, RailVoltage]:
         """Return the voltage of the core and the memory rail as curves over their clocks."""
         core, floor, memory = self.sizes
-        core_level = 1.0 + _steps(self.core_hz.size, self.core_reference) @ theta[:core] if core else None
+        core_level = 1.0 + _step_matrix(self.core_hz.size, self.core_reference) @ theta[:core] if core else None
         memory_level = (
-            1.0 + _steps(self.memory_hz.size, self.memory_reference) @ theta[core + floor :] if memory else None
+            1.0 + _step_matrix(self.memory_hz.size, self.memory_reference) @ theta[core + floor :] if memory else None
         )
         flat = RailVoltage.constant()
         of_memory = RailVoltage(self.memory_hz, memory_level) if memory_level is not None else flat
@@ -385,7 +357,7 @@ class VoltagePlan:
             return flat, of_memory
         if not floor:
             return RailVoltage(self.core_hz, core_level), of_memory
-        held = np.maximum(1.0 + _floors(floor) @ theta[core : core + floor], core_level[0])
+        held = np.maximum(1.0 + _floor_matrix(floor) @ theta[core : core + floor], core_level[0])
         held[0] = core_level[0]
         return RailVoltage(self.core_hz, core_level, self.memory_hz, held), of_memory
 
@@ -431,17 +403,23 @@ def infer_voltages(
     """
     theta = how.start()
     voltage, _ = how.voltages(theta)
-    coefficient, squares = _coefficients(grams, gram, voltage, signed, penalty)
+    coefficient, squares = _solve_at_voltage(grams, gram, voltage, signed, penalty)
     if theta.size == 0:
         return InferredVoltages(coefficient, theta, voltage, squares, 0, True)
     for step in range(1, MOST_VOLTAGE_STEPS + 1):
-        aim = _step(grams, gram, how, theta, coefficient, signed, penalty)
+        total = project_grams(gram, fit_jacobian(grams, how, theta, coefficient))
+        width, wide = coefficient.size, None
+        if penalty is not None:
+            wide = np.zeros((total.shape[0] - 1, total.shape[0] - 1))
+            wide[:width, :width] = penalty
+        flags = (*signed, *(False,) * theta.size)
+        aim = solve_costs(total[:-1, :-1], total[:-1, -1], flags, wide)[width:]
         for share in STEP_SHARES:
             trial = theta + share * (aim - theta)
             voltage, _ = how.voltages(trial)
             if voltage.min() <= 0.05:
                 continue
-            tried, fallen = _coefficients(grams, gram, voltage, signed, penalty)
+            tried, fallen = _solve_at_voltage(grams, gram, voltage, signed, penalty)
             if fallen < squares:
                 break
         else:
@@ -489,7 +467,7 @@ def project_grams(gram: Array, columns: Array) -> Array:
     return total
 
 
-def _coefficients(
+def _solve_at_voltage(
     grams: GramCells, gram: Array, voltage: Array, signed: tuple[bool, ...], penalty: Array | None
 ) -> tuple[Array, float]:
     felt, _ = voltage_factors(grams, voltage)
@@ -502,26 +480,8 @@ def _coefficients(
     return coefficient, squares + (float(coefficient @ penalty @ coefficient) if penalty is not None else 0.0)
 
 
-def _step(
-    grams: GramCells,
-    gram: Array,
-    how: VoltagePlan,
-    theta: Array,
-    coefficient: Array,
-    signed: tuple[bool, ...],
-    penalty: Array | None,
-) -> Array:
-    total = project_grams(gram, fit_jacobian(grams, how, theta, coefficient))
-    wide = None
-    if penalty is not None:
-        wide = np.zeros((total.shape[0] - 1, total.shape[0] - 1))
-        wide[: coefficient.size, : coefficient.size] = penalty
-    flags = (*signed, *(False,) * theta.size)
-    return solve_costs(total[:-1, :-1], total[:-1, -1], flags, wide)[coefficient.size :]
-
-
 @cache
-def _floors(count: int) -> Array:
+def _floor_matrix(count: int) -> Array:
     """Return the matrix from rises of the floor to the floor at each memory clock, ``(memory clock, rise)``.
 
     The floor never falls as memory speeds up; at the slowest memory clock there is none, because there the curve
@@ -531,7 +491,7 @@ def _floors(count: int) -> Array:
 
 
 @cache
-def _steps(count: int, reference: int) -> Array:
+def _step_matrix(count: int, reference: int) -> Array:
     """Return the matrix from rises between neighbours to the level over the reference, ``(clock, rise)``."""
     clock, rise = np.arange(count)[:, np.newaxis], np.arange(count - 1)[np.newaxis, :]
     above = (rise >= reference) & (clock > rise)

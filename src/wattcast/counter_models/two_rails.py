@@ -16,7 +16,7 @@ it 1 - τ (expectiles [Newey1987]; τ = 0.5 is least squares). τ is the one tha
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -100,7 +100,7 @@ def make_rails_design(table: CounterTable) -> RailsDesign:
     on = {rail: [i for i, p in enumerate(table.predictors) if p.rail == rail] for rail in ("core", "memory")}
     if not (on["core"] and on["memory"]):
         raise bad_value(table.name, "events on the core rail and on the memory rail", "none on one of them")
-    voltage = _thinned(average_measured_voltage(table.clock_hz, table.voltage_v.get("core", np.ones(table.rows))))
+    voltage = thin_voltage(average_measured_voltage(table.clock_hz, table.voltage_v.get("core", np.ones(table.rows))))
     square = voltage.level_at(table.clock_hz) ** 2
     ones = np.ones((table.rows, 1))
     return RailsDesign(
@@ -141,46 +141,43 @@ def solve_rails(design: RailsDesign, train: Mask, leaning: float) -> RailsCosts:
     still = train & design.idle
     if not still.any() or not (train & ~design.idle).any():
         raise bad_value("fit", "rows of an idle and of a busy device", "one kind only")
-    memory = _robust(design.memory[train], design.memory_w[train])
+    memory_w = design.memory_w[train]
+
+    def huber(predicted_w: Array) -> Array:
+        error = predicted_w / memory_w - 1.0
+        spread = 1.4826 * float(np.median(np.abs(error - np.median(error)))) + 1e-12
+        return np.minimum(1.0, HUBER_LIMIT * spread / np.maximum(np.abs(error), 1e-12))
+
+    memory = _solve_reweighted(design.memory[train], memory_w, 1.0 / memory_w, huber)
     rest_w = design.power_w - design.memory @ memory
-    static = _nnls(design.static[still], rest_w[still], 1.0 / design.power_w[still])
+    static = _solve_reweighted(design.static[still], rest_w[still], 1.0 / design.power_w[still], np.ones_like)
     busy = train & ~design.idle
-    core = _leaning(design.core[busy], (rest_w - design.static @ static)[busy], 1.0 / design.power_w[busy], leaning)
+    busy_w = (rest_w - design.static @ static)[busy]
+
+    def lean(predicted_w: Array) -> Array:
+        return np.where(busy_w > predicted_w, leaning, 1.0 - leaning)
+
+    core = _solve_reweighted(design.core[busy], busy_w, 1.0 / design.power_w[busy], lean)
     return RailsCosts(static, core, memory)
 
 
-def _nnls(columns: Array, target: Array, weight: Array) -> Array:
+def _solve_reweighted(columns: Array, target: Array, weight: Array, reweight: Callable[[Array], Array]) -> Array:
+    """Return non-negative costs of least weighted squares, with weights of the rows set anew from the prediction."""
     from scipy.optimize import nnls
 
     scale = np.abs(columns).max(axis=0)
     scale[scale == 0.0] = 1.0
-    found, _ = nnls(columns / scale * weight[:, np.newaxis], target * weight, maxiter=100 * scale.size)
-    return np.asarray(found / scale)
-
-
-def _robust(columns: Array, target: Array) -> Array:
-    """Return non-negative costs on relative errors, with Huber weights against outliers."""
-    weight = np.ones(target.size)
-    for _ in range(REWEIGHTING_STEPS):
-        found = _nnls(columns, target, np.sqrt(weight) / target)
-        error = columns @ found / target - 1.0
-        spread = 1.4826 * float(np.median(np.abs(error - np.median(error)))) + 1e-12
-        weight = np.minimum(1.0, HUBER_LIMIT * spread / np.maximum(np.abs(error), 1e-12))
-    return found
-
-
-def _leaning(columns: Array, target: Array, weight: Array, leaning: float) -> Array:
-    """Return non-negative costs of least asymmetrically weighted squares."""
     side = np.ones(target.size)
     for _ in range(REWEIGHTING_STEPS):
-        found = _nnls(columns, target, weight * np.sqrt(side))
-        side, before = np.where(target > columns @ found, leaning, 1.0 - leaning), side
+        rows = weight * np.sqrt(side)
+        found = nnls(columns / scale * rows[:, np.newaxis], target * rows, maxiter=100 * scale.size)[0] / scale
+        side, before = reweight(columns @ found), side
         if (side == before).all():
             break
-    return found
+    return np.asarray(found)
 
 
-def _thinned(curve: RailVoltage) -> RailVoltage:
+def thin_voltage(curve: RailVoltage) -> RailVoltage:
     """Return the curve with few points, none further than ``SAME_VOLTAGE`` from the original."""
     kept = [0]
     last = curve.clock_hz.size - 1
@@ -239,12 +236,24 @@ def fit_rails(table: CounterTable, leaning: float | None = None) -> RailsFit:
     for benchmark in np.unique(table.benchmark[train]):
         mine = table.benchmark == benchmark
         held_w[mine & train] = solve_rails(design, train & ~mine, chosen).total_w(design)[mine & train]
-    coefficients, number = _diagnosed(design, costs, train, chosen)
-    words = _words(table, train, coefficients, number)
-    model = _model(design, costs)
-    return RailsFit(
-        table, design, costs, model, chosen, trials, train, test, predicted_w, held_w, coefficients, number, words
-    )
+    busy = train & ~design.idle
+    rest_w = (design.power_w - costs.memory_power_w(design) - design.static @ costs.static)[busy]
+    side = np.where(rest_w > design.core[busy] @ costs.core, chosen, 1.0 - chosen)
+    relative = np.sqrt(side) / design.power_w[busy]
+    memory_w = design.memory_w[train]
+    found = _diagnose_rail(design.core_events, design.core[busy], rest_w, costs.core, relative)
+    names = ("memory base", *design.memory_events)
+    found += _diagnose_rail(names, design.memory[train], memory_w, costs.memory, 1.0 / memory_w)
+    weighted = np.concatenate([np.ones((int(busy.sum()), 1)), design.core[busy]], axis=1) * relative[:, np.newaxis]
+    number = condition_number(weighted.T @ weighted)
+    core = SupplyRail("core", RailClock.CORE, design.voltage, clock_f=float(costs.static[1]))
+    core_f = dict(zip(design.core_events, costs.core.tolist(), strict=True))
+    memory_j = dict(zip(design.memory_events, costs.memory[1:].tolist(), strict=True))
+    rails = (EventRail(core, core_f), EventRail(SupplyRail("memory", RailClock.MEMORY), memory_j))
+    model = HybridRail(float(costs.static[0] + costs.memory[0]), rails)
+    words = _list_warnings(table, train, found, number)
+    predictions = (train, test, predicted_w, held_w)
+    return RailsFit(table, design, costs, model, chosen, trials, *predictions, tuple(found), number, words)
 
 
 def table_activity(table: CounterTable, names: Sequence[str]) -> Activity:
@@ -255,30 +264,15 @@ def table_activity(table: CounterTable, names: Sequence[str]) -> Activity:
     return Activity(np.ones(table.rows), value, tuple(names), at, ActivitySource.PROFILED)
 
 
-def _diagnosed(
-    design: RailsDesign, costs: RailsCosts, train: Mask, leaning: float
-) -> tuple[tuple[FittedCost, ...], float]:
-    """Return costs with standard errors (HC3 sandwich), intervals and inflation, and the condition number."""
-    busy = train & ~design.idle
-    rest_w = (design.power_w - costs.memory_power_w(design) - design.static @ costs.static)[busy]
-    side = np.where(rest_w > design.core[busy] @ costs.core, leaning, 1.0 - leaning)
-    relative = np.sqrt(side) / design.power_w[busy]
-    memory_w = design.memory_w[train]
-    out = _rail_coefficients(design.core_events, design.core[busy], rest_w, costs.core, relative)
-    names = ("memory base", *design.memory_events)
-    out += _rail_coefficients(names, design.memory[train], memory_w, costs.memory, 1.0 / memory_w)
-    weighted = np.concatenate([np.ones((int(busy.sum()), 1)), design.core[busy]], axis=1) * relative[:, np.newaxis]
-    return tuple(out), condition_number(weighted.T @ weighted)
-
-
-def _rail_coefficients(
+def _diagnose_rail(
     names: Sequence[str], columns: Array, target: Array, found: Array, weight: Array
 ) -> list[FittedCost]:
+    """Return costs with standard errors (HC3 sandwich [MacKinnon1985]), intervals and variance inflation."""
     weighted = columns * weight[:, np.newaxis]
     free = np.flatnonzero(found > 0)
     bread = np.linalg.inv(weighted[:, free].T @ weighted[:, free])
     leverage = np.einsum("ij,jk,ik->i", weighted[:, free], bread, weighted[:, free])
-    unseen = (target - columns @ found) * weight / np.maximum(1.0 - leverage, NO_LEVERAGE)  # HC3 [MacKinnon1985]
+    unseen = (target - columns @ found) * weight / np.maximum(1.0 - leverage, NO_LEVERAGE)
     score = weighted[:, free] * unseen[:, np.newaxis]
     covariance = bread @ (score.T @ score) @ bread
     error = dict(zip(free.tolist(), np.sqrt(np.diag(covariance)).tolist(), strict=True))
@@ -294,7 +288,7 @@ def _rail_coefficients(
     return rows
 
 
-def _words(table: CounterTable, rows: Mask, coefficients: tuple[FittedCost, ...], number: float) -> tuple[str, ...]:
+def _list_warnings(table: CounterTable, rows: Mask, coefficients: list[FittedCost], number: float) -> tuple[str, ...]:
     words = [f"Not trained on: {name}: {reason}." for name, reason in table.left_out.items()]
     seen = rows[:, np.newaxis] & (table.occurrence > LEAST_OCCURRENCE * table.occurrence[rows].max(axis=0))
     count = [np.unique(table.benchmark[column]).size for column in seen.T]
@@ -317,15 +311,6 @@ def _words(table: CounterTable, rows: Mask, coefficients: tuple[FittedCost, ...]
         "the relative one of the GPU's bundle is taken; leakage is not told from the base."
     )
     return tuple(words)
-
-
-def _model(design: RailsDesign, costs: RailsCosts) -> HybridRail:
-    core = SupplyRail("core", RailClock.CORE, design.voltage, clock_f=float(costs.static[1]))
-    memory = SupplyRail("memory", RailClock.MEMORY)
-    core_f = {name: float(cost) for name, cost in zip(design.core_events, costs.core, strict=True)}
-    memory_j = {name: float(cost) for name, cost in zip(design.memory_events, costs.memory[1:], strict=True)}
-    base_w = float(costs.static[0] + costs.memory[0])
-    return HybridRail(base_w, (EventRail(core, core_f), EventRail(memory, memory_j)))
 
 
 def format_event_cost(event: str, cost: float) -> str:
@@ -356,13 +341,7 @@ def rails_fit_to_plain(result: RailsFit) -> dict[str, Any]:
         ],
         "base_w": result.model.base_w,
         "costs": [
-            {
-                "name": c.name,
-                "value": c.value,
-                "standard_error": c.standard_error,
-                "largest_w": c.largest_w,
-                "vif": c.vif,
-            }
+            {name: getattr(c, name) for name in ("name", "value", "standard_error", "largest_w", "vif")}
             for c in result.coefficients
         ],
         "condition": result.condition,

@@ -1,0 +1,70 @@
+"""Errors of variants of the shipped counter model on multimedia rows, which were promised before rows were measured.
+
+Run: ``python studies/counter_variants.py --gpu h200``. docs/method/counters.md quotes the figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+import numpy as np
+
+from wattcast.core.arrays import Array, Mask
+from wattcast.core.measured_rows import database_folder, read_lines
+from wattcast.counter_models.profiler_counters import OTHER_CARD, RESULT_FILES, moves_frames
+from wattcast.counter_models.two_rails import RailsFit, leaning_errors, shipped_fit, solve_rails, table_activity
+
+PARTIAL_RATES = ("dram_rate_", "dram_fma_")
+
+
+def error_variants(fit: RailsFit, gpu: str) -> dict[str, float]:
+    """Return the error on multimedia rows without transfers, in percent, of variants of the fit.
+
+    They are: plain least squares; training also on kernels that were mended after the list of names to leave out was
+    fixed; training without rows of DRAM at a part of its rate; and the model of the other shipped card, as it is and
+    with one factor (the median over the training rows).
+    """
+    names = [fit.table.benchmark_names[b] for b in fit.table.benchmark]
+    tested = fit.test & np.array([not moves_frames(name) for name in names])
+
+    def error(predicted_w: Array) -> float:
+        return float(100.0 * np.abs(predicted_w[tested] / fit.table.power_w[tested] - 1.0).mean())
+
+    def refit(train: Mask) -> float:
+        trials = leaning_errors(fit.table, fit.design, train)
+        return error(solve_rails(fit.design, train, min(trials, key=lambda lean: trials[lean])).total_w(fit.design))
+
+    mended = np.isin(names, [name for name in fit.table.left_out if name in find_mended_kernels(gpu)])
+    partial = np.array([name.startswith(PARTIAL_RATES) for name in names])
+    found = {
+        "plain_least_squares": error(solve_rails(fit.design, fit.train, 0.5).total_w(fit.design)),
+        "mended_let_in": refit(fit.train | mended),
+        "without_partial_dram_rates": refit(fit.train & ~partial),
+    }
+    if (database_folder(gpu) / OTHER_CARD).is_dir():
+        model = shipped_fit(gpu, OTHER_CARD).model
+        other_w = model.power(table_activity(fit.table, model.required_events)).total_w
+        factor = float(np.median((fit.table.power_w / other_w)[fit.train]))
+        found["model_of_the_other_card"] = error(other_w)
+        found["the_same_with_one_factor"] = error(factor * other_w)
+    return found
+
+
+def find_mended_kernels(gpu: str) -> set[str]:
+    """Return the benchmarks whose kernel is no longer its first version."""
+    rows = read_lines(database_folder(gpu) / RESULT_FILES[0])
+    return {str(row["name"]) for row in rows if int(row.get("version", 1)) > 1}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print every variant with its error."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--gpu", default="h200")
+    gpu = parser.parse_args(arguments).gpu
+    for name, error in error_variants(shipped_fit(gpu), gpu).items():
+        print(f"{name:28} {error:6.2f} %")
+
+
+if __name__ == "__main__":
+    main()
