@@ -33,7 +33,7 @@ class Node:
 
     name: str
     title: str
-    gpu: str  # catalogue name of the GPU it is built with; empty: any card
+    gpus: tuple[str, ...]  # catalogue names of the GPUs it is built with; none: any card
     gpu_count: int  # that the fabric joins
     fabric: Fabric
     multicast: bool  # the switch adds up and repeats what it is sent (NVLink SHARP)
@@ -57,7 +57,7 @@ class _NodeFile(msgspec.Struct, forbid_unknown_fields=True):
     multicast: _Leaf
     network: _Leaf
     network_per_gpu: _Leaf
-    gpu: str = ""
+    gpus: list[str] = []
 
 
 def node_names() -> list[str]:
@@ -84,7 +84,7 @@ def node_of_gpu(gpu: str) -> Node:
 
 @cache
 def _homes() -> dict[str, str]:
-    return {node.gpu: node.name for node in map(load_node, node_names()) if node.gpu}
+    return {gpu: node.name for node in map(load_node, node_names()) for gpu in node.gpus}
 
 
 def parse_node(data: bytes, name: str, where: str) -> Node:
@@ -111,7 +111,7 @@ def parse_node(data: bytes, name: str, where: str) -> Node:
         raise bad_value(f"{where}: fabric", f"one of {', '.join(Fabric)}", fabric)
     rate = None if rate is None else units.parse(rate, "byte/s", f"{where}: network_per_gpu")
     network = str(read("network") or "none")
-    return Node(name, file.title, file.gpu, count, Fabric(fabric), multicast is True, network, rate, claims)
+    return Node(name, file.title, tuple(file.gpus), count, Fabric(fabric), multicast is True, network, rate, claims)
 
 
 def _folder() -> Any:
