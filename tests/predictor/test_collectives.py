@@ -32,8 +32,9 @@ def test_a_small_all_reduce_is_not_a_ring_of_slow_messages() -> None:
 @pytest.mark.parametrize("gpu", ["a100-sxm-80gb", "h100-sxm", "b200", "l40s", "h100-pcie", "v100-sxm", "mi300x"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_more_bytes_never_take_less_time(kind: str, gpu: str) -> None:
-    ops = [Collective(kind, 1 << k, 2 if kind == "send" else n) for n in (2, 4, 8) for k in range(6, 31)]
-    times = collective_s(ops, load_gpu(gpu)).reshape(3, -1)
+    groups = (2, 4) if gpu == "v100-sxm" else (2, 4, 8)  # its node has four, and no network is known
+    ops = [Collective(kind, 1 << k, 2 if kind == "send" else n) for n in groups for k in range(6, 31)]
+    times = collective_s(ops, load_gpu(gpu)).reshape(len(groups), -1)
     assert (np.diff(times, axis=1) >= 0).all()
     assert (times > 1e-6).all()
 

@@ -67,7 +67,7 @@ def test_settings_reach_the_model() -> None:
     ("plain", "said"),
     [
         ({}, "gpu"),
-        (CASE | {"gpu": "h20"}, "unknown gpu"),
+        (CASE | {"gpu": "h201"}, "unknown gpu"),
         (CASE | {"gpu": "../../../etc/passwd"}, "unknown gpu"),
         (CASE | {"gpu": "/etc/passwd.yaml"}, "unknown gpu"),
         (CASE | {"model": "/etc/passwd.json"}, "unknown model"),

@@ -50,12 +50,13 @@ def _gpus(ctx: typer.Context, json: Json = False) -> None:
 
 @gpus_app.command("list")
 def list_gpus(ctx: typer.Context, json: Json = False) -> None:
-    """List the catalogue."""
+    """List the catalogue: data-centre cards, then workstations, then cards that only papers measured."""
     from wattcast import hardware
+    from wattcast.hardware.gpu import CardUse
     from wattcast.predictor.bundle import bundle_for
 
     env: Environment = ctx.obj
-    gpus = [hardware.load_gpu(name) for name in hardware.gpu_names()]
+    gpus = sorted(map(hardware.load_gpu, hardware.gpu_names()), key=lambda gpu: list(CardUse).index(gpu.use))
     rows = [_gpu_summary(gpu) | {"coefficients": str(bundle_for(gpu).status)} for gpu in gpus]
     if json:
         env.json({"gpus": rows})
@@ -75,6 +76,30 @@ def list_gpus(ctx: typer.Context, json: Json = False) -> None:
             show(row["power_limit_w"], "W"),
             row["coefficients"],
         )
+    env.console().print(listing)
+
+
+@gpus_app.command("nodes")
+def list_nodes(ctx: typer.Context, json: Json = False) -> None:
+    """List the nodes: how GPUs are joined, and the network between nodes (`predict --node`)."""
+    from wattcast.core.units import show
+    from wattcast.hardware.node import load_node, node_names
+
+    env: Environment = ctx.obj
+    nodes = [load_node(name) for name in node_names()]
+    if json:
+        keys = ("name", "title", "gpus", "gpu_count", "fabric", "multicast", "network", "network_byte_per_s")
+        rows = [{key: getattr(node, key) for key in keys} for node in nodes]
+        sources = [{key: claim.source for key, claim in node.claims.items()} for node in nodes]
+        env.json({"nodes": [row | {"sources": source} for row, source in zip(rows, sources, strict=True)]})
+        return
+    from wattcast.report.text_tables import new_table
+
+    listing = new_table("node", "GPUs", "of", "fabric", "network of each GPU, one way")
+    for node in nodes:
+        rate = node.network_byte_per_s
+        network = "unknown" if rate is None else f"{show(rate, 'byte/s', 3)}, {node.network}"
+        listing.add_row(node.name, str(node.gpu_count), ", ".join(node.gpus) or "any", str(node.fabric), network)
     env.console().print(listing)
 
 
@@ -178,7 +203,7 @@ def _models(ctx: typer.Context, json: Json = False) -> None:
 
 @models_app.command("list")
 def list_models(ctx: typer.Context, json: Json = False) -> None:
-    """List the catalogue."""
+    """List the catalogue: data-centre cards, then workstations, then cards that only papers measured."""
     from wattcast.workload import model_catalogue
 
     env: Environment = ctx.obj

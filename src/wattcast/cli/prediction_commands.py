@@ -70,6 +70,10 @@ def predict(
     card: Annotated[
         str, typer.Option(help="Whose intervals: another of the kind, or this one, which the bundle was fitted on.")
     ] = "another",
+    node: Annotated[
+        str | None,
+        typer.Option(help="Where several GPUs stand: a name of `wattcast gpus nodes` or your own YAML file."),
+    ] = None,
     price: Annotated[str | None, typer.Option(help="Rent of one GPU, such as 2.50/h or 2.50USD/h.")] = None,
     electricity: Annotated[str | None, typer.Option(help="Tariff, such as 0.12/kWh.")] = None,
     carbon: Annotated[str | None, typer.Option(help="Carbon intensity, such as 400g/kWh.")] = None,
@@ -96,7 +100,7 @@ def predict(
         check_figure(figure, plot)
         if len(workloads) != 1:
             raise bad_value("--plot", "one workload", f"{len(workloads)} workloads")
-    chip = api.find_gpu(gpu)
+    chip = api.find_gpu(gpu, node)
     factors = parse_factors(factor or [])
     settings = {name: ctx.params[name] for name in ("clock", "power_limit", "host_launch", "temperature", "data")}
     settings |= {"bundle": bundle, "factors": factors, "card": card, "force": force}

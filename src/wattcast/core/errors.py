@@ -124,4 +124,5 @@ def resolve_name(kind: str, found: str, known: Iterable[str], aliases: Mapping[s
     table = {fold_name(name): name for name in names} | {fold_name(a): n for a, n in (aliases or {}).items()}
     if (name := table.get(fold_name(found))) is not None:
         return name
-    raise unknown_name(kind, found, names, f"`wattcast {kind}s` lists all {len(names)}.")
+    command = {"node": "gpus nodes"}.get(kind, f"{kind}s")
+    raise unknown_name(kind, found, names, f"`wattcast {command}` lists all {len(names)}.")

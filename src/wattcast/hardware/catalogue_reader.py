@@ -17,7 +17,18 @@ from wattcast.core import errors, units
 from wattcast.core.errors import bad_value
 from wattcast.core.strict_files import PublishedClaim, decode_yaml, read_bytes
 from wattcast.core.units import Dtype
-from wattcast.hardware.gpu import ClockCurve, ClockRange, DeviceMemory, Gpu, L2Cache, Links, Pipes, PowerSpec, Sm
+from wattcast.hardware.gpu import (
+    CardUse,
+    ClockCurve,
+    ClockRange,
+    DeviceMemory,
+    Gpu,
+    L2Cache,
+    Links,
+    Pipes,
+    PowerSpec,
+    Sm,
+)
 
 MAX_GPU_FILE_BYTE = 1 << 20
 
@@ -99,6 +110,7 @@ _GpuFile = msgspec.defstruct(
         ("links", _group("links")),
         ("clocks", _group("clocks", ("memory", list[_Leaf], []))),
         ("power", _group("power", ("idle", _CurveLeaf), ("voltage", _CurveLeaf))),
+        ("use", CardUse, CardUse.DATA_CENTRE),
     ],
     forbid_unknown_fields=True,
 )
@@ -196,6 +208,7 @@ class _Reader:
                 idle_w=self.curve(file.power.idle, "power.idle", "W", "power.idle_w"),
                 voltage_v=self.curve(file.power.voltage, "power.voltage", "V", "power.voltage_v"),
             ),
+            use=file.use,
             claims=self.claims,
             unknown=self.unknown,
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from enum import StrEnum
 from typing import Any
 
 import numpy as np
@@ -109,6 +110,14 @@ class PowerSpec:
     voltage_v: ClockCurve | None = None
 
 
+class CardUse(StrEnum):
+    """Where a card is found."""
+
+    DATA_CENTRE = "data-centre"
+    WORKSTATION = "workstation"  # desktops and embedded modules too
+    MUSEUM = "museum"  # measured by the papers that Wattcast follows
+
+
 @dataclass(frozen=True)
 class Gpu:
     """One chip as its vendor describes it."""
@@ -127,6 +136,7 @@ class Gpu:
     links: Links
     clocks: ClockRange
     power: PowerSpec
+    use: CardUse = CardUse.DATA_CENTRE
     node: Node | None = None  # where it stands; None: in the node it is usually built into
     claims: Mapping[str, PublishedClaim] = field(default_factory=dict, repr=False)  # dotted path -> who says so
     unknown: Mapping[str, str] = field(default_factory=dict, repr=False)  # dotted path -> why
@@ -170,7 +180,7 @@ class Gpu:
 def _replace_field(node: Any, parts: list[str], value: Sweepable, path: str) -> Any:
     head, rest = parts[0], parts[1:]
     names = [f.name for f in fields(node)]
-    if head not in names or head in ("claims", "unknown"):
+    if head not in names or head in ("claims", "unknown", "node"):
         known = [p for p, _ in number_fields(node)]
         raise unknown_name("GPU field", path, known, f"Known here: {', '.join(known)}.")
     child = getattr(node, head)

@@ -24,6 +24,7 @@ from wattcast.core.arrays import Sweepable, as_sweep
 from wattcast.core.errors import BadInput, bad_value, unknown_name
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.hardware.gpu import DEFAULT_TEMPERATURE_C
+from wattcast.hardware.node import Node, load_node, load_node_file
 from wattcast.predictor.bundle import bundle_for
 from wattcast.predictor.bundle.bundle_file import Bundle, read_bundle
 from wattcast.predictor.bundle.factors import apply_factors
@@ -60,6 +61,7 @@ def predict(
     bundle: Bundle | str | Path | None = None,
     factors: Mapping[str, float] | None = None,
     card: str = "another",
+    node: str | Path | Node | None = None,
     price: str | None = None,
     electricity: str | None = None,
     carbon: str | None = None,
@@ -75,6 +77,7 @@ def predict(
 
     ``bundle`` is a folder that ``calibrate`` or ``lab fit`` saved, in place of the shipped one or the forecast;
     ``factors`` are efficiency factors of your own (``predictor.bundle.factors``).
+    ``node`` is where several GPUs stand (``"hgx-h100"``, your own YAML file): it decides what crosses the network.
     ``card``: ``another`` of the kind (intervals hold how far cards differ) or ``this``, the one it was fitted on.
     ``price`` is the rent of one GPU (``"2.50/h"``), ``electricity`` a tariff (``"0.12/kWh"``), ``carbon`` an
     intensity (``"400g/kWh"``) and ``region`` a place whose intensity is known (``"us"``). ``force`` predicts what
@@ -115,6 +118,7 @@ def predict_many(
     bundle: Bundle | str | Path | None = None,
     factors: Mapping[str, float] | None = None,
     card: str = "another",
+    node: str | Path | Node | None = None,
     price: str | None = None,
     electricity: str | None = None,
     carbon: str | None = None,
@@ -131,7 +135,7 @@ def predict_many(
     pairs = [item if isinstance(item, tuple) else (item, {}) for item in workloads]
     asked = [(workload, _options({**options, **own})) for workload, own in pairs]
     graphs = [load_workload.load_workload(workload, chosen) for workload, chosen in asked]
-    chip = find_gpu(gpu)
+    chip = find_gpu(gpu, node)
     fitted = apply_factors(find_bundle(bundle, chip), factors or {})
     prices = parse_prices(electricity, carbon, [price] if price is not None else [], region=region)
     notes, at, fitted = _settings(chip, fitted, clock, power_limit, host_launch, temperature, data, card)
@@ -146,7 +150,7 @@ def predict_many(
 
 
 SETTING_NAMES = (
-    *("clock", "power_limit", "host_launch", "temperature", "data", "bundle", "factors", "card"),
+    *("clock", "power_limit", "host_launch", "temperature", "data", "bundle", "factors", "card", "node"),
     *("price", "electricity", "carbon", "region", "force"),
 )
 
@@ -296,8 +300,13 @@ def find_bundle(bundle: Bundle | str | Path | None, gpu: Gpu) -> Bundle:
     return found
 
 
-def find_gpu(gpu: str | Path | Gpu) -> Gpu:
-    """Find a GPU in the catalogue or in the user's own YAML file; a Gpu is returned as it is."""
+def find_gpu(gpu: str | Path | Gpu, node: str | Path | Node | None = None) -> Gpu:
+    """Find a GPU in the catalogue or in the user's own YAML file, and the node it stands in likewise."""
+    if node is not None:
+        if not isinstance(node, Node):
+            own = isinstance(node, Path) or node.endswith((".yaml", ".yml"))
+            node = load_node_file(Path(node)) if own else load_node(str(node))
+        return replace(find_gpu(gpu), node=node)
     if isinstance(gpu, Gpu):
         return gpu
     if isinstance(gpu, Path) or gpu.endswith((".yaml", ".yml")):

@@ -67,6 +67,8 @@ class Configuration(msgspec.Struct, forbid_unknown_fields=True):
     tp: Gpus = 1
     pp: Gpus = 1
     dp: Gpus = 1
+    ep: Gpus = 1
+    cp: Gpus = 1
     skew: Annotated[float, Meta(ge=0, le=1)] = 0.0
     recompute: bool = False
     image: Annotated[int, Meta(ge=1, le=16384)] | None = None
