@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
 import wattcast
+from wattcast.core.errors import BadInput
 from wattcast.core.strict_files import FitStatus
 from wattcast.predictor.prediction_summary import judge_confidence, rank_assumptions
 
@@ -121,3 +123,65 @@ def test_how_sure_is_one_word_with_a_reason() -> None:
     assert "host" in judge_confidence(waiting).reason
     assert rank_assumptions(waiting)[0].startswith("host")
     assert sorted(rank_assumptions(forecast)) == sorted(forecast.assumptions)
+
+
+LARGE = ("predict", "llama3-70b", "--phase", "decode", "--batch", "64", "--seq", "2048")
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (("predict", "llama3-8b", "--gpu", "a100-sxm-80gb", "--dtype", "fp8"), "has units for"),
+        (("predict", "llama3-8b", "--gpu", "v100-sxm"), "fp16"),
+        (("predict", "gpt2", "--gpu", "h200", "--power-limit", "1500W"), "from 200 W to 700 W"),
+        (("predict", "gpt2", "--gpu", "h200", "--power-limit", "100W"), "from 200 W to 700 W"),
+        (("predict", "gpt2", "--gpu", "rtx-4090", "--power-limit", "2kW"), "a limit that the rtx-4090 takes"),
+        ((*LARGE, "--gpu", "h100-sxm"), "4 x h100-sxm (tp 4)"),
+        ((*LARGE, "--gpu", "h200"), "2 x h200 (tp 2)"),
+        (("predict", "deepseek-v3", "--gpu", "h200"), "16 x h200"),
+        (("predict", "resnet50", "--gpu", "l4", "--batch", "40000"), "with a batch of"),
+    ],
+)
+def test_what_cannot_run_is_refused_and_forced(call, argv: tuple[str, ...], says: str) -> None:
+    done = call(*argv)
+    assert done.code == 2
+    assert says in done.err
+    assert done.err.count("\n") == 1
+    assert done.out == ""
+    assert call(*argv, "--force").code == 0
+
+
+@pytest.mark.parametrize(("tp", "says"), [("3", "divisor of heads=32"), ("64", "divisor of heads=32")])
+def test_tensor_parallel_gpus_share_heads_evenly(call, tp: str, says: str) -> None:
+    done = call("predict", "llama3-8b", "--gpu", "h200", "--tp", tp)
+    assert done.code == 2
+    assert says in done.err
+
+
+def test_a_plot_and_a_report_are_refused_likewise(call, tmp_path) -> None:
+    for argv in (
+        ("predict", "deepseek-v3", "--gpu", "h200", "--plot", str(tmp_path / "p.png")),
+        ("report", "deepseek-v3", "--gpu", "h200", "--out", str(tmp_path / "r.html")),
+    ):
+        done = call(*argv)
+        assert done.code == 2
+        assert "It fits" in done.err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"price": "cheap"}, {"price": "2.50"}, {"price": "l4x=1/h"}, {"electricity": "0.12"}, {"carbon": "400"},
+        {"region": "atlantis"}, {"region": "us", "carbon": "400g/kWh"}, {"price": "-1/h"},
+        {"price": "1USD/h", "electricity": "1EUR/kWh"},
+    ],
+)  # fmt: skip
+def test_bad_prices_are_refused(asked: dict[str, str]) -> None:
+    with pytest.raises(BadInput):
+        wattcast.predict("gpt2", "h200", seq=64, **asked)
+
+
+def test_the_package_tells_type_checkers_that_it_is_typed() -> None:
+    """``examples/`` are users' scripts; the project's own mypy run checks them against these signatures."""
+    assert (Path(wattcast.__file__).parent / "py.typed").exists()

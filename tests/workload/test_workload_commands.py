@@ -19,7 +19,7 @@ def test_show_states_work_by_operator_and_in_all(call) -> None:
     assert done.code == 0, done.err
     assert done.err == ""
     out = json.loads(done.out)
-    graph = build_graph("llama3-8b", ModelOptions(stack="eager", batch=2, seq=64))
+    graph = build_graph("llama3-8b", ModelOptions(batch=2, seq=64))
     assert out["flop"] == pytest.approx(graph.flop)
     assert out["byte"] == pytest.approx(graph.byte)
     assert sum(op["flop"] for op in out["ops"]) == pytest.approx(out["flop"])
@@ -35,7 +35,7 @@ def test_show_states_work_by_operator_and_in_all(call) -> None:
 def test_show_prints_a_table(call) -> None:
     done = call(*SHOW)
     assert done.code == 0
-    assert "linear 128x14336x4096 bf16" in done.out
+    assert "linear 128x28672x4096 bf16" in done.out
     assert "no padding" in done.out
     assert done.err == ""
 
@@ -74,7 +74,7 @@ def test_save_and_take_back(call, tmp_path: Path) -> None:
     assert done.out == ""
     back, graph = (
         load_workload.load_workload(path, ModelOptions()),
-        build_graph("llama3-8b", ModelOptions(stack="eager", seq=64, phase="decode")),
+        build_graph("llama3-8b", ModelOptions(seq=64, phase="decode")),
     )
     assert back == graph
     again = json.loads(call("models", "show", str(path), "--json").out)
