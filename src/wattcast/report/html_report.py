@@ -18,6 +18,7 @@ from wattcast import __version__
 from wattcast.core.errors import WattcastError
 from wattcast.core.units import show
 from wattcast.hardware import Gpu
+from wattcast.predictor.prediction_summary import judge_confidence, list_answers
 from wattcast.report import prediction_figures
 from wattcast.report.configuration_view import ConfigurationView, RunSettings, view_configuration
 from wattcast.report.figure_style import encode_figure
@@ -157,15 +158,12 @@ def build_report_page(
 
 
 def _summary(seen: ConfigurationView) -> HtmlMarkup:
+    """Return the answer in tiles, as the first screen of ``predict`` gives it, and the clock."""
     p = seen.prediction
-    ends = {"latency": (p.latency_s, p.interval.latency_s, "s"), "power": (p.power_w, p.interval.power_w, "W")}
-    ends["energy"] = (p.energy_j, p.interval.energy_j, "J")
-    tiles = [
-        _tile(name, show(float(value), unit), f"{show(float(low), unit, 3)} to {show(float(high), unit, 3)}")
-        for name, (value, (low, high), unit) in ends.items()
-    ]
-    held = "held down by the power limit" if bool(p.capped) else "as asked for"
-    tiles.append(_tile("clock", show(float(p.clock_hz), "Hz"), held))
+    sure = judge_confidence(p)
+    tiles = [_tile(line.label, line.value, line.remark) for line in list_answers(p)]
+    held = "held down by the power limit" if p.capped else "as asked for"
+    tiles += [_tile("clock", show(float(p.clock_hz), "Hz"), held), _tile("how sure", sure.word, sure.reason)]
     waiting = 1.0 - float(p.busy_s) / float(p.latency_s)
     note = (
         f"{p.interval.level:.0%} intervals below the numbers. The GPU waits for the host {waiting:.1%} of the time."
