@@ -99,7 +99,7 @@ def lines() -> list[str]:
     found = []
     for dims in MADE_UP:
         for phase, batch, seq in SIZES:
-            options = ModelOptions.from_names(phase=phase, batch=batch, seq=seq)
+            options = ModelOptions.from_names(phase=phase, batch=batch, seq=seq, stack="eager")
             name = f"stack {dims.model} {phase} {batch} {seq}"
             line = {"name": name, "dims": asdict(dims), "phase": phase, "batch": batch, "seq": seq}
             found.append(json.dumps(line | {"members": layer(dims, options)}))
