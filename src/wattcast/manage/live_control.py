@@ -51,6 +51,7 @@ SATURATED = 0.95  # share of time with a kernel running, below which a card wait
 IN_USE = 0.5  # of its memory, or of an issue slot, from which a card without a program's own signal counts as busy
 BLIND_PERIODS = 5  # without visible work, after which the user is told
 WARM_UP = 2  # periods with work that are not looked at: programs start slowly
+SEARCH_PERIODS = 20  # of search, after which the saving of the best setting so far is measured
 POLL_S, SETTLE_S, MARK_S = 0.01, 0.2, 0.3  # step of waiting, time a new setting is given, wait for a counter's step
 PROGRAM_KERNEL = "program"
 ENDED_BY = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -367,15 +368,21 @@ def control_plant(
     """
     lattice, controller, warm_up = None, Harmonia(plant.lattice, plant.default, objective), WARM_UP
     pairs, state = ReferencePairs(seed), controller.start()
+    searched, held = 0, None  # periods of search so far; settings whose saving is being measured
     while plant.next_kernel() is not None:
         if plant.lattice is not lattice:  # the first time, or some knobs were refused
-            lattice, pairs = plant.lattice, ReferencePairs(seed)
+            lattice, pairs, searched, held = plant.lattice, ReferencePairs(seed), 0, None
             controller = Harmonia(lattice, plant.default, objective)
             state = controller.start()
-        memory = state.kernels.get(PROGRAM_KERNEL)
-        wanted = controller.settings(state, PROGRAM_KERNEL)
-        if memory is not None and plant.saturated:
-            wanted = pairs.choose(wanted, plant.default, memory.settled)
+        wanted, settled = controller.settings(state, PROGRAM_KERNEL), controller.is_settled(state, PROGRAM_KERNEL)
+        if settled:
+            held = wanted
+        elif held is None and searched >= SEARCH_PERIODS:  # a long search is interrupted to see what it brought
+            held = controller.best_so_far(state, PROGRAM_KERNEL)
+        elif held is not None and pairs.is_enough(held):
+            held, searched = None, 0
+        if held is not None:
+            wanted = pairs.choose(held, plant.default)
         observation = plant.run(wanted)
         if not plant.controlled or plant.lattice is not lattice:
             continue
@@ -384,13 +391,12 @@ def control_plant(
             if warm_up == 0 and advise is not None and (hint := advise(plant.reading, lattice)) is not None:
                 controller = replace(controller, hint={PROGRAM_KERNEL: hint})
         elif not plant.saturated:
-            state = controller.start()
+            state, held = controller.start(), None
         else:
+            searched += held is None
             pairs.record(observation)
             state, _ = controller.step(state, observation)
-    memory, found = state.kernels.get(PROGRAM_KERNEL), pairs.measure()
-    kept = memory is not None and found is not None and memory.next_settings == found.settings
-    return found if kept and plant.controlled else None
+    return pairs.measure() if plant.controlled and held != plant.default else None
 
 
 @dataclass(frozen=True)

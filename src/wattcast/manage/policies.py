@@ -95,6 +95,18 @@ class Harmonia:
         memory = state.kernels.get(kernel)
         return self.problem.start if memory is None else memory.next_settings
 
+    def is_settled(self, state: ControllerState, kernel: str) -> bool:
+        """Tell whether nothing is left to try for a kernel."""
+        memory = state.kernels.get(kernel)
+        return memory is not None and memory.settled
+
+    def best_so_far(self, state: ControllerState, kernel: str) -> Settings | None:
+        """Return the settings with the best score of those tried; None before any was."""
+        memory = state.kernels.get(kernel)
+        if memory is None or not memory.runs.seen:
+            return None
+        return SearchView(self.problem, memory.runs, memory.beliefs).best
+
     def step(self, state: ControllerState, observation: Observation) -> tuple[ControllerState, Settings]:
         """Return the next state and the settings for this kernel's next run."""
         kernel, problem, tuning = observation.kernel, self.problem, self.tuning

@@ -1,6 +1,6 @@
 """Measure what control saves, with an interval: periods at the chosen settings beside periods as it was before.
 
-Once the controller has settled, periods come in pairs, one at the chosen settings and one at the reference, in random
+Once the controller has settled, or has searched for long, periods come in pairs, one at the chosen settings and one at the reference, in random
 order, so that neither a drift of the program or the card nor a rhythm of its work favours one side. With d the
 difference of the logarithms in a pair, the saving is exp(mean d) - 1 and its 95 % interval exp(mean d ± t·s/√n) - 1,
 with Student's t for n - 1 degrees of freedom. Nothing measured while the setting was searched for enters it.
@@ -9,6 +9,7 @@ with Student's t for n - 1 degrees of freedom. Nothing measured while the settin
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -60,31 +61,32 @@ class MeasuredSavings:
 
 
 class ReferencePairs:
-    """Interleave reference periods once the controller has settled, and keep the differences."""
+    """Interleave reference periods with periods at settings that are held, and keep the differences."""
 
     def __init__(self, seed: int = 0) -> None:
         self._random = np.random.default_rng(seed)
-        self._settled: Settings | None = None
-        self._queue: list[Settings] = []
+        self._held: Settings | None = None
+        self._queue: list[Settings] = []  # of the pair under way
         self._half: dict[Settings, Observation] = {}
         self._rest = 0
-        self._energy: list[float] = []
-        self._time: list[float] = []
+        self._found: dict[Settings, list[tuple[float, float]]] = {}  # by settings: differences of log energy and time
 
-    def choose(self, wanted: Settings, default: Settings, settled: bool) -> Settings:
-        """Return the settings of the next period: those the controller wants, or one half of a pair."""
-        if not settled or wanted == default:
-            self._queue, self._half = [], {}
-            return wanted
-        if wanted != self._settled:
-            self._settled, self._energy, self._time, self._rest = wanted, [], [], 0
-            self._queue, self._half = [], {}
+    def is_enough(self, settings: Settings) -> bool:
+        """Tell whether the saving of these settings is known as well as it has to be."""
+        return len(self._found.get(settings, ())) >= LEAST_PAIRS
+
+    def choose(self, held: Settings, default: Settings) -> Settings:
+        """Return the settings of the next period: one half of a pair, or those that are held."""
+        if held != self._held:
+            self._held, self._queue, self._half, self._rest = held, [], {}, 0
+        if held == default:
+            return held
         if not self._queue:
             if self._rest > 0:
                 self._rest -= 1
-                return wanted
-            self._queue, self._half = [wanted, default][:: self._random.choice((-1, 1))], {}
-            self._rest = REST_PERIODS if len(self._energy) + 1 >= LEAST_PAIRS else 0
+                return held
+            self._queue, self._half = [held, default][:: self._random.choice((-1, 1))], {}
+            self._rest = REST_PERIODS if len(self._found.get(held, ())) + 1 >= LEAST_PAIRS else 0
         return self._queue[-1]
 
     def record(self, observation: Observation) -> None:
@@ -95,21 +97,25 @@ class ReferencePairs:
             self._queue, self._half = [], {}
             return
         self._half[self._queue.pop()] = observation
-        if not self._queue and self._settled is not None:
-            chosen = self._half.pop(self._settled)
+        if not self._queue and self._held is not None:
+            chosen = self._half.pop(self._held)
             (reference,) = self._half.values()
             time = log_time_per_work(chosen) - log_time_per_work(reference)
-            self._time.append(time)
-            self._energy.append(time + math.log(chosen.power_w) - math.log(reference.power_w))
+            energy = time + math.log(chosen.power_w) - math.log(reference.power_w)
+            self._found.setdefault(self._held, []).append((energy, time))
 
     def measure(self) -> MeasuredSavings | None:
-        """Return the savings at the last settings that were settled on; None where there were none."""
-        if self._settled is None:
+        """Return the savings at the settings held last, or with the most pairs where those have too few."""
+        if not self._found:
             return None
-        return MeasuredSavings(self._settled, estimate_change(self._energy), estimate_change(self._time))
+        held = self._held
+        if held is None or not self.is_enough(held):
+            held = max(self._found, key=lambda settings: len(self._found[settings]))
+        energy, time = zip(*self._found[held], strict=True)
+        return MeasuredSavings(held, estimate_change(energy), estimate_change(time))
 
 
-def estimate_change(differences: list[float]) -> SavingsInterval:
+def estimate_change(differences: Sequence[float]) -> SavingsInterval:
     """Return the relative change that paired differences of logarithms show, with its 95 % interval."""
     n = len(differences)
     if n < 2:
@@ -123,7 +129,7 @@ def estimate_change(differences: list[float]) -> SavingsInterval:
 def student_t(freedom: int) -> float:
     """Return the 97.5 % quantile of Student's t, from the normal one z (Abramowitz and Stegun 26.7.5).
 
-    t = z + (z³ + z)/(4ν) + (5z⁵ + 16z³ + 3z)/(96ν²) + (3z⁷ + 19z⁵ + 17z³ - 15z)/(384ν³); within 0.2 % from ν = 4.
+    t = z + (z³ + z)/(4ν) + (5z⁵ + 16z³ + 3z)/(96ν²) + (3z⁷ + 19z⁵ + 17z³ - 15z)/(384ν³); within 0.3 % from ν = 4.
 
     >>> round(student_t(9), 2)
     2.26
