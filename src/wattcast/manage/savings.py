@@ -1,9 +1,10 @@
 """Measure what control saves, with an interval: periods at the chosen settings beside periods as it was before.
 
-Once the controller has settled, or has searched for long, periods come in pairs, one at the chosen settings and one at the reference, in random
-order, so that neither a drift of the program or the card nor a rhythm of its work favours one side. With d the
-difference of the logarithms in a pair, the saving is exp(mean d) - 1 and its 95 % interval exp(mean d ± t·s/√n) - 1,
-with Student's t for n - 1 degrees of freedom. Nothing measured while the setting was searched for enters it.
+Once the controller has settled, or has searched for long, periods come in pairs, one at the chosen settings and one
+at the reference, in random order, so that neither a drift of the program or the card nor a rhythm of its work favours
+one side. With d the difference of the logarithms in a pair, the saving is exp(mean d) - 1 and its 95 % interval
+exp(mean d ± t·s/√n) - 1, with Student's t for n - 1 degrees of freedom. Nothing that was measured during the search
+enters it.
 """
 
 from __future__ import annotations
