@@ -223,6 +223,7 @@ class EngineReplica:
         self.first_token_s = [math.nan] * len(plan.arrival_s)
         self.last_token_s = [math.nan] * len(plan.arrival_s)
         self.preemptions = 0
+        self.spent_j = 0.0  # up to device_s
         self.outstanding = 0
         self._arriving: deque[int] = deque()
         self._waiting: deque[int] = deque()
@@ -285,6 +286,11 @@ class EngineReplica:
             self.costs.gpu_count,
             self.costs.idle_w,
         )
+
+    @property
+    def waiting(self) -> int:
+        """Count the requests that wait for their prompt."""
+        return len(self._waiting)
 
     @property
     def load(self) -> int:
@@ -530,3 +536,4 @@ class EngineReplica:
         times = (begin_s, first_output_s, last_output_s, device_begin_s, self.device_s)
         counts = (steps, decodes, prompts, prompt_tokens, context, energy_j, len(self._waiting), used)
         self._segments.extend(times + counts)
+        self.spent_j += energy_j

@@ -1,0 +1,261 @@
+"""Control a card that serves requests: energy per token under limits of response times.
+
+A serving engine does what comes in, so that throughput says nothing about the clock until the queue grows. The signal
+is the engine's own: histograms of the time to the first token (TTFT) and per output token (TPOT), read from its
+Prometheus endpoint, which vLLM and SGLang both have. ``LatencyKeeper`` lowers the clock as long as the 99th
+percentiles keep away from their limits and energy per token falls, and goes to the highest clock at once when they
+do not.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+import re
+import urllib.error
+import urllib.request
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from wattcast.core.errors import MissingTool, bad_value
+
+# Metric names by engine, newest first. vLLM: docs.vllm.ai, "Production Metrics"; SGLang: docs.sglang.io, likewise.
+FIRST_TOKEN = ("vllm:time_to_first_token_seconds", "sglang:time_to_first_token_seconds")
+PER_TOKEN = (
+    *("vllm:request_time_per_output_token_seconds", "vllm:inter_token_latency_seconds"),
+    *("vllm:time_per_output_token_seconds", "sglang:inter_token_latency_seconds"),
+    "sglang:time_per_output_token_seconds",
+)
+WAITING = ("vllm:num_requests_waiting", "sglang:num_queue_reqs")
+TOKENS = ("vllm:generation_tokens_total", "sglang:generation_tokens_total")
+TAIL = {"ttft": 2.0, "tpot": 1.25}  # 99th percentile over the mean, where one bucket holds both
+READ_TIMEOUT_S = 2.0
+LARGEST_ANSWER = 4 * 2**20
+_SAMPLE = re.compile(r'^([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)')
+_EDGE = re.compile(r'(?:^|,)\s*le="([^"]+)"')
+
+
+@dataclass(frozen=True)
+class LatencyHistogram:
+    """Hold the counts of a Prometheus histogram since its engine started, or between two readings."""
+
+    edges: tuple[float, ...]  # upper ends of the buckets, the last is infinite
+    counts: tuple[float, ...]  # at or below each edge
+    total_s: float
+
+    def since(self, before: LatencyHistogram | None) -> LatencyHistogram:
+        """Return what came after an earlier reading; all of it where the engine was started anew."""
+        if before is None or before.edges != self.edges or before.counts[-1] > self.counts[-1]:
+            return self
+        counts = tuple(now - then for now, then in zip(self.counts, before.counts, strict=True))
+        return LatencyHistogram(self.edges, counts, self.total_s - before.total_s)
+
+    @property
+    def count(self) -> float:
+        """Count the observations."""
+        return self.counts[-1]
+
+    def quantile_s(self, tail: float, share: float = 0.99) -> float:
+        """Estimate a quantile: ``tail`` times the mean, kept within the bucket that holds the quantile.
+
+        Buckets are wide (25 to 50 ms), and the line that Prometheus draws within one would call 26 ms 49.8.
+        """
+        if self.count <= 0:
+            return 0.0
+        place = bisect.bisect_left(self.counts, share * self.count)
+        low, high = (self.edges[place - 1] if place else 0.0), self.edges[place]
+        return min(max(tail * self.total_s / self.count, low), high)
+
+
+@dataclass(frozen=True)
+class EngineReading:
+    """Hold what an engine tells: cumulative histograms and tokens, and requests that wait now."""
+
+    ttft: LatencyHistogram
+    tpot: LatencyHistogram
+    tokens: float
+    waiting: float
+
+
+def parse_engine_metrics(text: str) -> EngineReading:
+    """Read an engine's metrics in Prometheus' text format; series of several models or ranks are added up."""
+    plain: dict[str, float] = {}
+    buckets: dict[str, dict[float, float]] = {}
+    for line in text.splitlines():
+        match = _SAMPLE.match(line)
+        if match is None:
+            continue
+        name, labels, value = match.groups()
+        try:
+            number = float(value)
+        except ValueError:
+            continue
+        if not math.isfinite(number):
+            continue
+        edge = _EDGE.search(labels or "")
+        if name.endswith("_bucket") and edge is not None:
+            series = buckets.setdefault(name.removesuffix("_bucket"), {})
+            at = float(edge[1].replace("+Inf", "inf"))
+            series[at] = series.get(at, 0.0) + number
+        else:
+            plain[name] = plain.get(name, 0.0) + number
+    found = []
+    for names in (FIRST_TOKEN, PER_TOKEN):
+        name = next((name for name in names if name in buckets and math.inf in buckets[name]), None)
+        if name is None:
+            raise bad_value("--metrics", f"a histogram {names[0]} (vLLM) or {names[-1]} (SGLang)", "none")
+        edges = tuple(sorted(buckets[name]))
+        counts = tuple(buckets[name][edge] for edge in edges)
+        found.append(LatencyHistogram(edges, counts, plain.get(f"{name}_sum", 0.0)))
+    tokens, waiting = (next((plain[name] for name in names if name in plain), 0.0) for names in (TOKENS, WAITING))
+    return EngineReading(found[0], found[1], tokens, waiting)
+
+
+def read_engine_metrics(url: str) -> EngineReading:
+    """Fetch and read an engine's metrics. ``MissingTool`` when it does not answer."""
+    if not url.startswith(("http://", "https://")):
+        raise bad_value("--metrics", "an address such as http://localhost:8000/metrics", url)
+    try:
+        with urllib.request.urlopen(url, timeout=READ_TIMEOUT_S) as answer:  # noqa: S310  (scheme checked above)
+            return parse_engine_metrics(answer.read(LARGEST_ANSWER).decode("utf-8", "replace"))
+    except (urllib.error.URLError, OSError) as error:
+        raise MissingTool(f"{url}: the engine's metrics cannot be read ({error}).") from None
+
+
+@dataclass(frozen=True)
+class ServingLimits:
+    """Bound the 99th percentiles of response times."""
+
+    ttft_s: float
+    tpot_s: float
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if not 0 < value < math.inf:
+                raise bad_value(name, "a time above zero", value)
+
+
+@dataclass
+class LatencyKeeper:
+    """Choose a core clock from response times: as low as pays, with the 99th percentiles below their limits.
+
+    A *strain* is the larger of the two percentiles over its limit. Going down by the factor x, it is expected to rise
+    by x to the power of the steepest rise seen so far, at least 1.5: near saturation it rises faster than 1/f. A step
+    after which it rises more than expected is taken back at once. A level that was too low is avoided at the same
+    load, for longer each time.
+    """
+
+    levels_hz: Sequence[float]  # ascending
+    limits: ServingLimits
+    look_s: float = 60.0  # window behind a step down
+    alarm_s: float = 10.0  # window behind a step up
+    easy: float = 0.35  # strain below which several levels are taken at once,
+    far: float = 0.6  # to where it is expected to stay below this; no step is taken back below it
+    near: float = 0.85  # strain that a single step may be expected to lead to
+    alarm: float = 0.95  # strain at which the clock goes to the top
+    surprise: float = 1.25  # strain over the expected one, at which a step is taken back
+    saved: float = 0.97  # a step must not cost more than this share of the energy per token before it, inverted
+    memory_s: float = 1800.0  # how long a level that was too low is avoided the first time
+    level: int = field(init=False)
+    why: str = field(init=False, default="start")
+
+    def __post_init__(self) -> None:
+        self.level = len(self.levels_hz) - 1
+        self._readings: deque[tuple[float, EngineReading, float]] = deque()  # time, engine, joules of the card
+        self._since_s: float | None = None
+        self._steepness = 1.5
+        self._step: _ClockStep | None = None  # the last one down, while it is on trial
+        self._resume: int | None = None  # level to go back to when an alarm is over
+        self._floors: dict[int, _TooLow] = {}
+
+    def decide(self, now_s: float, reading: EngineReading, energy_j: float) -> int:
+        """Return the level for the next interval. Call it every few seconds."""
+        self._readings.append((now_s, reading, energy_j))
+        while len(self._readings) > 2 and self._readings[1][0] <= now_s - self.look_s:
+            self._readings.popleft()
+        self._since_s = now_s if self._since_s is None else self._since_s
+        seen, top, stayed_s = self._window(now_s, self.alarm_s), len(self.levels_hz) - 1, now_s - self._since_s
+        if self.level < top and (seen.strain > self.alarm or reading.waiting > seen.load * self.limits.ttft_s + 1):
+            self._avoid(now_s)
+            resume = min(self.level + 2, top)
+            self._move(now_s, top, "response times are near their limits")
+            self._resume = resume
+        elif self._step is not None and seen.strain > max(self.surprise * self._step.expected, self.far):
+            self._avoid(now_s)
+            self._move(now_s, self._step.before, "response times rose more than expected")
+        elif self._resume is not None and seen.strain < self.far and stayed_s >= 2 * self.alarm_s:
+            self._move(now_s, self._resume, "response times are well again")
+        elif stayed_s >= self.look_s:
+            self._consider_lower(now_s)
+        return self.level
+
+    def _consider_lower(self, now_s: float) -> None:
+        """Go down, several levels where the strain is low, or back up where the last step did not pay."""
+        seen = self._window(now_s, self.look_s)
+        if self._step is not None:
+            before = self._step
+            ratio = math.log(self.levels_hz[before.before] / self.levels_hz[self.level])
+            if seen.strain > 0 < before.strain:
+                self._steepness = max(1.5, 1.5 * math.log(seen.strain / before.strain) / ratio)
+            if self.saved * seen.energy_j_per_token > before.energy_j_per_token > 0:
+                self._avoid(now_s)
+                self._move(now_s, before.before, "the step before did not save energy")
+                return
+            self._step = None
+        at_load = [i + 1 for i, floor in self._floors.items() if floor.until_s > now_s and seen.load > 0.8 * floor.load]
+        here, lowest, wanted, expected = self.levels_hz[self.level], max(at_load, default=0), self.level, 0.0
+        for to in range(self.level - 1, lowest - 1, -1):
+            ratio = here / self.levels_hz[to]
+            if seen.strain < self.easy and seen.strain * ratio ** max(self._steepness, 2.0) <= self.far:
+                wanted, expected = to, seen.strain * ratio**self._steepness
+            elif to == self.level - 1 and seen.strain * ratio**self._steepness <= self.near:
+                wanted, expected = to, seen.strain * ratio**self._steepness
+        if wanted != self.level:
+            step = _ClockStep(self.level, seen.strain, seen.energy_j_per_token, expected)
+            self._move(now_s, wanted, f"response times are at {seen.strain:.0%} of their limits")
+            self._step = step
+
+    def _avoid(self, now_s: float) -> None:
+        """Remember that the present level is too low for the present load."""
+        times = self._floors[self.level].times + 1 if self.level in self._floors else 0
+        load = self._window(now_s, self.look_s).load
+        self._floors[self.level] = _TooLow(now_s + self.memory_s * 2**times, load, times)
+
+    def _move(self, now_s: float, level: int, why: str) -> None:
+        self.level, self.why, self._since_s, self._step, self._resume = level, why, now_s, None, None
+
+    def _window(self, now_s: float, seconds: float) -> _ServingWindow:
+        old = next((r for r in reversed(self._readings) if r[0] <= now_s - seconds), self._readings[0])
+        new = self._readings[-1]
+        ttft, tpot = new[1].ttft.since(old[1].ttft), new[1].tpot.since(old[1].tpot)
+        tokens, span_s = new[1].tokens - old[1].tokens, new[0] - old[0]
+        return _ServingWindow(
+            max(
+                ttft.quantile_s(TAIL["ttft"]) / self.limits.ttft_s, tpot.quantile_s(TAIL["tpot"]) / self.limits.tpot_s
+            ),
+            ttft.count / span_s if span_s > 0 else 0.0,
+            (new[2] - old[2]) / tokens if tokens > 0 else 0.0,
+        )
+
+
+@dataclass(frozen=True)
+class _ServingWindow:
+    strain: float
+    load: float  # requests per second
+    energy_j_per_token: float
+
+
+@dataclass(frozen=True)
+class _ClockStep:
+    before: int  # level
+    strain: float  # before, as is the next
+    energy_j_per_token: float
+    expected: float  # strain after it
+
+
+@dataclass(frozen=True)
+class _TooLow:
+    until_s: float
+    load: float
+    times: int
