@@ -156,7 +156,9 @@ def watch(
 @manage_app.command(context_settings={"allow_interspersed_args": False})
 def run(
     ctx: typer.Context,
-    command: Annotated[list[str], typer.Argument(help="The program, after --.")],
+    command: Annotated[
+        list[str] | None, typer.Argument(help="The program, after --; none: what runs on the card already.")
+    ] = None,
     apply: Annotated[bool, typer.Option("--apply", help="Really set the card; else a dry run.")] = False,
     device: Device = 0,
     period: Annotated[str, typer.Option(help="Time between two decisions.")] = "1s",
@@ -169,6 +171,11 @@ def run(
     progress: Annotated[
         Path | None, typer.Option(help="File the program appends a byte to per unit of work (WATTCAST_PROGRESS).")
     ] = None,
+    metrics: Annotated[
+        str | None, typer.Option(help="Metrics of a serving engine (vLLM, SGLang): http://localhost:8000/metrics.")
+    ] = None,
+    ttft: Annotated[str, typer.Option(help="With --metrics: longest 99th percentile to the first token.")] = "500ms",
+    tpot: Annotated[str, typer.Option(help="With --metrics: longest 99th percentile per output token.")] = "50ms",
     power_limit: Annotated[bool, typer.Option("--power-limit", help="Turn the power limit as well.")] = False,
     sm_percent: Annotated[int | None, typer.Option(help="Share of the SMs, through a running MPS server.")] = None,
     units: Annotated[
@@ -178,15 +185,20 @@ def run(
     sms: Annotated[int | None, typer.Option(help="SMs of the card; default: the catalogue's.")] = None,
     socket: Socket = None,
 ) -> None:
-    """Run a program while the controller sets the card through the daemon, which gives it back however this ends.
+    """Control a card while a program runs on it. The daemon sets it, and gives it back however this ends.
 
-    Where no daemon runs, root gets one for the time of the program.
+    Where no daemon runs, root gets one for the time of the program. A program that trains reports its steps
+    (--progress). A serving engine tells its response times (--metrics); its card needs the least energy per token
+    that keeps them.
 
     Example: wattcast manage run --apply --progress /tmp/done -- python train.py
     """
+    from functools import partial
+
     from wattcast.core.errors import bad_value
     from wattcast.manage import live_control
     from wattcast.manage.daemon_client import hold_card
+    from wattcast.manage.serving_control import ServingLimits, read_engine_metrics
     from wattcast.manage.watch_card import find_catalogue_gpu, make_advice
     from wattcast.measure.device_control import NvmlCard
 
@@ -195,6 +207,11 @@ def run(
     seconds = _period_s(period)
     if progress is not None and not progress.absolute().parent.is_dir():
         raise bad_value("--progress", "a file in a folder that exists", str(progress))
+    limits = None
+    if metrics is not None:
+        limits = ServingLimits(_seconds(ttft, "--ttft"), _seconds(tpot, "--tpot"))
+        if not command:
+            read_engine_metrics(metrics)  # whether it answers is known before the card is asked for
     variables = dict(env.variables)
     if sm_percent is not None:
         variables |= live_control.limit_sm_share(sm_percent, variables)
@@ -204,19 +221,18 @@ def run(
         env.say(f"dry run on {card.name}: clocks would be set and given back; add --apply to do it.")
         raise typer.Exit
     told = live_control.SmCountFile(units, sms or _sm_count(card.name)) if units else None
+    task = live_control.ControlTask(
+        goal,
+        seconds,
+        progress,
+        told,
+        power_limit,
+        make_advice(goal, find_catalogue_gpu(card.name)),
+        limits,
+        None if metrics is None else partial(read_engine_metrics, metrics),
+    )
     with hold_card(card, socket) as held:
-        ended = live_control.run_controlled_program(
-            held,
-            command,
-            goal,
-            seconds,
-            env.say,
-            variables,
-            progress,
-            told,
-            power_limit,
-            make_advice(goal, find_catalogue_gpu(card.name)),
-        )
+        ended = live_control.run_controlled_program(held, command or [], task, env.say, variables)
     raise typer.Exit(ended.code if ended.code >= 0 else 128 - ended.code)
 
 
@@ -336,6 +352,12 @@ def _period_s(text: str) -> float:
     if not SHORTEST_PERIOD_S <= seconds <= LONGEST_PERIOD_S:
         raise bad_value("--period", "20 ms to 1 h: below, a card's counters stand still", text)
     return seconds
+
+
+def _seconds(text: str, where: str) -> float:
+    from wattcast.core import units
+
+    return units.parse(text, "s", where)
 
 
 def _range(text: str | None, unit: str, where: str) -> tuple[float, float]:

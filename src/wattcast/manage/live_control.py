@@ -39,6 +39,7 @@ from wattcast.manage.plants import Observation
 from wattcast.manage.policies import Harmonia
 from wattcast.manage.savings import MeasuredSavings, ReferencePairs
 from wattcast.manage.search_problem import Objective
+from wattcast.manage.serving_control import EngineReading, LatencyKeeper, ServingLimits
 
 PROGRESS_VARIABLE, SM_COUNT_VARIABLE = "WATTCAST_PROGRESS", "WATTCAST_UNITS"
 MPS_SHARE, MPS_PIPE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "CUDA_MPS_PIPE_DIRECTORY"
@@ -53,6 +54,7 @@ BLIND_PERIODS = 5  # without visible work, after which the user is told
 WARM_UP = 2  # periods with work that are not looked at: programs start slowly
 SEARCH_PERIODS = 20  # of search, after which the saving of the best setting so far is measured
 POLL_S, SETTLE_S, MARK_S = 0.01, 0.2, 0.3  # step of waiting, time a new setting is given, wait for a counter's step
+SERVING_INTERVAL_S = 5.0  # between two readings of an engine's metrics
 PROGRAM_KERNEL = "program"
 ENDED_BY = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 GRACE_S = 5.0  # for the program to end after a signal was passed on
@@ -399,6 +401,40 @@ def control_plant(
     return pairs.measure() if plant.controlled and held != plant.default else None
 
 
+def control_serving(
+    card: ControlledCard,
+    keeper: LatencyKeeper,
+    read_engine: Callable[[], EngineReading],
+    alive: Callable[[], bool],
+    wait: Callable[[float], None],
+    say: Callable[[str], None],
+    interval_s: float = SERVING_INTERVAL_S,
+) -> None:
+    """Control a card that serves requests until ``alive`` ends. Without a word from the engine it runs as before."""
+    level, blind, top = keeper.level, 0, len(keeper.levels_hz) - 1
+    while alive():
+        waited = 0.0
+        while waited < interval_s and alive():
+            wait(5 * POLL_S)
+            waited += 5 * POLL_S
+            card.beat()
+        try:
+            reading, seen = read_engine(), card.read()
+            wanted, blind = keeper.decide(seen.at_s, reading, seen.energy_j), 0
+        except MissingTool as error:
+            blind += 1
+            if blind == 2:
+                say(f"{error} The card runs as before until the engine answers.")
+            wanted = keeper.level if blind < 2 else top
+        if wanted != level:
+            hz = None if wanted == top else keeper.levels_hz[wanted]
+            card.apply(hz, None, None)
+            say(
+                f"core {'as before' if hz is None else f'{hz / 1e6:.0f} MHz'}: {keeper.why if not blind else 'blind'}"
+            )
+            level = wanted
+
+
 @dataclass(frozen=True)
 class EndedProgram:
     """Say how a controlled program ended."""
@@ -409,55 +445,78 @@ class EndedProgram:
     savings: MeasuredSavings | None
 
 
+@dataclass(frozen=True)
+class ControlTask:
+    """Hold what a controller has to do: an objective for work that a program reports, or limits for one that serves."""
+
+    objective: Objective
+    period_s: float = 1.0
+    progress: Path | None = None
+    units: SmCountFile | None = None
+    power_limit: bool = False
+    advise: Advice | None = None
+    serving: ServingLimits | None = None
+    read_engine: Callable[[], EngineReading] | None = None  # with ``serving``
+
+
 def run_controlled_program(
     card: ControlledCard,
     command: Sequence[str],
-    objective: Objective,
-    period_s: float,
+    task: ControlTask,
     say: Callable[[str], None],
     environment: Mapping[str, str],
-    progress: Path | None = None,
-    units: SmCountFile | None = None,
-    power_limit: bool = False,
-    advise: Advice | None = None,
 ) -> EndedProgram:
-    """Run ``command`` while the controller sets the card. ``Refused`` when the card did not get back what it had."""
-    limits_w = card.limits_w() if power_limit else None
+    """Run ``command`` while the controller sets the card; without one, control what runs there until a signal comes.
+
+    ``Refused`` when the card did not get back what it had.
+    """
+    units, limits_w = task.units, card.limits_w() if task.power_limit else None
     lattice = build_card_lattice(*card.clocks_hz(), units.levels if units else (), limits_w)
     with ExitStack() as stack:
         signals = stack.enter_context(_Signals())
         if units is not None:
             units.reset()
             stack.callback(units.reset)
-        paths = {PROGRESS_VARIABLE: progress, SM_COUNT_VARIABLE: units.path if units else None}
+        paths = {PROGRESS_VARIABLE: task.progress, SM_COUNT_VARIABLE: units.path if units else None}
         variables = {**environment, **{name: str(path) for name, path in paths.items() if path is not None}}
         try:
-            process = subprocess.Popen(list(command), env=variables)
+            process = subprocess.Popen(list(command), env=variables) if command else None
         except OSError as error:
             raise MissingTool(f"{command[0]}: cannot be started ({error.strerror}).") from None
-        signals.pass_on_to(process)
+        signals.process = process
 
         def is_alive() -> bool:
-            return process.poll() is None and not signals.came
+            return (process is None or process.poll() is None) and not signals.came
 
-        told = ProgressFile(progress) if progress else None
-        plant = LivePlant(card, lattice, period_s, is_alive, time.sleep, told, say, units)
-        savings = control_plant(plant, objective, advise)
+        told = ProgressFile(task.progress) if task.progress else None
+        plant = LivePlant(card, lattice, task.period_s, is_alive, time.sleep, told, say, units)
+        savings = None
+        if task.serving is not None and task.read_engine is not None:
+            keeper = LatencyKeeper(lattice.knobs[0].levels, task.serving)
+            try:
+                control_serving(card, keeper, task.read_engine, is_alive, time.sleep, say)
+            except (Refused, MissingTool) as error:
+                say(f"control ends: {error}")
+                plant.controlled = False
+        else:
+            savings = control_plant(plant, task.objective, task.advise)
         try:
             card.give_back()
         finally:
-            if process.poll() is None:
-                try:
-                    process.wait(GRACE_S if signals.came else None)
-                except subprocess.TimeoutExpired:
-                    process.kill()
-            code = process.wait()
-    said = "The card kept what it had before." if savings is None else None
+            code = 0 if process is None else _await_end(process, signals.came)
+    said = "" if task.serving is not None else "No saving is claimed."
     if savings is not None:
         said = savings.describe(plant.lattice.describe(savings.settings))
-    count = plant.changes
-    say(f"the card has back what it had, after {count} change{'' if count == 1 else 's'}. {said}")
-    return EndedProgram(code, count, plant.controlled, savings)
+    say(f"the card has back what it had. {said}".rstrip())
+    return EndedProgram(code, plant.changes, plant.controlled, savings)
+
+
+def _await_end(process: subprocess.Popen[bytes], signalled: bool) -> int:
+    try:
+        return process.wait(GRACE_S if signalled else None)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.wait()
 
 
 class _Signals:
@@ -465,12 +524,8 @@ class _Signals:
 
     def __init__(self) -> None:
         self.came = False  # no Event: its lock may be held by the very code a signal interrupts
-        self._process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[bytes] | None = None
         self._before: dict[int, Any] = {}
-
-    def pass_on_to(self, process: subprocess.Popen[bytes]) -> None:
-        """Name the program that signals are passed on to."""
-        self._process = process
 
     def __enter__(self) -> _Signals:
         if threading.current_thread() is threading.main_thread():
@@ -483,6 +538,6 @@ class _Signals:
 
     def _came(self, number: int, _: FrameType | None) -> None:
         self.came = True
-        process = self._process
+        process = self.process
         if process is not None and process.poll() is None:
             process.send_signal(number)

@@ -15,7 +15,7 @@ import re
 import urllib.error
 import urllib.request
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from wattcast.core.errors import MissingTool, bad_value
@@ -32,7 +32,7 @@ TOKENS = ("vllm:generation_tokens_total", "sglang:generation_tokens_total")
 TAIL = {"ttft": 2.0, "tpot": 1.25}  # 99th percentile over the mean, where one bucket holds both
 READ_TIMEOUT_S = 2.0
 LARGEST_ANSWER = 4 * 2**20
-_SAMPLE = re.compile(r'^([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)')
+_SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)")
 _EDGE = re.compile(r'(?:^|,)\s*le="([^"]+)"')
 
 
@@ -203,14 +203,16 @@ class LatencyKeeper:
                 self._move(now_s, before.before, "the step before did not save energy")
                 return
             self._step = None
-        at_load = [i + 1 for i, floor in self._floors.items() if floor.until_s > now_s and seen.load > 0.8 * floor.load]
+        at_load = [
+            i + 1 for i, floor in self._floors.items() if floor.until_s > now_s and seen.load > 0.8 * floor.load
+        ]
         here, lowest, wanted, expected = self.levels_hz[self.level], max(at_load, default=0), self.level, 0.0
         for to in range(self.level - 1, lowest - 1, -1):
             ratio = here / self.levels_hz[to]
-            if seen.strain < self.easy and seen.strain * ratio ** max(self._steepness, 2.0) <= self.far:
-                wanted, expected = to, seen.strain * ratio**self._steepness
-            elif to == self.level - 1 and seen.strain * ratio**self._steepness <= self.near:
-                wanted, expected = to, seen.strain * ratio**self._steepness
+            after = seen.strain * ratio**self._steepness
+            is_easy = seen.strain < self.easy and seen.strain * ratio ** max(self._steepness, 2.0) <= self.far
+            if is_easy or (to == self.level - 1 and after <= self.near):
+                wanted, expected = to, after
         if wanted != self.level:
             step = _ClockStep(self.level, seen.strain, seen.energy_j_per_token, expected)
             self._move(now_s, wanted, f"response times are at {seen.strain:.0%} of their limits")
