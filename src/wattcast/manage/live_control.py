@@ -447,7 +447,7 @@ class EndedProgram:
 
 @dataclass(frozen=True)
 class ControlTask:
-    """Hold what a controller has to do: an objective for work that a program reports, or limits for one that serves."""
+    """Hold what a controller has to do: an objective for reported work, or limits for a program that serves."""
 
     objective: Objective
     period_s: float = 1.0
