@@ -25,7 +25,6 @@ from wattcast.gpuwattch.bottom_up.event_energies import (
     AREA,
     LEAKAGE,
     PIPELINES,
-    BottomUpEnergies,
     EnergyChange,
     compare_chips,
     energies_of_architecture,
@@ -33,8 +32,7 @@ from wattcast.gpuwattch.bottom_up.event_energies import (
     make_energy_table,
     scale_design,
 )
-from wattcast.gpuwattch.energy_table import EnergyTable, read_energies, with_coalescer
-from wattcast.gpuwattch.trace_reading import SimulatorDialect
+from wattcast.gpuwattch.energy_table import read_energies, with_coalescer
 from wattcast.hardware import load_gpu
 from wattcast.predictor.bundle.bundle_file import shipped_bundle
 from wattcast.report.figure_style import add_caption, new_figure
@@ -102,31 +100,22 @@ def dumped_ratios(folder: Path) -> list[EnergyRatio]:
         architecture = read_architecture(folder / "accelwattch" / "xml" / f"{name}.xml")
         ours = energies_of_architecture(architecture, sms, clock_hz)
         theirs = read_energies(folder / "accelwattch" / "coefficients" / f"{name}.csv")
-        found += _file_ratios(name, ours, theirs, architecture.dialect)
-    return found
-
-
-def _file_ratios(
-    where: str, ours: BottomUpEnergies, theirs: EnergyTable, dialect: SimulatorDialect
-) -> list[EnergyRatio]:
-    mine, design = make_energy_table(ours, dialect), ours.design
-    memory = {"MEM_RD": design.dram_read_j or 0.0, "MEM_WR": design.dram_write_j or 0.0}
-    found: list[EnergyRatio] = []
-    for group, names in COUNTER_CLASSES.items():
-        for name in names:
-            a, b = mine.energy_j.get(name, 0.0), theirs.energy_j.get(name, 0.0)
-            if a > 0.0 and b > 0.0:
-                off = memory.get(name, 0.0)
-                found.append(EnergyRatio(where, group, name, "J", a - off, b - off))
-    constant_w = mine.mc_constant_w, theirs.mc_constant_w
-    found.append(EnergyRatio(where, "pipelines", "PIPE_A", "W", mine.duty_w, theirs.duty_w))
-    found.append(EnergyRatio(where, "memory controller", "constant", "W", *constant_w))
-    known, note = with_coalescer(theirs, design.feature_nm)
-    if "derived" in note:  # not where it would be scaled from another node
-        for way in ("read", "write"):
+        mine, design = make_energy_table(ours, architecture.dialect), ours.design
+        given = {"MEM_RD": design.dram_read_j or 0.0, "MEM_WR": design.dram_write_j or 0.0}
+        for group, counters in COUNTER_CLASSES.items():
+            for counter in counters:
+                a, b = mine.energy_j.get(counter, 0.0), theirs.energy_j.get(counter, 0.0)
+                if a > 0.0 and b > 0.0:
+                    off = given.get(counter, 0.0)
+                    found.append(EnergyRatio(name, group, counter, "J", a - off, b - off))
+        found.append(EnergyRatio(name, "pipelines", "PIPE_A", "W", mine.duty_w, theirs.duty_w))
+        constant_w = mine.mc_constant_w, theirs.mc_constant_w
+        found.append(EnergyRatio(name, "memory controller", "constant", "W", *constant_w))
+        known, note = with_coalescer(theirs, ours.design.feature_nm)
+        for way in ("read", "write") if "derived" in note else ():  # not where it would be scaled from another node
             a_j, b_j = (getattr(table, f"coalescer_{way}_j") for table in (mine, known))
             if a_j and b_j:
-                found.append(EnergyRatio(where, "coalescing logic", f"coalescer {way}", "J", a_j, b_j))
+                found.append(EnergyRatio(name, "coalescing logic", f"coalescer {way}", "J", a_j, b_j))
     return found
 
 
@@ -138,21 +127,19 @@ def leakage_area_ratios(folder: Path) -> list[EnergyRatio]:
     found: list[EnergyRatio] = []
     for block, heading in {"whole chip": "Processor", **_BLOCKS}.items():
         mine = [part for part in list_chip_parts(chip) if block in ("whole chip", part.group)]
-        area, sub, gate = (_listed(text, heading, what) for what in ("Area", "Subthreshold Leakage", "Gate Leakage"))
+        listed = re.search(rf"^\s*{heading}.*?(?=\n\s*\n)", text, re.DOTALL | re.MULTILINE)
+        figures = []
+        for what in ("Area", "Subthreshold Leakage", "Gate Leakage"):
+            match = re.search(rf"{what} = ([\d.eE+-]+)", listed[0]) if listed else None
+            if match is None:
+                do = "It should be McPAT's listing of a GTX480 run."
+                raise BadInput(f"{_LISTING}: no {what} under {heading!r}. {do}")
+            figures.append(float(match[1]))
         leak_w = sum(part.count * part.leakage_w for part in mine)
         area_mm2 = sum(part.count * part.area_mm2 for part in mine)
-        found.append(EnergyRatio("gtx480", block, "leakage", "W", leak_w, sub + gate))
-        found.append(EnergyRatio("gtx480", block, "area", "mm2", area_mm2, area))
+        found.append(EnergyRatio("gtx480", block, "leakage", "W", leak_w, figures[1] + figures[2]))
+        found.append(EnergyRatio("gtx480", block, "area", "mm2", area_mm2, figures[0]))
     return found
-
-
-def _listed(text: str, heading: str, what: str) -> float:
-    """Return one figure under a heading of McPAT's listing."""
-    block = re.search(rf"^\s*{heading}.*?(?=\n\s*\n)", text, re.DOTALL | re.MULTILINE)
-    match = re.search(rf"{what} = ([\d.eE+-]+)", block[0]) if block else None
-    if match is None:
-        raise BadInput(f"{_LISTING}: no {what} under {heading!r}. It should be McPAT's listing of a GTX480 run.")
-    return float(match[1])
 
 
 def fitted_ratios(name: str = "h200") -> list[EnergyRatio]:
@@ -246,7 +233,7 @@ def print_changes(console: Console, changes: Sequence[EnergyChange]) -> None:
     listing = new_table("figure", "before", "after", "ratio")
     for change in changes:
         if abs(change.ratio - 1.0) >= _LEAST_CHANGE:
-            before, after = (_quantity(value, change.unit) for value in (change.before, change.after))
+            before, after = (_format_quantity(value, change.unit) for value in (change.before, change.after))
             listing.add_row(change.name, before, after, f"{change.ratio:.3f}")
     console.print(listing)
 
@@ -255,12 +242,12 @@ def print_ratios(console: Console, ratios: Sequence[EnergyRatio]) -> None:
     """Print every ratio on a line of its own."""
     listing = new_table("where", "class", "name", "bottom up", "theirs", "ratio")
     for r in ratios:
-        ours, theirs = _quantity(r.ours, r.unit), _quantity(r.theirs, r.unit)
+        ours, theirs = _format_quantity(r.ours, r.unit), _format_quantity(r.theirs, r.unit)
         listing.add_row(r.where, r.group, r.name, ours, theirs, f"{r.ratio:.3f}")
     console.print(listing)
 
 
-def _quantity(value: float, unit: str) -> str:
+def _format_quantity(value: float, unit: str) -> str:
     return f"{value:.4g} mm2" if unit == "mm2" else show(value, unit, 4)
 
 

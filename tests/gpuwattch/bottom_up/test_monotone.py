@@ -13,7 +13,7 @@ from wattcast.gpuwattch.bottom_up.array_layout import (
     ArrayCost,
     SearchedBuffer,
     SramArray,
-    _partitions,
+    list_partitions,
     searched_buffer_cost,
     sram_cost,
 )
@@ -97,7 +97,7 @@ def test_temperature_leaks_and_moves_no_energy(case: tuple[float, SramArray], ke
 @given(st.sampled_from((4, 16, 64, 256)), st.sampled_from((64, 256, 1024)), st.sampled_from(NODES[:-1]))
 @few
 def test_every_partition_costs_more_with_ports_voltage_and_node(rows: int, columns: int, node: float) -> None:
-    part = _partitions(8 * rows, columns, 1, columns)
+    part = list_partitions(8 * rows, columns, 1, columns)
     bits = np.log2(8.0 * rows) * np.ones_like(part.row)
     finer = NODES[NODES.index(node) + 1]
 

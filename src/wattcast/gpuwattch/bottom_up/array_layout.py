@@ -30,6 +30,7 @@ from wattcast.gpuwattch.bottom_up.memory_array import (
 from wattcast.gpuwattch.bottom_up.technology import (
     CELL_AREA_FEATURE2,
     Technology,
+    check_at_least_one,
     drain_capacitance_f,
     driver_chain_cost,
     find_repeated_wire,
@@ -62,22 +63,14 @@ class SramArray:
     toggle: float = 1.0  # share of data wires that charge in an access
 
     def __post_init__(self) -> None:
-        where = f"{self.name}: "
-        for what, value in (
-            ("capacity", self.capacity_byte),
-            ("block", self.block_byte),
-            ("ways", self.ways),
-            ("banks", self.banks),
-            ("ports that read", self.ports.reading),
-            ("ports that write", self.ports.writing),
-        ):
-            if value < 1:
-                raise bad_value(where + what, "at least one", value)
+        shape = {"capacity": self.capacity_byte, "block": self.block_byte, "ways": self.ways, "banks": self.banks}
+        ports = {"ports that read": self.ports.reading, "ports that write": self.ports.writing}
+        check_at_least_one(self.name, **shape, **ports)
         if self.output_bit is not None and self.output_bit < 1:
-            raise bad_value(where + "output", "at least one bit", self.output_bit)
+            raise bad_value(f"{self.name}: output", "at least one bit", self.output_bit)
         if self.capacity_byte % (self.banks * self.block_byte * self.ways):
             raise bad_value(
-                where + "geometry",
+                f"{self.name}: geometry",
                 f"{self.banks} banks of whole sets of {self.ways} blocks of {self.block_byte} bytes",
                 f"{self.capacity_byte} bytes",
                 "Change capacity, banks, ways or block so that they divide.",
@@ -146,11 +139,11 @@ def sram_cost(tech: Technology, sram: SramArray) -> ArrayCost:
     if sram.tag_bit:
         width = sram.tag_bit * sram.ways
         cells = _BankCells(sram.blocks // sram.ways, width, 1, sram.tag_bit, width, sram.banks, sram.ways)
-        tags = _layout(cells, sram.name)
-        tag = _built(tech, sram, cells, tags)
+        tags = _choose_layout(cells, sram.name)
+        tag = _build_array(tech, sram, cells, tags)
     first = tags if sram.sequential else None  # then data are read after the tags, which counts in their delay
     cells = _BankCells(sram.blocks // ways, 8 * sram.block_byte * ways, ways, sram.bits, sram.bits, sram.banks)
-    data = _built(tech, sram, cells, _layout(cells, sram.name, first.delay_s if first else 0.0))
+    data = _build_array(tech, sram, cells, _choose_layout(cells, sram.name, first.delay_s if first else 0.0))
     share = tech.short_circuit * LAYOUT_OVERHEAD
     tag_read, tag_write = (share * tag.read_j, share * tag.write_j) if tag else (0.0, 0.0)
     both = (data,) if tag is None else (data, tag)
@@ -171,9 +164,9 @@ def sram_cost(tech: Technology, sram: SramArray) -> ArrayCost:
 
 
 @cache
-def _layout(cells: _BankCells, name: str, before_s: float = 0.0) -> _ChosenLayout:
+def _choose_layout(cells: _BankCells, name: str, before_s: float = 0.0) -> _ChosenLayout:
     """Choose the best partition of a bank; ``before_s`` passes before the access begins."""
-    part = _partitions(cells.rows, cells.columns, cells.select, cells.out_bit)
+    part = list_partitions(cells.rows, cells.columns, cells.select, cells.out_bit)
     if part.row.size == 0:
         raise bad_value(
             f"{name}: geometry",
@@ -185,18 +178,18 @@ def _layout(cells: _BankCells, name: str, before_s: float = 0.0) -> _ChosenLayou
     bits = np.maximum(address, 1.0)
     drawn = find_technology(_DRAWN_NM)
     one = bank_cost(drawn, _ONE_PORT, part, bits, cells.in_bit, cells.leaving, cells.tag_ways)
-    one = _banked(drawn, _ONE_PORT, one, bits, cells, 1.0)
+    one = _join_banks(drawn, _ONE_PORT, one, bits, cells, 1.0)
     area = one.width_um * one.height_um
     measure = one.read_j * (one.delay_s + before_s)
     best = int(np.argmin(np.where(area <= _AREA_LIMIT * area.min(), measure, np.inf)))
-    return _ChosenLayout(part.select(best), bits[[best]], float(one.delay_s[best]))
+    return _ChosenLayout(part.select(np.array([best])), bits[[best]], float(one.delay_s[best]))
 
 
-def _built(tech: Technology, sram: SramArray, cells: _BankCells, layout: _ChosenLayout) -> ArrayCost:
+def _build_array(tech: Technology, sram: SramArray, cells: _BankCells, layout: _ChosenLayout) -> ArrayCost:
     """Return the cost of a layout at a node and a voltage, with all its ports."""
     part, bits = layout.part, layout.address_bit
     found = bank_cost(tech, sram.ports, part, bits, cells.in_bit, cells.leaving, cells.tag_ways, sram.toggle)
-    found = _banked(tech, sram.ports, found, bits, cells, sram.toggle)
+    found = _join_banks(tech, sram.ports, found, bits, cells, sram.toggle)
     return ArrayCost(
         to_float(found.read_j),
         to_float(found.write_j),
@@ -210,40 +203,37 @@ def _built(tech: Technology, sram: SramArray, cells: _BankCells, layout: _Chosen
     )
 
 
-def _banked(
+def _join_banks(
     tech: Technology, ports: ArrayPorts, bank: BankCost, address: Array, cells: _BankCells, toggle: float
 ) -> BankCost:
     """Return the cost of all banks and the tree between them, in the arrangement that reads with less energy."""
     if cells.banks == 1:
         return bank
-    less = 2.0 ** int(np.log2(cells.banks) / 2)
-    ways = [_laid(tech, ports, bank, address, cells, toggle, down) for down in (less, cells.banks / less)]
+    one, less = np.ones_like(bank.read_j), 2.0 ** int(np.log2(cells.banks) / 2)
+    bits = (address * ports.all, cells.leaving * ports.reading * one, cells.in_bit * ports.writing * one)
+    wires_um = sum(bits) * tech.wide.pitch_um
+    ways = []
+    for down in (less, cells.banks / less):  # banks in columns of so many, side by side
+        across = cells.banks / down
+        banks = ArrayPartition(one, one, one, one, across * one, down * one, one, one, one)
+        to, back, into = (wire_tree_cost(tech, banks, bank.width_um, bank.height_um, count) for count in bits)
+        routed = to + back + into
+        ways.append(
+            BankCost(
+                bank.read_j + to.energy_j + toggle * back.energy_j,
+                bank.write_j + to.energy_j + toggle * into.energy_j,
+                np.asarray(bank.delay_s + (to + back).delay_s),
+                np.asarray(cells.banks * bank.subthreshold_w + routed.subthreshold_w),
+                np.asarray(cells.banks * bank.gate_w + routed.gate_w),
+                across * bank.width_um + wires_um,
+                down * bank.height_um + wires_um,
+            )
+        )
     first = ways[0].read_j <= ways[1].read_j
     return BankCost(*(np.where(first, a, b) for a, b in zip(*(vars(way).values() for way in ways), strict=True)))
 
 
-def _laid(
-    tech: Technology, ports: ArrayPorts, bank: BankCost, address: Array, cells: _BankCells, toggle: float, down: float
-) -> BankCost:
-    """Return the cost of banks in columns of ``down``, side by side."""
-    across, one = cells.banks / down, np.ones_like(bank.read_j)
-    banks = ArrayPartition(one, one, one, one, across * one, down * one, one, one, one)
-    bits = (address * ports.all, cells.leaving * ports.reading * one, cells.in_bit * ports.writing * one)
-    to, back, into = (wire_tree_cost(tech, banks, bank.width_um, bank.height_um, count) for count in bits)
-    routed = to + back + into
-    wires_um = sum(bits) * tech.wide.pitch_um
-    return BankCost(
-        bank.read_j + to.energy_j + toggle * back.energy_j,
-        bank.write_j + to.energy_j + toggle * into.energy_j,
-        np.asarray(bank.delay_s + (to + back).delay_s),
-        np.asarray(cells.banks * bank.subthreshold_w + routed.subthreshold_w),
-        np.asarray(cells.banks * bank.gate_w + routed.gate_w),
-        across * bank.width_um + wires_um,
-        down * bank.height_um + wires_um,
-    )
-
-
-def _partitions(rows: int, columns: int, select: int, out_bit: int) -> ArrayPartition:
+def list_partitions(rows: int, columns: int, select: int, out_bit: int) -> ArrayPartition:
     """List every way to cut a bank: across, down, sets per row, and columns per sense amplifier."""
     axes = (2.0 ** np.arange(0, 7), 2.0 ** np.arange(0, 8), 2.0 ** np.arange(-4, 6), 2.0 ** np.arange(0, 4))
     across, down, beside, mux, sense = (
@@ -256,19 +246,8 @@ def _partitions(rows: int, columns: int, select: int, out_bit: int) -> ArrayPart
     active = np.ceil(out_bit / mat_bit)
     fits = (row >= min(_LEAST_ROW, rows)) & (row <= _MOST_ROW) & (column >= _LEAST_COLUMN) & (column <= _MOST_COLUMN)
     fits &= (active <= mats_across) & (mat_bit <= out_bit) & (mat_bit >= per_mat)
-    at = np.flatnonzero(fits)
-    one: tuple[Array, ...] = (
-        row,
-        column,
-        per_mat,
-        across / mats_across,
-        mats_across,
-        mats_down,
-        active,
-        mux,
-        mat_bit,
-    )
-    return ArrayPartition(*(values[at] for values in one))
+    found = ArrayPartition(row, column, per_mat, across / mats_across, mats_across, mats_down, active, mux, mat_bit)
+    return found.select(np.flatnonzero(fits))
 
 
 _ONE_SEARCH_PORT = ArrayPorts(1, 0, 0, 1)
@@ -286,11 +265,8 @@ class SearchedBuffer:
     ports: ArrayPorts = _ONE_SEARCH_PORT
 
     def __post_init__(self) -> None:
-        for what, value in (("entries", self.entries), ("tag", self.tag_bit), ("data", self.data_bit)):
-            if value < 1:
-                raise bad_value(f"{self.name}: {what}", "at least one", value)
-        if self.ports.search < 1:
-            raise bad_value(f"{self.name}: search ports", "at least one", self.ports.search)
+        counts = {"entries": self.entries, "tag": self.tag_bit, "data": self.data_bit}
+        check_at_least_one(self.name, **counts, **{"search ports": self.ports.search})
 
 
 @cache
@@ -302,20 +278,33 @@ def searched_buffer_cost(tech: Technology, cam: SearchedBuffer) -> ArrayCost:
     """
     rows = max(cam.entries // _HALVES, 1)
     wide, high = cell_sides_um(tech, cam.ports)
-    tag_wide, tag_high = _tag_cell_um(tech, cam.ports)
-    high = max(high, tag_high)
-    v2, feature = tech.vdd2, tech.feature_um
+    # a tag cell has a comparator and twice the area of a plain one (CACTI 6.5)
+    side_um = tech.feature_um * (2.0 * CELL_AREA_FEATURE2 / 2.92) ** 0.5
+    further_um = 2.0 * tech.local.pitch_um * (cam.ports.all - 1 + cam.ports.search - 1)
+    tag_wide, high = side_um + further_um, max(high, side_um * 2.92 + further_um)
+    v2, feature, min_um = tech.vdd2, tech.feature_um, tech.min_width_um
     local_f = wire_f_per_um(tech, tech.local)
     bitline_f = (rows + 1) * (drain_capacitance_f(tech, ACCESS * feature) / 2.0 + high * local_f)
     swing_v = bitline_swing_v(tech)
-    read_column_j = 2.0 * swing_v * tech.voltage_v * bitline_f + _amplifier_j(tech)
+    latch_f = gate_capacitance_f(tech, 11.25 * feature) + to_float(drain_capacitance_f(tech, 11.25 * feature))
+    amplifier_j = (latch_f + drain_capacitance_f(tech, 21.5 * feature)) * v2
+    read_column_j = 2.0 * swing_v * tech.voltage_v * bitline_f + amplifier_j
     write_column_j = 2.0 * v2 * bitline_f
     wordline_f = (cam.tag_bit * tag_wide + cam.data_bit * wide) * local_f
     wordline_f += (cam.tag_bit + cam.data_bit) * 2.0 * gate_capacitance_f(tech, ACCESS * feature)
     decode = driver_chain_cost(tech, wordline_f, inputs=2)
     precharge_f = gate_capacitance_f(tech, 13.0 * tech.p_to_n * tech.min_width_um) + wide * local_f
     precharge = driver_chain_cost(tech, (cam.tag_bit + cam.data_bit) * precharge_f)
-    search_j = _search_j(tech, cam, rows, tag_wide, high)
+    # search lines of every tag bit, and matchlines, in both halves
+    line_f = (rows + 1) * (gate_capacitance_f(tech, PULL_DOWN * feature) + high * local_f)
+    lines_j = to_float(driver_chain_cost(tech, line_f).energy_j) * cam.tag_bit
+    tags_f = gate_capacitance_f(tech, 13.0 * tech.p_to_n * min_um) + tag_wide * local_f
+    tags_j = to_float(driver_chain_cost(tech, cam.tag_bit * tags_f).energy_j)
+    match_f = cam.tag_bit * (drain_capacitance_f(tech, PULL_DOWN * feature, stack=2) + tag_wide * local_f)
+    gates_f = gate_capacitance_f(tech, 125.0 * feature) + drain_capacitance_f(tech, 62.5 * feature, stack=2) * 3.0
+    ready_f = (rows + 1) * gate_capacitance_f(tech, 6.0 * tech.p_to_n * min_um)
+    ready_j = to_float(driver_chain_cost(tech, ready_f).energy_j)
+    search_j = _HALVES * (lines_j + tags_j + ready_j + (rows + 1) * (match_f + gates_f) * v2)
     width_um = cam.tag_bit * tag_wide + cam.data_bit * wide + 144.0 * tech.local.pitch_um
     # wires in and out of two subarrays, and those of the search
     tracks_um = (cam.tag_bit + cam.data_bit) * tech.wide.pitch_um * (cam.ports.all + 0.5 * cam.ports.search)
@@ -326,7 +315,11 @@ def searched_buffer_cost(tech: Technology, cam: SearchedBuffer) -> ArrayCost:
     columns = cam.tag_bit + cam.data_bit
     read_j = to_float(decode.energy_j + precharge.energy_j) + columns * read_column_j + to_float(out_j)
     write_j = to_float(decode.energy_j + precharge.energy_j) + columns * write_column_j
-    sub_w, gate_w = _leakage_w(tech, cam, rows)
+    # leakage of cells, comparators of the tags, and the gates behind the matchlines
+    cell_um, cells = (PULL_DOWN + PULL_UP + ACCESS * cam.ports.all / 2.0) * feature, _HALVES * (rows + 1)
+    off_um = cells * (columns * cell_um + cam.tag_bit * 2.0 * PULL_DOWN * feature + 80.0 * feature)
+    on_um = cells * (columns * (PULL_DOWN + PULL_UP) * feature / 2.0 + cam.tag_bit * PULL_DOWN * feature)
+    sub_w, gate_w = tech.off_a_per_um * off_um * tech.voltage_v, tech.gate_leak_a_per_um * on_um * tech.voltage_v
     return ArrayCost(
         share * read_j,
         share * write_j,
@@ -339,43 +332,3 @@ def searched_buffer_cost(tech: Technology, cam: SearchedBuffer) -> ArrayCost:
         columns=columns,
         mats=1,
     )
-
-
-def _tag_cell_um(tech: Technology, ports: ArrayPorts) -> tuple[float, float]:
-    """Return width and height of a cell with its comparator: twice the area of a plain one (CACTI 6.5)."""
-    side_um = tech.feature_um * (2.0 * CELL_AREA_FEATURE2 / 2.92) ** 0.5
-    further = 2.0 * tech.local.pitch_um * (ports.all - 1 + ports.search - 1)
-    return side_um + further, side_um * 2.92 + further
-
-
-def _search_j(tech: Technology, cam: SearchedBuffer, rows: int, tag_wide: float, high: float) -> float:
-    """Return the energy of the search lines of every tag bit and of the matchlines, in both halves."""
-    feature, v2 = tech.feature_um, tech.vdd2
-    local_f = wire_f_per_um(tech, tech.local)
-    line_f = (rows + 1) * (gate_capacitance_f(tech, PULL_DOWN * feature) + high * local_f)
-    lines_j = to_float(driver_chain_cost(tech, line_f).energy_j) * cam.tag_bit
-    precharge_f = gate_capacitance_f(tech, 13.0 * tech.p_to_n * tech.min_width_um) + tag_wide * local_f
-    precharge_j = to_float(driver_chain_cost(tech, cam.tag_bit * precharge_f).energy_j)
-    match_f = cam.tag_bit * (drain_capacitance_f(tech, PULL_DOWN * feature, stack=2) + tag_wide * local_f)
-    gates_f = gate_capacitance_f(tech, 125.0 * feature) + drain_capacitance_f(tech, 62.5 * feature, stack=2) * 3.0
-    ready_f = (rows + 1) * gate_capacitance_f(tech, 6.0 * tech.p_to_n * tech.min_width_um)
-    ready_j = to_float(driver_chain_cost(tech, ready_f).energy_j)
-    return _HALVES * (lines_j + precharge_j + ready_j + (rows + 1) * (match_f + gates_f) * v2)
-
-
-def _amplifier_j(tech: Technology) -> float:
-    """Return the energy of one sense amplifier."""
-    feature = tech.feature_um
-    latch_f = gate_capacitance_f(tech, 11.25 * feature) + to_float(drain_capacitance_f(tech, 11.25 * feature))
-    return (latch_f + drain_capacitance_f(tech, 21.5 * feature)) * tech.vdd2
-
-
-def _leakage_w(tech: Technology, cam: SearchedBuffer, rows: int) -> tuple[float, float]:
-    """Return leakage of cells, comparators of the tags, and the gates behind the matchlines."""
-    feature, volts = tech.feature_um, tech.voltage_v
-    cell_um_ = (PULL_DOWN + PULL_UP + ACCESS * cam.ports.all / 2.0) * feature
-    columns = cam.tag_bit + cam.data_bit
-    cells = _HALVES * (rows + 1)
-    off_um = cells * (columns * cell_um_ + cam.tag_bit * 2.0 * PULL_DOWN * feature + 80.0 * feature)
-    on_um = cells * (columns * (PULL_DOWN + PULL_UP) * feature / 2.0 + cam.tag_bit * PULL_DOWN * feature)
-    return tech.off_a_per_um * off_um * volts, tech.gate_leak_a_per_um * on_um * volts

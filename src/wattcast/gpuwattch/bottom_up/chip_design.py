@@ -19,7 +19,13 @@ from wattcast.core.strict_files import decode_yaml
 from wattcast.core.units import Dtype
 from wattcast.gpuwattch.architecture import ChipArchitecture
 from wattcast.gpuwattch.bottom_up.chip_units import MemoryController, RouterShape, find_dram_energy
-from wattcast.gpuwattch.bottom_up.technology import BOTTOM_UP_PACKAGE, TransistorType, WireProjection, find_process
+from wattcast.gpuwattch.bottom_up.technology import (
+    BOTTOM_UP_PACKAGE,
+    TransistorType,
+    WireProjection,
+    check_at_least_one,
+    find_process,
+)
 from wattcast.hardware import Gpu
 
 Chosen = TypeVar("Chosen")
@@ -38,9 +44,8 @@ class CacheShape:
     buffers: tuple[int, int, int, int] = _BUFFERS
 
     def __post_init__(self) -> None:
-        for what in ("capacity_byte", "block_byte", "ways", "banks"):
-            if getattr(self, what) < 1:
-                raise bad_value(f"cache: {what}", "at least one", getattr(self, what))
+        shape = {"capacity": self.capacity_byte, "block": self.block_byte, "ways": self.ways, "banks": self.banks}
+        check_at_least_one("cache", **shape)
         if self.capacity_byte < self.block_byte * self.ways:
             wanted = f"at least one set of {self.ways} blocks of {self.block_byte} bytes"
             raise bad_value("cache: capacity", wanted, f"{self.capacity_byte} bytes")
@@ -112,9 +117,8 @@ class ChipDesign:
     notes: tuple[str, ...] = field(default=())
 
     def __post_init__(self) -> None:
-        for what in ("sm_count", "warps", "issue", "lanes", "warp_size", "ports", "pending", "depth"):
-            if getattr(self, what) < 1:
-                raise bad_value(f"{self.name}: {what}", "at least one", getattr(self, what))
+        counts = ("sm_count", "warps", "issue", "lanes", "warp_size", "ports", "pending", "depth")
+        check_at_least_one(self.name, **{what: getattr(self, what) for what in counts})
         if not self.clock_hz > 0:
             raise bad_value(f"{self.name}: clock", "above zero", self.clock_hz)
         rf = self.registers
@@ -305,7 +309,18 @@ def design_from_gpu(
     top clock, else the process's stand-in, else nominal. A number that the catalogue lacks is an error that names it.
     """
     notes: list[str] = []
-    size, volts = _node(gpu, feature_nm, voltage_v, notes)
+    size, volts = feature_nm, voltage_v
+    if size is None:
+        of = find_process(gpu.process)
+        size = of.feature_nm
+        notes.append(f"{gpu.process}: F = {size:g} nm, from an SRAM cell of {of.cell_um2:g} um2 ({of.source})")
+        if volts is None:
+            volts = of.top_clock_v
+    if voltage_v is None and gpu.power.voltage_v is not None:
+        volts = float(np.max(gpu.power.voltage_v.value_at(gpu.clocks.max_hz)))
+        notes.append(f"{volts:g} V at the top clock, published")
+    elif voltage_v is None and volts is not None:
+        notes.append(f"{volts:g} V at the top clock, a stand-in")
     lines, sector = int(assumed_value("line_byte")), int(assumed_value("sector_byte"))
     ways = int(assumed_value("cache_ways"))
     shared = _whole(gpu.need("sm.shared_byte"))
@@ -318,9 +333,18 @@ def design_from_gpu(
     read, write = (
         None if joule is None else joule * sector for joule in (memory.read_j_per_byte, memory.write_j_per_byte)
     )
-    slices, slice_byte = _slices(gpu)
+    l2_byte, l2_ways = _whole(gpu.need("l2.capacity_byte")), int(assumed_value("l2_ways"))
+    slices = max(round(l2_byte / assumed_value("l2_slice_byte")), 1)
+    slice_byte = max(l2_byte // slices // (lines * l2_ways), 1) * lines * l2_ways
     sms = _whole(gpu.sm_count)
-    link_um = _link_um(gpu, notes)
+    text = files(BOTTOM_UP_PACKAGE).joinpath("data", "dies.csv").read_text(encoding="utf-8")
+    die = next((row for row in csv.DictReader(text.splitlines()) if row["gpu"] == gpu.name), None)
+    if die is not None:  # mean wire between SM and L2: a quarter of a square die's side each way to the middle
+        link_um = 0.5e3 * sqrt(float(die["area_mm2"]))
+        notes.append(f"die of {die['area_mm2']} mm2 ({die['source']}): wires between SMs and L2")
+    else:
+        link_um = 0.0
+        notes.append("the die's area is not in the table: wires between SMs and L2 are left out")
     l1 = CacheShape(max(shared // 2 // unit, 1) * unit, lines, ways, 1, False, _NO_WRITE_BACK)
     constant_byte = int(assumed_value("constant_cache_byte"))
     return ChipDesign(
@@ -342,11 +366,11 @@ def design_from_gpu(
         CacheShape(constant_byte, 64, ways, 1, False, _NO_WRITE_BACK),
         l1,
         CacheShape(shared // words // 16 * 16, int(assumed_value("shared_bank_byte"))),
-        CacheShape(slice_byte, lines, int(assumed_value("l2_ways")), 1, True, _WRITE_BACK),
+        CacheShape(slice_byte, lines, l2_ways, 1, True, _WRITE_BACK),
         slices,
         RouterShape(8 * sector, ceil(sms / 2), slices),
         1,
-        _controller(gpu),
+        _make_controller(gpu),
         read,
         write,
         0.0,
@@ -373,34 +397,7 @@ def design_from_gpu(
     )
 
 
-def _node(
-    gpu: Gpu, feature_nm: float | None, voltage_v: float | None, notes: list[str]
-) -> tuple[float, float | None]:
-    """Return feature size and voltage, with a note on each that was not the user's."""
-    size, volts = feature_nm, voltage_v
-    if size is None:
-        of = find_process(gpu.process)
-        size = of.feature_nm
-        notes.append(f"{gpu.process}: F = {size:g} nm, from an SRAM cell of {of.cell_um2:g} um2 ({of.source})")
-        if volts is None:
-            volts = of.top_clock_v
-    if voltage_v is None and gpu.power.voltage_v is not None:
-        volts = float(np.max(gpu.power.voltage_v.value_at(gpu.clocks.max_hz)))
-        notes.append(f"{volts:g} V at the top clock, published")
-    elif voltage_v is None and volts is not None:
-        notes.append(f"{volts:g} V at the top clock, a stand-in")
-    return size, volts
-
-
-def _slices(gpu: Gpu) -> tuple[int, int]:
-    """Return the number of L2 slices of about the assumed size, and the bytes of each in whole sets."""
-    capacity = _whole(gpu.need("l2.capacity_byte"))
-    count = max(round(capacity / assumed_value("l2_slice_byte")), 1)
-    whole = int(assumed_value("line_byte") * assumed_value("l2_ways"))
-    return count, max(capacity // count // whole, 1) * whole
-
-
-def _controller(gpu: Gpu) -> MemoryController:
+def _make_controller(gpu: Gpu) -> MemoryController:
     """Return 64-bit controllers that share the bandwidth, at the rate their pins need for it."""
     bus = int(assumed_value("controller_bus_bit"))
     rate = float(np.mean(gpu.memory.byte_per_s))
@@ -409,17 +406,6 @@ def _controller(gpu: Gpu) -> MemoryController:
     queue = int(assumed_value("controller_queue"))
     address, sector = int(assumed_value("address_bit")), int(assumed_value("sector_byte"))
     return MemoryController(count, 1, bus, address, queue, queue, sector, rate / count / 1e6, 2.0 * clock)
-
-
-def _link_um(gpu: Gpu, notes: list[str]) -> float:
-    """Return the mean wire length between SM and L2: a quarter of a square die's side each way to the middle."""
-    text = files(BOTTOM_UP_PACKAGE).joinpath("data", "dies.csv").read_text(encoding="utf-8")
-    for row in csv.DictReader(text.splitlines()):
-        if row["gpu"] == gpu.name:
-            notes.append(f"die of {row['area_mm2']} mm2 ({row['source']}): wires between SMs and L2")
-            return 0.5e3 * sqrt(float(row["area_mm2"]))
-    notes.append("the die's area is not in the table: wires between SMs and L2 are left out")
-    return 0.0
 
 
 def _whole(value: Sweepable) -> int:

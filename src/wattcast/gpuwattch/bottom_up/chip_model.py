@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from math import ceil, log2
@@ -224,11 +223,6 @@ class ChipPart:
         return self.subthreshold_w + self.gate_w
 
 
-def list_chip_parts(chip: BuiltChip) -> tuple[ChipPart, ...]:
-    """Return every structure of the chip with its leakage and area."""
-    return tuple(_chip_parts(chip))
-
-
 def chip_leakage(chip: BuiltChip) -> Leakage:
     """Return the leakage of the SMs and of the rest, for a component model."""
     found = list_chip_parts(chip)
@@ -242,28 +236,20 @@ def chip_area_mm2(chip: BuiltChip) -> float:
     return sum(part.count * part.area_mm2 for part in list_chip_parts(chip))
 
 
-def _chip_parts(chip: BuiltChip) -> Iterator[ChipPart]:
+def list_chip_parts(chip: BuiltChip) -> tuple[ChipPart, ...]:
+    """Return every structure of the chip with its leakage and area."""
     design = chip.design
     core = long_channel_leakage_share(design, chip.tech, "core")
     uncore = long_channel_leakage_share(design, chip.tech, "uncore")
     last = long_channel_leakage_share(design, chip.tech, "cache")
 
-    def part(
-        name: str,
-        group: str,
-        cost: LogicCost | ArrayCost | CacheCost,
-        share: float,
-        each: float = 1.0,
-        count: int = 1,
-    ) -> ChipPart:
-        return ChipPart(
-            name,
-            group,
-            count,
-            cost.subthreshold_w * share * each,
-            cost.gate_w * each,
-            cost.area_um2 * each / _UM2_PER_MM2,
-        )
+    found: list[ChipPart] = []
+
+    def add(
+        name: str, group: str, cost: LogicCost | ArrayCost | CacheCost, share: float, count: int, each: float = 1.0
+    ) -> None:
+        leak_w = (cost.subthreshold_w * share * each, cost.gate_w * each)
+        found.append(ChipPart(name, group, count, *leak_w, cost.area_um2 * each / _UM2_PER_MM2))
 
     sms = design.sm_count
     for name, memory in (
@@ -273,7 +259,7 @@ def _chip_parts(chip: BuiltChip) -> Iterator[ChipPart]:
         ("texture cache", chip.texture),
     ):
         if not (design.one_l1 and name in ("L1 data cache", "texture cache")):
-            yield part(name, "sm", memory, core, count=sms)
+            add(name, "sm", memory, core, sms)
     inside: tuple[tuple[str, LogicCost | ArrayCost, float], ...] = (
         ("shared memory", chip.shared, float(design.words_of_access)),
         ("shared-memory crossbar", chip.shared_crossbar, 1.0),
@@ -292,15 +278,16 @@ def _chip_parts(chip: BuiltChip) -> Iterator[ChipPart]:
         ("rest of the SM", chip.rest, 1.0),
     )
     for name, cost, each in inside:
-        yield part(name, "sm", cost, core, each, sms)
+        add(name, "sm", cost, core, sms, each)
     if chip.l2 is not None:
-        yield part("L2 cache", "l2", chip.l2, last, count=design.l2_count)
+        add("L2 cache", "l2", chip.l2, last, design.l2_count)
     for name, block in zip(("router buffers", "router crossbar", "router arbiters"), chip.router, strict=True):
-        yield part(name, "noc", block, uncore, count=design.router_count)
+        add(name, "noc", block, uncore, design.router_count)
     controller = chip.controller
     for name, block in (
         ("controller front end", controller.front),
         ("transaction engine", controller.engine),
         ("memory PHY", controller.phy),
     ):
-        yield part(name, "memory controller", block, uncore, count=design.controller.controllers)
+        add(name, "memory controller", block, uncore, design.controller.controllers)
+    return tuple(found)

@@ -9,6 +9,7 @@ from functools import cache
 from importlib.resources import files
 from math import log, log2
 
+import msgspec
 import numpy as np
 
 from wattcast.core.errors import bad_value, unknown_name
@@ -23,6 +24,7 @@ from wattcast.gpuwattch.bottom_up.memory_array import ArrayPartition, ArrayPorts
 from wattcast.gpuwattch.bottom_up.technology import (
     BOTTOM_UP_PACKAGE,
     Technology,
+    check_at_least_one,
     drain_capacitance_f,
     find_repeated_wire,
     find_technology,
@@ -67,9 +69,7 @@ def crossbar_cost(tech: Technology, inputs: int, outputs: int, bits: int) -> Log
     E = bits · (two wires + (C_in·outputs + C_out·inputs + C_internal + C_control)·V²) (CACTI 6) [Muralimanohar2007].
     Idle crossing points leak through two transistors in series.
     """
-    for what, value in (("inputs", inputs), ("outputs", outputs), ("bits", bits)):
-        if value < 1:
-            raise bad_value(f"crossbar: {what}", "at least one", value)
+    check_at_least_one("crossbar", inputs=inputs, outputs=outputs, bits=bits)
     wire = find_repeated_wire(tech, _WIDE)
     min_um, p_to_n, v2 = tech.min_width_um, tech.p_to_n, tech.vdd2
     reach_um = inputs * bits * tech.wide.pitch_um
@@ -85,7 +85,15 @@ def crossbar_cost(tech: Technology, inputs: int, outputs: int, bits: int) -> Log
     gates_um2 = 2.0 * to_float(gate_area_um2(tech, driver * min_um)) + 2.0 * to_float(
         gate_area_um2(tech, first * min_um, 2)
     )
-    across_um, down_um = _sides_um(tech, inputs, outputs, bits, gates_um2)
+    pitch, cell_um, stretch = tech.wide.pitch_um, 50.0 * tech.feature_um, 1.0
+    while True:  # stretched in steps until its sides are alike
+        height_um, beside = stretch * cell_um, math.ceil(cell_um / pitch)
+        across_um = max(gates_um2 / height_um * beside * outputs, bits * pitch * outputs)
+        down_um = pitch * inputs * bits * stretch
+        shape = down_um / across_um * outputs / inputs
+        if min(shape, 1.0 / shape) >= _NARROWEST or stretch >= _MOST_STRETCH or inputs <= 2 or outputs <= 2:
+            break
+        stretch += 0.2
     wires_j = to_float(wire.cost(across_um + down_um).energy_j)
     switched_f = in_f * outputs + out_f * inputs + inside_f + control_f
     sub, gate = inverter_leakage_w(tech, 2.0 * driver * min_um)
@@ -102,20 +110,6 @@ def crossbar_cost(tech: Technology, inputs: int, outputs: int, bits: int) -> Log
         points * _CUT_OFF * (to_float(gate) + 2.0 * to_float(pair_gate)) + lines_gate,
         across_um * down_um,
     )
-
-
-def _sides_um(tech: Technology, inputs: int, outputs: int, bits: int, gates_um2: float) -> tuple[float, float]:
-    """Return width and height of a crossbar, stretched in steps until its sides are alike."""
-    pitch, cell_um = tech.wide.pitch_um, 50.0 * tech.feature_um
-    beside = math.ceil(cell_um / pitch)
-    stretch = 1.0
-    while True:
-        across = max(gates_um2 / (stretch * cell_um) * beside * outputs, bits * pitch * outputs)
-        down = pitch * inputs * bits * stretch
-        shape = down / across * outputs / inputs
-        if min(shape, 1.0 / shape) >= _NARROWEST or stretch >= _MOST_STRETCH or inputs <= 2 or outputs <= 2:
-            return across, down
-        stretch += 0.2
 
 
 def arbiter_cost(tech: Technology, requests: int, line_um: float) -> LogicCost:
@@ -149,9 +143,7 @@ class RouterShape:
     depth: int = 1  # entries of a buffer
 
     def __post_init__(self) -> None:
-        for what, value in vars(self).items():
-            if value < 1:
-                raise bad_value(f"router: {what}", "at least one", value)
+        check_at_least_one("router", **vars(self))
 
 
 @cache
@@ -162,7 +154,13 @@ def router_cost(tech: Technology, shape: RouterShape) -> tuple[LogicCost, LogicC
     room.
     """
     switch = crossbar_cost(tech, shape.inputs, shape.outputs, shape.flit_bit)
-    buffer, width_um, height_um = _buffer(tech, shape)
+    one, flit = np.ones(1), shape.flit_bit
+    part = ArrayPartition(shape.depth * one, shape.channels * flit * one, one, one, one, one, one, one, flit * one)
+    found = bank_cost(tech, ArrayPorts(0, 1, shape.channels), part, one, flit, flit)
+    width_um, height_um = float(found.width_um[0]), float(found.height_um[0])
+    leak_w = (float(found.subthreshold_w[0]) * shape.inputs, float(found.gate_w[0]) * shape.inputs)
+    used_j = float(found.read_j[0] + found.write_j[0])
+    buffer = LogicCost(used_j, *leak_w, width_um * height_um * shape.inputs)
     vc = arbiter_cost(tech, shape.channels, 0.0).times(shape.inputs)
     grant = arbiter_cost(tech, shape.inputs, switch.area_um2**0.5).times(shape.outputs)
     across_um = switch.area_um2 / (tech.wide.pitch_um * shape.inputs * shape.flit_bit)
@@ -172,36 +170,20 @@ def router_cost(tech: Technology, shape: RouterShape) -> tuple[LogicCost, LogicC
     return buffer, switch, vc + grant + LogicCost(0.0, area_um2=left_um2)
 
 
-def _buffer(tech: Technology, shape: RouterShape) -> tuple[LogicCost, float, float]:
-    """Return the cost of the flit buffers of all inputs, and width and height of one."""
-    one = np.ones(1)
-    bits, rows = float(shape.flit_bit * shape.channels), float(shape.depth)
-    part = ArrayPartition(rows * one, bits * one, one, one, one, one, one, one, shape.flit_bit * one)
-    found = bank_cost(tech, ArrayPorts(0, 1, shape.channels), part, one, shape.flit_bit, shape.flit_bit)
-    width_um, height_um = float(found.width_um[0]), float(found.height_um[0])
-    all_of_them = LogicCost(
-        float(found.read_j[0] + found.write_j[0]),
-        float(found.subthreshold_w[0]) * shape.inputs,
-        float(found.gate_w[0]) * shape.inputs,
-        width_um * height_um * shape.inputs,
-    )
-    return all_of_them, width_um, height_um
-
-
 MACRO_OVERHEAD = 1.1  # placement and routing inside a macro (McPAT 0.8)
 
 
 @dataclass(frozen=True)
 class FunctionalUnit:
-    """One functional unit with its published figures."""
+    """One functional unit with its published figures, a row of ``units.csv``."""
 
-    name: str
-    energy_j: float  # of an operation, at ``feature_nm`` and ``voltage_v``
+    unit: str
+    energy_pj: float  # of an operation, at ``feature_nm`` and ``voltage_v``
     factor: float  # of what the synthesis leaves out
     feature_nm: float
     voltage_v: float
-    area_um2: float  # at 90 nm
-    area_linear: bool  # shrinks with F rather than F²
+    area_90nm_um2: float
+    area_scaling: str  # linear: shrinks with F rather than F²
     leakage_w: float
     source: str
 
@@ -210,20 +192,8 @@ class FunctionalUnit:
 def functional_units() -> dict[str, FunctionalUnit]:
     """Return every functional unit of ``units.csv`` by name."""
     text = files(BOTTOM_UP_PACKAGE).joinpath("data", "units.csv").read_text(encoding="utf-8")
-    return {
-        row["unit"]: FunctionalUnit(
-            row["unit"],
-            float(row["energy_pj"]) * 1e-12,
-            float(row["factor"]),
-            float(row["feature_nm"]),
-            float(row["voltage_v"]),
-            float(row["area_90nm_um2"]),
-            row["area_scaling"] == "linear",
-            float(row["leakage_w"]),
-            row["source"],
-        )
-        for row in csv.DictReader(text.splitlines())
-    }
+    rows = msgspec.convert(list(csv.DictReader(text.splitlines())), list[FunctionalUnit], strict=False)
+    return {unit.unit: unit for unit in rows}
 
 
 def functional_unit_cost(tech: Technology, name: str) -> LogicCost:
@@ -238,20 +208,15 @@ def functional_unit_cost(tech: Technology, name: str) -> LogicCost:
     unit = functional_units()[name]
     feature_nm = tech.feature_um * 1e3
     scale = feature_nm / unit.feature_nm * (tech.voltage_v / unit.voltage_v) ** 2
-    shrink = tech.logic_area_scale if unit.area_linear else (feature_nm / 90.0) ** 2
-    leak_w = unit.leakage_w * _off_w_per_gate(tech) / _off_w_per_gate(_library())
-    return LogicCost(
-        unit.energy_j * unit.factor * scale * tech.short_circuit, leak_w, 0.0, unit.area_um2 * shrink * MACRO_OVERHEAD
-    )
+    shrink = tech.logic_area_scale if unit.area_scaling == "linear" else (feature_nm / 90.0) ** 2
+    library = find_technology(45.0, temperature_k=380.0)  # at which the leakage of ``units.csv`` holds
+    leak_w = unit.leakage_w * _off_w_per_gate(tech) / _off_w_per_gate(library)
+    energy_j = unit.energy_pj * 1e-12 * unit.factor * scale * tech.short_circuit
+    return LogicCost(energy_j, leak_w, 0.0, unit.area_90nm_um2 * shrink * MACRO_OVERHEAD)
 
 
 def _off_w_per_gate(tech: Technology) -> float:
     return tech.off_a_per_um * tech.feature_um * tech.voltage_v
-
-
-def _library() -> Technology:
-    """Return the technology at which the leakage of ``units.csv`` holds: 45 nm high performance, 380 K."""
-    return find_technology(45.0, temperature_k=380.0)
 
 
 def latch_cost(tech: Technology) -> LogicCost:
@@ -291,8 +256,7 @@ def count_pipeline_latches(
 
 def warp_selection_cost(tech: Technology, candidates: int) -> LogicCost:
     """Return the cost of the tree of four-input priority encoders that picks a ready warp (Palacharla, TR 1996)."""
-    if candidates < 1:
-        raise bad_value("scheduler: warps", "at least one", candidates)
+    check_at_least_one("scheduler", warps=candidates)
     feature = tech.feature_um
     small, middle, wide = 6.25 * feature, 12.5 * feature, 18.75 * feature
     any_f = 4.0 * drain_capacitance_f(tech, middle) + drain_capacitance_f(tech, 50.0 * feature)
@@ -395,7 +359,18 @@ def memory_controller_cost(tech: Technology, mc: MemoryController) -> MemoryCont
     )
     beats = block_bit / bus
     words = block_bit / 72.0
-    engine, phy = _engine(tech, mc), _phy(tech, mc)
+    # the engine takes 0.432 W at 1 GHz, 65 nm, 1.1 V and 72 bits, scaled with F·V²; the PHY 10 mW per Gbit/s at 90 nm
+    # and 1.2 V (low-voltage differential), scaled with √F·V²; areas are fitted to Niagara's controllers (McPAT 0.8)
+    rate, feature = log(mc.peak_mbyte_per_s * 2.0), tech.feature_um
+    beat_j = 0.432 / 1e9 / 72.0 / 1.1**2 * feature / 0.065 * tech.vdd2 * bus
+    bit_j = 0.01 * 1e-9 * (feature / 0.09) ** 0.5 * tech.vdd2 / 1.2**2
+    areas = ((2.7927 * rate - 19.862) / 2.0 * bus / 128.0, (6.4323 * rate - 48.134) * bus / 128.0 / 2.0)
+    areas_um2 = [max(area, 0.0) * feature / 0.09 * mc.channels * 1e6 for area in areas]
+    leaks = [gate_leakage_cost(tech, area / 2.0 * tech.gate_density_per_um2, 1.0) for area in areas_um2]
+    engine, phy = (
+        LogicCost(joule, leak.subthreshold_w, leak.gate_w, area)
+        for joule, leak, area in zip((beat_j, bit_j), leaks, areas_um2, strict=True)
+    )
     buffered_j = beats * (word.read_j + word.write_j)
     common_j = engine.energy_j * beats + phy.energy_j * block_bit + buffered_j
     # a busy cycle of the front end uses every port of the window and half the ports of the buffers
@@ -416,32 +391,6 @@ def memory_controller_cost(tech: Technology, mc: MemoryController) -> MemoryCont
         engine,
         phy,
     )
-
-
-def _engine(tech: Technology, mc: MemoryController) -> LogicCost:
-    """Return the transaction engine's energy per beat of the bus, and leakage and area of a controller.
-
-    0.432 W at 1 GHz, 65 nm, 1.1 V and 72 bits, scaled with F·V²; area fitted to Niagara's controllers (McPAT 0.8).
-    """
-    bus = mc.bus_bit * _ECC
-    beat_j = 0.432 / 1e9 / 72.0 / 1.1**2 * tech.feature_um / 0.065 * tech.vdd2 * bus
-    area = (2.7927 * log(mc.peak_mbyte_per_s * 2.0) - 19.862) / 2.0 * bus / 128.0
-    area_um2 = max(area, 0.0) * tech.feature_um / 0.09 * mc.channels * 1e6
-    leak = gate_leakage_cost(tech, area_um2 / 2.0 * tech.gate_density_per_um2, 1.0)
-    return LogicCost(beat_j, leak.subthreshold_w, leak.gate_w, area_um2)
-
-
-def _phy(tech: Technology, mc: MemoryController) -> LogicCost:
-    """Return the PHY's energy per bit, and leakage and area of a controller.
-
-    10 mW per Gbit/s at 90 nm and 1.2 V (low-voltage differential), scaled with √F·V² (McPAT 0.8).
-    """
-    bus = mc.bus_bit * _ECC
-    bit_j = 0.01 * 1e-9 * (tech.feature_um / 0.09) ** 0.5 * tech.vdd2 / 1.2**2
-    area = (6.4323 * log(mc.peak_mbyte_per_s * 2.0) - 48.134) * bus / 128.0
-    area_um2 = max(area, 0.0) * tech.feature_um / 0.09 * mc.channels * 1e6 / 2.0
-    leak = gate_leakage_cost(tech, area_um2 / 2.0 * tech.gate_density_per_um2, 1.0)
-    return LogicCost(bit_j, leak.subthreshold_w, leak.gate_w, area_um2)
 
 
 def coalescer_cost(tech: Technology, entries: int) -> tuple[ArrayCost, ArrayCost, ArrayCost, float]:

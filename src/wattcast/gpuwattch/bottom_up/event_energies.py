@@ -363,13 +363,7 @@ def energies_to_plain(found: BottomUpEnergies) -> dict[str, Any]:
         "memory_controller_w": chip.controller.constant_w,
         "coalescer": {"read_j": chip.coalescer_read_j, "write_j": chip.coalescer_write_j},
         "parts": [
-            {
-                "part": part.name,
-                "count": part.count,
-                "subthreshold_w": part.subthreshold_w,
-                "gate_w": part.gate_w,
-                "area_mm2": part.area_mm2,
-            }
+            {"part": part.name} | {key: value for key, value in vars(part).items() if key not in ("name", "group")}
             for part in list_chip_parts(chip)
         ],
         "leakage_w": chip_leakage(chip).cores_w + chip_leakage(chip).rest_w,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from wattcast.core.arrays import Array, Sweepable
 from wattcast.core.errors import bad_value
@@ -76,9 +77,9 @@ class ArrayPartition:
     column_mux: Array  # bitline pairs to a sense amplifier
     mat_bit: Array  # bits a mat gives out
 
-    def select(self, index: int) -> ArrayPartition:
-        """Return one of the partitions, still as arrays."""
-        return ArrayPartition(*(values[[index]] for values in vars(self).values()))
+    def select(self, index: npt.NDArray[np.int64]) -> ArrayPartition:
+        """Return some of the partitions."""
+        return ArrayPartition(*(values[index] for values in vars(self).values()))
 
 
 def bitline_swing_v(tech: Technology) -> float:

@@ -127,9 +127,9 @@ def find_technology(
     >>> find_technology(45.0).nominal_v
     1.0
     """
-    own = _rows("devices.csv", device=device.value)
-    row, sources = _between(own, feature_nm, f"{device.value} devices")
-    node, _ = _between(_rows("nodes.csv"), feature_nm, "nodes")
+    own = _read_rows("devices.csv", device=device.value)
+    row, sources = _interpolate_rows(own, feature_nm, f"{device.value} devices")
+    node, _ = _interpolate_rows(_read_rows("nodes.csv"), feature_nm, "nodes")
     if not LOWEST_K <= temperature_k <= HIGHEST_K:
         raise bad_value("temperature", f"{LOWEST_K:g} to {HIGHEST_K:g} K, as tabulated", f"{temperature_k:g} K")
     nominal = row["vdd_v"]
@@ -162,8 +162,8 @@ def find_technology(
         node["short_circuit"],
         node["logic_area_scale"],
         node["gate_density_per_um2"],
-        _wire(MetalLevel.LOCAL, projection, feature_nm),
-        _wire(MetalLevel.GLOBAL, projection, feature_nm),
+        _find_wire(MetalLevel.LOCAL, projection, feature_nm),
+        _find_wire(MetalLevel.GLOBAL, projection, feature_nm),
         sources,
     )
 
@@ -185,7 +185,7 @@ def find_process(name: str) -> FoundryProcess:
     Its feature size is F = √(A_cell / 146), with A_cell its published SRAM cell. Processes that are unknown or have
     no published cell are refused.
     """
-    known = {row["process"]: row for row in _rows("processes.csv")}
+    known = {row["process"]: row for row in _read_rows("processes.csv")}
     if name not in known:
         raise unknown_name("process", name, known, "Give the feature size instead.")
     row = known[name]
@@ -197,13 +197,13 @@ def find_process(name: str) -> FoundryProcess:
 
 
 @cache
-def _rows(name: str, **where: str) -> tuple[dict[str, str], ...]:
+def _read_rows(name: str, **where: str) -> tuple[dict[str, str], ...]:
     text = files(BOTTOM_UP_PACKAGE).joinpath("data", name).read_text(encoding="utf-8")
     rows = csv.DictReader(text.splitlines())
     return tuple(row for row in rows if all(row[key] == value for key, value in where.items()))
 
 
-def _between(rows: tuple[dict[str, str], ...], feature_nm: float, what: str) -> tuple[dict[str, Any], str]:
+def _interpolate_rows(rows: tuple[dict[str, str], ...], feature_nm: float, what: str) -> tuple[dict[str, Any], str]:
     """Interpolate every number of a table at a feature size; return them and the sources of the rows used."""
     sizes = [float(row["feature_nm"]) for row in rows]
     if not min(sizes) <= feature_nm <= max(sizes):
@@ -221,8 +221,9 @@ def _between(rows: tuple[dict[str, str], ...], feature_nm: float, what: str) -> 
     return found, "; ".join(dict.fromkeys(rows[order[i]]["source"] for i in sorted(used, reverse=True)))
 
 
-def _wire(level: MetalLevel, projection: WireProjection, feature_nm: float) -> MetalWire:
-    row, _ = _between(_rows("wires.csv", level=level.value, projection=projection.value), feature_nm, "wires")
+def _find_wire(level: MetalLevel, projection: WireProjection, feature_nm: float) -> MetalWire:
+    rows = _read_rows("wires.csv", level=level.value, projection=projection.value)
+    row, _ = _interpolate_rows(rows, feature_nm, "wires")
     pitch_um = row.pop("pitch_feature") * feature_nm * 1e-3
     return MetalWire(pitch_um, **{f.name: row[f.name] for f in fields(MetalWire) if f.name != "pitch_um"})
 
@@ -326,7 +327,11 @@ def driver_chain_cost(tech: Technology, load_f: Sweepable, wire_ohm: Sweepable =
     step = whole ** (1.0 / stages)
     # widths of the n transistors behind the first gate: the last drives the load, each before it 1/step of that
     last_um = np.maximum(load_f / step / gate_capacitance_f(tech, 1.0 + p_to_n), min_um)
-    n_um = last_um * _geometric(1.0 / step, stages - 1.0) + min_um * inputs
+    ratio = 1.0 / step
+    near_one = np.abs(ratio - 1.0) < 1e-9
+    safe = np.where(near_one, 0.5, ratio)
+    all_stages = np.where(near_one, stages - 1.0, (1.0 - safe ** (stages - 1.0)) / (1.0 - safe))  # 1 + r + r² + ...
+    n_um = last_um * all_stages + min_um * inputs
     self_f = _drain_share(tech) * n_um * (1.0 + p_to_n)
     input_f = tech.gate_f_per_um * (n_um - min_um * inputs) * (1.0 + p_to_n)
     tau_s = tech.n_resistance_ohm_um * (tech.gate_f_per_um + _drain_share(tech)) * (1.0 + p_to_n)
@@ -339,13 +344,6 @@ def driver_chain_cost(tech: Technology, load_f: Sweepable, wire_ohm: Sweepable =
         gate_w,
         gate_area_um2(tech, last_um) * 1.4 + gate_area_um2(tech, min_um, inputs),
     )
-
-
-def _geometric(ratio: Sweepable, terms: Sweepable) -> Sweepable:
-    """Return 1 + r + r² + ... with ``terms`` terms."""
-    near_one = np.abs(ratio - 1.0) < 1e-9
-    safe = np.where(near_one, 0.5, ratio)
-    return np.where(near_one, terms, (1.0 - safe**terms) / (1.0 - safe))
 
 
 def _drain_share(tech: Technology) -> float:
@@ -435,6 +433,13 @@ def find_repeated_wire(tech: Technology, scale: float = 1.0) -> RepeatedWire:
         spacing_um,
         size * input_f,
     )
+
+
+def check_at_least_one(where: str, **counts: int) -> None:
+    """Refuse a count below one, naming it."""
+    for what, value in counts.items():
+        if value < 1:
+            raise bad_value(f"{where}: {what}", "at least one", value)
 
 
 def to_float(value: Sweepable | Array) -> float:
