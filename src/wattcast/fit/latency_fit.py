@@ -181,7 +181,10 @@ def fit_corrections(
 
 
 def _family(group: str) -> str:
-    return "conv2d.depthwise" if root_family(group) == "depthwise" else group.partition(".")[0]
+    if root_family(group) == "depthwise":
+        return "conv2d.depthwise"
+    words = group.split(".")
+    return ".".join(words[:3]) if words[1:2] == ["engine"] else words[0]
 
 
 def _fit_group(terms: IdealTerms, latency_s: Array, effective_hz: Array, towards: Array | None) -> Array:
@@ -257,6 +260,29 @@ FEATURES = {
     ),
 }
 FEATURES["layernorm"] = FEATURES["rmsnorm"] = FEATURES["softmax"]
+_PRODUCT = (
+    *("log_m", "log_n", "log_k", "tile_m", "tile_n", "fill", "pad_m", "scaled_tensor", "zero_points", "narrow"),
+    *("fill_128", "fill_256", "log_units"),
+)
+FEATURES |= {
+    "engine_paged": (
+        *("log_batch", "log_q", "log_kv", "log_heads", "log_group", "log_cut", "log_units", "log_busiest", "pad_m"),
+        *("head_dim", "fp8", "windowed", "cold", "sink", "softcap", "scheduled", "fill", "kinds", "log_longest"),
+    ),
+    "engine_latent": (
+        *("log_batch", "log_heads", "log_kv", "log_q", "log_cut", "log_units", "log_busiest", "fp8", "cold", "fill"),
+    ),
+    "engine_scaled": _PRODUCT,
+    "engine_block": _PRODUCT,
+    "engine_weight_only": _PRODUCT,
+    "engine_experts": (
+        *("log_tokens", "log_experts", "top_k", "log_hidden", "log_inner", "log_active", "log_each", "log_units"),
+        *("fp8", "blockwise", "narrow", "skewed", "fill", "padding", "active_share", "block_m"),
+    ),
+    "engine_rows": (
+        *("log_rows", "log_dim", "log_byte", "log_n", "cold", "residual", "byte_per_element", "fill"),
+    ),
+}
 COMMON = ("ideal_compute", "ideal_l2", "ideal_dram", "ideal_bound", "ideal_between", "steps")
 
 

@@ -174,10 +174,16 @@ WORK_COLUMNS = (
 def root_family(kernel_family: str) -> str:
     """Return the first word of a kernel family; depthwise convolutions, which are no products, stand alone.
 
-    >>> root_family("gemm.row"), root_family("conv2d.depthwise.last.plain")
-    ('gemm', 'depthwise')
+    Kernels of an inference engine are ``FAMILY.engine.KIND...``, so that a device without measurements of them falls
+    back to the family, and learn by kind.
+
+    >>> root_family("gemm.row"), root_family("conv2d.depthwise.last.plain"), root_family("gemm.engine.experts.fp8")
+    ('gemm', 'depthwise', 'engine_experts')
     """
-    return "depthwise" if ".depthwise" in kernel_family else kernel_family.partition(".")[0]
+    if ".depthwise" in kernel_family:
+        return "depthwise"
+    first, *rest = kernel_family.split(".")
+    return f"engine_{rest[1]}" if rest[:1] == ["engine"] else first
 
 
 @dataclass(frozen=True)

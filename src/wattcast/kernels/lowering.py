@@ -223,7 +223,9 @@ def _choose_pipes(
 ) -> tuple[tuple[str, ...], Sweepable, tuple[str, ...]]:
     """Return the event that counts each operator's arithmetic, the rate of its pipe, and what had to be assumed."""
     place: dict[tuple[bool, Dtype], int] = {}
-    at = [place.setdefault((m.tensor_cores, op.dtype), len(place)) for op, m in zip(ops, mappings, strict=True)]
+    at = [
+        place.setdefault((m.tensor_cores, op.math_dtype), len(place)) for op, m in zip(ops, mappings, strict=True)
+    ]
     events, rates, notes = zip(*(_choose_pipe(*key, gpu) for key in place), strict=True)
     if all(isinstance(rate, float) for rate in rates):
         table = np.array(rates)

@@ -59,6 +59,11 @@ class Operator:
         return self.kind
 
     @property
+    def math_dtype(self) -> Dtype:
+        """Return the format that products are computed in."""
+        return self.dtype
+
+    @property
     def form(self) -> str:
         """Return what makes it another thing to measure than others of its family, in words; sizes do not.
 
@@ -98,7 +103,8 @@ class Operator:
 
 
 _REGISTRY: dict[str, type[Operator]] = {}
-_LEAST = {"padding": 0, "bytes": 0, "overlaps": 0}  # other whole numbers are at least 1
+# other whole numbers are at least 1
+_LEAST = {"padding": 0, "bytes": 0, "overlaps": 0, "window": 0, "splits": 0, "group": -1}
 
 
 def register_operator(kind: str, family: str = "") -> Callable[[type[_OperatorType]], type[_OperatorType]]:

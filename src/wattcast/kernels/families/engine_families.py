@@ -1,0 +1,372 @@
+"""Kernels of an inference engine (vLLM on Hopper): paged and latent attention, narrow products, experts, small ones.
+
+Tiles are read off the names and grids of the kernels that an H200 ran. Attention packs the query heads that share
+keys into the rows of a tile and splits a sequence as FlashAttention 3's scheduler does. Experts pad the tokens of each
+expert to whole blocks of the sizes that vLLM's Triton kernels take by default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import ceil
+from typing import Any
+
+import numpy as np
+
+from wattcast.core.arrays import Array
+from wattcast.core.units import Dtype
+from wattcast.kernels.families import KernelMapping, register_kernels
+from wattcast.kernels.kernel_table import (
+    ConditionColumns,
+    FamilyColumns,
+    ReferenceChip,
+    as_columns,
+    resident_share,
+    streamed_share,
+)
+from wattcast.workload.engine_operators import (
+    AlignTokens,
+    BlockProduct,
+    CacheWrite,
+    CompiledRows,
+    EngineGate,
+    EngineRmsNorm,
+    EngineRotary,
+    FusedExperts,
+    LatentAttention,
+    NarrowProduct,
+    PagedAttention,
+    Quantize,
+    Route,
+    RowKernel,
+    Sampling,
+    ScaledProduct,
+    WeightOnlyProduct,
+)
+
+_WORK = (
+    *("units", "unit_flop", "steps", "launches", "l2_byte", "shared_byte", "dram_read_byte", "dram_write_byte"),
+    *("store_byte", "between_byte", "slots"),
+)
+_Row = tuple[str, tuple[float, ...], dict[str, float], dict[str, float]]  # kernel family, work, plain, logs
+
+
+def _collect(rows: Sequence[_Row]) -> FamilyColumns:
+    """Return the columns of operators that were counted one by one."""
+    table = as_columns([work for _, work, _, _ in rows])
+    plain = {name: np.array([row[2][name] for row in rows]) for name in rows[0][2]}
+    logs = {name: np.array([row[3][name] for row in rows]) for name in rows[0][3]}
+    return FamilyColumns([row[0] for row in rows], dict(zip(_WORK, table, strict=True)), plain, logs, {})
+
+
+def _by_row(count: Callable[[Any, bool, bool, float, ReferenceChip], _Row]) -> KernelMapping:
+    """Return the mapping of operators that ``count`` lowers one by one.
+
+    It sees whether all operands are cold or warm, and the FLOP per cycle and SM of the operator's pipe.
+    """
+
+    def work(
+        ops: Sequence[Any], told: ConditionColumns, rate: Array, reference: ReferenceChip
+    ) -> FamilyColumns:
+        known = zip(ops, told.cold.tolist(), told.warm.tolist(), rate.tolist(), strict=True)
+        return _collect([count(*one, reference) for one in known])
+
+    work.__qualname__ = work.__name__ = count.__name__.lstrip("_")
+    return KernelMapping(work, tensor_cores=count is not _count_rows)
+
+
+# Cycles of an SM for a score's exponential, as far as products do not hide it, and to turn a value of an fp8 block for
+# the second product (heads above 192 spill registers); from times on an H200
+_SCORE_CYCLE, _TURN_CYCLE, _WIDE_TURN_CYCLE = 0.045, 0.1, 0.25
+_SPLIT_MARGIN = 1.1  # of the scheduler, over an even share of the blocks
+_TILE_STEPS = 4.0  # that starting and ending a tile takes; what one costs is fitted
+
+
+def _attention_tile(op: PagedAttention, decode: bool) -> tuple[float, float]:
+    """Return the packed rows of queries and the keys of a block, as the kernels' names show."""
+    dim, fp8 = op.head_dim, op.kv_dtype is Dtype.FP8
+    if decode and not op.window and dim in (64, 128):  # one group of warps
+        return 64.0, (128.0 if dim == 64 else 96.0) if fp8 else (192.0 if dim == 64 else 128.0)
+    rows = 192.0 if dim <= 64 or (dim <= 96 and not fp8) else 128.0
+    if dim > 192:
+        return rows, 64.0 if op.window else 128.0 if fp8 else 80.0
+    return rows, 96.0 if dim > 128 else 192.0 if fp8 and dim > 96 else 128.0
+
+
+def _count_paged(op: PagedAttention, cold: bool, warm: bool, rate: float, reference: ReferenceChip) -> _Row:
+    """Return the columns of paged attention.
+
+    A tile of packed query rows walks over the blocks of keys that its tokens see. A sequence of n blocks is cut into
+    ⌈n/s⌉ parts, with s = ⌈1.1 · all blocks / SMs⌉ (FlashAttention 3, ``prepare_varlen_num_blocks``). The busiest SM
+    decides the time: whole tiles where all are alike, else an even share and half of the longest.
+    """
+    group, dim, sms = op.heads // op.kv_heads, float(op.head_dim), reference.sm_count
+    kind = op.kind_of_batch
+    fp8 = op.kv_dtype is Dtype.FP8
+    tile_m, tile_n = _attention_tile(op, kind == "decode")
+    parts = []  # tiles, mean and longest walk of a tile in blocks of keys
+    for count, q, kv in op.groups:
+        tiles = ceil(q * group / tile_m)
+        tokens = min(tile_m / group, q)  # of a tile
+        longest = min(float(kv), op.window + tokens) if op.window else float(kv)
+        mean = longest if q == 1 else min(longest, kv - 0.5 * (q - tokens))
+        straddles = 0.5 if op.window and op.window < kv else 0.0
+        parts.append((float(count * op.kv_heads * tiles), max(ceil(mean / tile_n + straddles), 1.0), ceil(longest / tile_n + straddles)))
+    total = sum(tiles * walk for tiles, walk, _ in parts)
+    share, most = ceil(_SPLIT_MARGIN * total / sms), float(op.splits or 1)
+    cuts = [min(max(ceil(longest / share), 1.0), most) for _, _, longest in parts]
+    units = sum(tiles * cut for (tiles, _, _), cut in zip(parts, cuts, strict=True))
+    longest = max(ceil(walk / cut) for (_, _, walk), cut in zip(parts, cuts, strict=True))
+    shortest = min(max(ceil((kv - q + 1) / tile_n), 1) for _, q, kv in op.groups) if len(parts) == 1 else 0.0
+    busiest = float(longest)
+    if units > sms:  # tiles in waves where all are alike; long ones first where they are not
+        alike = min(longest, shortest / cuts[0])
+        busiest = max(busiest, total / sms + 0.5 * longest * (len(parts) > 1), ceil(units / sms) * alike)
+    rounds = max(units / sms, 1.0)
+    turned = fp8 * (_TURN_CYCLE if dim <= 192 else _WIDE_TURN_CYCLE) * tile_n * dim
+    block_flop = 4.0 * tile_m * tile_n * dim + rate * (_SCORE_CYCLE * tile_m * tile_n + turned)
+    read, write, rows = op.read_byte, op.write_byte, float(op.tokens * op.heads)
+    gone = 1.0 - float(resident_share(read + write, reference.l2_byte))
+    if cold or (not warm and kind != "prefill"):
+        gone = 1.0
+    load_byte = 2.0 * total * tile_n * dim * op.math_dtype.byte
+    between = 8.0 * rows * dim * max(cuts) if max(cuts) > 1.0 else 4.0 * rows * dim * (op.splits > 1)
+    work = (
+        *(units, block_flop * busiest / rounds, _TILE_STEPS * ceil(rounds) / rounds),
+        *(1.0 + (op.splits > 1) + (not op.scheduled), load_byte + read - op.cache_byte + write, 3.0 * load_byte),
+        *(read * gone, write * gone, 0.0, between, 1.0),
+    )
+    many = float(sum(count for count, _, _ in op.groups))
+    plain = {
+        "head_dim": dim, "fp8": float(fp8), "windowed": float(op.window > 0), "cold": float(cold), "sink": float(op.sink),
+        "softcap": float(op.softcap > 0), "scheduled": float(op.scheduled), "fill": total / (sms * busiest),
+        "kinds": float(len(op.groups)), "pad_m": min(group * op.tokens / many / tile_m, 1.0),
+    }  # fmt: skip
+    logs = {
+        "log_batch": many, "log_q": op.tokens / many, "log_kv": op.keys / many, "log_heads": float(op.heads),
+        "log_group": float(group), "log_cut": max(cuts), "log_units": units, "log_busiest": busiest,
+        "log_longest": float(max(kv for _, _, kv in op.groups)),
+    }  # fmt: skip
+    return f"attention.engine.paged.{kind}{'.fp8' if fp8 else ''}", work, plain, logs
+
+
+_PREFILL_TILE = 128.0
+_LATENT_TILE, _LATENT_KEYS = 64.0, 64.0
+
+
+def _count_latent(op: LatentAttention, cold: bool, warm: bool, rate: float, reference: ReferenceChip) -> _Row:
+    """Return the columns of latent attention: tiles of 64 heads walk over a cache that all of them share."""
+    sms, (qk, v), width = reference.sm_count, op.dims, float(op.math_dtype.byte)
+    decode = op.phase == "decode"
+    if decode:
+        tiles = op.batch * ceil(op.heads * op.q_len / _LATENT_TILE)
+        walked = ceil(op.kv_len / _LATENT_KEYS)
+        cut = min(max(ceil(walked / max(ceil(_SPLIT_MARGIN * tiles * walked / sms), 1)), 1), 32)
+        rows, keys = _LATENT_TILE, _LATENT_KEYS
+    else:
+        tiles = op.batch * op.heads * ceil(op.q_len / _PREFILL_TILE)
+        walked = max(ceil(0.5 * (op.kv_len + op.kv_len / max(op.q_len / _PREFILL_TILE, 1.0)) / 128.0), 1)
+        cut, rows, keys = 1, _PREFILL_TILE, 128.0
+    units = float(tiles * cut)
+    busiest = max(float(ceil(walked / cut)), tiles * walked / sms)
+    waves = max(units / sms, 1.0)
+    out_rows = float(op.batch * op.heads * op.q_len)
+    between = 8.0 * out_rows * v * cut if cut > 1 else 0.0
+    read, write = op.read_byte, op.write_byte
+    gone = 1.0 if cold or (decode and not warm) else 1.0 - float(resident_share(read + write, reference.l2_byte))
+    load_byte = tiles * walked * keys * ((op.latent + op.rope) if decode else qk + v) * width
+    launches = (3.0 if op.kernel == "flashmla" and width > 1 else 2.0) if decode else 1.0
+    work = (
+        *(units, rows * keys * (2.0 * (qk + v) + rate * _SCORE_CYCLE) * busiest / waves, busiest / waves, launches),
+        *(load_byte + read - op.cache_byte + write, 3.0 * load_byte, read * gone, write * gone, 0.0, between, 1.0),
+    )
+    plain = {"fp8": float(width < 2), "cold": float(cold), "fill": tiles * walked / (sms * busiest)}
+    logs = {
+        "log_batch": float(op.batch), "log_heads": float(op.heads), "log_kv": float(op.kv_len), "log_q": float(op.q_len),
+        "log_cut": float(cut), "log_units": units, "log_busiest": busiest,
+    }  # fmt: skip
+    kernel = f"{op.phase}.{op.kernel}{'.fp8' if width < 2 else ''}" if decode else "prefill"
+    return f"attention.engine.latent.{kernel}", work, plain, logs
+
+
+_SLICE_STEPS = 6.0
+
+
+def _count_product(op: NarrowProduct, cold: bool, warm: bool, rate: float, reference: ReferenceChip) -> _Row:
+    """Return the columns of a product with narrow weights."""
+    m, n, k, sms, width = float(op.m), float(op.n), float(op.k), reference.sm_count, float(op.dtype.byte)
+    group, tile_m, tile_n, tile_k = _product_tile(op)
+    tiles = ceil(m / tile_m) * ceil(n / tile_n)
+    streamed = isinstance(op, WeightOnlyProduct) and (op.kernel == "marlin" or m <= 64)
+    units, steps = float(tiles), k / tile_k
+    unit_flop = 2.0 * tile_m * tile_n * k
+    between = 0.0
+    if streamed:  # blocks share out all steps of all tiles
+        units, steps = sms, tiles * steps / sms
+        unit_flop *= tiles / sms
+        between = 8.0 * m * n * min(sms / tiles, 4.0) if tiles < sms else 0.0
+        steps += _SLICE_STEPS * sms / tiles if op.kernel == "marlin" else 0.0  # slices of a tile add up in turn
+    weight, left, out = op.weight_byte, m * k * width, op.write_byte
+    whole, without = (float(resident_share(byte, reference.l2_byte)) for byte in (weight + left + out, left + out))
+    load_byte = tiles * k * (tile_m * width + tile_n * weight / (n * k))
+    work = (
+        *(units, unit_flop, steps, 1.0 + (streamed and op.kernel == "machete"), load_byte, 2.5 * load_byte + out),
+        *(weight * (1.0 - whole if warm else 1.0) + left * (1.0 - without), out * (1.0 - without), out, between, 1.0),
+    )
+    plain = {
+        "tile_m": tile_m, "tile_n": tile_n, "fill": tiles / (sms * ceil(tiles / sms)), "pad_m": m / (ceil(m / tile_m) * tile_m),
+        "scaled_tensor": float(isinstance(op, ScaledProduct) and op.scales == "tensor"),
+        "zero_points": float(isinstance(op, WeightOnlyProduct) and op.zero_points),
+        "narrow": float(isinstance(op, WeightOnlyProduct) and op.weights in ("int4", "fp4")),
+        "fill_128": _fill(m, n, 128.0, 128.0, sms), "fill_256": _fill(m, n, 256.0, 128.0, sms),
+    }  # fmt: skip
+    logs = {"log_m": m, "log_n": n, "log_k": k, "log_units": float(tiles)}
+    return f"gemm.engine.{group}", work, plain, logs
+
+
+def _fill(m: float, n: float, tile_m: float, tile_n: float, sms: float) -> float:
+    tiles = ceil(m / tile_m) * ceil(n / tile_n)
+    return tiles / (sms * ceil(tiles / sms))
+
+
+def _product_tile(op: NarrowProduct) -> tuple[str, float, float, float]:
+    """Return the kind of kernel and the sides of its tile along tokens, outputs and k, as names and grids show."""
+    m = op.m
+    if isinstance(op, ScaledProduct):
+        tile = (16.0, 64.0, 256.0) if m <= 16 else (64.0, 64.0, 256.0) if m <= 64 else (64.0, 128.0, 128.0)
+        return "scaled.fp8", *(tile if m <= 128 else (128.0, 128.0, 128.0))
+    if isinstance(op, BlockProduct):
+        if op.kernel == "deepgemm":
+            side_m = 16.0 if m <= 16 else 32.0 if m <= 32 else 64.0 if m <= 64 else 128.0
+            return "block.deepgemm", side_m, 96.0 if m <= 64 else 128.0, 128.0
+        return "block.cutlass", (64.0 if m <= 128 else 128.0), 128.0, 128.0
+    assert isinstance(op, WeightOnlyProduct)
+    if op.kernel == "marlin":
+        side = "int4" if op.weights != "fp8" else "fp8"
+        return f"weight_only.marlin.{side}", min(max(16.0 * ceil(m / 16), 16.0), 64.0), 256.0, 64.0
+    side_m = 16.0 if m <= 16 else 32.0 if m <= 32 else 64.0 if m <= 64 else 128.0
+    return "weight_only.machete", side_m, 128.0, 64.0
+
+
+def expert_tile(op: FusedExperts) -> tuple[int, float]:
+    """Return the rows of a block of tokens and the outputs of a tile, as vLLM's kernels choose without a tuned table."""
+    if op.scales == "block":
+        return (16, 64.0 if op.tokens < 16 else 128.0) if op.tokens <= 64 else (64, 128.0)
+    if op.tokens <= 32:
+        return 16, 64.0
+    if op.tokens <= 96:
+        return 32, 64.0 if op.tokens <= 64 else 128.0
+    return (64 if op.tokens <= 512 else 128), 128.0
+
+
+def _count_experts(op: FusedExperts, cold: bool, warm: bool, rate: float, reference: ReferenceChip) -> _Row:
+    """Return the columns of fused experts: padded blocks of tokens of each visited expert, twice multiplied."""
+    sms, picks, width = reference.sm_count, float(op.picks), float(op.dtype.byte)
+    hidden, inner = float(op.hidden), float(op.intermediate)
+    block, side = expert_tile(op)
+    blocks = max(op.count_blocks(block), 1.0)
+    tiles = blocks * (ceil(2.0 * inner / side) + ceil(hidden / side))
+    padded = blocks * block
+    fp8 = op.dtype is Dtype.FP8
+    narrow = op.weights in ("int4", "fp4")
+    # results of the first product, of the gate and of the second, each written and read again
+    between = 2.0 * 2.0 * picks * (2.0 * inner + hidden) + (2.0 + width) * picks * inner + 3.0 * fp8 * (picks * inner + op.tokens * hidden)
+    weight = op.active * op.expert_byte
+    loads = blocks * (ceil(2.0 * inner / side) * hidden + ceil(hidden / side) * inner)
+    load_byte = loads * (block * width + side * op.expert_byte / (3.0 * hidden * inner))
+    gone = 1.0 - float(resident_share(weight, reference.l2_byte)) if warm else 1.0
+    outer = 4.0 * op.tokens * hidden * (1.0 - float(streamed_share(4.0 * op.tokens * hidden, reference.l2_byte)))
+    launches = 6.0 + (2.0 if op.scales == "block" else 6.0 if fp8 else 0.0)
+    work = (
+        *(tiles, 6.0 * padded * hidden * inner / tiles, (hidden + inner) / 128.0, launches, load_byte, 3.0 * load_byte),
+        *(weight * gone + 0.5 * outer, 0.5 * outer, 0.0, between, 2.0),
+    )
+    plain = {
+        "top_k": float(op.top_k), "fp8": float(fp8), "blockwise": float(op.scales == "block"), "narrow": float(narrow),
+        "skewed": float(op.routing == "skewed") + op.skew, "fill": tiles / (sms * ceil(tiles / sms)),
+        "padding": picks / padded, "active_share": op.active / op.experts, "block_m": float(block),
+    }  # fmt: skip
+    logs = {
+        "log_tokens": float(op.tokens), "log_experts": float(op.experts), "log_hidden": hidden, "log_inner": inner,
+        "log_active": op.active, "log_each": picks / op.active, "log_units": tiles,
+    }  # fmt: skip
+    kind = "narrow" if narrow else "block" if op.scales == "block" else "fp8" if fp8 else "half"
+    return f"gemm.engine.experts.{kind}", work, plain, logs
+
+
+# Small kernels: cycles of an SM for an element, and elements that the block of a token takes at a time. Kernels that
+# convert single values to fp8 are bound by instructions, others by memory. From times of 85 of them on an H200.
+_SCATTER = 5.0  # times that a byte written into pages passes L2
+_BLOCK_VALUES = 128.0  # that share a scale
+_ROUTE_SCORES = 1024.0  # that a block of the routing kernel takes
+_ROW_COSTS = {
+    "rms_norm": (0.12, 2048.0),
+    "rms_norm static": (0.35, 2048.0),
+    "rms_norm token": (1.3, 1024.0),
+    "silu_and_mul": (0.1, 8192.0),
+    "silu_and_mul static": (0.93, 512.0),
+    "silu_and_mul block": (1.45, 1e9),
+    "quantize static": (0.15, 4096.0),
+    "quantize tensor": (0.3, 1024.0),
+    "quantize token": (0.2, 2048.0),
+    "quantize block": (0.57, 1e9),
+    "compiled norm": (0.1, 2048.0),
+    "compiled gate": (0.1, 1e9),
+    "compiled gate_quant": (0.2, 1e9),
+    "rotary": (0.58, 1024.0),
+    "cache_write": (0.1, 4096.0),
+    "cache_write fp8": (0.2, 4096.0),
+}
+
+
+def _count_rows(op: RowKernel, cold: bool, warm: bool, rate: float, reference: ReferenceChip) -> _Row:
+    """Return the columns of a small kernel with a block a token."""
+    read, write, elements, sms = op.read_byte, op.write_byte, op.elements, reference.sm_count
+    kind, detail = op.kind.removeprefix("engine_"), getattr(op, "quant", "") or getattr(op, "mode", "")
+    units, launches = float(op.rows), 1.0
+    residual = bool(getattr(op, "residual", False))
+    if isinstance(op, CompiledRows):
+        quant = "_quant" * op.function.endswith("quant")
+        detail = f"gate{quant}" if op.function.startswith("silu") else "norm"
+        residual = op.function.startswith("add")
+    elif isinstance(op, CacheWrite):
+        detail = "fp8" * (op.kv_dtype is Dtype.FP8)
+    if isinstance(op, Sampling):  # a row is one block's in softmax and sorting
+        at_once = {"greedy": 8192.0, "random": 1024.0}.get(detail, 256.0)
+        cycles, steps, launches = 0.1, op.dim / at_once, {"greedy": 2.0, "random": 6.0}.get(detail, 7.0)
+    elif isinstance(op, Route):
+        cycles, steps, launches = 0.4 * op.top_k, 2.0 * op.top_k, 2.0 if op.experts & (op.experts - 1) else 1.0
+        units = max(op.rows * op.experts / _ROUTE_SCORES, 1.0)
+    elif isinstance(op, AlignTokens):  # one block sorts
+        cycles, steps, launches, units = 0.0, elements / 1024.0, 2.0, 2.0
+    else:
+        cycles, at_once = _ROW_COSTS[f"{kind} {detail}".strip()]
+        steps = 1.0 + elements / units / at_once
+        launches = 3.0 if detail == "tensor" else 1.0
+        if detail == "block":
+            units = max(elements / _BLOCK_VALUES, 1.0)
+    in_place = isinstance(op, EngineRotary) or residual
+    gone = 1.0 if cold else 1.0 - float(streamed_share(read if in_place else read + write, reference.l2_byte))
+    passed = (read + write) * (_SCATTER if isinstance(op, CacheWrite) else 1.0)
+    slots = 2.0 if kind in ("rms_norm", "compiled") else 4.0 if detail != "block" and kind != "route" else 16.0
+    work = (
+        *(units, rate * cycles * elements / units, steps, launches, passed, 2.0 * (read + write)),
+        *(read * gone, write * gone, 0.0, 0.0, slots),
+    )
+    plain = {
+        "cold": float(cold), "residual": float(residual), "byte_per_element": (read + write) / max(elements, 1.0),
+        "fill": units / (slots * sms * ceil(units / (slots * sms))),
+    }  # fmt: skip
+    logs = {"log_rows": float(op.rows), "log_dim": float(op.dim), "log_byte": read + write, "log_n": elements}
+    root = "rmsnorm" if isinstance(op, EngineRmsNorm) else "elementwise"
+    return f"{root}.engine.rows.{kind}{'.' + detail if detail else ''}", work, plain, logs
+
+
+register_kernels(PagedAttention, mapping=_by_row(_count_paged))
+register_kernels(LatentAttention, mapping=_by_row(_count_latent))
+register_kernels(ScaledProduct, BlockProduct, WeightOnlyProduct, mapping=_by_row(_count_product))
+register_kernels(FusedExperts, mapping=_by_row(_count_experts))
+register_kernels(
+    *(EngineRmsNorm, EngineGate, EngineRotary, CacheWrite, Quantize, Route, AlignTokens, Sampling, CompiledRows),
+    mapping=_by_row(_count_rows),
+)

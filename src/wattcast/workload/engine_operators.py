@@ -1,0 +1,631 @@
+"""Operators of an inference engine: attention over paged caches, narrow products, fused experts, small fused kernels.
+
+Each is one call as vLLM makes it. A measured row of ``database/*/engine`` is such an operator in JSON, so field names
+here are the keys of the rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from math import erfc, expm1
+from typing import ClassVar
+
+from wattcast.core.errors import bad_value
+from wattcast.core.units import Dtype
+from wattcast.workload.operator_base import Operator, register_operator
+
+GRAPH_TOKENS = 512  # steps of at most so many tokens replay CUDA graphs, in which a sequence may be split
+GRAPH_SPLITS = 32
+WEIGHT_BIT = {"bf16": 16.0, "fp16": 16.0, "fp8": 8.0, "int8": 8.0, "int4": 4.0, "fp4": 4.0}  # without scales
+
+
+@register_operator("engine_attention", family="attention")
+@dataclass(frozen=True)
+class PagedAttention(Operator):
+    """Attention of several sequences at once over a paged cache (FlashAttention 3).
+
+    ``groups`` lists (sequences, new tokens of each, keys of each). A ``window`` of w lets a token see w keys. An fp8
+    cache is multiplied in fp8, with queries in fp8 and results in bf16. ``splits`` is the most parts a sequence may
+    be cut into, 0 for none; ``bound`` the longest sequence that a captured graph allows for.
+    """
+
+    is_product: ClassVar[bool] = True
+    hidden_sizes: ClassVar[frozenset[str]] = frozenset({"count", "page", "splits", "bound"})
+    heads: int
+    kv_heads: int
+    head_dim: int
+    groups: tuple[tuple[int, int, int], ...]
+    kv_dtype: Dtype = Dtype.BF16
+    window: int = 0
+    window_kind: str = ""
+    softcap: float = 0.0
+    sink: bool = False
+    page: int = 16
+    scheduled: bool = True
+    splits: int = 0
+    bound: int = 1
+    phase: str = ""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.heads % self.kv_heads:
+            raise bad_value("engine_attention.kv_heads", f"a divisor of heads={self.heads}", self.kv_heads)
+        if not self.groups or any(not (count > 0 and 0 < q <= kv) for count, q, kv in self.groups):
+            raise bad_value("engine_attention.groups", "lists of sequences, new tokens and at least as many keys", self.groups)
+
+    @property
+    def math_dtype(self) -> Dtype:
+        return Dtype.FP8 if self.kv_dtype is Dtype.FP8 else self.dtype
+
+    @property
+    def form(self) -> str:
+        words = (f" over {self.kv_dtype}", " in a window" * (self.window > 0), " with a sink" * self.sink)
+        return f"{self.kind} {self.kind_of_batch}" + "".join(words)
+
+    def __str__(self) -> str:
+        batch = " + ".join(f"{count}x{q}of{kv}" for count, q, kv in self.groups)
+        return f"{self.name} {batch} {self.heads}/{self.kv_heads}x{self.head_dim} {self.kv_dtype}"
+
+    @cached_property
+    def kind_of_batch(self) -> str:
+        """``decode``: one new token each; ``prefill``: several each; ``mixed``: some of either."""
+        single = [q == 1 for _, q, _ in self.groups]
+        return "decode" if all(single) else "mixed" if any(single) else "prefill"
+
+    @cached_property
+    def tokens(self) -> int:
+        """New tokens of all sequences."""
+        return sum(count * q for count, q, _ in self.groups)
+
+    @cached_property
+    def scores(self) -> float:
+        """Scores of one head that the causal mask and the window keep."""
+        return sum(count * _kept_scores(q, kv, self.window) for count, q, kv in self.groups)
+
+    @cached_property
+    def keys(self) -> float:
+        """Keys that any token sees, over all sequences."""
+        seen = ((count, min(kv, self.window + q - 1) if self.window else kv) for count, q, kv in self.groups)
+        return float(sum(count * keys for count, keys in seen))
+
+    @property
+    def flop(self) -> float:
+        return 4.0 * self.scores * self.heads * self.head_dim
+
+    @property
+    def flop_dense(self) -> float:
+        return 4.0 * sum(float(count) * q * kv for count, q, kv in self.groups) * self.heads * self.head_dim
+
+    @property
+    def sfu_op(self) -> float:
+        return self.scores * self.heads
+
+    @property
+    def cache_byte(self) -> float:
+        """Bytes of the keys and values that are read."""
+        return 2.0 * self.keys * self.kv_heads * self.head_dim * self.kv_dtype.byte
+
+    @property
+    def read_byte(self) -> float:
+        return self.cache_byte + float(self.tokens) * self.heads * self.head_dim * self.math_dtype.byte
+
+    @property
+    def write_byte(self) -> float:
+        return float(self.tokens) * self.heads * self.head_dim * self.dtype.byte
+
+
+def _kept_scores(q: int, kv: int, window: int) -> float:
+    """Return the scores that a causal mask aligned to the last key, and a window, keep of q tokens."""
+    if not window or window >= kv:
+        return q * (kv - 0.5 * (q - 1))
+    first = kv - q + 1  # keys that the first token may see
+    full = min(max(kv - window + 1, 0), q) if first < window else q  # tokens whose window is full
+    rest = q - full
+    return full * float(window) + rest * (first + 0.5 * (rest - 1))
+
+
+@register_operator("engine_latent", family="attention")
+@dataclass(frozen=True)
+class LatentAttention(Operator):
+    """Latent attention. In decode all heads read one cache of ``latent`` + ``rope`` values a token, once.
+
+    In prefill keys and values are expanded: 192 values of a query or key head and 128 of a value head.
+    """
+
+    is_product: ClassVar[bool] = True
+    hidden_sizes: ClassVar[frozenset[str]] = frozenset({"count", "page"})
+    batch: int
+    heads: int
+    q_len: int
+    kv_len: int
+    latent: int = 512
+    rope: int = 64
+    kernel: str = "fa3"
+    kv_dtype: Dtype = Dtype.BF16
+    page: int = 16
+    phase: str = "decode"
+
+    @property
+    def math_dtype(self) -> Dtype:
+        return Dtype.FP8 if self.kv_dtype is Dtype.FP8 else self.dtype
+
+    @property
+    def form(self) -> str:
+        return f"{self.kind} {self.phase} by {self.kernel} over {self.kv_dtype}"
+
+    @property
+    def dims(self) -> tuple[int, int]:
+        """Values of a key and of a value, as they are multiplied."""
+        return (self.latent + self.rope, self.latent) if self.phase == "decode" else (192, 128)
+
+    @property
+    def scores(self) -> float:
+        """Scores of one head."""
+        return self.batch * _kept_scores(self.q_len, self.kv_len, 0)
+
+    @property
+    def flop(self) -> float:
+        return 2.0 * self.scores * self.heads * sum(self.dims)
+
+    @property
+    def sfu_op(self) -> float:
+        return self.scores * self.heads
+
+    @property
+    def cache_byte(self) -> float:
+        """Bytes of the cache, read once; in prefill those of keys and values of all heads."""
+        each = self.latent + self.rope if self.phase == "decode" else self.heads * sum(self.dims)
+        return float(self.batch) * self.kv_len * each * self.kv_dtype.byte
+
+    @property
+    def read_byte(self) -> float:
+        return self.cache_byte + float(self.batch) * self.q_len * self.heads * self.dims[0] * self.math_dtype.byte
+
+    @property
+    def write_byte(self) -> float:
+        return float(self.batch) * self.q_len * self.heads * self.dims[1] * self.dtype.byte
+
+
+@dataclass(frozen=True)
+class NarrowProduct(Operator):
+    """``out[m, n] = in[m, k] @ weight[n, k]ᵀ`` with weights narrower than the bf16 result; see the subclasses."""
+
+    is_product: ClassVar[bool] = True
+    m: int
+    n: int
+    k: int
+
+    @property
+    def weight_byte(self) -> float:
+        """Bytes of the weight and its scales."""
+        return float(self.n) * self.k * self.dtype.byte
+
+    @property
+    def flop(self) -> float:
+        return 2.0 * self.m * self.n * self.k
+
+    @property
+    def read_byte(self) -> float:
+        return self.weight_byte + float(self.m) * self.k * self.dtype.byte
+
+    @property
+    def write_byte(self) -> float:
+        return 2.0 * self.m * self.n
+
+
+@register_operator("engine_scaled_mm", family="gemm")
+@dataclass(frozen=True)
+class ScaledProduct(NarrowProduct):
+    """fp8 by fp8 (CUTLASS) with one scale for a tensor, or one for each token and output channel."""
+
+    scales: str = "token"
+    kernel: str = "cutlass"
+
+    @property
+    def form(self) -> str:
+        return f"{self.kind} with scales of a {self.scales}"
+
+
+@register_operator("engine_block_mm", family="gemm")
+@dataclass(frozen=True)
+class BlockProduct(NarrowProduct):
+    """fp8 by fp8 with a scale for 128 values of a token and one for 128 by 128 weights (DeepGEMM or CUTLASS)."""
+
+    scales: str = "block"
+    kernel: str = "deepgemm"
+
+    @property
+    def form(self) -> str:
+        return f"{self.kind} by {self.kernel}"
+
+    @property
+    def weight_byte(self) -> float:
+        return float(self.n) * self.k * (1.0 + 4.0 / 128.0**2)
+
+
+@register_operator("engine_weight_only", family="gemm")
+@dataclass(frozen=True)
+class WeightOnlyProduct(NarrowProduct):
+    """bf16 tokens times int4, fp4 or fp8 weights that are widened on chip (Machete or Marlin).
+
+    ``group`` weights of a column share a scale of two bytes; -1: the whole column does.
+    """
+
+    hidden_sizes: ClassVar[frozenset[str]] = frozenset({"count", "group"})
+    weights: str = "int4"
+    group: int = 128
+    zero_points: bool = False
+    kernel: str = "machete"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.weights not in WEIGHT_BIT:
+            raise bad_value("engine_weight_only.weights", f"one of {', '.join(WEIGHT_BIT)}", self.weights)
+
+    @property
+    def form(self) -> str:
+        return f"{self.kind} of {self.weights} by {self.kernel}" + " with zero points" * self.zero_points
+
+    @property
+    def weight_byte(self) -> float:
+        scale = 2.0 if self.weights == "int4" else 1.0  # fp4: a byte for a group
+        scale += 0.5 * self.zero_points
+        each = WEIGHT_BIT[self.weights] / 8.0 + (scale / self.group if self.group > 0 else 0.0)
+        return float(self.n) * self.k * each
+
+
+@register_operator("engine_experts", family="gemm")
+@dataclass(frozen=True)
+class FusedExperts(Operator):
+    """The experts of a mixture layer behind the router: sort, two grouped products, gate and sum (Triton).
+
+    ``routing``: ``even`` draws experts at random, ``skewed`` with a chance that falls as 1 / rank of the expert,
+    ``same`` sends all tokens to the same ones. ``skew`` is the share of choices that fall on the same ``top_k``
+    experts, the rest being even. fp8 experts quantize their inputs themselves.
+    """
+
+    is_product: ClassVar[bool] = True
+    hidden_sizes: ClassVar[frozenset[str]] = frozenset({"count"})
+    tokens: int
+    experts: int
+    top_k: int
+    hidden: int
+    intermediate: int
+    weights: str = "bf16"
+    scales: str = "none"
+    routing: str = "even"
+    kernel: str = "triton"
+    skew: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.top_k > self.experts:
+            raise bad_value("engine_experts.top_k", f"at most experts={self.experts}", self.top_k)
+        if self.weights not in WEIGHT_BIT:
+            raise bad_value("engine_experts.weights", f"one of {', '.join(WEIGHT_BIT)}", self.weights)
+
+    @property
+    def form(self) -> str:
+        return f"{self.kind} in {self.weights}" + (f" with scales of a {self.scales}" if self.scales != "none" else "")
+
+    @property
+    def picks(self) -> int:
+        """Visits of tokens to experts."""
+        return self.tokens * self.top_k
+
+    @cached_property
+    def loads(self) -> tuple[tuple[float, float], ...]:
+        """Groups of experts alike: how many, and the chance that a token visits one of them.
+
+        Drawn without replacement with weights w, an expert is visited with about 1 - exp(-λ·w), λ such that the
+        chances add up to ``top_k`` (Rosén's approximation of successive sampling).
+        """
+        share = self.top_k / self.experts
+        if self.routing == "same" or self.skew >= 1.0:
+            return ((float(self.top_k), 1.0),)
+        if self.skew:
+            rest = (1.0 - self.skew) * share
+            return (float(self.top_k), self.skew + rest), (float(self.experts - self.top_k), rest)
+        if self.routing != "skewed":
+            return ((float(self.experts), share),)
+        low, high = 0.0, 1e9
+        for _ in range(60):
+            factor = 0.5 * (low + high) if high < 1e8 else max(2.0 * low, 1.0)
+            chance = _visit_chances(self.experts, factor)
+            if sum(chance) < self.top_k:
+                low = factor
+            else:
+                high = factor
+        return tuple((1.0, one) for one in chance)
+
+    @cached_property
+    def active(self) -> float:
+        """Experts that any token visits, as expected."""
+        return sum(many * (1.0 - (1.0 - chance) ** self.tokens) for many, chance in self.loads)
+
+    def count_blocks(self, block: int) -> float:
+        """Return the blocks of ``block`` rows that hold the tokens of each expert, as expected: Σ_j P(n > j·block).
+
+        The first term is of the binomial n of tokens of an expert, the others of a normal one as wide.
+        """
+        found = 0.0
+        for many, chance in self.loads:
+            mean = self.tokens * chance
+            spread = max(mean * (1.0 - chance), 1e-12) ** 0.5
+            sure = max(int((mean - 4.0 * spread - 0.5) / block), 0)  # further blocks that are full for certain
+            beyond = (sure + j for j in range(1, int(8.0 * spread / block) + 3))
+            more = sure + sum(0.5 * erfc((j * block + 0.5 - mean) / (spread * 2**0.5)) for j in beyond)
+            found += many * (1.0 - (1.0 - chance) ** self.tokens + more)
+        return found
+
+    @property
+    def expert_byte(self) -> float:
+        """Bytes of the weights of one expert, with scales of blocks or groups."""
+        extra = {"block": 4.0 / 128.0**2, "group": 2.0 / 128.0, "mx": 1.0 / 32.0, "nv": 1.0 / 16.0}.get(self.scales, 0.0)
+        return 3.0 * self.hidden * self.intermediate * (WEIGHT_BIT[self.weights] / 8.0 + extra)
+
+    @property
+    def flop(self) -> float:
+        return 6.0 * self.picks * self.hidden * self.intermediate
+
+    @property
+    def read_byte(self) -> float:
+        return self.active * self.expert_byte + 2.0 * self.tokens * self.hidden
+
+    @property
+    def write_byte(self) -> float:
+        return 2.0 * self.tokens * self.hidden
+
+
+def _visit_chances(experts: int, factor: float) -> list[float]:
+    return [-expm1(-factor / rank) for rank in range(1, experts + 1)]
+
+
+@dataclass(frozen=True)
+class RowKernel(Operator):
+    """A small fused kernel over ``rows`` tokens of ``dim`` values each; see the subclasses."""
+
+    flop_per_element: ClassVar[float] = 2.0
+    rows: int
+    dim: int
+
+    @property
+    def elements(self) -> float:
+        """Values of all rows."""
+        return float(self.rows) * self.dim
+
+    @property
+    def flop(self) -> float:
+        return self.flop_per_element * self.elements
+
+
+@register_operator("engine_rms_norm", family="rmsnorm")
+@dataclass(frozen=True)
+class EngineRmsNorm(RowKernel):
+    """RMS norm, with the residual added first, and with fp8 results (``quant``: static, or a scale a token)."""
+
+    flop_per_element: ClassVar[float] = 5.0
+    residual: bool = False
+    quant: str = ""
+
+    @property
+    def form(self) -> str:
+        return self.kind + " of a sum" * self.residual + f" to fp8 {self.quant}" * bool(self.quant)
+
+    @property
+    def read_byte(self) -> float:
+        return self.elements * (4.0 if self.residual else 2.0)
+
+    @property
+    def write_byte(self) -> float:
+        return self.elements * ((1.0 if self.quant else 2.0) + 2.0 * self.residual)
+
+
+@register_operator("engine_silu_and_mul", family="elementwise")
+@dataclass(frozen=True)
+class EngineGate(RowKernel):
+    """``silu(x[:dim]) * x[dim:]`` of each row, with fp8 results where ``quant`` says so (static, or blocks of 128)."""
+
+    flop_per_element: ClassVar[float] = 5.0
+    quant: str = ""
+
+    @property
+    def form(self) -> str:
+        return self.kind + f" to fp8 {self.quant}" * bool(self.quant)
+
+    @property
+    def sfu_op(self) -> float:
+        return 2.0 * self.elements
+
+    @property
+    def read_byte(self) -> float:
+        return 4.0 * self.elements
+
+    @property
+    def write_byte(self) -> float:
+        return self.elements * (1.0 if self.quant else 2.0)
+
+
+@register_operator("engine_rotary", family="elementwise")
+@dataclass(frozen=True)
+class EngineRotary(RowKernel):
+    """Rotary embedding of queries and keys in place; ``dim`` is the width of the keys."""
+
+    flop_per_element: ClassVar[float] = 3.0
+    heads: int = 1
+    kv_heads: int = 1
+    head_dim: int = 1
+
+    @property
+    def elements(self) -> float:
+        return float(self.rows) * (self.heads + self.kv_heads) * self.head_dim
+
+    @property
+    def read_byte(self) -> float:
+        return 2.0 * self.elements + 2.0 * self.rows * self.head_dim
+
+    @property
+    def write_byte(self) -> float:
+        return 2.0 * self.elements
+
+
+@register_operator("engine_cache_write", family="elementwise")
+@dataclass(frozen=True)
+class CacheWrite(RowKernel):
+    """New keys and values into their pages, converted where the cache is fp8; ``dim`` is the width of the keys."""
+
+    heads: int = 1
+    kv_heads: int = 1
+    head_dim: int = 1
+    kv_dtype: Dtype = Dtype.BF16
+
+    @property
+    def form(self) -> str:
+        return f"{self.kind} of {self.kv_dtype}"
+
+    @property
+    def elements(self) -> float:
+        return 2.0 * self.rows * self.dim
+
+    @property
+    def read_byte(self) -> float:
+        return 2.0 * self.elements
+
+    @property
+    def write_byte(self) -> float:
+        return self.elements * self.kv_dtype.byte
+
+
+@register_operator("engine_quantize", family="elementwise")
+@dataclass(frozen=True)
+class Quantize(RowKernel):
+    """bf16 to fp8 with a given scale (static), one found for the tensor, one a token, or one for 128 values."""
+
+    flop_per_element: ClassVar[float] = 3.0
+    mode: str = "static"
+
+    @property
+    def form(self) -> str:
+        return f"{self.kind} by {self.mode}"
+
+    @property
+    def read_byte(self) -> float:
+        return self.elements * (4.0 if self.mode == "tensor" else 2.0)
+
+    @property
+    def write_byte(self) -> float:
+        return self.elements
+
+
+@register_operator("engine_route", family="elementwise")
+@dataclass(frozen=True)
+class Route(RowKernel):
+    """The ``top_k`` experts of each token from the router's scores; ``grouped`` as DeepSeek-V3 chooses."""
+
+    flop_per_element: ClassVar[float] = 8.0
+    experts: int = 1
+    top_k: int = 1
+    mode: str = "softmax"
+
+    @property
+    def form(self) -> str:
+        return f"{self.kind} by {self.mode}"
+
+    @property
+    def sfu_op(self) -> float:
+        return self.elements
+
+    @property
+    def read_byte(self) -> float:
+        return self.elements * (4.0 if self.mode == "grouped" else 2.0)
+
+    @property
+    def write_byte(self) -> float:
+        return 12.0 * self.rows * self.top_k
+
+
+@register_operator("engine_align", family="elementwise")
+@dataclass(frozen=True)
+class AlignTokens(RowKernel):
+    """Sort the choices of ``rows`` tokens by expert, each expert's padded to whole blocks; ``dim`` is the experts."""
+
+    experts: int = 1
+    top_k: int = 1
+    block: int = 16
+
+    @property
+    def elements(self) -> float:
+        return float(self.rows) * self.top_k
+
+    @property
+    def read_byte(self) -> float:
+        return 4.0 * self.elements
+
+    @property
+    def write_byte(self) -> float:
+        return 4.0 * (self.elements + self.experts * (self.block - 1.0))
+
+
+@register_operator("engine_sampling", family="elementwise")
+@dataclass(frozen=True)
+class Sampling(RowKernel):
+    """The next token of each row of logits: greedy, at random, or at random among the likeliest (``top_p``)."""
+
+    mode: str = "greedy"
+    flop_per_element: ClassVar[float] = 4.0
+
+    @property
+    def form(self) -> str:
+        return f"{self.kind} {self.mode}"
+
+    @property
+    def sfu_op(self) -> float:
+        return 0.0 if self.mode == "greedy" else 2.0 * self.elements
+
+    @property
+    def passes(self) -> float:
+        """Times that the logits, in fp32, are written or read again."""
+        return {"greedy": 2.0, "random": 7.0}.get(self.mode, 20.0)
+
+    @property
+    def read_byte(self) -> float:
+        return self.elements * (2.0 + 2.0 * self.passes)
+
+    @property
+    def write_byte(self) -> float:
+        return self.elements * 2.0 * self.passes
+
+
+@register_operator("engine_compiled", family="elementwise")
+@dataclass(frozen=True)
+class CompiledRows(RowKernel):
+    """A norm or gate as torch.compile emits it in vLLM: ``rms_norm``, ``add_rms_norm``, ``silu_and_mul``, ``..._quant``."""
+
+    flop_per_element: ClassVar[float] = 5.0
+    function: str = "add_rms_norm"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.function not in COMPILED_FUNCTIONS:
+            raise bad_value("engine_compiled.function", f"one of {', '.join(COMPILED_FUNCTIONS)}", self.function)
+
+    @property
+    def form(self) -> str:
+        return f"{self.kind} {self.function}"
+
+    @property
+    def sfu_op(self) -> float:
+        return 2.0 * self.elements if self.function.startswith("silu") else 0.0
+
+    @property
+    def read_byte(self) -> float:
+        return self.elements * (2.0 if self.function.startswith("rms_norm") else 4.0)
+
+    @property
+    def write_byte(self) -> float:
+        result = 1.0 if self.function.endswith("quant") else 2.0
+        return self.elements * (result + 2.0 * self.function.startswith("add"))
+
+
+COMPILED_FUNCTIONS = ("rms_norm", "add_rms_norm", "rms_norm_quant", "add_rms_norm_quant", "silu_and_mul", "silu_and_mul_quant")
