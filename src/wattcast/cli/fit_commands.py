@@ -51,6 +51,24 @@ def fit_kernels(
     typer.echo(f"{Path(out) / 'bundle.yaml'} written", err=True)
 
 
+@fit_app.command("engine")
+def fit_engine(
+    database: str = typer.Argument(
+        ..., help="Rows of an engine's kernels: a folder, its rows.parquet, or h200/engine."
+    ),
+    gpu: str = typer.Option(..., "--gpu", help="The catalogue GPU they were measured on."),
+    out: str = typer.Option(".", "--out", help="Folder for bundle.yaml and arrays.npz."),
+    bundle: Path | None = typer.Option(None, "--bundle", help="Folder to start from, in place of the shipped one."),
+) -> None:
+    """Add an engine's kernels to a fitted bundle; rows that the database holds out stay unread."""
+    from wattcast.fit.database_fit import fit_engine_database
+    from wattcast.predictor.bundle.bundle_file import write_bundle
+
+    found = fit_engine_database(database, gpu, bundle, lambda text: typer.echo(text, err=True))
+    write_bundle(found, Path(out) / "bundle.yaml")
+    typer.echo(f"{Path(out) / 'bundle.yaml'} written: {found.provenance.note}", err=True)
+
+
 def fit_host(
     ctx: typer.Context,
     database: Annotated[

@@ -20,6 +20,7 @@ from wattcast.core.errors import BadInput
 from wattcast.core.measured_rows import CHAINS_FILE, Plain, database_folder, read_table, write_table
 from wattcast.fit import few_rows_fit, kernel_rows
 from wattcast.fit.card_spread import fit_card_spread
+from wattcast.fit.engine_fit import extend_bundle
 from wattcast.fit.held_out import HeldOutRows, conformal_ends, fit_interval_ends, fit_nearness, predict_held_out
 from wattcast.fit.kernel_fit import build_bundle, fit_idle_curve, fit_kernel_rows
 from wattcast.fit.kernel_rows import parse_operators
@@ -172,6 +173,18 @@ def fit_kernel_database(
     note = f"{len(rows)} rows; residuals from {burst} burst and {rest} sustained rows held out in 5 folds"
     bundle = build_bundle(found, rows, chip, residuals, note)
     return replace(bundle, cards=fit_card_spread(database, held), widening=widening, cold=cold), held
+
+
+def fit_engine_database(
+    database: str | Path, gpu: str, bundle: Path | None = None, tell: Callable[[str], None] = lambda _: None
+) -> Bundle:
+    """Fit the kernels of an engine into a fitted bundle: one read from a folder, or the one that ships."""
+    chip = hardware.load_gpu(gpu)
+    start = bundles.shipped_bundle(gpu) if bundle is None else bundles.read_bundle(bundle)
+    if start is None or start.learned is None or start.clock_law is None:
+        raise BadInput(f"{gpu}: no bundle with learned factors to add to. Fit one with `wattcast lab fit kernels`.")
+    with _one_thread():
+        return extend_bundle(start, kernel_rows.load_kernel_rows(database), chip, tell)
 
 
 def _shipped(gpu: str, near: tuple[NearnessLine, NearnessLine]) -> Widening:

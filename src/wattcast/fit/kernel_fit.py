@@ -365,6 +365,24 @@ def _power(
     reference: ReferenceChip,
 ) -> tuple[ModulePower, dict[str, float], dict[str, LearnedFactor]]:
     """Fit energies, toggling and the learned energy factor of each family."""
+    top_hz = float(np.mean(gpu.clocks.max_hz))
+    priced, sampled = price_rows(rows, kernels, gpu, idle, corrections, reference)
+    # an error in the energy of a capped row becomes an error of its clock: they count half as much again
+    weight = np.where(priced.clock_hz < 0.995 * top_hz, 1.5, 1.0)
+    power, toggling = fit_module_power(priced, idle, DEFAULT_TEMPERATURE_C, weight)
+    sample = replace(sampled, ratio=energy_ratio(priced, power, toggling))
+    return power, toggling, fit_residuals([sample], pools=_POOLS, leaves=8, hold_in=False)
+
+
+def price_rows(
+    rows: KernelRows,
+    kernels: Kernels,
+    gpu: Gpu,
+    idle: IdlePower,
+    corrections: Mapping[str, Correction],
+    reference: ReferenceChip,
+) -> tuple[PowerRows, ResidualSample]:
+    """Return the settled rows as the power fit reads them, and as a sample whose ratios are still to be set."""
     power_w, clock_hz, latency_s = settled_figures(rows)
     limit_w = float(np.mean(gpu.power.limit_w))
     known = rows.is_kind("sustained", "duty") & rows.fit & np.isfinite(power_w) & np.isfinite(clock_hz)
@@ -389,20 +407,14 @@ def _power(
         power_w,
         at.data,
     )
-    top_hz = float(np.mean(gpu.clocks.max_hz))
-    # an error in the energy of a capped row becomes an error of its clock: they count half as much again
-    weight = np.where(clock_hz < 0.995 * top_hz, 1.5, 1.0)
-    power, toggling = fit_module_power(priced, idle, DEFAULT_TEMPERATURE_C, weight)
-    ratio = _energy_ratio(priced, power, toggling)
     at_top_s = latency_s * clock_hz / reference.top_hz
     more = dict(zip(RATE_FEATURES, busy_rates(some, reference, at_top_s, fixed_s), strict=True))
     # a percent of power is the more percent of dynamic power, the smaller that is
     sure = np.clip(1.0 - idle.power_at(clock_hz, DEFAULT_TEMPERATURE_C) / power_w, _LEAST_SURE, 1.0)
-    sample = ResidualSample(some, ratio, more, sure=sure)
-    return power, toggling, fit_residuals([sample], pools=_POOLS, leaves=8, hold_in=False)
+    return priced, ResidualSample(some, np.ones(len(power_w)), more, sure=sure)
 
 
-def _energy_ratio(rows: PowerRows, power: ModulePower, toggling: Mapping[str, float]) -> Array:
+def energy_ratio(rows: PowerRows, power: ModulePower, toggling: Mapping[str, float]) -> Array:
     """Return measured over modelled dynamic power."""
     own, steady = (np.array([m in group for m in rows.modules]) for group in (OWN_RAIL, STEADY))
     energy = np.array([power.energy_j[name] for name in rows.events])

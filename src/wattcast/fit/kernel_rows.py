@@ -46,6 +46,7 @@ class KernelRows:
     fit: Mask  # not flagged
     source: str
     card: str
+    held_out: Mask | None = None  # rows that must never be fitted to; None: the database names none
 
     def __len__(self) -> int:
         return len(self.ops)
@@ -60,7 +61,7 @@ class KernelRows:
         columns: dict[str, Any] = {
             item.name: value[at] if isinstance(value, np.ndarray) else tuple(value[i] for i in at)
             for item in fields(self)
-            if not isinstance(value := getattr(self, item.name), (str, dict))
+            if not isinstance(value := getattr(self, item.name), (str, dict, type(None)))
         }
         return replace(self, number={name: values[at] for name, values in self.number.items()}, **columns)
 
@@ -97,7 +98,12 @@ def load_kernel_rows(database: str | Path) -> KernelRows:
         fit=np.array([not set(row.get("flags") or ()) & set(UNFIT_FLAGS) for row in plain], dtype=bool),
         source=Path(str(database)).name,
         card=" ".join(str(first.get(name)) for name in ("card_name", "driver") if first.get(name)),
+        held_out=np.array(held) if any(held := [_is_held_out(row) for row in plain]) else None,
     )
+
+
+def _is_held_out(row: Plain) -> bool:
+    return bool((row.get("detail") or {}).get("held_out"))
 
 
 def _read_condition(row: Plain) -> RunCondition:

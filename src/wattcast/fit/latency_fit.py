@@ -279,9 +279,7 @@ FEATURES |= {
         *("log_tokens", "log_experts", "top_k", "log_hidden", "log_inner", "log_active", "log_each", "log_units"),
         *("fp8", "blockwise", "narrow", "skewed", "fill", "padding", "active_share", "block_m"),
     ),
-    "engine_rows": (
-        *("log_rows", "log_dim", "log_byte", "log_n", "cold", "residual", "byte_per_element", "fill"),
-    ),
+    "engine_rows": (*("log_rows", "log_dim", "log_byte", "log_n", "cold", "residual", "byte_per_element", "fill"),),
 }
 COMMON = ("ideal_compute", "ideal_l2", "ideal_dram", "ideal_bound", "ideal_between", "steps")
 

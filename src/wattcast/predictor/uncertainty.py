@@ -86,7 +86,11 @@ def compute_interval(
 
 def kernel_log_ends(timeline: Timeline, bundle: Bundle, reasons: UnmeasuredKernels) -> Array:
     """Return logs of the ends of each kernel, ``(kernel, 4)``: low and high of latency, low and high of power."""
-    of_kernel = timeline.kernels.family
+    kernels = timeline.kernels
+    of_kernel = [  # kernels of an engine have ends of their own where they were measured
+        learner if learner.startswith("engine_") and learner in bundle.residuals else family
+        for family, learner in zip(kernels.family, kernels.work.root_family, strict=True)
+    ]
     families = {name: i for i, name in enumerate(dict.fromkeys(of_kernel))}
     known = np.log([(*bundle.residuals[name].latency, *bundle.residuals[name].power) for name in families])
     ends = known.take([families[name] for name in of_kernel], axis=0)

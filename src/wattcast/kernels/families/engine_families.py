@@ -65,9 +65,7 @@ def _by_row(count: Callable[[Any, bool, bool, float, ReferenceChip], _Row]) -> K
     It sees whether all operands are cold or warm, and the FLOP per cycle and SM of the operator's pipe.
     """
 
-    def work(
-        ops: Sequence[Any], told: ConditionColumns, rate: Array, reference: ReferenceChip
-    ) -> FamilyColumns:
+    def work(ops: Sequence[Any], told: ConditionColumns, rate: Array, reference: ReferenceChip) -> FamilyColumns:
         known = zip(ops, told.cold.tolist(), told.warm.tolist(), rate.tolist(), strict=True)
         return _collect([count(*one, reference) for one in known])
 
@@ -111,7 +109,13 @@ def _count_paged(op: PagedAttention, cold: bool, warm: bool, rate: float, refere
         longest = min(float(kv), op.window + tokens) if op.window else float(kv)
         mean = longest if q == 1 else min(longest, kv - 0.5 * (q - tokens))
         straddles = 0.5 if op.window and op.window < kv else 0.0
-        parts.append((float(count * op.kv_heads * tiles), max(ceil(mean / tile_n + straddles), 1.0), ceil(longest / tile_n + straddles)))
+        parts.append(
+            (
+                float(count * op.kv_heads * tiles),
+                max(ceil(mean / tile_n + straddles), 1.0),
+                ceil(longest / tile_n + straddles),
+            )
+        )
     total = sum(tiles * walk for tiles, walk, _ in parts)
     share, most = ceil(_SPLIT_MARGIN * total / sms), float(op.splits or 1)
     cuts = [min(max(ceil(longest / share), 1.0), most) for _, _, longest in parts]
@@ -270,7 +274,11 @@ def _count_experts(op: FusedExperts, cold: bool, warm: bool, rate: float, refere
     fp8 = op.dtype is Dtype.FP8
     narrow = op.weights in ("int4", "fp4")
     # results of the first product, of the gate and of the second, each written and read again
-    between = 2.0 * 2.0 * picks * (2.0 * inner + hidden) + (2.0 + width) * picks * inner + 3.0 * fp8 * (picks * inner + op.tokens * hidden)
+    between = (
+        2.0 * 2.0 * picks * (2.0 * inner + hidden)
+        + (2.0 + width) * picks * inner
+        + 3.0 * fp8 * (picks * inner + op.tokens * hidden)
+    )
     weight = op.active * op.expert_byte
     loads = blocks * (ceil(2.0 * inner / side) * hidden + ceil(hidden / side) * inner)
     load_byte = loads * (block * width + side * op.expert_byte / (3.0 * hidden * inner))
@@ -278,7 +286,14 @@ def _count_experts(op: FusedExperts, cold: bool, warm: bool, rate: float, refere
     outer = 4.0 * op.tokens * hidden * (1.0 - float(streamed_share(4.0 * op.tokens * hidden, reference.l2_byte)))
     launches = 6.0 + (2.0 if op.scales == "block" else 6.0 if fp8 else 0.0)
     work = (
-        *(tiles, 6.0 * padded * hidden * inner / tiles, (hidden + inner) / 128.0, launches, load_byte, 3.0 * load_byte),
+        *(
+            tiles,
+            6.0 * padded * hidden * inner / tiles,
+            (hidden + inner) / 128.0,
+            launches,
+            load_byte,
+            3.0 * load_byte,
+        ),
         *(weight * gone + 0.5 * outer, 0.5 * outer, 0.0, between, 2.0),
     )
     plain = {
@@ -296,7 +311,7 @@ def _count_experts(op: FusedExperts, cold: bool, warm: bool, rate: float, refere
 
 # Small kernels: cycles of an SM for an element, and elements that the block of a token takes at a time. Kernels that
 # convert single values to fp8 are bound by instructions, others by memory. From times of 85 of them on an H200.
-_SCATTER = 5.0  # times that a byte written into pages passes L2
+_SCATTERED = 1024.0  # values of a write into pages that count as a block of their own
 _BLOCK_VALUES = 128.0  # that share a scale
 _ROUTE_SCORES = 1024.0  # that a block of the routing kernel takes
 _ROW_COSTS = {
@@ -314,8 +329,8 @@ _ROW_COSTS = {
     "compiled gate": (0.1, 1e9),
     "compiled gate_quant": (0.2, 1e9),
     "rotary": (0.58, 1024.0),
-    "cache_write": (0.1, 4096.0),
-    "cache_write fp8": (0.2, 4096.0),
+    "cache_write": (0.62, 1e9),
+    "cache_write fp8": (0.9, 1e9),
 }
 
 
@@ -345,12 +360,13 @@ def _count_rows(op: RowKernel, cold: bool, warm: bool, rate: float, reference: R
         launches = 3.0 if detail == "tensor" else 1.0
         if detail == "block":
             units = max(elements / _BLOCK_VALUES, 1.0)
+        elif isinstance(op, CacheWrite):
+            units = max(units, elements / _SCATTERED)
     in_place = isinstance(op, EngineRotary) or residual
     gone = 1.0 if cold else 1.0 - float(streamed_share(read if in_place else read + write, reference.l2_byte))
-    passed = (read + write) * (_SCATTER if isinstance(op, CacheWrite) else 1.0)
     slots = 2.0 if kind in ("rms_norm", "compiled") else 4.0 if detail != "block" and kind != "route" else 16.0
     work = (
-        *(units, rate * cycles * elements / units, steps, launches, passed, 2.0 * (read + write)),
+        *(units, rate * cycles * elements / units, steps, launches, read + write, 2.0 * (read + write)),
         *(read * gone, write * gone, 0.0, 0.0, slots),
     )
     plain = {

@@ -1,0 +1,171 @@
+"""Fit the kernels of an inference engine and add them to a bundle that was fitted to PyTorch's kernels.
+
+Corrections and learned factors of time come from bursts, learned factors of energy from sustained rows. Energies of
+events, V(f), toggling and the clock law stay those of the bundle, so no other prediction of it changes. Rows that the
+database holds out are never read here but to be predicted (``judge_engine_rows``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from wattcast.core.arrays import Array
+from wattcast.core.errors import BadInput
+from wattcast.fit.held_out import conformal_ends, predict_with_bundle
+from wattcast.fit.kernel_fit import energy_ratio, loaded_clock_hz, measured_ranges, price_rows
+from wattcast.fit.kernel_rows import FOLDS, KernelRows, assign_folds, on_random_data, select_kernels, settled_figures
+from wattcast.fit.latency_fit import ResidualSample, fit_corrections, fit_residuals
+from wattcast.hardware import Gpu
+from wattcast.kernels import build_kernels
+from wattcast.kernels.kernel_table import root_family
+from wattcast.predictor.bundle.bundle_file import Bundle, ResidualEnds
+from wattcast.predictor.kernel_phases import blend_corrections
+from wattcast.predictor.learned_factors import LearnedFactors, compute_ideal_terms
+
+_PRODUCTS = ("engine_scaled", "engine_block", "engine_weight_only", "engine_experts")
+_ATTENTION = ("engine_paged", "engine_latent")
+# Families with few sustained rows learn energies from one another's.
+_POOLS = {
+    **dict.fromkeys(_PRODUCTS, _PRODUCTS),
+    **dict.fromkeys(_ATTENTION, _ATTENTION),
+}
+
+
+def is_engine_family(name: str) -> bool:
+    """Tell whether a kernel family, or the name of a learned factor, is an engine's."""
+    return root_family(name).startswith("engine_")
+
+
+def extend_bundle(bundle: Bundle, rows: KernelRows, gpu: Gpu, tell: Callable[[str], None] = lambda _: None) -> Bundle:
+    """Return a bundle with engine kernels fitted to the rows that are not held out; those it had go."""
+    known = _to_fit(rows)
+    base = without_engine(bundle)
+    ends = _interval_ends(base, known, gpu, tell)
+    found = _add_families(base, known, gpu)
+    bursts = int(known.is_kind("burst").sum())
+    note = f"engine kernels: {bursts} bursts and {len(known) - bursts} sustained rows of {rows.source}"
+    kernels = build_kernels(known.ops, known.conditions, gpu, base.reference, ())
+    return replace(
+        found,
+        residuals={**base.residuals, **ends},
+        seen={**base.seen, **measured_ranges(known, kernels)},
+        provenance=msgspec.structs.replace(base.provenance, note=f"{base.provenance.note}; {note}"),
+    )
+
+
+def without_engine(bundle: Bundle) -> Bundle:
+    """Return a bundle without engine kernels."""
+
+    def rest(table: dict[str, object]) -> dict[str, object]:
+        return {name: value for name, value in table.items() if not is_engine_family(name)}
+
+    learned = bundle.learned
+    if learned is not None:
+        learned = LearnedFactors(learned.reference, rest(dict(learned.time)), rest(dict(learned.energy)))  # type: ignore[arg-type]
+    return replace(
+        bundle,
+        corrections=rest(dict(bundle.corrections)),  # type: ignore[arg-type]
+        residuals=rest(dict(bundle.residuals)),  # type: ignore[arg-type]
+        seen=rest(dict(bundle.seen)),  # type: ignore[arg-type]
+        learned=learned,
+        provenance=msgspec.structs.replace(
+            bundle.provenance, note=bundle.provenance.note.partition("; engine kernels")[0]
+        ),
+    )
+
+
+def _to_fit(rows: KernelRows) -> KernelRows:
+    if rows.held_out is None:
+        raise BadInput(f"{rows.source}: no row is held out. Engine rows carry `held_out` in their detail.")
+    known = rows.select_rows(~rows.held_out & on_random_data(rows) & rows.fit)
+    if not all(op.kind.startswith("engine_") for op in known.ops):
+        raise BadInput(f"{rows.source}: rows of other operators than an engine's. Fit them with `lab fit kernels`.")
+    return known
+
+
+def _add_families(bundle: Bundle, rows: KernelRows, gpu: Gpu) -> Bundle:
+    """Fit corrections, time and energy of the rows' families into a bundle."""
+    reference, law = bundle.reference, bundle.clock_law
+    assert bundle.learned is not None and law is not None, "engine kernels are added to a bundle fitted to kernels"
+    kernels = build_kernels(rows.ops, rows.conditions, gpu, reference, ())
+    burst = rows.is_kind("burst")
+    some, latency_s = select_kernels(kernels, burst), rows.column("latency_s")[burst]
+    clock_hz = loaded_clock_hz(law, some, latency_s, reference.top_hz, reference.sm_count)
+    terms = compute_ideal_terms(some, reference)
+    corrections = {**bundle.corrections, **fit_corrections(terms, some.work.kernel_family, latency_s, clock_hz)}
+    scaffold_s = terms.seconds(np.log(blend_corrections(some.work, corrections)), clock_hz)
+    time = fit_residuals([ResidualSample(some, latency_s / scaffold_s)], trees=0)
+    power = bundle.power.as_module_power()
+    priced, sample = price_rows(rows, kernels, gpu, power.idle, corrections, reference)
+    sample = replace(sample, ratio=energy_ratio(priced, power, bundle.toggling))
+    energy = fit_residuals([sample], pools=_POOLS, trees=0, hold_in=False)
+    learned = bundle.learned
+    return replace(
+        bundle,
+        corrections=corrections,
+        learned=LearnedFactors(learned.reference, {**learned.time, **time}, {**learned.energy, **energy}),
+    )
+
+
+@dataclass(frozen=True)
+class JudgedRows:
+    """Measured and predicted figures of engine rows, ``(row,)`` each; NaN where a row has no such figure."""
+
+    kind: tuple[str, ...]
+    operator: tuple[str, ...]  # the kind of operator, such as ``engine_experts``
+    format: tuple[str, ...]
+    latency_s: Array
+    power_w: Array
+    predicted_latency_s: Array
+    predicted_power_w: Array
+
+
+def judge_engine_rows(bundle: Bundle, rows: KernelRows, gpu: Gpu) -> JudgedRows:
+    """Predict rows by a bundle: bursts at the top clock, sustained rows under the governor."""
+    power_w, _, latency_s = settled_figures(rows)
+    found = predict_with_bundle(bundle, rows, gpu)
+    return JudgedRows(
+        rows.kind,
+        tuple(op.kind for op in rows.ops),
+        tuple(str(op.math_dtype) for op in rows.ops),
+        latency_s,
+        np.where(rows.is_kind("burst"), np.nan, power_w),
+        found[:, 0],
+        found[:, 1],
+    )
+
+
+def _interval_ends(
+    bundle: Bundle, rows: KernelRows, gpu: Gpu, tell: Callable[[str], None]
+) -> dict[str, ResidualEnds]:
+    """Return the ends of measured over predicted by family, each row predicted without its shape."""
+    fold = assign_folds(rows)
+    predicted = np.full((len(rows), 3), np.nan)
+    for k in range(FOLDS):
+        test = fold == k
+        predicted[test] = predict_with_bundle(
+            _add_families(bundle, rows.select_rows(~test), gpu), rows.select_rows(test), gpu
+        )
+        tell(f"fold {k + 1} of {FOLDS}")
+    families = np.array(build_kernels(rows.ops, rows.conditions, gpu, bundle.reference, ()).work.root_family)
+    power_w, _, latency_s = settled_figures(rows)
+    burst = rows.is_kind("burst")
+    found = {}
+    for name in dict.fromkeys(families.tolist()):
+        own = families == name
+        alike = np.isin(families, _POOLS.get(name, (name,))) & ~burst
+        found[name] = ResidualEnds(
+            conformal_ends((latency_s / predicted[:, 0])[own & burst]),
+            conformal_ends(_finite((power_w / predicted[:, 1])[alike])),
+            int((own & burst).sum()),
+        )
+    return found
+
+
+def _finite(values: Array) -> npt.NDArray[np.float64]:
+    return values[np.isfinite(values)]
