@@ -45,7 +45,7 @@ def test_idle_engine_draws_idle_power() -> None:
 
 
 def test_replicas_share_the_load_and_the_router_matters(result) -> None:
-    common = {"rate": 60.0, "prompt": "lognormal:median=400,sigma=1.2,least=8,most=4000", "output": 60, "seconds": 20}
+    common = {"rate": 90.0, "prompt": "lognormal:median=400,sigma=1.2,least=8,most=4000", "output": 60, "seconds": 20}
     one = wattcast.simulate("llama3-8b", "h200", **common)
     turns = wattcast.simulate("llama3-8b", "h200", **common, replicas=3)
     least = wattcast.simulate("llama3-8b", "h200", **common, replicas=3, router="least-loaded")

@@ -8,6 +8,7 @@ import pytest
 
 from wattcast import hardware
 from wattcast.serving.host_times import fit_host_times, load_engine_records, load_host_times, pack_engine_folders
+from wattcast.serving.step_costs import count_host_calls
 from wattcast.validate.serving_checks import (
     compare_serving,
     draw_serving_check,
@@ -45,7 +46,7 @@ def test_shipped_host_times_are_the_fitted_ones(records) -> None:
     options = ModelOptions.from_names(stack="engine", phase="prefill", seq=1024, head="none")
     graphs = {name: build_graph(load_measured_model(name), options) for name in FITTING}
     layers = {name: max(block.repeat for block in graph.blocks) for name, graph in graphs.items()}
-    operators = {name: sum(calls for _, calls in graph.calls()) for name, graph in graphs.items()}
+    operators = {name: count_host_calls(graph) for name, graph in graphs.items()}
     fitted, shipped = fit_host_times(records, layers, operators), load_host_times()
     for name, value in fitted.items():
         assert getattr(shipped, f"{name}_s") == pytest.approx(value, rel=0.02), name

@@ -58,13 +58,15 @@ def fit_engine(
     ),
     gpu: str = typer.Option(..., "--gpu", help="The catalogue GPU they were measured on."),
     out: str = typer.Option(".", "--out", help="Folder for bundle.yaml and arrays.npz."),
-    bundle: Path | None = typer.Option(None, "--bundle", help="Folder to start from, in place of the shipped one."),
+    bundle: str = typer.Option("", "--bundle", help="Folder to start from, in place of the shipped one."),
 ) -> None:
     """Add an engine's kernels to a fitted bundle; rows that the database holds out stay unread."""
     from wattcast.fit.database_fit import fit_engine_database
     from wattcast.predictor.bundle.bundle_file import write_bundle
 
-    found = fit_engine_database(database, gpu, bundle, lambda text: typer.echo(text, err=True))
+    found = fit_engine_database(
+        database, gpu, Path(bundle) if bundle else None, lambda text: typer.echo(text, err=True)
+    )
     write_bundle(found, Path(out) / "bundle.yaml")
     typer.echo(f"{Path(out) / 'bundle.yaml'} written: {found.provenance.note}", err=True)
 

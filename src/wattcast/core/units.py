@@ -180,6 +180,7 @@ class Dtype(StrEnum):
     BF16 = "bf16"
     FP16 = "fp16"
     FP8 = "fp8"
+    FP4 = "fp4"
     INT64 = "int64"
     INT32 = "int32"
     INT8 = "int8"
@@ -206,6 +207,7 @@ _BYTE = {
     Dtype.BF16: 2,
     Dtype.FP16: 2,
     Dtype.FP8: 1,
+    Dtype.FP4: 1,  # alone; two share a byte in packed weights, whose operators count their bits
     Dtype.INT64: 8,
     Dtype.INT32: 4,
     Dtype.INT8: 1,

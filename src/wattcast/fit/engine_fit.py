@@ -91,7 +91,9 @@ def _to_fit(rows: KernelRows) -> KernelRows:
 def _add_families(bundle: Bundle, rows: KernelRows, gpu: Gpu) -> Bundle:
     """Fit corrections, time and energy of the rows' families into a bundle."""
     reference, law = bundle.reference, bundle.clock_law
-    assert bundle.learned is not None and law is not None, "engine kernels are added to a bundle fitted to kernels"
+    learned = bundle.learned
+    assert learned is not None, "engine kernels are added to a bundle that was fitted to kernels"
+    assert law is not None, "engine kernels are added to a bundle with a clock law"
     kernels = build_kernels(rows.ops, rows.conditions, gpu, reference, ())
     burst = rows.is_kind("burst")
     some, latency_s = select_kernels(kernels, burst), rows.column("latency_s")[burst]
@@ -104,7 +106,6 @@ def _add_families(bundle: Bundle, rows: KernelRows, gpu: Gpu) -> Bundle:
     priced, sample = price_rows(rows, kernels, gpu, power.idle, corrections, reference)
     sample = replace(sample, ratio=energy_ratio(priced, power, bundle.toggling))
     energy = fit_residuals([sample], pools=_POOLS, trees=0, hold_in=False)
-    learned = bundle.learned
     return replace(
         bundle,
         corrections=corrections,

@@ -338,7 +338,7 @@ def uses_tensor_cores(kernels: Kernels) -> npt.NDArray[np.bool_]:
 
 def loaded_clock_hz(law: ClockLaw, kernels: Kernels, latency_s: Array, set_hz: float, sm_count: float) -> Array:
     """Compute the effective clock of kernels whose latency is known, at one set clock."""
-    busy_s = kernels.flop / (np.asarray(kernels.pipe_per_cycle) * sm_count)
+    busy_s = (kernels.flop + kernels.work.padded_flop) / (np.asarray(kernels.pipe_per_cycle) * sm_count)
     # activity in cycles of the effective clock; one step from the ratio without load: further ones run away from
     # what spin kernels see under the densest products
     activity = np.clip(busy_s / (latency_s * set_hz * law.ratio[0]), 0.0, 1.0)

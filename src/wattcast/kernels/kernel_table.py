@@ -142,6 +142,7 @@ class KernelWork:
     turn_element: Array  # elements that layout kernels turn, each as dear as one of a plain transpose
     between_dram_byte: Array  # the part of ``between_byte`` that L2 cannot hold
     slots: Array  # units an SM holds at a time
+    padded_flop: Array  # arithmetic on rows that only fill a tile up, which the operator does not count
     features: Mapping[str, Array] = field(default_factory=dict)  # of shapes alone, for learned residuals
 
     @cached_property
@@ -166,7 +167,7 @@ class KernelWork:
 
 WORK_COLUMNS = (
     *("units", "unit_flop", "steps", "launches", "l2_byte", "shared_byte", "dram_read_byte", "dram_write_byte"),
-    *("store_byte", "between_byte", "turn_element", "between_dram_byte", "slots"),
+    *("store_byte", "between_byte", "turn_element", "between_dram_byte", "slots", "padded_flop"),
 )
 
 

@@ -9,6 +9,7 @@ from typing import TypeVar
 import numpy as np
 
 from wattcast.core.arrays import Array, Sweepable, sweep_values
+from wattcast.core.errors import bad_value
 from wattcast.core.units import Dtype
 from wattcast.hardware import Gpu
 from wattcast.kernels.families import KernelMapping, kernel_mapping, load_families
@@ -39,6 +40,7 @@ TENSOR_EVENT = {
     Dtype.BF16: "tensor_fp16_flop",
     Dtype.FP16: "tensor_fp16_flop",
     Dtype.FP8: "tensor_fp8_flop",
+    Dtype.FP4: "tensor_fp4_flop",
     Dtype.INT8: "tensor_int8_op",
 }
 CUDA_EVENT = {
@@ -223,9 +225,7 @@ def _choose_pipes(
 ) -> tuple[tuple[str, ...], Sweepable, tuple[str, ...]]:
     """Return the event that counts each operator's arithmetic, the rate of its pipe, and what had to be assumed."""
     place: dict[tuple[bool, Dtype], int] = {}
-    at = [
-        place.setdefault((m.tensor_cores, op.math_dtype), len(place)) for op, m in zip(ops, mappings, strict=True)
-    ]
+    at = [place.setdefault((m.tensor_cores, op.math_dtype), len(place)) for op, m in zip(ops, mappings, strict=True)]
     events, rates, notes = zip(*(_choose_pipe(*key, gpu) for key in place), strict=True)
     if all(isinstance(rate, float) for rate in rates):
         table = np.array(rates)
@@ -249,6 +249,11 @@ def _choose_pipe(tensor_cores: bool, dtype: Dtype, gpu: Gpu) -> _Pipe:
         return TENSOR_EVENT[dtype], gpu.pipes.tensor_flop_per_cycle[dtype], ""
     if dtype in cuda:
         return CUDA_EVENT[dtype], cuda[dtype], ""
+    if dtype is Dtype.FP4:
+        raise bad_value(
+            gpu.name, "a GPU whose tensor cores multiply fp4, such as b200", "none of them",
+            "Keep weights alone in fp4 (--weights fp4), or choose another recipe.",
+        )  # fmt: skip
     note = f"{gpu.name} has no {dtype} unit: products in {dtype} at the fp32 rate of its CUDA cores"
     return CUDA_EVENT[Dtype.FP32], cuda[Dtype.FP32], note
 

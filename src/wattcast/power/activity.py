@@ -147,6 +147,7 @@ _TENSOR = {
     "tensor_tf32_flop": Dtype.TF32,
     "tensor_fp16_flop": Dtype.FP16,
     "tensor_fp8_flop": Dtype.FP8,
+    "tensor_fp4_flop": Dtype.FP4,
     "tensor_int8_op": Dtype.INT8,
 }
 _CUDA = {"cuda_fp64_flop": Dtype.FP64, "cuda_fp32_flop": Dtype.FP32, "cuda_fp16_flop": Dtype.FP16}

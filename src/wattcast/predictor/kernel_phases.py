@@ -89,7 +89,9 @@ def build_timeline(
     events, value = count_events(kernels)
     tensor_rows = np.array([i for i, event in enumerate(kernels.pipe_event) if event in _TENSOR], dtype=np.int64)
     calls = kernels.calls
-    tensor_each = kernels.flop.take(tensor_rows) / np.asarray(kernels.pipe_per_cycle).take(tensor_rows, axis=-1)
+    tensor_each = (kernels.flop + work.padded_flop).take(tensor_rows) / np.asarray(kernels.pipe_per_cycle).take(
+        tensor_rows, axis=-1
+    )
     phases = (
         KernelPhase("fixed", None, time_factor * fixed_s * work.launches),
         KernelPhase("serial", (time_factor * serial * work.steps) * count_rounds(kernels, gpu.sm_count), None),
@@ -185,7 +187,9 @@ def count_events(kernels: Kernels) -> tuple[tuple[str, ...], Array]:
     """
     work, pipes = kernels.work, len(PIPE_EVENTS)
     value = np.zeros((len(kernels.ops), len(_EVENTS)))
-    value[np.arange(len(kernels.ops)), [_PIPE_PLACE[event] for event in kernels.pipe_event]] = kernels.flop
+    value[np.arange(len(kernels.ops)), [_PIPE_PLACE[event] for event in kernels.pipe_event]] = (
+        kernels.flop + work.padded_flop
+    )
     value[:, pipes] = kernels.sfu_op
     value[:, pipes + 1] = work.shared_byte
     value[:, pipes + 2] = work.l2_byte + work.store_byte + work.between_byte

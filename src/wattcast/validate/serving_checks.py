@@ -93,7 +93,9 @@ def _is_held_out(row: Plain) -> bool:
 def _tabulate_engine(engine: Plain, gpu: Gpu) -> StepCosts:
     """Tabulate the engine as it was started: number format, limits, longest context."""
     options = ModelOptions.from_names(
-        stack=SoftwareStack.ENGINE, dtype="fp8" if engine["quantization"] == "fp8" else "bf16"
+        stack=SoftwareStack.ENGINE,
+        quantization="fp8" if engine["quantization"] == "fp8" else None,
+        kv_dtype="fp8" if engine["kv_dtype"] == "fp8" else None,
     )
     return tabulate_step_costs(
         load_measured_model(engine["model"]),

@@ -145,7 +145,7 @@ def trace_pass(model: ModelSpec, options: ModelOptions, past: int = 0, length: i
         past=past,
         cached=not training and model.kind is ModelKind.LANGUAGE and options.phase is not WorkloadPhase.FORWARD,
         dtype=dtype,
-        weight_dtype=options.dtype if options.dtype in (Dtype.FP8, Dtype.INT8) else dtype,
+        weight_dtype=options.dtype if options.dtype in (Dtype.FP8, Dtype.INT8) and not options.recipe else dtype,
         attention=options.attention,
         head=options.head or OutputHead.NONE,
         stack=SoftwareStack.ENGINE if served else SoftwareStack.EAGER,
@@ -156,6 +156,8 @@ def trace_pass(model: ModelSpec, options: ModelOptions, past: int = 0, length: i
         skew=options.skew,
         image=options.image or 0,
         tf32=options.dtype is Dtype.TF32,
+        recipe=options.recipe,
+        kv_dtype=options.kv_dtype,
     )
     program: Program = model.template.trace(model.dims, run, options.pp)
     if training:

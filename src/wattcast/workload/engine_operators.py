@@ -232,10 +232,14 @@ class ScaledProduct(NarrowProduct):
 @register_operator("engine_block_mm", family="gemm")
 @dataclass(frozen=True)
 class BlockProduct(NarrowProduct):
-    """fp8 by fp8 with a scale for 128 values of a token and one for 128 by 128 weights (DeepGEMM or CUTLASS)."""
+    """fp8 by fp8 with a scale for 128 values of a token and one for 128 by 128 weights (DeepGEMM or CUTLASS).
+
+    In ``dtype`` fp4 a scale is for 16 values of either.
+    """
 
     scales: str = "block"
     kernel: str = "deepgemm"
+    bit: float = 8.0 + 32.0 / 128.0**2  # of a weight, with its share of a scale
 
     @property
     def form(self) -> str:
@@ -243,7 +247,11 @@ class BlockProduct(NarrowProduct):
 
     @property
     def weight_byte(self) -> float:
-        return float(self.n) * self.k * (1.0 + 4.0 / 128.0**2)
+        return float(self.n) * self.k * self.bit / 8.0
+
+    @property
+    def read_byte(self) -> float:
+        return self.weight_byte + float(self.m) * self.k * min(self.bit, 8.0) / 8.0
 
 
 @register_operator("engine_weight_only", family="gemm")
@@ -431,7 +439,7 @@ class EngineRmsNorm(RowKernel):
 @register_operator("engine_silu_and_mul", family="elementwise")
 @dataclass(frozen=True)
 class EngineGate(RowKernel):
-    """``silu(x[:dim]) * x[dim:]`` of each row, with fp8 results where ``quant`` says so (static, or blocks of 128)."""
+    """``silu(x[:dim]) * x[dim:]`` of each row; ``quant``: fp8 results with a static scale or one for 128 values."""
 
     flop_per_element: ClassVar[float] = 5.0
     quant: str = ""
@@ -606,7 +614,7 @@ class Sampling(RowKernel):
 @register_operator("engine_compiled", family="elementwise")
 @dataclass(frozen=True)
 class CompiledRows(RowKernel):
-    """A norm or gate as torch.compile emits it in vLLM: ``rms_norm``, ``add_rms_norm``, ``silu_and_mul``, ``..._quant``."""
+    """A norm or gate as torch.compile emits it in vLLM (``COMPILED_FUNCTIONS``)."""
 
     flop_per_element: ClassVar[float] = 5.0
     function: str = "add_rms_norm"

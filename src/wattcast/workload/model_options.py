@@ -50,6 +50,42 @@ class SoftwareStack(StrEnum):
     ENGINE = "engine"
 
 
+@dataclass(frozen=True)
+class WeightRecipe:
+    """How an engine keeps the weights of linear layers and experts, and what multiplies them.
+
+    ``bit`` counts scales and zero points. With ``activations`` tokens are quantized to that format before each
+    product (``mode``: a scale for a token or for 128 values of it); without, weights are widened on chip.
+    """
+
+    weights: str  # fp8, int8, int4 or fp4
+    bit: float
+    kernel: str
+    activations: Dtype | None = None
+    mode: str = ""
+    expert_scales: str = ""
+    group: int = -1  # weights that share a scale; -1: a whole row
+    zero_points: bool = False
+
+
+_INT4_BIT, _AWQ_BIT = 4.0 + 16.0 / 128.0, 4.0 + (16.0 + 4.0) / 128.0  # a scale of 16 bit, a zero of 4, for 128
+RECIPES = {
+    "fp8": WeightRecipe("fp8", 8.0, "cutlass", Dtype.FP8, "token", "tensor"),
+    "fp8-block": WeightRecipe("fp8", 8.0 + 32.0 / 128.0**2, "deepgemm", Dtype.FP8, "block", "block"),
+    "w8a8": WeightRecipe("int8", 8.0, "cutlass", Dtype.INT8, "token", "tensor"),
+    "awq": WeightRecipe("int4", _AWQ_BIT, "marlin", None, "", "group", 128, True),
+    "gptq": WeightRecipe("int4", _INT4_BIT, "machete", None, "", "group", 128),
+    "mxfp4": WeightRecipe("fp4", 4.0 + 8.0 / 32.0, "marlin", None, "", "mx", 32),
+    "nvfp4": WeightRecipe("fp4", 4.0 + 8.0 / 16.0, "cutlass", Dtype.FP4, "block", "nv", 16),
+}
+WEIGHT_ONLY = {  # --weights
+    "int4": RECIPES["gptq"],
+    "fp8": WeightRecipe("fp8", 8.0, "marlin"),
+    "fp4": RECIPES["mxfp4"],
+}
+KV_DTYPES = (Dtype.BF16, Dtype.FP16, Dtype.FP8)
+
+
 _PHASES = {
     ModelKind.LANGUAGE: tuple(WorkloadPhase),
     ModelKind.ENCODER: (WorkloadPhase.PREFILL, WorkloadPhase.FORWARD, WorkloadPhase.TRAIN),
@@ -62,6 +98,7 @@ _ENUMS: dict[str, type[StrEnum]] = {
     "attention": AttentionMode,
     "head": OutputHead,
     "stack": SoftwareStack,
+    "kv_dtype": Dtype,
 }
 
 
@@ -85,6 +122,9 @@ class ModelOptions:
     skew: float = 0.0  # 0: experts share tokens evenly; 1: all choices fall on the same experts
     recompute: bool = False  # training: run each layer's forward again instead of keeping activations
     image: int | None = None  # side of a square picture, in pixels (latent pixels for diffusion)
+    quantization: str | None = None  # a recipe of an engine, such as fp8-block or awq (``RECIPES``)
+    weights: str | None = None  # of an engine: weights alone in int4, fp8 or fp4, multiplied in ``dtype``
+    kv_dtype: Dtype | None = None  # of an engine's cache; None: as activations
 
     @classmethod
     def from_names(cls, **given: object) -> ModelOptions:
@@ -116,6 +156,30 @@ class ModelOptions:
             raise bad_value("dtype", "fp32, tf32, bf16 or fp16 in training", str(self.dtype))
         if training and self.stack is SoftwareStack.ENGINE:
             raise bad_value("stack", "eager or compiled in training", "engine", "An engine only serves.")
+        for name, known in (
+            ("quantization", tuple(RECIPES)),
+            ("weights", tuple(WEIGHT_ONLY)),
+            ("kv_dtype", KV_DTYPES),
+        ):
+            value = getattr(self, name)
+            if value is not None and value not in known:
+                raise bad_value(name, f"one of {', '.join(known)}", value)
+            if value is not None and self.stack is not SoftwareStack.ENGINE:
+                raise bad_value(name, "stack engine", str(self.stack), "Ask for --stack engine.")
+        if self.quantization is not None and self.weights is not None:
+            raise bad_value("weights", "no recipe beside it", self.quantization, "Give one of the two.")
+        if self.recipe is not None and self.dtype not in (Dtype.BF16, Dtype.FP16, Dtype.FP8):
+            raise bad_value("dtype", "bf16 or fp16 with narrow weights", str(self.dtype))
+
+    @property
+    def recipe(self) -> WeightRecipe | None:
+        """Return how weights are kept; ``dtype`` fp8 on an engine is the recipe of that name."""
+        if self.weights is not None:
+            return WEIGHT_ONLY[self.weights]
+        if self.quantization is not None:
+            return RECIPES[self.quantization]
+        served_fp8 = self.stack is SoftwareStack.ENGINE and self.dtype is Dtype.FP8
+        return RECIPES["fp8"] if served_fp8 else None
 
     @property
     def gpu_count(self) -> int:
@@ -308,6 +372,8 @@ def describe_assumptions(model: ModelSpec, options: ModelOptions) -> list[str]:
     grouped = getattr(model.dims, "kv_heads", 0) not in (0, getattr(model.dims, "heads", 0))
     if grouped and dtype is Dtype.FP32 and options.attention is AttentionMode.FLASH:
         said.append("fused attention is assumed, though PyTorch has no fused kernel for grouped queries in fp32")
+    elif options.recipe is not None:
+        said.append(_describe_recipe(options.recipe))
     elif options.dtype is Dtype.FP8:
         said.append("fp8: linear layers multiply in fp8, activations cast by static scales; all else in bf16")
     elif options.dtype is Dtype.INT8:
@@ -315,11 +381,16 @@ def describe_assumptions(model: ModelSpec, options: ModelOptions) -> list[str]:
     if options.stack is SoftwareStack.COMPILED:
         said.append("compiled: pointwise runs and row reductions are fused as TorchInductor does; products are not")
     elif options.stack is SoftwareStack.ENGINE and model.template.engine:
-        said.append("engine: merged projections, residual in the norm, rotary in place, paged cache")
+        said.append(
+            f"engine: vLLM's kernels, merged projections, paged cache in {options.kv_dtype or dtype}; weights and "
+            "activations as random numbers of usual size"
+        )
     elif options.stack is SoftwareStack.ENGINE:
         said.append(f"no engine template for {model.architecture}: fused as a compiler would")
     if getattr(model.dims, "experts", 0) and options.skew:
         said.append(f"a share of {options.skew:g} of all expert choices falls on the same experts, the rest is even")
+    elif getattr(model.dims, "experts", 0) and options.stack is SoftwareStack.ENGINE:
+        said.append("each token draws its experts at random, all alike; an expert that none draws is not read")
     elif getattr(model.dims, "experts", 0):
         said.append("tokens are spread evenly over the experts")
     if options.tp > 1:
@@ -343,6 +414,14 @@ def describe_assumptions(model: ModelSpec, options: ModelOptions) -> list[str]:
     return said
 
 
+def _describe_recipe(recipe: WeightRecipe) -> str:
+    kept = f"linear weights in {recipe.weights} ({recipe.bit:.3g} bit with scales)"
+    if recipe.activations is None:
+        return f"{kept}, widened on chip and multiplied in bf16 by {recipe.kernel}; all else in bf16"
+    scale = "128 values" if recipe.mode == "block" else "a token"
+    return f"{kept}, activations quantized to {recipe.activations} with a scale for {scale}; all else in bf16"
+
+
 def decode_group_size(steps: int) -> int:
     """Return how many decode steps share one context: an odd number, which gives about sixteen groups at most."""
     return max(-(-steps // DECODE_GROUPS) | 1, 1)
@@ -361,7 +440,10 @@ def name_graph(model: ModelSpec, options: ModelOptions) -> str:
     words = [model.name, str(options.phase), f"b{options.batch}", size]
     if options.tokens:
         words.append(f"t{options.tokens}")
-    words += [str(options.dtype), str(options.stack)]
+    words.append(options.quantization or (f"w-{options.weights}" if options.weights else str(options.dtype)))
+    if options.kv_dtype is not None:
+        words.append(f"kv-{options.kv_dtype}")
+    words.append(str(options.stack))
     words += [
         f"{name}{getattr(options, name)}" for name in ("tp", "pp", "dp", "ep", "cp") if getattr(options, name) > 1
     ]

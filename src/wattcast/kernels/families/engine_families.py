@@ -1,8 +1,8 @@
 """Kernels of an inference engine (vLLM on Hopper): paged and latent attention, narrow products, experts, small ones.
 
 Tiles are read off the names and grids of the kernels that an H200 ran. Attention packs the query heads that share
-keys into the rows of a tile and splits a sequence as FlashAttention 3's scheduler does. Experts pad the tokens of each
-expert to whole blocks of the sizes that vLLM's Triton kernels take by default.
+keys into the rows of a tile and splits a sequence as FlashAttention 3's scheduler does. Experts pad the tokens of
+each expert to whole blocks of the sizes that vLLM's Triton kernels take by default.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from wattcast.workload.engine_operators import (
 
 _WORK = (
     *("units", "unit_flop", "steps", "launches", "l2_byte", "shared_byte", "dram_read_byte", "dram_write_byte"),
-    *("store_byte", "between_byte", "slots"),
+    *("store_byte", "between_byte", "slots", "padded_flop"),
 )
 _Row = tuple[str, tuple[float, ...], dict[str, float], dict[str, float]]  # kernel family, work, plain, logs
 
@@ -73,8 +73,8 @@ def _by_row(count: Callable[[Any, bool, bool, float, ReferenceChip], _Row]) -> K
     return KernelMapping(work, tensor_cores=count is not _count_rows)
 
 
-# Cycles of an SM for a score's exponential, as far as products do not hide it, and to turn a value of an fp8 block for
-# the second product (heads above 192 spill registers); from times on an H200
+# Cycles of an SM for a score's exponential, as far as products do not hide it, and to turn a value of an fp8 block
+# for the second product (heads above 192 spill registers); from times on an H200
 _SCORE_CYCLE, _TURN_CYCLE, _WIDE_TURN_CYCLE = 0.045, 0.1, 0.25
 _SPLIT_MARGIN = 1.1  # of the scheduler, over an even share of the blocks
 _TILE_STEPS = 4.0  # that starting and ending a tile takes; what one costs is fitted
@@ -138,13 +138,14 @@ def _count_paged(op: PagedAttention, cold: bool, warm: bool, rate: float, refere
     work = (
         *(units, block_flop * busiest / rounds, _TILE_STEPS * ceil(rounds) / rounds),
         *(1.0 + (op.splits > 1) + (not op.scheduled), load_byte + read - op.cache_byte + write, 3.0 * load_byte),
-        *(read * gone, write * gone, 0.0, between, 1.0),
+        *(read * gone, write * gone, 0.0, between, 1.0, max(4.0 * tile_m * tile_n * dim * total - op.flop, 0.0)),
     )
     many = float(sum(count for count, _, _ in op.groups))
     plain = {
-        "head_dim": dim, "fp8": float(fp8), "windowed": float(op.window > 0), "cold": float(cold), "sink": float(op.sink),
-        "softcap": float(op.softcap > 0), "scheduled": float(op.scheduled), "fill": total / (sms * busiest),
-        "kinds": float(len(op.groups)), "pad_m": min(group * op.tokens / many / tile_m, 1.0),
+        "head_dim": dim, "fp8": float(fp8), "windowed": float(op.window > 0), "cold": float(cold),
+        "sink": float(op.sink), "softcap": float(op.softcap > 0), "scheduled": float(op.scheduled),
+        "fill": total / (sms * busiest), "kinds": float(len(op.groups)),
+        "pad_m": min(group * op.tokens / many / tile_m, 1.0),
     }  # fmt: skip
     logs = {
         "log_batch": many, "log_q": op.tokens / many, "log_kv": op.keys / many, "log_heads": float(op.heads),
@@ -183,11 +184,12 @@ def _count_latent(op: LatentAttention, cold: bool, warm: bool, rate: float, refe
     work = (
         *(units, rows * keys * (2.0 * (qk + v) + rate * _SCORE_CYCLE) * busiest / waves, busiest / waves, launches),
         *(load_byte + read - op.cache_byte + write, 3.0 * load_byte, read * gone, write * gone, 0.0, between, 1.0),
+        max(2.0 * rows * keys * (qk + v) * tiles * walked - op.flop, 0.0),
     )
     plain = {"fp8": float(width < 2), "cold": float(cold), "fill": tiles * walked / (sms * busiest)}
     logs = {
-        "log_batch": float(op.batch), "log_heads": float(op.heads), "log_kv": float(op.kv_len), "log_q": float(op.q_len),
-        "log_cut": float(cut), "log_units": units, "log_busiest": busiest,
+        "log_batch": float(op.batch), "log_heads": float(op.heads), "log_kv": float(op.kv_len),
+        "log_q": float(op.q_len), "log_cut": float(cut), "log_units": units, "log_busiest": busiest,
     }  # fmt: skip
     kernel = f"{op.phase}.{op.kernel}{'.fp8' if width < 2 else ''}" if decode else "prefill"
     return f"attention.engine.latent.{kernel}", work, plain, logs
@@ -215,10 +217,18 @@ def _count_product(op: NarrowProduct, cold: bool, warm: bool, rate: float, refer
     load_byte = tiles * k * (tile_m * width + tile_n * weight / (n * k))
     work = (
         *(units, unit_flop, steps, 1.0 + (streamed and op.kernel == "machete"), load_byte, 2.5 * load_byte + out),
-        *(weight * (1.0 - whole if warm else 1.0) + left * (1.0 - without), out * (1.0 - without), out, between, 1.0),
+        *(
+            weight * (1.0 - whole if warm else 1.0) + left * (1.0 - without),
+            out * (1.0 - without),
+            out,
+            between,
+            1.0,
+            0.0,
+        ),
     )
     plain = {
-        "tile_m": tile_m, "tile_n": tile_n, "fill": tiles / (sms * ceil(tiles / sms)), "pad_m": m / (ceil(m / tile_m) * tile_m),
+        "tile_m": tile_m, "tile_n": tile_n, "fill": tiles / (sms * ceil(tiles / sms)),
+        "pad_m": m / (ceil(m / tile_m) * tile_m),
         "scaled_tensor": float(isinstance(op, ScaledProduct) and op.scales == "tensor"),
         "zero_points": float(isinstance(op, WeightOnlyProduct) and op.zero_points),
         "narrow": float(isinstance(op, WeightOnlyProduct) and op.weights in ("int4", "fp4")),
@@ -253,7 +263,7 @@ def _product_tile(op: NarrowProduct) -> tuple[str, float, float, float]:
 
 
 def expert_tile(op: FusedExperts) -> tuple[int, float]:
-    """Return the rows of a block of tokens and the outputs of a tile, as vLLM's kernels choose without a tuned table."""
+    """Return the rows of a block of tokens and the outputs of a tile, as vLLM chooses without a tuned table."""
     if op.scales == "block":
         return (16, 64.0 if op.tokens < 16 else 128.0) if op.tokens <= 64 else (64, 128.0)
     if op.tokens <= 32:
@@ -294,12 +304,13 @@ def _count_experts(op: FusedExperts, cold: bool, warm: bool, rate: float, refere
             load_byte,
             3.0 * load_byte,
         ),
-        *(weight * gone + 0.5 * outer, 0.5 * outer, 0.0, between, 2.0),
+        *(weight * gone + 0.5 * outer, 0.5 * outer, 0.0, between, 2.0, 0.0),
     )
     plain = {
-        "top_k": float(op.top_k), "fp8": float(fp8), "blockwise": float(op.scales == "block"), "narrow": float(narrow),
-        "skewed": float(op.routing == "skewed") + op.skew, "fill": tiles / (sms * ceil(tiles / sms)),
-        "padding": picks / padded, "active_share": op.active / op.experts, "block_m": float(block),
+        "top_k": float(op.top_k), "fp8": float(fp8), "blockwise": float(op.scales == "block"),
+        "narrow": float(narrow), "skewed": float(op.routing == "skewed") + op.skew,
+        "fill": tiles / (sms * ceil(tiles / sms)), "padding": picks / padded,
+        "active_share": op.active / op.experts, "block_m": float(block),
     }  # fmt: skip
     logs = {
         "log_tokens": float(op.tokens), "log_experts": float(op.experts), "log_hidden": hidden, "log_inner": inner,
@@ -367,7 +378,7 @@ def _count_rows(op: RowKernel, cold: bool, warm: bool, rate: float, reference: R
     slots = 2.0 if kind in ("rms_norm", "compiled") else 4.0 if detail != "block" and kind != "route" else 16.0
     work = (
         *(units, rate * cycles * elements / units, steps, launches, read + write, 2.0 * (read + write)),
-        *(read * gone, write * gone, 0.0, 0.0, slots),
+        *(read * gone, write * gone, 0.0, 0.0, slots, 0.0),
     )
     plain = {
         "cold": float(cold), "residual": float(residual), "byte_per_element": (read + write) / max(elements, 1.0),

@@ -10,9 +10,12 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import log, sqrt
+from typing import NamedTuple
 
 from wattcast.core.units import Dtype
+from wattcast.workload.engine_operators import FusedExperts, LatentAttention, Route
 from wattcast.workload.models import shared_layers as layers
+from wattcast.workload.operator_base import Operator
 from wattcast.workload.operator_types import Attention, Bmm, Elementwise, LayerNorm, Layout, RmsNorm
 from wattcast.workload.tracing import tensor_functions as functional
 from wattcast.workload.tracing.program import PassSettings, Program
@@ -210,11 +213,11 @@ def _engine_layer(dims: DecoderDims, run: PassSettings, x: Tensor, cos: Tensor, 
         if dims.qk_norm:
             for part in (q, k):
                 layers.rms_norm(run, part)
-        layers.rotate_in_place(q, k, cos, dims.rotary_share)
+        layers.rotate_in_place(run, q, k, cos, dims.rotated)
         out = layers.paged_attention(run, q, k, v, dims.window)
         x = functional.leave_parallel(layers.project(run, out, dims.hidden, dims.out_bias), run.tp)
     with x.tape.scope("mlp"):
-        normed = normed if dims.parallel else layers.add_norm(run, x, kind)
+        normed = normed if dims.parallel else layers.add_norm(run, x, kind, to_products=not dims.experts)
         if dims.experts or dims.gated:
             return _feed_forward(dims, run, normed)
         inner = pointwise("gelu_tanh", layers.project(run, normed, dims.intermediate // run.tp, dims.out_bias))
@@ -238,6 +241,9 @@ def mix_experts(dims: ExpertDims, run: PassSettings, x: Tensor) -> Tensor:
 
 
 def _shared_expert(dims: ExpertDims, run: PassSettings, x: Tensor, width: int) -> Tensor:
+    if run.engine:
+        gate = layers.gate_in_one_kernel(run, layers.project(run, x, 2 * width), dims.activation)
+        return layers.project(run, gate, dims.hidden)
     gate = functional.activation(dims.activation, layers.project(run, x, width))
     return layers.project(run, gate * layers.project(run, x, width), dims.hidden)
 
@@ -254,9 +260,10 @@ def _send_to_experts(dims: ExpertDims, run: PassSettings, x: Tensor) -> Tensor:
     sent = max(round(own * reached), 1)
     byte = sent * dims.hidden * x.dtype.byte
     mine = x if run.tp == 1 else x.slice(0, 0, own)
-    rows = functional.send_rows(mine, sent, byte, run.ep, overlaps=_SHARED_OPERATORS if dims.shared else 0)
+    rows = functional.send_rows(mine, sent, byte, run.ep, overlaps=_shared_operators(run) if dims.shared else 0)
     shared = _shared_expert(dims, run, mine, dims.shared) if dims.shared else None
-    rows = functional.pick_rows(rows, sum(size * count for size, count in groups))
+    if not run.served:
+        rows = functional.pick_rows(rows, sum(size * count for size, count in groups))
     partial = _multiply_experts(dims, run, rows, groups, sent)
     out = reduce("sum", functional.send_rows(partial, sent, byte, run.ep), (own, dims.hidden), across=True)
     out = out if shared is None else out + shared
@@ -266,7 +273,12 @@ def _send_to_experts(dims: ExpertDims, run: PassSettings, x: Tensor) -> Tensor:
     return x.tape.empty((tokens, dims.hidden), x.dtype)
 
 
-_SHARED_OPERATORS = 5  # of ``_shared_expert``: two products in, their gate, the product out
+def _shared_operators(run: PassSettings) -> int:
+    """Count the operators of ``_shared_expert``: the products in, their gate, the product out, and quantizing."""
+    if not run.engine:
+        return 5
+    quantized = run.recipe is not None and run.recipe.activations is not None
+    return 3 + quantized * (2 if run.recipe is not None and run.recipe.mode == "block" else 1)
 
 
 def _route(dims: ExpertDims, run: PassSettings, x: Tensor) -> Tensor:
@@ -277,6 +289,12 @@ def _route(dims: ExpertDims, run: PassSettings, x: Tensor) -> Tensor:
     if run.engine:
         if dims.router == "grouped":  # the bias that balances experts, added inside the routing kernel
             x.tape.parameter(dims.experts, dtype=Dtype.FP32)
+        if run.served:
+            weights = x.tape.empty((x.shape[0], dims.chosen), Dtype.FP32)
+            mode = "grouped" if dims.router == "grouped" else "softmax"
+            op = Route(x.shape[0], dims.experts, dims.experts, dims.chosen, mode, dtype=run.dtype)
+            x.tape.emit(op, (scores,), (weights,))
+            return weights
         return _select_top(functional.softmax(scores), dims.chosen, scores.dtype)
     weights = _select_top(functional.softmax(scores, wide=True), dims.chosen, Dtype.FP32)
     if dims.renormalise:
@@ -334,8 +352,12 @@ def _visit_experts(dims: ExpertDims, run: PassSettings, x: Tensor, weights: Tens
     tape, width = x.tape, dims.intermediate // run.tp
     if run.ep > 1:  # a part of the experts, of whose tokens all others have a copy
         groups = busiest_picks(picks, dims.experts, dims.chosen, run.skew, run.ep)
+        if run.served:
+            return _local_experts(dims, run, x, groups, tokens)
         local = functional.pick_rows(x, sum(size * count for size, count in groups))
         return _multiply_experts(dims, run, local, groups, tokens)
+    if run.served:
+        return _fused_experts(dims, run, x, FusedChoices(tokens, dims.experts, dims.chosen, run.skew), tokens)
     choice = tape.empty((picks,), Dtype.INT64)
     if not run.engine:  # sort the choices
         tape.emit(Elementwise("topk", picks, dtype=Dtype.INT64, write=2 * picks * 8), (choice,), (choice,))
@@ -369,11 +391,53 @@ def _multiply_experts(
     dims: ExpertDims, run: PassSettings, rows: Tensor, groups: list[tuple[int, int]], tokens: int
 ) -> Tensor:
     """Multiply rows by this GPU's experts, group by group, and sum them token by token, as an engine does."""
+    if run.served:
+        return _local_experts(dims, run, rows, groups, tokens)
     tape, width, held = rows.tape, dims.intermediate // run.expert_width_share, dims.experts // run.ep
     up = tape.parameter(held, 2 * width, dims.hidden, dtype=run.weight_dtype)
     down = tape.parameter(held, dims.hidden, width, dtype=run.weight_dtype)
-    gated = layers.gate_in_one_kernel(functional.grouped_matmul(rows, up, groups), dims.activation)
+    gated = layers.gate_in_one_kernel(run, functional.grouped_matmul(rows, up, groups), dims.activation)
     return reduce("sum", functional.grouped_matmul(gated, down, groups), (tokens, dims.hidden), across=True)
+
+
+class FusedChoices(NamedTuple):
+    """What one call of fused experts gets: tokens, experts held, experts that each token visits, and skew."""
+
+    tokens: int
+    experts: int
+    chosen: int
+    skew: float
+
+
+def _local_experts(
+    dims: ExpertDims, run: PassSettings, x: Tensor, groups: list[tuple[int, int]], tokens: int
+) -> Tensor:
+    """Run this GPU's experts in one call, each pick as a token that visits one of them."""
+    picks, least = sum(size * count for size, count in groups), min(count for _, count in groups)
+    size, most = max(groups, key=lambda group: group[1])
+    choices = FusedChoices(picks, dims.experts // run.ep, 1, min(size * (most - least) / picks, 1.0))
+    return _fused_experts(dims, run, x, choices, tokens)
+
+
+def _fused_experts(dims: ExpertDims, run: PassSettings, x: Tensor, choices: FusedChoices, tokens: int) -> Tensor:
+    """Run experts in one call of the engine, which sorts, quantizes, multiplies, gates and adds up."""
+    tape, width, recipe = x.tape, dims.intermediate // run.expert_width_share, run.recipe
+    bit = 16.0 if recipe is None else recipe.bit
+    held = [
+        layers.narrow_parameter(tape, shape, run.dtype, bit)
+        for shape in ((choices.experts, 2 * width, dims.hidden), (choices.experts, dims.hidden, width))
+    ]
+    out = tape.empty((tokens, dims.hidden), x.dtype)
+    narrow = recipe.activations if recipe is not None else None
+    op = FusedExperts(
+        *(choices.tokens, choices.experts, choices.chosen, dims.hidden, width),
+        weights="bf16" if recipe is None else recipe.weights,
+        scales="none" if recipe is None else recipe.expert_scales or "tensor",
+        skew=choices.skew,
+        dtype=narrow or run.dtype,
+    )
+    tape.emit(op, (x, *held), (out,))
+    return out
 
 
 def busiest_picks(picks: int, experts: int, chosen: int, skew: float, gpus: int) -> list[tuple[int, int]]:
@@ -484,6 +548,14 @@ def _latent_layer(dims: LatentDims, run: PassSettings, dense: bool) -> Callable[
     attend = _engine_attention if run.engine else _latent_self_attention
 
     def layer(tape: Tape, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None) -> Tensor:
+        if run.served:
+            with tape.scope("attention"):
+                x = attend(dims, run, layers.add_norm(run, x, RmsNorm), cos, sin, mask)
+            with tape.scope("mlp"):
+                normed = layers.add_norm(run, x, RmsNorm, to_products=dense)
+                if dense:
+                    return layers.gated_feed_forward(run, normed, dims.intermediate, dims.activation)
+                return mix_experts(dims.expert_dims, run, normed)
         with tape.scope("attention"):
             x = x + attend(dims, run, layers.rms_norm(run, x), cos, sin, mask)
         with tape.scope("mlp"):
@@ -560,7 +632,7 @@ def _engine_attention(
     q_low, latent, k_turn = low.split(dims.q_rank, dims.kv_rank, dims.rotary_dim)
     q = layers.project(run, layers.rms_norm(run, q_low), heads * dims.dim)
     latent = layers.rms_norm(run, latent)
-    layers.rotate_in_place(q.slice(-1, 0, heads * dims.rotary_dim), k_turn, cos)
+    layers.rotate_in_place(run, q.slice(-1, 0, heads * dims.rotary_dim), k_turn, cos, dims.rotary_dim)
     layers.write_paged_cache(run, (latent, k_turn), dims.cached_dim)
     attend = _attend_absorbed if run.length == 1 else _attend_expanded
     return functional.leave_parallel(layers.project(run, attend(dims, run, q, latent, heads), dims.hidden), run.tp)
@@ -568,13 +640,21 @@ def _engine_attention(
 
 def _attend_absorbed(dims: LatentDims, run: PassSettings, q: Tensor, latent: Tensor, heads: int) -> Tensor:
     tape, tokens = q.tape, run.batch * run.length
-    weight = tape.parameter(heads * (dims.plain_dim + dims.value_dim), dims.kv_rank, dtype=run.weight_dtype)
+    weight = tape.parameter(heads * (dims.plain_dim + dims.value_dim), dims.kv_rank, dtype=run.dtype)
     wide = tape.empty((run.batch, run.length, heads, dims.cached_dim), q.dtype)
     tape.emit(Bmm(heads, tokens, dims.kv_rank, dims.plain_dim, dtype=q.dtype), (q, weight), (wide,))
     mixed = tape.empty((run.batch, run.length, heads, dims.kv_rank), q.dtype)
-    op = Attention(
-        run.batch, heads, 1, run.length, run.context, dims.cached_dim, v_head_dim=dims.kv_rank, dtype=q.dtype
-    )
+    op: Operator
+    if run.served:
+        fp8 = run.cache_dtype is Dtype.FP8
+        op = LatentAttention(
+            run.batch, heads, run.length, run.context, dims.kv_rank, dims.rotary_dim, "flashmla" if fp8 else "fa3",
+            run.cache_dtype, 64 if fp8 else 16, dtype=q.dtype,
+        )  # fmt: skip
+    else:
+        op = Attention(
+            run.batch, heads, 1, run.length, run.context, dims.cached_dim, v_head_dim=dims.kv_rank, dtype=q.dtype
+        )
     tape.emit(op, (wide, latent), (mixed,))
     out = tape.empty((run.batch, run.length, heads * dims.value_dim), q.dtype)
     tape.emit(Bmm(heads, tokens, dims.value_dim, dims.kv_rank, dtype=q.dtype), (mixed, weight), (out,))
@@ -589,9 +669,15 @@ def _attend_expanded(dims: LatentDims, run: PassSettings, q: Tensor, latent: Ten
     k = tape.empty((n,), q.dtype)
     tape.emit(Elementwise("cat", n, dtype=q.dtype, layout=Layout.STRIDED), (wide,), (k,))
     out = tape.empty((run.batch, run.length, heads * dims.value_dim), q.dtype)
-    op = Attention(
-        run.batch, heads, heads, run.length, run.context, dims.dim, causal=True, v_head_dim=dims.value_dim,
-        dtype=q.dtype,
-    )  # fmt: skip
+    op: Operator
+    if run.served and (dims.dim, dims.value_dim) == (192, 128):
+        op = LatentAttention(
+            run.batch, heads, run.length, run.context, dims.kv_rank, dims.rotary_dim, phase="prefill", dtype=q.dtype
+        )
+    else:
+        op = Attention(
+            run.batch, heads, heads, run.length, run.context, dims.dim, causal=True, v_head_dim=dims.value_dim,
+            dtype=q.dtype,
+        )  # fmt: skip
     tape.emit(op, (q, k, wide), (out,))
     return out

@@ -6,9 +6,25 @@ Templates import this module as ``layers``. ``run`` holds the settings of the pa
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import ceil
 
 from wattcast.core.units import Dtype
-from wattcast.workload.model_options import OutputHead
+from wattcast.workload.engine_operators import (
+    GRAPH_SPLITS,
+    GRAPH_TOKENS,
+    BlockProduct,
+    CacheWrite,
+    CompiledRows,
+    EngineRotary,
+    NarrowProduct,
+    PagedAttention,
+    Quantize,
+    Sampling,
+    ScaledProduct,
+    WeightOnlyProduct,
+)
+from wattcast.workload.model_options import OutputHead, WeightRecipe
+from wattcast.workload.operator_base import Operator
 from wattcast.workload.operator_types import Attention, Elementwise, LayerNorm, Layout, Linear, RmsNorm
 from wattcast.workload.tracing import tensor_functions as functional
 from wattcast.workload.tracing.program import PassSettings
@@ -78,6 +94,8 @@ def project(
     ``in_major`` weights are stored as ``[in, out]`` (GPT-2's Conv1D), so their gradient is as well.
     """
     tape = x.tape
+    if run.recipe is not None and not wide:
+        return project_narrow(run, x, features, run.recipe, bias)
     weight = tape.parameter(features, x.shape[-1], dtype=run.dtype if wide else run.weight_dtype)
     offset = tape.parameter(features, dtype=run.dtype) if bias else None
     if weight.dtype is not Dtype.FP8:
@@ -110,6 +128,8 @@ def rms_norm(run: PassSettings, x: Tensor, *, gemma: bool = False) -> Tensor:
     Gemma multiplies by (1 + weight), in fp32, before it casts back. Engines run one fused kernel.
     """
     weight = x.tape.parameter(x.shape[-1], dtype=run.dtype)
+    if run.served:
+        return _compiled_rows(x, "rms_norm", x.shape[-1])
     if run.engine:
         return functional.rms_norm(x, weight)
     with x.tape.scope("norm"):
@@ -151,7 +171,7 @@ def gated_feed_forward(
     hidden, width = x.shape[-1], width // run.tp
     x = functional.enter_parallel(x, run.tp)
     if run.engine:
-        inner = gate_in_one_kernel(project(run, x, 2 * width), function)
+        inner = gate_in_one_kernel(run, project(run, x, 2 * width), function)
     elif merged:
         gate, up = project(run, x, 2 * width).split(width, width)
         inner = up * functional.activation(function, gate)
@@ -161,8 +181,10 @@ def gated_feed_forward(
     return functional.leave_parallel(project(run, inner, hidden, bias), run.tp)
 
 
-def gate_in_one_kernel(x: Tensor, function: str) -> Tensor:
+def gate_in_one_kernel(run: PassSettings, x: Tensor, function: str) -> Tensor:
     """Compute act(first half) * second half of the last dimension in one kernel, as engines run it."""
+    if run.served:
+        return _compiled_rows(x, "silu_and_mul", x.shape[-1] // 2, _quantizes_inside(run))
     out = x.tape.empty((*x.shape[:-1], x.shape[-1] // 2), x.dtype)
     x.tape.emit_pointwise("silu_mul" if function == "silu" else "gelu_mul", (x,), out, Layout.CONTIGUOUS)
     return out
@@ -291,6 +313,9 @@ def language_head(run: PassSettings, x: Tensor, vocab: int, *, tied: bool, bias:
         if run.head is OutputHead.LAST and x.shape[1] > 1:
             x = x.slice(1, x.shape[1] - 1, x.shape[1])
         logits = project_to_vocabulary(run, x, vocab, tied=tied, bias=bias)
+        if run.served and run.head is OutputHead.LAST:
+            rows = logits.numel // logits.shape[-1]
+            x.tape.emit(Sampling(rows, logits.shape[-1], "greedy", dtype=run.dtype), (logits,), (logits,))
         if not run.training:
             return logits
         with x.tape.scope("loss"):
@@ -320,11 +345,64 @@ def classify(run: PassSettings, x: Tensor, classes: int) -> Tensor:
 # Kernels of inference engines.
 
 
-def add_norm(run: PassSettings, x: Tensor, kind: type[LayerNorm] | type[RmsNorm]) -> Tensor:
-    """Add the residual and norm in one kernel: two tensors read, two written."""
+def narrow_parameter(tape: Tape, shape: Sequence[int], dtype: Dtype, bit: float) -> Tensor:
+    """Return a weight whose elements take ``bit`` bits each, scales included."""
+    weight = tape.parameter(*shape, dtype=dtype)
+    weight.storage.byte = ceil(weight.numel * bit / 8.0)
+    return weight
+
+
+def project_narrow(run: PassSettings, x: Tensor, features: int, recipe: WeightRecipe, bias: bool = False) -> Tensor:
+    """Apply a linear layer whose weights are kept by a recipe; tokens are quantized first unless they are already."""
+    tape, k = x.tape, x.shape[-1]
+    m = x.numel // k
+    weight = narrow_parameter(tape, (features, k), run.dtype, recipe.bit)
+    if bias:
+        tape.parameter(features, dtype=run.dtype)
+    out = tape.empty((*x.shape[:-1], features), run.dtype)
+    op: NarrowProduct
+    if recipe.activations is None:
+        op = WeightOnlyProduct(
+            m, features, k, recipe.weights, recipe.group, recipe.zero_points, recipe.kernel, dtype=run.dtype
+        )
+    else:
+        if x.dtype is run.dtype:
+            narrow = tape.empty(x.shape, recipe.activations)
+            tape.emit(Quantize(m, k, recipe.mode, dtype=run.dtype), (x,), (narrow,))
+            x = narrow
+        if recipe.mode == "token":
+            op = ScaledProduct(m, features, k, recipe.mode, recipe.kernel, dtype=recipe.activations)
+        else:
+            op = BlockProduct(m, features, k, "block", recipe.kernel, recipe.bit, dtype=recipe.activations)
+    tape.emit(op, (x, weight), (out,))
+    return out
+
+
+def _quantizes_inside(run: PassSettings) -> bool:
+    """Tell whether norms and gates hand on fp8: the compiler puts a scale a token into their kernels."""
+    return run.recipe is not None and run.recipe.activations is not None and run.recipe.mode == "token"
+
+
+def _compiled_rows(x: Tensor, function: str, dim: int, quantized: bool = False) -> Tensor:
+    """Emit a norm or gate over the last dimension as torch.compile writes it; ``quantized`` results are in fp8."""
+    out = x.tape.empty((*x.shape[:-1], dim), Dtype.FP8 if quantized else x.dtype)
+    name = f"{function}_quant" if quantized else function
+    x.tape.emit(CompiledRows(out.numel // dim, dim, name, dtype=x.dtype), (x,), (out,))
+    return out
+
+
+def add_norm(
+    run: PassSettings, x: Tensor, kind: type[LayerNorm] | type[RmsNorm], *, to_products: bool = True
+) -> Tensor:
+    """Add the residual and norm in one kernel: two tensors read, two written.
+
+    ``to_products``: only linear layers read the result, so that it may come out quantized.
+    """
     tape, dim = x.tape, x.shape[-1]
     byte = x.numel * x.dtype.byte
     weights = [tape.parameter(dim, dtype=run.dtype) for _ in range(2 if kind is LayerNorm else 1)]
+    if run.served and kind is RmsNorm:
+        return _compiled_rows(x, "add_rms_norm", dim, to_products and _quantizes_inside(run))
     out = tape.empty(x.shape, x.dtype)
     op = kind(x.numel // dim, dim, dtype=x.dtype, read=2 * byte, write=2 * byte)
     tape.emit(op, (x, *weights), (out, x))
@@ -337,20 +415,29 @@ def split_projection(fused: Tensor, heads: Sequence[int], dim: int) -> list[Tens
     return [part.view(*part.shape[:2], count, dim) for part, count in zip(parts, heads, strict=True)]
 
 
-def rotate_in_place(q: Tensor, k: Tensor, cos: Tensor, share: float = 1.0) -> None:
-    """Apply the rotary embedding to a share of queries and keys, in place, in one kernel."""
-    n = int((q.numel + k.numel) * share)
-    op = Elementwise("rotary", n, dtype=q.dtype, layout=Layout.STRIDED, read=n * q.dtype.byte + 2 * cos.byte)
+def rotate_in_place(run: PassSettings, q: Tensor, k: Tensor, cos: Tensor, head_dim: int) -> None:
+    """Apply the rotary embedding to ``head_dim`` values of each head of queries and keys, in place, in one kernel."""
+    tokens, width = run.batch * run.length, q.shape[-1] if len(q.shape) == 4 else head_dim
+    heads, kv_heads = q.numel // tokens // width, k.numel // tokens // width
+    if run.served:
+        op: Operator = EngineRotary(tokens, kv_heads * head_dim, heads, kv_heads, head_dim, dtype=q.dtype)
+    else:
+        n = tokens * (heads + kv_heads) * head_dim
+        op = Elementwise("rotary", n, dtype=q.dtype, layout=Layout.STRIDED, read=n * q.dtype.byte + 2 * cos.byte)
     q.tape.emit(op, (q, k, cos), (q, k))
 
 
 def write_paged_cache(run: PassSettings, parts: Sequence[Tensor], elements: int) -> None:
     """Copy ``elements`` new keys and values of each token into the paged cache."""
     if run.cached:
-        tape, dtype = parts[0].tape, parts[0].dtype
-        op = Elementwise("copy", run.batch * run.length * elements, dtype=dtype, layout=Layout.STRIDED)
+        tape, dtype, tokens = parts[0].tape, parts[0].dtype, run.batch * run.length
+        if run.served:
+            half = elements // 2
+            op: Operator = CacheWrite(tokens, half, 1, 1, half, run.cache_dtype, dtype=dtype)
+        else:
+            op = Elementwise("copy", tokens * elements, dtype=dtype, layout=Layout.STRIDED)
         tape.emit(op, parts, ())
-        tape.cache_byte += run.batch * -(-run.context // run.cp) * elements * dtype.byte
+        tape.cache_byte += run.batch * -(-run.context // run.cp) * elements * run.cache_dtype.byte
 
 
 def paged_attention(run: PassSettings, q: Tensor, k: Tensor, v: Tensor, window: int = 0) -> Tensor:
@@ -367,7 +454,19 @@ def paged_attention(run: PassSettings, q: Tensor, k: Tensor, v: Tensor, window: 
         seen, causal = run.past + max((run.context - run.past) // 2, 1), False
     elif run.cp > 1:  # each attends over its part of the cache
         seen = -(-seen // run.cp)
-    op = Attention(batch, heads, k.shape[2], length, seen, dim, causal=causal, dtype=tape.math_dtype(q.dtype))
+    if run.served:
+        if run.cache_dtype is Dtype.FP8:
+            tape.emit(Quantize(batch * length, heads * dim, "static", dtype=q.dtype), (q,), (q,))
+        last = seen + (0 if causal else (length - 1) // 2)  # keys of the last token
+        splits = GRAPH_SPLITS if batch * length <= GRAPH_TOKENS else 0
+        op: Operator = PagedAttention(
+            *(heads, k.shape[2], dim, ((batch, length, last),), run.cache_dtype, window),
+            splits=splits,
+            bound=last,
+            dtype=q.dtype,
+        )
+    else:
+        op = Attention(batch, heads, k.shape[2], length, seen, dim, causal=causal, dtype=tape.math_dtype(q.dtype))
     tape.emit(op, (q, k, v), (out,))
     if run.cp > 1 and length == 1:  # results and sums of exponentials of all parts
         functional.gather_parts(tape.empty((batch, heads, dim + 1), Dtype.FP32), run.cp, run.tp)

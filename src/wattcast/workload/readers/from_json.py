@@ -31,7 +31,7 @@ from wattcast.workload.operator_types import (
 )
 
 MAX_OPS = 1_000_000
-_TOLD = ("stack", "phase", "tokens", "items", "item", "gpu_count")  # fields of a Graph that a file may tell
+_TOLD = ("stack", "phase", "tokens", "items", "item", "gpu_count")  # fields that a file may tell
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):

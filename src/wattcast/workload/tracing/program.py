@@ -9,7 +9,7 @@ from math import ceil
 
 from wattcast.core.units import Dtype
 from wattcast.workload.graph import Block
-from wattcast.workload.model_options import AttentionMode, OutputHead, SoftwareStack
+from wattcast.workload.model_options import AttentionMode, OutputHead, SoftwareStack, WeightRecipe
 from wattcast.workload.operator_base import Operator
 from wattcast.workload.operator_types import Collective, Elementwise
 from wattcast.workload.tracing.fusion import fuse_entries
@@ -43,10 +43,22 @@ class PassSettings:
     tf32: bool = False
     adapter_rank: int = 0  # LoRA: the model's own weights are frozen, each linear layer has an adapter of this rank
     fp8_products: bool = False  # training: linear layers multiply in fp8, weights stay in ``dtype``
+    recipe: WeightRecipe | None = None  # of an engine's weights; None: as ``weight_dtype``
+    kv_dtype: Dtype | None = None  # of an engine's cache; None: as activations
 
     def new_program(self) -> Program:
         """Begin the program of a pass with these settings."""
         return Program(self.training, self.tf32, frozen=self.adapter_rank > 0)
+
+    @property
+    def cache_dtype(self) -> Dtype:
+        """Format of cached keys and values."""
+        return self.kv_dtype or self.dtype
+
+    @property
+    def served(self) -> bool:
+        """Whether an engine runs the model by its own kernels, which are for half precision."""
+        return self.engine and self.dtype in (Dtype.BF16, Dtype.FP16)
 
     @property
     def flash(self) -> bool:

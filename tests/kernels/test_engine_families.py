@@ -1,0 +1,163 @@
+"""Kernels of an inference engine: what they read and compute, and how formats and routing change it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import wattcast
+from wattcast.core.errors import BadInput
+from wattcast.core.units import Dtype
+from wattcast.hardware import load_gpu
+from wattcast.kernels import build_kernels, reference_chip
+from wattcast.kernels.families.engine_families import expert_tile
+from wattcast.kernels.kernel_table import USUAL_CONDITION
+from wattcast.predictor.bundle import shipped_bundle
+from wattcast.workload.build_model import build_graph, compute_footprint
+from wattcast.workload.engine_operators import (
+    FusedExperts,
+    LatentAttention,
+    PagedAttention,
+    ScaledProduct,
+    WeightOnlyProduct,
+)
+from wattcast.workload.model_options import RECIPES, ModelOptions
+from wattcast.workload.operator_base import Operator, registered_operators
+from wattcast.workload.readers import from_json
+
+
+def lower(*ops: Operator) -> object:
+    gpu = load_gpu("h200")
+    return build_kernels(ops, (USUAL_CONDITION,) * len(ops), gpu, reference_chip(gpu), ()).work
+
+
+def test_paged_attention_counts_what_masks_and_windows_keep() -> None:
+    whole = PagedAttention(8, 2, 128, ((3, 100, 300),))
+    assert whole.scores == 3 * sum(range(201, 301))
+    windowed = PagedAttention(8, 2, 128, ((3, 100, 300),), window=250)
+    assert windowed.scores == 3 * sum(min(keys, 250) for keys in range(201, 301))
+    assert PagedAttention(8, 2, 128, ((1, 1, 300),), window=64).scores == 64
+    assert PagedAttention(8, 2, 128, ((1, 50, 50),), window=20).scores == sum(min(i, 20) for i in range(1, 51))
+
+
+def test_an_fp8_cache_halves_the_bytes_and_multiplies_in_fp8() -> None:
+    wide = PagedAttention(32, 8, 128, ((64, 1, 4096),))
+    narrow = PagedAttention(32, 8, 128, ((64, 1, 4096),), Dtype.FP8)
+    assert narrow.cache_byte == wide.cache_byte / 2
+    assert (wide.math_dtype, narrow.math_dtype) == (Dtype.BF16, Dtype.FP8)
+
+
+def test_padded_rows_of_decode_count_as_arithmetic() -> None:
+    """A tile of 64 rows works on four query heads: the other sixty rows draw power too."""
+    op = PagedAttention(32, 8, 128, ((64, 1, 4096),), splits=32)
+    work = lower(op)
+    assert float(work.padded_flop[0]) == pytest.approx(op.flop * (64 / 4 - 1), rel=0.01)  # type: ignore[attr-defined]
+
+
+def test_long_sequences_are_split_over_the_chip_and_many_are_not() -> None:
+    one, many = (
+        2 ** lower(PagedAttention(32, 8, 128, groups, splits=32)).features["log_cut"][0]  # type: ignore[attr-defined]
+        for groups in (((1, 1, 8192),), ((256, 1, 1024),))
+    )
+    assert (one, many) == (13, 1), "64 blocks of 128 keys by 8 heads: 5 a part, 1.1 times an even share of 132 SMs"
+
+
+def test_latent_attention_reads_its_cache_once() -> None:
+    op = LatentAttention(8, 128, 1, 4096)
+    assert op.cache_byte == 8 * 4096 * 576 * 2
+    assert float(lower(op).dram_read_byte[0]) == op.read_byte  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("routing", ["even", "skewed", "same"])
+@pytest.mark.parametrize("tokens", [4, 64, 2000])
+def test_expected_experts_and_blocks_are_those_of_drawn_routings(routing: str, tokens: int) -> None:
+    op = FusedExperts(tokens, 64, 6, 2048, 1408, routing=routing)
+    rng = np.random.default_rng(0)
+    active, blocks = [], []
+    block, _ = expert_tile(op)
+    for _ in range(60):
+        score = rng.gumbel(size=(tokens, 64)) - (np.log(1.0 + rng.permutation(64)) if routing == "skewed" else 0.0)
+        chosen = np.argsort(-score, axis=1)[:, :6]
+        if routing == "same":
+            chosen = np.tile(np.arange(6), (tokens, 1))
+        count = np.bincount(chosen.ravel(), minlength=64)
+        active.append((count > 0).sum())
+        blocks.append(np.ceil(count / block).sum())
+    assert op.active == pytest.approx(np.mean(active), rel=0.03)
+    assert op.count_blocks(block) == pytest.approx(np.mean(blocks), rel=0.06)
+
+
+def test_skew_sends_tokens_to_fewer_experts() -> None:
+    even, skewed, same = (FusedExperts(16, 64, 6, 2048, 1408, skew=skew).active for skew in (0.0, 0.5, 1.0))
+    assert even > skewed > same == 6
+
+
+def test_narrow_weights_count_their_scales() -> None:
+    product = WeightOnlyProduct(1, 4096, 4096, "int4", 128, True)
+    assert product.weight_byte == 4096 * 4096 * RECIPES["awq"].bit / 8
+    assert WeightOnlyProduct(1, 256, 256, "fp4", 32).weight_byte == 256 * 256 * RECIPES["mxfp4"].bit / 8
+
+
+def test_engine_operators_survive_json() -> None:
+    ops = [
+        PagedAttention(8, 2, 128, ((3, 100, 300), (2, 1, 50)), Dtype.FP8, 64),
+        FusedExperts(5, 8, 2, 64, 128, skew=0.5),
+        ScaledProduct(3, 64, 128, dtype=Dtype.FP8),
+    ]
+    data = from_json.graph_to_plain(wattcast.workload.Graph.from_operators("some", ops))
+    import msgspec
+
+    again = from_json.parse_workload(msgspec.json.encode(data), "some")
+    assert [op for op, _ in again.calls()] == ops
+
+
+def test_every_kind_was_fitted_on_the_h200() -> None:
+    bundle = shipped_bundle("h200")
+    assert bundle is not None
+    kinds = {kind for kind in registered_operators() if kind.startswith("engine_")}
+    forms = {form.split()[0] for seen in bundle.seen.values() for form in seen.every_form}
+    assert kinds <= forms
+
+
+@pytest.mark.parametrize("name", [*RECIPES, None])
+def test_a_recipe_keeps_as_many_bytes_as_its_bits_say(name: str | None) -> None:
+    wide = compute_footprint("llama3-8b", ModelOptions(stack="engine", phase="decode"))
+    found = compute_footprint("llama3-8b", ModelOptions(stack="engine", phase="decode", quantization=name))
+    linear = 32 * 4096 * (6144 + 4096 + 3 * 14336)
+    bit = 16.0 if name is None else RECIPES[name].bit
+    assert wide.weight_byte - found.weight_byte == pytest.approx(linear * (16 - bit) / 8, rel=1e-6)
+    assert found.cache_byte == wide.cache_byte
+
+
+def test_an_fp8_cache_takes_half_the_memory_and_is_quantized_into() -> None:
+    options = ModelOptions(stack="engine", phase="decode", batch=8, seq=1000)
+    narrow = ModelOptions(stack="engine", phase="decode", batch=8, seq=1000, kv_dtype="fp8")
+    wide, half = (compute_footprint("llama3-8b", o).cache_byte for o in (options, narrow))
+    assert wide == 2 * half
+    kinds = {str(op.kind) for op, _ in build_graph("llama3-8b", narrow).calls()}
+    assert "engine_quantize" in kinds
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ({"quantization": "fp8"}, "stack engine"),
+        ({"stack": "engine", "quantization": "gguf"}, "fp8-block"),
+        ({"stack": "engine", "quantization": "awq", "weights": "int4"}, "no recipe beside it"),
+        ({"stack": "engine", "kv_dtype": "int8"}, "kv_dtype"),
+        ({"stack": "engine", "weights": "int3"}, "int4"),
+    ],
+)
+def test_wrong_formats_are_refused_with_what_to_do(options: dict[str, str], word: str) -> None:
+    with pytest.raises(BadInput, match=word):
+        ModelOptions.from_names(**options)
+
+
+def test_fp4_arithmetic_needs_a_gpu_that_has_it() -> None:
+    options = {"stack": "engine", "phase": "decode", "batch": 8}
+    with pytest.raises(BadInput, match="--weights fp4"):
+        wattcast.predict("llama3-8b", "h200", quantization="nvfp4", **options)
+    narrow = wattcast.predict("llama3-8b", "b200", quantization="nvfp4", **options)
+    wide = wattcast.predict("llama3-8b", "b200", **options)
+    assert narrow.latency_s < wide.latency_s
+    assert wattcast.predict("llama3-8b", "h200", weights="fp4", **options).latency_s > 0
