@@ -141,7 +141,7 @@ def test_an_fp8_cache_takes_half_the_memory_and_is_quantized_into() -> None:
 @pytest.mark.parametrize(
     ("options", "word"),
     [
-        ({"quantization": "fp8"}, "stack engine"),
+        ({"stack": "eager", "quantization": "fp8"}, "stack engine"),
         ({"stack": "engine", "quantization": "gguf"}, "fp8-block"),
         ({"stack": "engine", "quantization": "awq", "weights": "int4"}, "no recipe beside it"),
         ({"stack": "engine", "kv_dtype": "int8"}, "kv_dtype"),
@@ -151,6 +151,14 @@ def test_an_fp8_cache_takes_half_the_memory_and_is_quantized_into() -> None:
 def test_wrong_formats_are_refused_with_what_to_do(options: dict[str, str], word: str) -> None:
     with pytest.raises(BadInput, match=word):
         ModelOptions.from_names(**options)
+
+
+def test_a_narrow_format_asks_for_an_engine() -> None:
+    graph = build_graph("llama3-8b", ModelOptions(phase="decode", quantization="awq"))
+    assert graph.stack == "engine"
+    assert any("widened on chip" in line for line in graph.assumptions)
+    with pytest.raises(BadInput, match="engine serves"):
+        build_graph("resnet50", ModelOptions(quantization="fp8"))
 
 
 def test_fp4_arithmetic_needs_a_gpu_that_has_it() -> None:

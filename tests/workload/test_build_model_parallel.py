@@ -6,6 +6,7 @@ import pytest
 
 from wattcast.core.errors import BadInput
 from wattcast.workload import ModelOptions, build_graph
+from wattcast.workload.engine_operators import PagedAttention
 from wattcast.workload.graph import Graph, compute_totals
 from wattcast.workload.models.decoders import busiest_picks
 from wattcast.workload.operator_types import Attention, Collective, Linear
@@ -114,7 +115,7 @@ def test_gpus_that_share_a_sequence_share_its_cache_and_attention() -> None:
         return build_graph("llama3-70b", ModelOptions(tp=4, cp=cp, batch=2, seq=8192, phase=phase, stack="engine"))
 
     for phase in ("prefill", "decode"):
-        one, two = (next(op for op, _ in graph(cp, phase).calls() if isinstance(op, Attention)) for cp in (1, 2))
+        one, two = (next(op for op, _ in graph(cp, phase).calls() if isinstance(op, PagedAttention)) for cp in (1, 2))
         assert two.flop == pytest.approx(one.flop / 2, rel=0.01)
         assert {op.stride for op, _ in graph(2, phase).calls() if isinstance(op, Collective)} == {1, 4}
     assert graph(2, "decode").memory_byte < graph(1, "decode").memory_byte

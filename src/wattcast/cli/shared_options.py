@@ -77,6 +77,15 @@ MODEL_OPTIONS: dict[str, tuple[Any, Any]] = {  # name -> type and help, default;
         None,
     ),
     "dtype": (Annotated[str, typer.Option(help="fp32|tf32|bf16|fp16|fp8|int8")], "bf16"),
+    "quantization": (
+        Annotated[str | None, typer.Option(help="Recipe of an engine: fp8|fp8-block|w8a8|awq|gptq|mxfp4|nvfp4.")],
+        None,
+    ),
+    "weights": (
+        Annotated[str | None, typer.Option(help="Weights alone in int4|fp8|fp4, multiplied in --dtype (engine).")],
+        None,
+    ),
+    "kv_dtype": (Annotated[str | None, typer.Option(help="Cache of an engine: bf16|fp16|fp8.")], None),
     "attention": (Annotated[str, typer.Option(help="eager|flash")], "flash"),
     "head": (
         Annotated[

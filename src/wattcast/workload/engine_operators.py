@@ -6,7 +6,7 @@ here are the keys of the rows.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import erfc, expm1
 from typing import ClassVar
@@ -197,6 +197,7 @@ class NarrowProduct(Operator):
     m: int
     n: int
     k: int
+    kernel: str = field(default="", kw_only=True)
 
     @property
     def weight_byte(self) -> float:
@@ -222,7 +223,7 @@ class ScaledProduct(NarrowProduct):
     """fp8 by fp8 (CUTLASS) with one scale for a tensor, or one for each token and output channel."""
 
     scales: str = "token"
-    kernel: str = "cutlass"
+    kernel: str = field(default="cutlass", kw_only=True)
 
     @property
     def form(self) -> str:
@@ -238,7 +239,7 @@ class BlockProduct(NarrowProduct):
     """
 
     scales: str = "block"
-    kernel: str = "deepgemm"
+    kernel: str = field(default="deepgemm", kw_only=True)
     bit: float = 8.0 + 32.0 / 128.0**2  # of a weight, with its share of a scale
 
     @property
@@ -266,7 +267,7 @@ class WeightOnlyProduct(NarrowProduct):
     weights: str = "int4"
     group: int = 128
     zero_points: bool = False
-    kernel: str = "machete"
+    kernel: str = field(default="machete", kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()

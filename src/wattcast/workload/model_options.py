@@ -164,7 +164,7 @@ class ModelOptions:
             value = getattr(self, name)
             if value is not None and value not in known:
                 raise bad_value(name, f"one of {', '.join(known)}", value)
-            if value is not None and self.stack is not SoftwareStack.ENGINE:
+            if value is not None and self.stack not in (None, SoftwareStack.ENGINE):
                 raise bad_value(name, "stack engine", str(self.stack), "Ask for --stack engine.")
         if self.quantization is not None and self.weights is not None:
             raise bad_value("weights", "no recipe beside it", self.quantization, "Give one of the two.")
@@ -214,6 +214,9 @@ class ModelKeywords(TypedDict, total=False):
     skew: float
     recompute: bool
     image: int | None
+    quantization: str | None
+    weights: str | None
+    kv_dtype: str | None
 
 
 def _parse_word(kind: type[StrEnum], name: str, value: object) -> StrEnum:
@@ -270,8 +273,12 @@ def resolve_options(model: ModelSpec, options: ModelOptions) -> tuple[ModelOptio
             taken["head"] = OutputHead.ALL if phase is WorkloadPhase.TRAIN else serving
             said.append(f"head {taken['head']} (default)")
     if options.stack is None:
-        taken["stack"] = stack = _default_stack(model, phase, options.attention)
-        said.append(f"stack {stack} (default of {phase} for a {kind} model)")
+        stack = _default_stack(model, phase, options.attention)
+        narrow = [name for name in ("quantization", "weights", "kv_dtype") if getattr(options, name) is not None]
+        if narrow and not (model.template.engine and phase is not WorkloadPhase.TRAIN):
+            raise bad_value(narrow[0], "a language model that an engine serves", f"{model.name} {phase}")
+        taken["stack"] = stack = SoftwareStack.ENGINE if narrow else stack
+        said.append(f"stack {stack} (default of {phase} for a {kind} model{' in narrow formats' if narrow else ''})")
     options = replace(options, **taken) if taken else options
     check_parallelism(model, options)
     return options, said + describe_assumptions(model, options)

@@ -363,7 +363,9 @@ def project_narrow(run: PassSettings, x: Tensor, features: int, recipe: WeightRe
     op: NarrowProduct
     if recipe.activations is None:
         op = WeightOnlyProduct(
-            m, features, k, recipe.weights, recipe.group, recipe.zero_points, recipe.kernel, dtype=run.dtype
+            *(m, features, k, recipe.weights, recipe.group, recipe.zero_points),
+            kernel=recipe.kernel,
+            dtype=run.dtype,
         )
     else:
         if x.dtype is run.dtype:
@@ -371,9 +373,9 @@ def project_narrow(run: PassSettings, x: Tensor, features: int, recipe: WeightRe
             tape.emit(Quantize(m, k, recipe.mode, dtype=run.dtype), (x,), (narrow,))
             x = narrow
         if recipe.mode == "token":
-            op = ScaledProduct(m, features, k, recipe.mode, recipe.kernel, dtype=recipe.activations)
+            op = ScaledProduct(m, features, k, recipe.mode, kernel=recipe.kernel, dtype=recipe.activations)
         else:
-            op = BlockProduct(m, features, k, "block", recipe.kernel, recipe.bit, dtype=recipe.activations)
+            op = BlockProduct(m, features, k, "block", recipe.bit, kernel=recipe.kernel, dtype=recipe.activations)
     tape.emit(op, (x, weight), (out,))
     return out
 
