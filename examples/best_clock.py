@@ -4,9 +4,8 @@ import numpy as np
 
 import wattcast
 
-gpu = wattcast.load_gpu("h100-sxm")
-clocks_hz = np.arange(gpu.clocks.min_hz or 0.6e9, gpu.clocks.max_hz + 1, gpu.clocks.step_hz or 15e6)
-sweep = wattcast.predict("llama3-8b", gpu, batch=8, seq=1024, clock=clocks_hz)
+clocks_hz = np.arange(345e6, 1980e6 + 1, 15e6)
+sweep = wattcast.predict("llama3-8b", gpu="h100-sxm", batch=8, seq=1024, clock=clocks_hz)
 best = sweep.energy_j.argmin()
 print(
     f"least energy at {clocks_hz[best] / 1e6:.0f} MHz: {sweep.energy_j[best]:.1f} J in {sweep.latency_s[best]:.3f} s"

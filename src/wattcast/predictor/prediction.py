@@ -45,7 +45,8 @@ from wattcast.predictor.uncertainty import (
 from wattcast.workload.graph import Graph
 from wattcast.workload.operator_base import Operator
 
-Values: TypeAlias = float | Array  # of one configuration, or of a sweep, ``(*sweep,)``
+# A float for one configuration, an array ``(*sweep,)`` for a sweep. A union would make users tell mypy which it is.
+Values: TypeAlias = Any
 TOGETHER = 128  # workloads, of some fifty kernels each, whose kernels are analysed in one table
 
 
@@ -241,8 +242,7 @@ class Prediction:
     @cached_property
     def peak_power_w(self) -> Values:
         """The most that any kernel draws, of one GPU."""
-        peak_w: Values = _plain(np.broadcast_to(self.basis.detail.peak_w, np.shape(self.power_w)))
-        return peak_w
+        return _plain(np.broadcast_to(self.basis.detail.peak_w, np.shape(self.power_w)))
 
     @cached_property
     def modules(self) -> tuple[ModuleShare, ...]:
