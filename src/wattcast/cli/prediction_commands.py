@@ -24,7 +24,7 @@ from wattcast.cli.shared_options import (
     was_given,
 )
 
-Force = Annotated[bool, typer.Option("--force", help="Predict what cannot run: too large, or no such units.")]
+Force = Annotated[bool, typer.Option("--force", help="Predict what cannot run, too.")]
 
 
 def _gpu_names(incomplete: str) -> list[str]:
@@ -48,46 +48,36 @@ def predict(
         list[str],
         typer.Argument(
             autocompletion=_model_names,
-            help="Model names or files: workload JSON, EnergAIzer list, Hugging Face config.json, trace, ONNX.",
+            help="Models, Hugging Face ids, or files: config.json, JSON, trace, ONNX.",
         ),
     ],
     gpu: Annotated[
         str,
-        typer.Option(help="Catalogue name (`wattcast gpus`) or your own YAML file.", autocompletion=_gpu_names),
+        typer.Option(help="A name of `wattcast gpus`, or a YAML file.", autocompletion=_gpu_names),
     ],
     clock: Clock = None,
     power_limit: PowerLimit = None,
     host_launch: HostLaunch = None,
     temperature: Temperature = None,
     data: OperandData = "random",
-    bundle: Annotated[
-        Path | None,
-        typer.Option(help="Folder that `calibrate` or `lab fit kernels` saved, in place of the shipped one."),
-    ] = None,
-    factor: Annotated[
-        list[str] | None, typer.Option(help="Your own efficiency factor, such as compute=0.9 or dram_energy=1.2.")
-    ] = None,
-    card: Annotated[
-        str, typer.Option(help="Whose intervals: another of the kind, or this one, which the bundle was fitted on.")
-    ] = "another",
-    node: Annotated[
-        str | None,
-        typer.Option(help="Where several GPUs stand: a name of `wattcast gpus nodes` or your own YAML file."),
-    ] = None,
-    price: Annotated[str | None, typer.Option(help="Rent of one GPU, such as 2.50/h or 2.50USD/h.")] = None,
+    bundle: Annotated[Path | None, typer.Option(help="Folder that `calibrate` saved.")] = None,
+    factor: Annotated[list[str] | None, typer.Option(help="Your own factor, such as compute=0.9.")] = None,
+    card: Annotated[str, typer.Option(help="Intervals for another|this card.")] = "another",
+    node: Annotated[str | None, typer.Option(help="A name of `wattcast gpus nodes`, or YAML.")] = None,
+    price: Annotated[str | None, typer.Option(help="Rent of one GPU, such as 2.50/h.")] = None,
     electricity: Annotated[str | None, typer.Option(help="Tariff, such as 0.12/kWh.")] = None,
     carbon: Annotated[str | None, typer.Option(help="Carbon intensity, such as 400g/kWh.")] = None,
-    region: Annotated[str | None, typer.Option(help="Whose carbon intensity to take, such as us or france.")] = None,
+    region: Annotated[str | None, typer.Option(help="Whose carbon intensity, such as us.")] = None,
     force: Force = False,
-    details: Annotated[bool, typer.Option("--details", help="Print all operators, intervals, assumptions.")] = False,
+    details: Annotated[bool, typer.Option("--details", help="Print everything.")] = False,
     json: Json = False,
     plot: Plot = None,
-    figure: Annotated[str, typer.Option(help="What --plot draws: breakdown|timeline|roofline|clocks.")] = "breakdown",
+    figure: Annotated[str, typer.Option(help="breakdown|timeline|roofline|clocks")] = "breakdown",
     **options: Any,
 ) -> None:
-    """Predict each workload, in order, on one GPU.
+    """Speed, power and energy of each workload, in order, on GPUs of one kind.
 
-    Example: wattcast predict llama3-8b --gpu h100-sxm --batch 8 --seq 1024
+    Example: wattcast predict llama3-8b --gpu h200 --phase decode --batch 32 --seq 4096
     """
     from wattcast.core.errors import bad_value
     from wattcast.predictor import api

@@ -55,27 +55,16 @@ Source = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Clock = Annotated[str | None, typer.Option(help="Locked core clock, such as 1830MHz; default: the governor.")]
+Clock = Annotated[str | None, typer.Option(help="Lock the clock, such as 1830MHz.")]
 PowerLimit = Annotated[str | None, typer.Option(help="Board power limit, such as 500W.")]
-HostLaunch = Annotated[str | None, typer.Option(help="Host time per operator, such as 12us; 0us is a CUDA graph.")]
+HostLaunch = Annotated[str | None, typer.Option(help="Host time per operator, such as 12us.")]
 Temperature = Annotated[str | None, typer.Option(help="Die temperature, such as 60C.")]
-OperandData = Annotated[str, typer.Option(help="Operand data: random|zeros|ones|relu.")]
+OperandData = Annotated[str, typer.Option(help="random|zeros|ones|relu operands.")]
 MODEL_OPTIONS: dict[str, tuple[Any, Any]] = {  # name -> type and help, default; the fields of ModelOptions
     "batch": (Annotated[int, typer.Option(help="Sequences or images at once.")], 1),
-    "seq": (
-        Annotated[int | None, typer.Option(help="Prompt length; in decode the tokens already in the cache.")],
-        None,
-    ),
-    "tokens": (Annotated[int | None, typer.Option(help="Tokens to generate (phase generate).")], None),
-    "phase": (
-        Annotated[
-            str | None,
-            typer.Option(
-                help="prefill|decode|generate|train|forward; default prefill for language, forward for vision."
-            ),
-        ],
-        None,
-    ),
+    "seq": (Annotated[int | None, typer.Option(help="Prompt length; in decode the cache's.")], None),
+    "tokens": (Annotated[int | None, typer.Option(help="New tokens of phase generate.")], None),
+    "phase": (Annotated[str | None, typer.Option(help="prefill|decode|generate|train|forward")], None),
     "dtype": (Annotated[str, typer.Option(help="fp32|tf32|bf16|fp16|fp8|int8")], "bf16"),
     "quantization": (
         Annotated[str | None, typer.Option(help="Recipe of an engine: fp8|fp8-block|w8a8|awq|gptq|mxfp4|nvfp4.")],
@@ -87,40 +76,16 @@ MODEL_OPTIONS: dict[str, tuple[Any, Any]] = {  # name -> type and help, default;
     ),
     "kv_dtype": (Annotated[str | None, typer.Option(help="Cache of an engine: bf16|fp16|fp8.")], None),
     "attention": (Annotated[str, typer.Option(help="eager|flash")], "flash"),
-    "head": (
-        Annotated[
-            str | None,
-            typer.Option(help="Language-model head for none|last|all tokens; default last, all in training."),
-        ],
-        None,
-    ),
-    "stack": (
-        Annotated[
-            str | None,
-            typer.Option(
-                help="eager|compiled|engine: what issues the kernels; default engine where language models "
-                "are served, eager in training and vision."
-            ),
-        ],
-        None,
-    ),
+    "head": (Annotated[str | None, typer.Option(help="Logits of none|last|all tokens.")], None),
+    "stack": (Annotated[str | None, typer.Option(help="eager|compiled|engine; serving: engine")], None),
     "tp": (Annotated[int, typer.Option(help="Tensor-parallel GPUs.")], 1),
     "pp": (Annotated[int, typer.Option(help="Pipeline stages.")], 1),
     "dp": (Annotated[int, typer.Option(help="Data-parallel replicas.")], 1),
-    "ep": (Annotated[int, typer.Option(help="GPUs, of all tp * dp, that share the experts.")], 1),
-    "cp": (Annotated[int, typer.Option(help="GPUs that share each sequence and its cache (engine).")], 1),
-    "skew": (
-        Annotated[float, typer.Option(help="Share of expert choices that fall on the same experts, 0 to 1.")],
-        0.0,
-    ),
-    "recompute": (
-        Annotated[bool, typer.Option("--recompute", help="Training: recompute activations, do not keep them.")],
-        False,
-    ),
-    "image": (
-        Annotated[int | None, typer.Option(help="Side of the picture in pixels (latent pixels in diffusion).")],
-        None,
-    ),
+    "ep": (Annotated[int, typer.Option(help="GPUs that share the experts.")], 1),
+    "cp": (Annotated[int, typer.Option(help="GPUs that share a sequence.")], 1),
+    "skew": (Annotated[float, typer.Option(help="0: even experts, 1: the same always.")], 0.0),
+    "recompute": (Annotated[bool, typer.Option("--recompute", help="Training: recompute activations.")], False),
+    "image": (Annotated[int | None, typer.Option(help="Side of a picture in (latent) pixels.")], None),
 }
 Command = TypeVar("Command", bound=Callable[..., Any])
 
