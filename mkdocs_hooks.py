@@ -16,7 +16,7 @@ sys.path.insert(0, str(ROOT / "src"))
 
 GROWING = {"Method": "method", "Decisions": "decisions"}
 PUBLIC = {
-    "wattcast": ("predict", "load_gpu", "Prediction", "OperatingPoint", "Gpu"),
+    "wattcast": None,
     "wattcast.workload.model_options": ("ModelOptions",),
     "wattcast.explore": None,
     "wattcast.report.configuration_view": (

@@ -1,8 +1,8 @@
 """Which chip would run a model best: a few thousand designs around an H200, and the ones nothing beats."""
 
-from wattcast import explore
+from wattcast.explore import explore_designs
 
-found = explore.explore_designs(
+found = explore_designs(
     "llama3-8b",
     "h200",
     ["clock=900MHz:1980MHz:60MHz", "sm_count=96:192:8", "memory.bandwidth=3TB/s:8TB/s:1TB/s"],

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import pytest
 import typer
 
-import wattcast.measure
+import wattcast
 from standin import StandIn, undisturbed
 from wattcast.cli.measure_commands import measure_app
 from wattcast.cli.shared_options import Environment
@@ -156,12 +156,12 @@ def test_a_bare_node_without_a_device_gets_a_sentence(monkeypatch, tmp_path: Pat
 
 
 def test_windows_nest_and_share_one_sampler(standin: StandIn) -> None:
-    with wattcast.measure.window("outermost", "nvml") as outermost:  # the sampler is up before the script begins
+    with wattcast.measure("outermost", "nvml") as outermost:  # the sampler is up before the script begins
         standin.follow("at -10 200 1980", "at 1.5 500 1980")
         time.sleep(0.3)
-        with wattcast.measure.window("whole") as whole:
+        with wattcast.measure("whole") as whole:
             time.sleep(0.7)
-            with wattcast.measure.window("part") as part:
+            with wattcast.measure("part") as part:
                 time.sleep(1.0)
                 with pytest.raises(Refused, match="still running"):
                     _ = part.result
@@ -177,7 +177,7 @@ def test_a_window_closes_when_its_block_raises(standin: StandIn) -> None:
     seen = []
 
     def broken() -> None:
-        with wattcast.measure.window("broken", "nvml") as live:
+        with wattcast.measure("broken", "nvml") as live:
             seen.append(live)
             time.sleep(0.9)
             raise ZeroDivisionError
@@ -192,6 +192,6 @@ def test_a_window_closes_when_its_block_raises(standin: StandIn) -> None:
 
 def test_a_window_on_a_machine_without_sensors_says_so(monkeypatch, tmp_path: Path) -> None:
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
-    with pytest.raises(MissingTool), wattcast.measure.window("nothing", "nvml"):
+    with pytest.raises(MissingTool), wattcast.measure("nothing", "nvml"):
         pass
     assert os.environ["LD_LIBRARY_PATH"] == str(tmp_path)

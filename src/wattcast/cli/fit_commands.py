@@ -183,22 +183,13 @@ def calibrate(
     Example: wattcast calibrate --gpu a100-sxm mine.csv; then predict with --bundle calibrated/a100-sxm-80gb
     """
     from wattcast.cli.shared_options import parse_factors
-    from wattcast.fit import calibration as fitting
     from wattcast.fit import calibration_rows
-    from wattcast.predictor import api
-    from wattcast.predictor.bundle import bundle_for
-    from wattcast.predictor.bundle.bundle_file import write_bundle
-    from wattcast.predictor.bundle.factors import apply_factors
+    from wattcast.predictor.api import find_gpu
 
     env: Environment = ctx.obj
-    chip = api.find_gpu(gpu)
-    bundle = apply_factors(bundle_for(chip), parse_factors(factor or []))
-    rows = calibration_rows.read_calibration_rows(file, chip)
-    notes = calibration_rows.check_calibration_rows(rows, chip, bundle)
-    found = fitting.calibrate_bundle(rows, chip, bundle, file.name, notes)
+    chip = find_gpu(gpu)
     folder = out or Path("calibrated") / chip.name
-    folder.mkdir(parents=True, exist_ok=True)
-    write_bundle(found.bundle, folder / "bundle.yaml")
+    found = calibration_rows.calibrate(file, chip, out=folder, factors=parse_factors(factor or []))
     if json:
         env.json(_calibration_to_plain(found, chip.name, folder))
     else:

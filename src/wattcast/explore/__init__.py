@@ -1,5 +1,8 @@
-"""Many configurations: which clock, which GPU, which design, which algorithm, how many."""
+"""Many configurations: which clock, GPU, design, options. The package can be called: ``wattcast.explore(...)``."""
 
+import sys
+
+from wattcast import VerbPackage
 from wattcast.explore.explorations import Exploration, explore, explore_designs
 from wattcast.explore.fleet import assign_fleet, read_fleet
 from wattcast.explore.sweep import SweepResult
@@ -17,3 +20,5 @@ __all__ = [
     "prices",
     "read_fleet",
 ]
+
+sys.modules[__name__].__class__ = VerbPackage

@@ -32,10 +32,13 @@ from wattcast.core import units
 from wattcast.core.arrays import sweep_values
 from wattcast.core.errors import BadInput, WattcastError, bad_unit, bad_value, clip_text, unknown_name
 from wattcast.core.strict_files import decode_json, read_bytes
-from wattcast.fit.calibration import MeasuredModel, analyse_models, predict_models
+from wattcast.fit.calibration import Calibration, MeasuredModel, analyse_models, calibrate_bundle, predict_models
 from wattcast.hardware import Gpu
 from wattcast.hardware.gpu import DEFAULT_TEMPERATURE_C
-from wattcast.predictor.bundle.bundle_file import Bundle
+from wattcast.predictor.api import find_gpu
+from wattcast.predictor.bundle import bundle_for
+from wattcast.predictor.bundle.bundle_file import Bundle, write_bundle
+from wattcast.predictor.bundle.factors import apply_factors
 from wattcast.workload.graph import Graph
 from wattcast.workload.model_options import ModelOptions
 from wattcast.workload.operator_base import Operator
@@ -255,6 +258,28 @@ _NUMBERS = ("batch", "seq", "tokens", "tp", "pp", "dp", "ep", "cp", "image")
 FAR_FACTOR = 20.0  # measured over forecast beyond this factor: a unit was mixed up
 CONTRADICTION_FACTOR = 1.5  # two rows of one thing further apart than this cannot both be right
 NOTED_FACTOR = 1.15  # further apart than this, and they are noted
+
+
+def calibrate(
+    rows: str | Path,
+    gpu: str | Path | Gpu,
+    *,
+    out: str | Path | None = None,
+    factors: Mapping[str, float] | None = None,
+) -> Calibration:
+    """Adjust a GPU's coefficients to whole-model measurements of your card (CSV or JSON, ``docs/how-to/own-gpu.md``).
+
+    ``factors`` are efficiency factors of your own to start from. ``out`` is the folder to save the bundle in, which
+    ``wattcast.predict(..., bundle=out)`` takes; without it the bundle is only returned.
+    """
+    chip, path = find_gpu(gpu), Path(rows)
+    bundle = apply_factors(bundle_for(chip), factors or {})
+    measured = read_calibration_rows(path, chip)
+    found = calibrate_bundle(measured, chip, bundle, path.name, check_calibration_rows(measured, chip, bundle))
+    if out is not None:
+        Path(out).mkdir(parents=True, exist_ok=True)
+        write_bundle(found.bundle, Path(out) / "bundle.yaml")
+    return found
 
 
 def read_calibration_rows(path: Path, gpu: Gpu) -> list[MeasuredModel]:

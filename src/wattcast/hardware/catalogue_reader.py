@@ -121,6 +121,16 @@ def gpu_names() -> list[str]:
     return sorted(path.name.removesuffix(".yaml") for path in _folder().iterdir() if path.name.endswith(".yaml"))
 
 
+def gpus() -> list[Gpu]:
+    """Return all GPUs of the catalogue, by name.
+
+    >>> import wattcast
+    >>> [gpu.name for gpu in wattcast.gpus() if gpu.architecture == "blackwell"]
+    ['b200']
+    """
+    return [load_gpu(name) for name in gpu_names()]
+
+
 def load_gpu(name: str) -> Gpu:
     """Return the catalogue GPU of that name (case, ``-``, ``_``, ``.`` and blanks do not matter)."""
     return _load_by_name(_resolve_gpu_name(name))

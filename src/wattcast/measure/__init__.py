@@ -1,7 +1,15 @@
-"""Measure time, energy and clocks on a GPU. Only ``device_control`` ever changes a clock or a limit."""
+"""Measure time, energy and clocks on a GPU. Only ``device_control`` ever changes a clock or a limit.
+
+The package can be called: ``with wattcast.measure() as run: ...``.
+"""
 
 from __future__ import annotations
 
-from wattcast.measure.measured_run import Measurement, window
+import sys
 
-__all__ = ["Measurement", "window"]
+from wattcast import VerbPackage
+from wattcast.measure.measured_run import Measurement, measure
+
+__all__ = ["Measurement", "measure"]
+
+sys.modules[__name__].__class__ = VerbPackage

@@ -201,16 +201,42 @@ class OpenWindow:
             raise Refused(f"{self.name}: still running; read the result after the block.")
         return self._result
 
+    @property
+    def duration_s(self) -> float:
+        """Seconds from the begin to the end of the block."""
+        return self.result.duration_s
+
+    @property
+    def energy_j(self) -> float | None:
+        """Joules of the device; None where they could not be measured."""
+        return self.result.energy_j
+
+    @property
+    def power_w(self) -> float | None:
+        """Mean watts of the device; None where they could not be measured."""
+        return self.result.power_w
+
 
 _open: list[tuple[Sampler, list[OpenWindow]]] = []  # the sampler of the outermost window, and all that run inside it
 
 
 @contextmanager
-def window(name: str, source: str = "auto", index: int = 0, period_s: float = 0.05) -> Iterator[OpenWindow]:
-    """Measure the block. Raises ``MissingTool`` when nothing here can be measured."""
+def measure(
+    name: str = "block", source: str = "auto", device: int = 0, period_s: float = 0.05
+) -> Iterator[OpenWindow]:
+    """Measure time, energy, mean power and clock of a block; blocks may be nested.
+
+        with wattcast.measure("prefill") as run:
+            ...  # synchronise the GPU before the block ends
+        run.energy_j, run.power_w, run.duration_s
+
+    ``source`` is ``auto``, ``nvml``, ``amd`` or ``rapl``; ``device`` counts from 0. Raises ``MissingTool`` when
+    nothing here can be measured. The first block waits 1.1 s to learn the counter's period. A block with too few
+    steps of the counter carries a flag in ``run.result.flags``; energy or power is None where it is unknown.
+    """
     outermost = not _open
     if outermost:
-        started = Sampler(source, index, period_s)
+        started = Sampler(source, device, period_s)
         started.start()
         time.sleep(LEAD_S)
         _open.append((started, []))

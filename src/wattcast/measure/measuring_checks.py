@@ -23,7 +23,7 @@ from wattcast.measure.campaigns.campaign_engine import OperatorBench
 from wattcast.measure.campaigns.kernel_plan import OperatorSpec, make_kernel_plan
 from wattcast.measure.campaigns.operator_rows import CampaignGpu, CapturedGraph, measure_sustained_row
 from wattcast.measure.energy_samples import EnergySamples, find_ticks
-from wattcast.measure.measured_run import run_command, summarise_window, window
+from wattcast.measure.measured_run import measure, run_command, summarise_window
 from wattcast.measure.sampler import Sampler
 
 
@@ -216,9 +216,9 @@ def _campaign_and_window(gpu: Any, spec: OperatorSpec, length_s: float) -> tuple
     with Sampler("nvml") as sampler:
         row = measure_sustained_row(OperatorBench(gpu, sampler, "agree"), spec)
     graph = gpu.prepare(spec)
-    with window("outer", "nvml"):
+    with measure("outer", "nvml"):
         keep_busy(gpu, graph, SETTLE_S)
-        with window("inner") as inner:
+        with measure("inner") as inner:
             keep_busy(gpu, graph, length_s)
     graph.drop()
     entry: dict[str, object] = {

@@ -126,6 +126,37 @@ class _Replica:
     notes: tuple[str, ...]
 
 
+def plan(
+    model: str,
+    rate: str,
+    prompt: int,
+    output: int,
+    gpus: str | Sequence[str],
+    *,
+    ttft: str | None = None,
+    tpot: str | None = None,
+    minimise: str = "gpus",
+    headroom: str = "0%",
+    tp: Sequence[int] = (),
+    power_limit: str | None = None,
+    host_launch: str = "0us",
+    dtype: str = "bf16",
+    attention: str = "flash",
+    stack: str = "engine",
+    prices: Prices = Prices(),  # noqa: B008  (frozen)
+) -> list[ServingPlan]:
+    """Return how many GPUs serve a model, with batch, clock, energy and cost; one plan per GPU, best first.
+
+    >>> import wattcast
+    >>> best = wattcast.plan("llama3-8b", "20/s", prompt=1000, output=300, gpus="h200,l4", tpot="40ms")[0]
+    >>> best.row["gpus"] >= 1
+    True
+    """
+    words = {"dtype": dtype, "attention": attention, "stack": stack}
+    asked = describe_service(model, rate, prompt, output, ttft, tpot, headroom, host_launch, **words)
+    return plan_serving(asked, gpus.split(",") if isinstance(gpus, str) else gpus, prices, minimise, tp, power_limit)
+
+
 def plan_serving(
     service: ServiceDemand,
     gpus: Sequence[str],
@@ -138,7 +169,7 @@ def plan_serving(
     if minimise not in list(PlanAim):
         raise unknown_name("objective", minimise, list(PlanAim), f"Known: {', '.join(PlanAim)}.")
     aim = PlanAim(minimise)
-    chips = [find_gpu(name) for name in gpus]
+    chips = [find_gpu(name.strip()) for name in gpus]
     if aim is PlanAim.COST and all(prices.cost(chip.name, 1.0, 1.0) is None for chip in chips):
         raise bad_value("minimise", "a --tariff or a --price to know the cost from", "neither")
     limit_w = None if power_limit is None else units.parse(power_limit, "W", "power_limit")
@@ -157,7 +188,7 @@ def describe_service(
     tpot: str | None = None,
     headroom: str = "0%",
     host_launch: str = "0us",
-    **options: object,
+    **options: Any,
 ) -> ServiceDemand:
     """Parse a service in the words of the command line: ``rate="20/s"``, ``ttft="500ms"``."""
     found = load_workload.find_model(model)
@@ -170,6 +201,8 @@ def describe_service(
     limits = [
         math.inf if text is None else units.parse(text, "s", name) for name, text in (("ttft", ttft), ("tpot", tpot))
     ]
+    if not headroom.strip().endswith("%"):
+        raise bad_value("headroom", "a share with its unit, such as 20%", headroom)
     spare, host_s = units.parse(headroom, "", "headroom"), units.parse(host_launch, "s", "host_launch")
     if not rate_per_s > 0 or min(limits) <= 0 or spare < 0 or host_s < 0:
         raise BadInput("rate, ttft and tpot are above zero, headroom and host_launch zero or more.")

@@ -116,6 +116,16 @@ def list_models() -> tuple[str, ...]:
     return tuple(sorted(name.removesuffix(".yaml") for name in found))
 
 
+def models() -> list[ModelSpec]:
+    """Return all catalogue models, by name.
+
+    >>> import wattcast
+    >>> [model.title for model in wattcast.models() if model.name == "llama3-8b"]
+    ['Llama 3 8B']
+    """
+    return [load_model(name) for name in list_models()]
+
+
 @cache
 def load_model(name: str) -> ModelSpec:
     """Read the catalogue model called ``name`` (case, ``-``, ``_``, ``.`` and blanks do not matter)."""
