@@ -5,19 +5,23 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from wattcast import __version__
-from wattcast.core.errors import ExitCode
+from wattcast.cli import check_commands
+from wattcast.core.errors import ExitCode, Refused
 from wattcast.predictor.prediction_json import PredictOut
 
+ROOT = Path(__file__).resolve().parent.parent
 LLAMA = ("predict", "llama3-8b", "--gpu", "h100-sxm", "--batch", "8", "--seq", "1024")
 OPS = {"name": "tiny", "ops": [{"op": "linear", "m": 512, "n": 512, "k": 512, "dtype": "bf16", "count": 4}]}
 
@@ -193,7 +197,7 @@ def test_gpus_doctor_and_version(call) -> None:
     assert bandwidth["value"] == 864e9
     assert any("846" in value for value, _ in bandwidth["disputed"])
     checks = json.loads(call("doctor", "--json").out)["checks"]
-    assert {c["name"] for c in checks} >= {"numpy", "NVIDIA driver", "matplotlib"}
+    assert {c["name"] for c in checks} >= {"base", "extra plot", "NVIDIA driver", "ncu", "chromium"}
     assert call("--version").out == f"wattcast {__version__}\n"
     for argv in (("gpus",), ("doctor",), ("gpus", "show", "h200"), ("--help",), ()):
         done = call(*argv)
@@ -222,6 +226,43 @@ def test_the_shell_completes_commands_gpus_and_models(words: str, offers: str) -
     ]
     done = subprocess.run(command, capture_output=True, text=True, env=variables)
     assert offers in done.stdout.split()
+
+
+def test_doctor_knows_every_extra_and_what_is_missing(call, monkeypatch) -> None:
+    """What pyproject.toml lists is what doctor looks for; hints name extras, never single packages."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert set(check_commands.EXTRAS) == set(extras) - {"dev", "all"}
+    for extra, (_, wanted) in check_commands.EXTRAS.items():
+        named = {re.split(r"[\[<>=;]", text)[0] for text in extras[extra]} - {"wattcast"}
+        assert named <= set(wanted), extra
+    monkeypatch.setattr(check_commands.importlib.util, "find_spec", lambda name: None)
+    checks = {c["name"]: c for c in json.loads(call("doctor", "--json").out)["checks"]}
+    assert checks["extra fit"]["found"] == "scipy, polars, scikit-learn, clarabel missing"
+    assert "pip install 'wattcast[fit]'" in call("doctor").out
+    hints = [
+        line
+        for path in (ROOT / "src").rglob("*.py")
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if "pip install" in line and "pip install wattcast" not in line and "pip install 'wattcast[" not in line
+    ]
+    assert [line for line in hints if "pip install 'wattcast[{extra}]'" not in line] == []
+
+
+def test_a_measured_program_keeps_its_own_arguments(call, monkeypatch) -> None:
+    """``--traceback`` was taken from anywhere on the line, also from the program that was measured."""
+    from wattcast.measure import measured_run
+
+    asked: list[list[str]] = []
+
+    def refuse(command: list[str], *_: object, **__: object) -> None:
+        asked.append(command)
+        raise Refused("not here.")
+
+    monkeypatch.setattr(measured_run, "run_command", refuse)
+    done = call("measure", "run", "--", "program", "--traceback", "--json", "--", "--help")
+    assert asked == [["program", "--traceback", "--json", "--", "--help"]]
+    assert "Traceback" not in done.err
+    assert "Traceback" in call("measure", "run", "--traceback", "--", "program").err
 
 
 def test_traceback_is_shown_when_asked(call) -> None:

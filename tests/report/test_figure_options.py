@@ -13,7 +13,7 @@ from wattcast.core.errors import BadInput, ExitCode, MissingTool, UnknownName
 from wattcast.report import figure_style
 
 LAB = {"lab power-trace", "lab check-energies"}
-ONE = {"predict", "compare", "plan", "simulate", "measure run", "gpus show", *LAB} | {
+ONE = {"predict", "compare", "plan", "simulate", "train", "measure run", "gpus show", *LAB} | {
     f"explore {name}" for name in ("sweep", "designs", "fleet")
 }
 SETS = {"manage simulate", "manage replay", "lab fit counters", "lab microbench", "lab validate"}

@@ -7,7 +7,7 @@ import importlib.util
 import json
 import platform
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from ctypes import CDLL
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,7 +74,7 @@ def doctor(ctx: typer.Context, json: Json = False) -> None:
     for column in listing.columns[1:]:
         column.justify = "left"
     for check in checks:
-        found = check.found if check.ok else f"missing: {check.advice}"
+        found = check.found if check.ok else f"{check.found or 'missing'}: {check.advice}"
         listing.add_row(("ok   " if check.ok else "--   ") + check.name, escape(found), escape(check.purpose))
     env.console().print(listing)
 
@@ -90,57 +90,76 @@ class ToolCheck:
     advice: str
 
 
-_LIBRARIES = {  # distribution -> (module, what it is for, extra that installs it)
-    "numpy": ("numpy", "predict", ""),
-    "msgspec": ("msgspec", "predict", ""),
-    "PyYAML": ("yaml", "predict", ""),
-    "typer": ("typer", "the command line", ""),
-    "rich": ("rich", "tables", ""),
-    "scipy": ("scipy", "fitting and fleet planning", "fit"),
-    "polars": ("polars", "tables of measurements", "fit"),
-    "matplotlib": ("matplotlib", "--plot", "plot"),
-    "fastapi": ("fastapi", "serve", "serve"),
-    "uvicorn": ("uvicorn", "serve", "serve"),
-    "prometheus-client": ("prometheus_client", "export prometheus", "serve"),
-    "nvidia-ml-py": ("pynvml", "measuring NVIDIA GPUs", "measure"),
-    "torch": ("torch", "capturing PyTorch programs, measuring kernels", "torch"),
+BASE = {"numpy": "numpy", "msgspec": "msgspec", "PyYAML": "yaml", "typer": "typer", "rich": "rich"}
+EXTRAS: dict[str, tuple[str, dict[str, str]]] = {  # extra -> what it is for, and its distributions with their modules
+    "plot": ("--plot and --figures", {"matplotlib": "matplotlib"}),
+    "explore": (
+        "explore: large sweeps, files, clusters; data frames",
+        {"scipy": "scipy", "polars": "polars", "dask": "dask", "distributed": "distributed"},
+    ),
+    "serve": (
+        "serve and export",
+        {
+            "matplotlib": "matplotlib",
+            "fastapi": "fastapi",
+            "uvicorn": "uvicorn",
+            "prometheus-client": "prometheus_client",
+        },
+    ),
+    "measure": (
+        "measure and manage on NVIDIA GPUs",
+        {"nvidia-ml-py": "pynvml", "polars": "polars", "cuda-bindings": "cuda.bindings"},
+    ),
+    "torch": ("capturing PyTorch programs, measuring models", {"torch": "torch", "transformers": "transformers"}),
+    "onnx": ("reading ONNX files", {"onnx": "onnx"}),
+    "fit": (
+        "calibrate and lab fit",
+        {"scipy": "scipy", "polars": "polars", "scikit-learn": "sklearn", "clarabel": "clarabel"},
+    ),
+    "component": (
+        "lab power-trace",
+        {"defusedxml": "defusedxml", "polars": "polars", "pyarrow": "pyarrow"},
+    ),
+    "lab": ("lab microbench, with fit, component and measure", {"nvidia-cuda-nvrtc": "nvidia.cu13"}),
+    "docs": ("building the documentation", {"mkdocs": "mkdocs"}),
 }
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 
 def examine_machine(variables: Mapping[str, str]) -> list[ToolCheck]:
     """Run all checks in a fixed order; none of them wakes a GPU."""
     checks = [ToolCheck("wattcast", True, f"{__version__}, Python {platform.python_version()}", "", "")]
-    checks += [_library(name, *spec) for name, spec in _LIBRARIES.items()]
+    checks.append(_libraries("base", BASE, "predict, gpus, models, compare, report", "pip install wattcast"))
+    checks += [
+        _libraries(f"extra {extra}", wanted, purpose, f"pip install 'wattcast[{extra}]'")
+        for extra, (purpose, wanted) in EXTRAS.items()
+    ]
     checks.append(_driver())
-    checks.append(_tool("ncu", "hardware counters of NVIDIA GPUs", "install Nsight Compute"))
+    checks.append(_tool(("ncu",), "lab counters: hardware counters of NVIDIA GPUs", "install Nsight Compute"))
+    checks.append(_tool(BROWSERS, "tests of the page that serve shows", "install Chromium"))
     folder = reference_folder(variables)
     found = "found" if folder is not None else ""
-    checks.append(
-        ToolCheck("reference data", folder is not None, found, "validation", "set WATTCAST_REFERENCE to its folder")
-    )
-    checks.append(_card_settings())
+    advice = "set WATTCAST_REFERENCE to its folder"
+    checks.append(ToolCheck("reference data", folder is not None, found, "lab validate", advice))
     return checks
 
 
-def _card_settings() -> ToolCheck:
-    """Name cards that a dead process left changed; those a daemon tends to are not left."""
-    from wattcast.manage.card_notes import NoteFolder, describe_leftover
-
-    notes = NoteFolder()
-    left = [describe_leftover(note) for note in notes.leftovers() if not notes.is_tended(note.uuid)]
-    advice = "; ".join([*left, "run `wattcast manage restore` as root"])
-    return ToolCheck("GPU settings", not left, "none left changed", "managing GPUs", advice)
-
-
-def _library(name: str, module: str, purpose: str, extra: str) -> ToolCheck:
-    advice = f"pip install 'wattcast[{extra}]'" if extra else "pip install --force-reinstall wattcast"
-    if importlib.util.find_spec(module) is None:
-        return ToolCheck(name, False, "", purpose, advice)
-    try:
-        version = importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        version = "version unknown"
-    return ToolCheck(name, True, version, purpose, advice)
+def _libraries(name: str, wanted: Mapping[str, str], purpose: str, advice: str) -> ToolCheck:
+    """Look for distributions by their modules, and give the version of each."""
+    there: list[str] = []
+    missing: list[str] = []
+    for distribution, module in wanted.items():
+        try:
+            found = importlib.util.find_spec(module) is not None
+        except ModuleNotFoundError:  # a parent of the module
+            found = False
+        try:
+            version = importlib.metadata.version(distribution) if found else ""
+        except importlib.metadata.PackageNotFoundError:
+            version = "version unknown"
+        (there if found else missing).append(f"{distribution} {version}".strip())
+    lacking = f"{', '.join(missing)} missing" if missing else ""
+    return ToolCheck(name, not missing, "; ".join(filter(None, [", ".join(there), lacking])), purpose, advice)
 
 
 def _driver() -> ToolCheck:
@@ -152,6 +171,6 @@ def _driver() -> ToolCheck:
     return ToolCheck("NVIDIA driver", True, "libnvidia-ml.so.1", purpose, advice)
 
 
-def _tool(name: str, purpose: str, advice: str) -> ToolCheck:
-    path = shutil.which(name)
-    return ToolCheck(name, path is not None, path or "", purpose, advice)
+def _tool(names: Sequence[str], purpose: str, advice: str) -> ToolCheck:
+    path = next(filter(None, (shutil.which(name) for name in names)), None)
+    return ToolCheck(names[0], path is not None, path or "", purpose, advice)

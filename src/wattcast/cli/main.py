@@ -79,8 +79,9 @@ class _LazyGroup(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args and args[0] not in self.table and not args[0].startswith("-"):
+            known = f"Known: {', '.join(self.table)}."
             raise typer.TyperException(
-                str(unknown_name("command", args[0], self.table, f"Known: {', '.join(self.table)}."))
+                str(unknown_name(f"command of {ctx.command_path}", args[0], self.table, known))
             )
         return super().resolve_command(ctx, args)
 
@@ -141,9 +142,10 @@ def main(argv: Sequence[str] | None = None, env: Environment | None = None) -> i
     """Run one command line and return its exit code; nothing escapes but what the code says."""
     env = env or Environment()
     args = list(sys.argv[1:] if argv is None else argv)
-    if "--traceback" in args:  # welcome anywhere on the line
+    end = args.index("--") if "--" in args else len(args)  # what follows belongs to the program that is run
+    if "--traceback" in args[:end]:  # welcome anywhere before
         env.traceback = True
-        args = [arg for arg in args if arg != "--traceback"]
+        args = [arg for arg in args[:end] if arg != "--traceback"] + args[end:]
     with contextlib.redirect_stdout(env.stdout), contextlib.redirect_stderr(env.stderr):
         try:
             return _run(args, env)

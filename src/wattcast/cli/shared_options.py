@@ -140,11 +140,13 @@ def parse_factors(given: Sequence[str]) -> dict[str, float]:
 
 
 def check_plot_option(value: Path | None) -> Path | None:
-    """Return the file of ``--plot``, or raise: a wrong ending, a folder, no matplotlib."""
+    """Return the file of ``--plot``, or raise: a wrong ending, a folder, one that is not there, no matplotlib."""
     if value is not None:
         from wattcast.report.figure_style import check_figure_path, require_matplotlib
 
         check_figure_path(value)
+        if not value.absolute().parent.is_dir():
+            raise bad_value("--plot", "a file in a folder that exists", str(value), "Create the folder first.")
         require_matplotlib()
     return value
 

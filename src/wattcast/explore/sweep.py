@@ -298,7 +298,7 @@ def cluster_runner(address: str, workers: int | None = None) -> Runner:
         try:
             dask = importlib.import_module("distributed")
         except ImportError:
-            raise MissingTool("clusters need Dask. Install it: pip install 'dask[distributed]'.") from None
+            raise MissingTool("clusters need Dask. Install it: pip install 'wattcast[explore]'.") from None
         with ExitStack() as stack:
             if address == "local":
                 options = {"threads_per_worker": 1, "processes": True, "dashboard_address": None}

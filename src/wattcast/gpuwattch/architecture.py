@@ -245,7 +245,7 @@ def _xml_events(data: bytes, name: str) -> Iterator[tuple[str, Any]]:
         etree = importlib.import_module("defusedxml.ElementTree")
         common = importlib.import_module("defusedxml.common")
     except ImportError:
-        raise MissingTool("reading XML needs defusedxml. Install it: pip install defusedxml") from None
+        raise MissingTool("reading XML needs defusedxml. Install it: pip install 'wattcast[component]'.") from None
     # some files carry comments before the declaration, which XML does not allow
     head = re.match(rb"\s*(?:<!--(?:(?!-->).){0,65536}-->\s*)+(?=<\?xml)", data, re.DOTALL)
     stream = io.BytesIO(data[head.end() :] if head else data)

@@ -224,7 +224,7 @@ def _solve_bounded(a: Array, b: Array, lower: Array, upper: Array, orders: Array
     try:
         clarabel: Any = importlib.import_module("clarabel")
     except ImportError:
-        raise MissingTool("orderings need clarabel. Install it: pip install clarabel") from None
+        raise MissingTool("orderings need clarabel. Install it: pip install 'wattcast[fit]'.") from None
     from scipy import sparse
 
     finite, identity = np.isfinite(upper), np.eye(a.shape[1])

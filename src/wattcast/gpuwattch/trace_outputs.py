@@ -123,7 +123,7 @@ class ParquetTable:
             self._arrow: Any = importlib.import_module("pyarrow")
             self._parquet: Any = importlib.import_module("pyarrow.parquet")
         except ImportError:
-            text = "Parquet needs pyarrow. Install it (pip install pyarrow), or add --no-parquet."
+            text = "Parquet needs pyarrow. Install it (pip install 'wattcast[component]'), or add --no-parquet."
             raise MissingTool(text) from None
         self.path = path
         self._part = path.with_name(f".{path.name}.part")

@@ -27,7 +27,7 @@ def compile_cubin(source: str, architecture: str = "sm_90", name: str = "kernel.
     try:
         program = _check(nvrtc.nvrtcCreateProgram(source.encode(), name.encode(), 0, [], []))
     except RuntimeError as error:  # the bindings look for the library at the first call
-        raise MissingTool(f"NVRTC cannot be loaded (pip install nvidia-cuda-nvrtc): {str(error)[:200]}") from None
+        raise MissingTool(f"NVRTC cannot be loaded (pip install 'wattcast[lab]'): {str(error)[:200]}") from None
     options = [f"--gpu-architecture={architecture}".encode(), b"--std=c++17"]
     (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
     if int(status) != 0:
@@ -46,7 +46,7 @@ def import_bindings(part: str) -> Any:
 
         return import_module(f"cuda.bindings.{part}")
     except ImportError:
-        raise MissingTool("NVIDIA's CUDA bindings are not installed (pip install cuda-bindings).") from None
+        raise MissingTool("NVIDIA's CUDA bindings are not installed (pip install 'wattcast[measure]').") from None
 
 
 def _check(result: tuple[Any, ...]) -> Any:

@@ -117,7 +117,7 @@ class NvmlSource:
         try:
             import pynvml
         except ImportError:
-            raise MissingTool("nvidia-ml-py is not installed (pip install nvidia-ml-py).") from None
+            raise MissingTool("nvidia-ml-py is not installed (pip install 'wattcast[measure]').") from None
         self._nvml = pynvml
         try:
             pynvml.nvmlInit()

@@ -467,6 +467,8 @@ def check_figure_path(path: Path) -> None:
     """An error, before anything is measured, where a figure could not be saved under this name."""
     if path.suffix.lower() not in ENDINGS or path.is_dir():
         raise bad_value("--plot", f"a file that ends in {', '.join(ENDINGS[:-1])} or {ENDINGS[-1]}", str(path))
+    if not path.absolute().parent.is_dir():
+        raise bad_value("--plot", "a file in a folder that exists", str(path), "Create the folder first.")
 
 
 def save_run_figure(figure: Any, path: Path) -> None:

@@ -130,7 +130,7 @@ def prediction_to_frame(p: Prediction) -> Any:
         except ImportError:
             continue
         return frames.DataFrame({name: value.tolist() for name, value in table.items()})
-    raise MissingTool("a data frame needs polars or pandas. Install wattcast[explore], or pandas.")
+    raise MissingTool("a data frame needs polars or pandas. Install it: pip install 'wattcast[explore]', or pandas.")
 
 
 ANSWERS = (

@@ -278,7 +278,9 @@ def _transformers() -> Any:
     try:
         import transformers
     except ImportError:
-        raise MissingTool("measuring whole models needs transformers 5, which is not installed.") from None
+        raise MissingTool(
+            "measuring whole models needs transformers 5. Install it: pip install 'wattcast[torch]'."
+        ) from None
     return transformers
 
 

@@ -245,5 +245,5 @@ def _import_onnx() -> Any:
         onnx = import_module("onnx")
         import_module("onnx.shape_inference")
     except ImportError:
-        raise MissingTool("reading ONNX needs the onnx package. Install wattcast[onnx].") from None
+        raise MissingTool("reading ONNX needs the onnx package. Install it: pip install 'wattcast[onnx]'.") from None
     return onnx

@@ -368,6 +368,6 @@ def _import_torch() -> Any:
         return import_module("torch")
     except ImportError:
         raise MissingTool(
-            "capturing a PyTorch module needs PyTorch. Install wattcast[torch], or give a Hugging Face config.json, "
-            "a model's name or a profiler trace."
+            "capturing a PyTorch module needs PyTorch. Install it: pip install 'wattcast[torch]', or give a Hugging "
+            "Face config.json, a model's name or a profiler trace."
         ) from None
