@@ -3,7 +3,7 @@
 import sys
 
 from wattcast import VerbPackage
-from wattcast.explore.explorations import Exploration, explore, explore_designs
+from wattcast.explore.explorations import Exploration, ExploreObjective, explore, explore_designs
 from wattcast.explore.fleet import assign_fleet, read_fleet
 from wattcast.explore.sweep import SweepResult
 from wattcast.predictor.prices import parse_prices as prices
@@ -11,6 +11,7 @@ from wattcast.serving.capacity_plan import describe_service, plan_serving
 
 __all__ = [
     "Exploration",
+    "ExploreObjective",
     "SweepResult",
     "assign_fleet",
     "describe_service",
