@@ -1,6 +1,7 @@
 """Fit the laws of collectives to the fitted half of public NCCL tables and print them as YAML.
 
 Run: python studies/collective_laws.py ../shared/reference/aiconfigurator
+Figure of the held-out rows: python studies/collective_laws.py ../shared/reference/aiconfigurator docs/images
 
 Rows whose hash is odd are left out here (``validate/collective_checks.py``): they judge. Least squares in logarithms
 with a soft loss; the library's choice of the fastest protocol is softened, and hardened in four rounds. A weak prior
@@ -15,10 +16,12 @@ from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
+from matplotlib.figure import Figure
 from scipy.optimize import least_squares
 
 from wattcast.hardware import load_gpu
-from wattcast.predictor.link_laws import LinkLaw, nccl_protocol_s
+from wattcast.predictor.link_laws import LinkLaw, load_laws, nccl_protocol_s
+from wattcast.report.figure_style import add_caption, new_figure
 from wattcast.validate.collective_checks import CARDS, CollectiveTiming, as_rows, read_collective_table
 
 START = LinkLaw(
@@ -104,5 +107,34 @@ def main(folder: Path) -> None:
         )
 
 
+def draw_held_out(folder: Path) -> Figure:
+    """Draw held-out all-reduces of four cards, measured as dots and predicted as lines, by number of GPUs."""
+    figure = new_figure(13.0, 3.8)
+    panels = figure.subplots(1, len(CARDS), sharey=True)
+    for panel, (stem, name) in zip(panels.flat, CARDS.items(), strict=True):
+        gpu, laws = load_gpu(name), load_laws()
+        law = laws.links.get(gpu.architecture, laws.pcie)
+        both_ways = gpu.links.nvlink_byte_per_s or gpu.links.pcie_byte_per_s
+        timings = read_collective_table(next(iter(sorted(folder.glob(f"{stem}.nccl-*.csv")))))
+        for colour, gpus in zip(("C0", "C1", "C2"), (2, 4, 8), strict=True):
+            rows = [t for t in timings if (t.kind, t.gpus, t.dtype) == ("all_reduce", gpus, "half") and t.judged]
+            held = [t for t in rows if t.held_out]
+            panel.loglog([t.byte for t in held], [t.latency_s * 1e6 for t in held], "o", color=colour, ms=4)
+            line = [CollectiveTiming("all_reduce", 1 << k, gpus, "half", 0.0) for k in range(10, 31)]
+            found_s = nccl_protocol_s(law, as_rows(line, True), both_ways / 2).min(axis=0)
+            panel.loglog([t.byte for t in line], found_s * 1e6, color=colour, label=f"{gpus} GPUs")
+        panel.set_title(name)
+        panel.set_xlabel("Buffer (bytes)")
+    panels.flat[0].set_ylabel("All-reduce (us)")
+    panels.flat[0].legend()
+    add_caption(
+        figure, "NCCL 2.27 and 2.29, aiconfigurator at 095f58a, fp16, out of place; dots: held out of the fit"
+    )
+    return figure
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    if len(sys.argv) > 2:
+        draw_held_out(Path(sys.argv[1])).savefig(Path(sys.argv[2]) / "collectives.png", dpi=110, bbox_inches="tight")
+    else:
+        main(Path(sys.argv[1]))

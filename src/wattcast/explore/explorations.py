@@ -266,7 +266,7 @@ def _try_settings(
         columns = tabulate_points(Study(graph, gpu, fitted, space), 0, space.size)
     except WattcastError as error:
         return [Alternative(names, {}, str(error), chip=gpu)]
-    many, requests = chosen.tp * chosen.pp * chosen.dp, chosen.batch * chosen.dp
+    many, requests = chosen.gpu_count, chosen.batch * chosen.dp
     found = []
     for row in table_rows(columns):
         latency_s, energy_j = row["latency_s"], row["energy_j"]

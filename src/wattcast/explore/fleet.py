@@ -126,8 +126,8 @@ def read_fleet(path: Path) -> Fleet:
             if name not in known:
                 raise unknown_name(f"option in {where}", name, known, f"Known: {', '.join(known)}.")
         chosen = ModelOptions(**item.options)
-        if chosen.tp * chosen.pp * chosen.dp > 1:
-            raise bad_value(where, "one GPU a workload (tp, pp and dp of 1)", "several")
+        if chosen.gpu_count > 1:
+            raise bad_value(where, "one GPU a workload (tp, pp, dp and cp of 1)", "several")
         demands.append(
             WorkloadDemand(item.name or f"{index + 1}: {item.workload}", item.workload, rate, item.options)
         )

@@ -77,7 +77,21 @@ _ALIASES = {
     "core_clock": "clock",
 }
 # axes of the workload, which `explore sweep` varies
-WORKLOAD_OPTIONS = ("batch", "seq", "tokens", "dtype", "attention", "stack", "phase", "head", "tp", "pp", "dp")
+WORKLOAD_OPTIONS = (
+    "batch",
+    "seq",
+    "tokens",
+    "dtype",
+    "attention",
+    "stack",
+    "phase",
+    "head",
+    "tp",
+    "pp",
+    "dp",
+    "ep",
+    "cp",
+)
 
 
 def list_fields(gpu: Gpu) -> dict[str, VariedField]:

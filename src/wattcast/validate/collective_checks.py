@@ -11,14 +11,29 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from wattcast.core.arrays import Array
 from wattcast.core.errors import bad_value
+from wattcast.core.units import Dtype
 from wattcast.fit.scoring import LedgerRow, make_ledger_row
-from wattcast.hardware import Gpu, load_gpu
-from wattcast.predictor.link_laws import CollectiveRows, LinkLaw, load_laws, mean_law, nccl_protocol_s
+from wattcast.hardware import Gpu, OperatingPoint, load_gpu
+from wattcast.predictor.bundle import forecast_bundle
+from wattcast.predictor.kernel_phases import LaunchCosts
+from wattcast.predictor.link_laws import (
+    CollectiveRows,
+    LinkLaw,
+    collective_s,
+    load_laws,
+    mean_law,
+    nccl_protocol_s,
+)
+from wattcast.predictor.prediction import predict_graph
+from wattcast.workload.build_model import build_graph
+from wattcast.workload.model_options import ModelOptions, SoftwareStack, WorkloadPhase
+from wattcast.workload.operator_types import Collective
 
 SET = "collectives, public tables"
 CARDS = {"a100_sxm": "a100-sxm-80gb", "h200_sxm": "h200", "b200_sxm": "b200", "l40s": "l40s"}
@@ -116,6 +131,44 @@ def collective_rows(reference: Path) -> list[LedgerRow]:
                 )
             )
     return rows
+
+
+def public_rows() -> list[LedgerRow]:
+    """Return errors on figures that people published, none of which was used in fitting: collectives, then AMD."""
+    rows = []
+    with Path(__file__).with_name("public_collectives.csv").open(encoding="utf-8", newline="") as file:
+        lines = list(csv.DictReader(file))
+    for name in dict.fromkeys(line["set"] for line in lines):
+        some = [line for line in lines if line["set"] == name]
+        ops = [
+            Collective(line["kind"], int(line["byte"]), int(line["gpus"]), software=line["software"]) for line in some
+        ]
+        error = _errors(
+            collective_s(ops, load_gpu(some[0]["gpu"])), np.array([float(o["latency_us"]) for o in some]) * 1e-6
+        )
+        more: dict[str, Any] = {"p90": round(float(np.quantile(error, 0.9)), 1)}
+        rows.append(make_ledger_row("collectives, published", name, len(some), float(np.median(error)), **more))
+    found_s = []
+    for batch in AMD_GENERATION_S:
+        graph = build_graph("llama3-70b", replace(_AMD_OPTIONS, batch=batch))
+        gpu = load_gpu("mi300x")
+        bundle = replace(forecast_bundle(gpu), launch=LaunchCosts(0.0))  # CUDA graphs
+        found_s.append(float(predict_graph(graph, gpu, OperatingPoint(), bundle).latency_s))
+    error = _errors(np.array(found_s), np.array(list(AMD_GENERATION_S.values())))
+    what = "MI300X, Llama 3.1 70B fp8 over 8 GPUs, 128 tokens in, 2048 out, batch 1 to 4: latency"
+    return [*rows, make_ledger_row("AMD, published", what, len(found_s), float(np.mean(error)))]
+
+
+# seconds of a generation by batch: AMD, "Performance results with ROCm software" (amd.com), vLLM 0.8.5, 27 May 2025
+AMD_GENERATION_S = {1: 15.851, 2: 16.995, 4: 17.578}
+_AMD_OPTIONS = ModelOptions(
+    seq=128,
+    tokens=2048,
+    phase=WorkloadPhase.GENERATE,
+    dtype=Dtype.FP8,
+    tp=8,
+    stack=SoftwareStack.ENGINE,
+)
 
 
 def _link_rate(gpu: Gpu) -> Array:

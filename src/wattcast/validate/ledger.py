@@ -19,7 +19,7 @@ from wattcast.fit.held_out import HeldOutRows
 from wattcast.fit.scoring import LedgerRow, make_absent_row
 from wattcast.gpuwattch.energy_checks import make_energy_rows
 from wattcast.predictor.bundle.bundle_file import shipped_bundle
-from wattcast.validate.collective_checks import collective_rows
+from wattcast.validate.collective_checks import collective_rows, public_rows
 from wattcast.validate.kernel_checks import (
     card_rows,
     choice_rows,
@@ -92,6 +92,7 @@ def build_ledger(
         rows += other_gpu_rows(reference)
     if reference is not None:
         rows += collective_rows(reference)
+    rows += public_rows()
     if reference is not None and (reference / "zeus").is_dir():
         rows += power_limit_rows(reference)
     if reference is not None and (reference / "training").is_dir():

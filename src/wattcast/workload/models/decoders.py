@@ -447,7 +447,7 @@ def busiest_picks(picks: int, experts: int, chosen: int, skew: float, gpus: int)
     about μ + √(2·μ·ln E) (the largest of E normal numbers); ``skew`` adds its share of the experts chosen always.
 
     >>> busiest_picks(4096, 64, 8, 0.0, 8), busiest_picks(4096, 64, 8, 0.5, 8)
-    ([(6, 70), (2, 69)], [(1, 292), (2, 37), (5, 36)])
+    ([(6, 70), (2, 69)], [(1, 292), (1, 37), (6, 36)])
     """
     hot, held, busy = round(picks * skew), experts // gpus, min(chosen, experts)
     mean = (picks - hot) / gpus
