@@ -155,7 +155,7 @@ class LatencyKeeper:
     near: float = 0.85  # strain that a single step may be expected to lead to
     alarm: float = 0.95  # strain at which the clock goes to the top
     surprise: float = 1.25  # strain over the expected one, at which a step is taken back
-    saved: float = 0.97  # a step must not cost more than this share of the energy per token before it, inverted
+    saved: float = 0.95  # of the energy per token: a step that makes it exceed the one before by more is taken back
     memory_s: float = 1800.0  # how long a level that was too low is avoided the first time
     level: int = field(init=False)
     why: str = field(init=False, default="start")
