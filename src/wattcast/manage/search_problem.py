@@ -146,6 +146,10 @@ class ControllerTuning:
     default_runs: int = 10  # runs of the default settings at most, while a gain over them is in doubt
     verified: float = 1.3  # standard errors by which a setting must beat the default to replace it
     risky_ratio: float = 1.5  # a knob lowered by more than this in one step may cost more than it can save
+    prior_time: float = 0.0005  # scatter of log time before any repeat is seen
+    bound_sigmas: float = 2.0  # standard errors by which a time must keep to its bound, for a chance of 95 % and more
+    bound_doubt: float = 0.03  # settings closer than this to a bound
+    bound_runs: int = 3  # are run so often at least before they count as keeping it
     budget: float = 0.01  # share of the objective that risky probes may cost
     surprise: float = 0.10  # log change of time at unchanged settings that is taken for a new phase
     patience: int = 2  # surprises, or unusable observations, in a row before acting on them
@@ -246,6 +250,7 @@ class SearchView:
         self._bounds: list[tuple[float, float] | None] = [None] * len(problem.roles)
         self.changes: dict[tuple[int, int], float] = {}  # estimated score changes of steps, by knob and level
         self.sigma = memory.score_sigma(problem.time_weight, tuning.prior_sigma)
+        self.open_bounds: dict[Settings, float] = {}  # settings whose time may break a bound or not -> their score
         self.score = self._score_seen()
         self._ordered = sorted(self.score.values())
         self.alike = self.plateau(min(self.score, key=self.score.__getitem__))  # the same state as the best
@@ -262,11 +267,20 @@ class SearchView:
         """Return ``Objective.log_scores`` of all settings seen, on plain numbers, which decisions are faster with."""
         objective, weight = self.problem.objective, self.problem.time_weight
         found = {s: power + weight * time for s, (_, time, power) in self.seen.items()}
-        reference = self.seen.get(self.problem.default)
-        for limit in objective.log_time_limits(reference.log_time if reference else None):
-            for s, (_, time, _) in self.seen.items():
-                if time - limit > BOUND_SLACK:
-                    found[s] += BOUND_PENALTY + BOUND_PENALTY * (time - limit)
+        default, tuning = self.problem.default, self.problem.tuning
+        reference = self.seen.get(default)
+        limits = objective.log_time_limits(reference.log_time if reference else None)
+        if limits:
+            sigma, limit = self._memory.time_sigma(tuning.prior_time), min(limits)
+            repeats = 1.0 / reference.runs if reference and objective.slowdown is not None else 0.0
+            for s, (runs, time, _) in self.seen.items():
+                margin = tuning.bound_sigmas * sigma * math.sqrt(1.0 / runs + repeats)
+                is_close = runs < tuning.bound_runs and time > limit - tuning.bound_doubt
+                if s != default and time <= limit < time + margin + (tuning.bound_doubt if is_close else 0.0):
+                    self.open_bounds[s] = found[s]
+                over = (time if s == default else time + margin) - limit
+                if over > BOUND_SLACK:
+                    found[s] += BOUND_PENALTY + BOUND_PENALTY * over
         log_cap = objective.log_cap
         if log_cap < math.inf:
             for s, (_, _, power) in self.seen.items():

@@ -156,7 +156,7 @@ class LatencyKeeper:
     alarm: float = 0.95  # strain at which the clock goes to the top
     surprise: float = 1.25  # strain over the expected one, at which a step is taken back
     saved: float = 0.95  # of the energy per token: a step that makes it exceed the one before by more is taken back
-    memory_s: float = 1800.0  # how long a level that was too low is avoided the first time
+    memory_s: float = 600.0  # how long a level that was too low is avoided the first time
     level: int = field(init=False)
     why: str = field(init=False, default="start")
 
@@ -181,7 +181,7 @@ class LatencyKeeper:
             resume = min(self.level + 2, top)
             self._move(now_s, top, "response times are near their limits")
             self._resume = resume
-        elif self._step is not None and seen.strain > max(self.surprise * self._step.expected, self.far):
+        elif self._step is not None and self._is_worse(self._step, seen):
             self._avoid(now_s)
             self._move(now_s, self._step.before, "response times rose more than expected")
         elif self._resume is not None and seen.strain < self.far and stayed_s >= 2 * self.alarm_s:
@@ -214,9 +214,15 @@ class LatencyKeeper:
             if is_easy or (to == self.level - 1 and after <= self.near):
                 wanted, expected = to, after
         if wanted != self.level:
-            step = _ClockStep(self.level, seen.strain, seen.energy_j_per_token, expected)
+            step = _ClockStep(self.level, seen.strain, seen.energy_j_per_token, expected, seen.load)
             self._move(now_s, wanted, f"response times are at {seen.strain:.0%} of their limits")
             self._step = step
+
+    def _is_worse(self, step: _ClockStep, seen: _ServingWindow) -> bool:
+        """Tell whether a step raised the strain more than expected, and a burst of requests does not explain it."""
+        if seen.strain <= max(self.surprise * step.expected, self.far):
+            return False
+        return seen.load <= 1.1 * step.load or seen.strain > self.near
 
     def _avoid(self, now_s: float) -> None:
         """Remember that the present level is too low for the present load."""
@@ -254,6 +260,7 @@ class _ClockStep:
     strain: float  # before, as is the next
     energy_j_per_token: float
     expected: float  # strain after it
+    load: float  # requests per second before it
 
 
 @dataclass(frozen=True)

@@ -58,6 +58,8 @@ def choose_next_move(
         return SearchMove(target, False, "coarse")
     if (found := choose_sensing_step(view)) is not None:
         return SearchMove(found, False, "sense")
+    if (found := _choose_doubtful(view)) is not None:
+        return SearchMove(found, False, "bound")
     if (found := _choose_rival(view, problem.tuning.quick_runs)) is not None:
         return SearchMove(found, False, "again")
     steps, smallest = _list_steps(view)
@@ -103,6 +105,17 @@ def _choose_rival(view: SearchView, most_runs: int) -> Settings | None:
     if not close:
         return None
     return min([*close, view.best], key=lambda s: (seen[s].runs, score[s]))
+
+
+def _choose_doubtful(view: SearchView) -> Settings | None:
+    """Choose a setting that would be the best if it surely kept its bound, or the default that it is compared with."""
+    seen, tuning, default = view.seen, view.problem.tuning, view.problem.default
+    best = min(view.score[view.best], BOUND_PENALTY + min(view.open_bounds.values(), default=0.0))
+    open_bounds = [s for s, score in view.open_bounds.items() if score < best and seen[s].runs < tuning.default_runs]
+    if not open_bounds:
+        return None
+    first = min(open_bounds, key=view.open_bounds.__getitem__)
+    return min((first, default), key=lambda s: seen[s].runs) if default in seen else first
 
 
 def _confirm_best(view: SearchView) -> SearchMove:
