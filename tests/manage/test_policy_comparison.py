@@ -172,3 +172,37 @@ def test_a100_with_feedback(a100: list) -> None:
     )
     assert mine > 0.99 * best
     assert max(o.slowdown for o in comparison.for_policy(PolicyName.HARMONIA)) <= 0.10 + 1e-9
+
+
+def test_a100_forecast_bounds_hold_with_the_promised_chance(a100: list, reference: Path) -> None:
+    """At its word, the forecast broke its bound at 2, 3, 5, 8 and 15 % in 1, 1, 4, 2 and 2 of 14 applications.
+    Margins come from how it missed other model families."""
+    gpu, found = api.find_gpu("a100-pcie-40gb"), {}
+    for tables in a100:
+        found |= clock_forecast.forecast_applications(tables, gpu, reference / "energaizer" / "workloads")[0]
+    errors = clock_forecast.measure_slowdown_errors(a100, found)
+    kept, saved = [], []
+    for percent in range(1, 21):
+        goal, chosen = Objective(Goal.ENERGY, slowdown=percent / 100), {}
+        for tables in a100:
+            chosen |= clock_forecast.choose_forecast_settings(tables, found, goal, errors)
+        outcomes = compare_policies(
+            a100, PolicySetup(objective=goal, forecast=chosen), [PolicyName.PREDICTIVE]
+        ).outcomes
+        kept += [o.slowdown <= percent / 100 + 1e-9 for o in outcomes]
+        saved += [o.energy_saving for o in outcomes]
+    assert len(kept) == 280
+    assert np.mean(kept) >= 0.95
+    assert np.mean(saved) > 0.05
+
+
+@pytest.mark.parametrize("percent", [1, 5, 20])
+def test_bounds_hold_under_noise_on_measured_tables(a100: list, titan_x: list, percent: int) -> None:
+    """With 1 % noise the controller broke a bound of 1 % in a third of its runs on the Titan X, of 5 % in a seventh
+    on the A100."""
+    goal, kept = Objective(Goal.ENERGY, slowdown=percent / 100), []
+    for seed in range(3):
+        setup = PolicySetup(objective=goal, noise=MeasurementNoise(0.01, 0.01), seed=seed)
+        outcomes = compare_policies([*a100, *titan_x], setup, [PolicyName.HARMONIA]).outcomes
+        kept += [o.slowdown <= percent / 100 + 1e-9 for o in outcomes]
+    assert np.mean(kept) >= 0.95

@@ -388,13 +388,19 @@ def _forecast(
 
     if gpu is None:
         return {}, ["model_predictive: left out, as no --gpu says which card the table is of"]
-    chosen: dict[str, tuple[int, ...]] = {}
+    found: dict[str, clock_forecast.ClockForecast] = {}
     notes: list[str] = []
     for tables in plants:
-        found, missing = clock_forecast.forecast_applications(tables, api.find_gpu(gpu), workloads)
-        chosen |= clock_forecast.choose_forecast_settings(tables, found, goal)
+        some, missing = clock_forecast.forecast_applications(tables, api.find_gpu(gpu), workloads)
+        found |= some
         notes += [f"model_predictive: none for {name}: {why}" for name, why in missing.items()]
-        notes += sorted({f"model_predictive: {f.status} coefficients" for f in found.values()})
+    notes += sorted({f"model_predictive: {f.status} coefficients" for f in found.values()})
+    errors = clock_forecast.measure_slowdown_errors(plants, found)
+    chosen: dict[str, tuple[int, ...]] = {}
+    for tables in plants:
+        chosen |= clock_forecast.choose_forecast_settings(tables, found, goal, errors)
+    if goal.slowdown is not None:
+        notes.append("model_predictive: bounds hold with a chance of 95 %, by the errors of other model families")
     return chosen, list(dict.fromkeys(notes))
 
 

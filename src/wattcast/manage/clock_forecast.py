@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,8 @@ from wattcast.core.errors import BadInput, UnknownName, bad_value
 from wattcast.hardware import Gpu
 from wattcast.manage.knobs import Knob, KnobRole, Lattice, Settings, move_knob
 from wattcast.manage.plants import PlantTables
-from wattcast.manage.search_problem import ControllerTuning, Objective
+from wattcast.manage.savings import student_t
+from wattcast.manage.search_problem import BOUND_PENALTY, ControllerTuning, Objective
 from wattcast.predictor import api
 from wattcast.workload.graph import Graph
 
@@ -36,6 +37,8 @@ HELD = 0.98  # share of its power limit that a card holds
 POINTS = 64  # clocks at which the curves are sampled, for the governor's clock between two levels
 ITERATIONS = 100
 NO_LIMIT_W = 1e6
+FEWEST_FORECASTS = 5  # of other families, that a bound can be calibrated on
+ONE_SIDED_Z = 1.644854  # 95 % quantile of the normal distribution
 LEVELS = 24  # of the core clock, where the catalogue's steps are finer
 _NAMED = re.compile(
     r"(?P<family>[a-z0-9]+)model_(?P<model>[\w.-]+?)_p(?P<dtype>bf16|fp16|fp32)_b(?P<batch>\d+)_s(?P<seq>\d+)"
@@ -167,26 +170,91 @@ def find_named_workload(name: str, folder: Path | None) -> tuple[str | Path, dic
     }
 
 
+@dataclass(frozen=True)
+class SlowdownErrors:
+    """Hold by how much forecasts missed the slowdown of applications, in logs, over the share of the top clock."""
+
+    clock_share: Array  # (clock,), ascending
+    by_application: Mapping[str, Array]  # measured less forecast, (clock,)
+
+    def margins(self, application: str, clock_share: Array) -> Array | None:
+        """Return what to add to a forecast so that it is exceeded with a chance of 5 %, ``(clock,)``.
+
+        With mean m and deviation s of the errors of n applications of other families (the text before the first "_"),
+        the margin is m + t·s·√(1 + 1/n), t being Student's 95 % quantile. None where fewer than five are known.
+        """
+        family = application.split("_")[0]
+        others = [row for name, row in self.by_application.items() if name.split("_")[0] != family]
+        if len(others) < FEWEST_FORECASTS:
+            return None
+        n, each = len(others), np.stack([np.interp(clock_share, self.clock_share, row) for row in others])
+        spread = student_t(n - 1, ONE_SIDED_Z) * each.std(axis=0, ddof=1) * np.sqrt(1 + 1 / n)
+        return np.asarray(np.where(clock_share < 1.0, each.mean(axis=0) + spread, 0.0))
+
+
+def measure_slowdown_errors(plants: Sequence[PlantTables], found: Mapping[str, ClockForecast]) -> SlowdownErrors:
+    """Compare forecast and measured slowdowns of all applications that have both."""
+    shares = np.linspace(0.3, 1.0, 71)
+    errors: dict[str, Array] = {}
+    for tables in plants:
+        which = tables.lattice.find_knob(KnobRole.CORE_CLOCK)
+        assert which is not None
+        levels, default = np.asarray(tables.lattice.knobs[which].levels), tables.default
+        along = [tables.lattice.flat_index(move_knob(default, which, level)) for level in range(len(levels))]
+        for name in tables.applications:
+            if name in found:
+                forecast_s, _ = estimate_card_behaviour(found[name].curves, levels)
+                measured_s = tables.time_s[tables.order(name)[0], along]
+                off = np.log(measured_s / measured_s[default[which]]) - np.log(
+                    forecast_s / forecast_s[default[which]]
+                )
+                errors[name] = np.interp(shares, levels / levels[default[which]], off)
+    return SlowdownErrors(shares, errors)
+
+
 def choose_forecast_settings(
-    tables: PlantTables, found: Mapping[str, ClockForecast], objective: Objective
+    tables: PlantTables,
+    found: Mapping[str, ClockForecast],
+    objective: Objective,
+    errors: SlowdownErrors | None = None,
 ) -> dict[str, Settings]:
-    """Choose the settings of each application from its forecast."""
+    """Choose the settings of each application from its forecast.
+
+    With ``errors``, a bound on the slowdown is kept with a chance of 95 %, by how forecasts of other applications
+    missed; without, it is kept by the forecast at its word.
+    """
     which = tables.lattice.find_knob(KnobRole.CORE_CLOCK)
     assert which is not None
     default, levels = tables.default, np.asarray(tables.lattice.knobs[which].levels)
     worth = ControllerTuning().worth
-    return {
-        name: move_knob(default, which, choose_clock_level(f.curves, levels, objective, default[which], worth))
-        for name, f in found.items()
-    }
+    chosen = {}
+    for name, forecast in found.items():
+        if name in tables.applications:
+            margins = errors.margins(name, levels / levels[default[which]]) if errors is not None else None
+            level = choose_clock_level(forecast.curves, levels, objective, default[which], worth, margins)
+            chosen[name] = move_knob(default, which, level)
+    return chosen
 
 
 def choose_clock_level(
-    curves: ClockCurves, levels_hz: Array, objective: Objective, default: int, worth: float
+    curves: ClockCurves,
+    levels_hz: Array,
+    objective: Objective,
+    default: int,
+    worth: float,
+    margins: Array | None = None,
 ) -> int:
-    """Choose the level with the best score; of those within ``worth`` of it the lowest."""
+    """Choose the level with the best score; of those within ``worth`` of it the lowest.
+
+    ``margins`` are added to the logarithm of the slowdown before it is compared with its bound.
+    """
     time_s, power_w = estimate_card_behaviour(curves, levels_hz)
-    score = objective.log_scores(time_s, power_w, time_s[default])
+    if margins is None or objective.slowdown is None:
+        score = objective.log_scores(time_s, power_w, time_s[default])
+    else:
+        score = replace(objective, slowdown=None).log_scores(time_s, power_w, time_s[default])
+        over = np.log(time_s / time_s[default]) + margins - np.log1p(objective.slowdown)
+        score = score + np.where(over > 0.0, BOUND_PENALTY * (1.0 + over), 0.0)
     return int(np.nonzero(score <= score.min() + worth)[0][0])
 
 
