@@ -108,7 +108,7 @@ def _choose_rival(view: SearchView, most_runs: int) -> Settings | None:
 
 
 def _choose_doubtful(view: SearchView) -> Settings | None:
-    """Choose a setting that would be the best if it surely kept its bound, or the default that it is compared with."""
+    """Choose a setting that would be best if it surely kept its bound, or the default that it is compared with."""
     seen, tuning, default = view.seen, view.problem.tuning, view.problem.default
     best = min(view.score[view.best], BOUND_PENALTY + min(view.open_bounds.values(), default=0.0))
     open_bounds = [s for s, score in view.open_bounds.items() if score < best and seen[s].runs < tuning.default_runs]
