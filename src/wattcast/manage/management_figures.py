@@ -30,6 +30,7 @@ COLOUR = {  # of Okabe and Ito (2008), one per policy everywhere
     PolicyName.RACE_TO_IDLE: "#F0E442",
     PolicyName.CORE_CLOCK: "#56B4E9",
     PolicyName.COARSE: "#E69F00",
+    PolicyName.PRINTED: "#0072B2",
     PolicyName.STATIC: "#CC79A7",
     PolicyName.PREDICTIVE: "#D55E00",
     PolicyName.GUIDED: "#8B4513",
@@ -61,6 +62,33 @@ def draw_balance_curves(tables: PlantTables, kernels: Sequence[str]) -> Figure:
         axes.set(title=kernel, xlabel="Ops per byte of the card (lowest = 1)", ylabel="Performance (lowest = 1)")
     axes.legend(title="memory MHz", fontsize=6, **LEGEND_RIGHT)
     return add_caption(figure, tables.source)
+
+
+def draw_power_breakdown(tables: PlantTables, application: str) -> Figure:
+    """Draw the shares of chip, memory and the rest of the card in board power at the default settings (figure 1)."""
+    assert tables.memory_w is not None
+    assert tables.board_w is not None
+    figure = new_figure(5.0, 3.6)
+    axes = figure.subplots()
+    order, at = tables.order(application), tables.lattice.flat_index(tables.default)
+    time_s = tables.time_s[order, at]
+    mean = {
+        "whole": float((tables.power_w[order, at] * time_s).sum() / time_s.sum()),
+        "memory": float((tables.memory_w[order, at] * time_s).sum() / time_s.sum()),
+    }
+    parts = {
+        "GPU chip": mean["whole"] - mean["memory"] - tables.board_w,
+        "memory and its PHYs": mean["memory"],
+        "rest of the card": tables.board_w,
+    }
+    axes.pie(
+        list(parts.values()),
+        labels=[f"{name}\n{watts:.0f} W" for name, watts in parts.items()],
+        autopct="%.0f %%",
+        colors=[BLUE, ORANGE, GREY],
+    )
+    axes.set_title(f"{application}, default settings")
+    return add_caption(figure, f"{tables.source}; the paper's is measured")
 
 
 def draw_power_over_compute(tables: PlantTables, kernel: str) -> Figure:
@@ -343,6 +371,7 @@ def _plant_figures(tables: PlantTables, comparison: PolicyComparison, setup: Pol
     cases = ("Sort.BottomScan", "CoMD.AdvanceVelocity", "SRAD.Prepare", "DeviceMemory.ReadGlobal")
     models = {m.name: m for m in (setup.model, sensitivity_model.load_shipped_model()) if m is not None}
     return made | {
+        "figure_01_power_breakdown": lambda: draw_power_breakdown(tables, "XSBench"),
         "figure_03_balance": lambda: draw_balance_curves(tables, stress),
         "figure_04_power_compute": lambda: draw_power_over_compute(tables, stress[1]),
         "figure_05_power_memory": lambda: draw_power_over_memory(tables, stress[0]),

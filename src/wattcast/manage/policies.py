@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -211,6 +211,69 @@ class Harmonia:
         return SearchMove(self._coarse_targets[view.bins()] or self.default, True, "coarse")
 
 
+class PrintedMemory(NamedTuple):
+    """Hold what Algorithm 1 keeps of a kernel between two of its runs."""
+
+    next_settings: Settings
+    bins: Bins | None = None
+    busy: float = 0.0  # VALUBusy of the run before
+    last: Settings | None = None  # settings of the run before
+    flat: Settings | None = None  # last settings with a gradient of zero or more
+    dithering: int = 0
+    settled: bool = False
+
+
+@dataclass(frozen=True)
+class PrintedHarmonia:
+    """Control a card by Algorithm 1 of paper 004 as it is printed: fine steps follow the gradient of VALUBusy.
+
+    A changed bin reverts the last decision where a tunable had changed, else sets all tunables by bin. Unchanged bins
+    lower all tunables by a step while VALUBusy does not fall, and raise them by a step when it does. After
+    ``most_dithering`` raises, which the paper does not print, the last state without a fall is kept. VALUBusy is a
+    share of time: it does not fall when a lower clock makes a compute-bound kernel slower, so that the steps go on.
+    """
+
+    lattice: Lattice
+    default: Settings
+    model: SensitivityModel
+    tuning: ControllerTuning = field(default_factory=ControllerTuning)
+    most_dithering: int = 3
+
+    def start(self) -> ControllerState:
+        return ControllerState({}, {})
+
+    def settings(self, state: ControllerState, kernel: str) -> Settings:
+        memory = state.kernels.get(kernel)
+        return self.default if memory is None else memory.next_settings
+
+    def step(self, state: ControllerState, observation: Observation) -> tuple[ControllerState, Settings]:
+        kernel, counters = observation.kernel, observation.usable_counters
+        memory: Any = state.kernels.get(kernel) or PrintedMemory(self.default)
+        if counters is None:
+            return state, memory.next_settings
+        compute, bandwidth = self.model.predict(counters)
+        bins, here, busy = (
+            (bin_sensitivity(compute), bin_sensitivity(bandwidth)),
+            observation.settings,
+            counters["VALUBusy"],
+        )
+        flat, dithering, settled, to = memory.flat, memory.dithering, False, here
+        if bins != memory.bins:
+            if memory.last not in (None, here):
+                to = memory.last  # sensitivities artificially changed due to configuration change
+            else:
+                to, flat, dithering = self.tuning.coarse_target(self.lattice, *bins), None, 0
+        elif dithering > self.most_dithering:
+            to, settled = flat or here, True
+        elif busy >= memory.busy:
+            flat, to = here, tuple(max(level - 1, 0) for level in here)
+        else:
+            to = tuple(min(level + 1, top) for level, top in zip(here, self.lattice.top, strict=True))
+            dithering += 1
+        after = PrintedMemory(to, bins, busy, here, flat, dithering, settled)
+        return ControllerState({**state.kernels, kernel: after}, state.shelf), to  # type: ignore[dict-item]
+
+
 class PolicyName(StrEnum):
     """Name the policies, in the order they are shown."""
 
@@ -218,6 +281,7 @@ class PolicyName(StrEnum):
     RACE_TO_IDLE = "race_to_idle"
     CORE_CLOCK = "core_clock_only"
     COARSE = "coarse_only"
+    PRINTED = "algorithm_1"
     STATIC = "static_best"
     PREDICTIVE = "model_predictive"
     GUIDED = "predictive_then_fine"
@@ -274,7 +338,8 @@ def find_static_best(tables: PlantTables, application: str, objective: Objective
 
 def run_policy(tables: PlantTables, application: str, policy: PolicyName, setup: PolicySetup) -> PolicyRun | None:
     """Run one application under one policy; None where the plant does not give what the policy needs."""
-    if policy in (PolicyName.HARMONIA, PolicyName.COARSE, PolicyName.CORE_CLOCK, PolicyName.GUIDED):
+    played = {PolicyName.HARMONIA, PolicyName.COARSE, PolicyName.CORE_CLOCK, PolicyName.GUIDED, PolicyName.PRINTED}
+    if policy in played:
         return _run_controller(tables, application, policy, setup)
     if policy is PolicyName.RACE_TO_IDLE:
         return _race_to_idle(tables, application, setup.objective)
@@ -320,7 +385,10 @@ def make_controller(tables: PlantTables, policy: PolicyName, setup: PolicySetup)
 def _run_controller(
     tables: PlantTables, application: str, policy: PolicyName, setup: PolicySetup
 ) -> PolicyRun | None:
-    controller = make_controller(tables, policy, setup)
+    controller: Any = make_controller(tables, policy, setup)
+    if policy is PolicyName.PRINTED:
+        known = setup.model is not None and "VALUBusy" in tables.counters
+        controller = PrintedHarmonia(tables.lattice, tables.default, setup.model) if known and setup.model else None
     if controller is None or (policy is PolicyName.GUIDED and application not in setup.forecast):
         return None
     if policy is PolicyName.GUIDED:
