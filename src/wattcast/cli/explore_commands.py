@@ -18,6 +18,7 @@ from wattcast.cli.shared_options import (
     save_plot,
     takes_model_options,
 )
+from wattcast.core.errors import bad_value
 
 if TYPE_CHECKING:
     from wattcast.explore.sweep import ReportProgress, Runner, SweepResult
@@ -256,49 +257,78 @@ def _plot(env: Environment, done: SweepResult, path: Path, words: list[str]) -> 
     save_plot(env, drawn, path)
 
 
-@takes_model_options("dtype", "attention", "stack", stack="engine")
 def plan(
     ctx: typer.Context,
     model: Annotated[str, typer.Argument(help="Model name or Hugging Face config.json.")],
     rate: Annotated[str, typer.Option(help="Requests, such as 20/s or 600/min.")],
-    prompt: Annotated[int, typer.Option(help="Tokens of a prompt.")],
-    output: Annotated[int, typer.Option(help="Tokens generated for a request.")],
     gpus: Annotated[str, typer.Option(help="GPUs to compare, names with commas.")],
-    ttft: Annotated[str | None, typer.Option(help="Time to first token at most, such as 500ms.")] = None,
-    tpot: Annotated[str | None, typer.Option(help="Time per output token at most, such as 40ms.")] = None,
-    minimise: Annotated[str, typer.Option(help="gpus|energy|cost")] = "gpus",
-    headroom: Annotated[str, typer.Option(help="Plan for this much more than the rate, such as 20%.")] = "0%",
-    tp: Annotated[
-        str | None, typer.Option(help="GPUs a replica, such as 2 or 1,2,4; default: as few as will do.")
+    prompt: Annotated[
+        str, typer.Option(help="Prompt tokens: 512, lognormal:median=512,sigma=0.8,least=16,most=4096, or a file.")
+    ] = "512",
+    output: Annotated[str, typer.Option(help="Output tokens, written like --prompt.")] = "128",
+    ttft: Annotated[str | None, typer.Option(help="Time to first token at most, such as p99:500ms.")] = None,
+    tpot: Annotated[str | None, typer.Option(help="Time per output token at most, such as p90:40ms.")] = None,
+    minimise: Annotated[str, typer.Option(help="gpus|energy|cost|carbon")] = "gpus",
+    headroom: Annotated[str, typer.Option(help="Plan for this much more than the rate, such as 20%.")] = "10%",
+    spare: Annotated[int, typer.Option(min=0, help="Replicas that may be down.")] = 0,
+    tp: Annotated[str, typer.Option(help="GPUs of a replica to try.")] = "1,2,4,8",
+    power_limit: Annotated[
+        str | None, typer.Option(help="Power limits to try, such as 700W,500W; default: four of the card's.")
     ] = None,
-    power_limit: PowerLimit = None,
-    host_launch: Annotated[str, typer.Option(help="Host time per operator; 0us is a CUDA graph.")] = "0us",
+    site_power: Annotated[str | None, typer.Option(help="Mean power of all GPUs at most, such as 20kW.")] = None,
+    arrivals: Annotated[
+        str, typer.Option(help="poisson, fixed, gamma:cv=2 or diurnal:peak=1.5,period=24h.")
+    ] = "poisson",
+    dtype: Annotated[str, typer.Option(help="fp32|tf32|bf16|fp16|fp8|int8")] = "bf16",
     tariff: Tariff = None,
     carbon: Carbon = None,
     price: Rent = [],  # noqa: B006
     pue: Pue = 1.0,
     plot: Plot = None,
     json: Json = False,
-    **options: Any,
 ) -> None:
-    """How many GPUs, which batch, clock and power limit; energy, cost and carbon per token and request.
+    """How many GPUs, how shared, at which power limit; latency percentiles, energy, cost and carbon.
 
-    Example: wattcast plan llama3-8b --rate 20/s --prompt 1000 --output 300 --ttft 500ms --tpot 40ms
+    Example: wattcast plan llama3-8b --rate 20/s --prompt 1000 --output 300 --ttft p99:500ms --tpot p90:40ms
     --gpus h100-sxm,h200
     """
-    from wattcast.predictor import prices as money
+    from wattcast.predictor.prices import parse_prices
     from wattcast.serving import capacity_plan
 
     env: Environment = ctx.obj
-    prices = money.parse_prices(tariff, carbon, price, pue)
-    asked = capacity_plan.describe_service(model, rate, prompt, output, ttft, tpot, headroom, host_launch, **options)
-    names = [name.strip() for name in gpus.split(",")]
-    found = capacity_plan.plan_serving(
-        asked, names, prices, minimise, capacity_plan.parse_whole_numbers(tp, "tp"), power_limit
+    if not headroom.strip().endswith("%"):
+        raise bad_value("--headroom", "a share with its unit, such as 20%", headroom)
+    found = capacity_plan.plan(
+        model,
+        gpus,
+        rate=rate,
+        prompt=prompt,
+        output=output,
+        ttft=ttft,
+        tpot=tpot,
+        minimise=minimise,
+        tp=_parse_whole_numbers(tp, "tp"),
+        power_limits=power_limit.split(",") if power_limit else (),
+        headroom=headroom,
+        spare_replicas=spare,
+        site_power=site_power,
+        arrivals=arrivals,
+        dtype=dtype,
+        prices=parse_prices(tariff, carbon, price, pue),
     )
     if plot is not None:
-        save_plot(env, capacity_plan.draw_plans(asked, found), plot)
+        save_plot(env, capacity_plan.draw_plan(found), plot)
     if json:
-        env.json(capacity_plan.plans_json(asked, found, prices))
+        env.json(found.to_dict())
         return
-    capacity_plan.print_plans(env.console(), asked, found, prices)
+    capacity_plan.print_plan(env.console(), found)
+
+
+def _parse_whole_numbers(text: str, where: str) -> tuple[int, ...]:
+    try:
+        found = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        found = ()
+    if not found or min(found) < 1:
+        raise bad_value(where, "whole numbers from 1, such as 1,2,4", text)
+    return found

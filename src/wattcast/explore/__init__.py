@@ -7,17 +7,14 @@ from wattcast.explore.explorations import Exploration, ExploreObjective, explore
 from wattcast.explore.fleet import assign_fleet, read_fleet
 from wattcast.explore.sweep import SweepResult
 from wattcast.predictor.prices import parse_prices as prices
-from wattcast.serving.capacity_plan import describe_service, plan_serving
 
 __all__ = [
     "Exploration",
     "ExploreObjective",
     "SweepResult",
     "assign_fleet",
-    "describe_service",
     "explore",
     "explore_designs",
-    "plan_serving",
     "prices",
     "read_fleet",
 ]

@@ -31,10 +31,11 @@ from wattcast.explore.study import evaluate_points
 from wattcast.hardware import Gpu
 from wattcast.predictor.api import find_gpu
 from wattcast.predictor.bundle import bundle_for
-from wattcast.serving.capacity_plan import idle_power_w, list_plan_clocks
+from wattcast.predictor.pipeline import idle_power_w
 from wattcast.workload.model_options import ModelOptions
 
 LIMIT_S = 60.0  # of the solver
+CLOCK_COUNT = 28  # tried on each GPU, evenly over its range
 MOST_GPUS = 1_000_000
 
 
@@ -142,7 +143,9 @@ def assign_fleet(fleet: Fleet, aim: str = "energy") -> FleetAssignment:
     if aim not in list(FleetAim):
         raise unknown_name("aim", aim, list(FleetAim), f"Known: {', '.join(FleetAim)}.")
     columns, notes = _columns(fleet)
-    base_w = np.array([float(idle_power_w(bundle_for(gpu), list_plan_clocks(gpu)[:1])[0]) for gpu, _ in fleet.gpus])
+    base_w = np.array(
+        [float(idle_power_w(bundle_for(gpu), list_settable_clocks(gpu)[:1])[0]) for gpu, _ in fleet.gpus]
+    )
     counts = np.array([count for _, count in fleet.gpus])
     if base_w @ counts * fleet.pue > fleet.power_w:
         idle = units.show(float(base_w @ counts * fleet.pue), "W")
@@ -160,7 +163,7 @@ def _columns(fleet: Fleet) -> tuple[list[_Column], tuple[str, ...]]:
     for index, demand in enumerate(fleet.demands):
         why = []
         for kind, (gpu, _) in enumerate(fleet.gpus):
-            clock_hz = list_plan_clocks(gpu)
+            clock_hz = list_settable_clocks(gpu)
             try:
                 asked = build_study(demand.workload, gpu, [f"clock={float(clock_hz[0])!r}Hz"], **demand.options)
                 found = evaluate_points(asked, {"asked_clock_hz": clock_hz})
@@ -293,3 +296,14 @@ def _assignment(
     return FleetAssignment(
         aim, rows, asked, float(mean_w + rest_w) * fleet.pue, peak_w, idle, min(shortest), binds, said
     )
+
+
+def list_settable_clocks(gpu: Gpu) -> Array:
+    """List clocks the card can be set to, evenly over its range."""
+    high = float(gpu.clocks.max_hz)
+    low = float(gpu.clocks.min_hz) if gpu.clocks.min_hz is not None else 0.3 * high
+    even = np.linspace(low, high, CLOCK_COUNT)
+    if gpu.clocks.step_hz is not None:
+        step = float(gpu.clocks.step_hz)
+        even = high - step * np.round((high - even) / step)
+    return np.unique(np.clip(even, low, high))

@@ -28,7 +28,7 @@ from wattcast.manage.live_control import build_card_lattice
 from wattcast.manage.search_problem import Objective
 from wattcast.power.module_power import ModulePower
 from wattcast.predictor.bundle import bundle_for
-from wattcast.serving.capacity_plan import idle_power_w
+from wattcast.predictor.pipeline import idle_power_w
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from wattcast.core.arrays import Array
+from wattcast.core.arrays import Array, as_sweep
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.kernels import Kernels, lower_graph, lower_graphs
 from wattcast.power.activity import Activity, ActivitySource
@@ -222,6 +222,20 @@ def detail_at_clock(
         parts=power.parts,
         peak_w=power.total_w[..., :-1].max(axis=-1),
     )
+
+
+def idle_power_w(bundle: Bundle, clock_hz: Array) -> Array:
+    """Return what a GPU draws with a context open and no work, at each set clock, in W."""
+    events = bundle.power.required_events
+    shape = (clock_hz.size, 1)
+    nothing = Activity(
+        np.ones(shape),
+        np.zeros((*shape, len(events))),
+        events,
+        OperatingPoint(clock_hz=as_sweep(clock_hz)),
+        ActivitySource.PREDICTED,
+    )
+    return np.asarray(bundle.power.power(nothing).total_w[..., 0])
 
 
 def _set_clock(at: OperatingPoint) -> Array:

@@ -1,17 +1,13 @@
-"""Plan how many GPUs serve a language model, in a steady state without queues.
+"""Plan how many GPUs serve a language model under traffic: screened by arithmetic, decided by simulation.
 
-A replica (``tp`` GPUs) holds B sequences. A decode step at the mean context takes d(B) and yields a token for each
-sequence; a request needs one prefill, t_p, and O - 1 steps. Prefills run between steps. So a replica that always has
-B sequences serves
+An option is a kind of GPU, the GPUs of a replica (``tp``) and a power limit. Its capacity λ* is the largest rate of
+one replica at which the simulated engine meets every latency bound; n = ⌈λ·(1 + headroom) / λ*⌉ replicas share the
+rate λ, and energy, power and percentiles are those of a replica simulated at λ / n. The same draw of arrivals,
+stretched in time, serves every rate and every option. Where time per output token binds, smaller steps are tried too.
 
-    r(B) = 1 / (t_p + (O - 1)·d(B)/B)                                   requests per second
-    TPOT = d(B) + t_p·B/(O - 1)      a step, and the prefills that fall between two of them
-    TTFT = d(B) + t_p                wait for the running step, then the prefill
-
-By Little's law [Little1961] the B that a rate r sustains satisfies r(B) = r, the same equation. n replicas share the
-rate λ evenly, at the smallest batch that carries λ/n; where even B = 1 is more than enough, they idle for the rest of
-the time. Arrivals are even: bursts, and queues behind them, are not modelled; ``headroom`` plans for a higher rate
-than is served on average.
+Before anything is simulated, each option gets bounds that it cannot beat: requests a second and joules of a request
+if every step were as full as it can be. Options are simulated in the order of their bounds until no bound is better
+than the best plan found, so no option that was left out can be better than the plan returned.
 """
 
 from __future__ import annotations
@@ -20,484 +16,557 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 from rich.markup import escape
 
 from wattcast import __version__
 from wattcast.core import units
-from wattcast.core.arrays import Array, as_sweep
+from wattcast.core.arrays import pareto_front
 from wattcast.core.errors import BadInput, WattcastError, bad_value, unknown_name
-from wattcast.hardware import Gpu, OperatingPoint
-from wattcast.power.activity import Activity, ActivitySource
+from wattcast.hardware import Gpu
+from wattcast.hardware.node import node_of_gpu
 from wattcast.predictor.api import find_gpu
-from wattcast.predictor.bundle import bundle_for
-from wattcast.predictor.bundle.bundle_file import Bundle
-from wattcast.predictor.governor import find_governed_point
-from wattcast.predictor.pipeline import analyse_graph, total_at_clock
 from wattcast.predictor.prices import Prices
 from wattcast.report.figure_style import SERIES_COLOURS, add_caption, new_figure
 from wattcast.report.text_tables import print_notes, print_rows
-from wattcast.workload.build_model import build_graph, compute_footprint
-from wattcast.workload.graph import Graph
+from wattcast.serving.arrivals import Trace, draw_trace
+from wattcast.serving.engine_simulator import EngineSettings
+from wattcast.serving.serving_result import ServingResult
+from wattcast.serving.simulate_serving import serve_trace
+from wattcast.serving.step_costs import StepCosts, tabulate_step_costs
 from wattcast.workload.model_catalogue import ModelKind, ModelSpec
-from wattcast.workload.model_options import ModelOptions, WorkloadPhase
+from wattcast.workload.model_options import ModelOptions
 from wattcast.workload.readers import load_workload
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.console import Console
 
-CLOCK_COUNT = 28  # tried on each GPU, evenly over its range
-MOST_BATCH = 1024
 TENSOR_PARALLEL = (1, 2, 4, 8)
+LIMIT_SHARES = (1.0, 0.85, 0.7, 0.55)  # of the default power limit
+MOST_SEQUENCES = (256, 128, 64, 32)
+REQUESTS = 500  # simulated for each answer
+LIMIT_STEP_W = 5.0
+RATE_STEPS = 7  # halvings of the range in which the capacity of a replica lies
+BUSY_MOST = 0.97  # of the steps a replica could run: beyond, queues grow without a bound
+BOUND_SLACK = 0.98  # a simulated replica may be this much better than the bound of its steps, by padding and rounding
 
 
 class PlanAim(StrEnum):
-    """Name what the plan has least of; energy decides between equals."""
+    """What the plan has least of; energy decides between equals."""
 
     GPUS = "gpus"
     ENERGY = "energy"
     COST = "cost"
+    CARBON = "carbon"
+
+
+@dataclass(frozen=True)
+class LatencyBound:
+    """A percentile of a latency that must not be longer, such as TTFT p99 within 500 ms."""
+
+    quantity: str  # "ttft" or "tpot"
+    percentile: float
+    seconds: float
+
+    def __str__(self) -> str:
+        return f"{self.quantity.upper()} p{self.percentile:g}"
+
+    def measure(self, result: ServingResult) -> float:
+        """Return the percentile of a simulated run."""
+        values = result.ttft_s if self.quantity == "ttft" else result.tpot_s
+        known = values[np.isfinite(values)]
+        return float(np.percentile(known, self.percentile)) if known.size else 0.0
 
 
 @dataclass(frozen=True)
 class ServiceDemand:
-    """Describe what is to be served."""
+    """What is to be served."""
 
     model: ModelSpec
     rate_per_s: float
-    prompt: int
-    output: int
-    ttft_s: float = math.inf
-    tpot_s: float = math.inf
+    prompt: str | int
+    output: str | int
+    bounds: tuple[LatencyBound, ...] = ()
     headroom: float = 0.0
-    options: ModelOptions = field(default_factory=ModelOptions)  # dtype, attention, stack
-    host_s: float = 0.0  # host time per operator
+    spare_replicas: int = 0  # that may be down while all bounds hold
+    site_power_w: float = math.inf  # mean power of all GPUs, at most
+    arrivals: str = "poisson"
+    options: ModelOptions = field(default_factory=ModelOptions)
+    seed: int = 1
 
-    @property
-    def steps(self) -> int:
-        """Count the decode steps of a request; the prefill yields the first token."""
-        return self.output - 1
-
-    def build_graph(self, phase: WorkloadPhase, batch: int, tp: int) -> Graph:
-        """Build the prefill of ``batch`` prompts, or a decode step at the mean context."""
-        seq = self.prompt if phase is WorkloadPhase.PREFILL else self.prompt + self.steps // 2
-        return build_graph(self.model, replace(self.options, phase=phase, batch=batch, seq=max(seq, 1), tp=tp))
-
-    def memory_byte(self, batch: int, tp: int) -> float:
-        """Return the bytes one GPU needs when ``batch`` sequences are as long as they get."""
-        longest = replace(
-            self.options, phase=WorkloadPhase.DECODE, batch=batch, seq=max(self.prompt + self.output - 1, 1), tp=tp
-        )
-        return max(
-            float(compute_footprint(self.model, longest).total_byte),
-            self.build_graph(WorkloadPhase.PREFILL, 1, tp).memory_byte or 0.0,
-        )
+    def draw(self, rate_per_s: float) -> Trace:
+        """Draw the requests of one replica; another rate stretches the same arrivals."""
+        return draw_trace(rate_per_s, self.prompt, self.output, self.arrivals, 0.0, REQUESTS, self.seed)
 
 
 @dataclass(frozen=True)
-class ServingPlan:
-    """Hold one way to serve on one kind of GPU, or why it cannot."""
-
-    gpu: str
-    row: dict[str, Any]  # columns; empty where it cannot be
-    binds: str
-    notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class _Replica:
-    """Hold the behaviour of a replica over batches and clocks, ``(batch, clock)`` where nothing else is noted."""
+class PlanOption:
+    """One way to serve: a replica and its limits, with the bounds that arithmetic gives it."""
 
     gpu: Gpu
-    tp: int
-    batch: npt.NDArray[np.int64]  # (batch,)
-    clock_hz: Array  # (clock,) asked
-    fits: npt.NDArray[np.bool_]  # (batch,)
-    memory_byte: Array  # (batch,)
-    prefill_s: Array  # (clock,)
-    prefill_w: Array  # (clock,)
-    step_s: Array
-    step_w: Array
-    idle_w: Array  # (clock,)
-    notes: tuple[str, ...]
+    costs: StepCosts
+    power_limit_w: float
+    most_per_s: float  # requests a second of a replica, at the very most
+    least_j: float  # joules of a request on all GPUs of a replica, at the very least
+
+
+@dataclass(frozen=True, eq=False)
+class ServingPlan:
+    """A number of replicas of an option, and what a simulation says of each."""
+
+    option: PlanOption
+    max_seqs: int  # a step may hold
+    replicas: int
+    capacity_per_s: float  # of one replica
+    binds: str
+    result: ServingResult  # of one replica at its share of the rate
+    demand: ServiceDemand
+    prices: Prices
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of all replicas."""
+        return self.replicas * self.option.costs.gpu_count
+
+    @property
+    def power_w(self) -> float:
+        """Mean power of all GPUs."""
+        return self.energy_j_per_request * self.demand.rate_per_s
+
+    @property
+    def energy_j_per_request(self) -> float:
+        """Joules of a request on all GPUs of its replica, idle time included."""
+        return self.result.energy_j / self.result.requests
+
+    @property
+    def energy_j_per_token(self) -> float:
+        """Joules of an output token."""
+        return self.power_w / self.output_tokens_per_s
+
+    @property
+    def output_tokens_per_s(self) -> float:
+        """Output tokens of all replicas in a second."""
+        return self.demand.rate_per_s * float(self.result.trace.output_tokens.mean())
+
+    def row(self) -> dict[str, Any]:
+        """Return the plan as plain values."""
+        seconds = 1.0 / self.demand.rate_per_s
+        cost = self.prices.cost(self.option.gpu.name, self.energy_j_per_request, self.gpus * seconds)
+        carbon = self.prices.carbon_g(self.energy_j_per_request)
+        million = 1e6 / (self.output_tokens_per_s * seconds)
+        found = self.result.summarise()
+        return {
+            "gpu": self.option.gpu.name,
+            "gpus": self.gpus,
+            "replicas": self.replicas,
+            "tp": self.option.costs.gpu_count,
+            "power_limit_w": self.option.power_limit_w,
+            "max_seqs": self.max_seqs,
+            "rate_per_replica_per_s": self.demand.rate_per_s / self.replicas,
+            "capacity_per_replica_per_s": self.capacity_per_s,
+            "load_share": self.demand.rate_per_s / self.replicas / self.capacity_per_s,
+            "ttft_s": found["ttft_s"],
+            "tpot_s": found["tpot_s"],
+            "output_tokens_per_s": self.output_tokens_per_s,
+            "power_w": self.power_w,
+            "energy_j_per_token": self.energy_j_per_token,
+            "energy_j_per_request": self.energy_j_per_request,
+            "cost_per_request": cost,
+            "cost_per_million_tokens": None if cost is None else cost * million,
+            "carbon_g_per_request": carbon,
+            "carbon_g_per_million_tokens": None if carbon is None else carbon * million,
+            "binds": self.binds,
+            "risk": _risk(self.option),
+        }
+
+
+@dataclass(frozen=True)
+class PlanResult:
+    """The best plan, all others that were simulated, and why some GPUs cannot serve."""
+
+    demand: ServiceDemand
+    aim: PlanAim
+    plans: tuple[ServingPlan, ...]  # best first
+    refused: tuple[str, ...]
+    screened: int  # options that arithmetic left out
+    prices: Prices
+
+    @property
+    def best(self) -> ServingPlan:
+        """The plan that has least of what was asked."""
+        return self.plans[0]
+
+    @property
+    def front(self) -> tuple[ServingPlan, ...]:
+        """Plans that no other beats in GPUs and energy both."""
+        pairs = np.array([(plan.gpus, plan.energy_j_per_token) for plan in self.plans])
+        kept = sorted(np.flatnonzero(pareto_front(pairs)), key=lambda i: self.plans[i].gpus)
+        return tuple(self.plans[i] for i in kept)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all of it as plain values, as ``--json`` prints it."""
+        return {
+            "wattcast": __version__,
+            "model": self.demand.model.name,
+            "rate_per_s": self.demand.rate_per_s,
+            "prompt": self.demand.prompt,
+            "output": self.demand.output,
+            "minimise": str(self.aim),
+            "currency": self.prices.currency or None,
+            "best": self.best.row(),
+            "plans": [plan.row() for plan in self.plans],
+            "pareto": [plan.row() for plan in self.front],
+            "refused": list(self.refused),
+            "assumptions": list_plan_notes(self),
+        }
 
 
 def plan(
-    model: str,
-    rate: str,
-    prompt: int,
-    output: int,
-    gpus: str | Sequence[str],
+    model: str | Path | ModelSpec,
+    gpus: str | Sequence[str | Path | Gpu],
     *,
-    ttft: str | None = None,
-    tpot: str | None = None,
+    rate: str | float,
+    prompt: str | int = 512,
+    output: str | int = 128,
+    ttft: str | float | None = None,
+    tpot: str | float | None = None,
     minimise: str = "gpus",
-    headroom: str = "0%",
-    tp: Sequence[int] = (),
-    power_limit: str | None = None,
-    host_launch: str = "0us",
+    tp: Sequence[int] = TENSOR_PARALLEL,
+    power_limits: Sequence[str | float] = (),
+    headroom: str | float = 0.1,
+    spare_replicas: int = 0,
+    site_power: str | float | None = None,
+    arrivals: str = "poisson",
     dtype: str = "bf16",
-    attention: str = "flash",
-    stack: str = "engine",
-    prices: Prices = Prices(),  # noqa: B008  (frozen)
-) -> list[ServingPlan]:
-    """Return how many GPUs serve a model, with batch, clock, energy and cost; one plan per GPU, best first.
+    prices: Prices | None = None,
+    seed: int = 1,
+) -> PlanResult:
+    """Plan a service: ``rate`` such as ``20/s``, lengths as ``simulate`` takes them, latencies as ``p99:500ms``.
 
-    >>> import wattcast
-    >>> best = wattcast.plan("llama3-8b", "20/s", prompt=1000, output=300, gpus="h200,l4", tpot="40ms")[0]
-    >>> best.row["gpus"] >= 1
-    True
+    The best of every kind of GPU, replicas of 1 to 8 GPUs as far as a node has them, power limits and batch limits is
+    found for ``minimise``: gpus, energy, cost or carbon. A latency without a percentile is that of 9 in 10 requests.
     """
-    words = {"dtype": dtype, "attention": attention, "stack": stack}
-    asked = describe_service(model, rate, prompt, output, ttft, tpot, headroom, host_launch, **words)
-    return plan_serving(asked, gpus.split(",") if isinstance(gpus, str) else gpus, prices, minimise, tp, power_limit)
-
-
-def plan_serving(
-    service: ServiceDemand,
-    gpus: Sequence[str],
-    prices: Prices = Prices(),  # noqa: B008  (frozen)
-    minimise: str = "gpus",
-    tp: Sequence[int] = (),
-    power_limit: str | None = None,
-) -> list[ServingPlan]:
-    """Return the best plan on each GPU, best first; the error says what binds where none can serve."""
+    spec = model if isinstance(model, ModelSpec) else load_workload.find_model(model)
+    if spec is None or spec.kind is not ModelKind.LANGUAGE:
+        raise bad_value("model", "a language model", str(model), "`wattcast models` lists them.")
     if minimise not in list(PlanAim):
         raise unknown_name("objective", minimise, list(PlanAim), f"Known: {', '.join(PlanAim)}.")
-    aim = PlanAim(minimise)
-    chips = [find_gpu(name.strip()) for name in gpus]
-    if aim is PlanAim.COST and all(prices.cost(chip.name, 1.0, 1.0) is None for chip in chips):
-        raise bad_value("minimise", "a --tariff or a --price to know the cost from", "neither")
-    limit_w = None if power_limit is None else units.parse(power_limit, "W", "power_limit")
-    plans = [_best(service, chip, prices, aim, tuple(tp), limit_w) for chip in chips]
-    if not any(found.row for found in plans):
-        raise BadInput("this cannot be served as asked. " + " ".join(f"{p.gpu}: {p.binds}." for p in plans))
-    return sorted(plans, key=lambda found: (not found.row, _rank(found.row, aim) if found.row else (0.0,)))
-
-
-def describe_service(
-    model: str,
-    rate: str,
-    prompt: int,
-    output: int,
-    ttft: str | None = None,
-    tpot: str | None = None,
-    headroom: str = "0%",
-    host_launch: str = "0us",
-    **options: Any,
-) -> ServiceDemand:
-    """Parse a service in the words of the command line: ``rate="20/s"``, ``ttft="500ms"``."""
-    found = load_workload.find_model(model)
-    if found is None or found.kind is not ModelKind.LANGUAGE:
-        raise bad_value("model", "a language model", model, "`wattcast models` lists them.")
-    for name, value in (("prompt", prompt), ("output", output)):
-        if isinstance(value, bool) or not 1 <= value < 1 << 24:
-            raise bad_value(name, "from 1 to 16,777,215 tokens", value)
-    rate_per_s = units.parse(rate, "/s", "rate")
-    limits = [
-        math.inf if text is None else units.parse(text, "s", name) for name, text in (("ttft", ttft), ("tpot", tpot))
-    ]
-    if not headroom.strip().endswith("%"):
-        raise bad_value("headroom", "a share with its unit, such as 20%", headroom)
-    spare, host_s = units.parse(headroom, "", "headroom"), units.parse(host_launch, "s", "host_launch")
-    if not rate_per_s > 0 or min(limits) <= 0 or spare < 0 or host_s < 0:
-        raise BadInput("rate, ttft and tpot are above zero, headroom and host_launch zero or more.")
-    chosen = ModelOptions.from_names(**{"stack": "engine", **options})
-    return ServiceDemand(found, rate_per_s, prompt, output, limits[0], limits[1], spare, chosen, host_s)
-
-
-def _best(
-    asked: ServiceDemand, gpu: Gpu, prices: Prices, aim: PlanAim, tp: tuple[int, ...], limit_w: float | None
-) -> ServingPlan:
-    """Return the best plan on one GPU, with the fewest GPUs a replica that can serve, or those asked for."""
-    why = []
-    for count in tp or TENSOR_PARALLEL:
-        try:
-            replica = _replica(asked, gpu, count, limit_w)
-        except WattcastError as error:
-            why.append(f"tp {count}: {str(error).rstrip('.')}")
-            continue
-        found = _chosen(asked, replica, prices, aim)
-        if found.row:
-            return found
-        why.append(f"tp {count}: {found.binds}")
-    return ServingPlan(gpu.name, {}, "; ".join(dict.fromkeys(why)))
-
-
-def _replica(asked: ServiceDemand, gpu: Gpu, tp: int, limit_w: float | None) -> _Replica:
-    bundle = bundle_for(gpu)
-    bundle = replace(bundle, launch=replace(bundle.launch, host_s_per_operator=asked.host_s, engine_replays=False))
-    capacity = float(gpu.memory.capacity_byte)
-    powers = [1 << k for k in range(MOST_BATCH.bit_length())]
-    batches = sorted({b for p in powers for b in (p, p + p // 2) if b <= MOST_BATCH})  # 1, 2, 3, 4, 6, 8, 12 ...
-    memory = [asked.memory_byte(batch, tp) for batch in batches]  # too large ones too, to tell what binds
-    clock_hz = list_plan_clocks(gpu)
-    at = OperatingPoint(clock_hz=as_sweep(clock_hz), power_limit_w=limit_w)
-    prefill_s, prefill_w, notes = _ran(asked.build_graph(WorkloadPhase.PREFILL, 1, tp), gpu, at, bundle)
-    steps = [_ran(asked.build_graph(WorkloadPhase.DECODE, batch, tp), gpu, at, bundle) for batch in batches]
-    return _Replica(
-        gpu=gpu,
-        tp=tp,
-        batch=np.array(batches),
-        clock_hz=clock_hz,
-        fits=np.array(memory) <= capacity,
-        memory_byte=np.array(memory),
-        prefill_s=prefill_s,
-        prefill_w=prefill_w,
-        step_s=np.array([step[0] for step in steps]),
-        step_w=np.array([step[1] for step in steps]),
-        idle_w=idle_power_w(bundle, clock_hz),
-        notes=tuple(dict.fromkeys([*notes, *steps[0][2], *bundle.assumptions])),
+    demand = ServiceDemand(
+        spec,
+        _positive(rate, "/s", "rate"),
+        prompt,
+        output,
+        (*_parse_bound("ttft", ttft), *_parse_bound("tpot", tpot)),
+        units.parse(headroom, "", "headroom") if isinstance(headroom, str) else headroom,
+        spare_replicas,
+        math.inf if site_power is None else _positive(site_power, "W", "site_power"),
+        arrivals,
+        ModelOptions.from_names(dtype=dtype, stack="engine"),
+        seed,
     )
+    if demand.headroom < 0 or spare_replicas < 0:
+        raise bad_value("headroom, spare replicas", "zero or more", f"{demand.headroom:g}, {spare_replicas}")
+    chips = [find_gpu(name) for name in (gpus.split(",") if isinstance(gpus, str) else gpus)]
+    aim, money = PlanAim(minimise), prices or Prices()
+    if aim is PlanAim.COST and all(money.cost(chip.name, 1.0, 1.0) is None for chip in chips):
+        raise bad_value("minimise", "a price to know the cost from", "none", "Give --price or --electricity.")
+    if aim is PlanAim.CARBON and money.carbon_g(1.0) is None:
+        raise bad_value("minimise", "a carbon intensity", "none", "Give --carbon.")
+    return _search(demand, chips, aim, money, tuple(tp), [_positive(w, "W", "power_limit") for w in power_limits])
 
 
-def _ran(graph: Graph, gpu: Gpu, at: OperatingPoint, bundle: Bundle) -> tuple[Array, Array, tuple[str, ...]]:
-    """Return latency and mean power at each clock, as far as the power limit allows."""
-    timeline = analyse_graph(graph, gpu, bundle)
-    settled = find_governed_point(timeline, gpu, at, bundle)
-    totals = total_at_clock(timeline, settled.at, bundle)
-    shape = settled.clock_hz.shape[:-1]
-    return np.broadcast_to(totals.latency_s, shape), np.broadcast_to(totals.power_w, shape), graph.assumptions
+def _positive(value: str | float, unit: str, where: str) -> float:
+    number = units.parse(value, unit, where) if isinstance(value, str) else float(value)
+    if not (math.isfinite(number) and number > 0):
+        raise bad_value(where, "a number above zero", str(value))
+    return number
 
 
-def idle_power_w(bundle: Bundle, clock_hz: Array) -> Array:
-    """Return what a GPU draws with a context open and no work, at each set clock, in W."""
-    events = bundle.power.required_events
-    shape = (clock_hz.size, 1)
-    nothing = Activity(
-        np.ones(shape),
-        np.zeros((*shape, len(events))),
-        events,
-        OperatingPoint(clock_hz=as_sweep(clock_hz)),
-        ActivitySource.PREDICTED,
-    )
-    return np.asarray(bundle.power.power(nothing).total_w[..., 0])
+def _parse_bound(quantity: str, text: str | float | None) -> tuple[LatencyBound, ...]:
+    """Read ``p99:500ms`` or ``500ms``; several with commas.
 
-
-def list_plan_clocks(gpu: Gpu) -> Array:
-    """List clocks the card can be set to, evenly over its range."""
-    high = float(gpu.clocks.max_hz)
-    low = float(gpu.clocks.min_hz) if gpu.clocks.min_hz is not None else 0.3 * high
-    even = np.linspace(low, high, CLOCK_COUNT)
-    if gpu.clocks.step_hz is not None:
-        step = float(gpu.clocks.step_hz)
-        even = high - step * np.round((high - even) / step)
-    return np.unique(np.clip(even, low, high))
-
-
-def _chosen(asked: ServiceDemand, replica: _Replica, prices: Prices, aim: PlanAim) -> ServingPlan:
-    rate, ok = _rates(asked, replica)
-    allowed = np.logical_and.reduce(list(ok.values()))
-    if not allowed.any():
-        return ServingPlan(replica.gpu.name, {}, _why_not(asked, replica, ok))
-    rows = []
-    for clock in np.flatnonzero(allowed.any(axis=0)):
-        usable = np.flatnonzero(allowed[:, clock])
-        most = rate[usable, clock].max()
-        replicas = max(math.ceil(asked.rate_per_s * (1 + asked.headroom) / most - 1e-9), 1)
-        carries = usable[rate[usable, clock] >= asked.rate_per_s / replicas * (1 - 1e-12)]
-        rows.append(_row(asked, replica, int(carries[0]), int(clock), replicas, prices))
-    best = min(rows, key=lambda row: _rank(row, aim))
-    return ServingPlan(replica.gpu.name, best, _binds(asked, best, rate, ok), replica.notes)
-
-
-def _rates(asked: ServiceDemand, replica: _Replica) -> tuple[Array, dict[str, npt.NDArray[np.bool_]]]:
-    """Return requests per second of a replica, and which constraint each batch and clock meets."""
-    batch = replica.batch[:, np.newaxis]
-    rate = 1.0 / (replica.prefill_s + asked.steps * replica.step_s / batch)
-    ok = {
-        "memory": np.broadcast_to(replica.fits[:, np.newaxis], rate.shape),
-        "TTFT": replica.step_s + replica.prefill_s <= asked.ttft_s,
-        "TPOT": tpot_s(asked, replica.step_s, replica.prefill_s, batch) <= asked.tpot_s,
-    }
-    return rate, ok
-
-
-def tpot_s(asked: ServiceDemand, step_s: Array, prefill_s: Array, batch: npt.NDArray[Any]) -> Array:
-    """Return time per output token after the first: a step, and its share of other requests' prefills."""
-    return step_s + prefill_s * batch / asked.steps if asked.steps else np.zeros(np.shape(step_s))
-
-
-def _row(asked: ServiceDemand, replica: _Replica, b: int, c: int, replicas: int, prices: Prices) -> dict[str, Any]:
-    batch = int(replica.batch[b])
-    each_per_s = asked.rate_per_s / replicas
-    prefill_s, step_s = float(replica.prefill_s[c]), float(replica.step_s[b, c])
-    prefill = each_per_s * prefill_s
-    decode = each_per_s * asked.steps * step_s / batch
-    idle = max(1.0 - prefill - decode, 0.0)
-    power_w = float(prefill * replica.prefill_w[c] + decode * replica.step_w[b, c] + idle * replica.idle_w[c])
-    gpus = replicas * replica.tp
-    energy_j = gpus * power_w / asked.rate_per_s
-    cost = prices.cost(replica.gpu.name, energy_j, gpus / asked.rate_per_s)
-    carbon_g = prices.carbon_g(energy_j)
-    return {
-        "gpu": replica.gpu.name,
-        "gpus": gpus,
-        "replicas": replicas,
-        "tp": replica.tp,
-        "batch": batch,
-        "clock_hz": float(replica.clock_hz[c]),
-        "power_limit_w": max(
-            float(math.ceil(max(replica.prefill_w[c], replica.step_w[b, c]))),
-            float(replica.gpu.power.min_limit_w or 0.0),
-        ),
-        "ttft_s": step_s + prefill_s,
-        "tpot_s": float(tpot_s(asked, np.array(step_s), np.array(prefill_s), np.array(batch))),
-        "prefill_share": prefill,
-        "decode_share": decode,
-        "idle_share": idle,
-        "power_w_per_gpu": power_w,
-        "power_w": gpus * power_w,
-        "memory_byte": float(replica.memory_byte[b]),
-        "energy_j_per_request": energy_j,
-        "energy_j_per_token": energy_j / asked.output,
-        "cost_per_request": cost,
-        "cost_per_million_tokens": None if cost is None else cost / asked.output * 1e6,
-        "carbon_g_per_request": carbon_g,
-        "carbon_g_per_million_tokens": None if carbon_g is None else carbon_g / asked.output * 1e6,
-    }
-
-
-def _rank(row: dict[str, Any], aim: PlanAim) -> tuple[float, ...]:
-    energy_j = row["energy_j_per_request"]
-    if aim is PlanAim.GPUS:
-        return row["gpus"], energy_j
-    if aim is PlanAim.COST:
-        return (math.inf if row["cost_per_request"] is None else row["cost_per_request"]), energy_j
-    return energy_j, row["gpus"]
-
-
-def _binds(asked: ServiceDemand, row: dict[str, Any], rate: Array, ok: dict[str, npt.NDArray[np.bool_]]) -> str:
-    """Say what keeps one replica fewer from being enough: constraints that alone stand in the way."""
-    if row["replicas"] == 1:
-        return f"nothing: one replica carries the rate, idle for {row['idle_share']:.0%} of the time"
-    wanted = rate >= asked.rate_per_s * (1 + asked.headroom) / (row["replicas"] - 1) * (1 - 1e-12)
-    if np.logical_and.reduce([wanted, *ok.values()]).any():
-        return "the aim: fewer GPUs would do, at more energy or cost"
-    if not wanted.any():
-        return f"throughput: no batch up to {MOST_BATCH} serves more"
-    alone = [
-        name
-        for name in ok
-        if np.logical_and.reduce([wanted, *(held for other, held in ok.items() if other != name)]).any()
-    ]
-    return " or ".join(alone) + (": without it fewer GPUs would do" if alone else "several constraints together")
-
-
-def _why_not(asked: ServiceDemand, replica: _Replica, ok: dict[str, npt.NDArray[np.bool_]]) -> str:
-    """Say why no batch and clock will do: the least that can be had of what is too much."""
-    if not ok["memory"].any():
-        needs, has = replica.memory_byte[0], float(replica.gpu.memory.capacity_byte)
-        return f"memory: one sequence needs {units.show(needs, 'byte')} of {units.show(has, 'byte')} a GPU"
-    least = {
-        "TTFT": (float((replica.step_s + replica.prefill_s)[replica.fits].min()), asked.ttft_s),
-        "TPOT": (
-            float(tpot_s(asked, replica.step_s, replica.prefill_s, replica.batch[:, np.newaxis])[replica.fits].min()),
-            asked.tpot_s,
-        ),
-    }
-    said = [f"{n}: at least {units.show(v, 's')}, asked {units.show(m, 's')}" for n, (v, m) in least.items() if v > m]
-    return ", ".join(said) or "TTFT and TPOT: each can be met, not both at one batch and clock"
-
-
-def parse_whole_numbers(text: str | None, where: str) -> tuple[int, ...]:
-    """Parse ``1,2,4``; None gives no numbers."""
+    >>> _parse_bound("ttft", "p99:500ms,p50:100ms")[0].percentile
+    99.0
+    """
     if text is None:
         return ()
-    pieces = [piece.strip() for piece in text.split(",")]
-    if not all(piece.isascii() and piece.isdigit() and 1 <= int(piece) <= 1024 for piece in pieces):
-        raise bad_value(where, "whole numbers from 1 to 1024 with commas", text)
-    return tuple(int(piece) for piece in pieces)
+    bounds = []
+    for part in str(text).split(","):
+        percent, colon, amount = part.strip().partition(":")
+        percent, amount = (percent, amount) if colon else ("p90", percent)
+        try:
+            percentile = float(percent.removeprefix("p"))
+        except ValueError:
+            percentile = -1.0
+        if not 0 < percentile < 100:
+            raise bad_value(quantity, "a percentile and a time, such as p99:500ms", part)
+        seconds = _positive(float(amount) if isinstance(text, float | int) else amount, "s", quantity)
+        bounds.append(LatencyBound(quantity, percentile, seconds))
+    return tuple(bounds)
 
 
-def plans_json(asked: ServiceDemand, found: Sequence[ServingPlan], prices: Prices) -> dict[str, Any]:
-    """Return plans as plain mappings, best first; a GPU that cannot serve has what binds and no numbers."""
-    return {
-        "wattcast": __version__,
-        "model": asked.model.name,
-        "rate_per_s": asked.rate_per_s,
-        "prompt": asked.prompt,
-        "output": asked.output,
-        "ttft_s": asked.ttft_s if math.isfinite(asked.ttft_s) else None,
-        "tpot_s": asked.tpot_s if math.isfinite(asked.tpot_s) else None,
-        "headroom": asked.headroom,
-        "currency": prices.currency or None,
-        "plans": [{"gpu": plan.gpu, **plan.row, "served": bool(plan.row), "binds": plan.binds} for plan in found],
-        "assumptions": list_plan_notes(asked, found, prices),
-    }
+def _search(
+    demand: ServiceDemand,
+    chips: Sequence[Gpu],
+    aim: PlanAim,
+    prices: Prices,
+    tp: tuple[int, ...],
+    limits_w: Sequence[float],
+) -> PlanResult:
+    """Simulate options in the order of their bounds until none can be better than the best."""
+    options: list[PlanOption] = []
+    refused: list[str] = []
+    for chip in chips:
+        found, why = _list_options(demand, chip, tp, limits_w)
+        options += found
+        refused += why
+    options.sort(key=lambda option: _bound(demand, option, aim, prices))
+    plans: list[ServingPlan] = []
+    screened = 0
+    for place, option in enumerate(options):
+        if plans and _bound(demand, option, aim, prices) > min(_rank(p, aim) for p in plans):
+            screened = len(options) - place
+            break
+        made = _size(demand, option, prices)
+        if isinstance(made, str):
+            refused.append(made)
+        else:
+            plans.append(made)
+    if not plans:
+        raise BadInput("this cannot be served as asked. " + " ".join(dict.fromkeys(refused)))
+    plans.sort(key=lambda p: _rank(p, aim))
+    return PlanResult(demand, aim, tuple(plans), tuple(dict.fromkeys(refused)), screened, prices)
 
 
-def list_plan_notes(asked: ServiceDemand, found: Sequence[ServingPlan], prices: Prices) -> list[str]:
+def _list_options(
+    demand: ServiceDemand, chip: Gpu, tp: tuple[int, ...], limits_w: Sequence[float]
+) -> tuple[list[PlanOption], list[str]]:
+    """Return every option of a GPU with its bounds, and a sentence for each replica size that cannot be."""
+    node = chip.node or node_of_gpu(chip.name)
+    trace = demand.draw(1.0)
+    longest = int((trace.prompt_tokens + trace.output_tokens).max())
+    prompt, output = float(trace.prompt_tokens.mean()), float(trace.output_tokens.mean())
+    found: list[PlanOption] = []
+    refused = []
+    for count in tp:
+        if count > node.gpu_count:
+            continue
+        try:
+            costs = tabulate_step_costs(
+                demand.model, chip, replace(demand.options, tp=count), max_seqs=MOST_SEQUENCES[0],
+                longest_context=longest,
+            )  # fmt: skip
+        except WattcastError as error:
+            refused.append(f"{chip.name}, tp {count}: {str(error).rstrip('.')}.")
+            continue
+        if costs.cache_tokens < longest:
+            refused.append(
+                f"{chip.name}, tp {count}: the cache holds {costs.cache_tokens} tokens, a request {longest}."
+            )
+            continue
+        governor = costs.limit_w / float(np.mean(chip.power.limit_w))  # the governor holds a share of the limit
+        per_s, joules = _step_bounds(costs, prompt, output)
+        for limit_w in limits_w or _default_limits(chip):
+            limited = replace(costs, limit_w=limit_w * governor)
+            found.append(PlanOption(chip, limited, limit_w, per_s, joules * count))
+    return found, refused
+
+
+def _default_limits(chip: Gpu) -> list[float]:
+    """Return power limits the card can be set to, in whole steps of its range."""
+    top = float(np.mean(chip.power.limit_w))
+    least = float(np.mean(chip.power.min_limit_w)) if chip.power.min_limit_w is not None else top
+    shares = [round(top * share / LIMIT_STEP_W) * LIMIT_STEP_W for share in LIMIT_SHARES]
+    return [watts for watts in shares if watts >= least] or [top]
+
+
+def _step_bounds(costs: StepCosts, prompt: float, output: float) -> tuple[float, float]:
+    """Return the most requests a second of a replica, and the least joules of a request on one of its GPUs.
+
+    A step over T tokens costs at least a + b·T, where b is a token's cost in the largest step. A request has P prompt
+    tokens and takes part in O - 1 decode steps, each shared by B sequences at most, so it costs at least
+    a·(O - 1)/B + b·(P + O - 1) and its own attention.
+    """
+    sizes = np.arange(1, len(costs.tokens))[:, np.newaxis]
+    per_token = costs.tokens[-1] / sizes[-1]
+    per_step = np.maximum((costs.tokens[1:] - per_token * sizes).min(axis=0), 0.0)
+    context = prompt + output / 2.0
+    most = max(min(MOST_SEQUENCES[0], int(costs.cache_tokens / max(prompt, 1.0))), 1)
+    own = costs.prompt[min(max(round(prompt), 1), len(costs.prompt) - 1)]
+    alone = [costs.decode_cost(b, b, context) - costs.tokens[costs.padded[b]] for b in (1, most)]
+    attention = np.minimum(alone[0], alone[1] / most)
+    taken = (
+        own + per_token * (prompt + output - 1.0) + (output - 1.0) * (per_step / most + np.maximum(attention, 0.0))
+    )
+    seconds, joules = float(taken[: costs.clocks].min()), float(taken[costs.clocks :].min())
+    return 1.0 / (BOUND_SLACK * seconds), BOUND_SLACK * joules
+
+
+def _count_replicas(demand: ServiceDemand, capacity_per_s: float) -> int:
+    needed = demand.rate_per_s * (1.0 + demand.headroom) / capacity_per_s
+    return max(math.ceil(needed - 1e-9), 1) + demand.spare_replicas
+
+
+def _bound(demand: ServiceDemand, option: PlanOption, aim: PlanAim, prices: Prices) -> tuple[float, float]:
+    """Return a rank that no plan of this option can beat."""
+    gpus = _count_replicas(demand, option.most_per_s) * option.costs.gpu_count
+    return _score(demand, option.gpu.name, gpus, option.least_j, aim, prices)
+
+
+def _rank(plan: ServingPlan, aim: PlanAim) -> tuple[float, float]:
+    return _score(plan.demand, plan.option.gpu.name, plan.gpus, plan.energy_j_per_request, aim, plan.prices)
+
+
+def _score(
+    demand: ServiceDemand, gpu: str, gpus: int, joules: float, aim: PlanAim, prices: Prices
+) -> tuple[float, float]:
+    """Return what is minimised first and what decides between equals."""
+    if aim is PlanAim.GPUS:
+        return float(gpus), joules
+    if aim is PlanAim.COST:
+        cost = prices.cost(gpu, joules, gpus / demand.rate_per_s)
+        return (math.inf if cost is None else cost), joules
+    return joules, float(gpus)  # carbon is energy times one number
+
+
+def _size(demand: ServiceDemand, option: PlanOption, prices: Prices) -> ServingPlan | str:
+    """Find the number of replicas; fewer sequences a step are tried while they raise what a bound on TPOT allows."""
+    best: ServingPlan | str = ""
+    for most in MOST_SEQUENCES:
+        made = _size_for_batch(demand, option, most, prices)
+        if isinstance(best, str) or (not isinstance(made, str) and made.capacity_per_s > 1.02 * best.capacity_per_s):
+            best = made
+        elif most != MOST_SEQUENCES[0]:
+            break
+        if "TPOT" not in (made if isinstance(made, str) else made.binds):
+            break
+    return best
+
+
+def _size_for_batch(demand: ServiceDemand, option: PlanOption, most: int, prices: Prices) -> ServingPlan | str:
+    """Find the capacity of a replica and the number of replicas; a sentence says why there is none."""
+    settings = EngineSettings(max_seqs=most, seed=demand.seed)
+    unit = demand.draw(1.0)
+
+    def serve(rate_per_s: float) -> ServingResult:
+        trace = replace(unit, arrival_s=unit.arrival_s / rate_per_s)
+        return serve_trace(trace, option.costs, settings, prices=prices)
+
+    def broken(result: ServingResult, rate_per_s: float) -> str:
+        late = [bound for bound in demand.bounds if bound.measure(result) > bound.seconds]
+        if late:
+            return ", ".join(map(str, late))
+        done = float(np.nanmax(result.last_token_s))
+        alone_s = float(np.nanmin(result.latency_s))
+        kept_up = float(unit.arrival_s[-1]) / rate_per_s >= BUSY_MOST * (done - 2.0 * alone_s)
+        return "" if kept_up else "throughput"
+
+    words = f"{option.gpu.name}, tp {option.costs.gpu_count}, {option.power_limit_w:.0f} W"
+    high = option.most_per_s
+    low = high / 512.0
+    if failed := broken(serve(low), low):
+        return f"{words}: {failed} cannot be met even by a single request."
+    binds = "throughput"
+    for _ in range(RATE_STEPS):
+        middle = math.sqrt(low * high) if high > 4.0 * low else 0.5 * (low + high)
+        failed = broken(serve(middle), middle)
+        if failed:
+            high, binds = middle, failed
+        else:
+            low = middle
+    replicas = _count_replicas(demand, low)
+    share = demand.rate_per_s / replicas
+    if replicas == 1 and share < 0.3 * low:
+        binds = "nothing: one replica is more than enough"
+    result = serve(share)
+    if late := broken(result, share):  # bursts of this very draw
+        replicas += 1
+        result, binds = serve(demand.rate_per_s / replicas), late
+    made = ServingPlan(option, most, replicas, low, binds, result, demand, prices)
+    if made.power_w > demand.site_power_w:
+        return f"{words}: {units.show(made.power_w, 'W')} is over the site's {units.show(demand.site_power_w, 'W')}."
+    return made
+
+
+def _risk(option: PlanOption) -> str | None:
+    default_w = float(np.mean(option.gpu.power.limit_w))
+    if option.power_limit_w >= default_w * 0.999:
+        return None
+    return f"below the default {default_w:.0f} W, where nothing was measured"
+
+
+def list_plan_notes(result: PlanResult) -> list[str]:
     """List what a plan assumes, beginning with its own model."""
+    demand = result.demand
     own = [
-        "steady state: requests come evenly, no queues; add --headroom for bursts",
-        f"prefills one at a time between decode steps; decode at the mean context, "
-        f"{asked.prompt + asked.steps // 2} tokens",
-        "idle GPUs keep their clock; energy per token counts prefill and idle, over output tokens",
-        f"host: {units.show(asked.host_s, 's')} to issue an operator{' (CUDA graphs)' if asked.host_s == 0 else ''}",
-        f"a replica has the fewest GPUs that can serve; batches tried up to {MOST_BATCH}",
+        f"planned for {1.0 + demand.headroom:.0%} of the rate; {demand.spare_replicas} replicas to spare",
+        f"{demand.arrivals} arrivals, {REQUESTS} requests simulated for each answer; replicas share them at random",
+        "bounds without a percentile hold for 9 in 10 requests",
+        "idle GPUs keep their clock; energy per token counts prompts and idle time, over output tokens",
+        f"{result.screened} more options cannot be better, by arithmetic",
     ]
-    return list(dict.fromkeys([*own, *(note for plan in found for note in plan.notes), *prices.notes]))
+    notes = [*own, *result.best.option.costs.assumptions, *result.prices.notes]
+    return list(dict.fromkeys(notes))
 
 
-def print_plans(console: Console, asked: ServiceDemand, found: Sequence[ServingPlan], prices: Prices) -> None:
-    """Print the best plan in a sentence, then a table of the best on each GPU."""
-    best = found[0].row
+def print_plan(console: Console, result: PlanResult) -> None:
+    """Print the best plan in a sentence, then what it gives, the runners-up, and what binds."""
+    best, demand = result.best.row(), result.demand
+    risk = f" ([yellow]{best['risk']}[/yellow])" if best["risk"] else ""
     console.print(
-        f"[bold]{escape(asked.model.name)}[/bold] at {asked.rate_per_s:g} requests/s, "
-        f"{asked.prompt} + {asked.output} tokens: [bold]{best['gpus']} x {escape(best['gpu'])}[/bold], "
-        f"batch {best['batch']}, {units.show(best['clock_hz'], 'Hz')}, "
-        f"power limit {units.show(best['power_limit_w'], 'W')}",
+        f"[bold]{escape(demand.model.name)}[/bold] at {demand.rate_per_s:g} requests/s, "
+        f"{demand.prompt} + {demand.output} tokens: [bold]{best['gpus']} x {escape(best['gpu'])}[/bold] "
+        f"({best['replicas']} x tp {best['tp']}), power limit {best['power_limit_w']:.0f} W{risk}, "
+        f"at most {best['max_seqs']} sequences",
         highlight=False,
     )
-    money = prices.currency or "cost"
+    money = result.prices.currency or "cost"
+    cost = best["cost_per_million_tokens"]
+    console.print(
+        f"{best['output_tokens_per_s']:.4g} output tokens/s, {units.show(best['power_w'], 'W')} in all, "
+        f"{best['energy_j_per_token']:.3g} J/token"
+        + (f", {cost:.3g} {money} a million output tokens" if cost is not None else "")
+        + f"; {best['load_share']:.0%} of what they carry; binds: {best['binds']}",
+        highlight=False,
+    )
     columns = {
-        "gpu": "gpu",
-        "gpus": "GPUs",
-        "tp": "tp",
-        "batch": "batch",
-        "clock_hz": "clock",
-        "power_limit_w": "limit",
-        "ttft_s": "TTFT",
-        "tpot_s": "TPOT",
-        "prefill_share": "prefill",
-        "decode_share": "decode",
-        "idle_share": "idle",
-        "power_w": "power",
-        "energy_j_per_token": "J/token",
-        "energy_j_per_request": "J/request",
-        "cost_per_million_tokens": f"{money}/M tokens",
-        "carbon_g_per_million_tokens": "g CO2e/M tokens",
-    }
-    print_rows(console, [plan.row for plan in found if plan.row], columns, "Plans, best first")
-    for plan in found:
-        word = "binds" if plan.row else "cannot serve it"
-        console.print(f"{escape(plan.gpu)} {word}: {escape(plan.binds)}", highlight=False)
-    print_notes(console, list_plan_notes(asked, found, prices))
+        "gpu": "gpu", "gpus": "GPUs", "tp": "tp", "power_limit_w": "limit", "max_seqs": "most seqs",
+        "load_share": "load", "ttft_p50_s": "TTFT p50", "ttft_p99_s": "p99", "tpot_p50_s": "TPOT p50",
+        "tpot_p99_s": "p99", "power_w": "power", "energy_j_per_token": "J/token",
+        "cost_per_million_tokens": f"{money}/M tokens", "carbon_g_per_million_tokens": "g CO2e/M tokens",
+        "binds": "binds",
+    }  # fmt: skip
+    shown = list(dict.fromkeys([*result.plans[:6], *result.front]))
+    rows = []
+    for plan_made in shown:
+        row = plan_made.row()
+        for name in ("ttft", "tpot"):
+            row |= {f"{name}_{key}_s": row[f"{name}_s"][key] for key in ("p50", "p99")}
+        rows.append(row)
+    print_rows(console, rows, columns, "Plans, best first, and the Pareto front of GPUs and energy")
+    for sentence in result.refused[:6]:
+        console.print(escape(sentence), highlight=False)
+    print_notes(console, list_plan_notes(result))
 
 
-def draw_plans(asked: ServiceDemand, found: Sequence[ServingPlan]) -> Figure:
-    """Draw GPUs and joules per output token of the best plan on each kind of GPU."""
-    rows = [plan for plan in found if plan.row]
-    if not rows:
-        raise bad_value("figure", "at least one GPU that can serve it", "none")
-    figure = new_figure(8.0, 0.9 + 0.5 * len(rows))
-    wanted = (("gpus", "GPUs"), ("energy_j_per_token", "Energy per output token (J)"))
-    panels = figure.subplots(1, len(wanted), sharey=True)
-    for axes, (column, said) in zip(panels, wanted, strict=True):
-        values = [float(plan.row[column]) for plan in rows]
-        axes.barh(range(len(rows)), values, color=SERIES_COLOURS[0], height=0.6)
-        for place, value in enumerate(values):
-            axes.annotate(f"{value:.3g}", (value, place), xytext=(3, 0), textcoords="offset points", va="center",
-                          fontsize=7)  # fmt: skip
-        axes.set_xlabel(said)
-        axes.margins(x=0.15)
-    panels[0].set_yticks(range(len(rows)), [plan.gpu for plan in rows])
-    panels[0].invert_yaxis()
-    left_out = [plan.gpu for plan in found if not plan.row]
-    note = f"cannot serve it: {', '.join(left_out)}" if left_out else "predicted"
-    return add_caption(figure, f"{asked.rate_per_s:g} requests/s; {note}")
+def draw_plan(result: PlanResult) -> Figure:
+    """Draw every simulated plan by GPUs and joules per output token, with the Pareto front and the best."""
+    figure = new_figure(8.0, 4.5)
+    axes = figure.subplots()
+    kinds = list(dict.fromkeys(plan_made.option.gpu.name for plan_made in result.plans))
+    for kind, colour in zip(kinds, SERIES_COLOURS, strict=False):
+        points = [(p.gpus, p.energy_j_per_token) for p in result.plans if p.option.gpu.name == kind]
+        axes.plot(*zip(*points, strict=True), "o", color=colour, alpha=0.7, label=kind)
+    front = [(p.gpus, p.energy_j_per_token) for p in result.front]
+    axes.plot(*zip(*front, strict=True), "-", color="0.4", lw=1.0, label="none is better in both")
+    axes.plot(result.best.gpus, result.best.energy_j_per_token, "o", ms=13, mfc="none", color="k", label="best")
+    axes.set_xlabel("GPUs")
+    axes.set_ylabel("Energy per output token (J)")
+    axes.set_xlim(left=0)
+    axes.legend(frameon=False)
+    axes.set_title(f"{result.demand.model.name} at {result.demand.rate_per_s:g} requests/s")
+    return add_caption(figure, "; ".join(list_plan_notes(result)[:3]))

@@ -25,8 +25,8 @@ from wattcast.core.errors import WattcastError, bad_value
 from wattcast.hardware import Gpu
 from wattcast.predictor.api import predict_many
 from wattcast.predictor.bundle import bundle_for
+from wattcast.predictor.pipeline import idle_power_w
 from wattcast.predictor.prediction import Prediction
-from wattcast.serving.capacity_plan import idle_power_w
 from wattcast.serving.host_times import HostTimes, load_host_times
 from wattcast.workload.build_model import build_graph, compute_footprint
 from wattcast.workload.engine_operators import FusedExperts, LatentAttention, PagedAttention

@@ -17,9 +17,9 @@ from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.hardware.node import Node, load_node, load_node_file, node_of_gpu
 from wattcast.predictor.api import Quantity, find_bundle, find_gpu
 from wattcast.predictor.bundle.bundle_file import Bundle
+from wattcast.predictor.pipeline import idle_power_w
 from wattcast.predictor.prediction import predict_graphs
 from wattcast.predictor.prices import Prices
-from wattcast.serving.capacity_plan import idle_power_w
 from wattcast.training.microbatch import (
     USABLE_SHARE,
     MicrobatchWork,
