@@ -273,7 +273,8 @@ def plan(
     spare: Annotated[int, typer.Option(min=0, help="Replicas that may be down.")] = 0,
     tp: Annotated[str, typer.Option(help="GPUs of a replica to try.")] = "1,2,4,8",
     power_limit: Annotated[
-        str | None, typer.Option(help="Power limits to try, such as 700W,500W; default: four of the card's.")
+        str | None,
+        typer.Option(help="Power limits to try, such as 700W,500W; default the card's, or four where energy counts."),
     ] = None,
     site_power: Annotated[str | None, typer.Option(help="Mean power of all GPUs at most, such as 20kW.")] = None,
     arrivals: Annotated[

@@ -134,8 +134,8 @@ class ServingPlan:
 
     @property
     def power_w(self) -> float:
-        """Mean power of all GPUs."""
-        return self.energy_j_per_request * self.demand.rate_per_s
+        """Mean power of all GPUs over the simulated run."""
+        return self.result.power_w * self.replicas
 
     @property
     def energy_j_per_request(self) -> float:
@@ -145,7 +145,7 @@ class ServingPlan:
     @property
     def energy_j_per_token(self) -> float:
         """Joules of an output token."""
-        return self.power_w / self.output_tokens_per_s
+        return self.result.energy_j_per_token
 
     @property
     def output_tokens_per_s(self) -> float:
@@ -248,7 +248,8 @@ def plan(
     """Plan a service: ``rate`` such as ``20/s``, lengths as ``simulate`` takes them, latencies as ``p99:500ms``.
 
     The best of every kind of GPU, replicas of 1 to 8 GPUs as far as a node has them, power limits and batch limits is
-    found for ``minimise``: gpus, energy, cost or carbon. A latency without a percentile is that of 9 in 10 requests.
+    found for ``minimise``: gpus, energy, cost or carbon. The fewest GPUs are sought at the card's default limit. A
+    latency without a percentile is that of 9 in 10 requests.
     """
     spec = model if isinstance(model, ModelSpec) else load_workload.find_model(model)
     if spec is None or spec.kind is not ModelKind.LANGUAGE:
@@ -276,7 +277,8 @@ def plan(
         raise bad_value("minimise", "a price to know the cost from", "none", "Give --price or --electricity.")
     if aim is PlanAim.CARBON and money.carbon_g(1.0) is None:
         raise bad_value("minimise", "a carbon intensity", "none", "Give --carbon.")
-    return _search(demand, chips, aim, money, tuple(tp), [_positive(w, "W", "power_limit") for w in power_limits])
+    limits_w = [_positive(w, "W", "power_limit") for w in power_limits]
+    return _search(demand, chips, aim, money, tuple(tp), limits_w)
 
 
 def _positive(value: str | float, unit: str, where: str) -> float:
@@ -321,7 +323,8 @@ def _search(
     options: list[PlanOption] = []
     refused: list[str] = []
     for chip in chips:
-        found, why = _list_options(demand, chip, tp, limits_w)
+        own = _default_limits(chip)
+        found, why = _list_options(demand, chip, tp, limits_w or (own[:1] if aim is PlanAim.GPUS else own))
         options += found
         refused += why
     options.sort(key=lambda option: _bound(demand, option, aim, prices))
@@ -370,7 +373,7 @@ def _list_options(
             continue
         governor = costs.limit_w / float(np.mean(chip.power.limit_w))  # the governor holds a share of the limit
         per_s, joules = _step_bounds(costs, prompt, output)
-        for limit_w in limits_w or _default_limits(chip):
+        for limit_w in limits_w:
             limited = replace(costs, limit_w=limit_w * governor)
             found.append(PlanOption(chip, limited, limit_w, per_s, joules * count))
     return found, refused
