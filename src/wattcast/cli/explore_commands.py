@@ -280,7 +280,9 @@ def plan(
     arrivals: Annotated[
         str, typer.Option(help="poisson, fixed, gamma:cv=2 or diurnal:peak=1.5,period=24h.")
     ] = "poisson",
-    dtype: Annotated[str, typer.Option(help="fp32|tf32|bf16|fp16|fp8|int8")] = "bf16",
+    dtype: Annotated[str, typer.Option(help="bf16|fp16|fp8|... or a recipe such as fp8-block, awq, mxfp4.")] = "bf16",
+    kv_dtype: Annotated[str | None, typer.Option(help="Number format of the cache, such as fp8.")] = None,
+    weights: Annotated[str | None, typer.Option(help="Weights alone in int4|fp8|fp4.")] = None,
     tariff: Tariff = None,
     carbon: Carbon = None,
     price: Rent = [],  # noqa: B006
@@ -315,6 +317,8 @@ def plan(
         site_power=site_power,
         arrivals=arrivals,
         dtype=dtype,
+        kv_dtype=kv_dtype,
+        weights=weights,
         prices=parse_prices(tariff, carbon, price, pue),
     )
     if plot is not None:

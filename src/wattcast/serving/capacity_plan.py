@@ -242,6 +242,8 @@ def plan(
     site_power: str | float | None = None,
     arrivals: str = "poisson",
     dtype: str = "bf16",
+    kv_dtype: str | None = None,
+    weights: str | None = None,
     prices: Prices | None = None,
     seed: int = 1,
 ) -> PlanResult:
@@ -266,7 +268,7 @@ def plan(
         spare_replicas,
         math.inf if site_power is None else _positive(site_power, "W", "site_power"),
         arrivals,
-        ModelOptions.from_names(dtype=dtype, stack="engine"),
+        ModelOptions.from_names(dtype=dtype, kv_dtype=kv_dtype, weights=weights, stack="engine"),
         seed,
     )
     if demand.headroom < 0 or spare_replicas < 0:
