@@ -17,8 +17,8 @@ from wattcast.core.arrays import Array
 from wattcast.hardware import Gpu
 from wattcast.manage.serving_control import EngineReading, LatencyHistogram, LatencyKeeper, ServingLimits
 from wattcast.predictor.bundle import bundle_for
+from wattcast.predictor.pipeline import idle_power_w
 from wattcast.serving.arrivals import Trace, draw_trace
-from wattcast.serving.capacity_plan import idle_power_w
 from wattcast.serving.engine_simulator import EngineReplica, EngineSettings, plan_requests
 from wattcast.serving.step_costs import StepCosts
 
