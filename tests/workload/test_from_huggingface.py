@@ -10,7 +10,9 @@ import pytest
 
 from wattcast.core.errors import BadInput, UnknownName
 from wattcast.workload import ModelOptions, build_graph, model_catalogue
+from wattcast.workload.build_model import compute_footprint
 from wattcast.workload.readers import from_huggingface, load_workload
+from wattcast.workload.readers.from_huggingface import convert_config
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -94,11 +96,6 @@ def test_remote_code_is_never_run_and_that_is_said() -> None:
         from_huggingface.convert_config({"model_type": "evil", **remote}, "config.json")
 
 
-def test_quantised_configurations_say_that_dtype_decides() -> None:
-    read = from_huggingface.convert_config({**LLAMA, "quantization_config": {"quant_method": "gptq"}}, "config.json")
-    assert "dtype" in read.note
-
-
 @pytest.mark.parametrize("text", [b"{", b'{"model_type": "llama"', b"\xff\xfe", b'{"model_type": NaN}'])
 def test_a_broken_file_is_explained(tmp_path: Path, text: bytes) -> None:
     path = tmp_path / "config.json"
@@ -122,3 +119,37 @@ def test_ids_of_the_hub_are_catalogue_models_or_lie_in_the_cache(tmp_path, monke
     assert load_workload.load_workload(str(snapshot), ModelOptions(seq=8)).tokens == 8
     with pytest.raises(UnknownName, match="hf download acme/Other"):
         load_workload.load_workload("acme/Other", ModelOptions())
+
+
+@pytest.mark.parametrize(
+    ("found", "recipe"),
+    [
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "fp8-block"),
+        ({"quant_method": "fp8", "activation_scheme": "dynamic"}, "fp8"),
+        ({"quant_method": "awq", "bits": 4, "group_size": 128}, "awq"),
+        ({"quant_method": "gptq", "bits": 4}, "gptq"),
+        ({"quant_method": "mxfp4"}, "mxfp4"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "nvfp4"),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {
+                    "group_0": {"weights": {"type": "int", "num_bits": 8}, "input_activations": {"num_bits": 8}}
+                },
+            },
+            "w8a8",
+        ),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, None),
+        ({"quant_method": "gptq", "bits": 3}, None),
+    ],
+)
+def test_a_quantization_config_chooses_the_recipe(found: dict[str, object], recipe: str | None) -> None:
+    model = convert_config(LLAMA | {"quantization_config": found})
+    assert model.quantization == recipe
+    wide, narrow = (
+        compute_footprint(one, ModelOptions(phase="decode")).weight_byte for one in (convert_config(LLAMA), model)
+    )
+    assert (narrow < 0.7 * wide) == (recipe is not None)
+    assert ("is not known" in model.note) == (recipe is None)
+    eager = compute_footprint(model, ModelOptions(phase="decode", stack="eager")).weight_byte
+    assert eager == wide

@@ -51,6 +51,9 @@ def simulate(
     seed: int = 1,
     seeds: int = 1,
     dtype: str = "bf16",
+    quantization: str | None = None,
+    weights: str | None = None,
+    kv_dtype: str | None = None,
     tp: int = 1,
     clock: str | float | None = None,
     power_limit: str | float | None = None,
@@ -100,7 +103,8 @@ def simulate(
     settings = EngineSettings(
         max_batched_tokens, max_seqs, prefix_hit_rate, speculative_tokens, acceptance_rate, seed
     )
-    chip, options = find_gpu(gpu), ModelOptions.from_names(dtype=dtype, tp=tp, stack=SoftwareStack.ENGINE)
+    formats = {"dtype": dtype, "quantization": quantization, "weights": weights, "kv_dtype": kv_dtype}
+    chip, options = find_gpu(gpu), ModelOptions.from_names(**formats, tp=tp, stack=SoftwareStack.ENGINE)
     traces = [_find_trace(trace, rate, prompt, output, arrivals, seconds, requests, seed + i) for i in range(seeds)]
     longest = max(int((drawn.prompt_tokens + drawn.output_tokens).max()) for drawn in traces)
     costs = tabulate_step_costs(

@@ -20,6 +20,7 @@ from wattcast.fit.scoring import LedgerRow, make_absent_row
 from wattcast.gpuwattch.energy_checks import make_energy_rows
 from wattcast.predictor.bundle.bundle_file import shipped_bundle
 from wattcast.validate.collective_checks import collective_rows, public_rows
+from wattcast.validate.engine_checks import engine_kernel_rows, table_rows
 from wattcast.validate.kernel_checks import (
     card_rows,
     choice_rows,
@@ -67,7 +68,8 @@ def build_ledger(
         held = fit_kernel_database(gpu, gpu, tell)[1] if refit else load_held_out(gpu)
         rows += kernel_rows(held, gpu) + interval_rows(held, gpu) + counter_rows(gpu) + choice_rows(gpu)
         rows += (
-            serving_rows(gpu)
+            engine_kernel_rows(gpu)
+            + serving_rows(gpu)
             + layer_rows(gpu)
             + model_rows(gpu)
             + make_counter_model_rows(gpu)
@@ -93,6 +95,8 @@ def build_ledger(
     if reference is not None:
         rows += collective_rows(reference)
     rows += public_rows()
+    if reference is not None and (reference / "aiconfigurator").is_dir():
+        rows += table_rows(reference)
     if reference is not None and (reference / "zeus").is_dir():
         rows += power_limit_rows(reference)
     if reference is not None and (reference / "training").is_dir():

@@ -99,6 +99,7 @@ class ModelSpec:
     dims: Any  # the frozen dataclass of the architecture
     source: str
     note: str = ""
+    quantization: str | None = None  # recipe that its weights are published in; None: as wide as they are computed in
 
     @property
     def template(self) -> ModelArchitecture:

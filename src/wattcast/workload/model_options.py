@@ -272,6 +272,11 @@ def resolve_options(model: ModelSpec, options: ModelOptions) -> tuple[ModelOptio
             serving = OutputHead.NONE if kind is ModelKind.ENCODER else OutputHead.LAST
             taken["head"] = OutputHead.ALL if phase is WorkloadPhase.TRAIN else serving
             said.append(f"head {taken['head']} (default)")
+    asked = options.quantization or options.weights or options.dtype is not Dtype.BF16
+    served = phase is not WorkloadPhase.TRAIN and options.stack in (None, SoftwareStack.ENGINE)
+    if model.quantization is not None and served and not asked:
+        options = replace(options, quantization=model.quantization)
+        said.append(f"quantization {model.quantization} (that of the configuration)")
     if options.stack is None:
         stack = _default_stack(model, phase, options.attention)
         narrow = [name for name in ("quantization", "weights", "kv_dtype") if getattr(options, name) is not None]

@@ -7,6 +7,7 @@ our template does not know is refused by name.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -59,10 +60,50 @@ def convert_config(config: Mapping[str, Any], where: str = "config", name: str =
     notes = ["dimensions from a Hugging Face configuration"]
     if "auto_map" in config:
         notes.append("auto_map (code in the repository) was not run; the standard architecture is assumed")
-    if "quantization_config" in config:
-        notes.append("quantization_config is not read; choose the number format with dtype")
+    recipe = _read_quantization(fields, notes)
     title = ", ".join(str(a) for a in fields.get("architectures", []) or [kind])
-    return make_model(name or kind, title, architecture, dims, f"{where} (model_type {kind})", "; ".join(notes))
+    source = f"{where} (model_type {kind})"
+    return replace(make_model(name or kind, title, architecture, dims, source, "; ".join(notes)), quantization=recipe)
+
+
+def _read_quantization(fields: _Fields, notes: list[str]) -> str | None:
+    """Return the recipe that ``quantization_config`` names; what it names and we do not know becomes a note."""
+    found = fields.get("quantization_config", {})
+    fields.check("quantization_config", found, isinstance(found, Mapping), "an object")
+    if not found:
+        return None
+    method = str(found.get("quant_method", "")).lower()
+    bits, recipe = found.get("bits", found.get("w_bit", 4)), None
+    if method in ("fp8", "fbgemm_fp8"):
+        recipe = "fp8-block" if found.get("weight_block_size") else "fp8"
+    elif method in ("awq", "gptq") and bits == 4:
+        recipe = method
+    elif method == "mxfp4":
+        recipe = "mxfp4"
+    elif method == "modelopt":
+        recipe = {"FP8": "fp8", "NVFP4": "nvfp4"}.get(str(found.get("quant_algo", "")).upper())
+    elif method == "compressed-tensors":
+        recipe = _read_compressed_tensors(found)
+    if recipe is None:
+        notes.append(
+            f"quantization_config ({clip_text(method or 'no quant_method')}) is not known: choose --quantization"
+        )
+    return recipe
+
+
+def _read_compressed_tensors(found: Mapping[str, Any]) -> str | None:
+    """Return the recipe of the first group of layers."""
+    groups = found.get("config_groups")
+    first: Any = next(iter(groups.values()), {}) if isinstance(groups, Mapping) and groups else {}
+    weights, tokens = (
+        first.get(name) if isinstance(first, Mapping) else None for name in ("weights", "input_activations")
+    )
+    if not isinstance(weights, Mapping):
+        return None
+    kind = weights.get("type"), weights.get("num_bits"), isinstance(tokens, Mapping)
+    if kind == ("float", 8, True):
+        return "fp8-block" if weights.get("strategy") == "block" else "fp8"
+    return {("int", 8, True): "w8a8", ("int", 4, False): "gptq", ("float", 4, True): "nvfp4"}.get(kind)  # type: ignore[arg-type]
 
 
 class _Fields:
