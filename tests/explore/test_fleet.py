@@ -129,7 +129,7 @@ def test_what_cannot_be_says_what_binds(tmp_path: Path, power: str, chat: str, s
     ("text", "says"),
     [
         ("gpus: {}\nworkloads: []", "at least one GPU"),
-        ("gpus: {h20: 1}\nworkloads: [{workload: gpt2, rate: 1/s}]", "Closest: h200"),
+        ("gpus: {h201: 1}\nworkloads: [{workload: gpt2, rate: 1/s}]", "Closest: h20"),
         ("gpus: {h200: 0}\nworkloads: [{workload: gpt2, rate: 1/s}]", "gpus.h200"),
         ("gpus: {h200: 1}\nworkloads: [{workload: gpt2, rate: '1'}]", "rate"),
         ("gpus: {h200: 1}\nworkloads: [{workload: gpt2, rate: 0/s}]", "above zero"),
