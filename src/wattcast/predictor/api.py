@@ -27,7 +27,6 @@ from wattcast.hardware.gpu import DEFAULT_TEMPERATURE_C
 from wattcast.hardware.node import Node, load_node, load_node_file
 from wattcast.predictor.bundle import bundle_for
 from wattcast.predictor.bundle.bundle_file import Bundle, read_bundle
-from wattcast.predictor.bundle.factors import apply_factors
 from wattcast.predictor.prediction import Prediction, predict_graphs
 from wattcast.predictor.prices import parse_prices
 from wattcast.workload.build_model import compute_footprint, find_largest_batch
@@ -136,7 +135,11 @@ def predict_many(
     asked = [(workload, _options({**options, **own})) for workload, own in pairs]
     graphs = [load_workload.load_workload(workload, chosen) for workload, chosen in asked]
     chip = find_gpu(gpu, node)
-    fitted = apply_factors(find_bundle(bundle, chip), factors or {})
+    fitted = find_bundle(bundle, chip)
+    if factors:
+        from wattcast.predictor.bundle.factors import apply_factors  # few predictions have any
+
+        fitted = apply_factors(fitted, factors)
     prices = parse_prices(electricity, carbon, [price] if price is not None else [], region=region)
     notes, at, fitted = _settings(chip, fitted, clock, power_limit, host_launch, temperature, data, card)
     if not force:
