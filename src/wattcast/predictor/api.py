@@ -85,24 +85,9 @@ def predict(
     """
     given = {name: value for name, value in locals().items() if name not in ("workload", "gpu", "inputs", "options")}
     if inputs is not None or not isinstance(workload, (str, Path, Graph, Mapping)):
-        workload, options = _capture(workload, inputs, options), {}
+        workload, options = load_workload.capture_workload(workload, inputs, options), {}
     (found,) = predict_many([(workload, options)], gpu, **given)
     return found
-
-
-def _capture(module: Any, inputs: Any, options: Mapping[str, Any]) -> Graph:
-    """Capture a module; of the options only the phase has a meaning, and only that of training."""
-    if not callable(module) or inputs is None:
-        wanted = "a torch.nn.Module with inputs=..., or a model's name, file or Graph without"
-        raise bad_value(
-            "workload", wanted, f"{type(module).__name__} {'without' if inputs is None else 'with'} inputs"
-        )
-    if {**options, "phase": "train"} != {"phase": "train"} or options.get("phase") not in (None, "forward", "train"):
-        do = "A module states its own sizes and formats; phase may be forward or train."
-        raise bad_value("options", "none beside a module", ", ".join(options), do)
-    from wattcast.workload.readers.from_torch import capture
-
-    return capture(module, inputs, train=options.get("phase") == "train")
 
 
 def predict_many(

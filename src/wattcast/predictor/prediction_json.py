@@ -26,6 +26,7 @@ class ModuleOut(msgspec.Struct):
 
 
 class OperatorOut(msgspec.Struct):
+    operator: str  # as tables print it
     name: str
     shape: dict[str, Any]  # the operator as a workload file writes it
     label: str
@@ -200,6 +201,7 @@ def _operator(share: OperatorShare) -> OperatorOut:
     op = share.op
     shape = {k: v for k, v in operator_to_plain(op).items() if k not in ("count", "label", "op")}
     return OperatorOut(
+        operator=str(op),
         name=op.name,
         shape=shape,
         label=op.label,

@@ -214,14 +214,13 @@ _ROWS = ("softmax", "layernorm", "rmsnorm")
 
 
 def _part(op: OperatorOut) -> RunPart:
-    hidden = ("read", "write", "run", *(("rows",) if "n" in op.shape else ()))  # as an operator's own text
-    sizes = "x".join(str(v) for k, v in op.shape.items() if type(v) is int and k not in hidden)
     family = _FAMILY.get(op.name, op.name if op.name in _ROWS else "elementwise")
     modules = {module.name: module.power_w * op.latency_s for module in op.modules}
     key = (op.name, msgspec.json.encode(op.shape, order="sorted").decode())
-    name = f"{op.name} {sizes} {op.shape.get('dtype', '')}".strip()
     words = tuple(f"{k}={v}" for k, v in op.shape.items() if type(v) is not int)
-    return RunPart(name, key, (op.name, op.label), words, family, float(op.count), op.latency_s, op.energy_j, modules)
+    return RunPart(
+        op.operator, key, (op.name, op.label), words, family, float(op.count), op.latency_s, op.energy_j, modules
+    )
 
 
 def _run(path: str, plain: dict[str, Any], iterations: int) -> RunSummary:

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -50,6 +50,21 @@ def load_workload(workload: Workload, options: ModelOptions) -> Graph:
             path.name, "no model options beside a list of operators", "some", "The list states its own sizes."
         )
     return graph
+
+
+def capture_workload(module: Any, inputs: Any, options: Mapping[str, Any]) -> Graph:
+    """Capture a module; of the options only the phase has a meaning, and only that of training."""
+    if not callable(module) or inputs is None:
+        wanted = "a torch.nn.Module with inputs=..., or a model's name, file or Graph without"
+        raise bad_value(
+            "workload", wanted, f"{type(module).__name__} {'without' if inputs is None else 'with'} inputs"
+        )
+    if {**options, "phase": "train"} != {"phase": "train"} or options.get("phase") not in (None, "forward", "train"):
+        do = "A module states its own sizes and formats; phase may be forward or train."
+        raise bad_value("options", "none beside a module", ", ".join(options), do)
+    from wattcast.workload.readers.from_torch import capture
+
+    return capture(module, inputs, train=options.get("phase") == "train")
 
 
 def find_model(workload: Workload) -> ModelSpec | None:
