@@ -198,6 +198,35 @@ def test_simulate_says_what_is_missing(call: Any, arguments: tuple[str, ...]) ->
     assert "workloads" in done.err
 
 
+def test_serving_and_a_budget_are_rehearsed_before_a_card_is_touched(call: Any) -> None:
+    arguments = ("rehearse", "llama3-8b", "--rate", "20/s", "--seconds", "2min", "--json")
+    done = call("manage", *arguments, "--gpus", "2", "--budget", "700W")
+    assert done.code == 0, done.err
+    found = json.loads(done.out)
+    assert found["seconds_over_budget"] == 0
+    assert found["most_drawn_w"] <= 700.0 < found["most_wanted_w"]
+    assert found["minutes_kept_without_budget"] == 1.0
+    assert call("manage", *arguments, "--ttft", "5W").code == ExitCode.BAD_INPUT
+
+
+def test_the_unit_of_the_daemon_is_printed(call: Any) -> None:
+    done = call("manage", "daemon", "--unit")
+    assert done.code == 0, done.err
+    assert "manage daemon --group wattcast" in done.out
+    assert "@WATTCAST@" not in done.out
+    assert "NoNewPrivileges=yes" in done.out
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("daemon", "--clocks", "2GHz:1GHz"), ("daemon", "--limits", "300W"), ("daemon", "--group", "no such")],
+)
+def test_mistakes_about_a_scope_are_told(call: Any, arguments: tuple[str, ...]) -> None:
+    done = call("manage", *arguments)
+    assert done.code == ExitCode.BAD_INPUT
+    assert arguments[1] in done.err
+
+
 def test_figures_are_saved(call: Any, table: str, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     done = call("manage", "replay", table, "--figures", str(tmp_path / "figures"))

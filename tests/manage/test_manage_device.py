@@ -447,6 +447,30 @@ def test_watching_sets_nothing_and_uses_the_bundle(node: Node) -> None:
     assert node.calls == []
 
 
+def test_a_site_shares_its_budget_and_gives_every_limit_back(node: Node) -> None:
+    """Two cards with a safe share of 300 W and 250 W to hand out; both draw all they may."""
+    for name in ("card", "card.1"):
+        (node.folder / name).write_text("0 0 0 0 300000\n")
+    node.standin.follow(USUAL, "devices 2")
+    daemon = node.serve()
+    coordinator = node.start("site", str(node.socket), "--budget", "850W", "--priority", f"{node.uuid}-1=1")
+
+    def limits() -> list[float]:
+        return [int((node.folder / name).read_text().split()[4]) / 1e3 for name in ("card", "card.1")]
+
+    wait_for(lambda: limits()[1] > 340.0)  # the one of priority is raised first, in steps of 50 W
+    assert sum(limits()) <= 850.0
+    os.kill(node.worker(daemon), signal.SIGKILL)  # the node is lost for a moment
+    wait_for(lambda: limits() == [300.0, 300.0])
+    wait_for(lambda: limits()[1] > 340.0)  # and found again
+    coordinator.send_signal(signal.SIGTERM)
+    assert coordinator.wait(PATIENCE_S) == 0, node.said()
+    wait_for(lambda: limits() == [300.0, 300.0])
+    too_small = node.call("site", str(node.socket), "--budget", "500W")
+    assert too_small.returncode == ExitCode.BAD_INPUT
+    assert "600 W" in too_small.stderr
+
+
 def test_no_driver_is_one_sentence(tmp_path: Path) -> None:
     pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
     source = str(Path(__file__).resolve().parents[2] / "src")

@@ -305,6 +305,89 @@ def restore(
     restore_cards(gpu, socket, env.say)
 
 
+@manage_app.command()
+def rehearse(
+    ctx: typer.Context,
+    model: Annotated[str, typer.Argument(help="Language model that the engine serves.")],
+    gpu: Annotated[str, typer.Option(help="Catalogue GPU.")] = "h200",
+    rate: Annotated[str, typer.Option(help="Requests per second and GPU.")] = "10/s",
+    prompt: Annotated[str, typer.Option(help="Prompt tokens, as simulate takes them.")] = "512",
+    output: Annotated[str, typer.Option(help="Output tokens, likewise.")] = "128",
+    arrivals: Annotated[str, typer.Option(help="poisson, or diurnal:peak=2,period=24h for a day.")] = "poisson",
+    seconds: Annotated[str, typer.Option(help="Length of the trace.")] = "30min",
+    ttft: Annotated[str, typer.Option(help="Longest 99th percentile to the first token.")] = "500ms",
+    tpot: Annotated[str, typer.Option(help="Longest 99th percentile per output token.")] = "50ms",
+    gpus: Annotated[int, typer.Option(min=1, help="GPUs that share --budget, each with a trace of its own.")] = 1,
+    budget: Annotated[str | None, typer.Option(help="Power of all of them together, such as 2kW.")] = None,
+    seed: Seed = 1,
+    json: Json = False,
+) -> None:
+    """Rehearse the control of serving GPUs on simulated traffic, before any card is touched.
+
+    Example: wattcast manage rehearse llama3-8b --rate 20/s --gpus 4 --budget 1800W --seconds 10min
+    """
+    import numpy as np
+
+    from wattcast.core import units
+    from wattcast.manage import serving_rehearsal
+    from wattcast.manage.serving_control import LatencyKeeper, ServingLimits
+    from wattcast.predictor.api import find_gpu
+    from wattcast.serving.arrivals import draw_trace
+
+    env: Environment = ctx.obj
+    chip, limits = find_gpu(gpu), ServingLimits(_seconds(ttft, "--ttft"), _seconds(tpot, "--tpot"))
+    by_level = serving_rehearsal.build_clock_levels(model, chip)
+    per_s, length_s = units.parse(rate, "/s", "--rate"), _seconds(seconds, "--seconds")
+    traces = [draw_trace(per_s, prompt, output, arrivals, length_s, None, seed + i) for i in range(gpus)]
+    if budget is not None:
+        limit_w = float(np.mean(chip.power.limit_w))
+        found = serving_rehearsal.rehearse_site_serving(
+            by_level, traces, limits, units.parse(budget, "W", "--budget"), limit_w
+        )
+    else:
+        keeper = LatencyKeeper([float(costs.clock_hz[0]) for costs in by_level], limits)
+        found = serving_rehearsal.rehearse_load(by_level, traces[0], limits, keeper)
+    if json:
+        env.json(found)
+        return
+    for name, value in found.items():
+        env.console().print(f"{name}: {value:.6g}", highlight=False)
+
+
+@manage_app.command()
+def site(
+    ctx: typer.Context,
+    nodes: Annotated[list[Path], typer.Argument(help="Sockets of the nodes' daemons, forwarded where remote.")],
+    budget: Annotated[str, typer.Option(help="Power that all GPUs together may draw, such as 3kW.")],
+    priority: Annotated[
+        list[str] | None, typer.Option(help="UUID=NUMBER: GPUs with a higher number are served first.")
+    ] = None,
+) -> None:
+    """Share a power budget among the GPUs of several nodes until interrupted.
+
+    The power limit that each GPU has now is its safe share: it keeps it, and gets it back when this command ends.
+
+    Example: wattcast manage site /run/wattcast/socket /run/site/b.sock --budget 3kW
+    """
+    import signal
+
+    from wattcast.core import units
+    from wattcast.core.errors import bad_value
+    from wattcast.manage.site_budget import coordinate_site
+
+    env: Environment = ctx.obj
+    ended: list[int] = []
+    ranks: dict[str, int] = {}
+    for text in priority or []:
+        uuid, _, rank = text.rpartition("=")
+        if not uuid or not rank.lstrip("-").isdigit():
+            raise bad_value("--priority", "UUID=NUMBER", text)
+        ranks[uuid] = int(rank)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, _: ended.append(number))
+    coordinate_site(nodes, units.parse(budget, "W", "--budget"), ranks, env.say, lambda: not ended)
+
+
 def _sm_count(name: str) -> int:
     """Return the SMs of a card by what the driver calls it."""
     from wattcast.core.errors import bad_value

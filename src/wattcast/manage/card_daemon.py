@@ -11,6 +11,7 @@ its parent is gone or silent. systemd starts the parent again (``data/wattcast-m
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import signal
@@ -58,7 +59,7 @@ Uuid = Annotated[str, msgspec.Meta(max_length=96)]
 class DaemonRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Ask the daemon for one thing. ``gpu`` is a UUID."""
 
-    op: Literal["status", "claim", "beat", "set", "release", "restore"]
+    op: Literal["status", "read", "claim", "beat", "set", "release", "restore"]
     gpu: Uuid = ""
     core_hz: Positive | None = None
     memory_hz: Positive | None = None
@@ -84,6 +85,8 @@ class DaemonReply(msgspec.Struct, frozen=True):
     knob: str = ""
     allowed: Range | None = None
     cards: tuple[CardStatus, ...] = ()
+    power_w: float | None = None  # what a card draws, as is the next an answer to "read"
+    limits_w: tuple[float, float, float] | None = None  # power limit in force, lowest and highest
 
 
 @dataclass(frozen=True)
@@ -184,6 +187,10 @@ class CardKeeper(threading.Thread):
         op = job.request.op
         if op == "restore":
             return self._give_back(f"{job.who} asked for it")
+        if op == "read":
+            card = self._opened()
+            power_w = float(card.read().power_w)
+            return DaemonReply(True, power_w=power_w if math.isfinite(power_w) else None, limits_w=card.limits_w())
         if op == "claim":
             if self._client not in (0, job.client):
                 raise Refused(f"{self.card_name} is held by {self._who}. Wait for it, or end it.")

@@ -14,13 +14,17 @@ from typing import Any
 import numpy as np
 
 from wattcast.core.arrays import Array
+from wattcast.core.errors import bad_value
 from wattcast.hardware import Gpu
 from wattcast.manage.serving_control import EngineReading, LatencyHistogram, LatencyKeeper, ServingLimits
+from wattcast.manage.site_budget import SiteGpu, SitePlan, rehearse_site
 from wattcast.predictor.bundle import bundle_for
 from wattcast.predictor.pipeline import idle_power_w
 from wattcast.serving.arrivals import Trace, draw_trace
 from wattcast.serving.engine_simulator import EngineReplica, EngineSettings, plan_requests
-from wattcast.serving.step_costs import StepCosts
+from wattcast.serving.step_costs import StepCosts, tabulate_step_costs
+from wattcast.workload.model_options import ModelOptions, SoftwareStack
+from wattcast.workload.readers.load_workload import find_model
 
 LEVEL_SHARES = tuple(np.linspace(0.36, 1.0, 17).tolist())  # of the top clock
 INTERVAL_S = 5.0
@@ -188,6 +192,43 @@ def rehearse_load(
         "mean_hz": ours.mean_hz,
         "ttft_s": ours.ttft_s,
         "tpot_s": ours.tpot_s,
+    }
+
+
+def build_clock_levels(model: str, gpu: Gpu, dtype: str = "bf16", longest_context: int = 16384) -> list[StepCosts]:
+    """Return the step costs of a model at 17 core clocks of a GPU, lowest first."""
+    spec = find_model(model)
+    if spec is None:
+        raise bad_value("model", "a language model", model, "`wattcast models list` lists them.")
+    options = ModelOptions.from_names(dtype=dtype, stack=SoftwareStack.ENGINE)
+    costs = tabulate_step_costs(spec, gpu, options, longest_context=longest_context)
+    return [costs_at_clock(costs, gpu, share * float(costs.clock_hz[0])) for share in LEVEL_SHARES]
+
+
+def rehearse_site_serving(
+    by_level: Sequence[StepCosts], traces: Sequence[Trace], limits: ServingLimits, budget_w: float, limit_w: float
+) -> dict[str, Any]:
+    """Serve a trace on each of several GPUs under the policy, and share a budget among what they draw.
+
+    Safe shares are two thirds of equal ones. A GPU that gets less than it would draw is only counted as such: the
+    engine is not slowed in turn.
+    """
+    clocks = [float(costs.clock_hz[0]) for costs in by_level]
+    days = [serve_at_levels(by_level, trace, limits, LatencyKeeper(clocks, limits)) for trace in traces]
+    seconds = min(len(day.power_w) for day in days)
+    demand_w = np.repeat(np.stack([day.power_w[:seconds] for day in days]), int(INTERVAL_S), axis=1)
+    safe_w = min(budget_w / len(traces) / 1.5, limit_w)
+    gpus = tuple(SiteGpu(f"gpu{i}", safe_w, limit_w) for i in range(len(traces)))
+    site = rehearse_site(SitePlan(budget_w, gpus), demand_w)
+    return {
+        "gpus": len(traces),
+        "seconds": demand_w.shape[1],
+        "budget_w": budget_w,
+        "most_wanted_w": float(demand_w.sum(axis=0).max()),
+        "most_drawn_w": float(site.drawn_w.max()),
+        "seconds_over_budget": int((site.drawn_w > budget_w).sum()),
+        "energy_served": float(site.served.mean()),
+        "minutes_kept_without_budget": float(np.mean([day.minutes_kept for day in days])),
     }
 
 
