@@ -47,9 +47,10 @@ def test_scores_are_logs_of_the_objective(time_s: float, power_w: float) -> None
 def test_the_scores_of_a_decision_and_of_a_table_agree(
     time_s: float, power_w: float, reference_s: float, goal: Goal, slowdown: float | None, cap_w: float | None
 ) -> None:
-    """The controller scores plain numbers, policies that know the tables score arrays."""
+    """The controller scores plain numbers, policies that know the tables score arrays and need no margin."""
     found, objective = lattice(), Objective(goal, slowdown, None, cap_w)
-    problem = SearchProblem(found, found.top, found.top, objective, ControllerTuning(), (True, True))
+    tuning = ControllerTuning(bound_sigmas=0.0)
+    problem = SearchProblem(found, found.top, found.top, objective, tuning, (True, True))
     memory = RunMemory().record(Observation("k", found.top, reference_s, 100.0), None, problem.slope_levels)
     memory = memory.record(Observation("k", found.bottom, time_s, power_w), None, problem.slope_levels)
     one = SearchView(problem, memory, None).score[found.bottom]
