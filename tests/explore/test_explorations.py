@@ -200,7 +200,7 @@ def test_the_commands(call, tmp_path: Path) -> None:
     assert "least energy without a bound at asked clock" in done.out
     assert "40 of 220 points" in done.out
     assert png.stat().st_size > 1000
-    argv = ("--gpu", "h200,l4", "--tariff", "0.12USD/kWh", "--carbon", "world", "--plot", str(tmp_path / "g.svg"))
+    argv = ("--gpu", "h200,l4", "--electricity", "0.12USD/kWh", "--carbon", "world", "--plot", f"{tmp_path}/g.svg")
     done = call(*sweep, *argv)
     assert done.code == 0, done.err
     assert "USD/request" in done.out

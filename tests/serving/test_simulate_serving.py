@@ -91,7 +91,7 @@ def test_json_has_the_promised_names(call) -> None:
 
 def test_text_fits_one_screen_and_files_are_written(call, tmp_path) -> None:
     requests, figure = tmp_path / "served.parquet", tmp_path / "served.png"
-    spent = ("--tariff", "0.1USD/kWh", "--carbon", "400g/kWh", "--seeds", "2")
+    spent = ("--electricity", "0.1USD/kWh", "--carbon", "400g/kWh", "--seeds", "2")
     done = call(*SIMULATE, "--rate", "5/s", "--seconds", "10", "--out", str(requests), "--plot", str(figure), *spent)
     assert done.code == 0, done.err
     assert len(done.out.splitlines()) < 30

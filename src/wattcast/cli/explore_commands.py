@@ -9,11 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from wattcast.cli.shared_options import (
+    Carbon,
     Clock,
+    Electricity,
     Environment,
     Json,
     Plot,
     PowerLimit,
+    Pue,
+    Rent,
     Source,
     save_plot,
     takes_model_options,
@@ -39,12 +43,6 @@ def _explore() -> None:
     """Many configurations at once."""
 
 
-Tariff = Annotated[str | None, typer.Option(help="Price of energy, such as 0.12USD/kWh.")]
-Carbon = Annotated[str | None, typer.Option(help="Carbon intensity, such as 400g/kWh, or a region: france.")]
-Rent = Annotated[list[str], typer.Option("--price", help="Price of a GPU, such as h200=3.50USD/h; may be repeated.")]
-Pue = Annotated[float, typer.Option(help="Energy at the meter per energy of the GPU.")]
-
-
 @explore_app.command("sweep")
 @takes_model_options()
 def sweep(
@@ -66,7 +64,7 @@ def sweep(
         str | None, typer.Option(help="The best is at most this much slower than the fastest: 5%.")
     ] = None,
     latency: Annotated[str | None, typer.Option(help="The best is within this latency: 50ms.")] = None,
-    tariff: Tariff = None,
+    electricity: Electricity = None,
     carbon: Carbon = None,
     price: Rent = [],  # noqa: B006
     pue: Pue = 1.0,
@@ -94,7 +92,7 @@ def sweep(
         power_limit=power_limit,
         slowdown=slowdown,
         latency=latency,
-        prices=parse_prices(tariff, carbon, price, pue),
+        prices=parse_prices(electricity, carbon, price, pue),
         **options,
     )
     if plot is not None:
@@ -283,7 +281,7 @@ def plan(
     dtype: Annotated[str, typer.Option(help="bf16|fp16|fp8|... or a recipe such as fp8-block, awq, mxfp4.")] = "bf16",
     kv_dtype: Annotated[str | None, typer.Option(help="Number format of the cache, such as fp8.")] = None,
     weights: Annotated[str | None, typer.Option(help="Weights alone in int4|fp8|fp4.")] = None,
-    tariff: Tariff = None,
+    electricity: Electricity = None,
     carbon: Carbon = None,
     price: Rent = [],  # noqa: B006
     pue: Pue = 1.0,
@@ -319,7 +317,7 @@ def plan(
         dtype=dtype,
         kv_dtype=kv_dtype,
         weights=weights,
-        prices=parse_prices(tariff, carbon, price, pue),
+        prices=parse_prices(electricity, carbon, price, pue),
     )
     if plot is not None:
         save_plot(env, capacity_plan.draw_plan(found), plot)

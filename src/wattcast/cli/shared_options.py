@@ -87,6 +87,10 @@ MODEL_OPTIONS: dict[str, tuple[Any, Any]] = {  # name -> type and help, default;
     "recompute": (Annotated[bool, typer.Option("--recompute", help="Training: recompute activations.")], False),
     "image": (Annotated[int | None, typer.Option(help="Side of a picture in (latent) pixels.")], None),
 }
+Electricity = Annotated[str | None, typer.Option(help="Price of energy, such as 0.12USD/kWh.")]
+Carbon = Annotated[str | None, typer.Option(help="Carbon intensity, such as 400g/kWh, or a region: france.")]
+Rent = Annotated[list[str], typer.Option("--price", help="Rent of a GPU: 2.50USD/h, or h200=3.50USD/h for one kind.")]
+Pue = Annotated[float, typer.Option(help="Energy at the meter per energy of the GPU.")]
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from wattcast.cli.shared_options import Environment, Json, Plot, save_plot
+from wattcast.cli.shared_options import Carbon, Electricity, Environment, Json, Plot, Pue, Rent, save_plot
 
 
 def simulate(
@@ -60,10 +60,10 @@ def simulate(
     ] = 0.7,
     ttft: Annotated[str | None, typer.Option(help="Time to first token of a good request, such as 500ms.")] = None,
     tpot: Annotated[str | None, typer.Option(help="Time per output token of a good request, such as 50ms.")] = None,
-    tariff: Annotated[str | None, typer.Option(help="Price of energy, such as 0.12USD/kWh.")] = None,
-    carbon: Annotated[str | None, typer.Option(help="Carbon intensity, such as 400g/kWh, or a region.")] = None,
-    price: Annotated[list[str], typer.Option(help="Price of a GPU, such as h200=3.50USD/h.")] = [],  # noqa: B006
-    pue: Annotated[float, typer.Option(help="Energy at the meter per energy of the GPU.")] = 1.0,
+    electricity: Electricity = None,
+    carbon: Carbon = None,
+    price: Rent = [],  # noqa: B006
+    pue: Pue = 1.0,
     plot: Plot = None,
     out: Annotated[Path | None, typer.Option(help="Every request and every step, as .parquet.")] = None,
     json: Json = False,
@@ -111,7 +111,7 @@ def simulate(
         acceptance_rate=acceptance_rate,
         ttft=ttft,
         tpot=tpot,
-        prices=parse_prices(tariff, carbon, price, pue),
+        prices=parse_prices(electricity, carbon, price, pue),
     )
     if out is not None:
         for path in result.write_requests_and_steps(out):

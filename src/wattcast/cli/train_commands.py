@@ -51,8 +51,8 @@ def train(
     recompute: Annotated[str | None, _share("none|selective|full activations.")] = None,
     node: Annotated[str | None, _share("Node, such as hgx-h100 (gpus nodes lists them), or YAML file.")] = None,
     network: Annotated[str | None, _share("Network of one GPU and direction, such as 50GB/s.")] = None,
-    price: Annotated[list[str], _money("Price of a GPU, such as h200=3.50USD/h.")] = [],  # noqa: B006
-    tariff: Annotated[str | None, _money("Price of energy, such as 0.12USD/kWh.")] = None,
+    price: Annotated[list[str], _money("Rent of a GPU, such as 2.50USD/h.")] = [],  # noqa: B006
+    electricity: Annotated[str | None, _money("Price of energy, such as 0.12USD/kWh.")] = None,
     carbon: Annotated[str | None, _money("Carbon intensity, such as 400g/kWh, or a region.")] = None,
     pue: Annotated[float, _money("Energy at the meter per energy of the node.")] = 1.0,
     host_share: Annotated[float, _money("Hosts, network and fans, as a share of the GPUs' energy.")] = 0.25,
@@ -67,7 +67,7 @@ def train(
 ) -> None:
     """Say how long a training job takes, how many kWh, what it costs and how to share it over GPUs.
 
-    Example: wattcast train llama3-8b --gpu h100-sxm --gpus 8 --tokens 1B --price h100-sxm=2.50USD/h --carbon germany
+    Example: wattcast train llama3-8b --gpu h100-sxm --gpus 8 --tokens 1B --price 2.50USD/h --carbon germany
     """
     from wattcast.predictor.prices import parse_prices
     from wattcast.training.train_job import train as train_job
@@ -104,7 +104,7 @@ def train(
         pause_share=pauses,
         failures_per_gpu_day=failures,
         host_share=host_share,
-        prices=parse_prices(tariff, carbon, price, pue),
+        prices=parse_prices(electricity, carbon, price, pue),
         force=force,
     )
     if plot is not None:
