@@ -70,7 +70,7 @@ def test_configurations_written_by_transformers_read_as_our_catalogue(tmp_path: 
         ({"model_type": "llma"}, "Closest: llama"),
         ({"model_type": "mamba", "architectures": ["MambaForCausalLM"]}, "MambaForCausalLM"),
         ({"model_type": None}, "(missing)"),
-        ({"mlp_bias": True}, "mlp_bias"),
+        ({"use_sliding_window": True}, "use_sliding_window"),
         ({"hidden_act": "snake"}, "hidden_act"),
         ({"hidden_size": -4096}, "hidden_size"),
         ({"hidden_size": "4096"}, "hidden_size"),

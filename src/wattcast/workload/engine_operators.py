@@ -651,3 +651,90 @@ COMPILED_FUNCTIONS = (
     "silu_and_mul",
     "silu_and_mul_quant",
 )
+
+
+@register_operator("causal_conv", family="scan")
+@dataclass(frozen=True)
+class CausalConv(Operator):
+    """Convolve every channel with its own few taps over earlier tokens, and apply an activation."""
+
+    batch: int
+    length: int
+    channels: int
+    kernel: int
+
+    @property
+    def flop(self) -> float:
+        return float(self.batch) * self.length * self.channels * (2.0 * self.kernel + 4.0)
+
+    @property
+    def read_byte(self) -> float:
+        tokens = self.batch * (self.length + self.kernel * (self.length == 1))
+        return self.dtype.byte * float(tokens + self.kernel) * self.channels
+
+    @property
+    def write_byte(self) -> float:
+        tokens = self.batch * (self.length + self.kernel * (self.length == 1))
+        return self.dtype.byte * float(tokens) * self.channels
+
+
+@register_operator("state_scan", family="scan")
+@dataclass(frozen=True)
+class StateScan(Operator):
+    """Carry a state of ``key_dim`` by ``value_dim`` of each head along a sequence.
+
+    A prompt is cut into chunks of Q tokens. With K = ``key_dim``, V = ``value_dim`` and g key heads for h heads, a
+    token of a head costs 2QK·g/h (scores inside the chunk), 2QV (their sum of values) and 4KV (into and out of the
+    state) [Dao2024, section 6]. The delta rule solves a triangle besides: 2QK·g/h + 2Q(K + V) + 2Q²/3 + 2KV more
+    [Yang2024]. A single token costs 6KV, by the delta rule 8KV. ``resumed``: an earlier state is read.
+    """
+
+    batch: int
+    length: int
+    heads: int
+    key_heads: int
+    key_dim: int
+    value_dim: int
+    chunk: int
+    rule: str = "mamba2"  # or "delta", "lightning"
+    resumed: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.rule not in ("mamba2", "delta", "lightning"):
+            raise bad_value("state_scan.rule", "mamba2, delta or lightning", self.rule)
+
+    @property
+    def form(self) -> str:
+        return f"{self.kind} {self.rule}"
+
+    @property
+    def flop(self) -> float:
+        k, v, chunk = float(self.key_dim), float(self.value_dim), float(self.chunk)
+        delta = self.rule == "delta"
+        if self.length == 1:
+            each = (8.0 if delta else 6.0) * k * v
+        else:
+            scores = 2.0 * chunk * k * self.key_heads / self.heads
+            each = scores + 2.0 * chunk * v + 4.0 * k * v
+            if delta:
+                each += scores + 2.0 * chunk * (k + v) + 2.0 * chunk * chunk / 3.0 + 2.0 * k * v
+        return self.batch * float(self.length) * self.heads * each
+
+    @property
+    def sfu_op(self) -> float:
+        return float(self.batch) * self.length * self.heads
+
+    @property
+    def state_byte(self) -> float:
+        """Bytes of the states of all sequences."""
+        return float(self.batch) * self.heads * self.key_dim * self.value_dim * self.dtype.byte
+
+    @property
+    def read_byte(self) -> float:
+        token = self.heads * self.value_dim + 2 * self.key_heads * self.key_dim + 2 * self.heads
+        return self.dtype.byte * float(self.batch) * self.length * token + self.state_byte * self.resumed
+
+    @property
+    def write_byte(self) -> float:
+        return self.dtype.byte * float(self.batch) * self.length * self.heads * self.value_dim + self.state_byte

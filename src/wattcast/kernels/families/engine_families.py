@@ -28,6 +28,7 @@ from wattcast.workload.engine_operators import (
     AlignTokens,
     BlockProduct,
     CacheWrite,
+    CausalConv,
     CompiledRows,
     EngineGate,
     EngineRmsNorm,
@@ -41,6 +42,7 @@ from wattcast.workload.engine_operators import (
     RowKernel,
     Sampling,
     ScaledProduct,
+    StateScan,
     WeightOnlyProduct,
 )
 
@@ -397,3 +399,30 @@ register_kernels(
     *(EngineRmsNorm, EngineGate, EngineRotary, CacheWrite, Quantize, Route, AlignTokens, Sampling, CompiledRows),
     mapping=_by_row(_count_rows),
 )
+
+
+_SCAN_TILE = 4096.0  # values of a block of a convolution, or of the state that a single token changes
+
+
+def _count_scan(op: CausalConv | StateScan, cold: bool, warm: bool, rate: float, reference: ReferenceChip) -> _Row:
+    """Return the columns of a short convolution or a scan, from bytes and FLOPs alone: neither was measured.
+
+    A prompt's scan is cut as the Triton code of mamba-ssm and flash-linear-attention is: five kernels (decay, states
+    of the chunks, states passed along, scores, outputs), six by the delta rule. States of chunks pass in fp32.
+    """
+    units, launches, between, read, write = 1.0, 1.0, 0.0, op.read_byte, op.write_byte
+    if isinstance(op, StateScan) and op.length > 1:
+        units = float(op.batch * -(-op.length // op.chunk) * op.heads)
+        launches = 6.0 if op.rule == "delta" else 5.0
+        between = 8.0 * units * op.key_dim * op.value_dim
+    else:
+        units = max(write / op.dtype.byte / _SCAN_TILE, 1.0)
+    gone = 1.0 if cold else 1.0 - float(resident_share(read + write + between, reference.l2_byte))
+    work = (
+        *(units, op.flop / units, 1.0, launches, read + write, 2.0 * (read + write + between)),
+        *(read * gone, write * gone, 0.0, between, 2.0, 0.0),
+    )
+    return "gemm.scan" if between else "elementwise.scan", work, {}, {}
+
+
+register_kernels(CausalConv, StateScan, mapping=_by_row(_count_scan))

@@ -1,4 +1,6 @@
-"""Decoders with RMS norm and rotary embedding: the Llama kind, mixtures of experts, and latent attention.
+"""Decoders that generate text: the Llama kind with its many switches, mixtures of experts, and latent attention.
+
+Layers that differ (windows, state-space scans, dense layers among mixtures) are groups, each with its own repeat.
 
 A mixture of experts routes each token to a few experts, multiplies grouped by expert, and puts the tokens back in
 order. Latent attention (DeepSeek-V3) keeps keys and values as one short vector a token.
@@ -12,9 +14,12 @@ from dataclasses import dataclass, replace
 from math import log, sqrt
 from typing import NamedTuple
 
+from wattcast.core.errors import bad_value
 from wattcast.core.units import Dtype
 from wattcast.workload.engine_operators import FusedExperts, LatentAttention, Route
+from wattcast.workload.model_options import AttentionMode
 from wattcast.workload.models import shared_layers as layers
+from wattcast.workload.models.sequence_scans import StateDims, scan_sequence
 from wattcast.workload.operator_base import Operator
 from wattcast.workload.operator_types import Attention, Bmm, Elementwise, LayerNorm, Layout, RmsNorm
 from wattcast.workload.tracing import tensor_functions as functional
@@ -31,12 +36,26 @@ class ExpertDims:
     chosen: int  # experts a token visits
     intermediate: int  # width of one expert
     shared: int = 0  # width of the expert every token visits
-    router: str = "softmax"  # softmax then top-k; or "grouped": DeepSeek-V3's sigmoid with groups
+    router: str = "softmax"  # softmax then top-k; "late": top-k then softmax; "grouped": DeepSeek-V3's sigmoid
     groups: int = 1
     groups_chosen: int = 1
     renormalise: bool = True
     wide_weights: bool = True  # routing weights stay fp32 until tokens are added up
     activation: str = "silu"
+    shared_gate: bool = False  # a token weighs the shared expert by a number of its own
+    bias: bool = False  # of the router and of every expert
+
+
+@dataclass(frozen=True)
+class LayerGroup:
+    """Layers of a decoder that are alike where others are not."""
+
+    layers: int
+    mixer: str = "attention"  # or "mamba2", "delta", "lightning", "attention and mamba2" side by side, "none"
+    feed_forward: str = "same"  # as the model's; "dense" in a mixture, or "none"
+    window: int = 0  # keys that a token sees; 0: all
+    chunk: int = 0  # attention stays inside pieces of so many tokens
+    rotary: bool = True
 
 
 @dataclass(frozen=True)
@@ -51,13 +70,25 @@ class DecoderDims:
     vocab: int
     head_dim: int = 0  # 0: hidden / heads
     activation: str = "silu"
-    norm: str = "rms"  # "rms", "gemma" (1 + weight, in fp32) or "layer"
+    norm: str = "rms"  # "rms", "gemma" (1 + weight, in fp32), "layer", "layer without bias" or "cohere" (in fp32)
+    norm_place: str = "before"  # attention and feed-forward; "after" (OLMo 2) or "around" (Gemma 2)
     qkv_bias: bool = False
-    out_bias: bool = False
-    qk_norm: bool = False
-    fused_projections: bool = False  # q, k, v as one product, gate and up as one (Phi-3)
+    out_bias: bool = False  # of the product after attention
+    mlp_bias: bool = False
+    qk_norm: bool = False  # of each head
+    qk_norm_wide: bool = False  # of all heads together (OLMo 2)
+    fused_qkv: bool = False  # queries, keys and values as one product (Phi-3)
+    fused_gate: bool = False  # gate and up as one product
     gated: bool = True  # act(gate) * up; False: act(up)
     parallel: bool = False  # attention and feed-forward share their input (Phi-2)
+    parallel_norms: int = 1  # 2: each has a norm of its own (GPT-NeoX)
+    attention_gate: bool = False  # queries bring a gate for the result (Qwen3-Next)
+    sink: bool = False  # a learned score of each head that no key owns (gpt-oss)
+    alibi: bool = False  # scores get a slope over the distance, so Hugging Face runs attention operator by operator
+    softcap: float = 0.0  # of attention scores
+    multipliers: tuple[str, ...] = ()  # what is scaled by a number: "embedding", "residual", "logits" or "cap"
+    embedding_norm: bool = False
+    rotary_tables: int = 1  # 2: layers with a window have a table of their own (Gemma 3)
     rotary_share: float = 1.0  # part of a head that is rotated
     head_bias: bool = False
     tied: bool = False
@@ -69,6 +100,38 @@ class DecoderDims:
     expert_intermediate: int = 0
     router_wide: bool = True  # routing weights stay fp32 until tokens are added up
     router_renormalise: bool = True
+    router: str = "softmax"
+    router_groups: int = 1
+    router_groups_chosen: int = 1
+    expert_bias: bool = False
+    shared_intermediate: int = 0  # width of the expert every token visits
+    shared_gate: bool = False
+    groups: tuple[LayerGroup, ...] = ()  # none: all layers are alike
+    state: StateDims | None = None  # of layers that scan instead of attending
+
+    def __post_init__(self) -> None:
+        if self.groups and sum(group.layers for group in self.groups) != self.layers:
+            found = " + ".join(str(group.layers) for group in self.groups)
+            raise bad_value("groups", f"as many layers as the model's {self.layers}", found)
+        scans = [group.mixer for group in self.layer_groups if group.mixer not in ("attention", "none")]
+        if scans and self.state is None:
+            raise bad_value("state", f"the dimensions of {scans[0]}", "none")
+
+    @property
+    def layer_groups(self) -> tuple[LayerGroup, ...]:
+        """Groups of equal layers, in the order in which they first appear."""
+        return self.groups or (LayerGroup(self.layers, window=self.window),)
+
+    def narrow_to(self, group: LayerGroup) -> DecoderDims:
+        """Return the dimensions of one group of layers."""
+        return replace(
+            self,
+            layers=group.layers,
+            groups=(group,),
+            window=group.window,
+            rotary_share=self.rotary_share if group.rotary else 0.0,
+            experts=0 if group.feed_forward == "dense" else self.experts,
+        )
 
     @property
     def dim(self) -> int:
@@ -88,56 +151,121 @@ class DecoderDims:
             self.experts,
             self.experts_chosen,
             self.expert_intermediate,
+            self.shared_intermediate,
+            self.router,
+            self.router_groups,
+            self.router_groups_chosen,
             renormalise=self.router_renormalise,
             wide_weights=self.router_wide,
             activation=self.activation,
+            shared_gate=self.shared_gate,
+            bias=self.expert_bias,
         )
 
 
 def trace_decoder(dims: DecoderDims, run: PassSettings, stages: int = 1) -> Program:
     """Trace one pass over ``run.length`` new tokens a sequence."""
-    if dims.window and run.past:  # the cache drops what the window has passed
-        run = replace(run, past=min(run.past, dims.window - 1))
     program = run.new_program()
-    hidden, *tables = program.section("embedding", lambda tape: _embed(dims, run, tape))
-    layer = _engine_layer if run.engine else _layer
-    (hidden,) = program.section(
-        "layers", lambda tape, *given: layer(dims, run, *given), hidden, *tables, repeat=-(-dims.layers // stages)
-    )
+    windows = sorted({group.window or group.chunk for group in dims.layer_groups})
+    hidden, cos, sin, *masks = program.section("embedding", lambda tape: _embed(dims, run, windows, tape))
+    shown = [window for window in windows if layers.needs_mask(_keep_window(run, window), window)]
+    for group in dims.layer_groups:
+        here, window = dims.narrow_to(group), group.window or group.chunk
+        mask = [masks[shown.index(window)]] if window in shown and "attention" in group.mixer else []
+        body = _layer_body(here, group, _keep_window(run, window))
+        repeat = -(-group.layers // stages)
+        (hidden,) = program.section(_name_group(dims, group), body, hidden, cos, sin, *mask, repeat=repeat)
     program.section("head", lambda tape, x: _head(dims, run, x), hidden)
     return program
 
 
-def _embed(dims: DecoderDims, run: PassSettings, tape: Tape) -> list[Tensor]:
-    """Return token rows, rotary tables, and the mask where attention needs one."""
+def _keep_window(run: PassSettings, window: int) -> PassSettings:
+    """Return the settings of layers whose cache drops what the window has passed."""
+    return replace(run, past=min(run.past, window - 1)) if window and run.past else run
+
+
+def _name_group(dims: DecoderDims, group: LayerGroup) -> str:
+    if len(dims.layer_groups) == 1:
+        return "layers"
+    reach = f"window {group.window}" if group.window else f"chunks of {group.chunk}" if group.chunk else ""
+    dense = f"{group.feed_forward} feed-forward" if group.feed_forward != "same" else ""
+    plain = "without rotary" if "attention" in group.mixer and not group.rotary and dims.rotary_share else ""
+    return ", ".join(word for word in (f"{group.mixer} layers", reach, plain, dense) if word)
+
+
+def _embed(dims: DecoderDims, run: PassSettings, windows: list[int], tape: Tape) -> list[Tensor]:
+    """Return token rows, rotary tables, and the masks that layers need."""
     x = layers.embed_tokens(run, tape, dims.vocab, dims.hidden)
     if dims.norm == "gemma":
         x = x * tape.empty((), x.dtype)  # Gemma's embedding scale, which lies in device memory
+    if "embedding" in dims.multipliers:
+        x = x * 1.0
+    if dims.embedding_norm:
+        x = _norm(dims, run, x)
     layers.build_positions(tape, run)
-    mask = layers.build_mask(tape, run, dims.window)
-    return [x, *layers.rotary_tables(tape, run, dims.rotated), *mask]
+    masks = [mask for window in windows for mask in layers.build_mask(tape, _keep_window(run, window), window)]
+    tables = [layers.rotary_tables(tape, run, dims.rotated) for _ in range(dims.rotary_tables)]
+    return [x, *tables[-1], *masks]
 
 
-def _layer(
-    dims: DecoderDims, run: PassSettings, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None
-) -> Tensor:
-    """Compute x + attention(norm(x)), then x + feed_forward(norm(x)); side by side in the parallel form."""
-    if dims.parallel:
-        normed = _norm(dims, run, x)
-        with x.tape.scope("attention"):
-            attended = _self_attention(dims, run, normed, cos, sin, mask)
-        with x.tape.scope("mlp"):
-            return attended + _feed_forward(dims, run, normed) + x
-    with x.tape.scope("attention"):
-        x = x + _self_attention(dims, run, _norm(dims, run, x), cos, sin, mask)
-    with x.tape.scope("mlp"):
-        return x + _feed_forward(dims, run, _norm(dims, run, x))
+def _layer_body(dims: DecoderDims, group: LayerGroup, run: PassSettings) -> Callable[..., Tensor]:
+    """Return the function of one layer of a group."""
+    attend = _engine_attention if run.engine else _self_attention
+
+    def mix(x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None) -> Tensor:
+        out = attend(dims, run, x, cos, sin, mask) if "attention" in group.mixer else None
+        if group.mixer == "attention":
+            assert out is not None
+            return out
+        assert dims.state is not None
+        scanned = scan_sequence(dims.state, group.mixer.split()[-1], run, x)
+        return scanned if out is None else out + scanned
+
+    def layer(tape: Tape, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None) -> Tensor:
+        if dims.parallel:
+            normed = _enter(dims, run, x)
+            with tape.scope("attention"):
+                attended = mix(normed, cos, sin, mask)
+            with tape.scope("mlp"):
+                own = normed if dims.parallel_norms == 1 else _norm(dims, run, x)
+                out = _feed_forward(dims, run, own)
+                return out if run.engine else attended + out + x  # an engine's next norm adds all three
+        if group.mixer != "none":
+            with tape.scope("attention"):
+                x = _leave(dims, run, x, mix(_enter(dims, run, x), cos, sin, mask))
+        if group.feed_forward != "none":
+            with tape.scope("mlp"):
+                x = _leave(dims, run, x, _feed_forward(dims, run, _enter(dims, run, x, not dims.experts)))
+        return x
+
+    return layer
+
+
+def _enter(dims: DecoderDims, run: PassSettings, x: Tensor, to_products: bool = True) -> Tensor:
+    """Return the input of attention or feed-forward; an engine adds the residual inside the norm's kernel."""
+    if dims.norm_place == "after":
+        return x
+    if not run.engine:
+        return _norm(dims, run, x)
+    kind = RmsNorm if dims.norm in ("rms", "gemma") else LayerNorm
+    return layers.add_norm(run, x, kind, to_products=to_products, bias=dims.norm == "layer")
+
+
+def _leave(dims: DecoderDims, run: PassSettings, x: Tensor, out: Tensor) -> Tensor:
+    """Add the result of attention or feed-forward to the residual."""
+    if dims.norm_place != "before":
+        out = _norm(dims, run, out)
+    if "residual" in dims.multipliers:
+        out = out * 1.0
+    return out if run.engine and dims.norm_place != "after" else x + out
 
 
 def _norm(dims: DecoderDims, run: PassSettings, x: Tensor) -> Tensor:
-    if dims.norm == "layer":
-        return layers.layer_norm(run, x)
-    return layers.rms_norm(run, x, gemma=dims.norm == "gemma")
+    if dims.norm in ("rms", "gemma"):
+        return layers.rms_norm(run, x, gemma=dims.norm == "gemma")
+    if dims.norm == "cohere" and not run.engine:
+        return layers.wide_layer_norm(run, x)
+    return layers.layer_norm(run, x, bias=dims.norm == "layer")
 
 
 def _self_attention(
@@ -145,39 +273,53 @@ def _self_attention(
 ) -> Tensor:
     """Project to queries, keys and values; rotate; cache; attend; project back."""
     x = functional.enter_parallel(x, run.tp)
-    q, k, v = _query_key_value(dims, run, x)
+    q, k, v, *gate = _query_key_value(dims, run, x)
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
     q, k = _rotate(dims, q, cos, sin), _rotate(dims, k, cos, sin)
     k, v = layers.append_cache(run, k), layers.append_cache(run, v)
-    out = layers.attend(run, q, k, v, causal=True, mask=mask, wide_softmax=True, p=dims.dropout)
+    run = replace(run, attention=AttentionMode.EAGER) if dims.alibi or dims.sink else run
+    if dims.sink:
+        x.tape.parameter(q.shape[1], dtype=run.dtype)
+    out = layers.attend(
+        run, q, k, v, causal=True, mask=mask, wide_softmax=not dims.sink, p=dims.dropout, softcap=dims.softcap > 0,
+        sink=dims.sink,
+    )  # fmt: skip
+    if gate:
+        out = out * functional.activation("sigmoid", gate[0])
     return functional.leave_parallel(layers.project(run, out, dims.hidden, dims.out_bias), run.tp)
 
 
 def _query_key_value(dims: DecoderDims, run: PassSettings, x: Tensor) -> list[Tensor]:
-    """Return three views of ``[batch, heads, length, dim]``."""
+    """Return three views of ``[batch, heads, length, dim]``, and a gated model's ``[batch, length, width]``."""
     heads, kv_heads = dims.heads // run.tp, max(dims.kv_heads // run.tp, 1)
     widths = [count * dims.dim for count in (heads, kv_heads, kv_heads)]
-    if dims.fused_projections:
+    if dims.fused_qkv:
         fused = layers.project(run, x, sum(widths), dims.qkv_bias)
         starts = (0, widths[0], widths[0] + widths[1])
         parts = [fused.slice(-1, start, start + width) for start, width in zip(starts, widths, strict=True)]
         return [layers.split_heads(part, dims.dim) for part in parts]
-    found = []
-    for width, normed in zip(widths, (dims.qk_norm, dims.qk_norm, False), strict=True):
-        flat = layers.project(run, x, width, dims.qkv_bias)
-        if normed:
-            flat = flat.view(*flat.shape[:2], -1, dims.dim)
-            found.append(layers.rms_norm(run, flat).transpose(1, 2))
+    found, gate = [], []
+    for width, query, keyed in zip(widths, (True, False, False), (True, True, False), strict=True):
+        if query and dims.attention_gate:
+            both = layers.project(run, x, 2 * width, dims.qkv_bias)
+            flat, extra = both.view(*both.shape[:2], -1, 2 * dims.dim).split(dims.dim, dims.dim)
+            gate.append(extra.reshape(*both.shape[:2], width))
         else:
-            found.append(layers.split_heads(flat, dims.dim))
-    return found
+            flat = layers.project(run, x, width, dims.qkv_bias)
+        if dims.qk_norm_wide and keyed:
+            flat = layers.rms_norm(run, flat)
+        flat = flat.view(*flat.shape[:2], -1, dims.dim)
+        if dims.qk_norm and keyed:
+            flat = layers.rms_norm(run, flat, gemma=dims.norm == "gemma")
+        found.append(flat.transpose(1, 2))
+    return found + gate
 
 
 def _rotate(dims: DecoderDims, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate all of each head, its first part and concatenate the rest (Phi), or nothing (MPT)."""
     if not dims.rotated:
         return x
-    if dims.rotated == dims.dim and not dims.fused_projections:
+    if dims.rotated == dims.dim and not (dims.fused_qkv and dims.fused_gate):
         return layers.rotate(x, cos, sin)
     turned = layers.rotate(x.slice(-1, 0, dims.rotated), cos, sin)
     return cat([turned, x.slice(-1, dims.rotated, dims.dim)], -1)
@@ -188,40 +330,47 @@ def _feed_forward(dims: DecoderDims, run: PassSettings, x: Tensor) -> Tensor:
         return mix_experts(dims.expert_dims, run, x)
     if dims.gated:
         return layers.gated_feed_forward(
-            run, x, dims.intermediate, dims.activation, merged=dims.fused_projections, bias=dims.out_bias
+            run, x, dims.intermediate, dims.activation, merged=dims.fused_gate, bias=dims.mlp_bias
         )
-    return layers.feed_forward(run, x, dims.intermediate, dims.activation, bias=dims.out_bias)
+    if not run.engine:
+        return layers.feed_forward(run, x, dims.intermediate, dims.activation, bias=dims.mlp_bias)
+    function = dims.activation if dims.activation in ("relu", "relu2") else "gelu_tanh"
+    inner = layers.activate(function, layers.project(run, x, dims.intermediate // run.tp, dims.mlp_bias))
+    return functional.leave_parallel(layers.project(run, inner, dims.hidden, dims.mlp_bias), run.tp)
 
 
 def _head(dims: DecoderDims, run: PassSettings, x: Tensor) -> Tensor:
     """Apply the final norm and, where asked, compute the logits."""
-    return layers.language_head(run, _norm(dims, run, x), dims.vocab, tied=dims.tied, bias=dims.head_bias)
+    x = _norm(dims, run, x)
+    scales = [name for name in dims.multipliers if name in ("logits", "cap")]
+    return layers.language_head(run, x, dims.vocab, tied=dims.tied, bias=dims.head_bias, scales=scales)
 
 
-def _engine_layer(dims: DecoderDims, run: PassSettings, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Run a layer as an inference engine does: merged products, and one kernel for each of the rest.
+def _engine_attention(
+    dims: DecoderDims, run: PassSettings, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None
+) -> Tensor:
+    """Attend as an inference engine does: one product, and one kernel for each of the rest.
 
-    The residual is added inside the norm; the rotary embedding turns queries and keys in place in one kernel; new
-    keys and values are written into a paged cache that attention reads where it lies.
+    The rotary embedding turns queries and keys in place in one kernel; new keys and values are written into a paged
+    cache that attention reads where it lies.
     """
-    kind = LayerNorm if dims.norm == "layer" else RmsNorm
-    with x.tape.scope("attention"):
-        normed = layers.add_norm(run, x, kind)
-        heads, kv_heads = dims.heads // run.tp, max(dims.kv_heads // run.tp, 1)
-        fused = layers.project(run, normed, (heads + 2 * kv_heads) * dims.dim, dims.qkv_bias)
-        q, k, v = layers.split_projection(fused, (heads, kv_heads, kv_heads), dims.dim)
-        if dims.qk_norm:
-            for part in (q, k):
-                layers.rms_norm(run, part)
+    (group,) = dims.layer_groups
+    heads, kv_heads = dims.heads // run.tp, max(dims.kv_heads // run.tp, 1)
+    counts = (*((heads,) * (1 + dims.attention_gate)), kv_heads, kv_heads)
+    fused = layers.project(run, x, sum(counts) * dims.dim, dims.qkv_bias)
+    q, *gate, k, v = layers.split_projection(fused, counts, dims.dim)
+    for part in (q, k) if dims.qk_norm else ():
+        layers.rms_norm(run, part)
+    for part in (q, k) if dims.qk_norm_wide else ():
+        layers.rms_norm(run, part.reshape(*part.shape[:2], -1))
+    if dims.rotated:
         layers.rotate_in_place(run, q, k, cos, dims.rotated)
-        out = layers.paged_attention(run, q, k, v, dims.window)
-        x = functional.leave_parallel(layers.project(run, out, dims.hidden, dims.out_bias), run.tp)
-    with x.tape.scope("mlp"):
-        normed = normed if dims.parallel else layers.add_norm(run, x, kind, to_products=not dims.experts)
-        if dims.experts or dims.gated:
-            return _feed_forward(dims, run, normed)
-        inner = pointwise("gelu_tanh", layers.project(run, normed, dims.intermediate // run.tp, dims.out_bias))
-        return functional.leave_parallel(layers.project(run, inner, dims.hidden, dims.out_bias), run.tp)
+    if dims.sink:
+        x.tape.parameter(heads, dtype=run.dtype)
+    out = layers.paged_attention(run, q, k, v, dims.window, chunk=group.chunk, softcap=dims.softcap, sink=dims.sink)
+    if gate:
+        out = pointwise("mul", out, pointwise("sigmoid", gate[0].reshape(*out.shape)))
+    return functional.leave_parallel(layers.project(run, out, dims.hidden, dims.out_bias), run.tp)
 
 
 def mix_experts(dims: ExpertDims, run: PassSettings, x: Tensor) -> Tensor:
@@ -231,12 +380,15 @@ def mix_experts(dims: ExpertDims, run: PassSettings, x: Tensor) -> Tensor:
     with x.tape.scope("router"):
         weights = _route(dims, run, flat)
     with x.tape.scope("experts"):
+        if dims.bias:  # added inside the products
+            width = 2 * (dims.intermediate // run.expert_width_share) + dims.hidden
+            x.tape.parameter(dims.experts // run.ep, width, dtype=run.dtype)
         if run.expert_replicas > 1:
             return _send_to_experts(dims, run, flat).view(batch, length, hidden)
         out = _visit_experts(dims, run, flat, weights)
     if dims.shared:
         with x.tape.scope("shared"):
-            out = out + _shared_expert(dims, run, flat, dims.shared // run.tp)
+            out = out + _weigh_shared(dims, run, flat, _shared_expert(dims, run, flat, dims.shared // run.tp))
     return functional.leave_parallel(out.view(batch, length, hidden), run.tp)
 
 
@@ -246,6 +398,13 @@ def _shared_expert(dims: ExpertDims, run: PassSettings, x: Tensor, width: int) -
         return layers.project(run, gate, dims.hidden)
     gate = functional.activation(dims.activation, layers.project(run, x, width))
     return layers.project(run, gate * layers.project(run, x, width), dims.hidden)
+
+
+def _weigh_shared(dims: ExpertDims, run: PassSettings, x: Tensor, out: Tensor) -> Tensor:
+    """Multiply the shared expert's result by each token's gate, where the model has one (Qwen)."""
+    if not dims.shared_gate:
+        return out
+    return functional.activation("sigmoid", layers.project(run, x, 1, wide=True)) * out
 
 
 def _send_to_experts(dims: ExpertDims, run: PassSettings, x: Tensor) -> Tensor:
@@ -285,7 +444,7 @@ def _route(dims: ExpertDims, run: PassSettings, x: Tensor) -> Tensor:
     """Turn scores of all experts into weights of the chosen ones, ``[tokens, chosen]``."""
     if dims.router == "grouped" and not run.engine:
         return _route_grouped(dims, run, x)
-    scores = layers.project(run, x, dims.experts, wide=True)
+    scores = layers.project(run, x, dims.experts, dims.bias, wide=True)
     if run.engine:
         if dims.router == "grouped":  # the bias that balances experts, added inside the routing kernel
             x.tape.parameter(dims.experts, dtype=Dtype.FP32)
@@ -296,6 +455,8 @@ def _route(dims: ExpertDims, run: PassSettings, x: Tensor) -> Tensor:
             x.tape.emit(op, (scores,), (weights,))
             return weights
         return _select_top(functional.softmax(scores), dims.chosen, scores.dtype)
+    if dims.router == "late":
+        return functional.softmax(_select_top(scores, dims.chosen, scores.dtype))
     weights = _select_top(functional.softmax(scores, wide=True), dims.chosen, Dtype.FP32)
     if dims.renormalise:
         weights = functional.divide(weights, functional.sum_last(weights))
@@ -483,7 +644,7 @@ class LatentDims:
     dense_layers: int  # the first ones, with a plain feed-forward layer
     hidden: int
     heads: int
-    q_rank: int
+    q_rank: int  # 0: queries come from one product
     kv_rank: int
     plain_dim: int  # of each head, not rotated
     rotary_dim: int  # of each head, rotated; keys share one
@@ -498,6 +659,8 @@ class LatentDims:
     groups_chosen: int = 1
     activation: str = "silu"
     max_positions: int = 0
+    router: str = "grouped"  # or "softmax" (DeepSeek-V2)
+    router_renormalise: bool = True
 
     @property
     def dim(self) -> int:
@@ -514,7 +677,7 @@ class LatentDims:
         """Dimensions of the mixture layer."""
         return ExpertDims(
             self.hidden, self.experts, self.experts_chosen, self.expert_intermediate, self.shared_intermediate,
-            "grouped", self.groups, self.groups_chosen, activation=self.activation,
+            self.router, self.groups, self.groups_chosen, self.router_renormalise, activation=self.activation,
         )  # fmt: skip
 
 
@@ -545,7 +708,7 @@ def _embed_latent(dims: LatentDims, run: PassSettings, tape: Tape) -> list[Tenso
 
 def _latent_layer(dims: LatentDims, run: PassSettings, dense: bool) -> Callable[..., Tensor]:
     """Return a layer, x + attention(norm(x)), then x + experts(norm(x)); ``dense`` layers have no experts."""
-    attend = _engine_attention if run.engine else _latent_self_attention
+    attend = _engine_latent_attention if run.engine else _latent_self_attention
 
     def layer(tape: Tape, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None) -> Tensor:
         if run.served:
@@ -573,7 +736,7 @@ def _latent_self_attention(
     """Attend with queries and keys from low-rank products; the cached short vectors are expanded at each use."""
     x = functional.enter_parallel(x, run.tp)
     heads = dims.heads // run.tp
-    low = layers.rms_norm(run, layers.project(run, x, dims.q_rank))
+    low = layers.rms_norm(run, layers.project(run, x, dims.q_rank)) if dims.q_rank else x
     q = layers.split_heads(layers.project(run, low, heads * dims.dim), dims.dim)
     q_plain, q_turn = q.split(dims.plain_dim, dims.rotary_dim)
     latent, k_turn = layers.project(run, x, dims.cached_dim).split(dims.kv_rank, dims.rotary_dim)
@@ -619,7 +782,7 @@ def _expand_latent(
     return k, v
 
 
-def _engine_attention(
+def _engine_latent_attention(
     dims: LatentDims, run: PassSettings, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None
 ) -> Tensor:
     """Run latent attention as an inference engine does.
@@ -630,7 +793,7 @@ def _engine_attention(
     heads = dims.heads // run.tp
     low = layers.project(run, x, dims.q_rank + dims.cached_dim)
     q_low, latent, k_turn = low.split(dims.q_rank, dims.kv_rank, dims.rotary_dim)
-    q = layers.project(run, layers.rms_norm(run, q_low), heads * dims.dim)
+    q = layers.project(run, layers.rms_norm(run, q_low) if dims.q_rank else x, heads * dims.dim)
     latent = layers.rms_norm(run, latent)
     layers.rotate_in_place(run, q.slice(-1, 0, heads * dims.rotary_dim), k_turn, cos, dims.rotary_dim)
     layers.write_paged_cache(run, (latent, k_turn), dims.cached_dim)

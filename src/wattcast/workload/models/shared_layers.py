@@ -116,10 +116,21 @@ def _adapter(run: PassSettings, x: Tensor, features: int) -> Tensor:
     return functional.linear(functional.linear(x, down), up) * 2.0
 
 
-def layer_norm(run: PassSettings, x: Tensor) -> Tensor:
-    """Apply a layer norm with weight and bias."""
-    weight, bias = (x.tape.parameter(x.shape[-1], dtype=run.dtype) for _ in range(2))
-    return functional.layer_norm(x, weight, bias)
+def layer_norm(run: PassSettings, x: Tensor, *, bias: bool = True) -> Tensor:
+    """Apply a layer norm with weight and mostly bias."""
+    weight = x.tape.parameter(x.shape[-1], dtype=run.dtype)
+    return functional.layer_norm(x, weight, x.tape.parameter(x.shape[-1], dtype=run.dtype) if bias else None)
+
+
+def wide_layer_norm(run: PassSettings, x: Tensor) -> Tensor:
+    """Apply a layer norm without bias operator by operator in fp32, as Hugging Face runs Cohere's."""
+    weight = x.tape.parameter(x.shape[-1], dtype=run.dtype)
+    with x.tape.scope("norm"):
+        wide = x.to(Dtype.FP32)
+        mean = functional.mean_last(wide)
+        centred = wide + -mean
+        variance = functional.mean_last(functional.power(wide + -mean, 2))
+        return (weight.to(Dtype.FP32) * (centred * functional.rsqrt(variance + 1e-5))).to(x.dtype)
 
 
 def rms_norm(run: PassSettings, x: Tensor, *, gemma: bool = False) -> Tensor:
@@ -149,6 +160,8 @@ def activate(function: str, x: Tensor) -> Tensor:
         half = x * 0.5
         inner = (x + functional.power(x, 3) * 0.044715) * 0.7979
         return half * (functional.activation("tanh", inner) + 1.0)
+    if function == "relu2":
+        return functional.power(functional.activation("relu", x), 2)
     if function == "quick_gelu":
         return x * functional.activation("sigmoid", x * 1.702)
     return functional.activation(function, x)
@@ -171,13 +184,13 @@ def gated_feed_forward(
     hidden, width = x.shape[-1], width // run.tp
     x = functional.enter_parallel(x, run.tp)
     if run.engine:
-        inner = gate_in_one_kernel(run, project(run, x, 2 * width), function)
+        inner = gate_in_one_kernel(run, project(run, x, 2 * width, bias), function)
     elif merged:
-        gate, up = project(run, x, 2 * width).split(width, width)
+        gate, up = project(run, x, 2 * width, bias).split(width, width)
         inner = up * functional.activation(function, gate)
     else:
-        gate = functional.activation(function, project(run, x, width))
-        inner = gate * project(run, x, width)
+        gate = functional.activation(function, project(run, x, width, bias))
+        inner = gate * project(run, x, width, bias)
     return functional.leave_parallel(project(run, inner, hidden, bias), run.tp)
 
 
@@ -249,7 +262,7 @@ def split_heads(x: Tensor, head_dim: int) -> Tensor:
 
 def attend(
     run: PassSettings, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, mask: Tensor | None = None,
-    wide_softmax: bool = False, p: float = 0.0,
+    wide_softmax: bool = False, p: float = 0.0, softcap: bool = False, sink: bool = False,
 ) -> Tensor:  # fmt: skip
     """Attend, ``[batch, heads, length, dim]`` -> ``[batch, length, heads·dim]``, fused or operator by operator."""
     with q.tape.scope("attention"):
@@ -263,8 +276,16 @@ def attend(
                 out = functional.attention(q, k, v, causal=False, masked=True)
             else:
                 scores = functional.matmul(q, k.transpose(2, 3)) * 0.125
+                if softcap:
+                    scores = functional.activation("tanh", scores * 1.0) * 1.0
                 scores = scores if mask is None else scores + mask
+                if sink:  # one more score a row, taken off its maximum, and dropped after the softmax
+                    more = q.tape.empty((*scores.shape[:-1], 1), q.dtype)
+                    scores = cat([scores, more], -1)
+                    scores = scores + -reduce("max", scores, (*scores.shape[:-1], 1))
                 weights = functional.softmax(scores, wide=wide_softmax).to(q.dtype)
+                if sink:
+                    weights = weights.slice(-1, 0, weights.shape[-1] - 1)
                 out = functional.matmul(functional.dropout(weights, p), v)
         merged = out.transpose(1, 2).contiguous()
         return merged.view(*merged.shape[:2], -1)
@@ -305,14 +326,23 @@ def prenorm_layer(
 # Heads and losses.
 
 
-def language_head(run: PassSettings, x: Tensor, vocab: int, *, tied: bool, bias: bool = False) -> Tensor:
-    """Compute the logits of the tokens asked for, and in training the loss; nothing where no head is asked for."""
+def language_head(
+    run: PassSettings, x: Tensor, vocab: int, *, tied: bool, bias: bool = False, scales: Sequence[str] = ()
+) -> Tensor:
+    """Compute the logits of the tokens asked for, and in training the loss; nothing where no head is asked for.
+
+    ``scales``: logits are multiplied ("logits") or bent into a range ("cap": divide, tanh, multiply).
+    """
     if run.head is OutputHead.NONE:
         return x
     with x.tape.scope("logits"):
         if run.head is OutputHead.LAST and x.shape[1] > 1:
             x = x.slice(1, x.shape[1] - 1, x.shape[1])
         logits = project_to_vocabulary(run, x, vocab, tied=tied, bias=bias)
+        if "cap" in scales:
+            logits = functional.activation("tanh", logits * 1.0) * 1.0
+        if "logits" in scales:
+            logits = logits * 1.0
         if run.served and run.head is OutputHead.LAST:
             rows = logits.numel // logits.shape[-1]
             x.tape.emit(Sampling(rows, logits.shape[-1], "greedy", dtype=run.dtype), (logits,), (logits,))
@@ -394,7 +424,12 @@ def _compiled_rows(x: Tensor, function: str, dim: int, quantized: bool = False) 
 
 
 def add_norm(
-    run: PassSettings, x: Tensor, kind: type[LayerNorm] | type[RmsNorm], *, to_products: bool = True
+    run: PassSettings,
+    x: Tensor,
+    kind: type[LayerNorm] | type[RmsNorm],
+    *,
+    to_products: bool = True,
+    bias: bool = True,
 ) -> Tensor:
     """Add the residual and norm in one kernel: two tensors read, two written.
 
@@ -402,7 +437,7 @@ def add_norm(
     """
     tape, dim = x.tape, x.shape[-1]
     byte = x.numel * x.dtype.byte
-    weights = [tape.parameter(dim, dtype=run.dtype) for _ in range(2 if kind is LayerNorm else 1)]
+    weights = [tape.parameter(dim, dtype=run.dtype) for _ in range(1 + (bias and kind is LayerNorm))]
     if run.served and kind is RmsNorm:
         return _compiled_rows(x, "add_rms_norm", dim, to_products and _quantizes_inside(run))
     out = tape.empty(x.shape, x.dtype)
@@ -442,8 +477,11 @@ def write_paged_cache(run: PassSettings, parts: Sequence[Tensor], elements: int)
         tape.cache_byte += run.batch * -(-run.context // run.cp) * elements * run.cache_dtype.byte
 
 
-def paged_attention(run: PassSettings, q: Tensor, k: Tensor, v: Tensor, window: int = 0) -> Tensor:
-    """Write new keys and values into the cache, then attend over the part of it inside the window."""
+def paged_attention(
+    run: PassSettings, q: Tensor, k: Tensor, v: Tensor, window: int = 0, *, chunk: int = 0, softcap: float = 0.0,
+    sink: bool = False,
+) -> Tensor:  # fmt: skip
+    """Write new keys and values into the cache, then attend over the part of it inside the window or chunk."""
     tape = q.tape
     batch, length, heads, dim = q.shape
     write_paged_cache(run, (k, v), k.shape[2] * k.shape[3] + v.shape[2] * v.shape[3])
@@ -461,10 +499,16 @@ def paged_attention(run: PassSettings, q: Tensor, k: Tensor, v: Tensor, window: 
             tape.emit(Quantize(batch * length, heads * dim, "static", dtype=q.dtype), (q,), (q,))
         last = seen + (0 if causal else (length - 1) // 2)  # keys of the last token
         splits = GRAPH_SPLITS if batch * length <= GRAPH_TOKENS else 0
+        groups = ((batch, length, last),)
+        if chunk and length > chunk and not run.past:  # each chunk is a sequence of its own
+            whole, rest = divmod(length, chunk)
+            groups = ((batch * whole, chunk, chunk), *(((batch, rest, rest),) if rest else ()))
         op: Operator = PagedAttention(
-            *(heads, k.shape[2], dim, ((batch, length, last),), run.cache_dtype, window),
+            *(heads, k.shape[2], dim, groups, run.cache_dtype, window),
             splits=splits,
             bound=last,
+            softcap=softcap,
+            sink=sink,
             dtype=q.dtype,
         )
     else:

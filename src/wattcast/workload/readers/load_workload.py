@@ -123,7 +123,11 @@ def _read_content(workload: Workload) -> tuple[Path, bytes]:
         return Path("workload"), msgspec.json.encode(dict(workload))
     assert isinstance(workload, (str, Path))
     path = Path(workload)
-    return path, b"" if path.name.lower().endswith((".onnx", ".gz")) else read_bytes(path)
+    data = b"" if path.name.lower().endswith((".onnx", ".gz")) else read_bytes(path)
+    return path, _INFINITE.sub(b"1e300", data) if b"Infinity" in data else data
+
+
+_INFINITE = re.compile(rb"(?<=[\[,:\s])Infinity(?=[\],}\s])")  # which Python writes into JSON, as in Mamba's limits
 
 
 class _Keys(msgspec.Struct):
