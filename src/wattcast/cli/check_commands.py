@@ -17,6 +17,7 @@ import typer
 
 from wattcast import __version__
 from wattcast.cli.shared_options import Environment, Figures, Format, Json, Plot, save_plot
+from wattcast.core.errors import bad_value
 from wattcast.core.strict_files import reference_folder
 
 
@@ -44,6 +45,8 @@ def validate(
     from wattcast.validate import build_ledger, format_ledger, ledger_to_markdown
 
     env = ctx.obj if isinstance(ctx.obj, Environment) else Environment()
+    if quantity not in ("latency", "power", "clock"):
+        raise bad_value("--quantity", "latency, power or clock", quantity)
     rows = build_ledger(refit, env.say, long=ablations, again=again, variables=env.variables)
     if write:
         write_whole(Path(write), ledger_to_markdown(rows).encode())

@@ -124,6 +124,8 @@ def _read_plain(path: Path, name: str) -> list[Plain]:
             raise BadInput(f"{name}: no {MODELS_FILE} and no journal with whole models; {_HOW_TO_MEASURE}.")
         return rows
     if path.suffix == ".csv":
+        if not path.is_file():
+            raise bad_value(name, "a file that is there", "none", f"Otherwise {_HOW_TO_MEASURE}.")
         with path.open(newline="", encoding="utf-8") as stream:
             return [_typed(row, f"{path.name}: line {i}") for i, row in enumerate(csv.DictReader(stream), start=2)]
     if path.is_file():
