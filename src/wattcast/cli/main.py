@@ -83,7 +83,13 @@ class _LazyGroup(TyperGroup):
             raise typer.TyperException(
                 str(unknown_name(f"command of {ctx.command_path}", args[0], self.table, known))
             )
-        return super().resolve_command(ctx, args)
+        name, command, rest = super().resolve_command(ctx, args)
+        for option in command.params if "--help" in rest and command is not None else ():
+            if hasattr(
+                option.type, "_describe_range"
+            ):  # help has room for words, not for "<float range> [0.0<=x<=1.0]"
+                option.metavar, option.type._describe_range = "<number>", str
+        return name, command, rest
 
 
 class _LabGroup(_LazyGroup):

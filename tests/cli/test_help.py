@@ -1,0 +1,35 @@
+"""The first screen: at most sixteen commands, and help that fits a page."""
+
+from __future__ import annotations
+
+import pytest
+
+from wattcast.cli.main import COMMANDS, walk_commands
+
+WORDS = sorted(words for words, _ in walk_commands())
+GROUPS = sorted({words.rpartition(" ")[0] for words in WORDS})
+
+
+@pytest.fixture(autouse=True)
+def page(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Typer asks the terminal for its width; rich reads COLUMNS."""
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("TERMINAL_WIDTH", "100")
+
+
+def test_there_are_at_most_sixteen_commands(call) -> None:
+    assert len(COMMANDS) <= 16
+    done = call("--help")
+    assert [name for name in COMMANDS if f" {name} " not in done.out] == []
+
+
+@pytest.mark.parametrize("words", [*GROUPS, *WORDS])
+def test_help_fits_a_page(call, words: str) -> None:
+    done = call(*words.split(), "--help")
+    assert done.code == 0, done.err
+    assert len(done.out.splitlines()) <= 60
+
+
+def test_ranges_are_still_told(call) -> None:
+    call("simulate", "--help")
+    assert "1<=x<=100" in call("simulate", "gpt2", "--gpu", "h200", "--rate", "1/s", "--seeds", "0").err
