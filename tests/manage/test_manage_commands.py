@@ -191,6 +191,17 @@ def test_simulate_a_catalogue_gpu_through_our_own_predictor(call: Any) -> None:
     assert policies["race_to_idle"]["energy_saving"] < policies["oracle"]["energy_saving"]
 
 
+def test_simulate_takes_the_options_of_a_workload(call: Any) -> None:
+    """A decode step of one sequence waits for memory at any clock; a large prompt follows the core clock."""
+    slowdowns = []
+    for options in (("--phase", "decode", "--batch", "1"), ("--batch", "8", "--seq", "1024")):
+        done = call("manage", "simulate", "gpt2", "--gpu", "h200", *options, "--objective", "energy", "--json")
+        assert done.code == 0, done.err
+        slowdowns.append(json.loads(done.out)["applications"][0]["policies"]["oracle"]["slowdown"])
+    assert slowdowns[0] < slowdowns[1]
+    assert call("manage", "simulate", "gpt2", "--gpu", "h200", "--phase", "sideways").code == ExitCode.BAD_INPUT
+
+
 @pytest.mark.parametrize("arguments", [("simulate", "llama3-8b"), ("simulate", "--gpu", "h200")])
 def test_simulate_says_what_is_missing(call: Any, arguments: tuple[str, ...]) -> None:
     done = call("manage", *arguments)

@@ -144,7 +144,19 @@ def examine_machine(variables: Mapping[str, str]) -> list[ToolCheck]:
     found = "found" if folder is not None else ""
     advice = "set WATTCAST_REFERENCE to its folder"
     checks.append(ToolCheck("reference data", folder is not None, found, "lab validate", advice))
+    checks.append(_card_settings())
     return checks
+
+
+def _card_settings() -> ToolCheck:
+    """Name cards that a dead process left changed; those that a daemon tends to are not left."""
+    from wattcast.manage.card_notes import NoteFolder, describe_leftover
+
+    notes = NoteFolder()
+    left = [describe_leftover(note) for note in notes.leftovers() if not notes.is_tended(note.uuid)]
+    found = "left changed" if left else "none left changed"
+    advice = "; ".join([*left, "run `wattcast manage restore` as root"])
+    return ToolCheck("GPU settings", not left, found, "manage", advice)
 
 
 def _libraries(name: str, wanted: Mapping[str, str], purpose: str, advice: str) -> ToolCheck:

@@ -36,6 +36,9 @@ def simulate(
         list[str] | None, typer.Argument(help="Workloads for a catalogue GPU; none for hd-7970.")
     ] = None,
     gpu: Annotated[str, typer.Option(help="hd-7970 (paper 004, simulated) or a catalogue GPU.")] = "hd-7970",
+    batch: Annotated[int | None, typer.Option(min=1, help="Sequences or images at once (catalogue GPUs).")] = None,
+    seq: Annotated[int | None, typer.Option(min=1, help="Prompt or context length (catalogue GPUs).")] = None,
+    phase: Annotated[str | None, typer.Option(help="prefill|decode|train|forward (catalogue GPUs).")] = None,
     objective: Goal = "ed2",
     slowdown: Slowdown = None,
     latency: Latency = None,
@@ -61,7 +64,9 @@ def simulate(
     env: Environment = ctx.obj
     drawn = FigureOptions(plot, figure, figures, format)
     goal = _objective(objective, slowdown, latency, cap)
-    plant, model = policy_comparison.choose_plant(gpu, workloads or [], sensitivity)
+    given = {"batch": batch, "seq": seq, "phase": phase}
+    options = {name: value for name, value in given.items() if value is not None}
+    plant, model = policy_comparison.choose_plant(gpu, workloads or [], sensitivity, options)
     setup = _setup(goal, _noise(noise), seed, model)
     sweep = policy_comparison.sweep_perturbed_cards(perturbed, setup, seed) if perturbed else None
     if export is not None:

@@ -254,9 +254,12 @@ def print_comparison(
 
 
 def choose_plant(
-    gpu: str, workloads: Sequence[str], sensitivity: Path | None
+    gpu: str, workloads: Sequence[str], sensitivity: Path | None, options: Mapping[str, object] | None = None
 ) -> tuple[PlantTables, SensitivityModel | None]:
-    """Return a simulated card and the sensitivity model its controller uses."""
+    """Return a simulated card and the sensitivity model its controller uses.
+
+    ``options`` say what the workloads of a catalogue GPU are, as ``predict`` takes them (batch, seq, phase).
+    """
     model = read_sensitivity_model(sensitivity) if sensitivity is not None else None
     if fold_name(gpu) == fold_name(HD7970):
         if workloads:
@@ -264,7 +267,7 @@ def choose_plant(
         return hd7970.load_tables(), model or load_shipped_model("hd7970_simulated")
     if not workloads:
         raise bad_value("workloads", f"one or more to run on {gpu}", "none", "Name a model or a workload file.")
-    return clock_forecast.build_predicted_plant({w: w for w in workloads}, api.find_gpu(gpu)), model
+    return clock_forecast.build_predicted_plant({w: w for w in workloads}, api.find_gpu(gpu), options), model
 
 
 def sweep_perturbed_cards(count: int, setup: PolicySetup, seed: int = 0) -> dict[str, Any]:
