@@ -76,6 +76,8 @@ def judge_confidence(p: Prediction) -> Confidence:
         why.insert(0, f"{waits:.0%} of the time waits for the host, whose speed differs by machine")
     if p.status is not FitStatus.FORECAST:
         why.append(p.support.reason if p.support.inside else f"not measured: {p.support.reason}")
+    if word != "good":
+        why.insert(0, f"{p.interval.level:.0%} intervals reach {half:.0%} either way")
     return Confidence(word, "; ".join(why))
 
 
