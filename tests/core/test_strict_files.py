@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wattcast.core.errors import BadInput
-from wattcast.core.strict_files import decode_json, decode_yaml, read_bytes, write_whole
+from wattcast.core.strict_files import decode_json, decode_yaml, read_bytes
+from wattcast.core.whole_files import write_whole
 
 
 class Inner(msgspec.Struct, forbid_unknown_fields=True):
@@ -97,7 +98,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.
     def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("wattcast.core.strict_files.os.replace", fail)
+    monkeypatch.setattr("wattcast.core.whole_files.os.replace", fail)
     with pytest.raises(BadInput, match="No space left"):
         write_whole(path, b"new")
     assert path.read_bytes() == b"old"

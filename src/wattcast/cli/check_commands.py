@@ -41,7 +41,7 @@ def validate(
     quantity: Annotated[str, typer.Option("--quantity", help="What --plot draws: latency|power|clock.")] = "latency",
 ) -> None:
     """Held-out errors beside trivial floors, published numbers and goals."""
-    from wattcast.core.strict_files import write_whole
+    from wattcast.core.whole_files import write_whole
     from wattcast.validate import build_ledger, format_ledger, ledger_to_markdown
 
     env = ctx.obj if isinstance(ctx.obj, Environment) else Environment()

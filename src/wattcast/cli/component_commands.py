@@ -9,8 +9,8 @@ import typer
 
 from wattcast.cli.shared_options import Environment, Json, Plot, save_plot
 from wattcast.core.errors import bad_value
-from wattcast.core.strict_files import write_whole
 from wattcast.core.units import parse
+from wattcast.core.whole_files import write_whole
 
 
 def power_trace(

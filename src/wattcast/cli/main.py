@@ -7,6 +7,7 @@ nothing else. ``main(argv, env)`` is what tests call.
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib
 import os
 import sys
@@ -162,9 +163,17 @@ def main(argv: Sequence[str] | None = None, env: Environment | None = None) -> i
         except BrokenPipeError:  # `wattcast ... | head` is no failure
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115  (the interpreter flushes it at exit)
             return ExitCode.OK
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS):
+                return _complain(env, _internal_error(error), ExitCode.FAILED)
+            where = f"{error.filename}: " if error.filename else ""
+            return _complain(env, f"{where}the disk answers: {error.strerror}.", ExitCode.FAILED)
         except Exception as error:
-            text = f"internal error ({type(error).__name__}: {error}). Run again with --traceback and report it."
-            return _complain(env, text, ExitCode.FAILED)
+            return _complain(env, _internal_error(error), ExitCode.FAILED)
+
+
+def _internal_error(error: Exception) -> str:
+    return f"internal error ({type(error).__name__}: {error}). Run again with --traceback and report it."
 
 
 def _run(args: list[str], env: Environment) -> int:

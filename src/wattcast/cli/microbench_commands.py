@@ -55,7 +55,7 @@ multimedia = make_command(microbench_sessions.multimedia)
 
 def _show(env: Environment, show: str, gpu_name: str, drawn: FigureOptions, write: Path | None, json: bool) -> None:
     from wattcast.core.errors import Refused
-    from wattcast.core.strict_files import write_whole
+    from wattcast.core.whole_files import write_whole
     from wattcast.microbench import microbench_report as report
     from wattcast.microbench.benchmark_suite import list_benchmarks
     from wattcast.microbench.microbench_results import (
@@ -96,7 +96,7 @@ def _table(env: Environment, show: str, gpu_name: str, table: Path) -> None:
     import csv
     import io
 
-    from wattcast.core.strict_files import write_whole
+    from wattcast.core.whole_files import write_whole
     from wattcast.counter_models.profiler_counters import make_table_lines
     from wattcast.microbench.microbench_results import results_folder
     from wattcast.predictor.api import find_gpu

@@ -184,7 +184,7 @@ def report(
     Example: wattcast report llama3-8b --gpu h200,h100-sxm --batch 8 --seq 1024 --out report.html
     """
     from wattcast.core.errors import bad_value
-    from wattcast.core.strict_files import write_whole
+    from wattcast.core.whole_files import write_whole
     from wattcast.predictor.api import find_gpu
     from wattcast.report.configuration_view import RunSettings
     from wattcast.report.html_report import build_report

@@ -136,7 +136,7 @@ def grafana(
     """
     from importlib.resources import files
 
-    from wattcast.core.strict_files import write_whole
+    from wattcast.core.whole_files import write_whole
 
     env: Environment = ctx.obj
     data = files("wattcast.web").joinpath("grafana.json").read_bytes()

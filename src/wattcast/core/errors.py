@@ -34,6 +34,13 @@ class BadInput(WattcastError):
     exit_code = ExitCode.BAD_INPUT
 
 
+class CannotWrite(BadInput):
+    """A file cannot be written: a full disk, a folder without permission, a name that is taken by a folder."""
+
+    def __init__(self, path: object, error: OSError) -> None:
+        super().__init__(f"{clip_text(path, 200)}: cannot be written ({error.strerror or error}).")
+
+
 class UnitError(BadInput):
     """A quantity carries the wrong unit, or none."""
 

@@ -10,16 +10,19 @@ library is needed: this module also runs on a bare GPU node.
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
 import math
-import os
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 from wattcast.core.errors import BadInput, MissingTool, bad_value, clip_text, unknown_name
+from wattcast.core.whole_files import append_whole, write_whole
 
 Plain = dict[str, Any]
 T = TypeVar("T", bound="KernelRow | RunInfo | NameRow | ModelRow | ModelKernels | ChainRow")
@@ -210,18 +213,17 @@ class Journal:
         return self._ids
 
     def append(self, row: Record | Plain) -> None:
-        """Write one row and push it out of this process before returning."""
-        plain = row_to_plain(row)
-        ids = self.ids
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("a+b") as stream:
-            torn = stream.tell() > 0 and _last_byte(stream) != b"\n"
-            line = json.dumps(plain, allow_nan=False, separators=(",", ":")).encode() + b"\n"
-            stream.write(b"\n" + line if torn else line)
-            stream.flush()
-            os.fsync(stream.fileno())
+        """Write one row; it is on the disk when this returns."""
+        plain, ids = row_to_plain(row), self.ids
+        append_rows(self.path, [plain])
         if plain.get(self.key) and not plain.get("error"):
             ids.add(str(plain[self.key]))
+
+
+def append_rows(path: Path, rows: Iterable[Plain]) -> None:
+    """Append rows to a JSON Lines file; all are on the disk when this returns, or none."""
+    lines = (json.dumps(row, allow_nan=False, separators=(",", ":")) + "\n" for row in rows)
+    append_whole(path, "".join(lines).encode())
 
 
 def row_to_plain(row: Record | Plain) -> Plain:
@@ -255,7 +257,7 @@ def read_lines(path: Path) -> Iterator[Plain]:
             try:
                 row = json.loads(line, parse_constant=_refuse_constant)
             except ValueError:
-                if line.endswith(b"\n") and line.rstrip().endswith(b"}"):
+                if not _is_torn(line):
                     raise BadInput(f"{path.name}: line {number} is not valid JSON.") from None
                 continue
             if not isinstance(row, dict):
@@ -267,9 +269,10 @@ def _refuse_constant(name: str) -> float:
     raise ValueError(f"{name} is not a number")
 
 
-def _last_byte(stream: Any) -> bytes:
-    stream.seek(-1, os.SEEK_END)
-    return bytes(stream.read(1))
+def _is_torn(line: bytes) -> bool:
+    """Tell whether a line ends inside an object or a text, as one that was cut short does wherever it was cut."""
+    outside = re.sub(rb'"(?:[^"\\]|\\.)*"', b"", line)
+    return b'"' in outside or outside.count(b"{") + outside.count(b"[") > outside.count(b"}") + outside.count(b"]")
 
 
 def _empty(value: object) -> bool:
@@ -306,32 +309,43 @@ CHAINS_FILE = "chains.parquet"
 _JSON_COLUMNS = ("operator", "detail")
 
 
+_CHECKSUM = "wattcast.sha256"
+
+
 def read_table(path: Path) -> list[Plain]:
     """Return the rows of a Parquet file of ours as mappings, JSON columns opened; needs polars."""
     polars = _polars()
     try:
-        rows: list[Plain] = polars.read_parquet(path).to_dicts()
-    except (OSError, polars.exceptions.PolarsError) as error:
+        data = path.read_bytes()
+        wanted = polars.read_parquet_metadata(io.BytesIO(data)).get(_CHECKSUM)
+        if wanted is not None and wanted != _columns_checksum(data):
+            raise BadInput(f"{clip_text(path, 200)}: damaged, its checksum differs. Pack the campaigns again.")
+        rows: list[Plain] = polars.read_parquet(io.BytesIO(data)).to_dicts()
+        for row in rows:
+            for name in _JSON_COLUMNS:
+                if isinstance(row.get(name), str):
+                    row[name] = json.loads(row[name])
+    except (OSError, ValueError, polars.exceptions.PolarsError, polars.exceptions.PanicException) as error:
         raise BadInput(f"{clip_text(path, 200)}: cannot be read as a table ({clip_text(error, 200)}).") from None
-    for row in rows:
-        for name in _JSON_COLUMNS:
-            if isinstance(row.get(name), str):
-                row[name] = json.loads(row[name])
     return rows
 
 
 def write_table(path: Path, rows: list[Plain]) -> None:
-    """Write mappings as Parquet, nested ones as JSON text; whole or not at all. Needs polars."""
+    """Write mappings as Parquet, nested ones as JSON text, with a checksum; whole or not at all. Needs polars."""
     flat = [
         {name: json.dumps(v, sort_keys=True) if isinstance(v, dict) else v for name, v in row.items()} for row in rows
     ]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    table, beside = _polars().DataFrame(flat, infer_schema_length=None), path.with_name(path.name + ".new")
-    try:
-        table.write_parquet(beside, compression="zstd", compression_level=15)
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
+    table = _polars().DataFrame(flat, infer_schema_length=None)
+    plain, checked = io.BytesIO(), io.BytesIO()
+    table.write_parquet(plain, compression="zstd", compression_level=15)
+    checksum = {_CHECKSUM: _columns_checksum(plain.getvalue())}
+    table.write_parquet(checked, compression="zstd", compression_level=15, metadata=checksum)
+    write_whole(path, checked.getvalue())
+
+
+def _columns_checksum(data: bytes) -> str:
+    """Return the SHA-256 of a Parquet file up to its footer, whose length stands before the last four bytes."""
+    return hashlib.sha256(data[: max(len(data) - 8 - int.from_bytes(data[-8:-4], "little"), 0)]).hexdigest()
 
 
 def _polars() -> Any:

@@ -1,15 +1,13 @@
 """Strict readers: bytes a stranger wrote -> typed values, or one sentence that names the bad key.
 
 Size, depth and YAML aliases are bounded before anything is built; unknown keys, duplicate keys,
-NaN and infinity are refused. Writers replace a file only when the new one is whole.
+NaN and infinity are refused. Writers stand in ``whole_files``.
 """
 
 from __future__ import annotations
 
 import math
-import os
 import re
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -100,23 +98,6 @@ def convert_plain(plain: object, kind: type[T], where: str) -> T:
         return msgspec.convert(plain, kind)
     except msgspec.ValidationError as error:
         raise _explain(where, str(error), kind) from None
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Write beside ``path`` and rename: a reader sees the old file or the new one, never half of one."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "wb") as stream:
-                stream.write(data)
-            os.chmod(name, 0o644)
-            os.replace(name, path)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
-    except OSError as error:
-        raise BadInput(f"{clip_text(str(path), 200)}: cannot be written ({error.strerror or error}).") from error
 
 
 def _check_events(text: str, where: str) -> None:

@@ -18,7 +18,8 @@ import numpy as np
 
 from wattcast.core.arrays import Array
 from wattcast.core.errors import MissingEvents, bad_value, unknown_name
-from wattcast.core.strict_files import decode_json, gunzip_bytes, read_bytes, write_whole
+from wattcast.core.strict_files import decode_json, gunzip_bytes, read_bytes
+from wattcast.core.whole_files import write_whole
 from wattcast.counter_models.profiler_counters import read_ncu_launches
 from wattcast.hardware import OperatingPoint
 from wattcast.power.activity import Activity, ActivitySource, known_events

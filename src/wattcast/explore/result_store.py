@@ -8,7 +8,6 @@ the one file. ``--out FOLDER`` stays a folder of parts, which polars, pandas, Du
 from __future__ import annotations
 
 import io
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from wattcast import __version__
-from wattcast.core.errors import BadInput, MissingTool, Refused, bad_value
-from wattcast.core.strict_files import decode_json, read_bytes, write_whole
+from wattcast.core.errors import BadInput, CannotWrite, MissingTool, Refused, bad_value
+from wattcast.core.strict_files import decode_json, read_bytes
+from wattcast.core.whole_files import replace_whole, write_whole
 
 ENDINGS = (".parquet", ".csv", ".json")
 _MANIFEST = "manifest.json"
@@ -76,12 +76,10 @@ class ResultStore:
         if self.target is None:
             return
         paths = [self.part(index) for index in range(parts)]
-        part_file = self.target.with_name(f".{self.target.name}.joining")
         try:
-            _WRITERS[self.target.suffix.lower()](paths, part_file)
-            os.replace(part_file, self.target)
-        except (OSError, import_polars().exceptions.PolarsError) as error:
-            part_file.unlink(missing_ok=True)
+            with replace_whole(self.target) as part_file:
+                _WRITERS[self.target.suffix.lower()](paths, part_file)
+        except (CannotWrite, import_polars().exceptions.PolarsError) as error:
             kept = f"All parts are kept in {self.folder}."
             raise BadInput(f"{self.target}: cannot be written ({error}). {kept}") from None
         for path in (*paths, self.folder / _MANIFEST):

@@ -26,7 +26,8 @@ import msgspec
 
 from wattcast.core import units
 from wattcast.core.errors import BadInput, MissingTool, bad_value, clip_text, nearest_names
-from wattcast.core.strict_files import decode_yaml, read_bytes, write_whole
+from wattcast.core.strict_files import decode_yaml, read_bytes
+from wattcast.core.whole_files import write_whole
 from wattcast.gpuwattch.trace_reading import SimulatorDialect, dialect_counters
 from wattcast.power.component_power import STATIC_NAMES
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import gzip
 import importlib
 import math
-import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from wattcast.core.arrays import Array, Mask
-from wattcast.core.errors import BadInput, MissingTool, clip_text
+from wattcast.core.errors import MissingTool
+from wattcast.core.whole_files import replace_whole
 from wattcast.gpuwattch.trace_reading import CYCLES, MetricTrace, TraceSampling
 from wattcast.gpuwattch.trace_statistics import NO_STEADY_STATE, KernelPower, ListedKernel, SteadyRegion
 from wattcast.report.figure_style import new_figure
@@ -68,14 +68,9 @@ class GrowingTextFile:
 
     def __init__(self, path: Path, compress: bool) -> None:
         self.path = path.with_name(path.name + ".gz") if compress else path
-        self._part = self.path.with_name(f".{self.path.name}.part")
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            gzipped = gzip.GzipFile(self._part, "wb", compresslevel=6) if compress else None
-            self.stream: Any = gzipped or self._part.open("wb", buffering=0)
-        except OSError as error:
-            text = f"{clip_text(str(self.path), 200)}: cannot be written ({error.strerror or error})."
-            raise BadInput(text) from error
+        self._place = replace_whole(self.path)
+        part = self._place.__enter__()
+        self.stream: Any = gzip.GzipFile(part, "wb", compresslevel=6) if compress else part.open("wb", buffering=0)
 
     def write(self, data: bytes | str) -> None:
         """Append. The stream has no buffer of its own: polars writes to the same file directly."""
@@ -87,11 +82,11 @@ class GrowingTextFile:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, at: TracebackType | None) -> None:
-        self.stream.close()
-        if kind is None:
-            os.replace(self._part, self.path)
-        else:
-            self._part.unlink(missing_ok=True)
+        try:
+            self.stream.close()
+        except OSError as failed:
+            kind, error, at = type(failed), failed, failed.__traceback__
+        self._place.__exit__(kind, error, at)
 
 
 def write_number_rows(file: GrowingTextFile, columns: Sequence[Array], trailing_comma: bool) -> None:
@@ -126,26 +121,30 @@ class ParquetTable:
             text = "Parquet needs pyarrow. Install it (pip install 'wattcast[component]'), or add --no-parquet."
             raise MissingTool(text) from None
         self.path = path
-        self._part = path.with_name(f".{path.name}.part")
+        self._place: Any = None
         self._writer: Any = None
 
     def write(self, columns: Mapping[str, Array]) -> None:
         """Append rows."""
         table = self._arrow.table({name: np.ascontiguousarray(values) for name, values in columns.items()})
         if self._writer is None:
-            self._writer = self._parquet.ParquetWriter(self._part, table.schema, compression="zstd")
+            self._place = replace_whole(self.path)
+            part = self._place.__enter__()
+            self._writer = self._parquet.ParquetWriter(part, table.schema, compression="zstd")
         self._writer.write_table(table)
 
     def __enter__(self) -> ParquetTable:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, at: TracebackType | None) -> None:
-        if self._writer is not None:
-            self._writer.close()
-            if kind is None:
-                os.replace(self._part, self.path)
-            else:
-                self._part.unlink(missing_ok=True)
+        if self._place is None:
+            return
+        try:
+            if self._writer is not None:
+                self._writer.close()
+        except OSError as failed:
+            kind, error, at = type(failed), failed, failed.__traceback__
+        self._place.__exit__(kind, error, at)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,8 @@ import numpy as np
 from wattcast.core import units
 from wattcast.core.arrays import Array
 from wattcast.core.errors import MissingSpecification, bad_value
-from wattcast.core.strict_files import read_bytes, write_whole
+from wattcast.core.strict_files import read_bytes
+from wattcast.core.whole_files import write_whole
 from wattcast.counter_models.profiler_counters import read_accelwattch_hw, read_ncu
 from wattcast.gpuwattch.architecture import (
     ChipArchitecture,

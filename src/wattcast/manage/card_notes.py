@@ -7,7 +7,6 @@ and neither does that folder. A note that cannot be trusted is set aside under a
 
 from __future__ import annotations
 
-import fcntl
 import os
 import stat
 import time
@@ -19,7 +18,7 @@ from typing import Any, Protocol
 import msgspec
 
 from wattcast.core.errors import BadInput, MissingTool, Refused
-from wattcast.core.strict_files import write_whole
+from wattcast.core.whole_files import take_lock, write_whole
 
 FOLDER = Path("/run/wattcast")
 FORMAT = 2
@@ -171,21 +170,7 @@ class NoteFolder:
 
     def lock(self, uuid: str, wait_s: float = LOCK_WAIT_S) -> int:
         """Take a card for this process and return the open lock; Refused while another process has it."""
-        try:
-            fd = os.open(self.path(uuid, ".lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise Refused(f"{self.path(uuid, '.lock')}: cannot be used as a lock ({error.strerror}).") from None
-        deadline = time.monotonic() + wait_s
-        while True:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return fd
-            except OSError:
-                if time.monotonic() >= deadline:
-                    os.close(fd)
-                    message = f"{uuid} is already managed by another daemon. Use that one, or end it."
-                    raise Refused(message) from None
-                time.sleep(0.05)
+        return take_lock(self.path(uuid, ".lock"), wait_s, f"{uuid} is already managed by another daemon")
 
     def save(self, note: CardNote) -> None:
         """Write a note; Refused where that fails, so that nothing is set that is not noted."""

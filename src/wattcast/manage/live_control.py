@@ -32,7 +32,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from wattcast.core.errors import MissingTool, Refused, bad_value
-from wattcast.core.strict_files import write_whole
+from wattcast.core.whole_files import write_whole
 from wattcast.manage.card_notes import RefusedKnob
 from wattcast.manage.knobs import Knob, KnobRole, Lattice, Settings
 from wattcast.manage.plants import Observation

@@ -13,7 +13,7 @@ import numpy as np
 
 from wattcast import __version__
 from wattcast.core.errors import bad_value, fold_name
-from wattcast.core.strict_files import write_whole
+from wattcast.core.whole_files import write_whole
 from wattcast.manage import clock_forecast, hd7970
 from wattcast.manage.knobs import Settings
 from wattcast.manage.plants import PlantTables, run_at_settings

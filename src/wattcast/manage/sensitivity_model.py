@@ -23,7 +23,8 @@ import numpy.typing as npt
 
 from wattcast.core.arrays import Array
 from wattcast.core.errors import MissingEvents, bad_value, nearest_names
-from wattcast.core.strict_files import decode_yaml, read_bytes, write_whole
+from wattcast.core.strict_files import decode_yaml, read_bytes
+from wattcast.core.whole_files import write_whole
 from wattcast.manage.knobs import KnobRole, move_knob
 from wattcast.manage.plants import PlantTables
 

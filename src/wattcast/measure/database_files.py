@@ -38,6 +38,7 @@ from wattcast.core.measured_rows import (
     row_from_plain,
     write_table,
 )
+from wattcast.core.whole_files import hold_folder
 from wattcast.measure.campaigns.nsight_counters import read_counter_table
 from wattcast.measure.energy_samples import Array, EnergySamples, find_sightings, find_ticks
 
@@ -115,6 +116,7 @@ def _match_windows(
 
 
 LEAST_PHASES = 6
+PACK_WAIT_S = 300.0  # for others that write to the same database
 _CARD: tuple[str, ...] = ("card_name", "card_uuid", "card_serial", "driver", "cuda", "torch", "cublas", "cudnn")
 _CARD += ("power_limit_w", "wattcast")
 
@@ -123,7 +125,13 @@ def pack_database(folders: list[Path], out: Path) -> dict[str, int]:
     """Pack all ``*.jsonl`` and ``counters.csv`` under ``folders``; returns how many rows of each table.
 
     Tables that are in ``out`` already are added to: a row of the same id and run is replaced, the rest is kept.
+    One process at a time writes to ``out``; others wait for it.
     """
+    with hold_folder(out, PACK_WAIT_S):
+        return _pack(folders, out)
+
+
+def _pack(folders: list[Path], out: Path) -> dict[str, int]:
     runs: dict[str, RunInfo] = {}
     names: dict[str, NameRow] = {}
     rows: dict[tuple[str, str], KernelRow] = {}  # measured again after a failure: the later

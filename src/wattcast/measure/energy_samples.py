@@ -7,6 +7,7 @@ which all processes of one machine share.
 
 from __future__ import annotations
 
+import io
 import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wattcast.core.errors import BadInput
+from wattcast.core.whole_files import write_whole
 
 COLUMNS = (
     "time_s",
@@ -143,8 +145,14 @@ class EnergySamples:
         return name_throttle_reasons(bits)
 
     def save(self, path: Path) -> None:
-        """Keep the samples for a later replay, as a compressed NumPy file."""
-        np.savez_compressed(path, columns=np.array(COLUMNS), rows=self.rows)
+        """Keep the samples for a later replay, as a compressed NumPy file; whole or not at all."""
+        write_whole(path, self.to_bytes())
+
+    def to_bytes(self) -> bytes:
+        """Return the samples as a compressed NumPy file."""
+        packed = io.BytesIO()
+        np.savez_compressed(packed, columns=np.array(COLUMNS), rows=self.rows)
+        return packed.getvalue()
 
     @classmethod
     def load(cls, path: Path) -> EnergySamples:

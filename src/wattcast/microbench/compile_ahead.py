@@ -12,13 +12,13 @@ import hashlib
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
 from wattcast.core.errors import WattcastError
+from wattcast.core.whole_files import private_cache, write_whole
 from wattcast.measure.cuda_device import compile_cubin, import_bindings
 from wattcast.measure.sampler import make_child_environment
 from wattcast.microbench.benchmark_suite import find_benchmarks
@@ -30,12 +30,7 @@ WORKERS = 6
 
 def cache_folder() -> Path:
     """Return the folder that keeps machine code between commands; its files are named by their source."""
-    user = os.getuid() if hasattr(os, "getuid") else 0
-    folder = Path(tempfile.gettempdir()) / f"wattcast-cubins-{user}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    if hasattr(os, "getuid") and folder.stat().st_uid != user:
-        return Path(tempfile.mkdtemp(prefix="wattcast-cubins-"))  # someone else's folder is not to be trusted
-    return folder
+    return private_cache("cubins")
 
 
 def worker_count() -> int:
@@ -123,9 +118,7 @@ def main() -> int:
             continue
         claim_path(path).touch()
         try:
-            part = path.with_suffix(f".{os.getpid()}")
-            part.write_bytes(compile_cubin(benchmark.source, options.architecture, f"{benchmark.name}.cu"))
-            part.rename(path)
+            write_whole(path, compile_cubin(benchmark.source, options.architecture, f"{benchmark.name}.cu"))
         except WattcastError:
             pass  # the campaign reports what does not compile
         finally:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from wattcast.core.errors import MissingTool, Refused, WattcastError
 from wattcast.core.measured_rows import Journal, Plain, read_lines
+from wattcast.core.whole_files import hold_folder, write_whole
 from wattcast.measure.cuda_device import DeviceFault
 from wattcast.measure.sampler import make_child_environment
 from wattcast.measure.steady_state import say
@@ -109,9 +110,7 @@ def describe_row(row: MicroRow) -> str:
 
 def write_heartbeat(out: Path, task: str, kind: str) -> None:
     """Write which row is being measured, for the parent to see."""
-    part = out / ".progress.part"
-    part.write_text(json.dumps({"id": task, "kind": kind, "at": time.time()}))
-    part.replace(out / ".progress")
+    write_whole(out / ".progress", json.dumps({"id": task, "kind": kind, "at": time.time()}).encode())
 
 
 def format_now() -> str:
@@ -123,8 +122,12 @@ def supervise_child(
     out: Path, kind: str, command: list[str], budget_s: float, stall_s: float = STALL_S
 ) -> Counter[str]:
     """Run the child again and again until its work is done or time is up; return counts of rows on file."""
+    with hold_folder(out):
+        return _supervise(out, kind, command, budget_s, stall_s)
+
+
+def _supervise(out: Path, kind: str, command: list[str], budget_s: float, stall_s: float) -> Counter[str]:
     began_s, since = time.monotonic(), format_now()
-    out.mkdir(parents=True, exist_ok=True)
     progress, rows = out / ".progress", out / f"{kind}.jsonl"
     counts: Counter[str] = Counter()
     for _ in range(MOST_STARTS):
@@ -211,4 +214,4 @@ def adopt_rows(source: Path, out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     for path in sorted(source.glob("*.jsonl")):
         if not (out / path.name).exists():
-            (out / path.name).write_bytes(path.read_bytes())
+            write_whole(out / path.name, path.read_bytes())

@@ -14,7 +14,8 @@ import numpy as np
 
 from wattcast.core import errors, units
 from wattcast.core.errors import BadInput, bad_value, unknown_name
-from wattcast.core.strict_files import Provenance, decode_yaml, read_bytes, write_whole
+from wattcast.core.strict_files import Provenance, decode_yaml, read_bytes
+from wattcast.core.whole_files import write_whole
 from wattcast.power.activity import known_events
 from wattcast.power.hybrid_rail import EventRail, HybridRail, RailClock, RailVoltage, SupplyRail
 from wattcast.power.power_model import PowerModel, power_model_kind

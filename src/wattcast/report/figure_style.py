@@ -10,7 +10,7 @@ from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from wattcast.core.errors import MissingTool, bad_value, unknown_name
-from wattcast.core.strict_files import write_whole
+from wattcast.core.whole_files import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -22,6 +22,7 @@ from wattcast.core.arrays import Array
 from wattcast.core.errors import BadInput
 from wattcast.core.measured_rows import Plain, database_folder, read_lines, read_table, write_table
 from wattcast.core.strict_files import decode_yaml
+from wattcast.core.whole_files import hold_folder
 
 STEPS_FILE = "engine_steps.parquet"  # one row a step point, a traffic run, an idle period, an engine
 REQUESTS_FILE = "engine_requests.parquet"  # one row a request of a traffic run
@@ -85,12 +86,10 @@ def pack_engine_folders(folders: Sequence[Path], out: Path) -> EngineRecords:
         tuple(_with_same_keys(list(requests.values()))),
         tuple(row for rows in steps.values() for row in rows),
     )
-    for name, table in zip(
-        (STEPS_FILE, REQUESTS_FILE, SERVING_STEPS_FILE),
-        (found.rows, found.requests, found.serving_steps),
-        strict=True,
-    ):
-        write_table(out / name, list(table))
+    tables = STEPS_FILE, REQUESTS_FILE, SERVING_STEPS_FILE
+    with hold_folder(out):
+        for name, table in zip(tables, (found.rows, found.requests, found.serving_steps), strict=True):
+            write_table(out / name, list(table))
     return found
 
 

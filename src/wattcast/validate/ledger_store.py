@@ -16,10 +16,9 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 
-from wattcast.core.strict_files import write_whole
+from wattcast.core.whole_files import cache_root, write_whole
 from wattcast.fit.scoring import LedgerRow
 
-CACHE_VARIABLE = "WATTCAST_CACHE"
 Tell = Callable[[str], None]  # takes a line of progress
 _PACKAGE = Path(__file__).parents[1]
 # folders that a held-out error follows from
@@ -34,7 +33,7 @@ def load_or_make_rows(
     if rows is None:
         rows = make()
         path = _section_file(section, variables)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_whole(path, json.dumps({"rows": rows}, indent=1).encode())
     return rows
 
@@ -62,8 +61,7 @@ def run_study(section: str, make: Callable[[str, Tell], list[LedgerRow]]) -> Non
 
 
 def _section_file(section: str, variables: Mapping[str, str]) -> Path:
-    folder = Path(variables.get("XDG_CACHE_HOME") or Path(variables.get("HOME", "."), ".cache")) / "wattcast"
-    return Path(variables.get(CACHE_VARIABLE) or folder) / f"{section}-{source_digest()}.json"
+    return cache_root(variables) / f"{section}-{source_digest()}.json"
 
 
 @cache

@@ -19,8 +19,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from wattcast.core.errors import BadInput, bad_value, unknown_name
+from wattcast.core.errors import BadInput, CannotWrite, bad_value, unknown_name
 from wattcast.core.measured_rows import Journal, NameRow, RowKind, read_lines
+from wattcast.core.whole_files import hold_folder, write_whole
 from wattcast.measure.campaigns import operator_rows
 from wattcast.measure.campaigns.campaign_engine import OperatorBench
 from wattcast.measure.campaigns.kernel_plan import OperatorSpec, make_kernel_plan, take_subset
@@ -247,7 +248,7 @@ def run_kernel_campaign(
         if step not in STEPS:
             raise unknown_name("step", step, STEPS, f"Known: {', '.join(STEPS)}.")
     began_s = time.monotonic()
-    with Sampler("nvml") as sampler:
+    with hold_folder(out), Sampler("nvml") as sampler:
         bench = OperatorBench.open(CampaignGpu.open(), sampler, out)
         campaign = KernelCampaign(bench, out, began_s + budget_s, few=few, after=after, listed=listed, round_=round_)
         bench.top_clock_hz = operator_rows.find_top_clock_hz(bench, make_kernel_plan()[0])
@@ -256,6 +257,8 @@ def run_kernel_campaign(
             step_s = time.monotonic()
             try:
                 STEPS[step](campaign)
+            except CannotWrite:  # no later row could be kept either
+                raise
             except Exception as error:
                 campaign.counts[f"{step} step failed: {type(error).__name__}: {error}"[:300]] += 1
                 traceback.print_exc(limit=6)
@@ -313,10 +316,8 @@ NAMED: dict[str, Callable[[], list[OperatorSpec]]] = {
 
 def write_listed(path: Path, specs: Iterable[tuple[OperatorSpec, dict[str, Any]]]) -> None:
     """Write operators, one a line, each with further fields such as why it was suggested."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", encoding="utf-8") as stream:
-        for spec, more in specs:
-            stream.write(json.dumps({name: getattr(spec, name) for name in _FIELDS} | more) + "\n")
+    lines = (json.dumps({name: getattr(spec, name) for name in _FIELDS} | more) + "\n" for spec, more in specs)
+    write_whole(path, "".join(lines).encode())
 
 
 PREFIX = "wattcast:"

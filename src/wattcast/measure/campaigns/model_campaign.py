@@ -22,6 +22,7 @@ import numpy as np
 
 from wattcast.core.errors import unknown_name
 from wattcast.core.measured_rows import ModelKernels, ModelRow
+from wattcast.core.whole_files import hold_folder
 from wattcast.measure.campaigns.campaign_engine import Campaign, OperatorBench
 from wattcast.measure.campaigns.model_runs import (
     BuiltModel,
@@ -222,7 +223,7 @@ def run_models(
     specs = choose_model_specs(only, few, tier)
     began_s = time.monotonic()
     device = ModelDevice.open()
-    with Sampler("nvml") as sampler:
+    with hold_folder(out), Sampler("nvml") as sampler:
         campaign = ModelCampaign(OperatorBench.open(device, sampler, out, rule=SETTLE), out, began_s + budget_s)
         say(f"ready after {time.monotonic() - began_s:.1f} s; {len(specs)} rows planned")
         for step in steps:

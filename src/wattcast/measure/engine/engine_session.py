@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wattcast.core.errors import WattcastError, bad_value
-from wattcast.core.measured_rows import Journal, read_lines
+from wattcast.core.measured_rows import Journal, append_rows, read_lines
 from wattcast.measure.energy_samples import EnergySamples, find_ticks
 from wattcast.measure.engine.engine_campaign import (
     ENVIRONMENT,
@@ -363,9 +363,9 @@ class EngineSession:
             self._fail(name, "traffic", error, **planned)
             return
         out = self.request.out
-        _append_lines(out / "requests.jsonl", requests)
-        _append_lines(out / "steps.jsonl", [steps])
-        _append_lines(out / "power.jsonl", [power])
+        append_rows(out / "requests.jsonl", requests)
+        append_rows(out / "steps.jsonl", [steps])
+        append_rows(out / "power.jsonl", [power])
         self.append(name, "traffic", **planned, capacity_per_s=capacity_per_s, **row)
         self.counts["served"] += 1
         ttft, tpot = row["ttft_s"].get("p50", 0.0), row["tpot_s"].get("p50", 0.0)
@@ -382,12 +382,6 @@ class EngineSession:
             raise error
         if not self.bench.sampler.healthy:
             self.bench.sampler.restart()
-
-
-def _append_lines(path: Path, rows: list[dict[str, Any]]) -> None:
-    lines = "".join(json.dumps(row, allow_nan=False, separators=(",", ":")) + "\n" for row in rows)
-    with path.open("a", encoding="utf-8") as stream:
-        stream.write(lines)
 
 
 def run_model(order: dict[str, Any]) -> int:

@@ -21,8 +21,9 @@ from wattcast import hardware
 from wattcast.core import units
 from wattcast.core.arrays import Array
 from wattcast.core.errors import bad_value, unknown_name
-from wattcast.core.strict_files import FitStatus, Provenance, decode_yaml, read_bytes, write_whole
+from wattcast.core.strict_files import FitStatus, Provenance, decode_yaml, read_bytes
 from wattcast.core.tree_ensemble import TreeEnsemble
+from wattcast.core.whole_files import write_whole
 from wattcast.kernels import LibraryStyle, ReferenceChip, kernel_choice, reference_chip
 from wattcast.power import PowerModel, power_model_kind
 from wattcast.predictor.bundle.support_widening import (

@@ -17,8 +17,9 @@ from typing import Any, get_type_hints
 import msgspec
 
 from wattcast.core.errors import BadInput, bad_value, unknown_name
-from wattcast.core.strict_files import decode_json, write_whole
+from wattcast.core.strict_files import decode_json
 from wattcast.core.units import Dtype
+from wattcast.core.whole_files import write_whole
 from wattcast.workload.graph import Block, Graph
 from wattcast.workload.operator_base import Operator, find_operator, load_functions, registered_operators
 from wattcast.workload.operator_types import (

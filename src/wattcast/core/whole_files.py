@@ -1,0 +1,193 @@
+"""Write files so that nothing is lost: whole or not at all, on the disk at once, one writer at a time.
+
+Every command writes through ``replace_whole`` (a file) or ``append_whole`` (a journal), and holds the folder that it
+adds to with ``hold_folder``. Only the standard library is needed: this module also runs on a bare GPU node.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import platform
+import stat
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from wattcast.core.errors import CannotWrite, Refused, clip_text
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file that a reader sees as the old one or as the new one, never as half of one."""
+    with replace_whole(path) as beside:
+        beside.write_bytes(data)
+
+
+@contextlib.contextmanager
+def replace_whole(path: Path) -> Iterator[Path]:
+    """Yield a name of its own beside ``path`` to write to, which takes the place of ``path`` when the block ends.
+
+    File and folder are on the disk by then, so that a power cut leaves the old file or the new one. A block that
+    raises leaves the old file.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:100]}.")
+        os.close(handle)
+        try:
+            yield Path(name)
+            with open(name, "rb") as stream:
+                os.fsync(stream.fileno())
+            os.chmod(name, 0o644)
+            os.replace(name, path)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+        sync_folder(path.parent)
+    except OSError as error:
+        raise CannotWrite(path, error) from error
+
+
+def append_whole(path: Path, data: bytes) -> None:
+    """Append whole lines, on the disk when this returns; a line that a crash left torn is ended first.
+
+    What a full disk takes of the lines is taken back, so that the file is as it was.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a+b", buffering=0) as stream:
+            length = stream.seek(0, os.SEEK_END)
+            torn = False
+            if length:
+                stream.seek(-1, os.SEEK_END)
+                torn = stream.read(1) != b"\n"
+            view = memoryview(b"\n" + data if torn else data)
+            try:
+                while view:
+                    view = view[stream.write(view) :]
+                os.fsync(stream.fileno())
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    stream.truncate(length)
+                raise
+    except OSError as error:
+        raise CannotWrite(path, error) from error
+
+
+LOCK_FILE = ".wattcast.lock"
+
+
+@contextlib.contextmanager
+def hold_folder(folder: Path, wait_s: float = 0.0) -> Iterator[None]:
+    """Keep all other writers out of a folder; Refused, naming the one that holds it, after ``wait_s``.
+
+    The system releases the lock when its owner ends, however it ends. Deleting the lock file breaks the lock of a
+    process that hangs.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CannotWrite(folder, error) from error
+    lock = take_lock(folder / LOCK_FILE, wait_s, f"{clip_text(folder, 200)} is written to by another process")
+    try:
+        yield
+    finally:
+        os.close(lock)
+
+
+def take_lock(path: Path, wait_s: float, held: str) -> int:
+    """Return an open lock file that holds owner and time; Refused with ``held`` while another process has it."""
+    import fcntl
+
+    deadline = time.monotonic() + wait_s
+    while True:
+        try:
+            lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise Refused(f"{path}: cannot be used as a lock ({error.strerror}).") from None
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if path.exists() and os.fstat(lock).st_ino == path.stat().st_ino:  # nobody broke it in the meantime
+                owner = f"process {os.getpid()} on {platform.node()}, since {time.strftime('%Y-%m-%d %H:%M:%S')}"
+                with contextlib.suppress(OSError):  # a full disk takes the lock without the name
+                    os.ftruncate(lock, 0)
+                    os.pwrite(lock, owner.encode(), 0)
+                return lock
+        except OSError:
+            if time.monotonic() >= deadline:
+                owner = clip_text(os.pread(lock, 200, 0).decode(errors="replace")) or "unknown"
+                os.close(lock)
+                do = f"Wait for it or end it; where it hangs, delete {path} to break its lock."
+                raise Refused(f"{held} ({owner}). {do}") from None
+            time.sleep(0.05)
+        os.close(lock)
+
+
+def sync_folder(folder: Path) -> None:
+    """Put the names in a folder on the disk; a file system that has no such call is left to itself."""
+    with contextlib.suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def check_writable(path: Path) -> None:
+    """Raise, before long work begins, where its result could not be written to ``path``; makes the folder."""
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise CannotWrite(path, error) from error
+
+
+def write_somewhere(path: Path, data: bytes) -> Path:
+    """Write what cannot be had again to ``path`` or, where that fails, beside it; return where it was written.
+
+    The working folder and the temporary one come last. Raises the first reason where no place takes it.
+    """
+    beside = path.with_name(f"{path.stem}-{os.getpid()}-{time.time_ns()}{path.suffix}")
+    first: CannotWrite | None = None
+    for place in (path, beside, Path.cwd() / beside.name, Path(tempfile.gettempdir()) / beside.name):
+        try:
+            write_whole(place, data)
+            return place
+        except CannotWrite as error:
+            first = first or error
+    assert first is not None
+    raise first
+
+
+CACHE_VARIABLE = "WATTCAST_CACHE"
+
+
+def cache_root(variables: Mapping[str, str] = os.environ) -> Path:
+    """Return Wattcast's folder in the user's cache directory: ``WATTCAST_CACHE``, else below ``XDG_CACHE_HOME``."""
+    shared = Path(variables.get("XDG_CACHE_HOME") or Path(variables.get("HOME", "."), ".cache"))
+    return Path(variables.get(CACHE_VARIABLE) or shared / "wattcast")
+
+
+def private_cache(name: str) -> Path:
+    """Return a folder in ``cache_root`` that only this user can read and write.
+
+    Where the folder or the one above is a link or another user's, or others can write to it, files in it are not
+    trusted: a fresh folder takes its place for the life of this process.
+    """
+    folder = cache_root() / name
+    try:
+        folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        for place in (folder.parent, folder):
+            info = place.lstat()
+            if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid() or info.st_mode & 0o022:
+                raise PermissionError(errno.EPERM, "not private", str(place))
+        folder.chmod(0o700)
+    except OSError:
+        return Path(tempfile.mkdtemp(prefix=f"wattcast-{name}-"))
+    return folder
