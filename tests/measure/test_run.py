@@ -22,6 +22,7 @@ from wattcast.cli.measure_commands import measure_app
 from wattcast.cli.shared_options import Environment
 from wattcast.core.errors import BadInput, ExitCode, MissingTool, Refused
 from wattcast.measure.__main__ import main as bare_main
+from wattcast.measure.energy_samples import EnergySamples
 from wattcast.measure.measured_run import MeasuredRun, Measurement, measure_idle, run_command
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(1.2)"]
@@ -195,3 +196,86 @@ def test_a_window_on_a_machine_without_sensors_says_so(monkeypatch, tmp_path: Pa
     with pytest.raises(MissingTool), wattcast.measure("nothing", "nvml"):
         pass
     assert os.environ["LD_LIBRARY_PATH"] == str(tmp_path)
+
+
+@pytest.mark.parametrize("fault", ["lost 2.2", "hang 2.2 60"])
+def test_a_device_lost_or_hung_amid_a_run_gives_no_energy_and_exit_code_5(standin: StandIn, fault: str) -> None:
+    """2,003 J were reported, without a flag and with exit code 0, where 13,000 J were drawn."""
+    standin.follow("at -10 300 1980", fault)
+    code, out, _ = command_line("run", "--source", "nvml", "--json", "--", "sleep", "4")
+    found = json.loads(out)
+    assert code == ExitCode.REFUSED
+    assert "energy_j" not in found
+    assert "power_w" not in found
+    assert found["unmeasured_s"] > 1.0
+    assert any("counter stopped" in flag for flag in found["flags"])
+    assert ("device lost" in found["flags"]) == fault.startswith("lost")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_ending_signals_go_to_the_command_and_nothing_is_lost(
+    standin: StandIn, tmp_path: Path, number: signal.Signals
+) -> None:
+    """SIGTERM ended ``measure run`` alone: the figures were lost and the command ran on as an orphan."""
+    code = (
+        "import os, signal, sys, time\nfor n in (1, 15): signal.signal(n, lambda n, f: sys.exit(40 + n))\n"
+        "print(os.getpid(), file=sys.stderr, flush=True)\ntime.sleep(60)"
+    )
+    kept = tmp_path / "new" / "kept.npz"
+    start = "import sys\nfrom wattcast.cli.main import main\nsys.exit(main())"
+    words = ["measure", "run", "--source", "nvml", "--json", "--save", str(kept), "--", sys.executable, "-c", code]
+    process = subprocess.Popen(
+        [sys.executable, "-c", start, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stderr is not None
+    child = int(process.stderr.readline())
+    time.sleep(1.0)
+    process.send_signal(number)
+    out, _ = process.communicate(timeout=30)
+    assert process.returncode == 40 + number
+    assert json.loads(out)["duration_s"] > 0.9
+    assert len(EnergySamples.load(kept))
+    with pytest.raises(ProcessLookupError):
+        os.kill(child, 0)
+
+
+def test_places_to_write_are_tried_before_the_run(call, tmp_path: Path) -> None:
+    """``--save`` into a folder that could not be written failed after the run, and lost it."""
+    (tmp_path / "taken").write_text("a file")
+    ran = tmp_path / "ran"
+    for option, name, told in (("--save", "x.npz", "cannot be written"), ("--plot", "x.png", "a folder that exists")):
+        found = call("measure", "run", option, str(tmp_path / "taken" / name), "--", "touch", str(ran))
+        assert found.code == ExitCode.BAD_INPUT
+        assert told in found.err
+    assert not ran.exists()
+
+
+def test_samples_that_cannot_be_saved_go_beside_and_the_result_is_printed(
+    standin: StandIn, tmp_path: Path, monkeypatch
+) -> None:
+    target = tmp_path / "kept.npz"
+    replace = os.replace
+
+    def fail(source, to) -> None:
+        if Path(to) == target:
+            raise OSError(28, "No space left on device")
+        replace(source, to)
+
+    monkeypatch.setattr(os, "replace", fail)
+    code, out, err = command_line("run", "--source", "nvml", "--json", "--save", str(target), "--", *SLEEP)
+    assert code == ExitCode.FAILED
+    assert json.loads(out)["duration_s"] > 1.0
+    (beside,) = tmp_path.glob("kept-*.npz")
+    assert f"samples saved: {beside}, because {target} could not be written" in err
+    assert len(EnergySamples.load(beside))
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_a_comparison_that_fails_leaves_the_measurement_printed(standin: StandIn, tmp_path: Path) -> None:
+    prediction = tmp_path / "predicted.json"
+    prediction.write_text(json.dumps({"predictions": [{"latency_s": 1.0, "power_w": 200.0, "clock_hz": 1e9}]}))
+    env = Environment(io.StringIO(), io.StringIO())
+    words = ["run", "--source", "nvml", "--against", str(prediction), "--json", "--", "sleep", "0.2"]
+    with pytest.raises(Refused, match="nothing to compare"):
+        typer.main.get_command(measure_app).main(words, standalone_mode=False, obj=env)
+    assert json.loads(env.stdout.getvalue())["duration_s"] > 0.1

@@ -177,3 +177,35 @@ def test_a_stalled_poller_is_noticed_where_the_counter_has_no_grid() -> None:
     assert find_ticks(stalled).step_s is None
     assert find_ticks(stalled).power_doubt == pytest.approx(0.5 * 0.08 / 0.4, rel=0.2)
     assert "late_polls" in summarise_window("stalled", stalled, 0.0, 0.55).flags
+
+
+@pytest.mark.parametrize("how", ["lost", "hung", "frozen"])
+@pytest.mark.parametrize("seed", range(4))
+def test_no_energy_is_invented_after_the_counter_stops(how: str, seed: int) -> None:
+    """A command drew 13,000 J and was told 2,003 J: the last reading was carried on for half a minute, unflagged."""
+    random = np.random.default_rng(seed)
+    level_w, jump_s = random.uniform(100.0, 700.0, 3), np.sort(random.uniform(1.0, 7.5, 2))
+    samples = synthetic(8.0, lambda t: level_w[(t > jump_s).sum()], poll_s=0.004, jitter_s=0.003)
+    edge_s = np.clip([1.1, *jump_s, 7.6], 1.1, 7.6)
+    true_j = float(np.diff(edge_s) @ level_w)
+    reported = 0
+    for at_s in random.uniform(0.0, 8.0, 25):
+        rows, gone = samples.rows.copy(), samples["time_s"] >= at_s
+        rows[gone, 1:] = np.nan if how == "lost" else rows[gone, 1:]
+        rows[gone, 1] = rows[gone, 1][0] if how == "frozen" and gone.any() else rows[gone, 1]
+        found = summarise_window("run", EnergySamples(rows[~gone] if how == "hung" else rows), 1.1, 7.6)
+        if found.energy_j is not None and not found.flags:
+            assert found.energy_j == pytest.approx(true_j, rel=0.01)
+            reported += 1
+        if at_s < 7.3:
+            assert found.energy_j is None
+            assert found.power_w is None
+            assert found.flags
+    assert reported
+
+
+def test_a_stopped_counter_says_for_how_long_and_what_it_counted() -> None:
+    samples = synthetic(10.0)
+    found = summarise_window("run", EnergySamples(samples.rows[samples["time_s"] < 4.05]), 1.0, 9.0)
+    assert found.unmeasured_s == pytest.approx(5.0, abs=0.01)
+    assert found.flags[-2:] == ("counter stopped 5.00 s before the end", "900 J counted until then")

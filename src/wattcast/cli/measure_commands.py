@@ -58,23 +58,34 @@ def run(
 ) -> None:
     """Time, joules, mean and peak watts and clock of a command; its exit code passes through.
 
+    A command that ended well and whose energy could not be measured, because the device was lost or its driver hung,
+    exits with 5.
+
     Example: wattcast measure run --against gpt2 --gpu h200 --batch 8 --seq 1024 --iterations 50 -- python loop.py
     Example: wattcast measure run --model m.yaml --counters ncu.csv --launches trace.json -- python traced.py
     """
+    from wattcast.core.errors import ExitCode, WattcastError
+    from wattcast.core.whole_files import write_somewhere
     from wattcast.measure.measured_run import compare_with_prediction, run_command
 
     env: Environment = ctx.obj
-    _check_samples(save)
+    _check_places(save, plot)
     predicted = _predicted(against, gpu, options) if against else {}  # before the run: a bad name costs nothing
     prepared = _prepared(model, counters, launches, gpu, command)
     done = run_command(command, source, device, pass_output=not json)
-    from_launches = None if prepared is None else prepared(done)
-    verdict = compare_with_prediction(done.measurement, predicted, iterations, against) if against else None
-    if plot is not None:
-        _plot(plot, done, predicted, from_launches)
+    code, trouble = done.shell_code, None
     if save is not None:
-        done.samples.save(save)
-        env.say(f"samples saved: {save}")
+        kept = write_somewhere(save, done.samples.to_bytes())
+        env.say(f"samples saved: {kept}" + (f", because {save} could not be written" if kept != save else ""))
+        code = code if kept == save else code or ExitCode.FAILED
+    verdict = from_launches = None
+    try:  # whatever goes wrong from here on, the measurement is printed
+        from_launches = None if prepared is None else prepared(done)
+        verdict = compare_with_prediction(done.measurement, predicted, iterations, against) if against else None
+        if plot is not None:
+            _plot(plot, done, predicted, from_launches)
+    except WattcastError as error:
+        trouble = error
     if json:
         beside = {"against": verdict.plain()} if verdict else {}
         env.json(done.plain() | beside | ({"model": from_launches.plain()} if from_launches else {}))
@@ -85,7 +96,9 @@ def run(
             env.stdout.write(verdict.sentence + "\n")
         if from_launches:
             env.stdout.write(from_launches.sentence + "\n")
-    raise typer.Exit(done.exit_code)
+    if trouble is not None:
+        raise trouble
+    raise typer.Exit(code)
 
 
 def _prepared(
@@ -104,12 +117,16 @@ def _prepared(
     return lambda run: estimate_power(ready, run)
 
 
-def _check_samples(save: Path | None) -> None:
-    """Refuse a bad file name before the run, where it costs nothing."""
+def _check_places(save: Path | None, plot: Path | None) -> None:
+    """Refuse a bad file name or a folder that cannot be written before the run, where it costs nothing."""
     from wattcast.core.errors import bad_value
+    from wattcast.core.whole_files import check_writable
 
     if save is not None and save.suffix != ".npz":
         raise bad_value("--save", "a name that ends in .npz", save.name)
+    for path in (save, plot):
+        if path is not None:
+            check_writable(path)
 
 
 def _plot(path: Path, done: MeasuredRun, predicted: dict[str, Any], from_launches: LaunchEstimate | None) -> None:

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
-from wattcast.core.errors import bad_value
+from wattcast.core.errors import CannotWrite, bad_value
 from wattcast.core.units import parse
+from wattcast.core.whole_files import hold_folder, write_whole
 
 
 @dataclass(frozen=True)
@@ -67,10 +68,14 @@ def run(
     if plot:
         check_figure_path(plot)
     done = run_command(command[1:] if command[:1] == ["--"] else command, source, device, pass_output=not json)
+    code, note = done.shell_code, ""
     if plot:
-        save_run_figure(draw_run_power(done), plot)
+        try:
+            save_run_figure(draw_run_power(done), plot)
+        except CannotWrite as error:
+            code, note = code or error.exit_code, f"{error}\n"
     took = f"the sampler took {100 * (done.measurement.overhead or 0.0):.2f} % of the processors"
-    return VerbResult(done.plain(), "", "" if json else f"{done.measurement.sentence}\n{took}", done.exit_code)
+    return VerbResult(done.plain(), "", note + ("" if json else f"{done.measurement.sentence}\n{took}"), code)
 
 
 def idle(
@@ -95,9 +100,8 @@ def sensor(
 
     found, samples = probe_sensor(source, device)
     if out:
-        out.mkdir(parents=True, exist_ok=True)
         samples.save(out / "sensor_samples.npz")
-        (out / "sensor.json").write_text(json.dumps(found.plain(), indent=1))
+        write_whole(out / "sensor.json", json.dumps(found.plain(), indent=1).encode())
     return VerbResult(found.plain(), "\n".join(found.implies))
 
 
@@ -174,7 +178,8 @@ def engine(
     request = engine_campaign.request_campaign(
         out, seconds, models, parts, loads, traffic_seconds, done, own, quantization, kv_dtype, smoke
     )
-    counts = dict(sorted(engine_campaign.run_engine_campaign(request).items()))
+    with hold_folder(out):
+        counts = dict(sorted(engine_campaign.run_engine_campaign(request).items()))
     lines = [*engine_campaign.describe_rows(out), *(f"{name}: {count}" for name, count in counts.items())]
     return VerbResult(counts, "\n".join(lines))
 
@@ -193,7 +198,8 @@ def counters(
     if target:
         counted = nsight_counters.count_operators(budget_s, few, plan)
         return VerbResult(note=f"counted {counted} operators")
-    return VerbResult(nsight_counters.collect_counters(out, budget_s, few, plan))
+    with hold_folder(out):
+        return VerbResult(nsight_counters.collect_counters(out, budget_s, few, plan))
 
 
 def pack(
@@ -235,8 +241,7 @@ def load(
         return VerbResult()
     found = measuring_checks.compare_methods()
     if out:
-        out.mkdir(parents=True, exist_ok=True)
-        (out / "agree.json").write_text(json.dumps(found, indent=1))
+        write_whole(out / "agree.json", json.dumps(found, indent=1).encode())
     return VerbResult(found)
 
 

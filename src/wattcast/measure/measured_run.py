@@ -1,7 +1,8 @@
 """Measure a stretch of a program, a whole command or an idle device, and compare it with a prediction.
 
 Energy between two moments is read off the steps of the energy counter, linear between them, because the counter
-shows nothing inside a step. A window with fewer than five whole steps keeps its time and gets no power. ``flags``
+shows nothing inside a step. A window with fewer than five whole steps keeps its time and gets no power, and neither
+does one in which the counter stopped: a lost device or a hanging driver draws power that nobody counted. ``flags``
 name the reasons to doubt a result.
 """
 
@@ -16,21 +17,24 @@ import subprocess
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from wattcast.core.errors import BadInput, MissingTool, Refused, bad_value
+from wattcast.core.errors import BadInput, ExitCode, MissingTool, Refused, bad_value
 from wattcast.core.units import show
+from wattcast.core.whole_files import check_writable, write_whole
 from wattcast.measure.energy_samples import BENIGN, CounterTicks, EnergySamples, find_ticks
 from wattcast.measure.energy_sources import DeviceIdentity
 from wattcast.measure.sampler import Sampler
 
 LEAST_TICKS = 5
 LATE_SHARE = 0.01  # of the power that late polls may have cost, beyond which it is doubtful
+STOPPED_S = 0.5  # without a step of a counter whose period is not known, beyond which it has stopped
+CARRIED_SHARE = 1e-3  # of a window that may lie beyond the counter's steps without a flag
 COARSE_S = 0.15  # between readings of a counter whose period is not known, beyond which power is doubtful
 
 
@@ -62,6 +66,7 @@ class Measurement:
     flags: tuple[str, ...] = ()
     steady: tuple[SteadyStretch, ...] = ()
     overhead: float | None = None  # share of the processors that the sampler took while the window ran
+    unmeasured_s: float | None = None  # of the window in which the counter had stopped, so that there is no energy
 
     def require(self) -> Measurement:
         """Itself, or ``Refused`` with the reasons when power cannot be trusted."""
@@ -100,8 +105,8 @@ def summarise_window(
         peak_w, peak_of = float(instant.max()), "instant readings"
     elif inside.intervals:
         peak_w, peak_of = float(inside.interval_w.max()), "counter steps"
-    flags = _flags(held, inside, stepped, start_s, end_s)
-    enough = inside.intervals >= LEAST_TICKS and "counter_reset" not in flags
+    flags, stopped_s = _flags(held, inside, stepped, start_s, end_s)
+    enough = inside.intervals >= LEAST_TICKS and "counter_reset" not in flags and not stopped_s
     energy_j = energy_between_j(stepped, start_s, end_s) if enough else None
     return Measurement(
         name,
@@ -119,11 +124,15 @@ def summarise_window(
         flags=flags,
         steady=find_stretches(inside, start_s) if enough else (),
         overhead=overhead,
+        unmeasured_s=stopped_s or None,
     )
 
 
 def energy_between_j(stepped: CounterTicks, start_s: float, end_s: float) -> float:
-    """Counter difference between two moments, linear inside steps, the end steps' power carried outwards."""
+    """Counter difference between two moments, linear inside steps, the end steps' power carried outwards.
+
+    ``summarise_window`` asks for at most two periods outside the steps, and flags more than a trifle of that.
+    """
     time_s, energy_j = stepped.time_s, stepped.energy_j
     before_w, after_w = stepped.interval_w[0], stepped.interval_w[-1]
 
@@ -161,8 +170,9 @@ def find_stretches(
 
 def _flags(
     held: EnergySamples, inside: CounterTicks, stepped: CounterTicks, start_s: float, end_s: float
-) -> tuple[str, ...]:
-    flags = []
+) -> tuple[tuple[str, ...], float]:
+    """Return the reasons to doubt a window, and how long the counter had stopped in it: 0 where it had not."""
+    flags, stopped_s = [], 0.0
     if inside.intervals < LEAST_TICKS:
         flags.append(f"{inside.intervals} counter steps, {LEAST_TICKS} needed")
     if (np.diff(inside.energy_j) < 0.0).any():
@@ -176,13 +186,21 @@ def _flags(
     if gap_s > 1.0:
         flags.append(f"no samples for {gap_s:.1f} s")
     flags += [f"throttle_{reason}" for reason in held.throttle if reason not in BENIGN]
-    if stepped.intervals and stepped.time_s[0] > start_s + 0.5:
-        flags.append("counter started late")
-    return tuple(flags)
+    if stepped.intervals:
+        late_s, early_s = max(float(stepped.time_s[0]) - start_s, 0.0), max(end_s - float(stepped.time_s[-1]), 0.0)
+        for apart_s, what in ((late_s, "started {:.2f} s late"), (early_s, "stopped {:.2f} s before the end")):
+            if apart_s > (2.0 * stepped.step_s if stepped.step_s else STOPPED_S):
+                stopped_s += apart_s
+            if apart_s > CARRIED_SHARE * (end_s - start_s):
+                flags.append("counter " + what.format(apart_s))
+        if stopped_s and inside.intervals and "counter_reset" not in flags:
+            flags.append(f"{inside.energy_j[-1] - inside.energy_j[0]:.0f} J counted until then")
+    return tuple(flags), stopped_s
 
 
 LEAD_S = 1.1  # before the outermost window, to learn the counter's period
 TAIL_S = 0.25  # samples beyond the end, so that the counter steps once more
+LONGEST_TAIL_S = 1.0  # on a machine too busy to see that step in time
 
 
 @dataclass
@@ -253,8 +271,7 @@ def measure(
         live._result = Measurement(live.name, end_s - live.started_s, flags=("not evaluated",))
         try:
             if outermost:
-                sampler.quick(True)
-                time.sleep(TAIL_S)
+                _await_step(sampler)
             samples = sampler.since(0)
             live._result = summarise_window(live.name, samples, live.started_s, end_s)
             for inner in live.inner:  # with the samples that came after they ended
@@ -264,6 +281,18 @@ def measure(
             if outermost:
                 _open.pop()
                 sampler.stop()
+
+
+def _await_step(sampler: Sampler) -> None:
+    """Poll quickly until the counter has stepped after this moment, or cannot be expected to."""
+    mark, began_s = sampler.head, time.monotonic()
+    sampler.quick(True)
+    time.sleep(TAIL_S)
+    while time.monotonic() - began_s < LONGEST_TAIL_S and not sampler.lost:
+        seen_j = sampler.since(mark).known("energy_j")
+        if len(seen_j) and seen_j[-1] != seen_j[0]:
+            break
+        time.sleep(0.05)
 
 
 PERIOD_S = 0.05
@@ -279,6 +308,11 @@ class MeasuredRun:
     identity: DeviceIdentity
     samples: EnergySamples
     started_s: float
+
+    @property
+    def shell_code(self) -> int:
+        """The command's exit code; 5 where it ended well and its energy could not be measured to the end."""
+        return self.exit_code or (ExitCode.REFUSED if self.measurement.unmeasured_s else ExitCode.OK)
 
     def plain(self) -> dict[str, object]:
         """For JSON."""
@@ -300,19 +334,22 @@ def run_command(
     with Sampler(source, index, period_s, relaxed=True) as sampler:
         time.sleep(LEAD_S)
         spent_s, started_s = sampler.processor_s, time.monotonic()
-        exit_code = _run(command, pass_output)
-        ended_s = time.monotonic()
-        overhead = (sampler.processor_s - spent_s) / (ended_s - started_s) / count_processors()
-        sampler.quick(True)
-        time.sleep(TAIL_S)
-        samples, identity = sampler.since(0), sampler.identity
-    label = command[0].rsplit("/", 1)[-1]
+        with _start(command, pass_output) as process:
+            code = process.wait()
+            ended_s = time.monotonic()
+            overhead = (sampler.processor_s - spent_s) / (ended_s - started_s) / count_processors()
+            _await_step(sampler)
+            samples, identity, lost = sampler.since(0), sampler.identity, sampler.lost
+    label, exit_code = command[0].rsplit("/", 1)[-1], code if code >= 0 else 128 - code  # as a shell gives it
     result = summarise_window(label, samples, started_s, ended_s, overhead)
+    if lost:
+        result = replace(result, flags=("device lost", *result.flags))
     return MeasuredRun(tuple(command), exit_code, result, identity, samples, started_s)
 
 
-def _run(command: list[str], pass_output: bool) -> int:
-    """Exit code of the command as a shell would give it; Ctrl-C is the command's to handle."""
+@contextmanager
+def _start(command: list[str], pass_output: bool) -> Iterator[subprocess.Popen[bytes]]:
+    """Start the command and hand on to it the signals that would end this process, until the figures are in."""
     try:
         process = subprocess.Popen(command, stdout=None if pass_output else 2)
     except FileNotFoundError:
@@ -324,12 +361,12 @@ def _run(command: list[str], pass_output: bool) -> int:
         with contextlib.suppress(ProcessLookupError):
             process.send_signal(number)
 
-    previous = signal.signal(signal.SIGINT, forward)
+    previous = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
-        code = process.wait()
+        yield process
     finally:
-        signal.signal(signal.SIGINT, previous)
-    return code if code >= 0 else 128 - code
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 def count_processors() -> int:
@@ -344,10 +381,12 @@ def measure_idle(length_s: float = 3.0, source: str = "auto", index: int = 0) ->
         began_s = time.monotonic()
         time.sleep(length_s)
         ended_s = time.monotonic()
-        time.sleep(0.2)
+        _await_step(sampler)
         sampler.check()
         result = summarise_window("idle", sampler.since(0), began_s, ended_s)
         identity = sampler.identity
+    if result.unmeasured_s:
+        raise Refused(f"idle: {', '.join(result.flags)}.")
     spread_w = result.power_spread_w or 0.0
     if result.power_w is not None and spread_w > 0.1 * result.power_w + 2.0:
         raise Refused(
@@ -469,18 +508,14 @@ def check_figure_path(path: Path) -> None:
         raise bad_value("--plot", f"a file that ends in {', '.join(ENDINGS[:-1])} or {ENDINGS[-1]}", str(path))
     if not path.absolute().parent.is_dir():
         raise bad_value("--plot", "a file in a folder that exists", str(path), "Create the folder first.")
+    check_writable(path)
 
 
 def save_run_figure(figure: Any, path: Path) -> None:
     """Write a figure by the ending of its name; whole or not at all."""
-    drawn, beside = io.BytesIO(), path.with_name(path.name + ".new")
+    drawn = io.BytesIO()
     figure.savefig(drawn, format=path.suffix.lower().lstrip("."), dpi=150)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        beside.write_bytes(drawn.getvalue())
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
+    write_whole(path, drawn.getvalue())
 
 
 def draw_run_power(run: MeasuredRun) -> Any:

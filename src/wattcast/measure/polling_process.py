@@ -31,6 +31,8 @@ QUICK_S = 0.002  # between polls while the counter's period is being learnt, or 
 LEARNT = 8  # steps seen before the counter is taken as known
 CLOCK_S, OTHER_S = 0.0045, 0.018  # between readings of the clock, and of everything else; longer beside a program
 SLOWEST_S = 0.5
+TOO_LONG_S = 0.02, 0.1  # a call that took longer does not say when the counter was read; longest on a slow driver
+BACK_OFF_S = 0.05, 1.0  # between attempts to read a lost device: at first, and at most
 AGE_SHARE = 0.1  # a relaxed sampler waits this share of its age
 
 
@@ -108,6 +110,7 @@ def poll_source(source: EnergySource, ring: SampleRing, period_s: float, parent:
     pace, counter = PollingPace(period_s, relaxed), _Counter(source)
     clock_s, other_s = (0.2, 0.2) if relaxed else (max(CLOCK_S, period_s), max(OTHER_S, period_s))
     energy_due_s = clock_due_s = other_due_s = 0.0
+    failed = 0  # readings in a row
     born_ns = time.process_time_ns()
     while not ring.header[layout.STOP] and os.getppid() == parent:
         began_s = read_s = time.monotonic()
@@ -116,17 +119,21 @@ def poll_source(source: EnergySource, ring: SampleRing, period_s: float, parent:
             if began_s >= energy_due_s:
                 energy_j = counter.read_j()
                 read_s = 0.5 * (began_s + time.monotonic())
+                energy_j = counter.dated_j(energy_j, 2.0 * (read_s - began_s))
                 energy_due_s = read_s + pace.wait_s(read_s, energy_j, bool(ring.header[layout.QUICK]))
             if began_s >= clock_due_s:
                 clock_hz, clock_due_s = source.sm_clock_hz(), began_s + clock_s
             if began_s >= other_due_s:
                 slow, other_due_s = source.slow(), began_s + other_s
             ring.header[layout.STATUS] = layout.SAMPLING
+            failed = 0
         except ReadError as error:
             ring.header[layout.ERRORS] += 1
             ring.header[layout.LAST_ERROR] = error.code
             ring.header[layout.STATUS] = layout.LOST if error.lost else layout.SAMPLING
-            energy_due_s = began_s + (0.05 if error.lost else FINE_S)
+            first_s, longest_s = BACK_OFF_S if error.lost else (FINE_S, BACK_OFF_S[0])
+            energy_due_s = clock_due_s = other_due_s = began_s + min(first_s * 2.0 ** min(failed, 20), longest_s)
+            failed += 1
         ring.header[layout.RESETS] = counter.resets
         ring.write((read_s, energy_j, clock_hz, *slow.values))
         ring.header[layout.PROCESSOR_NS] = time.process_time_ns() - born_ns
@@ -149,6 +156,7 @@ class _Counter:
     def __init__(self, source: EnergySource) -> None:
         self._source = source
         self._offset_j = self._previous_j = 0.0
+        self._quickest_s = math.inf
         self.resets = 0
 
     def read_j(self) -> float:
@@ -160,6 +168,12 @@ class _Counter:
             self._previous_j = now_j
             self.resets += reset
         return now_j + self._offset_j
+
+    def dated_j(self, energy_j: float, took_s: float) -> float:
+        """Return the reading, or NaN where a hanging call leaves open to which moment it belongs."""
+        self._quickest_s = min(self._quickest_s, took_s)
+        usual_s, longest_s = TOO_LONG_S
+        return energy_j if took_s <= min(max(usual_s, 5.0 * self._quickest_s), longest_s) else math.nan
 
 
 def main(arguments: list[str] | None = None) -> int:
