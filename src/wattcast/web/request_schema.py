@@ -19,7 +19,10 @@ from wattcast.report.figure_style import ENDINGS
 from wattcast.report.prediction_figures import FIGURES
 from wattcast.workload import model_catalogue
 from wattcast.workload.model_options import (
+    KV_DTYPES,
+    RECIPES,
     RUNNABLE_DTYPES,
+    WEIGHT_ONLY,
     AttentionMode,
     ModelOptions,
     OutputHead,
@@ -72,6 +75,9 @@ class Configuration(msgspec.Struct, forbid_unknown_fields=True):
     skew: Annotated[float, Meta(ge=0, le=1)] = 0.0
     recompute: bool = False
     image: Annotated[int, Meta(ge=1, le=16384)] | None = None
+    quantization: Annotated[str, _one_of(RECIPES)] | None = None
+    weights: Annotated[str, _one_of(WEIGHT_ONLY)] | None = None
+    kv_dtype: Annotated[str, _one_of(KV_DTYPES)] | None = None
     clock_hz: Annotated[float, Meta(gt=0, le=1e10)] | None = None
     power_limit_w: Annotated[float, Meta(gt=0, le=1e5)] | None = None
     host_launch_s: Annotated[float, Meta(ge=0, le=1)] | None = None
