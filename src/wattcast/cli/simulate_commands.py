@@ -15,17 +15,11 @@ def simulate(
     model: Annotated[str, typer.Argument(help="Model name or Hugging Face config.json.")],
     gpu: Annotated[str, typer.Option(help="GPU name or YAML file.")],
     rate: Annotated[str | None, typer.Option(help="Requests, such as 8/s or 600/min.")] = None,
-    trace: Annotated[
-        Path | None, typer.Option(help="Requests from a CSV or JSON Lines file, the Azure or BurstGPT trace.")
-    ] = None,
-    prompt: Annotated[
-        str, typer.Option(help="Prompt tokens: 512, lognormal:median=512,sigma=0.8,least=16,most=4096, or a file.")
-    ] = "512",
+    trace: Annotated[Path | None, typer.Option(help="Requests of a CSV or JSON Lines file.")] = None,
+    prompt: Annotated[str, typer.Option(help="Prompt tokens: 512, lognormal:median=512,sigma=0.8, a file.")] = "512",
     output: Annotated[str, typer.Option(help="Output tokens, written like --prompt.")] = "128",
-    arrivals: Annotated[
-        str, typer.Option(help="poisson, fixed, gamma:cv=2 or diurnal:peak=1.5,period=24h.")
-    ] = "poisson",
-    seconds: Annotated[str, typer.Option(help="Time over which requests arrive, such as 600 or 1h.")] = "600",
+    arrivals: Annotated[str, typer.Option(help="poisson|fixed|gamma:cv=2|diurnal:peak=1.5,period=24h")] = "poisson",
+    seconds: Annotated[str, typer.Option(help="Time of arrivals, such as 600 or 1h.")] = "600",
     requests: Annotated[int | None, typer.Option(help="Number of requests, in place of --seconds.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the drawn arrivals and lengths.")] = 1,
     seeds: Annotated[int, typer.Option(min=1, max=100, help="Draws to repeat it with, for the spread.")] = 1,
@@ -38,10 +32,8 @@ def simulate(
     power_limit: Annotated[str | None, typer.Option(help="Board power limit, such as 500W.")] = None,
     replicas: Annotated[int, typer.Option(min=1, help="Engines that share the requests.")] = 1,
     router: Annotated[str, typer.Option(help="round-robin|least-loaded")] = "round-robin",
-    prefill_replicas: Annotated[
-        int, typer.Option(min=0, help="Engines that compute prompts alone; the others then only decode.")
-    ] = 0,
-    transfer: Annotated[str, typer.Option(help="Speed at which a prompt's cache is sent on.")] = "50GB/s",
+    prefill_replicas: Annotated[int, typer.Option(min=0, help="Engines for prompts alone; others decode.")] = 0,
+    transfer: Annotated[str, typer.Option(help="Speed of sending a prompt's cache on.")] = "50GB/s",
     max_batched_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a step at most.")] = 8192,
     max_seqs: Annotated[int, typer.Option(min=1, help="Sequences of a step at most.")] = 256,
     block_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a cache block.")] = 16,
