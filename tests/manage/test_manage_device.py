@@ -172,6 +172,15 @@ def test_a_program_runs_and_the_card_has_back_what_it_had(node: Node) -> None:
     assert "NOT" not in node.said()
 
 
+def test_a_killed_controller_takes_its_own_daemon_along(node: Node) -> None:
+    """The daemon of a killed controller stayed, and kept the card from others."""
+    process = node.control(by_daemon=False)
+    wait_for(lambda: node.is_set)
+    process.kill()
+    wait_for(lambda: not node.is_set)
+    wait_for(lambda: not NoteFolder().is_tended(node.uuid))
+
+
 def test_a_reset_that_fails_is_told_with_exit_code_5(node: Node) -> None:
     """The controller said "clocks reset" and ended with 0 when the driver had refused to reset them."""
     process = node.control(by_daemon=False)

@@ -255,6 +255,7 @@ def daemon(
     group: Annotated[str | None, typer.Option(help="Users that may connect; default: root alone.")] = None,
     socket: Socket = None,
     unit: Annotated[bool, typer.Option("--unit", help="Print a systemd unit instead.")] = False,
+    lifeline: Annotated[bool, typer.Option("--lifeline", hidden=True, help="End when standard input does.")] = False,
 ) -> None:
     """Own the cards of this node: set them for clients, and give them back when a client is silent or gone.
 
@@ -279,7 +280,7 @@ def daemon(
     def serve(stopped: Any) -> int:
         return card_daemon.serve_cards(find_settable_cards(wanted), scope, path, members, env.say, stopped)
 
-    raise typer.Exit(card_daemon.run_supervised(serve, env.say))
+    raise typer.Exit(card_daemon.run_supervised(serve, env.say, 0 if lifeline else None))
 
 
 @manage_app.command()

@@ -351,10 +351,13 @@ def serve_cards(
     return ExitCode.REFUSED if troubles else ExitCode.OK
 
 
-def run_supervised(serve: Callable[[Callable[[], bool]], int], say: Callable[[str], None]) -> int:
+def run_supervised(
+    serve: Callable[[Callable[[], bool]], int], say: Callable[[str], None], lifeline: int | None = None
+) -> int:
     """Run ``serve(stopped)`` in a child process and start another one whenever it dies or is silent.
 
-    Ends on SIGINT, SIGTERM and SIGHUP, when the child has given the cards back, with the child's exit code.
+    Ends on SIGINT, SIGTERM and SIGHUP, and when the pipe ``lifeline`` does, once the child has given the cards back,
+    with the child's exit code.
     """
     ending: list[int] = []  # plain, as a signal handler must not touch a lock
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -367,7 +370,7 @@ def run_supervised(serve: Callable[[Callable[[], bool]], int], say: Callable[[st
             ours.close()
             _run_child(serve, theirs, say)
         theirs.close()
-        code, answered = _watch_child(child, ours, ending)
+        code, answered = _watch_child(child, ours, ending, lifeline)
         ours.close()
         if ending:
             return code if code >= 0 else ExitCode.REFUSED
@@ -383,7 +386,7 @@ def run_supervised(serve: Callable[[Callable[[], bool]], int], say: Callable[[st
             return code if code >= 0 else ExitCode.REFUSED
 
 
-def _watch_child(child: int, pipe: socket.socket, ending: list[int]) -> tuple[int, bool]:
+def _watch_child(child: int, pipe: socket.socket, ending: list[int], lifeline: int | None) -> tuple[int, bool]:
     """Ping a child until it ends and end it when it is silent; return its code and whether it ever answered."""
     heard_s, asked_s, told, answered = time.monotonic(), 0.0, False, False
     while True:
@@ -396,6 +399,8 @@ def _watch_child(child: int, pipe: socket.socket, ending: list[int]) -> tuple[in
             with suppress(OSError):
                 pipe.send(b"?", socket.MSG_DONTWAIT)
             _notify_systemd(b"WATCHDOG=1")
+        if lifeline is not None and not ending and select.select([lifeline], [], [], 0)[0]:
+            ending += [] if os.read(lifeline, 64) else [signal.SIGTERM]  # whoever started the daemon is gone
         if ending and not told:
             told = True
             with suppress(ProcessLookupError):

@@ -192,7 +192,9 @@ def _own_daemon(device: int) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="wattcast-") as folder:
         path = Path(folder) / "socket"
         command = [sys.executable, "-m", "wattcast", "manage", "daemon", "--gpu", str(device), "--socket", str(path)]
-        process = subprocess.Popen(command, start_new_session=True)  # a Ctrl-C meant for us must not reach it
+        command.append("--lifeline")  # it ends when we do, whatever ends us
+        # A Ctrl-C meant for us must not reach it.
+        process = subprocess.Popen(command, start_new_session=True, stdin=subprocess.PIPE)
         try:
             end_s = time.monotonic() + START_S
             while not _listens(path):
@@ -203,6 +205,8 @@ def _own_daemon(device: int) -> Iterator[Path]:
         finally:
             with suppress(ProcessLookupError):
                 process.terminate()
+            assert process.stdin is not None
+            process.stdin.close()
             try:
                 process.wait(2 * ANSWER_S)
             except subprocess.TimeoutExpired:
