@@ -51,6 +51,39 @@ WEIGHTS = {
     "whisper-small": 241_734_912,
     "whisper-large-v3": 1_543_490_560,
 }
+# Billions of weights that the makers publish, as commonly quoted (written down from memory), of the language part.
+PUBLISHED = {
+    "llama-3.1-405b": 405.9,
+    "llama-3.2-3b": 3.21,
+    "llama-4-scout": 109.0,
+    "qwen2.5-3b": 3.09,
+    "qwen2.5-7b": 7.62,
+    "qwen2.5-14b": 14.77,
+    "qwen2.5-32b": 32.76,
+    "qwen2.5-72b": 72.7,
+    "qwen3-235b-a22b": 235.0,
+    "qwen3-next-80b-a3b": 80.0,
+    "gemma-2-2b": 2.61,
+    "gemma-2-9b": 9.24,
+    "gemma-2-27b": 27.2,
+    "gemma-3-4b": 3.88,
+    "gemma-3-12b": 11.8,
+    "gemma-3-27b": 27.0,
+    "gpt-oss-20b": 20.9,
+    "gpt-oss-120b": 116.8,
+    "kimi-k2": 1000.0,
+    "deepseek-v2-lite": 15.7,
+    "mistral-small-24b": 23.6,
+    "mixtral-8x22b": 141.0,
+    "phi-4": 14.7,
+    "glm-4-9b": 9.4,
+    "glm-4.5-air": 106.0,
+    "minimax-m2": 230.0,
+    "granite-3.3-8b": 8.17,
+    "smollm3-3b": 3.08,
+    "exaone-4.0-32b": 32.0,
+    "mamba-codestral-7b": 7.29,
+}
 PROMISED = (
     "bert-base bert-large gpt2 gpt2-medium gpt2-large gpt2-xl opt-1.3b opt-6.7b opt-30b qwen2-1.5b qwen2-7b qwen3-8b "
     "llama2-7b llama3-8b llama3-70b mistral-7b mixtral-8x7b vit-base vit-large resnet50 resnet101 mobilevit-s"
@@ -60,6 +93,27 @@ PROMISED = (
 @pytest.mark.parametrize("name", WEIGHTS)
 def test_a_model_has_its_published_number_of_weights(name: str) -> None:
     assert count_parameters(model_catalogue.load_model(name)) == WEIGHTS[name]
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_model_has_about_its_published_weights(name: str) -> None:
+    assert count_parameters(model_catalogue.load_model(name)) / 1e9 == pytest.approx(PUBLISHED[name], rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("said", "name", "positions"),
+    [
+        ("llama-3.1-8b", "llama3-8b", 131072),
+        ("llama-3.1-70b", "llama3-70b", 131072),
+        ("llama-3.3-70b", "llama3-70b", 131072),
+        ("deepseek-r1", "deepseek-v3", 163840),
+        ("openai/gpt-oss-120b", "gpt-oss-120b", 131072),
+        ("Qwen/Qwen2.5-7B-Instruct", "qwen2.5-7b", 131072),
+    ],
+)
+def test_common_checkpoints_have_names(said: str, name: str, positions: int) -> None:
+    model = model_catalogue.load_model(said)
+    assert (model.name, model.dims.max_positions) == (name, positions)
 
 
 def test_all_promised_names_are_there_with_a_source() -> None:

@@ -196,7 +196,7 @@ def _name_group(dims: DecoderDims, group: LayerGroup) -> str:
 def _embed(dims: DecoderDims, run: PassSettings, windows: list[int], tape: Tape) -> list[Tensor]:
     """Return token rows, rotary tables, and the masks that layers need."""
     x = layers.embed_tokens(run, tape, dims.vocab, dims.hidden)
-    if dims.norm == "gemma":
+    if dims.norm == "gemma" and not dims.attention_gate:  # Qwen3-Next has Gemma's norms alone
         x = x * tape.empty((), x.dtype)  # Gemma's embedding scale, which lies in device memory
     if "embedding" in dims.multipliers:
         x = x * 1.0
