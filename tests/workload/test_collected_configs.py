@@ -170,6 +170,9 @@ def test_a_scan_says_that_it_was_never_measured(tmp_path: Path) -> None:
     assert not found.support.inside
     assert "scan" in found.support.reason
     assert any("never measured" in line for line in found.assumptions)
+    assert found.interval.latency_s[0] < found.latency_s < found.interval.latency_s[1]
+    with pytest.raises(BadInput, match="gradients of sequence scans"):
+        wattcast.predict(path, "h200", phase="train", seq=64)
 
 
 def test_chunked_attention_reads_one_chunk() -> None:

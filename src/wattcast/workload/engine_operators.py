@@ -653,7 +653,7 @@ COMPILED_FUNCTIONS = (
 )
 
 
-@register_operator("causal_conv", family="scan")
+@register_operator("causal_conv", family="elementwise")
 @dataclass(frozen=True)
 class CausalConv(Operator):
     """Convolve every channel with its own few taps over earlier tokens, and apply an activation."""
@@ -678,7 +678,7 @@ class CausalConv(Operator):
         return self.dtype.byte * float(tokens) * self.channels
 
 
-@register_operator("state_scan", family="scan")
+@register_operator("state_scan", family="gemm")
 @dataclass(frozen=True)
 class StateScan(Operator):
     """Carry a state of ``key_dim`` by ``value_dim`` of each head along a sequence.

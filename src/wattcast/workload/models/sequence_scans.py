@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from wattcast.core.errors import bad_value
 from wattcast.workload.engine_operators import CausalConv, StateScan
 from wattcast.workload.models import shared_layers as layers
 from wattcast.workload.operator_types import RmsNorm
@@ -43,6 +44,8 @@ class StateDims:
 
 def scan_sequence(dims: StateDims, rule: str, run: PassSettings, x: Tensor) -> Tensor:
     """Project, convolve, scan, norm by a gate, and project back; ``rule`` is mamba2, delta or lightning."""
+    if run.training:
+        raise bad_value("phase", "prefill, decode or generate: gradients of sequence scans are not known", "train")
     tape, hidden = x.tape, x.shape[-1]
     x = functional.enter_parallel(x, run.tp)
     heads, groups = dims.heads // run.tp, max(dims.key_heads // run.tp, 1)
