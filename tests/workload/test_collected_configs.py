@@ -109,6 +109,30 @@ def test_the_template_runs_the_operators_of_transformers_class(kind: str, attent
     assert moved_byte(our_small) == pytest.approx(moved_byte(small), rel=LOOSE.get(kind, 0.02))
 
 
+@pytest.mark.parametrize("attention", ["flash", "eager"])
+@pytest.mark.parametrize("kind", ["roberta", "xlm-roberta"])
+def test_encoders_that_count_their_positions_run_the_operators_of_the_class(kind: str, attention: str) -> None:
+    hugging_face = pytest.importorskip("hugging_face", reason="PyTorch and transformers are needed")
+    torch, transformers = hugging_face.torch, hugging_face.transformers
+    from wattcast.workload.readers.from_torch import capture_module
+
+    config = transformers.CONFIG_MAPPING[kind](
+        num_hidden_layers=2, hidden_size=256, num_attention_heads=4, intermediate_size=512, type_vocab_size=1
+    )
+    config._attn_implementation = "sdpa" if attention == "flash" else "eager"
+    with torch.device("meta"):
+        module = transformers.MODEL_MAPPING[type(config)](config).to(torch.bfloat16).eval()
+    tokens = torch.zeros(2, 128, dtype=torch.long, device="meta")
+    found = capture_module(module, (), {"input_ids": tokens})
+    model = convert_config(config.to_dict(), "config.json")
+    assert count_parameters(model) == sum(weight.numel() for weight in module.parameters())
+    graph = build_graph(model, ModelOptions(stack="eager", batch=2, seq=128, attention=attention))
+    (large, small), (ours, our_small) = split(found.graph), split(graph)
+    assert ours == large
+    assert sum(our_small.values()) == pytest.approx(sum(small.values()), rel=0.05)
+    assert moved_byte(our_small) == pytest.approx(moved_byte(small), rel=0.02)
+
+
 def _layer_flop(hidden: int, heads: int, kv_heads: int, dim: int, width: int) -> float:
     """Products of one token in one layer with a gated feed-forward part."""
     return 2.0 * hidden * dim * (2 * heads + 2 * kv_heads) + 6.0 * hidden * width

@@ -115,7 +115,7 @@ def _engine_gpt_layer(dims: GptDims, run: PassSettings, x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class BertDims:
-    """Published dimensions of BERT."""
+    """Published dimensions of BERT, or of RoBERTa, which counts positions from the tokens that are no padding."""
 
     layers: int
     hidden: int
@@ -126,6 +126,7 @@ class BertDims:
     types: int = 2
     activation: str = "gelu"
     dropout: float = 0.1
+    counted_positions: bool = False  # RoBERTa
 
 
 def trace_bert(dims: BertDims, run: PassSettings, stages: int = 1) -> Program:
@@ -140,11 +141,18 @@ def trace_bert(dims: BertDims, run: PassSettings, stages: int = 1) -> Program:
 
 def _embed_bert(dims: BertDims, run: PassSettings, tape: Tape) -> Tensor:
     """Add token, type and position rows, and norm them."""
-    picked = tape.empty((1, run.length), Dtype.INT64)
-    tape.emit(Elementwise("gather", run.length, dtype=Dtype.INT64, read=2 * picked.byte), (), (picked,))
+    counted = dims.counted_positions
+    if counted:
+        tokens = tape.empty((run.batch, run.length), Dtype.INT64)
+        mask = pointwise("cast", pointwise("compare", tokens, out_dtype=Dtype.BOOL), out_dtype=Dtype.INT32)
+        place = pointwise("cast", pointwise("cumsum", mask, out_dtype=Dtype.INT64), out_dtype=Dtype.INT32)
+        place = pointwise("mul", pointwise("shift", place), mask)
+        pointwise("shift", pointwise("cast", place, out_dtype=Dtype.INT64))
+    picked = tape.empty((run.batch if counted else 1, run.length), Dtype.INT64)
+    tape.emit(Elementwise("gather", picked.numel, dtype=Dtype.INT64, read=2 * picked.byte), (), (picked,))
     x = layers.embed_tokens(run, tape, dims.vocab, dims.hidden)
-    x = x + layers.embed(run, tape, dims.types, dims.hidden, same=True)
-    x = x + layers.embed(run, tape, dims.max_positions, dims.hidden, batch=1)
+    x = x + layers.embed(run, tape, dims.types, dims.hidden, same=not counted)
+    x = x + layers.embed(run, tape, dims.max_positions, dims.hidden, batch=None if counted else 1)
     return functional.dropout(layers.layer_norm(run, x), dims.dropout)
 
 

@@ -795,7 +795,7 @@ def _read_opt(f: _Fields) -> _Read:
     }
 
 
-@_reader_of("bert")
+@_reader_of("bert", "roberta", "xlm-roberta", "camembert")
 def _read_bert(f: _Fields) -> _Read:
     f.require("position_embedding_type", "absolute")
     f.require("is_decoder", False)
@@ -806,6 +806,7 @@ def _read_bert(f: _Fields) -> _Read:
         "types": f.size("type_vocab_size", default=2),
         "activation": f.activation("hidden_act", "gelu"),
         "dropout": f.number("hidden_dropout_prob", 0.1),
+        "counted_positions": f.get("model_type", "") != "bert",
     }
 
 
