@@ -36,7 +36,7 @@ import numpy.typing as npt
 from wattcast import hardware
 from wattcast.core.arrays import Array, Mask
 from wattcast.fit import kernel_rows
-from wattcast.fit.database_fit import _one_thread
+from wattcast.fit.database_fit import one_thread
 from wattcast.fit.held_out import HeldOutRows, predict_with_fit
 from wattcast.fit.kernel_fit import PowerRows, fit_idle_curve, fit_kernel_rows, fit_module_power
 from wattcast.fit.kernel_rows import KernelRows, assign_folds, on_random_data, settled_figures, shape_name
@@ -111,7 +111,7 @@ def long_rows(gpu: str, held: HeldOutRows, tell: Tell) -> list[LedgerRow]:
     chip, rows = hardware.load_gpu(gpu), kernel_rows.load_kernel_rows(gpu)
     idle = fit_idle_curve(kernel_rows.load_idle_rows(gpu), chip)
     out = []
-    with _one_thread():
+    with one_thread():
         out += _refitted(gpu, "NVML clock for the effective clock", _reported(rows), held, chip, idle, tell)
         out += _halved(gpu, rows, held, chip, idle, tell)
     return out

@@ -33,7 +33,7 @@ from wattcast.fit.card_spread import (
     drop_origins,
     load_origins,
 )
-from wattcast.fit.database_fit import _one_thread
+from wattcast.fit.database_fit import one_thread
 from wattcast.fit.held_out import (
     INTERVAL_LEVEL,
     analyse_rows,
@@ -87,7 +87,7 @@ def judge(rows: KernelRows, gone: Mask, gpu: Gpu, idle: IdlePower) -> tuple[Judg
     tested = rows.is_kind("burst", "sustained") & rows.fit & on_random_data(rows)
     asked = [(tested & (fold == k), tested & gone & (fold == (k + 1) % FOLDS)) for k in range(FOLDS)]
     joblib = importlib.import_module("joblib")  # comes with scikit-learn
-    with _one_thread():
+    with one_thread():
         work: Iterable[tuple[Judged, Judged]] = joblib.Parallel(n_jobs=-1, return_as="generator")(
             joblib.delayed(_fold)(rows, ~gone & (fold != k), both, gpu, idle) for k, both in enumerate(asked)
         )
@@ -142,7 +142,7 @@ def learned_apart(
     tell("cards: functions and kinds left out of the others")
     (time, latency), (energy, power) = (own_ends(rows, ~gone, new, quantity) for quantity in KIND_OF_QUANTITY)
     residuals = {name: ResidualEnds(latency[name], power.get(name, (0.8, 1.25)), 1) for name in latency}
-    with _one_thread():
+    with one_thread():
         left = predict_left_out(rows.select_rows(~gone), gpu, idle, residuals, (time, energy))
     return {**default_widening().apart, **fit_reason_widening(left)}
 

@@ -23,7 +23,7 @@ from wattcast import hardware
 from wattcast.core.arrays import Array, Mask
 from wattcast.core.errors import BadInput
 from wattcast.fit import kernel_rows
-from wattcast.fit.database_fit import _one_thread
+from wattcast.fit.database_fit import one_thread
 from wattcast.fit.few_rows_fit import MOVED_PHASES, IdleRows, _moved, move_forecast
 from wattcast.fit.held_out import predict_with_bundle
 from wattcast.fit.kernel_fit import build_bundle, fit_idle_curve, fit_kernel_rows
@@ -57,7 +57,7 @@ class Setting:
 def few_rows(gpu: str, card: str, tell: Tell) -> list[LedgerRow]:
     """Errors of the three ways of one card, by number of rows, mean over draws; the floor is the forecast's."""
     found: dict[tuple[int, str], list[Array]] = {}
-    with _one_thread():
+    with one_thread():
         base = setting(gpu)
         for draw in range(DRAWS):
             some = pretended(base, card, draw)

@@ -26,7 +26,7 @@ from wattcast import hardware
 from wattcast.core.arrays import Array, Mask
 from wattcast.fit import kernel_rows
 from wattcast.fit.card_spread import ALL_FAMILIES, KIND_OF_QUANTITY, measurement_noise
-from wattcast.fit.database_fit import _one_thread
+from wattcast.fit.database_fit import one_thread
 from wattcast.fit.held_out import predict_with_fit
 from wattcast.fit.kernel_fit import fit_idle_curve, fit_kernel_rows
 from wattcast.fit.kernel_rows import FOLDS, KernelRows, assign_folds, on_random_data, settled_figures, shape_name
@@ -227,7 +227,7 @@ Predict = Callable[[KernelRows, KernelRows], Array]  # training rows, test rows 
 
 
 def _fitted(chip: Gpu, idle: IdlePower, train: KernelRows, test: KernelRows) -> Array:
-    with _one_thread():
+    with one_thread():
         return predict_with_fit(fit_kernel_rows(train, chip, idle), test, chip)
 
 

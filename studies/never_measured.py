@@ -16,7 +16,7 @@ from wattcast import hardware
 from wattcast.core.arrays import Array, Mask
 from wattcast.fit import kernel_rows
 from wattcast.fit.card_spread import KIND_OF_QUANTITY
-from wattcast.fit.database_fit import _one_thread
+from wattcast.fit.database_fit import one_thread
 from wattcast.fit.held_out import INTERVAL_LEVEL, HeldOutRows, fit_interval_ends, fit_nearness
 from wattcast.fit.kernel_fit import fit_idle_curve
 from wattcast.fit.scoring import LedgerRow, make_ledger_row
@@ -38,7 +38,7 @@ def unseen_rows(gpu: str, held: HeldOutRows, tell: Tell) -> list[LedgerRow]:
     """Coverage of what was left out, by reason; minutes."""
     rows, chip = kernel_rows.load_kernel_rows(gpu), hardware.load_gpu(gpu)
     near = fit_nearness(held)
-    with _one_thread():
+    with one_thread():
         idle = fit_idle_curve(kernel_rows.load_idle_rows(gpu), chip)
         left = predict_left_out(rows, chip, idle, fit_interval_ends(held, near=near), near, tell)
     return counted_rows(f"{gpu} never measured", left)

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from wattcast import hardware
 from wattcast.core.arrays import Array, Mask
 from wattcast.fit import kernel_rows
-from wattcast.fit.database_fit import _one_thread
+from wattcast.fit.database_fit import one_thread
 from wattcast.fit.held_out import predict_with_fit
 from wattcast.fit.kernel_fit import fit_idle_curve, fit_kernel_rows
 from wattcast.fit.kernel_rows import KernelRows, assign_folds, on_random_data, select_kernels
@@ -133,7 +133,7 @@ WAYS: dict[str, Order] = {
 def suggest_rows(gpu: str, tell: Tell) -> list[LedgerRow]:
     """Errors by way of choosing and number of rows, mean over folds and draws; the floor is random choice."""
     found: dict[tuple[int, int, str], list[Array]] = {}
-    with _one_thread():
+    with one_thread():
         for fold in HELD:
             pool = pool_of(gpu, fold)
             for start in STARTS:

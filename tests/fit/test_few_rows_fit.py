@@ -16,7 +16,7 @@ from wattcast.core.errors import WattcastError
 from wattcast.core.measured_rows import ROWS_FILE, database_folder, read_table, write_table
 from wattcast.core.strict_files import FitStatus
 from wattcast.fit import kernel_rows
-from wattcast.fit.database_fit import _one_thread
+from wattcast.fit.database_fit import one_thread
 from wattcast.fit.few_rows_fit import FEW_BURSTS, ShrinkageLevel, move_forecast, scale_idle, shrink_towards_forecast
 from wattcast.fit.kernel_rows import assign_folds, on_random_data
 from wattcast.hardware import load_gpu
@@ -73,7 +73,7 @@ def test_an_odd_row_does_not_rule() -> None:
 
 def test_a_twin_is_left_as_it_is(twin: Setting) -> None:
     own = twin.own.select_rows(drawn(twin.own, 50, 0))
-    with _one_thread():
+    with one_thread():
         found = move_forecast(own, twin.gpu, twin.parent, twin.idle)
         before, after = (errors(b, twin.test, twin.gpu) for b in (twin.parent, found.bundle))
     assert (after < 1.05 * before).all()
@@ -85,7 +85,7 @@ def test_fifty_rows_of_other_chips_halve_what_is_to_be_learned(twin: Setting) ->
     before, after = [], []
     for seed in (1, 2, 3):
         some = replace(twin, own=twin.own.select_rows(drawn(twin.own, 50, seed)))
-        with _one_thread():
+        with one_thread():
             chip = distorted(some, seed)
             found = move_forecast(chip.own, chip.gpu, chip.parent, chip.idle)
             before.append(errors(chip.parent, chip.test, chip.gpu))

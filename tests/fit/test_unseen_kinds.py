@@ -16,7 +16,7 @@ from wattcast.core.errors import BadInput, WattcastError
 from wattcast.core.strict_files import convert_plain
 from wattcast.core.units import Dtype
 from wattcast.fit import database_fit, kernel_rows, unseen_kinds
-from wattcast.fit.database_fit import _one_thread, fit_layer_widening, load_layers, shipped_held_out
+from wattcast.fit.database_fit import fit_layer_widening, load_layers, one_thread, shipped_held_out
 from wattcast.fit.held_out import conformal_ends, fit_nearness, fit_nearness_line, scale_ratios
 from wattcast.fit.kernel_fit import fit_idle_curve
 from wattcast.fit.kernel_rows import KernelRows
@@ -287,7 +287,7 @@ def test_leaving_things_out_says_why_each_is_outside(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(unseen_kinds, "ROUNDS", {"form": 2, "kind": 2, "dtype": 1, "size": 1})
     rows, chip, shipped = some(kernel_rows.load_kernel_rows("h200")), load_gpu("h200"), shipped_bundle("h200")
     assert shipped is not None
-    with _one_thread():
+    with one_thread():
         idle = fit_idle_curve(kernel_rows.load_idle_rows("h200"), chip)
         left = unseen_kinds.predict_left_out(rows, chip, idle, shipped.residuals, (UNSCALED, UNSCALED))
     why = np.array(left.why)

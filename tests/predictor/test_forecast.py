@@ -58,7 +58,8 @@ def test_kernel_style_and_clock_law_follow_the_architecture() -> None:
     assert forecast_bundle(load_gpu("h100-sxm")).reference.style is LibraryStyle.HOPPER
     for name in ("a100-sxm-80gb", "l40s", "v100-sxm"):
         bundle = forecast_bundle(load_gpu(name))
-        assert bundle.clock_law is None
+        assert bundle.clock_law is not None
+        assert not bundle.clock_law.in_bursts
         assert bundle.reference.style is LibraryStyle.AMPERE
         assert set(bundle.learned.time) <= set(forecast_rule().same_programs)
     assert forecast_bundle(load_gpu("b200")).clock_law is None
@@ -116,7 +117,7 @@ def test_published_curves_are_used_and_inherited_ones_say_so() -> None:
 def test_a_missing_field_is_named_with_what_it_costs() -> None:
     notes = " ".join(forecast_bundle(load_gpu("a40")).assumptions)
     assert "l2.byte_per_cycle is unknown" in notes
-    assert "latency comes out low" in notes
+    assert "taken as 40 bytes a cycle" in notes
 
 
 def test_an_unknown_process_or_memory_is_refused_by_name(tmp_path: Path) -> None:

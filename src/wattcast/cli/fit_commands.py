@@ -11,9 +11,11 @@ import typer
 from wattcast.cli.component_commands import fit_component
 from wattcast.cli.counter_commands import fit_counters_command
 from wattcast.cli.shared_options import Environment, Json
+from wattcast.core.errors import BadInput
 
 if TYPE_CHECKING:
     from wattcast.fit.calibration import Calibration
+    from wattcast.fit.table_fit import TableCalibration
 
 fit_app = typer.Typer(add_completion=False, no_args_is_help=True, help="Fit models to measurements.")
 
@@ -89,17 +91,15 @@ def fit_host(
     from wattcast import hardware
     from wattcast.core.units import show
     from wattcast.fit.whole_models import fit_host_database, with_launch_cost
-    from wattcast.predictor.bundle import bundle_file, bundle_for
+    from wattcast.predictor.bundle import bundle_for
+    from wattcast.predictor.bundle.calibrated import save_bundle
     from wattcast.report.text_tables import new_table
 
     env: Environment = ctx.obj
     found = fit_host_database(database, gpu)
     if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
-        bundle_file.write_bundle(
-            with_launch_cost(bundle_for(hardware.load_gpu(gpu)), found.host_s), out / "bundle.yaml"
-        )
-        env.say(f"bundle saved: {out / 'bundle.yaml'}")
+        bundle = with_launch_cost(bundle_for(hardware.load_gpu(gpu)), found.host_s)
+        env.say(f"bundle saved: {save_bundle(bundle, out)}")
     errors = {name: found.error(f"{name}_s") for name in ("predicted", "default", "left_out")}
     if json:
         env.json({"host_s": found.host_s, "error": errors, "rows": [asdict(row) for row in found.rows]})
@@ -165,23 +165,44 @@ fit_app.command("host")(fit_host)
 
 def calibrate(
     ctx: typer.Context,
-    file: Annotated[
-        Path,
-        typer.Argument(
-            help="CSV or JSON rows: workload, batch, seq ..., latency_ms, energy_j or power_w, clock_mhz."
-        ),
-    ],
     gpu: Annotated[str, typer.Option(help="Catalogue name (`wattcast gpus`) or your own YAML file.")],
+    file: Annotated[
+        Path | None,
+        typer.Argument(
+            help="CSV or JSON of whole models: workload, batch, seq ..., latency_ms, energy_j or power_w, clock_mhz."
+        ),
+    ] = None,
+    table: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Kernel tables in the format of NVIDIA's aiconfigurator (CSV, Parquet), or a folder of them, or of "
+            "kernel rows of your own; may be repeated."
+        ),
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="With --table: compare the GPU's bundle with all rows and fit nothing.")
+    ] = False,
     out: Annotated[Path | None, typer.Option(help="Folder for the bundle; default: calibrated/GPU.")] = None,
     factor: Annotated[
         list[str] | None, typer.Option(help="Your own efficiency factor to start from, such as dram_energy=1.2.")
     ] = None,
     json: Json = False,
 ) -> None:
-    """Launch cost, efficiencies, energy scale and idle offset: as many as the rows support, never more.
+    """Adjust a GPU's forecast to measurements: of whole models (FILE), or of kernels (--table).
+
+    Whole models move launch cost, efficiencies, energy scale and idle offset: as many as the rows support. Kernel
+    tables fit corrections of products, attention and experts, with one shape in five held out to judge them.
 
     Example: wattcast calibrate --gpu a100-sxm mine.csv; then predict with --bundle calibrated/a100-sxm-80gb
+
+    Example: wattcast calibrate --gpu l40s --table tables/l40s
     """
+    if (file is None) == (not table):
+        raise BadInput("calibrate takes one of two: FILE with whole models, or --table with kernel tables.")
+    if table:
+        _calibrate_on_tables(ctx.obj, table, gpu, out, check, json)
+        return
+    assert file is not None, "checked above"
     from wattcast.cli.shared_options import parse_factors
     from wattcast.fit import calibration_rows
     from wattcast.predictor.api import find_gpu
@@ -194,7 +215,42 @@ def calibrate(
         env.json(_calibration_to_plain(found, chip.name, folder))
     else:
         _print_calibration(env, found, chip.name)
-    env.say(f"{folder / 'bundle.yaml'} written; use it with --bundle {folder}")
+    env.say(f"{found.bundle.gpu} saved in {folder}; use it with --bundle {folder}")
+
+
+def _calibrate_on_tables(
+    env: Environment, tables: list[Path], gpu: str, out: Path | None, check: bool, json: bool
+) -> None:
+    from wattcast.fit import table_fit
+    from wattcast.predictor.bundle.calibrated import save_bundle
+
+    found = table_fit.check_tables(tables, gpu) if check else table_fit.calibrate_tables(tables, gpu, env.say)
+    folder = out or Path("calibrated") / found.bundle.gpu
+    saved = None if check else save_bundle(found.bundle, folder)
+    if json:
+        plain = {"gpu": found.bundle.gpu, "rows": found.fitted, "held_out": found.held_out}
+        plain |= {"errors_percent": [vars(e) for e in found.errors], "notes": list(found.notes)}
+        env.json(plain if saved is None else plain | {"bundle": str(folder)})
+    else:
+        _print_table_errors(env, found)
+    if saved is not None:
+        env.say(f"{saved} written; use it with --bundle {folder}")
+
+
+def _print_table_errors(env: Environment, found: TableCalibration) -> None:
+    from rich.markup import escape
+
+    from wattcast.report.text_tables import new_table
+
+    console = env.console()
+    heading = f"{found.fitted} rows fitted, {found.held_out} held out" if found.fitted else f"{found.held_out} rows"
+    console.print(f"[bold]{escape(found.bundle.gpu)}[/bold], {heading}", highlight=False)
+    errors = new_table("mean error", "engine", "latency", "rows", "forecast", str(found.bundle.status))
+    for e in found.errors:
+        errors.add_row(e.what, e.engine, e.band, str(e.rows), f"{e.forecast:.1f} %", f"{e.calibrated:.1f} %")
+    console.print(errors)
+    for note in (*found.bundle.assumptions[:1], *found.notes):
+        console.print(f"  - {escape(note)}", style="dim", highlight=False)
 
 
 def _calibration_to_plain(found: Calibration, gpu: str, folder: Path) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Calibrate a forecast with a few whole-model measurements: as many factors as they support, never more.
 
 Factors θ are logarithms (watts for the idle offset) with Gaussian priors around the forecast. First those on time
-are fitted to the logarithm of latency, then those on energy to the logarithm of power. Each step minimises
+are fitted to the logarithm of latency, then those on energy to the logarithms of power and of energy. Each minimises
 
     Σ_i w_i·((y_i - f_i(θ))/σ)² + Σ_j (θ_j/s_j)²
 
@@ -11,6 +11,9 @@ lower it by two standard deviations squared, and no set has more factors than ro
 on time and the energy scale, since one number of a process for all operations is what a forecast knows least. With
 one or two rows, the set that may move them most by its priors is taken. Factors that are not learned count as
 noise, σ_i² = σ² + Σ_j (∂f_i/∂θ_j · s_j)²: the host's scatter always, with one or two rows all other factors.
+
+Power alone misleads where time is off: a forecast that is a tenth fast draws a tenth too much and takes the right
+joules. So no set is taken that is further from the joules of rows left out than the forecast is.
 
 Whole-model rows are analysed once; factors then scale the clock-free timeline directly. That gives the numbers of a
 bundle with those factors (a test holds the two together) at a fraction of the cost.
@@ -116,7 +119,7 @@ TIME_SETS: tuple[tuple[str, ...], ...] = (
     ("compute", "launch", "products"),
     ("compute", "launch", "memory", "products"),
 )
-ENERGY_SETS = (
+ENERGY_SETS: tuple[tuple[str, ...], ...] = (
     ("energy",),
     ("energy", IDLE_OFFSET),
     ("energy", "dram_energy"),
@@ -188,7 +191,7 @@ def calibrate_analysed(
     """Adjust a bundle to whole models that were analysed already."""
     idle_w = float(np.max(bundle.power.idle.power_w)) if hasattr(bundle.power, "idle") else 1.0
     seconds = np.log([r.measured.latency_s for r in rows])
-    time = _best(
+    found = _best(
         TIME_SETS,
         rows,
         seconds,
@@ -197,17 +200,31 @@ def calibrate_analysed(
         lambda some, f: np.log(predict_models(some, f, gpu, bundle)[0]),
         HOST_SCATTER,
     )
+    assert found is not None, "nothing guards the factors on time"
+    time = found
     powered = [r for r in rows if r.measured.power_w is not None]
     watts = np.log([r.measured.power_w for r in powered if r.measured.power_w is not None])
-    energy = _best(
-        ENERGY_SETS,
-        powered,
-        watts,
-        ROW_SPREAD["power"],
-        idle_w,
-        lambda some, f: np.log(predict_models(some, {**time.factors, **f}, gpu, bundle)[1]),
-        {},
-    )
+    joules = watts + np.log([r.measured.latency_s for r in powered])
+
+    target, noise = np.concatenate([watts, joules]), ROW_SPREAD["power"] * np.sqrt(2.0)
+
+    def both(known: FactorFit) -> Callable[[Sequence[AnalysedModel], Mapping[str, float]], Array]:
+        def logs(some: Sequence[AnalysedModel], factors: Mapping[str, float]) -> Array:
+            seconds, power_w = predict_models(some, {**known.factors, **factors}, gpu, bundle)
+            return np.concatenate([np.log(power_w), np.log(seconds * power_w)])
+
+        return logs
+
+    plain = time.without_factors()
+    energy = _fit((), powered, target, noise, idle_w, both(plain), (), {})
+    guard = (len(powered), energy.score(len(powered)))
+    for known in (time, plain):  # where factors on time cost joules, the forecast knew better
+        time = known
+        after = _best(ENERGY_SETS, powered, target, noise, idle_w, both(known), {}, guard)
+        if after is not None:
+            energy = after
+            break
+    energy = energy.select_rows(len(powered))
     learned = (*time.learned(idle_w), *energy.learned(idle_w))
     factors = {item.name: item.value for item in learned}
     left = tuple(n for n in ("compute", "launch", "memory", "energy", IDLE_OFFSET) if n not in factors)
@@ -233,10 +250,23 @@ class FactorFit:
         """Factors by name; the idle offset still as a share of idle power."""
         return _factors(self.chosen, self.theta, 1.0)
 
-    @property
-    def score(self) -> float:
-        """Huber's loss of the rows left out, each over its own deviation."""
-        off = np.abs(self.left_out) / self.spread
+    def without_factors(self) -> FactorFit:
+        """Return the forecast itself as a fit."""
+        nothing = np.zeros(0)
+        return replace(
+            self, chosen=(), theta=nothing, deviation=nothing, residual=self.start, left_out=self.start, reach=0.0
+        )
+
+    def select_rows(self, count: int) -> FactorFit:
+        """Return the fit with the residuals of its first rows alone."""
+        start, residual, left_out, spread = (
+            x[:count] for x in (self.start, self.residual, self.left_out, self.spread)
+        )
+        return replace(self, start=start, residual=residual, left_out=left_out, spread=spread)
+
+    def score(self, first: int = 0) -> float:
+        """Return Huber's loss of the rows left out, from ``first`` on, each over its own deviation."""
+        off = (np.abs(self.left_out) / self.spread)[first:]
         return float(np.sum(np.where(off < HUBER_LIMIT, off**2, HUBER_LIMIT * (2.0 * off - HUBER_LIMIT))))
 
     @property
@@ -270,16 +300,22 @@ def _best(
     idle_w: float,
     model: Callable[[Sequence[AnalysedModel], Mapping[str, float]], Array],
     scatter: Mapping[str, float],
-) -> FactorFit:
-    """Choose the set of factors that the rows support."""
+    guard: tuple[int, float] | None = None,
+) -> FactorFit | None:
+    """Choose the set of factors that the rows support.
+
+    ``guard``: an entry and a loss; a set whose loss from that entry on is higher is none. None: all are.
+    """
     others = tuple(dict.fromkeys(name for s in sets for name in s)) if len(rows) < 3 else ()
     able = [s for s in sets if len(s) <= len(rows)] or [()]
     fits = [_fit(s, rows, target, noise, idle_w, model, others, scatter) for s in able]
     if len(rows) < 3:
         return max(fits, key=lambda f: f.reach)
-    best = fits[0]
+    if guard is not None:
+        fits = [fit for fit in fits if fit.score(guard[0]) <= guard[1] * (1.0 + 1e-9)]
+    best = fits[0] if fits else None
     for fit in fits[1:]:  # sets grow: a later one has to earn its factors
-        if best.score - fit.score > LEAST_GAIN:
+        if best is not None and best.score() - fit.score() > LEAST_GAIN:
             best = fit
     return best
 
@@ -294,7 +330,7 @@ def _fit(
     others: tuple[str, ...],
     scatter: Mapping[str, float],
 ) -> FactorFit:
-    spread = _noise(chosen, rows, noise, idle_w, model, others, scatter)
+    spread = _noise(chosen, rows, len(target), noise, idle_w, model, others, scatter)
     prior = np.array([PRIOR_SPREAD[name] for name in chosen])
     theta = np.zeros(len(chosen))
     precision = np.diag(1.0 / prior**2)
@@ -303,8 +339,8 @@ def _fit(
         return model(rows, _factors(chosen, at, idle_w)) if len(rows) else np.zeros(0)
 
     start = target - value(theta)
-    here, weight = start, np.ones(len(rows))
-    jacobian = np.zeros((len(rows), len(chosen)))
+    here, weight = start, np.ones(len(target))
+    jacobian = np.zeros((len(target), len(chosen)))
     for _ in range(STEPS if chosen and len(rows) else 0):
         jacobian = _jacobian(value, theta, target - here)
         weight = np.minimum(1.0, HUBER_LIMIT * spread / np.maximum(np.abs(here), 1e-12))
@@ -325,15 +361,16 @@ def _fit(
 def _noise(
     chosen: tuple[str, ...],
     rows: Sequence[AnalysedModel],
+    count: int,
     noise: float,
     idle_w: float,
     model: Callable[[Sequence[AnalysedModel], Mapping[str, float]], Array],
     others: tuple[str, ...],
     scatter: Mapping[str, float],
 ) -> Array:
-    """Return the deviation of each row: its own, and what factors outside the set may add."""
+    """Return the deviation of each entry: its own, and what factors outside the set may add."""
     apart = dict(scatter) | {name: PRIOR_SPREAD[name] for name in others if name not in chosen}
-    variance = np.full(len(rows), noise**2)
+    variance = np.full(count, noise**2)
     if apart and len(rows):
         names, base = tuple(apart), model(rows, {})
         moved = _jacobian(lambda at: model(rows, _factors(names, at, idle_w)), np.zeros(len(names)), base)

@@ -24,7 +24,7 @@ from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 
@@ -33,11 +33,13 @@ from wattcast.core.arrays import sweep_values
 from wattcast.core.errors import BadInput, WattcastError, bad_unit, bad_value, clip_text, unknown_name
 from wattcast.core.strict_files import decode_json, read_bytes
 from wattcast.fit.calibration import Calibration, MeasuredModel, analyse_models, calibrate_bundle, predict_models
+from wattcast.fit.table_fit import TableCalibration, calibrate_tables
 from wattcast.hardware import Gpu
 from wattcast.hardware.gpu import DEFAULT_TEMPERATURE_C
 from wattcast.predictor.api import find_gpu
 from wattcast.predictor.bundle import bundle_for
-from wattcast.predictor.bundle.bundle_file import Bundle, write_bundle
+from wattcast.predictor.bundle.bundle_file import Bundle
+from wattcast.predictor.bundle.calibrated import save_bundle
 from wattcast.predictor.bundle.factors import apply_factors
 from wattcast.workload.graph import Graph
 from wattcast.workload.model_options import ModelOptions
@@ -175,6 +177,8 @@ def parse_published_runs(lines: Iterable[dict[str, str]]) -> list[PublishedRun]:
     return [_parse_run(line, set()) for line in lines]
 
 
+# Near-idle power and times far too short (README of the reference data).
+_CORRUPT = {"a10": (("opt-1.3b", 8, 2048), ("qwen2-1.5b", 4, 4096))}
 _OTHERS = {"a100_sxm": "a100-sxm-80gb", "h100": "h100-sxm", "l40s": "l40s", "a10": "a10"}
 
 
@@ -190,7 +194,9 @@ def read_other_gpus(folder: Path) -> dict[str, list[PublishedRun]]:
         ]
         if names:
             lines = csv.DictReader(path.read_text(encoding="utf-8").splitlines())
-            found.setdefault(names[0], []).extend(clean_runs([_parse_run(line, lists) for line in lines]))
+            runs = [_parse_run(line, lists) for line in lines]
+            whole = [r for r in runs if (r.model, r.batch, r.seq) not in _CORRUPT.get(names[0], ())]
+            found.setdefault(names[0], []).extend(clean_runs(whole))
     return found
 
 
@@ -260,25 +266,50 @@ CONTRADICTION_FACTOR = 1.5  # two rows of one thing further apart than this cann
 NOTED_FACTOR = 1.15  # further apart than this, and they are noted
 
 
+@overload
 def calibrate(
     rows: str | Path,
     gpu: str | Path | Gpu,
     *,
     out: str | Path | None = None,
     factors: Mapping[str, float] | None = None,
-) -> Calibration:
-    """Adjust a GPU's coefficients to whole-model measurements of your card (CSV or JSON, ``docs/how-to/own-gpu.md``).
+) -> Calibration: ...
 
-    ``factors`` are efficiency factors of your own to start from. ``out`` is the folder to save the bundle in, which
-    ``wattcast.predict(..., bundle=out)`` takes; without it the bundle is only returned.
+
+@overload
+def calibrate(
+    *, gpu: str | Path | Gpu, table: str | Path | Sequence[str | Path], out: str | Path | None = None
+) -> TableCalibration: ...
+
+
+def calibrate(
+    rows: str | Path | None = None,
+    gpu: str | Path | Gpu = "",
+    *,
+    table: str | Path | Sequence[str | Path] | None = None,
+    out: str | Path | None = None,
+    factors: Mapping[str, float] | None = None,
+) -> Calibration | TableCalibration:
+    """Adjust a GPU's coefficients to measurements of your card, or of public tables.
+
+    ``rows`` is a file of whole models (CSV or JSON, ``docs/how-to/own-gpu.md``); ``factors`` are efficiency factors
+    of your own to start from. ``table`` is a kernel table in the format of NVIDIA's aiconfigurator, a folder of them
+    or of kernel rows of your own, or several (``docs/method/other-gpus.md``). ``out`` is the folder to save the
+    bundle in, which ``wattcast.predict(..., bundle=out)`` takes; without it the bundle is only returned.
     """
-    chip, path = find_gpu(gpu), Path(rows)
-    bundle = apply_factors(bundle_for(chip), factors or {})
-    measured = read_calibration_rows(path, chip)
-    found = calibrate_bundle(measured, chip, bundle, path.name, check_calibration_rows(measured, chip, bundle))
+    if (rows is None) == (table is None):
+        raise BadInput("calibrate takes one of two: rows of whole models, or table=... of kernels.")
+    chip = find_gpu(gpu)
+    found: Calibration | TableCalibration
+    if table is not None:
+        found = calibrate_tables(table, chip)
+    else:
+        path = Path(str(rows))
+        bundle = apply_factors(bundle_for(chip), factors or {})
+        measured = read_calibration_rows(path, chip)
+        found = calibrate_bundle(measured, chip, bundle, path.name, check_calibration_rows(measured, chip, bundle))
     if out is not None:
-        Path(out).mkdir(parents=True, exist_ok=True)
-        write_bundle(found.bundle, Path(out) / "bundle.yaml")
+        save_bundle(found.bundle, Path(out))
     return found
 
 

@@ -31,6 +31,7 @@ from wattcast.kernels.kernel_table import USUAL_CONDITION, IssueSegment
 from wattcast.predictor.bundle import bundle_file as bundles
 from wattcast.predictor.bundle import bundle_for
 from wattcast.predictor.bundle.bundle_file import Bundle
+from wattcast.predictor.bundle.calibrated import save_bundle
 from wattcast.predictor.bundle.support_widening import LayerWidening, NearnessLine, Widening, default_widening
 from wattcast.predictor.learned_factors import ColdCacheDelay, cold_cache_terms
 
@@ -149,7 +150,7 @@ def fit_kernel_database(
             "leave it away, or ask for --alone."
         )
     if inherits:
-        with _one_thread():
+        with one_thread():
             bundle, held = few_rows_fit.fit_few_rows(
                 rows, chip, bundle_for(chip), idle_rows, tell or (lambda _: None)
             )
@@ -157,7 +158,7 @@ def fit_kernel_database(
     if not idle_rows:
         raise BadInput(f"{database}: no idle rows, so static power cannot be told from work. Run the idle step.")
     idle = fit_idle_curve(idle_rows, chip)
-    with _one_thread():
+    with one_thread():
         held = predict_held_out(rows, chip, idle, tell=tell)
         found = fit_kernel_rows(rows, chip, idle)
         near = fit_nearness(held)
@@ -183,7 +184,7 @@ def fit_engine_database(
     start = bundles.shipped_bundle(gpu) if bundle is None else bundles.read_bundle(bundle)
     if start is None or start.learned is None or start.clock_law is None:
         raise BadInput(f"{gpu}: no bundle with learned factors to add to. Fit one with `wattcast lab fit kernels`.")
-    with _one_thread():
+    with one_thread():
         return extend_bundle(start, kernel_rows.load_kernel_rows(database), chip, tell)
 
 
@@ -193,7 +194,7 @@ def _shipped(gpu: str, near: tuple[NearnessLine, NearnessLine]) -> Widening:
     return (default_widening() if known is None else known.widening).with_nearness(near)
 
 
-def _one_thread() -> Any:
+def one_thread() -> Any:
     """Limit fits to one thread: on a few hundred rows several threads only wait for one another.
 
     Only libraries already loaded are held to one thread, so the one that grows trees is loaded first.
@@ -204,8 +205,7 @@ def _one_thread() -> Any:
 
 def write_fit(bundle: Bundle, held: HeldOutRows, folder: Path) -> None:
     """Write ``bundle.yaml``, ``arrays.npz`` and ``out_of_fold.parquet`` to ``folder``."""
-    folder.mkdir(parents=True, exist_ok=True)
-    bundles.write_bundle(bundle, folder / "bundle.yaml")
+    save_bundle(bundle, folder)
     write_table(folder / HELD_OUT_FILE, _plain(held))
 
 

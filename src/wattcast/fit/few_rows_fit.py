@@ -200,6 +200,12 @@ def move_forecast(rows: KernelRows, gpu: Gpu, forecast: Bundle, idle: IdleRows) 
     return InheritedFit(bundle, latency, power)
 
 
+def shift_energies(rows: KernelRows, gpu: Gpu, bundle: Bundle) -> tuple[Bundle, MovedQuantity]:
+    """Move the energies of a bundle by sustained rows as far as they support."""
+    moved, made = _best_levels(rows.select_rows(_sustained(rows)), gpu, bundle, ENERGY_LEVELS, _power)
+    return made, moved
+
+
 def _bursts(rows: KernelRows) -> Mask:
     return np.asarray(rows.is_kind("burst") & on_random_data(rows) & rows.fit & np.isfinite(rows.column("latency_s")))
 
@@ -260,10 +266,8 @@ def _latency(
     top_hz = np.asarray(float(sweep_values(gpu.clocks.max_hz)))
 
     def log_time(some: Bundle, kernels: Kernels) -> Array:
-        timeline = analyse_kernels(kernels, gpu, some)
-        return np.asarray(
-            np.log(compute_kernel_s(timeline.phases, compute_effective_hz(timeline, top_hz, some.clock_law)))
-        )
+        timeline, law = analyse_kernels(kernels, gpu, some), some.for_bursts().clock_law
+        return np.asarray(np.log(compute_kernel_s(timeline.phases, compute_effective_hz(timeline, top_hz, law))))
 
     def ratio(some: Bundle, other: KernelRows) -> Array:
         kernels = build_kernels(other.ops, other.conditions, gpu, some.reference, ())

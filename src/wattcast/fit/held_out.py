@@ -125,10 +125,10 @@ def predict_with_bundle(bundle: Bundle, rows: KernelRows, gpu: Gpu) -> Array:
     burst = rows.is_kind("burst")
     top_hz = float(np.mean(gpu.clocks.max_hz))
     if burst.any():
-        some = rows.select_rows(burst)
+        some, shortly = rows.select_rows(burst), bundle.for_bursts()
         for name in dict.fromkeys(some.data):
             at = np.array([d == name for d in some.data])
-            result[np.flatnonzero(burst)[at], 0] = _at_top(some.select_rows(at), gpu, bundle.for_data(name), top_hz)
+            result[np.flatnonzero(burst)[at], 0] = _at_top(some.select_rows(at), gpu, shortly.for_data(name), top_hz)
             result[np.flatnonzero(burst)[at], 2] = top_hz
     for i in np.flatnonzero(~burst):
         result[i] = _under_governor(rows, int(i), gpu, bundle.for_data(rows.data[i]))

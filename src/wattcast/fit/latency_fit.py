@@ -159,23 +159,32 @@ _START = np.log([1.2, 1.2, 2e-6, 1.0, 20.0])
 _LOW = np.log([0.1, 0.5, 3e-7, 0.05, 0.1])
 _HIGH = np.log([20.0, 10.0, 3e-5, 20.0, 3000.0])
 _PULL = 0.3  # weight of the family's value against one row's relative error, per unit of log λ
+_LOOSE = 0.02  # and of where a family's search begins
 
 
 def fit_corrections(
-    terms: IdealTerms, group: Sequence[str], latency_s: Array, effective_hz: Array
+    terms: IdealTerms,
+    group: Sequence[str],
+    latency_s: Array,
+    effective_hz: Array,
+    begin: Mapping[str, Correction] = MappingProxyType({}),
 ) -> dict[str, Correction]:
-    """Fit corrections of each family (the part of a group before its dot; depthwise apart), then of each group."""
+    """Fit corrections of each family (the part of a group before its dot; depthwise apart), then of each group.
+
+    A family's search begins at its entry of ``begin``, a forecast, where it has one.
+    """
     groups = np.array(group)
     families = np.array([_family(name) for name in group])
     found: dict[str, Array] = {}
     for family in dict.fromkeys(families.tolist()):
         rows = np.flatnonzero(families == family)
-        found[family] = _fit_group(terms.select_rows(rows), latency_s[rows], effective_hz[rows], None)
+        start = _logs(begin[family]) if family in begin else _START
+        found[family] = _fit_group(terms.select_rows(rows), latency_s[rows], effective_hz[rows], start, _LOOSE)
         for name in dict.fromkeys(groups[rows].tolist()):
             if name != family:
                 inside = np.flatnonzero(groups == name)
                 found[name] = _fit_group(
-                    terms.select_rows(inside), latency_s[inside], effective_hz[inside], found[family]
+                    terms.select_rows(inside), latency_s[inside], effective_hz[inside], found[family], _PULL
                 )
     return {name: _correction(value) for name, value in found.items()}
 
@@ -187,21 +196,22 @@ def _family(group: str) -> str:
     return ".".join(words[:3]) if words[1:2] == ["engine"] else words[0]
 
 
-def _fit_group(terms: IdealTerms, latency_s: Array, effective_hz: Array, towards: Array | None) -> Array:
+def _fit_group(terms: IdealTerms, latency_s: Array, effective_hz: Array, start: Array, weight: float) -> Array:
     from scipy.optimize import least_squares
-
-    start = _START if towards is None else towards
 
     def misfit(value: Array) -> Array:
         error = np.log(terms.seconds(value, effective_hz)) - np.log(latency_s)
-        pull = (value - start) * (_PULL if towards is not None else 0.02)
-        return np.concatenate([error, pull])
+        return np.concatenate([error, (value - start) * weight])
 
     inside = np.clip(start, _LOW + 1e-6, _HIGH - 1e-6)
     done = least_squares(
         misfit, inside, bounds=(_LOW, _HIGH), loss="soft_l1", f_scale=0.2, diff_step=1e-3, max_nfev=60
     )
     return np.asarray(done.x)
+
+
+def _logs(c: Correction) -> Array:
+    return np.log(np.maximum([c.compute, c.memory, c.fixed_s, c.l2, c.serial_cycle], np.exp(_LOW)))
 
 
 def _correction(value: Array) -> Correction:

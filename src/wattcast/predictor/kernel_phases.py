@@ -67,25 +67,27 @@ def build_timeline(
     corrections: Mapping[str, Correction],
     launch: LaunchCosts,
     residuals: LearnedFactors | None = None,
+    l2_byte_per_cycle: Sweepable | None = None,
 ) -> Timeline:
-    """Build the clock-free timeline of ``kernels`` on ``gpu``."""
+    """Build the clock-free timeline of ``kernels`` on ``gpu``; ``l2_byte_per_cycle`` is for a GPU that has none."""
     work = kernels.work
+    l2_rate = l2_byte_per_cycle if gpu.l2.byte_per_cycle is None else gpu.l2.byte_per_cycle
     blended = blend_corrections(work, corrections)
     compute, memory, fixed_s, l2, serial = blended.T
     time_factor = energy_factor = off_chip = np.ones(len(kernels.ops))
     near = None
     if residuals is not None:
         time_factor, energy_factor, near = residuals.factors(kernels, blended)
-        off_chip = residuals.off_chip(time_factor)
+        off_chip = residuals.off_chip(kernels, time_factor)
     late_byte = late_dram_byte(work)
     main_byte = work.dram_read_byte + (work.dram_write_byte - late_byte)
     off_chip_s = np.divide(off_chip * memory * main_byte, gpu.memory.byte_per_s, order="F")
     in_waves = count_waves(kernels, gpu.sm_count)
     on_chip = _compute_cycles(kernels, gpu, in_waves, time_factor * compute)
-    if gpu.l2.byte_per_cycle is not None:
+    if l2_rate is not None:
         loaded_byte = time_factor * l2 * work.l2_byte * load_imbalance(kernels, gpu.sm_count, in_waves)
-        on_chip = np.maximum(on_chip, np.divide(loaded_byte, gpu.l2.byte_per_cycle, order="F"))
-    between = _moves(kernels, gpu, time_factor, l2, off_chip * memory, late_byte)
+        on_chip = np.maximum(on_chip, np.divide(loaded_byte, l2_rate, order="F"))
+    between = _moves(kernels, gpu, l2_rate, time_factor, l2, off_chip * memory, late_byte)
     events, value = count_events(kernels)
     tensor_rows = np.array([i for i, event in enumerate(kernels.pipe_event) if event in _TENSOR], dtype=np.int64)
     calls = kernels.calls
@@ -114,10 +116,10 @@ def build_timeline(
 
 
 def _moves(
-    kernels: Kernels, gpu: Gpu, time: Array, l2: Array, memory: Array, late_byte: Array
+    kernels: Kernels, gpu: Gpu, rate: Sweepable | None, time: Array, l2: Array, memory: Array, late_byte: Array
 ) -> tuple[KernelPhase, ...]:
     """Return the phases in which an operator's kernels pass data on to one another and tiles store their results."""
-    work, rate = kernels.work, gpu.l2.byte_per_cycle
+    work = kernels.work
 
     def phase(name: str, byte: Array, dram_byte: Array, least: Array) -> KernelPhase:
         cycles = least if rate is None else np.maximum(np.divide(l2 * byte, rate, order="F"), least)

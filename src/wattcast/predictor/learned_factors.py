@@ -371,7 +371,7 @@ class LearnedFactors:
             self._kept[kernels.key] = found
         return found
 
-    def off_chip(self, time: Array) -> Array:
+    def off_chip(self, kernels: Kernels, time: Array) -> Array:
         """Return the part of the factor on time that seconds of device memory take: here all of it."""
         return time
 
@@ -401,9 +401,46 @@ class CarriedFactors(LearnedFactors):
         time[rows], energy[rows], near[:, rows] = found
         return time, energy, near
 
-    def off_chip(self, time: Array) -> Array:
+    def off_chip(self, kernels: Kernels, time: Array) -> Array:
         """Scale seconds of device memory down by what was learned, never up."""
         return np.minimum(time, 1.0)
+
+
+@dataclass(frozen=True)
+class LayeredFactors(LearnedFactors):
+    """Factors on time that ``own`` learned for some kinds of kernels, over those that another chip has for the rest.
+
+    Energy is the other chip's throughout: a table of latencies says nothing about it.
+    """
+
+    own: LearnedFactors | None = None
+    carried: LearnedFactors | None = None
+
+    def factors(self, kernels: Kernels, corrections: Array) -> tuple[Array, Array, Array]:
+        """Return factors on time and on energy, ``(kernel,)``, and nearness, each from the layer that has them."""
+        assert self.own is not None, "a layer of its own"
+        time, _, near = self.own.factors(kernels, corrections)
+        energy = np.ones(len(kernels.ops))
+        if self.carried is not None:
+            below = self.carried.factors(kernels, corrections)
+            mine = self._is_own(kernels)
+            time, energy = np.where(mine, time, below[0]), below[1]
+            near = np.array([np.where(mine, near[0], below[2][0]), below[2][1]])
+        return time, energy, near
+
+    def off_chip(self, kernels: Kernels, time: Array) -> Array:
+        """Return the part of the factor on time that device memory takes, by layer."""
+        assert self.own is not None, "a layer of its own"
+        found = self.own.off_chip(kernels, time)
+        if self.carried is None:
+            return found
+        return np.where(self._is_own(kernels), found, self.carried.off_chip(kernels, time))
+
+    def _is_own(self, kernels: Kernels) -> npt.NDArray[np.bool_]:
+        assert self.own is not None, "a layer of its own"
+        models = {family: frozenset(model.features) for family, model in self.own.time.items()}
+        pairs = zip(kernels.work.root_family, kernels.work.kernel_family, strict=True)
+        return np.array([f"is {group}" in models.get(family, ()) for family, group in pairs], dtype=bool)
 
 
 _STREAMED = frozenset({"gemm", "conv2d", "attention", "collective"})  # families that no burst keeps in L2

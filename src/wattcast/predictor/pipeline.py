@@ -26,6 +26,7 @@ from wattcast.predictor.timeline import (
     compute_effective_hz,
     compute_kernel_s,
     compute_latency_s,
+    compute_waiting_s,
 )
 from wattcast.workload.graph import Graph
 from wattcast.workload.model_options import SoftwareStack
@@ -35,9 +36,11 @@ BUSY_EVENT = "busy_sm_cycle"
 
 
 def count_busy_cycles(timeline: Timeline, kernel_s: Array, effective_hz: Array) -> Array:
-    """Count the cycles of busy SMs in one run of each kernel, ``(*sweep, kernel)``."""
+    """Count the cycles of busy SMs in one run of each kernel, ``(*sweep, kernel)``; those that wait count less."""
     fixed_s = timeline.phases[0].seconds
     working_s = kernel_s if fixed_s is None else kernel_s - fixed_s
+    if timeline.waiting_sm != 1.0:
+        working_s = working_s - (1.0 - timeline.waiting_sm) * compute_waiting_s(timeline.phases, effective_hz)
     return np.asarray(working_s * effective_hz * timeline.active)
 
 
@@ -137,7 +140,9 @@ def analyse_graphs(graphs: Sequence[Graph], gpu: Gpu, bundle: Bundle) -> list[Ti
 
 def analyse_kernels(kernels: Kernels, gpu: Gpu, bundle: Bundle) -> Timeline:
     """Analyse kernels and return their clock-free timeline on this GPU."""
-    return build_timeline(kernels, gpu, bundle.corrections, bundle.launch, bundle.learned)
+    l2_rate = bundle.reference.l2_byte_per_cycle
+    timeline = build_timeline(kernels, gpu, bundle.corrections, bundle.launch, bundle.learned, l2_rate)
+    return timeline if bundle.waiting_sm == 1.0 else replace(timeline, waiting_sm=bundle.waiting_sm)
 
 
 def _in_its_model(graph: Graph, timeline: Timeline, gpu: Gpu, bundle: Bundle) -> Timeline:

@@ -69,6 +69,7 @@ class Timeline:
     host_s: Array  # (*sweep, kernel) what issuing it costs the host
     # (2, kernel) how like the nearest row that time and energy were learned from, 1 to 0; NaN where nothing was
     near: Array | None = None
+    waiting_sm: float = 1.0  # energy of an SM that waits for memory, over that of one with work
 
     @property
     def total(self) -> Array:
@@ -101,6 +102,7 @@ class Timeline:
             calls=kernels.calls,
             host_s=self.host_s.take(rows, axis=-1),
             near=None if self.near is None else self.near.take(rows, axis=-1),
+            waiting_sm=self.waiting_sm,
         )
 
     def delay_kernels(self, extra_s: Array) -> Timeline:
@@ -152,6 +154,16 @@ def compute_kernel_s(phases: tuple[KernelPhase, ...], effective_hz: Array) -> Ar
             part_s = np.maximum(part_s, phase.seconds, out=_into(part_s, phase.seconds))
         total = np.add(part_s, total, out=_into(part_s, total))
     return np.asarray(total)
+
+
+def compute_waiting_s(phases: tuple[KernelPhase, ...], effective_hz: Array) -> Array:
+    """Compute the seconds in which a kernel waits for device memory, ``(*sweep, kernel)``.
+
+    That is the time beyond which its work on the chip would have been done, Σ_phase max(seconds - cycles/f, 0).
+    """
+    both = [(phase.cycles, phase.seconds) for phase in phases]
+    waits = [np.maximum(s - c / effective_hz, 0.0) for c, s in both if c is not None and s is not None]
+    return np.asarray(sum(waits, np.zeros(())))
 
 
 def _into(array: Array, other: Array) -> Array | None:
@@ -262,6 +274,7 @@ class ClockLaw:
     toggling: float = 1.0
     clock_power: float = 0.0
     top_hz: float = 1.0
+    in_bursts: bool = True  # whether it holds in the first milliseconds of a run too
 
     def __post_init__(self) -> None:
         if self.activity.shape != self.ratio.shape or self.activity.size == 0 or (np.diff(self.activity) <= 0).any():

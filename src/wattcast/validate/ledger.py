@@ -31,7 +31,7 @@ from wattcast.validate.kernel_checks import (
 )
 from wattcast.validate.ledger_store import Tell, load_or_make_rows, load_rows
 from wattcast.validate.model_checks import model_rows
-from wattcast.validate.other_gpu_checks import other_gpu_rows
+from wattcast.validate.other_gpu_checks import kernel_table_rows, other_gpu_rows
 from wattcast.validate.published_checks import TITANX, V100, component_rows, power_limit_rows, titanx_rows, v100_rows
 from wattcast.validate.serving_checks import serving_rows
 from wattcast.validate.training_checks import training_rows
@@ -92,6 +92,8 @@ def build_ledger(
     rows += component_rows(reference, say) + make_energy_rows(reference)
     if reference is not None and (reference / "energaizer").is_dir():
         rows += other_gpu_rows(reference)
+    if reference is not None and (reference / "aiconfigurator").is_dir():
+        rows += kernel_table_rows(reference)
     if reference is not None:
         rows += collective_rows(reference)
     rows += public_rows()

@@ -100,6 +100,7 @@ class Bundle:
     seen: Mapping[str, MeasuredRange] = field(default_factory=dict)  # family -> what was measured of it
     interval_level: float = 0.9
     governor_share: float = 1.0  # of a power limit at which the governor holds the board
+    waiting_sm: float = 1.0  # energy of an SM that waits for memory, over that of one with work
     assumptions: tuple[str, ...] = ()
     cards: CardSpread = field(default_factory=published_spread)  # how far another card of the kind may be
     widening: Widening = field(default_factory=default_widening)  # of intervals, away from what was measured
@@ -118,6 +119,10 @@ class Bundle:
         factor = self.toggling[data]
         law = replace(self.clock_law, toggling=factor) if self.clock_law else None
         return replace(self, power=self.power.with_data_factor(factor), clock_law=law)
+
+    def for_bursts(self) -> Bundle:
+        """This bundle for runs of some milliseconds after a pause: without a clock law of long runs alone."""
+        return replace(self, clock_law=None) if self.clock_law and not self.clock_law.in_bursts else self
 
     def for_this_card(self) -> Bundle:
         """This bundle for the very card it was fitted on: intervals leave out how far other cards may be."""
@@ -150,6 +155,7 @@ class _ClockLawFile(msgspec.Struct, forbid_unknown_fields=True):
     ratio: list[float]
     clock_power: float = 0.0
     top: str = "1 Hz"
+    in_bursts: bool = True
 
 
 class _ReferenceFile(msgspec.Struct, forbid_unknown_fields=True):
@@ -188,6 +194,7 @@ class _BundleFile(msgspec.Struct, forbid_unknown_fields=True):
     effective_clock: _ClockLawFile | None = None
     interval_level: float = 0.9
     settles: float = 1.0
+    waiting_sm: float = 1.0
     assumptions: tuple[str, ...] = ()
     reference: _ReferenceFile | None = None  # absent: the catalogue's chip
     learned_on: _ReferenceFile | None = None  # the chip learned factors were fitted on, where it is another
@@ -217,7 +224,19 @@ def shipped_bundle(gpu: str) -> Bundle | None:
 
 def parse_bundle(data: bytes, where: str, arrays: bytes | None = None) -> Bundle:
     """Parse the bytes of a ``bundle.yaml`` and of its ``arrays.npz``."""
-    file = decode_yaml(data, _BundleFile, where)
+    return _from_file(decode_yaml(data, _BundleFile, where), where, arrays)
+
+
+def plain_to_bundle(plain: Mapping[str, Any], where: str) -> Bundle:
+    """Make a bundle without learned factors from the plain mappings that ``bundle_to_plain`` gives."""
+    try:
+        file = msgspec.convert(plain, _BundleFile)
+    except msgspec.ValidationError as error:
+        raise bad_value(where, "the entries of a bundle", str(error)) from None
+    return _from_file(file, where, None)
+
+
+def _from_file(file: _BundleFile, where: str, arrays: bytes | None) -> Bundle:
     if file.format != BUNDLE_FORMAT:
         raise bad_value(
             f"{where}: format", f"{BUNDLE_FORMAT}", file.format, "This Wattcast reads no other; fit again."
@@ -267,6 +286,7 @@ def parse_bundle(data: bytes, where: str, arrays: bytes | None = None) -> Bundle
             np.array(law.ratio),
             clock_power=law.clock_power,
             top_hz=parse(law.top, "Hz", "effective_clock.top"),
+            in_bursts=law.in_bursts,
         ),
         residuals=file.residuals,
         toggling=file.toggling,
@@ -283,6 +303,7 @@ def parse_bundle(data: bytes, where: str, arrays: bytes | None = None) -> Bundle
         },
         interval_level=file.interval_level,
         governor_share=file.settles,
+        waiting_sm=file.waiting_sm,
         assumptions=file.assumptions,
         cards=file.cards or published_spread(),
         widening=file.widening or default_widening(),
@@ -323,10 +344,16 @@ def bundle_to_plain(bundle: Bundle) -> dict[str, Any]:
         effective_clock=None
         if law is None
         else _ClockLawFile(
-            law.without, law.activity.tolist(), law.ratio.tolist(), law.clock_power, f"{law.top_hz!r} Hz"
+            law.without,
+            law.activity.tolist(),
+            law.ratio.tolist(),
+            law.clock_power,
+            f"{law.top_hz!r} Hz",
+            law.in_bursts,
         ),
         interval_level=bundle.interval_level,
         settles=bundle.governor_share,
+        waiting_sm=bundle.waiting_sm,
         assumptions=bundle.assumptions,
         reference=_write_reference(bundle.reference),
         learned_on=_write_reference(learned.reference) if isinstance(learned, CarriedFactors) else None,

@@ -50,8 +50,7 @@ class StyleRule(msgspec.Struct, forbid_unknown_fields=True):
 
     tensor_delivery: float
     sharing: float
-    native: dict[str, str]
-    native_cycles: str  # the group whose cycles native products take; empty: their own
+    native: dict[str, str]  # the group whose corrections a native kernel takes
     mma_on_parent: float
     old_groups: list[str]
     renamed: dict[str, str]
@@ -63,6 +62,7 @@ class ArchitectureRule(msgspec.Struct, forbid_unknown_fields=True):
     style: LibraryStyle
     whole: bool = False
     clock_law: bool = False
+    sustained_clock: float = 1.0
 
 
 class IdleRule(msgspec.Struct, forbid_unknown_fields=True):
@@ -70,6 +70,7 @@ class IdleRule(msgspec.Struct, forbid_unknown_fields=True):
 
     lowest: float
     top: float
+    graphics_memory: tuple[float, float]  # lowest and top of cards with GDDR
     clock_share: list[float]
     rise: list[float]
 
@@ -97,12 +98,14 @@ class ForecastRule(msgspec.Struct, forbid_unknown_fields=True):
     processes: list[ProcessRule]
     classes: dict[str, float]
     sm_alike: float
+    sm_waiting: float
     memory_rail_j_per_byte: float
     memory: dict[str, MemoryRule]
     formats: dict[str, Any]
     link_energy_j_per_byte: float
     styles: dict[str, StyleRule]
     architectures: dict[str, ArchitectureRule]
+    same_processor: dict[str, str]
     same_programs: list[str]
     fp32_instructions: float
     streaming: str
@@ -179,7 +182,7 @@ def _build_forecast(gpu: Gpu) -> Bundle:
         corrections=_corrections(parent, gpu, chip, the, kind),
         launch=_launch(parent, gpu, the),
         power=_power(gpu, the, power, idle, voltage),
-        clock_law=_law(parent, gpu) if kind.clock_law else None,
+        clock_law=_law(parent, gpu, kind),
         residuals=_residuals(parent, the, kind),
         toggling=parent.toggling,
         reference=replace(
@@ -188,6 +191,7 @@ def _build_forecast(gpu: Gpu) -> Bundle:
         learned=_learned(parent, the, kind),
         seen=parent.seen,
         interval_level=parent.interval_level,
+        waiting_sm=_waiting_sm(gpu, chip, the),
         assumptions=tuple(note for note in notes if note),
         cards=parent.cards,
         widening=parent.widening,
@@ -248,8 +252,21 @@ def _memory_factor(gpu: Gpu, the: ForecastRule, parent_j: Mapping[str, float]) -
 
 
 def _sm_width(gpu: Gpu, the: ForecastRule) -> float:
-    """Return the capacitance of a working SM relative to the parent's: a fixed part, and one for its fp32 lanes."""
-    return the.sm_alike + (1.0 - the.sm_alike) * _lanes(gpu, the)
+    """Return the capacitance of a working SM relative to the parent's: a fixed part, fp32 lanes and tensor cores."""
+    own, parents = (_scalar(g.pipes.tensor_flop_per_cycle.get(Dtype.FP16, 0.0)) for g in (gpu, load_gpu(the.parent)))
+    return the.sm_alike + (1.0 - the.sm_alike) * 0.5 * (_lanes(gpu, the) + own / parents)
+
+
+def _waiting_sm(gpu: Gpu, chip: Gpu, the: ForecastRule) -> float:
+    """Return the energy of an SM that waits for memory over that of one with work.
+
+    An SM of the parent gets β/(S·f) bytes a cycle where memory bounds a kernel, and what its warps issue goes with
+    that. One that gets less issues less; clocks and schedulers, ``sm_waiting`` of its energy, run on.
+    """
+    own, parents = (
+        _scalar(g.memory.byte_per_s) / (_scalar(g.sm_count) * _scalar(g.clocks.max_hz)) for g in (gpu, chip)
+    )
+    return the.sm_waiting + (1.0 - the.sm_waiting) * min(own / parents, 1.0)
 
 
 def _lanes(gpu: Gpu, the: ForecastRule) -> float:
@@ -297,8 +314,7 @@ def _corrections(
         found[name] = changed
     for old, new in style.native.items():
         if old in found and new in found:
-            cycles = found.get(style.native_cycles, found[old]).compute
-            found[old] = replace(found[new], compute=cycles, l2=found[new].l2 / style.sharing)
+            found[old] = replace(found[new], l2=found[new].l2 / style.sharing)
     return found | {new: found[old] for new, old in style.renamed.items() if old in found}
 
 
@@ -334,8 +350,11 @@ def _launch(parent: Bundle, gpu: Gpu, the: ForecastRule) -> LaunchCosts:
     return replace(parent.launch, host_s_per_operator=host_s, host_weights=the.host_weights)
 
 
-def _law(parent: Bundle, gpu: Gpu) -> ClockLaw | None:
-    """Carry the parent's effective clock over to this card's own top clock."""
+def _law(parent: Bundle, gpu: Gpu, kind: ArchitectureRule) -> ClockLaw | None:
+    """Carry the parent's effective clock over to this card's own top clock, or take the share that runs sustain."""
+    if not kind.clock_law:
+        share = kind.sustained_clock
+        return ClockLaw(share, np.array([0.0]), np.array([share]), in_bursts=False) if share < 1.0 else None
     law = parent.clock_law
     return None if law is None else replace(law, top_hz=_scalar(gpu.clocks.max_hz))
 
@@ -371,7 +390,8 @@ def _idle(gpu: Gpu, the: ForecastRule, parent: IdlePower) -> tuple[IdlePower, st
         return IdlePower(gpu.power.idle_w.clock_hz, gpu.power.idle_w.value, **warming), ""
     limit_w, top_hz = _scalar(gpu.power.limit_w), _scalar(gpu.clocks.max_hz)
     low_hz = _scalar(gpu.clocks.min_hz) if gpu.clocks.min_hz is not None else 0.3 * top_hz
-    low_w, top_w = the.idle.lowest * limit_w, the.idle.top * limit_w
+    lowest, top = the.idle.graphics_memory if gpu.memory.kind.startswith("GDDR") else (the.idle.lowest, the.idle.top)
+    low_w, top_w = lowest * limit_w, top * limit_w
     clock_hz = np.array([min(low_hz, 0.5 * top_hz), *(share * top_hz for share in the.idle.clock_share)])
     power_w = low_w + (top_w - low_w) * np.array([0.0, *the.idle.rise])
     note = (

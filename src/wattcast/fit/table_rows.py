@@ -1,0 +1,436 @@
+"""Read public kernel tables, the format of NVIDIA's aiconfigurator, as rows that the kernel fit takes.
+
+A table is CSV (also called ``.txt``) or Parquet and is recognised by its columns: products (``gemm_dtype``, m, n, k),
+attention (``attn_dtype``, ``batch_size``, ``isl``, ``step`` ...) and experts (``moe_dtype`` ...). Latency is in
+milliseconds. Path or file name give system, engine and version: ``SYSTEM.ENGINE-VERSION.TABLE.csv`` or
+``SYSTEM/.../ENGINE/VERSION/TABLE.parquet``. Files are scanned lazily and thinned while they stream, so that the full
+database of 24 million rows takes memory for a few thousand.
+
+Tables without a power column time a few replays: bursts at the top clock, which the governor has no time to lower.
+Tables with one run up to a second and count as sustained. Watts are read from ``gemm_power`` tables alone.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from wattcast.core.arrays import Array, Mask, sweep_values
+from wattcast.core.errors import BadInput, MissingTool, UnknownName, bad_value
+from wattcast.core.units import Dtype
+from wattcast.fit.kernel_rows import KernelRows, load_kernel_rows, shape_name
+from wattcast.hardware import Gpu, load_gpu
+from wattcast.kernels import RunCondition
+from wattcast.workload.engine_operators import (
+    GRAPH_SPLITS,
+    GRAPH_TOKENS,
+    BlockProduct,
+    CacheWrite,
+    FusedExperts,
+    PagedAttention,
+    Quantize,
+    ScaledProduct,
+    WeightOnlyProduct,
+)
+from wattcast.workload.operator_base import Operator
+from wattcast.workload.operator_types import Linear
+
+if TYPE_CHECKING:
+    import polars as pl
+
+SUFFIXES = (".csv", ".txt", ".parquet")
+MOST_ROWS = 700  # of a table, a number format and a band of latency
+BANDS_MS = (0.02, 0.1)  # between which rows are drawn in equal numbers
+UNCAPPED_SHARE = 0.92  # of the power limit, below which a card runs at its top clock
+HELD_OUT_PARTS = 5  # one shape in five is never fitted to
+WEIGHT_COPIES = 6  # that the collector's products go round: weights come from device memory if these outgrow L2
+
+
+@dataclass(frozen=True)
+class TableFile:
+    """One table: where it lies, what it times, and on which system, engine and version."""
+
+    path: Path
+    table: str  # gemm, attention, experts
+    system: str
+    engine: str
+    version: str
+    sustained: bool  # it has a power column, so that runs were long
+    trusted_power: bool
+    columns: tuple[str, ...]
+    half_only: bool = False  # narrow products are kernels of an engine's own, and another engine's are meant
+
+
+@dataclass(frozen=True)
+class TableRows:
+    """Rows of tables, with the operators that each was timed together with, and what was left out and why."""
+
+    rows: KernelRows
+    beside: tuple[tuple[Operator, ...], ...]  # operators inside the latency besides the row's own
+    engine: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    def select_rows(self, mask: Mask) -> TableRows:
+        """Return the rows of a mask."""
+        at = np.flatnonzero(mask).tolist()
+        beside, engine = tuple(self.beside[i] for i in at), tuple(self.engine[i] for i in at)
+        return TableRows(self.rows.select_rows(mask), beside, engine, self.notes)
+
+
+def held_out(ops: Iterable[Operator]) -> Mask:
+    """Return which operators are held out of every fit: one in five, by the crc32 of the shape alone.
+
+    >>> held_out([Linear(m, 512, 512, dtype=Dtype.BF16) for m in (1, 2, 3, 4, 5, 6)]).tolist()
+    [True, False, False, False, False, False]
+    """
+    return np.array([zlib.crc32(shape_name(op).encode()) % HELD_OUT_PARTS == 0 for op in ops], dtype=bool)
+
+
+def read_tables(paths: Sequence[str | Path], gpu: Gpu, most: int = MOST_ROWS) -> TableRows:
+    """Read tables of ``gpu``, or kernel rows of our own, from files and folders.
+
+    Of each engine the newest version is taken; tables of other systems in a folder are passed over.
+    """
+    found, notes = find_tables(paths, gpu)
+    parts = []
+    for file in found:
+        part, said = _read_table(file, gpu, most)
+        notes += said
+        parts += [part] if part else []
+    own = [Path(path) for path in paths if _is_kernel_database(Path(path))]
+    if not (own or any(parts)):
+        raise BadInput(
+            f"no kernel table of the {gpu.name} in {', '.join(map(str, paths))}. Wanted: CSV or Parquet files with "
+            "columns such as gemm_dtype, m, n, k, latency, named SYSTEM.ENGINE-VERSION.TABLE.csv or lying in folders "
+            f"of those names, or a folder with rows.parquet of our own. {' '.join(notes)}"
+        )
+    listed = [row for part in parts for row in part]
+    made = [_to_kernel_rows(listed, found)] if listed else []
+    beside, engine = [row.beside for row in listed], [row.engine for row in listed]
+    for folder in own:
+        made.append(load_kernel_rows(folder))
+        beside += [()] * len(made[-1])
+        engine += [""] * len(made[-1])
+    return TableRows(_join(made), tuple(beside), tuple(engine), tuple(dict.fromkeys(notes)))
+
+
+def _is_kernel_database(path: Path) -> bool:
+    return path.is_dir() and ((path / "rows.parquet").exists() or any(path.glob("*.jsonl")))
+
+
+def find_tables(paths: Sequence[str | Path], gpu: Gpu) -> tuple[list[TableFile], list[str]]:
+    """Find the tables of a GPU below files and folders: the newest version of each engine, and notes on the rest."""
+    found: list[TableFile] = []
+    notes: list[str] = []
+    for given in map(Path, paths):
+        if not given.exists():
+            raise bad_value("table", "an existing file or folder", str(given))
+        if _is_kernel_database(given):
+            continue
+        for path in sorted(p for p in given.rglob("*") if p.suffix in SUFFIXES) if given.is_dir() else [given]:
+            file = _identify(path, given)
+            if file is None:
+                if not given.is_dir():
+                    notes.append(f"{path.name}: columns of no known table; passed over.")
+                continue
+            system = _system_name(file.system)
+            if system == gpu.name or (not system and not given.is_dir()):
+                found.append(file)
+            elif not given.is_dir():
+                raise bad_value("table", f"one of the {gpu.name}", f"{path.name} of {file.system}")
+    kept = []
+    first = {file.table: min((f.engine for f in found if f.table == file.table), key=_preference) for file in found}
+    for file in found:
+        rivals = [f for f in found if (f.table, f.engine, f.sustained) == (file.table, file.engine, file.sustained)]
+        newest = max(rivals, key=lambda f: _version_key(f.version)).version
+        other = file.engine != first[file.table]
+        if other and file.table != "gemm":
+            notes.append(
+                f"{file.table} of {file.engine}: a bundle means one engine's kernels, {first[file.table]}'s."
+            )
+        elif file.version == newest:
+            kept.append(replace(file, half_only=other))
+        else:
+            notes.append(f"{file.engine} {file.version}: {newest} is newer; passed over.")
+    return kept, notes
+
+
+def _system_name(system: str) -> str:
+    """Return the catalogue's name of a table's system; empty where it has none."""
+    spellings = (system, system.replace("_", "-"), system.partition("_")[0])
+    for name in spellings if system else ():
+        try:
+            return load_gpu(name).name
+        except (UnknownName, BadInput):
+            continue
+    return ""
+
+
+def _version_key(version: str) -> tuple[tuple[int, str], ...]:
+    """Return a key under which versions sort: numbers by value, a release after its candidates."""
+    parts = re.findall(r"\d+|[a-z]+", version.lower())
+    return tuple((int(p), "") if p.isdigit() else (-1, p) for p in parts)
+
+
+_TABLES = {
+    "gemm": {"gemm_dtype", "m", "n", "k", "latency"},
+    "attention": {"attn_dtype", "kv_cache_dtype", "batch_size", "isl", "num_heads", "head_dim", "step", "latency"},
+    "experts": {"moe_dtype", "num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "latency"},
+}
+_ENGINES = ("vllm", "trtllm", "sglang", "nccl")  # in the order in which one is taken for attention and experts
+
+
+def _preference(engine: str) -> int:
+    return _ENGINES.index(engine) if engine in _ENGINES else len(_ENGINES)
+
+
+def _identify(path: Path, given: Path) -> TableFile | None:
+    columns = tuple(_scan(path).collect_schema().names())
+    table = next((name for name, wanted in _TABLES.items() if wanted <= set(columns)), None)
+    if table is None:
+        return None
+    dotted = re.match(r"(?P<system>[^.]+)\.(?P<engine>[a-z]+)-(?P<version>.+)\.(?P<table>\w+)$", path.stem)
+    if dotted:
+        system, engine, version = dotted["system"], dotted["engine"], dotted["version"]
+    else:
+        folders = path.parts[:-1]
+        place = next((i for i, part in enumerate(folders) if part.lower() in _ENGINES), None)
+        engine = "" if place is None else folders[place].lower()
+        version = folders[place + 1] if place is not None and place + 1 < len(folders) else ""
+        named = [part for part in reversed(folders[:place]) if _system_name(part)]
+        system = named[0] if named else ""
+    sustained = "power" in columns
+    trusted = sustained and "power" in path.stem.rpartition(".")[2]
+    return TableFile(path, table, system, engine, version, sustained, trusted, columns)
+
+
+def _scan(path: Path) -> pl.LazyFrame:
+    try:
+        import polars as pl
+    except ImportError:
+        raise MissingTool("reading tables needs polars. Install it: pip install 'wattcast[fit]'.") from None
+    try:
+        frame = pl.scan_parquet(path) if path.suffix == ".parquet" else pl.scan_csv(path, infer_schema_length=1000)
+        frame.collect_schema()
+    except (pl.exceptions.PolarsError, OSError) as error:
+        raise bad_value(str(path), "a table as CSV or Parquet", str(error).splitlines()[0]) from None
+    return frame
+
+
+@dataclass(frozen=True)
+class _Row:
+    op: Operator
+    condition: RunCondition
+    beside: tuple[Operator, ...]
+    latency_s: float
+    power_w: float
+    clock_hz: float  # where it is known: the top clock below the power limit
+    kind: str
+    engine: str
+
+
+_SHAPE = {
+    "gemm": ("m", "n", "k"),
+    "attention": ("batch_size", "isl", "num_heads", "num_key_value_heads", "head_dim", "step"),
+    "experts": ("num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size"),
+}
+_FORMATS = {
+    "gemm": ("gemm_dtype",), "attention": ("attn_dtype", "kv_cache_dtype"), "experts": ("moe_dtype",),
+}  # fmt: skip
+
+
+def _read_table(file: TableFile, gpu: Gpu, most: int) -> tuple[list[_Row], list[str]]:
+    """Read one table, thinned to ``most`` rows of each format and band of latency, chosen by a hash of the shape."""
+    import polars as pl
+
+    formats = [name for name in _FORMATS[file.table] if name in file.columns]
+    shape = [name for name in _SHAPE[file.table] if name in file.columns]
+    band = sum((pl.col("latency") >= edge).cast(pl.Int8) for edge in BANDS_MS)
+    mixed = pl.lit(0xCBF29CE484222325, dtype=pl.UInt64)
+    for name in shape:  # FNV-1a over whole numbers
+        mixed = (mixed ^ pl.col(name).fill_null(0).cast(pl.UInt64)) * pl.lit(0x100000001B3, dtype=pl.UInt64)
+    frame = _scan(file.path).filter(pl.col("latency") > 0).with_columns(band=band, order=mixed // (1 << 20))
+    groups = frame.select(*formats, "band").unique().collect(engine="streaming").rows()
+    rows: list[_Row] = []
+    skipped: dict[str, int] = {}
+    make = _MAKERS[file.table]
+    kind = "sustained" if file.sustained else "burst"
+    for *words, place in sorted(groups):
+        some = frame.filter(pl.col("band") == place, *(pl.col(n) == w for n, w in zip(formats, words, strict=True)))
+        for plain in some.bottom_k(most, by="order").collect(engine="streaming").iter_rows(named=True):
+            made = make(plain, file, gpu)
+            if isinstance(made, str):
+                skipped[made] = skipped.get(made, 0) + 1
+                continue
+            power_w = float(plain["power"]) if file.trusted_power else float("nan")
+            capped = not power_w < UNCAPPED_SHARE * float(plain.get("power_limit") or 0.0)
+            clock_hz = float("nan") if capped else float(sweep_values(gpu.clocks.max_hz))
+            rows.append(_Row(*made, float(plain["latency"]) * 1e-3, power_w, clock_hz, kind, file.engine))
+    return rows, [f"{file.path.name}: {count} rows passed over: {why}." for why, count in skipped.items()]
+
+
+_Made = tuple[Operator, RunCondition, tuple[Operator, ...]] | str  # text: why a row cannot be said
+_HALF = {"bfloat16": Dtype.BF16, "float16": Dtype.FP16}
+HOST_BOUND_MS = 0.3  # below which fp8_block products of vLLM, launched one by one, may be bound by the host
+
+
+def _make_product(row: Mapping[str, Any], file: TableFile, gpu: Gpu) -> _Made:
+    """Make the product of a row, with the quantising of its input beside it where the format has one."""
+    word, (m, n, k) = row["gemm_dtype"], (int(row[name]) for name in "mnk")
+    tensor = gpu.pipes.tensor_flop_per_cycle
+    op: Operator
+    beside: tuple[Operator, ...] = ()
+    copies = WEIGHT_COPIES
+    if word in _HALF:
+        op = Linear(m, n, k, dtype=_HALF[word])
+    elif file.half_only and word not in ("int8_wo", "int4_wo"):
+        return f"{word} of {file.engine}, since a bundle means one engine's kernels"
+    elif word == "fp8" and Dtype.FP8 in tensor:
+        op = ScaledProduct(m, n, k, "token" if file.engine == "vllm" else "tensor", dtype=Dtype.FP8)
+        beside = (Quantize(m, k, op.scales, dtype=Dtype.BF16),)
+    elif word == "fp8_block" and Dtype.FP8 in tensor:
+        if file.engine == "vllm" and row["latency"] < HOST_BOUND_MS:
+            return "fp8_block bound by the host"
+        kernel = "deepgemm" if "deepgemm" in str(row.get("kernel_source")).lower() else "cutlass"
+        op = BlockProduct(m, n, k, kernel=kernel, dtype=Dtype.FP8)
+        beside, copies = (Quantize(m, k, "block", dtype=Dtype.BF16),), 1
+    elif word == "nvfp4" and Dtype.FP4 in tensor:
+        op = BlockProduct(m, n, k, kernel="cutlass", bit=4.5, dtype=Dtype.FP4)
+        beside, copies = (Quantize(m, k, "block", dtype=Dtype.BF16),), 1
+    elif word in ("int8_wo", "int4_wo"):
+        weights = word.partition("_")[0]
+        group = 128 if weights == "int4" else -1
+        op = WeightOnlyProduct(m, n, k, weights, group, kernel="cutlass", dtype=Dtype.BF16)
+        copies = 1
+    else:
+        return f"format {word}"
+    byte = op.read_byte - float(m) * k * op.dtype.byte
+    l2_byte = 0.0 if gpu.l2.capacity_byte is None else float(sweep_values(gpu.l2.capacity_byte))
+    # weights come from device memory if the copies that the collector goes round outgrow L2
+    rotated = "none" if copies * byte <= 0.5 * l2_byte else "weights"
+    return op, RunCondition(rotated=rotated), beside
+
+
+def _make_attention(row: Mapping[str, Any], file: TableFile, gpu: Gpu) -> _Made:
+    """Make the attention of a row: prefill of ``isl`` tokens, or one token behind those cached, over paged caches."""
+    cache = {**_HALF, "fp8": Dtype.FP8}.get(row["kv_cache_dtype"])
+    able = cache in _HALF.values() or cache in gpu.pipes.tensor_flop_per_cycle
+    if row["attn_dtype"] not in _HALF or cache is None or not able:
+        return f"attention in {row['attn_dtype']} over a cache in {row['kv_cache_dtype']}"
+    heads, dim, batch = int(row["num_heads"]), int(row["head_dim"]), int(row["batch_size"])
+    length, window = int(row["isl"]) + int(row["step"] or 0), int(row.get("window_size") or 0)
+    new = 1 if "generation" in file.path.stem else int(row["isl"])
+    kv_heads = int(row.get("num_key_value_heads") or 0) or heads
+    if heads % kv_heads:
+        return "heads that key heads do not divide"
+    op = PagedAttention(
+        *(heads, kv_heads, dim, ((batch, new, length),), cache),
+        window=window,  # even one that holds all: FlashAttention 2 runs a slower kernel then, 4 times on an L40S
+        splits=GRAPH_SPLITS if batch * new <= GRAPH_TOKENS else 0,
+        bound=length,
+        dtype=_HALF[row["attn_dtype"]],
+    )
+    writes = CacheWrite(batch * new, kv_heads * dim, 1, 1, kv_heads * dim, cache, dtype=op.dtype)
+    return op, RunCondition(rotated="none"), (writes,)
+
+
+_EXPERTS = {  # format: weights, scales, arithmetic
+    "bfloat16": ("bf16", "none", Dtype.BF16),
+    "float16": ("fp16", "none", Dtype.FP16),
+    "fp8": ("fp8", "tensor", Dtype.FP8),
+    "fp8_block": ("fp8", "block", Dtype.FP8),
+    "int4_wo": ("int4", "group", Dtype.BF16),
+    "w4a16_mxfp4": ("fp4", "mx", Dtype.BF16),
+}
+
+
+def _make_experts(row: Mapping[str, Any], file: TableFile, gpu: Gpu) -> _Made:
+    """Make the mixture layer of a row: one GPU's share of its experts and of their width."""
+    weights, scales, dtype = _EXPERTS.get(row["moe_dtype"], ("", "", Dtype.BF16))
+    if not weights or dtype not in gpu.pipes.tensor_flop_per_cycle:
+        return f"experts in {row['moe_dtype']}"
+    parallel, cut = int(row.get("moe_ep_size") or 1), int(row.get("moe_tp_size") or 1)
+    if "nongated" in str(row.get("kernel_source")):
+        return "experts without a gate"
+    experts, visits = max(int(row["num_experts"]) // parallel, 1), int(row["topk"]) / parallel
+    top_k = min(max(round(visits), 1), experts)  # of a token's experts, those on this GPU
+    op = FusedExperts(
+        tokens=max(round(int(row["num_tokens"]) * visits / top_k), 1),
+        experts=experts,
+        top_k=top_k,
+        hidden=int(row["hidden_size"]),
+        intermediate=max(int(row["inter_size"]) // cut, 1),
+        weights=weights,
+        scales=scales,
+        routing="even" if str(row.get("distribution") or "balanced") == "balanced" else "skewed",
+        kernel=_expert_kernel(str(row.get("kernel_source"))),
+        dtype=dtype,
+    )
+    return op, RunCondition(rotated="none"), ()
+
+
+def _expert_kernel(source: str) -> str:
+    """Return the kernel that the collector says ran."""
+    return next((name for name in ("marlin", "cutlass", "trtllm", "deepgemm") if name in source), "triton")
+
+
+_MAKERS: Mapping[str, Callable[[Mapping[str, Any], TableFile, Gpu], _Made]] = {
+    "gemm": _make_product,
+    "attention": _make_attention,
+    "experts": _make_experts,
+}
+
+
+def _to_kernel_rows(listed: Sequence[_Row], files: Sequence[TableFile]) -> KernelRows:
+    count = len(listed)
+    empty = np.full(count, np.nan)
+    number: dict[str, Array] = {name: empty.copy() for name in _NUMBERS}
+    number["latency_s"] = np.array([row.latency_s for row in listed])
+    number["power_w"] = np.array([row.power_w for row in listed])
+    number["sm_clock_hz"] = np.array([row.clock_hz for row in listed])
+    names = dict.fromkeys(f"{file.engine} {file.version}" for file in files)
+    return KernelRows(
+        kind=tuple(row.kind for row in listed),
+        ops=tuple(row.op for row in listed),
+        conditions=tuple(row.condition for row in listed),
+        data=("random",) * count,
+        spec=("",) * count,
+        repeat=np.zeros(count, dtype=np.int64),
+        names=((),) * count,
+        blocks=((),) * count,
+        number=number,
+        fit=np.ones(count, dtype=bool),
+        source=", ".join(names),
+        card=next((file.system for file in files if file.system), ""),
+    )
+
+
+_NUMBERS = (
+    *("latency_s", "power_w", "sm_clock_hz", "effective_clock_hz", "memory_power_w", "on_power_w"),
+    *("settled_power_w", "settled_clock_hz", "temperature_c", "duty", "idle_power_w"),
+)
+
+
+def _join(parts: Sequence[KernelRows]) -> KernelRows:
+    """Join rows of several sources into one table."""
+    if len(parts) == 1:
+        return parts[0]
+
+    columns: dict[str, Any] = {}
+    for item in fields(KernelRows):
+        values = [getattr(part, item.name) for part in parts]
+        if isinstance(values[0], np.ndarray):
+            columns[item.name] = np.concatenate(values)
+        elif isinstance(values[0], tuple):
+            columns[item.name] = tuple(x for value in values for x in value)
+        elif isinstance(values[0], dict):
+            columns[item.name] = {name: np.concatenate([v[name] for v in values]) for name in values[0]}
+        else:
+            columns[item.name] = ", ".join(dict.fromkeys(v for v in values if v))
+    return KernelRows(**columns)

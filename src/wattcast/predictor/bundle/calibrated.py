@@ -1,0 +1,151 @@
+"""Bundles that stand on a forecast: what a card's own rows changed is kept, the rest is forecast anew.
+
+``calibration.yaml`` has the entries of a ``bundle.yaml`` that differ from the forecast of the same GPU, and
+``arrays.npz`` the factors on time that its rows taught. So a calibration stays small, and what no row said
+(energies, V(f), idle power, kernels of other families) follows the forecast wherever that is improved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from wattcast.core.errors import bad_value
+from wattcast.core.strict_files import decode_yaml, read_bytes, write_whole
+from wattcast.hardware import Gpu, load_gpu
+from wattcast.predictor.bundle.bundle_file import (
+    ARRAYS_FILE,
+    Bundle,
+    bundle_to_plain,
+    plain_to_bundle,
+    read_bundle,
+    residuals_from_bytes,
+    residuals_to_bytes,
+    write_bundle,
+)
+from wattcast.predictor.bundle.forecast import forecast_bundle, forecast_rule
+from wattcast.predictor.learned_factors import CarriedFactors, LayeredFactors
+
+CALIBRATION_FILE = "calibration.yaml"
+Plain = dict[str, Any]
+
+
+def calibrated_bundle(gpu: Gpu) -> Bundle | None:
+    """Return the forecast of ``gpu`` with the calibration that ships for it, or for a card of the same processor.
+
+    None where neither ships. From another card come the times of kernels alone, and the bundle stays a forecast.
+    """
+    kin = gpu.name if _shipped(gpu.name) else forecast_rule().same_processor.get(gpu.compute_capability, "")
+    found = _shipped(kin) if kin else None
+    if found is None:
+        return None
+    swept = any(isinstance(value, np.ndarray) for value in (gpu.sm_count, gpu.clocks.max_hz, gpu.power.limit_w))
+    key = "" if swept else repr(gpu)
+    if key and key in _calibrated:
+        return _calibrated[key]
+    bundle = _apply(*found, gpu) if kin == gpu.name else _carry_times(kin, gpu)
+    if key:
+        if len(_calibrated) >= _MOST_KEPT:
+            _calibrated.clear()
+        _calibrated[key] = bundle
+    return bundle
+
+
+_MOST_KEPT = 32
+_calibrated: dict[str, Bundle] = {}  # by all of a GPU's numbers, with the learned factors of workloads met before
+
+
+def _carry_times(kin: str, gpu: Gpu) -> Bundle:
+    base, other = forecast_bundle(gpu), calibrated_bundle(load_gpu(kin))
+    assert other is not None, "a calibration that ships"
+    assert isinstance(other.learned, LayeredFactors), "a calibration has factors of its own"
+    fitted = {g: c for g, c in other.corrections.items() if c != forecast_bundle(load_gpu(kin)).corrections.get(g)}
+    own = CarriedFactors(other.reference, other.learned.time, {})
+    note = f"times of products, attention and experts: as calibrated on the {kin}, a card with the same processor"
+    return replace(
+        base,
+        corrections={**base.corrections, **fitted},
+        learned=LayeredFactors(own.reference, own.time, {}, own=own, carried=base.learned),
+        assumptions=(*base.assumptions[:1], note, *base.assumptions[1:]),
+    )
+
+
+@cache
+def _shipped(name: str) -> tuple[Plain, bytes] | None:
+    folder = files("wattcast.predictor.bundle").joinpath(name)
+    path = folder.joinpath(CALIBRATION_FILE)
+    if not path.is_file():
+        return None
+    return _decode(path.read_bytes(), f"{name}/{CALIBRATION_FILE}"), folder.joinpath(ARRAYS_FILE).read_bytes()
+
+
+def load_bundle(path: Path) -> Bundle:
+    """Read what ``save_bundle`` saved: a calibration on a forecast, or a bundle of its own."""
+    file = path / CALIBRATION_FILE if path.is_dir() else path
+    if file.name != CALIBRATION_FILE or not file.exists():
+        return read_bundle(path)
+    plain = _decode(read_bytes(file), file.name)
+    return _apply(plain, read_bytes(file.parent / ARRAYS_FILE), load_gpu(str(plain["gpu"])))
+
+
+def save_bundle(bundle: Bundle, folder: Path) -> Path:
+    """Save a bundle to ``folder`` and return its file: where it stands on a forecast, only what differs from that."""
+    import yaml
+
+    folder.mkdir(parents=True, exist_ok=True)
+    if not isinstance(bundle.learned, LayeredFactors):
+        write_bundle(bundle, folder / "bundle.yaml")
+        return folder / "bundle.yaml"
+    assert bundle.learned.own is not None, "a layer of its own"
+    base = bundle_to_plain(replace(forecast_bundle(load_gpu(bundle.gpu)), learned=None))
+    changed = _difference(bundle_to_plain(replace(bundle, learned=None)), base)
+    changed |= {"format": base["format"], "gpu": bundle.gpu}
+    write_whole(folder / ARRAYS_FILE, residuals_to_bytes(bundle.learned.own))
+    text = yaml.safe_dump(changed, sort_keys=False, allow_unicode=True)
+    write_whole(folder / CALIBRATION_FILE, text.encode())
+    return folder / CALIBRATION_FILE
+
+
+def _decode(data: bytes, where: str) -> Plain:
+    plain = decode_yaml(data, dict[str, Any], where)
+    if not isinstance(plain.get("gpu"), str):
+        raise bad_value(f"{where}: gpu", "the name of a GPU", plain.get("gpu"))
+    return plain
+
+
+def _apply(plain: Plain, arrays: bytes, gpu: Gpu) -> Bundle:
+    base = forecast_bundle(gpu)
+    merged = _merge(bundle_to_plain(replace(base, learned=None)), plain)
+    found = plain_to_bundle(merged, CALIBRATION_FILE)
+    own = residuals_from_bytes(arrays, base.reference)
+    learned = LayeredFactors(own.reference, own.time, own.energy, own=own, carried=base.learned)
+    return replace(found, learned=learned, reference=base.reference)
+
+
+def _difference(plain: Mapping[str, Any], base: Mapping[str, Any]) -> Plain:
+    """Return the entries of ``plain`` that ``base`` lacks or has otherwise; mappings are compared entry by entry."""
+    found: Plain = {}
+    for name, value in plain.items():
+        if isinstance(value, Mapping) and isinstance(base.get(name), Mapping):
+            inner = _difference(value, base[name])
+            if inner:
+                found[name] = inner
+        elif name not in base or base[name] != value:
+            found[name] = value
+    return found
+
+
+def _merge(base: Mapping[str, Any], plain: Mapping[str, Any]) -> Plain:
+    found = dict(base)
+    for name, value in plain.items():
+        if isinstance(value, Mapping) and isinstance(found.get(name), Mapping):
+            found[name] = _merge(found[name], value)
+        else:
+            found[name] = value
+    return found

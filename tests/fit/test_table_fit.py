@@ -1,0 +1,177 @@
+"""Calibrating on public kernel tables: what is read, what is held out, and what the forecast keeps."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+from numpy.testing import assert_allclose
+
+import wattcast
+from wattcast.core.errors import BadInput
+from wattcast.core.units import Dtype
+from wattcast.fit.held_out import predict_with_bundle
+from wattcast.fit.table_fit import TableCalibration, calibrate_rows
+from wattcast.fit.table_rows import find_tables, held_out, read_tables
+from wattcast.hardware import load_gpu
+from wattcast.predictor.bundle import forecast_bundle
+from wattcast.predictor.bundle.calibrated import load_bundle, save_bundle
+from wattcast.workload.operator_types import Linear
+
+GPU = load_gpu("l40s")
+
+
+def write_products(path: Path, slower: float, count: int = 150, **columns: object) -> Path:
+    """Write a table of products as a card would time them whose tensor cores take ``slower`` times the cycles."""
+    draw = np.random.default_rng(3)
+    sizes = [tuple(int(x) for x in 64 * 2 ** draw.integers(0, 7, 3)) for _ in range(count)]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    names = {"kernel_source": "torch", "gemm_dtype": "bfloat16", "latency": 1.0} | columns
+    pl.DataFrame([{"m": m, "n": n, "k": k} | names for m, n, k in dict.fromkeys(sizes)]).write_csv(path)
+    rows = read_tables([path], GPU).rows
+    base = forecast_bundle(GPU)
+    truth = replace(
+        base,
+        corrections={
+            g: replace(c, compute=c.compute * slower, l2=c.l2 * slower, fixed_s=c.fixed_s * slower)
+            for g, c in base.corrections.items()
+        },
+    )
+    seconds = dict(zip(rows.ops, predict_with_bundle(truth, rows, GPU)[:, 0], strict=True))
+    timed = [
+        {**row, "latency": 1e3 * seconds[Linear(row["m"], row["n"], row["k"], dtype=Dtype.BF16)]}
+        for row in pl.read_csv(path).iter_rows(named=True)
+    ]
+    pl.DataFrame(timed).write_csv(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_products(tmp_path_factory.mktemp("tables") / "l40s.vllm-0.24.0.gemm.csv", 1.4)
+
+
+@pytest.fixture(scope="module")
+def calibrated(table: Path) -> TableCalibration:
+    return calibrate_rows(read_tables([table], GPU), GPU)
+
+
+def test_a_calibration_learns_what_the_forecast_missed(calibrated: TableCalibration) -> None:
+    assert {error.what for error in calibrated.errors} == {"products bf16"}
+    before, after = (
+        np.average([getattr(e, name) for e in calibrated.errors], weights=[e.rows for e in calibrated.errors])
+        for name in ("forecast", "calibrated")
+    )
+    assert before > 7.0
+    assert after < 0.5 * before
+    assert calibrated.held_out > 15
+
+
+def test_what_a_latency_table_cannot_say_stays_forecast(calibrated: TableCalibration) -> None:
+    forecast = forecast_bundle(GPU)
+    assert calibrated.bundle.status == "calibrated"
+    assert calibrated.bundle.power == forecast.power
+    assert calibrated.bundle.corrections["softmax"] == forecast.corrections["softmax"]
+    assert "energies: forecast" in calibrated.bundle.provenance.note
+
+
+def test_a_saved_calibration_is_small_and_predicts_the_same(calibrated: TableCalibration, tmp_path: Path) -> None:
+    file = save_bundle(calibrated.bundle, tmp_path)
+    assert file.name == "calibration.yaml"
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 200_000
+    work = {"name": "x", "ops": [{"op": "linear", "m": 700, "n": 2048, "k": 1024, "dtype": "bf16"}]}
+    one, two = (wattcast.predict(work, GPU, bundle=b) for b in (calibrated.bundle, load_bundle(tmp_path)))
+    assert_allclose([one.latency_s, one.power_w], [two.latency_s, two.power_w], rtol=1e-6)
+
+
+def test_python_takes_rows_or_a_table(table: Path) -> None:
+    with pytest.raises(BadInput, match="one of two"):
+        wattcast.calibrate(gpu="l40s")
+    with pytest.raises(BadInput, match="one of the b200"):
+        wattcast.calibrate(gpu="b200", table=table)
+
+
+def test_a_kind_of_kernel_without_rows_is_left_alone(calibrated: TableCalibration) -> None:
+    """Products in fp32 run on other kernels than those of the table, which was bf16 alone."""
+    work = {"name": "x", "ops": [{"op": "linear", "m": 700, "n": 2048, "k": 1024, "dtype": "fp32"}]}
+    one, two = (wattcast.predict(work, GPU, bundle=b) for b in (calibrated.bundle, forecast_bundle(GPU)))
+    assert_allclose(one.latency_s, two.latency_s, rtol=1e-12)
+
+
+def test_shapes_are_held_out_whatever_their_format() -> None:
+    ops = [Linear(m, 256, 512, dtype=Dtype.BF16) for m in range(1, 400)]
+    away = held_out(ops)
+    assert 0.15 < away.mean() < 0.25
+    assert (away == held_out([replace(op, dtype=Dtype.FP16) for op in ops])).all()
+
+
+def test_the_newest_version_of_an_engine_is_read_from_any_layout(tmp_path: Path) -> None:
+    for version in ("0.9.0", "0.24.0"):
+        write_products(tmp_path / "l40s" / "gemm" / "vllm" / version / "gemm_perf.csv", 1.0, 20)
+    write_products(tmp_path / "l40s.trtllm-1.3.0rc20.gemm.csv", 1.0, 20)
+    frame = pl.read_csv(tmp_path / "l40s.trtllm-1.3.0rc20.gemm.csv")
+    frame.write_parquet(tmp_path / "a100_sxm.trtllm-1.3.0rc20.gemm.parquet")
+    found, notes = find_tables([tmp_path], GPU)
+    assert sorted((file.engine, file.version) for file in found) == [("trtllm", "1.3.0rc20"), ("vllm", "0.24.0")]
+    assert notes == ["vllm 0.9.0: 0.24.0 is newer; passed over."]
+    assert [file.path.suffix for file in find_tables([tmp_path], load_gpu("a100-sxm"))[0]] == [".parquet"]
+
+
+def test_rows_are_thinned_by_shape_while_they_are_read(table: Path) -> None:
+    few = read_tables([table], GPU, most=5).rows
+    assert len(few) <= 15
+    assert set(few.ops) <= set(read_tables([table], GPU).rows.ops)
+
+
+def test_formats_nobody_can_say_are_named(tmp_path: Path) -> None:
+    path = write_products(tmp_path / "l40s.vllm-0.24.0.gemm.csv", 1.0, 20)
+    rows = pl.read_csv(path)
+    pl.concat([rows, rows.with_columns(gemm_dtype=pl.lit("fp3"))]).write_csv(path)
+    assert read_tables([path], GPU).notes == (f"{path.name}: {len(rows)} rows passed over: format fp3.",)
+
+
+def test_wrong_tables_are_refused_with_what_was_wanted(table: Path, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="one of the a100-sxm-80gb"):
+        read_tables([table], load_gpu("a100-sxm"))
+    (tmp_path / "other.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(BadInput, match="no kernel table of the l40s"):
+        read_tables([tmp_path], GPU)
+    with pytest.raises(BadInput, match="an existing file"):
+        read_tables([tmp_path / "none"], GPU)
+    few = write_products(tmp_path / "l40s.vllm-0.24.0.gemm.csv", 1.0, 20)
+    with pytest.raises(BadInput, match="at least 40"):
+        calibrate_rows(read_tables([few], GPU), GPU)
+
+
+def test_the_command_calibrates_checks_and_refuses(call, table: Path, tmp_path: Path) -> None:
+    done = call("calibrate", "--gpu", "l40s", "--table", str(table), "--out", str(tmp_path), "--json")
+    assert done.code == 0, done.err
+    found = json.loads(done.out)
+    assert found["held_out"] > 15
+    assert (tmp_path / "calibration.yaml").exists()
+    checked = call("calibrate", "--gpu", "l40s", "--table", str(table), "--check")
+    assert checked.code == 0, checked.err
+    assert "products bf16" in checked.out
+    assert "one of two" in call("calibrate", "--gpu", "l40s").err
+
+
+def test_a_run_keeps_fewer_cycles_than_a_burst_before_hopper() -> None:
+    forecast = forecast_bundle(GPU)
+    assert forecast.for_bursts().clock_law is None
+    hopper = forecast_bundle(load_gpu("h100-sxm"))
+    assert hopper.for_bursts() is hopper
+
+
+def test_an_sm_that_waits_for_memory_draws_less() -> None:
+    """A GDDR card streamed at 300 W by the rule and at 206 W in truth: its SMs wait most of the time."""
+    work = {"name": "x", "ops": [{"op": "add", "n": 1 << 28, "dtype": "bf16"}]}
+    forecast = forecast_bundle(load_gpu("a40"))
+    low, high = (
+        float(wattcast.predict(work, "a40", bundle=replace(forecast, waiting_sm=share), power_limit=1000).power_w)
+        for share in (forecast.waiting_sm, 1.0)
+    )
+    assert low < 0.85 * high
