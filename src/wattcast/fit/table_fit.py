@@ -81,7 +81,7 @@ def calibrate_tables(
 ) -> TableCalibration:
     """Calibrate a GPU on public kernel tables (or kernel rows of our own): files, folders, or several of them.
 
-    ``wattcast.calibrate(gpu=..., table=...)`` calls this. ``wattcast.predict(..., bundle=found.bundle)`` uses the result.
+    It is ``wattcast.calibrate(gpu=..., table=...)``; ``wattcast.predict(..., bundle=found.bundle)`` uses the result.
     """
     chip = find_gpu(gpu)
     paths = [tables] if isinstance(tables, (str, Path)) else list(tables)

@@ -32,6 +32,7 @@ from wattcast.workload.engine_operators import (
     GRAPH_TOKENS,
     BlockProduct,
     CacheWrite,
+    EngineGate,
     FusedExperts,
     PagedAttention,
     Quantize,
@@ -39,7 +40,7 @@ from wattcast.workload.engine_operators import (
     WeightOnlyProduct,
 )
 from wattcast.workload.operator_base import Operator
-from wattcast.workload.operator_types import Linear
+from wattcast.workload.operator_types import Elementwise, Linear
 
 if TYPE_CHECKING:
     import polars as pl
@@ -372,7 +373,12 @@ def _make_experts(row: Mapping[str, Any], file: TableFile, gpu: Gpu) -> _Made:
         kernel=_expert_kernel(str(row.get("kernel_source"))),
         dtype=dtype,
     )
-    return op, RunCondition(rotated="none"), ()
+    away = round(int(row["num_tokens"]) * int(row["topk"]) * (1.0 - 1.0 / parallel))  # visits to experts elsewhere
+    if not away or op.kernel not in ("triton", "marlin"):
+        return op, RunCondition(rotated="none"), ()
+    # vLLM's own gate and sum run over all visits, also those whose expert is on another GPU
+    summed = Elementwise("copy", away * op.hidden, dtype=Dtype.BF16, write=2 * int(row["num_tokens"]) * op.hidden)
+    return op, RunCondition(rotated="none"), (EngineGate(away, op.intermediate, dtype=Dtype.BF16), summed)
 
 
 def _expert_kernel(source: str) -> str:
