@@ -327,7 +327,7 @@ def _anchored(measured: list[MeasuredModel], family: list[str], gpu: Gpu, bundle
             anchor, "power", count - 1, float(one[:, 1].mean()), moved[1], None, 8.0, 6.0, latency=seconds
         ),
         make_ledger_row(eighths, "latency", left, float(said[0]), floor[0], "11.7", 11.0, 8.0),
-        make_ledger_row(eighths, "power", left, float(said[1]), floor[1], "8.3", 8.0, 4.5),
+        make_ledger_row(eighths, "power", left, float(said[1]), floor[1], "8.3", 5.8, 4.5),
         make_ledger_row(
             eighths, "energy", left, float(said[2]), must=_rounded(_row_errors(analysed, {}, gpu, bundle)[2])
         ),
