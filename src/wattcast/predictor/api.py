@@ -27,7 +27,6 @@ from wattcast.hardware.gpu import DEFAULT_TEMPERATURE_C
 from wattcast.hardware.node import Node, load_node, load_node_file
 from wattcast.predictor.bundle import bundle_for
 from wattcast.predictor.bundle.bundle_file import Bundle
-from wattcast.predictor.bundle.calibrated import load_bundle
 from wattcast.predictor.prediction import Prediction, predict_graphs
 from wattcast.predictor.prices import parse_prices
 from wattcast.workload.build_model import compute_footprint, find_largest_batch
@@ -281,8 +280,12 @@ def find_bundle(bundle: Bundle | str | Path | None, gpu: Gpu) -> Bundle:
     """Return the bundle given, read it from its folder, or take the one that Wattcast has for the GPU."""
     if bundle is None:
         return bundle_for(gpu)
-    found = bundle if isinstance(bundle, Bundle) else load_bundle(Path(bundle))
-    if found.gpu != gpu.name and not isinstance(bundle, Bundle):
+    if isinstance(bundle, Bundle):
+        return bundle
+    from wattcast.predictor.bundle.calibrated import load_bundle  # few predictions bring a bundle
+
+    found = load_bundle(Path(bundle))
+    if found.gpu != gpu.name:
         raise bad_value(
             "bundle", f"one of the {gpu.name}", f"one of the {found.gpu}", "Choose the GPU it was made for."
         )
