@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from wattcast.core.errors import bad_value
-from wattcast.core.strict_files import decode_yaml, read_bytes, write_whole
+from wattcast.core.strict_files import decode_yaml, read_bytes
+from wattcast.core.whole_files import write_whole
 from wattcast.hardware import Gpu, load_gpu
 from wattcast.predictor.bundle.bundle_file import (
     ARRAYS_FILE,
