@@ -102,7 +102,7 @@ def trace_microbatch(
         if not experts or experts % ep:
             raise bad_value("ep", f"a divisor of the model's experts={experts}", ep)
         dims = replace(dims, experts=experts // ep)
-        if hasattr(dims, "groups"):
+        if hasattr(dims, "groups_chosen"):
             dims = replace(dims, groups=1, groups_chosen=1)  # the router's groups are spread over the GPUs
     run = PassSettings(
         batch=micro_batch,

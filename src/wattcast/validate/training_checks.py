@@ -32,6 +32,8 @@ GPUS = {
     "H100-SXM-96GB-HBM2e-500W": "h100-sxm",
     "H200-SXM-141GB": "h200",
     "B200-SXM": "b200",
+    "B300-SXM": "b300",
+    "GB200": "gb200",
     "L40S": "l40s",
     "RTX-4090": "rtx-4090",
     "RTX-A6000": "rtx-a6000",
@@ -200,11 +202,13 @@ def _recompute(word: str) -> str | None:
 
 def _recipe(row: dict[str, str]) -> dict[str, Any]:
     precision, layout = row["precision"].lower(), row["dp_or_fsdp"]
+    if "fp4" in precision and "fp8" not in precision:
+        raise WattcastError("training in fp4 is not known here")
     compiled = row["compile"] != "no" or row["id"].startswith(("megatron", "bigscience", "internevo", "llmfoundry"))
     notes = row["notes"].lower()
     lora = 16 if "lora" in row["id"] or "lora" in row["model"] or "lora" in notes.split(";")[1] else 0
     return {
-        "precision": "fp8" if "fp8" in precision or "float8" in precision else "bf16",
+        "precision": "fp8" if any(word in precision for word in ("fp8", "float8")) else "bf16",
         "gradient_byte": 2 if "PURE" in layout or lora else 4,
         "stack": "compiled" if compiled else "eager",
         "lora": lora,
