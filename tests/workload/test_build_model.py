@@ -30,8 +30,8 @@ def test_every_model_runs_in_every_stack_it_can(name: str, stack: str) -> None:
         "vision": ("forward", "train"),
     }
     for phase in phases[model.kind]:
-        if stack == "engine" and phase == "train":
-            continue
+        if phase == "train" and (stack == "engine" or getattr(model.dims, "state", None)):
+            continue  # gradients of sequence scans are refused
         seq = None if model.kind == "vision" else 64
         graph = build_graph(name, ModelOptions(phase=phase, stack=stack, seq=seq, batch=2))
         assert graph.flop > 0

@@ -19,7 +19,7 @@ from wattcast.core.units import Dtype
 from wattcast.workload.engine_operators import FusedExperts, LatentAttention, Route
 from wattcast.workload.model_options import AttentionMode
 from wattcast.workload.models import shared_layers as layers
-from wattcast.workload.models.sequence_scans import StateDims, scan_sequence
+from wattcast.workload.models.shared_layers import StateDims
 from wattcast.workload.operator_base import Operator
 from wattcast.workload.operator_types import Attention, Bmm, Elementwise, LayerNorm, Layout, RmsNorm
 from wattcast.workload.tracing import tensor_functions as functional
@@ -217,6 +217,8 @@ def _layer_body(dims: DecoderDims, group: LayerGroup, run: PassSettings) -> Call
         if group.mixer == "attention":
             assert out is not None
             return out
+        from wattcast.workload.models.sequence_scans import scan_sequence  # most decoders have none
+
         assert dims.state is not None
         scanned = scan_sequence(dims.state, group.mixer.split()[-1], run, x)
         return scanned if out is None else out + scanned

@@ -6,8 +6,6 @@ Its operator has the work; everything around it is products, a short convolution
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from wattcast.core.errors import bad_value
 from wattcast.workload.engine_operators import CausalConv, StateScan
 from wattcast.workload.models import shared_layers as layers
@@ -17,32 +15,7 @@ from wattcast.workload.tracing.program import PassSettings
 from wattcast.workload.tracing.symbolic_tensor import Tensor, pointwise
 
 
-@dataclass(frozen=True)
-class StateDims:
-    """Dimensions of a layer whose heads carry a state of ``key_dim`` by ``value_dim``."""
-
-    heads: int
-    value_dim: int
-    key_dim: int  # of Mamba-2: the state
-    key_heads: int = 1  # heads that share keys and queries; of Mamba-2: groups
-    kernel: int = 4  # taps of the short convolution; 0: none
-    chunk: int = 256  # tokens that a prompt's scan takes at a time
-    norm: bool = True  # a gated norm before the last product
-    conv_bias: bool = True
-    bias: bool = False  # of the products
-
-    @property
-    def inner(self) -> int:
-        """Width of the values."""
-        return self.heads * self.value_dim
-
-    @property
-    def keys(self) -> int:
-        """Width of the keys, which is that of the queries."""
-        return self.key_heads * self.key_dim
-
-
-def scan_sequence(dims: StateDims, rule: str, run: PassSettings, x: Tensor) -> Tensor:
+def scan_sequence(dims: layers.StateDims, rule: str, run: PassSettings, x: Tensor) -> Tensor:
     """Project, convolve, scan, norm by a gate, and project back; ``rule`` is mamba2, delta or lightning."""
     if run.training:
         raise bad_value("phase", "prefill, decode or generate: gradients of sequence scans are not known", "train")

@@ -6,6 +6,7 @@ Templates import this module as ``layers``. ``run`` holds the settings of the pa
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import ceil
 
 from wattcast.core.units import Dtype
@@ -29,6 +30,32 @@ from wattcast.workload.operator_types import Attention, Elementwise, LayerNorm, 
 from wattcast.workload.tracing import tensor_functions as functional
 from wattcast.workload.tracing.program import PassSettings
 from wattcast.workload.tracing.symbolic_tensor import Tape, Tensor, cat, fill, pointwise, reduce
+
+
+@dataclass(frozen=True)
+class StateDims:
+    """Dimensions of a layer whose heads carry a state of ``key_dim`` by ``value_dim``."""
+
+    heads: int
+    value_dim: int
+    key_dim: int  # of Mamba-2: the state
+    key_heads: int = 1  # heads that share keys and queries; of Mamba-2: groups
+    kernel: int = 4  # taps of the short convolution; 0: none
+    chunk: int = 256  # tokens that a prompt's scan takes at a time
+    norm: bool = True  # a gated norm before the last product
+    conv_bias: bool = True
+    bias: bool = False  # of the products
+
+    @property
+    def inner(self) -> int:
+        """Width of the values."""
+        return self.heads * self.value_dim
+
+    @property
+    def keys(self) -> int:
+        """Width of the keys, which is that of the queries."""
+        return self.key_heads * self.key_dim
+
 
 # Positions and masks, which Hugging Face builds once a pass.
 
