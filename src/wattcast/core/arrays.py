@@ -9,14 +9,16 @@ million short ones.
 
 from __future__ import annotations
 
+import io
 import math
+import zipfile
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from wattcast.core.errors import bad_value
+from wattcast.core.errors import BadInput, WattcastError, bad_value, clip_text
 
 Array: TypeAlias = npt.NDArray[np.float64]
 Mask: TypeAlias = npt.NDArray[np.bool_]
@@ -90,3 +92,32 @@ def _undominated(ranked: Array) -> npt.NDArray[np.int64]:
         rest = left[1:]
         left = rest[(ranked[rest] < ranked[head]).any(axis=-1)]
     return np.array(kept, dtype=np.int64)
+
+
+MOST_UNPACKED_BYTE = 2**30
+
+
+def read_arrays(data: bytes, where: str, max_byte: int = MOST_UNPACKED_BYTE) -> dict[str, npt.NDArray[Any]]:
+    """Return the arrays of an ``.npz`` file of at most ``max_byte`` unpacked; sizes in it are not believed."""
+    found: dict[str, npt.NDArray[Any]] = {}
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            if (total := sum(info.file_size for info in archive.infolist())) > max_byte:
+                raise bad_value(where, f"at most {max_byte} bytes unpacked", f"{total} bytes")
+            for info in archive.infolist():
+                if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                    raise ValueError("a compression that NumPy does not write")
+                plain = archive.read(info)  # at most the size that was checked; zipfile checks the CRC-32
+                stream = io.BytesIO(plain)
+                old = np.lib.format.read_magic(stream) == (1, 0)
+                read_header = np.lib.format.read_array_header_1_0 if old else np.lib.format.read_array_header_2_0
+                shape, column_first, dtype = read_header(stream)
+                if dtype.hasobject or math.prod(shape) * dtype.itemsize != len(plain) - stream.tell():
+                    raise ValueError("an array whose size is not that of its data")
+                flat = np.frombuffer(plain, dtype, offset=stream.tell())
+                found[info.filename.removesuffix(".npy")] = flat.reshape(shape, order="F" if column_first else "C")
+    except WattcastError:
+        raise
+    except Exception as error:  # zipfile, zlib and NumPy raise a dozen kinds for damaged bytes
+        raise BadInput(f"{where}: not a whole .npz file ({type(error).__name__}: {clip_text(error)}).") from None
+    return found

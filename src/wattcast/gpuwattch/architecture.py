@@ -12,6 +12,7 @@ from __future__ import annotations
 import csv
 import importlib
 import io
+import math
 import re
 import shlex
 from collections.abc import Iterator, Mapping
@@ -209,9 +210,10 @@ def _parse_needed_number(where: str, text: str) -> float:
 
 
 def _parse_number(text: str) -> float | None:
-    """Return a number as C reads it: ``3.8475e-8f`` is one, ``nan`` and ``1_000`` are not."""
+    """Return a number as C reads it: ``3.8475e-8f`` is one; ``nan``, ``1_000`` and ``1e400`` are not."""
     match = re.fullmatch(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,3})?)[fF]?\s*", text[:64])
-    return float(match[1]) if match else None
+    number = float(match[1]) if match else math.inf
+    return number if math.isfinite(number) else None
 
 
 def parse_xml_architecture(data: bytes, name: str) -> ChipArchitecture:

@@ -16,7 +16,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from wattcast.core.errors import BadInput
+from wattcast.core.arrays import read_arrays
+from wattcast.core.errors import BadInput, clip_text
 from wattcast.core.whole_files import write_whole
 
 COLUMNS = (
@@ -157,9 +158,12 @@ class EnergySamples:
     @classmethod
     def load(cls, path: Path) -> EnergySamples:
         """Samples kept by ``save``."""
-        with np.load(path, allow_pickle=False) as kept:
+        try:
+            kept = read_arrays(path.read_bytes(), path.name)
             order = [list(kept["columns"]).index(name) for name in COLUMNS]
             return cls(np.asarray(kept["rows"][:, order], dtype=np.float64))
+        except (OSError, KeyError, ValueError, IndexError, TypeError) as error:
+            raise BadInput(f"{path.name}: not a recording of `measure run --save` ({clip_text(error)}).") from None
 
 
 @dataclass(frozen=True)

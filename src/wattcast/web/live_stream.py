@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-import zipfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from importlib.resources import as_file, files
@@ -19,7 +18,7 @@ from typing import Any, Protocol
 import msgspec
 import numpy as np
 
-from wattcast.core.errors import BadInput, MissingTool, clip_text
+from wattcast.core.errors import BadInput, MissingTool
 from wattcast.core.strict_files import decode_json, read_bytes
 from wattcast.measure.energy_samples import EnergySamples, find_ticks
 from wattcast.measure.sampler import Sampler
@@ -163,13 +162,7 @@ def recorded_feed(path: Path | None = None) -> ReplayFeed:
         with as_file(folder.joinpath("h200-linear.npz")) as shipped:
             return _replay(EnergySamples.load(shipped), about)
     read_bytes(path, MOST_RECORDING_BYTE)  # there, a file, and not too large
-    if not zipfile.is_zipfile(path):
-        raise BadInput(f"{path.name}: not a recording of `measure run --save`.")
-    try:
-        samples = EnergySamples.load(path)
-    except (OSError, EOFError, ValueError, KeyError, IndexError, zipfile.BadZipFile) as error:
-        raise BadInput(f"{path.name}: not a recording of `measure run --save` ({clip_text(error)}).") from None
-    return _replay(samples, FeedInfo(path.stem))
+    return _replay(EnergySamples.load(path), FeedInfo(path.stem))
 
 
 def _replay(samples: EnergySamples, about: FeedInfo) -> ReplayFeed:

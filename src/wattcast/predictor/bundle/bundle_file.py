@@ -19,7 +19,7 @@ import numpy as np
 
 from wattcast import hardware
 from wattcast.core import units
-from wattcast.core.arrays import Array
+from wattcast.core.arrays import Array, read_arrays
 from wattcast.core.errors import bad_value, unknown_name
 from wattcast.core.strict_files import FitStatus, Provenance, decode_yaml, read_bytes
 from wattcast.core.tree_ensemble import TreeEnsemble
@@ -406,23 +406,22 @@ def residuals_to_bytes(residuals: LearnedFactors) -> bytes:
 
 def residuals_from_bytes(data: bytes, reference: ReferenceChip) -> LearnedFactors:
     """Read what ``residuals_to_bytes`` saved."""
-    try:
-        with np.load(io.BytesIO(data), allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-    except (OSError, ValueError) as error:
-        raise bad_value("arrays.npz", "arrays saved by `wattcast lab fit kernels`", str(error)) from None
+    arrays = read_arrays(data, "arrays.npz")
     models: dict[str, dict[str, LearnedFactor]] = {"time": {}, "energy": {}}
-    for name in arrays:
-        kind, _, rest = name.partition(".")
-        if kind in models and name.endswith(".range"):
-            prefix = name.removesuffix(".range")
-            forest, kriging = f"{prefix}.forest", f"{prefix}.kriging"
-            low, high = (float(x) for x in arrays[name])
-            models[kind][rest.removesuffix(".range")] = LearnedFactor(
-                TreeEnsemble.from_arrays(arrays, forest) if f"{forest}.features" in arrays else None,
-                GaussianProcess.from_arrays(arrays, kriging) if f"{kriging}.features" in arrays else None,
-                low,
-                high,
-            )
-    choice = kernel_choice.choice_from_arrays(arrays, "choice")
+    try:
+        for name in arrays:
+            kind, _, rest = name.partition(".")
+            if kind in models and name.endswith(".range"):
+                prefix = name.removesuffix(".range")
+                forest, kriging = f"{prefix}.forest", f"{prefix}.kriging"
+                low, high = (float(x) for x in arrays[name])
+                models[kind][rest.removesuffix(".range")] = LearnedFactor(
+                    TreeEnsemble.from_arrays(arrays, forest) if f"{forest}.features" in arrays else None,
+                    GaussianProcess.from_arrays(arrays, kriging) if f"{kriging}.features" in arrays else None,
+                    low,
+                    high,
+                )
+        choice = kernel_choice.choice_from_arrays(arrays, "choice")
+    except (KeyError, ValueError, TypeError, IndexError) as error:
+        raise bad_value("arrays.npz", "arrays saved by `wattcast lab fit kernels`", str(error)) from None
     return LearnedFactors(replace(reference, choice=choice or None), models["time"], models["energy"])

@@ -56,7 +56,7 @@ def convert_config(config: Mapping[str, Any], where: str = "config", name: str =
     reader = CONFIG_READERS.get(_LANGUAGE_PARTS.get(kind, kind))
     if reader is None:
         known = sorted({*CONFIG_READERS, *_LANGUAGE_PARTS})
-        named = ", ".join(clip_text(a) for a in config.get("architectures") or []) or "none"
+        named = ", ".join(map(clip_text, fields.names("architectures"))) or "none"
         remote = " Its auto_map code is never run." if "auto_map" in config else ""
         error = unknown_name(
             f"model_type in {where} (architectures: {named})", kind or "(missing)", known,
@@ -70,7 +70,7 @@ def convert_config(config: Mapping[str, Any], where: str = "config", name: str =
     if "auto_map" in config:
         notes.append("auto_map (code in the repository) was not run; the standard architecture is assumed")
     recipe = _read_quantization(fields, notes)
-    title = ", ".join(str(a) for a in fields.get("architectures", []) or [kind])
+    title = ", ".join(map(clip_text, fields.names("architectures"))) or kind
     source = f"{where} (model_type {kind})"
     return replace(make_model(name or kind, title, architecture, dims, source, "; ".join(notes)), quantization=recipe)
 
@@ -172,6 +172,11 @@ class _Fields:
         found: Mapping[str, Any] = self.check(name, value, isinstance(value, Mapping), "an object")
         return found
 
+    def names(self, name: str) -> list[Any]:
+        value = self.get(name, [])
+        found: list[Any] = self.check(name, value, isinstance(value, list), "a list")
+        return found
+
     def words(self, name: str, count: int, default: list[str]) -> list[str]:
         """Return one word a layer."""
         value = self.get(name, default)
@@ -203,7 +208,7 @@ class _Fields:
 
     def label_count(self) -> int:
         """Return the number of classes of a classifier."""
-        return len(self.get("id2label", {})) or self.size("num_labels", default=2)
+        return len(self.table("id2label")) or self.size("num_labels", default=2)
 
 
 def _is_size(value: object) -> bool:
@@ -840,7 +845,7 @@ def _read_deepseek(f: _Fields) -> _Read:
 @_reader_of("vit")
 def _read_vit(f: _Fields) -> _Read:
     f.require("qkv_bias", True)
-    classifier = any("Classification" in str(a) for a in f.get("architectures", []))
+    classifier = any("Classification" in str(a) for a in f.names("architectures"))
     return "vit", {
         "layers": f.size("num_hidden_layers", default=12),
         "hidden": f.size("hidden_size", default=768),

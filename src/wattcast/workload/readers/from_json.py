@@ -31,6 +31,7 @@ from wattcast.workload.operator_types import (
     Softmax,
 )
 
+MAX_ELEMENTS = 2**40  # of an operator; more is a slip of the finger
 MAX_OPS = 1_000_000
 _TOLD = ("stack", "phase", "tokens", "items", "item", "gpu_count")  # fields that a file may tell
 
@@ -145,6 +146,8 @@ def _decode(raw: bytes) -> Operator:
     cls: Any = Elementwise if name in load_functions() else find_operator(name)
     entry = decode_json(raw, operator_struct(cls), name)
     op: Operator = cls(**{item.name: getattr(entry, item.name) for item in fields(cls)})
+    if (byte := op.read_byte + op.write_byte) > 8.0 * MAX_ELEMENTS:
+        raise bad_value(name, f"at most {MAX_ELEMENTS} (2^40) elements", f"{byte:.3g} bytes", "Check its sizes.")
     return op
 
 
