@@ -203,6 +203,15 @@ def test_a_scan_says_that_it_was_never_measured(tmp_path: Path) -> None:
         wattcast.predict(path, "h200", phase="train", seq=64)
 
 
+def test_the_language_part_is_read_by_its_own_type() -> None:
+    """InternVL wraps Qwen2 or Qwen3; a part that nobody knows is refused by its name."""
+    (qwen3,) = [item.config for item in TAKEN if item.id == "Qwen/Qwen3-8B"]
+    model = convert_config({"model_type": "internvl", "text_config": qwen3}, "config.json")
+    assert (model.dims.qk_norm, model.dims.qkv_bias) == (True, False)
+    with pytest.raises(BadInput, match="mistral4"):
+        convert_config({"model_type": "mistral3", "text_config": {**qwen3, "model_type": "mistral4"}}, "config.json")
+
+
 def test_chunked_attention_reads_one_chunk() -> None:
     """Llama 4's layers with rotary attend inside pieces of 8,192 tokens; a prompt of 20,000 has two and a part."""
     (collected,) = [item for item in TAKEN if "Scout" in item.id]

@@ -50,16 +50,20 @@ def convert_config(config: Mapping[str, Any], where: str = "config", name: str =
     fields = _Fields(config, where)
     kind = fields.text("model_type", "")
     notes = ["dimensions from a Hugging Face configuration"]
+    part = kind
     if kind in _LANGUAGE_PARTS:
-        fields = _Fields({**config, **fields.table("text_config")}, where)
+        text = fields.table("text_config")
+        fields = _Fields({**config, **text}, where)
+        inner = fields.text("model_type", kind)  # llava wraps llama or mistral, internvl qwen2 or qwen3
+        part = inner if inner in CONFIG_READERS else _LANGUAGE_PARTS[kind] if inner.startswith(kind) else inner
         notes.append("the language part alone: pictures and sounds enter as tokens, their encoders are not counted")
-    reader = CONFIG_READERS.get(_LANGUAGE_PARTS.get(kind, kind))
+    reader = CONFIG_READERS.get(part)
     if reader is None:
         known = sorted({*CONFIG_READERS, *_LANGUAGE_PARTS})
         named = ", ".join(map(clip_text, fields.names("architectures"))) or "none"
         remote = " Its auto_map code is never run." if "auto_map" in config else ""
         error = unknown_name(
-            f"model_type in {where} (architectures: {named})", kind or "(missing)", known,
+            f"model_type in {where} (architectures: {named})", part or "(missing)", known,
             f"Known: {', '.join(known)}.{remote} Capture the module with "
             "wattcast.workload.readers.from_torch, or write the operators as workload JSON.",
         )  # fmt: skip
