@@ -186,6 +186,9 @@ h20,tensor,bf16,148 TFLOP/s,,zangshuxian.com: as fp16
 h20,tensor,tf32,74 TFLOP/s,,zangshuxian.com
 h20,tensor,fp8,296 TFLOP/s,,zangshuxian.com
 h20,tensor,int8,296 TOP/s,,willitrunai.com
+gb200,tensor,fp4,10000 TFLOP/s,,NVIDIA GB200 NVL72 table: half of 20 PFLOP/s with sparsity
+b200,tensor,fp4,9000 TFLOP/s,,NVIDIA GB200 NVL72 and HGX B200 table: half of 18 PFLOP/s with sparsity
+rtx-pro-6000,tensor,fp4,2000 TFLOP/s,,topcpu.net: half of 4000 TOP/s with sparsity
 gb200,tensor,tf32,1250 TFLOP/s,,NVIDIA GB200 NVL72 table: half of 2.5 PFLOP/s with sparsity
 gb200,tensor,bf16,2500 TFLOP/s,,NVIDIA GB200 NVL72 table: half of 5 PFLOP/s with sparsity
 gb200,tensor,fp16,2500 TFLOP/s,,NVIDIA GB200 NVL72 table: half of 5 PFLOP/s with sparsity
