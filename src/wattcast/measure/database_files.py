@@ -127,6 +127,9 @@ def pack_database(folders: list[Path], out: Path) -> dict[str, int]:
     Tables that are in ``out`` already are added to: a row of the same id and run is replaced, the rest is kept.
     One process at a time writes to ``out``; others wait for it.
     """
+    missing = [str(folder) for folder in folders if not folder.exists()]
+    if missing:
+        raise BadInput(f"no measured rows under {', '.join(missing)}.")
     with hold_folder(out, PACK_WAIT_S):
         return _pack(folders, out)
 
