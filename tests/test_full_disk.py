@@ -64,6 +64,7 @@ def test_the_nth_write_may_fail(name: str, call, tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(os, "fsync", count_or_fail)
     _campaign(tmp_path / "campaign")
     out = tmp_path / "out"
+    out.mkdir()
     assert call(*COMMANDS[name]).code == 0
     whole, writes = _files(out), calls[0]
     assert writes

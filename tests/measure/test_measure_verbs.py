@@ -14,7 +14,9 @@ from wattcast.measure.measure_verbs import VERBS
 from wattcast.microbench.microbench_sessions import microbench, multimedia
 
 COMMANDS = {
-    words.split()[-1]: command for words, command in walk_commands() if words.split()[0] in ("measure", "lab")
+    words.split()[1]: command
+    for words, command in walk_commands()
+    if words.split()[0] in ("measure", "lab") and len(words.split()) == 2
 }
 SHARED = [verb for verb in (*VERBS, microbench, multimedia) if verb.__name__ in COMMANDS]
 

@@ -113,7 +113,7 @@ def test_the_first_ten_lines_answer(call, gpu: str) -> None:
 
 def test_how_sure_is_one_word_with_a_reason() -> None:
     measured = wattcast.predict("llama3-8b", "h200", batch=8, seq=1024, host_launch=0.0, stack="eager")
-    forecast = wattcast.predict("llama3-8b", "l40s", batch=8, seq=1024, host_launch=0.0)
+    forecast = wattcast.predict("llama3-8b", "a40", batch=8, seq=1024, host_launch=0.0)
     waiting = wattcast.predict("gpt2", "h200", batch=1, seq=64, stack="eager")
     assert measured.status is FitStatus.MEASURED
     assert judge_confidence(measured).word == "good"

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 from wattcast.core.errors import BadInput, MissingTool, bad_value, clip_text, unknown_name
-from wattcast.core.whole_files import append_whole, write_whole
 
 Plain = dict[str, Any]
 T = TypeVar("T", bound="KernelRow | RunInfo | NameRow | ModelRow | ModelKernels | ChainRow")
@@ -222,6 +221,8 @@ class Journal:
 
 def append_rows(path: Path, rows: Iterable[Plain]) -> None:
     """Append rows to a JSON Lines file; all are on the disk when this returns, or none."""
+    from wattcast.core.whole_files import append_whole  # predictions only read
+
     lines = (json.dumps(row, allow_nan=False, separators=(",", ":")) + "\n" for row in rows)
     append_whole(path, "".join(lines).encode())
 
@@ -332,6 +333,8 @@ def read_table(path: Path) -> list[Plain]:
 
 def write_table(path: Path, rows: list[Plain]) -> None:
     """Write mappings as Parquet, nested ones as JSON text, with a checksum; whole or not at all. Needs polars."""
+    from wattcast.core.whole_files import write_whole  # predictions only read
+
     flat = [
         {name: json.dumps(v, sort_keys=True) if isinstance(v, dict) else v for name, v in row.items()} for row in rows
     ]

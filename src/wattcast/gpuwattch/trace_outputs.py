@@ -81,7 +81,9 @@ class GrowingTextFile:
     def __enter__(self) -> GrowingTextFile:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: object, at: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
         try:
             self.stream.close()
         except OSError as failed:

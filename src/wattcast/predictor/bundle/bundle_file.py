@@ -23,7 +23,6 @@ from wattcast.core.arrays import Array, read_arrays
 from wattcast.core.errors import bad_value, unknown_name
 from wattcast.core.strict_files import FitStatus, Provenance, decode_yaml, read_bytes
 from wattcast.core.tree_ensemble import TreeEnsemble
-from wattcast.core.whole_files import write_whole
 from wattcast.kernels import LibraryStyle, ReferenceChip, kernel_choice, reference_chip
 from wattcast.power import PowerModel, power_model_kind
 from wattcast.predictor.bundle.support_widening import (
@@ -382,6 +381,8 @@ def _write_reference(reference: ReferenceChip) -> _ReferenceFile:
 def write_bundle(bundle: Bundle, path: Path) -> None:
     """Save a bundle as YAML and its arrays beside it, each replaced only when the new one is whole."""
     import yaml
+
+    from wattcast.core.whole_files import write_whole  # predictions only read
 
     if bundle.learned is not None:
         write_whole(path.parent / ARRAYS_FILE, residuals_to_bytes(bundle.learned))

@@ -19,7 +19,6 @@ import msgspec
 from wattcast.core.errors import BadInput, bad_value, unknown_name
 from wattcast.core.strict_files import decode_json
 from wattcast.core.units import Dtype
-from wattcast.core.whole_files import write_whole
 from wattcast.workload.graph import Block, Graph
 from wattcast.workload.operator_base import Operator, find_operator, load_functions, registered_operators
 from wattcast.workload.operator_types import (
@@ -95,6 +94,8 @@ def parse_workload(data: bytes, where: str) -> Graph:
 
 def write_workload_file(graph: Graph, path: Path) -> None:
     """Save a graph as workload JSON, replacing the file only when the new one is whole."""
+    from wattcast.core.whole_files import write_whole  # predictions only read
+
     write_whole(path, msgspec.json.format(msgspec.json.encode(graph_to_plain(graph)), indent=1) + b"\n")
 
 

@@ -16,7 +16,6 @@ from wattcast.workload.build_model import build_graph
 from wattcast.workload.graph import Graph
 from wattcast.workload.model_catalogue import ModelSpec, load_aliases, load_model
 from wattcast.workload.model_options import ModelOptions
-from wattcast.workload.readers import from_json
 
 Workload: TypeAlias = str | Path | Graph | ModelSpec | Mapping[str, object]
 
@@ -44,7 +43,9 @@ def load_workload(workload: Workload, options: ModelOptions) -> Graph:
 
         graph = parse_profile(data, path.name) if data else read_profile(path)
     else:
-        graph = from_json.parse_workload(data, path.name)
+        from wattcast.workload.readers.from_json import parse_workload
+
+        graph = parse_workload(data, path.name)
     if options != ModelOptions():
         raise bad_value(
             path.name, "no model options beside a list of operators", "some", "The list states its own sizes."
