@@ -82,6 +82,7 @@ def build_ledger(
     for section, make, where, quantity in (
         ("titanx", titanx_rows, TITANX, "power, leave one benchmark out, V inferred"),
         ("v100", v100_rows, V100, "power, leave one kernel out"),
+        ("training", training_rows, "published training", "tokens/s"),
     ):
         kept = load_rows(section, env)
         if long and (again or kept is None):
@@ -93,16 +94,10 @@ def build_ledger(
     if reference is not None and (reference / "energaizer").is_dir():
         rows += other_gpu_rows(reference)
     if reference is not None and (reference / "aiconfigurator").is_dir():
-        rows += kernel_table_rows(reference)
-    if reference is not None:
-        rows += collective_rows(reference)
+        rows += kernel_table_rows(reference) + collective_rows(reference) + table_rows(reference)
     rows += public_rows()
-    if reference is not None and (reference / "aiconfigurator").is_dir():
-        rows += table_rows(reference)
     if reference is not None and (reference / "zeus").is_dir():
         rows += power_limit_rows(reference)
-    if reference is not None and (reference / "training").is_dir():
-        rows += training_rows(reference)
     return rows
 
 
