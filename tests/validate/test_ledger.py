@@ -58,8 +58,8 @@ def test_rows_that_a_study_left_are_listed(elsewhere: dict[str, str]) -> None:
 def test_asking_for_published_sets_runs_them(elsewhere: dict[str, str]) -> None:
     said: list[str] = []
     build_ledger(tell=said.append, long=True, variables=elsewhere)
-    assert [text for text in said if "working" in text] == ["titanx: working", "v100: working"]
-    for section in ("titanx", "v100"):
+    assert [text for text in said if "working" in text] == ["titanx: working", "v100: working", "training: working"]
+    for section in ("titanx", "v100", "training"):
         assert ledger_store.load_rows(section, elsewhere)
 
 
