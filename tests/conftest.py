@@ -20,9 +20,12 @@ settings.load_profile("wattcast")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What polls the stand-in NVML library runs in real time: a run of its own, beside nothing else."""
+    """What polls the stand-in NVML library runs in real time: a run of its own, beside nothing else.
+
+    Slow tests of the kind are not part of that run.
+    """
     for item in items:
-        if "standin" in getattr(item, "fixturenames", ()):
+        if "standin" in getattr(item, "fixturenames", ()) and not item.get_closest_marker("slow"):
             item.add_marker("realtime")
 
 
