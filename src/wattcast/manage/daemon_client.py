@@ -142,11 +142,17 @@ def await_restoration(uuid: str, seconds: float = RETURN_S, notes: NoteFolder | 
 
 
 def restore_leftovers(
-    open_cards: list[Callable[[], SettableCard]], notes: NoteFolder, say: Callable[[str], None]
+    open_cards: list[Callable[[], SettableCard]],
+    notes: NoteFolder,
+    say: Callable[[str], None],
+    uuid: str | None = None,
 ) -> list[str]:
-    """Give cards back that nobody tends to, without a daemon; return what did not work, one sentence each."""
+    """Give cards back that nobody tends to, without a daemon; return what did not work, one sentence each.
+
+    With ``uuid`` that card alone is given back, and others that were left changed are no trouble of this call.
+    """
     troubles: list[str] = []
-    left = {note.uuid: note for note in notes.leftovers()}
+    left = {note.uuid: note for note in notes.leftovers() if uuid in (None, note.uuid)}
     for open_card in open_cards if left else []:
         try:
             card = open_card()
@@ -312,6 +318,6 @@ def restore_cards(uuid: str | None, socket_path: Path | None, say: Callable[[str
         if not list(notes.leftovers()):
             say("no card is changed.")
             return
-        troubles = restore_leftovers(find_settable_cards([uuid] if uuid else []), notes, say)
+        troubles = restore_leftovers(find_settable_cards([uuid] if uuid else []), notes, say, uuid)
     if troubles:
         raise Refused(" ".join(troubles))
