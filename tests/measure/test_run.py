@@ -171,7 +171,7 @@ def test_windows_nest_and_share_one_sampler(standin: StandIn) -> None:
     assert part.result.power_w is not None
     assert part.result.power_w > whole.result.power_w > 200.0
     assert whole.result.duration_s > part.result.duration_s + 0.6
-    assert wattcast.measure.window.__module__ == "wattcast.measure.measured_run"
+    assert wattcast.measure.measure.__module__ == "wattcast.measure.measured_run"
 
 
 def test_a_window_closes_when_its_block_raises(standin: StandIn) -> None:

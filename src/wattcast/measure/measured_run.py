@@ -34,6 +34,7 @@ from wattcast.measure.sampler import Sampler
 LEAST_TICKS = 5
 LATE_SHARE = 0.01  # of the power that late polls may have cost, beyond which it is doubtful
 STOPPED_S = 0.5  # without a step of a counter whose period is not known, beyond which it has stopped
+BUSY_S = 0.2  # a step that is missing for less may only have been read late, on a busy machine
 CARRIED_SHARE = 1e-3  # of a window that may lie beyond the counter's steps without a flag
 COARSE_S = 0.15  # between readings of a counter whose period is not known, beyond which power is doubtful
 
@@ -189,7 +190,7 @@ def _flags(
     if stepped.intervals:
         late_s, early_s = max(float(stepped.time_s[0]) - start_s, 0.0), max(end_s - float(stepped.time_s[-1]), 0.0)
         for apart_s, what in ((late_s, "started {:.2f} s late"), (early_s, "stopped {:.2f} s before the end")):
-            if apart_s > (2.0 * stepped.step_s if stepped.step_s else STOPPED_S):
+            if apart_s > (max(2.0 * stepped.step_s, BUSY_S) if stepped.step_s else STOPPED_S):
                 stopped_s += apart_s
             if apart_s > CARRIED_SHARE * (end_s - start_s):
                 flags.append("counter " + what.format(apart_s))
