@@ -1,7 +1,6 @@
 """Compare training jobs with published throughput: tokens per second and GPU of configurations others have run.
 
-Overlaps of ``training.step_time`` were chosen with the rows of ``CHOSEN_WITH`` in view; every other family of rows is
-judged and was used for nothing. Rows are left out, with a reason, where the model, the GPU or the layout is unknown.
+Overlaps of ``training.step_time`` were chosen with the rows of ``CHOSEN_WITH`` in view. The other families were judged once unseen; what they showed missing was then added. Rows are left out, with a reason, where the model, the GPU or the layout is unknown.
 """
 
 from __future__ import annotations
@@ -224,7 +223,7 @@ def training_rows(reference: Path | None, tell: Tell) -> list[LedgerRow]:
     tell("published training rows")
     found = [c for c in compare_training(reference) if isinstance(c, TrainingComparison)]
     rows = []
-    for words, chosen in (("families that chose the overlaps", True), ("families used for nothing", False)):
+    for words, chosen in (("families that chose the overlaps", True), ("other families", False)):
         errors = np.array([abs(c.error) for c in found if (c.family in CHOSEN_WITH) == chosen and c.gpus > 1])
         if errors.size:
             name = f"published training, {words}"
