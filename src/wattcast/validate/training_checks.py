@@ -1,8 +1,8 @@
 """Compare training jobs with published throughput: tokens per second and GPU of configurations others have run.
 
-Overlaps of ``training.step_time`` were chosen with the rows of ``CHOSEN_WITH`` in view. The other families were judged
-once unseen; what they showed missing was then added. Rows are left out, with a reason, where the model, the GPU or the
-layout is unknown.
+Overlaps of ``training.step_time`` were chosen with the rows of ``CHOSEN_WITH`` in view. The other families were
+judged once unseen; what they showed missing was then added. Rows are left out, with a reason, where the model, the
+GPU or the layout is unknown.
 """
 
 from __future__ import annotations
