@@ -100,3 +100,17 @@ def test_a_timeline_of_many_has_the_rows_of_each() -> None:
         for phase in one.phases:
             if phase.cycles is not None:
                 assert_allclose(ours[phase.name].cycles, phase.cycles, rtol=1e-9)
+
+
+@pytest.mark.parametrize("limit", [None, 450.0])
+@pytest.mark.parametrize("gpu", ["h200", "h100-sxm", "l40s"])
+def test_power_intervals_end_at_the_limit(gpu: str, limit: float | None) -> None:
+    """A capped run's interval once reached 1.28 times the limit that holds its clock down."""
+    card_w = float(load_gpu(gpu).power.limit_w)
+    limit_w = card_w if limit is None else min(limit, 0.7 * card_w)
+    p = wattcast.predict("llama3-8b", gpu=gpu, batch=8, seq=1024, power_limit=limit_w)
+    assert p.capped
+    assert p.interval.power_w[1] <= 1.02 * limit_w * (1 + 1e-12)
+    assert p.interval.power_w[0] < p.power_w <= p.interval.power_w[1]
+    swept = wattcast.predict("llama3-8b", gpu=gpu, batch=8, seq=1024, power_limit=np.array([limit_w, card_w]))
+    assert_allclose(swept.interval.power_w[0], p.interval.power_w, rtol=1e-6)

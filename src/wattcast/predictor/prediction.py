@@ -276,7 +276,8 @@ class Prediction:
     def interval(self) -> PredictionInterval:
         """How far off latency, power and energy may be."""
         b = self.basis
-        return compute_interval(b.timeline, b.totals, b.detail, b.bundle, b.reasons)
+        limit_w = b.gpu.power.limit_w if b.at.power_limit_w is None else b.at.power_limit_w
+        return compute_interval(b.timeline, b.totals, b.detail, b.bundle, limit_w, b.reasons)
 
     @cached_property
     def support(self) -> Support:

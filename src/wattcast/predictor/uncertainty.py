@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from wattcast.core.arrays import Array
+from wattcast.core.arrays import Array, Sweepable, sweep_values
 from wattcast.core.strict_files import FitStatus
 from wattcast.power.power_model import mean_power_w
 from wattcast.predictor.bundle.bundle_file import Bundle, MeasuredRange
@@ -16,6 +16,7 @@ from wattcast.predictor.pipeline import KernelDetail, WorkloadTotals
 from wattcast.predictor.timeline import Timeline
 
 NEGLIGIBLE_SHARE = 0.02  # of the time: unmeasured kernels below this share do not count as unsupported
+GOVERNED = 1.02  # of a power limit: the most that a board averages over a second
 MANY_FORMS = 8  # of operators that ran as one kind of kernel, to speak for one that was not measured
 _ENDS_OF = [0, 0, 1, 1]  # low and high end of latency, and of power
 _MARGIN = 0.5  # in log2 of a size, beyond the smallest and the largest measured
@@ -55,6 +56,7 @@ def compute_interval(
     totals: WorkloadTotals,
     detail: KernelDetail,
     bundle: Bundle,
+    limit_w: Sweepable,
     reasons: UnmeasuredKernels | None = None,
 ) -> PredictionInterval:
     """Compute the interval of a workload from the residuals (measured over predicted) of its kernels' families.
@@ -64,7 +66,8 @@ def compute_interval(
     the same reason. The ends of a kernel widen with its distance from measured rows and where it is outside of them;
     those of a workload widen for the effect of kernels on one another (``support_widening``). Residuals belong to the
     card that was measured, so the ends also move out by the spread of cards, unless the bundle is for this very card
-    (``Bundle.for_this_card``). ``reasons`` is the result of ``find_unmeasured``, if it is at hand.
+    (``Bundle.for_this_card``). No board averages more than ``GOVERNED`` of its limit, where a clock can meet it, so
+    power ends there. ``reasons`` is the result of ``find_unmeasured``, if it is at hand.
     """
     share = mean_power_w(detail.kernel_s * timeline.calls, totals.busy_s[..., np.newaxis])
     reasons = find_unmeasured(timeline, bundle) if reasons is None else reasons
@@ -78,10 +81,10 @@ def compute_interval(
     latency = np.exp(widen_log_ends(logs[..., :2], by))
     power = np.exp(widen_log_ends(logs[..., 2:], NORMAL_P90 * bundle.cards.power))
     latency_s = totals.latency_s[..., np.newaxis] * latency
-    power_w = totals.power_w[..., np.newaxis] * power
-    return PredictionInterval(
-        bundle.interval_level, latency_s, power_w, totals.energy_j[..., np.newaxis] * latency * power
-    )
+    mean_w = totals.power_w[..., np.newaxis]
+    most_w = np.maximum(GOVERNED * sweep_values(limit_w)[..., np.newaxis], mean_w)
+    power_w = np.minimum(mean_w * power, most_w)
+    return PredictionInterval(bundle.interval_level, latency_s, power_w, latency_s * power_w)
 
 
 def kernel_log_ends(timeline: Timeline, bundle: Bundle, reasons: UnmeasuredKernels) -> Array:

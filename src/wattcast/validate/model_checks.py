@@ -21,8 +21,8 @@ from wattcast.fit.whole_models import ModelCase, fit_host_cost
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.predictor.bundle import bundle_for
 from wattcast.predictor.bundle.bundle_file import Bundle
-from wattcast.predictor.pipeline import analyse_graph, detail_at_clock, total_at_clock
-from wattcast.predictor.uncertainty import compute_interval
+from wattcast.predictor.pipeline import total_at_clock
+from wattcast.predictor.prediction import predict_graph
 from wattcast.validate.kernel_checks import five_number_floor
 
 
@@ -77,13 +77,10 @@ def compare_models(cases: list[ModelCase], gpu: Gpu, bundle: Bundle) -> Compared
 def _predicted(case: ModelCase, gpu: Gpu, bundle: Bundle, top_hz: float) -> tuple[float, ...]:
     if case.row.graph:
         bundle = replace(bundle, launch=replace(bundle.launch, host_s_per_operator=0.0))
-    timeline = analyse_graph(case.graph, gpu, bundle)
-    totals, clock_hz = whole_models.predict_governed(timeline, gpu, bundle)
-    at = OperatingPoint(clock_hz=clock_hz)
-    ends = compute_interval(timeline, totals, detail_at_clock(timeline, at, bundle), bundle)
-    top_w = float(total_at_clock(timeline, OperatingPoint(clock_hz=top_hz), bundle).power_w)
-    latency, power = ends.latency_s.reshape(-1), ends.power_w.reshape(-1)
-    return (float(totals.latency_s), float(totals.power_w), clock_hz, top_w, *map(float, (*latency, *power)))
+    p = predict_graph(case.graph, gpu, OperatingPoint(), bundle)
+    top_w = float(total_at_clock(p.basis.timeline, OperatingPoint(clock_hz=top_hz), bundle).power_w)
+    ends = (*p.interval.latency_s, *p.interval.power_w)
+    return (p.latency_s, p.power_w, p.clock_hz, top_w, *map(float, ends))
 
 
 def model_rows(gpu: str, database: str | Path | None = None, bundle: Bundle | None = None) -> list[LedgerRow]:
