@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from fake_engine import LAUNCH_S, REST_S, SCHEDULE_S, FakeEngine, FakeSampler
 
 from wattcast.core.errors import BadInput, UnknownName, WattcastError
@@ -36,6 +37,7 @@ from wattcast.measure.engine.engine_session import (
     compute_percentiles,
     draw_arrivals,
     estimate_capacity,
+    fill_weights,
     measure_traffic,
     summarise_requests,
 )
@@ -263,6 +265,33 @@ def test_rows_are_saved_and_a_second_call_skips_them(tmp_path: Path) -> None:
     assert len(list(read_lines(tmp_path / "rows.jsonl"))) == 4
     elsewhere = EngineRequest(tmp_path / "other", 600.0, (MODEL,), done=tmp_path, smoke=True)
     assert not elsewhere.missing_ids(MODEL)
+
+
+def test_an_engine_with_experts_gets_weights_that_tell_tokens_apart(tmp_path: Path, monkeypatch) -> None:
+    """Dummy weights send all tokens to the same experts: the last steps and the traffic run without them."""
+    point = StepPoint(batch=8, context=256, normal_weights=True)
+    monkeypatch.setattr("wattcast.measure.engine.engine_session.NORMAL_POINTS", (point,))
+    session = session_of(EngineRequest(tmp_path, 600.0, (MODEL,), smoke=True), FakeEngine(step_s=2e-3))
+    session.model = replace(MODEL, config=dict(MODEL.config) | {"num_experts": 8})
+    session.fill_weights = lambda: 1
+    session.measure_all()
+    told = {row["id"].partition("/")[2]: row["normal_weights"] for row in read_lines(tmp_path / "rows.jsonl")}
+    assert told["decode-b8-c256-normal"]
+    assert not told["decode-b8-c256"]
+    assert [normal for name, normal in told.items() if "traffic" in name] == [True]
+
+
+def test_weights_are_filled_by_what_they_are() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.RMSNorm(64))
+    model.norm = model[1]
+    worker = SimpleNamespace(model_runner=SimpleNamespace(get_model=lambda: model))
+    cuda = SimpleNamespace(synchronize=lambda: None)
+    libraries = SimpleNamespace(no_grad=torch.no_grad, cuda=cuda)
+    engine = SimpleNamespace(model_executor=SimpleNamespace(driver_worker=worker))
+    assert fill_weights(engine, libraries) == 64 * 64
+    assert 0.015 < model[0].weight.detach().std().item() < 0.025
+    assert not model[0].bias.any()
+    assert fill_weights(SimpleNamespace(), libraries) == 0
 
 
 def test_a_session_ends_inside_its_budget(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -37,3 +39,14 @@ def test_mistakes_are_one_paragraph(tmp_path: Path, capsys: pytest.CaptureFixtur
     with pytest.raises(SystemExit):
         main(["pack", "--out", str(tmp_path)])
     assert "folders" in capsys.readouterr().err
+
+
+def test_a_node_without_msgspec_measures(tmp_path: Path) -> None:
+    """A bare GPU node has NumPy and PyTorch; what reads packed results may be missing there."""
+    code = "import sys; sys.modules['msgspec'] = None; from wattcast.measure.__main__ import main; main(['--help'])"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={"PYTHONPATH": ":".join(sys.path)}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "kernels" in done.stdout
+    assert "microbench" not in done.stdout

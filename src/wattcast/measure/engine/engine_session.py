@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -32,6 +32,7 @@ from wattcast.measure.engine.engine_campaign import (
     ENVIRONMENT,
     MAX_BATCHED_TOKENS,
     MAX_SEQS,
+    NORMAL_POINTS,
     EngineModel,
     EngineRequest,
     StepPoint,
@@ -281,6 +282,8 @@ class EngineSession:
     run: str
     cache_tokens: int
     max_seqs: int = MAX_SEQS
+    fill_weights: Callable[[], int] | None = None  # gives the engine normally distributed weights
+    normal_weights: bool = False
     clock: Callable[[], float] = time.monotonic
     counts: Counter[str] = field(default_factory=Counter)
 
@@ -294,14 +297,25 @@ class EngineSession:
         return self.deadline_s - self.clock()
 
     def measure_all(self) -> Counter[str]:
-        """Every planned row that is not on file and for which there is time."""
-        for point in self.request.step_points:
-            if self._wanted(engine_row_id(self.model, point), ROW_S):
-                self._measure_step(point)
+        """Every planned row that is not on file and for which there is time.
+
+        Tokens choose the same experts while weights are dummies, so an engine with experts gets weights like those of
+        a trained model before its last steps and its traffic.
+        """
+        self._measure_steps(self.request.step_points)
+        if self.model.has_experts and self.fill_weights is not None:
+            self.normal_weights = self.fill_weights() > 0
+            if self.normal_weights and self.request.step_points:
+                self._measure_steps(NORMAL_POINTS)
         for traffic in self.request.traffic_points:
             if self._wanted(engine_row_id(self.model, traffic), traffic.duration_s + DRAIN_S + 3.0):
                 self._serve(traffic)
         return self.counts
+
+    def _measure_steps(self, points: Sequence[StepPoint]) -> None:
+        for point in points:
+            if self._wanted(engine_row_id(self.model, point), ROW_S):
+                self._measure_step(point)
 
     def append(self, name: str, kind: str, **values: Any) -> None:
         """Save one row with what all rows say."""
@@ -313,6 +327,7 @@ class EngineSession:
             "held_out": model.held_out,
             "quantization": model.quantization or "none",
             "kv_dtype": model.kv_dtype,
+            "normal_weights": self.normal_weights,
             "run": self.run,
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
         }
@@ -330,6 +345,7 @@ class EngineSession:
     def _measure_step(self, point: StepPoint) -> None:
         name, began_s = engine_row_id(self.model, point), self.clock()
         planned = {key: value for key, value in asdict(point).items() if key != "temperature" or value}
+        del planned["normal_weights"]  # every row says it
         if not point.fits(self.cache_tokens, self.max_seqs, self.model.max_model_len):
             self.append(name, point.kind, **planned, skipped=f"no room in a cache of {self.cache_tokens} tokens")
             self.counts["no room"] += 1
@@ -430,7 +446,9 @@ def run_model(order: dict[str, Any]) -> int:
                 max_model_len=model.max_model_len,
                 synchronize=torch.cuda.synchronize,
             )
-            session = EngineSession(request, model, bench, deadline_s, run, facts["cache_tokens"], facts["max_seqs"])
+            fill = partial(fill_weights, llm.llm_engine, torch)
+            room = facts["cache_tokens"], facts["max_seqs"]
+            session = EngineSession(request, model, bench, deadline_s, run, *room, fill_weights=fill)
             session.append(f"{model.name}/engine-{run}", "engine", source=model.source, why=model.why, **facts)
             warm_engine(bench, tuple(tokens for tokens in WARM_PROMPTS if tokens + 2 < model.max_model_len))
             gc.collect()
@@ -525,6 +543,28 @@ def fill_cache(engine: Any, torch: Any) -> int:
     except Exception as error:
         say(f"the cache keeps its zeros: {type(error).__name__}: {error}")
         return 0
+
+
+def fill_weights(engine: Any, torch: Any) -> int:
+    """Fill matrices with N(0, 0.02), norms with 1 and biases with 0; the parameters filled, 0 where none is reached.
+
+    Dummy weights are so small that all tokens look alike to a router. Matrices in 8 bits keep what they hold.
+    """
+    filled = 0
+    try:
+        with torch.no_grad():
+            model = engine.model_executor.driver_worker.model_runner.get_model()
+            for name, parameter in model.named_parameters():
+                if parameter.ndim == 1:
+                    parameter.fill_(1.0 if "norm" in name else 0.0)
+                elif parameter.element_size() > 1:
+                    parameter.normal_(0.0, 0.02)
+                    filled += parameter.numel()
+        torch.cuda.synchronize()
+    except Exception as error:
+        say(f"the weights stay dummies: {type(error).__name__}: {error}")
+        return 0
+    return filled
 
 
 if __name__ == "__main__":

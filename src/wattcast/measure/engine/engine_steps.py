@@ -401,9 +401,9 @@ def _fill_batch(bench: EngineBench, point: StepPoint, names: list[str]) -> None:
     """Bring all decoding requests into the batch; refused when the engine does not take them."""
     if not point.batch:
         return
-    ids = bench.prompt(point.context)
+    ids, last = bench.prompt(point.context - 1), bench.prompt(point.batch)  # requests differ in their last token
     most_tokens = bench.max_model_len - point.context
-    names.extend(bench.add(ids, most_tokens, point.temperature) for _ in range(point.batch))
+    names.extend(bench.add([*ids, token], most_tokens, point.temperature) for token in last)
     recorder, deadline_s = bench.recorder, bench.recorder.clock() + bench.pacing.most_setup_s
     while not _all_decode(recorder, point.batch):
         recorder.step()
