@@ -1,0 +1,163 @@
+"""Measure the training steps of ``training_plan.csv`` on one GPU: time, power, energy and memory of whole steps.
+
+Run on a node with PyTorch, Triton and transformers 5:
+``PYTHONPATH=src python studies/training_rows/measure_training_rows.py --out DIR --seconds 235``
+(``--dry`` runs one small step of every row without a GPU.)
+
+Every row is built with random weights, warmed up, launched by the host a few times, captured in a CUDA graph and
+held until power has settled. models.jsonl has a row for each, and one named ``-launched`` with the time of a step
+that the host launched; model_kernels.jsonl has the kernels of eager steps, which are profiled last. A second call
+with the same folder measures what is missing. No clock, limit or mode is changed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import time
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from training_variants import make_step, prepare_module
+
+from wattcast.core.measured_rows import ModelKernels, ModelRow
+from wattcast.core.whole_files import hold_folder
+from wattcast.measure.campaigns.campaign_engine import Campaign, OperatorBench
+from wattcast.measure.campaigns.model_campaign import make_blank_model_row, measure_model, profile_iteration
+from wattcast.measure.campaigns.model_runs import (
+    BuiltModel,
+    ModelDevice,
+    ModelDims,
+    ModelRunSpec,
+    build_model,
+    find_dims,
+)
+from wattcast.measure.sampler import Sampler
+from wattcast.measure.steady_state import SettlingRule, say
+
+PLAN = Path(__file__).with_name("training_plan.csv")
+SETTLE = SettlingRule(least_s=2.5, longest_s=4.0)
+LAUNCHED = 5  # steps that the host launches
+ROW_S, COMPILED_ROW_S, PROFILE_S = 9.0, 60.0, 5.0  # time kept back for one more of each
+
+
+@dataclass(frozen=True)
+class TrainingRunSpec(ModelRunSpec):
+    """One row of the plan."""
+
+    plan: dict[str, Any] = field(default_factory=dict, hash=False)
+
+    @property
+    def id(self) -> str:
+        """The plan's name of the row."""
+        return str(self.plan["id"])
+
+
+def read_training_plan() -> list[TrainingRunSpec]:
+    """Read the planned rows in the order they are measured."""
+    with PLAN.open(newline="", encoding="utf-8") as stream:
+        rows = [{k: int(v) if v.isdigit() else v for k, v in row.items()} for row in csv.DictReader(stream)]
+    return [TrainingRunSpec(row["model"], "train", row["batch"], row["seq"], plan=row) for row in rows]
+
+
+def build_step(spec: TrainingRunSpec, device: str, dims: ModelDims) -> tuple[BuiltModel, Any]:
+    """Build the model of a row and one whole step of it."""
+    torch._dynamo.reset()
+    built = build_model(spec, torch, device, dims)
+    built.module.config._attn_implementation = "sdpa"
+    prepare_module(built.module, spec.plan)
+    given = []
+    for _ in range(spec.plan["accumulation"]):
+        tokens = torch.randint(1, dims.vocab, (spec.batch, int(spec.seq or 0)), device=device)
+        given.append({"input_ids": tokens, "labels": tokens.clone(), "use_cache": False})
+    return built, make_step(built.module, spec.plan, given)
+
+
+def measure_row(bench: OperatorBench, spec: TrainingRunSpec, campaign: Campaign) -> ModelRow:
+    """Measure a row: launched by the host, then captured and held."""
+    built, step = build_step(spec, "cuda", replace(find_dims(spec.model), layers=spec.plan["layers"]))
+    device = bench.gpu
+    device.warm(step)
+    each_s = []
+    for _ in range(LAUNCHED):
+        begin = device.mark()
+        device.issue(step, 1)
+        end = device.mark()
+        end.synchronize()
+        each_s.append(begin.elapsed_time(end) / 1e3)
+    blank = replace(make_blank_model_row(bench, spec), stack=spec.plan["stack"], dtype=spec.plan["precision"])
+    launched = replace(blank, id=f"{spec.id}-launched", graph=False, latency_s=float(np.median(each_s)))
+    campaign.journal("models").append(replace(launched, peak_memory_byte=int(torch.cuda.max_memory_allocated())))
+    row = measure_model(bench, spec, built, step)
+    return replace(row, stack=blank.stack, dtype=blank.dtype, parameters=built.parameters)
+
+
+def run_plan(out: Path, budget_s: float, only: str) -> None:
+    """Measure what of the plan is not on file yet, then profile it, within a budget of time."""
+    began_s = time.monotonic()
+    specs = [spec for spec in read_training_plan() if only in spec.id]
+    device = ModelDevice.open()
+    with hold_folder(out), Sampler("nvml") as sampler:
+        bench = OperatorBench.open(device, sampler, out, rule=SETTLE)
+        campaign = Campaign(bench, out, began_s + budget_s)
+        say(f"ready after {time.monotonic() - began_s:.1f} s; {len(specs)} rows planned")
+        for spec in campaign.within(specs, ROW_S, "rows", every=1):
+            if spec.plan["stack"] == "compiled" and campaign.left_s < COMPILED_ROW_S:
+                say(f"  {spec.id}: no time left to compile")
+                continue
+            start_s = time.monotonic()
+            device.recover()
+            make = partial(measure_row, bench, spec, campaign)
+            row = campaign.record("models", make_blank_model_row(bench, spec), make)
+            if row is not None:
+                found = f"{1e3 * (row.latency_s or 0.0):.2f} ms, {row.power_w or 0.0:.0f} W, {row.flags}"
+                say(f"  {spec.id}: {row.error or found} ({time.monotonic() - start_s:.1f} s)")
+        eager = [spec for spec in specs if spec.plan["stack"] == "eager"]
+        for spec in campaign.within(eager, PROFILE_S, "profiles", every=1):
+            device.recover()
+            make_profile = partial(profile_row, bench, spec)
+            campaign.record("model_kernels", ModelKernels(spec.id, run=bench.run), make_profile)
+        say(str(campaign.finish()))
+
+
+def profile_row(bench: OperatorBench, spec: TrainingRunSpec) -> ModelKernels:
+    """Record the kernels of one step that the host launched."""
+    _, step = build_step(spec, "cuda", replace(find_dims(spec.model), layers=spec.plan["layers"]))
+    return profile_iteration(bench.gpu, spec.id, step, bench.run)
+
+
+def run_dry(only: str) -> None:
+    """Run two small steps of every row on the CPU."""
+    for spec in read_training_plan():
+        if only not in spec.id:
+            continue
+        dims = find_dims(spec.model)
+        heads = max(dims.heads // 8, 1)
+        sizes = {"heads": heads, "kv_heads": min(dims.kv_heads or heads, heads), "head_dim": 16, "vocab": 320}
+        small = replace(dims, layers=2, hidden=16 * heads, intermediate=64, max_positions=64, **sizes)
+        small = replace(small, kv_heads=1 if dims.kv_heads != dims.heads else heads)
+        _, step = build_step(replace(spec, batch=2, seq=32), "cpu", small)
+        losses = [float(step()) for _ in range(2)]
+        say(f"{spec.id}: losses {losses}")
+
+
+def main() -> None:
+    """Read the command line and run."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path("training-rows"), help="folder for the rows")
+    parser.add_argument("--seconds", type=float, default=235.0, help="budget of time")
+    parser.add_argument("--only", default="", help="rows whose name has this text")
+    parser.add_argument("--dry", action="store_true", help="small steps on the CPU, nothing is measured")
+    options = parser.parse_args()
+    if options.dry:
+        run_dry(options.only)
+    else:
+        run_plan(options.out, options.seconds, options.only)
+
+
+if __name__ == "__main__":
+    main()
