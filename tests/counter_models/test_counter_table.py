@@ -74,7 +74,7 @@ def test_csv_and_parquet_say_the_same(tmp_path: Path, ending: str) -> None:
         ("l1_read_word", "l1_read_words", "unknown event 'l1_read_words'. Closest: l1_read_word"),
         ("unit: ms", "unit: MHz", "duration.unit"),
         ("idle, from: 80", "idle, frm: 80", "frm"),
-        ("column: watts", "column: kernel", "column 'kernel': expected numbers"),
+        ("column: watts", "column: kernel", "column 'kernel', row 1: expected a finite number, got 'app_k1'"),
         ("duration: {column: time, unit: ms}\n", "", "duration: expected a column, to turn counts of l1_read_word"),
     ],
 )
@@ -114,6 +114,24 @@ def test_a_counter_that_wrapped_is_found() -> None:
     same = {"kernel": ["a", "a", "b", "b", "c"], "hits": [5e9, 5e9 - 2**32, 1e6, 2e6, 3e6]}
     with pytest.raises(BadInput, match="column 'hits' wrapped: rows of 'a' differ by 4294967296"):
         built(**same)
+
+
+def test_windows_of_one_length_do_not_count_as_wrapped() -> None:
+    """Samples of a tenth of a second: what is done in one follows the clock, and may differ by 2^32."""
+    counts = {"kernel": ["a", "a", "b", "b", "c"], "hits": [5e9, 5e9 - 2**32, 1e6, 2e6, 3e6]}
+    table = built(**counts, time=[100.0, 100.1, 99.9, 100.0, 100.2])
+    assert table.rows == 5
+    with pytest.raises(BadInput, match="row 2: expected counts"):
+        built(kernel=counts["kernel"], hits=[5e9, -1.0, 1e6, 2e6, 3e6], time=[100.0] * 5)
+
+
+@pytest.mark.parametrize("cell", ["n/a", ""])
+def test_a_cell_without_a_number_is_named(tmp_path: Path, cell: str) -> None:
+    path, columns = tmp_path / "t.csv", tmp_path / "map.yaml"
+    path.write_text(frame().write_csv().replace("2000000.0", cell, 1))
+    columns.write_text(MAP)
+    with pytest.raises(BadInput, match="column 'hits', row 2: expected a finite number"):
+        counter_table.read_counter_table(path, columns)
 
 
 def test_the_same_event_twice_is_refused() -> None:

@@ -112,8 +112,15 @@ def test_the_second_round_was_used_as_decided_beforehand(fit: RailsFit) -> None:
 
 
 def test_a_missing_model_is_named() -> None:
-    with pytest.raises(BadInput, match="h2000"):
+    with pytest.raises(BadInput, match=r"h2000.*h200"):
         saved_models.load_saved_model(Path("h2000"))
+
+
+@pytest.mark.parametrize("name", [*saved_models.shipped_models(), *saved_models.preset_names(), "Tegra K1"])
+def test_every_model_that_ships_loads_by_its_name(name: str) -> None:
+    saved = saved_models.load_saved_model(Path(name))
+    assert saved.model.required_events
+    assert saved.provenance.source
 
 
 def test_measure_run_takes_the_shipped_model_by_name(fit: RailsFit, tmp_path: Path) -> None:

@@ -86,6 +86,28 @@ def test_json_holds_the_error_of_each_kind(files: tuple[Path, Path]) -> None:
     assert "held out by benchmark" in err
 
 
+def test_groups_to_test_are_not_trained_on_without_rails_too(files: tuple[Path, Path], tmp_path: Path) -> None:
+    """A map without rails ignored `test:`; rows with absurd watts there must not move the model."""
+    lines = files[0].read_text().splitlines()
+    cells = [line.split(",") for line in lines[1:]]
+    wild = [",".join([c[0], "900.0", *c[2:]]) if c[0] in ("b3", "b4") else ",".join(c) for c in cells]
+    (tmp_path / "wild.csv").write_text("\n".join([lines[0], *wild]) + "\n")
+    columns = tmp_path / "map.yaml"
+    columns.write_text(MAP + "test: [b3]\nleft_out: {b4: a broken sensor}\n")
+    options = ("--columns", columns, "--folds", 4, "--no-advice", "--model", "hybrid_rail")
+    said, wild_said = (json.loads(run(path, *options, "--json")[0]) for path in (files[0], tmp_path / "wild.csv"))
+    assert said["coefficients"] == wild_said["coefficients"]
+    assert said["table"]["benchmarks"] == 12
+    assert {row["benchmark"] for row in said["test"]} == {"b3"}
+    assert said["models"][0]["test_mape"] < 3.0
+    assert wild_said["models"][0]["test_mape"] > 50.0
+    assert any("b4: a broken sensor" in words for words in said["warnings"])
+    assert "never trained on" in run(files[0], *options)[0]
+    columns.write_text(MAP + "test: [b99]\n")
+    with pytest.raises(BadInput, match="test: expected groups of the table"):
+        run(files[0], *options)
+
+
 def test_the_saved_model_is_readable_and_predicts(files: tuple[Path, Path], tmp_path: Path) -> None:
     path = tmp_path / "model.yaml"
     out, _ = run(

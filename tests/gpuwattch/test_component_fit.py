@@ -161,6 +161,7 @@ def test_tables_of_kernels(tmp_path: Path) -> None:
     ("columns", "complaint"),
     [
         (KernelColumns("wats"), "closest: watts"),
+        (KernelColumns("watts", prefix="part_", leave_out=("totl",)), "column to leave out 'totl'.*total"),
         (KernelColumns("watts", prefix="none_"), r"columns none_\*"),
         (KernelColumns("watts", kernel="cycles", prefix="part_", application="program"), "program"),
     ],

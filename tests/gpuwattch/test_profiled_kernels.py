@@ -87,6 +87,15 @@ def test_ncu_exports(tmp_path: Path, text: str) -> None:
     assert not activity.has("scheduled_instruction")  # some of its metrics were not
 
 
+@pytest.mark.parametrize("cell", ["n/a", ""])
+def test_a_metric_that_one_kernel_lacks_is_named(tmp_path: Path, cell: str) -> None:
+    """An empty cell became NaN and then nan W; now the kernel is named."""
+    path = tmp_path / "ncu.csv"
+    path.write_text(WIDE.replace('"560000","1",', f'"560000","{cell}",'))
+    with pytest.raises(BadInput, match=r"kernel 2: expected a number for dram__bytes_read.sum, got 'none in 1 of 2"):
+        read_ncu(path)
+
+
 @pytest.mark.parametrize(
     "text", ["hello\n", '"ID","Kernel Name"\n"0","k"\n', WIDE.split('"0"')[0], LONG.replace("gpu__time", "gpu__tame")]
 )

@@ -134,14 +134,15 @@ def _print_fit(env: Environment, result: CounterFit) -> None:
     from wattcast.report.text_tables import new_table
 
     console, main = env.console(), main_model_kind(result)
-    errors = new_table(
-        "model", "fitted", "unseen benchmark", "default known", "unseen cluster", "unseen group", title="Error, %"
-    )
+    tested = result.tested
+    heads = ("model", "fitted", "unseen benchmark", "default known", "unseen cluster", "unseen group")
+    errors = new_table(*heads, *(["never trained on"] if tested else []), title="Error, %")
     for kind in result.kinds.values():
         held = kind.held_out
         known = held["benchmark"].anchored
         cells = [held[by].score.mape if by in held else None for by in ("cluster", "group")]
         values = [kind.in_sample.mape, held["benchmark"].score.mape, known.mape if known else None, *cells]
+        values += [tested.mape(kind.model)] if tested else []
         errors.add_row(str(kind.model), *("-" if v is None else f"{v:.2f}" for v in values))
     console.print(errors)
     costs = new_table(

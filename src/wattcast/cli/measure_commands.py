@@ -40,7 +40,9 @@ def run(
     iterations: Annotated[int, typer.Option(help="How often the command runs the predicted workload.")] = 1,
     model: Annotated[
         Path | None,
-        typer.Option(help="Power model of `lab fit counters --out`, or h200: estimate power from kernel launches."),
+        typer.Option(
+            help="Power model of `lab fit counters --out`, or h200 or tegra-k1: estimate power from kernel launches."
+        ),
     ] = None,
     counters: Annotated[
         Path | None,

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from wattcast import __version__
-from wattcast.core.arrays import Array
+from wattcast.core.arrays import Array, Mask
 from wattcast.core.strict_files import Provenance
 from wattcast.counter_models import counter_table, gpmtool_files
 from wattcast.counter_models.counter_table import RAILS, CounterTable
@@ -39,6 +39,7 @@ from wattcast.counter_models.model_selection import (
     cluster_benchmarks,
     deal_inner_folds,
     ignore_progress,
+    percent_error,
     predict_held_out,
     score_prediction,
 )
@@ -135,16 +136,30 @@ class RailVoltageReport:
 
 
 @dataclass(frozen=True)
+class HeldBackRows:
+    """Rows that were never trained on, and each model's watts of them."""
+
+    names: tuple[str, ...]  # (row,) benchmarks
+    power_w: Array  # (row,)
+    predicted_w: Mapping[CounterModelKind, Array]  # (row,) each
+
+    def mape(self, model: CounterModelKind) -> float:
+        """Return the mean absolute error of a model in percent."""
+        return float(np.abs(percent_error(self.predicted_w[model], self.power_w)).mean())
+
+
+@dataclass(frozen=True)
 class CounterFit:
     """The complete result of ``wattcast lab fit counters``."""
 
-    table: CounterTable  # as the best model's settings scale it
+    table: CounterTable  # trained on, as the best model's settings scale it
     kinds: Mapping[CounterModelKind, FittedModelKind]
     rails: tuple[RailVoltageReport, ...]
     clusters: int
     training_clocks: tuple[ClockSubset, ...]
     candidates: tuple[CandidateBenchmark, ...]
     warnings: tuple[str, ...]
+    tested: HeldBackRows | None = None
 
 
 def read_counter_tables(path: Path, form: str, columns: Path | None) -> dict[str, CounterTable]:
@@ -163,9 +178,14 @@ def fit_counters(
     options: CounterFitOptions | None = None,
     progress: ProgressSink = ignore_progress,
 ) -> CounterFit:
-    """Fit every kind of model, hold out benchmarks, groups and clusters, and advise what else to measure."""
+    """Fit every kind of model, hold out benchmarks, groups and clusters, and advise what else to measure.
+
+    Groups that the table names as its test, and benchmarks left out with a reason, are not trained on in any way.
+    """
     how = options or CounterFitOptions()
-    bench = FitWorkbench(tables, how.estimator, how.offset_hz)
+    train, test = next(iter(tables.values())).split_benchmarks()
+    kept = {name: each.keep_benchmarks(train) for name, each in tables.items()}
+    bench = FitWorkbench(kept, how.estimator, how.offset_hz)
     table = bench.table
     count = how.clusters or min(len(table.predictors), table.benchmarks // 2)
     kinds = {model: _fit_kind(bench, model, how, count, progress) for model in how.models}
@@ -179,7 +199,21 @@ def fit_counters(
     rails = _report_voltages(bench, main) if main.model is CounterModelKind.HYBRID else ()
     words = [*describe_missing_terms(scaled), *main.diagnosis.warnings]
     words += [f"Voltage of the {r.rail} rail: {r.reason}" for r in rails if not r.identifiable]
-    return CounterFit(scaled, kinds, rails, count, tuple(clocks), tuple(candidates), tuple(words))
+    words += [f"Not trained on: {name}: {reason}." for name, reason in scaled.left_out.items()]
+    everything = FitWorkbench(tables, how.estimator, how.offset_hz)
+    tested = _predict_test(everything, kinds, train, test) if test.any() else None
+    return CounterFit(scaled, kinds, rails, count, tuple(clocks), tuple(candidates), tuple(words), tested)
+
+
+def _predict_test(
+    bench: FitWorkbench, kinds: Mapping[CounterModelKind, FittedModelKind], train: Mask, test: Mask
+) -> HeldBackRows:
+    """Predict the rows of the table's test with models of the same settings, fitted to the others."""
+    table = bench.table
+    rows = np.flatnonzero(test[table.benchmark])
+    names = tuple(table.benchmark_names[b] for b in table.benchmark[rows])
+    found = {model: bench.predict(bench.fit(model, kind.settings, train))[rows] for model, kind in kinds.items()}
+    return HeldBackRows(names, table.power_w[rows], found)
 
 
 def _fit_kind(
@@ -250,7 +284,8 @@ def counter_fit_to_plain(result: CounterFit) -> dict[str, Any]:
         }
         errors = {"in_sample": vars(kind.in_sample), "held_out": held_out, "settings": vars(kind.settings)}
         plane = {"core_hz": core_hz.tolist(), "memory_hz": memory_hz.tolist(), **planes}
-        models.append({"kind": str(kind.model), **errors, "plane": plane})
+        tested = {"test_mape": result.tested.mape(kind.model)} if result.tested else {}
+        models.append({"kind": str(kind.model), **errors, **tested, "plane": plane})
     how, by_memory_clock = main.fit.how, []
     if main.model is CounterModelKind.HYBRID and how.core:
         curve = how.curves(main.fit.inferred.theta)[0]
@@ -283,6 +318,14 @@ def counter_fit_to_plain(result: CounterFit) -> dict[str, Any]:
         ],
         "voltage_by_memory_clock": by_memory_clock,
         "training_clocks": clocks,
+        "test": [
+            {"benchmark": name, "measured_w": float(measured), "predicted_w": float(predicted)}
+            for name, measured, predicted in zip(
+                result.tested.names, result.tested.power_w, result.tested.predicted_w[main.model], strict=True
+            )
+        ]
+        if result.tested
+        else [],
         "next_benchmark": [vars(candidate) for candidate in result.candidates[:MOST_BENCHMARKS_NAMED]],
         "warnings": list(result.warnings),
         "assumptions": list(table.notes),
@@ -299,6 +342,8 @@ def make_saved_model(result: CounterFit, name: str, device: str = "") -> SavedMo
     main, table = main_model_kind(result), result.table
     errors = {f"held out by {by}": held.score.mape for by, held in main.held_out.items()}
     known = main.held_out["benchmark"].anchored
+    if result.tested is not None:
+        errors["never trained on"] = result.tested.mape(main.model)
     if known is not None:
         errors["held out by benchmark, power at the default clocks known"] = known.mape
     source = (

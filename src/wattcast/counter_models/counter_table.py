@@ -7,7 +7,7 @@ made.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wattcast.core import units
-from wattcast.core.arrays import Array
+from wattcast.core.arrays import Array, Mask
 from wattcast.core.errors import BadInput, MissingTool, bad_unit, bad_value, clip_text, nearest_names, unknown_name
 from wattcast.core.strict_files import decode_yaml, read_bytes
 from wattcast.power.activity import known_events
@@ -30,6 +30,7 @@ LabelCodes: TypeAlias = npt.NDArray[np.int64]
 RAILS = ("core", "memory", "host")  # the last has no clock of its own
 LARGEST_SPREAD = 1000.0  # a column of watts or hertz with a larger ratio of largest to smallest mixes units
 COUNTER_WIDTHS = (2.0**32, 2.0**31, 2.0**40, 2.0**48)  # widths at which hardware counters wrap
+SAME_LENGTH = 1.05  # ratio of the longest to the shortest row up to which rows are windows of one length
 LEAST_POWER_W, MOST_POWER_W = 0.1, 5000.0
 
 
@@ -91,6 +92,32 @@ class CounterTable:
     def benchmarks(self) -> int:
         """Number of benchmarks."""
         return len(self.benchmark_names)
+
+    def split_benchmarks(self) -> tuple[Mask, Mask]:
+        """Mark the benchmarks to train on and those to test on; one left out with a reason is in neither."""
+        unknown = [name for name in self.test if name not in self.group_names]
+        if unknown:
+            known = ", ".join(self.group_names)
+            raise bad_value(f"{self.name}: test", f"groups of the table ({clip_text(known, 200)})", unknown[0])
+        test = np.isin(np.array(self.group_names)[self.group], self.test)
+        return ~test & ~np.isin(self.benchmark_names, list(self.left_out)), test
+
+    def keep_benchmarks(self, kept: Mask) -> CounterTable:
+        """Return the table with the rows of some benchmarks only."""
+        if kept.all():
+            return self
+        rows = kept[self.benchmark]
+        number = np.cumsum(kept) - 1
+        return replace(
+            self,
+            **{name: getattr(self, name)[rows] for name in ("power_w", "clock_hz", "memory_clock_hz", "occurrence")},
+            benchmark=number[self.benchmark[rows]],
+            benchmark_names=tuple(n for n, keep in zip(self.benchmark_names, kept, strict=True) if keep),
+            group=self.group[kept],
+            voltage_v={rail: value[rows] for rail, value in self.voltage_v.items()},
+            rail_w={rail: value[rows] for rail, value in self.rail_w.items()},
+            duration_s=None if self.duration_s is None else self.duration_s[rows],
+        )
 
     def busy(self) -> Array:
         """Return 1 where any event of the device happened and 0 where it was idle, ``(row,)``."""
@@ -172,11 +199,12 @@ def _check_counter_table(table: CounterTable) -> None:
         raise bad_value(where, "each event once", f"{', '.join(twice)} twice", "Sum the columns in the map.")
 
 
-def check_wrapped_counter(where: str, column: str, count: Array, work: Sequence[str]) -> None:
+def check_wrapped_counter(where: str, column: str, count: Array, work: Sequence[str], windows: bool = False) -> None:
     """Refuse counts that exceeded the width of a counter and wrapped.
 
     The same work counts the same at every clock, so rows of one benchmark that differ by about 2^32 (or 2^31, 2^40,
-    2^48) show a wrap; so does a negative count.
+    2^48) show a wrap; so does a negative count. In ``windows`` of fixed length the work done follows the clock, so
+    only negative counts are refused there.
     """
     if (count < 0).any():
         row = int(np.flatnonzero(count < 0)[0])
@@ -187,7 +215,7 @@ def check_wrapped_counter(where: str, column: str, count: Array, work: Sequence[
             "A counter that wrapped or was read twice: measure this row again.",
         )
     labels = np.asarray(work)
-    for name in dict.fromkeys(work):
+    for name in () if windows else dict.fromkeys(work):
         same = count[labels == name]
         gap = same.max() - same
         for width in COUNTER_WIDTHS:
@@ -358,12 +386,19 @@ class _TableBuilder:
         for source, factor in zip(sources, factors, strict=True):
             value = self.read_numbers(source)
             if not (is_mean or event.rate):
-                check_wrapped_counter(self.where, source, value, work)
+                check_wrapped_counter(self.where, source, value, work, self.has_fixed_windows(work))
             total = total + value * (self.read_numbers(factor) if factor else 1.0)
         total = event.scale * (event.from_ - total if event.from_ is not None else total)
         if is_mean or event.rate:
             return np.asarray(total)
         return np.asarray(total / self.read_duration_s(clock_hz, name))
+
+    def has_fixed_windows(self, work: Sequence[str]) -> bool:
+        """Return whether every row lasts equally long whatever ran, so that rows are samples and no whole runs."""
+        if self.map.duration is None or len(set(work)) < 2:
+            return False
+        lasted = self.read_numbers(self.map.duration.column)
+        return bool(lasted.max() <= SAME_LENGTH * lasted.min())
 
     def read_duration_s(self, clock_hz: Array, event: str) -> Array:
         measured = self.map.duration
@@ -403,18 +438,16 @@ class _TableBuilder:
         import polars as pl
 
         series = self.find_column(column)
-        try:
-            value = series.cast(pl.Float64).to_numpy()
-        except pl.exceptions.PolarsError:
-            raise bad_value(f"{self.where}: column {column!r}", "numbers", f"{series.dtype}") from None
+        value = np.asarray(series.cast(pl.Float64, strict=False).to_numpy(), dtype=np.float64)
         bad = np.flatnonzero(~np.isfinite(value))
         if bad.size:
             raise bad_value(
                 f"{self.where}: column {column!r}, row {bad[0] + 1}",
                 "a finite number",
                 clip_text(series[int(bad[0])]),
+                "Remove the row, or measure it again.",
             )
-        return np.array(value, dtype=np.float64)
+        return np.array(value)
 
     def read_texts(self, column: str) -> list[str]:
         return [str(cell) for cell in self.find_column(column).to_list()]

@@ -131,13 +131,23 @@ def compute_ncu_events(metrics: Mapping[str, Array]) -> dict[str, Array]:
             amount = amount * metrics[row["times"]]
         if row["per"]:
             below = metrics[row["per"]]
-            amount = np.divide(amount, below, out=np.zeros(count), where=below > 0)
+            amount = np.divide(amount, below, out=np.where(np.isnan(below), below, 0.0), where=below > 0)
         found[event] = found.get(event, np.zeros(count)) + amount
     return {event: np.maximum(total, 0.0) for event, total in found.items() if event not in lacking}
 
 
 def _ncu_activity(metrics: Mapping[str, Array], sm_count: float | None, where: str) -> Activity:
-    columns = compute_ncu_events(metrics)
+    known = {name: value for name, value in metrics.items() if not np.isnan(value).all()}
+    columns = compute_ncu_events(known)
+    for event, value in columns.items():
+        if (lacking := np.flatnonzero(np.isnan(value))).size:
+            needed = [m for m in list_ncu_metrics([event]) if m in known and np.isnan(known[m][lacking]).any()]
+            raise bad_value(
+                f"{where}: kernel {int(lacking[0]) + 1}",
+                f"a number for {', '.join(needed)}",
+                f"none in {lacking.size} of {value.size} kernels",
+                "Collect these kernels again, or remove their rows.",
+            )
     active = columns.pop("active_sm", None)
     if active is not None and sm_count is not None:
         columns["idle_sm"] = np.clip(sm_count - active, 0.0, sm_count)
@@ -194,7 +204,10 @@ def _read_configuration(header: list[str], row: list[str]) -> ConfiguredKernel:
 
 
 def _read_value(text: str, unit: str, where: str) -> float:
-    """Return a number in base units; exports have thousands separators and prefixes such as Kbyte and usecond."""
+    """Return a number in base units, NaN for an empty cell, n/a or text.
+
+    Exports have thousands separators and prefixes such as Kbyte and usecond.
+    """
     try:
         number = float(text.replace(",", ""))
     except ValueError:

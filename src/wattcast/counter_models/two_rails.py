@@ -84,13 +84,8 @@ class RailsCosts:
 
 def split_rows(table: CounterTable) -> tuple[Mask, Mask]:
     """Return the rows to train on and those to test on; rows left out with a reason are in neither."""
-    group = np.array(table.group_names)[table.group][table.benchmark]
-    name = np.array(table.benchmark_names)[table.benchmark]
-    unknown = [test for test in table.test if test not in table.group_names]
-    if unknown:
-        raise bad_value(f"{table.name}: test", f"groups of the table ({', '.join(table.group_names)})", unknown[0])
-    test = np.isin(group, table.test)
-    return ~test & ~np.isin(name, list(table.left_out)), test
+    train, test = table.split_benchmarks()
+    return train[table.benchmark], test[table.benchmark]
 
 
 def make_rails_design(table: CounterTable) -> RailsDesign:

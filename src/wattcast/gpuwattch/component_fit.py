@@ -273,6 +273,8 @@ def read_measured_kernels(
         close = nearest_names(str(wanted), header)
         raise bad_value(where, f"a column {wanted!r}", f"none; closest: {', '.join(close)}" if close else "none")
     found = [c.removeprefix(columns.prefix) for c in header if c.startswith(columns.prefix) and c not in special]
+    if unknown := [name for name in columns.leave_out if name not in found]:
+        raise unknown_name("column to leave out", unknown[0], found, f"Columns to fit: {', '.join(found)}.")
     chosen = list(names) if names else [name for name in found if name not in columns.leave_out]
     lost = [name for name in chosen if columns.prefix + name not in header]
     if not chosen or lost:

@@ -196,10 +196,16 @@ def encode_model(saved: SavedModel) -> bytes:
 
 
 def load_saved_model(path: Path) -> SavedModel:
-    """Read a model file, or the model that ships under that name (``h200``)."""
-    if not path.exists() and len(path.parts) == 1 and path.name in shipped_models():
-        return parse_saved_model(_shipped(path.name).read_bytes(), f"{path.name}.yaml")
-    return parse_saved_model(read_bytes(path, MOST_FILE_BYTE), path.name)
+    """Read a model file, or a model that ships: one fitted here (``h200``) or one published (``tegra-k1``)."""
+    if path.exists() or len(path.parts) > 1 or path.suffix in (".yaml", ".yml"):
+        return parse_saved_model(read_bytes(path, MOST_FILE_BYTE), path.name)
+    known = [*shipped_models(), *preset_names()]
+    name = errors.resolve_name("power model", path.name, known, {"tk1": "tegra-k1"})
+    if name in shipped_models():
+        return parse_saved_model(_shipped(name).read_bytes(), f"{name}.yaml")
+    published = load_preset(name)
+    source = Provenance("; ".join(published.sources), device=published.title)
+    return SavedModel(name, published.model, source, notes=published.errata)
 
 
 def shipped_models() -> list[str]:
