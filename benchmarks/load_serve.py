@@ -1,17 +1,21 @@
 """Load on ``wattcast serve``: many users, one request a second each, over loopback.
 
     python benchmarks/load_serve.py --users 50 --seconds 60
+    python benchmarks/load_serve.py --users 5 --seconds 30 --attack
 
 Every request is a configuration that was not asked before (model, GPU, batch, sequence, clock differ), as when people
 move sliders. Prints the median, the 99th percentile, failures, and both over the time of a lone request, which says
 how much is waiting; and the processor time of server and workers a request, start included, which a busy machine
 changes little: times the requests a second it is the cores that are needed. Exit code 1 when a request failed.
+With ``--attack``, eight clients upload long lists of operators without a pause, and 256 connections send their
+headers line by line and never end them, all from addresses of their own on loopback.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import random
@@ -70,14 +74,51 @@ async def user(port: int, seconds: float, rng: random.Random, found: list[tuple[
         await asyncio.sleep(max(0.0, 1.0 - (time.perf_counter() - began_s)))
 
 
-async def run(port: int, users: int, seconds: float) -> dict[str, float]:
+async def upload(port: int, client: int) -> None:
+    """Send 20,000 distinct operators, which is what one upload may hold, again and again."""
+    ops = [{"op": "linear", "m": 16 + client + 8 * i, "n": 4096, "k": 4096} for i in range(20_000)]
+    body = json.dumps({"gpu": "h200", "file": {"name": "w", "content": {"name": "x", "ops": ops}}}).encode()
+    head = (
+        f"POST /api/view HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+    )
+    while True:
+        with contextlib.suppress(OSError):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=(f"127.0.0.{2 + client}", 0))
+            writer.write(head.encode() + b"\r\nConnection: close\r\n\r\n" + body)
+            await reader.read(-1)
+            writer.close()
+        await asyncio.sleep(0.05)
+
+
+async def drip(port: int, client: int) -> None:
+    """Send a header every half second and never the last one; come back when the server hangs up."""
+    while True:
+        with contextlib.suppress(OSError):
+            address = (f"127.0.0.{10 + client // 32}", 0)
+            reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=address)
+            writer.write(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n")
+            while not reader.at_eof():
+                writer.write(b"X-More: 1\r\n")
+                await writer.drain()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(reader.read(1), 0.5)
+            writer.close()
+        await asyncio.sleep(0.5)
+
+
+async def run(port: int, users: int, seconds: float, attack: bool = False) -> dict[str, float]:
     """The figures of a whole run."""
     rng = random.Random(1)
     for _ in range(20):  # workers meet every model once
         await request(port, configuration(rng))
     alone = statistics.median([(await request(port, configuration(rng)))[0] for _ in range(20)])
     found: list[tuple[float, int]] = []
+    attackers = [upload(port, i) for i in range(8)] + [drip(port, i) for i in range(256)] if attack else []
+    tasks = [asyncio.ensure_future(attacker) for attacker in attackers]
     await asyncio.gather(*(user(port, seconds, random.Random(100 + i), found) for i in range(users)))
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
     times = sorted(t for t, _ in found)
     median, p99 = statistics.median(times), times[int(0.99 * (len(times) - 1))]
     return {
@@ -92,7 +133,7 @@ async def run(port: int, users: int, seconds: float) -> dict[str, float]:
     }
 
 
-def measure(users: int, seconds: float, workers: int) -> dict[str, float]:
+def measure(users: int, seconds: float, workers: int, attack: bool = False) -> dict[str, float]:
     """Start a server, load it, end it."""
     source = str(Path(__file__).resolve().parents[1] / "src")
     command = [
@@ -114,7 +155,7 @@ def measure(users: int, seconds: float, workers: int) -> dict[str, float]:
         said = server.stderr.readline()
         port = re.search(r":(\d+)/", said)
         assert port is not None, said
-        found = asyncio.run(run(int(port[1]), users, seconds))
+        found = asyncio.run(run(int(port[1]), users, seconds, attack))
     finally:
         server.terminate()
         server.communicate(timeout=60)  # which closes what it was heard through
@@ -134,8 +175,9 @@ def main() -> int:
     parser.add_argument("--users", type=int, default=50)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--attack", action="store_true")
     options = parser.parse_args()
-    found = measure(options.users, options.seconds, options.workers)
+    found = measure(options.users, options.seconds, options.workers, options.attack)
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else float("nan")
     print(json.dumps({name: round(value, 2) for name, value in found.items()} | {"load_after": round(load, 2)}))
     return int(found["failed"] > 0)

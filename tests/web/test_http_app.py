@@ -14,7 +14,8 @@ import pytest
 
 from serving import Server
 from wattcast.core.errors import BadInput, MissingTool, Refused
-from wattcast.web.http_app import HEADERS, RequestGuard, open_socket, serve_page
+from wattcast.web.client_connections import open_socket
+from wattcast.web.http_app import HEADERS, RequestGuard, serve_page
 from wattcast.web.live_stream import recorded_feed
 from wattcast.web.request_schema import MOST_BYTE
 from wattcast.web.worker_pool import WorkerPool, run_pool
@@ -157,7 +158,7 @@ def test_a_slow_body_is_given_up() -> None:
             sent.append(message)
 
         scope = {"type": "http", "method": "POST", "headers": [(b"host", b"localhost")]}
-        await RequestGuard(app, [], arrive_s=0.1)(scope, receive, send)
+        await RequestGuard(app, arrive_s=0.1)(scope, receive, send)
 
     asyncio.run(run())
     assert sent[0]["status"] == 408

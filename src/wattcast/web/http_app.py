@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
-import socket
-import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from importlib.resources import files
 from typing import Annotated, Any
@@ -22,15 +19,28 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from wattcast import __version__
-from wattcast.core.errors import MissingTool, Refused, bad_value
+from wattcast.core.errors import MissingTool
 from wattcast.predictor.prediction_json import PredictOut
 from wattcast.web import answers, request_schema
+from wattcast.web.client_connections import (
+    LARGE_BYTE,
+    LOOPBACK,
+    ClientBusy,
+    ClientSlots,
+    ConnectionTable,
+    host_name,
+    is_known_host,
+    is_loopback,
+    known_hosts,
+    make_protocol,
+    open_socket,
+)
 from wattcast.web.live_stream import Feed, FeedInfo, FeedWatchers, recorded_feed
 from wattcast.web.request_schema import MOST_BYTE
 from wattcast.web.worker_pool import LIMIT_S, WorkerPool, make_refusal, run_pool
 
-ARRIVE_S = 10.0
-LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
+ARRIVE_S = 30.0  # for a body
+MOST_ENTRIES = 40_000  # objects of a request; a distinct operator takes a worker some 0.25 ms
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -47,14 +57,23 @@ HEADERS = {
 
 
 class RequestGuard:
-    """ASGI middleware that checks hosts, origins and bodies, adds headers, and answers errors without tracebacks."""
+    """ASGI middleware that checks hosts, origins and bodies, adds headers, and answers errors without tracebacks.
+
+    It reads the body of a request only once the client has few enough others running.
+    """
 
     def __init__(
-        self, app: ASGIApp, hosts: Iterable[str], most_byte: int = MOST_BYTE, arrive_s: float = ARRIVE_S
+        self,
+        app: ASGIApp,
+        hosts: Iterable[str] = LOOPBACK,
+        most_byte: int = MOST_BYTE,
+        arrive_s: float = ARRIVE_S,
+        slots: ClientSlots | None = None,
     ) -> None:
         self._app = app
-        self._hosts = {_host_name(host) for host in (*LOOPBACK, *hosts)}
+        self._hosts = frozenset(hosts)
         self._most_byte, self._arrive_s = most_byte, arrive_s
+        self._slots = slots or ClientSlots()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -67,7 +86,16 @@ class RequestGuard:
             await _refuse(scope, receive, sent, *why)
             return
         try:
-            await self._pass(scope, receive, sent)
+            if scope["method"] in ("GET", "HEAD"):  # pages and streams, which have limits of their own
+                await self._app(scope, receive, sent)
+                return
+            host = (scope.get("client") or ("",))[0]
+            length = Headers(scope=scope).get("content-length", "")
+            large = not length.isdecimal() or int(length) > LARGE_BYTE
+            async with self._slots.running(host, large):
+                await self._pass(scope, receive, sent)
+        except ClientBusy as error:
+            await _refuse(scope, receive, sent, 429, str(error))
         except _TooMuch as error:
             if not sent.begun:
                 await _refuse(scope, receive, sent, *error.args)
@@ -77,9 +105,6 @@ class RequestGuard:
             raise  # to the server's log
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["method"] in ("GET", "HEAD"):
-            await self._app(scope, receive, send)
-            return
         body = await self._body(receive)
         handed = False
 
@@ -111,11 +136,10 @@ class RequestGuard:
 
     def _refused(self, scope: Scope) -> tuple[int, str] | None:
         headers = Headers(scope=scope)
-        hosts = headers.getlist("host")
-        if len(hosts) != 1 or _host_name(hosts[0]) not in self._hosts:
+        if not is_known_host(headers.getlist("host"), self._hosts):
             return 421, "this server does not answer to that Host. Start it with --allow-host NAME to allow one."
         for origin in headers.getlist("origin"):
-            if _host_name(origin.partition("://")[2]) not in self._hosts:
+            if host_name(origin.partition("://")[2]) not in self._hosts:
                 return 403, "requests from other sites are not answered."
         length = headers.get("content-length", "0")
         if length.isdecimal() and int(length) > self._most_byte:
@@ -141,12 +165,6 @@ class _GuardedSend:
             for name, value in HEADERS.items():
                 headers.setdefault(name, value)
         await self._send(message)
-
-
-def _host_name(host: str) -> str:
-    """Return the host of ``host:port``, ``[::1]:port`` or ``host``, in lower case."""
-    host = host.strip().lower()
-    return host.partition("]")[0] + "]" if host.startswith("[") else host.partition(":")[0]
 
 
 async def _refuse(scope: Scope, receive: Receive, send: Send, status: int, text: str) -> None:
@@ -195,12 +213,13 @@ _REFUSED = {
     415: "Not JSON",
     421: "Not this server's name",
     422: "A value is wrong; the error names it",
+    429: "Too many requests of this client are running",
     500: "Our mistake",
     503: "Busy, or stopped at the time limit",
 }
 
 
-def make_app(pool: WorkerPool, feed: Feed, hosts: Iterable[str] = ()) -> RequestGuard:
+def make_app(pool: WorkerPool, feed: Feed, hosts: Iterable[str] = LOOPBACK) -> RequestGuard:
     """Make the whole application behind its guard; the pool starts and stops with it."""
 
     @contextlib.asynccontextmanager
@@ -266,7 +285,11 @@ def _questions(app: FastAPI, pool: WorkerPool) -> None:
             said = request.headers.get("content-type", "").partition(";")[0].strip().lower()
             if said != "application/json":
                 return _plain(415, "request: expected content-type application/json.")
-            return await _asked(pool, kind, await request.body())
+            body = await request.body()
+            if (entries := body.count(b"{")) > MOST_ENTRIES:
+                wanted = f"request: expected at most {MOST_ENTRIES:,} operators or events, got {entries:,}."
+                return _plain(413, f"{wanted} Use the command line.")
+            return await _asked(pool, kind, body)
 
         return post
 
@@ -368,26 +391,20 @@ def serve_page(
     """Serve until interrupted. ``hosts`` are names, besides loopback's, that the server answers to."""
     try:
         import uvicorn
-
-        pass
     except ImportError:
         raise MissingTool(
             "the page needs FastAPI and uvicorn. Install them: pip install 'wattcast[serve]'."
         ) from None
-    if not is_loopback(host) and not hosts:
-        raise bad_value(
-            "--allow-host", "the name others will type, beside a --host that others reach", "none",
-            "The server answers only to names it knows.",
-        )  # fmt: skip
+    names = known_hosts(host, hosts)
     listening = open_socket(host, port)
     name = f"[{host}]" if ":" in host else host
-    app = make_app(WorkerPool(workers, limit_s), feed, [name, *hosts])
+    app = make_app(WorkerPool(workers, limit_s), feed, names)
     config = uvicorn.Config(
         app,
+        http=make_protocol(ConnectionTable()),
         log_level="warning",
         access_log=False,
         server_header=False,
-        limit_concurrency=256,
         timeout_keep_alive=10,
         timeout_graceful_shutdown=2,
         ws="none",
@@ -396,32 +413,3 @@ def serve_page(
     if not is_loopback(host):
         say("note: everyone who reaches this address may use it; there is no password and no encryption.")
     asyncio.run(uvicorn.Server(config).serve(sockets=[listening]))
-
-
-def open_socket(host: str, port: int) -> socket.socket:
-    """Return a bound socket, or raise an error that says what is in the way; port 0 takes a free one."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    bound = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        if sys.platform != "win32":
-            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind((host, port))
-        bound.listen(512)  # whoever comes before the workers are ready waits, and is not refused
-    except (OSError, OverflowError) as error:
-        bound.close()
-        raise Refused(f"{host}:{port} cannot be served on ({error}). Choose another --port.") from None
-    return bound
-
-
-def is_loopback(host: str) -> bool:
-    """Tell whether only this machine reaches an address.
-
-    >>> is_loopback("127.0.0.1"), is_loopback("::1"), is_loopback("0.0.0.0"), is_loopback("localhost")
-    (True, True, False, True)
-    """
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

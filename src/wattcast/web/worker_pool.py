@@ -1,7 +1,7 @@
 """Share requests among a few worker processes; one that takes too long is ended and replaced.
 
-A thread cannot be stopped, a process can: that makes the time limit real, keeps the server's own loop free, and lets
-two cores work.
+Large requests use half of the workers at most, so that small ones need not wait for them. A thread cannot be stopped,
+a process can: that makes the time limit real, keeps the server's own loop free, and lets two cores work.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ from pathlib import Path
 import msgspec
 
 from wattcast.core.errors import MissingTool
+from wattcast.web.client_connections import LARGE_BYTE
 from wattcast.web.worker_process import READY
 
 LIMIT_S = 15.0  # of one request
 START_S = 60.0
 MOST_WAITING = 128
 RENEWALS = 30
+LARGE_KINDS = ("figure", "report")  # seconds each, whatever is asked
 
 
 class WorkerReply(msgspec.Struct):
@@ -47,12 +49,14 @@ class WorkerPool:
         self._free: asyncio.Queue[asyncio.subprocess.Process] = asyncio.Queue()
         self._all: set[asyncio.subprocess.Process] = set()
         self._renewing: set[asyncio.Task[None]] = set()
+        self._large = asyncio.Semaphore(max(workers // 2, 1))
         self._waiting = 0
         self.ended = 0  # workers that had to be ended
 
     async def start(self) -> None:
         """Start all workers and return when they are ready."""
-        await asyncio.gather(*(self._add() for _ in range(self._wanted)))
+        for process in await asyncio.gather(*(self._start_worker() for _ in range(self._wanted))):
+            self._give_back(process, large=False)
 
     async def stop(self) -> None:
         """End all workers."""
@@ -65,51 +69,68 @@ class WorkerPool:
         """Send one request to the next free worker and wait for its answer within the time limit."""
         if self._waiting >= MOST_WAITING:
             return make_refusal(503, "the server is busy; try again in a moment.")
+        large = kind in LARGE_KINDS or len(body) > LARGE_BYTE
         self._waiting += 1
         try:
             async with asyncio.timeout(2.0 * self._limit_s):
-                process = await self._free.get()
+                process = await self._take(large)
         except TimeoutError:
             return make_refusal(503, "the server is busy; try again in a moment.")
         finally:
             self._waiting -= 1
-        return await self._with(process, kind, body)
+        return await self._with(process, kind, body, large)
 
-    async def _with(self, process: asyncio.subprocess.Process, kind: str, body: bytes) -> WorkerReply:
+    async def _take(self, large: bool) -> asyncio.subprocess.Process:
+        if not large:
+            return await self._free.get()
+        await self._large.acquire()
+        try:
+            return await self._free.get()
+        except BaseException:
+            self._large.release()
+            raise
+
+    def _give_back(self, process: asyncio.subprocess.Process, large: bool) -> None:
+        self._free.put_nowait(process)
+        if large:
+            self._large.release()
+
+    async def _with(self, process: asyncio.subprocess.Process, kind: str, body: bytes, large: bool) -> WorkerReply:
         try:
             async with asyncio.timeout(self._limit_s):
                 reply = await _exchange(process, kind, body)
         except TimeoutError:
-            await self._replace(process)
+            await self._replace(process, large)
             return make_refusal(503, f"this request took longer than {self._limit_s:g} s and was stopped.")
         except (asyncio.IncompleteReadError, ConnectionError):
-            await self._replace(process)
+            await self._replace(process, large)
             return make_refusal(500, "internal error; the server's log says more.")
         except asyncio.CancelledError:  # whoever asked is gone: the worker is in the middle of an answer
-            self._later(self._replace(process))
+            self._later(self._replace(process, large))
             raise
-        self._free.put_nowait(process)
+        self._give_back(process, large)
         return reply
 
-    async def _replace(self, process: asyncio.subprocess.Process) -> None:
+    async def _replace(self, process: asyncio.subprocess.Process, large: bool) -> None:
+        """End a worker and start another; until that is ready no further large request takes its place."""
         self.ended += 1
         await self._end(process)
-        self._later(self._renew())
+        self._later(self._renew(large))
 
     def _later(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.ensure_future(work)
         self._renewing.add(task)
         task.add_done_callback(self._renewing.discard)
 
-    async def _renew(self) -> None:
+    async def _renew(self, large: bool) -> None:
         """Replace a worker that was ended; a machine that cannot start one now may a little later."""
         for _ in range(RENEWALS):
             with contextlib.suppress(MissingTool, OSError):
-                await self._add()
+                self._give_back(await self._start_worker(), large)
                 return
             await asyncio.sleep(1.0)
 
-    async def _add(self) -> None:
+    async def _start_worker(self) -> asyncio.subprocess.Process:
         package = str(Path(__file__).parents[2])
         paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
         one = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
@@ -127,7 +148,7 @@ class WorkerPool:
             await self._end(process)
             raise MissingTool("a worker of the server did not start; its complaint stands above.") from None
         assert said == READY
-        self._free.put_nowait(process)
+        return process
 
     async def _end(self, process: asyncio.subprocess.Process) -> None:
         self._all.discard(process)
