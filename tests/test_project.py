@@ -71,3 +71,25 @@ def test_readme_workload_and_links(call, tmp_path: Path) -> None:
     assert call("predict", str(path), "--gpu", "h200").code == 0
     for target in re.findall(r"\]\(([\w./-]+)\)", README):
         assert (ROOT / target).exists(), target
+
+
+def test_every_package_of_the_tests_is_pinned_and_hashed() -> None:
+    """``constraints.txt`` pinned one of 131 packages, so that a new release of any could fail the tests."""
+    import importlib.metadata as metadata
+
+    pinned = read_pins("constraints.txt")
+    locked = read_pins("requirements-dev.txt")
+    assert pinned.keys() == locked.keys()
+    assert "2.13.0" in pinned["torch"]
+    assert "sha256:" in (ROOT / "requirements-dev.txt").read_text(encoding="utf-8")
+    ours = metadata.metadata("wattcast").get_all("Requires-Dist") or []
+    asked = {re.split(r"[^\w.-]", line, maxsplit=1)[0].lower().replace("_", "-") for line in ours} - {"wattcast"}
+    assert asked <= pinned.keys(), asked - pinned.keys()
+
+
+def read_pins(name: str) -> dict[str, set[str]]:
+    """Return the versions of each package of a file of pins; Pythons and systems may differ in them."""
+    found: dict[str, set[str]] = {}
+    for package, version in re.findall(r"^([\w.-]+)==([^\s;]+)", (ROOT / name).read_text(encoding="utf-8"), re.M):
+        found.setdefault(package, set()).add(version)
+    return found
