@@ -80,6 +80,11 @@ class ClockRange:
     base_hz: Sweepable | None
     memory_hz: tuple[float, ...] = ()
 
+    @property
+    def lowest_hz(self) -> Sweepable:
+        """The lowest clock; 0.3 of the highest is taken where it is not published."""
+        return 0.3 * self.max_hz if self.min_hz is None else self.min_hz
+
 
 @dataclass(frozen=True)
 class ClockCurve:

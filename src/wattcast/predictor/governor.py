@@ -70,7 +70,7 @@ def _govern(
         if ran.power_w.shape != excess_w.shape:  # a sweep over limits alone
             ran = runner.run_at(clock_hz)
         return GovernedPoint(replace(at, clock_hz=clock_hz), capped, ~capped), ran
-    low_hz = np.minimum(0.3 * asked_hz if gpu.clocks.min_hz is None else gpu.clocks.min_hz, asked_hz)
+    low_hz = np.minimum(gpu.clocks.lowest_hz, asked_hz)
     low, high = (np.array(np.broadcast_to(clock, (*excess_w.shape, 1))[..., 0]) for clock in (low_hz, asked_hz))
     ran, met = _search(runner, low, high, excess_w, limit_w)
     return GovernedPoint(replace(at, clock_hz=ran.clock_hz), capped, met), ran

@@ -152,7 +152,6 @@ def _each_stretch(timeline: Timeline, detail: KernelDetail, gap_w: Array) -> tup
 
 
 CLOCK_POINTS = 48  # points of a clock curve
-LOWEST_SHARE = 0.3  # of the top clock, where the lowest is not published; as the governor's search assumes
 
 
 @dataclass(frozen=True)
@@ -247,10 +246,8 @@ def view_configuration(
 
 
 def find_clock_span(gpu: Gpu) -> tuple[float, float]:
-    """Return the lowest and highest core clock; an unpublished lowest one is a share of the highest."""
-    high_hz = float(np.mean(gpu.clocks.max_hz))
-    low = gpu.clocks.min_hz
-    return (LOWEST_SHARE * high_hz if low is None else float(np.mean(low))), high_hz
+    """Return the lowest and highest core clock."""
+    return float(np.mean(gpu.clocks.lowest_hz)), float(np.mean(gpu.clocks.max_hz))
 
 
 def compute_memory_room(model: ModelSpec | None, gpu: Gpu, options: ModelOptions) -> MemoryRoom:

@@ -113,7 +113,7 @@ def _exchanges_between_gpus(options: ModelOptions, program: Program) -> list[Blo
     blocks, dtype = [], activation_dtype(options)
     training = options.phase is WorkloadPhase.TRAIN
     if options.pp > 1:
-        layers = next(s for s in program.sections if s.repeat > 1 or s.label == "layers")
+        layers = next(s for s in program.sections if s.repeat > 1 or "layers" in s.label)
         sends = 2 if training else 1  # activations forward, gradients backward
         byte = layers.outputs[0].storage.byte
         stride = options.pipeline_stride

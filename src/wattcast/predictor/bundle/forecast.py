@@ -389,7 +389,7 @@ def _idle(gpu: Gpu, the: ForecastRule, parent: IdlePower) -> tuple[IdlePower, st
     if gpu.power.idle_w is not None:
         return IdlePower(gpu.power.idle_w.clock_hz, gpu.power.idle_w.value, **warming), ""
     limit_w, top_hz = _scalar(gpu.power.limit_w), _scalar(gpu.clocks.max_hz)
-    low_hz = _scalar(gpu.clocks.min_hz) if gpu.clocks.min_hz is not None else 0.3 * top_hz
+    low_hz = _scalar(gpu.clocks.lowest_hz)
     lowest, top = the.idle.graphics_memory if gpu.memory.kind.startswith("GDDR") else (the.idle.lowest, the.idle.top)
     low_w, top_w = lowest * limit_w, top * limit_w
     clock_hz = np.array([min(low_hz, 0.5 * top_hz), *(share * top_hz for share in the.idle.clock_share)])
@@ -537,7 +537,7 @@ def _starting_energies(gpu: Gpu, idle: IdlePower, rule: _StartingPower) -> dict[
 
 def _ends(gpu: Gpu) -> tuple[float, float, float]:
     top_hz = _scalar(gpu.clocks.max_hz)
-    low_hz = _scalar(gpu.clocks.min_hz) if gpu.clocks.min_hz is not None else 0.3 * top_hz
+    low_hz = _scalar(gpu.clocks.lowest_hz)
     return _scalar(gpu.power.limit_w), min(low_hz, 0.99 * top_hz), top_hz
 
 
