@@ -2,6 +2,11 @@
 
 Large requests use half of the workers at most, so that small ones need not wait for them. A thread cannot be stopped,
 a process can: that makes the time limit real, keeps the server's own loop free, and lets two cores work.
+
+``python -m wattcast.web.worker_pool`` is a worker: it answers framed requests from stdin on stdout until stdin ends.
+A frame is its length in four bytes, then the bytes. A request is two frames (kind, body), an answer two (a JSON
+header with status and type, then the body). No pickle crosses the pipe. Memory is limited, so that a request that
+asks for too much fails alone.
 """
 
 from __future__ import annotations
@@ -14,13 +19,15 @@ import struct
 import sys
 from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
 from wattcast.core.errors import MissingTool
 from wattcast.web.client_connections import LARGE_BYTE
-from wattcast.web.worker_process import READY
 
+MOST_MEMORY_BYTE = 6 << 30  # of a worker
+READY = b"ready"
 LIMIT_S = 15.0  # of one request
 START_S = 60.0
 MOST_WAITING = 128
@@ -135,7 +142,7 @@ class WorkerPool:
         paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
         one = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "wattcast.web.worker_process"),
+            *(sys.executable, "-m", "wattcast.web.worker_pool"),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             env=os.environ | one | {"PYTHONPATH": os.pathsep.join(paths)},
@@ -180,3 +187,50 @@ async def run_pool(pool: WorkerPool) -> AsyncIterator[WorkerPool]:
         yield pool
     finally:
         await pool.stop()
+
+
+def run_worker() -> int:
+    """Answer until the pipe closes; the first frame says that everything is loaded."""
+    _limit_memory()
+    requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # whatever prints must not reach the pipe
+    from wattcast.web.answers import AnswerCache, warm_up
+
+    warm_up()
+    respond = AnswerCache()
+    write_frame(answers, READY)
+    while True:
+        kind = read_frame(requests)
+        body = read_frame(requests) if kind is not None else None
+        if kind is None or body is None:
+            return 0
+        found = respond(kind.decode(), body)
+        write_frame(answers, json.dumps({"status": found.status, "type": found.type}).encode())
+        write_frame(answers, found.body)
+
+
+def read_frame(stream: BinaryIO) -> bytes | None:
+    """Read the next frame; None at the end."""
+    head = stream.read(4)
+    if len(head) < 4:
+        return None
+    (length,) = struct.unpack("!I", head)
+    data = stream.read(length)
+    return data if len(data) == length else None
+
+
+def write_frame(stream: BinaryIO, data: bytes) -> None:
+    """Write one frame and send it at once."""
+    stream.write(struct.pack("!I", len(data)) + data)
+    stream.flush()
+
+
+def _limit_memory() -> None:
+    with contextlib.suppress(ImportError, ValueError, OSError):  # not on every platform, not above a lower limit
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY_BYTE, MOST_MEMORY_BYTE))
+
+
+if __name__ == "__main__":
+    sys.exit(run_worker())
