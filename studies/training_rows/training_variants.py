@@ -188,8 +188,8 @@ class AdaptedLinear(nn.Module):
 
     def forward(self, x: Any) -> Any:
         """Add the correction to the frozen product."""
-        low = nn.functional.linear(nn.functional.linear(x, self.down), self.up)
-        return self.base(x) + low * 2.0
+        out = self.base(x)
+        return out + nn.functional.linear(nn.functional.linear(x, self.down), self.up) * 2.0
 
 
 class BlockAdamW(torch.optim.Optimizer):

@@ -14,9 +14,9 @@ pytest.importorskip("transformers", reason="transformers is not installed")
 sys.path.insert(0, str(Path(__file__).parents[2] / "studies" / "training_rows"))
 
 import measure_training_rows as study
+from test_whole_models import CpuDevice
 
 from standin import StandIn
-from test_whole_models import CpuDevice
 from wattcast.core.measured_rows import ModelRow, read_lines, row_from_plain
 from wattcast.measure.campaigns.campaign_engine import Campaign, OperatorBench
 from wattcast.measure.sampler import Sampler
@@ -49,6 +49,8 @@ def test_a_row_comes_out_whole_with_a_launched_one(campaign: Campaign, monkeypat
     monkeypatch.setattr(study, "build_step", lambda s, device, dims: real(s, "cpu", replace(dims, **tiny)))
     row = study.measure_row(campaign.bench, small, campaign)
     assert row.graph
-    assert row.latency_s > 0.0 and row.power_w == pytest.approx(300.0, rel=0.05)
+    assert row.latency_s > 0.0
+    assert row.power_w == pytest.approx(300.0, rel=0.05)
     (launched,) = (row_from_plain(line, ModelRow) for line in read_lines(campaign.out / "models.jsonl"))
-    assert launched.id == f"{spec.id}-launched" and not launched.graph
+    assert launched.id == f"{spec.id}-launched"
+    assert not launched.graph

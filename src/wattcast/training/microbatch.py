@@ -12,7 +12,6 @@ from functools import lru_cache
 from typing import Any
 
 from wattcast.core.errors import bad_value
-from wattcast.core.units import Dtype
 from wattcast.training.training_strategy import Recompute, Sharding, TrainingRecipe, TrainingStrategy
 from wattcast.workload.model_catalogue import ModelKind, ModelSpec
 from wattcast.workload.model_options import OutputHead, SoftwareStack
@@ -33,6 +32,7 @@ class SectionWork:
     repeat: int
     forward: tuple[Operator, ...]
     backward: tuple[Operator, ...]
+    again: tuple[Operator, ...]  # run again under full recomputation that ends with the last tensor needed
     selective: tuple[Operator, ...]  # run again under selective recomputation
     forward_exchanges: tuple[Collective, ...]
     backward_exchanges: tuple[Collective, ...]
@@ -165,6 +165,7 @@ def _share_tokens(section: SectionWork, whole: SectionWork, tp: int) -> SectionW
         section,
         forward=mix(section.forward, whole.forward),
         backward=mix(section.backward, whole.backward),
+        again=mix(section.again, whole.again),
         selective=tuple(map(share, whole.selective)),
         input_byte=whole.input_byte // tp,
         saved_byte=whole.saved_byte // tp,
@@ -204,6 +205,9 @@ def _section_work(
     input_byte, saved_byte, product_byte, peak_byte = bytes_of
     forward, forward_exchanges = _split_exchanges(section.forward, cp, seq)
     backward, backward_exchanges = _split_exchanges(section.backward, cp, seq)
+    saved = section.tape.saved
+    needed = [i for i, entry in enumerate(section.forward, 1) if any(id(t.storage) in saved for t in entry.writes)]
+    again, _ = _split_exchanges(section.forward[: max(needed, default=0)], cp, seq)
     trained = sum(p.numel for p in section.tape.parameters if p.needs_grad)
     frozen = [p for p in section.tape.parameters if not p.needs_grad]
     experts = sum(p.numel for p in section.tape.parameters if p.needs_grad and len(p.shape) == 3)
@@ -216,13 +220,14 @@ def _section_work(
                 "cast", narrow, dtype=recipe.dtype, read=narrow * recipe.base_bits // 8, write=narrow * byte,
                 label="dequantize",
             )  # fmt: skip
-            forward, backward = (widen, *forward), (widen, *backward)
+            forward, backward, again = (widen, *forward), (widen, *backward), (widen, *again)
     return SectionWork(
         label=section.label,
         repeat=section.repeat,
         forward=forward,
         backward=backward,
-        selective=tuple(op for op in forward if not op.is_product),
+        again=again,
+        selective=tuple(op for op in again if not op.is_product),
         forward_exchanges=forward_exchanges,
         backward_exchanges=backward_exchanges,
         trained=trained,
@@ -256,8 +261,9 @@ def _split_exchanges(
 def copy_operators(section: SectionWork, recipe: TrainingRecipe, gathered: bool) -> tuple[Operator, ...]:
     """Return the copies of weights and gradients beside the model's own kernels, for one repetition and micro-batch.
 
-    Gradients are added into a buffer of ``gradient_byte``. Weights that are gathered for use are copied out of the
-    gathered buffer twice, forward and backward, and their gradients into the buffer that is scattered.
+    Gradients are added to those of the micro-batch before, or into a buffer of ``gradient_byte``. Weights that are
+    gathered for use are copied out of the gathered buffer twice, forward and backward, and their gradients into the
+    buffer that is scattered.
     """
     byte, weights, trained = recipe.dtype.byte, section.weights, section.trained
     copies = []
@@ -271,25 +277,6 @@ def copy_operators(section: SectionWork, recipe: TrainingRecipe, gathered: bool)
             )
         )
     return tuple(copies)
-
-
-def optimiser_operators(recipe: TrainingRecipe, weights: float) -> tuple[Operator, ...]:
-    """Return the update of ``weights`` trained weights on one GPU: one pass over weights, gradients and state.
-
-    AdamW with fp32 masters reads gradient, master and two moments, and writes those but the gradient, and the weight.
-    """
-    n = max(int(weights), 1)
-    state = recipe.state_byte
-    read = int(n * (recipe.gradient_byte + state + (recipe.dtype.byte if state < 4.0 else 0.0)))
-    write = int(n * (state + recipe.dtype.byte + (recipe.precision == "fp8")))
-    launches = -(-n // (320 * 65_536))
-    share = -(-n // launches)
-    return (
-        Elementwise(
-            "adamw", share, dtype=Dtype.FP32, read=read // launches, write=write // launches, count=launches,
-            label="optimiser",
-        ),
-    )  # fmt: skip
 
 
 @dataclass(frozen=True)

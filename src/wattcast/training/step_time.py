@@ -13,26 +13,30 @@ compute, so the longer of the two counts. Gradients of the other strategies trav
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from statistics import NormalDist
 
 import numpy as np
 
 from wattcast.core.arrays import Array
+from wattcast.core.units import Dtype
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.predictor.bundle.bundle_file import Bundle
 from wattcast.predictor.link_laws import collective_s
 from wattcast.predictor.prediction import Prediction, predict_graphs
-from wattcast.training.microbatch import MicrobatchWork, SectionWork, copy_operators, optimiser_operators
+from wattcast.training.microbatch import MicrobatchWork, SectionWork, copy_operators
 from wattcast.training.training_strategy import Recompute, Sharding, TrainingRecipe, TrainingStrategy
 from wattcast.workload.graph import Block, Graph
 from wattcast.workload.operator_base import Operator
 from wattcast.workload.operator_types import Collective, Elementwise
+from wattcast.workload.tracing.program import optimiser_block
 
 # Shares that no measurement here decides; docs/method/training-jobs.md says what each rests on.
 OVERLAP = 0.9  # of compute time that an exchange beside it can use: the first and the last bucket wait
 COMPUTE_SLOWED = 0.15  # compute slows by this share while an exchange runs: NCCL takes 16 to 24 of 132 SMs
 TENSOR_OVERLAP = 0.3  # of exchanges between tensor-parallel GPUs hidden behind the products around them
+
+CLOCK_SHARES = np.linspace(0.4, 1.0, 13)  # of the top clock, between which a step is interpolated
 
 
 @dataclass(frozen=True)
@@ -54,24 +58,19 @@ class ClusterLinks:
 
 @dataclass(frozen=True)
 class SectionCost:
-    """Seconds and joules of one repetition of a section, each ``(*sweep,)``; of copies ``(2, *sweep)``."""
+    """Seconds and joules of one repetition of a section, each ``(2, clock)``: rows are seconds and joules."""
 
-    forward_s: Array
-    backward_s: Array
-    selective_s: Array
-    forward_j: Array
-    backward_j: Array
-    selective_j: Array
-    copy_s: Array  # copies of weights and gradients, with weights gathered and without
-    copy_j: Array
+    forward: Array
+    backward: Array
+    again: Array  # full recomputation that ends with the last tensor needed
+    selective: Array
+    copies: tuple[Array, Array]  # of weights and gradients: without and with weights gathered
 
-    def again_s(self, recompute: Recompute) -> Array | float:
-        """Seconds of what is computed a second time."""
-        return {Recompute.FULL: self.forward_s, Recompute.SELECTIVE: self.selective_s}.get(recompute, 0.0)
-
-    def again_j(self, recompute: Recompute) -> Array | float:
-        """Joules of what is computed a second time."""
-        return {Recompute.FULL: self.forward_j, Recompute.SELECTIVE: self.selective_j}.get(recompute, 0.0)
+    def recomputed(self, strategy: TrainingStrategy) -> Array:
+        """Return what is computed a second time: Megatron repeats the whole layer, PyTorch stops early."""
+        if strategy.recompute is Recompute.FULL:
+            return self.forward if strategy.tp * strategy.pp > 1 else self.again
+        return self.selective if strategy.recompute is Recompute.SELECTIVE else np.zeros_like(self.forward)
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,7 @@ class MicrobatchCost:
 
 @dataclass(frozen=True)
 class StepTime:
-    """One step on the slowest GPU: seconds by part, joules of a mean GPU, each ``(*sweep,)``."""
+    """One step on the slowest GPU: seconds by part, joules of a mean GPU, each ``(clock,)``, or at one clock."""
 
     compute_s: Array  # forward and backward of all micro-batches
     recompute_s: Array  # of that, what runs a second time
@@ -106,29 +105,43 @@ class StepTime:
         """Mean power of one GPU."""
         return self.energy_j / self.latency_s
 
+    def hold_power(self, limit_w: Array | float) -> StepTime:
+        """Return the step at the clock where its mean power meets the limit, the top clock where it is below.
+
+        The governor averages over a tenth of a second and more: what waits for others, or for memory, leaves power
+        to what computes.
+        """
+        power_w = np.maximum.accumulate(self.power_w)
+        columns = {item.name: np.broadcast_to(getattr(self, item.name), power_w.shape) for item in fields(self)}
+        return StepTime(**{name: np.asarray(np.interp(limit_w, power_w, of)) for name, of in columns.items()})
+
+
+def sweep_clocks(gpu: Gpu, at: OperatingPoint) -> OperatingPoint:
+    """Return the clocks at which costs are computed, without a power limit: a step holds the limit, not its parts."""
+    top_hz = np.mean(gpu.clocks.max_hz if at.clock_hz is None else at.clock_hz)
+    return replace(at, clock_hz=(float(top_hz) * CLOCK_SHARES)[:, np.newaxis], power_limit_w=1e6)
+
 
 def cost_microbatches(
     works: Sequence[MicrobatchWork], recipe: TrainingRecipe, gpu: Gpu, at: OperatingPoint, bundle: Bundle
 ) -> list[MicrobatchCost]:
-    """Predict the sections of several micro-batches together; equal operators are analysed once."""
+    """Predict the sections of several micro-batches at all clocks together; equal operators are analysed once."""
     graphs: list[Graph] = []
     for work in works:
         for section in work.sections:
             graphs += [
                 Graph(section.label, (Block(ops, section.repeat),)) for ops in _section_operators(section, recipe)
             ]
-    found = iter(predict_graphs(graphs, gpu, at, bundle))
+    found = iter(predict_graphs(graphs, gpu, sweep_clocks(gpu, at), bundle))
     costs = []
     for work in works:
         sections: list[SectionCost] = []
         taken: list[Prediction] = []
         for section in work.sections:
             here = [next(found) for _ in _section_operators(section, recipe)]
-            seconds = [np.asarray(prediction.latency_s) / section.repeat for prediction in here]
-            joules = [np.asarray(prediction.energy_j) / section.repeat for prediction in here]
             taken += here[:2]
-            (f_s, b_s, r_s, *copy_s), (f_j, b_j, r_j, *copy_j) = seconds, joules
-            sections.append(SectionCost(f_s, b_s, r_s, f_j, b_j, r_j, np.stack(copy_s), np.stack(copy_j)))
+            each = [np.stack([p.latency_s, p.energy_j]) / section.repeat for p in here]
+            sections.append(SectionCost(each[0], each[1], each[2], each[3], (each[4], each[5])))
         costs.append(MicrobatchCost(work, tuple(sections), tuple(taken)))
     return costs
 
@@ -137,9 +150,10 @@ _NOTHING = (Elementwise("fill", 1),)  # stands where a section computes nothing
 
 
 def _section_operators(section: SectionWork, recipe: TrainingRecipe) -> list[tuple[Operator, ...]]:
-    """Return what is predicted of a section: forward, backward, recomputation, copies without and with shards."""
+    """Return what is predicted of a section: forward, backward, recomputations, copies without and with shards."""
     copies = [copy_operators(section, recipe, gathered) for gathered in (False, True)]
-    return [ops or _NOTHING for ops in (section.forward, section.backward, section.selective, *copies)]
+    passes = (section.forward, section.backward, section.again, section.selective)
+    return [ops or _NOTHING for ops in (*passes, *copies)]
 
 
 def time_step(
@@ -201,7 +215,11 @@ def cost_stages(
     cost: MicrobatchCost, recipe: TrainingRecipe, strategy: TrainingStrategy, links: ClusterLinks
 ) -> StageCosts:
     """Return what one micro-batch costs on each pipeline stage."""
-    again, full = strategy.recompute, strategy.recompute is Recompute.FULL
+    full = strategy.recompute is Recompute.FULL
+    sharded = int(strategy.sharding is Sharding.ZERO3)
+    copied = 1.0  # the first gradient of a step stays where it was written, if it has the format it is summed in
+    if not sharded and recipe.gradient_byte == recipe.dtype.byte:
+        copied = (strategy.accumulation - 1) / strategy.accumulation
     rows = []
     for stage in range(strategy.pp):
         total_s = compute_s = again_s = energy_j = backward_s = np.zeros(())
@@ -210,9 +228,9 @@ def cost_stages(
             if not share:
                 continue
             repeated = section.repeat > 1
-            sharded = int(strategy.sharding is Sharding.ZERO3)
-            forward = each.forward_s
-            backward = each.backward_s + each.copy_s[sharded] + (each.again_s(again) if repeated else 0.0)
+            again = each.recomputed(strategy) if repeated else np.zeros_like(each.forward)
+            forward, forward_j = each.forward
+            backward, backward_j = each.backward + copied * each.copies[sharded] + again
             gather_s = scatter_s = 0.0
             if strategy.sharding in (Sharding.ZERO2, Sharding.ZERO3) and strategy.dp * strategy.cp > 1:
                 gather_s, scatter_s = _shard_exchange_s(section, recipe, strategy, links)
@@ -224,9 +242,8 @@ def cost_stages(
             b_s = overlapped_s(backward, gather_s + scatter_s) + inner_b
             total_s = total_s + share * (f_s + b_s)
             compute_s = compute_s + share * (forward + backward)
-            again_s = again_s + (share * each.again_s(again) if repeated else 0.0)
-            joules = each.forward_j + each.backward_j + each.copy_j[sharded]
-            energy_j = energy_j + share * (joules + (each.again_j(again) if repeated else 0.0))
+            again_s = again_s + share * again[0]
+            energy_j = energy_j + share * (forward_j + backward_j)
             backward_s = backward_s + (share * backward if repeated else 0.0)
         rows.append((total_s, compute_s, again_s, energy_j, backward_s))
     return StageCosts(*(np.stack(np.broadcast_arrays(*column)) for column in zip(*rows, strict=True)))
@@ -310,7 +327,15 @@ def _gradient_exchange_s(
 
 
 def optimiser_graph(work: MicrobatchWork, recipe: TrainingRecipe, strategy: TrainingStrategy) -> Graph:
-    """Return the optimiser's pass over the weights that one GPU updates."""
+    """Return the optimiser's pass over the weights that one GPU updates: over weights, gradients and state.
+
+    AdamW with fp32 masters reads gradient, master and two moments, and writes those but the gradient, and the weight.
+    Weights of fp8 products are written in fp8 as well, in both orders.
+    """
     shards = 1 if strategy.sharding is Sharding.NONE else strategy.dp * strategy.cp
-    weights = work.trained / strategy.pp / shards
-    return Graph.from_operators("optimiser", optimiser_operators(recipe, weights))
+    weights = max(int(work.trained / strategy.pp / shards), 1)
+    masters, byte = recipe.has_masters, recipe.dtype.byte
+    read = recipe.gradient_byte + recipe.state_byte + (0 if masters else byte)
+    written = recipe.state_byte + byte + 2 * (recipe.precision == "fp8")
+    block = optimiser_block(weights, Dtype.FP32 if masters else recipe.dtype, read, written)
+    return Graph("optimiser", (block,))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeVar
@@ -30,10 +30,12 @@ from wattcast.training.microbatch import (
 from wattcast.training.step_time import (
     ClusterLinks,
     MicrobatchCost,
+    StageCosts,
     StepTime,
     cost_microbatches,
     cost_stages,
     optimiser_graph,
+    sweep_clocks,
     time_step,
 )
 from wattcast.training.training_strategy import (
@@ -51,7 +53,6 @@ STEP_TOKENS = 524_288  # tokens of a step where no batch is given: half a millio
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
 LIMIT_SHARES = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5)  # of the power limit, on the curve of time against energy
 MINIMISE = ("time", "energy")
-CLOCK_SHARES = np.linspace(1.0, 0.5, 11)  # of the top clock, for pipeline stages that wait
 _Word = TypeVar("_Word", bound=StrEnum)
 
 
@@ -63,6 +64,8 @@ class Candidate:
     memory: TrainingMemory
     fits: bool
     step: StepTime | None  # None where it does not fit
+    swept: StepTime | None = field(default=None, repr=False)  # the step at all clocks
+    cost: MicrobatchCost | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
@@ -240,12 +243,14 @@ def train(
     if not fitting:
         raise _does_not_fit(spec, chip, gpus, candidates)
     best = min(fitting, key=lambda c: _score(c, minimise))
-    strategy = best.strategy
-    work = trace_microbatch(
-        spec, recipe, strategy.micro_batch, length, strategy.tp, strategy.cp, strategy.ep, sequence_parallel
-    )
-    cost = cost_microbatches([work], recipe, chip, at, fitted)[0]
+    strategy, cost, swept = best.strategy, best.cost, best.swept
     assert best.step is not None
+    assert cost is not None
+    assert swept is not None
+    steps = wanted / (strategy.global_batch * length)
+    limit_w = _limit_w(chip, at)
+    held = int(np.argmin(np.abs(swept.latency_s - best.step.latency_s)))
+    stages = cost_stages(cost, recipe, strategy, links)
     per_day = failures_per_gpu_day * gpus
     mean_hours = 24.0 / per_day if per_day else float("inf")
     return TrainingResult(
@@ -260,17 +265,15 @@ def train(
         capacity_byte=float(np.mean(chip.memory.capacity_byte)) * USABLE_SHARE,
         step=best.step,
         relative_interval=_relative_interval(cost, best.step, gpus, node_gpus),
-        flop_per_token=work.flop_per_token,
+        flop_per_token=cost.work.flop_per_token,
         peak_flop_per_s=_peak_flop_per_s(chip, recipe),
         padding=padding,
         pause_share=pause_share,
         failure_share=lost_minutes / 60.0 / mean_hours,
         host_share=host_share,
         prices=prices,
-        curve=_trade_curve(chip, at, fitted, work, recipe, strategy, links, wanted, length),
-        slack_kwh=_slack_kwh(
-            chip, at, fitted, work, recipe, strategy, links, wanted / (strategy.global_batch * length)
-        ),
+        curve=_trade_curve(chip, limit_w, fitted.governor_share, swept, gpus, steps),
+        slack_kwh=_slack_kwh(stages, held, _waiting_w(chip, at, fitted), strategy, steps),
         candidates=tuple(sorted(candidates, key=lambda c: _score(c, minimise))),
         assumptions=_assumptions(recipe, strategy, gpus, box, wire, global_batch, host_share, cost),
     )
@@ -405,16 +408,17 @@ def _evaluate(
     by_id = {id(work): work for work in works.values()}
     costs = dict(zip(needed, cost_microbatches([by_id[i] for i in needed], recipe, chip, at, bundle), strict=True))
     graphs = [optimiser_graph(work, recipe, strategy) for strategy, work, _ in checked if strategy in timed]
-    optimisers = iter(predict_graphs(graphs, chip, at, bundle))
-    waiting_w = _waiting_w(chip, at, bundle)
+    optimisers = iter(predict_graphs(graphs, chip, sweep_clocks(chip, at), bundle))
+    waiting_w, limit_w = _waiting_w(chip, at, bundle), _limit_w(chip, at) * bundle.governor_share
     found = []
     for strategy, work, memory in checked:
-        step = None
+        step = swept = None
         if strategy in timed:
-            step = time_step(
+            swept = time_step(
                 costs[id(work)], recipe, strategy, links, next(optimisers), waiting_w, bundle.cards.latency
             )
-        found.append(Candidate(strategy, memory, memory.total_byte <= capacity, step))
+            step = swept.hold_power(limit_w)
+        found.append(Candidate(strategy, memory, memory.total_byte <= capacity, step, swept, costs.get(id(work))))
     return found
 
 
@@ -442,9 +446,12 @@ def _worth_timing(
 
 
 def _waiting_w(chip: Gpu, at: OperatingPoint, bundle: Bundle) -> Array:
-    """Return the power of a GPU that waits for others or for an exchange: its clocks stay up."""
-    clock_hz = chip.clocks.max_hz if at.clock_hz is None else at.clock_hz
-    return np.asarray(idle_power_w(bundle, np.atleast_1d(np.asarray(clock_hz, dtype=float)))[0])
+    """Return the power of a GPU that waits for others or for an exchange, at every clock."""
+    return np.asarray(idle_power_w(bundle, np.ravel(np.asarray(sweep_clocks(chip, at).clock_hz))))
+
+
+def _limit_w(chip: Gpu, at: OperatingPoint) -> float:
+    return float(np.mean(chip.power.limit_w if at.power_limit_w is None else at.power_limit_w))
 
 
 def _score(candidate: Candidate, minimise: str) -> float:
@@ -455,60 +462,36 @@ def _score(candidate: Candidate, minimise: str) -> float:
 
 
 def _trade_curve(
-    chip: Gpu,
-    at: OperatingPoint,
-    bundle: Bundle,
-    work: MicrobatchWork,
-    recipe: TrainingRecipe,
-    strategy: TrainingStrategy,
-    links: ClusterLinks,
-    tokens: float,
-    length: int,
+    chip: Gpu, limit_w: float, share: float, swept: StepTime, gpus: int, steps: float
 ) -> tuple[tuple[float, float, float], ...]:
     """Return hours and kWh of the GPUs at several power limits, the given or default one first."""
-    top_w = float(np.mean(at.power_limit_w if at.power_limit_w is not None else chip.power.limit_w))
     least_w = float(np.mean(chip.power.min_limit_w)) if chip.power.min_limit_w is not None else 0.0
-    limits = np.array([top_w * share for share in LIMIT_SHARES if top_w * share >= least_w])
-    swept = replace(at, power_limit_w=limits[:, np.newaxis])
-    cost = cost_microbatches([work], recipe, chip, swept, bundle)[0]
-    optimiser = predict_graphs([optimiser_graph(work, recipe, strategy)], chip, swept, bundle)[0]
-    step = time_step(cost, recipe, strategy, links, optimiser, _waiting_w(chip, at, bundle), bundle.cards.latency)
-    steps = tokens / (strategy.global_batch * length)
+    limits = np.array([limit_w * part for part in LIMIT_SHARES if limit_w * part >= least_w])
+    step = swept.hold_power(limits * share)
     hours = step.latency_s * steps / 3600.0
-    kwh = step.energy_j * steps * strategy.gpus / 3.6e6
+    kwh = step.energy_j * steps * gpus / 3.6e6
     return tuple((float(w), float(h), float(e)) for w, h, e in zip(limits, hours, kwh, strict=True))
 
 
-def _slack_kwh(
-    chip: Gpu,
-    at: OperatingPoint,
-    bundle: Bundle,
-    work: MicrobatchWork,
-    recipe: TrainingRecipe,
-    strategy: TrainingStrategy,
-    links: ClusterLinks,
-    steps: float,
-) -> float:
-    """Return kWh saved by lower clocks on stages that wait for the slowest one, which keeps its own [Chung2024]."""
+def _slack_kwh(stages: StageCosts, clock: int, waiting_w: Array, strategy: TrainingStrategy, steps: float) -> float:
+    """Return kWh saved by lower clocks on stages that wait for the slowest one, which keeps its own [Chung2024].
+
+    ``clock`` is the place, in the clocks that stages were costed at, of the one that the power limit allows.
+    """
     if strategy.pp == 1:
         return 0.0
-    clocks = float(np.mean(chip.clocks.max_hz)) * CLOCK_SHARES
-    swept = replace(at, clock_hz=clocks[:, np.newaxis])
-    now = cost_stages(cost_microbatches([work], recipe, chip, at, bundle)[0], recipe, strategy, links)
-    slower = cost_stages(cost_microbatches([work], recipe, chip, swept, bundle)[0], recipe, strategy, links)
-    in_time = slower.total_s <= now.total_s.max(axis=0)
-    waiting_w = _waiting_w(chip, at, bundle)
-    now_j = now.energy_j + waiting_w * (now.total_s.max(axis=0) - now.total_s)
-    least_j = np.where(in_time, slower.energy_j + waiting_w * (now.total_s.max(axis=0) - slower.total_s), np.inf)
-    saved_j = np.maximum(now_j - least_j.min(axis=1), 0.0).sum() * strategy.accumulation
+    longest_s = stages.total_s[:, clock].max()
+    waits_j = waiting_w * np.maximum(longest_s - stages.total_s, 0.0)
+    least_j = np.where(stages.total_s <= longest_s, stages.energy_j + waits_j, np.inf).min(axis=1)
+    saved_j = np.maximum((stages.energy_j + waits_j)[:, clock] - least_j, 0.0).sum() * strategy.accumulation
     return float(saved_j) * steps * strategy.gpus / strategy.pp / 3.6e6
 
 
 def _relative_interval(cost: MicrobatchCost, step: StepTime, gpus: int, node_gpus: int) -> tuple[float, float]:
     """Return the ends of the step time over the prediction: the predictor's for compute, wide ones for exchanges."""
-    total = sum(float(p.latency_s) for p in cost.predictions)
-    low = sum(float(p.interval.latency_s[..., 0]) for p in cost.predictions) / total
-    high = sum(float(p.interval.latency_s[..., 1]) for p in cost.predictions) / total
+    total = sum(float(p.latency_s[-1]) for p in cost.predictions)
+    low = sum(float(p.interval.latency_s[-1, 0]) for p in cost.predictions) / total
+    high = sum(float(p.interval.latency_s[-1, 1]) for p in cost.predictions) / total
     waiting = float((step.exchange_s + step.bubble_s) / step.latency_s)
     spread = 0.3 if gpus <= node_gpus else 0.5
     compute = 1.0 - waiting

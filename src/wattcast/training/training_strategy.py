@@ -37,8 +37,9 @@ class Optimizer(StrEnum):
     SGD = "sgd"
 
 
-# bytes of state for each trained weight, master weights apart: AdamW keeps two moments, in fp32 or in blocks of eight
-# bits; Adafactor's factored moment is a row and a column a matrix; Muon and SGD keep one moment
+# bytes of state for each trained weight beside fp32 master weights: AdamW keeps two moments, in fp32 or in blocks of
+# eight bits; Adafactor's factored moment is a row and a column a matrix; Muon and SGD keep one moment. Without
+# masters moments have the format of the weights.
 STATE_BYTE = {
     Optimizer.ADAMW: 8.0,
     Optimizer.ADAMW8BIT: 2.0,
@@ -85,8 +86,15 @@ class TrainingRecipe:
     @property
     def state_byte(self) -> float:
         """Bytes of optimiser state and master weights for each trained weight."""
-        masters = 4.0 if self.master_weights and self.dtype is not Dtype.FP32 else 0.0
-        return STATE_BYTE[self.optimizer] + masters
+        moments = STATE_BYTE[self.optimizer]
+        if self.optimizer is Optimizer.ADAMW8BIT or self.dtype is Dtype.FP32:
+            return moments + (4.0 if self.has_masters else 0.0)
+        return moments + 4.0 if self.has_masters else moments * self.dtype.byte / 4.0
+
+    @property
+    def has_masters(self) -> bool:
+        """Whether the optimiser updates fp32 copies of narrower weights."""
+        return self.master_weights and self.dtype is not Dtype.FP32
 
 
 @dataclass(frozen=True)

@@ -232,12 +232,16 @@ def propagate_gradients(tape: Tape, section: ProgramSection, seeds: dict[int, Te
     return [grads.get(id(tensor)) for tensor in section.inputs]
 
 
-def optimiser_block(parameters: int, dtype: Dtype) -> Block:
-    """Return one fused AdamW step: it reads parameter, gradient and two moments, writes all but the gradient."""
+def optimiser_block(parameters: int, dtype: Dtype, read_byte: float = 0.0, written_byte: float = 0.0) -> Block:
+    """Return one fused AdamW step, which reads parameter, gradient and two moments, and writes all but the gradient.
+
+    Bytes read and written for each parameter are given where formats differ from ``dtype``.
+    """
     launches = max(ceil(parameters / ADAMW_ELEMENTS_PER_LAUNCH), 1)
     n = ceil(parameters / launches)
     n = ceil(n / ADAMW_ALIGNMENT) * ADAMW_ALIGNMENT if n > _CHUNK else n
-    op = Elementwise("adamw", n, dtype=dtype, write=3 * n * dtype.byte, count=launches, label="optimiser")
+    read, write = int(n * read_byte) or None, int(n * written_byte) or 3 * n * dtype.byte
+    op = Elementwise("adamw", n, dtype=dtype, read=read, write=write, count=launches, label="optimiser")
     return Block((op,), 1, "optimiser")
 
 

@@ -93,8 +93,8 @@ def linear(
     """Return x @ weightᵀ + bias over the last dimension; one kernel forward, two or three backward.
 
     ``in_major`` weights are stored as ``[in, out]``, which turns their gradient round. ``fp8``: input and gradient
-    are cast to fp8 and all products run in fp8, as in fp8 training; results come out wide. Weights are cast once a
-    step, by the optimiser, so no operator is emitted for that.
+    are cast to fp8, in both orders since fp8 products take one order alone, and all products run in fp8; results
+    come out wide. Weights are cast once a step, by the optimiser, so no operator is emitted for that.
     """
     flat = x.reshape(-1, x.shape[-1])
     (m, k), n = flat.shape, weight.shape[0]
@@ -103,7 +103,7 @@ def linear(
     narrow = None if weight.dtype is x.dtype else weight.dtype
     fused = bias is not None and (len(x.shape) == 2 or x.is_contiguous)
     math, result = (Dtype.FP8, x.dtype) if fp8 else (tape.math_dtype(x.dtype), _product_dtype(x))
-    factors = (pointwise("cast", flat, out_dtype=Dtype.FP8) if fp8 else flat, weight)
+    factors = (_cast_both_orders(flat) if fp8 else flat, weight)
     op = Linear(m, n, k, bias=fused, dtype=math, weight_dtype=narrow, out_dtype=result)
     tape.emit(op, factors if bias is None else (*factors, bias), (out,))
     if bias is not None and not fused:  # PyTorch folds the bias in only where the input needs no reshaping
@@ -113,7 +113,7 @@ def linear(
         # cuBLAS takes a matrix either way round, but not with holes in both directions
         g = g if is_dense(g.shape, g.strides) or 1 in g.strides else g.clone()
         d_bias = None if bias is None or not bias.needs_grad else reduce("sum", g, bias.shape, across=True)
-        g = pointwise("cast", g, out_dtype=Dtype.FP8) if fp8 else g
+        g = _cast_both_orders(g) if fp8 else g
         narrow = x.dtype if fp8 else None
         d_x = _multiply(g, factors[1], m, k, n, flat.shape, out_dtype=narrow) if flat.needs_grad else None
         rows, columns = (k, n) if in_major else (n, k)
@@ -125,6 +125,14 @@ def linear(
     saved = (factors[0], weight) if weight.needs_grad else (weight,)
     tape.record((out,), (flat, weight, bias), back, saved)
     return out.view(*x.shape[:-1], n)
+
+
+def _cast_both_orders(x: Tensor) -> Tensor:
+    """Cast a matrix to fp8 and write it and its transpose, in one kernel."""
+    out, turned = x.tape.empty(x.shape, Dtype.FP8), x.tape.empty(x.shape, Dtype.FP8)
+    op = Elementwise("cast", x.numel, dtype=x.dtype, out_dtype=Dtype.FP8, write=2 * x.numel)
+    x.tape.emit(op, (x,), (out, turned))
+    return out
 
 
 def _multiply(
