@@ -71,6 +71,7 @@ LLAMA |= {"intermediate_size": 128, "num_key_value_heads": 2, "rope_parameters":
 LLAMA |= {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
 WORKLOAD = {"name": "w", "ops": [{"op": "linear", "m": 8, "n": 8, "k": 8, "dtype": "bf16"}] * 2}
 _ARGS = {"grid": [1, 2, 3], "block": [128, 1, 1], "stream": 7, "Input Dims": [[8, 8], [8, 8]], "External id": 3}
+_ARGS |= {"Input type": ["float", "float"], "Input Strides": [[8, 1], [8, 1]], "Concrete Inputs": ["", ""]}
 _CALL = {"cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 1.0, "dur": 2.0, "ph": "X", "args": _ARGS}
 PROFILE = {"traceEvents": [_CALL, _CALL | {"cat": "kernel", "name": "gemm"}], "deviceProperties": [{"name": "H200"}]}
 

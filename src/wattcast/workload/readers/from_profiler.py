@@ -66,6 +66,12 @@ class _Event(msgspec.Struct):
     tid: int | str = 0
     args: dict[str, Any] = {}
 
+    @property
+    def external_id(self) -> int | str | None:
+        """What a kernel and the operator that launched it have in common."""
+        given = self.args.get("External id")
+        return given if isinstance(given, (int, str)) else None
+
 
 class _Trace(msgspec.Struct):
     traceEvents: list[_Event]
@@ -107,9 +113,9 @@ def parse_profile(data: bytes, where: str) -> Graph:
     unmapped: dict[str, tuple[int, float]] = {}  # name -> launches, seconds
     copies = 0
     if device:
-        by_id = {node.event.args.get("External id"): node for node in nodes}
+        by_id = {node.event.external_id: node for node in nodes}
         for event in device:
-            node = by_id.get(event.args.get("External id"))
+            node = by_id.get(event.external_id)
             owner = _find_owner(node)
             if event.cat == "gpu_memcpy" and ("HtoD" in event.name or "DtoH" in event.name):
                 copies += 1
@@ -186,7 +192,7 @@ def _map_node(node: _Node, main_dtype: Dtype, unmapped: dict[str, tuple[int, flo
         args = _read_arguments(node.event.args, main_dtype)
         outs = _infer_results(node.name, args)
         found = map_call(AtenCall(node.name, args, outs)) if outs else None
-    except (IndexError, KeyError, ValueError, TypeError, StopIteration, AssertionError, BadInput):
+    except (ArithmeticError, AssertionError, BadInput, LookupError, StopIteration, TypeError, ValueError):
         found = None  # the recorded arguments are not those of the operator
     if found is None:
         _add_unmapped(unmapped, node.event.name, max(node.kernels, 1), node.kernel_s)
@@ -201,7 +207,8 @@ def _add_unmapped(unmapped: dict[str, tuple[int, float]], name: str, calls: int,
 
 def _find_main_dtype(calls: Sequence[Mapping[str, Any]]) -> Dtype:
     """Return the commonest floating format of a trace, for lists of tensors, whose format is not recorded."""
-    count = Counter(_TYPES[name] for args in calls for name in args.get("Input type", []) if name in _TYPES)
+    listed = [kinds for args in calls if isinstance(kinds := args.get("Input type"), list)]
+    count = Counter(_TYPES[name] for kinds in listed for name in kinds if isinstance(name, str) and name in _TYPES)
     return next((dtype for dtype, _ in count.most_common() if dtype in _FLOATING), Dtype.FP32)
 
 
