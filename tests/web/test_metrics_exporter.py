@@ -9,6 +9,9 @@ import re
 import signal
 import subprocess
 import sys
+import threading
+import time
+import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -124,6 +127,20 @@ def test_a_lost_card_is_said_and_does_not_end_the_exporter() -> None:
     assert "wattcast_power_watts" not in samples(text)
 
 
+def test_a_driver_that_hangs_is_said_and_read_again_when_it_answers() -> None:
+    source, clock, go = FakeSource(), Clock(), threading.Event()
+    mine = card(source, clock)
+    write_metrics([mine], [])
+    clock.now_s += 5.0
+    source.energy_j = lambda: go.wait(60) and 100.0
+    until_s = time.monotonic() + 0.05
+    assert mine.look(until_s).hung
+    assert math.isnan(mine.look(until_s).power_w)
+    assert mine.readings == 2, "one thread waits for the driver, however often it is asked"
+    go.set()
+    assert mine.look().power_w == 512.0
+
+
 def test_the_predicted_saving_is_that_of_a_sweep_over_clocks(call) -> None:
     from wattcast.predictor import api
 
@@ -189,8 +206,22 @@ def test_a_card_through_the_real_binding(standin) -> None:
     assert value(done.stdout, "wattcast_model_latency_seconds") > 0
 
 
-def test_it_is_scraped_and_ends_at_ctrl_c(standin) -> None:
-    argv = command("--port", "0", "--source", "nvml")
+def scrape(address: str) -> bytes:
+    with urllib.request.urlopen(address, timeout=60) as answer:
+        return answer.read()
+
+
+def scrape_reading(address: str) -> bytes:
+    """Scrape until the first reading is there: a busy machine may not have it within the second it waits."""
+    for _ in range(60):
+        if value(text := scrape(address), "wattcast_hung") == 0.0:
+            break
+        time.sleep(0.5)
+    return text
+
+
+def test_it_is_scraped_through_a_hanging_driver_and_ends_at_ctrl_c(standin) -> None:
+    argv = command("--port", "0", "--source", "nvml", "--interval", "0.1s")
     running = subprocess.Popen(argv, env=environment(standin.environment), stderr=subprocess.PIPE, text=True)
     try:
         assert running.stderr is not None
@@ -198,8 +229,19 @@ def test_it_is_scraped_and_ends_at_ctrl_c(standin) -> None:
         address = re.search(r"http://\S+/metrics", said)
         assert address is not None, said
         assert "127.0.0.1" in said
-        with urllib.request.urlopen(address[0], timeout=60) as answer:
-            assert value(answer.read(), "wattcast_power_watts") > 0
+        assert value(scrape_reading(address[0]), "wattcast_power_watts") > 0
+        foreign = urllib.request.Request(address[0], headers={"Host": "evil.example"})
+        with pytest.raises(urllib.error.HTTPError, match="421"):
+            urllib.request.urlopen(foreign, timeout=60)
+        standin.follow("at -10 300 1980 0 45 60", "hang 0 3600")
+        deadline_s = time.monotonic() + 120.0
+        while value(scrape(address[0]), "wattcast_hung") != 1.0:
+            assert time.monotonic() < deadline_s
+            time.sleep(0.5)
+        began_s = time.monotonic()
+        text = scrape(address[0])
+        assert time.monotonic() - began_s < 30.0, "a driver that hangs for an hour held a scrape"
+        assert "wattcast_power_watts" not in samples(text), "nothing is known of a card that does not answer"
     finally:
         running.send_signal(signal.SIGINT)
         assert running.wait(60) == 130

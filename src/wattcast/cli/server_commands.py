@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -67,6 +68,9 @@ def prometheus(
     interval: Annotated[str, typer.Option(help="A busy card is read at most this often.")] = "5s",
     idle_interval: Annotated[str, typer.Option(help="An idle card is left alone this long.")] = "60s",
     source: Annotated[str, typer.Option(help="auto|nvml|amd|rapl|none: where readings come from.")] = "auto",
+    allow_host: Annotated[
+        list[str] | None, typer.Option(help="A further name the exporter answers to; may be repeated.")
+    ] = None,
     once: Annotated[bool, typer.Option("--once", help="Print the metrics and end (textfile collector).")] = False,
     **options: Any,
 ) -> None:
@@ -82,14 +86,17 @@ def prometheus(
     if once:
         env.stdout.write(metrics_exporter.write_metrics(cards, models).decode())
         return
-    server, thread = metrics_exporter.serve_metrics(host, port, cards, models)
+    server, thread = metrics_exporter.serve_metrics(host, port, cards, models, allow_host or [])
     env.say(f"wattcast is scraped at http://{host}:{server.server_port}/metrics (stop it with Ctrl-C)")
     try:
         thread.join()
     finally:
         server.shutdown()
+        server.server_close()
         for card in cards:
-            card.source.close()
+            closing = threading.Thread(target=card.source.close, daemon=True)
+            closing.start()
+            closing.join(1.0)  # a driver that hangs closes with the process
 
 
 def _models(workloads: list[str], gpu: str | None, slowdown: str, options: dict[str, Any]) -> list[ModelledWorkload]:
@@ -116,7 +123,10 @@ def _cards(env: Environment, source: str, interval: str, idle_interval: str, eno
             raise bad_value("--source", "cards, or a --workload to predict", "none")
         return []
     try:
-        return find_cards(source, parse(interval, "s", "--interval"), parse(idle_interval, "s", "--idle-interval"))
+        found = find_cards(source, parse(interval, "s", "--interval"), parse(idle_interval, "s", "--idle-interval"))
+        if not found:
+            env.say("the driver does not answer; cards are shown as soon as it does.")
+        return found
     except MissingTool as error:
         if not enough or source != "auto":
             raise

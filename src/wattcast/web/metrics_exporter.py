@@ -2,26 +2,33 @@
 
 Names end in their base unit, as Prometheus wants: watts, joules, hertz, seconds, celsius, ratio. A card is read
 when somebody asks, at most every ``busy_s``; a card that says it is idle is left alone for ``idle_s``, since
-every reading wakes parts of it. The driver stays open between readings: opening it anew would wake the card.
+every reading wakes parts of it. The driver stays open between readings: opening it anew would wake the card. A
+driver that hangs is waited for in a thread of its own, so that a scrape is answered whatever the driver does.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from socketserver import ThreadingMixIn
 from typing import Any, TypeAlias
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-from wattcast.core.errors import MissingTool, Refused
+from wattcast.core.errors import MissingTool
 from wattcast.explore.explorations import ExploreObjective, explore
 from wattcast.hardware import Gpu
 from wattcast.measure.energy_samples import name_throttle_reasons, unwrap_counter
 from wattcast.measure.energy_sources import DeviceIdentity, EnergySource, ReadError, SlowReadings, open_source
 from wattcast.predictor.prediction import Prediction
+from wattcast.web.client_connections import HEADER_S, is_known_host, known_hosts, open_socket
 
 BUSY_S, IDLE_S = 5.0, 60.0
+SCRAPE_S = 1.0  # that a scrape waits for a driver
+PATIENT_S = 10.0  # that a program which reads once waits for it
 IDLE_REASON = "gpu_idle"
 MOST_DEVICES = 64
 
@@ -36,6 +43,7 @@ class MetricsReading:
     slow: SlowReadings
     idle: bool
     lost: bool = False
+    hung: bool = False
 
     @property
     def power_w(self) -> float:
@@ -61,15 +69,34 @@ class WatchedCard:
     readings: int = 0
     errors: int = 0
     _last: MetricsReading | None = field(default=None, repr=False)
+    _reader: threading.Thread | None = field(default=None, repr=False)
+    _starting: threading.Lock = field(default_factory=threading.Lock, repr=False)
     _offset_j: float = 0.0
     _previous_j: float = 0.0
 
-    def look(self) -> MetricsReading:
-        """Return the latest reading, or a fresh one when that is due."""
-        now_s = self.now()
-        if self._last is None or now_s - self._last.at_s >= self.due_s:
-            self._last = self._read(now_s)
-        return self._last
+    def look(self, until_s: float | None = None) -> MetricsReading:
+        """Return the latest reading, or a fresh one when that is due, and none where the driver does not answer.
+
+        ``until_s`` is the ``time.monotonic()`` up to which a fresh one is waited for.
+        """
+        reader = self.start_reading()
+        reader.join(max((time.monotonic() + PATIENT_S if until_s is None else until_s) - time.monotonic(), 0.0))
+        if self._last is not None and not reader.is_alive():
+            return self._last
+        at_s = self.now() if self._last is None else self._last.at_s
+        return MetricsReading(at_s, math.nan, math.nan, SlowReadings(), idle=False, hung=True)
+
+    def start_reading(self) -> threading.Thread:
+        """Start to read the card when that is due and no reading is under way; return the latest that was begun."""
+        with self._starting:
+            due = self._last is None or self.now() - self._last.at_s >= self.due_s
+            if self._reader is None or (due and not self._reader.is_alive()):
+                self._reader = threading.Thread(target=self._update, daemon=True)
+                self._reader.start()
+            return self._reader
+
+    def _update(self) -> None:
+        self._last = self._read(self.now())
 
     @property
     def due_s(self) -> float:
@@ -105,12 +132,33 @@ class WatchedCard:
 
 
 def find_cards(source: str = "auto", busy_s: float = BUSY_S, idle_s: float = IDLE_S) -> list[WatchedCard]:
-    """Return all cards of the first source that answers; raises ``MissingTool`` when none does."""
+    """Return all cards of the first source that answers; raises ``MissingTool`` when none does.
+
+    A driver that has not answered after ``PATIENT_S`` is waited for in the background: the list gets its cards then.
+    """
+    found: list[WatchedCard] = []
+    failed: list[MissingTool] = []
+
+    def open_all() -> None:
+        try:
+            found.extend(_open_cards(source, busy_s, idle_s))
+        except MissingTool as error:
+            failed.append(error)
+
+    opening = threading.Thread(target=open_all, daemon=True)
+    opening.start()
+    opening.join(PATIENT_S)
+    if failed:
+        raise failed[0]
+    return found
+
+
+def _open_cards(source: str, busy_s: float, idle_s: float) -> list[WatchedCard]:
     if source == "auto":
         for name in ("nvml", "amd"):
             with contextlib.suppress(MissingTool):
-                return find_cards(name, busy_s, idle_s)
-        return find_cards("rapl", busy_s, idle_s)
+                return _open_cards(name, busy_s, idle_s)
+        return _open_cards("rapl", busy_s, idle_s)
     found: list[WatchedCard] = []
     for index in range(MOST_DEVICES):
         try:
@@ -169,6 +217,7 @@ MEASURED: dict[str, tuple[str, str, Callable[[WatchedCard, MetricsReading], floa
     "power_limit_watts": ("gauge", "Enforced power limit", lambda c, r: c.limit_w),
     "idle": ("gauge", "1 while the card says it is idle", lambda c, r: r.idle),
     "lost": ("gauge", "1 when the card is gone", lambda c, r: r.lost),
+    "hung": ("gauge", "1 while the driver does not answer", lambda c, r: r.hung),
     "reading_age_seconds": ("gauge", "Age of what is shown; idle cards are left alone", lambda c, r: c.age_s(r)),
     "readings": ("counter", "Times the card was read", lambda c, r: c.readings),
     "reading_errors": ("counter", "Readings that failed", lambda c, r: c.errors),
@@ -191,8 +240,10 @@ PREDICTED: dict[str, tuple[str, Callable[[ModelledWorkload], Any]]] = {
 class MetricsCollector:
     """Yields all metrics when prometheus_client asks, at every scrape."""
 
-    def __init__(self, cards: Sequence[WatchedCard], workloads: Sequence[ModelledWorkload]) -> None:
-        self._cards, self._workloads = cards, workloads
+    def __init__(
+        self, cards: Sequence[WatchedCard], workloads: Sequence[ModelledWorkload], wait_s: float = SCRAPE_S
+    ) -> None:
+        self._cards, self._workloads, self._wait_s = cards, workloads, wait_s
 
     def collect(self) -> Iterator[Any]:
         """Yield all metrics, cards first."""
@@ -208,7 +259,10 @@ class MetricsCollector:
 
     def _measured(self) -> Iterator[MetricFamily]:
         names = ["device", "uuid", "name"]
-        seen = [([str(c.index), c.identity.uuid, c.identity.name], c, c.look()) for c in self._cards]
+        cards, until_s = list(self._cards), time.monotonic() + self._wait_s
+        for card in cards:
+            card.start_reading()
+        seen = [([str(c.index), c.identity.uuid, c.identity.name], c, c.look(until_s)) for c in cards]
         for name, (kind, text, pick) in MEASURED.items():
             yield f"wattcast_{name}", kind, text, names, [(labels, float(pick(c, r))) for labels, c, r in seen]
         held = [([*labels, reason], float(reason in r.reasons)) for labels, _, r in seen for reason in REASONS]
@@ -220,35 +274,66 @@ class MetricsCollector:
             yield f"wattcast_model_{name}", "gauge", text, ["workload", "gpu"], rows
 
 
-def make_registry(cards: Sequence[WatchedCard], workloads: Sequence[ModelledWorkload]) -> Any:
+def make_registry(
+    cards: Sequence[WatchedCard], workloads: Sequence[ModelledWorkload], wait_s: float = SCRAPE_S
+) -> Any:
     """Return a registry of our metrics alone."""
     try:
         from prometheus_client import CollectorRegistry
     except ImportError:
         raise MissingTool("metrics need prometheus-client. Install it: pip install 'wattcast[serve]'.") from None
     made = CollectorRegistry(auto_describe=False)
-    made.register(MetricsCollector(cards, workloads))
+    made.register(MetricsCollector(cards, workloads, wait_s))
     return made
 
 
 def write_metrics(cards: Sequence[WatchedCard], workloads: Sequence[ModelledWorkload]) -> bytes:
     """Write all metrics as text."""
-    made = make_registry(cards, workloads)
+    made = make_registry(cards, workloads, PATIENT_S)
     from prometheus_client import generate_latest
 
     text: bytes = generate_latest(made)
     return text
 
 
-def serve_metrics(
-    host: str, port: int, cards: Sequence[WatchedCard], workloads: Sequence[ModelledWorkload]
-) -> tuple[Any, Any]:
-    """Answer scrapes in a thread; return the server and the thread."""
-    made = make_registry(cards, workloads)
-    from prometheus_client import start_http_server
+class _MetricsServer(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
 
-    try:
-        server, thread = start_http_server(port, host, made)
-    except OSError as error:
-        raise Refused(f"{host}:{port} cannot be served on ({error}). Choose another --port.") from None
+
+class _MetricsHandler(WSGIRequestHandler):
+    timeout = HEADER_S
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Say nothing: scrapes come all the time."""
+
+
+def serve_metrics(
+    host: str,
+    port: int,
+    cards: Sequence[WatchedCard],
+    workloads: Sequence[ModelledWorkload],
+    allowed: Sequence[str] = (),
+) -> tuple[WSGIServer, threading.Thread]:
+    """Answer scrapes in a thread; return the server and the thread. ``allowed`` are further names it answers to."""
+    names = known_hosts(host, allowed)
+    made = make_registry(cards, workloads)
+    from prometheus_client import make_wsgi_app
+
+    metrics = make_wsgi_app(made)
+
+    def answer(environ: dict[str, Any], start_response: Any) -> Any:
+        if is_known_host([environ.get("HTTP_HOST", "")], names):
+            return metrics(environ, start_response)
+        start_response("421 Misdirected Request", [("content-type", "text/plain; charset=utf-8")])
+        return [b"this server does not answer to that Host. Start it with --allow-host NAME to allow one.\n"]
+
+    server = _MetricsServer((host, port), _MetricsHandler, bind_and_activate=False)
+    server.socket.close()
+    server.socket = open_socket(host, port)
+    server.server_address = server.socket.getsockname()[:2]
+    server.server_name, server.server_port = host, server.server_address[1]
+    server.setup_environ()
+    server.set_app(answer)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
     return server, thread
