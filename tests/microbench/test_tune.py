@@ -65,11 +65,12 @@ def test_a_kernel_of_fp64_alone_gains_what_the_two_rates_say(folder: Path, tmp_p
 
 
 def test_uncoalesced_loads_gain_what_the_curve_says(folder: Path, tmp_path: Path) -> None:
-    """32 sectors a request on the curve's first point: a load takes 8 times as long as one of 8 neighbours."""
-    moved = 1e-3 * 1.05 * CHIP * 16
-    path = export(tmp_path / "p.csv", {"dram__bytes_read.sum": moved, SECTORS: 3.2e7, REQUESTS: 1e6})
+    """32 sectors a request of 4-byte words, each from DRAM: an eighth of the bytes would do."""
+    moved = 1e-3 * 1.1 * CHIP * 16
+    path = export(tmp_path / "p.csv", {"dram__bytes_read.sum": moved, SECTORS: moved / 32, REQUESTS: moved / 1024})
     advice = advised(path, folder)["coalescing"]
-    assert advice.time == pytest.approx(1.0 / 8.0 - 1.0, rel=1e-3)
+    assert advice.time == pytest.approx(1.0 / 8.0 - 1.0, rel=1e-2)
+    assert advice.time_range[0] <= advice.time <= advice.time_range[1]
     assert "32.0 sectors" in advice.seen
 
 
@@ -93,7 +94,7 @@ def test_what_does_not_limit_the_time_saves_energy_alone(folder: Path, tmp_path:
     moved = 1e-3 * 1.05 * CHIP * 16
     metrics = {"dram__bytes_read.sum": moved, "sm__inst_executed_pipe_fp64.sum": 0.3 * 1e-3 * 63.5 * CHIP / 32}
     advice = advised(export(tmp_path / "p.csv", metrics), folder)["fp64"]
-    assert advice.time == 0.0
+    assert -0.02 < advice.time <= 0.0
     assert -0.2 < advice.energy < -0.05
 
 
@@ -104,9 +105,10 @@ def test_few_warps_matter_only_where_no_unit_is_busy(folder: Path, tmp_path: Pat
         {"sm__inst_executed_pipe_fma.sum": quarter, OCCUPANCY: 12.5},
         {"sm__inst_executed_pipe_fma.sum": 4.5 * quarter, OCCUPANCY: 12.5},
     )
-    found = [a for a in tune_export(path, read_results(folder)).advice if a.bottleneck == "occupancy"]
-    assert [a.kernel for a in found] == ["kernel0"]
-    assert found[0].time == pytest.approx(8 * 8 / 126 - 1.0, rel=0.02)  # 8 warps at 8 each, 126 at best
+    advice = tune_export(path, read_results(folder)).advice
+    found = {a.kernel: a.time for a in advice if a.bottleneck == "occupancy"}
+    assert -0.75 < found["kernel0"] < -0.5  # a fifth of a unit: 8 warps could be 64
+    assert -0.15 < found["kernel1"] < 0.0
 
 
 def test_advice_is_ranked_by_joules_and_says_what_it_could_not_judge(folder: Path, tmp_path: Path) -> None:

@@ -83,6 +83,29 @@ def test_a_known_bottleneck_comes_first_and_its_removal_is_worth_what_was_measur
     assert found.energy == pytest.approx(energy, abs=0.12)
 
 
+DCT = (  # before, change, after: pairs of the multimedia workloads, whole kernels with several busy units
+    ("dct_fp64_cached", "fp64", "dct_fp32_cached"),
+    ("dct_fp64_uncached", "fp64", "dct_fp32_uncached"),
+    ("dct_fp64_uncached", "caching", "dct_fp64_cached"),
+    ("dct_fp32_uncached", "caching", "dct_fp32_cached"),
+    ("dct_fp64_uncached", "fp64 + caching", "dct_fp32_cached"),
+)
+
+
+@pytest.mark.parametrize(("before", "change", "after"), DCT)
+def test_a_kernel_with_several_busy_units_changes_as_measured(
+    before: str, change: str, after: str, tmp_path: Path
+) -> None:
+    """No change of time was once predicted from fp64 to fp32, and conversions came first."""
+    rows = {
+        row["name"]: row for row in read_lines(results_folder(H200) / "multimedia.jsonl") if not row.get("repeat")
+    }
+    tuning = tune_export(export(tmp_path / "p.csv", (before,)), read_shipped_results(H200))
+    found = {a.bottleneck: a for a in (*tuning.advice, *tuning.combined)}[change]
+    assert found.time == pytest.approx(rows[after]["launch_s"] / rows[before]["launch_s"] - 1.0, abs=0.15)
+    assert tuning.advice[0].bottleneck == ("fp64" if "fp64" in before else "caching")
+
+
 @pytest.mark.parametrize("name", SOUND)
 def test_a_kernel_at_its_units_limit_is_left_alone(advice: dict[str, list], name: str) -> None:
     """Loads of 16 bytes fill 16 sectors: dram_read was once told to coalesce, wgmma_bf16 to have more warps."""
@@ -109,4 +132,4 @@ def test_the_command_needs_no_results_for_the_h200(tmp_path: Path, call) -> None
     assert done.code == 0, done.err
     plain = json.loads(done.out)
     assert [a["bottleneck"] for a in plain["advice"]] == ["bank conflicts"]
-    assert {k["name"]: k["busiest"] for k in plain["kernels"]} == {"conflicts_31": "shared", "dram_read": "dram"}
+    assert {k["name"]: k["busiest"] for k in plain["kernels"]} == {"conflicts_31": "l1", "dram_read": "dram"}

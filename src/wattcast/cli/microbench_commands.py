@@ -121,7 +121,7 @@ def tune(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Rank bottlenecks (coalescing, conflicts, divergence, fp64, conversions, access size, occupancy) by joules.
+    """Rank what to change in profiled kernels by joules: memory access, divergence, fp64, waiting, atomics, passes.
 
     Example: wattcast lab tune profile.csv --gpu h200
     """

@@ -157,14 +157,19 @@ def results_to_plain(results: Sequence[MicroRow], gpu: Gpu) -> dict[str, object]
     return {"gpu": gpu.name, "results": rows, "truths": truths, "repeatability": compare_rounds(results)}
 
 
+MOST_COMBINED = 3  # pairs of changes shown below the single ones
+
+
 def make_advice_table(tuning: TuningReport) -> Table:
-    """Return the bottlenecks that matter, most joules first."""
+    """Return the bottlenecks that matter, most joules first, and the best pairs of changes."""
     nothing = "Nothing this profile shows would change time or energy by more than half a percent."
     title = None if tuning.advice else nothing
-    built = new_table("kernel", "bottleneck", "seen", "time", "power", "energy", title=title)
+    built = new_table("kernel", "bottleneck", "seen", "time", "between", "power", "energy", title=title)
     built.columns[2].justify = "left"
-    for a in tuning.advice:
-        built.add_row(a.kernel[:60], a.bottleneck, a.seen, f"{a.time:+.1%}", f"{a.power:+.1%}", f"{a.energy:+.1%}")
+    for a in (*tuning.advice, *tuning.combined[:MOST_COMBINED]):
+        between = "{:+.0%} and {:+.0%}".format(*a.time_range)
+        changes = (f"{a.time:+.1%}", between, f"{a.power:+.1%}", f"{a.energy:+.1%}")
+        built.add_row(a.kernel[:60], a.bottleneck, a.seen, *changes)
     return built
 
 
@@ -176,6 +181,7 @@ def tuning_to_plain(tuning: TuningReport) -> dict[str, object]:
             for p in tuning.profiles
         ],
         "advice": tuning.advice,
+        "combined": tuning.combined,
         "not_judged": tuning.missing,
     }
 

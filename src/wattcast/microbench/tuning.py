@@ -1,15 +1,26 @@
 """Judge which bottlenecks of a profiled kernel matter on a device, and what removing each would change (paper 001).
 
 The work of a kernel on each unit is expressed in seconds at the rates that microbenchmarks reached and in joules
-above idle. Three counts need care, as the H200's own counters showed: a conflicting pass of shared memory costs less
-than a full one, an instruction of a diverged warp less than one of 32 threads (both from the measured curves), and
-the energy of a DRAM byte already contains its way through L2.
+above idle. Units work at the same time but never overlap perfectly, so the time that they need together is
+
+    N = max((Σ u^3)^(1/3), issue),    T^3 = N^3 + W^3
+
+with the seconds u of each unit, the slots that all instructions take to issue, the measured time T, and the rest W,
+in which warps wait. A change replaces some u. Where a unit is busy half of the time and warps are many, W is mostly
+queueing and follows N; otherwise it is latency, which stays, or is hidden by more warps and independent instructions.
+The exponent was set on the DCT of the multimedia workloads and on four pairs of kernels
+(docs/method/microbenchmarks.md); the interval of an advice spans exponents from 2 to 4, and half as much queueing.
+
+Three counts need care, as the H200's own counters showed: a conflicting pass of shared memory costs less energy than
+a full one, an instruction of a diverged warp less than one of 32 threads (both from the measured curves), and the
+energy of a DRAM byte already contains its way through L2.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -21,26 +32,36 @@ from wattcast.microbench.microbench_results import MicroRow, find_curve, find_fa
 TIME = "gpu__time_duration.sum"
 SCHEDULERS = 4  # the tensor pipe's cycles are counted on each
 ARITHMETIC = ("fp32", "fp64", "int", "special", "half")
+WAVEFRONTS = "l1tex__data_pipe_lsu_wavefronts.sum"
 PASSES = "l1tex__data_pipe_lsu_wavefronts_mem_shared.sum"
 EXTRA_PASSES = "l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum"
+INSTRUCTIONS = "smsp__inst_executed.sum"
 ACTIVE = "smsp__thread_inst_executed_per_inst_executed.ratio"
-DRAM = ("dram__bytes_read.sum", "dram__bytes_write.sum")
-L2 = ("l1tex__m_xbar2l1tex_read_bytes.sum", "l1tex__m_l1tex2xbar_write_bytes.sum")  # as the L2 benchmark counts
+READ, WRITTEN = "dram__bytes_read.sum", "dram__bytes_write.sum"
+FROM_L2, TO_L2 = "l1tex__m_xbar2l1tex_read_bytes.sum", "l1tex__m_l1tex2xbar_write_bytes.sum"
 L2_ITSELF = ("lts__t_bytes.sum",)  # counts what goes from one half of the L2 to the other again
 TENSOR = ("sm__pipe_tensor_cycles_active.sum", "sm__cycles_elapsed.sum")
+FP64, XU = "sm__inst_executed_pipe_fp64.sum", "sm__inst_executed_pipe_xu.sum"
+REDUCED = "lts__t_sectors_op_red.sum"
 # unit: the microbenchmark with its rate and energy, the metrics that count its operations, operations of one count
 UNITS: dict[str, tuple[str, tuple[str, ...], float]] = {
-    "dram": ("dram_copy", DRAM, 1 / 16.0),
-    "l2": ("l2_read", L2, 1 / 16.0),
-    "shared": ("conflicts_0", (PASSES,), 32.0),
+    "dram": ("dram_read", (READ, WRITTEN), 1 / 16.0),
+    "l2": ("l2_read", (FROM_L2, TO_L2), 1 / 16.0),
+    "l1": ("conflicts_0", (WAVEFRONTS,), 32.0),
     "fp32": ("fp32_fma", ("sm__inst_executed_pipe_fma.sum",), 32.0),
-    "fp64": ("fp64_fma", ("sm__inst_executed_pipe_fp64.sum",), 32.0),
+    "products": ("int32_mad", ("sm__inst_executed_pipe_fmaheavy.sum",), 32.0),
+    "fp64": ("fp64_fma", (FP64,), 32.0),
     "int": ("int32_add", ("sm__inst_executed_pipe_alu.sum",), 32.0),
-    "special": ("fp32_rcp", ("sm__inst_executed_pipe_xu.sum",), 32.0),
+    "special": ("fp32_rcp", (XU,), 32.0),
     "half": ("fp16x2_fma", ("sm__inst_executed_pipe_fp16.sum",), 32.0),
+    "atomics": ("atomic_own", (REDUCED,), 16.0 / 3.0),
     "tensor": ("wgmma_bf16", TENSOR, 0.0),
+    "issue": ("fp32_fma", (INSTRUCTIONS,), 32.0),
 }
 INSTEAD = {"l2": ("bulk_copy_l2", 1 / 8192.0)}  # where the benchmark is missing or known to be wrong
+ELSEWHERE = ("issue", "products")  # their joules are counted with other units
+EXPONENT, EXPONENTS = 3.0, (2.0, 4.0)
+QUEUED_SHARE = 0.5  # of the time that a unit is busy, from which on waiting is queueing
 
 
 @dataclass(frozen=True)
@@ -53,6 +74,16 @@ class UnitWork:
     def scaled(self, time: float, energy: float | None = None) -> UnitWork:
         """Return the work with time and energy multiplied, both by ``time`` where ``energy`` is left out."""
         return UnitWork(self.seconds * time, self.joules * (time if energy is None else energy))
+
+
+def combine_units_s(work: Mapping[str, UnitWork], exponent: float = EXPONENT) -> float:
+    """Return the seconds N that all units need together; products run on half of the fp32 pipe."""
+    seconds = {unit: w.seconds for unit, w in work.items() if unit != "issue"}
+    if "products" in seconds:
+        seconds["fp32"] = max(seconds.get("fp32", 0.0), seconds.pop("products"))
+    most = max(seconds.values(), default=0.0)
+    together = most * sum((s / most) ** exponent for s in seconds.values()) ** (1.0 / exponent) if most else 0.0
+    return max(together, work["issue"].seconds if "issue" in work else 0.0)
 
 
 @dataclass(frozen=True)
@@ -68,7 +99,12 @@ class KernelProfile:
     @property
     def busiest(self) -> str:
         """The unit that sets the time, as far as the profile tells."""
-        return max(self.work, key=lambda unit: self.work[unit].seconds)
+        return max((u for u in self.work if u not in ELSEWHERE), key=lambda unit: self.work[unit].seconds)
+
+    @property
+    def busy_share(self) -> float:
+        """Share of the time that the busiest unit, or the issue of instructions, works."""
+        return max(w.seconds for w in self.work.values()) / self.time_s
 
     @property
     def energy_j(self) -> float:
@@ -87,6 +123,8 @@ def list_usable_units(
             bench, each = instead
         if unit == "l2" and not all(name in metrics for name in names):
             names = L2_ITSELF
+        if unit == "l1" and WAVEFRONTS not in metrics:
+            names = (PASSES,)
         if all(name in metrics for name in names) and has_rate(by_name.get(bench)):
             found[unit] = (bench, names, each)
     return found
@@ -101,19 +139,23 @@ def make_profile(name: str, values: Mapping[str, float], results: Sequence[Micro
             seconds = values[TIME] * values[names[0]] / (SCHEDULERS * values[names[1]]) if values[names[1]] else 0.0
             work[unit] = UnitWork(seconds, seconds * max((result.power_w or 0.0) - idle_w, 0.0))
             continue
-        count = each * sum(values[metric] for metric in names)
-        share = 1.0  # joules of a count over those of the microbenchmark's
-        if unit == "shared" and (extra := count_conflicts(values)) is not None:
+        amount = sum(values[metric] for metric in names)
+        slower, share = 1.0, 1.0  # seconds and joules of a count over those of the microbenchmark's
+        if unit in ELSEWHERE:
+            share = 0.0
+        elif unit == "dram":
+            slower = access_ratio(values, results)[0] * turn_around_ratio(values, by_name)
+        elif unit == "l1" and (extra := count_conflicts(values)) is not None:
             ratio = curve_ratio(results, "conflicts", extra, 0.0)
-            share = 1.0 / (ratio[1] * (1.0 + extra)) if ratio else 1.0
+            cheaper = 1.0 - 1.0 / (ratio[1] * (1.0 + extra)) if ratio else 0.0
+            share = 1.0 - cheaper * values[PASSES] / amount
         elif unit in ARITHMETIC and (active := count_active_threads(values)) is not None:
             ratio = curve_ratio(results, "divergence", 32.0 / active, 1.0)
             share = min(active / 32.0 / ratio[1], 1.0) if ratio else 1.0
-        elif unit == "l2" and all(name in values for name in DRAM):
-            total = sum(values[name] for name in (L2 if all(name in values for name in L2) else L2_ITSELF))
-            share = max(1.0 - sum(values[name] for name in DRAM) / total, 0.0) if total > 0.0 else 1.0
-        paid = count * share
-        work[unit] = UnitWork(count * (result.operation_s or 0.0), paid * (result.operation_above_idle_j or 0.0))
+        elif unit == "l2" and READ in values and WRITTEN in values:
+            share = max(1.0 - (values[READ] + values[WRITTEN]) / amount, 0.0) if amount > 0.0 else 1.0
+        seconds = each * amount * slower * (result.operation_s or 0.0)
+        work[unit] = UnitWork(seconds, each * amount * share * (result.operation_above_idle_j or 0.0))
     return KernelProfile(name, values[TIME], work, values, idle_w)
 
 
@@ -127,7 +169,7 @@ def count_conflicts(values: Mapping[str, float]) -> float | None:
 
 def count_active_threads(values: Mapping[str, float]) -> float | None:
     """Count the threads of a warp that take part, without branches, which whole warps execute."""
-    all_names = ("smsp__thread_inst_executed.sum", "smsp__inst_executed.sum")
+    all_names = ("smsp__thread_inst_executed.sum", INSTRUCTIONS)
     control = values.get("sm__sass_thread_inst_executed_op_control_pred_on.sum", 0.0)
     active = values.get(ACTIVE)
     if all(name in values for name in all_names):
@@ -135,6 +177,35 @@ def count_active_threads(values: Mapping[str, float]) -> float | None:
         if warps > control / 32.0 and threads > control:
             active = (threads - control) / (warps - control / 32.0)
     return min(max(active, 1.0), 32.0) if active and active > 0.0 else None
+
+
+def turn_around_ratio(values: Mapping[str, float], by_name: Mapping[str, MicroRow]) -> float:
+    """Return the time of a DRAM byte in the kernel's mix of reads and writes over that of a byte read."""
+    measured = [by_name.get(name) for name in ("dram_read", "dram_copy", "dram_write")]
+    each_s = [r.operation_s for r in measured if r is not None and r.operation_s]
+    total = values[READ] + values[WRITTEN]
+    if len(each_s) < len(measured) or total <= 0.0:
+        return 1.0
+    return max(float(np.interp(values[WRITTEN] / total, (0.0, 0.5, 1.0), each_s)) / each_s[0], 1.0)
+
+
+def mean_access_byte(values: Mapping[str, float]) -> float | None:
+    """Return the mean bytes of a thread's access to memory."""
+    counts = {size: values.get(metric, 0.0) for size, metric in SIZE_METRICS.items()}
+    total = sum(counts.values())
+    return sum(size * n for size, n in counts.items()) / total if total > 0.0 else None
+
+
+def access_ratio(values: Mapping[str, float], results: Sequence[MicroRow]) -> tuple[float, float]:
+    """Return time and energy of a DRAM byte at the kernel's mean access size over those at 16 bytes a thread."""
+    mean = mean_access_byte(values)
+    points = [r for r in find_curve(results, "access") if r.operation_s and r.operation_above_idle_j]
+    if mean is None or len(points) < 2:
+        return 1.0, 1.0
+    x = [r.at for r in points]
+    each = ([getattr(r, field) / r.at for r in points] for field in ("operation_s", "operation_above_idle_j"))
+    found = [float(np.interp(mean, x, y) / np.interp(16.0, x, y)) for y in each]
+    return max(found[0], 1.0), max(found[1], 1.0)
 
 
 def curve_ratio(results: Sequence[MicroRow], name: str, at: float, best: float) -> tuple[float, float] | None:
@@ -160,12 +231,39 @@ def has_rate(result: MicroRow | None) -> bool:
 
 
 WORTH = 0.005  # a change of time or energy below this is not worth a line
-SECTORS = "l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum"
-REQUESTS = "l1tex__t_requests_pipe_lsu_mem_global_op_ld.sum"
+GLOBAL = "l1tex__t_{}_pipe_lsu_mem_global_op_{}.sum"
+SECTORS, REQUESTS = (GLOBAL.format(what, "ld") for what in ("sectors", "requests"))
+STORED_SECTORS, STORES = (GLOBAL.format(what, "st") for what in ("sectors", "requests"))
+HITS = "l1tex__t_sectors_pipe_lsu_mem_global_op_ld_lookup_hit.sum"
+LOCAL = tuple(f"l1tex__t_sectors_pipe_lsu_mem_local_op_{way}.sum" for way in ("ld", "st"))
 CONVERSIONS = "sm__sass_thread_inst_executed_op_conversion_pred_on.sum"
 WARPS = "sm__warps_active.avg.pct_of_peak_sustained_active"
 SIZE_METRICS = {size: f"sm__sass_inst_executed_op_memory_{8 * size}b.sum" for size in (1, 2, 4, 8, 16)}
-USED_BYTE = "smsp__sass_average_data_bytes_per_sector_mem_global_op_ld.ratio"  # of a sector's 32
+STALLED = "smsp__average_warps_issue_stalled_{}_per_issue_active.ratio"
+FAR_STALLS, NO_STALLS = ("long_scoreboard", "lg_throttle"), ("selected", "not_selected")
+FAR_SHARE = 0.7  # of the waiting that is for memory beyond the L1, where the profile does not say
+NEAR_LATENCY = 0.2  # latency of the L1 over that of L2 and DRAM
+MOST_WARPS, ENOUGH_WARPS = 64.0, 16.0  # of an SM: resident at most, and those that hide arithmetic latency
+INDEPENDENT = 4.0  # instructions that a thread can have under way at once
+
+
+@dataclass(frozen=True)
+class CodeChange:
+    """What removing a bottleneck does: factors of units' time and energy, work added, and a factor of waiting."""
+
+    bottleneck: str
+    seen: str
+    factor: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    added: Mapping[str, UnitWork] = field(default_factory=dict)
+    wait: float = 1.0
+
+    def apply(self, work: Mapping[str, UnitWork]) -> dict[str, UnitWork]:
+        """Return the work of all units after the change."""
+        after = {unit: w.scaled(*self.factor.get(unit, (1.0, 1.0))) for unit, w in work.items()}
+        for unit, more in self.added.items():
+            there = after.get(unit, UnitWork(0.0, 0.0))
+            after[unit] = UnitWork(there.seconds + more.seconds, there.joules + more.joules)
+        return after
 
 
 @dataclass(frozen=True)
@@ -179,131 +277,307 @@ class TuningAdvice:
     power: float
     energy: float
     saved_j: float
+    time_range: tuple[float, float]
 
 
-def advise_change(
-    profile: KernelProfile, work: Mapping[str, UnitWork], bottleneck: str, seen: str, wait: float = 1.0
-) -> TuningAdvice:
-    """Compute what other ``work`` would do to time, power and energy; ``wait`` scales the time directly."""
-    before = max(w.seconds for w in profile.work.values())
-    after = max(w.seconds for w in work.values())
-    time = wait * (after / before if before > 0.0 else 1.0)
+def predict_time_s(
+    profile: KernelProfile,
+    after: Mapping[str, UnitWork],
+    wait: float,
+    exponent: float = EXPONENT,
+    queued: float | None = None,
+) -> float:
+    """Return the time T' of a kernel whose units have the work ``after`` and whose waiting is scaled by ``wait``.
+
+    T'^p = N'^p + W'^p with W' = W·``wait``·(q·N'/N + 1 - q) and q the share of W that is queueing (``queued``, or
+    ``queued_share``). Where the units alone explain more than the measured time, T' = T·N'/N.
+    """
+    before_s, after_s = combine_units_s(profile.work, exponent), combine_units_s(after, exponent)
+    if before_s <= 0.0:
+        return profile.time_s * wait
+    ratio = after_s / before_s
+    if before_s >= profile.time_s:
+        return profile.time_s * ratio
+    q = queued_share(profile) if queued is None else queued
+    waited_s = (profile.time_s**exponent - before_s**exponent) ** (1.0 / exponent)
+    left_s = waited_s * wait * (q * ratio + 1.0 - q)
+    return float((after_s**exponent + left_s**exponent) ** (1.0 / exponent))
+
+
+def queued_share(profile: KernelProfile) -> float:
+    """Return the share of the waiting that is queueing: all with a unit busy ``QUEUED_SHARE`` and enough warps."""
+    warps = MOST_WARPS * profile.metrics.get(WARPS, 1.0)
+    return min(profile.busy_share / QUEUED_SHARE, 1.0) * min(warps / ENOUGH_WARPS, 1.0)
+
+
+def advise_change(profile: KernelProfile, changes: Sequence[CodeChange]) -> TuningAdvice:
+    """Compute what one change, or several together, would do to time, power and energy."""
+    work: dict[str, UnitWork] = dict(profile.work)
+    wait = 1.0
+    for change in changes:
+        work, wait = change.apply(work), wait * change.wait
+    time = predict_time_s(profile, work, wait) / profile.time_s
+    q = queued_share(profile)
+    ways = [(exponent, queued) for exponent in EXPONENTS for queued in (0.5 * q, q)]
+    spread = [predict_time_s(profile, work, wait, *way) / profile.time_s - 1.0 for way in ways]
     there = replace(profile, work=work, time_s=profile.time_s * time)
     energy = there.energy_j / profile.energy_j
-    saved_j = profile.energy_j - there.energy_j
-    return TuningAdvice(profile.name, bottleneck, seen, time - 1.0, energy / time - 1.0, energy - 1.0, saved_j)
+    return TuningAdvice(
+        profile.name,
+        " + ".join(change.bottleneck for change in changes),
+        "; ".join(change.seen for change in changes),
+        time - 1.0,
+        energy / time - 1.0,
+        energy - 1.0,
+        profile.energy_j - there.energy_j,
+        (min(*spread, time - 1.0), max(*spread, time - 1.0)),
+    )
 
 
-def _judge_coalescing(p: KernelProfile, results: Sequence[MicroRow]) -> TuningAdvice | None:
-    """Sectors of a load beyond those its bytes fill; more than 16 are too many whatever a thread reads."""
-    requests = p.metrics[REQUESTS]
-    if requests <= 0.0:
+def _far_share(metrics: Mapping[str, float]) -> float:
+    """Return the share of waiting that is for memory beyond the L1."""
+    names = {name: name.split("stalled_")[1].split("_per_issue")[0] for name in metrics if "issue_stalled_" in name}
+    waits = {why: metrics[name] for name, why in names.items() if why not in NO_STALLS}
+    total = sum(waits.values())
+    return sum(waits.get(why, 0.0) for why in FAR_STALLS) / total if total > 0.0 else FAR_SHARE
+
+
+def _judge_coalescing(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChange | None:
+    """Sectors beyond those of neighbouring threads; what L1 or L2 give again does not come from DRAM."""
+    m = p.metrics
+    mean = max(mean_access_byte(m) or 4.0, 1.0)  # bytes a thread, and so sectors of 32 neighbouring threads
+    ways = [
+        (m.get(sectors, 0.0), m.get(requests, 0.0))
+        for sectors, requests in ((SECTORS, REQUESTS), (STORED_SECTORS, STORES))
+    ]
+    needed = [min(sectors, mean * requests) for sectors, requests in ways]
+    sectors, requests = (sum(column) for column in zip(*ways, strict=True))
+    if sectors <= 1.1 * sum(needed):
         return None
-    each = p.metrics[SECTORS] / requests
-    used = p.metrics.get(USED_BYTE)
-    needed = each * used / 32.0 if used is not None else min(each, 16.0)
-    if each <= 1.05 * needed:
-        return None
-    wasted = each / needed if used is not None else each / 4.0  # the curve's loads: 4 bytes a thread, 4 sectors
-    # n neighbours of 4 bytes use n / 8 of their sectors
-    ratio = curve_ratio(results, "coalescence", 8.0 / wasted, 32.0)
-    if ratio is None:
-        return None
-    work = {u: w.scaled(*ratio) if u in ("dram", "l2") else w for u, w in p.work.items()}
-    would = f"{needed:.1f} hold what it uses" if used is not None else "4 would do for 4 bytes a thread"
-    return advise_change(p, work, "coalescing", f"{each:.1f} sectors a load of a warp, {would}")
+    factor = {}
+    for unit, names in (("dram", (READ, WRITTEN)), ("l2", (FROM_L2, TO_L2))):
+        moved = [m.get(name, 0.0) for name in names]
+        if sum(moved) > 0.0:
+            after = sum(min(byte, 32.0 * n) for byte, n in zip(moved, needed, strict=True))
+            factor[unit] = (after / sum(moved),) * 2
+    if m.get(WAVEFRONTS, 0.0) > 0.0:
+        factor["l1"] = (1.0 - max(m[WAVEFRONTS] - m.get(PASSES, 0.0) - _least_passes(m), 0.0) / m[WAVEFRONTS],) * 2
+    seen = f"{sectors / requests:.1f} sectors an access of a warp, {sum(needed) / requests:.1f} would do"
+    return CodeChange("coalescing", seen, factor)
 
 
-def _judge_conflicts(p: KernelProfile, results: Sequence[MicroRow]) -> TuningAdvice | None:
+def _least_passes(metrics: Mapping[str, float]) -> float:
+    """Return the passes through the L1 that all accesses to global memory take at least, 128 bytes in each."""
+    requests = metrics.get(REQUESTS, 0.0) + metrics.get(STORES, 0.0)
+    return requests * max((mean_access_byte(metrics) or 4.0) / 4.0, 1.0)
+
+
+def _judge_conflicts(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChange | None:
     each = count_conflicts(p.metrics)
-    ratio = curve_ratio(results, "conflicts", each, 0.0) if each is not None and "shared" in p.work else None
+    ratio = curve_ratio(results, "conflicts", each, 0.0) if each is not None and "l1" in p.work else None
     if each is None or ratio is None:
         return None
     # passes already count the conflicts: without them only the first pass of each access is left
-    work = {u: w.scaled(1.0 / (1.0 + each), ratio[1]) if u == "shared" else w for u, w in p.work.items()}
-    return advise_change(p, work, "bank conflicts", f"{each:.1f} conflicts an access of shared memory")
+    extra = p.metrics[EXTRA_PASSES] / p.metrics.get(WAVEFRONTS, p.metrics[PASSES])
+    shared = p.metrics[PASSES] / p.metrics.get(WAVEFRONTS, p.metrics[PASSES])
+    factor = {"l1": (1.0 - extra, 1.0 - shared * (1.0 - ratio[1]))}
+    return CodeChange("bank conflicts", f"{each:.1f} conflicts an access of shared memory", factor)
 
 
-def _judge_divergence(p: KernelProfile, results: Sequence[MicroRow]) -> TuningAdvice | None:
+def _judge_divergence(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChange | None:
     active = count_active_threads(p.metrics)
     if active is None or active >= 31.0:
         return None
     ratio = curve_ratio(results, "divergence", 32.0 / active, 1.0)
     if ratio is None:
         return None
-    work = {u: w.scaled(*ratio) if u in ARITHMETIC else w for u, w in p.work.items()}
-    return advise_change(p, work, "divergence", f"{active:.1f} of 32 threads of a warp active")
+    factor = dict.fromkeys((*ARITHMETIC, *ELSEWHERE), ratio)
+    return CodeChange("divergence", f"{active:.1f} of 32 threads of a warp active", factor, wait=ratio[0])
 
 
-def _judge_fp64(p: KernelProfile, results: Sequence[MicroRow]) -> TuningAdvice | None:
-    single, double = (keep_first_rounds(results).get(name) for name in ("fp32_fma", "fp64_fma"))
+def _judge_fp64(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChange | None:
+    """Instructions become fp32 ones, conversions leave the special unit, and accesses of 8 bytes have 4."""
+    by_name = keep_first_rounds(results)
+    single, double, whole = (by_name.get(name) for name in ("fp32_fma", "fp64_fma", "int32_add"))
     if single is None or double is None or "fp64" not in p.work or p.work["fp64"].seconds <= 0.0:
         return None
     single_j, double_j = single.operation_above_idle_j, double.operation_above_idle_j
     if not (single.operation_s and double.operation_s and single_j and double_j):
         return None
-    nothing = UnitWork(0.0, 0.0)
     moved = p.work["fp64"].scaled(single.operation_s / double.operation_s, single_j / double_j)
-    there = p.work.get("fp32", nothing)
-    both = UnitWork(there.seconds + moved.seconds, there.joules + moved.joules)
-    work = {**p.work, "fp64": nothing, "fp32": both}
+    factor, added = {"fp64": (0.0, 0.0)}, {"fp32": moved}
+    converted = _converted_on_special(p)
+    if converted > 0.0 and whole is not None and whole.operation_s:
+        left = 1.0 - converted / p.metrics[XU]
+        factor["special"] = (left, left)
+        threads = 32.0 * converted
+        added["int"] = UnitWork(threads * whole.operation_s, threads * (whole.operation_above_idle_j or 0.0))
+    counts = {size: p.metrics.get(metric, 0.0) for size, metric in SIZE_METRICS.items()}
+    byte = sum(size * n for size, n in counts.items())
+    if byte > 0.0 and counts[8] > 0.0:
+        halved = 1.0 - 0.5 * 8.0 * counts[8] / byte
+        factor |= dict.fromkeys(("dram", "l2"), (halved, halved))
+        wide = p.metrics.get(WAVEFRONTS, 0.0) - sum(n for size, n in counts.items() if size < 8)
+        if wide > 0.0:
+            factor["l1"] = (1.0 - 0.5 * wide / p.metrics[WAVEFRONTS],) * 2
     share = p.work["fp64"].seconds / p.time_s
-    return advise_change(p, work, "fp64", f"the fp64 pipe is busy {share:.0%} of the time; fp32 instead")
+    return CodeChange("fp64", f"the fp64 pipe is busy {share:.0%} of the time; fp32 instead", factor, added)
 
 
-def _judge_conversions(p: KernelProfile, results: Sequence[MicroRow]) -> TuningAdvice | None:
-    count = p.metrics[CONVERSIONS]
-    result = keep_first_rounds(results).get("convert_int32")
-    if count <= 0.0 or result is None or not has_rate(result) or "special" not in p.work:
+def _converted_on_special(p: KernelProfile) -> float:
+    """Return the conversions, in instructions of warps, that the special unit executed."""
+    return min(p.metrics.get(CONVERSIONS, 0.0) / 32.0, p.metrics.get(XU, 0.0))
+
+
+def _judge_conversions(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChange | None:
+    """Conversions fill slots of the special unit, or of the integer pipe where the device has them there."""
+    count = p.metrics[CONVERSIONS] / 32.0
+    if count <= 0.0 or "special" not in p.work:
         return None
-    spent = UnitWork(count * (result.operation_s or 0.0), count * (result.operation_above_idle_j or 0.0))
-    there = p.work["special"]
-    left = UnitWork(max(there.seconds - spent.seconds, 0.0), max(there.joules - spent.joules, 0.0))
-    return advise_change(p, {**p.work, "special": left}, "conversions", f"{count:.3g} conversions of threads")
+    special = _converted_on_special(p)
+    factor = {"special": (1.0 - special / p.metrics[XU],) * 2} if special > 0.0 else {}
+    whole = p.metrics.get("sm__inst_executed_pipe_alu.sum", 0.0)
+    if count > special and whole > 0.0:
+        factor["int"] = (1.0 - min((count - special) / whole, 1.0),) * 2
+    if INSTRUCTIONS in p.metrics:
+        factor["issue"] = (1.0 - min(count / p.metrics[INSTRUCTIONS], 1.0), 1.0)
+    return CodeChange("conversions", f"{32.0 * count:.3g} conversions of threads", factor)
 
 
-def _judge_occupancy(p: KernelProfile, results: Sequence[MicroRow]) -> TuningAdvice | None:
-    """Too few warps matter where no unit is near its limit: the time follows the measured curve of warps."""
-    warps = 64.0 * p.metrics[WARPS]
-    busy = max(w.seconds for w in p.work.values()) / p.time_s
-    if not 0.0 < warps < 48.0 or busy > 0.6:
+def _judge_occupancy(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChange | None:
+    """More resident warps hide the waiting, in proportion, until a unit sets the time."""
+    warps = MOST_WARPS * p.metrics[WARPS]
+    if not 0.0 < warps < 0.75 * MOST_WARPS:
         return None
-    points = [r for r in find_curve(results, "occupancy") if r.operations_per_cycle_sm]
-    if len(points) < 2:
+    q = queued_share(p)
+    seen = f"{warps:.0f} warps resident on an SM, no unit above {p.busy_share:.0%}"
+    return CodeChange("occupancy", seen, wait=q + (1.0 - q) * warps / MOST_WARPS)
+
+
+def _judge_parallelism(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChange | None:
+    """Independent instructions of a thread hide the waiting as more warps do."""
+    q = queued_share(p)
+    if q >= 1.0:
         return None
-    rate = [r.operations_per_cycle_sm or 0.0 for r in points]
-    gain = float(np.interp(warps, [r.at for r in points], rate)) / max(rate)
-    seen = f"{warps:.0f} warps resident on an SM, no unit above {busy:.0%}"
-    return advise_change(p, p.work, "occupancy", seen, wait=max(gain, busy))
+    seen = f"instructions wait for each other, no unit above {p.busy_share:.0%}; {INDEPENDENT:.0f} at once"
+    return CodeChange("parallelism", seen, wait=q + (1.0 - q) / INDEPENDENT)
 
 
-def _judge_access_size(p: KernelProfile, results: Sequence[MicroRow]) -> TuningAdvice | None:
-    counts = {size: p.metrics[metric] for size, metric in SIZE_METRICS.items()}
-    total = sum(counts.values())
-    if total <= 0.0 or "dram" not in p.work:
+def _judge_access_size(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChange | None:
+    mean = mean_access_byte(p.metrics)
+    if mean is None or mean >= 15.0 or "dram" not in p.work:
         return None
-    mean = sum(size * n for size, n in counts.items()) / total
-    points = [r for r in find_curve(results, "access") if r.operation_s and r.operation_above_idle_j]
-    if mean >= 15.0 or len(points) < 2:
+    time, energy = access_ratio(p.metrics, results)
+    factor = {"dram": (1.0 / time, 1.0 / energy)}
+    own = p.metrics.get(WAVEFRONTS, 0.0) - p.metrics.get(PASSES, 0.0)
+    if mean < 4.0 and own > 0.0:
+        factor["l1"] = (1.0 - (1.0 - mean / 4.0) * own / p.metrics[WAVEFRONTS],) * 2
+    if INSTRUCTIONS in p.metrics:
+        fewer = sum(p.metrics[metric] for metric in SIZE_METRICS.values()) * (1.0 - mean / 16.0)
+        factor["issue"] = (1.0 - min(fewer / p.metrics[INSTRUCTIONS], 1.0), 1.0)
+    return CodeChange("access size", f"{mean:.1f} bytes a thread and access, 16 are possible", factor)
+
+
+def _judge_caching(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChange | None:
+    """Bytes that come from the L2 again and again, although DRAM gave them once, could stay in the L1."""
+    read, once = p.metrics[FROM_L2], p.metrics[READ]
+    again = 1.0 - once / read if read > 0.0 else 0.0
+    if again < 0.5 or "l2" not in p.work or p.work["l2"].seconds < 0.02 * p.time_s:
         return None
-    x = [r.at for r in points]
-    time = [(r.operation_s or 0.0) / r.at for r in points]  # of a byte
-    energy = [(r.operation_above_idle_j or 0.0) / r.at for r in points]
-    ratios = [float(np.interp(16.0, x, y) / np.interp(mean, x, y)) for y in (time, energy)]
-    work = {u: w.scaled(ratios[0], ratios[1]) if u == "dram" else w for u, w in p.work.items()}
-    return advise_change(p, work, "access size", f"{mean:.1f} bytes a thread and access, 16 are possible")
+    left = 1.0 - again * read / (read + p.metrics[TO_L2])
+    wait = 1.0 - _far_share(p.metrics) * again * (1.0 - NEAR_LATENCY)
+    return CodeChange(
+        "caching", f"{read / max(once, 1.0):.1f} bytes from L2 for one of DRAM", {"l2": (left, left)}, wait=wait
+    )
 
 
-Judge = Callable[[KernelProfile, Sequence[MicroRow]], TuningAdvice | None]
+def _judge_shared_memory(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChange | None:
+    """Loads that the L1 answers again and again could come from a tile of shared memory in one pass each."""
+    hit = p.metrics[HITS] / p.metrics[SECTORS] if p.metrics[SECTORS] > 0.0 else 0.0
+    if hit < 0.5 or p.metrics[WAVEFRONTS] <= 0.0:
+        return None
+    fewer = max(p.metrics[WAVEFRONTS] - p.metrics[PASSES] - _least_passes(p.metrics), 0.0)
+    left = 1.0 - fewer / p.metrics[WAVEFRONTS]
+    return CodeChange("shared memory", f"{hit:.0%} of the sectors loaded are in the L1", {"l1": (left, left)})
+
+
+def _judge_spills(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChange | None:
+    """Values that do not fit into registers go to local memory and back, four sectors an access of a warp."""
+    count = sum(p.metrics[name] for name in LOCAL) / 4.0
+    if count <= 0.0 or "l1" not in p.work:
+        return None
+    share = min(count / p.metrics[WAVEFRONTS], 1.0)
+    moved = min(16.0 * count * 4.0 / max(p.metrics.get(FROM_L2, 0.0) + p.metrics.get(TO_L2, 0.0), 1.0), 1.0)
+    factor = {"l1": (1.0 - share,) * 2, "l2": (1.0 - moved,) * 2}
+    factor["issue"] = (1.0 - min(count / p.metrics[INSTRUCTIONS], 1.0), 1.0)
+    return CodeChange("spills", f"{count:.3g} accesses of warps to local memory", factor, wait=1.0 - share)
+
+
+def _judge_atomics(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChange | None:
+    """Additions in the L2 become additions in shared memory; one of a block is left."""
+    shared = keep_first_rounds(results).get("atomic_shared")
+    if p.metrics[REDUCED] <= 0.0 or "atomics" not in p.work or shared is None or not shared.operation_s:
+        return None
+    count = 32.0 * p.metrics[REDUCED] * 2.0 / 3.0  # passes of a warp with all threads at different counters
+    added = {"l1": UnitWork(count * shared.operation_s / 32.0, count * (shared.operation_above_idle_j or 0.0) / 32.0)}
+    busy = min(p.work["atomics"].seconds / p.time_s, 1.0)
+    seen = f"{p.metrics[REDUCED]:.3g} sectors of additions in the L2, busy {busy:.0%} of the time"
+    return CodeChange("atomics", seen, {"atomics": (0.0, 0.0)}, added, wait=1.0 - busy)
+
+
+Judge = Callable[[KernelProfile, Sequence[MicroRow]], CodeChange | None]
 JUDGES: dict[str, tuple[tuple[str, ...], Judge]] = {  # bottleneck: metrics that judging it needs, and how
     "coalescing": ((SECTORS, REQUESTS), _judge_coalescing),
     "bank conflicts": ((PASSES, EXTRA_PASSES), _judge_conflicts),
     "divergence": ((ACTIVE,), _judge_divergence),
-    "fp64": (("sm__inst_executed_pipe_fp64.sum",), _judge_fp64),
+    "fp64": ((FP64,), _judge_fp64),
     "conversions": ((CONVERSIONS,), _judge_conversions),
     "occupancy": ((WARPS,), _judge_occupancy),
+    "parallelism": ((WARPS,), _judge_parallelism),
     "access size": (tuple(SIZE_METRICS.values()), _judge_access_size),
+    "caching": ((FROM_L2, TO_L2, READ), _judge_caching),
+    "shared memory": ((HITS, SECTORS, REQUESTS, WAVEFRONTS, PASSES), _judge_shared_memory),
+    "spills": ((*LOCAL, WAVEFRONTS, INSTRUCTIONS), _judge_spills),
+    "atomics": ((REDUCED,), _judge_atomics),
 }
+LAUNCH = ("launch__grid_size", "launch__block_size")
+
+
+def judge_fusion(profiles: Sequence[KernelProfile]) -> TuningAdvice | None:
+    """Judge what one pass would save over ``profiles``, kernels that run one after the other over the same data.
+
+    The pass reads the largest input of them once and writes the last result; arithmetic stays.
+    """
+    factor: dict[str, tuple[float, float]] = {}
+    for unit, (reads, writes) in {"dram": (READ, WRITTEN), "l2": (FROM_L2, TO_L2)}.items():
+        moved = sum(p.metrics.get(reads, 0.0) + p.metrics.get(writes, 0.0) for p in profiles)
+        kept = max(p.metrics.get(reads, 0.0) for p in profiles) + profiles[-1].metrics.get(writes, 0.0)
+        if moved > 0.0:
+            factor[unit] = (kept / moved,) * 2
+    if not factor:
+        return None
+    units = dict.fromkeys(unit for p in profiles for unit in p.work)
+    parts = {unit: [p.work[unit] for p in profiles if unit in p.work] for unit in units}
+    work = {u: UnitWork(sum(w.seconds for w in ws), sum(w.joules for w in ws)) for u, ws in parts.items()}
+    name, time_s = " + ".join(p.name for p in profiles), sum(p.time_s for p in profiles)
+    together = KernelProfile(name, time_s, work, {}, profiles[0].idle_power_w)
+    seen = f"{len(profiles)} passes move {1.0 / min(factor.values())[0]:.1f} times what one would"
+    return advise_change(together, [CodeChange("fusion", seen, factor)])
+
+
+def find_passes(profiles: Sequence[KernelProfile]) -> list[list[KernelProfile]]:
+    """Find runs of different kernels with one launch shape of which each reads about what the one before moved."""
+    runs: list[list[KernelProfile]] = []
+    for p in profiles:
+        last = runs[-1][-1] if runs else None
+        moved = [last.metrics.get(name, 0.0) for name in (READ, WRITTEN)] if last is not None else []
+        read = p.metrics.get(READ, 0.0)
+        fits = last is not None and last.name != p.name and any(0.7 * byte < read < 1.4 * byte for byte in moved)
+        if fits and last is not None and all(p.metrics.get(n, 0.0) == last.metrics.get(n, -1.0) for n in LAUNCH):
+            runs[-1].append(p)
+        else:
+            runs.append([p])
+    return [run for run in runs if len(run) > 1]
 
 
 @dataclass(frozen=True)
@@ -312,6 +586,7 @@ class TuningReport:
 
     profiles: tuple[KernelProfile, ...]
     advice: tuple[TuningAdvice, ...]
+    combined: tuple[TuningAdvice, ...]  # two changes of a kernel at once
     missing: Mapping[str, tuple[str, ...]]  # bottleneck -> metrics the profile lacks
 
 
@@ -329,16 +604,27 @@ def tune_export(path: Path, results: Sequence[MicroRow]) -> TuningReport:
         values = {metric: float(column[i]) for metric, column in metrics.items() if np.isfinite(column[i])}
         profiles.append(make_profile(name, values, results, idle_w))
     missing = {name: tuple(m for m in needs if m not in metrics) for name, (needs, _) in JUDGES.items()}
-    advice = rank_advice(profiles, results)
-    return TuningReport(tuple(profiles), advice, {name: lacks for name, lacks in missing.items() if lacks})
+    return TuningReport(
+        tuple(profiles), *rank_advice(profiles, results), {name: lacks for name, lacks in missing.items() if lacks}
+    )
 
 
-def rank_advice(profiles: Sequence[KernelProfile], results: Sequence[MicroRow]) -> tuple[TuningAdvice, ...]:
-    """Rank the advice that matters on all of ``profiles``, most joules first."""
-    known = [(p, judge) for p in profiles for needs, judge in JUDGES.values() if all(m in p.metrics for m in needs)]
-    advice = [found for p, judge in known if (found := judge(p, results)) is not None]
-    worth = [a for a in advice if max(abs(a.time), abs(a.energy)) >= WORTH]
-    return tuple(sorted(worth, key=lambda a: -abs(a.saved_j)))
+def rank_advice(
+    profiles: Sequence[KernelProfile], results: Sequence[MicroRow]
+) -> tuple[tuple[TuningAdvice, ...], tuple[TuningAdvice, ...]]:
+    """Rank the single changes that matter on all of ``profiles``, most joules first, and pairs of them."""
+    single = [found for run in find_passes(profiles) if (found := judge_fusion(run)) is not None]
+    pairs = []
+    for p in profiles:
+        judged = (judge(p, results) for needs, judge in JUDGES.values() if all(m in p.metrics for m in needs))
+        changes = [change for change in judged if change is not None]
+        single += [advise_change(p, [change]) for change in changes]
+        pairs += [advise_change(p, both) for both in combinations(changes, 2)]
+    ranked = [
+        tuple(sorted((a for a in each if max(abs(a.time), abs(a.energy)) >= WORTH), key=lambda a: -a.saved_j))
+        for each in (single, pairs)
+    ]
+    return ranked[0], ranked[1]
 
 
 def make_counted_profile(name: str, counters: Mapping[str, float], results: Sequence[MicroRow]) -> KernelProfile:

@@ -1,0 +1,138 @@
+"""Compare what ``wattcast lab tune`` predicts from kernels before a change with what the change did.
+
+Run: ``python studies/tune_pairs/judge_tune_pairs.py FOLDER`` with the folder that ``measure_tune_pairs.py`` wrote;
+``--use mending`` shows the pairs that `tune` may be changed by, ``--use held-out`` judges the others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+from measure_tune_pairs import ProgramVersion, read_versions
+
+from wattcast import hardware
+from wattcast.core.measured_rows import read_lines
+from wattcast.microbench.microbench_results import MicroRow, read_shipped_results
+from wattcast.microbench.tuning import MOST_WARPS, WARPS, KernelProfile, TuningAdvice, TuningReport, tune_export
+
+NO_CHANGE = 0.03  # a change of time below this counts as none
+NEAR = 0.20  # points of percent, as a share
+
+
+def read_reports(
+    folder: Path, versions: list[ProgramVersion], results: tuple[MicroRow, ...]
+) -> dict[str, TuningReport]:
+    """Return what `tune` says of each program before any change, from the profile of that program's kernels alone."""
+    lines = (folder / "tune_pairs_ncu.csv").read_text(errors="replace").splitlines()
+    table = list(csv.reader(line for line in lines if line.startswith('"')))
+    head, units, rows = table[0], table[1], table[2:]
+    name, grid = head.index("Kernel Name"), head.index("launch__grid_size")
+    reports = {}
+    for version in (v for v in versions if v.change == "before"):
+        kept = []
+        for kernel in version.kernels:
+            same = [row for row in rows if row[name].split("(")[0] == kernel]
+            same = [row for row in same if int(float(row[grid].replace(",", ""))) == version.blocks]
+            kept += same[:1]  # those before a change were counted first
+        if len(kept) == len(version.kernels):
+            path = folder / f"profile_{version.program}.csv"
+            with path.open("w", newline="") as stream:
+                csv.writer(stream, quoting=csv.QUOTE_ALL).writerows([head, units, *kept])
+            reports[version.program] = tune_export(path, results)
+            path.unlink()
+    return reports
+
+
+def judge_pair(version: ProgramVersion, report: TuningReport, rows: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Return predicted and measured time of one change."""
+    before, after = rows[f"{version.program}: before"], rows[version.id]
+    wanted = set(version.change.split(" + "))
+    found = [a for a in (*report.advice, *report.combined) if set(a.bottleneck.split(" + ")) == wanted]
+    told = found[0] if found else None
+    measured, predicted = after["burst_s"] / before["burst_s"] - 1.0, told.time if told else 0.0
+    energy = after["energy_j"] / before["energy_j"] - 1.0
+    sign = [0 if abs(t) < NO_CHANGE else 1 if t > 0.0 else -1 for t in (measured, predicted)]
+    return {
+        "pair": version.id,
+        "advised": told is not None,
+        "predicted": predicted,
+        "between": list(told.time_range) if told else [0.0, 0.0],
+        "measured": measured,
+        "energy": told.energy if told else 0.0,
+        "measured_energy": energy,
+        "sign": sign[0] == sign[1],
+        "near": abs(predicted - measured) <= NEAR,
+    }
+
+
+def judge_first_advice(
+    program: str, report: TuningReport, versions: list[ProgramVersion], rows: dict[str, dict[str, Any]]
+) -> dict[str, Any]:
+    """Return whether the first advice is one of the two single changes of the program that saved most time."""
+    single = [v for v in versions if v.program == program and v.change != "before" and "+" not in v.change]
+    best = sorted((v for v in single if v.id in rows), key=lambda v: float(rows[v.id]["burst_s"]))[:2]
+    first = report.advice[0].bottleneck if report.advice else "nothing"
+    return {
+        "program": program,
+        "first": first,
+        "best": [v.change for v in best],
+        "right": first in [v.change for v in best],
+    }
+
+
+def show_profile(profile: KernelProfile, advice: list[TuningAdvice]) -> None:
+    """Print a kernel's units and all advice, for mending."""
+    shares = {unit: round(w.seconds / profile.time_s, 2) for unit, w in profile.work.items()}
+    warps = MOST_WARPS * profile.metrics.get(WARPS, 0.0)
+    print(f"  {profile.name}: {1e6 * profile.time_s:.1f} us, {warps:.0f} warps, {shares}")
+    for a in advice:
+        print(f"    {a.bottleneck:16} {a.time:+.1%} {a.seen}")
+
+
+def main() -> None:
+    """Print one line a pair and the counts."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--use", default="held-out", choices=["mending", "held-out"])
+    parser.add_argument("--gpu", default="h200")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    versions = [v for v in read_versions() if v.use == options.use]
+    rows = {str(r["id"]): r for r in read_lines(options.folder / "tune_pairs.jsonl") if not r.get("error")}
+    reports = read_reports(options.folder, versions, read_shipped_results(hardware.load_gpu(options.gpu)))
+    pairs = [
+        judge_pair(v, reports[v.program], rows)
+        for v in versions
+        if v.change != "before" and v.program in reports and v.id in rows
+    ]
+    firsts = [judge_first_advice(program, report, versions, rows) for program, report in reports.items()]
+    if options.json:
+        print(json.dumps({"pairs": pairs, "first_advice": firsts}, indent=1))
+        return
+    for report in reports.values() if options.use == "mending" else ():
+        for profile in report.profiles:
+            show_profile(profile, [a for a in report.advice if a.kernel == profile.name])
+    print(f"{'pair':44} {'time':>7} {'between':>14} {'measured':>8}  {'energy':>7} {'measured':>8}")
+    for p in pairs:
+        marks = {"wrong sign": not p["sign"], "far": not p["near"], "not advised": not p["advised"]}
+        time = "{:+7.1%} {:>14} {:+8.1%}".format(
+            p["predicted"], "{:+.0%} {:+.0%}".format(*p["between"]), p["measured"]
+        )
+        energy = f"{p['energy']:+7.1%} {p['measured_energy']:+8.1%}"
+        print(f"{p['pair']:44} {time}  {energy} {', '.join(mark for mark, on in marks.items() if on)}")
+    for f in firsts:
+        print(
+            f"{f['program']:20} first: {f['first']:16} best: {', '.join(f['best'])}{'' if f['right'] else '  wrong'}"
+        )
+    inside = sum(p["between"][0] <= p["measured"] <= p["between"][1] for p in pairs)
+    counts = [sum(p[what] for p in pairs) for what in ("sign", "near")]
+    print(f"of {len(pairs)} pairs: sign {counts[0]}, within 20 points {counts[1]}, inside the interval {inside}")
+    print(f"first advice among the two best: {sum(f['right'] for f in firsts)} of {len(firsts)} programs")
+
+
+if __name__ == "__main__":
+    main()
