@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import typer
 
@@ -22,8 +23,8 @@ from wattcast.cli.measure_commands import measure_app
 from wattcast.cli.shared_options import Environment
 from wattcast.core.errors import BadInput, ExitCode, MissingTool, Refused
 from wattcast.measure.__main__ import main as bare_main
-from wattcast.measure.energy_samples import EnergySamples
-from wattcast.measure.measured_run import MeasuredRun, Measurement, measure_idle, run_command
+from wattcast.measure.energy_samples import COLUMNS, EnergySamples
+from wattcast.measure.measured_run import MeasuredRun, Measurement, measure_idle, run_command, summarise_window
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(1.2)"]
 
@@ -210,6 +211,25 @@ def test_a_device_lost_or_hung_amid_a_run_gives_no_energy_and_exit_code_5(standi
     assert found["unmeasured_s"] > 1.0
     assert any("counter stopped" in flag for flag in found["flags"])
     assert ("device lost" in found["flags"]) == fault.startswith("lost")
+
+
+def test_a_device_lost_before_its_first_step_gives_exit_code_5(standin: StandIn) -> None:
+    """The exit code was 0: a counter that never stepped had not stopped either."""
+    standin.follow("at -10 300 1980", "lost 0.0")
+    code, out, _ = command_line("run", "--source", "nvml", "--json", "--", "sleep", "1")
+    assert code == ExitCode.REFUSED
+    assert json.loads(out)["unmeasured_s"] >= 1.0
+    assert "energy_j" not in json.loads(out)
+
+
+def test_a_counter_that_is_read_and_never_steps_has_stopped() -> None:
+    rows = np.full((60, len(COLUMNS)), np.nan)
+    rows[:, COLUMNS.index("time_s")] = np.arange(60) * 0.05
+    assert summarise_window("x", EnergySamples(rows), 0.5, 2.5).unmeasured_s is None, "it has no counter"
+    rows[:, COLUMNS.index("energy_j")] = 100.0
+    found = summarise_window("x", EnergySamples(rows), 0.5, 2.5)
+    assert found.unmeasured_s == 2.0
+    assert found.energy_j is None
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])

@@ -107,6 +107,8 @@ def summarise_window(
     elif inside.intervals:
         peak_w, peak_of = float(inside.interval_w.max()), "counter steps"
     flags, stopped_s = _flags(held, inside, stepped, start_s, end_s)
+    if not stepped.intervals and len(samples.known("energy_j")) and end_s - start_s > STOPPED_S:
+        stopped_s = end_s - start_s  # a counter that was read and never stepped
     enough = inside.intervals >= LEAST_TICKS and "counter_reset" not in flags and not stopped_s
     energy_j = energy_between_j(stepped, start_s, end_s) if enough else None
     return Measurement(
@@ -344,7 +346,8 @@ def run_command(
     label, exit_code = command[0].rsplit("/", 1)[-1], code if code >= 0 else 128 - code  # as a shell gives it
     result = summarise_window(label, samples, started_s, ended_s, overhead)
     if lost:
-        result = replace(result, flags=("device lost", *result.flags))
+        unmeasured_s = result.unmeasured_s or (result.duration_s if result.energy_j is None else None)
+        result = replace(result, flags=("device lost", *result.flags), unmeasured_s=unmeasured_s)
     return MeasuredRun(tuple(command), exit_code, result, identity, samples, started_s)
 
 
