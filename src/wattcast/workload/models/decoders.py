@@ -279,11 +279,16 @@ def _self_attention(
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
     q, k = _rotate(dims, q, cos, sin), _rotate(dims, k, cos, sin)
     k, v = layers.append_cache(run, k), layers.append_cache(run, v)
-    run = replace(run, attention=AttentionMode.EAGER) if dims.alibi or dims.sink else run
+    if run.fused_training:
+        mask = None
+        if dims.window and 2 * dims.window < k.shape[2]:  # blocks of queries see their own keys and those before
+            k, v = (t.slice(2, 0, 2 * dims.window) for t in (k, v))
+    elif dims.alibi or dims.sink:
+        run = replace(run, attention=AttentionMode.EAGER)
     if dims.sink:
         x.tape.parameter(q.shape[1], dtype=run.dtype)
     out = layers.attend(
-        run, q, k, v, causal=True, mask=mask, wide_softmax=not dims.sink, p=dims.dropout, softcap=dims.softcap > 0,
+        run, q, k, v, causal=k.shape[2] == q.shape[2] or not run.fused_training, mask=mask, wide_softmax=not dims.sink, p=dims.dropout, softcap=dims.softcap > 0,
         sink=dims.sink,
     )  # fmt: skip
     if gate:
@@ -539,9 +544,10 @@ def _visit_experts(dims: ExpertDims, run: PassSettings, x: Tensor, weights: Tens
         return _multiply_experts(dims, run, rows, groups, tokens)
     up = tape.parameter(dims.experts, 2 * width, dims.hidden, dtype=run.weight_dtype)
     down = tape.parameter(dims.experts, dims.hidden, width, dtype=run.weight_dtype)
-    inner = functional.grouped_matmul(rows, up, groups)
+    inner = functional.grouped_matmul(rows, up, groups, fp8=run.fp8_products)
     gate, value = inner.split(width, width)
-    out = functional.grouped_matmul(functional.activation(dims.activation, gate) * value, down, groups)
+    gated = functional.activation(dims.activation, gate) * value
+    out = functional.grouped_matmul(gated, down, groups, fp8=run.fp8_products)
     weighed = out * order
     place = fill(tape, (picks,), Dtype.INT64)
     op = Elementwise("scatter_add", picks, dtype=Dtype.INT64, read=3 * picks * 8, write=picks * 8)

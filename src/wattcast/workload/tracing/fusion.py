@@ -16,6 +16,7 @@ from wattcast.workload.tracing.symbolic_tensor import Storage, TapeEntry, Tensor
 
 _Group: TypeAlias = list[TapeEntry]
 _ALONE = frozenset(["topk", "cumsum", "scatter_add", "pool_grad", "adamw"])
+_SMALL = 64  # a tensor so many times smaller than another is kept beside it
 _IDIOMS = (  # functions that together are one known function
     ({"silu", "mul"}, "silu_mul"),
     ({"gelu", "mul"}, "gelu_mul"),
@@ -42,6 +43,40 @@ def fuse_entries(
     groups = _sink_groups(_group_entries(entries), readers, wanted)
     merged = (_merge_group(group, readers, wanted) for group in groups)
     return [entry for entry in merged if entry is not None]
+
+
+def recompute_pointwise(
+    forward: Sequence[TapeEntry], backward: Sequence[TapeEntry], saved: dict[int, Storage]
+) -> list[TapeEntry]:
+    """Return backward entries that read what pointwise results were computed from, and take those out of ``saved``.
+
+    A compiler keeps for the backward pass what products wrote or read and one number a row, and computes all else
+    again inside the kernel that needs it (TorchInductor's min-cut partition).
+    """
+    makers = {id(t.storage): entry for entry in forward if _is_fusable(entry.op) for t in entry.writes}
+    stays = {id(t.storage) for entry in forward if not _is_fusable(entry.op) for t in entry.reads}
+    roots: dict[int, tuple[Tensor, ...]] = {}
+
+    def find_roots(tensor: Tensor, byte: int) -> tuple[Tensor, ...]:
+        key = id(tensor.storage)
+        if key not in makers or key in stays or _SMALL * tensor.byte <= byte:
+            return (tensor,)
+        if key not in roots:
+            roots[key] = ()  # an entry that writes where it reads
+            roots[key] = tuple(root for t in makers[key].reads for root in find_roots(t, byte))
+        return roots[key]
+
+    found = []
+    for entry in backward:
+        reads = tuple(
+            root for t in entry.reads for root in (find_roots(t, t.byte) if id(t.storage) in saved else (t,))
+        )
+        found.append(TapeEntry(entry.op, tuple({id(t.storage): t for t in reads}.values()), entry.writes))
+    for key in [key for key in saved if key in roots]:
+        del saved[key]
+    for entry in found:
+        saved |= {id(t.storage): t.storage for t in entry.reads if id(t.storage) in makers}
+    return found
 
 
 def _group_entries(entries: Sequence[TapeEntry]) -> list[_Group]:

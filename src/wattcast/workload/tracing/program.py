@@ -12,7 +12,7 @@ from wattcast.workload.graph import Block
 from wattcast.workload.model_options import AttentionMode, OutputHead, SoftwareStack, WeightRecipe
 from wattcast.workload.operator_base import Operator
 from wattcast.workload.operator_types import Collective, Elementwise
-from wattcast.workload.tracing.fusion import fuse_entries
+from wattcast.workload.tracing.fusion import fuse_entries, recompute_pointwise
 from wattcast.workload.tracing.symbolic_tensor import Storage, Tape, TapeEntry, Tensor, add_into, fill
 
 # torch.optim's fused AdamW hands at most 320 chunks to one launch
@@ -43,6 +43,7 @@ class PassSettings:
     tf32: bool = False
     adapter_rank: int = 0  # LoRA: the model's own weights are frozen, each linear layer has an adapter of this rank
     fp8_products: bool = False  # training: linear layers multiply in fp8, weights stay in ``dtype``
+    fused_training: bool = False  # windows and sinks are part of the attention kernel, as in training frameworks
     recipe: WeightRecipe | None = None  # of an engine's weights; None: as ``weight_dtype``
     kv_dtype: Dtype | None = None  # of an engine's cache; None: as activations
 
@@ -180,7 +181,9 @@ class Program:
     def fuse(self) -> None:
         """Merge the operators a compiler would merge; see ``workload.tracing.fusion``."""
         for section in self.sections:
-            kept = [t.storage for t in section.outputs] + list(section.tape.saved.values())
+            saved = dict(section.tape.saved)
+            section.backward = recompute_pointwise(section.forward, section.backward, saved)
+            kept = [t.storage for t in section.outputs] + list(saved.values())
             section.forward = fuse_entries(section.forward, kept)
             section.backward = fuse_entries(section.backward, keep_unread=True)
 

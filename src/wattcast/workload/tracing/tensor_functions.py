@@ -177,14 +177,14 @@ def _multiply_batch(a: Tensor, b: Tensor, size: int, m: int, n: int, k: int) -> 
     return out
 
 
-def grouped_matmul(x: Tensor, weight: Tensor, groups: Sequence[tuple[int, int]]) -> Tensor:
+def grouped_matmul(x: Tensor, weight: Tensor, groups: Sequence[tuple[int, int]], *, fp8: bool = False) -> Tensor:
     """Multiply rows of ``x`` by the weight of their group, ``[group, out, in]``.
 
-    ``groups`` lists (how many groups, rows of each).
+    ``groups`` lists (how many groups, rows of each). ``fp8``: as in ``linear``.
     """
     n, k = weight.shape[1:]
     tape = x.tape
-    math, result = tape.math_dtype(x.dtype), _product_dtype(x)
+    math, result = (Dtype.FP8, x.dtype) if fp8 else (tape.math_dtype(x.dtype), _product_dtype(x))
     out = tape.empty((x.shape[0], n), x.dtype)
     if weight.dtype is Dtype.FP8:
         narrow = pointwise("cast", x, out_dtype=Dtype.FP8)
@@ -192,19 +192,21 @@ def grouped_matmul(x: Tensor, weight: Tensor, groups: Sequence[tuple[int, int]])
             tape.emit(Bmm(size, rows, n, k, dtype=Dtype.FP8, out_dtype=x.dtype), (narrow, weight), (out,))
         return out
     weight_dtype = None if weight.dtype is x.dtype else weight.dtype
+    factor = _cast_both_orders(x) if fp8 else x
     for size, rows in groups:
         op = Bmm(size, rows, n, k, dtype=math, out_dtype=result, weight_dtype=weight_dtype)
-        tape.emit(op, (x, weight), (out,))
+        tape.emit(op, (factor, weight), (out,))
 
     def back(g: Tensor) -> Sequence[Tensor | None]:
+        g = _cast_both_orders(g) if fp8 else g
         d_x, d_w = tape.empty(x.shape, x.dtype), tape.empty(weight.shape, x.dtype)
         for size, rows in groups:
             tape.emit(Bmm(size, rows, k, n, dtype=math, out_dtype=result), (g, weight), (d_x,))
             if weight.needs_grad:
-                tape.emit(Bmm(size, n, k, rows, dtype=math, out_dtype=result), (g, x), (d_w,))
+                tape.emit(Bmm(size, n, k, rows, dtype=math, out_dtype=result), (g, factor), (d_w,))
         return d_x, d_w if weight.needs_grad else None
 
-    tape.record((out,), (x, weight), back, (x, weight))
+    tape.record((out,), (x, weight), back, (factor, weight))
     return out
 
 
