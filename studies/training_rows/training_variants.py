@@ -86,11 +86,12 @@ def cast_fp8(x: Any, scale: Any, into: tuple[Any, Any] | None = None) -> tuple[A
     return out, turned
 
 
-def _multiply_fp8(a: Any, b_turned: Any, one: Any, dtype: Any) -> Any:
+def _multiply_fp8(a: Any, b_turned: Any, scales: tuple[Any, Any], dtype: Any) -> Any:
     """Return a·b for fp8 matrices, of which ``b_turned`` is the transpose of b in row order."""
     if not a.is_cuda:
-        return a.to(dtype) @ b_turned.t().to(dtype)
-    return torch._scaled_mm(a, b_turned.t(), scale_a=one, scale_b=one, out_dtype=dtype)
+        return (a.to(dtype) / scales[0]) @ (b_turned.t().to(dtype) / scales[1])
+    inverse = [scale.reciprocal() for scale in scales]
+    return torch._scaled_mm(a, b_turned.t(), scale_a=inverse[0], scale_b=inverse[1], out_dtype=dtype)
 
 
 class _Fp8Product(torch.autograd.Function):
@@ -99,10 +100,11 @@ class _Fp8Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Any, weight: Any, layer: Any) -> Any:
         flat = x.reshape(-1, x.shape[-1])
-        narrow, turned = cast_fp8(flat, layer.scale)
+        layer.set_scale("input", flat)
+        narrow, turned = cast_fp8(flat, layer.scale["input"])
         ctx.save_for_backward(turned)
         ctx.layer, ctx.shape, ctx.dtype = layer, x.shape, x.dtype
-        out = _multiply_fp8(narrow, layer.narrow, layer.scale, x.dtype)
+        out = _multiply_fp8(narrow, layer.narrow, (layer.scale["input"], layer.scale["weight"]), x.dtype)
         return out.view(*x.shape[:-1], -1)
 
     @staticmethod
@@ -110,9 +112,11 @@ class _Fp8Product(torch.autograd.Function):
         (x_turned,) = ctx.saved_tensors
         layer = ctx.layer
         flat = grad.reshape(-1, grad.shape[-1]).contiguous()
-        narrow, turned = cast_fp8(flat, layer.scale)
-        to_input = _multiply_fp8(narrow, layer.turned, layer.scale, ctx.dtype)
-        to_weight = _multiply_fp8(turned, x_turned, layer.scale, ctx.dtype)
+        layer.set_scale("gradient", flat)
+        narrow, turned = cast_fp8(flat, layer.scale["gradient"])
+        scale = layer.scale
+        to_input = _multiply_fp8(narrow, layer.turned, (scale["gradient"], scale["weight"]), ctx.dtype)
+        to_weight = _multiply_fp8(turned, x_turned, (scale["gradient"], scale["input"]), ctx.dtype)
         return to_input.view(ctx.shape), to_weight, None
 
 
@@ -121,13 +125,18 @@ class Fp8Linear(nn.Module):
 
     def __init__(self, base: Any) -> None:
         super().__init__()
-        self.weight = base.weight
-        self.register_buffer("scale", torch.ones((), dtype=torch.float32, device=base.weight.device), False)
-        self.narrow, self.turned = cast_fp8(self.weight.detach(), self.scale)
+        self.weight, self.scale = base.weight, {}
+        self.set_scale("weight", self.weight.detach())
+        self.narrow, self.turned = cast_fp8(self.weight.detach(), self.scale["weight"])
+
+    def set_scale(self, name: str, values: Any) -> None:
+        """Take the scale that fills the range of fp8 from the first values seen."""
+        if name not in self.scale:
+            self.scale[name] = FP8_MOST / values.detach().abs().amax().float().clamp(min=1e-12)
 
     def cast_weight(self) -> None:
         """Cast the weights again, in both orders, to where they are."""
-        cast_fp8(self.weight.detach(), self.scale, (self.narrow, self.turned))
+        cast_fp8(self.weight.detach(), self.scale["weight"], (self.narrow, self.turned))
 
     def forward(self, x: Any) -> Any:
         """Multiply."""

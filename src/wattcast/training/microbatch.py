@@ -12,11 +12,12 @@ from functools import lru_cache
 from typing import Any
 
 from wattcast.core.errors import bad_value
+from wattcast.core.units import Dtype
 from wattcast.training.training_strategy import Recompute, Sharding, TrainingRecipe, TrainingStrategy
 from wattcast.workload.model_catalogue import ModelKind, ModelSpec
-from wattcast.workload.model_options import OutputHead, SoftwareStack
+from wattcast.workload.model_options import AttentionMode, OutputHead, SoftwareStack
 from wattcast.workload.operator_base import Operator
-from wattcast.workload.operator_types import Attention, Collective, Elementwise, RowReduction
+from wattcast.workload.operator_types import Attention, Collective, Elementwise, RowReduction, Softmax
 from wattcast.workload.tracing.program import PassSettings, Program, ProgramSection
 from wattcast.workload.tracing.symbolic_tensor import TapeEntry
 
@@ -118,6 +119,7 @@ def trace_microbatch(
         image=seq if model.kind is ModelKind.VISION else 0,
         adapter_rank=recipe.lora_rank,
         fp8_products=recipe.precision == "fp8",
+        fused_training=recipe.stack is SoftwareStack.COMPILED and recipe.attention is AttentionMode.FLASH,
     )
     program: Program = model.template.trace(dims, run, 1)
     program.differentiate()
@@ -205,6 +207,10 @@ def _section_work(
     input_byte, saved_byte, product_byte, peak_byte = bytes_of
     forward, forward_exchanges = _split_exchanges(section.forward, cp, seq)
     backward, backward_exchanges = _split_exchanges(section.backward, cp, seq)
+    if recipe.stack is SoftwareStack.COMPILED and section.repeat > 1:
+        backward = tuple(map(_sum_picked_rows, backward))
+    if recipe.fused_loss and section.label == "head":
+        forward, backward = _fuse_loss(forward), tuple(op for op in backward if not isinstance(op, Softmax))
     saved = section.tape.saved
     needed = [i for i, entry in enumerate(section.forward, 1) if any(id(t.storage) in saved for t in entry.writes)]
     again, _ = _split_exchanges(section.forward[: max(needed, default=0)], cp, seq)
@@ -240,6 +246,24 @@ def _section_work(
         routed_byte=routed_byte if experts else 0,
         key_byte=sum(2 * op.batch * op.kv_heads * (seq // cp) * op.head_dim * op.dtype.byte for op in attention),
     )
+
+
+def _sum_picked_rows(op: Operator) -> Operator:
+    """Return the gradient of picking rows as training frameworks compute it: each row sums its own, without atomics."""
+    if not isinstance(op, Elementwise) or op.function != "scatter_add" or op.dtype.byte > 4:
+        return op
+    return Elementwise("add", op.n, dtype=op.dtype, read=op.n * op.dtype.byte, write=op.write, label=op.label)
+
+
+def _fuse_loss(forward: tuple[Operator, ...]) -> tuple[Operator, ...]:
+    """Return a head whose loss and its gradient are one kernel: it reads the logits twice and writes over them."""
+    ops = []
+    for op in forward:
+        if isinstance(op, Softmax):
+            n, byte = op.rows * op.dim, Dtype.BF16.byte
+            op = Elementwise("exp", n, dtype=Dtype.BF16, read=2 * n * byte, write=n * byte, label=op.label)
+        ops.append(op)
+    return tuple(ops)
 
 
 def _split_exchanges(

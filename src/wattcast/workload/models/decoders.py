@@ -279,16 +279,17 @@ def _self_attention(
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
     q, k = _rotate(dims, q, cos, sin), _rotate(dims, k, cos, sin)
     k, v = layers.append_cache(run, k), layers.append_cache(run, v)
+    causal = True
     if run.fused_training:
         mask = None
         if dims.window and 2 * dims.window < k.shape[2]:  # blocks of queries see their own keys and those before
-            k, v = (t.slice(2, 0, 2 * dims.window) for t in (k, v))
+            k, v, causal = k.slice(2, 0, 2 * dims.window), v.slice(2, 0, 2 * dims.window), False
     elif dims.alibi or dims.sink:
         run = replace(run, attention=AttentionMode.EAGER)
     if dims.sink:
         x.tape.parameter(q.shape[1], dtype=run.dtype)
     out = layers.attend(
-        run, q, k, v, causal=k.shape[2] == q.shape[2] or not run.fused_training, mask=mask, wide_softmax=not dims.sink, p=dims.dropout, softcap=dims.softcap > 0,
+        run, q, k, v, causal=causal, mask=mask, wide_softmax=not dims.sink, p=dims.dropout, softcap=dims.softcap > 0,
         sink=dims.sink,
     )  # fmt: skip
     if gate:

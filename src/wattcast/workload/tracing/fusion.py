@@ -68,10 +68,11 @@ def recompute_pointwise(
 
     found = []
     for entry in backward:
-        reads = tuple(
-            root for t in entry.reads for root in (find_roots(t, t.byte) if id(t.storage) in saved else (t,))
-        )
-        found.append(TapeEntry(entry.op, tuple({id(t.storage): t for t in reads}.values()), entry.writes))
+        reads: dict[int, Tensor] = {}
+        for tensor in entry.reads:
+            sources = find_roots(tensor, tensor.byte) if id(tensor.storage) in saved else (tensor,)
+            reads |= {id(t.storage): t for t in sources}
+        found.append(TapeEntry(entry.op, tuple(reads.values()), entry.writes))
     for key in [key for key in saved if key in roots]:
         del saved[key]
     for entry in found:
