@@ -249,7 +249,7 @@ def _section_work(
 
 
 def _sum_picked_rows(op: Operator) -> Operator:
-    """Return the gradient of picking rows as training frameworks compute it: each row sums its own, without atomics."""
+    """Return the gradient of picking rows as frameworks compute it: each row sums its own, without atomics."""
     if not isinstance(op, Elementwise) or op.function != "scatter_add" or op.dtype.byte > 4:
         return op
     return Elementwise("add", op.n, dtype=op.dtype, read=op.n * op.dtype.byte, write=op.write, label=op.label)
