@@ -15,7 +15,13 @@ from wattcast.core.whole_files import write_whole
 
 def power_trace(
     ctx: typer.Context,
-    trace: Annotated[Path, typer.Argument(help="Metric trace of GPUWattch or AccelWattch, plain or .gz.")],
+    trace: Annotated[
+        Path,
+        typer.Argument(
+            help="Metric trace of GPUWattch or AccelWattch, plain or .gz; or a power report, an Accel-Sim log, "
+            "gem5's stats.txt, hardware counters."
+        ),
+    ],
     config: Annotated[Path, typer.Option(help="Architecture file: GPUWattch or AccelWattch XML, or our YAML.")],
     energies: Annotated[
         Path | None,
@@ -29,14 +35,20 @@ def power_trace(
     ] = None,
     counters: Annotated[
         str,
-        typer.Option(help="trace|accelwattch-hw|ncu: what the file is; hardware counters have a line per kernel."),
-    ] = "trace",
+        typer.Option(
+            help="auto|trace|power-report|accel-sim|gem5|accelwattch-hw|ncu: what the file is; all but a trace have "
+            "counters of whole kernels."
+        ),
+    ] = "auto",
     simulator_config: Annotated[
         Path | None, typer.Option(help="gpgpusim.config; default: the one beside the architecture file.")
     ] = None,
     kernels: Annotated[
         Path | None,
-        typer.Option(help="Kernel names, one a line; or CSV name,uid,samples|cycles,ipc; or a simulator log."),
+        typer.Option(
+            help="Kernel names, one a line; or CSV name,uid,samples|cycles,ipc,threads; or a simulator's power "
+            "report or log, which also hold active threads for static power."
+        ),
     ] = None,
     components: Annotated[list[Path] | None, typer.Option(help="YAML with further components.")] = None,
     dvfs: Annotated[Path | None, typer.Option(help="CSV sample,clock,voltage: settings from that sample on.")] = None,
@@ -54,6 +66,13 @@ def power_trace(
     gzip: Annotated[bool | None, typer.Option("--gzip/--plain", help="Default: as the trace is.")] = None,
     parquet: Annotated[bool, typer.Option(help="Write every sample to samples.parquet.")] = True,
     figure: Annotated[bool, typer.Option(help="Draw components.png.")] = True,
+    follow: Annotated[
+        str | None,
+        typer.Option(help="Read a growing trace, and print as it grows, until nothing has come for so long: 10s."),
+    ] = None,
+    date_stamp: Annotated[
+        bool, typer.Option("--date-stamp", help="Name files as the manual does: gpgpusim_power_report_DATE.log.")
+    ] = False,
     plot: Plot = None,
     save_config: Annotated[
         Path | None, typer.Option(help="Also write the architecture as .xml or .yaml, whichever is named.")
@@ -68,9 +87,10 @@ def power_trace(
     from wattcast.core.errors import resolve_name
     from wattcast.core.units import parse, show
     from wattcast.gpuwattch.architecture import read_architecture, write_architecture
+    from wattcast.gpuwattch.simulator_logs import CounterSource, find_source
     from wattcast.gpuwattch.trace_reading import SimulatorDialect
-    from wattcast.gpuwattch.trace_request import CounterSource, TraceRequest, compute_kernel_power, make_power_trace
-    from wattcast.gpuwattch.trace_run import trace_to_plain
+    from wattcast.gpuwattch.trace_request import TraceRequest, compute_kernel_power, make_power_trace
+    from wattcast.gpuwattch.trace_run import TraceResult, trace_to_plain
 
     env: Environment = ctx.obj
     if plot is not None:
@@ -97,8 +117,12 @@ def power_trace(
         gzip,
         parquet,
         figure,
+        parse(follow, "s", "--follow") if follow else 0.0,
+        date_stamp,
     )
     source = CounterSource(resolve_name("counter source", counters, [c.value for c in CounterSource]))
+    if source is CounterSource.AUTO:
+        source = CounterSource.TRACE if follow else find_source(trace)
     if source is not CounterSource.TRACE:
         kernels_found = compute_kernel_power(request, source)
         if json:
@@ -113,7 +137,12 @@ def power_trace(
             gone, some = ", ".join(kernels_found.lost) or "none", ", ".join(kernels_found.partial) or "none"
             env.say(f"note: components no counter shows: {gone}; shown in part: {some}.")
         return
-    job, result = make_power_trace(request)
+
+    def tell(so_far: TraceResult) -> None:
+        watts = show(so_far.energy_j / so_far.duration_s, "W") if so_far.duration_s else "no power"
+        env.say(f"{so_far.samples} samples, {show(so_far.duration_s, 's')}: {watts} mean so far.")
+
+    job, result = make_power_trace(request, tell if follow else None)
     if plot is not None and result.timeline is not None and result.duration_s:
         from wattcast.gpuwattch.trace_outputs import draw_component_power
 

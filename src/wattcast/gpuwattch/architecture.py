@@ -43,6 +43,7 @@ _MOST_COMPLAINTS = 8
 _ZERO_C_IN_K = 273.15
 # unit in the XML file -> unit in the YAML file and its size
 _UNITS = {"nm": ("m", 1e-9), "MHz": ("Hz", 1e6), "K": ("C", 1.0), "W": ("W", 1.0), "J": ("J", 1.0), "V": ("V", 1.0)}
+_WRITE_BACK_STAGE = 10  # EX_WB in -gpgpu_pipeline_widths
 _SAMPLE_OPTIONS = ("gpu_stat_sample_frequency", "gpu_stat_sample_freq", "gpgpu_runtime_stat")  # the last is today's
 
 
@@ -421,6 +422,7 @@ class SimulatorConfig:
     power_per_cycle_dump: bool = False
     steady_power_levels_enabled: bool = True
     steady: SteadyStateDefinition = SteadyStateDefinition()
+    commit_width: int | None = None  # warps that an SM can write back in a cycle, where only active lanes count
 
 
 def read_simulator_config(path: Path) -> SimulatorConfig:
@@ -465,6 +467,9 @@ def read_simulator_config(path: Path) -> SimulatorConfig:
     sm_count = None
     if "gpgpu_n_clusters" in options:
         sm_count = whole("gpgpu_n_clusters", 1) * whole("gpgpu_n_cores_per_cluster", 1)
+    widths = options.get("gpgpu_pipeline_widths", "").split(",")
+    gated = options.get("gpgpu_clock_gated_lanes") == "1" and len(widths) > _WRITE_BACK_STAGE
+    commit = widths[_WRITE_BACK_STAGE].strip() if gated else ""
     sampled = next((option for option in _SAMPLE_OPTIONS if option in options), None)
     steady = options.get("steady_state_definition") or "8:4"
     return SimulatorConfig(
@@ -476,4 +481,5 @@ def read_simulator_config(path: Path) -> SimulatorConfig:
         switch("power_per_cycle_dump"),
         switch("steady_power_levels_enabled"),
         SteadyStateDefinition.read(steady, f"{where}: -steady_state_definition"),
+        int(commit) if commit.isdigit() and int(commit) else None,
     )

@@ -71,10 +71,6 @@ def build_component_model(
             )
         lanes = threads if threads is not None else architecture.number("warp_size")
         static = LaneStatic(architecture.static, float(count), float(lanes), components.compat)
-        notes.append(
-            f"active threads of a warp are taken as {lanes:g} wherever a unit worked, unless the trace has a column "
-            "THREADS_PER_WARP; STATICP and the total depend on it"
-        )
     lasting = None if components.compat else leakage or table.leakage
     if lasting is not None and sm_count is not None:
         lasting = replace(lasting, sm_count=float(sm_count))
@@ -127,7 +123,8 @@ def _build_terms(architecture: ChipArchitecture, table: EnergyTable, components:
             value *= architecture.scaling_of(counter.scaling) if counter else 1.0
             if value < 0:
                 wanted = f"{' '.join(names) or 'an energy'} above zero"
-                raise bad_value(f"{component.name}: {column}", wanted, f"{value:g}")
+                do = f"Was {table.name} dumped with another architecture file than {architecture.name}?"
+                raise bad_value(f"{component.name}: {column}", wanted, f"{value:g}", do)
             drive = Drive.COUNT
             if known_events()[event].is_mean:
                 drive = Drive.DUTY if component.clocked else Drive.MEAN

@@ -15,6 +15,7 @@ from __future__ import annotations
 import csv
 import importlib
 import io
+import itertools
 import math
 import re
 import tempfile
@@ -377,10 +378,9 @@ def _read_number(row: Mapping[str, str], column: str, where: str) -> float:
     return value
 
 
-# run -> dialect, architecture file and energy table, components its trace does not determine
-SIMULATOR_RUNS: dict[str, tuple[SimulatorDialect, str, tuple[str, ...]]] = {
-    "gtx480_gpuwattch": (SimulatorDialect.GPUWATTCH, "gpuwattch_gtx480", ()),
-    "qv100_accelwattch": (SimulatorDialect.ACCELWATTCH, "accelwattch_ptx_sim", ("STATICP", "power")),
+SIMULATOR_RUNS = {  # run -> dialect, architecture file and energy table
+    "gtx480_gpuwattch": (SimulatorDialect.GPUWATTCH, "gpuwattch_gtx480"),
+    "qv100_accelwattch": (SimulatorDialect.ACCELWATTCH, "accelwattch_ptx_sim"),
 }
 VOLTA_KERNELS_FILE = "volta_hw_counters_power_components.csv"
 
@@ -391,29 +391,29 @@ class SimulatorRunError:
 
     run: str
     samples: int
-    worst_w: dict[str, float]  # by column, "power" being the total; only components that the trace determines
+    worst_w: dict[str, float]  # by column, static power and the total ("power") among them
+    reported: bool  # whether the simulator's power report was read as well, which knows the active threads
 
 
 def compare_simulator_runs(reference: Path) -> list[SimulatorRunError]:
-    """Return the worst error of every component over all rows of the runs in the reference folder."""
+    """Return the worst error of every component over all rows of the runs, from the trace and with the report."""
     found = []
-    for run, (dialect, name, undetermined) in SIMULATOR_RUNS.items():
+    for (run, (dialect, name)), reported in itertools.product(SIMULATOR_RUNS.items(), (False, True)):
         folder = reference / "simulator_runs" / run
         table = reference / "accelwattch" / "coefficients" / f"{name}.csv"
         if not folder.is_dir() or not table.is_file():
             continue
         with tempfile.TemporaryDirectory() as out:
             files = (folder / "metric_trace.log.gz", folder / f"{name}.xml", table, Path(out), dialect)
-            asked = TraceRequest(*files, parquet=False, figure=False)
+            kernels = folder / "power_report.log" if reported else None
+            asked = TraceRequest(*files, kernels=kernels, parquet=False, figure=False)
             result = make_power_trace(asked)[1]
             truth = open_power_trace(folder / "power_trace.log.gz")
             ours = open_power_trace(Path(out) / "power_trace.log.gz")
             watts = [np.concatenate([block.value for block in trace.blocks()]) for trace in (ours, truth)]
             error_w = np.abs(watts[0] - watts[1])
         worst = dict(zip(truth.columns, error_w.max(axis=0).tolist(), strict=True))
-        found.append(
-            SimulatorRunError(run, result.samples, {k: v for k, v in worst.items() if k not in undetermined})
-        )
+        found.append(SimulatorRunError(run, result.samples, worst, reported))
     return found
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import time
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -16,6 +17,7 @@ from enum import StrEnum
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
@@ -30,6 +32,7 @@ MAX_GZIP_RATIO = 400.0  # rows of digits stay below about 230:1 in deflate; runs
 _RATIO_FROM_BYTE = 8 << 20  # a short file may compress as well as it likes
 _GZIP_READ_BYTE = 1 << 12  # small: what follows a member is copied once for each member
 BLOCK_BYTE = 8 << 20
+_LOOK_AGAIN_S = 0.05  # how often a growing trace is looked at
 
 
 class TraceFault(BadInput):
@@ -63,11 +66,12 @@ class TraceFile:
     path: Path
     columns: tuple[str, ...]
     is_gzip: bool
+    follow_s: float = 0.0  # wait so long for a growing trace to grow on before its end is believed
 
     def blocks(self, block_byte: int = BLOCK_BYTE) -> Iterator[TraceBlock]:
         """Yield the rows in order, then raise ``TraceFault`` if the file is damaged."""
         rows = 0
-        source = _read_lines(self.path, block_byte)
+        source = _read_lines(self.path, block_byte, self.follow_s)
         next(source)  # the header
         while True:
             try:
@@ -85,9 +89,9 @@ class TraceFile:
                 raise TraceFault(f"{where}: {complaint} {rows} samples before it are good.", rows)
 
 
-def open_trace(path: Path) -> TraceFile:
+def open_trace(path: Path, follow_s: float = 0.0) -> TraceFile:
     """Read the header of a trace and find out whether the file is compressed."""
-    header = next(_read_lines(path, BLOCK_BYTE))
+    header = next(_read_lines(path, BLOCK_BYTE, follow_s))
     try:
         names = header.decode("ascii").strip().rstrip(",").split(",")
     except UnicodeDecodeError:
@@ -98,7 +102,7 @@ def open_trace(path: Path) -> TraceFile:
     twice = sorted({name for name in columns if columns.count(name) > 1})
     if twice:
         raise bad_value(f"{path.name}: line 1", "each counter once", f"{', '.join(twice)} twice")
-    return TraceFile(path, columns, _is_gzip(path))
+    return TraceFile(path, columns, _is_gzip(path), follow_s)
 
 
 def _is_gzip(path: Path) -> bool:
@@ -109,9 +113,13 @@ def _is_gzip(path: Path) -> bool:
         raise BadInput(f"{clip_text(str(path), 200)}: cannot be read ({error.strerror or error}).") from error
 
 
-def _read_lines(path: Path, block_byte: int) -> Iterator[bytes]:
+def _read_lines(path: Path, block_byte: int, follow_s: float = 0.0) -> Iterator[bytes]:
     """Yield the header line, then blocks of whole lines."""
-    pieces = _read_gzip(path, block_byte) if _is_gzip(path) else _read_plain(path, block_byte)
+    until = time.monotonic() + follow_s
+    while time.monotonic() < until and not (path.is_file() and path.stat().st_size > 1):
+        time.sleep(_LOOK_AGAIN_S)  # the simulator has not begun to write
+    read = _read_gzip if _is_gzip(path) else _read_plain
+    pieces = read(path, block_byte, follow_s)
     rest, header_sent, ended = b"", False, False
     fault: BadInput | None = None
     while not ended:
@@ -140,11 +148,25 @@ def _read_lines(path: Path, block_byte: int) -> Iterator[bytes]:
         yield rest + b"\n"
 
 
-def _read_plain(path: Path, block_byte: int) -> Iterator[bytes]:
+def _read_chunks(stream: BinaryIO, size: int, follow_s: float) -> Iterator[bytes]:
+    """Yield what the file holds; of a growing one, yield nothing while it stands still, until ``follow_s`` passed."""
+    until = time.monotonic() + follow_s
+    while True:
+        if data := stream.read(size):
+            until = time.monotonic() + follow_s
+            yield data
+        elif time.monotonic() < until:
+            yield b""
+            time.sleep(_LOOK_AGAIN_S)
+        else:
+            return
+
+
+def _read_plain(path: Path, block_byte: int, follow_s: float) -> Iterator[bytes]:
     total = 0
     with path.open("rb") as stream:
-        while data := stream.read(block_byte):
-            if not data.endswith(b"\n"):
+        for data in _read_chunks(stream, block_byte, follow_s):
+            if data and not data.endswith(b"\n"):
                 data += stream.readline(MAX_TRACE_LINE_BYTE + 1)
             total += len(data)
             if total > MAX_COUNTER_TRACE_BYTE:
@@ -153,15 +175,18 @@ def _read_plain(path: Path, block_byte: int) -> Iterator[bytes]:
             yield data
 
 
-def _read_gzip(path: Path, block_byte: int) -> Iterator[bytes]:
+def _read_gzip(path: Path, block_byte: int, follow_s: float) -> Iterator[bytes]:
     """Decompress member after member, handing out pieces of about ``block_byte``."""
     read = written = held = 0
     inside = False  # of a member: ending there is no clean end
     parts: list[bytes] = []
     engine = zlib.decompressobj(wbits=31)
     with path.open("rb") as stream:
-        while data := stream.read(_GZIP_READ_BYTE):
+        for data in _read_chunks(stream, _GZIP_READ_BYTE, follow_s):
             read += len(data)
+            if not data:  # a growing trace stands still: hand on what is there
+                yield b"".join(parts)
+                parts, held = [], 0
             while data:
                 try:
                     out = engine.decompress(data, block_byte)
@@ -358,14 +383,15 @@ def open_metric_trace(
     dialect: SimulatorDialect,
     scaling: Mapping[str, float] | None = None,
     custom: Mapping[str, str] | None = None,
+    follow_s: float = 0.0,
 ) -> MetricTrace:
     """Open a metric trace and find the event of every column.
 
     ``scaling`` holds the architecture file's factors, for counters that the simulator wrote already scaled.
     ``custom`` maps further columns to ``custom_1`` and so on. An unknown column and a missing counter of the dialect
-    are errors: a missing counter is not a zero.
+    are errors: a missing counter is not a zero. A trace that grows is read on until ``follow_s`` pass without a row.
     """
-    file = open_trace(path)
+    file = open_trace(path, follow_s)
     known = {c.column: c for c in dialect_counters(dialect)}
     custom = custom or {}
     names: dict[str, int] = {}

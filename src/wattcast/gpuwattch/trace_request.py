@@ -1,7 +1,7 @@
 """Read the files that a user names and compute power from them: a simulator's trace, or a table of hardware counters.
 
 ``make_power_trace`` runs a metric trace through the component model; ``compute_kernel_power`` does the same for
-hardware counters, which have one line per kernel.
+counters of whole kernels: hardware counters, power reports, and statistics that simulators print.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ from __future__ import annotations
 import csv
 import importlib.util
 import io
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -30,9 +31,16 @@ from wattcast.gpuwattch.architecture import (
     read_simulator_config,
 )
 from wattcast.gpuwattch.component_build import build_component_model
-from wattcast.gpuwattch.energy_table import EnergyTable, read_component_set, read_energies
+from wattcast.gpuwattch.energy_table import ComponentSet, EnergyTable, read_component_set, read_energies
+from wattcast.gpuwattch.simulator_logs import (
+    CountedKernels,
+    CounterSource,
+    read_accelsim_log,
+    read_gem5_stats,
+    read_power_report,
+)
 from wattcast.gpuwattch.trace_outputs import draw_component_power
-from wattcast.gpuwattch.trace_reading import SimulatorDialect, TraceSampling, open_metric_trace
+from wattcast.gpuwattch.trace_reading import SimulatorDialect, TraceSampling, dialect_counters, open_metric_trace
 from wattcast.gpuwattch.trace_run import TraceResult, TraceRun, WantedFiles, run_trace
 from wattcast.gpuwattch.trace_statistics import read_kernel_list
 from wattcast.power.component_power import read_mcpat
@@ -40,6 +48,7 @@ from wattcast.power.power_model import Power
 
 SIMULATOR_CONFIG_FILE = "gpgpusim.config"
 _MAX_STEPS_BYTE = 64 << 20
+_SAME_FACTOR = 1e-4  # files print factors with five digits and more
 
 
 @dataclass(frozen=True)
@@ -65,12 +74,16 @@ class TraceRequest:
     compress: bool | None = None
     parquet: bool = True
     figure: bool = True
+    follow_s: float = 0.0  # read a growing trace until so long nothing has come
+    stamped: bool = False  # names of files as in the manual, with date and time
 
 
-def make_power_trace(request: TraceRequest) -> tuple[TraceRun, TraceResult]:
+def make_power_trace(
+    request: TraceRequest, tell: Callable[[TraceResult], None] | None = None
+) -> tuple[TraceRun, TraceResult]:
     """Read the files of a request, run the pass and draw the figure; ``fault`` is set when the trace broke off."""
     job, notes = prepare_trace_run(request)
-    result = run_trace(job)
+    result = run_trace(replace(job, tell=tell))
     result.notes[:0] = notes
     if request.figure and result.timeline is not None and result.samples:
         if importlib.util.find_spec("matplotlib") is None:
@@ -92,6 +105,73 @@ def make_power_trace(request: TraceRequest) -> tuple[TraceRun, TraceResult]:
 
 def prepare_trace_run(request: TraceRequest) -> tuple[TraceRun, list[str]]:
     """Read the files of a request into a run, with notes on every choice that was not the user's."""
+    architecture, config, table, clock_hz, components, notes = read_chip(request)
+    dialect = architecture.dialect
+    has_leakage = request.leakage is not None or request.gate_idle_sms
+    if dialect is SimulatorDialect.ACCELWATTCH and has_leakage:
+        do = "Leave --leakage and --gate-idle-sms out."
+        wanted = f"no further leakage: {architecture.name} has AccelWattch's static, idle and constant power"
+        raise bad_value("--leakage", wanted, str(request.leakage or "--gate-idle-sms"), do)
+    leakage = read_mcpat(request.leakage, config.sm_count) if request.leakage else table.leakage
+    if leakage is None and request.gate_idle_sms:
+        raise MissingSpecification("--gate-idle-sms needs leakage: give --leakage, or a table that holds it.")
+    if leakage is None and request.compat is None and dialect is SimulatorDialect.GPUWATTCH:
+        notes.append("leakage is not known and in no part (--leakage gives it)")
+    if leakage is not None and request.compat is not None:
+        notes.append("leakage is left out, as in the original")
+    if leakage is not None and request.gate_idle_sms:
+        leakage = replace(leakage, gated=True)
+    sms, threads = config.sm_count, request.threads_per_warp
+    built = build_component_model(architecture, table, components, sm_count=sms, leakage=leakage, threads=threads)
+    sampling = TraceSampling(config.sample_cycle, clock_hz)
+    if request.dvfs is not None:
+        first, clocks_hz, volts = read_clock_steps(request.dvfs, clock_hz)
+        sampling = TraceSampling(config.sample_cycle, clock_hz, first, clocks_hz, volts)
+        if np.isnan(volts).any():
+            notes.append(f"{request.dvfs.name} does not give every voltage: none is scaled")
+    parquet = request.parquet
+    if parquet and importlib.util.find_spec("pyarrow") is None:
+        parquet = False
+        notes.append("no Parquet table: pyarrow is not installed")
+    outputs = WantedFiles(parquet=parquet, figure=request.figure)
+    if request.simulator_config is not None:  # which may switch files off
+        if config.power_per_cycle_dump:
+            notes.append("power_per_cycle_dump: samples.parquet holds every sample's components")
+        switches = ("power_simulation_enabled", "power_trace_enabled", "steady_power_levels_enabled")
+        report, traces, steady = (bool(getattr(config, name)) for name in switches)
+        outputs = WantedFiles(report, traces, traces, steady, parquet, request.figure)
+        if off := [name for name in switches if not getattr(config, name)]:
+            notes.append(f"{', '.join(off)} off in {request.simulator_config.name}: their files are not written")
+    run = TraceRun(
+        trace=open_metric_trace(
+            request.trace, dialect, architecture.all_scaling(), components.custom, request.follow_s
+        ),
+        model=built.model,
+        components=components,
+        sampling=sampling,
+        out=request.out,
+        kernels=read_kernel_list(request.kernels, config.sample_cycle) if request.kernels else (),
+        config=config,
+        wanted=outputs,
+        compress=True if request.stamped and request.compress is None else request.compress,
+        stamp=time.asctime().replace(" ", "-").replace(":", "-") if request.stamped else "",
+    )
+    return run, [*notes, *built.notes]
+
+
+class ChipFiles(NamedTuple):
+    """What the files of a request hold about the chip, and notes on every choice that was not the user's."""
+
+    architecture: ChipArchitecture
+    config: SimulatorConfig
+    table: EnergyTable
+    clock_hz: float
+    components: ComponentSet
+    notes: list[str]
+
+
+def read_chip(request: TraceRequest) -> ChipFiles:
+    """Read architecture, simulator configuration and energies, and check that they belong together."""
     notes: list[str] = []
     architecture = read_architecture(request.architecture)
     dialect = architecture.dialect
@@ -109,49 +189,33 @@ def prepare_trace_run(request: TraceRequest) -> tuple[TraceRun, list[str]]:
     if clock_hz is None:
         clock_hz = table.reference_clock_hz
         notes.append(f"core clock {units.show(clock_hz, 'Hz', 6)}, from the sample time of {table.name}")
-    leakage = read_mcpat(request.leakage, config.sm_count) if request.leakage else table.leakage
-    if leakage is None and request.gate_idle_sms:
-        raise MissingSpecification("--gate-idle-sms needs leakage: give --leakage, or a table that holds it.")
-    if leakage is None and request.compat is None:
-        notes.append("leakage is not known and in no part (--leakage gives it)")
-    if leakage is not None and request.compat is not None:
-        notes.append("leakage is left out, as in the original")
-    if leakage is not None and request.gate_idle_sms:
-        leakage = replace(leakage, gated=True)
+    _check_match(architecture, table, notes)
     components = read_component_set(dialect, request.compat is not None, request.components)
-    sms, threads = config.sm_count, request.threads_per_warp
-    built = build_component_model(architecture, table, components, sm_count=sms, leakage=leakage, threads=threads)
-    sampling = TraceSampling(config.sample_cycle, clock_hz)
-    if request.dvfs is not None:
-        first, clocks_hz, volts = read_clock_steps(request.dvfs, clock_hz)
-        sampling = TraceSampling(config.sample_cycle, clock_hz, first, clocks_hz, volts)
-        if np.isnan(volts).any():
-            notes.append(f"{request.dvfs.name} does not give every voltage: none is scaled")
-    parquet = request.parquet
-    if parquet and importlib.util.find_spec("pyarrow") is None:
-        parquet = False
-        notes.append("no Parquet table: pyarrow is not installed")
-    wanted = WantedFiles(parquet=parquet, figure=request.figure)
-    if request.simulator_config is not None:  # which may switch files off
-        if config.power_per_cycle_dump:
-            notes.append("power_per_cycle_dump: samples.parquet holds every sample's components")
-        switches = ("power_simulation_enabled", "power_trace_enabled", "steady_power_levels_enabled")
-        report, traces, steady = (bool(getattr(config, name)) for name in switches)
-        wanted = WantedFiles(report, traces, traces, steady, parquet, request.figure)
-        if off := [name for name in switches if not getattr(config, name)]:
-            notes.append(f"{', '.join(off)} off in {request.simulator_config.name}: their files are not written")
-    run = TraceRun(
-        trace=open_metric_trace(request.trace, dialect, architecture.all_scaling(), components.custom),
-        model=built.model,
-        components=components,
-        sampling=sampling,
-        out=request.out,
-        kernels=read_kernel_list(request.kernels, config.sample_cycle) if request.kernels else (),
-        config=config,
-        wanted=wanted,
-        compress=request.compress,
-    )
-    return run, [*notes, *built.notes]
+    return ChipFiles(architecture, config, table, clock_hz, components, notes)
+
+
+def _check_match(architecture: ChipArchitecture, table: EnergyTable, notes: list[str]) -> None:
+    """Refuse energies of the other dialect's counters; note where the table was dumped with other scaling factors."""
+    columns = {dialect: {c.column for c in dialect_counters(dialect)} for dialect in SimulatorDialect}
+    own = columns[architecture.dialect]
+    foreign = [name for name in table.energy_j if name not in own]
+    if foreign:
+        do = f"Take the energies dumped with {architecture.name}, or leave --energies out."
+        wanted = f"energies of {architecture.dialect} counters for {architecture.name}"
+        raise bad_value(f"energies {table.name}", wanted, f"{', '.join(foreign[:4])} of the other dialect", do)
+    by_column = {c.column: c.scaling for c in dialect_counters(architecture.dialect)}
+    factors = {by_column[name]: factor for name, factor in table.scaling.items() if name in by_column}
+    other = [
+        f"{name} {factor:g} instead of {architecture.scaling_of(name):g}"
+        for name, factor in factors.items()
+        if abs(factor - architecture.scaling_of(name)) > _SAME_FACTOR * max(factor, architecture.scaling_of(name))
+    ]
+    if other:
+        shown = ", ".join(other[:3]) + (" ..." if len(other) > 3 else "")
+        notes.append(
+            f"warning: {table.name} was dumped with other scaling factors than {architecture.name} has in "
+            f"{len(other)} of {len(factors)} counters ({shown}): are they of one chip? The architecture's are used"
+        )
 
 
 def _find_config(request: TraceRequest, notes: list[str]) -> SimulatorConfig:
@@ -217,14 +281,6 @@ def read_clock_steps(path: Path, clock_hz: float) -> tuple[Array, Array, Array]:
     return first, clocks, voltages
 
 
-class CounterSource(StrEnum):
-    """Where counters come from."""
-
-    TRACE = "trace"
-    ACCELWATTCH_HW = "accelwattch-hw"
-    NCU = "ncu"
-
-
 @dataclass(frozen=True)
 class CountedKernelPower:
     """Power of kernels from hardware counters, and the components that the counters cannot show."""
@@ -258,27 +314,39 @@ class CountedKernelPower:
 
 
 def compute_kernel_power(request: TraceRequest, source: CounterSource) -> CountedKernelPower:
-    """Compute the power of each kernel in a table of hardware counters and write it to ``kernel_power.csv``.
+    """Compute the power of each kernel from counters of whole kernels and write it to ``kernel_power.csv``.
 
     Components that no counter shows are left out and named, and so are those that only some of their counters show.
     """
-    notes: list[str] = []
-    architecture = read_architecture(request.architecture)
-    config = _find_config(request, notes)
-    table = _find_energies(request, architecture, config, config.clock_hz, notes)
-    components = read_component_set(architecture.dialect, request.compat is not None, request.components)
-    threads = request.threads_per_warp
+    architecture, config, table, clock_hz, components, notes = read_chip(request)
     built = build_component_model(
-        architecture, table, components, sm_count=config.sm_count, threads=threads, capped=False
+        architecture,
+        table,
+        components,
+        sm_count=config.sm_count,
+        threads=request.threads_per_warp,
+        capped=source is CounterSource.POWER_REPORT and request.compat is not None,
     )
     if source is CounterSource.NCU:
-        names, activity = read_ncu(request.trace, config.sm_count)
+        found = CountedKernels(*read_ncu(request.trace, config.sm_count))
+    elif source is CounterSource.POWER_REPORT:
+        sampling = TraceSampling(config.sample_cycle, clock_hz)
+        found = read_power_report(request.trace, architecture.dialect, architecture.all_scaling(), sampling)
+    elif source is CounterSource.ACCELSIM:
+        found = read_accelsim_log(request.trace, clock_hz)
+    elif source is CounterSource.GEM5:
+        found = read_gem5_stats(request.trace)
     else:
         if request.clock_hz is None:
             raise bad_value("--clock", "the core clock the kernels ran at, such as 1447MHz", "none")
-        names, activity = read_accelwattch_hw(request.trace, request.clock_hz)
+        found = CountedKernels(*read_accelwattch_hw(request.trace, request.clock_hz))
+    names, activity = found.names, found.activity
+    notes += found.notes
     model, lost, partial = built.model.seen_by(activity.events)
     power = model.power(activity)
+    for part, watts in found.given_w.items():
+        if part in power.parts:
+            power.part_w[:, power.parts.index(part)] = watts
     duration_s = np.broadcast_to(activity.duration_s, (len(names),))
     file = request.out / "kernel_power.csv"
     buffer = io.StringIO()

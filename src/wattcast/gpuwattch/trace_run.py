@@ -5,7 +5,7 @@ One pass goes over the trace in blocks of rows, so that memory does not grow wit
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from wattcast.core.arrays import Array, Mask
 from wattcast.gpuwattch.architecture import SimulatorConfig
@@ -47,6 +48,7 @@ from wattcast.gpuwattch.trace_statistics import (
     SteadyRegion,
     SteadyStateFinder,
 )
+from wattcast.power.activity import Activity
 from wattcast.power.component_power import ComponentPower
 from wattcast.power.power_model import Power
 
@@ -76,6 +78,8 @@ class TraceRun:
     config: SimulatorConfig = field(default_factory=SimulatorConfig)
     wanted: WantedFiles = field(default_factory=WantedFiles)
     compress: bool | None = None  # default: as the trace is
+    stamp: str = ""  # date and time in the names of files, as the manual has them; empty: plain names
+    tell: Callable[[TraceResult], None] | None = None  # hears the sums after every block of a growing trace
 
     @property
     def compat(self) -> bool:
@@ -95,6 +99,7 @@ class TraceResult:
     duration_s: float = 0.0
     energy_j: float = 0.0
     notes: list[str] = field(default_factory=list)
+    doubtful: list[int] = field(default_factory=list)  # samples whose static power rests on estimated threads
     fault: TraceFault | None = None
 
 
@@ -106,9 +111,14 @@ def run_trace(job: TraceRun) -> TraceResult:
         files.enter_context(work.writer)
         for block, following in _blocks_with_following(job.trace, work.result):
             work.process_block(block, following)
+            if job.tell is not None:
+                job.tell(work.result)
         work.writer.drain()
         work.finish()
     result, notes = work.result, work.result.notes
+    if work.lanes is not None:
+        notes.append(work.lanes.note())
+        result.doubtful = work.lanes.doubtful
     ended = [k for k in result.kernels if k.finished]
     if not job.kernels:
         notes.append("kernel names are not in a metric trace: they are left out (--kernels gives them)")
@@ -145,6 +155,112 @@ def _blocks_with_following(trace: MetricTrace, result: TraceResult) -> Iterator[
         yield held, None
 
 
+_DIVERGENT = 0.75  # of a full warp; full warps of a real run show 0.77 and more in the duty, a divergent one 0.35
+_REPORTED_DIGITS = 1e-5  # of the mean number of threads in a report
+
+
+@dataclass
+class LaneFinder:
+    """Finds the active threads of a warp in each sample, which AccelWattch's static power needs.
+
+    A metric trace does not hold them. Three sources are used, the better before the worse:
+
+    1. a column ``THREADS_PER_WARP``;
+    2. a power report or a simulator's output (``--kernels``), which hold each kernel's mean;
+    3. the pipeline duty d, which counts the threads that commit: d · cycles · SMs · warp size · write-back width over
+       the warp instructions that were scheduled. It includes memory instructions, so it only tells a divergent sample
+       and estimates its lanes; it counts too little before the first results are written back.
+
+    Without any of them, full warps are assumed wherever a unit worked. With a kernel's mean, the estimates of its
+    samples are scaled to it: exact where a kernel has one sample with work, or none that diverges.
+    """
+
+    job: TraceRun
+    factor: list[float] = field(default_factory=list)  # of each kernel's estimates, where its mean is known
+    exact: list[bool] = field(default_factory=list)
+    doubtful: list[int] = field(default_factory=list)  # samples whose lanes are an estimate
+    unchecked: int = 0  # samples with work that nothing could be said about
+
+    def read_kernels(self) -> None:
+        """Go over the trace once to find how far each listed kernel's mean is from the estimates."""
+        sums = np.zeros((len(self.job.kernels), 3))  # samples, lanes, samples with work
+        ends, index = KernelEndFinder(self.job.trace.file.columns, self.job.kernels), 0
+        for block, following in _blocks_with_following(self.job.trace, TraceResult()):
+            ending = ends.mark(block.value, following)
+            lanes, _ = self.estimate(self.job.trace.activity(block, self.job.sampling))
+            kernel = index + np.cumsum(ending) - ending
+            index += int(ending.sum())
+            kept = ~ending & (kernel < len(sums))
+            np.add.at(sums, kernel[kept], np.stack([np.ones_like(lanes), lanes, lanes > 0], axis=1)[kept])
+        for listed, (samples, lanes_sum, working) in zip(self.job.kernels, sums.tolist(), strict=True):
+            wanted = None
+            if listed.mean_threads is not None:
+                wanted = listed.mean_threads * samples
+            elif listed.threads is not None:
+                wanted = listed.threads * working
+            known = wanted is not None and lanes_sum > 0
+            ratio = wanted / lanes_sum if wanted is not None and known else 1.0
+            full = abs(ratio - 1.0) <= _REPORTED_DIGITS
+            self.factor.append(1.0 if full else ratio)
+            self.exact.append(known and (full or working <= 1) and listed.mean_threads is not None)
+
+    def estimate(self, activity: Activity) -> tuple[Array, Mask]:
+        """Return lanes by the pipeline duty, and which samples it shows to be divergent."""
+        static, config = self.job.model.static, self.job.config
+        assert static is not None
+        full = static.lanes(activity)
+        if config.commit_width is None or activity.has("active_thread"):
+            return full, np.zeros(full.shape, dtype=np.bool_)
+        cycles = activity.duration_s * np.asarray(activity.at.clock_hz)
+        warps = activity.event_values("scheduled_instruction")
+        most = cycles * static.sm_count * static.full_warp * config.commit_width
+        lanes = np.divide(activity.event_values("pipe_duty") * most, warps, out=full.copy(), where=warps > 0)
+        divergent = (full > 0) & (lanes < _DIVERGENT * full)
+        written = activity.event_values("register_write") > 0
+        return np.where(divergent & written, np.maximum(lanes, 1.0), full), divergent
+
+    def add_lanes(
+        self, activity: Activity, kernel: NDArray[np.intp], sample: Array, kept: Mask
+    ) -> tuple[Activity, Array, Mask]:
+        """Return the activity with its active threads, the threads, and the samples that know them."""
+        lanes, divergent = self.estimate(activity)
+        if activity.has("active_thread"):
+            return activity, lanes, np.ones(lanes.shape, dtype=np.bool_)
+        known = lanes <= 0
+        if self.factor:
+            place = np.minimum(kernel, len(self.factor) - 1)
+            listed = kernel < len(self.factor)
+            assert self.job.model.static is not None
+            scaled = np.minimum(lanes * np.array(self.factor)[place], self.job.model.static.full_warp)
+            lanes = np.where(listed, scaled, lanes)
+            known |= listed & np.array(self.exact)[place]
+            divergent = divergent | (listed & (np.array(self.factor)[place] != 1.0))
+        self.doubtful += sample[~known & kept & divergent].astype(int).tolist()
+        self.unchecked += int((~known & kept).sum()) if self.job.config.commit_width is None else 0
+        value = np.concatenate([activity.value, lanes[:, np.newaxis]], axis=1)
+        return replace(activity, value=value, events=(*activity.events, "active_thread")), lanes, known
+
+    def note(self) -> str:
+        """Say in one sentence where the active threads come from and which samples are doubtful."""
+        if THREADS in self.job.trace.optional:
+            return "active threads of a warp are those of the column THREADS_PER_WARP"
+        said = "active threads of a warp are not in a metric trace: full warps are assumed"
+        if self.factor:
+            said = "active threads of a warp are those of the list of kernels"
+        if self.doubtful:
+            shown = ", ".join(map(str, self.doubtful[:8])) + (" ..." if len(self.doubtful) > 8 else "")
+            how = "estimated from the pipeline duty" + (" and the kernel's mean" if self.factor else "")
+            said += (
+                f"; {len(self.doubtful)} divergent samples ({shown}) are {how}: STATICP and total are uncertain there"
+            )
+        elif self.unchecked:
+            said += (
+                f"; {self.unchecked} samples could not be checked for divergence: that needs gpgpu_clock_gated_lanes "
+                "1 and gpgpu_pipeline_widths in gpgpusim.config, or the simulator's power report as --kernels"
+            )
+        return said
+
+
 class _TracePass:
     """The state of one pass over a trace."""
 
@@ -163,6 +279,9 @@ class _TracePass:
         self.left_out = [i for i, p in enumerate(parts) if p in job.components.steady_leaves_out]
         self.last_w = 0.0
         self.writer = BackgroundWriter()
+        self.lanes = LaneFinder(job) if job.model.static is not None else None
+        if self.lanes and any(k.mean_threads is not None or k.threads is not None for k in job.kernels):
+            self.lanes.read_kernels()
 
     def open_files(self, files: ExitStack) -> None:
         """Open the files that grow with the trace and write their headers."""
@@ -175,10 +294,15 @@ class _TracePass:
             return file
 
         wanted = self.job.wanted
-        self.power = text(wanted.power_trace, "power_trace.log", self.compress)
-        self.metric = text(wanted.metric_trace, "metric_trace.log", self.compress)
-        self.steady = text(wanted.steady, "steady_state_tracking.log", self.compress)
-        self.report = text(wanted.report, "power_report.log", compress=False)
+
+        def name(plain: str, manual: str) -> str:  # manual, section 4.3
+            return f"gpgpusim_{manual}_{self.job.stamp}.log" if self.job.stamp else f"{plain}.log"
+
+        self.power = text(wanted.power_trace, name("power_trace", "power_trace"), self.compress)
+        self.metric = text(wanted.metric_trace, name("metric_trace", "metric_trace"), self.compress)
+        steady = name("steady_state_tracking", "steady_state_tracking_report")
+        self.steady = text(wanted.steady, steady, self.compress)
+        self.report = text(wanted.report, name("power_report", "power_report"), compress=False)
         self.parquet = None
         if wanted.parquet:
             self.parquet = files.enter_context(ParquetTable(self.job.out / "samples.parquet"))
@@ -195,18 +319,22 @@ class _TracePass:
         sample = np.maximum(self.result.samples + np.cumsum(~ends) - 1.0, 0.0)
         exact = block if self.restorer is None else replace(block, value=self.restorer.restore(block.value))
         activity = job.trace.activity(exact, job.sampling, sample)
+        thread: Array | None = None
+        known: Mask | None = None
+        if self.lanes is not None:
+            kernel = len(self.tally.kernels) + np.cumsum(ends) - ends
+            activity, thread, known = self.lanes.add_lanes(activity, kernel, sample, ~ends)
         power = job.model.power(activity)
         total_w = power.total_w
         if job.compat and activity.has("core_voltage"):
             total_w = job.model.original_total_w(power, activity, job.components.steady_leaves_out)
         self._write_rows(block, power, total_w, ends)
-        thread = None
-        if job.model.static is not None:
-            has_threads = THREADS in job.trace.optional
-            thread = job.trace.column(exact, THREADS) if has_threads else job.model.static.lanes(activity)
         self._add_kernels(power, total_w, exact, thread, ends)
         duration_s = np.broadcast_to(activity.duration_s, ends.shape)
-        self._sum_samples(power, total_w, duration_s, np.asarray(activity.at.clock_hz), ends)
+        static: dict[str, Array | Mask] = {}
+        if thread is not None and known is not None:
+            static = {"threads_per_warp": thread, "threads_known": known}
+        self._sum_samples(power, total_w, duration_s, np.asarray(activity.at.clock_hz), ends, static)
 
     def finish(self) -> None:
         """Report kernels and steady states, which only the end of the trace completes."""
@@ -261,7 +389,15 @@ class _TracePass:
                 self.tally.end()
                 self.states.end_kernel()
 
-    def _sum_samples(self, power: Power, total_w: Array, duration_s: Array, clock_hz: Array, ends: Mask) -> None:
+    def _sum_samples(
+        self,
+        power: Power,
+        total_w: Array,
+        duration_s: Array,
+        clock_hz: Array,
+        ends: Mask,
+        static: Mapping[str, Array | Mask],
+    ) -> None:
         """Add the samples, without the rows that only end a kernel, to sums, figure and table."""
         keep, result = ~ends, self.result
         kernel = (len(self.tally.kernels) - int(ends.sum()) + np.cumsum(ends))[keep]
@@ -278,7 +414,7 @@ class _TracePass:
                 "duration_s": duration_s,
                 "clock_hz": np.broadcast_to(clock_hz, ends.shape)[keep],
                 "power_w": total_w,
-            }
+            } | {name: values[keep] for name, values in static.items()}
             columns |= {name: part_w[:, i] for i, name in enumerate(power.parts)}
             self.writer.submit(self.parquet.write, columns)
         result.samples += len(total_w)
@@ -313,5 +449,6 @@ def trace_to_plain(job: TraceRun, result: TraceResult) -> dict[str, Any]:
         ],
         "files": [str(path) for path in result.files],
         "notes": result.notes,
+        "uncertain_static_samples": result.doubtful,
         "fault": str(result.fault) if result.fault else None,
     }

@@ -19,8 +19,16 @@ from wattcast.gpuwattch.architecture import SteadyStateDefinition
 NO_STEADY_STATE = "ERROR! Not enough steady state points to generate average"
 IDLE_COLUMNS = ("PIPE_A", "IDLE_CORE_N", "CONST_DYNAMICN", "constant_power")  # may be above zero without work
 _MAX_BYTE = 64 << 20
-_COLUMNS = ("name", "uid", "samples", "cycles", "ipc")
-_LOG_COLUMNS = {"kernel_name": "name", "kernel_launch_uid": "uid", "gpu_sim_cycle": "cycles", "gpu_ipc": "ipc"}
+_COLUMNS = ("name", "uid", "samples", "cycles", "ipc", "threads")
+_LOG_COLUMNS = {
+    "kernel_name": "name",
+    "kernel_launch_uid": "uid",
+    "gpu_sim_cycle": "cycles",
+    "gpu_ipc": "ipc",
+    "gpu_avg_threads_per_warp": "mean_threads",
+    "gpgpu_n_tot_thrd_icount": "total_threads",
+    "gpgpu_n_tot_w_icount": "total_warps",
+}
 
 
 @dataclass(frozen=True)
@@ -207,26 +215,34 @@ class ListedKernel:
     uid: int
     samples: int | None = None
     ipc: float | None = None
+    mean_threads: float | None = None  # active threads of a warp, mean over all samples, as AccelWattch reports it
+    threads: float | None = None  # active threads of an executed warp
 
 
 def read_kernel_list(path: Path, sample_cycle: int) -> tuple[ListedKernel, ...]:
     """Read the launches in order: one name per line, or CSV with a header, or a simulator's own output.
 
-    CSV columns: ``name`` and, if known, ``uid``, ``samples`` or ``cycles``, ``ipc``. A simulator's output or
-    power report is searched for its ``kernel_name =`` and ``kernel_launch_uid =`` lines, and for
-    ``gpu_sim_cycle`` and ``gpu_ipc``.
+    CSV columns: ``name`` and, if known, ``uid``, ``samples`` or ``cycles``, ``ipc``, ``threads`` (active ones of a
+    warp). A simulator's output or power report is searched for the names in ``_LOG_COLUMNS``; instructions of threads
+    and warps add up over kernels there, so that each kernel has what the one before had not.
     """
     text, where = read_bytes(path, _MAX_BYTE).decode("utf-8", "replace"), path.name
     launches: list[dict[str, str]] = []
     lines = [line for line in text.splitlines() if line.strip()]
     if re.search(r"^\s*kernel_name\s*=", text, re.MULTILINE):
-        pattern = r"^\s*(kernel_name|kernel_launch_uid|gpu_sim_cycle|gpu_ipc)\s*=\s*(\S+)"
+        pattern = rf"^\s*({'|'.join(_LOG_COLUMNS)})\s*=\s*(\S+)"
         for key, value in re.findall(pattern, text, re.MULTILINE):
             if key == "kernel_name":
                 launches.append({})
             if launches:
                 launches[-1].setdefault(_LOG_COLUMNS[key], value)
-        launches = [k | {"cycles": str(_parse_figure(k.get("cycles")) or "")} for k in launches]
+        before = (0.0, 0.0)
+        for k in launches:
+            k["cycles"] = str(_parse_figure(k.get("cycles")) or "")
+            threads, warps = (_parse_figure(k.get(key)) or 0.0 for key in ("total_threads", "total_warps"))
+            if warps > before[1]:
+                k["threads"] = repr((threads - before[0]) / (warps - before[1]))
+                before = threads, warps
     elif lines and lines[0].split(",")[0].strip() == "name":
         reader = csv.DictReader(io.StringIO(text))
         strange = [name for name in reader.fieldnames or () if name not in _COLUMNS]
@@ -246,6 +262,8 @@ def read_kernel_list(path: Path, sample_cycle: int) -> tuple[ListedKernel, ...]:
             int(k.get("uid") or i),
             int(k["samples"]) if k.get("samples") else count,
             _parse_figure(k.get("ipc")),
+            _parse_figure(k.get("mean_threads")),
+            _parse_figure(k.get("threads")),
         )
         for i, (k, count) in enumerate(zip(launches, counted, strict=True), start=1)
     )

@@ -44,9 +44,8 @@ def component_rows(reference: Path | None, tell: Tell) -> list[LedgerRow]:
         name, worst = max(run.worst_w.items(), key=lambda item: item[1])
         goals = (2e-5, 1e-5) if "gpuwattch" in run.run else (None, None)
         more: dict[str, Any] = {"worst_w": float(f"{worst:.2g}"), "component": name}
-        rows.append(
-            make_ledger_row(TRACES, f"{run.run}, worst component, W", run.samples, None, None, None, *goals, **more)
-        )
+        quantity = f"{run.run}, worst component, W" + (", with its power report" if run.reported else "")
+        rows.append(make_ledger_row(TRACES, quantity, run.samples, None, None, None, *goals, **more))
     return rows + _refined(reference)
 
 

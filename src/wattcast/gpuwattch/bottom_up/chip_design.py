@@ -141,7 +141,8 @@ def design_from_architecture(architecture: ChipArchitecture, sm_count: int | Non
     """Return the design that an architecture file describes, read as GPUWattch's McPAT reads it.
 
     Numbers that the file leaves out have McPAT's defaults, which become notes of the design. ``sm_count`` is the
-    simulator's, where the file does not hold it.
+    simulator's, for files that do not hold it: McPAT counts the SMs of its own file, also where the simulator has
+    fewer.
     """
     p = _FileNumbers(architecture)
     kind = p.choice("architecture", {number: number for number in _SHARE})
@@ -173,6 +174,7 @@ def design_from_architecture(architecture: ChipArchitecture, sm_count: int | Non
         clock_hz=2e6 * p.unread("system.mc", "mc_clock", 200.0),  # both edges
     )
     l2_count = p.whole("number_of_L2s")
+    listed = "number_of_cores" in architecture.parameters
     given = "target_core_clockrate" in architecture.parameters
     mhz = p.number("target_core_clockrate") if given else p.unread("system.core0", "clock_rate", 1000.0)
     pipelines = architecture.parameters["pipelines_per_core"]
@@ -180,7 +182,7 @@ def design_from_architecture(architecture: ChipArchitecture, sm_count: int | Non
     return ChipDesign(
         name=architecture.name,
         feature_nm=p.number("core_tech_node"),
-        sm_count=sm_count or p.whole("number_of_cores", 1),
+        sm_count=p.whole("number_of_cores", 1) if listed or not sm_count else sm_count,
         clock_hz=mhz * 1e6,
         registers=registers,
         instruction=p.cache("icache", (16384, 32, 4, 1, 1, 3, 8, 0)),

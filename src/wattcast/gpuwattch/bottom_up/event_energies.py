@@ -319,7 +319,10 @@ def scale_sizes(found: BottomUpEnergies, factors: Mapping[str, float]) -> Bottom
 
 
 def make_energy_table(found: BottomUpEnergies, dialect: SimulatorDialect = SimulatorDialect.GPUWATTCH) -> EnergyTable:
-    """Return an energy table for the component model: joules per counter of a dialect, pipeline watts, leakage."""
+    """Return an energy table for the component model: joules per counter of a dialect, pipeline watts, leakage.
+
+    AccelWattch's static, idle and constant power hold the leakage already, so that its table has none.
+    """
     chip = found.chip
     table = counter_energies(chip)
     if dialect is SimulatorDialect.ACCELWATTCH:
@@ -335,7 +338,7 @@ def make_energy_table(found: BottomUpEnergies, dialect: SimulatorDialect = Simul
         chip.controller.constant_w,
         chip.coalescer_read_j,
         chip.coalescer_write_j,
-        chip_leakage(chip),
+        chip_leakage(chip) if dialect is SimulatorDialect.GPUWATTCH else None,
         source=found.provenance,
     )
 
