@@ -106,6 +106,7 @@ class ChipArchitecture:
     other: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # component -> param -> text, kept as is
     stats: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     titles: Mapping[str, str] = field(default_factory=dict)  # component id -> name, in file order
+    comments: Mapping[str, str] = field(default_factory=dict)  # parameter ("": the file) -> comment to write into XML
 
     def __post_init__(self) -> None:
         needed = [p for p in known_parameters().values() if p.needed in ("both", self.dialect.value)]
@@ -275,8 +276,8 @@ def _read_attribute(element: Any, key: str, name: str) -> str:
     return str(value)
 
 
-def format_xml_architecture(architecture: ChipArchitecture) -> bytes:
-    """Return the architecture as an XML file that a simulator reads; only comments are lost."""
+def architecture_texts(architecture: ChipArchitecture) -> dict[str, dict[str, str]]:
+    """Return every parameter as text by component, as ``make_architecture`` takes them."""
     known = known_parameters()
     params: dict[str, dict[str, str]] = {"system": {}}
     for key, value in architecture.parameters.items():
@@ -285,8 +286,14 @@ def format_xml_architecture(architecture: ChipArchitecture) -> bytes:
         params["system"][key] = _format_parameter(number)
     for component, inside in architecture.other.items():
         params.setdefault(component, {}).update(inside)
+    return params
+
+
+def format_xml_architecture(architecture: ChipArchitecture) -> bytes:
+    """Return the architecture as an XML file that a simulator reads; comments of a file that was read are lost."""
+    params, said = architecture_texts(architecture), architecture.comments
     ids = list(dict.fromkeys(["root", "system", *architecture.titles, *params, *architecture.stats]))
-    lines = ['<?xml version="1.0" ?>']
+    lines = ['<?xml version="1.0" ?>', *(f"<!-- {said[key].replace('--', '-')} -->" for key in ("",) if key in said)]
 
     def parent(component: str) -> str:
         if component in ("root", "system"):
@@ -298,7 +305,8 @@ def format_xml_architecture(architecture: ChipArchitecture) -> bytes:
         lines.append(f"{pad}<component id={quoteattr(component)} name={quoteattr(title)}>")
         for tag, table in (("param", params), ("stat", architecture.stats)):
             for key, value in table.get(component, {}).items():
-                lines.append(f"{pad}\t<{tag} name={quoteattr(key)} value={quoteattr(value)}/>")
+                note = f" <!-- {said[key]} -->" if key in said and tag == "param" else ""
+                lines.append(f"{pad}\t<{tag} name={quoteattr(key)} value={quoteattr(value)}/>{note}")
         for child in ids:
             if parent(child) == component and child != component:
                 write(child, pad + "\t")

@@ -46,6 +46,9 @@ class EnergyTable:
     leakage: Leakage | None = None
     scaling: Mapping[str, float] = field(default_factory=dict)  # factors the table itself names
     source: str = ""
+    interval_j: Mapping[str, tuple[float, float]] = field(
+        default_factory=dict
+    )  # 5th to 95th percentile, where fitted
 
     def __post_init__(self) -> None:
         known = {c.column for d in SimulatorDialect for c in dialect_counters(d)}
@@ -112,6 +115,8 @@ def _coalescer_rows() -> list[dict[str, Any]]:
 class _SourcedText(msgspec.Struct, forbid_unknown_fields=True):
     value: str
     source: str = ""
+    low: str = ""
+    high: str = ""
 
 
 class _LeakageTexts(msgspec.Struct, forbid_unknown_fields=True):
@@ -160,6 +165,11 @@ def _parse_yaml(data: bytes, where: str) -> EnergyTable:
         leakage,
         file.scaling,
         file.source,
+        {
+            k: (units.parse(v.low, "J", f"{where}: {k}.low"), units.parse(v.high, "J", f"{where}: {k}.high"))
+            for k, v in file.energies.items()
+            if v.low and v.high
+        },
     )
 
 
@@ -175,7 +185,11 @@ def format_energy_table(table: EnergyTable) -> bytes:
         "name": table.name,
         "source": table.source or "not said",
         "reference_clock": f"{table.reference_clock_hz!r} Hz",
-        "energies": {name: leaf(value, "J") for name, value in table.energy_j.items()},
+        "energies": {
+            name: leaf(value, "J")
+            | {k: f"{end!r} J" for k, end in zip(("low", "high"), table.interval_j.get(name, ()), strict=False)}
+            for name, value in table.energy_j.items()
+        },
         "pipelines": leaf(table.duty_w, "W"),
         "memory_controller": leaf(table.mc_constant_w, "W"),
     }
