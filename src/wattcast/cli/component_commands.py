@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +13,14 @@ from wattcast.cli.shared_options import Environment, Json, Plot, save_plot
 from wattcast.core.errors import bad_value
 from wattcast.core.units import parse
 from wattcast.core.whole_files import write_whole
+
+ChipOption = Annotated[
+    Path,
+    typer.Option(
+        help="Architecture file: GPUWattch or AccelWattch XML, or our YAML; or a GPU with measured energies: h200, "
+        "a100-sxm-80gb, h100-sxm, b200."
+    ),
+]
 
 
 def power_trace(
@@ -22,7 +32,7 @@ def power_trace(
             "gem5's stats.txt, hardware counters."
         ),
     ],
-    config: Annotated[Path, typer.Option(help="Architecture file: GPUWattch or AccelWattch XML, or our YAML.")],
+    config: ChipOption,
     energies: Annotated[
         Path | None,
         typer.Option(
@@ -87,16 +97,23 @@ def power_trace(
     from wattcast.core.errors import resolve_name
     from wattcast.core.units import parse, show
     from wattcast.gpuwattch.architecture import read_architecture, write_architecture
+    from wattcast.gpuwattch.measured_energies import measured_architecture
     from wattcast.gpuwattch.simulator_logs import CounterSource, find_source
     from wattcast.gpuwattch.trace_reading import SimulatorDialect
-    from wattcast.gpuwattch.trace_request import TraceRequest, compute_kernel_power, make_power_trace
+    from wattcast.gpuwattch.trace_request import (
+        TraceRequest,
+        compute_kernel_power,
+        find_measured_chip,
+        make_power_trace,
+    )
     from wattcast.gpuwattch.trace_run import TraceResult, trace_to_plain
 
     env: Environment = ctx.obj
     if plot is not None:
         figure = True
     if save_config is not None:
-        write_architecture(read_architecture(config), save_config)
+        chip = find_measured_chip(config)
+        write_architecture(measured_architecture(chip) if chip else read_architecture(config), save_config)
     request = TraceRequest(
         trace,
         config,
@@ -161,6 +178,111 @@ def power_trace(
         env.say(f"note: {note}.")
     if result.fault is not None:
         raise result.fault
+
+
+def power_meter(
+    ctx: typer.Context,
+    config: ChipOption,
+    energies: Annotated[Path | None, typer.Option(help="Energies per count; default: from the architecture.")] = None,
+    clock: Annotated[str | None, typer.Option(help="Core clock at the start; default: from the files.")] = None,
+    sms: Annotated[int | None, typer.Option(help="Number of SMs, where no file says.")] = None,
+    header: Annotated[bool, typer.Option("--header", help="Print where the C++ header is, and end.")] = False,
+) -> None:
+    """Answer a simulator in another process sample by sample: counters on stdin, watts by component on stdout.
+
+    A C++ simulator such as GPGPU-Sim includes wattcast_power.hpp, which starts this command and talks to it.
+    """
+    from importlib.resources import files
+
+    from wattcast.gpuwattch.component_build import ClockSetting, PowerMeter, answer_samples, build_component_model
+    from wattcast.gpuwattch.trace_request import TraceRequest, read_chip
+
+    env: Environment = ctx.obj
+    if header:
+        env.stdout.write(f"{files('wattcast.gpuwattch').joinpath('wattcast_power.hpp')}\n")
+        return
+    hertz = parse(clock, "Hz", "--clock") if clock else None
+    found = read_chip(TraceRequest(config, config, energies, Path(), sm_count=sms, clock_hz=hertz))
+    built = build_component_model(
+        found.architecture,
+        found.table,
+        found.components,
+        sm_count=found.config.sm_count,
+        voltage=found.voltage,
+    )
+    meter = PowerMeter(
+        built.model,
+        ClockSetting(found.clock_hz),
+        found.architecture.dialect,
+        scaling=found.architecture.all_scaling(),
+    )
+
+    def answer(line: str) -> None:
+        env.stdout.write(line + "\n")
+        env.stdout.flush()
+
+    answer_samples(meter, sys.stdin, answer)
+
+
+def accelwattch(
+    ctx: typer.Context,
+    gpu: Annotated[str, typer.Argument(help="h200 (measured), a100-sxm-80gb, h100-sxm or b200 (carried over).")],
+    out: Annotated[Path | None, typer.Option(help="Write the architecture here, .xml or .yaml.")] = None,
+    energies: Annotated[Path | None, typer.Option(help="Write the energies it multiplies here, .yaml.")] = None,
+    base: Annotated[
+        Path | None,
+        typer.Option(
+            help="A simulator's own AccelWattch XML: its tree and sizes stay, so that the simulator reads it."
+        ),
+    ] = None,
+    judge: Annotated[bool, typer.Option("--judge", help="Also compare with operators that were never used.")] = False,
+    refit: Annotated[bool, typer.Option("--refit", help="Fit again to the database instead of what ships.")] = False,
+    json: Json = False,
+) -> None:
+    """AccelWattch XML of a current GPU: energies fitted to our measurements, an interval beside each.
+
+    Example: wattcast lab accelwattch h200 --out h200.xml --base accelwattch_sass_sim.xml
+    """
+    from wattcast.gpuwattch import measured_energies
+    from wattcast.gpuwattch.architecture import read_architecture, write_architecture
+    from wattcast.gpuwattch.energy_table import format_energy_table
+
+    env: Environment = ctx.obj
+    chip = measured_energies.measured_chip(gpu)
+    folder = measured_energies.database_folder()
+    if refit and chip.name != measured_energies.PARENT:
+        raise bad_value("--refit", f"{measured_energies.PARENT}, which has a database", chip.name)
+    if refit:
+        chip = replace(chip, values=measured_energies.fit_measured_energies(folder))
+    values = chip.values
+    made = measured_energies.measured_architecture(chip, read_architecture(base) if base is not None else None)
+    if out is not None:
+        write_architecture(made, out)
+    if energies is not None:
+        write_whole(energies, format_energy_table(measured_energies.measured_table(chip, made)))
+    judged = measured_energies.judge_held_out(folder) if judge else None
+    if json:
+        plain = {"gpu": chip.name, "source": chip.source, "values": {k: vars(v) for k, v in values.items()}}
+        env.json(plain | ({"held_out": vars(judged)} if judged else {}))
+        return
+    env.stdout.write(f"{chip.name}: {chip.source}\n")
+    for name, value in values.items():
+        watts = name in (measured_energies.CONSTANT, measured_energies.ACTIVE)
+        size, unit = (1.0, "W") if watts else (1e12, "pJ")
+        ends = f"{value.low * size:9.4g} to {value.high * size:.4g}"
+        shared = ", ".join(measured_energies.TERMS[name].counters[1:]) if not watts else ""
+        env.stdout.write(f"{name:15s} {value.value * size:9.4g} {unit:2s} {ends:20s} {shared}\n")
+    if judged is not None:
+        env.stdout.write(
+            f"{judged.rows} rows of {judged.operators} operators never used: {judged.mape:.2f} % "
+            f"(bias {judged.bias:+.2f} %; their mean power for all: {judged.constant:.1f} %)\n"
+        )
+        for family, (rows, error) in judged.by_family.items():
+            env.stdout.write(f"  {family:12s} {rows:4d} rows {error:6.2f} %\n")
+    if base is None and out is not None:
+        env.say(
+            "note: without --base the file holds what Wattcast reads; a simulator needs the tree of its own file."
+        )
 
 
 def fit_component(

@@ -27,6 +27,8 @@ LAB = {
     "fit": ("fit_commands", "fit_app"),
     "validate": ("check_commands", "validate"),
     "power-trace": ("component_commands", "power_trace"),
+    "power-meter": ("component_commands", "power_meter"),
+    "accelwattch": ("component_commands", "accelwattch"),
     "check-energies": ("component_commands", "check_energies"),
     "tune": ("microbench_commands", "tune"),
     "microbench": ("microbench_commands", "microbench"),

@@ -6,13 +6,13 @@ listener sees the power of the sample and may answer with a new clock and voltag
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from importlib.resources import as_file, files
 
 import numpy as np
 
-from wattcast.core.errors import MissingSpecification, bad_value, unknown_name
+from wattcast.core.errors import MissingSpecification, WattcastError, bad_value, unknown_name
 from wattcast.gpuwattch.architecture import ChipArchitecture, read_architecture
 from wattcast.gpuwattch.energy_table import (
     DUTY,
@@ -242,3 +242,37 @@ class PowerMeter:
         for listener in self.listeners:
             self.setting = listener(seen) or self.setting
         return self.setting
+
+
+def answer_samples(meter: PowerMeter, lines: Iterable[str], answer: Callable[[str], None]) -> None:
+    """Serve a simulator in another process, one line a sample (``wattcast_power.hpp`` is its side in C++).
+
+    The first line names the counters. Each further line has the sample's cycles and counts, and optionally the clock
+    in Hz and the voltage in V of the samples that follow, behind a ``|``. The answer is the sample's watts, then
+    those of each part, in the order of the first answer. A line that cannot be read is answered with ``error`` and
+    ends it.
+    """
+    stream = iter(lines)
+    names = next(stream, "").strip().split(",")
+    known = [*meter._event_of, *known_events()]
+    try:
+        for name in names:
+            if name not in known:
+                raise unknown_name("counter", name, known)
+        answer(",".join(("power", *meter.model.parts)))
+        for line in stream:
+            if not line.strip():
+                return
+            counts, _, asked = line.strip().partition("|")
+            cycles, *values = (float(text) for text in counts.split(","))
+            if len(values) != len(names):
+                raise bad_value(f"sample {meter.samples}", f"cycles and {len(names)} counts", f"{len(values)} counts")
+            seen: list[SamplePower] = []
+            meter.listeners = (seen.append,)
+            meter.sample(dict(zip(names, values, strict=True)), cycles)
+            answer(",".join(f"{watts!r}" for watts in (seen[0].power_w, *seen[0].part_w.values())))
+            if asked:
+                clock_hz, *volts = (float(text) for text in asked.split(","))
+                meter.setting = ClockSetting(clock_hz, volts[0] if volts else None)
+    except (WattcastError, ValueError) as error:
+        answer("error " + str(error).replace("\n", " "))

@@ -31,11 +31,11 @@ from wattcast.core.errors import BadInput, unknown_name
 from wattcast.core.strict_files import decode_yaml
 from wattcast.counter_models.counter_table import read_column_map
 from wattcast.counter_models.profiler_counters import bundle_voltage, make_table_lines, read_ncu_metrics
+from wattcast.fit.scoring import mean_percent_error
 from wattcast.gpuwattch.architecture import ChipArchitecture, architecture_texts, make_architecture
 from wattcast.gpuwattch.bottom_up.chip_design import ChipDesign, design_from_gpu
 from wattcast.gpuwattch.bottom_up.event_energies import energies_of_architecture, make_energy_table
 from wattcast.gpuwattch.component_build import BuiltComponentModel, build_component_model
-from wattcast.gpuwattch.component_fit import mean_error_percent
 from wattcast.gpuwattch.energy_table import EnergyTable, read_component_set
 from wattcast.gpuwattch.trace_reading import SimulatorDialect, dialect_counters
 from wattcast.hardware import OperatingPoint
@@ -48,6 +48,7 @@ from wattcast.predictor.bundle.calibrated import calibrated_bundle
 from wattcast.predictor.bundle.forecast import forecast_bundle
 
 PARENT = "h200"
+CARRIED = ("a100-sxm-80gb", "h100-sxm", "b200")
 CONSTANT, ACTIVE = "constant_power", "static_flane"
 
 
@@ -119,8 +120,8 @@ class CountedLaunches:
 
     def select(self, rows: Mask) -> CountedLaunches:
         """Return some of the rows."""
-        texts = [tuple(t for t, r in zip(text, rows, strict=True) if r) for text in (self.names, self.families)]
-        return CountedLaunches(*texts, *(getattr(self, name)[rows] for name in _NUMBERS))
+        names, families = (tuple(np.array(text)[rows].tolist()) for text in (self.names, self.families))
+        return CountedLaunches(names, families, *(getattr(self, name)[rows] for name in _NUMBERS))
 
     def design(self) -> Array:
         """Return the factor of every coefficient in every row, ``(row, coefficient)``."""
@@ -248,7 +249,7 @@ def fit_measured_energies(folder: Path, gpu: str = PARENT) -> dict[str, Measured
 
     def solve(weight: Array) -> Array:
         root = np.sqrt(weight)
-        return np.asarray(nnls(relative / scale * root[:, np.newaxis], root)[0]) / scale
+        return np.asarray(nnls(relative / scale * root[:, np.newaxis], root)[0] / scale)
 
     best = solve(np.ones(len(names)))
     random, labels = np.random.default_rng(0), np.unique(names)
@@ -312,9 +313,6 @@ def measured_chip(name: str) -> MeasuredChip:
     return MeasuredChip(gpu.name, values, source, bundle, design)
 
 
-CARRIED = ("a100-sxm-80gb", "h100-sxm", "b200")
-
-
 def measured_architecture(chip: MeasuredChip, base: ChipArchitecture | None = None) -> ChipArchitecture:
     """Return the AccelWattch architecture of a GPU whose scaling factors give its measured energies.
 
@@ -351,7 +349,7 @@ def measured_architecture(chip: MeasuredChip, base: ChipArchitecture | None = No
 def measured_table(chip: MeasuredChip, architecture: ChipArchitecture) -> EnergyTable:
     """Return the energies that the architecture's factors multiply, with the interval of every product."""
     table = _unscaled_table(architecture, chip)
-    interval = {}
+    interval: dict[str, tuple[float, float]] = {}
     for key, term in TERMS.items():
         ratio = [end / chip.values[key].value if chip.values[key].value else 1.0 for end in _ends(chip.values[key])]
         interval |= {c: (ratio[0] * table.energy_j[c], ratio[1] * table.energy_j[c]) for c in term.counters}
@@ -389,7 +387,7 @@ def launches_to_activity(launches: CountedLaunches, sm_count: float) -> Activity
     return Activity(launches.duration_s, np.stack(value, axis=-1), tuple(events), at, ActivitySource.PROFILED)
 
 
-def read_ncu_launches(path: Path, chip: MeasuredChip) -> tuple[tuple[str, ...], Activity]:
+def read_measured_counters(path: Path, chip: MeasuredChip) -> tuple[tuple[str, ...], Activity]:
     """Read an Nsight Compute export in the counts that the measured energies were fitted to."""
     names, metrics = read_ncu_metrics(path)
     needed = ("gpu__time_duration.sum", "sm__cycles_elapsed.max", "smsp__inst_executed.sum")
@@ -411,10 +409,10 @@ class HeldOutJudgement:
 
     rows: int
     operators: int
-    mape: float
+    mape: float | None
     bias: float
-    by_family: Mapping[str, tuple[int, float]]
-    constant: float  # the mean power of the training operators, for every row
+    by_family: Mapping[str, tuple[int, float | None]]
+    constant: float | None  # the mean power of the training operators, for every row
 
 
 def judge_held_out(folder: Path, gpu: str = PARENT) -> HeldOutJudgement:
@@ -426,17 +424,17 @@ def judge_held_out(folder: Path, gpu: str = PARENT) -> HeldOutJudgement:
     power_w = measured_model(gpu)[2].model.power(launches_to_activity(kept, float(chip.design.sm_count))).total_w
     family = np.array(kept.families)
     by_family = {
-        name: (int((family == name).sum()), mean_error_percent(power_w[family == name], kept.power_w[family == name]))
+        name: (int((family == name).sum()), mean_percent_error(power_w[family == name], kept.power_w[family == name]))
         for name in dict.fromkeys(kept.families)
     }
     flat = np.full(len(kept.names), known.power_w.mean())
     return HeldOutJudgement(
         len(kept.names),
         len(set(kept.names)),
-        mean_error_percent(power_w, kept.power_w),
+        mean_percent_error(power_w, kept.power_w),
         float(100.0 * np.mean(power_w / kept.power_w - 1.0)),
         by_family,
-        mean_error_percent(flat, kept.power_w),
+        mean_percent_error(flat, kept.power_w),
     )
 
 

@@ -32,6 +32,14 @@ from wattcast.gpuwattch.architecture import (
 )
 from wattcast.gpuwattch.component_build import build_component_model
 from wattcast.gpuwattch.energy_table import ComponentSet, EnergyTable, read_component_set, read_energies
+from wattcast.gpuwattch.measured_energies import (
+    MeasuredChip,
+    measured_architecture,
+    measured_chip,
+    measured_table,
+    read_measured_counters,
+    voltage_curve,
+)
 from wattcast.gpuwattch.simulator_logs import (
     CountedKernels,
     CounterSource,
@@ -44,7 +52,7 @@ from wattcast.gpuwattch.trace_reading import SimulatorDialect, TraceSampling, di
 from wattcast.gpuwattch.trace_run import TraceResult, TraceRun, WantedFiles, run_trace
 from wattcast.gpuwattch.trace_statistics import read_kernel_list
 from wattcast.power.component_power import read_mcpat
-from wattcast.power.power_model import Power
+from wattcast.power.power_model import Power, VoltageCurve
 
 SIMULATOR_CONFIG_FILE = "gpgpusim.config"
 _MAX_STEPS_BYTE = 64 << 20
@@ -105,7 +113,8 @@ def make_power_trace(
 
 def prepare_trace_run(request: TraceRequest) -> tuple[TraceRun, list[str]]:
     """Read the files of a request into a run, with notes on every choice that was not the user's."""
-    architecture, config, table, clock_hz, components, notes = read_chip(request)
+    found = read_chip(request)
+    architecture, config, table, clock_hz, components, notes, _ = found
     dialect = architecture.dialect
     has_leakage = request.leakage is not None or request.gate_idle_sms
     if dialect is SimulatorDialect.ACCELWATTCH and has_leakage:
@@ -122,7 +131,9 @@ def prepare_trace_run(request: TraceRequest) -> tuple[TraceRun, list[str]]:
     if leakage is not None and request.gate_idle_sms:
         leakage = replace(leakage, gated=True)
     sms, threads = config.sm_count, request.threads_per_warp
-    built = build_component_model(architecture, table, components, sm_count=sms, leakage=leakage, threads=threads)
+    built = build_component_model(
+        architecture, table, components, sm_count=sms, leakage=leakage, voltage=found.voltage, threads=threads
+    )
     sampling = TraceSampling(config.sample_cycle, clock_hz)
     if request.dvfs is not None:
         first, clocks_hz, volts = read_clock_steps(request.dvfs, clock_hz)
@@ -168,30 +179,51 @@ class ChipFiles(NamedTuple):
     clock_hz: float
     components: ComponentSet
     notes: list[str]
+    chip: MeasuredChip | None = None  # where the architecture is a GPU's name
+
+    @property
+    def voltage(self) -> VoltageCurve | None:
+        """Core voltage by clock, where it was measured."""
+        return None if self.chip is None else voltage_curve(self.chip)
 
 
 def read_chip(request: TraceRequest) -> ChipFiles:
     """Read architecture, simulator configuration and energies, and check that they belong together."""
     notes: list[str] = []
-    architecture = read_architecture(request.architecture)
+    chip = find_measured_chip(request.architecture)
+    architecture = read_architecture(request.architecture) if chip is None else measured_architecture(chip)
     dialect = architecture.dialect
     if request.compat is not None and request.compat is not dialect:
         do = f"Leave --compat out or say --compat {dialect}."
         raise bad_value("--compat", f"{dialect}, as {request.architecture.name} is", request.compat.value, do)
     config = _find_config(request, notes)
+    if chip is not None and config.sm_count is None:
+        config = replace(config, sm_count=chip.design.sm_count)
     # GPUWattch's power model takes its clock from the architecture file, AccelWattch's from the configuration
     listed = architecture.parameters.get("target_core_clockrate")
     clocks = [config.clock_hz, listed * 1e6 if isinstance(listed, (int, float)) else None]
     if request.compat is SimulatorDialect.GPUWATTCH:
         clocks.reverse()
     clock_hz = request.clock_hz or clocks[0] or clocks[1]
-    table = _find_energies(request, architecture, config, clock_hz, notes)
+    if chip is None or request.energies is not None:
+        table = _find_energies(request, architecture, config, clock_hz, notes)
+    else:
+        table = measured_table(chip, architecture)
+        notes.append(f"{table.name}: {chip.source}")
     if clock_hz is None:
         clock_hz = table.reference_clock_hz
-        notes.append(f"core clock {units.show(clock_hz, 'Hz', 6)}, from the sample time of {table.name}")
+        of = "the sample time of" if chip is None else "the top clock of"
+        notes.append(f"core clock {units.show(clock_hz, 'Hz', 6)}, from {of} {table.name}")
     _check_match(architecture, table, notes)
     components = read_component_set(dialect, request.compat is not None, request.components)
-    return ChipFiles(architecture, config, table, clock_hz, components, notes)
+    return ChipFiles(architecture, config, table, clock_hz, components, notes, chip)
+
+
+def find_measured_chip(name: Path) -> MeasuredChip | None:
+    """Return the measured GPU that ``--config`` names instead of a file; None for a file."""
+    if name.exists() or name.suffix or len(name.parts) > 1:
+        return None
+    return measured_chip(name.name)
 
 
 def _check_match(architecture: ChipArchitecture, table: EnergyTable, notes: list[str]) -> None:
@@ -318,16 +350,20 @@ def compute_kernel_power(request: TraceRequest, source: CounterSource) -> Counte
 
     Components that no counter shows are left out and named, and so are those that only some of their counters show.
     """
-    architecture, config, table, clock_hz, components, notes = read_chip(request)
+    files = read_chip(request)
+    architecture, config, table, clock_hz, components, notes, chip = files
     built = build_component_model(
         architecture,
         table,
         components,
         sm_count=config.sm_count,
+        voltage=files.voltage,
         threads=request.threads_per_warp,
         capped=source is CounterSource.POWER_REPORT and request.compat is not None,
     )
-    if source is CounterSource.NCU:
+    if source is CounterSource.NCU and chip is not None:
+        found = CountedKernels(*read_measured_counters(request.trace, chip))
+    elif source is CounterSource.NCU:
         found = CountedKernels(*read_ncu(request.trace, config.sm_count))
     elif source is CounterSource.POWER_REPORT:
         sampling = TraceSampling(config.sample_cycle, clock_hz)
