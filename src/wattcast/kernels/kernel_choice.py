@@ -333,7 +333,9 @@ class KernelChooser:
 
 
 KernelChoice = Mapping[str, KernelChooser]  # by the name of the chooser, such as "half-unaligned"
-_MOST_VECTORS = 128.0  # rows for which a kernel without a tile is ever taken: 96 are the most in the H200 database
+_MOST_VECTORS = 32.0  # rows for which a kernel without a tile is taken: 61 of the 62 in the H200 database have fewer
+_FEW_VECTORS, _VECTOR_WORK = 8.0, 3e8  # rows beyond which it is taken for little work alone, in multiplications
+TF32_CODE = 3.0  # of the format, among the columns that choosers see
 _LOG_TAPS = 5.0  # log2 of the taps of a filter that Hopper's kernels walk over
 _VOTES = 0.6  # of the trees against the score, where there are any: chosen on held-out folds
 _TOGETHER = 64  # products whose candidates' terms stay in a cache
@@ -344,12 +346,19 @@ _SHARPEN = 2.0  # how much more than its likelihood says the likeliest kernel co
 def impossible_candidates(kind: npt.NDArray[np.str_], m: Array, shape: Array, names: Sequence[str]) -> Flags:
     """Return the candidates that no library takes for a product, ``(row, candidate)``.
 
-    These are kernels without a tile for many rows, and Hopper kernels for a filter of more taps than a mask of 32
-    bits holds (none of 130 such convolutions in the H200 database ran one).
+    These are kernels without a tile where their time, which goes with the rows, passes that of tiles: for many rows,
+    for more than a few rows of a large product, and in tf32 for more than one (none of 62 such rows ran one). And
+    Hopper kernels for a filter of more taps than a mask of 32 bits holds (none of 130 such convolutions in the H200
+    database ran one).
     """
-    beyond = (kind == "vector") & (m[:, np.newaxis] > _MOST_VECTORS)
-    if "log_rs" in names:
-        beyond |= (kind == "hopper") & (shape[:, [names.index("log_rs")]] > _LOG_TAPS)
+    columns = dict(zip(names, shape.T, strict=True))
+    slow = m > _MOST_VECTORS
+    if {"b", "n", "k", "dtype"} <= columns.keys():
+        work = m * 2.0 ** (columns["b"] + columns["n"] + columns["k"])
+        slow = slow | ((m > _FEW_VECTORS) & (work > _VECTOR_WORK)) | ((m > 1.0) & (columns["dtype"] == TF32_CODE))
+    beyond = (kind == "vector") & slow[:, np.newaxis]
+    if "log_rs" in columns:
+        beyond |= (kind == "hopper") & (columns["log_rs"][:, np.newaxis] > _LOG_TAPS)
     return np.asarray(beyond)
 
 

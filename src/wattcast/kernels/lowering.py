@@ -56,18 +56,22 @@ GraphRows = tuple[RowIndex, tuple[Operator, ...], tuple[IssueSegment, ...]]
 def lower_graph(graph: Graph, gpu: Gpu, reference: ReferenceChip) -> Kernels:
     """Return the kernels a graph becomes on ``gpu``, one row per distinct operator, with the order of issue."""
     ops, segments = _distinct_operators(graph)
-    return build_kernels(ops, (USUAL_CONDITION,) * len(ops), gpu, reference, segments)
+    return build_kernels(ops, (_CONDITIONS[graph.operands],) * len(ops), gpu, reference, segments)
 
 
 def lower_graphs(graphs: Sequence[Graph], gpu: Gpu, reference: ReferenceChip) -> tuple[Kernels, list[GraphRows]]:
     """Return one table with the kernels of all graphs, and of each graph its rows, operators and order of issue."""
-    row_of: dict[Operator, int] = {}
+    row_of: dict[tuple[Operator, RunCondition], int] = {}
     places = []
     for graph in graphs:
         ops, segments = _distinct_operators(graph)
-        places.append((np.array([row_of.setdefault(op, len(row_of)) for op in ops], np.int64), ops, segments))
-    all_ops = tuple(row_of)
-    return build_kernels(all_ops, (USUAL_CONDITION,) * len(all_ops), gpu, reference, ()), places
+        told = _CONDITIONS[graph.operands]
+        places.append((np.array([row_of.setdefault((op, told), len(row_of)) for op in ops], np.int64), ops, segments))
+    all_ops, conditions = zip(*row_of, strict=True) if row_of else ((), ())
+    return build_kernels(all_ops, conditions, gpu, reference, ()), places
+
+
+_CONDITIONS = {"": USUAL_CONDITION, "cold": RunCondition(rotated="all"), "warm": RunCondition(rotated="none")}
 
 
 def _distinct_operators(graph: Graph) -> tuple[tuple[Operator, ...], tuple[IssueSegment, ...]]:

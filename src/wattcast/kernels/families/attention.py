@@ -3,7 +3,9 @@
 With few queries (decode), libraries cut the cache of keys instead, so that blocks fill the chip. cuDNN's rule is read
 off the grids of 150 kernels on an H200: powers of two, with 128 keys or more each, about two blocks an SM, and no cut
 at all up to 512 keys or where fewer than four parts would fit. FlashAttention's is its own
-``num_splits_heuristic``: the fewest parts whose waves are filled to 85 % of what the best number fills.
+``num_splits_heuristic``: the fewest parts whose waves are filled to 85 % of what the best number fills. Both are for
+formats of 16 bits and less. PyTorch runs others with its memory-efficient kernel, which cuts no cache and takes a
+block for each head of queries.
 """
 
 from __future__ import annotations
@@ -73,6 +75,7 @@ def _flash_keys(head_dim: int) -> float:
 
 _DECODE_QUERIES = 16  # up to here the kernels split the cache rather than the queries
 _BLOCK_Q, _BLOCK_KV = 128.0, 128.0
+_HALF_BYTE = 2  # of an element: the widest format of cuDNN and FlashAttention
 _BACKWARD_LAUNCHES, _HEAD_LAUNCHES = 4.0, 2.0  # cuDNN's, and those that add up heads which share keys
 _PAD_LAUNCHES = 6.0  # PyTorch's, where a head's dimension is no multiple of eight: zeros and a copy, of q, k and v
 # What a score costs on top of its products (its exponential, a random number), in head dimensions of a product: from
@@ -114,7 +117,7 @@ def _row(op: Attention, flash: bool, cold: bool, reference: ReferenceChip) -> tu
     decode = op.q_len <= _DECODE_QUERIES
     rows = 1.0 if decode else float(ceil(q / _BLOCK_Q))
     cut = _parts(op, flash, sm_count)
-    units = batch * (op.kv_heads if decode else heads) * rows * cut
+    units = batch * (op.kv_heads if decode and width <= _HALF_BYTE else heads) * rows * cut
     keys = float(ceil(op.kv_len / cut / _BLOCK_KV))
     padded_q = 64.0 if decode and (not flash or cut > 1) else _BLOCK_Q
     products = op.flop / max(2.0 * batch * heads * q * op.kv_len * kept, 1.0)  # head dimensions of all products
@@ -153,7 +156,7 @@ def _filled(waves: float) -> float:
 
 def _parts(op: Attention, flash: bool, sm_count: float) -> float:
     """Return the parts that the keys are cut into."""
-    if op.q_len > _DECODE_QUERIES or op.backward:
+    if op.q_len > _DECODE_QUERIES or op.backward or op.dtype.byte > _HALF_BYTE:
         return 1.0
     blocks = float(op.batch * op.kv_heads)
     if flash:

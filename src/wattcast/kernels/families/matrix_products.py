@@ -24,6 +24,7 @@ from wattcast.kernels.families import KernelMapping, register_kernels
 from wattcast.kernels.kernel_choice import (
     STANDARD_SIDE,
     STEP_K,
+    TF32_CODE,
     VECTOR_KIND,
     KernelLabel,
     KernelPicks,
@@ -233,7 +234,7 @@ def product_work(
     right, out = s.b * s.n * s.k * s.weight_width, tile["out_byte"]
     left = np.where(s.shared > 0, 1.0, s.b) * s.m * s.k * s.width  # a filter that all images share counts once
     both = left + right
-    whole, without_weights = resident_share(np.array([both, left]) + out, reference.l2_byte)
+    whole, without_weights = resident_share(np.array([both, left]) + out, reference.l2_byte) * ~told.cold
     # weights come from DRAM unless measured warm; activations only where they outgrow L2
     streams = (s.linear > 0) & ~told.warm
     kept = np.where(streams, without_weights, whole)
@@ -352,8 +353,8 @@ PRODUCT_CHOICE_COLUMNS = (
 def _kernel_family(form: tuple[Dtype, bool], kind: str) -> str:
     """Return the kernel family: by the kind of kernel and its pipe; products of a few tokens have their own."""
     dtype, slim = form
-    if kind == "hopper":
-        return "gemm.row" if slim else f"gemm.{_PIPE.get(dtype, 'tensor')}"
+    if kind == "hopper":  # in tf32 no tile is slim
+        return "gemm.row" if slim and dtype is not Dtype.TF32 else f"gemm.{_PIPE.get(dtype, 'tensor')}"
     wide = dtype in (Dtype.FP32, Dtype.FP64, Dtype.TF32)
     return f"gemm.{kind}.wide" if wide and kind in ("ampere", "vector") else f"gemm.{kind}"
 
@@ -366,7 +367,7 @@ def pipe_code(dtype: Dtype) -> float:
     return _CODE.get(dtype, 5.0)
 
 
-_CODE = {Dtype.FP8: 0.0, Dtype.INT8: 0.0, Dtype.BF16: 1.0, Dtype.FP16: 2.0, Dtype.TF32: 3.0, Dtype.FP32: 4.0}
+_CODE = {Dtype.FP8: 0.0, Dtype.INT8: 0.0, Dtype.BF16: 1.0, Dtype.FP16: 2.0, Dtype.TF32: TF32_CODE, Dtype.FP32: 4.0}
 
 
 def is_point_convolution(op: Operator) -> bool:
