@@ -91,7 +91,7 @@ def test_operators_cost_alike_where_nothing_says_otherwise() -> None:
     assert_allclose(swept.host_s(["linear", "softmax"]), [[3e-5, 0.5e-5], [0.0, 0.0]])
     parent = shipped_bundle("h200")
     assert parent is not None
-    assert not parent.launch.host_weights
+    assert parent.launch.host_weights == forecast_bundle(A100).launch.host_weights
 
 
 def test_weights_survive_factors_and_files(tmp_path: Path) -> None:

@@ -126,7 +126,7 @@ def transfer_floor(measured: Sequence[MeasuredModel], gpu: Gpu) -> tuple[Array, 
     return time, scale * (_columns(work, time) @ coefficients)
 
 
-LAUNCH_S = 12e-6  # of the H200's bundle
+LAUNCH_S = 12e-6  # of the host of an H100 (DESIGN, section 4)
 LONG_S = 100e-6  # shorter kernels are mostly start and drain
 
 

@@ -114,7 +114,6 @@ class ForecastRule(msgspec.Struct, forbid_unknown_fields=True):
     issue_free: float
     fixed_clock_share: float
     host: dict[str, str]
-    host_weights: dict[str, float]
     idle: IdleRule
     voltage: VoltageRule
     spread: dict[str, SpreadRule]
@@ -166,11 +165,12 @@ def _build_forecast(gpu: Gpu) -> Bundle:
     voltage, voltage_note = _voltage(gpu, chip, the, kind, power.voltage)
     missing = [f"{gpu.name}: {path} is unknown: {cost}" for path, cost in the.missing.items() if path in gpu.unknown]
     process = the.process(gpu)
+    weights = ", ".join(f"{w:g} {kind}" for kind, w in parent.launch.host_weights.items())
     notes = (
         f"forecast: no measurement of the {gpu.name}; carried over from the {the.parent} by specification",
         f"energy per operation: {process.logic:g} times the {the.parent}'s for logic ({gpu.process}), "
         f"{_memory(gpu, the).factor:g} for {gpu.memory.kind}",
-        "host: times the mean operator's cost " + ", ".join(f"{w:g} {kind}" for kind, w in the.host_weights.items()),
+        f"host: times the mean operator's cost {weights}",
         idle_note,
         voltage_note,
         *missing,
@@ -347,7 +347,7 @@ def _streaming(c: Correction, parent: Bundle, gpu: Gpu, chip: Gpu, the: Forecast
 def _launch(parent: Bundle, gpu: Gpu, the: ForecastRule) -> LaunchCosts:
     told = the.host.get(gpu.architecture, the.host["default"])
     host_s = parent.launch.host_s_per_operator if told == "parent" else units.parse(told, "s")
-    return replace(parent.launch, host_s_per_operator=host_s, host_weights=the.host_weights)
+    return replace(parent.launch, host_s_per_operator=host_s)
 
 
 def _law(parent: Bundle, gpu: Gpu, kind: ArchitectureRule) -> ClockLaw | None:
@@ -446,10 +446,15 @@ class _StartingLaw(msgspec.Struct, forbid_unknown_fields=True):
     ratio: list[float]
 
 
+class _StartingLaunch(msgspec.Struct, forbid_unknown_fields=True):
+    host_per_operator: str
+    host_weights: dict[str, float]
+
+
 class _StartingRule(msgspec.Struct, forbid_unknown_fields=True):
     source: str
     date: str
-    launch: dict[str, str]
+    launch: _StartingLaunch
     corrections: dict[str, _StartingCorrection]
     power: _StartingPower
     effective_clock: dict[str, _StartingLaw]
@@ -470,7 +475,7 @@ def starting_bundle(gpu: Gpu) -> Bundle:
             name: Correction(c.compute, c.memory, units.parse(c.fixed, "s", f"corrections.{name}"))
             for name, c in rule.corrections.items()
         },
-        launch=LaunchCosts(units.parse(rule.launch["host_per_operator"], "s")),
+        launch=LaunchCosts(units.parse(rule.launch.host_per_operator, "s"), rule.launch.host_weights),
         power=ModulePower(_starting_energies(gpu, idle, rule.power), idle, voltage),
         clock_law=ClockLaw(law.without, np.array(law.activity), np.array(law.ratio)) if law else None,
         residuals=dict.fromkeys(FAMILIES, rule.residual),
