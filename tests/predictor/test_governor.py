@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
+import wattcast
+from wattcast.core.errors import BadInput, UnknownName
 from wattcast.hardware import OperatingPoint, load_gpu
 from wattcast.power.power_model import VoltageCurve
 from wattcast.predictor.bundle import bundle_for
@@ -145,3 +147,48 @@ def test_a_voltage_curve_that_is_scaled_is_asked_itself() -> None:
     curve = bundle.power.voltage
     lower = replace(bundle, power=replace(bundle.power, voltage=Lower(curve.clock_hz, curve.relative)))
     assert total_at_clock(timeline, at, lower).power_w < total_at_clock(timeline, at, bundle).power_w
+
+
+def test_a_burst_runs_before_the_governor_answers() -> None:
+    """In the first 90 ms no limit lowers the clock; longer work comes near to sustained work, from above."""
+    options: dict[str, object] = {"batch": 8, "seq": 1024, "host_launch": 0.0}
+    sustained, burst, second, hour = (
+        wattcast.predict("llama3-8b", "h200", duration=duration, **options)
+        for duration in ("sustained", "20ms", "1s", 3600.0)
+    )
+    assert sustained.capped and second.capped and not burst.capped
+    assert burst.clock_hz == load_gpu("h200").clocks.max_hz
+    assert burst.latency_s < second.latency_s < hour.latency_s
+    assert burst.power_w > second.power_w > hour.power_w
+    assert_allclose(hour.latency_s, sustained.latency_s, rtol=1e-3)
+    assert burst.interval.power_w[1] > 1.02 * 700.0  # nothing holds it to the limit
+    assert any("duration: sustained" in note for note in sustained.assumptions)
+    assert any("duration: 20 ms" in note for note in burst.assumptions)
+    alone = wattcast.predict("gpt2", "h200", phase="decode")
+    assert wattcast.predict("gpt2", "h200", phase="decode", duration="5ms").latency_s == alone.latency_s  # not capped
+    for wrong in ("0ms", "-1ms", [1.0, 2.0], "nan s"):
+        with pytest.raises(BadInput, match="duration"):
+            wattcast.predict("gpt2", "h200", duration=wrong)
+
+
+@pytest.mark.parametrize(
+    ("op", "changes"),
+    [
+        ({"op": "linear", "m": 16, "n": 4096, "k": 4096, "dtype": "bf16"}, 0.1),
+        ({"op": "bmm", "b": 64, "m": 128, "n": 128, "k": 64, "dtype": "bf16"}, 0.05),
+        ({"op": "add", "n": 1 << 21, "dtype": "bf16"}, 0.2),
+        ({"op": "softmax", "rows": 4096, "dim": 1024, "dtype": "bf16"}, 0.2),
+    ],
+)
+def test_operands_come_from_memory_or_from_l2(op: dict[str, object], changes: float) -> None:
+    def predict(operands: str | None) -> wattcast.Prediction:
+        return wattcast.predict({"name": "one", "ops": [op]}, "h200", operands=operands, host_launch=0.0)
+
+    cold, warm, usual = predict("cold"), predict("warm"), predict(None)
+    assert cold.latency_s > (1.0 + changes) * warm.latency_s
+    assert 0.999 * warm.latency_s <= usual.latency_s <= 1.001 * cold.latency_s
+    assert all(any(note.startswith("operands: ") for note in p.assumptions) for p in (cold, warm, usual))
+    with pytest.raises(UnknownName, match="operands 'hot'"):
+        predict("hot")
+    with pytest.raises(BadInput, match="a list of operators"):
+        wattcast.predict("gpt2", "h200", operands="warm")

@@ -10,6 +10,7 @@ import typer
 
 from wattcast.cli.shared_options import (
     Clock,
+    Duration,
     Environment,
     HostLaunch,
     Json,
@@ -59,6 +60,10 @@ def predict(
     power_limit: PowerLimit = None,
     host_launch: HostLaunch = None,
     temperature: Temperature = None,
+    duration: Duration = None,
+    operands: Annotated[
+        str | None, typer.Option(help="Operands of a list of operators: cold in memory|warm in L2.")
+    ] = None,
     data: OperandData = "random",
     bundle: Annotated[Path | None, typer.Option(help="Folder that `calibrate` saved.")] = None,
     factor: Annotated[list[str] | None, typer.Option(help="Your own factor, such as compute=0.9.")] = None,
@@ -92,8 +97,8 @@ def predict(
             raise bad_value("--plot", "one workload", f"{len(workloads)} workloads")
     chip = api.find_gpu(gpu, node)
     factors = parse_factors(factor or [])
-    settings = {name: ctx.params[name] for name in ("clock", "power_limit", "host_launch", "temperature", "data")}
-    settings |= {"bundle": bundle, "factors": factors, "card": card, "force": force}
+    names = ("clock", "power_limit", "host_launch", "temperature", "duration", "operands", "data", "bundle")
+    settings = {name: ctx.params[name] for name in names} | {"factors": factors, "card": card, "force": force}
     prices: dict[str, Any] = {"price": price, "electricity": electricity, "carbon": carbon, "region": region}
     predictions = api.predict_many(workloads, chip, **settings, **prices, **options)
     if plot is not None:
@@ -130,6 +135,7 @@ def compare(
     power_limit: PowerLimit = None,
     host_launch: HostLaunch = None,
     temperature: Temperature = None,
+    duration: Duration = None,
     data: OperandData = "random",
     iterations: Annotated[
         int, typer.Option(help="How often the command of `measure run` ran the workload, warm-up excluded.")
@@ -174,6 +180,7 @@ def report(
     power_limit: PowerLimit = None,
     host_launch: HostLaunch = None,
     temperature: Temperature = None,
+    duration: Duration = None,
     data: OperandData = "random",
     force: Force = False,
     json: Json = False,
@@ -194,7 +201,7 @@ def report(
     if out.suffix.lower() not in (".html", ".htm"):
         raise bad_value("--out", "a name that ends in .html", out.name)
     chips = [find_gpu(name.strip()) for name in gpu.split(",")]
-    settings = RunSettings(clock, power_limit, host_launch, temperature, data, force=force)
+    settings = RunSettings(clock, power_limit, host_launch, temperature, duration, data=data, force=force)
     page = build_report(workload, chips, ModelOptions.from_names(**options), settings, _command_line(ctx))
     write_whole(out, page.encode())
     if json:

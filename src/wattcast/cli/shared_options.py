@@ -59,6 +59,7 @@ Clock = Annotated[str | None, typer.Option(help="Lock the clock, such as 1830MHz
 PowerLimit = Annotated[str | None, typer.Option(help="Board power limit, such as 500W.")]
 HostLaunch = Annotated[str | None, typer.Option(help="Host time per operator, such as 12us.")]
 Temperature = Annotated[str | None, typer.Option(help="Die temperature, such as 60C.")]
+Duration = Annotated[str | None, typer.Option(help="Length of a burst, such as 5ms; default: sustained.")]
 OperandData = Annotated[str, typer.Option(help="random|zeros|ones|relu operands.")]
 MODEL_OPTIONS: dict[str, tuple[Any, Any]] = {  # name -> type and help, default; the fields of ModelOptions
     "batch": (Annotated[int, typer.Option(help="Sequences or images at once.")], 1),

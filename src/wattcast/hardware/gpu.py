@@ -225,13 +225,16 @@ class OperatingPoint:
 
     ``clock_hz`` None leaves the core clock to the governor: the highest at which the workload's
     mean power meets ``power_limit_w`` (None: the card's default limit). A locked clock is lowered
-    too when the limit does not allow it, as cards do.
+    too when the limit does not allow it, as cards do. ``duration_s`` is how long the work goes on
+    after a pause; None: until the governor has settled.
     """
 
     clock_hz: Sweepable | None = None
     power_limit_w: Sweepable | None = None
     temperature_c: Sweepable = DEFAULT_TEMPERATURE_C
     memory_clock_hz: Sweepable | None = None
+    duration_s: float | None = None
 
     def __post_init__(self) -> None:
-        check_positive("operating point", {"clock_hz": self.clock_hz, "power_limit_w": self.power_limit_w})
+        settings = {"clock_hz": self.clock_hz, "power_limit_w": self.power_limit_w, "duration_s": self.duration_s}
+        check_positive("operating point", settings)

@@ -10,6 +10,7 @@ A number may be SI or a string with its unit; ``clock``, ``power_limit``, ``temp
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +28,7 @@ from wattcast.hardware.gpu import DEFAULT_TEMPERATURE_C
 from wattcast.hardware.node import Node, load_node, load_node_file
 from wattcast.predictor.bundle import bundle_for
 from wattcast.predictor.bundle.bundle_file import Bundle
+from wattcast.predictor.governor import REACTION_S
 from wattcast.predictor.prediction import Prediction, predict_graphs
 from wattcast.predictor.prices import parse_prices
 from wattcast.workload.build_model import compute_footprint, find_largest_batch
@@ -43,6 +45,8 @@ from wattcast.workload.model_options import (
 from wattcast.workload.readers import load_workload
 
 CARDS = ("another", "this")
+OPERANDS = ("cold", "warm")
+SUSTAINED = "sustained"
 Workload: TypeAlias = str | Path | Graph | Mapping[str, object]
 Quantity: TypeAlias = str | npt.ArrayLike  # "1830 MHz", 1.83e9, or an array in SI units
 
@@ -56,6 +60,8 @@ def predict(
     power_limit: Quantity | None = None,
     host_launch: Quantity | None = None,
     temperature: Quantity | None = None,
+    duration: Quantity | None = None,
+    operands: str | None = None,
     data: str = "random",
     bundle: Bundle | str | Path | None = None,
     factors: Mapping[str, float] | None = None,
@@ -74,6 +80,10 @@ def predict(
     ``config.json``), a mapping of the same, a Graph, or a ``torch.nn.Module`` with ``inputs``: example tensors or
     shapes, as ``wattcast.capture`` takes them. ``gpu`` is a catalogue name, your own YAML file or a Gpu.
 
+    ``duration`` is how long the work goes on after a pause ("5ms"), by default until the governor has settled: in the
+    first 90 ms no power limit lowers the clock. ``operands`` says where an operator or a list of operators finds its
+    data: ``cold`` in device memory, ``warm`` in L2 as far as they fit, by default weights cold and the rest warm;
+    operators of a model find what the others leave.
     ``bundle`` is a folder that ``calibrate`` or ``lab fit`` saved, in place of the shipped one or the forecast;
     ``factors`` are efficiency factors of your own (``predictor.bundle.factors``).
     ``node`` is where several GPUs stand (``"hgx-h100"``, your own YAML file): it decides what crosses the network.
@@ -98,6 +108,8 @@ def predict_many(
     power_limit: Quantity | None = None,
     host_launch: Quantity | None = None,
     temperature: Quantity | None = None,
+    duration: Quantity | None = None,
+    operands: str | None = None,
     data: str = "random",
     bundle: Bundle | str | Path | None = None,
     factors: Mapping[str, float] | None = None,
@@ -126,20 +138,22 @@ def predict_many(
 
         fitted = apply_factors(fitted, factors)
     prices = parse_prices(electricity, carbon, [price] if price is not None else [], region=region)
-    notes, at, fitted = _settings(chip, fitted, clock, power_limit, host_launch, temperature, data, card)
+    settings = {"clock": clock, "power_limit": power_limit, "host_launch": host_launch, "temperature": temperature}
+    notes, at, fitted = _settings(chip, fitted, **settings, duration=duration, data=data, card=card)
     if not force:
         check_power_limit(chip, at)
         for (workload, chosen), graph in zip(asked, graphs, strict=True):
             check_runs(graph, chip, workload, chosen)
     if price is not None or electricity is not None or prices.carbon_g_per_j is not None:
         notes += prices.notes
-    found = predict_graphs([_noted(graph, notes) for graph in graphs], chip, at, fitted)
+    noted = [_noted(graph, notes, operands, chip) for graph in graphs]
+    found = predict_graphs(noted, chip, at, fitted)
     return [replace(p, prices=prices) for p in found]
 
 
 SETTING_NAMES = (
-    *("clock", "power_limit", "host_launch", "temperature", "data", "bundle", "factors", "card", "node"),
-    *("price", "electricity", "carbon", "region", "force"),
+    *("clock", "power_limit", "host_launch", "temperature", "duration", "operands", "data", "bundle", "factors"),
+    *("card", "node", "price", "electricity", "carbon", "region", "force"),
 )
 
 
@@ -152,26 +166,35 @@ def _options(given: Mapping[str, object]) -> ModelOptions:
 
 
 def resolve_inputs(
-    graph: Graph,
-    chip: Gpu,
-    fitted: Bundle,
-    clock: Quantity | None = None,
-    power_limit: Quantity | None = None,
-    host_launch: Quantity | None = None,
-    temperature: Quantity | None = None,
-    data: str = "random",
-    card: str = "another",
+    graph: Graph, chip: Gpu, fitted: Bundle, operands: str | None = None, **settings: Any
 ) -> tuple[Graph, Gpu, OperatingPoint, Bundle]:
-    """Return the graph with every default noted, the GPU, its operating point and its bundle for these settings."""
-    notes, at, fitted = _settings(chip, fitted, clock, power_limit, host_launch, temperature, data, card)
-    return _noted(graph, notes), chip, at, fitted
+    """Return the graph with every default noted, the GPU, its operating point and its bundle for these settings.
+
+    ``settings`` are those of ``predict``: clock, power_limit, host_launch, temperature, duration, data and card.
+    """
+    notes, at, fitted = _settings(chip, fitted, **settings)
+    return _noted(graph, notes, operands, chip), chip, at, fitted
 
 
-def _noted(graph: Graph, notes: Sequence[str]) -> Graph:
-    """Return a graph with the settings' notes; an engine, unless a host time is given, replays its kernels."""
+def _noted(graph: Graph, notes: Sequence[str], operands: str | None, chip: Gpu) -> Graph:
+    """Return a graph with the settings' notes and the place of its operands.
+
+    An engine, unless a host time is given, replays its kernels. Where operands lie matters, and is noted, where an
+    operator that is not part of a model reads little enough to stay in L2.
+    """
+    if operands is not None:
+        if operands not in OPERANDS:
+            raise unknown_name("operands", operands, OPERANDS, "Do they come from device memory (cold) or L2 (warm)?")
+        if graph.phase:
+            do = "Operators of a model find what the others leave, which is the default: leave --operands away."
+            raise bad_value(f"{graph.name}: operands", "an operator or a list of operators", "a model", do)
+        where = "in device memory" if operands == "cold" else "in L2, as far as they fit"
+        notes = [*notes, f"operands: {operands}, {where} when an operator begins"]
+    elif not graph.phase and any(op.read_byte < np.max(chip.l2.capacity_byte or 0.0) for op, _ in graph.calls()):
+        notes = [*notes, "operands: weights in device memory, others in L2 as far as they fit (--operands)"]
     replayed = graph.stack == SoftwareStack.ENGINE
     said = (_REPLAYED if replayed and note.startswith("host: ") else note for note in notes)
-    return replace(graph, assumptions=(*graph.assumptions, *said))
+    return replace(graph, assumptions=(*graph.assumptions, *said), operands=operands or "")
 
 
 _REPLAYED = "host: the engine replays CUDA graphs; scheduling between steps is not counted (`simulate` counts it)"
@@ -180,12 +203,13 @@ _REPLAYED = "host: the engine replays CUDA graphs; scheduling between steps is n
 def _settings(
     chip: Gpu,
     fitted: Bundle,
-    clock: Quantity | None,
-    power_limit: Quantity | None,
-    host_launch: Quantity | None,
-    temperature: Quantity | None,
-    data: str,
-    card: str,
+    clock: Quantity | None = None,
+    power_limit: Quantity | None = None,
+    host_launch: Quantity | None = None,
+    temperature: Quantity | None = None,
+    duration: Quantity | None = None,
+    data: str = "random",
+    card: str = "another",
 ) -> tuple[list[str], OperatingPoint, Bundle]:
     """Return a note for every default taken, the operating point, and the bundle for these settings."""
     notes = _defaults(chip, fitted, clock, power_limit, host_launch, temperature, data)
@@ -201,10 +225,19 @@ def _settings(
         host_s = _amount(host_launch, "s", "host_launch")
         launch = replace(fitted.launch, host_s_per_operator=_at_least_zero(host_s), engine_replays=False)
         fitted = replace(fitted, launch=launch)
+    duration_s = None if duration in (None, SUSTAINED) else _duration(duration)
+    if duration_s is None:
+        notes.append("duration: sustained, with the governor settled")
+    else:
+        short = duration_s <= REACTION_S
+        fitted = fitted.for_bursts() if short else fitted
+        held = "the governor has no time to lower the clock" if short else "the governor answers after 90 ms"
+        notes.append(f"duration: {units.show(duration_s, 's')}; {held}")
     at = OperatingPoint(
         clock_hz=_clock(chip, clock),
         power_limit_w=None if power_limit is None else _amount(power_limit, "W", "power_limit"),
         temperature_c=DEFAULT_TEMPERATURE_C if temperature is None else _temperature(temperature),
+        duration_s=duration_s,
     )
     return notes, at, fitted
 
@@ -342,6 +375,13 @@ def _clock(gpu: Gpu, clock: Quantity | None) -> Sweepable | None:
         worst = float(np.max(np.where(np.asarray(asked) > high, asked, np.min(asked))))
         raise bad_value("clock", f"a clock of the {gpu.name}, {span}", units.show(worst, "Hz"))
     return asked
+
+
+def _duration(duration: Quantity) -> float:
+    found = _amount(duration, "s", "duration")
+    if not (isinstance(found, float) and 0.0 < found < math.inf):
+        raise bad_value("duration", "one time above zero, such as 5ms", str(duration), "Leave it away: sustained.")
+    return found
 
 
 def _amount(value: Quantity, unit: str, where: str) -> Sweepable:

@@ -3,6 +3,9 @@
 This is the only feedback in Wattcast: power lowers the clock. The governor holds the workload's time-averaged power
 at the limit by lowering the set clock, so the answer is the highest clock, up to the one asked for, at which mean
 power meets the limit. Only the cheap last step of the flow is repeated, on arrays.
+
+It answers after ``REACTION_S``. Shorter work runs at the clock asked for, whatever it draws; longer work of a given
+duration at the mean of those before and after, f = s·f_asked + (1 - s)·f_held with s = ``REACTION_S`` / duration.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from wattcast.predictor.bundle.bundle_file import Bundle
 from wattcast.predictor.pipeline import ClockedTimeline, TimelineRunner, WorkloadTotals
 from wattcast.predictor.timeline import Timeline
 
+REACTION_S = 0.090  # from the begin of a load to a lower clock, on an H200 (docs/method/serving.md)
 SECANT_STEPS = 8  # within which every card of the catalogue meets the limit closely
 _MOST_STEPS = 30  # where voltage rises in stairs
 _TIGHT, _CLOSE = 1e-10, 1e-8  # shares of the limit that end the search, before and after ``SECANT_STEPS``
@@ -73,6 +77,10 @@ def _govern(
     low_hz = np.minimum(gpu.clocks.lowest_hz, asked_hz)
     low, high = (np.array(np.broadcast_to(clock, (*excess_w.shape, 1))[..., 0]) for clock in (low_hz, asked_hz))
     ran, met = _search(runner, low, high, excess_w, limit_w)
+    if at.duration_s is not None:
+        before = min(REACTION_S / at.duration_s, 1.0)
+        ran = runner.run_at(before * high[..., np.newaxis] + (1.0 - before) * ran.clock_hz)
+        capped, met = capped & (before < 1.0), met | (before == 1.0)
     return GovernedPoint(replace(at, clock_hz=ran.clock_hz), capped, met), ran
 
 

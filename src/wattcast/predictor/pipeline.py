@@ -152,7 +152,7 @@ def _in_its_model(graph: Graph, timeline: Timeline, gpu: Gpu, bundle: Bundle) ->
     """
     if graph.stack == SoftwareStack.ENGINE and bundle.launch.engine_replays:
         timeline = replace(timeline, host_s=np.zeros_like(timeline.host_s))
-    if bundle.cold is not None:
+    if bundle.cold is not None and not graph.operands:
         timeline = timeline.delay_kernels(bundle.cold.extra_s(timeline.kernels, bundle.reference.l2_byte))
     if any(isinstance(op, Collective) and op.overlaps for op in timeline.kernels.ops):
         from wattcast.predictor.link_laws import hidden_s  # most predictions are of one GPU

@@ -277,6 +277,8 @@ class Prediction:
         """How far off latency, power and energy may be."""
         b = self.basis
         limit_w = b.gpu.power.limit_w if b.at.power_limit_w is None else b.at.power_limit_w
+        if b.at.duration_s is not None:
+            limit_w = np.inf  # nothing holds a burst to the limit
         return compute_interval(b.timeline, b.totals, b.detail, b.bundle, limit_w, b.reasons)
 
     @cached_property

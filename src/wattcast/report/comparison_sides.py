@@ -38,7 +38,7 @@ PREDICTED = "predicted"
 DEFAULT_DATABASE = "h200"  # where row:ID is looked up
 _NUMBERS = ("batch", "seq", "tokens", "tp", "pp", "dp", "ep", "cp", "image")
 _WORDS = ("phase", "dtype", "attention", "head", "stack")
-_POINT = ("clock", "power_limit", "host_launch", "temperature", "data")
+_POINT = ("clock", "power_limit", "host_launch", "temperature", "duration", "data")
 SPEC_KEYS = (*_NUMBERS, *_WORDS, "skew", "recompute", *_POINT)
 
 
@@ -58,6 +58,7 @@ class RunKeywords(ModelKeywords, total=False):
     power_limit: str | None
     host_launch: str | None
     temperature: str | None
+    duration: str | None
     data: str
 
 

@@ -165,6 +165,8 @@ class RunSettings:
     power_limit: str | float | None = None
     host_launch: str | float | None = None
     temperature: str | float | None = None
+    duration: str | float | None = None
+    operands: str | None = None
     data: str = "random"
     card: str = "another"
     bundle: Bundle | Path | None = None
@@ -238,7 +240,7 @@ def view_configuration(
     if not settings.force:
         api.check_power_limit(gpu, wanted)
         api.check_runs(graph, gpu, workload, options)
-    timeline = analyse_graph(graph, gpu, bundle)
+    timeline = analyse_graph(noted, gpu, bundle)
     prediction = predict_timeline(timeline, noted, gpu, wanted, bundle)
     at = replace(wanted, clock_hz=np.array([float(prediction.clock_hz)]))
     model = load_workload.find_model(workload)

@@ -366,7 +366,8 @@ def _view_of(asked: Configuration) -> ConfigurationView:
         asked.power_limit_w,
         asked.host_launch_s,
         asked.temperature_c,
-        asked.data,
+        asked.duration_s,
+        data=asked.data,
         bundle=bundle,
         force=True,  # the page says itself what does not fit
     )

@@ -82,6 +82,7 @@ class Configuration(msgspec.Struct, forbid_unknown_fields=True):
     power_limit_w: Annotated[float, Meta(gt=0, le=1e5)] | None = None
     host_launch_s: Annotated[float, Meta(ge=0, le=1)] | None = None
     temperature_c: Annotated[float, Meta(ge=0, le=110)] | None = None
+    duration_s: Annotated[float, Meta(gt=0, le=1e9)] | None = None
     data: Annotated[str, _one_of(DATA)] = "random"
 
     def options(self) -> ModelOptions:

@@ -40,6 +40,7 @@ class Graph:
     items: int | None = None  # pictures, audio clips ... of one run on all GPUs together
     item: str = ""  # the word for one of them
     gpu_count: int = 1  # that run this graph at the same time
+    operands: str = ""  # cold: from device memory, warm: in L2 where they fit; "": as the operators before leave them
 
     def __post_init__(self) -> None:
         if not any(block.ops for block in self.blocks):
