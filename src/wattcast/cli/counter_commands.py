@@ -51,7 +51,11 @@ def fit_counters_command(
     device: Annotated[str, typer.Option(help="The device that was measured, for the saved model.")] = "",
     predict: Annotated[
         Path | None,
-        typer.Option(help="Utilisations of applications (gpmtool form, no watts) to predict, with --json."),
+        typer.Option(help="Utilisations of programs (gpmtool form, no watts) to predict, with --json or --measured."),
+    ] = None,
+    measured: Annotated[
+        Path | None,
+        typer.Option(help="With --predict: the programs' watts by clock (names, then rows of MHz, MHz, ms, W)."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Save the model as YAML.")] = None,
     plot: Plot = None,
@@ -63,6 +67,7 @@ def fit_counters_command(
     """Fit counter models to a table, judge them on work they have not seen, and explain them.
 
     Example: wattcast lab fit counters micro_gtxtitanx.csv --form gpmtool --out titanx.yaml
+    Example: wattcast lab fit counters micro.csv --form gpmtool --predict real.csv --measured real_time_power.csv
     """
     from wattcast.core.errors import bad_value, unknown_name
     from wattcast.core.units import parse
@@ -72,9 +77,10 @@ def fit_counters_command(
         fit_counters,
         make_saved_model,
         predict_applications,
+        predict_programs,
         read_counter_tables,
     )
-    from wattcast.counter_models.gpmtool_files import read_applications
+    from wattcast.counter_models.gpmtool_files import read_applications, read_measured_programs
     from wattcast.counter_models.model_selection import CostEstimator
     from wattcast.counter_models.rail_terms import CounterModelKind
     from wattcast.power.saved_models import save_model
@@ -85,8 +91,11 @@ def fit_counters_command(
         raise unknown_name("form", form, TABLE_FORMS, f"Known: {', '.join(TABLE_FORMS)}.")
     if form == "table" and columns is None:
         raise bad_value("--columns", "a YAML map of the table's columns", "none", "Or say --form gpmtool.")
-    if predict is not None and not (json and form == "gpmtool"):
-        raise bad_value("--predict", "--form gpmtool and --json", f"--form {form}" + (" --json" if json else ""))
+    if predict is not None and not ((json or measured) and form == "gpmtool"):
+        wanted = "--form gpmtool, and --json or --measured"
+        raise bad_value("--predict", wanted, f"--form {form}" + (" --json" if json else ""))
+    if measured is not None and predict is None:
+        raise bad_value("--measured", "--predict FILE beside it, with the programs' utilisations", "none")
     if estimator not in tuple(CostEstimator):
         raise unknown_name("estimator", estimator, CostEstimator, f"Known: {', '.join(CostEstimator)}.")
     kinds = tuple(model) if model else tuple(CounterModelKind)
@@ -113,7 +122,11 @@ def fit_counters_command(
             )
         fit_two_rails(env, next(iter(tables.values())), name or table.stem, device, out, figures, json)
         return
+    programs = read_applications(predict) if predict is not None else None
+    watts = read_measured_programs(measured) if measured is not None else None
     result = fit_counters(tables, options, env.say)
+    if programs is not None and watts is not None:
+        result = predict_programs(result, programs, watts)
     if out is not None:
         save_model(make_saved_model(result, name or table.stem, device), out)
         env.say(f"model saved: {out}")
@@ -122,7 +135,7 @@ def fit_counters_command(
 
         drawn.save(env, make_counter_figures(result))
     if json:
-        predictions = predict_applications(result, read_applications(predict)) if predict is not None else []
+        predictions = predict_applications(result, programs) if programs is not None else []
         env.json(counter_fit_to_plain(result) | {"predictions": predictions})
         return
     _print_fit(env, result)
@@ -145,6 +158,11 @@ def _print_fit(env: Environment, result: CounterFit) -> None:
         values += [tested.mape(kind.model)] if tested else []
         errors.add_row(str(kind.model), *("-" if v is None else f"{v:.2f}" for v in values))
     console.print(errors)
+    if tested:
+        each = new_table("never trained on", "rows", "measured, W", "mean error, %", "bias, %", title=str(main.model))
+        for row in tested.summarise(main.model):
+            each.add_row(row[0], str(row[1]), *(f"{value:.1f}" for value in row[2:]))
+        console.print(each)
     costs = new_table(
         "cost", "value", "95 % interval", "at largest, W", "VIF", title=f"Costs of the {main.model} model"
     )

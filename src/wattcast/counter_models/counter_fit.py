@@ -12,6 +12,7 @@ import numpy as np
 
 from wattcast import __version__
 from wattcast.core.arrays import Array, Mask
+from wattcast.core.errors import bad_value
 from wattcast.core.strict_files import Provenance
 from wattcast.counter_models import counter_table, gpmtool_files
 from wattcast.counter_models.counter_table import RAILS, CounterTable
@@ -25,7 +26,14 @@ from wattcast.counter_models.fit_diagnostics import (
     smallest_sufficient_clocks,
     try_training_clocks,
 )
-from wattcast.counter_models.gpmtool_files import ActivityScaling, ApplicationUtilisations, application_activity
+from wattcast.counter_models.gpmtool_files import (
+    BUSY_SHARE_EVENTS,
+    ActivityScaling,
+    ApplicationUtilisations,
+    MeasuredPrograms,
+    application_activity,
+    match_programs,
+)
 from wattcast.counter_models.model_selection import (
     CostEstimator,
     FitSettings,
@@ -51,7 +59,6 @@ from wattcast.power.saved_models import SavedModel
 from wattcast.power.switched_capacitance import AlphaRail, SwitchedCapacitance
 
 RAIL_CLOCKS = {"core": RailClock.CORE, "memory": RailClock.MEMORY, "host": RailClock.FIXED}
-BUSY_SHARE_EVENTS = {"core": "core_busy_share", "memory": "memory_busy_share"}
 
 
 def make_power_model(fit: TermsFit, table: CounterTable) -> PowerModel:
@@ -117,6 +124,7 @@ class FittedModelKind:
     settings: FitSettings
     fit: TermsFit
     power: PowerModel
+    scaling: Mapping[str, float]  # how its table carries activity to other clocks
     predicted_w: Array  # (row,), of the fit to all rows
     in_sample: PowerErrors
     held_out: Mapping[str, HeldOutPrediction]  # by benchmark, group, cluster
@@ -146,6 +154,15 @@ class HeldBackRows:
     def mape(self, model: CounterModelKind) -> float:
         """Return the mean absolute error of a model in percent."""
         return float(np.abs(percent_error(self.predicted_w[model], self.power_w)).mean())
+
+    def summarise(self, model: CounterModelKind) -> list[tuple[str, int, float, float, float]]:
+        """Return each benchmark's rows, mean watts, mean absolute and mean signed error in percent."""
+        error, names = percent_error(self.predicted_w[model], self.power_w), np.array(self.names)
+        return [
+            (name, int(own.sum()), *(float(v[own].mean()) for v in (self.power_w, np.abs(error), error)))
+            for name in dict.fromkeys(self.names)
+            for own in [names == name]
+        ]
 
 
 @dataclass(frozen=True)
@@ -236,7 +253,7 @@ def _fit_kind(
     }
     power, diagnosis = make_power_model(fit, scaled), diagnose_fit(fit, scaled, everyone)
     score = score_prediction(table, predicted_w)
-    return FittedModelKind(model, settings, fit, power, predicted_w, score, held, diagnosis)
+    return FittedModelKind(model, settings, fit, power, scaled.scaling, predicted_w, score, held, diagnosis)
 
 
 def _report_voltages(bench: FitWorkbench, main: FittedModelKind) -> tuple[RailVoltageReport, ...]:
@@ -352,6 +369,22 @@ def make_saved_model(result: CounterFit, name: str, device: str = "") -> SavedMo
     when = datetime.now(tz=UTC).date().isoformat()
     notes = (*table.notes, *result.warnings)
     return SavedModel(name, main.power, Provenance(source, when, device), errors, notes, table.scaling)
+
+
+def predict_programs(result: CounterFit, work: ApplicationUtilisations, measured: MeasuredPrograms) -> CounterFit:
+    """Return the fit with programs as its test: watts over the clocks they were measured at, by every model."""
+    match = match_programs(measured.names, work.names)
+    rows = np.array([i for i, name in enumerate(measured.names) if name in match])
+    if not rows.size:
+        raise bad_value("--measured", f"programs of --predict ({', '.join(work.names[:6])}, ...)", measured.names[0])
+    clocks = measured.clock_hz[rows], measured.memory_clock_hz[rows]
+    which = [work.names.index(match[measured.names[i]]) for i in rows]
+    found = {}
+    for model, kind in result.kinds.items():
+        activity = application_activity(work, ActivityScaling.from_numbers(kind.scaling), *clocks)
+        found[model] = kind.power.power(activity).total_w[which, np.arange(rows.size), 0]
+    names = tuple(measured.names[i] for i in rows)
+    return replace(result, tested=HeldBackRows(names, measured.power_w[rows], found))
 
 
 def predict_applications(result: CounterFit, work: ApplicationUtilisations) -> list[dict[str, Any]]:

@@ -28,6 +28,7 @@ from wattcast.hardware import OperatingPoint
 from wattcast.power.activity import Activity, ActivitySource
 
 HEADER_LINES = 4
+BUSY_SHARE_EVENTS = {"core": "core_busy_share", "memory": "memory_busy_share"}
 CORNER_SHARPNESS = 30.0
 LARGEST_UTILISATION = 1.5  # counters overshoot a little
 MHZ = 1e6
@@ -151,6 +152,56 @@ def read_applications(path: Path) -> ApplicationUtilisations:
     return ApplicationUtilisations(tuple(row[0] for row in body), share, names, memory, default_hz)
 
 
+@dataclass(frozen=True)
+class MeasuredPrograms:
+    """Watts of programs over clocks: a row is one program at one pair of clocks."""
+
+    names: tuple[str, ...]  # (row,)
+    power_w: Array  # (row,)
+    clock_hz: Array
+    memory_clock_hz: Array
+
+
+def read_measured_programs(path: Path) -> MeasuredPrograms:
+    """Read a file with each program's name on a line, then rows of memory MHz, core MHz, ms, W and mJ.
+
+    A program with a pair of clocks twice is left out: a name is missing between two programs.
+    """
+    rows: dict[str, list[list[float]]] = {}
+    name = ""
+    for line, cells in enumerate(csv.reader(read_bytes(path).decode("utf-8", "replace").splitlines()), 1):
+        if len(cells) == 1 and cells[0].strip():
+            name = cells[0].strip()
+        elif cells:
+            if len(cells) < 4 or not name:
+                raise bad_value(
+                    f"{path.name}: line {line}", "a name, or MHz, MHz, ms and W below one", ",".join(cells)
+                )
+            rows.setdefault(name, []).append([_read_number(c, path.name, line, i) for i, c in enumerate(cells)])
+    whole = {n: body for n, body in rows.items() if len({(row[0], row[1]) for row in body}) == len(body)}
+    if not whole:
+        raise bad_value(path.name, "programs with rows of MHz, MHz, ms and W", "none")
+    body = np.array([row[:4] for each in whole.values() for row in each])
+    names = tuple(n for n, each in whole.items() for _ in each)
+    return MeasuredPrograms(names, body[:, 3], body[:, 1] * MHZ, body[:, 0] * MHZ)
+
+
+def match_programs(measured: Sequence[str], known: Sequence[str]) -> dict[str, str]:
+    """Match names of programs that differ in case, signs or length (``correlation`` and ``CORR``).
+
+    >>> match_programs(["correlation", "fdtd2d", "s3d"], ["CORR", "FDTD-2D"])
+    {'correlation': 'CORR', 'fdtd2d': 'FDTD-2D'}
+    """
+    plain = {name: "".join(c for c in name.lower() if c.isalnum()) for name in (*measured, *known)}
+    found = {}
+    for name in dict.fromkeys(measured):
+        same = [k for k in known if plain[k] == plain[name]]
+        alike = [k for k in known if len(plain[k]) > 3 and plain[name].startswith(plain[k])]
+        if same or len(alike) == 1:
+            found[name] = (same or alike)[0]
+    return found
+
+
 def application_activity(
     work: ApplicationUtilisations, scaling: ActivityScaling, clock_hz: Array, memory_clock_hz: Array
 ) -> Activity:
@@ -161,8 +212,12 @@ def application_activity(
     share = work.share[:, np.newaxis, :]
     factor = _scale_rates(core[:, np.newaxis], memory[:, np.newaxis], share, work.on_memory, scaling.saturation)
     busy = np.asarray((work.share > 0).any(axis=1))[:, np.newaxis] * clock_hz
-    value = np.concatenate([busy[..., np.newaxis], at_default * factor], axis=-1)
-    names = (ACTIVE_CYCLE, *(COMPONENT_EVENTS[name.upper()] for name in work.components))
+    on_memory = np.array(work.on_memory)
+    relative = np.where(on_memory, memory[:, np.newaxis], core[:, np.newaxis])
+    used = share * factor / relative  # share of its peak at which each component runs
+    shares = [used[..., where].max(axis=-1, initial=0.0)[..., np.newaxis] for where in (~on_memory, on_memory)]
+    value = np.concatenate([busy[..., np.newaxis], at_default * factor, *shares], axis=-1)
+    names = (ACTIVE_CYCLE, *(COMPONENT_EVENTS[name.upper()] for name in work.components), *BUSY_SHARE_EVENTS.values())
     at = OperatingPoint(clock_hz=clock_hz[:, np.newaxis], memory_clock_hz=memory_clock_hz[:, np.newaxis])
     return Activity(np.ones((*value.shape[:2], 1)), value[:, :, np.newaxis, :], names, at, ActivitySource.PROFILED)
 

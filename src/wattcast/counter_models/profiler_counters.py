@@ -35,6 +35,7 @@ from wattcast.predictor.bundle.bundle_file import shipped_bundle
 _MAX_BYTE = 256 << 20
 _TIME = "gpu__time_duration.sum"
 _PREFIX = {"n": 1e-9, "u": 1e-6, "m": 1e-3, "": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+_SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}  # as ncu writes them since 2025; before: nsecond
 _UNIT_WORDS = ("second", "byte", "inst", "sector", "cycle", "request", "hz", "Hz")
 _NAME_COLUMNS = ("Kernel Name", "kernel", "Kernel", "name")
 
@@ -215,8 +216,10 @@ def _read_value(text: str, unit: str, where: str) -> float:
     if not math.isfinite(number):
         raise bad_value(where, "a finite number", text)
     unit = unit.strip()
+    head = unit.split("/")[0]
+    if head in _SECONDS:
+        return number * _SECONDS[head]
     for word in _UNIT_WORDS:
-        head = unit.split("/")[0]
         if head.endswith(word) and head.removesuffix(word) in _PREFIX:
             return number * _PREFIX[head.removesuffix(word)]
     return number / 100.0 if unit == "%" else number

@@ -9,7 +9,8 @@ with the seconds u of each unit, the slots that all instructions take to issue, 
 in which warps wait. A change replaces some u. Where a unit is busy half of the time and warps are many, W is mostly
 queueing and follows N; otherwise it is latency, which stays, or is hidden by more warps and independent instructions.
 The exponent was set on the DCT of the multimedia workloads and on four pairs of kernels
-(docs/method/microbenchmarks.md); the interval of an advice spans exponents from 2 to 4, and half as much queueing.
+(docs/method/microbenchmarks.md); the interval of an advice spans exponents from 2 to 4, half as much queueing, and
+T'/T to the power of 0.65 to 1.35.
 
 Three counts need care, as the H200's own counters showed: a conflicting pass of shared memory costs less energy than
 a full one, an instruction of a diverged warp less than one of 32 threads (both from the measured curves), and the
@@ -41,7 +42,9 @@ READ, WRITTEN = "dram__bytes_read.sum", "dram__bytes_write.sum"
 FROM_L2, TO_L2 = "l1tex__m_xbar2l1tex_read_bytes.sum", "l1tex__m_l1tex2xbar_write_bytes.sum"
 L2_ITSELF = ("lts__t_bytes.sum",)  # counts what goes from one half of the L2 to the other again
 TENSOR = ("sm__pipe_tensor_cycles_active.sum", "sm__cycles_elapsed.sum")
-FP64, XU = "sm__inst_executed_pipe_fp64.sum", "sm__inst_executed_pipe_xu.sum"
+PIPE = "sm__inst_executed_pipe_{}.sum"
+PIPES = tuple(map(PIPE.format, "alu fma fp64 xu lsu adu cbu uniform".split()))
+FP64, XU = PIPE.format("fp64"), PIPE.format("xu")
 REDUCED = "lts__t_sectors_op_red.sum"
 # unit: the microbenchmark with its rate and energy, the metrics that count its operations, operations of one count
 UNITS: dict[str, tuple[str, tuple[str, ...], float]] = {
@@ -61,6 +64,7 @@ UNITS: dict[str, tuple[str, tuple[str, ...], float]] = {
 INSTEAD = {"l2": ("bulk_copy_l2", 1 / 8192.0)}  # where the benchmark is missing or known to be wrong
 ELSEWHERE = ("issue", "products")  # their joules are counted with other units
 EXPONENT, EXPONENTS = 3.0, (2.0, 4.0)
+LIKELY_POWERS = (0.65, 1.35)  # of the predicted ratio of times, as far as pairs for mending came out
 QUEUED_SHARE = 0.5  # of the time that a unit is busy, from which on waiting is queueing
 
 
@@ -243,7 +247,7 @@ STALLED = "smsp__average_warps_issue_stalled_{}_per_issue_active.ratio"
 FAR_STALLS, NO_STALLS = ("long_scoreboard", "lg_throttle"), ("selected", "not_selected")
 FAR_SHARE = 0.7  # of the waiting that is for memory beyond the L1, where the profile does not say
 NEAR_LATENCY = 0.2  # latency of the L1 over that of L2 and DRAM
-MOST_WARPS, ENOUGH_WARPS = 64.0, 16.0  # of an SM: resident at most, and those that hide arithmetic latency
+MOST_WARPS, ENOUGH_WARPS = 64.0, 14.0  # of an SM: resident at most, and those that hide arithmetic latency
 INDEPENDENT = 4.0  # instructions that a thread can have under way at once
 
 
@@ -319,7 +323,8 @@ def advise_change(profile: KernelProfile, changes: Sequence[CodeChange]) -> Tuni
     time = predict_time_s(profile, work, wait) / profile.time_s
     q = queued_share(profile)
     ways = [(exponent, queued) for exponent in EXPONENTS for queued in (0.5 * q, q)]
-    spread = [predict_time_s(profile, work, wait, *way) / profile.time_s - 1.0 for way in ways]
+    spread = [predict_time_s(profile, work, wait, *way) / profile.time_s for way in ways]
+    spread += [max(time, 1e-9) ** power for power in LIKELY_POWERS]
     there = replace(profile, work=work, time_s=profile.time_s * time)
     energy = there.energy_j / profile.energy_j
     return TuningAdvice(
@@ -330,7 +335,7 @@ def advise_change(profile: KernelProfile, changes: Sequence[CodeChange]) -> Tuni
         energy / time - 1.0,
         energy - 1.0,
         profile.energy_j - there.energy_j,
-        (min(*spread, time - 1.0), max(*spread, time - 1.0)),
+        (min(spread) - 1.0, max(spread) - 1.0),
     )
 
 
@@ -363,7 +368,8 @@ def _judge_coalescing(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChan
     if m.get(WAVEFRONTS, 0.0) > 0.0:
         factor["l1"] = (1.0 - max(m[WAVEFRONTS] - m.get(PASSES, 0.0) - _least_passes(m), 0.0) / m[WAVEFRONTS],) * 2
     seen = f"{sectors / requests:.1f} sectors an access of a warp, {sum(needed) / requests:.1f} would do"
-    return CodeChange("coalescing", seen, factor)
+    # a warp waits for every sector of its access
+    return CodeChange("coalescing", seen, factor, wait=1.0 - _far_share(m) * (1.0 - sum(needed) / sectors))
 
 
 def _least_passes(metrics: Mapping[str, float]) -> float:
@@ -396,7 +402,7 @@ def _judge_divergence(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChan
 
 
 def _judge_fp64(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChange | None:
-    """Instructions become fp32 ones, conversions leave the special unit, and accesses of 8 bytes have 4."""
+    """Instructions become fp32 ones, conversions and 8-byte constants go, and accesses of 8 bytes have 4."""
     by_name = keep_first_rounds(results)
     single, double, whole = (by_name.get(name) for name in ("fp32_fma", "fp64_fma", "int32_add"))
     if single is None or double is None or "fp64" not in p.work or p.work["fp64"].seconds <= 0.0:
@@ -406,12 +412,20 @@ def _judge_fp64(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChange | N
         return None
     moved = p.work["fp64"].scaled(single.operation_s / double.operation_s, single_j / double_j)
     factor, added = {"fp64": (0.0, 0.0)}, {"fp32": moved}
-    converted = _converted_on_special(p)
-    if converted > 0.0 and whole is not None and whole.operation_s:
-        left = 1.0 - converted / p.metrics[XU]
-        factor["special"] = (left, left)
-        threads = 32.0 * converted
-        added["int"] = UnitWork(threads * whole.operation_s, threads * (whole.operation_above_idle_j or 0.0))
+    converted, gone = _converted_on_special(p), 0.0
+    if all(
+        name in p.metrics for name in (INSTRUCTIONS, *PIPES)
+    ):  # what no pipe counts puts 8-byte constants together
+        gone = max(p.metrics[INSTRUCTIONS] - sum(p.metrics[name] for name in PIPES), 0.0)
+    if converted > 0.0:
+        factor["special"] = (1.0 - converted / p.metrics[XU],) * 2
+        if (mean_access_byte(p.metrics) or 4.0) >= 4.0:
+            gone += converted  # from and to fp32
+        elif whole is not None and whole.operation_s:  # from integers, which the integer pipe turns into fp32
+            threads = 32.0 * converted
+            added["int"] = UnitWork(threads * whole.operation_s, threads * (whole.operation_above_idle_j or 0.0))
+    if INSTRUCTIONS in p.metrics:
+        factor["issue"] = (1.0 - min(gone / p.metrics[INSTRUCTIONS], 1.0), 1.0)
     counts = {size: p.metrics.get(metric, 0.0) for size, metric in SIZE_METRICS.items()}
     byte = sum(size * n for size, n in counts.items())
     if byte > 0.0 and counts[8] > 0.0:
@@ -432,7 +446,7 @@ def _converted_on_special(p: KernelProfile) -> float:
 def _judge_conversions(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChange | None:
     """Conversions fill slots of the special unit, or of the integer pipe where the device has them there."""
     count = p.metrics[CONVERSIONS] / 32.0
-    if count <= 0.0 or "special" not in p.work:
+    if count <= 4.0 * p.metrics.get(FP64, 0.0) or "special" not in p.work:  # those of fp64 go with it
         return None
     special = _converted_on_special(p)
     factor = {"special": (1.0 - special / p.metrics[XU],) * 2} if special > 0.0 else {}
@@ -475,30 +489,28 @@ def _judge_access_size(p: KernelProfile, results: Sequence[MicroRow]) -> CodeCha
     if INSTRUCTIONS in p.metrics:
         fewer = sum(p.metrics[metric] for metric in SIZE_METRICS.values()) * (1.0 - mean / 16.0)
         factor["issue"] = (1.0 - min(fewer / p.metrics[INSTRUCTIONS], 1.0), 1.0)
-    return CodeChange("access size", f"{mean:.1f} bytes a thread and access, 16 are possible", factor)
+    q = queued_share(p)  # fewer accesses are waited for
+    wait = q + (1.0 - q) * (1.0 - _far_share(p.metrics) * (1.0 - mean / 16.0))
+    return CodeChange("access size", f"{mean:.1f} bytes a thread and access, 16 are possible", factor, wait=wait)
 
 
 def _judge_caching(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChange | None:
-    """Bytes that come from the L2 again and again, although DRAM gave them once, could stay in the L1."""
-    read, once = p.metrics[FROM_L2], p.metrics[READ]
-    again = 1.0 - once / read if read > 0.0 else 0.0
-    if again < 0.5 or "l2" not in p.work or p.work["l2"].seconds < 0.02 * p.time_s:
+    """Bytes that the L2 gives again and again could stay in the L1; those of the L1, in a tile of shared memory."""
+    m, factor, wait = p.metrics, {}, 1.0
+    again = 1.0 - m[READ] / m[FROM_L2] if m[FROM_L2] > 0.0 else 0.0
+    hit = m[HITS] / m[SECTORS] if m[SECTORS] > 0.0 else 0.0
+    if again >= 0.5 and "l2" in p.work and p.work["l2"].seconds >= 0.02 * p.time_s:
+        factor["l2"] = (1.0 - again * m[FROM_L2] / (m[FROM_L2] + m[TO_L2]),) * 2
+        wait = 1.0 - _far_share(m) * again * (1.0 - NEAR_LATENCY)
+    elif hit >= 0.5 and m[WAVEFRONTS] > 0.0:
+        fewer = max(m[WAVEFRONTS] - m[PASSES] - _least_passes(m), 0.0)
+        factor["l1"] = (1.0 - fewer / m[WAVEFRONTS],) * 2
+    if not factor:
         return None
-    left = 1.0 - again * read / (read + p.metrics[TO_L2])
-    wait = 1.0 - _far_share(p.metrics) * again * (1.0 - NEAR_LATENCY)
-    return CodeChange(
-        "caching", f"{read / max(once, 1.0):.1f} bytes from L2 for one of DRAM", {"l2": (left, left)}, wait=wait
+    seen = (
+        f"{hit:.0%} of the sectors loaded are in the L1, L2 gives {m[FROM_L2] / max(m[READ], 1.0):.1f} times DRAM's"
     )
-
-
-def _judge_shared_memory(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChange | None:
-    """Loads that the L1 answers again and again could come from a tile of shared memory in one pass each."""
-    hit = p.metrics[HITS] / p.metrics[SECTORS] if p.metrics[SECTORS] > 0.0 else 0.0
-    if hit < 0.5 or p.metrics[WAVEFRONTS] <= 0.0:
-        return None
-    fewer = max(p.metrics[WAVEFRONTS] - p.metrics[PASSES] - _least_passes(p.metrics), 0.0)
-    left = 1.0 - fewer / p.metrics[WAVEFRONTS]
-    return CodeChange("shared memory", f"{hit:.0%} of the sectors loaded are in the L1", {"l1": (left, left)})
+    return CodeChange("caching", seen, factor, wait=wait)
 
 
 def _judge_spills(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChange | None:
@@ -507,22 +519,29 @@ def _judge_spills(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChange |
     if count <= 0.0 or "l1" not in p.work:
         return None
     share = min(count / p.metrics[WAVEFRONTS], 1.0)
-    moved = min(16.0 * count * 4.0 / max(p.metrics.get(FROM_L2, 0.0) + p.metrics.get(TO_L2, 0.0), 1.0), 1.0)
-    factor = {"l1": (1.0 - share,) * 2, "l2": (1.0 - moved,) * 2}
-    factor["issue"] = (1.0 - min(count / p.metrics[INSTRUCTIONS], 1.0), 1.0)
+    factor = {"l1": (1.0 - share,) * 2, "issue": (1.0 - min(count / p.metrics[INSTRUCTIONS], 1.0), 1.0)}
+    own = [32.0 * p.metrics.get(sectors, 0.0) for sectors in (SECTORS, STORED_SECTORS)]
+    for unit, names in (("dram", (READ, WRITTEN)), ("l2", (FROM_L2, TO_L2))):  # what global accesses do not explain
+        moved = [p.metrics.get(name, 0.0) for name in names]
+        if sum(moved) > 0.0:
+            factor[unit] = (sum(map(min, moved, own)) / sum(moved),) * 2
     return CodeChange("spills", f"{count:.3g} accesses of warps to local memory", factor, wait=1.0 - share)
 
 
 def _judge_atomics(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChange | None:
-    """Additions in the L2 become additions in shared memory; one of a block is left."""
+    """Additions in the L2 become additions in shared memory, and few of a block are left.
+
+    Additions to the same places wait for each other, which no counter of the L2 tells. So all waiting is taken for
+    theirs, up to as much as the other units work.
+    """
     shared = keep_first_rounds(results).get("atomic_shared")
-    if p.metrics[REDUCED] <= 0.0 or "atomics" not in p.work or shared is None or not shared.operation_s:
+    many = p.metrics[REDUCED] > 0.01 * p.metrics.get(INSTRUCTIONS, 0.0)
+    if not many or "atomics" not in p.work or shared is None or not shared.operation_s:
         return None
-    count = 32.0 * p.metrics[REDUCED] * 2.0 / 3.0  # passes of a warp with all threads at different counters
-    added = {"l1": UnitWork(count * shared.operation_s / 32.0, count * (shared.operation_above_idle_j or 0.0) / 32.0)}
-    busy = min(p.work["atomics"].seconds / p.time_s, 1.0)
-    seen = f"{p.metrics[REDUCED]:.3g} sectors of additions in the L2, busy {busy:.0%} of the time"
-    return CodeChange("atomics", seen, {"atomics": (0.0, 0.0)}, added, wait=1.0 - busy)
+    count = p.metrics[REDUCED]  # of threads, where all add to different places
+    added = {"l1": UnitWork(count * shared.operation_s, count * (shared.operation_above_idle_j or 0.0))}
+    alone = CodeChange("atomics", f"{count:.3g} sectors of additions in the L2", {"atomics": (0.0, 0.0)}, added)
+    return replace(alone, wait=min(combine_units_s(alone.apply(p.work)) / p.time_s, 1.0))
 
 
 Judge = Callable[[KernelProfile, Sequence[MicroRow]], CodeChange | None]
@@ -535,8 +554,7 @@ JUDGES: dict[str, tuple[tuple[str, ...], Judge]] = {  # bottleneck: metrics that
     "occupancy": ((WARPS,), _judge_occupancy),
     "parallelism": ((WARPS,), _judge_parallelism),
     "access size": (tuple(SIZE_METRICS.values()), _judge_access_size),
-    "caching": ((FROM_L2, TO_L2, READ), _judge_caching),
-    "shared memory": ((HITS, SECTORS, REQUESTS, WAVEFRONTS, PASSES), _judge_shared_memory),
+    "caching": ((FROM_L2, TO_L2, READ, HITS, SECTORS, WAVEFRONTS, PASSES), _judge_caching),
     "spills": ((*LOCAL, WAVEFRONTS, INSTRUCTIONS), _judge_spills),
     "atomics": ((REDUCED,), _judge_atomics),
 }
