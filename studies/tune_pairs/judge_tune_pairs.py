@@ -98,7 +98,7 @@ def main() -> None:
     """Print one line a pair and the counts."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--use", default="held-out", choices=["mending", "held-out"])
+    parser.add_argument("--use", default="held-out", choices=["mending", "held-out", "second held-out"])
     parser.add_argument("--gpu", default="h200")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()

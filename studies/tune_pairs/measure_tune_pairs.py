@@ -255,7 +255,7 @@ def count_pairs(versions: list[ProgramVersion], budget_s: float) -> None:
         bench.device.profile(False)
 
 
-def collect_counters(out: Path, budget_s: float) -> int:
+def collect_counters(out: Path, budget_s: float, use: str) -> int:
     """Run the programs under ``ncu``; a list with a metric that it refuses is replaced by the shorter one."""
     ncu, raw = find_ncu(), out / "tune_pairs_ncu.csv"
     with METRICS.open(encoding="utf-8") as file:
@@ -263,7 +263,17 @@ def collect_counters(out: Path, budget_s: float) -> int:
     known = query_metrics(ncu)
     for wanted in ([*usual, *MORE_METRICS], usual):
         command = [*make_ncu_command(ncu, raw, keep_known_metrics(wanted, known)), "--profile-from-start", "off"]
-        command += [sys.executable, __file__, "--out", str(out), "--target", "--budget", f"{budget_s:.0f}"]
+        command += [
+            sys.executable,
+            __file__,
+            "--out",
+            str(out),
+            "--target",
+            "--use",
+            use,
+            "--budget",
+            f"{budget_s:.0f}",
+        ]
         try:
             subprocess.run(command, timeout=budget_s + 60.0, check=False, env=make_child_environment())
         except subprocess.TimeoutExpired:
@@ -285,11 +295,12 @@ def main() -> int:
     parser.add_argument("--target", action="store_true", help="the process under ncu")
     parser.add_argument("--dry-run", action="store_true")
     parser.add_argument("--only", default="", help="programs, comma-separated")
+    parser.add_argument("--use", default="", help="mending, held-out or second held-out: pairs of this use alone")
     parser.add_argument("--budget", type=float, default=150.0, help="seconds")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     only = set(filter(None, options.only.split(",")))
-    versions = [v for v in read_versions() if not only or v.program in only]
+    versions = [v for v in read_versions() if (not only or v.program in only) and options.use in ("", v.use)]
     if options.dry_run:
         cubin = compile_cubin((HERE / "tune_kernels.cu").read_text(), "sm_90a", "tune_kernels.cu")
         names = {
@@ -302,7 +313,7 @@ def main() -> int:
         count_pairs(versions, options.budget)
         return 0
     if options.counters:
-        return collect_counters(options.out, options.budget)
+        return collect_counters(options.out, options.budget, options.use)
     return 4 if measure_pairs(options.out, versions, options.budget) else 0
 
 

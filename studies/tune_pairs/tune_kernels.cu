@@ -483,3 +483,272 @@ template <int PARTS> __device__ __forceinline__ void series(ARGUMENTS)
 }
 KERNEL(series__before) { series<1>(a, b, out, room, n); }
 KERNEL(series__parallelism) { series<4>(a, b, out, room, n); }
+
+// The second set of programs, written after `tune` had been judged on the first and mended by it.
+
+// logistic: 64 steps of a map that settles, in double precision.
+template <typename T> __device__ __forceinline__ void logistic(ARGUMENTS)
+{
+  T x = (T)a[INDEX] * (T)0.5 + (T)0.25;
+#pragma unroll 4
+  for (int k = 0; k < 64; ++k) x = (T)2.5 * x * ((T)1.0 - x);
+  out[INDEX] = (float)x;
+}
+KERNEL(logistic__before) { logistic<double>(a, b, out, room, n); }
+KERNEL(logistic__fp64) { logistic<float>(a, b, out, room, n); }
+
+// sums: 16 numbers in double precision to one, each thread its own stretch, or every 256th of the block's.
+template <typename T, bool INTERLEAVED> __device__ __forceinline__ void sums(const T *from, ARGUMENTS)
+{
+  __shared__ T held[256];
+  const int first = blockIdx.x * 4096 + (INTERLEAVED ? threadIdx.x : threadIdx.x * 16);
+  T sum = 0;
+  for (int k = 0; k < 16; ++k) sum += from[first + (INTERLEAVED ? k * 256 : k)] * (T)0.5;
+  held[threadIdx.x] = sum;
+  __syncthreads();
+  for (int step = 128; step > 0; step >>= 1) {
+    if (threadIdx.x < step) held[threadIdx.x] += held[threadIdx.x + step];
+    __syncthreads();
+  }
+  if (threadIdx.x == 0) out[blockIdx.x] = (float)held[0];
+}
+KERNEL(sums__before) { sums<double, false>(b, a, b, out, room, n); }
+KERNEL(sums__fp64) { sums<float, false>(a, a, b, out, room, n); }
+KERNEL(sums__coalescing) { sums<double, true>(b, a, b, out, room, n); }
+KERNEL(sums__both) { sums<float, true>(a, a, b, out, room, n); }
+
+// heat: seven points of a volume of 256 x 256 planes, past the L1 or through it.
+template <bool CACHED> __device__ __forceinline__ float point(const float *p) { return CACHED ? __ldg(p) : __ldcg(p); }
+template <bool CACHED> __device__ __forceinline__ void heat(ARGUMENTS)
+{
+  const int plane = 65536, i = INDEX, mask = n - 1;
+  float sum = point<CACHED>(a + i) * 0.4f;
+  sum += 0.1f * (point<CACHED>(a + ((i + 1) & mask)) + point<CACHED>(a + ((i - 1) & mask)));
+  sum += 0.1f * (point<CACHED>(a + ((i + 256) & mask)) + point<CACHED>(a + ((i - 256) & mask)));
+  sum += 0.1f * (point<CACHED>(a + ((i + plane) & mask)) + point<CACHED>(a + ((i - plane) & mask)));
+  out[i] = sum;
+}
+KERNEL(heat__before) { heat<false>(a, b, out, room, n); }
+KERNEL(heat__caching) { heat<true>(a, b, out, room, n); }
+
+// taps: a filter of 33 taps from the L1, or from a tile of shared memory.
+KERNEL(taps__before)
+{
+  float sum = 0.0f;
+#pragma unroll
+  for (int k = -16; k <= 16; ++k) sum += a[(INDEX + k) & (n - 1)] * (0.01f * (k + 17));
+  out[INDEX] = sum;
+}
+KERNEL(taps__shared_memory)
+{
+  __shared__ float tile[256 + 32];
+  for (int i = threadIdx.x; i < 288; i += 256) tile[i] = a[(blockIdx.x * 256 + i - 16) & (n - 1)];
+  __syncthreads();
+  float sum = 0.0f;
+#pragma unroll
+  for (int k = 0; k < 33; ++k) sum += tile[threadIdx.x + k] * (0.01f * (k + 1));
+  out[INDEX] = sum;
+}
+
+// matvec: rows of 1024; a thread walks along its row, or a warp takes a row together.
+KERNEL(matvec__before)
+{
+  float sum = 0.0f;
+  for (int k = 0; k < 1024; ++k) sum += a[(size_t)INDEX * 1024 + k] * a[k];
+  out[INDEX] = sum;
+}
+KERNEL(matvec__coalescing)
+{
+  const int row = INDEX / 32, lane = threadIdx.x % 32;
+  float sum = 0.0f;
+  for (int k = lane; k < 1024; k += 32) sum += a[(size_t)row * 1024 + k] * a[k];
+#pragma unroll
+  for (int step = 16; step > 0; step >>= 1) sum += __shfl_xor_sync(0xffffffffu, sum, step);
+  if (lane == 0) out[row] = sum;
+}
+
+// butterfly: rounds of exchanges at a stride of 16 words, or with one word of padding after every 16.
+template <bool PADDED> __device__ __forceinline__ void butterfly(ARGUMENTS)
+{
+  __shared__ float held[4096 + 256];
+  const int t = threadIdx.x;
+  for (int k = 0; k < 16; ++k) held[t * 16 + k + (PADDED ? t : 0)] = a[blockIdx.x * 4096 + k * 256 + t];
+  float sum = 0.0f;
+  __syncthreads();
+#pragma unroll 1
+  for (int round = 0; round < 4; ++round)
+#pragma unroll
+    for (int k = 0; k < 16; ++k) sum = sum * 0.5f + held[t * 16 + ((k + round) & 15) + (PADDED ? t : 0)];
+  out[INDEX] = sum;
+}
+KERNEL(butterfly__before) { butterfly<false>(a, b, out, room, n); }
+KERNEL(butterfly__bank_conflicts) { butterfly<true>(a, b, out, room, n); }
+
+// functions: two special functions by turns; neighbours differ, or a warp agrees.
+__device__ __forceinline__ float special(int kind, float x)
+{
+  if (kind == 0) {
+#pragma unroll 1
+    for (int k = 0; k < 12; ++k) x = __sinf(x) * 0.5f + 0.25f;
+  } else {
+#pragma unroll 1
+    for (int k = 0; k < 12; ++k) x = __expf(-x) * 0.75f + 0.125f;
+  }
+  return x;
+}
+KERNEL(functions__before) { out[INDEX] = special(INDEX & 1, a[INDEX]); }
+KERNEL(functions__divergence)
+{
+  const int i = blockIdx.x * 256 + threadIdx.x / 64 * 64 + threadIdx.x % 32 * 2 + threadIdx.x / 32 % 2;
+  out[i] = special(i & 1, a[i]);
+}
+
+// walk: dependent reads within four megabytes that stay in the L2; the launch asks for much shared memory, or for none.
+KERNEL(walk)
+{
+  extern __shared__ float unused[];
+  word place = scramble(INDEX) & 1048575u;
+  float sum = 0.0f;
+#pragma unroll 1
+  for (int k = 0; k < 16; ++k) {
+    const float x = a[place];
+    sum += x;
+    place = (place + 1u + (word)(x * 4096.0f) * 32u) & 1048575u;
+  }
+  out[INDEX] = sum;
+}
+
+// newton: inverse roots, few threads with one number at a time, or four, or more threads.
+template <int PARTS> __device__ __forceinline__ void newton(ARGUMENTS)
+{
+  const int step = gridDim.x * blockDim.x;
+#pragma unroll 1
+  for (int i = INDEX; i < n; i += PARTS * step) {
+    float x[PARTS], y[PARTS];
+#pragma unroll
+    for (int j = 0; j < PARTS; ++j) { x[j] = a[i + j * step] + 0.5f; y[j] = 0.8f; }
+#pragma unroll 4
+    for (int k = 0; k < 32; ++k)
+#pragma unroll
+      for (int j = 0; j < PARTS; ++j) y[j] = y[j] * (1.5f - 0.5f * x[j] * y[j] * y[j]);
+#pragma unroll
+    for (int j = 0; j < PARTS; ++j) out[i + j * step] = y[j];
+  }
+}
+KERNEL(newton__before) { newton<1>(a, b, out, room, n); }
+KERNEL(newton__parallelism) { newton<4>(a, b, out, room, n); }
+
+// halves: numbers of two bytes, one by one or eight at a time.
+__device__ __forceinline__ word twice(word x) { return (x * 2u + 1u & 0xffffu); }
+KERNEL(halves__before)
+{
+  ((unsigned short *)out)[INDEX] = (unsigned short)twice(((const unsigned short *)a)[INDEX]);
+}
+KERNEL(halves__access_size)
+{
+  const uint4 x = ((const uint4 *)a)[INDEX];
+#define BOTH(w) (twice(w & 0xffffu) | twice(w >> 16) << 16)
+  ((uint4 *)out)[INDEX] = make_uint4(BOTH(x.x), BOTH(x.y), BOTH(x.z), BOTH(x.w));
+}
+
+// blend: three streams to one, four bytes or sixteen at a time.
+KERNEL(blend__before) { out[INDEX] = a[INDEX] * 0.25f + ((const float *)b)[INDEX] - ((const float *)b)[n + INDEX]; }
+KERNEL(blend__access_size)
+{
+  const float4 x = ((const float4 *)a)[INDEX], y = ((const float4 *)b)[INDEX], z = ((const float4 *)b)[n / 4 + INDEX];
+  ((float4 *)out)[INDEX] = make_float4(
+    x.x * 0.25f + y.x - z.x, x.y * 0.25f + y.y - z.y, x.z * 0.25f + y.z - z.z, x.w * 0.25f + y.w - z.w);
+}
+
+// steps: two elementwise passes, or one.
+KERNEL(steps__before_1) { room[INDEX] = __expf(a[INDEX]); }
+KERNEL(steps__before_2) { out[INDEX] = room[INDEX] * room[INDEX] + 1.0f; }
+KERNEL(steps__fusion)
+{
+  const float x = __expf(a[INDEX]);
+  out[INDEX] = x * x + 1.0f;
+}
+
+// scaled: rows of 4096 divided by their length, in two passes or in one. 256 threads a row.
+KERNEL(scaled__before_1)
+{
+  float sum = 0.0f;
+#pragma unroll
+  for (int k = 0; k < 16; ++k) {
+    const float x = a[blockIdx.x * 4096 + k * 256 + threadIdx.x];
+    sum += x * x;
+  }
+  sum = total(sum);
+  if (threadIdx.x == 0) room[blockIdx.x] = rsqrtf(sum);
+}
+KERNEL(scaled__before_2)
+{
+  const float scale = room[blockIdx.x];
+#pragma unroll
+  for (int k = 0; k < 16; ++k) {
+    const int i = blockIdx.x * 4096 + k * 256 + threadIdx.x;
+    out[i] = a[i] * scale;
+  }
+}
+KERNEL(scaled__fusion)
+{
+  float x[16], sum = 0.0f;
+#pragma unroll
+  for (int k = 0; k < 16; ++k) {
+    x[k] = a[blockIdx.x * 4096 + k * 256 + threadIdx.x];
+    sum += x[k] * x[k];
+  }
+  const float scale = rsqrtf(total(sum));
+#pragma unroll
+  for (int k = 0; k < 16; ++k) out[blockIdx.x * 4096 + k * 256 + threadIdx.x] = x[k] * scale;
+}
+
+// rounded: a number is cut to a whole one in every step, or kept as it is.
+template <bool WHOLE> __device__ __forceinline__ void rounded(ARGUMENTS)
+{
+  const float x = floorf(a[INDEX] * 1000.0f);
+  float sum = 0.0f;
+#pragma unroll 8
+  for (int k = 0; k < 64; ++k) {
+    const float y = x + (float)k;
+    sum = sum * 0.5f + (WHOLE ? (float)(int)(y * 1.0000001f) : y);
+  }
+  out[INDEX] = sum;
+}
+KERNEL(rounded__before) { rounded<true>(a, b, out, room, n); }
+KERNEL(rounded__conversions) { rounded<false>(a, b, out, room, n); }
+
+// votes: every number votes for one of 4096 places in memory, or for the block's own first.
+KERNEL(votes__before)
+{
+  for (int k = 0; k < 32; ++k)
+    atomicAdd((word *)out + (word)(a[blockIdx.x * 8192 + k * 256 + threadIdx.x] * 4096.0f), 1u);
+}
+KERNEL(votes__atomics)
+{
+  __shared__ word counts[4096];
+  for (int i = threadIdx.x; i < 4096; i += 256) counts[i] = 0u;
+  __syncthreads();
+  for (int k = 0; k < 32; ++k)
+    atomicAdd(counts + (word)(a[blockIdx.x * 8192 + k * 256 + threadIdx.x] * 4096.0f), 1u);
+  __syncthreads();
+  for (int i = threadIdx.x; i < 4096; i += 256) atomicAdd((word *)out + i, counts[i]);
+}
+
+// kept: 40 values of a thread in 24 registers, or in as many as it takes.
+__device__ __forceinline__ void forty(ARGUMENTS)
+{
+  float held[40], x = a[INDEX];
+#pragma unroll
+  for (int k = 0; k < 40; ++k) held[k] = x = x * 0.5f + 0.02f * k;
+#pragma unroll 1
+  for (int round = 0; round < 6; ++round)
+#pragma unroll
+    for (int k = 0; k < 40; ++k) held[k] = held[k] * 0.25f + held[(k * 17 + 11) % 40] * 0.5f;
+  float sum = 0.0f;
+#pragma unroll
+  for (int k = 0; k < 40; ++k) sum += held[k];
+  out[INDEX] = sum;
+}
+BOUNDED(1024, 2, kept__before) { forty(a, b, out, room, n); }
+BOUNDED(256, 2, kept__spills) { forty(a, b, out, room, n); }

@@ -108,7 +108,7 @@ def test_few_warps_matter_only_where_no_unit_is_busy(folder: Path, tmp_path: Pat
     advice = tune_export(path, read_results(folder)).advice
     found = {a.kernel: a.time for a in advice if a.bottleneck == "occupancy"}
     assert -0.75 < found["kernel0"] < -0.5  # a fifth of a unit: 8 warps could be 64
-    assert -0.15 < found["kernel1"] < 0.0
+    assert "kernel1" not in found
 
 
 def test_advice_is_ranked_by_joules_and_says_what_it_could_not_judge(folder: Path, tmp_path: Path) -> None:

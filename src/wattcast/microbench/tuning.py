@@ -28,7 +28,13 @@ import numpy as np
 
 from wattcast.core.errors import BadInput, bad_value
 from wattcast.counter_models.profiler_counters import read_ncu_metrics
-from wattcast.microbench.microbench_results import MicroRow, find_curve, find_fault, keep_first_rounds
+from wattcast.microbench.microbench_results import (
+    MicroRow,
+    find_best_copy,
+    find_curve,
+    find_fault,
+    keep_first_rounds,
+)
 
 TIME = "gpu__time_duration.sum"
 SCHEDULERS = 4  # the tensor pipe's cycles are counted on each
@@ -46,6 +52,10 @@ PIPE = "sm__inst_executed_pipe_{}.sum"
 PIPES = tuple(map(PIPE.format, "alu fma fp64 xu lsu adu cbu uniform".split()))
 FP64, XU = PIPE.format("fp64"), PIPE.format("xu")
 REDUCED = "lts__t_sectors_op_red.sum"
+LAUNCHED = ("launch__grid_size", "launch__block_size")
+LAUNCH_SLOTS = (
+    80.0  # instructions that an SM could issue while it starts and ends a warp, by thin kernels of the pairs
+)
 # unit: the microbenchmark with its rate and energy, the metrics that count its operations, operations of one count
 UNITS: dict[str, tuple[str, tuple[str, ...], float]] = {
     "dram": ("dram_read", (READ, WRITTEN), 1 / 16.0),
@@ -59,12 +69,14 @@ UNITS: dict[str, tuple[str, tuple[str, ...], float]] = {
     "half": ("fp16x2_fma", ("sm__inst_executed_pipe_fp16.sum",), 32.0),
     "atomics": ("atomic_own", (REDUCED,), 16.0 / 3.0),
     "tensor": ("wgmma_bf16", TENSOR, 0.0),
+    "launch": ("fp32_fma", LAUNCHED, 32.0 * LAUNCH_SLOTS),
     "issue": ("fp32_fma", (INSTRUCTIONS,), 32.0),
 }
 INSTEAD = {"l2": ("bulk_copy_l2", 1 / 8192.0)}  # where the benchmark is missing or known to be wrong
-ELSEWHERE = ("issue", "products")  # their joules are counted with other units
+ELSEWHERE = ("issue", "products", "launch")  # their joules are counted with other units
 EXPONENT, EXPONENTS = 3.0, (2.0, 4.0)
 LIKELY_POWERS = (0.65, 1.35)  # of the predicted ratio of times, as far as pairs for mending came out
+LEAST_WAIT = 0.9  # waiting that a changed kernel keeps where it had as much, over what its units need
 QUEUED_SHARE = 0.5  # of the time that a unit is busy, from which on waiting is queueing
 
 
@@ -144,6 +156,8 @@ def make_profile(name: str, values: Mapping[str, float], results: Sequence[Micro
             work[unit] = UnitWork(seconds, seconds * max((result.power_w or 0.0) - idle_w, 0.0))
             continue
         amount = sum(values[metric] for metric in names)
+        if unit == "launch":
+            amount = values[names[0]] * values[names[1]] / 32.0
         slower, share = 1.0, 1.0  # seconds and joules of a count over those of the microbenchmark's
         if unit in ELSEWHERE:
             share = 0.0
@@ -185,7 +199,7 @@ def count_active_threads(values: Mapping[str, float]) -> float | None:
 
 def turn_around_ratio(values: Mapping[str, float], by_name: Mapping[str, MicroRow]) -> float:
     """Return the time of a DRAM byte in the kernel's mix of reads and writes over that of a byte read."""
-    measured = [by_name.get(name) for name in ("dram_read", "dram_copy", "dram_write")]
+    measured = [by_name.get("dram_read"), find_best_copy(by_name.values()), by_name.get("dram_write")]
     each_s = [r.operation_s for r in measured if r is not None and r.operation_s]
     total = values[READ] + values[WRITTEN]
     if len(each_s) < len(measured) or total <= 0.0:
@@ -304,7 +318,7 @@ def predict_time_s(
         return profile.time_s * ratio
     q = queued_share(profile) if queued is None else queued
     waited_s = (profile.time_s**exponent - before_s**exponent) ** (1.0 / exponent)
-    left_s = waited_s * wait * (q * ratio + 1.0 - q)
+    left_s = max(waited_s * wait * (q * ratio + 1.0 - q), min(LEAST_WAIT, waited_s / before_s) * after_s)
     return float((after_s**exponent + left_s**exponent) ** (1.0 / exponent))
 
 
@@ -482,7 +496,7 @@ def _judge_access_size(p: KernelProfile, results: Sequence[MicroRow]) -> CodeCha
     if mean is None or mean >= 15.0 or "dram" not in p.work:
         return None
     time, energy = access_ratio(p.metrics, results)
-    factor = {"dram": (1.0 / time, 1.0 / energy)}
+    factor = {"dram": (1.0 / time, 1.0 / energy), "launch": (mean / 16.0,) * 2}
     own = p.metrics.get(WAVEFRONTS, 0.0) - p.metrics.get(PASSES, 0.0)
     if mean < 4.0 and own > 0.0:
         factor["l1"] = (1.0 - (1.0 - mean / 4.0) * own / p.metrics[WAVEFRONTS],) * 2
@@ -558,7 +572,6 @@ JUDGES: dict[str, tuple[tuple[str, ...], Judge]] = {  # bottleneck: metrics that
     "spills": ((*LOCAL, WAVEFRONTS, INSTRUCTIONS), _judge_spills),
     "atomics": ((REDUCED,), _judge_atomics),
 }
-LAUNCH = ("launch__grid_size", "launch__block_size")
 
 
 def judge_fusion(profiles: Sequence[KernelProfile]) -> TuningAdvice | None:
@@ -574,6 +587,8 @@ def judge_fusion(profiles: Sequence[KernelProfile]) -> TuningAdvice | None:
             factor[unit] = (kept / moved,) * 2
     if not factor:
         return None
+    starts = [p.work["launch"].seconds for p in profiles if "launch" in p.work]
+    factor |= {"launch": (max(starts) / sum(starts), 1.0)} if sum(starts) > 0.0 else {}
     units = dict.fromkeys(unit for p in profiles for unit in p.work)
     parts = {unit: [p.work[unit] for p in profiles if unit in p.work] for unit in units}
     work = {u: UnitWork(sum(w.seconds for w in ws), sum(w.joules for w in ws)) for u, ws in parts.items()}
@@ -591,7 +606,7 @@ def find_passes(profiles: Sequence[KernelProfile]) -> list[list[KernelProfile]]:
         moved = [last.metrics.get(name, 0.0) for name in (READ, WRITTEN)] if last is not None else []
         read = p.metrics.get(READ, 0.0)
         fits = last is not None and last.name != p.name and any(0.7 * byte < read < 1.4 * byte for byte in moved)
-        if fits and last is not None and all(p.metrics.get(n, 0.0) == last.metrics.get(n, -1.0) for n in LAUNCH):
+        if fits and last is not None and all(p.metrics.get(n, 0.0) == last.metrics.get(n, -1.0) for n in LAUNCHED):
             runs[-1].append(p)
         else:
             runs.append([p])
