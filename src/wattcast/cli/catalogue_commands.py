@@ -129,7 +129,7 @@ def show_gpu(
 
     Example: wattcast gpus show h200 --energies --change registers=2
     """
-    from wattcast.hardware.gpu import number_fields
+    from wattcast.hardware.gpu import list_published_numbers
     from wattcast.predictor.api import find_gpu
 
     env: Environment = ctx.obj
@@ -141,16 +141,7 @@ def show_gpu(
             "--node, --voltage, --temperature, --change, --save, --plot", "--energies beside them", "none"
         )
     gpu = find_gpu(name)
-    known = [
-        {
-            "field": path,
-            "value": float(value),
-            "source": gpu.claims[path].source if path in gpu.claims else "",
-            "note": gpu.claims[path].note if path in gpu.claims else "",
-            "disputed": [list(pair) for pair in gpu.claims[path].disputed] if path in gpu.claims else [],
-        }
-        for path, value in number_fields(gpu)
-    ]
+    known = list_published_numbers(gpu)
     if json:
         env.json(_gpu_summary(gpu) | {"numbers": known, "unknown": dict(gpu.unknown)})
         return
@@ -163,7 +154,7 @@ def show_gpu(
     listing = new_table("field", "value", "source")
     listing.columns[2].justify = "left"
     for row in known:
-        others = "".join(f"; disputed: {value} by {source}" for value, source in row["disputed"])  # type: ignore[attr-defined]
+        others = "".join(f"; disputed: {value} by {source}" for value, source in row["disputed"])
         note = f" ({row['note']})" if row["note"] else ""
         listing.add_row(str(row["field"]), f"{row['value']:.6g}", escape(f"{row['source']}{note}{others}"))
     console.print(listing)
@@ -203,7 +194,7 @@ def _models(ctx: typer.Context, json: Json = False) -> None:
 
 @models_app.command("list")
 def list_models(ctx: typer.Context, json: Json = False) -> None:
-    """List the catalogue: data-centre cards, then workstations, then cards that only papers measured."""
+    """List the models of the catalogue with their kind, architecture and parameters."""
     from wattcast.workload import model_catalogue
 
     env: Environment = ctx.obj

@@ -121,7 +121,7 @@ def draw_roofline(p: Prediction, gpu: Gpu) -> Figure:
     along = np.geomspace(min(0.05, intensity.min() / 2), max(5e3, intensity.max() * 2), 200)
     limit_w = float(np.mean(gpu.power.limit_w))
     beta = float(np.mean(gpu.memory.byte_per_s))
-    for index, (name, peak) in enumerate(_peaks(p, gpu, rows).items()):
+    for index, (name, peak) in enumerate(find_roofs(p, gpu).items()):
         roof = np.minimum(peak, beta * along)
         style = {"color": PREDICTED if index == 0 else SERIES_COLOURS[1 + index % 6], "lw": 1.2}
         left.plot(along, roof / 1e12, label=f"{name}, {peak / 1e12:.3g} TFLOP/s", **style)
@@ -136,10 +136,10 @@ def draw_roofline(p: Prediction, gpu: Gpu) -> Figure:
     return add_caption(figure, f"marks are predicted operators, area their share of the energy; {describe_origin(p)}")
 
 
-def _peaks(p: Prediction, gpu: Gpu, rows: Sequence[OperatorShare]) -> dict[str, float]:
-    """Return the peak FLOP/s of the pipes that these operators may use, at the predicted clock."""
+def find_roofs(p: Prediction, gpu: Gpu) -> dict[str, float]:
+    """Return the peak FLOP/s of the pipes that a workload's operators may use, at the predicted clock."""
     cycles = float(np.mean(gpu.sm_count)) * float(p.effective_clock_hz)
-    used = dict.fromkeys(o.op.dtype for o in rows)
+    used = {o.op.dtype for o in p.ops if o.op.flop > 0}
     tensor = {f"tensor {d}": r for d, r in gpu.pipes.tensor_flop_per_cycle.items() if d in used}
     cuda = {f"cores {d}": r for d, r in gpu.pipes.cuda_flop_per_cycle.items() if str(d) == "fp32"}
     return {name: float(np.mean(rate)) * cycles for name, rate in {**tensor, **cuda}.items()}

@@ -216,19 +216,23 @@ def _read_lengths(path: Path) -> Counts:
 def read_trace(path: str | Path) -> Trace:
     """Read a trace file: CSV or JSON Lines of ours, or the public CSV of Azure or BurstGPT."""
     path = Path(path)
-    data = read_bytes(path, MOST_TRACE_BYTE)
-    if path.suffix in (".jsonl", ".ndjson"):
-        return _read_json_lines(data, path.name)
+    return parse_trace(read_bytes(path, MOST_TRACE_BYTE), path.name)
+
+
+def parse_trace(data: bytes, name: str) -> Trace:
+    """Read a trace from the bytes of a file called ``name``."""
+    if name.endswith((".jsonl", ".ndjson")):
+        return _read_json_lines(data, name)
     text = data.decode("utf-8-sig", "replace")
     reader = csv.reader(io.StringIO(text))
-    header = [name.strip() for name in next(reader, [])]
+    header = [column.strip() for column in next(reader, [])]
     for form, columns in _FORMS.items():
         if set(columns) <= set(header):
-            places = [header.index(name) for name in columns]
+            places = [header.index(column) for column in columns]
             prefix = header.index("prefix_id") if form == "wattcast" and "prefix_id" in header else None
-            return _read_table(reader, places, prefix, path.name, form)
+            return _read_table(reader, places, prefix, name, form)
     known = "; ".join(f"{form}: {', '.join(columns)}" for form, columns in _FORMS.items())
-    raise bad_value(path.name, f"a header of a known form ({known})", clip_text(",".join(header)))
+    raise bad_value(name, f"a header of a known form ({known})", clip_text(",".join(header)))
 
 
 _FORMS = {  # arrival, prompt, output

@@ -97,10 +97,11 @@ class ServiceDemand:
     arrivals: str = "poisson"
     options: ModelOptions = field(default_factory=ModelOptions)
     seed: int = 1
+    requests: int = REQUESTS  # simulated for each answer
 
     def draw(self, rate_per_s: float) -> Trace:
         """Draw the requests of one replica; another rate stretches the same arrivals."""
-        return draw_trace(rate_per_s, self.prompt, self.output, self.arrivals, 0.0, REQUESTS, self.seed)
+        return draw_trace(rate_per_s, self.prompt, self.output, self.arrivals, 0.0, self.requests, self.seed)
 
 
 @dataclass(frozen=True)
@@ -204,8 +205,7 @@ class PlanResult:
     def front(self) -> tuple[ServingPlan, ...]:
         """Plans that no other beats in GPUs and energy both."""
         pairs = np.array([(plan.gpus, plan.energy_j_per_token) for plan in self.plans])
-        kept = sorted(np.flatnonzero(pareto_front(pairs)), key=lambda i: self.plans[i].gpus)
-        return tuple(self.plans[i] for i in kept)
+        return tuple(self.plans[i] for i in pareto_front(pairs))
 
     def to_dict(self) -> dict[str, Any]:
         """Return all of it as plain values, as ``--json`` prints it."""
@@ -246,12 +246,13 @@ def plan(
     weights: str | None = None,
     prices: Prices | None = None,
     seed: int = 1,
+    requests: int = REQUESTS,
 ) -> PlanResult:
     """Plan a service: ``rate`` such as ``20/s``, lengths as ``simulate`` takes them, latencies as ``p99:500ms``.
 
     The best of every kind of GPU, replicas of 1 to 8 GPUs as far as a node has them, power limits and batch limits is
     found for ``minimise``: gpus, energy, cost or carbon. The fewest GPUs are sought at the card's default limit. A
-    latency without a percentile is that of 9 in 10 requests.
+    latency without a percentile is that of 9 in 10 requests. ``requests`` are simulated for each answer.
     """
     spec = model if isinstance(model, ModelSpec) else load_workload.find_model(model)
     if spec is None or spec.kind is not ModelKind.LANGUAGE:
@@ -270,6 +271,7 @@ def plan(
         arrivals,
         ModelOptions.from_names(dtype=dtype, kv_dtype=kv_dtype, weights=weights, stack="engine"),
         seed,
+        requests,
     )
     if demand.headroom < 0 or spare_replicas < 0:
         raise bad_value("headroom, spare replicas", "zero or more", f"{demand.headroom:g}, {spare_replicas}")
@@ -509,7 +511,7 @@ def list_plan_notes(result: PlanResult) -> list[str]:
     demand = result.demand
     own = [
         f"planned for {1.0 + demand.headroom:.0%} of the rate; {demand.spare_replicas} replicas to spare",
-        f"{demand.arrivals} arrivals, {REQUESTS} requests simulated for each answer; replicas share them at random",
+        f"{demand.arrivals} arrivals, {demand.requests} requests simulated for each answer; replicas share them at random",
         "bounds without a percentile hold for 9 in 10 requests",
         "idle GPUs keep their clock; energy per token counts prompts and idle time, over output tokens",
         f"{result.screened} more options cannot be better, by arithmetic",

@@ -157,6 +157,21 @@ class ServingResult:
         spent_j = sum(self._energy_until(run, edges) for run in self.runs)
         return edges[:-1], np.diff(spent_j) / np.diff(edges)
 
+    def mean_over_time(self, column: str, start_s: Array) -> Array:
+        """Return the mean of a column of the steps over all replicas, in intervals that begin at ``start_s``.
+
+        ``waiting`` is requests in the queue, ``decodes`` requests in a step, ``cache_use`` a share.
+        """
+        edges, total = np.append(start_s, self.length_s), np.zeros(len(start_s))
+        for run in self.runs:
+            begin_s, end_s = run.segments["device_begin_s"], run.segments["device_end_s"]
+            if not len(end_s):
+                continue
+            area = np.concatenate([[0.0], np.cumsum((end_s - begin_s) * run.segments[column])])
+            moments = np.concatenate([begin_s[:1], end_s])
+            total += np.diff(np.interp(edges, moments, area)) / np.diff(edges)
+        return total / len(self.runs)
+
     def _energy_until(self, run: ReplicaRun, moments_s: Array) -> Array:
         """Return the energy of one replica up to each moment; outside its segments it idles."""
         ends_s, spent_j = run.segments["device_end_s"], np.cumsum(run.segments["energy_j"])
