@@ -46,9 +46,11 @@ def open_page(browser, server: Server):
     """``open_page(width=..., scheme=...)`` -> a loaded page; complaints of the browser fail the test at its end."""
     contexts, complaints = [], []
 
-    def opened(address: str = "/", width: int = 1280, scheme: str = "light", wait: bool = True):
+    def opened(
+        address: str = "/", width: int = 1280, scheme: str = "light", wait: bool = True, height: int = 900
+    ):
         context = browser.new_context(
-            viewport={"width": width, "height": 900}, color_scheme=scheme, accept_downloads=True
+            viewport={"width": width, "height": height}, color_scheme=scheme, accept_downloads=True
         )
         context.set_default_timeout(60_000)  # the machine may be busy
         contexts.append(context)
@@ -57,14 +59,13 @@ def open_page(browser, server: Server):
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.goto(server.url + address)
         if wait:
-            page.wait_for_selector(".set b")
-            page.wait_for_selector("#timeline svg path")
+            page.wait_for_selector("html[data-ready]")
         return page
 
     yield opened
     for context in contexts:
         context.close()
-    real = [text for text in complaints if "status of 422" not in text]  # bad input is answered so, on purpose
+    real = [text for text in complaints if "status of 422" not in text and "ERR_FAILED" not in text]  # on purpose
     assert not real, real
 
 

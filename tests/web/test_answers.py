@@ -30,36 +30,45 @@ def uploaded(content: object, name: str = "mine.json", **more: object) -> Answer
     return asked("view", {"gpu": "h200", "file": {"name": name, "content": content}, **more})
 
 
+def predicted(plain: object) -> dict:
+    found: dict = json.loads(asked("view", plain).body)["prediction"]
+    return found
+
+
 def test_a_view_agrees_with_the_command_line(call) -> None:
     view = msgspec.json.decode(asked("view", CASE).body, type=answers.ViewOut)
     out = json.loads(call("predict", "gpt2", "--gpu", "h200", "--batch", "4", "--seq", "256", "--json").out)
     p = out["predictions"][0]
-    for name in ("latency_s", "power_w", "energy_j", "clock_hz", "busy_s", "peak_power_w", "fits", "memory_byte"):
-        assert getattr(view, name) == pytest.approx(p[name], rel=1e-12), name
-    assert [m["name"] for m in p["modules"]] == view.parts
-    assert sum(view.part_w) == pytest.approx(view.power_w)
-    steps = [b - a for a, b in zip(view.trace.edge_s, view.trace.edge_s[1:], strict=False)]
-    watts = [sum(column) for column in zip(*view.trace.part_w, strict=True)]
-    joules = sum(s * w for s, w in zip(steps, watts, strict=True))
-    assert joules == pytest.approx(view.energy_j, rel=0.002)  # watts are sent to a tenth
+    shown = msgspec.to_builtins(view.prediction)
+    assert {k: v for k, v in shown.items() if k not in ("ops", "assumptions", "support", "interval")} == {
+        k: v for k, v in p.items() if k not in ("ops", "assumptions", "support", "interval")
+    }
+    assert sorted(shown["assumptions"]) == sorted(p["assumptions"])
+    busy = sum(group.latency_s for group in view.groups)
+    assert busy == pytest.approx(view.prediction.busy_s, rel=1e-6), "a small model has no operator left out"
+    for group in view.groups:
+        assert sum(group.part_j) == pytest.approx(group.energy_j, rel=1e-6), group.name
+        if group.flop_per_byte is not None:
+            roof = min(max(view.roofs.values()), max(view.byte_per_s.values()) * group.flop_per_byte)
+            assert group.flop_per_s <= roof * 1.001, f"{group.name} lies above its roof"
     again = asked("predict", {"configurations": [CASE]}).body
     assert msgspec.json.decode(again, type=PredictOut).predictions[0].gpu == "h200"
     assert json.loads(again) == out
 
 
 def test_settings_reach_the_model() -> None:
-    free = json.loads(asked("view", CASE).body)
-    held = json.loads(asked("view", CASE | {"clock_hz": 1.2e9}).body)
+    free = predicted(CASE)
+    held = predicted(CASE | {"clock_hz": 1.2e9})
     assert held["clock_hz"] == 1.2e9
     assert held["latency_s"] > free["latency_s"]
-    capped = json.loads(asked("view", CASE | {"model": "llama3-8b", "seq": 1024, "power_limit_w": 400}).body)
+    capped = predicted(CASE | {"model": "llama3-8b", "seq": 1024, "power_limit_w": 400})
     assert capped["capped"]
     assert 0.98 * 400 < capped["power_w"] <= 400  # the governor settles a little below its limit
-    graph = json.loads(asked("view", CASE | {"host_launch_s": 0.0}).body)
+    graph = predicted(CASE | {"host_launch_s": 0.0})
     assert graph["busy_s"] == pytest.approx(graph["latency_s"], rel=1e-6)
-    warm = json.loads(asked("view", CASE | {"temperature_c": 80}).body)
+    warm = predicted(CASE | {"temperature_c": 80})
     assert warm["power_w"] >= free["power_w"]
-    zeros = json.loads(asked("view", CASE | {"data": "zeros"}).body)
+    zeros = predicted(CASE | {"data": "zeros"})
     assert zeros["energy_j"] < free["energy_j"]
 
 
@@ -109,8 +118,8 @@ def test_uploads_of_every_kind() -> None:
         "n_positions": 1024,
     }
     found = json.loads(uploaded(config, "config.json", batch=2, seq=64).body)
-    assert "b2 s64" in found["name"]
-    assert json.loads(uploaded(LIST).body)["name"] == "list"
+    assert "b2 s64" in found["prediction"]["name"]
+    assert json.loads(uploaded(LIST).body)["prediction"]["name"] == "list"
     room = json.loads(asked("room", {"gpu": "h200", "file": {"name": "l", "content": LIST}}).body)
     assert room["held"] is None
 
@@ -145,6 +154,11 @@ def test_no_file_is_opened_that_a_request_names(monkeypatch: pytest.MonkeyPatch)
     for name in ("/etc/passwd", "~/x.yaml", "file:///etc/passwd", "C:\\x.json", "h200.yaml", "gpt2.json"):
         assert asked("view", CASE | {"gpu": name}).status == 422
         assert asked("view", CASE | {"model": name}).status == 422
+        assert asked("plan", {"model": "gpt2", "gpus": [name], "rate_per_s": 1}).status == 422
+        assert asked("train", {"model": "gpt2", "gpu": name}).status == 422
+        assert answer_request("gpu", name.encode()).status == 422
+        trace = {"model": "gpt2", "gpu": "h200", "trace_name": name, "trace": "arrival_s,prompt_tokens\n1,2\n"}
+        assert asked("simulate", trace).status == 422
         asked("view", {"gpu": "h200", "file": {"name": name, "content": LIST}})
     assert not [path for path in opened if "passwd" in path or "x." in path or path.endswith("gpt2.json")]
 
@@ -162,8 +176,7 @@ def test_csv_holds_the_operators_and_no_formula() -> None:
     both = [CASE, {"gpu": "h200", "file": {"name": "e.json", "content": evil}}]
     rows = list(csv.DictReader(io.StringIO(asked("csv", {"configurations": both}).body.decode())))
     energy_j = sum(float(row["energy_j"]) for row in rows if row["configuration"] == "1")
-    view = json.loads(asked("view", CASE).body)
-    assert 0 < energy_j <= view["energy_j"] * (1 + 1e-9), "the rest is waiting"
+    assert 0 < energy_j <= predicted(CASE)["energy_j"] * (1 + 1e-9), "the rest is waiting"
     assert rows[-1]["workload"] == "'=cmd|x"
     assert rows[-1]["label"] == "'@SUM(A1)"
 
@@ -219,17 +232,84 @@ def test_whatever_is_chosen_there_is_a_prediction_or_a_reason(plain: dict) -> No
     if found.status == 422:
         assert len(json.loads(found.body)["error"]) > 10
         return
-    view = msgspec.json.decode(found.body, type=answers.ViewOut)
-    assert view.latency_s > 0
-    assert view.energy_j == pytest.approx(view.power_w * view.latency_s, rel=1e-6)
-    assert view.interval.power_w[0] <= view.power_w <= view.interval.power_w[1]
-    assert sum(view.part_w) == pytest.approx(view.power_w, rel=1e-6)
+    p = msgspec.json.decode(found.body, type=answers.ViewOut).prediction
+    assert p.latency_s > 0
+    assert p.energy_j == pytest.approx(p.power_w * p.latency_s, rel=1e-6)
+    assert p.interval.power_w[0] <= p.power_w <= p.interval.power_w[1]
+    assert sum(module.power_w for module in p.modules) == pytest.approx(p.power_w, rel=1e-6)
+
+
+def test_prices_are_those_of_the_command_line() -> None:
+    free = predicted(CASE)
+    assert free["cost"] is None
+    rented = predicted(CASE | {"price_per_h": 3.6, "electricity_per_kwh": 0.36})
+    assert rented["cost"] == pytest.approx(1e-3 * free["latency_s"] + 1e-7 * free["energy_j"])
+    assert rented["currency"] == "USD"
+
+
+def test_a_comparison_adds_up() -> None:
+    found = json.loads(asked("compare", {"configurations": [CASE, CASE | {"batch": 8}, CASE | {"gpu": "l40s"}]}).body)
+    assert len(found["against_first"]) == 2
+    for pair in found["against_first"]:
+        for what in ("latency_s", "energy_j", "power_w"):
+            assert sum(pair["terms"][what].values()) == pytest.approx(pair["difference"][what], abs=1e-9)
+    alone = json.loads(asked("compare", {"configurations": [CASE]}).body)
+    assert "two to four" in alone["error"]
+
+
+SERVED = {"model": "gpt2", "prompt": 64, "output": 16}
+
+
+def test_a_plan_has_a_front_and_what_binds() -> None:
+    found = json.loads(asked("plan", SERVED | {"gpus": ["h200"], "rate_per_s": 50, "price_per_h": 2}).body)
+    assert found["best"] == found["plans"][0]
+    assert found["pareto"], "the best plan is on the front"
+    assert found["best"]["cost_per_million_tokens"] > 0
+    assert found["best"]["binds"]
+    never = json.loads(asked("plan", SERVED | {"gpus": ["h200"], "rate_per_s": 5, "ttft_s": 1e-6}).body)
+    assert "cannot be met" in never["error"]
+    pictures = asked("plan", {"model": "resnet50", "gpus": ["h200"], "rate_per_s": 5})
+    assert "a language model" in json.loads(pictures.body)["error"]
+
+
+def test_a_simulation_shows_power_and_queue_over_time() -> None:
+    drawn = json.loads(asked("simulate", SERVED | {"gpu": "h200", "rate_per_s": 20, "seconds": 10, "replicas": 3}).body)
+    shape = drawn["over_time"]
+    assert {len(values) for values in shape.values()} == {len(shape["start_s"])}
+    assert sum(shape["power_w"]) / len(shape["power_w"]) == pytest.approx(drawn["power_w"], rel=0.02)
+    running = sum(shape["decodes"]) / len(shape["decodes"])
+    assert running == pytest.approx(drawn["batch"]["mean"], rel=0.02)
+    text = "arrival_s,prompt_tokens,output_tokens\n0.1,64,8\n0.2,32,4\n"
+    read = json.loads(asked("simulate", {"model": "gpt2", "gpu": "h200", "trace": text}).body)
+    assert read["requests"] == 2
+    many = asked("simulate", SERVED | {"gpu": "h200", "rate_per_s": 1000, "seconds": 3600})
+    assert "at most 20,000" in json.loads(many.body)["error"]
+    both = asked("simulate", {"model": "gpt2", "gpu": "h200", "trace": text, "rate_per_s": 1})
+    assert "either a rate or a trace" in json.loads(both.body)["error"]
+
+
+def test_a_training_job_costs_time_energy_and_money() -> None:
+    job = {"model": "gpt2", "gpu": "h200", "gpus": 2, "tokens": 1e8, "seq": 512, "price_per_h": 2}
+    found = json.loads(asked("train", job).body)
+    assert found["cost"] == pytest.approx(2 * found["gpu_hours"])
+    assert found["energy_kwh"] > 0
+    operators = asked("train", {"gpu": "h200", "file": {"name": "l", "content": LIST}})
+    assert "a list of operators" in json.loads(operators.body)["error"]
+
+
+def test_every_number_of_a_gpu_comes_with_its_source() -> None:
+    found = json.loads(answer_request("gpu", b"h200").body)
+    assert all(row["source"] for row in found["numbers"])
+    assert "clocks.base_hz" in found["unknown"]
 
 
 def test_the_catalogue_has_ranges_for_the_sliders() -> None:
     found = msgspec.json.decode(asked("catalogue", {}).body, type=answers.CatalogueOut)
     assert len(found.gpus) >= 18
     assert len(found.models) >= 44
+    uses = [gpu.use for gpu in found.gpus]
+    assert uses == sorted(uses, key=["data-centre", "workstation", "museum"].index), "museum cards come last"
+    assert all(model.parameters > 1e6 for model in found.models)
     for gpu in found.gpus:
         assert 0 < gpu.min_clock_hz < gpu.max_clock_hz
         assert 0 < gpu.min_limit_w <= gpu.limit_w <= gpu.max_limit_w

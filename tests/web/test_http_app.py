@@ -9,6 +9,7 @@ import socket
 import sys
 import time
 from contextlib import closing
+from importlib.resources import files
 
 import pytest
 
@@ -22,6 +23,7 @@ from wattcast.web.worker_pool import WorkerPool, run_pool
 
 CASE = {"gpu": "h200", "model": "gpt2", "seq": 128}
 JSON = {"content-type": "application/json"}
+VERBS = ("/api/compare", "/api/plan", "/api/simulate", "/api/train")
 
 
 def ask(server: Server, method: str, path: str, body: bytes | None = None, **headers: str):
@@ -39,7 +41,7 @@ def post(server: Server, path: str, plain: object, **headers: str):
 
 
 def test_the_page_and_its_files_come_with_every_header(server: Server) -> None:
-    names = ["app.css", "app.js", "charts.js", "format.js", "live.js", "state.js", "icon.svg"]
+    names = [file.name for file in files("wattcast.web").joinpath("assets").iterdir()]
     for path in ["/", "/openapi.json", "/api/health", "/nothing", *(f"/assets/{name}" for name in names)]:
         answer, data = ask(server, "GET", path)
         assert answer.status == (404 if path == "/nothing" else 200), path
@@ -53,8 +55,8 @@ def test_the_page_and_its_files_come_with_every_header(server: Server) -> None:
 
 
 def test_the_page_asks_nobody_else(server: Server) -> None:
-    for path in ("/", "/assets/app.js", "/assets/charts.js", "/assets/live.js", "/assets/app.css"):
-        _, data = ask(server, "GET", path)
+    for file in files("wattcast.web").joinpath("assets").iterdir():
+        _, data = ask(server, "GET", f"/assets/{file.name}")
         text = data.decode().replace("http://www.w3.org/2000/svg", "")
         assert "http://" not in text
         assert "https://" not in text
@@ -109,7 +111,7 @@ def test_bodies_are_bounded(server: Server) -> None:
 
 def test_errors_tell_nothing_of_the_inside(server: Server) -> None:
     for body in (b"", b"{", b"[" * 5000, b"\x00\xff", b'{"gpu": "h200", "model": "gpt2", "batch": 1e999}'):
-        for path in ("/api/view", "/api/predict", "/api/figure", "/api/csv", "/api/report", "/api/room"):
+        for path in ("/api/view", "/api/predict", "/api/figure", "/api/csv", "/api/report", "/api/room", *VERBS):
             answer, data = ask(server, "POST", path, body, content_type="application/json")
             assert answer.status == 422, (path, body[:20])
             assert set(json.loads(data)) == {"error"}
@@ -223,7 +225,7 @@ def test_the_schema_names_every_route(server: Server) -> None:
     plain = json.loads(ask(server, "GET", "/openapi.json")[1])
     assert plain["openapi"].startswith("3.1")
     wanted = {"/api/predict", "/api/view", "/api/room", "/api/csv", "/api/figure", "/api/report", "/api/catalogue"}
-    assert wanted | {"/api/live", "/api/live/about", "/api/health"} == set(plain["paths"])
+    assert wanted | {"/api/live", "/api/live/about", "/api/health", "/api/gpu", *VERBS} == set(plain["paths"])
     names = plain["components"]["schemas"]
     assert {"Configuration", "ConfigurationList", "FigureRequest", "ViewOut", "PredictOut", "ErrorOut"} <= set(names)
     assert "h200" in names["Configuration"]["properties"]["gpu"]["enum"]

@@ -12,32 +12,31 @@ import sys
 import traceback
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import PurePath
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from wattcast import __version__, hardware
 from wattcast.core.errors import BadInput, WattcastError, bad_value, clip_text
+from wattcast.core.strict_files import FitStatus
+from wattcast.core.units import Dtype
 from wattcast.hardware import Gpu
-from wattcast.predictor.bundle import bundle_for
+from wattcast.hardware.gpu import CardUse, list_published_numbers
+from wattcast.predictor.bundle import bundle_for, fitted_bundle
 from wattcast.predictor.bundle.bundle_file import Bundle
-from wattcast.predictor.prediction_json import (
-    IntervalOut,
-    ProvenanceOut,
-    SupportOut,
-    interval_to_output,
-    predictions_to_output,
-    provenance_to_output,
-    support_to_output,
-)
+from wattcast.predictor.prediction import OperatorShare, Prediction
+from wattcast.predictor.prediction_json import PredictionOut, predictions_to_output
+from wattcast.predictor.prediction_summary import rank_assumptions
+from wattcast.report.comparison import compare_runs, summarise_prediction
+from wattcast.report.comparison_output import comparison_to_plain, write_sentence
 from wattcast.report.configuration_view import (
     ConfigurationView,
     MemoryRoom,
-    PowerTrace,
     RunSettings,
     compute_memory_room,
     find_clock_span,
@@ -45,24 +44,47 @@ from wattcast.report.configuration_view import (
 )
 from wattcast.report.figure_style import encode_figure
 from wattcast.report.html_report import build_report_page
-from wattcast.report.prediction_figures import draw_clock_curves, draw_figure
-from wattcast.web.request_schema import Configuration, ConfigurationList, FigureRequest, check_nesting, read_request
+from wattcast.report.prediction_figures import draw_clock_curves, draw_figure, find_roofs
+from wattcast.serving.arrivals import parse_trace
+from wattcast.serving.capacity_plan import plan
+from wattcast.serving.simulate_serving import simulate
+from wattcast.training.train_job import train
+from wattcast.training.training_report import summarise_training
+from wattcast.web.request_schema import (
+    MOST_SIMULATED,
+    PLAN_REQUESTS,
+    Configuration,
+    ConfigurationList,
+    FigureRequest,
+    PlanRequest,
+    SimulationRequest,
+    TrainingRequest,
+    Workload,
+    check_nesting,
+    read_request,
+)
 from wattcast.workload import model_catalogue
+from wattcast.workload.build_model import count_parameters
 from wattcast.workload.graph import Graph
 from wattcast.workload.model_catalogue import ModelSpec
 from wattcast.workload.model_options import ModelOptions
 from wattcast.workload.readers import from_huggingface, from_json, from_profiler
 
-BINS = 240
-CLOSE = 80  # launches and gaps shown closely
-MOST_OPS = 40
+MOST_OPS = 24
+MOST_POINTS = 240  # of a curve over time
+MOST_CAUSES = 8  # operators that explain a difference
 
 
 class GpuOut(msgspec.Struct):
     name: str
     title: str
+    use: str  # data-centre | workstation | museum
+    architecture: str
     coefficients: str  # measured | calibrated | forecast
     memory_byte: float
+    memory_kind: str
+    byte_per_s: float
+    flop_per_s: float | None  # dense, of the tensor cores in 16-bit formats at the boost clock
     min_clock_hz: float
     max_clock_hz: float
     step_clock_hz: float | None
@@ -76,6 +98,8 @@ class ModelOut(msgspec.Struct):
     name: str
     title: str
     kind: str
+    parameters: int
+    context: int | None  # tokens it was made for
 
 
 class CatalogueOut(msgspec.Struct):
@@ -84,22 +108,26 @@ class CatalogueOut(msgspec.Struct):
     models: list[ModelOut]
 
 
-class OpOut(msgspec.Struct):
-    operator: str
+class GpuDetailOut(msgspec.Struct):
+    """Every number of a GPU with its source, and why the others are unknown."""
+
+    name: str
+    title: str
+    process: str
+    numbers: list[dict[str, Any]]
+    unknown: dict[str, str]
+
+
+class OpGroupOut(msgspec.Struct):
+    """Operators of one kind at one place in the model, and of as many rows where they are products."""
+
+    name: str
     count: int
     latency_s: float
-    power_w: float
     energy_j: float
-    part_w: list[float]  # in the order of ``parts``
-
-
-class TraceOut(msgspec.Struct):
-    """Mean watts by part in steps that follow one another."""
-
-    edge_s: list[float]  # one more than steps
-    part_w: list[list[float]]  # [part][step]
-    waiting: list[float]  # share of each step the device waits
-    whole: bool  # False: stretches of the issue order are drawn at their mean
+    part_j: list[float]  # in the order of the prediction's modules
+    flop_per_byte: float | None  # None: no arithmetic
+    flop_per_s: float
 
 
 class ClocksOut(msgspec.Struct):
@@ -112,31 +140,15 @@ class ClocksOut(msgspec.Struct):
 
 class ViewOut(msgspec.Struct):
     wattcast: str
-    name: str
-    gpu: str
-    latency_s: float
-    power_w: float
-    energy_j: float
-    clock_hz: float
-    effective_clock_hz: float
-    capped: bool
-    busy_s: float
-    peak_power_w: float
-    memory_byte: float | None
-    capacity_byte: float
-    fits: bool | None
-    interval: IntervalOut
-    support: SupportOut
-    parts: list[str]
-    part_w: list[float]
-    utilisation: list[float | None]
-    ops: list[OpOut]  # those of most energy
+    prediction: PredictionOut  # with the operators of most energy
     more_ops: int
-    trace: TraceOut
-    close: TraceOut | None
+    phase: str
+    item: str  # what is counted where it is not tokens
+    capacity_byte: float
+    roofs: dict[str, float]  # peak FLOP/s by pipe
+    byte_per_s: dict[str, float]  # by memory
+    groups: list[OpGroupOut]  # those of most energy first
     clocks: ClocksOut
-    assumptions: list[str]
-    provenance: ProvenanceOut
 
 
 class RoomOut(msgspec.Struct):
@@ -154,98 +166,86 @@ class ErrorOut(msgspec.Struct):
 
 
 def list_catalogue() -> CatalogueOut:
-    """Return every GPU and model by name, with the range of its sliders."""
-    return CatalogueOut(
-        __version__, [_gpu(name) for name in hardware.gpu_names()], [_model(n) for n in model_catalogue.list_models()]
-    )
+    """Return every GPU and model with its key facts; cards in data centres come first, those of museums last."""
+    gpus = sorted(map(hardware.load_gpu, hardware.gpu_names()), key=lambda gpu: list(CardUse).index(gpu.use))
+    models = map(model_catalogue.load_model, model_catalogue.list_models())
+    return CatalogueOut(__version__, [_gpu(gpu) for gpu in gpus], [_model(model) for model in models])
 
 
-def _gpu(name: str) -> GpuOut:
-    gpu = hardware.load_gpu(name)
+def _gpu(gpu: Gpu) -> GpuOut:
     low_hz, high_hz = find_clock_span(gpu)
     limit_w = float(np.mean(gpu.power.limit_w))
     least, most, step = gpu.power.min_limit_w, gpu.power.max_limit_w, gpu.clocks.step_hz
+    tensor = gpu.pipes.tensor_flop_per_cycle
+    rate = tensor.get(Dtype.BF16, tensor.get(Dtype.FP16))
+    cycles = float(np.mean(gpu.sm_count)) * float(np.mean(gpu.clocks.boost_hz))
+    fitted = fitted_bundle(gpu)
     return GpuOut(
         name=gpu.name,
         title=gpu.title,
-        coefficients=str(bundle_for(gpu).status),
+        use=str(gpu.use),
+        architecture=gpu.architecture,
+        coefficients=str(fitted.status if fitted else FitStatus.FORECAST),
         memory_byte=float(np.mean(gpu.memory.capacity_byte)),
+        memory_kind=gpu.memory.kind,
+        byte_per_s=float(np.mean(gpu.memory.byte_per_s)),
+        flop_per_s=None if rate is None else float(np.mean(rate)) * cycles,
         min_clock_hz=low_hz,
         max_clock_hz=high_hz,
         step_clock_hz=None if step is None else float(np.mean(step)),
         min_limit_w=0.3 * limit_w if least is None else float(np.mean(least)),
         max_limit_w=limit_w if most is None else float(np.mean(most)),
         limit_w=limit_w,
-        dtypes=[str(dtype) for dtype in gpu.pipes.tensor_flop_per_cycle],
+        dtypes=[str(dtype) for dtype in tensor],
     )
 
 
-def _model(name: str) -> ModelOut:
-    model = model_catalogue.load_model(name)
-    return ModelOut(model.name, model.title, str(model.kind))
+def _model(model: ModelSpec) -> ModelOut:
+    context = getattr(model.dims, "max_positions", None)
+    return ModelOut(model.name, model.title, str(model.kind), count_parameters(model), context)
 
 
 def view_to_output(seen: ConfigurationView) -> ViewOut:
     """Convert one configuration, short enough to be sent at every move of a slider."""
     p = seen.prediction
-    ranked = sorted(p.ops, key=lambda o: -float(o.energy_j))
-    middle = len(seen.trace.start_s) // 2
-    close = len(seen.trace.start_s) > 2 * CLOSE and seen.trace.whole
+    shown = predictions_to_output([p]).predictions[0]
+    shown.ops = sorted(shown.ops, key=lambda op: -op.energy_j)[:MOST_OPS]
+    shown.assumptions = rank_assumptions(p)
+    memory_byte_per_s = {"DRAM": float(np.mean(seen.gpu.memory.byte_per_s))}
+    if seen.gpu.l2.byte_per_cycle is not None:
+        memory_byte_per_s["L2"] = float(np.mean(seen.gpu.l2.byte_per_cycle)) * float(p.effective_clock_hz)
     return ViewOut(
         wattcast=__version__,
-        name=p.name,
-        gpu=p.gpu,
-        latency_s=float(p.latency_s),
-        power_w=float(p.power_w),
-        energy_j=float(p.energy_j),
-        clock_hz=float(p.clock_hz),
-        effective_clock_hz=float(p.effective_clock_hz),
-        capped=bool(p.capped),
-        busy_s=float(p.busy_s),
-        peak_power_w=float(p.peak_power_w),
-        memory_byte=p.memory_byte,
+        prediction=shown,
+        more_ops=len(p.ops) - len(shown.ops),
+        phase=str(seen.graph.phase),
+        item=seen.graph.item,
         capacity_byte=float(np.mean(seen.gpu.memory.capacity_byte)),
-        fits=p.fits,
-        interval=interval_to_output(p),
-        support=support_to_output(p),
-        parts=[m.name for m in p.modules],
-        part_w=[float(m.power_w) for m in p.modules],
-        utilisation=[None if m.utilisation is None else float(m.utilisation) for m in p.modules],
-        ops=[
-            OpOut(
-                str(o.op),
-                o.count,
-                float(o.latency_s),
-                float(o.power_w),
-                float(o.energy_j),
-                _short(np.array([float(m.power_w) for m in o.modules])),
-            )
-            for o in ranked[:MOST_OPS]
-        ],
-        more_ops=max(len(ranked) - MOST_OPS, 0),
-        trace=_trace(seen.trace, BINS),
-        close=_trace(seen.trace.part(middle, middle + CLOSE), CLOSE) if close else None,
+        roofs=find_roofs(p, seen.gpu),
+        byte_per_s=memory_byte_per_s,
+        groups=_group_operators(p),
         clocks=ClocksOut(**{name: values.tolist() for name, values in seen.clocks.items()}),
-        assumptions=list(p.assumptions),
-        provenance=provenance_to_output(p),
     )
 
 
-def _trace(trace: PowerTrace, bins: int) -> TraceOut:
-    shown = trace.binned(bins)
-    edges = np.append(shown.start_s, shown.end_s[-1])
-    known = np.append(trace.start_s, trace.end_s[-1])
-    waited_s = np.concatenate([[0.0], np.cumsum((trace.end_s - trace.start_s) * trace.idle)])
-    share = np.diff(np.interp(edges, known, waited_s)) / np.diff(edges)
-    return TraceOut(
-        edges.tolist(), [_short(part) for part in shown.part_w.T], np.round(share, 3).tolist(), trace.whole
-    )
-
-
-def _short(watts: np.ndarray) -> list[float]:
-    """Round to a tenth of a watt, which is finer than any screen."""
-    rounded: list[float] = np.round(watts, 1).tolist()
-    return rounded
+def _group_operators(p: Prediction) -> list[OpGroupOut]:
+    members: dict[str, list[OperatorShare]] = {}
+    for share in p.ops:
+        rows = getattr(share.op, "m", None)
+        place = share.op.label.removeprefix("layers.").replace(".", " ")
+        kind = share.op.name.removeprefix("engine_").replace("_", " ")
+        words = kind if kind in place else f"{place} {kind}"
+        members.setdefault(words.strip() + ("" if rows is None else f", {rows} rows"), []).append(share)
+    found = []
+    for name, shares in members.items():
+        flop = sum(float(o.op.flop) * o.count for o in shares)
+        byte = sum(float(o.op.read_byte + o.op.write_byte) * o.count for o in shares)
+        seconds, joules = sum(float(o.latency_s) for o in shares), sum(float(o.energy_j) for o in shares)
+        parts = np.sum([[float(m.power_w) * float(o.latency_s) for m in o.modules] for o in shares], axis=0)
+        count = sum(o.count for o in shares)
+        ratio = flop / byte if flop > 0 and byte > 0 else None
+        found.append(OpGroupOut(name, count, seconds, joules, parts.tolist(), ratio, flop / max(seconds, 1e-12)))
+    return sorted(found, key=lambda group: -group.energy_j)[:MOST_OPS]
 
 
 def room_to_output(found: MemoryRoom) -> RoomOut:
@@ -330,6 +330,93 @@ def _answer_room(body: bytes) -> Answer:
     return Answer(200, JSON, msgspec.json.encode(room_to_output(_room_of(asked))))
 
 
+def _answer_gpu(body: bytes) -> Answer:
+    gpu = hardware.load_gpu(body.decode("utf-8", "replace"))
+    found = GpuDetailOut(gpu.name, gpu.title, gpu.process, list_published_numbers(gpu), dict(gpu.unknown))
+    return Answer(200, JSON, msgspec.json.encode(found))
+
+
+def _answer_compare(body: bytes) -> Answer:
+    asked: ConfigurationList = read_request(body, ConfigurationList)
+    first, *others = [summarise_prediction(_view_of(c).prediction) for c in asked.configurations]
+    if not others:
+        raise bad_value("configurations", "two to four to compare", "one")
+    pairs = []
+    for other in others:
+        found = compare_runs(first, other)
+        plain = comparison_to_plain(found) | {"sentence": write_sentence(found)}
+        plain["operators"].sort(key=lambda pair: -abs(pair["energy_j"] or 0.0))
+        del plain["operators"][MOST_CAUSES:]
+        pairs.append(plain)
+    return Answer(200, JSON, msgspec.json.encode({"against_first": pairs}))
+
+
+def _answer_plan(body: bytes) -> Answer:
+    asked: PlanRequest = read_request(body, PlanRequest)
+    bounds = {
+        name: None if bound is None else f"p{asked.percentile:g}:{bound}s"
+        for name, bound in (("ttft", asked.ttft_s), ("tpot", asked.tpot_s))
+    }
+    found = plan(
+        _model_of(asked),
+        [_card(name)[0] for name in asked.gpus],
+        rate=asked.rate_per_s,
+        prompt=asked.prompt,
+        output=asked.output,
+        minimise=asked.minimise,
+        headroom=asked.headroom,
+        site_power=asked.site_power_w,
+        dtype=asked.dtype,
+        kv_dtype=asked.kv_dtype,
+        weights=asked.weights,
+        prices=asked.prices(),
+        requests=PLAN_REQUESTS,
+        **bounds,
+    )
+    return Answer(200, JSON, msgspec.json.encode(found.to_dict()))
+
+
+def _answer_simulate(body: bytes) -> Answer:
+    asked: SimulationRequest = read_request(body, SimulationRequest)
+    label = _label(asked.trace_name)
+    trace = None if asked.trace is None else parse_trace(asked.trace.encode(), label)
+    count = len(trace) if trace is not None else (asked.rate_per_s or 0.0) * asked.seconds
+    if count > MOST_SIMULATED:
+        raise BadInput(f"{count:,.0f} requests; over HTTP at most {MOST_SIMULATED:,}. Use the command line.")
+    given = ("prompt", "output", "seconds", "arrivals", "dtype", "weights", "kv_dtype", "tp", "replicas")
+    found = simulate(
+        _model_of(asked),
+        _card(asked.gpu)[0],
+        trace=trace,
+        rate=asked.rate_per_s,
+        clock=asked.clock_hz,
+        power_limit=asked.power_limit_w,
+        ttft=asked.ttft_s,
+        tpot=asked.tpot_s,
+        prices=asked.prices(),
+        **{name: getattr(asked, name) for name in given},
+    )
+    start_s, power_w = found.power_over_time(found.length_s / MOST_POINTS)
+    columns = {name: found.mean_over_time(name, start_s) for name in ("waiting", "decodes", "cache_use")}
+    over_time = {"start_s": start_s, "power_w": power_w, **columns}
+    plain = found.summarise() | {"over_time": {name: values.tolist() for name, values in over_time.items()}}
+    return Answer(200, JSON, msgspec.json.encode(plain))
+
+
+def _answer_train(body: bytes) -> Answer:
+    asked: TrainingRequest = read_request(body, TrainingRequest)
+    given = ("gpus", "tokens", "seq", "precision", "lora", "minimise")
+    found = train(
+        _model_of(asked),
+        _card(asked.gpu)[0],
+        clock=asked.clock_hz,
+        power_limit=asked.power_limit_w,
+        prices=asked.prices(),
+        **{name: getattr(asked, name) for name in given},
+    )
+    return Answer(200, JSON, msgspec.json.encode(summarise_training(found)))
+
+
 def _answer_csv(body: bytes) -> Answer:
     asked: ConfigurationList = read_request(body, ConfigurationList)
     return Answer(200, CSV, operators_to_csv([_view_of(c) for c in asked.configurations]))
@@ -371,7 +458,8 @@ def _view_of(asked: Configuration) -> ConfigurationView:
         bundle=bundle,
         force=True,  # the page says itself what does not fit
     )
-    return view_configuration(work, gpu, options, settings)
+    seen = view_configuration(work, gpu, options, settings)
+    return replace(seen, prediction=replace(seen.prediction, prices=asked.prices()))
 
 
 def _room_of(asked: Configuration) -> MemoryRoom:
@@ -386,15 +474,26 @@ def _card(name: str) -> tuple[Gpu, Bundle]:
     return gpu, bundle_for(gpu)
 
 
-def _workload(asked: Configuration) -> ModelSpec | Graph:
+def _model_of(asked: Workload) -> ModelSpec:
+    work = _workload(asked)
+    if isinstance(work, Graph):
+        raise bad_value("file", "a model: its name, or a Hugging Face config.json", "a list of operators")
+    return work
+
+
+def _workload(asked: Workload) -> ModelSpec | Graph:
     if (asked.model is None) == (asked.file is None):
         raise bad_value("request", "either a model or a file", "both" if asked.model else "neither")
     if asked.model is not None:
         return model_catalogue.load_model(asked.model)
     assert asked.file is not None
     content = bytes(asked.file.content)
-    label = clip_text(PurePath(asked.file.name.replace("\\", "/")).name or "upload", 60)
-    return _uploaded(hashlib.sha256(content).digest(), label, content)
+    return _uploaded(hashlib.sha256(content).digest(), _label(asked.file.name), content)
+
+
+def _label(name: str) -> str:
+    """Return the last part of a name, short enough for a sentence; it is never opened."""
+    return clip_text(PurePath(name.replace("\\", "/")).name or "upload", 60)
 
 
 _uploads: OrderedDict[tuple[bytes, str], ModelSpec | Graph] = OrderedDict()
@@ -436,6 +535,11 @@ REQUEST_KINDS: dict[str, Callable[[bytes], Answer]] = {
     "predict": _answer_predict,
     "view": _answer_view,
     "room": _answer_room,
+    "gpu": _answer_gpu,
+    "compare": _answer_compare,
+    "plan": _answer_plan,
+    "simulate": _answer_simulate,
+    "train": _answer_train,
     "csv": _answer_csv,
     "figure": _answer_figure,
     "report": _answer_report,
@@ -465,7 +569,8 @@ class AnswerCache:
         return found
 
 
-def warm_up(names: Sequence[str] = ("h200",)) -> None:
-    """Make the first request as quick as later ones."""
-    for name in names:
-        answer_request("view", msgspec.json.encode({"gpu": name, "model": "gpt2", "seq": 128}))
+def warm_up(respond: Callable[[str, bytes], Answer]) -> None:
+    """Make the first requests as quick as later ones: the catalogue, and a prediction like that of the first screen."""
+    respond("catalogue", b"")
+    first = {"gpu": "h200", "model": "llama3-8b", "batch": 16, "seq": 1024, "tokens": 256}
+    respond("view", msgspec.json.encode(first | {"phase": "generate", "stack": "engine"}))

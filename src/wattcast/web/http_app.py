@@ -171,14 +171,11 @@ async def _refuse(scope: Scope, receive: Receive, send: Send, status: int, text:
     await JSONResponse({"error": text}, status, {"connection": "close"})(scope, receive, send)
 
 
-ASSETS = {
-    "app.css": "text/css; charset=utf-8",
-    "app.js": "text/javascript; charset=utf-8",
-    "charts.js": "text/javascript; charset=utf-8",
-    "format.js": "text/javascript; charset=utf-8",
-    "live.js": "text/javascript; charset=utf-8",
-    "state.js": "text/javascript; charset=utf-8",
-    "icon.svg": "image/svg+xml",
+ASSET_TYPES = {
+    "css": "text/css; charset=utf-8",
+    "html": "text/html; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "svg": "image/svg+xml",
 }
 POST_ROUTES: dict[str, tuple[str, type, type | str, str]] = {
     "/api/predict": (
@@ -194,6 +191,20 @@ POST_ROUTES: dict[str, tuple[str, type, type | str, str]] = {
         answers.RoomOut,
         "What it holds in memory, and the largest batch",
     ),
+    "/api/compare": (
+        "compare",
+        request_schema.ConfigurationList,
+        dict,
+        "Differences to the first configuration, as `wattcast compare --json` prints them",
+    ),
+    "/api/plan": ("plan", request_schema.PlanRequest, dict, "A plan, as `wattcast plan --json` prints it"),
+    "/api/simulate": (
+        "simulate",
+        request_schema.SimulationRequest,
+        dict,
+        "A simulation, as `wattcast simulate --json` prints it, with power and queue over time",
+    ),
+    "/api/train": ("train", request_schema.TrainingRequest, dict, "A job, as `wattcast train --json` prints it"),
     "/api/csv": ("csv", request_schema.ConfigurationList, "text/csv", "Operators as a table"),
     "/api/figure": (
         "figure",
@@ -203,7 +214,11 @@ POST_ROUTES: dict[str, tuple[str, type, type | str, str]] = {
     ),
     "/api/report": ("report", request_schema.ConfigurationList, "text/html", "A self-contained report"),
 }
-GET_ROUTES: dict[str, type] = {"/api/catalogue": answers.CatalogueOut, "/api/live/about": FeedInfo}
+GET_ROUTES: dict[str, type] = {
+    "/api/catalogue": answers.CatalogueOut,
+    "/api/gpu": answers.GpuDetailOut,
+    "/api/live/about": FeedInfo,
+}
 ATTACHMENTS = {"csv": "wattcast.csv", "report": "wattcast-report.html"}
 _REFUSED = {
     400: "The body ended early",
@@ -261,22 +276,22 @@ def _plain(status: int, text: str, headers: dict[str, str] | None = None) -> Res
 
 def _pages(app: FastAPI) -> None:
     folder = files("wattcast.web").joinpath("assets")
-    held = {name: folder.joinpath(name).read_bytes() for name in (*ASSETS, "index.html")}
+    held = {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
     fresh = {"cache-control": "no-cache"}
-
-    @app.get("/", include_in_schema=False)
-    async def page() -> Response:
-        return Response(held["index.html"], headers=fresh, media_type="text/html; charset=utf-8")
 
     @app.get("/assets/{name}", include_in_schema=False)
     async def asset(name: str) -> Response:
-        if name not in ASSETS:  # a table of names, not a folder
+        if name not in held:  # a table of names, not a folder
             return _plain(404, "there is no such file.")
-        return Response(held[name], headers=fresh, media_type=ASSETS[name])
+        return Response(held[name], headers=fresh, media_type=ASSET_TYPES[name.rpartition(".")[2]])
+
+    @app.get("/", include_in_schema=False)
+    async def page() -> Response:
+        return await asset("index.html")
 
     @app.get("/favicon.ico", include_in_schema=False)
     async def icon() -> Response:
-        return Response(held["icon.svg"], media_type=ASSETS["icon.svg"])
+        return await asset("icon.svg")
 
 
 def _questions(app: FastAPI, pool: WorkerPool) -> None:
@@ -307,6 +322,10 @@ def _questions(app: FastAPI, pool: WorkerPool) -> None:
     @app.get("/api/catalogue", summary="GPUs and models", responses=_responses(answers.CatalogueOut))
     async def catalogue() -> Response:
         return await _asked(pool, "catalogue", b"")
+
+    @app.get("/api/gpu", summary="Every number of a GPU, with sources", responses=_responses(answers.GpuDetailOut))
+    async def gpu(name: Annotated[str, Query(max_length=64)]) -> Response:
+        return await _asked(pool, "gpu", name.encode())
 
     @app.get("/api/health", summary="Whether the server lives")
     async def health() -> dict[str, str]:
@@ -345,6 +364,8 @@ def _live(app: FastAPI, watchers: FeedWatchers) -> None:
 
 
 def _of(kind: type) -> dict[str, Any]:
+    if kind is dict:
+        return {"schema": {"type": "object"}}
     return {"schema": {"$ref": f"#/components/schemas/{kind.__name__}"}}
 
 
@@ -363,9 +384,10 @@ def _schema(app: FastAPI) -> dict[str, Any]:
         kinds = [answers.ErrorOut, *(takes for _, takes, _, _ in POST_ROUTES.values()), *GET_ROUTES.values()]
         kinds += [gives for _, _, gives, _ in POST_ROUTES.values() if not isinstance(gives, str)]
         _, found = msgspec.json.schema_components(
-            list(dict.fromkeys(kinds)), ref_template="#/components/schemas/{name}"
+            [kind for kind in dict.fromkeys(kinds) if kind is not dict], ref_template="#/components/schemas/{name}"
         )
-        _say_model_or_file(found["Configuration"])
+        for name in ("Configuration", "PlanRequest", "SimulationRequest", "TrainingRequest"):
+            _say_model_or_file(found[name])
         plain.setdefault("components", {}).setdefault("schemas", {}).update(found)
         app.openapi_schema = plain
     return app.openapi_schema

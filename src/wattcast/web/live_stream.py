@@ -41,6 +41,7 @@ class FeedInfo(msgspec.Struct, forbid_unknown_fields=True):
     workload: dict[str, Any] | None = None  # what ran, as a workload file
     recorded: bool = True
     duration_s: float | None = None
+    shown: bool = True  # False: nobody asked for a recording, and there is no card
 
 
 class Feed(Protocol):
@@ -185,7 +186,9 @@ def choose_feed(live: str, replay: Path | None, source: str = "auto", index: int
     except MissingTool:
         if live == "gpu":
             raise
-        return recorded_feed(None)
+        shipped = recorded_feed(None)
+        shipped.about.shown = False
+        return shipped
     return CardFeed("nvml" if source == "auto" else source, index, identity.name)
 
 

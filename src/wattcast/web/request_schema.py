@@ -15,8 +15,12 @@ from wattcast import hardware
 from wattcast.core.errors import bad_value
 from wattcast.core.strict_files import decode_json
 from wattcast.core.units import Dtype
+from wattcast.predictor.prices import ANY_GPU, Prices
 from wattcast.report.figure_style import ENDINGS
 from wattcast.report.prediction_figures import FIGURES
+from wattcast.serving.arrivals import ARRIVAL_PROCESSES
+from wattcast.serving.capacity_plan import PlanAim
+from wattcast.training.train_job import MINIMISE
 from wattcast.workload import model_catalogue
 from wattcast.workload.model_options import (
     KV_DTYPES,
@@ -34,13 +38,25 @@ MOST_BYTE = 2 << 20  # of a request; a configuration is a few kilobytes, an oper
 MOST_DEPTH = 32  # of an upload's nesting
 MOST_ITEMS = 300_000  # brackets of an upload: entries it may hold
 MOST_CONFIGURATIONS = 4
+MOST_SIMULATED = 20_000  # requests of one simulation
+PLAN_REQUESTS = 120  # simulated for each answer of a plan, a few seconds for one kind of GPU
 
 Count = Annotated[int, Meta(ge=1, le=1_000_000)]
 Gpus = Annotated[int, Meta(ge=1, le=4096)]
+Tokens = Annotated[int, Meta(ge=1, le=1_000_000)]
+Seconds = Annotated[float, Meta(gt=0, le=3600)]
+Rate = Annotated[float, Meta(gt=0, le=10_000)]
+Hertz = Annotated[float, Meta(gt=0, le=1e10)]
+Watts = Annotated[float, Meta(gt=0, le=1e5)]
+Price = Annotated[float, Meta(ge=0, le=1e4)]
 
 
 def _one_of(names: Any) -> Meta:
     return Meta(extra_json_schema={"enum": [str(name) for name in names]}, max_length=64)
+
+
+GpuName = Annotated[str, _one_of(hardware.gpu_names())]
+NumberFormat = Annotated[str, _one_of(RUNNABLE_DTYPES)]
 
 
 DATA = ("random", "zeros", "ones", "relu")
@@ -53,17 +69,30 @@ class Upload(msgspec.Struct, forbid_unknown_fields=True):
     content: msgspec.Raw
 
 
-class Configuration(msgspec.Struct, forbid_unknown_fields=True):
-    """One workload on one GPU. Left out is the default; numbers are SI."""
+class Workload(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """What every question has: a model or a file, and what a GPU hour and a kWh cost in US dollars."""
 
-    gpu: Annotated[str, _one_of(hardware.gpu_names())]
     model: Annotated[str, _one_of(model_catalogue.list_models())] | None = None
     file: Upload | None = None
+    price_per_h: Price | None = None
+    electricity_per_kwh: Price | None = None
+
+    def prices(self) -> Prices:
+        """Return the prices in SI units."""
+        rent = {} if self.price_per_h is None else {ANY_GPU: self.price_per_h / 3600.0}
+        tariff = None if self.electricity_per_kwh is None else self.electricity_per_kwh / 3.6e6
+        return Prices(tariff, "USD" if rent or tariff is not None else "", rent_per_s=rent)
+
+
+class Configuration(Workload, kw_only=True):
+    """One workload on one GPU. Left out is the default; numbers are SI."""
+
+    gpu: GpuName
     batch: Count = 1
     seq: Annotated[int, Meta(ge=1, le=10_000_000)] | None = None
     tokens: Count | None = None
     phase: Annotated[str, _one_of(WorkloadPhase)] | None = None
-    dtype: Annotated[str, _one_of(RUNNABLE_DTYPES)] = str(Dtype.BF16)
+    dtype: NumberFormat = str(Dtype.BF16)
     attention: Annotated[str, _one_of(AttentionMode)] = str(AttentionMode.FLASH)
     head: Annotated[str, _one_of(OutputHead)] | None = None
     stack: Annotated[str, _one_of(SoftwareStack)] | None = None
@@ -78,8 +107,8 @@ class Configuration(msgspec.Struct, forbid_unknown_fields=True):
     quantization: Annotated[str, _one_of(RECIPES)] | None = None
     weights: Annotated[str, _one_of(WEIGHT_ONLY)] | None = None
     kv_dtype: Annotated[str, _one_of(KV_DTYPES)] | None = None
-    clock_hz: Annotated[float, Meta(gt=0, le=1e10)] | None = None
-    power_limit_w: Annotated[float, Meta(gt=0, le=1e5)] | None = None
+    clock_hz: Hertz | None = None
+    power_limit_w: Watts | None = None
     host_launch_s: Annotated[float, Meta(ge=0, le=1)] | None = None
     temperature_c: Annotated[float, Meta(ge=0, le=110)] | None = None
     duration_s: Annotated[float, Meta(gt=0, le=1e9)] | None = None
@@ -103,6 +132,58 @@ class FigureRequest(msgspec.Struct, forbid_unknown_fields=True):
     configurations: Annotated[list[Configuration], Meta(min_length=1, max_length=MOST_CONFIGURATIONS)]
     figure: Annotated[str, _one_of(FIGURES)] = "breakdown"
     format: Annotated[str, _one_of(ENDINGS)] = "svg"
+
+
+class ServingQuestion(Workload, kw_only=True):
+    """What a plan and a simulation have in common: requests of so many tokens, and how long they may wait."""
+
+    prompt: Tokens = 512
+    output: Tokens = 128
+    ttft_s: Seconds | None = None
+    tpot_s: Seconds | None = None
+    dtype: NumberFormat = str(Dtype.BF16)
+    weights: Annotated[str, _one_of(WEIGHT_ONLY)] | None = None
+    kv_dtype: Annotated[str, _one_of(KV_DTYPES)] | None = None
+
+
+class PlanRequest(ServingQuestion, kw_only=True):
+    """How many GPUs serve a rate of requests within latency bounds, which hold for ``percentile`` of them."""
+
+    gpus: Annotated[list[GpuName], Meta(min_length=1, max_length=MOST_CONFIGURATIONS)]
+    rate_per_s: Rate
+    percentile: Annotated[float, Meta(ge=50, le=99.9)] = 99.0
+    minimise: Annotated[str, _one_of(PlanAim)] = str(PlanAim.GPUS)
+    headroom: Annotated[float, Meta(ge=0, le=2)] = 0.1
+    site_power_w: Annotated[float, Meta(gt=0, le=1e9)] | None = None
+
+
+class SimulationRequest(ServingQuestion, kw_only=True):
+    """A model under traffic, drawn at a rate or from the text of a trace file (CSV or JSON Lines)."""
+
+    gpu: GpuName
+    rate_per_s: Rate | None = None
+    seconds: Seconds = 120.0
+    arrivals: Annotated[str, _one_of(ARRIVAL_PROCESSES)] = "poisson"
+    trace_name: Annotated[str, Meta(max_length=120)] = "trace.csv"  # a label, never a path
+    trace: str | None = None
+    replicas: Annotated[int, Meta(ge=1, le=16)] = 1
+    tp: Annotated[int, Meta(ge=1, le=64)] = 1
+    clock_hz: Hertz | None = None
+    power_limit_w: Watts | None = None
+
+
+class TrainingRequest(Workload, kw_only=True):
+    """A training job on so many GPUs; what is left out is chosen so that it fits and is fast."""
+
+    gpu: GpuName
+    gpus: Gpus = 8
+    tokens: Annotated[float, Meta(gt=0, le=1e17)] = 1e9
+    seq: Tokens | None = None
+    precision: Annotated[str, _one_of(("bf16", "fp16", "fp32", "fp8"))] = "bf16"
+    lora: Annotated[int, Meta(ge=0, le=4096)] = 0
+    clock_hz: Hertz | None = None
+    power_limit_w: Watts | None = None
+    minimise: Annotated[str, _one_of(MINIMISE)] = "time"
 
 
 def read_request(data: bytes, kind: type[Any]) -> Any:

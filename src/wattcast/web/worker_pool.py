@@ -32,7 +32,7 @@ LIMIT_S = 15.0  # of one request
 START_S = 60.0
 MOST_WAITING = 128
 RENEWALS = 30
-LARGE_KINDS = ("figure", "report")  # seconds each, whatever is asked
+LARGE_KINDS = ("figure", "report", "plan", "simulate", "train")  # a second or more each, whatever is asked
 
 
 class WorkerReply(msgspec.Struct):
@@ -196,8 +196,8 @@ def run_worker() -> int:
     os.dup2(2, 1)  # whatever prints must not reach the pipe
     from wattcast.web.answers import AnswerCache, warm_up
 
-    warm_up()
     respond = AnswerCache()
+    warm_up(respond)
     write_frame(answers, READY)
     while True:
         kind = read_frame(requests)

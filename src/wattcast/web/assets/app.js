@@ -1,414 +1,348 @@
-// The page: controls -> state -> requests -> charts. Everything foreign becomes text, never markup.
-import { legend, lines, stackedBars, stackedTime } from "/assets/charts.js";
-import { element, percent, scale, show } from "/assets/format.js";
+// The page: questions -> state -> requests -> answers. Everything foreign becomes text, never markup.
+import { clearComplaints, complain, post, tell } from "/assets/answer.js";
+import { $, element, number, show } from "/assets/format.js";
 import { Live } from "/assets/live.js";
-import { DEFAULTS, MOST, fresh, fromLink, isList, request, toLink } from "/assets/state.js";
+import { Picker } from "/assets/picker.js";
+import { currentView, drawCompare, drawPredict, drawWhy, onChange, predictSlot, refreshCompare } from "/assets/predict.js";
+import { BY_KIND, DEFAULTS, MOST, PRESETS, TABS, canUndo, commit, config, fromLink, isList, replaceState, state, toLink, undo, viewRequest } from "/assets/state.js";
+import { drawGpus, drawPlan, drawSimulate, drawTrain, onUsePlan, planWasAsked, runPlan, simulateSlot, takeTrace, trainSlot } from "/assets/verbs.js";
 
-const $ = (id) => document.getElementById(id);
-const MOST_FILE = 2_000_000;
-const CHOICES = {
-  phase: ["", "prefill", "decode", "generate", "train", "forward"], head: ["", "none", "last", "all"],
-  dtype: ["fp32", "tf32", "bf16", "fp16", "fp8", "int8"], attention: ["flash", "eager"],
-  stack: ["", "eager", "compiled", "engine"], data: ["random", "zeros", "ones", "relu"],
-};
-const NUMBERS = { batch: 1, seq: 1, tokens: 1, tp: 1, temperature: ["temperature_c", 1], host: ["host_launch_s", 1e-6] };
+const MOST_FILE = 1_900_000;
+let catalogue = { gpus: [], models: [] };
+const live = new Live(currentView);
+const gpuOf = (name) => catalogue.gpus.find((gpu) => gpu.name === name);
+const modelOf = (name) => catalogue.models.find((model) => model.name === name);
+const kindOf = (c) => (isList(c) ? "list" : c.file ? "language" : modelOf(c.model)?.kind || "language");
 
-let catalogue = null;
-let state = fromLink(location.hash.slice(1)) || { configs: [fresh()], selected: 0 };
-const seen = []; // per configuration: {view, error, busy, dirty}
-const live = new Live(() => {
-  const view = seen[state.selected]?.view;
-  return view ? { view, k: state.selected, name: view.name } : null;
-});
-
-const config = () => state.configs[state.selected];
-const gpuOf = (c) => catalogue.gpus.find((gpu) => gpu.name === c.gpu) || catalogue.gpus[0];
-const tell = (text) => { $("told").textContent = text; };
-
-async function post(path, body) {
-  const answer = await fetch(path, {
-    method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body),
-  });
-  if (answer.ok) return answer;
-  let text = `the server answered ${answer.status}.`;
-  try { text = (await answer.json()).error || text; } catch { /* not JSON: keep the plain sentence */ }
-  throw new Error(text);
-}
-
-// One request a configuration at a time; what changes meanwhile is asked for as soon as it returns.
-async function refresh(index) {
-  const slot = (seen[index] ||= {});
-  if (slot.busy) { slot.dirty = true; return; }
-  slot.busy = true;
-  document.querySelector(`.set[data-index="${index}"]`)?.classList.add("stale");
-  const asked = state.configs[index];
-  try {
-    slot.view = await (await post("/api/view", request(asked))).json();
-    slot.error = null;
-  } catch (error) {
-    slot.error = error.message;
-  }
-  slot.busy = false;
-  if (slot.dirty && state.configs[index]) { slot.dirty = false; refresh(index); return; }
-  if (state.configs[index] === asked) draw();
-}
-
-// What a configuration holds does not depend on clocks and limits: asked for when the controls rest, then remembered.
-const rooms = new Map();
-let roomTimer = 0;
-
-function roomOf(c) {
-  const asked = request(c);
-  for (const key of ["clock_hz", "power_limit_w", "temperature_c", "host_launch_s", "data"]) delete asked[key];
-  return [JSON.stringify(asked), asked];
-}
-
-function askRoom() {
-  clearTimeout(roomTimer);
-  roomTimer = setTimeout(async () => {
-    const [key, asked] = roomOf(config());
-    if (rooms.has(key)) return;
-    try { rooms.set(key, await (await post("/api/room", asked)).json()); } catch { return; }
-    if (rooms.size > 64) rooms.delete(rooms.keys().next().value);
-    drawTiles();
-  }, 350);
-}
+// ---- after every change: link, controls, answers ---------------------------------------------------------------------
 
 function changed() {
-  complaint = "";
-  history.replaceState(null, "", `#${toLink(state).hash}`);
+  history.replaceState(null, "", `#${toLink().hash}`);
+  $("undo").disabled = !canUndo();
   fill();
-  refresh(state.selected);
-  askRoom();
+  refresh();
 }
 
-// ---- controls ------------------------------------------------------------------------------------------------
-
-function options(select, values, names = {}) {
-  select.replaceChildren(...values.map((value) => element("option", { value }, names[value] || value || "default")));
+function refresh() {
+  const tab = state.tab;
+  if (tab === "predict" || tab === "live") predictSlot.refresh();
+  if (tab === "compare") refreshCompare();
+  if (tab === "plan") { if (planWasAsked()) drawPlan(); else runPlan(); }
+  if (tab === "simulate") { drawSimulate(); simulateSlot.refresh(); }
+  if (tab === "train") { drawTrain(); trainSlot.refresh(); }
+  if (tab === "gpus") drawGpus(catalogue.gpus);
+  if (tab === "live") live.later();
 }
 
-function build() {
-  const kinds = [...new Set(catalogue.models.map((m) => m.kind))];
-  $("model").replaceChildren(...kinds.map((kind) => {
-    const group = element("optgroup", { label: kind });
-    group.append(...catalogue.models.filter((m) => m.kind === kind).map((m) => element("option", { value: m.name }, m.name)));
-    return group;
-  }));
-  $("gpu").replaceChildren(...catalogue.gpus.map((gpu) =>
-    element("option", { value: gpu.name }, gpu.coefficients === "measured" ? `${gpu.name} (measured)` : gpu.name)));
-  for (const [id, values] of Object.entries(CHOICES)) {
-    options($(id), values);
-    $(id).addEventListener("change", () => { config()[id] = $(id).value || null; changed(); });
+function redraw() {
+  ({ predict: drawPredict, compare: drawCompare, plan: drawPlan, simulate: drawSimulate, train: drawTrain, live: () => live.draw(), gpus: () => {} })[state.tab]();
+}
+
+// ---- tabs ----------------------------------------------------------------------------------------------------------------
+
+function showTab() {
+  if (state.tab === "live" && $("tab-live").hidden) state.tab = "predict";
+  for (const name of TABS) {
+    const on = name === state.tab;
+    $(`tab-${name}`).setAttribute("aria-selected", String(on));
+    $(`tab-${name}`).tabIndex = on ? 0 : -1;
+    $(`p-${name}`).hidden = !on;
   }
-  $("model").addEventListener("change", () => {
-    if ($("model").value === " upload") return;
-    delete config().file; delete config().lost;
-    config().model = $("model").value;
-    changed();
+  $("results").setAttribute("aria-labelledby", `tab-${state.tab}`);
+  $("ask").hidden = state.tab === "gpus";
+  document.title = `${$(`tab-${state.tab}`).textContent} \u00b7 Wattcast`;
+}
+
+function openTab(name, focus = false) {
+  if (name !== state.tab) commit("tab", () => { state.tab = name; });
+  clearComplaints();
+  tell("");
+  changed();
+  if (focus) $(`tab-${name}`).focus();
+  $(`tab-${name}`).scrollIntoView({ block: "nearest", inline: "nearest" });
+}
+
+function buildTabs() {
+  for (const name of TABS) $(`tab-${name}`).addEventListener("click", () => openTab(name));
+  document.querySelector("[role=tablist]").addEventListener("keydown", (event) => {
+    const open = TABS.filter((name) => !$(`tab-${name}`).hidden), at = open.indexOf(state.tab);
+    const to = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: open.length - 1 }[event.key];
+    if (to === undefined) return;
+    event.preventDefault();
+    openTab(open[(to + open.length) % open.length], true);
   });
-  $("gpu").addEventListener("change", () => {
-    Object.assign(config(), { gpu: $("gpu").value, clock_hz: null, power_limit_w: null });
-    changed();
+}
+
+// ---- controls ------------------------------------------------------------------------------------------------------------
+
+const params = (n) => show(n, "").replace(" ", "");
+const modelFacts = (m) => [`${params(m.parameters)} parameters`, `${show(2 * m.parameters, "byte")} in bf16`, m.context ? `${number(m.context, 6)} tokens` : null].filter(Boolean).join(" \u00b7 ");
+const gpuFacts = (g) => [show(g.memory_byte, "byte"), show(g.byte_per_s, "byte/s"), g.flop_per_s ? show(g.flop_per_s, "FLOP/s") : "no tensor cores", show(g.limit_w, "W"), g.coefficients].join(" \u00b7 ");
+
+function modelOptions() {
+  const group = (m) => (m.kind === "vision" ? "Pictures" : m.kind === "encoder" ? "Texts and speech, read once"
+    : m.parameters < 10e9 ? "Language, up to 10 B" : m.parameters < 40e9 ? "Language, 10 to 40 B" : "Language, above 40 B");
+  const order = ["Language, up to 10 B", "Language, 10 to 40 B", "Language, above 40 B", "Texts and speech, read once", "Pictures"];
+  return catalogue.models.map((m) => ({ value: m.name, text: m.name, group: group(m), facts: `${m.title} \u00b7 ${modelFacts(m)}`, size: m.parameters }))
+    .sort((a, b) => order.indexOf(a.group) - order.indexOf(b.group) || a.text.localeCompare(b.text, "en", { numeric: true }));
+}
+
+function gpuOptions() {
+  const names = { "data-centre": "Data centre", workstation: "Workstation and desktop", museum: "Museum" }, sure = ["measured", "calibrated", "forecast"];
+  return [...catalogue.gpus].sort((a, b) => Object.keys(names).indexOf(a.use) - Object.keys(names).indexOf(b.use) || sure.indexOf(a.coefficients) - sure.indexOf(b.coefficients) || (b.flop_per_s || 0) - (a.flop_per_s || 0))
+    .map((g) => ({ value: g.name, text: g.name, group: names[g.use], facts: gpuFacts(g) }));
+}
+
+function chooseModel(name) {
+  commit("model", () => {
+    const c = config(), was = kindOf(c);
+    delete c.file; delete c.lost;
+    c.model = name;
+    if (kindOf(c) !== was) Object.assign(c, DEFAULTS, BY_KIND[kindOf(c)], { clock_hz: c.clock_hz ?? null, power_limit_w: c.power_limit_w ?? null });
   });
-  for (const [id, to] of Object.entries(NUMBERS)) {
-    const [key, by] = Array.isArray(to) ? to : [id, 1];
-    $(id).addEventListener("input", () => {
-      if (!$(id).reportValidity()) return;
-      config()[key] = $(id).value === "" ? DEFAULTS[key] : Number((Number($(id).value) * by).toPrecision(9));
+  changed();
+}
+
+function chooseGpu(name) {
+  commit("gpu", () => Object.assign(config(), { gpu: name, clock_hz: null, power_limit_w: null }));
+  changed();
+}
+
+function choosePreset(name) {
+  const preset = PRESETS[name];
+  commit(`preset ${name}`, () => {
+    const c = config(), model = modelOf(c.model);
+    const keep = !c.file && model?.kind === preset.kind && (model.context ?? Infinity) >= (preset.needs || 0);
+    delete c.file; delete c.lost;
+    Object.assign(c, DEFAULTS, BY_KIND[preset.kind], preset.set, { model: keep ? c.model : preset.model, tp: c.tp ?? 1 });
+    if (preset.tab === "train" || ["train", "live", "gpus"].includes(state.tab) || preset.kind !== "language") state.tab = preset.tab;
+  });
+  clearComplaints();
+  changed();
+}
+
+const presetNow = () => Object.keys(PRESETS).find((name) => {
+  const p = PRESETS[name], c = config();
+  if (p.tab === "train") return state.tab === "train";
+  return state.tab !== "train" && kindOf(c) === p.kind && Object.entries(p.set).every(([key, value]) => c[key] === value);
+});
+
+const target = (path) => { const [where, key] = path.split("."); return [where === "config" ? config() : state[where], key]; };
+let pickers = {};
+
+function buildAsk() {
+  pickers = {
+    model: new Picker($("model"), modelOptions, chooseModel), gpu: new Picker($("gpu"), gpuOptions, chooseGpu),
+    plan: new Picker($("plan-gpu"), () => gpuOptions().filter((o) => !state.plan.gpus.includes(o.value)), (name) => {
+      if (state.plan.gpus.length >= MOST) { complain("plan", `At most ${MOST} kinds of GPU: remove one first.`); return; }
+      commit("plan gpus", () => { state.plan.gpus = [...state.plan.gpus, name]; });
+      complain("plan", null);
+      changed();
+    }),
+  };
+  for (const button of document.querySelectorAll("[data-preset]")) button.addEventListener("click", () => choosePreset(button.dataset.preset));
+  for (const control of document.querySelectorAll("[data-bind]")) {
+    const path = control.dataset.bind, by = Number(control.dataset.by || 1);
+    control.addEventListener(control.tagName === "SELECT" ? "change" : "input", () => {
+      if (control.tagName !== "SELECT" && !control.reportValidity()) return;
+      commit(path, () => {
+        const [into, key] = target(path);
+        into[key] = control.value === "" ? null : control.tagName === "SELECT" ? control.value : Number((Number(control.value) * by).toPrecision(12));
+        if (into[key] === null && ["batch", "tp", "dtype"].includes(key)) into[key] = DEFAULTS[key];
+      });
       changed();
     });
   }
   for (const [id, key] of [["clock", "clock_hz"], ["limit", "power_limit_w"]]) {
-    $(id).addEventListener("input", () => { config()[key] = Number($(id).value); changed(); });
-    $(`${id}-free`).addEventListener("change", () => {
-      config()[key] = $(`${id}-free`).checked ? null : Number($(id).value);
-      changed();
-    });
+    $(id).addEventListener("input", () => { commit(key, () => { config()[key] = Number($(id).value); }); changed(); });
+    $(`${id}-free`).addEventListener("change", () => { commit(key, () => { config()[key] = $(`${id}-free`).checked ? null : Number($(id).value); }); changed(); });
   }
-  $("controls").addEventListener("submit", (event) => event.preventDefault());
+  $("ask").addEventListener("submit", (event) => { event.preventDefault(); if (state.tab === "plan") runPlan(); });
+  $("ask").addEventListener("keydown", (event) => { if (event.key === "Enter" && event.target.matches("input[type=number]") && state.tab === "plan") { event.preventDefault(); runPlan(); } });
 }
 
 function fill() {
-  const c = config(), gpu = gpuOf(c), list = isList(c);
-  const model = $("model");
-  model.querySelector("option[value=' upload']")?.remove();
-  if (c.file) {
-    model.prepend(element("option", { value: " upload" }, `uploaded: ${c.file.name}`));
-    model.value = " upload";
-  } else model.value = c.model;
-  $("gpu").value = gpu.name;
-  for (const id of Object.keys(CHOICES)) $(id).value = c[id] ?? DEFAULTS[id] ?? "";
-  for (const [id, to] of Object.entries(NUMBERS)) {
-    const [key, by] = Array.isArray(to) ? to : [id, 1];
-    const value = c[key] ?? DEFAULTS[key];
-    if (document.activeElement !== $(id)) $(id).value = value === null ? "" : Number((value / by).toPrecision(9));
-    $(id).disabled = list && !["temperature", "host"].includes(id);
+  showTab();
+  const c = config(), gpu = gpuOf(c.gpu), model = modelOf(c.model), kind = kindOf(c), list = kind === "list";
+  pickers.model?.show(c.file ? c.file.name : c.model);
+  pickers.gpu?.show(c.gpu);
+  pickers.plan?.show("");
+  $("plan-gpu").placeholder = "Add a kind of GPU";
+  $("model-facts").textContent = c.lost ? `This link could not carry ${c.lost}: drop it again.` : c.file ? "your own file" : model ? modelFacts(model) : "\u00a0";
+  $("gpu-facts").textContent = state.tab === "plan" ? "Up to four kinds; the best of each is found." : gpu ? gpuFacts(gpu) : "\u00a0";
+  for (const one of document.querySelectorAll("[data-tabs]")) one.hidden = !one.dataset.tabs.split(" ").includes(state.tab);
+  const serving = ["plan", "simulate"].includes(state.tab);
+  const hide = (selector, when) => { for (const one of document.querySelectorAll(selector)) if (when) one.hidden = true; };
+  hide("[data-text]", list || kind === "vision");
+  hide("[data-answer]", list || (!serving && (kind !== "language" || (c.phase && c.phase !== "generate"))));
+  hide("[data-picture]", kind !== "vision");
+  $("batch-name").textContent = { vision: "Pictures", encoder: "Texts" }[kind] || (c.phase === "train" ? "Sequences" : "Requests");
+  $("seq-name").textContent = c.phase === "train" || kind === "encoder" ? "Sequence" : c.phase === "decode" ? "Context" : "Prompt";
+  $("batch").disabled = list;
+  $("amount-facts").textContent = amountFacts(c, kind);
+  for (const control of document.querySelectorAll("[data-bind]")) {
+    if (document.activeElement === control && control.tagName !== "SELECT") continue;
+    const [from, key] = target(control.dataset.bind), value = from[key] ?? (from === c ? DEFAULTS[key] : null);
+    control.value = value === null || value === undefined ? "" : control.tagName === "SELECT" ? value : Number((value / Number(control.dataset.by || 1)).toPrecision(9));
   }
-  for (const id of ["phase", "dtype", "attention", "stack", "head"]) $(id).disabled = list;
-  const span = (id, low, high, step, value, unit, fallback) => {
+  for (const button of document.querySelectorAll("[data-preset]")) button.setAttribute("aria-pressed", String(presetNow() === button.dataset.preset));
+  $("plan-gpus").replaceChildren(...state.plan.gpus.map((name) => element("button", { type: "button", "aria-label": `Remove ${name}`, onclick: () => { commit("plan gpus", () => { state.plan.gpus = state.plan.gpus.filter((g) => g !== name); }); changed(); $("plan-gpu").focus(); } }, `${name} \u00d7`)));
+  if (gpu) fillSliders(c, gpu);
+  const price = state.money.price_per_h;
+  $("money-note").textContent = price === 2 ? "$2 per GPU hour is an example: put your own price." : "";
+}
+
+function amountFacts(c, kind) {
+  if (state.tab === "simulate") return state.sim.trace ? `the trace ${state.sim.trace.name}; a rate is not needed` : `about ${number(state.sim.rate_per_s * state.sim.seconds)} requests, drawn at random`;
+  if (state.tab === "plan") return `bounds hold for ${number(state.plan.percentile, 4)} % of requests`;
+  if (state.tab === "train") return `${number(state.train.tokens / 1e9)} billion tokens, ${state.train.precision}${state.train.lora ? `, LoRA ${state.train.lora}` : ""}`;
+  if (kind === "list") return "as the file says";
+  if (kind === "language" && c.phase === "generate") return `${number(c.batch, 6)} at once, ${number(c.batch * (c.tokens || 0), 7)} new tokens in a run`;
+  return { train: "one optimiser step", decode: "one step of all requests", prefill: "prompts alone" }[c.phase] || "one pass";
+}
+
+function fillSliders(c, gpu) {
+  const span = (id, low, high, step, value, unit, usual) => {
     Object.assign($(id), { min: low, max: high, step });
-    $(id).value = value ?? fallback;
+    $(id).value = value ?? usual;
     $(`${id}-free`).checked = value === null || value === undefined;
-    const text = show(value ?? fallback, unit);
+    const text = show(value ?? usual, unit);
     $(`${id}-said`).textContent = text;
     $(id).setAttribute("aria-valuetext", text);
   };
-  const settled = seen[state.selected]?.view?.clock_hz ?? gpu.max_clock_hz;
-  const step = gpu.step_clock_hz || (gpu.max_clock_hz - gpu.min_clock_hz) / 100;
-  span("clock", gpu.min_clock_hz, gpu.max_clock_hz, step, c.clock_hz, "Hz", settled);
+  const seen = currentView()?.prediction;
+  span("clock", gpu.min_clock_hz, gpu.max_clock_hz, gpu.step_clock_hz || (gpu.max_clock_hz - gpu.min_clock_hz) / 100, c.clock_hz, "Hz", seen?.gpu === gpu.name ? seen.clock_hz : gpu.max_clock_hz);
   span("limit", gpu.min_limit_w, gpu.max_limit_w, 1, c.power_limit_w, "W", gpu.limit_w);
-  tabs();
 }
 
-function tabs() {
-  const made = state.configs.map((c, index) => {
-    const tab = element("button", { type: "button", class: `k${index}`, "aria-pressed": String(index === state.selected) }, String(index + 1));
-    tab.setAttribute("aria-label", `Configuration ${index + 1}: ${c.file ? c.file.name : c.model} on ${c.gpu}`);
-    tab.addEventListener("click", () => { state.selected = index; changed(); draw(); $("tabs").children[index]?.focus(); });
-    return tab;
-  });
-  if (state.configs.length < MOST) {
-    const add = element("button", { type: "button", id: "add" }, "Compare");
-    add.addEventListener("click", () => {
-      state.configs.push({ ...config() });
-      state.selected = state.configs.length - 1;
-      changed();
-      $("tabs").children[state.selected]?.focus();
-    });
-    made.push(add);
-  }
-  if (state.configs.length > 1) {
-    const drop = element("button", { type: "button", id: "remove" }, "Remove");
-    drop.addEventListener("click", () => {
-      state.configs.splice(state.selected, 1);
-      seen.splice(state.selected, 1);
-      state.selected = Math.max(0, state.selected - 1);
-      changed();
-      draw();
-      $("tabs").children[state.selected]?.focus();
-    });
-    made.push(drop);
-  }
-  $("tabs").replaceChildren(...made);
-}
+// ---- files in, files out ---------------------------------------------------------------------------------------------------
 
-// ---- uploads -------------------------------------------------------------------------------------------------
-
-async function take(file) {
+async function takeFile(file) {
   if (!file) return;
-  if (file.size > MOST_FILE) { complain(`${file.name}: expected at most ${MOST_FILE / 1e6} MB, got ${show(file.size, "byte")}.`); return; }
+  if (/\.(csv|jsonl|ndjson)$/.test(file.name)) {
+    if (await takeTrace(file)) { commit("trace", () => { state.tab = "simulate"; }); changed(); }
+    return;
+  }
+  const refuse = (text) => { complain("file", text); tell(""); };
+  if (file.size > MOST_FILE) { refuse(`${file.name}: expected at most ${MOST_FILE / 1e6} MB, got ${show(file.size, "byte")}.`); return; }
   let content;
-  try { content = JSON.parse(await file.text()); } catch { complain(`${file.name}: not valid JSON. Is the file complete?`); return; }
-  if (content === null || typeof content !== "object") { complain(`${file.name}: expected a JSON object or list.`); return; }
-  const before = config(), tried = { ...before, file: { name: file.name, content } };
+  try { content = JSON.parse(await file.text()); } catch { refuse(`${file.name}: not valid JSON. Is the file complete?`); return; }
+  if (content === null || typeof content !== "object") { refuse(`${file.name}: expected a JSON object or list.`); return; }
+  const tried = { ...config(), file: { name: file.name, content } };
   delete tried.lost;
-  if (isList(tried)) for (const key of Object.keys(DEFAULTS)) if (!/_/.test(key) && key !== "data") delete tried[key];
-  try { await post("/api/view", request(tried)); } catch (error) { complain(error.message); return; }
-  state.configs[state.selected] = tried;
+  try { await post("/api/view", viewRequest(tried)); } catch (error) { refuse(error.message); return; }
+  commit("file", () => { state.configs[state.selected] = tried; if (!["predict", "compare"].includes(state.tab) && isList(tried)) state.tab = "predict"; });
+  complain("file", null);
   tell(`${file.name} is read.`);
   changed();
 }
 
-let complaint = ""; // stays until the user does something else
-
-function complain(text) {
-  complaint = text;
-  drawErrors();
-  tell("");
-}
-
-function uploads() {
-  $("file").addEventListener("change", async () => { await take($("file").files[0]); $("file").value = ""; });
-  const drop = $("drop");
+function buildFiles() {
+  for (const id of ["file", "trace-file"]) $(id).addEventListener("change", async () => { await takeFile($(id).files[0]); $(id).value = ""; });
   for (const kind of ["dragover", "dragleave", "drop"]) {
     document.addEventListener(kind, (event) => {
       event.preventDefault();
-      drop.classList.toggle("over", kind === "dragover");
-      if (kind === "drop") take(event.dataTransfer.files[0]);
+      $("drop").classList.toggle("over", kind === "dragover");
+      if (kind === "drop") takeFile(event.dataTransfer.files[0]);
     });
   }
-}
-
-// ---- results -------------------------------------------------------------------------------------------------
-
-function drawErrors() {
-  const several = state.configs.length > 1;
-  const problems = state.configs.map((_, i) => seen[i]?.error && (several ? `${i + 1}: ${seen[i].error}` : seen[i].error));
-  $("errors").replaceChildren(...[complaint, ...problems].filter(Boolean).map((text) => element("p", {}, text)));
-}
-
-function draw() {
-  drawErrors();
-  const lost = config().lost;
-  if (lost) tell(`This link could not carry the file ${lost}: drop it again to see what the sender saw.`);
-  drawTiles();
-  const view = seen[state.selected]?.view;
-  if (!view) return;
-  if (config().clock_hz == null) fill();
-  drawBreakdown(view);
-  drawTime(view);
-  drawClocks();
-  drawNotes(view);
-  live.later();
-}
-
-function tile(name, value, below) {
-  const box = element("div", {}, element("span", {}, name), element("b", {}, value));
-  if (below) box.append(element("span", {}, below));
-  return box;
-}
-
-function drawTiles() {
-  $("tiles").replaceChildren(...state.configs.map((c, index) => {
-    const slot = seen[index] || {}, v = slot.view;
-    const set = element("div", { class: `set k${index}${slot.busy || slot.error ? " stale" : ""}`, "data-index": index });
-    if (!v) { set.append(element("h3", {}, slot.error ? "no prediction" : "predicting")); return set; }
-    set.append(element("h3", {}, `${v.name} on ${v.gpu}`));
-    const between = (pair, unit) => `${show(pair[0], unit, 3)} to ${show(pair[1], unit, 3)}`;
-    set.append(
-      tile("latency", show(v.latency_s, "s"), between(v.interval.latency_s, "s")),
-      tile("power", show(v.power_w, "W"), between(v.interval.power_w, "W")),
-      tile("energy", show(v.energy_j, "J"), between(v.interval.energy_j, "J")),
-      tile("clock", show(v.clock_hz, "Hz"), v.capped ? "held down by the power limit" : ""),
-      tile("waiting for the host", percent(1 - v.busy_s / v.latency_s), ""),
-    );
-    const fits = v.fits === null ? "unknown" : v.fits ? "fits" : "does not fit";
-    const held = v.memory_byte === null ? "" : `${show(v.memory_byte, "byte", 3)} of ${show(v.capacity_byte, "byte", 3)}`;
-    const most = rooms.get(roomOf(c)[0])?.largest_batch;
-    set.append(tile("memory", fits, held + (Number.isInteger(most) ? `; largest batch ${most}` : "")));
-    return set;
-  }));
-}
-
-function drawBreakdown(view) {
-  const parts = [...new Set(seen.flatMap((slot) => slot?.view?.parts || []))];
-  legend($("legend"), parts);
-  const of = (v, watts) => parts.map((part) => watts[v.parts.indexOf(part)] || 0);
-  const rows = [];
-  state.configs.forEach((_, index) => {
-    const v = seen[index]?.view;
-    if (v) rows.push({ label: `${state.configs.length > 1 ? `${index + 1}: ` : ""}whole workload on ${v.gpu}`, watts: of(v, v.part_w), strong: true });
-  });
-  for (const op of view.ops.slice(0, 6)) {
-    rows.push({ label: `${op.operator}  ${percent(op.energy_j / view.energy_j, 0)} of energy`, watts: of(view, op.part_w) });
-  }
-  const largest = view.parts[view.part_w.indexOf(Math.max(...view.part_w))];
-  stackedBars($("breakdown"), rows, parts, `Power by module of ${view.name} on ${view.gpu}: ${show(view.power_w, "W")}, most of it ${largest}`);
-  const head = element("tr", {}, ...["operator", "calls", "time", "power", "energy", "share"].map((h) => element("th", { scope: "col" }, h)));
-  const body = view.ops.map((op) => element("tr", {}, element("th", { scope: "row" }, op.operator),
-    ...[String(op.count), show(op.latency_s, "s", 3), show(op.power_w, "W", 3), show(op.energy_j, "J", 3), percent(op.energy_j / view.energy_j)].map((cell) => element("td", {}, cell))));
-  const table = element("table", {}, element("thead", {}, head), element("tbody", {}, ...body));
-  $("ops").replaceChildren(table);
-  if (view.more_ops) $("ops").append(element("p", { class: "dim" }, `${view.more_ops} smaller operators are in the download.`));
-}
-
-function drawTime(view) {
-  const close = $("close").checked && view.close;
-  $("close").disabled = !view.close;
-  const trace = close ? view.close : view.trace;
-  const [by, unit] = scale(view.latency_s, "s");
-  stackedTime($("timeline"), trace, view.parts, view.power_w, by, unit, `Power over time: ${show(view.latency_s, "s")}, mean ${show(view.power_w, "W")}, peak ${show(view.peak_power_w, "W")}`);
-  const how = view.trace.whole ? "" : "; each stretch at its mean";
-  $("time-said").textContent = `mean ${show(view.power_w, "W")} (dashed), the busiest kernel ${show(view.peak_power_w, "W")}; marks below: waiting for the host${how}`;
-}
-
-function drawClocks() {
-  const quantity = $("quantity").value;
-  const [unit, name] = { energy_j: ["J", "Energy"], power_w: ["W", "Power"], latency_s: ["s", "Latency"] }[quantity];
-  const shown = state.configs.map((_, k) => [k, seen[k]?.view]).filter(([, v]) => v);
-  const most = Math.max(...shown.flatMap(([, v]) => v.clocks[quantity]));
-  const [by, said] = scale(most, unit);
-  const series = shown.map(([k, v]) => ({
-    k, name: `${v.name} on ${v.gpu}`, x: v.clocks.asked_hz.map((hz) => hz / 1e6), y: v.clocks[quantity].map((value) => value / by),
-    at: [v.clock_hz / 1e6, v[quantity] / by],
-  }));
-  lines($("clocks"), { series, xLabel: "Clock asked for (MHz)", yLabel: `${name} (${said}); rings: where it settles`, label: `${name} over the clock of ${series.length} configurations` });
-}
-
-function drawNotes(view) {
-  $("support").textContent = `${view.support.inside ? "Inside" : "Outside"} what was measured: ${view.support.reason}. Intervals are ${percent(view.interval.level, 0)}.`;
-  $("assumed").replaceChildren(...view.assumptions.map((note) => element("li", {}, note)));
-  const p = view.provenance;
-  $("source").textContent = `${p.status} coefficients: ${[p.source, p.device, p.date].filter(Boolean).join(", ")}. Wattcast ${view.wattcast}.`;
-}
-
-// ---- links and files -----------------------------------------------------------------------------------------
-
-async function download(path, body, name) {
-  try {
-    const blob = await (await post(path, body)).blob();
-    const link = element("a", { href: URL.createObjectURL(blob), download: name });
-    link.click();
-    setTimeout(() => URL.revokeObjectURL(link.href), 10000);
-    tell(`${name} is saved.`);
-  } catch (error) { complain(error.message); }
-}
-
-function files() {
-  const all = () => ({ configurations: state.configs.map(request) });
-  $("get-json").addEventListener("click", () => download("/api/predict", all(), "wattcast.json"));
-  $("get-csv").addEventListener("click", () => download("/api/csv", all(), "wattcast.csv"));
-  $("get-report").addEventListener("click", () => { tell("writing the report"); download("/api/report", chosenFirst(), "wattcast-report.html"); });
-  $("get-figure").addEventListener("click", () => {
-    const figure = $("figure-name").value, format = $("figure-format").value;
-    download("/api/figure", { ...chosenFirst(), figure, format }, `wattcast-${figure}.${format}`);
-  });
+  const save = async (path, body, name) => {
+    try {
+      const blob = await (await post(path, body)).blob();
+      const link = element("a", { href: URL.createObjectURL(blob), download: name });
+      link.click();
+      setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+      tell(`${name} is saved.`);
+    } catch (error) { complain("save", error.message); }
+  };
+  const shown = () => (state.tab === "compare" ? [config(), ...state.configs.filter((c) => c !== config())] : [config()]);
+  const all = () => ({ configurations: shown().map(viewRequest) });
+  $("get-json").addEventListener("click", () => save("/api/predict", all(), "wattcast.json"));
+  $("get-csv").addEventListener("click", () => save("/api/csv", all(), "wattcast.csv"));
+  $("get-report").addEventListener("click", () => { tell("writing the report"); save("/api/report", all(), "wattcast-report.html"); });
+  $("get-figure").addEventListener("click", () => { const figure = $("figure-name").value, format = $("figure-format").value; save("/api/figure", { ...all(), figure, format }, `wattcast-${figure}.${format}`); });
   $("share").addEventListener("click", async () => {
-    const { hash, left } = toLink(state);
+    const { hash, left } = toLink();
     history.replaceState(null, "", `#${hash}`);
-    const note = left ? " An uploaded file was too large for it." : "";
-    try { await navigator.clipboard.writeText(location.href); tell(`The link is copied.${note}`); }
-    catch { tell(`Copy it from here: ${location.href}${note}`); }
+    const note = left || state.sim.trace ? " A file was too large for it." : "";
+    try { await navigator.clipboard.writeText(location.href); tell(`The link is copied.${note}`); } catch { tell(`Copy it from here: ${location.href}${note}`); }
   });
 }
 
-const chosenFirst = () => ({ configurations: [config(), ...state.configs.filter((c) => c !== config())].map(request) });
+// ---- the rest ------------------------------------------------------------------------------------------------------------
 
-// ---- theme and start -----------------------------------------------------------------------------------------
+function back() {
+  if (!undo()) return;
+  clearComplaints();
+  changed();
+  tell("One step back.");
+}
 
-function theme() {
+function buildRest() {
+  $("undo").addEventListener("click", back);
+  document.addEventListener("keydown", (event) => {
+    if ((event.ctrlKey || event.metaKey) && event.key === "z" && !event.shiftKey && !event.target.matches("input:not([type=range]), textarea")) { event.preventDefault(); back(); }
+    if (event.key === "Escape") $("menu").open = false;
+  });
+  document.addEventListener("click", (event) => { if (!$("menu").contains(event.target)) $("menu").open = false; });
+  $("add").addEventListener("click", () => addConfiguration());
+  $("to-compare").addEventListener("click", () => { if (state.configs.length < 2) addConfiguration(); else openTab("compare"); });
+  $("to-plan").addEventListener("click", () => openTab("plan"));
+  $("plan-go").addEventListener("click", runPlan);
+  $("plan-axis").addEventListener("change", () => drawPlan());
+  $("why-what").addEventListener("change", drawWhy);
+  for (const id of ["gpu-find", "gpu-use"]) $(id).addEventListener("input", () => drawGpus(catalogue.gpus));
+  $("live-same").addEventListener("click", () => {
+    commit("same", () => { state.configs[state.selected] = { gpu: live.about.gpu || config().gpu, model: config().model, file: { name: "recorded.json", content: live.about.workload } }; });
+    changed();
+  });
   const set = (value) => { if (value) document.documentElement.dataset.theme = value; else delete document.documentElement.dataset.theme; };
   let kept = "";
   try { kept = localStorage.getItem("theme") || ""; } catch { /* storage may be closed */ }
   $("theme").value = kept;
   set(kept);
-  $("theme").addEventListener("change", () => {
-    set($("theme").value);
-    try { localStorage.setItem("theme", $("theme").value); } catch { /* it then lasts as long as the page */ }
+  $("theme").addEventListener("change", () => { set($("theme").value); try { localStorage.setItem("theme", $("theme").value); } catch { /* it then lasts as long as the page */ } });
+  let width = innerWidth;
+  addEventListener("resize", () => { if (innerWidth !== width) { width = innerWidth; redraw(); } });
+  addEventListener("hashchange", () => { const linked = fromLink(location.hash.slice(1)); if (linked) { replaceState(linked); clearComplaints(); changed(); } });
+  onChange(() => changed());
+  onUsePlan(() => { clearComplaints(); changed(); });
+}
+
+function addConfiguration() {
+  if (state.configs.length >= MOST) return;
+  commit("add", () => {
+    const other = { ...config() }, names = state.configs.map((c) => c.gpu);
+    other.gpu = ["h100-sxm", "b200", "l40s", "a100-sxm-80gb", "mi300x"].find((name) => !names.includes(name)) || other.gpu;
+    Object.assign(other, { clock_hz: null, power_limit_w: null });
+    state.configs.push(other);
+    state.selected = state.configs.length - 1;
+    state.tab = "compare";
   });
+  clearComplaints();
+  changed();
+  tell("Change its model, GPU or amount above.");
 }
 
 async function start() {
-  theme();
+  const linked = fromLink(location.hash.slice(1));
+  if (linked) replaceState(linked);
+  buildTabs();
+  buildRest();
+  buildFiles();
+  fill();
+  if (state.tab !== "gpus") refresh();
   try {
     const answer = await fetch("/api/catalogue");
     if (!answer.ok) throw new Error((await answer.json()).error);
     catalogue = await answer.json();
-  } catch (error) { complain(`the catalogue did not come: ${error.message}`); return; }
-  build();
-  uploads();
-  files();
+  } catch (error) { complain("catalogue", `The catalogue did not come: ${error.message}`); return; }
+  buildAsk();
   fill();
-  state.configs.forEach((_, index) => refresh(index));
-  askRoom();
-  for (const id of ["close", "quantity"]) $(id).addEventListener("change", draw);
-  let width = innerWidth;
-  addEventListener("resize", () => { if (innerWidth !== width) { width = innerWidth; draw(); live.draw(); } });
-  addEventListener("hashchange", () => {
-    const linked = fromLink(location.hash.slice(1));
-    if (!linked) return;
-    state = linked;
-    seen.length = 0;
-    fill();
-    state.configs.forEach((_, index) => refresh(index));
-  });
-  $("live-same").addEventListener("click", () => {
-    const about = live.about;
-    state.configs[state.selected] = { gpu: about.gpu || config().gpu, model: config().model, file: { name: "recorded.json", content: about.workload } };
-    changed();
-  });
-  await live.load();
+  if (state.tab === "gpus") refresh();
+  document.documentElement.dataset.ready = "";
+  const wanted = linked?.tab === "live";
+  if (await live.load()) { $("tab-live").hidden = false; if (wanted) openTab("live"); }
 }
 
 start();

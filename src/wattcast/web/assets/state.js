@@ -1,46 +1,122 @@
-// What the page shows, and the link that restores it. The link holds it after the '#', which no server sees.
+// What the page shows, the link that restores it, and the way back. The link holds it after the '#', which no server sees.
 export const MOST = 4;
-export const LINK_BYTES = 12000; // an uploaded file larger than this does not travel in a link
+const LINK_BYTES = 12000; // an uploaded file larger than this does not travel in a link
+const MOST_UNDO = 60;
 
 export const DEFAULTS = {
-  batch: 1, seq: null, tokens: null, phase: null, dtype: "bf16", attention: "flash", head: null, stack: null,
-  tp: 1, clock_hz: null, power_limit_w: null, host_launch_s: null, temperature_c: null, data: "random",
+  batch: 1, seq: null, tokens: null, phase: null, dtype: "bf16", attention: "flash", head: null, stack: null, tp: 1, weights: null,
+  kv_dtype: null, quantization: null, image: null, clock_hz: null, power_limit_w: null, host_launch_s: null, temperature_c: null, data: "random",
 };
+export const BY_KIND = {
+  language: { batch: 16, seq: 1024, tokens: 256, phase: "generate", stack: "engine" },
+  encoder: { batch: 32, seq: 256, tokens: null, phase: null, stack: null },
+  vision: { batch: 64, seq: null, tokens: null, phase: null, stack: null },
+};
+export const PRESETS = {
+  chat: { kind: "language", model: "llama3-8b", tab: "predict", set: { batch: 16, seq: 1024, tokens: 256 } },
+  documents: { kind: "language", model: "qwen2.5-7b", tab: "predict", set: { batch: 4, seq: 16384, tokens: 512 }, needs: 16896 },
+  batch: { kind: "language", model: "llama3-8b", tab: "predict", set: { batch: 256, seq: 512, tokens: 256 } },
+  training: { kind: "language", model: "llama3-8b", tab: "train", set: {} },
+  pictures: { kind: "vision", model: "vit-large", tab: "predict", set: { batch: 64 } },
+};
+const ASIDE = {
+  plan: { gpus: ["h200", "h100-sxm", "l40s"], rate_per_s: 50, ttft_s: 0.5, tpot_s: 0.05, percentile: 99, minimise: "gpus", headroom: 0.1, site_power_w: null },
+  sim: { rate_per_s: 8, seconds: 120, replicas: 1, arrivals: "poisson", ttft_s: null, tpot_s: null },
+  train: { gpus: 8, tokens: 1e9, seq: 4096, precision: "bf16", lora: 0, minimise: "time" },
+  money: { price_per_h: 2, electricity_per_kwh: null },
+};
+export const TABS = ["predict", "compare", "plan", "simulate", "train", "live", "gpus"];
 
-export const fresh = () => ({ model: "llama3-8b", gpu: "h200", batch: 8, seq: 1024 });
+export const fresh = () => ({
+  tab: "predict", configs: [{ model: "llama3-8b", gpu: "h200", ...BY_KIND.language }], selected: 0, ...structuredClone(ASIDE),
+});
 
-export function request(config) {
-  // Only what differs from the default is sent, so that a link stays short and an answer can be remembered.
-  const asked = { gpu: config.gpu };
-  if (config.file) asked.file = { name: config.file.name, content: config.file.content };
-  else asked.model = config.model;
+export let state = fresh();
+const before = [];
+let lastChange = { name: "", at: 0 };
+
+export const config = () => state.configs[state.selected];
+
+export function replaceState(next) { state = next; }
+
+// Remember what was, then change it; quick changes of the same thing are one step back.
+export function commit(name, change) {
+  const now = performance.now();
+  if (name !== lastChange.name || now - lastChange.at > 900) {
+    before.push(structuredClone(state));
+    if (before.length > MOST_UNDO) before.shift();
+  }
+  lastChange = { name, at: now };
+  change(state);
+}
+
+export function undo() {
+  if (!before.length) return false;
+  state = before.pop();
+  lastChange = { name: "", at: 0 };
+  return true;
+}
+export const canUndo = () => before.length > 0;
+
+// ---- requests: only what differs from the default is sent, so that a link stays short and answers are remembered ----
+
+const money = () => Object.fromEntries(Object.entries(state.money).filter(([, v]) => v !== null));
+const source = (c) => (c.file ? { file: { name: c.file.name, content: c.file.content } } : { model: c.model });
+
+function plainConfig(c) {
+  const asked = { gpu: c.gpu, ...source(c) };
   for (const [key, usual] of Object.entries(DEFAULTS)) {
-    if (config[key] !== undefined && config[key] !== usual) asked[key] = config[key];
+    if (c[key] !== undefined && c[key] !== usual && !(isList(c) && !/_|^data$/.test(key))) asked[key] = c[key];
   }
   return asked;
 }
+export const viewRequest = (c) => ({ ...plainConfig(c), ...money() });
 
-export function isList(config) {
-  const content = config.file && config.file.content;
+export function roomRequest(c) {
+  const asked = plainConfig(c);
+  for (const key of ["clock_hz", "power_limit_w", "temperature_c", "host_launch_s", "data"]) delete asked[key];
+  return asked;
+}
+
+function serving(c) {
+  const asked = { ...source(c), ...money(), prompt: c.seq ?? 512, output: c.tokens ?? 128 };
+  for (const key of ["dtype", "weights", "kv_dtype"]) if (c[key] && c[key] !== DEFAULTS[key]) asked[key] = c[key];
+  return asked;
+}
+const given = (plain) => Object.fromEntries(Object.entries(plain).filter(([, v]) => v !== null && v !== undefined));
+
+export const planRequest = (c, gpu, minimise = state.plan.minimise) => ({ ...serving(c), ...given(state.plan), gpus: [gpu], minimise });
+
+export function simulateRequest(c) {
+  const { trace, ...plain } = state.sim;
+  const asked = { ...serving(c), ...given(plain), gpu: c.gpu, tp: c.tp ?? 1, ...given({ clock_hz: c.clock_hz, power_limit_w: c.power_limit_w }) };
+  if (trace) { asked.trace = trace.text; asked.trace_name = trace.name; delete asked.rate_per_s; }
+  return asked;
+}
+export const trainRequest = (c) => ({ ...source(c), ...money(), gpu: c.gpu, ...given(state.train), ...given({ clock_hz: c.clock_hz, power_limit_w: c.power_limit_w }) });
+
+export function isList(c) {
+  const content = c.file && c.file.content;
   return Boolean(content) && (Array.isArray(content) || "ops" in content || "traceEvents" in content);
 }
 
-export function toLink(state) {
+// ---- links ------------------------------------------------------------------------------------------------------
+
+export function toLink() {
   let left = false;
-  const kept = state.configs.map((config) => {
-    const asked = request(config);
-    if (asked.file && JSON.stringify(asked.file).length > LINK_BYTES) {
-      left = true;
-      asked.file = null;
-      asked.lost = config.file.name;
-    }
+  const configs = state.configs.map((c) => {
+    const asked = plainConfig(c);
+    if (asked.file && JSON.stringify(asked.file).length > LINK_BYTES) { left = true; asked.file = null; asked.lost = c.file.name; }
     return asked;
   });
-  const bytes = new TextEncoder().encode(JSON.stringify({ v: 1, c: kept, s: state.selected }));
+  const plain = { v: 2, t: state.tab, c: configs, s: state.selected };
+  for (const [name, usual] of Object.entries(ASIDE)) {
+    const changed = Object.entries(state[name]).filter(([key, v]) => key !== "trace" && JSON.stringify(v) !== JSON.stringify(usual[key]));
+    if (changed.length) plain[name] = Object.fromEntries(changed);
+  }
   let text = "";
-  for (const byte of bytes) text += String.fromCharCode(byte);
-  const hash = btoa(text).replaceAll("+", "-").replaceAll("/", "_").replaceAll("=", "");
-  return { hash, left };
+  for (const byte of new TextEncoder().encode(JSON.stringify(plain))) text += String.fromCharCode(byte);
+  return { hash: btoa(text).replaceAll("+", "-").replaceAll("/", "_").replaceAll("=", ""), left };
 }
 
 export function fromLink(hash) {
@@ -49,21 +125,25 @@ export function fromLink(hash) {
   try {
     const text = atob(hash.replaceAll("-", "+").replaceAll("_", "/"));
     const plain = JSON.parse(new TextDecoder().decode(Uint8Array.from(text, (c) => c.charCodeAt(0))));
-    if (plain.v !== 1 || !Array.isArray(plain.c) || !plain.c.length) return null;
-    const configs = plain.c.slice(0, MOST).map((asked) => {
-      const config = { ...fresh(), batch: 1, seq: null };
-      for (const key of ["model", "gpu", ...Object.keys(DEFAULTS)]) {
-        const value = asked[key];
-        if (["string", "number"].includes(typeof value)) config[key] = value;
-      }
-      if (asked.file && typeof asked.file.name === "string" && typeof asked.file.content === "object") {
-        config.file = { name: asked.file.name, content: asked.file.content };
-      }
-      if (typeof asked.lost === "string") config.lost = asked.lost;
-      return config;
+    if (![1, 2].includes(plain.v) || !Array.isArray(plain.c) || !plain.c.length) return null;
+    const made = fresh();
+    made.configs = plain.c.slice(0, MOST).map((asked) => {
+      const c = { model: "llama3-8b", gpu: "h200" };
+      for (const key of ["model", "gpu", ...Object.keys(DEFAULTS)]) if (["string", "number"].includes(typeof asked[key])) c[key] = asked[key];
+      if (asked.file && typeof asked.file.name === "string" && asked.file.content && typeof asked.file.content === "object") c.file = { name: asked.file.name, content: asked.file.content };
+      if (typeof asked.lost === "string") c.lost = asked.lost;
+      return c;
     });
-    const selected = Number.isInteger(plain.s) ? Math.min(Math.max(plain.s, 0), configs.length - 1) : 0;
-    return { configs, selected };
+    made.selected = Number.isInteger(plain.s) ? Math.min(Math.max(plain.s, 0), made.configs.length - 1) : 0;
+    made.tab = TABS.includes(plain.t) ? plain.t : plain.c.length > 1 ? "compare" : "predict";
+    for (const [name, usual] of Object.entries(ASIDE)) {
+      for (const key of Object.keys(usual)) {
+        const value = plain[name]?.[key];
+        const fits = key === "gpus" && name === "plan" ? Array.isArray(value) && value.length && value.every((v) => typeof v === "string") : value === null || ["string", "number"].includes(typeof value);
+        if (value !== undefined && fits) made[name][key] = key === "gpus" && name === "plan" ? value.slice(0, MOST) : value;
+      }
+    }
+    return made;
   } catch {
     return null;
   }
