@@ -46,9 +46,7 @@ def open_page(browser, server: Server):
     """``open_page(width=..., scheme=...)`` -> a loaded page; complaints of the browser fail the test at its end."""
     contexts, complaints = [], []
 
-    def opened(
-        address: str = "/", width: int = 1280, scheme: str = "light", wait: bool = True, height: int = 900
-    ):
+    def opened(address: str = "/", width: int = 1280, scheme: str = "light", wait: bool = True, height: int = 900):
         context = browser.new_context(
             viewport={"width": width, "height": height}, color_scheme=scheme, accept_downloads=True
         )

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wattcast import hardware
+from wattcast.predictor.bundle import bundle_for
 from wattcast.predictor.prediction_json import PredictOut
 from wattcast.web import answers, request_schema
 from wattcast.web.answers import Answer, AnswerCache, answer_request
@@ -273,7 +274,9 @@ def test_a_plan_has_a_front_and_what_binds() -> None:
 
 
 def test_a_simulation_shows_power_and_queue_over_time() -> None:
-    drawn = json.loads(asked("simulate", SERVED | {"gpu": "h200", "rate_per_s": 20, "seconds": 10, "replicas": 3}).body)
+    drawn = json.loads(
+        asked("simulate", SERVED | {"gpu": "h200", "rate_per_s": 20, "seconds": 10, "replicas": 3}).body
+    )
     shape = drawn["over_time"]
     assert {len(values) for values in shape.values()} == {len(shape["start_s"])}
     assert sum(shape["power_w"]) / len(shape["power_w"]) == pytest.approx(drawn["power_w"], rel=0.02)
@@ -310,6 +313,9 @@ def test_the_catalogue_has_ranges_for_the_sliders() -> None:
     uses = [gpu.use for gpu in found.gpus]
     assert uses == sorted(uses, key=["data-centre", "workstation", "museum"].index), "museum cards come last"
     assert all(model.parameters > 1e6 for model in found.models)
+    status = {gpu.name: gpu.coefficients for gpu in found.gpus}
+    for name in ("h200", "l40s", "h100-sxm", "t4"):
+        assert status[name] == str(bundle_for(hardware.load_gpu(name)).status)
     for gpu in found.gpus:
         assert 0 < gpu.min_clock_hz < gpu.max_clock_hz
         assert 0 < gpu.min_limit_w <= gpu.limit_w <= gpu.max_limit_w

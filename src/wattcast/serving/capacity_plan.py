@@ -511,7 +511,7 @@ def list_plan_notes(result: PlanResult) -> list[str]:
     demand = result.demand
     own = [
         f"planned for {1.0 + demand.headroom:.0%} of the rate; {demand.spare_replicas} replicas to spare",
-        f"{demand.arrivals} arrivals, {demand.requests} requests simulated for each answer; replicas share them at random",
+        f"{demand.arrivals} arrivals, {demand.requests} requests simulated for each answer; shared at random",
         "bounds without a percentile hold for 9 in 10 requests",
         "idle GPUs keep their clock; energy per token counts prompts and idle time, over output tokens",
         f"{result.screened} more options cannot be better, by arithmetic",

@@ -23,11 +23,10 @@ import numpy as np
 
 from wattcast import __version__, hardware
 from wattcast.core.errors import BadInput, WattcastError, bad_value, clip_text
-from wattcast.core.strict_files import FitStatus
 from wattcast.core.units import Dtype
 from wattcast.hardware import Gpu
 from wattcast.hardware.gpu import CardUse, list_published_numbers
-from wattcast.predictor.bundle import bundle_for, fitted_bundle
+from wattcast.predictor.bundle import bundle_for, fit_status
 from wattcast.predictor.bundle.bundle_file import Bundle
 from wattcast.predictor.prediction import OperatorShare, Prediction
 from wattcast.predictor.prediction_json import PredictionOut, predictions_to_output
@@ -179,13 +178,12 @@ def _gpu(gpu: Gpu) -> GpuOut:
     tensor = gpu.pipes.tensor_flop_per_cycle
     rate = tensor.get(Dtype.BF16, tensor.get(Dtype.FP16))
     cycles = float(np.mean(gpu.sm_count)) * float(np.mean(gpu.clocks.boost_hz))
-    fitted = fitted_bundle(gpu)
     return GpuOut(
         name=gpu.name,
         title=gpu.title,
         use=str(gpu.use),
         architecture=gpu.architecture,
-        coefficients=str(fitted.status if fitted else FitStatus.FORECAST),
+        coefficients=str(fit_status(gpu.name)),
         memory_byte=float(np.mean(gpu.memory.capacity_byte)),
         memory_kind=gpu.memory.kind,
         byte_per_s=float(np.mean(gpu.memory.byte_per_s)),
@@ -353,10 +351,7 @@ def _answer_compare(body: bytes) -> Answer:
 
 def _answer_plan(body: bytes) -> Answer:
     asked: PlanRequest = read_request(body, PlanRequest)
-    bounds = {
-        name: None if bound is None else f"p{asked.percentile:g}:{bound}s"
-        for name, bound in (("ttft", asked.ttft_s), ("tpot", asked.tpot_s))
-    }
+    ttft, tpot = (None if s is None else f"p{asked.percentile:g}:{s}s" for s in (asked.ttft_s, asked.tpot_s))
     found = plan(
         _model_of(asked),
         [_card(name)[0] for name in asked.gpus],
@@ -370,8 +365,9 @@ def _answer_plan(body: bytes) -> Answer:
         kv_dtype=asked.kv_dtype,
         weights=asked.weights,
         prices=asked.prices(),
+        ttft=ttft,
+        tpot=tpot,
         requests=PLAN_REQUESTS,
-        **bounds,
     )
     return Answer(200, JSON, msgspec.json.encode(found.to_dict()))
 
@@ -570,7 +566,7 @@ class AnswerCache:
 
 
 def warm_up(respond: Callable[[str, bytes], Answer]) -> None:
-    """Make the first requests as quick as later ones: the catalogue, and a prediction like that of the first screen."""
+    """Make the first requests as quick as later ones: the catalogue and the first screen's prediction."""
     respond("catalogue", b"")
     first = {"gpu": "h200", "model": "llama3-8b", "batch": 16, "seq": 1024, "tokens": 256}
     respond("view", msgspec.json.encode(first | {"phase": "generate", "stack": "engine"}))

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+from importlib.resources import files
+
+from wattcast.core.strict_files import FitStatus
 from wattcast.hardware import Gpu
 from wattcast.predictor.bundle.bundle_file import Bundle, shipped_bundle
 from wattcast.predictor.bundle.forecast import forecast_bundle, forecast_rule, starting_bundle
 
-__all__ = ["Bundle", "bundle_for", "forecast_bundle", "shipped_bundle", "starting_bundle"]
+__all__ = ["Bundle", "bundle_for", "fit_status", "forecast_bundle", "shipped_bundle", "starting_bundle"]
 
 
 def bundle_for(gpu: Gpu) -> Bundle:
     """The measured bundle that ships for this GPU, else its forecast, with the calibration that ships if one does."""
-    return fitted_bundle(gpu) or forecast_bundle(gpu)
-
-
-def fitted_bundle(gpu: Gpu) -> Bundle | None:
-    """The bundle that rests on measurements of this very GPU; None: it is forecast."""
     found = shipped_bundle(gpu.name)
     if found is None and gpu.compute_capability in forecast_rule().same_processor:
         from wattcast.predictor.bundle.calibrated import calibrated_bundle  # few GPUs have one
 
         found = calibrated_bundle(gpu)
-    return found
+    return found or forecast_bundle(gpu)
+
+
+def fit_status(gpu: str) -> FitStatus:
+    """Return the status of a catalogue GPU's bundle from the file that ships for it, without reading it."""
+    folder = files("wattcast.predictor.bundle").joinpath(gpu)
+    if folder.joinpath("bundle.yaml").is_file():
+        return FitStatus.MEASURED
+    return FitStatus.CALIBRATED if folder.joinpath("calibration.yaml").is_file() else FitStatus.FORECAST

@@ -48,7 +48,6 @@ function showTab() {
     $(`tab-${name}`).tabIndex = on ? 0 : -1;
     $(`p-${name}`).hidden = !on;
   }
-  $("results").setAttribute("aria-labelledby", `tab-${state.tab}`);
   $("ask").hidden = state.tab === "gpus";
   document.title = `${$(`tab-${state.tab}`).textContent} \u00b7 Wattcast`;
 }
@@ -325,7 +324,7 @@ function addConfiguration() {
 }
 
 async function start() {
-  const linked = fromLink(location.hash.slice(1));
+  const linked = fromLink(location.hash.slice(1)), wanted = linked?.tab === "live";
   if (linked) replaceState(linked);
   buildTabs();
   buildRest();
@@ -341,7 +340,6 @@ async function start() {
   fill();
   if (state.tab === "gpus") refresh();
   document.documentElement.dataset.ready = "";
-  const wanted = linked?.tab === "live";
   if (await live.load()) { $("tab-live").hidden = false; if (wanted) openTab("live"); }
 }
 

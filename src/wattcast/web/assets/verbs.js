@@ -124,7 +124,7 @@ export function drawSimulate() {
   lines($("sim-queue"), { series: [{ name: "running", k: 2, x: t.start_s, y: t.decodes, fill: true }, { name: "waiting", k: 1, x: t.start_s, y: t.waiting }], x, yLabel: "Requests in a copy", unit: " ", label: `Requests over time: ${number(s.batch.mean)} running and ${number(s.queue.mean)} waiting on the mean` });
   numbers($("sim-numbers"), ["Time", "Power", "Running", "Waiting", "Cache"], t.start_s.map((at, i) => [show(at, "s"), show(t.power_w[i], "W"), number(t.decodes[i]), number(t.waiting[i]), percent(t.cache_use[i])]).filter((_, i) => i % 20 === 0), "Power and requests over time");
   const row = (name, key) => [name, ...["p50", "p90", "p99", "mean"].map((q) => show(s[key][q], "s"))];
-  $("sim-latency").replaceChildren(table(["", "Half", "9 in 10", "99 in 100", "Mean"], [row("First token", "ttft_s"), row("Each token", "tpot_s"), row("Between two tokens", "inter_token_s"), row("Whole request", "latency_s")], "How long requests take"));
+  $("sim-latency").replaceChildren(table(["Wait", "Half", "9 in 10", "99 in 100", "Mean"], [row("First token", "ttft_s"), row("Each token", "tpot_s"), row("Between two tokens", "inter_token_s"), row("Whole request", "latency_s")], "How long requests take"));
   notes($("sim-notes"), [...(s.preemptions ? [`${s.preemptions} requests were thrown out of a full cache and began again`] : []), ...s.assumptions]);
 }
 
