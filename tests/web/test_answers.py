@@ -165,7 +165,7 @@ def test_no_file_is_opened_that_a_request_names(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_our_own_mistake_is_told_without_its_inside(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    monkeypatch.setitem(answers.REQUEST_KINDS, "view", lambda body: 1 / 0)
+    monkeypatch.setitem(answers.REQUEST_KINDS, "view", (str, lambda body: 1 / 0))
     found = asked("view", CASE)
     assert found.status == 500
     assert b"division" not in found.body

@@ -29,7 +29,7 @@ from wattcast.hardware.gpu import CardUse, list_published_numbers
 from wattcast.predictor.bundle import bundle_for, fit_status
 from wattcast.predictor.bundle.bundle_file import Bundle
 from wattcast.predictor.prediction import OperatorShare, Prediction
-from wattcast.predictor.prediction_json import PredictionOut, predictions_to_output
+from wattcast.predictor.prediction_json import PredictionOut, PredictOut, predictions_to_output
 from wattcast.predictor.prediction_summary import rank_assumptions
 from wattcast.report.comparison import compare_runs, summarise_prediction
 from wattcast.report.comparison_output import comparison_to_plain, write_sentence
@@ -295,7 +295,9 @@ class Answer:
 def answer_request(kind: str, body: bytes) -> Answer:
     """Answer a request; this never raises, and never tells about the inside."""
     try:
-        return REQUEST_KINDS[kind](body)
+        takes, make = REQUEST_KINDS[kind]
+        made = make(body.decode("utf-8", "replace") if takes is str else read_request(body, takes))
+        return made if isinstance(made, Answer) else Answer(200, JSON, msgspec.json.encode(made))
     except WattcastError as error:
         return _refusal(422, str(error))
     except (RecursionError, MemoryError):
@@ -309,33 +311,16 @@ def _refusal(status: int, text: str) -> Answer:
     return Answer(status, JSON, msgspec.json.encode(ErrorOut(clip_text(text, 2000))))
 
 
-def _answer_catalogue(body: bytes) -> Answer:
-    return Answer(200, JSON, msgspec.json.encode(list_catalogue()))
+def _answer_predict(asked: ConfigurationList) -> PredictOut:
+    return predictions_to_output([_view_of(c).prediction for c in asked.configurations])
 
 
-def _answer_predict(body: bytes) -> Answer:
-    asked: ConfigurationList = read_request(body, ConfigurationList)
-    seen = [_view_of(c) for c in asked.configurations]
-    return Answer(200, JSON, msgspec.json.encode(predictions_to_output([look.prediction for look in seen])))
+def _answer_gpu(name: str) -> GpuDetailOut:
+    gpu = hardware.load_gpu(name)
+    return GpuDetailOut(gpu.name, gpu.title, gpu.process, list_published_numbers(gpu), dict(gpu.unknown))
 
 
-def _answer_view(body: bytes) -> Answer:
-    return Answer(200, JSON, msgspec.json.encode(view_to_output(_view_of(read_request(body, Configuration)))))
-
-
-def _answer_room(body: bytes) -> Answer:
-    asked: Configuration = read_request(body, Configuration)
-    return Answer(200, JSON, msgspec.json.encode(room_to_output(_room_of(asked))))
-
-
-def _answer_gpu(body: bytes) -> Answer:
-    gpu = hardware.load_gpu(body.decode("utf-8", "replace"))
-    found = GpuDetailOut(gpu.name, gpu.title, gpu.process, list_published_numbers(gpu), dict(gpu.unknown))
-    return Answer(200, JSON, msgspec.json.encode(found))
-
-
-def _answer_compare(body: bytes) -> Answer:
-    asked: ConfigurationList = read_request(body, ConfigurationList)
+def _answer_compare(asked: ConfigurationList) -> dict[str, Any]:
     first, *others = [summarise_prediction(_view_of(c).prediction) for c in asked.configurations]
     if not others:
         raise bad_value("configurations", "two to four to compare", "one")
@@ -346,13 +331,12 @@ def _answer_compare(body: bytes) -> Answer:
         plain["operators"].sort(key=lambda pair: -abs(pair["energy_j"] or 0.0))
         del plain["operators"][MOST_CAUSES:]
         pairs.append(plain)
-    return Answer(200, JSON, msgspec.json.encode({"against_first": pairs}))
+    return {"against_first": pairs}
 
 
-def _answer_plan(body: bytes) -> Answer:
-    asked: PlanRequest = read_request(body, PlanRequest)
+def _answer_plan(asked: PlanRequest) -> dict[str, Any]:
     ttft, tpot = (None if s is None else f"p{asked.percentile:g}:{s}s" for s in (asked.ttft_s, asked.tpot_s))
-    found = plan(
+    return plan(
         _model_of(asked),
         [_card(name)[0] for name in asked.gpus],
         rate=asked.rate_per_s,
@@ -368,14 +352,11 @@ def _answer_plan(body: bytes) -> Answer:
         ttft=ttft,
         tpot=tpot,
         requests=PLAN_REQUESTS,
-    )
-    return Answer(200, JSON, msgspec.json.encode(found.to_dict()))
+    ).to_dict()
 
 
-def _answer_simulate(body: bytes) -> Answer:
-    asked: SimulationRequest = read_request(body, SimulationRequest)
-    label = _label(asked.trace_name)
-    trace = None if asked.trace is None else parse_trace(asked.trace.encode(), label)
+def _answer_simulate(asked: SimulationRequest) -> dict[str, Any]:
+    trace = None if asked.trace is None else parse_trace(asked.trace.encode(), _label(asked.trace_name))
     count = len(trace) if trace is not None else (asked.rate_per_s or 0.0) * asked.seconds
     if count > MOST_SIMULATED:
         raise BadInput(f"{count:,.0f} requests; over HTTP at most {MOST_SIMULATED:,}. Use the command line.")
@@ -395,12 +376,10 @@ def _answer_simulate(body: bytes) -> Answer:
     start_s, power_w = found.power_over_time(found.length_s / MOST_POINTS)
     columns = {name: found.mean_over_time(name, start_s) for name in ("waiting", "decodes", "cache_use")}
     over_time = {"start_s": start_s, "power_w": power_w, **columns}
-    plain = found.summarise() | {"over_time": {name: values.tolist() for name, values in over_time.items()}}
-    return Answer(200, JSON, msgspec.json.encode(plain))
+    return found.summarise() | {"over_time": {name: values.tolist() for name, values in over_time.items()}}
 
 
-def _answer_train(body: bytes) -> Answer:
-    asked: TrainingRequest = read_request(body, TrainingRequest)
+def _answer_train(asked: TrainingRequest) -> dict[str, Any]:
     given = ("gpus", "tokens", "seq", "precision", "lora", "minimise")
     found = train(
         _model_of(asked),
@@ -410,16 +389,14 @@ def _answer_train(body: bytes) -> Answer:
         prices=asked.prices(),
         **{name: getattr(asked, name) for name in given},
     )
-    return Answer(200, JSON, msgspec.json.encode(summarise_training(found)))
+    return summarise_training(found)
 
 
-def _answer_csv(body: bytes) -> Answer:
-    asked: ConfigurationList = read_request(body, ConfigurationList)
+def _answer_csv(asked: ConfigurationList) -> Answer:
     return Answer(200, CSV, operators_to_csv([_view_of(c) for c in asked.configurations]))
 
 
-def _answer_figure(body: bytes) -> Answer:
-    asked: FigureRequest = read_request(body, FigureRequest)
+def _answer_figure(asked: FigureRequest) -> Answer:
     if asked.format not in TYPES:
         raise bad_value("format", f"one of {', '.join(TYPES)}", asked.format)
     if asked.figure == "clocks":
@@ -429,8 +406,7 @@ def _answer_figure(body: bytes) -> Answer:
     return Answer(200, TYPES[asked.format], encode_figure(drawn, asked.format))
 
 
-def _answer_report(body: bytes) -> Answer:
-    asked: ConfigurationList = read_request(body, ConfigurationList)
+def _answer_report(asked: ConfigurationList) -> Answer:
     first = asked.configurations[0]
     main = _view_of(first)
     others: dict[str, ConfigurationView | str] = {
@@ -526,19 +502,19 @@ def parse_upload(label: str, content: bytes) -> ModelSpec | Graph:
     return graph
 
 
-REQUEST_KINDS: dict[str, Callable[[bytes], Answer]] = {
-    "catalogue": _answer_catalogue,
-    "predict": _answer_predict,
-    "view": _answer_view,
-    "room": _answer_room,
-    "gpu": _answer_gpu,
-    "compare": _answer_compare,
-    "plan": _answer_plan,
-    "simulate": _answer_simulate,
-    "train": _answer_train,
-    "csv": _answer_csv,
-    "figure": _answer_figure,
-    "report": _answer_report,
+REQUEST_KINDS: dict[str, tuple[type, Callable[[Any], object]]] = {  # what is read, and what answers it
+    "catalogue": (str, lambda _: list_catalogue()),
+    "gpu": (str, _answer_gpu),
+    "predict": (ConfigurationList, _answer_predict),
+    "view": (Configuration, lambda asked: view_to_output(_view_of(asked))),
+    "room": (Configuration, lambda asked: room_to_output(_room_of(asked))),
+    "compare": (ConfigurationList, _answer_compare),
+    "plan": (PlanRequest, _answer_plan),
+    "simulate": (SimulationRequest, _answer_simulate),
+    "train": (TrainingRequest, _answer_train),
+    "csv": (ConfigurationList, _answer_csv),
+    "figure": (FigureRequest, _answer_figure),
+    "report": (ConfigurationList, _answer_report),
 }
 
 

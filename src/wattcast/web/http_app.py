@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from wattcast import __version__
 from wattcast.core.errors import MissingTool
 from wattcast.predictor.prediction_json import PredictOut
-from wattcast.web import answers, request_schema
+from wattcast.web import answers
 from wattcast.web.client_connections import (
     LARGE_BYTE,
     LOOPBACK,
@@ -177,42 +177,17 @@ ASSET_TYPES = {
     "js": "text/javascript; charset=utf-8",
     "svg": "image/svg+xml",
 }
-POST_ROUTES: dict[str, tuple[str, type, type | str, str]] = {
-    "/api/predict": (
-        "predict",
-        request_schema.ConfigurationList,
-        PredictOut,
-        "Predictions, as `wattcast predict --json` prints them",
-    ),
-    "/api/view": ("view", request_schema.Configuration, answers.ViewOut, "One configuration seen from all sides"),
-    "/api/room": (
-        "room",
-        request_schema.Configuration,
-        answers.RoomOut,
-        "What it holds in memory, and the largest batch",
-    ),
-    "/api/compare": (
-        "compare",
-        request_schema.ConfigurationList,
-        dict,
-        "Differences to the first configuration, as `wattcast compare --json` prints them",
-    ),
-    "/api/plan": ("plan", request_schema.PlanRequest, dict, "A plan, as `wattcast plan --json` prints it"),
-    "/api/simulate": (
-        "simulate",
-        request_schema.SimulationRequest,
-        dict,
-        "A simulation, as `wattcast simulate --json` prints it, with power and queue over time",
-    ),
-    "/api/train": ("train", request_schema.TrainingRequest, dict, "A job, as `wattcast train --json` prints it"),
-    "/api/csv": ("csv", request_schema.ConfigurationList, "text/csv", "Operators as a table"),
-    "/api/figure": (
-        "figure",
-        request_schema.FigureRequest,
-        "image/svg+xml image/png application/pdf",
-        "A figure as a file",
-    ),
-    "/api/report": ("report", request_schema.ConfigurationList, "text/html", "A self-contained report"),
+POST_ROUTES: dict[str, tuple[type | str, str]] = {  # kind of request -> what it gives, and in words
+    "predict": (PredictOut, "Predictions, as `wattcast predict --json` prints them"),
+    "view": (answers.ViewOut, "One configuration seen from all sides"),
+    "room": (answers.RoomOut, "What it holds in memory, and the largest batch"),
+    "compare": (dict, "Differences to the first configuration, as `wattcast compare --json` prints them"),
+    "plan": (dict, "A plan, as `wattcast plan --json` prints it"),
+    "simulate": (dict, "A simulation, as `wattcast simulate --json` prints it, and its power over time"),
+    "train": (dict, "A job, as `wattcast train --json` prints it"),
+    "csv": ("text/csv", "Operators as a table"),
+    "figure": ("image/svg+xml image/png application/pdf", "A figure as a file"),
+    "report": ("text/html", "A self-contained report"),
 }
 GET_ROUTES: dict[str, type] = {
     "/api/catalogue": answers.CatalogueOut,
@@ -308,9 +283,10 @@ def _questions(app: FastAPI, pool: WorkerPool) -> None:
 
         return post
 
-    for path, (kind, takes, gives, summary) in POST_ROUTES.items():
+    for kind, (gives, summary) in POST_ROUTES.items():
+        takes = answers.REQUEST_KINDS[kind][0]
         app.add_api_route(
-            path,
+            f"/api/{kind}",
             endpoint(kind),
             methods=["POST"],
             summary=summary,
@@ -381,8 +357,8 @@ def _responses(gives: type | str) -> dict[int | str, dict[str, Any]]:
 def _schema(app: FastAPI) -> dict[str, Any]:
     if app.openapi_schema is None:
         plain = get_openapi(title=app.title, version=app.version, routes=app.routes, summary="GPU time and power")
-        kinds = [answers.ErrorOut, *(takes for _, takes, _, _ in POST_ROUTES.values()), *GET_ROUTES.values()]
-        kinds += [gives for _, _, gives, _ in POST_ROUTES.values() if not isinstance(gives, str)]
+        kinds = [answers.ErrorOut, *(answers.REQUEST_KINDS[kind][0] for kind in POST_ROUTES), *GET_ROUTES.values()]
+        kinds += [gives for gives, _ in POST_ROUTES.values() if not isinstance(gives, str)]
         _, found = msgspec.json.schema_components(
             [kind for kind in dict.fromkeys(kinds) if kind is not dict], ref_template="#/components/schemas/{name}"
         )
