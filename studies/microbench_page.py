@@ -276,7 +276,7 @@ def advice_rows(results: Sequence[MicroRow], gpu: Gpu) -> list[Row]:
     counted = {str(row["id"]): row["metrics"] for row in read_lines(path)}
     rows = [["kernel", "bottleneck", "time", "measured", "energy", "measured"]]
     for name, without in KNOWN.items():
-        advice = rank_advice([make_counted_profile(name, counted[name], results)], results)
+        advice, _ = rank_advice([make_counted_profile(name, counted[name], results)], results)
         a, b = by_name[name], by_name[without]
         if not advice or not (a.operation_s and b.operation_s and a.operation_j and b.operation_j):
             continue

@@ -1,7 +1,9 @@
 """Compare what ``wattcast lab tune`` predicts from kernels before a change with what the change did.
 
-Run: ``python studies/tune_pairs/judge_tune_pairs.py FOLDER`` with the folder that ``measure_tune_pairs.py`` wrote;
-``--use mending`` shows the pairs that `tune` may be changed by, ``--use held-out`` judges the others.
+Run: ``python studies/tune_pairs/judge_tune_pairs.py`` for what was measured on an H200 (``h200/``), or with
+``--rows tune_pairs.jsonl --profiles tune_pairs_ncu.csv`` of ``measure_tune_pairs.py``. ``--use mending`` shows the
+pairs that `tune` was first changed by, ``held-out`` the 38 that it was judged on then (and later mended by), and
+``second held-out`` those of the second set.
 """
 
 from __future__ import annotations
@@ -10,10 +12,10 @@ import argparse
 import csv
 import json
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
-from measure_tune_pairs import ProgramVersion, read_versions
-
+from measure_tune_pairs import HERE, ProgramVersion, read_versions
 from wattcast import hardware
 from wattcast.core.measured_rows import read_lines
 from wattcast.microbench.microbench_results import MicroRow, read_shipped_results
@@ -25,10 +27,10 @@ NEAR = 0.20  # points of percent, as a share
 
 
 def read_reports(
-    folder: Path, versions: list[ProgramVersion], results: tuple[MicroRow, ...]
+    profiles: Path, versions: list[ProgramVersion], results: tuple[MicroRow, ...]
 ) -> dict[str, TuningReport]:
     """Return what `tune` says of each program before any change, from the profile of that program's kernels alone."""
-    lines = (folder / "tune_pairs_ncu.csv").read_text(errors="replace").splitlines()
+    lines = profiles.read_text(errors="replace").splitlines()
     table = list(csv.reader(line for line in lines if line.startswith('"')))
     head, units, rows = table[0], table[1], table[2:]
     name, grid = head.index("Kernel Name"), head.index("launch__grid_size")
@@ -40,11 +42,10 @@ def read_reports(
             same = [row for row in same if int(float(row[grid].replace(",", ""))) == version.blocks]
             kept += same[:1]  # those before a change were counted first
         if len(kept) == len(version.kernels):
-            path = folder / f"profile_{version.program}.csv"
-            with path.open("w", newline="") as stream:
+            with NamedTemporaryFile("w", newline="", suffix=".csv") as stream:
                 csv.writer(stream, quoting=csv.QUOTE_ALL).writerows([head, units, *kept])
-            reports[version.program] = tune_export(path, results)
-            path.unlink()
+                stream.flush()
+                reports[version.program] = tune_export(Path(stream.name), results)
     return reports
 
 
@@ -85,6 +86,22 @@ def judge_first_advice(
     }
 
 
+def judge_pairs(
+    use: str, gpu: str = "h200", rows_file: Path | None = None, profiles: Path | None = None
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, TuningReport]]:
+    """Judge every measured pair of a use, and the first advice of every program; from ``h200/`` without files."""
+    which = HERE / "h200" / ("second" if use.startswith("second") else "first")
+    versions = [v for v in read_versions() if v.use == use]
+    measured = rows_file or which.with_name(f"{which.name}_rows.jsonl")
+    rows = {str(r["id"]): r for r in read_lines(measured) if not r.get("error")}
+    known = read_shipped_results(hardware.load_gpu(gpu))
+    reports = read_reports(profiles or which.with_name(f"{which.name}_profiles.csv"), versions, known)
+    changed = [v for v in versions if v.change != "before" and v.program in reports and v.id in rows]
+    pairs = [judge_pair(v, reports[v.program], rows) for v in changed]
+    firsts = [judge_first_advice(program, report, versions, rows) for program, report in reports.items()]
+    return pairs, firsts, reports
+
+
 def show_profile(profile: KernelProfile, advice: list[TuningAdvice]) -> None:
     """Print a kernel's units and all advice, for mending."""
     shares = {unit: round(w.seconds / profile.time_s, 2) for unit, w in profile.work.items()}
@@ -97,20 +114,13 @@ def show_profile(profile: KernelProfile, advice: list[TuningAdvice]) -> None:
 def main() -> None:
     """Print one line a pair and the counts."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("--rows", type=Path)
+    parser.add_argument("--profiles", type=Path)
     parser.add_argument("--use", default="held-out", choices=["mending", "held-out", "second held-out"])
     parser.add_argument("--gpu", default="h200")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    versions = [v for v in read_versions() if v.use == options.use]
-    rows = {str(r["id"]): r for r in read_lines(options.folder / "tune_pairs.jsonl") if not r.get("error")}
-    reports = read_reports(options.folder, versions, read_shipped_results(hardware.load_gpu(options.gpu)))
-    pairs = [
-        judge_pair(v, reports[v.program], rows)
-        for v in versions
-        if v.change != "before" and v.program in reports and v.id in rows
-    ]
-    firsts = [judge_first_advice(program, report, versions, rows) for program, report in reports.items()]
+    pairs, firsts, reports = judge_pairs(options.use, options.gpu, options.rows, options.profiles)
     if options.json:
         print(json.dumps({"pairs": pairs, "first_advice": firsts}, indent=1))
         return

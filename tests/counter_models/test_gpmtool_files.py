@@ -19,6 +19,7 @@ from wattcast.counter_models.gpmtool_files import (
     application_activity,
     make_utilisation_table,
     read_applications,
+    read_measured_programs,
     read_utilisations,
     relative_pace,
 )
@@ -83,8 +84,24 @@ def test_activity_of_applications_equals_the_table(tmp_path: Path) -> None:
     assert work.names == ("idle", "a", "b", "c")
     clocks = np.array([0.8e9, 0.8e9, 1e9, 1e9]), np.array([1e9, 3e9, 1e9, 3e9])
     found = application_activity(work, ActivityScaling.from_numbers(made.scaling), *clocks)
-    assert_allclose(found.value[..., 0, 1:].reshape(16, 3), made.occurrence, rtol=1e-12)
+    assert_allclose(found.value[..., 0, 1:4].reshape(16, 3), made.occurrence, rtol=1e-12)
+    for rail in ("core", "memory"):
+        assert_allclose(found.event_values(f"{rail}_busy_share")[..., 0].ravel(), made.share(rail), rtol=1e-12)
     assert_allclose(found.event_values("active_cycle")[..., 0].ravel(), made.busy() * made.clock_hz)
+
+
+def test_watts_of_programs_by_clock(tmp_path: Path) -> None:
+    """A program with the same clocks twice is two programs whose second name is missing."""
+    path = tmp_path / "real.csv"
+    path.write_text("2mm\n810,595,22.5,82.9,1866\n810,633,21.3,85.4,1826\ntwice\n810,595,1,2,3\n810,595,1,2,3\n")
+    found = read_measured_programs(path)
+    assert found.names == ("2mm", "2mm")
+    assert_allclose(found.power_w, [82.9, 85.4])
+    assert_allclose((found.clock_hz[0], found.memory_clock_hz[0]), (595e6, 810e6))
+    for text in ("810,595,1,2,3\n", "2mm\n810,595\n", "2mm\n810,x,1,2,3\n", "2mm\n"):
+        path.write_text(text)
+        with pytest.raises(BadInput):
+            read_measured_programs(path)
 
 
 @pytest.mark.parametrize(
