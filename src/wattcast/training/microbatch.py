@@ -44,7 +44,8 @@ class SectionWork:
     saved_byte: int
     product_byte: int  # of what is saved, results of products
     peak_byte: int
-    routed_byte: int = 0  # tokens on their way to experts
+    token_byte: int = 0  # tokens that go to experts, each once
+    chosen: int = 0  # experts that a token visits
     key_byte: int = 0  # keys and values
 
     @property
@@ -127,11 +128,16 @@ def trace_microbatch(
     bytes_of = [_section_bytes(section, recipe) for section in program.sections]
     if recipe.stack is SoftwareStack.COMPILED:
         program.fuse()
-    routed_byte = tokens * getattr(dims, "experts_chosen", 0) * getattr(dims, "hidden", 0) * recipe.dtype.byte
     sections = tuple(
-        _section_work(section, recipe, kept, cp, seq, routed_byte)
+        _section_work(section, recipe, kept, cp, seq)
         for section, kept in zip(program.sections, bytes_of, strict=True)
     )
+    if getattr(dims, "experts", 0):
+        token_byte = tokens * dims.hidden * recipe.dtype.byte
+        sections = tuple(
+            replace(section, token_byte=token_byte, chosen=dims.experts_chosen) if section.expert_trained else section
+            for section in sections
+        )
     if tp > 1 and sequence_parallel:
         whole = trace_microbatch(model, recipe, micro_batch, seq, 1, cp, ep)
         sections = tuple(_share_tokens(*pair, tp) for pair in zip(sections, whole.sections, strict=True))
@@ -202,7 +208,6 @@ def _section_work(
     bytes_of: tuple[int, int, int, int],
     cp: int,
     seq: int,
-    routed_byte: int,
 ) -> SectionWork:
     input_byte, saved_byte, product_byte, peak_byte = bytes_of
     forward, forward_exchanges = _split_exchanges(section.forward, cp, seq)
@@ -243,7 +248,6 @@ def _section_work(
         saved_byte=saved_byte,
         product_byte=product_byte,
         peak_byte=peak_byte,
-        routed_byte=routed_byte if experts else 0,
         key_byte=sum(2 * op.batch * op.kv_heads * (seq // cp) * op.head_dim * op.dtype.byte for op in attention),
     )
 

@@ -21,6 +21,7 @@ import numpy as np
 from wattcast.core.arrays import Array
 from wattcast.core.units import Dtype
 from wattcast.hardware import Gpu, OperatingPoint
+from wattcast.hardware.node import node_of_gpu
 from wattcast.predictor.bundle.bundle_file import Bundle
 from wattcast.predictor.link_laws import collective_s
 from wattcast.predictor.prediction import Prediction, predict_graphs
@@ -28,12 +29,15 @@ from wattcast.training.microbatch import MicrobatchWork, SectionWork, copy_opera
 from wattcast.training.training_strategy import Recompute, Sharding, TrainingRecipe, TrainingStrategy
 from wattcast.workload.graph import Block, Graph
 from wattcast.workload.operator_base import Operator
-from wattcast.workload.operator_types import Collective, Elementwise
+from wattcast.workload.operator_types import Attention, Collective, Elementwise
 from wattcast.workload.tracing.program import optimiser_block
 
 # Shares that no measurement here decides; docs/method/training-jobs.md says what each rests on.
 OVERLAP = 0.9  # of compute time that an exchange beside it can use: the first and the last bucket wait
 COMPUTE_SLOWED = 0.15  # compute slows by this share while an exchange runs: NCCL takes 16 to 24 of 132 SMs
+PERSISTENT_SLOWED = 0.5  # the same where products keep all SMs from start to end, as on Hopper: one wave becomes two
+EXPERT_OVERLAP = 0.5  # of exchanges between expert-parallel GPUs hidden behind other work
+EXPERT_HOST_S = 8e-3  # to launch a layer of experts, forward and backward, without CUDA graphs
 TENSOR_OVERLAP = 0.3  # of exchanges between tensor-parallel GPUs hidden behind the products around them
 
 CLOCK_SHARES = np.linspace(0.4, 1.0, 13)  # of the top clock, between which a step is interpolated
@@ -132,6 +136,8 @@ def cost_microbatches(
             graphs += [
                 Graph(section.label, (Block(ops, section.repeat),)) for ops in _section_operators(section, recipe)
             ]
+    if recipe.graphs:
+        bundle = replace(bundle, launch=replace(bundle.launch, host_s_per_operator=0.0))
     found = iter(predict_graphs(graphs, gpu, sweep_clocks(gpu, at), bundle))
     costs = []
     for work in works:
@@ -140,10 +146,20 @@ def cost_microbatches(
         for section in work.sections:
             here = [next(found) for _ in _section_operators(section, recipe)]
             taken += here[:2]
-            each = [np.stack([p.latency_s, p.energy_j]) / section.repeat for p in here]
+            each = [_cost_pass(p, recipe.attention_slowdown) / section.repeat for p in here]
             sections.append(SectionCost(each[0], each[1], each[2], each[3], (each[4], each[5])))
         costs.append(MicrobatchCost(work, tuple(sections), tuple(taken)))
     return costs
+
+
+def _cost_pass(prediction: Prediction, attention_slowdown: float) -> Array:
+    """Return seconds and joules of a pass, with the attention of another era, ``(2, clock)``."""
+    cost = np.stack([prediction.latency_s, prediction.energy_j])
+    if attention_slowdown != 1.0:
+        for op in prediction.ops:
+            if isinstance(op.op, Attention):
+                cost = cost + (attention_slowdown - 1.0) * np.stack([op.latency_s, op.energy_j])
+    return cost
 
 
 _NOTHING = (Elementwise("fill", 1),)  # stands where a section computes nothing
@@ -216,6 +232,7 @@ def cost_stages(
 ) -> StageCosts:
     """Return what one micro-batch costs on each pipeline stage."""
     full = strategy.recompute is Recompute.FULL
+    slowed = COMPUTE_SLOWED if links.gpu.architecture in ("volta", "ampere", "ada") else PERSISTENT_SLOWED
     sharded = int(strategy.sharding is Sharding.ZERO3)
     copied = 1.0  # the first gradient of a step stays where it was written, if it has the format it is summed in
     if not sharded and recipe.gradient_byte == recipe.dtype.byte:
@@ -238,8 +255,10 @@ def cost_stages(
                 if strategy.pp > 1:  # stages keep gathered weights and gradients for all micro-batches of a step
                     gather_s, scatter_s = gather_s / strategy.accumulation, scatter_s / strategy.accumulation
             inner_f, inner_b = _inner_exchange_s(section, strategy, links, full and repeated)
-            f_s = overlapped_s(forward, gather_s) + inner_f
-            b_s = overlapped_s(backward, gather_s + scatter_s) + inner_b
+            f_s = overlapped_s(forward, gather_s, slowed) + inner_f
+            b_s = overlapped_s(backward, gather_s + scatter_s, slowed) + inner_b
+            if section.chosen and not recipe.graphs:  # the host waits for counts of tokens, so it is never ahead
+                f_s, b_s = np.maximum(f_s, EXPERT_HOST_S / 3.0), np.maximum(b_s, EXPERT_HOST_S * 2.0 / 3.0)
             total_s = total_s + share * (f_s + b_s)
             compute_s = compute_s + share * (forward + backward)
             again_s = again_s + share * again[0]
@@ -256,14 +275,14 @@ def _layers_here(section: SectionWork, stage: int, strategy: TrainingStrategy) -
     return float(stage == (0 if section.label == "embedding" else strategy.pp - 1))
 
 
-def overlapped_s(compute_s: Array, exchange_s: Array | float) -> Array:
+def overlapped_s(compute_s: Array, exchange_s: Array | float, slowed: float = COMPUTE_SLOWED) -> Array:
     """Return the time of compute with an exchange beside it.
 
-    Compute slows by ``COMPUTE_SLOWED`` while the exchange runs; what the exchange takes beyond ``OVERLAP`` of the
+    Compute slows by the share ``slowed`` while the exchange runs; what the exchange takes beyond ``OVERLAP`` of the
     compute time is waited for.
     """
-    slowed = compute_s + COMPUTE_SLOWED * np.minimum(exchange_s, compute_s)
-    return np.asarray(slowed + np.maximum(exchange_s - OVERLAP * slowed, 0.0))
+    beside_s = compute_s + slowed * np.minimum(exchange_s, compute_s)
+    return np.asarray(beside_s + np.maximum(exchange_s - OVERLAP * beside_s, 0.0))
 
 
 def _shard_exchange_s(
@@ -283,20 +302,36 @@ def _inner_exchange_s(
     forward = sum(links.exchange_s(op.collective, op.bytes, op.gpus) for op in section.forward_exchanges)
     backward = sum(links.exchange_s(op.collective, op.bytes, op.gpus) for op in section.backward_exchanges)
     backward += forward if again else 0.0
-    forward, backward = (1.0 - TENSOR_OVERLAP) * forward, (1.0 - TENSOR_OVERLAP) * backward
+    overlap = TENSOR_OVERLAP if strategy.sequence_parallel else 0.0  # both came to Megatron in 2022
+    forward, backward = (1.0 - overlap) * forward, (1.0 - overlap) * backward
     if strategy.pp > 1 and section.repeat > 1:
         send = links.exchange_s("send", section.input_byte, 2, strategy.gpus // strategy.pp)
         send /= section.repeat / strategy.pp / strategy.interleave
         forward, backward = forward + send * 0.5, backward + send * 0.5
-    if strategy.ep > 1 and section.expert_trained:
-        routed = section.routed_byte
-        swap = 2 * links.exchange_s("all_to_all", routed, strategy.ep, strategy.tp)
+    if strategy.ep > 1 and section.chosen:
+        swap = 2 * (1.0 - EXPERT_OVERLAP) * _expert_swap_s(section, strategy, links)
         forward, backward = forward + swap, backward + swap
     if strategy.cp > 1 and section.repeat > 1:
         keys = section.key_byte * strategy.cp
         ring = links.exchange_s("all_gather", keys, strategy.cp, strategy.tp)
         forward, backward = forward + 0.5 * ring, backward + ring
     return forward, backward
+
+
+def _expert_swap_s(section: SectionWork, strategy: TrainingStrategy, links: ClusterLinks) -> float:
+    """Return the seconds in which tokens reach their experts on ``ep`` neighbouring GPUs.
+
+    A token goes once to each node that has one of its experts, and from there once to each of their GPUs. Its k
+    experts lie in n·(1 - (1 - 1/n)^k) different ones of n places. Tensor-parallel GPUs send a share of the tokens
+    each. Both ways of travel run at the same time.
+    """
+    node = links.gpu.node or node_of_gpu(links.gpu.name)
+    inside = min(node.gpu_count, strategy.ep)
+    nodes = -(-strategy.ep // inside)
+    byte = section.token_byte / strategy.tp
+    met_gpus, met_nodes = (n * (1.0 - (1.0 - 1.0 / n) ** section.chosen) for n in (strategy.ep, nodes))
+    near_s = links.exchange_s("all_to_all", byte * met_gpus, inside)
+    return max(near_s, links.exchange_s("all_to_all", byte * met_nodes, nodes, inside))
 
 
 def _gradient_exchange_s(

@@ -184,6 +184,8 @@ def train(
     lora: int = 0,
     base_bits: int = 16,
     fused_loss: bool = False,
+    graphs: bool = False,
+    attention_slowdown: float = 1.0,
     node: str | Path | Node | None = None,
     network: Quantity | None = None,
     clock: Quantity | None = None,
@@ -200,8 +202,10 @@ def train(
 ) -> TrainingResult:
     """Predict a training job; what is not given is chosen so that it fits and takes the least time or energy.
 
-    ``tokens`` is a number or ``1B``; ``seq`` tokens make a sequence. ``node`` is a catalogue node or your own YAML
-    file, by default the usual one of the GPU; ``network`` replaces its bandwidth for each GPU and direction.
+    ``tokens`` is a number or ``1B``; ``seq`` tokens make a sequence. ``graphs``: CUDA graphs replay the step.
+    ``attention_slowdown`` is the time of your attention kernel over that of cuDNN in 2026, on which rates rest.
+    ``node`` is a catalogue node or your own YAML file, by default the usual one of the GPU; ``network`` replaces its
+    bandwidth for each GPU and direction.
     ``failures_per_gpu_day`` and ``lost_minutes`` (work repeated after a failure) add the time of restarts;
     ``pause_share`` is the share of evaluation, checkpoints and stalls of the data loader.
     """
@@ -217,6 +221,8 @@ def train(
         stack=_word(SoftwareStack, "stack", stack),
         attention=_word(AttentionMode, "attention", attention),
         fused_loss=fused_loss,
+        graphs=graphs,
+        attention_slowdown=attention_slowdown,
         lora_rank=lora,
         base_bits=base_bits,
     )

@@ -59,7 +59,9 @@ class TrainingRecipe:
     gradient_byte: int = 4  # bytes of a gradient while it is summed: fp32 unless told
     stack: SoftwareStack = SoftwareStack.COMPILED
     attention: AttentionMode = AttentionMode.FLASH
-    fused_loss: bool = False  # the loss is computed in chunks and the logits are never kept
+    attention_slowdown: float = 1.0  # of an older attention kernel: its time over that of the one measured here
+    fused_loss: bool = False  # the loss and its gradient are one kernel, in chunks, and the logits are never kept
+    graphs: bool = False  # CUDA graphs replay the step, so that the GPU never waits for the host
     lora_rank: int = 0  # 0: all weights are trained
     base_bits: int = 16  # of frozen weights; 4 is QLoRA
 

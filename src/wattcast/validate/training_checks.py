@@ -109,8 +109,11 @@ def predict_training_row(row: dict[str, str]) -> TrainingResult:
     seq, batch = int(float(row["seq"])), int(row["global_batch"]) if row["global_batch"] else None
     network = None
     roce = re.search(r"(\d+) x (\d+) Gb RoCE per node", row["notes"])
+    pair = re.search(r"(\d+) / (\d+) Gbps network", row["notes"])  # of a node of A100, of H100
     if roce:
         network = f"{int(roce[1]) * int(roce[2]) / 8 / 8}GB/s"
+    elif pair:
+        network = f"{int(pair[2 if 'H100' in row['gpu'] else 1]) / 8 / 8}GB/s"
     return train(
         _find_model(row),
         gpu,
@@ -128,6 +131,7 @@ def predict_training_row(row: dict[str, str]) -> TrainingResult:
         attention="eager" if _before_2022(row) or "no flash attention" in row["notes"] else "flash",
         sharding=sharding,
         recompute=_recompute(row["recompute"]),
+        attention_slowdown=_attention_slowdown(row),
         **_recipe(row),
         network=network,
         force=True,
@@ -137,6 +141,17 @@ def predict_training_row(row: dict[str, str]) -> TrainingResult:
 def _before_2022(row: dict[str, str]) -> bool:
     """Tell whether a run is older than flash attention and sequence parallelism, both published in May 2022."""
     return row["id"].startswith(("bigscience", "megatronlm-2021"))
+
+
+def _attention_slowdown(row: dict[str, str]) -> float:
+    """Return how much slower a run's attention was than today's, by what its framework used at the time.
+
+    Before FlashAttention-2 (July 2023) fused attention took 1.3 to 2.5 times as long [Dao2023]; on Hopper that one,
+    which PyTorch used until 2025, takes 1.5 to 2 times as long as kernels for Hopper's instructions [Shah2024].
+    """
+    early = 1.4 if row["id"].startswith(("llmfoundry", "internevo", "paper")) else 1.0
+    pytorch = row["id"].startswith(("llmfoundry", "fmsfsdp", "torchtitan", "paper", "fsdpqlora", "torchtune"))
+    return early * (1.8 if pytorch and row["gpu"].startswith(("H100", "H200")) else 1.0)
 
 
 def _find_gpu(row: dict[str, str]) -> Gpu:
@@ -206,12 +221,15 @@ def _recipe(row: dict[str, str]) -> dict[str, Any]:
     precision, layout = row["precision"].lower(), row["dp_or_fsdp"]
     if "fp4" in precision and "fp8" not in precision:
         raise WattcastError("training in fp4 is not known here")
-    compiled = row["compile"] != "no" or row["id"].startswith(("megatron", "bigscience", "internevo", "llmfoundry"))
+    compiled = row["compile"] != "no" or row["id"].startswith(("megatron", "bigscience", "internevo"))
+    tuned = row["id"].startswith(("mbridge", "nemo", "mlperf"))  # fused kernels, gradients reduced in bf16
     notes = row["notes"].lower()
     lora = 16 if "lora" in row["id"] or "lora" in row["model"] or "lora" in notes.split(";")[1] else 0
     return {
         "precision": "fp8" if any(word in precision for word in ("fp8", "float8")) else "bf16",
-        "gradient_byte": 2 if "PURE" in layout or lora else 4,
+        "gradient_byte": 2 if "PURE" in layout or lora or tuned else 4,
+        "fused_loss": tuned,
+        "graphs": "token drop" in row["notes"],
         "stack": "compiled" if compiled else "eager",
         "lora": lora,
         "base_bits": 4 if lora and ("nf4" in precision or "int4" in precision) else 16,
