@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import wattcast
 from wattcast.core.arrays import read_arrays
 from wattcast.core.errors import BadInput, WattcastError
 from wattcast.core.measured_rows import read_lines, read_table, write_table
@@ -30,6 +31,8 @@ from wattcast.hardware.catalogue_reader import parse_gpu
 from wattcast.measure.energy_samples import COLUMNS, EnergySamples
 from wattcast.predictor.bundle import bundle_for
 from wattcast.predictor.bundle.bundle_file import residuals_from_bytes
+from wattcast.workload.graph import Graph
+from wattcast.workload.operator_types import Linear
 from wattcast.workload.readers.from_huggingface import parse_huggingface
 from wattcast.workload.readers.from_json import parse_workload
 from wattcast.workload.readers.from_profiler import parse_profile
@@ -208,3 +211,12 @@ def test_a_size_beyond_all_reason_is_refused() -> None:
     huge = {"op": "linear", "m": 2**31 - 1, "n": 2**31 - 1, "k": 2**31 - 1, "dtype": "bf16"}
     with pytest.raises(BadInput, match=r"2\^40"):
         parse_workload(json.dumps({"name": "w", "ops": [huge]}).encode(), "w.json")
+
+
+def test_no_way_leads_to_a_size_beyond_all_reason() -> None:
+    """Operators of Python and options of models are bounded as those of files are."""
+    product = Linear(2**31 - 1, 2**31 - 1, 2**31 - 1)
+    with pytest.raises(BadInput, match=r"2\^40"):
+        wattcast.predict(Graph.from_operators("w", [product]), "h200")
+    with pytest.raises(BadInput, match=r"2\^40"):
+        wattcast.predict("gpt2", "h200", batch=2**31 - 1, seq=1024, force=True)

@@ -88,3 +88,14 @@ def test_a_made_up_operator_registers_in_one_place() -> None:
             Histogram(0)
     finally:
         _REGISTRY.pop("histogram")
+
+
+def test_a_hundred_thousand_equal_entries_are_one_operator() -> None:
+    """A list of 300,000 operators took minutes to read: each entry looked up all names of operators anew."""
+    import wattcast
+    from wattcast.workload.readers.from_json import parse_workload
+
+    entries = b",".join([b'{"op": "linear", "m": 8, "n": 8, "k": 8}'] * 100_000)
+    graph = parse_workload(b'{"name": "w", "ops": [' + entries + b"]}", "w.json")
+    (only,) = wattcast.predict(graph, "h200").ops
+    assert only.count == 100_000

@@ -30,7 +30,7 @@ from wattcast.kernels.kernel_table import (
     resident_share,
 )
 from wattcast.workload.graph import Graph
-from wattcast.workload.operator_base import Operator
+from wattcast.workload.operator_base import Operator, check_size
 
 load_families()
 
@@ -92,6 +92,8 @@ def build_kernels(
     segments: tuple[IssueSegment, ...],
 ) -> Kernels:
     """Return the kernels of distinct operators, each run under its condition."""
+    for op in ops:
+        check_size(op)
     mappings = [kernel_mapping(op) for op in ops]
     events, rates, notes = _choose_pipes(ops, mappings, gpu)
     link_byte = np.zeros(len(ops))

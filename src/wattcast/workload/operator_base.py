@@ -102,6 +102,15 @@ class Operator:
         return 0.0
 
 
+MOST_BYTE = 8.0 * 2**40  # of 2^40 elements of 64 bits
+
+
+def check_size(op: Operator) -> None:
+    """Raise an error for an operator beyond all reason, which is a slip of the finger."""
+    if (byte := op.read_byte + op.write_byte) > MOST_BYTE:
+        raise bad_value(str(op), "at most 2^40 elements", f"{byte:.3g} bytes", "Check its sizes.")
+
+
 _REGISTRY: dict[str, type[Operator]] = {}
 # other whole numbers are at least 1
 _LEAST = {"padding": 0, "bytes": 0, "overlaps": 0, "window": 0, "splits": 0, "group": -1}

@@ -20,7 +20,7 @@ from wattcast.core.errors import BadInput, bad_value, unknown_name
 from wattcast.core.strict_files import decode_json
 from wattcast.core.units import Dtype
 from wattcast.workload.graph import Block, Graph
-from wattcast.workload.operator_base import Operator, find_operator, load_functions, registered_operators
+from wattcast.workload.operator_base import Operator, check_size, load_functions, registered_operators
 from wattcast.workload.operator_types import (
     Bmm,
     Conv2d,
@@ -30,7 +30,6 @@ from wattcast.workload.operator_types import (
     Softmax,
 )
 
-MAX_ELEMENTS = 2**40  # of an operator; more is a slip of the finger
 MAX_OPS = 1_000_000
 _TOLD = ("stack", "phase", "tokens", "items", "item", "gpu_count")  # fields that a file may tell
 
@@ -68,17 +67,18 @@ def parse_workload(data: bytes, where: str) -> Graph:
         raise bad_value(where, "at least one operator", "none")
     blocks: list[Block] = []
     loose: list[Operator] = []  # operators between blocks, which become a block of their own
+    inside = f"{where}: "
     for index, raw in enumerate(file.ops):
-        at = f"{where}: ops[{index}]"
-        head = decode_json(bytes(raw), _EntryHead, at)
-        if head.repeat is None or head.op is not None:
-            loose.append(_parse_operator(bytes(raw), at))
+        op = _parse_entry(bytes(raw), inside, index)
+        if op is not None:
+            loose.append(op)
             continue
         if loose:
             blocks.append(Block(tuple(loose)))
             loose = []
+        at = f"{where}: ops[{index}]"
         entry = decode_json(bytes(raw), _BlockEntry, at)
-        ops = [_parse_operator(bytes(inner), f"{at}.ops[{i}]") for i, inner in enumerate(entry.ops)]
+        ops = [_parse_operator(bytes(inner), f"{at}.", i) for i, inner in enumerate(entry.ops)]
         blocks.append(Block(tuple(ops), entry.repeat, entry.label))
     if loose:
         blocks.append(Block(tuple(loose)))
@@ -129,26 +129,36 @@ def operator_to_plain(op: Operator) -> dict[str, Any]:
     return plain
 
 
-def _parse_operator(raw: bytes, at: str) -> Operator:
+def _parse_entry(raw: bytes, where: str, index: int) -> Operator | None:
+    """Return the operator of an entry, or None for a block."""
     try:
         return _decode(raw)
     except BadInput as error:
-        raise type(error)(f"{at}: {error}") from None
+        raise type(error)(f"{where}ops[{index}]: {error}") from None
+
+
+def _parse_operator(raw: bytes, where: str, index: int) -> Operator:
+    op = _parse_entry(raw, where, index)
+    if op is None:
+        raise bad_value(f"{where}ops[{index}]", "an operator", "a block", "Blocks hold operators alone.")
+    return op
 
 
 @lru_cache(maxsize=65536)
-def _decode(raw: bytes) -> Operator:
-    name = decode_json(raw, _EntryHead, "op").op
-    known = [*(kind for kind in registered_operators() if kind != Elementwise.kind), *load_functions()]
-    if name is None:
-        raise bad_value("op", "the operator's name", "none", f"Known: {', '.join(known)}.")
-    if name not in known:
-        raise unknown_name("operator", name, known, f"Known: {', '.join(known)}.")
-    cls: Any = Elementwise if name in load_functions() else find_operator(name)
-    entry = decode_json(raw, operator_struct(cls), name)
-    op: Operator = cls(**{item.name: getattr(entry, item.name) for item in fields(cls)})
-    if (byte := op.read_byte + op.write_byte) > 8.0 * MAX_ELEMENTS:
-        raise bad_value(name, f"at most {MAX_ELEMENTS} (2^40) elements", f"{byte:.3g} bytes", "Check its sizes.")
+def _decode(raw: bytes) -> Operator | None:
+    head = decode_json(raw, _EntryHead, "op")
+    if head.op is None and head.repeat is not None:
+        return None
+    cls: Any = Elementwise if head.op in load_functions() else registered_operators().get(head.op or "")
+    if cls is None or head.op == Elementwise.kind:
+        known = [*(kind for kind in registered_operators() if kind != Elementwise.kind), *load_functions()]
+        if head.op is None:
+            raise bad_value("op", "the operator's name", "none", f"Known: {', '.join(known)}.")
+        raise unknown_name("operator", head.op, known, f"Known: {', '.join(known)}.")
+    given = msgspec.structs.asdict(decode_json(raw, operator_struct(cls), str(head.op)))
+    given.pop("op", None)  # which an elementwise operator calls its function
+    op: Operator = cls(**given)
+    check_size(op)
     return op
 
 
