@@ -15,11 +15,13 @@ NO_HOST = HostTimes(
         f"{name}_s": 0.0
         for name in (
             *("schedule", "schedule_per_sequence", "launch_graph", "launch_graph_per_sequence", "launch_layer"),
-            *("launch_operator", "output", "output_per_sequence", "admit", "sample"),
+            *("launch_loose_layer", "output", "output_per_sequence", "admit", "sample"),
         )
     },
     governor_s=0.075,
     waiting_power=1.0,
+    expert_layers=0.0,
+    latent_layers=0.0,
     visible_memory=1.0,
     capture_sizes=tuple(range(1, 513)),
 )
@@ -57,7 +59,7 @@ def make_costs(
         idle_w=100.0,
         waiting_w=100.0,
         layers=1,
-        operators=1,
+        loose_layers=1.0,
         cache_tokens=cache_tokens,
         cache_byte_per_token=1e5,
         block_tokens=16,

@@ -8,18 +8,14 @@ import pytest
 
 from wattcast import hardware
 from wattcast.serving.host_times import fit_host_times, load_engine_records, load_host_times, pack_engine_folders
-from wattcast.serving.step_costs import count_host_calls
 from wattcast.validate.serving_checks import (
     compare_serving,
     draw_serving_check,
-    load_measured_model,
     make_serving_rows,
     serving_rows,
 )
-from wattcast.workload.build_model import build_graph
-from wattcast.workload.model_options import ModelOptions
 
-FITTING = ("llama-3.1-8b", "qwen3-30b-a3b")
+FITTING = {"llama-3.1-8b": 32, "llama-3.1-8b-fp8": 32, "qwen3-30b-a3b": 48}  # layers
 
 
 @pytest.fixture(scope="module")
@@ -43,13 +39,18 @@ def test_held_out_rows_stay_apart(records) -> None:
 
 
 def test_shipped_host_times_are_the_fitted_ones(records) -> None:
-    options = ModelOptions.from_names(stack="engine", phase="prefill", seq=1024, head="none")
-    graphs = {name: build_graph(load_measured_model(name), options) for name in FITTING}
-    layers = {name: max(block.repeat for block in graph.blocks) for name, graph in graphs.items()}
-    operators = {name: count_host_calls(graph) for name, graph in graphs.items()}
-    fitted, shipped = fit_host_times(records, layers, operators), load_host_times()
+    fitted, shipped = fit_host_times(records, FITTING, experts=("qwen3-30b-a3b",)), load_host_times()
+    assert shipped.expert_layers == pytest.approx(fitted.pop("expert_layers"), rel=0.02)
     for name, value in fitted.items():
         assert getattr(shipped, f"{name}_s") == pytest.approx(value, rel=0.02), name
+
+
+def test_experts_are_judged_on_weights_that_tell_tokens_apart(records) -> None:
+    found = compare_serving(records, hardware.load_gpu("h200"), models=("olmoe-1b-7b",))
+    steps = [one for one in found if one.kind == "decode"]
+    assert steps
+    assert all(one.id.endswith("-normal") for one in steps)
+    assert len([one for one in found if one.kind == "traffic"]) == 2  # a third compiled a kernel on the way
 
 
 def test_missing_tables_give_a_row_that_says_so(tmp_path: Path) -> None:

@@ -162,7 +162,7 @@ def predict_steady_step(
     tokens = decodes + sum(tokens for tokens, _ in chunks)
     launch_s = host.launch_graph_s + host.launch_graph_per_sequence_s * decodes
     if tokens > host.capture_sizes[-1]:
-        launch_s += host.launch_operator_s * costs.operators
+        launch_s += host.launch_loose_layer_s * costs.loose_layers
     elif chunks:
         launch_s += host.launch_layer_s * costs.layers
     sequences = decodes + len(chunks)
@@ -365,7 +365,7 @@ class EngineReplica:
         asked = (total, decodes, self._context / decodes if decodes else 0.0, sizes, sampled)
         launch_s = host.launch_graph_s + host.launch_graph_per_sequence_s * decodes
         if total > host.capture_sizes[-1]:
-            launch_s += host.launch_operator_s * costs.operators
+            launch_s += host.launch_loose_layer_s * costs.loose_layers
         else:
             launch_s += host.launch_layer_s * costs.layers
         begin_s, device_begin_s = self.now_s, self.device_s
@@ -413,7 +413,7 @@ class EngineReplica:
         step_s, step_j = costs.decode_at_top(tokens, decodes, context)
         launch_s = host.launch_graph_s + host.launch_graph_per_sequence_s * decodes
         if tokens > host.capture_sizes[-1]:
-            launch_s += host.launch_operator_s * costs.operators
+            launch_s += host.launch_loose_layer_s * costs.loose_layers
         launch_s += host.schedule_s + host.schedule_per_sequence_s * decodes
         handing_s = host.output_s + host.output_per_sequence_s * decodes
         host_s = launch_s + handing_s

@@ -7,7 +7,7 @@ one graph a layer; a larger step launches every operator by itself.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -74,7 +74,7 @@ def pack_engine_folders(folders: Sequence[Path], out: Path) -> EngineRecords:
     for folder in folders:
         cards = {run["run"]: run.get("card_uuid", "") for run in read_lines(folder / "runs.jsonl")}
         for row in read_lines(folder / "rows.jsonl"):
-            by_id[row["id"]] = _flatten_row(row) | {"card_uuid": cards.get(row["run"], "")}
+            by_id[row["id"]] = _flatten_row(row) | {"card_uuid": cards.get(row.get("run"), "")}
         for request in read_lines(folder / "requests.jsonl"):
             requests[request["run"], request["number"]] = request
         for columns in read_lines(folder / "steps.jsonl"):
@@ -130,21 +130,23 @@ def _as_float(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class HostTimes:
-    """Host times of one engine. ``launch_layer_s`` and ``launch_operator_s`` come on top of ``launch_graph_s``."""
+    """Host times of one engine. Launches of layers come on top of ``launch_graph_s``."""
 
     engine: str
     schedule_s: float
     schedule_per_sequence_s: float
     launch_graph_s: float
     launch_graph_per_sequence_s: float
-    launch_layer_s: float
-    launch_operator_s: float
+    launch_layer_s: float  # of a step with prompts whose layers are graphs
+    launch_loose_layer_s: float  # of a step without graphs
     output_s: float
     output_per_sequence_s: float
     admit_s: float  # to take in one request
     sample_s: float  # GPU time of a step outside the model: sampling, bookkeeping
     governor_s: float  # time over which the power limit averages
     waiting_power: float  # power between kernels, as a multiple of idle power
+    expert_layers: float  # layers that launching the fused experts of a layer is worth, without graphs
+    latent_layers: float  # layers that latent attention of a layer is worth beside a plain one, without graphs
     visible_memory: float  # memory an engine sees, as a multiple of the nominal one
     capture_sizes: tuple[int, ...]
 
@@ -175,16 +177,17 @@ def load_host_times() -> HostTimes:
 
 
 def fit_host_times(
-    records: EngineRecords, layers: Mapping[str, int], operators: Mapping[str, int]
+    records: EngineRecords, layers: Mapping[str, int], experts: Collection[str] = ()
 ) -> dict[str, float]:
     """Fit the host times of ``engine_host.yaml``, in seconds, from models and loads that are not held out.
 
-    ``layers`` and ``operators`` give, for each fitting model, its layers and the operators of one pass. Times that
-    grow with the batch are straight lines by least squares over all traffic steps. What launching costs without a
-    whole graph is a mean over steps, each model counting alike; a step counts where the host is not held up by a GPU
-    that has more launches in its queue than it takes.
+    ``layers`` gives the layers of each fitting model, ``experts`` names those with fused experts. Times that grow
+    with the batch are straight lines by least squares over all traffic steps. What launching costs without a whole
+    graph is a mean over steps, each model counting alike; a step counts where the host is not held up by a GPU that
+    has more launches in its queue than it takes. Processes differ in speed, on one machine too: what a process takes
+    for the graph of a decode step scales what it takes for layers. ``expert_layers`` is a ratio.
     """
-    runs = [row for row in records.select_kind("traffic") if not row["held_out"] and not row["held_out_load"]]
+    runs = [row for row in records.select_kind("traffic") if row["model"] in layers and not row["held_out_load"]]
     lines: dict[str, list[Array]] = {"schedule": [], "output": [], "launch_graph": []}  # batches above seconds
     pieces: dict[str, list[float]] = {name: [] for name in layers}
     loose: dict[str, list[float]] = {name: [] for name in layers}
@@ -208,10 +211,19 @@ def fit_host_times(
     found = {}
     for name, parts in lines.items():
         found[name], found[f"{name}_per_sequence"] = _fit_line(*np.concatenate(parts, axis=1))
-    base_s = found["launch_graph"]
-    found["launch_layer"] = float(np.mean([(np.mean(pieces[name]) - base_s) / layers[name] for name in layers]))
-    found["launch_operator"] = float(np.mean([(np.mean(loose[name]) - base_s) / operators[name] for name in layers]))
-    return found | {"admit": float(np.mean(admit_s))}
+    base_s, slope_s = found["launch_graph"], found["launch_graph_per_sequence"]
+    speed = {}
+    for name in layers:
+        (one,) = (row for row in records.select_kind("decode") if row["model"] == name and row["batch"] == 1)
+        speed[name] = base_s / (one["launch_s"] - slope_s)
+
+    def per_layer(name: str, launches: Sequence[float]) -> float:
+        return float((speed[name] * np.mean(launches) - base_s) / layers[name])
+
+    found["launch_layer"] = float(np.mean([per_layer(name, pieces[name]) for name in layers]))
+    found["launch_loose_layer"] = float(np.mean([per_layer(n, loose[n]) for n in layers if n not in experts]))
+    more = [per_layer(name, loose[name]) / found["launch_loose_layer"] - 1.0 for name in layers if name in experts]
+    return found | {"admit": float(np.mean(admit_s)), "expert_layers": float(np.mean(more))}
 
 
 LARGEST_GRAPH = 512  # tokens

@@ -37,9 +37,9 @@ from wattcast.workload.operator_base import Operator
 from wattcast.workload.operator_types import Attention
 
 CLOCK_SHARES = (1.0, 0.92, 0.84, 0.76, 0.68, 0.6, 0.5, 0.35)  # of the top clock, where costs are tabulated
-TOKEN_KNOTS = (
-    *(1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 640, 768, 1024, 1280, 1536, 2048, 3072, 4096, 6144),
-    *(8192, 12288, 16384, 32768, 65536, 131072),
+TOKEN_KNOTS = (  # both sides of where one more token starts another row of tiles
+    *(1, 2, 4, 8, 16, 32, 48, 64, 65, 96, 128, 129, 192, 256, 257, 384, 385, 512, 513, 640, 768, 769, 1024, 1025),
+    *(1280, 1281, 1536, 1537, 2048, 2049, 2560, 2561, 3072, 4096, 6144, 8192, 12288, 16384, 32768, 65536, 131072),
 )
 BATCH_KNOTS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 256, 384, 512, 1024, 2048, 4096)
 CONTEXT_KNOTS = (16, 256, 1024, 4096, 16384, 131072)
@@ -64,7 +64,7 @@ class StepCosts:
     idle_w: float  # no request in the engine
     waiting_w: float  # between kernels
     layers: int
-    operators: int  # launched by a step without graphs
+    loose_layers: float  # that a step without graphs launches, with what experts add
     cache_tokens: int  # room of the paged cache
     cache_byte_per_token: float  # on one GPU
     block_tokens: int
@@ -218,7 +218,9 @@ def tabulate_step_costs(
     idle_w = float(idle_power_w(bundle, np.array([top_hz]))[0])
     head_dense[1:, : len(clocks_hz)] += host.sample_s
     head_dense[1:, len(clocks_hz) :] += host.sample_s * idle_w * host.waiting_power
-    layers = max((block.repeat for block in whole.blocks), default=1)
+    layers, experts, latent = (
+        _count_calls(whole, kinds) for kinds in (_ATTENTION, (FusedExperts,), (LatentAttention,))
+    )
     cache_tokens, cache_byte_per_token, cache_note = _cache_tokens(
         model, gpu, options, max_tokens, block_tokens, memory_utilisation, host.visible_memory
     )
@@ -235,7 +237,7 @@ def tabulate_step_costs(
         idle_w=idle_w,
         waiting_w=idle_w * host.waiting_power,
         layers=layers,
-        operators=count_host_calls(whole),
+        loose_layers=layers + host.expert_layers * experts + host.latent_layers * latent,
         cache_tokens=cache_tokens,
         cache_byte_per_token=cache_byte_per_token,
         block_tokens=block_tokens,
@@ -252,14 +254,8 @@ def tabulate_step_costs(
     )
 
 
-def count_host_calls(graph: Graph) -> int:
-    """Count the calls that a host issues for a step without graphs; experts are many kernels behind one operator."""
-    return sum(calls * (_EXPERT_CALLS if isinstance(op, FusedExperts) else 1) for op, calls in graph.calls())
-
-
-# Plain calls that one of fused experts takes the host: sorting, quantizing, two Triton launches, gate, sum and their
-# buffers. From steps of qwen3-30b-a3b without graphs, a fitting model, at the time a call takes for llama-3.1-8b.
-_EXPERT_CALLS = 12
+def _count_calls(graph: Graph, kinds: tuple[type[Operator], ...]) -> int:
+    return sum(calls for op, calls in graph.calls() if isinstance(op, kinds))
 
 
 def _cost_row(prediction: Prediction) -> Array:

@@ -49,6 +49,8 @@ TRAFFIC_GOALS = {
     "energy per token": (5.0, 3.0),
 }
 
+COMPILED = "compiled_inside"  # the engine's log names a Triton kernel that it compiled during the run
+
 
 @dataclass(frozen=True)
 class ServingComparison:
@@ -69,11 +71,19 @@ class ServingComparison:
 def compare_serving(
     records: EngineRecords, gpu: Gpu, models: Sequence[str] | None = None, held_out: bool | None = None
 ) -> list[ServingComparison]:
-    """Predict every measured step and traffic run of some models; ``held_out`` keeps one side of the split."""
+    """Predict every measured step and traffic run of some models; ``held_out`` keeps one side of the split.
+
+    Two kinds of rows are left out: runs in which the engine compiled a kernel, and steps of an engine with experts on
+    dummy weights where the same engine was measured with weights that tell tokens apart.
+    """
     found = []
+    told_apart = {row["model"] for row in records.rows if row.get("normal_weights")}
     engines = {row["model"]: row for row in records.select_kind("engine")}
     for model, engine in engines.items():
         rows = [row for row in records.select_kind("decode", "prefill", "mixed", "traffic") if row["model"] == model]
+        rows = [row for row in rows if COMPILED not in (row["flags"] or "")]
+        if model in told_apart:
+            rows = [row for row in rows if row["normal_weights"]]
         kept = [row for row in rows if held_out is None or _is_held_out(row) == held_out]
         if (models is not None and model not in models) or not kept:
             continue

@@ -204,7 +204,9 @@ def _count_product(op: NarrowProduct, cold: bool, warm: bool, rate: float, refer
     """Return the columns of a product with narrow weights."""
     m, n, k, sms, width = float(op.m), float(op.n), float(op.k), reference.sm_count, float(op.dtype.byte)
     group, tile_m, tile_n, tile_k = _product_tile(op)
-    tiles = ceil(m / tile_m) * ceil(n / tile_n)
+    together = 2 if isinstance(op, ScaledProduct) and m > 64 else 1  # tiles along tokens that run as a cluster
+    rows = together * ceil(m / (together * tile_m))
+    tiles = rows * ceil(n / tile_n)
     streamed = isinstance(op, WeightOnlyProduct) and (op.kernel == "marlin" or m <= 64)
     units, steps = float(tiles), k / tile_k
     unit_flop = 2.0 * tile_m * tile_n * k
@@ -230,7 +232,7 @@ def _count_product(op: NarrowProduct, cold: bool, warm: bool, rate: float, refer
     )
     plain = {
         "tile_m": tile_m, "tile_n": tile_n, "fill": tiles / (sms * ceil(tiles / sms)),
-        "pad_m": m / (ceil(m / tile_m) * tile_m),
+        "pad_m": m / (rows * tile_m),
         "scaled_tensor": float(isinstance(op, ScaledProduct) and op.scales == "tensor"),
         "zero_points": float(isinstance(op, WeightOnlyProduct) and op.zero_points),
         "narrow": float(isinstance(op, WeightOnlyProduct) and op.weights in ("int4", "fp4")),
