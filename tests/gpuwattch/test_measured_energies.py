@@ -14,6 +14,7 @@ import pytest
 
 from gpuwattch.conftest import trace_text
 from wattcast.core.errors import BadInput
+from wattcast.core.measured_rows import database_folder
 from wattcast.gpuwattch import measured_energies as measured
 from wattcast.gpuwattch.architecture import read_architecture
 from wattcast.gpuwattch.component_build import ClockSetting, PowerMeter, answer_samples
@@ -47,7 +48,7 @@ def test_carried_energies_are_less_certain() -> None:
 
 @pytest.mark.slow
 def test_the_shipped_fit_is_what_the_command_makes() -> None:
-    again = measured.fit_measured_energies(measured.database_folder())
+    again = measured.fit_measured_energies(database_folder("h200"))
     shipped = measured.measured_chip("h200").values
     for name, value in again.items():
         assert value.value == pytest.approx(shipped[name].value, rel=1e-3)
@@ -56,7 +57,7 @@ def test_the_shipped_fit_is_what_the_command_makes() -> None:
 
 def test_operators_that_were_never_used() -> None:
     """The judgement that docs/method/component.md quotes; the split was fixed before any fit."""
-    found = measured.judge_held_out(measured.database_folder())
+    found = measured.judge_held_out(database_folder("h200"))
     assert (found.rows, found.operators) == (178, 100)
     assert found.mape == pytest.approx(4.84, abs=0.01)
     page = Path(__file__).parents[2].joinpath("docs", "method", "component.md").read_text()

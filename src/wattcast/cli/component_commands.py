@@ -243,13 +243,14 @@ def accelwattch(
 
     Example: wattcast lab accelwattch h200 --out h200.xml --base accelwattch_sass_sim.xml
     """
+    from wattcast.core.measured_rows import database_folder
     from wattcast.gpuwattch import measured_energies
     from wattcast.gpuwattch.architecture import read_architecture, write_architecture
     from wattcast.gpuwattch.energy_table import format_energy_table
 
     env: Environment = ctx.obj
     chip = measured_energies.measured_chip(gpu)
-    folder = measured_energies.database_folder()
+    folder = database_folder(measured_energies.PARENT)
     if refit and chip.name != measured_energies.PARENT:
         raise bad_value("--refit", f"{measured_energies.PARENT}, which has a database", chip.name)
     if refit:
@@ -283,6 +284,29 @@ def accelwattch(
         env.say(
             "note: without --base the file holds what Wattcast reads; a simulator needs the tree of its own file."
         )
+
+
+def side_by_side(
+    ctx: typer.Context,
+    gpu: Annotated[str, typer.Argument(help="GPU with a database of counted operators.")] = "h200",
+    kernels: Annotated[int, typer.Option(help="How many kernels.")] = 40,
+    json: Json = False,
+) -> None:
+    """The same measured kernels through forecast, counter model and components, and where they differ.
+
+    Example: wattcast lab side-by-side h200
+    """
+    from wattcast.validate.model_agreement import compare_power_models, format_views, summarise_views
+
+    env: Environment = ctx.obj
+    if kernels < 3:
+        raise bad_value("--kernels", "three or more", kernels)
+    views = compare_power_models(gpu, kernels)
+    if json:
+        rows = [vars(view) | {"nearest": view.nearest, "dispute": view.dispute} for view in views]
+        env.json({"kernels": rows, "summary": summarise_views(views)})
+    else:
+        env.stdout.write(format_views(views))
 
 
 def fit_component(

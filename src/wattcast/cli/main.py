@@ -28,6 +28,7 @@ LAB = {
     "validate": ("check_commands", "validate"),
     "power-trace": ("component_commands", "power_trace"),
     "power-meter": ("component_commands", "power_meter"),
+    "side-by-side": ("component_commands", "side_by_side"),
     "accelwattch": ("component_commands", "accelwattch"),
     "check-energies": ("component_commands", "check_energies"),
     "tune": ("microbench_commands", "tune"),

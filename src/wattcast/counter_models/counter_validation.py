@@ -14,13 +14,13 @@ import numpy as np
 from wattcast import hardware
 from wattcast.core.arrays import Array, Mask
 from wattcast.core.errors import bad_value
-from wattcast.core.measured_rows import COUNTERS_FILE, ROWS_FILE, database_folder, read_table
+from wattcast.core.measured_rows import ROWS_FILE, database_folder, read_table
 from wattcast.counter_models.profiler_counters import (
     MOVE_FRAMES,
     MOVED_SUFFIX,
-    SECTOR_BYTE,
     events_of_launch,
     moves_frames,
+    read_operator_metrics,
 )
 from wattcast.counter_models.two_rails import RailsFit, shipped_fit
 from wattcast.fit.scoring import LedgerRow, make_ledger_row, mean_percent_error
@@ -37,7 +37,6 @@ DCT_SAVINGS = (  # what changes, from, to
     ("caching in L1, fp64", "dct_fp64_uncached", "dct_fp64_cached"),
     ("both", "dct_fp64_uncached", "dct_fp32_cached"),
 )
-FULL_WARP = 32.0  # threads a warp; the database's counters do not say how many were active
 
 
 @dataclass(frozen=True)
@@ -194,20 +193,9 @@ def predict_database_operators(fit: RailsFit, gpu: str) -> CountedOperators:
     """
     folder, sm_count = database_folder(gpu), float(hardware.load_gpu(gpu).sm_count)
     events: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))  # of all kernels of an operator
-    for kernel in read_table(folder / COUNTERS_FILE):
-        # a column's last underscore stands for the point before the metric's roll-up
-        metrics = {".".join(name.rsplit("_", 1)): float(value) for name, value in kernel.items() if "__" in name}
-        metrics |= {
-            "sm__pipe_tensor_cycles_active.sum": sm_count * metrics["sm__pipe_tensor_cycles_active.avg"],
-            "smsp__thread_inst_executed_per_inst_executed.ratio": FULL_WARP,
-            "l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum": 0.0,
-            "sm__inst_executed_pipe_tensor_op_imma.sum": 0.0,
-            "sm__inst_executed_pipe_tensor_op_dmma.sum": 0.0,
-        }
-        for way in ("read", "write"):
-            metrics[f"dram__sectors_{way}.sum"] = metrics[f"dram__bytes_{way}.sum"] / SECTOR_BYTE
-        for name, count in events_of_launch(metrics).items():
-            events[kernel["spec"]][name] += count
+    for spec, kernels in read_operator_metrics(folder, sm_count).items():
+        for name, count in (item for metrics in kernels for item in events_of_launch(metrics).items()):
+            events[spec][name] += count
     rows = [r for r in read_table(folder / ROWS_FILE) if r["kind"] == "sustained" and r["spec"] in events]
     rows = [r for r in rows if r["data"] == "random" and r["power_w"]]
     names = fit.model.required_events

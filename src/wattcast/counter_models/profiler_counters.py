@@ -26,7 +26,7 @@ import numpy as np
 
 from wattcast.core.arrays import Array
 from wattcast.core.errors import BadInput, bad_value, clip_text, nearest_names
-from wattcast.core.measured_rows import Plain, read_lines
+from wattcast.core.measured_rows import COUNTERS_FILE, Plain, read_lines, read_table
 from wattcast.core.strict_files import read_bytes
 from wattcast.hardware import OperatingPoint
 from wattcast.power.activity import Activity, ActivitySource
@@ -247,6 +247,7 @@ LUMA_ONLY_WORKLOADS = ("dct", "motion")  # workloads that read no colour
 MOVE_FRAMES = "move_frames"  # moves frames over the bus and runs no kernel
 MOVED_SUFFIX = "_moved"  # rows that move frames as well
 SECTOR_BYTE = 32.0
+FULL_WARP = 32.0  # threads of a warp
 
 CounterLine = dict[str, float | str]
 NcuMetrics = Mapping[str, float]
@@ -295,6 +296,29 @@ def make_table_lines(folder: Path, gpu: str) -> list[CounterLine]:
             line |= {} if level is None else {"relative_voltage": level}
             lines.append({**line, **metrics, **events_of_launch(metrics)})
     return lines
+
+
+def read_operator_metrics(folder: Path, sm_count: float) -> dict[str, list[dict[str, float]]]:
+    """Return the metrics of the kernels of each counted operator of a database, under the profiler's names.
+
+    The campaign did not collect active threads, bank conflicts, and integer and fp64 products: warps are taken as
+    full, the others as none.
+    """
+    found: dict[str, list[dict[str, float]]] = {}
+    for kernel in read_table(folder / COUNTERS_FILE):
+        # a column's last underscore stands for the point before the metric's roll-up
+        metrics = {".".join(name.rsplit("_", 1)): float(value) for name, value in kernel.items() if "__" in name}
+        metrics |= {
+            "sm__pipe_tensor_cycles_active.sum": sm_count * metrics["sm__pipe_tensor_cycles_active.avg"],
+            "smsp__thread_inst_executed_per_inst_executed.ratio": FULL_WARP,
+            "l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum": 0.0,
+            "sm__inst_executed_pipe_tensor_op_imma.sum": 0.0,
+            "sm__inst_executed_pipe_tensor_op_dmma.sum": 0.0,
+        }
+        for way in ("read", "write"):
+            metrics[f"dram__sectors_{way}.sum"] = metrics[f"dram__bytes_{way}.sum"] / SECTOR_BYTE
+        found.setdefault(kernel["spec"], []).append(metrics)
+    return found
 
 
 def events_of_launch(metrics: NcuMetrics) -> dict[str, float]:

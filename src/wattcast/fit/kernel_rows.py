@@ -85,7 +85,7 @@ def load_kernel_rows(database: str | Path) -> KernelRows:
     return KernelRows(
         kind=tuple(row["kind"] for row in plain),
         ops=ops,
-        conditions=tuple(_read_condition(row) for row in plain),
+        conditions=tuple(read_condition(row) for row in plain),
         data=tuple(row.get("data") or "random" for row in plain),
         spec=tuple(row.get("spec") or (row.get("detail") or {}).get("spec", "") for row in plain),
         repeat=np.array([int(row.get("repeat") or 0) for row in plain]),
@@ -106,7 +106,8 @@ def _is_held_out(row: Plain) -> bool:
     return bool((row.get("detail") or {}).get("held_out"))
 
 
-def _read_condition(row: Plain) -> RunCondition:
+def read_condition(row: Plain) -> RunCondition:
+    """Return how a row was run."""
     detail = row.get("detail") or {}
     return RunCondition(
         str(row.get("layout") or ""),

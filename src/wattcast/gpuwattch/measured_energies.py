@@ -16,6 +16,7 @@ Other GPUs have the H200's coefficients times the ratio of the module energies i
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -28,9 +29,15 @@ import numpy as np
 
 from wattcast.core.arrays import Array, Mask
 from wattcast.core.errors import BadInput, unknown_name
+from wattcast.core.measured_rows import ROWS_FILE, Plain, read_table
 from wattcast.core.strict_files import decode_yaml
 from wattcast.counter_models.counter_table import read_column_map
-from wattcast.counter_models.profiler_counters import bundle_voltage, make_table_lines, read_ncu_metrics
+from wattcast.counter_models.profiler_counters import (
+    bundle_voltage,
+    make_table_lines,
+    read_ncu_metrics,
+    read_operator_metrics,
+)
 from wattcast.fit.scoring import mean_percent_error
 from wattcast.gpuwattch.architecture import ChipArchitecture, architecture_texts, make_architecture
 from wattcast.gpuwattch.bottom_up.chip_design import ChipDesign, design_from_gpu
@@ -78,6 +85,7 @@ TERMS = {
     "MEM_WR": _Term(("MEM_WR",), "dram_write_byte", 0),
 }
 _WARP, _SECTOR_BYTE, _CYCLE_ACCESS = 32.0, 32.0, 8.0
+_RESULTS = "l1tex__m_l1tex2xbar_write_bytes.sum"
 _RESAMPLES = 200
 _NOT_COUNTED = ("mma_int8", "wgmma_int8", "mma_fp64", "mma_fp64_884")  # TENSOR_ACC is of 16-bit and tf32 products
 _OTHER_IDLE = ("idle_context_off", "idle_host_busy")  # idle clocks, which no kernel runs at
@@ -172,12 +180,6 @@ def count_accesses(metrics: Mapping[str, float | Array]) -> dict[str, Array]:
     }
 
 
-def database_folder(gpu: str = PARENT) -> Path:
-    """Return the folder of the database that ships for a GPU."""
-    with as_file(files("wattcast.database").joinpath(gpu)) as path:
-        return path
-
-
 def read_benchmarks(folder: Path, gpu: str = PARENT) -> CountedLaunches:
     """Read the microbenchmarks that counter models are trained on, without integer and fp64 tensor products."""
     with as_file(files("wattcast.counter_models").joinpath("columns", f"{gpu}.yaml")) as path:
@@ -196,39 +198,44 @@ def read_benchmarks(folder: Path, gpu: str = PARENT) -> CountedLaunches:
     return _stack(rows)
 
 
-def read_operators(folder: Path, gpu: str = PARENT) -> CountedLaunches:
-    """Read sustained rows of counted operators with random data.
+def counted_rows(folder: Path, gpu: str = PARENT) -> list[tuple[Plain, list[dict[str, float]]]]:
+    """Return sustained rows of counted operators with random data, each with the metrics of its kernels.
 
     Counters were taken with cold caches. Operands of less than half of L2 stay there when an operator is repeated
     (each half of the chip keeps its own copies), so that nothing goes to device memory. Of larger ones every result
     goes there once.
     """
-    import polars as pl
-
     chip = find_gpu(gpu)
-    sms, half_l2 = float(np.mean(chip.sm_count)), 0.5 * float(np.mean(chip.need("l2.capacity_byte")))
-    counted: dict[str, list[dict[str, float]]] = {}
-    for row in pl.read_parquet(folder / "counters.parquet").to_dicts():
-        metrics = {key: float(value) for key, value in row.items() if isinstance(value, (int, float))}
-        metrics["sm__pipe_tensor_cycles_active_sum"] = sms * metrics["sm__pipe_tensor_cycles_active_avg"]
-        counted.setdefault(row["spec"], []).append(metrics)
-    wanted = (pl.col("kind") == "sustained") & (pl.col("data") == "random") & pl.col("spec").is_in(list(counted))
-    rows = []
-    for row in pl.read_parquet(folder / "rows.parquet").filter(wanted).to_dicts():
-        launches = counted[row["spec"]]
-        if "unsettled" in (row["flags"] or []) or row["error"]:
+    half_l2 = 0.5 * float(np.mean(chip.need("l2.capacity_byte")))
+    counted = read_operator_metrics(folder, float(np.mean(chip.sm_count)))
+    found = []
+    for row in read_table(folder / ROWS_FILE):
+        usable = row["kind"] == "sustained" and row["data"] == "random" and not row["error"]
+        if not usable or row["spec"] not in counted or "unsettled" in (row["flags"] or []):
             continue
-        counts = {name: sum(float(count_accesses(m)[name]) for m in launches) for name in TERMS}
-        results = sum(m["l1tex__m_l1tex2xbar_write_bytes_sum"] for m in launches) / _SECTOR_BYTE
+        kernels = [dict(metrics) for metrics in counted[row["spec"]]]
         if row["footprint_byte"] < half_l2:
-            counts |= {"MEM_RD": 0.0, "MEM_WR": 0.0}
+            kernels = [m | {f"dram__bytes_{way}.sum": 0.0 for way in ("read", "write")} for m in kernels]
         else:
-            counts["MEM_WR"] = max(counts["MEM_WR"], results)
+            written, results = (sum(m[name] for m in kernels) for name in ("dram__bytes_write.sum", _RESULTS))
+            kernels[-1]["dram__bytes_write.sum"] += max(results - written, 0.0)
+        for metrics, way in itertools.product(kernels, ("read", "write")):
+            metrics[f"dram__sectors_{way}.sum"] = metrics[f"dram__bytes_{way}.sum"] / _SECTOR_BYTE
+        found.append((row, kernels))
+    return found
+
+
+def read_operators(folder: Path, gpu: str = PARENT) -> CountedLaunches:
+    """Read the counted operators as launches."""
+    sms = float(np.mean(find_gpu(gpu).sm_count))
+    rows = []
+    for row, kernels in counted_rows(folder, gpu):
+        accesses = [count_accesses(metrics) for metrics in kernels]
+        counts = [sum(float(found[name]) for found in accesses) for name in TERMS]
         clock_hz, seconds = row["effective_clock_hz"], row["latency_s"]
-        active = min(sum(m["sm__cycles_active_sum"] for m in launches) / (sms * seconds * clock_hz), 1.0)
+        active = min(sum(m["sm__cycles_active.sum"] for m in kernels) / (sms * seconds * clock_hz), 1.0)
         level = bundle_voltage(gpu, row["sm_clock_hz"])
-        watts, family = row["power_w"], row["family"]
-        rows.append((row["spec"], family, watts, seconds, clock_hz, level, active, [*counts.values()]))
+        rows.append((row["spec"], row["family"], row["power_w"], seconds, clock_hz, level, active, counts))
     return _stack(rows)
 
 

@@ -18,10 +18,12 @@ import numpy as np
 from wattcast import hardware
 from wattcast.core.arrays import Array
 from wattcast.core.errors import BadInput
+from wattcast.core.measured_rows import database_folder
 from wattcast.counter_models.counter_fit import CounterFitOptions, fit_counters, read_counter_tables
 from wattcast.counter_models.rail_terms import CounterModelKind
 from wattcast.fit.scoring import LedgerRow, make_absent_row, make_ledger_row
 from wattcast.gpuwattch.component_fit import compare_simulator_runs, published_model_errors, refine_volta_components
+from wattcast.gpuwattch.measured_energies import PARENT, judge_held_out
 from wattcast.hardware import OperatingPoint
 from wattcast.predictor.bundle import bundle_for
 from wattcast.predictor.pipeline import analyse_graph, total_at_clock
@@ -34,11 +36,14 @@ _MISSING = "no reference data: set WATTCAST_REFERENCE to their folder"
 
 
 def component_rows(reference: Path | None, tell: Tell) -> list[LedgerRow]:
-    """Return the worst error of our power traces against simulators, and of refined AccelWattch components."""
+    """Return errors of AccelWattch energies from measurements, of our power traces, and of refined components."""
     del tell
+    judged = judge_held_out(database_folder(PARENT))
+    where, quantity = f"{PARENT} components of AccelWattch", "power, operators never used"
+    measured = make_ledger_row(where, quantity, judged.rows, judged.mape, judged.constant, None, 8.0)
     runs = compare_simulator_runs(reference) if reference else []
     if not runs:
-        return [make_absent_row(TRACES, "worst component, W", _MISSING, 2e-5, 1e-5)]
+        return [make_absent_row(TRACES, "worst component, W", _MISSING, 2e-5, 1e-5), measured]
     rows = []
     for run in runs:
         name, worst = max(run.worst_w.items(), key=lambda item: item[1])
@@ -46,7 +51,7 @@ def component_rows(reference: Path | None, tell: Tell) -> list[LedgerRow]:
         more: dict[str, Any] = {"worst_w": float(f"{worst:.2g}"), "component": name}
         quantity = f"{run.run}, worst component, W" + (", with its power report" if run.reported else "")
         rows.append(make_ledger_row(TRACES, quantity, run.samples, None, None, None, *goals, **more))
-    return rows + _refined(reference)
+    return [*rows, *_refined(reference), measured]
 
 
 def _refined(reference: Path | None) -> list[LedgerRow]:

@@ -1,0 +1,263 @@
+"""Put the same kernels through three power models, side by side with their measured power.
+
+- **forecast** knows the operator's shapes alone: time, counts and clock are predicted by a fit without that shape.
+- **counters** is the counter model that ships, fitted to microbenchmarks: counted events over the measured time.
+- **components** are the energies of AccelWattch's counters (``gpuwattch.measured_energies``), on the same counts.
+
+The kernels are operators that the components were not fitted to. Each model's watts are grouped by where they are
+spent. The memory rail is measured too, so it can tell which model has device memory right.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from wattcast.core.arrays import Array
+from wattcast.core.measured_rows import Plain, database_folder, read_table
+from wattcast.counter_models.profiler_counters import events_of_launch
+from wattcast.fit.kernel_rows import parse_operators, read_condition, shape_name
+from wattcast.gpuwattch.measured_energies import (
+    CountedLaunches,
+    counted_rows,
+    is_held_out,
+    launches_to_activity,
+    measured_chip,
+    measured_model,
+    read_operators,
+)
+from wattcast.hardware import OperatingPoint
+from wattcast.kernels import build_kernels
+from wattcast.kernels.kernel_table import IssueSegment
+from wattcast.power.activity import Activity, ActivitySource, known_events
+from wattcast.power.saved_models import load_saved_model
+from wattcast.predictor.api import find_gpu
+from wattcast.predictor.bundle.bundle_file import shipped_bundle
+from wattcast.predictor.governor import find_governed_point
+from wattcast.predictor.pipeline import analyse_kernels, detail_at_clock
+
+SM = "instructions, arithmetic"  # a forecast counts the cycles of busy SMs, the others instructions and threads
+MODELS = ("forecast", "counters", "components")
+PLACES = ("base", SM, "tensor", "L1, shared", "L2, network", "device memory")
+KERNELS = 40
+_OF_A_FAMILY = 5
+_MODULES = {
+    "sm": SM,
+    "frontend": SM,
+    "cuda": SM,
+    "sfu": SM,
+    "tensor": "tensor",
+    "shared": "L1, shared",
+    "l1": "L1, shared",
+    "l2": "L2, network",
+    "noc": "L2, network",
+    "dram": "device memory",
+}
+_EVENTS = {"half_instruction": SM}  # of the tensor pipe, but no product
+_COMPONENTS = {
+    "IBP": SM,
+    "SHRDP": "L1, shared",
+    "DCP": "L1, shared",
+    "COALP": "L1, shared",
+    "TENSORP": "tensor",
+    "L2CP": "L2, network",
+    "NOCP": "L2, network",
+    "DRAMP": "device memory",
+    "MCP": "device memory",
+    "CONSTP": "base",
+    "STATICP": "base",
+    "IDLE_COREP": "base",
+}
+
+
+@dataclass(frozen=True)
+class KernelViews:
+    """One measured kernel as three models see it, in watts."""
+
+    name: str
+    family: str
+    measured_w: float
+    memory_rail_w: float  # of the measured power, the memory's
+    capped: bool  # at the power limit, which a forecast knows
+    model_w: Mapping[str, float]
+    place_w: Mapping[str, Mapping[str, float]]  # model -> place -> watts
+
+    @property
+    def nearest(self) -> str:
+        """The model whose total is nearest to the measurement."""
+        return min(MODELS, key=lambda model: abs(self.model_w[model] - self.measured_w))
+
+    @property
+    def dispute(self) -> tuple[str, float]:
+        """The place where the models differ most, and by how many watts."""
+        spread = {}
+        for place in PLACES:
+            watts = [self.place_w[model].get(place, 0.0) for model in MODELS]
+            spread[place] = max(watts) - min(watts)
+        place = max(spread, key=lambda name: spread[name])
+        return place, spread[place]
+
+
+def compare_power_models(gpu: str = "h200", count: int = KERNELS) -> list[KernelViews]:
+    """Return ``count`` counted operators that no component was fitted to, each through the three models."""
+    folder = database_folder(gpu)
+    chip, bundle = find_gpu(gpu), shipped_bundle(gpu)
+    assert bundle is not None
+    forecast_w = _held_out_watts(folder.parent.parent / "predictor" / "bundle" / gpu / "out_of_fold.parquet")
+    entries = counted_rows(folder, gpu)
+    chosen = _choose([row for row, _ in entries], forecast_w, count)
+    launches = read_operators(folder, gpu).select(np.isin(np.arange(len(entries)), chosen))
+    parts = {
+        "counters": _counter_parts([entries[i] for i in chosen], launches, gpu),
+        "components": _component_parts(launches, gpu),
+    }
+    found = []
+    for k, i in enumerate(chosen):
+        row = entries[i][0]
+        (op,) = parse_operators([row["operator"]])
+        segment = IssueSegment(np.array([0]), np.array([1.0]), 1)
+        kernels = build_kernels((op,), (read_condition(row),), chip, bundle.reference, (segment,))
+        timeline = analyse_kernels(kernels, chip, bundle)
+        detail = detail_at_clock(timeline, find_governed_point(timeline, chip, OperatingPoint(), bundle).at, bundle)
+        watts = (detail.kernel_part_w * detail.kernel_s[..., np.newaxis]).sum(axis=-2) / detail.kernel_s.sum()
+        places = _group(bundle.power.parts, watts.reshape(-1), {**_MODULES, "static": "base", "clock": "base"})
+        total_w = forecast_w[_key(row)]
+        scale = total_w / sum(places.values())  # parts are of the shipped fit, the total of one without this shape
+        place_w = {"forecast": {place: scale * value for place, value in places.items()}}
+        place_w |= {model: parts[model][k] for model in parts}
+        model_w = {model: sum(place_w[model].values()) for model in MODELS}
+        rail_w, capped = float(row["memory_power_w"]), "sw_power_cap" in (row["throttle"] or [])
+        name = re.sub(r" \w+=(None|False|forward|contiguous|1(?= ))(?= |$)", "", shape_name(op))
+        found.append(KernelViews(name, row["family"], row["power_w"], rail_w, capped, model_w, place_w))
+    return found
+
+
+def summarise_views(views: Sequence[KernelViews]) -> dict[str, Any]:
+    """Return each model's error, how often it is nearest, where models differ, and what the memory rail supports."""
+    measured = np.array([view.measured_w for view in views])
+    rail_w = np.array([view.memory_rail_w for view in views])
+    free = np.array([not view.capped for view in views])
+    summary: dict[str, Any] = {
+        "kernels": len(views),
+        "capped": int((~free).sum()),
+        "models": {},
+        "disputes": {},
+        "families": {},
+    }
+    for model in MODELS:
+        watts = np.array([view.model_w[model] for view in views])
+        memory_w = np.array([view.place_w[model].get("device memory", 0.0) for view in views])
+        slope, rest_w = np.polyfit(memory_w, rail_w, 1)
+        summary["models"][model] = {
+            "mape": float(100 * np.mean(np.abs(watts / measured - 1))),
+            "below_limit": float(100 * np.mean(np.abs(watts / measured - 1)[free])),
+            "bias": float(100 * np.mean(watts / measured - 1)),
+            "nearest": sum(view.nearest == model for view in views),
+            "memory_correlation": float(np.corrcoef(memory_w, rail_w)[0, 1]),
+            "memory_slope": float(slope),
+            "memory_rest_w": float(rest_w),
+        }
+    for view in views:
+        place, spread_w = view.dispute
+        summary["disputes"].setdefault(place, []).append(spread_w)
+    for family in dict.fromkeys(view.family for view in views):
+        own = [view for view in views if view.family == family]
+        errors = {m: float(100 * np.mean([abs(v.model_w[m] / v.measured_w - 1) for v in own])) for m in MODELS}
+        summary["families"][family] = {"kernels": len(own), **errors}
+    return summary
+
+
+def format_views(views: Sequence[KernelViews]) -> str:
+    """Return the page's tables in Markdown."""
+    summary = summarise_views(views)
+    free = summary["kernels"] - summary["capped"]
+    head = f"| model | error % | of the {free} below the limit | bias % | nearest | memory rail: r | slope |"
+    lines = [head, "|---|---|---|---|---|---|---|"]
+    for model, of in summary["models"].items():
+        figures = f"{of['mape']:.1f} | {of['below_limit']:.1f} | {of['bias']:+.1f} | {of['nearest']}"
+        lines.append(f"| {model} | {figures} | {of['memory_correlation']:.2f} | {of['memory_slope']:.2f} |")
+    lines += ["", "| family | kernels | forecast % | counters % | components % |", "|---|---|---|---|---|"]
+    for family, of in summary["families"].items():
+        lines.append(f"| {family} | {of['kernels']} | " + " | ".join(f"{of[model]:.1f}" for model in MODELS) + " |")
+    lines += ["", "| models differ most in | kernels | median W |", "|---|---|---|"]
+    for place, watts in sorted(summary["disputes"].items(), key=lambda item: -len(item[1])):
+        lines.append(f"| {place} | {len(watts)} | {np.median(watts):.0f} |")
+    head = "| kernel | measured W | forecast | counters | components | nearest | models differ most in |"
+    lines += ["", head, "|---|---|---|---|---|---|---|"]
+    for view in views:
+        watts_of = " | ".join(f"{view.model_w[model]:.0f}" for model in MODELS)
+        place = view.dispute[0]
+        shown = ", ".join(f"{view.place_w[model].get(place, 0.0):.0f}" for model in MODELS)
+        lines.append(f"| {view.name} | {view.measured_w:.0f} | {watts_of} | {view.nearest} | {place}: {shown} W |")
+    return "\n".join(lines) + "\n"
+
+
+def _key(row: Plain) -> str:
+    return f"{row['latency_s']:.5e}"
+
+
+def _held_out_watts(path: Path) -> dict[str, float]:
+    """Return the held-out power of each sustained row of random data, by its latency, where no other has the same."""
+    rows = [row for row in read_table(path) if row["kind"] == "sustained" and row["predicted_power_w"] is not None]
+    seen = Counter(_key(row) for row in rows)
+    return {_key(row): row["predicted_power_w"] for row in rows if row["data"] == "random" and seen[_key(row)] == 1}
+
+
+def _choose(rows: Sequence[Plain], known: Mapping[str, float], count: int) -> list[int]:
+    """Choose rows of operators never used: a few of each family by the order of their hash, then the rest alike."""
+    first: dict[str, int] = {}
+    for i, row in enumerate(rows):
+        if is_held_out(row["spec"]) and _key(row) in known and row["memory_power_w"]:
+            first.setdefault(row["spec"], i)
+    order = [first[spec] for spec in sorted(first)]
+    rank: dict[str, int] = {}
+    places = []
+    for i in order:
+        family = rows[i]["family"]
+        rank[family] = rank.get(family, 0) + 1
+        places.append((rank[family] > _OF_A_FAMILY, i))
+    return sorted(i for _, i in sorted(places, key=lambda place: place[0])[:count])
+
+
+def _group(
+    parts: Sequence[str], watts: Array, place_of: Mapping[str, str], default: str = "base"
+) -> dict[str, float]:
+    found = dict.fromkeys(PLACES, 0.0)
+    for part, value in zip(parts, watts.tolist(), strict=True):
+        found[place_of.get(part, default)] += value
+    return found
+
+
+def _component_parts(launches: CountedLaunches, gpu: str) -> list[dict[str, float]]:
+    model = measured_model(gpu)[2].model
+    power = model.power(launches_to_activity(launches, float(measured_chip(gpu).design.sm_count)))
+    return [_group(power.parts, watts, _COMPONENTS, SM) for watts in power.part_w]
+
+
+def _counter_parts(
+    entries: Sequence[tuple[Plain, list[dict[str, float]]]], launches: CountedLaunches, gpu: str
+) -> list[dict[str, float]]:
+    """Return the watts of the counter model that ships, on the metrics of each operator's kernels."""
+    model = load_saved_model(Path(gpu)).model
+    place_of = {
+        event: _EVENTS.get(event, _MODULES.get(known_events()[event].module, "base")) for event in known_events()
+    }
+    chip, found = find_gpu(gpu), []
+    for (row, kernels), seconds in zip(entries, launches.duration_s, strict=True):
+        events: dict[str, float] = {}
+        for metrics in kernels:
+            for name, value in events_of_launch(metrics).items():
+                events[name] = events.get(name, 0.0) + value
+        events["core_cycle"] = seconds * row["sm_clock_hz"]
+        at = OperatingPoint(clock_hz=row["sm_clock_hz"], memory_clock_hz=chip.memory.clock_hz)
+        counts = np.array([list(events.values())])
+        activity = Activity(np.array([seconds]), counts, tuple(events), at, ActivitySource.PROFILED)
+        power = model.power(activity)
+        found.append(_group(power.parts, power.part_w[0], place_of))
+    return found
