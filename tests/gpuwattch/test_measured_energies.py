@@ -88,6 +88,18 @@ def test_a_file_and_a_name_give_the_same_watts(verb, tmp_path: Path) -> None:
     assert watts[0] > 124.0
 
 
+def test_counters_hold_the_factors_of_the_file_the_simulator_ran_with(reference: Path, verb, tmp_path: Path) -> None:
+    run = reference / "simulator_runs" / "qv100_accelwattch"
+    argv = [str(run / "metric_trace.log.gz"), "--config", "h200", "--out", str(tmp_path), "--no-figure", "--json"]
+    watts = []
+    for more in ([], ["--ran-with", str(run / "accelwattch_ptx_sim.xml")]):
+        code, said, notes = verb("lab", "power-trace", *argv, *more)
+        assert code == 0
+        assert ("--ran-with" in notes) == (not more)
+        watts.append(json.loads(said)["mean_power_w"])
+    assert watts[1] != pytest.approx(watts[0], rel=1e-3)
+
+
 def test_a_simulators_own_tree_stays(reference: Path, verb, tmp_path: Path) -> None:
     base = reference / "accelwattch" / "xml" / "accelwattch_sass_sim.xml"
     out = tmp_path / "b200.xml"

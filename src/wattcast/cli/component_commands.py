@@ -83,6 +83,10 @@ def power_trace(
     date_stamp: Annotated[
         bool, typer.Option("--date-stamp", help="Name files as the manual does: gpgpusim_power_report_DATE.log.")
     ] = False,
+    ran_with: Annotated[
+        Path | None,
+        typer.Option(help="AccelWattch XML the simulator ran with, if another: its unit counters hold its factors."),
+    ] = None,
     plot: Plot = None,
     save_config: Annotated[
         Path | None, typer.Option(help="Also write the architecture as .xml or .yaml, whichever is named.")
@@ -136,6 +140,7 @@ def power_trace(
         figure,
         parse(follow, "s", "--follow") if follow else 0.0,
         date_stamp,
+        ran_with,
     )
     source = CounterSource(resolve_name("counter source", counters, [c.value for c in CounterSource]))
     if source is CounterSource.AUTO:

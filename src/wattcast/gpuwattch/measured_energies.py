@@ -299,7 +299,8 @@ def measured_chip(name: str) -> MeasuredChip:
     if gpu.name == PARENT:
         return MeasuredChip(gpu.name, file.values, file.source, parent, design)
     if gpu.name not in CARRIED:
-        raise unknown_name("GPU with energies for AccelWattch", gpu.name, (PARENT, *CARRIED))
+        do = f"Energies are there for {', '.join((PARENT, *CARRIED))}; an architecture file may describe any GPU."
+        raise unknown_name("GPU with energies for AccelWattch", gpu.name, (PARENT, *CARRIED), do)
     bundle = calibrated_bundle(gpu) or forecast_bundle(gpu)
     theirs, ours = parent.power.as_module_power(), bundle.power.as_module_power()
     watched = _MEASURED_ON.get(gpu.name, ())

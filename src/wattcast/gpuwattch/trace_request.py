@@ -84,6 +84,7 @@ class TraceRequest:
     figure: bool = True
     follow_s: float = 0.0  # read a growing trace until so long nothing has come
     stamped: bool = False  # names of files as in the manual, with date and time
+    ran_with: Path | None = None  # architecture file the simulator ran with, whose factors its unit counters hold
 
 
 def make_power_trace(
@@ -155,7 +156,7 @@ def prepare_trace_run(request: TraceRequest) -> tuple[TraceRun, list[str]]:
             notes.append(f"{', '.join(off)} off in {request.simulator_config.name}: their files are not written")
     run = TraceRun(
         trace=open_metric_trace(
-            request.trace, dialect, architecture.all_scaling(), components.custom, request.follow_s
+            request.trace, dialect, found.trace_scaling(request), components.custom, request.follow_s
         ),
         model=built.model,
         components=components,
@@ -185,6 +186,16 @@ class ChipFiles(NamedTuple):
     def voltage(self) -> VoltageCurve | None:
         """Core voltage by clock, where it was measured."""
         return None if self.chip is None else voltage_curve(self.chip)
+
+    def trace_scaling(self, request: TraceRequest) -> dict[str, float]:
+        """Return the scaling factors that the simulator has multiplied its unit counters by."""
+        if request.ran_with is not None:
+            return read_architecture(request.ran_with).all_scaling()
+        if self.chip is not None:
+            self.notes.append(
+                "unit counters are taken as scaled by this GPU's own file (lab accelwattch); --ran-with names another"
+            )
+        return self.architecture.all_scaling()
 
 
 def read_chip(request: TraceRequest) -> ChipFiles:
@@ -367,7 +378,7 @@ def compute_kernel_power(request: TraceRequest, source: CounterSource) -> Counte
         found = CountedKernels(*read_ncu(request.trace, config.sm_count))
     elif source is CounterSource.POWER_REPORT:
         sampling = TraceSampling(config.sample_cycle, clock_hz)
-        found = read_power_report(request.trace, architecture.dialect, architecture.all_scaling(), sampling)
+        found = read_power_report(request.trace, architecture.dialect, files.trace_scaling(request), sampling)
     elif source is CounterSource.ACCELSIM:
         found = read_accelsim_log(request.trace, clock_hz)
     elif source is CounterSource.GEM5:
