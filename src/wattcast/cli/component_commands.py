@@ -295,6 +295,7 @@ def side_by_side(
     ctx: typer.Context,
     gpu: Annotated[str, typer.Argument(help="GPU with a database of counted operators.")] = "h200",
     kernels: Annotated[int, typer.Option(help="How many kernels.")] = 40,
+    page: Annotated[Path | None, typer.Option(help="Replace the tables at the end of this page.")] = None,
     json: Json = False,
 ) -> None:
     """The same measured kernels through forecast, counter model and components, and where they differ.
@@ -307,6 +308,11 @@ def side_by_side(
     if kernels < 3:
         raise bad_value("--kernels", "three or more", kernels)
     views = compare_power_models(gpu, kernels)
+    if page is not None:
+        text, mark, _ = page.read_text(encoding="utf-8").partition(f"<!-- wattcast lab side-by-side {gpu} -->")
+        if not mark:
+            raise bad_value(str(page), "a page with the command's name in a comment before its tables", "none")
+        write_whole(page, f"{text}{mark}\n\n{format_views(views)}".encode())
     if json:
         rows = [vars(view) | {"nearest": view.nearest, "dispute": view.dispute} for view in views]
         env.json({"kernels": rows, "summary": summarise_views(views)})
