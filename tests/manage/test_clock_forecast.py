@@ -14,6 +14,7 @@ from wattcast.manage.policies import PolicyName, PolicySetup
 from wattcast.manage.policy_comparison import compare_policies
 from wattcast.manage.search_problem import Goal, Objective
 from wattcast.predictor import api
+from wattcast.predictor.timeline import MEMORY_KNEE
 
 A100 = api.find_gpu("a100-pcie-40gb")
 
@@ -84,10 +85,10 @@ def test_the_path_to_dram_follows_the_clock_below_the_knee_and_costs_no_energy()
     """As on the Titan X: time put down to the knee, then one to one. With no time in DRAM nothing changes."""
     all_dram = curves(0.0)
     time_s, power_w = clock_forecast.estimate_card_behaviour(all_dram, LEVELS_HZ)
-    above = LEVELS_HZ >= clock_forecast.KNEE * 1.4e9
+    above = LEVELS_HZ >= MEMORY_KNEE * 1.4e9
     assert 0 < above.sum() < 10
     assert time_s[above] == pytest.approx(np.ones(above.sum()), rel=1e-3)
-    assert time_s[~above] == pytest.approx(clock_forecast.KNEE * 1.4e9 / LEVELS_HZ[~above], rel=1e-3)
+    assert time_s[~above] == pytest.approx(MEMORY_KNEE * 1.4e9 / LEVELS_HZ[~above], rel=1e-3)
     free_w = np.interp(LEVELS_HZ, all_dram.clock_hz, all_dram.power_w)
     assert (power_w - 50.0) * time_s == pytest.approx(free_w - 50.0, rel=5e-3)
     all_core = curves(1.0)
@@ -125,4 +126,4 @@ def test_the_knee_is_the_titan_x_s(reference: Path) -> None:
     bound = time_s[follows > 0.85, :, -1]
     assert len(bound) == 16
     slower = np.median(bound / bound[:, [-1]], axis=0)
-    assert slower == pytest.approx(np.maximum(1.0, clock_forecast.KNEE * core_hz[-1] / core_hz), rel=0.02)
+    assert slower == pytest.approx(np.maximum(1.0, MEMORY_KNEE * core_hz[-1] / core_hz), rel=0.02)

@@ -15,6 +15,7 @@ from wattcast.power.power_model import VoltageCurve
 from wattcast.predictor.bundle import bundle_for
 from wattcast.predictor.governor import find_governed_point
 from wattcast.predictor.pipeline import TimelineRunner, analyse_graph, detail_at_clock, total_at_clock
+from wattcast.predictor.timeline import MEMORY_KNEE, compute_kernel_s, slow_memory_path
 from wattcast.workload import ModelOptions, build_graph
 from wattcast.workload.graph import Graph
 from wattcast.workload.operator_types import Linear
@@ -192,3 +193,26 @@ def test_operands_come_from_memory_or_from_l2(op: dict[str, object], changes: fl
         predict("hot")
     with pytest.raises(BadInput, match="a list of operators"):
         wattcast.predict("gpt2", "h200", operands="warm")
+
+
+def test_a_low_clock_says_what_it_risks() -> None:
+    """Memory-bound work follows the clock below a knee that nobody measured on this card."""
+
+    def risks(**options: object) -> list[str]:
+        p = wattcast.predict("llama3-8b", "h200", host_launch=0.0, **options)
+        return [note for note in p.assumptions if "GTX Titan X" in note]
+
+    assert risks(phase="decode", clock="900MHz")
+    assert not risks(phase="decode")
+    assert not risks(phase="decode", clock="1.98GHz")
+    assert not risks(phase="prefill", batch=16, clock="900MHz")
+
+
+def test_the_slow_path_to_memory_is_a_bound(parts) -> None:
+    timeline, gpu, _ = parts
+    slow = slow_memory_path(timeline, gpu.clocks.max_hz)
+    for share in (1.0, 0.86, 0.5, 0.2):
+        clock_hz = np.array([share * gpu.clocks.max_hz])
+        before_s, after_s = (compute_kernel_s(t.phases, clock_hz) for t in (timeline, slow))
+        assert (after_s >= before_s).all()
+        assert share < MEMORY_KNEE or (after_s == before_s).all()

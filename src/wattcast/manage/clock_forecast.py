@@ -2,12 +2,10 @@
 
 ``build_predicted_plant`` gives any catalogue GPU and any workload to the controller. ``choose_forecast_settings``
 picks the clock that an objective asks for before anything has run. For that choice two things are added that the
-predictor does not know (``estimate_card_behaviour``):
+predictor does not take for granted (``estimate_card_behaviour``):
 
-- The predictor keeps the DRAM part of time in seconds, whatever the core clock. On real cards it follows the core
-  clock below a knee, because L2 and crossbar run on that clock. On the GTX Titan X (16 DRAM-bound microbenchmarks at
-  16 core clocks, Guerreiro et al.) time is max(1, 0.86·f_top/f) of that at the top clock; paper 004 describes the
-  same of the HD 7970 (section 3.5, figure 9). Nobody publishes the knee of other cards, so the measured one is used.
+- The DRAM part of time follows the core clock below the knee of ``predictor.timeline.slow_memory_path``, a GTX Titan
+  X's; paper 004 describes the same of the HD 7970 (section 3.5, figure 9).
 - A card does not hold its power limit to the watt: four cards under limits (Zeus, training epochs) held 0.92 to 0.98
   of them in the mean, an H200 690 to 700 W of 700. As in the validation with Zeus' rows, 0.98 is used.
 """
@@ -30,9 +28,9 @@ from wattcast.manage.plants import PlantTables
 from wattcast.manage.savings import student_t
 from wattcast.manage.search_problem import BOUND_PENALTY, ControllerTuning, Objective
 from wattcast.predictor import api
+from wattcast.predictor.timeline import MEMORY_KNEE
 from wattcast.workload.graph import Graph
 
-KNEE = 0.86  # of the top clock: below it the DRAM part of time follows the core clock
 HELD = 0.98  # share of its power limit that a card holds
 POINTS = 64  # clocks at which the curves are sampled, for the governor's clock between two levels
 ITERATIONS = 100
@@ -268,7 +266,7 @@ def estimate_card_behaviour(curves: ClockCurves, levels_hz: Array) -> tuple[Arra
     """
     core_s, rest_s = split_core_time(curves)
     stretch = curves.clock_hz[-1] / curves.clock_hz
-    slower = (core_s * stretch + rest_s * np.maximum(1.0, KNEE * stretch)) / (core_s * stretch + rest_s)
+    slower = (core_s * stretch + rest_s * np.maximum(1.0, MEMORY_KNEE * stretch)) / (core_s * stretch + rest_s)
     time_s = curves.time_s * slower
     power_w = curves.idle_w + (curves.power_w - curves.idle_w) / slower
     limit_w, held_hz = HELD * curves.limit_w, float(curves.clock_hz[-1])

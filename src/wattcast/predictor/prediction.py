@@ -30,10 +30,11 @@ from wattcast.predictor.pipeline import (
     analyse_graphs,
     detail_at_clock,
     kernel_activity,
+    total_at_clock,
     workload_activity,
 )
 from wattcast.predictor.prices import Prices
-from wattcast.predictor.timeline import Timeline
+from wattcast.predictor.timeline import MEMORY_KNEE, Timeline, slow_memory_path
 from wattcast.predictor.uncertainty import (
     PredictionInterval,
     Support,
@@ -322,7 +323,7 @@ def predict_timeline(timeline: Timeline, graph: Graph, gpu: Gpu, at: OperatingPo
         busy_s=_like(totals.busy_s, power_w),
         memory_byte=memory_byte,
         fits=None if memory_byte is None else bool(np.all(memory_byte <= np.asarray(gpu.memory.capacity_byte))),
-        assumptions=_assumptions(graph, timeline, settled, gpu, bundle),
+        assumptions=_assumptions(graph, timeline, settled, gpu, bundle, at, totals),
         status=bundle.status,
         provenance=bundle.provenance,
         basis=PredictionBasis(graph, timeline, totals, gpu, settled.at, bundle, ran if power_w.ndim == 0 else None),
@@ -339,12 +340,29 @@ def _plain(values: npt.NDArray[Any]) -> Any:
     return values.item() if values.ndim == 0 else values
 
 
+_NEGLIGIBLE_SLOWDOWN = 0.05
+
+
 def _assumptions(
-    graph: Graph, timeline: Timeline, settled: GovernedPoint, gpu: Gpu, bundle: Bundle
+    graph: Graph,
+    timeline: Timeline,
+    settled: GovernedPoint,
+    gpu: Gpu,
+    bundle: Bundle,
+    asked: OperatingPoint,
+    totals: WorkloadTotals,
 ) -> tuple[str, ...]:
     notes = [*graph.assumptions, *timeline.kernels.assumptions, *bundle.assumptions]
     if not settled.met.all():
         notes.append("the power limit cannot be met even at the lowest clock; that clock is given")
+    if asked.clock_hz is not None or asked.power_limit_w is not None:
+        slow_s = total_at_clock(slow_memory_path(timeline, gpu.clocks.max_hz), settled.at, bundle).latency_s
+        slower = float(np.max(slow_s / totals.latency_s)) - 1.0
+        if slower > _NEGLIGIBLE_SLOWDOWN:
+            notes.append(
+                f"clock: the way to device memory keeps up until L2 slows down; if it follows the clock below "
+                f"{MEMORY_KNEE:.0%} of the top clock, as on a GTX Titan X, latency is up to {slower:.0%} longer"
+            )
     if timeline.kernels.link_byte.any():
         node = gpu.node or node_of_gpu(gpu.name)
         notes.append(

