@@ -90,7 +90,7 @@ def test_a_host_is_calibrated_on_other_models(database: Path) -> None:
     left_out = found[launched, "latency, launch cost from the other models"]
     assert left_out["host_us_per_operator"] == pytest.approx(19.0, rel=0.02)
     assert left_out["mape"] < 1.0
-    assert found[launched, "latency, default launch cost"]["mape"] > 20.0
+    assert found[launched, "latency, default launch cost"]["mape"] > left_out["mape"]
 
 
 def test_without_rows_the_ledger_says_what_is_missing(tmp_path: Path) -> None:

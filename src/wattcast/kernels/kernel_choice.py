@@ -334,7 +334,7 @@ class KernelChooser:
 
 KernelChoice = Mapping[str, KernelChooser]  # by the name of the chooser, such as "half-unaligned"
 _MOST_VECTORS = 32.0  # rows for which a kernel without a tile is taken: 61 of the 62 in the H200 database have fewer
-_FEW_VECTORS, _VECTOR_WORK = 8.0, 3e8  # rows beyond which it is taken for little work alone, in multiplications
+_FEW_VECTORS, _VECTOR_WORK = 8.0, 4e7  # rows beyond which it is taken for little work alone, in multiplications
 TF32_CODE = 3.0  # of the format, among the columns that choosers see
 _LOG_TAPS = 5.0  # log2 of the taps of a filter that Hopper's kernels walk over
 _VOTES = 0.6  # of the trees against the score, where there are any: chosen on held-out folds

@@ -15,11 +15,12 @@ import numpy as np
 
 from wattcast.core.arrays import Array, as_sweep
 from wattcast.hardware import Gpu, OperatingPoint
-from wattcast.kernels import Kernels, lower_graph, lower_graphs
+from wattcast.kernels import Kernels, build_kernels, lower_graph, lower_graphs
 from wattcast.power.activity import Activity, ActivitySource
 from wattcast.power.power_model import interval_energy_j, mean_power_w, part_energy_j
 from wattcast.predictor.bundle.bundle_file import Bundle
-from wattcast.predictor.kernel_phases import build_timeline
+from wattcast.predictor.kernel_phases import blend_corrections, build_timeline
+from wattcast.predictor.learned_factors import LearnedFactors, compute_ideal_terms
 from wattcast.predictor.timeline import (
     Timeline,
     compute_busy_s,
@@ -30,7 +31,7 @@ from wattcast.predictor.timeline import (
 )
 from wattcast.workload.graph import Graph
 from wattcast.workload.model_options import SoftwareStack
-from wattcast.workload.operator_types import Collective
+from wattcast.workload.operator_types import Bmm, Collective, Linear
 
 BUSY_EVENT = "busy_sm_cycle"
 
@@ -139,10 +140,46 @@ def analyse_graphs(graphs: Sequence[Graph], gpu: Gpu, bundle: Bundle) -> list[Ti
 
 
 def analyse_kernels(kernels: Kernels, gpu: Gpu, bundle: Bundle) -> Timeline:
-    """Analyse kernels and return their clock-free timeline on this GPU."""
+    """Analyse kernels and return their clock-free timeline on this GPU.
+
+    A library may run a product of some rows as one of more, with rows to spare. So where several kinds of kernel are
+    likely, and the mean over them rises and falls with the rows, a product takes no longer than the next larger ones.
+    """
     l2_rate = bundle.reference.l2_byte_per_cycle
     timeline = build_timeline(kernels, gpu, bundle.corrections, bundle.launch, bundle.learned, l2_rate)
-    return timeline if bundle.waiting_sm == 1.0 else replace(timeline, waiting_sm=bundle.waiting_sm)
+    timeline = timeline if bundle.waiting_sm == 1.0 else replace(timeline, waiting_sm=bundle.waiting_sm)
+    blended = np.flatnonzero(kernels.work.units != np.rint(kernels.work.units)).tolist()
+    tokens = {
+        i: op.m
+        for i in blended
+        if isinstance(op := kernels.ops[i], (Linear, Bmm)) and not kernels.conditions[i].kernels
+    }
+    if not tokens or bundle.learned is None:
+        return timeline
+    rows = np.repeat(list(tokens), 2)
+    ops = tuple(replace(kernels.ops[i], m=more) for i, m in tokens.items() for more in _more_rows(m))  # type: ignore[call-arg]
+    padded = build_kernels(ops, [kernels.conditions[i] for i in rows], gpu, bundle.reference, ())
+    own_s, padded_s = (_reference_s(some, bundle, bundle.learned) for some in (kernels, padded))
+    factor = np.ones(len(kernels.ops))
+    factor[list(tokens)] = np.minimum(padded_s.reshape(-1, 2).min(axis=1) / own_s[list(tokens)], 1.0)
+    return timeline.scale_kernels(factor)
+
+
+def _reference_s(kernels: Kernels, bundle: Bundle, learned: LearnedFactors) -> Array:
+    """Return the seconds of each kernel on the reference chip at its top clock, ``(kernel,)``."""
+    blended = blend_corrections(kernels.work, bundle.corrections)
+    terms = compute_ideal_terms(kernels, bundle.reference)
+    return np.asarray(learned.factors(kernels, blended)[0] * terms.corrected(blended.T, bundle.reference.top_hz))
+
+
+def _more_rows(m: int) -> list[int]:
+    """Return the next two sizes above ``m`` among powers of two and one and a half times these.
+
+    >>> _more_rows(96), _more_rows(5)
+    ([128, 192], [6, 8])
+    """
+    power = 1 << m.bit_length()
+    return sorted(size for size in (3 * power // 4, power, 3 * power // 2) if size > m)[:2]
 
 
 def _in_its_model(graph: Graph, timeline: Timeline, gpu: Gpu, bundle: Bundle) -> Timeline:

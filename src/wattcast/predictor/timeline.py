@@ -112,6 +112,18 @@ class Timeline:
         seconds = extra_s if fixed.seconds is None else fixed.seconds + extra_s
         return replace(self, phases=(replace(fixed, seconds=seconds), *rest))
 
+    def scale_kernels(self, factor: Array) -> Timeline:
+        """Return this timeline with every phase of each kernel ``factor`` times as long."""
+        phases = (
+            replace(
+                phase,
+                cycles=None if phase.cycles is None else phase.cycles * factor,
+                seconds=None if phase.seconds is None else phase.seconds * factor,
+            )
+            for phase in self.phases
+        )
+        return replace(self, phases=tuple(phases))
+
     @cached_property
     def tensor_phases(self) -> tuple[KernelPhase, ...]:
         """The phases of the tensor rows alone, for the effective clock."""
