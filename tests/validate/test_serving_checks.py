@@ -10,7 +10,6 @@ from wattcast import hardware
 from wattcast.serving.host_times import fit_host_times, load_engine_records, load_host_times, pack_engine_folders
 from wattcast.validate.serving_checks import (
     compare_serving,
-    draw_serving_check,
     make_serving_rows,
     serving_rows,
 )
@@ -65,6 +64,7 @@ def test_packed_folder_reads_back(tmp_path: Path) -> None:
     step = '"kind": "prefill", "model": "m", "run": "r1", "held_out": false, "throttle": ["cap"], "flags": []'
     group = '{"prompt_tokens": 8, "prompt_context": 0, "device_median_s": 0.001}'
     (folder / "rows.jsonl").write_text(
+        '{"id": "m/failed", "kind": "failed", "model": "m", "rows": 0, "error": "ended with the budget"}\n'
         f'{{"id": "m/a", {step}, "groups": [{group}], "latency_s": 1}}\n'
         f'{{"id": "m/a", {step}, "groups": [{group}], "latency_s": 2.5}}\n'
         f'{{"id": "m/t", "kind": "traffic", "model": "m", "run": "r1", "ttft_s": {{"p50": 0.25}}}}\n'
@@ -78,8 +78,3 @@ def test_packed_folder_reads_back(tmp_path: Path) -> None:
     assert found.select_kind("traffic")[0]["ttft_s.p50"] == 0.25
     assert found.step_columns_of("m/t")["begin_s"].tolist() == [0.0, 1.0]
     assert len(found.requests_of("m/t")) == 1
-
-
-@pytest.mark.slow
-def test_figure_of_measured_and_simulated_runs(records) -> None:
-    assert len(draw_serving_check(records, hardware.load_gpu("h200")).axes) == 6

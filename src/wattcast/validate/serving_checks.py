@@ -10,17 +10,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from wattcast import hardware
-from wattcast.core.arrays import Array
 from wattcast.core.measured_rows import Plain
 from wattcast.fit.scoring import LedgerRow, make_absent_row, make_ledger_row
 from wattcast.hardware import Gpu
-from wattcast.report.figure_style import SERIES_COLOURS, add_caption, new_figure
 from wattcast.serving.arrivals import make_trace
 from wattcast.serving.engine_simulator import EngineSettings, predict_steady_step
 from wattcast.serving.host_times import REQUESTS_FILE, EngineRecords, load_engine_records
@@ -30,9 +28,6 @@ from wattcast.serving.step_costs import StepCosts, tabulate_step_costs
 from wattcast.workload.model_catalogue import ModelSpec
 from wattcast.workload.model_options import ModelOptions, SoftwareStack
 from wattcast.workload.readers.from_huggingface import convert_config
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 STEP_GOALS = {  # must, aim: percent
     "decode": {"latency": (3.5, 2.0), "power": (3.0, 2.0), "energy": (4.0, 2.5)},
@@ -84,23 +79,23 @@ def compare_serving(
         rows = [row for row in rows if COMPILED not in (row["flags"] or "")]
         if model in told_apart:
             rows = [row for row in rows if row["normal_weights"]]
-        kept = [row for row in rows if held_out is None or _is_held_out(row) == held_out]
+        kept = [row for row in rows if held_out is None or is_held_out(row) == held_out]
         if (models is not None and model not in models) or not kept:
             continue
-        costs = _tabulate_engine(engine, gpu)
+        costs = tabulate_engine(engine, gpu)
         settings = EngineSettings(int(engine["max_batched_tokens"]), int(engine["max_seqs"]))
         for row in kept:
             compare = _compare_traffic if row["kind"] == "traffic" else _compare_step
             values = compare(row, records, costs, settings)
-            found.append(ServingComparison(row["id"], model, row["kind"], _is_held_out(row), values))
+            found.append(ServingComparison(row["id"], model, row["kind"], is_held_out(row), values))
     return found
 
 
-def _is_held_out(row: Plain) -> bool:
+def is_held_out(row: Plain) -> bool:
     return bool(row["held_out"] or row.get("held_out_load"))
 
 
-def _tabulate_engine(engine: Plain, gpu: Gpu) -> StepCosts:
+def tabulate_engine(engine: Plain, gpu: Gpu) -> StepCosts:
     """Tabulate the engine as it was started: number format, limits, longest context."""
     options = ModelOptions.from_names(
         stack=SoftwareStack.ENGINE,
@@ -149,7 +144,7 @@ def _compare_traffic(
     row: Plain, records: EngineRecords, costs: StepCosts, settings: EngineSettings
 ) -> dict[str, tuple[float, float]]:
     """Serve the requests that were measured, at the moments they arrived."""
-    result = _serve_again(row, records, costs, settings)
+    result = serve_again(row, records, costs, settings)
     ttft_s, tpot_s = percentiles(result.ttft_s), percentiles(result.tpot_s)
     return {
         "TPOT p50": (row["tpot_s.p50"], tpot_s["p50"]),
@@ -162,54 +157,12 @@ def _compare_traffic(
     }
 
 
-def _serve_again(row: Plain, records: EngineRecords, costs: StepCosts, settings: EngineSettings) -> ServingResult:
+def serve_again(row: Plain, records: EngineRecords, costs: StepCosts, settings: EngineSettings) -> ServingResult:
     requests = records.requests_of(row["id"])
     arrival_s, prompt, output = (
         [request[name] for request in requests] for name in ("arrival_s", "prompt_tokens", "output_tokens")
     )
     return serve_trace(make_trace(arrival_s, prompt, output, name=row["id"]), costs, settings)
-
-
-def draw_serving_check(records: EngineRecords, gpu: Gpu) -> Figure:
-    """Draw times to first token and per output token of every traffic run: measured dots, simulated lines."""
-    runs = records.select_kind("traffic")
-    models = list(dict.fromkeys(row["model"] for row in runs))
-    engines = {row["model"]: row for row in records.select_kind("engine")}
-    figure = new_figure(4.0 * len(models), 7.0)
-    panels = figure.subplots(2, len(models), squeeze=False)
-    share = np.linspace(2.0, 99.0, 25)
-    for place, model in enumerate(models):
-        costs = _tabulate_engine(engines[model], gpu)
-        settings = EngineSettings(int(engines[model]["max_batched_tokens"]), int(engines[model]["max_seqs"]))
-        same = sorted((row for row in runs if row["model"] == model), key=lambda row: float(row["load"]))
-        for row, colour in zip(same, SERIES_COLOURS, strict=False):
-            result = _serve_again(row, records, costs, settings)
-            for axes, simulated, measured in zip(
-                panels[:, place], (result.ttft_s, result.tpot_s), _measured_times(records, row), strict=True
-            ):
-                label = f"load {row['load']:g}" + (", held out" if _is_held_out(row) else "")
-                axes.plot(np.nanpercentile(simulated, share) * 1e3, share, color=colour, label=label)
-                axes.plot(np.percentile(measured, share) * 1e3, share, "o", ms=3, color=colour)
-        for axes, text in zip(
-            panels[:, place], ("Time to first token (ms)", "Time per output token (ms)"), strict=True
-        ):
-            axes.set_xscale("log")
-            axes.xaxis.set_minor_formatter("")
-            axes.set_xlabel(text)
-            axes.set_ylabel("Requests (%)")
-        panels[0, place].set_title(model)
-        panels[0, place].legend(frameon=False, fontsize=8)
-    note = "dots measured: vLLM 0.25.1 on an H200, database/h200/engine_requests.parquet; lines simulated"
-    return add_caption(figure, note)
-
-
-def _measured_times(records: EngineRecords, row: Plain) -> tuple[Array, Array]:
-    requests = [request for request in records.requests_of(row["id"]) if request["finished"]]
-    arrival, first, last, made = (
-        np.array([request[name] for request in requests], dtype=np.float64)
-        for name in ("arrival_s", "first_token_s", "last_token_s", "made_tokens")
-    )
-    return first - arrival, ((last - first) / np.maximum(made - 1, 1))[made > 1]
 
 
 def serving_rows(gpu: str, database: str | Path | None = None) -> list[LedgerRow]:

@@ -1,0 +1,68 @@
+"""Draw docs/images/serving-traffic.png: measured and simulated times of requests of four dense models.
+
+python studies/serving_figure.py docs/images/serving-traffic.png
+"""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from wattcast import hardware
+from wattcast.core.arrays import Array
+from wattcast.core.measured_rows import Plain
+from wattcast.hardware import Gpu
+from wattcast.report.figure_style import SERIES_COLOURS, add_caption, new_figure
+from wattcast.serving.engine_simulator import EngineSettings
+from wattcast.serving.host_times import EngineRecords, load_engine_records
+from wattcast.validate.serving_checks import is_held_out, serve_again, tabulate_engine
+
+MODELS = ("llama-3.1-8b", "qwen2.5-7b", "gemma-3-12b", "qwen2.5-14b-fp8")
+
+
+def draw_serving_check(records: EngineRecords, gpu: Gpu) -> Figure:
+    """Draw times to first token and per output token of every traffic run: measured dots, simulated lines."""
+    runs = [row for row in records.select_kind("traffic") if row["model"] in MODELS]
+    models = list(dict.fromkeys(row["model"] for row in runs))
+    engines = {row["model"]: row for row in records.select_kind("engine")}
+    figure = new_figure(4.0 * len(models), 7.0)
+    panels = figure.subplots(2, len(models), squeeze=False)
+    share = np.linspace(2.0, 99.0, 25)
+    for place, model in enumerate(models):
+        costs = tabulate_engine(engines[model], gpu)
+        settings = EngineSettings(int(engines[model]["max_batched_tokens"]), int(engines[model]["max_seqs"]))
+        same = sorted((row for row in runs if row["model"] == model), key=lambda row: float(row["load"]))
+        for row, colour in zip(same, SERIES_COLOURS, strict=False):
+            result = serve_again(row, records, costs, settings)
+            for axes, simulated, measured in zip(
+                panels[:, place], (result.ttft_s, result.tpot_s), _measured_times(records, row), strict=True
+            ):
+                label = f"load {row['load']:g}" + (", held out" if is_held_out(row) else "")
+                axes.plot(np.nanpercentile(simulated, share) * 1e3, share, color=colour, label=label)
+                axes.plot(np.percentile(measured, share) * 1e3, share, "o", ms=3, color=colour)
+        for axes, text in zip(
+            panels[:, place], ("Time to first token (ms)", "Time per output token (ms)"), strict=True
+        ):
+            axes.set_xscale("log")
+            axes.xaxis.set_minor_formatter("")
+            axes.set_xlabel(text)
+            axes.set_ylabel("Requests (%)")
+        panels[0, place].set_title(model)
+        panels[0, place].legend(frameon=False, fontsize=8)
+    note = "dots measured: vLLM 0.25.1 on an H200, database/h200/engine_requests.parquet; lines simulated"
+    return add_caption(figure, note)
+
+
+def _measured_times(records: EngineRecords, row: Plain) -> tuple[Array, Array]:
+    requests = [request for request in records.requests_of(row["id"]) if request["finished"]]
+    arrival, first, last, made = (
+        np.array([request[name] for request in requests], dtype=np.float64)
+        for name in ("arrival_s", "first_token_s", "last_token_s", "made_tokens")
+    )
+    return first - arrival, ((last - first) / np.maximum(made - 1, 1))[made > 1]
+
+
+if __name__ == "__main__":
+    draw_serving_check(load_engine_records("h200"), hardware.load_gpu("h200")).savefig(sys.argv[1], dpi=100)
