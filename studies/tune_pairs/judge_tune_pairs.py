@@ -15,11 +15,17 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any
 
+import numpy as np
+
 from measure_tune_pairs import HERE, ProgramVersion, read_versions
 from wattcast import hardware
 from wattcast.core.measured_rows import read_lines
+from wattcast.counter_models.profiler_counters import read_ncu, read_ncu_metrics
+from wattcast.hardware import OperatingPoint
 from wattcast.microbench.microbench_results import MicroRow, read_shipped_results
 from wattcast.microbench.tuning import MOST_WARPS, WARPS, KernelProfile, TuningAdvice, TuningReport, tune_export
+from wattcast.power.activity import Activity, ActivitySource
+from wattcast.power.saved_models import load_saved_model
 
 NO_CHANGE = 0.03  # a change of time below this counts as none
 ALIAS = {"shared memory": "caching"}  # `tune` names both ways of keeping data near by one word
@@ -102,6 +108,28 @@ def judge_pairs(
     return pairs, firsts, reports
 
 
+def judge_power(use: str) -> list[dict[str, Any]]:
+    """Return the watts of every program of one kernel, measured and by the counter model that ships for the H200."""
+    which = "second" if use.startswith("second") else "first"
+    model = load_saved_model(Path("h200")).model
+    profiles = HERE / "h200" / f"{which}_profiles.csv"
+    names, activity = read_ncu(profiles, float(hardware.load_gpu("h200").sm_count))
+    blocks = read_ncu_metrics(profiles)[1]["launch__grid_size"]
+    rows = {str(r["id"]): r for r in read_lines(HERE / "h200" / f"{which}_rows.jsonl")}
+    found = []
+    for version in (v for v in read_versions() if v.id in rows and len(v.kernels) == 1):
+        same = [i for i, name in enumerate(names) if name == version.kernels[0] and blocks[i] == version.blocks]
+        if not same:
+            continue
+        counts = np.array([[activity.event_values(e)[same[-1]] for e in model.required_events]])
+        row = rows[version.id]
+        at = OperatingPoint(clock_hz=row["sm_clock_hz"], memory_clock_hz=3201e6)
+        seconds = np.array([row["sustained_s"]])
+        power = model.power(Activity(seconds, counts, model.required_events, at, ActivitySource.PROFILED))
+        found.append({"id": version.id, "measured_w": row["power_w"], "predicted_w": float(power.total_w[0])})
+    return found
+
+
 def show_profile(profile: KernelProfile, advice: list[TuningAdvice]) -> None:
     """Print a kernel's units and all advice, for mending."""
     shares = {unit: round(w.seconds / profile.time_s, 2) for unit, w in profile.work.items()}
@@ -119,7 +147,16 @@ def main() -> None:
     parser.add_argument("--use", default="held-out", choices=["mending", "held-out", "second held-out"])
     parser.add_argument("--gpu", default="h200")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--power", action="store_true", help="watts by the counter model instead")
     options = parser.parse_args()
+    if options.power:
+        watts = judge_power(options.use)
+        for row in watts:
+            print(f"{row['id']:44} {row['measured_w']:6.0f} {row['predicted_w']:6.0f} W")
+        off = np.array([row["predicted_w"] / row["measured_w"] - 1.0 for row in watts])
+        size = np.abs(off)
+        print(f"{len(watts)} kernels: {size.mean():.1%} off, bias {off.mean():+.1%}, worst {size.max():.1%}")
+        return
     pairs, firsts, reports = judge_pairs(options.use, options.gpu, options.rows, options.profiles)
     if options.json:
         print(json.dumps({"pairs": pairs, "first_advice": firsts}, indent=1))

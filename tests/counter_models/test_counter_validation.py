@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -123,17 +125,56 @@ def test_every_model_that_ships_loads_by_its_name(name: str) -> None:
     assert saved.provenance.source
 
 
-def test_measure_run_takes_the_shipped_model_by_name(fit: RailsFit, tmp_path: Path) -> None:
+@pytest.fixture
+def counted(fit: RailsFit, tmp_path: Path) -> Path:
+    """An export of ncu with one kernel of a microsecond and a thousand of everything."""
     names = list_ncu_metrics(fit.model.required_events)
     book = tmp_path / "kernels.csv"
     head = ["ID", "Kernel Name", "Grid Size", "Block Size", *names]
     units = ["", "", "", "", *("nsecond" if name.startswith("gpu__time") else "" for name in names)]
     row = ["0", "k", "(8, 1, 1)", "(256, 1, 1)", *("1000" for _ in names)]
     book.write_text("\n".join(",".join(f'"{cell}"' for cell in line) for line in (head, units, row)) + "\n")
-    prepared = prepare_estimate(Path("h200"), book, tmp_path / "trace.json", None, ["true"])
+    return book
+
+
+def test_measure_run_takes_the_shipped_model_by_name(fit: RailsFit, counted: Path, tmp_path: Path) -> None:
+    prepared = prepare_estimate(Path("h200"), counted, tmp_path / "trace.json", None, ["true"])
     assert prepared.saved.name == "h200"
     (counts,) = prepared.book.count.values()
     assert set(fit.model.required_events) <= set(counts)
+
+
+def test_a_run_that_is_over_is_estimated_from_files(counted: Path, tmp_path: Path) -> None:
+    """Two launches of Nsight Systems, one of a kernel nobody counted; the same as a trace of PyTorch."""
+    path = tmp_path / "run.sqlite"
+    with closing(sqlite3.connect(path)) as base:
+        base.execute("CREATE TABLE StringIds (id INTEGER PRIMARY KEY, value TEXT NOT NULL)")
+        columns = ", ".join(f"{side}{axis} INT" for side in ("grid", "block") for axis in "XYZ")
+        base.execute(f"CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start INT, end INT, demangledName INT, {columns})")
+        base.executemany("INSERT INTO StringIds VALUES (?, ?)", [(1, "k"), (2, "void other(int)")])
+        rows = [(5000, 6000, 1, 8, 1, 1, 256, 1, 1), (7000, 7500, 2, 8, 1, 1, 256, 1, 1)]
+        base.executemany(f"INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES ({', '.join('?' * 9)})", rows)
+        base.commit()
+    argv = ("lab", "estimate", "--model", "h200", "--counters", str(counted), "--memory-clock", "3201MHz")
+    code, out = run(*argv, str(path), "--json")
+    assert code == 0
+    said = json.loads(out)
+    assert said["clock_hz"] == pytest.approx(1e9)  # a thousand cycles in a microsecond
+    assert [kernel["kernel"] for kernel in said["without_counters"]] == ["other"]
+    assert said["known_share"] == pytest.approx(0.8)
+    place = {"grid": [8, 1, 1], "block": [256, 1, 1]}
+    kernels = [("k", 5.0, 1.0), ("void other(int)", 7.0, 0.5)]
+    events = [{"ph": "X", "cat": "kernel", "name": n, "ts": t, "dur": d, "args": place} for n, t, d in kernels]
+    (tmp_path / "trace.json").write_text(json.dumps({"traceEvents": events}))
+    assert json.loads(run(*argv, str(tmp_path / "trace.json"), "--json")[1])["power_w"] == pytest.approx(
+        said["power_w"]
+    )
+    code, out = run(*argv, str(path), "--clock", "1980MHz")
+    assert code == 0
+    assert "1 kernels have no counters" in out
+    path.write_bytes(path.read_bytes()[:600])
+    assert run(*argv, str(path))[0] == 2
+    assert run(*argv[:-4], "--counters", str(tmp_path / "none.ncu-rep"), str(path))[0] == 2
 
 
 def test_table_and_fit_as_commands(tmp_path: Path, fit: RailsFit) -> None:

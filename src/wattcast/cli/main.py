@@ -36,6 +36,7 @@ LAB = {
     "multimedia": ("microbench_commands", "multimedia"),
     "kernels": ("measure_commands", "kernels"),
     "counters": ("measure_commands", "counters"),
+    "estimate": ("measure_commands", "estimate"),
     "pack": ("measure_commands", "pack"),
     "summary": ("measure_commands", "summary"),
     "sensitivity": ("fit_commands", "fit_sensitivity"),

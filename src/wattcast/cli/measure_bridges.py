@@ -23,6 +23,7 @@ from wattcast.counter_models.launch_power import (
     LaunchLog,
     PowerEstimate,
     estimate_launch_power,
+    find_clock_hz,
     read_counter_book,
     read_launches,
 )
@@ -87,8 +88,8 @@ class LaunchEstimate:
         return plain
 
     @property
-    def sentence(self) -> str:
-        """Say the result in one sentence."""
+    def summary(self) -> str:
+        """Say what the model gives, and for which kernels there are no counters."""
         plain = self.plain()
         text = f"model: mean {show(self.estimate.mean_w, 'W')} over {show(plain['traced_s'], 's')} of kernel launches"
         missing = plain["without_counters"]
@@ -97,6 +98,12 @@ class LaunchEstimate:
                 f"; {len(missing)} kernels have no counters ({100 * (1 - plain['known_share']):.0f} % of the time), "
                 f"the first: {missing[0]['kernel'][:60]} grid {missing[0]['grid']} block {missing[0]['block']}"
             )
+        return text
+
+    @property
+    def sentence(self) -> str:
+        """Say the result beside the measurement in one sentence."""
+        text = self.summary
         if self.same_stretch is None:
             return text + "; the trace does not say when it was taken, so it cannot be set beside the measurement."
         if self.same_stretch.power_w is None:
@@ -124,9 +131,23 @@ def prepare_estimate(
     if gpu is not None:
         sm_count = float(load_gpu(gpu).sm_count)
     saved = load_saved_model(model)
-    if not counters.exists() and counters.suffix != ".json":
+    if command and not counters.exists() and counters.suffix != ".json":
         make_collect_command(command, counters, list_ncu_metrics(saved.model.required_events))
     return PreparedEstimate(saved, read_counter_book(counters, sm_count), trace)
+
+
+def estimate_offline(
+    model: Path, counters: Path, trace: Path, gpu: str | None, clock_hz: float | None, memory_clock_hz: float | None
+) -> tuple[LaunchEstimate, float]:
+    """Estimate the power of a run from files alone; return it and the clock, by default that of counted cycles."""
+    ready = prepare_estimate(model, counters, trace, gpu, [])
+    log = read_launches(trace)
+    found_hz = clock_hz or find_clock_hz(log.launches, ready.book)
+    if found_hz is None:
+        raise bad_value("--clock", "the core clock of the run", "none", "The counters hold no cycles of its kernels.")
+    launches = [_from_zero(launch, log.span_s[0]) for launch in log.launches]
+    at = OperatingPoint(clock_hz=found_hz, memory_clock_hz=memory_clock_hz)
+    return LaunchEstimate(estimate_launch_power(launches, ready.book, ready.saved.model, at), None, None), found_hz
 
 
 def estimate_power(prepared: PreparedEstimate, run: MeasuredRun) -> LaunchEstimate:

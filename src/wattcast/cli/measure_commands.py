@@ -172,6 +172,34 @@ def _predicted(against: str, gpu: str | None, options: dict[str, Any]) -> dict[s
     return found
 
 
+def estimate(
+    ctx: typer.Context,
+    launches: Annotated[Path, typer.Argument(help="Trace of PyTorch's profiler, or of nsys export --type sqlite.")],
+    model: Annotated[Path, typer.Option(help="Power model of `lab fit counters --out`, or h200 or tegra-k1.")],
+    counters: Annotated[Path, typer.Option(help="Counters of its kernels: a book (.json), ncu's .csv or .ncu-rep.")],
+    clock: Annotated[
+        str | None, typer.Option(help="Core clock; default: counted cycles over the trace's time.")
+    ] = None,
+    memory_clock: Annotated[str | None, typer.Option(help="Memory clock, where the model needs it.")] = None,
+    gpu: Annotated[str | None, typer.Option(help="The device, for models that need its number of SMs.")] = None,
+    json: Json = False,
+) -> None:
+    """Watts of a run that is over: its kernel launches, and counters of each kernel collected once.
+
+    Example: wattcast lab estimate run.sqlite --model h200 --counters kernels.ncu-rep --memory-clock 3201MHz
+    """
+    from wattcast.cli.measure_bridges import estimate_offline
+    from wattcast.core.units import parse, show
+
+    clocks = [parse(c, "Hz", n) if c else None for c, n in ((clock, "--clock"), (memory_clock, "--memory-clock"))]
+    found, clock_hz = estimate_offline(model, counters, launches, gpu, clocks[0], clocks[1])
+    if json:
+        ctx.obj.json(found.plain() | {"clock_hz": clock_hz})
+        return
+    parts = ", ".join(f"{name} {show(watts, 'W')}" for name, watts in found.plain()["part_w"].items() if watts)
+    ctx.obj.stdout.write(f"{found.summary}, at {show(clock_hz, 'Hz')}: {parts}\n")
+
+
 @takes_verb_options(measure_verbs.kernels)
 def kernels(
     ctx: typer.Context,

@@ -8,7 +8,9 @@ Changes with a kernel's arguments alone are not seen.
 from __future__ import annotations
 
 import re
+import sqlite3
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -226,7 +228,12 @@ class _LaunchTrace(msgspec.Struct):
 
 
 def read_launches(path: Path) -> LaunchLog:
-    """Read the kernels of a profiler trace; copies and fills have no counters and are left out."""
+    """Read the kernels of a trace of PyTorch's profiler, or of ``nsys export --type sqlite``.
+
+    Copies and fills have no counters and are left out.
+    """
+    if path.is_file() and path.read_bytes()[:15] == b"SQLite format 3":
+        return _read_nsys_launches(path)
     data = gunzip_bytes(read_bytes(path, MAX_LAUNCH_TRACE_BYTE), path.name, MAX_LAUNCH_TRACE_BYTE)
     trace = decode_json(data, _LaunchTrace, path.name)
     kernels = [e for e in trace.traceEvents if e.ph == "X" and e.cat == "kernel" and e.dur > 0]
@@ -246,8 +253,32 @@ def read_launches(path: Path) -> LaunchLog:
     return LaunchLog(tuple(launches), epoch_s)
 
 
+NSYS_KERNELS = """SELECT s.value, k.gridX, k.gridY, k.gridZ, k.blockX, k.blockY, k.blockZ, k.start, k.end
+FROM CUPTI_ACTIVITY_KIND_KERNEL k JOIN StringIds s ON s.id = k.demangledName WHERE k.end > k.start ORDER BY k.start"""
+
+
+def _read_nsys_launches(path: Path) -> LaunchLog:
+    """Read the kernels of an Nsight Systems database; its times count from the begin of the session."""
+    try:
+        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as base:
+            rows = base.execute(NSYS_KERNELS).fetchall()
+    except sqlite3.Error as error:
+        raise bad_value(path.name, "kernels (nsys profile --trace cuda, nsys export --type sqlite)", error) from None
+    if not rows:
+        raise bad_value(path.name, "kernels", "none", "Profile with nsys profile --trace cuda.")
+    keyed = ((make_launch_key(name, shape[:3], shape[3:6]), *shape[6:]) for name, *shape in rows)
+    return LaunchLog(tuple(KernelLaunch(key, 1e-9 * start, 1e-9 * (end - start)) for key, start, end in keyed), None)
+
+
+def find_clock_hz(launches: Sequence[KernelLaunch], book: CounterBook) -> float | None:
+    """Return the clock at which timed launches take as long as their counted cycles."""
+    timed = [(book.count.get(x.key, {}).get(CYCLE_EVENT), x.duration_s) for x in launches]
+    known = [(cycles, length_s) for cycles, length_s in timed if cycles and length_s]
+    return sum(c for c, _ in known) / sum(s for _, s in known) if known else None
+
+
 def read_counter_book(path: Path, sm_count: float | None = None) -> CounterBook:
-    """Read a counter book (JSON) or an export of ``ncu --csv``."""
+    """Read a counter book (JSON), an export of ``ncu --csv``, or a report of ncu (``.ncu-rep``)."""
     if path.suffix == ".json":
         book = load_counter_book(path)  # traces do not hold dynamic shared memory
         keys = {key: LaunchKey(plain_kernel_name(key.kernel), key.grid, key.block) for key in book.count}
@@ -262,7 +293,7 @@ def read_counter_book(path: Path, sm_count: float | None = None) -> CounterBook:
     return book
 
 
-def make_launch_key(kernel: str, grid: tuple[int, ...], block: tuple[int, ...]) -> LaunchKey:
+def make_launch_key(kernel: str, grid: Sequence[int], block: Sequence[int]) -> LaunchKey:
     """Return the key of a launch, whatever tool named its kernel."""
     return LaunchKey(plain_kernel_name(kernel), (grid[0], grid[1], grid[2]), (block[0], block[1], block[2]))
 

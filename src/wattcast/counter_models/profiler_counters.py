@@ -16,6 +16,7 @@ import csv
 import io
 import math
 import re
+import subprocess
 from collections.abc import Collection, Mapping
 from functools import cache
 from importlib.resources import files
@@ -29,6 +30,7 @@ from wattcast.core.errors import BadInput, bad_value, clip_text, nearest_names
 from wattcast.core.measured_rows import COUNTERS_FILE, Plain, read_lines, read_table
 from wattcast.core.strict_files import read_bytes
 from wattcast.hardware import OperatingPoint
+from wattcast.measure.campaigns.nsight_counters import find_ncu
 from wattcast.power.activity import Activity, ActivitySource
 from wattcast.predictor.bundle.bundle_file import shipped_bundle
 
@@ -169,7 +171,9 @@ def read_ncu_metrics(path: Path) -> tuple[tuple[str, ...], dict[str, Array]]:
 
 
 def _ncu_metrics(path: Path) -> tuple[tuple[ConfiguredKernel, ...], dict[str, Array]]:
-    text = read_bytes(path, _MAX_BYTE).decode("utf-8", "replace")
+    text = (_import_report(path) if path.suffix == ".ncu-rep" else read_bytes(path, _MAX_BYTE)).decode(
+        "utf-8", "replace"
+    )
     start = next((i for i, line in enumerate(text.splitlines()) if line.lstrip('"').startswith("ID")), None)
     if start is None:
         raise bad_value(path.name, 'a CSV with a header that starts with "ID" (ncu --csv)', clip_text(text[:60]))
@@ -195,6 +199,18 @@ def _ncu_metrics(path: Path) -> tuple[tuple[ConfiguredKernel, ...], dict[str, Ar
             values.setdefault(name, {})[kernel] = _read_value(cell, unit, f"{where}: {name}")
     whole = {n: v for n, v in values.items() if len(v) == len(kernels)}  # a metric that a kernel lacks is not used
     return tuple(kernels.values()), {n: np.array([v[k] for k in kernels]) for n, v in whole.items()}
+
+
+def _import_report(path: Path) -> bytes:
+    """Return a report of Nsight Compute as CSV; the file itself is readable by ncu alone."""
+    read_bytes(path, _MAX_BYTE)  # a missing or too large file is said first
+    command = [find_ncu(), "--import", str(path), "--csv", "--page", "raw", "--print-units", "base"]
+    ended = subprocess.run(command, capture_output=True, timeout=600.0, check=False)
+    if ended.returncode != 0:
+        raise bad_value(
+            path.name, "a report that ncu --import reads", clip_text(ended.stdout.decode(errors="replace"), 200)
+        )
+    return ended.stdout
 
 
 def _read_configuration(header: list[str], row: list[str]) -> ConfiguredKernel:
