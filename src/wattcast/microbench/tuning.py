@@ -134,9 +134,9 @@ def list_usable_units(
     """List units whose counts the profile has and whose rate was measured."""
     by_name, found = keep_first_rounds(results), {}
     for unit, (bench, names, each) in UNITS.items():
-        instead = INSTEAD.get(unit)
-        if instead is not None and not is_sound(by_name.get(bench)):
-            bench, each = instead
+        fault = find_fault(by_name[bench]) if bench in by_name else None
+        if unit in INSTEAD and (bench not in by_name or (fault is not None and fault.kind == "wrong")):
+            bench, each = INSTEAD[unit]
         if unit == "l2" and not all(name in metrics for name in names):
             names = L2_ITSELF
         if unit == "l1" and WAVEFRONTS not in metrics:
@@ -217,30 +217,22 @@ def mean_access_byte(values: Mapping[str, float]) -> float | None:
 def access_ratio(values: Mapping[str, float], results: Sequence[MicroRow]) -> tuple[float, float]:
     """Return time and energy of a DRAM byte at the kernel's mean access size over those at 16 bytes a thread."""
     mean = mean_access_byte(values)
-    points = [r for r in find_curve(results, "access") if r.operation_s and r.operation_above_idle_j]
-    if mean is None or len(points) < 2:
-        return 1.0, 1.0
-    x = [r.at for r in points]
-    each = ([getattr(r, field) / r.at for r in points] for field in ("operation_s", "operation_above_idle_j"))
-    found = [float(np.interp(mean, x, y) / np.interp(16.0, x, y)) for y in each]
-    return max(found[0], 1.0), max(found[1], 1.0)
+    found = curve_ratio(results, "access", 16.0, mean, by_byte=True) if mean is not None else None
+    return (max(found[0], 1.0), max(found[1], 1.0)) if found else (1.0, 1.0)
 
 
-def curve_ratio(results: Sequence[MicroRow], name: str, at: float, best: float) -> tuple[float, float] | None:
-    """Return time and energy of an operation at ``best`` over those at ``at`` on a curve, linear between points."""
+def curve_ratio(
+    results: Sequence[MicroRow], name: str, at: float, best: float, by_byte: bool = False
+) -> tuple[float, float] | None:
+    """Return time and energy of an operation, or of a byte, at ``best`` over those at ``at`` on a curve."""
     points = [r for r in find_curve(results, name) if r.operation_s and r.operation_above_idle_j]
     if len(points) < 2:
         return None
-    x = [p.at for p in points]
-    time, energy = ([getattr(p, field) for p in points] for field in ("operation_s", "operation_above_idle_j"))
+    x, each = [p.at for p in points], [p.at if by_byte else 1.0 for p in points]
+    time = [(p.operation_s or 0.0) / n for p, n in zip(points, each, strict=True)]
+    energy = [(p.operation_above_idle_j or 0.0) / n for p, n in zip(points, each, strict=True)]
     found = [float(np.interp(best, x, y) / np.interp(at, x, y)) for y in (time, energy)]
     return found[0], found[1]
-
-
-def is_sound(result: MicroRow | None) -> bool:
-    """Return whether a benchmark was measured by a kernel that does what its name says."""
-    fault = find_fault(result) if result is not None else None
-    return result is not None and (fault is None or fault.kind != "wrong")
 
 
 def has_rate(result: MicroRow | None) -> bool:
@@ -398,9 +390,9 @@ def _judge_conflicts(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChang
     if each is None or ratio is None:
         return None
     # passes already count the conflicts: without them only the first pass of each access is left
-    extra = p.metrics[EXTRA_PASSES] / p.metrics.get(WAVEFRONTS, p.metrics[PASSES])
-    shared = p.metrics[PASSES] / p.metrics.get(WAVEFRONTS, p.metrics[PASSES])
-    factor = {"l1": (1.0 - extra, 1.0 - shared * (1.0 - ratio[1]))}
+    passes = p.metrics.get(WAVEFRONTS, p.metrics[PASSES])
+    energy = 1.0 - p.metrics[PASSES] / passes * (1.0 - ratio[1])
+    factor = {"l1": (1.0 - p.metrics[EXTRA_PASSES] / passes, energy)}
     return CodeChange("bank conflicts", f"{each:.1f} conflicts an access of shared memory", factor)
 
 
