@@ -360,9 +360,14 @@ def measure_memory(work: MicrobatchWork, recipe: TrainingRecipe, strategy: Train
         here = [s for s in work.sections if stage or s.label != "head" or strategy.pp == 1]
         passing = max(max(s.peak_byte - s.saved_byte, s.input_byte) for s in here)  # saved bytes are counted already
         gathered = 2 * largest_weight * recipe.dtype.byte if of_weight > 1 else 0.0
+        gradient_byte = trained * recipe.gradient_byte / of_gradient
+        plain = recipe.gradient_byte == recipe.dtype.byte and strategy.recompute is Recompute.NONE
+        if strategy.accumulation == 1 and plain:
+            gradient_byte = max(gradient_byte - kept, 0.0)  # gradients come as activations go
+        stored_byte = recipe.dtype.byte + (2 if recipe.precision == "fp8" else 0)  # in fp8 as well, in both orders
         found = TrainingMemory(
-            weight_byte=trained * recipe.dtype.byte / of_weight + frozen * recipe.base_bits / 8 / of_weight,
-            gradient_byte=trained * recipe.gradient_byte / of_gradient,
+            weight_byte=trained * stored_byte / of_weight + frozen * recipe.base_bits / 8 / of_weight,
+            gradient_byte=gradient_byte,
             optimiser_byte=trained * recipe.state_byte / of_state,
             activation_byte=kept + (again if strategy.recompute is not Recompute.NONE else 0),
             passing_byte=passing + gathered,

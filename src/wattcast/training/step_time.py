@@ -36,10 +36,13 @@ from wattcast.workload.tracing.program import optimiser_block
 OVERLAP = 0.9  # of compute time that an exchange beside it can use: the first and the last bucket wait
 COMPUTE_SLOWED = 0.15  # compute slows by this share while an exchange runs: NCCL takes 16 to 24 of 132 SMs
 PERSISTENT_SLOWED = 0.5  # the same where products keep all SMs from start to end, as on Hopper: one wave becomes two
-EXPERT_OVERLAP = 0.5  # of exchanges between expert-parallel GPUs hidden behind other work
+EXPERT_OVERLAP = 0.2  # of exchanges between expert-parallel GPUs hidden behind other work
 EXPERT_HOST_S = 8e-3  # to launch a layer of experts, forward and backward, without CUDA graphs
 TENSOR_OVERLAP = 0.3  # of exchanges between tensor-parallel GPUs hidden behind the products around them
 
+# Time of attention on Blackwell over its forecast: cuDNN 9.13 reaches some 1240 TFLOP/s of bf16 on a B200, 1.3 times
+# less than FlashAttention-4's 1613 [Zadouri2026]; the forecast from Hopper's kernels has 750 to 880.
+BLACKWELL_ATTENTION = 0.65
 CLOCK_SHARES = np.linspace(0.4, 1.0, 13)  # of the top clock, between which a step is interpolated
 
 
@@ -136,6 +139,7 @@ def cost_microbatches(
             graphs += [
                 Graph(section.label, (Block(ops, section.repeat),)) for ops in _section_operators(section, recipe)
             ]
+    slower = recipe.attention_slowdown * (BLACKWELL_ATTENTION if gpu.architecture == "blackwell" else 1.0)
     if recipe.graphs:
         bundle = replace(bundle, launch=replace(bundle.launch, host_s_per_operator=0.0))
     found = iter(predict_graphs(graphs, gpu, sweep_clocks(gpu, at), bundle))
@@ -146,7 +150,7 @@ def cost_microbatches(
         for section in work.sections:
             here = [next(found) for _ in _section_operators(section, recipe)]
             taken += here[:2]
-            each = [_cost_pass(p, recipe.attention_slowdown) / section.repeat for p in here]
+            each = [_cost_pass(p, slower) / section.repeat for p in here]
             sections.append(SectionCost(each[0], each[1], each[2], each[3], (each[4], each[5])))
         costs.append(MicrobatchCost(work, tuple(sections), tuple(taken)))
     return costs

@@ -36,6 +36,7 @@ GPUS = {
     "B200-SXM": "b200",
     "B300-SXM": "b300",
     "GB200": "gb200",
+    "GB300": "b300",
     "L40S": "l40s",
     "RTX-4090": "rtx-4090",
     "RTX-A6000": "rtx-a6000",
@@ -112,6 +113,8 @@ def predict_training_row(row: dict[str, str]) -> TrainingResult:
     pair = re.search(r"(\d+) / (\d+) Gbps network", row["notes"])  # of a node of A100, of H100
     if roce:
         network = f"{int(roce[1]) * int(roce[2]) / 8 / 8}GB/s"
+    elif row["id"].startswith("bigscience"):
+        network = "6.25GB/s"  # four Omni-Path links of 100 Gb/s a node [BigScience2022]
     elif pair:
         network = f"{int(pair[2 if 'H100' in row['gpu'] else 1]) / 8 / 8}GB/s"
     return train(
@@ -134,6 +137,7 @@ def predict_training_row(row: dict[str, str]) -> TrainingResult:
         attention_slowdown=_attention_slowdown(row),
         **_recipe(row),
         network=network,
+        node="gb200-nvl72" if row["gpu"] == "GB300" else None,
         force=True,
     )
 
@@ -223,13 +227,14 @@ def _recipe(row: dict[str, str]) -> dict[str, Any]:
         raise WattcastError("training in fp4 is not known here")
     compiled = row["compile"] != "no" or row["id"].startswith(("megatron", "bigscience", "internevo"))
     tuned = row["id"].startswith(("mbridge", "nemo", "mlperf"))  # fused kernels, gradients reduced in bf16
+    newest = re.search(r"NeMo container 26\.(06|08)", row["notes"])  # experts in CUDA graphs, on Blackwell
     notes = row["notes"].lower()
     lora = 16 if "lora" in row["id"] or "lora" in row["model"] or "lora" in notes.split(";")[1] else 0
     return {
         "precision": "fp8" if any(word in precision for word in ("fp8", "float8")) else "bf16",
         "gradient_byte": 2 if "PURE" in layout or lora or tuned else 4,
         "fused_loss": tuned,
-        "graphs": "token drop" in row["notes"],
+        "graphs": "token drop" in row["notes"] or (newest is not None and row["gpu"].startswith(("B", "GB"))),
         "stack": "compiled" if compiled else "eager",
         "lora": lora,
         "base_bits": 4 if lora and ("nf4" in precision or "int4" in precision) else 16,

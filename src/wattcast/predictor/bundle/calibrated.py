@@ -40,7 +40,8 @@ Plain = dict[str, Any]
 def calibrated_bundle(gpu: Gpu) -> Bundle | None:
     """Return the forecast of ``gpu`` with the calibration that ships for it, or for a card of the same processor.
 
-    None where neither ships. From another card come the times of kernels alone, and the bundle stays a forecast.
+    None where neither ships. From another card come the times of kernels, and energies where it is as large and has
+    the same memory; the bundle stays a forecast.
     """
     kin = gpu.name if _shipped(gpu.name) else forecast_rule().same_processor.get(gpu.compute_capability, "")
     found = _shipped(kin) if kin else None
@@ -58,15 +59,22 @@ def calibrated_bundle(gpu: Gpu) -> Bundle | None:
     return bundle
 
 
+_AS_LARGE = 0.1  # difference in SMs, relative, between chips that have the same energies
 _MOST_KEPT = 32
 _calibrated: dict[str, Bundle] = {}  # by all of a GPU's numbers, with the learned factors of workloads met before
 
 
 def _carry_times(kin: str, gpu: Gpu) -> Bundle:
-    base, other = forecast_bundle(gpu), calibrated_bundle(load_gpu(kin))
+    chip = load_gpu(kin)
+    base, other, shipped = forecast_bundle(gpu), calibrated_bundle(chip), _shipped(kin)
     assert other is not None, "a calibration that ships"
+    assert shipped is not None, "a calibration that ships"
     assert isinstance(other.learned, LayeredFactors), "a calibration has factors of its own"
-    fitted = {g: c for g, c in other.corrections.items() if c != forecast_bundle(load_gpu(kin)).corrections.get(g)}
+    as_large = abs(float(np.mean(gpu.sm_count)) / float(np.mean(chip.sm_count)) - 1.0) < _AS_LARGE
+    if as_large and gpu.memory.kind == chip.memory.kind:
+        plain = _merge(bundle_to_plain(replace(base, learned=None)), {"power": shipped[0].get("power", {})})
+        base = replace(base, power=plain_to_bundle(plain, CALIBRATION_FILE).power)
+    fitted = {g: c for g, c in other.corrections.items() if c != forecast_bundle(chip).corrections.get(g)}
     own = CarriedFactors(other.reference, other.learned.time, {})
     note = f"times of products, attention and experts: as calibrated on the {kin}, a card with the same processor"
     return replace(
