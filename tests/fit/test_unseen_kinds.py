@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -16,7 +15,7 @@ from wattcast.core.errors import BadInput, WattcastError
 from wattcast.core.strict_files import convert_plain
 from wattcast.core.units import Dtype
 from wattcast.fit import database_fit, kernel_rows, unseen_kinds
-from wattcast.fit.database_fit import fit_layer_widening, load_layers, one_thread, shipped_held_out
+from wattcast.fit.database_fit import one_thread, shipped_held_out
 from wattcast.fit.held_out import conformal_ends, fit_nearness, fit_nearness_line, scale_ratios
 from wattcast.fit.kernel_fit import fit_idle_curve
 from wattcast.fit.kernel_rows import KernelRows
@@ -24,10 +23,8 @@ from wattcast.fit.unseen_kinds import LeftOutRows, fit_reason_widening, plan_rou
 from wattcast.hardware import OperatingPoint, load_gpu
 from wattcast.predictor.bundle import bundle_file as bundles
 from wattcast.predictor.bundle.bundle_file import shipped_bundle
-from wattcast.predictor.bundle.forecast import forecast_bundle
 from wattcast.predictor.bundle.support_widening import (
     UNSCALED,
-    LayerWidening,
     OutsideReason,
     ReasonWidening,
     Widening,
@@ -97,14 +94,15 @@ def test_a_function_never_measured_says_so_and_is_wider() -> None:
     assert width(unknown) > 0.9  # of logs: 0.48 at each side was learned
 
 
-def test_a_plain_function_among_many_is_outside_and_hardly_wider() -> None:
+def test_a_plain_function_among_many_is_near_and_hardly_wider() -> None:
     """Left out, nine in ten rows of such functions are held by the ends that their distance gives them."""
     known, unknown = (
         predicted(Elementwise("log", 1 << 24), as_if_measured=True),
         predicted(Elementwise("log", 1 << 24)),
     )
-    assert known.support.inside
-    assert not unknown.support.inside
+    assert [d.word for d in unknown.support.distances if d.dimension == "kernels"] == ["near"]
+    assert not [d for d in known.support.distances if d.dimension == "kernels"]
+    assert unknown.support.inside
     assert "log was never measured" in unknown.support.reason
     assert width(known) <= width(unknown) < 0.5 * width(predicted(Elementwise("topk", 1 << 24)))
 
@@ -307,46 +305,25 @@ def test_a_bundle_keeps_its_widening_and_forms(tmp_path: Path) -> None:
     again = bundles.read_bundle(tmp_path)
     assert again.widening == shipped.widening
     assert again.seen == shipped.seen
-    assert forecast_bundle(load_gpu("h100-sxm")).widening == shipped.widening
     plain = replace(shipped, widening=default_widening())
     bundles.write_bundle(plain, tmp_path / "bundle.yaml")
     assert bundles.read_bundle(tmp_path).widening == default_widening()
 
 
-def test_kernels_among_others_are_less_sure_the_shorter_they_are() -> None:
-    """Rows ran by themselves: layers of models say what caches that are not their own may cost."""
-    shipped, gpu = shipped_bundle("h200"), load_gpu("h200")
-    assert shipped is not None
-    assert shipped.widening.among is not None
-    layers = load_layers("h200", gpu)
-    assert layers is not None
-    assert shipped.widening.among == fit_layer_widening(layers)
-    assert shipped.widening.among.layers >= 36
-    plain = replace(shipped, widening=msgspec.structs.replace(shipped.widening, among=None))
-    one, short, long = (
-        Graph.from_operators("some", list(ops))
-        for ops in (
-            [Linear(64, 1024, 1024, count=8)],
-            [Linear(64, 1024, 1024), Softmax(64, 1024), Elementwise("add", 65536)],
-            [Linear(8192, 8192, 8192), Softmax(65536, 4096), Elementwise("add", 1 << 28)],
-        )
-    )
-    wider = []
-    for graph in (one, short, long):
-        with_, without = (predict_graph(graph, gpu, OperatingPoint(), b) for b in (shipped, plain))
-        np.testing.assert_allclose(with_.interval.power_w, without.interval.power_w)
-        wider.append(width(with_) / width(without))
-    assert wider[0] == pytest.approx(1.0)
-    assert wider[1] > 1.1
-    assert 1.0 <= wider[2] < 1.01
+def test_errors_of_several_kernels_partly_cancel() -> None:
+    """Layers say how far: their intervals once held 98 % at twice the width."""
+    gpu, bundle = load_gpu("h200"), shipped_bundle("h200")
+    assert bundle is not None
+    ops = [Linear(4096, 4096, 4096), Softmax(65536, 1024), Elementwise("add", 1 << 26)]
+    alone = [width(predict_graph(Graph.from_operators("one", [op]), gpu, OperatingPoint(), bundle)) for op in ops]
+    graph = Graph.from_operators("all", ops)
+    assert width(predict_graph(graph, gpu, OperatingPoint(), bundle)) < min(alone)
     clocks = OperatingPoint(clock_hz=np.linspace(1e9, 1.9e9, 3)[:, np.newaxis])
-    swept = predict_graph(short, gpu, clocks, shipped)
+    swept = predict_graph(graph, gpu, clocks, bundle)
     assert swept.interval.latency_s.shape == (3, 2)
 
 
 def test_a_widening_out_of_reason_is_refused() -> None:
-    with pytest.raises(WattcastError, match="low and a high end"):
-        LayerWidening((0.2, -0.1), (0.0, 1e-6), 30)
     with pytest.raises(WattcastError, match="half-width"):
         ReasonWidening(-0.1, 0.0, 1, 1)
     with pytest.raises(WattcastError, match="every reason"):
@@ -363,8 +340,7 @@ def test_a_fit_takes_what_ships_unless_it_learns_anew() -> None:
     assert shipped is not None
     found = database_fit._shipped("h200", near)
     assert (found.near, found.near_power) == near
-    assert (found.apart, found.among) == (shipped.widening.apart, shipped.widening.among)
-    assert found.among is not None
+    assert found.apart == shipped.widening.apart
     assert database_fit._shipped("a100-pcie-40gb", near).apart == default_widening().apart
 
 

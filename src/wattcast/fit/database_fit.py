@@ -10,7 +10,6 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -21,7 +20,7 @@ from wattcast.core.measured_rows import CHAINS_FILE, Plain, database_folder, rea
 from wattcast.fit import few_rows_fit, kernel_rows
 from wattcast.fit.card_spread import fit_card_spread
 from wattcast.fit.engine_fit import extend_bundle
-from wattcast.fit.held_out import HeldOutRows, conformal_ends, fit_interval_ends, fit_nearness, predict_held_out
+from wattcast.fit.held_out import HeldOutRows, fit_interval_ends, fit_nearness, predict_held_out
 from wattcast.fit.kernel_fit import build_bundle, fit_idle_curve, fit_kernel_rows
 from wattcast.fit.kernel_rows import parse_operators
 from wattcast.fit.unseen_kinds import fit_widening
@@ -32,7 +31,7 @@ from wattcast.predictor.bundle import bundle_file as bundles
 from wattcast.predictor.bundle import bundle_for
 from wattcast.predictor.bundle.bundle_file import Bundle
 from wattcast.predictor.bundle.calibrated import save_bundle
-from wattcast.predictor.bundle.support_widening import LayerWidening, NearnessLine, Widening, default_widening
+from wattcast.predictor.bundle.support_widening import NearnessLine, Widening, default_widening
 from wattcast.predictor.learned_factors import ColdCacheDelay, cold_cache_terms
 
 LEAST_LAYERS = 20  # to say how far workloads of several kernels may be from their sum
@@ -113,17 +112,6 @@ def load_layers(database: str | Path, gpu: Gpu) -> MeasuredLayers | None:
     return collect_layers(handed_on, gpu) if len(handed_on) >= LEAST_LAYERS else None
 
 
-def fit_layer_widening(layers: MeasuredLayers) -> LayerWidening:
-    """Fit the ends of what 90 % of layers took beyond the prediction of a law without their architecture."""
-    rest_s = layers.layer_s - predict_held_out_layers_s(layers)
-    share, kernel_s = (conformal_ends(one, 0.9) for one in (rest_s / layers.alone_s, rest_s / layers.kernels))
-    return LayerWidening(
-        (round(share[0], 4), round(share[1], 4)),
-        (float(f"{kernel_s[0]:.3g}"), float(f"{kernel_s[1]:.3g}")),
-        len(layers.name),
-    )
-
-
 HELD_OUT_FILE = "out_of_fold.parquet"
 
 
@@ -168,7 +156,6 @@ def fit_kernel_database(
     cold = None if shipped is None else shipped.cold
     if layers is not None:
         cold = fit_cold_cache(layers)
-        widening = msgspec.structs.replace(widening, among=fit_layer_widening(layers))
     burst = sum(kind == "burst" for kind in held.kind)
     rest = len(held.kind) - burst
     note = f"{len(rows)} rows; residuals from {burst} burst and {rest} sustained rows held out in 5 folds"

@@ -291,6 +291,8 @@ def build_bundle(
         learned=found.learned,
         seen=measured_ranges(rows, build_kernels(rows.ops, rows.conditions, gpu, found.learned.reference, ())),
         governor_share=fit_governor_share(rows, gpu),
+        power_limit_w=_ends_of(rows.number.get("power_limit_w", np.empty(0)), 1.0),
+        temperature_c=_ends_of(rows.number.get("temperature_c", np.empty(0)), 1.0),
         assumptions=tuple(
             f"no {family} was measured; its corrections are set by hand"
             for family in unmeasured
@@ -425,6 +427,16 @@ def energy_ratio(rows: PowerRows, power: ModulePower, toggling: Mapping[str, flo
     return np.asarray(np.clip((rows.power_w - idle_w) / np.maximum(parts.sum(axis=1), 1.0), 0.25, 4.0))
 
 
+def _ends_of(values: Array, step: float) -> tuple[float, float] | None:
+    """Return the lowest and the highest value, rounded outwards to ``step``; None where none is known."""
+    known = values[np.isfinite(values)]
+    return (
+        (float(np.floor(known.min() / step) * step), float(np.ceil(known.max() / step) * step))
+        if known.size
+        else None
+    )
+
+
 def measured_ranges(rows: KernelRows, kernels: Kernels) -> dict[str, MeasuredRange]:
     """Collect formats, kinds of kernels, sizes and forms that were measured, by family."""
     found = {}
@@ -432,6 +444,7 @@ def measured_ranges(rows: KernelRows, kernels: Kernels) -> dict[str, MeasuredRan
     for op, learner, group in zip(rows.ops, kernels.work.root_family, kernels.work.kernel_family, strict=True):
         forms.setdefault(learner, {}).setdefault(group, set()).add(op.form)
     learners = np.array(kernels.work.root_family)
+    clock_hz = np.where(rows.is_kind("burst", "sustained"), settled_figures(rows)[1], np.nan)
     for family in dict.fromkeys(kernels.work.root_family):
         at = np.flatnonzero(learners == family)
         sizes = [n for n in kernels.work.features if n.startswith("log_") and kernels.work.features[n][at].any()]
@@ -454,5 +467,6 @@ def measured_ranges(rows: KernelRows, kernels: Kernels) -> dict[str, MeasuredRan
                 for n in sizes
             },
             forms={group: tuple(sorted(names)) for group, names in sorted(forms[family].items())},
+            clock_hz=_ends_of(clock_hz[at], 1e7),
         )
     return found

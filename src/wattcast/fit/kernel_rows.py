@@ -26,7 +26,7 @@ from wattcast.workload.readers import from_json
 UNFIT_FLAGS = ("unsettled", "clock_low", "clock_drift", "period_beats_with_sensor")
 _NUMBERS = (
     *("latency_s", "power_w", "sm_clock_hz", "effective_clock_hz", "memory_power_w", "on_power_w"),
-    *("settled_power_w", "settled_clock_hz", "temperature_c", "duty", "idle_power_w"),
+    *("settled_power_w", "settled_clock_hz", "temperature_c", "duty", "idle_power_w", "power_limit_w"),
 )
 
 

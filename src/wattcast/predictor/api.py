@@ -223,7 +223,9 @@ def _settings(
         notes.append("intervals: for another card of the kind")
     if host_launch is not None:
         host_s = _amount(host_launch, "s", "host_launch")
-        launch = replace(fitted.launch, host_s_per_operator=_at_least_zero(host_s), engine_replays=False)
+        launch = replace(
+            fitted.launch, host_s_per_operator=_at_least_zero(host_s), engine_replays=False, measured=True
+        )
         fitted = replace(fitted, launch=launch)
     duration_s = None if duration in (None, SUSTAINED) else _duration(duration)
     if duration_s is None:

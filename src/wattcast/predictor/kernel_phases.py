@@ -49,11 +49,13 @@ class LaunchCosts:
     ``host_weights`` are factors on the host's seconds by kind of operator, with ``other`` for the rest; without any,
     all operators cost the same. ``engine_replays``: an inference engine replays CUDA graphs and prepares the next
     step while the GPU computes (measured: ``serving.host_times``), so that its operators cost the host nothing.
+    ``measured``: the cost is that of the user's own host, so that intervals do not hold how far hosts differ.
     """
 
     host_s_per_operator: Sweepable
     host_weights: Mapping[str, float] = field(default_factory=dict)
     engine_replays: bool = True
+    measured: bool = False
 
     def host_s(self, kinds: Sequence[str]) -> Array:
         """Seconds the host takes to issue operators of these kinds, ``(*sweep, operator)``."""

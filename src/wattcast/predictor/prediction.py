@@ -38,10 +38,12 @@ from wattcast.predictor.timeline import MEMORY_KNEE, Timeline, slow_memory_path
 from wattcast.predictor.uncertainty import (
     PredictionInterval,
     Support,
+    SupportDistance,
     UnmeasuredKernels,
     compute_interval,
     find_unmeasured,
     judge_support,
+    measure_distances,
 )
 from wattcast.workload.graph import Graph
 from wattcast.workload.operator_base import Operator
@@ -105,6 +107,11 @@ class PredictionBasis:
     def reasons(self) -> UnmeasuredKernels:
         """The reason why each kernel is outside what was measured; None where it is inside."""
         return find_unmeasured(self.timeline, self.bundle)
+
+    @cached_property
+    def distances(self) -> tuple[SupportDistance, ...]:
+        """How far the prediction is from what was measured, in each respect that differs."""
+        return measure_distances(self)
 
     @cached_property
     def kernel_utilisation(self) -> Mapping[str, Array]:
@@ -276,17 +283,12 @@ class Prediction:
     @cached_property
     def interval(self) -> PredictionInterval:
         """How far off latency, power and energy may be."""
-        b = self.basis
-        limit_w = b.gpu.power.limit_w if b.at.power_limit_w is None else b.at.power_limit_w
-        if b.at.duration_s is not None:
-            limit_w = np.inf  # nothing holds a burst to the limit
-        return compute_interval(b.timeline, b.totals, b.detail, b.bundle, limit_w, b.reasons)
+        return compute_interval(self.basis)
 
     @cached_property
     def support(self) -> Support:
-        """Whether anything like this was measured."""
-        b = self.basis
-        return judge_support(b.timeline, b.detail, b.bundle, b.reasons)
+        """How far this is from what was measured: ``measured``, ``near`` or ``far``, and why."""
+        return judge_support(self.basis)
 
 
 def predict_graph(graph: Graph, gpu: Gpu, at: OperatingPoint, bundle: Bundle) -> Prediction:

@@ -44,11 +44,20 @@ class IntervalOut(msgspec.Struct):
     energy_j: tuple[float, float]
 
 
+class DistanceOut(msgspec.Struct):
+    dimension: str  # kernels, number format, clock, power limit, temperature, stack, parallelism, host, GPU
+    word: str  # measured | near | far
+    share: float  # of time or energy, the larger, beyond what was measured
+    reason: str
+
+
 class SupportOut(msgspec.Struct):
-    inside: bool
+    inside: bool  # measured or near
+    word: str  # measured | near | far, the worst of all distances
     reason: str
     confidence: str  # good | fair | rough
     why: str
+    distances: list[DistanceOut]
 
 
 class ProvenanceOut(msgspec.Struct):
@@ -114,6 +123,7 @@ def prediction_to_plain(p: Prediction) -> dict[str, Any]:
     for name in (*ANSWERS, *SWEPT):
         value = getattr(p, name)
         found[name] = value.tolist() if isinstance(value, np.ndarray) else value
+    found |= {"support": np.broadcast_to(p.support.words, shape).tolist()}
     return found | {"memory_byte": p.memory_byte, "fits": p.fits, "assumptions": list(p.assumptions)}
 
 
@@ -122,7 +132,7 @@ def prediction_to_frame(p: Prediction) -> Any:
     shape = np.shape(p.latency_s)
     columns: dict[str, Any] = {"name": p.name, "gpu": p.gpu, "stack": p.stack}
     columns |= {name: getattr(p, name) for name in (*ANSWERS, *SWEPT)}
-    columns |= {"memory_byte": p.memory_byte, "fits": p.fits}
+    columns |= {"support": p.support.words, "memory_byte": p.memory_byte, "fits": p.fits}
     known = {name: value for name, value in columns.items() if value is not None}
     table = {name: np.broadcast_to(np.asarray(value), shape).ravel() for name, value in known.items()}
     for library in ("polars", "pandas"):
@@ -184,7 +194,8 @@ def interval_to_output(p: Prediction) -> IntervalOut:
 def support_to_output(p: Prediction) -> SupportOut:
     """Convert how sure a prediction is, and why."""
     sure = judge_confidence(p)
-    return SupportOut(p.support.inside, p.support.reason, sure.word, sure.reason)
+    found = [DistanceOut(d.dimension, d.word, _finite(np.max(d.beyond)), d.reason) for d in p.support.distances]
+    return SupportOut(p.support.inside, p.support.word, p.support.reason, sure.word, sure.reason, found)
 
 
 def provenance_to_output(p: Prediction) -> ProvenanceOut:

@@ -63,22 +63,25 @@ def round_number(value: float, digits: int) -> str:
 def judge_confidence(p: Prediction) -> Confidence:
     """Say in one word how sure a prediction is, from the width of its interval, and why.
 
-    A forecast is never called good: its intervals rest on the few GPUs that it could be tried on. Where the host
-    decides, a prediction is rough: the speed of the host is not known here.
+    What is far from what was measured is never called good: its intervals rest on a few GPUs, clocks and limits that
+    could be tried. Where the host decides, a prediction is rough: the speed of the host is not known here.
     """
     ends = [(p.latency_s, p.interval.latency_s), (p.power_w, p.interval.power_w)]
     half = max(float(np.max((e[..., 1] - e[..., 0]) / 2.0 / np.asarray(v))) for v, e in ends)
-    word = "good" if half <= GOOD and p.status is not FitStatus.FORECAST else "fair" if half <= FAIR else "rough"
+    word = "good" if half <= GOOD and p.support.inside else "fair" if half <= FAIR else "rough"
     waits = float(np.max(1.0 - np.asarray(p.busy_s) / np.asarray(p.latency_s)))
     why = [f"{p.gpu} is {p.status}" if p.status is not FitStatus.FORECAST else f"{p.gpu} is forecast, not measured"]
     if waits > MUCH_WAITING:
         word = "rough"
         why.insert(0, f"{waits:.0%} of the time waits for the host, whose speed differs by machine")
-    if p.status is not FitStatus.FORECAST:
-        why.append(p.support.reason if p.support.inside else f"not measured: {p.support.reason}")
     if word != "good":
         why.insert(0, f"{p.interval.level:.0%} intervals reach {half:.0%} either way")
     return Confidence(word, "; ".join(why))
+
+
+def support_line(p: Prediction) -> AnswerLine:
+    """Return how far a prediction is from what was measured: one word, and why."""
+    return AnswerLine("support", p.support.word, p.support.reason)
 
 
 def list_answers(p: Prediction) -> list[AnswerLine]:
@@ -217,7 +220,7 @@ def summarise_card(p: Prediction) -> str:
     if not isinstance(p.latency_s, float):
         return f"<p>{html.escape(summarise_line(p))}</p>"
     sure = judge_confidence(p)
-    lines = [*list_answers(p), AnswerLine("confidence", sure.word, sure.reason)]
+    lines = [*list_answers(p), AnswerLine("confidence", sure.word, sure.reason), support_line(p)]
     return _html_table(title_of(p), lines)
 
 

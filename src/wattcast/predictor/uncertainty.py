@@ -1,25 +1,39 @@
-"""Say how sure a prediction is: its interval, and whether it lies inside what was measured."""
+"""Say how sure a prediction is: how far it lies from what was measured, in which respect, and its interval.
+
+Every respect (kernels, number format, clock, power limit, temperature, stack, parallelism, host, GPU) is one
+``SupportDistance``: the share of time or energy beyond what was measured, a sentence, and what it adds to the ends of
+the interval. ``Support`` is the worst of them in a word; the interval holds all of them in quadrature of logs. How
+much each adds is learned from rows that were left out (``bundle/distances.yaml``, docs/method/confidence.md).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from wattcast.core.arrays import Array, Sweepable, sweep_values
+from wattcast.core.arrays import Array, Mask, sweep_values
 from wattcast.core.strict_files import FitStatus
+from wattcast.core.units import show
 from wattcast.power.power_model import mean_power_w
-from wattcast.predictor.bundle.bundle_file import Bundle, MeasuredRange
-from wattcast.predictor.bundle.support_widening import NORMAL_P90, OUTWARD, OutsideReason
-from wattcast.predictor.pipeline import KernelDetail, WorkloadTotals
-from wattcast.predictor.timeline import Timeline
+from wattcast.predictor.bundle.bundle_file import Bundle, MeasuredRange, ResidualEnds
+from wattcast.predictor.bundle.support_widening import NORMAL_P90, OUTWARD, OutsideReason, learned_distances
+from wattcast.predictor.timeline import Timeline, compute_latency_s
+from wattcast.workload.model_options import SoftwareStack
 
-NEGLIGIBLE_SHARE = 0.02  # of the time: unmeasured kernels below this share do not count as unsupported
+if TYPE_CHECKING:
+    from wattcast.predictor.prediction import PredictionBasis
+
+NEAR_SHARE, FAR_SHARE = 0.05, 0.10  # of time or energy beyond what was measured, to be called near and far
 GOVERNED = 1.02  # of a power limit: the most that a board averages over a second
 MANY_FORMS = 8  # of operators that ran as one kind of kernel, to speak for one that was not measured
 _ENDS_OF = [0, 0, 1, 1]  # low and high end of latency, and of power
 _MARGIN = 0.5  # in log2 of a size, beyond the smallest and the largest measured
+_ANY_CLOCK_HZ = (1.0, 1e18)  # of a family whose clocks are not known
+_CLOCK_MARGIN = 0.3  # in log2 of a clock or a limit: as good as measured
 
 
 @dataclass(frozen=True)
@@ -32,71 +46,136 @@ class PredictionInterval:
     energy_j: Array
 
 
+class SupportWord(StrEnum):
+    """How far a prediction is from what was measured."""
+
+    MEASURED = "measured"
+    NEAR = "near"
+    FAR = "far"
+
+
+_WORDS = tuple(SupportWord)
+
+
+@dataclass(frozen=True)
+class SupportDistance:
+    """How far a prediction is from what was measured in one respect.
+
+    ``beyond`` and ``far`` are shares of the time or energy, the larger of both, that lie beyond what was measured and
+    far beyond it, ``(*sweep,)``. ``ends`` are half-widths of logs by which the interval of the workload widens:
+    low and high end of latency, low and high end of power, ``(*sweep, 4)``.
+    """
+
+    dimension: str  # clock, power limit, ...
+    beyond: Array
+    far: Array
+    reason: str
+    ends: Array
+
+    @property
+    def rank(self) -> Array:
+        """0 for measured, 1 for near, 2 for far, ``(*sweep,)``."""
+        return np.where(self.far >= FAR_SHARE, 2, np.where(self.beyond >= NEAR_SHARE, 1, 0))
+
+    @property
+    def word(self) -> SupportWord:
+        """The worst word of a sweep."""
+        return _WORDS[int(np.max(self.rank))]
+
+
 @dataclass(frozen=True)
 class Support:
-    """Whether anything like a workload was measured, and if not, why not."""
+    """How far a prediction is from what was measured: the worst word of all respects, and why."""
 
-    inside: bool
+    word: SupportWord
     reason: str
+    distances: tuple[SupportDistance, ...] = field(default=(), repr=False, compare=False)
+
+    @property
+    def inside(self) -> bool:
+        """Whether the prediction is measured or near, and not far."""
+        return self.word is not SupportWord.FAR
+
+    @property
+    def words(self) -> Array:
+        """The word of each point of a sweep, ``(*sweep,)``."""
+        ranks = [d.rank for d in self.distances]
+        return np.array(_WORDS)[np.maximum.reduce(np.broadcast_arrays(*ranks)) if ranks else 0]
 
 
 @dataclass(frozen=True)
 class UnmeasuredKernel:
-    """A kernel outside what was measured: the reason, and a sentence for people."""
+    """A kernel outside what was measured: the reason, a sentence for people, and whether it is far outside."""
 
     reason: OutsideReason
     description: str
+    far: bool = True
 
 
 UnmeasuredKernels = Sequence[UnmeasuredKernel | None]  # of each kernel; None: it is inside
 
 
 def compute_interval(
-    timeline: Timeline,
-    totals: WorkloadTotals,
-    detail: KernelDetail,
-    bundle: Bundle,
-    limit_w: Sweepable,
-    reasons: UnmeasuredKernels | None = None,
+    basis: PredictionBasis, residuals: Mapping[str, ResidualEnds] | None = None
 ) -> PredictionInterval:
     """Compute the interval of a workload from the residuals (measured over predicted) of its kernels' families.
 
-    Log-residuals are weighted by each kernel's share of the time, as if all kernels of a workload erred together.
-    That is wider than independent errors would be. The energy interval multiplies those of latency and power, for
-    the same reason. The ends of a kernel widen with its distance from measured rows and where it is outside of them;
-    those of a workload widen for the effect of kernels on one another (``support_widening``). Residuals belong to the
-    card that was measured, so the ends also move out by the spread of cards, unless the bundle is for this very card
-    (``Bundle.for_this_card``). No board averages more than ``GOVERNED`` of its limit, where a clock can meet it, so
-    power ends there. ``reasons`` is the result of ``find_unmeasured``, if it is at hand.
+    With half-widths x_k of kernels and their shares s_k of the time (of the energy, for power), the workload has
+
+        x² = ρ·(Σ s_k·x_k)² + (1 - ρ)·Σ (s_k·x_k)² + Σ_d x_d²
+
+    where ρ is how far the errors of kernels go together (learned from layers of operators that were measured both
+    alone and together) and x_d what every ``SupportDistance`` adds. Residuals belong to the card that was measured,
+    so the ends also move out by the spread of cards, unless the bundle is for this very card
+    (``Bundle.for_this_card``). No board averages more than ``GOVERNED`` of its limit where a clock can meet it, so
+    power ends there. The energy interval multiplies those of latency and power. ``residuals`` stand for the bundle's.
     """
-    share = mean_power_w(detail.kernel_s * timeline.calls, totals.busy_s[..., np.newaxis])
-    reasons = find_unmeasured(timeline, bundle) if reasons is None else reasons
-    logs = share @ kernel_log_ends(timeline, bundle, reasons)  # (*sweep, 4)
-    by: Array | float = NORMAL_P90 * bundle.cards.latency  # residuals are of 90 % as well
-    among = bundle.widening.among
-    if among is not None and len(timeline.calls) > 1:
-        runs = float(timeline.calls @ timeline.kernels.work.launches)
-        mixed = 1.0 - (share * share).sum(axis=-1)
-        by = np.hypot(by, among.log_ends(runs, totals.busy_s, mixed))
-    latency = np.exp(widen_log_ends(logs[..., :2], by))
-    power = np.exp(widen_log_ends(logs[..., 2:], NORMAL_P90 * bundle.cards.power))
+    bundle, totals = basis.bundle, basis.totals
+    bundle = bundle if residuals is None else replace(bundle, residuals=residuals)
+    together, time, energy = learned_distances().together, *kernel_shares(basis)
+    kernels = kernel_log_ends(basis.timeline, bundle, basis.reasons)
+    cards = NORMAL_P90 * np.array(
+        [bundle.cards.latency, bundle.cards.latency, bundle.cards.power, bundle.cards.power]
+    )
+    by = np.sqrt(sum((np.square(d.ends) for d in basis.distances), np.square(cards)))
+    latency = np.exp(widen_log_ends(combine_log_ends(time, kernels[:, :2], together.latency), by[..., :2]))
+    power = np.exp(widen_log_ends(combine_log_ends(energy, kernels[:, 2:], together.power), by[..., 2:]))
     latency_s = totals.latency_s[..., np.newaxis] * latency
     mean_w = totals.power_w[..., np.newaxis]
-    most_w = np.maximum(GOVERNED * sweep_values(limit_w)[..., np.newaxis], mean_w)
+    most_w = np.maximum(GOVERNED * _limit_w(basis)[..., np.newaxis], mean_w)
     power_w = np.minimum(mean_w * power, most_w)
     return PredictionInterval(bundle.interval_level, latency_s, power_w, latency_s * power_w)
 
 
+def combine_log_ends(share: Array, ends: Array, together: float) -> Array:
+    """Combine log-ends of kernels ``(kernel, 2)`` by their shares ``(*sweep, kernel)`` to those of a workload.
+
+    ``together`` is the correlation ρ between errors of two kernels, 0 to 1.
+
+    >>> ends = np.array([[-0.2, 0.2], [-0.2, 0.2]])
+    >>> [combine_log_ends(np.array([0.5, 0.5]), ends, rho).round(3).tolist() for rho in (0.0, 1.0)]
+    [[-0.141, 0.141], [-0.2, 0.2]]
+    """
+    middle = np.minimum(np.maximum(0.0, ends[:, :1]), ends[:, 1:])  # the prediction, where it lies inside
+    off = np.abs(ends - middle)
+    spread = together * np.square(share @ off) + (1.0 - together) * (np.square(share) @ np.square(off))
+    return np.asarray(share @ middle + np.sqrt(spread) * OUTWARD)
+
+
 def kernel_log_ends(timeline: Timeline, bundle: Bundle, reasons: UnmeasuredKernels) -> Array:
-    """Return logs of the ends of each kernel, ``(kernel, 4)``: low and high of latency, low and high of power."""
-    kernels = timeline.kernels
-    of_kernel = [  # kernels of an engine have ends of their own where they were measured
-        learner if learner.startswith("engine_") and learner in bundle.residuals else family
-        for family, learner in zip(kernels.family, kernels.work.root_family, strict=True)
+    """Return logs of the ends of each kernel, ``(kernel, 4)``: low and high of latency, low and high of power.
+
+    Ends are those of the kernel's kind where it has any, else of its family. Where the bundle's own rows gave them,
+    they go by the distance from these rows.
+    """
+    work = timeline.kernels.work
+    names = [
+        find_ends_name(group, learner, family, bundle)
+        for group, learner, family in zip(work.kernel_family, work.root_family, timeline.kernels.family, strict=True)
     ]
-    families = {name: i for i, name in enumerate(dict.fromkeys(of_kernel))}
-    known = np.log([(*bundle.residuals[name].latency, *bundle.residuals[name].power) for name in families])
-    ends = known.take([families[name] for name in of_kernel], axis=0)
+    place = {name: i for i, name in enumerate(dict.fromkeys(names))}
+    known = np.log([(*bundle.residuals[name].latency, *bundle.residuals[name].power) for name in place])
+    ends = known.take([place[name] for name in names], axis=0)
     if not bundle.seen:
         return ends
     scale = bundle.widening.scale(timeline.near)
@@ -108,6 +187,18 @@ def kernel_log_ends(timeline: Timeline, bundle: Bundle, reasons: UnmeasuredKerne
         by = np.array([(apart.latency, apart.latency, apart.power, apart.power) for _, apart in strange])
         ends[rows] = widen_log_ends(ends[rows].reshape(-1, 2), by.reshape(-1, 2)).reshape(-1, 4)
     return ends
+
+
+def find_ends_name(group: str, learner: str, family: str, bundle: Bundle) -> str:
+    """Find the name under which a bundle has ends for a kernel: its kind, a wider kind, its learner or its family."""
+    if learner.startswith("engine_"):
+        parts = group.split(".")
+        for count in range(len(parts), 2, -1):
+            if (name := ".".join(parts[:count])) in bundle.residuals:
+                return name
+        if learner in bundle.residuals:
+            return learner
+    return family
 
 
 def widen_log_ends(logs: Array, by: Array | float) -> Array:
@@ -127,28 +218,204 @@ def widen_ends(ends: Array, by: float) -> Array:
     return np.asarray(np.exp(widen_log_ends(np.log(ends), by)))
 
 
-def judge_support(
-    timeline: Timeline, detail: KernelDetail, bundle: Bundle, reasons: UnmeasuredKernels | None = None
-) -> Support:
-    """Judge whether kernels like those measured on this device take nearly all the time of a workload.
+def judge_support(basis: PredictionBasis) -> Support:
+    """Judge how far a workload is from what was measured, in the respect in which it is furthest."""
+    found = sorted(basis.distances, key=lambda d: -int(np.max(d.rank)))
+    apart = [d for d in found if d.word is not SupportWord.MEASURED]
+    bundle = basis.bundle
+    if not apart:
+        return Support(
+            SupportWord.MEASURED,
+            f"kernels like those measured on {bundle.provenance.device or bundle.gpu}",
+            tuple(found),
+        )
+    word = apart[0].word
+    return Support(word, "; ".join(d.reason for d in apart if d.word is word), tuple(found))
 
-    ``reasons`` is the result of ``find_unmeasured``, if it is at hand.
-    """
+
+def measure_distances(basis: PredictionBasis) -> tuple[SupportDistance, ...]:
+    """Measure how far a workload is from what was measured, in every respect that differs at all."""
+    bundle = basis.bundle
     if bundle.status is FitStatus.FORECAST:
-        return Support(False, f"a forecast: nothing was measured on the {bundle.gpu}")
-    reasons = find_unmeasured(timeline, bundle) if reasons is None else reasons
-    if not any(reasons):
-        return Support(True, f"kernels like those measured on {bundle.provenance.device or bundle.gpu}")
-    strange = np.array([reason is not None for reason in reasons])
-    spent_s = detail.kernel_s * timeline.calls
-    share = float(np.max(mean_power_w(spent_s @ strange.astype(float), spent_s.sum(axis=-1))))
-    longest = np.argsort(-spent_s.reshape(-1, len(reasons)).sum(axis=0), kind="stable")
-    named = list(dict.fromkeys(reason.description for i in longest if (reason := reasons[i]) is not None))
-    if share > NEGLIGIBLE_SHARE:
-        more = f" (and {len(named) - 1} more kinds, {share:.0%} of the time in all)" if len(named) > 1 else ""
-        return Support(False, named[0] + more)
-    rest = f"; all but {share:.1%} of the time" if named and share >= 5e-4 else ""
-    return Support(True, f"kernels like those measured on {bundle.provenance.device or bundle.gpu}{rest}")
+        everything = np.ones(())
+        reason = f"a forecast: nothing was measured on the {bundle.gpu}"
+        return SupportDistance("GPU", everything, everything, reason, _NOTHING), *_host_distance(basis)
+    return (
+        *_kernel_distances(basis),
+        *_clock_distance(basis),
+        *_limit_distance(basis),
+        *_temperature_distance(basis),
+        *_software_distances(basis),
+        *_host_distance(basis),
+    )
+
+
+_NOTHING = np.zeros(4)
+
+
+def kernel_shares(basis: PredictionBasis) -> tuple[Array, Array]:
+    """Return each kernel's share of the time in kernels and of their energy, ``(*sweep, kernel)``."""
+    spent = [of * basis.timeline.calls for of in (basis.detail.kernel_s, basis.detail.kernel_j)]
+    time, energy = (mean_power_w(of, of.sum(axis=-1)[..., np.newaxis]) for of in spent)
+    return time, energy
+
+
+def _larger_share(basis: PredictionBasis, weight: Array) -> Array:
+    """Return the share of the time or of the energy, whichever is larger, of kernels by ``weight``."""
+    time, energy = kernel_shares(basis)
+    return np.asarray(np.maximum((time * weight).sum(axis=-1), (energy * weight).sum(axis=-1)))
+
+
+def _limit_w(basis: PredictionBasis) -> Array:
+    if basis.at.duration_s is not None:
+        return np.full((), np.inf)  # nothing holds a burst to the limit
+    return sweep_values(basis.gpu.power.limit_w if basis.at.power_limit_w is None else basis.at.power_limit_w)
+
+
+def _ones(at: Mask) -> Array:
+    """Return the share of the workload concerned where a condition holds for all of it."""
+    return at.astype(np.float64)
+
+
+def _half_widths(name: str, amount: Array) -> Array:
+    """Return what ``amount`` units of distance add to the ends of an interval, ``(*sweep, 4)``."""
+    known = learned_distances().conditions[name]
+    each = np.array([known.latency, known.latency, known.power, known.power])
+    return np.asarray(amount[..., np.newaxis] * each)
+
+
+def _kernel_distances(basis: PredictionBasis) -> Iterator[SupportDistance]:
+    """Kernels and number formats that were not measured; they widen the ends of each kernel, not of the whole."""
+    spent_s = (basis.detail.kernel_s * basis.timeline.calls).reshape(-1, len(basis.reasons)).sum(axis=0)
+    longest = np.argsort(-spent_s, kind="stable")
+    for dimension, of_format in (("kernels", False), ("number format", True)):
+        known = [
+            r if r is not None and (r.reason is OutsideReason.DTYPE) == of_format else None for r in basis.reasons
+        ]
+        named = list(dict.fromkeys(r.description for i in longest if (r := known[i]) is not None))
+        if not named:
+            continue
+        beyond = _larger_share(basis, np.array([r is not None for r in known], dtype=float))
+        far = _larger_share(basis, np.array([r is not None and r.far for r in known], dtype=float))
+        more = f" (and {len(named) - 1} more kinds, {float(np.max(beyond)):.0%} of the time in all)"
+        yield SupportDistance(dimension, beyond, far, named[0] + (more if len(named) > 1 else ""), _NOTHING)
+
+
+def _clock_distance(basis: PredictionBasis) -> Iterator[SupportDistance]:
+    """Clocks at which kernels of a family never ran, in octaves beyond those at which they did."""
+    seen, learners = basis.bundle.seen, basis.timeline.kernels.work.root_family
+    ranges = [s.clock_hz if (s := seen.get(name)) and s.clock_hz else _ANY_CLOCK_HZ for name in learners]
+    low, high = np.array(ranges).T
+    clock_hz = np.asarray(basis.at.clock_hz, dtype=np.float64)  # (*sweep, 1)
+    octaves = np.maximum(np.maximum(np.log2(low / clock_hz), np.log2(clock_hz / high)), 0.0)
+    octaves = np.where(octaves > _CLOCK_MARGIN, octaves, 0.0)
+    if not octaves.any():
+        return
+    known = learned_distances().conditions["clock"]
+    beyond, far = (_larger_share(basis, (octaves > edge).astype(float)) for edge in (0.0, known.near))
+    worst = int(np.argmax(_larger_share(basis, octaves)))
+    time, _ = kernel_shares(basis)
+    kernel = int(np.argmax((time * (octaves > 0.0)).reshape(-1, len(learners))[worst]))
+    reason = (
+        f"clock of {show(float(clock_hz.reshape(-1)[worst]), 'Hz', 3)}: {learners[kernel]} was measured from "
+        f"{show(low[kernel], 'Hz', 3)} to {show(high[kernel], 'Hz', 3)}"
+    )
+    yield SupportDistance("clock", beyond, far, reason, _half_widths("clock", _larger_share(basis, octaves)))
+
+
+def _limit_distance(basis: PredictionBasis) -> Iterator[SupportDistance]:
+    """Power limits that bind and under which nothing was measured, in octaves below the lowest that was."""
+    measured_w = basis.bundle.power_limit_w
+    if measured_w is None:
+        return
+    limit_w = _limit_w(basis)
+    binds = basis.totals.power_w > 0.99 * basis.bundle.governor_share * limit_w
+    octaves = np.where(binds, np.maximum(np.log2(measured_w[0] / limit_w), np.log2(limit_w / measured_w[1])), 0.0)
+    octaves = np.where(octaves > _CLOCK_MARGIN, octaves, 0.0)
+    if not octaves.any():
+        return
+    near = learned_distances().conditions["power limit"].near
+    limits = " to ".join(dict.fromkeys(show(end, "W") for end in measured_w))
+    worst_w = float(np.broadcast_to(limit_w, octaves.shape).reshape(-1)[int(np.argmax(octaves))])
+    reason = f"power limit of {show(worst_w, 'W', 3)}: all was measured under {limits}"
+    yield SupportDistance(
+        "power limit", _ones(octaves > 0.0), _ones(octaves > near), reason, _half_widths("power limit", octaves)
+    )
+
+
+def _temperature_distance(basis: PredictionBasis) -> Iterator[SupportDistance]:
+    """Temperatures at which nothing was measured: what leakage gains or loses beyond the edge is uncertain."""
+    measured_c = basis.bundle.temperature_c
+    if measured_c is None:
+        return
+    given_c, power_w = sweep_values(basis.at.temperature_c), basis.totals.power_w
+    edge_c = np.clip(given_c, *measured_c)
+    if np.all(edge_c == given_c):
+        return
+    clock_hz = sweep_values(np.asarray(basis.at.clock_hz))
+    idle_w = [basis.bundle.power.idle_power_w(clock_hz, celsius) for celsius in (given_c, edge_c)]
+    change = np.abs(np.log1p(np.clip((idle_w[0] - idle_w[1]) / power_w, -0.5, 1.0)))
+    off_c = np.abs(given_c - edge_c)
+    near = learned_distances().conditions["temperature"].near
+    worst_c = float(np.broadcast_to(given_c, off_c.shape).reshape(-1)[int(np.argmax(off_c))])
+    reason = f"{worst_c:.0f} C: measured from {measured_c[0]:.0f} to {measured_c[1]:.0f} C"
+    ends = np.stack([np.zeros_like(change), np.zeros_like(change), change, change], axis=-1)
+    yield SupportDistance("temperature", _ones(off_c > 0.0), _ones(off_c > near), reason, ends)
+
+
+def _software_distances(basis: PredictionBasis) -> Iterator[SupportDistance]:
+    """Stacks, several GPUs and companies of operators that were not measured as a whole."""
+    bundle, graph, one = basis.bundle, basis.graph, np.ones(())
+    if bundle.status is FitStatus.CALIBRATED:
+        reason = f"the {bundle.gpu} is calibrated on rows of others; what they do not hold is forecast"
+        yield SupportDistance("GPU", one, 0.0 * one, reason, _NOTHING)
+    if graph.stack == SoftwareStack.COMPILED:
+        reason = "stack compiled: fused kernels were never measured, those they are made of were"
+        yield SupportDistance("stack", one, 0.0 * one, reason, _half_widths("stack", one))
+    elif graph.stack == SoftwareStack.ENGINE and not any(name.startswith("engine_") for name in bundle.seen):
+        reason = f"stack engine: no kernels of an engine were measured on the {bundle.gpu}"
+        yield SupportDistance("stack", one, one, reason, _half_widths("stack", one))
+    if graph.gpu_count > 1:
+        linked = np.array([family == "collective" for family in basis.timeline.kernels.family], dtype=float)
+        share = float(np.max(_larger_share(basis, linked)))
+        reason = (
+            f"{graph.gpu_count} GPUs: collectives, {share:.0%} of the time, follow public timings; "
+            "their power, and whole models over several GPUs, were not measured"
+        )
+        yield SupportDistance("parallelism", one, 0.0 * one, reason, _NOTHING)
+    if bundle.cold is None and len(basis.timeline.calls) > 1:
+        reason = f"caches: no operators that follow one another were measured on the {bundle.gpu}"
+        yield SupportDistance("cache state", one, 0.0 * one, reason, _half_widths("stack", one))
+
+
+def _host_distance(basis: PredictionBasis) -> Iterator[SupportDistance]:
+    """Latency and power if the host issues operators as much faster or slower as hosts and networks differ.
+
+    Where the host decides nothing even if slow, this adds nothing.
+    """
+    timeline, totals = basis.timeline, basis.totals
+    if basis.bundle.launch.measured or not np.any(timeline.host_s):
+        return
+    kernel_s, idle_w = basis.detail.kernel_s, basis.bundle.power.idle_power_w
+    spread = learned_distances().host
+    still_w = idle_w(sweep_values(np.asarray(basis.at.clock_hz)), sweep_values(basis.at.temperature_c))
+    working_j = totals.energy_j - basis.detail.gap_j
+    ends = []
+    for factor in (spread.low, spread.high):
+        slower_s = compute_latency_s(replace(timeline, host_s=factor * timeline.host_s), kernel_s)
+        power_w = mean_power_w(working_j + still_w * np.maximum(slower_s - totals.busy_s, 0.0), slower_s)
+        ends.append((np.log(slower_s / totals.latency_s), np.log(power_w / totals.power_w)))
+    (fast, hot), (slow, cool) = ends
+    found = np.abs(np.stack(np.broadcast_arrays(np.minimum(fast, 0.0), slow, np.minimum(cool, 0.0), hot), axis=-1))
+    if np.max(found) < 1e-3:
+        return
+    waits = 1.0 - totals.busy_s / totals.latency_s
+    reason = (
+        f"the GPU waits for the host {float(np.max(waits)):.0%} of the time, whose speed differs by machine and model"
+        if np.max(waits) > NEAR_SHARE
+        else "a slow host would hold the GPU up"
+    )
+    yield SupportDistance("host", np.maximum(waits, found[..., 1]), np.zeros_like(waits), reason, found)
 
 
 def find_unmeasured(timeline: Timeline, bundle: Bundle) -> list[UnmeasuredKernel | None]:
@@ -162,7 +429,8 @@ def find_unmeasured(timeline: Timeline, bundle: Bundle) -> list[UnmeasuredKernel
     ):
         seen = bundle.seen.get(learner)
         if family in unheld:
-            reasons[i] = UnmeasuredKernel(OutsideReason.KIND, f"no held-out rows for {family}")
+            if family != "collective":  # its ends are those of public timings
+                reasons[i] = UnmeasuredKernel(OutsideReason.KIND, f"no held-out rows for {family}")
         elif seen is None:
             continue
         elif op.dtype not in seen.dtypes:
@@ -177,17 +445,19 @@ def find_unmeasured(timeline: Timeline, bundle: Bundle) -> list[UnmeasuredKernel
             # Where many forms ran as one kernel, as plain functions of an element do, another is much like them.
             # Where few did, as in reductions, different code may share the name of a kernel.
             reason = OutsideReason.FORM if len(alike) >= MANY_FORMS else OutsideReason.KIND
-            reasons[i] = UnmeasuredKernel(reason, f"{op}: {form} was never measured, only {few} that run as {group}")
+            said = f"{op}: {form} was never measured, only {few} that run as {group}"
+            reasons[i] = UnmeasuredKernel(reason, said, reason is OutsideReason.KIND)
         else:
             to_size.setdefault(learner, []).append(i)
     for learner, rows in to_size.items():
-        for row, why in _sizes_outside(timeline, bundle.seen[learner], rows).items():
-            reasons[row] = UnmeasuredKernel(OutsideReason.SIZE, f"{kernels.ops[row]}: {why}")
+        for row, (octaves, why) in _sizes_outside(timeline, bundle.seen[learner], rows).items():
+            far = octaves > learned_distances().conditions["size"].near
+            reasons[row] = UnmeasuredKernel(OutsideReason.SIZE, f"{kernels.ops[row]}: {why}", far)
     return reasons
 
 
-def _sizes_outside(timeline: Timeline, seen: MeasuredRange, rows: list[int]) -> dict[int, str]:
-    """Describe the first size beyond those measured of each of these kernels that has one."""
+def _sizes_outside(timeline: Timeline, seen: MeasuredRange, rows: list[int]) -> dict[int, tuple[float, str]]:
+    """Return octaves and description of the size furthest beyond those measured, for kernels that have one."""
     features = timeline.kernels.work.features
     known, low, high = seen.bounds
     kept = [i for i, name in enumerate(known) if name in features]
@@ -196,15 +466,12 @@ def _sizes_outside(timeline: Timeline, seen: MeasuredRange, rows: list[int]) -> 
     if len(kept) < len(known):
         low, high = low[kept], high[kept]
     values = np.array([features[known[i]] for i in kept]).take(rows, axis=1)
-    inside = (low - _MARGIN <= values) & (values <= high + _MARGIN)
-    if inside.all():
-        return {}
+    octaves = np.maximum(low - values, values - high)
     found = {}
-    for at in np.flatnonzero(~inside.all(axis=0)):
-        first = int(np.argmin(inside[:, at]))
-        name, value = known[kept[first]], float(values[first, at])
+    for at in np.flatnonzero((octaves > _MARGIN).any(axis=0)):
+        furthest = int(np.argmax(octaves[:, at]))
+        name, value = known[kept[furthest]], float(values[furthest, at])
         least, most = seen.sizes[name]
-        found[rows[at]] = (
-            f"{name.removeprefix('log_')} of {2**value:.3g}, measured from {2**least:.3g} to {2**most:.3g}"
-        )
+        said = f"{name.removeprefix('log_')} of {2**value:.3g}, measured from {2**least:.3g} to {2**most:.3g}"
+        found[rows[at]] = float(octaves[furthest, at]), said
     return found

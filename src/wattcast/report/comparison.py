@@ -97,7 +97,7 @@ def summarise_prediction(p: Prediction) -> RunSummary:
         float(p.effective_clock_hz),
         tuple(parts),
         {module.name: float(module.power_w) * latency_s for module in p.modules},
-        () if p.support.inside else (f"outside what was measured: {p.support.reason}",),
+        () if p.support.inside else (f"far from what was measured: {p.support.reason}",),
     )
 
 

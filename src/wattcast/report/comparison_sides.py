@@ -206,7 +206,7 @@ def _saved(path: str, which: str) -> RunSummary:
         p.effective_clock_hz,
         tuple(_part(op) for op in p.ops),
         {module.name: module.power_w * p.latency_s for module in p.modules},
-        () if p.support.inside else (f"outside what was measured: {p.support.reason}",),
+        () if p.support.inside else (f"far from what was measured: {p.support.reason}",),
     )
 
 

@@ -164,6 +164,7 @@ def _summary(seen: ConfigurationView) -> HtmlMarkup:
     tiles = [_tile(line.label, line.value, line.remark) for line in list_answers(p)]
     held = "held down by the power limit" if p.capped else "as asked for"
     tiles += [_tile("clock", show(float(p.clock_hz), "Hz"), held), _tile("how sure", sure.word, sure.reason)]
+    tiles.append(_tile("support", p.support.word, p.support.reason))
     waiting = 1.0 - float(p.busy_s) / float(p.latency_s)
     note = (
         f"{p.interval.level:.0%} intervals below the numbers. The GPU waits for the host {waiting:.1%} of the time."
@@ -291,11 +292,10 @@ def _sure(seen: ConfigurationView) -> HtmlMarkup:
             ("energy", p.energy_j, p.interval.energy_j, "J"),
         )
     ]
-    inside = "Inside" if p.support.inside else "Outside"
     return join_markup(
         [
             make_html_table(("", "predicted", "low", "high"), rows, f"{p.interval.level:.0%} intervals"),
-            make_element("p", f"{inside} what was measured: {p.support.reason}."),
+            make_element("p", f"Support: {p.support.word}. {p.support.reason}."),
         ]
     )
 

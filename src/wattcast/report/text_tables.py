@@ -19,6 +19,7 @@ from wattcast.predictor.prediction_summary import (
     list_answers,
     rank_assumptions,
     show_between,
+    support_line,
     title_of,
 )
 
@@ -94,7 +95,7 @@ def _print_one(console: Console, p: Prediction, details: bool) -> None:
     """Print the answer first, then modules, operators and assumptions: the most important, or all."""
     sure = judge_confidence(p)
     console.print(f"[bold]{escape(title_of(p))}[/bold]", highlight=False)
-    for line in (*list_answers(p), AnswerLine("how sure", sure.word, sure.reason)):
+    for line in (*list_answers(p), AnswerLine("how sure", sure.word, sure.reason), support_line(p)):
         value = f"{line.value:<26}" if line.remark else line.value
         text = f"  {line.label:<12} [bold]{escape(value)}[/bold]"
         console.print(f"{text} [dim]{escape(line.remark)}[/dim]" if line.remark else text, highlight=False)
@@ -157,7 +158,8 @@ def _ops(p: Prediction, most: int | None) -> Table:
 
 
 def _print_many(console: Console, predictions: Sequence[Prediction]) -> None:
-    rows = new_table("workload", "GPUs", "per second", "energy", "total power", "latency", "memory", "sure")
+    names = ("per second", "energy", "total power", "latency", "memory", "sure", "support")
+    rows = new_table("workload", "GPUs", *names)
     for p in predictions:
         lines = {line.label: line.value for line in reversed(list_answers(p))}
         rows.add_row(
@@ -165,9 +167,10 @@ def _print_many(console: Console, predictions: Sequence[Prediction]) -> None:
             str(p.gpu_count),
             *(lines.get(name, "") for name in ("throughput", "energy", "total power", "latency", "memory")),
             judge_confidence(p).word,
+            p.support.word,
         )
     first = predictions[0]
     rows.title = f"{len(predictions)} workloads on {first.gpu}, which is {first.status}"
     console.print(rows)
     for reason in dict.fromkeys(p.support.reason for p in predictions if not p.support.inside):
-        console.print(f"Outside what was measured: {escape(reason)}", highlight=False)
+        console.print(f"Far from what was measured: {escape(reason)}", highlight=False)

@@ -20,6 +20,7 @@ from wattcast.fit.scoring import LedgerRow, make_absent_row
 from wattcast.gpuwattch.energy_checks import make_energy_rows
 from wattcast.predictor.bundle.bundle_file import shipped_bundle
 from wattcast.validate.collective_checks import collective_rows, public_rows
+from wattcast.validate.coverage_checks import coverage_rows
 from wattcast.validate.engine_checks import engine_kernel_rows, table_rows
 from wattcast.validate.kernel_checks import (
     card_rows,
@@ -83,6 +84,7 @@ def build_ledger(
         ("titanx", titanx_rows, TITANX, "power, leave one benchmark out, V inferred"),
         ("v100", v100_rows, V100, "power, leave one kernel out"),
         ("training", training_rows, "published training", "tokens/s"),
+        ("coverage", coverage_rows, "coverage of 90 % intervals", "latency and power"),
     ):
         kept = load_rows(section, env)
         if long and (again or kept is None):

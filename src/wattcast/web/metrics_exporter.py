@@ -233,7 +233,10 @@ PREDICTED: dict[str, tuple[str, Callable[[ModelledWorkload], Any]]] = {
     "best_power_watts": ("Predicted power at that clock", lambda m: m.best_power_w),
     "saving_ratio": ("Share of the energy that clock saves", lambda m: m.saving),
     "slowdown_ratio": ("Slowdown allowed for it", lambda m: m.slowdown),
-    "inside_measured": ("1 when the prediction is inside what was measured", lambda m: m.prediction.support.inside),
+    "inside_measured": (
+        "1 when the prediction is near what was measured",
+        lambda m: m.prediction.support.inside,
+    ),
 }
 
 

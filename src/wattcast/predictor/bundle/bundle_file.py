@@ -63,6 +63,7 @@ class MeasuredRange:
     groups: tuple[str, ...]  # kinds of kernels
     sizes: Mapping[str, tuple[float, float]]  # least and most of each size, in log2
     forms: Mapping[str, tuple[str, ...]] | None = None  # by kind, forms that ran (``Operator.form``); None: unknown
+    clock_hz: tuple[float, float] | None = None  # lowest and highest of rows; None: unknown
 
     @cached_property
     def bounds(self) -> tuple[tuple[str, ...], Array, Array]:
@@ -104,6 +105,8 @@ class Bundle:
     cards: CardSpread = field(default_factory=published_spread)  # how far another card of the kind may be
     widening: Widening = field(default_factory=default_widening)  # of intervals, away from what was measured
     cold: ColdCacheDelay | None = None  # what operators take more among others; None: not known
+    power_limit_w: tuple[float, float] | None = None  # lowest and highest that rows ran under; None: unknown
+    temperature_c: tuple[float, float] | None = None  # lowest and highest of rows; None: unknown
 
     def __post_init__(self) -> None:
         for table, name in ((self.corrections, "corrections"), (self.residuals, "residuals")):
@@ -173,6 +176,7 @@ class _RangeFile(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True)
     groups: tuple[str, ...]
     sizes: dict[str, tuple[float, float]]
     forms: dict[str, str] | None = None  # group -> forms with commas between: a list is slower to read
+    clock_hz: tuple[float, float] | None = None
 
 
 class _PowerFile(msgspec.Struct, forbid_unknown_fields=True):
@@ -201,6 +205,8 @@ class _BundleFile(msgspec.Struct, forbid_unknown_fields=True):
     cards: CardSpread | None = None  # absent: the published figures
     widening: Widening | None = None  # absent: the default
     cold: _ColdFile | None = None  # absent: operators cost in a model what they cost alone
+    power_limit_w: tuple[float, float] | None = None
+    temperature_c: tuple[float, float] | None = None
     arrays: bool = False  # whether learned factors lie beside, in arrays.npz
 
 
@@ -297,6 +303,7 @@ def _from_file(file: _BundleFile, where: str, arrays: bytes | None) -> Bundle:
                 s.groups,
                 s.sizes,
                 None if s.forms is None else {kind: tuple(f.split(", ")) for kind, f in s.forms.items()},
+                s.clock_hz,
             )
             for name, s in file.seen.items()
         },
@@ -309,6 +316,8 @@ def _from_file(file: _BundleFile, where: str, arrays: bytes | None) -> Bundle:
         cold=None
         if cold is None
         else ColdCacheDelay(parse(cold.operator, "s", "cold.operator"), cold.s_per_byte, cold.layers),
+        power_limit_w=file.power_limit_w,
+        temperature_c=file.temperature_c,
     )
 
 
@@ -362,12 +371,15 @@ def bundle_to_plain(bundle: Bundle) -> dict[str, Any]:
                 s.groups,
                 dict(s.sizes),
                 None if s.forms is None else {kind: ", ".join(f) for kind, f in s.forms.items()},
+                s.clock_hz,
             )
             for name, s in bundle.seen.items()
         },
         cards=None if bundle.cards == published_spread() else bundle.cards,
         widening=None if bundle.widening == default_widening() else bundle.widening,
         cold=None if cold is None else _ColdFile(f"{cold.operator_s!r} s", cold.s_per_byte, cold.layers),
+        power_limit_w=bundle.power_limit_w,
+        temperature_c=bundle.temperature_c,
         arrays=learned is not None,
     )
     plain: dict[str, Any] = msgspec.to_builtins(file)

@@ -23,6 +23,7 @@ from wattcast.power.activity import known_events
 from wattcast.power.module_power import ModulePower
 from wattcast.power.power_model import IdlePower, VoltageCurve
 from wattcast.predictor.bundle.bundle_file import FAMILIES, Bundle, ResidualEnds, shipped_bundle
+from wattcast.predictor.bundle.support_widening import ForecastEnds, default_widening, learned_distances
 from wattcast.predictor.kernel_phases import Correction, LaunchCosts
 from wattcast.predictor.learned_factors import CarriedFactors, LearnedFactors
 from wattcast.predictor.timeline import ClockLaw
@@ -82,13 +83,6 @@ class VoltageRule(msgspec.Struct, forbid_unknown_fields=True):
     relative: list[float]
 
 
-class SpreadRule(msgspec.Struct, forbid_unknown_fields=True):
-    """Factors by which a forecast may be off, on one side."""
-
-    latency: float
-    power: float
-
-
 class ForecastRule(msgspec.Struct, forbid_unknown_fields=True):
     """The rule by which a bundle is carried over to a GPU without measurements (``forecast.yaml``)."""
 
@@ -116,7 +110,6 @@ class ForecastRule(msgspec.Struct, forbid_unknown_fields=True):
     host: dict[str, str]
     idle: IdleRule
     voltage: VoltageRule
-    spread: dict[str, SpreadRule]
     missing: dict[str, str]
 
     def architecture(self, name: str) -> ArchitectureRule:
@@ -183,7 +176,7 @@ def _build_forecast(gpu: Gpu) -> Bundle:
         launch=_launch(parent, gpu, the),
         power=_power(gpu, the, power, idle, voltage),
         clock_law=_law(parent, gpu, kind),
-        residuals=_residuals(parent, the, kind),
+        residuals=forecast_residuals(parent.residuals, learned_distances().forecast),
         toggling=parent.toggling,
         reference=replace(
             reference_chip(gpu), style=kind.style, choice=parent.reference.choice if kind.whole else None
@@ -194,7 +187,7 @@ def _build_forecast(gpu: Gpu) -> Bundle:
         waiting_sm=_waiting_sm(gpu, chip, the),
         assumptions=tuple(note for note in notes if note),
         cards=parent.cards,
-        widening=parent.widening,
+        widening=default_widening().without_sizes(),
         cold=parent.cold,
     )
 
@@ -370,18 +363,14 @@ def _learned(parent: Bundle, the: ForecastRule, kind: ArchitectureRule) -> Learn
     return CarriedFactors(parent.learned.reference, time, energy)
 
 
-def _residuals(parent: Bundle, the: ForecastRule, kind: ArchitectureRule) -> dict[str, ResidualEnds]:
-    """Widen the parent's held-out residuals by what a forecast adds, in quadrature of logs."""
-    spread = the.spread["whole" if kind.whole else "other"]
-
-    def wider(ends: tuple[float, float], factor: float) -> tuple[float, float]:
-        low, high = (float(np.hypot(np.log(end), np.log(factor))) for end in ends)
-        return float(np.exp(-low)), float(np.exp(high))
-
-    return {
-        family: ResidualEnds(wider(r.latency, spread.latency), wider(r.power, spread.power), r.rows)
-        for family, r in parent.residuals.items()
-    }
+def forecast_residuals(
+    parent: Mapping[str, ResidualEnds], ends: Mapping[str, ForecastEnds]
+) -> dict[str, ResidualEnds]:
+    """Return the ends of a forecast: those of GPUs that were left out, which say more than the parent's own rows."""
+    rest = ends["other"]
+    assert rest.power is not None, "power of other kernels stands for all"
+    named = {name: ResidualEnds(e.latency, e.power or rest.power, e.rows) for name, e in ends.items()}
+    return {family: r if family == "collective" else named["other"] for family, r in parent.items()} | named
 
 
 def _idle(gpu: Gpu, the: ForecastRule, parent: IdlePower) -> tuple[IdlePower, str]:

@@ -1,10 +1,12 @@
-"""Widen prediction intervals for other cards, unmeasured kernels, distant sizes and kernels that follow one another.
+"""How much wider intervals are away from what was measured: other cards, kernels, clocks, limits, hosts and GPUs.
 
     log(measured on another card / predicted) = error of the model + card + card x kernel
 
 ``CardSpread`` is the standard deviation of the last two terms together. ``Widening`` holds what the interval of a
-kernel gains with its distance from measured rows, with a reason to be outside of them (``OutsideReason``), and with
-the kernels around it. The classes are read from YAML as they stand.
+kernel gains with its distance from measured rows and with a reason to be outside of them (``OutsideReason``).
+``LearnedDistances`` is ``distances.yaml``: these two where a bundle has none of its own, and what was learned from
+rows of several GPUs, clocks, limits and hosts (``studies/learn_distances.py``). YAML is read into the classes as they
+stand.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 from enum import StrEnum
 from functools import cache, cached_property
 from importlib.resources import files
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -41,19 +44,17 @@ THIS_CARD = CardSpread(0.0, 0.0, 1, "the card that was measured")
 
 
 class PublishedSpread(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Differences between two runs of the same kernels, from ``cards.yaml``."""
+    """Differences between two runs of the same kernels: latency at the median, power at the 90th percentile."""
 
     latency_median: float
     power_p90: float
-    counts_for: float
+    counts_for: float  # differences between cards that these figures weigh as much as, beside measured ones
     source: str
 
 
-@cache
 def published_figures() -> PublishedSpread:
     """Return the differences between two runs that ship with Wattcast."""
-    data = files("wattcast.predictor.bundle").joinpath("cards.yaml").read_bytes()
-    return decode_yaml(data, PublishedSpread, "cards.yaml")
+    return learned_distances().cards
 
 
 def published_spread() -> CardSpread:
@@ -90,40 +91,14 @@ class ReasonWidening(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 raise bad_value(f"widening.{name}", "a half-width of logs, from 0 to below 5", value)
 
 
-class LayerWidening(msgspec.Struct, frozen=True, dict=True, forbid_unknown_fields=True):
-    """Low and high ends of what 90 % of measured layers took beyond the prediction from their operators."""
-
-    share: tuple[float, float]  # of the operators' time
-    kernel_s: tuple[float, float]  # per kernel
-    layers: int
-
-    def __post_init__(self) -> None:
-        if not (-1.0 < self.share[0] <= self.share[1] and self.kernel_s[0] <= self.kernel_s[1]):
-            raise bad_value("widening.among", "a low and a high end, shares above -1", (self.share, self.kernel_s))
-
-    def log_ends(self, kernels: float, busy_s: Array, mixed: Array) -> Array:
-        """Return log-ends ``(*sweep, 2)`` of a workload: the nearer of share and seconds, by how mixed it is.
-
-        ``mixed`` is 1 - Σ share², which is 0 for a single kernel, since single kernels were measured.
-        """
-        share, kernel_s = self._outward
-        seconds = kernels * kernel_s / np.maximum(busy_s, 1e-12)[..., np.newaxis]
-        nearer = np.maximum(np.minimum(seconds, share), 0.0)
-        return np.asarray(np.log1p(nearer * OUTWARD) * mixed[..., np.newaxis])
-
-    @cached_property
-    def _outward(self) -> tuple[Array, Array]:
-        return np.array(self.share) * OUTWARD, np.array(self.kernel_s) * OUTWARD
-
-
 class Widening(msgspec.Struct, frozen=True, dict=True, forbid_unknown_fields=True):
-    """What distance from measured rows, unmeasured things and neighbouring kernels add to an interval."""
+    """What distance from measured rows and unmeasured things add to the interval of a kernel."""
 
     near: NearnessLine  # of latency
     apart: dict[OutsideReason, ReasonWidening]
     source: str
     near_power: NearnessLine = UNSCALED
-    among: LayerWidening | None = None  # None: no layers were measured
+    among: dict[str, Any] | None = None  # of older bundles, and unused: ``LearnedDistances.together``
 
     def __post_init__(self) -> None:
         for line in (self.near, self.near_power):
@@ -136,6 +111,11 @@ class Widening(msgspec.Struct, frozen=True, dict=True, forbid_unknown_fields=Tru
     def with_nearness(self, near: tuple[NearnessLine, NearnessLine]) -> Widening:
         """Return this widening with other nearness lines of latency and of power."""
         return msgspec.structs.replace(self, near=near[0], near_power=near[1])
+
+    def without_sizes(self) -> Widening:
+        """Return this widening for ends that hold rows of every size and function of a kind."""
+        held = {reason: ReasonWidening(0.0, 0.0) for reason in (OutsideReason.SIZE, OutsideReason.FORM)}
+        return msgspec.structs.replace(self, apart={**self.apart, **held})
 
     def scale(self, near: Array | None) -> Array | None:
         """Return the factors on log-ends of latency and of power, ``(2, kernel)``; None where all are 1.
@@ -164,8 +144,63 @@ def nearness_scale(near: Array, line: NearnessLine | Array) -> Array:
     return np.asarray(np.where(np.isnan(found), 1.0, found))
 
 
-@cache
 def default_widening() -> Widening:
     """Return the widening of a bundle whose rows are too few to learn its own."""
-    data = files("wattcast.predictor.bundle").joinpath("widening.yaml").read_bytes()
-    return decode_yaml(data, Widening, "widening.yaml")
+    return learned_distances().widening
+
+
+class ConditionWidening(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Half-widths in logs that one unit of distance adds, and the distance up to which a prediction is near."""
+
+    unit: str
+    near: float
+    latency: float
+    power: float
+    rows: int
+    source: str
+
+
+class ErrorCorrelation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The correlation of errors of two kernels in one workload, of latency and of power."""
+
+    latency: float
+    power: float
+    rows: int
+    source: str
+
+
+class HostSpread(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The host's cost of an operator over the default: low and high ends of 90 % of runs that it holds up."""
+
+    low: float
+    high: float
+    rows: int
+    source: str
+
+
+class ForecastEnds(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Low and high end of measured over forecast on GPUs that were left out; power None: those of all kernels."""
+
+    latency: tuple[float, float]
+    rows: int
+    gpus: int
+    power: tuple[float, float] | None = None
+
+
+class LearnedDistances(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What ships in ``distances.yaml``."""
+
+    cards: PublishedSpread
+    widening: Widening
+    together: ErrorCorrelation
+    host: HostSpread
+    conditions: dict[str, ConditionWidening]  # clock, power limit, ...
+    forecast: dict[str, ForecastEnds]  # by family of kernels, ``other`` for the rest
+    forecast_source: str
+
+
+@cache
+def learned_distances() -> LearnedDistances:
+    """Return the distances that ship with Wattcast."""
+    data = files("wattcast.predictor.bundle").joinpath("distances.yaml").read_bytes()
+    return decode_yaml(data, LearnedDistances, "distances.yaml")

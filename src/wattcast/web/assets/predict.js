@@ -45,7 +45,7 @@ export function drawPredict() {
   drawTrade(v);
   drawRoof(v);
   const p = v.prediction, from = p.provenance;
-  $("support").textContent = `${p.support.inside ? "Inside" : "Outside"} what was measured: ${p.support.why}. Intervals are ${percent(p.interval.level)}.`;
+  $("support").textContent = `Support: ${p.support.word}. ${p.support.reason}. ${p.support.why}. Intervals are ${percent(p.interval.level)}.`;
   notes($("assumed"), p.assumptions);
   $("source").textContent = `${from.status} coefficients: ${[from.source, from.device, from.date].filter(Boolean).join(", ")}. Wattcast ${v.wattcast}.`;
 }

@@ -1,0 +1,340 @@
+"""The ledger of coverage: how many measured rows lie inside their 90 % intervals, and how wide these are.
+
+A set is a number of rows of one public file or of our own database. Where its GPU was never measured by us, the ends
+come from the other GPUs alone (``learn_forecast_ends`` without the chip). ``narrowest`` is the width that the set's
+own residuals ask for, from their 5th to their 95th percentile: no interval of one width holds 90 % with much less.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from wattcast import hardware
+from wattcast.core.arrays import Array, Mask
+from wattcast.core.measured_rows import CHAINS_FILE, database_folder, read_table
+from wattcast.core.strict_files import FitStatus
+from wattcast.fit import whole_models
+from wattcast.fit.calibration import UNCAPPED_W, MeasuredModel
+from wattcast.fit.calibration_rows import PUBLISHED_GPU, clean_runs, read_other_gpus, read_published_runs
+from wattcast.fit.held_out import analyse_rows, predict_with_bundle, weighted_quantile
+from wattcast.fit.kernel_rows import parse_operators
+from wattcast.fit.scoring import LedgerRow, make_ledger_row
+from wattcast.fit.table_fit import describe_work, predict_tables_s
+from wattcast.fit.table_rows import TableRows, read_tables
+from wattcast.hardware import Gpu, OperatingPoint
+from wattcast.predictor.bundle import bundle_for, forecast_bundle
+from wattcast.predictor.bundle.bundle_file import Bundle, ResidualEnds
+from wattcast.predictor.bundle.forecast import forecast_residuals
+from wattcast.predictor.bundle.support_widening import NORMAL_P90, ForecastEnds, OutsideReason
+from wattcast.predictor.prediction import Prediction, predict_graph
+from wattcast.predictor.uncertainty import compute_interval, find_unmeasured, kernel_log_ends, widen_log_ends
+from wattcast.validate.ledger_store import Tell
+from wattcast.validate.other_gpu_checks import to_calibration_row
+from wattcast.workload.graph import Block, Graph
+
+LEVEL = 0.9
+WANTED = (82.0, 97.0)  # percent of a public set inside
+WIDEST = 1.5  # times the narrowest width
+LEAST_ROWS = 40  # of a public set, to be judged
+TABLE_ROWS = 60  # of a table, a number format and a band of latency
+CHIPS = {"a100-sxm-80gb": "A100", "b200": "B200", "l40s": "L40S", PUBLISHED_GPU: "A100", "a10": "A10"}
+_LEAST_OF_GROUP = 20  # rows of a kind of kernel on a chip, to learn from
+FEW_CHIPS = 1.2  # factor on mean log-ends of two or three chips, so that they hold the rows of another
+_HALF_OTHER = 0.3  # half-width of logs that is scaled until whole models of other chips are inside
+
+
+@dataclass(frozen=True)
+class KernelSet:
+    """Rows of one public table: logs of measured over predicted, and what decides their ends; ``(row,)`` each."""
+
+    name: str
+    chip: str
+    group: tuple[str, ...]  # kinds of kernels
+    log_ratio: Mapping[str, Array]  # latency, and power where it was measured
+    inside: Mask  # of what was measured in kind and format
+    make_ends: Callable[[Bundle], Array]  # (row, 4) logs of ends
+    bundle: Bundle
+
+
+@dataclass(frozen=True)
+class ModelSet:
+    """Whole models or layers: predictions and what was measured of each."""
+
+    name: str
+    chip: str
+    predictions: tuple[Prediction, ...]
+    measured: Mapping[str, Array]  # latency, and power where it was measured
+
+    def log_ratio(self, quantity: str) -> Array:
+        """Return logs of measured over predicted."""
+        said = [p.latency_s if quantity == "latency" else p.power_w for p in self.predictions]
+        return np.asarray(np.log(self.measured[quantity] / np.array(said)))
+
+    def ends(self, quantity: str, ends: Mapping[str, ResidualEnds] | None = None) -> Array:
+        """Return logs of the interval's ends over the prediction, ``(row, 2)``; with other ends of families."""
+        found = []
+        for p in self.predictions:
+            interval = p.interval if ends is None else compute_interval(p.basis, ends)
+            value, middle = (
+                (interval.latency_s, p.latency_s) if quantity == "latency" else (interval.power_w, p.power_w)
+            )
+            found.append(np.log(value / middle))
+        return np.array(found)
+
+
+def coverage_rows(reference: Path | None, tell: Tell, gpu: str = "h200") -> list[LedgerRow]:
+    """Return share inside, mean width and narrowest width of every set that can be found; takes minutes."""
+    rows = []
+    tell(f"coverage: layers and whole models of the {gpu}")
+    for own in (load_layer_set(gpu), *load_model_sets(gpu)):
+        for quantity in own.measured:
+            wanted = (85.0, 95.0)
+            rows.append(
+                _judge(f"coverage, {own.name}", quantity, own.log_ratio(quantity), own.ends(quantity), wanted)
+            )
+    if reference is None:
+        return rows
+    tell("coverage: public sets")
+    for quantity, name, log_ratio, ends in judge_public_sets(reference):
+        rows.append(_judge(f"coverage, {name}", quantity, log_ratio, ends, WANTED))
+    return rows
+
+
+def _judge(where: str, quantity: str, log_ratio: Array, ends: Array, wanted: tuple[float, float]) -> LedgerRow:
+    known = np.isfinite(log_ratio)
+    log_ratio, ends = log_ratio[known], ends[known]
+    inside = (log_ratio >= ends[:, 0]) & (log_ratio <= ends[:, 1])
+    low, high = np.quantile(np.exp(log_ratio), [0.05, 0.95])
+    width = float(np.mean(np.exp(ends[:, 1]) - np.exp(ends[:, 0])))
+    share = 100.0 * float(inside.mean())
+    more: dict[str, Any] = {
+        "coverage": round(share, 1),
+        "width": round(100.0 * width, 1),
+        "narrowest": round(100.0 * float(high - low), 1),
+        "wanted": list(wanted),
+        "held": bool(wanted[0] <= share <= wanted[1] and width <= WIDEST * (high - low)),
+    }
+    return make_ledger_row(where, quantity, len(log_ratio), None, **more)
+
+
+def judge_public_sets(reference: Path) -> Iterable[tuple[str, str, Array, Array]]:
+    """Return quantity, name, log-ratios and log-ends of every public set; a forecast's chip is left out."""
+    kernels, models = load_table_sets(reference), load_published_models(reference)
+    chips = {s.chip for s in kernels} | {s.chip for s in models}
+    without = {chip: learn_forecast_ends(kernels, models, chip) for chip in sorted(chips)}
+    for found in kernels:
+        bundle = found.bundle
+        if bundle.status is FitStatus.FORECAST:
+            learned = without[found.chip]
+            bundle = replace(bundle, residuals=forecast_residuals(bundle.residuals, learned))
+        ends = found.make_ends(bundle)
+        for quantity, log_ratio in found.log_ratio.items():
+            if np.isfinite(log_ratio).sum() >= LEAST_ROWS:
+                yield quantity, found.name, log_ratio, ends[:, :2] if quantity == "latency" else ends[:, 2:]
+    for some in models:
+        residuals = forecast_residuals(some.predictions[0].basis.bundle.residuals, without[some.chip])
+        for quantity in some.measured:
+            yield quantity, some.name, some.log_ratio(quantity), some.ends(quantity, residuals)
+
+
+@cache
+def load_table_sets(reference: Path) -> tuple[KernelSet, ...]:
+    """Load the tables of kernels: forecasts of three GPUs, and the H200's with its own bundle."""
+    found = []
+    for name in ("a100-sxm-80gb", "b200", "l40s", "h200"):
+        gpu = hardware.load_gpu(name)
+        bundle = bundle_for(gpu) if name == "h200" else forecast_bundle(gpu)
+        table = read_tables([reference / "aiconfigurator"], gpu, TABLE_ROWS)
+        # fp8 products by block are launched one by one: the host's time, not the kernel's
+        judged = table.rows.fit & np.array(
+            [op.kind != "engine_block_mm" or op.dtype != "fp8" for op in table.rows.ops]
+        )
+        table = table.select_rows(judged)
+        names = [
+            f"{name} {engine} {_table_of(describe_work(op))}{'' if kind == 'burst' else ', sustained'}"
+            for engine, op, kind in zip(table.engine, table.rows.ops, table.rows.kind, strict=True)
+        ]
+        for label in dict.fromkeys(names):
+            some = np.array([other == label for other in names])
+            if label.endswith("sustained"):
+                some &= np.isfinite(table.rows.column("power_w"))
+            if some.sum() >= LEAST_ROWS:
+                found.append(_kernel_set(label, table.select_rows(some), gpu, bundle))
+    return tuple(found)
+
+
+def _table_of(work: str) -> str:
+    """Name the public table of what a row timed."""
+    if work.startswith("attention"):
+        return "context attention" if "prefill" in work else "generation attention"
+    return "products" if work.startswith("products") else "experts"
+
+
+def _kernel_set(name: str, table: TableRows, gpu: Gpu, bundle: Bundle) -> KernelSet:
+    timeline = analyse_rows(bundle, table.rows, gpu)
+    reasons = find_unmeasured(timeline, bundle)
+    ratio = {"latency": np.log(table.rows.column("latency_s") / predict_tables_s(table, gpu, bundle))}
+    if name.endswith("sustained"):
+        watts = predict_with_bundle(bundle, table.rows, gpu)[:, 1]
+        ratio["power"] = np.log(table.rows.column("power_w") / watts)
+
+    def make_ends(with_ends: Bundle) -> Array:
+        spread = NORMAL_P90 * np.array([with_ends.cards.latency, with_ends.cards.power])
+        ends = kernel_log_ends(timeline, with_ends, reasons)
+        return np.hstack([widen_log_ends(ends[:, at : at + 2], by) for at, by in zip((0, 2), spread, strict=True)])
+
+    strange = (OutsideReason.KIND, OutsideReason.DTYPE)
+    plain = np.array([reason is None or reason.reason not in strange for reason in reasons])
+    group = timeline.kernels.work.kernel_family
+    return KernelSet(name, CHIPS.get(gpu.name, ""), tuple(group), ratio, plain, make_ends, bundle)
+
+
+@cache
+def load_published_models(reference: Path) -> tuple[ModelSet, ...]:
+    """Load the published whole models on A100 and A10, forecast at the clock that really ran."""
+    runs = {
+        (PUBLISHED_GPU, "A100 whole models, 900 MHz"): clean_runs(read_published_runs(reference, "900")),
+        (PUBLISHED_GPU, "A100 whole models, other clocks"): clean_runs(read_published_runs(reference, "clocks")),
+        **{(name, f"{name} whole models"): some for name, some in read_other_gpus(reference).items()},
+    }
+    found = []
+    for (name, label), some in runs.items():
+        gpu = hardware.load_gpu(name)
+        rows = [to_calibration_row(r, gpu) for r in some]
+        found.append(_model_set(label, CHIPS.get(name, name), rows, gpu, forecast_bundle(gpu)))
+    return tuple(found)
+
+
+def _model_set(name: str, chip: str, rows: Sequence[MeasuredModel], gpu: Gpu, bundle: Bundle) -> ModelSet:
+    predictions = tuple(
+        predict_graph(m.graph, gpu, OperatingPoint(m.clock_hz, UNCAPPED_W, m.temperature_c), bundle) for m in rows
+    )
+    columns = {
+        q: np.array([getattr(m, n) for m in rows], float) for q, n in (("latency", "latency_s"), ("power", "power_w"))
+    }
+    return ModelSet(name, chip, predictions, columns)
+
+
+def load_model_sets(gpu: str) -> list[ModelSet]:
+    """Load our own whole models: captured in CUDA graphs, and launched by the host."""
+    chip = hardware.load_gpu(gpu)
+    bundle = bundle_for(chip)
+    found = []
+    for label, captured in (("whole models, GPU-bound", True), ("whole models, launched by the host", False)):
+        cases = [case for case in whole_models.load_models(gpu) if case.row.graph == captured]
+        here = replace(bundle, launch=replace(bundle.launch, host_s_per_operator=0.0)) if captured else bundle
+        predictions = tuple(predict_graph(case.graph, chip, OperatingPoint(), here) for case in cases)
+        latency = whole_models.measured_column(cases, lambda r: r.latency_s)
+        power = whole_models.measured_column(cases, lambda r: r.power_w)
+        found.append(ModelSet(f"{gpu} {label}", "", predictions, {"latency": latency, "power": power}))
+    return found
+
+
+def load_layer_set(gpu: str) -> ModelSet:
+    """Load our own layers of operators that hand on results: bursts at the top clock, no power."""
+    chip = hardware.load_gpu(gpu)
+    bundle = bundle_for(chip)
+    bundle = replace(bundle, launch=replace(bundle.launch, host_s_per_operator=0.0))
+    at = OperatingPoint(float(np.mean(chip.clocks.max_hz)), UNCAPPED_W)
+    chains = read_table(database_folder(gpu) / CHAINS_FILE)
+    whole = [
+        r for r in chains if r.get("handed_on") and r.get("latency_s") and not (r.get("error") or r.get("flags"))
+    ]
+    predictions = []
+    for row in whole:
+        ops = parse_operators([json.loads(text) for text in row["operators"]])
+        # a layer follows another like it
+        predictions.append(predict_graph(Graph(str(row["name"]), (Block(tuple(ops), 2),)), chip, at, bundle))
+    latency = 2.0 * np.array([float(row["latency_s"]) for row in whole])
+    return ModelSet(f"{gpu} layers", "", tuple(predictions), {"latency": latency})
+
+
+def learn_forecast_ends(
+    kernels: Sequence[KernelSet], models: Sequence[ModelSet], without: str = ""
+) -> dict[str, ForecastEnds]:
+    """Learn the ends of a forecast from measured over forecast on other GPUs, ``without`` one chip.
+
+    A kind of kernel takes the 5th and 95th percentile of its rows, averaged over chips and wider since these are few.
+    Other kinds share one pair of ends, as wide as it takes to hold 90 % of the published whole models, given those of
+    the first; so does power.
+    """
+    found = _group_ends([k for k in kernels if k.chip not in ("", without)])
+    judged = [m for m in models if m.chip != without]
+    if not judged:
+        return found | {"other": ForecastEnds((0.7, 1.4), 0, 0, (0.8, 1.25))}
+    weight = np.concatenate([np.full(len(m.predictions), 1.0 / len(m.predictions)) for m in judged])
+    ratios = {q: np.concatenate([m.log_ratio(q) for m in judged]) for q in ("latency", "power")}
+    base = tuple(weighted_quantile(ratios["power"], weight, level) for level in (0.05, 0.95))
+    rows, gpus = len(weight), len({m.chip for m in judged})
+
+    def share_inside(quantity: str, ends: ForecastEnds) -> float:
+        parts = [
+            m.ends(quantity, forecast_residuals(m.predictions[0].basis.bundle.residuals, found | {"other": ends}))
+            for m in judged
+        ]
+        at, ratio = np.concatenate(parts), ratios[quantity]
+        return float(weight @ ((ratio >= at[:, 0]) & (ratio <= at[:, 1])) / weight.sum())
+
+    def make(latency: float, power: float) -> ForecastEnds:
+        ends = [(round(float(np.exp(s * lo)), 3), round(float(np.exp(s * hi)), 3)) for s, lo, hi in (
+            (latency, -_HALF_OTHER, _HALF_OTHER), (power, min(base[0], -0.01), max(base[1], 0.01)))]  # fmt: skip
+        return ForecastEnds(ends[0], rows, gpus, ends[1])
+
+    latency = _least_scale(lambda scale: share_inside("latency", make(scale, 1.0)))
+    power = _least_scale(lambda scale: share_inside("power", make(latency, scale)))
+    return found | {"other": make(latency, power)}
+
+
+def _least_scale(share: Callable[[float], float]) -> float:
+    """Find the least scale from 0.1 to 6 at which 90 % lie inside."""
+    low, high = 0.1, 6.0
+    for _ in range(7):
+        middle = float(np.sqrt(low * high))
+        low, high = (low, middle) if share(middle) >= LEVEL else (middle, high)
+    return high
+
+
+def _group_ends(kernels: Sequence[KernelSet]) -> dict[str, ForecastEnds]:
+    """Return the ends of products, and of each kind of an engine's kernels, from rows of chips that count alike."""
+    columns: list[tuple[str, str, float]] = []
+    for found in kernels:
+        known = zip(found.group, found.log_ratio["latency"], found.inside, strict=True)
+        columns += [(group, found.chip, float(ratio)) for group, ratio, inside in known if inside]
+    groups, chips, ratio = zip(*columns, strict=True)
+    kinds, found_ends = set(groups), {}
+    for name in sorted({name for group in kinds for name in _names_of(group)}):
+        meant = {name} if name in kinds else {group for group in kinds if name in _names_of(group)}
+        at = np.array([group in meant for group in groups])
+        ends = _pool(np.array(chips)[at], np.array(ratio)[at])
+        if ends is not None:
+            found_ends[name] = ends
+    return found_ends
+
+
+@cache
+def _names_of(group: str) -> tuple[str, ...]:
+    """Return the names under which ``find_ends_name`` looks for a kind of kernel."""
+    parts = group.split(".")
+    if "engine" not in parts:
+        return (parts[0],)
+    return tuple(".".join(parts[:count]) for count in range(len(parts), 2, -1))
+
+
+def _pool(chips: npt.NDArray[np.str_], ratio: Array) -> ForecastEnds | None:
+    """Return the mean ends of several chips' rows, wider since chips are few; None where rows are few."""
+    counts = {chip: int((chips == chip).sum()) for chip in set(chips.tolist())}
+    kept = {chip: n for chip, n in counts.items() if n >= _LEAST_OF_GROUP}
+    if not kept:
+        return None
+    ends = np.array([np.quantile(ratio[chips == chip], [0.05, 0.95]) for chip in kept])
+    low, high = FEW_CHIPS * ends.mean(axis=0)
+    pair = round(float(np.exp(min(low, 0.0))), 3), round(float(np.exp(max(high, 0.0))), 3)
+    return ForecastEnds(pair, sum(kept.values()), len(kept))
