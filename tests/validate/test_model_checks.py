@@ -81,7 +81,6 @@ def test_errors_are_those_put_in(database: Path) -> None:
     assert found[bound, "power"]["the_cap"] > found[bound, "power"]["mape"]
     assert found[bound, "clock"]["mape"] == pytest.approx(0.0, abs=1e-6)
     assert found[bound, "latency, capped"]["n"] + found[bound, "latency, not capped"]["n"] == 6
-    assert found[bound, "latency, interval of 90%"]["coverage"] == 100.0
 
 
 def test_a_host_is_calibrated_on_other_models(database: Path) -> None:

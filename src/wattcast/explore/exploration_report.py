@@ -102,7 +102,7 @@ def exploration_json(found: Exploration) -> dict[str, Any]:
         "axes": list(found.axes),
         "bound": found.bound,
         "currency": found.prices.currency or None,
-        "best": {str(objective): point.row for objective, point in found.best.items()},
+        "best": {str(aim): point.row | {"risk": point.describe_risk()} for aim, point in found.best.items()},
         "points": found.rows,
         "assumptions": list(dict.fromkeys([*notes, *found.prices.notes])),
     }
@@ -179,7 +179,11 @@ def print_exploration(console: Console, found: Exploration, least: ExploreObject
         at = ", ".join(
             f"{columns[name]} {format_cell(name, value)}" for name, value in found.best[least].names.items()
         )
-        console.print(f"[bold]{escape(found.title)}[/bold]: least {least} {found.bound} at {at}", highlight=False)
+        risk = found.best[least].describe_risk()
+        told = f" ([yellow]{escape(risk)}[/yellow])" if risk else ""
+        console.print(
+            f"[bold]{escape(found.title)}[/bold]: least {least} {found.bound} at {at}{told}", highlight=False
+        )
     else:
         console.print(f"[bold]{escape(found.title)}[/bold]: no point fits the memory {found.bound}", highlight=False)
     best = [

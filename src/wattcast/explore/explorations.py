@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Any, Unpack, get_type_hints
 
@@ -27,10 +28,13 @@ from wattcast.explore.search_space import parse_constraints, parse_space
 from wattcast.explore.study import Study, tabulate_points
 from wattcast.explore.sweep import ReportProgress, Runner, SweepResult, run_sweep
 from wattcast.hardware import Gpu, OperatingPoint
+from wattcast.hardware.gpu import DEFAULT_TEMPERATURE_C
 from wattcast.predictor.api import find_gpu
 from wattcast.predictor.bundle import bundle_for
 from wattcast.predictor.bundle.bundle_file import Bundle
+from wattcast.predictor.prediction import predict_graph
 from wattcast.predictor.prices import Prices
+from wattcast.predictor.uncertainty import SupportWord
 from wattcast.workload.graph import Graph
 from wattcast.workload.model_options import OPTION_NAMES, ModelKeywords, ModelOptions
 from wattcast.workload.readers import load_workload
@@ -124,6 +128,7 @@ class Alternative:
     reason: str = ""
     notes: tuple[str, ...] = ()
     chip: Gpu | None = None
+    describe_risk: Callable[[], str] = field(default=str, compare=False)  # empty: clock and limit were measured
 
     @property
     def row(self) -> dict[str, Any]:
@@ -292,8 +297,20 @@ def _try_settings(
         }
         at = {column: row[column] for column in axes if column in SETTING_COLUMNS.values()}
         notes = (*graph.assumptions, *fitted.assumptions)
-        found.append(Alternative({**names, **at}, results, notes=notes, chip=gpu))
+        set_at = OperatingPoint(
+            *(row.get(SETTING_COLUMNS[name]) for name in ("clock", "power_limit")),
+            row.get(SETTING_COLUMNS["temperature"], DEFAULT_TEMPERATURE_C),
+        )
+        risk = partial(_describe_risk, graph, gpu, set_at, fitted)
+        found.append(Alternative({**names, **at}, results, notes=notes, chip=gpu, describe_risk=risk))
     return found
+
+
+def _describe_risk(graph: Graph, gpu: Gpu, at: OperatingPoint, bundle: Bundle) -> str:
+    """Say how far clock and power limit of a point are from what was measured; empty where they are not far."""
+    found = predict_graph(graph, gpu, at, bundle).support.distances
+    far = [d.reason for d in found if d.dimension in ("clock", "power limit") and d.word is SupportWord.FAR]
+    return f"far from what was measured: {'; '.join(far)}" if far else ""
 
 
 def _all_clocks(gpu: Gpu) -> str:

@@ -29,7 +29,9 @@ from wattcast.core.errors import BadInput, WattcastError, bad_value, unknown_nam
 from wattcast.hardware import Gpu
 from wattcast.hardware.node import node_of_gpu
 from wattcast.predictor.api import find_gpu
+from wattcast.predictor.bundle.support_widening import learned_distances
 from wattcast.predictor.prices import Prices
+from wattcast.predictor.uncertainty import SupportWord
 from wattcast.report.figure_style import SERIES_COLOURS, add_caption, new_figure
 from wattcast.report.text_tables import print_notes, print_rows
 from wattcast.serving.arrivals import Trace, draw_trace
@@ -503,7 +505,9 @@ def _risk(option: PlanOption) -> str | None:
     default_w = float(np.mean(option.gpu.power.limit_w))
     if option.power_limit_w >= default_w * 0.999:
         return None
-    return f"below the default {default_w:.0f} W, where nothing was measured"
+    far = np.log2(default_w / option.power_limit_w) > learned_distances().conditions["power limit"].near
+    word = SupportWord.FAR if far else SupportWord.NEAR
+    return f"{word}: below the default {default_w:.0f} W, where nothing was measured"
 
 
 def list_plan_notes(result: PlanResult) -> list[str]:

@@ -38,10 +38,6 @@ class ComparedModels:
     predicted_w: Array
     predicted_hz: Array
     top_w: Array  # our own power at the top clock, uncapped
-    low_s: Array
-    high_s: Array
-    low_w: Array
-    high_w: Array
     graph: Mask
     capped: Mask
 
@@ -55,7 +51,7 @@ def compare_models(cases: list[ModelCase], gpu: Gpu, bundle: Bundle) -> Compared
     """Predict every case as it was run; captured ones without a host."""
     top_hz = float(np.mean(gpu.clocks.max_hz))
     found = [_predicted(case, gpu, bundle, top_hz) for case in cases]
-    seconds, watts, hertz, top_w, low_s, high_s, low_w, high_w = (np.array(c) for c in zip(*found, strict=True))
+    seconds, watts, hertz, top_w = (np.array(c) for c in zip(*found, strict=True))
     return ComparedModels(
         tuple(cases),
         whole_models.measured_column(cases, lambda r: r.latency_s),
@@ -65,10 +61,6 @@ def compare_models(cases: list[ModelCase], gpu: Gpu, bundle: Bundle) -> Compared
         watts,
         hertz,
         top_w,
-        low_s,
-        high_s,
-        low_w,
-        high_w,
         np.array([case.row.graph for case in cases]),
         np.array([whole_models.was_capped(case.row, top_hz) for case in cases]),
     )
@@ -79,8 +71,7 @@ def _predicted(case: ModelCase, gpu: Gpu, bundle: Bundle, top_hz: float) -> tupl
         bundle = replace(bundle, launch=replace(bundle.launch, host_s_per_operator=0.0))
     p = predict_graph(case.graph, gpu, OperatingPoint(), bundle)
     top_w = float(total_at_clock(p.basis.timeline, OperatingPoint(clock_hz=top_hz), bundle).power_w)
-    ends = (*p.interval.latency_s, *p.interval.power_w)
-    return (p.latency_s, p.power_w, p.clock_hz, top_w, *map(float, ends))
+    return p.latency_s, p.power_w, p.clock_hz, top_w
 
 
 def model_rows(gpu: str, database: str | Path | None = None, bundle: Bundle | None = None) -> list[LedgerRow]:
@@ -133,7 +124,7 @@ def _bound_rows(found: ComparedModels, where: str, gpu: Gpu, limit_w: float) -> 
     rows.append(
         make_ledger_row(where, "clock", int(clock.sum()), off, mean_percent_error(top[clock], found.clock_hz[clock]))
     )
-    return [*rows, *_interval_rows(where, found, at)]
+    return rows
 
 
 def _kinds(found: ComparedModels) -> dict[str, Mask]:
@@ -181,23 +172,6 @@ def _energy_row(where: str, found: ComparedModels, at: Mask, floor_j: Array) -> 
         mean_percent_error(predicted, measured),
         mean_percent_error(floor_j[at], measured),
     )
-
-
-def _interval_rows(where: str, found: ComparedModels, at: Mask) -> list[LedgerRow]:
-    rows = []
-    for name, value, low, high, middle in (
-        ("latency", found.latency_s, found.low_s, found.high_s, found.predicted_s),
-        ("power", found.power_w, found.low_w, found.high_w, found.predicted_w),
-    ):
-        inside = float(np.mean((value >= low)[at] & (value <= high)[at])) if at.any() else float("nan")
-        width = float(np.mean((high - low)[at] / middle[at])) if at.any() else float("nan")
-        more: dict[str, Any] = {
-            "coverage": round(100 * inside, 1),
-            "width": round(100 * width, 1),
-            "wanted": [85.0, 95.0],
-        }
-        rows.append(make_ledger_row(where, f"{name}, interval of 90%", int(at.sum()), None, **more))
-    return rows
 
 
 def _launched_rows(found: ComparedModels, where: str, gpu: Gpu, bundle: Bundle) -> list[LedgerRow]:

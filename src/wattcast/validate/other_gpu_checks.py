@@ -18,15 +18,14 @@ from wattcast.core.arrays import Array, sweep_values
 from wattcast.core.strict_files import FitStatus
 from wattcast.core.units import Dtype
 from wattcast.fit import kernel_rows
+from wattcast.fit.calibration import AnalysedModel as AnalysedRow
 from wattcast.fit.calibration import (
-    UNCAPPED_W,
     MeasuredModel,
     analyse_models,
     calibrate_analysed,
     calibrate_bundle,
     predict_models,
 )
-from wattcast.fit.calibration import AnalysedModel as AnalysedRow
 from wattcast.fit.calibration_rows import (
     PUBLISHED_GPU,
     PublishedRun,
@@ -39,11 +38,10 @@ from wattcast.fit.kernel_rows import on_random_data
 from wattcast.fit.scoring import LedgerRow, make_ledger_row, mean_percent_error
 from wattcast.fit.table_fit import describe_work, predict_tables_s
 from wattcast.fit.table_rows import TableRows, held_out, read_tables
-from wattcast.hardware import Gpu, OperatingPoint
+from wattcast.hardware import Gpu
 from wattcast.predictor import api
 from wattcast.predictor.bundle import bundle_for, forecast_bundle
 from wattcast.predictor.bundle.bundle_file import Bundle
-from wattcast.predictor.prediction import predict_graph as predict_whole
 from wattcast.workload.graph import Graph
 from wattcast.workload.operator_base import Operator
 
@@ -261,7 +259,6 @@ def _zero_shot(kept: list[PublishedRun], everything: list[PublishedRun], gpu: Gp
     mine, all_rows = ([to_calibration_row(r, gpu) for r in some] for some in (kept, everything))
     error, whole = _errors(mine, {}, gpu, bundle), _errors(all_rows, {}, gpu, bundle)
     floor = _against(mine, *transfer_floor(mine, gpu))
-    inside = _covered(mine, gpu, bundle)
     young = replace(bundle, launch=replace(bundle.launch, host_s_per_operator=12e-6))
     faster = _errors(mine, {}, gpu, young)
     where = "A100 900 MHz, forecast, no A100 rows"
@@ -276,7 +273,6 @@ def _zero_shot(kept: list[PublishedRun], everything: list[PublishedRun], gpu: Gp
             f"{best} with an A100 kernel database",
             must,
             aim,
-            coverage=_rounded(inside[i]),
             with_resnet=_rounded(whole[i]),
             host_12_us=_rounded(faster[i]),
         )
@@ -297,17 +293,6 @@ def _as_predicted(kept: list[PublishedRun], gpu: Gpu) -> list[LedgerRow]:
     return [
         make_ledger_row(where, quantity, len(kept), e) for quantity, e in zip(_QUANTITIES[:2], error, strict=False)
     ]
-
-
-def _covered(measured: Sequence[MeasuredModel], gpu: Gpu, bundle: Bundle) -> tuple[float, float]:
-    """Return the percent of rows inside the forecast's 90 % intervals of latency and of power."""
-    latency, power = [], []
-    for m in measured:
-        at = OperatingPoint(m.clock_hz, UNCAPPED_W, m.temperature_c)
-        ends = predict_whole(m.graph, gpu, at, bundle).interval
-        latency.append(ends.latency_s[0] <= m.latency_s <= ends.latency_s[1])
-        power.append(m.power_w is not None and ends.power_w[0] <= m.power_w <= ends.power_w[1])
-    return 100.0 * float(np.mean(latency)), 100.0 * float(np.mean(power))
 
 
 def _anchored(measured: list[MeasuredModel], family: list[str], gpu: Gpu, bundle: Bundle) -> list[LedgerRow]:
