@@ -22,6 +22,7 @@ from wattcast.counter_models.counter_fit import (
     fit_counters,
     make_power_model,
     predict_applications,
+    predict_programs,
     read_counter_tables,
 )
 from wattcast.counter_models.gpmtool_files import ActivityScaling, ApplicationUtilisations, application_activity
@@ -111,6 +112,20 @@ def test_the_model_file_predicts_what_the_fit_predicts(
     core, memory = np.unique(quick.table.clock_hz), np.unique(quick.table.memory_clock_hz)
     at = np.searchsorted(core, quick.table.clock_hz), np.searchsorted(memory, quick.table.memory_clock_hz)
     assert_allclose(plane[quick.table.benchmark, at[0], at[1]], hybrid.predicted_w, rtol=1e-9)
+
+
+def test_programs_over_the_clock_plane_are_predicted_by_models_of_microbenchmarks(
+    quick: CounterFit, reference: Path
+) -> None:
+    """Eight programs that both files name: 20 % off, nearly the same at all clocks of a program."""
+    work = gpmtool_files.read_applications(reference / "titanx" / "real_gtxtitanx.csv")
+    measured = gpmtool_files.read_measured_programs(reference / "titanx" / "real_time_power_by_clock.csv")
+    tested = predict_programs(quick, work, measured).tested
+    assert tested is not None
+    assert (len(set(tested.names)), len(tested.names)) == (8, 256)
+    errors = [tested.mape(kind) for kind in CounterModelKind]
+    assert errors == sorted(errors, reverse=True)  # rate, linear, switched capacitance, hybrid
+    assert errors[-1] < 22.0
 
 
 def test_the_plain_fit_takes_the_scaling_it_is_given(titanx: gpmtool_files.UtilisationFile) -> None:

@@ -133,3 +133,15 @@ def test_the_command_needs_no_results_for_the_h200(tmp_path: Path, call) -> None
     plain = json.loads(done.out)
     assert [a["bottleneck"] for a in plain["advice"]] == ["bank conflicts"]
     assert {k["name"]: k["busiest"] for k in plain["kernels"]} == {"conflicts_31": "l1", "dram_read": "dram"}
+
+
+def test_two_cards_stand_side_by_side(call) -> None:
+    """Card B draws more in its memory alone."""
+    other = results_folder(H200) / "card-b"
+    done = call("lab", "microbench", "--show", "h200", "--against", str(other), "--json")
+    assert done.code == 0, done.err
+    rows = {row["benchmark"]: row for row in json.loads(done.out)}
+    assert rows["int32_add"]["time_ratio"] == pytest.approx(1.0, abs=0.01)
+    assert rows["dram_read"]["energy_ratio"] > 1.05 > rows["l1_read"]["energy_ratio"]
+    assert "card-b over h200" in call("lab", "microbench", "--show", "h200", "--against", str(other)).out
+    assert call("lab", "microbench", "--against", str(other)).code == 2

@@ -19,6 +19,9 @@ def microbench(
         str | None, typer.Option(help="Tables of results: a folder or file of rows, or a GPU whose results ship.")
     ] = None,
     gpu: Annotated[str, typer.Option(help="With --show FOLDER: the device it was measured on.")] = "h200",
+    against: Annotated[
+        str | None, typer.Option(help="With --show: other results (folder, file or GPU) to set beside them.")
+    ] = None,
     plot: Plot = None,
     figure: Which = None,
     figures: Figures = None,
@@ -41,6 +44,9 @@ def microbench(
         from wattcast.core.errors import bad_value
 
         raise bad_value("--plot and --figures", "--show RESULTS, and no --table, beside them", "others")
+    if against is not None:
+        _compare(ctx.obj, show, against, json)
+        return
     if show is not None:
         if table is not None:
             _table(ctx.obj, show, gpu, table)
@@ -48,6 +54,25 @@ def microbench(
             _show(ctx.obj, show, gpu, drawn, write, json)
         return
     print_result(ctx.obj, microbench_sessions.microbench(**options), json)
+
+
+def _compare(env: Environment, show: str | None, against: str, json: bool) -> None:
+    from wattcast.core.errors import bad_value
+    from wattcast.microbench.microbench_report import compare_results, make_comparison_table
+    from wattcast.microbench.microbench_results import read_results, read_shipped_results
+    from wattcast.predictor.api import find_gpu
+
+    if show is None:
+        raise bad_value("--against", "--show RESULTS beside it", "none")
+    both = [Path(p) for p in (show, against)]
+    found = [read_results(p) if p.exists() else read_shipped_results(find_gpu(p.name)) for p in both]
+    rows = compare_results(found[0], found[1])
+    if not rows:
+        raise bad_value("--against", f"results with a benchmark that {show} has too", against)
+    if json:
+        env.json(rows)
+    else:
+        env.console().print(make_comparison_table(rows, both[0].name, both[1].name))
 
 
 multimedia = make_command(microbench_sessions.multimedia)

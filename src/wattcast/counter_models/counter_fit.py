@@ -158,11 +158,12 @@ class HeldBackRows:
     def summarise(self, model: CounterModelKind) -> list[tuple[str, int, float, float, float]]:
         """Return each benchmark's rows, mean watts, mean absolute and mean signed error in percent."""
         error, names = percent_error(self.predicted_w[model], self.power_w), np.array(self.names)
-        return [
-            (name, int(own.sum()), *(float(v[own].mean()) for v in (self.power_w, np.abs(error), error)))
-            for name in dict.fromkeys(self.names)
-            for own in [names == name]
-        ]
+        rows = []
+        for name in dict.fromkeys(self.names):
+            own = names == name
+            watts, size, signed = (float(v[own].mean()) for v in (self.power_w, np.abs(error), error))
+            rows.append((name, int(own.sum()), watts, size, signed))
+        return rows
 
 
 @dataclass(frozen=True)

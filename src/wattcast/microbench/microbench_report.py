@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
@@ -119,6 +119,39 @@ def make_device_rows(results: Sequence[MicroRow], gpu: Gpu) -> list[Row]:
         own = (r.operations_per_cycle_sm, r.operation_j) if r else (None, None)
         rows.append([*cells, _format_number(own[0]), _format_number(own[1], 1e9)])
     return rows
+
+
+def compare_results(results: Sequence[MicroRow], others: Sequence[MicroRow]) -> list[dict[str, object]]:
+    """Set two devices side by side: benchmarks of both, rates of an SM, energies above idle, and ratios."""
+    theirs, rows = keep_first_rounds(others), []
+    for name, a in keep_first_rounds(results).items():
+        b = theirs.get(name)
+        if b is None or not (a.operation_s and b.operation_s) or a.version != b.version:
+            continue
+        row: dict[str, object] = {
+            "benchmark": name,
+            "operation": a.operation,
+            "time_ratio": b.operation_s / a.operation_s,
+        }
+        if a.operation_above_idle_j and b.operation_above_idle_j:
+            row["energy_ratio"] = b.operation_above_idle_j / a.operation_above_idle_j
+        for which, r in (("first", a), ("second", b)):
+            row[which] = {"per_cycle_sm": r.operations_per_cycle_sm, "above_idle_j": r.operation_above_idle_j}
+        rows.append(row)
+    return rows
+
+
+def make_comparison_table(rows: Sequence[dict[str, Any]], first: str, second: str) -> Table:
+    """Return the table of ``compare_results``: second over first."""
+    heads = [f"{name} {what}" for name in (first, second) for what in ("/cycle/SM", "nJ")]
+    built = new_table("benchmark", *heads, "time", "energy", title=f"{second} over {first}")
+    for row in rows:
+        sides = [row[which] for which in ("first", "second")]
+        cells = [
+            t for s in sides for t in (_format_number(s["per_cycle_sm"]), _format_number(s["above_idle_j"], 1e9))
+        ]
+        built.add_row(row["benchmark"], *cells, f"{row['time_ratio']:.3f}", _format_number(row.get("energy_ratio")))
+    return built
 
 
 def make_truth_rows(results: Sequence[MicroRow], gpu: Gpu) -> list[Row]:
