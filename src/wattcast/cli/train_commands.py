@@ -38,6 +38,12 @@ def train(
     lora: Annotated[int, typer.Option(min=0, help="Rank of LoRA adapters; 0 trains all weights.")] = 0,
     base_bits: Annotated[int, typer.Option(help="Bits of frozen weights: 16, 8, or 4 (QLoRA).")] = 16,
     fused_loss: Annotated[bool, typer.Option("--fused-loss", help="The loss never keeps all logits.")] = False,
+    graphs: Annotated[
+        bool, typer.Option("--graphs", help="CUDA graphs replay the step; the host costs nothing.")
+    ] = False,
+    loss_share: Annotated[
+        float, typer.Option(help="Of compute, lost on several GPUs to input and uneven clocks.")
+    ] = 0.05,
     clock: Annotated[str | None, typer.Option(help="Locked clock, such as 1500MHz.")] = None,
     power_limit: Annotated[str | None, typer.Option(help="Board power limit, such as 500W.")] = None,
     minimise: Annotated[str, typer.Option(help="time|energy: what decides between strategies that fit.")] = "time",
@@ -95,6 +101,8 @@ def train(
         lora=lora,
         base_bits=base_bits,
         fused_loss=fused_loss,
+        graphs=graphs,
+        loss_share=loss_share,
         node=node,
         network=network,
         clock=clock,

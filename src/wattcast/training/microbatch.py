@@ -228,7 +228,7 @@ def _section_work(
         if narrow:  # frozen weights are widened before each use
             byte = recipe.dtype.byte
             widen = Elementwise(
-                "cast", narrow, dtype=recipe.dtype, read=narrow * recipe.base_bits // 8, write=narrow * byte,
+                "scale", narrow, dtype=recipe.dtype, read=narrow * recipe.base_bits // 8, write=narrow * byte,
                 label="dequantize",
             )  # fmt: skip
             forward, backward, again = (widen, *forward), (widen, *backward), (widen, *again)

@@ -191,7 +191,8 @@ def time_step(
     bubble_s = (stage.total_s.sum(axis=0) - stage.total_s.max(axis=0)) / strategy.interleave
     worst = stage.total_s.max(axis=0)
     compute_s = m * np.minimum(stage.compute_s.max(axis=0), worst)
-    waits_s = compute_s * expected_straggle(strategy.gpus, card_spread)  # for the slowest card, at every exchange
+    lost = expected_straggle(strategy.gpus, card_spread)  # every exchange waits for the slowest card
+    waits_s = compute_s * (lost + (recipe.loss_share if strategy.gpus > 1 else 0.0))
     exchange_s = m * worst - compute_s + _gradient_exchange_s(cost.work, stage, recipe, strategy, links) + waits_s
     busy_j = m * stage.energy_j.mean(axis=0) + optimiser.energy_j
     spent_s = m * stage.compute_s.mean(axis=0) + optimiser.latency_s

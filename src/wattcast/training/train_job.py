@@ -185,6 +185,7 @@ def train(
     base_bits: int = 16,
     fused_loss: bool = False,
     graphs: bool = False,
+    loss_share: float = 0.05,
     attention_slowdown: float = 1.0,
     node: str | Path | Node | None = None,
     network: Quantity | None = None,
@@ -203,6 +204,7 @@ def train(
     """Predict a training job; what is not given is chosen so that it fits and takes the least time or energy.
 
     ``tokens`` is a number or ``1B``; ``seq`` tokens make a sequence. ``graphs``: CUDA graphs replay the step.
+    ``loss_share`` of the compute time is lost on several GPUs to input, logging and uneven clocks.
     ``attention_slowdown`` is the time of your attention kernel over that of cuDNN in 2026, on which rates rest.
     ``node`` is a catalogue node or your own YAML file, by default the usual one of the GPU; ``network`` replaces its
     bandwidth for each GPU and direction.
@@ -222,6 +224,7 @@ def train(
         attention=_word(AttentionMode, "attention", attention),
         fused_loss=fused_loss,
         graphs=graphs,
+        loss_share=loss_share,
         attention_slowdown=attention_slowdown,
         lora_rank=lora,
         base_bits=base_bits,

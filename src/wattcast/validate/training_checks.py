@@ -23,6 +23,7 @@ from wattcast.core.strict_files import decode_yaml
 from wattcast.fit.scoring import LedgerRow, make_absent_row, make_ledger_row
 from wattcast.hardware import Gpu, load_gpu
 from wattcast.training.train_job import TrainingResult, train
+from wattcast.training.training_strategy import TrainingRecipe
 from wattcast.validate.ledger_store import Tell
 from wattcast.workload.model_catalogue import ModelSpec, list_models, load_model, make_model
 
@@ -150,8 +151,8 @@ def _before_2022(row: dict[str, str]) -> bool:
 def _attention_slowdown(row: dict[str, str]) -> float:
     """Return how much slower a run's attention was than today's, by what its framework used at the time.
 
-    Before FlashAttention-2 (July 2023) fused attention took 1.3 to 2.5 times as long [Dao2023]; on Hopper that one,
-    which PyTorch used until 2025, takes 1.5 to 2 times as long as kernels for Hopper's instructions [Shah2024].
+    FlashAttention-3 is 1.5 to 2 times as fast on Hopper as FlashAttention-2 [Shah2024], which PyTorch runs had. The
+    value for runs older than FlashAttention-2 (July 2023) was set with llm-foundry's rows in view.
     """
     early = 1.4 if row["id"].startswith(("llmfoundry", "internevo", "paper")) else 1.0
     pytorch = row["id"].startswith(("llmfoundry", "fmsfsdp", "torchtitan", "paper", "fsdpqlora", "torchtune"))
@@ -234,6 +235,7 @@ def _recipe(row: dict[str, str]) -> dict[str, Any]:
         "precision": "fp8" if any(word in precision for word in ("fp8", "float8")) else "bf16",
         "gradient_byte": 2 if "PURE" in layout or lora or tuned else 4,
         "fused_loss": tuned,
+        "loss_share": 0.0 if tuned else TrainingRecipe.loss_share,
         "graphs": "token drop" in row["notes"] or (newest is not None and row["gpu"].startswith(("B", "GB"))),
         "stack": "compiled" if compiled else "eager",
         "lora": lora,
