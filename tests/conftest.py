@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,13 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         reporter.write_line(f"not tested, and it should have been: {reason}", red=True)
     if hidden and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say at the end what was not tested, and why: a green run without a browser or data has not tested all."""
+    skipped = [str(report.longrepr[-1]) for report in terminalreporter.stats.get("skipped", []) if report.longrepr]
+    for reason, count in Counter(skipped).most_common():
+        terminalreporter.write_line(f"not tested: {count} tests ({reason.removeprefix('Skipped: ')})", yellow=True)
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import importlib
+import os
 import re
 import runpy
 import subprocess
@@ -93,3 +94,25 @@ def read_pins(name: str) -> dict[str, set[str]]:
     for package, version in re.findall(r"^([\w.-]+)==([^\s;]+)", (ROOT / name).read_text(encoding="utf-8"), re.M):
         found.setdefault(package, set()).add(version)
     return found
+
+
+@pytest.mark.slow
+def test_a_second_python_passes_the_tests() -> None:
+    """``WATTCAST_SECOND_PYTHON`` names the Python of another environment; CONTRIBUTING.md says how to make one."""
+    python = os.environ.get("WATTCAST_SECOND_PYTHON")
+    if python is None:
+        pytest.skip("no second Python: WATTCAST_SECOND_PYTHON names that of an environment with wattcast[dev]")
+    command = [
+        python,
+        "-m",
+        "pytest",
+        "-q",
+        "-n",
+        "auto",
+        "-p",
+        "no:cacheprovider",
+        "-m",
+        "not slow and not realtime",
+    ]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-5000:]

@@ -42,6 +42,7 @@ def test_a_killed_worker_costs_nothing(study: Study, tmp_path: Path) -> None:
     assert killed.equals(alone)
 
 
+@pytest.mark.slow
 def test_a_cluster_of_its_own_gives_the_same(call, study: Study, tmp_path: Path) -> None:
     done = sweep.run_sweep(study, tmp_path / "x.parquet", runner=cluster.cluster_runner("local", 1), part_points=300)
     assert done.summary.front["point"].tolist() == sweep.run_sweep(study).summary.front["point"].tolist()

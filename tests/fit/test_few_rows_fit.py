@@ -79,6 +79,7 @@ def test_a_twin_is_left_as_it_is(twin: Setting) -> None:
     assert (after < 1.05 * before).all()
 
 
+@pytest.mark.slow
 def test_fifty_rows_of_other_chips_halve_what_is_to_be_learned(twin: Setting) -> None:
     """Three chips are distorted, their forecast is not told; the twin's own error is what can be reached."""
     best = errors(twin.parent, twin.test, twin.gpu)
@@ -149,6 +150,7 @@ def test_fifty_rows_make_a_bundle_that_predicts(tmp_path: Path) -> None:
     assert "W" in out
 
 
+@pytest.mark.slow
 def test_rows_of_another_kind_of_card_move_its_forecast(tmp_path: Path) -> None:
     """Rows of an H200 called those of an H100: memory is faster than the forecast thinks, and the fit follows."""
     database = few(tmp_path / "mine", 90)

@@ -90,6 +90,7 @@ def run(*argv: str) -> tuple[int, str, str]:
     return code, out.getvalue(), err.getvalue()
 
 
+@pytest.mark.slow
 def test_the_command_writes_a_list_that_the_campaign_measures(rows: KernelRows, tmp_path: Path) -> None:
     code, out, err = run("lab", "kernels", "--suggest", "12", "--out", str(tmp_path), "--json")
     assert code == 0, err

@@ -72,6 +72,7 @@ def test_no_policy_beats_the_oracle_on_a_single_kernel(simulated: PolicyComparis
             assert outcome.ed2_over_oracle >= -1e-9, outcome
 
 
+@pytest.mark.slow
 def test_perturbed_plants_hold_the_same_distances_in_the_median() -> None:
     """60 of the 200 plants of the docs, none of them used in tuning (seeds below 100 were)."""
     found = sweep_perturbed_cards(60, SETUP)

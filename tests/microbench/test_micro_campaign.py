@@ -203,6 +203,7 @@ def test_what_was_counted_before_is_counted_last() -> None:
     assert ordered.index("icache_12288") < ordered.index("dram_copy_whole")  # one of several ways to the same end
 
 
+@pytest.mark.slow
 def test_a_second_round_follows_the_first_and_is_shorter(machine, tmp_path: Path, rows) -> None:
     """No second checks and no second calibration; ways to copy once; what was counted before is no reason to skip."""
     out = tmp_path / "out"

@@ -77,6 +77,7 @@ def check_random_jobs(monkeypatch: pytest.MonkeyPatch, seeds: range) -> int:
     return served
 
 
+@pytest.mark.slow
 def test_no_option_of_its_own_beats_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     assert check_random_jobs(monkeypatch, range(3)) >= 2
 

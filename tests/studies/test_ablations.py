@@ -16,6 +16,7 @@ from wattcast.validate import ledger_figures
 from wattcast.validate.ledger import load_held_out
 
 
+@pytest.mark.slow
 def test_leaving_parts_out_costs_accuracy() -> None:
     found = {r["quantity"]: r["mape"] for r in ablations.quick_rows("h200", load_held_out("h200"))}
     full = found.pop("full model")

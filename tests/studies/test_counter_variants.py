@@ -10,6 +10,7 @@ from wattcast.counter_models.counter_validation import multimedia_power
 from wattcast.counter_models.two_rails import shipped_fit
 
 
+@pytest.mark.slow
 def test_the_promised_variants_are_reported() -> None:
     fit = shipped_fit("h200")
     assert sum(name in study.find_mended_kernels("h200") for name in fit.table.left_out) == 17

@@ -92,6 +92,7 @@ def made_up(rows: KernelRows, floor: float, monkeypatch: pytest.MonkeyPatch) -> 
     return called
 
 
+@pytest.mark.slow
 def test_curves_show_the_law_and_are_made_once(
     rows: KernelRows, kept: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

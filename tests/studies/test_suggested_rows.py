@@ -38,6 +38,7 @@ def test_names_of_kernels_come_from_chosen_rows_alone(pool: Pool) -> None:
     assert not any(names for names, kind in zip(pool.rows.names, pool.rows.kind, strict=True) if kind != "burst")
 
 
+@pytest.mark.slow
 def test_every_way_adds_rows_that_are_new(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen: list[np.ndarray] = []
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
 
 import pytest
 
@@ -14,8 +15,16 @@ KEYS = {"set", "quantity", "n", "mape", "floor", "published", "must", "aim"}
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory: pytest.TempPathFactory) -> list[LedgerRow]:
-    """With nothing kept from an earlier call."""
-    return build_ledger(variables={**os.environ, "WATTCAST_CACHE": str(tmp_path_factory.mktemp("nothing"))})
+    """With nothing kept from an earlier call, and without reference data, whose sets take minutes."""
+    nothing = str(tmp_path_factory.mktemp("nothing"))
+    return build_ledger(variables={**os.environ, "WATTCAST_CACHE": nothing, "WATTCAST_REFERENCE": f"{nothing}/none"})
+
+
+@pytest.mark.slow
+def test_sets_of_reference_data_have_every_column(rows: list[LedgerRow], reference: Path) -> None:
+    found = build_ledger(variables={**os.environ, "WATTCAST_REFERENCE": str(reference)})
+    assert len(found) > len(rows)
+    assert all(set(row) >= KEYS for row in found)
 
 
 def test_every_row_has_every_column(rows: list[LedgerRow]) -> None:
@@ -43,7 +52,8 @@ def test_intervals_cover_about_what_they_say(rows: list[LedgerRow]) -> None:
         assert 85.0 - slack <= row["coverage"] <= 95.0 + slack, row
 
 
-def test_json_is_json_and_text_is_text(call, rows: list[LedgerRow]) -> None:
+def test_json_is_json_and_text_is_text(call, rows: list[LedgerRow], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("wattcast.validate.build_ledger", lambda *given, **options: rows)
     done = call("lab", "validate", "--json")
     assert done.code == 0, done.err
     assert len(json.loads(done.out)["rows"]) == len(rows)

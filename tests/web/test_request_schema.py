@@ -27,21 +27,17 @@ CHECKS = [
 
 MODES = {"valid": GenerationMode.POSITIVE, "wrong": GenerationMode.NEGATIVE}
 PLAIN = openapi_schema()
-OPERATIONS = [
-    operation.ok()
-    for operation in schemathesis.openapi.from_dict(PLAIN).get_all_operations()
-    if operation.ok().path not in ("/api/live", "/api/report")  # a stream without end; five seconds each
-]
+EVERY_OPERATION = [operation.ok() for operation in schemathesis.openapi.from_dict(PLAIN).get_all_operations()]
+SLOW_PATHS = ("/api/live", "/api/report")  # a stream without end; five seconds each
+OPERATIONS = [operation for operation in EVERY_OPERATION if operation.path not in SLOW_PATHS]
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.path)
-def test_answers_are_of_the_kinds_the_schema_names(server: Server, operation, mode: str) -> None:
-    if mode == "wrong" and operation.method == "get":
-        pytest.skip("takes nothing that could be wrong")
+def check_cases(server: Server, operation, mode: str, count: int) -> int:
+    """Send ``count`` drawn requests and judge the answers; return how many were sent."""
+    sent = 0
 
     @settings(
-        max_examples=3 if operation.path == "/api/figure" else 8,
+        max_examples=count,
         derandomize=True,
         deadline=None,
         phases=[Phase.generate],
@@ -49,9 +45,29 @@ def test_answers_are_of_the_kinds_the_schema_names(server: Server, operation, mo
     )
     @given(case=operation.as_strategy(generation_mode=MODES[mode]))
     def holds(case) -> None:
+        nonlocal sent
+        sent += 1
         case.call_and_validate(base_url=server.url, checks=CHECKS, timeout=120)
 
     holds()
+    return sent
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.path)
+def test_answers_are_of_the_kinds_the_schema_names(server: Server, operation, mode: str) -> None:
+    if mode == "wrong" and operation.method == "get":
+        pytest.skip("takes nothing that could be wrong")
+    check_cases(server, operation, mode, 3 if operation.path == "/api/figure" else 8)
+
+
+@pytest.mark.slow
+def test_ten_thousand_requests_meet_no_error_of_the_server(server: Server) -> None:
+    posts = [operation for operation in EVERY_OPERATION if operation.method == "post"]
+    few = {"/api/figure": 100, "/api/report": 20}  # of those that are right and take seconds each
+    sent = sum(check_cases(server, operation, "wrong", 1250) for operation in posts)
+    sent += sum(check_cases(server, operation, "valid", few.get(operation.path, 700)) for operation in posts)
+    assert sent >= 10_000
 
 
 def test_the_server_publishes_that_schema(server: Server) -> None:
