@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache
 from importlib.resources import files
+from typing import Any
 
 import numpy as np
 
@@ -126,13 +127,12 @@ def split_intervals(activity: Activity, share: Sweepable) -> Activity:
     parts_s = [activity.duration_s * share, activity.duration_s * (1.0 - np.asarray(share))]
     factor = np.asarray(share)[..., np.newaxis]
     parts = [activity.value * np.where(is_mean, 1.0, f) for f in (factor, 1.0 - factor)]
+    at: Any = {name: _twice(value) for name, value in vars(activity.at).items() if value is not None}
     return replace(
         activity,
         duration_s=np.concatenate(parts_s, axis=-1),
         value=np.concatenate(parts, axis=-2),
-        at=replace(
-            activity.at, **{name: _twice(value) for name, value in vars(activity.at).items() if value is not None}
-        ),
+        at=replace(activity.at, **at),
     )
 
 
