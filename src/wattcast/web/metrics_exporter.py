@@ -295,8 +295,7 @@ def write_metrics(cards: Sequence[WatchedCard], workloads: Sequence[ModelledWork
     made = make_registry(cards, workloads, PATIENT_S)
     from prometheus_client import generate_latest
 
-    text: bytes = generate_latest(made)
-    return text
+    return bytes(generate_latest(made))
 
 
 class _MetricsServer(ThreadingMixIn, WSGIServer):
