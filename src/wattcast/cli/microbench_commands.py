@@ -139,7 +139,7 @@ def _table(env: Environment, show: str, gpu_name: str, table: Path) -> None:
 
 def tune(
     ctx: typer.Context,
-    profile: Annotated[Path, typer.Argument(help="CSV of Nsight Compute (ncu --csv, or --page raw).")],
+    profile: Annotated[Path, typer.Argument(help="Nsight Compute's CSV (ncu --csv, or --page raw) or .ncu-rep.")],
     gpu: Annotated[str, typer.Option(help="The device; its microbenchmark results are used.")] = "h200",
     results: Annotated[
         Path | None, typer.Option(help="Folder or file of `lab microbench`, instead of what ships.")

@@ -199,8 +199,11 @@ def load_saved_model(path: Path) -> SavedModel:
     """Read a model file, or a model that ships: one fitted here (``h200``) or one published (``tegra-k1``)."""
     if path.exists() or len(path.parts) > 1 or path.suffix in (".yaml", ".yml"):
         return parse_saved_model(read_bytes(path, MOST_FILE_BYTE), path.name)
-    known = [*shipped_models(), *preset_names()]
-    name = errors.resolve_name("power model", path.name, known, {"tk1": "tegra-k1"})
+    known = {errors.fold_name(name): name for name in (*shipped_models(), *preset_names())} | {"tk1": "tegra-k1"}
+    name = known.get(errors.fold_name(path.name), "")
+    if not name:
+        wanted = f"a file, or {' or '.join(dict.fromkeys(known.values()))}, which ship"
+        raise bad_value("power model", wanted, path.name)
     if name in shipped_models():
         return parse_saved_model(_shipped(name).read_bytes(), f"{name}.yaml")
     published = load_preset(name)
