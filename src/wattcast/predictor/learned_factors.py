@@ -345,12 +345,12 @@ class LearnedFactors:
     # by operators met before: factors depend on shapes alone, and take most of the time of a prediction
     _kept: dict[Hashable, tuple[Array, Array, Array]] = field(default_factory=dict, repr=False, compare=False)
 
-    def factors(self, kernels: Kernels, corrections: Array) -> tuple[Array, Array, Array]:
+    def factors(self, kernels: Kernels, corrections: Array, energy: bool = True) -> tuple[Array, Array, Array]:
         """Return factors on time and on energy, ``(kernel,)``, and nearness; ``corrections`` are the five λ.
 
         Nearness, ``(2, kernel)``, is that of the nearest row that the factor on time and the one on energy were
         learned from, 1 to 0; NaN where nothing was. The model of energy sees, besides the shape, how busy the
-        reference chip would be at its top clock.
+        reference chip would be at its top clock; without ``energy`` it is not asked.
         """
         kept = self._kept.get(kernels.key)
         if kept is not None:
@@ -359,12 +359,14 @@ class LearnedFactors:
         names = tuple(work.features)
         table = np.concatenate([np.zeros(count), *work.features.values()]).reshape(-1, count)
         time, near_time = evaluate_factors(self.time, work.root_family, names, table)
+        if not energy:
+            return time, np.ones(count), np.array([near_time, np.full(count, np.nan)])
         terms = compute_ideal_terms(kernels, self.reference)
         seconds = time * terms.corrected(corrections.T, self.reference.top_hz)
         fixed_s = time * corrections[:, 2] * work.launches
         table = np.concatenate([table, busy_rates(kernels, self.reference, seconds, fixed_s)])
-        energy, near_energy = evaluate_factors(self.energy, work.root_family, (*names, *RATE_FEATURES), table)
-        found = time, energy, np.array([near_time, near_energy])
+        cost, near_energy = evaluate_factors(self.energy, work.root_family, (*names, *RATE_FEATURES), table)
+        found = time, cost, np.array([near_time, near_energy])
         if count <= _MOST_ROWS:
             if len(self._kept) >= _MOST_KEPT:
                 self._kept.pop(next(iter(self._kept)), None)
@@ -380,7 +382,7 @@ class LearnedFactors:
 class CarriedFactors(LearnedFactors):
     """Learned factors carried over from another chip, ``reference``, for the families it has models of."""
 
-    def factors(self, kernels: Kernels, corrections: Array) -> tuple[Array, Array, Array]:
+    def factors(self, kernels: Kernels, corrections: Array, energy: bool = True) -> tuple[Array, Array, Array]:
         """Return factors on time and on energy, ``(kernel,)``, and nearness, as the other chip would have them."""
         known, events = {*self.time, *self.energy}, self.reference.per_cycle
         rows = [
@@ -388,18 +390,18 @@ class CarriedFactors(LearnedFactors):
             for i, (family, event) in enumerate(zip(kernels.work.root_family, kernels.pipe_event, strict=True))
             if family in known and event in events
         ]
-        time, energy = np.ones(len(kernels.ops)), np.ones(len(kernels.ops))
+        time, cost = np.ones(len(kernels.ops)), np.ones(len(kernels.ops))
         near = np.full((2, len(kernels.ops)), np.nan)
         if not rows:
-            return time, energy, near
+            return time, cost, near
         ops = tuple(kernels.ops[i] for i in rows)
         found = self._kept.get(OperatorKey(ops, tuple(kernels.conditions[i] for i in rows)))
         if found is None:
             some = kernels.select_rows(np.array(rows), ops)
             some = replace(some, work=compute_work(some.ops, some.conditions, some.pipe_event, self.reference))
-            found = super().factors(some, corrections[rows])
-        time[rows], energy[rows], near[:, rows] = found
-        return time, energy, near
+            found = super().factors(some, corrections[rows], energy)
+        time[rows], cost[rows], near[:, rows] = found
+        return time, cost, near
 
     def off_chip(self, kernels: Kernels, time: Array) -> Array:
         """Scale seconds of device memory down by what was learned, never up."""
@@ -416,17 +418,17 @@ class LayeredFactors(LearnedFactors):
     own: LearnedFactors | None = None
     carried: LearnedFactors | None = None
 
-    def factors(self, kernels: Kernels, corrections: Array) -> tuple[Array, Array, Array]:
+    def factors(self, kernels: Kernels, corrections: Array, energy: bool = True) -> tuple[Array, Array, Array]:
         """Return factors on time and on energy, ``(kernel,)``, and nearness, each from the layer that has them."""
         assert self.own is not None, "a layer of its own"
-        time, _, near = self.own.factors(kernels, corrections)
-        energy = np.ones(len(kernels.ops))
+        time, _, near = self.own.factors(kernels, corrections, energy)
+        cost = np.ones(len(kernels.ops))
         if self.carried is not None:
-            below = self.carried.factors(kernels, corrections)
+            below = self.carried.factors(kernels, corrections, energy)
             mine = self._is_own(kernels)
-            time, energy = np.where(mine, time, below[0]), below[1]
+            time, cost = np.where(mine, time, below[0]), below[1]
             near = np.array([np.where(mine, near[0], below[2][0]), below[2][1]])
-        return time, energy, near
+        return time, cost, near
 
     def off_chip(self, kernels: Kernels, time: Array) -> Array:
         """Return the part of the factor on time that device memory takes, by layer."""

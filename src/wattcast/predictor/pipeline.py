@@ -152,7 +152,9 @@ def analyse_kernels(kernels: Kernels, gpu: Gpu, bundle: Bundle) -> Timeline:
     tokens = {
         i: op.m
         for i in blended
-        if isinstance(op := kernels.ops[i], (Linear, Bmm)) and not kernels.conditions[i].kernels
+        if isinstance(op := kernels.ops[i], (Linear, Bmm))
+        and op.m <= _MOST_ROWS
+        and not kernels.conditions[i].kernels
     }
     if not tokens or bundle.learned is None:
         return timeline
@@ -165,11 +167,16 @@ def analyse_kernels(kernels: Kernels, gpu: Gpu, bundle: Bundle) -> Timeline:
     return timeline.scale_kernels(factor)
 
 
+_MOST_ROWS = 1024  # beyond, tiles of any kind fill the chip several times
+
+
 def _reference_s(kernels: Kernels, bundle: Bundle, learned: LearnedFactors) -> Array:
     """Return the seconds of each kernel on the reference chip at its top clock, ``(kernel,)``."""
     blended = blend_corrections(kernels.work, bundle.corrections)
     terms = compute_ideal_terms(kernels, bundle.reference)
-    return np.asarray(learned.factors(kernels, blended)[0] * terms.corrected(blended.T, bundle.reference.top_hz))
+    return np.asarray(
+        learned.factors(kernels, blended, energy=False)[0] * terms.corrected(blended.T, bundle.reference.top_hz)
+    )
 
 
 def _more_rows(m: int) -> list[int]:
