@@ -146,8 +146,7 @@ def predict_many(
             check_runs(graph, chip, workload, chosen)
     if price is not None or electricity is not None or prices.carbon_g_per_j is not None:
         notes += prices.notes
-    noted = [_noted(graph, notes, operands, chip) for graph in graphs]
-    found = predict_graphs(noted, chip, at, fitted)
+    found = predict_graphs([_noted(graph, notes, operands, chip) for graph in graphs], chip, at, fitted)
     return [replace(p, prices=prices) for p in found]
 
 

@@ -149,13 +149,8 @@ def analyse_kernels(kernels: Kernels, gpu: Gpu, bundle: Bundle) -> Timeline:
     timeline = build_timeline(kernels, gpu, bundle.corrections, bundle.launch, bundle.learned, l2_rate)
     timeline = timeline if bundle.waiting_sm == 1.0 else replace(timeline, waiting_sm=bundle.waiting_sm)
     blended = np.flatnonzero(kernels.work.units != np.rint(kernels.work.units)).tolist()
-    tokens = {
-        i: op.m
-        for i in blended
-        if isinstance(op := kernels.ops[i], (Linear, Bmm))
-        and op.m <= _MOST_ROWS
-        and not kernels.conditions[i].kernels
-    }
+    unnamed = (i for i in blended if not kernels.conditions[i].kernels)
+    tokens = {i: op.m for i in unnamed if isinstance(op := kernels.ops[i], (Linear, Bmm)) and op.m <= _MOST_ROWS}
     if not tokens or bundle.learned is None:
         return timeline
     rows = np.repeat(list(tokens), 2)

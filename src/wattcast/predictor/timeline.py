@@ -114,15 +114,13 @@ class Timeline:
 
     def scale_kernels(self, factor: Array) -> Timeline:
         """Return this timeline with every phase of each kernel ``factor`` times as long."""
-        phases = (
-            replace(
-                phase,
-                cycles=None if phase.cycles is None else phase.cycles * factor,
-                seconds=None if phase.seconds is None else phase.seconds * factor,
-            )
-            for phase in self.phases
+
+        def times(part: Array | None) -> Array | None:
+            return None if part is None else part * factor
+
+        return replace(
+            self, phases=tuple(KernelPhase(p.name, times(p.cycles), times(p.seconds)) for p in self.phases)
         )
-        return replace(self, phases=tuple(phases))
 
     @cached_property
     def tensor_phases(self) -> tuple[KernelPhase, ...]:
@@ -162,14 +160,13 @@ def slow_memory_path(timeline: Timeline, top_hz: Sweepable) -> Timeline:
     with a knee chosen on other models. This is how much slower memory-bound work at a low clock may turn out.
     """
     fixed, *rest = timeline.phases
-    nothing, knee_hz = np.zeros(()), MEMORY_KNEE * top_hz
-    slower = (
-        p
-        if p.seconds is None
-        else replace(p, cycles=np.maximum(nothing if p.cycles is None else p.cycles, knee_hz * p.seconds))
-        for p in rest
-    )
+    knee_hz = MEMORY_KNEE * top_hz
+    slower = [p if p.seconds is None else replace(p, cycles=_longer(p.cycles, knee_hz * p.seconds)) for p in rest]
     return replace(timeline, phases=(fixed, *slower))
+
+
+def _longer(cycles: Array | None, least: Array) -> Array:
+    return least if cycles is None else np.maximum(cycles, least)
 
 
 def compute_kernel_s(phases: tuple[KernelPhase, ...], effective_hz: Array) -> Array:

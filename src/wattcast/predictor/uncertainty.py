@@ -326,7 +326,7 @@ def _clock_distance(basis: PredictionBasis) -> Iterator[SupportDistance]:
 def _limit_distance(basis: PredictionBasis) -> Iterator[SupportDistance]:
     """Power limits that bind and under which nothing was measured, in octaves below the lowest that was."""
     measured_w = basis.bundle.power_limit_w
-    if measured_w is None:
+    if measured_w is None or basis.at.duration_s is not None:  # no limit binds in a burst
         return
     limit_w = _limit_w(basis)
     binds = basis.totals.power_w > 0.99 * basis.bundle.governor_share * limit_w
