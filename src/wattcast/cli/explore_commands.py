@@ -137,7 +137,13 @@ def designs(
     from wattcast.explore import explorations
 
     env: Environment = ctx.obj
-    figure = _figure_words(plot, heat_map)
+    from wattcast.core.errors import bad_value
+
+    figure = [word.strip() for word in heat_map.split(",")] if heat_map is not None else []
+    if figure and plot is None:
+        raise bad_value("--heat-map", "--plot FILE beside it", "none")
+    if len(figure) not in (0, 2, 3):
+        raise bad_value("--heat-map", "X,Y or X,Y,VALUE", heat_map)
     study = explorations.build_study(workload, gpu, vary, where, sample, seed, clock, power_limit, None, **options)
     objectives = tuple(name.strip() for name in front.split(","))
     done = _run(env, study, out, objectives, _runner(workers, cluster, study.space.size), yes)
@@ -230,17 +236,6 @@ def _progress(env: Environment) -> ReportProgress | None:
         env.stderr.flush()
 
     return said
-
-
-def _figure_words(plot: Path | None, heat_map: str | None) -> list[str]:
-    from wattcast.core.errors import bad_value
-
-    words = [word.strip() for word in heat_map.split(",")] if heat_map is not None else []
-    if words and plot is None:
-        raise bad_value("--heat-map", "--plot FILE beside it", "none")
-    if len(words) not in (0, 2, 3):
-        raise bad_value("--heat-map", "X,Y or X,Y,VALUE", heat_map)
-    return words
 
 
 def _plot(env: Environment, done: SweepResult, path: Path, words: list[str]) -> None:

@@ -160,7 +160,7 @@ def estimate_power(prepared: PreparedEstimate, run: MeasuredRun) -> LaunchEstima
     clocks = stretch or run.measurement
     held = run.samples if stretch is None or now_s is None else run.samples.between(now_s, now_s + last_s - first_s)
     at = OperatingPoint(clock_hz=clocks.sm_clock_hz, memory_clock_hz=held.mean("memory_clock_hz"))
-    launches = [_from_zero(launch, first_s) for launch in log.launches]
+    launches = [replace(launch, start_s=launch.start_s - first_s) for launch in log.launches]
     found = estimate_launch_power(launches, prepared.book, prepared.saved.model, at)
     return LaunchEstimate(found, stretch, now_s if inside else None)
 
@@ -186,10 +186,6 @@ def _sampler_start(log: LaunchLog) -> float | None:
     if log.epoch_s is None:
         return None
     return log.epoch_s + log.span_s[0] - (time.time() - time.monotonic())
-
-
-def _from_zero(launch: KernelLaunch, first_s: float) -> KernelLaunch:
-    return replace(launch, start_s=launch.start_s - first_s)
 
 
 ROUNDS = 4  # rounds of the plan that candidates come from

@@ -147,7 +147,9 @@ def print_sweep(console: Console, done: SweepResult) -> None:
         f"{done.points:,} points{share}",
         highlight=False,
     )
-    columns = _headings(study.space.columns)
+    results = {"latency_s": "latency", "power_w": "power", "energy_j": "energy", "clock_hz": "clock"}
+    flags = {"capped": "capped", "limit_met": "limit met", "fits": "fits"}
+    columns = {name: name for name in study.space.columns} | results | flags
     least = [{"least": name, **row} for name, row in zip(BEST_COLUMNS, table_rows(summary.best), strict=True)]
     print_rows(console, least, {"least": "least"} | columns, "The best of each")
     front = table_rows(summary.front)
@@ -224,12 +226,6 @@ def print_assignment(console: Console, found: FleetAssignment) -> None:
     left = ", ".join(f"{count} x {escape(name)}" for name, count in found.idle_gpus.items() if count)
     console.print(f"Idle: {left or 'none'}", highlight=False)
     print_notes(console, found.notes)
-
-
-def _headings(axes: Sequence[str]) -> dict[str, str]:
-    results = {"latency_s": "latency", "power_w": "power", "energy_j": "energy", "clock_hz": "clock"}
-    flags = {"capped": "capped", "limit_met": "limit met", "fits": "fits"}
-    return {name: name for name in axes} | results | flags
 
 
 _LABEL = {

@@ -69,7 +69,18 @@ def choose_next_move(
         return SearchMove(found, False, "fine")
     if (found := _choose_rival(view, problem.tuning.rival_runs)) is not None:
         return SearchMove(found, False, "again")
-    return _confirm_best(view)
+    # Settle on the best setting once it is surely better than the default; until then, run both in turn
+    default, best, tuning = view.default, view.best, view.problem.tuning
+    if best == default:
+        return SearchMove(view.problem.default, True, "settled")
+    if default not in view.score:
+        return SearchMove(best, True, "settled")
+    if view.score[default] - view.score[best] > tuning.verified * view.error(default, best):
+        return SearchMove(best, True, "settled")
+    fewest = min((default, best), key=lambda s: view.seen[s].runs)
+    if view.seen[fewest].runs < tuning.default_runs:
+        return SearchMove(fewest, False, "verify")
+    return SearchMove(view.problem.default, True, "settled")
 
 
 def choose_sensing_step(view: SearchView) -> Settings | None:
@@ -116,21 +127,6 @@ def _choose_doubtful(view: SearchView) -> Settings | None:
         return None
     first = min(open_bounds, key=view.open_bounds.__getitem__)
     return min((first, default), key=lambda s: seen[s].runs) if default in seen else first
-
-
-def _confirm_best(view: SearchView) -> SearchMove:
-    """Settle on the best setting once it is surely better than the default; until then, run both in turn."""
-    default, best, tuning = view.default, view.best, view.problem.tuning
-    if best == default:
-        return SearchMove(view.problem.default, True, "settled")
-    if default not in view.score:
-        return SearchMove(best, True, "settled")
-    if view.score[default] - view.score[best] > tuning.verified * view.error(default, best):
-        return SearchMove(best, True, "settled")
-    fewest = min((default, best), key=lambda s: view.seen[s].runs)
-    if view.seen[fewest].runs < tuning.default_runs:
-        return SearchMove(fewest, False, "verify")
-    return SearchMove(view.problem.default, True, "settled")
 
 
 def _list_steps(view: SearchView) -> tuple[list[FineStep], list[tuple[int, int]]]:

@@ -178,15 +178,6 @@ def draw_difference(found: RunComparison) -> Figure:
     """Draw milliseconds by operator, stacked by term, and watts by module (by term where no module is known)."""
     figure = new_figure(11.0, 5.5)
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))
-    _draw_latency(left, found)
-    _draw_power(right, found)
-    a, b = found.a, found.b
-    change = f"{b.latency_s / a.latency_s - 1:+.1%} time, {b.power_w / a.power_w - 1:+.1%} power"
-    figure.suptitle(f"{a.name}  →  {b.name}\n{change}", fontsize=10)
-    return add_caption(figure, f"Contributions to B - A. {found.rule}.")
-
-
-def _draw_latency(axes: Axes, found: RunComparison) -> None:
     ranked = sorted(found.operators, key=lambda pair: -abs(pair.total_s))
     rows = [(pair.name, pair.latency_s) for pair in ranked[:MOST_BARS]]
     if ranked[MOST_BARS:]:
@@ -199,8 +190,21 @@ def _draw_latency(axes: Axes, found: RunComparison) -> None:
         rows.append((GAPS, {GAPS: found.b.gap_s - found.a.gap_s}))
     else:
         rows = [(term, {term: value}) for term, value in found.latency_s.items()]
-    _stacked(axes, rows)
-    axes.set_xlabel("Time, B - A (ms)")
+    _stacked(left, rows)
+    left.set_xlabel("Time, B - A (ms)")
+    values = found.module_w or found.power_w
+    names = sorted(values, key=lambda name: -abs(values[name]))
+    colours = [MODULE_COLOURS.get(name, _TERM.get(name, _OTHER)) for name in names]
+    right.barh(range(len(names)), [values[name] for name in names], color=colours)
+    right.set_yticks(range(len(names)), names, fontsize=8)
+    right.invert_yaxis()
+    right.axvline(0.0, color="#000000", lw=0.6)
+    right.set_xlabel("Mean power, B - A (W)")
+    right.spines[["top", "right"]].set_visible(False)
+    a, b = found.a, found.b
+    change = f"{b.latency_s / a.latency_s - 1:+.1%} time, {b.power_w / a.power_w - 1:+.1%} power"
+    figure.suptitle(f"{a.name}  →  {b.name}\n{change}", fontsize=10)
+    return add_caption(figure, f"Contributions to B - A. {found.rule}.")
 
 
 def _stacked(axes: Axes, rows: list[tuple[str, dict[str, float]]]) -> None:
@@ -222,15 +226,3 @@ def _stacked(axes: Axes, rows: list[tuple[str, dict[str, float]]]) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     if seen:
         axes.legend(frameon=False, fontsize=7, loc="best")
-
-
-def _draw_power(axes: Axes, found: RunComparison) -> None:
-    values = found.module_w or found.power_w
-    names = sorted(values, key=lambda name: -abs(values[name]))
-    colours = [MODULE_COLOURS.get(name, _TERM.get(name, _OTHER)) for name in names]
-    axes.barh(range(len(names)), [values[name] for name in names], color=colours)
-    axes.set_yticks(range(len(names)), names, fontsize=8)
-    axes.invert_yaxis()
-    axes.axvline(0.0, color="#000000", lw=0.6)
-    axes.set_xlabel("Mean power, B - A (W)")
-    axes.spines[["top", "right"]].set_visible(False)

@@ -88,15 +88,7 @@ def encode_figure(figure: Figure, ending: str) -> bytes:
     from matplotlib import rc_context
 
     undated = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
-    _read_no_mathematics(figure)
-    buffer = io.BytesIO()
-    with rc_context({"svg.hashsalt": "wattcast"}):
-        figure.savefig(buffer, format=ending, dpi=150, metadata=undated[ending])
-    return buffer.getvalue()
-
-
-def _read_no_mathematics(figure: Figure) -> None:
-    """Turn off mathematics in all text except labels of logarithmic axes, since names may hold dollar signs."""
+    # Turn off mathematics in all text except labels of logarithmic axes, since names may hold dollar signs
     from matplotlib.text import Text
 
     logarithmic = {
@@ -110,6 +102,10 @@ def _read_no_mathematics(figure: Figure) -> None:
     for text in figure.findobj(Text):
         if text not in logarithmic:
             text.set_parse_math(False)
+    buffer = io.BytesIO()
+    with rc_context({"svg.hashsalt": "wattcast"}):
+        figure.savefig(buffer, format=ending, dpi=150, metadata=undated[ending])
+    return buffer.getvalue()
 
 
 def save_figure(figure: Figure, path: Path) -> None:

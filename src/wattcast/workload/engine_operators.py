@@ -345,7 +345,7 @@ class FusedExperts(Operator):
         low, high = 0.0, 1e9
         for _ in range(60):
             factor = 0.5 * (low + high) if high < 1e8 else max(2.0 * low, 1.0)
-            chance = _visit_chances(self.experts, factor)
+            chance = [-expm1(-factor / rank) for rank in range(1, self.experts + 1)]
             if sum(chance) < self.top_k:
                 low = factor
             else:
@@ -391,10 +391,6 @@ class FusedExperts(Operator):
     @property
     def write_byte(self) -> float:
         return 2.0 * self.tokens * self.hidden
-
-
-def _visit_chances(experts: int, factor: float) -> list[float]:
-    return [-expm1(-factor / rank) for rank in range(1, experts + 1)]
 
 
 @dataclass(frozen=True)

@@ -254,7 +254,11 @@ def resolve_options(model: ModelSpec, options: ModelOptions) -> tuple[ModelOptio
         if image is None:
             taken["image"] = image = model.dims.image
             said.append(f"pictures of {image} by {image} (the published input)")
-        _check_image(model, image)
+        # Refuse pictures that the network cannot halve or cut into patches evenly
+        steps = {"resnet": 32, "mobilevit": 64, "unet": 8}
+        step = steps.get(model.architecture, getattr(model.dims, "patch", 1))
+        if image < step or image % step:
+            raise bad_value(f"{model.name}: image", f"a multiple of {step} pixels", image)
     else:
         if options.image is not None:
             raise bad_value(f"{model.name}: image", f"no picture for a {kind} model", options.image)
@@ -310,14 +314,6 @@ def count_output(model: ModelSpec, options: ModelOptions) -> tuple[int | None, i
     generating = options.phase is WorkloadPhase.GENERATE
     length = 1 if options.phase is WorkloadPhase.DECODE else options.tokens if generating else options.seq
     return sequences * (length or 1), items
-
-
-def _check_image(model: ModelSpec, image: int) -> None:
-    """Refuse pictures that the network cannot halve or cut into patches evenly."""
-    steps = {"resnet": 32, "mobilevit": 64, "unet": 8}
-    step = steps.get(model.architecture, getattr(model.dims, "patch", 1))
-    if image < step or image % step:
-        raise bad_value(f"{model.name}: image", f"a multiple of {step} pixels", image)
 
 
 def check_parallelism(model: ModelSpec, options: ModelOptions) -> None:
