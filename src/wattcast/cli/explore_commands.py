@@ -148,7 +148,15 @@ def designs(
     objectives = tuple(name.strip() for name in front.split(","))
     done = _run(env, study, out, objectives, _runner(workers, cluster, study.space.size), yes)
     if plot is not None:
-        _plot(env, done, plot, figure)
+        from wattcast.explore import exploration_report
+        from wattcast.explore.exploration_report import find_column
+
+        drawn = (
+            exploration_report.draw_heat_map(done, *(find_column(done, word) for word in figure))
+            if figure
+            else exploration_report.draw_pareto_front(done)
+        )
+        save_plot(env, drawn, plot)
     if json:
         from wattcast.explore.exploration_report import sweep_json
 
@@ -236,18 +244,6 @@ def _progress(env: Environment) -> ReportProgress | None:
         env.stderr.flush()
 
     return said
-
-
-def _plot(env: Environment, done: SweepResult, path: Path, words: list[str]) -> None:
-    from wattcast.explore import exploration_report
-    from wattcast.explore.exploration_report import find_column
-
-    drawn = (
-        exploration_report.draw_heat_map(done, *(find_column(done, word) for word in words))
-        if words
-        else exploration_report.draw_pareto_front(done)
-    )
-    save_plot(env, drawn, path)
 
 
 def plan(

@@ -225,14 +225,7 @@ def explore(
         if known:
             best[objective] = min(known, key=lambda point: point.results[column])
     where = f"{len(chips)} GPUs" if len(chips) > 1 else chips[0].name
-    return Exploration(
-        f"{(workload.name if isinstance(workload, (Graph, Path)) else str(workload)[:80])} on {where}",
-        axes,
-        tuple(points),
-        best,
-        bound,
-        prices,
-    )
+    return Exploration(f"{_name_workload(workload)} on {where}", axes, tuple(points), best, bound, prices)
 
 
 def _find_gpus(gpu: str | Path | Gpu | Sequence[str | Path | Gpu]) -> list[Gpu]:
@@ -244,6 +237,10 @@ def _find_gpus(gpu: str | Path | Gpu | Sequence[str | Path | Gpu]) -> list[Gpu]:
     if twice:
         raise bad_value("gpu", "each GPU once", f"{twice[0]} twice")
     return chips
+
+
+def _name_workload(workload: WorkloadSource) -> str:
+    return workload.name if isinstance(workload, (Graph, Path)) else str(workload)[:80]
 
 
 def _rank(point: Alternative) -> tuple[bool, bool, float]:

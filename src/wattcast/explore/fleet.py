@@ -152,7 +152,15 @@ def assign_fleet(fleet: Fleet, aim: str = "energy") -> FleetAssignment:
         raise BadInput(f"power: the GPUs draw {idle} idle, more than the budget of {units.show(fleet.power_w, 'W')}.")
     solved = _solve(fleet, columns, base_w, FleetAim(aim), fleet.power_w)
     if solved is None:
-        raise _impossible(fleet, columns, base_w)
+        # The error that rates cannot be met: how much of them can be, and whether power or GPUs bind
+        free = _solve(fleet, columns, base_w, FleetAim.THROUGHPUT, fleet.power_w)
+        asked = np.array([d.rate_per_s for d in fleet.demands])
+        share = float((_served_per_s(fleet, columns, free[1]) / asked).min()) if free is not None else 0.0
+        if _solve(fleet, columns, base_w, FleetAim.ENERGY, np.inf) is not None:
+            what = f"power: {units.show(fleet.power_w, 'W')} is too little, with more these GPUs would do"
+        else:
+            what = "GPUs: there are too few, whatever the power"
+        raise BadInput(f"the rates cannot be met. {what}. At most {share:.1%} of every rate can be served.")
     return _assignment(fleet, columns, base_w, FleetAim(aim), *solved, notes)
 
 
@@ -231,18 +239,6 @@ def _solve(
         return None
     given = np.round(done.x[:size])
     return given, np.minimum(done.x[size : 2 * size], given)  # the solver's whole numbers are whole to 1e-6
-
-
-def _impossible(fleet: Fleet, columns: list[_Column], base_w: Array) -> WattcastError:
-    """Return the error that rates cannot be met: how much of them can be, and whether power or GPUs bind."""
-    free = _solve(fleet, columns, base_w, FleetAim.THROUGHPUT, fleet.power_w)
-    asked = np.array([d.rate_per_s for d in fleet.demands])
-    share = float((_served_per_s(fleet, columns, free[1]) / asked).min()) if free is not None else 0.0
-    if _solve(fleet, columns, base_w, FleetAim.ENERGY, np.inf) is not None:
-        what = f"power: {units.show(fleet.power_w, 'W')} is too little, with more these GPUs would do"
-    else:
-        what = "GPUs: there are too few, whatever the power"
-    return BadInput(f"the rates cannot be met. {what}. At most {share:.1%} of every rate can be served.")
 
 
 def _served_per_s(fleet: Fleet, columns: list[_Column], busy: Array) -> Array:

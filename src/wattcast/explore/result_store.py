@@ -102,7 +102,16 @@ def open_store(out: Path, study: str, about: str, points: int, part_points: int)
     manifest = StoreManifest(_FORMAT, __version__, study, about, points, part_points)
     path = store.folder / _MANIFEST
     if path.exists():
-        _check(decode_json(read_bytes(path), StoreManifest, str(path)), manifest, store.folder)
+        found = decode_json(read_bytes(path), StoreManifest, str(path))
+        if found.format != _FORMAT:
+            raise bad_value(
+                f"{store.folder / _MANIFEST}: format", str(_FORMAT), found.format, "Choose another folder."
+            )
+        if (found.study, found.points, found.part_points) != (manifest.study, manifest.points, manifest.part_points):
+            raise Refused(
+                f"{store.folder}: holds results of another study ({found.about}, Wattcast {found.wattcast}), "
+                f"not of this one ({manifest.about}). Choose another --out, or delete the folder."
+            )
     elif store.folder.is_dir() and any(store.folder.iterdir()):
         raise Refused(f"{store.folder}: holds other files and no {_MANIFEST}. Choose an empty folder.")
     else:
@@ -131,16 +140,6 @@ def table_rows(columns: Mapping[str, npt.NDArray[Any]]) -> list[dict[str, Any]]:
     """Return columns as plain rows, for JSON."""
     plain = {name: np.asarray(values).tolist() for name, values in columns.items()}
     return [dict(zip(plain, row, strict=True)) for row in zip(*plain.values(), strict=True)]
-
-
-def _check(found: StoreManifest, wanted: StoreManifest, folder: Path) -> None:
-    if found.format != _FORMAT:
-        raise bad_value(f"{folder / _MANIFEST}: format", str(_FORMAT), found.format, "Choose another folder.")
-    if (found.study, found.points, found.part_points) != (wanted.study, wanted.points, wanted.part_points):
-        raise Refused(
-            f"{folder}: holds results of another study ({found.about}, Wattcast {found.wattcast}), "
-            f"not of this one ({wanted.about}). Choose another --out, or delete the folder."
-        )
 
 
 def _json(paths: list[Path], out: Path) -> None:

@@ -121,7 +121,13 @@ def run_sweep(
     if size > ASK_ABOVE and not yes:
         do = "Take larger steps, or add --yes to go."
         raise Refused(f"the space has {size:,} points, more than {ASK_ABOVE:,}. {do}")
-    wanted, notes = _objectives(study, objectives), _notes(study)
+    known = [*study.space.columns, *RESULT_UNITS]
+    for name in objectives:
+        if name not in known:
+            raise unknown_name("column", name, known, f"Known here: {', '.join(known)}.")
+    if len(objectives) < 2 or len(set(objectives)) != len(objectives):
+        raise bad_value("front", "two or more different columns to minimise", ",".join(objectives))
+    wanted, notes = tuple(objectives), _notes(study)
     store = None if out is None else open_store(out, study.digest(), _about(study), size, part_points)
     work = SweepWork(study, wanted, store.compression if store else None, part_points)
     done = store.finished() if store else set()
@@ -204,16 +210,6 @@ def _scattered(point: npt.NDArray[np.int64], share: float) -> npt.NDArray[np.boo
     """
     hashed = (point.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(32)
     return np.asarray(hashed < share * 2.0**32)
-
-
-def _objectives(study: Study, names: Sequence[str]) -> tuple[str, ...]:
-    known = [*study.space.columns, *RESULT_UNITS]
-    for name in names:
-        if name not in known:
-            raise unknown_name("column", name, known, f"Known here: {', '.join(known)}.")
-    if len(names) < 2 or len(set(names)) != len(names):
-        raise bad_value("front", "two or more different columns to minimise", ",".join(names))
-    return tuple(names)
 
 
 def _notes(study: Study) -> tuple[str, ...]:

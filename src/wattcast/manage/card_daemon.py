@@ -155,11 +155,7 @@ class CardKeeper(threading.Thread):
 
     def run(self) -> None:
         while True:
-            now_s = time.monotonic()
-            if self._client and now_s - self._heard_s > SILENT_S:
-                self._give_back(f"{self._who} was silent for {SILENT_S:.0f} s")
-            elif self._trouble and now_s >= self._retry_s:
-                self._give_back(self._trouble)
+            self._check_grip()
             try:
                 job = self._jobs.get(timeout=0.2)
             except Empty:
@@ -179,6 +175,13 @@ class CardKeeper(threading.Thread):
             if job.client == self._client:
                 self._heard_s = time.monotonic()
             job.done.put(reply)
+
+    def _check_grip(self) -> None:
+        now_s = time.monotonic()
+        if self._client and now_s - self._heard_s > SILENT_S:
+            self._give_back(f"{self._who} was silent for {SILENT_S:.0f} s")
+        elif self._trouble and now_s >= self._retry_s:
+            self._give_back(self._trouble)
 
     def _carry_out(self, job: _Job) -> DaemonReply:
         op = job.request.op

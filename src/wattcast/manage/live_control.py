@@ -241,7 +241,15 @@ class LivePlant:
         self._blind = 0 if work > 0 else self._blind + 1  # NaN counts as none
         if self._blind == BLIND_PERIODS and self.controlled:
             self._say("no work seen, so nothing is tuned; have the program append to WATTCAST_PROGRESS (--progress)")
-        reading = end.reading
+        self._note_saturation(end.reading)
+        # The reported clock is a governor's only while the card works: an idle card's clock says nothing.
+        lowest_hz = self._lattice.knobs[0].levels[0] if self._lattice.knobs[0].role is KnobRole.CORE_CLOCK else 0.0
+        is_held = end.reading.busy >= BUSY and end.reading.core_hz >= lowest_hz  # False for NaN
+        held_hz = float(end.reading.core_hz) if is_held else math.nan
+        power_w = joules / span_s if is_counted else float(end.reading.power_w)
+        return Observation(PROGRAM_KERNEL, settings, seconds, power_w, work, None, stale, held_hz)
+
+    def _note_saturation(self, reading: Any) -> None:
         busy = float(reading.busy)
         if not self._reported and math.isfinite(reading.work_per_s) and not reading.memory_busy >= IN_USE:
             busy = min(busy, float(reading.busy >= SATURATED and reading.work_per_s >= IN_USE * reading.core_hz))
@@ -251,12 +259,6 @@ class LivePlant:
             if was and not self.saturated and self.controlled:
                 said = "the card waits for work, so that a lower clock would lengthen response times unseen"
                 self._say(f"{said}; nothing is slowed without a latency signal (--metrics)")
-        # The reported clock is a governor's only while the card works: an idle card's clock says nothing.
-        lowest_hz = self._lattice.knobs[0].levels[0] if self._lattice.knobs[0].role is KnobRole.CORE_CLOCK else 0.0
-        is_held = end.reading.busy >= BUSY and end.reading.core_hz >= lowest_hz  # False for NaN
-        held_hz = float(end.reading.core_hz) if is_held else math.nan
-        power_w = joules / span_s if is_counted else float(end.reading.power_w)
-        return Observation(PROGRAM_KERNEL, settings, seconds, power_w, work, None, stale, held_hz)
 
     def _set(self, settings: Settings) -> bool:
         """Set the knobs; those at their default get back what they had before. Tell whether anything changed."""

@@ -24,7 +24,18 @@ _QUANTITIES = (("latency", "latency_s", "s"), ("power", "power_w", "W"), ("energ
 def print_comparison(console: Console, found: RunComparison) -> None:
     """Print totals, terms, operators and modules, the largest contribution first."""
     console.print(f"A: {escape(found.a.name)}\nB: {escape(found.b.name)}", highlight=False)
-    console.print(_totals(found.a, found.b))
+    rows = new_table("", "A", "B", "B - A", "")
+    for name, column, unit in _QUANTITIES:
+        left, right = getattr(found.a, column), getattr(found.b, column)
+        rows.add_row(
+            name, show(left, unit), show(right, unit), _signed(right - left, unit), f"{right / left - 1:+.1%}"
+        )
+    for name, column in (("clock", "clock_hz"), ("effective clock", "effective_hz")):
+        left, right = getattr(found.a, column), getattr(found.b, column)
+        if left and right:
+            change = f"{right / left - 1:+.1%}"
+            rows.add_row(name, show(left, "Hz"), show(right, "Hz"), _signed(right - left, "Hz"), change)
+    console.print(rows)
     console.print(_terms(found))
     if found.operators:
         console.print(_operators(found))
@@ -49,21 +60,6 @@ def write_sentence(found: RunComparison) -> str:
             f"{name} {_signed(b - a, unit)} ({b / a - 1:+.1%}), most by {largest} {_signed(terms[largest], unit)}"
         )
     return "; ".join(parts) + "." if parts else "Both sides are equal."
-
-
-def _totals(a: RunSummary, b: RunSummary) -> Any:
-    rows = new_table("", "A", "B", "B - A", "")
-    for name, column, unit in _QUANTITIES:
-        left, right = getattr(a, column), getattr(b, column)
-        rows.add_row(
-            name, show(left, unit), show(right, unit), _signed(right - left, unit), f"{right / left - 1:+.1%}"
-        )
-    for name, column in (("clock", "clock_hz"), ("effective clock", "effective_hz")):
-        left, right = getattr(a, column), getattr(b, column)
-        if left and right:
-            change = f"{right / left - 1:+.1%}"
-            rows.add_row(name, show(left, "Hz"), show(right, "Hz"), _signed(right - left, "Hz"), change)
-    return rows
 
 
 def _terms(found: RunComparison) -> Any:

@@ -37,7 +37,11 @@ def spec_from_operator(plain: Plain) -> OperatorSpec | None:
                 else OperatorSpec("bmm", operator, "nn")
             )
         case "conv2d":
-            return _convolution(operator)
+            given = {"stride": 1, "padding": 0, "groups": 1, "channels_last": False, **operator}
+            if set(given) - {*_CONVOLUTION, *_MORE_CONVOLUTION}:
+                return None
+            rotated = "none" if given.get("direction") == "wgrad" else "weights"
+            return OperatorSpec("conv2d", given, "nhwc" if given["channels_last"] else "nchw", rotated)
         case "softmax" | "layernorm" | "rmsnorm":
             fused = {"read", "write"} & set(operator)
             return None if fused else OperatorSpec(operator["op"], operator, "contiguous")
@@ -66,14 +70,6 @@ def _linear(operator: Plain) -> OperatorSpec | None:
 
 _CONVOLUTION = ("op", "n", "c", "k", "h", "w", "r", "s", "stride", "padding", "groups", "channels_last", "dtype")
 _MORE_CONVOLUTION = ("direction", "stride_w", "padding_w", "dilation")
-
-
-def _convolution(operator: Plain) -> OperatorSpec | None:
-    given = {"stride": 1, "padding": 0, "groups": 1, "channels_last": False, **operator}
-    if set(given) - {*_CONVOLUTION, *_MORE_CONVOLUTION}:
-        return None
-    rotated = "none" if given.get("direction") == "wgrad" else "weights"
-    return OperatorSpec("conv2d", given, "nhwc" if given["channels_last"] else "nchw", rotated)
 
 
 def _attention(operator: Plain) -> OperatorSpec | None:
