@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from wattcast.core.errors import bad_value
 from wattcast.core.units import Dtype
-from wattcast.workload.operator_base import Operator, register_operator
+from wattcast.workload.operator_base import Operator, OperatorWork, register_operator
 
 GRAPH_TOKENS = 512  # steps of at most so many tokens replay CUDA graphs, in which a sequence may be split
 GRAPH_SPLITS = 32
@@ -92,29 +92,19 @@ class PagedAttention(Operator):
         return float(sum(count * keys for count, keys in seen))
 
     @property
-    def flop(self) -> float:
-        return 4.0 * self.scores * self.heads * self.head_dim
-
-    @property
     def flop_dense(self) -> float:
         return 4.0 * sum(float(count) * q * kv for count, q, kv in self.groups) * self.heads * self.head_dim
-
-    @property
-    def sfu_op(self) -> float:
-        return self.scores * self.heads
 
     @property
     def cache_byte(self) -> float:
         """Bytes of the keys and values that are read."""
         return 2.0 * self.keys * self.kv_heads * self.head_dim * self.kv_dtype.byte
 
-    @property
-    def read_byte(self) -> float:
-        return self.cache_byte + float(self.tokens) * self.heads * self.head_dim * self.math_dtype.byte
-
-    @property
-    def write_byte(self) -> float:
-        return float(self.tokens) * self.heads * self.head_dim * self.dtype.byte
+    @cached_property
+    def work(self) -> OperatorWork:
+        queries = float(self.tokens) * self.heads * self.head_dim
+        read, write = self.cache_byte + queries * self.math_dtype.byte, queries * self.dtype.byte
+        return OperatorWork(4.0 * self.scores * self.heads * self.head_dim, read, write, self.scores * self.heads)
 
 
 def _kept_scores(q: int, kv: int, window: int) -> float:
@@ -136,6 +126,7 @@ class LatentAttention(Operator):
     """
 
     is_product: ClassVar[bool] = True
+    form_text: ClassVar[str] = "{op.kind} {op.phase} by {op.kernel} over {op.kv_dtype}"
     hidden_sizes: ClassVar[frozenset[str]] = frozenset({"count", "page"})
     batch: int
     heads: int
@@ -153,10 +144,6 @@ class LatentAttention(Operator):
         return Dtype.FP8 if self.kv_dtype is Dtype.FP8 else self.dtype
 
     @property
-    def form(self) -> str:
-        return f"{self.kind} {self.phase} by {self.kernel} over {self.kv_dtype}"
-
-    @property
     def dims(self) -> tuple[int, int]:
         """Values of a key and of a value, as they are multiplied."""
         return (self.latent + self.rope, self.latent) if self.phase == "decode" else (192, 128)
@@ -167,26 +154,16 @@ class LatentAttention(Operator):
         return self.batch * _kept_scores(self.q_len, self.kv_len, 0)
 
     @property
-    def flop(self) -> float:
-        return 2.0 * self.scores * self.heads * sum(self.dims)
-
-    @property
-    def sfu_op(self) -> float:
-        return self.scores * self.heads
-
-    @property
     def cache_byte(self) -> float:
         """Bytes of the cache, read once; in prefill those of keys and values of all heads."""
         each = self.latent + self.rope if self.phase == "decode" else self.heads * sum(self.dims)
         return float(self.batch) * self.kv_len * each * self.kv_dtype.byte
 
-    @property
-    def read_byte(self) -> float:
-        return self.cache_byte + float(self.batch) * self.q_len * self.heads * self.dims[0] * self.math_dtype.byte
-
-    @property
-    def write_byte(self) -> float:
-        return float(self.batch) * self.q_len * self.heads * self.dims[1] * self.dtype.byte
+    @cached_property
+    def work(self) -> OperatorWork:
+        (key, value), queries = self.dims, float(self.batch) * self.q_len * self.heads
+        read, write = self.cache_byte + queries * key * self.math_dtype.byte, queries * value * self.dtype.byte
+        return OperatorWork(2.0 * self.scores * self.heads * (key + value), read, write, self.scores * self.heads)
 
 
 @dataclass(frozen=True)
@@ -205,16 +182,14 @@ class NarrowProduct(Operator):
         return float(self.n) * self.k * self.dtype.byte
 
     @property
-    def flop(self) -> float:
-        return 2.0 * self.m * self.n * self.k
+    def token_byte(self) -> float:
+        """Bytes of one value of a token."""
+        return self.dtype.byte
 
-    @property
-    def read_byte(self) -> float:
-        return self.weight_byte + float(self.m) * self.k * self.dtype.byte
-
-    @property
-    def write_byte(self) -> float:
-        return 2.0 * self.m * self.n
+    @cached_property
+    def work(self) -> OperatorWork:
+        read = self.weight_byte + float(self.m) * self.k * self.token_byte
+        return OperatorWork(2.0 * self.m * self.n * self.k, read, 2.0 * self.m * self.n)
 
 
 @register_operator("engine_scaled_mm", family="gemm")
@@ -222,12 +197,9 @@ class NarrowProduct(Operator):
 class ScaledProduct(NarrowProduct):
     """fp8 by fp8 (CUTLASS) with one scale for a tensor, or one for each token and output channel."""
 
+    form_text: ClassVar[str] = "{op.kind} with scales of a {op.scales}"
     scales: str = "token"
     kernel: str = field(default="cutlass", kw_only=True)
-
-    @property
-    def form(self) -> str:
-        return f"{self.kind} with scales of a {self.scales}"
 
 
 @register_operator("engine_block_mm", family="gemm")
@@ -238,21 +210,18 @@ class BlockProduct(NarrowProduct):
     In ``dtype`` fp4 a scale is for 16 values of either.
     """
 
+    form_text: ClassVar[str] = "{op.kind} by {op.kernel}"
     scales: str = "block"
     kernel: str = field(default="deepgemm", kw_only=True)
     bit: float = 8.0 + 32.0 / 128.0**2  # of a weight, with its share of a scale
-
-    @property
-    def form(self) -> str:
-        return f"{self.kind} by {self.kernel}"
 
     @property
     def weight_byte(self) -> float:
         return float(self.n) * self.k * self.bit / 8.0
 
     @property
-    def read_byte(self) -> float:
-        return self.weight_byte + float(self.m) * self.k * min(self.bit, 8.0) / 8.0
+    def token_byte(self) -> float:
+        return min(self.bit, 8.0) / 8.0
 
 
 @register_operator("engine_weight_only", family="gemm")
@@ -380,17 +349,11 @@ class FusedExperts(Operator):
         )
         return 3.0 * self.hidden * self.intermediate * (WEIGHT_BIT[self.weights] / 8.0 + extra)
 
-    @property
-    def flop(self) -> float:
-        return 6.0 * self.picks * self.hidden * self.intermediate
-
-    @property
-    def read_byte(self) -> float:
-        return self.active * self.expert_byte + 2.0 * self.tokens * self.hidden
-
-    @property
-    def write_byte(self) -> float:
-        return 2.0 * self.tokens * self.hidden
+    @cached_property
+    def work(self) -> OperatorWork:
+        values = 2.0 * self.tokens * self.hidden
+        flop = 6.0 * self.picks * self.hidden * self.intermediate
+        return OperatorWork(flop, self.active * self.expert_byte + values, values)
 
 
 @dataclass(frozen=True)
@@ -398,6 +361,7 @@ class RowKernel(Operator):
     """A small fused kernel over ``rows`` tokens of ``dim`` values each; see the subclasses."""
 
     flop_per_element: ClassVar[float] = 2.0
+    sfu_per_element: ClassVar[float] = 0.0
     rows: int
     dim: int
 
@@ -407,8 +371,14 @@ class RowKernel(Operator):
         return float(self.rows) * self.dim
 
     @property
-    def flop(self) -> float:
-        return self.flop_per_element * self.elements
+    def moved_byte(self) -> tuple[float, float]:
+        """Bytes read and written for one element."""
+        return 2.0, 2.0
+
+    @cached_property
+    def work(self) -> OperatorWork:
+        n, (read, write) = self.elements, self.moved_byte
+        return OperatorWork(self.flop_per_element * n, read * n, write * n, self.sfu_per_element * n)
 
 
 @register_operator("engine_rms_norm", family="rmsnorm")
@@ -425,12 +395,8 @@ class EngineRmsNorm(RowKernel):
         return self.kind + " of a sum" * self.residual + f" to fp8 {self.quant}" * bool(self.quant)
 
     @property
-    def read_byte(self) -> float:
-        return self.elements * (4.0 if self.residual else 2.0)
-
-    @property
-    def write_byte(self) -> float:
-        return self.elements * ((1.0 if self.quant else 2.0) + 2.0 * self.residual)
+    def moved_byte(self) -> tuple[float, float]:
+        return 2.0 + 2.0 * self.residual, (1.0 if self.quant else 2.0) + 2.0 * self.residual
 
 
 @register_operator("engine_silu_and_mul", family="elementwise")
@@ -439,6 +405,7 @@ class EngineGate(RowKernel):
     """``silu(x[:dim]) * x[dim:]`` of each row; ``quant``: fp8 results with a static scale or one for 128 values."""
 
     flop_per_element: ClassVar[float] = 5.0
+    sfu_per_element: ClassVar[float] = 2.0
     quant: str = ""
 
     @property
@@ -446,16 +413,8 @@ class EngineGate(RowKernel):
         return self.kind + f" to fp8 {self.quant}" * bool(self.quant)
 
     @property
-    def sfu_op(self) -> float:
-        return 2.0 * self.elements
-
-    @property
-    def read_byte(self) -> float:
-        return 4.0 * self.elements
-
-    @property
-    def write_byte(self) -> float:
-        return self.elements * (1.0 if self.quant else 2.0)
+    def moved_byte(self) -> tuple[float, float]:
+        return 4.0, 1.0 if self.quant else 2.0
 
 
 @register_operator("engine_rotary", family="elementwise")
@@ -463,7 +422,6 @@ class EngineGate(RowKernel):
 class EngineRotary(RowKernel):
     """Rotary embedding of queries and keys in place; ``dim`` is the width of the keys."""
 
-    flop_per_element: ClassVar[float] = 3.0
     heads: int = 1
     kv_heads: int = 1
     head_dim: int = 1
@@ -472,13 +430,10 @@ class EngineRotary(RowKernel):
     def elements(self) -> float:
         return float(self.rows) * (self.heads + self.kv_heads) * self.head_dim
 
-    @property
-    def read_byte(self) -> float:
-        return 2.0 * self.elements + 2.0 * self.rows * self.head_dim
-
-    @property
-    def write_byte(self) -> float:
-        return 2.0 * self.elements
+    @cached_property
+    def work(self) -> OperatorWork:
+        table = 2.0 * self.rows * self.head_dim
+        return OperatorWork(3.0 * self.elements, 2.0 * self.elements + table, 2.0 * self.elements)
 
 
 @register_operator("engine_cache_write", family="elementwise")
@@ -486,26 +441,19 @@ class EngineRotary(RowKernel):
 class CacheWrite(RowKernel):
     """New keys and values into their pages, converted where the cache is fp8; ``dim`` is the width of the keys."""
 
+    form_text: ClassVar[str] = "{op.kind} of {op.kv_dtype}"
     heads: int = 1
     kv_heads: int = 1
     head_dim: int = 1
     kv_dtype: Dtype = Dtype.BF16
 
     @property
-    def form(self) -> str:
-        return f"{self.kind} of {self.kv_dtype}"
-
-    @property
     def elements(self) -> float:
         return 2.0 * self.rows * self.dim
 
     @property
-    def read_byte(self) -> float:
-        return 2.0 * self.elements
-
-    @property
-    def write_byte(self) -> float:
-        return self.elements * self.kv_dtype.byte
+    def moved_byte(self) -> tuple[float, float]:
+        return 2.0, self.kv_dtype.byte
 
 
 @register_operator("engine_quantize", family="elementwise")
@@ -513,20 +461,13 @@ class CacheWrite(RowKernel):
 class Quantize(RowKernel):
     """bf16 to fp8 with a given scale (static), one found for the tensor, one a token, or one for 128 values."""
 
+    form_text: ClassVar[str] = "{op.kind} by {op.mode}"
     flop_per_element: ClassVar[float] = 3.0
     mode: str = "static"
 
     @property
-    def form(self) -> str:
-        return f"{self.kind} by {self.mode}"
-
-    @property
-    def read_byte(self) -> float:
-        return self.elements * (4.0 if self.mode == "tensor" else 2.0)
-
-    @property
-    def write_byte(self) -> float:
-        return self.elements
+    def moved_byte(self) -> tuple[float, float]:
+        return 4.0 if self.mode == "tensor" else 2.0, 1.0
 
 
 @register_operator("engine_route", family="elementwise")
@@ -534,26 +475,15 @@ class Quantize(RowKernel):
 class Route(RowKernel):
     """The ``top_k`` experts of each token from the router's scores; ``grouped`` as DeepSeek-V3 chooses."""
 
-    flop_per_element: ClassVar[float] = 8.0
+    form_text: ClassVar[str] = "{op.kind} by {op.mode}"
     experts: int = 1
     top_k: int = 1
     mode: str = "softmax"
 
-    @property
-    def form(self) -> str:
-        return f"{self.kind} by {self.mode}"
-
-    @property
-    def sfu_op(self) -> float:
-        return self.elements
-
-    @property
-    def read_byte(self) -> float:
-        return self.elements * (4.0 if self.mode == "grouped" else 2.0)
-
-    @property
-    def write_byte(self) -> float:
-        return 12.0 * self.rows * self.top_k
+    @cached_property
+    def work(self) -> OperatorWork:
+        read = self.elements * (4.0 if self.mode == "grouped" else 2.0)
+        return OperatorWork(8.0 * self.elements, read, 12.0 * self.rows * self.top_k, self.elements)
 
 
 @register_operator("engine_align", family="elementwise")
@@ -569,13 +499,10 @@ class AlignTokens(RowKernel):
     def elements(self) -> float:
         return float(self.rows) * self.top_k
 
-    @property
-    def read_byte(self) -> float:
-        return 4.0 * self.elements
-
-    @property
-    def write_byte(self) -> float:
-        return 4.0 * (self.elements + self.experts * (self.block - 1.0))
+    @cached_property
+    def work(self) -> OperatorWork:
+        padded = self.elements + self.experts * (self.block - 1.0)
+        return OperatorWork(2.0 * self.elements, 4.0 * self.elements, 4.0 * padded)
 
 
 @register_operator("engine_sampling", family="elementwise")
@@ -583,29 +510,15 @@ class AlignTokens(RowKernel):
 class Sampling(RowKernel):
     """The next token of each row of logits: greedy, at random, or at random among the likeliest (``top_p``)."""
 
+    form_text: ClassVar[str] = "{op.kind} {op.mode}"
     mode: str = "greedy"
-    flop_per_element: ClassVar[float] = 4.0
 
-    @property
-    def form(self) -> str:
-        return f"{self.kind} {self.mode}"
-
-    @property
-    def sfu_op(self) -> float:
-        return 0.0 if self.mode == "greedy" else 2.0 * self.elements
-
-    @property
-    def passes(self) -> float:
-        """Times that the logits, in fp32, are written or read again."""
-        return {"greedy": 2.0, "random": 7.0}.get(self.mode, 20.0)
-
-    @property
-    def read_byte(self) -> float:
-        return self.elements * (2.0 + 2.0 * self.passes)
-
-    @property
-    def write_byte(self) -> float:
-        return self.elements * 2.0 * self.passes
+    @cached_property
+    def work(self) -> OperatorWork:
+        n = self.elements
+        passes = {"greedy": 2.0, "random": 7.0}.get(self.mode, 20.0)  # of logits in fp32, written or read again
+        exponentials = 0.0 if self.mode == "greedy" else 2.0 * n
+        return OperatorWork(4.0 * n, n * (2.0 + 2.0 * passes), n * 2.0 * passes, exponentials)
 
 
 @register_operator("engine_compiled", family="elementwise")
@@ -613,7 +526,7 @@ class Sampling(RowKernel):
 class CompiledRows(RowKernel):
     """A norm or gate as torch.compile emits it in vLLM (``COMPILED_FUNCTIONS``)."""
 
-    flop_per_element: ClassVar[float] = 5.0
+    form_text: ClassVar[str] = "{op.kind} {op.function}"
     function: str = "add_rms_norm"
 
     def __post_init__(self) -> None:
@@ -621,22 +534,12 @@ class CompiledRows(RowKernel):
         if self.function not in COMPILED_FUNCTIONS:
             raise bad_value("engine_compiled.function", f"one of {', '.join(COMPILED_FUNCTIONS)}", self.function)
 
-    @property
-    def form(self) -> str:
-        return f"{self.kind} {self.function}"
-
-    @property
-    def sfu_op(self) -> float:
-        return 2.0 * self.elements if self.function.startswith("silu") else 0.0
-
-    @property
-    def read_byte(self) -> float:
-        return self.elements * (2.0 if self.function.startswith("rms_norm") else 4.0)
-
-    @property
-    def write_byte(self) -> float:
-        result = 1.0 if self.function.endswith("quant") else 2.0
-        return self.elements * (result + 2.0 * self.function.startswith("add"))
+    @cached_property
+    def work(self) -> OperatorWork:
+        n, name = self.elements, self.function
+        read = 2.0 if name.startswith("rms_norm") else 4.0
+        write = (1.0 if name.endswith("quant") else 2.0) + 2.0 * name.startswith("add")
+        return OperatorWork(5.0 * n, n * read, n * write, 2.0 * n if name.startswith("silu") else 0.0)
 
 
 COMPILED_FUNCTIONS = (
@@ -659,19 +562,12 @@ class CausalConv(Operator):
     channels: int
     kernel: int
 
-    @property
-    def flop(self) -> float:
-        return float(self.batch) * self.length * self.channels * (2.0 * self.kernel + 4.0)
-
-    @property
-    def read_byte(self) -> float:
-        tokens = self.batch * (self.length + self.kernel * (self.length == 1))
-        return self.dtype.byte * float(tokens + self.kernel) * self.channels
-
-    @property
-    def write_byte(self) -> float:
-        tokens = self.batch * (self.length + self.kernel * (self.length == 1))
-        return self.dtype.byte * float(tokens) * self.channels
+    @cached_property
+    def work(self) -> OperatorWork:
+        flop = float(self.batch) * self.length * self.channels * (2.0 * self.kernel + 4.0)
+        tokens = float(self.batch * (self.length + self.kernel * (self.length == 1)))
+        byte = self.dtype.byte * self.channels
+        return OperatorWork(flop, byte * (tokens + self.kernel), byte * tokens)
 
 
 @register_operator("state_scan", family="gemm")
@@ -693,6 +589,7 @@ class StateScan(Operator):
     value_dim: int
     chunk: int
     rule: str = "mamba2"  # or "delta", "lightning"
+    form_text: ClassVar[str] = "{op.kind} {op.rule}"
     resumed: bool = False
 
     def __post_init__(self) -> None:
@@ -700,12 +597,8 @@ class StateScan(Operator):
         if self.rule not in ("mamba2", "delta", "lightning"):
             raise bad_value("state_scan.rule", "mamba2, delta or lightning", self.rule)
 
-    @property
-    def form(self) -> str:
-        return f"{self.kind} {self.rule}"
-
-    @property
-    def flop(self) -> float:
+    @cached_property
+    def work(self) -> OperatorWork:
         k, v, chunk = float(self.key_dim), float(self.value_dim), float(self.chunk)
         delta = self.rule == "delta"
         if self.length == 1:
@@ -715,22 +608,9 @@ class StateScan(Operator):
             each = scores + 2.0 * chunk * v + 4.0 * k * v
             if delta:
                 each += scores + 2.0 * chunk * (k + v) + 2.0 * chunk * chunk / 3.0 + 2.0 * k * v
-        return self.batch * float(self.length) * self.heads * each
-
-    @property
-    def sfu_op(self) -> float:
-        return float(self.batch) * self.length * self.heads
-
-    @property
-    def state_byte(self) -> float:
-        """Bytes of the states of all sequences."""
-        return float(self.batch) * self.heads * self.key_dim * self.value_dim * self.dtype.byte
-
-    @property
-    def read_byte(self) -> float:
+        tokens = float(self.batch) * self.length
+        state = self.batch * self.heads * k * v * self.dtype.byte  # of all sequences
         token = self.heads * self.value_dim + 2 * self.key_heads * self.key_dim + 2 * self.heads
-        return self.dtype.byte * float(self.batch) * self.length * token + self.state_byte * self.resumed
-
-    @property
-    def write_byte(self) -> float:
-        return self.dtype.byte * float(self.batch) * self.length * self.heads * self.value_dim + self.state_byte
+        read = self.dtype.byte * tokens * token + state * self.resumed
+        write = self.dtype.byte * tokens * self.heads * v + state
+        return OperatorWork(tokens * self.heads * each, read, write, tokens * self.heads)

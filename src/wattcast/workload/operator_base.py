@@ -10,14 +10,23 @@ from __future__ import annotations
 import csv
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from functools import cache
+from functools import cache, cached_property
 from importlib.resources import files
-from typing import ClassVar, TypeVar
+from typing import ClassVar, NamedTuple, TypeVar
 
 from wattcast.core.errors import bad_value, unknown_name
 from wattcast.core.units import Dtype
 
 _OperatorType = TypeVar("_OperatorType", bound="Operator")
+
+
+class OperatorWork(NamedTuple):
+    """What one call computes, reads and writes when nothing is cached."""
+
+    flop: float = 0.0  # a multiply-add counts as two
+    read_byte: float = 0.0
+    write_byte: float = 0.0
+    sfu_op: float = 0.0  # exponentials, reciprocals, tanh
 
 
 @dataclass(frozen=True)
@@ -30,6 +39,7 @@ class Operator:
 
     kind: ClassVar[str] = ""  # the registered name, which is "op" in workload JSON
     family: ClassVar[str] = ""  # operators of one family run on the same kind of kernel; mostly the kind itself
+    form_text: ClassVar[str] = "{op.name}"  # of ``form``, with fields as ``{op.mode}``
     is_product: ClassVar[bool] = False  # matrix products, convolutions, attention: what PyTorch's FLOP counter counts
     json_names: ClassVar[Mapping[str, str]] = {}  # fields that have another key in workload JSON
     hidden_sizes: ClassVar[frozenset[str]] = frozenset({"count"})  # whole numbers that ``str()`` leaves out
@@ -69,17 +79,22 @@ class Operator:
 
         A prediction of a form that was never measured says so.
         """
-        return self.name
+        return self.form_text.format(op=self)
 
     def __str__(self) -> str:
         """Return name, sizes and number format, such as ``linear 8192x4096x4096 bf16``."""
         sizes = (v for k, v in vars(self).items() if k not in self.hidden_sizes and type(v) is int)
         return f"{self.name} {'x'.join(map(str, sizes))} {self.dtype}"
 
+    @cached_property
+    def work(self) -> OperatorWork:
+        """Work of one call; an operator defines this, or the properties below."""
+        return OperatorWork()
+
     @property
     def flop(self) -> float:
         """Floating-point operations of one call; a multiply-add counts as two."""
-        return 0.0
+        return self.work.flop
 
     @property
     def flop_dense(self) -> float:
@@ -89,17 +104,17 @@ class Operator:
     @property
     def sfu_op(self) -> float:
         """Special-function operations (exponentials, reciprocals, tanh) of one call."""
-        return 0.0
+        return self.work.sfu_op
 
     @property
     def read_byte(self) -> float:
         """Bytes one call reads when nothing is cached."""
-        return 0.0
+        return self.work.read_byte
 
     @property
     def write_byte(self) -> float:
         """Bytes one call writes."""
-        return 0.0
+        return self.work.write_byte
 
 
 MOST_BYTE = 8.0 * 2**40  # of 2^40 elements of 64 bits

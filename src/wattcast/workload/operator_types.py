@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from wattcast.core.errors import bad_value
 from wattcast.core.units import Dtype
-from wattcast.workload.operator_base import Operator, find_function, register_operator
+from wattcast.workload.operator_base import Operator, OperatorWork, find_function, register_operator
 
 
 class Layout(StrEnum):
@@ -50,18 +50,12 @@ class Linear(Operator):
     def form(self) -> str:
         return self.kind + " turned" * self.turned + _name_narrow_weights(self)
 
-    @property
-    def flop(self) -> float:
-        return 2.0 * self.m * self.n * self.k
-
-    @property
-    def read_byte(self) -> float:
-        weight = (self.weight_dtype or self.dtype).byte * float(self.n) * self.k
-        return self.dtype.byte * (float(self.m) * self.k + self.n * self.bias) + weight
-
-    @property
-    def write_byte(self) -> float:
-        return (self.out_dtype or self.dtype).byte * float(self.m) * self.n
+    @cached_property
+    def work(self) -> OperatorWork:
+        m, n, k = float(self.m), self.n, self.k
+        weight = (self.weight_dtype or self.dtype).byte * float(n) * k
+        read = self.dtype.byte * (m * k + n * self.bias) + weight
+        return OperatorWork(2.0 * m * n * k, read, (self.out_dtype or self.dtype).byte * m * n)
 
 
 @register_operator("bmm", family="gemm")
@@ -81,18 +75,12 @@ class Bmm(Operator):
     def form(self) -> str:
         return self.kind + _name_narrow_weights(self)
 
-    @property
-    def flop(self) -> float:
-        return 2.0 * self.b * self.m * self.n * self.k
-
-    @property
-    def read_byte(self) -> float:
-        right = (self.weight_dtype or self.dtype).byte * float(self.n)
-        return float(self.b) * (self.dtype.byte * self.m + right) * self.k
-
-    @property
-    def write_byte(self) -> float:
-        return (self.out_dtype or self.dtype).byte * float(self.b) * self.m * self.n
+    @cached_property
+    def work(self) -> OperatorWork:
+        b, m, n, k = float(self.b), self.m, self.n, self.k
+        right = (self.weight_dtype or self.dtype).byte * float(n)
+        read = b * (self.dtype.byte * m + right) * k
+        return OperatorWork(2.0 * b * m * n * k, read, (self.out_dtype or self.dtype).byte * b * m * n)
 
 
 def _name_narrow_weights(op: Linear | Bmm) -> str:
@@ -157,25 +145,19 @@ class Conv2d(Operator):
         return form + " dilated" * (self.dilation != 1)
 
     @property
-    def flop(self) -> float:
-        return 2.0 * self.n * self.p * self.q * self.k * (self.c // self.groups) * self.r * self.s
-
-    @property
-    def _tensors_byte(self) -> tuple[float, float, float]:
+    def tensors_byte(self) -> tuple[float, float, float]:
+        """Bytes of the images, of the filters and of the output."""
         image = float(self.n) * self.c * self.h * self.w
         weight = float(self.k) * (self.c // self.groups) * self.r * self.s
         out = float(self.n) * self.k * self.p * self.q
         return image * self.dtype.byte, weight * self.dtype.byte, out * self.dtype.byte
 
-    @property
-    def read_byte(self) -> float:
-        image, weight, out = self._tensors_byte
-        return {"forward": image + weight, "dgrad": out + weight, "wgrad": image + out}[self.direction]
-
-    @property
-    def write_byte(self) -> float:
-        image, weight, out = self._tensors_byte
-        return {"forward": out, "dgrad": image, "wgrad": weight}[self.direction]
+    @cached_property
+    def work(self) -> OperatorWork:
+        image, weight, out = self.tensors_byte
+        flop = 2.0 * self.n * self.p * self.q * self.k * (self.c // self.groups) * self.r * self.s
+        moved = {"forward": (image + weight, out), "dgrad": (out + weight, image), "wgrad": (image + out, weight)}
+        return OperatorWork(flop, *moved[self.direction])
 
 
 @register_operator("attention")
@@ -231,30 +213,14 @@ class Attention(Operator):
             return 1.0 - (q - 1.0) / (2.0 * kv)
         return (kv + 1.0) / (2.0 * q)
 
-    @property
-    def flop(self) -> float:
-        return self.flop_dense * self.kept
-
-    @property
-    def sfu_op(self) -> float:
-        return self._scores * self.kept
-
-    @property
-    def _qkvo_byte(self) -> tuple[float, float]:
+    @cached_property
+    def work(self) -> OperatorWork:
         qk, v = self.head_dim, self.v_head_dim or self.head_dim
         queries = float(self.batch) * self.heads * self.q_len
         keys = float(self.batch) * self.kv_heads * self.kv_len
-        return self.dtype.byte * (queries * qk + keys * (qk + v)), self.dtype.byte * queries * v
-
-    @property
-    def read_byte(self) -> float:
-        qkv, out = self._qkvo_byte
-        return qkv + 2.0 * out if self.backward else qkv
-
-    @property
-    def write_byte(self) -> float:
-        qkv, out = self._qkvo_byte
-        return qkv if self.backward else out
+        qkv, out = self.dtype.byte * (queries * qk + keys * (qk + v)), self.dtype.byte * queries * v
+        read, write = (qkv + 2.0 * out, qkv) if self.backward else (qkv, out)
+        return OperatorWork(self.flop_dense * self.kept, read, write, self._scores * self.kept)
 
 
 @dataclass(frozen=True)
@@ -266,6 +232,7 @@ class RowReduction(Operator):
 
     hidden_sizes: ClassVar[frozenset[str]] = frozenset({"count", "read", "write"})
     flop_per_element: ClassVar[float] = 0.0
+    sfu_per_element: ClassVar[float] = 0.0
     rows: int
     dim: int
     out_dtype: Dtype | None = None
@@ -282,19 +249,14 @@ class RowReduction(Operator):
         """Elements read once by the forward pass."""
         return float(self.rows) * self.dim
 
-    @property
-    def flop(self) -> float:
-        return self.flop_per_element * self.elements * (2.0 if self.backward else 1.0)
-
-    @property
-    def read_byte(self) -> float:
-        if self.read is not None:
-            return float(self.read)
-        return self.dtype.byte * self.elements * (2.0 if self.backward else 1.0)
-
-    @property
-    def write_byte(self) -> float:
-        return float(self.write) if self.write is not None else (self.out_dtype or self.dtype).byte * self.elements
+    @cached_property
+    def work(self) -> OperatorWork:
+        passes = self.elements * (2.0 if self.backward else 1.0)
+        read = self.dtype.byte * passes if self.read is None else float(self.read)
+        wide = (self.out_dtype or self.dtype).byte * self.elements
+        exponentials = 0.0 if self.backward else self.sfu_per_element * self.elements
+        write = wide if self.write is None else float(self.write)
+        return OperatorWork(self.flop_per_element * passes, read, write, exponentials)
 
 
 @register_operator("softmax")
@@ -303,10 +265,7 @@ class Softmax(RowReduction):
     """Softmax over the last dimension."""
 
     flop_per_element: ClassVar[float] = 4.0
-
-    @property
-    def sfu_op(self) -> float:
-        return 0.0 if self.backward else self.elements
+    sfu_per_element: ClassVar[float] = 1.0
 
 
 @register_operator("layernorm")
@@ -371,23 +330,12 @@ class Elementwise(Operator):
     def name(self) -> str:
         return self.function
 
-    @property
-    def flop(self) -> float:
-        return find_function(self.function).flop * self.n
-
-    @property
-    def sfu_op(self) -> float:
-        return find_function(self.function).sfu_op * self.n
-
-    @property
-    def read_byte(self) -> float:
-        if self.read is not None:
-            return float(self.read)
-        return float(find_function(self.function).inputs * self.n * self.dtype.byte)
-
-    @property
-    def write_byte(self) -> float:
-        return float(self.write if self.write is not None else self.n * (self.out_dtype or self.dtype).byte)
+    @cached_property
+    def work(self) -> OperatorWork:
+        function, n = find_function(self.function), self.n
+        read = function.inputs * n * self.dtype.byte if self.read is None else self.read
+        write = n * (self.out_dtype or self.dtype).byte if self.write is None else self.write
+        return OperatorWork(function.flop * n, float(read), float(write), function.sfu_op * n)
 
 
 @register_operator("collective")
@@ -420,13 +368,9 @@ class Collective(Operator):
     def name(self) -> str:
         return self.collective
 
-    @property
-    def read_byte(self) -> float:
-        return float(self.bytes)
-
-    @property
-    def write_byte(self) -> float:
-        return float(self.bytes)
+    @cached_property
+    def work(self) -> OperatorWork:
+        return OperatorWork(read_byte=float(self.bytes), write_byte=float(self.bytes))
 
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")

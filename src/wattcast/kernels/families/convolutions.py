@@ -92,7 +92,7 @@ def _depthwise(op: Conv2d, kind: str) -> tuple[float, ...]:
     That is blocks, arithmetic of one, blocks an SM holds, dependent steps, bytes through shared memory, bytes that
     pass L2 once more, and further kernels.
     """
-    width, taps, (image, _, out) = op.dtype.byte, op.r * op.s, op._tensors_byte
+    width, taps, (image, _, out) = op.dtype.byte, op.r * op.s, op.tensors_byte
     pixels, held, steps, shared, again, launches = out / width, 2.0, taps + 5.0, 1.2, 0.0, 0.0
     units = pixels / 1024.0
     if kind == "first.tiled":
