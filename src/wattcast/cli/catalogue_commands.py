@@ -17,6 +17,7 @@ from wattcast.cli.shared_options import (
     takes_model_options,
 )
 from wattcast.core.errors import bad_value
+from wattcast.core.units import parse, show
 
 if TYPE_CHECKING:
     from wattcast.hardware import Gpu
@@ -61,7 +62,6 @@ def list_gpus(ctx: typer.Context, json: Json = False) -> None:
     if json:
         env.json({"gpus": rows})
         return
-    from wattcast.core.units import show
     from wattcast.report.text_tables import new_table
 
     listing = new_table("gpu", "architecture", "SMs", "top clock", "memory", "bandwidth", "limit", "coefficients")
@@ -82,7 +82,6 @@ def list_gpus(ctx: typer.Context, json: Json = False) -> None:
 @gpus_app.command("nodes")
 def list_nodes(ctx: typer.Context, json: Json = False) -> None:
     """List the nodes: how GPUs are joined, and the network between nodes (`predict --node`)."""
-    from wattcast.core.units import show
     from wattcast.hardware.node import load_node, node_names
 
     env: Environment = ctx.obj
@@ -286,8 +285,6 @@ def save_model(
 
 def _memory(model: ModelSpec | None, options: ModelOptions, capacity: str | None) -> dict[str, Any] | None:
     """Return bytes by purpose and what fits; None for a list of operators, which does not say."""
-    from wattcast.core.errors import bad_value
-    from wattcast.core.units import parse
     from wattcast.workload import build_model
 
     if model is None:
@@ -334,7 +331,6 @@ def summarise_graph(graph: Graph) -> dict[str, Any]:
 def _print(env: Environment, graph: Graph, about: dict[str, Any] | None, held: dict[str, Any] | None) -> None:
     from rich.markup import escape
 
-    from wattcast.core.units import show
     from wattcast.report.text_tables import new_table
     from wattcast.workload.graph import compute_totals, count_operators
 

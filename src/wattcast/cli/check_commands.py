@@ -19,6 +19,7 @@ from wattcast import __version__
 from wattcast.cli.shared_options import Environment, Figures, Format, Json, Plot, save_plot
 from wattcast.core.errors import bad_value
 from wattcast.core.strict_files import reference_folder
+from wattcast.core.whole_files import write_whole
 
 
 def validate(
@@ -41,7 +42,6 @@ def validate(
     quantity: Annotated[str, typer.Option("--quantity", help="What --plot draws: latency|power|clock.")] = "latency",
 ) -> None:
     """Held-out errors beside trivial floors, published numbers and goals."""
-    from wattcast.core.whole_files import write_whole
     from wattcast.validate import build_ledger, format_ledger, ledger_to_markdown
 
     env = ctx.obj if isinstance(ctx.obj, Environment) else Environment()

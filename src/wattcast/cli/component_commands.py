@@ -10,8 +10,9 @@ from typing import Annotated
 import typer
 
 from wattcast.cli.shared_options import Environment, Json, Plot, save_plot
-from wattcast.core.errors import bad_value
-from wattcast.core.units import parse
+from wattcast.core.errors import bad_value, resolve_name
+from wattcast.core.strict_files import REFERENCE_VARIABLE, reference_folder
+from wattcast.core.units import parse, show
 from wattcast.core.whole_files import write_whole
 
 ChipOption = Annotated[
@@ -98,8 +99,6 @@ def power_trace(
     Example: wattcast lab power-trace --config gpuwattch_gtx480.xml metric_trace.log.gz --energies gtx480.csv
     --compat gpuwattch --out power
     """
-    from wattcast.core.errors import resolve_name
-    from wattcast.core.units import parse, show
     from wattcast.gpuwattch.architecture import read_architecture, write_architecture
     from wattcast.gpuwattch.measured_energies import measured_architecture
     from wattcast.gpuwattch.simulator_logs import CounterSource, find_source
@@ -518,7 +517,6 @@ def check_energies(
     json: Json = False,
 ) -> None:
     """Every bottom-up energy beside one dumped from a simulator or fitted to a measured GPU: ratios and medians."""
-    from wattcast.core.strict_files import REFERENCE_VARIABLE, reference_folder
     from wattcast.gpuwattch import energy_checks
     from wattcast.validate.ledger import format_ledger
 

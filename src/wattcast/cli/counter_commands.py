@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from wattcast.cli.shared_options import Environment, FigureOptions, Figures, Format, Json, Plot, Which
+from wattcast.core.errors import bad_value, unknown_name
+from wattcast.core.units import parse
 from wattcast.counter_models.counter_table import CounterTable
 from wattcast.counter_models.two_rails import (
     RailsFit,
@@ -69,8 +71,6 @@ def fit_counters_command(
     Example: wattcast lab fit counters micro_gtxtitanx.csv --form gpmtool --out titanx.yaml
     Example: wattcast lab fit counters micro.csv --form gpmtool --predict real.csv --measured real_time_power.csv
     """
-    from wattcast.core.errors import bad_value, unknown_name
-    from wattcast.core.units import parse
     from wattcast.counter_models.counter_fit import (
         CounterFitOptions,
         counter_fit_to_plain,

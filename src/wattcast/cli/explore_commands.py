@@ -19,10 +19,11 @@ from wattcast.cli.shared_options import (
     Pue,
     Rent,
     Source,
+    options_besides,
     save_plot,
     takes_model_options,
 )
-from wattcast.core.errors import bad_value
+from wattcast.core.errors import bad_value, resolve_name
 
 if TYPE_CHECKING:
     from wattcast.explore.sweep import ReportProgress, Runner, SweepResult
@@ -77,24 +78,12 @@ def sweep(
     Examples: wattcast explore sweep llama3-8b --gpu h200 --vary clock=all --slowdown 5%
     ... sweep llama3-8b --gpu h100-sxm,h200,l40s --phase decode --vary batch=1,8,64 --vary dtype=bf16,fp8
     """
-    from wattcast.core.errors import resolve_name
     from wattcast.explore import exploration_report
     from wattcast.explore.explorations import ExploreObjective, explore
-    from wattcast.predictor.prices import parse_prices
 
     env: Environment = ctx.obj
     least = ExploreObjective(resolve_name("objective", objective, list(ExploreObjective)))
-    found = explore(
-        workload,
-        gpu,
-        vary,
-        clock=clock,
-        power_limit=power_limit,
-        slowdown=slowdown,
-        latency=latency,
-        prices=parse_prices(electricity, carbon, price, pue),
-        **options,
-    )
+    found = explore(**options_besides(ctx, "objective", "plot", "json"))
     if plot is not None:
         save_plot(env, exploration_report.draw_exploration(found, workload, options), plot)
     if json:
@@ -137,7 +126,6 @@ def designs(
     from wattcast.explore import explorations
 
     env: Environment = ctx.obj
-    from wattcast.core.errors import bad_value
 
     figure = [word.strip() for word in heat_map.split(",")] if heat_map is not None else []
     if figure and plot is None:
@@ -284,32 +272,14 @@ def plan(
     Example: wattcast plan llama3-8b --rate 20/s --prompt 1000 --output 300 --ttft p99:500ms --tpot p90:40ms
     --gpus h100-sxm,h200
     """
-    from wattcast.predictor.prices import parse_prices
     from wattcast.serving import capacity_plan
 
     env: Environment = ctx.obj
     if not headroom.strip().endswith("%"):
         raise bad_value("--headroom", "a share with its unit, such as 20%", headroom)
-    found = capacity_plan.plan(
-        model,
-        gpus,
-        rate=rate,
-        prompt=prompt,
-        output=output,
-        ttft=ttft,
-        tpot=tpot,
-        minimise=minimise,
-        tp=_parse_whole_numbers(tp, "tp"),
-        power_limits=power_limit.split(",") if power_limit else (),
-        headroom=headroom,
-        spare_replicas=spare,
-        site_power=site_power,
-        arrivals=arrivals,
-        dtype=dtype,
-        kv_dtype=kv_dtype,
-        weights=weights,
-        prices=parse_prices(electricity, carbon, price, pue),
-    )
+    options = options_besides(ctx, "power_limit", "spare", "plot", "json")
+    options |= {"power_limits": power_limit.split(",") if power_limit else (), "spare_replicas": spare}
+    found = capacity_plan.plan(**(options | {"tp": _parse_whole_numbers(tp, "tp")}))
     if plot is not None:
         save_plot(env, capacity_plan.draw_plan(found), plot)
     if json:

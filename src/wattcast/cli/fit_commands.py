@@ -12,6 +12,7 @@ from wattcast.cli.component_commands import fit_component
 from wattcast.cli.counter_commands import fit_counters_command
 from wattcast.cli.shared_options import Environment, Json
 from wattcast.core.errors import BadInput
+from wattcast.core.units import show
 
 if TYPE_CHECKING:
     from wattcast.fit.calibration import Calibration
@@ -89,7 +90,6 @@ def fit_host(
     from dataclasses import asdict
 
     from wattcast import hardware
-    from wattcast.core.units import show
     from wattcast.fit.whole_models import fit_host_database, with_launch_cost
     from wattcast.predictor.bundle import bundle_for
     from wattcast.predictor.bundle.calibrated import save_bundle

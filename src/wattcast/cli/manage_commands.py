@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from wattcast.cli.shared_options import Environment, FigureOptions, Figures, Format, Json, Plot, Which
+from wattcast.core import units
+from wattcast.core.errors import bad_value, unknown_name
 
 if TYPE_CHECKING:
     from wattcast.manage.plants import MeasurementNoise, PlantTables
@@ -200,7 +202,6 @@ def run(
     """
     from functools import partial
 
-    from wattcast.core.errors import bad_value
     from wattcast.manage import live_control
     from wattcast.manage.daemon_client import hold_card
     from wattcast.manage.serving_control import ServingLimits, read_engine_metrics
@@ -261,7 +262,6 @@ def daemon(
 
     Example: wattcast manage daemon --group wattcast --clocks 900MHz:1980MHz
     """
-    from wattcast.core import units
     from wattcast.manage import card_daemon
     from wattcast.manage.daemon_client import find_group, find_settable_cards, print_unit
 
@@ -334,7 +334,6 @@ def rehearse(
     """
     import numpy as np
 
-    from wattcast.core import units
     from wattcast.manage import serving_rehearsal
     from wattcast.manage.serving_control import LatencyKeeper, ServingLimits
     from wattcast.predictor.api import find_gpu
@@ -377,8 +376,6 @@ def site(
     """
     import signal
 
-    from wattcast.core import units
-    from wattcast.core.errors import bad_value
     from wattcast.manage.site_budget import coordinate_site
 
     env: Environment = ctx.obj
@@ -396,7 +393,6 @@ def site(
 
 def _sm_count(name: str) -> int:
     """Return the SMs of a card by what the driver calls it."""
-    from wattcast.core.errors import bad_value
     from wattcast.manage.watch_card import find_catalogue_gpu
 
     chip = find_catalogue_gpu(name)
@@ -406,8 +402,6 @@ def _sm_count(name: str) -> int:
 
 
 def _objective(goal: str, slowdown: str | None, latency: str | None, cap: str | None) -> Objective:
-    from wattcast.core import units
-    from wattcast.core.errors import unknown_name
     from wattcast.manage.search_problem import Goal as Goals
     from wattcast.manage.search_problem import Objective
 
@@ -423,8 +417,6 @@ def _objective(goal: str, slowdown: str | None, latency: str | None, cap: str | 
 
 
 def _noise(text: str | None) -> MeasurementNoise | None:
-    from wattcast.core import units
-    from wattcast.core.errors import bad_value
     from wattcast.manage.plants import MeasurementNoise
 
     share = 0.0 if text is None else units.parse(text, "", "--noise")
@@ -434,9 +426,6 @@ def _noise(text: str | None) -> MeasurementNoise | None:
 
 
 def _period_s(text: str) -> float:
-    from wattcast.core import units
-    from wattcast.core.errors import bad_value
-
     seconds = units.parse(text, "s", "--period")
     if not SHORTEST_PERIOD_S <= seconds <= LONGEST_PERIOD_S:
         raise bad_value("--period", "20 ms to 1 h: below, a card's counters stand still", text)
@@ -444,15 +433,10 @@ def _period_s(text: str) -> float:
 
 
 def _seconds(text: str, where: str) -> float:
-    from wattcast.core import units
-
     return units.parse(text, "s", where)
 
 
 def _range(text: str | None, unit: str, where: str) -> tuple[float, float]:
-    from wattcast.core import units
-    from wattcast.core.errors import bad_value
-
     if text is None:
         return 0.0, float("inf")
     ends = [units.parse(part, unit, where) for part in text.split(":")]
@@ -522,7 +506,6 @@ def _compare(
 
 
 def _repeated(plants: list[PlantTables], setup: PolicySetup, repeats: int) -> dict[str, Any]:
-    from wattcast.core.errors import bad_value
     from wattcast.manage.policy_comparison import count_worse_runs
 
     if not repeats:

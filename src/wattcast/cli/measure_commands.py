@@ -13,6 +13,9 @@ import typer
 
 from wattcast.cli.shared_options import Environment, Json, Plot, takes_model_options
 from wattcast.cli.verb_options import make_command, print_result, takes_verb_options
+from wattcast.core.errors import ExitCode, WattcastError, bad_value
+from wattcast.core.strict_files import decode_json, read_bytes
+from wattcast.core.whole_files import check_writable, write_somewhere
 from wattcast.measure import measure_verbs
 
 if TYPE_CHECKING:
@@ -66,8 +69,6 @@ def run(
     Example: wattcast measure run --against gpt2 --gpu h200 --batch 8 --seq 1024 --iterations 50 -- python loop.py
     Example: wattcast measure run --model m.yaml --counters ncu.csv --launches trace.json -- python traced.py
     """
-    from wattcast.core.errors import ExitCode, WattcastError
-    from wattcast.core.whole_files import write_somewhere
     from wattcast.measure.measured_run import compare_with_prediction, run_command
 
     env: Environment = ctx.obj
@@ -107,7 +108,6 @@ def _prepared(
     model: Path | None, counters: Path | None, launches: Path | None, gpu: str | None, command: list[str]
 ) -> Callable[[MeasuredRun], LaunchEstimate] | None:
     """Read the files of ``--model`` before the run; return what takes the finished run."""
-    from wattcast.core.errors import bad_value
 
     if model is None:
         if counters or launches:
@@ -121,8 +121,6 @@ def _prepared(
 
 def _check_places(save: Path | None, plot: Path | None) -> None:
     """Refuse a bad file name or a folder that cannot be written before the run, where it costs nothing."""
-    from wattcast.core.errors import bad_value
-    from wattcast.core.whole_files import check_writable
 
     if save is not None and save.suffix != ".npz":
         raise bad_value("--save", "a name that ends in .npz", save.name)
@@ -157,8 +155,6 @@ def _predicted(against: str, gpu: str | None, options: dict[str, Any]) -> dict[s
     """Return the output of `predict --json` from a file that holds it, or predict now."""
     import msgspec
 
-    from wattcast.core.errors import bad_value
-    from wattcast.core.strict_files import decode_json, read_bytes
     from wattcast.predictor import api
     from wattcast.predictor.prediction_json import predictions_to_output
 

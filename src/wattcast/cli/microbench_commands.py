@@ -9,6 +9,8 @@ import typer
 
 from wattcast.cli.shared_options import Environment, FigureOptions, Figures, Format, Json, Plot, Which
 from wattcast.cli.verb_options import make_command, print_result, takes_verb_options
+from wattcast.core.errors import Refused, bad_value
+from wattcast.core.whole_files import write_whole
 from wattcast.microbench import microbench_sessions
 
 
@@ -41,8 +43,6 @@ def microbench(
     """
     drawn = FigureOptions(plot, figure, figures, format)
     if drawn.any and (show is None or table is not None):
-        from wattcast.core.errors import bad_value
-
         raise bad_value("--plot and --figures", "--show RESULTS, and no --table, beside them", "others")
     if against is not None:
         _compare(ctx.obj, show, against, json)
@@ -79,8 +79,6 @@ multimedia = make_command(microbench_sessions.multimedia)
 
 
 def _show(env: Environment, show: str, gpu_name: str, drawn: FigureOptions, write: Path | None, json: bool) -> None:
-    from wattcast.core.errors import Refused
-    from wattcast.core.whole_files import write_whole
     from wattcast.microbench import microbench_report as report
     from wattcast.microbench.benchmark_suite import list_benchmarks
     from wattcast.microbench.microbench_results import (
@@ -121,7 +119,6 @@ def _table(env: Environment, show: str, gpu_name: str, table: Path) -> None:
     import csv
     import io
 
-    from wattcast.core.whole_files import write_whole
     from wattcast.counter_models.profiler_counters import make_table_lines
     from wattcast.microbench.microbench_results import results_folder
     from wattcast.predictor.api import find_gpu

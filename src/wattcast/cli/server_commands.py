@@ -13,6 +13,9 @@ from wattcast.cli.shared_options import (
     Json,
     takes_model_options,
 )
+from wattcast.core.errors import MissingTool, bad_value, unknown_name
+from wattcast.core.units import parse
+from wattcast.core.whole_files import write_whole
 
 if TYPE_CHECKING:
     from wattcast.web.metrics_exporter import ModelledWorkload, WatchedCard
@@ -37,8 +40,6 @@ def serve(
 
     Example: wattcast serve --port 8080
     """
-    from wattcast.core.errors import unknown_name
-    from wattcast.core.units import parse
     from wattcast.web.http_app import serve_page
     from wattcast.web.live_stream import choose_feed
 
@@ -100,7 +101,6 @@ def prometheus(
 
 
 def _models(workloads: list[str], gpu: str | None, slowdown: str, options: dict[str, Any]) -> list[ModelledWorkload]:
-    from wattcast.core.errors import bad_value
     from wattcast.predictor import api
     from wattcast.web.metrics_exporter import model_workload
 
@@ -114,8 +114,6 @@ def _models(workloads: list[str], gpu: str | None, slowdown: str, options: dict[
 
 def _cards(env: Environment, source: str, interval: str, idle_interval: str, enough: bool) -> list[WatchedCard]:
     """Return the machine's cards; where there is a prediction to show, none is needed."""
-    from wattcast.core.errors import MissingTool, bad_value
-    from wattcast.core.units import parse
     from wattcast.web.metrics_exporter import find_cards
 
     if source == "none":
@@ -145,8 +143,6 @@ def grafana(
     Example: wattcast export grafana --out wattcast-dashboard.json
     """
     from importlib.resources import files
-
-    from wattcast.core.whole_files import write_whole
 
     env: Environment = ctx.obj
     data = files("wattcast.web").joinpath("grafana.json").read_bytes()

@@ -120,6 +120,20 @@ def add_options(command: Command, shared: Sequence[inspect.Parameter]) -> Comman
     return command
 
 
+def options_besides(ctx: typer.Context, *own: str) -> dict[str, Any]:
+    """Return the values of all options but those that a command uses itself, for the function it calls.
+
+    The options that say what energy and GPUs cost become ``prices``.
+    """
+    found = {name: value for name, value in ctx.params.items() if name not in own}
+    if "pue" in found:
+        from wattcast.predictor.prices import parse_prices
+
+        money = [found.pop(name) for name in ("electricity", "carbon", "price", "pue")]
+        found["prices"] = parse_prices(*money)
+    return found
+
+
 def was_given(ctx: typer.Context, name: str) -> bool:
     """Tell whether an option stands on the command line."""
     source = ctx.get_parameter_source(name)

@@ -7,7 +7,17 @@ from typing import Annotated
 
 import typer
 
-from wattcast.cli.shared_options import Carbon, Electricity, Environment, Json, Plot, Pue, Rent, save_plot
+from wattcast.cli.shared_options import (
+    Carbon,
+    Electricity,
+    Environment,
+    Json,
+    Plot,
+    Pue,
+    Rent,
+    options_besides,
+    save_plot,
+)
 
 
 def simulate(
@@ -64,47 +74,12 @@ def simulate(
 
     Example: wattcast simulate llama3-8b --gpu h200 --rate 8/s --prompt 512 --output 128 --seconds 600
     """
-    from wattcast.predictor.prices import parse_prices
     from wattcast.serving.simulate_serving import simulate as simulate_serving
 
     env: Environment = ctx.obj
     if (rate is None) == (trace is None):
         raise typer.BadParameter("give either --rate or --trace", param_hint="'--rate' / '--trace'")
-    result = simulate_serving(
-        model,
-        gpu,
-        trace=trace,
-        rate=rate,
-        prompt=prompt,
-        output=output,
-        arrivals=arrivals,
-        seconds=seconds,
-        requests=requests,
-        seed=seed,
-        seeds=seeds,
-        dtype=dtype,
-        quantization=quantization,
-        weights=weights,
-        kv_dtype=kv_dtype,
-        tp=tp,
-        clock=clock,
-        power_limit=power_limit,
-        replicas=replicas,
-        router=router,
-        prefill_replicas=prefill_replicas,
-        transfer=transfer,
-        max_batched_tokens=max_batched_tokens,
-        max_seqs=max_seqs,
-        block_tokens=block_tokens,
-        cache_tokens=cache_tokens,
-        memory_utilisation=memory_utilisation,
-        prefix_hit_rate=prefix_hit_rate,
-        speculative_tokens=speculative_tokens,
-        acceptance_rate=acceptance_rate,
-        ttft=ttft,
-        tpot=tpot,
-        prices=parse_prices(electricity, carbon, price, pue),
-    )
+    result = simulate_serving(**options_besides(ctx, "plot", "out", "json"))
     if out is not None:
         for path in result.write_requests_and_steps(out):
             env.say(f"written: {path}")
