@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 
 from wattcast.predictor.prediction import Prediction
 
@@ -74,12 +74,13 @@ def summarise_prediction(p: Prediction) -> RunSummary:
     parts = []
     for share in p.ops:
         seconds, op = float(share.latency_s), share.op
+        shape = {item.name: getattr(op, item.name) for item in fields(op)}
         parts.append(
             RunPart(
                 str(op),
                 (op.name, repr(op)),
                 (op.name, op.label),
-                tuple(f"{k}={v}" for k, v in vars(op).items() if type(v) is not int and k != "label"),
+                tuple(f"{k}={v}" for k, v in shape.items() if type(v) is not int and k != "label"),
                 op.family,
                 float(share.count),
                 seconds,
@@ -106,18 +107,7 @@ def group_by_family(side: RunSummary) -> RunSummary:
     found: dict[str, list[RunPart]] = {}
     for part in side.parts:
         found.setdefault(part.family, []).append(part)
-    parts = tuple(_family(name, members) for name, members in found.items())
-    return RunSummary(
-        side.name,
-        side.measured,
-        side.latency_s,
-        side.power_w,
-        side.clock_hz,
-        side.effective_hz,
-        parts,
-        side.module_j,
-        side.notes,
-    )
+    return replace(side, parts=tuple(_family(name, members) for name, members in found.items()))
 
 
 def _family(name: str, members: list[RunPart]) -> RunPart:
