@@ -11,8 +11,7 @@ import pytest
 
 from test_architecture import FILES, SOURCE, own_modules
 from wattcast.manage.hd7970 import load_tables
-from wattcast.manage.knobs import Settings
-from wattcast.manage.plants import Observation, play_application
+from wattcast.manage.plants import Observation, Settings, play_application
 from wattcast.measure.energy_sources import DeviceIdentity, SlowReadings
 from wattcast.web.metrics_exporter import WatchedCard
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from wattcast.core.errors import WattcastError
-from wattcast.explore import result_store, sweep
+from wattcast.explore import sweep
 from wattcast.explore import sweep as cluster
 from wattcast.explore.study import Study
 
@@ -36,7 +36,7 @@ def test_a_killed_worker_costs_nothing(study: Study, tmp_path: Path) -> None:
     parts = -(-study.space.size // 40)
     assert sorted(seen) == list(range(parts))
     sweep.run_sweep(study, tmp_path / "alone", part_points=40)
-    pl = result_store.import_polars()
+    pl = sweep.import_polars()
     killed, alone = (pl.read_parquet(tmp_path / name / "*.parquet") for name in ("killed", "alone"))
     assert killed["point"].to_list() == list(range(study.space.size))
     assert killed.equals(alone)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from wattcast.core.errors import BadInput, Refused, WattcastError
-from wattcast.explore import explorations, result_store, sweep
+from wattcast.explore import explorations, sweep
 from wattcast.explore import search_space as constraints
 from wattcast.explore import study as studies
 from wattcast.explore.study import Study, configure_points, find_unused_fields, tabulate_points
@@ -90,7 +90,7 @@ def test_parts_without_any_point_left_are_parts_all_the_same(study: Study, tmp_p
     limits = ["clock>=1.6GHz", "sm_count<=96", "power_w>=280"]
     bound = replace(study, constraints=constraints.parse_constraints(limits, study.gpu, study.space.columns))
     done = sweep.run_sweep(bound, tmp_path / "points.parquet", part_points=40)
-    found = result_store.import_polars().read_parquet(tmp_path / "points.parquet")
+    found = sweep.import_polars().read_parquet(tmp_path / "points.parquet")
     assert found["point"].to_list() == whole(bound)["point"].tolist()
     assert done.summary.kept == len(found) > 0
     three = sweep.run_sweep(bound, objectives=("latency_s", "power_w", "sm_count"), part_points=40)
@@ -110,7 +110,7 @@ def test_points_for_figures_are_few_and_of_every_value(monkeypatch) -> None:
 
 
 def test_parts_processes_and_files_give_the_same(study: Study, tmp_path: Path) -> None:
-    pl = result_store.import_polars()
+    pl = sweep.import_polars()
     once = sweep.run_sweep(study, tmp_path / "once.parquet")
     parted = sweep.run_sweep(study, tmp_path / "parted.parquet", part_points=100)
     spread = sweep.run_sweep(study, tmp_path / "spread", part_points=250, runner=sweep.process_runner(2))
@@ -128,7 +128,7 @@ def test_parts_processes_and_files_give_the_same(study: Study, tmp_path: Path) -
 
 @pytest.mark.parametrize("ending", ["csv", "json"])
 def test_other_formats_hold_the_same(study: Study, tmp_path: Path, ending: str) -> None:
-    pl = result_store.import_polars()
+    pl = sweep.import_polars()
     sweep.run_sweep(study, tmp_path / f"x.{ending}", part_points=100)
     read = {"csv": pl.read_csv, "json": pl.read_json}[ending](tmp_path / f"x.{ending}")
     found = whole(study)
@@ -165,7 +165,7 @@ def test_a_killed_run_continues_and_computes_nothing_twice(study: Study, tmp_pat
     done = sweep.run_sweep(study, out, runner=counting, part_points=64)
     assert done.continued == 3
     assert sorted(seen) == list(range(-(-study.space.size // 64)))
-    assert result_store.import_polars().read_parquet(out)["point"].to_list() == list(range(study.space.size))
+    assert sweep.import_polars().read_parquet(out)["point"].to_list() == list(range(study.space.size))
     assert done.summary.front["point"].tolist() == sweep.run_sweep(study).summary.front["point"].tolist()
 
 
@@ -184,7 +184,7 @@ def test_another_study_in_the_same_folder_is_refused(study: Study, tmp_path: Pat
 
 def test_a_full_disk_keeps_what_is_finished(study: Study, tmp_path: Path, monkeypatch) -> None:
     written: list[Path] = []
-    real = result_store.write_whole
+    real = sweep.write_whole
 
     def filling(path: Path, data: bytes) -> None:
         if len(written) == 3:
@@ -192,7 +192,7 @@ def test_a_full_disk_keeps_what_is_finished(study: Study, tmp_path: Path, monkey
         real(path, data)
         written.append(path)
 
-    monkeypatch.setattr(result_store, "write_whole", filling)
+    monkeypatch.setattr(sweep, "write_whole", filling)
     with pytest.raises(BadInput, match="No space left"):
         sweep.run_sweep(study, tmp_path / "points", part_points=64)
     monkeypatch.undo()

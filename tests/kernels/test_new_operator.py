@@ -98,7 +98,7 @@ def test_its_json_form_is_read_back(group_norm: type[Operator]) -> None:
 
 def test_it_is_measured(group_norm: type[Operator]) -> None:
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-    from wattcast.measure.campaigns.operand_pools import CallBuilder, OperandPools
+    from wattcast.measure.campaigns.elementwise_calls import CallBuilder, OperandPools
     from wattcast.measure.campaigns.operator_calls import build_call
     from wattcast.measure.campaigns.workload_specs import spec_from_operator
 

@@ -14,8 +14,7 @@ from pathlib import Path
 from random import Random
 
 from wattcast.manage import hd7970
-from wattcast.manage.knobs import Knob, KnobRole, Lattice, Settings
-from wattcast.manage.plants import Observation, TablePlant
+from wattcast.manage.plants import Knob, KnobRole, Lattice, Observation, Settings, TablePlant
 from wattcast.manage.policies import Harmonia
 from wattcast.manage.search_problem import Goal, Objective
 from wattcast.manage.sensitivity_model import load_shipped_model

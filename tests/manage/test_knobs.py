@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wattcast.core.errors import BadInput, MissingEvents
-from wattcast.manage.knobs import Knob, KnobRole, Lattice
-from wattcast.manage.plants import Observation
+from wattcast.manage.plants import Knob, KnobRole, Lattice, Observation
 from wattcast.manage.run_memory import RunMemory, SensitivityBeliefs
 from wattcast.manage.search_problem import ControllerTuning, Goal, Objective, SearchProblem, SearchView
 from wattcast.manage.sensitivity_model import SensitivityBin, bin_sensitivity, load_shipped_model

@@ -17,7 +17,6 @@ import pytest
 from wattcast.core.errors import BadInput, MissingTool, Refused
 from wattcast.manage import live_control
 from wattcast.manage.card_notes import RefusedKnob
-from wattcast.manage.knobs import KnobRole, Settings
 from wattcast.manage.live_control import (
     MPS_PIPE,
     MPS_SHARE,
@@ -29,7 +28,7 @@ from wattcast.manage.live_control import (
     control_plant,
     limit_sm_share,
 )
-from wattcast.manage.plants import Observation, play_plant
+from wattcast.manage.plants import KnobRole, Observation, Settings, play_plant
 from wattcast.manage.policies import Harmonia
 from wattcast.manage.search_problem import Goal, Objective
 from wattcast.manage.watch_card import advise_clock, watch_card

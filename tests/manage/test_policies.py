@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wattcast.manage import hd7970
-from wattcast.manage.knobs import Knob, KnobRole, Lattice, Settings
-from wattcast.manage.plants import Observation, play_application
+from wattcast.manage.plants import Knob, KnobRole, Lattice, Observation, Settings, play_application
 from wattcast.manage.policies import ControllerState, Harmonia, score_tables
 from wattcast.manage.run_memory import RunMemory
 from wattcast.manage.search_problem import ControllerTuning, Goal, Objective

@@ -12,17 +12,15 @@ import pytest
 from wattcast.core.errors import BadInput, MissingTool, Refused
 from wattcast.manage.live_control import control_serving
 from wattcast.manage.serving_control import (
+    LEVEL_SHARES,
     EngineReading,
     LatencyHistogram,
     LatencyKeeper,
     ServingLimits,
-    parse_engine_metrics,
-    read_engine_metrics,
-)
-from wattcast.manage.serving_rehearsal import (
-    LEVEL_SHARES,
     costs_at_clock,
     find_capacity,
+    parse_engine_metrics,
+    read_engine_metrics,
     rehearse_load,
     serve_at_levels,
 )

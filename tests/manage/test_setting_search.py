@@ -23,8 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wattcast.manage import hd7970, run_memory
-from wattcast.manage.knobs import Settings
-from wattcast.manage.plants import Observation, TablePlant
+from wattcast.manage.plants import Observation, Settings, TablePlant
 from wattcast.manage.policies import ControllerState, Harmonia
 from wattcast.manage.run_memory import RunMemory
 from wattcast.manage.search_problem import Objective

@@ -21,8 +21,7 @@ from wattcast.core.measured_rows import (
 from wattcast.measure.campaigns import kernel_campaign
 from wattcast.measure.campaigns.campaign_engine import OperatorBench
 from wattcast.measure.campaigns.kernel_campaign import STEPS, read_listed
-from wattcast.measure.campaigns.operator_chains import read_chains
-from wattcast.measure.campaigns.operator_rows import KernelCampaign
+from wattcast.measure.campaigns.operator_rows import KernelCampaign, read_chains
 from wattcast.measure.database_files import (
     find_chain_extras,
     make_summary_page,
@@ -57,7 +56,7 @@ def test_members_and_training_are_plans_by_name() -> None:
 
 def test_a_chain_runs_its_members_one_after_another() -> None:
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-    from wattcast.measure.campaigns.operand_pools import CallBuilder, OperandPools
+    from wattcast.measure.campaigns.elementwise_calls import CallBuilder, OperandPools
     from wattcast.measure.campaigns.operator_calls import build_call
 
     operands = OperandPools(torch, "cpu", {"bf16": 2**26, "fp32": 2**20})

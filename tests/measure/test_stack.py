@@ -23,8 +23,7 @@ from wattcast.measure.__main__ import main
 from wattcast.measure.campaigns.campaign_engine import OperatorBench
 from wattcast.measure.campaigns.kernel_campaign import STEPS
 from wattcast.measure.campaigns.model_runs import read_model_plan
-from wattcast.measure.campaigns.operator_chains import FEW, MANY, make_chain_row, read_chains
-from wattcast.measure.campaigns.operator_rows import KernelCampaign
+from wattcast.measure.campaigns.operator_rows import FEW, MANY, KernelCampaign, make_chain_row, read_chains
 from wattcast.measure.database_files import pack_database
 
 
@@ -42,7 +41,7 @@ def test_no_stack_is_a_model_that_is_measured_whole() -> None:
 def test_a_stack_hands_on_its_results(size: str) -> None:
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     pytest.importorskip("transformers", minversion="5", reason="transformers 5 is not installed")
-    from wattcast.measure.campaigns.operand_pools import CallBuilder, OperandPools
+    from wattcast.measure.campaigns.elementwise_calls import CallBuilder, OperandPools
     from wattcast.measure.campaigns.operator_calls import build_call
 
     stack = next(stack for stack in read_chains("stacks") if stack.name == f"stack qwen3-2560 {size}")

@@ -9,8 +9,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
+from wattcast.measure.campaigns.elementwise_calls import DROPPED, CallBuilder, OperandPools
 from wattcast.measure.campaigns.kernel_plan import OperatorSpec
-from wattcast.measure.campaigns.operand_pools import DROPPED, CallBuilder, OperandPools
 from wattcast.measure.campaigns.operator_calls import build_call
 from wattcast.measure.campaigns.workload_specs import spec_from_operator
 
@@ -345,8 +345,7 @@ def test_every_operator_of_the_plan_runs_on_tensors_without_data() -> None:
     from dataclasses import replace
 
     from wattcast.measure.campaigns.kernel_campaign import make_training_plan
-    from wattcast.measure.campaigns.operator_chains import read_chains
-    from wattcast.measure.campaigns.operator_rows import POOL_BYTE
+    from wattcast.measure.campaigns.operator_rows import POOL_BYTE, read_chains
 
     without = CallBuilder(torch, OperandPools(torch, "meta", POOL_BYTE), l2_byte=50e6)
     specs = make_training_plan()

@@ -32,8 +32,15 @@ from wattcast.report.comparison import (
     logarithmic_mean,
     split_difference,
 )
-from wattcast.report.comparison_output import comparison_to_plain, write_sentence
-from wattcast.report.comparison_sides import PredictionSpec, compare, group_kernels, parse_prediction_spec, read_pair
+from wattcast.report.comparison_sides import (
+    PredictionSpec,
+    compare,
+    comparison_to_plain,
+    group_kernels,
+    parse_prediction_spec,
+    read_pair,
+    write_sentence,
+)
 from wattcast.report.prediction_figures import kernel_family, kernel_kind
 
 positive = st.floats(1e-6, 1e6)

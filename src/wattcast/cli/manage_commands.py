@@ -334,24 +334,24 @@ def rehearse(
     """
     import numpy as np
 
-    from wattcast.manage import serving_rehearsal
+    from wattcast.manage import serving_control
     from wattcast.manage.serving_control import LatencyKeeper, ServingLimits
     from wattcast.predictor.api import find_gpu
     from wattcast.serving.arrivals import draw_trace
 
     env: Environment = ctx.obj
     chip, limits = find_gpu(gpu), ServingLimits(_seconds(ttft, "--ttft"), _seconds(tpot, "--tpot"))
-    by_level = serving_rehearsal.build_clock_levels(model, chip)
+    by_level = serving_control.build_clock_levels(model, chip)
     per_s, length_s = units.parse(rate, "/s", "--rate"), _seconds(seconds, "--seconds")
     traces = [draw_trace(per_s, prompt, output, arrivals, length_s, None, seed + i) for i in range(gpus)]
     if budget is not None:
         limit_w = float(np.mean(chip.power.limit_w))
-        found = serving_rehearsal.rehearse_site_serving(
+        found = serving_control.rehearse_site_serving(
             by_level, traces, limits, units.parse(budget, "W", "--budget"), limit_w
         )
     else:
         keeper = LatencyKeeper([float(costs.clock_hz[0]) for costs in by_level], limits)
-        found = serving_rehearsal.rehearse_load(by_level, traces[0], limits, keeper)
+        found = serving_control.rehearse_load(by_level, traces[0], limits, keeper)
     if json:
         env.json(found)
         return

@@ -19,6 +19,7 @@ from wattcast.core.errors import WattcastError, bad_value
 from wattcast.core.units import show
 from wattcast.counter_models.launch_power import (
     CounterBook,
+    KernelLaunch,
     LaunchLog,
     PowerEstimate,
     estimate_launch_power,
@@ -112,19 +113,7 @@ class LaunchEstimate:
 
     def figure(self, run: MeasuredRun) -> Figure:
         """Draw the parts stacked over time, with measured power as dots."""
-        import numpy as np
-
-        from wattcast.counter_models.counter_figures import draw_launch_power
-        from wattcast.measure.energy_samples import find_ticks
-
-        dots = None
-        if self.origin_s is not None:
-            stepped = find_ticks(run.samples)
-            middle_s = 0.5 * (stepped.time_s[:-1] + stepped.time_s[1:]) - self.origin_s
-            length_s = float(self.estimate.activity.duration_s.sum())
-            inside = (middle_s >= 0.0) & (middle_s <= length_s)
-            dots = (np.asarray(middle_s[inside]), np.asarray(stepped.interval_w[inside]))
-        return draw_launch_power(self.estimate, dots)
+        return _figure(self, run)
 
 
 def prepare_estimate(
@@ -171,9 +160,25 @@ def estimate_power(prepared: PreparedEstimate, run: MeasuredRun) -> LaunchEstima
     clocks = stretch or run.measurement
     held = run.samples if stretch is None or now_s is None else run.samples.between(now_s, now_s + last_s - first_s)
     at = OperatingPoint(clock_hz=clocks.sm_clock_hz, memory_clock_hz=held.mean("memory_clock_hz"))
-    launches = [replace(launch, start_s=launch.start_s - first_s) for launch in log.launches]
+    launches = [_from_zero(launch, first_s) for launch in log.launches]
     found = estimate_launch_power(launches, prepared.book, prepared.saved.model, at)
     return LaunchEstimate(found, stretch, now_s if inside else None)
+
+
+def _figure(found: LaunchEstimate, run: MeasuredRun) -> Figure:
+    import numpy as np
+
+    from wattcast.counter_models.counter_figures import draw_launch_power
+    from wattcast.measure.energy_samples import find_ticks
+
+    dots = None
+    if found.origin_s is not None:
+        stepped = find_ticks(run.samples)
+        middle_s = 0.5 * (stepped.time_s[:-1] + stepped.time_s[1:]) - found.origin_s
+        length_s = float(found.estimate.activity.duration_s.sum())
+        inside = (middle_s >= 0.0) & (middle_s <= length_s)
+        dots = (np.asarray(middle_s[inside]), np.asarray(stepped.interval_w[inside]))
+    return draw_launch_power(found.estimate, dots)
 
 
 def _sampler_start(log: LaunchLog) -> float | None:
@@ -181,6 +186,10 @@ def _sampler_start(log: LaunchLog) -> float | None:
     if log.epoch_s is None:
         return None
     return log.epoch_s + log.span_s[0] - (time.time() - time.monotonic())
+
+
+def _from_zero(launch: KernelLaunch, first_s: float) -> KernelLaunch:
+    return replace(launch, start_s=launch.start_s - first_s)
 
 
 ROUNDS = 4  # rounds of the plan that candidates come from
@@ -203,11 +212,7 @@ def suggest_rows(
         fits = spec.guessed_s <= LONGEST_S and spec.byte <= LARGEST_BYTE
         if spec.id not in measured and spec.id not in known and fits:
             known[spec.id] = spec
-            operator = dict(spec.operator)
-            if operator["op"] == "elementwise":
-                operator["op"] = operator.pop("function")
-            backend = str(spec.detail.get("backend", ""))
-            candidates.append(RowCandidate(operator, RunCondition(spec.layout, spec.rotated, backend), share, source))
+            candidates.append(_candidate(spec, share, source))
     tell(f"{len(candidates)} candidates; {left_out:.1%} of the models' time is in operators no row can stand for")
     found = suggest(candidates, count, rows, chip, bundle)
     place = {id(candidate): spec for candidate, spec in zip(candidates, known.values(), strict=True)}
@@ -235,6 +240,14 @@ def write_suggestions(out: Path, found: list[RowSuggestion], specs: list[Operato
     return path
 
 
+def _candidate(spec: OperatorSpec, share: float, source: str) -> RowCandidate:
+    operator = dict(spec.operator)
+    if operator["op"] == "elementwise":
+        operator["op"] = operator.pop("function")
+    backend = str(spec.detail.get("backend", ""))
+    return RowCandidate(operator, RunCondition(spec.layout, spec.rotated, backend), share, source)
+
+
 def _operators_of_models(
     gpu: str, tell: Callable[[str], None]
 ) -> tuple[list[tuple[OperatorSpec, float, str]], float]:
@@ -244,9 +257,7 @@ def _operators_of_models(
     found = list_model_operators(gpu, tell)
     lost = 0.0
     for item in found:
-        spec = spec_from_operator(
-            {name: str(v) if isinstance(v, str) else v for name, v in operator_to_plain(item.op).items()}
-        )
+        spec = spec_from_operator(_plain(operator_to_plain(item.op)))
         if spec is None:
             lost += item.share
             continue
@@ -255,3 +266,7 @@ def _operators_of_models(
         specs.setdefault(spec.id, (spec, item.run))
     listed = [(spec, shares[key], source) for key, (spec, source) in specs.items()]
     return listed, lost / max(sum(item.share for item in found), 1e-30)
+
+
+def _plain(operator: dict[str, Any]) -> dict[str, Any]:
+    return {name: str(v) if isinstance(v, str) else v for name, v in operator.items()}

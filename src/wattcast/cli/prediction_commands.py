@@ -153,13 +153,13 @@ def compare(
     ... compare llama3-8b@h200,batch=8,seq=512 ,power_limit=500W
     """
     from wattcast.report import comparison_sides
-    from wattcast.report.comparison_output import comparison_to_plain, print_comparison
+    from wattcast.report.comparison_sides import comparison_to_plain, print_comparison
 
     env: Environment = ctx.obj
     given = {name: ctx.params[name] for name in comparison_sides.SPEC_KEYS if was_given(ctx, name)}
     found = comparison_sides.compare(a, b, gpu=gpu, iterations=iterations, **given)
     if plot is not None:
-        from wattcast.report.comparison_output import draw_difference
+        from wattcast.report.comparison_sides import draw_difference
 
         save_plot(env, draw_difference(found), plot)
     if json:

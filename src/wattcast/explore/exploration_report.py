@@ -27,10 +27,9 @@ from wattcast.explore.explorations import (
     build_study,
 )
 from wattcast.explore.fleet import Fleet, FleetAssignment
-from wattcast.explore.result_store import table_rows
 from wattcast.explore.search_space import RESULT_UNITS, SamplingMethod, find_field
 from wattcast.explore.study import Columns, tabulate_points
-from wattcast.explore.sweep import BEST_COLUMNS, SweepResult
+from wattcast.explore.sweep import BEST_COLUMNS, SweepResult, table_rows
 from wattcast.report.figure_style import (
     MODULE_COLOURS,
     PREDICTED,

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from wattcast.core.arrays import Array
+from wattcast.core.arrays import Array, Mask
 from wattcast.core.tree_ensemble import tree_depth
 from wattcast.fit.kernel_rows import KernelRows
 from wattcast.kernels import ReferenceChip
@@ -49,9 +49,7 @@ def fit_kernel_choice(rows: KernelRows, reference: ReferenceChip) -> dict[str, K
     first = {(spec, op): i for i, (spec, op) in reversed(list(enumerate(zip(rows.spec, rows.ops, strict=True))))}
     kept = sorted(i for i in first.values() if rows.names[i])
     classes, sizes, shape = kernel_choice_inputs([rows.ops[i] for i in kept], [rows.conditions[i] for i in kept])
-    mask = np.zeros(len(rows), dtype=bool)
-    mask[list(kept)] = True
-    labels = find_labels_run(rows.select_rows(mask))
+    labels = find_labels_run(rows.select_rows(_mask(kept, len(rows))))
     found = {}
     for name in dict.fromkeys(c for c in classes if c):
         at = np.array([i for i, c in enumerate(classes) if c == name and labels[i] is not None])
@@ -120,6 +118,12 @@ def choose_labels(rows: KernelRows, reference: ReferenceChip) -> list[KernelLabe
     return found
 
 
+def _mask(rows: Sequence[int], count: int) -> Mask:
+    mask = np.zeros(count, dtype=bool)
+    mask[list(rows)] = True
+    return mask
+
+
 def _label(rows: KernelRows, i: int, b: float, m: float, n: float) -> KernelLabel | None:
     """Return the kernel that ran; more blocks than tiles mean that K was split, whatever the name says."""
     label = find_label(rows.names[i])
@@ -152,13 +156,10 @@ def _fit(
     mean, spread = table.mean(axis=0), np.where(table.std(axis=0) > 1e-9, table.std(axis=0), 1.0)
     shape = np.column_stack([np.ones(len(table)), (table - mean) / spread])
     width, count = terms.shape[-1], len(candidates)
-    # The penalty on the score of impossible candidates, unless one of them ran
-    barred = impossible_candidates(kind, m, table, names)
-    barred[np.arange(len(target)), target] = False
     done = minimize(
         _misfit,
         np.zeros(width + count * shape.shape[1]),
-        args=(np.ascontiguousarray(terms / scale), shape, target, np.where(barred, _NEVER, 0.0)),
+        args=(np.ascontiguousarray(terms / scale), shape, target, _barred(kind, m, table, names, target)),
         jac=True,
         method="L-BFGS-B",
         options={"maxiter": _STEPS},
@@ -187,6 +188,15 @@ def _votes(chooser: KernelChooser, ran: Sequence[KernelLabel], table: Array) -> 
         left[i, at], right[i, at] = tree.children_left[at], tree.children_right[at]
         candidate[i, : tree.node_count] = model.classes_[tree.value[:, 0].argmax(axis=1)]
     return TreeVotes(feature, threshold, left, right, candidate, tree_depth(left, right))
+
+
+def _barred(
+    kind: npt.NDArray[np.str_], m: Array, table: Array, names: Sequence[str], target: npt.NDArray[np.int64]
+) -> Array:
+    """Return the penalty on the score of impossible candidates, unless one of them ran."""
+    barred = impossible_candidates(kind, m, table, names)
+    barred[np.arange(len(target)), target] = False
+    return np.where(barred, _NEVER, 0.0)
 
 
 _NEVER = 50.0  # in logs

@@ -43,11 +43,7 @@ def is_engine_family(name: str) -> bool:
 
 def extend_bundle(bundle: Bundle, rows: KernelRows, gpu: Gpu, tell: Callable[[str], None] = lambda _: None) -> Bundle:
     """Return a bundle with engine kernels fitted to the rows that are not held out; those it had go."""
-    if rows.held_out is None:
-        raise BadInput(f"{rows.source}: no row is held out. Engine rows carry `held_out` in their detail.")
-    known = rows.select_rows(~rows.held_out & on_random_data(rows) & rows.fit)
-    if not all(op.kind.startswith("engine_") for op in known.ops):
-        raise BadInput(f"{rows.source}: rows of other operators than an engine's. Fit them with `lab fit kernels`.")
+    known = _to_fit(rows)
     base = without_engine(bundle)
     ends = _interval_ends(base, known, gpu, tell)
     found = _add_families(base, known, gpu)
@@ -81,6 +77,15 @@ def without_engine(bundle: Bundle) -> Bundle:
             bundle.provenance, note=bundle.provenance.note.partition("; engine kernels")[0]
         ),
     )
+
+
+def _to_fit(rows: KernelRows) -> KernelRows:
+    if rows.held_out is None:
+        raise BadInput(f"{rows.source}: no row is held out. Engine rows carry `held_out` in their detail.")
+    known = rows.select_rows(~rows.held_out & on_random_data(rows) & rows.fit)
+    if not all(op.kind.startswith("engine_") for op in known.ops):
+        raise BadInput(f"{rows.source}: rows of other operators than an engine's. Fit them with `lab fit kernels`.")
+    return known
 
 
 def _add_families(bundle: Bundle, rows: KernelRows, gpu: Gpu) -> Bundle:

@@ -93,11 +93,7 @@ def shrink_towards_forecast(
         target = here + jacobian @ theta  # residual of the linearised model at θ = 0
         noise = scale / np.sqrt(weight)
         hyper = _fit_spreads(hyper, start, jacobian, target, levels, noise)
-        prior = _prior(hyper, levels, jacobian.shape[1])
-        covariance = (jacobian * prior) @ jacobian.T + np.diag(np.exp(2.0 * hyper[-1]) * noise**2)
-        gain = np.linalg.solve(covariance, jacobian * prior).T
-        variance = prior - np.einsum("ji,ij->j", gain, jacobian * prior)
-        found, deviation = gain @ target, np.sqrt(np.maximum(variance, 0.0))
+        found, deviation = _posterior(hyper, jacobian, target, levels, noise)
         step = np.clip(found - theta, -_FARTHEST, _FARTHEST)
         theta = theta + step
         here = residual(theta)
@@ -139,6 +135,16 @@ def _fit_spreads(
         return float(0.5 * misfit + np.log(np.diag(factor[0])).sum() + 0.5 * pull.sum())
 
     return np.asarray(minimize(worse, hyper, method="L-BFGS-B", bounds=[(-7.0, 2.0)] * len(hyper)).x)
+
+
+def _posterior(
+    hyper: Array, jacobian: Array, target: Array, levels: Sequence[ShrinkageLevel], noise: Array
+) -> tuple[Array, Array]:
+    prior = _prior(hyper, levels, jacobian.shape[1])
+    covariance = (jacobian * prior) @ jacobian.T + np.diag(np.exp(2.0 * hyper[-1]) * noise**2)
+    gain = np.linalg.solve(covariance, jacobian * prior).T
+    variance = prior - np.einsum("ji,ij->j", gain, jacobian * prior)
+    return gain @ target, np.sqrt(np.maximum(variance, 0.0))
 
 
 MOVED_PHASES = ("cycles", "memory", "fixed")
@@ -460,6 +466,13 @@ def _ratio(held: HeldOutRows, quantity: str, family: str = "") -> Array:
     return np.asarray(ratio[at])
 
 
+def _typical(held: HeldOutRows, forecast: Bundle) -> HeldOutRows:
+    """Scale held-out figures to those of rows at a typical distance from the parent's rows."""
+    time = scale_ratios(held.latency_s / held.predicted_latency_s, held.near, forecast.widening.near)
+    power = scale_ratios(held.power_w / held.predicted_power_w, held.near_power, forecast.widening.near_power)
+    return replace(held, latency_s=held.predicted_latency_s * time, power_w=held.predicted_power_w * power)
+
+
 def _bundle(found: InheritedFit, held: HeldOutRows, rows: KernelRows, forecast: Bundle) -> Bundle:
     moved = {
         quantity: " and ".join(what.levels) or "nothing"
@@ -469,10 +482,7 @@ def _bundle(found: InheritedFit, held: HeldOutRows, rows: KernelRows, forecast: 
         f"{len(rows)} rows moved the forecast: time by {moved['time']}, energy by {moved['energy']}; "
         f"intervals from {len(held.kind)} rows held out in {FOLDS} folds and the forecast's own"
     )
-    # Scale held-out figures to those of rows at a typical distance from the parent's rows
-    time = scale_ratios(held.latency_s / held.predicted_latency_s, held.near, forecast.widening.near)
-    power = scale_ratios(held.power_w / held.predicted_power_w, held.near_power, forecast.widening.near_power)
-    typical = replace(held, latency_s=held.predicted_latency_s * time, power_w=held.predicted_power_w * power)
+    typical = _typical(held, forecast)
     residuals = {
         family: ResidualEnds(
             shrink_ends(forecast.residuals[family].latency, np.log(_ratio(typical, "latency", family))),

@@ -361,7 +361,6 @@ def _make_experts(row: Mapping[str, Any], file: TableFile, gpu: Gpu) -> _Made:
         return "experts without a gate"
     experts, visits = max(int(row["num_experts"]) // parallel, 1), int(row["topk"]) / parallel
     top_k = min(max(round(visits), 1), experts)  # of a token's experts, those on this GPU
-    # The kernel that the collector says ran
     op = FusedExperts(
         tokens=max(round(int(row["num_tokens"]) * visits / top_k), 1),
         experts=experts,
@@ -371,10 +370,7 @@ def _make_experts(row: Mapping[str, Any], file: TableFile, gpu: Gpu) -> _Made:
         weights=weights,
         scales=scales,
         routing="even" if str(row.get("distribution") or "balanced") == "balanced" else "skewed",
-        kernel=next(
-            (name for name in ("marlin", "cutlass", "trtllm", "deepgemm") if name in str(row.get("kernel_source"))),
-            "triton",
-        ),
+        kernel=_expert_kernel(str(row.get("kernel_source"))),
         dtype=dtype,
     )
     away = round(int(row["num_tokens"]) * int(row["topk"]) * (1.0 - 1.0 / parallel))  # visits to experts elsewhere
@@ -383,6 +379,11 @@ def _make_experts(row: Mapping[str, Any], file: TableFile, gpu: Gpu) -> _Made:
     # vLLM's own gate and sum run over all visits, also those whose expert is on another GPU
     summed = Elementwise("copy", away * op.hidden, dtype=Dtype.BF16, write=2 * int(row["num_tokens"]) * op.hidden)
     return op, RunCondition(rotated="none"), (EngineGate(away, op.intermediate, dtype=Dtype.BF16), summed)
+
+
+def _expert_kernel(source: str) -> str:
+    """Return the kernel that the collector says ran."""
+    return next((name for name in ("marlin", "cutlass", "trtllm", "deepgemm") if name in source), "triton")
 
 
 _MAKERS: Mapping[str, Callable[[Mapping[str, Any], TableFile, Gpu], _Made]] = {

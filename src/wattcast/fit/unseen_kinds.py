@@ -173,14 +173,18 @@ def plan_rounds(rows: KernelRows, gpu: Gpu) -> list[Names]:
     found = []
     for what, names in named.items():
         thing = np.array([f"{own}: {name}" for own, name in zip(learner, names, strict=True)])
-        # Deal the things of a family to rounds; return the round of each row, -1 where it always stays
-        of_thing, of_family = Counter(thing[counted].tolist()), Counter(np.array(learner)[counted].tolist())
-        kept = [t for t, n in of_thing.items() if LEAST_ROWS <= n <= MOST * of_family[t.partition(":")[0]]]
-        order = sorted(kept, key=lambda t: (t.partition(":")[0], -of_thing[t], t))
-        place = {t: i % ROUNDS[what] for i, t in enumerate(order)}
-        dealt = np.array([place.get(t, -1) for t in thing.tolist()])
+        dealt = _dealt(thing, np.array(learner), counted, ROUNDS[what])
         found += [np.where(dealt == k, thing, "") for k in range(ROUNDS[what]) if (dealt == k).any()]
     return found + _sizes(kernels, counted)
+
+
+def _dealt(thing: Names, learner: Names, counted: Mask, hands: int) -> npt.NDArray[np.int64]:
+    """Deal the things of a family to rounds; return the round of each row, -1 where it always stays."""
+    of_thing, of_family = Counter(thing[counted].tolist()), Counter(learner[counted].tolist())
+    kept = [t for t, n in of_thing.items() if LEAST_ROWS <= n <= MOST * of_family[t.partition(":")[0]]]
+    order = sorted(kept, key=lambda t: (t.partition(":")[0], -of_thing[t], t))
+    place = {t: i % hands for i, t in enumerate(order)}
+    return np.array([place.get(t, -1) for t in thing.tolist()])
 
 
 def _sizes(kernels: Kernels, counted: Mask) -> list[Names]:

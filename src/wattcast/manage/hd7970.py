@@ -25,8 +25,7 @@ from wattcast.core import units
 from wattcast.core.arrays import Array
 from wattcast.core.errors import bad_value
 from wattcast.core.strict_files import decode_yaml
-from wattcast.manage.knobs import Knob, KnobRole, Lattice
-from wattcast.manage.plants import PlantTables
+from wattcast.manage.plants import Knob, KnobRole, Lattice, PlantTables
 
 T = TypeVar("T")
 STRESS_APPLICATIONS = ("MaxFlops", "DeviceMemory")  # left out of the second geometric mean, as in the paper

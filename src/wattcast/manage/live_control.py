@@ -34,8 +34,7 @@ import numpy as np
 from wattcast.core.errors import MissingTool, Refused, bad_value
 from wattcast.core.whole_files import write_whole
 from wattcast.manage.card_notes import RefusedKnob
-from wattcast.manage.knobs import Knob, KnobRole, Lattice, Settings
-from wattcast.manage.plants import Observation
+from wattcast.manage.plants import Knob, KnobRole, Lattice, Observation, Settings
 from wattcast.manage.policies import Harmonia
 from wattcast.manage.savings import MeasuredSavings, ReferencePairs
 from wattcast.manage.search_problem import Objective

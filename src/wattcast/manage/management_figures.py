@@ -13,8 +13,7 @@ import numpy as np
 
 from wattcast.manage import sensitivity_model
 from wattcast.manage.hd7970 import STRESS_APPLICATIONS
-from wattcast.manage.knobs import KnobRole
-from wattcast.manage.plants import PlantTables, PlayedRun, compute_residency
+from wattcast.manage.plants import KnobRole, PlantTables, PlayedRun, compute_residency
 from wattcast.manage.policies import PolicyName, PolicyRun, PolicySetup, score_tables
 from wattcast.manage.policy_comparison import PolicyComparison, PolicyOutcome
 from wattcast.manage.search_problem import Objective

@@ -18,12 +18,15 @@ import numpy as np
 import numpy.typing as npt
 
 from wattcast.core.arrays import Array
-from wattcast.manage.knobs import KnobRole, Lattice, Settings, move_knob
 from wattcast.manage.plants import (
+    KnobRole,
+    Lattice,
     MeasurementNoise,
     Observation,
     PlantTables,
     PlayedRun,
+    Settings,
+    move_knob,
     play_application,
     run_at_settings,
 )

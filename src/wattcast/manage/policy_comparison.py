@@ -15,8 +15,7 @@ from wattcast import __version__
 from wattcast.core.errors import bad_value, fold_name
 from wattcast.core.whole_files import write_whole
 from wattcast.manage import clock_forecast, hd7970
-from wattcast.manage.knobs import Settings
-from wattcast.manage.plants import PlantTables, run_at_settings
+from wattcast.manage.plants import PlantTables, Settings, run_at_settings
 from wattcast.manage.policies import PolicyName, PolicyRun, PolicySetup, run_policy
 from wattcast.manage.search_problem import Goal, Objective
 from wattcast.manage.sensitivity_model import SensitivityModel, load_shipped_model, read_sensitivity_model

@@ -22,8 +22,7 @@ import numpy as np
 from wattcast.core import units
 from wattcast.core.errors import bad_value, clip_text, unknown_name
 from wattcast.core.strict_files import read_bytes
-from wattcast.manage.knobs import Knob, KnobRole, Lattice, Settings
-from wattcast.manage.plants import PlantTables
+from wattcast.manage.plants import Knob, KnobRole, Lattice, PlantTables, Settings
 
 ITERATIONS = 100
 ENERGY_TOLERANCE = 0.02  # of power times time

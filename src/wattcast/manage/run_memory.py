@@ -15,8 +15,7 @@ from operator import add, itemgetter, le
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from wattcast.manage.knobs import KnobRole, Lattice, Settings
-from wattcast.manage.plants import Observation
+from wattcast.manage.plants import KnobRole, Lattice, Observation, Settings
 
 LogLevels = tuple[tuple[float, ...], ...]  # [knob][level]
 _EMPTY: Mapping[Any, Any] = MappingProxyType({})

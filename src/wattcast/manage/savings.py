@@ -15,8 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from wattcast.manage.knobs import Settings
-from wattcast.manage.plants import Observation
+from wattcast.manage.plants import Observation, Settings
 from wattcast.manage.run_memory import log_time_per_work
 
 LEAST_PAIRS = 10

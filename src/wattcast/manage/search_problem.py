@@ -17,7 +17,7 @@ import numpy as np
 
 from wattcast.core.arrays import Array
 from wattcast.core.errors import bad_value
-from wattcast.manage.knobs import Knob, KnobRole, Lattice, Settings, move_knob
+from wattcast.manage.plants import Knob, KnobRole, Lattice, Settings, move_knob
 from wattcast.manage.run_memory import PowerCapCheck, RunMemory, SensitivityBeliefs, build_cap_tables
 from wattcast.manage.sensitivity_model import SensitivityBin, bin_sensitivity
 

@@ -25,8 +25,7 @@ from wattcast.core.arrays import Array
 from wattcast.core.errors import MissingEvents, bad_value, nearest_names
 from wattcast.core.strict_files import decode_yaml, read_bytes
 from wattcast.core.whole_files import write_whole
-from wattcast.manage.knobs import KnobRole, move_knob
-from wattcast.manage.plants import PlantTables
+from wattcast.manage.plants import KnobRole, PlantTables, move_knob
 
 FORMAT = 1
 STRONG_CORRELATION = 0.5  # |correlation| at which the paper calls a counter strongly correlated (section 4.3)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from operator import sub
 from typing import NamedTuple
 
-from wattcast.manage.knobs import Settings, move_knob
+from wattcast.manage.plants import Settings, move_knob
 from wattcast.manage.run_memory import RunMemory, SensitivityBeliefs, lower_below_cap
 from wattcast.manage.search_problem import BOUND_PENALTY, IDLE_KNOB, SearchProblem, SearchView
 from wattcast.manage.sensitivity_model import LOW_EDGE

@@ -99,13 +99,7 @@ def _print_one(console: Console, p: Prediction, details: bool) -> None:
         value = f"{line.value:<26}" if line.remark else line.value
         text = f"  {line.label:<12} [bold]{escape(value)}[/bold]"
         console.print(f"{text} [dim]{escape(line.remark)}[/dim]" if line.remark else text, highlight=False)
-    rows = new_table("power of one GPU", "", "share", "busy")
-    for module in sorted(p.modules, key=lambda m: -float(m.power_w)):
-        busy = "" if module.utilisation is None else f"{float(module.utilisation):.0%}"
-        rows.add_row(
-            module.name, show(float(module.power_w), "W", 2), f"{float(module.power_w) / float(p.power_w):.0%}", busy
-        )
-    console.print(rows)
+    console.print(_modules(p))
     console.print(_ops(p, None if details else FEW_OPS))
     if details:
         console.print(_settings(p))
@@ -134,6 +128,16 @@ def _settings(p: Prediction) -> Table:
     rows.add_row(
         "coefficients", str(p.status), escape(", ".join(filter(None, (p.provenance.source, p.provenance.device))))
     )
+    return rows
+
+
+def _modules(p: Prediction) -> Table:
+    rows = new_table("power of one GPU", "", "share", "busy")
+    for module in sorted(p.modules, key=lambda m: -float(m.power_w)):
+        busy = "" if module.utilisation is None else f"{float(module.utilisation):.0%}"
+        rows.add_row(
+            module.name, show(float(module.power_w), "W", 2), f"{float(module.power_w) / float(p.power_w):.0%}", busy
+        )
     return rows
 
 

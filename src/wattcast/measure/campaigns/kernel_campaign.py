@@ -25,8 +25,13 @@ from wattcast.core.whole_files import hold_folder, write_whole
 from wattcast.measure.campaigns import operator_rows
 from wattcast.measure.campaigns.campaign_engine import OperatorBench
 from wattcast.measure.campaigns.kernel_plan import OperatorSpec, make_kernel_plan, take_subset
-from wattcast.measure.campaigns.operator_chains import list_chain_members, measure_chains
-from wattcast.measure.campaigns.operator_rows import CampaignGpu, KernelCampaign, save_row
+from wattcast.measure.campaigns.operator_rows import (
+    CampaignGpu,
+    KernelCampaign,
+    list_chain_members,
+    measure_chains,
+    save_row,
+)
 from wattcast.measure.campaigns.workload_specs import spec_from_operator
 from wattcast.measure.sampler import Sampler
 from wattcast.measure.steady_state import say

@@ -17,8 +17,8 @@ from typing import Any
 from wattcast.core.errors import unknown_name
 from wattcast.core.measured_rows import find_measured_call
 from wattcast.measure.campaigns import elementwise_calls
+from wattcast.measure.campaigns.elementwise_calls import DROPPED, CallBuilder, OperatorCall, torch_dtype
 from wattcast.measure.campaigns.kernel_plan import OperatorSpec
-from wattcast.measure.campaigns.operand_pools import DROPPED, CallBuilder, OperatorCall, torch_dtype
 
 
 def _row_gradient(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
