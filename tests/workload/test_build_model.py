@@ -10,7 +10,7 @@ from wattcast.core.units import Dtype
 from wattcast.workload import ModelOptions, build_graph, model_catalogue
 from wattcast.workload.engine_operators import LatentAttention
 from wattcast.workload.graph import Graph, compute_totals
-from wattcast.workload.models.decoders import share_picks
+from wattcast.workload.models.sparse_layers import share_picks
 from wattcast.workload.operator_types import Attention, Bmm, Conv2d, Elementwise, Linear
 
 LANGUAGE = [name for name in model_catalogue.list_models() if model_catalogue.load_model(name).kind == "language"]

@@ -8,7 +8,7 @@ from wattcast.core.errors import BadInput
 from wattcast.workload import ModelOptions, build_graph
 from wattcast.workload.engine_operators import PagedAttention
 from wattcast.workload.graph import Graph, compute_totals
-from wattcast.workload.models.decoders import busiest_picks
+from wattcast.workload.models.sparse_layers import busiest_picks
 from wattcast.workload.operator_types import Attention, Collective, Linear
 from wattcast.workload.tracing.program import ADAMW_ALIGNMENT
 

@@ -69,7 +69,8 @@ def run(
     Example: wattcast measure run --against gpt2 --gpu h200 --batch 8 --seq 1024 --iterations 50 -- python loop.py
     Example: wattcast measure run --model m.yaml --counters ncu.csv --launches trace.json -- python traced.py
     """
-    from wattcast.measure.measured_run import compare_with_prediction, run_command
+    from wattcast.measure.measured_run import compare_with_prediction, draw_run_power, run_command
+    from wattcast.report.figure_style import save_figure
 
     env: Environment = ctx.obj
     _check_places(save, plot)
@@ -86,7 +87,8 @@ def run(
         from_launches = None if prepared is None else prepared(done)
         verdict = compare_with_prediction(done.measurement, predicted, iterations, against) if against else None
         if plot is not None:
-            _plot(plot, done, predicted, from_launches)
+            drawn = draw_run_power(done, predicted["predictions"][0] if predicted else None)
+            save_figure(from_launches.figure(done) if from_launches else drawn, plot)
     except WattcastError as error:
         trouble = error
     if json:
@@ -127,28 +129,6 @@ def _check_places(save: Path | None, plot: Path | None) -> None:
     for path in (save, plot):
         if path is not None:
             check_writable(path)
-
-
-def _plot(path: Path, done: MeasuredRun, predicted: dict[str, Any], from_launches: LaunchEstimate | None) -> None:
-    from wattcast.measure.energy_samples import find_ticks
-    from wattcast.report.figure_style import save_figure
-    from wattcast.report.prediction_figures import PredictedLevel, RecordedRun, draw_recorded_run
-
-    if from_launches is not None:
-        save_figure(from_launches.figure(done), path)
-        return
-    stepped, samples = find_ticks(done.samples), done.samples
-    recording = RecordedRun(
-        edge_s=stepped.time_s - done.started_s,
-        step_w=stepped.interval_w if stepped.intervals else stepped.time_s[:0],
-        time_s=samples["time_s"] - done.started_s,
-        instant_w=samples["instant_w"],
-        clock_hz=samples["sm_clock_hz"],
-        device=f"{done.identity.name}, driver {done.identity.driver or 'unknown'}",
-    )
-    level = PredictedLevel.of(predicted["predictions"][0]) if predicted else None
-    title = " ".join(done.command)[:80]
-    save_figure(draw_recorded_run(recording, title, (0.0, done.measurement.duration_s), level), path)
 
 
 def _predicted(against: str, gpu: str | None, options: dict[str, Any]) -> dict[str, Any]:

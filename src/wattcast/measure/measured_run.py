@@ -522,29 +522,32 @@ def save_run_figure(figure: Any, path: Path) -> None:
     write_whole(path, drawn.getvalue())
 
 
-def draw_run_power(run: MeasuredRun) -> Any:
-    """Counter steps as a stair, instant readings as dots, clock on a second axis."""
+def draw_run_power(run: MeasuredRun, predicted: Mapping[str, Any] | None = None) -> Any:
+    """Draw power above and clock below: measured as dots, a prediction (``predict --json``) as a line with its interval."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
         raise MissingTool("--plot needs matplotlib, which is not installed (pip install 'wattcast[plot]').") from None
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
-    axes = figure.subplots()
-    stepped = find_ticks(run.samples)
+    figure = Figure(figsize=(9.0, 6.0), layout="constrained")
+    power, clock = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))
+    stepped, samples = find_ticks(run.samples), run.samples
+    time_s, edge_s = samples["time_s"] - run.started_s, stepped.time_s - run.started_s
     if stepped.intervals:
-        axes.stairs(stepped.interval_w, stepped.time_s - run.started_s, color="#0072B2", label="energy counter")
-    instant = np.isfinite(run.samples["instant_w"])
-    time_s = run.samples["time_s"] - run.started_s
-    axes.plot(
-        time_s[instant], run.samples["instant_w"][instant], ".", ms=3, color="#D55E00", label="instant readings"
-    )
-    axes.axvspan(0.0, run.measurement.duration_s, color="0.93", zorder=0)
-    axes.set(xlabel="Time (s)", ylabel="Power (W)", title=" ".join(run.command)[:80])
-    clock = np.isfinite(run.samples["sm_clock_hz"])
-    if clock.any():
-        right = axes.twinx()
-        right.plot(time_s[clock], run.samples["sm_clock_hz"][clock] / 1e6, color="#999999", lw=0.8)
-        right.set_ylabel("SM clock (MHz)")
-    axes.legend(loc="lower right")
+        label = "measured, steps of the energy counter"
+        power.plot(0.5 * (edge_s[1:] + edge_s[:-1]), stepped.interval_w, "o", ms=4, color="#000000", label=label)
+    power.plot(time_s, samples["instant_w"], ".", ms=3, color="#888888", label="instant readings")
+    clock.plot(time_s, samples["sm_clock_hz"] / 1e6, ".", ms=3, color="#000000")
+    if predicted is not None:
+        name = f"predicted: {predicted['name']} on {predicted['gpu']}"
+        power.axhline(predicted["power_w"], color="#332288", label=name)
+        power.axhspan(*predicted["interval"]["power_w"], color="#332288", alpha=0.12, lw=0)
+        clock.axhline(predicted["clock_hz"] / 1e6, color="#332288")
+    for axes in (power, clock):
+        axes.axvspan(0.0, run.measurement.duration_s, color="0.94", zorder=0)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.set_ylim(bottom=0.0)
+    power.set(ylabel="Power (W)", title=" ".join(run.command)[:80])
+    clock.set(ylabel="SM clock (MHz)", xlabel="Time (s)")
+    power.legend(frameon=False, fontsize=8, loc="lower right")
     figure.supxlabel(f"{run.identity.name}, driver {run.identity.driver or 'unknown'}", fontsize=8)
     return figure

@@ -50,7 +50,7 @@ from wattcast.report.comparison import (
 from wattcast.report.figure_style import MODULE_COLOURS, add_caption, new_figure
 from wattcast.report.prediction_figures import kernel_family
 from wattcast.report.text_tables import new_table
-from wattcast.workload.model_options import ModelKeywords
+from wattcast.workload.model_options import OPTION_NAMES, ModelKeywords, parse_option
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -59,10 +59,8 @@ if TYPE_CHECKING:
 
 PREDICTED = "predicted"
 DEFAULT_DATABASE = "h200"  # where row:ID is looked up
-_NUMBERS = ("batch", "seq", "tokens", "tp", "pp", "dp", "ep", "cp", "image")
-_WORDS = ("phase", "dtype", "attention", "head", "stack")
 _POINT = ("clock", "power_limit", "host_launch", "temperature", "duration", "data")
-SPEC_KEYS = (*_NUMBERS, *_WORDS, "skew", "recompute", *_POINT)
+SPEC_KEYS = (*OPTION_NAMES, *_POINT)
 
 
 @dataclass(frozen=True)
@@ -171,23 +169,8 @@ def parse_prediction_spec(text: str, common: PredictionSpec, before: PredictionS
             raise bad_value(text, "key=value after each comma", pair)
         if name not in SPEC_KEYS:
             raise unknown_name(f"option in {text}", name, SPEC_KEYS, f"Known: {', '.join(SPEC_KEYS)}.")
-        options[name] = _value(name, value.strip(), text)
+        options[name] = parse_option(name, value.strip(), text) if name in OPTION_NAMES else value.strip()
     return PredictionSpec(workload, gpu, options)
-
-
-def _value(name: str, text: str, where: str) -> Any:
-    if name in _NUMBERS:
-        if not text.isdigit():
-            raise bad_value(f"{where}: {name}", "a whole number", text)
-        return int(text)
-    if name == "recompute":
-        return text.lower() in ("yes", "true", "1")
-    if name == "skew":
-        try:
-            return float(text)
-        except ValueError:
-            raise bad_value(f"{where}: skew", "a number from 0 to 1", text) from None
-    return text
 
 
 def read_run(name: str, gpu: str, iterations: int) -> RunSummary:

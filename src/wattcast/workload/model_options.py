@@ -228,6 +228,18 @@ def _parse_word(kind: type[StrEnum], name: str, value: object) -> StrEnum:
         raise bad_value(name, f"one of {', '.join(kind)}", value) from None
 
 
+def parse_option(name: str, text: str, where: str) -> Any:
+    """Return the value of one option as people write it: ``8`` for batch, ``yes`` for recompute, words as they are."""
+    kind = str(ModelOptions.__annotations__[name])
+    if "int" not in kind and "float" not in kind:
+        return text.lower() in ("yes", "true", "1") if kind == "bool" else text
+    try:
+        return int(text) if "int" in kind else float(text)
+    except ValueError:
+        wanted = "a whole number" if "int" in kind else "a number"
+        raise bad_value(f"{where}: {name}", wanted, text) from None
+
+
 def unknown_option_error(name: str, settings: Iterable[str] = ()) -> UnknownName:
     """Return the error for a name that is no option; ``settings`` are further names known where it was given."""
     settings = tuple(settings)

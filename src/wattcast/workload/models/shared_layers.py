@@ -33,6 +33,25 @@ from wattcast.workload.tracing.symbolic_tensor import Tape, Tensor, cat, fill, p
 
 
 @dataclass(frozen=True)
+class ExpertDims:
+    """Dimensions of a mixture layer."""
+
+    hidden: int
+    experts: int
+    chosen: int  # experts a token visits
+    intermediate: int  # width of one expert
+    shared: int = 0  # width of the expert every token visits
+    router: str = "softmax"  # softmax then top-k; "late": top-k then softmax; "grouped": DeepSeek-V3's sigmoid
+    groups: int = 1
+    groups_chosen: int = 1
+    renormalise: bool = True
+    wide_weights: bool = True  # routing weights stay fp32 until tokens are added up
+    activation: str = "silu"
+    shared_gate: bool = False  # a token weighs the shared expert by a number of its own
+    bias: bool = False  # of the router and of every expert
+
+
+@dataclass(frozen=True)
 class StateDims:
     """Dimensions of a layer whose heads carry a state of ``key_dim`` by ``value_dim``."""
 

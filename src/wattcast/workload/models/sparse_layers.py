@@ -1,0 +1,339 @@
+"""Layers that only some decoders have: mixtures of experts, and scans that carry a state along the sequence.
+
+A mixture of experts routes each token to a few experts, multiplies grouped by expert, and puts the tokens back in
+order.
+
+A scan stands in place of attention: Mamba-2, the gated delta rule, lightning attention. It is one call of a library
+(mamba-ssm, flash-linear-attention) on all stacks, which nobody measured here. Its operator has the work; everything
+around it is products, a short convolution and a gated norm.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from math import log, sqrt
+from typing import NamedTuple
+
+from wattcast.core.errors import bad_value
+from wattcast.core.units import Dtype
+from wattcast.workload.engine_operators import CausalConv, FusedExperts, Route, StateScan
+from wattcast.workload.models import shared_layers as layers
+from wattcast.workload.models.shared_layers import ExpertDims
+from wattcast.workload.operator_types import Elementwise, RmsNorm
+from wattcast.workload.tracing import tensor_functions as functional
+from wattcast.workload.tracing.program import PassSettings
+from wattcast.workload.tracing.symbolic_tensor import Tensor, fill, pointwise, reduce
+
+
+def mix_experts(dims: ExpertDims, run: PassSettings, x: Tensor) -> Tensor:
+    """Send every token through its chosen experts (and the shared one), weigh the results and sum them."""
+    batch, length, hidden = x.shape
+    flat = functional.enter_parallel(x, run.tp).view(-1, hidden)
+    with x.tape.scope("router"):
+        weights = _route(dims, run, flat)
+    with x.tape.scope("experts"):
+        if dims.bias:  # added inside the products
+            width = 2 * (dims.intermediate // run.expert_width_share) + dims.hidden
+            x.tape.parameter(dims.experts // run.ep, width, dtype=run.dtype)
+        if run.expert_replicas > 1:
+            return _send_to_experts(dims, run, flat).view(batch, length, hidden)
+        out = _visit_experts(dims, run, flat, weights)
+    if dims.shared:
+        with x.tape.scope("shared"):
+            out = out + _weigh_shared(dims, run, flat, _shared_expert(dims, run, flat, dims.shared // run.tp))
+    return functional.leave_parallel(out.view(batch, length, hidden), run.tp)
+
+
+def _shared_expert(dims: ExpertDims, run: PassSettings, x: Tensor, width: int) -> Tensor:
+    if run.engine:
+        gate = layers.gate_in_one_kernel(run, layers.project(run, x, 2 * width), dims.activation)
+        return layers.project(run, gate, dims.hidden)
+    gate = functional.activation(dims.activation, layers.project(run, x, width))
+    return layers.project(run, gate * layers.project(run, x, width), dims.hidden)
+
+
+def _weigh_shared(dims: ExpertDims, run: PassSettings, x: Tensor, out: Tensor) -> Tensor:
+    """Multiply the shared expert's result by each token's gate, where the model has one (Qwen)."""
+    if not dims.shared_gate:
+        return out
+    return functional.activation("sigmoid", layers.project(run, x, 1, wide=True)) * out
+
+
+def _send_to_experts(dims: ExpertDims, run: PassSettings, x: Tensor) -> Tensor:
+    """Visit experts that replicas share, on the GPU that gets most tokens; the shared expert runs meanwhile.
+
+    Each of a replica's GPUs sends its part of the tokens to the GPUs of their experts (a token goes to a GPU once),
+    gets the weighted sums back, and gives the result to its tensor-parallel peers.
+    """
+    tokens, own = x.shape[0], -(-x.shape[0] // run.tp)
+    groups = busiest_picks(tokens * dims.chosen * run.expert_replicas, dims.experts, dims.chosen, run.skew, run.ep)
+    reached = run.ep * (1.0 - (1.0 - 1.0 / run.ep) ** dims.chosen)  # GPUs that a token's choices fall on, by chance
+    sent = max(round(own * reached), 1)
+    byte = sent * dims.hidden * x.dtype.byte
+    mine = x if run.tp == 1 else x.slice(0, 0, own)
+    rows = functional.send_rows(mine, sent, byte, run.ep, overlaps=_shared_operators(run) if dims.shared else 0)
+    shared = _shared_expert(dims, run, mine, dims.shared) if dims.shared else None
+    if not run.served:
+        rows = functional.pick_rows(rows, sum(size * count for size, count in groups))
+    partial = _multiply_experts(dims, run, rows, groups, sent)
+    out = reduce("sum", functional.send_rows(partial, sent, byte, run.ep), (own, dims.hidden), across=True)
+    out = out if shared is None else out + shared
+    if run.tp == 1:
+        return out
+    functional.gather_parts(out, run.tp)
+    return x.tape.empty((tokens, dims.hidden), x.dtype)
+
+
+def _shared_operators(run: PassSettings) -> int:
+    """Count the operators of ``_shared_expert``: the products in, their gate, the product out, and quantizing."""
+    if not run.engine:
+        return 5
+    quantized = run.recipe is not None and run.recipe.activations is not None
+    return 3 + quantized * (2 if run.recipe is not None and run.recipe.mode == "block" else 1)
+
+
+def _route(dims: ExpertDims, run: PassSettings, x: Tensor) -> Tensor:
+    """Turn scores of all experts into weights of the chosen ones, ``[tokens, chosen]``."""
+    if dims.router == "grouped" and not run.engine:
+        return _route_grouped(dims, run, x)
+    scores = layers.project(run, x, dims.experts, dims.bias, wide=True)
+    if run.engine:
+        if dims.router == "grouped":  # the bias that balances experts, added inside the routing kernel
+            x.tape.parameter(dims.experts, dtype=Dtype.FP32)
+        if run.served:
+            weights = x.tape.empty((x.shape[0], dims.chosen), Dtype.FP32)
+            mode = "grouped" if dims.router == "grouped" else "softmax"
+            op = Route(x.shape[0], dims.experts, dims.experts, dims.chosen, mode, dtype=run.dtype)
+            x.tape.emit(op, (scores,), (weights,))
+            return weights
+        return _select_top(functional.softmax(scores), dims.chosen, scores.dtype)
+    if dims.router == "late":
+        return functional.softmax(_select_top(scores, dims.chosen, scores.dtype))
+    weights = _select_top(functional.softmax(scores, wide=True), dims.chosen, Dtype.FP32)
+    if dims.renormalise:
+        weights = functional.divide(weights, functional.sum_last(weights))
+    return weights if dims.wide_weights else weights.to(run.dtype)
+
+
+def _route_grouped(dims: ExpertDims, run: PassSettings, x: Tensor) -> Tensor:
+    """Route as DeepSeek-V3: fp32 sigmoid scores, best groups first, then the best experts inside them."""
+    tokens = x.shape[0]
+    weight = x.tape.parameter(dims.experts, dims.hidden, dtype=run.dtype)
+    scores = functional.activation("sigmoid", functional.linear(x.to(Dtype.FP32), weight.to(Dtype.FP32)))
+    bias = x.tape.parameter(dims.experts, dtype=Dtype.FP32)
+    choice = pointwise("add", scores, bias)
+    best = _select_top(choice.view(tokens * dims.groups, -1), 2, Dtype.FP32)
+    _select_top(reduce("sum", best, (tokens, dims.groups)), dims.groups_chosen, Dtype.FP32)
+    mask = fill(x.tape, (tokens, dims.groups), Dtype.FP32)
+    picked = tokens * dims.groups_chosen
+    op = Elementwise("scatter_add", picked, dtype=Dtype.FP32, read=picked * 16, write=picked * 8)
+    x.tape.emit(op, (mask,), (mask,))
+    spread = mask.unsqueeze(-1).expand(tokens, dims.groups, dims.experts // dims.groups).reshape(tokens, dims.experts)
+    keep = pointwise("cast", spread, out_dtype=Dtype.BOOL)
+    drop = pointwise("compare", keep, out_dtype=Dtype.BOOL)
+    _select_top(pointwise("masked_fill", choice, drop), dims.chosen, Dtype.FP32, differentiable=False)
+    weights = x.tape.empty((tokens, dims.chosen), Dtype.FP32)
+    read = weights.numel * (Dtype.FP32.byte + Dtype.INT64.byte)
+    x.tape.emit(Elementwise("gather", weights.numel, dtype=Dtype.FP32, read=read), (scores,), (weights,))
+    x.tape.record((weights,), (scores,), lambda g: (_scatter_gradient(g, scores),))
+    if dims.renormalise:
+        weights = functional.divide(weights, functional.sum_last(weights) + 1e-20)
+    return weights * 2.5
+
+
+def _select_top(scores: Tensor, count: int, dtype: Dtype, *, differentiable: bool = True) -> Tensor:
+    """Return the largest ``count`` of each row; the kernel writes values and int64 places."""
+    out = scores.tape.empty((scores.shape[0], count), dtype)
+    write = out.numel * (dtype.byte + Dtype.INT64.byte)
+    scores.tape.emit(Elementwise("topk", scores.numel, dtype=scores.dtype, write=write), (scores,), (out,))
+    if differentiable:
+        scores.tape.record((out,), (scores,), lambda g: (_scatter_gradient(g, scores),))
+    return out
+
+
+def _scatter_gradient(g: Tensor, like: Tensor) -> Tensor:
+    """Return the gradient of picking elements: zeros, with values put back in their places."""
+    out = fill(g.tape, like.shape, like.dtype)
+    read = 2 * g.byte + g.numel * Dtype.INT64.byte
+    g.tape.emit(Elementwise("scatter_add", g.numel, dtype=g.dtype, read=read, write=g.byte), (g,), (out,))
+    return out
+
+
+def _visit_experts(dims: ExpertDims, run: PassSettings, x: Tensor, weights: Tensor) -> Tensor:
+    """Sort tokens by expert, multiply group by group, weigh, put back in order and add up."""
+    tokens, picks = x.shape[0], x.shape[0] * dims.chosen
+    tape, width = x.tape, dims.intermediate // run.tp
+    if run.ep > 1:  # a part of the experts, of whose tokens all others have a copy
+        groups = busiest_picks(picks, dims.experts, dims.chosen, run.skew, run.ep)
+        if run.served:
+            return _local_experts(dims, run, x, groups, tokens)
+        local = functional.pick_rows(x, sum(size * count for size, count in groups))
+        return _multiply_experts(dims, run, local, groups, tokens)
+    if run.served:
+        return _fused_experts(dims, run, x, FusedChoices(tokens, dims.experts, dims.chosen, run.skew), tokens)
+    choice = tape.empty((picks,), Dtype.INT64)
+    if not run.engine:  # sort the choices
+        tape.emit(Elementwise("topk", picks, dtype=Dtype.INT64, write=2 * picks * 8), (choice,), (choice,))
+        tape.emit(Elementwise("scale", picks, dtype=Dtype.INT64), (choice,), (choice,))
+    rows = functional.pick_rows(x, picks)
+    order = functional.pick_rows(weights.view(picks, 1), picks)
+    if not run.engine:  # count them by expert
+        choice = tape.empty((picks,), Dtype.INT64)
+        narrow = pointwise("cast", choice, out_dtype=Dtype.INT32)
+        counts = tape.empty((dims.experts,), Dtype.INT32)
+        op = Elementwise("scatter_add", picks, dtype=Dtype.INT32, read=narrow.byte, write=counts.byte)
+        tape.emit(op, (narrow,), (counts,))
+        pointwise("cumsum", counts)
+    groups = share_picks(picks, dims.experts, dims.chosen, run.skew)
+    if run.engine:
+        return _multiply_experts(dims, run, rows, groups, tokens)
+    up = tape.parameter(dims.experts, 2 * width, dims.hidden, dtype=run.weight_dtype)
+    down = tape.parameter(dims.experts, dims.hidden, width, dtype=run.weight_dtype)
+    inner = functional.grouped_matmul(rows, up, groups, fp8=run.fp8_products)
+    gate, value = inner.split(width, width)
+    gated = functional.activation(dims.activation, gate) * value
+    out = functional.grouped_matmul(gated, down, groups, fp8=run.fp8_products)
+    weighed = out * order
+    place = fill(tape, (picks,), Dtype.INT64)
+    op = Elementwise("scatter_add", picks, dtype=Dtype.INT64, read=3 * picks * 8, write=picks * 8)
+    tape.emit(op, (place,), (place,))
+    ordered = functional.pick_rows(weighed, picks)
+    return functional.sum_rows(ordered, tokens).to(x.dtype).view(tokens, dims.hidden)
+
+
+def _multiply_experts(
+    dims: ExpertDims, run: PassSettings, rows: Tensor, groups: list[tuple[int, int]], tokens: int
+) -> Tensor:
+    """Multiply rows by this GPU's experts, group by group, and sum them token by token, as an engine does."""
+    if run.served:
+        return _local_experts(dims, run, rows, groups, tokens)
+    tape, width, held = rows.tape, dims.intermediate // run.expert_width_share, dims.experts // run.ep
+    up = tape.parameter(held, 2 * width, dims.hidden, dtype=run.weight_dtype)
+    down = tape.parameter(held, dims.hidden, width, dtype=run.weight_dtype)
+    gated = layers.gate_in_one_kernel(run, functional.grouped_matmul(rows, up, groups), dims.activation)
+    return reduce("sum", functional.grouped_matmul(gated, down, groups), (tokens, dims.hidden), across=True)
+
+
+class FusedChoices(NamedTuple):
+    """What one call of fused experts gets: tokens, experts held, experts that each token visits, and skew."""
+
+    tokens: int
+    experts: int
+    chosen: int
+    skew: float
+
+
+def _local_experts(
+    dims: ExpertDims, run: PassSettings, x: Tensor, groups: list[tuple[int, int]], tokens: int
+) -> Tensor:
+    """Run this GPU's experts in one call, each pick as a token that visits one of them."""
+    picks, least = sum(size * count for size, count in groups), min(count for _, count in groups)
+    size, most = max(groups, key=lambda group: group[1])
+    choices = FusedChoices(picks, dims.experts // run.ep, 1, min(size * (most - least) / picks, 1.0))
+    return _fused_experts(dims, run, x, choices, tokens)
+
+
+def _fused_experts(dims: ExpertDims, run: PassSettings, x: Tensor, choices: FusedChoices, tokens: int) -> Tensor:
+    """Run experts in one call of the engine, which sorts, quantizes, multiplies, gates and adds up."""
+    tape, width, recipe = x.tape, dims.intermediate // run.expert_width_share, run.recipe
+    bit = 16.0 if recipe is None else recipe.bit
+    held = [
+        layers.narrow_parameter(tape, shape, run.dtype, bit)
+        for shape in ((choices.experts, 2 * width, dims.hidden), (choices.experts, dims.hidden, width))
+    ]
+    out = tape.empty((tokens, dims.hidden), x.dtype)
+    narrow = recipe.activations if recipe is not None else None
+    op = FusedExperts(
+        *(choices.tokens, choices.experts, choices.chosen, dims.hidden, width),
+        weights="bf16" if recipe is None else recipe.weights,
+        scales="none" if recipe is None else recipe.expert_scales or "tensor",
+        skew=choices.skew,
+        dtype=narrow or run.dtype,
+    )
+    tape.emit(op, (x, *held), (out,))
+    return out
+
+
+def busiest_picks(picks: int, experts: int, chosen: int, skew: float, gpus: int) -> list[tuple[int, int]]:
+    """Return groups of experts with equal numbers of rows on the GPU that gets most: (how many experts, rows each).
+
+    Everyone waits for that GPU. Of the picks that fall evenly, μ a GPU on average, chance gives the busiest of E GPUs
+    about μ + √(2·μ·ln E) (the largest of E normal numbers); ``skew`` adds its share of the experts chosen always.
+
+    >>> busiest_picks(4096, 64, 8, 0.0, 8), busiest_picks(4096, 64, 8, 0.5, 8)
+    ([(6, 70), (2, 69)], [(1, 292), (1, 37), (6, 36)])
+    """
+    hot, held, busy = round(picks * skew), experts // gpus, min(chosen, experts)
+    mean = (picks - hot) / gpus
+    local = min(round(mean + sqrt(2.0 * mean * log(gpus))), picks - hot)
+    hot_held = min(-(-busy // gpus), held)
+    even, more = divmod(local, held)
+    rows = Counter(even + (i >= held - more) + (round(hot / busy) if i < hot_held else 0) for i in range(held))
+    groups = [(size, count) for count, size in sorted(rows.items(), reverse=True) if count]
+    return groups or [(1, 1)]
+
+
+def share_picks(picks: int, experts: int, chosen: int, skew: float) -> list[tuple[int, int]]:
+    """Return groups of experts with equal numbers of rows: (how many experts, rows each).
+
+    Balanced, all experts share the picks evenly (as many experts as there are picks, when fewer).
+    With ``skew`` s, a share s of the picks falls on the same ``chosen`` experts and the rest is even.
+
+    >>> share_picks(512, 8, 2, 0.0), share_picks(512, 8, 2, 0.5), share_picks(6, 8, 2, 0.0)
+    ([(8, 64)], [(2, 160), (6, 32)], [(6, 1)])
+    """
+    hot, busy = round(picks * skew), min(chosen, experts)
+    even, more = divmod(picks - hot, experts)
+    hot_each, hot_more = divmod(hot, busy)
+    rows = Counter(even + (i < more) + (hot_each + (i < hot_more) if i < busy else 0) for i in range(experts))
+    return [(size, count) for count, size in rows.items() if count]
+
+
+def scan_sequence(dims: layers.StateDims, rule: str, run: PassSettings, x: Tensor) -> Tensor:
+    """Project, convolve, scan, norm by a gate, and project back; ``rule`` is mamba2, delta or lightning."""
+    if run.training:
+        raise bad_value("phase", "prefill, decode or generate: gradients of sequence scans are not known", "train")
+    tape, hidden = x.tape, x.shape[-1]
+    x = functional.enter_parallel(x, run.tp)
+    heads, groups = dims.heads // run.tp, max(dims.key_heads // run.tp, 1)
+    inner, keys = heads * dims.value_dim, groups * dims.key_dim
+    if rule == "lightning":  # keys and queries are as many as values, through an activation; the gate comes apart
+        mixed = pointwise("silu", layers.project(run, x, 3 * inner, dims.bias))
+        gate = layers.project(run, x, inner, dims.bias)
+    else:
+        numbers = heads if rule == "mamba2" else 2 * heads  # a step of each head; the delta rule's decay and strength
+        if rule == "mamba2":
+            wide = layers.project(run, x, 2 * inner + 2 * keys + numbers, dims.bias)
+        else:
+            wide = layers.project(run, x, 2 * inner + 2 * keys, dims.bias)
+            layers.project(run, x, numbers, dims.bias)
+        gate, mixed = wide.slice(-1, 0, inner), wide.slice(-1, inner, 2 * inner + 2 * keys)
+        for _ in range(3 if rule == "mamba2" else 2):  # decay, its step's offset, and Mamba-2's skip
+            tape.parameter(heads, dtype=run.dtype)
+    batch, length = x.shape[:2]
+    if dims.kernel and rule != "lightning":
+        channels = inner + 2 * keys
+        weights = [tape.parameter(channels, dims.kernel, dtype=run.dtype)]
+        weights += [tape.parameter(channels, dtype=run.dtype)] if dims.conv_bias else []
+        out = tape.empty((batch, length, channels), x.dtype)
+        tape.emit(CausalConv(batch, length, channels, dims.kernel, dtype=x.dtype), (mixed, *weights), (out,))
+        mixed = out
+        tape.cache_byte += batch * channels * dims.kernel * x.dtype.byte if run.cached else 0
+    state = tape.empty((batch, heads, dims.key_dim, dims.value_dim), x.dtype)
+    tape.cache_byte += state.byte if run.cached else 0
+    out = tape.empty((batch, length, inner), x.dtype)
+    chunk = min(dims.chunk, length)
+    op = StateScan(
+        batch, length, heads, groups, dims.key_dim, dims.value_dim, chunk, rule, resumed=run.past > 0, dtype=x.dtype
+    )
+    tape.emit(op, (mixed,), (out,))
+    if dims.norm:
+        tape.parameter(dims.value_dim if rule == "delta" else inner, dtype=run.dtype)
+        dim = dims.value_dim if rule == "delta" else inner
+        byte = out.numel * x.dtype.byte
+        normed = tape.empty(out.shape, x.dtype)
+        tape.emit(RmsNorm(out.numel // dim, dim, dtype=x.dtype, read=2 * byte), (out, gate), (normed,))
+        out = normed
+    else:
+        out = pointwise("mul", out, pointwise("silu", gate))
+    return functional.leave_parallel(layers.project(run, out, hidden, dims.bias), run.tp)
