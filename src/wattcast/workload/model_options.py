@@ -229,7 +229,7 @@ def _parse_word(kind: type[StrEnum], name: str, value: object) -> StrEnum:
 
 
 def parse_option(name: str, text: str, where: str) -> Any:
-    """Return the value of one option as people write it: ``8`` for batch, ``yes`` for recompute, words as they are."""
+    """Return the value of an option as people write it: ``8`` for batch, ``yes`` for recompute, words as they are."""
     kind = str(ModelOptions.__annotations__[name])
     if "int" not in kind and "float" not in kind:
         return text.lower() in ("yes", "true", "1") if kind == "bool" else text
