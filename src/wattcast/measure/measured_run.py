@@ -523,7 +523,7 @@ def save_run_figure(figure: Any, path: Path) -> None:
 
 
 def draw_run_power(run: MeasuredRun, predicted: Mapping[str, Any] | None = None) -> Any:
-    """Draw power above and clock below: measured as dots; a prediction of ``predict --json`` as a line and interval."""
+    """Draw power above and clock below: measured as dots, what ``predict --json`` says as a line and interval."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
