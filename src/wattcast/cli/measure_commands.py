@@ -11,8 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from wattcast.cli.shared_options import Environment, Json, Plot, takes_model_options
-from wattcast.cli.verb_options import make_command, print_result, takes_verb_options
+from wattcast.cli.shared_options import (
+    Environment,
+    Json,
+    Plot,
+    make_command,
+    print_result,
+    takes_model_options,
+    takes_verb_options,
+)
 from wattcast.core.errors import ExitCode, WattcastError, bad_value
 from wattcast.core.strict_files import decode_json, read_bytes
 from wattcast.core.whole_files import check_writable, write_somewhere

@@ -7,8 +7,18 @@ from typing import Annotated, Any
 
 import typer
 
-from wattcast.cli.shared_options import Environment, FigureOptions, Figures, Format, Json, Plot, Which
-from wattcast.cli.verb_options import make_command, print_result, takes_verb_options
+from wattcast.cli.shared_options import (
+    Environment,
+    FigureOptions,
+    Figures,
+    Format,
+    Json,
+    Plot,
+    Which,
+    make_command,
+    print_result,
+    takes_verb_options,
+)
 from wattcast.core.errors import Refused, bad_value
 from wattcast.core.whole_files import write_whole
 from wattcast.microbench import microbench_sessions

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TextIO, TypeVar, get_origin
 
 import typer
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.console import Console
 
+    from wattcast.measure.measure_verbs import Verb, VerbResult
     from wattcast.report.figure_style import FigureMaker
 
 
@@ -239,3 +240,39 @@ class FigureOptions:
         if self.folder is not None:
             for path in save_figures(made, self.folder, self.ending):
                 env.say(f"figure saved: {path}")
+
+
+def takes_verb_options(verb: Verb) -> Callable[[Command], Command]:
+    """Give a command the options of a verb; it receives them as ``**options``."""
+    from wattcast.measure.measure_verbs import list_options
+
+    shared = []
+    for parameter, kind, option in list_options(verb):
+        if option.positional or get_origin(kind) is list:
+            how = typer.Argument(help=option.help)
+        else:
+            how = typer.Option(*([f"--{option.name}"] if option.name else []), help=option.help, hidden=option.hidden)
+        shared.append(parameter.replace(annotation=Annotated[kind, how], kind=inspect.Parameter.KEYWORD_ONLY))
+    return lambda command: add_options(command, shared)
+
+
+def make_command(verb: Verb) -> Callable[..., None]:
+    """Return a typer command that calls ``verb`` and prints its result."""
+
+    def command(ctx: typer.Context, json: Json = False, **options: Any) -> None:
+        print_result(ctx.obj, verb(**options), json)
+
+    command.__name__, command.__doc__ = verb.__name__, verb.__doc__
+    return takes_verb_options(verb)(command)
+
+
+def print_result(env: Environment, result: VerbResult, as_json: bool) -> None:
+    """Print what a verb found as text or JSON, and end with its exit code."""
+    if result.note:
+        env.say(result.note)
+    if result.plain is not None and (as_json or result.text is None):
+        env.json(result.plain)
+    elif result.text:
+        env.stdout.write(result.text + "\n")
+    if result.exit_code:
+        raise typer.Exit(result.exit_code)
