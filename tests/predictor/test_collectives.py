@@ -12,7 +12,8 @@ from numpy.testing import assert_allclose
 import wattcast
 from wattcast.core.errors import BadInput, MissingSpecification
 from wattcast.hardware import load_gpu
-from wattcast.hardware.node import Fabric, load_node, node_of_gpu, parse_node
+from wattcast.hardware.catalogue_reader import load_node, node_of_gpu, parse_node
+from wattcast.hardware.gpu import Fabric
 from wattcast.predictor.link_laws import collective_s, load_laws, mean_law
 from wattcast.validate.collective_checks import collective_rows, public_rows
 from wattcast.workload.graph import Block, Graph

@@ -82,7 +82,7 @@ def list_gpus(ctx: typer.Context, json: Json = False) -> None:
 @gpus_app.command("nodes")
 def list_nodes(ctx: typer.Context, json: Json = False) -> None:
     """List the nodes: how GPUs are joined, and the network between nodes (`predict --node`)."""
-    from wattcast.hardware.node import load_node, node_names
+    from wattcast.hardware.catalogue_reader import load_node, node_names
 
     env: Environment = ctx.obj
     nodes = [load_node(name) for name in node_names()]

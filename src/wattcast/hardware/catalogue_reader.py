@@ -1,4 +1,4 @@
-"""YAML -> Gpu: each number stands with its source, an unknown one says why, and an error names the bad key."""
+"""YAML -> Gpu or Node: each number stands with its source, an unknown one says why; an error names the bad key."""
 
 from __future__ import annotations
 
@@ -22,15 +22,18 @@ from wattcast.hardware.gpu import (
     ClockCurve,
     ClockRange,
     DeviceMemory,
+    Fabric,
     Gpu,
     L2Cache,
     Links,
+    Node,
     Pipes,
     PowerSpec,
     Sm,
 )
 
 MAX_GPU_FILE_BYTE = 1 << 20
+MAX_NODE_FILE_BYTE = 1 << 16
 
 
 class _Disputed(msgspec.Struct, forbid_unknown_fields=True):
@@ -116,9 +119,14 @@ _GpuFile = msgspec.defstruct(
 )
 
 
+def _list_files(folder: str) -> list[str]:
+    found = (path.name for path in _folder(folder).iterdir() if path.name.endswith(".yaml"))
+    return sorted(name.removesuffix(".yaml") for name in found)
+
+
 def gpu_names() -> list[str]:
     """Return the names of the GPUs in the catalogue."""
-    return sorted(path.name.removesuffix(".yaml") for path in _folder().iterdir() if path.name.endswith(".yaml"))
+    return _list_files("catalogue")
 
 
 def gpus() -> list[Gpu]:
@@ -166,8 +174,8 @@ GPU_ALIASES = {
 }
 
 
-def _folder() -> Any:
-    return files("wattcast.hardware").joinpath("catalogue")
+def _folder(name: str = "catalogue") -> Any:
+    return files("wattcast.hardware").joinpath(name)
 
 
 @cache
@@ -291,3 +299,67 @@ class _Reader:
         if source not in self.file.sources:
             raise bad_value(f"{self.where}: {key}.source", f"one of {', '.join(self.file.sources)}", source)
         return str(self.file.sources[source])
+
+
+class _NodeLeaf(_Leaf):
+    value: str | float | int | bool | None = None
+
+
+class _NodeFile(msgspec.Struct, forbid_unknown_fields=True):
+    title: str
+    sources: dict[str, str]
+    gpu_count: _NodeLeaf
+    fabric: _NodeLeaf
+    multicast: _NodeLeaf
+    network: _NodeLeaf
+    network_per_gpu: _NodeLeaf
+    gpus: list[str] = []
+
+
+def node_names() -> list[str]:
+    """Return the names of the nodes in the catalogue."""
+    return _list_files("nodes")
+
+
+@cache
+def load_node(name: str) -> Node:
+    """Return the catalogue node of that name (case, ``-``, ``_``, ``.`` and blanks do not matter)."""
+    found = errors.resolve_name("node", name, node_names(), {})
+    return parse_node(_folder("nodes").joinpath(f"{found}.yaml").read_bytes(), found, f"{found}.yaml")
+
+
+def load_node_file(path: Path) -> Node:
+    """Return a node from a user's own YAML file in the form of the catalogue; its name is the file's."""
+    return parse_node(read_bytes(path, MAX_NODE_FILE_BYTE), path.stem, path.name)
+
+
+def node_of_gpu(gpu: str) -> Node:
+    """Return the node that a catalogue GPU is usually built into, else a box of PCIe cards."""
+    return load_node(_homes().get(gpu, "pcie-box"))
+
+
+@cache
+def _homes() -> dict[str, str]:
+    return {gpu: node.name for node in map(load_node, node_names()) for gpu in node.gpus}
+
+
+def parse_node(data: bytes, name: str, where: str) -> Node:
+    """Return the node that the bytes of a node file describe; each value stands with its source."""
+    file = decode_yaml(data, _NodeFile, where)
+    reader = _Reader(file, where)
+
+    def read(key: str) -> Any:
+        leaf: _NodeLeaf = getattr(file, key)
+        if reader.missing(leaf.unknown, leaf.value is not None, leaf.source, key, key):
+            return None
+        reader.claim(leaf, key, key)
+        return leaf.value
+
+    count, fabric, multicast, rate = map(read, ("gpu_count", "fabric", "multicast", "network_per_gpu"))
+    if type(count) is not int or count < 1:
+        raise bad_value(f"{where}: gpu_count", "a whole number of GPUs", count)
+    if fabric not in list(Fabric):
+        raise bad_value(f"{where}: fabric", f"one of {', '.join(Fabric)}", fabric)
+    rate = None if rate is None else units.parse(rate, "byte/s", f"{where}: network_per_gpu")
+    network, joined = str(read("network") or "none"), (count, Fabric(fabric), multicast is True)
+    return Node(name, file.title, tuple(file.gpus), *joined, network, rate, reader.claims)

@@ -1,4 +1,4 @@
-"""What the vendor says a chip is. Numbers about the world only; nothing fitted lives here.
+"""What vendors say a chip and a node of chips are. Numbers about the world only; nothing fitted lives here.
 
 Every numeric field is a float, or an array shaped ``(*sweep, 1)`` in a sweep (``arrays.py``); None
 means that nobody published it. Rates are per core-clock cycle, so they hold at any clock.
@@ -18,7 +18,30 @@ from wattcast.core.arrays import Array, Sweepable, as_sweep, check_positive
 from wattcast.core.errors import MissingSpecification, bad_value, unknown_name
 from wattcast.core.strict_files import PublishedClaim
 from wattcast.core.units import Dtype
-from wattcast.hardware.node import Node
+
+
+class Fabric(StrEnum):
+    """What joins the GPUs of a node."""
+
+    SWITCH = "switch"  # every GPU reaches every other at the full rate of its links
+    MESH = "mesh"  # a link to each other GPU: a group of n uses n - 1 of them
+    BRIDGE = "bridge"  # pairs of cards; larger groups go over PCIe
+    PCIE = "pcie"  # no link but PCIe, through switches and host memory
+
+
+@dataclass(frozen=True)
+class Node:
+    """GPUs that share a fabric, and the network cards that join them to other nodes."""
+
+    name: str
+    title: str
+    gpus: tuple[str, ...]  # catalogue names of the GPUs it is built with; none: any card
+    gpu_count: int  # that the fabric joins
+    fabric: Fabric
+    multicast: bool  # the switch adds up and repeats what it is sent (NVLink SHARP)
+    network: str  # what the network is
+    network_byte_per_s: float | None  # one direction, per GPU; None: no network known
+    claims: dict[str, PublishedClaim] = field(default_factory=dict, repr=False, compare=False)
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,8 @@ from wattcast.core import units
 from wattcast.core.arrays import Sweepable, as_sweep
 from wattcast.core.errors import BadInput, bad_value, unknown_name
 from wattcast.hardware import Gpu, OperatingPoint
-from wattcast.hardware.gpu import DEFAULT_TEMPERATURE_C
-from wattcast.hardware.node import Node, load_node, load_node_file
+from wattcast.hardware.catalogue_reader import load_node, load_node_file
+from wattcast.hardware.gpu import DEFAULT_TEMPERATURE_C, Node
 from wattcast.predictor.bundle import bundle_for
 from wattcast.predictor.bundle.bundle_file import Bundle
 from wattcast.predictor.governor import REACTION_S

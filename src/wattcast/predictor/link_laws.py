@@ -32,7 +32,8 @@ from wattcast.core.errors import MissingSpecification
 from wattcast.core.strict_files import decode_yaml
 from wattcast.core.units import Dtype
 from wattcast.hardware import Gpu
-from wattcast.hardware.node import Fabric, Node, node_of_gpu
+from wattcast.hardware.catalogue_reader import node_of_gpu
+from wattcast.hardware.gpu import Fabric, Node
 from wattcast.kernels.families.collectives import COPYING_SMS
 from wattcast.predictor.timeline import Timeline, compute_kernel_s
 from wattcast.workload.operator_types import Collective

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from wattcast.core.arrays import Array, sweep_values
 from wattcast.core.strict_files import FitStatus, Provenance
 from wattcast.hardware import Gpu, OperatingPoint
-from wattcast.hardware.node import node_of_gpu
+from wattcast.hardware.catalogue_reader import node_of_gpu
 from wattcast.power.activity import module_utilisation
 from wattcast.power.power_model import mean_power_w
 from wattcast.predictor.bundle.bundle_file import Bundle

@@ -27,7 +27,7 @@ from wattcast.core import units
 from wattcast.core.arrays import pareto_front
 from wattcast.core.errors import BadInput, WattcastError, bad_value, unknown_name
 from wattcast.hardware import Gpu
-from wattcast.hardware.node import node_of_gpu
+from wattcast.hardware.catalogue_reader import node_of_gpu
 from wattcast.predictor.api import find_gpu
 from wattcast.predictor.bundle.support_widening import learned_distances
 from wattcast.predictor.prices import Prices

@@ -14,7 +14,8 @@ from wattcast.core import units
 from wattcast.core.arrays import Array
 from wattcast.core.errors import bad_value
 from wattcast.hardware import Gpu, OperatingPoint
-from wattcast.hardware.node import Node, load_node, load_node_file, node_of_gpu
+from wattcast.hardware.catalogue_reader import load_node, load_node_file, node_of_gpu
+from wattcast.hardware.gpu import Node
 from wattcast.predictor.api import Quantity, find_bundle, find_gpu
 from wattcast.predictor.bundle.bundle_file import Bundle
 from wattcast.predictor.pipeline import idle_power_w
