@@ -277,6 +277,8 @@ def test_a_spec_that_leans_keeps_what_it_does_not_change() -> None:
     assert parse_prediction_spec(",seq=128", common, first).options == {"batch": 2, "seq": 128}
     assert parse_prediction_spec("@a10", common, first) == replace(first, gpu="a10")
     assert parse_prediction_spec("bert-base@h200,batch=4", common, first).options == {"batch": 4}
+    every = parse_prediction_spec("gpt2@h200,quantization=fp8,skew=0.5,recompute=yes,clock=1GHz", common).options
+    assert every == {"quantization": "fp8", "skew": 0.5, "recompute": True, "clock": "1GHz"}
     assert build_row_graph(ROW).name.startswith("gpt2 prefill b8 s512")
 
 
