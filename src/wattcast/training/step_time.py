@@ -21,7 +21,7 @@ import numpy as np
 from wattcast.core.arrays import Array
 from wattcast.core.units import Dtype
 from wattcast.hardware import Gpu, OperatingPoint
-from wattcast.hardware.node import node_of_gpu
+from wattcast.hardware.catalogue_reader import node_of_gpu
 from wattcast.predictor.bundle.bundle_file import Bundle
 from wattcast.predictor.link_laws import collective_s
 from wattcast.predictor.prediction import Prediction, predict_graphs

@@ -32,7 +32,7 @@ from wattcast.predictor.prediction import OperatorShare, Prediction
 from wattcast.predictor.prediction_json import PredictionOut, PredictOut, predictions_to_output
 from wattcast.predictor.prediction_summary import rank_assumptions
 from wattcast.report.comparison import compare_runs, summarise_prediction
-from wattcast.report.comparison_output import comparison_to_plain, write_sentence
+from wattcast.report.comparison_sides import comparison_to_plain, write_sentence
 from wattcast.report.configuration_view import (
     ConfigurationView,
     MemoryRoom,
