@@ -203,3 +203,37 @@ def test_one_step_on_one_gpu_is_what_predict_says() -> None:
     alone = wattcast.predict("llama3-8b", "h200", phase="train", batch=2, seq=1024)
     assert found.step_s == pytest.approx(alone.latency_s, rel=0.005)
     assert float(found.step.power_w) == pytest.approx(alone.power_w, rel=0.005)
+
+
+def test_a_step_holds_the_power_limit_on_the_mean() -> None:
+    """Waiting leaves power to compute, so a lower limit never makes a step faster nor draws more than it allows."""
+    swept = train("llama3-8b", "h100-sxm", gpus=8, force=True).candidates[0].swept
+    assert swept is not None
+    held = swept.hold_power(np.array([700.0, 500.0, 400.0]))
+    assert (np.diff(held.latency_s) > 0.0).all()
+    assert held.power_w == pytest.approx([700.0, 500.0, 400.0], rel=0.005)
+
+
+def test_experts_of_a_rack_travel_less_than_copies_of_tokens() -> None:
+    """A token goes to a node once, however many of its experts are there."""
+    shared: dict[str, Any] = {
+        "gpus": 64,
+        "seq": 4096,
+        "global_batch": 64,
+        "micro_batch": 1,
+        "tp": 1,
+        "pp": 1,
+        "force": True,
+    }
+    near = train("qwen3-30b-a3b", "h100-sxm", ep=8, **shared)
+    far = train("qwen3-30b-a3b", "h100-sxm", ep=64, **shared)
+    assert float(far.step.exchange_s) > float(near.step.exchange_s)
+    replayed = train("qwen3-30b-a3b", "h100-sxm", ep=8, graphs=True, **shared)
+    assert replayed.step_s < near.step_s
+
+
+def test_older_attention_and_losses_slow_a_job() -> None:
+    base = train("llama3-8b", "h100-sxm", gpus=8, tp=1, micro_batch=1, sharding="zero3", recompute="none")
+    options: dict[str, Any] = {"gpus": 8, "tp": 1, "micro_batch": 1, "sharding": "zero3", "recompute": "none"}
+    assert train("llama3-8b", "h100-sxm", attention_slowdown=2.0, **options).step_s > base.step_s
+    assert train("llama3-8b", "h100-sxm", loss_share=0.0, **options).step_s < base.step_s
