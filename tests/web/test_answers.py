@@ -319,3 +319,10 @@ def test_the_catalogue_has_ranges_for_the_sliders() -> None:
     for gpu in found.gpus:
         assert 0 < gpu.min_clock_hz < gpu.max_clock_hz
         assert 0 < gpu.min_limit_w <= gpu.limit_w <= gpu.max_limit_w
+
+
+def test_a_configuration_that_a_figure_does_not_draw_is_still_to_be_right() -> None:
+    for wrong in ({"gpu": "none"}, {"data": "none"}, {"phase": "none"}):
+        configurations = [{"gpu": "h200", "model": "gpt2"}, {"gpu": "h200", "model": "gpt2"} | wrong]
+        body = json.dumps({"configurations": configurations}).encode()
+        assert answers.answer_request("figure", body).status == 422

@@ -399,10 +399,8 @@ def _answer_csv(asked: ConfigurationList) -> Answer:
 def _answer_figure(asked: FigureRequest) -> Answer:
     if asked.format not in TYPES:
         raise bad_value("format", f"one of {', '.join(TYPES)}", asked.format)
-    if asked.figure == "clocks":
-        drawn = draw_clock_curves([_view_of(c) for c in asked.configurations])
-    else:
-        drawn = draw_figure(asked.figure, _view_of(asked.configurations[0]))
+    seen = [_view_of(c) for c in asked.configurations]  # all of them, so that a wrong one is told even if not drawn
+    drawn = draw_clock_curves(seen) if asked.figure == "clocks" else draw_figure(asked.figure, seen[0])
     return Answer(200, TYPES[asked.format], encode_figure(drawn, asked.format))
 
 
