@@ -296,10 +296,9 @@ def _try_settings(
         }
         at = {column: row[column] for column in axes if column in SETTING_COLUMNS.values()}
         notes = (*graph.assumptions, *fitted.assumptions)
-        set_at = OperatingPoint(
-            *(row.get(SETTING_COLUMNS[name]) for name in ("clock", "power_limit")),
-            row.get(SETTING_COLUMNS["temperature"], DEFAULT_TEMPERATURE_C),
-        )
+        clock_hz, limit_w = (row.get(SETTING_COLUMNS[name]) for name in ("clock", "power_limit"))
+        temperature_c = row.get(SETTING_COLUMNS["temperature"], DEFAULT_TEMPERATURE_C)
+        set_at = OperatingPoint(clock_hz, limit_w, temperature_c)
         risk = partial(_describe_risk, graph, gpu, set_at, fitted)
         found.append(Alternative({**names, **at}, results, notes=notes, chip=gpu, describe_risk=risk))
     return found
