@@ -26,6 +26,8 @@ from wattcast.core.errors import BadInput, WattcastError
 from wattcast.core.measured_rows import read_lines, read_table, write_table
 from wattcast.gpuwattch.architecture import format_xml_architecture, parse_xml_architecture
 from wattcast.gpuwattch.component_build import demo_architecture
+from wattcast.gpuwattch.simulator_logs import read_accelsim, read_gem5_stats, read_power_report
+from wattcast.gpuwattch.trace_reading import SimulatorDialect, TraceSampling, dialect_counters
 from wattcast.hardware import load_gpu
 from wattcast.hardware.catalogue_reader import parse_gpu
 from wattcast.measure.energy_samples import COLUMNS, EnergySamples
@@ -76,6 +78,15 @@ WORKLOAD = {"name": "w", "ops": [{"op": "linear", "m": 8, "n": 8, "k": 8, "dtype
 _ARGS = {"grid": [1, 2, 3], "block": [128, 1, 1], "stream": 7, "Input Dims": [[8, 8], [8, 8]], "External id": 3}
 _ARGS |= {"Input type": ["float", "float"], "Input Strides": [[8, 1], [8, 1]], "Concrete Inputs": ["", ""]}
 _CALL = {"cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 1.0, "dur": 2.0, "ph": "X", "args": _ARGS}
+SIMULATOR_LOG = (
+    b"kernel_name = a\ngpu_sim_cycle = 100\ngpgpu_n_tot_w_icount = 9\nW1:0\tW32:9\ntotal dram reads = 4\n" * 2
+)
+SIMULATOR_TABLE = b"-" * 100 + b",\ngpu_sim_cycle = (.*),\nAPPS,one,\nk--1,10,\nk--2,20,\n\n"
+SIMULATOR_TABLE += b"-" * 100 + b",\ntotal dram reads = (.*),\nAPPS,one,\nk--1,3,\nk--2,4,\n"
+GEM5_STATISTICS = b"---------- Begin Simulation Statistics ----------\nsimSeconds 0.001 # s\n"
+GEM5_STATISTICS += b"system.cpu3.CUs0.totalCycles 1000 # n\nsystem.cpu3.CUs0.numInstrExecuted 50 # n\n"
+POWER_REPORT = b"kernel_name = a \nKernel Average Power Data:\nkernel_avg_power = 5\n"
+POWER_REPORT += "".join(f"gpu_avg_{c.column}, = 1.5\n" for c in dialect_counters(SimulatorDialect.GPUWATTCH)).encode()
 PROFILE = {"traceEvents": [_CALL, _CALL | {"cat": "kernel", "name": "gemm"}], "deviceProperties": [{"name": "H200"}]}
 
 
@@ -115,6 +126,16 @@ def make_readers(folder: Path) -> dict[str, tuple[Callable[[bytes], Any], bytes 
         "profile": (lambda data: parse_profile(data, "trace.json"), PROFILE),
         "gpu": (lambda data: parse_gpu(data, "mine", "mine.yaml"), gpu),
         "xml": (lambda data: parse_xml_architecture(data, "gpu.xml"), format_xml_architecture(demo_architecture())),
+        "simulator log": (_from_file(lambda path: read_accelsim(path, 1e9), folder / "sim.log"), SIMULATOR_LOG),
+        "simulator table": (_from_file(lambda path: read_accelsim(path, 1e9), folder / "stats.csv"), SIMULATOR_TABLE),
+        "gem5": (_from_file(read_gem5_stats, folder / "stats.txt"), GEM5_STATISTICS),
+        "power report": (
+            _from_file(
+                lambda path: read_power_report(path, SimulatorDialect.GPUWATTCH, {}, TraceSampling(500, 1e9)),
+                folder / "report.log",
+            ),
+            POWER_REPORT,
+        ),
         "journal": (
             _from_file(lambda path: list(read_lines(path)), folder / "rows.jsonl"),
             b'{"id":"a","x":[1]}\n' * 3,
@@ -126,7 +147,7 @@ def make_readers(folder: Path) -> dict[str, tuple[Callable[[bytes], Any], bytes 
 
 
 READERS = ("huggingface", "huggingface pictures", "huggingface decoder", "workload", "profile", "gpu", "xml")
-READERS += ("journal", "recording", "bundle", "table")
+READERS += ("journal", "recording", "bundle", "table", "simulator log", "simulator table", "gem5", "power report")
 
 
 def mutate_tree(tree: Any, chance: random.Random) -> Any:

@@ -15,8 +15,9 @@ from wattcast.core.errors import BadInput
 from wattcast.gpuwattch.architecture import write_architecture
 from wattcast.gpuwattch.component_build import demo_architecture, demo_energies
 from wattcast.gpuwattch.energy_table import format_energy_table
-from wattcast.gpuwattch.simulator_logs import CounterSource, find_source, read_accelsim_log, read_gem5_stats
+from wattcast.gpuwattch.simulator_logs import CounterSource, find_source, read_accelsim, read_gem5_stats
 from wattcast.gpuwattch.trace_request import TraceRequest, compute_kernel_power, make_power_trace
+from wattcast.gpuwattch.trace_statistics import read_kernel_list
 
 QV100 = ("qv100_accelwattch", "accelwattch_ptx_sim")
 
@@ -166,7 +167,7 @@ def test_a_simulators_log_gives_kernels_as_differences(verb, chip: list[str], tm
     log = tmp_path / "sim.log"
     log.write_text(LOG)
     assert find_source(log) is CounterSource.ACCELSIM
-    found = read_accelsim_log(log, 1e9)
+    found = read_accelsim(log, 1e9)
     assert found.names == ("one", "two")
     assert found.activity.duration_s.tolist() == [1e-6, 0.5e-6]
     assert found.activity.event_values("dram_read_access").tolist() == [40, 60]
@@ -181,7 +182,36 @@ def test_a_simulators_log_gives_kernels_as_differences(verb, chip: list[str], tm
     assert "no counter shows" in notes
     log.write_text("gpu_sim_cycle = 3\n")
     with pytest.raises(BadInput, match="kernel_name"):
-        read_accelsim_log(log, 1e9)
+        read_accelsim(log, 1e9)
+
+
+def test_a_table_of_statistics_has_a_row_a_kernel(tmp_path: Path) -> None:
+    """The layout that Accel-Sim's get_stats.py prints: a section a statistic, named by the pattern that found it."""
+    table = tmp_path / "stats.csv"
+    sections = {
+        r"gpu_sim_cycle\s*=\s*(.*)": (1000, 500),
+        r"gpgpu_n_tot_w_icount\s*=\s*(.*)": (100, "NA"),
+        r"\s+Total_core_cache_stats_breakdown\[GLOBAL_ACC_R\]\[HIT\]\s*=\s*(.*)": (7, 8),
+        r"total dram reads\s*=\s*(.*)": (40, 60),
+    }
+    text = ""
+    for name, (one, two) in sections.items():
+        text += "-" * 100 + f",\n{name},\nAPPS,QV100-SASS,\napp--one,{one},\napp--two,{two},\n\n"
+    table.write_text(text)
+    assert find_source(table) is CounterSource.ACCELSIM
+    found = read_accelsim(table, 1e9)
+    assert found.names == ("app--one", "app--two")
+    assert found.activity.event_values("dram_read_access").tolist() == [40, 60]
+    assert not found.activity.has("warp_instruction")  # of one kernel it is not available
+    assert not found.activity.has("l1_read_hit") or found.activity.event_values("l1_read_hit").tolist() == [7, 8]
+
+
+def test_a_log_tells_each_kernels_active_threads(tmp_path: Path) -> None:
+    log = tmp_path / "sim.log"
+    log.write_text(LOG)
+    kernels = read_kernel_list(log, 500)
+    assert [kernel.threads for kernel in kernels] == [32.0, 16.0]
+    assert [kernel.samples for kernel in kernels] == [2, 1]
 
 
 def test_gem5_statistics_add_up_over_compute_units(verb, chip: list[str], tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from wattcast.power.activity import Activity, ActivitySource
 
 _MAX_BYTE = 512 << 20
 _HEAD_BYTE = 1 << 16
+_DIVISION = "-" * 20
 _GEM5_START = "---------- Begin Simulation Statistics"
 
 
@@ -59,9 +60,11 @@ def find_source(path: Path) -> CounterSource:
         head = stream.read(_HEAD_BYTE).decode("utf-8", "replace")
     if "Kernel Average Power Data" in head:
         return CounterSource.POWER_REPORT
-    if _GEM5_START in head:
+    if _GEM5_START in head:  # begins with ten dashes, a table of Accel-Sim's with a hundred
         return CounterSource.GEM5
-    if re.search(r"^\s*(gpu_sim_cycle|gpgpu_simulation_time|GPGPU-Sim)", head, re.MULTILINE):
+    if head.startswith(_DIVISION) or re.search(
+        r"^\s*(gpu_sim_cycle|gpgpu_simulation_time|GPGPU-Sim)", head, re.MULTILINE
+    ):
         return CounterSource.ACCELSIM
     return CounterSource.NCU if re.search(r'^"?ID"?,', head, re.MULTILINE) else CounterSource.TRACE
 
@@ -108,13 +111,33 @@ def read_power_report(
     return CountedKernels(tuple(names), activity, given_w, tuple(notes))
 
 
-def read_accelsim_log(path: Path, clock_hz: float) -> CountedKernels:
-    """Read what GPGPU-Sim or Accel-Sim prints after each kernel; its totals add up, so kernels are differences."""
+def read_accelsim(path: Path, clock_hz: float) -> CountedKernels:
+    """Read GPGPU-Sim's or Accel-Sim's own output, or the table that Accel-Sim's ``get_stats.py`` makes of it."""
     text = read_bytes(path, _MAX_BYTE).decode("utf-8", "replace")
-    blocks = re.split(r"^\s*kernel_name\s*=\s*", text, flags=re.MULTILINE)[1:]
-    names, rows = [], []
+    is_table = text.startswith(_DIVISION)
+    rows = _read_statistics(text) if is_table else _read_log(text)
+    if not rows:
+        wanted = "a simulator's output with kernel_name and gpu_sim_cycle lines, or a table of get_stats.py with them"
+        raise bad_value(path.name, wanted, "none")
+    events, value = _map_statistics(path.name, "map_accelsim.csv", rows.values())
+    cycles = np.array([row["gpu_sim_cycle"] for row in rows.values()])
+    if not (cycles > 0).all():
+        raise bad_value(f"{path.name}: gpu_sim_cycle", "cycles above zero", cycles.min())
+    at = OperatingPoint(clock_hz=clock_hz)
+    activity = Activity(cycles / clock_hz, value, events, at, ActivitySource.SIMULATED)
+    how = (
+        "statistics of get_stats.py, a row a kernel"
+        if is_table
+        else "each kernel is the difference of the log's totals"
+    )
+    return CountedKernels(tuple(name for name, _ in rows), activity, {}, (how,))
+
+
+def _read_log(text: str) -> dict[tuple[str, str], dict[str, float]]:
+    """Return the statistics of each kernel that ended; totals add up in a log, so a kernel is a difference."""
+    rows: dict[tuple[str, str], dict[str, float]] = {}
     before: dict[str, float] = {}
-    for block in blocks:
+    for block in re.split(r"^\s*kernel_name\s*=\s*", text, flags=re.MULTILINE)[1:]:
         found = re.findall(r"^\s*([A-Za-z][\w ]*(?:\[\w+\])*)\s*[=:]\s*([-+.\deE]+)\s*$", block, re.MULTILINE)
         totals = {key.strip(): _parse_number(value) for key, value in found}
         if "gpu_sim_cycle" not in totals:
@@ -122,23 +145,33 @@ def read_accelsim_log(path: Path, clock_hz: float) -> CountedKernels:
         lanes = {int(n): float(v) for n, v in re.findall(r"\bW(\d+):(\d+)", block)}
         totals |= {f"W{n}": count for n, count in lanes.items()}
         row = {key: value - before.get(key, 0.0) for key, value in totals.items()}
-        row |= {key: totals[key] for key in ("gpu_sim_cycle", "gpu_sim_insn", "gpu_occupancy") if key in totals}
+        row["gpu_sim_cycle"] = totals["gpu_sim_cycle"]
         warps = sum(row[f"W{n}"] for n in lanes)
         if warps > 0:
             row["threads_per_warp"] = sum(n * row[f"W{n}"] for n in lanes) / warps
         before = totals
-        names.append(block.split(maxsplit=1)[0])
-        rows.append(row)
-    if not rows:
-        raise bad_value(path.name, "a simulator's output with kernel_name and gpu_sim_cycle lines", "none")
-    events = _map_statistics("map_accelsim.csv", rows)
-    cycles = np.array([row["gpu_sim_cycle"] for row in rows])
-    if not (cycles > 0).all():
-        raise bad_value(f"{path.name}: gpu_sim_cycle", "cycles above zero", cycles.min())
-    at = OperatingPoint(clock_hz=clock_hz)
-    value = np.stack(list(events.values()), axis=-1)
-    activity = Activity(cycles / clock_hz, value, tuple(events), at, ActivitySource.SIMULATED)
-    return CountedKernels(tuple(names), activity, {}, ("each kernel is the difference of the log's totals",))
+        rows[block.split(maxsplit=1)[0], str(len(rows))] = row
+    return rows
+
+
+def _read_statistics(text: str) -> dict[tuple[str, str], dict[str, float]]:
+    """Return the statistics of each kernel and configuration; a section has a pattern's name, a header and rows."""
+    rows: dict[tuple[str, str], dict[str, float]] = {}
+    for section in re.split(r"^-{20,},*\s*$", text, flags=re.MULTILINE)[1:]:
+        lines = [line.rstrip(",").split(",") for line in section.strip().splitlines() if line.strip(" ,")]
+        if len(lines) < 2:
+            continue
+        # the name is the pattern that found the figure, such as gpu_sim_cycle\s*=\s*(.*)
+        name = re.sub(r"\\[st]\+?\*?|\(.*|=|\^", "", lines[0][0]).replace("\\", "").strip()
+        configurations = lines[1][1:]
+        for kernel, *cells in lines[2:]:
+            for configuration, cell in zip(configurations, cells, strict=False):
+                if not math.isnan(figure := _parse_number(cell)):
+                    rows.setdefault((kernel, configuration), {})[name] = figure
+    for row in rows.values():
+        if "gpu_sim_cycle" not in row and "gpu_tot_sim_cycle" in row:
+            row["gpu_sim_cycle"] = row["gpu_tot_sim_cycle"]
+    return {key: row for key, row in rows.items() if "gpu_sim_cycle" in row}
 
 
 def read_gem5_stats(path: Path) -> CountedKernels:
@@ -156,20 +189,19 @@ def read_gem5_stats(path: Path) -> CountedKernels:
             rows.append(row)
     if not rows:
         raise bad_value(path.name, "gem5 statistics of compute units (system.*.CUs0.totalCycles)", "none")
-    events = _map_statistics("map_gem5.csv", rows)
+    events, value = _map_statistics(path.name, "map_gem5.csv", rows)
     seconds = np.array([row.get("simSeconds", 0.0) for row in rows])
     if not (seconds > 0).all():
         raise bad_value(f"{path.name}: simSeconds", "seconds above zero", seconds.min())
     units = len(set(re.findall(r"^(\S*CUs\d+)\.totalCycles", text, re.MULTILINE)))
     clock_hz = np.array([row["CUs.totalCycles"] for row in rows]) / units / seconds
     at = OperatingPoint(clock_hz=clock_hz)
-    value = np.stack(list(events.values()), axis=-1)
     notes = (
         f"gem5: {len(rows)} dumps, {units} compute units; a wavefront's instruction counts as a warp's",
         "integer operations are vector operations less floating-point ones",
     )
     names = tuple(f"dump {i}" for i in range(1, len(rows) + 1))
-    return CountedKernels(names, Activity(seconds, value, tuple(events), at, ActivitySource.SIMULATED), {}, notes)
+    return CountedKernels(names, Activity(seconds, value, events, at, ActivitySource.SIMULATED), {}, notes)
 
 
 @cache
@@ -178,7 +210,7 @@ def _read_statistics_map(name: str) -> tuple[dict[str, str], ...]:
     return tuple(csv.DictReader(text.splitlines()))
 
 
-def _map_statistics(name: str, rows: Iterable[Mapping[str, float]]) -> dict[str, Array]:
+def _map_statistics(where: str, name: str, rows: Iterable[Mapping[str, float]]) -> tuple[tuple[str, ...], Array]:
     """Add up the statistics of each event, zero or more; an event is left out where one of them is missing."""
     found: dict[str, Array] = {}
     lacking = set()
@@ -190,11 +222,15 @@ def _map_statistics(name: str, rows: Iterable[Mapping[str, float]]) -> dict[str,
             continue
         amount = float(line["factor"]) * np.array([row[line["statistic"]] for row in table])
         found[line["event"]] = found.get(line["event"], np.zeros(len(table))) + amount
-    return {event: np.maximum(value, 0.0) for event, value in found.items() if event not in lacking}
+    kept = {event: np.maximum(value, 0.0) for event, value in found.items() if event not in lacking}
+    if not kept or not all(np.isfinite(value).all() for value in kept.values()):
+        raise bad_value(where, "finite figures of at least one event", ", ".join(kept) or "none")
+    return tuple(kept), np.stack(list(kept.values()), axis=-1)
 
 
 def _parse_number(text: str) -> float:
     try:
-        return float(text)
+        number = float(text)
     except ValueError:
         return math.nan
+    return number if math.isfinite(number) else math.nan

@@ -43,7 +43,7 @@ from wattcast.gpuwattch.measured_energies import (
 from wattcast.gpuwattch.simulator_logs import (
     CountedKernels,
     CounterSource,
-    read_accelsim_log,
+    read_accelsim,
     read_gem5_stats,
     read_power_report,
 )
@@ -380,7 +380,7 @@ def compute_kernel_power(request: TraceRequest, source: CounterSource) -> Counte
         sampling = TraceSampling(config.sample_cycle, clock_hz)
         found = read_power_report(request.trace, architecture.dialect, files.trace_scaling(request), sampling)
     elif source is CounterSource.ACCELSIM:
-        found = read_accelsim_log(request.trace, clock_hz)
+        found = read_accelsim(request.trace, clock_hz)
     elif source is CounterSource.GEM5:
         found = read_gem5_stats(request.trace)
     else:
