@@ -93,7 +93,6 @@ _OTHER_IDLE = ("idle_context_off", "idle_host_busy")  # idle clocks, which no ke
 _CARRIED_ERROR = 0.32
 _MEASURED_ON = {"b200": ("tensor_fp16_flop", "l2_byte", "dram_read_byte", "dram_write_byte", "shared_byte")}
 _MEASURED_ERROR = 0.063  # of the same rows held out, after they had moved the energies
-NODE_NM = 23.0  # McPAT's smallest nodes end here, and the AccelWattch files use it
 
 
 @dataclass(frozen=True)
@@ -275,6 +274,13 @@ class _MeasuredFile(msgspec.Struct, forbid_unknown_fields=True):
     gpu: str
     source: str
     values: dict[str, MeasuredValue]
+    technology: dict[str, dict[str, str]]
+
+
+@cache
+def _read_measured_file() -> _MeasuredFile:
+    data = files("wattcast.gpuwattch").joinpath("measured_h200.yaml").read_bytes()
+    return decode_yaml(data, _MeasuredFile, "measured_h200.yaml")
 
 
 @dataclass(frozen=True)
@@ -291,9 +297,7 @@ class MeasuredChip:
 @cache
 def measured_chip(name: str) -> MeasuredChip:
     """Return the coefficients of a GPU: those of the H200 as fitted, of A100, H100 and B200 carried over."""
-    gpu = find_gpu(name)
-    data = files("wattcast.gpuwattch").joinpath("measured_h200.yaml").read_bytes()
-    file = decode_yaml(data, _MeasuredFile, "measured_h200.yaml")
+    gpu, file = find_gpu(name), _read_measured_file()
     parent, design = shipped_bundle(PARENT), design_from_gpu(gpu)
     assert parent is not None
     if gpu.name == PARENT:
@@ -359,7 +363,10 @@ def measured_table(chip: MeasuredChip, architecture: ChipArchitecture) -> Energy
     table = _unscaled_table(architecture, chip)
     interval: dict[str, tuple[float, float]] = {}
     for key, term in TERMS.items():
-        ratio = [end / chip.values[key].value if chip.values[key].value else 1.0 for end in _ends(chip.values[key])]
+        ratio = [
+            end / chip.values[key].value if chip.values[key].value else 1.0
+            for end in (chip.values[key].low, chip.values[key].high)
+        ]
         interval |= {c: (ratio[0] * table.energy_j[c], ratio[1] * table.energy_j[c]) for c in term.counters}
     return replace(table, name=f"{chip.name}-measured", source=chip.source, interval_j=interval)
 
@@ -446,10 +453,6 @@ def judge_held_out(folder: Path, gpu: str = PARENT) -> HeldOutJudgement:
     )
 
 
-def _ends(value: MeasuredValue) -> tuple[float, float]:
-    return value.low, value.high
-
-
 def _format_interval(value: MeasuredValue, size: float, unit: str) -> str:
     return f"{value.value * size:.4g} {unit} ({value.low * size:.4g} to {value.high * size:.4g})"
 
@@ -467,46 +470,26 @@ def _plain_texts(chip: MeasuredChip) -> dict[str, dict[str, str]]:
     def cache_text(capacity: int, block: int, ways: int, write_back: bool = False) -> str:
         return f"{capacity // (block * ways) * block * ways},{block},{ways},1,1,3,{block},{int(write_back)}"
 
-    system = {
-        "architecture": "2",
-        "number_of_cores": str(d.sm_count),
-        "number_of_L2s": str(d.l2_count),
-        "number_of_L3s": "0",
-        "number_of_NoCs": "1",
-        "homogeneous_cores": "1",
-        "core_tech_node": f"{NODE_NM:g}",
-        "number_cache_levels": "2",
-        "interconnect_projection_type": "0",
-        "device_type": "0",
-        "longer_channel_device": "1",
-    }
-    core = {
-        "number_hardware_threads": str(d.warps),
-        "machine_type": "1",
-        "issue_width": "1",
-        "pipelines_per_core": "1,1",
-        "ALU_per_core": str(d.integer_lanes),
-        "MUL_per_core": str(d.sfu_lanes),
-        "FPU_per_core": str(d.lanes),
-        "rf_banks": "16",
-        "simd_width": str(d.warp_size),
-        "collector_units": "8",
-        "core_clock_ratio": "1",
-        "warp_size": str(d.warp_size),
-        "archi_Regs_IRF_size": str(d.registers.registers),
-        "archi_Regs_FRF_size": "32",
-        "memory_ports": "1",
+    fixed = _read_measured_file().technology
+    sizes = {
+        "number_hardware_threads": d.warps,
+        "ALU_per_core": d.integer_lanes,
+        "MUL_per_core": d.sfu_lanes,
+        "FPU_per_core": d.lanes,
+        "simd_width": d.warp_size,
+        "warp_size": d.warp_size,
+        "archi_Regs_IRF_size": d.registers.registers,
     }
     data, l2 = d.data, d.l2
     assert l2 is not None
     l1_text = cache_text(data.capacity_byte, data.block_byte, data.ways)
     return {
-        "system": system,
-        "system.core0": core,
+        "system": fixed["system"] | {"number_of_cores": str(d.sm_count), "number_of_L2s": str(d.l2_count)},
+        "system.core0": fixed["system.core0"] | {name: str(size) for name, size in sizes.items()},
         "system.core0.ccache": {"ccache_config": cache_text(d.constant.capacity_byte, 64, 4)},
         "system.core0.tcache": {"tcache_config": l1_text},
         "system.core0.sharedmemory": {"sharedmemory_config": cache_text(32 * d.shared.capacity_byte, 4, 1)},
         "system.core0.dcache": {"dcache_config": l1_text},
         "system.L20": {"L2_config": cache_text(l2.capacity_byte, l2.block_byte, l2.ways, True)},
-        "system.NoC0": {"horizontal_nodes": "1", "vertical_nodes": "1"},
+        "system.NoC0": fixed["system.NoC0"],
     }
