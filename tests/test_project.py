@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import importlib
+import json
 import os
 import re
 import runpy
@@ -12,6 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src"
@@ -116,3 +118,21 @@ def test_a_second_python_passes_the_tests() -> None:
     ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-5000:]
+
+
+def test_containers_and_workflows_call_what_exists(call) -> None:
+    """Nothing here can be built by the tests, so at least every command line in it is one of ours."""
+    services = yaml.safe_load((ROOT / "deploy" / "compose.yaml").read_text(encoding="utf-8"))["services"]
+    dockerfile = (ROOT / "deploy" / "Dockerfile").read_text(encoding="utf-8")
+    lines = [service["command"] for service in services.values() if "command" in service]
+    lines.append(json.loads(re.search(r"^CMD (.*)$", dockerfile, re.MULTILINE)[1]))
+    assert len(lines) == 3
+    for line in lines:
+        done = call(*line, "--help")
+        assert done.code == 0, (line, done.err)
+    tests = (ROOT / ".github" / "workflows" / "tests.yml").read_text(encoding="utf-8")
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for part in re.search(r"^(python -m pip install -c.*)$", readme, re.MULTILINE)[1].split(" && "):
+        assert f"- run: {part}\n" in tests
+    for path in (ROOT / ".github" / "workflows").glob("*.yml"):
+        assert yaml.safe_load(path.read_text(encoding="utf-8"))["jobs"]

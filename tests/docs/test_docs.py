@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
-RUN = sorted([DOCS / "index.md", DOCS / "start.md", *(DOCS / "how-to").glob("*.md")])
+RUN = sorted([DOCS / "index.md", DOCS / "start.md", *(DOCS / "how-to").glob("*.md"), *(DOCS / "learn").glob("*.md")])
 EVERY = sorted(DOCS.rglob("*.md"))
 FENCE = re.compile(r"^(?:[^\n]*`([\w.-]+\.(?:json|yaml|csv))`:\n\n)?```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
