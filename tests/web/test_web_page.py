@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from wattcast.report.figure_style import MODULE_COLOURS
+from wattcast.web.answers import FIRST_SCREEN
 
 TABS = ("predict", "compare", "plan", "simulate", "train", "live", "gpus")
 ASSETS = files("wattcast.web").joinpath("assets")
@@ -85,7 +86,10 @@ def asked_since(page) -> list[dict]:
 
 
 def test_the_first_screen_answers_what_the_command_line_answers(open_page, call) -> None:
-    page = open_page()
+    page = open_page(wait=False)
+    with page.expect_request("**/api/view") as first:
+        page.reload()
+    assert first.value.post_data.encode() == FIRST_SCREEN, "a worker knows the answer when it starts"
     answered(page, "predict")
     options = ["--phase", "generate", "--stack", "engine", "--batch", "16", "--seq", "1024", "--tokens", "256"]
     said = call("predict", "llama3-8b", "--gpu", "h200", *options, "--price", "2USD/h").out
@@ -445,6 +449,10 @@ def test_downloads(open_page, tmp_path: Path) -> None:
     page.goto((tmp_path / "wattcast-report.html").as_uri())
     assert page.inner_text("h1").startswith("gpt2")
     assert page.evaluate("document.documentElement.scrollWidth") <= 390, "the report fits a phone too"
+    page.add_style_tag(content=".appendix { display: none; }")
+    for paper in ("A4", "Letter"):
+        pages = re.findall(rb"/Type\s*/Page[^s]", page.pdf(format=paper, prefer_css_page_size=False))
+        assert len(pages) <= 2, f"without its appendix the report takes {len(pages)} pages of {paper}"
 
 
 def test_a_theme_is_kept_and_motion_is_reduced(open_page) -> None:

@@ -158,7 +158,7 @@ def require_matplotlib() -> None:
 
 def add_caption(figure: Figure, text: str) -> Figure:
     """Write where the numbers came from below a figure, and return the figure."""
-    figure.supxlabel("\n".join(wrap(text, 150)), x=0.01, ha="left", fontsize=6, color="#666666")
+    figure.supxlabel("\n".join(wrap(text, 110)), x=0.01, ha="left", fontsize=8, color="#595959")
     return figure
 
 

@@ -14,11 +14,13 @@ from html import escape
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from wattcast import __version__
 from wattcast.core.errors import WattcastError
 from wattcast.core.units import show
 from wattcast.hardware import Gpu
-from wattcast.predictor.prediction_summary import judge_confidence, list_answers
+from wattcast.predictor.prediction_summary import MUCH_WAITING, judge_confidence, list_answers, rank_assumptions
 from wattcast.report import prediction_figures
 from wattcast.report.configuration_view import ConfigurationView, RunSettings, view_configuration
 from wattcast.report.figure_style import encode_figure
@@ -122,24 +124,23 @@ def build_report_page(
     p = main.prediction
     title = f"{p.name} on {p.gpu}"
     sections = [
-        ("Summary", _summary(main)),
-        ("Does it fit?", _memory(main)),
-        ("Where the power goes", _breakdown(main)),
-        ("Over time", embed_figure(draw_figure("timeline", main), f"power over time of {title}")),
-        ("Against the roof", _roofline(main)),
+        ("Where the power goes", embed_figure(draw_figure("breakdown", main), f"power breakdown of {title}")),
         ("Over the clock", embed_figure(draw_figure("clocks", main), f"clock curves of {title}")),
         ("Beside others", _others(main, others)),
-        ("How sure this is", _sure(main)),
-        ("Assumed", make_element("ul", *(make_element("li", note) for note in p.assumptions))),
+    ]
+    details = [
+        ("Does it fit?", _memory(main)),
+        ("Modules and operators", _breakdown(main)),
+        ("Over time", embed_figure(draw_figure("timeline", main), f"power over time of {title}")),
+        ("Against the roof", _roofline(main)),
+        ("Clock curves compared", _compared_clocks(main, others)),
+        ("Assumed", make_element("ul", *(make_element("li", note) for note in rank_assumptions(p)))),
         ("Where it comes from", _provenance(main, how, now)),
     ]
-    places = [f"s{i}" for i in range(len(sections))]
-    links = [make_element("a", name, href=f"#{at}") for at, (name, _) in zip(places, sections, strict=True)]
-    body = [
-        make_element("section", make_element("h2", name, id=at), inside)
-        for at, (name, inside) in zip(places, sections, strict=True)
-        if inside.text
-    ]
+    body, appendix = (
+        [make_element("section", make_element("h2", name), inside) for name, inside in part if inside.text]
+        for part in (sections, details)
+    )
     style = HtmlMarkup(files("wattcast.report").joinpath("report.css").read_text(encoding="utf-8"))
     head = join_markup(
         [
@@ -151,10 +152,35 @@ def build_report_page(
     )
     page = make_element(
         "body",
-        make_element("header", make_element("h1", title), make_element("nav", *links)),
-        make_element("main", *body),
+        make_element(
+            "header", make_element("h1", title), make_element("p", conclude_view(main), class_="conclusion")
+        ),
+        make_element("main", _summary(main), *body),
+        make_element("article", make_element("h1", "Appendix"), *appendix, class_="appendix"),
     )
     return f'<!doctype html>\n<html lang="en"><head>{head.text}</head>{page.text}</html>\n'
+
+
+def conclude_view(seen: ConfigurationView) -> str:
+    """Return the conclusion in three sentences: the answer, what decides it, and what a clock would change."""
+    p, said = seen.prediction, {line.label: line for line in list_answers(seen.prediction)}
+    speed = f"runs at {said['throughput'].value}" if "throughput" in said else f"takes {said['latency'].value}"
+    cost = f" and {said['cost'].value}" if "cost" in said else ""
+    answer = f"It {speed}, draws {said['total power'].value} in all and takes {said['energy'].value}{cost}."
+    first, second = sorted(p.modules, key=lambda m: -float(m.power_w))[:2]
+    shares = " and ".join(f"{m.name} ({float(m.power_w) / float(p.power_w):.0%})" for m in (first, second))
+    waits = 1.0 - float(p.busy_s) / float(p.latency_s)
+    fits = {True: "it fits", False: "it does not fit", None: "whether it fits is unknown"}[p.fits]
+    held = "the power limit holds its clock down" if p.capped else ""
+    waiting = f"the GPU waits for the host {waits:.0%} of the time" if waits > MUCH_WAITING else ""
+    cause = "; ".join(filter(None, [f"Most of the power goes to {shares}", held, waiting, fits])) + "."
+    best = int(np.argmin(seen.clocks["energy_j"]))
+    saved = 1.0 - float(seen.clocks["energy_j"][best]) / float(p.energy_j)
+    slower = float(seen.clocks["latency_s"][best]) / float(p.latency_s) - 1.0
+    clock = show(float(seen.clocks["clock_hz"][best]), "Hz", 3)
+    trade = f"At {clock} it would take {saved:.0%} less energy and {slower:.0%} more time"
+    trade = trade if saved > 0.02 else "No other clock would take much less energy"
+    return f"{answer} {cause} {trade}; these numbers are {judge_confidence(p).word}."
 
 
 def _summary(seen: ConfigurationView) -> HtmlMarkup:
@@ -165,10 +191,7 @@ def _summary(seen: ConfigurationView) -> HtmlMarkup:
     held = "held down by the power limit" if p.capped else "as asked for"
     tiles += [_tile("clock", show(float(p.clock_hz), "Hz"), held), _tile("how sure", sure.word, sure.reason)]
     tiles.append(_tile("support", p.support.word, p.support.reason))
-    waiting = 1.0 - float(p.busy_s) / float(p.latency_s)
-    note = (
-        f"{p.interval.level:.0%} intervals below the numbers. The GPU waits for the host {waiting:.1%} of the time."
-    )
+    note = f"{p.interval.level:.0%} intervals below the numbers."
     return join_markup([make_element("div", *tiles, class_="tiles"), make_element("p", note)])
 
 
@@ -234,7 +257,6 @@ def _breakdown(seen: ConfigurationView) -> HtmlMarkup:
     )
     return join_markup(
         [
-            embed_figure(draw_figure("breakdown", seen), f"power breakdown of {p.name} on {p.gpu}"),
             make_html_table(("module", "power", "share", "utilisation"), modules),
             make_html_table(("operator", "calls", "time", "power", "energy", "share"), ops),
             make_element("p", rest) if rest else "",
@@ -275,29 +297,13 @@ def _others(main: ConfigurationView, others: Mapping[str, ConfigurationView | st
         figure = prediction_figures.draw_pareto(
             points, "Latency (ms)", "Energy (J)", main.prediction.name, "predicted"
         )
-        pieces += [
-            embed_figure(figure, "by latency and energy"),
-            embed_figure(draw_clock_curves(seen[:8]), "clock curves compared"),
-        ]
+        pieces.append(embed_figure(figure, "by latency and energy"))
     return join_markup(pieces)
 
 
-def _sure(seen: ConfigurationView) -> HtmlMarkup:
-    p = seen.prediction
-    rows = [
-        (name, show(float(value), unit), show(float(low), unit), show(float(high), unit))
-        for name, value, (low, high), unit in (
-            ("latency", p.latency_s, p.interval.latency_s, "s"),
-            ("power", p.power_w, p.interval.power_w, "W"),
-            ("energy", p.energy_j, p.interval.energy_j, "J"),
-        )
-    ]
-    return join_markup(
-        [
-            make_html_table(("", "predicted", "low", "high"), rows, f"{p.interval.level:.0%} intervals"),
-            make_element("p", f"Support: {p.support.word}. {p.support.reason}."),
-        ]
-    )
+def _compared_clocks(main: ConfigurationView, others: Mapping[str, ConfigurationView | str]) -> HtmlMarkup:
+    seen = [main, *(o for o in others.values() if isinstance(o, ConfigurationView))]
+    return embed_figure(draw_clock_curves(seen[:8]), "clock curves compared") if len(seen) > 1 else HtmlMarkup("")
 
 
 def _provenance(seen: ConfigurationView, how: str, now: datetime) -> HtmlMarkup:

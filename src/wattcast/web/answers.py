@@ -539,8 +539,13 @@ class AnswerCache:
         return found
 
 
+FIRST_SCREEN = (
+    b'{"gpu":"h200","model":"llama3-8b","batch":16,"seq":1024,"tokens":256,"phase":"generate","stack":"engine",'
+    b'"price_per_h":2}'
+)  # what the page asks when it opens
+
+
 def warm_up(respond: Callable[[str, bytes], Answer]) -> None:
     """Make the first requests as quick as later ones: the catalogue and the first screen's prediction."""
     respond("catalogue", b"")
-    first = {"gpu": "h200", "model": "llama3-8b", "batch": 16, "seq": 1024, "tokens": 256}
-    respond("view", msgspec.json.encode(first | {"phase": "generate", "stack": "engine"}))
+    respond("view", FIRST_SCREEN)

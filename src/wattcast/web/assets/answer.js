@@ -74,7 +74,12 @@ export function tiles(into, rows) {
 }
 
 export const notes = (into, lines) => into.replaceChildren(...lines.map((line) => element("li", {}, line)));
-export const tell = (text) => { $("told").textContent = text; };
+let fading = 0;
+export function tell(text) {
+  clearTimeout(fading);
+  $("told").textContent = text;
+  if (text) fading = setTimeout(() => { $("told").textContent = ""; }, 8000);
+}
 
 const complaints = new Map();
 export function complain(place, text) {

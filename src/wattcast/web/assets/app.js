@@ -4,7 +4,7 @@ import { $, element, number, show } from "/assets/format.js";
 import { Live } from "/assets/live.js";
 import { Picker } from "/assets/picker.js";
 import { currentView, drawCompare, drawPredict, drawWhy, onChange, predictSlot, refreshCompare } from "/assets/predict.js";
-import { BY_KIND, DEFAULTS, MOST, PRESETS, TABS, canUndo, commit, config, fromLink, isList, replaceState, state, toLink, undo, viewRequest } from "/assets/state.js";
+import { BY_KIND, DEFAULTS, MOST, PHASES, PRESETS, TABS, canUndo, commit, config, fromLink, isList, replaceState, state, toLink, undo, viewRequest } from "/assets/state.js";
 import { drawGpus, drawPlan, drawSimulate, drawTrain, onUsePlan, planWasAsked, runPlan, simulateSlot, takeTrace, trainSlot } from "/assets/verbs.js";
 
 const MOST_FILE = 1_900_000;
@@ -148,6 +148,8 @@ function buildAsk() {
         const [into, key] = target(path);
         into[key] = control.value === "" ? null : control.tagName === "SELECT" ? control.value : Number((Number(control.value) * by).toPrecision(12));
         if (into[key] === null && ["batch", "tp", "dtype"].includes(key)) into[key] = DEFAULTS[key];
+        if (key === "phase" && into.phase === "train" && into.stack === "engine") into.stack = "compiled"; // an engine only serves
+        if (key === "phase" && into.phase === "generate") into.tokens ??= BY_KIND.language.tokens;
       });
       changed();
     });
@@ -184,6 +186,7 @@ function fill() {
     const [from, key] = target(control.dataset.bind), value = from[key] ?? (from === c ? DEFAULTS[key] : null);
     control.value = value === null || value === undefined ? "" : control.tagName === "SELECT" ? value : Number((value / Number(control.dataset.by || 1)).toPrecision(9));
   }
+  for (const option of document.querySelectorAll("[data-bind='config.phase'] option")) option.disabled = option.value !== "" && !PHASES[kind].includes(option.value);
   for (const button of document.querySelectorAll("[data-preset]")) button.setAttribute("aria-pressed", String(presetNow() === button.dataset.preset));
   $("plan-gpus").replaceChildren(...state.plan.gpus.map((name) => element("button", { type: "button", "aria-label": `Remove ${name}`, onclick: () => { commit("plan gpus", () => { state.plan.gpus = state.plan.gpus.filter((g) => g !== name); }); changed(); $("plan-gpu").focus(); } }, `${name} \u00d7`)));
   if (gpu) fillSliders(c, gpu);

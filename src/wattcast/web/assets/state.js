@@ -25,6 +25,7 @@ const ASIDE = {
   train: { gpus: 8, tokens: 1e9, seq: 4096, precision: "bf16", lora: 0, minimise: "time" },
   money: { price_per_h: 2, electricity_per_kwh: null },
 };
+export const PHASES = { language: ["generate", "prefill", "decode", "train", "forward"], encoder: ["prefill", "forward", "train"], vision: ["forward", "train"], list: [] };
 export const TABS = ["predict", "compare", "plan", "simulate", "train", "live", "gpus"];
 
 export const fresh = () => ({
@@ -68,6 +69,7 @@ function plainConfig(c) {
   for (const [key, usual] of Object.entries(DEFAULTS)) {
     if (c[key] !== undefined && c[key] !== usual && !(isList(c) && !/_|^data$/.test(key))) asked[key] = c[key];
   }
+  if (asked.phase && asked.phase !== "generate") delete asked.tokens; // only whole answers have a length
   return asked;
 }
 export const viewRequest = (c) => ({ ...plainConfig(c), ...money() });
