@@ -54,17 +54,16 @@ def join_markup(pieces: Iterable[object]) -> HtmlMarkup:
     return HtmlMarkup("".join(escape_text(piece).text for piece in pieces))
 
 
-def make_html_table(head: Sequence[object], rows: Iterable[Sequence[object]], caption: str = "") -> HtmlMarkup:
+def make_html_table(head: Sequence[object], rows: Iterable[Sequence[object]]) -> HtmlMarkup:
     """Make a table whose first column names the row and whose other columns are right-aligned numbers."""
     top = make_element("tr", *(make_element("th", cell, scope="col") for cell in head))
     body = [
         make_element("tr", make_element("th", row[0], scope="row"), *(make_element("td", cell) for cell in row[1:]))
         for row in rows
     ]
-    said = [make_element("caption", caption)] if caption else []
     return make_element(
         "div",
-        make_element("table", *said, make_element("thead", top), make_element("tbody", *body)),
+        make_element("table", make_element("thead", top), make_element("tbody", *body)),
         class_="wide",
         tabindex="0",
     )
@@ -75,8 +74,8 @@ def embed_figure(figure: Figure, label: str) -> HtmlMarkup:
     svg = encode_figure(figure, "svg").decode()
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    svg = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", svg, count=1)
-    svg = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1)
+    for size in ("width", "height"):
+        svg = re.sub(rf'(<svg[^>]*?) {size}="[^"]*"', r"\1", svg, count=1)
     attributes = f' role="img" aria-label="{escape(label, quote=True)}"'
     return make_element("figure", HtmlMarkup(_unique_ids(svg.replace("<svg", f"<svg{attributes}", 1), label)))
 
