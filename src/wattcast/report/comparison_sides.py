@@ -513,9 +513,9 @@ def _stacked(axes: Axes, rows: list[tuple[str, dict[str, float]]]) -> None:
             ends[side] += value
             seen |= {term} if value else set()
         axes.plot(1e3 * sum(terms.values()), place, "o", ms=4, color="#000000", zorder=5)
-    axes.set_yticks(range(len(rows)), [name for name, _ in rows], fontsize=7)
+    axes.set_yticks(range(len(rows)), [name for name, _ in rows], fontsize=9)
     axes.invert_yaxis()
     axes.axvline(0.0, color="#000000", lw=0.6)
     axes.spines[["top", "right"]].set_visible(False)
     if seen:
-        axes.legend(frameon=False, fontsize=7, loc="best")
+        axes.legend(frameon=False, fontsize=9, loc="best")
