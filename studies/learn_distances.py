@@ -233,6 +233,7 @@ def learn(reference: Path) -> str:
         host=learn_host([*models, launched]),
         conditions=msgspec.convert(conditions, dict[str, distances.ConditionWidening]),
         forecast=coverage.learn_forecast_ends(kernels, models),
+        engines=coverage.learn_engine_ends(kernels),
         forecast_source="kernel tables of A100, B200 and L40S, whole models of A100 and A10, against their forecasts",
     )
     path = Path(distances.__file__).with_name("distances.yaml")

@@ -20,7 +20,13 @@ from wattcast.core.strict_files import FitStatus
 from wattcast.core.units import show
 from wattcast.power.power_model import mean_power_w
 from wattcast.predictor.bundle.bundle_file import Bundle, MeasuredRange, ResidualEnds
-from wattcast.predictor.bundle.support_widening import NORMAL_P90, OUTWARD, OutsideReason, learned_distances
+from wattcast.predictor.bundle.support_widening import (
+    NORMAL_P90,
+    OUTWARD,
+    ForecastEnds,
+    OutsideReason,
+    learned_distances,
+)
 from wattcast.predictor.timeline import Timeline, compute_latency_s
 from wattcast.workload.model_options import SoftwareStack
 
@@ -162,11 +168,17 @@ def combine_log_ends(share: Array, ends: Array, together: float) -> Array:
     return np.asarray(share @ middle + np.sqrt(spread) * OUTWARD)
 
 
-def kernel_log_ends(timeline: Timeline, bundle: Bundle, reasons: UnmeasuredKernels) -> Array:
+def kernel_log_ends(
+    timeline: Timeline,
+    bundle: Bundle,
+    reasons: UnmeasuredKernels,
+    engines: Mapping[str, ForecastEnds] | None = None,
+) -> Array:
     """Return logs of the ends of each kernel, ``(kernel, 4)``: low and high of latency, low and high of power.
 
     Ends are those of the kernel's kind where it has any, else of its family. Where the bundle's own rows gave them,
-    they go by the distance from these rows.
+    they go by the distance from these rows. Kernels of an engine differ more from version to version than from row
+    to row of one, so that they take the ends of other versions (``engines``, else those learned).
     """
     work = timeline.kernels.work
     names = [
@@ -181,6 +193,11 @@ def kernel_log_ends(timeline: Timeline, bundle: Bundle, reasons: UnmeasuredKerne
     scale = bundle.widening.scale(timeline.near)
     if scale is not None:
         ends *= scale.T.take(_ENDS_OF, axis=1)
+    if bundle.status is FitStatus.MEASURED:
+        engines = learned_distances().engines if engines is None else engines
+        for row, group in enumerate(work.kernel_family):
+            if group in engines:  # rows of other versions, at every distance
+                ends[row, :2] = np.log(engines[group].latency)
     strange = [(i, bundle.widening.apart[reason.reason]) for i, reason in enumerate(reasons) if reason is not None]
     if strange:
         rows = [i for i, _ in strange]

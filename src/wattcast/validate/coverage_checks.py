@@ -8,6 +8,7 @@ own residuals ask for, from their 5th to their 95th percentile: no interval of o
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -25,7 +26,7 @@ from wattcast.fit import whole_models
 from wattcast.fit.calibration import UNCAPPED_W, MeasuredModel
 from wattcast.fit.calibration_rows import PUBLISHED_GPU, clean_runs, read_other_gpus, read_published_runs
 from wattcast.fit.held_out import analyse_rows, predict_with_bundle, weighted_quantile
-from wattcast.fit.kernel_rows import parse_operators
+from wattcast.fit.kernel_rows import parse_operators, shape_name
 from wattcast.fit.scoring import LedgerRow, make_ledger_row
 from wattcast.fit.table_fit import describe_work, predict_tables_s
 from wattcast.fit.table_rows import TableRows, read_tables
@@ -60,7 +61,8 @@ class KernelSet:
     group: tuple[str, ...]  # kinds of kernels
     log_ratio: Mapping[str, Array]  # latency, and power where it was measured
     inside: Mask  # of what was measured in kind and format
-    make_ends: Callable[[Bundle], Array]  # (row, 4) logs of ends
+    half: Mask  # by a hash of the shape
+    make_ends: Callable[[Bundle, Mapping[str, ForecastEnds]], Array]  # (row, 4) logs of ends
     bundle: Bundle
 
 
@@ -135,7 +137,10 @@ def judge_public_sets(reference: Path) -> Iterable[tuple[str, str, Array, Array]
         if bundle.status is FitStatus.FORECAST:
             learned = without[found.chip]
             bundle = replace(bundle, residuals=forecast_residuals(bundle.residuals, learned))
-        ends = found.make_ends(bundle)
+            ends = found.make_ends(bundle, {})
+        else:  # of the card itself: what was learned from the other half of the shapes
+            each = [found.make_ends(bundle, learn_engine_ends(kernels, half)) for half in (False, True)]
+            ends = np.where(found.half[:, np.newaxis], *each)
         for quantity, log_ratio in found.log_ratio.items():
             if np.isfinite(log_ratio).sum() >= LEAST_ROWS:
                 yield quantity, found.name, log_ratio, ends[:, :2] if quantity == "latency" else ends[:, 2:]
@@ -186,15 +191,16 @@ def _kernel_set(name: str, table: TableRows, gpu: Gpu, bundle: Bundle) -> Kernel
         watts = predict_with_bundle(bundle, table.rows, gpu)[:, 1]
         ratio["power"] = np.log(table.rows.column("power_w") / watts)
 
-    def make_ends(with_ends: Bundle) -> Array:
+    def make_ends(with_ends: Bundle, engines: Mapping[str, ForecastEnds]) -> Array:
         spread = NORMAL_P90 * np.array([with_ends.cards.latency, with_ends.cards.power])
-        ends = kernel_log_ends(timeline, with_ends, reasons)
+        ends = kernel_log_ends(timeline, with_ends, reasons, engines)
         return np.hstack([widen_log_ends(ends[:, at : at + 2], by) for at, by in zip((0, 2), spread, strict=True)])
 
     strange = (OutsideReason.KIND, OutsideReason.DTYPE)
     plain = np.array([reason is None or reason.reason not in strange for reason in reasons])
     group = timeline.kernels.work.kernel_family
-    return KernelSet(name, CHIPS.get(gpu.name, ""), tuple(group), ratio, plain, make_ends, bundle)
+    half = np.array([zlib.crc32(shape_name(op).encode()) % 2 == 0 for op in table.rows.ops])
+    return KernelSet(name, CHIPS.get(gpu.name, ""), tuple(group), ratio, plain, half, make_ends, bundle)
 
 
 @cache
@@ -264,7 +270,7 @@ def learn_forecast_ends(
 
     A kind of kernel takes the 5th and 95th percentile of its rows, averaged over chips and wider since these are few.
     Other kinds share one pair of ends, as wide as it takes to hold 90 % of the published whole models, given those of
-    the first; so does power.
+    the first, and wider again; so does power.
     """
     found = _group_ends([k for k in kernels if k.chip not in ("", without)])
     judged = [m for m in models if m.chip != without]
@@ -290,7 +296,29 @@ def learn_forecast_ends(
 
     latency = _least_scale(lambda scale: share_inside("latency", make(scale, 1.0)))
     power = _least_scale(lambda scale: share_inside("power", make(latency, scale)))
-    return found | {"other": make(latency, power)}
+    return found | {"other": make(FEW_CHIPS * latency, FEW_CHIPS * power)}
+
+
+def learn_engine_ends(kernels: Sequence[KernelSet], half: bool | None = None) -> dict[str, ForecastEnds]:
+    """Learn the ends of an engine's kernels on a card that was measured from public tables of other versions.
+
+    ``half`` takes the shapes whose hash says so; None takes all.
+    """
+    own = [k for k in kernels if k.bundle.status is FitStatus.MEASURED and not k.name.endswith("sustained")]
+    columns = [
+        (group, float(ratio))
+        for k in own
+        for group, ratio, at, kept in zip(k.group, k.log_ratio["latency"], k.half, k.inside, strict=True)
+        if ".engine." in group and kept and (half is None or at == half)
+    ]
+    found = {}
+    for name in sorted({group for group, _ in columns}):
+        ratio = np.array([value for group, value in columns if group == name])
+        if ratio.size >= _LEAST_OF_GROUP:
+            low, high = np.quantile(ratio, [0.05, 0.95])
+            pair = round(float(np.exp(min(low, 0.0))), 3), round(float(np.exp(max(high, 0.0))), 3)
+            found[name] = ForecastEnds(pair, int(ratio.size), 1)
+    return found
 
 
 def _least_scale(share: Callable[[float], float]) -> float:

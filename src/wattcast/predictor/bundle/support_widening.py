@@ -197,6 +197,7 @@ class LearnedDistances(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     conditions: dict[str, ConditionWidening]  # clock, power limit, ...
     forecast: dict[str, ForecastEnds]  # by family of kernels, ``other`` for the rest
     forecast_source: str
+    engines: dict[str, ForecastEnds] = {}  # kinds of an engine's kernels on a measured card, by other versions of it
 
 
 @cache

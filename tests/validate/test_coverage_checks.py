@@ -1,0 +1,70 @@
+"""The ledger of coverage: sets of our own hold, and ends are learned from other chips alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from wattcast.hardware import load_gpu
+from wattcast.predictor.bundle import bundle_for, forecast_bundle
+from wattcast.predictor.bundle.bundle_file import Bundle
+from wattcast.validate import coverage_checks as coverage
+
+
+def made_set(chip: str, group: str, log_ratio: np.ndarray, bundle: Bundle) -> coverage.KernelSet:
+    rows = len(log_ratio)
+    return coverage.KernelSet(
+        f"{chip} made up",
+        chip,
+        (group,) * rows,
+        {"latency": log_ratio},
+        np.ones(rows, dtype=bool),
+        np.arange(rows) % 2 == 0,
+        lambda bundle, engines: np.zeros((rows, 4)),
+        bundle,
+    )
+
+
+def test_intervals_of_layers_and_whole_models_hold() -> None:
+    """They held 97 to 100 % at twice the width, as if all kernels of a model erred together."""
+    captured, launched = coverage.load_model_sets("h200")
+    for found, quantity, widest in (
+        (coverage.load_layer_set("h200"), "latency", 15.0),
+        (captured, "latency", 15.0),
+        (captured, "power", 20.0),
+    ):
+        row = coverage._judge("own", quantity, found.log_ratio(quantity), found.ends(quantity), (85.0, 95.0))
+        assert 85.0 <= row["coverage"] <= 95.0, (found.name, row)
+        assert row["width"] <= widest, (found.name, row)
+    inside = launched.ends("latency")
+    ratio = launched.log_ratio("latency")
+    assert np.mean((inside[:, 0] <= ratio) & (ratio <= inside[:, 1])) >= 0.8  # none was, with one host for all
+
+
+def test_the_chip_that_is_judged_is_left_out() -> None:
+    rng, bundle = np.random.default_rng(3), forecast_bundle(load_gpu("l40s"))
+    group = "attention.engine.paged.decode"
+    sets = [made_set(chip, group, rng.normal(shift, 0.1, 400), bundle) for chip, shift in (("A", 0.0), ("B", 2.0))]
+    every, without = (coverage.learn_forecast_ends(sets, (), chip) for chip in ("", "B"))
+    assert every[group].latency[1] > 2.0
+    assert without[group].latency == pytest.approx((np.exp(-0.1974), np.exp(0.1974)), abs=0.03)
+    assert (every[group].gpus, without[group].gpus) == (2, 1)
+
+
+def test_an_engine_on_a_measured_card_is_judged_by_other_shapes() -> None:
+    bundle = bundle_for(load_gpu("h200"))
+    ratio = np.tile([0.5, -0.5], 100)  # rows of one half are slow, of the other fast
+    sets = [made_set("", "gemm.engine.experts.half", ratio, bundle)]
+    slow, fast = (coverage.learn_engine_ends(sets, half) for half in (True, False))
+    assert slow["gemm.engine.experts.half"].latency == pytest.approx((1.0, np.exp(0.5)), abs=1e-3)
+    assert fast["gemm.engine.experts.half"].latency == pytest.approx((np.exp(-0.5), 1.0), abs=1e-3)
+
+
+def test_a_set_says_how_wide_it_had_to_be() -> None:
+    ratio = np.log(np.linspace(0.9, 1.1, 101))
+    ends = np.tile(np.log([0.91, 1.09]), (101, 1))
+    row = coverage._judge("made up", "latency", ratio, ends, coverage.WANTED)
+    assert row["coverage"] == pytest.approx(90.1, abs=1.1)
+    assert row["narrowest"] == pytest.approx(18.0, abs=0.1)
+    assert row["held"]
+    assert not coverage._judge("made up", "latency", ratio, 3 * ends, coverage.WANTED)["held"]
