@@ -29,69 +29,54 @@ def power_trace(
     trace: Annotated[
         Path,
         typer.Argument(
-            help="Metric trace of GPUWattch or AccelWattch, plain or .gz; or a power report, an Accel-Sim log, "
-            "gem5's stats.txt, hardware counters."
+            help="Metric trace of GPUWattch or AccelWattch, plain or .gz; power report, log, gem5's stats.txt."
         ),
     ],
     config: ChipOption,
     energies: Annotated[
         Path | None,
-        typer.Option(
-            help="Energies per count: CSV dumped from a run, or our YAML; default: built from the architecture file."
-        ),
+        typer.Option(help="Energies per count: dumped CSV or our YAML; default: from the architecture."),
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("power"),
-    compat: Annotated[
-        str | None, typer.Option(help="gpuwattch|accelwattch: reproduce the original, quirks included.")
-    ] = None,
+    compat: Annotated[str | None, typer.Option(help="gpuwattch|accelwattch: with the original's quirks.")] = None,
     counters: Annotated[
         str,
-        typer.Option(
-            help="auto|trace|power-report|accel-sim|gem5|accelwattch-hw|ncu: what the file is; all but a trace have "
-            "counters of whole kernels."
-        ),
+        typer.Option(help="What the file is: auto|trace|power-report|accel-sim|gem5|accelwattch-hw|ncu."),
     ] = "auto",
-    simulator_config: Annotated[
-        Path | None, typer.Option(help="gpgpusim.config; default: the one beside the architecture file.")
-    ] = None,
+    simulator_config: Annotated[Path | None, typer.Option(help="gpgpusim.config, if not beside the XML.")] = None,
     kernels: Annotated[
         Path | None,
         typer.Option(
-            help="Kernel names, one a line; or CSV name,uid,samples|cycles,ipc,threads; or a simulator's power "
-            "report or log, which also hold active threads for static power."
+            help="Kernel names, one a line; CSV name,uid,samples|cycles,ipc,threads; or a power report or log."
         ),
     ] = None,
     components: Annotated[list[Path] | None, typer.Option(help="YAML with further components.")] = None,
-    dvfs: Annotated[Path | None, typer.Option(help="CSV sample,clock,voltage: settings from that sample on.")] = None,
+    dvfs: Annotated[Path | None, typer.Option(help="CSV sample,clock,voltage, from there on.")] = None,
     leakage: Annotated[Path | None, typer.Option(help="McPAT's area and leakage listing.")] = None,
-    gate_idle_sms: Annotated[bool, typer.Option(help="Idle SMs are power-gated: they do not leak.")] = False,
+    gate_idle_sms: Annotated[bool, typer.Option("--gate-idle-sms", help="Idle SMs do not leak.")] = False,
     threads_per_warp: Annotated[
-        float | None, typer.Option(help="Active threads of a warp, where the trace does not say; default: all.")
+        float | None, typer.Option(help="Active threads of a warp, where no file says.")
     ] = None,
     sms: Annotated[int | None, typer.Option(help="Number of SMs, where no file says.")] = None,
-    clock: Annotated[str | None, typer.Option(help="Core clock, such as 700MHz; default: from the files.")] = None,
-    sample_cycles: Annotated[
-        int | None, typer.Option(help="Core cycles of a sample; default: from the files.")
-    ] = None,
-    steady: Annotated[str | None, typer.Option(help="Steady states: watts:samples, such as 8:4.")] = None,
+    clock: Annotated[str | None, typer.Option(help="Core clock, such as 700MHz.")] = None,
+    sample_cycles: Annotated[int | None, typer.Option(help="Core cycles of a sample.")] = None,
+    steady: Annotated[str | None, typer.Option(help="Steady states: watts:samples, as 8:4.")] = None,
     gzip: Annotated[bool | None, typer.Option("--gzip/--plain", help="Default: as the trace is.")] = None,
     parquet: Annotated[bool, typer.Option(help="Write every sample to samples.parquet.")] = True,
     figure: Annotated[bool, typer.Option(help="Draw components.png.")] = True,
     follow: Annotated[
         str | None,
-        typer.Option(help="Read a growing trace, and print as it grows, until nothing has come for so long: 10s."),
+        typer.Option(help="Read a growing trace until nothing has come for so long: 10s."),
     ] = None,
     date_stamp: Annotated[
-        bool, typer.Option("--date-stamp", help="Name files as the manual does: gpgpusim_power_report_DATE.log.")
+        bool, typer.Option("--date-stamp", help="Name files as the manual does, with the date.")
     ] = False,
     ran_with: Annotated[
         Path | None,
-        typer.Option(help="AccelWattch XML the simulator ran with, if another: its unit counters hold its factors."),
+        typer.Option(help="AccelWattch XML the simulator ran with, if another one."),
     ] = None,
     plot: Plot = None,
-    save_config: Annotated[
-        Path | None, typer.Option(help="Also write the architecture as .xml or .yaml, whichever is named.")
-    ] = None,
+    save_config: Annotated[Path | None, typer.Option(help="Also write the architecture, .xml or .yaml.")] = None,
     json: Json = False,
 ) -> None:
     """Report, power trace, metric trace and steady states from the counters a simulator wrote.

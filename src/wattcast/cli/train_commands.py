@@ -41,12 +41,10 @@ def train(
     graphs: Annotated[
         bool, typer.Option("--graphs", help="CUDA graphs replay the step; the host costs nothing.")
     ] = False,
-    loss_share: Annotated[
-        float, typer.Option(help="Of compute, lost on several GPUs to input and uneven clocks.")
-    ] = 0.05,
+    loss_share: Annotated[float, typer.Option(help="Of compute, lost to input and uneven clocks.")] = 0.05,
     clock: Annotated[str | None, typer.Option(help="Locked clock, such as 1500MHz.")] = None,
     power_limit: Annotated[str | None, typer.Option(help="Board power limit, such as 500W.")] = None,
-    minimise: Annotated[str, typer.Option(help="time|energy: what decides between strategies that fit.")] = "time",
+    minimise: Annotated[str, typer.Option(help="time|energy: what decides.")] = "time",
     micro_batch: Annotated[int | None, _share("Sequences computed at a time.")] = None,
     tp: Annotated[int | None, _share("Tensor-parallel GPUs.")] = None,
     pp: Annotated[int | None, _share("Pipeline stages.")] = None,
