@@ -287,6 +287,8 @@ def test_a_simulation_shows_power_and_queue_over_time() -> None:
     assert read["requests"] == 2
     many = asked("simulate", SERVED | {"gpu": "h200", "rate_per_s": 1000, "seconds": 3600})
     assert "at most 20,000" in json.loads(many.body)["error"]
+    for broken in ("", "a\rb,c", '"' + "x" * 200_000, "arrival_s,prompt_tokens,output_tokens\n"):
+        assert asked("simulate", {"model": "gpt2", "gpu": "h200", "trace": broken}).status == 422, broken[:20]
     both = asked("simulate", {"model": "gpt2", "gpu": "h200", "trace": text, "rate_per_s": 1})
     assert "either a rate or a trace" in json.loads(both.body)["error"]
 

@@ -224,13 +224,16 @@ def parse_trace(data: bytes, name: str) -> Trace:
     if name.endswith((".jsonl", ".ndjson")):
         return _read_json_lines(data, name)
     text = data.decode("utf-8-sig", "replace")
-    reader = csv.reader(io.StringIO(text))
-    header = [column.strip() for column in next(reader, [])]
+    try:
+        rows = list(csv.reader(io.StringIO(text, newline=None)))
+    except csv.Error:  # a field without an end
+        raise bad_value(name, "a table with a header and commas", clip_text(text)) from None
+    header = [column.strip() for column in rows.pop(0)] if rows else []
     for form, columns in _FORMS.items():
         if set(columns) <= set(header):
             places = [header.index(column) for column in columns]
             prefix = header.index("prefix_id") if form == "wattcast" and "prefix_id" in header else None
-            return _read_table(reader, places, prefix, name, form)
+            return _read_table(rows, places, prefix, name, form)
     known = "; ".join(f"{form}: {', '.join(columns)}" for form, columns in _FORMS.items())
     raise bad_value(name, f"a header of a known form ({known})", clip_text(",".join(header)))
 
