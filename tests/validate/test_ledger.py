@@ -71,8 +71,9 @@ def test_rows_that_a_study_left_are_listed(elsewhere: dict[str, str]) -> None:
 def test_asking_for_published_sets_runs_them(elsewhere: dict[str, str]) -> None:
     said: list[str] = []
     build_ledger(tell=said.append, long=True, variables=elsewhere)
-    assert [text for text in said if "working" in text] == ["titanx: working", "v100: working", "training: working"]
-    for section in ("titanx", "v100", "training"):
+    sections = ["titanx", "v100", "training", "coverage"]
+    assert [text for text in said if "working" in text] == [f"{section}: working" for section in sections]
+    for section in sections:
         assert ledger_store.load_rows(section, elsewhere)
 
 
