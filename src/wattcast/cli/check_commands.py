@@ -124,7 +124,7 @@ EXTRAS: dict[str, tuple[str, dict[str, str]]] = {  # extra -> what it is for, an
         {"defusedxml": "defusedxml", "polars": "polars", "pyarrow": "pyarrow"},
     ),
     "lab": ("lab microbench, with fit, component and measure", {"nvidia-cuda-nvrtc": "nvidia.cu13"}),
-    "docs": ("building the documentation", {"mkdocs": "mkdocs"}),
+    "docs": ("building the documentation", {"mkdocs-material": "material"}),
 }
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
