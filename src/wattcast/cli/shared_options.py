@@ -60,8 +60,8 @@ Clock = Annotated[str | None, typer.Option(help="Lock the clock, such as 1830MHz
 PowerLimit = Annotated[str | None, typer.Option(help="Board power limit, such as 500W.")]
 HostLaunch = Annotated[str | None, typer.Option(help="Host time per operator, such as 12us.")]
 Temperature = Annotated[str | None, typer.Option(help="Die temperature, such as 60C.")]
-Duration = Annotated[str | None, typer.Option(help="Length of a burst, such as 5ms; default: sustained.")]
-OperandData = Annotated[str, typer.Option(help="random|zeros|ones|relu operands.")]
+Duration = Annotated[str | None, typer.Option(help="Burst of so long, as 5ms, not sustained.")]
+OperandData = Annotated[str, typer.Option(help="random|zeros|ones|relu")]
 MODEL_OPTIONS: dict[str, tuple[Any, Any]] = {  # name -> type and help, default; the fields of ModelOptions
     "batch": (Annotated[int, typer.Option(help="Sequences or images at once.")], 1),
     "seq": (Annotated[int | None, typer.Option(help="Prompt length; in decode the cache's.")], None),
@@ -73,7 +73,7 @@ MODEL_OPTIONS: dict[str, tuple[Any, Any]] = {  # name -> type and help, default;
         None,
     ),
     "weights": (
-        Annotated[str | None, typer.Option(help="Weights alone in int4|fp8|fp4, multiplied in --dtype (engine).")],
+        Annotated[str | None, typer.Option(help="Weights alone: int4|fp8|fp4 (engine).")],
         None,
     ),
     "kv_dtype": (Annotated[str | None, typer.Option(help="Cache of an engine: bf16|fp16|fp8.")], None),
@@ -85,7 +85,7 @@ MODEL_OPTIONS: dict[str, tuple[Any, Any]] = {  # name -> type and help, default;
     "dp": (Annotated[int, typer.Option(help="Data-parallel replicas.")], 1),
     "ep": (Annotated[int, typer.Option(help="GPUs that share the experts.")], 1),
     "cp": (Annotated[int, typer.Option(help="GPUs that share a sequence.")], 1),
-    "skew": (Annotated[float, typer.Option(help="0: even experts, 1: the same always.")], 0.0),
+    "skew": (Annotated[float, typer.Option(help="0: even experts, 1: the same.")], 0.0),
     "recompute": (Annotated[bool, typer.Option("--recompute", help="Training: recompute activations.")], False),
     "image": (Annotated[int | None, typer.Option(help="Side of a picture in (latent) pixels.")], None),
 }
