@@ -53,9 +53,8 @@ PIPES = tuple(map(PIPE.format, "alu fma fp64 xu lsu adu cbu uniform".split()))
 FP64, XU = PIPE.format("fp64"), PIPE.format("xu")
 REDUCED = "lts__t_sectors_op_red.sum"
 LAUNCHED = ("launch__grid_size", "launch__block_size")
-LAUNCH_SLOTS = (
-    80.0  # instructions that an SM could issue while it starts and ends a warp, by thin kernels of the pairs
-)
+# Instructions that an SM could issue while it starts and ends a warp, by thin kernels of the pairs.
+LAUNCH_SLOTS = 80.0
 # unit: the microbenchmark with its rate and energy, the metrics that count its operations, operations of one count
 UNITS: dict[str, tuple[str, tuple[str, ...], float]] = {
     "dram": ("dram_read", (READ, WRITTEN), 1 / 16.0),

@@ -16,6 +16,7 @@ import numpy as np
 
 from wattcast import hardware
 from wattcast.core.arrays import Array, Mask
+from wattcast.core.errors import WattcastError
 from wattcast.core.units import Dtype
 from wattcast.fit.engine_fit import JudgedRows, judge_engine_rows
 from wattcast.fit.kernel_rows import load_kernel_rows, on_random_data
@@ -50,7 +51,7 @@ def engine_kernel_rows(gpu: str) -> list[LedgerRow]:
     bundle = shipped_bundle(gpu)
     try:
         rows = load_kernel_rows(f"{gpu}/engine")
-    except Exception as error:  # no such database
+    except WattcastError as error:  # no such database
         return [make_absent_row(where, "latency", str(error), *GOALS["latency"])]
     assert bundle is not None, "a GPU of the ledger has a bundle"
     assert rows.held_out is not None, "engine rows say which are held out"

@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 
 from wattcast import hardware
+from wattcast.core.errors import WattcastError
 from wattcast.core.measured_rows import Plain
 from wattcast.fit.scoring import LedgerRow, make_absent_row, make_ledger_row
 from wattcast.hardware import Gpu
@@ -169,7 +170,7 @@ def serving_rows(gpu: str, database: str | Path | None = None) -> list[LedgerRow
     """Return ledger rows of single steps and of traffic, fitting models and held-out ones apart."""
     try:
         records = load_engine_records(database or gpu)
-    except Exception as error:  # no such database, or one without engines
+    except WattcastError as error:  # no such database, or one without engines
         return [make_absent_row(f"{gpu} engine", "all", f"{REQUESTS_FILE}: {error}")]
     return make_serving_rows(gpu, compare_serving(records, hardware.load_gpu(gpu)))
 
