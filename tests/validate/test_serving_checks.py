@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from wattcast import hardware
-from wattcast.serving.host_times import fit_host_times, load_engine_records, load_host_times, pack_engine_folders
+from wattcast.serving.host_times import fit_host_times, load_engine_records, load_host_times
 from wattcast.validate.serving_checks import (
     compare_serving,
     make_serving_rows,
@@ -57,7 +57,7 @@ def test_missing_tables_give_a_row_that_says_so(tmp_path: Path) -> None:
     assert "not found" in row["missing"]
 
 
-def test_packed_folder_reads_back(tmp_path: Path) -> None:
+def test_packed_folder_reads_back(call, tmp_path: Path) -> None:
     folder = tmp_path / "measured"
     folder.mkdir()
     (folder / "runs.jsonl").write_text('{"run": "r1", "card_uuid": "GPU-1"}\n')
@@ -71,8 +71,14 @@ def test_packed_folder_reads_back(tmp_path: Path) -> None:
     )
     (folder / "requests.jsonl").write_text('{"run": "m/t", "number": 0, "arrival_s": 0.5}\n')
     (folder / "steps.jsonl").write_text('{"run": "m/t", "begin_s": [0.0, 1.0], "device_s": [null, 0.5]}\n')
-    pack_engine_folders([folder], tmp_path)
+    later = tmp_path / "steps-alone"
+    later.mkdir()
+    (later / "runs.jsonl").write_text("")
+    (later / "rows.jsonl").write_text(f'{{"id": "m/b", {step.replace("prefill", "decode")}, "latency_s": 3}}\n')
+    assert call("lab", "pack-engine", str(folder), "--out", str(tmp_path)).code == 0
+    assert "4 rows, 1 serving runs, 1 requests" in call("lab", "pack-engine", str(later), "--out", str(tmp_path)).out
     found = load_engine_records(tmp_path)
+    assert [row["latency_s"] for row in found.select_kind("decode")] == [3.0]
     (row,) = found.select_kind("prefill")
     assert (row["latency_s"], row["card_uuid"], row["groups"]) == (2.5, "GPU-1", "8@0:1.0000")
     assert found.select_kind("traffic")[0]["ttft_s.p50"] == 0.25

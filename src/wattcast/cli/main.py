@@ -38,6 +38,7 @@ LAB = {
     "counters": ("measure_commands", "counters"),
     "estimate": ("measure_commands", "estimate"),
     "pack": ("measure_commands", "pack"),
+    "pack-engine": ("measure_commands", "pack_engine"),
     "summary": ("measure_commands", "summary"),
     "sensitivity": ("fit_commands", "fit_sensitivity"),
 }

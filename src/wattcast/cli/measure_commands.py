@@ -230,6 +230,20 @@ def _suggest(env: Environment, count: int, gpu: str, database: str, out: Path, a
     )
 
 
+def pack_engine(
+    ctx: typer.Context,
+    folders: Annotated[list[Path], typer.Argument(help="Folders of `measure engine`.")],
+    out: Annotated[Path, typer.Option(help="Folder of the tables; what they hold is kept.")],
+) -> None:
+    """Steps, requests and serving runs of an engine into tables that `lab validate` reads."""
+    from wattcast.serving.host_times import pack_engine_folders
+
+    found = pack_engine_folders(folders, out)
+    env: Environment = ctx.obj
+    runs = len(found.select_kind("traffic"))
+    env.stdout.write(f"{out}: {len(found.rows)} rows, {runs} serving runs, {len(found.requests)} requests\n")
+
+
 counters = make_command(measure_verbs.counters)
 pack = make_command(measure_verbs.pack)
 summary = make_command(measure_verbs.summary)

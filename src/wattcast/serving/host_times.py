@@ -19,7 +19,7 @@ import numpy as np
 
 from wattcast.core import units
 from wattcast.core.arrays import Array
-from wattcast.core.errors import BadInput
+from wattcast.core.errors import BadInput, bad_value
 from wattcast.core.measured_rows import Plain, database_folder, read_lines, read_table, write_table
 from wattcast.core.strict_files import decode_yaml
 from wattcast.core.whole_files import hold_folder
@@ -58,23 +58,31 @@ def load_engine_records(database: str | Path) -> EngineRecords:
     folder = database if isinstance(database, Path) else database_folder(database)
     missing = [name for name in (STEPS_FILE, REQUESTS_FILE, SERVING_STEPS_FILE) if not (folder / name).exists()]
     if missing:
-        raise BadInput(f"{folder.name}: {', '.join(missing)} not found. Pack a measured folder there first.")
+        raise BadInput(f"{folder.name}: {', '.join(missing)} not found. `wattcast lab pack-engine` writes them.")
     tables = (tuple(read_table(folder / name)) for name in (STEPS_FILE, REQUESTS_FILE, SERVING_STEPS_FILE))
     return EngineRecords(*tables)
 
 
 def pack_engine_folders(folders: Sequence[Path], out: Path) -> EngineRecords:
-    """Write the three tables for folders of ``measure engine`` into ``out``.
+    """Add folders of ``measure engine`` to the three tables in ``out``, and return what the tables then hold.
 
-    Of rows with the same id the last one counts.
+    Of rows with the same id the last one counts. A folder without traffic adds steps alone.
     """
-    by_id: dict[str, Plain] = {}
-    requests: dict[tuple[str, int], Plain] = {}
+    for folder in folders:
+        if not (folder / "rows.jsonl").exists():
+            raise bad_value(str(folder), "a folder that `measure engine` wrote", "no rows.jsonl in it")
+    known = load_engine_records(out) if (out / STEPS_FILE).exists() else EngineRecords((), (), ())
+    by_id = {row["id"]: row for row in known.rows}
+    requests = {(row["run"], row["number"]): row for row in known.requests}
     steps: dict[str, list[Plain]] = {}
+    for row in known.serving_steps:
+        steps.setdefault(row["run"], []).append(row)
     for folder in folders:
         cards = {run["run"]: run.get("card_uuid", "") for run in read_lines(folder / "runs.jsonl")}
         for row in read_lines(folder / "rows.jsonl"):
             by_id[row["id"]] = _flatten_row(row) | {"card_uuid": cards.get(row.get("run"), "")}
+        if not (folder / "requests.jsonl").exists():
+            continue
         for request in read_lines(folder / "requests.jsonl"):
             requests[request["run"], request["number"]] = request
         for columns in read_lines(folder / "steps.jsonl"):
