@@ -11,10 +11,11 @@ import pytest
 import yaml
 from numpy.testing import assert_allclose
 
+from wattcast.core.arrays import Sweepable
 from wattcast.core.errors import BadInput, MissingEvents
 from wattcast.hardware import OperatingPoint, load_gpu
 from wattcast.power import Power, PowerModel, power_model_kind, power_model_kinds
-from wattcast.power.activity import Activity, ActivitySource, known_events, merge_intervals, split_intervals
+from wattcast.power.activity import Activity, ActivitySource, known_events
 from wattcast.power.power_model import interval_energy_j, stack_parts
 from wattcast.predictor.bundle import bundle_for
 from wattcast.predictor.governor import find_governed_point
@@ -94,6 +95,44 @@ def member(activity: Activity, row: int) -> Activity:
 
 def total_j(model: PowerModel, activity: Activity) -> np.ndarray:
     return interval_energy_j(model.power(activity), activity.duration_s).sum(axis=-1)
+
+
+def merge_intervals(activity: Activity) -> Activity:
+    """Return all intervals as one: counts add up, means are weighted by duration."""
+    known = known_events()
+    total_s = activity.duration_s.sum(axis=-1, keepdims=True)
+    weight = np.divide(
+        activity.duration_s, total_s, out=np.zeros_like(activity.duration_s, dtype=float), where=total_s > 0
+    )
+    is_mean = np.array([known[name].is_mean for name in activity.events])
+    summed = np.where(
+        is_mean,
+        (activity.value * weight[..., np.newaxis]).sum(axis=-2, keepdims=True),
+        activity.value.sum(axis=-2, keepdims=True),
+    )
+    return replace(activity, duration_s=total_s, value=summed)
+
+
+def split_intervals(activity: Activity, share: Sweepable) -> Activity:
+    """Return each interval cut in two, ``share`` of its time and counts first; means stay as they are."""
+    known = known_events()
+    is_mean = np.array([known[name].is_mean for name in activity.events])
+    parts_s = [activity.duration_s * share, activity.duration_s * (1.0 - np.asarray(share))]
+    factor = np.asarray(share)[..., np.newaxis]
+    parts = [activity.value * np.where(is_mean, 1.0, f) for f in (factor, 1.0 - factor)]
+    at: Any = {name: _twice(value) for name, value in vars(activity.at).items() if value is not None}
+    return replace(
+        activity,
+        duration_s=np.concatenate(parts_s, axis=-1),
+        value=np.concatenate(parts, axis=-2),
+        at=replace(activity.at, **at),
+    )
+
+
+def _twice(setting: Sweepable) -> Sweepable:
+    """Return a setting laid out twice along the interval axis, where it differs from interval to interval."""
+    array = np.asarray(setting, dtype=np.float64)
+    return setting if array.ndim == 0 or array.shape[-1] == 1 else np.concatenate([array, array], axis=-1)
 
 
 def test_a_batch_equals_its_members(model: PowerModel, activity: Activity) -> None:

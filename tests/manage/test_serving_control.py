@@ -18,7 +18,6 @@ from wattcast.manage.serving_control import (
     LatencyKeeper,
     ServingLimits,
     costs_at_clock,
-    find_capacity,
     parse_engine_metrics,
     read_engine_metrics,
     rehearse_load,
@@ -26,6 +25,7 @@ from wattcast.manage.serving_control import (
 )
 from wattcast.predictor.api import find_gpu
 from wattcast.serving.arrivals import draw_trace
+from wattcast.serving.engine_simulator import EngineReplica, EngineSettings, plan_requests
 from wattcast.serving.step_costs import StepCosts, tabulate_step_costs
 from wattcast.workload.model_options import ModelOptions, SoftwareStack
 from wattcast.workload.readers.load_workload import find_model
@@ -45,6 +45,15 @@ vllm:inter_token_latency_seconds_bucket{model_name="a",le="+Inf"} 1000.0
 vllm:num_requests_waiting{model_name="a"} 3
 vllm:generation_tokens_total{model_name="a"} 1100.0
 """
+
+
+def find_capacity(costs: StepCosts, prompt: str | int, output: str | int) -> float:
+    """Return the requests per second that the engine serves at its highest clock when all come at once."""
+    trace = draw_trace(1e3, prompt, output, "poisson", requests=2000)
+    engine = EngineReplica(costs, EngineSettings(), plan_requests(trace, EngineSettings()))
+    engine.submit(range(len(trace)))
+    run = engine.finish()
+    return len(trace) / float(np.nanmax(run.last_token_s))
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])

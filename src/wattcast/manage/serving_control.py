@@ -31,7 +31,7 @@ from wattcast.hardware import Gpu
 from wattcast.manage.site_budget import SiteGpu, SitePlan, rehearse_site
 from wattcast.predictor.bundle import bundle_for
 from wattcast.predictor.pipeline import idle_power_w
-from wattcast.serving.arrivals import Trace, draw_trace
+from wattcast.serving.arrivals import Trace
 from wattcast.serving.engine_simulator import EngineReplica, EngineSettings, plan_requests
 from wattcast.serving.step_costs import StepCosts, tabulate_step_costs
 from wattcast.workload.model_options import ModelOptions, SoftwareStack
@@ -491,12 +491,3 @@ def rehearse_site_serving(
         "energy_served": float(site.served.mean()),
         "minutes_kept_without_budget": float(np.mean([day.minutes_kept for day in days])),
     }
-
-
-def find_capacity(costs: StepCosts, prompt: str | int, output: str | int) -> float:
-    """Return the requests per second that the engine serves at its highest clock when all come at once."""
-    trace = draw_trace(1e3, prompt, output, "poisson", requests=2000)
-    engine = EngineReplica(costs, EngineSettings(), plan_requests(trace, EngineSettings()))
-    engine.submit(range(len(trace)))
-    run = engine.finish()
-    return len(trace) / float(np.nanmax(run.last_token_s))

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 from importlib.resources import files
-from typing import Any
 
 import numpy as np
 
-from wattcast.core.arrays import Array, Sweepable
+from wattcast.core.arrays import Array
 from wattcast.core.errors import MissingEvents, nearest_names, unknown_name
 from wattcast.core.units import Dtype
 from wattcast.hardware import Gpu, OperatingPoint
@@ -102,44 +101,6 @@ class Activity:
                 f"{model} needs {listed}, absent from this {self.source} activity, which has "
                 f"{', '.join(self.events)}. Collect the missing counters, or choose a model that does not need them."
             )
-
-
-def merge_intervals(activity: Activity) -> Activity:
-    """Return all intervals as one: counts add up, means are weighted by duration."""
-    known = known_events()
-    total_s = activity.duration_s.sum(axis=-1, keepdims=True)
-    weight = np.divide(
-        activity.duration_s, total_s, out=np.zeros_like(activity.duration_s, dtype=float), where=total_s > 0
-    )
-    is_mean = np.array([known[name].is_mean for name in activity.events])
-    summed = np.where(
-        is_mean,
-        (activity.value * weight[..., np.newaxis]).sum(axis=-2, keepdims=True),
-        activity.value.sum(axis=-2, keepdims=True),
-    )
-    return replace(activity, duration_s=total_s, value=summed)
-
-
-def split_intervals(activity: Activity, share: Sweepable) -> Activity:
-    """Return each interval cut in two, ``share`` of its time and counts first; means stay as they are."""
-    known = known_events()
-    is_mean = np.array([known[name].is_mean for name in activity.events])
-    parts_s = [activity.duration_s * share, activity.duration_s * (1.0 - np.asarray(share))]
-    factor = np.asarray(share)[..., np.newaxis]
-    parts = [activity.value * np.where(is_mean, 1.0, f) for f in (factor, 1.0 - factor)]
-    at: Any = {name: _twice(value) for name, value in vars(activity.at).items() if value is not None}
-    return replace(
-        activity,
-        duration_s=np.concatenate(parts_s, axis=-1),
-        value=np.concatenate(parts, axis=-2),
-        at=replace(activity.at, **at),
-    )
-
-
-def _twice(setting: Sweepable) -> Sweepable:
-    """Return a setting laid out twice along the interval axis, where it differs from interval to interval."""
-    array = np.asarray(setting, dtype=np.float64)
-    return setting if array.ndim == 0 or array.shape[-1] == 1 else np.concatenate([array, array], axis=-1)
 
 
 _TENSOR = {
