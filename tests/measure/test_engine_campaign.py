@@ -71,11 +71,11 @@ def session_of(request: EngineRequest, engine: FakeEngine, seconds: float = 600.
     return EngineSession(request, MODEL, bench, deadline_s, "run-1", 10**6, 64, clock=engine.clock)
 
 
-def test_half_of_the_models_are_held_out_and_every_class_is_among_them() -> None:
+def test_at_least_half_of_the_models_are_held_out_and_every_class_is_among_them() -> None:
     models = choose_models()
     held = [model for model in models if model.held_out]
     assert len(models) >= 8
-    assert len(held) * 2 == len(models)
+    assert len(held) * 2 >= len(models)
     assert any(model.quantization == "fp8" for model in held)
     assert any(model.kv_dtype == "fp8" for model in held)
     assert any("kv_lora_rank" in model.config for model in held)

@@ -1,8 +1,8 @@
 """Run ``measure engine``: plan models, steps and traffic, and measure each model in a process of its own.
 
 The split was written before anything was measured: a model with ``held_out`` is used neither for fitting nor for
-choosing between models of the engine, only for judging. Half of the models are held out, one of every class (dense,
-experts, fp8, fp8 cache, latent attention, sliding window). Loads in ``HELD_OUT_LOADS`` are held out for every model.
+choosing between models of the engine, only for judging. At least half of the models are held out, one of every class
+(dense, experts, fp8, fp8 cache, latent attention, sliding window). Loads in ``HELD_OUT_LOADS`` are held out for all.
 
 A process per model (``engine_session``) frees its GPU memory at its end, and a failed start costs only itself. The
 process of the next model loads its libraries while the current one starts, then waits for its turn.
