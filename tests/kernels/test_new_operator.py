@@ -27,10 +27,9 @@ from wattcast.workload.readers.from_json import graph_to_plain, parse_workload
 
 
 def add_group_norm() -> type[Operator]:
-    """What a contributor writes into one file of ``kernels/families``: a dataclass and two functions."""
+    """What a contributor writes into one file of ``kernels/families``: a class and two functions."""
 
     @register_operator("groupnorm", family="layernorm")
-    @dataclass(frozen=True)
     class GroupNorm(Operator):
         """Normalises groups of channels of images, each group of an image by its own mean and variance."""
 

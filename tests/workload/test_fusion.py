@@ -11,8 +11,7 @@ from wattcast.workload.model_catalogue import ModelKind
 from wattcast.workload.models import shared_layers
 from wattcast.workload.operator_base import Operator
 from wattcast.workload.tracing import tensor_functions
-from wattcast.workload.tracing.fusion import fuse_entries
-from wattcast.workload.tracing.program import PassSettings
+from wattcast.workload.tracing.program import PassSettings, fuse_entries
 from wattcast.workload.tracing.symbolic_tensor import Tape, Tensor, fill
 
 RUN = PassSettings(batch=2, length=8)

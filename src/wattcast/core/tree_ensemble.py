@@ -1,8 +1,6 @@
-"""A fitted ensemble of regression trees as plain arrays: read without scikit-learn, evaluated at once.
+"""A fitted ensemble of regression trees as plain arrays: read without scikit-learn, walked all rows a step at a time.
 
-Trees are stored level by level in arrays shaped ``(tree, node)``; a leaf points to itself. Small trees are not
-walked: all their questions are asked at once, and each that sends a row to the right crosses out the leaves to its
-left. The first leaf left is the row's [Lucchese2015, QuickScorer]. Large trees are walked, all rows a step at a time.
+Trees are stored level by level in arrays shaped ``(tree, node)``; a leaf points to itself.
 """
 
 from __future__ import annotations
@@ -19,9 +17,7 @@ from wattcast.core.arrays import Array
 from wattcast.core.errors import bad_value
 
 NodeIndex = npt.NDArray[np.int32]
-_MOST_LEAVES = 16  # of a tree, a bit of a word each
-_BLOCK = 128  # rows whose answers stay in a cache of a megabyte
-_MOST_REPEATED = 64  # rows for which thresholds are repeated
+_BLOCK = 128  # rows whose places in the trees stay in a cache of a megabyte
 _LOOK = 5  # levels after which it is worth a look whether all rows have reached a leaf
 
 
@@ -56,22 +52,12 @@ class TreeEnsemble:
 
     def sum_trees(self, rows: Array) -> Array:
         """Return the sum of the trees for each row ``(row, feature)``, columns in the order of ``features``."""
-        if self._leaves is None:
-            return np.asarray(self.base + self.value.ravel().take(self._walk.leaves(rows)).sum(axis=-1))
-        if len(rows) <= _BLOCK:
-            return self.base + self._leaves.sums(rows)
-        blocks = [self._leaves.sums(rows[start : start + _BLOCK]) for start in range(0, len(rows), _BLOCK)]
-        return self.base + np.concatenate(blocks)
+        blocks = [self._walk.leaves(rows[start : start + _BLOCK]) for start in range(0, max(len(rows), 1), _BLOCK)]
+        return np.asarray(self.base + self.value.ravel().take(np.concatenate(blocks)).sum(axis=-1))
 
     @cached_property
     def _walk(self) -> TreeWalk:
         return TreeWalk.from_arrays(self.feature, self.threshold, self.left, self.right, self.depth)
-
-    @cached_property
-    def _leaves(self) -> _LeafMasks | None:
-        """The trees as questions all asked at once; None where a tree is too large for that."""
-        inner = self.left != np.arange(self.left.shape[-1])
-        return _build_leaf_masks(self, inner) if int(inner.sum(axis=-1).max(initial=0)) < _MOST_LEAVES else None
 
     def to_arrays(self, prefix: str) -> dict[str, Any]:
         """Return the arrays to save with a bundle, under names that begin with ``prefix``."""
@@ -146,103 +132,3 @@ class TreeWalk:
             if level % _LOOK == _LOOK - 1 and (node == before).all():
                 break
         return node // 2
-
-
-@dataclass(frozen=True)
-class _LeafMasks:
-    """Every question of every tree, ``(question, tree)`` laid end to end; those a small tree lacks are never true.
-
-    Trees share many questions: each is asked once.
-    """
-
-    feature: npt.NDArray[np.intp]  # (distinct question,)
-    threshold: Array  # (distinct question, 1)
-    which: npt.NDArray[np.intp]  # the distinct question that each is
-    left: npt.NDArray[np.uint16]  # leaves on the left of a question, a bit each; (question, 1)
-    value: Array  # (tree, leaf) laid end to end
-    first: npt.NDArray[np.intp]  # where a tree's leaves begin, (tree, 1)
-
-    def sums(self, rows: Array) -> Array:
-        """Return what the leaves of each row add up to; rows lie on the last axis, ``(question, tree, row)``."""
-        threshold, left = self._repeated(len(rows))
-        asked = np.ascontiguousarray(rows.T).take(self.feature, axis=0) > threshold
-        crossed = asked.astype(np.uint16).take(self.which, axis=0)
-        crossed *= left
-        of_tree = np.bitwise_or.reduce(crossed.reshape(*self._shape, len(rows)), axis=0)
-        leaf = np.add(self._lowest_zero.take(of_tree), self.first)
-        return np.asarray(self.value.take(leaf).sum(axis=0))
-
-    def _repeated(self, rows: int) -> tuple[Array, npt.NDArray[np.uint16]]:
-        """Return thresholds and masks repeated for each row: NumPy then runs one long loop, not many short ones.
-
-        Those for the last number of rows are kept, since a model asks for as many again; that is three times as fast
-        for 6 to 30 rows. Where rows are many, loops are long anyway.
-        """
-        if rows > _MOST_REPEATED:
-            return self.threshold, self.left
-        found = self._kept.get(rows)
-        if found is None:
-            found = np.repeat(self.threshold, rows, axis=1), np.repeat(self.left, rows, axis=1)
-            self._kept.clear()
-            self._kept[rows] = found
-        return found
-
-    @cached_property
-    def _kept(self) -> dict[int, tuple[Array, npt.NDArray[np.uint16]]]:
-        return {}
-
-    @cached_property
-    def _lowest_zero(self) -> npt.NDArray[np.intp]:
-        """Place of the lowest bit that is not set, of every word that the leaves of a tree can make."""
-        words = np.arange(1 << (self._shape[0] + 1))
-        return np.asarray(np.log2(~words & (words + 1)), dtype=np.intp)
-
-    @cached_property
-    def _shape(self) -> tuple[int, int]:
-        """Questions of a tree, and trees."""
-        return len(self.which) // max(len(self.first), 1), len(self.first)
-
-
-def _build_leaf_masks(forest: TreeEnsemble, inner: npt.NDArray[np.bool_]) -> _LeafMasks:
-    """Leaves of each tree counted from left to right, and which of them lie on the left of each question."""
-    trees, nodes = inner.shape
-    node = _reachable_nodes(forest, inner)
-    tree = node // nodes
-    left, right = (child.ravel()[node] + tree * nodes for child in (forest.left, forest.right))
-    below, first = np.ones(inner.size, np.intp), np.zeros(inner.size, np.intp)  # leaves under a node, and their first
-    for _ in range(forest.depth):
-        below[node] = below.take(left) + below.take(right)
-    for _ in range(forest.depth):
-        first[left] = first.take(node)
-        first[right] = first.take(node) + below.take(left)
-    most = int(inner.sum(axis=-1).max(initial=0))
-    question = (np.cumsum(inner, axis=-1).ravel()[node] - 1) * trees + tree
-    feature, threshold = np.zeros(most * trees, np.intp), np.full(most * trees, np.inf)
-    crossed, value = np.zeros(most * trees, np.uint16), np.zeros(trees * (most + 1))
-    feature[question], threshold[question] = forest.feature.ravel()[node], forest.threshold.ravel()[node]
-    crossed[question] = ((1 << below.take(left)) - 1) << first.take(node)
-    ends = np.concatenate([np.arange(trees) * nodes, left, right])
-    ends = ends[~inner.ravel()[ends]]
-    value[ends // nodes * (most + 1) + first.take(ends)] = forest.value.ravel()[ends]
-    distinct, which = np.unique(np.stack([feature, threshold], axis=-1), axis=0, return_inverse=True)
-    first = np.arange(trees) * (most + 1)
-    return _LeafMasks(
-        distinct[:, 0].astype(np.intp),
-        distinct[:, 1:],
-        which.ravel(),
-        crossed[:, np.newaxis],
-        value,
-        first[:, np.newaxis],
-    )
-
-
-def _reachable_nodes(forest: TreeEnsemble, inner: npt.NDArray[np.bool_]) -> npt.NDArray[np.intp]:
-    """Questions that a path from a root leads to, as positions in the arrays laid end to end."""
-    trees, nodes = inner.shape
-    found, level = [], np.arange(trees, dtype=np.intp) * nodes
-    for _ in range(forest.depth + 1):
-        level = level[inner.ravel()[level]]
-        found.append(level)
-        tree = level // nodes * nodes
-        level = np.concatenate([child.ravel()[level] + tree for child in (forest.left, forest.right)])
-    return np.sort(np.concatenate(found))

@@ -6,6 +6,7 @@ here are the keys of the rows.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import erfc, expm1
@@ -21,7 +22,6 @@ WEIGHT_BIT = {"bf16": 16.0, "fp16": 16.0, "fp8": 8.0, "int8": 8.0, "int4": 4.0, 
 
 
 @register_operator("engine_attention", family="attention")
-@dataclass(frozen=True)
 class PagedAttention(Operator):
     """Attention of several sequences at once over a paged cache (FlashAttention 3).
 
@@ -118,7 +118,6 @@ def _kept_scores(q: int, kv: int, window: int) -> float:
 
 
 @register_operator("engine_latent", family="attention")
-@dataclass(frozen=True)
 class LatentAttention(Operator):
     """Latent attention. In decode all heads read one cache of ``latent`` + ``rope`` values a token, once.
 
@@ -193,7 +192,6 @@ class NarrowProduct(Operator):
 
 
 @register_operator("engine_scaled_mm", family="gemm")
-@dataclass(frozen=True)
 class ScaledProduct(NarrowProduct):
     """fp8 by fp8 (CUTLASS) with one scale for a tensor, or one for each token and output channel."""
 
@@ -203,7 +201,6 @@ class ScaledProduct(NarrowProduct):
 
 
 @register_operator("engine_block_mm", family="gemm")
-@dataclass(frozen=True)
 class BlockProduct(NarrowProduct):
     """fp8 by fp8 with a scale for 128 values of a token and one for 128 by 128 weights (DeepGEMM or CUTLASS).
 
@@ -225,7 +222,6 @@ class BlockProduct(NarrowProduct):
 
 
 @register_operator("engine_weight_only", family="gemm")
-@dataclass(frozen=True)
 class WeightOnlyProduct(NarrowProduct):
     """bf16 tokens times int4, fp4 or fp8 weights that are widened on chip (Machete or Marlin).
 
@@ -233,15 +229,11 @@ class WeightOnlyProduct(NarrowProduct):
     """
 
     hidden_sizes: ClassVar[frozenset[str]] = frozenset({"count", "group"})
+    allowed: ClassVar[Mapping[str, Mapping[str, float]]] = {"weights": WEIGHT_BIT}
     weights: str = "int4"
     group: int = 128
     zero_points: bool = False
     kernel: str = field(default="machete", kw_only=True)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.weights not in WEIGHT_BIT:
-            raise bad_value("engine_weight_only.weights", f"one of {', '.join(WEIGHT_BIT)}", self.weights)
 
     @property
     def form(self) -> str:
@@ -256,7 +248,6 @@ class WeightOnlyProduct(NarrowProduct):
 
 
 @register_operator("engine_experts", family="gemm")
-@dataclass(frozen=True)
 class FusedExperts(Operator):
     """The experts of a mixture layer behind the router: sort, two grouped products, gate and sum (Triton).
 
@@ -266,7 +257,7 @@ class FusedExperts(Operator):
     """
 
     is_product: ClassVar[bool] = True
-    hidden_sizes: ClassVar[frozenset[str]] = frozenset({"count"})
+    allowed: ClassVar[Mapping[str, Mapping[str, float]]] = {"weights": WEIGHT_BIT}
     tokens: int
     experts: int
     top_k: int
@@ -282,8 +273,6 @@ class FusedExperts(Operator):
         super().__post_init__()
         if self.top_k > self.experts:
             raise bad_value("engine_experts.top_k", f"at most experts={self.experts}", self.top_k)
-        if self.weights not in WEIGHT_BIT:
-            raise bad_value("engine_experts.weights", f"one of {', '.join(WEIGHT_BIT)}", self.weights)
 
     @property
     def form(self) -> str:
@@ -382,7 +371,6 @@ class RowKernel(Operator):
 
 
 @register_operator("engine_rms_norm", family="rmsnorm")
-@dataclass(frozen=True)
 class EngineRmsNorm(RowKernel):
     """RMS norm, with the residual added first, and with fp8 results (``quant``: static, or a scale a token)."""
 
@@ -400,7 +388,6 @@ class EngineRmsNorm(RowKernel):
 
 
 @register_operator("engine_silu_and_mul", family="elementwise")
-@dataclass(frozen=True)
 class EngineGate(RowKernel):
     """``silu(x[:dim]) * x[dim:]`` of each row; ``quant``: fp8 results with a static scale or one for 128 values."""
 
@@ -418,7 +405,6 @@ class EngineGate(RowKernel):
 
 
 @register_operator("engine_rotary", family="elementwise")
-@dataclass(frozen=True)
 class EngineRotary(RowKernel):
     """Rotary embedding of queries and keys in place; ``dim`` is the width of the keys."""
 
@@ -437,7 +423,6 @@ class EngineRotary(RowKernel):
 
 
 @register_operator("engine_cache_write", family="elementwise")
-@dataclass(frozen=True)
 class CacheWrite(RowKernel):
     """New keys and values into their pages, converted where the cache is fp8; ``dim`` is the width of the keys."""
 
@@ -457,7 +442,6 @@ class CacheWrite(RowKernel):
 
 
 @register_operator("engine_quantize", family="elementwise")
-@dataclass(frozen=True)
 class Quantize(RowKernel):
     """bf16 to fp8 with a given scale (static), one found for the tensor, one a token, or one for 128 values."""
 
@@ -471,7 +455,6 @@ class Quantize(RowKernel):
 
 
 @register_operator("engine_route", family="elementwise")
-@dataclass(frozen=True)
 class Route(RowKernel):
     """The ``top_k`` experts of each token from the router's scores; ``grouped`` as DeepSeek-V3 chooses."""
 
@@ -487,7 +470,6 @@ class Route(RowKernel):
 
 
 @register_operator("engine_align", family="elementwise")
-@dataclass(frozen=True)
 class AlignTokens(RowKernel):
     """Sort the choices of ``rows`` tokens by expert, each expert's padded to whole blocks; ``dim`` is the experts."""
 
@@ -506,7 +488,6 @@ class AlignTokens(RowKernel):
 
 
 @register_operator("engine_sampling", family="elementwise")
-@dataclass(frozen=True)
 class Sampling(RowKernel):
     """The next token of each row of logits: greedy, at random, or at random among the likeliest (``top_p``)."""
 
@@ -522,17 +503,17 @@ class Sampling(RowKernel):
 
 
 @register_operator("engine_compiled", family="elementwise")
-@dataclass(frozen=True)
 class CompiledRows(RowKernel):
-    """A norm or gate as torch.compile emits it in vLLM (``COMPILED_FUNCTIONS``)."""
+    """A norm or gate as torch.compile emits it in vLLM; ``quant``: its results are in fp8."""
 
     form_text: ClassVar[str] = "{op.kind} {op.function}"
+    allowed: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "function": (
+            *("rms_norm", "add_rms_norm", "rms_norm_quant", "add_rms_norm_quant"),
+            *("silu_and_mul", "silu_and_mul_quant"),
+        )
+    }
     function: str = "add_rms_norm"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.function not in COMPILED_FUNCTIONS:
-            raise bad_value("engine_compiled.function", f"one of {', '.join(COMPILED_FUNCTIONS)}", self.function)
 
     @cached_property
     def work(self) -> OperatorWork:
@@ -542,18 +523,7 @@ class CompiledRows(RowKernel):
         return OperatorWork(5.0 * n, n * read, n * write, 2.0 * n if name.startswith("silu") else 0.0)
 
 
-COMPILED_FUNCTIONS = (
-    "rms_norm",
-    "add_rms_norm",
-    "rms_norm_quant",
-    "add_rms_norm_quant",
-    "silu_and_mul",
-    "silu_and_mul_quant",
-)
-
-
 @register_operator("causal_conv", family="elementwise")
-@dataclass(frozen=True)
 class CausalConv(Operator):
     """Convolve every channel with its own few taps over earlier tokens, and apply an activation."""
 
@@ -571,7 +541,6 @@ class CausalConv(Operator):
 
 
 @register_operator("state_scan", family="gemm")
-@dataclass(frozen=True)
 class StateScan(Operator):
     """Carry a state of ``key_dim`` by ``value_dim`` of each head along a sequence.
 
@@ -581,6 +550,8 @@ class StateScan(Operator):
     [Yang2024]. A single token costs 6KV, by the delta rule 8KV. ``resumed``: an earlier state is read.
     """
 
+    form_text: ClassVar[str] = "{op.kind} {op.rule}"
+    allowed: ClassVar[Mapping[str, tuple[str, ...]]] = {"rule": ("mamba2", "delta", "lightning")}
     batch: int
     length: int
     heads: int
@@ -588,14 +559,8 @@ class StateScan(Operator):
     key_dim: int
     value_dim: int
     chunk: int
-    rule: str = "mamba2"  # or "delta", "lightning"
-    form_text: ClassVar[str] = "{op.kind} {op.rule}"
+    rule: str = "mamba2"
     resumed: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.rule not in ("mamba2", "delta", "lightning"):
-            raise bad_value("state_scan.rule", "mamba2, delta or lightning", self.rule)
 
     @cached_property
     def work(self) -> OperatorWork:

@@ -156,11 +156,8 @@ class ModelOptions:
             raise bad_value("dtype", "fp32, tf32, bf16 or fp16 in training", str(self.dtype))
         if training and self.stack is SoftwareStack.ENGINE:
             raise bad_value("stack", "eager or compiled in training", "engine", "An engine only serves.")
-        for name, known in (
-            ("quantization", tuple(RECIPES)),
-            ("weights", tuple(WEIGHT_ONLY)),
-            ("kv_dtype", KV_DTYPES),
-        ):
+        known_words = {"quantization": RECIPES, "weights": WEIGHT_ONLY, "kv_dtype": KV_DTYPES}
+        for name, known in known_words.items():
             value = getattr(self, name)
             if value is not None and value not in known:
                 raise bad_value(name, f"one of {', '.join(known)}", value)
@@ -294,23 +291,18 @@ def resolve_options(model: ModelSpec, options: ModelOptions) -> tuple[ModelOptio
         options = replace(options, quantization=model.quantization)
         said.append(f"quantization {model.quantization} (that of the configuration)")
     if options.stack is None:
-        stack = _default_stack(model, phase, options.attention)
+        # an engine for what engines serve; PyTorch eager for training, encoders, pictures and sound
+        language = model.kind is ModelKind.LANGUAGE and model.template.engine
+        generating = phase in (WorkloadPhase.PREFILL, WorkloadPhase.DECODE, WorkloadPhase.GENERATE)
+        by_engine = language and generating and options.attention is AttentionMode.FLASH
         narrow = [name for name in ("quantization", "weights", "kv_dtype") if getattr(options, name) is not None]
         if narrow and not (model.template.engine and phase is not WorkloadPhase.TRAIN):
             raise bad_value(narrow[0], "a language model that an engine serves", f"{model.name} {phase}")
-        taken["stack"] = stack = SoftwareStack.ENGINE if narrow else stack
+        taken["stack"] = stack = SoftwareStack.ENGINE if narrow or by_engine else SoftwareStack.EAGER
         said.append(f"stack {stack} (default of {phase} for a {kind} model{' in narrow formats' if narrow else ''})")
     options = replace(options, **taken) if taken else options
     check_parallelism(model, options)
     return options, said + describe_assumptions(model, options)
-
-
-def _default_stack(model: ModelSpec, phase: WorkloadPhase, attention: AttentionMode) -> SoftwareStack:
-    """Return an engine for what engines serve, and PyTorch eager for training, encoders, pictures and sound."""
-    served = phase in (WorkloadPhase.PREFILL, WorkloadPhase.DECODE, WorkloadPhase.GENERATE)
-    if served and model.kind is ModelKind.LANGUAGE and model.template.engine and attention is AttentionMode.FLASH:
-        return SoftwareStack.ENGINE
-    return SoftwareStack.EAGER
 
 
 def count_output(model: ModelSpec, options: ModelOptions) -> tuple[int | None, int | None]:

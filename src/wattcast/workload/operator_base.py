@@ -1,18 +1,18 @@
 """The base class of operators, the registry that finds an operator class by its name, and pointwise functions.
 
-A new operator is one frozen dataclass under ``@register_operator("its name")``. The dataclass gives its sizes, its
-arithmetic and its bytes; its JSON form follows from its fields, and readers, graphs and totals find it in the
-registry. Nothing here depends on a GPU.
+A new operator is one class under ``@register_operator("its name")``, which makes it a frozen dataclass. It gives its
+sizes, its arithmetic and its bytes; its JSON form follows from its fields, and readers, graphs and totals find it in
+the registry. Nothing here depends on a GPU.
 """
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache, cached_property
 from importlib.resources import files
-from typing import ClassVar, NamedTuple, TypeVar
+from typing import ClassVar, NamedTuple, TypeVar, dataclass_transform
 
 from wattcast.core.errors import bad_value, unknown_name
 from wattcast.core.units import Dtype
@@ -42,6 +42,7 @@ class Operator:
     form_text: ClassVar[str] = "{op.name}"  # of ``form``, with fields as ``{op.mode}``
     is_product: ClassVar[bool] = False  # matrix products, convolutions, attention: what PyTorch's FLOP counter counts
     json_names: ClassVar[Mapping[str, str]] = {}  # fields that have another key in workload JSON
+    allowed: ClassVar[Mapping[str, Collection[str]]] = {}  # words that a field may hold
     hidden_sizes: ClassVar[frozenset[str]] = frozenset({"count"})  # whole numbers that ``str()`` leaves out
 
     _whole_numbers: ClassVar[tuple[tuple[str, int], ...]] = ()  # fields and the least value of each
@@ -56,6 +57,10 @@ class Operator:
             value = given[name]
             if not (isinstance(value, int) and value >= least):
                 raise bad_value(f"{self.name}.{name}", f"a whole number of at least {least}", value)
+        for name, words in self.allowed.items():
+            if given[name] not in words:
+                where = f"{self.kind}.{self.json_names.get(name, name)}"
+                raise bad_value(where, f"one of {', '.join(words)}", given[name])
 
     def with_label(self: _OperatorType, label: str) -> _OperatorType:
         """Return the same operator under another label, without checking its fields again."""
@@ -131,19 +136,20 @@ _REGISTRY: dict[str, type[Operator]] = {}
 _LEAST = {"padding": 0, "bytes": 0, "overlaps": 0, "window": 0, "splits": 0, "group": -1}
 
 
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
 def register_operator(kind: str, family: str = "") -> Callable[[type[_OperatorType]], type[_OperatorType]]:
-    """Make an operator dataclass known under ``kind``, the word for it in workload JSON.
+    """Make a class a frozen dataclass, known as an operator under ``kind``, the word for it in workload JSON.
 
     >>> @register_operator("sort")
-    ... @dataclass(frozen=True)
     ... class Sort(Operator):
     ...     n: int
-    >>> find_operator("sort").kind, str(Sort(8)), _REGISTRY.pop("sort").family
-    ('sort', 'sort 8 bf16', 'sort')
+    >>> str(Sort(8)), _REGISTRY.pop("sort").family
+    ('sort 8 bf16', 'sort')
     """
 
     def register(cls: type[_OperatorType]) -> type[_OperatorType]:
         assert kind not in _REGISTRY, f"two operators are called {kind}"
+        cls = cls if "__dataclass_fields__" in vars(cls) else dataclass(frozen=True)(cls)
         cls.kind, cls.family = kind, family or kind
         cls._whole_numbers = tuple((f.name, _LEAST.get(f.name, 1)) for f in fields(cls) if f.type == "int")
         _REGISTRY[kind] = cls
@@ -155,13 +161,6 @@ def register_operator(kind: str, family: str = "") -> Callable[[type[_OperatorTy
 def registered_operators() -> Mapping[str, type[Operator]]:
     """Return all operator classes by kind, in order of registration."""
     return _REGISTRY
-
-
-def find_operator(kind: str) -> type[Operator]:
-    """Return the operator class registered as ``kind``, or raise an error with the nearest names."""
-    if kind not in _REGISTRY:
-        raise unknown_name("operator", kind, _REGISTRY, f"Known: {', '.join(_REGISTRY)}.")
-    return _REGISTRY[kind]
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,6 @@ class Layout(StrEnum):
 
 
 @register_operator("linear", family="gemm")
-@dataclass(frozen=True)
 class Linear(Operator):
     """``out[m, n] = in[m, k] @ weight[n, k]ᵀ (+ bias[n])``: m tokens, n output features, k input features.
 
@@ -59,7 +58,6 @@ class Linear(Operator):
 
 
 @register_operator("bmm", family="gemm")
-@dataclass(frozen=True)
 class Bmm(Operator):
     """``b`` independent products ``[m, k] @ [k, n]``; a narrower right factor has its own ``weight_dtype``."""
 
@@ -89,7 +87,6 @@ def _name_narrow_weights(op: Linear | Bmm) -> str:
 
 
 @register_operator("conv2d")
-@dataclass(frozen=True)
 class Conv2d(Operator):
     """Convolve ``n`` images of ``c`` channels, ``h`` by ``w``, with ``k`` filters of ``r`` by ``s``.
 
@@ -100,6 +97,7 @@ class Conv2d(Operator):
 
     is_product: ClassVar[bool] = True
     hidden_sizes: ClassVar[frozenset[str]] = frozenset({"count", "p", "q"})
+    allowed: ClassVar[Mapping[str, tuple[str, ...]]] = {"direction": ("forward", "dgrad", "wgrad")}
     n: int
     c: int
     k: int
@@ -120,8 +118,6 @@ class Conv2d(Operator):
         super().__post_init__()
         if self.c % self.groups or self.k % self.groups:
             raise bad_value("conv2d.groups", f"a divisor of c={self.c} and k={self.k}", self.groups)
-        if self.direction not in ("forward", "dgrad", "wgrad"):
-            raise bad_value("conv2d.direction", "forward, dgrad or wgrad", self.direction)
         if self.p < 1 or self.q < 1:
             raise bad_value("conv2d", "a filter that fits the padded image", f"an output of {self.p} by {self.q}")
 
@@ -161,7 +157,6 @@ class Conv2d(Operator):
 
 
 @register_operator("attention")
-@dataclass(frozen=True)
 class Attention(Operator):
     """Fused scaled-dot-product attention, whose scores never leave the chip.
 
@@ -260,7 +255,6 @@ class RowReduction(Operator):
 
 
 @register_operator("softmax")
-@dataclass(frozen=True)
 class Softmax(RowReduction):
     """Softmax over the last dimension."""
 
@@ -269,7 +263,6 @@ class Softmax(RowReduction):
 
 
 @register_operator("layernorm")
-@dataclass(frozen=True)
 class LayerNorm(RowReduction):
     """Layer norm over the last dimension, with weight and bias."""
 
@@ -277,7 +270,6 @@ class LayerNorm(RowReduction):
 
 
 @register_operator("rmsnorm")
-@dataclass(frozen=True)
 class RmsNorm(RowReduction):
     """RMS norm over the last dimension, as one fused kernel."""
 
@@ -285,7 +277,6 @@ class RmsNorm(RowReduction):
 
 
 @register_operator("elementwise")
-@dataclass(frozen=True)
 class Elementwise(Operator):
     """Compute a pointwise ``function`` (a row of ``elementwise.csv``) of ``n`` output elements.
 
@@ -339,7 +330,6 @@ class Elementwise(Operator):
 
 
 @register_operator("collective")
-@dataclass(frozen=True)
 class Collective(Operator):
     """Move ``bytes`` per GPU among ``gpus``: all_reduce, all_gather, reduce_scatter, all_to_all or send.
 
@@ -349,6 +339,10 @@ class Collective(Operator):
     """
 
     json_names: ClassVar[Mapping[str, str]] = {"collective": "kind"}
+    allowed: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "collective": ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send"),
+        "software": ("nccl", "engine"),
+    }
     hidden_sizes: ClassVar[frozenset[str]] = frozenset({"count", "stride", "overlaps"})
     collective: str
     bytes: int
@@ -357,13 +351,6 @@ class Collective(Operator):
     software: str = "nccl"
     overlaps: int = 0
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.collective not in COLLECTIVES:
-            raise bad_value("collective.kind", f"one of {', '.join(COLLECTIVES)}", self.collective)
-        if self.software not in COLLECTIVE_SOFTWARE:
-            raise bad_value("collective.software", f"one of {', '.join(COLLECTIVE_SOFTWARE)}", self.software)
-
     @property
     def name(self) -> str:
         return self.collective
@@ -371,7 +358,3 @@ class Collective(Operator):
     @cached_property
     def work(self) -> OperatorWork:
         return OperatorWork(read_byte=float(self.bytes), write_byte=float(self.bytes))
-
-
-COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")
-COLLECTIVE_SOFTWARE = ("nccl", "engine")

@@ -21,30 +21,19 @@ from wattcast.core.strict_files import decode_json
 from wattcast.core.units import Dtype
 from wattcast.workload.graph import Block, Graph
 from wattcast.workload.operator_base import Operator, check_size, load_functions, registered_operators
-from wattcast.workload.operator_types import (
-    Bmm,
-    Conv2d,
-    Elementwise,
-    LayerNorm,
-    Linear,
-    Softmax,
-)
+from wattcast.workload.operator_types import Bmm, Conv2d, Elementwise, LayerNorm, Linear, Softmax
 
 MAX_OPS = 1_000_000
-_TOLD = ("stack", "phase", "tokens", "items", "item", "gpu_count")  # fields that a file may tell
+_TOLD = [item for item in fields(Graph) if item.name not in ("name", "blocks", "operands")]  # that a file may tell
 
 
-class _File(msgspec.Struct, forbid_unknown_fields=True):
-    name: str
-    ops: list[msgspec.Raw]
-    memory_byte: float | None = None
-    assumptions: list[str] = []
-    stack: str = ""
-    phase: str = ""
-    tokens: int | None = None
-    items: int | None = None
-    item: str = ""
-    gpu_count: int = 1
+@cache
+def _file_struct() -> Any:
+    hints = get_type_hints(Graph)
+    told = [(item.name, hints[item.name], item.default) for item in _TOLD]
+    return msgspec.defstruct(
+        "WorkloadFile", [("name", str), ("ops", list[msgspec.Raw]), *told], forbid_unknown_fields=True
+    )
 
 
 class _EntryHead(msgspec.Struct):
@@ -62,24 +51,25 @@ def parse_workload(data: bytes, where: str) -> Graph:
     """Parse workload JSON of either form."""
     if data.lstrip()[:1] == b"[":
         return _parse_energaizer(data, where)
-    file = decode_json(data, _File, where)
+    file = decode_json(data, _file_struct(), where)
     if not file.ops:
         raise bad_value(where, "at least one operator", "none")
     blocks: list[Block] = []
     loose: list[Operator] = []  # operators between blocks, which become a block of their own
-    inside = f"{where}: "
     for index, raw in enumerate(file.ops):
-        op = _parse_entry(bytes(raw), inside, index)
+        at = f"{where}: ops[{index}]"
+        op = _parse_entry(bytes(raw), at)
         if op is not None:
             loose.append(op)
             continue
         if loose:
             blocks.append(Block(tuple(loose)))
             loose = []
-        at = f"{where}: ops[{index}]"
         entry = decode_json(bytes(raw), _BlockEntry, at)
-        ops = [_parse_operator(bytes(inner), f"{at}.", i) for i, inner in enumerate(entry.ops)]
-        blocks.append(Block(tuple(ops), entry.repeat, entry.label))
+        ops = [_parse_entry(bytes(inner), f"{at}.ops[{i}]") for i, inner in enumerate(entry.ops)]
+        if None in ops:
+            raise bad_value(f"{at}.ops[{ops.index(None)}]", "an operator", "a block", "Blocks hold operators alone.")
+        blocks.append(Block(tuple(op for op in ops if op is not None), entry.repeat, entry.label))
     if loose:
         blocks.append(Block(tuple(loose)))
     if sum(len(block.ops) for block in blocks) > MAX_OPS:
@@ -88,8 +78,7 @@ def parse_workload(data: bytes, where: str) -> Graph:
         value = getattr(file, name)
         if value is not None and value < 1:
             raise bad_value(f"{where}: {name}", "a whole number of at least 1", value)
-    told = {name: getattr(file, name) for name in _TOLD}
-    return Graph(file.name, tuple(blocks), file.memory_byte, tuple(file.assumptions), **told)
+    return Graph(file.name, tuple(blocks), **{item.name: getattr(file, item.name) for item in _TOLD})
 
 
 def write_workload_file(graph: Graph, path: Path) -> None:
@@ -109,13 +98,9 @@ def graph_to_plain(graph: Graph) -> dict[str, Any]:
         else:
             ops.append({"repeat": block.repeat, "label": block.label, "ops": entries})
     plain: dict[str, Any] = {"name": graph.name, "ops": ops}
-    if graph.memory_byte is not None:
-        plain["memory_byte"] = graph.memory_byte
-    if graph.assumptions:
-        plain["assumptions"] = list(graph.assumptions)
-    for item in fields(Graph):
-        if item.name in _TOLD and (value := getattr(graph, item.name)) != item.default:
-            plain[item.name] = value
+    for item in _TOLD:
+        if (value := getattr(graph, item.name)) != item.default:
+            plain[item.name] = list(value) if isinstance(value, tuple) else value
     return plain
 
 
@@ -129,19 +114,12 @@ def operator_to_plain(op: Operator) -> dict[str, Any]:
     return plain
 
 
-def _parse_entry(raw: bytes, where: str, index: int) -> Operator | None:
+def _parse_entry(raw: bytes, where: str) -> Operator | None:
     """Return the operator of an entry, or None for a block."""
     try:
         return _decode(raw)
     except BadInput as error:
-        raise type(error)(f"{where}ops[{index}]: {error}") from None
-
-
-def _parse_operator(raw: bytes, where: str, index: int) -> Operator:
-    op = _parse_entry(raw, where, index)
-    if op is None:
-        raise bad_value(f"{where}ops[{index}]", "an operator", "a block", "Blocks hold operators alone.")
-    return op
+        raise type(error)(f"{where}: {error}") from None
 
 
 @lru_cache(maxsize=65536)
