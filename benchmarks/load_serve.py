@@ -1,14 +1,17 @@
-"""Load on ``wattcast serve``: many users, one request a second each, over loopback.
+"""Load on ``wattcast serve``: many users with the page's own requests, over loopback.
 
     python benchmarks/load_serve.py --users 50 --seconds 60
+    python benchmarks/load_serve.py --users 50 --seconds 60 --one-address     # all of them behind one proxy
     python benchmarks/load_serve.py --users 5 --seconds 30 --attack
 
-Every request is a configuration that was not asked before (model, GPU, batch, sequence, clock differ), as when people
-move sliders. Prints the median, the 99th percentile, failures, and both over the time of a lone request, which says
-how much is waiting; and the processor time of server and workers a request, start included, which a busy machine
-changes little: times the requests a second it is the cores that are needed. Exit code 1 when a request failed.
-With ``--attack``, eight clients upload long lists of operators without a pause, and 256 connections send their
-headers line by line and never end them, all from addresses of their own on loopback.
+A user opens the page as a browser does (its files over six connections, the first screen's prediction, the catalogue,
+the memory), then changes something once a second: an example, a GPU, an amount, a clock. Each change asks for a view
+and, a quarter of a second later, for the memory; amounts and clocks are ones that nobody asked before. Prints the
+time to the first answer (from the first byte asked to the prediction there); median, 99th percentile and failures of
+what follows; the processor time of server and workers in a second of load, which is the cores that are needed; and
+the processor time of the clients, who share the machine. Exit code 1 when a request failed. With ``--attack``, eight
+clients upload long lists of operators without a pause, and 256 connections send headers and never end them, all
+from addresses of their own on loopback.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import random
@@ -24,77 +28,167 @@ import statistics
 import subprocess
 import sys
 import time
+from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-MODELS = "llama3-8b gpt2 bert-large qwen2-7b mistral-7b vit-base resnet50 opt-6.7b".split()
-GPUS = "h200 h100-sxm a100-sxm-80gb l40s a10".split()
+FIRST = {
+    "gpu": "h200",
+    "model": "llama3-8b",
+    "batch": 16,
+    "seq": 1024,
+    "tokens": 256,
+    "phase": "generate",
+    "stack": "engine",
+}
+PRESETS: list[dict[str, Any]] = [
+    FIRST,
+    FIRST | {"model": "qwen2.5-7b", "batch": 4, "seq": 16384, "tokens": 512},
+    FIRST | {"batch": 256, "seq": 512},
+    {"gpu": "h200", "model": "vit-large", "batch": 64},
+]
+MODELS = "llama3-8b qwen2-7b mistral-7b llama3-70b mixtral-8x7b opt-6.7b".split()
+GPUS = "h200 h100-sxm a100-sxm-80gb l40s a10 b200".split()
+MONEY = {"price_per_h": 2}
+ROOM_AFTER_S = 0.25  # the page waits so long for the next change before it asks about memory
+CONNECTIONS = 6  # of a browser to one server
+
+Times = dict[str, list[tuple[float, int]]]  # seconds and status by kind of request
 
 
-def configuration(rng: random.Random) -> dict[str, Any]:
-    """One that nobody asked for yet, almost surely."""
-    model = rng.choice(MODELS)
-    asked: dict[str, Any] = {"gpu": rng.choice(GPUS), "model": model, "batch": rng.randint(1, 64)}
-    if model not in ("vit-base", "resnet50"):
-        asked["seq"] = rng.randint(16, 64) * 16 if model == "bert-large" else rng.randint(64, 4096)
-    if model == "bert-large":
-        asked["seq"] = min(asked["seq"], 512)
-    if model == "gpt2":
-        asked["seq"] = min(asked["seq"], 1024)
-    asked["clock_hz"] = float(rng.randint(1000, 1400) * 1_000_000)
-    return asked
+class Client:
+    """A browser: up to six connections that stay open, each with one request at a time."""
+
+    def __init__(self, port: int, address: str, found: Times) -> None:
+        self._port, self._address, self._found = port, address, found
+        self._free: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+        self._places = asyncio.Semaphore(CONNECTIONS)
+        self._known: set[str] = set()
+
+    async def ask_once(self, kind: str, path: str, plain: object) -> None:
+        """Ask as the page does, which remembers its answers."""
+        if (key := path + json.dumps(plain)) not in self._known:
+            self._known.add(key)
+            await self.ask(kind, path, plain)
+
+    async def ask(self, kind: str, path: str, plain: object = None) -> bytes:
+        """Ask, note how long it took, and return the body; a connection that the server closed is opened again."""
+        began_s = time.perf_counter()
+        body = b"" if plain is None else json.dumps(plain, separators=(",", ":")).encode()
+        head = f"{'GET' if plain is None else 'POST'} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nAccept-Encoding: gzip\r\n"
+        if plain is not None:
+            head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+        status, answer = 0, b""
+        async with self._places:
+            for fresh in (False, True):
+                try:
+                    pair = self._free.pop() if self._free and not fresh else await self._connect()
+                    pair[1].write(head.encode() + b"\r\n" + body)
+                    status, answer, keep = await read_answer(pair[0])
+                except (OSError, asyncio.IncompleteReadError):
+                    continue
+                if keep:
+                    self._free.append(pair)
+                else:
+                    pair[1].close()
+                break
+        self._found[kind].append((time.perf_counter() - began_s, status))
+        return answer
+
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_connection("127.0.0.1", self._port, local_addr=(self._address, 0))
+
+    def close(self) -> None:
+        """Close all connections."""
+        for _, writer in self._free:
+            writer.close()
+        self._free.clear()
 
 
-async def request(port: int, asked: dict[str, Any]) -> tuple[float, int]:
-    """Seconds and status of one request on a connection of its own."""
-    body = json.dumps(asked).encode()
-    head = (
-        f"POST /api/view HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
-    )
+async def read_answer(reader: asyncio.StreamReader) -> tuple[int, bytes, bool]:
+    """Return status, body and whether the connection stays open."""
+    head = (await reader.readuntil(b"\r\n\r\n")).lower()
+    length = re.search(rb"content-length: (\d+)", head)
+    assert length is not None, head
+    return int(head.split(b" ", 2)[1]), await reader.readexactly(int(length[1])), b"connection: close" not in head
+
+
+def page_files() -> list[str]:
+    """Paths of the files that a browser loads for the page."""
+    page = Path(__file__).resolve().parents[1] / "src" / "wattcast" / "web" / "assets" / "index.html"
+    return sorted(set(re.findall(r"/assets/[\w.]+", page.read_text())))
+
+
+async def open_page(client: Client) -> None:
+    """Load the page and its files, ask for the first screen, then for what comes below it."""
     began_s = time.perf_counter()
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(head.encode() + b"\r\nConnection: close\r\n\r\n" + body)
-    await writer.drain()
-    answer = await reader.read(-1)
-    took_s = time.perf_counter() - began_s
-    writer.close()
-    return took_s, int(answer.split(b" ", 2)[1]) if answer else 0
+    await client.ask("file", "/")
+    await asyncio.gather(*(client.ask("file", path) for path in page_files()))
+
+    async def first_answer() -> None:
+        await client.ask("first view", "/api/view", FIRST | MONEY)
+        client._found["first screen"].append((time.perf_counter() - began_s, client._found["first view"][-1][1]))
+        await asyncio.sleep(ROOM_AFTER_S)
+        await client.ask_once("room", "/api/room", FIRST)
+
+    await asyncio.gather(first_answer(), client.ask("catalogue", "/api/catalogue"))
+    await client.ask("file", "/api/live/about")
 
 
-async def user(port: int, seconds: float, rng: random.Random, found: list[tuple[float, int]]) -> None:
-    """One request a second, from a moment of the user's own."""
+def changes(rng: random.Random) -> Iterator[dict[str, Any]]:
+    """What a user looks at, one change after another."""
+    asked = dict(FIRST)
+    while True:
+        kind = rng.choice(("preset", "gpu", "model", "amount", "amount", "amount", "clock", "clock"))
+        language = "seq" in asked
+        if kind == "preset":
+            asked = rng.choice(PRESETS) | {"gpu": asked["gpu"]}
+        elif kind == "gpu":
+            asked = {k: v for k, v in asked.items() if k != "clock_hz"} | {"gpu": rng.choice(GPUS)}
+        elif kind == "model" and language:
+            asked = asked | {"model": rng.choice(MODELS), "seq": min(asked["seq"], 1500), "tokens": 256}
+        elif kind == "amount":
+            asked = asked | {"batch": rng.randint(1, 256)}
+            if language and rng.random() < 0.5:
+                asked = asked | {"seq": rng.randint(64, 1500)}
+        elif kind == "clock":
+            asked = asked | {"clock_hz": rng.randint(1000, 1400) * 1e6}
+        yield asked
+
+
+async def use_page(client: Client, seconds: float, rng: random.Random) -> None:
+    """Open the page at a moment of one's own, then change something once a second."""
     await asyncio.sleep(rng.random())
     end_s = time.perf_counter() + seconds
-    while time.perf_counter() < end_s:
+    await open_page(client)
+    for asked in changes(rng):
+        if time.perf_counter() > end_s:
+            break
         began_s = time.perf_counter()
-        try:
-            found.append(await request(port, configuration(rng)))
-        except OSError:
-            found.append((time.perf_counter() - began_s, 0))
+        await client.ask_once("view", "/api/view", asked | MONEY)
+        await asyncio.sleep(ROOM_AFTER_S)
+        await client.ask_once("room", "/api/room", {k: v for k, v in asked.items() if k != "clock_hz"})
         await asyncio.sleep(max(0.0, 1.0 - (time.perf_counter() - began_s)))
+    client.close()
 
 
-async def upload(port: int, client: int) -> None:
+async def upload(port: int, number: int) -> None:
     """Send 20,000 distinct operators, which is what one upload may hold, again and again."""
-    ops = [{"op": "linear", "m": 16 + client + 8 * i, "n": 4096, "k": 4096} for i in range(20_000)]
-    body = json.dumps({"gpu": "h200", "file": {"name": "w", "content": {"name": "x", "ops": ops}}}).encode()
-    head = (
-        f"POST /api/view HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
-    )
+    ops = [{"op": "linear", "m": 16 + number + 8 * i, "n": 4096, "k": 4096} for i in range(20_000)]
+    client = Client(port, f"127.0.0.{2 + number}", defaultdict(list))
     while True:
-        with contextlib.suppress(OSError):
-            reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=(f"127.0.0.{2 + client}", 0))
-            writer.write(head.encode() + b"\r\nConnection: close\r\n\r\n" + body)
-            await reader.read(-1)
-            writer.close()
+        await client.ask(
+            "upload", "/api/view", {"gpu": "h200", "file": {"name": "w", "content": {"name": "x", "ops": ops}}}
+        )
         await asyncio.sleep(0.05)
 
 
-async def drip(port: int, client: int) -> None:
+async def drip(port: int, number: int) -> None:
     """Send a header every half second and never the last one; come back when the server hangs up."""
     while True:
         with contextlib.suppress(OSError):
-            address = (f"127.0.0.{10 + client // 32}", 0)
+            address = (f"127.0.0.{10 + number // 32}", 0)
             reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=address)
             writer.write(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n")
             while not reader.at_eof():
@@ -106,34 +200,69 @@ async def drip(port: int, client: int) -> None:
         await asyncio.sleep(0.5)
 
 
-async def run(port: int, users: int, seconds: float, attack: bool = False) -> dict[str, float]:
+async def run(
+    port: int, users: int, seconds: float, attack: bool, one_address: bool, server: int
+) -> dict[str, float]:
     """The figures of a whole run."""
-    rng = random.Random(1)
-    for _ in range(20):  # workers meet every model once
-        await request(port, configuration(rng))
-    alone = statistics.median([(await request(port, configuration(rng)))[0] for _ in range(20)])
-    found: list[tuple[float, int]] = []
+    alone: Times = defaultdict(list)
+    first = Client(port, "127.0.0.1", alone)
+    await open_page(first)
+    for asked in itertools.islice(changes(random.Random(1)), 40):  # workers meet the models
+        await first.ask("warm", "/api/view", asked)
+    for asked in itertools.islice(changes(random.Random(2)), 20):
+        await first.ask("view", "/api/view", asked)
+    first.close()
     attackers = [upload(port, i) for i in range(8)] + [drip(port, i) for i in range(256)] if attack else []
     tasks = [asyncio.ensure_future(attacker) for attacker in attackers]
-    await asyncio.gather(*(user(port, seconds, random.Random(100 + i), found) for i in range(users)))
+    found: Times = defaultdict(list)
+    spent_s, own_s, began_s = tree_s(server), time.process_time(), time.perf_counter()
+    clients = [Client(port, "127.0.0.1" if one_address else f"127.0.1.{1 + i % 250}", found) for i in range(users)]
+    await asyncio.gather(*(use_page(client, seconds, random.Random(100 + i)) for i, client in enumerate(clients)))
+    lasted_s = time.perf_counter() - began_s
+    cores = {
+        "server_cores": (tree_s(server) - spent_s) / lasted_s,
+        "client_cores": (time.process_time() - own_s) / lasted_s,
+    }
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    times = sorted(t for t, _ in found)
-    median, p99 = statistics.median(times), times[int(0.99 * (len(times) - 1))]
-    return {
-        "requests": len(found),
-        "failed": sum(status != 200 for _, status in found),
-        "alone_ms": 1e3 * alone,
-        "median_ms": 1e3 * median,
-        "p99_ms": 1e3 * p99,
-        "worst_ms": 1e3 * times[-1],
-        "median_over_alone": median / alone,
-        "p99_over_alone": p99 / alone,
+    failed = sum(status != 200 for kind in found.values() for _, status in kind)
+    asked_count = sum(len(times) for kind, times in found.items() if kind != "first screen")
+    figures = {
+        "requests": asked_count,
+        "failed": failed,
+        "alone_ms": 1e3 * statistics.median(t for t, _ in alone["view"]),
     }
+    return (
+        figures
+        | cores
+        | {k: v for kind in ("first screen", "view", "room", "file") for k, v in spread(kind, found[kind])}
+    )
 
 
-def measure(users: int, seconds: float, workers: int, attack: bool = False) -> dict[str, float]:
+def spread(kind: str, times: list[tuple[float, int]]) -> list[tuple[str, float]]:
+    """Median, 99th percentile and worst of a kind of request, in milliseconds."""
+    ordered, name = sorted(t for t, _ in times), kind.replace(" ", "_")
+    p99 = ordered[int(0.99 * (len(ordered) - 1))]
+    figures = {"median": statistics.median(ordered), "p99": p99, "worst": ordered[-1]}
+    return [(f"{name}_{word}_ms", 1e3 * value) for word, value in figures.items()]
+
+
+def tree_s(process: int) -> float:
+    """Processor time so far of a process and its children (Linux)."""
+    tick = os.sysconf("SC_CLK_TCK")
+    total = 0.0
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = stat.read_text().rpartition(")")[2].split()
+            if process in (int(stat.parent.name), int(fields[1])):
+                total += (int(fields[11]) + int(fields[12])) / tick
+    return total
+
+
+def measure(
+    users: int, seconds: float, workers: int, attack: bool = False, one_address: bool = False
+) -> dict[str, float]:
     """Start a server, load it, end it."""
     source = str(Path(__file__).resolve().parents[1] / "src")
     command = [
@@ -148,25 +277,16 @@ def measure(users: int, seconds: float, workers: int, attack: bool = False) -> d
         "--workers",
         str(workers),
     ]
-    before_s = processor_s()
     server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": source})
     try:
         assert server.stderr is not None
         said = server.stderr.readline()
         port = re.search(r":(\d+)/", said)
         assert port is not None, said
-        found = asyncio.run(run(int(port[1]), users, seconds, attack))
+        return asyncio.run(run(int(port[1]), users, seconds, attack, one_address, server.pid))
     finally:
         server.terminate()
         server.communicate(timeout=60)  # which closes what it was heard through
-    each_s = (processor_s() - before_s) / found["requests"]
-    return found | {"processor_ms": 1e3 * each_s, "cores_needed": users * each_s}
-
-
-def processor_s() -> float:
-    """Processor time of all processes this one started and saw end, and theirs."""
-    spent = os.times()
-    return spent.children_user + spent.children_system
 
 
 def main() -> int:
@@ -176,10 +296,12 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--attack", action="store_true")
+    parser.add_argument("--one-address", action="store_true")
     options = parser.parse_args()
-    found = measure(options.users, options.seconds, options.workers, options.attack)
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else float("nan")
-    print(json.dumps({name: round(value, 2) for name, value in found.items()} | {"load_after": round(load, 2)}))
+    before = os.getloadavg()[0]
+    found = measure(options.users, options.seconds, options.workers, options.attack, options.one_address)
+    loads = {"load_before": before, "load_after": os.getloadavg()[0]}
+    print(json.dumps({name: round(value, 2) for name, value in (found | loads).items()}, indent=1))
     return int(found["failed"] > 0)
 
 

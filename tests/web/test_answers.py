@@ -16,7 +16,7 @@ from wattcast import hardware
 from wattcast.predictor.bundle import bundle_for
 from wattcast.predictor.prediction_json import PredictOut
 from wattcast.web import answers, request_schema
-from wattcast.web.answers import Answer, AnswerCache, answer_request
+from wattcast.web.answers import Answer, answer_request
 from wattcast.workload import model_catalogue
 
 CASE = {"gpu": "h200", "model": "gpt2", "batch": 4, "seq": 256}
@@ -191,17 +191,6 @@ def test_figures_and_reports() -> None:
     assert asked("figure", {"configurations": [CASE], "figure": "portrait"}).status == 422
     assert asked("figure", {"configurations": [CASE], "format": "gif"}).status == 422
     assert asked("figure", {"configurations": [CASE] * 5}).status == 422
-
-
-def test_answers_are_remembered_within_bounds() -> None:
-    remember = AnswerCache(most=2)
-    first = remember("room", json.dumps(CASE).encode())
-    assert remember("room", json.dumps(CASE).encode()) is first
-    for batch in (5, 6):
-        remember("room", json.dumps(CASE | {"batch": batch}).encode())
-    assert remember("room", json.dumps(CASE).encode()) is not first
-    small = AnswerCache(most_byte=10)
-    assert small("room", json.dumps(CASE).encode()) is not small("room", json.dumps(CASE).encode())
 
 
 SIZES = st.one_of(st.integers(1, 64), st.sampled_from([1000, 4096, 100_000, 1_000_000]))

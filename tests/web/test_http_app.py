@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import http.client
 import json
 import socket
@@ -14,7 +15,7 @@ from importlib.resources import files
 import pytest
 
 from serving import Server
-from wattcast.core.errors import BadInput, MissingTool, Refused
+from wattcast.core.errors import BadInput, ExitCode, Refused
 from wattcast.web.client_connections import open_socket
 from wattcast.web.http_app import HEADERS, RequestGuard, serve_page
 from wattcast.web.live_stream import recorded_feed
@@ -52,6 +53,16 @@ def test_the_page_and_its_files_come_with_every_header(server: Server) -> None:
     policy = HEADERS["content-security-policy"]
     assert "unsafe" not in policy
     assert "default-src 'none'" in policy
+
+
+def test_files_come_packed_to_who_unpacks_them(server: Server) -> None:
+    plain, data = ask(server, "GET", "/assets/app.js")
+    packed, less = ask(server, "GET", "/assets/app.js", accept_encoding="gzip, br")
+    assert "content-encoding" not in plain.headers
+    assert packed.headers["content-encoding"] == "gzip"
+    assert packed.headers["vary"] == plain.headers["vary"] == "accept-encoding"
+    assert gzip.decompress(less) == data
+    assert len(less) < 0.5 * len(data)
 
 
 def test_the_page_asks_nobody_else(server: Server) -> None:
@@ -208,10 +219,14 @@ def test_it_listens_on_loopback_unless_told_who_else_it_is() -> None:
             open_socket("127.0.0.1", taken.getsockname()[1])
 
 
-def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "uvicorn", None)
-    with pytest.raises(MissingTool, match=r"wattcast\[serve\]"):
-        serve_page("127.0.0.1", 0, recorded_feed())
+@pytest.mark.parametrize("library", ["fastapi", "uvicorn"])
+def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch, call, library: str) -> None:
+    """After a plain ``pip install .``, serve said "internal error" instead of what to install."""
+    monkeypatch.delitem(sys.modules, "wattcast.web.http_app")
+    monkeypatch.setitem(sys.modules, library, None)
+    said = call("serve", "--port", "0")
+    assert said.code == ExitCode.MISSING
+    assert f"the page needs {library}. Install it: pip install 'wattcast[serve]'." in said.err
 
 
 def test_ctrl_c_ends_it_and_its_workers() -> None:

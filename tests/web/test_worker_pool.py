@@ -1,4 +1,4 @@
-"""Many users, and users beside attackers: run with ``-m slow`` on a machine that does nothing else."""
+"""What the server keeps; with ``-m slow`` on a quiet machine, many users, and users beside attackers."""
 
 from __future__ import annotations
 
@@ -11,20 +11,40 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 from load_serve import measure
 
-QUIET_MS = 30.0  # a lone request on a machine with a free core
+from wattcast.web.worker_pool import AnswerCache, WorkerReply
+
+QUIET_MS = 50.0  # a lone request on a machine with a free core
+
+
+def test_answers_are_remembered_within_bounds() -> None:
+    good = WorkerReply(200, "application/json", b"12345")
+    kept = AnswerCache(most=2)
+    for body in (b"1", b"2", b"1", b"3"):
+        kept.keep("room", body, good)
+        assert kept.find("room", body) is good
+    assert kept.find("view", b"3") is None, "another kind of question"
+    assert [kept.find("room", body) is good for body in (b"1", b"2", b"3")] == [True, False, True]
+    kept.keep("room", b"wrong", WorkerReply(422, "application/json", b"{}"))
+    kept.keep("report", b"", good)
+    assert kept.find("room", b"wrong") is kept.find("report", b"") is None, "errors, and what carries its time"
+    small = AnswerCache(most_byte=4)
+    small.keep("room", b"", good)
+    assert small.find("room", b"") is None
 
 
 @pytest.mark.slow
-def test_fifty_users_are_served() -> None:
-    found = measure(users=50, seconds=60.0, workers=2)
+@pytest.mark.parametrize("one_address", [False, True])
+def test_fifty_users_are_served(one_address: bool) -> None:
+    """Fifty browsers behind one proxy lost connections while a client could have no more than 32."""
+    found = measure(users=50, seconds=30.0, workers=2, one_address=one_address)
     assert found["failed"] == 0
     assert found["requests"] > 0
     if found["alone_ms"] > QUIET_MS:
         pytest.skip(
             f"the machine is busy: a lone request takes {found['alone_ms']:.0f} ms; none of the others failed"
         )
-    assert found["median_ms"] < 50.0
-    assert found["p99_ms"] < 300.0
+    assert found["first_screen_p99_ms"] < 1000.0
+    assert max(found["view_p99_ms"], found["room_p99_ms"], found["file_p99_ms"]) < 300.0
 
 
 @pytest.mark.slow
@@ -35,4 +55,4 @@ def test_small_requests_are_answered_within_a_second_under_attack() -> None:
     assert found["requests"] > 50
     if found["alone_ms"] > QUIET_MS:
         pytest.skip(f"the machine is busy: a lone request takes {found['alone_ms']:.0f} ms; none failed")
-    assert found["p99_ms"] < 1000.0
+    assert found["view_p99_ms"] < 1000.0

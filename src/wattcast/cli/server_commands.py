@@ -40,8 +40,11 @@ def serve(
 
     Example: wattcast serve --port 8080
     """
-    from wattcast.web.http_app import serve_page
-    from wattcast.web.live_stream import choose_feed
+    try:
+        from wattcast.web.http_app import serve_page
+        from wattcast.web.live_stream import choose_feed
+    except ModuleNotFoundError as error:
+        raise MissingTool(f"the page needs {error.name}. Install it: pip install 'wattcast[serve]'.") from None
 
     env: Environment = ctx.obj
     if live not in ("auto", "gpu", "replay"):

@@ -77,12 +77,11 @@ class OperatorShare:
     @property
     def modules(self) -> tuple[ModuleShare, ...]:
         """The power of the operator by module."""
-        power_w, busy = self.basis.detail.kernel_part_w, self.basis.kernel_utilisation
+        detail, busy = self.basis.detail, self.basis.kernel_utilisation
+        watts = np.moveaxis(detail.kernel_part_w[..., self.row, :], -1, 0)
         return tuple(
-            ModuleShare(
-                part, _plain(power_w[..., self.row, i]), _plain(busy[part][..., self.row]) if part in busy else None
-            )
-            for i, part in enumerate(self.basis.detail.parts)
+            ModuleShare(part, _plain(power_w), _plain(busy[part][..., self.row]) if part in busy else None)
+            for part, power_w in zip(detail.parts, watts, strict=True)
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -108,9 +109,9 @@ class PredictOut(msgspec.Struct):
     predictions: list[PredictionOut]
 
 
-def predictions_to_output(predictions: Sequence[Prediction]) -> PredictOut:
-    """Convert single-point predictions to the output schema, in order."""
-    return PredictOut(__version__, [_prediction(p) for p in predictions])
+def predictions_to_output(predictions: Sequence[Prediction], most_ops: int | None = None) -> PredictOut:
+    """Convert single-point predictions to the output schema, in order; ``most_ops``: those of most energy alone."""
+    return PredictOut(__version__, [_prediction(p, most_ops) for p in predictions])
 
 
 def prediction_to_plain(p: Prediction) -> dict[str, Any]:
@@ -157,9 +158,10 @@ def encode_json(out: object, indent: int = 1) -> bytes:
     return msgspec.json.format(data, indent=indent)
 
 
-def _prediction(p: Prediction) -> PredictionOut:
+def _prediction(p: Prediction, most_ops: int | None = None) -> PredictionOut:
     if not isinstance(p.latency_s, float):
         raise ValueError("PredictionOut holds one configuration; a sweep has prediction_to_plain")
+    ops = p.ops if most_ops is None else sorted(p.ops, key=lambda share: -share.energy_j)[:most_ops]
     return PredictionOut(
         name=p.name,
         gpu=p.gpu,
@@ -179,7 +181,7 @@ def _prediction(p: Prediction) -> PredictionOut:
         busy_s=_finite(p.busy_s),
         peak_power_w=_finite(p.peak_power_w),
         modules=[_module(m) for m in p.modules],
-        ops=[_operator(o) for o in p.ops],
+        ops=[_operator(o) for o in ops],
         assumptions=list(p.assumptions),
         provenance=provenance_to_output(p),
     )
@@ -230,7 +232,7 @@ def _number(value: Values | int | None) -> Any:
 
 def _finite(value: Values) -> float:
     number = float(value)
-    assert np.isfinite(number), "a prediction is not a finite number: this is a bug in Wattcast"
+    assert math.isfinite(number), "a prediction is not a finite number: this is a bug in Wattcast"
     return number
 
 

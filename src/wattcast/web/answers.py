@@ -1,6 +1,6 @@
 """Answer requests: bytes in, bytes out, in a process that may be ended at any time.
 
-Nothing here opens a file that a request names. A few parsed uploads and whole answers are kept.
+Nothing here opens a file that a request names. A few parsed uploads are kept.
 """
 
 from __future__ import annotations
@@ -206,8 +206,7 @@ def _model(model: ModelSpec) -> ModelOut:
 def view_to_output(seen: ConfigurationView) -> ViewOut:
     """Convert one configuration, short enough to be sent at every move of a slider."""
     p = seen.prediction
-    shown = predictions_to_output([p]).predictions[0]
-    shown.ops = sorted(shown.ops, key=lambda op: -op.energy_j)[:MOST_OPS]
+    shown = predictions_to_output([p], MOST_OPS).predictions[0]
     shown.assumptions = rank_assumptions(p)
     memory_byte_per_s = {"DRAM": float(np.mean(seen.gpu.memory.byte_per_s))}
     if seen.gpu.l2.byte_per_cycle is not None:
@@ -239,7 +238,7 @@ def _group_operators(p: Prediction) -> list[OpGroupOut]:
         flop = sum(float(o.op.flop) * o.count for o in shares)
         byte = sum(float(o.op.read_byte + o.op.write_byte) * o.count for o in shares)
         seconds, joules = sum(float(o.latency_s) for o in shares), sum(float(o.energy_j) for o in shares)
-        parts = np.sum([[float(m.power_w) * float(o.latency_s) for m in o.modules] for o in shares], axis=0)
+        parts = np.array([o.latency_s for o in shares]) @ p.basis.detail.kernel_part_w[[o.row for o in shares]]
         count = sum(o.count for o in shares)
         ratio = flop / byte if flop > 0 and byte > 0 else None
         found.append(OpGroupOut(name, count, seconds, joules, parts.tolist(), ratio, flop / max(seconds, 1e-12)))
@@ -280,7 +279,6 @@ def _inert(cell: str) -> str:
 JSON, CSV, HTML = "application/json", "text/csv; charset=utf-8", "text/html; charset=utf-8"
 TYPES = {"svg": "image/svg+xml", "png": "image/png", "pdf": "application/pdf"}
 MOST_OPERATORS = 20_000  # entries of an uploaded list, repeats not counted
-REMEMBERED, REMEMBERED_BYTE = 256, 64 << 20
 
 
 @dataclass(frozen=True)
@@ -516,36 +514,11 @@ REQUEST_KINDS: dict[str, tuple[type, Callable[[Any], object]]] = {  # what is re
 }
 
 
-class AnswerCache:
-    """Keeps answers by request within a number of bytes, so that the same question costs nothing the second time."""
-
-    def __init__(self, most: int = REMEMBERED, most_byte: int = REMEMBERED_BYTE) -> None:
-        self._most, self._most_byte = most, most_byte
-        self._kept: OrderedDict[bytes, Answer] = OrderedDict()
-        self._byte = 0
-
-    def __call__(self, kind: str, body: bytes) -> Answer:
-        key = hashlib.sha256(kind.encode() + b"\0" + body).digest()
-        if key in self._kept:
-            self._kept.move_to_end(key)
-            return self._kept[key]
-        found = answer_request(kind, body)
-        if found.status == 200 and kind != "report":  # a report carries the time it was written
-            self._kept[key] = found
-            self._byte += len(found.body)
-            while self._kept and (len(self._kept) > self._most or self._byte > self._most_byte):
-                _, dropped = self._kept.popitem(last=False)
-                self._byte -= len(dropped.body)
-        return found
-
-
 FIRST_SCREEN = (
-    b'{"gpu":"h200","model":"llama3-8b","batch":16,"seq":1024,"tokens":256,"phase":"generate","stack":"engine",'
-    b'"price_per_h":2}'
-)  # what the page asks when it opens
-
-
-def warm_up(respond: Callable[[str, bytes], Answer]) -> None:
-    """Make the first requests as quick as later ones: the catalogue and the first screen's prediction."""
-    respond("catalogue", b"")
-    respond("view", FIRST_SCREEN)
+    b'{"gpu":"h200","model":"llama3-8b","batch":16,"seq":1024,"tokens":256,"phase":"generate","stack":"engine"'
+)
+FIRST_QUESTIONS = (  # what the page asks when it opens, byte by byte, so that the answers are known by then
+    ("catalogue", b""),
+    ("view", FIRST_SCREEN + b',"price_per_h":2}'),
+    ("room", FIRST_SCREEN + b"}"),
+)

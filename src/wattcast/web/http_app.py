@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from importlib.resources import files
 from typing import Annotated, Any
 
 import msgspec
+import uvicorn
 from fastapi import FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
@@ -19,7 +21,6 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from wattcast import __version__
-from wattcast.core.errors import MissingTool
 from wattcast.predictor.prediction_json import PredictOut
 from wattcast.web import answers
 from wattcast.web.client_connections import (
@@ -215,6 +216,8 @@ def make_app(pool: WorkerPool, feed: Feed, hosts: Iterable[str] = LOOPBACK) -> R
     @contextlib.asynccontextmanager
     async def life(app: FastAPI) -> AsyncIterator[None]:
         async with run_pool(pool):
+            for question in answers.FIRST_QUESTIONS:
+                await pool.ask(*question)
             yield
 
     app = FastAPI(title="Wattcast", version=__version__, lifespan=life, docs_url=None, redoc_url=None)
@@ -252,21 +255,25 @@ def _plain(status: int, text: str, headers: dict[str, str] | None = None) -> Res
 def _pages(app: FastAPI) -> None:
     folder = files("wattcast.web").joinpath("assets")
     held = {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
-    fresh = {"cache-control": "no-cache"}
+    packed = {name: gzip.compress(data, mtime=0) for name, data in held.items()}
+    fresh = {"cache-control": "no-cache", "vary": "accept-encoding"}
 
     @app.get("/assets/{name}", include_in_schema=False)
-    async def asset(name: str) -> Response:
+    async def asset(request: Request, name: str) -> Response:
         if name not in held:  # a table of names, not a folder
             return _plain(404, "there is no such file.")
-        return Response(held[name], headers=fresh, media_type=ASSET_TYPES[name.rpartition(".")[2]])
+        kind = ASSET_TYPES[name.rpartition(".")[2]]
+        if "gzip" in request.headers.get("accept-encoding", ""):
+            return Response(packed[name], headers=fresh | {"content-encoding": "gzip"}, media_type=kind)
+        return Response(held[name], headers=fresh, media_type=kind)
 
     @app.get("/", include_in_schema=False)
-    async def page() -> Response:
-        return await asset("index.html")
+    async def page(request: Request) -> Response:
+        return await asset(request, "index.html")
 
     @app.get("/favicon.ico", include_in_schema=False)
-    async def icon() -> Response:
-        return await asset("icon.svg")
+    async def icon(request: Request) -> Response:
+        return await asset(request, "icon.svg")
 
 
 def _questions(app: FastAPI, pool: WorkerPool) -> None:
@@ -387,12 +394,6 @@ def serve_page(
     say: Callable[[str], None] = lambda text: None,
 ) -> None:
     """Serve until interrupted. ``hosts`` are names, besides loopback's, that the server answers to."""
-    try:
-        import uvicorn
-    except ImportError:
-        raise MissingTool(
-            "the page needs FastAPI and uvicorn. Install them: pip install 'wattcast[serve]'."
-        ) from None
     names = known_hosts(host, hosts)
     listening = open_socket(host, port)
     name = f"[{host}]" if ":" in host else host

@@ -1,7 +1,8 @@
 """Share requests among a few worker processes; one that takes too long is ended and replaced.
 
 Large requests use half of the workers at most, so that small ones need not wait for them. A thread cannot be stopped,
-a process can: that makes the time limit real, keeps the server's own loop free, and lets two cores work.
+a process can: that makes the time limit real, keeps the server's own loop free, and lets two cores work. Answers are
+kept on this side of the pipe: who asks what was asked before waits for no worker.
 
 ``python -m wattcast.web.worker_pool`` is a worker: it answers framed requests from stdin on stdout until stdin ends.
 A frame is its length in four bytes, then the bytes. A request is two frames (kind, body), an answer two (a JSON
@@ -13,10 +14,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import json
 import os
 import struct
 import sys
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
 from typing import BinaryIO
@@ -32,6 +35,7 @@ LIMIT_S = 15.0  # of one request
 START_S = 60.0
 MOST_WAITING = 128
 RENEWALS = 30
+REMEMBERED, REMEMBERED_BYTE = 256, 64 << 20
 LARGE_KINDS = ("figure", "report", "plan", "simulate", "train")  # a second or more each, whatever is asked
 
 
@@ -48,6 +52,37 @@ def make_refusal(status: int, text: str) -> WorkerReply:
     return WorkerReply(status, "application/json", json.dumps({"error": text}).encode())
 
 
+class AnswerCache:
+    """Keeps answers by request within a number of bytes, so that the same question costs nothing the second time."""
+
+    def __init__(self, most: int = REMEMBERED, most_byte: int = REMEMBERED_BYTE) -> None:
+        self._most, self._most_byte = most, most_byte
+        self._kept: OrderedDict[bytes, WorkerReply] = OrderedDict()
+        self._byte = 0
+
+    def find(self, kind: str, body: bytes) -> WorkerReply | None:
+        """Return the answer to a request that was asked before, or None."""
+        key = _digest(kind, body)
+        if key in self._kept:
+            self._kept.move_to_end(key)
+        return self._kept.get(key)
+
+    def keep(self, kind: str, body: bytes, reply: WorkerReply) -> None:
+        """Keep a good answer and drop those that were not asked for longest."""
+        key = _digest(kind, body)
+        if reply.status != 200 or kind == "report" or key in self._kept:  # a report carries the time it was written
+            return
+        self._kept[key] = reply
+        self._byte += len(reply.body)
+        while self._kept and (len(self._kept) > self._most or self._byte > self._most_byte):
+            _, dropped = self._kept.popitem(last=False)
+            self._byte -= len(dropped.body)
+
+
+def _digest(kind: str, body: bytes) -> bytes:
+    return hashlib.sha256(kind.encode() + b"\0" + body).digest()
+
+
 class WorkerPool:
     """Workers that ``start`` starts; many tasks may call ``ask`` at once."""
 
@@ -58,6 +93,7 @@ class WorkerPool:
         self._renewing: set[asyncio.Task[None]] = set()
         self._large = asyncio.Semaphore(max(workers // 2, 1))
         self._waiting = 0
+        self._answers = AnswerCache()
         self.ended = 0  # workers that had to be ended
 
     async def start(self) -> None:
@@ -73,7 +109,9 @@ class WorkerPool:
             await self._end(process)
 
     async def ask(self, kind: str, body: bytes) -> WorkerReply:
-        """Send one request to the next free worker and wait for its answer within the time limit."""
+        """Return the answer that is kept, or send the request to the next free worker within the time limit."""
+        if (known := self._answers.find(kind, body)) is not None:
+            return known
         if self._waiting >= MOST_WAITING:
             return make_refusal(503, "the server is busy; try again in a moment.")
         large = kind in LARGE_KINDS or len(body) > LARGE_BYTE
@@ -85,7 +123,9 @@ class WorkerPool:
             return make_refusal(503, "the server is busy; try again in a moment.")
         finally:
             self._waiting -= 1
-        return await self._with(process, kind, body, large)
+        reply = await self._with(process, kind, body, large)
+        self._answers.keep(kind, body, reply)
+        return reply
 
     async def _take(self, large: bool) -> asyncio.subprocess.Process:
         if not large:
@@ -194,17 +234,17 @@ def run_worker() -> int:
     _limit_memory()
     requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever prints must not reach the pipe
-    from wattcast.web.answers import AnswerCache, warm_up
+    from wattcast.web.answers import FIRST_QUESTIONS, answer_request
 
-    respond = AnswerCache()
-    warm_up(respond)
+    for question in FIRST_QUESTIONS:  # so that the first requests are as quick as later ones
+        answer_request(*question)
     write_frame(answers, READY)
     while True:
         kind = read_frame(requests)
         body = read_frame(requests) if kind is not None else None
         if kind is None or body is None:
             return 0
-        found = respond(kind.decode(), body)
+        found = answer_request(kind.decode(), body)
         write_frame(answers, json.dumps({"status": found.status, "type": found.type}).encode())
         write_frame(answers, found.body)
 

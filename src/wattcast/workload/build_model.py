@@ -191,7 +191,10 @@ def compute_footprint(
     passes, steps = [trace_pass(model, options)], (options.tokens or 1) - 1
     if steps:
         passes.append(_trace_decode_step(model, options, steps - 1))
-    return sum_footprint(options, passes)
+    found = sum_footprint(options, passes)
+    for program in passes:
+        program.release()
+    return found
 
 
 def sum_footprint(options: ModelOptions, programs: Sequence[Program]) -> MemoryFootprint:
@@ -228,19 +231,19 @@ def _activation_byte(program: Program, training: bool, recompute: bool) -> int:
 def find_largest_batch(model: str | ModelSpec, options: ModelOptions, capacity_byte: float) -> int:
     """Return the largest batch that fits into ``capacity_byte``, 0 when not even one does.
 
-    The footprint grows with the batch, so the answer is bracketed by doubling and found by halving.
+    The footprint grows with the batch and nearly in proportion to it: each guess lies on the line through the last
+    two, every third one halfway between what fits and what does not, which bounds the guesses where it bends.
     """
     if not capacity_byte > 0:
         raise bad_value("capacity", "bytes above zero", capacity_byte)
-
-    def fits(batch: int) -> bool:
-        return compute_footprint(model, replace(options, batch=batch)).fits(capacity_byte)
-
-    low, high = 0, 1
-    while high <= _LARGEST_BATCH and fits(high):
-        low, high = high, 2 * high
-    high = min(high, _LARGEST_BATCH + 1)
+    low, high = 0, _LARGEST_BATCH + 1
+    last, last_byte, guess, tries = 0, 0, 1, 0
     while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
+        tries += 1
+        byte = compute_footprint(model, replace(options, batch=guess)).total_byte
+        low, high = (guess, high) if byte <= capacity_byte else (low, guess)
+        slope = max((byte - last_byte) / (guess - last), 1.0)
+        last, last_byte = guess, byte
+        guess = (low + high) // 2 if tries % 3 == 0 else guess + int((capacity_byte - byte) // slope)
+        guess = min(max(guess, low + 1), high - 1)
     return low
