@@ -132,4 +132,5 @@ def resolve_name(kind: str, found: str, known: Iterable[str], aliases: Mapping[s
     if (name := table.get(fold_name(found))) is not None:
         return name
     command = {"node": "gpus nodes"}.get(kind, f"{kind}s")
-    raise unknown_name(kind, found, names, f"`wattcast {command}` lists all {len(names)}.")
+    own = {"model": " A Hugging Face id or a config.json works too.", "gpu": " A YAML file of your own works too."}
+    raise unknown_name(kind, found, names, f"`wattcast {command}` lists all {len(names)}.{own.get(kind, '')}")

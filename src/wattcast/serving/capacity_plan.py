@@ -13,6 +13,7 @@ than the best plan found, so no option that was left out can be better than the 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -346,7 +347,10 @@ def _search(
         else:
             plans.append(made)
     if not plans:
-        raise BadInput("this cannot be served as asked. " + " ".join(dict.fromkeys(refused)))
+        reasons = {
+            (text.partition(",")[0], re.sub(r"\d", "", text)): text for text in refused
+        }  # of the most GPUs each
+        raise BadInput("this cannot be served as asked. " + " ".join(reasons.values()))
     plans.sort(key=lambda p: _rank(p, aim))
     return PlanResult(demand, aim, tuple(plans), tuple(dict.fromkeys(refused)), screened, prices)
 
