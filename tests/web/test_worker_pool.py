@@ -11,20 +11,21 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 from load_serve import measure
 
-from wattcast.web.worker_pool import AnswerCache, WorkerReply
+from wattcast.web.answers import Answer
+from wattcast.web.worker_pool import AnswerCache
 
 QUIET_MS = 50.0  # a lone request on a machine with a free core
 
 
 def test_answers_are_remembered_within_bounds() -> None:
-    good = WorkerReply(200, "application/json", b"12345")
+    good = Answer(200, "application/json", b"12345")
     kept = AnswerCache(most=2)
     for body in (b"1", b"2", b"1", b"3"):
         kept.keep("room", body, good)
         assert kept.find("room", body) is good
     assert kept.find("view", b"3") is None, "another kind of question"
     assert [kept.find("room", body) is good for body in (b"1", b"2", b"3")] == [True, False, True]
-    kept.keep("room", b"wrong", WorkerReply(422, "application/json", b"{}"))
+    kept.keep("room", b"wrong", Answer(422, "application/json", b"{}"))
     kept.keep("report", b"", good)
     assert kept.find("room", b"wrong") is kept.find("report", b"") is None, "errors, and what carries its time"
     small = AnswerCache(most_byte=4)

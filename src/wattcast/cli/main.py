@@ -168,11 +168,6 @@ def main(argv: Sequence[str] | None = None, env: Environment | None = None) -> i
         except BrokenPipeError:  # `wattcast ... | head` is no failure
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115  (the interpreter flushes it at exit)
             return ExitCode.OK
-        except ModuleNotFoundError as error:
-            if str(error.name).startswith(("wattcast", "None")):
-                return _complain(env, _internal_error(error), ExitCode.FAILED)
-            text = f"this needs {error.name}, which is not installed. `wattcast doctor` says how to get it."
-            return _complain(env, text, ExitCode.MISSING)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS):
                 return _complain(env, _internal_error(error), ExitCode.FAILED)
@@ -183,6 +178,8 @@ def main(argv: Sequence[str] | None = None, env: Environment | None = None) -> i
 
 
 def _internal_error(error: Exception) -> str:
+    if isinstance(error, ModuleNotFoundError) and not str(error.name).startswith("wattcast"):
+        return f"this needs {error.name}, which is not installed. `wattcast doctor` says how to get it."
     return f"internal error ({type(error).__name__}: {error}). Run again with --traceback and report it."
 
 

@@ -347,9 +347,7 @@ def _search(
         else:
             plans.append(made)
     if not plans:
-        reasons = {
-            (text.partition(",")[0], re.sub(r"\d", "", text)): text for text in refused
-        }  # of the most GPUs each
+        reasons = {re.sub(r"tp \d+|[\d.]+ GB", "", text): text for text in refused}  # of replicas of the most GPUs
         raise BadInput("this cannot be served as asked. " + " ".join(reasons.values()))
     plans.sort(key=lambda p: _rank(p, aim))
     return PlanResult(demand, aim, tuple(plans), tuple(dict.fromkeys(refused)), screened, prices)

@@ -287,7 +287,7 @@ class Answer:
 
     status: int
     type: str
-    body: bytes
+    body: bytes = b""
 
 
 def answer_request(kind: str, body: bytes) -> Answer:
@@ -297,15 +297,16 @@ def answer_request(kind: str, body: bytes) -> Answer:
         made = make(body.decode("utf-8", "replace") if takes is str else read_request(body, takes))
         return made if isinstance(made, Answer) else Answer(200, JSON, msgspec.json.encode(made))
     except WattcastError as error:
-        return _refusal(422, str(error))
+        return make_refusal(422, str(error))
     except (RecursionError, MemoryError):
-        return _refusal(422, "the request asks for more than this server gives one request.")
+        return make_refusal(422, "the request asks for more than this server gives one request.")
     except Exception:
         traceback.print_exc(file=sys.stderr)
-        return _refusal(500, "internal error; the server's log says more.")
+        return make_refusal(500, "internal error; the server's log says more.")
 
 
-def _refusal(status: int, text: str) -> Answer:
+def make_refusal(status: int, text: str) -> Answer:
+    """Make an error in the JSON form that all errors have."""
     return Answer(status, JSON, msgspec.json.encode(ErrorOut(clip_text(text, 2000))))
 
 

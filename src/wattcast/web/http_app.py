@@ -38,7 +38,7 @@ from wattcast.web.client_connections import (
 )
 from wattcast.web.live_stream import Feed, FeedInfo, FeedWatchers, recorded_feed
 from wattcast.web.request_schema import MOST_BYTE
-from wattcast.web.worker_pool import LIMIT_S, WorkerPool, make_refusal, run_pool
+from wattcast.web.worker_pool import LIMIT_S, WorkerPool, run_pool
 
 ARRIVE_S = 30.0  # for a body
 MOST_ENTRIES = 40_000  # objects of a request; a distinct operator takes a worker some 0.25 ms
@@ -249,7 +249,7 @@ def _errors(app: FastAPI) -> None:
 
 
 def _plain(status: int, text: str, headers: dict[str, str] | None = None) -> Response:
-    return Response(make_refusal(status, text).body, status, headers, media_type="application/json")
+    return Response(answers.make_refusal(status, text).body, status, headers, media_type="application/json")
 
 
 def _pages(app: FastAPI) -> None:
@@ -258,22 +258,17 @@ def _pages(app: FastAPI) -> None:
     packed = {name: gzip.compress(data, mtime=0) for name, data in held.items()}
     fresh = {"cache-control": "no-cache", "vary": "accept-encoding"}
 
+    @app.get("/", include_in_schema=False)
+    @app.get("/favicon.ico", include_in_schema=False)
     @app.get("/assets/{name}", include_in_schema=False)
-    async def asset(request: Request, name: str) -> Response:
+    async def asset(request: Request) -> Response:
+        name = request.path_params.get("name", "icon.svg" if request.url.path == "/favicon.ico" else "index.html")
         if name not in held:  # a table of names, not a folder
             return _plain(404, "there is no such file.")
         kind = ASSET_TYPES[name.rpartition(".")[2]]
         if "gzip" in request.headers.get("accept-encoding", ""):
             return Response(packed[name], headers=fresh | {"content-encoding": "gzip"}, media_type=kind)
         return Response(held[name], headers=fresh, media_type=kind)
-
-    @app.get("/", include_in_schema=False)
-    async def page(request: Request) -> Response:
-        return await asset(request, "index.html")
-
-    @app.get("/favicon.ico", include_in_schema=False)
-    async def icon(request: Request) -> Response:
-        return await asset(request, "icon.svg")
 
 
 def _questions(app: FastAPI, pool: WorkerPool) -> None:

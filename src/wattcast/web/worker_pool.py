@@ -27,6 +27,7 @@ from typing import BinaryIO
 import msgspec
 
 from wattcast.core.errors import MissingTool
+from wattcast.web.answers import FIRST_QUESTIONS, Answer, answer_request, make_refusal
 from wattcast.web.client_connections import LARGE_BYTE
 
 MOST_MEMORY_BYTE = 6 << 30  # of a worker
@@ -39,48 +40,30 @@ REMEMBERED, REMEMBERED_BYTE = 256, 64 << 20
 LARGE_KINDS = ("figure", "report", "plan", "simulate", "train")  # a second or more each, whatever is asked
 
 
-class WorkerReply(msgspec.Struct):
-    """What a worker answered."""
-
-    status: int
-    type: str
-    body: bytes = b""
-
-
-def make_refusal(status: int, text: str) -> WorkerReply:
-    """Make an error in the JSON form that all errors have."""
-    return WorkerReply(status, "application/json", json.dumps({"error": text}).encode())
-
-
 class AnswerCache:
     """Keeps answers by request within a number of bytes, so that the same question costs nothing the second time."""
 
     def __init__(self, most: int = REMEMBERED, most_byte: int = REMEMBERED_BYTE) -> None:
         self._most, self._most_byte = most, most_byte
-        self._kept: OrderedDict[bytes, WorkerReply] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, bytes], Answer] = OrderedDict()
         self._byte = 0
 
-    def find(self, kind: str, body: bytes) -> WorkerReply | None:
+    def find(self, kind: str, body: bytes) -> Answer | None:
         """Return the answer to a request that was asked before, or None."""
-        key = _digest(kind, body)
+        key = kind, hashlib.sha256(body).digest()
         if key in self._kept:
             self._kept.move_to_end(key)
         return self._kept.get(key)
 
-    def keep(self, kind: str, body: bytes, reply: WorkerReply) -> None:
+    def keep(self, kind: str, body: bytes, answer: Answer) -> None:
         """Keep a good answer and drop those that were not asked for longest."""
-        key = _digest(kind, body)
-        if reply.status != 200 or kind == "report" or key in self._kept:  # a report carries the time it was written
+        key = kind, hashlib.sha256(body).digest()
+        if answer.status != 200 or kind == "report" or key in self._kept:  # a report carries the time it was written
             return
-        self._kept[key] = reply
-        self._byte += len(reply.body)
+        self._kept[key] = answer
+        self._byte += len(answer.body)
         while self._kept and (len(self._kept) > self._most or self._byte > self._most_byte):
-            _, dropped = self._kept.popitem(last=False)
-            self._byte -= len(dropped.body)
-
-
-def _digest(kind: str, body: bytes) -> bytes:
-    return hashlib.sha256(kind.encode() + b"\0" + body).digest()
+            self._byte -= len(self._kept.popitem(last=False)[1].body)
 
 
 class WorkerPool:
@@ -108,7 +91,7 @@ class WorkerPool:
         for process in list(self._all):
             await self._end(process)
 
-    async def ask(self, kind: str, body: bytes) -> WorkerReply:
+    async def ask(self, kind: str, body: bytes) -> Answer:
         """Return the answer that is kept, or send the request to the next free worker within the time limit."""
         if (known := self._answers.find(kind, body)) is not None:
             return known
@@ -142,7 +125,7 @@ class WorkerPool:
         if large:
             self._large.release()
 
-    async def _with(self, process: asyncio.subprocess.Process, kind: str, body: bytes, large: bool) -> WorkerReply:
+    async def _with(self, process: asyncio.subprocess.Process, kind: str, body: bytes, large: bool) -> Answer:
         try:
             async with asyncio.timeout(self._limit_s):
                 reply = await _exchange(process, kind, body)
@@ -204,13 +187,13 @@ class WorkerPool:
         await process.wait()
 
 
-async def _exchange(process: asyncio.subprocess.Process, kind: str, body: bytes) -> WorkerReply:
+async def _exchange(process: asyncio.subprocess.Process, kind: str, body: bytes) -> Answer:
     assert process.stdin is not None
     for data in (kind.encode(), body):
         process.stdin.write(struct.pack("!I", len(data)) + data)
     await process.stdin.drain()
-    header = msgspec.json.decode(await _frame(process), type=WorkerReply)
-    return WorkerReply(header.status, header.type, await _frame(process))
+    header = msgspec.json.decode(await _frame(process), type=Answer)
+    return Answer(header.status, header.type, await _frame(process))
 
 
 async def _frame(process: asyncio.subprocess.Process) -> bytes:
@@ -234,8 +217,6 @@ def run_worker() -> int:
     _limit_memory()
     requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever prints must not reach the pipe
-    from wattcast.web.answers import FIRST_QUESTIONS, answer_request
-
     for question in FIRST_QUESTIONS:  # so that the first requests are as quick as later ones
         answer_request(*question)
     write_frame(answers, READY)

@@ -191,10 +191,7 @@ def compute_footprint(
     passes, steps = [trace_pass(model, options)], (options.tokens or 1) - 1
     if steps:
         passes.append(_trace_decode_step(model, options, steps - 1))
-    found = sum_footprint(options, passes)
-    for program in passes:
-        program.release()
-    return found
+    return sum_footprint(options, passes)
 
 
 def sum_footprint(options: ModelOptions, programs: Sequence[Program]) -> MemoryFootprint:
