@@ -73,6 +73,16 @@ int cuMemHostAlloc(void **p, size_t n, unsigned f) { ALIVE; (void)f; *p = calloc
 int cuMemcpyHtoDAsync_v2(u64 to, const void *from, size_t n, void *s) { ALIVE; (void)s; memcpy((void *)to, from, n); free_at_s = (free_at_s > now_s() ? free_at_s : now_s()) + n / 2e10; return 0; }
 int cuMemcpyDtoHAsync_v2(void *to, u64 from, size_t n, void *s) { ALIVE; (void)s; memcpy(to, (void *)from, n); free_at_s = (free_at_s > now_s() ? free_at_s : now_s()) + n / 2e10; return 0; }
 int cuMemFree_v2(u64 p) { ALIVE; (void)p; return 0; }
+int cuMemFreeHost(void *p) { ALIVE; free(p); return 0; }
+int cuStreamWaitEvent(void *s, void *e, unsigned f) { ALIVE; (void)s; (void)e; (void)f; return 0; }
+int cuTensorMapEncodeTiled(u64 *made, int kind, unsigned rank, void *at, const u64 *dims, const u64 *strides, const unsigned *box, const unsigned *steps, int i, int swizzle, int l2, int fill)
+{
+  ALIVE;
+  (void)kind; (void)steps; (void)i; (void)l2; (void)fill;
+  if ((u64)made % 64 || rank != 2 || (u64)at % 16 || strides[0] != 2 * dims[0] || box[0] * 2 != 128 || box[1] > 256 || swizzle != 3) return 1;
+  memset(made, 1, 128);
+  return 0;
+}
 int cuMemcpyHtoD_v2(u64 to, const void *from, size_t n) { ALIVE; memcpy((void *)to, from, n); return 0; }
 int cuMemcpyDtoH_v2(void *to, u64 from, size_t n) { ALIVE; memcpy(to, (void *)from, n); return 0; }
 int cuMemcpyDtoDAsync_v2(u64 to, u64 from, size_t n, void *s)
@@ -139,7 +149,7 @@ static void compute(const char *name, unsigned blocks, unsigned threads, u64 *si
   } else if (!strcmp(name, "atomic_own") && iterations == 2) {
     for (u64 i = 0; i < (u64)blocks * threads && i < bytes / 4; ++i) ((unsigned *)b)[i] += 64 * 2;
   } else if (seed == 0 && !strncmp(name, "wgmma_", 6)) {
-    const char *p = name + 6;
+    const char *p = name + (strncmp(name, "wgmma_sparse_", 13) ? 6 : 13);
     int k = !strcmp(p, "tf32") ? 8 : !strcmp(p, "fp8") || !strcmp(p, "int8") ? 32 : 16;
     for (u64 i = 0; i < (u64)blocks * threads; ++i)
       if (!strcmp(p, "int8")) ((int *)sink)[i] = 16 * k;
@@ -159,6 +169,12 @@ int cuLaunchKernel(void *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, 
   const int wrong = chosen("STANDIN_CUDA_WRONG", name);
   if (!strcmp(name, "fill")) {
     if (!wrong) fill(*(unsigned **)parameters[0], *(u64 *)parameters[1], *(unsigned *)parameters[2]);
+    return 0;
+  }
+  if (!strcmp(name, "link_ring")) {
+    char *ring = *(char **)parameters[0];
+    const u64 nodes = *(u64 *)parameters[1], stride = *(u64 *)parameters[2];
+    for (u64 i = 0; i < nodes; ++i) *(u64 *)(ring + i * stride) = i;
     return 0;
   }
   if (!strncmp(name, "media_", 6)) {

@@ -30,7 +30,7 @@ QUICK = ("--quick", "--budget", "60s")
 
 def test_rows_have_time_cycles_power_and_what_was_checked(machine, tmp_path: Path, rows) -> None:
     out = tmp_path / "out"
-    done = machine.measure("microbench", "--out", str(out), "--only", "dram_copy,fp32_fma", *QUICK)
+    done = machine.measure("microbench", "--out", str(out), "--only", "dram_copy,dram_memcpy,fp32_fma", *QUICK)
     assert done.returncode == 0, done.stderr
     found = {row["id"]: micro_row(row) for row in rows(out / "microbench.jsonl")}
     assert set(found) == {"idle_context_on", "dram_copy", "dram_memcpy-v2", "fp32_fma-v2"}
@@ -48,6 +48,30 @@ def test_rows_have_time_cycles_power_and_what_was_checked(machine, tmp_path: Pat
     assert copy.byte == pytest.approx(16.0 * copy.operations)
     (run,) = rows(out / "runs.jsonl")
     assert run["sm_count"] == 4
+
+
+def test_latencies_clusters_tiles_and_transfers_without_msgspec(machine, tmp_path: Path, rows) -> None:
+    """A bare node lacks msgspec; a ring that does not fit into the memory costs its row alone."""
+    (tmp_path / "bare").mkdir()
+    (tmp_path / "bare" / "msgspec.py").write_text("raise ModuleNotFoundError('msgspec')\n")
+    path = f"{tmp_path / 'bare'}:{machine.environment['PYTHONPATH']}"
+    names = (
+        "latency_fp32_fma,latency_ring_128,latency_pages_32768,cluster_read_2,tile_copy_l2,wgmma_sparse_fp8,transfer"
+    )
+    done = machine.measure("microbench", "--out", str(tmp_path / "out"), "--only", names, *QUICK, PYTHONPATH=path)
+    assert done.returncode == 0, done.stderr
+    plain = {row["id"]: row for row in rows(tmp_path / "out" / "microbench.jsonl")}
+    assert "65536 MiB" in plain.pop("latency_pages_32768")["error"]
+    found = {name: micro_row(row) for name, row in plain.items()}
+    assert not any(row.error for row in found.values())
+    assert found["latency_fp32_fma"].latency_cycles == pytest.approx(2e-6 * 1.75e9 / 256, rel=0.01)
+    assert found["latency_ring_128"].power_w is None
+    assert found["cluster_read_2"].blocks == 4 * 2 * 16  # a whole number of clusters
+    assert found["wgmma_sparse_fp8"].checked == "passed"
+    assert found["pcie_to_device"].byte_per_s
+    assert found["pcie_to_device"].power_w
+    assert found["pcie_both"].byte == 2 * found["pcie_to_host"].byte
+    assert "peer_copy" not in found  # one GPU alone
 
 
 @pytest.mark.slow

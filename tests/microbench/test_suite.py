@@ -12,6 +12,7 @@ from stand_in_machine import compiled, disassembled
 from wattcast.core.errors import UnknownName
 from wattcast.measure.cuda_device import CudaError, compile_cubin
 from wattcast.microbench.benchmark_suite import MIXES, find_benchmarks, list_benchmarks
+from wattcast.microbench.latency_units import RING_FACTOR, RING_STEP
 from wattcast.microbench.memory_units import words_of_conflict
 from wattcast.microbench.unit_source import Benchmark, BenchUnit, interleave_steps
 
@@ -30,6 +31,9 @@ FEW = {  # one of each kind of source, on the architecture that has most to go w
     "dram_rate_12": "sm_90a",
     "convert_fp16": "sm_90a",
     "mix_everything": "sm_90a",
+    "tile_copy_l2": "sm_90a",
+    "multicast_4": "sm_90a",
+    "cluster_read_8": "sm_90a",
 }
 PAIRS = [(b, a) for b in list_benchmarks() for a in ARCHITECTURES if b.supported(a)]
 
@@ -74,18 +78,28 @@ def test_names_are_unique_and_everything_asked_for_is_there() -> None:
         *("fp32_exp2_log2 fp64_fma div_ieee_normal div_ieee_denormal div_fast_normal div_fast_denormal").split(),
         *("convert_int32 misc_move control_branch fp16x2_fma bf16x2_fma dp4a mma_bf16 wgmma_bf16 wgmma_fp8").split(),
         *("dram_read dram_write dram_copy l2_read l2_write l1_read l1_write shared_read constant_read").split(),
-        *("texture_read async_copy_dram bulk_copy_dram atomic_shared atomic_own").split(),
+        *("texture_read async_copy_dram bulk_copy_dram atomic_shared atomic_own tile_copy_dram").split(),
+        *("dpx_add_max mma_sparse_bf16 wgmma_sparse_fp8 latency_fp32_fma latency_cluster_shared").split(),
     }
     assert wanted <= set(names)
     curves = Counter(b.curve for b in list_benchmarks() if b.curve)
     assert set(curves) == {
         *("conflicts coalescence access icache divergence occupancy ilp active dram_active tensor_active").split(),
-        *("dram_rate dram_rate_copy").split(),
+        *("dram_rate dram_rate_copy atomic_lines multicast cluster_read ring pages wgmma bulk").split(),
     }
     assert curves["conflicts"] >= 8
     assert len(MIXES) >= 22  # as many as GPUWattch's suite
     assert {b.at for b in list_benchmarks() if b.curve == "conflicts"} >= {0, 1, 31}
     assert {b.at for b in list_benchmarks() if b.curve == "divergence"} >= {1, 32}
+
+
+@pytest.mark.parametrize("nodes", [b.ring[0] for b in list_benchmarks() if 0 < b.ring[0] <= 1 << 16])
+def test_a_ring_visits_every_node_once(nodes: int) -> None:
+    seen, at = set(), 0
+    while at not in seen:
+        seen.add(at)
+        at = (at * RING_FACTOR + RING_STEP) % nodes
+    assert (len(seen), at) == (nodes, 0)
 
 
 def test_the_most_important_come_first() -> None:

@@ -14,20 +14,14 @@ from typing import get_args
 
 from wattcast.core.errors import ExitCode, WattcastError
 from wattcast.measure.measure_verbs import VERBS, Verb, list_options
-
-try:
-    from wattcast.microbench.microbench_sessions import microbench, multimedia
-except ModuleNotFoundError:  # msgspec: a node without it measures everything else
-    MICROBENCH_VERBS: tuple[Verb, ...] = ()
-else:
-    MICROBENCH_VERBS = (microbench, multimedia)
+from wattcast.microbench.microbench_sessions import microbench, multimedia
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Parse, call one verb, print; errors are one paragraph on stderr."""
     parser = argparse.ArgumentParser(prog="python -m wattcast.measure", description=__doc__)
     verbs = parser.add_subparsers(required=True, metavar="VERB")
-    for verb in (*VERBS, *MICROBENCH_VERBS):
+    for verb in (*VERBS, microbench, multimedia):
         about = inspect.getdoc(verb) or ""
         _add_options(verbs.add_parser(verb.__name__, help=about.splitlines()[0], description=about), verb)
     given = vars(parser.parse_args(arguments))

@@ -262,6 +262,30 @@ class CudaDevice:
         how.flags = 1  # read as integers
         return int(self.call("cuTexObjectCreate", resource, how, None))
 
+    def tensor_map(self, address: int, columns: int, rows: int, box_columns: int, box_rows: int) -> Bytes:
+        """The 128 bytes by which the copy engine takes boxes out of a matrix of 16-bit numbers, rows of 128 bytes.
+
+        In shared memory a box lies as tensor cores read it: groups of 16 bytes swizzled within 128.
+        """
+        d = self.driver
+        room = np.zeros(24, dtype=np.uint64)  # the bindings' own do not always lie where 64 divides the address
+        made = room[-room.ctypes.data // 8 % 8 :][:16]
+        lists = [np.array([columns, rows], np.uint64), np.array([2 * columns], np.uint64)]
+        lists += [np.array([box_columns, box_rows], np.uint32), np.ones(2, np.uint32)]
+        status = ctypes.CDLL("libcuda.so.1").cuTensorMapEncodeTiled(
+            ctypes.c_void_p(made.ctypes.data),
+            int(d.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16),
+            2,
+            ctypes.c_void_p(address),
+            *(ctypes.c_void_p(values.ctypes.data) for values in lists),
+            int(d.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE),
+            int(d.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B),
+            int(d.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_NONE),
+            int(d.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),
+        )
+        self.check((d.CUresult(status),), "cuTensorMapEncodeTiled")
+        return made
+
     def profile(self, on: bool) -> None:
         """Tell a profiler that listens to begin or to end."""
         self.call("cuProfilerStart" if on else "cuProfilerStop")

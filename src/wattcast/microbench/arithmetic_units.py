@@ -7,7 +7,7 @@ that operands stay as random as they began.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from wattcast.microbench.unit_source import BenchUnit, OpcodeCounts, asm, inout, into
@@ -81,6 +81,15 @@ def int_units() -> dict[str, BenchUnit]:
     multiplied: OpcodeCounts = ((r"IMAD(\.WIDE.*)?", 3), (r"IADD3.*|IMAD\.IADD|VIADD", 1))
     found["int64_mul"] = int64_unit("int64_mul", "mul.lo.s64 %0, %0, %1;", multiplied, odd=True)
     return found
+
+
+def dpx_units() -> Iterator[BenchUnit]:
+    """Yield units of fused additions and maxima (DPX): one instruction on sm_90, several elsewhere."""
+    forms = {"": "add.s32 t, %0, %1; max.s32 %0, t, %2;", "_16": "add.s16x2 t, %0, %1; max.s16x2 %0, t, %2;"}
+    forms["_relu"] = "add.s32 t, %0, %1; max.s32 t, t, %2; max.s32 %0, t, 0;"
+    for suffix, text in forms.items():
+        name, opcodes = f"dpx_add_max{suffix}", ((r"VIADDMNMX.*", 1.0),)
+        yield integer_unit(name, f"{{.reg .b32 t; {text}}}", opcodes, lambda i: [*_ring(i, 1), _constant(i)])
 
 
 def select_unit() -> BenchUnit:

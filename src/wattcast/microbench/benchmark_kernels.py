@@ -6,7 +6,7 @@ import ctypes
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,8 @@ from wattcast.core.errors import Refused, WattcastError
 from wattcast.measure.cuda_device import CudaDevice, CudaError, CudaKernel, compile_cubin
 from wattcast.measure.sampler import Sampler
 from wattcast.measure.steady_state import CHUNKS_AHEAD, SettledWindow, SettlingRule, describe_window, hold_load
+from wattcast.microbench.cluster_units import ROW_TILES, TILE_BYTE, TILE_ROWS
+from wattcast.microbench.latency_units import RING_SOURCE
 from wattcast.microbench.microbench_results import MicroRow, micro_row_id
 from wattcast.microbench.tensor_units import PRECISIONS, WGMMA_STEPS
 from wattcast.microbench.unit_source import CHECK_SEED, SINK_WORDS, STAMP_WORDS, Benchmark
@@ -29,6 +31,7 @@ CHUNK_S = 0.02
 CHECK_ROUNDS = 2  # iterations of a check
 COMPARED_BYTE = 64 << 20  # of a copy, at its begin and at its end
 LAUNCH_S = 0.004  # a launch lasts about this long
+LATENCY_LAUNCHES = 3
 LONGEST_S = 0.5  # one iteration that takes longer is refused
 MOST_BLOCKS = 1 << 17
 FILL = r"""
@@ -41,6 +44,7 @@ extern "C" __global__ void fill(unsigned *out, unsigned long long words, unsigne
   }
 }
 """
+RING_TYPES = (ctypes.c_void_p, ctypes.c_ulonglong, ctypes.c_ulonglong)
 FILL_TYPES = (ctypes.c_void_p, ctypes.c_ulonglong, ctypes.c_uint)
 
 
@@ -149,7 +153,7 @@ def run_self_check(ready: ReadyKernel) -> str:
         if not (counted == wanted).all():
             raise SelfCheckFailed(f"{name} counted {int(counted.min())} to {int(counted.max())}, not {wanted}.")
     elif benchmark.check == "wgmma":  # all operands are 0.5 (1 for integers)
-        precision = name.removeprefix("wgmma_")
+        precision = name.removeprefix("wgmma_").removeprefix("sparse_")
         device.zero(held.sink, 4 * threads)
         ready.launch(rounds, seed=CHECK_SEED)
         bits = device.download(held.sink, threads, np.uint32)
@@ -236,31 +240,61 @@ class ReadyKernel:
     kernel: CudaKernel
     blocks: int
     size: int
-    texture: int = 0
+    b: int = 0  # what takes the place of the second buffer: a texture, a tensor map or a ring
+    lent: tuple[int, ...] = ()  # memory of this kernel alone
 
     def launch(self, iterations: int, seed: int | None = None, size: int | None = None) -> None:
         """Put one launch on the stream."""
         held, benchmark = self.buffers, self.benchmark
         wanted = benchmark.seed if seed is None else seed
-        values = (held.stamps, held.sink, held.a, self.texture or held.b, size or self.size, wanted, iterations)
+        values = (held.stamps, held.sink, held.a, self.b or held.b, size or self.size, wanted, iterations)
         held.device.launch(self.kernel, self.blocks, benchmark.threads, values)
+
+    def discard(self) -> None:
+        """Forget the kernel and give back its own memory."""
+        self.buffers.device.synchronize(5.0)
+        self.buffers.device.unload(self.kernel)
+        for address in self.lent:
+            self.buffers.device.free(address)
 
 
 def prepare_benchmark(benchmark: Benchmark, buffers: DeviceBuffers, cubin: bytes) -> ReadyKernel:
-    """Load a benchmark; as many blocks as it wants on each multiprocessor, all at once, or one for every chunk."""
-    device = buffers.device
+    """Load a benchmark; as many blocks as it wants on each multiprocessor, all at once, or one for every chunk.
+
+    A ring of addresses lies in the second buffer, or in memory of its own where that is too small.
+    """
+    device, b, lent = buffers.device, 0, ()
     kernel = device.load(cubin, benchmark.name, benchmark.shared_byte)
     fits = device.resident(kernel, benchmark.threads)
     if fits < 1:
         raise CudaError(f"{benchmark.name} does not fit on a multiprocessor.")
     sms = max(round(benchmark.share * device.sm_count), 1)
     blocks = sms * min(fits, benchmark.blocks_per_sm) * benchmark.turns
+    blocks = max(blocks // benchmark.cluster, 1) * benchmark.cluster
     size = buffers.working_set_byte(benchmark.working_set, blocks)
     if benchmark.whole:
         blocks = min(size // benchmark.unit.chunk, MOST_BLOCKS * benchmark.stamped)
         size = blocks * benchmark.unit.chunk
-    texture = device.texture(buffers.a, 1 << 20) if benchmark.working_set == "texture" else 0
-    return ReadyKernel(benchmark, buffers, kernel, blocks, size, texture)
+    if benchmark.working_set == "texture":
+        b = device.texture(buffers.a, 1 << 20)
+    elif benchmark.tiles:
+        row_byte = TILE_BYTE * ROW_TILES
+        size = size // (row_byte * TILE_ROWS) * row_byte * TILE_ROWS
+        b = device.allocate(128)
+        lent = (b,)
+        device.upload(b, device.tensor_map(buffers.a, row_byte // 2, size // row_byte, TILE_BYTE // 2, TILE_ROWS))
+    elif benchmark.timed and benchmark.ring[0]:
+        nodes, stride = benchmark.ring
+        b = buffers.b if nodes * stride <= buffers.size else device.allocate(nodes * stride)
+        lent = () if b == buffers.b else (b,)
+        link = device.load(_compile_ring(device.architecture), "link_ring")
+        device.launch(link, 8 * device.sm_count, 256, (b, nodes, stride), RING_TYPES)
+    return ReadyKernel(benchmark, buffers, kernel, blocks, size, b, lent)
+
+
+@cache
+def _compile_ring(architecture: str) -> bytes:
+    return compile_cubin(RING_SOURCE, architecture, "ring.cu")
 
 
 def calibrate_iterations(ready: ReadyKernel, wanted_s: float = LAUNCH_S) -> int:
@@ -301,6 +335,8 @@ def measure_benchmark(bench: DeviceBench, ready: ReadyKernel, row: MicroRow, ite
     checked = run_self_check(ready) if row.repeat == 0 else ""
     iterations = iterations or calibrate_iterations(ready)
     row = add_counts(row, benchmark, ready.blocks, iterations)
+    if benchmark.timed:
+        return time_latency(bench, ready, row, iterations)
     row = sustain_load(bench, row, partial(ready.launch, iterations))
     stamped = -(-ready.blocks // benchmark.stamped)
     words = bench.device.download(ready.buffers.stamps, stamped * STAMP_WORDS, np.uint64)
@@ -315,6 +351,23 @@ def measure_benchmark(bench: DeviceBench, ready: ReadyKernel, row: MicroRow, ite
         active_sms=cycles.active_sms,
         effective_clock_hz=cycles.per_sm / row.launch_s if capped and row.launch_s else cycles.clock_hz,
         operations_per_cycle_sm=per_block * cycles.blocks_per_sm / cycles.per_sm,
+    )
+
+
+def time_latency(bench: DeviceBench, ready: ReadyKernel, row: MicroRow, iterations: int) -> MicroRow:
+    """Return the cycles from one operation to the next that waits for it: the fewest of a few launches."""
+    found = []
+    for _ in range(LATENCY_LAUNCHES):
+        ready.launch(iterations)
+        words = bench.device.download(ready.buffers.stamps, ready.blocks * STAMP_WORDS, np.uint64)
+        found.append(read_stamps(words.astype(np.uint64)))
+    best = min(found, key=lambda cycles: cycles.per_sm)
+    return replace(
+        row,
+        cycles=best.per_sm,
+        active_sms=best.active_sms,
+        effective_clock_hz=best.clock_hz,
+        latency_cycles=best.per_sm / (ready.benchmark.operations * iterations),
     )
 
 

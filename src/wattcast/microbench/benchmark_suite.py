@@ -5,11 +5,14 @@ Mixes of units are built like a pyramid: pairs first, then three and four units 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
 from wattcast.core.errors import unknown_name
 from wattcast.microbench import arithmetic_units as arithmetic
+from wattcast.microbench import cluster_units as cluster
+from wattcast.microbench import latency_units as latency
 from wattcast.microbench import memory_units as memory
 from wattcast.microbench import tensor_units as tensor
 from wattcast.microbench.unit_source import Benchmark, BenchUnit
@@ -52,6 +55,12 @@ WAYS = (1, 2, 3, 4, 8, 16, 32)
 WARPS = (1, 2, 4, 8, 16, 32, 64)
 ACTIVE = (0.001, 0.06, 0.125, 0.25, 0.5, 0.75, 1.0)
 ICACHE_STEPS = (2048, 8192, 12288)
+TRANSFERS = ("dram_memcpy", "pcie_to_device", "pcie_to_host", "pcie_both", "peer_copy")  # by the driver
+ATOMIC_LINES = (1, 4, 16, 64, 256, 1024, 4096)
+MULTICAST, CLUSTERS = (2, 4), (2, 4, 8)
+# lines of a ring: 16 KiB to 4 GiB, two sizes an octave; pages of another: 16 MiB to 64 GiB
+RING_LINES = tuple(sorted([*(1 << n for n in range(7, 26, 1)), *(3 << n for n in range(8, 20))]))
+RING_PAGES = tuple(1 << n for n in range(3, 16))
 RATES = {  # of DRAM, bytes a cycle and SM: blocks of an SM, loads an iteration; 1 of 132 SMs at 1.98 GHz is 0.26 TB/s
     **{0.4: (1, 1), 1.2: (2, 2), 2.8: (2, 4), 5.6: (2, 8)}
 }
@@ -84,12 +93,14 @@ Settings = dict[str, Any]
 def list_benchmarks() -> tuple[Benchmark, ...]:
     """List every benchmark once, most important first; names are unique."""
     made = (*_list_arithmetic(), *_list_tensor(), *_list_memory(), *_list_curves(), *_list_rates())
-    return tuple(sorted((*made, *_list_structure(), *_list_mixes()), key=lambda b: b.weight))
+    made = (*made, *_list_structure(), *_list_mixes(), *_list_clusters(), *_list_latencies())
+    return tuple(sorted(made, key=lambda b: b.weight))
 
 
 def find_benchmarks(names: list[str]) -> list[Benchmark]:
-    """Find benchmarks by name, group or curve."""
+    """Find benchmarks by name, group or curve; the driver's own copies are known, but have no kernel."""
     known = {name for b in list_benchmarks() for name in (b.name, b.group, b.curve) if name}
+    known |= {"transfer", *TRANSFERS}
     for name in names:
         if name not in known:
             raise unknown_name("microbenchmark", name, known, "`--list` names them all.")
@@ -126,6 +137,7 @@ def _list_arithmetic() -> list[Benchmark]:
         single(turning("convert_bf16", "cvt.rn.bf16.f32", "cvt.f32.bf16", "b16", bf16), 128, least=90, **newer),
         single(a.move_unit(64), 73, threads=256, weight=3),
         single(a.branch_unit(), 1, weight=3),
+        *(single(unit, 512, only=("sm_90", "sm_90a"), weight=3) for unit in a.dpx_units()),
     ]
 
 
@@ -138,6 +150,9 @@ def _list_tensor() -> list[Benchmark]:
         weight = 0 if precision == "bf16" else 2
         settings: Settings = {"specification": f"tensor_{precision}", "weight": weight, "check": "wgmma"}
         found.append(single(tensor.wgmma_unit(precision), steps, **settings, **shape))
+    for precision in ("bf16", "fp8"):
+        settings = {"specification": f"tensor_{precision}_sparse", "weight": 3, "check": "wgmma"}
+        found.append(single(tensor.wgmma_unit(precision, sparse=True), steps, **settings, **shape))
     zeros = tensor.wgmma_unit("bf16", zeros=True)
     found.append(Benchmark("wgmma_bf16_zeros", "tensor", ((zeros, steps),), weight=4, **shape))
     for share in (0.25, 0.5):  # below the power cap, which all multiprocessors together meet
@@ -148,7 +163,8 @@ def _list_tensor() -> list[Benchmark]:
     shape |= {"threads": 512, "shared_byte": tensor.wgmma_shared_byte(128, 4), "specification": "tensor_bf16"}
     found.append(Benchmark("wgmma_bf16_n128", "tensor", ((narrow, steps),), weight=3, **shape))
     for precision in tensor.MMA:
-        settings = {"specification": f"tensor_{precision.removesuffix('_884')}", "weight": 2}
+        kind = precision.removesuffix("_884").removeprefix("sparse_")
+        settings = {"specification": f"tensor_{kind}{'_sparse' * precision.startswith('sparse')}", "weight": 2}
         if precision == "fp64":
             settings |= {"threads": 256, "only": ("sm_90", "sm_90a")}
         found.append(single(tensor.mma_unit(precision), 16 if precision == "fp64" else 64, **settings))
@@ -163,7 +179,7 @@ def _list_memory() -> list[Benchmark]:
     shared: Settings = large | {"weight": 1, "specification": "shared"}
     changing = ((r"LOP3.*|IMAD.*|SEL|ISETP.*|IADD3.*", 4.0),)  # what is stored
     bulk: Settings = {"threads": 32, "blocks_per_sm": 4, "least": 90, "note": "one thread of a block copies"}
-    bulk |= {"shared_byte": tensor.BULK_BYTE * tensor.BULK_STAGES + 64, "weight": 4}
+    bulk |= {"shared_byte": cluster.BULK_BYTE * cluster.BULK_STAGES + 64, "weight": 4}
     versions = {"l2": (3, 2), "dram": (2, 1)}  # of asynchronous and of bulk copies
     return [
         single(m.stream_unit("dram_read", 8), 8, check="fold", weight=1, **dram),
@@ -184,13 +200,18 @@ def _list_memory() -> list[Benchmark]:
             for unit in (m.async_copy_unit(f"async_copy_{where}", 4),)
         ),
         *(
-            single(unit, tensor.BULK_STAGES, working_set=where, version=versions[where][1], **bulk)
+            single(unit, cluster.BULK_STAGES, working_set=where, version=versions[where][1], **bulk)
             for where in versions
-            for unit in (tensor.bulk_unit(f"bulk_copy_{where}"),)
+            for unit in (cluster.bulk_unit(f"bulk_copy_{where}"),)
         ),
         single(m.atomic_unit("atomic_shared", 64, "shared"), 64, shared_byte=2048, weight=4),
         single(m.atomic_unit("atomic_own", 64, "own"), 64, check="count", **(l2 | {"weight": 4, "version": 2})),
         single(m.atomic_unit("atomic_same", 64, "same"), 64, **(l2 | {"weight": 4, "version": 2})),
+        *(
+            single(unit, 64, curve="atomic_lines", at=n, **(l2 | {"weight": 4, "version": 1}))
+            for n in ATOMIC_LINES
+            for unit in (m.atomic_unit(f"atomic_lines_{n}", 64, "lines", n),)
+        ),
     ]
 
 
@@ -219,10 +240,10 @@ def _list_copies() -> list[Benchmark]:
         shape: Settings = {"threads": threads, "blocks_per_sm": 2048 // threads, "whole": True, "stamped": 32}
         ways.append((memory.block_copy_unit(f"dram_copy_thin{name}", steps, threads), 2 * steps, shape | short))
     found = [_make_single("memory", unit, steps, interleave=False, **(place | shape)) for unit, steps, shape in ways]
-    through = tensor.bulk_there_and_back_unit("dram_copy_bulk")
+    through = cluster.bulk_there_and_back_unit("dram_copy_bulk")
     shape = {"threads": 32, "blocks_per_sm": 4, "least": 90, "note": "one thread of a block copies"}
-    shape["shared_byte"] = tensor.BULK_BYTE * tensor.THROUGH_STAGES + 64
-    return [*found, _make_single("memory", through, tensor.THROUGH_STAGES, **(place | shape))]
+    shape["shared_byte"] = cluster.BULK_BYTE * cluster.THROUGH_STAGES + 64
+    return [*found, _make_single("memory", through, cluster.THROUGH_STAGES, **(place | shape))]
 
 
 def _list_curves() -> list[Benchmark]:
@@ -283,6 +304,64 @@ def _list_structure() -> list[Benchmark]:
         found.append(single(tensor.barrier_unit(f"sync_barrier_{threads}"), 64, weight=4, **shape))
     found.append(single(tensor.fence_unit("sync_fence"), 16, weight=6))
     found.append(single(tensor.sleep_unit("sleep_resident"), 16, weight=4))
+    return found
+
+
+def _list_clusters() -> list[Benchmark]:
+    """List tiles by tensor map, copies to all blocks of a cluster, and memory of other blocks."""
+    c, single = cluster, partial(_make_single, "memory")
+    bulk: Settings = {"threads": 32, "blocks_per_sm": 4, "least": 90, "note": "one thread of a block copies"}
+    bulk |= {"shared_byte": c.BULK_BYTE * c.BULK_STAGES + 64, "weight": 3}
+    shared: Settings = {"shared_byte": 65536, "least": 90, "weight": 3}
+    return [
+        single(c.bulk_unit("tile_copy_l2", tile=True), c.BULK_STAGES, working_set="l2", tiles=True, **bulk),
+        single(c.bulk_unit("tile_copy_dram", tile=True), c.BULK_STAGES, working_set="dram", tiles=True, **bulk),
+        *(
+            single(unit, c.BULK_STAGES, working_set="l2", curve="multicast", at=n, **bulk)
+            for n in MULTICAST
+            for unit in (c.bulk_unit(f"multicast_{n}", cluster=n),)
+        ),
+        *(
+            single(unit, 8, curve="cluster_read", at=n, **shared)
+            for n in CLUSTERS
+            for unit in (memory.shared_unit(f"cluster_read_{n}", 8, 16, cluster=n),)
+        ),
+        single(memory.shared_unit("cluster_write_2", 8, 16, write=True, cluster=2), 8, **shared),
+    ]
+
+
+def _list_latencies() -> list[Benchmark]:
+    """List latencies: chains of dependent instructions, and walks through memory over sizes and over pages."""
+    u = latency
+    place: Settings = {"threads": 32, "blocks_per_sm": 1, "share": 0.0, "timed": True, "weight": 3}
+    single = partial(_make_single, "latency")
+    newer = {"dpx_add_max": ("sm_90", "sm_90a")}
+    found = [single(c, 256, only=newer.get(c.name.removeprefix("latency_"), ()), **place) for c in u.chain_units()]
+    for precision in ("bf16", "tf32", "int8", "fp64_884", "sparse_bf16"):
+        unit = replace(tensor.mma_unit(precision, 1), name=f"latency_mma_{precision}", per_step=1, operation="mma")
+        found.append(Benchmark(unit.name, "latency", ((unit, 64),), **place))
+    for columns in (8, 64, 128, 256):
+        unit = tensor.wgmma_unit("bf16", columns=columns, groups=1, apart=True)
+        unit = replace(unit, per_step=1, operation="wgmma")
+        byte = tensor.wgmma_shared_byte(columns, 1)
+        shape = place | {"threads": 128, "shared_byte": byte, "only": ("sm_90a",), "curve": "wgmma", "at": columns}
+        found.append(Benchmark(f"latency_wgmma_{columns}", "latency", ((unit, tensor.WGMMA_STEPS),), **shape))
+    small: Settings = place | {"shared_byte": 4096}
+    found.append(single(u.shared_ring_unit("latency_shared"), 256, **small))
+    found.append(single(u.shared_ring_unit("latency_cluster_shared", 2), 256, least=90, **small))
+    found.append(single(u.atomic_chain_unit("latency_atomic_shared", "shared"), u.ATOMIC_STEPS, **small))
+    found.append(single(u.atomic_chain_unit("latency_atomic_l2", "global"), u.ATOMIC_STEPS, **place))
+    barriers = (u.cluster_barrier_unit(f"latency_cluster_barrier_{n}", n) for n in CLUSTERS)
+    found.extend(single(barrier, 64, least=90, **place) for barrier in barriers)
+    for size in (16, 1024, cluster.BULK_BYTE):
+        unit = cluster.bulk_latency_unit(f"latency_bulk_{size}", size)
+        shape = place | {"shared_byte": cluster.BULK_BYTE + 64, "least": 90, "curve": "bulk", "at": size}
+        found.append(single(unit, cluster.LATENCY_STEPS, **shape))
+    for curve, stride, counts in (("ring", u.LINE_BYTE, RING_LINES), ("pages", u.PAGE_BYTE, RING_PAGES)):
+        for nodes in counts:
+            unit = u.ring_unit(f"latency_{curve}_{nodes}", nodes, cached=curve == "ring")
+            shape = place | {"curve": curve, "at": nodes * stride, "ring": (nodes, stride)}
+            found.append(single(unit, 64, **shape))
     return found
 
 

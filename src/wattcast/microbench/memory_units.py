@@ -10,7 +10,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from wattcast.microbench.unit_source import SINK_WORDS, BenchUnit, OpcodeCounts, asm, into, out_of, vector
+from wattcast.microbench.unit_source import (
+    CLUSTER_SYNC,
+    SINK_WORDS,
+    BenchUnit,
+    OpcodeCounts,
+    asm,
+    into,
+    out_of,
+    vector,
+)
 
 KINDS = {1: ("u8", 1), 2: ("u16", 1), 4: ("u32", 1), 8: ("v2.u32", 2), 16: ("v4.u32", 4)}  # width: PTX type, words
 READ_ONCE = "ld.global.nc.L1::no_allocate"
@@ -205,9 +214,14 @@ def words_of_conflict(conflicts: int) -> list[int]:
     return [lane % ways * 32 + lane // ways for lane in range(32)]
 
 
-def shared_unit(name: str, steps: int, width: int = 4, conflicts: int = 0, write: bool = False) -> BenchUnit:
-    """Load or store shared memory, 4 bytes wide with chosen bank conflicts or 16 bytes wide without."""
-    p, (kind, words) = name, KINDS[width]
+def shared_unit(
+    name: str, steps: int, width: int = 4, conflicts: int = 0, write: bool = False, cluster: int = 1
+) -> BenchUnit:
+    """Load or store shared memory, 4 bytes wide with chosen bank conflicts or 16 bytes wide without.
+
+    In a cluster the warps of a block take the memory of all other blocks, by turns.
+    """
+    p, (kind, words), space = name, KINDS[width], "shared::cluster" if cluster > 1 else "shared"
     row, place = (4096, f"{p}_word[lane] * 4u") if width == 4 else (512, "lane * 16u")
     table = ", ".join(str(word) for word in words_of_conflict(conflicts))
     declare = (
@@ -217,13 +231,19 @@ def shared_unit(name: str, steps: int, width: int = 4, conflicts: int = 0, write
         f"((unsigned *)pool)[i] = mixed(state + i); __syncthreads(); (void){p}_word;"
         f" unsigned {p}_s0 = 0u, {p}_s1 = 0u; {declare_quads(p) if write else declare_words(p, steps, words)}"
     )
+    if cluster > 1:
+        other = f"({p}_rank + 1u + threadIdx.x / 32u % {cluster - 1}u) % {cluster}u"
+        declare += f' unsigned {p}_rank; asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"({p}_rank)); '
+        declare += (
+            f'asm volatile("mapa.shared::cluster.u32 %0, %0, %1;" : "+r"({p}_at) : "r"({other})); {CLUSTER_SYNC}'
+        )
 
     def step(i: int) -> str:
         if write:
             ins = into("r", f"{p}_at", *name_quad(p, i, words))
-            return asm(f"st.shared.{kind} [%0 + {i * row}], {vector(words, 1)};", "", ins)
+            return asm(f"st.{space}.{kind} [%0 + {i * row}], {vector(words, 1)};", "", ins)
         outs = out_of(*(f"{p}{i}_{w}" for w in range(words)))
-        return asm(f"ld.shared.{kind} {vector(words)}, [%{words} + {i * row}];", outs, into("r", f"{p}_at"))
+        return asm(f"ld.{space}.{kind} {vector(words)}, [%{words} + {i * row}];", outs, into("r", f"{p}_at"))
 
     stored = "".join(f" ^ {word}" for word in name_quad(p, 0) + name_quad(p, 1)) if write else ""
     changed = change_quads(p) if write else fold_words(p, steps, words)
@@ -232,11 +252,17 @@ def shared_unit(name: str, steps: int, width: int = 4, conflicts: int = 0, write
         declare,
         step,
         f"{p}_s0 ^ {p}_s1{stored}",
-        ((r"STS.*", 1),) if write else ((r"LDS.*", 1), (FOLD, words / 2)),
+        ((r"STS.*|ST\.E.*", 1),) if write else ((r"LDS.*|LD\.E.*", 1), (FOLD, words / 2)),
         advance=f"{changed} {p}_at += {p}_step; {p}_step = 0u - {p}_step;",
-        around=((r"IADD.*|IMAD.*|UIADD.*|MOV|UMOV|VIADD|LEA.*|INEG|R2UR", 4.0), *((CHANGE,) if write else ())),
+        around=(
+            (r"IADD.*|IMAD.*|UIADD.*|MOV|UMOV|VIADD|LEA.*|INEG|R2UR", 4.0),
+            *((CHANGE,) if write else ()),
+            *(((r"S2R|MOV", 3.0),) if cluster > 1 else ()),  # the upper half of an address in the cluster
+        ),
         operation="store" if write else "load",
         byte=float(width),
+        finish=CLUSTER_SYNC if cluster > 1 else "",  # no block may go while another reads its memory
+        cluster=cluster,
     )
 
 
@@ -287,8 +313,11 @@ def texture_unit(name: str, steps: int, threads: int = 512) -> BenchUnit:
     )
 
 
-def atomic_unit(name: str, steps: int, where: str) -> BenchUnit:
-    """Add in memory. ``where``: shared, own (each thread its word in L2) or same (one word a warp)."""
+def atomic_unit(name: str, steps: int, where: str, lines: int = 0) -> BenchUnit:
+    """Add in memory. ``where``: shared, own (each thread its word in L2) or same (one word a warp).
+
+    ``lines`` of 128 bytes take the additions of all warps by turns: few lines lie in few slices of the L2.
+    """
     p, fold, opcode = name, "0u", r"REDG?.*"
     text, ins = "red.global.add.u32 [%0], %1;", f'"l"({p}_at), "r"({p}_v)'
     if where == "shared":
@@ -299,6 +328,7 @@ def atomic_unit(name: str, steps: int, where: str) -> BenchUnit:
     else:
         own = "(thread % (unsigned)(bytes / 4ull)) * 4u"
         place = own if where == "own" else "(thread / 32u % (unsigned)(bytes / 128ull)) * 128u"
+        place = f"(thread / 32u % {lines}u) * 128u + lane * 4u" if lines else place
         declare = f"unsigned char *const {p}_at = b + {place}; unsigned {p}_v = 1u + (seed >> 31);"
     return BenchUnit(p, declare, lambda i: asm(text, "", ins), fold, ((opcode, 1),), operation="atomic", byte=4.0)
 

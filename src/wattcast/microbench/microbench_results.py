@@ -12,14 +12,12 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import msgspec
 import numpy as np
 
 from wattcast.core.errors import BadInput, MissingSpecification, bad_value
 from wattcast.core.measured_rows import Plain, read_lines
-from wattcast.core.strict_files import convert_plain
 from wattcast.core.units import Dtype
 
 if TYPE_CHECKING:
@@ -29,7 +27,6 @@ RESULTS_FILE = "microbench.jsonl"
 SAME_TIME, SAME_ENERGY = 0.02, 0.03  # how far two rounds may be apart
 # benchmark: how far its rate may be from the vendor's
 RATE_LIMITS = {"fp32_fma": 0.03, "fp64_fma": 0.03, "int32_add": 0.03, "fp32_exp2_log2": 0.03, "wgmma_bf16": 0.08}
-Amount = Annotated[float, msgspec.Meta(ge=0.0)]
 
 
 @dataclass(frozen=True)
@@ -51,31 +48,43 @@ class MicroRow:
     threads: int | None = None
     blocks: int | None = None
     iterations: int | None = None
-    operations: Amount | None = None  # of one launch, all threads
+    operations: float | None = None  # of one launch, all threads
     parts: dict[str, float] = field(default_factory=dict)  # operations of every unit of a mix
-    byte: Amount | None = None  # moved by one launch
-    flop: Amount | None = None
+    byte: float | None = None  # moved by one launch
+    flop: float | None = None
     launches: int | None = None  # in the window
-    launch_s: Amount | None = None  # mean time of a launch, by events
-    launch_spread_s: Amount | None = None
-    cycles: Amount | None = None  # of a launch on a multiprocessor, by its own counter
+    launch_s: float | None = None  # mean time of a launch, by events
+    launch_spread_s: float | None = None
+    cycles: float | None = None  # of a launch on a multiprocessor, by its own counter
     active_sms: int | None = None
-    operations_per_cycle_sm: Amount | None = None
-    effective_clock_hz: Amount | None = None  # cycles over the nanosecond timer, or over the mean time where capped
-    sm_clock_hz: Amount | None = None  # as NVML reports it
-    duration_s: Amount | None = None  # of the window
-    power_w: Amount | None = None
-    power_spread_w: Amount | None = None
-    max_power_w: Amount | None = None
+    operations_per_cycle_sm: float | None = None
+    latency_cycles: float | None = None  # from an operation to the next, which waits for it
+    effective_clock_hz: float | None = None  # cycles over the nanosecond timer, or over the mean time where capped
+    sm_clock_hz: float | None = None  # as NVML reports it
+    duration_s: float | None = None  # of the window
+    power_w: float | None = None
+    power_spread_w: float | None = None
+    max_power_w: float | None = None
     max_power_of: str = ""
-    idle_power_w: Amount | None = None  # a context open, no work, near in time
-    memory_power_w: Amount | None = None
+    idle_power_w: float | None = None  # a context open, no work, near in time
+    memory_power_w: float | None = None
     temperature_c: float | None = None
     ticks: int | None = None
     throttle: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
     checked: str = ""  # "passed", or "" where no self-check applies
     error: str = ""
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if isinstance(value, float) and value < 0.0 and name != "temperature_c":
+                raise ValueError(f"{name}: expected zero or more, got {value:g}")
+
+    @property
+    def latency_s(self) -> float | None:
+        """Seconds from an operation to the next, which waits for it."""
+        hz = self.effective_clock_hz
+        return self.latency_cycles / hz if self.latency_cycles and hz else None
 
     @property
     def energy_j(self) -> float | None:
@@ -120,6 +129,8 @@ def read_results(path: Path) -> tuple[MicroRow, ...]:
 
     Failed rows are left out; the last of an id counts, and of a name only its newest kernel.
     """
+    from wattcast.core.strict_files import convert_plain  # needs msgspec, which a bare node may lack
+
     file = path / RESULTS_FILE if path.is_dir() else path
     if not file.is_file():
         raise bad_value(str(path), f"a folder with {RESULTS_FILE}, or such a file", "none")
@@ -189,8 +200,9 @@ def find_specified_rate(gpu: Gpu, result: MicroRow) -> float | None:
         dtype, flop = packed[key]
         return float(pipes.cuda_flop_per_cycle[dtype]) / flop if dtype in pipes.cuda_flop_per_cycle else None
     if key.startswith("tensor_"):
-        dtype = Dtype.parse(key.removeprefix("tensor_"))
-        return float(pipes.tensor_flop_per_cycle[dtype]) if dtype in pipes.tensor_flop_per_cycle else None
+        dtype = Dtype.parse(key.removeprefix("tensor_").removesuffix("_sparse"))
+        more = 2.0 if key.endswith("_sparse") else 1.0  # two of four are skipped [NVIDIA H100 whitepaper]
+        return more * float(pipes.tensor_flop_per_cycle[dtype]) if dtype in pipes.tensor_flop_per_cycle else None
     if key == "shared":
         width = result.byte / result.operations if result.byte and result.operations else None
         rate = gpu.sm.shared_byte_per_cycle
@@ -334,6 +346,8 @@ class MippValue:
 @cache
 def read_mipp_values() -> tuple[MippValue, ...]:
     """Read tables I to IV of the MIPP paper, errata applied."""
+    import msgspec
+
     path = Path(str(files("wattcast"))) / "database" / "published" / "mipp.csv"
     lines = [line for line in path.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
     rows = [row | {"spec_per_cycle_sm": row["spec_per_cycle_sm"] or None} for row in csv.DictReader(lines)]

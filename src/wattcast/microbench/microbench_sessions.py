@@ -34,7 +34,7 @@ from wattcast.microbench.benchmark_kernels import (
     sustain_load,
     time_unit_s,
 )
-from wattcast.microbench.benchmark_suite import find_benchmarks
+from wattcast.microbench.benchmark_suite import TRANSFERS, find_benchmarks
 from wattcast.microbench.compile_ahead import CompiledKernels, cache_folder, nvrtc_version, worker_count
 from wattcast.microbench.microbench_campaign import BROKEN, MicroCampaign, MicroTask, write_heartbeat
 from wattcast.microbench.microbench_results import MicroRow, micro_row_id
@@ -53,6 +53,7 @@ from wattcast.microbench.unit_source import Benchmark
 WARM_S, MULTIMEDIA_WARM_S = 6.0, 3.0
 IDLE_S = 1.3
 COPY_VERSION = 2  # of the driver's copy: a whole buffer, as ours
+TRANSFER_BYTE = 256 << 20
 RATE_RESERVE = 1.3  # the period of a fixed rate over the time of the slowest variant
 MOVED = ("rotate", "dct_fp32_cached", "dct_fp64_uncached")
 MOVED_FRAMES = 8  # in one unit of the moving workloads
@@ -206,9 +207,10 @@ def measure_idle_w(bench: DeviceBench) -> float | None:
 
 def _measure_suite(campaign: MicroCampaign, bench: DeviceBench, names: list[str], repeats: int, quick: bool) -> None:
     device, benchmarks = bench.device, find_benchmarks(names)
-    wanted_names = tuple(b.name for b in benchmarks) if names else ()
-    compiled = CompiledKernels(device.architecture, cache_folder(), wanted_names)
-    compiled.start(worker_count())
+    on_file = campaign.journal.ids
+    missing = [b.name for b in benchmarks if micro_row_id(b.name, 0, b.version) not in on_file]
+    compiled = CompiledKernels(device.architecture, cache_folder(), tuple(missing))
+    compiled.start(worker_count() if missing else 0)
     try:
         supported = [b for b in benchmarks if b.supported(device.architecture)]
         say(f"{device.name}, {device.architecture}, {device.sm_count} SMs: {len(supported)} benchmarks")
@@ -218,11 +220,15 @@ def _measure_suite(campaign: MicroCampaign, bench: DeviceBench, names: list[str]
         bench.idle_power_w = measure_idle_w(bench)
         seen: dict[str, MicroRow] = {}  # rows of an earlier round
         idle_s = 0.75 if quick else IDLE_S
+        transfers = [name for name in TRANSFERS if not names or {name, "transfer"} & set(names)]
+        if int(device.call("cuDeviceGetCount")) < 2 and "peer_copy" not in names:
+            transfers = [name for name in transfers if name != "peer_copy"]
         for repeat in range(repeats):
             wanted = [b for b in supported if not (repeat and b.once)]
             tasks = [make_idle_task(bench.sampler, bench.run, "idle_context_on", repeat, idle_s)]
             tasks += [make_benchmark_task(bench, buffers, compiled, b, repeat, seen) for b in wanted]
-            tasks.insert(min(6, len(tasks)), make_copy_task(bench, buffers, repeat, seen))
+            copies = [make_transfer_task(bench, buffers, name, repeat, seen) for name in transfers]
+            tasks[6:6] = copies
             campaign.run(tasks)
     finally:
         compiled.stop()
@@ -265,23 +271,61 @@ def make_benchmark_task(
             return seen[benchmark.name]
         finally:
             with contextlib.suppress(DeviceFault):  # after a fault a further call would only hide its error
-                bench.device.synchronize(5.0)
-                bench.device.unload(ready.kernel)
+                ready.discard()
 
     return MicroTask(make_blank_row(bench.run, benchmark, repeat), measure)
 
 
-def make_copy_task(bench: DeviceBench, buffers: DeviceBuffers, repeat: int, seen: dict[str, MicroRow]) -> MicroTask:
-    """Measure the driver's own copy of a whole buffer, with which our DRAM copy is compared."""
-    name, byte = "dram_memcpy", 2.0 * buffers.size
-    blank = MicroRow(micro_row_id(name, repeat, COPY_VERSION), name, "memory", "byte", run=bench.run)
+def make_transfer_task(
+    bench: DeviceBench, buffers: DeviceBuffers, name: str, repeat: int, seen: dict[str, MicroRow]
+) -> MicroTask:
+    """Measure a copy by the driver: a whole buffer, to or from page-locked memory of the host, or to a second GPU.
+
+    Joules are those of this card; the host's and a second card's are not in them.
+    """
+    local = name == "dram_memcpy"
+    size = buffers.size if local else min(TRANSFER_BYTE, buffers.size)
+    byte, version = (2.0 if name in ("dram_memcpy", "pcie_both") else 1.0) * size, COPY_VERSION if local else 1
+    blank = MicroRow(micro_row_id(name, repeat, version), name, "memory" if local else "transfer", "byte")
 
     def measure(row: MicroRow) -> MicroRow:
-        copy = partial(bench.device.copy, buffers.b, buffers.a, buffers.size)
-        seen[name] = sustain_load(choose_repeat_bench(bench, seen.get(name)), row, copy)
+        device, both = bench.device, name == "pcie_both"
+        call, stream, host = device.call, device.stream, 0
+        if name == "peer_copy":
+            home, away = (call("cuDevicePrimaryCtxRetain", call("cuDeviceGet", i)) for i in (0, 1))
+            call("cuCtxSetCurrent", away)
+            theirs = device.allocate(size)
+            call("cuCtxSetCurrent", home)
+            call("cuCtxEnablePeerAccess", away, 0)  # or the copy would go through the host
+        elif not local:
+            host = int(call("cuMemHostAlloc", 2 * size, 0))
+            call("cuMemcpyDtoH", host, buffers.a, size)  # random words, to send again
+            call("cuMemcpyDtoH", host + size, buffers.a, size)
+        other = call("cuStreamCreate", 1) if both else stream
+        began, ended = (call("cuEventCreate", 2) for _ in range(2))
+
+        def enqueue() -> None:
+            if host == 0:
+                device.copy(theirs if name == "peer_copy" else buffers.b, buffers.a, size)
+            if both:  # the second stream begins with the first, which waits for its end
+                call("cuEventRecord", began, stream)
+                call("cuStreamWaitEvent", other, began, 0)
+            if both or name == "pcie_to_device":
+                call("cuMemcpyHtoDAsync", buffers.b, host, size, stream)
+            if both or name == "pcie_to_host":
+                call("cuMemcpyDtoHAsync", host + size, buffers.a, size, other)
+            if both:
+                call("cuEventRecord", ended, other)
+                call("cuStreamWaitEvent", stream, ended, 0)
+
+        seen[name] = sustain_load(choose_repeat_bench(bench, seen.get(name)), row, enqueue)
+        device.synchronize()
+        if host:
+            call("cuMemFreeHost", host)
         return seen[name]
 
-    return MicroTask(replace(blank, repeat=repeat, version=COPY_VERSION, byte=byte, operations=byte), measure)
+    blank = replace(blank, run=bench.run, repeat=repeat, version=version, byte=byte, operations=byte)
+    return MicroTask(blank, measure)
 
 
 def _measure_workloads(campaign: MicroCampaign, bench: DeviceBench, frames: int, repeats: int, quick: bool) -> None:

@@ -1,4 +1,4 @@
-"""Define tensor-core units (``mma.sync``, ``wgmma``) and units of branches, barriers and bulk copies.
+"""Define tensor-core units (``mma.sync``, ``wgmma``, dense and sparse) and units of branches and barriers.
 
 wgmma reads both operands from shared memory in the 128-byte swizzled, K-major layout that matrix products use: rows
 of 128 bytes, eight rows to a group of 1024 bytes. A step of K is 32 bytes wide in every precision, so descriptors
@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from wattcast.microbench.unit_source import BenchUnit, OpcodeCounts, asm, inout, into, vector
+from wattcast.microbench.unit_source import BenchUnit, asm, inout, into, vector
 
 STAGES = 4
 A_TILE_BYTE = 64 * 128
 STEPS_OF_STAGE = 4  # 128 bytes of K in steps of 32
 WGMMA_STEPS = STAGES * STEPS_OF_STAGE
 CHAINS = 8
+SPARSE_PAIRS = "(lane & 1u ? 0xeeeeeeeeu : 0x44444444u)"  # two of four: the last two, or the first two
 WGMMA_AROUND = r"UMOV|U?IADD.*|IMAD.*|ULOP3.*|USHF.*|ULEA.*|WARPGROUP.*|WARPSYNC.*|NOP"  # descriptors
 
 
@@ -57,9 +58,20 @@ def wgmma_shared_byte(columns: int, groups: int) -> int:
     return STAGES * (groups * A_TILE_BYTE + columns * 128)
 
 
-def wgmma_unit(precision: str, zeros: bool = False, columns: int = 256, groups: int = 2) -> BenchUnit:
-    """Multiply tiles of m64 x ``columns`` in ``groups`` warpgroups; one step is one instruction of a warpgroup."""
-    p, form = f"wgmma_{precision}", PRECISIONS[precision]
+def wgmma_unit(
+    precision: str,
+    zeros: bool = False,
+    columns: int = 256,
+    groups: int = 2,
+    sparse: bool = False,
+    apart: bool = False,
+) -> BenchUnit:
+    """Multiply tiles of m64 x ``columns`` in ``groups`` warpgroups; one step is one instruction of a warpgroup.
+
+    ``sparse`` A tiles hold two of every four elements, so K doubles; operations are those of the dense product, as
+    vendors count them. ``apart`` products wait for the one before.
+    """
+    p, form = f"wgmma_{'sparse_' * sparse}{precision}", PRECISIONS[precision]
     registers = columns // 2  # of accumulators in a thread
     integer = precision == "int8"
     kind, letter = ("int", "r") if integer else ("float", "f")
@@ -78,19 +90,27 @@ def wgmma_unit(precision: str, zeros: bool = False, columns: int = 256, groups: 
     # all products of an iteration are one statement: 128 accumulators are costly to name again and again
     types, stage = WGMMA_TYPES[precision].replace("n256", f"n{columns}"), wgmma_shared_byte(columns, groups) // STAGES
     flags = ("" if integer else ", 1, 1") + (", 0, 0" if "k16" in types else "")  # scales, transpositions
+    wait = ["wgmma.commit_group.sync.aligned;", "wgmma.wait_group.sync.aligned 0;"]
+    product, ends = "wgmma.mma_async.sync.aligned", ""
+    if sparse:
+        product, ends = "wgmma.mma_async.sp.sync.aligned", f", %{registers + 2}, 0"
+        types = types.replace(f"k{form.k}", f"k{2 * form.k}")
     lines = ["wgmma.fence.sync.aligned;"]
     for i in range(WGMMA_STEPS):
-        at = (i // STEPS_OF_STAGE % STAGES * stage + i % STEPS_OF_STAGE * 32) >> 4
-        lines.append(f"add.u64 da, %{registers}, {at}; add.u64 db, %{registers + 1}, {at};")
+        at = i // STEPS_OF_STAGE % STAGES * stage + i % STEPS_OF_STAGE * 32
+        at_b = i // STEPS_OF_STAGE % STAGES * stage + (i % 2 * 64 if sparse else i % STEPS_OF_STAGE * 32)
+        lines.append(f"add.u64 da, %{registers}, {at >> 4}; add.u64 db, %{registers + 1}, {at_b >> 4};")
         keep = "q" if i else "p"  # the first product overwrites the accumulators
-        lines.append(f"wgmma.mma_async.sync.aligned.{types} {vector(registers)}, da, db, {keep}{flags};")
-    lines += ["wgmma.commit_group.sync.aligned;", "wgmma.wait_group.sync.aligned 0;"]
+        lines.append(f"{product}.{types} {vector(registers)}, da, db{ends}, {keep}{flags};")
+        lines += wait * apart
+    lines += wait * (not apart)
     head = "{.reg .pred p, q; .reg .b64 da, db; setp.ne.b32 p, 0, 0; setp.eq.b32 q, 0, 0; "
     outs = ", ".join(inout(letter, f"acc[{i}]") for i in range(registers))
-    products = f'asm volatile("{head}{" ".join(lines)}}}" : {outs} : "l"(at_a), "l"(at_b) : "memory");'
+    pairs = f', "r"({SPARSE_PAIRS})' if sparse else ""
+    products = f'asm volatile("{head}{" ".join(lines)}}}" : {outs} : "l"(at_a), "l"(at_b){pairs} : "memory");'
     bits = "(unsigned)acc[{0}]" if integer else "__float_as_uint(acc[{0}])"
     # a thread holds one of 128 parts of the product, so a step counts 1/128 of it
-    per_thread = 2.0 * 64 * columns * form.k / 128.0
+    per_thread = 2.0 * 64 * columns * form.k * (1 + sparse) / 128.0
     return BenchUnit(
         p,
         declare,
@@ -119,11 +139,11 @@ class MmaShape:
     word: str  # the precision of random operands
 
 
-def mma_unit(precision: str) -> BenchUnit:
+def mma_unit(precision: str, chains: int = 0) -> BenchUnit:
     """Run ``mma.sync`` with operands in registers; eight accumulators in turn, four of the larger fp64 form."""
     p, form = f"mma_{precision}", MMA[precision]
-    wide = form.letter == "d"
-    chains = CHAINS // 2 if wide and form.c > 2 else CHAINS
+    wide, sparse = form.letter == "d", precision.startswith("sparse")
+    chains = chains or (CHAINS // 2 if wide and form.c > 2 else CHAINS)
     sets = 1 if wide and form.a > 1 else 2  # of operands, in turn
     lines = []
     for part, count in (("a", sets * form.a), ("b", sets * form.b)):
@@ -147,7 +167,13 @@ def mma_unit(precision: str) -> BenchUnit:
         a = [f"{p}_a{half * form.a + n}" for n in range(form.a)]
         b = [f"{p}_b{half * form.b + n}" for n in range(form.b)]
         d, operands = _braced(0, form.c), f"{_braced(form.c, form.a)}, {_braced(form.c + form.a, form.b)}"
-        return asm(f"mma.sync.aligned.{form.types} {d}, {operands}, {d};", outs, into("d" if wide else "r", *a, *b))
+        kind, pairs, ends = "mma.sync.aligned", (), ""
+        if sparse:
+            kind, pairs = "mma.sp::ordered_metadata.sync.aligned", (SPARSE_PAIRS,)
+            ends = f", %{form.c + form.a + form.b}, 0"
+        return asm(
+            f"{kind}.{form.types} {d}, {operands}, {d}{ends};", outs, into("d" if wide else "r", *a, *b, *pairs)
+        )
 
     return BenchUnit(
         p,
@@ -155,7 +181,7 @@ def mma_unit(precision: str) -> BenchUnit:
         step,
         " ^ ".join(bits.format(f"{p}{i}_{n}") for i in range(chains) for n in range(form.c)),
         ((form.opcode, 1),),
-        around=((r"UIADD3|NOP", 100.0),) if wide else (),
+        around=((r"UIADD3|NOP", 100.0 if wide else 128.0),) if wide or chains == 1 else (),  # these wait
         operation="flop",
         per_step=2 * form.multiply_adds // 32,
         flop=1.0,
@@ -171,16 +197,14 @@ MMA = {
     "fp16": MmaShape("m16n8k16.row.col.f32.f16.f16.f32", 4, 2, 4, "f", r"HMMA.*", 16 * 8 * 16, "fp16"),
     "tf32": MmaShape("m16n8k8.row.col.f32.tf32.tf32.f32", 4, 2, 4, "f", r"HMMA.*", 16 * 8 * 8, "tf32"),
     "int8": MmaShape("m16n8k32.row.col.s32.s8.s8.s32", 4, 2, 4, "r", r"IMMA.*", 16 * 8 * 32, "int8"),
+    "sparse_bf16": MmaShape("m16n8k32.row.col.f32.bf16.bf16.f32", 4, 4, 4, "f", r"HMMA.*", 16 * 8 * 32, "bf16"),
+    "sparse_int8": MmaShape("m16n8k64.row.col.s32.s8.s8.s32", 4, 4, 4, "r", r"IMMA.*", 16 * 8 * 64, "int8"),
     "fp64": MmaShape("m16n8k16.row.col.f64.f64.f64.f64", 8, 4, 4, "d", r"DMMA.*", 16 * 8 * 16, "fp64"),
     "fp64_884": MmaShape("m8n8k4.row.col.f64.f64.f64.f64", 1, 1, 2, "d", r"DMMA.*", 8 * 8 * 4, "fp64"),
 }
 
 
 PATH_STEPS = 64  # multiply-adds on each path of a divergent branch
-BULK_BYTE = 8192
-BULK_STAGES = 4
-THROUGH_STAGES = 6  # of a copy through shared memory
-SPINS = 1 << 22  # tries of a barrier before a kernel gives up: no wait may last for ever
 
 
 def divergence_unit(ways: int) -> BenchUnit:
@@ -237,106 +261,6 @@ def fence_unit(name: str) -> BenchUnit:
         ((r"MEMBAR.*", 1),),
         around=((r"ERRBAR|CCTL.*|CGAERRBAR", 256.0),),
         operation="fence",
-    )
-
-
-def bulk_unit(name: str) -> BenchUnit:
-    """Keep four bulk copies of 8 KiB from global to shared memory under way, by one thread of a block."""
-    p, stages = name, BULK_STAGES
-    declare = _declare_bulk(p, stages, stages, f"{p}_phase = 0u; ")
-    stage = " ".join(f"{_wait_bulk(p, s)} {_issue_bulk(p, f'{s}u')}" for s in range(stages))
-    before = f"if (threadIdx.x == 0u) {{ {stage} }} {p}_phase ^= 1u;"
-    drain = " ".join(_wait_bulk(p, s) for s in range(stages))  # no copy may land after the block has gone
-    return BenchUnit(
-        p,
-        declare,
-        lambda i: "",
-        "((unsigned *)pool)[threadIdx.x]",
-        ((r"UBLKCP.*", 1),),
-        before=before,
-        finish=f"if (threadIdx.x == 0u) {{ {drain} }}",
-        around=_count_bulk_around(stages),
-        operation="copy",
-        one_thread=True,
-        byte=float(BULK_BYTE),
-    )
-
-
-def _declare_bulk(p: str, stages: int, started: int, more: str) -> str:
-    """Declare places and barriers of bulk copies, and start the first ``started`` of them."""
-    return (
-        f"const unsigned {p}_pool = (unsigned)__cvta_generic_to_shared(pool); "
-        f"const unsigned {p}_bar = {p}_pool + {BULK_BYTE * stages}u, "
-        f"{p}_chunks = (unsigned)(bytes / {BULK_BYTE}ull), {p}_step = gridDim.x % {p}_chunks; "
-        f"unsigned {p}_k = blockIdx.x % {p}_chunks, {more}"
-        f"if (threadIdx.x == 0u) {{ for (unsigned s = 0; s < {stages}u; ++s) "
-        f'asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" :: "r"({p}_bar + 8u * s) : "memory"); '
-        'asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); '
-        f"for (unsigned s = 0; s < {started}u; ++s) {{ {_issue_bulk(p, 's')} }} }} __syncthreads();"
-    )
-
-
-def _issue_bulk(p: str, stage: str) -> str:
-    text = (
-        "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %3; "
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%1], [%2], %3, [%0];"
-    )
-    return (
-        f'asm volatile("{text}" :: "r"({p}_bar + 8u * {stage}), "r"({p}_pool + {BULK_BYTE}u * {stage}), '
-        f'"l"(a + (u64){p}_k * {BULK_BYTE}ull), "r"({BULK_BYTE}u) : "memory"); '
-        f"{p}_k += {p}_step; if ({p}_k >= {p}_chunks) {p}_k -= {p}_chunks;"
-    )
-
-
-def bulk_there_and_back_unit(name: str) -> BenchUnit:
-    """Copy one buffer to the other in bulk: into shared memory and out again, one thread of a block for all.
-
-    Stage by stage: wait for what came in, send it out, and when the one before has been read, load into its place.
-    """
-    p, size, stages = name, BULK_BYTE, THROUGH_STAGES
-    declare = _declare_bulk(p, stages, stages - 1, f"{p}_out = {p}_k, {p}_phase = 0u; ")
-    turns = []
-    for s in range(stages):
-        send = (
-            f'asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2; cp.async.bulk.commit_group;" '
-            f':: "l"(b + (u64){p}_out * {size}ull), "r"({p}_pool + {size * s}u), "r"({size}u) : "memory"); '
-            f"{p}_out += {p}_step; if ({p}_out >= {p}_chunks) {p}_out -= {p}_chunks;"
-        )
-        read = 'asm volatile("cp.async.bulk.wait_group.read 1;" ::: "memory");'
-        turns.append(f"{_wait_bulk(p, s)} {send} {read} {_issue_bulk(p, f'{(s - 1) % stages}u')}")
-    drain = " ".join(_wait_bulk(p, s) for s in range(stages - 1))
-    drain += ' asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");'
-    return BenchUnit(
-        p,
-        declare,
-        lambda i: "",
-        "((unsigned *)pool)[threadIdx.x]",
-        ((r"UBLKCP.*", 2),),
-        before=f"if (threadIdx.x == 0u) {{ {' '.join(turns)} }} {p}_phase ^= 1u;",
-        finish=f"if (threadIdx.x == 0u) {{ {drain} }}",
-        around=_count_bulk_around(2 * stages),
-        operation="copy",
-        one_thread=True,
-        byte=2.0 * size,
-        chunk=size * stages,
-    )
-
-
-def _count_bulk_around(copies: int) -> OpcodeCounts:
-    """Return the instructions that wait for and start ``copies`` bulk copies."""
-    return (
-        (r"SYNCS.*|UTMACMDFLUSH|DEPBAR.*", 2.0 * copies),
-        (r"ELECT|R2UR.*|UMOV|U?IADD.*|U?PLOP3.*|BRA.*|BSSY.*|BSYNC.*|VIADD.*|YIELD|UISETP.*", 20.0 * copies),
-        (r"IMAD.*|ISETP.*|SHF.*|SEL|MOV|LEA.*|LOP3.*|NOP|BREAK.*|WARPSYNC.*|BPT.*|S2UR|USEL|ULEA.*", 12.0 * copies),
-    )
-
-
-def _wait_bulk(p: str, stage: int) -> str:
-    return (
-        f"{{ unsigned done = 0u; for (unsigned spin = 0; spin < {SPINS}u && !done; ++spin) "
-        '{ asm volatile("{.reg .pred q; mbarrier.try_wait.parity.shared::cta.b64 q, [%1], %2; selp.u32 %0, 1, 0, q;}"'
-        f' : "=r"(done) : "r"({p}_bar + {8 * stage}u), "r"({p}_phase) : "memory"); }} '
-        'if (!done) asm volatile("trap;"); }'
     )
 
 

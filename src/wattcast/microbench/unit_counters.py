@@ -116,6 +116,7 @@ def count_kernels(out: Path, budget_s: float, only: list[str], before: Path | No
     buffers = DeviceBuffers.allocate(device, BUFFER_BYTE)
     names = [name for name in only if name != "multimedia"]
     wanted = [b for b in find_benchmarks(names) if b.supported(device.architecture) and b.name not in have]
+    wanted = [b for b in wanted if not b.timed]
     known = read_counted_ids(before) if before is not None else set()
     wanted = order_benchmarks(wanted, known) if names or not only else []
     for place, benchmark in enumerate(wanted):
@@ -130,7 +131,7 @@ def count_kernels(out: Path, budget_s: float, only: list[str], before: Path | No
             ready.launch(iterations)
             device.synchronize()
             device.profile(False)
-            device.unload(ready.kernel)
+            ready.discard()
             counted += 1
         except DeviceFault as error:
             say(f"counters: {benchmark.name}: {error}")

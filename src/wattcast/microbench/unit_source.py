@@ -23,6 +23,7 @@ STAMP_WORDS = 5  # of each block: multiprocessor, cycle counter and nanosecond t
 L2_TURNS = 16  # of a benchmark that lives in L2: see `Benchmark.turns`
 SINK_WORDS = 1 << 22  # of the sink: the most threads a launch may have
 CHECK_SEED = 0  # with this seed a kernel stores what it computed
+CLUSTER_SYNC = 'asm volatile("barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;" ::: "memory");'
 TAIL: OpcodeCounts = ((r"U?IADD3?|VIADD", 3.0), (r"U?ISETP.*|PLOP3.*", 1.0), (r"BRA.*", 1.0))  # of the loop itself
 
 
@@ -46,6 +47,7 @@ class BenchUnit:
     source: str = ""  # device functions and constants before the kernel
     chunk: int = 0  # bytes of buffer a block covers in an iteration, of a streaming unit
     one_thread: bool = False  # one thread of a block does it all
+    cluster: int = 1  # blocks that are launched together and see one another's shared memory
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,10 @@ class Benchmark:
     whole: bool = False  # a block for every chunk of the buffer, once, instead of a few that walk through it
     stamped: int = 1  # every how many blocks one writes its stamps: a timer costs short blocks much of their time
     shared_byte: int = 0  # of a block, requested at launch
-    working_set: str = ""  # "", "l1", "l2" or "dram": how large the buffers are
+    working_set: str = ""  # "", "l1", "l2" or "dram": how large the buffers are; or "texture"
+    tiles: bool = False  # ``b`` is a tensor map of the buffer ``a``
+    ring: tuple[int, int] = (0, 0)  # nodes and bytes from one to the next: ``b`` is a ring of addresses
+    timed: bool = False  # one warp of one block, for its cycles alone: a latency
     least: int = 80  # compute capability times ten
     only: tuple[str, ...] = ()  # architectures with the instruction, where not every later one has it
     curve: str = ""  # the figure this is a point of, if any
@@ -87,8 +92,14 @@ class Benchmark:
 
         L2 serves some multiprocessors sooner than others, and which depends on where a buffer lies; these take more
         blocks, so that a launch is not as long as its slowest multiprocessor (docs/method/microbenchmarks.md).
+        Clusters of several blocks leave places empty at the end of a launch, which many turns make negligible.
         """
-        return L2_TURNS if self.working_set == "l2" else 1
+        return L2_TURNS if self.working_set == "l2" or (self.cluster > 1 and not self.timed) else 1
+
+    @property
+    def cluster(self) -> int:
+        """Blocks of a cluster."""
+        return max(unit.cluster for unit, _ in self.parts)
 
     @property
     def steps(self) -> int:
@@ -123,6 +134,7 @@ class Benchmark:
         lines = [f"    {line}" for line in interleave_steps(self.parts, self.interleave)]
         return TEMPLATE.format(
             name=self.name,
+            cluster=f"__cluster_dims__({self.cluster}, 1, 1) " if self.cluster > 1 else "",
             signature=SIGNATURE,
             threads=self.threads,
             blocks=self.blocks_per_sm,
@@ -173,7 +185,7 @@ __device__ __forceinline__ unsigned mixed(unsigned x)
 __device__ __forceinline__ u64 timer_ns() {{ u64 t; asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t)); return t; }}
 __device__ __forceinline__ float unit_float(unsigned x) {{ return __uint_as_float(0x3f800000u | (x >> 9)); }}
 
-extern "C" __global__ void __launch_bounds__({threads}, {blocks}) {name}({signature})
+extern "C" __global__ void {cluster}__launch_bounds__({threads}, {blocks}) {name}({signature})
 {{
   extern __shared__ __align__(1024) unsigned char pool[];
   const unsigned lane = threadIdx.x & 31u, thread = blockIdx.x * {threads}u + threadIdx.x;
