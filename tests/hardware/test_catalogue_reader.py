@@ -43,7 +43,7 @@ NAMES = [
         "p100-pcie",
         "quadro-rtx-6000",
     ),
-    *("mi300x", "mi325x", "mi355x", "rtx-5090", "rtx-pro-6000", "gb200", "b300", "h20", "a16", "gh200"),
+    *("mi300x", "mi325x", "mi355x", "rtx-5090", "rtx-pro-6000", "gb200", "gb300", "b300", "h20", "a16", "gh200"),
     "jetson-agx-orin",
 ]
 
@@ -200,6 +200,12 @@ b300,tensor,tf32,1125 TFLOP/s,,glennklockwood.com
 b300,tensor,bf16,2250 TFLOP/s,,glennklockwood.com
 b300,tensor,fp16,2250 TFLOP/s,,glennklockwood.com
 b300,tensor,fp8,4500 TFLOP/s,,glennklockwood.com
+b300,tensor,fp4,13500 TFLOP/s,,PrimeIntellect-ai/prime-rl#3168 by NVIDIA's pages
+gb300,tensor,tf32,1250 TFLOP/s,,verda.com
+gb300,tensor,bf16,2500 TFLOP/s,,verda.com and PrimeIntellect-ai/prime-rl#3168
+gb300,tensor,fp16,2500 TFLOP/s,,verda.com
+gb300,tensor,fp8,5000 TFLOP/s,,verda.com
+gb300,tensor,fp4,15000 TFLOP/s,,verda.com and PrimeIntellect-ai/prime-rl#3168
 rtx-5090,tensor,fp16,209.5 TFLOP/s,,Linux Format May 2025: a quarter of 838 with sparsity and fp16 sums
 rtx-5090,tensor,bf16,209.5 TFLOP/s,,Linux Format May 2025: a quarter of 838 with sparsity and fp16 sums
 rtx-5090,cuda,fp32,104.8 TFLOP/s,,pcpartcomparison.com
@@ -236,7 +242,7 @@ FOLLOWING = {
     "mi325x": {"bf16", "tf32", "fp8", "int8", "fp64"},
     "mi355x": {"bf16", "fp16", "int8"},
 }
-FP32_FOLLOWING = {"h20", "gh200", "b300", "mi325x", "mi355x"}
+FP32_FOLLOWING = {"h20", "gh200", "b300", "gb300", "mi325x", "mi355x"}
 PEAK_ROWS = list(csv.DictReader(StringIO(PEAKS)))
 
 

@@ -36,7 +36,6 @@ from wattcast.workload.tracing.program import optimiser_block
 OVERLAP = 0.9  # of compute time that an exchange beside it can use: the first and the last bucket wait
 COMPUTE_SLOWED = 0.15  # compute slows by this share while an exchange runs: NCCL takes 16 to 24 of 132 SMs
 PERSISTENT_SLOWED = 0.5  # the same where products keep all SMs from start to end, as on Hopper: one wave becomes two
-EXPERT_OVERLAP = 0.2  # of exchanges between expert-parallel GPUs hidden behind other work
 EXPERT_HOST_S = 8e-3  # to launch a layer of experts, forward and backward, without CUDA graphs
 TENSOR_OVERLAP = 0.3  # of exchanges between tensor-parallel GPUs hidden behind the products around them
 
@@ -259,7 +258,7 @@ def cost_stages(
                 gather_s = gather_s if strategy.sharding is Sharding.ZERO3 else 0.0
                 if strategy.pp > 1:  # stages keep gathered weights and gradients for all micro-batches of a step
                     gather_s, scatter_s = gather_s / strategy.accumulation, scatter_s / strategy.accumulation
-            inner_f, inner_b = _inner_exchange_s(section, strategy, links, full and repeated)
+            inner_f, inner_b = _inner_exchange_s(section, recipe, strategy, links, full and repeated)
             f_s = overlapped_s(forward, gather_s, slowed) + inner_f
             b_s = overlapped_s(backward, gather_s + scatter_s, slowed) + inner_b
             if section.chosen and not recipe.graphs:  # the host waits for counts of tokens, so it is never ahead
@@ -301,7 +300,7 @@ def _shard_exchange_s(
 
 
 def _inner_exchange_s(
-    section: SectionWork, strategy: TrainingStrategy, links: ClusterLinks, again: bool
+    section: SectionWork, recipe: TrainingRecipe, strategy: TrainingStrategy, links: ClusterLinks, again: bool
 ) -> tuple[float, float]:
     """Return exposed seconds, forward and backward, of tensor, context and expert exchanges of one repetition."""
     forward = sum(links.exchange_s(op.collective, op.bytes, op.gpus) for op in section.forward_exchanges)
@@ -314,7 +313,7 @@ def _inner_exchange_s(
         send /= section.repeat / strategy.pp / strategy.interleave
         forward, backward = forward + send * 0.5, backward + send * 0.5
     if strategy.ep > 1 and section.chosen:
-        swap = 2 * (1.0 - EXPERT_OVERLAP) * _expert_swap_s(section, strategy, links)
+        swap = 2 * (1.0 - recipe.expert_overlap) * _expert_swap_s(section, strategy, links)
         forward, backward = forward + swap, backward + swap
     if strategy.cp > 1 and section.repeat > 1:
         keys = section.key_byte * strategy.cp

@@ -187,6 +187,7 @@ def train(
     fused_loss: bool = False,
     graphs: bool = False,
     loss_share: float = 0.05,
+    expert_overlap: float = 0.2,
     attention_slowdown: float = 1.0,
     node: str | Path | Node | None = None,
     network: Quantity | None = None,
@@ -206,6 +207,7 @@ def train(
 
     ``tokens`` is a number or ``1B``; ``seq`` tokens make a sequence. ``graphs``: CUDA graphs replay the step.
     ``loss_share`` of the compute time is lost on several GPUs to input, logging and uneven clocks.
+    ``expert_overlap`` of the exchanges between experts hides behind the work of other micro-batches.
     ``attention_slowdown`` is the time of your attention kernel over that of cuDNN in 2026, on which rates rest.
     ``node`` is a catalogue node or your own YAML file, by default the usual one of the GPU; ``network`` replaces its
     bandwidth for each GPU and direction.
@@ -226,6 +228,7 @@ def train(
         fused_loss=fused_loss,
         graphs=graphs,
         loss_share=loss_share,
+        expert_overlap=expert_overlap,
         attention_slowdown=attention_slowdown,
         lora_rank=lora,
         base_bits=base_bits,

@@ -62,6 +62,7 @@ class TrainingRecipe:
     attention_slowdown: float = 1.0  # of an older attention kernel: its time over that of the one measured here
     fused_loss: bool = False  # the loss and its gradient are one kernel, in chunks, and the logits are never kept
     loss_share: float = 0.05  # of the compute time, lost on several GPUs to input, logging and uneven clocks
+    expert_overlap: float = 0.2  # of exchanges between expert-parallel GPUs, hidden behind the work of other batches
     graphs: bool = False  # CUDA graphs replay the step, so that the GPU never waits for the host
     lora_rank: int = 0  # 0: all weights are trained
     base_bits: int = 16  # of frozen weights; 4 is QLoRA
@@ -71,8 +72,9 @@ class TrainingRecipe:
             raise bad_value("precision", "bf16, fp16, fp32 or fp8", self.precision)
         if self.stack is SoftwareStack.ENGINE:
             raise bad_value("stack", "eager or compiled in training", "engine", "An engine only serves.")
-        if not 0.0 <= self.loss_share < 1.0:
-            raise bad_value("loss_share", "a share of at least 0 and below 1", self.loss_share)
+        for name in ("loss_share", "expert_overlap"):
+            if not 0.0 <= getattr(self, name) < 1.0:
+                raise bad_value(name, "a share of at least 0 and below 1", getattr(self, name))
         if self.base_bits not in (4, 8, 16):
             raise bad_value("base_bits", "4, 8 or 16", self.base_bits)
         if self.base_bits != 16 and not self.lora_rank:

@@ -22,6 +22,7 @@ from wattcast.core.errors import WattcastError
 from wattcast.core.strict_files import decode_yaml
 from wattcast.fit.scoring import LedgerRow, make_absent_row, make_ledger_row
 from wattcast.hardware import Gpu, load_gpu
+from wattcast.training.step_time import OVERLAP
 from wattcast.training.train_job import TrainingResult, train
 from wattcast.training.training_strategy import TrainingRecipe
 from wattcast.validate.ledger_store import Tell
@@ -37,7 +38,7 @@ GPUS = {
     "B200-SXM": "b200",
     "B300-SXM": "b300",
     "GB200": "gb200",
-    "GB300": "b300",
+    "GB300": "gb300",
     "L40S": "l40s",
     "RTX-4090": "rtx-4090",
     "RTX-A6000": "rtx-a6000",
@@ -134,11 +135,10 @@ def predict_training_row(row: dict[str, str]) -> TrainingResult:
         sequence_parallel=not _before_2022(row),
         attention="eager" if _before_2022(row) or "no flash attention" in row["notes"] else "flash",
         sharding=sharding,
-        recompute=_recompute(row["recompute"]),
+        recompute=_recompute(row),
         attention_slowdown=_attention_slowdown(row),
         **_recipe(row),
         network=network,
-        node="gb200-nvl72" if row["gpu"] == "GB300" else None,
         force=True,
     )
 
@@ -216,10 +216,24 @@ def _make(name: str, given: dict[str, Any]) -> ModelSpec:
     return make_model(name, name, "gpt", {**sizes, "style": "opt", "activation": "gelu"}, source)
 
 
-def _recompute(word: str) -> str | None:
+def _recompute(row: dict[str, str]) -> str | None:
+    """Return how much a run computes again, where it or its recipe says so.
+
+    Megatron-Bridge's recipes of Llama and Qwen3 recompute nothing: where activations do not fit, layers of them wait in
+    the host's memory. The others recompute an activation or an up-projection, from 26.06 on nothing [NVIDIA-NeMo/
+    Megatron-Bridge, scripts/performance/configs: ``cpu_offloading_num_layers``, ``recompute_modules``].
+    """
+    word = row["recompute"]
+    if not word and row["id"].startswith("mbridge"):
+        return "none" if row["model"].startswith(("llama", "qwen3")) or _is_newest(row) else "selective"
     if not word:
         return None
     return word.split()[0] if word.split()[0] in ("none", "selective", "full") else "selective"
+
+
+def _is_newest(row: dict[str, str]) -> bool:
+    """Tell whether a run is of Megatron-Bridge's releases whose experts run in one CUDA graph, on Blackwell."""
+    return re.search(r"NeMo container 26\.(06|08)", row["notes"]) is not None
 
 
 def _recipe(row: dict[str, str]) -> dict[str, Any]:
@@ -228,15 +242,16 @@ def _recipe(row: dict[str, str]) -> dict[str, Any]:
         raise WattcastError("training in fp4 is not known here")
     compiled = row["compile"] != "no" or row["id"].startswith(("megatron", "bigscience", "internevo"))
     tuned = row["id"].startswith(("mbridge", "nemo", "mlperf"))  # fused kernels, gradients reduced in bf16
-    newest = re.search(r"NeMo container 26\.(06|08)", row["notes"])  # experts in CUDA graphs, on Blackwell
     notes = row["notes"].lower()
     lora = 16 if "lora" in row["id"] or "lora" in row["model"] or "lora" in notes.split(";")[1] else 0
+    graphs = _is_newest(row) and row["gpu"].startswith(("B", "GB"))
     return {
         "precision": "fp8" if any(word in precision for word in ("fp8", "float8")) else "bf16",
         "gradient_byte": 2 if "PURE" in layout or lora or tuned else 4,
         "fused_loss": tuned,
         "loss_share": 0.0 if tuned else TrainingRecipe.loss_share,
-        "graphs": "token drop" in row["notes"] or (newest is not None and row["gpu"].startswith(("B", "GB"))),
+        "graphs": graphs or "token drop" in row["notes"],
+        "expert_overlap": OVERLAP if graphs else TrainingRecipe.expert_overlap,  # ``moe_a2a_overlap`` of the recipes
         "stack": "compiled" if compiled else "eager",
         "lora": lora,
         "base_bits": 4 if lora and ("nf4" in precision or "int4" in precision) else 16,
