@@ -219,8 +219,8 @@ def _make(name: str, given: dict[str, Any]) -> ModelSpec:
 def _recompute(row: dict[str, str]) -> str | None:
     """Return how much a run computes again, where it or its recipe says so.
 
-    Megatron-Bridge's recipes of Llama and Qwen3 recompute nothing: where activations do not fit, layers of them wait in
-    the host's memory. The others recompute an activation or an up-projection, from 26.06 on nothing [NVIDIA-NeMo/
+    Megatron-Bridge's recipes of Llama and Qwen3 recompute nothing: where activations do not fit, layers of them wait
+    in the host's memory. The others recompute an activation or an up-projection, from 26.06 on nothing [NVIDIA-NeMo/
     Megatron-Bridge, scripts/performance/configs: ``cpu_offloading_num_layers``, ``recompute_modules``].
     """
     word = row["recompute"]
