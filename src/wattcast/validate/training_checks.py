@@ -26,7 +26,7 @@ from wattcast.training.step_time import OVERLAP
 from wattcast.training.train_job import TrainingResult, train
 from wattcast.training.training_strategy import TrainingRecipe
 from wattcast.validate.ledger_store import Tell
-from wattcast.workload.model_catalogue import ModelSpec, list_models, load_model, make_model
+from wattcast.workload.model_catalogue import ModelSpec, load_model, make_model
 
 CHOSEN_WITH = ("llmfoundry", "internevo", "torchtitan")  # families of rows that decided the stated overlaps
 GPUS = {
@@ -173,24 +173,15 @@ def _find_gpu(row: dict[str, str]) -> Gpu:
 def _find_model(row: dict[str, str]) -> ModelSpec:
     name = row["model"].removesuffix("-lora")
     table = training_models()
-    known = {
-        "llama3.1-8b": "llama3-8b",
-        "llama3.1-70b": "llama3-70b",
-        "llama-2-7b": "llama2-7b",
-        "llama-2-70b": "llama2-70b",
-    }
     if name in table:
         return table[name]
-    name = known.get(name, name)
-    if name in list_models():
-        return load_model(name)
     sizes = {key: re.search(rf"{key} (\d+)", row["notes"]) for key in ("hidden", "layers", "heads", "vocabulary")}
     if sizes["hidden"] and sizes["layers"]:
         hidden, layers = int(sizes["hidden"][1]), int(sizes["layers"][1])
         heads = int(sizes["heads"][1]) if sizes["heads"] else max(hidden // 128, 1)
         vocab = int(sizes["vocabulary"][1]) if sizes["vocabulary"] else 51200
         return _make(name, {"kind": "gpt", "layers": layers, "hidden": hidden, "heads": heads, "vocab": vocab})
-    raise WattcastError(f"dimensions of {name} are not known here")
+    return load_model(name)
 
 
 @cache
