@@ -1,0 +1,189 @@
+"""Callbacks against the real libraries: a counter set by the test, two steps, what the library has kept."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from wattcast.core.errors import BadInput, MissingTool
+from wattcast.measure import training_callbacks
+from wattcast.measure.training_callbacks import (
+    StepMeter,
+    log_to_mlflow,
+    log_to_wandb,
+    make_lightning_callback,
+    make_transformers_callback,
+)
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of libraries about each other
+PREDICTED = SimpleNamespace(energy_j=90.0, latency_s=0.2)
+
+
+@dataclass
+class CountingSource:
+    """A device that spends 100 J between two readings, and wraps where it is told to."""
+
+    joules: float = 1000.0
+    energy_range_j: float | None = 2000.0
+    closed: bool = False
+
+    def energy_j(self) -> float:
+        self.joules = (self.joules + 100.0) % (self.energy_range_j or math.inf)
+        return self.joules
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture
+def sources(monkeypatch: pytest.MonkeyPatch) -> list[CountingSource]:
+    made: list[CountingSource] = []
+
+    def open_source(name: str, index: int) -> tuple[CountingSource, None]:
+        made.append(CountingSource())
+        return made[-1], None
+
+    monkeypatch.setattr(training_callbacks, "open_source", open_source)
+    return made
+
+
+def test_energy_of_steps_beside_its_prediction(sources: list[CountingSource]) -> None:
+    meter = StepMeter(PREDICTED, every=2, devices=(0, 1))
+    with meter:
+        assert meter.read(1) is None
+        found = meter.read(4)
+        assert found is not None
+        assert found["wattcast/energy_j_per_step"] == 50.0, "two devices, 100 J each, four steps"
+        assert found["wattcast/predicted_energy_j_per_step"] == 180.0
+        assert found["wattcast/predicted_over_measured_energy"] == 3.6
+        assert found["wattcast/predicted_step_s"] == 0.2
+        assert found["wattcast/power_w"] * found["wattcast/step_s"] == pytest.approx(50.0)
+        for step in range(6, 40, 2):  # the counters wrap on the way
+            found = meter.read(step)
+            assert found is not None
+            assert found["wattcast/energy_j_per_step"] == 100.0
+        assert found["wattcast/total_energy_j"] == 200.0 * 18
+    assert all(source.closed for source in sources)
+    assert meter.read(1000) is None, "nothing is read once it is closed"
+    assert "wattcast/predicted_step_s" not in (read_once(StepMeter(every=1)) or {})
+
+
+def read_once(meter: StepMeter) -> dict[str, float] | None:
+    with meter:
+        return meter.read(1)
+
+
+def test_what_cannot_be_measured_is_refused(sources: list[CountingSource], monkeypatch: pytest.MonkeyPatch) -> None:
+    for wrong in ({"every": 0}, {"devices": ()}):
+        with pytest.raises(BadInput, match="every, devices"):
+            StepMeter(**wrong)
+    monkeypatch.setattr(CountingSource, "energy_j", lambda self: math.nan)
+    with pytest.raises(MissingTool, match="no energy counter"):
+        StepMeter().start()
+    assert sources[0].closed
+
+
+def test_a_card_without_a_driver_is_named() -> None:
+    with pytest.raises(MissingTool, match="nvml"):
+        StepMeter(source="nvml", devices=(63,)).start()
+
+
+def test_weights_and_biases_keeps_the_numbers(
+    sources: list[CountingSource], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wandb = pytest.importorskip("wandb", reason="no wandb: pip install 'wattcast[dev]'")
+    with pytest.raises(BadInput, match=r"wandb\.init"):
+        log_to_wandb({"wattcast/power_w": 1.0}, 1)
+    for name in ("WANDB_DIR", "WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "WANDB_DATA_DIR"):
+        monkeypatch.setenv(name, str(tmp_path))
+    with wandb.init(mode="offline", project="wattcast", dir=tmp_path, settings=wandb.Settings(console="off")) as run:
+        with StepMeter(PREDICTED, every=1) as meter:
+            for step in (1, 2):
+                run.log({"loss": 1.0 / step})  # which counts steps of its own
+                log_to_wandb(meter.read(step) or {}, step)
+        assert run.summary["wattcast/energy_j_per_step"] == 100.0
+        assert run.summary["wattcast/predicted_energy_j_per_step"] == 90.0
+        assert run.summary["wattcast/step"] == 2
+
+
+def test_mlflow_keeps_the_numbers(
+    sources: list[CountingSource], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mlflow = pytest.importorskip("mlflow", reason="no mlflow: pip install 'wattcast[dev]'")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "runs").as_uri())  # which it makes itself
+    with mlflow.start_run() as run, StepMeter(PREDICTED, every=1) as meter:
+        for step in (1, 2):
+            log_to_mlflow(meter.read(step) or {}, step)
+    kept = mlflow.MlflowClient().get_metric_history(run.info.run_id, "wattcast/energy_j_per_step")
+    assert [(m.step, m.value) for m in kept] == [(1, 100.0), (2, 100.0)]
+
+
+def test_lightning_logs_while_it_trains(sources: list[CountingSource], tmp_path: Path) -> None:
+    pytest.importorskip("lightning", reason="no lightning: pip install 'wattcast[dev]'")
+    import lightning
+    import torch
+    from lightning.pytorch.loggers import CSVLogger
+
+    class Line(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 1)
+
+        def training_step(self, batch: torch.Tensor, index: int) -> torch.Tensor:
+            return self.layer(batch).square().mean()
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    told: list[tuple[dict[str, float], int]] = []
+    callback = make_lightning_callback(StepMeter(PREDICTED, every=2), lambda found, step: told.append((found, step)))
+    trainer = lightning.Trainer(
+        max_epochs=1,
+        accelerator="cpu",
+        accumulate_grad_batches=2,
+        logger=CSVLogger(tmp_path),
+        callbacks=[callback],
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(Line(), torch.utils.data.DataLoader(torch.ones(8, 4), batch_size=1))
+    assert [step for _, step in told] == [2, 4], "optimiser steps, not batches"
+    assert told[0][0]["wattcast/energy_j_per_step"] == 50.0
+    written = next(tmp_path.rglob("metrics.csv")).read_text()
+    assert "wattcast/predicted_over_measured_energy" in written
+    assert sources[0].closed
+
+
+def test_transformers_logs_while_it_trains(sources: list[CountingSource], tmp_path: Path) -> None:
+    for name in ("torch", "transformers", "accelerate"):
+        pytest.importorskip(name, reason=f"no {name}: pip install 'wattcast[dev]'")
+    import torch
+    from transformers import Trainer, TrainingArguments
+
+    class Line(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 1)
+
+        def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"loss": self.layer(x).square().mean()}
+
+    told: list[int] = []
+    callback = make_transformers_callback(StepMeter(PREDICTED, every=2), lambda found, step: told.append(step))
+    arguments = TrainingArguments(
+        output_dir=str(tmp_path), max_steps=4, per_device_train_batch_size=1, report_to=[], save_strategy="no",
+        use_cpu=True, disable_tqdm=True,
+    )  # fmt: skip
+    trainer = Trainer(model=Line(), args=arguments, train_dataset=[{"x": torch.ones(4)}] * 8, callbacks=[callback])
+    trainer.train()
+    assert told == [2, 4]
+    kept = [row for row in trainer.state.log_history if "wattcast/energy_j_per_step" in row]
+    assert [(row["step"], row["wattcast/energy_j_per_step"]) for row in kept] == [(2, 50.0), (4, 50.0)]
+    assert sources[0].closed
