@@ -36,7 +36,7 @@ def predict_row(plan: dict[str, Any]) -> TrainingResult:
         global_batch=int(plan["batch"]) * int(plan["accumulation"]),
         micro_batch=int(plan["batch"]),
         recompute=plan["recompute"],
-        precision=plan["precision"],
+        dtype=plan["precision"],
         optimizer=plan["optimizer"],
         stack=plan["stack"],
         lora=int(plan["lora"]),

@@ -13,8 +13,8 @@ GROUPS = sorted({words.rpartition(" ")[0] for words in WORDS})
 @pytest.fixture(autouse=True)
 def page(monkeypatch: pytest.MonkeyPatch) -> None:
     """Typer asks the terminal for its width; rich reads COLUMNS."""
-    monkeypatch.setenv("COLUMNS", "100")
-    monkeypatch.setenv("TERMINAL_WIDTH", "100")
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERMINAL_WIDTH", "80")
 
 
 def test_there_are_at_most_sixteen_commands(call) -> None:
@@ -28,6 +28,17 @@ def test_help_fits_a_page(call, words: str) -> None:
     done = call(*words.split(), "--help")
     assert done.code == 0, done.err
     assert len(done.out.splitlines()) <= 60
+    assert max(map(len, done.out.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("words", WORDS)
+def test_help_names_every_option_and_help_all_describes_it(call, words: str) -> None:
+    command = dict(walk_commands())[words]
+    short, full = call(*words.split(), "--help").out, call("--traceback", *words.split(), "--help-all").out
+    for option in (o for o in command.params if o.param_type_name == "option" and not o.hidden):
+        assert f"{option.opts[0]} " in short.replace("\n", " ")
+        assert f"{option.opts[0]} " in full
+    assert "--help-all" not in full
 
 
 def test_ranges_are_still_told(call) -> None:

@@ -13,7 +13,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 RUN = sorted([DOCS / "index.md", DOCS / "start.md", *(DOCS / "how-to").glob("*.md"), *(DOCS / "learn").glob("*.md")])
-EVERY = sorted(DOCS.rglob("*.md"))
+EVERY = sorted([*DOCS.rglob("*.md"), ROOT / "CONTRIBUTING.md"])
+NOT_RUN_FILE = Path(__file__).with_name("not_run.txt")
 FENCE = re.compile(r"^(?:[^\n]*`([\w.-]+\.(?:json|yaml|csv))`:\n\n)?```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -49,15 +50,51 @@ def test_every_example_of_a_page_runs(page: Path, call, tmp_path: Path, monkeypa
         assert figure.stat().st_size > 2000, figure
 
 
+COMMAND = re.compile(r"^(?: {4}|\$ |.*&& )?(wattcast \w.*?)(?=\s*(?:#|&&|\||$))", re.MULTILINE)
+MENTION = re.compile(r"`(wattcast \w[^`|]*)`")
+NOT_RUN = [tuple(row.split(" | ")) for row in NOT_RUN_FILE.read_text().splitlines() if not row.startswith("#")]
+
+
+def documented(page: Path, pattern: re.Pattern[str] = COMMAND) -> list[str]:
+    """Return every command line of a page, indented or fenced, without comments."""
+    text = page.read_text(encoding="utf-8").replace("\\\n", " ")
+    return [" ".join(line.split()) for line in pattern.findall(text)]
+
+
+def left_over(page: Path) -> list[str]:
+    """Return the lines that the test of whole pages does not run."""
+    sh = [text for _, kind, text in fences(page) if kind == "sh" and page in RUN]
+    done = {" ".join(["wattcast", *argv]) for text in sh for argv in commands(text)}
+    return [line for line in documented(page) if line not in done]
+
+
+def runs(line: str) -> bool:
+    return not any(line.startswith(start) for start, _ in NOT_RUN)
+
+
 @pytest.mark.parametrize("page", EVERY, ids=lambda p: p.stem)
 def test_every_command_in_the_docs_exists_with_its_options(page: Path, call) -> None:
-    for _, language, text in fences(page):
-        if language not in ("sh", "console"):
-            continue
-        for argv in commands(text):
-            ours = argv[: argv.index("--")] if "--" in argv else argv
-            done = call(*ours, "--help")
-            assert done.code == 0, (argv, done.err)
+    for line in [*documented(page), *documented(page, MENTION)]:
+        argv = shlex.split(re.sub(r"\[[^]]*\]|\.\.\.|>.*", "", line))[1:]
+        ours = argv[: argv.index("--")] if "--" in argv else argv
+        done = call(*ours, "--help")
+        assert done.code == 0, (argv, done.err)
+
+
+@pytest.mark.parametrize("page", [p for p in EVERY if any(map(runs, left_over(p)))], ids=lambda p: p.stem)
+def test_every_other_command_runs(page: Path, call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands outside the blocks that are run as a whole, in order; not_run.txt says why some are left out."""
+    pytest.importorskip("matplotlib", reason="no matplotlib: pip install 'wattcast[plot]'")
+    monkeypatch.chdir(tmp_path)
+    for line in filter(runs, left_over(page)):
+        done = call(*shlex.split(line)[1:])
+        assert done.code == 0, (line, done.err)
+
+
+def test_what_is_not_run_is_documented_and_has_a_reason() -> None:
+    for start, reason in NOT_RUN:
+        assert any(line.startswith(start) for page in EVERY for line in left_over(page)), start
+        assert len(reason) > 10
 
 
 def test_examples_that_are_not_run_say_so() -> None:

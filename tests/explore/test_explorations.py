@@ -79,8 +79,7 @@ def test_unknown_steps_are_asked_for() -> None:
 
 
 def test_gpus_equal_their_predictions_in_order() -> None:
-    paid = prices.parse_prices("0.36USD/kWh")
-    found = explore("gpt2", ["h200", "h100-sxm", "a100-sxm-80gb"], prices=paid, **MODEL).points
+    found = explore("gpt2", ["h200", "h100-sxm", "a100-sxm-80gb"], electricity="0.36USD/kWh", **MODEL).points
     each = [choice.results["energy_j_per_request"] for choice in found]
     assert each == sorted(each)
     for choice in found:
@@ -149,7 +148,7 @@ def test_bad_options_are_explained(vary: list[str], says: str) -> None:
 
 
 def test_money_by_hand() -> None:
-    found = prices.parse_prices("0.36EUR/kWh", "360g/kWh", ["h200=3.6EUR/h"], pue=1.5)
+    found = prices.parse_prices("h200=3.6EUR/h", "0.36EUR/kWh", "360g/kWh", pue=1.5)
     assert found.cost("h200", 1e6, 10.0) == pytest.approx(1e6 * 1.5 * 1e-7 + 10 * 1e-3)
     assert found.cost("l4", 1e6, 10.0) is None
     assert found.carbon_g(1e6) == pytest.approx(1e6 * 1.5 * 1e-4)
@@ -170,14 +169,14 @@ def test_every_intensity_has_a_year_and_a_source() -> None:
 @pytest.mark.parametrize(
     ("asked", "says"),
     [
-        ({"tariff": "0.12"}, "0.12USD/kWh"),
-        ({"tariff": "0.12USD"}, "0.12USD/kWh"),
-        ({"tariff": "-1USD/kWh"}, "zero or more"),
+        ({"electricity": "0.12"}, "0.12USD/kWh"),
+        ({"electricity": "0.12USD"}, "0.12USD/kWh"),
+        ({"electricity": "-1USD/kWh"}, "zero or more"),
         ({"carbon": "frence"}, "Closest: france"),
         ({"carbon": "400kg"}, "carbon"),
-        ({"rent": ["h200"]}, "h200=3.50USD/h"),
-        ({"rent": ["h20x=1USD/h"]}, "Closest: h20"),
-        ({"tariff": "1USD/kWh", "rent": ["h200=1EUR/h"]}, "one currency"),
+        ({"price": ["h200"]}, "h200=3.50USD/h"),
+        ({"price": ["h20x=1USD/h"]}, "Closest: h20"),
+        ({"electricity": "1USD/kWh", "price": ["h200=1EUR/h"]}, "one currency"),
         ({"pue": 0.5}, "from 1 to 10"),
         ({"pue": float("nan")}, "from 1 to 10"),
     ],
@@ -226,7 +225,7 @@ def test_a_gpu_of_ones_own_is_compared_and_drawn(call, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
-        (("explore", "sweep", "gpt2", "--gpu", "h200", "--objective", "edd"), "Closest: ed"),
+        (("explore", "sweep", "gpt2", "--gpu", "h200", "--minimise", "edd"), "Closest: ed"),
         (("explore", "sweep", "gtp2", "--gpu", "all"), "Closest: gpt2"),
         (("explore", "sweep", "gpt2", "--gpu", "h200,h200"), "each GPU once"),
         (("explore", "sweep", "gpt2", "--gpu", "h201"), "Closest: h20"),

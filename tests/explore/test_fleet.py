@@ -157,7 +157,7 @@ def test_the_command(call, tmp_path: Path) -> None:
     assert done.code == 0, done.err
     told = json.loads(done.out)
     assert {row["workload"] for row in told["assignment"]} == {"chat", "search"}
-    done = call("explore", "fleet", path, "--aim", "throughput", "--power", "600W")
+    done = call("explore", "fleet", path, "--aim", "throughput", "--site-power", "600W")
     assert done.code == 0, done.err
     assert "Assignment for throughput" in done.out
     assert call("explore", "fleet", path, "--aim", "speed").code == ExitCode.BAD_INPUT

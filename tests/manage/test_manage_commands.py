@@ -43,7 +43,7 @@ def table(tmp_path: Path) -> str:
 
 
 def test_replay_prints_what_it_promises(call: Any, table: str) -> None:
-    done = call("manage", "replay", table, "--default", "1200/3505", "--objective", "ed2", "--json")
+    done = call("manage", "replay", table, "--default", "1200/3505", "--minimise", "ed2", "--json")
     assert done.code == 0, done.err
     out = json.loads(done.out)
     assert [a["name"] for a in out["applications"]] == ["bound", "free"]
@@ -71,8 +71,8 @@ def test_replay_is_a_table_for_people(call: Any, table: str) -> None:
 
 
 def test_the_table_scores_the_objective_that_was_asked_for(call: Any, table: str) -> None:
-    """With --objective energy it showed gains and distances in ED², in which saving energy looked like a loss."""
-    arguments = ("manage", "replay", table, "--default", "1200/3505", "--objective", "energy", "--slowdown", "50%")
+    """With --minimise energy it showed gains and distances in ED², in which saving energy looked like a loss."""
+    arguments = ("manage", "replay", table, "--default", "1200/3505", "--minimise", "energy", "--slowdown", "50%")
     shown, plain = call(*arguments).out, json.loads(call(*arguments, "--json").out)
     assert "Energy gain" in shown
     assert "ED²" not in shown
@@ -97,7 +97,7 @@ def test_replay_repeats_with_noise_and_counts_who_is_worse_off(call: Any, table:
 def test_replay_takes_several_files_and_a_bound(call: Any, table: str, tmp_path: Path) -> None:
     second = tmp_path / "second.csv"
     second.write_text(Path(table).read_text().replace("bound", "bound2").replace("free", "free2"))
-    arguments = ("--objective", "energy", "--slowdown", "10%", "--iterations", "50", "--json")
+    arguments = ("--minimise", "energy", "--slowdown", "10%", "--iterations", "50", "--json")
     done = call("manage", "replay", table, str(second), *arguments)
     assert done.code == 0, done.err
     out = json.loads(done.out)
@@ -109,7 +109,7 @@ def test_replay_takes_several_files_and_a_bound(call: Any, table: str, tmp_path:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--objective", "ed3"), "objective"),
+        (("--minimise", "ed3"), "objective"),
         (("--slowdown", "10 W"), "slowdown"),
         (("--slowdown", "-5%"), "slowdown"),
         (("--default", "1/2"), "default"),
@@ -169,7 +169,7 @@ def test_simulate_in_json_with_perturbed_plants_and_both_means(call: Any) -> Non
 
 
 def simulated_a100(call: Any) -> dict[str, Any]:
-    arguments = ("--gpu", "a100-pcie-40gb", "--objective", "energy", "--slowdown", "10%", "--json")
+    arguments = ("--gpu", "a100-pcie-40gb", "--minimise", "energy", "--slowdown", "10%", "--json")
     done = call("manage", "simulate", "llama3-8b", *arguments)
     assert done.code == 0, done.err
     out: dict[str, Any] = json.loads(done.out)
@@ -195,7 +195,7 @@ def test_simulate_takes_the_options_of_a_workload(call: Any) -> None:
     """A decode step of one sequence waits for memory at any clock; a large prompt follows the core clock."""
     slowdowns = []
     for options in (("--phase", "decode", "--batch", "1"), ("--batch", "8", "--seq", "1024")):
-        done = call("manage", "simulate", "gpt2", "--gpu", "h200", *options, "--objective", "energy", "--json")
+        done = call("manage", "simulate", "gpt2", "--gpu", "h200", *options, "--minimise", "energy", "--json")
         assert done.code == 0, done.err
         slowdowns.append(json.loads(done.out)["applications"][0]["policies"]["oracle"]["slowdown"])
     assert slowdowns[0] < slowdowns[1]
@@ -211,7 +211,7 @@ def test_simulate_says_what_is_missing(call: Any, arguments: tuple[str, ...]) ->
 
 def test_serving_and_a_budget_are_rehearsed_before_a_card_is_touched(call: Any) -> None:
     arguments = ("rehearse", "llama3-8b", "--rate", "20/s", "--seconds", "2min", "--json")
-    done = call("manage", *arguments, "--gpus", "2", "--budget", "700W")
+    done = call("manage", *arguments, "--gpus", "2", "--site-power", "700W")
     assert done.code == 0, done.err
     found = json.loads(done.out)
     assert found["seconds_over_budget"] == 0

@@ -228,7 +228,7 @@ def test_memory_clocks_that_cannot_be_locked_are_left_alone(node: Node) -> None:
 
 def test_the_power_limit_is_a_knob_where_clocks_are_refused(node: Node) -> None:
     node.standin.follow(USUAL, "error core_set 4 0 1e9")
-    process = node.control("--power-limit", by_daemon=False)
+    process = node.control("--turn-limit", by_daemon=False)
     wait_for(lambda: any(line.startswith("SetPower") for line in node.calls))
     node.stop.touch()
     assert process.wait(PATIENCE_S) == 3, node.said()
@@ -465,7 +465,7 @@ def test_a_site_shares_its_budget_and_gives_every_limit_back(node: Node) -> None
         (node.folder / name).write_text("0 0 0 0 300000\n")
     node.standin.follow(USUAL, "devices 2")
     daemon = node.serve()
-    coordinator = node.start("site", str(node.socket), "--budget", "850W", "--priority", f"{node.uuid}-1=1")
+    coordinator = node.start("site", str(node.socket), "--site-power", "850W", "--priority", f"{node.uuid}-1=1")
 
     def limits() -> list[float]:
         return [int((node.folder / name).read_text().split()[4]) / 1e3 for name in ("card", "card.1")]
@@ -478,7 +478,7 @@ def test_a_site_shares_its_budget_and_gives_every_limit_back(node: Node) -> None
     coordinator.send_signal(signal.SIGTERM)
     assert coordinator.wait(PATIENCE_S) == 0, node.said()
     wait_for(lambda: limits() == [300.0, 300.0])
-    too_small = node.call("site", str(node.socket), "--budget", "500W")
+    too_small = node.call("site", str(node.socket), "--site-power", "500W")
     assert too_small.returncode == ExitCode.BAD_INPUT
     assert "600 W" in too_small.stderr
 

@@ -80,7 +80,7 @@ def test_money_and_carbon_by_hand() -> None:
     assert p.prices.currency == "USD"
     plain = wattcast.predict("gpt2", "h200", **DECODE)
     assert (plain.cost, plain.carbon_g) == (None, None)
-    us = wattcast.predict("gpt2", "h200", region="us", **DECODE)
+    us = wattcast.predict("gpt2", "h200", carbon="us", **DECODE)
     assert_allclose(us.carbon_g, us.energy_j / 3.6e6 * 366)
     assert any("Energy Information Administration" in note for note in us.assumptions)
 
@@ -173,7 +173,7 @@ def test_a_plot_and_a_report_are_refused_likewise(call, tmp_path) -> None:
     "asked",
     [
         {"price": "cheap"}, {"price": "2.50"}, {"price": "l4x=1/h"}, {"electricity": "0.12"}, {"carbon": "400"},
-        {"region": "atlantis"}, {"region": "us", "carbon": "400g/kWh"}, {"price": "-1/h"},
+        {"carbon": "atlantis"}, {"pue": 0.5}, {"price": "-1/h"},
         {"price": "1USD/h", "electricity": "1EUR/kWh"},
     ],
 )  # fmt: skip

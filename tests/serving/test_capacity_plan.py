@@ -13,9 +13,9 @@ from made_up_costs import make_costs
 import wattcast
 from wattcast.core.errors import ExitCode, WattcastError
 from wattcast.hardware import Gpu
-from wattcast.predictor.prices import parse_prices
 from wattcast.serving import capacity_plan
-from wattcast.serving.capacity_plan import LatencyBound, PlanAim, plan
+from wattcast.serving.capacity_plan import PERCENTILE, PlanAim, plan
+from wattcast.serving.serving_result import LatencyBound, parse_latency_bounds
 from wattcast.workload.model_options import ModelOptions
 
 
@@ -54,9 +54,9 @@ def check_random_jobs(monkeypatch: pytest.MonkeyPatch, seeds: range) -> int:
             "ttft": f"p99:{random.uniform(0.2, 3.0):.3f}s" if random.random() < 0.6 else None,
             "tpot": f"p90:{random.uniform(0.01, 0.1):.4f}s" if random.random() < 0.6 else None,
             "minimise": str(aim),
-            "prices": parse_prices(
-                "0.1USD/kWh", "400g/kWh", ["h100-sxm=2USD/h", "h200=3USD/h", "a100-sxm-80gb=1USD/h"]
-            ),
+            "electricity": "0.1USD/kWh",
+            "carbon": "400g/kWh",
+            "price": ["h100-sxm=2USD/h", "h200=3USD/h", "a100-sxm-80gb=1USD/h"],
         }
         try:
             found = plan("gpt2", "h100-sxm,h200,a100-sxm-80gb", **asked)
@@ -89,9 +89,9 @@ def test_no_option_of_its_own_beats_300_plans(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.fixture(scope="module")
 def found() -> capacity_plan.PlanResult:
-    prices = parse_prices("0.36USD/kWh", "360g/kWh", ["h200=3.6USD/h"])
+    paid: Any = {"electricity": "0.36USD/kWh", "carbon": "360g/kWh", "price": "h200=3.6USD/h"}
     return plan("llama3-8b", "h200", rate="20/s", prompt=1000, output=300, ttft="p99:500ms", tpot="p90:40ms", tp=(1,),
-                power_limits=("700W",), prices=prices)  # fmt: skip
+                power_limits=("700W",), **paid)  # fmt: skip
 
 
 def test_a_plan_adds_up(found: capacity_plan.PlanResult) -> None:
@@ -131,15 +131,15 @@ def test_limits_are_the_cards_own_and_their_risk_is_told() -> None:
 
 
 def test_latency_bounds_as_people_write_them() -> None:
-    assert capacity_plan._parse_bound("ttft", "p99:500ms, p50:0.1s") == (
+    assert parse_latency_bounds("ttft", "p99:500ms, p50:0.1s") == (
         LatencyBound("ttft", 99.0, 0.5),
         LatencyBound("ttft", 50.0, 0.1),
     )
-    assert capacity_plan._parse_bound("tpot", "40ms") == (LatencyBound("tpot", 90.0, 0.04),)
-    assert capacity_plan._parse_bound("tpot", 0.04) == (LatencyBound("tpot", 90.0, 0.04),)
+    assert parse_latency_bounds("tpot", "40ms", PERCENTILE) == (LatencyBound("tpot", 90.0, 0.04),)
+    assert parse_latency_bounds("tpot", 0.04, PERCENTILE) == (LatencyBound("tpot", 90.0, 0.04),)
 
 
-COMMAND = ("plan", "gpt2", "--rate", "5/s", "--prompt", "100", "--output", "20", "--gpus", "h200", "--tp", "1")
+COMMAND = ("plan", "gpt2", "--rate", "5/s", "--prompt", "100", "--output", "20", "--gpu", "h200", "--tp", "1")
 
 
 def test_the_command_answers_first(call: Any) -> None:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
-
 import pytest
 
 import wattcast
 from wattcast.core.errors import BadInput, UnknownName, WattcastError
 from wattcast.core.units import Dtype
-from wattcast.predictor.api import SETTING_NAMES
 from wattcast.workload import ModelOptions, OutputHead, SoftwareStack, WorkloadPhase, build_graph
 from wattcast.workload.model_options import OPTION_NAMES, ModelKeywords
 
@@ -58,12 +54,6 @@ def test_a_setting_misspelt_as_an_option_is_found_among_the_settings() -> None:
     assert "unknown option 'power_limit_w'. Closest: power_limit." in str(error.value)
     with pytest.raises(UnknownName, match="Closest: batch"):
         wattcast.predict_many([("bert-base", {"bacth": 3})], "h200")
-
-
-@pytest.mark.parametrize("asking", [wattcast.predict, wattcast.predict_many])
-def test_the_settings_named_are_those_there_are(asking: Callable[..., object]) -> None:
-    named = inspect.signature(asking).parameters.values()
-    assert tuple(p.name for p in named if p.kind is p.KEYWORD_ONLY and p.name != "inputs") == SETTING_NAMES
 
 
 def test_words_become_enums_and_pytorch_names_are_known() -> None:

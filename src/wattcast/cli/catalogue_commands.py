@@ -10,11 +10,12 @@ from typer.core import TyperGroup
 
 from wattcast.cli.component_commands import print_bottom_up
 from wattcast.cli.shared_options import (
+    MODEL_OPTIONS,
     Environment,
     Json,
     Plot,
     Source,
-    takes_model_options,
+    takes_options,
 )
 from wattcast.core.errors import bad_value
 from wattcast.core.units import parse, show
@@ -112,7 +113,7 @@ def show_gpu(
     energies: Annotated[
         bool, typer.Option("--energies", help="Energies per event, leakage and area, built from the architecture.")
     ] = False,
-    node: Annotated[str | None, typer.Option(help="With --energies: feature size, such as 28nm.")] = None,
+    feature_size: Annotated[str | None, typer.Option(help="With --energies: of the process, such as 28nm.")] = None,
     voltage: Annotated[str | None, typer.Option(help="With --energies: core voltage, such as 0.9V.")] = None,
     temperature: Annotated[str | None, typer.Option(help="With --energies: of the die, such as 80C.")] = None,
     change: Annotated[
@@ -133,11 +134,11 @@ def show_gpu(
 
     env: Environment = ctx.obj
     if energies:
-        print_bottom_up(env, name, node, voltage, temperature, change or [], save, plot, json)
+        print_bottom_up(env, name, feature_size, voltage, temperature, change or [], save, plot, json)
         return
-    if any(option is not None for option in (node, voltage, temperature, change, save, plot)):
+    if any(option is not None for option in (feature_size, voltage, temperature, change, save, plot)):
         raise bad_value(
-            "--node, --voltage, --temperature, --change, --save, --plot", "--energies beside them", "none"
+            "--feature-size, --voltage, --temperature, --change, --save, --plot", "--energies beside them", "none"
         )
     gpu = find_gpu(name)
     known = list_published_numbers(gpu)
@@ -231,7 +232,7 @@ MOST_ROWS = 60
 
 
 @models_app.command("show")
-@takes_model_options()
+@takes_options(MODEL_OPTIONS)
 def show_model(
     ctx: typer.Context,
     workload: Source,
@@ -262,7 +263,7 @@ def show_model(
 
 
 @models_app.command("save")
-@takes_model_options()
+@takes_options(MODEL_OPTIONS)
 def save_model(
     ctx: typer.Context,
     workload: Source,

@@ -11,17 +11,18 @@ from collections.abc import Mapping, Sequence
 from ctypes import CDLL
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from wattcast import __version__
-from wattcast.cli.shared_options import Environment, Figures, Format, Json, Plot, save_plot
+from wattcast.cli.shared_options import FIGURES, Environment, Json, save_plot, takes_options
 from wattcast.core.errors import bad_value
 from wattcast.core.strict_files import reference_folder
 from wattcast.core.whole_files import write_whole
 
 
+@takes_options({name: FIGURES[name] for name in ("plot", "figures", "format")})
 def validate(
     ctx: typer.Context,
     as_json: Json = False,
@@ -36,10 +37,8 @@ def validate(
     ] = False,
     again: Annotated[bool, typer.Option("--again", help="With --ablations: even where results were kept.")] = False,
     write: Annotated[str, typer.Option("--write", help="Write the ledger as a page, such as docs/accuracy.md.")] = "",
-    figures: Figures = None,
-    format: Format = "png",
-    plot: Plot = None,
     quantity: Annotated[str, typer.Option("--quantity", help="What --plot draws: latency|power|clock.")] = "latency",
+    **options: Any,
 ) -> None:
     """Held-out errors beside trivial floors, published numbers and goals."""
     from wattcast.validate import build_ledger, format_ledger, ledger_to_markdown
@@ -50,15 +49,15 @@ def validate(
     rows = build_ledger(refit, env.say, long=ablations, again=again, variables=env.variables)
     if write:
         write_whole(Path(write), ledger_to_markdown(rows).encode())
-    if figures is not None:
+    if options["figures"] is not None:
         from wattcast.validate.ledger_figures import save_ledger_figures
 
-        for path in save_ledger_figures(figures, ending=format):
+        for path in save_ledger_figures(options["figures"], ending=options["format"]):
             env.say(f"figure saved: {path}")
-    if plot is not None:
+    if options["plot"] is not None:
         from wattcast.validate.ledger_figures import draw_held_out
 
-        save_plot(env, draw_held_out(quantity), plot)
+        save_plot(env, draw_held_out(quantity), options["plot"])
     typer.echo(json.dumps({"rows": rows}, indent=1) if as_json else format_ledger(rows))
 
 

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from wattcast.cli.shared_options import Environment, Json, Plot, save_plot
+from wattcast.cli.shared_options import Environment, Json, Plot, folded, save_plot
 from wattcast.core.errors import bad_value, resolve_name
 from wattcast.core.strict_files import REFERENCE_VARIABLE, reference_folder
 from wattcast.core.units import parse, show
@@ -22,6 +22,9 @@ ChipOption = Annotated[
         "a100-sxm-80gb, h100-sxm, b200."
     ),
 ]
+_run = folded("The simulated run, where no file says")
+_chip = folded("The chip")
+_file = folded("Files")
 
 
 def power_trace(
@@ -43,40 +46,33 @@ def power_trace(
         str,
         typer.Option(help="What the file is: auto|trace|power-report|accel-sim|gem5|accelwattch-hw|ncu."),
     ] = "auto",
-    simulator_config: Annotated[Path | None, typer.Option(help="gpgpusim.config, if not beside the XML.")] = None,
     kernels: Annotated[
         Path | None,
         typer.Option(
             help="Kernel names, one a line; CSV name,uid,samples|cycles,ipc,threads; or a power report or log."
         ),
     ] = None,
-    components: Annotated[list[Path] | None, typer.Option(help="YAML with further components.")] = None,
-    dvfs: Annotated[Path | None, typer.Option(help="CSV sample,clock,voltage, from there on.")] = None,
-    leakage: Annotated[Path | None, typer.Option(help="McPAT's area and leakage listing.")] = None,
-    gate_idle_sms: Annotated[bool, typer.Option("--gate-idle-sms", help="Idle SMs do not leak.")] = False,
-    threads_per_warp: Annotated[
-        float | None, typer.Option(help="Active threads of a warp, where no file says.")
-    ] = None,
-    sms: Annotated[int | None, typer.Option(help="Number of SMs, where no file says.")] = None,
-    clock: Annotated[str | None, typer.Option(help="Core clock, such as 700MHz.")] = None,
-    sample_cycles: Annotated[int | None, typer.Option(help="Core cycles of a sample.")] = None,
     steady: Annotated[str | None, typer.Option(help="Steady states: watts:samples, as 8:4.")] = None,
-    gzip: Annotated[bool | None, typer.Option("--gzip/--plain", help="Default: as the trace is.")] = None,
-    parquet: Annotated[bool, typer.Option(help="Write every sample to samples.parquet.")] = True,
-    figure: Annotated[bool, typer.Option(help="Draw components.png.")] = True,
     follow: Annotated[
         str | None,
         typer.Option(help="Read a growing trace until nothing has come for so long: 10s."),
     ] = None,
-    date_stamp: Annotated[
-        bool, typer.Option("--date-stamp", help="Name files as the manual does, with the date.")
-    ] = False,
-    ran_with: Annotated[
-        Path | None,
-        typer.Option(help="AccelWattch XML the simulator ran with, if another one."),
-    ] = None,
+    simulator_config: Annotated[Path | None, _run("gpgpusim.config, if not beside the XML.")] = None,
+    threads_per_warp: Annotated[float | None, _run("Active threads of a warp.")] = None,
+    sms: Annotated[int | None, _run("Number of SMs.")] = None,
+    clock: Annotated[str | None, _run("Core clock, such as 700MHz.")] = None,
+    sample_cycles: Annotated[int | None, _run("Core cycles of a sample.")] = None,
+    ran_with: Annotated[Path | None, _run("AccelWattch XML the simulator ran with, if another one.")] = None,
+    components: Annotated[list[Path] | None, _chip("YAML with further components.")] = None,
+    dvfs: Annotated[Path | None, _chip("CSV sample,clock,voltage, from there on.")] = None,
+    leakage: Annotated[Path | None, _chip("McPAT's area and leakage listing.")] = None,
+    gate_idle_sms: Annotated[bool, _chip("Idle SMs do not leak.", "--gate-idle-sms")] = False,
+    gzip: Annotated[bool | None, _file("Default: as the trace is.", "--gzip/--plain")] = None,
+    parquet: Annotated[bool, _file("Write every sample to samples.parquet.")] = True,
+    figure: Annotated[bool, _file("Draw components.png.")] = True,
+    date_stamp: Annotated[bool, _file("Name files as the manual does, with the date.", "--date-stamp")] = False,
+    save_config: Annotated[Path | None, _file("Also write the architecture, .xml or .yaml.")] = None,
     plot: Plot = None,
-    save_config: Annotated[Path | None, typer.Option(help="Also write the architecture, .xml or .yaml.")] = None,
     json: Json = False,
 ) -> None:
     """Report, power trace, metric trace and steady states from the counters a simulator wrote.
@@ -433,7 +429,7 @@ _ZERO_C_IN_K = 273.15
 def print_bottom_up(
     env: Environment,
     name: str,
-    node: str | None,
+    feature_size: str | None,
     voltage: str | None,
     temperature: str | None,
     changes: list[str],
@@ -450,7 +446,7 @@ def print_bottom_up(
     from wattcast.predictor.api import find_gpu
 
     settings = (
-        None if node is None else 1e9 * parse(node, "m", "--node"),
+        None if feature_size is None else 1e9 * parse(feature_size, "m", "--feature-size"),
         None if voltage is None else parse(voltage, "V", "--voltage"),
         None if temperature is None else parse(temperature, "C", "--temperature") + _ZERO_C_IN_K,
     )

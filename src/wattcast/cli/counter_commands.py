@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from wattcast.cli.shared_options import Environment, FigureOptions, Figures, Format, Json, Plot, Which
+from wattcast.cli.shared_options import FIGURES, Environment, FigureOptions, Json, folded, takes_options
 from wattcast.core.errors import bad_value, unknown_name
 from wattcast.core.units import parse
 from wattcast.counter_models.counter_table import CounterTable
@@ -25,6 +25,11 @@ if TYPE_CHECKING:
 TABLE_FORMS = ("table", "gpmtool")
 
 
+_method = folded("How it is fitted")
+_programs = folded("Programs never trained on")
+
+
+@takes_options(FIGURES)
 def fit_counters_command(
     ctx: typer.Context,
     table: Annotated[Path, typer.Argument(help="CSV or Parquet of counters and watts.")],
@@ -33,38 +38,27 @@ def fit_counters_command(
         typer.Option(help="YAML map of the table's columns, or the name of one that ships, such as h200."),
     ] = None,
     form: Annotated[str, typer.Option(help="table, or gpmtool for files like micro_gtxtitanx.csv.")] = "table",
-    estimator: Annotated[
-        str, typer.Option(help="nnls (non-negative), ols (ordinary) or huber (non-negative, robust).")
-    ] = "nnls",
+    estimator: Annotated[str, _method("nnls (non-negative), ols (ordinary) or huber (robust nnls).")] = "nnls",
     model: Annotated[
-        list[str] | None,
-        typer.Option(help="Kinds to fit: rate, linear_with_clocks, switched_capacitance, hybrid_rail."),
+        list[str] | None, _method("Kinds: rate, linear_with_clocks, switched_capacitance, hybrid_rail.")
     ] = None,
-    folds: Annotated[
-        int, typer.Option(min=0, help="Parts of benchmarks to hold out; 0 leaves one out at a time.")
-    ] = 0,
-    clusters: Annotated[int, typer.Option(min=0, help="Clusters of similar work; 0: as many as predictors.")] = 0,
+    folds: Annotated[int, _method("Parts of benchmarks to hold out; 0 leaves one out at a time.", min=0)] = 0,
+    clusters: Annotated[int, _method("Clusters of similar work; 0: as many as predictors.", min=0)] = 0,
     offset: Annotated[
-        list[str] | None,
-        typer.Option(help="Memory clock at which power is off the line, such as 204MHz; repeatable."),
+        list[str] | None, _method("Memory clock at which power is off the line: 204MHz; repeatable.")
     ] = None,
     advice: Annotated[bool, typer.Option(help="Say how many clocks are needed and what to measure next.")] = True,
     name: Annotated[str | None, typer.Option(help="Name of the saved model; default: the table's.")] = None,
     device: Annotated[str, typer.Option(help="The device that was measured, for the saved model.")] = "",
     predict: Annotated[
-        Path | None,
-        typer.Option(help="Utilisations of programs (gpmtool form, no watts) to predict, with --json or --measured."),
+        Path | None, _programs("Their utilisations (gpmtool form, no watts), with --json or --measured.")
     ] = None,
     measured: Annotated[
-        Path | None,
-        typer.Option(help="With --predict: the programs' watts by clock (names, then rows of MHz, MHz, ms, W)."),
+        Path | None, _programs("With --predict: their watts by clock (names, then rows of MHz, MHz, ms, W).")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Save the model as YAML.")] = None,
-    plot: Plot = None,
-    figure: Which = None,
-    figures: Figures = None,
-    format: Format = "png",
     json: Json = False,
+    **options: Any,
 ) -> None:
     """Fit counter models to a table, judge them on work they have not seen, and explain them.
 
@@ -86,7 +80,7 @@ def fit_counters_command(
     from wattcast.power.saved_models import save_model
 
     env: Environment = ctx.obj
-    drawn = FigureOptions(plot, figure, figures, format)
+    drawn = FigureOptions(*(options[name] for name in FIGURES))
     if form not in TABLE_FORMS:
         raise unknown_name("form", form, TABLE_FORMS, f"Known: {', '.join(TABLE_FORMS)}.")
     if form == "table" and columns is None:
@@ -103,7 +97,7 @@ def fit_counters_command(
         if kind not in tuple(CounterModelKind):
             raise unknown_name("model", kind, CounterModelKind, f"Known: {', '.join(CounterModelKind)}.")
     offset_hz = tuple(parse(text, "Hz", "--offset") for text in offset or ())
-    options = CounterFitOptions(
+    asked = CounterFitOptions(
         CostEstimator(estimator),
         tuple(CounterModelKind(kind) for kind in kinds),
         folds,
@@ -120,11 +114,11 @@ def fit_counters_command(
                 "some",
                 "Remove `rails` from the map to fit all kinds of model to the total.",
             )
-        fit_two_rails(env, next(iter(tables.values())), name or table.stem, device, out, figures, json)
+        fit_two_rails(env, next(iter(tables.values())), name or table.stem, device, out, drawn.figures, json)
         return
     programs = read_applications(predict) if predict is not None else None
     watts = read_measured_programs(measured) if measured is not None else None
-    result = fit_counters(tables, options, env.say)
+    result = fit_counters(tables, asked, env.say)
     if programs is not None and watts is not None:
         result = predict_programs(result, programs, watts)
     if out is not None:

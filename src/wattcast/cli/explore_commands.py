@@ -9,19 +9,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from wattcast.cli.shared_options import (
-    Carbon,
-    Clock,
-    Electricity,
+    MODEL_OPTIONS,
+    PRICES,
+    Arrivals,
     Environment,
+    GpuName,
+    GpuNames,
     Json,
+    Lengths,
+    Model,
     Plot,
-    PowerLimit,
-    Pue,
-    Rent,
     Source,
+    folded,
     options_besides,
     save_plot,
-    takes_model_options,
+    takes_options,
 )
 from wattcast.core.errors import bad_value, resolve_name
 
@@ -34,9 +36,8 @@ explore_app = typer.Typer(
     no_args_is_help=True,
 )
 
-GpuName = Annotated[str, typer.Option(help="Catalogue name (`wattcast gpus`) or your own YAML file.")]
 Vary = Annotated[list[str], typer.Option(help="FIELD=LOW:HIGH:STEP, FIELD=A,B,C; may be repeated.")]
-Out = Annotated[Path | None, typer.Option(help="Every point: a .parquet, .csv or .json file, or a folder of parts.")]
+_place = folded("Where it is computed")
 
 
 @explore_app.callback()
@@ -45,30 +46,18 @@ def _explore() -> None:
 
 
 @explore_app.command("sweep")
-@takes_model_options()
+@takes_options(MODEL_OPTIONS, "clock", "power_limit", PRICES)
 def sweep(
     ctx: typer.Context,
     workload: Source,
-    gpu: Annotated[str, typer.Option(help="Catalogue names or YAML files with commas, or all.")],
+    gpu: Annotated[str, typer.Option(help="GPU names or YAML files, commas between, or all.")],
     vary: Annotated[
         list[str],
-        typer.Option(
-            help="clock|power_limit|temperature|OPTION=VALUES: A,B,C or LOW:HIGH:STEP, clock=all; repeatable."
-        ),
+        typer.Option(help="clock|power_limit|temperature|OPTION=A,B,C or LOW:HIGH:STEP, clock=all; repeatable."),
     ] = [],  # noqa: B006
-    clock: Clock = None,
-    power_limit: PowerLimit = None,
-    objective: Annotated[
-        str, typer.Option(help="energy|ed|ed2|latency|cost: what the best point has least of.")
-    ] = "energy",
-    slowdown: Annotated[
-        str | None, typer.Option(help="The best is at most this much slower than the fastest: 5%.")
-    ] = None,
-    latency: Annotated[str | None, typer.Option(help="The best is within this latency: 50ms.")] = None,
-    electricity: Electricity = None,
-    carbon: Carbon = None,
-    price: Rent = [],  # noqa: B006
-    pue: Pue = 1.0,
+    minimise: Annotated[str, typer.Option(help="energy|ed|ed2|latency|cost: has the best least of.")] = "energy",
+    slowdown: Annotated[str | None, typer.Option(help="Of the best over the fastest at most: 5%.")] = None,
+    latency: Annotated[str | None, typer.Option(help="Of the best at most: 50ms.")] = None,
     plot: Plot = None,
     json: Json = False,
     **options: Any,
@@ -82,10 +71,14 @@ def sweep(
     from wattcast.explore.explorations import ExploreObjective, explore
 
     env: Environment = ctx.obj
-    least = ExploreObjective(resolve_name("objective", objective, list(ExploreObjective)))
-    found = explore(**options_besides(ctx, "objective", "plot", "json"))
+    least = ExploreObjective(resolve_name("objective", minimise, list(ExploreObjective)))
+    found = explore(**options_besides(ctx, "minimise", "plot", "json"))
     if plot is not None:
-        save_plot(env, exploration_report.draw_exploration(found, workload, options), plot)
+        save_plot(
+            env,
+            exploration_report.draw_exploration(found, workload, {name: options[name] for name in MODEL_OPTIONS}),
+            plot,
+        )
     if json:
         env.json(exploration_report.exploration_json(found))
         return
@@ -93,28 +86,24 @@ def sweep(
 
 
 @explore_app.command("designs")
-@takes_model_options()
+@takes_options(MODEL_OPTIONS, "clock", "power_limit")
 def designs(
     ctx: typer.Context,
     workload: Source,
     gpu: GpuName,
     vary: Vary,
-    where: Annotated[list[str], typer.Option(help="Keep points that meet this: power_w<=400, latency<=50ms.")] = [],  # noqa: B006
-    sample: Annotated[str | None, typer.Option(help="random:N or sobol:N points in place of the grid.")] = None,
+    where: Annotated[list[str], typer.Option(help="Keep points of power_w<=400, latency<=50ms.")] = [],  # noqa: B006
+    sample: Annotated[str | None, typer.Option(help="random:N or sobol:N points, not the grid.")] = None,
     seed: Annotated[int, typer.Option(help="Of random and Sobol samples.")] = 0,
     front: Annotated[str, typer.Option(help="Columns the Pareto front minimises.")] = "latency_s,power_w",
-    clock: Clock = None,
-    power_limit: PowerLimit = None,
-    out: Out = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Every point: a .parquet, .csv or .json file, or a folder.")
+    ] = None,
     plot: Plot = None,
-    heat_map: Annotated[str | None, typer.Option(help="Plot this in place of the front: X,Y or X,Y,VALUE.")] = None,
-    workers: Annotated[
-        int | None, typer.Option(help="Processes; default: one for each free core, for large spaces.")
-    ] = None,
-    cluster: Annotated[
-        str | None, typer.Option(help="Dask scheduler, such as tcp://host:8786 (one you trust), or local.")
-    ] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Go, however many points there are.")] = False,
+    heat_map: Annotated[str | None, typer.Option(help="Plot X,Y or X,Y,VALUE, not the front.")] = None,
+    workers: Annotated[int | None, _place("Processes; default: one per free core, for large spaces.")] = None,
+    cluster: Annotated[str | None, _place("Dask scheduler you trust, such as tcp://host:8786, or local.")] = None,
+    yes: Annotated[bool, _place("Go, however many points there are.", "--yes")] = False,
     json: Json = False,
     **options: Any,
 ) -> None:
@@ -132,7 +121,7 @@ def designs(
         raise bad_value("--heat-map", "--plot FILE beside it", "none")
     if len(figure) not in (0, 2, 3):
         raise bad_value("--heat-map", "X,Y or X,Y,VALUE", heat_map)
-    study = explorations.build_study(workload, gpu, vary, where, sample, seed, clock, power_limit, None, **options)
+    study = explorations.build_study(workload, gpu, vary, where, sample, seed, **options)
     objectives = tuple(name.strip() for name in front.split(","))
     done = _run(env, study, out, objectives, _runner(workers, cluster, study.space.size), yes)
     if plot is not None:
@@ -165,19 +154,19 @@ def fleet(
     aim: Annotated[
         str, typer.Option(help="energy: meet every rate; throughput: as much of the mix as can be.")
     ] = "energy",
-    power: Annotated[str | None, typer.Option(help="The site's power budget, in place of the file's: 12kW.")] = None,
+    site_power: Annotated[str | None, typer.Option(help="Of all GPUs, in place of the file's: 12kW.")] = None,
     plot: Plot = None,
     json: Json = False,
 ) -> None:
     """Which GPU runs what, at which clock, under a site's power budget.
 
-    Example: wattcast explore fleet site.yaml --aim throughput --power 12kW
+    Example: wattcast explore fleet site.yaml --aim throughput --site-power 12kW
     """
     from wattcast.explore import exploration_report
     from wattcast.explore import fleet as fleets
 
     env: Environment = ctx.obj
-    found = fleets.assign_fleet(exploration_report.replace_power_budget(fleets.read_fleet(file), power), aim)
+    found = fleets.assign_fleet(exploration_report.replace_power_budget(fleets.read_fleet(file), site_power), aim)
     if plot is not None:
         from wattcast.explore import exploration_report as drawn
 
@@ -234,52 +223,40 @@ def _progress(env: Environment) -> ReportProgress | None:
     return said
 
 
+@takes_options("dtype", "quantization", "weights", "kv_dtype", PRICES)
 def plan(
     ctx: typer.Context,
-    model: Annotated[str, typer.Argument(help="Model name or Hugging Face config.json.")],
+    model: Model,
     rate: Annotated[str, typer.Option(help="Requests, such as 20/s or 600/min.")],
-    gpus: Annotated[str, typer.Option(help="GPUs to compare, names with commas.")],
-    prompt: Annotated[
-        str, typer.Option(help="Prompt tokens: 512, lognormal:median=512,sigma=0.8,least=16,most=4096, or a file.")
-    ] = "512",
-    output: Annotated[str, typer.Option(help="Output tokens, written like --prompt.")] = "128",
-    ttft: Annotated[str | None, typer.Option(help="Time to first token at most, such as p99:500ms.")] = None,
-    tpot: Annotated[str | None, typer.Option(help="Time per output token at most, such as p90:40ms.")] = None,
+    gpu: GpuNames,
+    prompt: Lengths = "512",
+    output: Lengths = "128",
+    ttft: Annotated[str | None, typer.Option(help="To first token: p99:500ms (p90: 500ms).")] = None,
+    tpot: Annotated[str | None, typer.Option(help="Per output token: p90:40ms.")] = None,
     minimise: Annotated[str, typer.Option(help="gpus|energy|cost|carbon")] = "gpus",
-    headroom: Annotated[str, typer.Option(help="Plan for this much more than the rate, such as 20%.")] = "10%",
-    spare: Annotated[int, typer.Option(min=0, help="Replicas that may be down.")] = 0,
+    headroom: Annotated[str, typer.Option(help="Plan for so much more than the rate.")] = "10%",
+    spare_replicas: Annotated[int, typer.Option("--spare", min=0, help="Replicas that may be down.")] = 0,
     tp: Annotated[str, typer.Option(help="GPUs of a replica to try.")] = "1,2,4,8",
     power_limit: Annotated[
         str | None,
-        typer.Option(help="Power limits to try, such as 700W,500W; default the card's, or four where energy counts."),
+        typer.Option(help="To try: 700W,500W; default: the card's, or four where energy counts."),
     ] = None,
-    site_power: Annotated[str | None, typer.Option(help="Mean power of all GPUs at most, such as 20kW.")] = None,
-    arrivals: Annotated[
-        str, typer.Option(help="poisson, fixed, gamma:cv=2 or diurnal:peak=1.5,period=24h.")
-    ] = "poisson",
-    dtype: Annotated[str, typer.Option(help="bf16|fp16|fp8|... or a recipe such as fp8-block, awq, mxfp4.")] = "bf16",
-    kv_dtype: Annotated[str | None, typer.Option(help="Number format of the cache, such as fp8.")] = None,
-    weights: Annotated[str | None, typer.Option(help="Weights alone in int4|fp8|fp4.")] = None,
-    electricity: Electricity = None,
-    carbon: Carbon = None,
-    price: Rent = [],  # noqa: B006
-    pue: Pue = 1.0,
+    site_power: Annotated[str | None, typer.Option(help="Mean of all GPUs at most: 20kW.")] = None,
+    arrivals: Arrivals = "poisson",
     plot: Plot = None,
     json: Json = False,
+    **options: Any,
 ) -> None:
     """How many GPUs, how shared, at which power limit; latency percentiles, energy, cost and carbon.
 
     Example: wattcast plan llama3-8b --rate 20/s --prompt 1000 --output 300 --ttft p99:500ms --tpot p90:40ms
-    --gpus h100-sxm,h200
+    --gpu h100-sxm,h200
     """
     from wattcast.serving import capacity_plan
 
     env: Environment = ctx.obj
-    if not headroom.strip().endswith("%"):
-        raise bad_value("--headroom", "a share with its unit, such as 20%", headroom)
-    options = options_besides(ctx, "power_limit", "spare", "plot", "json")
-    options |= {"power_limits": power_limit.split(",") if power_limit else (), "spare_replicas": spare}
-    found = capacity_plan.plan(**(options | {"tp": _parse_whole_numbers(tp, "tp")}))
+    given = options_besides(ctx, "power_limit", "plot", "json") | {"tp": _parse_whole_numbers(tp, "tp")}
+    found = capacity_plan.plan(**given, power_limits=power_limit.split(",") if power_limit else ())
     if plot is not None:
         save_plot(env, capacity_plan.draw_plan(found), plot)
     if json:

@@ -46,7 +46,7 @@ COMMANDS = {
     "predict": ("prediction_commands", "predict"),
     "simulate": ("simulate_commands", "simulate"),
     "plan": ("explore_commands", "plan"),
-    "train": ("train_commands", "train"),
+    "train": ("simulate_commands", "train"),
     "compare": ("prediction_commands", "compare"),
     "explore": ("explore_commands", "explore_app"),
     "report": ("prediction_commands", "report"),
@@ -90,11 +90,10 @@ class _LazyGroup(TyperGroup):
                 str(unknown_name(f"command of {ctx.command_path}", args[0], self.table, known))
             )
         name, command, rest = super().resolve_command(ctx, args)
-        for option in command.params if "--help" in rest and command is not None else ():
-            if hasattr(
-                option.type, "_describe_range"
-            ):  # help has room for words, not for "<float range> [0.0<=x<=1.0]"
-                option.metavar, option.type._describe_range = "<number>", str
+        if "--help" in rest and command is not None:
+            shown = [command] if not isinstance(command, TyperGroup) else [c for _, c in walk_commands(command)]
+            for leaf in shown:
+                shorten_help(leaf, ctx.ensure_object(Environment).help_all)
         return name, command, rest
 
 
@@ -135,6 +134,24 @@ def walk_commands(group: Any = None, words: str = "") -> Iterator[tuple[str, Any
             yield path, command
 
 
+def shorten_help(command: Any, tell_all: bool) -> None:
+    """Leave words to help, not ``<float range> [0.0<=x<=1.0]``; unless all is told, name rare options in a line each.
+
+    Rare are those of a panel of their own.
+    """
+    rare: dict[str, list[str]] = {}
+    for option in command.params:
+        if hasattr(option.type, "_describe_range"):
+            option.metavar, option.type._describe_range = "<number>", str
+        panel = getattr(option, "rich_help_panel", None)
+        if panel and not tell_all and not option.hidden:
+            rare.setdefault(panel, []).append(option.opts[0])
+            option.hidden = True
+    if rare:
+        lines = [f"{panel}: {' '.join(names)}" for panel, names in rare.items()]
+        command.epilog = "\n\n".join(["More options, which --help-all describes.", *lines])
+
+
 def _version(value: bool) -> None:
     if value:
         typer.echo(f"wattcast {__version__}")
@@ -157,7 +174,10 @@ def main(argv: Sequence[str] | None = None, env: Environment | None = None) -> i
     end = args.index("--") if "--" in args else len(args)  # what follows belongs to the program that is run
     if "--traceback" in args[:end]:  # welcome anywhere before
         env.traceback = True
-        args = [arg for arg in args[:end] if arg != "--traceback"] + args[end:]
+        args, end = [arg for arg in args[:end] if arg != "--traceback"] + args[end:], end - 1
+    if "--help-all" in args[:end]:
+        env.help_all = True
+        args = ["--help" if arg == "--help-all" and i < end else arg for i, arg in enumerate(args)]
     with contextlib.redirect_stdout(env.stdout), contextlib.redirect_stderr(env.stderr):
         try:
             return _run(args, env)

@@ -7,31 +7,61 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from wattcast.cli.shared_options import Environment, FigureOptions, Figures, Format, Json, Plot, Which
+from wattcast.cli.shared_options import (
+    FIGURES,
+    Arrivals,
+    Environment,
+    FigureOptions,
+    Json,
+    Lengths,
+    Model,
+    takes_options,
+)
 from wattcast.core import units
 from wattcast.core.errors import bad_value, unknown_name
 
 if TYPE_CHECKING:
-    from wattcast.manage.plants import MeasurementNoise, PlantTables
+    from wattcast.manage.plants import PlantTables
     from wattcast.manage.policies import PolicySetup
     from wattcast.manage.search_problem import Objective
+    from wattcast.manage.serving_control import ServingLimits
 
 SHORTEST_PERIOD_S, LONGEST_PERIOD_S = 0.02, 3600.0
 manage_app = typer.Typer(
     add_completion=False, help="Steer clocks to spend less power for the same speed.", no_args_is_help=True
 )
 
-Goal = Annotated[str, typer.Option("--objective", help="ed2|ed|energy: what is minimised.")]
-Slowdown = Annotated[str | None, typer.Option(help="Longest time allowed over the default's, such as 10%.")]
-Latency = Annotated[str | None, typer.Option(help="Longest time of one run allowed, such as 5ms.")]
-Cap = Annotated[str | None, typer.Option(help="Board power not to be exceeded, such as 180W.")]
-Scatter = Annotated[str | None, typer.Option("--noise", help="Measurement noise of time and power, such as 1%.")]
-Seed = Annotated[int, typer.Option(min=0, help="Seed of noise and perturbation.")]
+GOAL: dict[str, tuple[Any, Any]] = {  # what a policy seeks; _objective reads them
+    "minimise": (Annotated[str, typer.Option(help="ed2|ed|energy")], "ed2"),
+    "slowdown": (
+        Annotated[str | None, typer.Option(help="Longest time allowed over the default's, such as 10%.")],
+        None,
+    ),
+    "latency": (
+        Annotated[str | None, typer.Option(help="Longest time of a run, or unit of work, allowed: 5ms.")],
+        None,
+    ),
+    "cap": (Annotated[str | None, typer.Option(help="Board power not to be exceeded, such as 180W.")], None),
+}
+PLAYED: dict[str, tuple[Any, Any]] = {
+    **GOAL,
+    "noise": (
+        Annotated[str | None, typer.Option(help="Measurement noise of time and power, such as 1%.")],
+        None,
+    ),
+    "seed": (Annotated[int, typer.Option(min=0, help="Of noise and perturbation.")], 0),
+    "json": (Json, False),
+    **FIGURES,
+}
+WATCHED = {name: GOAL[name] for name in ("minimise", "slowdown")}
 Device = Annotated[int, typer.Option(min=0, help="Card, by NVML index.")]
 Socket = Annotated[Path | None, typer.Option(help="Socket of the daemon; default: /run/wattcast/socket.")]
+FirstToken = Annotated[str, typer.Option("--ttft", help="Longest 99th percentile to the first token.")]
+PerToken = Annotated[str, typer.Option("--tpot", help="Longest 99th percentile per output token.")]
 
 
 @manage_app.command()
+@takes_options(PLAYED)
 def simulate(
     ctx: typer.Context,
     workloads: Annotated[
@@ -41,20 +71,10 @@ def simulate(
     batch: Annotated[int | None, typer.Option(min=1, help="Sequences or images at once (catalogue GPUs).")] = None,
     seq: Annotated[int | None, typer.Option(min=1, help="Prompt or context length (catalogue GPUs).")] = None,
     phase: Annotated[str | None, typer.Option(help="prefill|decode|train|forward (catalogue GPUs).")] = None,
-    objective: Goal = "ed2",
-    slowdown: Slowdown = None,
-    latency: Latency = None,
-    cap: Cap = None,
-    noise: Scatter = None,
-    seed: Seed = 0,
     perturbed: Annotated[int, typer.Option(min=0, help="Also run this many perturbed plants (hd-7970).")] = 0,
     sensitivity: Annotated[Path | None, typer.Option(help="Sensitivity model (wattcast lab sensitivity).")] = None,
     export: Annotated[Path | None, typer.Option(help="Save time and counters of all settings as CSV.")] = None,
-    json: Json = False,
-    plot: Plot = None,
-    figure: Which = None,
-    figures: Figures = None,
-    format: Format = "png",
+    **options: Any,
 ) -> None:
     """Play all policies on a simulated card.
 
@@ -64,33 +84,26 @@ def simulate(
     from wattcast.manage.hd7970 import STRESS_APPLICATIONS
 
     env: Environment = ctx.obj
-    drawn = FigureOptions(plot, figure, figures, format)
-    goal = _objective(objective, slowdown, latency, cap)
     given = {"batch": batch, "seq": seq, "phase": phase}
-    options = {name: value for name, value in given.items() if value is not None}
-    plant, model = policy_comparison.choose_plant(gpu, workloads or [], sensitivity, options)
-    setup = _setup(goal, _noise(noise), seed, model)
-    sweep = policy_comparison.sweep_perturbed_cards(perturbed, setup, seed) if perturbed else None
+    of_model = {name: value for name, value in given.items() if value is not None}
+    plant, model = policy_comparison.choose_plant(gpu, workloads or [], sensitivity, of_model)
+    setup = _setup(options, model)
+    sweep = policy_comparison.sweep_perturbed_cards(perturbed, setup, setup.seed) if perturbed else None
     if export is not None:
         policy_comparison.export_tables(plant, export)
         env.say(f"table saved: {export}")
     more = {} if sweep is None else {"perturbed": sweep}
-    _compare(env, [plant], setup, f"{plant.name}, simulated", json, drawn, STRESS_APPLICATIONS, [], more)
+    _compare(env, [plant], setup, f"{plant.name}, simulated", options, STRESS_APPLICATIONS, [], more)
 
 
 @manage_app.command()
+@takes_options(PLAYED)
 def replay(
     ctx: typer.Context,
     files: Annotated[list[Path], typer.Argument(help="Tables of time and power by clock.")],
     default: Annotated[
         str | None, typer.Option(help="The vendor's clocks, CORE/MEM in MHz (1164/3505); default: the highest.")
     ] = None,
-    objective: Goal = "ed2",
-    slowdown: Slowdown = None,
-    latency: Latency = None,
-    cap: Cap = None,
-    noise: Scatter = None,
-    seed: Seed = 0,
     repeats: Annotated[
         int, typer.Option(min=0, help="With noise: also repeat this often and count who is worse off.")
     ] = 0,
@@ -98,11 +111,7 @@ def replay(
     gpu: Annotated[str | None, typer.Option(help="The table's card in the catalogue, to predict it.")] = None,
     workloads: Annotated[Path | None, typer.Option(help="Folder of operator lists, NAME.json.")] = None,
     leave_out: Annotated[list[str] | None, typer.Option(help="Applications to leave out, by start of name.")] = None,
-    json: Json = False,
-    plot: Plot = None,
-    figure: Which = None,
-    figures: Figures = None,
-    format: Format = "png",
+    **options: Any,
 ) -> None:
     """Play all policies on tables of real measurements.
 
@@ -111,47 +120,35 @@ def replay(
     from wattcast.manage import replay_tables as tables
 
     env: Environment = ctx.obj
-    drawn = FigureOptions(plot, figure, figures, format)
-    goal = _objective(objective, slowdown, latency, cap)
     plants = [p for file in files for p in tables.read_replay_tables(file, iterations, default)]
     plants = tables.leave_out_applications(plants, leave_out or [])
-    chosen, notes = _forecast(plants, gpu, workloads, goal)
-    setup = _setup(goal, _noise(noise), seed, None, chosen)
+    chosen, notes = _forecast(plants, gpu, workloads, _objective(**options))
+    setup = _setup(options, None, chosen)
     more = _repeated(plants, setup, repeats)
-    _compare(
-        env,
-        plants,
-        setup,
-        ", ".join(f.name for f in files),
-        json,
-        drawn,
-        (),
-        notes,
-        more,
-    )
+    _compare(env, plants, setup, ", ".join(f.name for f in files), options, (), notes, more)
 
 
 @manage_app.command()
+@takes_options(WATCHED)
 def watch(
     ctx: typer.Context,
     device: Device = 0,
     period: Annotated[str, typer.Option(help="Time between two readings.")] = "1s",
     count: Annotated[int, typer.Option(min=0, help="Readings; 0: until interrupted.")] = 5,
-    objective: Goal = "ed2",
-    slowdown: Slowdown = None,
     gpu: Annotated[str | None, typer.Option(help="Catalogue GPU of the card; default: by its name.")] = None,
     json: Json = False,
+    **options: Any,
 ) -> None:
     """Observe a card and say what could be set and what that might save. Sets nothing."""
     from wattcast.manage import watch_card
     from wattcast.measure.device_control import NvmlCard
 
     env: Environment = ctx.obj
-    seconds = _period_s(period)
+    seconds, goal = _period_s(period), _objective(**options)
     card = NvmlCard(device)
     card.open()
     try:
-        found = watch_card.watch_card(card, seconds, count, _objective(objective, slowdown, None, None), gpu, env.say)
+        found = watch_card.watch_card(card, seconds, count, goal, gpu, env.say)
     finally:
         card.close()
     if json:
@@ -161,6 +158,7 @@ def watch(
 
 
 @manage_app.command(context_settings={"allow_interspersed_args": False})
+@takes_options(GOAL)
 def run(
     ctx: typer.Context,
     command: Annotated[
@@ -169,21 +167,15 @@ def run(
     apply: Annotated[bool, typer.Option("--apply", help="Really set the card; else a dry run.")] = False,
     device: Device = 0,
     period: Annotated[str, typer.Option(help="Time between two decisions.")] = "1s",
-    objective: Goal = "ed2",
-    slowdown: Slowdown = None,
-    latency: Annotated[
-        str | None, typer.Option(help="Longest time of one unit of work allowed, such as 5ms.")
-    ] = None,
-    cap: Cap = None,
     progress: Annotated[
         Path | None, typer.Option(help="File the program appends a byte to per unit of work (WATTCAST_PROGRESS).")
     ] = None,
     metrics: Annotated[
         str | None, typer.Option(help="Metrics of a serving engine (vLLM, SGLang): http://localhost:8000/metrics.")
     ] = None,
-    ttft: Annotated[str, typer.Option(help="With --metrics: longest 99th percentile to the first token.")] = "500ms",
-    tpot: Annotated[str, typer.Option(help="With --metrics: longest 99th percentile per output token.")] = "50ms",
-    power_limit: Annotated[bool, typer.Option("--power-limit", help="Turn the power limit as well.")] = False,
+    ttft: FirstToken = "500ms",
+    tpot: PerToken = "50ms",
+    turn_limit: Annotated[bool, typer.Option("--turn-limit", help="Turn the power limit as well.")] = False,
     sm_percent: Annotated[int | None, typer.Option(help="Share of the SMs, through a running MPS server.")] = None,
     units: Annotated[
         Path | None,
@@ -191,6 +183,7 @@ def run(
     ] = None,
     sms: Annotated[int | None, typer.Option(help="SMs of the card; default: the catalogue's.")] = None,
     socket: Socket = None,
+    **options: Any,
 ) -> None:
     """Control a card while a program runs on it. The daemon sets it, and gives it back however this ends.
 
@@ -204,18 +197,18 @@ def run(
 
     from wattcast.manage import live_control
     from wattcast.manage.daemon_client import hold_card
-    from wattcast.manage.serving_control import ServingLimits, read_engine_metrics
+    from wattcast.manage.serving_control import read_engine_metrics
     from wattcast.manage.watch_card import find_catalogue_gpu, make_advice
     from wattcast.measure.device_control import NvmlCard
 
     env: Environment = ctx.obj
-    goal = _objective(objective, slowdown, latency, cap)
+    goal = _objective(**options)
     seconds = _period_s(period)
     if progress is not None and not progress.absolute().parent.is_dir():
         raise bad_value("--progress", "a file in a folder that exists", str(progress))
     limits = None
     if metrics is not None:
-        limits = ServingLimits(_seconds(ttft, "--ttft"), _seconds(tpot, "--tpot"))
+        limits = _serving_limits(ttft, tpot)
         if not command:
             read_engine_metrics(metrics)  # whether it answers is known before the card is asked for
     variables = dict(env.variables)
@@ -232,7 +225,7 @@ def run(
         seconds,
         progress,
         told,
-        power_limit,
+        turn_limit,
         make_advice(goal, find_catalogue_gpu(card.name)),
         limits,
         None if metrics is None else partial(read_engine_metrics, metrics),
@@ -314,41 +307,41 @@ def restore(
 @manage_app.command()
 def rehearse(
     ctx: typer.Context,
-    model: Annotated[str, typer.Argument(help="Language model that the engine serves.")],
+    model: Model,
     gpu: Annotated[str, typer.Option(help="Catalogue GPU.")] = "h200",
     rate: Annotated[str, typer.Option(help="Requests per second and GPU.")] = "10/s",
-    prompt: Annotated[str, typer.Option(help="Prompt tokens, as simulate takes them.")] = "512",
-    output: Annotated[str, typer.Option(help="Output tokens, likewise.")] = "128",
-    arrivals: Annotated[str, typer.Option(help="poisson, or diurnal:peak=2,period=24h for a day.")] = "poisson",
-    seconds: Annotated[str, typer.Option(help="Length of the trace.")] = "30min",
-    ttft: Annotated[str, typer.Option(help="Longest 99th percentile to the first token.")] = "500ms",
-    tpot: Annotated[str, typer.Option(help="Longest 99th percentile per output token.")] = "50ms",
-    gpus: Annotated[int, typer.Option(min=1, help="GPUs that share --budget, each with a trace of its own.")] = 1,
-    budget: Annotated[str | None, typer.Option(help="Power of all of them together, such as 2kW.")] = None,
-    seed: Seed = 1,
+    prompt: Lengths = "512",
+    output: Lengths = "128",
+    arrivals: Arrivals = "poisson",
+    seconds: Annotated[str, typer.Option(help="Time of arrivals, such as 600 or 1h.")] = "30min",
+    ttft: FirstToken = "500ms",
+    tpot: PerToken = "50ms",
+    gpus: Annotated[int, typer.Option(min=1, help="GPUs that share --site-power, each with a trace of its own.")] = 1,
+    site_power: Annotated[str | None, typer.Option(help="Power of all of them together, such as 2kW.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the drawn arrivals and lengths.")] = 1,
     json: Json = False,
 ) -> None:
     """Rehearse the control of serving GPUs on simulated traffic, before any card is touched.
 
-    Example: wattcast manage rehearse llama3-8b --rate 20/s --gpus 4 --budget 1800W --seconds 10min
+    Example: wattcast manage rehearse llama3-8b --rate 20/s --gpus 4 --site-power 1800W --seconds 10min
     """
     import numpy as np
 
     from wattcast.manage import serving_control
-    from wattcast.manage.serving_control import LatencyKeeper, ServingLimits
+    from wattcast.manage.serving_control import LatencyKeeper
     from wattcast.predictor.api import find_gpu
     from wattcast.serving.arrivals import draw_trace
 
     env: Environment = ctx.obj
-    chip, limits = find_gpu(gpu), ServingLimits(_seconds(ttft, "--ttft"), _seconds(tpot, "--tpot"))
-    by_level = serving_control.build_clock_levels(model, chip)
-    per_s, length_s = units.parse(rate, "/s", "--rate"), _seconds(seconds, "--seconds")
+    per_s = units.parse_amount(rate, "/s", "--rate", inclusive=False)
+    length_s = units.parse_seconds(seconds, "--seconds")
+    chip, limits = find_gpu(gpu), _serving_limits(ttft, tpot)
+    most_w = units.parse_amount(site_power, "W", "--site-power", inclusive=False) if site_power else None
     traces = [draw_trace(per_s, prompt, output, arrivals, length_s, None, seed + i) for i in range(gpus)]
-    if budget is not None:
+    by_level = serving_control.build_clock_levels(model, chip)
+    if most_w is not None:
         limit_w = float(np.mean(chip.power.limit_w))
-        found = serving_control.rehearse_site_serving(
-            by_level, traces, limits, units.parse(budget, "W", "--budget"), limit_w
-        )
+        found = serving_control.rehearse_site_serving(by_level, traces, limits, most_w, limit_w)
     else:
         keeper = LatencyKeeper([float(costs.clock_hz[0]) for costs in by_level], limits)
         found = serving_control.rehearse_load(by_level, traces[0], limits, keeper)
@@ -363,7 +356,7 @@ def rehearse(
 def site(
     ctx: typer.Context,
     nodes: Annotated[list[Path], typer.Argument(help="Sockets of the nodes' daemons, forwarded where remote.")],
-    budget: Annotated[str, typer.Option(help="Power that all GPUs together may draw, such as 3kW.")],
+    site_power: Annotated[str, typer.Option(help="Power that all GPUs together may draw, such as 3kW.")],
     priority: Annotated[
         list[str] | None, typer.Option(help="UUID=NUMBER: GPUs with a higher number are served first.")
     ] = None,
@@ -372,7 +365,7 @@ def site(
 
     The power limit that each GPU has now is its safe share: it keeps it, and gets it back when this command ends.
 
-    Example: wattcast manage site /run/wattcast/socket /run/site/b.sock --budget 3kW
+    Example: wattcast manage site /run/wattcast/socket /run/site/b.sock --site-power 3kW
     """
     import signal
 
@@ -388,7 +381,9 @@ def site(
         ranks[uuid] = int(rank)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, _: ended.append(number))
-    coordinate_site(nodes, units.parse(budget, "W", "--budget"), ranks, env.say, lambda: not ended)
+    coordinate_site(
+        nodes, units.parse_amount(site_power, "W", "--site-power", inclusive=False), ranks, env.say, lambda: not ended
+    )
 
 
 def _sm_count(name: str) -> int:
@@ -401,39 +396,41 @@ def _sm_count(name: str) -> int:
     return int(chip.sm_count)
 
 
-def _objective(goal: str, slowdown: str | None, latency: str | None, cap: str | None) -> Objective:
-    from wattcast.manage.search_problem import Goal as Goals
-    from wattcast.manage.search_problem import Objective
+def _objective(
+    minimise: str, slowdown: str | None, latency: str | None = None, cap: str | None = None, **_: Any
+) -> Objective:
+    from wattcast.manage.search_problem import Goal, Objective
 
-    known = [str(g) for g in Goals]
-    if goal not in known:
-        raise unknown_name("objective", goal, known, f"Known: {', '.join(known)}.")
+    known = [str(g) for g in Goal]
+    if minimise not in known:
+        raise unknown_name("objective", minimise, known, f"Known: {', '.join(known)}.")
     return Objective(
-        Goals(goal),
-        None if slowdown is None else units.parse(slowdown, "", "--slowdown"),
-        None if latency is None else units.parse(latency, "s", "--latency"),
-        None if cap is None else units.parse(cap, "W", "--cap"),
+        Goal(minimise),
+        None if slowdown is None else units.parse_amount(slowdown, "", "--slowdown"),
+        None if latency is None else units.parse_amount(latency, "s", "--latency"),
+        None if cap is None else units.parse_amount(cap, "W", "--cap"),
     )
 
 
-def _noise(text: str | None) -> MeasurementNoise | None:
-    from wattcast.manage.plants import MeasurementNoise
+def _serving_limits(ttft: str, tpot: str) -> ServingLimits:
+    """Return the bounds of the 99th percentiles, written ``500ms`` or ``p99:500ms``."""
+    from wattcast.manage.serving_control import ServingLimits
+    from wattcast.serving.serving_result import parse_latency_bounds
 
-    share = 0.0 if text is None else units.parse(text, "", "--noise")
-    if not 0 <= share < 1:
-        raise bad_value("--noise", "0% or more, below 100%", text)
-    return MeasurementNoise(share, share) if share else None
+    found = []
+    for name, text in (("ttft", ttft), ("tpot", tpot)):
+        bounds = parse_latency_bounds(name, text, 99.0)
+        if [bound.percentile for bound in bounds] != [99.0]:
+            raise bad_value(f"--{name}", "one time, of the 99th percentile, which the policy steers by", text)
+        found.append(bounds[0].seconds)
+    return ServingLimits(*found)
 
 
 def _period_s(text: str) -> float:
-    seconds = units.parse(text, "s", "--period")
+    seconds = units.parse_amount(text, "s", "--period")
     if not SHORTEST_PERIOD_S <= seconds <= LONGEST_PERIOD_S:
         raise bad_value("--period", "20 ms to 1 h: below, a card's counters stand still", text)
     return seconds
-
-
-def _seconds(text: str, where: str) -> float:
-    return units.parse(text, "s", where)
 
 
 def _range(text: str | None, unit: str, where: str) -> tuple[float, float]:
@@ -445,12 +442,13 @@ def _range(text: str | None, unit: str, where: str) -> tuple[float, float]:
     return ends[0], ends[1]
 
 
-def _setup(
-    goal: Objective, noise: MeasurementNoise | None, seed: int, model: Any, forecast: Any = None
-) -> PolicySetup:
+def _setup(options: dict[str, Any], model: Any, forecast: Any = None) -> PolicySetup:
+    from wattcast.manage.plants import MeasurementNoise
     from wattcast.manage.policies import PolicySetup
 
-    return PolicySetup(objective=goal, model=model, forecast=forecast or {}, noise=noise, seed=seed)
+    share = units.parse_amount(options["noise"] or 0.0, "", "--noise", most=0.99)
+    noise = MeasurementNoise(share, share) if share else None
+    return PolicySetup(_objective(**options), model=model, forecast=forecast or {}, noise=noise, seed=options["seed"])
 
 
 def _forecast(
@@ -482,20 +480,20 @@ def _compare(
     plants: list[PlantTables],
     setup: PolicySetup,
     title: str,
-    json: bool,
-    wanted: FigureOptions,
+    options: dict[str, Any],
     without: tuple[str, ...],
     notes: list[str],
     more: dict[str, Any],
 ) -> None:
     from wattcast.manage.policy_comparison import compare_policies, comparison_json
 
+    wanted = FigureOptions(*(options[name] for name in FIGURES))
     comparison = compare_policies(plants, setup)
     if wanted.any:
         from wattcast.manage.management_figures import list_management_figures
 
         wanted.save(env, list_management_figures(plants, comparison, setup))
-    if json:
+    if options["json"]:
         env.json({**comparison_json(comparison, plants, notes, without), **more})
         return
     from wattcast.manage.policy_comparison import print_comparison

@@ -17,7 +17,7 @@ from wattcast.cli.shared_options import (
     Plot,
     make_command,
     print_result,
-    takes_model_options,
+    takes_options,
     takes_verb_options,
 )
 from wattcast.core.errors import ExitCode, WattcastError, bad_value
@@ -35,7 +35,7 @@ measure_app = typer.Typer(
 
 
 @measure_app.command()
-@takes_model_options("batch", "seq", "phase", "dtype", "attention")
+@takes_options("batch", "seq", "phase", "dtype", "attention")
 def run(
     ctx: typer.Context,
     command: Annotated[list[str], typer.Argument(help="The command, after --.")],

@@ -8,15 +8,13 @@ from typing import Annotated, Any
 import typer
 
 from wattcast.cli.shared_options import (
+    FIGURES,
     Environment,
     FigureOptions,
-    Figures,
-    Format,
     Json,
-    Plot,
-    Which,
     make_command,
     print_result,
+    takes_options,
     takes_verb_options,
 )
 from wattcast.core.errors import Refused, bad_value
@@ -24,6 +22,7 @@ from wattcast.core.whole_files import write_whole
 from wattcast.microbench import microbench_sessions
 
 
+@takes_options(FIGURES)
 @takes_verb_options(microbench_sessions.microbench)
 def microbench(
     ctx: typer.Context,
@@ -34,10 +33,6 @@ def microbench(
     against: Annotated[
         str | None, typer.Option(help="With --show: other results (folder, file or GPU) to set beside them.")
     ] = None,
-    plot: Plot = None,
-    figure: Which = None,
-    figures: Figures = None,
-    format: Format = "png",
     write: Annotated[
         Path | None, typer.Option(help="With --show: save the tables as a page, or renew those of a page with marks.")
     ] = None,
@@ -51,7 +46,7 @@ def microbench(
 
     Examples: wattcast lab microbench --out rows --repeats 2;  wattcast lab microbench --show rows
     """
-    drawn = FigureOptions(plot, figure, figures, format)
+    drawn = FigureOptions(*(options.pop(name) for name in FIGURES))
     if drawn.any and (show is None or table is not None):
         raise bad_value("--plot and --figures", "--show RESULTS, and no --table, beside them", "others")
     if against is not None:
@@ -67,7 +62,6 @@ def microbench(
 
 
 def _compare(env: Environment, show: str | None, against: str, json: bool) -> None:
-    from wattcast.core.errors import bad_value
     from wattcast.microbench.microbench_report import compare_results, make_comparison_table
     from wattcast.microbench.microbench_results import read_results, read_shipped_results
     from wattcast.predictor.api import find_gpu

@@ -9,23 +9,23 @@ from typing import Annotated, Any
 import typer
 
 from wattcast.cli.shared_options import (
-    Clock,
-    Duration,
+    MODEL_OPTIONS,
+    PRICES,
+    SETTINGS,
     Environment,
-    HostLaunch,
+    Force,
     Json,
-    OperandData,
     Plot,
-    PowerLimit,
     Source,
-    Temperature,
+    folded,
+    options_besides,
     parse_factors,
     save_plot,
-    takes_model_options,
+    takes_options,
     was_given,
 )
 
-Force = Annotated[bool, typer.Option("--force", help="Predict what cannot run, too.")]
+_own = folded("Coefficients and intervals")
 
 
 def _gpu_names(incomplete: str) -> list[str]:
@@ -42,7 +42,7 @@ def _model_names(incomplete: str) -> list[str]:
     return [name for name in model_catalogue.list_models() if name.startswith(incomplete)]
 
 
-@takes_model_options()
+@takes_options(MODEL_OPTIONS, SETTINGS, PRICES)
 def predict(
     ctx: typer.Context,
     workloads: Annotated[
@@ -56,21 +56,11 @@ def predict(
         str,
         typer.Option(help="GPU name or YAML file.", autocompletion=_gpu_names),
     ],
-    clock: Clock = None,
-    power_limit: PowerLimit = None,
-    host_launch: HostLaunch = None,
-    temperature: Temperature = None,
-    duration: Duration = None,
-    operands: Annotated[str | None, typer.Option(help="cold|warm operands of a list (memory|L2).")] = None,
-    data: OperandData = "random",
-    bundle: Annotated[Path | None, typer.Option(help="Folder that `calibrate` saved.")] = None,
-    factor: Annotated[list[str] | None, typer.Option(help="Your own factor, such as compute=0.9.")] = None,
-    card: Annotated[str, typer.Option(help="Ends for another|this card.")] = "another",
-    node: Annotated[str | None, typer.Option(help="A name of `wattcast gpus nodes`, or YAML.")] = None,
-    price: Annotated[str | None, typer.Option(help="Rent of one GPU, such as 2.50/h.")] = None,
-    electricity: Annotated[str | None, typer.Option(help="Tariff, such as 0.12/kWh.")] = None,
-    carbon: Annotated[str | None, typer.Option(help="Carbon intensity, such as 400g/kWh.")] = None,
-    region: Annotated[str | None, typer.Option(help="Whose carbon intensity, such as us.")] = None,
+    operands: Annotated[str | None, _own("cold|warm operands of a list (memory|L2).")] = None,
+    bundle: Annotated[Path | None, _own("Folder that `calibrate` saved.")] = None,
+    factor: Annotated[list[str] | None, _own("Your own factor, such as compute=0.9.")] = None,
+    card: Annotated[str, _own("Ends for another|this card.")] = "another",
+    node: Annotated[str | None, typer.Option(help="Where GPUs stand: a name of `gpus nodes`, or YAML.")] = None,
     force: Force = False,
     details: Annotated[bool, typer.Option("--details", help="Print everything.")] = False,
     json: Json = False,
@@ -94,16 +84,16 @@ def predict(
         if len(workloads) != 1:
             raise bad_value("--plot", "one workload", f"{len(workloads)} workloads")
     chip = api.find_gpu(gpu, node)
-    factors = parse_factors(factor or [])
-    names = ("clock", "power_limit", "host_launch", "temperature", "duration", "operands", "data", "bundle")
-    settings = {name: ctx.params[name] for name in names} | {"factors": factors, "card": card, "force": force}
-    prices: dict[str, Any] = {"price": price, "electricity": electricity, "carbon": carbon, "region": region}
-    predictions = api.predict_many(workloads, chip, **settings, **prices, **options)
+    given = options_besides(ctx, "workloads", "gpu", "node", "factor", "details", "json", "plot", "figure")
+    given["factors"] = parse_factors(factor or [])
+    predictions = api.predict_many(workloads, chip, **given)
     if plot is not None:
         from wattcast.report.configuration_view import RunSettings, view_configuration
         from wattcast.report.prediction_figures import draw_figure
 
-        view = view_configuration(workloads[0], chip, ModelOptions.from_names(**options), RunSettings(**settings))
+        of_model = ModelOptions.from_names(**{name: options[name] for name in MODEL_OPTIONS})
+        settings = {name: value for name, value in given.items() if name not in {**MODEL_OPTIONS, **PRICES}}
+        view = view_configuration(workloads[0], chip, of_model, RunSettings(**settings))
         save_plot(env, draw_figure(figure, view), plot)
     if json:
         from wattcast.predictor.prediction_json import predictions_to_output
@@ -121,7 +111,7 @@ _SIDE = (
 )
 
 
-@takes_model_options()
+@takes_options(MODEL_OPTIONS, SETTINGS)
 def compare(
     ctx: typer.Context,
     a: Annotated[str, typer.Argument(metavar="A", help=_SIDE)],
@@ -129,12 +119,6 @@ def compare(
     gpu: Annotated[
         str | None, typer.Option(help="GPU of a run that names none, and whose rows row:ID means (default: h200).")
     ] = None,
-    clock: Clock = None,
-    power_limit: PowerLimit = None,
-    host_launch: HostLaunch = None,
-    temperature: Temperature = None,
-    duration: Duration = None,
-    data: OperandData = "random",
     iterations: Annotated[
         int, typer.Option(help="How often the command of `measure run` ran the workload, warm-up excluded.")
     ] = 1,
@@ -166,7 +150,7 @@ def compare(
     print_comparison(env.console(), found)
 
 
-@takes_model_options()
+@takes_options(MODEL_OPTIONS, SETTINGS)
 def report(
     ctx: typer.Context,
     workload: Source,
@@ -174,12 +158,6 @@ def report(
         str, typer.Option(help="Catalogue name or your own YAML file; more names with commas are compared with it.")
     ],
     out: Annotated[Path, typer.Option(help="The file to write, such as report.html.")],
-    clock: Clock = None,
-    power_limit: PowerLimit = None,
-    host_launch: HostLaunch = None,
-    temperature: Temperature = None,
-    duration: Duration = None,
-    data: OperandData = "random",
     force: Force = False,
     json: Json = False,
     **options: Any,
@@ -199,7 +177,7 @@ def report(
     if out.suffix.lower() not in (".html", ".htm"):
         raise bad_value("--out", "a name that ends in .html", out.name)
     chips = [find_gpu(name.strip()) for name in gpu.split(",")]
-    settings = RunSettings(clock, power_limit, host_launch, temperature, duration, data=data, force=force)
+    settings = RunSettings(**{name: options.pop(name) for name in SETTINGS}, force=force)
     page = build_report(workload, chips, ModelOptions.from_names(**options), settings, _command_line(ctx))
     write_whole(out, page.encode())
     if json:

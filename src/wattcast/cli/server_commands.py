@@ -11,10 +11,10 @@ import typer
 from wattcast.cli.shared_options import (
     Environment,
     Json,
-    takes_model_options,
+    takes_options,
 )
 from wattcast.core.errors import MissingTool, bad_value, unknown_name
-from wattcast.core.units import parse
+from wattcast.core.units import parse, parse_amount
 from wattcast.core.whole_files import write_whole
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ export_app = typer.Typer(
 
 
 @export_app.command()
-@takes_model_options("batch", "seq", "tokens", "phase", "dtype", "attention", "stack")
+@takes_options("batch", "seq", "tokens", "phase", "dtype", "attention", "stack")
 def prometheus(
     ctx: typer.Context,
     workload: Annotated[
@@ -85,6 +85,7 @@ def prometheus(
     from wattcast.web import metrics_exporter
 
     env: Environment = ctx.obj
+    parse_amount(slowdown, "", "--slowdown")
     models = _models(workload or [], gpu, slowdown, options)
     cards = _cards(env, source, interval, idle_interval, bool(models))
     if once:

@@ -30,6 +30,7 @@ class Environment:
     stderr: TextIO = field(default_factory=lambda: sys.stderr)
     variables: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     traceback: bool = False
+    help_all: bool = False
 
     def console(self) -> Console:
         """Return a console for results; away from a terminal it is wide enough that nothing is cut."""
@@ -56,56 +57,72 @@ Source = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Clock = Annotated[str | None, typer.Option(help="Lock the clock, such as 1830MHz.")]
-PowerLimit = Annotated[str | None, typer.Option(help="Board power limit, such as 500W.")]
-HostLaunch = Annotated[str | None, typer.Option(help="Host time per operator, such as 12us.")]
-Temperature = Annotated[str | None, typer.Option(help="Die temperature, such as 60C.")]
-Duration = Annotated[str | None, typer.Option(help="Burst of so long, as 5ms, not sustained.")]
-OperandData = Annotated[str, typer.Option(help="random|zeros|ones|relu")]
+GpuName = Annotated[str, typer.Option(help="GPU name or YAML file.")]
+GpuNames = Annotated[str, typer.Option(help="GPU names or YAML files, commas between.")]
+Model = Annotated[str, typer.Argument(help="Model name or Hugging Face config.json.")]
+Lengths = Annotated[str, typer.Option(help="Tokens: 512, lognormal:median=512,sigma=0.8, a file.")]
+Arrivals = Annotated[str, typer.Option(help="poisson|fixed|gamma:cv=2| diurnal:peak=1.5,period=24h")]
+Force = Annotated[bool, typer.Option("--force", help="Answer for what cannot run, too.")]
+
+
+def _option(kind: Any, text: str, default: Any = None, panel: str | None = None, name: str = "") -> tuple[Any, Any]:
+    return Annotated[kind, typer.Option(*([name] if name else []), help=text, rich_help_panel=panel)], default
+
+
+def folded(panel: str) -> Callable[..., Any]:
+    """Return what makes options of a panel: plain ``--help`` names them in a line, ``--help-all`` tells all."""
+    return lambda text, *names, **more: typer.Option(*names, help=text, rich_help_panel=panel, **more)
+
+
+_DETAIL, _SEVERAL, _CONDITIONS, _MONEY = "The model", "Several GPUs", "Conditions", "Cost and carbon"
 MODEL_OPTIONS: dict[str, tuple[Any, Any]] = {  # name -> type and help, default; the fields of ModelOptions
-    "batch": (Annotated[int, typer.Option(help="Sequences or images at once.")], 1),
-    "seq": (Annotated[int | None, typer.Option(help="Prompt length; in decode the cache's.")], None),
-    "tokens": (Annotated[int | None, typer.Option(help="New tokens of phase generate.")], None),
-    "phase": (Annotated[str | None, typer.Option(help="prefill|decode|generate|train|forward")], None),
-    "dtype": (Annotated[str, typer.Option(help="fp32|tf32|bf16|fp16|fp8|int8")], "bf16"),
-    "quantization": (
-        Annotated[str | None, typer.Option(help="Recipe of an engine: fp8|fp8-block|w8a8|awq|gptq|mxfp4|nvfp4.")],
-        None,
-    ),
-    "weights": (
-        Annotated[str | None, typer.Option(help="Weights alone: int4|fp8|fp4 (engine).")],
-        None,
-    ),
-    "kv_dtype": (Annotated[str | None, typer.Option(help="Cache of an engine: bf16|fp16|fp8.")], None),
-    "attention": (Annotated[str, typer.Option(help="eager|flash")], "flash"),
-    "head": (Annotated[str | None, typer.Option(help="Logits of none|last|all tokens.")], None),
-    "stack": (Annotated[str | None, typer.Option(help="eager|compiled|engine; serving: engine")], None),
-    "tp": (Annotated[int, typer.Option(help="Tensor-parallel GPUs.")], 1),
-    "pp": (Annotated[int, typer.Option(help="Pipeline stages.")], 1),
-    "dp": (Annotated[int, typer.Option(help="Data-parallel replicas.")], 1),
-    "ep": (Annotated[int, typer.Option(help="GPUs that share the experts.")], 1),
-    "cp": (Annotated[int, typer.Option(help="GPUs that share a sequence.")], 1),
-    "skew": (Annotated[float, typer.Option(help="0: even experts, 1: the same.")], 0.0),
-    "recompute": (Annotated[bool, typer.Option("--recompute", help="Training: recompute activations.")], False),
-    "image": (Annotated[int | None, typer.Option(help="Side of a picture in (latent) pixels.")], None),
+    "batch": _option(int, "Sequences or images at once.", 1),
+    "seq": _option(int | None, "Prompt length; in decode the cache's."),
+    "tokens": _option(int | None, "New tokens of phase generate."),
+    "phase": _option(str | None, "prefill|decode|generate|train|forward"),
+    "dtype": _option(str, "fp32|tf32|bf16|fp16|fp8|int8", "bf16"),
+    "quantization": _option(str | None, "Engine: fp8|fp8-block|w8a8|awq|gptq|mxfp4|nvfp4."),
+    "stack": _option(str | None, "eager|compiled|engine; serving: engine"),
+    "tp": _option(int, "Tensor-parallel GPUs.", 1),
+    "image": _option(int | None, "Side of a picture in (latent) pixels."),
+    "weights": _option(str | None, "Weights alone: int4|fp8|fp4 (engine).", None, _DETAIL),
+    "kv_dtype": _option(str | None, "Cache of an engine: bf16|fp16|fp8.", None, _DETAIL),
+    "attention": _option(str, "eager|flash", "flash", _DETAIL),
+    "head": _option(str | None, "Logits of none|last|all tokens.", None, _DETAIL),
+    "recompute": _option(bool, "Training: recompute activations.", False, _DETAIL, "--recompute"),
+    "pp": _option(int, "Pipeline stages.", 1, _SEVERAL),
+    "dp": _option(int, "Data-parallel replicas.", 1, _SEVERAL),
+    "ep": _option(int, "GPUs that share the experts.", 1, _SEVERAL),
+    "cp": _option(int, "GPUs that share a sequence.", 1, _SEVERAL),
+    "skew": _option(float, "0: even experts, 1: the same.", 0.0, _SEVERAL),
 }
-Electricity = Annotated[str | None, typer.Option(help="Price of energy, such as 0.12USD/kWh.")]
-Carbon = Annotated[str | None, typer.Option(help="Carbon intensity, such as 400g/kWh, or a region: france.")]
-Rent = Annotated[list[str], typer.Option("--price", help="Rent of a GPU: 2.50USD/h, or h200=3.50USD/h for one kind.")]
-Pue = Annotated[float, typer.Option(help="Energy at the meter per energy of the GPU.")]
+SETTINGS: dict[str, tuple[Any, Any]] = {  # of one run; predict, compare and report take them all
+    "clock": _option(str | None, "Lock the clock, such as 1830MHz."),
+    "power_limit": _option(str | None, "Board power limit, such as 500W."),
+    "host_launch": _option(str | None, "Host time per operator, such as 12us.", None, _CONDITIONS),
+    "temperature": _option(str | None, "Die temperature, such as 60C.", None, _CONDITIONS),
+    "duration": _option(str | None, "Burst of so long, as 5ms, not sustained.", None, _CONDITIONS),
+    "data": _option(str, "Operands hold random|zeros|ones|relu.", "random", _CONDITIONS),
+}
+PRICES: dict[str, tuple[Any, Any]] = {  # the names of PriceKeywords
+    "price": _option(list[str], "Rent of a GPU: 2.50/h, or h200=3.50USD/h.", [], _MONEY),
+    "electricity": _option(str | None, "Price of energy, such as 0.12/kWh.", None, _MONEY),
+    "carbon": _option(str | None, "Intensity, such as 400g/kWh, or a region: us.", None, _MONEY),
+    "pue": _option(float, "Energy at the meter per energy of the GPU.", 1.0, _MONEY),
+}
+OPTIONS = MODEL_OPTIONS | SETTINGS | PRICES
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-def takes_model_options(*names: str, **defaults: Any) -> Callable[[Command], Command]:
-    """Give a command the options that say what a workload is; it receives them as ``**options``.
+def takes_options(*wanted: str | Mapping[str, tuple[Any, Any]], **defaults: Any) -> Callable[[Command], Command]:
+    """Give a command options that others have too, whole groups or by name; it receives them as ``**options``.
 
-    Without ``names`` it gets all of them. ``defaults`` replace the usual ones.
+    ``defaults`` replace the usual ones.
     """
-
+    chosen = {n: o for w in wanted for n, o in ({w: OPTIONS[w]} if isinstance(w, str) else w).items()}
     shared = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=defaults.get(name, usual), annotation=kind)
-        for name, (kind, usual) in MODEL_OPTIONS.items()
-        if not names or name in names
+        for name, (kind, usual) in chosen.items()
     ]
     return lambda command: add_options(command, shared)
 
@@ -122,17 +139,8 @@ def add_options(command: Command, shared: Sequence[inspect.Parameter]) -> Comman
 
 
 def options_besides(ctx: typer.Context, *own: str) -> dict[str, Any]:
-    """Return the values of all options but those that a command uses itself, for the function it calls.
-
-    The options that say what energy and GPUs cost become ``prices``.
-    """
-    found = {name: value for name, value in ctx.params.items() if name not in own}
-    if "pue" in found:
-        from wattcast.predictor.prices import parse_prices
-
-        money = [found.pop(name) for name in ("electricity", "carbon", "price", "pue")]
-        found["prices"] = parse_prices(*money)
-    return found
+    """Return the values of all options but those that a command uses itself, for the function it calls."""
+    return {name: value for name, value in ctx.params.items() if name not in own}
 
 
 def was_given(ctx: typer.Context, name: str) -> bool:
@@ -174,7 +182,6 @@ def check_plot_option(value: Path | None) -> Path | None:
 def check_figures_option(value: Path | None) -> Path | None:
     """Return the folder of ``--figures``, or raise where a file has that name or matplotlib is missing."""
     if value is not None:
-        from wattcast.core.errors import bad_value
         from wattcast.report.figure_style import require_matplotlib
 
         if value.exists() and not value.is_dir():
@@ -195,13 +202,23 @@ def check_format_option(value: str) -> str:
 Plot = Annotated[
     Path | None, typer.Option("--plot", help="Save a figure (.png, .svg, .pdf).", callback=check_plot_option)
 ]
-Figures = Annotated[
-    Path | None, typer.Option("--figures", help="Save all figures into this folder.", callback=check_figures_option)
-]
-Format = Annotated[
-    str, typer.Option("--format", help="Files of --figures: png|svg|pdf.", callback=check_format_option)
-]
-Which = Annotated[str | None, typer.Option("--figure", help="What --plot draws, by name; default: the first.")]
+FIGURES: dict[str, tuple[Any, Any]] = {  # of a command that draws several; FigureOptions takes them
+    "plot": (Plot, None),
+    "figure": _option(str | None, "What --plot draws, by name; default: the first."),
+    "figures": (
+        Annotated[
+            Path | None,
+            typer.Option("--figures", help="Save all figures into this folder.", callback=check_figures_option),
+        ],
+        None,
+    ),
+    "format": (
+        Annotated[
+            str, typer.Option("--format", help="Files of --figures: png|svg|pdf.", callback=check_format_option)
+        ],
+        "png",
+    ),
+}
 
 
 def save_plot(env: Environment, figure: Figure, path: Path) -> None:
@@ -217,28 +234,26 @@ class FigureOptions:
     """Figures asked for from a command that draws several: one in a file, all in a folder, or both."""
 
     plot: Path | None
-    which: str | None  # of --plot; None: the first
-    folder: Path | None
-    ending: str
+    figure: str | None  # of --plot; None: the first
+    figures: Path | None
+    format: str
 
     def __post_init__(self) -> None:
-        if self.which is not None and self.plot is None:
-            from wattcast.core.errors import bad_value
-
+        if self.figure is not None and self.plot is None:
             raise bad_value("--figure", "--plot FILE beside it", "none", "All figures: --figures FOLDER.")
 
     @property
     def any(self) -> bool:
-        return self.plot is not None or self.folder is not None
+        return self.plot is not None or self.figures is not None
 
     def save(self, env: Environment, made: Mapping[str, FigureMaker]) -> None:
         """Draw and write the figures, and say where."""
         from wattcast.report.figure_style import draw_named, save_figures
 
         if self.plot is not None:
-            save_plot(env, draw_named(made, self.which), self.plot)
-        if self.folder is not None:
-            for path in save_figures(made, self.folder, self.ending):
+            save_plot(env, draw_named(made, self.figure), self.plot)
+        if self.figures is not None:
+            for path in save_figures(made, self.figures, self.format):
                 env.say(f"figure saved: {path}")
 
 

@@ -6,6 +6,7 @@ name ends with (``power_w``, ``clock_hz``); a name never changes unit.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from enum import StrEnum
@@ -103,6 +104,38 @@ def parse(text: object, unit: str, where: str = "quantity") -> float:
     if not math.isfinite(value):
         raise bad_unit(where, wanted, text)
     return value
+
+
+def parse_amount(
+    value: object, unit: str, where: str, *, least: float = 0.0, most: float = math.inf, inclusive: bool = True
+) -> float:
+    """Return a quantity as functions take it: a number is in ``unit`` already, text carries its unit.
+
+    A share (``unit=""``) is written ``20%`` or ``0.2``; a bare number above 1 may have been meant in percent.
+
+    >>> parse_amount(0.5, "s", "ttft"), parse_amount("500ms", "s", "ttft"), parse_amount("20%", "", "headroom")
+    (0.5, 0.5, 0.2)
+    """
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    amount = float(value) if is_number else parse(value, unit, where)  # type: ignore[arg-type]
+    if not unit and not is_number and amount > 1 and "%" not in str(value):
+        raise bad_unit(where, "a share such as 20% or 0.2", value)
+    if not (math.isfinite(amount) and amount <= most and (amount > least or (inclusive and amount == least))):
+        end = "zero" if least == 0 else f"{least:g}"
+        low = f"{end} or more" if inclusive else f"a number above {end}"
+        raise bad_unit(where, low if most == math.inf else f"{low}, at most {most:g}", value)
+    return amount
+
+
+def parse_seconds(value: object, where: str = "seconds") -> float:
+    """Return a time where the option is called after seconds: a bare number is one of them, ``10min`` is a time too.
+
+    >>> parse_seconds("90"), parse_seconds("1.5min"), parse_seconds(90)
+    (90.0, 90.0, 90.0)
+    """
+    with contextlib.suppress(TypeError, ValueError):
+        value = float(value)  # type: ignore[arg-type]
+    return parse_amount(value, "s", where, inclusive=False)
 
 
 def factor(unit: str) -> tuple[str, float] | None:

@@ -6,7 +6,6 @@ from wattcast import VerbPackage
 from wattcast.explore.explorations import Exploration, ExploreObjective, explore, explore_designs
 from wattcast.explore.fleet import assign_fleet, read_fleet
 from wattcast.explore.sweep import SweepResult
-from wattcast.predictor.prices import parse_prices as prices
 
 __all__ = [
     "Exploration",
@@ -15,7 +14,6 @@ __all__ = [
     "assign_fleet",
     "explore",
     "explore_designs",
-    "prices",
     "read_fleet",
 ]
 

@@ -18,7 +18,7 @@ from rich.markup import escape
 from wattcast import __version__
 from wattcast.core.errors import BadInput, bad_value, unknown_name
 from wattcast.core.strict_files import FitStatus
-from wattcast.core.units import parse, show
+from wattcast.core.units import parse_amount, show
 from wattcast.explore.explorations import (
     Alternative,
     Exploration,
@@ -111,10 +111,7 @@ def replace_power_budget(fleet: Fleet, power: str | None) -> Fleet:
     """Return the fleet with another power budget, where one is given."""
     if power is None:
         return fleet
-    power_w = parse(power, "W", "power")
-    if power_w <= 0:
-        raise bad_value("power", "above zero", power)
-    return replace(fleet, power_w=power_w)
+    return replace(fleet, power_w=parse_amount(power, "W", "site_power", inclusive=False))
 
 
 def assignment_json(found: FleetAssignment) -> dict[str, Any]:

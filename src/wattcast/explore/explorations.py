@@ -32,7 +32,7 @@ from wattcast.predictor.api import find_gpu
 from wattcast.predictor.bundle import bundle_for
 from wattcast.predictor.bundle.bundle_file import Bundle
 from wattcast.predictor.prediction import predict_graph
-from wattcast.predictor.prices import Prices
+from wattcast.predictor.prices import PriceKeywords, Prices, parse_prices
 from wattcast.predictor.uncertainty import SupportWord
 from wattcast.workload.graph import Graph
 from wattcast.workload.model_options import OPTION_NAMES, ModelKeywords, ModelOptions
@@ -153,6 +153,10 @@ class Exploration:
         return [point.row for point in self.points]
 
 
+class ExploreKeywords(ModelKeywords, PriceKeywords, total=False):
+    """The options of a model, and prices."""
+
+
 def explore(
     workload: WorkloadSource,
     gpu: str | Path | Gpu | Sequence[str | Path | Gpu],
@@ -162,9 +166,8 @@ def explore(
     power_limit: str | None = None,
     slowdown: str | None = None,
     latency: str | None = None,
-    prices: Prices = Prices(),  # noqa: B008  (frozen)
     bundle: Bundle | None = None,
-    **options: Unpack[ModelKeywords],
+    **options: Unpack[ExploreKeywords],
 ) -> Exploration:
     """Predict every combination of GPUs, options and settings.
 
@@ -179,6 +182,8 @@ def explore(
     >>> [(point.names["dtype"], point.names["asked_clock_hz"] / 1e9) for point in found.points]
     [('fp32', 1.0), ('fp32', 1.5), ('bf16', 1.0), ('bf16', 1.5)]
     """
+    given: dict[str, Any] = dict(options)
+    prices = parse_prices(**{name: given.pop(name) for name in PriceKeywords.__annotations__ if name in given})
     chips = _find_gpus(gpu)
     varied, set_to = _parse_axes(vary)
     axes = (*(["gpu"] if len(chips) > 1 else []), *varied, *(SETTING_COLUMNS[name] for name in set_to))
@@ -199,7 +204,7 @@ def explore(
         names = dict(zip(varied, values, strict=True))
         asked: Graph | WattcastError
         try:
-            chosen = ModelOptions.from_names(**{**options, **names})
+            chosen = ModelOptions.from_names(**{**given, **names})
             asked = load_workload.load_workload(workload, chosen)
         except WattcastError as error:
             asked = error
@@ -342,13 +347,11 @@ def _find_within(
     if slowdown is not None and latency is not None:
         raise bad_value("bound", "a slowdown or a latency", "both")
     if slowdown is not None:
-        most = units.parse(slowdown, "", "slowdown")
-        if most < 0:
-            raise bad_value("slowdown", "zero or more, such as 5%", slowdown)
+        most = units.parse_amount(slowdown, "", "slowdown")
         within = [point for point in ran if point.results["slowdown"] <= most]
         return within, f"at most {most:.1%} slower than the fastest"
     if latency is not None:
-        most = units.parse(latency, "s", "latency")
+        most = units.parse_amount(latency, "s", "latency", inclusive=False)
         within = [point for point in ran if point.results["latency_s"] <= most]
         if ran and not within:
             least = min(point.results["latency_s"] for point in ran)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any, get_args
 
 from wattcast.core.errors import CannotWrite, bad_value
-from wattcast.core.units import parse
+from wattcast.core.units import parse, parse_seconds
 from wattcast.core.whole_files import hold_folder, write_whole
 
 
@@ -79,12 +79,14 @@ def run(
 
 
 def idle(
-    seconds: Annotated[float, Option("How long to watch.")] = 3.0, source: Source = "auto", device: Device = 0
+    seconds: Annotated[str, Option("How long to watch, such as 3 or 1min.")] = "3",
+    source: Source = "auto",
+    device: Device = 0,
 ) -> VerbResult:
     """Power with nothing to do, at the clock the device rests at."""
     from wattcast.measure.measured_run import measure_idle
 
-    result, identity = measure_idle(seconds, source, device)
+    result, identity = measure_idle(parse_seconds(seconds, "--seconds"), source, device)
     return VerbResult({"device": identity.name} | result.plain(), result.sentence)
 
 
@@ -154,11 +156,11 @@ def models(
 
 def engine(
     out: Out,
-    seconds: Annotated[float, Option("Time for everything; it ends itself inside.")] = 540.0,
+    budget: Budget = "540s",
     models: Annotated[str, Option("Planned models in this order, commas between; default: all.")] = "",
     parts: Annotated[str, Option("Commas between: steps, traffic.")] = "steps,traffic",
     loads: Annotated[str, Option("Arrival rates as shares of the capacity.")] = "0.8,0.5,1.1",
-    traffic_seconds: Annotated[float, Option("Arrivals of one serving run.")] = 12.0,
+    traffic_seconds: Annotated[str, Option("Arrivals of one serving run, such as 12 or 1min.")] = "12",
     done: Annotated[Path | None, Option("Folder of an earlier call: not measured again.")] = None,
     own: Annotated[Path | None, Option("Folder with a config.json in place of the plan.")] = None,
     quantization: Annotated[str, Option("With --own: fp8, for example.")] = "",
@@ -168,15 +170,16 @@ def engine(
 ) -> VerbResult:
     """Measure vLLM with dummy weights: single steps, and serving under arrivals.
 
-    Example: wattcast measure engine --own ./my-model --out rows --seconds 300
+    Example: wattcast measure engine --own ./my-model --out rows --budget 300s
     """
     from wattcast.measure.engine import engine_campaign
 
     if listed:
         lines = engine_campaign.list_models()
         return VerbResult(lines, "\n".join(lines))
+    budget_s, traffic_s = parse(budget, "s", "--budget"), parse_seconds(traffic_seconds, "--traffic-seconds")
     request = engine_campaign.request_campaign(
-        out, seconds, models, parts, loads, traffic_seconds, done, own, quantization, kv_dtype, smoke
+        out, budget_s, models, parts, loads, traffic_s, done, own, quantization, kv_dtype, smoke
     )
     with hold_folder(out):
         counts = dict(sorted(engine_campaign.run_engine_campaign(request).items()))

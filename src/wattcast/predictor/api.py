@@ -30,7 +30,7 @@ from wattcast.predictor.bundle import bundle_for
 from wattcast.predictor.bundle.bundle_file import Bundle
 from wattcast.predictor.governor import REACTION_S
 from wattcast.predictor.prediction import Prediction, predict_graphs
-from wattcast.predictor.prices import parse_prices
+from wattcast.predictor.prices import PriceKeywords, parse_prices
 from wattcast.workload.build_model import compute_footprint, find_largest_batch
 from wattcast.workload.graph import Graph
 from wattcast.workload.model_catalogue import ModelSpec
@@ -51,28 +51,36 @@ Workload: TypeAlias = str | Path | Graph | Mapping[str, object]
 Quantity: TypeAlias = str | npt.ArrayLike  # "1830 MHz", 1.83e9, or an array in SI units
 
 
+class SettingKeywords(PriceKeywords, total=False):
+    """The settings of ``predict`` and ``predict_many``, which ``predict`` describes."""
+
+    clock: Quantity | None
+    power_limit: Quantity | None
+    host_launch: Quantity | None
+    temperature: Quantity | None
+    duration: Quantity | None
+    operands: str | None
+    data: str
+    bundle: Bundle | str | Path | None
+    factors: Mapping[str, float] | None
+    card: str
+    node: str | Path | Node | None
+    force: bool
+
+
+class PredictKeywords(ModelKeywords, SettingKeywords, total=False):
+    """Settings of a prediction, and the options of its model."""
+
+
+SETTING_NAMES = tuple(SettingKeywords.__annotations__)
+
+
 def predict(
     workload: Workload | Callable[..., Any],
     gpu: str | Path | Gpu,
     *,
     inputs: Any = None,
-    clock: Quantity | None = None,
-    power_limit: Quantity | None = None,
-    host_launch: Quantity | None = None,
-    temperature: Quantity | None = None,
-    duration: Quantity | None = None,
-    operands: str | None = None,
-    data: str = "random",
-    bundle: Bundle | str | Path | None = None,
-    factors: Mapping[str, float] | None = None,
-    card: str = "another",
-    node: str | Path | Node | None = None,
-    price: str | None = None,
-    electricity: str | None = None,
-    carbon: str | None = None,
-    region: str | None = None,
-    force: bool = False,
-    **options: Unpack[ModelKeywords],
+    **options: Unpack[PredictKeywords],
 ) -> Prediction:
     """Predict speed, power, energy and clock of a workload on one or several GPUs of a kind.
 
@@ -80,80 +88,60 @@ def predict(
     ``config.json``), a mapping of the same, a Graph, or a ``torch.nn.Module`` with ``inputs``: example tensors or
     shapes, as ``wattcast.capture`` takes them. ``gpu`` is a catalogue name, your own YAML file or a Gpu.
 
+    A model's options are the fields of ``ModelOptions``: batch, seq, tokens, phase, dtype, attention, head, stack,
+    tp, pp, ... The others are settings. ``clock``, ``power_limit``, ``temperature`` (of the die) and ``host_launch``
+    (host time per operator) are numbers in SI units, strings with a unit, or arrays.
     ``duration`` is how long the work goes on after a pause ("5ms"), by default until the governor has settled: in the
     first 90 ms no power limit lowers the clock. ``operands`` says where an operator or a list of operators finds its
     data: ``cold`` in device memory, ``warm`` in L2 as far as they fit, by default weights cold and the rest warm;
-    operators of a model find what the others leave.
+    operators of a model find what the others leave. ``data`` is what the operands hold: random, zeros, ones, relu.
     ``bundle`` is a folder that ``calibrate`` or ``lab fit`` saved, in place of the shipped one or the forecast;
     ``factors`` are efficiency factors of your own (``predictor.bundle.factors``).
     ``node`` is where several GPUs stand (``"hgx-h100"``, your own YAML file): it decides what crosses the network.
     ``card``: ``another`` of the kind (intervals hold how far cards differ) or ``this``, the one it was fitted on.
     ``price`` is the rent of one GPU (``"2.50/h"``), ``electricity`` a tariff (``"0.12/kWh"``), ``carbon`` an
-    intensity (``"400g/kWh"``) and ``region`` a place whose intensity is known (``"us"``). ``force`` predicts what
-    cannot run: a number format without units, a power limit that the card does not take, a model that does not fit.
-    ``options`` are those of ``ModelOptions``: batch, seq, tokens, phase, dtype, attention, head, stack, tp, pp, ...
+    intensity (``"400g/kWh"``) or a region (``"us"``), ``pue`` the site's overhead. ``force`` predicts what cannot
+    run: a number format without units, a power limit that the card does not take, a model that does not fit.
     """
-    given = {name: value for name, value in locals().items() if name not in ("workload", "gpu", "inputs", "options")}
     if inputs is not None or not isinstance(workload, (str, Path, Graph, Mapping)):
-        workload, options = load_workload.capture_workload(workload, inputs, options), {}
-    (found,) = predict_many([(workload, options)], gpu, **given)
-    return found
+        own = {name: value for name, value in options.items() if name not in SETTING_NAMES}
+        settings: Any = {name: value for name, value in options.items() if name not in own}
+        return predict_many([load_workload.capture_workload(workload, inputs, own)], gpu, **settings)[0]
+    return predict_many([workload], gpu, **options)[0]
 
 
 def predict_many(
     workloads: Sequence[Workload | tuple[Workload, Mapping[str, Any]]],
     gpu: str | Path | Gpu,
-    *,
-    clock: Quantity | None = None,
-    power_limit: Quantity | None = None,
-    host_launch: Quantity | None = None,
-    temperature: Quantity | None = None,
-    duration: Quantity | None = None,
-    operands: str | None = None,
-    data: str = "random",
-    bundle: Bundle | str | Path | None = None,
-    factors: Mapping[str, float] | None = None,
-    card: str = "another",
-    node: str | Path | Node | None = None,
-    price: str | None = None,
-    electricity: str | None = None,
-    carbon: str | None = None,
-    region: str | None = None,
-    force: bool = False,
-    **options: Unpack[ModelKeywords],
+    **options: Unpack[PredictKeywords],
 ) -> list[Prediction]:
     """Predict many workloads on one kind of GPU, in order and several times as fast as one by one.
 
-    A workload may come with options of its own, which go before those of all:
+    Options are those of ``predict``. A workload may come with options of its own, which go before those of all:
 
         wattcast.predict_many(["llama3-8b", ("llama3-8b", {"phase": "decode"}), ("resnet50", {"batch": 64})], "h200")
     """
+    given: dict[str, Any] = {name: value for name, value in options.items() if name in SETTING_NAMES}
+    of_all: dict[str, Any] = {name: value for name, value in options.items() if name not in given}
     pairs = [item if isinstance(item, tuple) else (item, {}) for item in workloads]
-    asked = [(workload, _options({**options, **own})) for workload, own in pairs]
+    asked = [(workload, _options({**of_all, **own})) for workload, own in pairs]
     graphs = [load_workload.load_workload(workload, chosen) for workload, chosen in asked]
-    chip = find_gpu(gpu, node)
-    fitted = find_bundle(bundle, chip)
-    if factors:
+    prices = parse_prices(**{name: given.pop(name) for name in PriceKeywords.__annotations__ if name in given})
+    chip = find_gpu(gpu, given.pop("node", None))
+    fitted = find_bundle(given.pop("bundle", None), chip)
+    if factors := given.pop("factors", None):
         from wattcast.predictor.bundle.factors import apply_factors  # few predictions have any
 
         fitted = apply_factors(fitted, factors)
-    prices = parse_prices(electricity, carbon, [price] if price is not None else [], region=region)
-    settings = {"clock": clock, "power_limit": power_limit, "host_launch": host_launch, "temperature": temperature}
-    notes, at, fitted = _settings(chip, fitted, **settings, duration=duration, data=data, card=card)
+    operands, force = given.pop("operands", None), given.pop("force", False)
+    notes, at, fitted = _settings(chip, fitted, **given)
     if not force:
         check_power_limit(chip, at)
         for (workload, chosen), graph in zip(asked, graphs, strict=True):
             check_runs(graph, chip, workload, chosen)
-    if price is not None or electricity is not None or prices.carbon_g_per_j is not None:
-        notes += prices.notes
+    notes += prices.notes
     found = predict_graphs([_noted(graph, notes, operands, chip) for graph in graphs], chip, at, fitted)
     return [replace(p, prices=prices) for p in found]
-
-
-SETTING_NAMES = (
-    *("clock", "power_limit", "host_launch", "temperature", "duration", "operands", "data", "bundle", "factors"),
-    *("card", "node", "price", "electricity", "carbon", "region", "force"),
-)
 
 
 def _options(given: Mapping[str, object]) -> ModelOptions:

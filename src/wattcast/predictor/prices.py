@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
-from typing import overload
+from typing import TypedDict, overload
 
 from wattcast.core import errors, units
 from wattcast.core.arrays import Array
@@ -56,29 +56,38 @@ class Prices:
         return None if self.carbon_g_per_j is None else energy_j * self.pue * self.carbon_g_per_j
 
 
+class PriceKeywords(TypedDict, total=False):
+    """What ``parse_prices`` takes, as functions and commands take it: ``**prices: Unpack[PriceKeywords]``."""
+
+    price: str | Sequence[str] | None
+    electricity: str | None
+    carbon: str | None
+    pue: float
+
+
 def parse_prices(
-    tariff: str | None = None,
+    price: str | Sequence[str] | None = None,
+    electricity: str | None = None,
     carbon: str | None = None,
-    rent: Sequence[str] = (),
     pue: float = 1.0,
-    region: str | None = None,
 ) -> Prices:
-    """Prices as people write them: ``0.12USD/kWh``; ``400g/kWh`` or a region; ``h200=3.50USD/h`` or ``2.50/h``."""
-    if region is not None:
-        if carbon is not None:
-            raise bad_value("region", "a region or a carbon intensity", "both")
-        carbon = region
+    """Prices as people write them.
+
+    ``price`` is the rent of a GPU, ``2.50/h`` or ``h200=3.50USD/h`` for one kind, or a list of them;
+    ``electricity`` a tariff, ``0.12USD/kWh``; ``carbon`` an intensity, ``400g/kWh``, or a region, ``us``; ``pue``
+    the energy at the meter per energy of the GPU.
+    """
     if not 1.0 <= pue <= 10.0:
         raise bad_value("pue", "a number from 1 to 10", pue)
-    per_j, currency = (None, "") if tariff is None else _money(tariff, "J", "tariff", "0.12USD/kWh")
+    per_j, currency = (None, "") if electricity is None else _money(electricity, "J", "electricity", "0.12USD/kWh")
     rents = {}
-    for text in rent:
+    for text in [price] if isinstance(price, str) else price or ():
         gpu, found, each = _rent(text)
         if currency and found and found != currency:
             raise bad_value("price", f"one currency, {currency}", text)
         currency, rents[gpu] = currency or found, each
     carbon_g_per_j, notes = (None, []) if carbon is None else _carbon(carbon)
-    if pue == 1.0:
+    if pue == 1.0 and (rents or electricity or carbon):
         notes.append("energy at the GPU's board: PUE 1, no host")
     return Prices(per_j, currency, carbon_g_per_j, rents, pue, tuple(notes))
 
@@ -130,7 +139,7 @@ def _carbon(text: str) -> tuple[float, list[str]]:
     folded = {errors.fold_name(region): region for region in table} | _REGION_ALIASES
     if errors.fold_name(text) not in folded:
         do = f"Known: {', '.join(table)}. Or give a number, such as 400g/kWh."
-        raise unknown_name("region", text, table, do)
+        raise unknown_name("region of carbon intensity", text, table, do)
     region = folded[errors.fold_name(text)]
     per_kwh, source = table[region]
     return per_kwh / 3.6e6, [f"carbon intensity of {region}: {per_kwh:g} g/kWh ({source})"]

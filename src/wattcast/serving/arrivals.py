@@ -138,7 +138,9 @@ def read_arrival_process(spec: str) -> ArrivalMaker:
     """Return the function that draws arrivals for a process such as ``gamma:cv=2``."""
     process, given = _split_spec(spec)
     if process not in ARRIVAL_PROCESSES:
-        raise unknown_name("arrival process", process, ARRIVAL_PROCESSES, f"Known: {', '.join(ARRIVAL_PROCESSES)}.")
+        raise unknown_name(
+            "process of arrivals", process, ARRIVAL_PROCESSES, f"Known: {', '.join(ARRIVAL_PROCESSES)}."
+        )
     if process == "gamma":
         cv = _take_number(given, "cv", 2.0, "arrivals gamma")
         _refuse_rest(given, "arrivals gamma", ("cv",))

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 from rich.markup import escape
@@ -31,13 +31,13 @@ from wattcast.hardware import Gpu
 from wattcast.hardware.catalogue_reader import node_of_gpu
 from wattcast.predictor.api import find_gpu
 from wattcast.predictor.bundle.support_widening import learned_distances
-from wattcast.predictor.prices import Prices
+from wattcast.predictor.prices import PriceKeywords, Prices, parse_prices
 from wattcast.predictor.uncertainty import SupportWord
 from wattcast.report.figure_style import SERIES_COLOURS, add_caption, new_figure
 from wattcast.report.text_tables import print_notes, print_rows
 from wattcast.serving.arrivals import Trace, draw_trace
 from wattcast.serving.engine_simulator import EngineSettings
-from wattcast.serving.serving_result import ServingResult
+from wattcast.serving.serving_result import LatencyBound, ServingResult, parse_latency_bounds
 from wattcast.serving.simulate_serving import serve_trace
 from wattcast.serving.step_costs import StepCosts, tabulate_step_costs
 from wattcast.workload.model_catalogue import ModelKind, ModelSpec
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 
 TENSOR_PARALLEL = (1, 2, 4, 8)
 LIMIT_SHARES = (1.0, 0.85, 0.7, 0.55)  # of the default power limit
+PERCENTILE = 90.0  # of a latency bound that names none
 MOST_SEQUENCES = (256, 128, 64, 32)
 REQUESTS = 500  # simulated for each answer
 LIMIT_STEP_W = 5.0
@@ -65,24 +66,6 @@ class PlanAim(StrEnum):
     ENERGY = "energy"
     COST = "cost"
     CARBON = "carbon"
-
-
-@dataclass(frozen=True)
-class LatencyBound:
-    """A percentile of a latency that must not be longer, such as TTFT p99 within 500 ms."""
-
-    quantity: str  # "ttft" or "tpot"
-    percentile: float
-    seconds: float
-
-    def __str__(self) -> str:
-        return f"{self.quantity.upper()} p{self.percentile:g}"
-
-    def measure(self, result: ServingResult) -> float:
-        """Return the percentile of a simulated run."""
-        values = result.ttft_s if self.quantity == "ttft" else result.tpot_s
-        known = values[np.isfinite(values)]
-        return float(np.percentile(known, self.percentile)) if known.size else 0.0
 
 
 @dataclass(frozen=True)
@@ -230,7 +213,7 @@ class PlanResult:
 
 def plan(
     model: str | Path | ModelSpec,
-    gpus: str | Sequence[str | Path | Gpu],
+    gpu: str | Sequence[str | Path | Gpu],
     *,
     rate: str | float,
     prompt: str | int = 512,
@@ -245,11 +228,12 @@ def plan(
     site_power: str | float | None = None,
     arrivals: str = "poisson",
     dtype: str = "bf16",
+    quantization: str | None = None,
     kv_dtype: str | None = None,
     weights: str | None = None,
-    prices: Prices | None = None,
     seed: int = 1,
     requests: int = REQUESTS,
+    **prices: Unpack[PriceKeywords],
 ) -> PlanResult:
     """Plan a service: ``rate`` such as ``20/s``, lengths as ``simulate`` takes them, latencies as ``p99:500ms``.
 
@@ -264,58 +248,30 @@ def plan(
         raise unknown_name("objective", minimise, list(PlanAim), f"Known: {', '.join(PlanAim)}.")
     demand = ServiceDemand(
         spec,
-        _positive(rate, "/s", "rate"),
+        units.parse_amount(rate, "/s", "rate", inclusive=False),
         prompt,
         output,
-        (*_parse_bound("ttft", ttft), *_parse_bound("tpot", tpot)),
-        units.parse(headroom, "", "headroom") if isinstance(headroom, str) else headroom,
+        (*parse_latency_bounds("ttft", ttft, PERCENTILE), *parse_latency_bounds("tpot", tpot, PERCENTILE)),
+        units.parse_amount(headroom, "", "headroom"),
         spare_replicas,
-        math.inf if site_power is None else _positive(site_power, "W", "site_power"),
+        math.inf if site_power is None else units.parse_amount(site_power, "W", "site_power", inclusive=False),
         arrivals,
-        ModelOptions.from_names(dtype=dtype, kv_dtype=kv_dtype, weights=weights, stack="engine"),
+        ModelOptions.from_names(
+            dtype=dtype, quantization=quantization, kv_dtype=kv_dtype, weights=weights, stack="engine"
+        ),
         seed,
         requests,
     )
-    if demand.headroom < 0 or spare_replicas < 0:
-        raise bad_value("headroom, spare replicas", "zero or more", f"{demand.headroom:g}, {spare_replicas}")
-    chips = [find_gpu(name) for name in (gpus.split(",") if isinstance(gpus, str) else gpus)]
-    aim, money = PlanAim(minimise), prices or Prices()
+    if spare_replicas < 0:
+        raise bad_value("spare_replicas", "zero or more", spare_replicas)
+    chips = [find_gpu(name) for name in (gpu.split(",") if isinstance(gpu, str) else gpu)]
+    aim, money = PlanAim(minimise), parse_prices(**prices)
     if aim is PlanAim.COST and all(money.cost(chip.name, 1.0, 1.0) is None for chip in chips):
         raise bad_value("minimise", "a price to know the cost from", "none", "Give --price or --electricity.")
     if aim is PlanAim.CARBON and money.carbon_g(1.0) is None:
         raise bad_value("minimise", "a carbon intensity", "none", "Give --carbon.")
-    limits_w = [_positive(w, "W", "power_limit") for w in power_limits]
+    limits_w = [units.parse_amount(w, "W", "power_limit", inclusive=False) for w in power_limits]
     return _search(demand, chips, aim, money, tuple(tp), limits_w)
-
-
-def _positive(value: str | float, unit: str, where: str) -> float:
-    number = units.parse(value, unit, where) if isinstance(value, str) else float(value)
-    if not (math.isfinite(number) and number > 0):
-        raise bad_value(where, "a number above zero", str(value))
-    return number
-
-
-def _parse_bound(quantity: str, text: str | float | None) -> tuple[LatencyBound, ...]:
-    """Read ``p99:500ms`` or ``500ms``; several with commas.
-
-    >>> _parse_bound("ttft", "p99:500ms,p50:100ms")[0].percentile
-    99.0
-    """
-    if text is None:
-        return ()
-    bounds = []
-    for part in str(text).split(","):
-        percent, colon, amount = part.strip().partition(":")
-        percent, amount = (percent, amount) if colon else ("p90", percent)
-        try:
-            percentile = float(percent.removeprefix("p"))
-        except ValueError:
-            percentile = -1.0
-        if not 0 < percentile < 100:
-            raise bad_value(quantity, "a percentile and a time, such as p99:500ms", part)
-        seconds = _positive(float(amount) if isinstance(text, float | int) else amount, "s", quantity)
-        bounds.append(LatencyBound(quantity, percentile, seconds))
-    return tuple(bounds)
 
 
 def _search(

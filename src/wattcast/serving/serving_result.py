@@ -5,7 +5,6 @@ Every request and every run of equal steps is kept; percentiles, power over time
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -35,11 +34,45 @@ _MOST_INTERVALS = 1_000_000
 
 
 @dataclass(frozen=True)
-class LatencyTarget:
-    """What a request must keep to count as good: time to first token and time per output token."""
+class LatencyBound:
+    """A percentile of a latency that must not be longer, such as TTFT p99 within 500 ms."""
 
-    ttft_s: float = math.inf
-    tpot_s: float = math.inf
+    quantity: str  # "ttft" or "tpot"
+    percentile: float | None  # None: each request by itself
+    seconds: float
+
+    def __str__(self) -> str:
+        return f"{self.quantity.upper()} p{self.percentile:g}"
+
+    def measure(self, result: ServingResult) -> float:
+        """Return the percentile of a simulated run."""
+        values = result.ttft_s if self.quantity == "ttft" else result.tpot_s
+        known = values[np.isfinite(values)]
+        return float(np.percentile(known, self.percentile or 50.0)) if known.size else 0.0
+
+
+def parse_latency_bounds(
+    quantity: str, text: str | float | None, percentile: float | None = None
+) -> tuple[LatencyBound, ...]:
+    """Read ``p99:500ms`` or ``500ms``, which is of ``percentile``; several with commas.
+
+    >>> parse_latency_bounds("ttft", "p99:500ms,p50:100ms")[0].percentile
+    99.0
+    """
+    if text is None:
+        return ()
+    bounds = []
+    for part in text.split(",") if isinstance(text, str) else [text]:
+        words, colon, amount = part.strip().partition(":") if isinstance(part, str) else ("", "", "")
+        at = percentile
+        if colon:
+            number = words.strip().removeprefix("p")
+            at = float(number) if number.replace(".", "", 1).isdigit() else 0.0
+            if not 0 < at < 100:
+                raise bad_value(quantity, "a percentile and a time, such as p99:500ms", part)
+        seconds = units.parse_amount(amount.strip() if colon else part, "s", quantity, inclusive=False)
+        bounds.append(LatencyBound(quantity, at, seconds))
+    return tuple(bounds)
 
 
 @dataclass(frozen=True)
@@ -52,7 +85,7 @@ class ServingResult:
     first_token_s: Array  # (request,)
     last_token_s: Array  # (request,)
     runs: tuple[ReplicaRun, ...]
-    target: LatencyTarget = LatencyTarget()
+    bounds: tuple[LatencyBound, ...] = ()
     prices: Prices = field(default_factory=Prices)
     assumptions: tuple[str, ...] = ()
     seed_spread: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # lowest and highest over seeds
@@ -132,17 +165,20 @@ class ServingResult:
 
     @property
     def good_share(self) -> float:
-        """Share of requests that kept the latency target."""
+        """Share of requests that kept the latency bounds, whichever percentile they are of."""
         return float(self._good.mean())
 
     @cached_property
     def _good(self) -> npt.NDArray[np.bool_]:
-        slow = np.nan_to_num(self.tpot_s, nan=0.0) > self.target.tpot_s
-        return (self.ttft_s <= self.target.ttft_s) & ~slow
+        tpot_s = np.nan_to_num(self.tpot_s, nan=0.0)
+        good = np.ones(self.requests, dtype=bool)
+        for bound in self.bounds:
+            good &= (self.ttft_s if bound.quantity == "ttft" else tpot_s) <= bound.seconds
+        return good
 
     @property
     def goodput_per_s(self) -> float:
-        """Requests per second that kept the latency target."""
+        """Requests per second that kept the latency bounds."""
         return float(self._good.sum()) / self.length_s
 
     def power_over_time(self, interval_s: float) -> tuple[Array, Array]:
@@ -221,6 +257,11 @@ class ServingResult:
             "output_tokens_per_s": self.output_tokens_per_s,
             "goodput_per_s": self.goodput_per_s,
             "good_share": self.good_share,
+            "bounds": [
+                {"bound": str(bound), "most_s": bound.seconds, "found_s": bound.measure(self)}
+                for bound in self.bounds
+                if bound.percentile is not None
+            ],
             "power_w": self.power_w,
             "p95_power_w": self.p95_power_w,
             "peak_power_w": self.peak_power_w,
@@ -373,8 +414,11 @@ def _sums(found: dict[str, Any], result: ServingResult) -> list[tuple[str, str]]
             f"busy {found['busy_share']:.1%}; {found['preemptions']} preemptions",
         ),
     ]
-    if np.isfinite([result.target.ttft_s, result.target.tpot_s]).any():
+    if result.bounds:
         rows.append(("goodput", f"{found['goodput_per_s']:.3g} requests/s, {found['good_share']:.1%} of all in time"))
+    for row in found["bounds"]:
+        kept = "within" if row["found_s"] <= row["most_s"] else "NOT within"
+        rows.append((row["bound"], f"{units.show(row['found_s'], 's')}, {kept} {units.show(row['most_s'], 's')}"))
     if found["cost"] is not None:
         money = f"{found['cost']:.4g} {result.prices.currency}"
         rows.append(("cost", f"{money}, {found['cost_per_million_tokens']:.4g} a million output tokens"))

@@ -6,10 +6,10 @@ own and their cache is sent to the engines that decode.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Unpack
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from wattcast.core.arrays import Array
 from wattcast.core.errors import bad_value, unknown_name
 from wattcast.hardware import Gpu
 from wattcast.predictor.api import find_gpu, predict
-from wattcast.predictor.prices import Prices
+from wattcast.predictor.prices import PriceKeywords, Prices, parse_prices
 from wattcast.serving.arrivals import Trace, draw_trace, make_trace, read_trace
 from wattcast.serving.engine_simulator import (
     EngineReplica,
@@ -27,7 +27,7 @@ from wattcast.serving.engine_simulator import (
     RequestPlan,
     plan_requests,
 )
-from wattcast.serving.serving_result import LatencyTarget, ServingResult
+from wattcast.serving.serving_result import LatencyBound, ServingResult, parse_latency_bounds
 from wattcast.serving.step_costs import StepCosts, tabulate_step_costs
 from wattcast.workload.build_model import build_graph
 from wattcast.workload.model_catalogue import ModelKind, ModelSpec
@@ -65,13 +65,13 @@ def simulate(
     max_seqs: int = 256,
     block_tokens: int = 16,
     cache_tokens: int | None = None,
-    memory_utilisation: float = 0.9,
-    prefix_hit_rate: float = 0.0,
+    memory_utilisation: str | float = 0.9,
+    prefix_hit_rate: str | float = 0.0,
     speculative_tokens: int = 0,
-    acceptance_rate: float = 0.7,
+    acceptance_rate: str | float = 0.7,
     ttft: str | float | None = None,
     tpot: str | float | None = None,
-    prices: Prices | None = None,
+    **prices: Unpack[PriceKeywords],
 ) -> ServingResult:
     """Serve a trace, or arrivals drawn at ``rate``, and return latencies, throughput, power and energy.
 
@@ -94,15 +94,17 @@ def simulate(
             raise bad_value(name, f"from {least} to 4096", value)
     if router not in ROUTERS:
         raise unknown_name("router", router, ROUTERS, f"Known: {', '.join(ROUTERS)}.")
-    if not 0.0 < memory_utilisation <= 1.0:
-        raise bad_value("memory_utilisation", "above 0 and at most 1", memory_utilisation)
+    taken = units.parse_amount(memory_utilisation, "", "memory_utilisation", most=1.0, inclusive=False)
+    cached = units.parse_amount(prefix_hit_rate, "", "prefix_hit_rate", most=1.0)
+    accepted = units.parse_amount(acceptance_rate, "", "acceptance_rate", most=1.0)
+    speed = units.parse_amount(transfer, "byte/s", "transfer", inclusive=False)
+    bounds = (*parse_latency_bounds("ttft", ttft), *parse_latency_bounds("tpot", tpot))
+    money = parse_prices(**prices)
     if (trace is None) == (rate is None):
         raise bad_value("simulate", "either a rate or a trace", "both" if rate is not None else "neither")
     if trace is not None and seeds > 1:
         raise bad_value("seeds", "1 with a trace, which is not drawn", seeds)
-    settings = EngineSettings(
-        max_batched_tokens, max_seqs, prefix_hit_rate, speculative_tokens, acceptance_rate, seed
-    )
+    settings = EngineSettings(max_batched_tokens, max_seqs, cached, speculative_tokens, accepted, seed)
     formats = {"dtype": dtype, "quantization": quantization, "weights": weights, "kv_dtype": kv_dtype}
     chip, options = find_gpu(gpu), ModelOptions.from_names(**formats, tp=tp, stack=SoftwareStack.ENGINE)
     traces = [_find_trace(trace, rate, prompt, output, arrivals, seconds, requests, seed + i) for i in range(seeds)]
@@ -116,23 +118,17 @@ def simulate(
         longest_context=longest,
         tokens_a_step=1 + speculative_tokens,
         block_tokens=block_tokens,
-        memory_utilisation=memory_utilisation,
-        clock_hz=_amount(clock, "Hz", "clock"),
-        power_limit_w=_amount(power_limit, "W", "power_limit"),
+        memory_utilisation=taken,
+        clock_hz=None if clock is None else units.parse_amount(clock, "Hz", "clock"),
+        power_limit_w=None if power_limit is None else units.parse_amount(power_limit, "W", "power_limit"),
     )
     if cache_tokens is not None:
         costs = replace(costs, cache_tokens=cache_tokens)
-    transfer_s_per_token = 0.0
-    if prefill_replicas:
-        speed = _amount(transfer, "byte/s", "transfer") or 0.0
-        if speed <= 0:
-            raise bad_value("transfer", "a speed above zero", transfer)
-        transfer_s_per_token = costs.cache_byte_per_token * tp / speed
+    transfer_s_per_token = costs.cache_byte_per_token * tp / speed if prefill_replicas else 0.0
     if costs.limit_w <= 0:
         raise bad_value("power_limit", "a power above zero", str(power_limit))
-    target = LatencyTarget(_amount(ttft, "s", "ttft") or math.inf, _amount(tpot, "s", "tpot") or math.inf)
     found = [
-        serve_trace(drawn, costs, settings, replicas, router, prefill_replicas, transfer_s_per_token, target, prices)
+        serve_trace(drawn, costs, settings, replicas, router, prefill_replicas, transfer_s_per_token, bounds, money)
         for drawn in traces
     ]
     first = found[0]
@@ -157,26 +153,8 @@ def _find_trace(
         return trace
     if trace is not None:
         return read_trace(trace)
-    rate_per_s = _amount(rate, "/s", "rate")
-    assert rate_per_s is not None
-    length_s = _amount(seconds, "s", "seconds")
-    return draw_trace(rate_per_s, prompt, output, arrivals, length_s or 0.0, requests, seed)
-
-
-def _amount(value: str | float | None, unit: str, where: str) -> float | None:
-    """Return a quantity in SI units; a bare number is in them already."""
-    if value is None:
-        return None
-    if isinstance(value, str):
-        try:
-            amount = float(value)
-        except ValueError:
-            amount = units.parse(value, unit, where)
-    else:
-        amount = float(value)
-    if not (math.isfinite(amount) and amount >= 0):
-        raise bad_value(where, "a finite number, zero or more", str(value))
-    return amount
+    rate_per_s = units.parse_amount(rate, "/s", "rate")
+    return draw_trace(rate_per_s, prompt, output, arrivals, units.parse_seconds(seconds), requests, seed)
 
 
 def serve_trace(
@@ -187,7 +165,7 @@ def serve_trace(
     router: str = "round-robin",
     prefill_replicas: int = 0,
     transfer_s_per_token: float = 0.0,
-    target: LatencyTarget = LatencyTarget(),  # noqa: B008  (frozen)
+    bounds: tuple[LatencyBound, ...] = (),
     prices: Prices | None = None,
 ) -> ServingResult:
     """Serve one trace with step costs that are known, and return what came of it."""
@@ -209,7 +187,7 @@ def serve_trace(
         first_s,
         last_s,
         tuple(runs),
-        target,
+        bounds,
         prices or Prices(),
         tuple(dict.fromkeys(notes)),
     )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from wattcast.predictor.api import Quantity, find_bundle, find_gpu
 from wattcast.predictor.bundle.bundle_file import Bundle
 from wattcast.predictor.pipeline import idle_power_w
 from wattcast.predictor.prediction import predict_graphs
-from wattcast.predictor.prices import Prices
+from wattcast.predictor.prices import PriceKeywords, Prices, parse_prices
 from wattcast.training.microbatch import (
     USABLE_SHARE,
     MicrobatchWork,
@@ -176,7 +176,7 @@ def train(
     sequence_parallel: bool = True,
     sharding: str | None = None,
     recompute: str | None = None,
-    precision: str = "bf16",
+    dtype: str = "bf16",
     optimizer: str = "adamw",
     stack: str = "compiled",
     attention: str = "flash",
@@ -186,8 +186,8 @@ def train(
     base_bits: int = 16,
     fused_loss: bool = False,
     graphs: bool = False,
-    loss_share: float = 0.05,
-    expert_overlap: float = 0.2,
+    loss_share: str | float = 0.05,
+    expert_overlap: str | float = 0.2,
     attention_slowdown: float = 1.0,
     node: str | Path | Node | None = None,
     network: Quantity | None = None,
@@ -195,13 +195,13 @@ def train(
     power_limit: Quantity | None = None,
     bundle: Bundle | str | Path | None = None,
     minimise: str = "time",
-    padding: float = 0.0,
-    pause_share: float = 0.0,
+    padding: str | float = 0.0,
+    pause_share: str | float = 0.0,
     failures_per_gpu_day: float = 0.0,
     lost_minutes: float = 30.0,
-    host_share: float = 0.25,
-    prices: Prices = Prices(),  # noqa: B008  (frozen)
+    host_share: str | float = 0.25,
     force: bool = False,
+    **prices: Unpack[PriceKeywords],
 ) -> TrainingResult:
     """Predict a training job; what is not given is chosen so that it fits and takes the least time or energy.
 
@@ -215,11 +215,11 @@ def train(
     ``pause_share`` is the share of evaluation, checkpoints and stalls of the data loader.
     """
     spec = model if isinstance(model, ModelSpec) else find_model(model) or load_model(model)
-    chip = find_gpu(gpu)
+    chip, money = find_gpu(gpu), parse_prices(**prices)
     fitted = find_bundle(bundle, chip)
     wanted = parse_count(tokens, "tokens")
     recipe = TrainingRecipe(
-        precision=precision,
+        precision=dtype,
         optimizer=_word(Optimizer, "optimizer", optimizer),
         master_weights=master_weights,
         gradient_byte=gradient_byte,
@@ -227,13 +227,16 @@ def train(
         attention=_word(AttentionMode, "attention", attention),
         fused_loss=fused_loss,
         graphs=graphs,
-        loss_share=loss_share,
-        expert_overlap=expert_overlap,
+        loss_share=units.parse_amount(loss_share, "", "loss_share"),
+        expert_overlap=units.parse_amount(expert_overlap, "", "expert_overlap", most=1.0),
         attention_slowdown=attention_slowdown,
         lora_rank=lora,
         base_bits=base_bits,
     )
     length = _sequence_length(spec, seq)
+    padding = units.parse_amount(padding, "", "padding", most=0.99)
+    pause_share = units.parse_amount(pause_share, "", "pause_share")
+    host_share = units.parse_amount(host_share, "", "host_share")
     if minimise not in MINIMISE:
         raise bad_value("minimise", f"one of {', '.join(MINIMISE)}", minimise)
     box = find_node(node, chip.name)
@@ -284,7 +287,7 @@ def train(
         pause_share=pause_share,
         failure_share=lost_minutes / 60.0 / mean_hours,
         host_share=host_share,
-        prices=prices,
+        prices=money,
         curve=_trade_curve(chip, limit_w, fitted.governor_share, swept, gpus, steps),
         slack_kwh=_slack_kwh(stages, held, _waiting_w(chip, at, fitted), strategy, steps),
         candidates=tuple(sorted(candidates, key=lambda c: _score(c, minimise))),

@@ -31,6 +31,7 @@ from wattcast.predictor.bundle.bundle_file import Bundle
 from wattcast.predictor.prediction import OperatorShare, Prediction
 from wattcast.predictor.prediction_json import PredictionOut, PredictOut, predictions_to_output
 from wattcast.predictor.prediction_summary import rank_assumptions
+from wattcast.predictor.prices import parse_prices
 from wattcast.report.comparison import compare_runs, summarise_prediction
 from wattcast.report.comparison_sides import comparison_to_plain, write_sentence
 from wattcast.report.configuration_view import (
@@ -347,7 +348,7 @@ def _answer_plan(asked: PlanRequest) -> dict[str, Any]:
         dtype=asked.dtype,
         kv_dtype=asked.kv_dtype,
         weights=asked.weights,
-        prices=asked.prices(),
+        **asked.prices(),
         ttft=ttft,
         tpot=tpot,
         requests=PLAN_REQUESTS,
@@ -369,7 +370,7 @@ def _answer_simulate(asked: SimulationRequest) -> dict[str, Any]:
         power_limit=asked.power_limit_w,
         ttft=asked.ttft_s,
         tpot=asked.tpot_s,
-        prices=asked.prices(),
+        **asked.prices(),
         **{name: getattr(asked, name) for name in given},
     )
     start_s, power_w = found.power_over_time(found.length_s / MOST_POINTS)
@@ -385,7 +386,7 @@ def _answer_train(asked: TrainingRequest) -> dict[str, Any]:
         _card(asked.gpu)[0],
         clock=asked.clock_hz,
         power_limit=asked.power_limit_w,
-        prices=asked.prices(),
+        **asked.prices(),
         **{name: getattr(asked, name) for name in given},
     )
     return summarise_training(found)
@@ -428,7 +429,7 @@ def _view_of(asked: Configuration) -> ConfigurationView:
         force=True,  # the page says itself what does not fit
     )
     seen = view_configuration(work, gpu, options, settings)
-    return replace(seen, prediction=replace(seen.prediction, prices=asked.prices()))
+    return replace(seen, prediction=replace(seen.prediction, prices=parse_prices(**asked.prices())))
 
 
 def _room_of(asked: Configuration) -> MemoryRoom:

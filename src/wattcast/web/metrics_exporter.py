@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from wattcast.core.errors import MissingTool
+from wattcast.core.units import parse_amount
 from wattcast.explore.explorations import ExploreObjective, explore
 from wattcast.hardware import Gpu
 from wattcast.measure.energy_samples import name_throttle_reasons, unwrap_counter
@@ -197,7 +198,7 @@ def model_workload(
     best = explore(workload, gpu, ["clock=all"], slowdown=slowdown, **options).best[ExploreObjective.ENERGY].row
     return ModelledWorkload(
         prediction,
-        float(slowdown.rstrip("%")) / (100.0 if slowdown.endswith("%") else 1.0),
+        parse_amount(slowdown, "", "slowdown"),
         best["asked_clock_hz"],
         best["energy_j"],
         best["power_w"],

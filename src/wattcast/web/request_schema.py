@@ -15,7 +15,7 @@ from wattcast import hardware
 from wattcast.core.errors import bad_value
 from wattcast.core.strict_files import decode_json
 from wattcast.core.units import Dtype
-from wattcast.predictor.prices import ANY_GPU, Prices
+from wattcast.predictor.prices import PriceKeywords
 from wattcast.report.figure_style import ENDINGS
 from wattcast.report.prediction_figures import FIGURES
 from wattcast.serving.arrivals import ARRIVAL_PROCESSES
@@ -77,11 +77,13 @@ class Workload(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     price_per_h: Price | None = None
     electricity_per_kwh: Price | None = None
 
-    def prices(self) -> Prices:
-        """Return the prices in SI units."""
-        rent = {} if self.price_per_h is None else {ANY_GPU: self.price_per_h / 3600.0}
-        tariff = None if self.electricity_per_kwh is None else self.electricity_per_kwh / 3.6e6
-        return Prices(tariff, "USD" if rent or tariff is not None else "", rent_per_s=rent)
+    def prices(self) -> PriceKeywords:
+        """Return the prices as ``parse_prices`` takes them."""
+        rent, tariff = self.price_per_h, self.electricity_per_kwh
+        return {
+            "price": None if rent is None else f"{rent}USD/h",
+            "electricity": None if tariff is None else f"{tariff}USD/kWh",
+        }
 
 
 class Configuration(Workload, kw_only=True):

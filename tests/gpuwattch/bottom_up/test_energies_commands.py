@@ -39,7 +39,7 @@ def test_voltage_node_and_temperature(verb) -> None:
     plain = found()
     assert found("--voltage", "0.8V")["events"][0]["energy_j"] < plain["events"][0]["energy_j"]
     assert found("--temperature", "30C")["leakage_w"] < plain["leakage_w"]
-    assert found("--node", "22nm")["area_mm2"] > plain["area_mm2"]
+    assert found("--feature-size", "22nm")["area_mm2"] > plain["area_mm2"]
 
 
 def test_an_architecture_file_in_both_forms(verb, chip: Path, tmp_path: Path) -> None:
@@ -80,12 +80,12 @@ def test_a_change_and_a_table(verb, chip: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
-        (("h200", "--energies", "--node", "90nm"), "11.99 to 65 nm"),
+        (("h200", "--energies", "--feature-size", "90nm"), "11.99 to 65 nm"),
         (("h200", "--energies", "--change", "registers"), "PART=FACTOR"),
         (("h200", "--energies", "--change", "cores=2"), "part to change"),
         (("h200", "--energies", "--voltage", "12V"), "voltage"),
         (("quadro-fx-5600", "--energies"), "node inside the table"),
-        (("h200", "--node", "28nm"), "--energies beside them"),
+        (("h200", "--feature-size", "28nm"), "--energies beside them"),
     ],
 )
 def test_refusals(verb, argv: tuple[str, ...], said: str) -> None:
