@@ -70,6 +70,7 @@ def parse_prices(
     electricity: str | None = None,
     carbon: str | None = None,
     pue: float = 1.0,
+    **unknown: object,
 ) -> Prices:
     """Prices as people write them.
 
@@ -77,6 +78,9 @@ def parse_prices(
     ``electricity`` a tariff, ``0.12USD/kWh``; ``carbon`` an intensity, ``400g/kWh``, or a region, ``us``; ``pue``
     the energy at the meter per energy of the GPU.
     """
+    for name in unknown:  # of whichever function takes prices beside its own options
+        known = tuple(PriceKeywords.__annotations__)
+        raise unknown_name("option", name, known, f"Prices: {', '.join(known)}.")
     if not 1.0 <= pue <= 10.0:
         raise bad_value("pue", "a number from 1 to 10", pue)
     per_j, currency = (None, "") if electricity is None else _money(electricity, "J", "electricity", "0.12USD/kWh")

@@ -380,10 +380,11 @@ def _answer_simulate(asked: SimulationRequest) -> dict[str, Any]:
 
 
 def _answer_train(asked: TrainingRequest) -> dict[str, Any]:
-    given = ("gpus", "tokens", "seq", "precision", "lora", "minimise")
+    given = ("gpus", "tokens", "seq", "lora", "minimise")
     found = train(
         _model_of(asked),
         _card(asked.gpu)[0],
+        dtype=asked.precision,
         clock=asked.clock_hz,
         power_limit=asked.power_limit_w,
         **asked.prices(),
