@@ -45,3 +45,8 @@ def test_a_card_of_the_same_processor_takes_the_times_and_stays_a_forecast() -> 
     lent = bundle_for(load_gpu("a100-sxm-80gb")).corrections["gemm.ampere"]
     assert bundle.corrections["gemm.ampere"] == lent
     assert bundle.power is forecast_bundle(load_gpu("a100-pcie-40gb")).power
+
+
+def test_slower_tensor_cores_are_fed_as_well_as_faster_ones_of_the_same_processor() -> None:
+    l40s, rtx = (bundle_for(load_gpu(name)) for name in ("l40s", "rtx-4090"))
+    assert 1.0 < rtx.corrections["gemm.ampere"].compute < l40s.corrections["gemm.ampere"].compute
