@@ -237,7 +237,7 @@ def _recipe(row: dict[str, str]) -> dict[str, Any]:
     lora = 16 if "lora" in row["id"] or "lora" in row["model"] or "lora" in notes.split(";")[1] else 0
     graphs = _is_newest(row) and row["gpu"].startswith(("B", "GB"))
     return {
-        "precision": "fp8" if any(word in precision for word in ("fp8", "float8")) else "bf16",
+        "dtype": "fp8" if any(word in precision for word in ("fp8", "float8")) else "bf16",
         "gradient_byte": 2 if "PURE" in layout or lora or tuned else 4,
         "fused_loss": tuned,
         "loss_share": 0.0 if tuned else TrainingRecipe.loss_share,
