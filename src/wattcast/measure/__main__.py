@@ -21,7 +21,8 @@ def main(arguments: list[str] | None = None) -> int:
     """Parse, call one verb, print; errors are one paragraph on stderr."""
     parser = argparse.ArgumentParser(prog="python -m wattcast.measure", description=__doc__)
     verbs = parser.add_subparsers(required=True, metavar="VERB")
-    for verb in (*VERBS, microbench, multimedia):
+    verbs_of_all: tuple[Verb, ...] = (*VERBS, microbench, multimedia)
+    for verb in verbs_of_all:
         about = inspect.getdoc(verb) or ""
         _add_options(verbs.add_parser(verb.__name__, help=about.splitlines()[0], description=about), verb)
     given = vars(parser.parse_args(arguments))

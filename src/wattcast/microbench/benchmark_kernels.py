@@ -17,7 +17,7 @@ from wattcast.measure.cuda_device import CudaDevice, CudaError, CudaKernel, comp
 from wattcast.measure.sampler import Sampler
 from wattcast.measure.steady_state import CHUNKS_AHEAD, SettledWindow, SettlingRule, describe_window, hold_load
 from wattcast.microbench.cluster_units import ROW_TILES, TILE_BYTE, TILE_ROWS
-from wattcast.microbench.latency_units import RING_SOURCE
+from wattcast.microbench.latency_units import RING_SOURCE, WARM_HOPS
 from wattcast.microbench.microbench_results import MicroRow, micro_row_id
 from wattcast.microbench.tensor_units import PRECISIONS, WGMMA_STEPS
 from wattcast.microbench.unit_source import CHECK_SEED, SINK_WORDS, STAMP_WORDS, Benchmark
@@ -263,7 +263,8 @@ def prepare_benchmark(benchmark: Benchmark, buffers: DeviceBuffers, cubin: bytes
 
     A ring of addresses lies in the second buffer, or in memory of its own where that is too small.
     """
-    device, b, lent = buffers.device, 0, ()
+    device, b = buffers.device, 0
+    lent: tuple[int, ...] = ()
     kernel = device.load(cubin, benchmark.name, benchmark.shared_byte)
     fits = device.resident(kernel, benchmark.threads)
     if fits < 1:
@@ -301,6 +302,8 @@ def calibrate_iterations(ready: ReadyKernel, wanted_s: float = LAUNCH_S) -> int:
     """Find the iterations that make a launch last ``wanted_s``, from below, so that none runs away."""
     if ready.benchmark.whole:
         return 1
+    if ready.benchmark.ring[0]:
+        return WARM_HOPS // ready.benchmark.steps
     iterations = 1
     for _ in range(8):
         took_s = time_unit_s(ready.buffers.device, partial(ready.launch, iterations))

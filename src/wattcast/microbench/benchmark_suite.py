@@ -336,13 +336,15 @@ def _list_latencies() -> list[Benchmark]:
     place: Settings = {"threads": 32, "blocks_per_sm": 1, "share": 0.0, "timed": True, "weight": 3}
     single = partial(_make_single, "latency")
     newer = {"dpx_add_max": ("sm_90", "sm_90a")}
-    found = [single(c, 256, only=newer.get(c.name.removeprefix("latency_"), ()), **place) for c in u.chain_units()]
+    found = [single(u.chain_unit(key), 256, only=newer.get(key, ()), **place) for key in u.CHAINS]
     for precision in ("bf16", "tf32", "int8", "fp64_884", "sparse_bf16"):
-        unit = replace(tensor.mma_unit(precision, 1), name=f"latency_mma_{precision}", per_step=1, operation="mma")
+        unit = replace(
+            tensor.mma_unit(precision, 1), name=f"latency_mma_{precision}", per_step=1, flop=0.0, operation="mma"
+        )
         found.append(Benchmark(unit.name, "latency", ((unit, 64),), **place))
     for columns in (8, 64, 128, 256):
         unit = tensor.wgmma_unit("bf16", columns=columns, groups=1, apart=True)
-        unit = replace(unit, per_step=1, operation="wgmma")
+        unit = replace(unit, per_step=1, flop=0.0, operation="wgmma")
         byte = tensor.wgmma_shared_byte(columns, 1)
         shape = place | {"threads": 128, "shared_byte": byte, "only": ("sm_90a",), "curve": "wgmma", "at": columns}
         found.append(Benchmark(f"latency_wgmma_{columns}", "latency", ((unit, tensor.WGMMA_STEPS),), **shape))

@@ -6,7 +6,7 @@ slice that reaches all blocks of a cluster at once. A barrier in shared memory c
 
 from __future__ import annotations
 
-from wattcast.microbench.unit_source import CLUSTER_SYNC, BenchUnit, OpcodeCounts
+from wattcast.microbench.unit_source import CLUSTER_SYNC, BenchUnit, OpcodeCounts, asm, into
 
 BULK_BYTE = 8192
 BULK_STAGES = 4
@@ -66,15 +66,17 @@ def _declare_bulk(p: str, stages: int, started: int, tile: bool = False, cluster
     begin = (
         f"for (unsigned s = 0; s < {started}u; ++s) {{ {_issue_bulk(p, 's', tile, cluster)} }} }} __syncthreads();"
     )
-    rank = ""
+    first = ""
+    if tile:  # the host wrote the map, which the copy engine reads past the usual caches
+        first = asm("fence.proxy.tensormap::generic.acquire.sys [%0], 128;", "", into("l", "b")) + " "
     if cluster > 1:  # a block may send only when the others count
         begin = f"}} {CLUSTER_SYNC} if (threadIdx.x == 0u) {{ {begin}"
-        rank = f'unsigned {p}_rank; asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"({p}_rank)); '
+        first = f'unsigned {p}_rank; asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"({p}_rank)); '
     return (
         f"const unsigned {p}_pool = (unsigned)__cvta_generic_to_shared(pool); "
         f"const unsigned {p}_bar = {p}_pool + {BULK_BYTE * stages}u, "
         f"{p}_chunks = (unsigned)(bytes / {BULK_BYTE}ull), {p}_step = gridDim.x / {cluster}u % {p}_chunks; "
-        f"unsigned {p}_k = blockIdx.x / {cluster}u % {p}_chunks, {p}_phase = 0u{more}; {rank}"
+        f"unsigned {p}_k = blockIdx.x / {cluster}u % {p}_chunks, {p}_phase = 0u{more}; {first}"
         f"if (threadIdx.x == 0u) {{ for (unsigned s = 0; s < {stages}u; ++s) "
         f'asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" :: "r"({p}_bar + 8u * s) : "memory"); '
         f'asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); {begin}'

@@ -7,13 +7,11 @@ nothing can be fetched ahead, over sizes that show the caches or over pages that
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from wattcast.microbench.unit_source import CLUSTER_SYNC, BenchUnit, OpcodeCounts, asm, inout, into
 
 RING_FACTOR, RING_STEP = 12 * 138707 + 1, 1013904223  # a full period for 2^n and 3·2^n nodes [Knuth, TAOCP 3.2.1.2]
 LINE_BYTE, PAGE_BYTE = 128, 2 << 20
-WARM_HOPS = 1 << 14  # along a ring before the first stamp
+WARM_HOPS = 1 << 14  # along a ring before the first stamp, and between the stamps
 SHARED_NODES = 512
 ATOMIC_STEPS = 64
 RING_SOURCE = f"""
@@ -74,24 +72,20 @@ CHAINS: dict[str, tuple[str, str, OpcodeCounts]] = {
 TYPES = {"r": "unsigned", "f": "float", "d": "double"}
 
 
-def chain_units() -> Iterator[BenchUnit]:
-    """Yield a unit for each row of ``CHAINS``; a pair of conversions is one operation."""
-    for key, (letter, text, opcodes) in CHAINS.items():
-        p, kind = f"latency_{key}", TYPES[letter]
-        value = "mixed(state + {0}u)" if letter == "r" else "unit_float(mixed(state + {0}u))"
-        names = (f"{p}0", f"{p}1", f"{p}_k")
-        declare = " ".join(f"{kind} {name} = {value.format(n)};" for n, name in enumerate(names, 1))
-        bits = {"r": "{0}", "f": "__float_as_uint({0})", "d": "(unsigned)__double_as_longlong({0})"}[letter]
-        yield BenchUnit(
-            p,
-            declare,
-            lambda i, p=p, letter=letter, text=text: asm(
-                text, inout(letter, f"{p}{i % 2}"), into(letter, f"{p}{1 - i % 2}", f"{p}_k")
-            ),
-            f"{bits.format(names[0])} ^ {bits.format(names[1])}",
-            opcodes,
-            operation="pair" if key.startswith("convert") else "instruction",
-        )
+def chain_unit(key: str) -> BenchUnit:
+    """Run a row of ``CHAINS``; a pair of conversions is one operation."""
+    p, (letter, text, opcodes) = f"latency_{key}", CHAINS[key]
+    value = "mixed(state + {0}u)" if letter == "r" else "unit_float(mixed(state + {0}u))"
+    names = (f"{p}0", f"{p}1", f"{p}_k")
+    bits = {"r": "{0}", "f": "__float_as_uint({0})", "d": "(unsigned)__double_as_longlong({0})"}[letter]
+    return BenchUnit(
+        p,
+        " ".join(f"{TYPES[letter]} {name} = {value.format(n)};" for n, name in enumerate(names, 1)),
+        lambda i: asm(text, inout(letter, names[i % 2]), into(letter, names[1 - i % 2], names[2])),
+        f"{bits.format(names[0])} ^ {bits.format(names[1])}",
+        opcodes,
+        operation="pair" if key.startswith("convert") else "instruction",
+    )
 
 
 def ring_unit(name: str, nodes: int, cached: bool = True) -> BenchUnit:
@@ -155,6 +149,7 @@ def atomic_chain_unit(name: str, where: str) -> BenchUnit:
 
 
 def cluster_barrier_unit(name: str, cluster: int) -> BenchUnit:
-    """Wait at barriers of all blocks of a cluster."""
+    """Wait at barriers of all blocks of a cluster, as ``cluster.sync()`` of CUDA does."""
+    sync = 'asm volatile("barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;" ::: "memory");'
     opcodes: OpcodeCounts = ((r"UCGABAR.*", 2), (r"MEMBAR.*|ERRBAR|CGAERRBAR|CCTL.*", 4))
-    return BenchUnit(name, "", lambda i: CLUSTER_SYNC, "0u", opcodes, operation="barrier", cluster=cluster)
+    return BenchUnit(name, "", lambda i: sync, "0u", opcodes, operation="barrier", cluster=cluster)

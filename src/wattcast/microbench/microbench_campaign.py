@@ -99,6 +99,8 @@ def describe_row(row: MicroRow) -> str:
     parts = [row.id]
     if row.operations_per_cycle_sm is not None:
         parts.append(f"{row.operations_per_cycle_sm:.4g} {row.operation}/cycle/SM")
+    if row.latency_cycles is not None:
+        parts.append(f"{row.latency_cycles:.1f} cycles")
     if row.byte_per_s:
         parts.append(f"{row.byte_per_s / 1e9:.4g} GB/s")
     if row.power_w is not None:

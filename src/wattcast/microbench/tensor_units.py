@@ -167,10 +167,9 @@ def mma_unit(precision: str, chains: int = 0) -> BenchUnit:
         a = [f"{p}_a{half * form.a + n}" for n in range(form.a)]
         b = [f"{p}_b{half * form.b + n}" for n in range(form.b)]
         d, operands = _braced(0, form.c), f"{_braced(form.c, form.a)}, {_braced(form.c + form.a, form.b)}"
-        kind, pairs, ends = "mma.sync.aligned", (), ""
+        kind, pairs, ends = "mma.sync.aligned", [SPARSE_PAIRS] * sparse, ""
         if sparse:
-            kind, pairs = "mma.sp::ordered_metadata.sync.aligned", (SPARSE_PAIRS,)
-            ends = f", %{form.c + form.a + form.b}, 0"
+            kind, ends = "mma.sp::ordered_metadata.sync.aligned", f", %{form.c + form.a + form.b}, 0"
         return asm(
             f"{kind}.{form.types} {d}, {operands}, {d}{ends};", outs, into("d" if wide else "r", *a, *b, *pairs)
         )

@@ -23,7 +23,7 @@ STAMP_WORDS = 5  # of each block: multiprocessor, cycle counter and nanosecond t
 L2_TURNS = 16  # of a benchmark that lives in L2: see `Benchmark.turns`
 SINK_WORDS = 1 << 22  # of the sink: the most threads a launch may have
 CHECK_SEED = 0  # with this seed a kernel stores what it computed
-CLUSTER_SYNC = 'asm volatile("barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;" ::: "memory");'
+CLUSTER_SYNC = 'asm volatile("barrier.cluster.arrive; barrier.cluster.wait;" ::: "memory");'
 TAIL: OpcodeCounts = ((r"U?IADD3?|VIADD", 3.0), (r"U?ISETP.*|PLOP3.*", 1.0), (r"BRA.*", 1.0))  # of the loop itself
 
 
