@@ -15,13 +15,14 @@ NO_HOST = HostTimes(
         f"{name}_s": 0.0
         for name in (
             *("schedule", "schedule_per_sequence", "launch_graph", "launch_graph_per_sequence", "launch_layer"),
-            *("launch_loose_layer", "output", "output_per_sequence", "admit", "sample"),
+            *("launch_same_layer", "launch_loose_layer", "output", "output_per_sequence", "admit", "sample"),
         )
     },
     governor_s=0.075,
     waiting_power=1.0,
     expert_layers=0.0,
     latent_layers=0.0,
+    shared_layers=0.0,
     visible_memory=1.0,
     capture_sizes=tuple(range(1, 513)),
 )

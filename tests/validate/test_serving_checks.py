@@ -14,7 +14,13 @@ from wattcast.validate.serving_checks import (
     serving_rows,
 )
 
-FITTING = {"llama-3.1-8b": 32, "llama-3.1-8b-fp8": 32, "qwen3-30b-a3b": 48}  # layers
+FITTING = {  # layers
+    "llama-3.1-8b": 32,
+    "llama-3.1-8b-fp8": 32,
+    "qwen2.5-1.5b": 28,
+    "qwen3-30b-a3b": 48,
+    "mixtral-8x7b-fp8": 32,
+}
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +44,7 @@ def test_held_out_rows_stay_apart(records) -> None:
 
 
 def test_shipped_host_times_are_the_fitted_ones(records) -> None:
-    fitted, shipped = fit_host_times(records, FITTING, experts=("qwen3-30b-a3b",)), load_host_times()
+    fitted, shipped = fit_host_times(records, FITTING, experts=("qwen3-30b-a3b", "mixtral-8x7b-fp8")), load_host_times()
     assert shipped.expert_layers == pytest.approx(fitted.pop("expert_layers"), rel=0.02)
     for name, value in fitted.items():
         assert getattr(shipped, f"{name}_s") == pytest.approx(value, rel=0.02), name

@@ -21,11 +21,13 @@ from wattcast.fit.kernel_fit import energy_ratio, loaded_clock_hz, measured_rang
 from wattcast.fit.kernel_rows import FOLDS, KernelRows, assign_folds, on_random_data, select_kernels, settled_figures
 from wattcast.fit.latency_fit import ResidualSample, fit_corrections, fit_residuals
 from wattcast.hardware import Gpu
-from wattcast.kernels import build_kernels
+from wattcast.kernels import Kernels, build_kernels
 from wattcast.kernels.kernel_table import root_family
 from wattcast.predictor.bundle.bundle_file import Bundle, ResidualEnds
 from wattcast.predictor.kernel_phases import blend_corrections
 from wattcast.predictor.learned_factors import LearnedFactors, compute_ideal_terms
+from wattcast.predictor.pipeline import analyse_kernels
+from wattcast.predictor.timeline import compute_effective_hz, compute_kernel_s
 
 _PRODUCTS = ("engine_scaled", "engine_block", "engine_weight_only", "engine_experts")
 _ATTENTION = ("engine_paged", "engine_latent")
@@ -103,7 +105,9 @@ def _add_families(bundle: Bundle, rows: KernelRows, gpu: Gpu) -> Bundle:
     scaffold_s = terms.seconds(np.log(blend_corrections(some.work, corrections)), clock_hz)
     time = fit_residuals([ResidualSample(some, latency_s / scaffold_s)], trees=0)
     power = bundle.power.as_module_power()
-    priced, sample = price_rows(rows, kernels, gpu, power.idle, corrections, reference)
+    timed = replace(bundle, corrections=corrections, learned=LearnedFactors(learned.reference, time, {}))
+    modelled_hz = _find_modelled_hz(timed, rows, kernels, gpu)
+    priced, sample = price_rows(rows, kernels, gpu, power.idle, corrections, reference, modelled_hz)
     sample = replace(sample, ratio=energy_ratio(priced, power, bundle.toggling))
     energy = fit_residuals([sample], pools=_POOLS, trees=0, hold_in=False)
     return replace(
@@ -111,6 +115,21 @@ def _add_families(bundle: Bundle, rows: KernelRows, gpu: Gpu) -> Bundle:
         corrections=corrections,
         learned=LearnedFactors(learned.reference, {**learned.time, **time}, {**learned.energy, **energy}),
     )
+
+
+def _find_modelled_hz(bundle: Bundle, rows: KernelRows, kernels: Kernels, gpu: Gpu) -> Array:
+    """Return the clock at which a bundle gives each capped row the time that was measured; others keep theirs.
+
+    A dense product under the limit reports a lower clock than its time shows. Priced at this clock, a row draws its
+    power at its time, and the governor finds both.
+    """
+    _, clock_hz, latency_s = settled_figures(rows)
+    top_hz = float(np.mean(gpu.clocks.max_hz))
+    grid_hz = np.linspace(0.3, 1.0, 141)[:, None] * top_hz
+    timeline = analyse_kernels(kernels, gpu, bundle)
+    seconds = compute_kernel_s(timeline.phases, compute_effective_hz(timeline, grid_hz, bundle.clock_law))
+    nearest = np.abs(np.log(seconds / latency_s)).argmin(axis=0)
+    return np.where(clock_hz < 0.995 * top_hz, grid_hz[nearest, 0], clock_hz)
 
 
 @dataclass(frozen=True)

@@ -383,16 +383,21 @@ def price_rows(
     idle: IdlePower,
     corrections: Mapping[str, Correction],
     reference: ReferenceChip,
+    modelled_hz: Array | None = None,
 ) -> tuple[PowerRows, ResidualSample]:
-    """Return the settled rows as the power fit reads them, and as a sample whose ratios are still to be set."""
-    power_w, clock_hz, latency_s = settled_figures(rows)
+    """Return the settled rows as the power fit reads them, and as a sample whose ratios are still to be set.
+
+    ``modelled_hz`` stands for the settled clocks, where rows are to be priced at the clocks that a model gives them.
+    """
+    power_w, settled_hz, latency_s = settled_figures(rows)
+    clock_hz = settled_hz if modelled_hz is None else modelled_hz
     limit_w = float(np.mean(gpu.power.limit_w))
     known = rows.is_kind("sustained", "duty") & rows.fit & np.isfinite(power_w) & np.isfinite(clock_hz)
     climbing = (clock_hz < 0.995 * float(np.mean(gpu.clocks.max_hz))) & (power_w < _LOW_POWER * limit_w)
     known &= ~climbing
     at, some = rows.select_rows(known), select_kernels(kernels, known)
     power_w, clock_hz, latency_s = power_w[known], clock_hz[known], latency_s[known]
-    effective = at.column("effective_clock_hz")
+    effective = at.column("effective_clock_hz") * clock_hz / settled_hz[known]
     effective_hz = np.where(np.isfinite(effective), effective, 0.92 * clock_hz)
     names, counted = count_events(some)
     fixed_s = blend_corrections(some.work, corrections)[:, 2] * some.work.launches

@@ -26,7 +26,13 @@ from wattcast.hardware import Gpu
 from wattcast.kernels import Kernels
 from wattcast.kernels.kernel_table import KernelWork
 from wattcast.kernels.lowering import PIPE_EVENTS
-from wattcast.predictor.learned_factors import TURNS_PER_CYCLE, LearnedFactors, late_dram_byte, load_imbalance
+from wattcast.predictor.learned_factors import (
+    TURNS_PER_CYCLE,
+    LearnedFactors,
+    late_dram_byte,
+    load_imbalance,
+    memory_tail,
+)
 from wattcast.predictor.timeline import KernelPhase, Timeline, count_active_sms, count_rounds, count_waves
 from wattcast.workload.operator_types import Collective
 
@@ -82,7 +88,7 @@ def build_timeline(
         time_factor, energy_factor, near = residuals.factors(kernels, blended)
         off_chip = residuals.off_chip(kernels, time_factor)
     late_byte = late_dram_byte(work)
-    main_byte = work.dram_read_byte + (work.dram_write_byte - late_byte)
+    main_byte = memory_tail(kernels, gpu.sm_count) * (work.dram_read_byte + (work.dram_write_byte - late_byte))
     off_chip_s = np.divide(off_chip * memory * main_byte, gpu.memory.byte_per_s, order="F")
     in_waves = count_waves(kernels, gpu.sm_count)
     on_chip = _compute_cycles(kernels, gpu, in_waves, time_factor * compute)

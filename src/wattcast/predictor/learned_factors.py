@@ -201,7 +201,7 @@ def compute_ideal_terms(kernels: Kernels, reference: ReferenceChip) -> IdealTerm
     return IdealTerms(
         compute_cycle=cycles,
         l2_cycle=work.l2_byte * load_imbalance(kernels, sms, in_waves) / reference.l2_byte_per_cycle,
-        dram_s=(work.dram_read_byte + (work.dram_write_byte - stored_byte)) / dram,
+        dram_s=memory_tail(kernels, sms) * (work.dram_read_byte + (work.dram_write_byte - stored_byte)) / dram,
         serial_step=work.steps * count_rounds(kernels, sms),
         launches=work.launches,
         between_cycle=work.between_byte / reference.l2_byte_per_cycle,
@@ -223,6 +223,24 @@ def load_imbalance(kernels: Kernels, sms: Sweepable, in_waves: Array) -> Sweepab
     uneven = np.asarray(in_waves * sms / np.maximum(kernels.work.units, 1.0))
     uneven[..., [name != "conv2d" for name in kernels.work.root_family]] = 1.0
     return uneven
+
+
+_LONE_SHARE = 2.0  # of an even share of the memory's rate: what an SM reads at when few others do
+
+
+def memory_tail(kernels: Kernels, sms: Sweepable) -> Sweepable:
+    """Return the time that decode attention reads its cache over that of an even load, ``(*sweep, kernel)``.
+
+    Tiles of U/S = w + r waves keep all SMs busy for w; in the rest an SM reads at most κ times its even share of the
+    rate, so the factor is (w + max(r, 1/κ)) / (w + r), for sequences of one length.
+    """
+    even = np.array([name.startswith("attention.engine.paged.decode") for name in kernels.work.kernel_family])
+    if not even.any():
+        return 1.0
+    even &= kernels.work.features["kinds"] == 1.0
+    waves = np.asarray(kernels.work.units / sms)
+    left = waves % 1.0
+    return np.where(even & (left > 0.0), (waves - left + np.maximum(left, 1.0 / _LONE_SHARE)) / waves, 1.0)
 
 
 def late_dram_byte(work: KernelWork) -> Array:

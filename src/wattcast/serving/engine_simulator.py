@@ -164,7 +164,7 @@ def predict_steady_step(
     if tokens > host.capture_sizes[-1]:
         launch_s += host.launch_loose_layer_s * costs.loose_layers
     elif chunks:
-        launch_s += host.launch_layer_s * costs.layers
+        launch_s += host.launch_same_layer_s * costs.layers
     sequences = decodes + len(chunks)
     other_s = host.schedule_s + host.schedule_per_sequence_s * sequences + host.admit_s * admitted
     host_s = launch_s + other_s + host.output_s + host.output_per_sequence_s * sequences

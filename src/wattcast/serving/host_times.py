@@ -27,6 +27,8 @@ from wattcast.core.whole_files import hold_folder
 STEPS_FILE = "engine_steps.parquet"  # one row a step point, a traffic run, an idle period, an engine
 REQUESTS_FILE = "engine_requests.parquet"  # one row a request of a traffic run
 SERVING_STEPS_FILE = "engine_serving_steps.parquet"  # one row a step of a traffic run
+COMPILED = "compiled_inside"  # flag of a traffic run in which a launch took so long that it compiled a kernel
+COMPILING_S = 0.5  # the longest launch without was 0.1 s
 _LONG_COLUMNS = ("why", "source", "date", "compile_s", "added_s", "run_s")  # of no use to a model
 
 
@@ -88,6 +90,9 @@ def pack_engine_folders(folders: Sequence[Path], out: Path) -> EngineRecords:
         for columns in read_lines(folder / "steps.jsonl"):
             names = [name for name in columns if name != "run"]
             values = zip(*(columns[name] for name in names), strict=True)
+            if max(columns.get("launch_s", (0.0,))) > COMPILING_S:
+                row = by_id[columns["run"]]
+                row["flags"] = f"{row.get('flags') or ''} {COMPILED}".strip()
             steps[columns["run"]] = [{"run": columns["run"], **dict(zip(names, row, strict=True))} for row in values]
     found = EngineRecords(
         tuple(_with_same_keys(list(by_id.values()))),
@@ -146,6 +151,7 @@ class HostTimes:
     launch_graph_s: float
     launch_graph_per_sequence_s: float
     launch_layer_s: float  # of a step with prompts whose layers are graphs
+    launch_same_layer_s: float  # of such a step, when the one before replayed the same graphs
     launch_loose_layer_s: float  # of a step without graphs
     output_s: float
     output_per_sequence_s: float
@@ -155,6 +161,7 @@ class HostTimes:
     waiting_power: float  # power between kernels, as a multiple of idle power
     expert_layers: float  # layers that launching the fused experts of a layer is worth, without graphs
     latent_layers: float  # layers that latent attention of a layer is worth beside a plain one, without graphs
+    shared_layers: float  # layers that a shared expert of a layer is worth, without graphs
     visible_memory: float  # memory an engine sees, as a multiple of the nominal one
     capture_sizes: tuple[int, ...]
 
@@ -190,16 +197,16 @@ def fit_host_times(
     """Fit the host times of ``engine_host.yaml``, in seconds, from models and loads that are not held out.
 
     ``layers`` gives the layers of each fitting model, ``experts`` names those with fused experts. Times that grow
-    with the batch are straight lines by least squares over all traffic steps. What launching costs without a whole
-    graph is a mean over steps, each model counting alike; a step counts where the host is not held up by a GPU that
-    has more launches in its queue than it takes. Processes differ in speed, on one machine too: what a process takes
-    for the graph of a decode step scales what it takes for layers. ``expert_layers`` is a ratio.
+    with the batch are straight lines by least squares, the mean of two: over all traffic steps, and over decode steps
+    repeated alike in which the host waits for less than 3 ms. What launching costs without a whole graph is a mean
+    over steps, each model counting alike; a step counts where the host is not held up by a GPU that has more launches
+    in its queue than it takes, nor compiles. ``expert_layers`` is a ratio.
     """
     runs = [row for row in records.select_kind("traffic") if row["model"] in layers and not row["held_out_load"]]
     lines: dict[str, list[Array]] = {"schedule": [], "output": [], "launch_graph": []}  # batches above seconds
     pieces: dict[str, list[float]] = {name: [] for name in layers}
     loose: dict[str, list[float]] = {name: [] for name in layers}
-    admit_s = []
+    again, admit_s = [], []
     for run in runs:
         step = records.step_columns_of(run["id"])
         pause_s = np.append(0.0, step["begin_s"][1:] - step["end_s"][:-1])
@@ -209,33 +216,38 @@ def fit_host_times(
         lines["output"].append(np.stack([step["decodes"], output_s + np.where(alone, pause_s, 0.0)]))
         lines["launch_graph"].append(np.stack([step["decodes"], step["launch_s"]])[:, alone])
         admit_s.append(pause_s[admits].sum() / step["prompts"][admits].sum())
-        small = step["tokens"] <= LARGEST_GRAPH
-        pieces[run["model"]].append(float(step["launch_s"][small & ~alone].mean()))
-        loose[run["model"]].append(float(step["launch_s"][~small].mean()))
-    for row in records.select_kind("prefill", "mixed"):
-        held_up = row["launch_s"] > QUEUED_SHARE * row["device_s"] and row["wait_s"] > 0.001
-        if row["model"] in layers and not held_up:
-            (pieces if row["tokens"] <= LARGEST_GRAPH else loose)[row["model"]].append(row["launch_s"])
+        small, free = step["tokens"] <= LARGEST_GRAPH, (step["wait_s"] < 0.001) & (step["launch_s"] < COMPILING_S)
+        pieces[run["model"]].extend(step["launch_s"][small & ~alone & free])
+        loose[run["model"]].append(float(step["launch_s"][~small & free].mean()))
+    alike = [row for row in records.select_kind("decode") if row["model"] in layers and row["wait_s"] < 0.003]
+    batch, schedule_s, launch_s, host_s = (
+        np.array([row[name] for row in alike]) for name in ("batch", "schedule_s", "launch_s", "host_s")
+    )
+    repeated = {"schedule": schedule_s, "output": host_s - schedule_s - launch_s, "launch_graph": launch_s}
     found = {}
     for name, parts in lines.items():
-        found[name], found[f"{name}_per_sequence"] = _fit_line(*np.concatenate(parts, axis=1))
-    base_s, slope_s = found["launch_graph"], found["launch_graph_per_sequence"]
-    speed = {}
-    for name in layers:
-        (one,) = (row for row in records.select_kind("decode") if row["model"] == name and row["batch"] == 1)
-        speed[name] = base_s / (one["launch_s"] - slope_s)
+        both = np.mean([_fit_line(*np.concatenate(parts, axis=1)), _fit_line(batch, repeated[name])], axis=0)
+        found[name], found[f"{name}_per_sequence"] = both.tolist()
 
     def per_layer(name: str, launches: Sequence[float]) -> float:
-        return float((speed[name] * np.mean(launches) - base_s) / layers[name])
+        return float((np.mean(launches) - found["launch_graph"]) / layers[name])
 
-    found["launch_layer"] = float(np.mean([per_layer(name, pieces[name]) for name in layers]))
+    for row in records.select_kind("prefill", "mixed"):
+        held_up = row["wait_s"] > 0.001 and row["launch_s"] > QUEUED_SHARE * row["device_s"]
+        if row["model"] in layers and not held_up:
+            if row["tokens"] <= LARGEST_GRAPH:
+                again.append(per_layer(row["model"], [row["launch_s"]]))
+            else:
+                loose[row["model"]].append(row["launch_s"])
+    found["launch_layer"] = float(np.mean([per_layer(name, pieces[name]) for name in layers if pieces[name]]))
+    found["launch_same_layer"] = float(np.mean(again))
     found["launch_loose_layer"] = float(np.mean([per_layer(n, loose[n]) for n in layers if n not in experts]))
     more = [per_layer(name, loose[name]) / found["launch_loose_layer"] - 1.0 for name in layers if name in experts]
     return found | {"admit": float(np.mean(admit_s)), "expert_layers": float(np.mean(more))}
 
 
 LARGEST_GRAPH = 512  # tokens
-QUEUED_SHARE = 0.9  # a launch that takes this share of the GPU's time, and then waits, was held up by it
+QUEUED_SHARE = 0.6  # a launch that takes this share of the GPU's time, and then waits, was held up by it
 
 
 def _fit_line(x: Array, y: Array) -> tuple[float, float]:

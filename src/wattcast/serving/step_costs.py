@@ -42,6 +42,10 @@ TOKEN_KNOTS = (  # both sides of where one more token starts another row of tile
     *(1280, 1281, 1536, 1537, 2048, 2049, 2560, 2561, 3072, 4096, 6144, 8192, 12288, 16384, 32768, 65536, 131072),
 )
 BATCH_KNOTS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 256, 384, 512, 1024, 2048, 4096)
+DECODE_KNOTS = (  # closer, since one more sequence may start another wave of attention's tiles
+    *(1, 2, 4, 8, 16, 20, 24, 32, 36, 48, 52, 64, 72, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 512, 1024),
+    *(2048, 4096),
+)
 CONTEXT_KNOTS = (16, 256, 1024, 4096, 16384, 131072)
 PROMPT_KNOTS = (1, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 EARLIER_TOKENS = 16384  # context at which the slope of prompt attention over earlier tokens is taken
@@ -80,9 +84,11 @@ class StepCosts:
         return len(self.clock_hz)
 
     def decode_cost(self, tokens: int, decodes: int, context: float) -> Array:
-        """Return the cost of a step in which ``decodes`` sequences yield ``tokens``, padded to a captured size."""
-        padded = min(self.padded[decodes], len(self.decode) - 1)
-        return np.asarray(self.tokens[self.padded[tokens]] + self.head[tokens] + self._attention(padded, context))
+        """Return the cost of a step in which ``decodes`` sequences yield ``tokens``, padded to a captured size.
+
+        A sequence that only pads the graph has no context, so attention passes over it.
+        """
+        return np.asarray(self.tokens[self.padded[tokens]] + self.head[tokens] + self._attention(decodes, context))
 
     def mixed_cost(
         self, tokens: int, decodes: int, context: float, chunks: Sequence[tuple[int, int]], sampled: int
@@ -113,9 +119,8 @@ class StepCosts:
     def decode_at_top(self, tokens: int, decodes: int, context: float) -> tuple[float, float]:
         """Return latency and energy of ``decode_cost`` at the top clock, several times as fast."""
         top = self._top
-        padded = min(self.padded[decodes], len(self.decode) - 1)
         place, share = self._between(context)
-        size, seconds, joules = self.padded[tokens], top.decode_s[padded], top.decode_j[padded]
+        size, seconds, joules = self.padded[tokens], top.decode_s[decodes], top.decode_j[decodes]
         return (
             top.tokens_s[size] + top.head_s[tokens] + (1.0 - share) * seconds[place - 1] + share * seconds[place],
             top.tokens_j[size] + top.head_j[tokens] + (1.0 - share) * joules[place - 1] + share * joules[place],
@@ -192,35 +197,35 @@ def tabulate_step_costs(
         return np.array([_cost_row(one) for one in found])
 
     token_knots = _knots(TOKEN_KNOTS, max(max_tokens, max_seqs))
-    batch_knots, prompt_knots = _knots(BATCH_KNOTS, max_seqs), _knots(PROMPT_KNOTS, max_tokens)
+    batch_knots, decode_knots = _knots(BATCH_KNOTS, max_seqs), _knots(DECODE_KNOTS, max_seqs)
+    prompt_knots = _knots(PROMPT_KNOTS, max_tokens)
     contexts = np.array(_knots(CONTEXT_KNOTS, max(longest_context, 32)))
     prefills = {t: graph(WorkloadPhase.PREFILL, 1, t, OutputHead.NONE) for t in {*token_knots, *prompt_knots}}
     whole = prefills[token_knots[-1]]
     tokens = costs([_without_attention(prefills[t]) for t in token_knots])
-    batches = [
-        graph(WorkloadPhase.DECODE, b, int(c), head)
-        for head in (OutputHead.LAST, OutputHead.NONE)
-        for b in batch_knots
-        for c in (contexts if head is OutputHead.LAST else contexts[:1])
-    ]
-    decoded = costs(batches)
-    split = len(batch_knots) * len(contexts)
-    steps = decoded[:split].reshape(len(batch_knots), len(contexts), -1)
-    head = steps[:, 0] - decoded[split:]
+    whole_steps, headless = (
+        costs([graph(WorkloadPhase.DECODE, b, int(contexts[0]), kind) for b in batch_knots])
+        for kind in (OutputHead.LAST, OutputHead.NONE)
+    )
+    head = whole_steps - headless
     tokens_dense = _dense(token_knots, tokens, max(max_tokens, max_seqs))
-    rest = tokens_dense[list(batch_knots)] + head
-    decode = np.maximum(steps - rest[:, np.newaxis], 0.0)
+    decodes = [graph(WorkloadPhase.DECODE, b, int(c), OutputHead.NONE) for b in decode_knots for c in contexts]
+    decode = costs([_only_attention(one, 0) for one in decodes]).reshape(len(decode_knots), len(contexts), -1)
+    places = [decode_knots.index(b) for b in batch_knots]
+    other = headless - tokens_dense[list(batch_knots)] - decode[places, 0]  # latent attention decodes another way
+    decode = _dense(decode_knots, decode, max_seqs) + _dense(batch_knots, other, max_seqs)[:, np.newaxis]
     attention = costs([_only_attention(prefills[t], 0) for t in prompt_knots])
     later = costs([_only_attention(prefills[t], EARLIER_TOKENS) for t in prompt_knots])
     slope = np.maximum((later - attention) / EARLIER_TOKENS, 0.0)
     sampled = max_seqs * (tokens_a_step + 1)
-    head_dense, decode_dense = _dense(batch_knots, head, sampled), _dense(batch_knots, decode, max_seqs)
+    head_dense = _dense(batch_knots, head, sampled)
     idle_w = float(idle_power_w(bundle, np.array([top_hz]))[0])
     head_dense[1:, : len(clocks_hz)] += host.sample_s
     head_dense[1:, len(clocks_hz) :] += host.sample_s * idle_w * host.waiting_power
     layers, experts, latent = (
         _count_calls(whole, kinds) for kinds in (_ATTENTION, (FusedExperts,), (LatentAttention,))
     )
+    expert_layers = host.expert_layers + host.shared_layers * bool(getattr(model.dims, "shared_intermediate", 0))
     cache_tokens, cache_byte_per_token, cache_note = _cache_tokens(
         model, gpu, options, max_tokens, block_tokens, memory_utilisation, host.visible_memory
     )
@@ -228,7 +233,7 @@ def tabulate_step_costs(
         clock_hz=clocks_hz,
         tokens=tokens_dense,
         head=head_dense,
-        decode=decode_dense,
+        decode=np.maximum(decode, 0.0),
         contexts=tuple(contexts.tolist()),
         prompt=_dense(prompt_knots, attention, max_tokens),
         prompt_slope=_dense(prompt_knots, slope, max_tokens),
@@ -237,7 +242,7 @@ def tabulate_step_costs(
         idle_w=idle_w,
         waiting_w=idle_w * host.waiting_power,
         layers=layers,
-        loose_layers=layers + host.expert_layers * experts + host.latent_layers * latent,
+        loose_layers=layers + expert_layers * experts + host.latent_layers * latent,
         cache_tokens=cache_tokens,
         cache_byte_per_token=cache_byte_per_token,
         block_tokens=block_tokens,

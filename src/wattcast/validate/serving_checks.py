@@ -22,7 +22,7 @@ from wattcast.fit.scoring import LedgerRow, make_absent_row, make_ledger_row
 from wattcast.hardware import Gpu
 from wattcast.serving.arrivals import make_trace
 from wattcast.serving.engine_simulator import EngineSettings, predict_steady_step
-from wattcast.serving.host_times import REQUESTS_FILE, EngineRecords, load_engine_records
+from wattcast.serving.host_times import COMPILED, REQUESTS_FILE, EngineRecords, load_engine_records
 from wattcast.serving.serving_result import ServingResult, percentiles
 from wattcast.serving.simulate_serving import serve_trace
 from wattcast.serving.step_costs import StepCosts, tabulate_step_costs
@@ -44,8 +44,6 @@ TRAFFIC_GOALS = {
     "power": (4.0, 2.5),
     "energy per token": (5.0, 3.0),
 }
-
-COMPILED = "compiled_inside"  # the engine's log names a Triton kernel that it compiled during the run
 
 
 @dataclass(frozen=True)

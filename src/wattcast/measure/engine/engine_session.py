@@ -268,7 +268,8 @@ def _rounded(values: Array, name: str) -> list[float | None]:
 
 ROW_S = 4.5  # kept back for one more step row
 END_S = 4.0  # kept back for the end of the process, so that it is not ended from outside
-WARM_PROMPTS = (64, 256, 600, 1024, 1536, 2048, 3072, 4096, 6144)
+# Triton compiles a kernel anew for counts of tokens that are odd, or multiples of 2, 4, 8 or 16
+WARM_PROMPTS = (64, 256, 600, 601, 602, 604, 1024, 1025, 1026, 1536, 2048, 2049, 3072, 3073, 4096, 4097, 6144, 6145)
 
 
 @dataclass
