@@ -44,7 +44,10 @@ def test_held_out_rows_stay_apart(records) -> None:
 
 
 def test_shipped_host_times_are_the_fitted_ones(records) -> None:
-    fitted, shipped = fit_host_times(records, FITTING, experts=("qwen3-30b-a3b", "mixtral-8x7b-fp8")), load_host_times()
+    fitted, shipped = (
+        fit_host_times(records, FITTING, experts=("qwen3-30b-a3b", "mixtral-8x7b-fp8")),
+        load_host_times(),
+    )
     assert shipped.expert_layers == pytest.approx(fitted.pop("expert_layers"), rel=0.02)
     for name, value in fitted.items():
         assert getattr(shipped, f"{name}_s") == pytest.approx(value, rel=0.02), name
