@@ -5,22 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from studies.engine_host_times import FITTING, fit_host_times
 
 from wattcast import hardware
-from wattcast.serving.host_times import fit_host_times, load_engine_records, load_host_times
+from wattcast.serving.host_times import load_engine_records, load_host_times
 from wattcast.validate.serving_checks import (
     compare_serving,
     make_serving_rows,
     serving_rows,
 )
-
-FITTING = {  # layers
-    "llama-3.1-8b": 32,
-    "llama-3.1-8b-fp8": 32,
-    "qwen2.5-1.5b": 28,
-    "qwen3-30b-a3b": 48,
-    "mixtral-8x7b-fp8": 32,
-}
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ one graph a layer; a larger step launches every operator by itself.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -189,69 +189,3 @@ def load_host_times() -> HostTimes:
     }
     ratios = {name: float(item.value) for name, item in found.ratios.items()}
     return HostTimes(found.engine, **times, **ratios, capture_sizes=found.capture_sizes)
-
-
-def fit_host_times(
-    records: EngineRecords, layers: Mapping[str, int], experts: Collection[str] = ()
-) -> dict[str, float]:
-    """Fit the host times of ``engine_host.yaml``, in seconds, from models and loads that are not held out.
-
-    ``layers`` gives the layers of each fitting model, ``experts`` names those with fused experts. Times that grow
-    with the batch are straight lines by least squares, the mean of two: over all traffic steps, and over decode steps
-    repeated alike in which the host waits for less than 3 ms. What launching costs without a whole graph is a mean
-    over steps, each model counting alike; a step counts where the host is not held up by a GPU that has more launches
-    in its queue than it takes, nor compiles. ``expert_layers`` is a ratio.
-    """
-    runs = [row for row in records.select_kind("traffic") if row["model"] in layers and not row["held_out_load"]]
-    lines: dict[str, list[Array]] = {"schedule": [], "output": [], "launch_graph": []}  # batches above seconds
-    pieces: dict[str, list[float]] = {name: [] for name in layers}
-    loose: dict[str, list[float]] = {name: [] for name in layers}
-    again, admit_s = [], []
-    for run in runs:
-        step = records.step_columns_of(run["id"])
-        pause_s = np.append(0.0, step["begin_s"][1:] - step["end_s"][:-1])
-        output_s = step["host_s"] - step["schedule_s"] - step["launch_s"]
-        alone, admits = step["prompt_tokens"] == 0, (step["prompts"] > 0) & (pause_s < 0.01)
-        lines["schedule"].append(np.stack([step["decodes"], step["schedule_s"]]))
-        lines["output"].append(np.stack([step["decodes"], output_s + np.where(alone, pause_s, 0.0)]))
-        lines["launch_graph"].append(np.stack([step["decodes"], step["launch_s"]])[:, alone])
-        admit_s.append(pause_s[admits].sum() / step["prompts"][admits].sum())
-        small, free = step["tokens"] <= LARGEST_GRAPH, (step["wait_s"] < 0.001) & (step["launch_s"] < COMPILING_S)
-        pieces[run["model"]].extend(step["launch_s"][small & ~alone & free])
-        loose[run["model"]].append(float(step["launch_s"][~small & free].mean()))
-    alike = [row for row in records.select_kind("decode") if row["model"] in layers and row["wait_s"] < 0.003]
-    batch, schedule_s, launch_s, host_s = (
-        np.array([row[name] for row in alike]) for name in ("batch", "schedule_s", "launch_s", "host_s")
-    )
-    repeated = {"schedule": schedule_s, "output": host_s - schedule_s - launch_s, "launch_graph": launch_s}
-    found = {}
-    for name, parts in lines.items():
-        both = np.mean([_fit_line(*np.concatenate(parts, axis=1)), _fit_line(batch, repeated[name])], axis=0)
-        found[name], found[f"{name}_per_sequence"] = both.tolist()
-
-    def per_layer(name: str, launches: Sequence[float]) -> float:
-        return float((np.mean(launches) - found["launch_graph"]) / layers[name])
-
-    for row in records.select_kind("prefill", "mixed"):
-        held_up = row["wait_s"] > 0.001 and row["launch_s"] > QUEUED_SHARE * row["device_s"]
-        if row["model"] in layers and not held_up:
-            if row["tokens"] <= LARGEST_GRAPH:
-                again.append(per_layer(row["model"], [row["launch_s"]]))
-            else:
-                loose[row["model"]].append(row["launch_s"])
-    found["launch_layer"] = float(np.mean([per_layer(name, pieces[name]) for name in layers if pieces[name]]))
-    found["launch_same_layer"] = float(np.mean(again))
-    found["launch_loose_layer"] = float(np.mean([per_layer(n, loose[n]) for n in layers if n not in experts]))
-    more = [per_layer(name, loose[name]) / found["launch_loose_layer"] - 1.0 for name in layers if name in experts]
-    return found | {"admit": float(np.mean(admit_s)), "expert_layers": float(np.mean(more))}
-
-
-LARGEST_GRAPH = 512  # tokens
-QUEUED_SHARE = 0.6  # a launch that takes this share of the GPU's time, and then waits, was held up by it
-
-
-def _fit_line(x: Array, y: Array) -> tuple[float, float]:
-    """Return intercept and slope of a straight line by least squares; the slowest hundredth is left out."""
-    kept = y <= np.percentile(y, 99)
-    slope, intercept = np.polyfit(x[kept], y[kept], 1)
-    return float(intercept), float(slope)
