@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 from fake_gpu import FakeGpu
 
 from standin import StandIn, undisturbed
-from wattcast.core.errors import Refused
+from wattcast.core.errors import CannotWrite, Refused
 from wattcast.core.measured_rows import Journal, KernelRow, RowKind, read_lines, row_from_plain
 from wattcast.measure.campaigns import kernel_campaign as module
 from wattcast.measure.campaigns import operator_rows
-from wattcast.measure.campaigns.campaign_engine import OperatorBench
+from wattcast.measure.campaigns.campaign_engine import Campaign, OperatorBench
 from wattcast.measure.campaigns.kernel_plan import make_kernel_plan
 from wattcast.measure.campaigns.operator_rows import KernelCampaign
+from wattcast.measure.energy_samples import COLUMNS, EnergySamples
 from wattcast.measure.sampler import Sampler
 from wattcast.measure.steady_state import SettlingRule
 
@@ -46,6 +51,48 @@ def bench(standin: StandIn) -> Iterator[OperatorBench]:
 
 def read(path: Path) -> list[KernelRow]:
     return [row_from_plain(row, KernelRow) for row in read_lines(path)]
+
+
+def test_a_disk_that_fails_at_any_write_leaves_whole_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk ended a campaign with a traceback and exit code 0, and left half a line behind."""
+    fsync, calls, fails_at = os.fsync, [0], [0]
+
+    def count_or_fail(fd: int) -> None:
+        calls[0] += 1
+        if calls[0] == fails_at[0]:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", count_or_fail)
+    samples = EnergySamples(np.ones((3, len(COLUMNS))))
+    sampler = SimpleNamespace(healthy=True, lost=False, errors=0, since=lambda _: samples)
+    bench: Any = SimpleNamespace(gpu=FakeGpu(), sampler=sampler, run="run-1")
+    blanks = [KernelRow(f"row-{i}", RowKind.BURST, "gemm", {"op": "linear"}, latency_s=1e-5) for i in range(4)]
+
+    def run(out: Path) -> None:
+        calls[0] = 0
+        campaign = Campaign(bench, out, time.monotonic() + 100.0)
+        for blank in blanks:
+            campaign.record("burst", blank, lambda blank=blank: blank)
+        campaign.finish()
+
+    run(tmp_path / "whole")
+    writes = calls[0]
+    for fails_at[0] in range(1, writes + 1):
+        out = tmp_path / f"fails-{fails_at[0]}"
+        if fails_at[0] == writes:  # the name of the samples' file, which may be put on the disk later
+            run(out)
+            continue
+        with pytest.raises(CannotWrite, match="No space left"):
+            run(out)
+        journal = out / "burst.jsonl"
+        done = [row.id for row in read(journal)] if journal.exists() else []
+        assert done == [f"row-{i}" for i in range(min(fails_at[0] - 1, 4))]
+        assert {path.name for path in out.iterdir()} <= {"burst.jsonl"}
+        failed, fails_at[0] = fails_at[0], 0
+        run(out)  # goes on where it stopped
+        fails_at[0] = failed
+        assert journal.read_bytes() == (tmp_path / "whole" / "burst.jsonl").read_bytes()
 
 
 def test_a_burst_gives_the_latency_at_the_top_clock(bench: OperatorBench) -> None:

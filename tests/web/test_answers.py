@@ -317,3 +317,13 @@ def test_a_configuration_that_a_figure_does_not_draw_is_still_to_be_right() -> N
         configurations = [{"gpu": "h200", "model": "gpt2"}, {"gpu": "h200", "model": "gpt2"} | wrong]
         body = json.dumps({"configurations": configurations}).encode()
         assert answers.answer_request("figure", body).status == 422
+
+
+@pytest.mark.parametrize("kind", ["plan", "simulate"])
+def test_traffic_that_costs_too_much_is_refused_by_its_cost(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A valid plan ran into the time limit, which answered 503: try again. It would have again, and again."""
+    monkeypatch.setattr(answers, "MOST_EVENTS", 300)
+    where = {"gpus": ["h200"]} if kind == "plan" else {"gpu": "h200", "seconds": 100}
+    found = asked(kind, {"model": "gpt2", "rate_per_s": 10, "prompt": 200, "output": 5, **where})
+    assert found.status == 422
+    assert "fewer requests" in json.loads(found.body)["error"]

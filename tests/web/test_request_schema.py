@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from serving import Server
 
@@ -32,13 +35,14 @@ SLOW_PATHS = ("/api/live", "/api/report")  # a stream without end; five seconds 
 OPERATIONS = [operation for operation in EVERY_OPERATION if operation.path not in SLOW_PATHS]
 
 
-def check_cases(server: Server, operation, mode: str, count: int) -> int:
+def check_cases(server: Server, operation, mode: str, count: int, seeded: int = 0) -> int:
     """Send ``count`` drawn requests and judge the answers; return how many were sent."""
     sent = 0
 
+    @seed(seeded)
     @settings(
         max_examples=count,
-        derandomize=True,
+        database=None,
         deadline=None,
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
@@ -47,7 +51,7 @@ def check_cases(server: Server, operation, mode: str, count: int) -> int:
     def holds(case) -> None:
         nonlocal sent
         sent += 1
-        case.call_and_validate(base_url=server.url, checks=CHECKS, timeout=120)
+        case.call_and_validate(base_url=server.url, checks=CHECKS, timeout=600)
 
     holds()
     return sent
@@ -61,13 +65,28 @@ def test_answers_are_of_the_kinds_the_schema_names(server: Server, operation, mo
     check_cases(server, operation, mode, 3 if operation.path == "/api/figure" else 8)
 
 
+SEED = int(os.environ.get("WATTCAST_SEED", "1"))  # another night draws other requests
+POSTS = {operation.path: operation for operation in EVERY_OPERATION if operation.method == "post"}
+HEAVY = dict.fromkeys(("/api/plan", "/api/simulate", "/api/train"), 100) | {"/api/figure": 60, "/api/report": 12}
+NIGHTLY = [(path, "wrong", 700) for path in POSTS] + [(path, "valid", HEAVY.get(path, 600)) for path in POSTS]
+
+
+def test_the_nightly_run_is_of_ten_thousand_requests() -> None:
+    assert sum(count for _, _, count in NIGHTLY) >= 10_000
+
+
+@pytest.fixture(scope="module")
+def patient_server() -> Iterator[Server]:
+    """A server whose time limit a slow machine does not meet: what costs too much must be refused by its cost."""
+    running = Server("--live", "replay", "--limit", "600s")
+    yield running
+    running.stop()
+
+
 @pytest.mark.slow
-def test_ten_thousand_requests_meet_no_error_of_the_server(server: Server) -> None:
-    posts = [operation for operation in EVERY_OPERATION if operation.method == "post"]
-    few = dict.fromkeys(("/api/report", "/api/plan", "/api/simulate", "/api/train"), 20) | {"/api/figure": 100}
-    sent = sum(check_cases(server, operation, "wrong", 1250) for operation in posts)
-    sent += sum(check_cases(server, operation, "valid", few.get(operation.path, 700)) for operation in posts)
-    assert sent >= 10_000
+@pytest.mark.parametrize(("path", "mode", "count"), NIGHTLY)
+def test_no_request_of_a_night_meets_an_error_of_the_server(patient_server, path: str, mode: str, count: int) -> None:
+    assert check_cases(patient_server, POSTS[path], mode, count, SEED) >= count
 
 
 def test_the_server_publishes_that_schema(server: Server) -> None:

@@ -23,7 +23,9 @@ import heapq
 import math
 from array import array
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 import numpy as np
@@ -208,6 +210,22 @@ class _Running:
     begun: int  # decode step at which it began
 
 
+_EVENTS_LEFT: ContextVar[list[int] | None] = ContextVar("events left", default=None)
+
+
+@contextmanager
+def limit_events(most: int) -> Iterator[None]:
+    """Let all simulations inside take ``most`` events together (0.1 ms each); one more raises ``BadInput``.
+
+    How many a simulation takes shows only as it runs: a cache that is too small computes requests again and again.
+    """
+    token = _EVENTS_LEFT.set([most])
+    try:
+        yield
+    finally:
+        _EVENTS_LEFT.reset(token)
+
+
 class EngineReplica:
     """One engine on its GPUs. ``submit`` gives it requests, ``run_until`` lets time pass."""
 
@@ -251,8 +269,15 @@ class EngineReplica:
 
     def run_until(self, until_s: float) -> None:
         """Simulate up to the first moment at or after ``until_s`` at which the host is free."""
-        arrival_s = self.plan.arrival_s
+        arrival_s, left = self.plan.arrival_s, _EVENTS_LEFT.get()
         while self.now_s < until_s:
+            if left is not None:
+                left[0] -= 1
+                if left[0] < 0:
+                    raise BadInput(
+                        "this traffic takes more events than may be simulated here. Ask for fewer requests, shorter "
+                        "prompts or outputs, or fewer kinds of GPUs, or use the command line."
+                    )
             arriving = self._arriving
             while arriving and arrival_s[arriving[0]] <= self.now_s:
                 self._waiting.append(arriving.popleft())

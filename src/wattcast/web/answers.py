@@ -47,6 +47,7 @@ from wattcast.report.html_report import build_report_page
 from wattcast.report.prediction_figures import draw_clock_curves, draw_figure, find_roofs
 from wattcast.serving.arrivals import parse_trace
 from wattcast.serving.capacity_plan import plan
+from wattcast.serving.engine_simulator import limit_events
 from wattcast.serving.simulate_serving import simulate
 from wattcast.training.train_job import train
 from wattcast.training.training_report import summarise_training
@@ -280,6 +281,7 @@ def _inert(cell: str) -> str:
 JSON, CSV, HTML = "application/json", "text/csv; charset=utf-8", "text/html; charset=utf-8"
 TYPES = {"svg": "image/svg+xml", "png": "image/png", "pdf": "application/pdf"}
 MOST_OPERATORS = 20_000  # entries of an uploaded list, repeats not counted
+MOST_EVENTS = 100_000  # of all simulations of a request, some five seconds
 
 
 @dataclass(frozen=True)
@@ -295,7 +297,9 @@ def answer_request(kind: str, body: bytes) -> Answer:
     """Answer a request; this never raises, and never tells about the inside."""
     try:
         takes, make = REQUEST_KINDS[kind]
-        made = make(body.decode("utf-8", "replace") if takes is str else read_request(body, takes))
+        asked = body.decode("utf-8", "replace") if takes is str else read_request(body, takes)
+        with limit_events(MOST_EVENTS):
+            made = make(asked)
         return made if isinstance(made, Answer) else Answer(200, JSON, msgspec.json.encode(made))
     except WattcastError as error:
         return make_refusal(422, str(error))
