@@ -51,7 +51,7 @@ COMMANDS = {
     "pack engine": ("lab", "pack-engine", "engine", "--out", "out"),
     "workload": ("models", "save", "gpt2", "out/workload.json", "--seq", "64"),
     "energies": ("gpus", "show", "chip.xml", "--energies", "--save", "out/energies.yaml"),
-    "chip plot": ("gpus", "show", "h200", "--plot", "out/plot.svg"),
+    "chip plot": ("gpus", "show", "chip.xml", "--energies", "--plot", "out/plot.svg"),
     "microbench": ("lab", "microbench", "--show", "h200", "--write", "out/page.md"),
     "microbench plot": ("lab", "microbench", "--show", "h200", "--plot", "out/plot.svg"),
     "microbench figures": ("lab", "microbench", "--show", "h200", "--figures", "out", "--format", "svg"),
@@ -164,10 +164,9 @@ def _instruments(folder: Path) -> None:
     (folder / "rows.csv").write_text("\n".join(",".join(map(str, row)) for row in [names, *models]) + "\n")
     watts = [f"app{i % 5}_k{i},{1.4 * (5 + i) + 0.7 * (20 - i)},0.001,{5 + i},{20 - i}" for i in range(15)]
     (folder / "runs.csv").write_text("\n".join(["kernel,watts,seconds,part_RFP,part_L2CP", *watts]) + "\n")
-    clocks = [
-        f"3505,{core},{12000 / core:.4f},{60 + core / 20:.4f},{720 + core / 9:.4f}" for core in range(600, 1201, 50)
-    ]
-    (folder / "clocks.csv").write_text("\n".join(["work", *clocks]) + "\n")
+    clocks = [(core, 12000 / core, 60 + core / 20) for core in range(600, 1201, 50)]
+    lines = [f"3505,{core},{ms:.6f},{watts:.6f},{ms * watts:.6f}" for core, ms, watts in clocks]
+    (folder / "clocks.csv").write_text("\n".join(["work", *lines]) + "\n")
     (folder / "host.csv").write_text(
         "model,batch,seq,phase,latency_s\ngpt2,1,64,prefill,2.9 ms\nbert-large,1,64,forward,5.1 ms\n"
     )

@@ -92,8 +92,6 @@ def build_kernels(
     segments: tuple[IssueSegment, ...],
 ) -> Kernels:
     """Return the kernels of distinct operators, each run under its condition."""
-    for op in ops:
-        check_size(op)
     mappings = [kernel_mapping(op) for op in ops]
     events, rates, notes = _choose_pipes(ops, mappings, gpu)
     link_byte = np.zeros(len(ops))
@@ -101,7 +99,8 @@ def build_kernels(
         if mapping.link_traffic is not None:
             link_byte[i] = mapping.link_traffic(ops[i])
     key = OperatorKey(ops, tuple(conditions))
-    flop, sfu_op = as_columns(list(map(_arithmetic, ops)))
+    flop, sfu_op, read, written = as_columns(list(map(_operator_work, ops)))
+    check_size(ops[int(np.argmax(read + written))])
     return Kernels(
         ops=ops,
         key=key,
@@ -118,7 +117,7 @@ def build_kernels(
     )
 
 
-_arithmetic: Callable[[Operator], tuple[float, float]] = attrgetter("flop", "sfu_op")
+_operator_work: Callable[[Operator], tuple[float, ...]] = attrgetter("flop", "sfu_op", "read_byte", "write_byte")
 _MOST_KEPT, _MOST_OPS = 256, 1024  # workloads kept, and distinct operators of one worth keeping
 
 
