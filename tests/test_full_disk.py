@@ -21,6 +21,7 @@ from wattcast.gpuwattch.energy_table import format_energy_table
 from wattcast.gpuwattch.trace_reading import SimulatorDialect, dialect_counters
 from wattcast.hardware import load_gpu
 from wattcast.predictor.bundle import bundle_for
+from wattcast.report import figure_style
 
 PREDICT = ("gpt2", "--gpu", "h100-sxm", "--batch", "1", "--seq", "64")
 TRACE = ("metric.log", "--config", "chip.xml", "--energies", "table.yaml", "--sample-cycles", "500")
@@ -115,7 +116,8 @@ def test_every_option_that_writes_is_tried() -> None:
 
 @pytest.fixture
 def without_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What takes minutes before anything is written is taken as it ships."""
+    """What takes minutes before anything is written is taken as it ships, and figures are not encoded."""
+    monkeypatch.setattr(figure_style, "encode_figure", lambda figure, ending: f"{len(figure.axes)} axes".encode())
     shipped = bundle_for(load_gpu("h200"))
     monkeypatch.setattr(database_fit, "fit_kernel_database", lambda *_: (shipped, shipped_held_out("h200")))
     monkeypatch.setattr(database_fit, "fit_engine_database", lambda *_: shipped)
