@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
+from rich.console import Console
 
 import wattcast
 from wattcast.core.errors import BadInput
 from wattcast.core.strict_files import FitStatus
 from wattcast.predictor.prediction_summary import judge_confidence, rank_assumptions
+from wattcast.report.text_tables import print_predictions
+from wattcast.workload.model_catalogue import ModelKind
 
 DECODE = {"phase": "decode", "batch": 16, "seq": 512}
 
@@ -89,7 +94,7 @@ def test_plain_forms(call) -> None:
     p = wattcast.predict("gpt2", "h200", **DECODE)
     assert "\n" not in repr(p)
     assert "tokens/s" in repr(p)
-    assert p._repr_html_().startswith("<table>")
+    assert p._repr_html_().startswith("<table ")
     printed = call("predict", "gpt2", "--gpu", "h200", "--phase", "decode", "--batch", "16", "--seq", "512", "--json")
     assert json.loads(p.to_json()) == json.loads(printed.out)["predictions"][0]
     frame = p.to_frame()
@@ -109,6 +114,19 @@ def test_the_first_ten_lines_answer(call, gpu: str) -> None:
     whole = call("predict", "llama3-8b", "--gpu", gpu, "--phase", "decode", "--batch", "8", "--tp", "2", "--details")
     assert "effective clock" in whole.out
     assert len(whole.out.splitlines()) > len(done.out.splitlines())
+
+
+@pytest.mark.parametrize("gpu", ["h200", "l40s", "mi300x"])
+def test_any_decode_answers_in_the_first_ten_lines_of_a_narrow_terminal(gpu: str) -> None:
+    """Every language model of the catalogue, whether it fits one card or not."""
+    names = [model.name for model in wattcast.models() if model.kind is ModelKind.LANGUAGE]
+    assert len(names) >= 40
+    for p in wattcast.predict_many(names, gpu, phase="decode", batch=4, seq=256, force=True):
+        console = Console(file=io.StringIO(), width=80)
+        print_predictions(console, [p], False)
+        first = "\n".join(console.file.getvalue().splitlines()[:10])
+        for pattern in (r"throughput +[\d,.]+ tokens/s", r"energy +[\d,.]+ m?J/token", r"total power +[\d,.]+ k?W"):
+            assert re.search(pattern, first), first
 
 
 def test_how_sure_is_one_word_with_a_reason() -> None:

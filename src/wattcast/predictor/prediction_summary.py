@@ -220,14 +220,17 @@ def summarise_card(p: Prediction) -> str:
     if not isinstance(p.latency_s, float):
         return f"<p>{html.escape(summarise_line(p))}</p>"
     sure = judge_confidence(p)
-    lines = [*list_answers(p), AnswerLine("confidence", sure.word, sure.reason), support_line(p)]
+    lines = [*list_answers(p), AnswerLine("how sure", sure.word, sure.reason), support_line(p)]
     return _html_table(title_of(p), lines)
 
 
 def _html_table(title: str, lines: Sequence[AnswerLine]) -> str:
     rows = "".join(
-        f"<tr><td>{html.escape(line.label)}</td><td><b>{html.escape(line.value)}</b></td>"
-        f"<td style='color:#666'>{html.escape(line.remark)}</td></tr>"
+        f"<tr><td style='text-align:left'>{html.escape(line.label)}</td>"
+        f"<td style='text-align:left'><b>{html.escape(line.value)}</b></td>"
+        f"<td style='text-align:left;opacity:.75'>{html.escape(line.remark)}</td></tr>"  # on any background
         for line in lines
     )
-    return f"<table><caption style='text-align:left'>{html.escape(title)}</caption>{rows}</table>"
+    return (
+        f"<table style='color:inherit'><caption style='text-align:left'>{html.escape(title)}</caption>{rows}</table>"
+    )

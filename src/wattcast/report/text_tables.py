@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -98,7 +99,8 @@ def _print_one(console: Console, p: Prediction, details: bool) -> None:
     for line in (*list_answers(p), AnswerLine("how sure", sure.word, sure.reason), support_line(p)):
         value = f"{line.value:<26}" if line.remark else line.value
         text = f"  {line.label:<12} [bold]{escape(value)}[/bold]"
-        console.print(f"{text} [dim]{escape(line.remark)}[/dim]" if line.remark else text, highlight=False)
+        remark = f"\n{'':42}".join(textwrap.wrap(line.remark, max(console.width - 42, 20)))
+        console.print(f"{text} [dim]{escape(remark)}[/dim]" if line.remark else text, highlight=False)
     console.print(_modules(p))
     console.print(_ops(p, None if details else FEW_OPS))
     if details:
