@@ -128,6 +128,8 @@ def fit_sensitivity(
 
     Example: wattcast manage simulate --export table.csv && wattcast lab sensitivity table.csv --out model.yaml
     """
+    import msgspec
+
     from wattcast.manage import sensitivity_model
 
     env: Environment = ctx.obj
@@ -140,7 +142,7 @@ def fit_sensitivity(
         sensitivity_model.write_sensitivity_model(fitted.model, out)
         env.say(f"model saved: {out}")
     result = {
-        "model": sensitivity_model.sensitivity_model_json(fitted.model),
+        "model": msgspec.to_builtins(fitted.model),
         "kernels": fitted.rows,
         "error": dict(fitted.error),
         "left_out_error": dict(fitted.left_out_error),

@@ -79,23 +79,10 @@ class DaemonCard:
 
     def __init__(self, reader: Any, link: DaemonLink, rescue: Callable[[], object] | None = None) -> None:
         """Claim the card. ``rescue`` gives it back without the daemon, where this process may do so."""
-        self._reader, self._link, self._asked_s, self._rescue = reader, link, 0.0, rescue
+        self._link, self._asked_s, self._rescue = link, 0.0, rescue
         self.name, self.uuid = str(reader.name), str(reader.uuid)
+        self.clocks_hz, self.limits_w, self.read = reader.clocks_hz, reader.limits_w, reader.read
         self._ask("claim")
-
-    def clocks_hz(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Return core and memory clocks that the driver lists, ascending."""
-        found: tuple[tuple[float, ...], tuple[float, ...]] = self._reader.clocks_hz()
-        return found
-
-    def limits_w(self) -> tuple[float, float, float] | None:
-        """Return the power limit in force and the range it can be set in."""
-        found: tuple[float, float, float] | None = self._reader.limits_w()
-        return found
-
-    def read(self) -> Any:
-        """Read the card."""
-        return self._reader.read()
 
     def beat(self) -> None:
         """Be heard, when it is time. ``Refused`` when the daemon took the card back."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cache
 from importlib.resources import files
 from itertools import groupby
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -31,17 +31,10 @@ T = TypeVar("T")
 STRESS_APPLICATIONS = ("MaxFlops", "DeviceMemory")  # left out of the second geometric mean, as in the paper
 
 
-class SourcedNumber(msgspec.Struct, forbid_unknown_fields=True):
-    """Hold a number of the card's file and the sentence it was derived from."""
+class SourcedValue(msgspec.Struct, forbid_unknown_fields=True):
+    """Hold a number or the levels of a knob, and the sentence it was derived from."""
 
-    value: str | float
-    because: str = msgspec.field(name="from")
-
-
-class SourcedLevels(msgspec.Struct, forbid_unknown_fields=True):
-    """Hold levels of the card's file and the sentence they were derived from."""
-
-    value: list[str | float]
+    value: Any
     because: str = msgspec.field(name="from")
 
 
@@ -58,13 +51,13 @@ class CardData(msgspec.Struct, forbid_unknown_fields=True):
 
     format: int
     gpu: str
-    units: SourcedLevels
-    core_clock: SourcedLevels
-    memory_clock: SourcedLevels
-    default: SourcedLevels
-    memory: dict[str, SourcedNumber]
+    units: SourcedValue
+    core_clock: SourcedValue
+    memory_clock: SourcedValue
+    default: SourcedValue
+    memory: dict[str, SourcedValue]
     overlap: OverlapData
-    power: dict[str, SourcedNumber]
+    power: dict[str, SourcedValue]
 
 
 class PhaseData(msgspec.Struct, forbid_unknown_fields=True):

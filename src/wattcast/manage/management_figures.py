@@ -1,6 +1,7 @@
-"""Draw run-time management like figures 3 to 18 of paper 004. One function draws one figure; none saves or shows.
+"""Draw run-time management like figures 1, 10 to 13 and 15 to 18 of paper 004. One function draws one figure.
 
-Every caption says what the plant is: simulated, predicted, or replayed from which file.
+Every caption says what the plant is: simulated, predicted, or replayed from which file. What the knobs of the paper's
+card do before anything is managed (figures 3 to 9 and 14) is drawn by ``studies/hd7970_figures.py``.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from wattcast.report.figure_style import MODULE_COLOURS as MODULE
 from wattcast.report.figure_style import FigureMaker, add_caption, new_figure
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 COLOUR = {  # of Okabe and Ito (2008), one per policy everywhere
@@ -36,31 +38,19 @@ COLOUR = {  # of Okabe and Ito (2008), one per policy everywhere
     PolicyName.HARMONIA: "#009E73",
     PolicyName.ORACLE: "#000000",
 }
-LEGEND_RIGHT: dict[str, Any] = {
-    "loc": "upper left",
-    "bbox_to_anchor": (1.01, 1.0),
-    "frameon": False,
-}  # of the axes: bars fill them
+LEGEND_RIGHT: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.01, 1.0), "frameon": False}
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#E69F00", "#009E73", "#999999"
 
 
-def draw_balance_curves(tables: PlantTables, kernels: Sequence[str]) -> Figure:
-    """Draw performance over the card's ops per byte, a curve per memory clock, relative to the lowest (figure 3)."""
-    figure = new_figure(4.2 * len(kernels), 3.8)
-    compute = tables.lattice.knob_values(KnobRole.COMPUTE_UNITS) * tables.lattice.knob_values(KnobRole.CORE_CLOCK)
-    memory = tables.lattice.knob_values(KnobRole.MEMORY_CLOCK)
-    ratio = (compute / compute.min()) / (memory / memory.min())
-    for axes, kernel in zip(np.atleast_1d(figure.subplots(1, len(kernels))), kernels, strict=True):
-        time_s = tables.time_s[tables.kernels.index(kernel)]
-        speed = time_s[tables.lattice.flat_index(tables.lattice.bottom)] / time_s
-        for i, hz in enumerate(np.unique(memory)):
-            here = memory == hz
-            order = np.argsort(ratio[here], kind="stable")
-            x, y = ratio[here][order], speed[here][order]
-            axes.plot(x, y, marker=".", markersize=3, lw=0.8, color=_shade(i, 7), label=f"{hz / 1e6:.0f}")
-        axes.set(title=kernel, xlabel="Ops per byte of the card (lowest = 1)", ylabel="Performance (lowest = 1)")
-    axes.legend(title="memory MHz", fontsize=6, **LEGEND_RIGHT)
-    return add_caption(figure, tables.source)
+def _draw_grouped_bars(axes: Axes, names: Sequence[str], series: Mapping[PolicyName, Sequence[float]]) -> None:
+    """Draw bars in percent, side by side for each name, one colour per policy."""
+    width = 0.8 / len(series)
+    for i, (policy, values) in enumerate(series.items()):
+        x = np.arange(len(names)) + width * (i - 0.5 * (len(series) - 1))
+        axes.bar(x, np.multiply(100, values), width, label=str(policy), color=COLOUR[policy])
+    axes.set_xticks(range(len(names)), names, rotation=45, ha="right", fontsize=7)
+    axes.axhline(0.0, color="black", lw=0.5)
+    axes.legend(fontsize=7, frameon=False)
 
 
 def draw_power_breakdown(tables: PlantTables, application: str) -> Figure:
@@ -70,144 +60,38 @@ def draw_power_breakdown(tables: PlantTables, application: str) -> Figure:
     figure = new_figure(5.0, 3.6)
     axes = figure.subplots()
     order, at = tables.order(application), tables.lattice.flat_index(tables.default)
-    time_s = tables.time_s[order, at]
-    mean = {
-        "whole": float((tables.power_w[order, at] * time_s).sum() / time_s.sum()),
-        "memory": float((tables.memory_w[order, at] * time_s).sum() / time_s.sum()),
-    }
-    parts = {
-        "GPU chip": mean["whole"] - mean["memory"] - tables.board_w,
-        "memory and its PHYs": mean["memory"],
-        "rest of the card": tables.board_w,
-    }
-    axes.pie(
-        list(parts.values()),
-        labels=[f"{name}\n{watts:.0f} W" for name, watts in parts.items()],
-        autopct="%.0f %%",
-        colors=[BLUE, ORANGE, GREY],
+    whole, memory = (
+        np.average(table[order, at], weights=tables.time_s[order, at]) for table in (tables.power_w, tables.memory_w)
     )
+    watts = [whole - memory - tables.board_w, memory, tables.board_w]
+    names = ("GPU chip", "memory and its PHYs", "rest of the card")
+    labels = [f"{name}\n{w:.0f} W" for name, w in zip(names, watts, strict=True)]
+    axes.pie(watts, labels=labels, autopct="%.0f %%", colors=[BLUE, ORANGE, GREY])
     axes.set_title(f"{application}, default settings")
     return add_caption(figure, f"{tables.source}; the paper's is measured")
-
-
-def draw_power_over_compute(tables: PlantTables, kernel: str) -> Figure:
-    """Draw board power over compute settings at the top memory clock, relative to the lowest settings (figure 4)."""
-    figure = new_figure(6.0, 4.0)
-    axes = figure.subplots()
-    row = tables.power_w[tables.kernels.index(kernel)] / tables.power_w[tables.kernels.index(kernel), 0]
-    units, core = tables.lattice.knob_values(KnobRole.COMPUTE_UNITS), tables.lattice.knob_values(KnobRole.CORE_CLOCK)
-    full = (
-        tables.lattice.knob_values(KnobRole.MEMORY_CLOCK) == tables.lattice.knob_values(KnobRole.MEMORY_CLOCK).max()
-    )
-    for i, count in enumerate(np.unique(units)):
-        here = full & (units == count)
-        x = units[here] * core[here] / 1e9
-        axes.plot(x, row[here], marker=".", color=_shade(i, 8), label=f"{count:.0f} units")
-    axes.set(title=kernel, xlabel="Compute units × core clock (GHz)", ylabel="Board power (lowest settings = 1)")
-    axes.legend(fontsize=6, **LEGEND_RIGHT)
-    return add_caption(figure, tables.source)
-
-
-def draw_power_over_memory(tables: PlantTables, kernel: str) -> Figure:
-    """Draw board power over the memory clock at the highest compute settings (figure 5)."""
-    figure = new_figure(5.0, 3.6)
-    axes = figure.subplots()
-    which = tables.lattice.find_knob(KnobRole.MEMORY_CLOCK)
-    assert which is not None, "the plant has no memory clock to turn"
-    top = tables.lattice.top
-    levels = tables.lattice.knobs[which].levels
-    flat = [tables.lattice.flat_index((*top[:which], i, *top[which + 1 :])) for i in range(len(levels))]
-    axes.plot(np.asarray(levels) / 1e6, tables.power_w[tables.kernels.index(kernel), flat], marker="o", color=BLUE)
-    axes.set(title=kernel, xlabel="Memory clock (MHz)", ylabel="Board power (W)")
-    axes.set_ylim(0, 1.1 * float(tables.power_w[tables.kernels.index(kernel), flat].max()))
-    return add_caption(figure, tables.source)
-
-
-def draw_metric_comparison(tables: PlantTables, kernels: Sequence[str]) -> Figure:
-    """Draw what the settings best for energy, ED² and performance give, relative to the fastest (figure 6)."""
-    figure = new_figure(4.5 * len(kernels), 3.6)
-    for axes, kernel in zip(np.atleast_1d(figure.subplots(1, len(kernels))), kernels, strict=True):
-        k = tables.kernels.index(kernel)
-        time_s, energy = tables.time_s[k], tables.energy_j[k]
-        fastest = int(time_s.argmin())
-        best = {"energy": int(energy.argmin()), "ED²": int((energy * time_s**2).argmin()), "performance": fastest}
-        quantities = {"performance": 1 / time_s, "energy": energy, "ED²": energy * time_s**2, "ED": energy * time_s}
-        for i, (name, at) in enumerate(best.items()):
-            values = [float(q[at] / q[fastest]) for q in quantities.values()]
-            axes.bar(np.arange(4) + 0.27 * (i - 1), values, 0.27, label=f"best {name}", color=(BLUE, GREEN, GREY)[i])
-        axes.set_xticks(range(4), list(quantities))
-        axes.set(title=kernel, ylabel="Relative to the fastest settings")
-        axes.axhline(1.0, color="black", lw=0.5)
-        axes.set_ylim(0, 1.35)
-    axes.legend(fontsize=7, ncols=3, loc="upper center", frameon=False)
-    return add_caption(figure, tables.source)
-
-
-def draw_sensitivity_cases(tables: PlantTables, kernels: Sequence[str]) -> Figure:
-    """Draw measured sensitivities of kernels and the counters that explain them (figures 7 to 9)."""
-    figure = new_figure(8.0, 4.0)
-    left, right = figure.subplots(1, 2)
-    found = sensitivity_model.measure_table_sensitivities(tables)
-    rows = [tables.kernels.index(k) for k in kernels]
-    for i, knob in enumerate(tables.lattice.knobs):
-        left.bar(np.arange(len(rows)) + 0.25 * (i - 1), found[knob.role][rows], 0.25, label=str(knob.role),
-                 color=(BLUE, ORANGE, GREEN)[i])  # fmt: skip
-    shown = {"NormVGPR": 1.0, "VALUUtilization": 0.01, "icActivity": 1.0}
-    top = tables.lattice.flat_index(tables.lattice.top)
-    for i, (name, scale) in enumerate(shown.items()):
-        right.bar(np.arange(len(rows)) + 0.25 * (i - 1), scale * tables.counters[name][rows, top], 0.25, label=name,
-                  color=("#56B4E9", "#CC79A7", GREY)[i])  # fmt: skip
-    for axes, label in ((left, "Sensitivity"), (right, "Counter (of 1)")):
-        axes.set_xticks(range(len(rows)), [k.split(".")[-1] for k in kernels], rotation=30, ha="right", fontsize=7)
-        axes.set(ylabel=label, ylim=(0, 1.25))
-        axes.legend(fontsize=7, ncols=3, loc="upper center", frameon=False)
-    return add_caption(figure, tables.source)
 
 
 def draw_gains(
     comparison: PolicyComparison, field: str, label: str, source: str, without: Sequence[str] = STRESS_APPLICATIONS
 ) -> Figure:
     """Draw one quantity per application and policy, with both geometric means at the end (figures 10 to 13)."""
-    shown = [
-        p
-        for p in (PolicyName.COARSE, PolicyName.PREDICTIVE, PolicyName.HARMONIA, PolicyName.ORACLE)
-        if comparison.for_policy(p)
-    ]
-    applications = [o.application for o in comparison.for_policy(shown[0])]
-    both: list[tuple[str, tuple[str, ...]]] = [("geo. mean", ())]
-    if set(without) & set(applications):
-        both.append(("geo. mean 2", tuple(without)))
-    names = [*applications, *(name for name, _ in both)]
+    wanted = (PolicyName.COARSE, PolicyName.PREDICTIVE, PolicyName.HARMONIA, PolicyName.ORACLE)
+    outcomes = {p: found for p in wanted if (found := comparison.for_policy(p))}
+    applications = [o.application for o in next(iter(outcomes.values()))]
+    means = (
+        {"geo. mean": (), "geo. mean 2": tuple(without)} if set(without) & set(applications) else {"geo. mean": ()}
+    )
+    values = {
+        policy: [getattr(o, field) for o in rows] + [_geometric(rows, field, left_out) for left_out in means.values()]
+        for policy, rows in outcomes.items()
+    }
+    names = [*applications, *means]
     figure = new_figure(max(7.0, 0.6 * len(names)), 4.2)
     axes = figure.subplots()
-    width = 0.8 / len(shown)
-    for i, policy in enumerate(shown):
-        rows = comparison.for_policy(policy)
-        values = [getattr(o, field) for o in rows] + [_geometric(rows, field, left_out) for _, left_out in both]
-        axes.bar(np.arange(len(names)) + width * (i - 0.5 * (len(shown) - 1)), np.multiply(100, values), width,
-                 label=str(policy), color=COLOUR[policy])  # fmt: skip
-    axes.set_xticks(range(len(names)), names, rotation=45, ha="right", fontsize=7)
-    axes.axhline(0.0, color="black", lw=0.5)
+    _draw_grouped_bars(axes, names, values)
     axes.set_ylabel(label)
-    axes.legend(fontsize=7, frameon=False)
-    return add_caption(
-        figure, f"{source}; mean 2, as in the paper, leaves out {', '.join(without)}" if len(both) > 1 else source
-    )
-
-
-def draw_phases(tables: PlantTables, kernel: str) -> Figure:
-    """Draw work and memory share of a kernel's successive iterations (figure 14)."""
-    rows = [i for i, name in enumerate(tables.kernels) if name == kernel]
-    figure = new_figure(6.0, 3.6)
-    axes = figure.subplots()
-    work = tables.work[rows] if tables.work is not None else np.ones(len(rows))
-    axes.bar(range(1, len(rows) + 1), work, color=BLUE)
-    axes.set(title=kernel, xlabel="Iteration", ylabel="Instructions (mean = 1)")
-    busy = axes.twinx()
-    top = tables.lattice.flat_index(tables.lattice.top)
-    busy.plot(range(1, len(rows) + 1), tables.counters["MemUnitBusy"][rows, top], "o-", color=ORANGE)
-    busy.set(ylabel="Memory unit busy (%)", ylim=(0, 100))
-    return add_caption(figure, tables.source)
+    said = f"{source}; mean 2, as in the paper, leaves out {', '.join(without)}" if len(means) > 1 else source
+    return add_caption(figure, said)
 
 
 def draw_residency(tables: PlantTables, played: PlayedRun, kernel: str | None = None) -> Figure:
@@ -262,17 +146,13 @@ def chip_and_memory_w(tables: PlantTables, run: PolicyRun) -> tuple[float, float
 
 def draw_contributions(comparison: PolicyComparison, source: str) -> Figure:
     """Draw what the coarse step brings alone, and what the fine steps add (figure 18)."""
-    coarse, full = comparison.for_policy(PolicyName.COARSE), comparison.for_policy(PolicyName.HARMONIA)
-    figure = new_figure(max(6.0, 0.6 * len(full)), 4.0)
+    found = {p: comparison.for_policy(p) for p in (PolicyName.COARSE, PolicyName.HARMONIA)}
+    names = [o.application for o in found[PolicyName.HARMONIA]]
+    figure = new_figure(max(6.0, 0.6 * len(names)), 4.0)
     axes = figure.subplots()
-    first = np.array([100 * o.ed2_gain_over_default_with_probing for o in coarse])
-    both = np.array([100 * o.ed2_gain_over_default_with_probing for o in full])
-    axes.bar(np.arange(len(full)) - 0.2, first, 0.4, label="coarse alone", color=COLOUR[PolicyName.COARSE])
-    axes.bar(np.arange(len(full)) + 0.2, both, 0.4, label="coarse and fine", color=COLOUR[PolicyName.HARMONIA])
-    axes.set_xticks(range(len(full)), [o.application for o in full], rotation=45, ha="right", fontsize=7)
-    axes.axhline(0.0, color="black", lw=0.5)
+    gains = {p: [o.ed2_gain_over_default_with_probing for o in rows] for p, rows in found.items()}
+    _draw_grouped_bars(axes, names, gains)
     axes.set_ylabel("ED² gain over default (%)")
-    axes.legend(fontsize=7, **LEGEND_RIGHT)
     return add_caption(figure, source)
 
 
@@ -354,41 +234,22 @@ GAINS = {
 
 def _plant_figures(tables: PlantTables, comparison: PolicyComparison, setup: PolicySetup) -> dict[str, FigureMaker]:
     first = next(iter(tables.applications))
-    made: dict[str, FigureMaker] = {
-        f"convergence_{first}": lambda: draw_convergence(
-            tables, comparison.runs[PolicyName.HARMONIA, first], setup.objective
-        )
-    }
-    if len(tables.lattice.knobs) == 1 and all(
-        (PolicyName.PREDICTIVE, app) in comparison.runs for app in tables.applications
-    ):
+    run = comparison.runs[PolicyName.HARMONIA, first]
+    made: dict[str, FigureMaker] = {f"convergence_{first}": lambda: draw_convergence(tables, run, setup.objective)}
+    is_predicted = all((PolicyName.PREDICTIVE, app) in comparison.runs for app in tables.applications)
+    if len(tables.lattice.knobs) == 1 and is_predicted:
         made[f"picks_{first}"] = lambda: draw_picked_clocks(tables, comparison, setup.objective)
     if "Graph500" not in tables.applications:
         return made
     graph = comparison.runs[PolicyName.HARMONIA, "Graph500"].played
-    kernel, stress = "Graph500.BottomStepUp", ("MaxFlops.MulMAdd", "DeviceMemory.ReadGlobal", "LUD.Internal")
-    cases = ("Sort.BottomScan", "CoMD.AdvanceVelocity", "SRAD.Prepare", "DeviceMemory.ReadGlobal")
     models = {m.name: m for m in (setup.model, sensitivity_model.load_shipped_model()) if m is not None}
     return made | {
         "figure_01_power_breakdown": lambda: draw_power_breakdown(tables, "XSBench"),
-        "figure_03_balance": lambda: draw_balance_curves(tables, stress),
-        "figure_04_power_compute": lambda: draw_power_over_compute(tables, stress[1]),
-        "figure_05_power_memory": lambda: draw_power_over_memory(tables, stress[0]),
-        "figure_06_metrics": lambda: draw_metric_comparison(tables, stress[1:]),
-        "figure_07_09_sensitivity": lambda: draw_sensitivity_cases(tables, cases),
-        "figure_14_phases": lambda: draw_phases(tables, kernel),
-        "figure_15_residency_kernel": lambda: draw_residency(tables, graph, kernel),
+        "figure_15_residency_kernel": lambda: draw_residency(tables, graph, "Graph500.BottomStepUp"),
         "figure_16_residency": lambda: draw_residency(tables, graph),
         "figure_17_power_shared": lambda: draw_power_shares(tables, comparison, list(tables.applications)),
         "predictor_accuracy": lambda: draw_predictor_accuracy(tables, models),
     }
-
-
-def _shade(i: int, count: int) -> tuple[float, float, float]:
-    """Return a colour of an ordered series from dark blue to light orange, which differ in grey as well."""
-    low, high = np.array([0.0, 0.2, 0.4]), np.array([0.95, 0.75, 0.3])
-    r, g, b = low + (high - low) * i / max(count - 1, 1)
-    return float(r), float(g), float(b)
 
 
 def _geometric(rows: Sequence[PolicyOutcome], field: str, without: Sequence[str]) -> float:

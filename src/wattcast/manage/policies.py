@@ -127,18 +127,8 @@ class Harmonia:
             move, rest = SearchMove(memory.next_settings, True, memory.why), memory.rest - 1
         else:
             move, rest = self._choose_move(memory, runs), tuning.rest
-        memory = PhaseMemory(
-            move.settings,
-            move.why,
-            runs,
-            memory.beliefs,
-            memory.bins,
-            memory.target,
-            observation.settings,
-            move.settled,
-            rest,
-            memory.odd,
-        )
+        memory = memory._replace(next_settings=move.settings, why=move.why, settled=move.settled, rest=rest)
+        memory = memory._replace(runs=runs, last=observation.settings, bad=0)
         return ControllerState({**state.kernels, kernel: memory}, state.shelf), memory.next_settings
 
     def _effective(self, runs: RunMemory, observation: Observation) -> Settings:
@@ -255,11 +245,8 @@ class PrintedHarmonia:
         if counters is None:
             return state, memory.next_settings
         compute, bandwidth = self.model.predict(counters)
-        bins, here, busy = (
-            (bin_sensitivity(compute), bin_sensitivity(bandwidth)),
-            observation.settings,
-            counters["VALUBusy"],
-        )
+        bins = bin_sensitivity(compute), bin_sensitivity(bandwidth)
+        here, busy = observation.settings, counters["VALUBusy"]
         flat, dithering, settled, to = memory.flat, memory.dithering, False, here
         if bins != memory.bins:
             if memory.last not in (None, here):

@@ -213,7 +213,7 @@ def print_comparison(
     more: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> None:
     """Print the controller by application, then all policies in the mean, then ``more``. Gains are in the goal."""
-    from rich.table import Table
+    from wattcast.report.text_tables import new_table
 
     goal = comparison.objective.goal.label
     columns = {
@@ -225,14 +225,9 @@ def print_comparison(
         "power_saving": "power saved",
         "energy_saving": "energy saved",
     }
-    by_application = Table(title=f"{title}: {PolicyName.HARMONIA}", title_justify="left")
-    by_application.add_column("application")
-    means = Table(title="mean of applications", title_justify="left")
-    means.add_column("policy")
-    for heading in columns.values():
-        by_application.add_column(heading, justify="right")
-        means.add_column(heading, justify="right")
-    means.add_column(f"geometric mean of {goal} gain, with probing", justify="right")
+    by_application = new_table("application", *columns.values(), title=f"{title}: {PolicyName.HARMONIA}")
+    geometric = f"geometric mean of {goal} gain, with probing"
+    means = new_table("policy", *columns.values(), geometric, title="mean of applications")
     for o in comparison.for_policy(PolicyName.HARMONIA):
         by_application.add_row(o.application, *(f"{getattr(o, name):.2%}" for name in columns))
     for policy in PolicyName:
@@ -245,10 +240,8 @@ def print_comparison(
     console.print(means)
     for what, found in (more or {}).items():
         for key, value in found.items():
-            if isinstance(value, Mapping):
-                said = f"median {value['median']:.2%} of {value['plants']} plants"
-            else:
-                said = f"{value:.6g}"
+            is_swept = isinstance(value, Mapping)
+            said = f"median {value['median']:.2%} of {value['plants']} plants" if is_swept else f"{value:.6g}"
             console.print(f"{what}: {key}: {said}")
 
 

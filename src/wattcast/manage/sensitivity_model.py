@@ -15,7 +15,6 @@ from enum import IntEnum
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -103,37 +102,25 @@ class SensitivityModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         )
 
 
-def decode_sensitivity_model(data: bytes, where: str) -> SensitivityModel:
-    """Decode a sensitivity model from the bytes of its YAML file."""
-    model = decode_yaml(data, SensitivityModel, where)
-    if model.format != FORMAT:
-        raise bad_value(f"{where}: format", f"{FORMAT}", model.format)
-    return model
-
-
 def read_sensitivity_model(path: Path) -> SensitivityModel:
     """Read a sensitivity model from its YAML file."""
-    return decode_sensitivity_model(read_bytes(path), path.name)
+    model = decode_yaml(read_bytes(path), SensitivityModel, path.name)
+    if model.format != FORMAT:
+        raise bad_value(f"{path.name}: format", f"{FORMAT}", model.format)
+    return model
 
 
 def write_sensitivity_model(model: SensitivityModel, path: Path) -> None:
     """Save a sensitivity model as YAML, whole or not at all."""
     import yaml
 
-    write_whole(path, yaml.safe_dump(sensitivity_model_json(model), sort_keys=False).encode())
-
-
-def sensitivity_model_json(model: SensitivityModel) -> dict[str, Any]:
-    """Return a sensitivity model as plain mappings."""
-    plain: dict[str, Any] = msgspec.to_builtins(model)
-    return plain
+    write_whole(path, yaml.safe_dump(msgspec.to_builtins(model), sort_keys=False).encode())
 
 
 @cache
 def load_shipped_model(name: str = "hd7970_table3") -> SensitivityModel:
     """Load a sensitivity model that ships with Wattcast."""
-    file = f"{name}.yaml"
-    return decode_sensitivity_model(files("wattcast.manage").joinpath("data", file).read_bytes(), file)
+    return read_sensitivity_model(Path(str(files("wattcast.manage").joinpath("data", f"{name}.yaml"))))
 
 
 def measure_sensitivity(time_low_s: Array, time_high_s: Array, knob_low: Array, knob_high: Array) -> Array:
@@ -191,10 +178,14 @@ def measure_table_sensitivities(tables: PlantTables) -> dict[str, Array]:
 
 def average_counters(tables: PlantTables) -> dict[str, Array]:
     """Average the counters of each phase over all settings (section 4.2), compute-to-memory intensity included."""
-    full = dict(tables.counters)
-    if set(RAW_COUNTERS) <= set(full):
-        full[INTENSITY_COUNTER] = compute_to_memory_percent(*(full[name] for name in RAW_COUNTERS))
-    return {name: table.mean(axis=-1) for name, table in full.items()}
+    return {name: table.mean(axis=-1) for name, table in _with_intensity(tables.counters).items()}
+
+
+def _with_intensity(counters: Mapping[str, Array]) -> dict[str, Array]:
+    """Return the counters, and compute-to-memory intensity where its parts are among them."""
+    if not set(RAW_COUNTERS) <= set(counters):
+        return dict(counters)
+    return {**counters, INTENSITY_COUNTER: compute_to_memory_percent(*(counters[name] for name in RAW_COUNTERS))}
 
 
 @dataclass(frozen=True)
@@ -225,18 +216,15 @@ def read_sensitivity_table(path: Path) -> SensitivityTable:
     phases = list(zip(rows["kernel"], rows.get("phase", rows["kernel"]), strict=True))
     keys = list(dict.fromkeys(phases))
     which = np.array([keys.index(phase) for phase in phases])
-    number = {name: _parse_floats(cells, f"{path.name}: {name}") for name, cells in rows.items()
-              if name not in ("kernel", "phase")}  # fmt: skip
+    columns = {name: cells for name, cells in rows.items() if name not in ("kernel", "phase")}
+    number = {name: _parse_floats(cells, f"{path.name}: {name}") for name, cells in columns.items()}
     counters = {name: column for name, column in number.items() if name not in {*knobs, "time_s", "power_w"}}
-    if set(RAW_COUNTERS) <= set(counters):
-        counters[INTENSITY_COUNTER] = compute_to_memory_percent(*(counters[name] for name in RAW_COUNTERS))
     by_knob = {
         knob: np.array([_knob_sensitivity(number, which == i, knob, knobs, key[0]) for i, key in enumerate(keys)])
         for knob in knobs
     }
-    means = {
-        name: np.array([column[which == i].mean() for i in range(len(keys))]) for name, column in counters.items()
-    }
+    groups = [which == i for i in range(len(keys))]
+    means = {n: np.array([c[rows].mean() for rows in groups]) for n, c in _with_intensity(counters).items()}
     return SensitivityTable(tuple(key[0] for key in keys), means, _combine_knobs(by_knob))
 
 
@@ -271,13 +259,10 @@ def _read_columns(path: Path) -> dict[str, list[str]]:
 
 
 def _parse_floats(cells: Sequence[str], where: str) -> Array:
-    found = []
-    for cell in cells:
-        try:
-            found.append(float(cell))
-        except ValueError:
-            raise bad_value(where, "numbers", cell) from None
-    column = np.array(found)
+    try:
+        column = np.array([float(cell) for cell in cells])
+    except ValueError as error:
+        raise bad_value(where, "numbers", str(error).rpartition(": ")[2].strip("'")) from None
     if not np.isfinite(column).all():
         raise bad_value(where, "finite numbers", "NaN or infinity")
     return column

@@ -1,0 +1,158 @@
+"""Draw the simulated HD 7970 like figures 3 to 9 and 14 of paper 004: what its knobs do before anything is managed.
+
+Run: ``python studies/hd7970_figures.py FOLDER`` (draws six figures as PNG).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from wattcast.manage import hd7970
+from wattcast.manage.management_figures import LEGEND_RIGHT
+from wattcast.manage.plants import KnobRole, PlantTables
+from wattcast.manage.sensitivity_model import measure_table_sensitivities
+from wattcast.report.figure_style import FigureMaker, add_caption, new_figure, save_figures
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+BLUE, ORANGE, GREEN, GREY = "#0072B2", "#E69F00", "#009E73", "#999999"
+
+
+def draw_balance_curves(tables: PlantTables, kernels: Sequence[str]) -> Figure:
+    """Draw performance over the card's ops per byte, a curve per memory clock, relative to the lowest (figure 3)."""
+    figure = new_figure(4.2 * len(kernels), 3.8)
+    compute = tables.lattice.knob_values(KnobRole.COMPUTE_UNITS) * tables.lattice.knob_values(KnobRole.CORE_CLOCK)
+    memory = tables.lattice.knob_values(KnobRole.MEMORY_CLOCK)
+    ratio = (compute / compute.min()) / (memory / memory.min())
+    for axes, kernel in zip(np.atleast_1d(figure.subplots(1, len(kernels))), kernels, strict=True):
+        time_s = tables.time_s[tables.kernels.index(kernel)]
+        speed = time_s[tables.lattice.flat_index(tables.lattice.bottom)] / time_s
+        for i, hz in enumerate(np.unique(memory)):
+            here = memory == hz
+            order = np.argsort(ratio[here], kind="stable")
+            x, y = ratio[here][order], speed[here][order]
+            axes.plot(x, y, marker=".", markersize=3, lw=0.8, color=_shade(i, 7), label=f"{hz / 1e6:.0f}")
+        axes.set(title=kernel, xlabel="Ops per byte of the card (lowest = 1)", ylabel="Performance (lowest = 1)")
+    axes.legend(title="memory MHz", fontsize=6, **LEGEND_RIGHT)
+    return add_caption(figure, tables.source)
+
+
+def draw_power_over_compute(tables: PlantTables, kernel: str) -> Figure:
+    """Draw board power over compute settings at the top memory clock, relative to the lowest settings (figure 4)."""
+    figure = new_figure(6.0, 4.0)
+    axes = figure.subplots()
+    row = tables.power_w[tables.kernels.index(kernel)] / tables.power_w[tables.kernels.index(kernel), 0]
+    units, core = tables.lattice.knob_values(KnobRole.COMPUTE_UNITS), tables.lattice.knob_values(KnobRole.CORE_CLOCK)
+    full = (
+        tables.lattice.knob_values(KnobRole.MEMORY_CLOCK) == tables.lattice.knob_values(KnobRole.MEMORY_CLOCK).max()
+    )
+    for i, count in enumerate(np.unique(units)):
+        here = full & (units == count)
+        x = units[here] * core[here] / 1e9
+        axes.plot(x, row[here], marker=".", color=_shade(i, 8), label=f"{count:.0f} units")
+    axes.set(title=kernel, xlabel="Compute units × core clock (GHz)", ylabel="Board power (lowest settings = 1)")
+    axes.legend(fontsize=6, **LEGEND_RIGHT)
+    return add_caption(figure, tables.source)
+
+
+def draw_power_over_memory(tables: PlantTables, kernel: str) -> Figure:
+    """Draw board power over the memory clock at the highest compute settings (figure 5)."""
+    figure = new_figure(5.0, 3.6)
+    axes = figure.subplots()
+    which = tables.lattice.find_knob(KnobRole.MEMORY_CLOCK)
+    assert which is not None, "the plant has no memory clock to turn"
+    top = tables.lattice.top
+    levels = tables.lattice.knobs[which].levels
+    flat = [tables.lattice.flat_index((*top[:which], i, *top[which + 1 :])) for i in range(len(levels))]
+    axes.plot(np.asarray(levels) / 1e6, tables.power_w[tables.kernels.index(kernel), flat], marker="o", color=BLUE)
+    axes.set(title=kernel, xlabel="Memory clock (MHz)", ylabel="Board power (W)")
+    axes.set_ylim(0, 1.1 * float(tables.power_w[tables.kernels.index(kernel), flat].max()))
+    return add_caption(figure, tables.source)
+
+
+def draw_metric_comparison(tables: PlantTables, kernels: Sequence[str]) -> Figure:
+    """Draw what the settings best for energy, ED² and performance give, relative to the fastest (figure 6)."""
+    figure = new_figure(4.5 * len(kernels), 3.6)
+    for axes, kernel in zip(np.atleast_1d(figure.subplots(1, len(kernels))), kernels, strict=True):
+        k = tables.kernels.index(kernel)
+        time_s, energy = tables.time_s[k], tables.energy_j[k]
+        fastest = int(time_s.argmin())
+        best = {"energy": int(energy.argmin()), "ED²": int((energy * time_s**2).argmin()), "performance": fastest}
+        quantities = {"performance": 1 / time_s, "energy": energy, "ED²": energy * time_s**2, "ED": energy * time_s}
+        for i, (name, at) in enumerate(best.items()):
+            values = [float(q[at] / q[fastest]) for q in quantities.values()]
+            axes.bar(np.arange(4) + 0.27 * (i - 1), values, 0.27, label=f"best {name}", color=(BLUE, GREEN, GREY)[i])
+        axes.set_xticks(range(4), list(quantities))
+        axes.set(title=kernel, ylabel="Relative to the fastest settings")
+        axes.axhline(1.0, color="black", lw=0.5)
+        axes.set_ylim(0, 1.35)
+    axes.legend(fontsize=7, ncols=3, loc="upper center", frameon=False)
+    return add_caption(figure, tables.source)
+
+
+def draw_sensitivity_cases(tables: PlantTables, kernels: Sequence[str]) -> Figure:
+    """Draw measured sensitivities of kernels and the counters that explain them (figures 7 to 9)."""
+    figure = new_figure(8.0, 4.0)
+    left, right = figure.subplots(1, 2)
+    found = measure_table_sensitivities(tables)
+    rows = [tables.kernels.index(k) for k in kernels]
+    for i, knob in enumerate(tables.lattice.knobs):
+        left.bar(np.arange(len(rows)) + 0.25 * (i - 1), found[knob.role][rows], 0.25, label=str(knob.role),
+                 color=(BLUE, ORANGE, GREEN)[i])  # fmt: skip
+    shown = {"NormVGPR": 1.0, "VALUUtilization": 0.01, "icActivity": 1.0}
+    top = tables.lattice.flat_index(tables.lattice.top)
+    for i, (name, scale) in enumerate(shown.items()):
+        right.bar(np.arange(len(rows)) + 0.25 * (i - 1), scale * tables.counters[name][rows, top], 0.25, label=name,
+                  color=("#56B4E9", "#CC79A7", GREY)[i])  # fmt: skip
+    for axes, label in ((left, "Sensitivity"), (right, "Counter (of 1)")):
+        axes.set_xticks(range(len(rows)), [k.split(".")[-1] for k in kernels], rotation=30, ha="right", fontsize=7)
+        axes.set(ylabel=label, ylim=(0, 1.25))
+        axes.legend(fontsize=7, ncols=3, loc="upper center", frameon=False)
+    return add_caption(figure, tables.source)
+
+
+def draw_phases(tables: PlantTables, kernel: str) -> Figure:
+    """Draw work and memory share of a kernel's successive iterations (figure 14)."""
+    rows = [i for i, name in enumerate(tables.kernels) if name == kernel]
+    figure = new_figure(6.0, 3.6)
+    axes = figure.subplots()
+    work = tables.work[rows] if tables.work is not None else np.ones(len(rows))
+    axes.bar(range(1, len(rows) + 1), work, color=BLUE)
+    axes.set(title=kernel, xlabel="Iteration", ylabel="Instructions (mean = 1)")
+    busy = axes.twinx()
+    top = tables.lattice.flat_index(tables.lattice.top)
+    busy.plot(range(1, len(rows) + 1), tables.counters["MemUnitBusy"][rows, top], "o-", color=ORANGE)
+    busy.set(ylabel="Memory unit busy (%)", ylim=(0, 100))
+    return add_caption(figure, tables.source)
+
+
+def _shade(i: int, count: int) -> tuple[float, float, float]:
+    """Return a colour of an ordered series from dark blue to light orange, which differ in grey as well."""
+    low, high = np.array([0.0, 0.2, 0.4]), np.array([0.95, 0.75, 0.3])
+    r, g, b = low + (high - low) * i / max(count - 1, 1)
+    return float(r), float(g), float(b)
+
+
+def list_figures(tables: PlantTables) -> dict[str, FigureMaker]:
+    """Return all figures of the plant, by name."""
+    stress = ("MaxFlops.MulMAdd", "DeviceMemory.ReadGlobal", "LUD.Internal")
+    cases = ("Sort.BottomScan", "CoMD.AdvanceVelocity", "SRAD.Prepare", "DeviceMemory.ReadGlobal")
+    return {
+        "figure_03_balance": partial(draw_balance_curves, tables, stress),
+        "figure_04_power_compute": partial(draw_power_over_compute, tables, stress[1]),
+        "figure_05_power_memory": partial(draw_power_over_memory, tables, stress[0]),
+        "figure_06_metrics": partial(draw_metric_comparison, tables, stress[1:]),
+        "figure_07_09_sensitivity": partial(draw_sensitivity_cases, tables, cases),
+        "figure_14_phases": partial(draw_phases, tables, "Graph500.BottomStepUp"),
+    }
+
+
+if __name__ == "__main__":
+    save_figures(list_figures(hd7970.load_tables()), Path(sys.argv[1]), "png")
