@@ -38,7 +38,7 @@ from wattcast.core.arrays import Array, Mask
 from wattcast.fit import kernel_rows
 from wattcast.fit.database_fit import one_thread
 from wattcast.fit.held_out import HeldOutRows, predict_with_fit
-from wattcast.fit.kernel_fit import PowerRows, fit_idle_curve, fit_kernel_rows, fit_module_power
+from wattcast.fit.kernel_fit import KernelFit, PowerRows, fit_idle_curve, fit_kernel_rows, fit_module_power
 from wattcast.fit.kernel_rows import KernelRows, assign_folds, on_random_data, settled_figures, shape_name
 from wattcast.fit.scoring import LedgerRow, make_ledger_row, mean_percent_error
 from wattcast.hardware import Gpu, OperatingPoint
@@ -48,14 +48,14 @@ from wattcast.power.activity import known_events
 from wattcast.power.module_power import ModulePower
 from wattcast.power.power_model import IdlePower, VoltageCurve
 from wattcast.predictor.bundle import bundle_for
-from wattcast.predictor.bundle.bundle_file import shipped_bundle
-from wattcast.predictor.kernel_phases import count_events
+from wattcast.predictor.bundle.bundle_file import FAMILIES, Bundle, shipped_bundle
+from wattcast.predictor.kernel_phases import Correction, count_events
+from wattcast.predictor.learned_factors import LearnedFactors
 from wattcast.predictor.pipeline import BUSY_EVENT
 from wattcast.predictor.prediction import predict_graph
 from wattcast.predictor.timeline import active_sm_share
-from wattcast.validate.kernel_checks import ideal_scaffold, regress_by_family
-from wattcast.validate.ledger import load_held_out
-from wattcast.validate.ledger_store import run_study
+from wattcast.validate.kernel_checks import solve_relative
+from wattcast.validate.ledger import load_held_out, run_study
 from wattcast.workload.build_model import _build, build_graph
 from wattcast.workload.model_options import ModelOptions
 
@@ -346,6 +346,35 @@ def ablation_rows(gpu: str, tell: Tell) -> list[LedgerRow]:
     tell(f"{gpu}: quick ablations")
     found = quick_rows(gpu, held) + power_rows(rows, chip, fit_idle_curve(kernel_rows.load_idle_rows(gpu), chip))
     return found + prediction_time_rows(gpu) + long_rows(gpu, held, tell)
+
+
+def ideal_scaffold(bundle: Bundle) -> KernelFit:
+    """Return the shipped clock law and energies with every λ one, no fixed time and nothing learned."""
+    assert bundle.clock_law is not None
+    ideal = dict.fromkeys(FAMILIES, Correction(1.0, 1.0, 0.0))
+    nothing = LearnedFactors(bundle.reference, {}, {})
+    return KernelFit(ideal, bundle.clock_law, bundle.power.as_module_power(), dict(bundle.toggling), nothing)
+
+
+def regress_by_family(rows: KernelRows, fold: npt.NDArray[np.int64]) -> Array:
+    """Return latency from FLOPs and bytes, by family, out of fold."""
+    flop = np.array([op.flop for op in rows.ops])
+    byte = np.array([op.read_byte + op.write_byte for op in rows.ops])
+    family, found = np.array(rows.family), np.full(len(rows), np.nan)
+    for name in dict.fromkeys(rows.family):
+        at = family == name
+        found[at] = flop_byte_regression(flop[at] + 1.0, byte[at] + 1.0, rows.column("latency_s")[at], fold[at])
+    return found
+
+
+def flop_byte_regression(flop: Array, byte: Array, latency_s: Array, fold: npt.NDArray[np.int64]) -> Array:
+    """Return latency from a regression on FLOPs, bytes and a constant, out of fold, fitted to relative error."""
+    terms = np.column_stack([np.ones(len(flop)), flop / flop.max(), byte / byte.max()])
+    found = np.full(len(flop), np.nan)
+    for k in np.unique(fold):
+        others = fold != k
+        found[~others] = terms[~others] @ solve_relative(terms[others], latency_s[others])
+    return found
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ from wattcast.predictor.bundle.support_widening import (
 )
 from wattcast.predictor.uncertainty import find_unmeasured, widen_ends, widen_log_ends
 from wattcast.validate.kernel_checks import name_of
-from wattcast.validate.ledger_store import Tell, run_study
+from wattcast.validate.ledger import Tell, run_study
 
 SMALL = 1000  # rows of a card: below, it is left out together with others like it
 LEAST_SAID = 20  # rows; of fewer a share says nothing

@@ -1,9 +1,9 @@
 """Fit the laws of collectives to the fitted half of public NCCL tables and print them as YAML.
 
-Run: python studies/collective_laws.py ../shared/reference/aiconfigurator
-Figure of the held-out rows: python studies/collective_laws.py ../shared/reference/aiconfigurator docs/images
+Run: python -m studies.collective_laws ../shared/reference/aiconfigurator
+Figure of the held-out rows: python -m studies.collective_laws ../shared/reference/aiconfigurator docs/images
 
-Rows whose hash is odd are left out here (``validate/collective_checks.py``): they judge. Least squares in logarithms
+Rows whose hash is odd are left out here (``public_checks/collective_checks.py``): they judge. Least squares in logs
 with a soft loss; the library's choice of the fastest protocol is softened, and hardened in four rounds. A weak prior
 holds coefficients that the rows say little about at the start values below. Four folds within the fitted half say
 what a fold left out costs.
@@ -18,11 +18,11 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 from scipy.optimize import least_squares
+from studies.public_checks.collective_checks import CARDS, CollectiveTiming, as_rows, read_collective_table
 
 from wattcast.hardware import load_gpu
 from wattcast.predictor.link_laws import LinkLaw, load_laws, nccl_protocol_s
 from wattcast.report.figure_style import add_caption, new_figure
-from wattcast.validate.collective_checks import CARDS, CollectiveTiming, as_rows, read_collective_table
 
 START = LinkLaw(
     launch_s=5e-6,

@@ -32,7 +32,7 @@ from wattcast.fit.scoring import LedgerRow, make_ledger_row
 from wattcast.hardware import Gpu
 from wattcast.predictor.bundle.bundle_file import Bundle, shipped_bundle
 from wattcast.predictor.bundle.forecast import starting_bundle
-from wattcast.validate.ledger_store import Tell, run_study
+from wattcast.validate.ledger import Tell, run_study
 
 COUNTS = (50, 100, 200)
 DRAWS = 3

@@ -1,7 +1,7 @@
 """Learn how much wider intervals are away from what was measured; write ``predictor/bundle/distances.yaml``.
 
-    python studies/learn_distances.py            # print what is learned
-    python studies/learn_distances.py --write    # and write it into the package
+    python -m studies.learn_distances            # print what is learned
+    python -m studies.learn_distances --write    # and write it into the package
 
 It needs the public reference data (``WATTCAST_REFERENCE``, or ``../shared/reference``). Every number is learned from
 rows that have the distance: whole GPUs left out for forecasts, the lower clocks of an A100 and of a GTX Titan X, four
@@ -23,6 +23,8 @@ import msgspec
 import numpy as np
 import yaml
 from scipy.optimize import nnls
+from studies.public_checks import coverage_checks as coverage
+from studies.public_checks.published_checks import predict_epochs, read_epochs
 
 import wattcast.predictor.bundle.support_widening as distances
 from wattcast.core.arrays import Array
@@ -31,8 +33,6 @@ from wattcast.fit.held_out import weighted_quantile
 from wattcast.predictor.prediction import Prediction
 from wattcast.predictor.timeline import compute_latency_s
 from wattcast.predictor.uncertainty import combine_log_ends, kernel_log_ends, kernel_shares, widen_log_ends
-from wattcast.validate import coverage_checks as coverage
-from wattcast.validate.published_checks import predict_epochs, read_epochs
 
 MEASURED_CLOCKS = 0.58  # of the top clock: the lowest of any row of the H200's database
 TITANX_FILE = Path("titanx") / "micro_time_power_by_clock.csv"

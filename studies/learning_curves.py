@@ -35,13 +35,12 @@ from wattcast.hardware import Gpu
 from wattcast.power.power_model import IdlePower
 from wattcast.predictor.bundle.bundle_file import shipped_bundle
 from wattcast.report.figure_style import add_caption, new_figure
-from wattcast.validate.ledger_store import load_or_make_rows
+from wattcast.validate.ledger import load_or_make_rows, run_study
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 from wattcast.report.figure_style import save_figure
-from wattcast.validate.ledger_store import run_study
 
 RATES = np.linspace(0.1, 1.2, 45)  # slower than 0.1 is no learning, faster than 1 is not seen of noisy targets
 DRAWS = 200

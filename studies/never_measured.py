@@ -23,8 +23,7 @@ from wattcast.fit.scoring import LedgerRow, make_ledger_row
 from wattcast.fit.unseen_kinds import LEAST_KINDS, LeftOutRows, fit_reason_widening, predict_left_out
 from wattcast.predictor.bundle.support_widening import OutsideReason
 from wattcast.predictor.uncertainty import widen_log_ends
-from wattcast.validate.ledger import load_held_out
-from wattcast.validate.ledger_store import Tell, run_study
+from wattcast.validate.ledger import Tell, load_held_out, run_study
 
 SAID = {
     OutsideReason.KIND: "kind of kernel never measured",

@@ -1,6 +1,6 @@
 """Draw forecasts against published rows, after figures 9, 11 and 12 of the EnergAIzer paper, and power limits.
 
-Run: ``python studies/other_gpu_figures.py docs/images`` (draws all four; WATTCAST_REFERENCE names the measurements).
+Run: ``python -m studies.other_gpu_figures docs/images`` (draws all four; WATTCAST_REFERENCE names the measurements).
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from studies.public_checks import published_checks
+from studies.public_checks.other_gpu_checks import to_calibration_row
 
 from wattcast import hardware
 from wattcast.core.errors import MissingTool
@@ -22,8 +24,6 @@ from wattcast.fit.calibration_rows import PUBLISHED_GPU, PublishedRun, clean_run
 from wattcast.predictor import api
 from wattcast.predictor.bundle import bundle_for
 from wattcast.report.figure_style import MODULE_COLOURS, add_caption, new_figure, save_figure
-from wattcast.validate import published_checks
-from wattcast.validate.other_gpu_checks import to_calibration_row
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

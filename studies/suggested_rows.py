@@ -39,7 +39,7 @@ from wattcast.kernels.kernel_table import USUAL_CONDITION
 from wattcast.power.power_model import IdlePower
 from wattcast.predictor.bundle import bundle_for
 from wattcast.predictor.bundle.bundle_file import Bundle
-from wattcast.validate.ledger_store import Tell, run_study
+from wattcast.validate.ledger import Tell, run_study
 
 STARTS = (50, 200)  # bursts measured to begin with
 GROWS = (4.0,)  # to so many times as many

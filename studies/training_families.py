@@ -1,6 +1,6 @@
 """Leave families of published training runs out: what a family may expect that chose none of the stated constants.
 
-Run ``python studies/training_families.py ../shared/reference`` (about three minutes).
+Run ``python -m studies.training_families ../shared/reference`` (about three minutes).
 
 ``loss_share`` of ``training.training_strategy`` is one factor on the time of jobs. For every family that is not a
 vendor's benchmark, the factor is chosen anew on all other such families, so that their median error is nought, and
@@ -14,9 +14,9 @@ from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
+from studies.public_checks.training_checks import TrainingComparison, compare_training
 
 from wattcast.core.arrays import Array
-from wattcast.validate.training_checks import TrainingComparison, compare_training
 
 FAMILIES = ("llmfoundry", "internevo", "torchtitan", "bigscience", "jaxtoolbox", "fmsfsdp", "paper")
 

@@ -6,19 +6,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from studies.public_checks.dumped_energies import (
+    DUMPED_FILES,
+    class_medians,
+    dumped_ratios,
+    leakage_area_ratios,
+    rank_correlation,
+)
 
 from wattcast.gpuwattch.architecture import read_architecture
 from wattcast.gpuwattch.bottom_up.event_energies import energies_of_architecture
-from wattcast.gpuwattch.energy_checks import (
-    DUMPED_FILES,
-    EnergyRatio,
-    class_medians,
-    dumped_ratios,
-    fitted_ratios,
-    leakage_area_ratios,
-    make_energy_rows,
-    rank_correlation,
-)
+from wattcast.gpuwattch.energy_checks import EnergyRatio, fitted_ratios, make_energy_rows
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +83,6 @@ def test_rank_correlation_shares_ranks_of_equal_values() -> None:
 
 
 def test_rows_for_the_ledger() -> None:
-    rows = make_energy_rows(None)
+    rows = make_energy_rows()
     assert {row["set"] for row in rows} == {"h200 fitted"}
     assert all(np.isfinite(row["mape"]) and row["factor_must"] == 3.0 for row in rows)

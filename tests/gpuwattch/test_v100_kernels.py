@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from studies.public_checks.simulator_runs import published_model_errors
 
 from wattcast.gpuwattch.component_fit import (
     FitConstraints,
     KernelColumns,
     ValueOrdering,
     fit_scaling,
-    published_model_errors,
     read_measured_kernels,
 )
 from wattcast.gpuwattch.trace_request import CounterSource, TraceRequest, compute_kernel_power
@@ -151,7 +151,7 @@ def test_published_errors_are_reproduced(reference: Path) -> None:
 
 
 def test_figures_for_the_ledger(reference: Path, tmp_path: Path) -> None:
-    from wattcast.gpuwattch.component_fit import compare_simulator_runs, refine_volta_components
+    from studies.public_checks.simulator_runs import compare_simulator_runs, refine_volta_components
 
     runs = {(error.run, error.reported): error for error in compare_simulator_runs(reference)}
     assert max(runs["gtx480_gpuwattch", False].worst_w.values()) <= 2e-5

@@ -69,7 +69,7 @@ def test_a_refit_is_compared_on_its_own_folds(monkeypatch: pytest.MonkeyPatch) -
     assert latency["mape"] == 0.0
     assert power["mape"] < 3.0  # settled power beside that of the window
     assert clock["n"] == power["n"]
-    inside = np.isin(held.fold, ablations.FOLDS) & ledger_figures._kind(held, "burst")
+    inside = np.isin(held.fold, ablations.FOLDS) & ledger_figures.is_random_kind(held, "burst")
     assert latency["n"] == inside.sum()
     assert latency["floor"] == pytest.approx(
         100 * np.mean(np.abs(held.predicted_latency_s / held.latency_s - 1)[inside]), abs=0.01

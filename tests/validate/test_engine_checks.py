@@ -1,8 +1,6 @@
-"""The ledger of engine kernels: rows held out of the fit stay out of it, and public tables are read by shape."""
+"""The ledger of engine kernels: rows held out of the fit stay out of it."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,13 +9,7 @@ from wattcast import hardware
 from wattcast.fit.engine_fit import is_engine_family, judge_engine_rows, without_engine
 from wattcast.fit.kernel_rows import load_kernel_rows
 from wattcast.predictor.bundle.bundle_file import shipped_bundle
-from wattcast.validate.engine_checks import engine_kernel_rows, table_rows
-
-HEADS = {
-    "gemm": "kernel_source,gemm_dtype,m,n,k,latency\na,bfloat16,64,4096,4096,0.02\na,fp8,64,4096,4096,0.02\n",
-    "context_attention": "kernel_source,batch_size,isl,num_heads,num_key_value_heads,head_dim,attn_dtype,"
-    "kv_cache_dtype,step,window_size,latency\na,1,2048,32,8,128,bfloat16,bfloat16,0,0,0.08\n",
-}
+from wattcast.validate.kernel_checks import engine_kernel_rows
 
 
 @pytest.fixture(scope="module")
@@ -55,13 +47,3 @@ def test_a_bundle_without_engine_rows_falls_back_to_the_families_above() -> None
     ratio = judged.predicted_latency_s / judged.latency_s
     assert (ratio > 0.2).all()
     assert (ratio < 5.0).all()
-
-
-def test_public_tables_are_scored_by_format(tmp_path: Path) -> None:
-    (tmp_path / "aiconfigurator").mkdir()
-    for table, text in HEADS.items():
-        (tmp_path / "aiconfigurator" / f"h200_sxm.vllm-0.24.0.{table}.csv").write_text(text)
-    found = {row["quantity"]: row for row in table_rows(tmp_path)}
-    assert found["latency, gemm bfloat16"]["mape"] == found["latency, gemm bfloat16"]["floor"]
-    assert found["latency, context_attention bfloat16"]["n"] == 1
-    assert "not found" in found["moe"]["missing"]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from studies.ablations import flop_byte_regression
 
 from wattcast import hardware
 from wattcast.cli.main import main
@@ -19,7 +20,7 @@ from wattcast.fit import whole_models
 from wattcast.fit.whole_models import ModelCase, build_row_graph, fit_host_cost, fit_host_database
 from wattcast.predictor import api
 from wattcast.predictor.bundle import bundle_for
-from wattcast.validate.kernel_checks import five_number_floor, flop_byte_regression, model_family
+from wattcast.validate.kernel_checks import five_number_floor, model_family
 from wattcast.validate.model_checks import compare_models, model_rows
 
 WORK = [

@@ -11,7 +11,7 @@ import typer
 
 from wattcast.cli.shared_options import Environment, Json, Plot, folded, save_plot
 from wattcast.core.errors import bad_value, resolve_name
-from wattcast.core.strict_files import REFERENCE_VARIABLE, reference_folder
+from wattcast.core.strict_files import REFERENCE_VARIABLE, load_study, reference_folder
 from wattcast.core.units import parse, show
 from wattcast.core.whole_files import write_whole
 
@@ -505,20 +505,19 @@ def check_energies(
     folder = reference or reference_folder(env.variables)
     if folder is not None and not (folder / "accelwattch").is_dir():
         raise bad_value("--reference", "a folder with accelwattch/ in it", str(folder))
-    dumped = energy_checks.dumped_ratios(folder) if folder is not None else []
-    standing = energy_checks.leakage_area_ratios(folder) if folder is not None else []
-    ratios = dumped + standing + energy_checks.fitted_ratios(gpu)
+    study = load_study("public_checks.dumped_energies") if folder is not None else None
+    dumped = study.dumped_ratios(folder) if study else []
+    ratios = dumped + (study.leakage_area_ratios(folder) if study else []) + energy_checks.fitted_ratios(gpu)
     if plot is not None:
-        if not dumped:
-            raise bad_value(
-                "--plot", "dumped energies to compare with", "none", f"Name them with {REFERENCE_VARIABLE}."
-            )
-        save_plot(env, energy_checks.draw_energy_ratios(dumped), plot)
-    rows = energy_checks.make_energy_rows(folder, gpu)
+        if study is None:
+            do = f"Name them with {REFERENCE_VARIABLE}, in a checkout of the repository."
+            raise bad_value("--plot", "dumped energies to compare with", "none", do)
+        save_plot(env, study.draw_energy_ratios(dumped), plot)
+    rows = [*(study.make_dumped_rows(folder) if study else []), *energy_checks.make_energy_rows(gpu)]
     if json:
         env.json({"ratios": [vars(r) | {"ratio": r.ratio} for r in ratios], "rows": rows})
     else:
         energy_checks.print_ratios(env.console(), ratios)
         env.stdout.write(format_ledger(rows) + "\n")
-    if folder is None:
+    if study is None:
         env.say(f"note: no dumped energies here; name their folder with --reference or {REFERENCE_VARIABLE}.")

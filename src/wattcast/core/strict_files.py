@@ -6,13 +6,16 @@ NaN and infinity are refused. Writers stand in ``whole_files``.
 
 from __future__ import annotations
 
+import importlib
 import math
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeVar
 
 import msgspec
@@ -213,3 +216,13 @@ def reference_folder(variables: Mapping[str, str], project: Path | None = None) 
         return Path(named) if Path(named).is_dir() else None
     beside = (project or Path.cwd()).resolve().parent / "shared" / "reference"
     return beside if beside.is_dir() else None
+
+
+def load_study(name: str) -> ModuleType | None:
+    """Load a module below ``studies/`` where Wattcast runs from its repository; None where it was installed alone."""
+    root = Path(__file__).resolve().parents[3]
+    if not (root / "studies" / f"{name.replace('.', '/')}.py").is_file():
+        return None
+    if str(root) not in sys.path:
+        sys.path.append(str(root))
+    return importlib.import_module(f"studies.{name}")

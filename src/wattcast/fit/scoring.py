@@ -8,9 +8,8 @@ import numpy as np
 
 from wattcast.core.arrays import Array
 
-LedgerRow = dict[
-    str, Any
-]  # set, quantity, n, mape, floor, published, must, aim; further keys where a row has more to say
+# set, quantity, n, mape, floor, published, must, aim; further keys where a row has more to say
+LedgerRow = dict[str, Any]
 
 
 def mean_percent_error(found: Array, true: Array) -> float | None:
@@ -47,6 +46,24 @@ def make_ledger_row(
         "aim": aim,
         **more,
     }
+
+
+def score_row(
+    where: str,
+    quantity: str,
+    found: Array,
+    true: Array,
+    floor: Array | None = None,
+    published: str | None = None,
+    must: float | None = None,
+    aim: float | None = None,
+    **more: Any,
+) -> LedgerRow:
+    """One row with the mean error of ``found`` against ``true``; ``floor`` is what a trivial model finds."""
+    least = None if floor is None else mean_percent_error(floor, true)
+    return make_ledger_row(
+        where, quantity, len(true), mean_percent_error(found, true), least, published, must, aim, **more
+    )
 
 
 def make_absent_row(

@@ -15,10 +15,8 @@ from __future__ import annotations
 import csv
 import importlib
 import io
-import itertools
 import math
 import re
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -31,8 +29,7 @@ from wattcast.core.errors import MissingTool, bad_value, nearest_names, unknown_
 from wattcast.core.strict_files import read_bytes
 from wattcast.gpuwattch.architecture import ChipArchitecture
 from wattcast.gpuwattch.energy_table import DUTY, EnergyTable, read_component_set
-from wattcast.gpuwattch.trace_reading import SimulatorDialect, dialect_counters, open_power_trace
-from wattcast.gpuwattch.trace_request import TraceRequest, make_power_trace
+from wattcast.gpuwattch.trace_reading import dialect_counters
 
 SHORTEST_KERNEL_S = 0.5e-3  # manual, section 2.3
 DEFAULT_BOUNDS = (0.5, 2.0)  # a factor of two either way
@@ -327,21 +324,6 @@ def application_of_kernel(kernel: str) -> str:
     return re.sub(r"_k?\d+$", "", kernel)
 
 
-def published_model_errors(path: Path) -> list[dict[str, float | str | int]]:
-    """Return the mean errors of published models in a table of ``config``, ``hw_total_W`` and ``sim_total_W``."""
-    rows = _read_rows(path)
-    if not rows or not {"config", "hw_total_W", "sim_total_W"} <= set(rows[0]):
-        raise bad_value(
-            path.name, "columns config, hw_total_W and sim_total_W", ", ".join(rows[0]) if rows else "none"
-        )
-    found: list[dict[str, float | str | int]] = []
-    for config in dict.fromkeys(row["config"] for row in rows):
-        mine = [row for row in rows if row["config"] == config]
-        pairs = np.array([[_read_number(row, c, path.name) for c in ("sim_total_W", "hw_total_W")] for row in mine])
-        found.append({"config": config, "n": len(mine), "mape": mean_error_percent(pairs[:, 0], pairs[:, 1])})
-    return found
-
-
 def apply_factors(architecture: ChipArchitecture, factors: Mapping[str, float]) -> ChipArchitecture:
     """Multiply fitted factors of components into an architecture's scaling factors and powers.
 
@@ -376,53 +358,3 @@ def _read_number(row: Mapping[str, str], column: str, where: str) -> float:
     if not math.isfinite(value):
         raise bad_value(f"{where}: {column}", "a finite number", value)
     return value
-
-
-SIMULATOR_RUNS = {  # run -> dialect, architecture file and energy table
-    "gtx480_gpuwattch": (SimulatorDialect.GPUWATTCH, "gpuwattch_gtx480"),
-    "qv100_accelwattch": (SimulatorDialect.ACCELWATTCH, "accelwattch_ptx_sim"),
-}
-VOLTA_KERNELS_FILE = "volta_hw_counters_power_components.csv"
-
-
-@dataclass(frozen=True)
-class SimulatorRunError:
-    """The distance of one simulator run's power trace from ours."""
-
-    run: str
-    samples: int
-    worst_w: dict[str, float]  # by column, static power and the total ("power") among them
-    reported: bool  # whether the simulator's power report was read as well, which knows the active threads
-
-
-def compare_simulator_runs(reference: Path) -> list[SimulatorRunError]:
-    """Return the worst error of every component over all rows of the runs, from the trace and with the report."""
-    found = []
-    for (run, (dialect, name)), reported in itertools.product(SIMULATOR_RUNS.items(), (False, True)):
-        folder = reference / "simulator_runs" / run
-        table = reference / "accelwattch" / "coefficients" / f"{name}.csv"
-        if not folder.is_dir() or not table.is_file():
-            continue
-        with tempfile.TemporaryDirectory() as out:
-            files = (folder / "metric_trace.log.gz", folder / f"{name}.xml", table, Path(out), dialect)
-            kernels = folder / "power_report.log" if reported else None
-            asked = TraceRequest(*files, kernels=kernels, parquet=False, figure=False)
-            result = make_power_trace(asked)[1]
-            truth = open_power_trace(folder / "power_trace.log.gz")
-            ours = open_power_trace(Path(out) / "power_trace.log.gz")
-            watts = [np.concatenate([block.value for block in trace.blocks()]) for trace in (ours, truth)]
-            error_w = np.abs(watts[0] - watts[1])
-        worst = dict(zip(truth.columns, error_w.max(axis=0).tolist(), strict=True))
-        found.append(SimulatorRunError(run, result.samples, worst, reported))
-    return found
-
-
-def refine_volta_components(reference: Path) -> tuple[int, ComponentFitErrors] | None:
-    """Refine AccelWattch's components on measured watts; return kernels and errors, or None without the table."""
-    path = reference / "accelwattch" / VOLTA_KERNELS_FILE
-    if not path.is_file():
-        return None
-    found = fit_scaling(
-        read_measured_kernels(path, KernelColumns("hw_total_W", prefix="accelwattch_HW_", leave_out=("total_W",)))
-    )
-    return found.kernels, found.score

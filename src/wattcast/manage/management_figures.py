@@ -1,7 +1,7 @@
 """Draw run-time management like figures 1, 10 to 13 and 15 to 18 of paper 004. One function draws one figure.
 
-Every caption says what the plant is: simulated, predicted, or replayed from which file. What the knobs of the paper's
-card do before anything is managed (figures 3 to 9 and 14) is drawn by ``studies/hd7970_figures.py``.
+Every caption says what the plant is: simulated, predicted, or replayed from which file. Figures 3 to 9 and 14, what
+the knobs of the paper's card do before anything is managed, are drawn by ``studies/hd7970_figures.py``.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from wattcast.core.strict_files import load_study
 from wattcast.manage import sensitivity_model
 from wattcast.manage.hd7970 import STRESS_APPLICATIONS
 from wattcast.manage.plants import KnobRole, PlantTables, PlayedRun, compute_residency
@@ -243,7 +244,9 @@ def _plant_figures(tables: PlantTables, comparison: PolicyComparison, setup: Pol
         return made
     graph = comparison.runs[PolicyName.HARMONIA, "Graph500"].played
     models = {m.name: m for m in (setup.model, sensitivity_model.load_shipped_model()) if m is not None}
+    study = load_study("hd7970_figures")
     return made | {
+        **({} if study is None else study.list_figures(tables)),
         "figure_01_power_breakdown": lambda: draw_power_breakdown(tables, "XSBench"),
         "figure_15_residency_kernel": lambda: draw_residency(tables, graph, "Graph500.BottomStepUp"),
         "figure_16_residency": lambda: draw_residency(tables, graph),

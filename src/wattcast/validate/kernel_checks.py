@@ -1,9 +1,10 @@
-"""Ledger rows of kernels: latency, power and clock, intervals, kernel choice, counters and layers."""
+"""Ledger rows of kernels: latency, power and clock, intervals, kernel choice, counters, layers, engine kernels."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy.typing as npt
 
 from wattcast import hardware
 from wattcast.core.arrays import Array, Mask
+from wattcast.core.errors import WattcastError
 from wattcast.core.measured_rows import COUNTERS_FILE, database_folder, read_table
 from wattcast.fit.card_spread import (
     KIND_OF_QUANTITY,
@@ -23,6 +25,7 @@ from wattcast.fit.card_spread import (
     load_origins,
 )
 from wattcast.fit.database_fit import fit_cold_cache, load_layers, predict_held_out_layers_s, shipped_held_out
+from wattcast.fit.engine_fit import JudgedRows, judge_engine_rows
 from wattcast.fit.held_out import (
     INTERVAL_LEVEL,
     HeldOutRows,
@@ -31,18 +34,16 @@ from wattcast.fit.held_out import (
     power_ends,
     scale_ratios,
 )
-from wattcast.fit.kernel_fit import KernelFit
-from wattcast.fit.kernel_rows import KernelRows, load_kernel_rows
-from wattcast.fit.scoring import LedgerRow, make_ledger_row, mean_percent_error
+from wattcast.fit.kernel_rows import KernelRows, load_kernel_rows, on_random_data
+from wattcast.fit.scoring import LedgerRow, make_absent_row, make_ledger_row, mean_percent_error, score_row
 from wattcast.fit.whole_models import ModelCase
 from wattcast.hardware import Gpu
 from wattcast.kernels import build_kernels, lower_graph, reference_chip
 from wattcast.kernels.kernel_table import COUNTED_ROTATION
 from wattcast.predictor.bundle import bundle_for
-from wattcast.predictor.bundle.bundle_file import FAMILIES, Bundle
+from wattcast.predictor.bundle.bundle_file import shipped_bundle
 from wattcast.predictor.bundle.support_widening import CardSpread, nearness_scale
-from wattcast.predictor.kernel_phases import Correction, count_events
-from wattcast.predictor.learned_factors import LearnedFactors
+from wattcast.predictor.kernel_phases import count_events
 
 
 def kernel_rows(held: HeldOutRows, gpu: str) -> list[LedgerRow]:
@@ -55,23 +56,34 @@ def kernel_rows(held: HeldOutRows, gpu: str) -> list[LedgerRow]:
     capped = ~burst & (held.clock_hz < 0.995 * top_hz)
     open_, shut = ~burst & ~capped & random, capped & random
     names = list(dict.fromkeys(held.family))
-    rows = [_latency(held, where, "latency", burst & random, "4-20 at a locked clock", 9.0, 5.5)]
-    rows += [_latency(held, where, f"latency, {f}", burst & random & (family == f), None, 15.0, None) for f in names]
-    rows += [
-        _latency(held, where, "latency, sustained, not capped", open_),
-        _latency(held, where, "latency, sustained, capped", shut),
-        _power(held, where, "power", ~burst & random, "3-4 at a locked clock", 5.0, 3.2),
-        _power(held, where, "power, not capped", open_),
-        _power(held, where, "power, capped", shut),
+    floors = {  # a plain roofline, the mean of the family, and always the top clock
+        "latency_s": held.roofline_s,
+        "power_w": _family_mean(held),
+        "clock_hz": np.full(len(held.kind), top_hz),
+    }
+
+    def score(column: str, quantity: str, at: Mask, *goals: Any) -> LedgerRow:
+        found, true = getattr(held, f"predicted_{column}")[at], getattr(held, column)[at]
+        more: dict[str, Any] = {}
+        if column == "latency_s":
+            more["median"] = round(float(100 * np.median(np.abs(found / true - 1))), 2) if at.any() else None
+        return score_row(where, quantity, found, true, floors[column][at], *goals, **more)
+
+    latency, power, clock = (partial(score, column) for column in floors)
+    sustained = ~burst & random
+    return [
+        latency("latency", burst & random, "4-20 at a locked clock", 9.0, 5.5),
+        *(latency(f"latency, {f}", burst & random & (family == f), None, 15.0) for f in names),
+        latency("latency, sustained, not capped", open_),
+        latency("latency, sustained, capped", shut),
+        power("power", sustained, "3-4 at a locked clock", 5.0, 3.2),
+        power("power, not capped", open_),
+        power("power, capped", shut),
+        *(power(f"power, {f}", sustained & (family == f)) for f in names),
+        clock("clock as NVML reports it", sustained, "nobody", 2.5, 1.3),
+        clock("clock, capped", shut, "nobody", 5.0, 3.0),
+        power("power, zeros, ones and rectified data", ~burst & ~random),
     ]
-    rows += [_power(held, where, f"power, {f}", ~burst & random & (family == f)) for f in names]
-    rows += [
-        _clock(held, where, "clock as NVML reports it", ~burst & random, top_hz, 2.5, 1.3),
-        _clock(held, where, "clock, capped", shut, top_hz, 5.0, 3.0),
-    ]
-    other = ~burst & ~random
-    rows += [_power(held, where, "power, zeros, ones and rectified data", other)]
-    return rows
 
 
 def interval_rows(held: HeldOutRows, gpu: str) -> list[LedgerRow]:
@@ -143,42 +155,6 @@ def _covered(
     return inside, width
 
 
-def _latency(
-    held: HeldOutRows,
-    where: str,
-    quantity: str,
-    at: Mask,
-    published: str | None = None,
-    must: float | None = None,
-    aim: float | None = None,
-) -> LedgerRow:
-    error = mean_percent_error(held.predicted_latency_s[at], held.latency_s[at])
-    floor = mean_percent_error(held.roofline_s[at], held.latency_s[at])
-    return make_ledger_row(
-        where, quantity, int(at.sum()), error, floor, published, must, aim, median=_median(held, at)
-    )
-
-
-def _median(held: HeldOutRows, at: Mask) -> float | None:
-    if not at.any():
-        return None
-    return round(float(100 * np.median(np.abs(held.predicted_latency_s[at] / held.latency_s[at] - 1))), 2)
-
-
-def _power(
-    held: HeldOutRows,
-    where: str,
-    quantity: str,
-    at: Mask,
-    published: str | None = None,
-    must: float | None = None,
-    aim: float | None = None,
-) -> LedgerRow:
-    error = mean_percent_error(held.predicted_power_w[at], held.power_w[at])
-    floor = mean_percent_error(_family_mean(held)[at], held.power_w[at])
-    return make_ledger_row(where, quantity, int(at.sum()), error, floor, published, must, aim)
-
-
 def _family_mean(held: HeldOutRows) -> Array:
     """Return the mean power of each row's family over the other folds, which is the floor."""
     family, found = np.array(held.family), np.full(len(held.kind), np.nan)
@@ -189,14 +165,6 @@ def _family_mean(held: HeldOutRows) -> Array:
     return found
 
 
-def _clock(
-    held: HeldOutRows, where: str, quantity: str, at: Mask, top_hz: float, must: float, aim: float
-) -> LedgerRow:
-    error = mean_percent_error(held.predicted_clock_hz[at], held.clock_hz[at])
-    floor = mean_percent_error(np.full(int(at.sum()), top_hz), held.clock_hz[at])
-    return make_ledger_row(where, quantity, int(at.sum()), error, floor, "nobody", must, aim)
-
-
 def choice_rows(gpu: str, held: HeldOutRows | None = None) -> list[LedgerRow]:
     """Return how often the fitted kernel choice is the library's, and the latency error with the kernel that ran."""
     held = held or shipped_held_out(gpu)
@@ -205,44 +173,39 @@ def choice_rows(gpu: str, held: HeldOutRows | None = None) -> list[LedgerRow]:
     burst = np.array([kind == "burst" for kind in held.kind]) & (np.array(held.data) == "random")
     named = burst & np.array([bool(ran) and bool(chosen) for ran, chosen in zip(held.ran, held.chosen, strict=True)])
     where, family = f"{gpu} kernel choice", np.array(held.family)
-    rows = []
+    chosen, oracle = [], []
     for name in ("gemm", "conv2d"):
         at = named & (family == name)
-        rows.append(make_ledger_row(where, f"kernel of {name}", int(at.sum()), None, **_agreement(held, at)))
-    for name in ("gemm", "conv2d"):
+        chosen.append(make_ledger_row(where, f"kernel of {name}", int(at.sum()), None, **_agreement(held, at)))
         at = burst & (family == name) & np.isfinite(held.oracle_latency_s)
-        error = mean_percent_error(held.oracle_latency_s[at], held.latency_s[at])
-        more: dict[str, Any] = {
-            "without_oracle": round(mean_percent_error(held.predicted_latency_s[at], held.latency_s[at]) or 0.0, 1)
-        }
-        rows.append(
-            make_ledger_row(where, f"latency of {name}, kernel that ran (oracle)", int(at.sum()), error, **more)
-        )
-    return rows
+        without = round(mean_percent_error(held.predicted_latency_s[at], held.latency_s[at]) or 0.0, 1)
+        ran, true = held.oracle_latency_s[at], held.latency_s[at]
+        quantity = f"latency of {name}, kernel that ran (oracle)"
+        oracle.append(score_row(where, quantity, ran, true, without_oracle=without))
+    return chosen + oracle
 
 
 def _agreement(held: HeldOutRows, at: Mask) -> dict[str, Any]:
     """Return shares in percent."""
-    ran, took = ([_parse_choice(names[i]) for i in np.flatnonzero(at)] for names in (held.ran, held.chosen))
+
+    def parse(text: str) -> tuple[str, int, int, bool]:
+        kind, tile, *split = text.split()
+        n, m = tile.split("x")
+        return kind, int(n), int(m), bool(split)
+
+    def percent(flags: list[Any]) -> float:
+        return round(float(100 * np.mean(flags)), 1) if flags else 0.0
+
+    ran, took = ([parse(names[i]) for i in np.flatnonzero(at)] for names in (held.ran, held.chosen))
     pairs = list(zip(ran, took, strict=True))
     near = [abs(np.log2(b[1] * b[2] / (a[1] * a[2]))) <= 1.0 for a, b in pairs]
     return {
-        "kind": _percent_true([a[0] == b[0] for a, b in pairs]),
-        "tile_exact": _percent_true([a[:3] == b[:3] for a, b in pairs]),
-        "area_within_a_factor_of_two": _percent_true(near),
-        "split_of_k": _percent_true([a[3] == b[3] for a, b in pairs]),
+        "kind": percent([a[0] == b[0] for a, b in pairs]),
+        "tile_exact": percent([a[:3] == b[:3] for a, b in pairs]),
+        "area_within_a_factor_of_two": percent(near),
+        "split_of_k": percent([a[3] == b[3] for a, b in pairs]),
         "distinct_kernels": len(set(ran)),
     }
-
-
-def _percent_true(flags: list[Any]) -> float:
-    return round(float(100 * np.mean(flags)), 1) if flags else 0.0
-
-
-def _parse_choice(text: str) -> tuple[str, int, int, bool]:
-    kind, tile, *split = text.split()
-    n, m = tile.split("x")
-    return kind, int(n), int(m), bool(split)
 
 
 _BANK_BYTE = 4.0  # a bank of shared memory and L1 is 4 bytes wide
@@ -306,12 +269,12 @@ def layer_rows(gpu: str) -> list[LedgerRow]:
         return []
     law = fit_cold_cache(layers)
     return [
-        make_ledger_row(
+        score_row(
             f"{gpu} layers of operators that hand on results",
             "latency, architecture unseen",
-            len(layers.name),
-            mean_percent_error(predict_held_out_layers_s(layers), layers.layer_s),
-            mean_percent_error(layers.alone_s, layers.layer_s),
+            predict_held_out_layers_s(layers),
+            layers.layer_s,
+            layers.alone_s,
             floor_is="sum of the operators alone",
             cold_operator_us=round(1e6 * law.operator_s, 2),
             cold_us_per_MB=round(1e12 * law.s_per_byte, 3),
@@ -329,23 +292,20 @@ def card_rows(gpu: str, held: HeldOutRows) -> list[LedgerRow]:
 
 
 def _spread(where: str, quantity: str, found: CardComponents | list[CardShift], spread: CardSpread) -> LedgerRow:
-    taken = getattr(spread, quantity)
-    if not isinstance(found, CardComponents):
-        more: dict[str, Any] = {"taken": f"{100 * taken:.2f} %"}
-        for i, s in enumerate(found):
-            more[f"card_{i + 2}_against_1"] = f"{100 * s.shift:+.2f} ± {100 * s.error:.2f} % by {s.rows} rows"
+    more: dict[str, Any] = {"taken": f"{100 * getattr(spread, quantity):.2f} %"}
+    if isinstance(found, CardComponents):
+        more |= {
+            "cards": found.cards,
+            "common_to_a_card": f"{100 * found.card:.2f} %",
+            "card_by_kernel": f"{100 * found.card_by_kernel:.2f} %",
+            "repeats": f"{100 * found.noise:.2f} %",
+        }
+    else:
+        for i, s in enumerate(found, start=2):
+            more[f"card_{i}_against_1"] = f"{100 * s.shift:+.2f} ± {100 * s.error:.2f} % by {s.rows} rows"
         more["from"] = spread.source
-        return make_ledger_row(
-            where, f"{quantity}, deviation of another card", sum(s.rows for s in found), None, **more
-        )
-    more = {
-        "taken": f"{100 * taken:.2f} %",
-        "cards": found.cards,
-        "common_to_a_card": f"{100 * found.card:.2f} %",
-        "card_by_kernel": f"{100 * found.card_by_kernel:.2f} %",
-        "repeats": f"{100 * found.noise:.2f} %",
-    }
-    return make_ledger_row(where, f"{quantity}, deviation of another card", found.rows, None, **more)
+    rows = found.rows if isinstance(found, CardComponents) else sum(s.rows for s in found)
+    return make_ledger_row(where, f"{quantity}, deviation of another card", rows, None, **more)
 
 
 def _common(where: str, quantity: str, rows: KernelRows, origin: RowOrigins) -> list[LedgerRow]:
@@ -378,9 +338,9 @@ def five_number_floor(cases: list[ModelCase], gpu: Gpu) -> tuple[Array, Array]:
         here, others = family == name, family != name
         if not others.any():
             continue
-        seconds = np.maximum(time @ _relative(time[others], latency[others]), 1e-9)
+        seconds = np.maximum(time @ solve_relative(time[others], latency[others]), 1e-9)
         busy = np.column_stack([np.ones(len(cases)), compute_s / latency, memory_s / latency])
-        watts = _relative(busy[others], power[others])
+        watts = solve_relative(busy[others], power[others])
         asked = np.column_stack([np.ones(len(cases)), compute_s / seconds, memory_s / seconds]) @ watts
         found_s[here], found_w[here] = seconds[here], np.minimum(asked, limit_w)[here]
     return found_s, found_w
@@ -393,17 +353,7 @@ def model_family(model: str) -> str:
     )
 
 
-def flop_byte_regression(flop: Array, byte: Array, latency_s: Array, fold: npt.NDArray[np.int64]) -> Array:
-    """Return latency from a regression on FLOPs, bytes and a constant, out of fold, fitted to relative error."""
-    terms = np.column_stack([np.ones(len(flop)), flop / flop.max(), byte / byte.max()])
-    found = np.full(len(flop), np.nan)
-    for k in np.unique(fold):
-        others = fold != k
-        found[~others] = terms[~others] @ _relative(terms[others], latency_s[others])
-    return found
-
-
-def _relative(terms: Array, target: Array) -> Array:
+def solve_relative(terms: Array, target: Array) -> Array:
     """Solve non-negative least squares of terms/target against one."""
     from scipy.optimize import nnls
 
@@ -418,20 +368,42 @@ def _terms(case: ModelCase, gpu: Gpu) -> tuple[float, float, float]:
     return compute_s, case.graph.byte / float(np.mean(gpu.memory.byte_per_s)), float(case.operators)
 
 
-def ideal_scaffold(bundle: Bundle) -> KernelFit:
-    """Return the shipped clock law and energies with every λ one, no fixed time and nothing learned."""
-    assert bundle.clock_law is not None
-    ideal = dict.fromkeys(FAMILIES, Correction(1.0, 1.0, 0.0))
-    nothing = LearnedFactors(bundle.reference, {}, {})
-    return KernelFit(ideal, bundle.clock_law, bundle.power.as_module_power(), dict(bundle.toggling), nothing)
+_ENGINE_GOALS = {"latency": (8.0, 4.0), "power": (5.0, 3.0)}
+_FORMAT_MUST = 10.0  # percent, of fp8 and of experts
 
 
-def regress_by_family(rows: KernelRows, fold: npt.NDArray[np.int64]) -> Array:
-    """Return latency from FLOPs and bytes, by family, out of fold."""
-    flop = np.array([op.flop for op in rows.ops])
-    byte = np.array([op.read_byte + op.write_byte for op in rows.ops])
-    family, found = np.array(rows.family), np.full(len(rows), np.nan)
-    for name in dict.fromkeys(rows.family):
-        at = family == name
-        found[at] = flop_byte_regression(flop[at] + 1.0, byte[at] + 1.0, rows.column("latency_s")[at], fold[at])
+def engine_kernel_rows(gpu: str) -> list[LedgerRow]:
+    """Return errors of the engine's kernels on rows held out of the fit, overall, by operator and for fp8."""
+    where = f"{gpu} engine kernels, held out"
+    bundle = shipped_bundle(gpu)
+    try:
+        rows = load_kernel_rows(f"{gpu}/engine")
+    except WattcastError as error:  # no such database
+        return [make_absent_row(where, "latency", str(error), *_ENGINE_GOALS["latency"])]
+    assert bundle is not None, "a GPU of the ledger has a bundle"
+    assert rows.held_out is not None, "engine rows say which are held out"
+    kept = rows.select_rows(rows.held_out & on_random_data(rows) & rows.fit)
+    return _score_engine(where, judge_engine_rows(bundle, kept, hardware.load_gpu(gpu)))
+
+
+def _score_engine(where: str, judged: JudgedRows) -> list[LedgerRow]:
+    burst = np.array([kind == "burst" for kind in judged.kind])
+    operator, form = np.array(judged.operator), np.array(judged.format)
+    found = []
+    for quantity, kept, predicted, measured in (
+        ("latency", burst, judged.predicted_latency_s, judged.latency_s),
+        ("power", ~burst, judged.predicted_power_w, judged.power_w),
+    ):
+        known = kept & np.isfinite(measured)
+
+        def row(name: str, some: Mask, must: float | None = None, aim: float | None = None) -> LedgerRow:
+            said, true = predicted[some], measured[some]  # noqa: B023  (called at once)
+            median = round(100.0 * float(np.median(np.abs(said / true - 1.0))), 1) if some.any() else None
+            return score_row(where, name, said, true, must=must, aim=aim, median=median)
+
+        found.append(row(quantity, known, *_ENGINE_GOALS[quantity]))
+        found.append(row(f"{quantity}, fp8", known & (form == "fp8"), _FORMAT_MUST))
+        for name in sorted(set(judged.operator)):
+            must = _FORMAT_MUST if name == "engine_experts" else None
+            found.append(row(f"{quantity}, {name}", known & (operator == name), must))
     return found

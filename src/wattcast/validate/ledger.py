@@ -1,41 +1,46 @@
 """The accuracy ledger: rows of every set that can be found, printed as text or written as a page.
 
-A set is a function that returns rows. Quick sets are computed every time; sets that take minutes are computed when
-asked for and kept (``ledger_store``); studies in the repository leave their rows there too.
+A set is a function that returns rows. Sets that judge by measurements of others are in ``studies/public_checks`` and
+are made where Wattcast runs from its repository. Rows that take minutes are made when asked for and kept, one JSON
+file per section, in ``WATTCAST_CACHE`` or in ``wattcast`` of the user's cache. The file is named by what the rows
+depend on: a change of the database, of a bundle or of any module that fitting and prediction run through gives
+another name, so a kept result is never stale. Other studies leave their rows there too, and the ledger lists them.
 """
 
 from __future__ import annotations
 
+import argparse
+import hashlib
+import json
 import os
-from collections.abc import Mapping
-from functools import partial
+import sys
+from collections.abc import Callable, Mapping
+from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 from wattcast.core.errors import BadInput
-from wattcast.core.strict_files import reference_folder
+from wattcast.core.measured_rows import database_folder
+from wattcast.core.strict_files import load_study, reference_folder
+from wattcast.core.whole_files import cache_root, write_whole
 from wattcast.counter_models.counter_validation import make_counter_model_rows
 from wattcast.fit.database_fit import fit_kernel_database, shipped_held_out
 from wattcast.fit.held_out import HeldOutRows
-from wattcast.fit.scoring import LedgerRow, make_absent_row
+from wattcast.fit.scoring import LedgerRow, make_absent_row, make_ledger_row
 from wattcast.gpuwattch.energy_checks import make_energy_rows
+from wattcast.gpuwattch.measured_energies import PARENT, judge_held_out
 from wattcast.predictor.bundle.bundle_file import shipped_bundle
-from wattcast.validate.collective_checks import collective_rows, public_rows
-from wattcast.validate.coverage_checks import coverage_rows
-from wattcast.validate.engine_checks import engine_kernel_rows, table_rows
 from wattcast.validate.kernel_checks import (
     card_rows,
     choice_rows,
     counter_rows,
+    engine_kernel_rows,
     interval_rows,
     kernel_rows,
     layer_rows,
 )
-from wattcast.validate.ledger_store import Tell, load_or_make_rows, load_rows
 from wattcast.validate.model_checks import model_rows
-from wattcast.validate.other_gpu_checks import kernel_table_rows, other_gpu_rows
-from wattcast.validate.published_checks import TITANX, V100, component_rows, power_limit_rows, titanx_rows, v100_rows
 from wattcast.validate.serving_checks import serving_rows
-from wattcast.validate.training_checks import training_rows
 
 GPUS = ("h200",)  # with a fitted bundle and a database that ship
 STUDIES = {  # section of the ledger -> the script below studies/ that makes its rows
@@ -46,6 +51,10 @@ STUDIES = {  # section of the ledger -> the script below studies/ that makes its
     "few-rows": "few_rows.py",
     "ablations": "ablations.py",
 }
+Tell = Callable[[str], None]  # takes a line of progress
+_PACKAGE = Path(__file__).resolve().parents[1]
+# folders that a held-out error follows from
+_INGREDIENTS = ("kernels", "power", "predictor", "fit", "hardware", "database", "workload", "validate")
 
 
 def build_ledger(
@@ -67,40 +76,30 @@ def build_ledger(
     rows: list[LedgerRow] = []
     for gpu in GPUS:
         held = fit_kernel_database(gpu, gpu, tell)[1] if refit else load_held_out(gpu)
-        rows += kernel_rows(held, gpu) + interval_rows(held, gpu) + counter_rows(gpu) + choice_rows(gpu)
-        rows += (
-            engine_kernel_rows(gpu)
-            + serving_rows(gpu)
-            + layer_rows(gpu)
-            + model_rows(gpu)
-            + make_counter_model_rows(gpu)
-            + card_rows(gpu, held)
-        )
+        rows += kernel_rows(held, gpu) + interval_rows(held, gpu)
+        for make in (counter_rows, choice_rows, engine_kernel_rows, serving_rows, layer_rows, model_rows):
+            rows += make(gpu)
+        rows += make_counter_model_rows(gpu) + card_rows(gpu, held)
         for section, script in STUDIES.items():
             kept = load_rows(f"{section}-{gpu}", env)
             reason = f"takes minutes: run `python studies/{script}` in the repository"
             rows += [make_absent_row(f"{gpu} {section.replace('-', ' ')}", "all", reason)] if kept is None else kept
-    for section, make, where, quantity in (
-        ("titanx", titanx_rows, TITANX, "power, leave one benchmark out, V inferred"),
-        ("v100", v100_rows, V100, "power, leave one kernel out"),
-        ("training", training_rows, "published training", "tokens/s"),
-        ("coverage", coverage_rows, "coverage of 90 % intervals", "latency and power"),
-    ):
+    judged = judge_held_out(database_folder(PARENT))
+    where, quantity = f"{PARENT} components of AccelWattch", "power, operators never used"
+    rows.append(make_ledger_row(where, quantity, judged.rows, judged.mape, judged.constant, None, 8.0))
+    rows += [row for gpu in GPUS for row in make_energy_rows(gpu)]
+    public = load_study("public_checks.public_sets")
+    if public is None:
+        reason = "judged where Wattcast runs from its repository (studies/public_checks)"
+        return [*rows, make_absent_row("measurements of others", "all", reason)]
+    for section, (where, quantity, make_long) in public.LONG_SETS.items():
         kept = load_rows(section, env)
         if long and (again or kept is None):
             say(f"{section}: working")
-            kept = load_or_make_rows(section, partial(make, reference, say), env, again)
+            kept = load_or_make_rows(section, partial(make_long, reference, say), env, again)
         reason = "takes minutes: run `wattcast lab validate --ablations`"
         rows += [make_absent_row(where, quantity, reason)] if kept is None else kept
-    rows += component_rows(reference, say) + make_energy_rows(reference)
-    if reference is not None and (reference / "energaizer").is_dir():
-        rows += other_gpu_rows(reference)
-    if reference is not None and (reference / "aiconfigurator").is_dir():
-        rows += kernel_table_rows(reference) + collective_rows(reference) + table_rows(reference)
-    rows += public_rows()
-    if reference is not None and (reference / "zeus").is_dir():
-        rows += power_limit_rows(reference)
-    return rows
+    return rows + list(public.make_quick_rows(reference, say))
 
 
 def load_held_out(gpu: str) -> HeldOutRows:
@@ -109,6 +108,56 @@ def load_held_out(gpu: str) -> HeldOutRows:
     if held is None:
         raise BadInput(f"no held-out results ship for {gpu}. Run `wattcast lab validate --refit`.")
     return held
+
+
+def load_or_make_rows(
+    section: str, make: Callable[[], list[LedgerRow]], variables: Mapping[str, str], again: bool = False
+) -> list[LedgerRow]:
+    """Return the rows of a section: read where they were kept, otherwise made and kept."""
+    rows = None if again else load_rows(section, variables)
+    if rows is None:
+        rows = make()
+        path = _section_file(section, variables)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_whole(path, json.dumps({"rows": rows}, indent=1).encode())
+    return rows
+
+
+def load_rows(section: str, variables: Mapping[str, str]) -> list[LedgerRow] | None:
+    """Return the kept rows of a section, or None where there are none (or half a file)."""
+    try:
+        return list(json.loads(_section_file(section, variables).read_bytes())["rows"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def run_study(section: str, make: Callable[[str, Tell], list[LedgerRow]]) -> None:
+    """Run a study from the command line: make its rows, keep them for the ledger, and print them."""
+    parser = argparse.ArgumentParser(description=sys.modules["__main__"].__doc__)
+    parser.add_argument("--gpu", default="h200", help="a GPU whose database ships")
+    parser.add_argument("--again", action="store_true", help="even where results were kept")
+    asked, _ = parser.parse_known_args()
+
+    def tell(text: str) -> None:
+        print(text, file=sys.stderr)
+
+    rows = load_or_make_rows(f"{section}-{asked.gpu}", lambda: make(asked.gpu, tell), os.environ, asked.again)
+    print(json.dumps({"rows": rows}, indent=1))
+
+
+def _section_file(section: str, variables: Mapping[str, str]) -> Path:
+    return cache_root(variables) / f"{section}-{source_digest()}.json"
+
+
+@cache
+def source_digest() -> str:
+    """Return a hash of every file that a result depends on."""
+    found = hashlib.sha256()
+    for path in (path for part in _INGREDIENTS for path in sorted((_PACKAGE / part).rglob("*"))):
+        if path.is_file() and path.suffix in (".py", ".yaml", ".csv", ".npz", ".parquet"):
+            found.update(path.relative_to(_PACKAGE).as_posix().encode())
+            found.update(path.read_bytes())
+    return found.hexdigest()[:16]
 
 
 _COLUMNS = ("set", "quantity", "n", "mape", "floor", "published", "must", "aim")

@@ -16,7 +16,7 @@ import numpy as np
 from wattcast import hardware
 from wattcast.core.arrays import Array, Mask
 from wattcast.fit import whole_models
-from wattcast.fit.scoring import LedgerRow, make_absent_row, make_ledger_row, mean_percent_error
+from wattcast.fit.scoring import LedgerRow, make_absent_row, mean_percent_error, score_row
 from wattcast.fit.whole_models import ModelCase, fit_host_cost
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.predictor.bundle import bundle_for
@@ -98,33 +98,35 @@ def _bound_rows(found: ComparedModels, where: str, gpu: Gpu, limit_w: float) -> 
     whole[:, at] = floor_s, floor_w
     floor_s, floor_w = whole
     capped, free = at & found.capped, at & ~found.capped
-    rows = [_latency_row(where, "latency", found, at, floor_s, must=11.0, aim=7.0)]
-    rows += [
-        _latency_row(where, f"latency, {name}", found, at & mask, floor_s) for name, mask in _kinds(found).items()
+
+    def score(found_: Array, true: Array, floor: Array, quantity: str, mask: Mask, **more: Any) -> LedgerRow:
+        return score_row(where, quantity, found_[mask], true[mask], floor[mask], **more)
+
+    def latency(quantity: str, mask: Mask, **more: Any) -> LedgerRow:
+        if mask.any():
+            more["median_ratio"] = round(float(np.median((found.predicted_s / found.latency_s)[mask])), 3)
+        return score(found.predicted_s, found.latency_s, floor_s, quantity, mask, **more)
+
+    def power(quantity: str, mask: Mask, **more: Any) -> LedgerRow:
+        baselines = {"min_of_P_and_cap": np.minimum(found.top_w, limit_w), "the_cap": np.full(len(at), limit_w)}
+        for name, watts in baselines.items():
+            error = mean_percent_error(watts[mask], found.power_w[mask])
+            more[name] = None if error is None else round(error, 2)
+        return score(found.predicted_w, found.power_w, floor_w, quantity, mask, **more)
+
+    energy_j, floor_j = found.predicted_s * found.predicted_w, floor_s * floor_w
+    top_hz = np.full(len(at), float(np.mean(gpu.clocks.max_hz)))
+    return [
+        latency("latency", at, must=11.0, aim=7.0),
+        *(latency(f"latency, {name}", at & mask) for name, mask in _kinds(found).items()),
+        latency("latency, not capped", free),
+        latency("latency, capped", capped),
+        power("power", at, must=4.5, aim=3.0),
+        power("power, not capped", free),
+        power("power, capped", capped),
+        score(energy_j, found.energy_j, floor_j, "energy", at),
+        score(found.predicted_hz, found.clock_hz, top_hz, "clock", at & np.isfinite(found.clock_hz)),
     ]
-    rows += [
-        _latency_row(where, f"latency, {n}", found, m, floor_s) for n, m in (("not capped", free), ("capped", capped))
-    ]
-    for name, mask in (("power", at), ("power, not capped", free), ("power, capped", capped)):
-        goals = {"must": 4.5, "aim": 3.0} if mask is at else {}
-        rows.append(
-            _power_row(where, name, found, mask, floor_w)
-            | goals
-            | {
-                "min_of_P_and_cap": _rounded(
-                    mean_percent_error(np.minimum(found.top_w, limit_w)[mask], found.power_w[mask])
-                ),
-                "the_cap": _rounded(mean_percent_error(np.full(int(mask.sum()), limit_w), found.power_w[mask])),
-            }
-        )
-    rows.append(_energy_row(where, found, at, floor_s * floor_w))
-    clock = at & np.isfinite(found.clock_hz)
-    top = np.full(len(at), float(np.mean(gpu.clocks.max_hz)))
-    off = mean_percent_error(found.predicted_hz[clock], found.clock_hz[clock])
-    rows.append(
-        make_ledger_row(where, "clock", int(clock.sum()), off, mean_percent_error(top[clock], found.clock_hz[clock]))
-    )
-    return rows
 
 
 def _kinds(found: ComparedModels) -> dict[str, Mask]:
@@ -134,44 +136,6 @@ def _kinds(found: ComparedModels) -> dict[str, Mask]:
     kinds = {f"{name} attention": np.array([r.attention == name for r in rows]) for name in ("eager", "flash")}
     models = {name: np.array([r.model == name for r in rows]) for name in dict.fromkeys(r.model for r in rows)}
     return {name: mask for name, mask in {**phases, **kinds, **models}.items() if mask.any()}
-
-
-def _latency_row(
-    where: str,
-    name: str,
-    found: ComparedModels,
-    at: Mask,
-    floor_s: Array,
-    must: float | None = None,
-    aim: float | None = None,
-) -> LedgerRow:
-    error, floor = (
-        mean_percent_error(found.predicted_s[at], found.latency_s[at]),
-        mean_percent_error(floor_s[at], found.latency_s[at]),
-    )
-    ratio = found.predicted_s[at] / found.latency_s[at]
-    more = {"median_ratio": round(float(np.median(ratio)), 3)} if at.any() else {}
-    return make_ledger_row(where, name, int(at.sum()), error, floor, None, must, aim, **more)
-
-
-def _power_row(where: str, name: str, found: ComparedModels, at: Mask, floor_w: Array) -> LedgerRow:
-    error, floor = (
-        mean_percent_error(found.predicted_w[at], found.power_w[at]),
-        mean_percent_error(floor_w[at], found.power_w[at]),
-    )
-    return make_ledger_row(where, name, int(at.sum()), error, floor)
-
-
-def _energy_row(where: str, found: ComparedModels, at: Mask, floor_j: Array) -> LedgerRow:
-    predicted = (found.predicted_s * found.predicted_w)[at]
-    measured = found.energy_j[at]
-    return make_ledger_row(
-        where,
-        "energy",
-        int(at.sum()),
-        mean_percent_error(predicted, measured),
-        mean_percent_error(floor_j[at], measured),
-    )
 
 
 def _launched_rows(found: ComparedModels, where: str, gpu: Gpu, bundle: Bundle) -> list[LedgerRow]:
@@ -185,25 +149,8 @@ def _launched_rows(found: ComparedModels, where: str, gpu: Gpu, bundle: Bundle) 
     left_out, default = (np.array([getattr(r, name) for r in host.rows]) for name in ("left_out_s", "default_s"))
     asked = [f"{r.host_s * 1e6:.1f}" for r in host.rows if r.host_s is not None]
     more: dict[str, Any] = {"host_us_per_operator": round(host.host_s * 1e6, 2), "rows_ask_for": " ".join(asked)}
-    name = "latency, launch cost from the other models"
     return [
-        make_ledger_row(
-            where,
-            name,
-            len(cases),
-            mean_percent_error(left_out, measured),
-            mean_percent_error(default, measured),
-            **more,
-        ),
-        make_ledger_row(where, "latency, default launch cost", len(cases), mean_percent_error(default, measured)),
-        make_ledger_row(
-            where,
-            "power, default launch cost",
-            len(cases),
-            mean_percent_error(found.predicted_w[at], found.power_w[at]),
-        ),
+        score_row(where, "latency, launch cost from the other models", left_out, measured, default, **more),
+        score_row(where, "latency, default launch cost", default, measured),
+        score_row(where, "power, default launch cost", found.predicted_w[at], found.power_w[at]),
     ]
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 2)

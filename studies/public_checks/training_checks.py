@@ -3,6 +3,7 @@
 Overlaps of ``training.step_time`` were chosen with the rows of ``CHOSEN_WITH`` in view. The other families were
 judged once unseen; what they showed missing was then added. Rows are left out, with a reason, where the model, the
 GPU or the layout is unknown.
+Run: ``wattcast lab validate --ablations`` in the repository (WATTCAST_REFERENCE names the measurements).
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from wattcast.hardware import Gpu, load_gpu
 from wattcast.training.step_time import OVERLAP
 from wattcast.training.train_job import TrainingResult, train
 from wattcast.training.training_strategy import TrainingRecipe
-from wattcast.validate.ledger_store import Tell
+from wattcast.validate.ledger import Tell
 from wattcast.workload.model_catalogue import ModelSpec, load_model, make_model
 
 CHOSEN_WITH = ("llmfoundry", "internevo", "torchtitan")  # families of rows that decided the stated overlaps
@@ -187,7 +187,7 @@ def _find_model(row: dict[str, str]) -> ModelSpec:
 @cache
 def training_models() -> dict[str, ModelSpec]:
     """Return the models of the rows that are not in the catalogue."""
-    text = files("wattcast.validate").joinpath("training_models.yaml").read_bytes()
+    text = Path(__file__).with_name("training_models.yaml").read_bytes()
     return {name: _make(name, dims) for name, dims in decode_yaml(text, dict[str, dict[str, Any]], "models").items()}
 
 

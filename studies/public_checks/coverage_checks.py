@@ -3,6 +3,7 @@
 A set is a number of rows of one public file or of our own database. Where its GPU was never measured by us, the ends
 come from the other GPUs alone (``learn_forecast_ends`` without the chip). ``narrowest`` is the width that the set's
 own residuals ask for, from their 5th to their 95th percentile: no interval of one width holds 90 % with much less.
+Run: ``wattcast lab validate --ablations`` in the repository (WATTCAST_REFERENCE names the measurements).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from studies.public_checks.other_gpu_checks import to_calibration_row
 
 from wattcast import hardware
 from wattcast.core.arrays import Array, Mask
@@ -37,8 +39,7 @@ from wattcast.predictor.bundle.forecast import forecast_residuals
 from wattcast.predictor.bundle.support_widening import NORMAL_P90, ForecastEnds, OutsideReason
 from wattcast.predictor.prediction import Prediction, predict_graph
 from wattcast.predictor.uncertainty import compute_interval, find_unmeasured, kernel_log_ends, widen_log_ends
-from wattcast.validate.ledger_store import Tell
-from wattcast.validate.other_gpu_checks import to_calibration_row
+from wattcast.validate.ledger import Tell
 from wattcast.workload.graph import Block, Graph
 
 LEVEL = 0.9

@@ -1,6 +1,7 @@
 """Ledger rows against measurements and simulator runs of others: counter models, components, power limits.
 
 The data stay outside the project (``core.strict_files.reference_folder``); where they are missing, a row says so.
+Run: ``wattcast lab validate`` in the repository (WATTCAST_REFERENCE names the measurements).
 """
 
 from __future__ import annotations
@@ -14,20 +15,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from studies.public_checks.simulator_runs import (
+    compare_simulator_runs,
+    published_model_errors,
+    refine_volta_components,
+)
 
 from wattcast import hardware
 from wattcast.core.arrays import Array
 from wattcast.core.errors import BadInput
-from wattcast.core.measured_rows import database_folder
 from wattcast.counter_models.counter_fit import CounterFitOptions, fit_counters, read_counter_tables
 from wattcast.counter_models.rail_terms import CounterModelKind
 from wattcast.fit.scoring import LedgerRow, make_absent_row, make_ledger_row
-from wattcast.gpuwattch.component_fit import compare_simulator_runs, published_model_errors, refine_volta_components
-from wattcast.gpuwattch.measured_energies import PARENT, judge_held_out
 from wattcast.hardware import OperatingPoint
 from wattcast.predictor.bundle import bundle_for
 from wattcast.predictor.pipeline import analyse_graph, total_at_clock
-from wattcast.validate.ledger_store import Tell
+from wattcast.validate.ledger import Tell
 from wattcast.workload.model_options import ModelOptions
 from wattcast.workload.readers import load_workload
 
@@ -36,14 +39,11 @@ _MISSING = "no reference data: set WATTCAST_REFERENCE to their folder"
 
 
 def component_rows(reference: Path | None, tell: Tell) -> list[LedgerRow]:
-    """Return errors of AccelWattch energies from measurements, of our power traces, and of refined components."""
+    """Return errors of our power traces, and of refined components."""
     del tell
-    judged = judge_held_out(database_folder(PARENT))
-    where, quantity = f"{PARENT} components of AccelWattch", "power, operators never used"
-    measured = make_ledger_row(where, quantity, judged.rows, judged.mape, judged.constant, None, 8.0)
     runs = compare_simulator_runs(reference) if reference else []
     if not runs:
-        return [make_absent_row(TRACES, "worst component, W", _MISSING, 2e-5, 1e-5), measured]
+        return [make_absent_row(TRACES, "worst component, W", _MISSING, 2e-5, 1e-5)]
     rows = []
     for run in runs:
         name, worst = max(run.worst_w.items(), key=lambda item: item[1])
@@ -51,7 +51,7 @@ def component_rows(reference: Path | None, tell: Tell) -> list[LedgerRow]:
         more: dict[str, Any] = {"worst_w": float(f"{worst:.2g}"), "component": name}
         quantity = f"{run.run}, worst component, W" + (", with its power report" if run.reported else "")
         rows.append(make_ledger_row(TRACES, quantity, run.samples, None, None, None, *goals, **more))
-    return [*rows, *_refined(reference), measured]
+    return [*rows, *_refined(reference)]
 
 
 def _refined(reference: Path | None) -> list[LedgerRow]:

@@ -2,6 +2,7 @@
 
 The rows cover forecasts with nothing fitted, with one and eight rows fitted, and at other clocks. No row
 chooses anything in the forecast; the rule and its history are in ``docs/method/other-gpus.md``.
+Run: ``wattcast lab validate`` in the repository (WATTCAST_REFERENCE names the measurements).
 """
 
 from __future__ import annotations

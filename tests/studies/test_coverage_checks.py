@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from studies.public_checks import coverage_checks as coverage
 
 from wattcast.hardware import load_gpu
 from wattcast.predictor.bundle import bundle_for, forecast_bundle
 from wattcast.predictor.bundle.bundle_file import Bundle
-from wattcast.validate import coverage_checks as coverage
 
 
 def made_set(chip: str, group: str, log_ratio: np.ndarray, bundle: Bundle) -> coverage.KernelSet:

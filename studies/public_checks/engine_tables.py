@@ -1,8 +1,8 @@
-"""Compare predicted kernels of an inference engine with measured ones: rows held out of the fit, and public tables.
+"""Judge predicted kernels of an inference engine on public tables that nothing was fitted to.
 
-Rows that the database marks ``held_out`` were never fitted to or chosen by. Public tables are aiconfigurator's of
-vLLM 0.24.0 on an H200: nothing was fitted to them. Their ``floor`` is the error when PyTorch's kernels stand for the
+The tables are aiconfigurator's of vLLM 0.24.0 on an H200. The floor is the error when PyTorch's kernels stand for the
 engine's, as predictions had it before the engine's kernels were measured.
+Run: ``wattcast lab validate`` in the repository (WATTCAST_REFERENCE names the measurements).
 """
 
 from __future__ import annotations
@@ -15,11 +15,8 @@ from typing import Any
 import numpy as np
 
 from wattcast import hardware
-from wattcast.core.arrays import Array, Mask
-from wattcast.core.errors import WattcastError
+from wattcast.core.arrays import Array
 from wattcast.core.units import Dtype
-from wattcast.fit.engine_fit import JudgedRows, judge_engine_rows
-from wattcast.fit.kernel_rows import load_kernel_rows, on_random_data
 from wattcast.fit.scoring import LedgerRow, make_absent_row, make_ledger_row, mean_percent_error
 from wattcast.hardware import Gpu
 from wattcast.kernels import build_kernels
@@ -40,49 +37,7 @@ from wattcast.workload.engine_operators import (
 from wattcast.workload.operator_base import Operator
 from wattcast.workload.operator_types import Attention, Bmm, Elementwise, Linear
 
-GOALS = {"latency": (8.0, 4.0), "power": (5.0, 3.0)}
-FORMAT_MUST = 10.0  # percent, of fp8 and of experts
 TABLES = "h200_sxm.vllm-0.24.0"
-
-
-def engine_kernel_rows(gpu: str) -> list[LedgerRow]:
-    """Return errors of the engine's kernels on rows held out of the fit, overall, by operator and for fp8."""
-    where = f"{gpu} engine kernels, held out"
-    bundle = shipped_bundle(gpu)
-    try:
-        rows = load_kernel_rows(f"{gpu}/engine")
-    except WattcastError as error:  # no such database
-        return [make_absent_row(where, "latency", str(error), *GOALS["latency"])]
-    assert bundle is not None, "a GPU of the ledger has a bundle"
-    assert rows.held_out is not None, "engine rows say which are held out"
-    kept = rows.select_rows(rows.held_out & on_random_data(rows) & rows.fit)
-    return _score(where, judge_engine_rows(bundle, kept, hardware.load_gpu(gpu)))
-
-
-def _score(where: str, judged: JudgedRows) -> list[LedgerRow]:
-    burst = np.array([kind == "burst" for kind in judged.kind])
-    operator, form = np.array(judged.operator), np.array(judged.format)
-    found = []
-    for quantity, kept, predicted, measured in (
-        ("latency", burst, judged.predicted_latency_s, judged.latency_s),
-        ("power", ~burst, judged.predicted_power_w, judged.power_w),
-    ):
-        known = kept & np.isfinite(measured)
-
-        def row(name: str, some: Mask, must: float | None = None, aim: float | None = None) -> LedgerRow:
-            error = 100.0 * np.abs(predicted[some] / measured[some] - 1.0)  # noqa: B023  (called at once)
-            median = round(float(np.median(error)), 1) if error.size else None
-            mape = mean_percent_error(predicted[some], measured[some])  # noqa: B023
-            return make_ledger_row(where, name, int(some.sum()), mape, must=must, aim=aim, median=median)
-
-        found.append(row(quantity, known, *GOALS[quantity]))
-        found.append(row(f"{quantity}, fp8", known & (form == "fp8"), FORMAT_MUST))
-        for name in sorted(set(judged.operator)):
-            must = FORMAT_MUST if name == "engine_experts" else None
-            found.append(row(f"{quantity}, {name}", known & (operator == name), must))
-    return found
-
-
 _Calls = tuple[list[Operator], list[Operator]]  # by the engine's kernels, and by PyTorch's
 
 

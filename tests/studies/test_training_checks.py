@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from studies.public_checks.training_checks import predict_training_row, read_training_rows, training_models
 
-from wattcast.validate.training_checks import predict_training_row, read_training_rows, training_models
 from wattcast.workload.build_model import count_parameters
 
 

@@ -2,6 +2,7 @@
 
 A table is a CSV file in the public form of aiconfigurator: ``op_name``, ``nccl_dtype``, ``num_gpus``,
 ``message_size`` in elements, ``latency`` in milliseconds.
+Run: ``wattcast lab validate`` in the repository (WATTCAST_REFERENCE names the measurements).
 """
 
 from __future__ import annotations
