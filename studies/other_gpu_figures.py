@@ -56,7 +56,6 @@ def errors(found: Sequence[PublishedRun]) -> Figure:
         axes.axhline(0.0, color="#666666", lw=0.5)
         axes.set_ylabel(f"{name} error (%)")
         axes.set_title(f"{name}: mean absolute error {np.abs(error).mean():.1f} %", fontsize=9, loc="left")
-        axes.spines[["top", "right"]].set_visible(False)
     panels[1].set_xticks(range(len(ordered)), [r.name.replace(" bf16", "") for r in ordered], rotation=90, fontsize=6)
     text = f"Forecast against measured at 900 MHz; bars end at {CLIP:.0f} %. "
     return add_caption(figure, text + _SOURCE.format("Forecast", bundle.provenance.source))
@@ -88,7 +87,6 @@ def clocks(at_900: Sequence[PublishedRun], over: Sequence[PublishedRun]) -> Figu
         axes.set_ylabel("Power (W)")
         axes.set_ylim(0)
         axes.legend(frameon=False, fontsize=6, loc="lower right")
-        axes.spines[["top", "right"]].set_visible(False)
     text = "Predicted at the clock that really ran. "
     return add_caption(figure, text + _SOURCE.format("Forecast", bundle.provenance.source))
 
@@ -107,7 +105,6 @@ def cards() -> Figure:
             axes.annotate(f"{float(p.latency_s) * 1e3:.0f} ms", (i, 4), ha="center", fontsize=6)
         axes.set_xticks(range(len(CARDS)), CARDS, rotation=45, ha="right", fontsize=7)
         axes.set_title(f"{model}, batch {batch}, {seq} tokens", fontsize=9)
-        axes.spines[["top", "right"]].set_visible(False)
     figure.axes[0].set_ylabel("Power (W)")
     text = (
         "Forecasts (blue; grey: fitted) left to the governor, 90 % intervals, power limits (orange), latency below. "
@@ -143,8 +140,6 @@ def limits(folder: Path) -> Figure:
     panels[0, 0].set_ylabel("Time (highest limit = 1)")
     panels[1, 0].set_ylabel("Power (W)")
     panels[1, 0].legend(frameon=False, fontsize=6)
-    for axes in panels.flat:
-        axes.spines[["top", "right"]].set_visible(False)
     text = "Training epochs of the Zeus data (You et al., NSDI 2023): dots measured, lines predicted from the row at "
     return add_caption(figure, text + "the highest limit; means over batch sizes and optimisers.")
 

@@ -191,7 +191,6 @@ def _paired(
     axes.invert_yaxis()
     axes.set_xlabel("Power (W)")
     axes.set_title(title, fontsize=9)
-    axes.spines[["top", "right"]].set_visible(False)
 
 
 def draw_error_by_size(held: HeldOutRows, gpu: str) -> Figure:
@@ -218,7 +217,6 @@ def draw_error_by_size(held: HeldOutRows, gpu: str) -> Figure:
         panel.set_ylim(0, 100)
         panel.set_xscale("log")
         panel.tick_params(labelsize=7)
-        panel.spines[["top", "right"]].set_visible(False)
     axes[0].legend(frameon=False, fontsize=7)
     for panel in axes[3:]:
         panel.set_xlabel("Measured latency (µs)", fontsize=8)
@@ -312,7 +310,6 @@ def draw_kind_shares(found: list[KindShares], gpu: str) -> Figure:
     axes.set_xlim(0, 100)
     axes.set_xlabel("Share of the time in kernels (%)")
     axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    axes.spines[["top", "right"]].set_visible(False)
     seen = any(entry.measured for entry in found)
     note = "outlined: seen by the profiler, else predicted" if seen else "no profile is at hand: predicted"
     return add_caption(figure, describe_rows(gpu, f"after paper 003, figure 1; {note}"))

@@ -11,13 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
+from studies.multimedia_figures import RAIL_PARTS
 
 from wattcast.cli.main import main
 from wattcast.cli.measure_bridges import prepare_estimate
 from wattcast.cli.shared_options import Environment
 from wattcast.core.errors import BadInput
 from wattcast.core.measured_rows import database_folder, read_lines
-from wattcast.counter_models.counter_figures import RAIL_PARTS, make_rails_figures
+from wattcast.counter_models.counter_figures import make_rails_figures
 from wattcast.counter_models.counter_validation import (
     dct_savings,
     kernel_energies_above_idle,

@@ -6,6 +6,7 @@ NaN and infinity are refused. Writers stand in ``whole_files``.
 
 from __future__ import annotations
 
+import csv
 import importlib
 import math
 import re
@@ -14,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
+from importlib.resources import files
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
@@ -216,6 +218,12 @@ def reference_folder(variables: Mapping[str, str], project: Path | None = None) 
         return Path(named) if Path(named).is_dir() else None
     beside = (project or Path.cwd()).resolve().parent / "shared" / "reference"
     return beside if beside.is_dir() else None
+
+
+def read_shipped_table(package: str, *place: str) -> list[dict[str, str]]:
+    """Read the rows of a CSV table that ships in a package."""
+    text = files(package).joinpath(*place).read_text(encoding="utf-8")
+    return list(csv.DictReader(text.splitlines(), restval=""))
 
 
 def load_study(name: str) -> ModuleType | None:

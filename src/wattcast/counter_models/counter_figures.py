@@ -13,17 +13,16 @@ import numpy as np
 
 from wattcast.core.arrays import Array
 from wattcast.core.errors import bad_value
+from wattcast.core.strict_files import load_study
 from wattcast.counter_models.counter_fit import CounterFit, main_model_kind
-from wattcast.counter_models.counter_validation import AT_RATE
 from wattcast.counter_models.fit_diagnostics import FittedCost
 from wattcast.counter_models.launch_power import PowerEstimate
 from wattcast.counter_models.model_selection import average_error_plane
 from wattcast.counter_models.rail_terms import CounterModelKind
-from wattcast.counter_models.two_rails import RailsFit, table_activity
+from wattcast.counter_models.two_rails import RailsFit
 from wattcast.power.activity import known_events
 from wattcast.report.figure_style import (
     MEASURED,
-    MODULE_COLOURS,
     PREDICTED,
     SERIES_COLOURS,
     FigureMaker,
@@ -32,7 +31,6 @@ from wattcast.report.figure_style import (
 )
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 SHOWN_MODELS = (CounterModelKind.RATE, CounterModelKind.ALPHA_C, CounterModelKind.HYBRID)
@@ -44,24 +42,6 @@ MODEL_TITLES = {
 }
 # Okabe and Ito (2008), safe for colour-blind readers; parts take them in turn
 PART_CYCLE = ("#999999", "#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7", "#F0E442", "#000000")
-RAIL_PARTS = (  # what a colour stands for, and the model's parts in it
-    ("idle: base and clocks", ("base", "core leakage", "core clock", "memory leakage", "memory clock")),
-    ("issue", ("executed_warp",)),
-    ("integer and logic", ("alu_full_warp",)),
-    ("multiply-add", ("fma_full_warp",)),
-    ("fp64", ("fp64_full_warp",)),
-    ("special functions, conversions", ("xu_instruction",)),
-    ("tensor", ("half_instruction", "wgmma_cycle", "mma_cycle", "imma_cycle", "dmma_cycle")),
-    ("L1 and shared memory", ("l1_wavefront",)),
-    ("between SMs and L2", ("noc_byte",)),
-    ("DRAM, both rails", ("dram_read_access", "dram_write_access", "dram_read_byte", "dram_write_byte")),
-)
-PART_COLOURS = (  # of the modules, and two more of the series for the pipes that share one
-    *(MODULE_COLOURS["static"], MODULE_COLOURS["sm"], SERIES_COLOURS[4], MODULE_COLOURS["cuda"], SERIES_COLOURS[0]),
-    *(MODULE_COLOURS[module] for module in ("sfu", "tensor", "shared", "l2", "dram")),
-)
-# from the most expensive
-DCT_ROWS = tuple(f"dct_{kind}{AT_RATE}" for kind in ("fp64_uncached", "fp64_cached", "fp32_uncached", "fp32_cached"))
 
 
 def make_counter_figures(result: CounterFit) -> dict[str, FigureMaker]:
@@ -227,50 +207,14 @@ def _choose_colour(index: int) -> str:
 
 def make_rails_figures(fit: RailsFit, device: str = "") -> dict[str, Figure]:
     """Draw every figure that a fit can show, by file name; ``device`` is named in the captions."""
-    names = {fit.table.benchmark_names[fit.table.benchmark[i]] for i in np.flatnonzero(fit.test)}
     figures = {
         "counters-rails-errors": draw_rails_errors(fit, device),
         "counters-rails-costs": draw_rails_costs(fit, device),
     }
-    if names:
-        figures["counters-rails-multimedia"] = draw_multimedia_power(fit, device)
-    if names.issuperset(DCT_ROWS):
-        figures["counters-rails-dct"] = draw_dct_power(fit, device)
+    study = load_study("multimedia_figures")
+    if study is not None:  # the workloads of the H200's own table
+        figures |= study.draw_figures(fit, describe_source(fit, device))
     return figures
-
-
-def draw_multimedia_power(fit: RailsFit, device: str = "") -> Figure:
-    """Draw the power of each workload that was not trained on: parts stacked, measured as dots (paper figure 8)."""
-    rows = _find_test_rows(fit)
-    kept = [name for name in rows if not name.endswith("_moved") and name != "move_frames"]
-    figure = new_figure(9.6, 4.8)
-    axes = figure.subplots()
-    _stack_parts(axes, fit, [rows[name] for name in kept], [name.replace("_", " ") for name in kept])
-    tested = np.isin(np.arange(fit.table.rows), [rows[name] for name in kept])
-    axes.set_title(f"mean absolute error {fit.error_percent(tested):.1f} %", fontsize=9)
-    add_caption(figure, f"{_name_source(fit, device)}; trained on {int(fit.train.sum())} microbenchmarks only")
-    return figure
-
-
-def draw_dct_power(fit: RailsFit, device: str = "") -> Figure:
-    """Draw the DCT at a fixed frame rate in four variants: savings of data type and caching (paper figure 13)."""
-    rows = _find_test_rows(fit)
-    figure = new_figure(8.2, 4.8)
-    axes = figure.subplots()
-    labels = [name.removeprefix("dct_").removesuffix(AT_RATE).replace("_uncached", ", past L1") for name in DCT_ROWS]
-    labels = [label.replace("_cached", ", cached") for label in labels]
-    _stack_parts(axes, fit, [rows[name] for name in DCT_ROWS], labels)
-    first = rows[DCT_ROWS[0]]
-    for place, name in enumerate(DCT_ROWS[1:], start=1):
-        measured_w = fit.table.power_w[first] - fit.table.power_w[rows[name]]
-        predicted_w = fit.predicted_w[first] - fit.predicted_w[rows[name]]
-        text = f"saves {measured_w:.0f} W\n(predicted {predicted_w:.0f} W)"
-        top_w = max(fit.table.power_w[rows[name]], fit.predicted_w[rows[name]])
-        axes.text(place, top_w + 14.0, text, ha="center", va="bottom", fontsize=8)
-    axes.set_ylim(top=1.2 * float(fit.table.power_w[first]))
-    every = f"a pass every {1e3 * fit.table.duration_s[first]:.1f} ms; " if fit.table.duration_s is not None else ""
-    add_caption(figure, f"{_name_source(fit, device)}; {every}trained on microbenchmarks only")
-    return figure
 
 
 def draw_rails_errors(fit: RailsFit, device: str = "") -> Figure:
@@ -292,39 +236,15 @@ def draw_rails_errors(fit: RailsFit, device: str = "") -> Figure:
     axes.set_xlim(0.0, top_w)
     axes.set_ylim(0.0, top_w)
     axes.legend(frameon=False, fontsize=8, loc="upper left")
-    add_caption(figure, _name_source(fit, device))
+    add_caption(figure, describe_source(fit, device))
     return figure
 
 
 def draw_rails_costs(fit: RailsFit, device: str = "") -> Figure:
     """Draw the watts of each cost above zero at its largest measured value, with the 95 % interval."""
-    return _draw_costs([c for c in fit.coefficients if c.value > 0], f"{_name_source(fit, device)}; bars 95 %")
+    return _draw_costs([c for c in fit.coefficients if c.value > 0], f"{describe_source(fit, device)}; bars 95 %")
 
 
-def _name_source(fit: RailsFit, device: str) -> str:
+def describe_source(fit: RailsFit, device: str) -> str:
+    """Name the device and the table of a fit."""
     return ", ".join(filter(None, [device, fit.table.name]))
-
-
-def _find_test_rows(fit: RailsFit) -> dict[str, int]:
-    """Return the rows never trained on, by name."""
-    return {fit.table.benchmark_names[fit.table.benchmark[i]]: int(i) for i in np.flatnonzero(fit.test)}
-
-
-def _stack_parts(axes: Axes, fit: RailsFit, rows: Sequence[int], labels: Sequence[str]) -> None:
-    power = fit.model.power(table_activity(fit.table, fit.model.required_events))
-    base: Array = np.zeros(len(rows))
-    for (name, members), colour in zip(RAIL_PARTS, PART_COLOURS, strict=True):
-        index = [i for i, part in enumerate(power.parts) if part in members]
-        part_w = power.part_w[list(rows)][:, index].sum(axis=1)
-        if part_w.max() >= 1.0:
-            axes.bar(range(len(rows)), part_w, bottom=base, color=colour, label=name, width=0.7)
-        base = base + part_w
-    measured_w = fit.table.power_w[list(rows)]
-    axes.plot(range(len(rows)), measured_w, "o", color=MEASURED, markersize=6, label="measured")
-    turned = len(rows) > 5
-    axes.set_xticks(
-        range(len(rows)), labels, rotation=35 if turned else 0, ha="right" if turned else "center", fontsize=8
-    )
-    axes.set_ylabel("Power (W)")
-    axes.set_ylim(0.0, 1.08 * max(float(base.max()), float(measured_w.max())))
-    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False, fontsize=8)

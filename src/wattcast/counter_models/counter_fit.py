@@ -14,18 +14,8 @@ from wattcast import __version__
 from wattcast.core.arrays import Array, Mask
 from wattcast.core.errors import bad_value
 from wattcast.core.strict_files import Provenance
-from wattcast.counter_models import counter_table, gpmtool_files
+from wattcast.counter_models import counter_table, fit_diagnostics, gpmtool_files, model_selection
 from wattcast.counter_models.counter_table import RAILS, CounterTable
-from wattcast.counter_models.fit_diagnostics import (
-    UNCERTAIN_VOLTAGE,
-    CandidateBenchmark,
-    ClockSubset,
-    FitDiagnosis,
-    diagnose_fit,
-    rank_next_benchmarks,
-    smallest_sufficient_clocks,
-    try_training_clocks,
-)
 from wattcast.counter_models.gpmtool_files import (
     BUSY_SHARE_EVENTS,
     ActivityScaling,
@@ -33,23 +23,6 @@ from wattcast.counter_models.gpmtool_files import (
     MeasuredPrograms,
     application_activity,
     match_programs,
-)
-from wattcast.counter_models.model_selection import (
-    CostEstimator,
-    FitSettings,
-    FitWorkbench,
-    HeldOutPrediction,
-    PowerErrors,
-    ProgressSink,
-    TermsFit,
-    average_error_plane,
-    choose_settings,
-    cluster_benchmarks,
-    deal_inner_folds,
-    ignore_progress,
-    percent_error,
-    predict_held_out,
-    score_prediction,
 )
 from wattcast.counter_models.rail_terms import ACTIVE_CYCLE, CounterModelKind, describe_missing_terms, offset_name
 from wattcast.power.hybrid_rail import EventRail, HybridRail, RailClock, RailVoltage, SupplyRail
@@ -61,7 +34,7 @@ from wattcast.power.switched_capacitance import AlphaRail, SwitchedCapacitance
 RAIL_CLOCKS = {"core": RailClock.CORE, "memory": RailClock.MEMORY, "host": RailClock.FIXED}
 
 
-def make_power_model(fit: TermsFit, table: CounterTable) -> PowerModel:
+def make_power_model(fit: model_selection.TermsFit, table: CounterTable) -> PowerModel:
     """Return the power model, in terms of events, that predicts the same watts as the fit."""
     found = dict(zip(fit.design.names, (float(c) for c in fit.coefficient), strict=True))
     events_of: dict[str, dict[str, float]] = {rail: {} for rail in RAILS}
@@ -107,7 +80,7 @@ MEMORY_SATURATIONS = (None, 0.7, 0.8, 0.9)  # shares of the memory bandwidth at 
 class CounterFitOptions:
     """The options of fitting and judging."""
 
-    estimator: CostEstimator = CostEstimator.NON_NEGATIVE
+    estimator: model_selection.CostEstimator = model_selection.CostEstimator.NON_NEGATIVE
     models: tuple[CounterModelKind, ...] = tuple(CounterModelKind)
     folds: int = 0  # 0: leave one out; else that many parts
     clusters: int = 0  # 0: as many as there are predictors
@@ -121,14 +94,14 @@ class FittedModelKind:
     """One kind of model, fitted to all rows and judged on held-out ones."""
 
     model: CounterModelKind
-    settings: FitSettings
-    fit: TermsFit
+    settings: model_selection.FitSettings
+    fit: model_selection.TermsFit
     power: PowerModel
     scaling: Mapping[str, float]  # how its table carries activity to other clocks
     predicted_w: Array  # (row,), of the fit to all rows
-    in_sample: PowerErrors
-    held_out: Mapping[str, HeldOutPrediction]  # by benchmark, group, cluster
-    diagnosis: FitDiagnosis
+    in_sample: model_selection.PowerErrors
+    held_out: Mapping[str, model_selection.HeldOutPrediction]  # by benchmark, group, cluster
+    diagnosis: fit_diagnostics.FitDiagnosis
 
 
 @dataclass(frozen=True)
@@ -153,11 +126,11 @@ class HeldBackRows:
 
     def mape(self, model: CounterModelKind) -> float:
         """Return the mean absolute error of a model in percent."""
-        return float(np.abs(percent_error(self.predicted_w[model], self.power_w)).mean())
+        return float(np.abs(model_selection.percent_error(self.predicted_w[model], self.power_w)).mean())
 
     def summarise(self, model: CounterModelKind) -> list[tuple[str, int, float, float, float]]:
         """Return each benchmark's rows, mean watts, mean absolute and mean signed error in percent."""
-        error, names = percent_error(self.predicted_w[model], self.power_w), np.array(self.names)
+        error, names = model_selection.percent_error(self.predicted_w[model], self.power_w), np.array(self.names)
         rows = []
         for name in dict.fromkeys(self.names):
             own = names == name
@@ -174,8 +147,8 @@ class CounterFit:
     kinds: Mapping[CounterModelKind, FittedModelKind]
     rails: tuple[RailVoltageReport, ...]
     clusters: int
-    training_clocks: tuple[ClockSubset, ...]
-    candidates: tuple[CandidateBenchmark, ...]
+    training_clocks: tuple[fit_diagnostics.ClockSubset, ...]
+    candidates: tuple[fit_diagnostics.CandidateBenchmark, ...]
     warnings: tuple[str, ...]
     tested: HeldBackRows | None = None
 
@@ -194,7 +167,7 @@ def read_counter_tables(path: Path, form: str, columns: Path | None) -> dict[str
 def fit_counters(
     tables: Mapping[str, CounterTable],
     options: CounterFitOptions | None = None,
-    progress: ProgressSink = ignore_progress,
+    progress: model_selection.ProgressSink = model_selection.ignore_progress,
 ) -> CounterFit:
     """Fit every kind of model, hold out benchmarks, groups and clusters, and advise what else to measure.
 
@@ -203,7 +176,7 @@ def fit_counters(
     how = options or CounterFitOptions()
     train, test = next(iter(tables.values())).split_benchmarks()
     kept = {name: each.keep_benchmarks(train) for name, each in tables.items()}
-    bench = FitWorkbench(kept, how.estimator, how.offset_hz)
+    bench = model_selection.FitWorkbench(kept, how.estimator, how.offset_hz)
     table = bench.table
     count = how.clusters or min(len(table.predictors), table.benchmarks // 2)
     kinds = {model: _fit_kind(bench, model, how, count, progress) for model in how.models}
@@ -211,20 +184,20 @@ def fit_counters(
     everyone = np.ones(table.benchmarks, dtype=bool)
     planes = np.unique(bench.clock_hz).size * np.unique(bench.memory_clock_hz).size > 1
     asked = how.advice and main.model is CounterModelKind.HYBRID
-    clocks = try_training_clocks(bench, main.model, main.settings) if asked and planes else []
-    candidates = rank_next_benchmarks(bench, main.fit, everyone) if asked else []
+    clocks = fit_diagnostics.try_training_clocks(bench, main.model, main.settings) if asked and planes else []
+    candidates = fit_diagnostics.rank_next_benchmarks(bench, main.fit, everyone) if asked else []
     scaled = bench.tables[main.settings.variant]
     rails = _report_voltages(bench, main) if main.model is CounterModelKind.HYBRID else ()
     words = [*describe_missing_terms(scaled), *main.diagnosis.warnings]
     words += [f"Voltage of the {r.rail} rail: {r.reason}" for r in rails if not r.identifiable]
     words += [f"Not trained on: {name}: {reason}." for name, reason in scaled.left_out.items()]
-    everything = FitWorkbench(tables, how.estimator, how.offset_hz)
+    everything = model_selection.FitWorkbench(tables, how.estimator, how.offset_hz)
     tested = _predict_test(everything, kinds, train, test) if test.any() else None
     return CounterFit(scaled, kinds, rails, count, tuple(clocks), tuple(candidates), tuple(words), tested)
 
 
 def _predict_test(
-    bench: FitWorkbench, kinds: Mapping[CounterModelKind, FittedModelKind], train: Mask, test: Mask
+    bench: model_selection.FitWorkbench, kinds: Mapping[CounterModelKind, FittedModelKind], train: Mask, test: Mask
 ) -> HeldBackRows:
     """Predict the rows of the table's test with models of the same settings, fitted to the others."""
     table = bench.table
@@ -235,7 +208,11 @@ def _predict_test(
 
 
 def _fit_kind(
-    bench: FitWorkbench, model: CounterModelKind, how: CounterFitOptions, count: int, progress: ProgressSink
+    bench: model_selection.FitWorkbench,
+    model: CounterModelKind,
+    how: CounterFitOptions,
+    count: int,
+    progress: model_selection.ProgressSink,
 ) -> FittedModelKind:
     table = bench.table
     everyone = np.ones(table.benchmarks, dtype=bool)
@@ -243,26 +220,31 @@ def _fit_kind(
     if "group" in how.hold and np.unique(table.group).size < table.benchmarks:
         labels["group"] = table.group
     if "cluster" in how.hold and 2 <= count < table.benchmarks:
-        labels["cluster"] = cluster_benchmarks(table.features(), count)
-    settings = choose_settings(bench, model, everyone, deal_inner_folds(labels["benchmark"], everyone))
+        labels["cluster"] = model_selection.cluster_benchmarks(table.features(), count)
+    settings = model_selection.choose_settings(
+        bench, model, everyone, model_selection.deal_inner_folds(labels["benchmark"], everyone)
+    )
     fit = bench.fit(model, settings, everyone)
     scaled = bench.tables[settings.variant]
     predicted_w = bench.predict(fit)
     held = {
-        by: predict_held_out(bench, model, label, by, how.folds if by == "benchmark" else 0, progress)
+        by: model_selection.predict_held_out(bench, model, label, by, how.folds if by == "benchmark" else 0, progress)
         for by, label in labels.items()
     }
-    power, diagnosis = make_power_model(fit, scaled), diagnose_fit(fit, scaled, everyone)
-    score = score_prediction(table, predicted_w)
+    power, diagnosis = make_power_model(fit, scaled), fit_diagnostics.diagnose_fit(fit, scaled, everyone)
+    score = model_selection.score_prediction(table, predicted_w)
     return FittedModelKind(model, settings, fit, power, scaled.scaling, predicted_w, score, held, diagnosis)
 
 
-def _report_voltages(bench: FitWorkbench, main: FittedModelKind) -> tuple[RailVoltageReport, ...]:
+def _report_voltages(bench: model_selection.FitWorkbench, main: FittedModelKind) -> tuple[RailVoltageReport, ...]:
     """Report the voltage of each rail as one curve over its own clock, and whether the data identify it."""
     everyone = np.ones(bench.table.benchmarks, dtype=bool)
     plain = replace(main.settings, floored=False)
     pooled = bench.fit(main.model, plain, everyone)
-    how, all_errors = pooled.how, diagnose_fit(pooled, bench.tables[plain.variant], everyone).voltage_error
+    how, all_errors = (
+        pooled.how,
+        fit_diagnostics.diagnose_fit(pooled, bench.tables[plain.variant], everyone).voltage_error,
+    )
     rails = (("core", how.core, how.core_hz, how.core_at), ("memory", how.memory, how.memory_hz, how.memory_at))
     out = []
     for index, (rail, inferred, clocks, at) in enumerate(rails):
@@ -272,7 +254,7 @@ def _report_voltages(bench: FitWorkbench, main: FittedModelKind) -> tuple[RailVo
         error, reason = all_errors[first, index], ""
         if not inferred:
             reason = "not identifiable: its clock never changes, or nothing on it is counted; taken as constant."
-        elif error.max() > UNCERTAIN_VOLTAGE:
+        elif error.max() > fit_diagnostics.UNCERTAIN_VOLTAGE:
             worst = int(error.argmax())
             reason = (
                 f"not identifiable at {clocks[worst] / 1e6:.0f} MHz (standard error {error[worst]:.2f} of a relative "
@@ -290,8 +272,8 @@ def counter_fit_to_plain(result: CounterFit) -> dict[str, Any]:
     models = []
     for kind in result.kinds.values():
         predicted_w = kind.held_out["benchmark"].predicted_w
-        core_hz, memory_hz, mape = average_error_plane(table, predicted_w)
-        bias = average_error_plane(table, predicted_w, signed=True)[2]
+        core_hz, memory_hz, mape = model_selection.average_error_plane(table, predicted_w)
+        bias = model_selection.average_error_plane(table, predicted_w, signed=True)[2]
         planes = {  # null where nothing was measured
             name: [[float(v) if np.isfinite(v) else None for v in row] for row in plane]
             for name, plane in (("mape", mape), ("bias", bias))
@@ -314,7 +296,7 @@ def counter_fit_to_plain(result: CounterFit) -> dict[str, Any]:
     clocks: dict[str, Any] | None = None
     if result.training_clocks:
         clocks = {"subsets": [vars(s) for s in result.training_clocks]}
-        clocks["enough"] = smallest_sufficient_clocks(list(result.training_clocks)).points
+        clocks["enough"] = fit_diagnostics.smallest_sufficient_clocks(list(result.training_clocks)).points
     return {
         "wattcast": __version__,
         "table": {

@@ -12,16 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from wattcast.core.arrays import Array, Mask
+from wattcast.counter_models import rail_terms
 from wattcast.counter_models.counter_table import CounterTable
 from wattcast.counter_models.model_selection import INNER_FOLDS, FitSettings, FitWorkbench, TermsFit, deal_folds
-from wattcast.counter_models.rail_terms import (
-    ACTIVE_CYCLE,
-    CounterModelKind,
-    check_rank,
-    fit_jacobian,
-    project_grams,
-    voltage_factors,
-)
 
 HIGH_VIF = 10.0
 HIGH_CONDITION = 30.0  # of unit columns [Belsley1980]
@@ -56,10 +49,10 @@ class FitDiagnosis:
 
 def diagnose_fit(fit: TermsFit, table: CounterTable, train: Mask) -> FitDiagnosis:
     """Diagnose a fit to the benchmarks of ``train``; a singular design is refused."""
-    felt, _ = voltage_factors(fit.grams, fit.inferred.voltage)
+    felt, _ = rail_terms.voltage_factors(fit.grams, fit.inferred.voltage)
     gram = fit.grams.summed(train)
     total = (gram[:, :-1, :-1] * felt[:, :, np.newaxis] * felt[:, np.newaxis, :]).sum(axis=0)
-    check_rank(total, fit.design.names, table.name)
+    rail_terms.check_rank(total, fit.design.names, table.name)
     covariance, free = _covariance(fit, train)
     width = fit.grams.width
     error = np.sqrt(np.maximum(np.diag(covariance), 0.0))
@@ -86,18 +79,18 @@ def _covariance(fit: TermsFit, train: Mask) -> tuple[Array, Mask]:
     Σ = n/(n-1) · B⁻¹·(Σ_b s_b·s_bᵀ)·B⁻¹ with the bread B = JᵀJ + penalty and the score s_b of benchmark b; zero for
     costs held at their bound.
     """
-    columns = fit_jacobian(fit.grams, fit.how, fit.inferred.theta, fit.inferred.coefficient)
+    columns = rail_terms.fit_jacobian(fit.grams, fit.how, fit.inferred.theta, fit.inferred.coefficient)
     width = fit.grams.width
     free = np.ones(columns.shape[-1] - 1, dtype=bool)
     bound = np.array([not signed for signed in fit.signed])
     free[:width] = ~(bound & (fit.inferred.coefficient <= 0))
-    moved = np.diag(project_grams(fit.grams.summed(train), columns))[:-1] > 0
+    moved = np.diag(rail_terms.project_grams(fit.grams.summed(train), columns))[:-1] > 0
     free &= moved
-    felt, _ = voltage_factors(fit.grams, fit.inferred.voltage)
+    felt, _ = rail_terms.voltage_factors(fit.grams, fit.inferred.voltage)
     miss = np.concatenate([-felt * fit.inferred.coefficient, np.ones((felt.shape[0], 1))], axis=1)
     cells = fit.grams.cell[train]
     score = np.einsum("pij,bpi->bj", columns[:, :, :-1], np.einsum("bpij,pj->bpi", cells, miss))
-    bread = project_grams(fit.grams.summed(train), columns)[:-1, :-1]
+    bread = rail_terms.project_grams(fit.grams.summed(train), columns)[:-1, :-1]
     if fit.penalty is not None:
         bread[:width, :width] += fit.penalty
     index = np.flatnonzero(free)
@@ -189,7 +182,9 @@ class CandidateBenchmark:
     variance: float  # share of the costs' summed variance that it takes away (A-optimality)
 
 
-def try_training_clocks(bench: FitWorkbench, model: CounterModelKind, settings: FitSettings) -> list[ClockSubset]:
+def try_training_clocks(
+    bench: FitWorkbench, model: rail_terms.CounterModelKind, settings: FitSettings
+) -> list[ClockSubset]:
     """Return the held-out error for several numbers of training clocks, evenly spread, the reference among them.
 
     Benchmarks are held out in a few folds with fixed settings, so that only the clocks differ; costs and voltages are
@@ -232,7 +227,7 @@ def rank_next_benchmarks(bench: FitWorkbench, fit: TermsFit, train: Mask) -> lis
     once however many clocks it is run at, since its rows err together.
     """
     table = bench.tables[fit.settings.variant]
-    felt, _ = voltage_factors(fit.grams, fit.inferred.voltage)
+    felt, _ = rail_terms.voltage_factors(fit.grams, fit.inferred.voltage)
     total = (fit.grams.summed(train)[:, :-1, :-1] * felt[:, :, np.newaxis] * felt[:, np.newaxis, :]).sum(axis=0)
     if fit.penalty is not None:
         total = total + fit.penalty
@@ -243,7 +238,7 @@ def rank_next_benchmarks(bench: FitWorkbench, fit: TermsFit, train: Mask) -> lis
     events = np.array([bool(members) for members in fit.design.members])
     spread = float((np.diag(covariance) / unit**2)[events].sum())
     core_hz, memory_hz = bench.reference_hz
-    clock_hz = {"core clock": core_hz, "memory clock": memory_hz, ACTIVE_CYCLE: core_hz}
+    clock_hz = {"core clock": core_hz, "memory clock": memory_hz, rail_terms.ACTIVE_CYCLE: core_hz}
     names, members, full = fit.design.names, fit.design.members, table.full()
     idle = [1.0 if name == "base" or name.endswith("leakage") else clock_hz.get(name, 0.0) for name in names]
 

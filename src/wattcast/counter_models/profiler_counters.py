@@ -19,7 +19,6 @@ import re
 import subprocess
 from collections.abc import Collection, Mapping
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,7 +27,7 @@ import numpy as np
 from wattcast.core.arrays import Array
 from wattcast.core.errors import BadInput, bad_value, clip_text, nearest_names
 from wattcast.core.measured_rows import COUNTERS_FILE, Plain, read_lines, read_table
-from wattcast.core.strict_files import read_bytes
+from wattcast.core.strict_files import read_bytes, read_shipped_table
 from wattcast.hardware import OperatingPoint
 from wattcast.measure.campaigns.nsight_counters import find_ncu
 from wattcast.power.activity import Activity, ActivitySource
@@ -243,8 +242,7 @@ def _read_value(text: str, unit: str, where: str) -> float:
 
 @cache
 def _read_map(name: str) -> list[dict[str, str]]:
-    text = files("wattcast.counter_models").joinpath(name).read_text(encoding="utf-8")
-    return list(csv.DictReader(text.splitlines(), restval=""))
+    return read_shipped_table("wattcast.counter_models", name)
 
 
 def _check_cycles(cycles: Array, where: str) -> None:

@@ -24,6 +24,7 @@ from wattcast.core import errors, units
 from wattcast.core.arrays import Array
 from wattcast.core.errors import BadInput, MissingTool, bad_value, clip_text, unknown_name
 from wattcast.hardware import Gpu
+from wattcast.workload.model_options import OPTION_NAMES
 
 
 class FieldKind(StrEnum):
@@ -76,22 +77,6 @@ _ALIASES = {
     "nvlink": "links.nvlink",
     "core_clock": "clock",
 }
-# axes of the workload, which `explore sweep` varies
-WORKLOAD_OPTIONS = (
-    "batch",
-    "seq",
-    "tokens",
-    "dtype",
-    "attention",
-    "stack",
-    "phase",
-    "head",
-    "tp",
-    "pp",
-    "dp",
-    "ep",
-    "cp",
-)
 
 
 def list_fields(gpu: Gpu) -> dict[str, VariedField]:
@@ -113,13 +98,11 @@ def find_field(name: str, gpu: Gpu) -> VariedField:
     table |= {errors.fold_name(field.column): key for key, field in known.items()}
     table |= {errors.fold_name(short): key for short, key in _ALIASES.items()}
     key = table.get(errors.fold_name(name))
-    if key is None and errors.fold_name(name) in WORKLOAD_OPTIONS:
+    if key is None and errors.fold_name(name) in OPTION_NAMES:
         raise bad_value("vary", "a field of the GPU or a setting", name, "`explore sweep` varies the workload.")
     if key is None:
         raise unknown_name("field", name, [*known, *_ALIASES], f"Known: {', '.join(known)}.")
-    if (
-        key == "tensor" and not gpu.pipes.tensor_flop_per_cycle
-    ):  # what nobody published may vary, not what is not there
+    if key == "tensor" and not gpu.pipes.tensor_flop_per_cycle:  # what nobody published may vary, not what is absent
         raise bad_value("vary tensor", "a GPU with tensor cores", gpu.name)
     return known[key]
 

@@ -9,7 +9,6 @@ depth are bounded.
 
 from __future__ import annotations
 
-import csv
 import importlib
 import io
 import math
@@ -18,7 +17,6 @@ import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import quoteattr
@@ -27,7 +25,7 @@ import msgspec
 
 from wattcast.core import units
 from wattcast.core.errors import BadInput, MissingTool, bad_value, clip_text, nearest_names
-from wattcast.core.strict_files import decode_yaml, read_bytes
+from wattcast.core.strict_files import decode_yaml, read_bytes, read_shipped_table
 from wattcast.core.whole_files import write_whole
 from wattcast.gpuwattch.trace_reading import SimulatorDialect, dialect_counters
 from wattcast.power.component_power import STATIC_NAMES
@@ -89,8 +87,8 @@ class ArchitectureParameter:
 @cache
 def known_parameters() -> dict[str, ArchitectureParameter]:
     """Return every known parameter by its name."""
-    text = files("wattcast.gpuwattch").joinpath("parameters.csv").read_text(encoding="utf-8")
-    rows = [row | {"index": row["index"] or None} for row in csv.DictReader(text.splitlines())]
+    rows: list[dict[str, Any]] = [*read_shipped_table("wattcast.gpuwattch", "parameters.csv")]
+    rows = [row | {"index": row["index"] or None} for row in rows]
     return {row["name"]: msgspec.convert(row, ArchitectureParameter, strict=False) for row in rows}
 
 

@@ -22,7 +22,7 @@ import msgspec
 
 from wattcast.core import units
 from wattcast.core.errors import bad_value, clip_text, unknown_name
-from wattcast.core.strict_files import decode_yaml, read_bytes
+from wattcast.core.strict_files import decode_yaml, read_bytes, read_shipped_table
 from wattcast.gpuwattch.trace_reading import CUSTOM_EVENTS, SimulatorDialect, dialect_counters
 from wattcast.power.component_power import Leakage
 
@@ -107,8 +107,7 @@ def with_coalescer(table: EnergyTable, core_tech_node: float) -> tuple[EnergyTab
 
 @cache
 def _coalescer_rows() -> list[dict[str, Any]]:
-    text = files("wattcast.gpuwattch").joinpath("coalescer.csv").read_text(encoding="utf-8")
-    rows: list[dict[str, Any]] = list(csv.DictReader(text.splitlines()))
+    rows: list[dict[str, Any]] = read_shipped_table("wattcast.gpuwattch", "coalescer.csv")
     return [r | {k: float(r[k]) for k in ("core_tech_node", "instruction_j", "read_j", "write_j")} for r in rows]
 
 

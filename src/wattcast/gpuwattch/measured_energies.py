@@ -31,13 +31,8 @@ from wattcast.core.arrays import Array, Mask
 from wattcast.core.errors import BadInput, unknown_name
 from wattcast.core.measured_rows import ROWS_FILE, Plain, read_table
 from wattcast.core.strict_files import decode_yaml
+from wattcast.counter_models import profiler_counters
 from wattcast.counter_models.counter_table import read_column_map
-from wattcast.counter_models.profiler_counters import (
-    bundle_voltage,
-    make_table_lines,
-    read_ncu_metrics,
-    read_operator_metrics,
-)
 from wattcast.fit.scoring import mean_percent_error
 from wattcast.gpuwattch.architecture import ChipArchitecture, architecture_texts, make_architecture
 from wattcast.gpuwattch.bottom_up.chip_design import ChipDesign, design_from_gpu
@@ -184,7 +179,7 @@ def read_benchmarks(folder: Path, gpu: str = PARENT) -> CountedLaunches:
     with as_file(files("wattcast.counter_models").joinpath("columns", f"{gpu}.yaml")) as path:
         skipped = read_column_map(path).left_out
     rows = []
-    for line in make_table_lines(folder, gpu):
+    for line in profiler_counters.make_table_lines(folder, gpu):
         name = str(line["benchmark"])
         if str(line["group"]).startswith("multimedia") or name in {*skipped, *_NOT_COUNTED, *_OTHER_IDLE}:
             continue
@@ -206,7 +201,7 @@ def counted_rows(folder: Path, gpu: str = PARENT) -> list[tuple[Plain, list[dict
     """
     chip = find_gpu(gpu)
     half_l2 = 0.5 * float(np.mean(chip.need("l2.capacity_byte")))
-    counted = read_operator_metrics(folder, float(np.mean(chip.sm_count)))
+    counted = profiler_counters.read_operator_metrics(folder, float(np.mean(chip.sm_count)))
     found = []
     for row in read_table(folder / ROWS_FILE):
         usable = row["kind"] == "sustained" and row["data"] == "random" and not row["error"]
@@ -233,7 +228,7 @@ def read_operators(folder: Path, gpu: str = PARENT) -> CountedLaunches:
         counts = [sum(float(found[name]) for found in accesses) for name in TERMS]
         clock_hz, seconds = row["effective_clock_hz"], row["latency_s"]
         active = min(sum(m["sm__cycles_active.sum"] for m in kernels) / (sms * seconds * clock_hz), 1.0)
-        level = bundle_voltage(gpu, row["sm_clock_hz"])
+        level = profiler_counters.bundle_voltage(gpu, row["sm_clock_hz"])
         rows.append((row["spec"], row["family"], row["power_w"], seconds, clock_hz, level, active, counts))
     return _stack(rows)
 
@@ -404,7 +399,7 @@ def launches_to_activity(launches: CountedLaunches, sm_count: float) -> Activity
 
 def read_measured_counters(path: Path, chip: MeasuredChip) -> tuple[tuple[str, ...], Activity]:
     """Read an Nsight Compute export in the counts that the measured energies were fitted to."""
-    names, metrics = read_ncu_metrics(path)
+    names, metrics = profiler_counters.read_ncu_metrics(path)
     needed = ("gpu__time_duration.sum", "sm__cycles_elapsed.max", "smsp__inst_executed.sum")
     if lost := [metric for metric in needed if metric not in metrics]:
         raise BadInput(f"{path.name}: metrics {', '.join(lost)} are missing. Collect them with ncu --metrics.")

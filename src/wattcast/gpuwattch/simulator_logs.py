@@ -6,13 +6,10 @@ left out: absent is not zero, and the components that need it are named.
 
 from __future__ import annotations
 
-import csv
 import math
 import re
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
-from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,7 +17,7 @@ import numpy as np
 
 from wattcast.core.arrays import Array
 from wattcast.core.errors import bad_value
-from wattcast.core.strict_files import read_bytes
+from wattcast.core.strict_files import read_bytes, read_shipped_table
 from wattcast.gpuwattch.trace_reading import SimulatorDialect, TraceSampling, dialect_counters
 from wattcast.hardware import OperatingPoint
 from wattcast.power.activity import Activity, ActivitySource
@@ -204,18 +201,12 @@ def read_gem5_stats(path: Path) -> CountedKernels:
     return CountedKernels(names, Activity(seconds, value, events, at, ActivitySource.SIMULATED), {}, notes)
 
 
-@cache
-def _read_statistics_map(name: str) -> tuple[dict[str, str], ...]:
-    text = files("wattcast.gpuwattch").joinpath(name).read_text(encoding="utf-8")
-    return tuple(csv.DictReader(text.splitlines()))
-
-
 def _map_statistics(where: str, name: str, rows: Iterable[Mapping[str, float]]) -> tuple[tuple[str, ...], Array]:
     """Add up the statistics of each event, zero or more; an event is left out where one of them is missing."""
     found: dict[str, Array] = {}
     lacking = set()
     table = list(rows)
-    for line in _read_statistics_map(name):
+    for line in read_shipped_table("wattcast.gpuwattch", name):
         if not all(line["statistic"] in row for row in table):
             if line["needed"] == "yes":
                 lacking.add(line["event"])

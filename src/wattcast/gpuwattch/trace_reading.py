@@ -8,14 +8,12 @@ are bounded. A damaged trace still yields the rows before the damage; then ``Tra
 from __future__ import annotations
 
 import contextlib
-import csv
 import time
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import BinaryIO
 
@@ -23,6 +21,7 @@ import numpy as np
 
 from wattcast.core.arrays import Array
 from wattcast.core.errors import BadInput, MissingEvents, bad_value, clip_text, nearest_names, unknown_name
+from wattcast.core.strict_files import read_shipped_table
 from wattcast.hardware import OperatingPoint
 from wattcast.power.activity import Activity, ActivitySource
 
@@ -287,11 +286,8 @@ CUSTOM_EVENTS = tuple(f"custom_{i}" for i in range(1, 9))
 @cache
 def dialect_counters(dialect: SimulatorDialect) -> tuple[SimulatorCounter, ...]:
     """Return the counters of a dialect in the order its simulator writes them."""
-    text = files("wattcast.gpuwattch").joinpath(f"map_{dialect}.csv").read_text(encoding="utf-8")
-    return tuple(
-        SimulatorCounter(row["column"], row["event"], row["scaling"], row["prescaled"] == "yes")
-        for row in csv.DictReader(text.splitlines())
-    )
+    rows = read_shipped_table("wattcast.gpuwattch", f"map_{dialect}.csv")
+    return tuple(SimulatorCounter(r["column"], r["event"], r["scaling"], r["prescaled"] == "yes") for r in rows)
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from wattcast.core.errors import MissingSpecification, bad_value
 from wattcast.core.strict_files import read_bytes
 from wattcast.core.whole_files import write_whole
 from wattcast.counter_models.profiler_counters import read_accelwattch_hw, read_ncu
+from wattcast.gpuwattch import measured_energies
 from wattcast.gpuwattch.architecture import (
     ChipArchitecture,
     SimulatorConfig,
@@ -32,14 +33,6 @@ from wattcast.gpuwattch.architecture import (
 )
 from wattcast.gpuwattch.component_build import build_component_model
 from wattcast.gpuwattch.energy_table import ComponentSet, EnergyTable, read_component_set, read_energies
-from wattcast.gpuwattch.measured_energies import (
-    MeasuredChip,
-    measured_architecture,
-    measured_chip,
-    measured_table,
-    read_measured_counters,
-    voltage_curve,
-)
 from wattcast.gpuwattch.simulator_logs import (
     CountedKernels,
     CounterSource,
@@ -180,12 +173,12 @@ class ChipFiles(NamedTuple):
     clock_hz: float
     components: ComponentSet
     notes: list[str]
-    chip: MeasuredChip | None = None  # where the architecture is a GPU's name
+    chip: measured_energies.MeasuredChip | None = None  # where the architecture is a GPU's name
 
     @property
     def voltage(self) -> VoltageCurve | None:
         """Core voltage by clock, where it was measured."""
-        return None if self.chip is None else voltage_curve(self.chip)
+        return None if self.chip is None else measured_energies.voltage_curve(self.chip)
 
     def trace_scaling(self, request: TraceRequest) -> dict[str, float]:
         """Return the scaling factors that the simulator has multiplied its unit counters by."""
@@ -202,7 +195,9 @@ def read_chip(request: TraceRequest) -> ChipFiles:
     """Read architecture, simulator configuration and energies, and check that they belong together."""
     notes: list[str] = []
     chip = find_measured_chip(request.architecture)
-    architecture = read_architecture(request.architecture) if chip is None else measured_architecture(chip)
+    architecture = (
+        read_architecture(request.architecture) if chip is None else measured_energies.measured_architecture(chip)
+    )
     dialect = architecture.dialect
     if request.compat is not None and request.compat is not dialect:
         do = f"Leave --compat out or say --compat {dialect}."
@@ -219,7 +214,7 @@ def read_chip(request: TraceRequest) -> ChipFiles:
     if chip is None or request.energies is not None:
         table = _find_energies(request, architecture, config, clock_hz, notes)
     else:
-        table = measured_table(chip, architecture)
+        table = measured_energies.measured_table(chip, architecture)
         notes.append(f"{table.name}: {chip.source}")
     if clock_hz is None:
         clock_hz = table.reference_clock_hz
@@ -230,11 +225,11 @@ def read_chip(request: TraceRequest) -> ChipFiles:
     return ChipFiles(architecture, config, table, clock_hz, components, notes, chip)
 
 
-def find_measured_chip(name: Path) -> MeasuredChip | None:
+def find_measured_chip(name: Path) -> measured_energies.MeasuredChip | None:
     """Return the measured GPU that ``--config`` names instead of a file; None for a file."""
     if name.exists() or name.suffix or len(name.parts) > 1:
         return None
-    return measured_chip(name.name)
+    return measured_energies.measured_chip(name.name)
 
 
 def _check_match(architecture: ChipArchitecture, table: EnergyTable, notes: list[str]) -> None:
@@ -373,7 +368,7 @@ def compute_kernel_power(request: TraceRequest, source: CounterSource) -> Counte
         capped=source is CounterSource.POWER_REPORT and request.compat is not None,
     )
     if source is CounterSource.NCU and chip is not None:
-        found = CountedKernels(*read_measured_counters(request.trace, chip))
+        found = CountedKernels(*measured_energies.read_measured_counters(request.trace, chip))
     elif source is CounterSource.NCU:
         found = CountedKernels(*read_ncu(request.trace, config.sm_count))
     elif source is CounterSource.POWER_REPORT:

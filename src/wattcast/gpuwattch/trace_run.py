@@ -17,37 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wattcast.core.arrays import Array, Mask
+from wattcast.gpuwattch import trace_outputs, trace_reading, trace_statistics
 from wattcast.gpuwattch.architecture import SimulatorConfig
 from wattcast.gpuwattch.energy_table import ComponentSet
-from wattcast.gpuwattch.trace_outputs import (
-    BackgroundWriter,
-    GrowingTextFile,
-    IdleSmRestorer,
-    OutputLabels,
-    ParquetTable,
-    PowerBins,
-    format_kernel_report,
-    format_steady_rows,
-    write_number_rows,
-    write_text_rows,
-)
-from wattcast.gpuwattch.trace_reading import (
-    INSTRUCTIONS,
-    THREADS,
-    MetricTrace,
-    SimulatorDialect,
-    TraceBlock,
-    TraceFault,
-    TraceSampling,
-)
-from wattcast.gpuwattch.trace_statistics import (
-    KernelEndFinder,
-    KernelPower,
-    KernelTally,
-    ListedKernel,
-    SteadyRegion,
-    SteadyStateFinder,
-)
 from wattcast.power.activity import Activity
 from wattcast.power.component_power import ComponentPower
 from wattcast.power.power_model import Power
@@ -69,12 +41,12 @@ class WantedFiles:
 class TraceRun:
     """Everything one pass needs."""
 
-    trace: MetricTrace
+    trace: trace_reading.MetricTrace
     model: ComponentPower
     components: ComponentSet
-    sampling: TraceSampling
+    sampling: trace_reading.TraceSampling
     out: Path
-    kernels: tuple[ListedKernel, ...] = ()
+    kernels: tuple[trace_statistics.ListedKernel, ...] = ()
     config: SimulatorConfig = field(default_factory=SimulatorConfig)
     wanted: WantedFiles = field(default_factory=WantedFiles)
     compress: bool | None = None  # default: as the trace is
@@ -92,15 +64,15 @@ class TraceResult:
     """The outcome of a pass."""
 
     files: list[Path] = field(default_factory=list)
-    kernels: list[KernelPower] = field(default_factory=list)
-    regions: list[SteadyRegion | None] = field(default_factory=list)
-    timeline: PowerBins | None = None
+    kernels: list[trace_statistics.KernelPower] = field(default_factory=list)
+    regions: list[trace_statistics.SteadyRegion | None] = field(default_factory=list)
+    timeline: trace_outputs.PowerBins | None = None
     samples: int = 0
     duration_s: float = 0.0
     energy_j: float = 0.0
     notes: list[str] = field(default_factory=list)
     doubtful: list[int] = field(default_factory=list)  # samples whose static power rests on estimated threads
-    fault: TraceFault | None = None
+    fault: trace_reading.TraceFault | None = None
 
 
 def run_trace(job: TraceRun) -> TraceResult:
@@ -128,18 +100,20 @@ def run_trace(job: TraceRun) -> TraceResult:
             f"{len(job.kernels)} kernels are listed, {len(ended)} ended in the trace, {how}: names may be shifted. "
             "Give each kernel's samples or cycles in the list"
         )
-    if any(k.ipc is not None for k in job.kernels) and INSTRUCTIONS not in job.trace.optional:
+    if any(k.ipc is not None for k in job.kernels) and trace_reading.INSTRUCTIONS not in job.trace.optional:
         notes.append("IPC of steady states is that of the whole kernel, from the list")
-    elif INSTRUCTIONS not in job.trace.optional:
+    elif trace_reading.INSTRUCTIONS not in job.trace.optional:
         notes.append("IPC is not in a metric trace: it is left out of the steady states")
     if any(not k.finished for k in result.kernels):
         notes.append("the last kernel had not ended when the trace did")
     return result
 
 
-def _blocks_with_following(trace: MetricTrace, result: TraceResult) -> Iterator[tuple[TraceBlock, Array | None]]:
+def _blocks_with_following(
+    trace: trace_reading.MetricTrace, result: TraceResult
+) -> Iterator[tuple[trace_reading.TraceBlock, Array | None]]:
     """Yield blocks, each with the first row of the next, which is read meanwhile; keep a fault of the file."""
-    held: TraceBlock | None = None
+    held: trace_reading.TraceBlock | None = None
     blocks = trace.blocks()
     with ThreadPoolExecutor(1) as reader:
         try:
@@ -149,7 +123,7 @@ def _blocks_with_following(trace: MetricTrace, result: TraceResult) -> Iterator[
                 if held is not None:
                     yield held, block.value[0]
                 held = block
-        except TraceFault as fault:
+        except trace_reading.TraceFault as fault:
             result.fault = fault
     if held is not None:
         yield held, None
@@ -184,7 +158,7 @@ class LaneFinder:
     def read_kernels(self) -> None:
         """Go over the trace once to find how far each listed kernel's mean is from the estimates."""
         sums = np.zeros((len(self.job.kernels), 3))  # samples, lanes, samples with work
-        ends, index = KernelEndFinder(self.job.trace.file.columns, self.job.kernels), 0
+        ends, index = trace_statistics.KernelEndFinder(self.job.trace.file.columns, self.job.kernels), 0
         for block, following in _blocks_with_following(self.job.trace, TraceResult()):
             ending = ends.mark(block.value, following)
             lanes, _ = self.estimate(self.job.trace.activity(block, self.job.sampling))
@@ -242,7 +216,7 @@ class LaneFinder:
 
     def note(self) -> str:
         """Say in one sentence where the active threads come from and which samples are doubtful."""
-        if THREADS in self.job.trace.optional:
+        if trace_reading.THREADS in self.job.trace.optional:
             return "active threads of a warp are those of the column THREADS_PER_WARP"
         said = "active threads of a warp are not in a metric trace: full warps are assumed"
         if self.factor:
@@ -268,17 +242,19 @@ class _TracePass:
         self.job = job
         self.result = TraceResult()
         columns, parts = job.trace.file.columns, job.model.parts
-        totals = job.components.dialect is SimulatorDialect.ACCELWATTCH
-        self.labels = OutputLabels(parts, columns, job.components.no_comma, job.compat, totals)
+        totals = job.components.dialect is trace_reading.SimulatorDialect.ACCELWATTCH
+        self.labels = trace_outputs.OutputLabels(parts, columns, job.components.no_comma, job.compat, totals)
         self.compress = job.trace.file.is_gzip if job.compress is None else job.compress
-        self.ends = KernelEndFinder(columns, job.kernels)
-        self.tally = KernelTally(len(parts), len(columns))
-        self.states = SteadyStateFinder(job.config.steady, len(columns))
-        self.timeline = PowerBins(len(parts))
-        self.restorer = IdleSmRestorer.make(job.trace, job.sampling, job.config.sm_count) if job.compat else None
+        self.ends = trace_statistics.KernelEndFinder(columns, job.kernels)
+        self.tally = trace_statistics.KernelTally(len(parts), len(columns))
+        self.states = trace_statistics.SteadyStateFinder(job.config.steady, len(columns))
+        self.timeline = trace_outputs.PowerBins(len(parts))
+        self.restorer = (
+            trace_outputs.IdleSmRestorer.make(job.trace, job.sampling, job.config.sm_count) if job.compat else None
+        )
         self.left_out = [i for i, p in enumerate(parts) if p in job.components.steady_leaves_out]
         self.last_w = 0.0
-        self.writer = BackgroundWriter()
+        self.writer = trace_outputs.BackgroundWriter()
         self.lanes = LaneFinder(job) if job.model.static is not None else None
         if self.lanes and any(k.mean_threads is not None or k.threads is not None for k in job.kernels):
             self.lanes.read_kernels()
@@ -286,10 +262,10 @@ class _TracePass:
     def open_files(self, files: ExitStack) -> None:
         """Open the files that grow with the trace and write their headers."""
 
-        def text(wanted: bool, name: str, compress: bool) -> GrowingTextFile | None:
+        def text(wanted: bool, name: str, compress: bool) -> trace_outputs.GrowingTextFile | None:
             if not wanted:
                 return None
-            file = files.enter_context(GrowingTextFile(self.job.out / name, compress))
+            file = files.enter_context(trace_outputs.GrowingTextFile(self.job.out / name, compress))
             self.result.files.append(file.path)
             return file
 
@@ -305,14 +281,14 @@ class _TracePass:
         self.report = text(wanted.report, name("power_report", "power_report"), compress=False)
         self.parquet = None
         if wanted.parquet:
-            self.parquet = files.enter_context(ParquetTable(self.job.out / "samples.parquet"))
+            self.parquet = files.enter_context(trace_outputs.ParquetTable(self.job.out / "samples.parquet"))
             self.result.files.append(self.parquet.path)
         if self.power:
             self.power.write(self.labels.power_header + "\n")
         if self.metric:
             self.metric.write(",".join(self.labels.counters) + "\n")
 
-    def process_block(self, block: TraceBlock, following: Array | None) -> None:
+    def process_block(self, block: trace_reading.TraceBlock, following: Array | None) -> None:
         """Find kernel ends in a block, compute its power, write it, and add it to the statistics."""
         job = self.job
         ends = self.ends.mark(block.value, following)
@@ -344,16 +320,16 @@ class _TracePass:
         result.kernels, result.regions, result.timeline = self.tally.kernels, self.states.found, self.timeline
         if self.report:
             for kernel in result.kernels:
-                self.report.write("".join(format_kernel_report(kernel, job.kernels, self.labels)))
+                self.report.write("".join(trace_outputs.format_kernel_report(kernel, job.kernels, self.labels)))
         if self.steady:
             self.steady.write(self.labels.steady_header + "\n")
             per_cycle = 1.0 / job.sampling.sample_cycle
-            column = job.trace.optional.get(INSTRUCTIONS)
+            column = job.trace.optional.get(trace_reading.INSTRUCTIONS)
             regions = [r for r in result.regions if r is not None] if column is not None else []
             ipc = [float(r.counter[column]) * per_cycle for r in regions]
-            self.steady.write("".join(format_steady_rows(result.regions, job.kernels, job.compat, ipc)))
+            self.steady.write("".join(trace_outputs.format_steady_rows(result.regions, job.kernels, job.compat, ipc)))
 
-    def _write_rows(self, block: TraceBlock, power: Power, total_w: Array, ends: Mask) -> None:
+    def _write_rows(self, block: trace_reading.TraceBlock, power: Power, total_w: Array, ends: Mask) -> None:
         compat, part_w = self.job.compat, power.part_w
         drop = np.zeros_like(ends) if compat else ends
         if compat:
@@ -369,11 +345,13 @@ class _TracePass:
         if self.power:
             keep = slice(None) if not drop.any() else ~drop
             columns = [total_w[keep], *(part_w[keep, i] for i in range(part_w.shape[1]))]
-            self.writer.submit(write_number_rows, self.power, columns, compat)
+            self.writer.submit(trace_outputs.write_number_rows, self.power, columns, compat)
         if self.metric:
-            self.writer.submit(write_text_rows, self.metric, block.text, drop, compat)
+            self.writer.submit(trace_outputs.write_text_rows, self.metric, block.text, drop, compat)
 
-    def _add_kernels(self, power: Power, total_w: Array, block: TraceBlock, lanes: Array | None, ends: Mask) -> None:
+    def _add_kernels(
+        self, power: Power, total_w: Array, block: trace_reading.TraceBlock, lanes: Array | None, ends: Mask
+    ) -> None:
         """Add each stretch between kernel ends to the statistics of its kernel."""
         steady_w = total_w
         if self.job.compat and self.left_out:

@@ -7,17 +7,16 @@ zero.
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
-from importlib.resources import files
 
 import numpy as np
 
 from wattcast.core.arrays import Array
 from wattcast.core.errors import MissingEvents, nearest_names, unknown_name
+from wattcast.core.strict_files import read_shipped_table
 from wattcast.core.units import Dtype
 from wattcast.hardware import Gpu, OperatingPoint
 
@@ -44,10 +43,9 @@ class EventDefinition:
 @cache
 def known_events() -> dict[str, EventDefinition]:
     """Return every event Wattcast knows, by name, from ``events.csv``."""
-    text = files("wattcast.power").joinpath("events.csv").read_text(encoding="utf-8")
     return {
         row["event"]: EventDefinition(row["event"], row["unit"], row["kind"] == "mean", row["module"], row["meaning"])
-        for row in csv.DictReader(text.splitlines())
+        for row in read_shipped_table("wattcast.power", "events.csv")
     }
 
 

@@ -493,7 +493,6 @@ def draw_difference(found: RunComparison) -> Figure:
     right.invert_yaxis()
     right.axvline(0.0, color="#000000", lw=0.6)
     right.set_xlabel("Mean power, B - A (W)")
-    right.spines[["top", "right"]].set_visible(False)
     a, b = found.a, found.b
     change = f"{b.latency_s / a.latency_s - 1:+.1%} time, {b.power_w / a.power_w - 1:+.1%} power"
     figure.suptitle(f"{a.name}  →  {b.name}\n{change}", fontsize=10)
@@ -516,6 +515,5 @@ def _stacked(axes: Axes, rows: list[tuple[str, dict[str, float]]]) -> None:
     axes.set_yticks(range(len(rows)), [name for name, _ in rows], fontsize=9)
     axes.invert_yaxis()
     axes.axvline(0.0, color="#000000", lw=0.6)
-    axes.spines[["top", "right"]].set_visible(False)
     if seen:
         axes.legend(frameon=False, fontsize=9, loc="best")

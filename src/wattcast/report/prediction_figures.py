@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import csv
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +14,7 @@ import numpy.typing as npt
 
 from wattcast.core.arrays import Array, pareto_front
 from wattcast.core.errors import bad_value, unknown_name
+from wattcast.core.strict_files import read_shipped_table
 from wattcast.hardware import Gpu
 from wattcast.predictor.prediction import OperatorShare, Prediction
 from wattcast.report.configuration_view import ConfigurationView, PowerTrace
@@ -311,8 +310,7 @@ def _row_of(kernel: str) -> dict[str, str]:
 
 @cache
 def _patterns() -> tuple[tuple[re.Pattern[str], dict[str, str]], ...]:
-    text = files("wattcast.report").joinpath("kernel_families.csv").read_text(encoding="utf-8")
-    rows = csv.DictReader(text.splitlines())
+    rows = read_shipped_table("wattcast.report", "kernel_families.csv")
     return tuple((re.compile(row["pattern"], re.IGNORECASE), row) for row in rows)
 
 

@@ -23,15 +23,7 @@ from wattcast.core.arrays import Array
 from wattcast.core.measured_rows import Plain, database_folder, read_table
 from wattcast.counter_models.profiler_counters import events_of_launch
 from wattcast.fit.kernel_rows import parse_operators, read_condition, shape_name
-from wattcast.gpuwattch.measured_energies import (
-    CountedLaunches,
-    counted_rows,
-    is_held_out,
-    launches_to_activity,
-    measured_chip,
-    measured_model,
-    read_operators,
-)
+from wattcast.gpuwattch import measured_energies
 from wattcast.hardware import OperatingPoint
 from wattcast.kernels import build_kernels
 from wattcast.kernels.kernel_table import IssueSegment
@@ -110,9 +102,9 @@ def compare_power_models(gpu: str = "h200", count: int = KERNELS) -> list[Kernel
     chip, bundle = find_gpu(gpu), shipped_bundle(gpu)
     assert bundle is not None
     forecast_w = _held_out_watts(folder.parent.parent / "predictor" / "bundle" / gpu / "out_of_fold.parquet")
-    entries = counted_rows(folder, gpu)
+    entries = measured_energies.counted_rows(folder, gpu)
     chosen = _choose([row for row, _ in entries], forecast_w, count)
-    launches = read_operators(folder, gpu).select(np.isin(np.arange(len(entries)), chosen))
+    launches = measured_energies.read_operators(folder, gpu).select(np.isin(np.arange(len(entries)), chosen))
     parts = {
         "counters": _counter_parts([entries[i] for i in chosen], launches, gpu),
         "components": _component_parts(launches, gpu),
@@ -213,7 +205,7 @@ def _choose(rows: Sequence[Plain], known: Mapping[str, float], count: int) -> li
     """Choose rows of operators never used: a few of each family by the order of their hash, then the rest alike."""
     first: dict[str, int] = {}
     for i, row in enumerate(rows):
-        if is_held_out(row["spec"]) and _key(row) in known and row["memory_power_w"]:
+        if measured_energies.is_held_out(row["spec"]) and _key(row) in known and row["memory_power_w"]:
             first.setdefault(row["spec"], i)
     order = [first[spec] for spec in sorted(first)]
     rank: dict[str, int] = {}
@@ -234,14 +226,16 @@ def _group(
     return found
 
 
-def _component_parts(launches: CountedLaunches, gpu: str) -> list[dict[str, float]]:
-    model = measured_model(gpu)[2].model
-    power = model.power(launches_to_activity(launches, float(measured_chip(gpu).design.sm_count)))
+def _component_parts(launches: measured_energies.CountedLaunches, gpu: str) -> list[dict[str, float]]:
+    model = measured_energies.measured_model(gpu)[2].model
+    power = model.power(
+        measured_energies.launches_to_activity(launches, float(measured_energies.measured_chip(gpu).design.sm_count))
+    )
     return [_group(power.parts, watts, _COMPONENTS, SM) for watts in power.part_w]
 
 
 def _counter_parts(
-    entries: Sequence[tuple[Plain, list[dict[str, float]]]], launches: CountedLaunches, gpu: str
+    entries: Sequence[tuple[Plain, list[dict[str, float]]]], launches: measured_energies.CountedLaunches, gpu: str
 ) -> list[dict[str, float]]:
     """Return the watts of the counter model that ships, on the metrics of each operator's kernels."""
     model = load_saved_model(Path(gpu)).model

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -15,17 +14,11 @@ import numpy as np
 
 from wattcast.core.arrays import Sweepable
 from wattcast.core.errors import bad_value
-from wattcast.core.strict_files import decode_yaml
+from wattcast.core.strict_files import decode_yaml, read_shipped_table
 from wattcast.core.units import Dtype
 from wattcast.gpuwattch.architecture import ChipArchitecture
+from wattcast.gpuwattch.bottom_up import technology
 from wattcast.gpuwattch.bottom_up.chip_units import MemoryController, RouterShape, find_dram_energy
-from wattcast.gpuwattch.bottom_up.technology import (
-    BOTTOM_UP_PACKAGE,
-    TransistorType,
-    WireProjection,
-    check_at_least_one,
-    find_process,
-)
 from wattcast.hardware import Gpu
 
 Chosen = TypeVar("Chosen")
@@ -45,7 +38,7 @@ class CacheShape:
 
     def __post_init__(self) -> None:
         shape = {"capacity": self.capacity_byte, "block": self.block_byte, "ways": self.ways, "banks": self.banks}
-        check_at_least_one("cache", **shape)
+        technology.check_at_least_one("cache", **shape)
         if self.capacity_byte < self.block_byte * self.ways:
             wanted = f"at least one set of {self.ways} blocks of {self.block_byte} bytes"
             raise bad_value("cache: capacity", wanted, f"{self.capacity_byte} bytes")
@@ -87,8 +80,8 @@ class ChipDesign:
     dram_read_j: float | None = None  # of a request
     dram_write_j: float | None = None
     dram_precharge_j: float | None = None
-    device: TransistorType = TransistorType.HIGH_PERFORMANCE
-    projection: WireProjection = WireProjection.AGGRESSIVE
+    device: technology.TransistorType = technology.TransistorType.HIGH_PERFORMANCE
+    projection: technology.WireProjection = technology.WireProjection.AGGRESSIVE
     long_channel: bool = True
     temperature_k: float = 360.0
     voltage_v: float | None = None
@@ -118,7 +111,7 @@ class ChipDesign:
 
     def __post_init__(self) -> None:
         counts = ("sm_count", "warps", "issue", "lanes", "warp_size", "ports", "pending", "depth")
-        check_at_least_one(self.name, **{what: getattr(self, what) for what in counts})
+        technology.check_at_least_one(self.name, **{what: getattr(self, what) for what in counts})
         if not self.clock_hz > 0:
             raise bad_value(f"{self.name}: clock", "above zero", self.clock_hz)
         rf = self.registers
@@ -198,8 +191,8 @@ def design_from_architecture(architecture: ChipArchitecture, sm_count: int | Non
         dram_read_j=p.number("dram_rd_coeff"),
         dram_write_j=p.number("dram_wr_coeff"),
         dram_precharge_j=p.number("dram_pre_coeff"),
-        device=p.choice("device_type", dict(enumerate(TransistorType))),
-        projection=p.choice("interconnect_projection_type", dict(enumerate(WireProjection))),
+        device=p.choice("device_type", dict(enumerate(technology.TransistorType))),
+        projection=p.choice("interconnect_projection_type", dict(enumerate(technology.WireProjection))),
         long_channel=bool(p.number("longer_channel_device")),
         temperature_k=p.number("temperature", 380.0),
         clock_ratio=p.number("core_clock_ratio"),
@@ -293,7 +286,7 @@ class Assumption(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 @cache
 def known_assumptions() -> dict[str, Assumption]:
     """Return the numbers that the catalogue does not hold, by name."""
-    data = files(BOTTOM_UP_PACKAGE).joinpath("data", "assumed.yaml").read_bytes()
+    data = files(technology.BOTTOM_UP_PACKAGE).joinpath("data", "assumed.yaml").read_bytes()
     return decode_yaml(data, dict[str, Assumption], "assumed.yaml")
 
 
@@ -313,7 +306,7 @@ def design_from_gpu(
     notes: list[str] = []
     size, volts = feature_nm, voltage_v
     if size is None:
-        of = find_process(gpu.process)
+        of = technology.find_process(gpu.process)
         size = of.feature_nm
         notes.append(f"{gpu.process}: F = {size:g} nm, from an SRAM cell of {of.cell_um2:g} um2 ({of.source})")
         if volts is None:
@@ -339,8 +332,8 @@ def design_from_gpu(
     slices = max(round(l2_byte / assumed_value("l2_slice_byte")), 1)
     slice_byte = max(l2_byte // slices // (lines * l2_ways), 1) * lines * l2_ways
     sms = _whole(gpu.sm_count)
-    text = files(BOTTOM_UP_PACKAGE).joinpath("data", "dies.csv").read_text(encoding="utf-8")
-    die = next((row for row in csv.DictReader(text.splitlines()) if row["gpu"] == gpu.name), None)
+    dies = read_shipped_table(technology.BOTTOM_UP_PACKAGE, "data", "dies.csv")
+    die = next((row for row in dies if row["gpu"] == gpu.name), None)
     if die is not None:  # mean wire between SM and L2: a quarter of a square die's side each way to the middle
         link_um = 0.5e3 * sqrt(float(die["area_mm2"]))
         notes.append(f"die of {die['area_mm2']} mm2 ({die['source']}): wires between SMs and L2")

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from math import log, log2
 
 import msgspec
 import numpy as np
 
 from wattcast.core.errors import bad_value, unknown_name
+from wattcast.core.strict_files import read_shipped_table
 from wattcast.gpuwattch.bottom_up.array_layout import (
     ArrayCost,
     SearchedBuffer,
@@ -191,9 +190,8 @@ class FunctionalUnit:
 @cache
 def functional_units() -> dict[str, FunctionalUnit]:
     """Return every functional unit of ``units.csv`` by name."""
-    text = files(BOTTOM_UP_PACKAGE).joinpath("data", "units.csv").read_text(encoding="utf-8")
-    rows = msgspec.convert(list(csv.DictReader(text.splitlines())), list[FunctionalUnit], strict=False)
-    return {unit.unit: unit for unit in rows}
+    rows = read_shipped_table(BOTTOM_UP_PACKAGE, "data", "units.csv")
+    return {unit.unit: unit for unit in msgspec.convert(rows, list[FunctionalUnit], strict=False)}
 
 
 def functional_unit_cost(tech: Technology, name: str) -> LogicCost:
@@ -414,8 +412,7 @@ class DramEnergy:
 
 def find_dram_energy(kind: str) -> DramEnergy:
     """Return the published energy of a kind of device memory."""
-    text = files(BOTTOM_UP_PACKAGE).joinpath("data", "dram.csv").read_text(encoding="utf-8")
-    rows = {row["kind"]: row for row in csv.DictReader(text.splitlines())}
+    rows = {row["kind"]: row for row in read_shipped_table(BOTTOM_UP_PACKAGE, "data", "dram.csv")}
     if kind not in rows:
         raise unknown_name("kind of memory", kind, rows)
     row = rows[kind]

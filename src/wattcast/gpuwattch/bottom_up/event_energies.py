@@ -10,13 +10,7 @@ from typing import Any
 
 from wattcast.core.errors import bad_value, unknown_name
 from wattcast.gpuwattch.architecture import ChipArchitecture, read_architecture
-from wattcast.gpuwattch.bottom_up.chip_design import (
-    CacheShape,
-    ChipDesign,
-    assumed_value,
-    design_from_architecture,
-    design_from_gpu,
-)
+from wattcast.gpuwattch.bottom_up import chip_design
 from wattcast.gpuwattch.bottom_up.chip_model import (
     BuiltChip,
     CacheCost,
@@ -122,10 +116,10 @@ def module_event_energies(chip: BuiltChip, gpu: Gpu) -> dict[str, float]:
     counts = counter_energies(chip)
     lane = 1.0 / d.warp_size
     issue_j = lane * (counts["TOT_INST"] + counts["FP_INT"] + counts["IC_H"])  # an instruction's share of one thread
-    reads, word_byte = assumed_value("fma_reads"), 4.0
+    reads, word_byte = chip_design.assumed_value("fma_reads"), 4.0
     fma_j = counts["FPU_ACC"] + reads * counts["REG_RD"] + counts["REG_WR"] + issue_j
     register_j_per_byte = (counts["REG_RD"] + counts["REG_WR"]) / 2.0 / word_byte
-    sector = assumed_value("sector_byte")
+    sector = chip_design.assumed_value("sector_byte")
     access_byte = d.words_of_access * 4.0
     found = {
         "cuda_fp32_flop": fma_j / _FLOP_PER_FMA,
@@ -136,14 +130,14 @@ def module_event_energies(chip: BuiltChip, gpu: Gpu) -> dict[str, float]:
         + counts["REG_RD"]
         + counts["REG_WR"]
         + issue_j
-        + assumed_value("sfu_multiplies") * fma_j,
+        + chip_design.assumed_value("sfu_multiplies") * fma_j,
         "shared_byte": counts["SHRD_ACC"] / access_byte,
         "l2_byte": (counts["L2_RH"] / (d.l2.block_byte / 2.0) if d.l2 else 0.0) + counts["NOC_A"] / sector,
         "busy_sm_cycle": chip.latches * chip.latch.energy_j * d.pipelines,
     }
     if gpu.pipes.tensor_flop_per_cycle:
         flop_j = functional_unit_cost(chip.tech, "tensor_fp16").energy_j
-        operand_j = assumed_value("tensor_register_byte_per_flop") * register_j_per_byte
+        operand_j = chip_design.assumed_value("tensor_register_byte_per_flop") * register_j_per_byte
         found |= {name: (flop_j + operand_j) * bits / _FP16_BIT for name, bits in _WIDTH_BIT.items()}
     memory = find_dram_energy(gpu.memory.kind)
     if memory.read_j_per_byte is not None and memory.write_j_per_byte is not None:
@@ -178,7 +172,7 @@ class EnergyChange:
         return self.after / self.before
 
 
-def scale_design(design: ChipDesign, factors: Mapping[str, float]) -> ChipDesign:
+def scale_design(design: chip_design.ChipDesign, factors: Mapping[str, float]) -> chip_design.ChipDesign:
     """Multiply some sizes of a design; a size that does not come out whole is refused."""
     for name, factor in factors.items():
         if name not in SIZE_KNOBS:
@@ -190,7 +184,7 @@ def scale_design(design: ChipDesign, factors: Mapping[str, float]) -> ChipDesign
         count = _whole("registers", design.registers.registers, factors["registers"])
         found = replace(found, registers=replace(design.registers, registers=count))
     for name, field in (("l1", "data"), ("shared", "shared"), ("l2", "l2")):
-        old: CacheShape | None = getattr(design, field)
+        old: chip_design.CacheShape | None = getattr(design, field)
         if name in factors and old is None:
             raise bad_value("l2", "a design with an L2 cache", f"{design.name}, which has none")
         if name in factors and old is not None:
@@ -270,7 +264,7 @@ class BottomUpEnergies:
     gpu: Gpu | None = None  # of the catalogue
 
     @property
-    def design(self) -> ChipDesign:
+    def design(self) -> chip_design.ChipDesign:
         """The design that was built."""
         return self.chip.design
 
@@ -288,7 +282,7 @@ def energies_of_architecture(
     architecture: ChipArchitecture, sm_count: int | None = None, clock_hz: float | None = None, **fields: Any
 ) -> BottomUpEnergies:
     """Return the energies of an architecture; ``fields`` replace those of its design (``voltage_v=0.9``)."""
-    design = design_from_architecture(architecture, sm_count)
+    design = chip_design.design_from_architecture(architecture, sm_count)
     if clock_hz is not None:
         fields["clock_hz"] = clock_hz
     return BottomUpEnergies(build_chip(replace(design, **fields)), {})
@@ -298,7 +292,7 @@ def energies_of_gpu(
     gpu: Gpu, feature_nm: float | None = None, voltage_v: float | None = None, temperature_k: float | None = None
 ) -> BottomUpEnergies:
     """Return the energies of a catalogue GPU."""
-    chip = build_chip(design_from_gpu(gpu, feature_nm, voltage_v, temperature_k))
+    chip = build_chip(chip_design.design_from_gpu(gpu, feature_nm, voltage_v, temperature_k))
     return BottomUpEnergies(chip, module_event_energies(chip, gpu), gpu)
 
 

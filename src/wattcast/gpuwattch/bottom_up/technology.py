@@ -8,17 +8,16 @@ size F. For a foundry's process F is not the number in its name but the size tha
 
 from __future__ import annotations
 
-import csv
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from functools import cache
-from importlib.resources import files
 from typing import Any, overload
 
 import numpy as np
 
 from wattcast.core.arrays import Array, Sweepable
 from wattcast.core.errors import MissingSpecification, bad_value, unknown_name
+from wattcast.core.strict_files import read_shipped_table
 
 BOTTOM_UP_PACKAGE = "wattcast.gpuwattch.bottom_up"
 LOWEST_K, HIGHEST_K = 300.0, 400.0
@@ -198,8 +197,7 @@ def find_process(name: str) -> FoundryProcess:
 
 @cache
 def _read_rows(name: str, **where: str) -> tuple[dict[str, str], ...]:
-    text = files(BOTTOM_UP_PACKAGE).joinpath("data", name).read_text(encoding="utf-8")
-    rows = csv.DictReader(text.splitlines())
+    rows = read_shipped_table(BOTTOM_UP_PACKAGE, "data", name)
     return tuple(row for row in rows if all(row[key] == value for key, value in where.items()))
 
 
