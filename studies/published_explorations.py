@@ -28,13 +28,13 @@ from wattcast.explore.explorations import Alternative, explore
 from wattcast.predictor.api import find_gpu, predict
 from wattcast.predictor.bundle import bundle_for
 from wattcast.report.figure_style import (
+    PREDICTED,
     SERIES_COLOURS,
     FigureMaker,
     add_caption,
     describe_origin,
     new_figure,
     plot_measured,
-    plot_predicted,
     save_figure,
 )
 from wattcast.report.text_tables import print_rows
@@ -246,7 +246,7 @@ def published_dvfs(found: Sequence[Curve]) -> Figure:
     figure = new_figure(9.0, 5.2)
     for axes, curve in zip(np.ravel(figure.subplots(2, 3)), found, strict=True):
         plot_measured(axes, curve.clock_hz / 1e6, curve.measured_w)
-        plot_predicted(axes, curve.clock_hz / 1e6, curve.predicted_w)
+        axes.plot(curve.clock_hz / 1e6, curve.predicted_w, "-", color=PREDICTED, label="predicted", zorder=4)
         axes.set_title(f"{curve.name}: {curve.mape()['power']:.0%}", fontsize=8)
         axes.set_xlabel("Clock (MHz)")
         axes.set_ylabel("Power (W)")

@@ -5,7 +5,7 @@ Run: ``wattcast lab validate --figures docs/images`` in the repository draws the
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
@@ -27,9 +27,12 @@ from wattcast.kernels.kernel_names import ParsedKernelName, parse_kernel_name
 from wattcast.predictor import api
 from wattcast.predictor.bundle import bundle_for
 from wattcast.predictor.bundle.bundle_file import shipped_bundle
+from wattcast.predictor.prediction import Prediction
 from wattcast.report.figure_style import FigureMaker, add_caption, new_figure
-from wattcast.report.prediction_figures import KERNEL_KINDS, KindShares, predicted_shares, profiled_shares
+from wattcast.report.prediction_figures import find_kernel_family
 from wattcast.validate.ledger_figures import DOT, OURS, describe_rows, is_random_kind
+from wattcast.workload.operator_base import Operator
+from wattcast.workload.operator_types import Elementwise
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -313,3 +316,44 @@ def draw_kind_shares(found: list[KindShares], gpu: str) -> Figure:
     seen = any(entry.measured for entry in found)
     note = "outlined: seen by the profiler, else predicted" if seen else "no profile is at hand: predicted"
     return add_caption(figure, describe_rows(gpu, f"after paper 003, figure 1; {note}"))
+
+
+KERNEL_KINDS = ("GEMM-like", "reduction", "elementwise")
+_PRODUCTS, _ROWS = ("linear", "bmm", "conv2d", "attention"), ("softmax", "layernorm", "rmsnorm")
+_REDUCING = ("sum", "mean", "max", "topk", "pool", "cumsum", "batch_norm", "norm")
+
+
+@dataclass(frozen=True)
+class KindShares:
+    """Shares of the time in kernels by kind, of one workload."""
+
+    name: str
+    measured: bool
+    share: Mapping[str, float]
+
+
+def operator_kind(op: Operator) -> str:
+    """Return whether an operator is GEMM-like, a reduction or elementwise."""
+    if op.kind in _PRODUCTS:
+        return "GEMM-like"
+    reducing = op.kind in _ROWS or (isinstance(op, Elementwise) and op.function in _REDUCING)
+    return "reduction" if reducing else "elementwise"
+
+
+def predicted_shares(p: Prediction) -> KindShares:
+    """Return the shares of the predicted time in kernels."""
+    return KindShares(p.name, False, _shared((operator_kind(o.op), float(o.latency_s)) for o in p.ops))
+
+
+def profiled_shares(name: str, profile: Mapping[str, Any]) -> KindShares:
+    """Return the shares of the time in kernels that the profiler saw."""
+    pairs = zip(profile["order"], profile["kernel_s"], strict=True)
+    return KindShares(name, True, _shared((find_kernel_family(profile["names"][i])["kind"], s) for i, s in pairs))
+
+
+def _shared(times: Iterable[tuple[str, float]]) -> dict[str, float]:
+    found = dict.fromkeys(KERNEL_KINDS, 0.0)
+    for kind, seconds in times:
+        found[kind] += seconds
+    total = sum(found.values()) or 1.0
+    return {kind: seconds / total for kind, seconds in found.items()}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import itertools
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +20,7 @@ from wattcast.gpuwattch.component_fit import (
     mean_error_percent,
     read_measured_kernels,
 )
-from wattcast.gpuwattch.trace_reading import SimulatorDialect, open_power_trace
+from wattcast.gpuwattch.trace_reading import SimulatorDialect, TraceFile, open_trace
 from wattcast.gpuwattch.trace_request import TraceRequest, make_power_trace
 
 SIMULATOR_RUNS = {  # run -> dialect, architecture file and energy table
@@ -83,3 +83,11 @@ def published_model_errors(path: Path) -> list[dict[str, float | str | int]]:
         ours, true = (np.array([float(row[c]) for row in mine]) for c in ("sim_total_W", "hw_total_W"))
         found.append({"config": config, "n": len(mine), "mape": mean_error_percent(ours, true)})
     return found
+
+
+def open_power_trace(path: Path) -> TraceFile:
+    """Open a power trace: the total, then components. AccelWattch's header joins its last two names."""
+    file = open_trace(path)
+    if file.columns[-1] == "CONSTPSTATICP":
+        return replace(file, columns=(*file.columns[:-1], "CONSTP", "STATICP"))
+    return file

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import yaml
 from numpy.testing import assert_allclose
+from power_examples import example_models
 
 from wattcast.core.arrays import Sweepable
 from wattcast.core.errors import BadInput, MissingEvents
@@ -58,14 +59,17 @@ class RooflinePower(PowerModel):
     def from_plain(cls, plain: Mapping[str, Any]) -> RooflinePower:
         return cls(**plain)
 
-    @classmethod
-    def example(cls) -> RooflinePower:
-        return cls(60.0, 200.0, 4e12)
+
+MODELS = {**example_models(), RooflinePower.kind: RooflinePower(60.0, 200.0, 4e12)}
 
 
-@pytest.fixture(params=sorted(power_model_kinds()))
+def test_every_kind_has_an_example() -> None:
+    assert set(MODELS) >= set(power_model_kinds())
+
+
+@pytest.fixture(params=sorted(MODELS))
 def model(request: pytest.FixtureRequest) -> PowerModel:
-    return power_model_kind(request.param).example()
+    return MODELS[request.param]
 
 
 @pytest.fixture
@@ -233,7 +237,7 @@ def test_it_is_found_by_its_name(model: PowerModel) -> None:
 def test_a_made_up_model_predicts_a_workload() -> None:
     """From one file, without a line elsewhere: the governor, the totals and the parts are those of the new model."""
     gpu = load_gpu("h200")
-    bundle = replace(bundle_for(gpu), power=RooflinePower.example())
+    bundle = replace(bundle_for(gpu), power=MODELS[RooflinePower.kind])
     timeline = analyse_graph(Graph.from_operators("made up", [Linear(4096, 4096, 4096)]), gpu, bundle)
     at = find_governed_point(timeline, gpu, OperatingPoint(), bundle).at
     totals, detail = total_at_clock(timeline, at, bundle), detail_at_clock(timeline, at, bundle)

@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from tests.contracts.power_examples import example_models
 
 from wattcast.explore.study import Study, pack_value, tabulate_points, unpack_value
-from wattcast.power import power_model_kind, power_model_kinds
+from wattcast.power.power_model import PowerModel
 
 
 def test_a_used_study_ships_no_more_than_a_fresh_one(study: Study) -> None:
@@ -35,9 +36,9 @@ def test_an_unpacked_study_is_the_same_study(study: Study) -> None:
         assert np.array_equal(found[name], values), name
 
 
-@pytest.mark.parametrize("kind", power_model_kinds())
-def test_every_power_model_travels(study: Study, kind: str) -> None:
-    with_it = replace(study, bundle=replace(study.bundle, power=power_model_kind(kind).example()))
+@pytest.mark.parametrize("model", example_models().values(), ids=lambda model: model.kind)
+def test_every_power_model_travels(study: Study, model: PowerModel) -> None:
+    with_it = replace(study, bundle=replace(study.bundle, power=model))
     unpack_value.cache_clear()
     assert pickle.loads(pickle.dumps(with_it)).digest() == with_it.digest() != study.digest()
 

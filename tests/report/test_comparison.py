@@ -41,7 +41,7 @@ from wattcast.report.comparison_sides import (
     read_pair,
     write_sentence,
 )
-from wattcast.report.prediction_figures import kernel_family, kernel_kind
+from wattcast.report.prediction_figures import find_kernel_family
 
 positive = st.floats(1e-6, 1e6)
 
@@ -209,8 +209,8 @@ def test_an_eager_row_keeps_its_gaps() -> None:
     ],
 )
 def test_kernels_are_told_by_name(kernel: str, family: str) -> None:
-    assert kernel_family(kernel) == family
-    assert kernel_kind(kernel) in ("GEMM-like", "reduction", "elementwise")
+    assert find_kernel_family(kernel)["family"] == family
+    assert find_kernel_family(kernel)["kind"] in ("GEMM-like", "reduction", "elementwise")
 
 
 def test_sides_without_clocks_or_energy_still_add_up() -> None:

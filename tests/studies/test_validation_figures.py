@@ -8,13 +8,14 @@ import pytest
 
 pytest.importorskip("matplotlib")
 from studies.validation_figures import (
+    KERNEL_KINDS,
     NEAR_LATENCY,
     collect_kind_shares,
     draw_equal_latency,
     find_equal_latency_pairs,
+    profiled_shares,
 )
 
-from wattcast.report.prediction_figures import KERNEL_KINDS
 from wattcast.validate.ledger import load_held_out
 
 
@@ -52,3 +53,11 @@ def test_a_figure_shows_each_pair() -> None:
     assert len(left.patches) == 2 * len(found.imbalance)
     assert len(right.patches) == 2 * len(found.reuse)
     assert left.get_xlabel() == "Power (W)"
+
+
+def test_kinds_of_a_profile() -> None:
+    names = ["nvjet_sm90_tst", "void softmax_warp_forward", "void elementwise_kernel", "void reduce_kernel<512>"]
+    profile = {"names": names, "order": [0, 1, 2, 3, 0], "kernel_s": [2.0, 1.0, 3.0, 1.0, 3.0]}
+    assert profiled_shares("x", profile).share == pytest.approx(
+        {"GEMM-like": 0.5, "reduction": 0.2, "elementwise": 0.3}
+    )

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from wattcast.fit.scoring import LedgerRow, make_ledger_row
-from wattcast.report.prediction_figures import profiled_shares
 from wattcast.validate import build_ledger, ledger, ledger_figures
 from wattcast.validate.kernel_checks import layer_rows
 from wattcast.validate.ledger import STUDIES
@@ -83,14 +82,6 @@ def test_half_a_file_is_made_again(elsewhere: dict[str, str]) -> None:
     path.write_text('{"rows": [')
     assert ledger.load_or_make_rows("x", make, elsewhere)[0]["n"] == 2
     assert len(made) == 2
-
-
-def test_kinds_of_a_profile() -> None:
-    names = ["nvjet_sm90_tst", "void softmax_warp_forward", "void elementwise_kernel", "void reduce_kernel<512>"]
-    profile = {"names": names, "order": [0, 1, 2, 3, 0], "kernel_s": [2.0, 1.0, 3.0, 1.0, 3.0]}
-    assert profiled_shares("x", profile).share == pytest.approx(
-        {"GEMM-like": 0.5, "reduction": 0.2, "elementwise": 0.3}
-    )
 
 
 @pytest.mark.slow

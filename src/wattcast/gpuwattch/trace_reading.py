@@ -11,7 +11,7 @@ import contextlib
 import time
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
@@ -416,11 +416,3 @@ def open_metric_trace(
         )
     optional = {name: file.columns.index(name) for name in OPTIONAL_COLUMNS if name in file.columns}
     return MetricTrace(file, dialect, tuple(names), tuple(names.values()), np.array(divisor), optional)
-
-
-def open_power_trace(path: Path) -> TraceFile:
-    """Open a power trace: the total, then components. AccelWattch's header joins its last two names."""
-    file = open_trace(path)
-    if file.columns[-1] == "CONSTPSTATICP":
-        return replace(file, columns=(*file.columns[:-1], "CONSTP", "STATICP"))
-    return file

@@ -358,21 +358,6 @@ class ComponentPower(PowerModel):
             None if plain["duty_cap"] is None else float(plain["duty_cap"]),
         )
 
-    @classmethod
-    def example(cls) -> ComponentPower:
-        """Return a model of five parts with round coefficients."""
-        return cls(
-            (
-                Term("l1_read_hit", "DCP", 3e-10, Drive.COUNT),
-                Term("dram_read_access", "DRAMP", 2e-8, Drive.COUNT),
-                Term("pipe_duty", "PIPEP", 25.0, Drive.DUTY),
-                Term("idle_sm", "IDLE_COREP", 1.5, Drive.MEAN),
-            ),
-            (Part("DCP", 2), Part("DRAMP", 0), Part("PIPEP", 2), Part("IDLE_COREP", 1), Part("CONST", 2, 10.0, True)),
-            7e8,
-            leakage=Leakage(30.0, 5.0, 16.0),
-        )
-
     def _part(self, part: Part, activity: Activity, clock: Array, voltage: Array, out: Array) -> None:
         """Fill ``out`` with one part's watts; joules are added up before the one division by time."""
         out[...] = 0.0

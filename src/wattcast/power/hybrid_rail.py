@@ -226,26 +226,3 @@ class HybridRail(PowerModel):
         """Build the model from what ``to_plain`` returned."""
         rails = tuple(EventRail(SupplyRail.from_plain(r), r["event_f"]) for r in plain["rails"])
         return cls(float(plain["base_w"]), rails)
-
-    @classmethod
-    def example(cls) -> HybridRail:
-        """Return a model of three rails with round coefficients."""
-        core = SupplyRail(
-            "core",
-            RailClock.CORE,
-            RailVoltage(
-                np.array([0.5e9, 1e9, 2e9]), np.array([0.8, 0.85, 1.1]), np.array([1e9, 3e9]), np.array([0.8, 0.9])
-            ),
-            leakage_a=20.0,
-            clock_f=1e-8,
-        )
-        memory = SupplyRail("memory", RailClock.MEMORY, clock_f=5e-9, offset_w=((0.81e9, 2.0),))
-        host = SupplyRail("host", RailClock.FIXED, RailVoltage.constant(1.05), leakage_a=0.8)
-        return cls(
-            15.0,
-            (
-                EventRail(core, {"active_cycle": 1e-8, "int_busy_cycle": 3e-8, "l2_busy_cycle": 2e-8}),
-                EventRail(memory, {"dram_busy_cycle": 2e-8}),
-                EventRail(host, {"host_instruction_per_cycle": 3.7e-3, "host_active_cycle": 1.7e-10}),
-            ),
-        )

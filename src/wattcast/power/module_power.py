@@ -189,16 +189,6 @@ class ModulePower(PowerModel):
             float(plain.get("memory_on_core", 0.0)),
         )
 
-    @classmethod
-    def example(cls) -> ModulePower:
-        """Return a model with an energy for every event that is a count."""
-        clock_hz = np.array([0.5e9, 1.0e9, 2.0e9])
-        return cls(
-            {name: 1e-12 * (i + 1) for i, name in enumerate(known_events()) if not known_events()[name].is_mean},
-            IdlePower(clock_hz, np.array([50.0, 60.0, 90.0]), reference_c=45.0, per_c=0.01),
-            VoltageCurve(clock_hz, np.array([0.7, 0.75, 1.0])),
-        )
-
 
 def _set_clock(at: OperatingPoint) -> Array:
     if at.clock_hz is None:

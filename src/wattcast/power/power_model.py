@@ -85,11 +85,6 @@ class PowerModel(ABC):
     def from_plain(cls, plain: Mapping[str, Any]) -> Self:
         """Build the model from what ``to_plain`` returned."""
 
-    @classmethod
-    @abstractmethod
-    def example(cls) -> Self:
-        """Return a model with round coefficients, on which the contract tests run."""
-
     def prepare_mean_power(self, events: tuple[str, ...], counts: Array) -> MeanPower:
         """Prepare the mean power of a workload that is asked for at one clock after another.
 

@@ -69,8 +69,3 @@ class RatePower(PowerModel):
         """Build the model from what ``to_plain`` returned."""
         energies = {event: float(cost_j) for event, cost_j in plain["event_j"].items()}
         return cls(float(plain["base_w"]), energies, float(plain["clock_j"]), float(plain["memory_clock_j"]))
-
-    @classmethod
-    def example(cls) -> RatePower:
-        """Return a model with round coefficients."""
-        return cls(40.0, {"int_busy_cycle": 3e-8, "dram_busy_cycle": 2e-8, "pipe_duty": 30.0}, 1e-8, 5e-9)

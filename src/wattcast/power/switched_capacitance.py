@@ -16,7 +16,7 @@ import numpy as np
 
 from wattcast.core.errors import bad_value
 from wattcast.power.activity import Activity, known_events
-from wattcast.power.hybrid_rail import BASE, RailClock, RailVoltage, SupplyRail
+from wattcast.power.hybrid_rail import BASE, RailClock, SupplyRail
 from wattcast.power.power_model import Power, PowerModel, order_by_event, stack_parts
 
 
@@ -80,11 +80,3 @@ class SwitchedCapacitance(PowerModel):
         """Build the model from what ``to_plain`` returned."""
         rails = [AlphaRail(SupplyRail.from_plain(r), str(r["alpha"]), float(r["full_f"])) for r in plain["rails"]]
         return cls(float(plain["base_w"]), tuple(rails))
-
-    @classmethod
-    def example(cls) -> SwitchedCapacitance:
-        """Return a model of two rails with round coefficients."""
-        voltage = RailVoltage(np.array([0.5e9, 1e9, 2e9]), np.array([0.8, 0.85, 1.1]))
-        core = SupplyRail("core", RailClock.CORE, voltage, leakage_a=20.0, clock_f=1e-8)
-        memory = SupplyRail("memory", RailClock.MEMORY, clock_f=5e-9)
-        return cls(15.0, (AlphaRail(core, "core_busy_share", 5e-8), AlphaRail(memory, "memory_busy_share", 2e-8)))

@@ -48,7 +48,7 @@ from wattcast.report.comparison import (
     summarise_prediction,
 )
 from wattcast.report.figure_style import MODULE_COLOURS, add_caption, new_figure
-from wattcast.report.prediction_figures import kernel_family
+from wattcast.report.prediction_figures import find_kernel_family
 from wattcast.report.text_tables import new_table
 from wattcast.workload.model_options import OPTION_NAMES, ModelKeywords, parse_option
 
@@ -266,7 +266,7 @@ def group_kernels(profile: dict[str, Any], row: ModelRow) -> tuple[RunPart, ...]
     seconds: dict[str, float] = {}
     calls: dict[str, int] = {}
     for place, taken in zip(profile["order"], profile["kernel_s"], strict=True):
-        family = kernel_family(profile["names"][place])
+        family = find_kernel_family(profile["names"][place])["family"]
         seconds[family] = seconds.get(family, 0.0) + taken
         calls[family] = calls.get(family, 0) + 1
     total, latency_s = sum(seconds.values()), float(row.latency_s or 0.0)

@@ -77,11 +77,6 @@ def plot_measured(axes: Axes, x: Any, y: Any, label: str = "measured", size: flo
     axes.plot(x, y, "o", ms=size, color=MEASURED, label=label, zorder=5)
 
 
-def plot_predicted(axes: Axes, x: Any, y: Any, label: str = "predicted") -> None:
-    """Plot predicted values as a line."""
-    axes.plot(x, y, "-", color=PREDICTED, label=label, zorder=4)
-
-
 def encode_figure(figure: Figure, ending: str) -> bytes:
     """Encode a figure as PNG, SVG or PDF; the same figure always gives the same bytes."""
     check_figure_format(ending)

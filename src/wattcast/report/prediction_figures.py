@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,8 +28,6 @@ from wattcast.report.figure_style import (
     new_figure,
     plot_measured,
 )
-from wattcast.workload.operator_base import Operator
-from wattcast.workload.operator_types import Elementwise
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -279,32 +276,9 @@ FIGURES: dict[str, Callable[[ConfigurationView], Figure]] = {
 }
 
 
-KERNEL_KINDS = ("GEMM-like", "reduction", "elementwise")
-_PRODUCTS, _ROWS = ("linear", "bmm", "conv2d", "attention"), ("softmax", "layernorm", "rmsnorm")
-_REDUCING = ("sum", "mean", "max", "topk", "pool", "cumsum", "batch_norm", "norm")
-
-
-@dataclass(frozen=True)
-class KindShares:
-    """Shares of the time in kernels by kind, of one workload."""
-
-    name: str
-    measured: bool
-    share: Mapping[str, float]
-
-
-def kernel_family(kernel: str) -> str:
-    """Return the family of a kernel, by its name."""
-    return _row_of(kernel)["family"]
-
-
-def kernel_kind(kernel: str) -> str:
-    """Return whether a kernel is GEMM-like, a reduction or elementwise, by its name."""
-    return _row_of(kernel)["kind"]
-
-
 @cache
-def _row_of(kernel: str) -> dict[str, str]:
+def find_kernel_family(kernel: str) -> dict[str, str]:
+    """Return the family of a kernel and its kind (GEMM-like, reduction, elementwise), by its name."""
     return next(row for pattern, row in _patterns() if pattern.search(kernel))
 
 
@@ -312,30 +286,3 @@ def _row_of(kernel: str) -> dict[str, str]:
 def _patterns() -> tuple[tuple[re.Pattern[str], dict[str, str]], ...]:
     rows = read_shipped_table("wattcast.report", "kernel_families.csv")
     return tuple((re.compile(row["pattern"], re.IGNORECASE), row) for row in rows)
-
-
-def operator_kind(op: Operator) -> str:
-    """Return whether an operator is GEMM-like, a reduction or elementwise."""
-    if op.kind in _PRODUCTS:
-        return "GEMM-like"
-    reducing = op.kind in _ROWS or (isinstance(op, Elementwise) and op.function in _REDUCING)
-    return "reduction" if reducing else "elementwise"
-
-
-def predicted_shares(p: Prediction) -> KindShares:
-    """Return the shares of the predicted time in kernels."""
-    return KindShares(p.name, False, _shared((operator_kind(o.op), float(o.latency_s)) for o in p.ops))
-
-
-def profiled_shares(name: str, profile: Mapping[str, Any]) -> KindShares:
-    """Return the shares of the time in kernels that the profiler saw."""
-    pairs = zip(profile["order"], profile["kernel_s"], strict=True)
-    return KindShares(name, True, _shared((kernel_kind(profile["names"][i]), s) for i, s in pairs))
-
-
-def _shared(times: Iterable[tuple[str, float]]) -> dict[str, float]:
-    found = dict.fromkeys(KERNEL_KINDS, 0.0)
-    for kind, seconds in times:
-        found[kind] += seconds
-    total = sum(found.values()) or 1.0
-    return {kind: seconds / total for kind, seconds in found.items()}
