@@ -21,7 +21,7 @@ import numpy as np
 
 from wattcast.core.arrays import Array
 from wattcast.core.errors import bad_value, clip_text
-from wattcast.core.strict_files import read_bytes
+from wattcast.core.strict_files import read_bytes, read_shipped_table
 from wattcast.counter_models.counter_table import CounterPredictor, CounterTable, number_labels
 from wattcast.counter_models.rail_terms import ACTIVE_CYCLE
 from wattcast.hardware import OperatingPoint
@@ -34,18 +34,7 @@ LARGEST_UTILISATION = 1.5  # counters overshoot a little
 MHZ = 1e6
 # component as the tool writes it -> event; the first word of a name is the family it shares strength with
 COMPONENT_EVENTS = {
-    "FP32 ADD": "fp32_add_busy_cycle",
-    "FP32 MUL": "fp32_mul_busy_cycle",
-    "FP32 FMA": "fp32_fma_busy_cycle",
-    "INT": "int_busy_cycle",
-    "FP64 ADD": "fp64_add_busy_cycle",
-    "FP64 MUL": "fp64_mul_busy_cycle",
-    "FP64 FMA": "fp64_fma_busy_cycle",
-    "SFU": "sfu_busy_cycle",
-    "CF": "control_busy_cycle",
-    "L2": "l2_busy_cycle",
-    "SHARED": "shared_busy_cycle",
-    "DRAM": "dram_busy_cycle",
+    row["component"]: row["event"] for row in read_shipped_table("wattcast.counter_models", "map_gpmtool.csv")
 }
 
 

@@ -23,6 +23,7 @@ import numpy.typing as npt
 from wattcast.core import errors, units
 from wattcast.core.arrays import Array
 from wattcast.core.errors import BadInput, MissingTool, bad_value, clip_text, unknown_name
+from wattcast.core.strict_files import read_shipped_table
 from wattcast.hardware import Gpu
 from wattcast.workload.model_options import OPTION_NAMES
 
@@ -46,29 +47,6 @@ class VariedField:
     whole: bool = False  # only whole numbers make sense
 
 
-_SETTINGS = (
-    VariedField("clock", "Hz", FieldKind.SETTING, "asked_clock_hz"),
-    VariedField("power_limit", "W", FieldKind.SETTING, "asked_power_limit_w"),
-    VariedField("temperature", "C", FieldKind.SETTING, "temperature_c"),
-)
-_SCALES = (
-    VariedField("voltage", "", FieldKind.SCALE, "voltage_scale"),
-    VariedField("tensor", "", FieldKind.SCALE, "tensor_scale"),
-)
-_CHIP = (
-    VariedField("sm_count", "", FieldKind.CHIP, "sm_count", whole=True),
-    VariedField("memory.bandwidth", "byte/s", FieldKind.CHIP, "memory.byte_per_s"),
-    VariedField("memory.capacity", "byte", FieldKind.CHIP, "memory.capacity_byte"),
-    VariedField("l2.capacity", "byte", FieldKind.CHIP, "l2.capacity_byte"),
-    VariedField("l2.per_cycle", "byte/cycle", FieldKind.CHIP, "l2.byte_per_cycle"),
-    VariedField("sm.shared_capacity", "byte", FieldKind.CHIP, "sm.shared_byte"),
-    VariedField("sm.shared_per_cycle", "byte/cycle", FieldKind.CHIP, "sm.shared_byte_per_cycle"),
-    VariedField("pipes.int32_per_cycle_sm", "op/cycle", FieldKind.CHIP, "pipes.int32_op_per_cycle"),
-    VariedField("pipes.sfu_per_cycle_sm", "op/cycle", FieldKind.CHIP, "pipes.sfu_op_per_cycle"),
-    VariedField("links.nvlink", "byte/s", FieldKind.CHIP, "links.nvlink_byte_per_s"),
-    VariedField("links.pcie", "byte/s", FieldKind.CHIP, "links.pcie_byte_per_s"),
-    VariedField("clocks.max", "Hz", FieldKind.CHIP, "clocks.max_hz"),
-)
 _ALIASES = {
     "bandwidth": "memory.bandwidth",
     "sms": "sm_count",
@@ -81,7 +59,10 @@ _ALIASES = {
 
 def list_fields(gpu: Gpu) -> dict[str, VariedField]:
     """Return every field that can be varied on this GPU, by name."""
-    found = {field.name: field for field in (*_SETTINGS, *_SCALES, *_CHIP)}
+    found = {
+        r["name"]: VariedField(r["name"], r["unit"], FieldKind(r["kind"]), r["column"], r["whole"] == "yes")
+        for r in read_shipped_table("wattcast.explore", "varied_fields.csv")
+    }
     pipes = {"tensor": gpu.pipes.tensor_flop_per_cycle, "cuda": gpu.pipes.cuda_flop_per_cycle}
     for head, rates in pipes.items():
         for dtype in rates:

@@ -30,7 +30,7 @@ import numpy as np
 from wattcast.core.arrays import Array, Mask
 from wattcast.core.errors import BadInput, unknown_name
 from wattcast.core.measured_rows import ROWS_FILE, Plain, read_table
-from wattcast.core.strict_files import decode_yaml
+from wattcast.core.strict_files import decode_yaml, read_shipped_table
 from wattcast.counter_models import profiler_counters
 from wattcast.counter_models.counter_table import read_column_map
 from wattcast.fit.scoring import mean_percent_error
@@ -59,25 +59,13 @@ class _Term(NamedTuple):
 
     counters: tuple[str, ...]
     module: str
-    exponent: int = 2  # of the core voltage
+    exponent: int  # of the core voltage
 
 
 # A product of tensor cores counts as 32 accesses, one a thread, of 4 sub-core cycles (m16n8k16 of 16-bit inputs).
 TERMS = {
-    "TOT_INST": _Term(("TOT_INST",), "cuda_fp32_flop"),
-    "INT_ACC": _Term(("INT_ACC",), "cuda_fp32_flop"),
-    "FPU_ACC": _Term(("FPU_ACC", "FP_MUL_ACC", "INT_MUL24_ACC", "INT_MUL32_ACC", "INT_MUL_ACC"), "cuda_fp32_flop"),
-    "DPU_ACC": _Term(("DPU_ACC", "DP_MUL_ACC", "DP_DIV_ACC"), "cuda_fp32_flop"),
-    "FP_EXP_ACC": _Term(
-        ("FP_EXP_ACC", "FP_SQRT_ACC", "FP_LG_ACC", "FP_SIN_ACC", "FP_DIV_ACC", "INT_DIV_ACC"), "sfu_op"
-    ),
-    "TENSOR_ACC": _Term(("TENSOR_ACC",), "tensor_fp16_flop"),
-    "SHRD_ACC": _Term(("SHRD_ACC",), "shared_byte"),
-    "DC_RH": _Term(("DC_RH", "DC_RM", "DC_WH", "DC_WM", "TC_H", "TC_M", "CC_H", "CC_M"), "shared_byte"),
-    "NOC_A": _Term(("NOC_A",), "l2_byte"),
-    "L2_RH": _Term(("L2_RH", "L2_RM", "L2_WH", "L2_WM"), "l2_byte"),
-    "MEM_RD": _Term(("MEM_RD",), "dram_read_byte", 0),
-    "MEM_WR": _Term(("MEM_WR",), "dram_write_byte", 0),
+    row["term"]: _Term(tuple(row["counters"].split()), row["module"], int(row["exponent"]))
+    for row in read_shipped_table("wattcast.gpuwattch", "measured_terms.csv")
 }
 _WARP, _SECTOR_BYTE, _CYCLE_ACCESS = 32.0, 32.0, 8.0
 _RESULTS = "l1tex__m_l1tex2xbar_write_bytes.sum"

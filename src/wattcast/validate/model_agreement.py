@@ -21,6 +21,7 @@ import numpy as np
 
 from wattcast.core.arrays import Array
 from wattcast.core.measured_rows import Plain, database_folder, read_table
+from wattcast.core.strict_files import read_shipped_table
 from wattcast.counter_models.profiler_counters import events_of_launch
 from wattcast.fit.kernel_rows import parse_operators, read_condition, shape_name
 from wattcast.gpuwattch import measured_energies
@@ -39,33 +40,6 @@ MODELS = ("forecast", "counters", "components")
 PLACES = ("base", SM, "tensor", "L1, shared", "L2, network", "device memory")
 KERNELS = 40
 _OF_A_FAMILY = 5
-_MODULES = {
-    "sm": SM,
-    "frontend": SM,
-    "cuda": SM,
-    "sfu": SM,
-    "tensor": "tensor",
-    "shared": "L1, shared",
-    "l1": "L1, shared",
-    "l2": "L2, network",
-    "noc": "L2, network",
-    "dram": "device memory",
-}
-_EVENTS = {"half_instruction": SM}  # of the tensor pipe, but no product
-_COMPONENTS = {
-    "IBP": SM,
-    "SHRDP": "L1, shared",
-    "DCP": "L1, shared",
-    "COALP": "L1, shared",
-    "TENSORP": "tensor",
-    "L2CP": "L2, network",
-    "NOCP": "L2, network",
-    "DRAMP": "device memory",
-    "MCP": "device memory",
-    "CONSTP": "base",
-    "STATICP": "base",
-    "IDLE_COREP": "base",
-}
 
 
 @dataclass(frozen=True)
@@ -118,7 +92,7 @@ def compare_power_models(gpu: str = "h200", count: int = KERNELS) -> list[Kernel
         timeline = analyse_kernels(kernels, chip, bundle)
         detail = detail_at_clock(timeline, find_governed_point(timeline, chip, OperatingPoint(), bundle).at, bundle)
         watts = (detail.kernel_part_w * detail.kernel_s[..., np.newaxis]).sum(axis=-2) / detail.kernel_s.sum()
-        places = _group(bundle.power.parts, watts.reshape(-1), {**_MODULES, "static": "base", "clock": "base"})
+        places = _group(bundle.power.parts, watts.reshape(-1), _places("module"))
         total_w = forecast_w[_key(row)]
         scale = total_w / sum(places.values())  # parts are of the shipped fit, the total of one without this shape
         place_w = {"forecast": {place: scale * value for place, value in places.items()}}
@@ -217,6 +191,12 @@ def _choose(rows: Sequence[Plain], known: Mapping[str, float], count: int) -> li
     return sorted(i for _, i in sorted(places, key=lambda place: place[0])[:count])
 
 
+def _places(of: str) -> dict[str, str]:
+    """Return where modules, events or components spend their power, by name."""
+    rows = read_shipped_table("wattcast.validate", "power_places.csv")
+    return {row["name"]: row["place"] for row in rows if row["of"] == of}
+
+
 def _group(
     parts: Sequence[str], watts: Array, place_of: Mapping[str, str], default: str = "base"
 ) -> dict[str, float]:
@@ -231,7 +211,7 @@ def _component_parts(launches: measured_energies.CountedLaunches, gpu: str) -> l
     power = model.power(
         measured_energies.launches_to_activity(launches, float(measured_energies.measured_chip(gpu).design.sm_count))
     )
-    return [_group(power.parts, watts, _COMPONENTS, SM) for watts in power.part_w]
+    return [_group(power.parts, watts, _places("component"), SM) for watts in power.part_w]
 
 
 def _counter_parts(
@@ -239,9 +219,8 @@ def _counter_parts(
 ) -> list[dict[str, float]]:
     """Return the watts of the counter model that ships, on the metrics of each operator's kernels."""
     model = load_saved_model(Path(gpu)).model
-    place_of = {
-        event: _EVENTS.get(event, _MODULES.get(known_events()[event].module, "base")) for event in known_events()
-    }
+    modules, special = _places("module"), _places("event")
+    place_of = {name: special.get(name, modules.get(event.module, "base")) for name, event in known_events().items()}
     chip, found = find_gpu(gpu), []
     for (row, kernels), seconds in zip(entries, launches.duration_s, strict=True):
         events: dict[str, float] = {}

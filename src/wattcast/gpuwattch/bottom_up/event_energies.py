@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from wattcast.core.errors import bad_value, unknown_name
+from wattcast.core.strict_files import read_shipped_table
 from wattcast.gpuwattch.architecture import ChipArchitecture, read_architecture
 from wattcast.gpuwattch.bottom_up import chip_design
 from wattcast.gpuwattch.bottom_up.chip_model import (
@@ -20,6 +21,7 @@ from wattcast.gpuwattch.bottom_up.chip_model import (
     list_chip_parts,
 )
 from wattcast.gpuwattch.bottom_up.chip_units import find_dram_energy, functional_unit_cost, functional_units
+from wattcast.gpuwattch.bottom_up.technology import BOTTOM_UP_PACKAGE
 from wattcast.gpuwattch.energy_table import EnergyTable
 from wattcast.gpuwattch.trace_reading import SimulatorDialect, dialect_counters
 from wattcast.hardware import Gpu
@@ -32,7 +34,7 @@ _BUSY_UNITS = 3.0  # of which three work for a duty of one (GPUWattch)
 def counter_energies(chip: BuiltChip) -> dict[str, float]:
     """Return joules per count of GPUWattch's counters, with device memory where the design has its energy.
 
-    Each counter adds up the accesses that GPUWattch's McPAT charges it for; ``_STANDS_ON`` lists them.
+    Each counter adds up the accesses that GPUWattch's McPAT charges it for; ``data/counters.csv`` lists them.
     """
     d = chip.design
     operand_j = d.clock_ratio * (
@@ -224,35 +226,6 @@ def _whole(name: str, size: int, factor: float) -> int:
 BOTTOM_UP_METHOD = "bottom-up from the architecture (docs/method/component-energies.md)"
 # AccelWattch knows more units than GPUWattch; it charges all but additions the energy of the SFU or the FPU
 _FPU = ("FPU_ACC", "DPU_ACC")
-_STANDS_ON = {
-    "TOT_INST": "instruction buffer: a read and a write",
-    "FP_INT": "instruction window: read, two searches, a write; selection of a warp",
-    "IC_H": "instruction cache: tags and all ways",
-    "IC_M": "instruction cache read and filled; miss, fill and prefetch buffers",
-    "DC_RH": "L1 data cache read, crossbar, coalescing logic",
-    "DC_RM": "L1 data cache read, buffers, coalescing logic",
-    "DC_WH": "L1 data cache written, crossbar, coalescing logic",
-    "DC_WM": "L1 data cache written, tags read, coalescing logic",
-    "TC_H": "texture cache read, crossbar, coalescing logic",
-    "TC_M": "texture cache read, buffers, coalescing logic",
-    "CC_H": "constant cache read, crossbar, coalescing logic",
-    "CC_M": "constant cache read, buffers, coalescing logic",
-    "SHRD_ACC": "shared-memory bank and crossbar",
-    "REG_RD": "register bank, crossbar, arbiter, operand collector, for one thread",
-    "REG_WR": "register bank, for one thread",
-    "NON_REG_OPs": "crossbar, arbiter and operand collector, for one thread",
-    "SP_ACC": "integer unit (published synthesis)",
-    "SFU_ACC": "special-function unit (published synthesis)",
-    "FPU_ACC": "floating-point unit (published synthesis)",
-    "MEM_RD": "memory controller and device memory (empirical)",
-    "MEM_WR": "memory controller and device memory (empirical)",
-    "MEM_PRE": "device memory (empirical)",
-    "L2_RH": "L2: tags, then one way",
-    "L2_RM": "L2: tags",
-    "L2_WH": "L2: tags, then one way",
-    "L2_WM": "L2 written, its tags and buffers",
-    "NOC_A": "router: buffer, crossbar, arbiters; wires of the chip where the die is known",
-}
 
 
 @dataclass(frozen=True)
@@ -340,6 +313,7 @@ def make_energy_table(found: BottomUpEnergies, dialect: SimulatorDialect = Simul
 def energies_to_plain(found: BottomUpEnergies) -> dict[str, Any]:
     """Return all energies, leakage and area as plain values for JSON."""
     chip, tech = found.chip, found.chip.tech
+    accesses = {r["counter"]: r["accesses"] for r in read_shipped_table(BOTTOM_UP_PACKAGE, "data", "counters.csv")}
     return {
         "name": found.design.name,
         "provenance": found.provenance,
@@ -348,7 +322,7 @@ def energies_to_plain(found: BottomUpEnergies) -> dict[str, Any]:
         "voltage_v": tech.voltage_v,
         "temperature_k": tech.temperature_k,
         "counters": [
-            {"counter": name, "energy_j": joule, "from": _STANDS_ON[name]}
+            {"counter": name, "energy_j": joule, "from": accesses[name]}
             for name, joule in counter_energies(chip).items()
         ],
         "events": [{"event": name, "energy_j": joule} for name, joule in found.modules.items()],
