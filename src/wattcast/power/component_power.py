@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, ClassVar
@@ -19,7 +19,7 @@ from wattcast.core.arrays import Array, Mask
 from wattcast.core.errors import bad_value, unknown_name
 from wattcast.core.strict_files import read_bytes
 from wattcast.power.activity import Activity, known_events
-from wattcast.power.power_model import Power, PowerModel, VoltageCurve
+from wattcast.power.power_model import Power, PowerModel, VoltageCurve, build_coefficients, coefficients_to_plain
 
 # static powers of an AccelWattch architecture file: by instruction mix, first and further lanes; by memory
 STATIC_NAMES = (
@@ -115,20 +115,6 @@ class LaneStatic:
         choice = [self.power_w[f"static_{m}_flane"] for m in ("l1", "shared", "l2")]
         return np.asarray(np.select(masks, choice, self.power_w["static_light_flane"]))
 
-    def to_plain(self) -> dict[str, Any]:
-        """For YAML."""
-        return {
-            "power_w": dict(self.power_w),
-            "sm_count": self.sm_count,
-            "full_warp": self.full_warp,
-            "compat": self.compat,
-        }
-
-    @classmethod
-    def from_plain(cls, plain: Mapping[str, Any]) -> LaneStatic:
-        """From YAML."""
-        return cls(dict(plain["power_w"]), float(plain["sm_count"]), float(plain["full_warp"]), bool(plain["compat"]))
-
 
 class _Seen:
     """Which events happened at all in an interval."""
@@ -169,15 +155,6 @@ class Leakage:
         idle = np.clip(idle_sm, 0.0, self.sm_count) / self.sm_count
         awake = 1.0 - idle if self.gated else np.ones_like(idle)
         return np.asarray(relative_voltage * (self.cores_w * awake + self.rest_w))
-
-    def to_plain(self) -> dict[str, Any]:
-        """For YAML."""
-        return {"cores_w": self.cores_w, "rest_w": self.rest_w, "sm_count": self.sm_count, "gated": self.gated}
-
-    @classmethod
-    def from_plain(cls, plain: Mapping[str, Any]) -> Leakage:
-        """From YAML."""
-        return cls(float(plain["cores_w"]), float(plain["rest_w"]), float(plain["sm_count"]), bool(plain["gated"]))
 
 
 def read_mcpat(path: Path, sm_count: float | None = None, gated: bool = False) -> Leakage:
@@ -329,34 +306,20 @@ class ComponentPower(PowerModel):
         return total
 
     def to_plain(self) -> dict[str, Any]:
-        """For YAML."""
-        return {
-            "terms": [[t.event, t.part, t.value, t.drive.value] for t in self.terms],
-            "parts": [[p.name, p.voltage_exponent, p.constant_w, p.clocked, p.static] for p in self.part_list],
-            "reference_clock_hz": self.reference_clock_hz,
-            "reference_voltage_v": self.reference_voltage_v,
-            "voltage": self.voltage.to_plain() if self.voltage else None,
-            "static": self.static.to_plain() if self.static else None,
-            "leakage": self.leakage.to_plain() if self.leakage else None,
-            "duty_cap": self.duty_cap,
-        }
+        """Return the coefficients for YAML: terms and parts as rows."""
+        plain = coefficients_to_plain(self)
+        terms, parts = ([list(row.values()) for row in plain.pop(name)] for name in ("terms", "part_list"))
+        return {"terms": terms, "parts": parts, **plain}
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> ComponentPower:
         """Build the model from what ``to_plain`` returned."""
-        curve = plain["voltage"]
-        return cls(
-            tuple(Term(e, p, float(v), Drive(d)) for e, p, v, d in plain["terms"]),
-            tuple(Part(n, int(k), float(w), bool(c), bool(s)) for n, k, w, c, s in plain["parts"]),
-            float(plain["reference_clock_hz"]),
-            float(plain["reference_voltage_v"]),
-            None
-            if curve is None
-            else VoltageCurve(np.array(curve["clock_hz"], float), np.array(curve["relative"], float)),
-            None if plain["static"] is None else LaneStatic.from_plain(plain["static"]),
-            None if plain["leakage"] is None else Leakage.from_plain(plain["leakage"]),
-            None if plain["duty_cap"] is None else float(plain["duty_cap"]),
+        terms, parts = (
+            [dict(zip((item.name for item in fields(kind)), row, strict=True)) for row in plain[name]]
+            for name, kind in (("terms", Term), ("parts", Part))
         )
+        model: ComponentPower = build_coefficients(cls, {**plain, "terms": terms, "part_list": parts})
+        return model
 
     def _part(self, part: Part, activity: Activity, clock: Array, voltage: Array, out: Array) -> None:
         """Fill ``out`` with one part's watts; joules are added up before the one division by time."""

@@ -22,7 +22,15 @@ from wattcast.core.arrays import Array, Sweepable
 from wattcast.core.errors import bad_value
 from wattcast.hardware import OperatingPoint
 from wattcast.power.activity import Activity
-from wattcast.power.power_model import Power, PowerModel, event_intensity, order_by_event, stack_parts
+from wattcast.power.power_model import (
+    Power,
+    PowerModel,
+    build_coefficients,
+    coefficients_to_plain,
+    event_intensity,
+    order_by_event,
+    stack_parts,
+)
 
 _SAME_CLOCK = 1e-3  # relative difference up to which two clocks are one setting
 
@@ -78,19 +86,6 @@ class RailVoltage:
             raise bad_value("operating point", "both clocks, which this rail's voltage depends on", "one")
         return np.maximum(own, np.interp(other_clock_hz, self.floor_clock_hz, self.floor_level))
 
-    def to_plain(self) -> dict[str, Any]:
-        """Return the coefficients as mappings, lists and numbers, for YAML."""
-        plain: dict[str, Any] = {"clock_hz": self.clock_hz.tolist(), "level": self.level.tolist()}
-        if self.floor_clock_hz.size:
-            plain |= {"floor_clock_hz": self.floor_clock_hz.tolist(), "floor_level": self.floor_level.tolist()}
-        return plain
-
-    @classmethod
-    def from_plain(cls, plain: Mapping[str, Any]) -> RailVoltage:
-        """Build it from what ``to_plain`` returned."""
-        arrays = {key: np.array(value, dtype=float) for key, value in plain.items()}
-        return cls(**arrays)
-
 
 @dataclass(frozen=True)
 class SupplyRail:
@@ -136,29 +131,6 @@ class SupplyRail:
         for named_hz, offset_w in self.offset_w:
             clock_w = clock_w + offset_w * (np.abs(clock_hz - named_hz) <= _SAME_CLOCK * named_hz)
         return clock_w
-
-    def to_plain(self) -> dict[str, Any]:
-        """Return the coefficients as mappings, lists and numbers, for YAML."""
-        return {
-            "name": self.name,
-            "clock": str(self.clock),
-            "voltage": self.voltage.to_plain(),
-            "leakage_a": self.leakage_a,
-            "clock_f": self.clock_f,
-            "offset_w": [[clock_hz, offset_w] for clock_hz, offset_w in self.offset_w],
-        }
-
-    @classmethod
-    def from_plain(cls, plain: Mapping[str, Any]) -> SupplyRail:
-        """Build it from what ``to_plain`` returned."""
-        return cls(
-            str(plain["name"]),
-            RailClock(plain["clock"]),
-            RailVoltage.from_plain(plain["voltage"]),
-            float(plain["leakage_a"]),
-            float(plain["clock_f"]),
-            tuple((float(clock_hz), float(offset_w)) for clock_hz, offset_w in plain["offset_w"]),
-        )
 
 
 BASE = "base"
@@ -217,12 +189,12 @@ class HybridRail(PowerModel):
         return stack_parts(activity, part_w, self.parts)
 
     def to_plain(self) -> dict[str, Any]:
-        """Return the coefficients as mappings, lists and numbers, for YAML."""
-        rails = [r.rail.to_plain() | {"event_f": dict(r.event_f)} for r in self.rails]
+        """Return the coefficients for YAML, what each rail switches beside what it is."""
+        rails = [coefficients_to_plain(r.rail) | {"event_f": dict(r.event_f)} for r in self.rails]
         return {"base_w": self.base_w, "rails": rails}
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> HybridRail:
         """Build the model from what ``to_plain`` returned."""
-        rails = tuple(EventRail(SupplyRail.from_plain(r), r["event_f"]) for r in plain["rails"])
+        rails = tuple(EventRail(build_coefficients(SupplyRail, r), r["event_f"]) for r in plain["rails"])
         return cls(float(plain["base_w"]), rails)

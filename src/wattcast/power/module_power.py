@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -167,27 +167,6 @@ class ModulePower(PowerModel):
     def _rail_j(self) -> dict[tuple[str, ...], npt.NDArray[np.float64]]:
         """By names of events: predictions ask with one or two orders of them, thousands of times."""
         return {}
-
-    def to_plain(self) -> dict[str, Any]:
-        """Return the coefficients as mappings and lists, for YAML."""
-        return {
-            "energy_j": dict(self.energy_j),
-            "idle": self.idle.to_plain(),
-            "voltage": self.voltage.to_plain(),
-            "toggling": self.toggling,
-            "memory_on_core": self.memory_on_core,
-        }
-
-    @classmethod
-    def from_plain(cls, plain: Mapping[str, Any]) -> ModulePower:
-        """Build the model from what ``to_plain`` returned."""
-        return cls(
-            dict(plain["energy_j"]),
-            IdlePower.from_plain(plain["idle"]),
-            VoltageCurve.from_plain(plain["voltage"]),
-            float(plain.get("toggling", 1.0)),
-            float(plain.get("memory_on_core", 0.0)),
-        )
 
 
 def _set_clock(at: OperatingPoint) -> Array:

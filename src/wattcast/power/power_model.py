@@ -11,10 +11,12 @@ from __future__ import annotations
 import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
+from enum import Enum
 from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
+from types import UnionType
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
@@ -76,14 +78,16 @@ class PowerModel(ABC):
     def power(self, activity: Activity) -> Power:
         """Return the watts of each part in each interval of ``activity``."""
 
-    @abstractmethod
     def to_plain(self) -> dict[str, Any]:
         """Return the coefficients as mappings, lists and numbers, as YAML and JSON hold them."""
+        plain: dict[str, Any] = coefficients_to_plain(self)
+        return plain
 
     @classmethod
-    @abstractmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> Self:
         """Build the model from what ``to_plain`` returned."""
+        model: Self = build_coefficients(cls, plain)
+        return model
 
     def prepare_mean_power(self, events: tuple[str, ...], counts: Array) -> MeanPower:
         """Prepare the mean power of a workload that is asked for at one clock after another.
@@ -166,6 +170,44 @@ def power_model_kinds() -> dict[str, type[PowerModel]]:
     return dict(sorted(_MODELS.items()))
 
 
+NOT_SAVED = {"saved": False}  # metadata of a field that files do not hold
+
+
+def coefficients_to_plain(value: Any) -> Any:
+    """Return coefficients as mappings, lists and numbers: dataclasses by their fields, without empty arrays."""
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, tuple):
+        return [coefficients_to_plain(item) for item in value]
+    if isinstance(value, Mapping):
+        return dict(value)
+    if not is_dataclass(value):
+        return value
+    saved = {item.name: getattr(value, item.name) for item in fields(value) if item.metadata.get("saved", True)}
+    is_empty = {name: isinstance(part, np.ndarray) and not part.size for name, part in saved.items()}
+    return {name: coefficients_to_plain(part) for name, part in saved.items() if not is_empty[name]}
+
+
+def build_coefficients(kind: Any, plain: Any) -> Any:
+    """Build a value of a type from what ``coefficients_to_plain`` returned; what it does not hold has its default."""
+    origin, inside = get_origin(kind), get_args(kind)
+    if origin is np.ndarray:
+        return np.array(plain, dtype=np.float64)
+    if origin in (UnionType, Union):  # of a type and None
+        return None if plain is None else build_coefficients(inside[0], plain)
+    if origin is tuple:
+        return tuple(build_coefficients(inside[0], item) for item in plain)
+    if origin is Mapping:
+        return {name: build_coefficients(inside[1], item) for name, item in plain.items()}
+    if not is_dataclass(kind):
+        return kind(plain)
+    hints = get_type_hints(kind)
+    given = [item.name for item in fields(kind) if item.name in plain]
+    return kind(**{name: build_coefficients(hints[name], plain[name]) for name in given})
+
+
 def interval_energy_j(power: Power, duration_s: Array) -> Array:
     """Return the joules of each interval, E = P·t, ``(*sweep, interval)``."""
     return np.asarray(power.total_w * duration_s)
@@ -220,7 +262,7 @@ class VoltageCurve:
 
     clock_hz: Array
     relative: Array
-    factor: Sweepable = 1.0
+    factor: Sweepable = field(default=1.0, metadata=NOT_SAVED)
 
     def __post_init__(self) -> None:
         if self.clock_hz.shape != self.relative.shape or self.clock_hz.ndim != 1 or self.clock_hz.size == 0:
@@ -233,15 +275,6 @@ class VoltageCurve:
     def level_at(self, clock_hz: Sweepable) -> Array:
         """Return the relative voltage at each set clock."""
         return np.asarray(np.interp(clock_hz, self.clock_hz, self.relative) * self.factor)
-
-    def to_plain(self) -> dict[str, Any]:
-        """Return the curve as lists, for YAML."""
-        return {"clock_hz": self.clock_hz.tolist(), "relative": self.relative.tolist()}
-
-    @classmethod
-    def from_plain(cls, plain: Mapping[str, Any]) -> VoltageCurve:
-        """Build the curve from what ``to_plain`` returned."""
-        return cls(np.array(plain["clock_hz"], dtype=np.float64), np.array(plain["relative"], dtype=np.float64))
 
 
 @dataclass(frozen=True)
@@ -273,18 +306,3 @@ class IdlePower:
     def static_w(self, temperature_c: Sweepable) -> Array:
         """Return the lowest point of the curve: board, memory standby, and leakage at that clock."""
         return self.power_at(self.clock_hz[np.argmin(self.power_w)], temperature_c)
-
-    def to_plain(self) -> dict[str, Any]:
-        """Return the curve as lists and numbers, for YAML."""
-        return {
-            "clock_hz": self.clock_hz.tolist(),
-            "power_w": self.power_w.tolist(),
-            "reference_c": self.reference_c,
-            "per_c": self.per_c,
-        }
-
-    @classmethod
-    def from_plain(cls, plain: Mapping[str, Any]) -> IdlePower:
-        """Build the curve from what ``to_plain`` returned."""
-        arrays = {name: np.array(plain[name], dtype=np.float64) for name in ("clock_hz", "power_w")}
-        return cls(**arrays, reference_c=float(plain["reference_c"]), per_c=float(plain.get("per_c", 0.0)))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -54,18 +54,3 @@ class RatePower(PowerModel):
         clocks = [rail.clock_w(activity.at) for rail in self._rails]
         dynamic = [cost_j * event_intensity(activity, event) for event, cost_j in self.event_j.items()]
         return stack_parts(activity, [np.asarray(self.base_w), *clocks, *dynamic], self.parts)
-
-    def to_plain(self) -> dict[str, Any]:
-        """Return the coefficients as mappings, lists and numbers, for YAML."""
-        return {
-            "base_w": self.base_w,
-            "event_j": dict(self.event_j),
-            "clock_j": self.clock_j,
-            "memory_clock_j": self.memory_clock_j,
-        }
-
-    @classmethod
-    def from_plain(cls, plain: Mapping[str, Any]) -> RatePower:
-        """Build the model from what ``to_plain`` returned."""
-        energies = {event: float(cost_j) for event, cost_j in plain["event_j"].items()}
-        return cls(float(plain["base_w"]), energies, float(plain["clock_j"]), float(plain["memory_clock_j"]))

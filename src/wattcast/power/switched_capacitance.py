@@ -17,7 +17,14 @@ import numpy as np
 from wattcast.core.errors import bad_value
 from wattcast.power.activity import Activity, known_events
 from wattcast.power.hybrid_rail import BASE, RailClock, SupplyRail
-from wattcast.power.power_model import Power, PowerModel, order_by_event, stack_parts
+from wattcast.power.power_model import (
+    Power,
+    PowerModel,
+    build_coefficients,
+    coefficients_to_plain,
+    order_by_event,
+    stack_parts,
+)
 
 
 @dataclass(frozen=True)
@@ -72,11 +79,12 @@ class SwitchedCapacitance(PowerModel):
 
     def to_plain(self) -> dict[str, Any]:
         """Return the coefficients as mappings, lists and numbers, for YAML."""
-        rails = [r.rail.to_plain() | {"alpha": r.alpha, "full_f": r.full_f} for r in self.rails]
+        rails = [coefficients_to_plain(r.rail) | {"alpha": r.alpha, "full_f": r.full_f} for r in self.rails]
         return {"base_w": self.base_w, "rails": rails}
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> SwitchedCapacitance:
         """Build the model from what ``to_plain`` returned."""
-        rails = [AlphaRail(SupplyRail.from_plain(r), str(r["alpha"]), float(r["full_f"])) for r in plain["rails"]]
-        return cls(float(plain["base_w"]), tuple(rails))
+        rails = plain["rails"]
+        built = (AlphaRail(build_coefficients(SupplyRail, r), str(r["alpha"]), float(r["full_f"])) for r in rails)
+        return cls(float(plain["base_w"]), tuple(built))
