@@ -140,7 +140,10 @@ def _pairs(
 
 def _plain(name: ParsedKernelName, width: int) -> bool:
     """Tell whether a kernel is Hopper's library in a 16-bit format with K in one piece: its time follows its tile."""
-    return name.library == "cublas" and name.tiled and not name.split_k and width == 2
+    match name:
+        case ParsedKernelName(library="cublas"):
+            return bool(name.tiled and not name.split_k and width == 2)
+    return False
 
 
 def _tiles(rows: KernelRows) -> Array:
