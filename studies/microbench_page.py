@@ -30,7 +30,8 @@ from wattcast.microbench.microbench_results import (
     read_shipped_results,
     results_folder,
 )
-from wattcast.microbench.tuning import make_counted_profile, rank_advice
+from wattcast.microbench.tuning import rank_advice
+from wattcast.microbench.unit_work import make_counted_profile
 
 NEAR_CAP = 0.97  # share of the power limit from which on the limit, not the card, sets the power
 MARK = re.compile(r"<!-- table: (\w+) -->\n.*?<!-- end -->", re.DOTALL)

@@ -23,7 +23,8 @@ from wattcast.core.measured_rows import read_lines
 from wattcast.counter_models.profiler_counters import read_ncu, read_ncu_metrics
 from wattcast.hardware import OperatingPoint
 from wattcast.microbench.microbench_results import MicroRow, read_shipped_results
-from wattcast.microbench.tuning import MOST_WARPS, WARPS, KernelProfile, TuningAdvice, TuningReport, tune_export
+from wattcast.microbench.tuning import MOST_WARPS, WARPS, TuningAdvice, TuningReport, tune_export
+from wattcast.microbench.unit_work import KernelProfile
 from wattcast.power.activity import Activity, ActivitySource
 from wattcast.power.saved_models import load_saved_model
 

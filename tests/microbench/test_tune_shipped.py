@@ -18,7 +18,8 @@ from wattcast.microbench.microbench_results import (
     read_shipped_results,
     results_folder,
 )
-from wattcast.microbench.tuning import TIME, make_counted_profile, tune_export
+from wattcast.microbench.tuning import tune_export
+from wattcast.microbench.unit_work import TIME, make_counted_profile
 
 H200 = hardware.load_gpu("h200")
 # kernel, its bottleneck, the benchmark that does the same without it

@@ -1,20 +1,14 @@
 """Judge which bottlenecks of a profiled kernel matter on a device, and what removing each would change (paper 001).
 
-The work of a kernel on each unit is expressed in seconds at the rates that microbenchmarks reached and in joules
-above idle. Units work at the same time but never overlap perfectly, so the time that they need together is
+A kernel's units need N seconds together (`unit_work`). With the measured time T the rest is
 
-    N = max((Σ u^3)^(1/3), issue),    T^3 = N^3 + W^3
+    T^3 = N^3 + W^3
 
-with the seconds u of each unit, the slots that all instructions take to issue, the measured time T, and the rest W,
-in which warps wait. A change replaces some u. Where a unit is busy half of the time and warps are many, W is mostly
-queueing and follows N; otherwise it is latency, which stays, or is hidden by more warps and independent instructions.
-The exponent was set on the DCT of the multimedia workloads and on four pairs of kernels
+in which warps wait. A change replaces the work of some units. Where a unit is busy half of the time and warps are
+many, W is mostly queueing and follows N; otherwise it is latency, which stays, or is hidden by more warps and
+independent instructions. The exponent was set on the DCT of the multimedia workloads and on four pairs of kernels
 (docs/method/microbenchmarks.md); the interval of an advice spans exponents from 2 to 4, half as much queueing, and
 T'/T to the power of 0.65 to 1.35.
-
-Three counts need care, as the H200's own counters showed: a conflicting pass of shared memory costs less energy than
-a full one, an instruction of a diverged warp less than one of 32 threads (both from the measured curves), and the
-energy of a DRAM byte already contains its way through L2.
 """
 
 from __future__ import annotations
@@ -28,217 +22,45 @@ import numpy as np
 
 from wattcast.core.errors import BadInput, bad_value
 from wattcast.counter_models.profiler_counters import read_ncu_metrics
-from wattcast.microbench.microbench_results import (
-    MicroRow,
-    find_best_copy,
-    find_curve,
-    find_fault,
-    keep_first_rounds,
+from wattcast.microbench.microbench_results import MicroRow, keep_first_rounds
+from wattcast.microbench.unit_work import (
+    ACTIVE,
+    ARITHMETIC,
+    ELSEWHERE,
+    EXPONENT,
+    EXTRA_PASSES,
+    FP64,
+    FROM_L2,
+    INSTRUCTIONS,
+    LAUNCHED,
+    PASSES,
+    PIPES,
+    READ,
+    REDUCED,
+    SIZE_METRICS,
+    TIME,
+    TO_L2,
+    UNITS,
+    WAVEFRONTS,
+    WRITTEN,
+    XU,
+    KernelProfile,
+    UnitWork,
+    access_ratio,
+    combine_units_s,
+    count_active_threads,
+    count_conflicts,
+    curve_ratio,
+    find_idle_power_w,
+    list_usable_units,
+    make_profile,
+    mean_access_byte,
 )
 
-TIME = "gpu__time_duration.sum"
-SCHEDULERS = 4  # the tensor pipe's cycles are counted on each
-ARITHMETIC = ("fp32", "fp64", "int", "special", "half")
-WAVEFRONTS = "l1tex__data_pipe_lsu_wavefronts.sum"
-PASSES = "l1tex__data_pipe_lsu_wavefronts_mem_shared.sum"
-EXTRA_PASSES = "l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum"
-INSTRUCTIONS = "smsp__inst_executed.sum"
-ACTIVE = "smsp__thread_inst_executed_per_inst_executed.ratio"
-READ, WRITTEN = "dram__bytes_read.sum", "dram__bytes_write.sum"
-FROM_L2, TO_L2 = "l1tex__m_xbar2l1tex_read_bytes.sum", "l1tex__m_l1tex2xbar_write_bytes.sum"
-L2_ITSELF = ("lts__t_bytes.sum",)  # counts what goes from one half of the L2 to the other again
-TENSOR = ("sm__pipe_tensor_cycles_active.sum", "sm__cycles_elapsed.sum")
-PIPE = "sm__inst_executed_pipe_{}.sum"
-PIPES = tuple(map(PIPE.format, "alu fma fp64 xu lsu adu cbu uniform".split()))
-FP64, XU = PIPE.format("fp64"), PIPE.format("xu")
-REDUCED = "lts__t_sectors_op_red.sum"
-LAUNCHED = ("launch__grid_size", "launch__block_size")
-# Instructions that an SM could issue while it starts and ends a warp, by thin kernels of the pairs.
-LAUNCH_SLOTS = 80.0
-# unit: the microbenchmark with its rate and energy, the metrics that count its operations, operations of one count
-UNITS: dict[str, tuple[str, tuple[str, ...], float]] = {
-    "dram": ("dram_read", (READ, WRITTEN), 1 / 16.0),
-    "l2": ("l2_read", (FROM_L2, TO_L2), 1 / 16.0),
-    "l1": ("conflicts_0", (WAVEFRONTS,), 32.0),
-    "fp32": ("fp32_fma", ("sm__inst_executed_pipe_fma.sum",), 32.0),
-    "products": ("int32_mad", ("sm__inst_executed_pipe_fmaheavy.sum",), 32.0),
-    "fp64": ("fp64_fma", (FP64,), 32.0),
-    "int": ("int32_add", ("sm__inst_executed_pipe_alu.sum",), 32.0),
-    "special": ("fp32_rcp", (XU,), 32.0),
-    "half": ("fp16x2_fma", ("sm__inst_executed_pipe_fp16.sum",), 32.0),
-    "atomics": ("atomic_own", (REDUCED,), 16.0 / 3.0),
-    "tensor": ("wgmma_bf16", TENSOR, 0.0),
-    "launch": ("fp32_fma", LAUNCHED, 32.0 * LAUNCH_SLOTS),
-    "issue": ("fp32_fma", (INSTRUCTIONS,), 32.0),
-}
-INSTEAD = {"l2": ("bulk_copy_l2", 1 / 8192.0)}  # where the benchmark is missing or known to be wrong
-ELSEWHERE = ("issue", "products", "launch")  # their joules are counted with other units
-EXPONENT, EXPONENTS = 3.0, (2.0, 4.0)
+EXPONENTS = (2.0, 4.0)  # of an interval
 LIKELY_POWERS = (0.65, 1.35)  # of the predicted ratio of times, as far as pairs for mending came out
 LEAST_WAIT = 0.9  # waiting that a changed kernel keeps where it had as much, over what its units need
 QUEUED_SHARE = 0.5  # of the time that a unit is busy, from which on waiting is queueing
-
-
-@dataclass(frozen=True)
-class UnitWork:
-    """What a unit had to do in a kernel: seconds at its measured rate, joules above idle."""
-
-    seconds: float
-    joules: float
-
-    def scaled(self, time: float, energy: float | None = None) -> UnitWork:
-        """Return the work with time and energy multiplied, both by ``time`` where ``energy`` is left out."""
-        return UnitWork(self.seconds * time, self.joules * (time if energy is None else energy))
-
-
-def combine_units_s(work: Mapping[str, UnitWork], exponent: float = EXPONENT) -> float:
-    """Return the seconds N that all units need together; products run on half of the fp32 pipe."""
-    seconds = {unit: w.seconds for unit, w in work.items() if unit != "issue"}
-    if "products" in seconds:
-        seconds["fp32"] = max(seconds.get("fp32", 0.0), seconds.pop("products"))
-    most = max(seconds.values(), default=0.0)
-    together = most * sum((s / most) ** exponent for s in seconds.values()) ** (1.0 / exponent) if most else 0.0
-    return max(together, work["issue"].seconds if "issue" in work else 0.0)
-
-
-@dataclass(frozen=True)
-class KernelProfile:
-    """One kernel: its time, its work by unit, and every metric of its profile."""
-
-    name: str
-    time_s: float
-    work: Mapping[str, UnitWork]
-    metrics: Mapping[str, float]
-    idle_power_w: float
-
-    @property
-    def busiest(self) -> str:
-        """The unit that sets the time, as far as the profile tells."""
-        return max((u for u in self.work if u not in ELSEWHERE), key=lambda unit: self.work[unit].seconds)
-
-    @property
-    def busy_share(self) -> float:
-        """Share of the time that the busiest unit, or the issue of instructions, works."""
-        return max(w.seconds for w in self.work.values()) / self.time_s
-
-    @property
-    def energy_j(self) -> float:
-        """Energy of the kernel: idle power over its time, and its units' joules."""
-        return self.idle_power_w * self.time_s + sum(work.joules for work in self.work.values())
-
-
-def list_usable_units(
-    results: Sequence[MicroRow], metrics: Mapping[str, object]
-) -> dict[str, tuple[str, tuple[str, ...], float]]:
-    """List units whose counts the profile has and whose rate was measured."""
-    by_name, found = keep_first_rounds(results), {}
-    for unit, (bench, names, each) in UNITS.items():
-        fault = find_fault(by_name[bench]) if bench in by_name else None
-        if unit in INSTEAD and (bench not in by_name or (fault is not None and fault.kind == "wrong")):
-            bench, each = INSTEAD[unit]
-        if unit == "l2" and not all(name in metrics for name in names):
-            names = L2_ITSELF
-        if unit == "l1" and WAVEFRONTS not in metrics:
-            names = (PASSES,)
-        if all(name in metrics for name in names) and has_rate(by_name.get(bench)):
-            found[unit] = (bench, names, each)
-    return found
-
-
-def make_profile(name: str, values: Mapping[str, float], results: Sequence[MicroRow], idle_w: float) -> KernelProfile:
-    """Compute a kernel's work by unit."""
-    by_name, work = keep_first_rounds(results), {}
-    for unit, (bench, names, each) in list_usable_units(results, values).items():
-        result = by_name[bench]
-        if unit == "tensor":
-            seconds = values[TIME] * values[names[0]] / (SCHEDULERS * values[names[1]]) if values[names[1]] else 0.0
-            work[unit] = UnitWork(seconds, seconds * max((result.power_w or 0.0) - idle_w, 0.0))
-            continue
-        amount = sum(values[metric] for metric in names)
-        if unit == "launch":
-            amount = values[names[0]] * values[names[1]] / 32.0
-        slower, share = 1.0, 1.0  # seconds and joules of a count over those of the microbenchmark's
-        if unit in ELSEWHERE:
-            share = 0.0
-        elif unit == "dram":
-            slower = access_ratio(values, results)[0] * turn_around_ratio(values, by_name)
-        elif unit == "l1" and (extra := count_conflicts(values)) is not None:
-            ratio = curve_ratio(results, "conflicts", extra, 0.0)
-            cheaper = 1.0 - 1.0 / (ratio[1] * (1.0 + extra)) if ratio else 0.0
-            share = 1.0 - cheaper * values[PASSES] / amount
-        elif unit in ARITHMETIC and (active := count_active_threads(values)) is not None:
-            ratio = curve_ratio(results, "divergence", 32.0 / active, 1.0)
-            share = min(active / 32.0 / ratio[1], 1.0) if ratio else 1.0
-        elif unit == "l2" and READ in values and WRITTEN in values:
-            share = max(1.0 - (values[READ] + values[WRITTEN]) / amount, 0.0) if amount > 0.0 else 1.0
-        seconds = each * amount * slower * (result.operation_s or 0.0)
-        work[unit] = UnitWork(seconds, each * amount * share * (result.operation_above_idle_j or 0.0))
-    return KernelProfile(name, values[TIME], work, values, idle_w)
-
-
-def count_conflicts(values: Mapping[str, float]) -> float | None:
-    """Count the conflicts per access of shared memory."""
-    if PASSES not in values or EXTRA_PASSES not in values:
-        return None
-    passes, extra = values[PASSES], values[EXTRA_PASSES]
-    return min(extra / (passes - extra), 31.0) if passes > extra > 0.0 else None
-
-
-def count_active_threads(values: Mapping[str, float]) -> float | None:
-    """Count the threads of a warp that take part, without branches, which whole warps execute."""
-    all_names = ("smsp__thread_inst_executed.sum", INSTRUCTIONS)
-    control = values.get("sm__sass_thread_inst_executed_op_control_pred_on.sum", 0.0)
-    active = values.get(ACTIVE)
-    if all(name in values for name in all_names):
-        threads, warps = (values[name] for name in all_names)
-        if warps > control / 32.0 and threads > control:
-            active = (threads - control) / (warps - control / 32.0)
-    return min(max(active, 1.0), 32.0) if active and active > 0.0 else None
-
-
-def turn_around_ratio(values: Mapping[str, float], by_name: Mapping[str, MicroRow]) -> float:
-    """Return the time of a DRAM byte in the kernel's mix of reads and writes over that of a byte read."""
-    measured = [by_name.get("dram_read"), find_best_copy(by_name.values()), by_name.get("dram_write")]
-    each_s = [r.operation_s for r in measured if r is not None and r.operation_s]
-    total = values[READ] + values[WRITTEN]
-    if len(each_s) < len(measured) or total <= 0.0:
-        return 1.0
-    return max(float(np.interp(values[WRITTEN] / total, (0.0, 0.5, 1.0), each_s)) / each_s[0], 1.0)
-
-
-def mean_access_byte(values: Mapping[str, float]) -> float | None:
-    """Return the mean bytes of a thread's access to memory."""
-    counts = {size: values.get(metric, 0.0) for size, metric in SIZE_METRICS.items()}
-    total = sum(counts.values())
-    return sum(size * n for size, n in counts.items()) / total if total > 0.0 else None
-
-
-def access_ratio(values: Mapping[str, float], results: Sequence[MicroRow]) -> tuple[float, float]:
-    """Return time and energy of a DRAM byte at the kernel's mean access size over those at 16 bytes a thread."""
-    mean = mean_access_byte(values)
-    found = curve_ratio(results, "access", 16.0, mean, by_byte=True) if mean is not None else None
-    return (max(found[0], 1.0), max(found[1], 1.0)) if found else (1.0, 1.0)
-
-
-def curve_ratio(
-    results: Sequence[MicroRow], name: str, at: float, best: float, by_byte: bool = False
-) -> tuple[float, float] | None:
-    """Return time and energy of an operation, or of a byte, at ``best`` over those at ``at`` on a curve."""
-    points = [r for r in find_curve(results, name) if r.operation_s and r.operation_above_idle_j]
-    if len(points) < 2:
-        return None
-    x, each = [p.at for p in points], [p.at if by_byte else 1.0 for p in points]
-    time = [(p.operation_s or 0.0) / n for p, n in zip(points, each, strict=True)]
-    energy = [(p.operation_above_idle_j or 0.0) / n for p, n in zip(points, each, strict=True)]
-    found = [float(np.interp(best, x, y) / np.interp(at, x, y)) for y in (time, energy)]
-    return found[0], found[1]
-
-
-def has_rate(result: MicroRow | None) -> bool:
-    """Return whether a benchmark has time and energy of an operation."""
-    return result is not None and bool(result.operation_s) and result.operation_above_idle_j is not None
-
-
 WORTH = 0.005  # a change of time or energy below this is not worth a line
 GLOBAL = "l1tex__t_{}_pipe_lsu_mem_global_op_{}.sum"
 SECTORS, REQUESTS = (GLOBAL.format(what, "ld") for what in ("sectors", "requests"))
@@ -247,7 +69,6 @@ HITS = "l1tex__t_sectors_pipe_lsu_mem_global_op_ld_lookup_hit.sum"
 LOCAL = tuple(f"l1tex__t_sectors_pipe_lsu_mem_local_op_{way}.sum" for way in ("ld", "st"))
 CONVERSIONS = "sm__sass_thread_inst_executed_op_conversion_pred_on.sum"
 WARPS = "sm__warps_active.avg.pct_of_peak_sustained_active"
-SIZE_METRICS = {size: f"sm__sass_inst_executed_op_memory_{8 * size}b.sum" for size in (1, 2, 4, 8, 16)}
 STALLED = "smsp__average_warps_issue_stalled_{}_per_issue_active.ratio"
 FAR_STALLS, NO_STALLS = ("long_scoreboard", "lg_throttle"), ("selected", "not_selected")
 FAR_SHARE = 0.7  # of the waiting that is for memory beyond the L1, where the profile does not say
@@ -362,7 +183,8 @@ def _judge_coalescing(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChan
     ]
     needed = [min(sectors, mean * requests) for sectors, requests in ways]
     sectors, requests = (sum(column) for column in zip(*ways, strict=True))
-    if sectors <= 1.1 * sum(needed):
+    shifted = m.get(HITS, 0.0) >= 0.5 * m.get(SECTORS, 1.0) and sectors < 1.5 * sum(needed)
+    if sectors <= 1.1 * sum(needed) or shifted:  # neighbours that read the same lines, shifted: a matter of caching
         return None
     factor = {}
     for unit, names in (("dram", (READ, WRITTEN)), ("l2", (FROM_L2, TO_L2))):
@@ -649,18 +471,3 @@ def rank_advice(
         for each in (single, pairs)
     ]
     return ranked[0], ranked[1]
-
-
-def make_counted_profile(name: str, counters: Mapping[str, float], results: Sequence[MicroRow]) -> KernelProfile:
-    """Make a profile from a row of ``microbench_counters.jsonl``, in ncu's units (nanoseconds, percent)."""
-    values = {metric: value / 100.0 if ".pct" in metric else value for metric, value in counters.items()}
-    return make_profile(name, values | {TIME: counters[TIME] * 1e-9}, results, find_idle_power_w(results))
-
-
-def find_idle_power_w(results: Sequence[MicroRow]) -> float:
-    """Return the median idle power with a context open, from the rows' own values or from idle rows."""
-    known = [r.idle_power_w for r in results if r.idle_power_w]
-    known = known or [r.power_w for r in results if r.group == "idle" and r.power_w]
-    if not known:
-        raise BadInput("the microbenchmark results hold no idle power; measure again with an idle row.")
-    return float(np.median(known))
