@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -50,7 +51,7 @@ def microbench(
     if drawn.any and (show is None or table is not None):
         raise bad_value("--plot and --figures", "--show RESULTS, and no --table, beside them", "others")
     if against is not None:
-        _compare(ctx.obj, show, against, json)
+        _compare(ctx.obj, show, against, drawn, json)
         return
     if show is not None:
         if table is not None:
@@ -61,8 +62,8 @@ def microbench(
     print_result(ctx.obj, microbench_sessions.microbench(**options), json)
 
 
-def _compare(env: Environment, show: str | None, against: str, json: bool) -> None:
-    from wattcast.microbench.microbench_report import compare_results, make_comparison_table
+def _compare(env: Environment, show: str | None, against: str, drawn: FigureOptions, json: bool) -> None:
+    from wattcast.microbench.microbench_report import compare_results, draw_comparison, make_comparison_table
     from wattcast.microbench.microbench_results import read_results, read_shipped_results
     from wattcast.predictor.api import find_gpu
 
@@ -73,6 +74,8 @@ def _compare(env: Environment, show: str | None, against: str, json: bool) -> No
     rows = compare_results(found[0], found[1])
     if not rows:
         raise bad_value("--against", f"results with a benchmark that {show} has too", against)
+    if drawn.any:
+        drawn.save(env, {"microbench-comparison": partial(draw_comparison, rows, both[0].name, both[1].name)})
     if json:
         env.json(rows)
     else:

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from rich.table import Table
 
 from wattcast.hardware import Gpu
@@ -16,9 +17,11 @@ from wattcast.microbench.microbench_results import (
     compare_rounds,
     find_curve,
     find_fault,
+    find_levels,
     find_specified_rate,
     keep_first_rounds,
     read_mipp_values,
+    read_published,
 )
 from wattcast.microbench.tuning import TuningReport
 from wattcast.report.figure_style import MODULE_COLOURS, FigureMaker, add_caption, new_figure
@@ -28,7 +31,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-GROUPS = ("arithmetic", "tensor", "memory", "structure", "mix", "multimedia", "idle")
+GROUPS = ("arithmetic", "tensor", "memory", "transfer", "structure", "mix", "multimedia", "idle")
 SPECIFIED = "specified_per_cycle_sm"
 # name in JSON: attribute of a row, heading in the table (none: not shown), scale and digits there
 NUMBERS: dict[str, tuple[str, str, float, int]] = {
@@ -44,6 +47,8 @@ NUMBERS: dict[str, tuple[str, str, float, int]] = {
     "energy_above_idle_j_per_operation": ("operation_above_idle_j", "nJ/op above idle", 1e9, 3),
     "byte_per_s": ("byte_per_s", "TB/s", 1e-12, 4),
     "memory_power_w": ("memory_power_w", "", 1.0, 4),
+    "latency_cycles": ("latency_cycles", "", 1.0, 4),
+    "latency_s": ("latency_s", "", 1.0, 4),
     "clock_hz": ("sm_clock_hz", "clock MHz", 1e-6, 4),
     "effective_clock_hz": ("effective_clock_hz", "true MHz", 1e-6, 4),
 }
@@ -88,6 +93,7 @@ def make_tables(results: Sequence[MicroRow], gpu: Gpu) -> list[Table]:
     """Return one table a group, then devices side by side and what must hold."""
     titled = {f"{group} on {gpu.name}": [list(COLUMNS), *make_rows(results, gpu, group)] for group in GROUPS}
     found = []
+    titled[f"latency on {gpu.name}"] = make_latency_rows(results, gpu)
     for title, rows in (titled | {"": make_device_rows(results, gpu), " ": make_truth_rows(results, gpu)}).items():
         if len(rows) == 1 and title in titled:
             continue
@@ -121,24 +127,79 @@ def make_device_rows(results: Sequence[MicroRow], gpu: Gpu) -> list[Row]:
     return rows
 
 
+def make_latency_rows(results: Sequence[MicroRow], gpu: Gpu) -> list[Row]:
+    """List cycles and nanoseconds of each latency, and what others measured on cards of the same architecture."""
+    rows: list[Row] = [["latency", "of", "cycles", "ns", "others"]]
+    for r in keep_first_rounds(results).values():
+        if not r.latency_cycles or r.curve in LATENCY_CURVES:
+            continue
+        rows.append([r.name.removeprefix("latency_"), r.operation, *_format_latency(r), _quote_others(r, gpu)])
+    for curve, (_, title) in LATENCY_CURVES.items():
+        points = {r.at: r for r in find_curve(results, curve)}
+        for level in find_levels(results, curve):
+            inside = [r for at, r in points.items() if level.least_byte <= at <= level.most_byte]
+            others = ", ".join(filter(None, (_quote_others(r, gpu) for r in inside)))
+            ns = 1e9 * level.cycles / (inside[0].effective_clock_hz or float("nan"))
+            sizes = " to ".join(_format_size(byte) for byte in (level.least_byte, level.most_byte))
+            rows.append([f"{title}, {sizes}", "load", f"{level.cycles:.4g}", f"{ns:.3g}", others])
+    return rows
+
+
+def _format_latency(r: MicroRow) -> tuple[str, str]:
+    return _format_number(r.latency_cycles), _format_number(r.latency_s, 1e9, 3)
+
+
+def _format_size(byte: float) -> str:
+    power = min(int(byte).bit_length() - 1, 30) // 10
+    return f"{byte / 1024**power:g} {('B', 'KiB', 'MiB', 'GiB')[power]}"
+
+
+def _quote_others(r: MicroRow, gpu: Gpu) -> str:
+    """Name what others measured on the architecture of ``gpu``."""
+    if gpu.compute_capability != "9.0":
+        return ""
+    known = [row for row in read_published("hopper_latencies.csv") if row["ours"] == r.name]
+    return ", ".join(f"{row['value']} ({row['device']})" for row in known)
+
+
 def compare_results(results: Sequence[MicroRow], others: Sequence[MicroRow]) -> list[dict[str, object]]:
     """Set two devices side by side: benchmarks of both, rates of an SM, energies above idle, and ratios."""
     theirs, rows = keep_first_rounds(others), []
     for name, a in keep_first_rounds(results).items():
         b = theirs.get(name)
-        if b is None or not (a.operation_s and b.operation_s) or a.version != b.version:
+        if b is None or a.version != b.version:
             continue
-        row: dict[str, object] = {
-            "benchmark": name,
-            "operation": a.operation,
-            "time_ratio": b.operation_s / a.operation_s,
-        }
+        times = (a.operation_s or a.latency_s, b.operation_s or b.latency_s)
+        if not (times[0] and times[1]):
+            continue
+        row: dict[str, object] = {"benchmark": name, "operation": a.operation, "time_ratio": times[1] / times[0]}
         if a.operation_above_idle_j and b.operation_above_idle_j:
             row["energy_ratio"] = b.operation_above_idle_j / a.operation_above_idle_j
         for which, r in (("first", a), ("second", b)):
             row[which] = {"per_cycle_sm": r.operations_per_cycle_sm, "above_idle_j": r.operation_above_idle_j}
+            row[which] |= {"latency_cycles": r.latency_cycles} if r.latency_cycles else {}
         rows.append(row)
     return rows
+
+
+def draw_comparison(rows: Sequence[dict[str, Any]], first: str, second: str) -> Figure:
+    """Draw time and energy above idle of every benchmark on the second device over the first."""
+    figure = new_figure(8.0, 1.2 + 0.16 * len(rows))
+    axes = figure.subplots()
+    for key, label, colour in (("time_ratio", "time", "dram"), ("energy_ratio", "energy above idle", "tensor")):
+        points = [(row[key], place) for place, row in enumerate(rows) if row.get(key)]
+        if points:
+            axes.plot(*zip(*points, strict=True), "o", markersize=4, color=MODULE_COLOURS[colour], label=label)
+    axes.axvline(1.0, color="black", linewidth=0.8)
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.set_yticks(range(len(rows)), [row["benchmark"] for row in rows], fontsize=6)
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+    axes.grid(axis="y", linewidth=0.3)
+    axes.set_xlabel(f"{second} over {first}: an operation, of which less is better")
+    axes.legend(frameon=False, loc="lower right")
+    axes.spines[["top", "right"]].set_visible(False)
+    return add_caption(figure, f"`wattcast lab microbench --show {first} --against {second}`")
 
 
 def make_comparison_table(rows: Sequence[dict[str, Any]], first: str, second: str) -> Table:
@@ -165,6 +226,7 @@ def make_results_page(results: Sequence[MicroRow], gpu: Gpu) -> str:
     """Write all tables as a Markdown page."""
     tables = {group: [list(COLUMNS), *make_rows(results, gpu, group)] for group in GROUPS}
     tables |= {
+        "Latencies": make_latency_rows(results, gpu),
         "Devices side by side": make_device_rows(results, gpu),
         "What must hold": make_truth_rows(results, gpu),
     }
@@ -219,6 +281,10 @@ def tuning_to_plain(tuning: TuningReport) -> dict[str, object]:
     }
 
 
+LATENCY_CURVES = {  # curve: title of its panel, name of a plateau
+    "ring": ("Ring of lines", "ring of lines"),
+    "pages": ("One line in every 2 MiB", "one line a page"),
+}
 CURVES = {  # curve: title, axis, logarithmic
     "coalescence": ("DRAM coalescence", "Neighbouring lanes with neighbouring words", True),
     "access": ("DRAM access size", "Bytes a thread and access", True),
@@ -264,6 +330,27 @@ def draw_curve(results: Sequence[MicroRow], name: str, gpu: Gpu, source: str) ->
     figure.suptitle(f"{title}: {gpu.title}")
     faults = [fault for r in points if (fault := find_fault(r)) is not None]
     return add_caption(figure, source + (f". To be measured again: {faults[0].why}" if faults else ""))
+
+
+def draw_latencies(results: Sequence[MicroRow], gpu: Gpu, source: str) -> Figure:
+    """Draw cycles of a load over the memory that a ring of addresses takes: caches, and address translation."""
+    figure = new_figure(9.0, 3.8)
+    for axes, (curve, (title, _)) in zip(figure.subplots(1, 2), LATENCY_CURVES.items(), strict=True):
+        points = [r for r in find_curve(results, curve) if r.latency_cycles]
+        axes.plot([r.at for r in points], [r.latency_cycles for r in points], "o", color=MODULE_COLOURS["dram"])
+        for level in find_levels(results, curve):
+            axes.hlines(level.cycles, level.least_byte, level.most_byte, color=MODULE_COLOURS["tensor"], linewidth=1)
+            axes.annotate(f"{level.cycles:.0f}", (level.least_byte, level.cycles), (0, 5), textcoords="offset points")
+        axes.set_xscale("log", base=2)
+        ticks = [r.at for r in points if np.log2(r.at) % 4 == 0]
+        axes.set_xticks(ticks, [_format_size(at) for at in ticks])
+        axes.set_ylim(0.0)
+        axes.set_xlabel("Size")
+        axes.set_ylabel("Latency of a load (cycles)")
+        axes.set_title(title)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.suptitle(gpu.title)
+    return add_caption(figure, source)
 
 
 def draw_throughput(results: Sequence[MicroRow], gpu: Gpu, source: str) -> Figure:
@@ -353,6 +440,8 @@ def make_microbench_figures(results: Sequence[MicroRow], gpu: Gpu, source: str) 
         for name in CURVES
         if len([r for r in find_curve(results, name) if r.operation_s and r.operation_j]) > 1
     }
+    if all(find_curve(results, curve) for curve in LATENCY_CURVES):
+        made["microbench-latencies"] = partial(draw_latencies, results, gpu, source)
     made["microbench-throughput"] = partial(draw_throughput, results, gpu, source)
     made["microbench-energy"] = partial(draw_energy, results, gpu, source)
     made["microbench-devices"] = partial(draw_devices, results, gpu, source)

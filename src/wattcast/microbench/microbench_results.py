@@ -348,7 +348,35 @@ def read_mipp_values() -> tuple[MippValue, ...]:
     """Read tables I to IV of the MIPP paper, errata applied."""
     import msgspec
 
-    path = Path(str(files("wattcast"))) / "database" / "published" / "mipp.csv"
-    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
-    rows = [row | {"spec_per_cycle_sm": row["spec_per_cycle_sm"] or None} for row in csv.DictReader(lines)]
+    rows = [row | {"spec_per_cycle_sm": row["spec_per_cycle_sm"] or None} for row in read_published("mipp.csv")]
     return tuple(msgspec.convert(row, MippValue, strict=False) for row in rows)
+
+
+@cache
+def read_published(name: str) -> tuple[dict[str, str], ...]:
+    """Read a table of what others published; lines with a # say where from."""
+    path = Path(str(files("wattcast"))) / "database" / "published" / name
+    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
+    return tuple(csv.DictReader(lines))
+
+
+@dataclass(frozen=True)
+class MemoryLevel:
+    """Sizes over which the latency of memory stays the same: a cache, or the reach of address translation."""
+
+    least_byte: float
+    most_byte: float
+    cycles: float
+
+
+def find_levels(results: Iterable[MicroRow], curve: str) -> list[MemoryLevel]:
+    """Find plateaus of two or more sizes along ``ring`` or ``pages``, each within 4 % of its mean."""
+    points = [r for r in find_curve(results, curve) if r.latency_cycles]
+    levels: list[list[MicroRow]] = [[]]
+    for r in points:
+        held = [p.latency_cycles or 0.0 for p in (*levels[-1], r)]
+        if max(held) - min(held) > 0.08 * np.mean(held):
+            levels.append([])
+        levels[-1].append(r)
+    flat = [level for level in levels if len(level) > 1]
+    return [MemoryLevel(lv[0].at, lv[-1].at, float(np.mean([r.latency_cycles or 0.0 for r in lv]))) for lv in flat]
