@@ -61,11 +61,11 @@ def test_latencies_clusters_tiles_and_transfers_without_msgspec(machine, tmp_pat
     done = machine.measure("microbench", "--out", str(tmp_path / "out"), "--only", names, *QUICK, PYTHONPATH=path)
     assert done.returncode == 0, done.stderr
     plain = {row["id"]: row for row in rows(tmp_path / "out" / "microbench.jsonl")}
-    assert "65536 MiB" in plain.pop("latency_pages_32768")["error"]
+    assert "65536 MiB" in plain.pop("latency_pages_32768-v2")["error"]
     found = {name: micro_row(row) for name, row in plain.items()}
     assert not any(row.error for row in found.values())
     assert found["latency_fp32_fma"].latency_cycles == pytest.approx(2e-6 * 1.75e9 / 256, rel=0.01)
-    assert found["latency_ring_128"].power_w is None
+    assert found["latency_ring_128-v2"].power_w is None
     assert found["cluster_read_2"].blocks == 4 * 2 * 16  # a whole number of clusters
     assert found["wgmma_sparse_fp8"].checked == "passed"
     assert found["pcie_to_device"].byte_per_s

@@ -360,8 +360,8 @@ def measure_benchmark(bench: DeviceBench, ready: ReadyKernel, row: MicroRow, ite
 def time_latency(bench: DeviceBench, ready: ReadyKernel, row: MicroRow, iterations: int) -> MicroRow:
     """Return the cycles from one operation to the next that waits for it: the fewest of a few launches."""
     found = []
-    for _ in range(LATENCY_LAUNCHES):
-        ready.launch(iterations)
+    for seed in range(1, LATENCY_LAUNCHES + 1):
+        ready.launch(iterations, seed)
         words = bench.device.download(ready.buffers.stamps, ready.blocks * STAMP_WORDS, np.uint64)
         found.append(read_stamps(words.astype(np.uint64)))
     best = min(found, key=lambda cycles: cycles.per_sm)

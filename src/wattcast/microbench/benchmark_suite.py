@@ -361,8 +361,8 @@ def _list_latencies() -> list[Benchmark]:
         found.append(single(unit, cluster.LATENCY_STEPS, **shape))
     for curve, stride, counts in (("ring", u.LINE_BYTE, RING_LINES), ("pages", u.PAGE_BYTE, RING_PAGES)):
         for nodes in counts:
-            unit = u.ring_unit(f"latency_{curve}_{nodes}", nodes, cached=curve == "ring")
-            shape = place | {"curve": curve, "at": nodes * stride, "ring": (nodes, stride)}
+            unit = u.ring_unit(f"latency_{curve}_{nodes}", nodes, stride, cached=curve == "ring")
+            shape = place | {"curve": curve, "at": nodes * stride, "ring": (nodes, stride), "version": 2}
             found.append(single(unit, 64, **shape))
     return found
 

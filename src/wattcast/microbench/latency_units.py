@@ -88,13 +88,16 @@ def chain_unit(key: str) -> BenchUnit:
     )
 
 
-def ring_unit(name: str, nodes: int, cached: bool = True) -> BenchUnit:
-    """Follow the ring of ``nodes`` addresses that lies at ``b``; past L1 unless ``cached``."""
+def ring_unit(name: str, nodes: int, stride: int, cached: bool = True) -> BenchUnit:
+    """Follow the ring of ``nodes`` addresses that lies at ``b``; past L1 unless ``cached``.
+
+    Each seed begins elsewhere: launches that walk the same stretch of a large ring would find it in the L2.
+    """
     p, hop = name, asm(f"ld.global.{'ca' if cached else 'cg'}.u64 %0, [%0];", inout("l", f"{name}_at"))
     warm = f'_Pragma("unroll 1") for (unsigned i = 0u; i < {min(nodes, WARM_HOPS)}u; ++i) {hop}'
-    return BenchUnit(
-        p, f"u64 {p}_at = (u64)b; {warm}", lambda i: hop, f"(unsigned){p}_at", ((r"LDG.*", 1),), operation="load"
-    )
+    first = f"const u64 {p}_first = ((u64)seed * 0x9e3779b97f4a7c15ull >> 16) % {nodes}ull; "
+    first += f"u64 {p}_at = (u64)b + {p}_first * {stride}ull + ({p}_first * {LINE_BYTE}ull & {stride - 1}ull); "
+    return BenchUnit(p, first + warm, lambda i: hop, f"(unsigned){p}_at", ((r"LDG.*", 1),), operation="load")
 
 
 def shared_ring_unit(name: str, cluster: int = 1) -> BenchUnit:

@@ -191,8 +191,10 @@ def draw_comparison(rows: Sequence[dict[str, Any]], first: str, second: str) -> 
         if points:
             axes.plot(*zip(*points, strict=True), "o", markersize=4, color=MODULE_COLOURS[colour], label=label)
     axes.axvline(1.0, color="black", linewidth=0.8)
-    axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    ratios = [float(row[key]) for row in rows for key in ("time_ratio", "energy_ratio") if row.get(key)]
+    if max(ratios) > 3.0 * min(ratios):
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.set_yticks(range(len(rows)), [row["benchmark"] for row in rows], fontsize=6)
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.grid(axis="y", linewidth=0.3)
