@@ -93,6 +93,7 @@ def machine(libraries: Path, tmp_path: Path) -> Machine:
         "PYTHONPATH": str(SOURCE),
         "STANDIN_MEDIA": str(libraries / "media.so"),
         "TMPDIR": str(tmp_path),
+        "XDG_CACHE_HOME": str(libraries / "cache"),  # compiled once a run of the tests
         **nvml.environment,
     }
     return Machine(environment, nvml, libraries)
