@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,14 @@ GROWING = {"Method": "method", "Decisions": "decisions"}
 PUBLIC = {
     "wattcast": None,
     "wattcast.workload.model_options": ("ModelOptions",),
-    "wattcast.explore": None,
+    "wattcast.predictor.prices": ("parse_prices",),
     "wattcast.report.configuration_view": (
         *("RunSettings", "view_configuration", "ConfigurationView", "PowerTrace", "build_power_trace"),
     ),
     "wattcast.report.html_report": ("build_report",),
+    "wattcast.measure.training_callbacks": (
+        *("StepMeter", "log_to_wandb", "log_to_mlflow", "make_lightning_callback", "make_transformers_callback"),
+    ),
     "wattcast.report.prediction_figures": (
         "draw_breakdown",
         "draw_timeline",
@@ -50,7 +54,38 @@ def on_files(files: Any, config: Any) -> Any:
 
     files.append(File.generated(config, "reference/cli.md", content=commands_page()))
     files.append(File.generated(config, "reference/api.md", content=python_page()))
+    schemas = json_schemas()
+    files.append(File.generated(config, "reference/schemas.md", content=schemas_page(schemas)))
+    for name, (_, schema) in schemas.items():
+        files.append(File.generated(config, f"reference/{name}", content=json.dumps(schema, indent=1)))
     return files
+
+
+def json_schemas() -> dict[str, tuple[str, dict[str, Any]]]:
+    """Return file name -> what it describes, and the schema, made from the types that read and write the data."""
+    import msgspec
+
+    from wattcast.predictor.prediction_json import PredictOut
+    from wattcast.web.http_app import openapi_schema
+
+    about = "https://json-schema.org/draft/2020-12/schema"
+    return {
+        "predict.schema.json": (
+            "JSON Schema of what `wattcast predict --json` and `/api/predict` give",
+            {"$schema": about, "title": "wattcast predict --json", **msgspec.json.schema(PredictOut)},
+        ),
+        "openapi.json": (
+            "OpenAPI 3.1 of the HTTP interface of `wattcast serve`, requests included",
+            openapi_schema(),
+        ),
+    }
+
+
+def schemas_page(schemas: dict[str, tuple[str, dict[str, Any]]]) -> str:
+    """List the schemas with links."""
+    rows = [f"| [{name}]({name}) | {words} |" for name, (words, _) in schemas.items()]
+    head = ["# JSON schemas", "", "Generated from the types that read and write the data.", ""]
+    return "\n".join([*head, "| file | of |", "|---|---|", *rows])
 
 
 def commands_page() -> str:
@@ -80,29 +115,13 @@ def _command(command: Any, path: str) -> list[str]:
 
 
 def python_page() -> str:
-    """Public functions and classes with their signatures and docstrings."""
+    """Public functions and classes, which mkdocstrings fills with their signatures and docstrings."""
     lines = ["# Python", "", "Quantities are SI and carry their unit in the name.", ""]
     for module, names in PUBLIC.items():
         home = importlib.import_module(module)
         lines += [f"## {module}", "", _paragraphs(inspect.getdoc(home) or ""), ""]
-        for name in names or home.__all__:
-            thing = getattr(home, name)
-            if not callable(thing):
-                continue
-            lines += [f"### {name}", "", "```text", _signature(name, thing), "```", ""]
-            lines += [_paragraphs(inspect.getdoc(thing) or ""), ""]
+        lines += [f"::: {module}.{name}\n" for name in names or home.__all__ if callable(getattr(home, name))]
     return "\n".join(lines)
-
-
-def _signature(name: str, thing: Any) -> str:
-    try:
-        text = str(inspect.signature(thing))
-    except ValueError:
-        return name
-    if len(text) > 90:
-        inside = text[1 : text.rindex(")")] if ")" in text else text
-        text = "(\n    " + inside.replace(", ", ",\n    ") + "\n)" + text[text.rindex(")") + 1 :]
-    return f"{name}{text}"
 
 
 def _paragraphs(text: str) -> str:

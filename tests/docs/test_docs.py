@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import subprocess
@@ -131,6 +132,17 @@ def test_links_between_pages_lead_somewhere(site: Path) -> None:
             assert (path.parent / target).exists(), f"{path.relative_to(site)}: {target}"
 
 
+def test_schemas_are_published_and_hold_for_what_is_printed(site: Path, call) -> None:
+    jsonschema = pytest.importorskip("jsonschema", reason="no jsonschema: pip install 'wattcast[dev]'")
+    schema = json.loads((site / "reference" / "predict.schema.json").read_text())
+    check = jsonschema.Draft202012Validator(schema)
+    for more in ((), ("--price", "2USD/h")):
+        check.validate(json.loads(call("predict", "gpt2", "--gpu", "h200", "--seq", "512", "--json", *more).out))
+    assert list(check.iter_errors({"wattcast": "1"})), "and not for anything"
+    routes = json.loads((site / "reference" / "openapi.json").read_text())["paths"]
+    assert {"/api/predict", "/api/plan"} <= routes.keys()
+
+
 def test_the_reference_names_every_command(site: Path) -> None:
     from wattcast.cli.main import COMMANDS
 
@@ -138,5 +150,6 @@ def test_the_reference_names_every_command(site: Path) -> None:
     for verb in COMMANDS:
         assert f"wattcast {verb}" in text
     api = (site / "reference" / "api.html").read_text(encoding="utf-8")
-    assert "predict(" in api
-    assert "build_power_trace(" in api
+    for name in ("wattcast.predict", "wattcast.plan", "wattcast.report.configuration_view.build_power_trace"):
+        assert f'id="{name}"' in api, name
+    assert "Predict" in api, "with docstrings"

@@ -123,7 +123,7 @@ EXTRAS: dict[str, tuple[str, dict[str, str]]] = {  # extra -> what it is for, an
         {"defusedxml": "defusedxml", "polars": "polars", "pyarrow": "pyarrow"},
     ),
     "lab": ("lab microbench, with fit, component and measure", {"nvidia-cuda-nvrtc": "nvidia.cu13"}),
-    "docs": ("building the documentation", {"mkdocs-material": "material"}),
+    "docs": ("building the documentation", {"mkdocs-material": "material", "mkdocstrings-python": "mkdocstrings"}),
 }
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
