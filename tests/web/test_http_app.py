@@ -177,6 +177,33 @@ def test_a_slow_body_is_given_up() -> None:
     assert sent[0]["status"] == 408
 
 
+def test_who_plans_is_still_answered() -> None:
+    """Two plans of a client took both of its places: its first screen stayed empty until they were done."""
+
+    async def run() -> None:
+        done, answered = asyncio.Event(), []
+
+        async def app(scope, receive, send) -> None:
+            if scope["path"] == "/api/plan":
+                await done.wait()
+            answered.append(scope["path"])
+            done.set()
+
+        async def receive() -> dict:
+            return {"type": "http.request", "body": b"{}", "more_body": False}
+
+        async def send(message: dict) -> None:
+            assert message
+
+        guard = RequestGuard(app)
+        scope = {"type": "http", "method": "POST", "headers": [(b"host", b"localhost"), (b"content-length", b"2")]}
+        paths = ("/api/plan", "/api/plan", "/api/view")
+        await asyncio.wait_for(asyncio.gather(*(guard(scope | {"path": p}, receive, send) for p in paths)), 20.0)
+        assert answered[0] == "/api/view"
+
+    asyncio.run(run())
+
+
 def test_a_request_that_takes_too_long_is_stopped_and_the_next_is_answered() -> None:
     ops = [{"op": "linear", "m": 16 + i, "n": 4096, "k": 4096} for i in range(15_000)]
     heavy = json.dumps({"gpu": "h200", "file": {"name": "w", "content": {"name": "x", "ops": ops}}}).encode()

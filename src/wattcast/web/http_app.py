@@ -38,7 +38,7 @@ from wattcast.web.client_connections import (
 )
 from wattcast.web.live_stream import Feed, FeedInfo, FeedWatchers, recorded_feed
 from wattcast.web.request_schema import MOST_BYTE
-from wattcast.web.worker_pool import LIMIT_S, WorkerPool, run_pool
+from wattcast.web.worker_pool import LARGE_KINDS, LIMIT_S, WorkerPool, run_pool
 
 ARRIVE_S = 30.0  # for a body
 MOST_ENTRIES = 40_000  # objects of a request; a distinct operator takes a worker some 0.25 ms
@@ -92,7 +92,8 @@ class RequestGuard:
                 return
             host = (scope.get("client") or ("",))[0]
             length = Headers(scope=scope).get("content-length", "")
-            large = not length.isdecimal() or int(length) > LARGE_BYTE
+            kind = scope.get("path", "").rpartition("/")[2]
+            large = kind in LARGE_KINDS or not length.isdecimal() or int(length) > LARGE_BYTE
             async with self._slots.running(host, large):
                 await self._pass(scope, receive, sent)
         except ClientBusy as error:

@@ -102,7 +102,7 @@ export function tradeCurve(into, { x, y, labels, at, xLabel, yLabel, label, onPi
   root.append(svg("path", { d: path(x, y, sx, sy), class: "line s0" }));
   for (const { index, text, css = "f2" } of notes) {
     root.append(svg("circle", { cx: sx(x[index]), cy: sy(y[index]), r: 5, class: css }),
-      svg("text", { x: sx(x[index]), y: sy(y[index]) + 20, "text-anchor": sx(x[index]) > into.clientWidth * 0.7 ? "end" : "middle", class: "halo" }, text));
+      svg("text", { x: sx(x[index]), y: sy(y[index]) - 12, "text-anchor": sx(x[index]) > into.clientWidth * 0.7 ? "end" : "middle", class: "halo" }, text));
   }
   let now = at;
   const ring = svg("circle", {
@@ -186,7 +186,7 @@ export function lines(into, { series = [], dots = [], bands = [], levels = [], x
   }
   for (const level of levels) {
     root.append(svg("line", { x1: box.left, x2: box.right, y1: sy(level.y), y2: sy(level.y), class: "mean" }),
-      svg("text", { x: box.right - 2, y: sy(level.y) - 5, "text-anchor": "end", class: "halo" }, level.text));
+      svg("text", { x: box.right - 2, y: Math.min(sy(level.y) + 34, box.bottom - 6), "text-anchor": "end", class: "strong halo" }, level.text));
   }
   for (const [dx, dy] of dots) root.append(svg("circle", { cx: sx(dx), cy: sy(dy), r: 2.4, class: "dot" }));
   if (!series.length || !series[0].x.length || !unit) return;
