@@ -16,14 +16,13 @@ from typing import Any
 
 from wattcast.core.units import Dtype
 from wattcast.measure.campaigns import kernel_plan
-from wattcast.measure.campaigns.kernel_plan import (
-    LARGEST_BYTE,
-    LONGEST_S,
-    draw_log_uniform,
-    read_convolutions,
-    read_transformers,
-)
+from wattcast.measure.campaigns.kernel_plan import LARGEST_BYTE, LONGEST_S
 from wattcast.measure.campaigns.workload_specs import spec_from_operator
+
+try:
+    from studies.kernel_plan_draws import draw_log_uniform, read_convolutions, read_transformers
+except ModuleNotFoundError:  # run as a script
+    from kernel_plan_draws import draw_log_uniform, read_convolutions, read_transformers
 
 Plain = dict[str, Any]
 MODELS = ("gpt2", "llama3-8b")

@@ -18,7 +18,7 @@ from wattcast.fit.kernel_rows import KernelRows
 from wattcast.fit.row_suggestions import RowCandidate, suggest_rows
 from wattcast.kernels.kernel_table import RunCondition
 from wattcast.measure.campaigns.kernel_campaign import read_listed
-from wattcast.measure.campaigns.kernel_plan import make_kernel_plan
+from wattcast.measure.campaigns.kernel_plan import read_kernel_plan
 from wattcast.measure.campaigns.operator_rows import KernelCampaign
 from wattcast.measure.campaigns.workload_specs import spec_from_operator
 from wattcast.predictor.bundle import bundle_for
@@ -102,7 +102,7 @@ def test_the_command_writes_a_list_that_the_campaign_measures(rows: KernelRows, 
     assert not {spec.id for spec in specs} & set(rows.spec)
     campaign = KernelCampaign(None, tmp_path, 0.0, listed=specs)  # type: ignore[arg-type]
     assert campaign.specs() == specs
-    assert KernelCampaign(None, tmp_path, 0.0).specs() == make_kernel_plan()  # type: ignore[arg-type]
+    assert KernelCampaign(None, tmp_path, 0.0).specs() == read_kernel_plan()  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

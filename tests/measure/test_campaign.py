@@ -21,13 +21,13 @@ from wattcast.core.measured_rows import Journal, KernelRow, RowKind, read_lines,
 from wattcast.measure.campaigns import kernel_campaign as module
 from wattcast.measure.campaigns import operator_rows
 from wattcast.measure.campaigns.campaign_engine import Campaign, OperatorBench
-from wattcast.measure.campaigns.kernel_plan import make_kernel_plan
+from wattcast.measure.campaigns.kernel_plan import read_kernel_plan
 from wattcast.measure.campaigns.operator_rows import KernelCampaign
 from wattcast.measure.energy_samples import COLUMNS, EnergySamples
 from wattcast.measure.sampler import Sampler
 from wattcast.measure.steady_state import SettlingRule
 
-SPECS = make_kernel_plan()[:6]
+SPECS = read_kernel_plan()[:6]
 
 
 @dataclass

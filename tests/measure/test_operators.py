@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from wattcast.core.errors import BadInput, UnknownName
 from wattcast.measure.campaigns.elementwise_calls import MOST_SETS, CallBuilder, OperandPools
-from wattcast.measure.campaigns.kernel_plan import OperatorSpec, make_kernel_plan
+from wattcast.measure.campaigns.kernel_plan import OperatorSpec, read_kernel_plan
 from wattcast.measure.campaigns.operator_calls import build_call
 
 POOL = {"bf16": 2**24, "fp16": 2**24, "fp32": 2**25, "fp8": 2**22}
@@ -28,7 +28,7 @@ def builder() -> CallBuilder:
 
 
 def small(family: str, most: int = 12) -> list[OperatorSpec]:
-    specs = [s for s in make_kernel_plan() if s.family == family and s.flop < 3e7 and s.byte < 2e6]
+    specs = [s for s in read_kernel_plan() if s.family == family and s.flop < 3e7 and s.byte < 2e6]
     return [s for s in specs if s.detail.get("backend", "default") == "default"][:most]
 
 
@@ -62,7 +62,7 @@ def _outputs(spec: OperatorSpec) -> int:
 @pytest.mark.parametrize("form", ["contiguous", "strided", "broadcast", "transposed", "reduce", "gather"])
 def test_elementwise_forms_write_what_they_say(builder: CallBuilder, form: str) -> None:
     specs = [
-        s for s in make_kernel_plan() if s.family == "elementwise" and s.detail["form"] == form and s.byte < 2e6
+        s for s in read_kernel_plan() if s.family == "elementwise" and s.detail["form"] == form and s.byte < 2e6
     ][:15]
     assert specs
     for spec in specs:
@@ -84,8 +84,8 @@ def test_weights_rotate_until_they_pass_the_cache_and_activations_stay(builder: 
 
 
 def test_the_number_of_sets_is_bounded(builder: CallBuilder) -> None:
-    assert builder.sets(make_kernel_plan()[0], 1.0, True) == MOST_SETS
-    assert builder.sets(make_kernel_plan()[0], 1e12, True) == 1
+    assert builder.sets(read_kernel_plan()[0], 1.0, True) == MOST_SETS
+    assert builder.sets(read_kernel_plan()[0], 1e12, True) == 1
 
 
 def test_patterns_fill_the_pools() -> None:

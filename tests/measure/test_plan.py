@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from studies.kernel_plan_draws import draw_kernel_plan, read_convolutions, read_transformers
 
 from wattcast.core.errors import BadInput
 from wattcast.measure.campaigns.kernel_campaign import (
@@ -20,9 +21,7 @@ from wattcast.measure.campaigns.kernel_campaign import (
 from wattcast.measure.campaigns.kernel_plan import (
     LARGEST_BYTE,
     LONGEST_S,
-    make_kernel_plan,
-    read_convolutions,
-    read_transformers,
+    read_kernel_plan,
     take_subset,
 )
 from wattcast.measure.campaigns.nsight_counters import choose_counted_specs
@@ -35,34 +34,34 @@ FAMILIES = {"linear", "bmm", "conv2d", "softmax", "layernorm", "rmsnorm", "eleme
 
 
 def test_the_plan_is_the_same_every_time() -> None:
-    assert [spec.id for spec in make_kernel_plan()] == [spec.id for spec in make_kernel_plan()]
+    assert list(read_kernel_plan()) == draw_kernel_plan()
     assert (
-        make_kernel_plan()[0].id == "12855c7cd8328e85"
+        read_kernel_plan()[0].id == "12855c7cd8328e85"
     )  # rows on file carry these ids: a changed plan must be a new plan
 
 
 def test_rounds_of_the_plan_share_no_operator() -> None:
-    first, second, third = ({spec.id for spec in make_kernel_plan(number)} for number in (1, 2, 3))
+    first, second, third = ({spec.id for spec in read_kernel_plan(number)} for number in (1, 2, 3))
     assert not first & second
     assert not third & (first | second)
     assert min(len(second), len(third)) > 3400
-    assert {spec.family for spec in make_kernel_plan(2)[:60]} == FAMILIES
+    assert {spec.family for spec in read_kernel_plan(2)[:60]} == FAMILIES
 
 
 def test_no_operator_stands_twice_and_none_is_too_long() -> None:
-    specs = make_kernel_plan()
+    specs = read_kernel_plan()
     assert len({spec.id for spec in specs}) == len(specs) >= 3500
     assert max(spec.guessed_s for spec in specs) <= LONGEST_S
     assert max(spec.byte for spec in specs) <= LARGEST_BYTE
 
 
 def test_a_campaign_cut_short_has_every_family() -> None:
-    assert {spec.family for spec in make_kernel_plan()[:60]} == FAMILIES
+    assert {spec.family for spec in read_kernel_plan()[:60]} == FAMILIES
 
 
 def test_what_the_campaign_must_cover_is_in_it() -> None:
     """Formats, layouts and forms of docs/method/measuring.md and the plan's own promise."""
-    specs = make_kernel_plan()
+    specs = read_kernel_plan()
     linear = {(s.operator["dtype"], s.operator["bias"]) for s in specs if s.family == "linear"}
     assert {(d, b) for d in ("bf16", "fp16", "fp32", "tf32", "fp8") for b in (True, False)} <= linear
     conv = [s.operator for s in specs if s.family == "conv2d"]
@@ -85,7 +84,7 @@ def test_what_the_campaign_must_cover_is_in_it() -> None:
 
 
 def test_every_operator_of_the_plan_is_one_of_ours() -> None:
-    operators = [make_workload_form(spec.operator) for spec in make_kernel_plan()]
+    operators = [make_workload_form(spec.operator) for spec in read_kernel_plan()]
     graph = parse_workload(json.dumps({"name": "plan", "ops": operators}).encode(), "plan")
     assert len(list(graph.calls())) == len(operators)
     assert {o["op"] for o in operators} & set(load_functions())
@@ -93,7 +92,7 @@ def test_every_operator_of_the_plan_is_one_of_ours() -> None:
 
 def test_planning_estimates_follow_the_operators() -> None:
     """The plan's own flop count, kept apart from the workload's, must be the same arithmetic."""
-    for spec in make_kernel_plan()[:400]:
+    for spec in read_kernel_plan()[:400]:
         (op,) = [
             o
             for o, _ in parse_workload(
@@ -107,11 +106,11 @@ def test_planning_estimates_follow_the_operators() -> None:
 
 
 def test_subsets_serve_all_families_in_proportion() -> None:
-    chosen_specs = take_subset(make_kernel_plan(), SUSTAINED, choose_sustained)
+    chosen_specs = take_subset(read_kernel_plan(), SUSTAINED, choose_sustained)
     assert Counter(s.family for s in chosen_specs) == SUSTAINED
     assert {s.family for s in chosen_specs[:40]} == FAMILIES
     assert sum(PATTERNS.values()) >= 30
-    assert len([s for s in make_kernel_plan() if is_likely_capped(s)]) >= 60
+    assert len([s for s in read_kernel_plan() if is_likely_capped(s)]) >= 60
 
 
 def test_counted_operators_are_of_every_family_and_small_enough_to_replay() -> None:
@@ -122,7 +121,7 @@ def test_counted_operators_are_of_every_family_and_small_enough_to_replay() -> N
 
 
 def test_a_list_may_say_what_is_counted(tmp_path: Path) -> None:
-    wanted = [make_kernel_plan()[3], make_kernel_plan()[9]]
+    wanted = [read_kernel_plan()[3], read_kernel_plan()[9]]
     write_listed(tmp_path / "list.jsonl", [(spec, {}) for spec in wanted])
     assert [s.id for s in choose_counted_specs(listed=str(tmp_path / "list.jsonl"))] == [s.id for s in wanted]
     with pytest.raises(BadInput, match="no file"):
@@ -130,7 +129,7 @@ def test_a_list_may_say_what_is_counted(tmp_path: Path) -> None:
 
 
 def test_repeats_are_spread_over_the_run() -> None:
-    specs = make_kernel_plan()[:100]
+    specs = read_kernel_plan()[:100]
     again = spread_evenly(specs, 5)
     assert [specs.index(s) for s in again] == [0, 25, 50, 74, 99]
     assert spread_evenly(specs[:3], 5) == specs[:3]

@@ -300,11 +300,11 @@ def test_what_the_gpu_alone_can_run_is_built(builder: CallBuilder) -> None:
 
 def test_the_plan_of_training_is_fixed_and_its_small_operators_run(builder: CallBuilder) -> None:
     from wattcast.measure.campaigns.kernel_campaign import make_training_plan
-    from wattcast.measure.campaigns.kernel_plan import LARGEST_BYTE, LONGEST_S, make_kernel_plan
+    from wattcast.measure.campaigns.kernel_plan import LARGEST_BYTE, LONGEST_S, read_kernel_plan
 
     specs = make_training_plan()
     assert len({spec.id for spec in specs}) == len(specs) == 906
-    assert not {spec.id for spec in specs} & {spec.id for spec in make_kernel_plan()}
+    assert not {spec.id for spec in specs} & {spec.id for spec in read_kernel_plan()}
     assert max(spec.guessed_s for spec in specs) <= LONGEST_S
     assert max(spec.byte for spec in specs) <= LARGEST_BYTE
     kinds = {(spec.operator["op"], spec.detail.get("form", "")) for spec in specs}

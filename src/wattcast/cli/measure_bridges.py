@@ -35,7 +35,7 @@ from wattcast.fit.row_suggestions import suggest_rows as suggest
 from wattcast.hardware import OperatingPoint, load_gpu
 from wattcast.kernels.kernel_table import RunCondition
 from wattcast.measure.campaigns.kernel_campaign import write_listed
-from wattcast.measure.campaigns.kernel_plan import LARGEST_BYTE, LONGEST_S, OperatorSpec, make_kernel_plan
+from wattcast.measure.campaigns.kernel_plan import LARGEST_BYTE, LONGEST_S, OperatorSpec, read_kernel_plan
 from wattcast.measure.campaigns.nsight_counters import make_collect_command
 from wattcast.measure.campaigns.workload_specs import spec_from_operator
 from wattcast.measure.measured_run import MeasuredRun, Measurement, summarise_window
@@ -206,7 +206,7 @@ def suggest_rows(
     candidates: list[RowCandidate] = []
     shares, left_out = _operators_of_models(gpu, tell)
     spread = (
-        replace(spec, chosen="suggested") for round_ in range(1, ROUNDS + 1) for spec in make_kernel_plan(round_)
+        replace(spec, chosen="suggested") for round_ in range(1, ROUNDS + 1) for spec in read_kernel_plan(round_)
     )
     for spec, share, source in [*shares, *((spec, 0.0, "plan") for spec in spread)]:
         fits = spec.guessed_s <= LONGEST_S and spec.byte <= LARGEST_BYTE

@@ -69,9 +69,7 @@ class KernelRow:
     family: str
     operator: Plain  # {"op": "linear", "m": ..., "dtype": "bf16"}: the workload-file form
     layout: str = ""
-    detail: Plain = field(
-        default_factory=dict
-    )  # what the operator form does not say (backend, two-dimensional sizes)
+    detail: Plain = field(default_factory=dict)  # what the operator form leaves open (backend, two-dimensional sizes)
     rotated: str = "none"  # none | weights | all: which operands change from copy to copy
     sets: int = 1  # distinct operand sets the copies walk through
     footprint_byte: int | None = None  # bytes of operands and outputs all copies touch
@@ -285,14 +283,11 @@ def _tuples(value: Any) -> Any:
     return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
 
 
-_RECORD: dict[type, str] = {
-    RunInfo: "run",
-    KernelRow: "row",
-    NameRow: "names",
-    ModelRow: "model",
-    ModelKernels: "model_kernels",
-    ChainRow: "chain",
-}
+RECORDS: dict[str, type] = {  # by the word that a line says
+    "run": RunInfo, "row": KernelRow, "names": NameRow, "model": ModelRow, "model_kernels": ModelKernels,
+    "chain": ChainRow,
+}  # fmt: skip
+_RECORD = {kind: word for word, kind in RECORDS.items()}
 
 
 def database_folder(gpu: str) -> Path:

@@ -13,22 +13,8 @@ from enum import StrEnum
 
 from wattcast.core.errors import bad_unit, unknown_name
 
-_DECIMAL = {
-    "p": 1e-12,
-    "n": 1e-9,
-    "u": 1e-6,
-    "µ": 1e-6,
-    "μ": 1e-6,
-    "m": 1e-3,
-    "": 1.0,
-    "k": 1e3,
-    "K": 1e3,
-    "M": 1e6,
-    "G": 1e9,
-    "T": 1e12,
-    "P": 1e15,
-    "E": 1e18,
-}
+_SMALL = {"p": 1e-12, "n": 1e-9, "u": 1e-6, "µ": 1e-6, "μ": 1e-6, "m": 1e-3}
+_DECIMAL = {**_SMALL, "": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18}
 _BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
 
 # symbol -> (canonical unit, factor, prefixes it may carry)
@@ -207,47 +193,37 @@ def _symbol(piece: str) -> tuple[str, float] | None:
 class Dtype(StrEnum):
     """A number format. ``tf32`` is stored as 4 bytes and multiplied as tensor-core TF32."""
 
-    FP64 = "fp64"
-    FP32 = "fp32"
-    TF32 = "tf32"
-    BF16 = "bf16"
-    FP16 = "fp16"
-    FP8 = "fp8"
-    FP4 = "fp4"
-    INT64 = "int64"
-    INT32 = "int32"
-    INT8 = "int8"
-    BOOL = "bool"
+    FP64 = "fp64", 8
+    FP32 = "fp32", 4
+    TF32 = "tf32", 4
+    BF16 = "bf16", 2
+    FP16 = "fp16", 2
+    FP8 = "fp8", 1
+    FP4 = "fp4", 1  # alone; two share a byte in packed weights, whose operators count their bits
+    INT64 = "int64", 8
+    INT32 = "int32", 4
+    INT8 = "int8", 1
+    BOOL = "bool", 1
 
-    byte: int  # one element takes in memory
+    byte: int  # that one element takes in memory
     __hash__ = str.__hash__  # as its word, which is what it equals
+
+    def __new__(cls, word: str, byte: int) -> Dtype:
+        member = str.__new__(cls, word)
+        member._value_, member.byte = word, byte
+        return member
 
     @classmethod
     def parse(cls, name: str) -> Dtype:
         """Return the format called ``name``, in our spelling or PyTorch's (``float16``, ``torch.bfloat16``)."""
         folded = name.lower().removeprefix("torch.")
         folded = _DTYPE_ALIASES.get(folded, folded)
-        try:
-            return cls(folded)
-        except ValueError:
-            raise unknown_name("dtype", name, [d.value for d in cls], f"Known: {', '.join(cls)}.") from None
+        found = next((member for member in cls if member == folded), None)
+        if found is None:
+            raise unknown_name("dtype", name, list(cls), f"Known: {', '.join(cls)}.")
+        return found
 
 
-_BYTE = {
-    Dtype.FP64: 8,
-    Dtype.FP32: 4,
-    Dtype.TF32: 4,
-    Dtype.BF16: 2,
-    Dtype.FP16: 2,
-    Dtype.FP8: 1,
-    Dtype.FP4: 1,  # alone; two share a byte in packed weights, whose operators count their bits
-    Dtype.INT64: 8,
-    Dtype.INT32: 4,
-    Dtype.INT8: 1,
-    Dtype.BOOL: 1,
-}
-for _dtype, _byte in _BYTE.items():
-    _dtype.byte = _byte
 _DTYPE_ALIASES = {
     "float64": "fp64",
     "double": "fp64",

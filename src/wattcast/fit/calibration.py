@@ -22,7 +22,7 @@ bundle with those factors (a test holds the two together) at a fraction of the c
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -191,15 +191,15 @@ def calibrate_analysed(
     """Adjust a bundle to whole models that were analysed already."""
     idle_w = float(np.max(bundle.power.idle.power_w)) if hasattr(bundle.power, "idle") else 1.0
     seconds = np.log([r.measured.latency_s for r in rows])
-    found = _best(
-        TIME_SETS,
+    on_time = FactorProblem(
         rows,
         seconds,
         ROW_SPREAD["latency"],
         idle_w,
-        lambda some, f: np.log(predict_models(some, f, gpu, bundle)[0]),
+        lambda f: np.log(predict_models(rows, f, gpu, bundle)[0]),
         HOST_SCATTER,
     )
+    found = _best(TIME_SETS, on_time)
     assert found is not None, "nothing guards the factors on time"
     time = found
     powered = [r for r in rows if r.measured.power_w is not None]
@@ -208,19 +208,22 @@ def calibrate_analysed(
 
     target, noise = np.concatenate([watts, joules]), ROW_SPREAD["power"] * np.sqrt(2.0)
 
-    def both(known: FactorFit) -> Callable[[Sequence[AnalysedModel], Mapping[str, float]], Array]:
-        def logs(some: Sequence[AnalysedModel], factors: Mapping[str, float]) -> Array:
-            seconds, power_w = predict_models(some, {**known.factors, **factors}, gpu, bundle)
+    def on_energy(known: FactorFit) -> FactorProblem:
+        def logs(factors: Mapping[str, float]) -> Array:
+            seconds, power_w = predict_models(powered, {**known.factors, **factors}, gpu, bundle)
             return np.concatenate([np.log(power_w), np.log(seconds * power_w)])
 
-        return logs
+        return FactorProblem(powered, target, noise, idle_w, logs)
 
-    plain = time.without_factors()
-    energy = _fit((), powered, target, noise, idle_w, both(plain), (), {})
+    nothing = np.zeros(0)  # the forecast itself as a fit
+    plain = replace(
+        time, chosen=(), theta=nothing, deviation=nothing, residual=time.start, left_out=time.start, reach=0.0
+    )
+    energy = _fit((), on_energy(plain), ())
     guard = (len(powered), energy.score(len(powered)))
     for known in (time, plain):  # where factors on time cost joules, the forecast knew better
         time = known
-        after = _best(ENERGY_SETS, powered, target, noise, idle_w, both(known), {}, guard)
+        after = _best(ENERGY_SETS, on_energy(known), guard)
         if after is not None:
             energy = after
             break
@@ -230,6 +233,22 @@ def calibrate_analysed(
     left = tuple(n for n in ("compute", "launch", "memory", "energy", IDLE_OFFSET) if n not in factors)
     done = Calibration(bundle, learned, left, time.errors, energy.errors, len(rows), notes)
     return replace(done, bundle=_bundle(bundle, done, time, energy, source))
+
+
+@dataclass(frozen=True)
+class FactorProblem:
+    """What factors are fitted to: logarithms of rows, their noise, and the model of them."""
+
+    rows: Sequence[AnalysedModel]
+    target: Array
+    noise: float
+    idle_w: float
+    model: Callable[[Mapping[str, float]], Array]
+    scatter: Mapping[str, float] = field(default_factory=dict)  # spreads of factors that count as noise
+
+    def value(self, chosen: tuple[str, ...], theta: Array) -> Array:
+        """Return the modelled logarithms where the chosen factors are at ``theta``."""
+        return self.model(_factors(chosen, theta, self.idle_w)) if len(self.rows) else np.zeros(0)
 
 
 @dataclass(frozen=True)
@@ -249,13 +268,6 @@ class FactorFit:
     def factors(self) -> dict[str, float]:
         """Factors by name; the idle offset still as a share of idle power."""
         return _factors(self.chosen, self.theta, 1.0)
-
-    def without_factors(self) -> FactorFit:
-        """Return the forecast itself as a fit."""
-        nothing = np.zeros(0)
-        return replace(
-            self, chosen=(), theta=nothing, deviation=nothing, residual=self.start, left_out=self.start, reach=0.0
-        )
 
     def select_rows(self, count: int) -> FactorFit:
         """Return the fit with the residuals of its first rows alone."""
@@ -293,23 +305,16 @@ class FactorFit:
 
 
 def _best(
-    sets: Sequence[tuple[str, ...]],
-    rows: Sequence[AnalysedModel],
-    target: Array,
-    noise: float,
-    idle_w: float,
-    model: Callable[[Sequence[AnalysedModel], Mapping[str, float]], Array],
-    scatter: Mapping[str, float],
-    guard: tuple[int, float] | None = None,
+    sets: Sequence[tuple[str, ...]], problem: FactorProblem, guard: tuple[int, float] | None = None
 ) -> FactorFit | None:
     """Choose the set of factors that the rows support.
 
     ``guard``: an entry and a loss; a set whose loss from that entry on is higher is none. None: all are.
     """
-    others = tuple(dict.fromkeys(name for s in sets for name in s)) if len(rows) < 3 else ()
-    able = [s for s in sets if len(s) <= len(rows)] or [()]
-    fits = [_fit(s, rows, target, noise, idle_w, model, others, scatter) for s in able]
-    if len(rows) < 3:
+    count = len(problem.rows)
+    others = tuple(dict.fromkeys(name for s in sets for name in s)) if count < 3 else ()
+    fits = [_fit(s, problem, others) for s in [s for s in sets if len(s) <= count] or [()]]
+    if count < 3:
         return max(fits, key=lambda f: f.reach)
     if guard is not None:
         fits = [fit for fit in fits if fit.score(guard[0]) <= guard[1] * (1.0 + 1e-9)]
@@ -320,23 +325,15 @@ def _best(
     return best
 
 
-def _fit(
-    chosen: tuple[str, ...],
-    rows: Sequence[AnalysedModel],
-    target: Array,
-    noise: float,
-    idle_w: float,
-    model: Callable[[Sequence[AnalysedModel], Mapping[str, float]], Array],
-    others: tuple[str, ...],
-    scatter: Mapping[str, float],
-) -> FactorFit:
-    spread = _noise(chosen, rows, len(target), noise, idle_w, model, others, scatter)
+def _fit(chosen: tuple[str, ...], problem: FactorProblem, others: tuple[str, ...]) -> FactorFit:
+    rows, target = problem.rows, problem.target
+    spread = _noise(chosen, problem, others)
     prior = np.array([PRIOR_SPREAD[name] for name in chosen])
     theta = np.zeros(len(chosen))
     precision = np.diag(1.0 / prior**2)
 
     def value(at: Array) -> Array:
-        return model(rows, _factors(chosen, at, idle_w)) if len(rows) else np.zeros(0)
+        return problem.value(chosen, at)
 
     start = target - value(theta)
     here, weight = start, np.ones(len(target))
@@ -358,22 +355,13 @@ def _fit(
     return FactorFit(chosen, theta, deviation, start, here, here / np.maximum(1.0 - leverage, 0.05), spread, reach)
 
 
-def _noise(
-    chosen: tuple[str, ...],
-    rows: Sequence[AnalysedModel],
-    count: int,
-    noise: float,
-    idle_w: float,
-    model: Callable[[Sequence[AnalysedModel], Mapping[str, float]], Array],
-    others: tuple[str, ...],
-    scatter: Mapping[str, float],
-) -> Array:
+def _noise(chosen: tuple[str, ...], problem: FactorProblem, others: tuple[str, ...]) -> Array:
     """Return the deviation of each entry: its own, and what factors outside the set may add."""
-    apart = dict(scatter) | {name: PRIOR_SPREAD[name] for name in others if name not in chosen}
-    variance = np.full(count, noise**2)
-    if apart and len(rows):
-        names, base = tuple(apart), model(rows, {})
-        moved = _jacobian(lambda at: model(rows, _factors(names, at, idle_w)), np.zeros(len(names)), base)
+    apart = dict(problem.scatter) | {name: PRIOR_SPREAD[name] for name in others if name not in chosen}
+    variance = np.full(len(problem.target), problem.noise**2)
+    if apart and len(problem.rows):
+        names = tuple(apart)
+        moved = _jacobian(lambda at: problem.value(names, at), np.zeros(len(names)), problem.model({}))
         variance += (moved**2) @ np.array(list(apart.values())) ** 2
     return np.asarray(np.sqrt(variance))
 

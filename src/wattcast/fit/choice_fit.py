@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from wattcast.core.arrays import Array, Mask
+from wattcast.core.arrays import Array
 from wattcast.core.tree_ensemble import tree_depth
 from wattcast.fit.kernel_rows import KernelRows
 from wattcast.kernels import ReferenceChip
@@ -36,11 +36,7 @@ _STEPS = 80
 _SPLIT_BLOCKS = 1.9  # blocks a tile, from which K was split; padding of the grid stays below
 LEAST_CHOICE_ROWS = 8  # of a class, to choose at all
 _STRAYS = 0.02
-VOTED_CLASSES = (
-    "conv2d-half",
-    "conv2d-tf32",
-    "conv2d-fp32",
-)  # classes for which trees vote: cuDNN's rules have many corners
+VOTED_CLASSES = ("conv2d-half", "conv2d-tf32", "conv2d-fp32")  # for which trees vote: cuDNN's rules have many corners
 _TREES = 40
 
 
@@ -49,7 +45,7 @@ def fit_kernel_choice(rows: KernelRows, reference: ReferenceChip) -> dict[str, K
     first = {(spec, op): i for i, (spec, op) in reversed(list(enumerate(zip(rows.spec, rows.ops, strict=True))))}
     kept = sorted(i for i in first.values() if rows.names[i])
     classes, sizes, shape = kernel_choice_inputs([rows.ops[i] for i in kept], [rows.conditions[i] for i in kept])
-    labels = find_labels_run(rows.select_rows(_mask(kept, len(rows))))
+    labels = find_labels_run(rows.select_rows(np.isin(np.arange(len(rows)), kept)))
     found = {}
     for name in dict.fromkeys(c for c in classes if c):
         at = np.array([i for i, c in enumerate(classes) if c == name and labels[i] is not None])
@@ -116,12 +112,6 @@ def choose_labels(rows: KernelRows, reference: ReferenceChip) -> list[KernelLabe
         for row, i in enumerate(known):
             found[i] = picks.label(row)
     return found
-
-
-def _mask(rows: Sequence[int], count: int) -> Mask:
-    mask = np.zeros(count, dtype=bool)
-    mask[list(rows)] = True
-    return mask
 
 
 def _label(rows: KernelRows, i: int, b: float, m: float, n: float) -> KernelLabel | None:

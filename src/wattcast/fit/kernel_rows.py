@@ -24,7 +24,7 @@ from wattcast.workload.readers import from_json
 
 # Flags that make a row unfit: the campaign saw the figures move while it measured.
 UNFIT_FLAGS = ("unsettled", "clock_low", "clock_drift", "period_beats_with_sensor")
-_NUMBERS = (
+ROW_NUMBERS = (
     *("latency_s", "power_w", "sm_clock_hz", "effective_clock_hz", "memory_power_w", "on_power_w"),
     *("settled_power_w", "settled_clock_hz", "temperature_c", "duty", "idle_power_w", "power_limit_w"),
 )
@@ -93,7 +93,7 @@ def load_kernel_rows(database: str | Path) -> KernelRows:
         blocks=tuple(tuple(math.prod(grid) for grid in row.get("kernel_grids") or ()) for row in plain),
         number={
             name: np.array([float(v) if isinstance(v := row.get(name), (int, float)) else np.nan for row in plain])
-            for name in _NUMBERS
+            for name in ROW_NUMBERS
         },
         fit=np.array([not set(row.get("flags") or ()) & set(UNFIT_FLAGS) for row in plain], dtype=bool),
         source=Path(str(database)).name,

@@ -186,7 +186,7 @@ def fit_corrections(
                 found[name] = _fit_group(
                     terms.select_rows(inside), latency_s[inside], effective_hz[inside], found[family], _PULL
                 )
-    return {name: _correction(value) for name, value in found.items()}
+    return {name: Correction(*map(float, np.exp(value))) for name, value in found.items()}
 
 
 def _family(group: str) -> str:
@@ -214,82 +214,47 @@ def _logs(c: Correction) -> Array:
     return np.log(np.maximum([c.compute, c.memory, c.fixed_s, c.l2, c.serial_cycle], np.exp(_LOW)))
 
 
-def _correction(value: Array) -> Correction:
-    compute, memory, fixed, l2, serial = (float(x) for x in np.exp(value))
-    return Correction(compute, memory, fixed, l2, serial)
-
-
+_ROWS = "log_rows log_dim align_dim pow2_dim width out_width cold log_byte fill waves"
+_PRODUCT = "log_m log_n log_k tile_m tile_n fill pad_m scaled_tensor zero_points narrow fill_128 fill_256 log_units"
 FEATURES = {
-    "gemm": (
-        *("log_b", "log_m", "log_n", "log_k", "align_m", "align_n", "align_k", "tile_n", "tile_m", "split", "fill"),
-        *(
-            "log_units",
-            "rounds",
-            "fill_128x128",
-            "waves_128x128",
-            "linear",
-            "straight",
-            "left_turned",
-            "warm",
-            "odd",
-            "bias",
-            "dtype",
+    family: tuple(names.split())
+    for family, names in {
+        "gemm": (
+            "log_b log_m log_n log_k align_m align_n align_k tile_n tile_m split fill log_units rounds "
+            "fill_128x128 waves_128x128 linear straight left_turned warm odd bias dtype"
         ),
-    ),
-    "conv2d": (
-        *("log_m", "log_n", "log_k", "align_n", "align_c", "tile_n", "tile_m", "fill", "log_units", "rounds"),
-        *("log_groups", "turned", "padded_in", "padded_out", "align_side", "tap_padding", "log_turns", "log_c"),
-        *("log_rs", "stride", "channels_last", "log_image", "log_out", "log_batch", "dtype", "dgrad", "wgrad"),
-    ),
-    "depthwise": (
-        *(
-            "log_rs",
-            "stride",
-            "channels_last",
-            "log_image",
-            "log_out",
-            "log_side",
-            "log_batch",
-            "log_groups",
-            "dtype",
-            "dgrad",
-            "wgrad",
+        "conv2d": (
+            "log_m log_n log_k align_n align_c tile_n tile_m fill log_units rounds log_groups turned padded_in "
+            "padded_out align_side tap_padding log_turns log_c log_rs stride channels_last log_image log_out "
+            "log_batch dtype dgrad wgrad"
         ),
-    ),
-    "attention": (
-        *("log_batch", "log_heads", "log_group", "log_q", "log_kv", "head_dim", "causal", "flash", "cudnn"),
-        *("split_heads", "cold", "log_units", "fill", "fill_2", "pad_q", "log_cut"),
-    ),
-    "softmax": (
-        *("log_rows", "log_dim", "align_dim", "pow2_dim", "width", "out_width", "cold", "log_byte", "fill", "waves"),
-    ),
-    "elementwise": (
-        *("log_n", "log_read", "log_write", "log_byte", "read_per_write", "byte_per_element", "width", "out_width"),
-        *("flop_per_element", "sfu_per_element", "layout", "align_n", "moving", "reducing", "cold", "fill"),
-        *("widest", "masked", "rounds", "extent_rows", "extent_columns", "align_columns", "run"),
-    ),
-}
-FEATURES["layernorm"] = FEATURES["rmsnorm"] = FEATURES["softmax"]
-_PRODUCT = (
-    *("log_m", "log_n", "log_k", "tile_m", "tile_n", "fill", "pad_m", "scaled_tensor", "zero_points", "narrow"),
-    *("fill_128", "fill_256", "log_units"),
-)
-FEATURES |= {
-    "engine_paged": (
-        *("log_batch", "log_q", "log_kv", "log_heads", "log_group", "log_cut", "log_units", "log_busiest", "pad_m"),
-        *("head_dim", "fp8", "windowed", "cold", "sink", "softcap", "scheduled", "fill", "kinds", "log_longest"),
-    ),
-    "engine_latent": (
-        *("log_batch", "log_heads", "log_kv", "log_q", "log_cut", "log_units", "log_busiest", "fp8", "cold", "fill"),
-    ),
-    "engine_scaled": _PRODUCT,
-    "engine_block": _PRODUCT,
-    "engine_weight_only": _PRODUCT,
-    "engine_experts": (
-        *("log_tokens", "log_experts", "top_k", "log_hidden", "log_inner", "log_active", "log_each", "log_units"),
-        *("fp8", "blockwise", "narrow", "skewed", "fill", "padding", "active_share", "block_m"),
-    ),
-    "engine_rows": (*("log_rows", "log_dim", "log_byte", "log_n", "cold", "residual", "byte_per_element", "fill"),),
+        "depthwise": "log_rs stride channels_last log_image log_out log_side log_batch log_groups dtype dgrad wgrad",
+        "attention": (
+            "log_batch log_heads log_group log_q log_kv head_dim causal flash cudnn split_heads cold log_units "
+            "fill fill_2 pad_q log_cut"
+        ),
+        "softmax": _ROWS,
+        "elementwise": (
+            "log_n log_read log_write log_byte read_per_write byte_per_element width out_width flop_per_element "
+            "sfu_per_element layout align_n moving reducing cold fill widest masked rounds extent_rows "
+            "extent_columns align_columns run"
+        ),
+        "layernorm": _ROWS,
+        "rmsnorm": _ROWS,
+        "engine_paged": (
+            "log_batch log_q log_kv log_heads log_group log_cut log_units log_busiest pad_m head_dim fp8 "
+            "windowed cold sink softcap scheduled fill kinds log_longest"
+        ),
+        "engine_latent": "log_batch log_heads log_kv log_q log_cut log_units log_busiest fp8 cold fill",
+        "engine_scaled": _PRODUCT,
+        "engine_block": _PRODUCT,
+        "engine_weight_only": _PRODUCT,
+        "engine_experts": (
+            "log_tokens log_experts top_k log_hidden log_inner log_active log_each log_units fp8 blockwise "
+            "narrow skewed fill padding active_share block_m"
+        ),
+        "engine_rows": "log_rows log_dim log_byte log_n cold residual byte_per_element fill",
+    }.items()
 }
 COMMON = ("ideal_compute", "ideal_l2", "ideal_dram", "ideal_bound", "ideal_between", "steps")
 

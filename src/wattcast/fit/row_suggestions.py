@@ -30,9 +30,7 @@ from wattcast.workload import model_catalogue
 from wattcast.workload.model_catalogue import ModelKind
 from wattcast.workload.operator_base import Operator
 
-REACH_DOUBLINGS = (
-    8.0  # doublings within which a measured row tells about another: where the covariance has fallen to 1/e
-)
+REACH_DOUBLINGS = 8.0  # within which a measured row tells about another: where the covariance has fallen to 1/e
 ACROSS_GROUPS = 0.5  # covariance of kernels of one size in two groups of a family
 ROW_NOISE = 0.05  # of the variance: what a row does not tell even of itself
 PLAN_SHARE = 0.3  # of the suggestions, from the plan's random shapes

@@ -24,7 +24,7 @@ import numpy as np
 from wattcast.core.arrays import Array, Mask, sweep_values
 from wattcast.core.errors import BadInput, MissingTool, UnknownName, bad_value
 from wattcast.core.units import Dtype
-from wattcast.fit.kernel_rows import KernelRows, load_kernel_rows, shape_name
+from wattcast.fit.kernel_rows import ROW_NUMBERS, KernelRows, load_kernel_rows, shape_name
 from wattcast.hardware import Gpu, load_gpu
 from wattcast.kernels import RunCondition
 from wattcast.workload.engine_operators import (
@@ -357,7 +357,8 @@ def _make_experts(row: Mapping[str, Any], file: TableFile, gpu: Gpu) -> _Made:
     if not weights or dtype not in gpu.pipes.tensor_flop_per_cycle:
         return f"experts in {row['moe_dtype']}"
     parallel, cut = int(row.get("moe_ep_size") or 1), int(row.get("moe_tp_size") or 1)
-    if "nongated" in str(row.get("kernel_source")):
+    source = str(row.get("kernel_source"))
+    if "nongated" in source:
         return "experts without a gate"
     experts, visits = max(int(row["num_experts"]) // parallel, 1), int(row["topk"]) / parallel
     top_k = min(max(round(visits), 1), experts)  # of a token's experts, those on this GPU
@@ -370,7 +371,7 @@ def _make_experts(row: Mapping[str, Any], file: TableFile, gpu: Gpu) -> _Made:
         weights=weights,
         scales=scales,
         routing="even" if str(row.get("distribution") or "balanced") == "balanced" else "skewed",
-        kernel=_expert_kernel(str(row.get("kernel_source"))),
+        kernel=next((name for name in ("marlin", "cutlass", "trtllm", "deepgemm") if name in source), "triton"),
         dtype=dtype,
     )
     away = round(int(row["num_tokens"]) * int(row["topk"]) * (1.0 - 1.0 / parallel))  # visits to experts elsewhere
@@ -379,11 +380,6 @@ def _make_experts(row: Mapping[str, Any], file: TableFile, gpu: Gpu) -> _Made:
     # vLLM's own gate and sum run over all visits, also those whose expert is on another GPU
     summed = Elementwise("copy", away * op.hidden, dtype=Dtype.BF16, write=2 * int(row["num_tokens"]) * op.hidden)
     return op, RunCondition(rotated="none"), (EngineGate(away, op.intermediate, dtype=Dtype.BF16), summed)
-
-
-def _expert_kernel(source: str) -> str:
-    """Return the kernel that the collector says ran."""
-    return next((name for name in ("marlin", "cutlass", "trtllm", "deepgemm") if name in source), "triton")
 
 
 _MAKERS: Mapping[str, Callable[[Mapping[str, Any], TableFile, Gpu], _Made]] = {
@@ -396,7 +392,7 @@ _MAKERS: Mapping[str, Callable[[Mapping[str, Any], TableFile, Gpu], _Made]] = {
 def _to_kernel_rows(listed: Sequence[_Row], files: Sequence[TableFile]) -> KernelRows:
     count = len(listed)
     empty = np.full(count, np.nan)
-    number: dict[str, Array] = {name: empty.copy() for name in _NUMBERS}
+    number: dict[str, Array] = {name: empty.copy() for name in ROW_NUMBERS}
     number["latency_s"] = np.array([row.latency_s for row in listed])
     number["power_w"] = np.array([row.power_w for row in listed])
     number["sm_clock_hz"] = np.array([row.clock_hz for row in listed])
@@ -415,12 +411,6 @@ def _to_kernel_rows(listed: Sequence[_Row], files: Sequence[TableFile]) -> Kerne
         source=", ".join(names),
         card=next((file.system for file in files if file.system), ""),
     )
-
-
-_NUMBERS = (
-    *("latency_s", "power_w", "sm_clock_hz", "effective_clock_hz", "memory_power_w", "on_power_w"),
-    *("settled_power_w", "settled_clock_hz", "temperature_c", "duty", "idle_power_w"),
-)
 
 
 def _join(parts: Sequence[KernelRows]) -> KernelRows:

@@ -37,8 +37,7 @@ from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.predictor.bundle import bundle_for
 from wattcast.predictor.bundle.bundle_file import Bundle
 from wattcast.predictor.governor import find_governed_point
-from wattcast.predictor.kernel_phases import LaunchCosts
-from wattcast.predictor.pipeline import WorkloadTotals, analyse_graph, total_at_clock
+from wattcast.predictor.pipeline import analyse_graph, total_at_clock
 from wattcast.predictor.timeline import Timeline
 from wattcast.workload.build_model import build_graph
 from wattcast.workload.graph import Graph
@@ -94,22 +93,6 @@ def build_row_graph(row: ModelRow) -> Graph:
 def was_capped(row: ModelRow, top_hz: float) -> bool:
     """Tell whether the power limit held the clock down while a row was measured."""
     return "sw_power_cap" in row.throttle and (row.sm_clock_hz is None or row.sm_clock_hz < 0.995 * top_hz)
-
-
-def analyse_cases(cases: list[ModelCase], gpu: Gpu, bundle: Bundle) -> list[Timeline]:
-    """Analyse each case once, for several launch costs or clocks."""
-    return [analyse_graph(case.graph, gpu, bundle) for case in cases]
-
-
-def with_host_cost(timeline: Timeline, launch: LaunchCosts) -> Timeline:
-    """Return the timeline with another launch cost of the host; nothing else depends on it."""
-    return replace(timeline, host_s=launch.host_s([op.kind for op in timeline.kernels.ops]))
-
-
-def predict_governed(timeline: Timeline, gpu: Gpu, bundle: Bundle) -> tuple[WorkloadTotals, float]:
-    """Predict latency and power under the governor at the card's own limit, and the clock it finds."""
-    found = find_governed_point(timeline, gpu, OperatingPoint(), bundle)
-    return total_at_clock(timeline, found.at, bundle), float(found.clock_hz[..., 0])
 
 
 def measured_column(cases: list[ModelCase], of: Callable[[ModelRow], float | None]) -> Array:
@@ -211,7 +194,7 @@ def fit_host_database(database: str | Path, gpu: str, bundle: Bundle | None = No
 
 def fit_host_cost(cases: list[ModelCase], gpu: Gpu, bundle: Bundle) -> HostFit:
     """Fit the launch cost of the host to measured cases."""
-    lines = analyse_cases(cases, gpu, bundle)
+    lines = [analyse_graph(case.graph, gpu, bundle) for case in cases]
     measured = np.array([float(case.row.latency_s or np.nan) for case in cases])
     grid = np.geomspace(LOW_S, HIGH_S, _GRID)
     table = np.array([[_latency(line, h, gpu, bundle) for h in grid] for line in lines])  # (case, h)
@@ -235,8 +218,11 @@ def with_launch_cost(bundle: Bundle, host_s: float) -> Bundle:
 
 
 def _latency(line: Timeline, host_s: float, gpu: Gpu, bundle: Bundle) -> float:
+    """Predict the latency of a timeline under the governor at another launch cost; nothing else depends on it."""
     launch = replace(bundle.launch, host_s_per_operator=host_s)
-    return float(predict_governed(with_host_cost(line, launch), gpu, bundle)[0].latency_s)
+    line = replace(line, host_s=launch.host_s([op.kind for op in line.kernels.ops]))
+    at = find_governed_point(line, gpu, OperatingPoint(), bundle).at
+    return float(total_at_clock(line, at, bundle).latency_s)
 
 
 def _best_cost(table: Array, measured: Array, grid: Array) -> float:

@@ -63,9 +63,7 @@ class KernelLabel(NamedTuple):
 
 
 VECTOR_LABEL = KernelLabel("vector", 64, 8, False)  # kernels without a tile, for a few rows
-KernelsRun = tuple[
-    Sequence[str], int
-]  # names of the kernels that ran, none: unknown; parts of K, 0: as the names say
+KernelsRun = tuple[Sequence[str], int]  # names of the kernels that ran, none: unknown; parts of K, 0: as names say
 NOT_RUN: KernelsRun = ((), 0)
 
 

@@ -8,9 +8,11 @@ are known by words in their names.
 
 from __future__ import annotations
 
+import csv
 import re
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
+from importlib.resources import files
 
 
 @dataclass(frozen=True)
@@ -68,75 +70,14 @@ _GRAMMARS = tuple(
     )
 )
 _GENERATION = {"volta": "sm70", "turing": "sm75", "ampere": "sm80", "maxwell": "sm50", "hopper": "sm90"}
-# words of other kernels, the first that is found: pattern, family, library
-_WORDS = tuple(
-    (re.compile(pattern), family, library)
-    for pattern, family, library in (
-        (r"^(?=.*cudnn).*(lean_reduction_kernel|splitkv_combine)", "attention_combine", "cudnn"),
-        (r"lean_reduction_kernel|splitkv_combine", "attention_combine", "flash"),
-        (r"cudnn_generated_\w*sdpa_sm\d+_flash_(fprop|bprop)_", "attention", "cudnn"),
-        (r"flash_(fwd|bwd)\w*?_kernel<.*?Flash_(fwd|bwd)_kernel_traits<", "attention", "flash"),
-        (r"fmha_cutlassF_(f16|bf16|f32)_", "attention", "cutlass"),
-        (
-            r"(softmax_warp_|cunn_SoftMax|cunn_SpatialSoftMax)(forward|Forward|backward|Backward)\w*<",
-            "softmax",
-            "pytorch",
-        ),
-        (
-            r"vectorized_layer_norm_kernel|RowwiseMomentsCUDAKernel|LayerNormForwardCUDAKernel|ComputeFusedParams"
-            r"|batch_norm|rms_norm|layer_norm|GroupNorm|GammaBetaBackward",
-            "norm",
-            "pytorch",
-        ),
-        (
-            r"^(?!.*scatter_gather).*(vectorized_(templated_)?elementwise_kernel|unrolled_elementwise_kernel\w*"
-            r"|elementwise_kernel_with_index|elementwise_kernel)<",
-            "elementwise",
-            "pytorch",
-        ),
-        (r"(?<![A-Za-z])reduce_kernel<", "reduction", "pytorch"),
-        (r"splitKreduce", "splitk_reduce", "cublas"),
-        (r"cudnn::(bn_(fw|bw)_|batchnorm_(fw|bw)tr_)", "norm", "cudnn"),
-        (r"convert_dq_to_16bits|compute_dot_do_o|fmha_reduce_head|philox::unpack_cudnn", "attention_part", "cudnn"),
-        (r"multi_tensor_apply_kernel", "optimizer", "pytorch"),
-        (r"fused_dropout_kernel", "dropout", "pytorch"),
-        (r"max_pool_(forward|backward)|avg_pool", "pool", "pytorch"),
-        (r"radix_sort::|unique_by_key::|scan::Device", "sort", "cub"),
-        (
-            r"embedding_backward|compute_grad_weight|sum_and_scatter|krn_partial|compute_num_of_partial_segments",
-            "scatter",
-            "pytorch",
-        ),
-        (r"gemmSN_|gemmk1_|sgemm_largek|magma_\w*gemm", "gemm", "cublas"),
-        (r"gemvx|gemv2|gemvN|dot_kernel|reduce_1Block", "gemv", "cublas"),
-        (r"scal_kernel", "scale", "cublas"),
-        (r"cublasLt::epilogue", "epilogue", "cublas"),
-        (r"CatArrayBatchedCopy", "cat", "pytorch"),
-        (
-            r"vectorized_gather_kernel|indexSelect|index_elementwise_kernel|gather_kernel|scatter_gather",
-            "gather",
-            "pytorch",
-        ),
-        (r"nchwToNhwc|nhwcToNchw|tensorTransform|convertTensor|nchwAddPadding|nhwcAddPadding", "layout", "cudnn"),
-        (
-            r"flip_filter|init_device_workspace|computeOffsets|kern_precompute|dgrad_indexed::kernel_helper"
-            r"|scalePacked",
-            "prepare",
-            "cudnn",
-        ),
-        (r"conv2d_c1_k1|(conv|grad)2d_grouped_direct|[dw]grad2d_c1_k1", "convolution_depthwise", "cudnn"),
-        (r"conv_depthwise|DepthwiseConv|depthwise", "convolution_depthwise", "pytorch"),
-        (r"dgrad_engine|image_first_layer", "convolution_direct", "cudnn"),
-        (r"reduction::kernel::ReduceSplitK", "splitk_reduce", "cudnn"),
-        (r"reduce_wgrad", "convolution_sum", "cudnn"),
-        (r"[Ww]inograd", "convolution_winograd", "cudnn"),
-        (r"implicit_convolve|implicit_gemm|convolve|scudnn|cudnn_generated\w*conv", "convolution", "cudnn"),
-        (r"fft\w*(2d|1d)|_fft\b|_fft_|fft2d|pointwise_mult_and_sum_complex", "convolution_fft", "cudnn"),
-        (r"[Mm]em(set|cpy)", "copy", "cuda"),
-        (r"triton_", "elementwise", "triton"),
-        (r"FillFunctor", "fill", "pytorch"),
-    )
-)
+
+
+@cache
+def _load_words() -> list[tuple[re.Pattern[str], str, str]]:
+    """Read ``kernel_words.csv``: patterns of kernels whose names have no tile, in the order they are tried in."""
+    text = files("wattcast.kernels").joinpath("kernel_words.csv").read_text(encoding="utf-8")
+    rows = csv.DictReader(text.splitlines())
+    return [(re.compile(row["pattern"]), row["family"], row["library"]) for row in rows]
 
 
 @lru_cache(maxsize=8192)
@@ -160,7 +101,7 @@ def parse_kernel_name(name: str) -> ParsedKernelName:
                 int(found["n"]),
                 "split" in (said.get("rest") or "").lower(),
             )
-    for pattern, family, library in _WORDS:
+    for pattern, family, library in _load_words():
         if pattern.search(name):
             return ParsedKernelName(name, family, library)
     return ParsedKernelName(name)

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +26,7 @@ from wattcast.core.measured_rows import (
     COUNTERS_FILE,
     MODEL_KERNELS_FILE,
     MODELS_FILE,
+    RECORDS,
     ROWS_FILE,
     ChainRow,
     KernelRow,
@@ -135,35 +137,21 @@ def pack_database(folders: list[Path], out: Path) -> dict[str, int]:
 
 
 def _pack(folders: list[Path], out: Path) -> dict[str, int]:
-    runs: dict[str, RunInfo] = {}
-    names: dict[str, NameRow] = {}
-    rows: dict[tuple[str, str], KernelRow] = {}  # measured again after a failure: the later
-    models: dict[tuple[str, str], ModelRow] = {}
-    profiles: dict[str, ModelKernels] = {}
-    chains: dict[tuple[str, str], ChainRow] = {}
+    found: dict[str, list[Any]] = {record: [] for record in RECORDS}
     for path in (path for folder in folders for path in sorted(folder.rglob("*.jsonl"))):
         for number, plain in enumerate(read_lines(path), start=1):
-            where = f"{path.name}: line {number}"
-            match plain.get("record"):
-                case "run":
-                    info = row_from_plain(plain, RunInfo, where)
-                    runs[info.run] = info
-                case "names":
-                    found = row_from_plain(plain, NameRow, where)
-                    if found.names or found.spec not in names:
-                        names[found.spec] = found
-                case "row":
-                    row = row_from_plain(plain, KernelRow, where)
-                    rows[row.id, row.run] = row
-                case "model":
-                    model = row_from_plain(plain, ModelRow, where)
-                    models[model.id, model.run] = model
-                case "model_kernels":
-                    kernels = row_from_plain(plain, ModelKernels, where)
-                    profiles[kernels.id] = kernels
-                case "chain":
-                    chain = row_from_plain(plain, ChainRow, where)
-                    chains[chain.id, chain.run] = chain
+            if (kind := RECORDS.get(plain.get("record", ""))) is not None:
+                found[plain["record"]].append(row_from_plain(plain, kind, f"{path.name}: line {number}"))
+    runs: dict[str, RunInfo] = {info.run: info for info in found["run"]}
+    names: dict[str, NameRow] = {}
+    for named in found["names"]:
+        if named.names or named.spec not in names:
+            names[named.spec] = named
+    # measured again after a failure: the later
+    rows: dict[tuple[str, str], KernelRow] = {(row.id, row.run): row for row in found["row"]}
+    models: dict[tuple[str, str], ModelRow] = {(row.id, row.run): row for row in found["model"]}
+    chains: dict[tuple[str, str], ChainRow] = {(row.id, row.run): row for row in found["chain"]}
+    profiles: dict[str, ModelKernels] = {kernels.id: kernels for kernels in found["model_kernels"]}
     whole: dict[str, int] = {}
     if models:
         packed_models = [_plain_with_card(row, runs) for row in models.values()]

@@ -21,15 +21,8 @@ from wattcast.core.errors import BadInput, clip_text
 from wattcast.core.whole_files import write_whole
 
 COLUMNS = (
-    "time_s",
-    "energy_j",
-    "sm_clock_hz",
-    "memory_clock_hz",
-    "instant_w",
-    "average_w",
-    "memory_w",
-    "temperature_c",
-    "throttle",
+    *("time_s", "energy_j", "sm_clock_hz", "memory_clock_hz", "instant_w", "average_w", "memory_w"),
+    *("temperature_c", "throttle"),
 )
 _MAGIC = 0x57415454
 _HEADER = 16  # int64 words

@@ -17,7 +17,7 @@ from wattcast.core.errors import MissingTool, unknown_name
 
 @dataclass(frozen=True)
 class SlowReadings:
-    """Readings that change slowly or cost more; NaN where the device has none."""
+    """Readings that change slowly or cost more, in the order of the ring's columns; NaN where the device has none."""
 
     memory_clock_hz: float = math.nan
     instant_w: float = math.nan
@@ -25,12 +25,6 @@ class SlowReadings:
     memory_w: float = math.nan
     temperature_c: float = math.nan
     throttle: float = math.nan
-
-    @property
-    def values(self) -> tuple[float, ...]:
-        """In the order of the ring's columns."""
-        board = self.memory_clock_hz, self.instant_w, self.average_w, self.memory_w
-        return *board, self.temperature_c, self.throttle
 
 
 @dataclass(frozen=True)

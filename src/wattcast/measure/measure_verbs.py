@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
-from wattcast.core.errors import CannotWrite, bad_value
+from wattcast.core.errors import CannotWrite
 from wattcast.core.units import parse, parse_seconds
 from wattcast.core.whole_files import hold_folder, write_whole
 
@@ -130,11 +130,11 @@ def kernels(
 ) -> VerbResult:
     """Measure the operators of the plan: bursts, sustained, duty-cycled, data patterns, clocks, names."""
     from wattcast.measure.campaigns.kernel_campaign import DEFAULT_STEPS, read_listed, run_kernel_campaign
+    from wattcast.measure.campaigns.kernel_plan import read_kernel_plan
 
     began_s, budget_s = time.monotonic(), parse(budget, "s", "--budget")
     listed = read_listed(plan) if plan else None
-    if round_ < 1:
-        raise bad_value("--round", "1 or more", round_)
+    read_kernel_plan(round_)  # a round that is not planned is told before anything is started
     wanted = (steps or DEFAULT_STEPS).split(",")
     return _counted(run_kernel_campaign(out, wanted, budget_s, few, after, listed, round_), began_s)
 

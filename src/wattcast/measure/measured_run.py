@@ -340,7 +340,8 @@ def run_command(
         with _start(command, pass_output) as process:
             code = process.wait()
             ended_s = time.monotonic()
-            overhead = (sampler.processor_s - spent_s) / (ended_s - started_s) / count_processors()
+            processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+            overhead = (sampler.processor_s - spent_s) / (ended_s - started_s) / processors
             _await_step(sampler)
             samples, identity, lost = sampler.since(0), sampler.identity, sampler.lost
     label, exit_code = command[0].rsplit("/", 1)[-1], code if code >= 0 else 128 - code  # as a shell gives it
@@ -371,11 +372,6 @@ def _start(command: list[str], pass_output: bool) -> Iterator[subprocess.Popen[b
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
-
-
-def count_processors() -> int:
-    """Processors this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def measure_idle(length_s: float = 3.0, source: str = "auto", index: int = 0) -> tuple[Measurement, DeviceIdentity]:

@@ -20,7 +20,7 @@ import numpy as np
 
 from wattcast.core.errors import MissingTool
 from wattcast.measure.campaigns.campaign_engine import OperatorBench
-from wattcast.measure.campaigns.kernel_plan import OperatorSpec, make_kernel_plan
+from wattcast.measure.campaigns.kernel_plan import OperatorSpec, read_kernel_plan
 from wattcast.measure.campaigns.operator_rows import CampaignGpu, CapturedGraph, measure_sustained_row
 from wattcast.measure.energy_samples import EnergySamples, find_ticks
 from wattcast.measure.measured_run import measure, run_command, summarise_window
@@ -160,7 +160,7 @@ def choose_known_loads() -> list[OperatorSpec]:
         lambda s: s.family == "attention" and s.operator["q_len"] == 1 and s.byte > 1e8,
         lambda s: s.family == "elementwise" and s.operator.get("function") == "add" and s.operator["n"] > 5e7,
     )
-    return [next(spec for spec in make_kernel_plan() if keep(spec)) for keep in kinds]
+    return [next(spec for spec in read_kernel_plan() if keep(spec)) for keep in kinds]
 
 
 def run_known_loads(length_s: float, marks: Path | None = None) -> None:

@@ -14,7 +14,7 @@ import math
 import os
 import sys
 import time
-from dataclasses import asdict
+from dataclasses import asdict, astuple
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -135,7 +135,7 @@ def poll_source(source: EnergySource, ring: SampleRing, period_s: float, parent:
             energy_due_s = clock_due_s = other_due_s = began_s + min(first_s * 2.0 ** min(failed, 20), longest_s)
             failed += 1
         ring.header[layout.RESETS] = counter.resets
-        ring.write((read_s, energy_j, clock_hz, *slow.values))
+        ring.write((read_s, energy_j, clock_hz, *astuple(slow)))
         ring.header[layout.PROCESSOR_NS] = time.process_time_ns() - born_ns
         _sleep_until(min(energy_due_s, clock_due_s, other_due_s), ring)
     ring.header[layout.STATUS] = layout.STOPPED

@@ -210,14 +210,19 @@ def _settings(
         notes.append("intervals: for another card of the kind")
     if host_launch is not None:
         host_s = _amount(host_launch, "s", "host_launch")
-        launch = replace(
-            fitted.launch, host_s_per_operator=_at_least_zero(host_s), engine_replays=False, measured=True
-        )
+        if (np.asarray(host_s) < 0).any():
+            raise bad_value("host_launch", "zero or more", f"{np.min(host_s)} s")
+        launch = replace(fitted.launch, host_s_per_operator=host_s, engine_replays=False, measured=True)
         fitted = replace(fitted, launch=launch)
-    duration_s = None if duration in (None, SUSTAINED) else _duration(duration)
-    if duration_s is None:
+    duration_s = None
+    if duration in (None, SUSTAINED):
         notes.append("duration: sustained, with the governor settled")
     else:
+        asked_s = _amount(duration, "s", "duration")
+        if not (isinstance(asked_s, float) and 0.0 < asked_s < math.inf):
+            do = "Leave it away: sustained."
+            raise bad_value("duration", "one time above zero, such as 5ms", str(duration), do)
+        duration_s = asked_s
         short = duration_s <= REACTION_S
         fitted = fitted.for_bursts() if short else fitted
         held = "the governor has no time to lower the clock" if short else "the governor answers after 90 ms"
@@ -338,7 +343,7 @@ def _defaults(
     data: str,
 ) -> list[str]:
     """Describe every default taken."""
-    host_s, limit_w = (_mean(value) for value in (bundle.launch.host_s_per_operator, gpu.power.limit_w))
+    host_s, limit_w = (float(np.mean(value)) for value in (bundle.launch.host_s_per_operator, gpu.power.limit_w))
     limit = units.show(limit_w, "W")
     said = {
         "clock: left to the governor": clock is None,
@@ -348,10 +353,6 @@ def _defaults(
         "data: random-like": data == "random",
     }
     return [note for note, taken in said.items() if taken]
-
-
-def _mean(value: Sweepable) -> float:
-    return value if isinstance(value, float) else float(np.mean(value))
 
 
 def _clock(gpu: Gpu, clock: Quantity | None) -> Sweepable | None:
@@ -366,13 +367,6 @@ def _clock(gpu: Gpu, clock: Quantity | None) -> Sweepable | None:
     return asked
 
 
-def _duration(duration: Quantity) -> float:
-    found = _amount(duration, "s", "duration")
-    if not (isinstance(found, float) and 0.0 < found < math.inf):
-        raise bad_value("duration", "one time above zero, such as 5ms", str(duration), "Leave it away: sustained.")
-    return found
-
-
 def _amount(value: Quantity, unit: str, where: str) -> Sweepable:
     if isinstance(value, str):
         return units.parse(value, unit, where)
@@ -383,12 +377,6 @@ def _amount(value: Quantity, unit: str, where: str) -> Sweepable:
     if not np.isfinite(amount).all():
         raise bad_value(where, "finite numbers", value)
     return amount
-
-
-def _at_least_zero(host_s: Sweepable) -> Sweepable:
-    if (np.asarray(host_s) < 0).any():
-        raise bad_value("host_launch", "zero or more", f"{np.min(host_s)} s")
-    return host_s
 
 
 def _temperature(value: Quantity) -> Sweepable:

@@ -6,7 +6,6 @@ Numbers carry as many digits as their interval deserves.
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -89,11 +88,13 @@ def list_answers(p: Prediction) -> list[AnswerLine]:
     lines, many = [], p.gpu_count > 1
     latency, energy = p.interval.latency_s, p.interval.energy_j * p.gpu_count
     all_w = show_between(p.total_power_w, p.interval.power_w * p.gpu_count, "W")
-    for count, word, what in ((p.tokens, "token", _token_word(p)), (p.items, p.basis.graph.item, p.basis.graph.item)):
+    phase, item = p.basis.graph.phase, p.basis.graph.item
+    token = {"prefill": "prompt token", "train": "trained token"}.get(phase, "token")
+    for count, word, what in ((p.tokens, "token", token), (p.items, item, item)):
         if count is not None:
             speed = span_numbers(count / float(p.latency_s), count / latency[::-1])
             lines.append(AnswerLine("throughput", f"{speed[0]} {what}s/s", f"{speed[1]} {word}s/s"))
-    for count, word in ((p.tokens, "token"), (p.items, p.basis.graph.item)):
+    for count, word in ((p.tokens, "token"), (p.items, item)):
         if count is not None:
             each_j = float(p.total_energy_j) / count
             value, span = span_numbers(each_j, energy / count)
@@ -107,7 +108,8 @@ def list_answers(p: Prediction) -> list[AnswerLine]:
     each = f"{p.gpu_count} GPUs of {one_w} each" if many else "one GPU"
     lines.append(AnswerLine("total power", all_w[0], f"{all_w[1]}; {each}{capped}"))
     value, span = show_between(p.latency_s, latency, "s")
-    lines.append(AnswerLine("latency", f"{value}{_run_word(p)}", span))
+    run = {"decode": " a step", "train": " a step", "generate": " a generation", "prefill": " a prefill"}
+    lines.append(AnswerLine("latency", f"{value}{run.get(phase, '')}", span))
     lines.append(_memory_line(p))
     if p.cost is not None:
         lines.append(_money_line(p))
@@ -128,15 +130,6 @@ def span_numbers(value: float, ends: Array) -> tuple[str, str]:
     """Return what ``show_between`` does for a number without a unit."""
     digits = count_digits(value, float(ends[0]), float(ends[1]))
     return round_number(value, digits), " to ".join(round_number(float(end), digits) for end in ends)
-
-
-def _token_word(p: Prediction) -> str:
-    return {"prefill": "prompt token", "train": "trained token"}.get(p.basis.graph.phase, "token")
-
-
-def _run_word(p: Prediction) -> str:
-    words = {"decode": " a step", "train": " a step", "generate": " a generation", "prefill": " a prefill"}
-    return words.get(p.basis.graph.phase, "")
 
 
 def _memory_line(p: Prediction) -> AnswerLine:
@@ -167,24 +160,9 @@ def title_of(p: Prediction) -> str:
 # Beginnings of assumptions, those that move an answer most first. What a user did not choose and what was never tried
 # come before what is usual.
 _WEIGHTY = (
-    "the power limit cannot be met",
-    "collectives",
-    "forecast",
-    "no engine template",
-    "stack",
-    "phase",
-    "seq",
-    "tokens",
-    "pictures",
-    "the cache grows",
-    "fused attention is assumed",
-    "fp8",
-    "int8",
-    "one of",
-    "power limit",
-    "host",
-    "data",
-    "clock",
+    *("the power limit cannot be met", "collectives", "forecast", "no engine template", "stack", "phase", "seq"),
+    *("tokens", "pictures", "the cache grows", "fused attention is assumed", "fp8", "int8", "one of"),
+    *("power limit", "host", "data", "clock"),
 )
 
 
@@ -220,17 +198,11 @@ def summarise_card(p: Prediction) -> str:
     if not isinstance(p.latency_s, float):
         return f"<p>{html.escape(summarise_line(p))}</p>"
     sure = judge_confidence(p)
-    lines = [*list_answers(p), AnswerLine("how sure", sure.word, sure.reason), support_line(p)]
-    return _html_table(title_of(p), lines)
-
-
-def _html_table(title: str, lines: Sequence[AnswerLine]) -> str:
     rows = "".join(
         f"<tr><td style='text-align:left'>{html.escape(line.label)}</td>"
         f"<td style='text-align:left'><b>{html.escape(line.value)}</b></td>"
         f"<td style='text-align:left;opacity:.75'>{html.escape(line.remark)}</td></tr>"  # on any background
-        for line in lines
+        for line in (*list_answers(p), AnswerLine("how sure", sure.word, sure.reason), support_line(p))
     )
-    return (
-        f"<table style='color:inherit'><caption style='text-align:left'>{html.escape(title)}</caption>{rows}</table>"
-    )
+    caption = f"<caption style='text-align:left'>{html.escape(title_of(p))}</caption>"
+    return f"<table style='color:inherit'>{caption}{rows}</table>"

@@ -126,27 +126,13 @@ _TURN = 32.0  # side of what a block of a layout kernel turns
 _SLOW_PAD, _SLOW_TRANSFORM = 1.6, 7.5
 _LIGHT, _LIGHT_TRANSFORM = 0.35, 2.0
 _TAP_BYTE = (
-    64.0  # of one filter tap that an implicit product takes at a time; twice as many of Hopper's with many channels
+    64.0  # of a filter tap that an implicit product takes at a time; twice as many of Hopper's for many channels
 )
 _WHOLE_TAPS = np.array([kind in ("direct", "simt", "plain") for kind in KERNEL_KINDS])
 _MANY_PIXELS = 6000.0
 CONVOLUTION_CHOICE_COLUMNS = (
-    "m",
-    "n",
-    "k",
-    "small_m",
-    "small_out",
-    "dtype",
-    "log_c",
-    "log_rs",
-    "stride",
-    "channels_last",
-    "align_c",
-    "align_k",
-    "log_batch",
-    "log_side",
-    "dgrad",
-    "wgrad",
+    *("m", "n", "k", "small_m", "small_out", "dtype", "log_c", "log_rs", "stride", "channels_last", "align_c"),
+    *("align_k", "log_batch", "log_side", "dgrad", "wgrad"),
 )
 
 
@@ -233,12 +219,8 @@ def convolution_work(
     features_, logs, aligned = product_features(*product, tile, reference)
     logs |= {"log_turns": turns, "log_moved": moved, "log_groups": s.groups, "log_image": s.image, "log_out": s.out}
     aligned |= {"align_side": s.side} | _alignments(s)
-    features_ |= _plain_shape(s) | {
-        "turned": turned,
-        "padded_in": padded_in,
-        "padded_out": padded_out,
-        "tap_padding": padding,
-    }
+    features_ |= _plain_shape(s)
+    features_ |= {"turned": turned, "padded_in": padded_in, "padded_out": padded_out, "tap_padding": padding}
     return FamilyColumns(group, work, features_ | blend, logs | _logs(s), aligned)
 
 
@@ -297,21 +279,9 @@ def _row(op: Conv2d) -> tuple[float, ...]:
         product, read, write = (pixels, n, c, taps), image + weight, out
     touched = min(r / stride, 1.0) * min(op.s / (op.stride_w or stride), 1.0)
     depthwise = groups > 1 and c == 1
+    simt = dtype in CUDA_CORE_FORMATS
     return (
-        *(
-            n,
-            c,
-            taps,
-            *product,
-            groups,
-            width,
-            image,
-            weight,
-            out,
-            op.channels_last,
-            dtype in CUDA_CORE_FORMATS,
-            depthwise,
-        ),
+        *(n, c, taps, *product, groups, width, image, weight, out, op.channels_last, simt, depthwise),
         *(images, side, out_side, op.h, stride, touched, pipe_code(dtype), dgrad, wgrad, read, write),
     )
 

@@ -111,13 +111,8 @@ def _count_paged(op: PagedAttention, cold: bool, warm: bool, rate: float, refere
         longest = min(float(kv), op.window + tokens) if op.window else float(kv)
         mean = longest if q == 1 else min(longest, kv - 0.5 * (q - tokens))
         straddles = 0.5 if op.window and op.window < kv else 0.0
-        parts.append(
-            (
-                float(count * op.kv_heads * tiles),
-                max(ceil(mean / tile_n + straddles), 1.0),
-                ceil(longest / tile_n + straddles),
-            )
-        )
+        walks = max(ceil(mean / tile_n + straddles), 1.0), ceil(longest / tile_n + straddles)
+        parts.append((float(count * op.kv_heads * tiles), *walks))
     total = sum(tiles * walk for tiles, walk, _ in parts)
     share, most = ceil(_SPLIT_MARGIN * total / sms), float(op.splits or 1)
     cuts = [min(max(ceil(longest / share), 1.0), most) for _, _, longest in parts]
@@ -221,14 +216,8 @@ def _count_product(op: NarrowProduct, cold: bool, warm: bool, rate: float, refer
     load_byte = tiles * k * (tile_m * width + tile_n * weight / (n * k))
     work = (
         *(units, unit_flop, steps, 1.0 + (streamed and op.kernel == "machete"), load_byte, 2.5 * load_byte + out),
-        *(
-            weight * (1.0 - whole if warm else 1.0) + left * (1.0 - without),
-            out * (1.0 - without),
-            out,
-            between,
-            1.0,
-            0.0,
-        ),
+        *(weight * (1.0 - whole if warm else 1.0) + left * (1.0 - without), out * (1.0 - without)),
+        *(out, between, 1.0, 0.0),
     )
     plain = {
         "tile_m": tile_m, "tile_n": tile_n, "fill": tiles / (sms * ceil(tiles / sms)),
@@ -300,14 +289,8 @@ def _count_experts(op: FusedExperts, cold: bool, warm: bool, rate: float, refere
     outer = 4.0 * op.tokens * hidden * (1.0 - float(streamed_share(4.0 * op.tokens * hidden, reference.l2_byte)))
     launches = 6.0 + (2.0 if op.scales == "block" else 6.0 if fp8 else 0.0)
     work = (
-        *(
-            tiles,
-            6.0 * padded * hidden * inner / tiles,
-            (hidden + inner) / 128.0,
-            launches,
-            load_byte,
-            3.0 * load_byte,
-        ),
+        *(tiles, 6.0 * padded * hidden * inner / tiles, (hidden + inner) / 128.0, launches),
+        *(load_byte, 3.0 * load_byte),
         *(weight * gone + 0.5 * outer, 0.5 * outer, 0.0, between, 2.0, 0.0),
     )
     plain = {

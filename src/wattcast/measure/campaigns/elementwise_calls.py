@@ -27,10 +27,9 @@ class OperandPools:
         self._torch, self.device = torch, device
         self.pattern = ""
         self._next: dict[str, int] = {}
+        formats = {name: torch_dtype(torch, name) for name in pool_byte}
         self._pools = {
-            name: torch.empty(
-                byte // torch_dtype(torch, name).itemsize, dtype=torch_dtype(torch, name), device=device
-            )
+            name: torch.empty(byte // formats[name].itemsize, dtype=formats[name], device=device)
             for name, byte in pool_byte.items()
         }
 
@@ -58,16 +57,13 @@ class OperandPools:
 
     def take(self, dtype: str, *shape: int, extra: int = 0) -> Any:
         """A contiguous view of ``shape``; ``extra`` elements more are reserved behind it."""
-        pool = self._pools["fp32" if dtype == "tf32" else dtype]
-        size = 1
-        for side in shape:
-            size *= side
+        name = "fp32" if dtype == "tf32" else dtype
+        pool, start, size = self._pools[name], self._next[name], math.prod(shape)
         step = _ALIGN_BYTE // pool.element_size()
-        start = self._next["fp32" if dtype == "tf32" else dtype]
         end = start + size + extra
         if end > len(pool):
             raise BadInput(f"operands of {end * pool.element_size()} bytes do not fit the {dtype} pool.")
-        self._next["fp32" if dtype == "tf32" else dtype] = -(-end // step) * step
+        self._next[name] = -(-end // step) * step
         return pool[start : start + size].view(shape)
 
     def _draw(self, pattern: str, count: int) -> Any:
@@ -133,11 +129,13 @@ class CallBuilder:
             return self.operands.take(dtype, n, h, w, c).permute(0, 3, 1, 2)
         return self.operands.take(dtype, n, c, h, w)
 
-    def places(self, o: dict[str, Any]) -> tuple[list[int], list[int], list[int]]:
-        """Stride, padding and dilation of rows and columns."""
-        stride = [o["stride"], o.get("stride_w") or o["stride"]]
-        wide = o.get("padding_w")
-        return stride, [o["padding"], o["padding"] if wide is None else wide], 2 * [o.get("dilation", 1)]
+    def places(self, o: dict[str, Any]) -> tuple[list[int], list[int], list[int], list[int]]:
+        """Stride, padding and dilation of a convolution's rows and columns, and the sides of its output."""
+        stride, wide = [o["stride"], o.get("stride_w") or o["stride"]], o.get("padding_w")
+        padding, dilation = [o["padding"], o["padding"] if wide is None else wide], 2 * [o.get("dilation", 1)]
+        sides = zip((o["h"], o["w"]), (o["r"], o["s"]), stride, padding, dilation, strict=True)
+        out = [(side + 2 * pad - reach * (taps - 1) - 1) // step + 1 for side, taps, step, pad, reach in sides]
+        return stride, padding, dilation, out
 
     def heads(self, spec: OperatorSpec, batch: int, heads: int, length: int, dim: int) -> Any:
         """(batch, heads, length, dim): from a projection (bshd in memory) or a cache (bhsd)."""

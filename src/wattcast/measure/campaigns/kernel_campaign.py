@@ -24,7 +24,7 @@ from wattcast.core.measured_rows import Journal, NameRow, RowKind, read_lines
 from wattcast.core.whole_files import hold_folder, write_whole
 from wattcast.measure.campaigns import operator_rows
 from wattcast.measure.campaigns.campaign_engine import OperatorBench
-from wattcast.measure.campaigns.kernel_plan import OperatorSpec, make_kernel_plan, take_subset
+from wattcast.measure.campaigns.kernel_plan import OperatorSpec, read_kernel_plan, take_subset
 from wattcast.measure.campaigns.operator_rows import (
     CampaignGpu,
     KernelCampaign,
@@ -65,26 +65,19 @@ def sustained_step(campaign: KernelCampaign) -> None:
         save_row(campaign, RowKind.SUSTAINED, spec)
 
 
-def repeat_burst_step(campaign: KernelCampaign) -> None:
-    """Measure some burst rows a second time, for repeatability within a run."""
-    operator_rows.await_top_clock(campaign.bench, 1.5)
-    for spec in campaign.within(
-        spread_evenly(campaign.fresh.get(RowKind.BURST, []), BURST_REPEATS), 0.3, "repeat-burst"
-    ):
-        save_row(campaign, RowKind.BURST, spec, repeat=1)
-
-
-def repeat_sustained_step(campaign: KernelCampaign) -> None:
-    """Measure some sustained rows a second time."""
-    again = spread_evenly(campaign.fresh.get(RowKind.SUSTAINED, []), SUSTAINED_REPEATS)
-    for spec in campaign.within(again, 3.5, "repeat-sustained"):
-        save_row(campaign, RowKind.SUSTAINED, spec, repeat=1)
+def repeat_step(campaign: KernelCampaign, kind: RowKind, count: int, each_s: float) -> None:
+    """Measure some rows of a kind a second time, for repeatability within a run."""
+    if kind is RowKind.BURST:
+        operator_rows.await_top_clock(campaign.bench, 1.5)
+    again = spread_evenly(campaign.fresh.get(kind, []), count)
+    for spec in campaign.within(again, each_s, f"repeat-{kind}"):
+        save_row(campaign, kind, spec, repeat=1)
 
 
 def warm_step(campaign: KernelCampaign, longest_s: float = 12.0) -> None:
     """Bring the card to its working temperature: leakage makes a cold card draw one or two percent less."""
     bench = campaign.bench
-    with bench.gpu.prepare(take_subset(make_kernel_plan(), {"linear": 1}, is_likely_capped)[0]) as graph:
+    with bench.gpu.prepare(take_subset(read_kernel_plan(), {"linear": 1}, is_likely_capped)[0]) as graph:
         end_s = time.monotonic() + (0.5 if campaign.few else min(longest_s, 0.1 * campaign.left_s))
         while time.monotonic() < end_s:
             bench.gpu.timed(graph, 40)
@@ -108,12 +101,9 @@ def duty_step(campaign: KernelCampaign) -> None:
             campaign.counts["duty not capped"] += 1
             continue
         for duty in DUTIES:
-            campaign.measure(
-                RowKind.DUTY,
-                spec,
-                operator_rows.make_blank_row(bench, RowKind.DUTY, spec, duty=duty),
-                partial(operator_rows.measure_duty_row, bench, spec, duty, warm_idle_w),
-            )
+            blank = operator_rows.make_blank_row(bench, RowKind.DUTY, spec, duty=duty)
+            make = partial(operator_rows.measure_duty_row, bench, spec, duty, warm_idle_w)
+            campaign.measure(RowKind.DUTY, spec, blank, make)
         done += 1
     _warm_idle_w(campaign, "duty-end", candidates)
 
@@ -190,8 +180,8 @@ def names_step(campaign: KernelCampaign) -> None:
 STEPS: dict[str, Callable[[KernelCampaign], None]] = {
     "burst": burst_step,
     "sustained": sustained_step,
-    "repeat-burst": repeat_burst_step,
-    "repeat-sustained": repeat_sustained_step,
+    "repeat-burst": partial(repeat_step, kind=RowKind.BURST, count=BURST_REPEATS, each_s=0.3),
+    "repeat-sustained": partial(repeat_step, kind=RowKind.SUSTAINED, count=SUSTAINED_REPEATS, each_s=3.5),
     "duty": duty_step,
     "pattern": pattern_step,
     "clock": clock_step,
@@ -256,7 +246,7 @@ def run_kernel_campaign(
     with hold_folder(out), Sampler("nvml") as sampler:
         bench = OperatorBench.open(CampaignGpu.open(), sampler, out)
         campaign = KernelCampaign(bench, out, began_s + budget_s, few=few, after=after, listed=listed, round_=round_)
-        bench.top_clock_hz = operator_rows.find_top_clock_hz(bench, make_kernel_plan()[0])
+        bench.top_clock_hz = operator_rows.find_top_clock_hz(bench, read_kernel_plan()[0])
         say(f"ready after {time.monotonic() - began_s:.1f} s; top clock {bench.top_clock_hz / 1e6:.0f} MHz")
         for step in steps:
             step_s = time.monotonic()

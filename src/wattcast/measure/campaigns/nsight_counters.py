@@ -22,7 +22,7 @@ from pathlib import Path
 from wattcast.core.errors import MissingTool, Refused, WattcastError
 from wattcast.core.measured_rows import Journal, Plain
 from wattcast.measure.campaigns.kernel_campaign import read_listed
-from wattcast.measure.campaigns.kernel_plan import OperatorSpec, make_kernel_plan, take_subset
+from wattcast.measure.campaigns.kernel_plan import OperatorSpec, read_kernel_plan, take_subset
 
 COUNTED = {
     "linear": 34,
@@ -44,7 +44,7 @@ def choose_counted_specs(few: int = 0, listed: str = "") -> list[OperatorSpec]:
     if listed:
         return read_listed(Path(listed))[: few or None]
     wanted = dict.fromkeys(COUNTED, few) if few else COUNTED
-    return take_subset(make_kernel_plan(), wanted, lambda spec: 3e-6 < spec.guessed_s < 3e-3 and spec.byte < 4e8)
+    return take_subset(read_kernel_plan(), wanted, lambda spec: 3e-6 < spec.guessed_s < 3e-3 and spec.byte < 4e8)
 
 
 def make_ncu_command(ncu: str, raw: Path, metrics: list[str]) -> list[str]:

@@ -80,11 +80,7 @@ def _convolution_gradient(builder: CallBuilder, spec: OperatorSpec) -> OperatorC
     """Gradient of the image (``dgrad``) or of the weight (``wgrad``)."""
     o, torch = spec.operator, builder.torch
     n, c, k, h, w, r, s, groups = (o[name] for name in ("n", "c", "k", "h", "w", "r", "s", "groups"))
-    stride, padding, dilation = builder.places(o)
-    p, q = (
-        (side + 2 * pad - reach * (taps - 1) - 1) // step + 1
-        for side, pad, reach, taps, step in zip((h, w), padding, dilation, (r, s), stride, strict=True)
-    )
+    stride, padding, dilation, (p, q) = builder.places(o)
     of_image, last = o["direction"] == "dgrad", o["channels_last"]
     width = torch_dtype(torch, o["dtype"]).itemsize
     weight = k * (c // groups) * r * s
@@ -113,9 +109,7 @@ def build_call(builder: CallBuilder, spec: OperatorSpec, *, fresh: bool = True) 
         "linear": _linear,
         "bmm": _bmm,
         "conv2d": _conv2d,
-        "softmax": _softmax,
-        "layernorm": _layernorm,
-        "rmsnorm": _rmsnorm,
+        **dict.fromkeys(("softmax", "layernorm", "rmsnorm"), _over_rows),
         "attention": _attention,
         "elementwise": elementwise_calls.build_elementwise,
         "chain": _chain,
@@ -225,41 +219,27 @@ def _conv2d(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
     sets = builder.sets(spec, weight * width, spec.rotated != "none")
     image = builder.image(dtype, n, c, h, w, o["channels_last"])
     filters = [builder.image(dtype, k, c // groups, r, s, o["channels_last"]) for _ in range(sets)]
-    stride, padding, dilation = builder.places(o)
+    stride, padding, dilation, (p, q) = builder.places(o)
     places = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
-    p = (h + 2 * padding[0] - dilation[0] * (r - 1) - 1) // stride[0] + 1
-    q = (w + 2 * padding[1] - dilation[1] * (s - 1) - 1) // stride[1] + 1
     byte = (n * c * h * w + n * k * p * q) * width, weight * width
     return OperatorCall(lambda i: torch.nn.functional.conv2d(image, filters[i % sets], **places), sets, *byte)
 
 
-def _over_rows(builder: CallBuilder, spec: OperatorSpec, apply: Callable[[Any], Any]) -> OperatorCall:
-    o = spec.operator
-    width = torch_dtype(builder.torch, o["dtype"]).itemsize
-    out = torch_dtype(builder.torch, o.get("out_dtype", o["dtype"])).itemsize
-    byte = o["rows"] * o["dim"] * (width + out)
+def _over_rows(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
+    """Softmax, layer norm or RMS norm over the last dimension."""
+    o, functional = spec.operator, builder.torch.nn.functional
+    dim, dtype = o["dim"], torch_dtype(builder.torch, o["dtype"])
+    out = torch_dtype(builder.torch, o["out_dtype"]) if "out_dtype" in o else dtype
+    weight, bias = (builder.operands.take(o["dtype"], dim) for _ in range(2))
+    applied: dict[str, Callable[[Any], Any]] = {
+        "softmax": lambda x: functional.softmax(x, dim=-1, dtype=None if out is dtype else out),
+        "layernorm": lambda x: functional.layer_norm(x, (dim,), weight, bias, 1e-5),
+        "rmsnorm": lambda x: functional.rms_norm(x, (dim,), weight, 1e-6),
+    }
+    apply, byte = applied[o["op"]], o["rows"] * dim * (dtype.itemsize + out.itemsize)
     sets = builder.sets(spec, byte, spec.rotated == "all")
-    xs = [builder.operands.take(o["dtype"], o["rows"], o["dim"]) for _ in range(sets)]
+    xs = [builder.operands.take(o["dtype"], o["rows"], dim) for _ in range(sets)]
     return OperatorCall(lambda i: apply(xs[i % sets]), sets, 0, byte)
-
-
-def _softmax(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
-    out = spec.operator.get("out_dtype")
-    dtype = torch_dtype(builder.torch, out) if out else None
-    softmax = builder.torch.nn.functional.softmax
-    return _over_rows(builder, spec, lambda x: softmax(x, dim=-1, dtype=dtype))
-
-
-def _layernorm(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
-    dim, norm = spec.operator["dim"], builder.torch.nn.functional.layer_norm
-    weight, bias = (builder.operands.take(spec.operator["dtype"], dim) for _ in range(2))
-    return _over_rows(builder, spec, lambda x: norm(x, (dim,), weight, bias, 1e-5))
-
-
-def _rmsnorm(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
-    dim, norm = spec.operator["dim"], builder.torch.nn.functional.rms_norm
-    weight = builder.operands.take(spec.operator["dtype"], dim)
-    return _over_rows(builder, spec, lambda x: norm(x, (dim,), weight, 1e-6))
 
 
 def _attention(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:

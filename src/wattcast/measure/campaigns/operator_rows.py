@@ -29,7 +29,7 @@ from wattcast.core.errors import Refused
 from wattcast.core.measured_rows import ChainRow, KernelRow, RowKind, read_lines
 from wattcast.measure.campaigns.campaign_engine import Campaign, OperatorBench, TorchDevice, import_cuda_torch
 from wattcast.measure.campaigns.elementwise_calls import CallBuilder, OperandPools, OperatorCall
-from wattcast.measure.campaigns.kernel_plan import OperatorSpec, make_kernel_plan, take_subset
+from wattcast.measure.campaigns.kernel_plan import OperatorSpec, read_kernel_plan, take_subset
 from wattcast.measure.campaigns.model_runs import ModelDims
 from wattcast.measure.campaigns.operator_calls import build_call
 from wattcast.measure.campaigns.workload_specs import spec_from_operator
@@ -406,7 +406,7 @@ class KernelCampaign(Campaign):
         self, wanted: dict[str, int] | None = None, keep: Callable[[OperatorSpec], bool] = lambda s: True
     ) -> list[OperatorSpec]:
         """Operators of a step, or the first few of each family in a smoke test."""
-        everything = make_kernel_plan(self.round_) if self.listed is None else self.listed
+        everything = list(read_kernel_plan(self.round_)) if self.listed is None else self.listed
         if self.listed is not None and not self.few:
             return [spec for spec in everything if keep(spec)]
         if self.few:

@@ -359,18 +359,10 @@ def _log_tail(path: Path, lines: int = 25) -> list[str]:
 
 
 def request_campaign(
-    out: Path,
-    seconds: float = 540.0,
-    models: str = "",
-    parts: str = ",".join(PARTS),
-    loads: str = "0.8,0.5,1.1",
-    traffic_seconds: float = 12.0,
-    done: Path | None = None,
-    own: Path | None = None,
-    quantization: str = "",
-    kv_dtype: str = "auto",
-    smoke: bool = False,
-) -> EngineRequest:
+    out: Path, seconds: float = 540.0, models: str = "", parts: str = ",".join(PARTS), loads: str = "0.8,0.5,1.1",
+    traffic_seconds: float = 12.0, done: Path | None = None, own: Path | None = None, quantization: str = "",
+    kv_dtype: str = "auto", smoke: bool = False,
+) -> EngineRequest:  # fmt: skip
     """Check the options of the command line and return them as one request."""
     names = tuple(name for name in models.split(",") if name)
     if own is not None:

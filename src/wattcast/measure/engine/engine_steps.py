@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,7 +24,7 @@ import numpy.typing as npt
 from wattcast.core.errors import Refused
 from wattcast.measure.energy_samples import EnergySamples
 from wattcast.measure.engine.engine_campaign import StepPoint
-from wattcast.measure.steady_state import SettledWindow, SettlingRule, take_window
+from wattcast.measure.steady_state import SettledWindow, SettlingRule, describe_window, take_window
 
 Array = npt.NDArray[np.float64]
 COLUMNS = (
@@ -266,8 +265,9 @@ def measure_point(bench: EngineBench, point: StepPoint) -> dict[str, Any]:
     names: list[str] = []
     feeder = _Feeder(bench, point)
     try:
-        with _prompts_skipped(recorder):
-            _fill_batch(bench, point, names)
+        recorder.skip_prompts = True
+        _fill_batch(bench, point, names)
+        recorder.skip_prompts = False
         mark, started_s = bench.sampler.head, clock()
         _run_until(recorder, feeder, started_s + pacing.run_s)
         if "sw_power_cap" in bench.sampler.since(mark).throttle:
@@ -277,6 +277,7 @@ def measure_point(bench: EngineBench, point: StepPoint) -> dict[str, Any]:
         bench.sampler.check()
         table = recorder.table()
     finally:
+        recorder.skip_prompts = False
         bench.drain(names + feeder.names)
     samples = bench.sampler.since(mark)
     capped = "sw_power_cap" in samples.throttle
@@ -306,16 +307,10 @@ def summarise_steps(table: dict[str, Array], held: SettledWindow, point: StepPoi
         "latency_s": latency_s,
         "latency_median_s": float(np.median(period_s)),
         "latency_spread_s": float(period_s.std()),
-        "device_s": _mean(steps["device_s"]),
+        **{name: _mean(steps[name]) for name in _MEANS},
         "device_median_s": _median(steps["device_s"]),
-        "device_gap_s": _mean(steps["device_gap_s"]),
-        "host_s": _mean(steps["host_s"]),
         "host_median_s": _median(steps["host_s"]),
-        "schedule_s": _mean(steps["schedule_s"]),
-        "launch_s": _mean(steps["launch_s"]),
-        "wait_s": _mean(steps["wait_s"]),
         "steps": number,
-        "tokens": _mean(steps["tokens"]),
         "prompt_tokens_per_step": _mean(steps["prompt_tokens"]),
         "context_mean": _mean(steps["decode_context"]) / decodes if point.batch else 0.0,
         "power_w": power_w,
@@ -332,21 +327,18 @@ def summarise_steps(table: dict[str, Array], held: SettledWindow, point: StepPoi
     }
 
 
+_MEANS = ("device_s", "device_gap_s", "host_s", "schedule_s", "launch_s", "wait_s", "tokens")
+
+
 def measure_idle_engine(bench: EngineBench, duration_s: float = 1.2) -> dict[str, Any]:
     """Power of an engine that is loaded and has nothing to do."""
     mark, started_s = bench.sampler.head, bench.recorder.clock()
     bench.sleep(duration_s)
     samples: EnergySamples = bench.sampler.since(mark)
     held = take_window(samples, started_s, bench.recorder.clock(), bench.pacing.rule)
-    seen = held.samples
-    return {
-        "power_w": held.ticks.power_w,
-        "power_spread_w": held.ticks.spread_w,
-        "ticks": held.ticks.intervals,
-        "sm_clock_hz": seen.mean("sm_clock_hz"),
-        "temperature_c": seen.mean("temperature_c"),
-        "flags": [flag for flag in held.flags if "drift" not in flag],
-    }
+    told = ("power_w", "power_spread_w", "ticks", "sm_clock_hz", "temperature_c")
+    row = {name: value for name, value in describe_window(held).items() if name in told}
+    return row | {"flags": [flag for flag in held.flags if "drift" not in flag]}
 
 
 def warm_engine(bench: EngineBench, lengths: tuple[int, ...]) -> None:
@@ -405,26 +397,14 @@ def _fill_batch(bench: EngineBench, point: StepPoint, names: list[str]) -> None:
     most_tokens = bench.max_model_len - point.context
     names.extend(bench.add([*ids, token], most_tokens, point.temperature) for token in last)
     recorder, deadline_s = bench.recorder, bench.recorder.clock() + bench.pacing.most_setup_s
-    while not _all_decode(recorder, point.batch):
+    while True:
+        latest = recorder.records[-1] if recorder.records else None
+        if latest is not None and len(latest.scheduled) == point.batch == latest.tokens:  # each makes one token
+            return
         recorder.step()
         if recorder.clock() > deadline_s:
             seen = len(recorder.records[-1].scheduled) if recorder.records else 0
             raise Refused(f"{point.id}: {seen} of {point.batch} requests in the batch after the set-up time.")
-
-
-def _all_decode(recorder: StepRecorder, batch: int) -> bool:
-    """Whether the latest step makes one token for each of ``batch`` requests."""
-    latest = recorder.records[-1] if recorder.records else None
-    return latest is not None and len(latest.scheduled) == batch == latest.tokens
-
-
-@contextmanager
-def _prompts_skipped(recorder: StepRecorder) -> Iterator[None]:
-    recorder.skip_prompts = True
-    try:
-        yield
-    finally:
-        recorder.skip_prompts = False
 
 
 def _groups(steps: dict[str, Array]) -> list[dict[str, float | None]]:

@@ -131,15 +131,24 @@ class Bundle:
         return replace(self, cards=THIS_CARD)
 
 
-class _CorrectionFile(msgspec.Struct, forbid_unknown_fields=True):
+class CorrectionFile(msgspec.Struct, forbid_unknown_fields=True):
+    """A ``Correction`` as YAML writes it."""
+
     compute: float
     memory: float
     fixed: str
     l2: float = 1.0
     serial_cycle: float = 0.0
 
+    def to_correction(self, where: str) -> Correction:
+        """Return the correction, its time in seconds."""
+        fixed_s = units.parse(self.fixed, "s", f"{where}.fixed")
+        return Correction(self.compute, self.memory, fixed_s, self.l2, self.serial_cycle)
 
-class _LaunchFile(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+
+class LaunchFile(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """``LaunchCosts`` as YAML writes them."""
+
     host_per_operator: str
     link_per_message: str = ""  # of older bundles, and unused: predictor/link_laws.yaml has the laws
     host_weights: dict[str, float] = {}
@@ -151,13 +160,20 @@ class _ColdFile(msgspec.Struct, forbid_unknown_fields=True):
     layers: int = 0
 
 
-class _ClockLawFile(msgspec.Struct, forbid_unknown_fields=True):
+class ClockLawFile(msgspec.Struct, forbid_unknown_fields=True):
+    """A ``ClockLaw`` as YAML writes it."""
+
     without: float
     activity: list[float]
     ratio: list[float]
     clock_power: float = 0.0
     top: str = "1 Hz"
     in_bursts: bool = True
+
+    def to_law(self, where: str) -> ClockLaw:
+        """Return the law, its clock in hertz."""
+        activity, ratio, top_hz = np.array(self.activity), np.array(self.ratio), units.parse(self.top, "Hz", where)
+        return ClockLaw(self.without, activity, ratio, 1.0, self.clock_power, top_hz, self.in_bursts)
 
 
 class _ReferenceFile(msgspec.Struct, forbid_unknown_fields=True):
@@ -189,12 +205,12 @@ class _BundleFile(msgspec.Struct, forbid_unknown_fields=True):
     gpu: str
     status: FitStatus
     provenance: Provenance
-    launch: _LaunchFile
-    corrections: dict[str, _CorrectionFile]
+    launch: LaunchFile
+    corrections: dict[str, CorrectionFile]
     power: _PowerFile
     residuals: dict[str, ResidualEnds]
     toggling: dict[str, float]
-    effective_clock: _ClockLawFile | None = None
+    effective_clock: ClockLawFile | None = None
     interval_level: float = 0.9
     settles: float = 1.0
     waiting_sm: float = 1.0
@@ -272,27 +288,12 @@ def _from_file(file: _BundleFile, where: str, arrays: bytes | None) -> Bundle:
         gpu=file.gpu,
         status=file.status,
         provenance=file.provenance,
-        corrections={
-            name: Correction(
-                c.compute, c.memory, parse(c.fixed, "s", f"corrections.{name}.fixed"), c.l2, c.serial_cycle
-            )
-            for name, c in file.corrections.items()
-        },
+        corrections={name: c.to_correction(f"{where}: corrections.{name}") for name, c in file.corrections.items()},
         launch=LaunchCosts(
-            parse(file.launch.host_per_operator, "s", "launch.host_per_operator"),
-            file.launch.host_weights,
+            parse(file.launch.host_per_operator, "s", "launch.host_per_operator"), file.launch.host_weights
         ),
         power=_read_power(file.power, where),
-        clock_law=None
-        if law is None
-        else ClockLaw(
-            law.without,
-            np.array(law.activity),
-            np.array(law.ratio),
-            clock_power=law.clock_power,
-            top_hz=parse(law.top, "Hz", "effective_clock.top"),
-            in_bursts=law.in_bursts,
-        ),
+        clock_law=None if law is None else law.to_law(f"{where}: effective_clock.top"),
         residuals=file.residuals,
         toggling=file.toggling,
         reference=reference,
@@ -341,9 +342,9 @@ def bundle_to_plain(bundle: Bundle) -> dict[str, Any]:
         gpu=bundle.gpu,
         status=bundle.status,
         provenance=bundle.provenance,
-        launch=_LaunchFile(f"{float(launch.host_s_per_operator)!r} s", host_weights=dict(launch.host_weights)),
+        launch=LaunchFile(f"{float(launch.host_s_per_operator)!r} s", host_weights=dict(launch.host_weights)),
         corrections={
-            name: _CorrectionFile(c.compute, c.memory, f"{c.fixed_s!r} s", c.l2, c.serial_cycle)
+            name: CorrectionFile(c.compute, c.memory, f"{c.fixed_s!r} s", c.l2, c.serial_cycle)
             for name, c in bundle.corrections.items()
         },
         power=_PowerFile(bundle.power.kind, bundle.power.to_plain()),
@@ -351,7 +352,7 @@ def bundle_to_plain(bundle: Bundle) -> dict[str, Any]:
         toggling=dict(bundle.toggling),
         effective_clock=None
         if law is None
-        else _ClockLawFile(
+        else ClockLawFile(
             law.without,
             law.activity.tolist(),
             law.ratio.tolist(),

@@ -22,7 +22,15 @@ from wattcast.kernels.lowering import CUDA_EVENT, TENSOR_EVENT
 from wattcast.power.activity import known_events
 from wattcast.power.module_power import ModulePower
 from wattcast.power.power_model import IdlePower, VoltageCurve
-from wattcast.predictor.bundle.bundle_file import FAMILIES, Bundle, ResidualEnds, shipped_bundle
+from wattcast.predictor.bundle.bundle_file import (
+    FAMILIES,
+    Bundle,
+    ClockLawFile,
+    CorrectionFile,
+    LaunchFile,
+    ResidualEnds,
+    shipped_bundle,
+)
 from wattcast.predictor.bundle.support_widening import ForecastEnds, default_widening, learned_distances
 from wattcast.predictor.kernel_phases import Correction, LaunchCosts
 from wattcast.predictor.learned_factors import CarriedFactors, LearnedFactors
@@ -81,6 +89,12 @@ class VoltageRule(msgspec.Struct, forbid_unknown_fields=True):
 
     clock_share: list[float]
     relative: list[float]
+
+    def curve_of(self, gpu: Gpu) -> tuple[VoltageCurve, str]:
+        """Return the curve over the GPU's own top clock, and what that assumes."""
+        curve = VoltageCurve(np.array(self.clock_share) * _scalar(gpu.clocks.max_hz), np.array(self.relative))
+        note = f"no V(f) of the {gpu.name} is published: the shape of the A100-PCIE's table, over its own top clock"
+        return curve, note
 
 
 class ForecastRule(msgspec.Struct, forbid_unknown_fields=True):
@@ -397,26 +411,12 @@ def _voltage(
     published = gpu.power.voltage_v
     if published is not None:
         return VoltageCurve(published.clock_hz, np.maximum.accumulate(published.value) / published.value.max()), ""
-    top_hz = _scalar(gpu.clocks.max_hz)
     if kind.whole:
         share = parent.clock_hz / _scalar(chip.clocks.max_hz)
-        return VoltageCurve(share * top_hz, parent.relative), (
+        return VoltageCurve(share * _scalar(gpu.clocks.max_hz), parent.relative), (
             f"no V(f) of the {gpu.name} is published: the shape inferred on the {the.parent}, over its own top clock"
         )
-    return VoltageCurve(np.array(the.voltage.clock_share) * top_hz, np.array(the.voltage.relative)), (
-        f"no V(f) of the {gpu.name} is published: the shape of the A100-PCIE's table, over its own top clock"
-    )
-
-
-class _StartingCorrection(msgspec.Struct, forbid_unknown_fields=True):
-    compute: float
-    memory: float
-    fixed: str
-
-
-class _StartingVoltage(msgspec.Struct, forbid_unknown_fields=True):
-    clock_share: list[float]
-    relative: list[float]
+    return the.voltage.curve_of(gpu)
 
 
 class _StartingPower(msgspec.Struct, forbid_unknown_fields=True):
@@ -425,28 +425,17 @@ class _StartingPower(msgspec.Struct, forbid_unknown_fields=True):
     idle_share_at_lowest_clock: float
     idle_per_c: float
     idle_reference_c: float
-    voltage: _StartingVoltage
+    voltage: VoltageRule
     toggling: dict[str, float]
-
-
-class _StartingLaw(msgspec.Struct, forbid_unknown_fields=True):
-    without: float
-    activity: list[float]
-    ratio: list[float]
-
-
-class _StartingLaunch(msgspec.Struct, forbid_unknown_fields=True):
-    host_per_operator: str
-    host_weights: dict[str, float]
 
 
 class _StartingRule(msgspec.Struct, forbid_unknown_fields=True):
     source: str
     date: str
-    launch: _StartingLaunch
-    corrections: dict[str, _StartingCorrection]
+    launch: LaunchFile
+    corrections: dict[str, CorrectionFile]
     power: _StartingPower
-    effective_clock: dict[str, _StartingLaw]
+    effective_clock: dict[str, ClockLawFile]
     residual: ResidualEnds
 
 
@@ -460,26 +449,18 @@ def starting_bundle(gpu: Gpu) -> Bundle:
         gpu=gpu.name,
         status=FitStatus.FORECAST,
         provenance=Provenance(rule.source, rule.date),
-        corrections={
-            name: Correction(c.compute, c.memory, units.parse(c.fixed, "s", f"corrections.{name}"))
-            for name, c in rule.corrections.items()
-        },
+        corrections={name: c.to_correction(f"corrections.{name}") for name, c in rule.corrections.items()},
         launch=LaunchCosts(units.parse(rule.launch.host_per_operator, "s"), rule.launch.host_weights),
         power=ModulePower(_starting_energies(gpu, idle, rule.power), idle, voltage),
-        clock_law=ClockLaw(law.without, np.array(law.activity), np.array(law.ratio)) if law else None,
+        clock_law=None if law is None else law.to_law("effective_clock"),
         residuals=dict.fromkeys(FAMILIES, rule.residual),
         toggling=rule.power.toggling,
         reference=reference_chip(gpu),
-        assumptions=tuple(
-            note
-            for note in (
-                "coefficients not fitted to measurements; expect errors of tens of percent",
-                idle_note,
-                voltage_note,
-            )
-            if note
-        ),
+        assumptions=tuple(note for note in (_NOT_FITTED, idle_note, voltage_note) if note),
     )
+
+
+_NOT_FITTED = "coefficients not fitted to measurements; expect errors of tens of percent"
 
 
 @cache
@@ -505,9 +486,7 @@ def _starting_voltage(gpu: Gpu, rule: _StartingPower) -> tuple[VoltageCurve, str
     published = gpu.power.voltage_v
     if published is not None:
         return VoltageCurve(published.clock_hz, np.maximum.accumulate(published.value) / published.value.max()), ""
-    _, _, top_hz = _ends(gpu)
-    curve = VoltageCurve(np.array(rule.voltage.clock_share) * top_hz, np.array(rule.voltage.relative))
-    return curve, f"no V(f) of {gpu.name} is published: the shape of the A100-PCIE's table, over its own top clock"
+    return rule.voltage.curve_of(gpu)
 
 
 def _starting_energies(gpu: Gpu, idle: IdlePower, rule: _StartingPower) -> dict[str, float]:
