@@ -39,14 +39,15 @@ from wattcast.fit.held_out import (
     analyse_rows,
     conformal_ends,
     fit_nearness_line,
+    fit_reason_widening,
     power_ends,
+    predict_left_out,
     predict_with_bundle,
     scale_ratios,
 )
 from wattcast.fit.kernel_fit import build_bundle, fit_idle_curve, fit_kernel_rows
 from wattcast.fit.kernel_rows import FOLDS, KernelRows, assign_folds, on_random_data, settled_figures
 from wattcast.fit.scoring import LedgerRow, make_absent_row, make_ledger_row
-from wattcast.fit.unseen_kinds import fit_reason_widening, predict_left_out
 from wattcast.hardware import Gpu
 from wattcast.power.power_model import IdlePower
 from wattcast.predictor.bundle.bundle_file import Bundle, ResidualEnds

@@ -17,10 +17,18 @@ from wattcast.core.arrays import Array, Mask
 from wattcast.fit import kernel_rows
 from wattcast.fit.card_spread import KIND_OF_QUANTITY
 from wattcast.fit.database_fit import one_thread
-from wattcast.fit.held_out import INTERVAL_LEVEL, HeldOutRows, fit_interval_ends, fit_nearness
+from wattcast.fit.held_out import (
+    INTERVAL_LEVEL,
+    LEAST_KINDS,
+    HeldOutRows,
+    LeftOutRows,
+    fit_interval_ends,
+    fit_nearness,
+    fit_reason_widening,
+    predict_left_out,
+)
 from wattcast.fit.kernel_fit import fit_idle_curve
 from wattcast.fit.scoring import LedgerRow, make_ledger_row
-from wattcast.fit.unseen_kinds import LEAST_KINDS, LeftOutRows, fit_reason_widening, predict_left_out
 from wattcast.predictor.bundle.support_widening import OutsideReason
 from wattcast.predictor.uncertainty import widen_log_ends
 from wattcast.validate.ledger import Tell, load_held_out, run_study

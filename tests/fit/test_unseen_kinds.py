@@ -14,12 +14,19 @@ from studies.never_measured import counted_rows
 from wattcast.core.errors import BadInput, WattcastError
 from wattcast.core.strict_files import convert_plain
 from wattcast.core.units import Dtype
-from wattcast.fit import database_fit, kernel_rows, unseen_kinds
+from wattcast.fit import database_fit, held_out, kernel_rows
 from wattcast.fit.database_fit import one_thread, shipped_held_out
-from wattcast.fit.held_out import conformal_ends, fit_nearness, fit_nearness_line, scale_ratios
+from wattcast.fit.held_out import (
+    LeftOutRows,
+    conformal_ends,
+    fit_nearness,
+    fit_nearness_line,
+    fit_reason_widening,
+    plan_rounds,
+    scale_ratios,
+)
 from wattcast.fit.kernel_fit import fit_idle_curve
 from wattcast.fit.kernel_rows import KernelRows
-from wattcast.fit.unseen_kinds import LeftOutRows, fit_reason_widening, plan_rounds
 from wattcast.hardware import OperatingPoint, load_gpu
 from wattcast.predictor.bundle import bundle_file as bundles
 from wattcast.predictor.bundle.bundle_file import shipped_bundle
@@ -252,7 +259,7 @@ def test_held_out_rows_are_covered_at_every_distance() -> None:
 def test_rounds_leave_out_little_of_a_family_and_nothing_twice() -> None:
     rows = kernel_rows.load_kernel_rows("h200")
     plan = plan_rounds(rows, load_gpu("h200"))
-    assert len(plan) == sum(unseen_kinds.ROUNDS.values())
+    assert len(plan) == sum(held_out.ROUNDS.values())
     counted = rows.is_kind("burst") & rows.fit
     for names in plan:
         for thing in set(names.tolist()) - {""}:
@@ -268,7 +275,7 @@ def test_rounds_leave_out_little_of_a_family_and_nothing_twice() -> None:
                 "rmsnorm",
             )
             assert (names[counted] == thing).sum() >= 1
-    forms = [set(names.tolist()) - {""} for names in plan[: unseen_kinds.ROUNDS["form"]]]
+    forms = [set(names.tolist()) - {""} for names in plan[: held_out.ROUNDS["form"]]]
     assert sum(map(len, forms)) == len(set().union(*forms))
     assert "elementwise: topk" not in set().union(*forms)
     assert "elementwise: adamw" in set().union(*forms)
@@ -282,12 +289,12 @@ def some(rows: KernelRows) -> KernelRows:
 
 @pytest.mark.slow
 def test_leaving_things_out_says_why_each_is_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unseen_kinds, "ROUNDS", {"form": 2, "kind": 2, "dtype": 1, "size": 1})
+    monkeypatch.setattr(held_out, "ROUNDS", {"form": 2, "kind": 2, "dtype": 1, "size": 1})
     rows, chip, shipped = some(kernel_rows.load_kernel_rows("h200")), load_gpu("h200"), shipped_bundle("h200")
     assert shipped is not None
     with one_thread():
         idle = fit_idle_curve(kernel_rows.load_idle_rows("h200"), chip)
-        left = unseen_kinds.predict_left_out(rows, chip, idle, shipped.residuals, (UNSCALED, UNSCALED))
+        left = held_out.predict_left_out(rows, chip, idle, shipped.residuals, (UNSCALED, UNSCALED))
     why = np.array(left.why)
     assert (why != "").mean() > 0.5
     assert {"kind", "dtype", "size"} <= set(why.tolist())

@@ -35,7 +35,7 @@ def test_a_verb_has_the_same_options_on_both_command_lines(verb: object, capsys:
 
 def test_mistakes_are_one_paragraph(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["kernels", "--out", str(tmp_path), "--round", "0"]) == ExitCode.BAD_INPUT
-    assert capsys.readouterr().err == "BadInput: --round: expected 1 or more, got 0.\n"
+    assert capsys.readouterr().err == "BadInput: --round: expected a round of the plan, 1 to 4, got 0.\n"
     with pytest.raises(SystemExit):
         main(["pack", "--out", str(tmp_path)])
     assert "folders" in capsys.readouterr().err

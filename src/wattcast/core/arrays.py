@@ -62,7 +62,8 @@ def pareto_front(objectives: Array) -> npt.NDArray[np.int64]:
     >>> pareto_front(np.array([[1.0, 9.0], [2.0, 5.0], [3.0, 7.0], [4.0, 1.0], [4.0, 1.0]])).tolist()
     [0, 1, 3]
     """
-    rounded = _ten_digits(objectives)
+    mantissa, exponent = np.frexp(objectives)
+    rounded = np.ldexp(np.round(mantissa * 2.0**33) / 2.0**33, exponent)
     order = np.lexsort(rounded.T[::-1])  # stable: equal points stay in order
     ranked = rounded[order]
     if ranked.shape[1] == 2:
@@ -75,11 +76,6 @@ def pareto_rows(columns: Mapping[str, npt.NDArray[Any]], objectives: Sequence[st
     """The rows of a table that are on the front of the named columns."""
     rows = pareto_front(np.stack([np.asarray(columns[name], dtype=np.float64) for name in objectives], axis=-1))
     return {name: values[rows] for name, values in columns.items()}
-
-
-def _ten_digits(values: Array) -> Array:
-    mantissa, exponent = np.frexp(values)
-    return np.ldexp(np.round(mantissa * 2.0**33) / 2.0**33, exponent)
 
 
 def _undominated(ranked: Array) -> npt.NDArray[np.int64]:

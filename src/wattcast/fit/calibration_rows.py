@@ -42,7 +42,7 @@ from wattcast.predictor.bundle.bundle_file import Bundle
 from wattcast.predictor.bundle.calibrated import save_bundle
 from wattcast.predictor.bundle.factors import apply_factors
 from wattcast.workload.graph import Graph
-from wattcast.workload.model_options import ModelOptions
+from wattcast.workload.model_options import ModelOptions, parse_option
 from wattcast.workload.operator_base import Operator
 from wattcast.workload.operator_types import Elementwise, Layout
 from wattcast.workload.readers import load_workload
@@ -260,7 +260,6 @@ MOST_ROWS = 10_000
 QUANTITIES = {"latency": "s", "energy": "J", "power": "W", "clock": "Hz", "temperature": "C", "power_limit": "W"}
 _SUFFIX = {"s": "s", "ms": "ms", "us": "us", "j": "J", "mj": "mJ", "kj": "kJ", "w": "W", "kw": "kW", "mw": "mW",
            "hz": "Hz", "mhz": "MHz", "ghz": "GHz", "c": "C"}  # fmt: skip
-_NUMBERS = ("batch", "seq", "tokens", "tp", "pp", "dp", "ep", "cp", "image")
 FAR_FACTOR = 20.0  # measured over forecast beyond this factor: a unit was mixed up
 CONTRADICTION_FACTOR = 1.5  # two rows of one thing further apart than this cannot both be right
 NOTED_FACTOR = 1.15  # further apart than this, and they are noted
@@ -352,7 +351,7 @@ def _csv(data: bytes, where: str) -> list[tuple[str, dict[str, Any]]]:
 
 
 def _measured(entry: Mapping[str, Any], where: str, folder: Path) -> MeasuredModel:
-    given, options = _quantities(entry, where), {}
+    given, options = _quantities(entry, where), dict[str, Any]()
     known = {item.name for item in fields(ModelOptions)}
     for key, value in entry.items():
         name = key.strip()
@@ -361,12 +360,17 @@ def _measured(entry: Mapping[str, Any], where: str, folder: Path) -> MeasuredMod
         if name not in known:
             wanted = ["workload", *sorted(known), *QUANTITIES]
             raise unknown_name(f"column at {where}:", name, wanted, f"Known: {', '.join(wanted)}.")
-        options[name] = _option(name, value, where)
+        options[name] = parse_option(name, str(value), where)
     if "workload" not in entry:
         raise bad_value(where, "a workload", "none")
     if "latency" not in given:
         raise bad_value(where, "a latency (latency_ms, latency_s ...)", "none")
-    graph = _load_graph(str(entry["workload"]), options, where, folder)
+    workload = str(entry["workload"])
+    path = folder / workload
+    try:
+        graph = load_workload.load_workload(path if path.is_file() else workload, ModelOptions(**options))
+    except WattcastError as error:
+        raise type(error)(f"{where}: {error}") from None
     latency_s = given["latency"]
     power_w = given.get("power", given["energy"] / latency_s if "energy" in given else None)
     if "power" in given and "energy" in given and abs(given["energy"] / (given["power"] * latency_s) - 1) > 0.05:
@@ -412,27 +416,6 @@ def _quantities(entry: Mapping[str, Any], where: str) -> dict[str, float]:
 
 def _like(name: str) -> str:
     return {"s": "ms", "Hz": "MHz", "C": "c"}.get(QUANTITIES[name], QUANTITIES[name])
-
-
-def _option(name: str, value: Any, where: str) -> Any:
-    if name in _NUMBERS:
-        try:
-            return int(value)
-        except (TypeError, ValueError):
-            raise bad_value(f"{where}: {name}", "a whole number", value) from None
-    if name == "skew":
-        return float(value)
-    if name == "recompute":
-        return str(value).lower() in ("1", "true", "yes")
-    return str(value)
-
-
-def _load_graph(workload: str, options: Mapping[str, Any], where: str, folder: Path) -> Any:
-    path = folder / workload
-    try:
-        return load_workload.load_workload(path if path.is_file() else workload, ModelOptions(**options))
-    except WattcastError as error:
-        raise type(error)(f"{where}: {error}") from None
 
 
 def _checked(m: MeasuredModel, where: str, gpu: Gpu) -> MeasuredModel:

@@ -20,10 +20,9 @@ from wattcast.core.measured_rows import CHAINS_FILE, Plain, database_folder, rea
 from wattcast.fit import few_rows_fit, kernel_rows
 from wattcast.fit.card_spread import fit_card_spread
 from wattcast.fit.engine_fit import extend_bundle
-from wattcast.fit.held_out import HeldOutRows, fit_interval_ends, fit_nearness, predict_held_out
+from wattcast.fit.held_out import HeldOutRows, fit_interval_ends, fit_nearness, fit_widening, predict_held_out
 from wattcast.fit.kernel_fit import build_bundle, fit_idle_curve, fit_kernel_rows
 from wattcast.fit.kernel_rows import parse_operators
-from wattcast.fit.unseen_kinds import fit_widening
 from wattcast.hardware import Gpu
 from wattcast.kernels import build_kernels, reference_chip
 from wattcast.kernels.kernel_table import USUAL_CONDITION, IssueSegment
@@ -126,7 +125,7 @@ def fit_kernel_database(
 
     ``inherits``: whether the rows move the card's forecast (or shipped bundle) instead of being fitted from nothing;
     None: when they are few (``few_rows_fit``). ``leaves_out``: learn anew, by fifteen more fits, how far
-    intervals must reach for what was never measured (``unseen_kinds``), instead of taking what ships.
+    intervals must reach for what was never measured (``fit_widening``), instead of taking what ships.
     """
     chip = hardware.load_gpu(gpu)
     rows, idle_rows = kernel_rows.load_kernel_rows(database), kernel_rows.load_idle_rows(database)

@@ -7,8 +7,9 @@ database holds out are never read here but to be predicted (``judge_engine_rows`
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -29,6 +30,7 @@ from wattcast.predictor.learned_factors import LearnedFactors, compute_ideal_ter
 from wattcast.predictor.pipeline import analyse_kernels
 from wattcast.predictor.timeline import compute_effective_hz, compute_kernel_s
 
+_Value = TypeVar("_Value")
 _PRODUCTS = ("engine_scaled", "engine_block", "engine_weight_only", "engine_experts")
 _ATTENTION = ("engine_paged", "engine_latent")
 # Families with few sustained rows learn energies from one another's.
@@ -63,17 +65,17 @@ def extend_bundle(bundle: Bundle, rows: KernelRows, gpu: Gpu, tell: Callable[[st
 def without_engine(bundle: Bundle) -> Bundle:
     """Return a bundle without engine kernels."""
 
-    def rest(table: dict[str, object]) -> dict[str, object]:
+    def rest(table: Mapping[str, _Value]) -> dict[str, _Value]:
         return {name: value for name, value in table.items() if not is_engine_family(name)}
 
     learned = bundle.learned
     if learned is not None:
-        learned = LearnedFactors(learned.reference, rest(dict(learned.time)), rest(dict(learned.energy)))  # type: ignore[arg-type]
+        learned = LearnedFactors(learned.reference, rest(learned.time), rest(learned.energy))
     return replace(
         bundle,
-        corrections=rest(dict(bundle.corrections)),  # type: ignore[arg-type]
-        residuals=rest(dict(bundle.residuals)),  # type: ignore[arg-type]
-        seen=rest(dict(bundle.seen)),  # type: ignore[arg-type]
+        corrections=rest(bundle.corrections),
+        residuals=rest(bundle.residuals),
+        seen=rest(bundle.seen),
         learned=learned,
         provenance=msgspec.structs.replace(
             bundle.provenance, note=bundle.provenance.note.partition("; engine kernels")[0]

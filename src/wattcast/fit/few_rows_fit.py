@@ -105,13 +105,6 @@ def shrink_towards_forecast(
     return ShrunkShift(theta, deviation, spreads, float(np.exp(hyper[-1])))
 
 
-def _prior(hyper: Array, levels: Sequence[ShrinkageLevel], count: int) -> Array:
-    variance = np.zeros(count)
-    for level, value in zip(levels, hyper, strict=False):
-        variance[list(level.columns)] = np.exp(2.0 * value)
-    return variance
-
-
 def _fit_spreads(
     hyper: Array, start: Array, jacobian: Array, target: Array, levels: Sequence[ShrinkageLevel], noise: Array
 ) -> Array:
@@ -140,7 +133,9 @@ def _fit_spreads(
 def _posterior(
     hyper: Array, jacobian: Array, target: Array, levels: Sequence[ShrinkageLevel], noise: Array
 ) -> tuple[Array, Array]:
-    prior = _prior(hyper, levels, jacobian.shape[1])
+    prior = np.zeros(jacobian.shape[1])
+    for level, log_spread in zip(levels, hyper[:-1], strict=True):
+        prior[list(level.columns)] = np.exp(2.0 * log_spread)
     covariance = (jacobian * prior) @ jacobian.T + np.diag(np.exp(2.0 * hyper[-1]) * noise**2)
     gain = np.linalg.solve(covariance, jacobian * prior).T
     variance = prior - np.einsum("ji,ij->j", gain, jacobian * prior)

@@ -66,9 +66,7 @@ def fit_clock_law(
     ratio = np.clip(effective_hz / clock_hz, 0.5, 1.0)
     plain, rows = ratio[~tensor], tensor
     load = np.clip(activity[rows] * (clock_hz[rows] / top_hz) ** power, 0.0, 1.0)
-    hats = np.stack(
-        [np.interp(load, ACTIVITY_KNOTS, np.eye(len(ACTIVITY_KNOTS))[i]) for i in range(len(ACTIVITY_KNOTS))], axis=-1
-    )
+    hats = _hat_functions(load, ACTIVITY_KNOTS)
     # ratio = start - Σ_{j<=i} step_j: one column for the start, the others for the steps down
     steps = -np.stack([hats[:, j:].sum(axis=1) for j in range(1, len(ACTIVITY_KNOTS))], axis=-1)
     found, _ = nnls(np.column_stack([hats.sum(axis=1), steps]), ratio[rows])
@@ -80,6 +78,11 @@ def fit_clock_law(
         clock_power=power,
         top_hz=top_hz,
     )
+
+
+def _hat_functions(at: Array, knots: Array) -> Array:
+    """Return the share that each knot has in a linear interpolation, ``(row, knot)``."""
+    return np.stack([np.interp(at, knots, unit) for unit in np.eye(len(knots))], axis=-1)
 
 
 VOLTAGE_KNOTS_HZ = np.array([1.35e9, 1.5e9, 1.65e9, 1.8e9, 1.98e9])
@@ -154,13 +157,7 @@ def _fit_voltage(rows: PowerRows, idle_w: Array, core: Array, apart: Array) -> A
     """Fit V at the knots: never falling, one at the top clock."""
     from scipy.optimize import lsq_linear
 
-    hats = np.stack(
-        [
-            np.interp(rows.clock_hz, VOLTAGE_KNOTS_HZ, np.eye(len(VOLTAGE_KNOTS_HZ))[i])
-            for i in range(len(VOLTAGE_KNOTS_HZ))
-        ],
-        -1,
-    )
+    hats = _hat_functions(rows.clock_hz, VOLTAGE_KNOTS_HZ)
     steps = np.tril(np.ones((len(VOLTAGE_KNOTS_HZ), len(VOLTAGE_KNOTS_HZ))))  # squared = steps @ rises
     matrix = (hats @ steps) * (core / rows.power_w)[:, None]
     target = (rows.power_w - idle_w - apart) / rows.power_w
@@ -303,12 +300,9 @@ def build_bundle(
 
 def fit_governor_share(rows: KernelRows, gpu: Gpu) -> float:
     """Fit the share of the limit at which the governor holds the board, from capped rows that settled."""
-    capped = np.isfinite(rows.column("settled_power_w")) & (
-        rows.column("settled_clock_hz") < 0.995 * float(np.mean(gpu.clocks.max_hz))
-    )
-    share = rows.column("settled_power_w")[capped & on_random_data(rows) & rows.fit] / float(
-        np.mean(gpu.power.limit_w)
-    )
+    power_w, top_hz = rows.column("settled_power_w"), float(np.mean(gpu.clocks.max_hz))
+    capped = np.isfinite(power_w) & (rows.column("settled_clock_hz") < 0.995 * top_hz)
+    share = power_w[capped & on_random_data(rows) & rows.fit] / float(np.mean(gpu.power.limit_w))
     share = share[share > _LOW_POWER]
     return float(np.clip(np.median(share), _LOW_POWER, 1.0)) if share.size else 1.0
 
@@ -435,11 +429,9 @@ def energy_ratio(rows: PowerRows, power: ModulePower, toggling: Mapping[str, flo
 def _ends_of(values: Array, step: float) -> tuple[float, float] | None:
     """Return the lowest and the highest value, rounded outwards to ``step``; None where none is known."""
     known = values[np.isfinite(values)]
-    return (
-        (float(np.floor(known.min() / step) * step), float(np.ceil(known.max() / step) * step))
-        if known.size
-        else None
-    )
+    if not known.size:
+        return None
+    return float(np.floor(known.min() / step) * step), float(np.ceil(known.max() / step) * step)
 
 
 def measured_ranges(rows: KernelRows, kernels: Kernels) -> dict[str, MeasuredRange]:
@@ -452,25 +444,12 @@ def measured_ranges(rows: KernelRows, kernels: Kernels) -> dict[str, MeasuredRan
     clock_hz = np.where(rows.is_kind("burst", "sustained"), settled_figures(rows)[1], np.nan)
     for family in dict.fromkeys(kernels.work.root_family):
         at = np.flatnonzero(learners == family)
-        sizes = [n for n in kernels.work.features if n.startswith("log_") and kernels.work.features[n][at].any()]
+        own = {name: values[at] for name, values in kernels.work.features.items() if values[at].any()}
+        sizes = {name: values for name, values in own.items() if name.startswith("log_")}
         found[family] = MeasuredRange(
             dtypes=tuple(sorted({str(rows.ops[i].dtype) for i in at})),
-            groups=tuple(
-                sorted(
-                    {
-                        n.removeprefix("is ")
-                        for n in kernels.work.features
-                        if n[:3] == "is " and kernels.work.features[n][at].any()
-                    }
-                )
-            ),
-            sizes={
-                n: (
-                    round(float(kernels.work.features[n][at].min()), 4),
-                    round(float(kernels.work.features[n][at].max()), 4),
-                )
-                for n in sizes
-            },
+            groups=tuple(sorted(name.removeprefix("is ") for name in own if name.startswith("is "))),
+            sizes={n: (round(float(v.min()), 4), round(float(v.max()), 4)) for n, v in sizes.items()},
             forms={group: tuple(sorted(names)) for group, names in sorted(forms[family].items())},
             clock_hz=_ends_of(clock_hz[at], 1e7),
         )

@@ -9,13 +9,13 @@ can be believed; V(f), idle power and all families without rows stay forecast.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from wattcast.core.arrays import Array, Mask, sweep_values
+from wattcast.core.arrays import Array, sweep_values
 from wattcast.core.errors import BadInput
 from wattcast.core.strict_files import FitStatus, Provenance
 from wattcast.fit.database_fit import one_thread
@@ -119,7 +119,6 @@ def calibrate_rows(table: TableRows, gpu: Gpu, tell: Callable[[str], None] | Non
     judged = table.select_rows(usable & away)
     errors = judge_tables(judged, gpu, start, bundle)
     assert isinstance(bundle.learned, LayeredFactors), "a fit has factors of its own"
-    assert bundle.learned.own is not None, "a fit has factors of its own"
     families = tuple(bundle.learned.own.time)
     note = (
         f"{int((usable & ~away).sum())} bursts of {', '.join(families)} fitted on the forecast, "
@@ -143,7 +142,8 @@ def fit_table_latency(table: TableRows, gpu: Gpu, start: Bundle) -> Bundle:
     table = table.select_rows(np.array([learner.count(family) >= LEAST_ROWS for family in learner], dtype=bool))
     rows = table.rows
     kernels = build_kernels(rows.ops, rows.conditions, gpu, reference, ())
-    own_s = own_latency_s(table, gpu, start)
+    latency_s = rows.column("latency_s")  # without the predicted time of what ran beside each row's own kernel
+    own_s = np.maximum(latency_s - beside_s(table, gpu, start), LEAST_OWN_SHARE * latency_s)
     top_hz = float(sweep_values(gpu.clocks.max_hz))
     clock_hz, law = np.full(len(rows), top_hz), start.for_bursts().clock_law
     if law is not None:
@@ -161,12 +161,6 @@ def fit_table_latency(table: TableRows, gpu: Gpu, start: Bundle) -> Bundle:
         learned=LayeredFactors(reference, time, {}, own=own, carried=start.learned),
         seen={**start.seen, **measured_ranges(rows, kernels)},
     )
-
-
-def own_latency_s(table: TableRows, gpu: Gpu, bundle: Bundle) -> Array:
-    """Return what each row's own kernel took: its latency without the predicted time of what ran beside it."""
-    latency_s = table.rows.column("latency_s")
-    return np.maximum(latency_s - beside_s(table, gpu, bundle), LEAST_OWN_SHARE * latency_s)
 
 
 def beside_s(table: TableRows, gpu: Gpu, bundle: Bundle) -> Array:
@@ -195,19 +189,15 @@ def judge_tables(table: TableRows, gpu: Gpu, forecast: Bundle, calibrated: Bundl
     before_s, after_s = (predict_tables_s(table, gpu, bundle) for bundle in (forecast, calibrated))
     band = np.digitize(measured_s * 1e3, BANDS_MS)
     found = []
-    for (what, engine), mask in group_rows(table).items():
+    names = [(describe_work(op), engine) for op, engine in zip(table.rows.ops, table.engine, strict=True)]
+    for what, engine in sorted(set(names)):
+        alike = np.array([name == (what, engine) for name in names], dtype=bool)
         for place, name in enumerate(BAND_NAMES):
-            at = mask & (band == place)
+            at = alike & (band == place)
             if at.any():
                 errors = (mean_percent_error(said[at], measured_s[at]) for said in (before_s, after_s))
                 found.append(TableError(what, engine, name, int(at.sum()), *(float(e or 0.0) for e in errors)))
     return tuple(found)
-
-
-def group_rows(table: TableRows) -> Mapping[tuple[str, str], Mask]:
-    """Return masks of the rows of each kind of work and engine."""
-    names = [(describe_work(op), engine) for op, engine in zip(table.rows.ops, table.engine, strict=True)]
-    return {name: np.array([other == name for other in names], dtype=bool) for name in sorted(set(names))}
 
 
 def describe_work(op: Operator) -> str:

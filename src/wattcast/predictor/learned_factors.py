@@ -433,12 +433,11 @@ class LayeredFactors(LearnedFactors):
     Energy is the other chip's throughout: a table of latencies says nothing about it.
     """
 
-    own: LearnedFactors | None = None
-    carried: LearnedFactors | None = None
+    own: LearnedFactors = field(kw_only=True)
+    carried: LearnedFactors | None = field(kw_only=True)
 
     def factors(self, kernels: Kernels, corrections: Array, energy: bool = True) -> tuple[Array, Array, Array]:
         """Return factors on time and on energy, ``(kernel,)``, and nearness, each from the layer that has them."""
-        assert self.own is not None, "a layer of its own"
         time, _, near = self.own.factors(kernels, corrections, energy)
         cost = np.ones(len(kernels.ops))
         if self.carried is not None:
@@ -450,14 +449,12 @@ class LayeredFactors(LearnedFactors):
 
     def off_chip(self, kernels: Kernels, time: Array) -> Array:
         """Return the part of the factor on time that device memory takes, by layer."""
-        assert self.own is not None, "a layer of its own"
         found = self.own.off_chip(kernels, time)
         if self.carried is None:
             return found
         return np.where(self._is_own(kernels), found, self.carried.off_chip(kernels, time))
 
     def _is_own(self, kernels: Kernels) -> npt.NDArray[np.bool_]:
-        assert self.own is not None, "a layer of its own"
         models = {family: frozenset(model.features) for family, model in self.own.time.items()}
         pairs = zip(kernels.work.root_family, kernels.work.kernel_family, strict=True)
         return np.array([f"is {group}" in models.get(family, ()) for family, group in pairs], dtype=bool)

@@ -14,7 +14,7 @@ from wattcast.core import units
 from wattcast.core.arrays import Array
 from wattcast.core.errors import bad_value
 from wattcast.hardware import Gpu, OperatingPoint
-from wattcast.hardware.catalogue_reader import load_node, load_node_file, node_of_gpu
+from wattcast.hardware.catalogue_reader import node_of_gpu
 from wattcast.hardware.gpu import Node
 from wattcast.predictor.api import Quantity, find_bundle, find_gpu
 from wattcast.predictor.bundle.bundle_file import Bundle
@@ -239,7 +239,7 @@ def train(
     host_share = units.parse_amount(host_share, "", "host_share")
     if minimise not in MINIMISE:
         raise bad_value("minimise", f"one of {', '.join(MINIMISE)}", minimise)
-    box = find_node(node, chip.name)
+    box = find_gpu(chip, node).node or node_of_gpu(chip.name)
     node_gpus = box.gpu_count
     wire = box.network_byte_per_s if network is None else _quantity(network, "byte/s", "network")
     if wire is None and gpus > node_gpus:
@@ -313,15 +313,6 @@ def parse_count(value: str | float, where: str) -> float:
     if not 0 < number < 1e18:
         raise bad_value(where, "a number above 0 and below 1e18", value)
     return number
-
-
-def find_node(node: str | Path | Node | None, gpu: str) -> Node:
-    """Find a node in the catalogue or in the user's own YAML file; None is the usual node of the GPU."""
-    if isinstance(node, Node):
-        return node
-    if node is None:
-        return node_of_gpu(gpu)
-    return load_node_file(Path(node)) if str(node).endswith((".yaml", ".yml")) else load_node(str(node))
 
 
 def _word(kind: type[_Word], name: str, value: str) -> _Word:

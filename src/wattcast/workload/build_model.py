@@ -72,7 +72,10 @@ def _build(model: ModelSpec, options: ModelOptions) -> Graph:
     if options.phase is WorkloadPhase.TRAIN:
         blocks.append(optimiser_block(first.parameter_count, activation_dtype(options)))
     if options.stack is SoftwareStack.ENGINE:
-        blocks = [_use_engine_kernels(block) for block in blocks]
+        blocks = [
+            replace(b, ops=tuple(replace(o, software="engine") if isinstance(o, Collective) else o for o in b.ops))
+            for b in blocks
+        ]
     memory_byte = float(sum_footprint(options, passes).total_byte)
     for program in passes:
         program.release()
@@ -122,14 +125,6 @@ def _exchanges_between_gpus(options: ModelOptions, program: Program) -> list[Blo
     if options.dp > 1 and training:
         blocks.append(gradient_exchange_block(program.parameter_count, dtype, options.dp, options.tp * options.cp))
     return blocks
-
-
-def _use_engine_kernels(block: Block) -> Block:
-    """Return a block whose all-reduces are those of a serving engine."""
-    if not any(isinstance(op, Collective) for op in block.ops):
-        return block
-    ops = [replace(op, software="engine") if isinstance(op, Collective) else op for op in block.ops]
-    return replace(block, ops=tuple(ops))
 
 
 def trace_pass(model: ModelSpec, options: ModelOptions, past: int = 0, length: int | None = None) -> Program:

@@ -118,7 +118,6 @@ def save_bundle(bundle: Bundle, folder: Path) -> Path:
     if not isinstance(bundle.learned, LayeredFactors):
         write_bundle(bundle, folder / "bundle.yaml")
         return folder / "bundle.yaml"
-    assert bundle.learned.own is not None, "a layer of its own"
     base = bundle_to_plain(replace(forecast_bundle(load_gpu(bundle.gpu)), learned=None))
     changed = _difference(bundle_to_plain(replace(bundle, learned=None)), base)
     changed |= {"format": base["format"], "gpu": bundle.gpu}

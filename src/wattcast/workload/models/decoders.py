@@ -153,7 +153,13 @@ def trace_decoder(dims: DecoderDims, run: PassSettings, stages: int = 1) -> Prog
         body = _layer_body(here, group, _keep_window(run, window))
         repeat = -(-group.layers // stages)
         (hidden,) = program.section(_name_group(dims, group), body, hidden, cos, sin, *mask, repeat=repeat)
-    program.section("head", lambda tape, x: _head(dims, run, x), hidden)
+
+    def head(tape: Tape, x: Tensor) -> Tensor:
+        scales = [name for name in dims.multipliers if name in ("logits", "cap")]
+        x = _norm(dims, run, x)
+        return layers.language_head(run, x, dims.vocab, tied=dims.tied, bias=dims.head_bias, scales=scales)
+
+    program.section("head", head, hidden)
     return program
 
 
@@ -327,13 +333,6 @@ def _feed_forward(dims: DecoderDims, run: PassSettings, x: Tensor) -> Tensor:
     return functional.leave_parallel(layers.project(run, inner, dims.hidden, dims.mlp_bias), run.tp)
 
 
-def _head(dims: DecoderDims, run: PassSettings, x: Tensor) -> Tensor:
-    """Apply the final norm and, where asked, compute the logits."""
-    x = _norm(dims, run, x)
-    scales = [name for name in dims.multipliers if name in ("logits", "cap")]
-    return layers.language_head(run, x, dims.vocab, tied=dims.tied, bias=dims.head_bias, scales=scales)
-
-
 def _engine_attention(
     dims: DecoderDims, run: PassSettings, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None
 ) -> Tensor:
@@ -409,7 +408,14 @@ class LatentDims:
 def trace_latent(dims: LatentDims, run: PassSettings, stages: int = 1) -> Program:
     """Trace one pass over ``run.length`` new tokens a sequence."""
     program = run.new_program()
-    hidden, *tables = program.section("embedding", lambda tape: _embed_latent(dims, run, tape))
+
+    def embed(tape: Tape) -> list[Tensor]:
+        x = layers.embed_tokens(run, tape, dims.vocab, dims.hidden)
+        layers.build_positions(tape, run)
+        mask = layers.build_mask(tape, run)
+        return [x, *layers.rotary_tables(tape, run, dims.rotary_dim), *mask]
+
+    hidden, *tables = program.section("embedding", embed)
     mixed = dims.layers - dims.dense_layers
     for label, repeat, dense in (("dense layers", dims.dense_layers, True), ("layers", mixed, False)):
         if repeat:
@@ -421,14 +427,6 @@ def trace_latent(dims: LatentDims, run: PassSettings, stages: int = 1) -> Progra
 
     program.section("head", head, hidden)
     return program
-
-
-def _embed_latent(dims: LatentDims, run: PassSettings, tape: Tape) -> list[Tensor]:
-    """Return token rows, rotary tables, and the mask where attention needs one."""
-    x = layers.embed_tokens(run, tape, dims.vocab, dims.hidden)
-    layers.build_positions(tape, run)
-    mask = layers.build_mask(tape, run)
-    return [x, *layers.rotary_tables(tape, run, dims.rotary_dim), *mask]
 
 
 def _latent_layer(dims: LatentDims, run: PassSettings, dense: bool) -> Callable[..., Tensor]:

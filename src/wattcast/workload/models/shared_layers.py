@@ -146,20 +146,18 @@ def project(
     offset = tape.parameter(features, dtype=run.dtype) if bias else None
     if weight.dtype is not Dtype.FP8:
         out = functional.linear(x, weight, offset, in_major=in_major, fp8=run.fp8_products and not wide)
-        return out if not run.adapter_rank or wide else out + _adapter(run, x, features)
+        if not run.adapter_rank or wide:
+            return out
+        # LoRA's low-rank correction, (x·Aᵀ)·Bᵀ, with a trained A and B
+        down = tape.parameter(run.adapter_rank, x.shape[-1], dtype=run.dtype, trainable=True)
+        up = tape.parameter(features, run.adapter_rank, dtype=run.dtype, trainable=True)
+        return out + functional.linear(functional.linear(x, down), up) * 2.0
     # activations are cast to fp8 by static scales, multiplied, and come out wide
     flat = pointwise("cast", x.reshape(-1, x.shape[-1]), out_dtype=Dtype.FP8)
     (m, k), n = flat.shape, weight.shape[0]
     out = tape.empty((m, n), run.dtype)
     tape.emit(Linear(m, n, k, bias=bias, dtype=Dtype.FP8, out_dtype=run.dtype), (flat, weight), (out,))
     return out.view(*x.shape[:-1], n)
-
-
-def _adapter(run: PassSettings, x: Tensor, features: int) -> Tensor:
-    """Compute LoRA's low-rank correction of a linear layer, (x·Aᵀ)·Bᵀ, with a trained A and B."""
-    down = x.tape.parameter(run.adapter_rank, x.shape[-1], dtype=run.dtype, trainable=True)
-    up = x.tape.parameter(features, run.adapter_rank, dtype=run.dtype, trainable=True)
-    return functional.linear(functional.linear(x, down), up) * 2.0
 
 
 def layer_norm(run: PassSettings, x: Tensor, *, bias: bool = True) -> Tensor:

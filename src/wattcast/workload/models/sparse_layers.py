@@ -40,7 +40,10 @@ def mix_experts(dims: ExpertDims, run: PassSettings, x: Tensor) -> Tensor:
         out = _visit_experts(dims, run, flat, weights)
     if dims.shared:
         with x.tape.scope("shared"):
-            out = out + _weigh_shared(dims, run, flat, _shared_expert(dims, run, flat, dims.shared // run.tp))
+            shared = _shared_expert(dims, run, flat, dims.shared // run.tp)
+            if dims.shared_gate:  # each token weighs it by a number of its own (Qwen)
+                shared = functional.activation("sigmoid", layers.project(run, flat, 1, wide=True)) * shared
+            out = out + shared
     return functional.leave_parallel(out.view(batch, length, hidden), run.tp)
 
 
@@ -50,13 +53,6 @@ def _shared_expert(dims: ExpertDims, run: PassSettings, x: Tensor, width: int) -
         return layers.project(run, gate, dims.hidden)
     gate = functional.activation(dims.activation, layers.project(run, x, width))
     return layers.project(run, gate * layers.project(run, x, width), dims.hidden)
-
-
-def _weigh_shared(dims: ExpertDims, run: PassSettings, x: Tensor, out: Tensor) -> Tensor:
-    """Multiply the shared expert's result by each token's gate, where the model has one (Qwen)."""
-    if not dims.shared_gate:
-        return out
-    return functional.activation("sigmoid", layers.project(run, x, 1, wide=True)) * out
 
 
 def _send_to_experts(dims: ExpertDims, run: PassSettings, x: Tensor) -> Tensor:
