@@ -25,7 +25,7 @@ import numpy.typing as npt
 from wattcast import hardware
 from wattcast.core.arrays import Array, Mask
 from wattcast.fit import kernel_rows
-from wattcast.fit.card_spread import ALL_FAMILIES, KIND_OF_QUANTITY, measurement_noise
+from wattcast.fit.card_spread import ALL_FAMILIES, KIND_OF_QUANTITY, load_origins, repeat_log_ratios
 from wattcast.fit.database_fit import one_thread
 from wattcast.fit.held_out import predict_with_fit
 from wattcast.fit.kernel_fit import fit_idle_curve, fit_kernel_rows
@@ -159,6 +159,21 @@ class Curve:
         if self.law.buys_ends[0] > WORTH_DOUBLING:
             return "rows"
         return "model" if self.law.buys_ends[1] < WORTH_DOUBLING else "rows or model"
+
+
+LEAST_REPEATS = 4
+
+
+def measurement_noise(database: str | Path) -> dict[tuple[str, str], float]:
+    """Return the mean error in percent of a perfect prediction, by kind of row and family: |d|/√2 of repeats."""
+    rows, origin = kernel_rows.load_kernel_rows(database), load_origins(database)
+    found = {}
+    for quantity, kind in KIND_OF_QUANTITY.items():
+        for family in (ALL_FAMILIES, *dict.fromkeys(rows.family)):
+            apart = repeat_log_ratios(rows, origin, quantity, family)
+            if apart.size >= LEAST_REPEATS:
+                found[kind, family] = float(100.0 * np.mean(np.abs(apart)) / np.sqrt(2.0))
+    return found
 
 
 def learning_rows(gpu: str, tell: Tell) -> list[LedgerRow]:

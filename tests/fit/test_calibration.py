@@ -12,7 +12,7 @@ from numpy.testing import assert_allclose
 import wattcast
 from wattcast.fit.calibration import MeasuredModel, calibrate_bundle
 from wattcast.hardware import OperatingPoint, load_gpu
-from wattcast.predictor.bundle.factors import apply_factors
+from wattcast.predictor.bundle.calibrated import apply_factors
 from wattcast.predictor.bundle.forecast import forecast_bundle
 from wattcast.predictor.pipeline import analyse_graph, total_at_clock
 from wattcast.workload.model_options import ModelOptions

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from studies.learning_curves import measurement_noise
 
 from wattcast.core.errors import UnknownName, WattcastError
 from wattcast.fit import card_spread, kernel_rows
@@ -165,7 +166,7 @@ def test_the_database_says_which_card_measured_what(rows: KernelRows) -> None:
     found = load_origins("h200")
     assert len(found.card) == len(found.run) == len(found.chosen) == len(rows)
     assert all(found.card)
-    noise = card_spread.measurement_noise("h200")
+    noise = measurement_noise("h200")
     assert 0.1 < noise["burst", "all"] < 2.0  # percent
     assert 0.1 < noise["sustained", "all"] < 3.0
 

@@ -15,7 +15,7 @@ from wattcast.fit.calibration_rows import DECODERS, build_run_graph
 from wattcast.predictor.bundle import bundle_file as bundles
 from wattcast.predictor.bundle import bundle_for
 from wattcast.predictor.bundle.bundle_file import shipped_bundle
-from wattcast.predictor.bundle.factors import apply_factors
+from wattcast.predictor.bundle.calibrated import apply_factors
 from wattcast.predictor.bundle.forecast import forecast_bundle
 from wattcast.predictor.kernel_phases import LaunchCosts
 from wattcast.predictor.pipeline import analyse_graph

@@ -176,6 +176,6 @@ def test_scores_are_weights_times_what_candidates_would_do() -> None:
         shape = rng.normal(size=(9, len(chooser.names)))
         of = chooser.kind, chooser.tile_n, chooser.tile_m, chooser.split
         own = chooser.own[:, 0] + ((shape - chooser.mean) / chooser.spread) @ chooser.own[:, 1:].T
-        plain = candidate_terms(*sizes, *of, reference.sm_count) @ chooser.weight + own
+        plain = np.moveaxis(candidate_terms(*sizes, *of, reference.sm_count), 0, -1) @ chooser.weight + own
         score = chooser.score(*sizes, shape, reference.sm_count)
         assert_allclose(score - score[:, :1], plain - plain[:, :1], rtol=1e-12, atol=1e-12)

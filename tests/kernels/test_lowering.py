@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import pickle
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 
 from wattcast.core.units import Dtype
 from wattcast.hardware import load_gpu
 from wattcast.kernels import RunCondition, build_kernels, reference_chip
-from wattcast.kernels.kernel_table import USUAL_CONDITION, OperatorKey, log2_alignment, resident_share, wave_fill
+from wattcast.kernels.kernel_table import log2_alignment, resident_share, wave_fill
 from wattcast.workload.operator_base import Operator
 from wattcast.workload.operator_types import Attention, Bmm, Conv2d, Elementwise, LayerNorm, Layout, Linear, Softmax
 
@@ -232,15 +227,3 @@ def test_shapes_a_workload_says_are_those_a_measured_row_says() -> None:
     assert a.work.features["extent_rows"] == b.work.features["extent_rows"] == 12
     assert a.work.features["run"] == b.work.features["run"]
     assert a.work.units == b.work.units
-
-
-def test_operators_met_before_are_found_again_also_in_another_process() -> None:
-    """Words hash differently in every process, so a hash that travelled with its operators would find nothing."""
-    ops = (Linear(8, 16, 32), Linear(8, 16, 64))
-    key = OperatorKey(ops, (USUAL_CONDITION, USUAL_CONDITION))
-    script = "import pickle, sys; from wattcast.kernels.kernel_table import OperatorKey; "
-    script += "key = pickle.load(sys.stdin.buffer); assert {key: 1}[OperatorKey(key.ops, key.conditions)] == 1"
-    environment = os.environ | {"PYTHONHASHSEED": "7"}
-    subprocess.run([sys.executable, "-c", script], input=pickle.dumps(key), check=True, env=environment)
-    assert key == OperatorKey((Linear(8, 16, 32), Linear(8, 16, 64)), (RunCondition(), RunCondition()))
-    assert key != OperatorKey(ops, (USUAL_CONDITION, RunCondition(rotated="all")))

@@ -10,7 +10,7 @@ import wattcast
 from wattcast.core.errors import BadInput, UnknownName
 from wattcast.fit.calibration import MeasuredModel, analyse_models, predict_models
 from wattcast.hardware import OperatingPoint, load_gpu
-from wattcast.predictor.bundle.factors import apply_factors, factor_names
+from wattcast.predictor.bundle.calibrated import apply_factors, factor_names
 from wattcast.predictor.bundle.forecast import forecast_bundle
 from wattcast.predictor.pipeline import analyse_graph, total_at_clock
 from wattcast.workload.graph import Graph

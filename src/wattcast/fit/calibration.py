@@ -30,7 +30,7 @@ from wattcast.core.arrays import Array
 from wattcast.core.strict_files import FitStatus, Provenance
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.predictor.bundle.bundle_file import FAMILIES, Bundle, ResidualEnds
-from wattcast.predictor.bundle.factors import IDLE_OFFSET, PRODUCT_FAMILIES, apply_factors
+from wattcast.predictor.bundle.calibrated import IDLE_OFFSET, PRODUCT_FAMILIES, apply_factors
 from wattcast.predictor.governor import find_governed_point
 from wattcast.predictor.pipeline import analyse_graph, total_at_clock
 from wattcast.predictor.timeline import KernelPhase, Timeline

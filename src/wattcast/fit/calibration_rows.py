@@ -39,8 +39,7 @@ from wattcast.hardware.gpu import DEFAULT_TEMPERATURE_C
 from wattcast.predictor.api import find_gpu
 from wattcast.predictor.bundle import bundle_for
 from wattcast.predictor.bundle.bundle_file import Bundle
-from wattcast.predictor.bundle.calibrated import save_bundle
-from wattcast.predictor.bundle.factors import apply_factors
+from wattcast.predictor.bundle.calibrated import apply_factors, save_bundle
 from wattcast.workload.graph import Graph
 from wattcast.workload.model_options import ModelOptions, parse_option
 from wattcast.workload.operator_base import Operator

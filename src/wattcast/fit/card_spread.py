@@ -238,21 +238,6 @@ def repeat_log_ratios(rows: KernelRows, origin: RowOrigins, quantity: str, famil
     return np.array(found)
 
 
-def measurement_noise(database: str | Path) -> dict[tuple[str, str], float]:
-    """Return the mean error in percent of a perfect prediction, by kind of row and family: |d|/√2 of repeats."""
-    rows, origin = kernel_rows.load_kernel_rows(database), load_origins(database)
-    found = {}
-    for quantity, kind in KIND_OF_QUANTITY.items():
-        for family in (ALL_FAMILIES, *dict.fromkeys(rows.family)):
-            apart = repeat_log_ratios(rows, origin, quantity, family)
-            if apart.size >= LEAST_REPEATS:
-                found[kind, family] = float(100.0 * np.mean(np.abs(apart)) / np.sqrt(2.0))
-    return found
-
-
-LEAST_REPEATS = 4
-
-
 def _figure(rows: KernelRows, quantity: str) -> Array:
     power_w, _, latency_s = settled_figures(rows)
     return latency_s if quantity == "latency" else power_w

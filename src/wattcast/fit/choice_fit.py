@@ -141,7 +141,7 @@ def _fit(
     tile_n, tile_m = (np.array([float(c[i]) for c in candidates]) for i in (1, 2))
     split = np.array([c.split for c in candidates])
     b, m, n, k = sizes
-    terms = candidate_terms(b, m, n, k, kind, tile_n, tile_m, split, sms)
+    terms = np.moveaxis(candidate_terms(b, m, n, k, kind, tile_n, tile_m, split, sms), 0, -1)
     scale = np.maximum(terms.reshape(-1, terms.shape[-1]).std(axis=0), 1e-9)
     mean, spread = table.mean(axis=0), np.where(table.std(axis=0) > 1e-9, table.std(axis=0), 1.0)
     shape = np.column_stack([np.ones(len(table)), (table - mean) / spread])

@@ -176,17 +176,11 @@ _LONGEST = 4096.0  # side of a product beyond which its ratio to the other tells
 def candidate_terms(
     b: Array, m: Array, n: Array, k: Array, kind: Any, tile_n: Array, tile_m: Array, split: Flags, sms: float
 ) -> Array:
-    """Return what each candidate would do with each product, ``(row, candidate, term)``; sizes are ``(row,)``.
+    """Return what each candidate would do with each product, ``(term, row, candidate)``; sizes are ``(row,)``.
 
     The first term is the log of a rough cost over the least of all candidates: cycles of compute or loads, whichever
     is more. Others are padding, waves and how full they are, shapes alike, and what a split of K would be worth.
     """
-    return np.moveaxis(_terms(b, m, n, k, kind, tile_n, tile_m, split, sms), 0, -1)
-
-
-def _terms(
-    b: Array, m: Array, n: Array, k: Array, kind: Any, tile_n: Array, tile_m: Array, split: Flags, sms: float
-) -> Array:
     area = tile_n * tile_m
     feed = np.minimum(1.0, 0.12 + 0.88 * np.sqrt(area / STANDARD_SIDE**2))
     held = _tiles_per_sm(kind == "hopper", area)
@@ -310,7 +304,7 @@ class KernelChooser:
 
     def score(self, b: Array, m: Array, n: Array, k: Array, shape: Array, sms: float) -> Array:
         """Return the score of every candidate for every product, ``(row, candidate)``; it is a log of likelihood."""
-        terms = _terms(b, m, n, k, self.kind, self.tile_n, self.tile_m, self.split, sms)
+        terms = candidate_terms(b, m, n, k, self.kind, self.tile_n, self.tile_m, self.split, sms)
         own = self.own[:, 0] + ((shape - self.mean) / self.spread) @ self.own[:, 1:].T
         return np.asarray(own + (self.weight @ terms.reshape(len(terms), -1)).reshape(terms.shape[1:]))
 

@@ -201,28 +201,6 @@ class IssueSegment:
         return bool((self.counts > 1).any())
 
 
-class OperatorKey:
-    """Operators and conditions as a key under which their work is kept; hashed once."""
-
-    __slots__ = ("_hash", "conditions", "ops")
-
-    def __init__(self, ops: tuple[Operator, ...], conditions: tuple[RunCondition, ...]) -> None:
-        self.ops, self.conditions = ops, conditions
-        usual = conditions.count(USUAL_CONDITION) == len(conditions)
-        self._hash = hash((ops, () if usual else conditions))
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    def __reduce__(self) -> tuple[type[OperatorKey], tuple[tuple[Operator, ...], tuple[RunCondition, ...]]]:
-        return OperatorKey, (self.ops, self.conditions)  # another process hashes words otherwise
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, OperatorKey) or self._hash != other._hash:
-            return False
-        return self.ops == other.ops and self.conditions == other.conditions
-
-
 @dataclass(frozen=True)
 class Kernels:
     """Distinct kernels on the last axis, and the order in which the host issues them."""
@@ -236,9 +214,13 @@ class Kernels:
     work: KernelWork  # columns (kernel,)
     link_byte: Array  # (kernel,) bytes that leave the device
     segments: tuple[IssueSegment, ...]
-    key: OperatorKey  # of ops and conditions
     conditions: tuple[RunCondition, ...] = ()
     notes: tuple[str, ...] = ()  # what had to be assumed of each row; empty: nothing
+
+    @cached_property
+    def key(self) -> Hashable:
+        """Operators and how they run, under which what follows from them alone is kept."""
+        return self.ops, self.conditions
 
     @property
     def assumptions(self) -> tuple[str, ...]:
@@ -264,7 +246,6 @@ class Kernels:
             work=self.work.select_rows(rows),
             link_byte=self.link_byte.take(rows),
             segments=segments,
-            key=OperatorKey(ops, conditions),
             conditions=conditions,
             notes=notes,
         )
@@ -313,42 +294,22 @@ def merge_families(parts: Sequence[tuple[_Rows, FamilyColumns]], count: int) -> 
 
     A column that a family does not have is zero in its rows.
     """
-    of = _column_places(tuple([tuple(map(tuple, part[1:])) for _, part in parts]))
-    table = np.zeros((len(WORK_COLUMNS) + len(of.names), count))
-    for (rows, part), place in zip(parts, of.places, strict=True):
-        table[place, rows] = np.array([column for columns in part[1:] for column in columns.values()])
-    logs, aligned = table[of.logs : of.aligned], table[of.aligned : of.plain]
-    np.log2(np.maximum(logs, 1.0, out=logs), out=logs)
-    aligned[:] = log2_alignment(aligned)
-    work = dict(zip(WORK_COLUMNS, table, strict=False))
-    return work, dict(zip(of.names, table[of.logs :], strict=True)), of.likelihoods
-
-
-class _ColumnPlaces(NamedTuple):
-    """Where the columns of all families lie in a table: work, then features in logs, by alignment, plain."""
-
-    names: _Names  # of features
-    likelihoods: _Names  # those of them that say how likely a row is of a kernel family
-    logs: int
-    aligned: int
-    plain: int
-    places: list[_Rows]  # of each family, ``(column, 1)``
-
-
-@lru_cache(maxsize=256)
-def _column_places(families: tuple[tuple[_Names, ...], ...]) -> _ColumnPlaces:
-    """Lay out the columns of families, from their names as a ``FamilyColumns`` has them."""
-    plain, logs, aligned = (tuple(dict.fromkeys(chain(*(family[i] for family in families)))) for i in (1, 2, 3))
-    names = (*logs, *aligned, *plain)
-    place = {name: i for i, name in enumerate((*WORK_COLUMNS, *names))}
-    return _ColumnPlaces(
-        names=names,
-        likelihoods=tuple(name for name in plain if name.startswith("is ")),
-        logs=len(WORK_COLUMNS),
-        aligned=len(WORK_COLUMNS) + len(logs),
-        plain=len(WORK_COLUMNS) + len(logs) + len(aligned),
-        places=[np.array([place[name] for name in chain(*family)])[:, np.newaxis] for family in families],
-    )
+    plain, logs, aligned = (
+        tuple(dict.fromkeys(chain(*(part[i] for _, part in parts)))) for i in (2, 3, 4)
+    )  # as a ``FamilyColumns`` has them
+    names = (*WORK_COLUMNS, *logs, *aligned, *plain)
+    place = {name: i for i, name in enumerate(names)}
+    table = np.zeros((len(names), count))
+    for rows, part in parts:
+        columns = {name: values for some in part[1:] for name, values in some.items()}
+        table[np.array([place[name] for name in columns])[:, np.newaxis], rows] = np.array(list(columns.values()))
+    work, features = table[: len(WORK_COLUMNS)], table[len(WORK_COLUMNS) :]
+    features[: len(logs)] = log2_size(features[: len(logs)])
+    by_alignment = features[len(logs) : len(logs) + len(aligned)]
+    by_alignment[:] = log2_alignment(by_alignment)
+    of_features = dict(zip((*logs, *aligned, *plain), features, strict=True))
+    likelihoods = tuple(name for name in plain if name.startswith("is "))
+    return dict(zip(WORK_COLUMNS, work, strict=True)), of_features, likelihoods
 
 
 def family_likelihood(kernel_family: Sequence[str], told: Columns) -> Columns:

@@ -20,7 +20,6 @@ from wattcast.kernels.kernel_table import (
     IssueSegment,
     Kernels,
     KernelWork,
-    OperatorKey,
     ReferenceChip,
     RowIndex,
     RunCondition,
@@ -98,21 +97,20 @@ def build_kernels(
     for i, mapping in enumerate(mappings):
         if mapping.link_traffic is not None:
             link_byte[i] = mapping.link_traffic(ops[i])
-    key = OperatorKey(ops, tuple(conditions))
+    conditions = tuple(conditions)
     flop, sfu_op, read, written = as_columns(list(map(_operator_work, ops)))
     check_size(ops[int(np.argmax(read + written))])
     return Kernels(
         ops=ops,
-        key=key,
         family=tuple([op.family for op in ops]),
         pipe_event=events,
         pipe_per_cycle=rates,
         flop=flop,
         sfu_op=sfu_op,
-        work=_kept_work(key, events, reference),
+        work=_kept_work(ops, conditions, events, reference),
         link_byte=link_byte,
         segments=segments,
-        conditions=key.conditions,
+        conditions=conditions,
         notes=notes,
     )
 
@@ -121,16 +119,18 @@ _operator_work: Callable[[Operator], tuple[float, ...]] = attrgetter("flop", "sf
 _MOST_KEPT, _MOST_OPS = 256, 1024  # workloads kept, and distinct operators of one worth keeping
 
 
-def _kept_work(operators: OperatorKey, events: tuple[str, ...], reference: ReferenceChip) -> KernelWork:
+def _kept_work(
+    ops: tuple[Operator, ...], conditions: tuple[RunCondition, ...], events: tuple[str, ...], reference: ReferenceChip
+) -> KernelWork:
     """Return the work of operators; that of a workload met before is kept, since no sweep changes it."""
-    if len(operators.ops) > _MOST_OPS:
-        return compute_work(operators.ops, operators.conditions, events, reference)
-    key = operators, events
+    if len(ops) > _MOST_OPS:
+        return compute_work(ops, conditions, events, reference)
+    key = ops, conditions, events
     work = reference.kept.get(key)
     if work is None:
         if len(reference.kept) >= _MOST_KEPT:
             reference.kept.pop(next(iter(reference.kept)), None)  # the oldest
-        work = reference.kept[key] = compute_work(operators.ops, operators.conditions, events, reference)
+        work = reference.kept[key] = compute_work(ops, conditions, events, reference)
     return work
 
 

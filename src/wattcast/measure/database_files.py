@@ -230,14 +230,14 @@ def _settle(rows: list[KernelRow], folders: Iterable[Path]) -> list[KernelRow]:
     ]
 
 
-def find_phases(period_s: float, sample_s: float = 0.02, most: int = 50) -> int:
-    """Count the parts of a period that samples ``sample_s`` apart see; ``most`` when practically all.
+def find_phases(period_s: float) -> int:
+    """Count the parts of a period that samples 20 ms apart see; 50 when practically all.
 
     >>> find_phases(0.05), find_phases(0.01236)
     (5, 50)
     """
-    turn = sample_s / period_s
-    return next((n for n in range(1, most) if abs(n * turn - round(n * turn)) < 0.01), most)
+    turn = 0.02 / period_s
+    return next((n for n in range(1, 50) if abs(n * turn - round(n * turn)) < 0.01), 50)
 
 
 def make_workload_form(operator: Plain) -> Plain:

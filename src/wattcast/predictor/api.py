@@ -96,7 +96,7 @@ def predict(
     data: ``cold`` in device memory, ``warm`` in L2 as far as they fit, by default weights cold and the rest warm;
     operators of a model find what the others leave. ``data`` is what the operands hold: random, zeros, ones, relu.
     ``bundle`` is a folder that ``calibrate`` or ``lab fit`` saved, in place of the shipped one or the forecast;
-    ``factors`` are efficiency factors of your own (``predictor.bundle.factors``).
+    ``factors`` are efficiency factors of your own (``predictor.bundle.calibrated``).
     ``node`` is where several GPUs stand (``"hgx-h100"``, your own YAML file): it decides what crosses the network.
     ``card``: ``another`` of the kind (intervals hold how far cards differ) or ``this``, the one it was fitted on.
     ``price`` is the rent of one GPU (``"2.50/h"``), ``electricity`` a tariff (``"0.12/kWh"``), ``carbon`` an
@@ -130,7 +130,7 @@ def predict_many(
     chip = find_gpu(gpu, given.pop("node", None))
     fitted = find_bundle(given.pop("bundle", None), chip)
     if factors := given.pop("factors", None):
-        from wattcast.predictor.bundle.factors import apply_factors  # few predictions have any
+        from wattcast.predictor.bundle.calibrated import apply_factors  # few predictions have any
 
         fitted = apply_factors(fitted, factors)
     operands, force = given.pop("operands", None), given.pop("force", False)

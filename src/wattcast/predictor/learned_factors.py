@@ -19,7 +19,7 @@ from wattcast.core.arrays import Array, Sweepable
 from wattcast.core.errors import bad_value
 from wattcast.core.tree_ensemble import TreeEnsemble
 from wattcast.kernels import Kernels, ReferenceChip
-from wattcast.kernels.kernel_table import KernelWork, OperatorKey, streamed_share
+from wattcast.kernels.kernel_table import KernelWork, streamed_share
 from wattcast.kernels.lowering import compute_work
 from wattcast.predictor.timeline import count_rounds, count_waves
 
@@ -413,7 +413,7 @@ class CarriedFactors(LearnedFactors):
         if not rows:
             return time, cost, near
         ops = tuple(kernels.ops[i] for i in rows)
-        found = self._kept.get(OperatorKey(ops, tuple(kernels.conditions[i] for i in rows)))
+        found = self._kept.get((ops, tuple(kernels.conditions[i] for i in rows)))
         if found is None:
             some = kernels.select_rows(np.array(rows), ops)
             some = replace(some, work=compute_work(some.ops, some.conditions, some.pipe_event, self.reference))

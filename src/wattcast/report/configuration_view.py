@@ -20,7 +20,7 @@ from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.kernels.kernel_table import IssueSegment, RowIndex
 from wattcast.predictor import api
 from wattcast.predictor.bundle.bundle_file import Bundle
-from wattcast.predictor.bundle.factors import apply_factors
+from wattcast.predictor.bundle.calibrated import apply_factors
 from wattcast.predictor.governor import find_governed_point
 from wattcast.predictor.pipeline import KernelDetail, analyse_graph, detail_at_clock, total_at_clock
 from wattcast.predictor.prediction import Prediction, predict_timeline

@@ -55,12 +55,12 @@ class OperandPools:
         """Start over; views handed out before may share memory with later ones."""
         self._next = dict.fromkeys(self._pools, 0)
 
-    def take(self, dtype: str, *shape: int, extra: int = 0) -> Any:
-        """A contiguous view of ``shape``; ``extra`` elements more are reserved behind it."""
+    def take(self, dtype: str, *shape: int) -> Any:
+        """A contiguous view of ``shape``."""
         name = "fp32" if dtype == "tf32" else dtype
         pool, start, size = self._pools[name], self._next[name], math.prod(shape)
         step = _ALIGN_BYTE // pool.element_size()
-        end = start + size + extra
+        end = start + size
         if end > len(pool):
             raise BadInput(f"operands of {end * pool.element_size()} bytes do not fit the {dtype} pool.")
         self._next[name] = -(-end // step) * step
