@@ -13,8 +13,6 @@ from wattcast.kernels.families.elementwise import function_cost
 from wattcast.kernels.families.row_reductions import row_walk, softmax_kernel
 from wattcast.kernels.families.special_grids import (
     batch_norm,
-    batch_norm_grad,
-    batch_norm_train,
     special_grid,
     special_kernel,
 )
@@ -58,7 +56,7 @@ def test_channels_last_batch_norm_has_128_parts_at_most(n: int, channels: int, p
 def test_statistics_of_few_channels_leave_the_chip_idle() -> None:
     """As many values in an eighth of the channels: an eighth of the blocks, each eight times as long."""
     few, many = (
-        batch_norm_grad(_norm("batchnorm_grad", 16, channels, pixels), SMS, 0.0)
+        batch_norm(_norm("batchnorm_grad", 16, channels, pixels), SMS, 0.0)
         for channels, pixels in ((32, 16384), (256, 2048))
     )
     assert few is not None
@@ -69,7 +67,7 @@ def test_statistics_of_few_channels_leave_the_chip_idle() -> None:
 
 def test_operands_in_device_memory_take_longer_steps() -> None:
     op = _norm("batchnorm_train", 32, 64, 3136)
-    warm, cold = (batch_norm_train(op, SMS, missing) for missing in (0.0, 1.0))
+    warm, cold = (batch_norm(op, SMS, missing) for missing in (0.0, 1.0))
     assert warm is not None
     assert cold is not None
     assert cold.steps > 1.5 * warm.steps

@@ -238,7 +238,7 @@ class _Reader:
             if name not in list(Dtype):
                 raise bad_value(f"{self.where}: {key}_per_cycle_sm", f"formats among {', '.join(Dtype)}", name)
             unit, field = "op/cycle" if name.startswith("int") else "flop/cycle", f"{key}_flop_per_cycle.{name}"
-            rates[Dtype(name)] = self.number(leaf, f"{key}_per_cycle_sm.{name}", unit, field, needed=True)
+            rates[Dtype.parse(name)] = self.number(leaf, f"{key}_per_cycle_sm.{name}", unit, field, needed=True)
         return rates
 
     def number(self, leaf: _Leaf, key: str, unit: str, field: str, needed: bool = False) -> Any:

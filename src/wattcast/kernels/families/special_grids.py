@@ -96,36 +96,25 @@ class _ImageShape(NamedTuple):
 
 
 def batch_norm(op: Elementwise, sm_count: float, missing: float) -> LaunchGrid | None:
-    """Return the grid of a normalisation by running statistics: one pass, led in halves by two small kernels."""
+    """Return the grid of batch norm; cuDNN has one kernel for statistics and what follows from them.
+
+    By running statistics it is one pass, led in halves by two small kernels. In training the batch's own statistics
+    come before it. The gradient sums over input and gradient first: blocks walk twice.
+    """
     shape = _image_shape(op)
     if shape is None:
         return None
-    blocks, steps, slots, cycle = _normalise(shape, sm_count, missing)
-    launches = 1.0 if shape.cudnn else 3.0
-    return LaunchGrid(blocks, steps_with_misses(steps, missing), slots, launches, 0.0, cycle, True)
-
-
-def batch_norm_train(op: Elementwise, sm_count: float, missing: float) -> LaunchGrid | None:
-    """Return the grid of the batch's own statistics and the normalisation; cuDNN has one kernel for both."""
-    shape = _image_shape(op)
-    if shape is None:
-        return None
+    if op.function == "batchnorm":
+        blocks, steps, slots, cycle = _normalise(shape, sm_count, missing)
+        launches = 1.0 if shape.cudnn else 3.0
+        return LaunchGrid(blocks, steps_with_misses(steps, missing), slots, launches, 0.0, cycle, True)
     if shape.cudnn:
         return _cudnn_batch_norm(shape, sm_count, missing)
     blocks, steps, slots = _statistics(shape, sm_count)
-    _, after, _, cycle = _normalise(shape, sm_count, missing)
-    launches = 3.0 + (shape.last and blocks > ceil(shape.channels / _LAST_CHANNELS))
-    return LaunchGrid(blocks, steps_with_misses(steps, missing) + after, slots, launches, sm_cycle=cycle)
-
-
-def batch_norm_grad(op: Elementwise, sm_count: float, missing: float) -> LaunchGrid | None:
-    """Return the grid of sums over input and gradient, then the gradient of the input: blocks walk twice."""
-    shape = _image_shape(op)
-    if shape is None:
-        return None
-    if shape.cudnn:
-        return _cudnn_batch_norm(shape, sm_count, missing)
-    blocks, steps, slots = _statistics(shape, sm_count)
+    if op.function == "batchnorm_train":
+        _, after, _, cycle = _normalise(shape, sm_count, missing)
+        launches = 3.0 + (shape.last and blocks > ceil(shape.channels / _LAST_CHANNELS))
+        return LaunchGrid(blocks, steps_with_misses(steps, missing) + after, slots, launches, sm_cycle=cycle)
     if shape.last:  # several loads in flight
         return LaunchGrid(blocks, steps_with_misses(steps, missing), slots, 3.0)
     return LaunchGrid(blocks, steps_with_misses(2.0 * steps, 2.0 * missing), slots)
@@ -287,9 +276,7 @@ def _index_count(op: Elementwise) -> float:
 _GRIDS: dict[str, Callable[[Elementwise, float, float], LaunchGrid | None]] = {
     "reduce.columns": _sum_columns,
     "cat.append": _append,
-    "batchnorm": batch_norm,
-    "batchnorm.train": batch_norm_train,
-    "batchnorm.backward": batch_norm_grad,
+    **dict.fromkeys(("batchnorm", "batchnorm.train", "batchnorm.backward"), batch_norm),
     "pool": _pool,
     "pool.backward": _pool_grad,
     "optimizer": _optimizer,

@@ -6,6 +6,8 @@ saved with its error and costs only itself, unless the device is gone.
 
 from __future__ import annotations
 
+import json
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -44,6 +46,15 @@ class TorchDevice:
         """After a failed row: give cached memory back. A broken context raises here."""
         self.torch.cuda.synchronize()
         self.torch.cuda.empty_cache()
+
+
+def list_trace_events(profiler: Any) -> list[dict[str, Any]]:
+    """Return the events that PyTorch's profiler recorded, as its chrome trace lists them."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        profiler.export_chrome_trace(str(path))
+        events: list[dict[str, Any]] = json.loads(path.read_text())["traceEvents"]
+    return events
 
 
 def import_cuda_torch(what: str) -> Any:

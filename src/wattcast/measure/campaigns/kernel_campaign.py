@@ -9,7 +9,6 @@ from __future__ import annotations
 import bisect
 import contextlib
 import json
-import tempfile
 import time
 import traceback
 from collections import Counter
@@ -23,7 +22,7 @@ from wattcast.core.errors import BadInput, CannotWrite, bad_value, unknown_name
 from wattcast.core.measured_rows import Journal, NameRow, RowKind, read_lines
 from wattcast.core.whole_files import hold_folder, write_whole
 from wattcast.measure.campaigns import operator_rows
-from wattcast.measure.campaigns.campaign_engine import OperatorBench
+from wattcast.measure.campaigns.campaign_engine import OperatorBench, list_trace_events
 from wattcast.measure.campaigns.kernel_plan import OperatorSpec, read_kernel_plan, take_subset
 from wattcast.measure.campaigns.operator_rows import (
     CampaignGpu,
@@ -338,11 +337,7 @@ def profile_batch(gpu: CampaignGpu, specs: list[OperatorSpec], run: str) -> list
             with torch.profiler.record_function(PREFIX + spec.id):
                 call.run(0)
         torch.cuda.synchronize()
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "trace.json"
-        profiler.export_chrome_trace(str(path))
-        trace = json.loads(path.read_text())
-    found = kernels_by_range(trace["traceEvents"])
+    found = kernels_by_range(list_trace_events(profiler))
     rows = []
     for spec in ready:
         events = found.get(spec.id, [])

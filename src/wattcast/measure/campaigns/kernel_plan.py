@@ -43,7 +43,7 @@ class OperatorSpec:
     @property
     def dtype(self) -> Dtype:
         """Format of the operands."""
-        return Dtype(self.operator["dtype"])
+        return Dtype.parse(self.operator["dtype"])
 
     @property
     def byte(self) -> float:

@@ -6,8 +6,6 @@ stay in the process; in them only shares of time count, since the clock is whate
 
 from __future__ import annotations
 
-import json
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -23,7 +21,7 @@ import numpy as np
 from wattcast.core.errors import unknown_name
 from wattcast.core.measured_rows import ModelKernels, ModelRow
 from wattcast.core.whole_files import hold_folder
-from wattcast.measure.campaigns.campaign_engine import Campaign, OperatorBench
+from wattcast.measure.campaigns.campaign_engine import Campaign, OperatorBench, list_trace_events
 from wattcast.measure.campaigns.model_runs import (
     BuiltModel,
     ModelDevice,
@@ -36,12 +34,7 @@ from wattcast.measure.campaigns.model_runs import (
     read_model_plan,
 )
 from wattcast.measure.sampler import Sampler
-from wattcast.measure.steady_state import (
-    SettlingRule,
-    await_clock,
-    hold_load,
-    say,
-)
+from wattcast.measure.steady_state import SettlingRule, await_clock, hold_load, say
 
 LONGEST_NAME = 200
 
@@ -54,11 +47,7 @@ def profile_iteration(device: Any, row_id: str, run: Callable[[], Any], bench_ru
     with torch.profiler.profile(activities=activities) as profiler:
         device.issue(run, 1)
         device.synchronize()
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "trace.json"
-        profiler.export_chrome_trace(str(path))
-        trace = json.loads(path.read_text())
-    return total_kernels(row_id, trace["traceEvents"], bench_run)
+    return total_kernels(row_id, list_trace_events(profiler), bench_run)
 
 
 def total_kernels(row_id: str, events: Iterable[dict[str, Any]], run: str) -> ModelKernels:
@@ -82,20 +71,8 @@ SETTLE = SettlingRule(longest_s=5.0)
 
 def make_blank_model_row(bench: OperatorBench, spec: ModelRunSpec) -> ModelRow:
     """Return a row that names what is to be measured, with nothing measured yet."""
-    return ModelRow(
-        spec.id,
-        spec.model,
-        spec.phase,
-        spec.batch,
-        spec.dtype,
-        spec.attention,
-        "eager",
-        spec.graph,
-        seq=spec.seq,
-        head=spec.head,
-        run=bench.run,
-        date=datetime.now(UTC).isoformat(timespec="seconds"),
-    )
+    told = {name: getattr(spec, name) for name in ("id", "model", "graph")} | spec.workload
+    return ModelRow(**told, run=bench.run, date=datetime.now(UTC).isoformat(timespec="seconds"))
 
 
 def measure_model(bench: OperatorBench, spec: ModelRunSpec, built: BuiltModel, run: Callable[[], Any]) -> ModelRow:

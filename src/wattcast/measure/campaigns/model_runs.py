@@ -80,34 +80,18 @@ class ModelRunSpec:
     @property
     def workload(self) -> dict[str, Any]:
         """The options of ``wattcast predict`` that say the same."""
-        options = {
-            "batch": self.batch,
-            "seq": self.seq,
-            "phase": self.phase,
-            "dtype": self.dtype,
-            "attention": self.attention,
-            "head": self.head or None,
-            "stack": "eager",
-        }
-        return {name: value for name, value in options.items() if value is not None}
+        options = {name: getattr(self, name) for name in ("batch", "seq", "phase", "dtype", "attention", "head")}
+        return {name: value for name, value in (options | {"stack": "eager"}).items() if value not in (None, "")}
 
 
 @cache
 def read_model_plan() -> tuple[ModelRunSpec, ...]:
     """Read every planned row, the most valuable first."""
-    rows = _table("model_plan.csv")
-    specs = [
-        ModelRunSpec(
-            row["model"],
-            row["phase"],
-            int(row["batch"]),
-            int(row["seq"]) if row["seq"] else None,
-            row["attention"],
-            row["run"] == "graph",
-            int(row["tier"]),
-        )
-        for row in rows
-    ]
+    specs = []
+    for row in _table("model_plan.csv"):
+        sizes = int(row["batch"]), int(row["seq"]) if row["seq"] else None
+        graph, tier = row["run"] == "graph", int(row["tier"])
+        specs.append(ModelRunSpec(row["model"], row["phase"], *sizes, row["attention"], graph, tier))
     return tuple(sorted(specs, key=lambda spec: spec.tier))
 
 

@@ -86,7 +86,7 @@ def _elementwise(operator: Plain) -> OperatorSpec | None:
     """By how its operands lie; each form knows the sizes it needs."""
     name = operator["op"]
     given = {**operator, "op": "elementwise", "function": name}
-    width = Dtype(given["dtype"]).byte
+    width = Dtype.parse(given["dtype"]).byte
     if name in _OWN:
         return _OWN[name](given, width)
     if name in ("sum", "mean", "max"):
