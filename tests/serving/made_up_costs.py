@@ -15,7 +15,15 @@ NO_HOST = HostTimes(
         f"{name}_s": 0.0
         for name in (
             *("schedule", "schedule_per_sequence", "launch_graph", "launch_graph_per_sequence", "launch_layer"),
-            *("launch_same_layer", "launch_loose_layer", "output", "output_per_sequence", "admit", "sample"),
+            *(
+                "launch_same_layer",
+                "launch_loose_layer",
+                "output",
+                "output_per_sequence",
+                "admit",
+                "switch",
+                "sample",
+            ),
         )
     },
     governor_s=0.075,

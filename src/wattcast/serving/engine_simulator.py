@@ -258,6 +258,7 @@ class EngineReplica:
         self._again: dict[int, int] = {}  # preempted requests: tokens to compute anew
         self._first: list[int] = []  # requests whose first or last token the device has not handed out yet
         self._last: list[int] = []
+        self._after_prompts = False  # the last step held prompts
         self._mean_w = costs.idle_w
         self._segments = array("d")  # rows of SEGMENT_COLUMNS, one after another
         self._tokens_a_step = 1 + settings.speculative_tokens
@@ -404,6 +405,7 @@ class EngineReplica:
             step_s, energy_j = govern_steps(costs, costs.mixed_cost(*asked), 1, floor_s, self._mean_w)
         energy_j += costs.waiting_w * (start_s - device_begin_s)
         self.device_s = start_s + step_s
+        self._after_prompts = True
         self._note_power(energy_j, self.device_s - device_begin_s)
         self._hand_out(output_s)
         self.now_s = output_s
@@ -443,7 +445,8 @@ class EngineReplica:
         handing_s = host.output_s + host.output_per_sequence_s * decodes
         host_s = launch_s + handing_s
         begin_s, device_begin_s = self.now_s, self.device_s
-        start_s = max(begin_s + launch_s, device_begin_s)
+        start_s = max(begin_s + launch_s, device_begin_s) + host.switch_s * self._after_prompts
+        self._after_prompts = False
         first_output_s = start_s + handing_s
         event_s = self.plan.arrival_s[self._arriving[0]] if self._arriving else until_s
         steps = most

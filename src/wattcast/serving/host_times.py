@@ -156,6 +156,7 @@ class HostTimes:
     output_s: float
     output_per_sequence_s: float
     admit_s: float  # to take in one request
+    switch_s: float  # GPU time that the first decode-only step after one with prompts takes more than later ones
     sample_s: float  # GPU time of a step outside the model: sampling, bookkeeping
     governor_s: float  # time over which the power limit averages
     waiting_power: float  # power between kernels, as a multiple of idle power
