@@ -26,7 +26,6 @@ from wattcast.hardware import Gpu
 from wattcast.predictor.api import predict_many
 from wattcast.predictor.bundle import bundle_for
 from wattcast.predictor.pipeline import idle_power_w
-from wattcast.predictor.prediction import Prediction
 from wattcast.serving.host_times import HostTimes, load_host_times
 from wattcast.workload.build_model import build_graph, compute_footprint
 from wattcast.workload.engine_operators import FusedExperts, LatentAttention, PagedAttention
@@ -194,7 +193,7 @@ def tabulate_step_costs(
 
     def costs(graphs: Sequence[Graph]) -> Array:
         found = predict_many(graphs, gpu, clock=clocks_hz, power_limit=_UNLIMITED_W, host_launch=0.0, force=True)
-        return np.array([_cost_row(one) for one in found])
+        return np.array([np.concatenate([one.latency_s, one.energy_j]) for one in found])
 
     token_knots = _knots(TOKEN_KNOTS, max(max_tokens, max_seqs))
     batch_knots, decode_knots = _knots(BATCH_KNOTS, max_seqs), _knots(DECODE_KNOTS, max_seqs)
@@ -261,10 +260,6 @@ def tabulate_step_costs(
 
 def _count_calls(graph: Graph, kinds: tuple[type[Operator], ...]) -> int:
     return sum(calls for op, calls in graph.calls() if isinstance(op, kinds))
-
-
-def _cost_row(prediction: Prediction) -> Array:
-    return np.concatenate([prediction.latency_s, prediction.energy_j])
 
 
 def _knots(known: Sequence[int], most: int) -> tuple[int, ...]:
@@ -345,10 +340,9 @@ def _cache_tokens(
     per_token = need.cache_byte / max_tokens
     tokens = int(left / per_token // block_tokens * block_tokens) if per_token else 1 << 40
     if tokens < block_tokens:
-        gb = 1e-9
         raise WattcastError(
-            f"{model.name}: weights of {need.weight_byte * gb:.1f} GB leave no room for a cache in "
-            f"{room * gb:.1f} GB of the {gpu.name}. Use more GPUs (tp) or a smaller number format."
+            f"{model.name}: weights of {1e-9 * need.weight_byte:.1f} GB leave no room for a cache in "
+            f"{1e-9 * room:.1f} GB of the {gpu.name}. Use more GPUs (tp) or a smaller number format."
         )
     note = f"cache: {tokens} tokens, {utilisation:.0%} of the memory less weights and activations"
     return tokens, per_token, note
