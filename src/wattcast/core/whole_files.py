@@ -98,10 +98,10 @@ def hold_folder(folder: Path, wait_s: float = 0.0) -> Iterator[None]:
 
 
 def take_lock(path: Path, wait_s: float, held: str) -> int:
-    """Return an open lock file that holds owner and time; Refused with ``held`` while another process has it."""
+    """Return an open lock file that holds owner and time; Refused with ``held`` after ``wait_s`` of one owner."""
     import fcntl
 
-    deadline = time.monotonic() + wait_s
+    deadline, owner = time.monotonic() + wait_s, ""
     while True:
         try:
             lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -116,8 +116,10 @@ def take_lock(path: Path, wait_s: float, held: str) -> int:
                     os.pwrite(lock, owner.encode(), 0)
                 return lock
         except OSError:
+            before, owner = owner, clip_text(os.pread(lock, 200, 0).decode(errors="replace")) or "unknown"
+            if before not in ("", owner):  # a hundred may wait: each owner has its time
+                deadline = time.monotonic() + wait_s
             if time.monotonic() >= deadline:
-                owner = clip_text(os.pread(lock, 200, 0).decode(errors="replace")) or "unknown"
                 os.close(lock)
                 do = f"Wait for it or end it; where it hangs, delete {path} to break its lock."
                 raise Refused(f"{held} ({owner}). {do}") from None
