@@ -18,7 +18,13 @@ from wattcast.core.errors import bad_value
 from wattcast.core.measured_rows import read_lines
 from wattcast.counter_models.profiler_counters import OTHER_CARD, RESULT_FILES
 from wattcast.hardware import Gpu, load_gpu
-from wattcast.microbench.microbench_report import Row, make_device_rows, make_pipe_table, make_truth_rows
+from wattcast.microbench.microbench_report import (
+    Row,
+    make_device_rows,
+    make_latency_rows,
+    make_pipe_table,
+    make_truth_rows,
+)
 from wattcast.microbench.microbench_results import (
     KnownFault,
     MicroRow,
@@ -45,6 +51,9 @@ CURVES = {  # curve: what is counted along it
     "icache": "bytes of code",
     "dram_active": "share of SMs",
     "tensor_active": "share of SMs",
+    "atomic_lines": "lines of 128 bytes",
+    "multicast": "blocks of a cluster",
+    "cluster_read": "blocks of a cluster",
 }
 KNOWN = {  # a kernel with one bottleneck: the one that does the same without it
     **{"conflicts_31": "conflicts_0", "conflicts_7": "conflicts_0", "coalescence_1": "coalescence_32"},
@@ -180,6 +189,16 @@ def memory_rows(results: Sequence[MicroRow], gpu: Gpu) -> list[Row]:
     return rows
 
 
+def transfer_rows(results: Sequence[MicroRow], gpu: Gpu) -> list[Row]:
+    """Copies between host and device: rate, power, and joules of this card."""
+    rows = [["copy", "GB/s", "W", "pJ a byte above idle"]]
+    for r in keep_first_rounds(results).values():
+        if r.group == "transfer" and r.byte_per_s and r.operation_above_idle_j is not None:
+            cells = [_number(r.byte_per_s / 1e9), _number(r.power_w), _number(1e12 * r.operation_above_idle_j)]
+            rows.append([_named(r), *cells])
+    return rows
+
+
 def rate_rows(results: Sequence[MicroRow], gpu: Gpu) -> list[Row]:
     """DRAM at a part of its rate: power of the card and of its memory, and energy of a byte above idle."""
     rows = [["benchmark", "TB/s", "of DRAM's", "W", "memory W", "pJ a byte above idle"]]
@@ -305,6 +324,8 @@ TABLES: Mapping[str, Callable[[Sequence[MicroRow], Gpu], list[Row]]] = {
     "units": unit_rows,
     "memory": memory_rows,
     "rates": rate_rows,
+    "transfers": transfer_rows,
+    "latencies": make_latency_rows,
     "curves": curve_rows,
     "active": active_rows,
     "idle": idle_rows,

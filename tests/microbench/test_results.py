@@ -51,7 +51,7 @@ def test_failed_rows_are_left_out_and_an_empty_file_is_a_sentence(folder: Path, 
     with pytest.raises(BadInput, match=r"expected a folder with microbench\.jsonl"):
         read_results(tmp_path / "none")
     (tmp_path / "microbench.jsonl").write_text('{"id":"x","name":"x","power_w":-3}\n')
-    with pytest.raises(BadInput, match=r"x: power_w: expected `float` >= 0\.0"):
+    with pytest.raises(BadInput, match=r"x: power_w: expected zero or more"):
         read_results(tmp_path)
 
 
@@ -198,7 +198,7 @@ def test_markdown_tables_are_rectangular(folder: Path) -> None:
         line for line in report.make_results_page(read_results(folder), H200).splitlines() if line.startswith("|")
     ]
     assert len(lines) > 100
-    assert {line.count("|") for line in lines} <= {len(report.COLUMNS) + 1, 8, 5}
+    assert {line.count("|") for line in lines} <= {len(report.COLUMNS) + 1, 8, 6, 5}
 
 
 def test_counters_are_brought_to_the_measured_launch(folder: Path, tmp_path: Path, call) -> None:

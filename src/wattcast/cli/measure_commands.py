@@ -6,6 +6,7 @@ Nothing here changes a clock, a limit or a mode of a card.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -244,7 +245,51 @@ def pack_engine(
     env.stdout.write(f"{out}: {len(found.rows)} rows, {runs} serving runs, {len(found.requests)} requests\n")
 
 
-counters = make_command(measure_verbs.counters)
+@takes_verb_options(measure_verbs.counters)
+def counters(
+    ctx: typer.Context,
+    design: Annotated[
+        str | None,
+        typer.Option(help="Instead: the fewest counters that identify a power model, by a GPU's table or a file."),
+    ] = None,
+    columns: Annotated[Path | None, typer.Option(help="With --design FILE: YAML map of its columns.")] = None,
+    json: Json = False,
+    **options: Any,
+) -> None:
+    """Hardware counters of a sample of operators, through ncu; or which counters a power model needs.
+
+    Examples: wattcast lab counters --out rows;  wattcast lab counters --design h200
+    """
+    if design is None:
+        if columns is not None:
+            raise bad_value("--columns", "--design FILE beside it", "none")
+        print_result(ctx.obj, measure_verbs.counters(**options), json)
+        return
+    from wattcast.counter_models.counter_design import design_counters
+    from wattcast.counter_models.counter_table import read_counter_table
+    from wattcast.counter_models.two_rails import read_shipped_table
+    from wattcast.predictor.api import find_gpu
+    from wattcast.report.text_tables import new_table
+
+    env: Environment = ctx.obj
+    if Path(design).is_file() and columns is None:
+        raise bad_value("--columns", "a YAML map of the table's columns", "none", "As `lab fit counters` takes it.")
+    rows = read_counter_table(Path(design), columns) if columns else read_shipped_table(find_gpu(design).name)
+    found = design_counters(rows)
+    expected = found.steps[found.enough - 1].error
+    if json:
+        env.json({"events": found.events, "expected_error_percent": expected} | asdict(found))
+        return
+    title = f"{found.table}: {', '.join(found.always)} always" if found.always else found.table
+    table = new_table("", "event", "metrics", "error, held out", "never trained on", title=title)
+    for n, step in enumerate(found.steps, 1):
+        error = f"{step.error:.1f} ± {step.standard_error:.1f} %"
+        tested = "-" if step.tested is None else f"{step.tested:.1f} %"
+        table.add_row(f"{n} *" if n == found.enough else str(n), step.event, str(step.metrics), error, tested)
+    env.console().print(table)
+    env.stdout.write(f"* enough: {len(found.events)} events in all, expected error {expected:.1f} %\n")
+
+
 pack = make_command(measure_verbs.pack)
 summary = make_command(measure_verbs.summary)
 for _verb in (measure_verbs.idle, measure_verbs.sensor, measure_verbs.models, measure_verbs.engine):

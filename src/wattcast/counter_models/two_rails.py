@@ -363,13 +363,15 @@ def make_saved_rails(result: RailsFit, name: str, device: str, date: str = "") -
 @cache
 def shipped_fit(gpu: str, card: str = "") -> RailsFit:
     """Return the fit to the shipped microbenchmarks of a GPU, or of another ``card`` of it."""
+    return fit_rails(read_shipped_table(gpu, card))
+
+
+def read_shipped_table(gpu: str, card: str = "") -> CounterTable:
+    """Read watts and counters of a GPU's shipped microbenchmarks."""
     import polars as pl
 
     lines = make_table_lines(database_folder(gpu) / card, gpu)
     names = list(dict.fromkeys(name for line in lines for name in line))
     frame = pl.DataFrame({name: [line.get(name) for line in lines] for name in names}, strict=False)
-    return fit_rails(
-        counter_table.build_counter_table(
-            frame, counter_table.read_column_map(Path(gpu)), f"microbenchmarks of {gpu}"
-        )
-    )
+    columns = counter_table.read_column_map(Path(gpu))
+    return counter_table.build_counter_table(frame, columns, f"microbenchmarks of {gpu}")

@@ -188,7 +188,7 @@ def engine(
 
 
 def counters(
-    out: Annotated[Path, Option("Folder for the raw table.")],
+    out: Annotated[Path | None, Option("Folder for the raw table.")] = None,
     budget: Budget = "150s",
     few: Few = 0,
     plan: Annotated[str, Option("Operators in place of the sample, a JSON object a line.")] = "",
@@ -201,6 +201,8 @@ def counters(
     if target:
         counted = nsight_counters.count_operators(budget_s, few, plan)
         return VerbResult(note=f"counted {counted} operators")
+    if out is None:
+        raise bad_value("--out", "a folder for the raw table", "none")
     with hold_folder(out):
         return VerbResult(nsight_counters.collect_counters(out, budget_s, few, plan))
 

@@ -232,7 +232,7 @@ def make_results_page(results: Sequence[MicroRow], gpu: Gpu) -> str:
         "Devices side by side": make_device_rows(results, gpu),
         "What must hold": make_truth_rows(results, gpu),
     }
-    parts = [f"## {t}\n\n{make_pipe_table(rows)}" for t, rows in tables.items() if len(rows) > 1 or t not in GROUPS]
+    parts = [f"## {t}\n\n{make_pipe_table(rows)}" for t, rows in tables.items() if len(rows) > 1]
     return "\n\n".join(parts) + f"\n\n{FOOTNOTE}\n"
 
 
@@ -346,7 +346,7 @@ def draw_latencies(results: Sequence[MicroRow], gpu: Gpu, source: str) -> Figure
         axes.set_xscale("log", base=2)
         ticks = [r.at for r in points if np.log2(r.at) % 4 == 0]
         axes.set_xticks(ticks, [_format_size(at) for at in ticks])
-        axes.set_ylim(0.0)
+        axes.set_ylim(0.0, 1.15 * max(r.latency_cycles or 0.0 for r in points))
         axes.set_xlabel("Size")
         axes.set_ylabel("Latency of a load (cycles)")
         axes.set_title(title)
