@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
-from wattcast.core.errors import CannotWrite
+from wattcast.core.errors import CannotWrite, bad_value
 from wattcast.core.units import parse, parse_seconds
 from wattcast.core.whole_files import hold_folder, write_whole
 
