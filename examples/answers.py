@@ -6,7 +6,7 @@ import numpy as np
 
 import wattcast
 
-p = wattcast.predict("llama3-8b", gpu="h200", phase="decode", batch=32, seq=4096, price="2.50/h", region="us")
+p = wattcast.predict("llama3-8b", gpu="h200", phase="decode", batch=32, seq=4096, price="2.50/h", carbon="us")
 print(p)
 print(f"{p.tokens_per_s:.0f} tokens/s, {p.energy_j_per_token:.2f} J/token, {p.total_power_w:.0f} W")
 print(f"{p.cost_per_million_tokens:.2f} a million tokens, {p.carbon_g} g of CO2e a step")

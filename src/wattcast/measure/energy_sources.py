@@ -75,14 +75,19 @@ class EnergySource(Protocol):
         ...
 
 
-def open_source(name: str = "auto", index: int = 0) -> tuple[EnergySource, DeviceIdentity]:
-    """Open the source called ``name`` (``nvml``, ``amd``, ``rapl``), or with ``auto`` the first that answers."""
+def find_source_makers(name: str) -> dict[str, Callable[[int], EnergySource]]:
+    """Return what makes the source called ``name``, or with ``auto`` all of them in the order they are tried."""
     makers: dict[str, Callable[[int], EnergySource]] = {"nvml": NvmlSource, "amd": AmdSource, "rapl": RaplSource}
     if name != "auto" and name not in makers:
         raise unknown_name("energy source", name, makers, f"Known: auto, {', '.join(makers)}.")
+    return makers if name == "auto" else {name: makers[name]}
+
+
+def open_source(name: str = "auto", index: int = 0) -> tuple[EnergySource, DeviceIdentity]:
+    """Open the source called ``name`` (``nvml``, ``amd``, ``rapl``), or with ``auto`` the first that answers."""
     said: list[str] = []
-    for label in makers if name == "auto" else (name,):
-        source = makers[label](index)
+    for label, make in find_source_makers(name).items():
+        source = make(index)
         try:
             return source, source.open()
         except MissingTool as error:

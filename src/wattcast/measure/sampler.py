@@ -21,7 +21,7 @@ import numpy as np
 from wattcast.core.errors import MissingTool, Refused
 from wattcast.measure import energy_samples as layout
 from wattcast.measure.energy_samples import COLUMNS, EnergySamples, SampleRing
-from wattcast.measure.energy_sources import DeviceIdentity
+from wattcast.measure.energy_sources import DeviceIdentity, find_source_makers
 
 SILENCE_S = 3.0  # a healthy sampler is never silent this long
 
@@ -55,6 +55,7 @@ class Sampler:
     def start(self, timeout_s: float = 20.0) -> None:
         """Start polling; returns once the first sample is there."""
         source, index, period_s = self._wanted
+        find_source_makers(source)  # an unknown name is told before a process is started
         self._folder = tempfile.TemporaryDirectory(prefix="wattcast-")
         path = Path(self._folder.name) / "samples"
         self._ring = SampleRing.create(path)
